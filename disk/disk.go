@@ -1,0 +1,96 @@
+// Package disk turns untrusted disk images into the block devices that a target serves.
+//
+// A Disk is what the SCSI layer reads and writes. An Image is a validated, read-only disk image
+// (qcow2 or raw) of the image directory. Open makes a Disk of an Image by copy mode.
+package disk
+
+import (
+	"errors"
+	"fmt"
+)
+
+// SectorSize is the granularity of every disk: its size is a multiple of it. Bytes.
+const SectorSize = 512
+
+// Disk is a random-access block device of a fixed size. All offsets and lengths are bytes.
+//
+// The caller (the SCSI device server) validates ranges before it calls: off and len(p) lie inside
+// [0, Size()). Every method may be called from any number of goroutines at once, except Close, which is
+// called once, after every other call has returned.
+type Disk interface {
+	// ReadAt fills p completely or returns an error. A range that storage cannot return is a
+	// *MediumError for that range only.
+	ReadAt(p []byte, off int64) (int, error)
+
+	// WriteAt stores p completely or returns an error. When it returns, every later ReadAt sees p, but p
+	// survives a crash only after a later Flush has returned nil. ErrNoSpace: nothing is promised about
+	// the range, the rest of the disk stays usable and the write may be tried again.
+	WriteAt(p []byte, off int64) (int, error)
+
+	// Flush makes every write, discard and zeroing that returned before it was called durable, as far as
+	// the disk promises durability (an ephemeral disk promises none). A failure is sticky: after it every
+	// Flush and write returns ErrFailed, because nobody can tell what was lost.
+	Flush() error
+
+	// Size is the capacity in bytes, a multiple of SectorSize.
+	Size() int64
+
+	// Close releases the disk. It does not flush.
+	Close() error
+}
+
+// Discarder is a disk that can give space back. Asked once, when the LUN is made.
+type Discarder interface {
+	// Discard deallocates the range; it reads as zeros afterwards. Same concurrency and durability as
+	// WriteAt.
+	Discard(off, length int64) error
+}
+
+// Zeroer is a disk that can zero a range without being sent the zeros. Asked once, when the LUN is made.
+type Zeroer interface {
+	// Zero makes the range read as zeros; whether space stays allocated is up to the disk. Same
+	// concurrency and durability as WriteAt.
+	Zero(off, length int64) error
+}
+
+// Extent is a run of bytes of one allocation state.
+type Extent struct {
+	Length int64 // bytes, from the offset asked for; never 0
+	Data   bool  // false: a hole, which reads as zeros
+}
+
+// Extenter is a disk that knows what is allocated. Asked once, when the LUN is made.
+type Extenter interface {
+	// Extent describes the run that begins at off, at most length bytes of it.
+	Extent(off, length int64) (Extent, error)
+}
+
+// Identity distinguishes one disk instance from every other one, so that two pods of one image never look
+// like two paths to one disk. It is kept with the disk's state.
+type Identity struct {
+	Serial string  `json:"serial"` // printable ASCII, at most 36 characters: INQUIRY VPD page 80h
+	NAA    [8]byte `json:"naa"`    // NAA locally assigned, first nibble 3: VPD page 83h
+}
+
+var (
+	// ErrNoSpace: the file system that holds the disk is full.
+	ErrNoSpace = errors.New("no space left for the disk")
+	// ErrReadOnly: the disk cannot be written.
+	ErrReadOnly = errors.New("disk is read-only")
+	// ErrFailed: an earlier flush failed, so that acknowledged data may be lost; only a restart clears it.
+	ErrFailed = errors.New("disk has failed: an earlier flush did not reach storage")
+)
+
+// MediumError is a range that storage could not read or write.
+type MediumError struct {
+	Op     string // "read" or "write"
+	Off    int64  // first byte of the range
+	Length int64  // bytes
+	Err    error
+}
+
+func (e *MediumError) Error() string {
+	return fmt.Sprintf("%s of %d bytes at %d: %v", e.Op, e.Length, e.Off, e.Err)
+}
+
+func (e *MediumError) Unwrap() error { return e.Err }
