@@ -1,0 +1,57 @@
+# kubevirt-disk: `make help` lists the targets.
+
+SHELL := /bin/bash
+GO ?= go
+BIN := bin/kubevirt-disk
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+LDFLAGS := -s -w -X main.version=$(VERSION)
+BUILD := CGO_ENABLED=0 GOOS=linux $(GO) build -trimpath -ldflags '$(LDFLAGS)'
+
+# Seconds that each fuzz test runs: short in `make test`, longer in `make fuzz`.
+FUZZTIME ?= 60s
+TEST_FUZZTIME ?= 3s
+# Passed to the benchmark program, for instance BENCHFLAGS='-rounds 3 -only scsi'.
+BENCHFLAGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: build run test lint fuzz bench peers demo clean help FORCE
+
+build: $(BIN) $(BIN)-linux-arm64 ## Build the static binaries into bin/ (this machine's, and linux/arm64)
+
+$(BIN): FORCE
+	$(BUILD) -o $@ ./cmd/kubevirt-disk
+
+$(BIN)-linux-arm64: FORCE
+	GOARCH=arm64 $(BUILD) -o $@ ./cmd/kubevirt-disk
+
+run: $(BIN) ## Serve the demo disk of examples/demo on 127.0.0.1 and print how to log in
+	scripts/run-demo.sh $(BIN)
+
+test: ## Lint, fuzz for seconds, then every test with the race detector; installs missing tools when root
+	scripts/install-tools.sh
+	$(MAKE) --no-print-directory lint
+	FUZZTIME=$(TEST_FUZZTIME) scripts/fuzz.sh
+	scripts/test.sh
+
+lint: ## gofmt, go vet, staticcheck, shellcheck
+	scripts/lint.sh
+
+fuzz: ## Run every fuzz test for FUZZTIME (60s)
+	FUZZTIME=$(FUZZTIME) scripts/fuzz.sh
+
+bench: $(BIN) peers ## Measure against tgtd, gotgt and qemu-img convert (BENCHFLAGS=-h shows what can be chosen)
+	$(GO) run ./integration/bench -server $(BIN) $(BENCHFLAGS)
+
+peers: ## Build gotgt, the peer that the comparison is measured against, into cache/
+	scripts/build-gotgt.sh cache/gotgt
+
+demo: ## Make the demo disk of examples/demo again (needs mke2fs and qemu-img)
+	examples/demo/make-demo.sh
+
+clean: ## Remove what was built and what benchmarks keep
+	rm -rf bin cache
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+FORCE:

@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Runs every fuzz test of the module for FUZZTIME, one after the other: `go test -fuzz` takes one at a time.
+# Arguments are packages; the default is all of them.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+go=${GO:-go}
+fuzztime=${FUZZTIME:-60s}
+[ $# -gt 0 ] || set -- ./...
+
+# Only packages with a fuzz test are built; `go test -list` alone would link all test binaries.
+mapfile -t packages < <("$go" list -f '{{.ImportPath}} {{.Dir}}' "$@" | while read -r package dir; do
+	if grep -qs '^func Fuzz' "$dir"/*_test.go; then
+		echo "$package"
+	fi
+done)
+
+count=0
+failed=()
+for package in "${packages[@]}"; do
+	while read -r name; do
+		count=$((count + 1))
+		if out=$("$go" test -run '^$' -fuzz "^$name\$" -fuzztime "$fuzztime" "$package" 2>&1); then
+			printf 'fuzz: %s %s ok\n' "${package#kubevirt.io/disk/}" "$name"
+		else
+			failed+=("$package $name")
+			printf '%s\n' "$out"
+		fi
+	done < <("$go" test -list '^Fuzz' "$package" | grep '^Fuzz')
+done
+
+echo "fuzz: $count fuzz tests, $fuzztime each, ${#failed[@]} failed"
+if [ ${#failed[@]} -gt 0 ]; then
+	printf 'fuzz: failed: %s\n' "${failed[@]}" >&2
+	exit 1
+fi

@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# Installs the clients and tools that the tests drive, where one is missing and this is root on Debian or Ubuntu. Elsewhere it
+# names what is missing: the tests that need it then skip, or fail when KUBEVIRT_DISK_REQUIRE_TOOLS=1.
+set -euo pipefail
+
+missing=()
+need() { # need PACKAGE TEST...: the package is missing when the test fails
+	local package=$1
+	shift
+	"$@" >/dev/null 2>&1 || missing+=("$package")
+}
+has() { PATH=$PATH:/usr/sbin:/sbin command -v "$1"; }
+has_qemu_iscsi() { compgen -G '/usr/lib/*/qemu/block-iscsi.so' || compgen -G '/usr/lib/qemu/block-iscsi.so'; }
+
+need libiscsi-bin has iscsi-test-cu
+need libiscsi-bin has iscsi-perf
+need qemu-utils has qemu-img
+need qemu-block-extra has_qemu_iscsi
+need tgt has tgtd
+need shellcheck has shellcheck
+need e2fsprogs has mke2fs
+need gcc has gcc # the race detector links with it
+need libc6-dev test -e /usr/include/stdlib.h
+
+if [ ${#missing[@]} = 0 ]; then
+	exit 0
+fi
+mapfile -t missing < <(printf '%s\n' "${missing[@]}" | sort -u)
+
+if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
+	echo "install-tools: not installed: ${missing[*]} (as root on Debian: apt-get install ${missing[*]})" >&2
+	[ "${KUBEVIRT_DISK_REQUIRE_TOOLS:-}" != 1 ]
+	exit
+fi
+
+echo "install-tools: installing ${missing[*]}"
+export DEBIAN_FRONTEND=noninteractive
+apt-get update -qq
+apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+case " ${missing[*]} " in
+*" tgt "*)
+	# The package starts a daemon on port 3260, which `make run` wants; the tests start their own.
+	if [ -d /run/systemd/system ]; then
+		systemctl disable --now tgt || true
+	fi
+	;;
+esac

@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# gofmt, go vet, staticcheck and shellcheck over the whole tree; any finding fails.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+go=${GO:-go}
+failed=0
+found() {
+	echo "lint: $1 found something" >&2
+	failed=1
+}
+
+unformatted=$(git ls-files --cached --others --exclude-standard '*.go' | xargs -r gofmt -l) || found gofmt
+if [ -n "$unformatted" ]; then
+	echo "$unformatted"
+	found gofmt
+fi
+
+"$go" vet ./... || found 'go vet'
+"$go" run honnef.co/go/tools/cmd/staticcheck@v0.8.2 ./... || found staticcheck
+
+if command -v shellcheck >/dev/null; then
+	mapfile -t shell < <(git ls-files --cached --others --exclude-standard | while read -r file; do
+		if [ -f "$file" ] && head -c 64 "$file" | grep -aqE '^#!.*\b(ba)?sh\b'; then
+			echo "$file"
+		fi
+	done)
+	shellcheck "${shell[@]}" || found shellcheck
+elif [ "${KUBEVIRT_DISK_REQUIRE_TOOLS:-}" = 1 ]; then
+	echo "lint: shellcheck is not installed" >&2
+	failed=1
+else
+	echo "lint: shellcheck is not installed, so scripts were not checked" >&2
+fi
+exit $failed

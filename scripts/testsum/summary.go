@@ -1,0 +1,154 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"sort"
+	"strings"
+)
+
+// event is one line of `go test -json` (see `go doc test2json`).
+type event struct {
+	Action     string
+	Package    string
+	ImportPath string // of build-output and build-fail
+	Test       string
+	Output     string
+	Elapsed    float64
+}
+
+// name identifies a test of a package; Test is empty for the package itself.
+type name struct{ Package, Test string }
+
+func (n name) String() string {
+	if n.Test == "" {
+		return n.Package
+	}
+	return n.Package + " " + n.Test
+}
+
+// summary collects what happened. Tests and subtests count alike; a package that fails without a failed test (a build
+// failure, a panic, a data race at exit, a timeout) counts as one failure.
+type summary struct {
+	w                       io.Writer
+	output                  map[name]*bytes.Buffer
+	failedIn                map[string]int // failed tests by package
+	skips                   []string
+	passed, failed, skipped int
+}
+
+func newSummary(w io.Writer) *summary {
+	return &summary{w: w, output: map[name]*bytes.Buffer{}, failedIn: map[string]int{}}
+}
+
+// read consumes the stream. A line that is no event is passed through: the go command prints some errors that way.
+func (s *summary) read(r io.Reader) error {
+	lines := bufio.NewReaderSize(r, 1<<20)
+	for {
+		line, err := lines.ReadBytes('\n')
+		if len(bytes.TrimSpace(line)) > 0 {
+			var e event
+			if json.Unmarshal(line, &e) == nil && e.Action != "" {
+				s.add(e)
+			} else {
+				fmt.Fprintf(s.w, "%s\n", bytes.TrimRight(line, "\n"))
+			}
+		}
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("read the test events: %w", err)
+		}
+	}
+}
+
+func (s *summary) add(e event) {
+	n := name{e.Package, e.Test}
+	switch e.Action {
+	case "output":
+		out := s.output[n]
+		if out == nil {
+			out = new(bytes.Buffer)
+			s.output[n] = out
+		}
+		out.WriteString(e.Output)
+	case "build-output":
+		fmt.Fprint(s.w, e.Output)
+	case "pass":
+		if e.Test == "" {
+			fmt.Fprintf(s.w, "ok    %s %.1fs\n", e.Package, e.Elapsed)
+		} else {
+			s.passed++
+		}
+		s.drop(n)
+	case "skip":
+		if e.Test != "" {
+			s.skipped++
+			s.skips = append(s.skips, fmt.Sprintf("%s: %s", n, s.reason(n)))
+		}
+		s.drop(n)
+	case "fail":
+		s.fail(n, e.Elapsed)
+	}
+}
+
+func (s *summary) fail(n name, elapsed float64) {
+	switch {
+	case n.Test != "":
+		s.failed++
+		s.failedIn[n.Package]++
+		fmt.Fprintf(s.w, "--- FAILED %s (%.1fs)\n", n, elapsed)
+	case s.failedIn[n.Package] == 0:
+		s.failed++
+		fmt.Fprintf(s.w, "--- FAILED %s (%.1fs), outside of a test\n", n, elapsed)
+	default:
+		fmt.Fprintf(s.w, "FAIL  %s %.1fs, %d failed\n", n, elapsed, s.failedIn[n.Package])
+	}
+	if out := s.output[n]; out != nil {
+		s.w.Write(out.Bytes())
+	}
+	s.drop(n)
+}
+
+// reason is what a skipped test said, without the framing lines of the testing package.
+func (s *summary) reason(n name) string {
+	out := s.output[n]
+	if out == nil {
+		return "no reason given"
+	}
+	var said []string
+	for line := range strings.Lines(out.String()) {
+		line = strings.TrimSpace(line)
+		if line != "" && !strings.HasPrefix(line, "=== ") && !strings.HasPrefix(line, "--- ") {
+			said = append(said, line)
+		}
+	}
+	if len(said) == 0 {
+		return "no reason given"
+	}
+	return said[len(said)-1]
+}
+
+func (s *summary) drop(n name) { delete(s.output, n) }
+
+// finish reports tests that never ended (their process died), then the skips and the totals.
+func (s *summary) finish() {
+	var open []string
+	for n, out := range s.output {
+		if n.Test != "" && s.failedIn[n.Package] == 0 {
+			open = append(open, fmt.Sprintf("--- did not end: %s\n%s", n, out))
+		}
+	}
+	sort.Strings(open)
+	for _, line := range open {
+		fmt.Fprint(s.w, line)
+	}
+	for _, line := range s.skips {
+		fmt.Fprintf(s.w, "skipped %s\n", line)
+	}
+	fmt.Fprintf(s.w, "%d passed, %d failed, %d skipped\n", s.passed, s.failed, s.skipped)
+}
