@@ -1,0 +1,114 @@
+package conformance
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"strings"
+	"time"
+)
+
+// Tool is the suite's program.
+const Tool = "iscsi-test-cu"
+
+// Options say what to run.
+type Options struct {
+	URLs    []string      // one, or two paths to the same LUN for the multipath tests
+	Tests   []string      // "Suite.Test"; nil: all that the suite has
+	Timeout time.Duration // of each test; default 30 s
+	Env     []string      // environment of the suite; nil: this process's
+	// Before is called before each test, for instance to start a target again that has died. It returns the URLs to use.
+	Before func() ([]string, error)
+}
+
+// List returns the tests that the installed suite has, in its order.
+func List(ctx context.Context) ([]string, error) {
+	out, err := exec.CommandContext(ctx, Tool, "-l").CombinedOutput()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		return nil, fmt.Errorf("list the conformance tests: %w", err)
+	}
+	var tests []string
+	for line := range strings.Lines(string(out)) {
+		name, ok := strings.CutPrefix(strings.TrimSpace(line), "ALL.")
+		if ok && strings.Count(name, ".") == 1 {
+			tests = append(tests, name)
+		}
+	}
+	if len(tests) == 0 {
+		return nil, fmt.Errorf("%s -l named no test: %s", Tool, out)
+	}
+	return tests, nil
+}
+
+// Run runs the tests one after the other; the LUN's content is lost.
+func Run(ctx context.Context, opt Options) ([]Result, error) {
+	if opt.Timeout == 0 {
+		opt.Timeout = 30 * time.Second
+	}
+	if opt.Tests == nil {
+		tests, err := List(ctx)
+		if err != nil {
+			return nil, err
+		}
+		opt.Tests = tests
+	}
+	results := make([]Result, 0, len(opt.Tests))
+	for _, test := range opt.Tests {
+		if opt.Before != nil {
+			urls, err := opt.Before()
+			if err != nil {
+				return results, err
+			}
+			opt.URLs = urls
+		}
+		result, err := runOne(ctx, test, opt)
+		if err != nil {
+			return results, err
+		}
+		results = append(results, result)
+	}
+	return results, nil
+}
+
+func runOne(ctx context.Context, test string, opt Options) (Result, error) {
+	limited, cancel := context.WithTimeout(ctx, opt.Timeout)
+	defer cancel()
+	args := append([]string{"--dataloss", "--verbose", "--test=ALL." + test}, opt.URLs...)
+	cmd := exec.CommandContext(limited, Tool, args...)
+	cmd.Env = opt.Env
+	cmd.WaitDelay = time.Second
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	err := cmd.Run()
+	if ctx.Err() != nil {
+		return Result{}, ctx.Err()
+	}
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) && limited.Err() == nil {
+		return Result{}, fmt.Errorf("run %s: %w", Tool, err)
+	}
+	for _, result := range parse(out.String()) {
+		if result.Name == test {
+			if result.Outcome == Hung && result.Detail == "" {
+				result.Detail = reason(limited, opt.Timeout, err)
+			}
+			return result, nil
+		}
+	}
+	// The test did not even begin: the suite could not log in, or hung while doing so.
+	detail := strings.Join(strings.Fields(out.String()), " ")
+	if detail == "" {
+		detail = reason(limited, opt.Timeout, err)
+	}
+	return Result{Name: test, Outcome: Hung, Detail: detail}, nil
+}
+
+func reason(limited context.Context, timeout time.Duration, err error) string {
+	if limited.Err() != nil {
+		return fmt.Sprintf("no end after %v", timeout)
+	}
+	return fmt.Sprintf("no verdict: %v", err)
+}

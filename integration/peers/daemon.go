@@ -1,0 +1,122 @@
+package peers
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+// DefaultTarget is the target name that kubevirt-disk serves unless told otherwise.
+const DefaultTarget = "iqn.2017-01.io.kubevirt:wrapper"
+
+// DaemonOptions say how to start kubevirt-disk.
+type DaemonOptions struct {
+	Binary   string
+	DiskDir  string            // the images to serve
+	StateDir string            // becomes the work directory; the ready file lies beside it
+	Env      map[string]string // added to the defaults below, or replacing them
+	Args     []string          // flags of `serve`
+}
+
+// Daemon is a running kubevirt-disk.
+type Daemon struct {
+	*Process
+	Portals   []string // "host:port", as it logged them
+	Metrics   string   // "host:port" of the pages for monitoring; "" where they are off
+	ReadyFile string
+}
+
+// StartDaemon starts kubevirt-disk on free loopback ports, logging JSON, and returns when it is ready. When it ends instead, the
+// error is an *ExitError.
+func StartDaemon(opt DaemonOptions) (*Daemon, error) {
+	ready := filepath.Join(opt.StateDir, "ready")
+	env := map[string]string{
+		"PATH":           os.Getenv("PATH"),
+		"DISK_DIR":       opt.DiskDir,
+		"WORK_DIR":       filepath.Join(opt.StateDir, "work"),
+		"READY_FILE":     ready,
+		"LISTEN":         "127.0.0.1:0",
+		"METRICS_LISTEN": "127.0.0.1:0",
+		"LOG_FORMAT":     "json",
+		// A data race in a binary with the race detector ends it with this status.
+		"GORACE": "halt_on_error=1 exitcode=66",
+	}
+	for name, value := range opt.Env {
+		env[name] = value
+	}
+	if err := os.MkdirAll(opt.StateDir, 0o755); err != nil {
+		return nil, err
+	}
+	if err := os.Remove(ready); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	cmd := exec.Command(opt.Binary, append([]string{"serve"}, opt.Args...)...)
+	cmd.Dir = opt.StateDir
+	for name, value := range env {
+		cmd.Env = append(cmd.Env, name+"="+value)
+	}
+	process, err := startProcess(cmd)
+	if err != nil {
+		return nil, err
+	}
+	d := &Daemon{Process: process, ReadyFile: ready}
+	if err := process.until("ready", func() bool { return exists(ready) }); err != nil {
+		process.stop()
+		return nil, err
+	}
+	for _, entry := range d.Log() {
+		address, _ := entry["address"].(string)
+		switch entry["msg"] {
+		case "portal":
+			d.Portals = append(d.Portals, address)
+		case "metrics":
+			d.Metrics = address
+		}
+	}
+	if len(d.Portals) == 0 {
+		process.stop()
+		return nil, fmt.Errorf("%s is ready, but logged no portal:\n%s", opt.Binary, d.Output())
+	}
+	return d, nil
+}
+
+// Log is what the daemon has logged so far, one map per entry; lines that are no JSON objects are left out.
+func (d *Daemon) Log() []map[string]any {
+	var entries []map[string]any
+	for line := range strings.Lines(d.Output()) {
+		var entry map[string]any
+		if json.Unmarshal([]byte(line), &entry) == nil {
+			entries = append(entries, entry)
+		}
+	}
+	return entries
+}
+
+// Port is the port of the first portal.
+func (d *Daemon) Port() string {
+	_, port, _ := net.SplitHostPort(d.Portals[0])
+	return port
+}
+
+// StartOurs serves one raw file in place with kubevirt-disk, to be compared with the peers. Its directory must hold nothing else.
+func StartOurs(binary, stateDir, raw string, env map[string]string) (*Target, error) {
+	all := map[string]string{"COPY_MODE": "none", "ACCESS_MODE": "write-shared"}
+	for name, value := range env {
+		all[name] = value
+	}
+	d, err := StartDaemon(DaemonOptions{Binary: binary, DiskDir: filepath.Dir(raw), StateDir: stateDir, Env: all})
+	if err != nil {
+		return nil, err
+	}
+	return &Target{Name: "kubevirt-disk", Process: d.Process, URL: targetURL(d.Portals[0], DefaultTarget)}, nil
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}

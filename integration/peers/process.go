@@ -1,0 +1,169 @@
+// Package peers starts iSCSI targets as processes: ours, and the ones that it is compared with (tgtd and gotgt), all on
+// loopback ports of their own and with state in a directory that the caller gives. It is Linux only.
+package peers
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+)
+
+const (
+	startTimeout = 60 * time.Second
+	stopTimeout  = 20 * time.Second
+	pollInterval = 5 * time.Millisecond
+)
+
+// Process is a started server. Its methods may be called from any goroutine.
+type Process struct {
+	cmd    *exec.Cmd
+	output *lockedBuffer
+	done   chan struct{} // closed when the process has ended
+	err    error         // what Wait returned; readable once done is closed
+}
+
+// startProcess starts a command with its output collected. The process dies with this one.
+func startProcess(cmd *exec.Cmd) (*Process, error) {
+	p := &Process{cmd: cmd, output: new(lockedBuffer), done: make(chan struct{})}
+	cmd.Stdout, cmd.Stderr = p.output, p.output
+	if cmd.SysProcAttr == nil {
+		cmd.SysProcAttr = new(syscall.SysProcAttr)
+	}
+	cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start %s: %w", cmd.Path, err)
+	}
+	go func() {
+		p.err = cmd.Wait()
+		close(p.done)
+	}()
+	return p, nil
+}
+
+// PID is the process id.
+func (p *Process) PID() int { return p.cmd.Process.Pid }
+
+// Output is all that the process has written so far, standard output and standard error together.
+func (p *Process) Output() string { return p.output.String() }
+
+// Done is closed when the process has ended.
+func (p *Process) Done() <-chan struct{} { return p.done }
+
+// Running tells whether the process has not ended yet.
+func (p *Process) Running() bool {
+	select {
+	case <-p.done:
+		return false
+	default:
+		return true
+	}
+}
+
+// Signal sends a signal; a process that has ended is no error.
+func (p *Process) Signal(s os.Signal) error {
+	if err := p.cmd.Process.Signal(s); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return err
+	}
+	return nil
+}
+
+// Wait waits for the end and returns the exit status, -1 for a signal.
+func (p *Process) Wait(timeout time.Duration) (int, error) {
+	select {
+	case <-p.done:
+		return p.cmd.ProcessState.ExitCode(), nil
+	case <-time.After(timeout):
+		return 0, fmt.Errorf("%s (process %d) has not ended after %v", p.cmd.Path, p.PID(), timeout)
+	}
+}
+
+// Kill ends the process at once and waits for it.
+func (p *Process) Kill() error {
+	if err := p.Signal(syscall.SIGKILL); err != nil {
+		return err
+	}
+	_, err := p.Wait(stopTimeout)
+	return err
+}
+
+// stop asks with SIGTERM, insists with SIGKILL.
+func (p *Process) stop() error {
+	if err := p.Signal(syscall.SIGTERM); err != nil {
+		return err
+	}
+	if _, err := p.Wait(stopTimeout / 4); err == nil {
+		return nil
+	}
+	return p.Kill()
+}
+
+// until polls a condition as long as the process runs.
+func (p *Process) until(what string, condition func() bool) error {
+	deadline := time.Now().Add(startTimeout)
+	for !condition() {
+		if !p.Running() {
+			return &ExitError{Path: p.cmd.Path, Status: p.cmd.ProcessState.ExitCode(), Output: p.Output()}
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("%s: not %s after %v; it printed:\n%s", p.cmd.Path, what, startTimeout, p.Output())
+		}
+		time.Sleep(pollInterval)
+	}
+	return nil
+}
+
+// ExitError says that a server ended instead of getting ready.
+type ExitError struct {
+	Path   string
+	Status int // exit status; -1 for a signal
+	Output string
+}
+
+func (e *ExitError) Error() string {
+	return fmt.Sprintf("%s ended with status %d; it printed:\n%s", e.Path, e.Status, e.Output)
+}
+
+// lockedBuffer collects the output while others read it.
+type lockedBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer // guarded by mu
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
+}
+
+// FreePort returns a TCP port of 127.0.0.1 that was free a moment ago, for servers that cannot pick one themselves.
+func FreePort() (int, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return 0, err
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port, nil
+}
+
+// accepting tells whether something listens on the port of 127.0.0.1.
+func accepting(port int) bool {
+	conn, err := net.Dial("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
+	if err != nil {
+		return false
+	}
+	conn.Close()
+	return true
+}

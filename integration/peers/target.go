@@ -1,0 +1,106 @@
+package peers
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+)
+
+// Target is a running iSCSI target with one read-write LUN over a raw file.
+type Target struct {
+	*Process
+	Name string // of the software
+	URL  string // "iscsi://host:port/name/lun"
+}
+
+// Stop ends the target.
+func (t *Target) Stop() error { return t.stop() }
+
+func targetURL(portal, name string) string {
+	return fmt.Sprintf("iscsi://%s/%s/1", portal, name)
+}
+
+// StartTgtd serves the raw file with tgtd (Debian package tgt). It needs root: tgtd's control socket lies in /run.
+func StartTgtd(raw string) (*Target, error) {
+	port, err := FreePort()
+	if err != nil {
+		return nil, err
+	}
+	portal := "127.0.0.1:" + strconv.Itoa(port)
+	control := strconv.Itoa(port % (1 << 15)) // names the control socket, below 2^15; the port is unique on the machine
+	process, err := startProcess(exec.Command(sbin("tgtd"), "-f", "-C", control, "--iscsi", "portal="+portal))
+	if err != nil {
+		return nil, err
+	}
+	const name = "iqn.2017-01.io.kubevirt:tgtd"
+	admin := func(args ...string) error {
+		out, err := exec.Command(sbin("tgtadm"), append([]string{"-C", control, "--lld", "iscsi"}, args...)...).CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("tgtadm %v: %w: %s", args, err, out)
+		}
+		return nil
+	}
+	setup := func() error {
+		if err := process.until("listening", func() bool { return accepting(port) }); err != nil {
+			return err
+		}
+		for _, args := range [][]string{
+			{"--op", "new", "--mode", "target", "--tid", "1", "-T", name},
+			{"--op", "new", "--mode", "logicalunit", "--tid", "1", "--lun", "1", "-b", raw},
+			{"--op", "update", "--mode", "logicalunit", "--tid", "1", "--lun", "1", "--params", "thin_provisioning=1"},
+			{"--op", "bind", "--mode", "target", "--tid", "1", "-I", "ALL"},
+		} {
+			if err := admin(args...); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	if err := setup(); err != nil {
+		process.Kill()
+		return nil, err
+	}
+	return &Target{Name: "tgtd", Process: process, URL: targetURL(portal, name)}, nil
+}
+
+// StartGotgt serves the raw file with gotgt, as scripts/build-gotgt.sh built it. Its configuration goes into stateDir.
+func StartGotgt(binary, stateDir, raw string) (*Target, error) {
+	port, err := FreePort()
+	if err != nil {
+		return nil, err
+	}
+	portal := "127.0.0.1:" + strconv.Itoa(port)
+	const name = "iqn.2017-01.io.kubevirt:gotgt"
+	config := fmt.Sprintf(`{
+	"storages": [{"deviceID": 1000, "path": "file:%s", "online": true, "thinProvisioning": true}],
+	"iscsiportals": [{"id": 0, "portal": "%s"}],
+	"iscsitargets": {"%s": {"tpgts": {"1": [0]}, "luns": {"1": 1000}}}
+}`, raw, portal, name)
+	if err := os.MkdirAll(stateDir, 0o755); err != nil {
+		return nil, err
+	}
+	if err := os.WriteFile(filepath.Join(stateDir, "config.json"), []byte(config), 0o644); err != nil {
+		return nil, err
+	}
+	cmd := exec.Command(binary, "daemon", "--log", "error", "--port", strconv.Itoa(port))
+	cmd.Env = append(os.Environ(), "GOSTOR_CONFIG="+stateDir)
+	process, err := startProcess(cmd)
+	if err != nil {
+		return nil, err
+	}
+	if err := process.until("listening", func() bool { return accepting(port) }); err != nil {
+		process.Kill()
+		return nil, err
+	}
+	return &Target{Name: "gotgt", Process: process, URL: targetURL(portal, name)}, nil
+}
+
+// sbin finds an administrator's program even where PATH, as a user's, leaves its directory out.
+func sbin(name string) string {
+	if path, err := exec.LookPath(name); err == nil {
+		return path
+	}
+	return filepath.Join("/usr/sbin", name)
+}
