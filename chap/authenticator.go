@@ -1,0 +1,82 @@
+package chap
+
+import (
+	"crypto/rand"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+)
+
+// Authenticator holds the credentials of a target and knows the challenges that its logins have outstanding.
+// It is safe for concurrent use.
+type Authenticator struct {
+	cfg Config
+
+	mu          sync.Mutex
+	outstanding map[string]struct{} // guarded by mu; challenges of exchanges that are not closed
+}
+
+// NewAuthenticator makes an Authenticator. The configuration must have CHAP enabled: a target without
+// authentication has no Authenticator.
+func NewAuthenticator(cfg Config) (*Authenticator, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	if !cfg.Enabled() {
+		return nil, errors.New("chap: no credential for initiators")
+	}
+	cfg.Algorithms = slices.Clone(cfg.Algorithms)
+	if len(cfg.Algorithms) == 0 {
+		cfg.Algorithms = []Algorithm{MD5, SHA1, SHA256, SHA3_256}
+	}
+	return &Authenticator{cfg: cfg, outstanding: make(map[string]struct{})}, nil
+}
+
+// Begin starts the exchange of one login, of an initiator that calls itself initiatorName. The caller closes
+// the exchange when the login ends, whichever way.
+func (a *Authenticator) Begin(initiatorName string) *Exchange {
+	return &Exchange{auth: a, initiatorName: initiatorName}
+}
+
+// challenge makes a challenge of n bytes that no exchange has outstanding, and registers it.
+func (a *Authenticator) challenge(n int) []byte {
+	c := make([]byte, n)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for {
+		_, _ = rand.Read(c) // it never fails (crypto/rand)
+		if _, taken := a.outstanding[string(c)]; !taken {
+			a.outstanding[string(c)] = struct{}{}
+			return c
+		}
+	}
+}
+
+func (a *Authenticator) isOutstanding(challenge []byte) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	_, ok := a.outstanding[string(challenge)]
+	return ok
+}
+
+func (a *Authenticator) forget(challenge []byte) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.outstanding, string(challenge))
+}
+
+// selectAlgorithm returns the first of the initiator's list that is allowed, as the list spells it
+// (RFC 7143 6.2.1).
+func (a *Authenticator) selectAlgorithm(offer string) (alg Algorithm, spelled string, ok bool) {
+	for item := range strings.SplitSeq(offer, ",") {
+		n, err := ParseNumber(item)
+		if err != nil || n > 255 {
+			continue // a value that is not understood is ignored
+		}
+		if alg := Algorithm(n); slices.Contains(a.cfg.Algorithms, alg) {
+			return alg, item, true
+		}
+	}
+	return 0, "", false
+}

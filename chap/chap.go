@@ -1,0 +1,87 @@
+// Package chap authenticates iSCSI initiators, and the target to them, by CHAP (RFC 1994; RFC 7143 9.2.1
+// and 12.1.3), and finds the credentials in the environment.
+//
+// One Authenticator serves all logins of a target. A login drives one Exchange of it:
+//
+//	initiator                               target
+//	CHAP_A=<algorithms, in order>      ->   Exchange.Start
+//	                                   <-   CHAP_A=<one> CHAP_I=<identifier> CHAP_C=<challenge>
+//	CHAP_N=<user> CHAP_R=<response>    ->   Exchange.Verify
+//	[CHAP_I=<identifier> CHAP_C=<challenge>, to have the target authenticate itself]
+//	                                   <-   [CHAP_N=<user> CHAP_R=<response>]
+//
+// A response is the digest of identifier, secret and challenge, in this order.
+package chap
+
+import (
+	"crypto/md5"
+	"crypto/sha1"
+	"crypto/sha256"
+	"crypto/sha3"
+	"fmt"
+	"hash"
+)
+
+// Algorithm is a digest that CHAP responses are made with, by its number in CHAP_A (RFC 7143 12.1.3 and the
+// IANA registry "PPP Authentication Algorithms").
+type Algorithm int
+
+// The algorithms.
+const (
+	MD5      Algorithm = 5
+	SHA1     Algorithm = 6
+	SHA256   Algorithm = 7
+	SHA3_256 Algorithm = 8
+)
+
+// String returns the name of the digest.
+func (a Algorithm) String() string {
+	switch a {
+	case MD5:
+		return "MD5"
+	case SHA1:
+		return "SHA1"
+	case SHA256:
+		return "SHA256"
+	case SHA3_256:
+		return "SHA3-256"
+	}
+	return fmt.Sprintf("Algorithm(%d)", int(a))
+}
+
+// Size is the length of a response in bytes; 0 if the algorithm is not supported.
+func (a Algorithm) Size() int {
+	switch a {
+	case MD5:
+		return md5.Size
+	case SHA1:
+		return sha1.Size
+	case SHA256:
+		return sha256.Size
+	case SHA3_256:
+		return 32
+	}
+	return 0
+}
+
+// Response computes the response to a challenge (RFC 1994 4.1). It returns nil if the algorithm is not
+// supported.
+func (a Algorithm) Response(identifier byte, secret, challenge []byte) []byte {
+	var h hash.Hash
+	switch a {
+	case MD5:
+		h = md5.New()
+	case SHA1:
+		h = sha1.New()
+	case SHA256:
+		h = sha256.New()
+	case SHA3_256:
+		h = sha3.New256()
+	default:
+		return nil
+	}
+	h.Write([]byte{identifier})
+	h.Write(secret)
+	h.Write(challenge)
+	return h.Sum(nil)
+}

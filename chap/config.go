@@ -1,0 +1,142 @@
+package chap
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+const (
+	// MinSecretLen is the length of a secret that RFC 7143 9.2.1 asks for where no IPsec protects the
+	// connection: 96 bits. Bytes.
+	MinSecretLen = 12
+	// MaxSecretLen and MaxUsernameLen are the longest that are accepted, bytes.
+	MaxSecretLen   = 255
+	MaxUsernameLen = 255
+	// maxNameLen is the longest iSCSI name, bytes (RFC 7143 4.2.7.2).
+	maxNameLen = 223
+)
+
+// Credential is a user name (CHAP_N) and its secret. The zero value is none.
+type Credential struct {
+	Username string
+	Secret   Secret
+}
+
+// IsZero says whether there is neither a name nor a secret.
+func (c Credential) IsZero() bool { return c.Username == "" && c.Secret.IsZero() }
+
+// Config says who may log in. The zero value turns CHAP off.
+type Config struct {
+	// Initiator is what initiators must present.
+	Initiator Credential
+	// Target is what the target presents to an initiator that asks (mutual CHAP). It needs Initiator, and
+	// another secret than that.
+	Target Credential
+	// InitiatorName, if not empty, is the only iSCSI initiator name that may use the credential
+	// (RFC 7143 9.2). Letter case does not matter.
+	InitiatorName string
+	// Algorithms are those that may be used; empty means all. Which of them is used is the initiator's choice.
+	Algorithms []Algorithm
+}
+
+// Enabled says whether initiators must authenticate.
+func (c Config) Enabled() bool { return !c.Initiator.IsZero() }
+
+// Mutual says whether the target can authenticate itself to an initiator.
+func (c Config) Mutual() bool { return !c.Target.IsZero() }
+
+// Validate reports what makes the configuration unusable. It is satisfied with the zero value.
+func (c Config) Validate() error {
+	for _, e := range []struct {
+		direction string
+		cred      Credential
+	}{{"the initiator's", c.Initiator}, {"the target's", c.Target}} {
+		switch {
+		case e.cred.IsZero():
+			continue
+		case e.cred.Secret.IsZero():
+			return fmt.Errorf("chap: %s credential has a user name but no secret", e.direction)
+		case e.cred.Username == "":
+			return fmt.Errorf("chap: %s credential has a secret but no user name", e.direction)
+		}
+		if err := checkUsername(e.cred.Username); err != nil {
+			return fmt.Errorf("chap: %s user name %w", e.direction, err)
+		}
+		if err := checkSecret(e.cred.Secret); err != nil {
+			return fmt.Errorf("chap: %s secret %w", e.direction, err)
+		}
+	}
+	switch {
+	case c.Mutual() && !c.Enabled():
+		return errors.New("chap: there is a credential for the target but none for initiators; mutual CHAP needs both")
+	case c.Mutual() && c.Target.Secret.Equal(c.Initiator.Secret):
+		return errors.New("chap: the target's secret is the initiator's too; use two different ones (RFC 7143 9.2.1)")
+	case c.InitiatorName != "" && !c.Enabled():
+		return errors.New("chap: an initiator name is bound to a credential that is not there")
+	}
+	if c.InitiatorName != "" {
+		if err := checkInitiatorName(c.InitiatorName); err != nil {
+			return fmt.Errorf("chap: the bound initiator name %w", err)
+		}
+	}
+	for _, a := range c.Algorithms {
+		if a.Size() == 0 {
+			return fmt.Errorf("chap: algorithm %d is not supported", int(a))
+		}
+	}
+	return nil
+}
+
+var (
+	errControl      = errors.New("contains a control character; is there a newline at its end?")
+	errNotUTF8      = errors.New("is not valid UTF-8 text")
+	errNameTooLong  = fmt.Errorf("is longer than the %d bytes of an iSCSI name", maxNameLen)
+	errUserTooLong  = fmt.Errorf("is longer than %d bytes", MaxUsernameLen)
+	errSecretLong   = fmt.Errorf("is longer than %d bytes", MaxSecretLen)
+	errSecretShort  = fmt.Errorf("is shorter than %d bytes; CHAP is not safe with less, use a random one", MinSecretLen)
+	errNameNotAName = errors.New("contains a space or a control character, which no iSCSI name does")
+)
+
+// checkUsername, checkSecret and checkInitiatorName return what is wrong, without the value, to be put after
+// the name of the thing.
+func checkUsername(name string) error {
+	switch {
+	case len(name) > MaxUsernameLen:
+		return errUserTooLong
+	case !utf8.ValidString(name):
+		return errNotUTF8
+	case strings.ContainsFunc(name, unicode.IsControl):
+		return errControl
+	}
+	return nil
+}
+
+func checkSecret(s Secret) error {
+	for _, b := range s.bytes() {
+		if b < 0x20 || b == 0x7f {
+			return errControl
+		}
+	}
+	switch {
+	case s.Len() < MinSecretLen:
+		return errSecretShort
+	case s.Len() > MaxSecretLen:
+		return errSecretLong
+	}
+	return nil
+}
+
+func checkInitiatorName(name string) error {
+	switch {
+	case len(name) > maxNameLen:
+		return errNameTooLong
+	case !utf8.ValidString(name):
+		return errNotUTF8
+	case strings.ContainsFunc(name, func(r rune) bool { return unicode.IsControl(r) || unicode.IsSpace(r) }):
+		return errNameNotAName
+	}
+	return nil
+}

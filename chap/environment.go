@@ -1,0 +1,223 @@
+package chap
+
+import (
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+)
+
+// The environment variables that carry credentials. Those of the first group also work with the suffix _FILE,
+// and then name a file that holds the value.
+const (
+	envUsername       = "CHAP_USERNAME"
+	envPassword       = "CHAP_PASSWORD"
+	envMutualUsername = "CHAP_MUTUAL_USERNAME"
+	envMutualPassword = "CHAP_MUTUAL_PASSWORD"
+	fileSuffix        = "_FILE"
+
+	envInitiatorName = "CHAP_INITIATOR_NAME"
+
+	// What the callers of the original wrapper set.
+	envOldUsername       = "USERNAME"
+	envOldPassword       = "PASSWORD"
+	envOldUsernameBase64 = "USERNAME_BASE64"
+	envOldPasswordBase64 = "PASSWORD_BASE64"
+
+	// The keys of a Kubernetes secret of type iscsi-chap, as envFrom passes them on. As in open-iscsi, from
+	// whom the names come, "in" is what comes in to the initiator: the target's credential.
+	envKubeUsername   = "node.session.auth.username"
+	envKubePassword   = "node.session.auth.password"
+	envKubeUsernameIn = "node.session.auth.username_in"
+	envKubePasswordIn = "node.session.auth.password_in"
+)
+
+// FromEnvironment finds the CHAP configuration. lookup is os.LookupEnv and readFile os.ReadFile, or their
+// like. The variables are:
+//
+//   - CHAP_USERNAME and CHAP_PASSWORD: what initiators must present; CHAP_MUTUAL_USERNAME and
+//     CHAP_MUTUAL_PASSWORD: what the target presents to an initiator that asks. Each of the four may instead
+//     be given as a file, named by the variable with the suffix _FILE; one newline at the file's end does not
+//     count.
+//   - USERNAME and PASSWORD, or USERNAME_BASE64 and PASSWORD_BASE64 (standard or URL alphabet), each of which
+//     wins over the plain one: what initiators must present.
+//   - node.session.auth.username and .password: what initiators must present; .username_in and .password_in:
+//     what the target presents.
+//   - CHAP_INITIATOR_NAME: the only iSCSI initiator name that may use the credential; any may without it.
+//
+// An empty variable is the same as none. Half a credential, sources that disagree and values that are not safe
+// to use are errors. Errors name all variables that are wrong, and never show a value, nor the name of a file,
+// which may be a secret put into the wrong variable.
+func FromEnvironment(lookup func(string) (string, bool), readFile func(string) ([]byte, error)) (Config, error) {
+	e := environment{lookup: lookup, readFile: readFile}
+	initiator := e.credential("credential of the initiator",
+		e.pair(e.valueOrFile(envUsername), e.valueOrFile(envPassword)),
+		e.pair(e.base64Or(envOldUsernameBase64, envOldUsername), e.base64Or(envOldPasswordBase64, envOldPassword)),
+		e.pair(e.value(envKubeUsername), e.value(envKubePassword)))
+	target := e.credential("credential of the target (mutual CHAP)",
+		e.pair(e.valueOrFile(envMutualUsername), e.valueOrFile(envMutualPassword)),
+		e.pair(e.value(envKubeUsernameIn), e.value(envKubePasswordIn)))
+	name := e.value(envInitiatorName)
+	if name.set() {
+		if err := checkInitiatorName(name.value); err != nil {
+			e.problem("%s %w", name.from, err)
+		}
+	}
+	if len(e.problems) > 0 {
+		return Config{}, errors.Join(e.problems...) // what follows would only repeat it
+	}
+	switch {
+	case target.set() && !initiator.set():
+		e.problem("%s set mutual CHAP, but there is no credential for initiators; set %s and %s too",
+			target.names(), envUsername, envPassword)
+	case target.set() && target.password.value == initiator.password.value:
+		e.problem("%s and %s hold the same secret, with which a peer could answer one challenge by the other "+
+			"(RFC 7143 9.2.1); use two different ones", initiator.password.from, target.password.from)
+	case name.set() && !initiator.set():
+		e.problem("%s binds a credential to an initiator, but there is none; set %s and %s too",
+			name.from, envUsername, envPassword)
+	}
+	if len(e.problems) > 0 {
+		return Config{}, errors.Join(e.problems...)
+	}
+	return Config{Initiator: initiator.credential(), Target: target.credential(), InitiatorName: name.value}, nil
+}
+
+// setting is the value of a variable. One that is not set has the name of the variable to set.
+type setting struct {
+	from  string // the variable, for messages
+	value string
+	bad   bool // a problem has been reported, and nothing more is to be said of it
+}
+
+func (s setting) set() bool { return s.value != "" }
+
+// pair is a user name and a password of one source.
+type pair struct{ username, password setting }
+
+func (p pair) set() bool { return p.username.set() && p.password.set() }
+
+func (p pair) names() string { return p.username.from + " and " + p.password.from }
+
+func (p pair) credential() Credential {
+	return Credential{Username: p.username.value, Secret: NewSecret(p.password.value)}
+}
+
+// environment collects what is wrong while it reads.
+type environment struct {
+	lookup   func(string) (string, bool)
+	readFile func(string) ([]byte, error)
+	problems []error
+}
+
+func (e *environment) problem(format string, args ...any) {
+	e.problems = append(e.problems, fmt.Errorf(format, args...))
+}
+
+func (e *environment) bad(name, format string, args ...any) setting {
+	e.problem(name+" "+format, args...)
+	return setting{from: name, bad: true}
+}
+
+// value reads a variable.
+func (e *environment) value(name string) setting {
+	v, _ := e.lookup(name)
+	return setting{from: name, value: v}
+}
+
+// valueOrFile reads a variable or the file that the same name with _FILE names.
+func (e *environment) valueOrFile(name string) setting {
+	plain, path := e.value(name), e.value(name+fileSuffix)
+	if !path.set() {
+		return plain
+	}
+	b, err := e.readFile(path.value)
+	if err != nil {
+		var perr *fs.PathError
+		if errors.As(err, &perr) {
+			err = perr.Err
+		}
+		return e.bad(path.from, "names a file that cannot be read: %w", err)
+	}
+	content := trimNewline(string(b))
+	switch {
+	case content == "":
+		return e.bad(path.from, "names a file that is empty")
+	case plain.set() && plain.value != content:
+		return e.bad(path.from, "and %s disagree; set only one of them", name)
+	}
+	return setting{from: path.from, value: content}
+}
+
+// base64Or reads a base64 variable or, where that is empty, a plain one.
+func (e *environment) base64Or(encoded, plain string) setting {
+	v := e.value(encoded)
+	if !v.set() {
+		return e.value(plain)
+	}
+	// One alphabet, no padding and no line breaks, which encoders put in.
+	digits := strings.NewReplacer("-", "+", "_", "/", "\r", "", "\n", "", " ", "").Replace(v.value)
+	b, err := base64.RawStdEncoding.DecodeString(strings.TrimRight(digits, "="))
+	if err != nil {
+		return e.bad(encoded, "is not base64")
+	}
+	// The original wrapper took it through a shell, which drops the newline that "echo secret | base64" adds.
+	content := trimNewline(string(b))
+	if content == "" {
+		return e.bad(encoded, "is base64 of nothing")
+	}
+	return setting{from: encoded, value: content}
+}
+
+func trimNewline(s string) string {
+	s, cut := strings.CutSuffix(s, "\n")
+	if cut {
+		s = strings.TrimSuffix(s, "\r")
+	}
+	return s
+}
+
+// pair puts a user name and a password together and checks each.
+func (e *environment) pair(username, password setting) pair {
+	switch {
+	case username.bad || password.bad:
+		return pair{} // reported
+	case username.set() && !password.set():
+		e.problem("%s is set but %s is not; a credential needs both", username.from, password.from)
+		return pair{}
+	case password.set() && !username.set():
+		e.problem("%s is set but %s is not; a credential needs both", password.from, username.from)
+		return pair{}
+	case !username.set():
+		return pair{}
+	}
+	ok := true
+	if err := checkUsername(username.value); err != nil {
+		e.problem("%s %w", username.from, err)
+		ok = false
+	}
+	if err := checkSecret(NewSecret(password.value)); err != nil {
+		e.problem("%s %w", password.from, err)
+		ok = false
+	}
+	if !ok {
+		return pair{}
+	}
+	return pair{username: username, password: password}
+}
+
+// credential makes one of the sources that are set. They may repeat each other but not differ.
+func (e *environment) credential(what string, sources ...pair) pair {
+	var first pair
+	for _, p := range sources {
+		switch {
+		case !p.set():
+		case !first.set():
+			first = p
+		case first.username.value != p.username.value || first.password.value != p.password.value:
+			e.problem("%s disagree with %s about the %s; set only one of the pairs", first.names(), p.names(), what)
+		}
+	}
+	return first
+}

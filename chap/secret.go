@@ -1,0 +1,68 @@
+package chap
+
+import (
+	"crypto/subtle"
+	"fmt"
+	"io"
+)
+
+// redacted stands where a secret would be shown.
+const redacted = "[redacted]"
+
+// Secret is a CHAP secret. No way of printing or marshalling it shows it. The zero value is no secret.
+type Secret struct {
+	// A pointer, because the fmt package does not call the methods below for what lies in an unexported
+	// field of somebody's struct, but does not follow pointers there either.
+	value *string
+}
+
+// NewSecret returns the secret of these bytes.
+func NewSecret(value string) Secret {
+	if value == "" {
+		return Secret{}
+	}
+	return Secret{value: &value}
+}
+
+// Len is the length in bytes.
+func (s Secret) Len() int {
+	if s.value == nil {
+		return 0
+	}
+	return len(*s.value)
+}
+
+// IsZero says whether there is no secret.
+func (s Secret) IsZero() bool { return s.value == nil }
+
+// Equal compares two secrets in a time that depends only on their lengths.
+func (s Secret) Equal(o Secret) bool {
+	return subtle.ConstantTimeCompare(s.bytes(), o.bytes()) == 1
+}
+
+func (s Secret) bytes() []byte {
+	if s.value == nil {
+		return nil
+	}
+	return []byte(*s.value)
+}
+
+// String does not show the secret.
+func (s Secret) String() string {
+	if s.IsZero() {
+		return ""
+	}
+	return redacted
+}
+
+// GoString does not show the secret.
+func (s Secret) GoString() string { return fmt.Sprintf("chap.Secret(%s)", s.String()) }
+
+// Format does not show the secret, whatever the verb.
+func (s Secret) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, s.String()) }
+
+// MarshalText does not show the secret.
+func (s Secret) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// MarshalJSON does not show the secret.
+func (s Secret) MarshalJSON() ([]byte, error) { return []byte(`"` + s.String() + `"`), nil }

@@ -1,0 +1,97 @@
+package chap
+
+import (
+	"encoding/base64"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// MaxBinaryLen is the longest challenge or response, bytes when decoded (RFC 7143 12.1.3).
+const MaxBinaryLen = 1024
+
+var (
+	errNotBinary   = errors.New("is neither hexadecimal (0x...) nor base64 (0b...)")
+	errEmptyBinary = errors.New("is empty")
+	errBadHex      = errors.New("contains what is not a hexadecimal digit")
+	errBadBase64   = errors.New("is not well-formed base64")
+	errNotNumber   = errors.New("is not a number")
+)
+
+// ParseBinary decodes a binary-value of RFC 7143 6.1: a hex-constant or a base64-constant of at least one and
+// at most max bytes. Errors do not show the value.
+func ParseBinary(value string, max int) ([]byte, error) {
+	if len(value) < 2 || value[0] != '0' {
+		return nil, errNotBinary
+	}
+	digits := value[2:]
+	switch value[1] {
+	case 'x', 'X':
+		return parseHex(digits, max)
+	case 'b', 'B':
+		return parseBase64(digits, max)
+	}
+	return nil, errNotBinary
+}
+
+func parseHex(digits string, max int) ([]byte, error) {
+	// A constant of n digits is (n+1)/2 bytes long: an odd one lacks the leading zero of its first byte.
+	n := (len(digits) + 1) / 2
+	switch {
+	case n == 0:
+		return nil, errEmptyBinary
+	case n > max:
+		return nil, tooLong(max)
+	case len(digits)%2 != 0:
+		digits = "0" + digits
+	}
+	out, err := hex.DecodeString(digits)
+	if err != nil {
+		return nil, errBadHex
+	}
+	return out, nil
+}
+
+func parseBase64(digits string, max int) ([]byte, error) {
+	enc := base64.StdEncoding.Strict()
+	switch {
+	case digits == "":
+		return nil, errEmptyBinary
+	case strings.ContainsAny(digits, "\r\n"): // the decoder would skip them
+		return nil, errBadBase64
+	case enc.DecodedLen(len(digits)) > max+2: // two bytes may turn out to be padding
+		return nil, tooLong(max)
+	}
+	out, err := enc.DecodeString(digits)
+	switch {
+	case err != nil:
+		return nil, errBadBase64
+	case len(out) > max:
+		return nil, tooLong(max)
+	}
+	return out, nil
+}
+
+func tooLong(max int) error { return fmt.Errorf("is longer than %d bytes", max) }
+
+// FormatBinary encodes b as a hex-constant, which every initiator reads.
+func FormatBinary(b []byte) string { return "0x" + hex.EncodeToString(b) }
+
+// ParseNumber decodes a numerical-value of RFC 7143 6.1: a decimal-constant without leading zeros, or a
+// hex-constant. Errors do not show the value.
+func ParseNumber(value string) (uint64, error) {
+	digits, base := value, 10
+	switch {
+	case len(value) > 2 && value[0] == '0' && (value[1] == 'x' || value[1] == 'X'):
+		digits, base = value[2:], 16
+	case len(value) > 1 && value[0] == '0':
+		return 0, errNotNumber
+	}
+	n, err := strconv.ParseUint(digits, base, 64)
+	if err != nil {
+		return 0, errNotNumber
+	}
+	return n, nil
+}
