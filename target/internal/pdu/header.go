@@ -1,0 +1,161 @@
+// Package pdu is the wire format of iSCSI: one struct per opcode, and the basic header segment that it is
+// decoded from and encoded to (RFC 7143 11). It knows lengths and fields, and nothing of what they mean to a
+// session. Nothing here allocates but the parser of additional header segments.
+//
+// Every PDU begins with a basic header segment (BHS) of 48 bytes, big-endian:
+//
+//	byte  0      1 immediate bit (0x40) and opcode (0x3f)
+//	      1-3    opcode-specific; byte 1 bit 0x80 is mostly F, the final bit
+//	      4      TotalAHSLength, 4-byte words
+//	      5-7    DataSegmentLength, bytes without padding
+//	      8-15   LUN, or opcode-specific (ISID and TSIH in login)
+//	      16-19  Initiator Task Tag
+//	      20-47  opcode-specific; of a target's PDUs mostly
+//	             20 Target Transfer Tag, 24 StatSN, 28 ExpCmdSN, 32 MaxCmdSN
+//
+// It is followed by additional header segments, the header digest, the data segment padded to a multiple of 4
+// bytes, and the data digest, each where it is present.
+package pdu
+
+import (
+	"encoding/binary"
+	"fmt"
+)
+
+// HeaderLen is the length of the basic header segment, bytes.
+const HeaderLen = 48
+
+// MaxDataLen is the longest data segment that a header can announce, bytes.
+const MaxDataLen = 1<<24 - 1
+
+// ReservedTag is the value of a task tag or transfer tag that names nothing.
+const ReservedTag uint32 = 0xffffffff
+
+const (
+	bitImmediate = 0x40
+	opcodeMask   = 0x3f
+	bitFinal     = 0x80
+	bitContinue  = 0x40
+)
+
+// Opcode is the kind of a PDU (RFC 7143 11.2.1.2).
+type Opcode uint8
+
+// The opcodes: up to 0x1f from an initiator, from 0x20 from a target.
+const (
+	OpNOPOut                 Opcode = 0x00
+	OpSCSICommand            Opcode = 0x01
+	OpTaskManagementRequest  Opcode = 0x02
+	OpLoginRequest           Opcode = 0x03
+	OpTextRequest            Opcode = 0x04
+	OpDataOut                Opcode = 0x05
+	OpLogoutRequest          Opcode = 0x06
+	OpSNACKRequest           Opcode = 0x10
+	OpNOPIn                  Opcode = 0x20
+	OpSCSIResponse           Opcode = 0x21
+	OpTaskManagementResponse Opcode = 0x22
+	OpLoginResponse          Opcode = 0x23
+	OpTextResponse           Opcode = 0x24
+	OpDataIn                 Opcode = 0x25
+	OpLogoutResponse         Opcode = 0x26
+	OpR2T                    Opcode = 0x31
+	OpAsyncMessage           Opcode = 0x32
+	OpReject                 Opcode = 0x3f
+)
+
+var opcodeNames = map[Opcode]string{
+	OpNOPOut: "NOP-Out", OpSCSICommand: "SCSI Command", OpTaskManagementRequest: "Task Management Request",
+	OpLoginRequest: "Login Request", OpTextRequest: "Text Request", OpDataOut: "SCSI Data-Out",
+	OpLogoutRequest: "Logout Request", OpSNACKRequest: "SNACK Request", OpNOPIn: "NOP-In",
+	OpSCSIResponse: "SCSI Response", OpTaskManagementResponse: "Task Management Response",
+	OpLoginResponse: "Login Response", OpTextResponse: "Text Response", OpDataIn: "SCSI Data-In",
+	OpLogoutResponse: "Logout Response", OpR2T: "Ready To Transfer", OpAsyncMessage: "Asynchronous Message",
+	OpReject: "Reject",
+}
+
+func (o Opcode) String() string { return enumName(opcodeNames, o) }
+
+// enumName is the name of an enum's value, or its number where it has none.
+func enumName[T ~uint8](names map[T]string, v T) string {
+	if s, ok := names[v]; ok {
+		return s
+	}
+	return fmt.Sprintf("0x%02x", uint8(v))
+}
+
+// Header is a basic header segment as it is on the wire.
+type Header [HeaderLen]byte
+
+// Opcode is the kind of PDU.
+func (h *Header) Opcode() Opcode { return Opcode(h[0] & opcodeMask) }
+
+// Immediate is the I bit of a request.
+func (h *Header) Immediate() bool { return h[0]&bitImmediate != 0 }
+
+// Final is the F bit.
+func (h *Header) Final() bool { return h[1]&bitFinal != 0 }
+
+// AHSLen is the length of all additional header segments, bytes; at most 1020.
+func (h *Header) AHSLen() int { return int(h[4]) * 4 }
+
+// DataLen is the length of the data segment, bytes without padding; at most MaxDataLen.
+func (h *Header) DataLen() int { return int(h[5])<<16 | int(h[6])<<8 | int(h[7]) }
+
+// PaddedDataLen is the length of the data segment with its padding, bytes.
+func (h *Header) PaddedDataLen() int { return (h.DataLen() + 3) &^ 3 }
+
+// SetAHSLen sets the length of the additional header segments, bytes, a multiple of 4 up to 1020.
+func (h *Header) SetAHSLen(n int) { h[4] = byte(n / 4) }
+
+// SetDataLen sets the length of the data segment, bytes.
+func (h *Header) SetDataLen(n int) { h[5], h[6], h[7] = byte(n>>16), byte(n>>8), byte(n) }
+
+// TaskTag is the initiator task tag.
+func (h *Header) TaskTag() uint32 { return h.u32(16) }
+
+func (h *Header) u16(off int) uint16      { return binary.BigEndian.Uint16(h[off:]) }
+func (h *Header) u32(off int) uint32      { return binary.BigEndian.Uint32(h[off:]) }
+func (h *Header) u64(off int) uint64      { return binary.BigEndian.Uint64(h[off:]) }
+func (h *Header) put16(off int, v uint16) { binary.BigEndian.PutUint16(h[off:], v) }
+func (h *Header) put32(off int, v uint32) { binary.BigEndian.PutUint32(h[off:], v) }
+func (h *Header) put64(off int, v uint64) { binary.BigEndian.PutUint64(h[off:], v) }
+func (h *Header) setBit(off int, mask byte, on bool) {
+	if on {
+		h[off] |= mask
+	}
+}
+
+// start clears the header and writes opcode, immediate bit and data length.
+func (h *Header) start(op Opcode, immediate bool, dataLen int) {
+	*h = Header{byte(op)}
+	h.setBit(0, bitImmediate, immediate)
+	h.SetDataLen(dataLen)
+}
+
+// FieldError is a header that the standard forbids.
+type FieldError struct {
+	Opcode Opcode
+	Field  string
+	Why    string
+}
+
+func (e *FieldError) Error() string { return fmt.Sprintf("%v PDU: %s %s", e.Opcode, e.Field, e.Why) }
+
+// expect checks the opcode.
+func (h *Header) expect(op Opcode) error {
+	if got := h.Opcode(); got != op {
+		return &FieldError{op, "opcode", "is that of " + got.String()}
+	}
+	return nil
+}
+
+// expectFinal checks the opcode and that the F bit is set, as it is where a request is one PDU.
+func (h *Header) expectFinal(op Opcode) error {
+	if err := h.expect(op); err != nil {
+		return err
+	}
+	if !h.Final() {
+		return &FieldError{op, "F bit", "is 0, and must be 1"}
+	}
+	return nil
+}

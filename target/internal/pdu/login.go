@@ -1,0 +1,200 @@
+package pdu
+
+import "fmt"
+
+const (
+	bitTransit = 0x80
+	stageMask  = 0x03
+	stageShift = 2
+)
+
+// LoginRequest carries keys of the login phase (RFC 7143 11.12).
+type LoginRequest struct {
+	Transit                bool
+	Continue               bool
+	CSG, NSG               uint8 // current and next stage
+	VersionMax, VersionMin uint8
+	ISID                   [6]byte
+	TSIH                   uint16
+	TaskTag                uint32
+	CID                    uint16
+	CmdSN, ExpStatSN       uint32
+	DataLen                int // bytes
+}
+
+// Decode reads a header. Stages and bits that contradict each other are the login's to refuse.
+func (p *LoginRequest) Decode(h *Header) error {
+	if err := h.expect(OpLoginRequest); err != nil {
+		return err
+	}
+	*p = LoginRequest{Transit: h[1]&bitTransit != 0, Continue: h[1]&bitContinue != 0, CSG: h[1] >> stageShift & stageMask,
+		NSG: h[1] & stageMask, VersionMax: h[2], VersionMin: h[3], ISID: [6]byte(h[8:14]), TSIH: h.u16(14), TaskTag: h.u32(16),
+		CID: h.u16(20), CmdSN: h.u32(24), ExpStatSN: h.u32(28), DataLen: h.DataLen()}
+	if !h.Immediate() {
+		return &FieldError{OpLoginRequest, "I bit", "is 0, and must be 1"}
+	}
+	return nil
+}
+
+// Encode writes a header.
+func (p *LoginRequest) Encode(h *Header) {
+	h.start(OpLoginRequest, true, p.DataLen)
+	h.setBit(1, bitTransit, p.Transit)
+	h.setBit(1, bitContinue, p.Continue)
+	h[1] |= p.CSG&stageMask<<stageShift | p.NSG&stageMask
+	h[2], h[3] = p.VersionMax, p.VersionMin
+	copy(h[8:], p.ISID[:])
+	h.put16(14, p.TSIH)
+	h.put32(16, p.TaskTag)
+	h.put16(20, p.CID)
+	h.put32(24, p.CmdSN)
+	h.put32(28, p.ExpStatSN)
+}
+
+func (p *LoginRequest) String() string {
+	return fmt.Sprintf("Login Request tag=%#x csg=%d nsg=%d transit=%t continue=%t isid=%x tsih=%d cid=%d data=%d",
+		p.TaskTag, p.CSG, p.NSG, p.Transit, p.Continue, p.ISID, p.TSIH, p.CID, p.DataLen)
+}
+
+// LoginResponse answers a LoginRequest (RFC 7143 11.13).
+type LoginResponse struct {
+	Transit, Continue          bool
+	CSG, NSG                   uint8
+	VersionMax, VersionActive  uint8
+	ISID                       [6]byte
+	TSIH                       uint16 // 0 but in the last one
+	TaskTag                    uint32
+	StatSN, ExpCmdSN, MaxCmdSN uint32
+	StatusClass, StatusDetail  uint8
+	DataLen                    int // bytes
+}
+
+// Decode reads a header.
+func (p *LoginResponse) Decode(h *Header) error {
+	if err := h.expect(OpLoginResponse); err != nil {
+		return err
+	}
+	*p = LoginResponse{Transit: h[1]&bitTransit != 0, Continue: h[1]&bitContinue != 0, CSG: h[1] >> stageShift & stageMask,
+		NSG: h[1] & stageMask, VersionMax: h[2], VersionActive: h[3], ISID: [6]byte(h[8:14]), TSIH: h.u16(14), TaskTag: h.u32(16),
+		StatSN: h.u32(24), ExpCmdSN: h.u32(28), MaxCmdSN: h.u32(32), StatusClass: h[36], StatusDetail: h[37], DataLen: h.DataLen()}
+	return nil
+}
+
+// Encode writes a header.
+func (p *LoginResponse) Encode(h *Header) {
+	h.start(OpLoginResponse, false, p.DataLen)
+	h.setBit(1, bitTransit, p.Transit)
+	h.setBit(1, bitContinue, p.Continue)
+	h[1] |= p.CSG&stageMask<<stageShift | p.NSG&stageMask
+	h[2], h[3] = p.VersionMax, p.VersionActive
+	copy(h[8:], p.ISID[:])
+	h.put16(14, p.TSIH)
+	h.put32(16, p.TaskTag)
+	h.put32(24, p.StatSN)
+	h.put32(28, p.ExpCmdSN)
+	h.put32(32, p.MaxCmdSN)
+	h[36], h[37] = p.StatusClass, p.StatusDetail
+}
+
+func (p *LoginResponse) String() string {
+	return fmt.Sprintf("Login Response tag=%#x csg=%d nsg=%d transit=%t continue=%t tsih=%d status=%02x%02x data=%d",
+		p.TaskTag, p.CSG, p.NSG, p.Transit, p.Continue, p.TSIH, p.StatusClass, p.StatusDetail, p.DataLen)
+}
+
+// LogoutReason is what a logout is to end (RFC 7143 11.14.1).
+type LogoutReason uint8
+
+// The logout reasons.
+const (
+	LogoutCloseSession     LogoutReason = 0
+	LogoutCloseConnection  LogoutReason = 1
+	LogoutRemoveConnection LogoutReason = 2
+)
+
+var logoutReasonNames = map[LogoutReason]string{LogoutCloseSession: "close the session",
+	LogoutCloseConnection: "close the connection", LogoutRemoveConnection: "remove the connection for recovery"}
+
+func (r LogoutReason) String() string { return enumName(logoutReasonNames, r) }
+
+// LogoutResult is the outcome of a logout (RFC 7143 11.15.1).
+type LogoutResult uint8
+
+// The logout results.
+const (
+	LogoutSuccess              LogoutResult = 0
+	LogoutCIDNotFound          LogoutResult = 1
+	LogoutRecoveryNotSupported LogoutResult = 2
+	LogoutCleanupFailed        LogoutResult = 3
+)
+
+var logoutResultNames = map[LogoutResult]string{LogoutSuccess: "closed", LogoutCIDNotFound: "CID not found",
+	LogoutRecoveryNotSupported: "recovery not supported", LogoutCleanupFailed: "cleanup failed"}
+
+func (r LogoutResult) String() string { return enumName(logoutResultNames, r) }
+
+// LogoutRequest ends a session or a connection (RFC 7143 11.14).
+type LogoutRequest struct {
+	Immediate        bool
+	Reason           LogoutReason
+	TaskTag          uint32
+	CID              uint16
+	CmdSN, ExpStatSN uint32
+}
+
+// Decode reads a header.
+func (p *LogoutRequest) Decode(h *Header) error {
+	if err := h.expectFinal(OpLogoutRequest); err != nil {
+		return err
+	}
+	*p = LogoutRequest{Immediate: h.Immediate(), Reason: LogoutReason(h[1] & 0x7f), TaskTag: h.u32(16), CID: h.u16(20),
+		CmdSN: h.u32(24), ExpStatSN: h.u32(28)}
+	return nil
+}
+
+// Encode writes a header.
+func (p *LogoutRequest) Encode(h *Header) {
+	h.start(OpLogoutRequest, p.Immediate, 0)
+	h[1] = bitFinal | byte(p.Reason)&0x7f
+	h.put32(16, p.TaskTag)
+	h.put16(20, p.CID)
+	h.put32(24, p.CmdSN)
+	h.put32(28, p.ExpStatSN)
+}
+
+func (p *LogoutRequest) String() string {
+	return fmt.Sprintf("Logout Request tag=%#x reason=%v cid=%d", p.TaskTag, p.Reason, p.CID)
+}
+
+// LogoutResponse tells the outcome (RFC 7143 11.15).
+type LogoutResponse struct {
+	Response                   LogoutResult
+	TaskTag                    uint32
+	StatSN, ExpCmdSN, MaxCmdSN uint32
+	Time2Wait, Time2Retain     uint16 // seconds
+}
+
+// Decode reads a header.
+func (p *LogoutResponse) Decode(h *Header) error {
+	if err := h.expectFinal(OpLogoutResponse); err != nil {
+		return err
+	}
+	*p = LogoutResponse{Response: LogoutResult(h[2]), TaskTag: h.u32(16), StatSN: h.u32(24), ExpCmdSN: h.u32(28),
+		MaxCmdSN: h.u32(32), Time2Wait: h.u16(40), Time2Retain: h.u16(42)}
+	return nil
+}
+
+// Encode writes a header.
+func (p *LogoutResponse) Encode(h *Header) {
+	h.start(OpLogoutResponse, false, 0)
+	h[1], h[2] = bitFinal, byte(p.Response)
+	h.put32(16, p.TaskTag)
+	h.put32(24, p.StatSN)
+	h.put32(28, p.ExpCmdSN)
+	h.put32(32, p.MaxCmdSN)
+	h.put16(40, p.Time2Wait)
+	h.put16(42, p.Time2Retain)
+}
+
+func (p *LogoutResponse) String() string {
+	return fmt.Sprintf("Logout Response tag=%#x %v statsn=%d", p.TaskTag, p.Response, p.StatSN)
+}
