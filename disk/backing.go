@@ -1,0 +1,184 @@
+package disk
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"path"
+	"slices"
+	"strings"
+)
+
+// maxBackingDepth is how many backing files an image may stand on.
+const maxBackingDepth = 8
+
+// opener opens one image and the backing files it needs.
+type opener struct {
+	dir  *directory
+	opt  ImageOptions
+	used []fileID // the image and its backing files, also those of an image that was then refused
+}
+
+// image opens a file of the directory as an image that can be served. Refused files are an *ImageError.
+func (o *opener) image(name string) (*layer, error) {
+	l, head, err := o.open(name, o.dir.open)
+	if err != nil {
+		return nil, err
+	}
+	if err := o.checkImage(l, head); err != nil {
+		return nil, errors.Join(err, l.close())
+	}
+	return l, nil
+}
+
+// checkImage applies the rules for a file that is to be a LUN, and opens what is below it.
+func (o *opener) checkImage(l *layer, head []byte) error {
+	if l.format == FormatRaw && (!hasRawExtension(l.name) || len(head) == 0) {
+		return refuseUnknown(l.name, head)
+	}
+	if err := o.complete(l, 0); err != nil {
+		return err
+	}
+	if l.size%SectorSize != 0 || l.size == 0 {
+		return &ImageError{Name: l.name, Format: l.format,
+			Reason: fmt.Sprintf("has a size of %d bytes, which is no multiple of %d", l.size, SectorSize),
+			Action: "fetch it again if it is incomplete, or resize it with \"qemu-img resize\""}
+	}
+	return nil
+}
+
+// open opens a file by the given method and recognises its content. Nothing below it is opened yet. head is what the
+// content begins with.
+func (o *opener) open(name string, open openFunc) (l *layer, head []byte, err error) {
+	file, st, err := open(name)
+	if err != nil {
+		reason, action := explainOpen(err)
+		return nil, nil, &ImageError{Name: name, Format: FormatUnknown, Reason: reason, Action: action, Err: err}
+	}
+	l = &layer{name: name, format: FormatRaw, file: file, stat: *st, size: st.Size}
+	o.used = append(o.used, l.id())
+	head, tail, err := readEnds(file, st.Size)
+	if err != nil {
+		err = &ImageError{Name: name, Format: FormatUnknown, Reason: fmt.Sprintf("cannot be read: %v", err), Err: err}
+	} else if m := detect(head, tail); m != nil {
+		l.format = m.format
+		if m.format != FormatQcow2 {
+			err = m.refuse(name)
+		}
+	}
+	if err != nil {
+		return nil, nil, errors.Join(err, file.Close())
+	}
+	return l, head, nil
+}
+
+// complete validates the layer's content and opens everything below it. depth counts the layers above.
+func (o *opener) complete(l *layer, depth int) error {
+	limit := o.opt.maxVirtualSize()
+	if l.format == FormatQcow2 {
+		c, err := openQcow2(l, limit)
+		if err != nil {
+			return &ImageError{Name: l.name, Format: l.format, Reason: "is not valid: " + err.Error(), Err: err,
+				Action: "check it with \"qemu-img check\", and fetch or build it again"}
+		}
+		l.content, l.header, l.size = c, c.header(), c.Size()
+	}
+	if l.size > limit {
+		return &ImageError{Name: l.name, Format: l.format,
+			Reason: fmt.Sprintf("has a size of %s, more than the limit of %s", byteCount(l.size), byteCount(limit)),
+			Action: "raise the limit if the image is to be trusted"}
+	}
+	if l.header.backingName == "" {
+		return nil
+	}
+	below, err := o.backing(l, depth+1)
+	if err != nil {
+		return err
+	}
+	l.below = below
+	l.content.setBelow(below)
+	return nil
+}
+
+// backing opens the backing file that a layer names: a claim of the image, so everything about it is checked.
+func (o *opener) backing(l *layer, depth int) (*layer, error) {
+	refuse := func(action, reason string, args ...any) (*layer, error) {
+		return nil, &ImageError{Name: l.name, Format: l.format, Reason: fmt.Sprintf(reason, args...), Action: action}
+	}
+	name, err := backingName(l.name, l.header.backingName)
+	if err != nil {
+		return refuse("rebase it with \"qemu-img rebase\" on a file of the image directory, or flatten it with \"qemu-img convert\"",
+			"names the backing file %q: %v", l.header.backingName, err)
+	}
+	if depth > maxBackingDepth {
+		return refuse("flatten it with \"qemu-img convert\"", "has more than %d backing files in a chain", maxBackingDepth)
+	}
+	declared := Format(l.header.backingFormat)
+	if declared == "" {
+		return refuse(fmt.Sprintf("name it with \"qemu-img rebase -u -F FORMAT -b %s %s\"", shellWord(name), shellWord(l.name)),
+			"does not name the format of its backing file %q", name)
+	}
+	if declared != FormatRaw && declared != FormatQcow2 {
+		return refuse("convert the backing file to qcow2 and rebase the image on it",
+			"names the format %q for its backing file %q, and only raw and qcow2 are supported", string(declared), name)
+	}
+	seen := slices.Clone(o.used)
+	below, _, err := o.open(name, o.dir.openBeneath)
+	var refused *ImageError
+	if errors.As(err, &refused) {
+		return refuse(refused.Action, "has the backing file %q, which %s", name, refused.Reason)
+	}
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case slices.Contains(seen, below.id()):
+		_, err = refuse("rebase it so that the chain ends", "has a loop in its backing files: %q is already part of the chain", name)
+	case below.format != declared:
+		_, err = refuse(fmt.Sprintf("correct it with \"qemu-img rebase -u -F %s -b %s %s\"", below.format, shellWord(name), shellWord(l.name)),
+			"says that its backing file %q is %s, but its content is %s", name, declared, below.format)
+	default:
+		if err = o.complete(below, depth); errors.As(err, &refused) {
+			_, err = refuse(refused.Action, "has the backing file %q, which %s", name, refused.Reason)
+		}
+	}
+	if err != nil {
+		return nil, errors.Join(err, below.close())
+	}
+	return below, nil
+}
+
+// backingName turns the name in an image's header into one relative to the image directory. Only what is certainly a
+// relative path to below the image's own directory passes; QEMU would take the rest for other paths, protocols or
+// JSON descriptions of whole block graphs.
+func backingName(overlay, claim string) (string, error) {
+	switch {
+	case strings.HasPrefix(claim, "json:"):
+		return "", errors.New("a json: description is not accepted")
+	case path.IsAbs(claim):
+		return "", errors.New("an absolute path is not accepted")
+	case strings.ContainsRune(claim, 0):
+		return "", errors.New("the name contains a zero byte")
+	}
+	// As QEMU does it: a colon before the first slash makes a protocol.
+	if i := strings.IndexAny(claim, ":/"); i >= 0 && claim[i] == ':' {
+		return "", fmt.Errorf("the protocol %q is not accepted", claim[:i])
+	}
+	if slices.Contains(strings.Split(claim, "/"), "..") {
+		return "", errors.New("a path with .. is not accepted")
+	}
+	return path.Join(path.Dir(overlay), claim), nil
+}
+
+// readEnds reads what detection looks at.
+func readEnds(r io.ReaderAt, size int64) (head, tail []byte, err error) {
+	head = make([]byte, min(size, headSize))
+	if err := readFull(r, head, 0); err != nil {
+		return nil, nil, err
+	}
+	tail = make([]byte, min(size, tailSize))
+	if err := readFull(r, tail, size-int64(len(tail))); err != nil {
+		return nil, nil, err
+	}
+	return head, tail, nil
+}

@@ -1,0 +1,93 @@
+package disktest_test
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/disktest"
+)
+
+func TestMemory(t *testing.T) {
+	disktest.Run(t, func(*testing.T) disk.Disk { return disktest.NewMemory(3<<20 + 512) })
+}
+
+func TestMemoryRunsOutOfSpaceAndRecovers(t *testing.T) {
+	m := disktest.NewMemory(1 << 20)
+	m.SetFree(8192)
+	p := make([]byte, 8192)
+	_, err := m.WriteAt(p, 0)
+	require.NoError(t, err)
+	_, err = m.WriteAt(p[:512], 65536)
+	require.ErrorIs(t, err, disk.ErrNoSpace)
+	_, err = m.WriteAt(p, 0)
+	require.NoError(t, err, "what is allocated can be overwritten")
+	require.NoError(t, m.Discard(0, 4096))
+	require.EqualValues(t, 4096, m.Allocated())
+	_, err = m.WriteAt(p[:512], 65536)
+	require.NoError(t, err)
+}
+
+func TestFaultWithoutRulesIsTheDiskInside(t *testing.T) {
+	disktest.Run(t, func(*testing.T) disk.Disk { return disktest.NewFault(disktest.NewMemory(2 << 20)) })
+}
+
+func TestFaultRules(t *testing.T) {
+	boom := errors.New("boom")
+	f := disktest.NewFault(disktest.NewMemory(1 << 20))
+	p := []byte{1, 2, 3, 4}
+
+	remove := f.Inject(disktest.Rule{Op: disktest.OpWrite, Off: 512, Length: 512, Skip: 1, Times: 1, Err: boom, Partial: 2})
+	_, err := f.WriteAt(p, 0)
+	require.NoError(t, err, "another range")
+	_, err = f.WriteAt(p, 600)
+	require.NoError(t, err, "skipped")
+	n, err := f.WriteAt([]byte{9, 9, 9, 9}, 600)
+	require.ErrorIs(t, err, boom)
+	require.Equal(t, 2, n)
+	got := make([]byte, 4)
+	_, err = f.ReadAt(got, 600)
+	require.NoError(t, err)
+	require.Equal(t, []byte{9, 9, 3, 4}, got, "a torn write")
+	_, err = f.WriteAt(p, 600)
+	require.NoError(t, err, "once only")
+	remove()
+
+	remove = f.Inject(disktest.Rule{Err: boom})
+	require.ErrorIs(t, f.Flush(), boom)
+	require.ErrorIs(t, f.Discard(0, 512), boom)
+	require.ErrorIs(t, f.Zero(0, 512), boom)
+	_, err = f.Extent(0, 512)
+	require.ErrorIs(t, err, boom)
+	remove()
+	require.NoError(t, f.Flush())
+
+	release := make(chan struct{})
+	f.Inject(disktest.Rule{Op: disktest.OpRead, Block: release})
+	before := f.Calls(disktest.OpRead)
+	result := make(chan error)
+	go func() {
+		_, err := f.ReadAt(make([]byte, 4), 0)
+		result <- err
+	}()
+	require.NoError(t, f.Flush(), "only reads are blocked")
+	close(release)
+	require.NoError(t, <-result)
+	require.Equal(t, before+1, f.Calls(disktest.OpRead))
+	require.Equal(t, "write", disktest.OpWrite.String())
+	require.Equal(t, "Op(99)", disktest.Op(99).String())
+}
+
+// plain hides the optional interfaces.
+type plain struct{ disk.Disk }
+
+func TestPlainDisk(t *testing.T) {
+	disktest.Run(t, func(*testing.T) disk.Disk { return plain{disktest.NewMemory(2 << 20)} })
+	f := disktest.NewFault(plain{disktest.NewMemory(2 << 20)})
+	require.ErrorIs(t, f.Discard(0, 512), errors.ErrUnsupported)
+	require.ErrorIs(t, f.Zero(0, 512), errors.ErrUnsupported)
+	_, err := f.Extent(0, 512)
+	require.ErrorIs(t, err, errors.ErrUnsupported)
+}

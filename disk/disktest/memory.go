@@ -1,0 +1,163 @@
+package disktest
+
+import (
+	"fmt"
+	"sync"
+
+	"kubevirt.io/disk/disk"
+)
+
+// pageSize is what Memory allocates at once. Bytes.
+const pageSize = 4 << 10
+
+// Memory is a sparse disk in memory with every optional interface. Every call is atomic. What it is sized for costs
+// nothing, what is written costs whole pages.
+type Memory struct {
+	size int64
+
+	mu     sync.RWMutex
+	pages  map[int64]*[pageSize]byte // guarded by mu; by page number, a missing one is zeros
+	budget int64                     // guarded by mu; pages that may still be allocated, negative: any number
+}
+
+var (
+	_ disk.Disk      = (*Memory)(nil)
+	_ disk.Discarder = (*Memory)(nil)
+	_ disk.Zeroer    = (*Memory)(nil)
+	_ disk.Extenter  = (*Memory)(nil)
+)
+
+// NewMemory makes a disk of that many bytes, a positive multiple of disk.SectorSize, without limit on what it holds.
+func NewMemory(size int64) *Memory {
+	if size <= 0 || size%disk.SectorSize != 0 {
+		size = max(disk.SectorSize, (size+disk.SectorSize-1)/disk.SectorSize*disk.SectorSize)
+	}
+	return &Memory{size: size, pages: make(map[int64]*[pageSize]byte), budget: -1}
+}
+
+// SetFree limits what can still be allocated, as a file system does that fills up: a write that needs more is
+// disk.ErrNoSpace. Discarding gives space back. A negative number lifts the limit. Bytes, rounded down to pages.
+func (m *Memory) SetFree(bytes int64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.budget = bytes / pageSize
+	if bytes < 0 {
+		m.budget = -1
+	}
+}
+
+// Allocated is how much memory the content takes. Bytes.
+func (m *Memory) Allocated() int64 {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	return int64(len(m.pages)) * pageSize
+}
+
+func (m *Memory) Size() int64  { return m.size }
+func (m *Memory) Flush() error { return nil }
+func (m *Memory) Close() error { return nil }
+
+func (m *Memory) ReadAt(p []byte, off int64) (int, error) {
+	if err := m.check("read", off, int64(len(p))); err != nil {
+		return 0, err
+	}
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	m.each(off, int64(len(p)), func(page, begin, end, at int64) {
+		if data := m.pages[page]; data != nil {
+			copy(p[at:], data[begin:end])
+		} else {
+			clear(p[at : at+end-begin])
+		}
+	})
+	return len(p), nil
+}
+
+func (m *Memory) WriteAt(p []byte, off int64) (int, error) {
+	if err := m.check("write", off, int64(len(p))); err != nil {
+		return 0, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.budget >= 0 {
+		missing := int64(0)
+		m.each(off, int64(len(p)), func(page, _, _, _ int64) {
+			if m.pages[page] == nil {
+				missing++
+			}
+		})
+		if missing > m.budget {
+			return 0, disk.ErrNoSpace
+		}
+		m.budget -= missing
+	}
+	m.each(off, int64(len(p)), func(page, begin, end, at int64) {
+		data := m.pages[page]
+		if data == nil {
+			data = new([pageSize]byte)
+			m.pages[page] = data
+		}
+		copy(data[begin:end], p[at:])
+	})
+	return len(p), nil
+}
+
+// Discard frees whole pages and zeroes the rest.
+func (m *Memory) Discard(off, length int64) error {
+	if err := m.check("discard", off, length); err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.each(off, length, func(page, begin, end, _ int64) {
+		data := m.pages[page]
+		switch {
+		case data == nil:
+		case end-begin == pageSize:
+			delete(m.pages, page)
+			if m.budget >= 0 {
+				m.budget++
+			}
+		default:
+			clear(data[begin:end])
+		}
+	})
+	return nil
+}
+
+// Zero is Discard.
+func (m *Memory) Zero(off, length int64) error { return m.Discard(off, length) }
+
+func (m *Memory) Extent(off, length int64) (disk.Extent, error) {
+	if err := m.check("extent", off, length); err != nil {
+		return disk.Extent{}, err
+	}
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	e := disk.Extent{Data: m.pages[off/pageSize] != nil}
+	for e.Length < length {
+		page := (off + e.Length) / pageSize
+		if (m.pages[page] != nil) != e.Data {
+			break
+		}
+		e.Length = min(length, (page+1)*pageSize-off)
+	}
+	return e, nil
+}
+
+// each calls f for the part [begin, end) of every page in the range, which is at the offset at in the range.
+func (m *Memory) each(off, length int64, f func(page, begin, end, at int64)) {
+	for at := int64(0); at < length; {
+		page, begin := (off+at)/pageSize, (off+at)%pageSize
+		end := min(pageSize, begin+length-at)
+		f(page, begin, end, at)
+		at += end - begin
+	}
+}
+
+func (m *Memory) check(op string, off, length int64) error {
+	if off < 0 || length < 0 || off > m.size-length || op == "extent" && length == 0 {
+		return fmt.Errorf("%s of %d bytes at %d is outside of a disk of %d bytes", op, length, off, m.size)
+	}
+	return nil
+}

@@ -1,0 +1,303 @@
+// Package disktest has what every Disk is tested with: the suite that it must pass, a disk in memory to compare with
+// or to serve in tests, and a disk that fails or delays chosen calls of another.
+package disktest
+
+import (
+	"bytes"
+	"math/rand/v2"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk"
+)
+
+// MinSize is the smallest disk that Run can be given. Bytes.
+const MinSize = 1 << 20
+
+// maxModel bounds the part of a disk that is compared byte by byte. Bytes.
+const maxModel = 8 << 20
+
+// Run checks that the disks that open makes keep every promise of disk.Disk, and of the optional interfaces that they
+// have. open is called once per part of the suite and returns a writable disk of at least MinSize bytes, with any
+// content; it cleans up by t.Cleanup, Close included.
+func Run(t *testing.T, open func(t *testing.T) disk.Disk) {
+	t.Helper()
+	parts := []struct {
+		name string
+		run  func(*testing.T, disk.Disk)
+	}{
+		{"size", testSize},
+		{"boundaries", testBoundaries},
+		{"random operations", testRandom},
+		{"zeroing", testZeroing},
+		{"extents", testExtents},
+		{"concurrency", testConcurrency},
+		{"outside of the disk", testOutside},
+		{"no allocation", testNoAllocation},
+	}
+	for _, part := range parts {
+		t.Run(part.name, func(t *testing.T) {
+			d := open(t)
+			require.GreaterOrEqual(t, d.Size(), int64(MinSize), "the suite needs a larger disk")
+			part.run(t, d)
+		})
+	}
+}
+
+// read reads a range, which must work.
+func read(t *testing.T, d disk.Disk, off, length int64) []byte {
+	t.Helper()
+	p := bytes.Repeat([]byte{0xa5}, int(length)) // what is not filled shows
+	n, err := d.ReadAt(p, off)
+	require.NoError(t, err)
+	require.Equal(t, len(p), n)
+	return p
+}
+
+// write writes a range, which must work.
+func write(t *testing.T, d disk.Disk, p []byte, off int64) {
+	t.Helper()
+	n, err := d.WriteAt(p, off)
+	require.NoError(t, err)
+	require.Equal(t, len(p), n)
+}
+
+// pattern is n bytes without a zero among them, different for each seed.
+func pattern(n int, seed uint64) []byte {
+	r := rand.New(rand.NewPCG(seed, 1))
+	p := make([]byte, n)
+	for i := range p {
+		p[i] = byte(1 + r.IntN(255))
+	}
+	return p
+}
+
+func testSize(t *testing.T, d disk.Disk) {
+	require.Positive(t, d.Size())
+	require.Zero(t, d.Size()%disk.SectorSize)
+	size := d.Size()
+	write(t, d, pattern(disk.SectorSize, 1), size-disk.SectorSize)
+	require.Equal(t, size, d.Size())
+}
+
+// testBoundaries writes and reads around the edges of blocks and of the disk.
+func testBoundaries(t *testing.T, d disk.Disk) {
+	size := d.Size()
+	for i, edge := range []int64{0, disk.SectorSize, 4 << 10, 64 << 10, 256 << 10, size / 2 / 4096 * 4096, size} {
+		for _, length := range []int64{disk.SectorSize, 4 << 10, 4<<10 + disk.SectorSize, 64 << 10} {
+			off := min(max(0, edge-length/2/disk.SectorSize*disk.SectorSize), size-length)
+			data := pattern(int(length), uint64(i))
+			write(t, d, data, off)
+			require.Equal(t, data, read(t, d, off, length), "%d bytes at %d", length, off)
+		}
+	}
+	n, err := d.ReadAt(nil, 0)
+	require.NoError(t, err)
+	require.Zero(t, n)
+	n, err = d.WriteAt(nil, size)
+	require.NoError(t, err)
+	require.Zero(t, n)
+}
+
+// testRandom compares with a model that does the same.
+func testRandom(t *testing.T, d disk.Disk) {
+	size := min(d.Size(), maxModel)
+	model := read(t, d, 0, size)
+	discarder, _ := d.(disk.Discarder)
+	zeroer, _ := d.(disk.Zeroer)
+	r := rand.New(rand.NewPCG(7, 7))
+	for i := range 400 {
+		off := r.Int64N(size/disk.SectorSize) * disk.SectorSize
+		length := min(size-off, (1+r.Int64N(1<<r.IntN(10)))*disk.SectorSize)
+		part := model[off : off+length]
+		switch op := r.IntN(6); {
+		case op == 0 && discarder != nil:
+			require.NoError(t, discarder.Discard(off, length))
+			clear(part)
+		case op == 1 && zeroer != nil:
+			require.NoError(t, zeroer.Zero(off, length))
+			clear(part)
+		case op == 2:
+			require.NoError(t, d.Flush())
+		case op == 3:
+			require.True(t, bytes.Equal(part, read(t, d, off, length)), "operation %d: %d bytes at %d differ", i, length, off)
+		default:
+			copy(part, pattern(int(length), r.Uint64()))
+			write(t, d, part, off)
+		}
+	}
+	require.True(t, bytes.Equal(model, read(t, d, 0, size)), "the disk differs from the model in the end")
+}
+
+// testZeroing discards and zeroes parts of what was written.
+func testZeroing(t *testing.T, d disk.Disk) {
+	ops := map[string]func(off, length int64) error{}
+	if x, ok := d.(disk.Discarder); ok {
+		ops["discard"] = x.Discard
+	}
+	if x, ok := d.(disk.Zeroer); ok {
+		ops["zero"] = x.Zero
+	}
+	if len(ops) == 0 {
+		t.Skip("the disk neither discards nor zeroes")
+	}
+	const total = 256 << 10
+	for name, op := range ops {
+		for _, c := range []struct{ off, length int64 }{
+			{0, total}, {0, 512}, {512, 512}, {3584, 1024}, {4096, 4096}, {512, 8192}, {65536, 65536}, {total - 512, 512}, {4096, 0},
+		} {
+			data := pattern(total, uint64(c.off))
+			write(t, d, data, 0)
+			require.NoError(t, op(c.off, c.length), "%s of %d at %d", name, c.length, c.off)
+			clear(data[c.off : c.off+c.length])
+			require.True(t, bytes.Equal(data, read(t, d, 0, total)), "%s of %d bytes at %d", name, c.length, c.off)
+		}
+		// The end of the disk, and everything.
+		end := d.Size() - 1536
+		write(t, d, pattern(1536, 2), end)
+		require.NoError(t, op(end+512, 1024))
+		require.Equal(t, make([]byte, 1024), read(t, d, end+512, 1024))
+		require.NoError(t, op(0, d.Size()))
+		require.Equal(t, make([]byte, total), read(t, d, 0, total))
+		write(t, d, pattern(4096, 3), 4096)
+		require.Equal(t, pattern(4096, 3), read(t, d, 4096, 4096))
+	}
+}
+
+// testExtents checks that what is called a hole reads as zeros, and that the runs cover the disk.
+func testExtents(t *testing.T, d disk.Disk) {
+	x, ok := d.(disk.Extenter)
+	if !ok {
+		t.Skip("the disk does not tell its extents")
+	}
+	write(t, d, pattern(64<<10, 1), 0)
+	write(t, d, pattern(4<<10, 2), 256<<10)
+	write(t, d, pattern(512, 3), d.Size()-512)
+	if discarder, ok := d.(disk.Discarder); ok {
+		require.NoError(t, discarder.Discard(8<<10, 16<<10))
+	}
+	for off := int64(0); off < d.Size(); {
+		e, err := x.Extent(off, d.Size()-off)
+		require.NoError(t, err)
+		require.Positive(t, e.Length)
+		require.LessOrEqual(t, off+e.Length, d.Size())
+		if !e.Data {
+			for at := off; at < off+e.Length; at += maxModel {
+				p := read(t, d, at, min(maxModel, off+e.Length-at))
+				require.True(t, bytes.Count(p, []byte{0}) == len(p), "the hole of %d bytes at %d holds data", e.Length, off)
+			}
+		}
+		off += e.Length
+	}
+	for _, off := range []int64{0, 512, 60 << 10, 256 << 10, d.Size() - 512} {
+		e, err := x.Extent(off, 512)
+		require.NoError(t, err)
+		require.Equal(t, disk.Extent{Length: 512, Data: true}, e, "at %d", off)
+	}
+}
+
+// testConcurrency has goroutines write, read, discard and flush parts of their own, while others read everything.
+func testConcurrency(t *testing.T, d disk.Disk) {
+	const parts, partSize = 8, 64 << 10
+	var writers, readers sync.WaitGroup
+	done := make(chan struct{})
+	errs := make(chan error, parts+2)
+	for i := range int64(parts) {
+		writers.Go(func() {
+			p, q := make([]byte, partSize), make([]byte, partSize)
+			for round := range uint64(30) {
+				copy(p, pattern(partSize, round))
+				if _, err := d.WriteAt(p, i*partSize); err != nil {
+					errs <- err
+					return
+				}
+				if x, ok := d.(disk.Discarder); ok && round%3 == 0 {
+					if err := x.Discard(i*partSize+8192, 4096); err != nil {
+						errs <- err
+						return
+					}
+					clear(p[8192 : 8192+4096])
+				}
+				if err := d.Flush(); err != nil {
+					errs <- err
+					return
+				}
+				if _, err := d.ReadAt(q, i*partSize); err != nil {
+					errs <- err
+					return
+				}
+				if !bytes.Equal(p, q) {
+					t.Errorf("part %d reads differently from what was written in round %d", i, round)
+					return
+				}
+			}
+		})
+	}
+	for range 2 {
+		readers.Go(func() {
+			p := make([]byte, parts*partSize)
+			for {
+				select {
+				case <-done:
+					return
+				default:
+				}
+				if _, err := d.ReadAt(p, 0); err != nil {
+					errs <- err
+					return
+				}
+				if x, ok := d.(disk.Extenter); ok {
+					if e, err := x.Extent(0, parts*partSize); err != nil || e.Length <= 0 {
+						errs <- err
+						return
+					}
+				}
+			}
+		})
+	}
+	writers.Wait()
+	close(done)
+	readers.Wait()
+	close(errs)
+	for err := range errs {
+		require.NoError(t, err)
+	}
+}
+
+// testOutside checks that a range that no caller may use does no harm.
+func testOutside(t *testing.T, d disk.Disk) {
+	size := d.Size()
+	for _, off := range []int64{-512, size - 512, size, size + 512} {
+		_, err := d.WriteAt(make([]byte, 1024), off)
+		require.Error(t, err, "a write of 1024 bytes at %d", off)
+		_, err = d.ReadAt(make([]byte, 1024), off)
+		require.Error(t, err, "a read of 1024 bytes at %d", off)
+		if x, ok := d.(disk.Discarder); ok {
+			require.Error(t, x.Discard(off, 1024), "a discard of 1024 bytes at %d", off)
+		}
+		if x, ok := d.(disk.Zeroer); ok {
+			require.Error(t, x.Zero(off, 1024), "a zeroing of 1024 bytes at %d", off)
+		}
+		if x, ok := d.(disk.Extenter); ok {
+			_, err := x.Extent(off, 1024)
+			require.Error(t, err, "an extent of 1024 bytes at %d", off)
+		}
+	}
+	require.Equal(t, size, d.Size())
+}
+
+// testNoAllocation checks the path that every command takes.
+func testNoAllocation(t *testing.T, d disk.Disk) {
+	p := pattern(4096, 1)
+	write(t, d, p, 0)
+	require.Zero(t, testing.AllocsPerRun(50, func() {
+		if _, err := d.WriteAt(p, 0); err != nil {
+			t.Error(err)
+		}
+		if _, err := d.ReadAt(p, 0); err != nil {
+			t.Error(err)
+		}
+	}), "a write and a read allocate")
+}

@@ -1,0 +1,220 @@
+package disk
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+)
+
+// FileOptions says how a raw file is served as a disk.
+type FileOptions struct {
+	ReadOnly bool
+	// Durable makes Flush reach storage. Without it Flush promises only that the data survives the end of the process.
+	Durable bool
+}
+
+// File is a disk over a raw file. It implements Disk, Discarder, Zeroer and Extenter.
+type File struct {
+	file    *os.File
+	size    int64
+	opt     FileOptions
+	noPunch atomic.Bool // the file system cannot punch holes: zeros are written instead
+	failed  atomic.Bool // a flush failed
+
+	flushMu sync.Mutex // one fdatasync at a time: the kernel tells of a failure only once per open file
+	sync    func(fd int) error
+}
+
+var (
+	_ Discarder = (*File)(nil)
+	_ Zeroer    = (*File)(nil)
+	_ Extenter  = (*File)(nil)
+)
+
+// OpenFile opens a regular file, whose size is a positive multiple of SectorSize, as a disk.
+func OpenFile(path string, opt FileOptions) (*File, error) {
+	flags := os.O_RDWR
+	if opt.ReadOnly {
+		flags = os.O_RDONLY
+	}
+	f, err := os.OpenFile(path, flags|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	disk, err := newFile(f, opt)
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return disk, nil
+}
+
+// newFile makes a disk of an open file, which it then owns.
+func newFile(f *os.File, opt FileOptions) (*File, error) {
+	st, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !st.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s is not a regular file", f.Name())
+	}
+	if st.Size() == 0 || st.Size()%SectorSize != 0 {
+		return nil, fmt.Errorf("%s has a size of %d bytes, which is no positive multiple of %d", f.Name(), st.Size(), SectorSize)
+	}
+	return &File{file: f, size: st.Size(), opt: opt, sync: unix.Fdatasync}, nil
+}
+
+func (f *File) Size() int64 { return f.size }
+
+// ReadOnly tells whether every write returns ErrReadOnly.
+func (f *File) ReadOnly() bool { return f.opt.ReadOnly }
+
+// ReadAt reads from the page cache or the storage below it. Concurrency: as Disk.
+func (f *File) ReadAt(p []byte, off int64) (int, error) {
+	n, err := f.file.ReadAt(p, off)
+	if err == nil {
+		return n, nil
+	}
+	if err == io.EOF {
+		err = io.ErrUnexpectedEOF // someone made the file shorter
+	}
+	return n, &MediumError{Op: "read", Off: off + int64(n), Length: int64(len(p) - n), Err: err}
+}
+
+// WriteAt stores p in the page cache. Concurrency and durability: as Disk.
+func (f *File) WriteAt(p []byte, off int64) (int, error) {
+	if err := f.writable(); err != nil {
+		return 0, err
+	}
+	// Writing past the end would make the file grow, which no caller may do and nobody would notice.
+	if off < 0 || off > f.size-int64(len(p)) {
+		return 0, outOfRange("write", off, int64(len(p)), f.size)
+	}
+	n, err := f.file.WriteAt(p, off)
+	if err != nil {
+		return n, f.writeError(off+int64(n), int64(len(p)-n), err)
+	}
+	return n, nil
+}
+
+// Flush makes what was written durable, if the disk is. Durability: as Disk.
+func (f *File) Flush() error {
+	if f.failed.Load() {
+		return ErrFailed
+	}
+	if !f.opt.Durable || f.opt.ReadOnly {
+		return nil
+	}
+	f.flushMu.Lock()
+	defer f.flushMu.Unlock()
+	if f.failed.Load() {
+		return ErrFailed
+	}
+	if err := retry(func() error { return f.sync(int(f.file.Fd())) }); err != nil {
+		// The kernel has dropped the pages or marked them clean, so a later success would mean nothing.
+		f.failed.Store(true)
+		return fmt.Errorf("%w: flush of %s: %w", ErrFailed, f.file.Name(), err)
+	}
+	return nil
+}
+
+// Discard punches a hole. Concurrency and durability: as Disk.
+func (f *File) Discard(off, length int64) error { return f.deallocate("discard", off, length) }
+
+// Zero gives the space back too: a guest that zeroes a whole disk must not fill the work directory. Concurrency and
+// durability: as Disk.
+func (f *File) Zero(off, length int64) error {
+	if length > 0 && length < holeSize {
+		// No block can be freed, and a write in the page cache is cheaper than a call to the file system.
+		return f.writeZeros(off, length)
+	}
+	return f.deallocate("write", off, length)
+}
+
+// deallocate makes the range a hole as far as whole blocks lie in it, and zeros elsewhere.
+func (f *File) deallocate(op string, off, length int64) error {
+	if err := f.writable(); err != nil {
+		return err
+	}
+	if off < 0 || length < 0 || off > f.size-length {
+		return outOfRange(op, off, length, f.size)
+	}
+	if length == 0 {
+		return nil
+	}
+	if f.noPunch.Load() {
+		return f.writeZeros(off, length)
+	}
+	err := retry(func() error {
+		return unix.Fallocate(int(f.file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, off, length)
+	})
+	switch err {
+	case nil:
+		return nil
+	case unix.EOPNOTSUPP, unix.ENOSYS:
+		f.noPunch.Store(true)
+		return f.writeZeros(off, length)
+	default:
+		return f.writeError(off, length, &os.PathError{Op: "fallocate", Path: f.file.Name(), Err: err})
+	}
+}
+
+// writeZeros stores zeros where the file system has no better way.
+func (f *File) writeZeros(off, length int64) error {
+	for length > 0 {
+		n, err := f.WriteAt(zeros[:min(length, int64(len(zeros)))], off)
+		if err != nil {
+			return err
+		}
+		off, length = off+int64(n), length-int64(n)
+	}
+	return nil
+}
+
+// Extent asks the file system what is allocated. Concurrency: as Disk; while the range is being written, the answer may
+// be the one from before or after it.
+func (f *File) Extent(off, length int64) (Extent, error) {
+	if off < 0 || length <= 0 || off > f.size-length {
+		return Extent{}, outOfRange("extent", off, length, f.size)
+	}
+	n, data, err := seekExtent(f.file, off, length)
+	if err != nil {
+		return Extent{}, &MediumError{Op: "read", Off: off, Length: length, Err: err}
+	}
+	return Extent{Length: n, Data: data}, nil
+}
+
+// Close closes the file. It does not flush.
+func (f *File) Close() error { return f.file.Close() }
+
+// writable returns why nothing can be written at all, or nil.
+func (f *File) writable() error {
+	if f.opt.ReadOnly {
+		return ErrReadOnly
+	}
+	if f.failed.Load() {
+		return ErrFailed
+	}
+	return nil
+}
+
+// writeError turns an error of the file system into one of the package, for the range that was not written.
+func (f *File) writeError(off, length int64, err error) error {
+	switch {
+	case isNoSpace(err):
+		return fmt.Errorf("%w: %w", ErrNoSpace, err)
+	case errors.Is(err, unix.EROFS) || errors.Is(err, unix.EBADF) || errors.Is(err, unix.EPERM):
+		return fmt.Errorf("%w: %w", ErrReadOnly, err)
+	default:
+		return &MediumError{Op: "write", Off: off, Length: length, Err: err}
+	}
+}
+
+// outOfRange is a range that the caller should have refused.
+func outOfRange(op string, off, length, size int64) error {
+	return fmt.Errorf("%s of %d bytes at %d is outside of a disk of %d bytes", op, length, off, size)
+}

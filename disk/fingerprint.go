@@ -1,0 +1,149 @@
+package disk
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"io"
+
+	"github.com/cespare/xxhash/v2"
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+)
+
+// fingerprintChunk is what is hashed at once. It is part of what the hash means. Bytes.
+const fingerprintChunk = 1 << 20
+
+// fileFingerprint identifies the content of one file of an image. The hash decides; what follows it only saves hashing
+// a file again that has not been touched. Times are nanoseconds since 1970.
+type fileFingerprint struct {
+	Name   string `json:"name"` // only for messages
+	Format Format `json:"format"`
+	Size   int64  `json:"size"`
+	Hash   string `json:"xxhash64"`
+
+	Dev   uint64 `json:"dev"`
+	Ino   uint64 `json:"ino"`
+	MTime int64  `json:"mtime"`
+	CTime int64  `json:"ctime"`
+}
+
+// untouched reports whether both describe one file at one moment.
+func (f *fileFingerprint) untouched(g *fileFingerprint) bool {
+	return f.Size == g.Size && f.Dev == g.Dev && f.Ino == g.Ino && f.MTime == g.MTime && f.CTime == g.CTime
+}
+
+// fingerprintOf is what is known of a layer without reading it.
+func fingerprintOf(l *layer, st *unix.Stat_t) fileFingerprint {
+	return fileFingerprint{
+		Name: l.name, Format: l.format, Size: st.Size,
+		Dev: uint64(st.Dev), Ino: st.Ino, MTime: st.Mtim.Nano(), CTime: st.Ctim.Nano(),
+	}
+}
+
+// fingerprint identifies the image by the content of every file of its chain, top first.
+func (m *Image) fingerprint(ctx context.Context) ([]fileFingerprint, error) {
+	prints := m.unhashed()
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(2) // it runs beside the expansion
+	i := 0
+	m.top.chain(func(l *layer) {
+		print := &prints[i]
+		i++
+		group.Go(func() (err error) {
+			print.Hash, err = hashContent(ctx, l.file, print.Size)
+			if err != nil {
+				return fmt.Errorf("reading %s: %w", l.name, err)
+			}
+			return nil
+		})
+	})
+	if err := group.Wait(); err != nil {
+		return nil, err
+	}
+	return prints, nil
+}
+
+// unhashed is the fingerprint of the image without hashes.
+func (m *Image) unhashed() []fileFingerprint {
+	var prints []fileFingerprint
+	m.top.chain(func(l *layer) { prints = append(prints, fingerprintOf(l, &l.stat)) })
+	return prints
+}
+
+// checkUntouched returns an error if a file of the image was changed after it was opened: then what was read of it may
+// be neither the old nor the new image.
+func (m *Image) checkUntouched() (err error) {
+	m.top.chain(func(l *layer) {
+		var st unix.Stat_t
+		if statErr := retry(func() error { return unix.Fstat(int(l.file.Fd()), &st) }); statErr != nil {
+			err = fmt.Errorf("%s: %w", l.name, statErr)
+			return
+		}
+		if st.Size != l.stat.Size || st.Mtim != l.stat.Mtim {
+			err = fmt.Errorf("%s was changed while it was read; start again when nothing writes to it", l.name)
+		}
+	})
+	return err
+}
+
+// hashContent hashes a file's chunks that are not all zeros, each with its offset: so a hole and zeros that are stored
+// give the same hash, and neither costs much.
+func hashContent(ctx context.Context, r io.ReaderAt, size int64) (string, error) {
+	digest := xxhash.New()
+	buf := make([]byte, fingerprintChunk)
+	var position [8]byte
+	for off := int64(0); off < size; off += fingerprintChunk {
+		if err := ctx.Err(); err != nil {
+			return "", err
+		}
+		p := buf[:min(fingerprintChunk, size-off)]
+		if err := readFull(r, p, off); err != nil {
+			return "", err
+		}
+		if zero, n := leadingRun(p, 0); zero && n == len(p) {
+			continue
+		}
+		binary.LittleEndian.PutUint64(position[:], uint64(off))
+		digest.Write(position[:])
+		digest.Write(p)
+	}
+	return fmt.Sprintf("%016x", digest.Sum64()), nil
+}
+
+// compareImage reports why the image is not the one of the fingerprint, or "" if it is. Then it also returns the
+// fingerprint as it is now. Only what may have changed is read.
+func (m *Image) compareImage(ctx context.Context, old []fileFingerprint) (reason string, now []fileFingerprint, err error) {
+	now = m.unhashed()
+	if len(now) != len(old) {
+		return fmt.Sprintf("the image has %d backing files now, and had %d", len(now)-1, len(old)-1), nil, nil
+	}
+	for i := range now {
+		if now[i].Format != old[i].Format {
+			return fmt.Sprintf("%s is %s now, and was %s", now[i].Name, now[i].Format, old[i].Format), nil, nil
+		}
+		if now[i].Size != old[i].Size {
+			return fmt.Sprintf("the image has changed: %s has %d bytes now, and had %d", now[i].Name, now[i].Size, old[i].Size), nil, nil
+		}
+	}
+	i := 0
+	m.top.chain(func(l *layer) {
+		print, before := &now[i], &old[i]
+		i++
+		switch {
+		case reason != "" || err != nil:
+		case print.untouched(before):
+			print.Hash = before.Hash
+		default:
+			if print.Hash, err = hashContent(ctx, l.file, print.Size); err != nil {
+				err = fmt.Errorf("reading %s: %w", l.name, err)
+			} else if print.Hash != before.Hash {
+				reason = fmt.Sprintf("the image has changed: the content of %s is another one, of the same size", l.name)
+			}
+		}
+	})
+	if reason != "" || err != nil {
+		return reason, nil, err
+	}
+	return "", now, nil
+}

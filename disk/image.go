@@ -1,0 +1,152 @@
+package disk
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// DefaultMaxVirtualSize is the largest virtual size that an image may claim, where nothing else is set. Bytes.
+const DefaultMaxVirtualSize = 64 << 40
+
+// ImageOptions limits what is accepted as an image. The zero value has the documented defaults.
+type ImageOptions struct {
+	MaxVirtualSize int64 // bytes; 0: DefaultMaxVirtualSize
+}
+
+func (o ImageOptions) maxVirtualSize() int64 {
+	if o.MaxVirtualSize <= 0 {
+		return DefaultMaxVirtualSize
+	}
+	return o.MaxVirtualSize
+}
+
+// openFunc is how a file is opened: from the image directory, or by the name that an image claims.
+type openFunc func(name string) (*os.File, *unix.Stat_t, error)
+
+// Image is a validated, read-only disk image with its backing files. Its methods, except Close, may be called by any
+// number of goroutines.
+type Image struct {
+	name string
+	path string
+	dir  string
+	top  *layer
+	info ImageInfo
+	use  usage
+
+	closeOnce sync.Once
+	closeErr  error
+}
+
+// usage is what an image takes when it is expanded, at most: zeros inside stored data take nothing. Bytes.
+type usage struct{ plain, compressed int64 }
+
+func (u usage) total() int64 { return u.plain + u.compressed }
+
+// OpenImage opens and validates one image. Its backing files are looked for in its own directory only. A file that is
+// not accepted is an *ImageError.
+func OpenImage(path string, opt ImageOptions) (*Image, error) {
+	dir, err := openDirectory(filepath.Dir(path))
+	if err != nil {
+		return nil, err
+	}
+	defer dir.close()
+	return (&opener{dir: dir, opt: opt}).openImage(filepath.Base(path))
+}
+
+// openImage makes an Image of a file of the directory.
+func (o *opener) openImage(name string) (*Image, error) {
+	top, err := o.image(name)
+	if err != nil {
+		return nil, err
+	}
+	img := &Image{name: name, path: filepath.Join(o.dir.path, name), dir: o.dir.path, top: top}
+	if img.use, err = top.usage(); err != nil {
+		err = &ImageError{Name: name, Format: top.format, Reason: fmt.Sprintf("cannot be read: %v", err), Err: err}
+		return nil, errors.Join(err, top.close())
+	}
+	img.info = img.describe()
+	return img, nil
+}
+
+// usage adds up what the extents of the layer and everything below it take.
+func (l *layer) usage() (usage, error) {
+	var u usage
+	for off := int64(0); off < l.size; {
+		n, kind, err := l.extent(off, l.size-off)
+		if err != nil {
+			return u, err
+		}
+		switch kind {
+		case extentPlain:
+			u.plain += n
+		case extentCompressed:
+			u.compressed += n
+		}
+		off += n
+	}
+	return u, nil
+}
+
+// Name is the file's name in the image directory.
+func (m *Image) Name() string { return m.name }
+
+// Path is where the image was opened.
+func (m *Image) Path() string { return m.path }
+
+// Size is the virtual size, a positive multiple of SectorSize.
+func (m *Image) Size() int64 { return m.top.size }
+
+func (m *Image) format() Format { return m.top.format }
+
+// ReadAt reads the image as a disk, with its backing files. At the end it returns io.EOF with what there is. Content
+// that cannot be read or decoded is a *MediumError.
+func (m *Image) ReadAt(p []byte, off int64) (int, error) {
+	if off < 0 {
+		return 0, &MediumError{Op: "read", Off: off, Length: int64(len(p)), Err: syscall.EINVAL}
+	}
+	if off >= m.top.size {
+		return 0, io.EOF
+	}
+	atEnd := false
+	if rest := m.top.size - off; int64(len(p)) > rest {
+		p, atEnd = p[:rest], true
+	}
+	n, err := m.top.ReadAt(p, off)
+	if n < len(p) {
+		if err == nil || err == io.EOF {
+			err = io.ErrUnexpectedEOF // the file became shorter
+		}
+		return n, &MediumError{Op: "read", Off: off + int64(n), Length: int64(len(p) - n),
+			Err: fmt.Errorf("image %s: %w", m.name, err)}
+	}
+	if atEnd {
+		return n, io.EOF
+	}
+	return n, nil
+}
+
+// Extent describes the run that begins at off, at most length bytes of it and not past the end: a hole is what no file
+// of the chain stores. A run may continue in the next one of the same state.
+func (m *Image) Extent(off, length int64) (Extent, error) {
+	if off < 0 || length <= 0 || off >= m.top.size {
+		return Extent{}, fmt.Errorf("image %s: extent of %d bytes at %d is outside of its %d bytes", m.name, length, off, m.top.size)
+	}
+	n, kind, err := m.top.extent(off, length)
+	if err != nil {
+		return Extent{}, &MediumError{Op: "read", Off: off, Length: length, Err: fmt.Errorf("image %s: %w", m.name, err)}
+	}
+	return Extent{Length: n, Data: kind != extentHole}, nil
+}
+
+// Close closes every file of the image. Calls after the first do nothing.
+func (m *Image) Close() error {
+	m.closeOnce.Do(func() { m.closeErr = m.top.close() })
+	return m.closeErr
+}

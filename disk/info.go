@@ -1,0 +1,98 @@
+package disk
+
+import (
+	"errors"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// ImageInfo describes an image to people and programs. Sizes are bytes.
+type ImageInfo struct {
+	Name          string        `json:"name"`
+	Format        Format        `json:"format"`
+	Version       int           `json:"version,omitempty"`      // of qcow2
+	VirtualSize   int64         `json:"virtual_size"`           // what a guest sees
+	AllocatedSize int64         `json:"allocated_size"`         // of the virtual size, what the chain stores: a clone takes that at most
+	FileSize      int64         `json:"file_size"`              // length of the file itself
+	ClusterSize   int64         `json:"cluster_size,omitempty"` // of qcow2
+	Compression   string        `json:"compression,omitempty"`  // "zlib" or "zstd", where a file of the chain has compressed clusters
+	BackingChain  []BackingInfo `json:"backing_chain"`          // from the image's own backing file down; empty without one
+	Servable      bool          `json:"servable"`
+	Reason        string        `json:"reason,omitempty"` // why it is not servable, and what to do
+}
+
+// BackingInfo is one backing file of an image.
+type BackingInfo struct {
+	Name        string `json:"name"` // relative to the image directory
+	Format      Format `json:"format"`
+	Version     int    `json:"version,omitempty"`
+	VirtualSize int64  `json:"virtual_size"`
+	FileSize    int64  `json:"file_size"`
+	ClusterSize int64  `json:"cluster_size,omitempty"`
+	Compression string `json:"compression,omitempty"`
+}
+
+// Info describes the image. It may be called after Close.
+func (m *Image) Info() ImageInfo {
+	info := m.info
+	info.BackingChain = append([]BackingInfo{}, info.BackingChain...)
+	return info
+}
+
+// describe fills in what Info returns.
+func (m *Image) describe() ImageInfo {
+	info := ImageInfo{
+		Name:          m.name,
+		VirtualSize:   m.top.size,
+		AllocatedSize: m.use.total(),
+		BackingChain:  []BackingInfo{},
+		Servable:      true,
+	}
+	m.top.chain(func(l *layer) {
+		b := BackingInfo{Name: l.name, Format: l.format, Version: l.header.version, VirtualSize: l.size,
+			FileSize: l.stat.Size, ClusterSize: l.header.clusterSize, Compression: l.header.compression}
+		if info.Compression == "" {
+			info.Compression = b.Compression
+		}
+		if l == m.top {
+			info.Format, info.Version, info.FileSize, info.ClusterSize = b.Format, b.Version, b.FileSize, b.ClusterSize
+		} else {
+			info.BackingChain = append(info.BackingChain, b)
+		}
+	})
+	return info
+}
+
+// Inspect describes a file, also one that is not servable; then Reason says why. The error is for files that cannot
+// be read at all.
+func Inspect(path string, opt ImageOptions) (ImageInfo, error) {
+	img, err := OpenImage(path, opt)
+	if err == nil {
+		info := img.Info()
+		return info, img.Close()
+	}
+	var refused *ImageError
+	if !errors.As(err, &refused) {
+		return ImageInfo{}, err
+	}
+	var cause unix.Errno
+	if errors.As(refused.Err, &cause) {
+		switch cause {
+		case unix.ELOOP: // a link is refused, but it is there
+		default:
+			return ImageInfo{}, err
+		}
+	}
+	info := ImageInfo{
+		Name:         filepath.Base(path),
+		Format:       refused.Format,
+		BackingChain: []BackingInfo{},
+		Reason:       refused.Explain(),
+	}
+	var st unix.Stat_t
+	if retry(func() error { return unix.Lstat(path, &st) }) == nil && st.Mode&unix.S_IFMT == unix.S_IFREG {
+		info.FileSize = st.Size
+	}
+	return info, nil
+}

@@ -1,0 +1,149 @@
+package disk
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// layer is one file of an image: the image itself or one of its backing files. It is read-only and safe for any number
+// of goroutines.
+type layer struct {
+	name    string // relative to the image directory
+	format  Format
+	file    *os.File
+	stat    unix.Stat_t
+	size    int64   // virtual, bytes
+	content content // nil: raw
+	header  header
+	below   *layer // the backing file, or nil
+}
+
+// content is the reader of a format that stores a disk in its own way.
+type content interface {
+	// ReadAt reads the disk, with what the layer below holds.
+	io.ReaderAt
+	Size() int64
+	// extent describes the run that begins at off, at most length bytes of it.
+	extent(off, length int64) (int64, extentKind, error)
+	setBelow(l *layer)
+	header() header
+}
+
+// header is what a format says about an image. The backing file's name and format come from the image, so they are
+// claims that are not to be trusted.
+type header struct {
+	version       int
+	clusterSize   int64  // bytes; 0: no clusters
+	compression   string // of the clusters that are compressed; "" if there are none
+	backingName   string // "": none
+	backingFormat string
+}
+
+// extentKind is what a run of bytes costs to copy.
+type extentKind int
+
+const (
+	extentHole       extentKind = iota // reads as zeros, nothing is stored
+	extentPlain                        // stored as it is
+	extentCompressed                   // stored compressed: may be far smaller in the file
+	extentBelow                        // what the layer below holds, or zeros; never returned by layer.extent
+)
+
+func (l *layer) id() fileID { return fileID{uint64(l.stat.Dev), l.stat.Ino} }
+
+// ReadAt reads the layer as a disk: with what its backing files hold. Past the end it returns io.EOF.
+func (l *layer) ReadAt(p []byte, off int64) (int, error) {
+	if l.content != nil {
+		return l.content.ReadAt(p, off)
+	}
+	return l.file.ReadAt(p, off)
+}
+
+// extent describes the run that begins at off, at most length bytes of it. The run need not be the longest possible.
+func (l *layer) extent(off, length int64) (int64, extentKind, error) {
+	length = min(length, l.size-off)
+	if length <= 0 {
+		return 0, extentHole, fmt.Errorf("extent at %d is outside of %s, which has %d bytes", off, l.name, l.size)
+	}
+	if l.content == nil {
+		n, data, err := seekExtent(l.file, off, length)
+		if data {
+			return n, extentPlain, err
+		}
+		return n, extentHole, err
+	}
+	n, kind, err := l.content.extent(off, length)
+	if err != nil || kind != extentBelow {
+		return n, kind, err
+	}
+	if l.below == nil || off >= l.below.size { // a shorter backing file reads as zeros past its end
+		return n, extentHole, nil
+	}
+	return l.below.extent(off, n)
+}
+
+// chain calls f for the layer and everything below it.
+func (l *layer) chain(f func(*layer)) {
+	for ; l != nil; l = l.below {
+		f(l)
+	}
+}
+
+// close closes the layer and everything below it.
+func (l *layer) close() error {
+	var errs []error
+	l.chain(func(l *layer) { errs = append(errs, l.file.Close()) })
+	return errors.Join(errs...)
+}
+
+// seekExtent describes the run of a file that begins at off, at most length bytes of it, with data false for a hole.
+// A file system that does not know says that all is data. lseek moves the descriptor's offset, which nothing here uses.
+func seekExtent(f *os.File, off, length int64) (n int64, data bool, err error) {
+	fd := int(f.Fd())
+	// A hole can be punched between the two questions; then they are asked again.
+	for range 4 {
+		begin, err := seek(fd, off, unix.SEEK_DATA)
+		switch {
+		case err == unix.ENXIO: // no data from here to the end
+			return length, false, nil
+		case err == unix.EINVAL || err == unix.EOPNOTSUPP:
+			return length, true, nil
+		case err != nil:
+			return 0, false, &os.PathError{Op: "seek", Path: f.Name(), Err: err}
+		case begin > off:
+			return min(begin-off, length), false, nil
+		}
+		end, err := seek(fd, off, unix.SEEK_HOLE)
+		if err == unix.ENXIO {
+			return length, false, nil
+		}
+		if err != nil {
+			return 0, false, &os.PathError{Op: "seek", Path: f.Name(), Err: err}
+		}
+		if end > off {
+			return min(end-off, length), true, nil
+		}
+	}
+	return min(SectorSize, length), true, nil // taking a hole for data is always right
+}
+
+func seek(fd int, off int64, whence int) (at int64, err error) {
+	err = retry(func() (err error) { at, err = unix.Seek(fd, off, whence); return err })
+	return at, err
+}
+
+// readFull fills p from r at off: an end of file before that is an error.
+func readFull(r io.ReaderAt, p []byte, off int64) error {
+	n, err := r.ReadAt(p, off)
+	if n == len(p) {
+		return nil
+	}
+	if err == nil || errors.Is(err, io.EOF) {
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}

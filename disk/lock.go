@@ -1,0 +1,60 @@
+package disk
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// lockName is the file in an image's work directory whose lock makes one process its owner. It is never removed: a
+// second process could otherwise lock a file that no longer has a name.
+const lockName = "lock"
+
+// maxHolder bounds what is read of a lock file. Bytes.
+const maxHolder = 256
+
+// lockFile takes the exclusive lock of an open file without waiting: EWOULDBLOCK where another one has it. The kernel
+// frees it with the last descriptor, so also a holder that was killed frees it.
+func lockFile(f *os.File) error {
+	return retry(func() error { return unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) })
+}
+
+// acquireLock locks the file of that name, which is made if need be and then names this process.
+func acquireLock(path, what string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := lockFile(f); err != nil {
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			err = &LockedError{Path: what, Holder: readHolder(f)}
+		} else {
+			err = &os.PathError{Op: "flock", Path: path, Err: err}
+		}
+		return nil, errors.Join(err, f.Close())
+	}
+	// Only for messages, so a full disk does not matter here.
+	if f.Truncate(0) == nil {
+		host, _ := os.Hostname()
+		fmt.Fprintf(f, "%d %s\n", os.Getpid(), host)
+	}
+	return f, nil
+}
+
+// readHolder is who a lock file names. A process number means something only on its own host or in its own container.
+func readHolder(f *os.File) string {
+	text, _ := io.ReadAll(io.NewSectionReader(f, 0, maxHolder))
+	var pid int
+	var host string
+	if n, _ := fmt.Sscanf(strings.ToValidUTF8(string(text), "?"), "%d %s", &pid, &host); n == 0 {
+		return "another process"
+	}
+	if own, err := os.Hostname(); host == "" || err == nil && host == own {
+		return fmt.Sprintf("process %d", pid)
+	}
+	return fmt.Sprintf("process %d on host %s", pid, printable(host))
+}

@@ -1,0 +1,66 @@
+package disk
+
+import (
+	"fmt"
+	"strings"
+)
+
+// CopyMode says what of an image is copied into the work directory, and when.
+type CopyMode string
+
+const (
+	// CopyNone serves a raw file in place: what the guest writes is in the image file.
+	CopyNone CopyMode = "none"
+	// CopyOnWrite keeps what the guest wrote beside the image.
+	CopyOnWrite CopyMode = "copy-on-write"
+	// CopyOnRead keeps what the guest wrote and what it read.
+	CopyOnRead CopyMode = "copy-on-read"
+	// CopyClone copies the whole image. The default.
+	CopyClone CopyMode = "clone"
+)
+
+var copyModes = []CopyMode{CopyNone, CopyOnWrite, CopyOnRead, CopyClone}
+
+// ParseCopyMode reads a setting. An empty one is the default.
+func ParseCopyMode(s string) (CopyMode, error) {
+	if s == "" {
+		return CopyClone, nil
+	}
+	for _, m := range copyModes {
+		if string(m) == s {
+			return m, nil
+		}
+	}
+	names := make([]string, len(copyModes))
+	for i, m := range copyModes {
+		names[i] = string(m)
+	}
+	return "", fmt.Errorf("copy mode %q is unknown: use one of %s", s, strings.Join(names, ", "))
+}
+
+// Check reports whether an image can be served in this mode: nil, or an *UnsupportedModeError. With a nil image it
+// tells whether any can, so that a configuration is refused before the images are read.
+func (m CopyMode) Check(img *Image) error {
+	switch m {
+	case CopyClone, "":
+		return nil
+	case CopyNone:
+		if img == nil || img.format() == FormatRaw {
+			return nil
+		}
+		return &UnsupportedModeError{
+			Mode: m, Image: img.Name(),
+			Reason: fmt.Sprintf("it is a %s image, and only a raw one can be served in place", img.format()),
+			Use:    fmt.Sprintf("use copy mode %q, or convert the image to raw", string(CopyClone)),
+		}
+	case CopyOnWrite, CopyOnRead:
+		return &UnsupportedModeError{
+			Mode:   m,
+			Reason: "is not supported by this version",
+			Use:    fmt.Sprintf("use %q, or %q for raw images", string(CopyClone), string(CopyNone)),
+		}
+	default:
+		_, err := ParseCopyMode(string(m))
+		return err
+	}
+}

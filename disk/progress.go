@@ -1,0 +1,86 @@
+package disk
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+// Progress counts one expansion while it runs. The zero value is ready to use; every method may be called at any time
+// by any goroutine.
+type Progress struct {
+	total, done         atomic.Int64
+	dataTotal, dataDone atomic.Int64
+	finished            atomic.Bool
+}
+
+// Done is how many bytes of the virtual size are dealt with, holes included.
+func (p *Progress) Done() int64 { return p.done.Load() }
+
+// Total is the virtual size in bytes; 0 before the expansion has begun.
+func (p *Progress) Total() int64 { return p.total.Load() }
+
+// Data is how many of the bytes that the image stores have been copied, of how many: what the remaining time depends on.
+func (p *Progress) Data() (done, total int64) { return p.dataDone.Load(), p.dataTotal.Load() }
+
+// Finished tells whether the disk is complete.
+func (p *Progress) Finished() bool { return p.finished.Load() }
+
+func (p *Progress) start(total, data int64) {
+	p.finished.Store(false)
+	p.done.Store(0)
+	p.dataDone.Store(0)
+	p.dataTotal.Store(data)
+	p.total.Store(total)
+}
+
+func (p *Progress) add(bytes, data int64) {
+	p.done.Add(bytes)
+	p.dataDone.Add(data)
+}
+
+func (p *Progress) finish() {
+	p.done.Store(p.total.Load())
+	p.dataDone.Store(p.dataTotal.Load())
+	p.finished.Store(true)
+}
+
+// progressInterval is how often a long expansion tells the log how far it is.
+const progressInterval = 2 * time.Second
+
+// logWhile logs the progress at intervals until the context ends.
+func (p *Progress) logWhile(ctx context.Context, log *zap.Logger, interval time.Duration) {
+	begin := time.Now()
+	tick := time.NewTicker(interval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case now := <-tick.C:
+			log.Info("expanding", p.fields(now.Sub(begin))...)
+		}
+	}
+}
+
+// fields is the progress after the given time, for a log.
+func (p *Progress) fields(elapsed time.Duration) []zap.Field {
+	done, total := p.Done(), p.Total()
+	percent := 100.0
+	if total > 0 {
+		percent = float64(done) * 100 / float64(total)
+	}
+	data, dataTotal := p.Data()
+	rate := float64(data) / max(elapsed.Seconds(), 1e-9)
+	fields := []zap.Field{zap.Float64("percent", tenths(percent)), zap.Float64("mib_per_s", tenths(rate/(1<<20)))}
+	if data > 0 {
+		left := time.Duration(float64(dataTotal-data) / rate * float64(time.Second))
+		fields = append(fields, zap.Duration("eta", left.Round(time.Second)))
+	}
+	return fields
+}
+
+// tenths rounds to one decimal place.
+func tenths(v float64) float64 { return float64(int64(v*10+0.5)) / 10 }

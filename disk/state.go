@@ -1,0 +1,148 @@
+package disk
+
+import (
+	"bytes"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+	"golang.org/x/sys/unix"
+)
+
+// stateVersion is the format of the state file. Another one is not read.
+const stateVersion = 1
+
+// maxStateSize bounds what is read of a state file. Bytes.
+const maxStateSize = 1 << 20
+
+// state is what is remembered of a disk between two starts, in the disk's work directory.
+type state struct {
+	Version  int               `json:"version"`
+	Image    string            `json:"image"` // file name in the image directory
+	Mode     CopyMode          `json:"mode"`
+	Size     int64             `json:"size"` // of the disk, bytes
+	Identity Identity          `json:"identity"`
+	Created  time.Time         `json:"created"`
+	Durable  bool              `json:"durable"` // what was written reached storage
+	Boot     string            `json:"boot"`    // the running kernel's boot; see survivesBoot
+	Chain    []fileFingerprint `json:"chain"`   // of the image; empty where the image is served in place
+}
+
+// sealed is a state in the file: the checksum is of the exact bytes of the body.
+type sealed struct {
+	Checksum string          `json:"xxhash64"`
+	Body     json.RawMessage `json:"state"`
+}
+
+// newIdentity draws an identity from the system's random numbers, so that no two disks in the world share one. Ten
+// random bytes make a serial of 20 characters, as much as virtio-blk shows.
+func newIdentity() Identity {
+	var random [18]byte
+	rand.Read(random[:]) // never fails
+	id := Identity{Serial: hex.EncodeToString(random[:10])}
+	copy(id.NAA[:], random[10:])
+	id.NAA[0] = 0x30 | id.NAA[0]&0x0f // SPC-4 7.8.6.6: NAA 3h, locally assigned
+	return id
+}
+
+// save writes the state under its final name in one step. With durable it has reached storage then.
+func (s *state) save(path string, durable bool) error {
+	body, err := json.Marshal(s)
+	if err != nil {
+		return err
+	}
+	text, err := json.Marshal(sealed{Checksum: checksum(body), Body: body})
+	if err != nil {
+		return err
+	}
+	out, err := createPartial(path, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = out.file.Write(append(text, '\n'))
+	if err == nil && durable {
+		err = out.file.Sync()
+	}
+	return out.finish(err)
+}
+
+// damagedError is a state file that is there but says nothing that can be relied on.
+type damagedError struct{ reason string }
+
+func (e *damagedError) Error() string { return "its state file " + e.reason }
+
+// loadState reads a state file: fs.ErrNotExist without one, *damagedError for one that is not intact.
+func loadState(path string) (*state, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if errors.Is(err, unix.ELOOP) {
+		return nil, &damagedError{"is a symbolic link"}
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, maxStateSize+1))
+	switch {
+	case err != nil:
+		return nil, &damagedError{fmt.Sprintf("cannot be read: %v", err)}
+	case len(text) > maxStateSize:
+		return nil, &damagedError{"is far too large"}
+	}
+	return decodeState(text)
+}
+
+// decodeState checks and decodes the content of a state file. Errors are *damagedError.
+func decodeState(text []byte) (*state, error) {
+	var outer sealed
+	if err := json.Unmarshal(text, &outer); err != nil {
+		return nil, &damagedError{fmt.Sprintf("is damaged: %v", err)}
+	}
+	if sum := checksum(outer.Body); sum != outer.Checksum {
+		return nil, &damagedError{"is damaged: its checksum is wrong"}
+	}
+	var s state
+	decoder := json.NewDecoder(bytes.NewReader(outer.Body))
+	if err := decoder.Decode(&s); err != nil {
+		return nil, &damagedError{fmt.Sprintf("is damaged: %v", err)}
+	}
+	if s.Version != stateVersion {
+		return nil, &damagedError{fmt.Sprintf("has version %d, and this program knows %d", s.Version, stateVersion)}
+	}
+	if s.Size <= 0 || s.Size%SectorSize != 0 || s.Identity.Serial == "" || len(s.Identity.Serial) > 36 || s.Identity.NAA[0]>>4 != 3 {
+		return nil, &damagedError{"is damaged: it contradicts itself"}
+	}
+	return &s, nil
+}
+
+func checksum(p []byte) string { return fmt.Sprintf("%016x", xxhash.Sum64(p)) }
+
+// survivesBoot reports whether the disk is intact although the machine may have been restarted since: a disk that is
+// not durable lost what only the page cache held.
+func (s *state) survivesBoot(boot string) bool {
+	return s.Durable || boot != "" && s.Boot == boot
+}
+
+// bootID identifies the running kernel's boot; "" where the kernel does not tell.
+func bootID() string {
+	text, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(text))
+}
+
+// stateReason puts an error of loadState into words for the log.
+func stateReason(err error) string {
+	if errors.Is(err, fs.ErrNotExist) {
+		return "its state file is missing: an earlier start did not finish"
+	}
+	return err.Error()
+}
