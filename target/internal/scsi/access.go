@@ -1,0 +1,69 @@
+package scsi
+
+import (
+	"fmt"
+)
+
+// AccessMode says which initiators may use a LUN.
+type AccessMode string
+
+// The access modes. The empty mode is AccessWriteExclusive.
+const (
+	// AccessWriteExclusive admits one initiator name at a time: the first that accesses the medium owns the LUN
+	// until its last nexus is gone. The others' commands end with RESERVATION CONFLICT.
+	AccessWriteExclusive AccessMode = "write-exclusive"
+	// AccessWriteShared admits every initiator to read and write.
+	AccessWriteShared AccessMode = "write-shared"
+	// AccessReadShared admits every initiator to read; the LUN is write-protected.
+	AccessReadShared AccessMode = "read-shared"
+)
+
+// ParseAccessMode reads the name of an access mode; the empty one is AccessWriteExclusive.
+func ParseAccessMode(s string) (AccessMode, error) {
+	switch m := AccessMode(s); m {
+	case AccessWriteExclusive, AccessWriteShared, AccessReadShared:
+		return m, nil
+	case "":
+		return AccessWriteExclusive, nil
+	}
+	return "", fmt.Errorf("access mode %q is unknown; use %s, %s or %s", s, AccessWriteExclusive, AccessWriteShared, AccessReadShared)
+}
+
+// admits reports whether commands of the nexus are free of a conflict with the owner of the unit.
+func (d *Device) admits(u *unit, n *Nexus) bool {
+	owner := u.owner.Load()
+	if owner == nil || owner == n.initiator {
+		return true
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return u.releasedLocked(u.owner.Load(), n)
+}
+
+// claim makes the initiator of the nexus the owner of an exclusive unit, unless it is taken.
+func (d *Device) claim(u *unit, n *Nexus) bool {
+	if !u.exclusive || u.owner.Load() == n.initiator {
+		return true
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	// A command that was under way while its session ended must not bring the claim back.
+	if n.initiator.nexuses == 0 || !u.releasedLocked(u.owner.Load(), n) {
+		return false
+	}
+	u.owner.Store(n.initiator)
+	return true
+}
+
+// releasedLocked reports whether n's initiator may use a unit that owner has claimed last. A claim ends with
+// the owner's last nexus, but not before its writes have left the disk: one that is stuck there would
+// otherwise surface under the next owner.
+func (u *unit) releasedLocked(owner *initiator, n *Nexus) bool {
+	switch {
+	case owner == nil, owner.name == n.initiator.name:
+		return true
+	case owner.nexuses > 0:
+		return false
+	}
+	return !u.ranges.writing(owner)
+}

@@ -1,0 +1,116 @@
+package scsi
+
+import (
+	"math/bits"
+	"sync/atomic"
+)
+
+// attention is a set of unit attention conditions (SAM-5 5.14), one bit each. The lowest bit is reported
+// first: the order of precedence of SAM-5 5.14.2.
+type attention uint32
+
+const (
+	attnPowerOn attention = 1 << iota
+	attnReset
+	attnNexusLoss
+	attnCapacityChanged
+	attnModeChanged
+	attnClearedByOther
+	attnInquiryChanged
+	attnLUNsChanged
+)
+
+// attentionCodes holds the additional sense code of each bit.
+var attentionCodes = [...]additional{
+	ascPowerOnOrReset,
+	ascBusDeviceReset,
+	ascNexusLoss,
+	ascCapacityChanged,
+	ascModeChanged,
+	ascClearedByOther,
+	ascInquiryChanged,
+	ascLUNsChanged,
+}
+
+// attentions are the pending unit attentions of one nexus at one logical unit. The zero value is ready; any
+// number of goroutines.
+type attentions struct{ pending atomic.Uint32 }
+
+func (a *attentions) raise(c attention) { a.pending.Or(uint32(c)) }
+
+func (a *attentions) clear(c attention) { a.pending.And(^uint32(c)) }
+
+// take removes the condition of highest precedence and returns its sense data, or nil if there is none.
+func (a *attentions) take() *senseError {
+	for {
+		p := a.pending.Load()
+		if p == 0 {
+			return nil
+		}
+		if a.pending.CompareAndSwap(p, p&(p-1)) {
+			return &senseError{key: UnitAttention, code: attentionCodes[bits.TrailingZeros32(p)]}
+		}
+	}
+}
+
+// raiseLocked establishes the condition for every nexus at the unit, except one (nil: no exception).
+func (d *Device) raiseLocked(u *unit, c attention, except *Nexus) {
+	for n := range d.nexuses {
+		if n != except {
+			n.units[u.index].raise(c)
+		}
+	}
+}
+
+// CapacityChanged takes over the size of the LUN's disk and tells every initiator (2A/09). An unknown LUN is
+// ignored.
+func (d *Device) CapacityChanged(lun uint16) {
+	u := d.unitByNumber(lun)
+	if u == nil {
+		return
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	u.blocks.Store(uint64(u.disk.Size()) >> blockShift)
+	d.raiseLocked(u, attnCapacityChanged, nil)
+}
+
+// ResetLUN is what a LOGICAL UNIT RESET does to the device server (SAM-5 6.3.3): mode pages return to their
+// defaults and every nexus gets a unit attention, also the one that asked (by).
+func (d *Device) ResetLUN(lun uint64, by *Nexus) {
+	u := d.unit(lun)
+	if u == nil {
+		return
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.resetLocked(u)
+}
+
+// ResetTarget is what a target reset does to the device server (SAM-5 6.3.2): a reset of every logical unit.
+func (d *Device) ResetTarget(by *Nexus) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, u := range d.units {
+		d.resetLocked(u)
+	}
+}
+
+func (d *Device) resetLocked(u *unit) {
+	u.mode.reset()
+	d.raiseLocked(u, attnReset, nil)
+}
+
+// TasksCleared tells the nexuses whose commands were aborted by another one's CLEAR TASK SET (2F/00, SAM-5
+// 7.4); the transport has already dropped them.
+func (d *Device) TasksCleared(lun uint64, by *Nexus, affected []*Nexus) {
+	u := d.unit(lun)
+	if u == nil {
+		return
+	}
+	for _, n := range affected {
+		if n != by {
+			n.units[u.index].raise(attnClearedByOther)
+		}
+	}
+}

@@ -1,0 +1,70 @@
+package scsi
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// noDisk does nothing, so that a benchmark shows what the device server costs.
+type noDisk struct{}
+
+func (noDisk) ReadAt(p []byte, _ int64) (int, error)  { return len(p), nil }
+func (noDisk) WriteAt(p []byte, _ int64) (int, error) { return len(p), nil }
+func (noDisk) Flush() error                           { return nil }
+func (noDisk) Size() int64                            { return 1 << 40 }
+func (noDisk) Close() error                           { return nil }
+
+func mediumCommand(b testing.TB, opcode byte) (run func()) {
+	d, err := NewDevice(Options{}, []LUN{{Number: 1, Disk: noDisk{}, Identity: testIdentity()}})
+	require.NoError(b, err)
+	n := d.Attach(InitiatorPort{Name: "iqn.a"})
+	n.units[0].pending.Store(0)
+	t := &Task{}
+	p := make([]byte, 4096)
+	buf := make([]byte, 0, 64)
+	return func() {
+		t.Nexus, t.LUN = n, lun1
+		t.CDB = [16]byte{opcode, 0, 0, 1, 2, 3, 0, 0, 8, 0}
+		if err := d.Prepare(t); err != nil {
+			b.Fatal(err)
+		}
+		if t.Dir == DirIn {
+			err = t.In(0, p)
+		} else {
+			err = t.Out(0, p)
+		}
+		if err != nil {
+			b.Fatal(err)
+		}
+		if _, err := t.Finish(); err != nil {
+			b.Fatal(err)
+		}
+		if s, _ := d.Outcome(t, nil, buf); s != StatusGood {
+			b.Fatal(s)
+		}
+		t.Reset()
+	}
+}
+
+func TestReadWriteDoNotAllocate(t *testing.T) {
+	for _, op := range []byte{opRead10, opWrite10} {
+		require.Zero(t, testing.AllocsPerRun(100, mediumCommand(t, op)), "opcode %02x", op)
+	}
+}
+
+func BenchmarkRead10(b *testing.B) {
+	run := mediumCommand(b, opRead10)
+	b.ReportAllocs()
+	for b.Loop() {
+		run()
+	}
+}
+
+func BenchmarkWrite10(b *testing.B) {
+	run := mediumCommand(b, opWrite10)
+	b.ReportAllocs()
+	for b.Loop() {
+		run()
+	}
+}

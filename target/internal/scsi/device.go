@@ -1,0 +1,213 @@
+package scsi
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"go.uber.org/zap"
+
+	"kubevirt.io/disk/disk"
+)
+
+// Options describe the target device. The zero value works.
+type Options struct {
+	Vendor   string // at most 8 characters; default "KUBEVIRT"
+	Product  string // at most 16 characters; default "DISK"
+	Revision string // at most 4 characters; default "1"
+
+	TargetName     string // SCSI name string of the target device; empty: none is reported
+	PortalGroupTag uint16 // number of the target port group
+	Log            *zap.Logger
+}
+
+// LUN is a disk and how it is presented.
+type LUN struct {
+	Number    uint16 // at most MaxLUN
+	Disk      disk.Disk
+	Identity  disk.Identity
+	ReadOnly  bool // write-protected
+	Removable bool
+	Access    AccessMode // empty: AccessWriteExclusive
+}
+
+// MaxLUN is the highest LUN that flat space addressing can name (SAM-5 4.7.8).
+const MaxLUN = 0x3fff
+
+// Device is a SCSI target device with its logical units. All methods may be called from any number of goroutines
+// at once.
+type Device struct {
+	opt    Options
+	log    *zap.Logger
+	faults faultLog
+	units  []*unit // ascending by number
+	byLUN  []*unit // by LUN; nil where there is none
+	// orphans is what LUNs without a disk answer.
+	orphans *opcodeTable
+
+	mu         sync.Mutex
+	nexuses    map[*Nexus]struct{}        // guarded by mu
+	initiators map[string]*initiator      // guarded by mu
+	known      map[InitiatorPort]struct{} // guarded by mu
+}
+
+// unit is a logical unit.
+type unit struct {
+	number    uint16
+	index     int // in Device.units
+	identity  disk.Identity
+	protected bool // write-protected for good
+	removable bool
+	exclusive bool
+
+	disk     disk.Disk
+	discards disk.Discarder // nil: cannot
+	zeroes   disk.Zeroer    // nil: cannot
+	extents  disk.Extenter  // nil: cannot
+
+	table  *opcodeTable
+	blocks atomic.Uint64 // capacity in logical blocks
+	owner  atomic.Pointer[initiator]
+	ranges rangeTable
+	mode   modeState
+	faults faultLog
+}
+
+// NewDevice checks the options and makes the device. It asks each disk once for its optional interfaces.
+func NewDevice(opt Options, luns []LUN) (*Device, error) {
+	if opt.Vendor == "" {
+		opt.Vendor = "KUBEVIRT"
+	}
+	if opt.Product == "" {
+		opt.Product = "DISK"
+	}
+	if opt.Revision == "" {
+		opt.Revision = "1"
+	}
+	if opt.Log == nil {
+		opt.Log = zap.NewNop()
+	}
+	for _, f := range []struct {
+		what, value string
+		limit       int
+	}{{"vendor", opt.Vendor, 8}, {"product", opt.Product, 16}, {"revision", opt.Revision, 4}, {"target name", opt.TargetName, 223}} {
+		if len(f.value) > f.limit || !printable(f.value) {
+			return nil, fmt.Errorf("%s %q must be at most %d printable ASCII characters", f.what, f.value, f.limit)
+		}
+	}
+	d := &Device{
+		opt:        opt,
+		orphans:    newOrphanTable(),
+		log:        opt.Log,
+		nexuses:    map[*Nexus]struct{}{},
+		initiators: map[string]*initiator{},
+		known:      map[InitiatorPort]struct{}{},
+	}
+	for _, l := range luns {
+		u, err := newUnit(l)
+		if err != nil {
+			return nil, fmt.Errorf("LUN %d: %w", l.Number, err)
+		}
+		d.units = append(d.units, u)
+	}
+	slices.SortFunc(d.units, func(a, b *unit) int { return int(a.number) - int(b.number) })
+	for i, u := range d.units {
+		u.index = i
+		if n := int(u.number) + 1; n > len(d.byLUN) {
+			d.byLUN = append(d.byLUN, make([]*unit, n-len(d.byLUN))...)
+		}
+		if d.byLUN[u.number] != nil {
+			return nil, fmt.Errorf("LUN %d is given to two disks; give each a number of its own", u.number)
+		}
+		d.byLUN[u.number] = u
+	}
+	return d, nil
+}
+
+func newUnit(l LUN) (*unit, error) {
+	access, err := ParseAccessMode(string(l.Access))
+	switch {
+	case err != nil:
+		return nil, err
+	case l.Number > MaxLUN:
+		return nil, fmt.Errorf("number is above %d", MaxLUN)
+	case l.Disk == nil:
+		return nil, errors.New("has no disk")
+	case l.Disk.Size() <= 0 || l.Disk.Size()%BlockSize != 0:
+		return nil, fmt.Errorf("disk size %d is not a positive multiple of %d", l.Disk.Size(), BlockSize)
+	case l.Identity.Serial == "" || len(l.Identity.Serial) > 36 || !printable(l.Identity.Serial):
+		return nil, fmt.Errorf("serial %q must be 1 to 36 printable ASCII characters", l.Identity.Serial)
+	case l.Identity.NAA[0]>>4 != 3:
+		return nil, fmt.Errorf("NAA identifier %x does not begin with 3 (locally assigned)", l.Identity.NAA)
+	}
+	u := &unit{
+		number:    l.Number,
+		identity:  l.Identity,
+		protected: l.ReadOnly || access == AccessReadShared,
+		removable: l.Removable,
+		exclusive: access == AccessWriteExclusive,
+		disk:      l.Disk,
+	}
+	u.discards, _ = l.Disk.(disk.Discarder)
+	u.zeroes, _ = l.Disk.(disk.Zeroer)
+	u.extents, _ = l.Disk.(disk.Extenter)
+	u.blocks.Store(uint64(l.Disk.Size()) >> blockShift)
+	u.table = newOpcodeTable(u)
+	u.ranges.init()
+	u.mode.reset()
+	return u, nil
+}
+
+func printable(s string) bool {
+	for i := range len(s) {
+		if s[i] < 0x20 || s[i] > 0x7e {
+			return false
+		}
+	}
+	return true
+}
+
+// decodeLUN reads the 8-byte LUN structure of a single-level logical unit number: peripheral device addressing of
+// bus 0 or flat space addressing (SAM-5 4.7).
+func decodeLUN(lun uint64) (uint16, bool) {
+	if lun<<16 != 0 {
+		return 0, false
+	}
+	first := uint16(lun >> 48)
+	switch first >> 14 {
+	case 0:
+		return first, first <= 0xff
+	case 1:
+		return first & MaxLUN, true
+	}
+	return 0, false
+}
+
+// encodeLUN is the inverse of decodeLUN: the shorter addressing method that can name it.
+func encodeLUN(number uint16) uint64 {
+	if number <= 0xff {
+		return uint64(number) << 48
+	}
+	return uint64(0x4000|number) << 48
+}
+
+// unit finds a logical unit by the 8-byte LUN; nil if there is none.
+func (d *Device) unit(lun uint64) *unit {
+	number, ok := decodeLUN(lun)
+	if !ok {
+		return nil
+	}
+	return d.unitByNumber(number)
+}
+
+func (d *Device) unitByNumber(number uint16) *unit {
+	if int(number) >= len(d.byLUN) {
+		return nil
+	}
+	return d.byLUN[number]
+}
+
+// LUNExists reports whether a disk is served as this LUN.
+func (d *Device) LUNExists(lun uint64) bool { return d.unit(lun) != nil }

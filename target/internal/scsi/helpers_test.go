@@ -1,0 +1,281 @@
+package scsi
+
+import (
+	"bytes"
+	"encoding/hex"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk"
+)
+
+// memDisk is a disk in memory that counts calls and fails on demand. It promises what disk.Disk says.
+type memDisk struct {
+	size int64
+
+	mu      sync.Mutex
+	pages   map[int64]*[memPage]byte // guarded by mu
+	calls   map[string]int           // guarded by mu
+	fail    map[string]error         // guarded by mu; by method
+	enter   func(method string)      // called outside mu when a call begins
+	written []span                   // guarded by mu
+}
+
+const memPage = 4096
+
+func newMemDisk(size int64) *memDisk {
+	return &memDisk{size: size, pages: map[int64]*[memPage]byte{}, calls: map[string]int{}, fail: map[string]error{}}
+}
+
+func (m *memDisk) begin(method string) error {
+	if m.enter != nil {
+		m.enter(method)
+	}
+	m.mu.Lock()
+	m.calls[method]++
+	return m.fail[method]
+}
+
+func (m *memDisk) count(method string) int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.calls[method]
+}
+
+func (m *memDisk) failWith(method string, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.fail[method] = err
+}
+
+// each walks the pages of a range with the lock held.
+func (m *memDisk) each(off, length int64, make bool, use func(page *[memPage]byte, from, to, at int64)) {
+	if off < 0 || length < 0 || off+length > m.size {
+		panic("disk was given a range beyond its size")
+	}
+	for at := int64(0); at < length; {
+		index, from := (off+at)/memPage, (off+at)%memPage
+		to := min(memPage, from+length-at)
+		page := m.pages[index]
+		if page == nil && make {
+			page = new([memPage]byte)
+			m.pages[index] = page
+		}
+		use(page, from, to, at)
+		at += to - from
+	}
+}
+
+func (m *memDisk) ReadAt(p []byte, off int64) (int, error) {
+	err := m.begin("read")
+	defer m.mu.Unlock()
+	if err != nil {
+		return 0, err
+	}
+	m.each(off, int64(len(p)), false, func(page *[memPage]byte, from, to, at int64) {
+		if page == nil {
+			clear(p[at : at+to-from])
+			return
+		}
+		copy(p[at:], page[from:to])
+	})
+	return len(p), nil
+}
+
+func (m *memDisk) WriteAt(p []byte, off int64) (int, error) {
+	err := m.begin("write")
+	defer m.mu.Unlock()
+	if err != nil {
+		return 0, err
+	}
+	m.written = append(m.written, span{off, int64(len(p))})
+	m.each(off, int64(len(p)), true, func(page *[memPage]byte, from, to, at int64) { copy(page[from:to], p[at:]) })
+	return len(p), nil
+}
+
+func (m *memDisk) Flush() error {
+	err := m.begin("flush")
+	defer m.mu.Unlock()
+	return err
+}
+
+func (m *memDisk) Size() int64  { return m.size }
+func (m *memDisk) Close() error { return nil }
+
+func (m *memDisk) zero(method string, off, length int64) error {
+	err := m.begin(method)
+	defer m.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	m.each(off, length, false, func(page *[memPage]byte, from, to, at int64) {
+		switch {
+		case page == nil:
+		case from == 0 && to == memPage:
+			delete(m.pages, (off+at)/memPage)
+		default:
+			clear(page[from:to])
+		}
+	})
+	return nil
+}
+
+// thinDisk is a memDisk with every optional interface.
+type thinDisk struct{ *memDisk }
+
+func (d thinDisk) Discard(off, length int64) error { return d.zero("discard", off, length) }
+func (d thinDisk) Zero(off, length int64) error    { return d.zero("zero", off, length) }
+func (d thinDisk) Extent(off, length int64) (disk.Extent, error) {
+	err := d.begin("extent")
+	defer d.mu.Unlock()
+	if err != nil {
+		return disk.Extent{}, err
+	}
+	// One page at a time, so that callers have to gather.
+	n := min(length, memPage-off%memPage)
+	return disk.Extent{Length: n, Data: d.pages[off/memPage] != nil}, nil
+}
+
+func testIdentity() disk.Identity {
+	return disk.Identity{Serial: "0123456789abcdef", NAA: [8]byte{0x30, 0x11, 0x22, 0x33, 0x44, 0x55, 0x66, 0x77}}
+}
+
+const testBlocks = 20000 // of every disk, unless a test says otherwise
+
+// bench is a device with LUN 1 on a thin disk and one attached nexus, whose unit attentions are gone.
+type bench struct {
+	t     testing.TB
+	d     *Device
+	disk  *memDisk
+	nexus *Nexus
+}
+
+func newBench(t testing.TB, change ...func(*LUN)) *bench {
+	t.Helper()
+	m := newMemDisk(testBlocks * BlockSize)
+	lun := LUN{Number: 1, Disk: thinDisk{m}, Identity: testIdentity(), Access: AccessWriteShared}
+	for _, c := range change {
+		c(&lun)
+	}
+	d, err := NewDevice(Options{TargetName: "iqn.2017-01.io.kubevirt:wrapper", PortalGroupTag: 1}, []LUN{lun})
+	require.NoError(t, err)
+	b := &bench{t: t, d: d, disk: m}
+	b.nexus = b.attach("iqn.a", 0)
+	return b
+}
+
+func plainDisk(l *LUN)     { l.Disk = l.Disk.(thinDisk).memDisk }
+func readOnly(l *LUN)      { l.ReadOnly = true }
+func exclusive(l *LUN)     { l.Access = AccessWriteExclusive }
+func removableLUN(l *LUN)  { l.Removable = true }
+func readSharedLUN(l *LUN) { l.Access = AccessReadShared }
+
+// attach makes a nexus without pending unit attentions.
+func (b *bench) attach(name string, isid byte) *Nexus {
+	n := b.d.Attach(InitiatorPort{Name: name, ISID: [6]byte{isid}})
+	for i := range n.units {
+		n.units[i].pending.Store(0)
+	}
+	return n
+}
+
+const lun1 = uint64(1) << 48
+
+// result is how a command ended.
+type result struct {
+	status Status
+	sense  []byte
+	data   []byte
+}
+
+// code is the sense key, ASC and ASCQ of fixed format sense data, as "5/24/00"; empty for other statuses.
+func (r result) code() string {
+	if len(r.sense) < 14 {
+		return ""
+	}
+	return strings.ToLower(hex.EncodeToString(r.sense[2:3])[1:] + "/" + hex.EncodeToString(r.sense[12:13]) + "/" + hex.EncodeToString(r.sense[13:14]))
+}
+
+// outcome is the code, or the status where there is no sense data.
+func (r result) outcome() string {
+	if c := r.code(); c != "" {
+		return c
+	}
+	return r.status.String()
+}
+
+// cdb reads a CDB in hexadecimal, with spaces.
+func cdb(s string) []byte { return unhex(s) }
+
+func unhex(s string) []byte {
+	b, err := hex.DecodeString(strings.Join(strings.Fields(s), ""))
+	if err != nil {
+		panic(err)
+	}
+	return b
+}
+
+// run carries out a command on LUN 1 as the transport does; data is what the initiator sends, cut off at Length.
+func (b *bench) run(cdb []byte, data []byte) result { return b.runAs(b.nexus, lun1, cdb, data) }
+
+func (b *bench) runAs(n *Nexus, lun uint64, cdb []byte, data []byte) result {
+	return drive(b.d, n, lun, cdb, data, 8192)
+}
+
+// drive carries out a command with data in chunks.
+func drive(d *Device, n *Nexus, lun uint64, cdb []byte, data []byte, chunk int64) result {
+	t := &Task{Nexus: n, LUN: lun}
+	copy(t.CDB[:], cdb)
+	end := func(err error) result {
+		status, sense := d.Outcome(t, err, nil)
+		return result{status: status, sense: sense}
+	}
+	if err := d.Prepare(t); err != nil {
+		return end(err)
+	}
+	var in []byte
+	switch t.Dir {
+	case DirIn:
+		in = bytes.Repeat([]byte{0xee}, int(t.Length))
+		for off := int64(0); off < t.Length; off += chunk {
+			if err := t.In(off, in[off:min(off+chunk, t.Length)]); err != nil {
+				return end(err)
+			}
+		}
+	case DirOut:
+		data = data[:min(int64(len(data)), t.Length)]
+		if t.Gather {
+			chunk = t.Length
+		}
+		for off := int64(0); off < int64(len(data)); off += chunk {
+			if err := t.Out(off, data[off:min(off+chunk, int64(len(data)))]); err != nil {
+				return end(err)
+			}
+		}
+	}
+	status, err := t.Finish()
+	if err != nil {
+		return end(err)
+	}
+	return result{status: status, data: in}
+}
+
+// good carries out a command that must succeed, and returns its data.
+func (b *bench) good(cdb []byte, data []byte) []byte {
+	b.t.Helper()
+	r := b.run(cdb, data)
+	require.Equal(b.t, "GOOD", r.outcome())
+	return r.data
+}
+
+// pattern is data of which every block differs.
+func pattern(blocks int, seed byte) []byte {
+	p := make([]byte, blocks*BlockSize)
+	for i := range p {
+		p[i] = seed + byte(i) + byte(i>>9)*7
+	}
+	return p
+}

@@ -1,0 +1,90 @@
+package scsi
+
+import (
+	"encoding/binary"
+	"errors"
+	"math"
+)
+
+// Values of PROVISIONING STATUS (SBC-3 5.4.2.3).
+const (
+	statusMapped      = 0
+	statusDeallocated = 1
+)
+
+// lbaStatusLen is the length of our parameter data: a header and one descriptor. Bytes.
+const lbaStatusLen = 24
+
+// maxExtentSteps bounds how many extents of the disk one answer gathers.
+const maxExtentSteps = 1024
+
+// prepareLBAStatus is GET LBA STATUS (SBC-3 5.4). The length must be known before the disk is asked, so the answer has
+// always one descriptor: the run that begins at the starting address. An initiator goes on behind it.
+func prepareLBAStatus(t *Task) error {
+	t.lba = lba16(&t.CDB)
+	if err := t.inRange(); err != nil {
+		return err
+	}
+	t.data = append(t.data[:0], make([]byte, lbaStatusLen)...)
+	t.reply(binary.BigEndian.Uint32(t.CDB[10:]))
+	return nil
+}
+
+func inLBAStatus(t *Task, off int64, p []byte) error {
+	if off == 0 {
+		if err := t.fillLBAStatus(); err != nil {
+			return err
+		}
+	}
+	copy(p, t.data[off:])
+	return nil
+}
+
+func (t *Task) fillLBAStatus() error {
+	count, data, err := t.unit.extent(t.lba)
+	if err != nil {
+		return err
+	}
+	var b [lbaStatusLen]byte
+	binary.BigEndian.PutUint32(b[0:], lbaStatusLen-4)
+	binary.BigEndian.PutUint64(b[8:], t.lba)
+	binary.BigEndian.PutUint32(b[16:], count)
+	b[20] = statusDeallocated
+	if data {
+		b[20] = statusMapped
+	}
+	copy(t.data, b[:])
+	return nil
+}
+
+var errEmptyExtent = errors.New("disk reports an empty extent")
+
+// extent finds how many blocks from lba on are all mapped or all deallocated. A block is mapped if any byte of it
+// is.
+func (u *unit) extent(lba uint64) (count uint32, data bool, err error) {
+	start := int64(lba) << blockShift
+	end := min(int64(u.blocks.Load())<<blockShift, start+math.MaxUint32<<blockShift)
+	at := start
+	for step := 0; step < maxExtentSteps && at < end; step++ {
+		e, err := u.extents.Extent(at, end-at)
+		if err != nil {
+			return 0, false, err
+		}
+		if e.Length <= 0 {
+			return 0, false, errEmptyExtent
+		}
+		if step > 0 && e.Data != data {
+			break
+		}
+		data = e.Data
+		at = min(at+e.Length, end)
+	}
+	length := at - start
+	switch {
+	case data:
+		length += BlockSize - 1 // a block that begins with data is mapped
+	case length < BlockSize:
+		length, data = BlockSize, true // data begins within the first block
+	}
+	return uint32(length >> blockShift), data, nil
+}

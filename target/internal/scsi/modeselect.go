@@ -1,0 +1,167 @@
+package scsi
+
+import (
+	"encoding/binary"
+	"math"
+)
+
+const (
+	bitPF  = 0x10
+	bitSPF = 0x40 // subpage format
+
+	modeHeader6Len  = 4
+	modeHeader10Len = 8
+)
+
+// prepareModeSelect6 is MODE SELECT(6) (SPC-4 6.11).
+func prepareModeSelect6(t *Task) error { return t.prepareModeSelect(int64(t.CDB[4])) }
+
+// prepareModeSelect10 is MODE SELECT(10) (SPC-4 6.12).
+func prepareModeSelect10(t *Task) error {
+	return t.prepareModeSelect(int64(binary.BigEndian.Uint16(t.CDB[7:])))
+}
+
+func (t *Task) prepareModeSelect(n int64) error {
+	if n > 0 && t.CDB[1]&bitPF == 0 {
+		return invalidField(1, 4) // pages in a format of the vendor's, which we do not have
+	}
+	t.expect(n, true)
+	return nil
+}
+
+// outModeSelect validates the whole parameter list before it changes anything.
+func outModeSelect(t *Task, _ int64, p []byte) error {
+	d, u := t.dev, t.unit
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	before := u.mode.bits.Load()
+	after, err := parseModeSelect(p, t.cmd.opcode == opModeSelect10, u.blocks.Load(), before)
+	if err != nil {
+		return err
+	}
+	if after == before {
+		return nil
+	}
+	u.mode.bits.Store(after)
+	d.raiseLocked(u, attnModeChanged, t.Nexus)
+	// Without the write cache, what was acknowledged with it must be durable too.
+	t.fua = before&modeWCE != 0 && after&modeWCE == 0
+	return nil
+}
+
+func finishModeSelect(t *Task) (Status, error) {
+	if t.fua {
+		return t.flush()
+	}
+	return StatusGood, nil
+}
+
+// parseModeSelect reads a mode parameter list (SPC-4 7.5.4) and returns the mode state that it makes of state.
+func parseModeSelect(p []byte, long bool, blocks uint64, state uint32) (uint32, error) {
+	at, err := parseModeHeader(p, long, blocks)
+	if err != nil {
+		return 0, err
+	}
+	for at < len(p) {
+		if len(p)-at < 2 {
+			return 0, errParameterLength
+		}
+		// PS, the highest bit, is reserved here, but initiators send back what MODE SENSE gave them.
+		page := findModePage(p[at] & 0x3f)
+		switch {
+		case page == nil:
+			return 0, invalidParameter(at, 5)
+		case p[at]&bitSPF != 0:
+			return 0, invalidParameter(at, 6)
+		case int(p[at+1]) != len(page.fixed)-2:
+			return 0, invalidParameter(at+1, 7)
+		case len(p)-at < len(page.fixed):
+			return 0, errParameterLength
+		}
+		next, bad := page.parse(p[at:], state)
+		if bad >= 0 {
+			return 0, invalidParameter(at+bad, noBit)
+		}
+		state = next
+		at += len(page.fixed)
+	}
+	return state, nil
+}
+
+func findModePage(code byte) *modePage {
+	for i := range modePages {
+		if modePages[i].code == code {
+			return &modePages[i]
+		}
+	}
+	return nil
+}
+
+// parse takes the changeable bits of a page into state. bad is the offset of a byte that differs from the page in
+// another bit, or negative.
+func (p *modePage) parse(b []byte, state uint32) (next uint32, bad int) {
+	for i := 2; i < len(p.fixed); i++ {
+		value := b[i]
+		for _, f := range p.fields {
+			if f.offset != i {
+				continue
+			}
+			state &^= f.state
+			if value&f.bit != 0 {
+				state |= f.state
+			}
+			value &^= f.bit
+		}
+		if value != p.fixed[i] {
+			return 0, i
+		}
+	}
+	return state, -1
+}
+
+// parseModeHeader checks the header and the block descriptor, which may only describe the unit as it is, and
+// returns the offset of the first page. MODE DATA LENGTH, WP and DPOFUA are reserved here and not looked at.
+func parseModeHeader(p []byte, long bool, blocks uint64) (int, error) {
+	header, medium := modeHeader6Len, 1
+	if long {
+		header, medium = modeHeader10Len, 2
+	}
+	if len(p) < header {
+		return 0, errParameterLength
+	}
+	if p[medium] != 0 {
+		return 0, invalidParameter(medium, 7)
+	}
+	descriptor, lengthAt, longLBA := int(p[3]), 3, false
+	if long {
+		descriptor, lengthAt = int(binary.BigEndian.Uint16(p[6:])), 6
+		longLBA = p[4]&bitLong != 0
+	}
+	want := shortDescriptorLen
+	if longLBA {
+		want = longDescriptorLen
+	}
+	switch {
+	case descriptor == 0:
+		return header, nil
+	case descriptor != want:
+		return 0, invalidParameter(lengthAt, 7)
+	case len(p) < header+descriptor:
+		return 0, errParameterLength
+	}
+	d := p[header:]
+	count, size, sizeAt := uint64(binary.BigEndian.Uint32(d)), binary.BigEndian.Uint32(d[4:]), 4
+	same := count == min(blocks, math.MaxUint32)
+	if longLBA {
+		count, size, sizeAt = binary.BigEndian.Uint64(d), binary.BigEndian.Uint32(d[12:]), 12
+		same = count == blocks
+	}
+	// SBC-3 6.5.2.2: zero leaves the number of blocks as it is.
+	if count != 0 && !same {
+		return 0, invalidParameter(header, 7)
+	}
+	if size != BlockSize {
+		return 0, invalidParameter(header+sizeAt, 7)
+	}
+	return header + descriptor, nil
+}

@@ -1,0 +1,68 @@
+package scsi
+
+// InitiatorPort names the initiator's end of an I_T nexus: for iSCSI the initiator name and its ISID.
+type InitiatorPort struct {
+	Name string
+	ISID [6]byte
+}
+
+// Nexus is one I_T nexus, which for iSCSI is one session.
+type Nexus struct {
+	port      InitiatorPort
+	initiator *initiator
+	units     []attentions // by unit.index
+}
+
+// Port tells whose nexus it is.
+func (n *Nexus) Port() InitiatorPort { return n.port }
+
+// initiator is what the nexuses of one initiator name share.
+type initiator struct {
+	name    string
+	nexuses int // guarded by Device.mu; 0: gone
+}
+
+// maxKnownPorts bounds the memory of initiator ports that were attached before.
+const maxKnownPorts = 4096
+
+// Attach makes the nexus of a new session. The initiator is told at its first command to each logical unit that
+// it may have missed something: I_T NEXUS LOSS OCCURRED (29/07) if this port was here before, or else POWER ON,
+// RESET, OR BUS DEVICE RESET OCCURRED (29/00).
+func (d *Device) Attach(p InitiatorPort) *Nexus {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	in := d.initiators[p.Name]
+	if in == nil {
+		in = &initiator{name: p.Name}
+		d.initiators[p.Name] = in
+	}
+	in.nexuses++
+
+	cause := attnPowerOn
+	if _, known := d.known[p]; known {
+		cause = attnNexusLoss
+	} else if len(d.known) < maxKnownPorts {
+		d.known[p] = struct{}{}
+	}
+	n := &Nexus{port: p, initiator: in, units: make([]attentions, len(d.units))}
+	for i := range n.units {
+		n.units[i].raise(cause)
+	}
+	d.nexuses[n] = struct{}{}
+	return n
+}
+
+// Detach ends a nexus. With the last nexus of an initiator name, its exclusive claims end. Commands whose disk
+// calls still run may end later; a second call does nothing.
+func (d *Device) Detach(n *Nexus) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if _, ok := d.nexuses[n]; !ok {
+		return
+	}
+	delete(d.nexuses, n)
+	n.initiator.nexuses--
+	if n.initiator.nexuses == 0 {
+		delete(d.initiators, n.initiator.name)
+	}
+}

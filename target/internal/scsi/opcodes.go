@@ -1,0 +1,274 @@
+package scsi
+
+import (
+	"cmp"
+	"encoding/binary"
+	"fmt"
+	"slices"
+)
+
+// The operation codes (SPC-4 annex, SBC-3 5.1).
+const (
+	opTestUnitReady    = 0x00
+	opRequestSense     = 0x03
+	opRead6            = 0x08
+	opWrite6           = 0x0a
+	opInquiry          = 0x12
+	opModeSelect6      = 0x15
+	opModeSense6       = 0x1a
+	opReadCapacity10   = 0x25
+	opRead10           = 0x28
+	opWrite10          = 0x2a
+	opVerify10         = 0x2f
+	opSyncCache10      = 0x35
+	opWriteSame10      = 0x41
+	opUnmap            = 0x42
+	opModeSelect10     = 0x55
+	opModeSense10      = 0x5a
+	opRead16           = 0x88
+	opCompareAndWrite  = 0x89
+	opWrite16          = 0x8a
+	opVerify16         = 0x8f
+	opSyncCache16      = 0x91
+	opWriteSame16      = 0x93
+	opServiceActionIn  = 0x9e
+	opReportLUNs       = 0xa0
+	opMaintenanceIn    = 0xa3
+	opRead12           = 0xa8
+	opWrite12          = 0xaa
+	opVerify12         = 0xaf
+	saReadCapacity16   = 0x10
+	saGetLBAStatus     = 0x12
+	saReportOpcodes    = 0x0c
+	saReportManagement = 0x0d
+)
+
+// flags say under which conditions a command is carried out.
+type flags uint8
+
+const (
+	duringAttention flags = 1 << iota // leaves unit attentions pending (SAM-5 5.14.1)
+	duringConflict                    // allowed while another initiator owns the unit (SPC-4 5.13.1)
+	usesMedium                        // claims a write-exclusive unit
+	writesMedium                      // refused by a write-protected unit
+)
+
+// layout says where a CDB has its address and transfer length.
+type layout uint8
+
+const (
+	cdb6 layout = iota
+	cdb10
+	cdb12
+	cdb16
+)
+
+// command is a row of the opcode table.
+type command struct {
+	name      string
+	opcode    byte
+	hasAction bool
+	action    byte // service action, in byte 1
+	// usage has a one for every bit of the CDB that is evaluated, as REPORT SUPPORTED OPERATION CODES reports it
+	// (SPC-4 6.35.3); its length is that of the CDB. Byte 0 is the operation code, and the bits of the service
+	// action hold its value.
+	usage  []byte
+	mask   [2]uint64 // the bits that may be set, as two big-endian words
+	flags  flags
+	op     Operation
+	layout layout
+	// seconds until an initiator should look what is wrong, for the command timeouts descriptor
+	timeout uint32
+
+	prepare func(*Task) error                      // validates; fills in direction and length
+	in      func(*Task, int64, []byte) error       // nil: the parameter data that prepare made
+	out     func(*Task, int64, []byte) error       // nil: takes no data
+	finish  func(*Task) (status Status, err error) // nil: GOOD
+}
+
+// Times that an initiator should grant: a command that only looks at memory, one that moves blocks, and one
+// that may have to wait for storage to catch up. Seconds.
+const (
+	quick = 10
+	moves = 60
+	drain = 120
+)
+
+// addressed is the usage of the commands with an address and a length, by layout; b1 is that of byte 1.
+func addressed(l layout, b1 byte) []byte {
+	const ff = 0xff
+	switch l {
+	case cdb6:
+		return []byte{0, 0x1f, ff, ff, ff, 0}
+	case cdb10:
+		return []byte{0, b1, ff, ff, ff, ff, 0, ff, ff, 0}
+	case cdb12:
+		return []byte{0, b1, ff, ff, ff, ff, ff, ff, ff, ff, 0, 0}
+	}
+	return []byte{0, b1, ff, ff, ff, ff, ff, ff, ff, ff, ff, ff, ff, ff, 0, 0}
+}
+
+const (
+	bitDPO    = 0x10
+	bitFUA    = 0x08
+	bitBytchk = 0x06
+	bitImmed  = 0x02
+	bitUnmap  = 0x08
+	bitNDOB   = 0x01
+)
+
+// commonCommands are answered whatever the disk can do.
+func commonCommands() []command {
+	return []command{
+		{name: "TEST UNIT READY", opcode: opTestUnitReady, usage: make([]byte, 6), timeout: quick, prepare: prepareTestUnitReady},
+		{name: "REQUEST SENSE", opcode: opRequestSense, usage: []byte{0, 0x01, 0, 0, 0xff, 0}, flags: duringAttention | duringConflict, timeout: quick, prepare: prepareRequestSense},
+		{name: "INQUIRY", opcode: opInquiry, usage: []byte{0, 0x01, 0xff, 0xff, 0xff, 0}, flags: duringAttention | duringConflict, timeout: quick, prepare: prepareInquiry},
+		{name: "REPORT LUNS", opcode: opReportLUNs, usage: []byte{0, 0, 0xff, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 0}, flags: duringAttention | duringConflict, timeout: quick, prepare: prepareReportLUNs},
+		{name: "REPORT SUPPORTED OPERATION CODES", opcode: opMaintenanceIn, hasAction: true, action: saReportOpcodes, usage: []byte{0, 0, 0x87, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0}, flags: duringConflict, timeout: quick, prepare: prepareReportOpcodes},
+		{name: "REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS", opcode: opMaintenanceIn, hasAction: true, action: saReportManagement, usage: []byte{0, 0, 0x80, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 0}, flags: duringConflict, timeout: quick, prepare: prepareReportManagement},
+
+		{name: "MODE SENSE(6)", opcode: opModeSense6, usage: []byte{0, 0x08, 0xff, 0xff, 0xff, 0}, timeout: quick, prepare: prepareModeSense6},
+		{name: "MODE SENSE(10)", opcode: opModeSense10, usage: []byte{0, 0x18, 0xff, 0xff, 0, 0, 0, 0xff, 0xff, 0}, timeout: quick, prepare: prepareModeSense10},
+		{name: "MODE SELECT(6)", opcode: opModeSelect6, usage: []byte{0, 0x10, 0, 0, 0xff, 0}, timeout: drain, prepare: prepareModeSelect6, out: outModeSelect, finish: finishModeSelect},
+		{name: "MODE SELECT(10)", opcode: opModeSelect10, usage: []byte{0, 0x10, 0, 0, 0, 0, 0, 0xff, 0xff, 0}, timeout: drain, prepare: prepareModeSelect10, out: outModeSelect, finish: finishModeSelect},
+
+		{name: "READ CAPACITY(10)", opcode: opReadCapacity10, usage: make([]byte, 10), flags: duringConflict, timeout: quick, prepare: prepareReadCapacity10},
+		{name: "READ CAPACITY(16)", opcode: opServiceActionIn, hasAction: true, action: saReadCapacity16, usage: []byte{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 0}, flags: duringConflict, timeout: quick, prepare: prepareReadCapacity16},
+	}
+}
+
+// mediumCommands read and write logical blocks.
+func mediumCommands(u *unit) []command {
+	const reads, writes = usesMedium, usesMedium | writesMedium
+	sameBits := byte(0)
+	if u.discards != nil {
+		sameBits = bitUnmap
+	}
+	return []command{
+		{name: "READ(6)", opcode: opRead6, layout: cdb6, op: OpRead, flags: reads, prepare: prepareRead, in: inRead},
+		{name: "READ(10)", opcode: opRead10, layout: cdb10, usage: addressed(cdb10, bitDPO|bitFUA), op: OpRead, flags: reads, prepare: prepareRead, in: inRead},
+		{name: "READ(12)", opcode: opRead12, layout: cdb12, usage: addressed(cdb12, bitDPO|bitFUA), op: OpRead, flags: reads, prepare: prepareRead, in: inRead},
+		{name: "READ(16)", opcode: opRead16, layout: cdb16, usage: addressed(cdb16, bitDPO|bitFUA), op: OpRead, flags: reads, prepare: prepareRead, in: inRead},
+		{name: "WRITE(6)", opcode: opWrite6, layout: cdb6, op: OpWrite, flags: writes, prepare: prepareWrite, out: outWrite, finish: finishWrite},
+		{name: "WRITE(10)", opcode: opWrite10, layout: cdb10, usage: addressed(cdb10, bitDPO|bitFUA), op: OpWrite, flags: writes, prepare: prepareWrite, out: outWrite, finish: finishWrite},
+		{name: "WRITE(12)", opcode: opWrite12, layout: cdb12, usage: addressed(cdb12, bitDPO|bitFUA), op: OpWrite, flags: writes, prepare: prepareWrite, out: outWrite, finish: finishWrite},
+		{name: "WRITE(16)", opcode: opWrite16, layout: cdb16, usage: addressed(cdb16, bitDPO|bitFUA), op: OpWrite, flags: writes, prepare: prepareWrite, out: outWrite, finish: finishWrite},
+		{name: "VERIFY(10)", opcode: opVerify10, layout: cdb10, usage: addressed(cdb10, bitDPO|bitBytchk), op: OpRead, flags: reads, prepare: prepareVerify, out: outVerify, finish: finishVerify},
+		{name: "VERIFY(12)", opcode: opVerify12, layout: cdb12, usage: addressed(cdb12, bitDPO|bitBytchk), op: OpRead, flags: reads, prepare: prepareVerify, out: outVerify, finish: finishVerify},
+		{name: "VERIFY(16)", opcode: opVerify16, layout: cdb16, usage: addressed(cdb16, bitDPO|bitBytchk), op: OpRead, flags: reads, prepare: prepareVerify, out: outVerify, finish: finishVerify},
+		{name: "SYNCHRONIZE CACHE(10)", opcode: opSyncCache10, layout: cdb10, usage: addressed(cdb10, bitImmed), op: OpFlush, flags: reads, timeout: drain, prepare: prepareSync, finish: finishSync},
+		{name: "SYNCHRONIZE CACHE(16)", opcode: opSyncCache16, layout: cdb16, usage: addressed(cdb16, bitImmed), op: OpFlush, flags: reads, timeout: drain, prepare: prepareSync, finish: finishSync},
+		{name: "WRITE SAME(10)", opcode: opWriteSame10, layout: cdb10, usage: addressed(cdb10, sameBits), op: OpWrite, flags: writes, timeout: drain, prepare: prepareWriteSame, out: outWriteSame, finish: finishWriteSame},
+		{name: "WRITE SAME(16)", opcode: opWriteSame16, layout: cdb16, usage: addressed(cdb16, sameBits|bitNDOB), op: OpWrite, flags: writes, timeout: drain, prepare: prepareWriteSame, out: outWriteSame, finish: finishWriteSame},
+		{name: "COMPARE AND WRITE", opcode: opCompareAndWrite, usage: []byte{0, bitDPO | bitFUA, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0xff, 0, 0}, op: OpWrite, flags: writes, prepare: prepareCompareAndWrite, out: outCompareAndWrite, finish: finishWrite},
+	}
+}
+
+// discardCommands need a disk that can give space back.
+func discardCommands() []command {
+	return []command{
+		{name: "UNMAP", opcode: opUnmap, usage: []byte{0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0}, op: OpDiscard, flags: usesMedium | writesMedium, timeout: drain, prepare: prepareUnmap, out: outUnmap, finish: finishUnmap},
+	}
+}
+
+// extentCommands need a disk that knows what is allocated.
+func extentCommands() []command {
+	return []command{
+		{name: "GET LBA STATUS", opcode: opServiceActionIn, hasAction: true, action: saGetLBAStatus, usage: []byte{0, 0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0}, flags: usesMedium, timeout: moves, prepare: prepareLBAStatus, in: inLBAStatus},
+	}
+}
+
+// opcodeTable is what a logical unit supports, in ascending order of operation code and service action, and by
+// operation code.
+type opcodeTable struct {
+	commands []command
+	first    [256]uint16 // 1 + index into commands of the first command with this operation code; 0: none
+}
+
+// newOpcodeTable chooses the commands by what the unit's disk can do.
+func newOpcodeTable(u *unit) *opcodeTable {
+	commands := append(commonCommands(), mediumCommands(u)...)
+	if u.discards != nil {
+		commands = append(commands, discardCommands()...)
+	}
+	if u.extents != nil {
+		commands = append(commands, extentCommands()...)
+	}
+	return indexCommands(commands)
+}
+
+// actionMask are the bits of byte 1 that hold a service action.
+const actionMask = 0x1f
+
+// indexCommands completes the rows and sorts them.
+func indexCommands(commands []command) *opcodeTable {
+	slices.SortFunc(commands, func(a, b command) int {
+		return cmp.Or(cmp.Compare(a.opcode, b.opcode), cmp.Compare(a.action, b.action))
+	})
+	t := &opcodeTable{commands: commands}
+	for i := range commands {
+		c := &commands[i]
+		if c.usage == nil {
+			c.usage = addressed(c.layout, 0)
+		}
+		if c.timeout == 0 {
+			c.timeout = moves
+		}
+		c.usage[0] = c.opcode
+		// The transport pads a CDB to 16 bytes; what lies beyond its length is not looked at.
+		mask := [16]byte{0xff}
+		for j := 1; j < len(mask); j++ {
+			mask[j] = 0xff
+			if j < len(c.usage) {
+				mask[j] = c.usage[j]
+			}
+		}
+		if c.hasAction {
+			mask[1] |= actionMask
+			c.usage[1] |= c.action
+		}
+		c.mask = [2]uint64{binary.BigEndian.Uint64(mask[:8]), binary.BigEndian.Uint64(mask[8:])}
+		if t.first[c.opcode] == 0 {
+			t.first[c.opcode] = uint16(i + 1)
+		}
+	}
+	return t
+}
+
+// lookup finds the command of a CDB, or tells why it is refused.
+func (t *opcodeTable) lookup(cdb *[16]byte) (*command, error) {
+	i := int(t.first[cdb[0]])
+	if i == 0 {
+		return nil, errInvalidOpcode
+	}
+	if c := &t.commands[i-1]; !c.hasAction {
+		return c, nil
+	}
+	if c := t.find(cdb[0], uint16(cdb[1]&actionMask)); c != nil {
+		return c, nil
+	}
+	return nil, invalidField(1, 4)
+}
+
+// find looks a command with a service action up; nil if it is not supported.
+func (t *opcodeTable) find(opcode byte, action uint16) *command {
+	i := int(t.first[opcode])
+	if i == 0 {
+		return nil
+	}
+	for i--; i < len(t.commands) && t.commands[i].opcode == opcode; i++ {
+		if c := &t.commands[i]; c.hasAction && uint16(c.action) == action {
+			return c
+		}
+	}
+	return nil
+}
+
+// newOrphanTable has the commands that a LUN without a disk answers.
+func newOrphanTable() *opcodeTable {
+	return indexCommands(slices.DeleteFunc(commonCommands(), func(c command) bool {
+		return c.opcode != opInquiry && c.opcode != opReportLUNs && c.opcode != opRequestSense
+	}))
+}
+
+func unknownName(opcode byte) string { return fmt.Sprintf("operation code %02xh", opcode) }

@@ -1,0 +1,109 @@
+package scsi
+
+import (
+	"errors"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+
+	"kubevirt.io/disk/disk"
+)
+
+// Outcome turns the error of Prepare, In, Out or Finish into the status of the command and its sense data,
+// which it appends to buf without a length prefix. No other place makes sense data of an error. What is not
+// known here becomes HARDWARE ERROR, INTERNAL TARGET FAILURE with its cause logged.
+func (d *Device) Outcome(t *Task, err error, buf []byte) (Status, []byte) {
+	if err == nil {
+		return StatusGood, buf
+	}
+	var status statusError
+	if errors.As(err, &status) {
+		return Status(status), buf
+	}
+	var sense *senseError
+	if !errors.As(err, &sense) {
+		sense = d.diagnose(t, err)
+	}
+	descriptor := t != nil && t.unit != nil && t.unit.mode.descriptorSense()
+	return StatusCheckCondition, sense.appendTo(buf, descriptor)
+}
+
+// diagnose finds the sense data of a disk's error.
+func (d *Device) diagnose(t *Task, err error) *senseError {
+	var medium *disk.MediumError
+	switch {
+	case errors.Is(err, disk.ErrNoSpace):
+		d.logFault(t, faultNoSpace, "disk is full: writes fail until space is freed", err)
+		return &senseError{key: DataProtect, code: ascSpaceAllocationFailed}
+	case errors.Is(err, disk.ErrReadOnly):
+		return errWriteProtected
+	case errors.Is(err, disk.ErrFailed):
+		d.logFault(t, faultFailed, "disk has failed: restart after repairing its storage", err)
+		return &senseError{key: HardwareError, code: ascInternalFailure}
+	case errors.As(err, &medium):
+		s := &senseError{key: MediumError, code: ascUnrecoveredRead, hasInfo: true, info: uint64(max(medium.Off, 0)) >> blockShift}
+		kind := faultRead
+		if medium.Op == "write" {
+			s.code, kind = ascWriteError, faultWrite
+		}
+		d.logFault(t, kind, "storage could not "+medium.Op+" a range of the disk", err)
+		return s
+	}
+	d.logFault(t, faultOther, "command failed for an unexpected reason", err)
+	return &senseError{key: HardwareError, code: ascInternalFailure}
+}
+
+// fault is a cause of failing commands, as far as the log tells them apart.
+type fault int
+
+const (
+	faultNoSpace fault = iota
+	faultFailed
+	faultRead
+	faultWrite
+	faultOther
+	faultCount
+)
+
+// faultInterval is the time during which a cause is logged once: an initiator retries a failing disk
+// thousands of times a second.
+const faultInterval = time.Minute
+
+// faultLog remembers when each cause was logged last. The zero value is ready; any number of goroutines.
+type faultLog struct {
+	last       [faultCount]atomic.Int64 // nanoseconds since 1970; 0 never
+	suppressed [faultCount]atomic.Int64
+}
+
+// admit reports whether the cause may be logged at the time now, and how many were not since the last one.
+func (l *faultLog) admit(f fault, now time.Time) (suppressed int64, ok bool) {
+	last := l.last[f].Load()
+	if last != 0 && now.UnixNano()-last < int64(faultInterval) || !l.last[f].CompareAndSwap(last, now.UnixNano()) {
+		l.suppressed[f].Add(1)
+		return 0, false
+	}
+	return l.suppressed[f].Swap(0), true
+}
+
+func (d *Device) logFault(t *Task, f fault, msg string, err error) {
+	faults := &d.faults
+	fields := []zap.Field{zap.Error(err)}
+	if t != nil {
+		if t.unit != nil {
+			faults = &t.unit.faults
+			fields = append(fields, zap.Uint16("lun", t.unit.number))
+		}
+		if t.cmd != nil {
+			fields = append(fields, zap.String("command", t.cmd.name))
+		}
+	}
+	suppressed, ok := faults.admit(f, time.Now())
+	if !ok {
+		return
+	}
+	if suppressed > 0 {
+		fields = append(fields, zap.Int64("not_logged_since", suppressed))
+	}
+	d.log.Error(msg, fields...)
+}

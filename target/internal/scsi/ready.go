@@ -1,0 +1,20 @@
+package scsi
+
+// prepareTestUnitReady is TEST UNIT READY (SPC-4 6.47): a disk that is served is ready.
+func prepareTestUnitReady(*Task) error { return nil }
+
+const bitDESC = 0x01
+
+// prepareRequestSense is REQUEST SENSE (SPC-4 6.39). We deliver sense data with the status of each command, so
+// that only unit attentions can be pending. It takes the pending one of highest precedence.
+func prepareRequestSense(t *Task) error {
+	sense := &senseError{}
+	if t.unit == nil {
+		sense = errLUNNotSupported
+	} else if pending := t.Nexus.units[t.unit.index].take(); pending != nil {
+		sense = pending
+	}
+	t.data = sense.appendTo(t.data[:0], t.CDB[1]&bitDESC != 0)
+	t.reply(uint32(t.CDB[4]))
+	return nil
+}

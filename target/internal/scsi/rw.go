@@ -1,0 +1,139 @@
+package scsi
+
+import "encoding/binary"
+
+// address reads address, length and flags of a CDB by its command's layout and checks them against the capacity.
+func (t *Task) address() error {
+	cdb := &t.CDB
+	switch t.cmd.layout {
+	case cdb6:
+		t.lba = uint64(binary.BigEndian.Uint32(cdb[0:]) & 0x1fffff)
+		t.count = uint64(cdb[4])
+		if t.count == 0 {
+			t.count = 256 // SBC-3 5.11: the 6-byte commands have no empty transfer
+		}
+		return t.inRange()
+	case cdb10:
+		t.lba = uint64(binary.BigEndian.Uint32(cdb[2:]))
+		t.count = uint64(binary.BigEndian.Uint16(cdb[7:]))
+	case cdb12:
+		t.lba = uint64(binary.BigEndian.Uint32(cdb[2:]))
+		t.count = uint64(binary.BigEndian.Uint32(cdb[6:]))
+	case cdb16:
+		t.lba = binary.BigEndian.Uint64(cdb[2:])
+		t.count = uint64(binary.BigEndian.Uint32(cdb[10:]))
+	}
+	return t.inRange()
+}
+
+func (t *Task) inRange() error { return t.unit.checkRange(t.lba, t.count) }
+
+// checkRange refuses a range that is not inside the capacity. An empty one needs a valid address too.
+func (u *unit) checkRange(lba, count uint64) error {
+	blocks := u.blocks.Load()
+	if lba >= blocks {
+		return outOfRange(lba)
+	}
+	if count > blocks-lba {
+		return outOfRange(blocks)
+	}
+	return nil
+}
+
+// limited refuses more blocks than a limit of VPD page B0h.
+func (t *Task) limited(limit uint64) error {
+	if t.count <= limit {
+		return nil
+	}
+	return invalidField(t.cmd.layout.lengthField(), 7)
+}
+
+// lengthField is the offset of the transfer length in the CDB.
+func (l layout) lengthField() int {
+	switch l {
+	case cdb6:
+		return 4
+	case cdb10:
+		return 7
+	case cdb12:
+		return 6
+	}
+	return 10
+}
+
+// transfer validates a command that moves all its blocks.
+func (t *Task) transfer() error {
+	if err := t.address(); err != nil {
+		return err
+	}
+	if err := t.limited(maxTransfer); err != nil {
+		return err
+	}
+	t.Length = t.length()
+	return nil
+}
+
+// prepareRead is READ(6), (10), (12) and (16) (SBC-3 5.11 to 5.14). FUA asks for data that storage has, or will
+// have after a power loss; as reads always see what was written last, it changes nothing.
+func prepareRead(t *Task) error {
+	if err := t.transfer(); err != nil {
+		return err
+	}
+	if t.Length > 0 {
+		t.Dir = DirIn
+	}
+	return nil
+}
+
+func inRead(t *Task, off int64, p []byte) error { return t.readDisk(t.off()+off, p) }
+
+// readDisk reads from the disk, but not in the midst of an exclusive command on the same range.
+func (t *Task) readDisk(off int64, p []byte) error {
+	u := t.unit
+	placed := u.ranges.enterRead(&t.hold, t.Nexus.initiator, off, int64(len(p)))
+	_, err := u.disk.ReadAt(p, off)
+	u.ranges.leaveRead(&t.hold, placed)
+	return err
+}
+
+// prepareWrite is WRITE(6), (10), (12) and (16) (SBC-3 5.37 to 5.40).
+func prepareWrite(t *Task) error {
+	if err := t.transfer(); err != nil {
+		return err
+	}
+	t.fua = t.cmd.layout != cdb6 && t.CDB[1]&bitFUA != 0
+	if t.Length > 0 {
+		t.Dir = DirOut
+	}
+	return nil
+}
+
+func outWrite(t *Task, off int64, p []byte) error {
+	// The initiator may have expected a transfer that ends within a block, which is then not written.
+	p = p[:len(p)&^(BlockSize-1)]
+	if len(p) == 0 {
+		return nil
+	}
+	u := t.unit
+	off += t.off()
+	u.ranges.lockOne(&t.hold, holdWrite, t.Nexus.initiator, off, int64(len(p)))
+	_, err := u.disk.WriteAt(p, off)
+	u.ranges.unlock(&t.hold)
+	return err
+}
+
+// finishWrite makes a write durable where the initiator wants that before the status: with FUA, or with the
+// write cache turned off.
+func finishWrite(t *Task) (Status, error) {
+	if t.moved == 0 || !t.fua && t.unit.mode.writeBack() {
+		return StatusGood, nil
+	}
+	return t.flush()
+}
+
+func (t *Task) flush() (Status, error) {
+	if err := t.unit.disk.Flush(); err != nil {
+		return StatusCheckCondition, err
+	}
+	return StatusGood, nil
+}

@@ -1,0 +1,114 @@
+// Package scsi is the SCSI device server behind the target: it takes command descriptor blocks (CDBs) and
+// answers with data, a status and sense data. It knows nothing of the transport.
+//
+// The standards are SAM-5 (architecture), SPC-4 (primary commands) and SBC-3 (block commands). Multi-byte
+// fields are big-endian. A logical block is 512 bytes.
+//
+// The transport drives one Task per command:
+//
+//	Prepare   looks up logical unit and operation code, validates everything, never waits for a disk
+//	In        any number of times, for a command that reads, in ascending order
+//	Out       any number of times, for a command that writes, in ascending order
+//	Finish    what remains, such as a flush; the only source of the final status
+//	Outcome   turns the error of any of these into a status and sense data
+//
+// opcodes.go lists every command; each command family has a file of its own. A command that is not listed
+// there is refused, never acknowledged.
+package scsi
+
+import "strconv"
+
+// BlockSize is the logical block length that every logical unit reports. Bytes.
+const BlockSize = 512
+
+const blockShift = 9
+
+// Status is the SCSI status code (SAM-5 5.3.1).
+type Status uint8
+
+// The status codes.
+const (
+	StatusGood                Status = 0x00
+	StatusCheckCondition      Status = 0x02
+	StatusConditionMet        Status = 0x04
+	StatusBusy                Status = 0x08
+	StatusReservationConflict Status = 0x18
+	StatusTaskSetFull         Status = 0x28
+	StatusACAActive           Status = 0x30
+	StatusTaskAborted         Status = 0x40
+)
+
+// String names the status.
+func (s Status) String() string {
+	switch s {
+	case StatusGood:
+		return "GOOD"
+	case StatusCheckCondition:
+		return "CHECK CONDITION"
+	case StatusConditionMet:
+		return "CONDITION MET"
+	case StatusBusy:
+		return "BUSY"
+	case StatusReservationConflict:
+		return "RESERVATION CONFLICT"
+	case StatusTaskSetFull:
+		return "TASK SET FULL"
+	case StatusACAActive:
+		return "ACA ACTIVE"
+	case StatusTaskAborted:
+		return "TASK ABORTED"
+	}
+	return "status " + strconv.Itoa(int(s))
+}
+
+// Direction says which way a command's data moves, as the initiator sees it.
+type Direction uint8
+
+// The directions.
+const (
+	DirNone Direction = iota
+	DirIn             // to the initiator
+	DirOut            // from the initiator
+)
+
+// String names the direction.
+func (d Direction) String() string {
+	switch d {
+	case DirNone:
+		return "none"
+	case DirIn:
+		return "in"
+	case DirOut:
+		return "out"
+	}
+	return "direction " + strconv.Itoa(int(d))
+}
+
+// Operation classifies commands for metrics.
+type Operation uint8
+
+// The operations.
+const (
+	OpOther Operation = iota
+	OpRead
+	OpWrite
+	OpFlush
+	OpDiscard
+)
+
+// String names the operation as a metrics label.
+func (o Operation) String() string {
+	switch o {
+	case OpOther:
+		return "other"
+	case OpRead:
+		return "read"
+	case OpWrite:
+		return "write"
+	case OpFlush:
+		return "flush"
+	case OpDiscard:
+		return "discard"
+	}
+	return "operation " + strconv.Itoa(int(o))
+}

@@ -1,0 +1,214 @@
+package scsi
+
+import (
+	"encoding/binary"
+	"errors"
+	"math/bits"
+	"sync"
+)
+
+// Task is one SCSI command on its way through the device server. The transport owns it and uses it again
+// after Reset. Its methods are not for concurrent use.
+type Task struct {
+	// Set by the transport before Prepare.
+
+	Nexus       *Nexus
+	LUN         uint64 // the 8-byte LUN structure
+	CDB         [16]byte
+	ExtendedCDB []byte // bytes 16 and up of a longer CDB, or nil
+
+	// Set by Prepare.
+
+	Dir    Direction
+	Length int64 // bytes that the CDB asks to transfer; of parameter data, what exists of it
+	Gather bool  // Out wants all Length bytes in one call
+
+	dev   *Device
+	unit  *unit // nil: no logical unit
+	cmd   *command
+	lba   uint64
+	count uint64 // logical blocks
+	fua   bool
+	moved int64 // bytes that In or Out has handled
+	data  []byte
+	hold  hold
+}
+
+var errPastEnd = errors.New("transport asked for data beyond the end of the command")
+
+// Prepare validates the command completely and fills in Dir, Length and Gather. It never waits for a disk. After an
+// error the command is over.
+func (d *Device) Prepare(t *Task) error {
+	t.dev = d
+	u := d.unit(t.LUN)
+	t.unit = u
+	if u == nil {
+		return d.prepareWithoutUnit(t)
+	}
+	cmd, cdbErr := u.table.lookup(&t.CDB)
+	// SAM-5 5.14.1: a pending unit attention comes before anything else is said about the command.
+	if pending := &t.Nexus.units[u.index]; pending.pending.Load() != 0 && (cmd == nil || cmd.flags&duringAttention == 0) {
+		if sense := pending.take(); sense != nil {
+			return sense
+		}
+	}
+	if cmd == nil {
+		return cdbErr
+	}
+	t.cmd = cmd
+	if u.exclusive && cmd.flags&duringConflict == 0 && !d.admits(u, t.Nexus) {
+		return errConflict
+	}
+	if err := cmd.check(&t.CDB); err != nil {
+		return err
+	}
+	if cmd.flags&writesMedium != 0 {
+		if err := u.writable(); err != nil {
+			return err
+		}
+	}
+	if err := cmd.prepare(t); err != nil {
+		return err
+	}
+	if cmd.flags&usesMedium != 0 && !d.claim(u, t.Nexus) {
+		return errConflict
+	}
+	return nil
+}
+
+// prepareWithoutUnit answers for a LUN that has no disk (SAM-5 4.7.1, SPC-4 6.6.2).
+func (d *Device) prepareWithoutUnit(t *Task) error {
+	cmd, err := d.orphans.lookup(&t.CDB)
+	if err != nil || cmd.opcode == opReportLUNs && t.LUN != 0 {
+		return errLUNNotSupported
+	}
+	t.cmd = cmd
+	if err := cmd.check(&t.CDB); err != nil {
+		return err
+	}
+	return cmd.prepare(t)
+}
+
+// writable tells why a unit refuses writes, or nil.
+func (u *unit) writable() error {
+	switch {
+	case u.protected:
+		return errWriteProtected
+	case u.mode.softwareProtected():
+		return errSoftwareProtected
+	}
+	return nil
+}
+
+// check refuses a CDB with a bit that the command does not use, which covers reserved bits, features that we do
+// not have and the NACA bit of the control byte.
+func (c *command) check(cdb *[16]byte) error {
+	if (binary.BigEndian.Uint64(cdb[:8])&^c.mask[0])|(binary.BigEndian.Uint64(cdb[8:])&^c.mask[1]) == 0 {
+		return nil
+	}
+	for i, m := range c.usage {
+		if extra := cdb[i] &^ m; extra != 0 && i > 0 {
+			return invalidField(i, bits.Len8(extra)-1)
+		}
+	}
+	return nil
+}
+
+// In fills p with the command's data from byte off. Calls ascend; p ends at Length at the latest. The disk's
+// errors are returned as they are, for Outcome.
+func (t *Task) In(off int64, p []byte) error {
+	if off < 0 || off+int64(len(p)) > t.Length {
+		return errPastEnd
+	}
+	t.moved = off + int64(len(p))
+	if t.cmd.in != nil {
+		return t.cmd.in(t, off, p)
+	}
+	copy(p, t.data[off:])
+	return nil
+}
+
+// Out takes the data that the initiator sent, from byte off. Calls ascend and do not overlap; each ends at a
+// block but the last. What the initiator did not send, because it expected a shorter transfer, never comes.
+func (t *Task) Out(off int64, p []byte) error {
+	if off < 0 || off+int64(len(p)) > t.Length {
+		return errPastEnd
+	}
+	t.moved = off + int64(len(p))
+	if t.Gather && t.moved < t.Length {
+		return errShortTransfer
+	}
+	return t.cmd.out(t, off, p)
+}
+
+// Finish executes what remains once the data has moved, and returns the status. It may wait for the disk.
+func (t *Task) Finish() (Status, error) {
+	if t.Gather && t.moved < t.Length {
+		return StatusCheckCondition, errShortTransfer
+	}
+	if t.cmd.finish != nil {
+		return t.cmd.finish(t)
+	}
+	return StatusGood, nil
+}
+
+// maxKeptData is the capacity of parameter data that a task keeps when it is used again. Bytes.
+const maxKeptData = 4096
+
+// Reset makes the task ready for another command.
+func (t *Task) Reset() {
+	data := t.data[:0]
+	if cap(data) > maxKeptData {
+		data = nil
+	}
+	*t = Task{data: data}
+}
+
+// LUNNumber is the number of the logical unit that the command was sent to; false if no disk is there.
+func (t *Task) LUNNumber() (uint16, bool) {
+	if t.unit == nil {
+		return 0, false
+	}
+	return t.unit.number, true
+}
+
+// Op classifies the command; OpOther before Prepare.
+func (t *Task) Op() Operation {
+	if t.cmd == nil {
+		return OpOther
+	}
+	return t.cmd.op
+}
+
+// Name is the command's name in its standard, or the operation code where it is unknown; for logs.
+func (t *Task) Name() string {
+	if t.cmd == nil {
+		return unknownName(t.CDB[0])
+	}
+	return t.cmd.name
+}
+
+// reply makes the parameter data in t.data the result, limited by the allocation length.
+func (t *Task) reply(allocation uint32) {
+	t.data = t.data[:min(int64(len(t.data)), int64(allocation))]
+	t.Length = int64(len(t.data))
+	if t.Length > 0 {
+		t.Dir = DirIn
+	}
+}
+
+// expect asks for n bytes of data from the initiator.
+func (t *Task) expect(n int64, gather bool) {
+	if n > 0 {
+		t.Dir, t.Length, t.Gather = DirOut, n, gather
+	}
+}
+
+// off and length are the medium range of the command in bytes.
+func (t *Task) off() int64    { return int64(t.lba) << blockShift }
+func (t *Task) length() int64 { return int64(t.count) << blockShift }
+
+// scratchSize is the size of the buffers for data that a command needs besides the initiator's. Bytes.
+const scratchSize = 256 << 10
+
+var scratch = sync.Pool{New: func() any { return new([scratchSize]byte) }}

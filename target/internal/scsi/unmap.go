@@ -1,0 +1,85 @@
+package scsi
+
+import "encoding/binary"
+
+const (
+	unmapHeaderLen     = 8
+	unmapDescriptorLen = 16
+)
+
+// prepareUnmap is UNMAP (SBC-3 5.28). A parameter list of no bytes unmaps nothing.
+func prepareUnmap(t *Task) error {
+	n := int64(binary.BigEndian.Uint16(t.CDB[7:]))
+	if n > 0 && n < unmapHeaderLen {
+		return errParameterLength
+	}
+	t.expect(n, true)
+	return nil
+}
+
+// outUnmap validates the whole list before it unmaps anything.
+func outUnmap(t *Task, _ int64, p []byte) error {
+	u := t.unit
+	ranges, err := parseUnmap(p)
+	if err != nil {
+		return err
+	}
+	spans := make([]span, 0, len(ranges))
+	total := uint64(0)
+	for i, r := range ranges {
+		if err := u.checkRange(r.lba, uint64(r.count)); err != nil {
+			return err
+		}
+		if total += uint64(r.count); total > maxUnmap {
+			return invalidParameter(unmapHeaderLen+unmapDescriptorLen*i+8, 7)
+		}
+		if r.count > 0 {
+			spans = append(spans, span{int64(r.lba) << blockShift, int64(r.count) << blockShift})
+		}
+	}
+	if len(spans) == 0 {
+		return nil
+	}
+	// All ranges are held until the end: were the command aborted while the disk is stuck in one of them, the
+	// others must not be unmapped under data that is written meanwhile.
+	t.hold.kind, t.hold.by, t.hold.spans = holdWrite, t.Nexus.initiator, spans
+	u.ranges.lock(&t.hold)
+	defer u.ranges.unlock(&t.hold)
+	for _, s := range spans {
+		if err := u.discards.Discard(s.off, s.length); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func finishUnmap(t *Task) (Status, error) { return finishWrite(t) }
+
+// unmapRange is an UNMAP block descriptor.
+type unmapRange struct {
+	lba   uint64
+	count uint32
+}
+
+// parseUnmap reads an UNMAP parameter list (SBC-3 5.28.2). p has at least a header.
+func parseUnmap(p []byte) ([]unmapRange, error) {
+	dataLen := int(binary.BigEndian.Uint16(p[0:])) + 2
+	descriptors := int(binary.BigEndian.Uint16(p[2:]))
+	switch {
+	case unmapHeaderLen+descriptors > len(p):
+		return nil, errParameterLength // the initiator sends less than it announces
+	case unmapHeaderLen+descriptors > max(dataLen, unmapHeaderLen):
+		return nil, invalidParameter(2, 7)
+	}
+	// An incomplete descriptor at the end is ignored, as the standard says.
+	n := descriptors / unmapDescriptorLen
+	if n > maxUnmapRanges {
+		return nil, invalidParameter(2, 7)
+	}
+	ranges := make([]unmapRange, n)
+	for i := range ranges {
+		d := p[unmapHeaderLen+unmapDescriptorLen*i:]
+		ranges[i] = unmapRange{binary.BigEndian.Uint64(d), binary.BigEndian.Uint32(d[8:])}
+	}
+	return ranges, nil
+}

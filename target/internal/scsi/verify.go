@@ -1,0 +1,107 @@
+package scsi
+
+import "bytes"
+
+// Values of BYTCHK (SBC-3 5.29).
+const (
+	verifyMedium   = 0 // read the blocks
+	verifyData     = 1 // compare them with as much data
+	verifyRepeated = 3 // compare each of them with one block of data
+)
+
+func (t *Task) bytchk() byte { return t.CDB[1] >> 1 & 3 }
+
+// prepareVerify is VERIFY(10), (12) and (16) (SBC-3 5.29 to 5.31).
+func prepareVerify(t *Task) error {
+	if err := t.address(); err != nil {
+		return err
+	}
+	if err := t.limited(maxTransfer); err != nil {
+		return err
+	}
+	switch t.bytchk() {
+	case verifyMedium:
+	case verifyData:
+		t.expect(t.length(), false)
+	case verifyRepeated:
+		if t.count > 0 {
+			t.expect(BlockSize, true)
+		}
+	default:
+		return invalidField(1, 2)
+	}
+	return nil
+}
+
+func outVerify(t *Task, off int64, p []byte) error {
+	if t.bytchk() == verifyData {
+		return t.compareDisk(t.off()+off, p, off)
+	}
+	return t.forEachChunk(func(at int64, chunk []byte) error {
+		for i := 0; i < len(chunk); i += BlockSize {
+			if err := differs(p, chunk[i:i+BlockSize], 0); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+func finishVerify(t *Task) (Status, error) {
+	switch {
+	case t.moved < t.Length:
+		return StatusCheckCondition, errShortTransfer
+	case t.bytchk() != verifyMedium:
+		return StatusGood, nil
+	}
+	if err := t.forEachChunk(func(int64, []byte) error { return nil }); err != nil {
+		return StatusCheckCondition, err
+	}
+	return StatusGood, nil
+}
+
+// forEachChunk reads the command's range in chunks of whole blocks.
+func (t *Task) forEachChunk(use func(at int64, chunk []byte) error) error {
+	buf := scratch.Get().(*[scratchSize]byte)
+	defer scratch.Put(buf)
+	for at := int64(0); at < t.length(); at += scratchSize {
+		chunk := buf[:min(scratchSize, t.length()-at)]
+		if err := t.readDisk(t.off()+at, chunk); err != nil {
+			return err
+		}
+		if err := use(at, chunk); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// compareDisk compares p with the disk at off. base is the offset of p within the data that was sent.
+func (t *Task) compareDisk(off int64, p []byte, base int64) error {
+	buf := scratch.Get().(*[scratchSize]byte)
+	defer scratch.Put(buf)
+	for len(p) > 0 {
+		chunk := buf[:min(len(p), scratchSize)]
+		if err := t.readDisk(off, chunk); err != nil {
+			return err
+		}
+		if err := differs(p[:len(chunk)], chunk, base); err != nil {
+			return err
+		}
+		p, off, base = p[len(chunk):], off+int64(len(chunk)), base+int64(len(chunk))
+	}
+	return nil
+}
+
+// differs tells where data, which begins at base of what was sent, differs from the medium.
+func differs(data, medium []byte, base int64) error {
+	if bytes.Equal(data, medium) {
+		return nil
+	}
+	for i := range data {
+		if data[i] != medium[i] {
+			return miscompare(base + int64(i))
+		}
+	}
+	return nil
+}

@@ -1,0 +1,183 @@
+package scsi
+
+import (
+	"encoding/binary"
+	"fmt"
+)
+
+// The vital product data pages (SPC-4 7.8, SBC-3 6.6).
+const (
+	vpdSupported       = 0x00
+	vpdSerial          = 0x80
+	vpdIdentification  = 0x83
+	vpdExtended        = 0x86
+	vpdBlockLimits     = 0xb0
+	vpdCharacteristics = 0xb1
+	vpdProvisioning    = 0xb2
+)
+
+// vpdPage is a row of the table of pages.
+type vpdPage struct {
+	code   byte
+	orphan bool                       // also where there is no disk
+	when   func(*unit) bool           // nil: always
+	append func(*Task, []byte) []byte // appends what follows the page length
+}
+
+func vpdPages() [7]vpdPage {
+	return [...]vpdPage{
+		{code: vpdSupported, orphan: true, append: (*Task).appendSupportedPages},
+		{code: vpdSerial, append: appendSerial},
+		{code: vpdIdentification, orphan: true, append: appendIdentification},
+		{code: vpdExtended, append: appendExtendedInquiry},
+		{code: vpdBlockLimits, append: appendBlockLimits},
+		{code: vpdCharacteristics, append: appendCharacteristics},
+		{code: vpdProvisioning, when: func(u *unit) bool { return u.discards != nil }, append: appendProvisioning},
+	}
+}
+
+func (p *vpdPage) answers(u *unit) bool {
+	if u == nil {
+		return p.orphan
+	}
+	return p.when == nil || p.when(u)
+}
+
+func (t *Task) vitalProductData(code byte, allocation uint32) error {
+	pages := vpdPages()
+	for i := range pages {
+		if p := &pages[i]; p.code == code && p.answers(t.unit) {
+			t.data = append(t.data[:0], t.peripheral(), code, 0, 0)
+			t.data = p.append(t, t.data)
+			binary.BigEndian.PutUint16(t.data[2:], uint16(len(t.data)-4))
+			t.reply(allocation)
+			return nil
+		}
+	}
+	return invalidField(2, 7)
+}
+
+// appendSupportedPages is page 00h (SPC-4 7.8.14): every page that answers, ascending.
+func (t *Task) appendSupportedPages(b []byte) []byte {
+	pages := vpdPages()
+	for i := range pages {
+		if pages[i].answers(t.unit) {
+			b = append(b, pages[i].code)
+		}
+	}
+	return b
+}
+
+// appendSerial is page 80h (SPC-4 7.8.15).
+func appendSerial(t *Task, b []byte) []byte { return append(b, t.unit.identity.Serial...) }
+
+// Fields of a designation descriptor (SPC-4 7.8.6.1).
+const (
+	codeSetBinary = 0x01
+	codeSetASCII  = 0x02
+	codeSetUTF8   = 0x03
+
+	protocolISCSI = 0x50 // in the upper half of byte 0, valid with PIV
+
+	ofUnit   = 0x00
+	ofPort   = 0x80 | 0x10 // PIV, target port
+	ofDevice = 0x80 | 0x20 // PIV, target device
+
+	designatorT10Vendor    = 0x01
+	designatorNAA          = 0x03
+	designatorRelativePort = 0x04
+	designatorPortGroup    = 0x05
+	designatorSCSIName     = 0x08
+)
+
+// relativePort numbers our only target port.
+const relativePort = 1
+
+// appendIdentification is page 83h (SPC-4 7.8.6). The unit is named by its own NAA identifier and serial, the
+// port and the device by the target's name.
+func appendIdentification(t *Task, b []byte) []byte {
+	opt := &t.dev.opt
+	if t.unit != nil {
+		id := &t.unit.identity
+		b = appendDesignator(b, codeSetBinary, ofUnit|designatorNAA, id.NAA[:])
+		var vendor [24]byte
+		putPadded(vendor[:8], opt.Vendor)
+		putPadded(vendor[8:], opt.Product)
+		b = appendDesignator(b, codeSetASCII, ofUnit|designatorT10Vendor, append(vendor[:], id.Serial...))
+		b = appendDesignator(b, codeSetUTF8, ofUnit|designatorSCSIName, nameString(fmt.Sprintf("naa.%X", id.NAA)))
+	}
+	b = appendDesignator(b, protocolISCSI|codeSetBinary, ofPort|designatorRelativePort, []byte{0, 0, 0, relativePort})
+	group := binary.BigEndian.AppendUint16([]byte{0, 0}, opt.PortalGroupTag)
+	b = appendDesignator(b, protocolISCSI|codeSetBinary, ofPort|designatorPortGroup, group)
+	if opt.TargetName != "" {
+		port := fmt.Sprintf("%s,t,0x%04x", opt.TargetName, opt.PortalGroupTag)
+		b = appendDesignator(b, protocolISCSI|codeSetUTF8, ofPort|designatorSCSIName, nameString(port))
+		b = appendDesignator(b, protocolISCSI|codeSetUTF8, ofDevice|designatorSCSIName, nameString(opt.TargetName))
+	}
+	return b
+}
+
+func appendDesignator(b []byte, codeSet, kind byte, value []byte) []byte {
+	return append(append(b, codeSet, kind, 0, byte(len(value))), value...)
+}
+
+// nameString ends a SCSI name string in a zero and pads it to a multiple of four (SPC-4 7.8.6.11).
+func nameString(s string) []byte {
+	b := append([]byte(s), 0)
+	for len(b)%4 != 0 {
+		b = append(b, 0)
+	}
+	return b
+}
+
+// appendExtendedInquiry is page 86h (SPC-4 7.8.7): simple task attribute only, no protection information.
+func appendExtendedInquiry(_ *Task, b []byte) []byte {
+	var p [60]byte
+	p[1] = 0x01 // SIMPSUP
+	return append(b, p[:]...)
+}
+
+// Limits that page B0h reports. Logical blocks, unless said otherwise.
+const (
+	maxTransfer        = 8 << 20 >> blockShift
+	optimalTransfer    = 1 << 20 >> blockShift
+	granularity        = 4096 >> blockShift
+	maxCompareAndWrite = 128
+	maxWriteSame       = 256 << 20 >> blockShift
+	maxUnmap           = 4 << 30 >> blockShift
+	maxUnmapRanges     = 256 // descriptors
+)
+
+// appendBlockLimits is page B0h (SBC-3 6.6.4).
+func appendBlockLimits(t *Task, b []byte) []byte {
+	var p [60]byte
+	p[0] = 0x01 // WSNZ: WRITE SAME wants a number of blocks
+	p[1] = maxCompareAndWrite
+	be := binary.BigEndian
+	be.PutUint16(p[2:], granularity)
+	be.PutUint32(p[4:], maxTransfer)
+	be.PutUint32(p[8:], optimalTransfer)
+	if t.unit.discards != nil {
+		be.PutUint32(p[16:], maxUnmap)
+		be.PutUint32(p[20:], maxUnmapRanges)
+		be.PutUint32(p[24:], granularity)
+		be.PutUint32(p[28:], 0x80000000) // UGAVALID: aligned to 0
+	}
+	be.PutUint64(p[32:], maxWriteSame)
+	return append(b, p[:]...)
+}
+
+// appendCharacteristics is page B1h (SBC-3 6.6.2): a non-rotating medium.
+func appendCharacteristics(_ *Task, b []byte) []byte {
+	var p [60]byte
+	binary.BigEndian.PutUint16(p[0:], 1)
+	return append(b, p[:]...)
+}
+
+// appendProvisioning is page B2h (SBC-3 6.6.6): thin provisioning by UNMAP and WRITE SAME, and what has been unmapped
+// reads as zeros.
+func appendProvisioning(_ *Task, b []byte) []byte {
+	const lbpu, lbpws, lbpws10, lbprz = 0x80, 0x40, 0x20, 0x04
+	const thin = 0x02
+	return append(b, 0, lbpu|lbpws|lbpws10|lbprz, thin, 0)
+}

@@ -1,0 +1,67 @@
+package scsi
+
+import "encoding/binary"
+
+// prepareWriteSame is WRITE SAME(10) and (16) (SBC-3 5.44, 5.45). A number of blocks of zero, which would mean up to
+// the end, is refused, as WSNZ of VPD page B0h announces.
+func prepareWriteSame(t *Task) error {
+	if err := t.address(); err != nil {
+		return err
+	}
+	if t.count == 0 {
+		return invalidField(t.cmd.layout.lengthField(), 7)
+	}
+	if err := t.limited(maxWriteSame); err != nil {
+		return err
+	}
+	if !t.withoutData() {
+		t.expect(BlockSize, true)
+	}
+	return nil
+}
+
+// withoutData reports NDOB: no data is sent, and the block is all zeros.
+func (t *Task) withoutData() bool { return t.cmd.layout == cdb16 && t.CDB[1]&bitNDOB != 0 }
+
+func outWriteSame(t *Task, _ int64, p []byte) error { return t.writeSame((*[BlockSize]byte)(p)) }
+
+func finishWriteSame(t *Task) (Status, error) {
+	if t.withoutData() {
+		if err := t.writeSame(new([BlockSize]byte)); err != nil {
+			return StatusCheckCondition, err
+		}
+		t.moved = t.length()
+	}
+	return finishWrite(t)
+}
+
+// writeSame fills the range with copies of block. With UNMAP, blocks are unmapped only where they then read as
+// what was asked for, which is zeros (SBC-3 5.44: LBPRZ).
+func (t *Task) writeSame(block *[BlockSize]byte) error {
+	u := t.unit
+	u.ranges.lockOne(&t.hold, holdWrite, t.Nexus.initiator, t.off(), t.length())
+	defer u.ranges.unlock(&t.hold)
+	if *block == ([BlockSize]byte{}) {
+		switch {
+		case t.CDB[1]&bitUnmap != 0:
+			return u.discards.Discard(t.off(), t.length())
+		case u.zeroes != nil:
+			return u.zeroes.Zero(t.off(), t.length())
+		}
+	}
+	buf := scratch.Get().(*[scratchSize]byte)
+	defer scratch.Put(buf)
+	pattern := buf[:min(scratchSize, t.length())]
+	for n := copy(pattern, block[:]); n < len(pattern); n *= 2 {
+		copy(pattern[n:], pattern[:n])
+	}
+	for at := int64(0); at < t.length(); at += scratchSize {
+		if _, err := u.disk.WriteAt(pattern[:min(scratchSize, t.length()-at)], t.off()+at); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// lba16 is the address of a 16-byte CDB.
+func lba16(cdb *[16]byte) uint64 { return binary.BigEndian.Uint64(cdb[2:]) }
