@@ -1,0 +1,277 @@
+// Package qcow2 reads disk images in QEMU's qcow2 format, versions 2 and 3, without trusting them. An image is
+// validated completely when it is opened; reading afterwards cannot leave the file, follow a table into other
+// metadata, or cost more memory than its caches. It never opens a file by itself and never writes.
+//
+// The file is an array of clusters, all numbers big-endian:
+//
+//	header        in cluster 0; see below
+//	L1 table      one 8-byte entry per L2 table
+//	L2 tables     one cluster each; an 8-byte entry per guest cluster, or a 16-byte one with subclusters
+//	refcounts     a table and blocks, which reading does not need
+//	data          guest clusters, or compressed ones packed at any byte
+//
+//	byte  0 magic "QFI\xfb"        4 version             8 backing file offset   16 its length
+//	     20 cluster_bits          24 size, bytes        32 encryption           36 L1 entries
+//	     40 L1 offset             48 refcount table     56 its clusters         60 snapshots
+//	     72 incompatible bits     80 compatible bits    96 refcount order      100 header length
+//	    104 compression type; the fields from 72 on are those of version 3
+package qcow2
+
+import (
+	"encoding/binary"
+	"fmt"
+	"io"
+	"strings"
+)
+
+const (
+	magic = 0x514649fb
+
+	headerLenV2 = 72
+	headerLenV3 = 104
+
+	minClusterBits         = 9
+	maxClusterBits         = 21
+	minExtendedClusterBits = 14 // 32 subclusters of at least 512 bytes
+
+	maxL1Bytes       = 32 << 20
+	maxRefTableBytes = 8 << 20
+	maxNameLen       = 1023
+	maxClusters      = 1 << 30 // of a file: its bitmaps stay under 128 MiB
+
+	defaultMaxVirtualSize = 64 << 40
+
+	incompatDirty       = 1 << 0
+	incompatCorrupt     = 1 << 1
+	incompatDataFile    = 1 << 2
+	incompatCompression = 1 << 3
+	incompatExtendedL2  = 1 << 4
+	incompatKnown       = 1<<5 - 1
+
+	compatLazyRefcounts = 1 << 0
+
+	extEnd           = 0
+	extBackingFormat = 0xe2792aca
+	extLUKS          = 0x0537be77
+	extDataFile      = 0x44415441
+
+	compressionZlib = 0
+	compressionZstd = 1
+)
+
+// FormatError says what is wrong with an image.
+type FormatError struct{ Why string }
+
+func (e *FormatError) Error() string { return e.Why }
+
+func bad(format string, args ...any) error { return &FormatError{fmt.Sprintf(format, args...)} }
+
+// IsQcow2 says whether a file that begins with head is a qcow2 image; four bytes are enough to tell.
+func IsQcow2(head []byte) bool { return len(head) >= 4 && binary.BigEndian.Uint32(head) == magic }
+
+// header is what the header cluster says, validated on its own.
+type header struct {
+	version        int
+	clusterBits    uint
+	size           int64
+	l1Size         uint32
+	l1Offset       int64
+	refTableOffset int64
+	refTableLen    int64 // clusters
+	snapshots      int
+	incompatible   uint64
+	compatible     uint64
+	compression    uint8
+	backingFile    string
+	backingFormat  string
+}
+
+func (h *header) clusterSize() int64 { return 1 << h.clusterBits }
+func (h *header) extended() bool     { return h.incompatible&incompatExtendedL2 != 0 }
+
+// entrySize is the length of an L2 entry, bytes.
+func (h *header) entrySize() int64 {
+	if h.extended() {
+		return 16
+	}
+	return 8
+}
+
+// l2Entries is how many guest clusters an L2 table maps.
+func (h *header) l2Entries() int64 { return h.clusterSize() / h.entrySize() }
+
+func readHeader(r io.ReaderAt, fileSize int64, opt Options) (*header, error) {
+	var fixed [headerLenV3 + 1]byte
+	n, err := r.ReadAt(fixed[:min(int64(len(fixed)), fileSize)], 0)
+	if err != nil && err != io.EOF {
+		return nil, fmt.Errorf("reading the header: %w", err)
+	}
+	switch {
+	case n < 4 || !IsQcow2(fixed[:]):
+		return nil, bad("is not a qcow2 image")
+	case n < headerLenV2:
+		return nil, bad("the file ends within the header")
+	}
+	be := binary.BigEndian
+	u32 := func(off int) uint32 { return be.Uint32(fixed[off:]) }
+	u64 := func(off int) uint64 { return be.Uint64(fixed[off:]) }
+	h := &header{version: int(u32(4))}
+	headerLen := int64(headerLenV2)
+	switch h.version {
+	case 2:
+	case 3:
+		if n < headerLenV3 {
+			return nil, bad("the file ends within the header")
+		}
+		headerLen = int64(u32(100))
+		h.incompatible, h.compatible = u64(72), u64(80)
+	default:
+		return nil, bad("qcow2 version %d is not supported; versions 2 and 3 are", h.version)
+	}
+	bits := u32(20)
+	if bits < minClusterBits || bits > maxClusterBits {
+		return nil, bad("cluster_bits is %d, outside %d to %d", bits, minClusterBits, maxClusterBits)
+	}
+	h.clusterBits = uint(bits)
+	if h.version == 3 && (headerLen < headerLenV3 || headerLen > h.clusterSize() || headerLen%8 != 0) {
+		return nil, bad("header_length is %d, outside %d to the cluster size", headerLen, headerLenV3)
+	}
+	if fileSize > maxClusters<<h.clusterBits {
+		return nil, bad("the file has %d bytes, too many for clusters of %d", fileSize, h.clusterSize())
+	}
+	if err := h.checkFeatures(); err != nil {
+		return nil, err
+	}
+	if method := u32(32); method != 0 {
+		return nil, bad("the image is encrypted (%s); decrypt it with qemu-img convert", encryptionName(method))
+	}
+	if headerLen > headerLenV3 && n > headerLenV3 {
+		h.compression = fixed[headerLenV3]
+	}
+	switch set := h.incompatible&incompatCompression != 0; {
+	case h.compression > compressionZstd:
+		return nil, bad("compression type %d is unknown", h.compression)
+	case set != (h.compression != compressionZlib):
+		return nil, bad("the compression type %d and its feature bit contradict each other", h.compression)
+	}
+	limit := opt.MaxVirtualSize
+	if limit <= 0 {
+		limit = defaultMaxVirtualSize
+	}
+	switch size := u64(24); {
+	case size == 0:
+		return nil, bad("the virtual size is 0")
+	case size > uint64(limit):
+		return nil, bad("the virtual size of %d bytes is over the limit of %d", size, limit)
+	default:
+		h.size = int64(size)
+	}
+	h.l1Size = u32(36)
+	h.snapshots = int(u32(60))
+	if h.l1Offset, err = h.table("L1 table", u64(40), int64(h.l1Size)*8, maxL1Bytes, fileSize); err != nil {
+		return nil, err
+	}
+	perL2 := h.l2Entries() << h.clusterBits
+	if need := (h.size + perL2 - 1) / perL2; int64(h.l1Size) < need {
+		return nil, bad("the L1 table has %d entries, and the virtual size needs %d", h.l1Size, need)
+	}
+	h.refTableLen = int64(u32(56))
+	if h.refTableOffset, err = h.table("refcount table", u64(48), h.refTableLen<<h.clusterBits, maxRefTableBytes, fileSize); err != nil {
+		return nil, err
+	}
+	return h, h.readNames(r, fileSize, headerLen, u64(8), u32(16))
+}
+
+func encryptionName(method uint32) string {
+	switch method {
+	case 1:
+		return "AES"
+	case 2:
+		return "LUKS"
+	}
+	return fmt.Sprintf("method %d", method)
+}
+
+func (h *header) checkFeatures() error {
+	switch f := h.incompatible; {
+	case f&incompatCorrupt != 0:
+		return bad("the image is marked corrupt (incompatible feature bit 1); repair it with qemu-img check -r all")
+	case f&incompatDataFile != 0:
+		return bad("the image keeps its data in an external file (incompatible feature bit 2); convert it with qemu-img convert")
+	case f&^uint64(incompatKnown) != 0:
+		unknown := f &^ incompatKnown
+		bit := 0
+		for unknown>>bit&1 == 0 {
+			bit++
+		}
+		return bad("the image needs an unknown feature (incompatible feature bit %d)", bit)
+	case f&incompatExtendedL2 != 0 && h.clusterBits < minExtendedClusterBits:
+		return bad("extended L2 entries need clusters of at least 16 KiB, and they have %d bytes", h.clusterSize())
+	}
+	return nil
+}
+
+// table checks where a table lies: aligned, inside the file, not in the header cluster, at most limit bytes.
+func (h *header) table(what string, offset uint64, length, limit, fileSize int64) (int64, error) {
+	switch {
+	case length > limit:
+		return 0, bad("the %s has %d bytes, over the limit of %d", what, length, limit)
+	case length == 0:
+		return 0, nil
+	case offset&uint64(h.clusterSize()-1) != 0:
+		return 0, bad("the %s at %#x is not aligned to a cluster", what, offset)
+	case offset < uint64(h.clusterSize()):
+		return 0, bad("the %s at %#x lies in the header", what, offset)
+	case offset > uint64(fileSize) || length > fileSize-int64(offset):
+		return 0, bad("the %s at %#x, %d bytes, runs past the end of the file", what, offset, length)
+	}
+	return int64(offset), nil
+}
+
+// readNames reads the header extensions and the backing file's name, all inside the first cluster.
+func (h *header) readNames(r io.ReaderAt, fileSize, headerLen int64, nameOffset uint64, nameLen uint32) error {
+	first := make([]byte, min(h.clusterSize(), fileSize))
+	if _, err := io.ReadFull(io.NewSectionReader(r, 0, int64(len(first))), first); err != nil {
+		return fmt.Errorf("reading the header: %w", err)
+	}
+	if headerLen > int64(len(first)) {
+		return bad("the file ends within the header")
+	}
+	ext := first[headerLen:]
+	if nameOffset != 0 {
+		switch {
+		case nameLen == 0 || nameLen > maxNameLen:
+			return bad("the backing file name has %d bytes, outside 1 to %d", nameLen, maxNameLen)
+		case nameOffset < uint64(headerLen) || nameOffset+uint64(nameLen) > uint64(len(first)):
+			return bad("the backing file name lies outside the header cluster")
+		}
+		h.backingFile = string(first[nameOffset:][:nameLen])
+		if strings.IndexByte(h.backingFile, 0) >= 0 {
+			return bad("the backing file name has a NUL in it")
+		}
+		ext = first[headerLen:nameOffset]
+	}
+	for len(ext) >= 8 {
+		kind, n := binary.BigEndian.Uint32(ext), int64(binary.BigEndian.Uint32(ext[4:]))
+		if kind == extEnd {
+			return nil
+		}
+		if n > int64(len(ext)-8) {
+			return bad("header extension %#x of %d bytes runs past the header cluster", kind, n)
+		}
+		body := ext[8 : 8+n]
+		switch kind {
+		case extBackingFormat:
+			if len(body) > 64 {
+				return bad("the backing format name has %d bytes", len(body))
+			}
+			h.backingFormat = string(body)
+		case extLUKS:
+			return bad("the image is encrypted (LUKS); decrypt it with qemu-img convert")
+		case extDataFile:
+			return bad("the image names an external data file; convert it with qemu-img convert")
+		}
+		ext = ext[min(8+(n+7)&^7, int64(len(ext))):]
+	}
+	return nil
+}

@@ -1,0 +1,300 @@
+package qcow2
+
+import (
+	"encoding/binary"
+	"fmt"
+	"io"
+)
+
+// Options bound what an image may claim. The zero value works.
+type Options struct {
+	MaxVirtualSize int64 // bytes; 0: 64 TiB
+}
+
+// Info describes an image.
+type Info struct {
+	Version            int
+	ClusterSize        int64  // bytes
+	VirtualSize        int64  // bytes
+	AllocatedSize      int64  // guest bytes that this file holds, without zero clusters
+	Compression        string // "zlib" or "zstd": how compressed clusters are compressed, if there are any
+	CompressedClusters int64
+	BackingFile        string // as the image names it: a claim, to be resolved by the caller
+	BackingFormat      string
+	ExtendedL2         bool
+	LazyRefcounts      bool
+	Dirty              bool
+	Snapshots          int
+}
+
+// Image is an open, validated image. Its methods may be called from any number of goroutines at once, but for
+// SetBacking.
+type Image struct {
+	r        io.ReaderAt
+	fileSize int64
+	hdr      *header
+	l1       []uint64
+	info     Info
+	tables   tableCache
+	decoded  clusterCache
+	codec    codec
+
+	backing     io.ReaderAt
+	backingSize int64
+}
+
+// Open reads and validates an image of fileSize bytes: header, extensions, every table, and that no two entries
+// claim the same place. What it finds wrong is a *FormatError; other errors are those of r.
+func Open(r io.ReaderAt, fileSize int64, opt Options) (*Image, error) {
+	h, err := readHeader(r, fileSize, opt)
+	if err != nil {
+		return nil, err
+	}
+	im := &Image{r: r, fileSize: fileSize, hdr: h}
+	im.tables.init(h.clusterSize())
+	im.decoded.init(h.clusterSize())
+	im.codec.init(h)
+	if err := im.readL1(); err != nil {
+		return nil, err
+	}
+	v := validator{im: im, metadata: newBitmap(), data: newBitmap(), packed: newBitmap()}
+	if err := v.run(); err != nil {
+		return nil, err
+	}
+	im.info = Info{Version: h.version, ClusterSize: h.clusterSize(), VirtualSize: h.size, AllocatedSize: v.allocated,
+		CompressedClusters: int64(len(v.starts)), BackingFile: h.backingFile, BackingFormat: h.backingFormat,
+		ExtendedL2: h.extended(), LazyRefcounts: h.compatible&compatLazyRefcounts != 0,
+		Dirty: h.incompatible&incompatDirty != 0, Snapshots: h.snapshots}
+	if len(v.starts) > 0 {
+		im.info.Compression = im.codec.name()
+	}
+	return im, nil
+}
+
+// readL1 loads the entries that the virtual size needs; more than that is never looked at.
+func (im *Image) readL1() error {
+	perL2 := im.hdr.l2Entries() << im.hdr.clusterBits
+	raw := make([]byte, (im.hdr.size+perL2-1)/perL2*8)
+	if _, err := im.r.ReadAt(raw, im.hdr.l1Offset); err != nil {
+		return fmt.Errorf("reading the L1 table: %w", err)
+	}
+	im.l1 = make([]uint64, len(raw)/8)
+	for i := range im.l1 {
+		im.l1[i] = binary.BigEndian.Uint64(raw[i*8:])
+	}
+	return nil
+}
+
+// Size is the virtual size, bytes.
+func (im *Image) Size() int64 { return im.hdr.size }
+
+// Info describes the image.
+func (im *Image) Info() Info { return im.info }
+
+// SetBacking gives the image the content of its backing file; past its end the backing file reads as zeros. It
+// is called before the image is read.
+func (im *Image) SetBacking(r io.ReaderAt, size int64) { im.backing, im.backingSize = r, size }
+
+// Kind is what an image says about a range of its guest.
+type Kind uint8
+
+// The kinds.
+const (
+	KindUnallocated Kind = iota // the backing file's content, zeros without one
+	KindZero                    // zeros, whatever the backing file has
+	KindData                    // stored as it is
+	KindCompressed              // stored compressed
+)
+
+func (k Kind) String() string {
+	switch k {
+	case KindUnallocated:
+		return "unallocated"
+	case KindZero:
+		return "zero"
+	case KindData:
+		return "data"
+	case KindCompressed:
+		return "compressed"
+	}
+	return fmt.Sprintf("%d", uint8(k))
+}
+
+// piece is a run of guest bytes of one kind; of data, contiguous in the file too.
+type piece struct {
+	kind  Kind
+	n     int64
+	host  int64  // KindData: where it lies
+	entry uint64 // KindCompressed: the L2 entry
+}
+
+// locate describes the run at off, at most limit bytes of it and never beyond its L2 table.
+func (im *Image) locate(off, limit int64) (piece, error) {
+	h := im.hdr
+	cluster := off >> h.clusterBits
+	perTable := h.l2Entries()
+	index := cluster / perTable
+	first := cluster % perTable
+	limit = min(limit, (index+1)*perTable<<h.clusterBits-off)
+	l2 := int64(im.l1[index] & offsetMask)
+	if l2 == 0 {
+		return piece{kind: KindUnallocated, n: limit}, nil
+	}
+	table, err := im.tables.get(im, index, l2)
+	if err != nil {
+		return piece{}, err
+	}
+	var p piece
+	for i := first; p.n < limit; i++ {
+		within := int64(0)
+		if i == first {
+			within = off & (h.clusterSize() - 1)
+		}
+		q := h.entryPiece(table, i, within)
+		switch {
+		case p.n == 0:
+			p = q
+		case q.kind != p.kind || q.kind == KindCompressed || q.kind == KindData && q.host != p.host+p.n:
+			return p.clip(limit), nil
+		default:
+			p.n += q.n
+		}
+		if (within+q.n)&(h.clusterSize()-1) != 0 {
+			break // it ends inside the cluster, at a subcluster of another kind
+		}
+	}
+	return p.clip(limit), nil
+}
+
+func (p piece) clip(limit int64) piece {
+	p.n = min(p.n, limit)
+	return p
+}
+
+// entryPiece describes the run within one cluster, from byte within.
+func (h *header) entryPiece(table []byte, i, within int64) piece {
+	e := binary.BigEndian.Uint64(table[i*h.entrySize():])
+	rest := h.clusterSize() - within
+	host := int64(e & offsetMask)
+	switch {
+	case e&entryCompressed != 0:
+		return piece{kind: KindCompressed, n: rest, entry: e}
+	case h.extended():
+		return h.subclusterPiece(binary.BigEndian.Uint64(table[i*16+8:]), host, within)
+	case e&entryZero != 0:
+		return piece{kind: KindZero, n: rest}
+	case host == 0:
+		return piece{kind: KindUnallocated, n: rest}
+	}
+	return piece{kind: KindData, n: rest, host: host + within}
+}
+
+// subclusterPiece is entryPiece where each of 32 subclusters has bits of its own.
+func (h *header) subclusterPiece(bits uint64, host, within int64) piece {
+	sub := h.clusterSize() / 32
+	kindOf := func(i int64) Kind {
+		switch {
+		case bits>>(32+i)&1 != 0:
+			return KindZero
+		case bits>>i&1 != 0:
+			return KindData
+		}
+		return KindUnallocated
+	}
+	i := within / sub
+	p := piece{kind: kindOf(i), n: sub - within%sub}
+	if p.kind == KindData {
+		p.host = host + within
+	}
+	for i++; i < 32 && kindOf(i) == p.kind; i++ {
+		p.n += sub
+	}
+	return p
+}
+
+// Extent describes the run of one kind that begins at off, at most length bytes of it. off and length lie inside
+// the virtual size.
+func (im *Image) Extent(off, length int64) (n int64, kind Kind, err error) {
+	if off < 0 || length <= 0 || off > im.hdr.size-length {
+		return 0, 0, fmt.Errorf("extent of %d bytes at %d is outside the image", length, off)
+	}
+	for n < length {
+		p, err := im.locate(off+n, length-n)
+		if err != nil {
+			return 0, 0, err
+		}
+		if n > 0 && p.kind != kind {
+			break
+		}
+		kind = p.kind
+		n += p.n
+	}
+	return n, kind, nil
+}
+
+// ReadAt reads guest bytes, from the backing file where the image has none. It reads len(p) bytes or fails; reading
+// across the end of the virtual size returns io.EOF with what there is.
+func (im *Image) ReadAt(p []byte, off int64) (int, error) {
+	if off < 0 {
+		return 0, fmt.Errorf("read at %d", off)
+	}
+	if off >= im.hdr.size {
+		return 0, io.EOF
+	}
+	var short error
+	if int64(len(p)) > im.hdr.size-off {
+		p, short = p[:im.hdr.size-off], io.EOF
+	}
+	done := 0
+	for done < len(p) {
+		at := off + int64(done)
+		run, err := im.locate(at, int64(len(p)-done))
+		if err != nil {
+			return done, err
+		}
+		dst := p[done : done+int(run.n)]
+		switch run.kind {
+		case KindZero:
+			clear(dst)
+		case KindUnallocated:
+			err = im.readBacking(dst, at)
+		case KindData:
+			err = im.readHost(dst, run.host)
+		case KindCompressed:
+			err = im.readCompressed(dst, at, run.entry)
+		}
+		if err != nil {
+			return done, fmt.Errorf("guest offset %d: %w", at, err)
+		}
+		done += len(dst)
+	}
+	return done, short
+}
+
+// readHost reads stored bytes. The file may end within the last cluster, whose rest is zeros.
+func (im *Image) readHost(p []byte, host int64) error {
+	n := max(min(int64(len(p)), im.fileSize-host), 0)
+	clear(p[n:])
+	if n == 0 {
+		return nil
+	}
+	if m, err := im.r.ReadAt(p[:n], host); int64(m) < n {
+		return err
+	}
+	return nil
+}
+
+func (im *Image) readBacking(p []byte, off int64) error {
+	n := int64(0)
+	if im.backing != nil {
+		n = max(min(int64(len(p)), im.backingSize-off), 0)
+	}
+	clear(p[n:])
+	if n == 0 {
+		return nil
+	}
+	if m, err := im.backing.ReadAt(p[:n], off); int64(m) < n {
+		return fmt.Errorf("backing file: %w", err)
+	}
+	return nil
+}

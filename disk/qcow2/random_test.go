@@ -1,0 +1,232 @@
+package qcow2_test
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk/qcow2"
+)
+
+const requireTools = "KUBEVIRT_DISK_REQUIRE_TOOLS"
+
+// needTool skips the test if a tool is missing, or fails it where every tool is required.
+func needTool(t testing.TB, names ...string) {
+	t.Helper()
+	for _, name := range names {
+		if _, err := exec.LookPath(name); err != nil {
+			if os.Getenv(requireTools) == "1" {
+				t.Fatalf("%s is required and not installed", name)
+			}
+			t.Skipf("needs %s", name)
+		}
+	}
+}
+
+func runTool(t testing.TB, name string, args ...string) {
+	t.Helper()
+	out, err := exec.Command(name, args...).CombinedOutput()
+	require.NoError(t, err, "%s %s: %s", name, strings.Join(args, " "), out)
+}
+
+// openFile opens an image and, by the names in it, its backing files, all in one directory.
+func openFile(t testing.TB, path string) *qcow2.Image {
+	t.Helper()
+	f, err := os.Open(path)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = f.Close() })
+	st, err := f.Stat()
+	require.NoError(t, err)
+	im, err := qcow2.Open(f, st.Size(), qcow2.Options{})
+	require.NoError(t, err, path)
+	if name := im.Info().BackingFile; name != "" {
+		base := filepath.Join(filepath.Dir(path), filepath.Base(name))
+		if im.Info().BackingFormat == "raw" {
+			b, err := os.Open(base)
+			require.NoError(t, err)
+			t.Cleanup(func() { _ = b.Close() })
+			bst, err := b.Stat()
+			require.NoError(t, err)
+			im.SetBacking(b, bst.Size())
+		} else {
+			b := openFile(t, base)
+			im.SetBacking(b, b.Size())
+		}
+	}
+	return im
+}
+
+// TestRandomImages makes random images of every kind that qemu-img can make, and compares every byte with what
+// qemu-img reads from them.
+func TestRandomImages(t *testing.T) {
+	needTool(t, "qemu-img", "qemu-io")
+	count := 60
+	if os.Getenv(requireTools) == "1" {
+		count = 500
+	}
+	if n, err := strconv.Atoi(os.Getenv("QCOW2_RANDOM_IMAGES")); err == nil {
+		count = n
+	}
+	const seed = 20171107
+	t.Logf("%d images from seed %d", count, seed)
+	dir := t.TempDir()
+	var wg sync.WaitGroup
+	next := make(chan int)
+	for range 2 {
+		wg.Go(func() {
+			for i := range next {
+				t.Run(strconv.Itoa(i), func(t *testing.T) {
+					sub := filepath.Join(dir, strconv.Itoa(i))
+					require.NoError(t, os.Mkdir(sub, 0o755))
+					randomImage(t, rand.New(rand.NewPCG(seed, uint64(i))), sub)
+					require.NoError(t, os.RemoveAll(sub))
+				})
+			}
+		})
+	}
+	for i := range count {
+		next <- i
+	}
+	close(next)
+	wg.Wait()
+}
+
+func pick[T any](r *rand.Rand, of ...T) T { return of[r.IntN(len(of))] }
+
+// randomImage makes one chain of one to three images, and compares.
+func randomImage(t *testing.T, r *rand.Rand, dir string) {
+	size := int64(r.IntN(8<<20/512)+128) * 512
+	backing, backingFormat := "", ""
+	var script []string
+	depth := 1 + r.IntN(3)
+	if r.IntN(4) == 0 { // a raw base, of another size
+		backing, backingFormat = "base.raw", "raw"
+		b := make([]byte, max(512, size/512*int64(r.IntN(3))/2*512))
+		for i := 0; i < len(b); i += 4096 {
+			if r.IntN(2) == 0 {
+				b[i] = byte(i>>12) | 1
+			}
+		}
+		require.NoError(t, os.WriteFile(filepath.Join(dir, backing), b, 0o644))
+	}
+	for level := range depth {
+		name := fmt.Sprintf("%d.qcow2", level)
+		path := filepath.Join(dir, name)
+		opts := randomOptions(r, backing != "")
+		args := []string{"create", "-q", "-f", "qcow2", "-o", opts}
+		if backing != "" {
+			args = append(args, "-b", backing, "-F", backingFormat)
+		}
+		runTool(t, "qemu-img", append(args, path, strconv.FormatInt(size, 10))...)
+		script = randomWrites(r, size, !strings.Contains(opts, "preallocation"))
+		if len(script) > 0 {
+			runTool(t, "qemu-io", append([]string{"-f", "qcow2", path}, script...)...)
+		}
+		if r.IntN(8) == 0 {
+			runTool(t, "qemu-img", "snapshot", "-c", "s", path)
+			runTool(t, "qemu-io", append([]string{"-f", "qcow2", path}, randomWrites(r, size, false)...)...)
+		}
+		if r.IntN(6) == 0 && level == depth-1 {
+			size += int64(r.IntN(2048)+1) * 512
+			runTool(t, "qemu-img", "resize", "-q", "-f", "qcow2", path, strconv.FormatInt(size, 10))
+		}
+		backing, backingFormat = name, "qcow2"
+	}
+	top := filepath.Join(dir, backing)
+	if r.IntN(3) == 0 { // what qemu-img convert writes looks different from what a guest does
+		flat := filepath.Join(dir, "flat.qcow2")
+		opts := "cluster_size=" + pick(r, "512", "4k", "64k", "2M") + ",compression_type=" + pick(r, "zlib", "zstd")
+		runTool(t, "qemu-img", "convert", "-c", "-O", "qcow2", "-o", opts, top, flat)
+		top = flat
+	}
+	raw := filepath.Join(dir, "raw")
+	runTool(t, "qemu-img", "convert", "-f", "qcow2", "-O", "raw", top, raw)
+	want, err := os.ReadFile(raw)
+	require.NoError(t, err)
+	compareImage(t, r, openFile(t, top), want)
+}
+
+func randomOptions(r *rand.Rand, backing bool) string {
+	cluster := pick(r, 512, 1024, 4096, 16384, 65536, 65536, 262144, 2<<20)
+	o := []string{"cluster_size=" + strconv.Itoa(cluster)}
+	if r.IntN(4) == 0 {
+		return strings.Join(append(o, "compat=0.10"), ",")
+	}
+	o = append(o, "compat=1.1", "compression_type="+pick(r, "zlib", "zstd"))
+	if r.IntN(4) == 0 {
+		o = append(o, "lazy_refcounts=on")
+	}
+	extended := cluster >= 16384 && r.IntN(3) == 0
+	if extended {
+		o = append(o, "extended_l2=on")
+	}
+	if r.IntN(5) == 0 && !backing {
+		o = append(o, "preallocation="+pick(r, "metadata", "falloc"))
+	}
+	return strings.Join(o, ",")
+}
+
+// randomWrites is a script for qemu-io. Clusters can be written compressed only while they are not allocated.
+func randomWrites(r *rand.Rand, size int64, compress bool) []string {
+	var s []string
+	add := func(format string, args ...any) { s = append(s, "-c", fmt.Sprintf(format, args...)) }
+	for off := int64(0); compress && off < size; off += 2 << 20 {
+		if r.IntN(3) == 0 {
+			add("write -q -c -P %d %d %d", r.IntN(255)+1, off, min(size-off, 2<<20))
+		}
+	}
+	for range r.IntN(24) + 1 {
+		off := r.Int64N(size/512) * 512
+		n := min(size-off, (r.Int64N(pick(r, int64(8), 256, 4096))+1)*512)
+		switch r.IntN(7) {
+		case 0:
+			add("write -q -z %d %d", off, n)
+		case 1:
+			add("write -q -z -u %d %d", off, n)
+		case 2:
+			add("discard -q %d %d", off, n)
+		default:
+			add("write -q -P %d %d %d", r.IntN(255)+1, off, n)
+		}
+	}
+	return s
+}
+
+// compareImage reads everything in one piece and in random pieces, and checks that extents agree with the content.
+func compareImage(t *testing.T, r *rand.Rand, im *qcow2.Image, want []byte) {
+	require.Equal(t, int64(len(want)), im.Size())
+	got := make([]byte, len(want))
+	n, err := im.ReadAt(got, 0)
+	require.NoError(t, err)
+	require.Equal(t, len(want), n)
+	if !bytes.Equal(got, want) {
+		for i := range got {
+			require.Equal(t, want[i], got[i], "byte %d", i)
+		}
+	}
+	for range 20 {
+		off := r.Int64N(im.Size())
+		part := make([]byte, min(im.Size()-off, r.Int64N(200<<10)+1))
+		_, err := im.ReadAt(part, off)
+		require.NoError(t, err)
+		require.True(t, bytes.Equal(want[off:off+int64(len(part))], part), "%d bytes at %d", len(part), off)
+	}
+	for off := int64(0); off < im.Size(); {
+		n, kind, err := im.Extent(off, im.Size()-off)
+		require.NoError(t, err)
+		require.Positive(t, n)
+		if kind == qcow2.KindZero {
+			require.Equal(t, -1, bytes.IndexFunc(want[off:off+n], func(c rune) bool { return c != 0 }), "zeros at %d", off)
+		}
+		off += n
+	}
+}
