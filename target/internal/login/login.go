@@ -1,0 +1,125 @@
+// Package login is the login phase of an iSCSI connection, and the negotiation of text keys, from the target's
+// side (RFC 7143 sections 6, 12 and 13). It knows neither connections nor PDUs: text goes in and text comes out.
+//
+// The data segments of login and text PDUs are pairs, each ended by a zero byte, and may be cut anywhere:
+//
+//	InitiatorName=iqn.2001-04.com.example:host NUL SessionType=Normal NUL AuthMethod=CHAP,None NUL
+//
+// A login goes through stages, which the initiator moves on with the T bit, and never back:
+//
+//	SecurityNegotiation (0)     names, AuthMethod, CHAP          -> 1 or 3
+//	OperationalNegotiation (1)  digests, lengths, data transfer  -> 3
+//	FullFeature (3)             the session exists
+package login
+
+import (
+	"fmt"
+
+	"kubevirt.io/disk/chap"
+)
+
+// Stage is a stage of the login phase, as in the CSG and NSG fields (RFC 7143 11.12.3).
+type Stage uint8
+
+// The stages; 2 is reserved.
+const (
+	SecurityNegotiation    Stage = 0
+	OperationalNegotiation Stage = 1
+	FullFeature            Stage = 3
+)
+
+// String names the stage.
+func (s Stage) String() string {
+	switch s {
+	case SecurityNegotiation:
+		return "SecurityNegotiation"
+	case OperationalNegotiation:
+		return "LoginOperationalNegotiation"
+	case FullFeature:
+		return "FullFeaturePhase"
+	}
+	return fmt.Sprintf("Stage(%d)", uint8(s))
+}
+
+// SessionType is what a session is for (RFC 7143 13.21).
+type SessionType uint8
+
+// The session types.
+const (
+	Normal SessionType = iota
+	Discovery
+)
+
+// String returns the value of the SessionType key.
+func (t SessionType) String() string {
+	switch t {
+	case Normal:
+		return "Normal"
+	case Discovery:
+		return "Discovery"
+	}
+	return fmt.Sprintf("SessionType(%d)", uint8(t))
+}
+
+// Limits are what the target agrees to at most. A zero field is its default; what is outside the range of the
+// standard is moved to its nearest end.
+type Limits struct {
+	MaxRecvDataSegmentLength int // the longest data segment that the target receives, bytes; default 262144
+	MaxBurstLength           int // bytes of a solicited sequence; default 1048576
+	FirstBurstLength         int // bytes of unsolicited data of a command; default 262144
+	MaxOutstandingR2T        int // per command; default 1
+}
+
+// Config is what all logins of a target have in common. It is not changed while it is in use.
+type Config struct {
+	TargetName     string // the only name that a normal session can be logged in to
+	TargetAlias    string // declared in normal sessions; "": none
+	PortalGroupTag uint16
+	Auth           *chap.Authenticator // nil: initiators need not authenticate
+	Limits         Limits
+	// MaxKeyBytes bounds the text that one login may send in all, bytes. The default is 16384; less than the
+	// 8192 that the standard demands (RFC 7143 6.1) counts as 8192.
+	MaxKeyBytes int
+}
+
+const (
+	defaultMaxKeyBytes = 16384
+	minMaxKeyBytes     = 8192
+)
+
+func (c *Config) maxKeyBytes() int {
+	if c.MaxKeyBytes == 0 {
+		return defaultMaxKeyBytes
+	}
+	return max(c.MaxKeyBytes, minMaxKeyBytes)
+}
+
+// Request is a Login Request (RFC 7143 11.12).
+type Request struct {
+	CSG, NSG               Stage
+	Transit, Continue      bool
+	VersionMin, VersionMax uint8
+	ISID                   [6]byte
+	TSIH, CID              uint16
+	Data                   []byte // not kept
+}
+
+// Response is the Login Response to a request (RFC 7143 11.13).
+type Response struct {
+	CSG, NSG          Stage
+	Transit, Continue bool
+	Status            Status // if it is not StatusSuccess, the connection closes after this response
+	Data              []byte
+	Err               error  // why the login was refused, for the log; nil if it was not
+	Reason            string // why the login was refused, as a short stable label; "" if it was not
+}
+
+// Result is what a login has found out so far; complete when the machine is done.
+type Result struct {
+	InitiatorName  string // lower case
+	InitiatorAlias string
+	TargetName     string // what the initiator asked for; "" in a discovery session that names none
+	SessionType    SessionType
+	User           string // as whom the initiator has authenticated; "" without authentication
+	Params         Params
+}

@@ -1,0 +1,87 @@
+package login
+
+import (
+	"strconv"
+	"strings"
+	"unicode"
+)
+
+// open deals with what the first text of a login must have (RFC 7143 6.3): who logs in, to what, and for
+// what kind of session.
+func (m *Machine) open(pairs []Pair) *refusal {
+	var initiator, target, kind *string
+	for i := range pairs {
+		switch value := &pairs[i].Value; pairs[i].Key {
+		case keyInitiatorName:
+			initiator = value
+		case keyTargetName:
+			target = value
+		case keySessionType:
+			kind = value
+		}
+	}
+	if initiator == nil {
+		return refuse(StatusMissingParameter, "missing_initiator_name", "the first request has no InitiatorName")
+	}
+	name, ok := normalName(*initiator)
+	if !ok {
+		return refuse(StatusInitiatorError, "bad_initiator_name", "InitiatorName %s is not an iSCSI name", quote(*initiator))
+	}
+	m.res.InitiatorName = name
+	if kind != nil {
+		switch *kind {
+		case Normal.String():
+		case Discovery.String():
+			m.res.SessionType = Discovery
+		default:
+			return refuse(StatusSessionTypeNotSupported, "bad_session_type", "there is no session type %s", quote(*kind))
+		}
+	}
+	m.neg.discovery = m.res.SessionType == Discovery
+	if target != nil {
+		m.res.TargetName = *target
+	}
+	if !m.neg.discovery {
+		if target == nil {
+			return refuse(StatusMissingParameter, "missing_target_name", "the first request of a normal session has no TargetName")
+		}
+		asked, _ := normalName(*target)
+		if own, _ := normalName(m.cfg.TargetName); asked == "" || asked != own {
+			return refuse(StatusNotFound, "unknown_target", "there is no target %s here; it is %s", quote(*target), m.cfg.TargetName)
+		}
+		m.res.TargetName = m.cfg.TargetName
+	}
+	if m.stage == OperationalNegotiation && m.cfg.Auth != nil {
+		return refuse(StatusAuthenticationFailure, "no_auth_offered", "the initiator skips authentication, which is required")
+	}
+	// For all session types (RFC 7143 6.3.1).
+	m.out = AppendPair(m.out, keyTargetPortalGroupTag, strconv.Itoa(int(m.cfg.PortalGroupTag)))
+	if m.cfg.TargetAlias != "" && !m.neg.discovery {
+		m.out = AppendPair(m.out, keyTargetAlias, m.cfg.TargetAlias)
+	}
+	return nil
+}
+
+// normalName puts an iSCSI name into the form in which names are compared (RFC 7143 4.2.7.2). Whether it begins
+// with a registered type is not looked at, as there are initiators that are named otherwise. ok is false for
+// what can be no name.
+func normalName(name string) (normal string, ok bool) {
+	normal = strings.ToLower(name)
+	if normal == "" || len(normal) > maxNameLen || strings.ContainsFunc(normal, notOfName) {
+		return "", false
+	}
+	return normal, true
+}
+
+// notOfName finds white space, control characters, and what has no look of its own.
+func notOfName(r rune) bool { return unicode.IsSpace(r) || !unicode.IsPrint(r) }
+
+// printable leaves out of a text for people what does not print.
+func printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return -1
+		}
+		return r
+	}, s)
+}

@@ -1,0 +1,205 @@
+package login
+
+import (
+	"math"
+	"strconv"
+	"strings"
+
+	"kubevirt.io/disk/chap"
+)
+
+// negotiation answers the operational keys of one login (RFC 7143 6.2 and section 13).
+type negotiation struct {
+	limits    Limits // resolved
+	discovery bool
+	params    Params
+}
+
+// scope says in which sessions a key means something.
+type scope uint8
+
+const (
+	normalOnly scope = iota // Irrelevant in a discovery session
+	anySession
+)
+
+// numericKey is a key whose values are numbers. The answer to an offer within the range is what pick makes of
+// it, which obeys the key's result function: Minimum must not exceed the offer, Maximum not be below it.
+type numericKey struct {
+	scope    scope
+	min, max int
+	pick     func(offer int, n *negotiation) int
+	param    func(*Params) *int
+}
+
+// numericKeys has all but MaxRecvDataSegmentLength, which is declared.
+var numericKeys = map[string]numericKey{
+	keyMaxConnections: {normalOnly, 1, 65535,
+		func(offer int, _ *negotiation) int { return min(offer, 1) },
+		func(p *Params) *int { return &p.MaxConnections }},
+	keyMaxBurstLength: {normalOnly, minLength, maxLength,
+		func(offer int, n *negotiation) int { return min(offer, n.limits.MaxBurstLength) },
+		func(p *Params) *int { return &p.MaxBurstLength }},
+	// The answer also makes the two burst lengths consistent, as far as MaxBurstLength is known by now.
+	keyFirstBurstLength: {normalOnly, minLength, maxLength,
+		func(offer int, n *negotiation) int {
+			return min(offer, n.limits.FirstBurstLength, n.params.MaxBurstLength)
+		},
+		func(p *Params) *int { return &p.FirstBurstLength }},
+	keyMaxOutstandingR2T: {normalOnly, 1, 65535,
+		func(offer int, n *negotiation) int { return min(offer, n.limits.MaxOutstandingR2T) },
+		func(p *Params) *int { return &p.MaxOutstandingR2T }},
+	// Nothing is kept for a lost connection at error recovery level 0: there is nothing to wait for, and
+	// nothing to be had afterwards.
+	keyDefaultTime2Wait: {anySession, 0, 3600,
+		func(offer int, _ *negotiation) int { return max(offer, 0) },
+		func(p *Params) *int { return &p.DefaultTime2Wait }},
+	keyDefaultTime2Retain: {anySession, 0, 3600,
+		func(offer int, _ *negotiation) int { return min(offer, 0) },
+		func(p *Params) *int { return &p.DefaultTime2Retain }},
+	keyErrorRecoveryLevel: {anySession, 0, 2,
+		func(offer int, _ *negotiation) int { return min(offer, 0) },
+		func(p *Params) *int { return &p.ErrorRecoveryLevel }},
+	// 1 is RFC 7143; 2 would promise the features of RFC 7144.
+	keyISCSIProtocolLevel: {normalOnly, 0, 31,
+		func(offer int, _ *negotiation) int { return min(offer, 1) },
+		func(p *Params) *int { return &p.ProtocolLevel }},
+}
+
+// booleanKey is a key that is Yes or No. The result is offer OR ours, or offer AND ours.
+type booleanKey struct {
+	scope scope
+	or    bool
+	ours  bool
+	param func(*Params) *bool
+}
+
+var booleanKeys = map[string]booleanKey{
+	keyInitialR2T:          {normalOnly, true, false, func(p *Params) *bool { return &p.InitialR2T }},
+	keyImmediateData:       {normalOnly, false, true, func(p *Params) *bool { return &p.ImmediateData }},
+	keyDataPDUInOrder:      {normalOnly, true, true, func(p *Params) *bool { return &p.DataPDUInOrder }},
+	keyDataSequenceInOrder: {normalOnly, true, true, func(p *Params) *bool { return &p.DataSequenceInOrder }},
+}
+
+const (
+	digestCRC32C         = "CRC32C"
+	taskReportingRFC3720 = "RFC3720"
+)
+
+// answer handles the operational keys of one step, in order, but for FirstBurstLength, which depends on others
+// and comes last. The answers are appended to out.
+func (n *negotiation) answer(out []byte, pairs []Pair) ([]byte, *refusal) {
+	var first *Pair
+	for i, p := range pairs {
+		if p.Key == keyFirstBurstLength {
+			first = &pairs[i]
+			continue
+		}
+		if p.Key == keyMaxRecvDataSegmentLength {
+			length, ok := parseNumber(p.Value, minLength, maxLength)
+			if !ok {
+				// A declaration cannot be rejected (RFC 7143 7.12).
+				return nil, refuse(StatusInitiatorError, "bad_value", "key %s is not a number from %d to %d", p.Key, minLength, maxLength)
+			}
+			n.params.SendMaxDataSegment = length
+			continue
+		}
+		out = AppendPair(out, p.Key, n.value(p))
+	}
+	if first != nil {
+		value := valueIrrelevant
+		if !n.params.InitialR2T || n.params.ImmediateData || n.discovery {
+			value = n.value(*first)
+		}
+		out = AppendPair(out, first.Key, value)
+	}
+	return out, nil
+}
+
+// value answers one negotiated key. What is not admissible is answered with Reject, and the parameter stays
+// as it is (RFC 7143 6.2.2).
+func (n *negotiation) value(p Pair) string {
+	if k, ok := numericKeys[p.Key]; ok {
+		return n.numeric(k, p.Value)
+	}
+	if k, ok := booleanKeys[p.Key]; ok {
+		return n.boolean(k, p.Value)
+	}
+	switch p.Key {
+	case keyHeaderDigest:
+		return digest(p.Value, &n.params.HeaderDigest)
+	case keyDataDigest:
+		return digest(p.Value, &n.params.DataDigest)
+	case keyTaskReporting:
+		if n.discovery {
+			return valueIrrelevant
+		}
+		return firstOf(p.Value, taskReportingRFC3720)
+	case keyIFMarker, keyOFMarker:
+		return valueNo // obsolete; No rather than Reject, as older initiators expect a boolean (RFC 7143 13.25)
+	}
+	return valueReject // IFMarkInt, OFMarkInt
+}
+
+func (n *negotiation) numeric(k numericKey, value string) string {
+	if k.scope == normalOnly && n.discovery {
+		return valueIrrelevant
+	}
+	offer, ok := parseNumber(value, k.min, k.max)
+	if !ok {
+		return valueReject
+	}
+	result := k.pick(offer, n)
+	*k.param(&n.params) = result
+	return strconv.Itoa(result)
+}
+
+func (n *negotiation) boolean(k booleanKey, value string) string {
+	if k.scope == normalOnly && n.discovery {
+		return valueIrrelevant
+	}
+	var result bool
+	switch {
+	case value != valueYes && value != valueNo:
+		return valueReject
+	case k.or:
+		result = value == valueYes || k.ours
+	default:
+		result = value == valueYes && k.ours
+	}
+	*k.param(&n.params) = result
+	if result {
+		return valueYes
+	}
+	return valueNo
+}
+
+func digest(offer string, param *bool) string {
+	value := firstOf(offer, digestCRC32C, valueNone)
+	if value != valueReject {
+		*param = value == digestCRC32C
+	}
+	return value
+}
+
+// firstOf returns the first item of a list that is supported, in the initiator's order (RFC 7143 6.2.1), or
+// Reject.
+func firstOf(offer string, supported ...string) string {
+	for item := range strings.SplitSeq(offer, ",") {
+		for _, s := range supported {
+			if item == s {
+				return s
+			}
+		}
+	}
+	return valueReject
+}
+
+// parseNumber reads a numerical-value within a range, which lies within that of int.
+func parseNumber(value string, min, max int) (int, bool) {
+	v, err := chap.ParseNumber(value)
+	if err != nil || v > math.MaxInt32 || int(v) < min || int(v) > max {
+		return 0, false
+	}
+	return int(v), true
+}
