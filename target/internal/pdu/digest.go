@@ -22,9 +22,3 @@ func UpdateDigest(d uint32, p []byte) uint32 { return crc32.Update(d, castagnoli
 // PutDigest writes a digest as it stands on the wire: the reflected CRC's lowest byte first (RFC 7143 13.1,
 // appendix A).
 func PutDigest(p []byte, d uint32) { binary.LittleEndian.PutUint32(p, d) }
-
-// SNLess says whether serial number a comes before b, modulo 2^32 (RFC 7143 4.2.2, RFC 1982).
-func SNLess(a, b uint32) bool { return int32(a-b) < 0 }
-
-// SNLessEq says whether a is b or comes before it.
-func SNLessEq(a, b uint32) bool { return a == b || SNLess(a, b) }

@@ -132,15 +132,6 @@ func (h *Header) start(op Opcode, immediate bool, dataLen int) {
 	h.SetDataLen(dataLen)
 }
 
-// FieldError is a header that the standard forbids.
-type FieldError struct {
-	Opcode Opcode
-	Field  string
-	Why    string
-}
-
-func (e *FieldError) Error() string { return fmt.Sprintf("%v PDU: %s %s", e.Opcode, e.Field, e.Why) }
-
 // expect checks the opcode.
 func (h *Header) expect(op Opcode) error {
 	if got := h.Opcode(); got != op {

@@ -1,0 +1,72 @@
+package target
+
+import (
+	"math/bits"
+	"sync"
+	"sync/atomic"
+)
+
+const (
+	minBufferShift = 9  // 512 bytes: sense data, parameter lists
+	maxBufferShift = 20 // 1 MiB: the longest parameter list or gathered write
+	maxBuffer      = 1 << maxBufferShift
+
+	// chunkSize is how much of a command's data is held in memory at a time, bytes. It is also the most
+	// that one R2T asks for.
+	chunkSize = 256 << 10
+)
+
+// buffer is a pooled piece of memory. Whoever holds it releases it once.
+type buffer struct {
+	b     []byte
+	class int
+	from  *buffers
+}
+
+func (b *buffer) release() {
+	if b != nil {
+		b.from.used.Add(-int64(cap(b.b)))
+		b.from.pools[b.class].Put(b)
+	}
+}
+
+// buffers hands out memory in powers of two, up to a limit for all sessions of a server together. Memory
+// is taken when data arrives or is about to be sent, never because a peer claims a length.
+type buffers struct {
+	limit int64
+	used  atomic.Int64
+	pools [maxBufferShift - minBufferShift + 1]sync.Pool
+}
+
+// get returns a buffer of n bytes, or nil if n is over maxBuffer or the limit is reached: the command then
+// ends with BUSY, and the initiator tries again.
+func (p *buffers) get(n int) *buffer {
+	if n > maxBuffer {
+		return nil
+	}
+	size := int64(1) << (minBufferShift + bufferClass(n))
+	if p.used.Load()+size > p.limit { // approximate when several ask at once, by a buffer each
+		return nil
+	}
+	return p.must(n)
+}
+
+// must is get without the limit, for what has to be sent so that the session can go on: a command that
+// already has a place in the window and sends its next chunk, a response's sense data. n is at most maxBuffer.
+func (p *buffers) must(n int) *buffer {
+	class := bufferClass(n)
+	b, ok := p.pools[class].Get().(*buffer)
+	if !ok {
+		b = &buffer{b: make([]byte, 1<<(minBufferShift+class)), class: class, from: p}
+	}
+	p.used.Add(int64(cap(b.b)))
+	b.b = b.b[:n]
+	return b
+}
+
+func bufferClass(n int) int {
+	if n <= 1<<minBufferShift {
+		return 0
+	}
+	return bits.Len(uint(n-1)) - minBufferShift
+}

@@ -1,0 +1,289 @@
+package target
+
+import (
+	"encoding/binary"
+	"errors"
+	"time"
+
+	"kubevirt.io/disk/target/internal/pdu"
+	"kubevirt.io/disk/target/internal/scsi"
+)
+
+// This file is where PDUs become SCSI commands and the outcome of a command becomes PDUs.
+
+// maxImmediate is how many commands outside the command window a session may have in flight. RFC 7143
+// 4.2.2.1.1 wants room for at least one task management request, which takes none, and one other.
+const maxImmediate = 8
+
+// maxSense is room for the longest sense data with its length field, bytes.
+const maxSense = 256 + 2
+
+// The conditions that the transport finds itself, SPC-4 table D.1 and RFC 7143 11.4.7.2.
+var (
+	errUnexpectedUnsolicited = scsi.CheckCondition(scsi.AbortedCommand, 0x0c, 0x0c)
+	errNotEnoughUnsolicited  = scsi.CheckCondition(scsi.AbortedCommand, 0x0c, 0x0d)
+	errServiceCRC            = scsi.CheckCondition(scsi.AbortedCommand, 0x47, 0x05)
+	errDataPhase             = scsi.CheckCondition(scsi.AbortedCommand, 0x4b, 0x00)
+)
+
+// task is one SCSI command of a session, from its arrival to its response.
+type task struct {
+	sess      *session
+	scsi      scsi.Task
+	tag       uint32 // initiator task tag
+	cmdSN     uint32
+	expected  int64 // Expected Data Transfer Length, bytes
+	read      bool
+	write     bool
+	immediate bool
+	started   time.Time
+
+	state taskState // guarded by session.mu
+
+	out  dataOut // collecting data from the initiator; belongs to the reader while collecting
+	sent int64   // Data-In bytes queued
+	snIn uint32  // DataSN of the next Data-In
+}
+
+// taskState says who owns a task.
+type taskState uint8
+
+const (
+	taskCollecting taskState = iota // waits for Data-Out; whoever holds session.mu may end it
+	taskExecuting                   // a goroutine works on it, and ends it
+	taskAborted                     // a goroutine works on it; it ends without an answer
+)
+
+// newTask takes a place for a command, or says why there is none.
+func (s *session) newTask(cmd *pdu.SCSICommand) (*task, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.tasks[cmd.TaskTag] != nil {
+		return nil, errTagInUse
+	}
+	if cmd.Immediate {
+		if s.immediate >= maxImmediate {
+			return nil, errTooManyTasks
+		}
+		s.immediate++
+	} else {
+		s.counted++
+	}
+	var t *task
+	if n := len(s.free); n > 0 {
+		t = s.free[n-1]
+		s.free = s.free[:n-1]
+	} else {
+		t = new(task)
+	}
+	t.sess, t.tag, t.cmdSN, t.immediate = s, cmd.TaskTag, cmd.CmdSN, cmd.Immediate
+	t.expected, t.read, t.write = int64(cmd.ExpectedLength), cmd.Read, cmd.Write
+	t.state = taskExecuting
+	t.started = time.Now()
+	t.sent, t.snIn = 0, 0
+	t.scsi.Nexus, t.scsi.LUN, t.scsi.CDB, t.scsi.ExtendedCDB = s.nexus, cmd.LUN, cmd.CDB, nil
+	s.tasks[cmd.TaskTag] = t
+	return t, nil
+}
+
+var errTagInUse = errors.New("the initiator task tag is in use")
+
+// forgetLocked gives a task's tag and its place in the window back. After this nothing may use t.
+func (s *session) forgetLocked(t *task) {
+	delete(s.tasks, t.tag)
+	if t.immediate {
+		s.immediate--
+	} else {
+		s.counted--
+	}
+	t.out.release()
+	t.scsi.Reset()
+	s.reopenLocked()
+	s.free = append(s.free, t)
+}
+
+// abortLocked ends a task without an answer: at once if it waits for data, else when its goroutine is done.
+func (s *session) abortLocked(t *task) {
+	if t.state == taskCollecting {
+		s.forgetLocked(t)
+		return
+	}
+	t.state = taskAborted
+}
+
+// handleSCSICommand starts a command (RFC 7143 11.3).
+func (c *conn) handleSCSICommand(run *runner, h *pdu.Header, ahs []byte, seg *segment) error {
+	sess := c.session()
+	var cmd pdu.SCSICommand
+	if err := cmd.Decode(h); err != nil {
+		return c.refuse(pdu.RejectInvalidPDUField, seg)
+	}
+	if ok, err := c.admit(cmd.CmdSN, cmd.Immediate, h, ahs, seg); !ok {
+		return err
+	}
+	var ext pdu.AHS
+	if len(ahs) > 0 {
+		var err error
+		if ext, err = pdu.ParseAHS(ahs); err != nil {
+			return c.refuse(pdu.RejectInvalidPDUField, seg)
+		}
+	}
+	t, err := sess.newTask(&cmd)
+	switch {
+	case errors.Is(err, errTagInUse):
+		return c.refuse(pdu.RejectTaskInProgress, seg)
+	case err != nil:
+		return c.refuse(pdu.RejectImmediate, seg)
+	}
+	if len(ext.ExtendedCDB) > 0 {
+		t.scsi.ExtendedCDB = append([]byte(nil), ext.ExtendedCDB...)
+	}
+	if err := c.srv.device.Prepare(&t.scsi); err != nil {
+		return c.dropData(t, seg, err)
+	}
+	if t.scsi.Dir == scsi.DirOut {
+		return c.startWrite(run, t, &cmd, seg)
+	}
+	if seg.left > 0 || seg.held != nil {
+		// Data for a command that takes none; it is not an error, and it is not used.
+		if err := seg.discard(); errors.Is(err, errDataDigest) {
+			c.rejectHeader(pdu.RejectDataDigest, h)
+			c.complete(t, errServiceCRC)
+			return nil
+		} else if err != nil {
+			c.abandon(t)
+			return err
+		}
+	}
+	if t.scsi.Dir == scsi.DirIn {
+		return c.runRead(run, t)
+	}
+	call := c.enter(run)
+	status, err := t.scsi.Finish()
+	c.leave(run, call)
+	c.respond(t, status, err)
+	return c.sent(run)
+}
+
+// ignore drops a PDU that the command window does not admit.
+func (c *conn) ignore(seg *segment) error {
+	if err := seg.discard(); !errors.Is(err, errDataDigest) {
+		return err
+	}
+	return nil
+}
+
+// dropData ends a command that failed before its data was looked at. The data is drained first, so that
+// framing survives; unsolicited data that still follows finds no task and is dropped too.
+func (c *conn) dropData(t *task, seg *segment, cause error) error {
+	h := c.rx.hdr
+	if err := seg.discard(); errors.Is(err, errDataDigest) {
+		c.rejectHeader(pdu.RejectDataDigest, &h)
+		cause = errServiceCRC
+	} else if err != nil {
+		c.abandon(t)
+		return err
+	}
+	c.complete(t, cause)
+	return nil
+}
+
+// sent flushes what a goroutine that lost the reading role has queued; the reader itself flushes before it
+// waits for the network.
+func (c *conn) sent(run *runner) error {
+	if run.reading {
+		return nil
+	}
+	return c.tx.flush()
+}
+
+// complete ends a command with an error, or with GOOD if cause is nil.
+func (c *conn) complete(t *task, cause error) { c.respond(t, scsi.StatusGood, cause) }
+
+// respond ends a command: its tag is free before the response is on the wire, and nothing is sent for a
+// task that was aborted meanwhile.
+func (c *conn) respond(t *task, status scsi.Status, cause error) {
+	var sense *buffer
+	var resp pdu.SCSIResponse
+	if cause != nil {
+		if errors.Is(cause, errBusy) {
+			status = scsi.StatusBusy
+		} else {
+			sense = c.srv.pool.must(maxSense)
+			var data []byte
+			status, data = c.srv.device.Outcome(&t.scsi, cause, sense.b[2:2])
+			// Outcome appends to the room it is given, or says nothing (RFC 7143 11.4.7.1).
+			binary.BigEndian.PutUint16(sense.b, uint16(len(data)))
+			sense.b = sense.b[:2+copy(sense.b[2:], data)]
+			if len(data) == 0 {
+				sense.release()
+				sense = nil
+			}
+		}
+	}
+	resp.Status = uint8(status)
+	resp.TaskTag = t.tag
+	resp.Overflow, resp.Underflow, resp.Residual = t.residual(cause != nil)
+	if t.read {
+		resp.ExpDataSN = t.snIn
+	} else {
+		resp.ExpDataSN = t.out.r2tSN
+	}
+	var data []byte
+	if sense != nil {
+		data = sense.b
+		resp.DataLen = len(data)
+	}
+	c.observe(t, uint8(status))
+	s := t.sess
+	s.mu.Lock()
+	aborted := t.state == taskAborted
+	s.forgetLocked(t)
+	if !aborted {
+		c.tx.send(&resp, snAdvance, data, sense)
+	}
+	s.mu.Unlock()
+	if aborted {
+		sense.release()
+	}
+}
+
+// residual says how the data that the command moves differs from what the initiator expected, bytes
+// (RFC 7143 11.4.5.1). A command that failed moved what it moved.
+func (t *task) residual(failed bool) (overflow, underflow bool, n uint32) {
+	var expected, moves int64
+	if t.read || t.write {
+		expected = t.expected
+	}
+	switch {
+	case failed && t.read:
+		moves = t.sent
+	case failed:
+		moves = min(t.out.total, expected)
+	case t.scsi.Dir == scsi.DirIn && !t.write, t.scsi.Dir == scsi.DirOut && !t.read:
+		moves = t.scsi.Length
+	case t.scsi.Dir != scsi.DirNone:
+		// The initiator announced the other direction: nothing of what the command moves was expected.
+		expected, moves = 0, t.scsi.Length
+	}
+	switch {
+	case moves > expected:
+		return true, false, uint32(min(moves-expected, 0xffffffff))
+	case moves < expected:
+		return false, true, uint32(expected - moves)
+	}
+	return false, false, 0
+}
+
+func (c *conn) observe(t *task, status uint8) {
+	number, ok := t.scsi.LUNNumber()
+	if !ok {
+		return // a LUN that does not exist is not a label for a metric
+	}
+	moved := t.sent
+	if t.scsi.Dir == scsi.DirOut {
+		moved = t.out.total
+	}
+	c.srv.opt.Observer.CommandDone(CommandEvent{Initiator: t.sess.login.InitiatorName, LUN: number, Op: t.scsi.Op(),
+		Bytes: moved, Duration: time.Since(t.started), Status: status})
+}

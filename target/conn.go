@@ -1,0 +1,367 @@
+package target
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+
+	"kubevirt.io/disk/target/internal/pdu"
+)
+
+// conn is one TCP connection, from accept to close.
+type conn struct {
+	srv *Server
+	nc  net.Conn
+	rx  receiver
+	tx  sender
+
+	sess atomic.Pointer[session] // set at the end of login
+
+	// busy is the number of the disk call that the reader is in, or 0; see handoff.go.
+	busy    atomic.Uint64
+	calls   uint64 // belongs to the reader
+	watched uint64 // belongs to the watchdog
+
+	tags atomic.Uint32 // the last target transfer tag
+	ping pinger
+	text textExchange // belongs to the reader
+
+	closeOnce sync.Once
+	cause     atomic.Pointer[error] // why fail was called
+}
+
+func newConn(s *Server, nc net.Conn) *conn {
+	c := &conn{srv: s, nc: nc}
+	c.rx = receiver{nc: nc, buf: make([]byte, loginBuffer), beforeWait: c.tx.flush, clock: &s.clock}
+	c.tx.init(nc, &s.clock, &window{})
+	return c
+}
+
+func (c *conn) session() *session { return c.sess.Load() }
+
+func (c *conn) log() *zap.Logger {
+	return c.srv.log.With(zap.String("remote", c.nc.RemoteAddr().String()))
+}
+
+// serve runs the connection: login, then full feature phase.
+func (c *conn) serve() {
+	defer c.srv.wg.Done()
+	if c.loginPhase() {
+		c.readLoop()
+		return
+	}
+	c.close()
+}
+
+// loginPhase runs the login and says whether it reached full feature phase.
+func (c *conn) loginPhase() (ok bool) {
+	defer c.recoverPanic()
+	_ = c.nc.SetDeadline(time.Now().Add(c.srv.opt.Limits.LoginTimeout))
+	if !c.runLogin() {
+		return false
+	}
+	_ = c.nc.SetDeadline(time.Time{})
+	return true
+}
+
+// runner is a goroutine that executes a connection's commands. While reading is set it owns the receive
+// side; once the watchdog has taken that away, it only finishes the command in hand.
+type runner struct {
+	reading bool
+}
+
+// readLoop is the body of the reading goroutine in full feature phase.
+func (c *conn) readLoop() {
+	run := &runner{reading: true}
+	defer c.recoverPanic()
+	for {
+		err := c.step(run)
+		if !run.reading {
+			if err != nil {
+				c.fail(err)
+			}
+			return
+		}
+		if err != nil {
+			c.finish(err)
+			return
+		}
+	}
+}
+
+// finish ends the session and the connection, from the reader.
+func (c *conn) finish(err error) {
+	if err == errLoggedOut || errors.As(err, new(*fatalError)) {
+		_ = c.tx.flush() // the peer is owed the logout response or the Reject
+	}
+	if cause := c.cause.Load(); cause != nil {
+		err = *cause // the connection was closed from our side, and the read error is only its echo
+	}
+	c.session().end(err)
+	for _, h := range c.session().held {
+		h.release()
+	}
+	if err == errLoggedOut {
+		c.linger()
+	}
+	c.close()
+}
+
+// linger lets the peer close first, so that the logout response is not lost to a reset.
+func (c *conn) linger() {
+	if cw, ok := c.nc.(interface{ CloseWrite() error }); ok && cw.CloseWrite() == nil {
+		_ = c.nc.SetReadDeadline(time.Now().Add(time.Second))
+		_, _ = io.CopyN(io.Discard, c.nc, 1<<20)
+	}
+}
+
+// fail closes the network side because of err. The reader, wherever it is, then ends the session.
+func (c *conn) fail(err error) {
+	if c.cause.CompareAndSwap(nil, &err) && err != errLoggedOut {
+		c.closeNetwork()
+	}
+}
+
+func (c *conn) closeNetwork() { c.closeOnce.Do(func() { _ = c.nc.Close() }) }
+
+func (c *conn) close() {
+	c.closeNetwork()
+	_ = c.tx.flush() // fails, and frees what was queued
+	c.srv.drop(c)
+}
+
+// recoverPanic is deferred by every goroutine that handles what a peer sent: a bug ends this session, and
+// nothing else.
+func (c *conn) recoverPanic() {
+	p := recover()
+	if p == nil {
+		return
+	}
+	c.srv.opt.Observer.PanicCaught()
+	c.log().Error("internal error: the session ends", zap.Any("panic", p), zap.ByteString("stack", debug.Stack()))
+	c.fail(errPanic)
+	if sess := c.session(); sess != nil {
+		sess.end(errPanic)
+	}
+	c.close()
+}
+
+// fatalError is a protocol error after which the session cannot go on (RFC 7143 7.7).
+type fatalError struct{ why string }
+
+func (e *fatalError) Error() string { return "protocol error: " + e.why }
+
+func fatalf(format string, args ...any) error { return &fatalError{why: fmt.Sprintf(format, args...)} }
+
+// step reads one PDU and handles it.
+func (c *conn) step(run *runner) error {
+	if err := c.replay(run); err != nil || !run.reading {
+		return err
+	}
+	ahs, err := c.rx.next()
+	if err != nil {
+		return err
+	}
+	h := &c.rx.hdr
+	if n := h.DataLen(); n > c.session().params.RecvMaxDataSegment {
+		c.reject(pdu.RejectProtocolError)
+		return fatalf("a data segment of %d bytes, over the declared limit of %d", n, c.session().params.RecvMaxDataSegment)
+	}
+	return c.dispatch(run, h, ahs, &c.rx.data)
+}
+
+// dispatch handles one PDU of full feature phase. Its data segment is consumed when it returns with
+// run.reading still set.
+func (c *conn) dispatch(run *runner, h *pdu.Header, ahs []byte, seg *segment) error {
+	sess := c.session()
+	switch op := h.Opcode(); op {
+	case pdu.OpSCSICommand:
+		if sess.discovery() {
+			break
+		}
+		return c.handleSCSICommand(run, h, ahs, seg)
+	case pdu.OpDataOut:
+		if sess.discovery() {
+			break
+		}
+		return c.handleDataOut(run, h, seg)
+	case pdu.OpNOPOut:
+		return c.handleNOPOut(h, seg)
+	case pdu.OpTaskManagementRequest:
+		if sess.discovery() {
+			break
+		}
+		return c.handleTaskManagement(h, seg)
+	case pdu.OpTextRequest:
+		return c.handleText(h, seg)
+	case pdu.OpLogoutRequest:
+		return c.handleLogout(h, seg)
+	case pdu.OpSNACKRequest:
+		// Error recovery level 0 retransmits nothing (RFC 7143 11.16).
+		return c.refuse(pdu.RejectSNACK, seg)
+	case pdu.OpLoginRequest:
+		c.reject(pdu.RejectProtocolError)
+		return fatalf("a Login Request in full feature phase")
+	default:
+		if err := c.refuse(pdu.RejectNotSupported, seg); err != nil {
+			return err
+		}
+		return fatalf("opcode %v is not one of an initiator", op)
+	}
+	return c.refuse(pdu.RejectProtocolError, seg) // not in a discovery session
+}
+
+// reject answers the PDU in hand with a Reject that carries its header (RFC 7143 11.17).
+func (c *conn) reject(reason pdu.RejectReason) { c.rejectHeader(reason, &c.rx.hdr) }
+
+func (c *conn) rejectHeader(reason pdu.RejectReason, h *pdu.Header) {
+	c.srv.opt.Observer.PDURejected(reason.String())
+	b := c.srv.pool.must(pdu.HeaderLen)
+	copy(b.b, h[:])
+	c.tx.send(&pdu.Reject{Reason: reason, DataLen: pdu.HeaderLen}, snAdvance, b.b, b)
+}
+
+// refuse rejects the PDU in hand and drops its data, so that framing survives. What was rejected does not
+// use up its CmdSN.
+func (c *conn) refuse(reason pdu.RejectReason, seg *segment) error {
+	c.reject(reason)
+	err := seg.discard()
+	if errors.Is(err, errDataDigest) {
+		return nil
+	}
+	return err
+}
+
+// badData handles the error of reading a PDU's data: a wrong digest rejects the PDU and the connection
+// goes on (RFC 7143 7.8); anything else is passed on.
+func (c *conn) badData(h *pdu.Header, err error) error {
+	if errors.Is(err, errDataDigest) {
+		c.rejectHeader(pdu.RejectDataDigest, h)
+		return nil
+	}
+	if errors.Is(err, errBusy) {
+		c.rejectHeader(pdu.RejectLongOperation, h)
+		return nil
+	}
+	return err
+}
+
+// admit says whether a numbered PDU is to be handled now. If not, it has been dropped, or held until its turn.
+func (c *conn) admit(cmdSN uint32, immediate bool, h *pdu.Header, ahs []byte, seg *segment) (bool, error) {
+	switch c.session().admit(cmdSN, immediate) {
+	case admitNow:
+		return true, nil
+	case admitLater:
+		return false, c.hold(cmdSN, h, ahs, seg)
+	}
+	return false, c.ignore(seg)
+}
+
+// nextTag is a fresh target transfer tag.
+func (c *conn) nextTag() uint32 {
+	for {
+		if tag := c.tags.Add(1); tag != pdu.ReservedTag {
+			return tag
+		}
+	}
+}
+
+// heldPDU is a numbered PDU that arrived before its turn, with its data.
+type heldPDU struct {
+	hdr  pdu.Header
+	ahs  []byte
+	data *buffer
+	n    int
+}
+
+func (h *heldPDU) release() { h.data.release() }
+
+// hold keeps the PDU in hand until the numbers before it have arrived. There are never more of them than
+// the command window is wide.
+func (c *conn) hold(cmdSN uint32, h *pdu.Header, ahs []byte, seg *segment) error {
+	sess := c.session()
+	if sess.held == nil {
+		sess.held = make(map[uint32]*heldPDU)
+	}
+	if _, dup := sess.held[cmdSN]; dup {
+		return c.badData(h, seg.discard())
+	}
+	n := seg.n
+	data, err := seg.take(&c.srv.pool)
+	if err != nil {
+		return c.badData(h, err)
+	}
+	sess.held[cmdSN] = &heldPDU{hdr: *h, ahs: append([]byte(nil), ahs...), data: data, n: n}
+	return nil
+}
+
+// replay handles held PDUs whose turn has come.
+func (c *conn) replay(run *runner) error {
+	sess := c.session()
+	for len(sess.held) > 0 && run.reading {
+		exp := sess.window.exp.Load()
+		h := sess.held[exp]
+		if h == nil {
+			return nil
+		}
+		delete(sess.held, exp)
+		seg := segment{held: h.data, n: h.n, left: h.n, done: true}
+		err := c.dispatch(run, &h.hdr, h.ahs, &seg)
+		if run.reading || seg.held != nil {
+			_ = seg.discard()
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *conn) logEnd(s *session, cause error) {
+	reason := endReason(cause)
+	c.srv.opt.Observer.SessionEnded(SessionEvent{Initiator: s.login.InitiatorName,
+		Remote: c.nc.RemoteAddr().String(), Discovery: s.discovery(), Reason: reason})
+	fields := []zap.Field{zap.String("initiator", s.login.InitiatorName), zap.Uint16("tsih", s.tsih),
+		zap.Bool("discovery", s.discovery()), zap.String("reason", reason),
+		zap.Duration("lasted", time.Since(s.since).Round(time.Millisecond))}
+	switch {
+	case reason == reasonLogout:
+		c.log().Info("session ended", fields...)
+	default:
+		c.log().Info("session ended", append(fields, zap.Error(cause))...)
+	}
+}
+
+const reasonLogout = "logout"
+
+// endReason is a short stable label for the end of a session.
+func endReason(cause error) string {
+	switch {
+	case errors.Is(cause, errLoggedOut):
+		return reasonLogout
+	case errors.Is(cause, io.EOF), errors.Is(cause, io.ErrUnexpectedEOF), errors.Is(cause, net.ErrClosed):
+		return "connection_closed"
+	case errors.Is(cause, errReinstated):
+		return "reinstated"
+	case errors.Is(cause, errShutdown):
+		return "shutdown"
+	case errors.Is(cause, errPeerDead), errors.Is(cause, errPDUTimeout), errors.Is(cause, errWriteTimeout):
+		return "timeout"
+	case errors.Is(cause, errTargetReset):
+		return "target_reset"
+	case errors.Is(cause, errPanic):
+		return "internal_error"
+	case errors.Is(cause, errHeaderDigest):
+		return "header_digest"
+	case errors.As(cause, new(*fatalError)):
+		return "protocol_error"
+	}
+	return "connection_error"
+}

@@ -1,0 +1,118 @@
+package target
+
+import (
+	"kubevirt.io/disk/target/internal/pdu"
+	"kubevirt.io/disk/target/internal/scsi"
+)
+
+// runRead executes a command that returns data. The data goes out a chunk at a time, so that a long READ
+// holds one chunk in memory; good status travels in the last Data-In (RFC 7143 11.7).
+func (c *conn) runRead(run *runner, t *task) error {
+	total := int64(0)
+	if t.read {
+		total = min(t.scsi.Length, t.expected)
+	}
+	if total == 0 {
+		return c.finishRead(run, t)
+	}
+	b := c.srv.pool.get(int(min(total, chunkSize)))
+	if b == nil {
+		c.complete(t, errBusy)
+		return c.sent(run)
+	}
+	for off := int64(0); ; {
+		call := c.enter(run)
+		err := t.scsi.In(off, b.b)
+		status := scsi.StatusGood
+		last := off+int64(len(b.b)) == total
+		if err == nil && last {
+			status, err = t.scsi.Finish()
+		}
+		c.leave(run, call)
+		if err != nil {
+			b.release()
+			c.complete(t, err)
+			return c.sent(run)
+		}
+		off += int64(len(b.b))
+		if !c.sendChunk(t, b, total, last && status == scsi.StatusGood) {
+			return c.sent(run)
+		}
+		if last {
+			if status != scsi.StatusGood {
+				c.respond(t, status, nil)
+			}
+			return c.sent(run)
+		}
+		if c.tx.queued() > maxQueued/2 || !run.reading {
+			if err := c.tx.flush(); err != nil {
+				c.abandon(t)
+				return err
+			}
+		}
+		b = c.srv.pool.must(int(min(total-off, chunkSize)))
+	}
+}
+
+// finishRead ends a command of which no data is to be sent.
+func (c *conn) finishRead(run *runner, t *task) error {
+	call := c.enter(run)
+	status, err := t.scsi.Finish()
+	c.leave(run, call)
+	c.respond(t, status, err)
+	return c.sent(run)
+}
+
+// abandon ends a task whose connection is lost.
+func (c *conn) abandon(t *task) {
+	s := t.sess
+	s.mu.Lock()
+	s.forgetLocked(t)
+	s.mu.Unlock()
+}
+
+// sendChunk queues b as Data-In PDUs, none longer than the initiator takes, and a final one at the end of each
+// burst (RFC 7143 11.7.1). With good, these are the last ones, carry good status and end the task. It says
+// whether b was queued: a task that was aborted meanwhile ends here, without an answer.
+func (c *conn) sendChunk(t *task, b *buffer, total int64, good bool) bool {
+	s := t.sess
+	seg := int64(s.params.SendMaxDataSegment)
+	burst := int64(s.params.MaxBurstLength)
+	data := b.b
+	end := t.sent + int64(len(data))
+
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if t.state == taskAborted {
+		b.release()
+		s.forgetLocked(t)
+		return false
+	}
+	p := pdu.DataIn{TaskTag: t.tag, TransferTag: pdu.ReservedTag}
+	c.tx.mu.Lock()
+	for len(data) > 0 {
+		n := min(int64(len(data)), seg, burst-t.sent%burst)
+		p.DataSN, p.BufferOffset, p.DataLen = t.snIn, uint32(t.sent), int(n)
+		t.snIn++
+		t.sent += n
+		p.Final = t.sent == total || t.sent%burst == 0
+		sn, release := snNone, (*buffer)(nil)
+		if t.sent == end {
+			release = b
+			if good {
+				sn = snAdvance
+				p.HasStatus = true
+				p.Overflow, p.Underflow, p.Residual = t.residual(false)
+			}
+		}
+		o := c.tx.put(sn, data[:n], release)
+		p.Encode((*pdu.Header)(o.hdr[:pdu.HeaderLen]))
+		data = data[n:]
+	}
+	c.tx.mu.Unlock()
+	if good {
+		c.observe(t, uint8(scsi.StatusGood))
+		s.forgetLocked(t)
+	}
+	return true
+}

@@ -1,0 +1,283 @@
+package target
+
+import (
+	"errors"
+
+	"kubevirt.io/disk/target/internal/pdu"
+	"kubevirt.io/disk/target/internal/scsi"
+)
+
+// dataOut collects the data that an initiator sends for a command (RFC 7143 4.2.5, 11.8). The data comes in
+// bursts: first what the initiator may send unasked, then one burst for each R2T, one at a time. A burst is
+// collected in memory, and executed when it is complete.
+type dataOut struct {
+	want  int64 // bytes that the command takes from the initiator: of what it announced, what the CDB needs
+	total int64 // bytes received and used
+
+	// The burst that is being collected: initiator offsets [start, end). Bytes of it that go beyond want
+	// are dropped.
+	next   int64  // offset of the next byte
+	end    int64  // offset at which the burst ends
+	tag    uint32 // target transfer tag; the reserved tag in the unsolicited burst
+	dataSN uint32 // of the next Data-Out of the burst
+
+	r2tSN uint32 // of the next R2T
+
+	// The memory: bytes [base, base+fill) of the command. What a burst leaves over of a block stays for
+	// the next one, so that blocks are written whole.
+	buf  *buffer
+	base int64
+	fill int
+	size int // bytes to allocate when the first data of the burst arrives
+	bad  error
+}
+
+func (d *dataOut) release() {
+	d.buf.release()
+	*d = dataOut{}
+}
+
+// blockAlign is the alignment of what is handed to the SCSI layer, bytes: a page of the page cache.
+const blockAlign = 4096
+
+// startWrite begins a command that takes data, with the data that came with it.
+func (c *conn) startWrite(run *runner, t *task, cmd *pdu.SCSICommand, seg *segment) error {
+	p := &t.sess.params
+	d := &t.out
+	announced := int64(0)
+	if t.write {
+		announced = t.expected
+	}
+	*d = dataOut{want: min(t.scsi.Length, announced), tag: pdu.ReservedTag}
+	unsolicited := min(announced, int64(p.FirstBurstLength))
+	// Without the F bit unsolicited Data-Out PDUs follow, up to the first burst.
+	more := !cmd.Final && announced > 0
+	switch n := int64(seg.n); {
+	case n > 0 && !p.ImmediateData, more && p.InitialR2T, n > unsolicited:
+		return c.dropData(t, seg, errUnexpectedUnsolicited)
+	case more:
+		d.end = unsolicited
+	default:
+		d.end = n
+	}
+	d.size = c.burstMemory(t, d.end)
+	if err := c.collect(t, seg); err != nil {
+		return c.endBadData(t, seg, err)
+	}
+	if more {
+		c.wait(t)
+		return nil
+	}
+	return c.burstDone(run, t)
+}
+
+// burstMemory is the size of the buffer for a burst that ends at end, bytes.
+func (c *conn) burstMemory(t *task, end int64) int {
+	if t.scsi.Gather {
+		return int(t.scsi.Length)
+	}
+	return int(min(end, t.out.want) - t.out.base)
+}
+
+// collect puts a data segment where it belongs. It may take memory, never blocks on a disk, and leaves
+// nothing of the segment behind unless it fails.
+func (c *conn) collect(t *task, seg *segment) error {
+	d := &t.out
+	n := min(int64(seg.left), max(d.want-d.next, 0))
+	if n > 0 && d.buf == nil {
+		d.buf = c.srv.pool.get(d.size)
+		if d.buf == nil {
+			return errBusy
+		}
+	}
+	d.next += int64(seg.left)
+	if n > 0 {
+		if err := seg.readInto(d.buf.b[d.fill : d.fill+int(n)]); err != nil {
+			return err
+		}
+		d.fill += int(n)
+		d.total += n
+	}
+	return seg.discard()
+}
+
+// endBadData ends a command whose data could not be taken: a wrong digest, or no memory. Any other error is
+// the connection's.
+func (c *conn) endBadData(t *task, seg *segment, cause error) error {
+	switch {
+	case errors.Is(cause, errDataDigest):
+		c.reject(pdu.RejectDataDigest)
+		c.complete(t, errServiceCRC)
+		return nil
+	case errors.Is(cause, errBusy):
+		return c.dropData(t, seg, cause)
+	}
+	c.abandon(t)
+	return cause
+}
+
+// wait leaves the task to the data that is still to come.
+func (c *conn) wait(t *task) {
+	s := t.sess
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if t.state == taskAborted || s.closed {
+		s.forgetLocked(t)
+		return
+	}
+	t.state = taskCollecting
+}
+
+// resume takes a collecting task back from the session, or says that there is none of this tag.
+func (s *session) resume(tag uint32) *task {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t := s.tasks[tag]
+	if t == nil || t.state != taskCollecting {
+		return nil
+	}
+	t.state = taskExecuting
+	return t
+}
+
+// handleDataOut takes one Data-Out PDU (RFC 7143 11.7). One that belongs to no command is dropped in
+// silence: the command may just have been aborted, or have failed before its unsolicited data arrived.
+func (c *conn) handleDataOut(run *runner, h *pdu.Header, seg *segment) error {
+	var p pdu.DataOut
+	if err := p.Decode(h); err != nil {
+		return c.refuse(pdu.RejectInvalidPDUField, seg)
+	}
+	t := c.session().resume(p.TaskTag)
+	if t == nil {
+		return c.ignore(seg)
+	}
+	d := &t.out
+	if p.TransferTag != d.tag {
+		c.wait(t)
+		return c.refuse(pdu.RejectInvalidPDUField, seg)
+	}
+	if p.DataSN != d.dataSN || int64(p.BufferOffset) != d.next {
+		// Something of this burst is missing or comes twice, and level 0 does not ask for it again.
+		return c.dropData(t, seg, errDataPhase)
+	}
+	if d.next+int64(p.DataLen) > d.end {
+		if d.tag == pdu.ReservedTag {
+			return c.dropData(t, seg, errUnexpectedUnsolicited)
+		}
+		return c.dropData(t, seg, errDataPhase)
+	}
+	d.dataSN++
+	if err := c.collect(t, seg); err != nil {
+		return c.endBadData(t, seg, err)
+	}
+	if !p.Final && d.next < d.end {
+		c.wait(t)
+		return nil
+	}
+	if d.next < d.end {
+		// The burst has ended too early (RFC 7143 11.7.2, 11.4.7.2).
+		c.complete(t, errNotEnoughUnsolicitedOr(d.tag))
+		return nil
+	}
+	if !p.Final {
+		c.complete(t, errDataPhase) // the burst is complete, and the peer means to send more of it
+		return nil
+	}
+	return c.burstDone(run, t)
+}
+
+func errNotEnoughUnsolicitedOr(tag uint32) error {
+	if tag == pdu.ReservedTag {
+		return errNotEnoughUnsolicited
+	}
+	return errDataPhase
+}
+
+// burstDone executes what a complete burst allows, and asks for the next burst or ends the command.
+func (c *conn) burstDone(run *runner, t *task) error {
+	d := &t.out
+	last := d.total >= d.want
+	if t.scsi.Gather && !last {
+		return c.ask(t)
+	}
+	if n := d.ready(last); n > 0 {
+		call := c.enter(run)
+		err := t.scsi.Out(d.base, d.buf.b[:n])
+		if err == nil && last {
+			var status scsi.Status
+			status, err = t.scsi.Finish()
+			c.leave(run, call)
+			c.respond(t, status, err)
+			return c.sent(run)
+		}
+		c.leave(run, call)
+		if err != nil {
+			c.complete(t, err)
+			return c.sent(run)
+		}
+		d.carry(n)
+	} else if last {
+		return c.finishRead(run, t)
+	}
+	if err := c.ask(t); err != nil {
+		return err
+	}
+	return c.sent(run)
+}
+
+// ready is how many of the collected bytes may be executed: whole pages, or all at the end.
+func (d *dataOut) ready(last bool) int {
+	if last {
+		return d.fill
+	}
+	return d.fill &^ (blockAlign - 1)
+}
+
+// carry drops the first n collected bytes, which have been executed, and moves the rest to the front.
+func (d *dataOut) carry(n int) {
+	d.base += int64(n)
+	d.fill -= n
+	if d.fill == 0 {
+		d.buf.release()
+		d.buf = nil
+		return
+	}
+	copy(d.buf.b, d.buf.b[n:n+d.fill])
+}
+
+// ask sends an R2T for the next burst (RFC 7143 11.8).
+func (c *conn) ask(t *task) error {
+	s := t.sess
+	d := &t.out
+	n := min(d.want-d.next, int64(s.params.MaxBurstLength))
+	if t.scsi.Gather {
+		if d.buf == nil {
+			d.size = int(t.scsi.Length)
+		}
+	} else {
+		n = min(n, chunkSize-int64(d.fill))
+		d.size = d.fill + int(n)
+		if d.buf != nil && cap(d.buf.b) < d.size {
+			b := c.srv.pool.must(d.size)
+			copy(b.b, d.buf.b[:d.fill])
+			d.buf.release()
+			d.buf = b
+		} else if d.buf != nil {
+			d.buf.b = d.buf.b[:d.size]
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if t.state == taskAborted || s.closed {
+		s.forgetLocked(t)
+		return nil
+	}
+	d.end = d.next + n
+	d.tag = c.nextTag()
+	d.dataSN = 0
+	c.tx.send(&pdu.R2T{LUN: t.scsi.LUN, TaskTag: t.tag, TransferTag: d.tag, R2TSN: d.r2tSN,
+		BufferOffset: uint32(d.next), DesiredLength: uint32(n)}, snPeek, nil, nil)
+	d.r2tSN++
+	t.state = taskCollecting
+	return nil
+}

@@ -1,0 +1,117 @@
+package target
+
+import (
+	"sync/atomic"
+	"time"
+)
+
+// A reader executes disk calls itself. Nearly all of them are answered by the page cache in microseconds;
+// one that is not must not keep the connection from reading, answering pings, or taking ABORT TASK. So each
+// call is numbered, and the watchdog looks at the numbers: a reader that is in the same call at two looks
+// in a row loses the reading role to a new goroutine. The one that was stuck finishes its command and ends.
+// This costs the fast case two atomic operations per call, and no goroutine, queue or wake-up.
+
+// stallTick is the time between two looks; a call holds its connection up for at most two of them.
+const stallTick = 5 * time.Millisecond
+
+// quietTicks is how many looks without any call in progress put the watchdog to sleep.
+const quietTicks = 200
+
+// watchdog hands on the reading role of stalled readers.
+type watchdog struct {
+	asleep atomic.Bool
+	wake   chan struct{}
+	calls  atomic.Uint32 // not 0: there was a call since the last look
+}
+
+// enter marks that the reader begins a disk call. It does nothing for a goroutine that is no longer the reader.
+func (c *conn) enter(run *runner) (call uint64) {
+	if !run.reading {
+		return 0
+	}
+	c.calls++
+	call = c.calls
+	c.busy.Store(call)
+	w := &c.srv.watch
+	if w.calls.Load() == 0 {
+		w.calls.Store(1)
+		if w.asleep.Load() && w.asleep.CompareAndSwap(true, false) {
+			w.wake <- struct{}{}
+		}
+	}
+	return call
+}
+
+// leave marks the end of a disk call. Afterwards run.reading says whether the goroutine still is the reader.
+func (c *conn) leave(run *runner, call uint64) {
+	if run.reading && !c.busy.CompareAndSwap(call, 0) {
+		run.reading = false
+	}
+}
+
+// runWatchdog looks at all sessions every stallTick while there are disk calls, and sleeps otherwise.
+func (s *Server) runWatchdog() {
+	defer s.wg.Done()
+	tick := time.NewTicker(stallTick)
+	defer tick.Stop()
+	for quiet := 0; ; quiet++ {
+		select {
+		case <-s.ctx.Done():
+			return
+		case <-tick.C:
+		}
+		if s.watch.calls.Swap(0) != 0 {
+			quiet = 0
+		}
+		if s.lookForStalls() {
+			quiet = 0
+		}
+		if quiet < quietTicks {
+			continue
+		}
+		tick.Stop()
+		s.watch.asleep.Store(true)
+		if s.watch.calls.Load() != 0 && s.watch.asleep.CompareAndSwap(true, false) {
+			// A call began while we dozed off; its reader may or may not have seen us asleep.
+		} else {
+			select {
+			case <-s.ctx.Done():
+				return
+			case <-s.watch.wake:
+			}
+		}
+		quiet = 0
+		tick.Reset(stallTick)
+	}
+}
+
+// lookForStalls hands on the role of every reader that has been in one call since the last look, and says
+// whether any reader is in a call.
+func (s *Server) lookForStalls() (busy bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for c := range s.conns {
+		call := c.busy.Load()
+		if call != 0 {
+			busy = true
+			if call == c.watched && c.busy.CompareAndSwap(call, 0) {
+				s.wg.Add(1)
+				go func() {
+					defer s.wg.Done()
+					c.readLoop()
+				}()
+			}
+		}
+		c.watched = call
+	}
+	return busy
+}
+
+// spawn runs f in a goroutine that Shutdown waits for.
+func (s *Server) spawn(f func()) {
+	s.wg.Add(1)
+	go func() {
+		defer s.wg.Done()
+		f()
+	}()
+}

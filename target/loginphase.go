@@ -1,0 +1,219 @@
+package target
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"go.uber.org/zap"
+
+	"kubevirt.io/disk/target/internal/login"
+	"kubevirt.io/disk/target/internal/pdu"
+	"kubevirt.io/disk/target/internal/scsi"
+)
+
+// maxLoginSegment is the longest data segment before full feature phase, bytes: the default of
+// MaxRecvDataSegmentLength, which is in force until the end of login (RFC 7143 13.12).
+const maxLoginSegment = 8192
+
+// loginDialog is the login phase of one connection (RFC 7143 6.3, 11.12, 11.13).
+type loginDialog struct {
+	c       *conn
+	machine *login.Machine
+	first   pdu.LoginRequest // ISID, TSIH and CID may not change on the way
+	began   bool
+	data    []byte
+}
+
+// runLogin reads login requests until the session is in full feature phase, which it reports, or refused.
+func (c *conn) runLogin() bool {
+	d := loginDialog{c: c, machine: login.NewMachine(&c.srv.login)}
+	defer d.machine.Close()
+	for {
+		sess, err := d.exchange()
+		if err != nil {
+			d.log(err)
+			return false
+		}
+		if sess != nil {
+			return true
+		}
+	}
+}
+
+// refusal is a login that was answered with a status other than success.
+type refusal struct {
+	status login.Status
+	reason string
+	err    error
+}
+
+func (r *refusal) Error() string { return r.err.Error() }
+func (r *refusal) Unwrap() error { return r.err }
+
+func (d *loginDialog) log(err error) {
+	c := d.c
+	if cause := c.cause.Load(); cause != nil {
+		err = *cause
+	}
+	res := d.machine.Result()
+	ev := LoginEvent{Initiator: res.InitiatorName, Remote: c.nc.RemoteAddr().String(), Target: res.TargetName,
+		User: res.User, Discovery: res.SessionType == login.Discovery, Err: err, Reason: "connection_closed"}
+	fields := []zap.Field{zap.Error(err)}
+	var r *refusal
+	switch {
+	case errors.As(err, &r):
+		ev.Reason = r.reason
+		fields = append(fields, zap.Stringer("status", r.status))
+	case !d.began:
+		// A port scan or a health check of somebody's; a login was not even tried.
+		c.log().Debug("connection closed before login", zap.Error(err))
+		return
+	case isTimeout(err):
+		ev.Reason = "timeout"
+	}
+	fields = append(fields, zap.String("reason", ev.Reason), zap.String("initiator", ev.Initiator), zap.String("target", ev.Target))
+	c.srv.opt.Observer.LoginRefused(ev)
+	c.log().Warn("login refused", fields...)
+}
+
+func isTimeout(err error) bool {
+	var t interface{ Timeout() bool }
+	return errors.As(err, &t) && t.Timeout()
+}
+
+// exchange handles one request and its response. It returns the session if this was the last one.
+func (d *loginDialog) exchange() (*session, error) {
+	c := d.c
+	ahs, err := c.rx.next()
+	if err != nil {
+		return nil, err
+	}
+	h := &c.rx.hdr
+	if op := h.Opcode(); op != pdu.OpLoginRequest {
+		if !d.began {
+			return nil, fmt.Errorf("the first PDU is not a Login Request but opcode %v", op)
+		}
+		d.first.TaskTag = h.TaskTag()
+		return nil, d.refuse(&d.first, login.StatusInvalidDuringLogin, "not_a_login", fmt.Errorf("opcode %v during login", op))
+	}
+	var req pdu.LoginRequest
+	if err := req.Decode(h); err != nil {
+		return nil, d.refuse(&req, login.StatusInitiatorError, "bad_pdu", err)
+	}
+	if !d.began {
+		d.began = true
+		d.first = req
+		c.tx.sess.exp.Store(req.CmdSN)
+		c.tx.sess.max.Store(req.CmdSN)
+		c.tx.statSN = req.ExpStatSN
+	}
+	switch {
+	case len(ahs) > 0:
+		return nil, d.refuse(&req, login.StatusInitiatorError, "bad_pdu", errors.New("additional header segments in a Login Request"))
+	case req.DataLen > maxLoginSegment:
+		return nil, d.refuse(&req, login.StatusInitiatorError, "bad_pdu",
+			fmt.Errorf("a login data segment of %d bytes, over the limit of %d", req.DataLen, maxLoginSegment))
+	case req.ISID != d.first.ISID || req.TSIH != d.first.TSIH || req.CID != d.first.CID:
+		return nil, d.refuse(&req, login.StatusInitiatorError, "bad_pdu", errors.New("ISID, TSIH or CID changed during login"))
+	}
+	if cap(d.data) < req.DataLen {
+		d.data = make([]byte, req.DataLen)
+	}
+	d.data = d.data[:req.DataLen]
+	if err := c.rx.data.readInto(d.data); err != nil {
+		return nil, err
+	}
+	if req.TSIH != 0 {
+		// A session has one connection, and at error recovery level 0 none is taken over.
+		if c.srv.hasSession(req.TSIH) {
+			return nil, d.refuse(&req, login.StatusTooManyConnections, "too_many_connections",
+				errors.New("a second connection for a session, which has one at most"))
+		}
+		return nil, d.refuse(&req, login.StatusSessionDoesNotExist, "no_such_session",
+			fmt.Errorf("there is no session with handle %d", req.TSIH))
+	}
+	resp := d.machine.Step(&login.Request{CSG: login.Stage(req.CSG), NSG: login.Stage(req.NSG), Transit: req.Transit,
+		Continue: req.Continue, VersionMin: req.VersionMin, VersionMax: req.VersionMax, ISID: req.ISID, TSIH: req.TSIH,
+		CID: req.CID, Data: d.data})
+	if resp.Status != login.StatusSuccess {
+		return nil, d.refuse(&req, resp.Status, resp.Reason, resp.Err)
+	}
+	if !d.machine.Done() {
+		return nil, d.answer(&req, &resp, 0)
+	}
+	return d.complete(&req, &resp)
+}
+
+// complete makes the session of a login that has succeeded. The session that it reinstates ends first, so
+// that none of its commands touches the disk through the new one's back (RFC 7143 6.3.5).
+func (d *loginDialog) complete(req *pdu.LoginRequest, resp *login.Response) (*session, error) {
+	c := d.c
+	res := d.machine.Result()
+	sess := &session{
+		conn:   c,
+		key:    sessionKey{initiator: res.InitiatorName, isid: req.ISID},
+		cid:    req.CID,
+		login:  res,
+		params: res.Params,
+		since:  time.Now(),
+		tasks:  make(map[uint32]*task),
+	}
+	sess.window.exp.Store(c.tx.sess.exp.Load())
+	sess.window.max.Store(sess.window.exp.Load() + uint32(c.srv.opt.Limits.CommandWindow) - 1)
+	if res.SessionType == login.Normal {
+		// Attached before the session is known, as whoever finds it uses the nexus.
+		sess.nexus = c.srv.device.Attach(scsi.InitiatorPort{Name: res.InitiatorName, ISID: req.ISID})
+	}
+	old, err := c.srv.register(sess)
+	if err != nil {
+		if sess.nexus != nil {
+			c.srv.device.Detach(sess.nexus)
+		}
+		status, reason := login.StatusServiceUnavailable, "shutting_down"
+		if errors.Is(err, errNotYours) {
+			status, reason = login.StatusAuthorizationFailure, "session_of_another_user"
+		}
+		return nil, d.refuse(req, status, reason, err)
+	}
+	if old != nil {
+		old.end(errReinstated)
+	}
+	c.sess.Store(sess)
+	c.tx.sess = &sess.window
+	if err := d.answer(req, resp, sess.tsih); err != nil {
+		sess.end(err)
+		return nil, err
+	}
+	c.rx.headerDigest, c.rx.dataDigest = res.Params.HeaderDigest, res.Params.DataDigest
+	c.tx.setDigests(res.Params.HeaderDigest, res.Params.DataDigest)
+	c.rx.grow(fullBuffer)
+	sess.open.Store(true)
+	if c.srv.isClosing() {
+		sess.requestLogout() // Shutdown may have looked before it was open
+	}
+	c.srv.opt.Observer.LoginAccepted(LoginEvent{Initiator: res.InitiatorName, Remote: c.nc.RemoteAddr().String(),
+		Target: res.TargetName, User: res.User, Discovery: sess.discovery()})
+	c.log().Info("login", zap.String("initiator", res.InitiatorName), zap.String("target", res.TargetName),
+		zap.String("user", res.User), zap.Bool("discovery", sess.discovery()), zap.Uint16("tsih", sess.tsih),
+		zap.Bool("header_digest", res.Params.HeaderDigest), zap.Bool("data_digest", res.Params.DataDigest),
+		zap.Bool("reinstated", old != nil))
+	return sess, nil
+}
+
+// answer sends a login response with status success.
+func (d *loginDialog) answer(req *pdu.LoginRequest, resp *login.Response, tsih uint16) error {
+	d.c.tx.send(&pdu.LoginResponse{Transit: resp.Transit, Continue: resp.Continue, CSG: uint8(resp.CSG), NSG: uint8(resp.NSG),
+		ISID: req.ISID, TSIH: tsih, TaskTag: req.TaskTag, DataLen: len(resp.Data)}, snAdvance, resp.Data, nil)
+	return d.c.tx.flush()
+}
+
+// refuse sends a login response with another status, after which the connection closes.
+func (d *loginDialog) refuse(req *pdu.LoginRequest, status login.Status, reason string, err error) error {
+	d.c.tx.send(&pdu.LoginResponse{CSG: req.CSG, ISID: req.ISID, TSIH: req.TSIH, TaskTag: req.TaskTag,
+		StatusClass: uint8(status >> 8), StatusDetail: uint8(status)}, snAdvance, nil, nil)
+	if ferr := d.c.tx.flush(); ferr == nil {
+		d.c.linger()
+	}
+	return &refusal{status: status, reason: reason, err: err}
+}

@@ -1,0 +1,38 @@
+package target
+
+import "kubevirt.io/disk/target/internal/pdu"
+
+// handleLogout ends the session, which is what closing its only connection does too (RFC 7143 11.14).
+func (c *conn) handleLogout(h *pdu.Header, seg *segment) error {
+	var p pdu.LogoutRequest
+	if err := p.Decode(h); err != nil {
+		return c.refuse(pdu.RejectInvalidPDUField, seg)
+	}
+	if ok, err := c.admit(p.CmdSN, p.Immediate, h, nil, seg); !ok {
+		return err
+	}
+	if err := seg.discard(); err != nil {
+		return c.badData(h, err)
+	}
+	resp := pdu.LogoutResponse{TaskTag: p.TaskTag}
+	switch p.Reason {
+	case pdu.LogoutCloseSession:
+	case pdu.LogoutCloseConnection:
+		if p.CID != c.session().cid {
+			resp.Response = pdu.LogoutCIDNotFound
+		}
+	case pdu.LogoutRemoveConnection:
+		// Recovery of a connection belongs to error recovery level 2.
+		resp.Response = pdu.LogoutRecoveryNotSupported
+	default:
+		return c.refuse(pdu.RejectInvalidPDUField, seg)
+	}
+	if resp.Response == pdu.LogoutSuccess {
+		c.session().abortAll()
+	}
+	c.tx.send(&resp, snAdvance, nil, nil)
+	if resp.Response == pdu.LogoutSuccess {
+		return errLoggedOut
+	}
+	return nil
+}

@@ -1,0 +1,104 @@
+package target
+
+import (
+	"sync/atomic"
+	"time"
+
+	"kubevirt.io/disk/target/internal/pdu"
+)
+
+// pinger is the state of our own NOP-In pings (RFC 7143 11.19).
+type pinger struct {
+	sentAt atomic.Int64 // coarse clock; 0: none is outstanding
+}
+
+// handleNOPOut answers a ping with its own data, or takes the answer to ours (RFC 7143 11.18).
+func (c *conn) handleNOPOut(h *pdu.Header, seg *segment) error {
+	var p pdu.NOPOut
+	if err := p.Decode(h); err != nil {
+		return c.refuse(pdu.RejectInvalidPDUField, seg)
+	}
+	if p.TaskTag == pdu.ReservedTag {
+		// An answer to our ping, or nothing but a sign of life. That it came is all we wanted to know. It
+		// must be immediate; one that is not uses up its number, so that the session can go on.
+		if !p.Immediate {
+			if ok, err := c.admit(p.CmdSN, false, h, nil, seg); !ok {
+				return err
+			}
+		}
+		return c.badData(h, seg.discard())
+	}
+	if p.TransferTag != pdu.ReservedTag {
+		return c.refuse(pdu.RejectInvalidPDUField, seg) // we never ask with a task tag of the initiator's
+	}
+	if ok, err := c.admit(p.CmdSN, p.Immediate, h, nil, seg); !ok {
+		return err
+	}
+	limit := min(c.session().params.SendMaxDataSegment, seg.n)
+	data, err := seg.take(&c.srv.pool)
+	if err != nil {
+		return c.badData(h, err)
+	}
+	var echo []byte
+	if data != nil {
+		echo = data.b[:limit]
+	}
+	c.tx.send(&pdu.NOPIn{LUN: p.LUN, TaskTag: p.TaskTag, TransferTag: pdu.ReservedTag, DataLen: len(echo)}, snAdvance, echo, data)
+	return nil
+}
+
+// janitorTick is how often timeouts are looked at, and the resolution of the coarse clock.
+const janitorTick = 250 * time.Millisecond
+
+// runJanitor moves the coarse clock and ends connections that wait in vain: for the rest of a PDU, for a
+// peer that reads, for any sign of life.
+func (s *Server) runJanitor() {
+	defer s.wg.Done()
+	tick := time.NewTicker(janitorTick)
+	defer tick.Stop()
+	start := time.Now()
+	for {
+		select {
+		case <-s.ctx.Done():
+			return
+		case <-tick.C:
+		}
+		now := int64(time.Since(start)) + 1
+		s.clock.Store(now)
+		for _, sess := range s.all() {
+			s.checkTimeouts(sess, now)
+		}
+	}
+}
+
+func (s *Server) checkTimeouts(sess *session, now int64) {
+	c := sess.conn
+	if !sess.open.Load() {
+		return // login has a deadline of its own
+	}
+	lim := &s.opt.Limits
+	if since := c.rx.pduSince.Load(); since != 0 && c.busy.Load() == 0 && now-since > int64(lim.PDUTimeout) {
+		c.fail(errPDUTimeout)
+		return
+	}
+	if since := c.tx.writeSince.Load(); since != 0 && now-since > int64(lim.PDUTimeout) {
+		c.fail(errWriteTimeout)
+		return
+	}
+	heard := c.rx.heard.Load()
+	asked := c.ping.sentAt.Load()
+	switch {
+	case asked != 0 && heard >= asked: // it had been silent long before
+		c.ping.sentAt.Store(0)
+	case asked != 0 && now-asked > int64(lim.NOPTimeout):
+		c.fail(errPeerDead)
+	case asked == 0 && now-heard > int64(lim.NOPInterval) && c.busy.Load() == 0:
+		c.ping.sentAt.Store(now)
+		c.tx.send(&pdu.NOPIn{TaskTag: pdu.ReservedTag, TransferTag: c.nextTag()}, snPeek, nil, nil)
+		s.spawn(func() {
+			if err := c.tx.flush(); err != nil {
+				c.fail(err)
+			}
+		})
+	}
+}

@@ -1,0 +1,156 @@
+package target
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"go.uber.org/zap"
+
+	"kubevirt.io/disk/chap"
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/target/internal/scsi"
+)
+
+// DefaultTargetName is the name that the original wrapper served, and callers still log in to.
+const DefaultTargetName = "iqn.2017-01.io.kubevirt:wrapper"
+
+// AccessMode says which initiators may use a LUN at the same time.
+type AccessMode = scsi.AccessMode
+
+// The access modes.
+const (
+	AccessWriteExclusive = scsi.AccessWriteExclusive
+	AccessWriteShared    = scsi.AccessWriteShared
+	AccessReadShared     = scsi.AccessReadShared
+)
+
+// ParseAccessMode reads an access mode as the configuration spells it.
+func ParseAccessMode(s string) (AccessMode, error) { return scsi.ParseAccessMode(s) }
+
+// LUN is one disk and how it is served.
+type LUN struct {
+	Number    uint16        // 1 to 16383; unique within the target
+	Name      string        // the image's name, for logs
+	Disk      disk.Disk     // closed by the caller after the server has stopped, never by the server
+	Identity  disk.Identity // unique per disk instance
+	ReadOnly  bool          // writes end in DATA PROTECT
+	Removable bool          // reported as a removable medium
+	Access    AccessMode    // "" is write-exclusive
+}
+
+// Options configure a Server. The zero value of every field but LUNs works.
+type Options struct {
+	TargetName     string // iSCSI name; default DefaultTargetName
+	Alias          string // TargetAlias shown to initiators; default none
+	PortalGroupTag uint16 // default 1
+
+	LUNs []LUN
+
+	Auth     *chap.Authenticator // nil: initiators need not authenticate
+	Observer Observer            // nil: nobody is told
+	Log      *zap.Logger         // nil: no log
+
+	// Vendor, Product and Revision appear in INQUIRY: at most 8, 16 and 4 ASCII characters.
+	Vendor, Product, Revision string
+
+	Limits Limits
+}
+
+// Limits bound what peers can make the server hold or wait for. Zero fields take the default.
+type Limits struct {
+	MaxConnections int           // connections of all kinds at once; default 1024
+	CommandWindow  int           // commands in flight per session; default 128
+	Memory         int64         // bytes of data buffers of all sessions together; default 64 MiB
+	LoginTimeout   time.Duration // from accept to full feature phase; default 15 s
+	PDUTimeout     time.Duration // from the first byte of a PDU to its last; default 30 s
+	NOPInterval    time.Duration // silence after which a peer is pinged; default 15 s
+	NOPTimeout     time.Duration // silence after a ping that means the peer is dead; default 30 s
+}
+
+const (
+	defaultMaxConnections = 1024
+	defaultCommandWindow  = 128
+	defaultMemory         = 64 << 20
+	defaultLoginTimeout   = 15 * time.Second
+	defaultPDUTimeout     = 30 * time.Second
+	defaultNOPInterval    = 15 * time.Second
+	defaultNOPTimeout     = 30 * time.Second
+
+	maxLUNNumber = 16383 // flat space addressing, SAM-5 4.7.7
+)
+
+func orDefault[T int | int64 | time.Duration](v *T, def T) error {
+	if *v < 0 {
+		return fmt.Errorf("is %v, and cannot be negative", *v)
+	}
+	if *v == 0 {
+		*v = def
+	}
+	return nil
+}
+
+// resolve fills in defaults and refuses contradictions, once.
+func (o *Options) resolve() error {
+	if o.TargetName == "" {
+		o.TargetName = DefaultTargetName
+	}
+	if o.PortalGroupTag == 0 {
+		o.PortalGroupTag = 1
+	}
+	if o.Observer == nil {
+		o.Observer = nopObserver{}
+	}
+	if o.Log == nil {
+		o.Log = zap.NewNop()
+	}
+	if o.Vendor == "" {
+		o.Vendor = "KUBEVIRT"
+	}
+	if o.Product == "" {
+		o.Product = "DISK"
+	}
+	if o.Revision == "" {
+		o.Revision = "1"
+	}
+	seen := make(map[uint16]string, len(o.LUNs))
+	for i := range o.LUNs {
+		l := &o.LUNs[i]
+		switch other, dup := seen[l.Number]; {
+		case l.Disk == nil:
+			return fmt.Errorf("LUN %d (%s) has no disk", l.Number, l.Name)
+		case l.Number == 0 || l.Number > maxLUNNumber:
+			return fmt.Errorf("LUN %d (%s): a LUN number is 1 to %d", l.Number, l.Name, maxLUNNumber)
+		case dup:
+			return fmt.Errorf("LUN %d is given to both %s and %s", l.Number, other, l.Name)
+		}
+		seen[l.Number] = l.Name
+		if l.Access == "" {
+			l.Access = AccessWriteExclusive
+		}
+	}
+	if len(o.LUNs) == 0 {
+		return errors.New("a target needs at least one LUN")
+	}
+	return o.Limits.resolve()
+}
+
+func (l *Limits) resolve() error {
+	for _, e := range []struct {
+		name string
+		err  error
+	}{
+		{"MaxConnections", orDefault(&l.MaxConnections, defaultMaxConnections)},
+		{"CommandWindow", orDefault(&l.CommandWindow, defaultCommandWindow)},
+		{"Memory", orDefault(&l.Memory, int64(defaultMemory))},
+		{"LoginTimeout", orDefault(&l.LoginTimeout, defaultLoginTimeout)},
+		{"PDUTimeout", orDefault(&l.PDUTimeout, defaultPDUTimeout)},
+		{"NOPInterval", orDefault(&l.NOPInterval, defaultNOPInterval)},
+		{"NOPTimeout", orDefault(&l.NOPTimeout, defaultNOPTimeout)},
+	} {
+		if e.err != nil {
+			return fmt.Errorf("limit %s %w", e.name, e.err)
+		}
+	}
+	return nil
+}

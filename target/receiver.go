@@ -1,0 +1,281 @@
+package target
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync/atomic"
+
+	"kubevirt.io/disk/target/internal/pdu"
+)
+
+const (
+	// loginBuffer and fullBuffer are the receive buffers before and after authentication, bytes: what an
+	// unknown peer costs stays small, and a logged in one can send many commands per system call.
+	loginBuffer = 4 << 10
+	fullBuffer  = 64 << 10
+
+	digestLen = 4
+)
+
+var (
+	// errDataDigest: the PDU's data did not arrive as it was sent; framing is intact (RFC 7143 7.8).
+	errDataDigest = errors.New("data digest does not match")
+	// errHeaderDigest: nothing after this header can be trusted, so the connection ends (RFC 7143 7.7).
+	errHeaderDigest = errors.New("header digest does not match")
+)
+
+// receiver reads PDUs from a connection. It belongs to the goroutine that reads.
+type receiver struct {
+	nc   net.Conn
+	buf  []byte
+	r, w int // buf[r:w] is received and not consumed
+
+	headerDigest, dataDigest bool
+
+	hdr  pdu.Header
+	ahs  [255 * 4]byte
+	data segment // the data segment of the PDU in hdr
+
+	// beforeWait runs before each read from the network: queued responses go out first.
+	beforeWait func() error
+	// pduSince is when the PDU that is being received began, on the server's coarse clock; 0 between PDUs.
+	pduSince atomic.Int64
+	// heard is when bytes last arrived, on the same clock.
+	heard atomic.Int64
+	clock *atomic.Int64
+}
+
+// grow changes to a buffer of n bytes and keeps what was received.
+func (rx *receiver) grow(n int) {
+	buf := make([]byte, n)
+	rx.w = copy(buf, rx.buf[rx.r:rx.w])
+	rx.r = 0
+	rx.buf = buf
+}
+
+// buffered says that a whole header waits in the buffer, so that more work can be done before the next
+// system call.
+func (rx *receiver) buffered() int { return rx.w - rx.r }
+
+func (rx *receiver) read(p []byte) (int, error) {
+	if err := rx.beforeWait(); err != nil {
+		return 0, err
+	}
+	n, err := rx.nc.Read(p)
+	if n > 0 {
+		rx.heard.Store(rx.clock.Load())
+		return n, nil
+	}
+	if err == nil {
+		err = io.ErrNoProgress
+	}
+	return 0, err
+}
+
+// need makes n bytes available at buf[r:]. n is at most the buffer's size.
+func (rx *receiver) need(n int) error {
+	if len(rx.buf)-rx.r < n {
+		rx.w = copy(rx.buf, rx.buf[rx.r:rx.w])
+		rx.r = 0
+	}
+	for rx.w-rx.r < n {
+		if rx.w > rx.r {
+			rx.startPDU()
+		}
+		m, err := rx.read(rx.buf[rx.w:])
+		if err != nil {
+			if errors.Is(err, io.EOF) && rx.w > rx.r {
+				err = io.ErrUnexpectedEOF
+			}
+			return err
+		}
+		rx.w += m
+	}
+	return nil
+}
+
+func (rx *receiver) startPDU() {
+	if rx.pduSince.Load() == 0 {
+		rx.pduSince.Store(rx.clock.Load())
+	}
+}
+
+// next reads the next header with its additional header segments and checks the header digest. The data
+// segment is left to data, which must be consumed before next is called again.
+func (rx *receiver) next() (ahs []byte, err error) {
+	if rx.r == rx.w {
+		rx.r, rx.w = 0, 0
+	}
+	if rx.pduSince.Load() != 0 {
+		rx.pduSince.Store(0)
+	}
+	if err := rx.need(pdu.HeaderLen); err != nil {
+		return nil, err
+	}
+	copy(rx.hdr[:], rx.buf[rx.r:])
+	rx.r += pdu.HeaderLen
+	n := rx.hdr.AHSLen()
+	extra := n
+	if rx.headerDigest {
+		extra += digestLen
+	}
+	if extra > 0 {
+		rx.startPDU()
+		if err := rx.need(extra); err != nil {
+			return nil, noEOF(err)
+		}
+		ahs = rx.ahs[:copy(rx.ahs[:n], rx.buf[rx.r:])]
+		if rx.headerDigest {
+			var want [digestLen]byte
+			pdu.PutDigest(want[:], pdu.Digest(rx.hdr[:], ahs))
+			if [digestLen]byte(rx.buf[rx.r+n:rx.r+extra]) != want {
+				return nil, errHeaderDigest
+			}
+		}
+		rx.r += extra
+	}
+	rx.data = segment{rx: rx, n: rx.hdr.DataLen(), left: rx.hdr.DataLen(), pad: rx.hdr.PaddedDataLen() - rx.hdr.DataLen()}
+	if rx.data.n > 0 {
+		rx.startPDU()
+	} else {
+		rx.data.done = true
+	}
+	return ahs, nil
+}
+
+// segment is the data segment of one PDU: it is read where it belongs, or dropped. One that arrived ahead
+// of its turn is held in memory instead.
+type segment struct {
+	rx   *receiver
+	held *buffer // not nil: the data is here, already checked
+	n    int     // bytes, without padding
+	left int     // bytes not yet consumed
+	pad  int
+	crc  uint32
+	done bool
+}
+
+// readInto fills p, at most what is left, from the segment. When the last byte has been read, the digest
+// is checked.
+func (s *segment) readInto(p []byte) error {
+	if s.held != nil {
+		copy(p, s.held.b[s.n-s.left:])
+		s.left -= len(p)
+		return nil
+	}
+	rx := s.rx
+	for len(p) > 0 {
+		n := copy(p, rx.buf[rx.r:rx.w])
+		if n > 0 {
+			rx.r += n
+		} else {
+			var err error
+			if n, err = rx.fetch(p); err != nil {
+				return noEOF(err)
+			}
+		}
+		if rx.dataDigest {
+			s.crc = pdu.UpdateDigest(s.crc, p[:n])
+		}
+		p = p[n:]
+		s.left -= n
+	}
+	if s.left > 0 {
+		return nil
+	}
+	return s.finish()
+}
+
+// fetch gets at least one byte into p: straight from the network where p is large, so that data is copied
+// once, else through the buffer.
+func (rx *receiver) fetch(p []byte) (int, error) {
+	rx.r, rx.w = 0, 0
+	if len(p) >= len(rx.buf) {
+		return rx.read(p)
+	}
+	m, err := rx.read(rx.buf)
+	if err != nil {
+		return 0, err
+	}
+	rx.w = m
+	n := copy(p, rx.buf[:m])
+	rx.r = n
+	return n, nil
+}
+
+// finish consumes padding and digest.
+func (s *segment) finish() error {
+	if s.done {
+		return nil
+	}
+	s.done = true
+	rx := s.rx
+	n := s.pad
+	if rx.dataDigest {
+		n += digestLen
+	}
+	if n == 0 {
+		return nil
+	}
+	if err := rx.need(n); err != nil {
+		return noEOF(err)
+	}
+	tail := rx.buf[rx.r : rx.r+n]
+	rx.r += n
+	if !rx.dataDigest {
+		return nil
+	}
+	var got [digestLen]byte
+	pdu.PutDigest(got[:], pdu.UpdateDigest(s.crc, tail[:s.pad]))
+	if [digestLen]byte(tail[s.pad:]) != got {
+		return errDataDigest
+	}
+	return nil
+}
+
+// discard drops what is left, so that the next PDU is found; the digest is still checked.
+func (s *segment) discard() error {
+	if s.held != nil {
+		s.held.release()
+		s.held, s.left = nil, 0
+		return nil
+	}
+	if s.left == 0 {
+		return s.finish()
+	}
+	var scratch [512]byte
+	for s.left > 0 {
+		if err := s.readInto(scratch[:min(s.left, len(scratch))]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// take reads the whole segment into memory of its own; nil if it is empty.
+func (s *segment) take(pool *buffers) (*buffer, error) {
+	if s.left == 0 {
+		return nil, s.discard()
+	}
+	b := pool.get(s.left)
+	if b == nil {
+		if err := s.discard(); err != nil {
+			return nil, err
+		}
+		return nil, errBusy
+	}
+	if err := s.readInto(b.b); err != nil {
+		b.release()
+		return nil, err
+	}
+	return b, nil
+}
+
+func noEOF(err error) error {
+	if errors.Is(err, io.EOF) {
+		return fmt.Errorf("connection closed within a PDU: %w", io.ErrUnexpectedEOF)
+	}
+	return err
+}

@@ -1,0 +1,196 @@
+package target
+
+import (
+	"encoding/binary"
+	"net"
+	"sync"
+	"sync/atomic"
+
+	"kubevirt.io/disk/target/internal/pdu"
+)
+
+const (
+	// maxQueued is how many bytes of data may wait for the network, per connection, before whoever adds
+	// more writes it out or waits for the one who is writing.
+	maxQueued = 512 << 10
+
+	offStatSN   = 24
+	offExpCmdSN = 28
+	offMaxCmdSN = 32
+)
+
+// snKind says what a PDU does with StatSN.
+type snKind uint8
+
+const (
+	snAdvance snKind = iota // carries a StatSN of its own
+	snPeek                  // carries the next StatSN and leaves it (R2T, unsolicited NOP-In)
+	snNone                  // carries none (Data-In without status)
+)
+
+// outgoing is one PDU on its way to the network.
+type outgoing struct {
+	hdr     [pdu.HeaderLen + digestLen]byte
+	tail    [3 + digestLen]byte // padding and data digest
+	data    []byte
+	release *buffer // freed once the PDU is written; only the last PDU of a buffer carries it
+	sn      snKind
+}
+
+// sender queues PDUs and writes them: one writer at a time, and everything that is queued in one system
+// call. There is no goroutine for it; whoever finishes a response writes when nobody else does.
+//
+// Lock order: session.mu before sender.mu.
+type sender struct {
+	nc   net.Conn
+	sess *window // numbers to stamp; set before the first PDU
+
+	headerDigest, dataDigest bool
+
+	mu      sync.Mutex
+	drained sync.Cond  // signalled when a batch has been written
+	queue   []outgoing // guarded by mu
+	bytes   int        // guarded by mu; data bytes in queue and in the batch being written
+	writing bool       // guarded by mu; whoever set it owns the fields below
+	err     error      // guarded by mu; the first write error, after which nothing is sent
+
+	spare  []outgoing
+	iov    [][]byte
+	bufs   net.Buffers
+	statSN uint32
+
+	// writeSince is when the write in progress began, on the server's coarse clock; 0: none.
+	writeSince atomic.Int64
+	clock      *atomic.Int64
+}
+
+func (s *sender) init(nc net.Conn, clock *atomic.Int64, w *window) {
+	s.nc, s.clock, s.sess = nc, clock, w
+	s.drained.L = &s.mu
+}
+
+// put queues one PDU. It never blocks and never writes: flush does. The caller may hold session.mu.
+func (s *sender) put(sn snKind, data []byte, release *buffer) *outgoing {
+	n := len(s.queue)
+	if n < cap(s.queue) {
+		s.queue = s.queue[:n+1]
+	} else {
+		s.queue = append(s.queue, outgoing{})
+	}
+	o := &s.queue[n]
+	o.sn, o.data, o.release = sn, data, release
+	s.bytes += len(data)
+	return o
+}
+
+type encoder interface{ Encode(*pdu.Header) }
+
+// send queues p. data is its data segment, release the buffer that it lies in, if it is to be freed then.
+func (s *sender) send(p encoder, sn snKind, data []byte, release *buffer) {
+	s.mu.Lock()
+	o := s.put(sn, data, release)
+	p.Encode((*pdu.Header)(o.hdr[:pdu.HeaderLen]))
+	s.mu.Unlock()
+}
+
+// flush writes all that is queued. If another goroutine is writing it leaves the work to that one, and
+// waits only if too much has piled up. A peer that does not read therefore stops being served, and costs
+// no more memory than the queue's limit and the command in hand.
+func (s *sender) flush() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.writing {
+		for s.writing && s.bytes > maxQueued {
+			s.drained.Wait()
+		}
+		if s.writing || len(s.queue) == 0 {
+			return s.err
+		}
+	}
+	if len(s.queue) == 0 {
+		return s.err
+	}
+	s.writing = true
+	for len(s.queue) > 0 {
+		batch := s.queue
+		s.queue = s.spare[:0]
+		if s.err == nil {
+			s.mu.Unlock()
+			err := s.write(batch)
+			s.mu.Lock()
+			if s.err == nil {
+				s.err = err
+			}
+		}
+		for i := range batch {
+			s.bytes -= len(batch[i].data)
+			batch[i].release.release()
+			batch[i].data, batch[i].release = nil, nil
+		}
+		s.spare = batch[:0]
+		s.drained.Broadcast()
+	}
+	s.writing = false
+	return s.err
+}
+
+// queued is the amount of data that waits for the network, bytes.
+func (s *sender) queued() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.bytes
+}
+
+// write stamps, digests and sends one batch. The caller owns the write side.
+func (s *sender) write(batch []outgoing) error {
+	s.writeSince.Store(s.clock.Load())
+	iov := s.iov[:0]
+	expCmdSN, maxCmdSN := s.sess.numbers()
+	for i := range batch {
+		o := &batch[i]
+		h := o.hdr[:pdu.HeaderLen]
+		if o.sn != snNone {
+			binary.BigEndian.PutUint32(h[offStatSN:], s.statSN)
+			if o.sn == snAdvance {
+				s.statSN++
+			}
+		}
+		binary.BigEndian.PutUint32(h[offExpCmdSN:], expCmdSN)
+		binary.BigEndian.PutUint32(h[offMaxCmdSN:], maxCmdSN)
+		if s.headerDigest {
+			pdu.PutDigest(o.hdr[pdu.HeaderLen:], pdu.Digest(h))
+			h = o.hdr[:]
+		}
+		iov = append(iov, h)
+		if len(o.data) == 0 {
+			continue
+		}
+		iov = append(iov, o.data)
+		pad := -len(o.data) & 3
+		tail := o.tail[:pad]
+		clear(tail)
+		if s.dataDigest {
+			tail = o.tail[:pad+digestLen]
+			pdu.PutDigest(tail[pad:], pdu.Digest(o.data, tail[:pad]))
+		}
+		if len(tail) > 0 {
+			iov = append(iov, tail)
+		}
+	}
+	s.iov = iov
+	s.bufs = net.Buffers(iov)
+	_, err := s.bufs.WriteTo(s.nc)
+	clear(s.iov) // the buffers go back to the pool
+	s.writeSince.Store(0)
+	return err
+}
+
+// idle says that nothing is queued or being written.
+func (s *sender) idle() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return !s.writing && len(s.queue) == 0
+}
+
+// setDigests turns digests on for what is sent from now on. Nothing is queued when login ends.
+func (s *sender) setDigests(header, data bool) { s.headerDigest, s.dataDigest = header, data }

@@ -1,0 +1,242 @@
+// Package target is an iSCSI target (RFC 7143, error recovery level 0, one connection per session) that
+// serves disks as logical units.
+//
+// A connection has one reading goroutine, which executes each command itself, because a page cache answers
+// faster than another goroutine wakes. A disk call that takes longer than a few milliseconds loses the
+// reading role to a fresh goroutine (see handoff.go), so that nothing else on the connection waits for it.
+// Responses are queued, and all that is queued is written by one system call before the reader waits for
+// the network again.
+package target
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+
+	"kubevirt.io/disk/target/internal/login"
+	"kubevirt.io/disk/target/internal/scsi"
+)
+
+// ErrServerClosed is what Serve returns after Shutdown or Close.
+var ErrServerClosed = errors.New("target: server closed")
+
+// Server serves the LUNs of one target on any number of portals.
+type Server struct {
+	opt    Options
+	log    *zap.Logger
+	device *scsi.Device
+	login  login.Config
+	pool   buffers
+	watch  watchdog
+	clock  atomic.Int64 // coarse: nanoseconds since start, at least 1, a tick old at most
+
+	ctx    context.Context // ends when the server does
+	cancel context.CancelFunc
+	wg     sync.WaitGroup // connections, readers, background work
+
+	mu         sync.Mutex
+	closing    bool                      // guarded by mu
+	listeners  map[net.Listener]struct{} // guarded by mu
+	conns      map[*conn]struct{}        // guarded by mu; all connections
+	sessions   map[sessionKey]*session   // guarded by mu; normal sessions
+	discovery  map[*session]struct{}     // guarded by mu
+	lastTSIH   uint16                    // guarded by mu
+	background sync.Once
+}
+
+// New makes a server of its options. It fails if they contradict each other.
+func New(opt Options) (*Server, error) {
+	if err := opt.resolve(); err != nil {
+		return nil, fmt.Errorf("target: %w", err)
+	}
+	luns := make([]scsi.LUN, len(opt.LUNs))
+	for i, l := range opt.LUNs {
+		luns[i] = scsi.LUN{Number: l.Number, Disk: l.Disk, Identity: l.Identity, ReadOnly: l.ReadOnly,
+			Removable: l.Removable, Access: l.Access}
+	}
+	device, err := scsi.NewDevice(scsi.Options{Vendor: opt.Vendor, Product: opt.Product, Revision: opt.Revision,
+		TargetName: opt.TargetName, PortalGroupTag: opt.PortalGroupTag, Log: opt.Log}, luns)
+	if err != nil {
+		return nil, fmt.Errorf("target: %w", err)
+	}
+	s := &Server{
+		opt:    opt,
+		log:    opt.Log,
+		device: device,
+		login: login.Config{TargetName: opt.TargetName, TargetAlias: opt.Alias, PortalGroupTag: opt.PortalGroupTag,
+			Auth: opt.Auth, Limits: login.Limits{
+				MaxRecvDataSegmentLength: chunkSize, FirstBurstLength: chunkSize,
+			}},
+		listeners: make(map[net.Listener]struct{}),
+		conns:     make(map[*conn]struct{}),
+		sessions:  make(map[sessionKey]*session),
+		discovery: make(map[*session]struct{}),
+	}
+	s.pool.limit = opt.Limits.Memory
+	s.watch.wake = make(chan struct{}, 1)
+	s.clock.Store(1)
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	return s, nil
+}
+
+// Serve accepts connections on l until the server is shut down, and then returns ErrServerClosed. It may be
+// called for several listeners. It closes l.
+func (s *Server) Serve(l net.Listener) error {
+	s.mu.Lock()
+	if s.closing {
+		s.mu.Unlock()
+		_ = l.Close()
+		return ErrServerClosed
+	}
+	s.listeners[l] = struct{}{}
+	s.mu.Unlock()
+	s.background.Do(func() {
+		s.wg.Add(2)
+		go s.runWatchdog()
+		go s.runJanitor()
+	})
+	defer func() {
+		s.mu.Lock()
+		delete(s.listeners, l)
+		s.mu.Unlock()
+		_ = l.Close()
+	}()
+	for {
+		nc, err := l.Accept()
+		if err == nil {
+			s.accept(nc)
+			continue
+		}
+		if s.ctx.Err() != nil || s.isClosing() {
+			return ErrServerClosed
+		}
+		var temporary interface{ Temporary() bool }
+		if !errors.As(err, &temporary) || !temporary.Temporary() {
+			return fmt.Errorf("target: portal %s: %w", l.Addr(), err)
+		}
+		// Out of descriptors or memory: what is connected goes on, and new ones wait in the backlog.
+		s.log.Warn("cannot accept a connection, trying again", zap.String("portal", l.Addr().String()), zap.Error(err))
+		select {
+		case <-s.ctx.Done():
+			return ErrServerClosed
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+func (s *Server) isClosing() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.closing
+}
+
+func (s *Server) accept(nc net.Conn) {
+	c := newConn(s, nc)
+	s.mu.Lock()
+	full := len(s.conns) >= s.opt.Limits.MaxConnections
+	if s.closing || full {
+		s.mu.Unlock()
+		_ = nc.Close()
+		if full {
+			s.log.Warn("connection refused: too many connections", zap.String("remote", nc.RemoteAddr().String()),
+				zap.Int("limit", s.opt.Limits.MaxConnections))
+		}
+		return
+	}
+	s.conns[c] = struct{}{}
+	s.wg.Add(1)
+	s.mu.Unlock()
+	go c.serve()
+}
+
+// drop forgets a connection.
+func (s *Server) drop(c *conn) {
+	s.mu.Lock()
+	delete(s.conns, c)
+	s.mu.Unlock()
+}
+
+// register makes sess known, with a handle of its own, and returns the session that it reinstates, if any
+// (RFC 7143 6.3.5). The caller has authenticated the initiator.
+func (s *Server) register(sess *session) (old *session, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closing {
+		return nil, errShutdown
+	}
+	s.lastTSIH++
+	for s.lastTSIH == 0 || s.tsihInUseLocked(s.lastTSIH) {
+		s.lastTSIH++
+	}
+	sess.tsih = s.lastTSIH
+	if sess.discovery() {
+		s.discovery[sess] = struct{}{}
+		return nil, nil
+	}
+	old = s.sessions[sess.key]
+	if old != nil && old.login.User != sess.login.User {
+		return nil, errNotYours
+	}
+	s.sessions[sess.key] = sess
+	return old, nil
+}
+
+var errNotYours = errors.New("a session of this name and identifier belongs to another user")
+
+func (s *Server) tsihInUseLocked(tsih uint16) bool {
+	for _, o := range s.sessions {
+		if o.tsih == tsih {
+			return true
+		}
+	}
+	return false
+}
+
+// remove forgets sess, unless another one has taken its place.
+func (s *Server) remove(sess *session) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.sessions[sess.key] == sess {
+		delete(s.sessions, sess.key)
+	}
+	delete(s.discovery, sess)
+}
+
+// hasSession says whether a session of this handle exists.
+func (s *Server) hasSession(tsih uint16) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.tsihInUseLocked(tsih)
+}
+
+// all returns every session in full feature phase.
+func (s *Server) all() []*session {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	list := make([]*session, 0, len(s.sessions)+len(s.discovery))
+	for _, sess := range s.sessions {
+		list = append(list, sess)
+	}
+	for sess := range s.discovery {
+		list = append(list, sess)
+	}
+	return list
+}
+
+// Sessions lists the sessions in full feature phase, oldest first.
+func (s *Server) Sessions() []SessionInfo {
+	all := s.all()
+	list := make([]SessionInfo, len(all))
+	for i, sess := range all {
+		list[i] = sess.info()
+	}
+	slices.SortFunc(list, func(a, b SessionInfo) int { return a.Since.Compare(b.Since) })
+	return list
+}

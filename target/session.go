@@ -1,0 +1,174 @@
+package target
+
+import (
+	"encoding/hex"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"kubevirt.io/disk/target/internal/login"
+	"kubevirt.io/disk/target/internal/pdu"
+	"kubevirt.io/disk/target/internal/scsi"
+)
+
+// Lock order in this package, outermost first:
+//
+//	Server.mu, session.mu, sender.mu
+//
+// No lock is held while a disk works or the network is read or written.
+
+var (
+	errReinstated    = errors.New("the initiator logged in again with the same session identifier")
+	errShutdown      = errors.New("the server is shutting down")
+	errPeerDead      = errors.New("the peer is silent and does not answer a ping")
+	errPDUTimeout    = errors.New("the peer did not complete a PDU in time")
+	errWriteTimeout  = errors.New("the peer does not read what it is sent")
+	errTargetReset   = errors.New("the target was reset")
+	errLoggedOut     = errors.New("logout")
+	errBusy          = errors.New("no memory for the command's data")
+	errTooManyTasks  = errors.New("more immediate commands than can be held")
+	errPanic         = errors.New("internal error")
+	errProtocolError = errors.New("protocol error")
+)
+
+// window is the command window of a session: the numbers that every PDU to the initiator carries
+// (RFC 7143 4.2.2.1).
+type window struct {
+	exp atomic.Uint32 // ExpCmdSN: the number of the next command
+	max atomic.Uint32 // MaxCmdSN: the last number that the initiator may use
+}
+
+func (w *window) numbers() (expCmdSN, maxCmdSN uint32) {
+	// max is read first: it only grows, and so never runs ahead of an older ExpCmdSN by more than the window.
+	maxCmdSN = w.max.Load()
+	return w.exp.Load(), maxCmdSN
+}
+
+// sessionKey names a session from the initiator's side: the I_T nexus (RFC 7143 4.4.3). The portal group is
+// the same for all.
+type sessionKey struct {
+	initiator string
+	isid      [6]byte
+}
+
+// session is an I_T nexus with its one connection, from the end of login to logout or loss. A discovery
+// session has no nexus.
+type session struct {
+	conn   *conn
+	key    sessionKey
+	tsih   uint16
+	cid    uint16 // of its one connection
+	login  login.Result
+	params login.Params
+	nexus  *scsi.Nexus // nil in a discovery session
+	since  time.Time
+	window window
+
+	mu        sync.Mutex
+	tasks     map[uint32]*task // guarded by mu; by initiator task tag
+	counted   int              // guarded by mu; tasks that take a place in the command window
+	immediate int              // guarded by mu; tasks that take none
+	closed    bool             // guarded by mu
+	free      []*task          // guarded by mu
+
+	held map[uint32]*heldPDU // by CmdSN; belongs to the reader
+
+	open  atomic.Bool // the login response is queued: others may send on the connection
+	ended sync.Once
+}
+
+func (s *session) discovery() bool { return s.nexus == nil }
+
+// info describes the session for the status page.
+func (s *session) info() SessionInfo {
+	s.mu.Lock()
+	n := len(s.tasks)
+	s.mu.Unlock()
+	return SessionInfo{
+		Initiator:    s.login.InitiatorName,
+		Alias:        s.login.InitiatorAlias,
+		Remote:       s.conn.nc.RemoteAddr().String(),
+		Local:        s.conn.nc.LocalAddr().String(),
+		User:         s.login.User,
+		ISID:         hex.EncodeToString(s.key.isid[:]),
+		TSIH:         s.tsih,
+		Discovery:    s.discovery(),
+		Since:        s.since,
+		InFlight:     n,
+		HeaderDigest: s.params.HeaderDigest,
+		DataDigest:   s.params.DataDigest,
+	}
+}
+
+// SessionInfo describes a session in full feature phase.
+type SessionInfo struct {
+	Initiator    string    `json:"initiator"`
+	Alias        string    `json:"alias,omitempty"`
+	Remote       string    `json:"remote"`
+	Local        string    `json:"local"`
+	User         string    `json:"user,omitempty"` // the CHAP name
+	ISID         string    `json:"isid"`           // 12 hexadecimal digits
+	TSIH         uint16    `json:"tsih"`
+	Discovery    bool      `json:"discovery"`
+	Since        time.Time `json:"since"`
+	InFlight     int       `json:"in_flight"` // commands
+	HeaderDigest bool      `json:"header_digest"`
+	DataDigest   bool      `json:"data_digest"`
+}
+
+// admission is what becomes of a PDU by its CmdSN.
+type admission uint8
+
+const (
+	admitNow   admission = iota // its turn
+	admitLater                  // in the window, but numbers before it are missing
+	admitNever                  // outside the window or seen before: ignored (RFC 7143 4.2.2.1)
+)
+
+// admit decides on a PDU that carries CmdSN, and advances ExpCmdSN if it is its turn. Called by the reader.
+func (s *session) admit(cmdSN uint32, immediate bool) admission {
+	exp, limit := s.window.numbers()
+	switch {
+	case immediate:
+		// An immediate PDU carries the number of the next command, and does not use it up. One with
+		// another number is still executed: the number has no meaning for it.
+		return admitNow
+	case cmdSN == exp:
+		if pdu.SNLess(limit, cmdSN) {
+			return admitNever // the window is closed
+		}
+		s.window.exp.Store(exp + 1)
+		return admitNow
+	case pdu.SNLess(cmdSN, exp) || pdu.SNLess(limit, cmdSN):
+		return admitNever
+	}
+	return admitLater
+}
+
+// reopen moves MaxCmdSN on as commands end. It never goes back, as the standard wants.
+func (s *session) reopenLocked() {
+	limit := s.window.exp.Load() - 1 + uint32(s.conn.srv.opt.Limits.CommandWindow-s.counted)
+	if pdu.SNLess(s.window.max.Load(), limit) {
+		s.window.max.Store(limit)
+	}
+}
+
+// end takes the session down, once: its tasks end without an answer and its nexus is lost. The connection
+// is closed, which ends its reader; disk calls in progress run on and are waited for by Shutdown.
+func (s *session) end(cause error) {
+	s.ended.Do(func() {
+		s.mu.Lock()
+		s.closed = true
+		for _, t := range s.tasks {
+			s.abortLocked(t)
+		}
+		s.mu.Unlock()
+		s.conn.fail(cause)
+		if s.nexus != nil {
+			s.conn.srv.device.Detach(s.nexus)
+		}
+		s.conn.srv.remove(s)
+		s.conn.logEnd(s, cause)
+	})
+}

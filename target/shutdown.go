@@ -1,0 +1,119 @@
+package target
+
+import (
+	"context"
+	"time"
+
+	"kubevirt.io/disk/target/internal/pdu"
+)
+
+// logoutGrace is how long an idle initiator gets to answer a logout request before its connection closes.
+const logoutGrace = 2 * time.Second
+
+// Shutdown stops the server without losing anything that it has acknowledged: it accepts nothing new, asks
+// every initiator to log out (RFC 7143 11.9.1), lets the commands in flight finish, and closes the
+// connections. When ctx ends first, what is left is cut off and ctx's error returned; disk calls that are
+// still in progress then have not returned, and the disks must not be closed.
+func (s *Server) Shutdown(ctx context.Context) error {
+	s.stopAccepting()
+	for _, sess := range s.all() {
+		sess.requestLogout()
+	}
+	grace := time.NewTimer(logoutGrace)
+	defer grace.Stop()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	idleIsOver := false
+	for {
+		s.closeFinished(idleIsOver)
+		if len(s.all()) == 0 {
+			break
+		}
+		select {
+		case <-ctx.Done():
+			return s.cut(ctx)
+		case <-grace.C:
+			idleIsOver = true
+		case <-tick.C:
+		}
+	}
+	return s.cut(ctx)
+}
+
+// Close ends every connection at once and waits for the disk calls in progress.
+func (s *Server) Close() error {
+	s.stopAccepting()
+	return s.cut(context.Background())
+}
+
+func (s *Server) stopAccepting() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closing = true
+	for l := range s.listeners {
+		_ = l.Close()
+	}
+	for c := range s.conns {
+		if c.session() == nil {
+			c.fail(errShutdown) // not logged in yet: nothing to lose
+		}
+	}
+}
+
+// closeFinished ends discovery sessions, and with idle also the normal ones that have no command in flight.
+func (s *Server) closeFinished(idle bool) {
+	for _, sess := range s.all() {
+		if sess.discovery() || idle && sess.quiet() {
+			sess.end(errShutdown)
+		}
+	}
+}
+
+// cut closes what is left and waits until the last goroutine has ended, or ctx has.
+func (s *Server) cut(ctx context.Context) error {
+	for _, sess := range s.all() {
+		sess.end(errShutdown)
+	}
+	s.mu.Lock()
+	for c := range s.conns {
+		c.fail(errShutdown)
+	}
+	s.mu.Unlock()
+	s.cancel()
+	done := make(chan struct{})
+	go func() {
+		s.wg.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// quiet says that no command is in flight and every response has been handed to the network.
+func (s *session) quiet() bool {
+	s.mu.Lock()
+	n := len(s.tasks)
+	s.mu.Unlock()
+	return n == 0 && s.conn.tx.idle()
+}
+
+// requestLogout asks the initiator to log out, by an asynchronous message.
+func (s *session) requestLogout() {
+	if s.discovery() || !s.open.Load() {
+		return
+	}
+	s.conn.tx.send(&pdu.AsyncMessage{
+		Event:      pdu.AsyncLogoutRequest,
+		Parameter3: uint16(logoutGrace / time.Second),
+	}, snAdvance, nil, nil)
+	// The peer may have stopped reading: the drain must not wait for it.
+	s.conn.srv.spawn(func() {
+		if err := s.conn.tx.flush(); err != nil {
+			s.end(err)
+		}
+	})
+}

@@ -1,0 +1,172 @@
+package target
+
+import (
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+
+	"kubevirt.io/disk/target/internal/login"
+	"kubevirt.io/disk/target/internal/pdu"
+)
+
+// maxTextKeys is the most text that an initiator may send in one negotiation, bytes.
+const maxTextKeys = 16 << 10
+
+// textExchange is the state of a text negotiation that takes several PDUs (RFC 7143 11.10, 11.11).
+type textExchange struct {
+	request []byte // keys received so far, while the initiator sets the C bit
+	answer  []byte // what has not been sent yet
+	tag     uint32 // target transfer tag by which the initiator fetches the rest; 0: none
+}
+
+// handleText answers a text request: SendTargets, and the few keys that may change in full feature phase.
+func (c *conn) handleText(h *pdu.Header, seg *segment) error {
+	var p pdu.TextRequest
+	if err := p.Decode(h); err != nil {
+		return c.refuse(pdu.RejectInvalidPDUField, seg)
+	}
+	if ok, err := c.admit(p.CmdSN, p.Immediate, h, nil, seg); !ok {
+		return err
+	}
+	data, err := seg.take(&c.srv.pool)
+	if err != nil {
+		return c.badData(h, err)
+	}
+	defer data.release()
+	x := &c.text
+	switch {
+	case p.TransferTag == pdu.ReservedTag:
+		*x = textExchange{} // a new negotiation ends the old one (RFC 7143 11.10.4)
+	case p.TransferTag != x.tag || x.tag == 0:
+		*x = textExchange{}
+		c.rejectHeader(pdu.RejectInvalidPDUField, h)
+		return nil
+	}
+	if data != nil {
+		if len(x.request)+len(data.b) > maxTextKeys {
+			*x = textExchange{}
+			c.rejectHeader(pdu.RejectProtocolError, h)
+			return nil
+		}
+		x.request = append(x.request, data.b...)
+	}
+	if p.Continue {
+		x.tag = c.nextTag()
+		c.tx.send(&pdu.TextResponse{TaskTag: p.TaskTag, TransferTag: x.tag}, snAdvance, nil, nil)
+		return nil
+	}
+	if len(x.answer) == 0 && len(x.request) > 0 {
+		if x.answer, err = c.answerText(x.request); err != nil {
+			*x = textExchange{}
+			c.rejectHeader(pdu.RejectProtocolError, h)
+			return nil
+		}
+		x.request = nil
+	}
+	n := min(len(x.answer), c.session().params.SendMaxDataSegment, chunkSize)
+	b := c.srv.pool.must(n)
+	copy(b.b, x.answer)
+	x.answer = x.answer[n:]
+	resp := pdu.TextResponse{TaskTag: p.TaskTag, TransferTag: pdu.ReservedTag, DataLen: n}
+	if len(x.answer) > 0 {
+		x.tag = c.nextTag()
+		resp.Continue, resp.TransferTag = true, x.tag
+	} else {
+		*x = textExchange{}
+		resp.Final = p.Final
+		if !p.Final {
+			x.tag = c.nextTag()
+			resp.TransferTag = x.tag
+		}
+	}
+	c.tx.send(&resp, snAdvance, b.b, b)
+	return nil
+}
+
+// answerText answers the keys of one complete text request.
+func (c *conn) answerText(data []byte) ([]byte, error) {
+	pairs, err := login.ParsePairs(data)
+	if err != nil {
+		return nil, err
+	}
+	sess := c.session()
+	var out []byte
+	rest := pairs[:0:0]
+	for _, p := range pairs {
+		if p.Key == "SendTargets" {
+			out = c.sendTargets(out, p.Value)
+			continue
+		}
+		rest = append(rest, p)
+	}
+	if len(rest) == 0 {
+		return out, nil
+	}
+	reply, params, err := sess.params.NegotiateText(rest)
+	if err != nil {
+		return nil, err
+	}
+	sess.params = params
+	for _, p := range reply {
+		out = login.AppendPair(out, p.Key, p.Value)
+	}
+	return out, nil
+}
+
+// sendTargets appends the target and its portals, if what was asked for includes it (RFC 7143 13.3, appendix C).
+// The initiator has authenticated, and there is one target, so it may use it.
+func (c *conn) sendTargets(out []byte, what string) []byte {
+	name := c.srv.opt.TargetName
+	switch what {
+	case "All":
+		if !c.session().discovery() {
+			return login.AppendPair(out, "SendTargets", "Reject") // only in a discovery session
+		}
+	case "":
+		if c.session().discovery() {
+			return login.AppendPair(out, "SendTargets", "Reject") // it has no target of its own
+		}
+	case name:
+	default:
+		return out
+	}
+	out = login.AppendPair(out, "TargetName", name)
+	for _, portal := range c.portals() {
+		out = login.AppendPair(out, "TargetAddress", portal+","+strconv.Itoa(int(c.srv.opt.PortalGroupTag)))
+	}
+	return out
+}
+
+// portals lists the addresses by which the initiator can reach the target: the one that it came by, and the
+// other listeners that name an address of the same kind.
+func (c *conn) portals() []string {
+	here, ok := c.nc.LocalAddr().(*net.TCPAddr)
+	if !ok {
+		return nil
+	}
+	list := []string{portalString(here)}
+	c.srv.mu.Lock()
+	defer c.srv.mu.Unlock()
+	var more []string
+	for l := range c.srv.listeners {
+		a, ok := l.Addr().(*net.TCPAddr)
+		if !ok || a.IP.IsUnspecified() || a.IP.IsLoopback() != here.IP.IsLoopback() {
+			continue
+		}
+		if s := portalString(a); s != list[0] {
+			more = append(more, s)
+		}
+	}
+	slices.Sort(more)
+	return append(list, more...)
+}
+
+// portalString is host:port with IPv6 in brackets, and without a zone, which means nothing to the peer.
+func portalString(a *net.TCPAddr) string {
+	ip := a.IP
+	if v4 := ip.To4(); v4 != nil {
+		ip = v4
+	}
+	return net.JoinHostPort(strings.ToLower(ip.String()), strconv.Itoa(a.Port))
+}

@@ -1,0 +1,142 @@
+package target
+
+import (
+	"kubevirt.io/disk/target/internal/pdu"
+	"kubevirt.io/disk/target/internal/scsi"
+)
+
+// handleTaskManagement executes a task management function at once (RFC 7143 11.5, SAM-5 7). Tasks that
+// wait for data end on the spot. A task whose disk call is in progress ends without an answer when that call
+// returns; the SCSI layer keeps its blocks from later writes until then, so that none is overtaken.
+func (c *conn) handleTaskManagement(h *pdu.Header, seg *segment) error {
+	var p pdu.TaskManagementRequest
+	if err := p.Decode(h); err != nil {
+		return c.refuse(pdu.RejectInvalidPDUField, seg)
+	}
+	if ok, err := c.admit(p.CmdSN, p.Immediate, h, nil, seg); !ok {
+		return err
+	}
+	if err := seg.discard(); err != nil {
+		return c.badData(h, err)
+	}
+	response := c.manage(&p)
+	c.tx.send(&pdu.TaskManagementResponse{Response: response, TaskTag: p.TaskTag}, snAdvance, nil, nil)
+	if response == pdu.TMComplete && p.Function == pdu.TMTargetColdReset {
+		return errTargetReset
+	}
+	return nil
+}
+
+func (c *conn) manage(p *pdu.TaskManagementRequest) pdu.TMResponse {
+	sess, dev := c.session(), c.srv.device
+	switch p.Function {
+	case pdu.TMAbortTask, pdu.TMAbortTaskSet, pdu.TMClearTaskSet, pdu.TMLogicalUnitReset:
+		if !dev.LUNExists(p.LUN) {
+			return pdu.TMLUNNotExist
+		}
+	}
+	switch p.Function {
+	case pdu.TMAbortTask:
+		return sess.abortTask(p)
+	case pdu.TMAbortTaskSet:
+		sess.abortLUN(p.LUN)
+	case pdu.TMClearTaskSet:
+		var affected []*scsi.Nexus
+		for _, other := range c.srv.normal() {
+			if n := other.abortLUN(p.LUN); n > 0 && other != sess {
+				affected = append(affected, other.nexus)
+			}
+		}
+		dev.TasksCleared(p.LUN, sess.nexus, affected)
+	case pdu.TMLogicalUnitReset:
+		for _, other := range c.srv.normal() {
+			other.abortLUN(p.LUN)
+		}
+		dev.ResetLUN(p.LUN, sess.nexus)
+	case pdu.TMTargetWarmReset, pdu.TMTargetColdReset:
+		for _, other := range c.srv.normal() {
+			other.abortAll()
+		}
+		dev.ResetTarget(sess.nexus)
+		if p.Function == pdu.TMTargetColdReset {
+			// All connections close (RFC 7143 11.5.1); our own one after the response.
+			for _, other := range c.srv.normal() {
+				if other != sess {
+					other.end(errTargetReset)
+				}
+			}
+		}
+	case pdu.TMTaskReassign:
+		return pdu.TMReassignNotSupported
+	default:
+		return pdu.TMNotSupported
+	}
+	return pdu.TMComplete
+}
+
+// abortTask ends one task of the session (RFC 7143 11.5.5). If there is none of that tag, its number tells
+// whether it has been executed already, or never arrived and must then not be executed later.
+func (s *session) abortTask(p *pdu.TaskManagementRequest) pdu.TMResponse {
+	s.mu.Lock()
+	if t := s.tasks[p.RefTaskTag]; t != nil && t.scsi.LUN == p.LUN {
+		s.abortLocked(t)
+		s.mu.Unlock()
+		return pdu.TMComplete
+	}
+	s.mu.Unlock()
+	for sn, h := range s.held {
+		if h.hdr.TaskTag() == p.RefTaskTag && h.hdr.Opcode() == pdu.OpSCSICommand {
+			// Its number still has to be used up.
+			h.release()
+			s.held[sn] = &heldPDU{hdr: nopHeader(sn)}
+			return pdu.TMComplete
+		}
+	}
+	exp, limit := s.window.numbers()
+	if !pdu.SNLess(p.RefCmdSN, exp) && !pdu.SNLess(limit, p.RefCmdSN) && pdu.SNLess(p.RefCmdSN, p.CmdSN) && s.held[p.RefCmdSN] == nil {
+		if s.held == nil {
+			s.held = make(map[uint32]*heldPDU)
+		}
+		s.held[p.RefCmdSN] = &heldPDU{hdr: nopHeader(p.RefCmdSN)}
+		return pdu.TMComplete
+	}
+	return pdu.TMTaskNotExist
+}
+
+// nopHeader is a PDU that does nothing but use up its CmdSN.
+func nopHeader(cmdSN uint32) (h pdu.Header) {
+	(&pdu.NOPOut{TaskTag: pdu.ReservedTag, TransferTag: pdu.ReservedTag, CmdSN: cmdSN}).Encode(&h)
+	return h
+}
+
+// abortLUN ends the session's tasks on one LUN and returns how many there were.
+func (s *session) abortLUN(lun uint64) (n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, t := range s.tasks {
+		if t.scsi.LUN == lun {
+			s.abortLocked(t)
+			n++
+		}
+	}
+	return n
+}
+
+func (s *session) abortAll() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, t := range s.tasks {
+		s.abortLocked(t)
+	}
+}
+
+// normal returns the normal sessions.
+func (s *Server) normal() []*session {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	list := make([]*session, 0, len(s.sessions))
+	for _, sess := range s.sessions {
+		list = append(list, sess)
+	}
+	return list
+}
