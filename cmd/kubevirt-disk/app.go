@@ -1,0 +1,172 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// The exit statuses of the contract.
+const (
+	exitDone   = 0
+	exitFailed = 1
+	exitUsage  = 2
+)
+
+// app is what the commands have of the process around them.
+type app struct {
+	stdin          io.Reader
+	stdout, stderr io.Writer
+	exit           func(status int) // ends the process at once, without clean-up
+}
+
+// failure is an error of a command that was used rightly: exit status 1. Every other error that reaches
+// run is about usage or configuration.
+type failure struct{ err error }
+
+func (f *failure) Error() string { return f.err.Error() }
+func (f *failure) Unwrap() error { return f.err }
+
+// errSilent is a failure of which the output already tells everything.
+var errSilent = errors.New("failed")
+
+// run executes a command line, of which args[0] is the name that the binary was called by, and returns
+// the exit status.
+func (a *app) run(args []string) int {
+	name := "kubevirt-disk"
+	if len(args) > 0 {
+		name, args = filepath.Base(args[0]), args[1:]
+	}
+	switch name {
+	case nameCat:
+		return a.cat(args)
+	case nameEntryPoint:
+		return a.entryPoint(args)
+	}
+	return a.execute(args)
+}
+
+func (a *app) execute(args []string) int {
+	root := a.root()
+	root.SetArgs(args)
+	return a.report(root.Execute())
+}
+
+// report prints err for a person and returns the exit status.
+func (a *app) report(err error) int {
+	var failed *failure
+	switch {
+	case err == nil:
+		return exitDone
+	case errors.Is(err, errSilent):
+		return exitFailed
+	case errors.As(err, &failed):
+		fmt.Fprintf(a.stderr, "kubevirt-disk: %v\n", err)
+		return exitFailed
+	}
+	fmt.Fprintf(a.stderr, "kubevirt-disk: %v\n", err)
+	return exitUsage
+}
+
+func (a *app) root() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "kubevirt-disk",
+		Short: "Serve disk images as CHAP-protected iSCSI LUNs",
+		Long: `Serves every disk image of a directory as an iSCSI LUN, protected by CHAP.
+
+CHAP credentials come from the environment, CHAP_USERNAME and CHAP_PASSWORD (mutual CHAP: CHAP_MUTUAL_USERNAME and
+CHAP_MUTUAL_PASSWORD), or with the suffix _FILE from files. They are never flags.
+
+Exit status: 0 done, 1 failed while running, 2 wrong usage or configuration.`,
+		Args:          usageArgs(cobra.NoArgs),
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cmd.SetOut(a.stderr)
+			_ = cmd.Help()
+			return errors.New("no command given: kubevirt-disk serve serves the images")
+		},
+	}
+	root.SetIn(a.stdin)
+	root.SetOut(a.stdout)
+	root.SetErr(a.stderr)
+	root.SetFlagErrorFunc(flagError)
+	root.AddCommand(a.serveCommand(), a.inspectCommand(), a.convertCommand(), a.healthcheckCommand(), a.versionCommand())
+	return root
+}
+
+// flagError says what to do about a wrong flag. What follows an unknown one is not repeated: it may be a
+// password.
+func flagError(cmd *cobra.Command, err error) error {
+	var unknown *pflag.NotExistError
+	if errors.As(err, &unknown) {
+		name := "--" + unknown.GetSpecifiedName()
+		if unknown.GetSpecifiedShortnames() != "" {
+			name = "-" + unknown.GetSpecifiedName()
+		}
+		err = fmt.Errorf("unknown flag %s", name)
+		if looksLikeCredential(name) || name == "-p" || name == "-u" {
+			return fmt.Errorf("%w: %s", err, credentialsHint)
+		}
+	}
+	return fmt.Errorf("%w: see %s --help", err, cmd.CommandPath())
+}
+
+// usageArgs adds where to read on to what is wrong with the arguments.
+func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if err := check(cmd, args); err != nil {
+			return fmt.Errorf("%s: usage is %q", strings.TrimSpace(err.Error()), cmd.UseLine())
+		}
+		return nil
+	}
+}
+
+// running makes a RunE whose errors mean exit status 1, but for wrong configurations.
+func running(run func(*cobra.Command, []string) error) func(*cobra.Command, []string) error {
+	return func(cmd *cobra.Command, args []string) error {
+		err := run(cmd, args)
+		var wrong *configError
+		if err == nil || errors.As(err, &wrong) {
+			return err
+		}
+		return &failure{err: err}
+	}
+}
+
+// interruptible returns a context that ends with the first SIGTERM or SIGINT. A second one ends the process
+// at once with status 1, so that nothing that hangs can keep it alive. The caller calls stop.
+func (a *app) interruptible(parent context.Context) (ctx context.Context, stop func()) {
+	ctx, cancel := context.WithCancel(parent)
+	signals := make(chan os.Signal, 2)
+	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
+	stopped := make(chan struct{})
+	go func() {
+		for n := 0; ; n++ {
+			select {
+			case <-stopped:
+				return
+			case <-signals:
+			}
+			if n > 0 {
+				a.exit(exitFailed)
+			}
+			cancel()
+		}
+	}()
+	return ctx, sync.OnceFunc(func() {
+		signal.Stop(signals)
+		close(stopped)
+		cancel()
+	})
+}

@@ -1,0 +1,220 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// patience bounds what a test waits for; none passes or fails by how long something takes within it.
+const patience = 60 * time.Second
+
+// build makes the binary once for all tests that run it.
+var build = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "kubevirt-disk-cmd-")
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(dir, "kubevirt-disk")
+	out, err := exec.Command("go", "build", "-ldflags", "-X main.version=v0.0.0-test -X main.commit=c0ffee", "-o", path, ".").CombinedOutput()
+	if err != nil {
+		return path, errors.Join(err, errors.New(string(out)))
+	}
+	return path, nil
+})
+
+func TestMain(m *testing.M) {
+	status := m.Run()
+	if path, err := build(); err == nil || path != "" {
+		os.RemoveAll(filepath.Dir(path))
+	}
+	os.Exit(status)
+}
+
+// output collects what a process prints while others look at it.
+type output struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.b.Write(p)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.b.String()
+}
+
+// process is a started binary.
+type process struct {
+	t              *testing.T
+	cmd            *exec.Cmd
+	stdout, stderr output
+	done           chan struct{}
+}
+
+// launch starts the binary by the given name with only the given environment.
+func launch(t *testing.T, name string, env []string, args ...string) *process {
+	t.Helper()
+	p := &process{t: t, cmd: exec.Command(name, args...), done: make(chan struct{})}
+	p.cmd.Env = append([]string{"PATH=" + os.Getenv("PATH")}, env...)
+	p.cmd.Dir = t.TempDir()
+	p.cmd.Stdout, p.cmd.Stderr = &p.stdout, &p.stderr
+	require.NoError(t, p.cmd.Start())
+	go func() {
+		_ = p.cmd.Wait()
+		close(p.done)
+	}()
+	t.Cleanup(func() {
+		_ = p.cmd.Process.Kill()
+		<-p.done
+		if t.Failed() {
+			t.Logf("%s printed:\n%s%s", p.cmd, p.stdout.String(), p.stderr.String())
+		}
+	})
+	return p
+}
+
+// status waits for the end.
+func (p *process) status() int {
+	p.t.Helper()
+	select {
+	case <-p.done:
+		return p.cmd.ProcessState.ExitCode()
+	case <-time.After(patience):
+		p.t.Fatalf("%s does not end; it printed:\n%s", p.cmd, p.stderr.String())
+		return -1
+	}
+}
+
+func (p *process) running() bool {
+	select {
+	case <-p.done:
+		return false
+	default:
+		return true
+	}
+}
+
+// until waits for a condition, as long as the process runs.
+func (p *process) until(what string, ok func() bool) {
+	p.t.Helper()
+	for deadline := time.Now().Add(patience); !ok(); time.Sleep(5 * time.Millisecond) {
+		require.True(p.t, p.running(), "ended before: %s\n%s", what, p.stderr.String())
+		require.True(p.t, time.Now().Before(deadline), "still not: %s\n%s", what, p.stderr.String())
+	}
+}
+
+// entries are the log's entries so far.
+func (p *process) entries() (all []map[string]any) {
+	for line := range strings.Lines(p.stderr.String()) {
+		var entry map[string]any
+		if json.Unmarshal([]byte(line), &entry) == nil {
+			all = append(all, entry)
+		}
+	}
+	return all
+}
+
+// logged returns a field of the first entry with a message, or nil.
+func (p *process) logged(message, field string) any {
+	for _, e := range p.entries() {
+		if e["msg"] == message {
+			return e[field]
+		}
+	}
+	return nil
+}
+
+func binary(t *testing.T) string {
+	t.Helper()
+	path, err := build()
+	require.NoError(t, err)
+	return path
+}
+
+// run runs the binary to its end.
+func run(t *testing.T, env []string, args ...string) (status int, stdout, stderr string) {
+	t.Helper()
+	p := launch(t, binary(t), env, args...)
+	status = p.status()
+	return status, p.stdout.String(), p.stderr.String()
+}
+
+// place is a directory of images and everything else that a daemon needs.
+type place struct {
+	dir string
+	env []string
+}
+
+// newPlace makes one with the given raw images, each of a few sectors.
+func newPlace(t *testing.T, images ...string) place {
+	t.Helper()
+	dir := t.TempDir()
+	require.NoError(t, os.Mkdir(filepath.Join(dir, "disk"), 0o755))
+	for i, name := range images {
+		content := bytes.Repeat([]byte{byte(i + 1)}, 4096*(i+1))
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "disk", name), content, 0o644))
+	}
+	return place{dir: dir, env: []string{
+		"DISK_DIR=" + filepath.Join(dir, "disk"), "WORK_DIR=" + filepath.Join(dir, "work"), "READY_FILE=" + filepath.Join(dir, "healthy"),
+		"LISTEN=127.0.0.1:0", "METRICS_LISTEN=127.0.0.1:0",
+	}}
+}
+
+func (l place) readyFile() string { return filepath.Join(l.dir, "healthy") }
+
+// serve starts a daemon and waits until it is ready.
+func (l place) serve(t *testing.T, env ...string) *process {
+	t.Helper()
+	p := launch(t, binary(t), append(append([]string{}, l.env...), env...), "serve")
+	p.untilReady(l)
+	return p
+}
+
+func (p *process) untilReady(l place) {
+	p.t.Helper()
+	p.until("the ready file is there", func() bool { return exists(l.readyFile()) })
+	p.until("it is logged", func() bool { return p.logged("ready", "target") != nil })
+}
+
+func (p *process) terminate() int {
+	p.t.Helper()
+	require.NoError(p.t, p.cmd.Process.Signal(syscall.SIGTERM))
+	return p.status()
+}
+
+// page fetches a page of the daemon.
+func (p *process) page(path string) (int, string) {
+	p.t.Helper()
+	address, ok := p.logged("metrics", "address").(string)
+	require.True(p.t, ok, "no address of the pages is logged")
+	client := http.Client{Timeout: patience}
+	res, err := client.Get("http://" + address + path)
+	require.NoError(p.t, err)
+	defer res.Body.Close()
+	body, err := io.ReadAll(res.Body)
+	require.NoError(p.t, err)
+	return res.StatusCode, string(body)
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}

@@ -1,0 +1,121 @@
+package main
+
+import (
+	"os"
+	"strconv"
+
+	"github.com/spf13/pflag"
+	"go.uber.org/zap/zapcore"
+
+	"kubevirt.io/disk/chap"
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/target"
+)
+
+// config is a complete, checked configuration of serve.
+type config struct {
+	diskDir, workDir string
+	portals          []portal
+	targetName       string
+	copyMode         disk.CopyMode
+	copyModeSource   string // what set it, for messages
+	accessMode       target.AccessMode
+	metricsListen    *portal // nil: off
+	readyFile        string  // "": none
+	log              logConfig
+	chap             chap.Config
+}
+
+// loadConfig resolves every setting and reports everything that is wrong with them at once, as a
+// *configError.
+func loadConfig(flags *pflag.FlagSet) (*config, error) {
+	l := load(flags)
+	c := &config{
+		diskDir:        l.text(keyDiskDir),
+		workDir:        l.text(keyWorkDir),
+		targetName:     l.text(keyTargetName),
+		readyFile:      l.text(keyReadyFile),
+		metricsListen:  l.metricsListen(),
+		copyMode:       l.copyMode(),
+		copyModeSource: l.name(keyCopyMode),
+		log:            l.logConfig(),
+	}
+	if err := checkTargetName(c.targetName); err != nil {
+		l.problems.add(l.name(keyTargetName), "%v", err)
+	}
+	var err error
+	if c.accessMode, err = target.ParseAccessMode(l.text(keyAccessMode)); err != nil {
+		l.problems.add(l.name(keyAccessMode), "%v", err)
+	}
+	if source := l.source(keyPersistentDir); source != "" && l.text(keyPersistentDir) != "" {
+		l.problems.add(source, "persistent disks are not supported by this version: leave it out; a raw image served with --%s=none keeps its writes in the image", keyCopyMode)
+	}
+	insecure := l.bool(keyInsecureNoAuth)
+	c.chap, err = chap.FromEnvironment(os.LookupEnv, readCredential)
+	if err != nil {
+		// Whether portals are protected cannot be judged, so that only the default is resolved.
+		l.problems.addError(err)
+		c.portals = l.portals(true)
+	} else {
+		c.portals = l.portals(c.chap.Enabled())
+		l.checkExposure(c.portals, c.chap.Enabled(), insecure)
+	}
+	return c, l.problems.err()
+}
+
+// readCredential reads a file that a CHAP variable names. Its name stays out of errors: it may be a secret
+// that was put into the wrong variable.
+func readCredential(path string) ([]byte, error) {
+	text, err := readBounded(path)
+	return text, withoutPath(err)
+}
+
+func (l *loader) copyMode() disk.CopyMode {
+	mode, err := disk.ParseCopyMode(l.text(keyCopyMode))
+	if err == nil {
+		err = mode.Check(nil)
+	}
+	if err != nil {
+		l.problems.add(l.name(keyCopyMode), "%v", err)
+	}
+	return mode
+}
+
+func (l *loader) metricsListen() *portal {
+	text := l.text(keyMetricsListen)
+	if text == "" {
+		return nil
+	}
+	p, _, err := parsePortal(text, defaultMetricsPort)
+	if err != nil {
+		l.problems.add(l.name(keyMetricsListen), "%v", err)
+	}
+	return &p
+}
+
+func (l *loader) logConfig() logConfig {
+	var c logConfig
+	switch text := l.text(keyLogLevel); text {
+	case "debug", "info", "warn", "error":
+		// It cannot fail for these.
+		c.level, _ = zapcore.ParseLevel(text)
+	default:
+		l.problems.add(l.name(keyLogLevel), "%q is no level: use debug, info, warn or error", text)
+	}
+	switch text := l.text(keyLogFormat); text {
+	case "", logConsole, logJSON:
+		c.format = text
+	default:
+		l.problems.add(l.name(keyLogFormat), "%q is no format: use console or json", text)
+	}
+	return c
+}
+
+func (l *loader) bool(key string) bool {
+	text := l.text(key)
+	v, err := strconv.ParseBool(text)
+	if err != nil {
+		l.problems.add(l.name(key), "%q is neither true nor false", text)
+	}
+	return v
+}

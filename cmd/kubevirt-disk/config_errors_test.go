@@ -1,0 +1,150 @@
+package main
+
+import (
+	"errors"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestConfigurationErrors shows for each mistake that it is refused, by the place to change and what to do.
+func TestConfigurationErrors(t *testing.T) {
+	for name, c := range map[string]struct {
+		args []string
+		env  map[string]string
+		file string
+		want []string // parts of the message
+	}{
+		"port is no number":               {args: []string{"--port=abc"}, want: []string{"--port", `"abc"`, "0 to 65535"}},
+		"port is too large":               {env: map[string]string{"PORT": "65536"}, want: []string{"PORT", `"65536"`}},
+		"port is negative":                {file: "port: -1", want: []string{`"port" in `, "config.yaml", `"-1"`}},
+		"port is a list":                  {file: "port: [1, 2]", want: []string{"line 1", `"port"`, "single value"}},
+		"port contradicts the portal":     {args: []string{"--listen=127.0.0.1:4000"}, env: map[string]string{"PORT": "3261"}, want: []string{"--listen", "PORT", "127.0.0.1:4000", "3261"}},
+		"portal is no address":            {args: []string{"--listen=3260"}, want: []string{"--listen", `"3260"`, "0.0.0.0:3260"}},
+		"portal is a name":                {env: map[string]string{"LISTEN": "disk.example.com:3260"}, want: []string{"LISTEN", "disk.example.com", "IP address"}},
+		"portal has a wrong port":         {args: []string{"--listen=[::1]:99999"}, want: []string{"--listen", "99999"}},
+		"portal twice":                    {args: []string{"--listen=127.0.0.1:1,127.0.0.1:1"}, want: []string{"--listen", "twice"}},
+		"portal is empty":                 {args: []string{"--listen="}, want: []string{"--listen", "empty"}},
+		"portal in the file is a mapping": {file: "listen: {a: b}", want: []string{`"listen"`, "list of texts"}},
+		"portal in the file is nested":    {file: "listen: [[a]]", want: []string{`"listen"`, "list of texts"}},
+		"beyond loopback without CHAP":    {args: []string{"--listen=0.0.0.0:3260"}, want: []string{"--listen", "0.0.0.0:3260", "CHAP_USERNAME", "CHAP_PASSWORD", "INSECURE_NO_AUTH"}},
+		"every address without CHAP":      {env: map[string]string{"LISTEN": ":3260"}, want: []string{"LISTEN", "CHAP_USERNAME"}},
+		"IPv6 beyond loopback, no CHAP":   {file: "listen: ['::1', '::']", want: []string{`"listen" in `, "[::]:3260", "CHAP_USERNAME"}},
+		"insecure is no bool":             {env: map[string]string{"INSECURE_NO_AUTH": "perhaps"}, want: []string{"INSECURE_NO_AUTH", "perhaps", "true nor false"}},
+		"target name is not one":          {args: []string{"--target-name=disk1"}, want: []string{"--target-name", "disk1", "iqn."}},
+		"target name by the old variable": {env: map[string]string{"WWN": "iqn.bad"}, want: []string{"WWN", "iqn.bad"}},
+		"target names disagree":           {env: map[string]string{"WWN": "iqn.2020-01.a", "TARGET_NAME": "iqn.2020-01.b"}, want: []string{"WWN", "TARGET_NAME", "disagree"}},
+		"target name is empty":            {file: `target-name: ""`, want: []string{`"target-name"`, "empty"}},
+		"copy mode is unknown":            {args: []string{"--copy-mode=fast"}, want: []string{"--copy-mode", "fast", "clone"}},
+		"copy-on-write":                   {env: map[string]string{"COPY_MODE": "copy-on-write"}, want: []string{"COPY_MODE", "copy-on-write", "not supported", "clone"}},
+		"copy-on-read":                    {file: "copy-mode: copy-on-read", want: []string{`"copy-mode" in `, "copy-on-read", "not supported", "clone"}},
+		"persistent disks by flag":        {args: []string{"--persistent-dir=/data"}, want: []string{"--persistent-dir", "not supported", "leave it out"}},
+		"persistent disks by environment": {env: map[string]string{"PERSISTENT_DIR": "/data"}, want: []string{"PERSISTENT_DIR", "not supported"}},
+		"persistent disks by file":        {file: "persistent-dir: /data", want: []string{`"persistent-dir" in `, "not supported"}},
+		"access mode is unknown":          {args: []string{"--access-mode=all"}, want: []string{"--access-mode", "all", "write-shared"}},
+		"metrics address is none":         {env: map[string]string{"METRICS_LISTEN": "pages"}, want: []string{"METRICS_LISTEN", "pages"}},
+		"log level is unknown":            {env: map[string]string{"LOG_LEVEL": "loud"}, want: []string{"LOG_LEVEL", "loud", "debug"}},
+		"log format is unknown":           {args: []string{"--log-format=xml"}, want: []string{"--log-format", "xml", "console"}},
+		"directory is empty":              {args: []string{"--disk-dir="}, want: []string{"--disk-dir", "empty"}},
+		"unknown keys":                    {file: "port: 1\ndisk: /x\ncopies: 3\n", want: []string{"--config", `"disk"`, "line 2", `"copies"`, "line 3"}},
+		"another spelling of a key":       {file: "disk_dir: /x", want: []string{`"disk_dir"`, `write "disk-dir"`}},
+		"a key in upper case":             {file: "Disk-Dir: /x", want: []string{`"Disk-Dir"`, `write "disk-dir"`}},
+		"a key twice":                     {file: "port: 1\nport: 2\n", want: []string{`"port"`, "twice"}},
+		"a key without a value":           {file: "port:\n", want: []string{`"port"`, "no value"}},
+		"pages without a value":           {file: "metrics-listen:\n", want: []string{`"metrics-listen"`, `write ""`}},
+		"no YAML":                         {file: "port: [1", want: []string{"not YAML"}},
+		"a list instead of settings":      {file: "- port\n", want: []string{"key: value"}},
+		"two documents":                   {file: "port: 1\n---\nport: 2\n", want: []string{"more than one"}},
+		"no file":                         {env: map[string]string{envConfig: "/does/not/exist.yaml"}, want: []string{envConfig, "/does/not/exist.yaml", "no such file"}},
+		"an empty name of the file":       {args: []string{"--config="}, want: []string{"--config"}},
+		"half a credential":               {env: map[string]string{"CHAP_USERNAME": "user"}, want: []string{"CHAP_USERNAME", "CHAP_PASSWORD"}},
+		"a short secret":                  {env: map[string]string{"CHAP_USERNAME": "user", "CHAP_PASSWORD": "elevenbytes"}, want: []string{"CHAP_PASSWORD", "12"}},
+		"a secret file that is not there": {env: map[string]string{"CHAP_USERNAME": "user", "CHAP_PASSWORD_FILE": "/does/not/exist"}, want: []string{"CHAP_PASSWORD_FILE", "no such file"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cleanEnv(t)
+			for k, v := range c.env {
+				t.Setenv(k, v)
+			}
+			args := c.args
+			if c.file != "" {
+				args = append(args, "--config="+yamlFile(t, c.file))
+			}
+			_, err := tryConfig(args...)
+			var wrong *configError
+			require.ErrorAs(t, err, &wrong)
+			for _, part := range c.want {
+				require.Contains(t, err.Error(), part)
+			}
+		})
+	}
+}
+
+func TestEveryErrorIsReportedAtOnce(t *testing.T) {
+	cleanEnv(t)
+	t.Setenv("COPY_MODE", "fast")
+	t.Setenv("CHAP_USERNAME", "user")
+	t.Setenv("CHAP_MUTUAL_PASSWORD", "also half a credential")
+	_, err := tryConfig("--port=x", "--log-level=loud", "--config="+yamlFile(t, "unknown: 1\ntarget-name: disk\n"))
+	var wrong *configError
+	require.ErrorAs(t, err, &wrong)
+	require.Len(t, wrong.problems, 7, "%v", err)
+	for _, part := range []string{"COPY_MODE", "CHAP_PASSWORD", "CHAP_MUTUAL_USERNAME", "--port", "--log-level", `"unknown"`, `"target-name" in`, "7 errors"} {
+		require.Contains(t, err.Error(), part)
+	}
+	require.Len(t, strings.Split(err.Error(), "\n"), 8, "a line each, and the heading")
+}
+
+// TestErrorsHaveNoSecrets puts secrets where people put them by mistake.
+func TestErrorsHaveNoSecrets(t *testing.T) {
+	for name, c := range map[string]struct {
+		env  map[string]string
+		file string
+	}{
+		"in the file":            {file: "chap-password: " + testSecret + "\n"},
+		"in the file, nested":    {file: "chap:\n  password: " + testSecret + "\n"},
+		"as the file's content":  {file: testSecret},
+		"too short":              {env: map[string]string{"CHAP_USERNAME": "u", "CHAP_PASSWORD": testSecret[:11]}},
+		"without a username":     {env: map[string]string{"CHAP_PASSWORD": testSecret}},
+		"two that disagree":      {env: map[string]string{"CHAP_USERNAME": "u", "CHAP_PASSWORD": testSecret, "USERNAME": "u", "PASSWORD": testSecret + "2"}},
+		"as the name of a file":  {env: map[string]string{"CHAP_USERNAME": "u", "CHAP_PASSWORD_FILE": testSecret}},
+		"that is no base64":      {env: map[string]string{"USERNAME_BASE64": "dQ==", "PASSWORD_BASE64": testSecret + "%"}},
+		"the same both ways":     {env: map[string]string{"CHAP_USERNAME": "u", "CHAP_PASSWORD": testSecret, "CHAP_MUTUAL_USERNAME": "t", "CHAP_MUTUAL_PASSWORD": testSecret}},
+		"with another thing bad": {env: map[string]string{"CHAP_USERNAME": "u", "CHAP_PASSWORD": testSecret, "PORT": "x"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cleanEnv(t)
+			for k, v := range c.env {
+				t.Setenv(k, v)
+			}
+			var args []string
+			if c.file != "" {
+				args = append(args, "--config="+yamlFile(t, c.file))
+			}
+			_, err := tryConfig(args...)
+			require.Error(t, err)
+			require.NotContains(t, err.Error(), testSecret[:11])
+		})
+	}
+}
+
+func TestConfigFileIsBounded(t *testing.T) {
+	cleanEnv(t)
+	_, err := tryConfig("--config=" + yamlFile(t, strings.Repeat("#", maxConfigFile+1)))
+	require.ErrorContains(t, err, "larger than")
+	_, err = tryConfig("--config=/dev/zero")
+	require.ErrorContains(t, err, "larger than")
+	_, err = tryConfig("--config=" + filepath.Dir(t.TempDir()))
+	require.ErrorContains(t, err, "cannot be read")
+}
+
+func TestProblems(t *testing.T) {
+	var p problems
+	require.NoError(t, p.err())
+	p.add("PORT", "is %d", 1)
+	require.EqualError(t, p.err(), "wrong configuration: PORT: is 1")
+	p.addError(errors.Join(errors.New("a"), errors.New("b")))
+	require.EqualError(t, p.err(), "wrong configuration, 3 errors:\n  PORT: is 1\n  a\n  b")
+}

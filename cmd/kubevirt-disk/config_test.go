@@ -1,0 +1,232 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/spf13/pflag"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap/zapcore"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/target"
+)
+
+const testSecret = "correct-horse-battery-staple"
+
+// cleanEnv removes every variable that a configuration is read from.
+func cleanEnv(t *testing.T) {
+	t.Helper()
+	names := []string{envConfig, "USERNAME", "PASSWORD", "USERNAME_BASE64", "PASSWORD_BASE64", "CHAP_USERNAME", "CHAP_PASSWORD",
+		"CHAP_USERNAME_FILE", "CHAP_PASSWORD_FILE", "CHAP_MUTUAL_USERNAME", "CHAP_MUTUAL_PASSWORD"}
+	for _, s := range settings {
+		names = append(names, s.env...)
+	}
+	for _, name := range names {
+		t.Setenv(name, "") // puts the old value back at the end
+		require.NoError(t, os.Unsetenv(name))
+	}
+}
+
+func withCHAP(t *testing.T) {
+	t.Helper()
+	t.Setenv("CHAP_USERNAME", "user")
+	t.Setenv("CHAP_PASSWORD", testSecret)
+}
+
+func yamlFile(t *testing.T, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "config.yaml")
+	require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
+	return path
+}
+
+func tryConfig(args ...string) (*config, error) {
+	flags := pflag.NewFlagSet("serve", pflag.ContinueOnError)
+	addFlags(flags)
+	if err := flags.Parse(args); err != nil {
+		return nil, err
+	}
+	return loadConfig(flags)
+}
+
+func mustConfig(t *testing.T, args ...string) *config {
+	t.Helper()
+	c, err := tryConfig(args...)
+	require.NoError(t, err)
+	return c
+}
+
+func portalTexts(c *config) string {
+	var all []string
+	for _, p := range c.portals {
+		all = append(all, p.String())
+	}
+	return strings.Join(all, ",")
+}
+
+// settingCases has, for each setting, three values to tell its sources apart, the default, and what the
+// configuration makes of it.
+var settingCases = []struct {
+	key                        string
+	def, inFile, inEnv, asFlag string
+	got                        func(*config) string
+	also                       string // environment without which the values are refused: "NAME=value"
+}{
+	{key: keyDiskDir, def: "/disk", inFile: "/f", inEnv: "/e", asFlag: "/a", got: func(c *config) string { return c.diskDir }},
+	{key: keyWorkDir, def: "/var/lib/kubevirt-disk", inFile: "/f", inEnv: "/e", asFlag: "/a", got: func(c *config) string { return c.workDir }},
+	{key: keyListen, def: "127.0.0.1:3260", inFile: "127.0.0.2:1", inEnv: "127.0.0.3:2", asFlag: "[::1]:3", got: portalTexts},
+	{key: keyPort, def: "127.0.0.1:3260", inFile: "4001", inEnv: "4002", asFlag: "4003",
+		got: func(c *config) string { return strings.Replace(portalTexts(c), "127.0.0.1:400", "400", 1) }},
+	{key: keyTargetName, def: target.DefaultTargetName, inFile: "iqn.2020-01.f", inEnv: "iqn.2020-01.e", asFlag: "iqn.2020-01.a",
+		got: func(c *config) string { return c.targetName }},
+	{key: keyCopyMode, def: "clone", inFile: "none", inEnv: "clone", asFlag: "none", got: func(c *config) string { return string(c.copyMode) }},
+	{key: keyAccessMode, def: "write-exclusive", inFile: "write-shared", inEnv: "read-shared", asFlag: "write-exclusive",
+		got: func(c *config) string { return string(c.accessMode) }},
+	{key: keyMetricsListen, def: ":9260", inFile: "127.0.0.1:1", inEnv: "127.0.0.1:2", asFlag: "127.0.0.1:3",
+		got: func(c *config) string { return c.metricsListen.String() }},
+	{key: keyReadyFile, def: "/tmp/healthy", inFile: "/f", inEnv: "/e", asFlag: "/a", got: func(c *config) string { return c.readyFile }},
+	{key: keyLogLevel, def: "info", inFile: "debug", inEnv: "warn", asFlag: "error", got: func(c *config) string { return c.log.level.String() }},
+	{key: keyLogFormat, def: "", inFile: "json", inEnv: "console", asFlag: "json", got: func(c *config) string { return c.log.format }},
+	{key: keyInsecureNoAuth, def: "false", inFile: "true", inEnv: "false", asFlag: "true", also: "LISTEN=0.0.0.0",
+		got: func(c *config) string { return fmt.Sprint(c != nil) }},
+}
+
+// TestEverySourceOfEverySetting sets each setting in each combination of its sources: a flag wins over the
+// environment, that over the file, that over the default.
+func TestEverySourceOfEverySetting(t *testing.T) {
+	covered := map[string]bool{keyPersistentDir: true} // refused from every source: TestConfigurationErrors
+	for _, c := range settingCases {
+		covered[c.key] = true
+		row := selectSettings([]string{c.key})[0]
+		for _, env := range row.env {
+			for sources := range 8 {
+				hasFile, hasEnv, hasFlag := sources&1 != 0, sources&2 != 0, sources&4 != 0
+				t.Run(fmt.Sprintf("%s/%s/file=%t,env=%t,flag=%t", c.key, env, hasFile, hasEnv, hasFlag), func(t *testing.T) {
+					cleanEnv(t)
+					if name, value, ok := strings.Cut(c.also, "="); ok {
+						t.Setenv(name, value)
+					}
+					var args []string
+					want := c.def
+					if hasFile {
+						args = append(args, "--config="+yamlFile(t, c.key+": \""+c.inFile+"\"\n"))
+						want = c.inFile
+					}
+					if hasEnv {
+						t.Setenv(env, c.inEnv)
+						want = c.inEnv
+					}
+					if hasFlag {
+						args = append(args, "--"+c.key+"="+c.asFlag)
+						want = c.asFlag
+					}
+					got, err := tryConfig(args...)
+					if c.key == keyInsecureNoAuth {
+						require.Equal(t, want == "true", err == nil, "%v", err)
+						return
+					}
+					require.NoError(t, err)
+					require.Equal(t, want, c.got(got))
+				})
+			}
+		}
+	}
+	for _, s := range settings {
+		require.True(t, covered[s.key], "no case for %s", s.key)
+	}
+}
+
+func TestDefaults(t *testing.T) {
+	cleanEnv(t)
+	c := mustConfig(t)
+	require.Equal(t, "127.0.0.1:3260", portalTexts(c), "without CHAP only this machine is served")
+	require.Equal(t, disk.CopyClone, c.copyMode)
+	require.Equal(t, target.AccessWriteExclusive, c.accessMode)
+	require.Equal(t, logConfig{level: zapcore.InfoLevel}, c.log)
+	require.False(t, c.chap.Enabled())
+
+	withCHAP(t)
+	c = mustConfig(t)
+	require.Equal(t, "0.0.0.0:3260", portalTexts(c))
+	require.True(t, c.chap.Enabled())
+	t.Setenv("PORT", "3261")
+	require.Equal(t, "0.0.0.0:3261", portalTexts(mustConfig(t)))
+}
+
+func TestConfigFileByEnvironment(t *testing.T) {
+	cleanEnv(t)
+	t.Setenv(envConfig, yamlFile(t, "disk-dir: /by-env\n"))
+	require.Equal(t, "/by-env", mustConfig(t).diskDir)
+	require.Equal(t, "/by-flag", mustConfig(t, "--config", yamlFile(t, "disk-dir: /by-flag\n")).diskDir)
+}
+
+func TestConfigFileSpellings(t *testing.T) {
+	cleanEnv(t)
+	for name, c := range map[string]struct{ text, want string }{
+		"a number":                {"port: 4000", "127.0.0.1:4000"},
+		"not an octal number":     {"port: 03260", "127.0.0.1:3260"},
+		"a list":                  {"listen:\n  - 127.0.0.1:1\n  - '[::1]:2'\n", "127.0.0.1:1,[::1]:2"},
+		"a text with commas":      {"listen: 127.0.0.1:1, ::1\nport: 1", "127.0.0.1:1,[::1]:1"},
+		"a list of one":           {"listen: ['127.0.0.1']\nport: 7", "127.0.0.1:7"},
+		"nothing":                 {"", "127.0.0.1:3260"},
+		"comments":                {"# port: 1\n", "127.0.0.1:3260"},
+		"an unquoted bool":        {"insecure-no-auth: true\nlisten: 0.0.0.0", "0.0.0.0:3260"},
+		"a start of the document": {"---\nport: 5\n", "127.0.0.1:5"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			require.Equal(t, c.want, portalTexts(mustConfig(t, "--config", yamlFile(t, c.text))))
+		})
+	}
+}
+
+func TestTheExampleFileIsAccepted(t *testing.T) {
+	cleanEnv(t)
+	withCHAP(t)
+	path := filepath.Join("..", "..", "examples", "config.yaml")
+	c := mustConfig(t, "--config", path)
+	require.Equal(t, "0.0.0.0:3260,[::]:3260", portalTexts(c))
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
+	for _, s := range settings {
+		if s.key == keyPersistentDir {
+			continue
+		}
+		require.Contains(t, string(text), s.key+":", "the example shows every setting")
+	}
+}
+
+func TestEmptyTurnsOffOrCountsAsNotSet(t *testing.T) {
+	cleanEnv(t)
+	for _, s := range settings {
+		for _, name := range s.env {
+			t.Setenv(name, "")
+		}
+	}
+	c := mustConfig(t)
+	require.Nil(t, c.metricsListen, "an empty METRICS_LISTEN turns the pages off")
+	require.Empty(t, c.readyFile, "an empty READY_FILE turns the ready file off")
+	require.Equal(t, "/disk", c.diskDir, "other empty variables are as good as none")
+	require.Equal(t, target.DefaultTargetName, c.targetName)
+
+	c = mustConfig(t, "--config", yamlFile(t, "metrics-listen: \"\"\nready-file: \"\"\n"))
+	require.Nil(t, c.metricsListen)
+	require.Empty(t, c.readyFile)
+	c = mustConfig(t, "--metrics-listen=", "--ready-file=")
+	require.Nil(t, c.metricsListen)
+	require.Empty(t, c.readyFile)
+}
+
+func TestTheNamesOfTheTargetNameMayAgree(t *testing.T) {
+	cleanEnv(t)
+	t.Setenv("TARGET_NAME", "iqn.2020-01.same")
+	t.Setenv("WWN", "iqn.2020-01.same")
+	require.Equal(t, "iqn.2020-01.same", mustConfig(t).targetName)
+	t.Setenv("WWN", "iqn.2020-01.different")
+	require.Equal(t, "iqn.2020-01.flag", mustConfig(t, "--target-name=iqn.2020-01.flag").targetName, "a flag decides")
+	t.Setenv("TARGET_NAME", "")
+	require.Equal(t, "iqn.2020-01.different", mustConfig(t).targetName)
+}

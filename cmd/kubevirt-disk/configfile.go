@@ -1,0 +1,140 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// maxConfigFile bounds what a file of settings or a credential can make the start read, bytes.
+const maxConfigFile = 1 << 20
+
+// readConfigFile reads the settings of a YAML file as text, which is how every source gives them, so that
+// one place checks them. A number keeps its spelling: 03260 is a port and not an octal number.
+// Messages quote keys but no values of unknown keys, as one may be a misplaced secret.
+func readConfigFile(path string) (map[string]any, []string) {
+	values := map[string]any{}
+	text, err := readBounded(path)
+	if err != nil {
+		return values, []string{fmt.Sprintf("%s cannot be read: %v", path, withoutPath(err))}
+	}
+	var doc, more yaml.Node
+	decoder := yaml.NewDecoder(bytes.NewReader(text))
+	if err := decoder.Decode(&doc); err != nil && !errors.Is(err, io.EOF) {
+		return values, []string{fmt.Sprintf("%s is not YAML: %v", path, strings.TrimPrefix(err.Error(), "yaml: "))}
+	}
+	if err := decoder.Decode(&more); !errors.Is(err, io.EOF) {
+		return values, []string{fmt.Sprintf("%s: more than one YAML document: want one", path)}
+	}
+	if doc.Kind == 0 || len(doc.Content) == 0 || isNull(doc.Content[0]) {
+		return values, nil // an empty file sets nothing
+	}
+	root := doc.Content[0]
+	if root.Kind != yaml.MappingNode {
+		return values, []string{fmt.Sprintf("%s: line %d: want settings as \"key: value\"", path, root.Line)}
+	}
+	var problems []string
+	for i := 0; i+1 < len(root.Content); i += 2 {
+		key, value := root.Content[i], root.Content[i+1]
+		complain := func(format string, args ...any) {
+			problems = append(problems, fmt.Sprintf("%s: line %d: %q %s", path, key.Line, key.Value, fmt.Sprintf(format, args...)))
+		}
+		rows := selectSettings([]string{key.Value})
+		if len(rows) == 0 || key.Kind != yaml.ScalarNode {
+			complain("is not a setting%s", unknownKeyHint(key.Value))
+			continue
+		}
+		if _, twice := values[key.Value]; twice {
+			complain("is set twice")
+			continue
+		}
+		v, err := settingValue(rows[0], value)
+		if err != nil {
+			complain("%v", err)
+			continue
+		}
+		values[key.Value] = v
+	}
+	return values, problems
+}
+
+func readBounded(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, maxConfigFile+1))
+	if err != nil {
+		return nil, err
+	}
+	if len(text) > maxConfigFile {
+		return nil, fmt.Errorf("it is larger than %d bytes", maxConfigFile)
+	}
+	return text, nil
+}
+
+// withoutPath is the cause of an error about a file that the message names anyway, or must not name.
+func withoutPath(err error) error {
+	var perr *fs.PathError
+	if errors.As(err, &perr) {
+		return perr.Err
+	}
+	return err
+}
+
+func isNull(n *yaml.Node) bool { return n.Kind == yaml.ScalarNode && n.Tag == "!!null" }
+
+// settingValue returns a scalar's text, or the texts of a list where the setting takes one.
+func settingValue(s setting, n *yaml.Node) (any, error) {
+	switch {
+	case isNull(n) && s.empty:
+		return nil, errors.New(`has no value: write "" to turn it off, or leave it out`)
+	case isNull(n):
+		return nil, errors.New("has no value: give it one or leave it out")
+	case n.Kind == yaml.ScalarNode:
+		return n.Value, nil
+	case n.Kind == yaml.SequenceNode && s.kind == kindList:
+		list := []string{}
+		for _, e := range n.Content {
+			if e.Kind != yaml.ScalarNode || isNull(e) {
+				return nil, errors.New("is a list of texts, and one element is something else")
+			}
+			list = append(list, e.Value)
+		}
+		return list, nil
+	case s.kind == kindList:
+		return nil, errors.New("takes a text or a list of texts")
+	}
+	return nil, errors.New("takes a single value")
+}
+
+// unknownKeyHint helps with the two likely mistakes: another spelling, and a credential in the file.
+func unknownKeyHint(key string) string {
+	if looksLikeCredential(key) {
+		return ": " + credentialsHint
+	}
+	kebab := strings.ReplaceAll(strings.ToLower(key), "_", "-")
+	if kebab != key && isSetting(kebab) {
+		return fmt.Sprintf(": write %q", kebab)
+	}
+	return ""
+}
+
+const credentialsHint = "CHAP credentials come from the environment (CHAP_USERNAME, CHAP_PASSWORD) or from files (CHAP_PASSWORD_FILE)"
+
+func looksLikeCredential(name string) bool {
+	name = strings.ToLower(name)
+	for _, word := range []string{"password", "secret", "chap", "username"} {
+		if strings.Contains(name, word) {
+			return true
+		}
+	}
+	return false
+}

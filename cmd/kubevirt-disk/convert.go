@@ -1,0 +1,63 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"kubevirt.io/disk/disk"
+)
+
+func (a *app) convertCommand() *cobra.Command {
+	var force bool
+	cmd := &cobra.Command{
+		Use:   "convert IMAGE RAW",
+		Short: "Expand an image into a sparse raw file",
+		Long: `Expands an image, with its backing files, into a raw file in which zeros are holes. The file is written under a temporary
+name beside RAW, which appears when it is complete. Progress goes to standard error.`,
+		Args: usageArgs(cobra.ExactArgs(2)),
+	}
+	cmd.Flags().BoolVar(&force, "force", false, "replace RAW if it is there")
+	cmd.RunE = running(func(cmd *cobra.Command, args []string) error {
+		ctx, stop := a.interruptible(cmd.Context())
+		defer stop()
+		return a.convert(ctx, args[0], args[1], force)
+	})
+	return cmd
+}
+
+func (a *app) convert(ctx context.Context, source, destination string, force bool) error {
+	if err := checkDestination(destination, force); err != nil {
+		return err
+	}
+	img, err := disk.OpenImage(source, disk.ImageOptions{})
+	if err != nil {
+		return err
+	}
+	defer img.Close()
+	p := new(disk.Progress)
+	report := newReporter(a.stderr, isTerminal(a.stderr), img.Name())
+	err = report.while(p, func() error { return disk.Convert(ctx, img, destination, p) })
+	if ctx.Err() != nil {
+		return fmt.Errorf("interrupted: %s was not written", destination)
+	}
+	return err
+}
+
+// checkDestination refuses to replace a file that nobody asked to replace.
+func checkDestination(destination string, force bool) error {
+	_, err := os.Lstat(destination)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return err
+	case !force:
+		return fmt.Errorf("%s is there already: name another file, or replace it with --force", destination)
+	}
+	return nil
+}

@@ -1,0 +1,126 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/spf13/pflag"
+	"github.com/spf13/viper"
+)
+
+// loader finds what each setting is set to, and by what, so that an error can name the place to change.
+type loader struct {
+	viper    *viper.Viper
+	flags    *pflag.FlagSet
+	env      map[string]string // key to the variable that decides it
+	file     string
+	problems problems
+}
+
+// load reads the given settings (all without keys) from parsed flags, the environment and the file.
+// What is wrong is collected, so that a person sees everything at once.
+func load(flags *pflag.FlagSet, keys ...string) *loader {
+	l := &loader{viper: viper.New(), flags: flags, env: map[string]string{}}
+	l.viper.AllowEmptyEnv(true)
+	for _, s := range selectSettings(keys) {
+		l.viper.SetDefault(s.key, s.def)
+		flag := flags.Lookup(s.key)
+		// Neither can fail: the flag exists and there is a key.
+		_ = l.viper.BindPFlag(s.key, flag)
+		if name := l.pickEnv(s, flag.Changed); name != "" {
+			l.env[s.key] = name
+			_ = l.viper.BindEnv(s.key, name)
+		}
+	}
+	l.readFile()
+	for _, s := range selectSettings(keys) {
+		if source := l.source(s.key); source != "" && !s.empty && l.isEmpty(s.key) {
+			l.problems.add(source, "is empty: give it a value or leave it out")
+		}
+	}
+	return l
+}
+
+// pickEnv returns the variable that sets s, or "". An empty variable counts as not set where empty means
+// nothing, because manifests and compose files pass variables on that way.
+func (l *loader) pickEnv(s setting, decidedByFlag bool) string {
+	picked, value := "", ""
+	for _, name := range s.env {
+		v, ok := os.LookupEnv(name)
+		switch {
+		case !ok || v == "" && !s.empty:
+		case picked == "":
+			picked, value = name, v
+		case v != value && !decidedByFlag:
+			l.problems.add(picked+" and "+name, "disagree (%q and %q): set only one of them", value, v)
+		}
+	}
+	return picked
+}
+
+func (l *loader) readFile() {
+	source := "--" + flagConfig
+	path, err := l.flags.GetString(flagConfig)
+	if err != nil || path == "" && !l.flags.Changed(flagConfig) {
+		source = envConfig
+		path = os.Getenv(envConfig)
+		if path == "" {
+			return
+		}
+	}
+	l.file = path
+	values, problems := readConfigFile(path)
+	for _, p := range problems {
+		l.problems.add(source, "%s", p)
+	}
+	// It fails only for a nil map.
+	_ = l.viper.MergeConfigMap(values)
+}
+
+// source names what set key: a flag, a variable, or a key of the file. "" means that it is the default.
+func (l *loader) source(key string) string {
+	switch {
+	case l.flags.Changed(key):
+		return "--" + key
+	case l.env[key] != "":
+		return l.env[key]
+	case l.viper.InConfig(key):
+		return fmt.Sprintf("%q in %s", key, l.file)
+	}
+	return ""
+}
+
+// name is source for messages about what may also be the default.
+func (l *loader) name(key string) string {
+	if source := l.source(key); source != "" {
+		return source
+	}
+	return "--" + key
+}
+
+func (l *loader) isEmpty(key string) bool {
+	return len(l.list(key)) == 0
+}
+
+func (l *loader) text(key string) string { return strings.TrimSpace(l.viper.GetString(key)) }
+
+// list returns the elements of a repeatable setting; each may itself hold several, separated by commas.
+func (l *loader) list(key string) []string {
+	var elements []string
+	switch v := l.viper.Get(key).(type) {
+	case []string:
+		elements = v
+	default:
+		elements = []string{l.viper.GetString(key)}
+	}
+	var all []string
+	for _, e := range elements {
+		for _, part := range strings.Split(e, ",") {
+			if part = strings.TrimSpace(part); part != "" {
+				all = append(all, part)
+			}
+		}
+	}
+	return all
+}

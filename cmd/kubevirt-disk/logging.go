@@ -1,0 +1,55 @@
+package main
+
+import (
+	"io"
+	"os"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	"golang.org/x/term"
+)
+
+const (
+	logConsole = "console"
+	logJSON    = "json"
+)
+
+// logConfig says what is logged and how.
+type logConfig struct {
+	level  zapcore.Level
+	format string // "": console on a terminal, else JSON
+}
+
+// resolve decides the format by where the log goes.
+func (c logConfig) resolve(w io.Writer) logConfig {
+	if c.format == "" {
+		c.format = logJSON
+		if isTerminal(w) {
+			c.format = logConsole
+		}
+	}
+	return c
+}
+
+// newLogger makes a logger that writes to w. Stack traces are left to the one place that recovers panics.
+func newLogger(c logConfig, w io.Writer) *zap.Logger {
+	c = c.resolve(w)
+	encoding := zap.NewProductionEncoderConfig()
+	encoding.EncodeTime = zapcore.RFC3339NanoTimeEncoder
+	encoding.EncodeDuration = zapcore.StringDurationEncoder
+	encoding.TimeKey = "time"
+	encoder := zapcore.NewJSONEncoder(encoding)
+	if c.format == logConsole {
+		encoding.EncodeTime = zapcore.TimeEncoderOfLayout("15:04:05.000")
+		encoding.EncodeLevel = zapcore.CapitalLevelEncoder
+		encoding.ConsoleSeparator = "  "
+		encoder = zapcore.NewConsoleEncoder(encoding)
+	}
+	core := zapcore.NewCore(encoder, zapcore.Lock(zapcore.AddSync(w)), c.level)
+	return zap.New(core, zap.ErrorOutput(zapcore.Lock(zapcore.AddSync(w))))
+}
+
+func isTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	return ok && term.IsTerminal(int(f.Fd()))
+}

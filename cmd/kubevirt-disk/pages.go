@@ -1,0 +1,212 @@
+package main
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/metrics"
+	"kubevirt.io/disk/target"
+)
+
+// state is what the pages tell about a daemon.
+type state struct {
+	mu      sync.Mutex
+	now     metrics.State  // guarded by mu
+	readyAt *time.Time     // guarded by mu
+	portals []string       // guarded by mu; as bound
+	disks   []*servedDisk  // guarded by mu
+	target  *target.Server // guarded by mu; nil before it serves
+}
+
+func (s *state) set(now metrics.State) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.now = now
+	if now == metrics.StateReady {
+		t := time.Now()
+		s.readyAt = &t
+	}
+}
+
+func (s *state) setPortals(listeners []net.Listener) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.portals = nil
+	for _, l := range listeners {
+		s.portals = append(s.portals, l.Addr().String())
+	}
+}
+
+func (s *state) setDisks(disks []*servedDisk) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.disks = disks
+}
+
+func (s *state) opened(d *servedDisk, instance *disk.Instance) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	d.instance = instance
+}
+
+func (s *state) setTarget(srv *target.Server) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.target = srv
+}
+
+func (s *state) servedDisks() []*servedDisk {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.disks)
+}
+
+// failure says why a disk has failed for good, or nil.
+func (s *state) failure(d *servedDisk) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.failureLocked(d)
+}
+
+// failureLocked asks by a write of nothing, which changes nothing and waits for nothing: after a failed flush
+// every write returns ErrFailed.
+func (s *state) failureLocked(d *servedDisk) error {
+	if d.instance == nil {
+		return nil
+	}
+	if _, err := d.instance.WriteAt(nil, 0); errors.Is(err, disk.ErrFailed) {
+		return err
+	}
+	return nil
+}
+
+// takeInstances returns the disks that are open, which are then the caller's to close.
+func (s *state) takeInstances() map[*servedDisk]*disk.Instance {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := map[*servedDisk]*disk.Instance{}
+	for _, d := range s.disks {
+		if d.instance != nil {
+			all[d], d.instance = d.instance, nil
+		}
+	}
+	return all
+}
+
+// ready is nil once every LUN can be used, and otherwise says what is missing.
+func (s *state) ready() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.now == metrics.StateReady {
+		return nil
+	}
+	if s.now == metrics.StateExpanding {
+		for _, d := range s.disks {
+			if d.instance == nil && d.progress != nil && d.progress.Total() > 0 {
+				return fmt.Errorf("expanding %s: %d %%", d.name, percent(d.progress.Done(), d.progress.Total()))
+			}
+		}
+	}
+	return errors.New(string(s.now))
+}
+
+// healthy is nil unless a disk has failed.
+func (s *state) healthy() error {
+	var all []error
+	for _, d := range s.servedDisks() {
+		if err := s.failure(d); err != nil {
+			all = append(all, fmt.Errorf("LUN %d (%s): %w", d.lun, d.name, err))
+		}
+	}
+	return errors.Join(all...)
+}
+
+func (s *state) status(d *daemon) metrics.Status {
+	s.mu.Lock()
+	srv := s.target
+	page := metrics.Status{
+		State:          s.now,
+		Ready:          s.now == metrics.StateReady,
+		TargetName:     d.cfg.targetName,
+		Portals:        append([]string{}, s.portals...),
+		Authentication: "none",
+		LUNs:           []metrics.LUNStatus{},
+		Sessions:       []target.SessionInfo{},
+		StartedAt:      d.started,
+		ReadyAt:        s.readyAt,
+		Build:          buildInfo(),
+	}
+	for _, one := range s.disks {
+		page.LUNs = append(page.LUNs, d.lunStatusLocked(one))
+	}
+	s.mu.Unlock()
+	switch {
+	case d.cfg.chap.Mutual():
+		page.Authentication = "mutual-chap"
+	case d.cfg.chap.Enabled():
+		page.Authentication = "chap"
+	}
+	if srv != nil {
+		page.Sessions = append(page.Sessions, srv.Sessions()...)
+	}
+	return page
+}
+
+// lunStatusLocked is called with state.mu held.
+func (d *daemon) lunStatusLocked(s *servedDisk) metrics.LUNStatus {
+	lun := metrics.LUNStatus{
+		LUN:        s.lun,
+		Image:      s.name,
+		Format:     string(s.format),
+		SizeBytes:  s.size,
+		CopyMode:   string(d.cfg.copyMode),
+		AccessMode: string(d.cfg.accessMode),
+		ReadOnly:   d.readOnly(),
+		Ready:      s.instance != nil && d.state.now == metrics.StateReady,
+	}
+	if s.instance != nil {
+		lun.ReadOnly = s.instance.ReadOnly
+		lun.Serial = s.instance.Identity.Serial
+		lun.NAA = hex.EncodeToString(s.instance.Identity.NAA[:])
+	}
+	if s.progress != nil {
+		lun.Expansion = metrics.NewExpansionStatus(s.progress)
+	}
+	if err := d.state.failureLocked(s); err != nil {
+		lun.Failure = err.Error()
+	}
+	return lun
+}
+
+// servePages starts the pages before anything else, so that a start that takes long can be watched.
+func (d *daemon) servePages(ctx context.Context) (closePages func(), err error) {
+	p := d.cfg.metricsListen
+	if p == nil {
+		return func() {}, nil
+	}
+	l, err := listen(ctx, p.network([]portal{*p}), *p)
+	if err != nil {
+		return nil, explainListen(err, "metrics address", *p, keyMetricsListen)
+	}
+	log := d.log.Named("http")
+	srv := metrics.NewServer(d.metrics.Handler(metrics.Pages{
+		Status: func() metrics.Status { return d.state.status(d) },
+		Ready:  d.state.ready,
+		Health: d.state.healthy,
+	}, log), log)
+	d.log.Info("metrics", zap.String("address", l.Addr().String()))
+	go func() {
+		// It returns when the server is closed; that nobody scrapes any more is no reason to stop serving disks.
+		_ = srv.Serve(l)
+	}()
+	return func() { _ = srv.Close() }, nil
+}

@@ -1,0 +1,142 @@
+package main
+
+import (
+	"net"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestParsePortal(t *testing.T) {
+	for text, want := range map[string]struct {
+		portal   string
+		explicit bool
+		loopback bool
+	}{
+		"0.0.0.0:3261":           {"0.0.0.0:3261", true, false},
+		"0.0.0.0":                {"0.0.0.0:3260", false, false},
+		"127.0.0.1:0":            {"127.0.0.1:0", true, true},
+		"127.9.9.9":              {"127.9.9.9:3260", false, true},
+		"[::1]:3260":             {"[::1]:3260", true, true},
+		"[::1]":                  {"[::1]:3260", false, true},
+		"::1":                    {"[::1]:3260", false, true},
+		"[fe80::1%eth0]:3260":    {"[fe80::1%eth0]:3260", true, false},
+		"[::ffff:127.0.0.1]:1":   {"127.0.0.1:1", true, true},
+		"[::ffff:192.0.2.1]:1":   {"192.0.2.1:1", true, false},
+		":3260":                  {":3260", true, false},
+		"localhost":              {"127.0.0.1:3260", false, true},
+		"localhost:1":            {"127.0.0.1:1", true, true},
+		"[2001:db8::1]:65535":    {"[2001:db8::1]:65535", true, false},
+		"2001:db8::3260":         {"[2001:db8::3260]:3260", false, false},
+		"[2001:db8:0:0::1]:3260": {"[2001:db8::1]:3260", true, false},
+	} {
+		p, explicit, err := parsePortal(text, defaultPort)
+		require.NoError(t, err, text)
+		require.Equal(t, want.portal, p.String(), text)
+		require.Equal(t, want.explicit, explicit, text)
+		require.Equal(t, want.loopback, p.loopback(), text)
+	}
+	for _, text := range []string{"", "3260", "host", "host:1", "1.2.3.4:", "1.2.3.4:x", "1.2.3.4:-1", "1.2.3.4:65536", "[::1", "::1]:1", "[::1]:1:2", "1.2.3:1", "http://1.2.3.4:1"} {
+		_, _, err := parsePortal(text, defaultPort)
+		require.Error(t, err, text)
+	}
+}
+
+func TestPortalNetworks(t *testing.T) {
+	parse := func(text string) (all []portal) {
+		for _, s := range strings.Fields(text) {
+			p, _, err := parsePortal(s, defaultPort)
+			require.NoError(t, err)
+			all = append(all, p)
+		}
+		return all
+	}
+	for text, want := range map[string]string{
+		"0.0.0.0":                  "tcp4",
+		"[::]":                     "tcp", // IPv4 too
+		"0.0.0.0 [::]":             "tcp4 tcp6",
+		"0.0.0.0:1 [::]:2":         "tcp4 tcp",
+		":3260":                    "tcp",
+		"127.0.0.1 [::1]":          "tcp4 tcp6",
+		"192.0.2.1:5 [::]:5 [::1]": "tcp4 tcp6 tcp6",
+	} {
+		all := parse(text)
+		var got []string
+		for _, p := range all {
+			got = append(got, p.network(all))
+		}
+		require.Equal(t, want, strings.Join(got, " "), text)
+	}
+}
+
+func TestListenAllBindsAllOrNone(t *testing.T) {
+	taken, err := net.Listen("tcp4", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer taken.Close()
+	p, _, err := parsePortal(taken.Addr().String(), 0)
+	require.NoError(t, err)
+	_, err = listenAll(t.Context(), []portal{{addr: loopback4()}, p})
+	require.ErrorContains(t, err, p.String())
+	require.ErrorContains(t, err, "taken")
+	require.ErrorContains(t, err, "--listen or --port")
+
+	all, err := listenAll(t.Context(), []portal{{addr: loopback4()}, {addr: loopback4()}})
+	require.NoError(t, err)
+	require.Len(t, all, 2)
+	closeAll(all)
+	_, err = listenAll(t.Context(), []portal{{addr: mustPortal(t, "192.0.2.77:0").addr}})
+	require.ErrorContains(t, err, "does not have the address")
+}
+
+func mustPortal(t *testing.T, text string) portal {
+	t.Helper()
+	p, _, err := parsePortal(text, defaultPort)
+	require.NoError(t, err)
+	return p
+}
+
+func TestReachable(t *testing.T) {
+	for from, want := range map[string]string{
+		"0.0.0.0:3260": "127.0.0.1:3260", "[::]:3260": "[::1]:3260", "10.0.0.1:1": "10.0.0.1:1", "[::1]:1": "[::1]:1",
+	} {
+		require.Equal(t, want, reachable(from))
+	}
+	require.Equal(t, "127.0.0.1:9260", local(mustPortal(t, ":9260")).String())
+	require.Equal(t, "[::1]:9260", local(mustPortal(t, "[::]:9260")).String())
+	require.Equal(t, "10.0.0.1:9260", local(mustPortal(t, "10.0.0.1:9260")).String())
+}
+
+func TestTargetNames(t *testing.T) {
+	for _, name := range []string{
+		"iqn.2017-01.io.kubevirt:wrapper", "iqn.2001-04.com.example", "iqn.2001-04.com.example:storage:diskarrays-sn-a8675309",
+		"iqn.2001-12.com.ex-ample:storage.tape1.sys1.xyz", "eui.02004567A425678D", "eui.02004567a425678d",
+		"naa.52004567BA64678D", "naa.62004567BA64678D0123456789ABCDEF",
+		"iqn.2001-04.com.example:" + strings.Repeat("a", maxNameLength-24),
+	} {
+		require.NoError(t, checkTargetName(name), name)
+	}
+	for name, want := range map[string]string{
+		"":                                "iqn.",
+		"disk":                            "iqn.",
+		"IQN.2017-01.io.kubevirt":         "iqn.",
+		"iqn.2017-01.io.kubevirt:Wrapper": "iqn.2017-01.io.kubevirt:wrapper",
+		"iqn.2017-1.io.kubevirt":          "YEAR-MONTH",
+		"iqn.2017-13.io.kubevirt":         "YEAR-MONTH",
+		"iqn.17-01.io.kubevirt":           "YEAR-MONTH",
+		"iqn.2017-01":                     "YEAR-MONTH",
+		"iqn.2017-01.":                    "YEAR-MONTH",
+		"iqn.2017-01.io..kubevirt":        "YEAR-MONTH",
+		"iqn.2017-01.io.kubevirt:":        "YEAR-MONTH",
+		"iqn.2017-01.io.kubevirt:a b":     "' '",
+		"iqn.2017-01.io.kubevirt:a_b":     "'_'",
+		"iqn.2017-01.io.kubevirt:a\x00":   `'\x00'`,
+		"iqn.2017-01.io.kubevirt:ä":       "'ä'",
+		"eui.123":                         "16 hexadecimal",
+		"eui.02004567A425678G":            "16 hexadecimal",
+		"naa.123":                         "16 or 32",
+		"iqn.2001-04.com.example:" + strings.Repeat("a", maxNameLength-23): "224 bytes",
+	} {
+		require.ErrorContains(t, checkTargetName(name), want, name)
+	}
+}

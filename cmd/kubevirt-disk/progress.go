@@ -1,0 +1,116 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"time"
+)
+
+// reporter shows how a long operation goes: a bar on a terminal, lines elsewhere.
+type reporter struct {
+	w        io.Writer
+	terminal bool
+	name     string
+	interval time.Duration
+	now      func() time.Time
+
+	began     time.Time
+	lastShown int
+}
+
+func newReporter(w io.Writer, terminal bool, name string) *reporter {
+	r := &reporter{w: w, terminal: terminal, name: name, interval: time.Second, now: time.Now, lastShown: -1}
+	if terminal {
+		r.interval = 100 * time.Millisecond
+	}
+	return r
+}
+
+// progress is a disk.Progress, or what a test says.
+type progress interface {
+	Done() int64
+	Total() int64              // of the virtual size, as Done: how far it is
+	Data() (done, total int64) // of what the image stores: how long the rest takes
+}
+
+// while runs f and shows p until it returns.
+func (r *reporter) while(p progress, f func() error) error {
+	r.began = r.now()
+	result := make(chan error, 1)
+	go func() { result <- f() }()
+	tick := time.NewTicker(r.interval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			r.show(p)
+		case err := <-result:
+			r.finish(p, err)
+			return err
+		}
+	}
+}
+
+// lineStep is how far apart the lines are that are shown where there is no terminal, percent.
+const lineStep = 10
+
+func (r *reporter) show(p progress) {
+	done, total := p.Done(), p.Total()
+	if total <= 0 {
+		return
+	}
+	now := percent(done, total)
+	if r.terminal {
+		fmt.Fprintf(r.w, "\r%s %s %3d %% %s\x1b[K", r.name, bar(now), now, r.pace(p))
+		return
+	}
+	if now/lineStep > r.lastShown/lineStep || r.lastShown < 0 {
+		r.lastShown = now
+		fmt.Fprintf(r.w, "%s: %d %% %s\n", r.name, now, r.pace(p))
+	}
+}
+
+func (r *reporter) finish(p progress, err error) {
+	if r.terminal {
+		fmt.Fprint(r.w, "\r\x1b[K")
+	}
+	if err == nil {
+		took := r.now().Sub(r.began)
+		_, data := p.Data()
+		fmt.Fprintf(r.w, "%s: %s, of them %s data, in %s, %s\n",
+			r.name, shortSize(p.Total()), shortSize(data), took.Round(time.Millisecond), rate(data, took))
+	}
+}
+
+// pace is the speed so far and how long the rest takes at that speed.
+func (r *reporter) pace(p progress) string {
+	done, total := p.Data()
+	took := r.now().Sub(r.began)
+	if done <= 0 || took <= 0 {
+		return "-"
+	}
+	left := time.Duration(float64(took) / float64(done) * float64(total-done))
+	return fmt.Sprintf("%s, %s left", rate(done, took), left.Round(time.Second))
+}
+
+func rate(n int64, took time.Duration) string {
+	return fmt.Sprintf("%.0f MiB/s", float64(n)/(1<<20)/max(took.Seconds(), 1e-3))
+}
+
+// percent is how much of total is done, rounded down, so that 100 means all.
+func percent(done, total int64) int {
+	if total <= 0 {
+		return 0
+	}
+	return int(float64(min(max(done, 0), total)) / float64(total) * 100)
+}
+
+const barWidth = 30
+
+func bar(percent int) string {
+	line := []byte("[                              ]")
+	for i := range min(percent*barWidth/100, barWidth) {
+		line[i+1] = '='
+	}
+	return string(line)
+}

@@ -1,0 +1,216 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"time"
+
+	"github.com/spf13/cobra"
+	"go.uber.org/zap"
+
+	"kubevirt.io/disk/chap"
+	"kubevirt.io/disk/metrics"
+	"kubevirt.io/disk/target"
+)
+
+func (a *app) serveCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "serve",
+		Short: "Serve every image of a directory as an iSCSI LUN, until SIGTERM",
+		Long: `Serves every image of a directory as an iSCSI LUN, until SIGTERM or SIGINT, which drain and exit with status 0. A second
+signal ends the process at once.
+
+The portals are bound before images are expanded, so that a port that is taken is known at once. Connections made
+before the LUNs are ready are answered when they are: no login happens earlier. Wait for the ready file or /readyz.
+
+Every setting has a flag, an environment variable (--copy-mode is COPY_MODE) and a key in the YAML file of --config
+(copy-mode: clone). A flag wins over the environment, that over the file.
+
+CHAP credentials come from the environment or from files: CHAP_USERNAME and CHAP_PASSWORD, for mutual CHAP also
+CHAP_MUTUAL_USERNAME and CHAP_MUTUAL_PASSWORD, each also with the suffix _FILE. They are never flags.`,
+		Args: usageArgs(cobra.NoArgs),
+	}
+	addFlags(cmd.Flags())
+	cmd.RunE = running(func(cmd *cobra.Command, _ []string) error {
+		cfg, err := loadConfig(cmd.Flags())
+		if err != nil {
+			return err
+		}
+		ctx, stop := a.interruptible(cmd.Context())
+		defer stop()
+		log := newLogger(cfg.log, a.stderr)
+		// A log that cannot be written must not change how the command ends.
+		defer func() { _ = log.Sync() }()
+		err = newDaemon(cfg, log).run(ctx)
+		if err != nil && cfg.log.resolve(a.stderr).format == logJSON {
+			log.Error("serving has failed", zap.Error(err))
+		}
+		return err
+	})
+	return cmd
+}
+
+// daemon is one run of serve.
+type daemon struct {
+	cfg     *config
+	log     *zap.Logger
+	metrics *metrics.Metrics
+	started time.Time
+	state   state
+}
+
+func newDaemon(cfg *config, log *zap.Logger) *daemon {
+	return &daemon{cfg: cfg, log: log, metrics: metrics.New(buildInfo()), started: time.Now()}
+}
+
+// run serves until ctx ends, which is no error, at whatever point that happens.
+func (d *daemon) run(ctx context.Context) error {
+	d.state.set(metrics.StateStarting)
+	b := buildInfo()
+	d.log.Info("starting", zap.String("version", b.Version), zap.String("commit", b.Commit))
+	// Left by a run that was killed: it would tell a probe that this one is ready.
+	if err := removeReadyFile(d.cfg.readyFile); err != nil {
+		return err
+	}
+	closePages, err := d.servePages(ctx)
+	if err != nil {
+		return err
+	}
+	defer closePages()
+	listeners, err := listenAll(ctx, d.cfg.portals)
+	if err != nil {
+		return err
+	}
+	defer closeAll(listeners)
+	d.state.setPortals(listeners)
+	for _, l := range listeners {
+		d.log.Info("portal", zap.String("address", l.Addr().String()))
+	}
+
+	err = d.openDisks(ctx)
+	defer d.closeImages()
+	switch {
+	case ctx.Err() != nil:
+		d.log.Info("stopped before the LUNs were ready")
+		return d.closeDisks(context.Background())
+	case err != nil:
+		return errors.Join(err, d.closeDisks(context.Background()))
+	}
+	srv, err := d.newTarget()
+	if err != nil {
+		return errors.Join(err, d.closeDisks(context.Background()))
+	}
+	return d.serveTarget(ctx, srv, listeners)
+}
+
+func (d *daemon) newTarget() (*target.Server, error) {
+	opt := target.Options{
+		TargetName: d.cfg.targetName,
+		Observer:   d.metrics,
+		Log:        d.log,
+	}
+	if d.cfg.chap.Enabled() {
+		auth, err := chap.NewAuthenticator(d.cfg.chap)
+		if err != nil {
+			return nil, err
+		}
+		opt.Auth = auth
+	}
+	for _, s := range d.state.servedDisks() {
+		opt.LUNs = append(opt.LUNs, target.LUN{
+			Number:   s.lun,
+			Name:     s.name,
+			Disk:     s.instance.Disk,
+			Identity: s.instance.Identity,
+			ReadOnly: s.instance.ReadOnly,
+			Access:   d.cfg.accessMode,
+		})
+	}
+	return target.New(opt)
+}
+
+// serveTarget serves until ctx ends or a listener fails, and then drains.
+func (d *daemon) serveTarget(ctx context.Context, srv *target.Server, listeners []net.Listener) error {
+	d.state.setTarget(srv)
+	served := make(chan error, len(listeners))
+	for _, l := range listeners {
+		go func() { served <- srv.Serve(l) }()
+	}
+	d.state.set(metrics.StateReady)
+	d.announce()
+	err := writeReadyFile(d.cfg.readyFile)
+	if err == nil {
+		select {
+		case <-ctx.Done():
+			d.log.Info("stopping: initiators are asked to log out")
+		case err = <-served:
+			err = fmt.Errorf("a portal stopped accepting connections: %w", err)
+		}
+	}
+	return errors.Join(err, d.stop(srv))
+}
+
+const (
+	// stopTimeout is how long a stop may take in all; drainTimeout is the part of it for commands in flight.
+	stopTimeout  = 10 * time.Second
+	drainTimeout = 8 * time.Second
+)
+
+// stop drains the sessions and makes what initiators were told is durable so. An error means that data may
+// be lost.
+func (d *daemon) stop(srv *target.Server) error {
+	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
+	defer cancel()
+	d.state.set(metrics.StateStopping)
+	removeErr := removeReadyFile(d.cfg.readyFile)
+
+	drain, cancelDrain := context.WithTimeout(ctx, drainTimeout)
+	defer cancelDrain()
+	if err := srv.Shutdown(drain); err != nil {
+		// Nothing that was acknowledged is lost: the commands that were cut off were never answered.
+		d.log.Warn("some commands did not end in time and were cut off", zap.Error(err))
+		return errors.Join(removeErr, d.flushDisks(ctx))
+	}
+	err := errors.Join(removeErr, d.flushDisks(ctx), d.closeDisks(ctx))
+	if err == nil {
+		d.log.Info("stopped")
+	}
+	return err
+}
+
+// announce tells the log what is served and how to log in.
+func (d *daemon) announce() {
+	s := d.state.status(d)
+	for _, l := range s.LUNs {
+		d.log.Info("serving a LUN", zap.Uint16("lun", l.LUN), zap.String("image", l.Image), zap.String("format", l.Format),
+			zap.Int64("size_bytes", l.SizeBytes), zap.String("copy_mode", l.CopyMode), zap.String("access_mode", l.AccessMode),
+			zap.String("serial", l.Serial), zap.String("naa", l.NAA))
+	}
+	user := ""
+	if d.cfg.chap.Enabled() {
+		user = "USERNAME%PASSWORD@"
+	}
+	d.log.Info("ready", zap.String("target", s.TargetName), zap.Strings("portals", s.Portals), zap.String("authentication", s.Authentication),
+		zap.Duration("after", time.Since(d.started)),
+		zap.String("try", fmt.Sprintf("iscsi-ls -s iscsi://%s%s", user, reachable(s.Portals[0]))))
+	if !d.cfg.chap.Enabled() {
+		d.log.Warn("there is no CHAP: whoever reaches a portal can use the disks", zap.Strings("portals", s.Portals))
+	}
+}
+
+// reachable replaces an address that stands for all by one that a client on this machine can use.
+func reachable(portal string) string {
+	host, port, err := net.SplitHostPort(portal)
+	if err != nil {
+		return portal
+	}
+	switch host {
+	case "0.0.0.0", "":
+		host = "127.0.0.1"
+	case "::":
+		host = "::1"
+	}
+	return net.JoinHostPort(host, port)
+}

@@ -1,0 +1,240 @@
+package main
+
+import (
+	"encoding/json"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/metrics"
+)
+
+func TestServeFromStartToStop(t *testing.T) {
+	l := newPlace(t, "disk10.raw", "disk2.img")
+	p := l.serve(t)
+
+	portal, _ := p.logged("portal", "address").(string)
+	c, err := net.Dial("tcp", portal)
+	require.NoError(t, err, "the portal that the log names accepts connections")
+	require.NoError(t, c.Close())
+
+	code, body := p.page("/readyz")
+	require.Equal(t, http.StatusOK, code, body)
+	code, body = p.page("/healthz")
+	require.Equal(t, http.StatusOK, code, body)
+
+	code, body = p.page("/status")
+	require.Equal(t, http.StatusOK, code)
+	var s metrics.Status
+	require.NoError(t, json.Unmarshal([]byte(body), &s))
+	require.True(t, s.Ready)
+	require.Equal(t, metrics.StateReady, s.State)
+	require.NotNil(t, s.ReadyAt)
+	require.Equal(t, "iqn.2017-01.io.kubevirt:wrapper", s.TargetName)
+	require.Equal(t, []string{portal}, s.Portals)
+	require.Equal(t, "none", s.Authentication)
+	require.Equal(t, "v0.0.0-test", s.Build.Version)
+	require.Equal(t, "c0ffee", s.Build.Commit)
+	require.Len(t, s.LUNs, 2)
+	require.Equal(t, []string{"disk2.img", "disk10.raw"}, []string{s.LUNs[0].Image, s.LUNs[1].Image}, "natural order")
+	for i, lun := range s.LUNs {
+		require.EqualValues(t, i+1, lun.LUN)
+		require.True(t, lun.Ready)
+		require.True(t, lun.Expansion.Finished)
+		require.Equal(t, lun.SizeBytes, lun.Expansion.DoneBytes)
+		require.NotEmpty(t, lun.Serial)
+		require.Len(t, lun.NAA, 16)
+	}
+	require.NotEqual(t, s.LUNs[0].Serial, s.LUNs[1].Serial)
+	require.EqualValues(t, 8192, s.LUNs[0].SizeBytes)
+
+	_, body = p.page("/metrics")
+	for _, line := range []string{
+		`kubevirt_disk_lun_size_bytes{image="disk2.img",lun="1"} 8192`, `kubevirt_disk_expansion_done_bytes{image="disk10.raw",lun="2"} 4096`,
+		"kubevirt_disk_ready 1", "kubevirt_disk_panics_caught_total 0", `kubevirt_disk_build_info{commit="c0ffee",`,
+	} {
+		require.Contains(t, body, line)
+	}
+	text, err := os.ReadFile(l.readyFile())
+	require.NoError(t, err)
+	require.Equal(t, "ready\n", string(text))
+
+	require.Equal(t, exitDone, p.terminate())
+	require.NoFileExists(t, l.readyFile())
+	_, err = net.Dial("tcp", portal)
+	require.Error(t, err)
+	require.NotNil(t, p.logged("stopped", "msg"))
+}
+
+func TestServeEndsOnInterruptToo(t *testing.T) {
+	p := newPlace(t, "a.raw").serve(t, "COPY_MODE=none", "METRICS_LISTEN=")
+	require.NoError(t, p.cmd.Process.Signal(syscall.SIGINT))
+	require.Equal(t, exitDone, p.status())
+}
+
+func TestServeOnTwoPortals(t *testing.T) {
+	l := newPlace(t, "a.raw")
+	p := l.serve(t, "LISTEN=127.0.0.1:0,127.0.0.2:0")
+	var portals []string
+	for _, e := range p.entries() {
+		if e["msg"] == "portal" {
+			portals = append(portals, e["address"].(string))
+		}
+	}
+	require.Len(t, portals, 2)
+	for _, address := range portals {
+		c, err := net.Dial("tcp", address)
+		require.NoError(t, err)
+		require.NoError(t, c.Close())
+	}
+	require.Equal(t, exitDone, p.terminate())
+}
+
+func TestServeKeepsTheDiskAndItsIdentityOverARestart(t *testing.T) {
+	l := newPlace(t, "a.raw")
+	serial := ""
+	for range 2 {
+		p := l.serve(t)
+		now, _ := p.logged("serving a LUN", "serial").(string)
+		require.NotEmpty(t, now)
+		if serial != "" {
+			require.Equal(t, serial, now)
+		}
+		serial = now
+		require.Equal(t, exitDone, p.terminate())
+	}
+}
+
+// TestServeFailures are starts that end with status 1, because of what they find and not of how they are configured.
+func TestServeFailures(t *testing.T) {
+	taken, err := net.Listen("tcp4", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer taken.Close()
+	for name, c := range map[string]struct {
+		env  []string
+		make func(l place)
+		want []string
+	}{
+		"no image":              {want: []string{"{dir}/disk", "no disk image", "DISK_DIR"}},
+		"no directory":          {make: func(l place) { os.Remove(filepath.Join(l.dir, "disk")) }, want: []string{"{dir}/disk", "does not exist", "DISK_DIR"}},
+		"files that are none":   {make: strayFiles, want: []string{"2 files in {dir}/disk", "\n  notes.txt: ", "\n  small.raw: "}},
+		"a portal that's taken": {env: []string{"LISTEN=" + taken.Addr().String()}, make: rawImage, want: []string{taken.Addr().String(), "taken", "--port"}},
+		"pages that are taken":  {env: []string{"METRICS_LISTEN=" + taken.Addr().String()}, make: rawImage, want: []string{taken.Addr().String(), "taken", "--metrics-listen"}},
+		"ready file in nowhere": {env: []string{"READY_FILE=/does/not/exist/healthy"}, make: rawImage, want: []string{"/does/not/exist", "--ready-file"}},
+		"ready file in the way": {env: []string{"READY_FILE=/proc"}, make: rawImage, want: []string{"/proc", "ready file"}},
+		"work directory":        {env: []string{"WORK_DIR=/proc/work"}, make: rawImage, want: []string{"/proc/work"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := newPlace(t)
+			if c.make != nil {
+				c.make(l)
+			}
+			for _, format := range []string{"json", "console"} {
+				status, _, stderr := run(t, append(append(l.env, "LOG_FORMAT="+format), c.env...), "serve")
+				require.Equal(t, exitFailed, status, stderr)
+				for _, part := range c.want {
+					require.Contains(t, stderr, strings.ReplaceAll(part, "{dir}", l.dir), "for people, with line breaks as such")
+				}
+				require.NoFileExists(t, l.readyFile())
+				require.Equal(t, format == "json", strings.Contains(stderr, `"msg":"serving has failed"`), "for programs, once")
+			}
+		})
+	}
+}
+
+func rawImage(l place) {
+	_ = os.WriteFile(filepath.Join(l.dir, "disk", "a.raw"), make([]byte, 4096), 0o644)
+}
+
+func strayFiles(l place) {
+	rawImage(l)
+	_ = os.WriteFile(filepath.Join(l.dir, "disk", "notes.txt"), []byte("hello"), 0o644)
+	_ = os.WriteFile(filepath.Join(l.dir, "disk", "small.raw"), make([]byte, 100), 0o644)
+}
+
+func TestServeRefusesWrongConfigurations(t *testing.T) {
+	l := newPlace(t, "a.raw")
+	for name, c := range map[string]struct {
+		env, args []string
+		want      []string
+	}{
+		"mode":           {env: []string{"COPY_MODE=copy-on-write"}, want: []string{"COPY_MODE", "not supported"}},
+		"exposed":        {env: []string{"LISTEN=0.0.0.0:0"}, want: []string{"LISTEN", "CHAP_PASSWORD"}},
+		"several":        {env: []string{"COPY_MODE=x", "LOG_LEVEL=y"}, want: []string{"2 errors", "COPY_MODE", "LOG_LEVEL"}},
+		"unknown flag":   {args: []string{"--disks=/x"}, want: []string{"--disks", "serve --help"}},
+		"password flag":  {args: []string{"--chap-password=" + testSecret}, want: []string{"--chap-password", "CHAP_PASSWORD_FILE"}},
+		"password short": {args: []string{"-p" + testSecret}, want: []string{"-p", "CHAP_PASSWORD_FILE"}},
+		"argument":       {args: []string{"image.qcow2"}, want: []string{"image.qcow2", "usage"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			status, stdout, stderr := run(t, append(l.env, c.env...), append([]string{"serve"}, c.args...)...)
+			require.Equal(t, exitUsage, status, stderr)
+			require.Empty(t, stdout)
+			for _, part := range c.want {
+				require.Contains(t, stderr, part)
+			}
+			require.NotContains(t, stderr, testSecret)
+		})
+	}
+}
+
+func TestServeRefusesAnImageThatItsCopyModeCannotServe(t *testing.T) {
+	l := newPlace(t)
+	text, err := os.ReadFile(filepath.Join("..", "..", "examples", "demo", "disk", "demo.qcow2"))
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(l.dir, "disk", "demo.qcow2"), text, 0o644))
+	status, _, stderr := run(t, append(l.env, "COPY_MODE=none"), "serve")
+	require.Equal(t, exitUsage, status, stderr)
+	for _, part := range []string{"COPY_MODE", "demo.qcow2", "clone"} {
+		require.Contains(t, stderr, part)
+	}
+}
+
+func TestServeRemovesAStaleReadyFile(t *testing.T) {
+	l := newPlace(t)
+	require.NoError(t, os.WriteFile(l.readyFile(), []byte("of a run that was killed"), 0o644))
+	status, _, _ := run(t, l.env, "serve")
+	require.Equal(t, exitFailed, status)
+	require.NoFileExists(t, l.readyFile())
+}
+
+// TestNoSecretIsShown serves with CHAP in both directions and looks for the secrets in everything that can be seen.
+func TestNoSecretIsShown(t *testing.T) {
+	const mutual = "another-correct-horse-battery"
+	l := newPlace(t, "a.raw")
+	p := l.serve(t, "LOG_LEVEL=debug", "CHAP_USERNAME=user", "CHAP_PASSWORD="+testSecret, "CHAP_MUTUAL_USERNAME=target", "CHAP_MUTUAL_PASSWORD="+mutual)
+	var seen []string
+	for _, path := range []string{"/status", "/metrics", "/readyz", "/healthz", "/nothing"} {
+		_, body := p.page(path)
+		seen = append(seen, body)
+	}
+	require.Contains(t, seen[0], `"mutual-chap"`)
+	cmdline, err := os.ReadFile("/proc/" + strconv.Itoa(p.cmd.Process.Pid) + "/cmdline")
+	require.NoError(t, err)
+	require.Equal(t, exitDone, p.terminate())
+	for _, text := range append(seen, p.stdout.String(), p.stderr.String(), string(cmdline)) {
+		require.NotContains(t, text, testSecret)
+		require.NotContains(t, text, mutual)
+	}
+	for _, args := range [][]string{{"version"}, {"serve", "--help"}, {"healthcheck"}, {"inspect", "/nothing"}, {"serve", "--port=x"}, {}} {
+		_, stdout, stderr := run(t, append(l.env, "CHAP_USERNAME=user", "CHAP_PASSWORD="+testSecret), args...)
+		require.NotContains(t, stdout+stderr, testSecret)
+	}
+}
+
+func TestConsoleLog(t *testing.T) {
+	l := newPlace(t, "a.raw")
+	p := launch(t, binary(t), append(l.env, "LOG_FORMAT=console"), "serve")
+	p.until("the ready file is there", func() bool { return exists(l.readyFile()) })
+	p.until("it is logged", func() bool { return strings.Contains(p.stderr.String(), "INFO  ready") })
+	require.Equal(t, exitDone, p.terminate())
+	require.Empty(t, p.stdout.String(), "the log goes to standard error")
+	require.Empty(t, p.entries())
+}

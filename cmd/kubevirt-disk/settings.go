@@ -1,0 +1,115 @@
+package main
+
+import (
+	"strings"
+
+	"github.com/spf13/pflag"
+)
+
+// setting is one row of the contract: a flag, its environment variables, and the key of the YAML file,
+// which is the flag's name. A flag wins over the environment, that over the file, that over the default.
+type setting struct {
+	key   string   // flag and YAML key
+	env   []string // several: they may not disagree
+	def   string
+	usage string // the word in backquotes names the value
+	kind  kind
+	empty bool // an empty value means something: off, or none
+}
+
+type kind uint8
+
+const (
+	kindText kind = iota
+	kindBool
+	kindList
+)
+
+const (
+	keyDiskDir        = "disk-dir"
+	keyWorkDir        = "work-dir"
+	keyPersistentDir  = "persistent-dir"
+	keyListen         = "listen"
+	keyPort           = "port"
+	keyTargetName     = "target-name"
+	keyCopyMode       = "copy-mode"
+	keyAccessMode     = "access-mode"
+	keyMetricsListen  = "metrics-listen"
+	keyReadyFile      = "ready-file"
+	keyLogLevel       = "log-level"
+	keyLogFormat      = "log-format"
+	keyInsecureNoAuth = "insecure-no-auth"
+
+	flagConfig = "config"
+	envConfig  = "KUBEVIRT_DISK_CONFIG"
+)
+
+const (
+	defaultPort        = 3260
+	defaultMetricsPort = 9260
+)
+
+// settings is the whole contract, in the order in which help shows it.
+var settings = []setting{
+	{key: keyDiskDir, env: []string{"DISK_DIR"}, def: "/disk",
+		usage: "`directory` of the images to serve: sorted naturally, LUN 1, 2, ..."},
+	{key: keyWorkDir, env: []string{"WORK_DIR"}, def: "/var/lib/kubevirt-disk",
+		usage: "`directory` for expanded disks and the state of ephemeral LUNs"},
+	{key: keyPersistentDir, env: []string{"PERSISTENT_DIR"}, empty: true,
+		usage: "`directory` of a mounted volume on which disks survive (not supported by this version)"},
+	{key: keyListen, env: []string{"LISTEN"}, kind: kindList,
+		usage: "`address` of a portal, IPv4 or [IPv6], repeatable; port 0 picks a free one (default 0.0.0.0:3260 with CHAP, 127.0.0.1:3260 without)"},
+	{key: keyPort, env: []string{"PORT"},
+		usage: "`port` of the portals (default 3260)"},
+	{key: keyTargetName, env: []string{"TARGET_NAME", "WWN"}, def: "iqn.2017-01.io.kubevirt:wrapper",
+		usage: "iSCSI `name` of the target"},
+	{key: keyCopyMode, env: []string{"COPY_MODE"}, def: "clone",
+		usage: "how a disk is made of an image: `mode` clone (expanded into the work directory) or none (raw image, served in place)"},
+	{key: keyAccessMode, env: []string{"ACCESS_MODE"}, def: "write-exclusive",
+		usage: "who may use a LUN at once: `mode` write-exclusive, write-shared or read-shared"},
+	{key: keyMetricsListen, env: []string{"METRICS_LISTEN"}, def: ":9260", empty: true,
+		usage: "`address` of /metrics, /healthz, /readyz and /status; empty turns them off"},
+	{key: keyReadyFile, env: []string{"READY_FILE"}, def: "/tmp/healthy", empty: true,
+		usage: "`file` that exists while the LUNs can be used; empty: none"},
+	{key: keyLogLevel, env: []string{"LOG_LEVEL"}, def: "info",
+		usage: "least `level` that is logged: debug, info, warn or error"},
+	{key: keyLogFormat, env: []string{"LOG_FORMAT"},
+		usage: "`format` of the log: console or json (default console on a terminal, else json)"},
+	{key: keyInsecureNoAuth, env: []string{"INSECURE_NO_AUTH"}, def: "false", kind: kindBool,
+		usage: "allow portals beyond loopback without CHAP: whoever reaches them can read and write every disk"},
+}
+
+// addFlags registers the flags of the given settings, all of them without keys, and --config.
+func addFlags(flags *pflag.FlagSet, keys ...string) {
+	flags.SortFlags = false
+	for _, s := range selectSettings(keys) {
+		usage := s.usage + " [" + strings.Join(s.env, ", ") + "]"
+		switch s.kind {
+		case kindBool:
+			flags.Bool(s.key, s.def == "true", usage)
+		case kindList:
+			flags.StringSlice(s.key, nil, usage)
+		default:
+			flags.String(s.key, s.def, usage)
+		}
+	}
+	flags.String(flagConfig, "", "YAML `file` with any of these settings, keyed by the flags' names ["+envConfig+"]")
+}
+
+// selectSettings returns the rows of the given keys, or all of them.
+func selectSettings(keys []string) []setting {
+	if len(keys) == 0 {
+		return settings
+	}
+	var rows []setting
+	for _, s := range settings {
+		for _, key := range keys {
+			if s.key == key {
+				rows = append(rows, s)
+			}
+		}
+	}
+	return rows
+}
+
+func isSetting(key string) bool { return len(selectSettings([]string{key})) > 0 }

@@ -1,0 +1,80 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"runtime"
+	"runtime/debug"
+
+	"github.com/spf13/cobra"
+
+	"kubevirt.io/disk/metrics"
+)
+
+// buildInfo says which binary this is: what the linker was told, else what the Go tool recorded.
+func buildInfo() metrics.BuildInfo {
+	b := metrics.BuildInfo{
+		Version:   version,
+		Commit:    commit,
+		GoVersion: runtime.Version(),
+		Platform:  runtime.GOOS + "/" + runtime.GOARCH,
+	}
+	if info, ok := debug.ReadBuildInfo(); ok {
+		if b.Version == "" && info.Main.Version != "(devel)" {
+			b.Version = info.Main.Version
+		}
+		if b.Commit == "" {
+			b.Commit = recordedCommit(info.Settings)
+		}
+	}
+	if b.Version == "" {
+		b.Version = "dev"
+	}
+	if b.Commit == "" {
+		b.Commit = "unknown"
+	}
+	return b
+}
+
+func recordedCommit(settings []debug.BuildSetting) string {
+	revision, dirty := "", ""
+	for _, s := range settings {
+		switch {
+		case s.Key == "vcs.revision":
+			revision = s.Value
+		case s.Key == "vcs.modified" && s.Value == "true":
+			dirty = "-dirty"
+		}
+	}
+	if revision == "" {
+		return ""
+	}
+	return revision + dirty
+}
+
+func (a *app) versionCommand() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "version",
+		Short: "Print the version, the commit, and what the binary was built with",
+		Args:  usageArgs(cobra.NoArgs),
+		RunE: running(func(*cobra.Command, []string) error {
+			b := buildInfo()
+			if asJSON {
+				return writeJSON(a.stdout, b)
+			}
+			_, err := fmt.Fprintf(a.stdout, "kubevirt-disk %s\ncommit   %s\ngo       %s\nplatform %s\n", b.Version, b.Commit, b.GoVersion, b.Platform)
+			return err
+		}),
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}
+
+func writeJSON(w io.Writer, v any) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	e.SetEscapeHTML(false)
+	return e.Encode(v)
+}

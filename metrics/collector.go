@@ -1,0 +1,169 @@
+package metrics
+
+import (
+	"strconv"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+func desc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc(prometheus.BuildFQName(namespace, "", name), help, labels, nil)
+}
+
+// The descriptions of what collector emits.
+var (
+	descOperations = desc("operations_total", "SCSI commands that ended, by what they did.", "lun", "initiator", "operation")
+	descErrors     = desc("operation_errors_total", "SCSI commands that ended with another status than GOOD.", "lun", "initiator", "operation")
+	descBytes      = desc("transferred_bytes_total", "Bytes moved between initiator and disk.", "lun", "initiator", "operation")
+	descDuration   = desc("operation_duration_seconds", "Time from a command's arrival to its response being queued.", "lun", "initiator", "operation")
+	descSessions   = desc("sessions", "Sessions that are logged in.", "initiator", "type")
+	descAccepted   = desc("logins_accepted_total", "Logins that led to a session.", "type")
+	descRefused    = desc("logins_refused_total", "Logins that were refused.", "reason")
+	descEnded      = desc("sessions_ended_total", "Sessions that have ended.", "reason")
+	descRejected   = desc("pdus_rejected_total", "PDUs that were answered with a Reject.", "reason")
+	descPanics     = desc("panics_caught_total", "Bugs that ended one session; each is in the log with its stack.")
+	descSize       = desc("lun_size_bytes", "Capacity of a LUN.", "lun", "image")
+	descFailed     = desc("lun_failed", "Whether a LUN's disk has failed until the next restart.", "lun", "image")
+	descDone       = desc("expansion_done_bytes", "How much of an image has been expanded, in bytes of its virtual size.", "lun", "image")
+	descExpansion  = desc("expansion_size_bytes", "How much of an image has to be expanded, in bytes of its virtual size.", "lun", "image")
+	descReady      = desc("ready", "Whether every LUN can be used.")
+)
+
+// collector turns the counters into metrics when the page is asked for.
+type collector struct{ m *Metrics }
+
+// Describe sends the descriptions of all metrics.
+func (c *collector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{
+		descOperations, descErrors, descBytes, descDuration, descSessions, descAccepted, descRefused, descEnded,
+		descRejected, descPanics, descSize, descFailed, descDone, descExpansion, descReady,
+	} {
+		ch <- d
+	}
+}
+
+// Collect sends the metrics as they are now.
+func (c *collector) Collect(ch chan<- prometheus.Metric) {
+	counter := func(d *prometheus.Desc, n uint64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(n), labels...)
+	}
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	for _, group := range c.m.initiators.byLabel() {
+		gauge(descSessions, float64(group.normal), group.label, sessionType(false))
+		gauge(descSessions, float64(group.discovery), group.label, sessionType(true))
+		for lun, unit := range group.units {
+			c.collectUnit(ch, lun, group.label, unit)
+		}
+	}
+	for t, d := range map[*labelTable]*prometheus.Desc{
+		c.m.accepted: descAccepted, c.m.refused: descRefused, c.m.ended: descEnded, c.m.rejected: descRejected,
+	} {
+		t.each(func(name string, n uint64) { counter(d, n, name) })
+	}
+	counter(descPanics, c.m.panics.Load())
+
+	disks, ready := c.m.current()
+	for _, d := range disks {
+		lun, image := strconv.Itoa(int(d.LUN)), label(d.Image)
+		gauge(descSize, float64(d.Size), lun, image)
+		if d.Failed != nil {
+			gauge(descFailed, truth(d.Failed() != nil), lun, image)
+		}
+		if d.Progress != nil {
+			gauge(descDone, float64(d.Progress.Done()), lun, image)
+			gauge(descExpansion, float64(d.Progress.Total()), lun, image)
+		}
+	}
+	gauge(descReady, truth(ready()))
+}
+
+// collectUnit sends what one initiator did at one LUN, as far as it did anything.
+func (c *collector) collectUnit(ch chan<- prometheus.Metric, lun lunKey, initiator string, unit *totals) {
+	number := other
+	if lun != otherLUN {
+		number = strconv.Itoa(int(lun))
+	}
+	for i := range unit {
+		n := &unit[i]
+		if n.count == 0 {
+			continue
+		}
+		labels := []string{number, initiator, operations[i].String()}
+		ch <- prometheus.MustNewConstMetric(descOperations, prometheus.CounterValue, float64(n.count), labels...)
+		ch <- prometheus.MustNewConstMetric(descErrors, prometheus.CounterValue, float64(n.failed), labels...)
+		ch <- prometheus.MustNewConstMetric(descBytes, prometheus.CounterValue, float64(n.bytes), labels...)
+		cumulative, sum := make(map[float64]uint64, len(bounds)), uint64(0)
+		for b, bound := range bounds {
+			sum += n.buckets[b]
+			cumulative[bound.Seconds()] = sum
+		}
+		ch <- prometheus.MustNewConstHistogram(descDuration, n.count, time.Duration(n.nanos).Seconds(), cumulative, labels...)
+	}
+}
+
+func truth(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// group is what several initiators with one label have in sum.
+type group struct {
+	label             string
+	normal, discovery int64
+	units             map[lunKey]*totals
+}
+
+// totals are read counters, by operation.
+type totals [len(operations)]struct {
+	count, nanos, bytes, failed uint64
+	buckets                     [len(bounds) + 1]uint64
+}
+
+// byLabel sums up the initiators that share a label: each pair of labels may be sent only once.
+func (t *initiatorTable) byLabel() map[string]*group {
+	groups := map[string]*group{}
+	add := func(i *initiator) {
+		g := groups[i.label]
+		if g == nil {
+			g = &group{label: i.label, units: map[lunKey]*totals{}}
+			groups[i.label] = g
+		}
+		g.normal += i.normal.Load()
+		g.discovery += i.discovery.Load()
+		for lun, s := range i.units.all() {
+			if g.units[lun] == nil {
+				g.units[lun] = new(totals)
+			}
+			g.units[lun].add(s)
+		}
+	}
+	// The overflow is a group of its own only once somebody is in it.
+	if len(t.rest.units.all()) > 0 || t.rest.normal.Load() != 0 || t.rest.discovery.Load() != 0 {
+		add(&t.rest)
+	}
+	for _, i := range t.names.all() {
+		if i != &t.rest {
+			add(i)
+		}
+	}
+	return groups
+}
+
+func (sum *totals) add(s *series) {
+	for i := range s.ops {
+		from, to := &s.ops[i], &sum[i]
+		to.nanos += from.nanos.Load()
+		to.bytes += from.bytes.Load()
+		to.failed += from.failed.Load()
+		for b := range from.buckets {
+			n := from.buckets[b].Load()
+			to.buckets[b] += n
+			to.count += n
+		}
+	}
+}

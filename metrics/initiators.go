@@ -1,0 +1,141 @@
+package metrics
+
+import (
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"kubevirt.io/disk/target"
+)
+
+// initiatorTable holds what is counted by initiator. An initiator keeps its place for good, so that its
+// counters never go back.
+type initiatorTable struct {
+	names table[string, *initiator] // by the name as the peer gave it
+	rest  initiator                 // all that came after the bound
+	luns  atomic.Pointer[map[uint16]struct{}]
+}
+
+// initiator is what is counted for one initiator name.
+type initiator struct {
+	label             string
+	normal, discovery atomic.Int64 // sessions now
+	units             table[lunKey, *series]
+}
+
+// lunKey is a LUN of the target, or otherLUN for all that are none.
+type lunKey int32
+
+const otherLUN lunKey = -1
+
+func (t *initiatorTable) init() { t.rest.label = other }
+
+func (t *initiatorTable) get(name string) *initiator {
+	if i, ok := t.names.find(name); ok {
+		return i
+	}
+	if name == other || len(t.names.all()) >= maxInitiators {
+		return &t.rest
+	}
+	// The name is part of a receive buffer's worth of login text: it is kept, that is not.
+	name = strings.Clone(name)
+	return t.names.put(name, func(size int) *initiator {
+		if size >= maxInitiators {
+			return &t.rest
+		}
+		return &initiator{label: t.unique(name)}
+	})
+}
+
+// unique is the label of a name: the name, unless it is no UTF-8 and made valid equals another one.
+func (t *initiatorTable) unique(name string) string {
+	l := label(name)
+	if l == "" {
+		l = "unknown"
+	}
+	for _, i := range t.names.all() {
+		if i.label == l {
+			return other
+		}
+	}
+	return l
+}
+
+func (i *initiator) gauge(discovery bool) *atomic.Int64 {
+	if discovery {
+		return &i.discovery
+	}
+	return &i.normal
+}
+
+// series returns the counters of the initiator at a LUN.
+func (i *initiator) series(lun uint16, t *initiatorTable) *series {
+	if s, ok := i.units.find(lunKey(lun)); ok {
+		return s
+	}
+	key := otherLUN
+	if luns := t.luns.Load(); luns != nil {
+		if _, ok := (*luns)[lun]; ok {
+			key = lunKey(lun)
+		}
+	}
+	if s, ok := i.units.find(key); ok {
+		return s
+	}
+	return i.units.put(key, func(int) *series { return new(series) })
+}
+
+// operations are the values of the label "operation"; what has no place here counts as OpOther.
+var operations = [...]target.Operation{target.OpRead, target.OpWrite, target.OpFlush, target.OpDiscard, target.OpOther}
+
+// bounds are the upper bounds of the latency buckets: from a page cache's answer to a stalled disk.
+var bounds = [...]time.Duration{
+	10 * time.Microsecond, 25 * time.Microsecond, 50 * time.Microsecond, 100 * time.Microsecond, 250 * time.Microsecond, 500 * time.Microsecond,
+	time.Millisecond, 2500 * time.Microsecond, 5 * time.Millisecond, 10 * time.Millisecond, 25 * time.Millisecond, 50 * time.Millisecond,
+	100 * time.Millisecond, 250 * time.Millisecond, 500 * time.Millisecond, time.Second, 5 * time.Second, 30 * time.Second,
+}
+
+// series counts the commands of one initiator to one LUN.
+type series struct {
+	ops [len(operations)]counters
+}
+
+// counters are of one operation. The number of commands is the sum of the buckets, so that the two can
+// never disagree on a page.
+type counters struct {
+	buckets [len(bounds) + 1]atomic.Uint64
+	nanos   atomic.Uint64
+	bytes   atomic.Uint64
+	failed  atomic.Uint64
+}
+
+func (s *series) count(e target.CommandEvent) {
+	c := &s.ops[operationIndex(e.Op)]
+	c.buckets[bucket(e.Duration)].Add(1)
+	c.nanos.Add(uint64(max(e.Duration, 0)))
+	if e.Bytes > 0 {
+		c.bytes.Add(uint64(e.Bytes))
+	}
+	if e.Status != 0 {
+		c.failed.Add(1)
+	}
+}
+
+func operationIndex(op target.Operation) int {
+	for i, o := range operations {
+		if o == op {
+			return i
+		}
+	}
+	return len(operations) - 1
+}
+
+// bucket is the index of the first bound that is not less than d.
+func bucket(d time.Duration) int {
+	for i, bound := range bounds {
+		if d <= bound {
+			return i
+		}
+	}
+	return len(bounds)
+}

@@ -1,0 +1,309 @@
+package metrics
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/target"
+)
+
+const initiatorA = "iqn.1993-08.org.debian:01:aaaa"
+
+type fixedProgress struct{ done, total int64 }
+
+func (p fixedProgress) Done() int64    { return p.done }
+func (p fixedProgress) Total() int64   { return p.total }
+func (p fixedProgress) Finished() bool { return p.done == p.total }
+
+func twoDisks() []Disk {
+	return []Disk{
+		{LUN: 1, Image: "fedora.qcow2", Size: 1 << 30, Progress: fixedProgress{done: 1 << 20, total: 1 << 30}, Failed: func() error { return nil }},
+		{LUN: 2, Image: "data.raw", Size: 4096, Failed: func() error { return fmt.Errorf("flush failed") }},
+	}
+}
+
+func newTestMetrics() *Metrics {
+	m := New(BuildInfo{Version: "v1.2.3", Commit: "abc", GoVersion: "go1.26", Platform: "linux/amd64"})
+	m.SetDisks(twoDisks())
+	return m
+}
+
+// value returns the value of one metric, named as the page shows it, or false if it is not there.
+func value(t *testing.T, m *Metrics, name string, labels map[string]string) (float64, bool) {
+	t.Helper()
+	families, err := m.registry.Gather()
+	require.NoError(t, err)
+	for _, f := range families {
+		if f.GetName() != name {
+			continue
+		}
+	next:
+		for _, metric := range f.GetMetric() {
+			if len(metric.GetLabel()) != len(labels) {
+				continue
+			}
+			for _, l := range metric.GetLabel() {
+				if labels[l.GetName()] != l.GetValue() {
+					continue next
+				}
+			}
+			switch {
+			case metric.GetCounter() != nil:
+				return metric.GetCounter().GetValue(), true
+			case metric.GetGauge() != nil:
+				return metric.GetGauge().GetValue(), true
+			case metric.GetHistogram() != nil:
+				return float64(metric.GetHistogram().GetSampleCount()), true
+			}
+		}
+	}
+	return 0, false
+}
+
+func requireValue(t *testing.T, m *Metrics, want float64, name string, labels map[string]string) {
+	t.Helper()
+	got, ok := value(t, m, name, labels)
+	require.True(t, ok, "no metric %s%v", name, labels)
+	require.Equal(t, want, got, "%s%v", name, labels)
+}
+
+func command(initiator string, lun uint16, op target.Operation, bytes int64, d time.Duration, status uint8) target.CommandEvent {
+	return target.CommandEvent{Initiator: initiator, LUN: lun, Op: op, Bytes: bytes, Duration: d, Status: status}
+}
+
+func series3(lun, initiator, op string) map[string]string {
+	return map[string]string{"lun": lun, "initiator": initiator, "operation": op}
+}
+
+func TestCommandsAreCountedByLUNInitiatorAndOperation(t *testing.T) {
+	m := newTestMetrics()
+	m.CommandDone(command(initiatorA, 1, target.OpRead, 4096, 30*time.Microsecond, 0))
+	m.CommandDone(command(initiatorA, 1, target.OpRead, 8192, 3*time.Millisecond, 0))
+	m.CommandDone(command(initiatorA, 1, target.OpWrite, 512, time.Minute, 2))
+	m.CommandDone(command("iqn.b", 2, target.OpFlush, 0, 0, 0))
+
+	read := series3("1", initiatorA, "read")
+	requireValue(t, m, 2, "kubevirt_disk_operations_total", read)
+	requireValue(t, m, 12288, "kubevirt_disk_transferred_bytes_total", read)
+	requireValue(t, m, 0, "kubevirt_disk_operation_errors_total", read)
+	requireValue(t, m, 2, "kubevirt_disk_operation_duration_seconds", read)
+	write := series3("1", initiatorA, "write")
+	requireValue(t, m, 1, "kubevirt_disk_operation_errors_total", write)
+	requireValue(t, m, 512, "kubevirt_disk_transferred_bytes_total", write)
+	requireValue(t, m, 1, "kubevirt_disk_operations_total", series3("2", "iqn.b", "flush"))
+	_, exists := value(t, m, "kubevirt_disk_operations_total", series3("2", "iqn.b", "read"))
+	require.False(t, exists, "an operation that nobody did has no series")
+}
+
+func TestHistogramBucketsAreCumulativeAndEndWithEverything(t *testing.T) {
+	m := newTestMetrics()
+	for _, d := range []time.Duration{-time.Second, 10 * time.Microsecond, 11 * time.Microsecond, 30 * time.Second, time.Hour} {
+		m.CommandDone(command(initiatorA, 1, target.OpRead, 1, d, 0))
+	}
+	families, err := m.registry.Gather()
+	require.NoError(t, err)
+	for _, f := range families {
+		if f.GetName() != "kubevirt_disk_operation_duration_seconds" {
+			continue
+		}
+		h := f.GetMetric()[0].GetHistogram()
+		require.EqualValues(t, 5, h.GetSampleCount())
+		require.InDelta(t, 3630.000021, h.GetSampleSum(), 1e-9)
+		require.Len(t, h.GetBucket(), len(bounds))
+		require.EqualValues(t, 2, h.GetBucket()[0].GetCumulativeCount(), "a bound belongs to its bucket; a clock that stepped back counts as 0")
+		require.EqualValues(t, 3, h.GetBucket()[1].GetCumulativeCount())
+		require.EqualValues(t, 4, h.GetBucket()[len(bounds)-1].GetCumulativeCount())
+		return
+	}
+	t.Fatal("no histogram")
+}
+
+func TestBoundsAscend(t *testing.T) {
+	for i := 1; i < len(bounds); i++ {
+		require.Less(t, bounds[i-1], bounds[i])
+	}
+}
+
+func TestCommandsToLUNsThatAreNotThereAreCountedTogether(t *testing.T) {
+	m := newTestMetrics()
+	for lun := uint16(3); lun < 5000; lun++ {
+		m.CommandDone(command(initiatorA, lun, target.OpOther, 36, time.Microsecond, 2))
+	}
+	requireValue(t, m, 4997, "kubevirt_disk_operations_total", series3("other", initiatorA, "other"))
+	require.Equal(t, 1, testutil.CollectAndCount(&collector{m: m}, "kubevirt_disk_operations_total"))
+}
+
+func TestInitiatorsAreBounded(t *testing.T) {
+	m := newTestMetrics()
+	for i := range 1000 {
+		name := fmt.Sprintf("iqn.2020-01.com.example:%d", i)
+		m.LoginAccepted(target.LoginEvent{Initiator: name})
+		m.CommandDone(command(name, 1, target.OpRead, 1, time.Microsecond, 0))
+	}
+	require.Equal(t, maxInitiators+1, testutil.CollectAndCount(&collector{m: m}, "kubevirt_disk_operations_total"))
+	requireValue(t, m, 1000-maxInitiators, "kubevirt_disk_operations_total", series3("1", "other", "read"))
+	requireValue(t, m, 1000-maxInitiators, "kubevirt_disk_sessions", map[string]string{"initiator": "other", "type": "normal"})
+	for i := range 1000 {
+		m.SessionEnded(target.SessionEvent{Initiator: fmt.Sprintf("iqn.2020-01.com.example:%d", i), Reason: "logout"})
+	}
+	requireValue(t, m, 0, "kubevirt_disk_sessions", map[string]string{"initiator": "iqn.2020-01.com.example:3", "type": "normal"})
+	requireValue(t, m, 1000, "kubevirt_disk_sessions_ended_total", map[string]string{"reason": "logout"})
+}
+
+func TestReasonsAreBounded(t *testing.T) {
+	m := newTestMetrics()
+	for i := range 1000 {
+		m.LoginRefused(target.LoginEvent{Reason: fmt.Sprint("reason", i)})
+		m.PDURejected(fmt.Sprint("reason", i))
+	}
+	for _, name := range []string{"kubevirt_disk_logins_refused_total", "kubevirt_disk_pdus_rejected_total"} {
+		require.Equal(t, maxReasons+1, testutil.CollectAndCount(&collector{m: m}, name))
+		requireValue(t, m, 1000-maxReasons, name, map[string]string{"reason": "other"})
+	}
+}
+
+func TestNamesThatAreNoLabelsDoNotBreakThePage(t *testing.T) {
+	m := newTestMetrics()
+	// Made valid, the first two are the same; "other" is what the overflow is called.
+	for _, name := range []string{"iqn.\xff", "iqn.\xfe", "other", "", "iqn.\"quoted\"\n"} {
+		m.LoginAccepted(target.LoginEvent{Initiator: name})
+		m.CommandDone(command(name, 1, target.OpRead, 1, time.Microsecond, 0))
+		m.LoginRefused(target.LoginEvent{Reason: name})
+	}
+	m.initiators.get("a second time, after the overflow").normal.Add(1)
+	require.Equal(t, 4, testutil.CollectAndCount(&collector{m: m}, "kubevirt_disk_operations_total"))
+	requireValue(t, m, 1, "kubevirt_disk_operations_total", series3("1", "iqn.\uFFFD", "read"))
+	requireValue(t, m, 2, "kubevirt_disk_operations_total", series3("1", "other", "read"))
+}
+
+func TestLoginsSessionsAndBugs(t *testing.T) {
+	m := newTestMetrics()
+	m.LoginAccepted(target.LoginEvent{Initiator: initiatorA})
+	m.LoginAccepted(target.LoginEvent{Initiator: initiatorA})
+	m.LoginAccepted(target.LoginEvent{Initiator: initiatorA, Discovery: true})
+	m.SessionEnded(target.SessionEvent{Initiator: initiatorA, Discovery: true, Reason: "logout"})
+	m.LoginRefused(target.LoginEvent{Initiator: "iqn.evil", Reason: "bad_password"})
+	m.PDURejected("protocol error")
+	m.PanicCaught()
+	requireValue(t, m, 2, "kubevirt_disk_sessions", map[string]string{"initiator": initiatorA, "type": "normal"})
+	requireValue(t, m, 0, "kubevirt_disk_sessions", map[string]string{"initiator": initiatorA, "type": "discovery"})
+	requireValue(t, m, 2, "kubevirt_disk_logins_accepted_total", map[string]string{"type": "normal"})
+	requireValue(t, m, 1, "kubevirt_disk_logins_accepted_total", map[string]string{"type": "discovery"})
+	requireValue(t, m, 1, "kubevirt_disk_logins_refused_total", map[string]string{"reason": "bad_password"})
+	requireValue(t, m, 1, "kubevirt_disk_pdus_rejected_total", map[string]string{"reason": "protocol error"})
+	requireValue(t, m, 1, "kubevirt_disk_panics_caught_total", nil)
+}
+
+func TestDisksExpansionAndReadiness(t *testing.T) {
+	m := newTestMetrics()
+	first, second := map[string]string{"lun": "1", "image": "fedora.qcow2"}, map[string]string{"lun": "2", "image": "data.raw"}
+	requireValue(t, m, 1<<30, "kubevirt_disk_lun_size_bytes", first)
+	requireValue(t, m, 1<<20, "kubevirt_disk_expansion_done_bytes", first)
+	requireValue(t, m, 1<<30, "kubevirt_disk_expansion_size_bytes", first)
+	requireValue(t, m, 0, "kubevirt_disk_lun_failed", first)
+	requireValue(t, m, 1, "kubevirt_disk_lun_failed", second)
+	_, exists := value(t, m, "kubevirt_disk_expansion_done_bytes", second)
+	require.False(t, exists, "a disk that is served in place is not expanded")
+	requireValue(t, m, 0, "kubevirt_disk_ready", nil)
+	m.SetReady(func() bool { return true })
+	requireValue(t, m, 1, "kubevirt_disk_ready", nil)
+	requireValue(t, m, 1, "kubevirt_disk_build_info", map[string]string{
+		"version": "v1.2.3", "commit": "abc", "goversion": "go1.26", "platform": "linux/amd64"})
+}
+
+// full is Metrics in which every metric exists.
+func full() *Metrics {
+	m := newTestMetrics()
+	for _, op := range operations {
+		m.CommandDone(command(initiatorA, 1, op, 512, time.Millisecond, 0))
+	}
+	m.LoginAccepted(target.LoginEvent{Initiator: initiatorA})
+	m.LoginRefused(target.LoginEvent{Reason: "bad_password"})
+	m.SessionEnded(target.SessionEvent{Initiator: initiatorA, Reason: "logout"})
+	m.PDURejected("protocol error")
+	m.PanicCaught()
+	return m
+}
+
+func TestNamesFollowTheConventions(t *testing.T) {
+	problems, err := testutil.GatherAndLint(full().registry)
+	require.NoError(t, err)
+	require.Empty(t, problems)
+}
+
+// TestEveryDescriptionIsEmitted finds a metric that is described and not sent, or the reverse.
+func TestEveryDescriptionIsEmitted(t *testing.T) {
+	c := &collector{m: full()}
+	described := make(chan *prometheus.Desc, 64)
+	c.Describe(described)
+	close(described)
+	emitted := map[string]bool{}
+	metrics := make(chan prometheus.Metric, 256)
+	c.Collect(metrics)
+	close(metrics)
+	for m := range metrics {
+		emitted[m.Desc().String()] = true
+	}
+	n := 0
+	for d := range described {
+		n++
+		require.True(t, emitted[d.String()], "described and never emitted: %s", d)
+	}
+	require.Len(t, emitted, n)
+}
+
+func TestCountingWhilePagesAreMade(t *testing.T) {
+	m := newTestMetrics()
+	const workers, each = 8, 500
+	var wg sync.WaitGroup
+	for w := range workers {
+		wg.Go(func() {
+			name := fmt.Sprintf("iqn.%d", w%3)
+			m.LoginAccepted(target.LoginEvent{Initiator: name})
+			for i := range each {
+				m.CommandDone(command(name, uint16(i%4), operations[i%len(operations)], 1, time.Duration(i)*time.Microsecond, 0))
+				m.PDURejected(fmt.Sprint(i % 100))
+			}
+		})
+	}
+	for range 20 {
+		_, err := m.registry.Gather()
+		require.NoError(t, err)
+	}
+	wg.Wait()
+	sum := uint64(0)
+	for _, g := range m.initiators.byLabel() {
+		for _, unit := range g.units {
+			for i := range unit {
+				sum += unit[i].count
+			}
+		}
+	}
+	require.EqualValues(t, workers*each, sum)
+}
+
+func TestCommandDoneAllocatesNothing(t *testing.T) {
+	m := newTestMetrics()
+	e := command(strings.Clone(initiatorA), 1, target.OpWrite, 4096, 70*time.Microsecond, 0)
+	m.CommandDone(e)
+	require.Zero(t, testing.AllocsPerRun(1000, func() { m.CommandDone(e) }))
+}
+
+func BenchmarkCommandDone(b *testing.B) {
+	m := newTestMetrics()
+	for i := range maxInitiators {
+		m.CommandDone(command(fmt.Sprintf("iqn.1993-08.org.debian:01:%d", i), 1, target.OpRead, 1, 0, 0))
+	}
+	e := command("iqn.1993-08.org.debian:01:7", 1, target.OpRead, 4096, 70*time.Microsecond, 0)
+	b.ReportAllocs()
+	for b.Loop() {
+		m.CommandDone(e)
+	}
+}
