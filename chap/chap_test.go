@@ -1,0 +1,134 @@
+package chap
+
+import (
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// kubevirtSecret is as long as the secrets that KubeVirt makes: base64url of 32 bytes.
+const kubevirtSecret = "a-44-character-base64url-secret-of-kubevirt="
+
+func sequence(n int) []byte {
+	b := make([]byte, n)
+	for i := range b {
+		b[i] = byte(i)
+	}
+	return b
+}
+
+// TestResponseVectors compares with values that Python's hashlib computed: digest(identifier, secret, challenge).
+func TestResponseVectors(t *testing.T) {
+	long := strings.Repeat("\xff", 255)
+	for _, tt := range []struct {
+		alg        Algorithm
+		identifier byte
+		secret     string
+		challenge  []byte
+		want       string
+	}{
+		{MD5, 0, "twelve bytes", sequence(16), "7cfca3aa86d8de73168a6920cda423c0"},
+		{MD5, 0x27, kubevirtSecret, sequence(32), "337c5fee468dca597b4ac2f9e02de51f"},
+		{MD5, 255, long, make([]byte, 1024), "c2d21c32be86e9a8ef6afc00a313d2d2"},
+		{SHA1, 0, "twelve bytes", sequence(16), "f4544661fd20ce969c93f697bfb80e8c63d638b9"},
+		{SHA1, 0x27, kubevirtSecret, sequence(32), "2c1df27fccc3441bf2d3ab530f1b04117b2eda3b"},
+		{SHA1, 255, long, make([]byte, 1024), "ddf4ef8a189a82555c62ff8c158689e0e48b0275"},
+		{SHA256, 0, "twelve bytes", sequence(16), "9cb0ff2d079be3316b712b0002511bb7b8e77e7605205c9415e3b6ca219e327f"},
+		{SHA256, 0x27, kubevirtSecret, sequence(32), "ad74b9b69f03d9d3e88567e87bda85ca08956d83f2c43a641f17dbb940a44725"},
+		{SHA256, 255, long, make([]byte, 1024), "dd7ac05782dd14131ef55b0709740e428c4aa19894c4a252a9a98f42db7e4bc8"},
+		{SHA3_256, 0, "twelve bytes", sequence(16), "d7e13c852aef28b78ea1cd06b46349687cbd452a64f20dd60e193426262b6e06"},
+		{SHA3_256, 0x27, kubevirtSecret, sequence(32), "ee79867a66a6f1fd2da1d41d88dcd6e621f147090419426e1d54e648c3d64e06"},
+		{SHA3_256, 255, long, make([]byte, 1024), "ad4baccc6db4c2665618998309bcd9824fbc136365bf38d462a9ddbea44617d1"},
+	} {
+		got := tt.alg.Response(tt.identifier, []byte(tt.secret), tt.challenge)
+		require.Equal(t, tt.want, hex.EncodeToString(got), "%v of %d bytes", tt.alg, len(tt.secret))
+		require.Len(t, got, tt.alg.Size())
+	}
+	require.Nil(t, Algorithm(9).Response(0, nil, nil))
+	require.Zero(t, Algorithm(9).Size())
+	require.Equal(t, "Algorithm(9)", Algorithm(9).String())
+	require.Equal(t, "SHA3-256", SHA3_256.String())
+}
+
+func TestSecretIsNeverShown(t *testing.T) {
+	const value = "correct horse battery"
+	type holder struct{ hidden Config }
+	cfg := Config{Initiator: Credential{Username: "alice", Secret: NewSecret(value)},
+		Target: Credential{Username: "bob", Secret: NewSecret(value + "2")}}
+	auth, err := NewAuthenticator(cfg)
+	require.NoError(t, err)
+	for _, v := range []any{cfg, &cfg, cfg.Initiator, cfg.Initiator.Secret, &cfg.Initiator.Secret, holder{cfg}, &holder{cfg}, auth, auth.Begin("x")} {
+		for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x", "%d"} {
+			shown := fmt.Sprintf(verb, v)
+			require.NotContains(t, shown, value, verb)
+			require.NotContains(t, shown, hex.EncodeToString([]byte(value)), verb)
+		}
+		b, err := json.Marshal(v)
+		require.NoError(t, err)
+		require.NotContains(t, string(b), value)
+	}
+	b, err := cfg.Initiator.Secret.MarshalText()
+	require.NoError(t, err)
+	require.Equal(t, "[redacted]", string(b))
+	require.Equal(t, "[redacted]", cfg.Initiator.Secret.String())
+	require.Contains(t, cfg.Initiator.Secret.GoString(), "[redacted]")
+	require.Empty(t, Secret{}.String())
+}
+
+func TestSecretEqual(t *testing.T) {
+	require.True(t, NewSecret("abc").Equal(NewSecret("abc")))
+	require.False(t, NewSecret("abc").Equal(NewSecret("abd")))
+	require.False(t, NewSecret("abc").Equal(NewSecret("ab")))
+	require.True(t, NewSecret("").Equal(Secret{}))
+}
+
+func TestConfigValidate(t *testing.T) {
+	secret := func(n int) Secret { return NewSecret(strings.Repeat("s", n)) }
+	good := Credential{"alice", secret(16)}
+	other := Credential{"target", secret(17)}
+	for _, tt := range []struct {
+		name string
+		cfg  Config
+		want string // part of the error; "" is none
+	}{
+		{"nothing", Config{}, ""},
+		{"one way", Config{Initiator: good}, ""},
+		{"mutual", Config{Initiator: good, Target: other}, ""},
+		{"11 bytes", Config{Initiator: Credential{"alice", secret(11)}}, "shorter than 12 bytes"},
+		{"12 bytes", Config{Initiator: Credential{"alice", secret(12)}}, ""},
+		{"44 bytes", Config{Initiator: Credential{"alice", secret(44)}}, ""},
+		{"255 bytes", Config{Initiator: Credential{"alice", secret(255)}}, ""},
+		{"256 bytes", Config{Initiator: Credential{"alice", secret(256)}}, "longer than 255 bytes"},
+		{"control", Config{Initiator: Credential{"alice", NewSecret("0123456789abc\n")}}, "control character"},
+		{"no secret", Config{Initiator: Credential{Username: "alice"}}, "no secret"},
+		{"no user", Config{Initiator: Credential{Secret: secret(16)}}, "no user name"},
+		{"long user", Config{Initiator: Credential{strings.Repeat("u", 256), secret(16)}}, "longer than 255"},
+		{"NUL in user", Config{Initiator: Credential{"a\x00b", secret(16)}}, "control character"},
+		{"user not UTF-8", Config{Initiator: Credential{"a\xff", secret(16)}}, "UTF-8"},
+		{"only mutual", Config{Target: other}, "needs both"},
+		{"bad mutual", Config{Initiator: good, Target: Credential{"t", secret(11)}}, "target's secret is shorter"},
+		{"same secret", Config{Initiator: good, Target: Credential{"t", secret(16)}}, "two different ones"},
+		{"bound name", Config{Initiator: good, InitiatorName: "iqn.2001-04.com.example:a"}, ""},
+		{"bound name of nothing", Config{InitiatorName: "iqn.2001-04.com.example:a"}, "not there"},
+		{"bound name with a space", Config{Initiator: good, InitiatorName: "iqn a"}, "space"},
+		{"bound name too long", Config{Initiator: good, InitiatorName: strings.Repeat("n", 224)}, "223"},
+		{"bound name not UTF-8", Config{Initiator: good, InitiatorName: "\xff"}, "UTF-8"},
+		{"algorithms", Config{Initiator: good, Algorithms: []Algorithm{SHA256, SHA3_256}}, ""},
+		{"unknown algorithm", Config{Initiator: good, Algorithms: []Algorithm{4}}, "not supported"},
+	} {
+		err := tt.cfg.Validate()
+		if tt.want == "" {
+			require.NoError(t, err, tt.name)
+			continue
+		}
+		require.ErrorContains(t, err, tt.want, tt.name)
+		_, err = NewAuthenticator(tt.cfg)
+		require.Error(t, err, tt.name)
+	}
+	_, err := NewAuthenticator(Config{})
+	require.ErrorContains(t, err, "no credential")
+}
