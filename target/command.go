@@ -82,6 +82,10 @@ func (s *session) newTask(cmd *pdu.SCSICommand) (*task, error) {
 	t.started = time.Now()
 	t.sent, t.snIn = 0, 0
 	t.scsi.Nexus, t.scsi.LUN, t.scsi.CDB, t.scsi.ExtendedCDB = s.nexus, cmd.LUN, cmd.CDB, nil
+	t.scsi.Offered = 0
+	if cmd.Write {
+		t.scsi.Offered = t.expected
+	}
 	s.tasks[cmd.TaskTag] = t
 	return t, nil
 }

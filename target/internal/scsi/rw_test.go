@@ -34,7 +34,6 @@ func TestReadWriteRange(t *testing.T) {
 		{"sum overflows", "88 00 ff ff ff ff ff ff ff ff ff ff ff ff 00 00", "5/21/00"},
 		{"write sum overflows", "8a 00 ff ff ff ff ff ff ff f0 00 00 00 20 00 00", "5/21/00"},
 		{"16384 blocks", "88 00 00 00 00 00 00 00 00 00 00 00 40 00 00 00", "GOOD"},
-		{"more than the maximum transfer length", "88 00 00 00 00 00 00 00 00 00 00 00 40 01 00 00", "5/24/00"},
 		{"protection information", "28 20 00 00 00 00 00 00 01 00", "5/24/00"},
 		{"write protection information", "2a 20 00 00 00 00 00 00 01 00", "5/24/00"},
 		{"DPO and FUA", "28 18 00 00 00 00 00 00 01 00", "GOOD"},
@@ -68,4 +67,11 @@ func TestShortWriteLeavesPartialBlockOut(t *testing.T) {
 	b := newBench(t)
 	b.good(cdb("2a 00 00 00 00 00 00 00 02 00"), pattern(2, 9)[:700])
 	require.Equal(t, append(pattern(1, 9), make([]byte, BlockSize)...), b.good(cdb("28 00 00 00 00 00 00 00 02 00"), nil))
+}
+
+// TestMaximumTransferLength reads as much as VPD page B0h allows, and a block more.
+func TestMaximumTransferLength(t *testing.T) {
+	b := newBench(t, func(l *LUN) { l.Disk = newMemDisk(1 << 30) })
+	require.Equal(t, "GOOD", b.run(cdb("88 00 00 00 00 00 00 00 00 00 00 02 00 00 00 00"), nil).outcome())
+	require.Equal(t, "5/24/00", b.run(cdb("88 00 00 00 00 00 00 00 00 00 00 02 00 01 00 00"), nil).outcome())
 }

@@ -16,6 +16,7 @@ type Task struct {
 	LUN         uint64 // the 8-byte LUN structure
 	CDB         [16]byte
 	ExtendedCDB []byte // bytes 16 and up of a longer CDB, or nil
+	Offered     int64  // bytes that the initiator means to send
 
 	// Set by Prepare.
 
@@ -202,6 +203,15 @@ func (t *Task) expect(n int64, gather bool) {
 	if n > 0 {
 		t.Dir, t.Length, t.Gather = DirOut, n, gather
 	}
+}
+
+// exactly refuses a command whose data the initiator and the CDB count differently: 256 blocks in a field of one
+// byte, or a buffer that is not one block. field is the CDB's length field.
+func (t *Task) exactly(field int) error {
+	if t.Offered > t.Length {
+		return invalidField(field, 7)
+	}
+	return nil
 }
 
 // off and length are the medium range of the command in bytes.

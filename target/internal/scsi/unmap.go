@@ -27,15 +27,16 @@ func outUnmap(t *Task, _ int64, p []byte) error {
 	spans := make([]span, 0, len(ranges))
 	total := uint64(0)
 	for i, r := range ranges {
+		if r.count == 0 && r.lba <= u.blocks.Load() {
+			continue // SBC-3 5.28.2: it unmaps nothing, and is no error
+		}
 		if err := u.checkRange(r.lba, uint64(r.count)); err != nil {
 			return err
 		}
 		if total += uint64(r.count); total > maxUnmap {
 			return invalidParameter(unmapHeaderLen+unmapDescriptorLen*i+8, 7)
 		}
-		if r.count > 0 {
-			spans = append(spans, span{int64(r.lba) << blockShift, int64(r.count) << blockShift})
-		}
+		spans = append(spans, span{int64(r.lba) << blockShift, int64(r.count) << blockShift})
 	}
 	if len(spans) == 0 {
 		return nil

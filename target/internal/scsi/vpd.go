@@ -139,12 +139,12 @@ func appendExtendedInquiry(_ *Task, b []byte) []byte {
 
 // Limits that page B0h reports. Logical blocks, unless said otherwise.
 const (
-	maxTransfer        = 8 << 20 >> blockShift
+	maxTransfer        = 64 << 20 >> blockShift
 	optimalTransfer    = 1 << 20 >> blockShift
 	granularity        = 4096 >> blockShift
 	maxCompareAndWrite = 128
 	maxWriteSame       = 256 << 20 >> blockShift
-	maxUnmap           = 4 << 30 >> blockShift
+	maxUnmap           = 512 << 20 >> blockShift
 	maxUnmapRanges     = 256 // descriptors
 )
 
