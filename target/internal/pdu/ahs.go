@@ -1,17 +1,19 @@
 package pdu
 
-import (
-	"encoding/binary"
-	"errors"
-)
+import "encoding/binary"
 
 // The types of additional header segments (RFC 7143 11.2.2.1).
 const (
 	ahsExtendedCDB = 1
 	ahsBidiLength  = 2
 
+	ahsTypeMask  = 0x3f
 	ahsHeaderLen = 3 // AHSLength and AHSType
 )
+
+// maxExtendedCDB is what a variable-length CDB has beyond its first 16 bytes at most: 8 bytes and up to 252 more
+// after its additional length field (SPC-4 4.2.3).
+const maxExtendedCDB = 8 + 252 - 16
 
 // AHS is what the additional header segments of a command say.
 type AHS struct {
@@ -21,9 +23,9 @@ type AHS struct {
 }
 
 var (
-	errAHSTruncated = errors.New("an additional header segment runs past its room")
-	errAHSTwice     = errors.New("an additional header segment comes twice")
-	errAHSLength    = errors.New("an additional header segment has a length that its type does not allow")
+	errAHSTruncated = &FieldError{OpSCSICommand, "additional header segment", "runs past TotalAHSLength"}
+	errAHSTwice     = &FieldError{OpSCSICommand, "additional header segment", "comes twice with one type"}
+	errAHSLength    = &FieldError{OpSCSICommand, "AHSLength", "is not one that the type allows"}
 )
 
 // ParseAHS reads the additional header segments of a SCSI Command (RFC 7143 11.2.2). Types that it does not
@@ -38,17 +40,20 @@ func ParseAHS(b []byte) (AHS, error) {
 		if len(b) < ahsHeaderLen {
 			return AHS{}, errAHSTruncated
 		}
-		n, kind := int(binary.BigEndian.Uint16(b)), b[2]
-		if n == 0 || ahsHeaderLen+n > len(b) {
+		n, kind := int(binary.BigEndian.Uint16(b)), b[2]&ahsTypeMask
+		if ahsHeaderLen+n > len(b) {
 			return AHS{}, errAHSTruncated
 		}
-		body := b[ahsHeaderLen+1 : ahsHeaderLen+n]
+		var body []byte // after the reserved byte, which AHSLength counts
+		if n > 0 {
+			body = b[ahsHeaderLen+1 : ahsHeaderLen+n]
+		}
 		switch kind {
 		case ahsExtendedCDB:
 			if a.ExtendedCDB != nil {
 				return AHS{}, errAHSTwice
 			}
-			if len(body) == 0 {
+			if len(body) == 0 || len(body) > maxExtendedCDB {
 				return AHS{}, errAHSLength
 			}
 			a.ExtendedCDB = body
@@ -75,4 +80,9 @@ func AppendExtendedCDB(dst, cdb []byte) []byte {
 		dst = append(dst, 0)
 	}
 	return dst
+}
+
+// AppendBidiLength appends the segment with the read length of a bidirectional command, bytes.
+func AppendBidiLength(dst []byte, n uint32) []byte {
+	return binary.BigEndian.AppendUint32(append(dst, 0, 5, ahsBidiLength, 0), n)
 }

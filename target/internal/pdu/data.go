@@ -63,13 +63,18 @@ func (p *DataIn) Decode(h *Header) error {
 	if err := h.expect(OpDataIn); err != nil {
 		return err
 	}
-	*p = DataIn{Final: h.Final(), Acknowledge: h[1]&bitAcknowledge != 0, Overflow: h[1]&bitOverflow != 0,
-		Underflow: h[1]&bitUnderflow != 0, HasStatus: h[1]&bitStatus != 0, Status: h[3], LUN: h.u64(8), TaskTag: h.u32(16),
-		TransferTag: h.u32(20), StatSN: h.u32(24), ExpCmdSN: h.u32(28), MaxCmdSN: h.u32(32), DataSN: h.u32(36),
-		BufferOffset: h.u32(40), Residual: h.u32(44), DataLen: h.DataLen()}
+	*p = DataIn{Final: h.Final(), Acknowledge: h[1]&bitAcknowledge != 0, HasStatus: h[1]&bitStatus != 0, LUN: h.u64(8),
+		TaskTag: h.u32(16), TransferTag: h.u32(20), ExpCmdSN: h.u32(28), MaxCmdSN: h.u32(32), DataSN: h.u32(36),
+		BufferOffset: h.u32(40), DataLen: h.DataLen()}
+	if p.HasStatus { // without it these fields have no meaning (RFC 7143 11.7.3)
+		p.Overflow, p.Underflow = h[1]&bitOverflow != 0, h[1]&bitUnderflow != 0
+		p.Status, p.StatSN, p.Residual = h[3], h.u32(24), h.u32(44)
+	}
 	switch {
 	case p.HasStatus && !p.Final:
 		return &FieldError{OpDataIn, "S bit", "is 1 without the F bit"}
+	case p.Acknowledge && p.TransferTag == ReservedTag:
+		return &FieldError{OpDataIn, "target transfer tag", "is the reserved value with the A bit 1"}
 	case p.Overflow && p.Underflow:
 		return &FieldError{OpDataIn, "O and U bits", "are both 1"}
 	}

@@ -22,3 +22,6 @@ func UpdateDigest(d uint32, p []byte) uint32 { return crc32.Update(d, castagnoli
 // PutDigest writes a digest as it stands on the wire: the reflected CRC's lowest byte first (RFC 7143 13.1,
 // appendix A).
 func PutDigest(p []byte, d uint32) { binary.LittleEndian.PutUint32(p, d) }
+
+// AppendDigest appends a digest as PutDigest writes it.
+func AppendDigest(dst []byte, d uint32) []byte { return binary.LittleEndian.AppendUint32(dst, d) }

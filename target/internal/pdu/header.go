@@ -131,22 +131,3 @@ func (h *Header) start(op Opcode, immediate bool, dataLen int) {
 	h.setBit(0, bitImmediate, immediate)
 	h.SetDataLen(dataLen)
 }
-
-// expect checks the opcode.
-func (h *Header) expect(op Opcode) error {
-	if got := h.Opcode(); got != op {
-		return &FieldError{op, "opcode", "is that of " + got.String()}
-	}
-	return nil
-}
-
-// expectFinal checks the opcode and that the F bit is set, as it is where a request is one PDU.
-func (h *Header) expectFinal(op Opcode) error {
-	if err := h.expect(op); err != nil {
-		return err
-	}
-	if !h.Final() {
-		return &FieldError{op, "F bit", "is 0, and must be 1"}
-	}
-	return nil
-}

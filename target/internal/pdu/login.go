@@ -22,7 +22,8 @@ type LoginRequest struct {
 	DataLen                int // bytes
 }
 
-// Decode reads a header. Stages and bits that contradict each other are the login's to refuse.
+// Decode reads a header. Stages and bits that contradict each other are the login's to refuse, as it has a status
+// for them. The I bit is not looked at: a Login Request counts as immediate in any case (RFC 7143 11.12).
 func (p *LoginRequest) Decode(h *Header) error {
 	if err := h.expect(OpLoginRequest); err != nil {
 		return err
@@ -30,9 +31,6 @@ func (p *LoginRequest) Decode(h *Header) error {
 	*p = LoginRequest{Transit: h[1]&bitTransit != 0, Continue: h[1]&bitContinue != 0, CSG: h[1] >> stageShift & stageMask,
 		NSG: h[1] & stageMask, VersionMax: h[2], VersionMin: h[3], ISID: [6]byte(h[8:14]), TSIH: h.u16(14), TaskTag: h.u32(16),
 		CID: h.u16(20), CmdSN: h.u32(24), ExpStatSN: h.u32(28), DataLen: h.DataLen()}
-	if !h.Immediate() {
-		return &FieldError{OpLoginRequest, "I bit", "is 0, and must be 1"}
-	}
 	return nil
 }
 

@@ -66,12 +66,12 @@ type TaskManagementRequest struct {
 
 // Decode reads a header.
 func (p *TaskManagementRequest) Decode(h *Header) error {
-	if err := h.expectFinal(OpTaskManagementRequest); err != nil {
+	if err := h.expectBare(OpTaskManagementRequest); err != nil {
 		return err
 	}
 	*p = TaskManagementRequest{Immediate: h.Immediate(), Function: TMFunction(h[1] & 0x7f), LUN: h.u64(8), TaskTag: h.u32(16),
 		RefTaskTag: h.u32(20), CmdSN: h.u32(24), ExpStatSN: h.u32(28), RefCmdSN: h.u32(32), ExpDataSN: h.u32(36)}
-	return nil
+	return h.expectTaskTag(OpTaskManagementRequest)
 }
 
 // Encode writes a header.
@@ -100,7 +100,7 @@ type TaskManagementResponse struct {
 
 // Decode reads a header.
 func (p *TaskManagementResponse) Decode(h *Header) error {
-	if err := h.expectFinal(OpTaskManagementResponse); err != nil {
+	if err := h.expectBare(OpTaskManagementResponse); err != nil {
 		return err
 	}
 	*p = TaskManagementResponse{Response: TMResponse(h[2]), TaskTag: h.u32(16), StatSN: h.u32(24), ExpCmdSN: h.u32(28), MaxCmdSN: h.u32(32)}

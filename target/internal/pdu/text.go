@@ -22,7 +22,7 @@ func (p *TextRequest) Decode(h *Header) error {
 	if p.Final && p.Continue {
 		return &FieldError{OpTextRequest, "F and C bits", "are both 1"}
 	}
-	return nil
+	return h.expectTaskTag(OpTextRequest)
 }
 
 // Encode writes a header.
@@ -57,6 +57,12 @@ func (p *TextResponse) Decode(h *Header) error {
 	}
 	*p = TextResponse{Final: h.Final(), Continue: h[1]&bitContinue != 0, LUN: h.u64(8), TaskTag: h.u32(16), TransferTag: h.u32(20),
 		StatSN: h.u32(24), ExpCmdSN: h.u32(28), MaxCmdSN: h.u32(32), DataLen: h.DataLen()}
+	switch {
+	case p.Final && p.Continue:
+		return &FieldError{OpTextResponse, "F and C bits", "are both 1"}
+	case p.Final != (p.TransferTag == ReservedTag):
+		return &FieldError{OpTextResponse, "target transfer tag", "must be the reserved value exactly where the F bit is 1"}
+	}
 	return nil
 }
 

@@ -1,0 +1,162 @@
+package pdu
+
+import (
+	"errors"
+	"math/rand"
+	"reflect"
+	"testing"
+	"testing/quick"
+
+	"github.com/stretchr/testify/require"
+)
+
+func newByOpcode(op Opcode) codec {
+	for _, p := range []codec{&NOPOut{}, &SCSICommand{}, &TaskManagementRequest{}, &LoginRequest{}, &TextRequest{}, &DataOut{},
+		&LogoutRequest{}, &SNACKRequest{}, &NOPIn{}, &SCSIResponse{}, &TaskManagementResponse{}, &LoginResponse{},
+		&TextResponse{}, &DataIn{}, &LogoutResponse{}, &R2T{}, &AsyncMessage{}, &Reject{}} {
+		var h Header
+		p.Encode(&h)
+		if h.Opcode() == op {
+			return p
+		}
+	}
+	return nil
+}
+
+// Whatever header a decoder accepts, encoding it and decoding it again gives the same PDU: nothing that a field holds is
+// lost, and nothing is written where it would be read as another field.
+func TestRoundTrip(t *testing.T) {
+	for op := range opcodeNames {
+		t.Run(op.String(), func(t *testing.T) {
+			accepted := 0
+			check := func(raw Header) bool {
+				raw[0] = raw[0]&bitImmediate | byte(op)
+				// Random lengths and bits are refused mostly: clear what most opcodes have to have clear.
+				if raw[47]&1 == 0 {
+					raw[1] |= bitFinal
+					raw[4], raw[5], raw[6], raw[7] = 0, 0, 0, 0
+				}
+				if op == OpNOPIn || op == OpTextResponse {
+					raw.put32(20, ReservedTag)
+				}
+				if op == OpReject {
+					raw[4], raw[7] = 0, raw[7]|HeaderLen
+				}
+				if op == OpTextRequest || op == OpTextResponse {
+					raw[1] &^= bitContinue
+				}
+				if op == OpSCSIResponse && raw[46]&1 == 0 {
+					raw[1] &^= bitOverflow | bitBidiOverflow
+					raw[2] = 0
+				}
+				p := newByOpcode(op)
+				if p.Decode(&raw) != nil {
+					return true
+				}
+				accepted++
+				var again Header
+				p.Encode(&again)
+				q := fresh(p)
+				if err := q.Decode(&again); err != nil {
+					t.Log(p, err)
+					return false
+				}
+				return reflect.DeepEqual(p, q)
+			}
+			require.NoError(t, quick.Check(check, &quick.Config{MaxCount: 2000, Values: func(v []reflect.Value, r *rand.Rand) {
+				var h Header
+				r.Read(h[:])
+				v[0] = reflect.ValueOf(h)
+			}}))
+			require.Greater(t, accepted, 100, "the property was hardly tested")
+		})
+	}
+}
+
+func TestDecodeRefuses(t *testing.T) {
+	mutate := func(p codec, change func(h *Header)) *Header {
+		h := new(Header)
+		p.Encode(h)
+		change(h)
+		return h
+	}
+	clearFinal := func(h *Header) { h[1] &^= bitFinal }
+	oneByte := func(h *Header) { h.SetDataLen(1) }
+	none := func(*Header) {}
+	tests := []struct {
+		name  string
+		pdu   codec
+		bad   func(h *Header)
+		field string
+	}{
+		{"11.2.1.2/another opcode", &NOPOut{Immediate: true}, func(h *Header) { h[0]++ }, "opcode"},
+		{"11.2.1.5/additional header in a NOP-Out", &NOPOut{}, func(h *Header) { h.SetAHSLen(4) }, "TotalAHSLength"},
+		{"11.2.1.5/additional header in a Data-Out", &DataOut{}, func(h *Header) { h.SetAHSLen(4) }, "TotalAHSLength"},
+		{"11.2.1.8/reserved tag on a command", &SCSICommand{TaskTag: ReservedTag}, none, "initiator task tag"},
+		{"11.2.1.8/reserved tag on a task management request", &TaskManagementRequest{TaskTag: ReservedTag}, none, "initiator task tag"},
+		{"11.2.1.8/reserved tag on a text request", &TextRequest{TaskTag: ReservedTag}, none, "initiator task tag"},
+		{"11.2.1.8/reserved tag on a logout", &LogoutRequest{TaskTag: ReservedTag}, none, "initiator task tag"},
+		{"11.4.1/both residuals", &SCSIResponse{Overflow: true, Underflow: true}, none, "O and U bits"},
+		{"11.4.1/both bidirectional residuals", &SCSIResponse{BidiOverflow: true, BidiUnderflow: true}, none, "O and U bits"},
+		{"11.4.1/residual without completion", &SCSIResponse{Response: 1, Underflow: true}, none, "residual bits"},
+		{"11.4/final bit", &SCSIResponse{}, clearFinal, "F bit"},
+		{"11.5/final bit", &TaskManagementRequest{}, clearFinal, "F bit"},
+		{"11.5.2/data", &TaskManagementRequest{}, oneByte, "DataSegmentLength"},
+		{"11.6/final bit", &TaskManagementResponse{}, clearFinal, "F bit"},
+		{"11.7.2/acknowledgement without transfer tag", &DataIn{Acknowledge: true, TransferTag: ReservedTag}, none, "target transfer tag"},
+		{"11.7.3/status before the last", &DataIn{HasStatus: true, Final: true}, clearFinal, "S bit"},
+		{"11.7.3/both residuals", &DataIn{HasStatus: true, Final: true, Overflow: true, Underflow: true}, none, "O and U bits"},
+		{"11.8/final bit", &R2T{DesiredLength: 1}, clearFinal, "F bit"},
+		{"11.8.1/data", &R2T{DesiredLength: 1}, oneByte, "DataSegmentLength"},
+		{"11.8.4/nothing desired", &R2T{}, none, "desired data transfer length"},
+		{"11.8.5/reserved transfer tag", &R2T{DesiredLength: 1, TransferTag: ReservedTag}, none, "target transfer tag"},
+		{"11.9/final bit", &AsyncMessage{}, clearFinal, "F bit"},
+		{"11.10.2/final and continued", &TextRequest{Final: true, Continue: true}, none, "F and C bits"},
+		{"11.11.2/final and continued", &TextResponse{Final: true, Continue: true}, none, "F and C bits"},
+		{"11.11.1/final with transfer tag", &TextResponse{Final: true}, none, "target transfer tag"},
+		{"11.11.1/more to come without transfer tag", &TextResponse{TransferTag: ReservedTag}, none, "target transfer tag"},
+		{"11.14/final bit", &LogoutRequest{}, clearFinal, "F bit"},
+		{"11.14.2/data", &LogoutRequest{}, oneByte, "DataSegmentLength"},
+		{"11.15/final bit", &LogoutResponse{}, clearFinal, "F bit"},
+		{"11.16/final bit", &SNACKRequest{}, clearFinal, "F bit"},
+		{"11.17.4/no rejected header", &Reject{DataLen: 47}, none, "DataSegmentLength"},
+		{"11.18/final bit", &NOPOut{}, clearFinal, "F bit"},
+		{"11.18.1/no answer wanted and not immediate", &NOPOut{TaskTag: ReservedTag}, none, "I bit"},
+		{"11.19/unasked with data", &NOPIn{TaskTag: ReservedTag, DataLen: 1}, none, "DataSegmentLength"},
+		{"11.19.1/answer with transfer tag", &NOPIn{TaskTag: 1, TransferTag: 1}, none, "target transfer tag"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			err := newByOpcode(mutate(tt.pdu, none).Opcode()).Decode(mutate(tt.pdu, tt.bad))
+			var fe *FieldError
+			require.True(t, errors.As(err, &fe), "%v", err)
+			require.Equal(t, tt.field, fe.Field)
+			require.Equal(t, mutate(tt.pdu, none).Opcode(), fe.Opcode)
+			require.Contains(t, err.Error(), fe.Opcode.String())
+		})
+	}
+}
+
+// Reserved bits are not looked at, as a later standard may define them.
+func TestDecodeIgnoresReserved(t *testing.T) {
+	var h Header
+	want := TaskManagementRequest{Function: TMQueryTask, TaskTag: 1}
+	want.Encode(&h)
+	h[0] |= 0x80
+	h[2], h[3], h[40], h[47] = 0xff, 0xff, 0xff, 0xff
+	var got TaskManagementRequest
+	require.NoError(t, got.Decode(&h))
+	require.Equal(t, want, got)
+
+	// A Login Request counts as immediate in any case (11.12).
+	h = Header{}
+	(&LoginRequest{TaskTag: 1}).Encode(&h)
+	h[0] &^= bitImmediate
+	require.NoError(t, new(LoginRequest).Decode(&h))
+
+	// Without status its fields have no meaning (11.7.3).
+	h = Header{0: byte(OpDataIn), 1: bitOverflow | bitUnderflow, 3: 2, 24: 1, 44: 1}
+	var d DataIn
+	require.NoError(t, d.Decode(&h))
+	require.Equal(t, DataIn{}, d)
+}

@@ -1,0 +1,65 @@
+package pdu
+
+import "fmt"
+
+// RejectReason is why a PDU was not accepted (RFC 7143 11.17.1).
+type RejectReason uint8
+
+// The reject reasons.
+const (
+	RejectDataDigest                 RejectReason = 0x02
+	RejectSNACK                      RejectReason = 0x03
+	RejectProtocolError              RejectReason = 0x04
+	RejectNotSupported               RejectReason = 0x05
+	RejectImmediate                  RejectReason = 0x06
+	RejectTaskInProgress             RejectReason = 0x07
+	RejectInvalidDataAck             RejectReason = 0x08
+	RejectInvalidPDUField            RejectReason = 0x09
+	RejectLongOperation              RejectReason = 0x0a
+	RejectDeprecatedNegotiationReset RejectReason = 0x0b
+	RejectWaitingForLogout           RejectReason = 0x0c
+)
+
+var rejectReasonNames = map[RejectReason]string{RejectDataDigest: "data digest error", RejectSNACK: "SNACK reject",
+	RejectProtocolError: "protocol error", RejectNotSupported: "command not supported",
+	RejectImmediate: "immediate command reject", RejectTaskInProgress: "task in progress",
+	RejectInvalidDataAck: "invalid data ACK", RejectInvalidPDUField: "invalid PDU field",
+	RejectLongOperation: "out of resources", RejectDeprecatedNegotiationReset: "negotiation reset",
+	RejectWaitingForLogout: "waiting for logout"}
+
+func (r RejectReason) String() string { return enumName(rejectReasonNames, r) }
+
+// Reject answers a PDU that was not accepted; its data segment is that PDU's header (RFC 7143 11.17).
+type Reject struct {
+	Reason                     RejectReason
+	StatSN, ExpCmdSN, MaxCmdSN uint32
+	DataSN                     uint32
+	DataLen                    int // bytes
+}
+
+// Decode reads a header.
+func (p *Reject) Decode(h *Header) error {
+	if err := h.expectFinal(OpReject); err != nil {
+		return err
+	}
+	*p = Reject{Reason: RejectReason(h[2]), StatSN: h.u32(24), ExpCmdSN: h.u32(28), MaxCmdSN: h.u32(32), DataSN: h.u32(36), DataLen: h.DataLen()}
+	if p.DataLen < HeaderLen {
+		return &FieldError{OpReject, "DataSegmentLength", "has no room for the rejected header"}
+	}
+	return nil
+}
+
+// Encode writes a header.
+func (p *Reject) Encode(h *Header) {
+	h.start(OpReject, false, p.DataLen)
+	h[1], h[2] = bitFinal, byte(p.Reason)
+	h.put32(16, ReservedTag)
+	h.put32(24, p.StatSN)
+	h.put32(28, p.ExpCmdSN)
+	h.put32(32, p.MaxCmdSN)
+	h.put32(36, p.DataSN)
+}
+
+func (p *Reject) String() string {
+	return fmt.Sprintf("Reject %v statsn=%d data=%d", p.Reason, p.StatSN, p.DataLen)
+}
