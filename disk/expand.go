@@ -92,7 +92,6 @@ func (c *copier) run(ctx context.Context) (written int64, err error) {
 
 // walk cuts what the image stores into jobs of at most one chunk.
 func (c *copier) walk(ctx context.Context, jobs chan<- job) error {
-	size := c.img.Size()
 	var pending job
 	covered := int64(0) // everything below is in a job that was sent
 	send := func() error {
@@ -109,13 +108,12 @@ func (c *copier) walk(ctx context.Context, jobs chan<- job) error {
 		covered, pending = end, job{}
 		return nil
 	}
-	for off := int64(0); off < size; {
-		e, err := c.img.Extent(off, size-off)
-		if err != nil {
-			return err
+	err := c.img.top.walk(0, c.img.Size(), func(off, n int64, kind extentKind) error {
+		end := off + n
+		if kind == extentHole {
+			return ctx.Err()
 		}
-		end := off + e.Length
-		for ; e.Data && off < end; off = min(end, (off/c.chunk+1)*c.chunk) {
+		for off < end {
 			if pending.length > 0 && off/c.chunk != pending.off/c.chunk {
 				if err := send(); err != nil {
 					return err
@@ -127,11 +125,12 @@ func (c *copier) walk(ctx context.Context, jobs chan<- job) error {
 			stop := min(end, (off/c.chunk+1)*c.chunk)
 			pending.length = stop - pending.off // a hole in between is read as zeros
 			pending.data += stop - off
+			off = stop
 		}
-		off = end
-		if err := ctx.Err(); err != nil {
-			return err
-		}
+		return nil
+	})
+	if err != nil {
+		return err
 	}
 	return send()
 }

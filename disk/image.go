@@ -76,22 +76,17 @@ func (o *opener) openImage(name string) (*Image, error) {
 }
 
 // usage adds up what the extents of the layer and everything below it take.
-func (l *layer) usage() (usage, error) {
-	var u usage
-	for off := int64(0); off < l.size; {
-		n, kind, err := l.extent(off, l.size-off)
-		if err != nil {
-			return u, err
-		}
+func (l *layer) usage() (u usage, err error) {
+	err = l.walk(0, l.size, func(_, n int64, kind extentKind) error {
 		switch kind {
 		case extentPlain:
 			u.plain += n
 		case extentCompressed:
 			u.compressed += n
 		}
-		off += n
-	}
-	return u, nil
+		return nil
+	})
+	return u, err
 }
 
 // Name is the file's name in the image directory.

@@ -9,6 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// maxChainExtent bounds one answer about a chain of files. Bytes.
+const maxChainExtent = 64 << 20
+
 // layer is one file of an image: the image itself or one of its backing files. It is read-only and safe for any number
 // of goroutines.
 type layer struct {
@@ -76,6 +79,10 @@ func (l *layer) extent(off, length int64) (int64, extentKind, error) {
 		}
 		return n, extentHole, err
 	}
+	if l.below != nil {
+		// The layer would look as far as its own run goes, however short the ones below are.
+		length = min(length, maxChainExtent)
+	}
 	n, kind, err := l.content.extent(off, length)
 	if err != nil || kind != extentBelow {
 		return n, kind, err
@@ -84,6 +91,36 @@ func (l *layer) extent(off, length int64) (int64, extentKind, error) {
 		return n, extentHole, nil
 	}
 	return l.below.extent(off, n)
+}
+
+// walk calls f for the runs of [off, end), in order and without gaps, each layer's tables read once.
+func (l *layer) walk(off, end int64, f func(off, n int64, kind extentKind) error) error {
+	for off < end {
+		n, kind, err := end-off, extentHole, error(nil)
+		switch {
+		case off >= l.size: // above a shorter backing file
+		case l.content == nil:
+			n, kind, err = l.extent(off, end-off)
+		default:
+			n, kind, err = l.content.extent(off, min(end, l.size)-off)
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", printable(l.name), err)
+		}
+		switch {
+		case kind != extentBelow:
+			err = f(off, n, kind)
+		case l.below == nil:
+			err = f(off, n, extentHole)
+		default:
+			err = l.below.walk(off, off+n, f)
+		}
+		if err != nil {
+			return err
+		}
+		off += n
+	}
+	return nil
 }
 
 // chain calls f for the layer and everything below it.

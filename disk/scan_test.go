@@ -1,0 +1,179 @@
+package disk
+
+import (
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+func names(images []*Image) []string {
+	var list []string
+	for _, img := range images {
+		list = append(list, img.Name())
+		img.Close()
+	}
+	return list
+}
+
+func TestScanInNaturalOrder(t *testing.T) {
+	dir := t.TempDir()
+	want := []string{".hidden.raw", "Disk3.img", "a.iso", "disk1.raw", "disk2.raw", "disk10.raw", "disk10b.RAW", "x.img"}
+	for _, name := range want {
+		put(t, dir, name, []byte("data"), 1024)
+	}
+	require.NoError(t, os.MkdirAll(filepath.Join(dir, "lost+found"), 0o700))
+	put(t, dir, "sub/not-looked-at.txt", []byte("x"), 0)
+	images, err := ScanDir(dir, ImageOptions{})
+	require.NoError(t, err)
+	require.Equal(t, want, names(images))
+}
+
+func TestNaturalCompare(t *testing.T) {
+	want := []string{"", "0", "00", "01", "1", "2", "10", "10a", "10b", "99999999999999999999999", "a", "a1", "a1b", "a2", "a10", "b"}
+	for i, a := range want {
+		for j, b := range want {
+			require.Equal(t, i-j < 0, naturalCompare(a, b) < 0, "%q %q", a, b)
+			require.Equal(t, i == j, naturalCompare(a, b) == 0, "%q %q", a, b)
+		}
+	}
+}
+
+func FuzzNaturalCompare(f *testing.F) {
+	f.Add("a1", "a01", "a10")
+	f.Add("0", "00", "")
+	f.Fuzz(func(t *testing.T, a, b, c string) {
+		if naturalCompare(a, b) != -naturalCompare(b, a) || (naturalCompare(a, b) == 0) != (a == b) {
+			t.Fatalf("%q and %q have no order", a, b)
+		}
+		if naturalCompare(a, b) < 0 && naturalCompare(b, c) < 0 && naturalCompare(a, c) >= 0 {
+			t.Fatalf("%q, %q, %q are in no order", a, b, c)
+		}
+	})
+}
+
+func TestScanWithoutImages(t *testing.T) {
+	dir := t.TempDir()
+	_, err := ScanDir(dir, ImageOptions{})
+	var none *NoImagesError
+	require.ErrorAs(t, err, &none)
+	require.Contains(t, err.Error(), dir)
+
+	put(t, dir, "images/disk.raw", []byte("data"), 512)
+	_, err = ScanDir(dir, ImageOptions{})
+	require.ErrorAs(t, err, &none)
+	require.Contains(t, err.Error(), "images")
+
+	_, err = ScanDir(filepath.Join(dir, "missing"), ImageOptions{})
+	require.ErrorIs(t, err, os.ErrNotExist)
+	require.Contains(t, err.Error(), "missing")
+	_, err = ScanDir(put(t, dir, "file", nil, 0), ImageOptions{})
+	require.Error(t, err)
+	require.False(t, errors.As(err, &none))
+}
+
+// Everything in the directory that is no image stands in one message; nothing blocks.
+func TestScanListsEveryOffendingFile(t *testing.T) {
+	dir, outside := t.TempDir(), t.TempDir()
+	put(t, dir, "good.raw", []byte("data"), 1024)
+	put(t, dir, "zz.txt", []byte("a stray note\n"), 0)
+	put(t, dir, ".gitkeep", nil, 0)
+	put(t, dir, "odd.img", []byte("data"), 1000)
+	put(t, dir, "short.raw", []byte("data"), 0)
+	put(t, dir, "empty.raw", nil, 0)
+	put(t, dir, "vm.raw", []byte("KDMV"), 512)
+	put(t, dir, "disk.raw.xz", []byte("\xfd7zXZ\x00"), 512)
+	put(t, dir, "disk.img.gz", []byte("\x1f\x8b\x08"), 512)
+	put(t, dir, "noext", block(1, 512), 0)
+	put(t, dir, "fake.qcow2", block(1, 512), 0)
+	put(t, dir, "broken.qcow2", []byte("QFI\xfb\x00\x00\x00\x03"), 512)
+	put(t, dir, "bad\nname\x1b.bin", block(1, 512), 0)
+	secret := put(t, outside, "secret.raw", []byte("secret"), 512)
+	require.NoError(t, os.Symlink(secret, filepath.Join(dir, "link-out.raw")))
+	require.NoError(t, os.Symlink("good.raw", filepath.Join(dir, "link-in.raw")))
+	require.NoError(t, os.Symlink("nowhere", filepath.Join(dir, "dangling.raw")))
+	require.NoError(t, os.Symlink(outside, filepath.Join(dir, "..data")))
+	require.NoError(t, unix.Mkfifo(filepath.Join(dir, "fifo.raw"), 0o644))
+	socket, err := net.Listen("unix", filepath.Join(dir, "sock.raw"))
+	require.NoError(t, err)
+	defer socket.Close()
+	want := map[string]string{
+		"zz.txt": "text file", ".gitkeep": "empty", "odd.img": "1000 bytes", "short.raw": "4 bytes", "empty.raw": "empty",
+		"vm.raw": "VMDK", "disk.raw.xz": "xz -d", "disk.img.gz": "gzip -d", "noext": ".raw", "fake.qcow2": "qcow2 header",
+		"broken.qcow2": "not valid", "link-out.raw": "symbolic link", "link-in.raw": "symbolic link", "dangling.raw": "symbolic link",
+		"..data": "symbolic link", "fifo.raw": "FIFO", "sock.raw": "socket", "bad\nname\x1b.bin": ".raw",
+	}
+	if unix.Mknod(filepath.Join(dir, "null.raw"), unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))) == nil {
+		want["null.raw"] = "character device"
+	}
+	if unix.Mknod(filepath.Join(dir, "loop.raw"), unix.S_IFBLK|0o666, int(unix.Mkdev(7, 250))) == nil {
+		want["loop.raw"] = "block device"
+	}
+	reasons := scanErrors(t, dir)
+	for name, reason := range want {
+		require.Contains(t, reasons[name], reason, "%q", name)
+	}
+	require.Len(t, reasons, len(want))
+
+	_, err = ScanDir(dir, ImageOptions{})
+	require.NotContains(t, err.Error(), "\x1b", "a name cannot control the terminal")
+	require.NotContains(t, err.Error(), "good.raw:")
+	var bad *ScanError
+	require.ErrorAs(t, err, &bad)
+	require.True(t, slices.IsSortedFunc(bad.Files, func(a, b *ImageError) int { return naturalCompare(a.Name, b.Name) }))
+}
+
+func TestScanOfAFileThatCannotBeRead(t *testing.T) {
+	if os.Geteuid() == 0 {
+		t.Skip("needs a user other than root, who can read everything")
+	}
+	dir := t.TempDir()
+	require.NoError(t, os.Chmod(put(t, dir, "disk.raw", []byte("data"), 512), 0))
+	require.Contains(t, scanErrors(t, dir)["disk.raw"], "cannot be read by user")
+}
+
+func TestSizeLimitOfRawImages(t *testing.T) {
+	dir := t.TempDir()
+	put(t, dir, "disk.raw", []byte("data"), 1<<20)
+	_, err := ScanDir(dir, ImageOptions{MaxVirtualSize: 1<<20 - 1})
+	require.ErrorContains(t, err, "limit")
+	images, err := ScanDir(dir, ImageOptions{MaxVirtualSize: 1 << 20})
+	require.NoError(t, err)
+	names(images)
+}
+
+func TestInspect(t *testing.T) {
+	dir := t.TempDir()
+	info, err := Inspect(put(t, dir, "disk.raw", block(1, 8192), 1<<20), ImageOptions{})
+	require.NoError(t, err)
+	require.True(t, info.Servable)
+	require.Empty(t, info.Reason)
+	require.Equal(t, FormatRaw, info.Format)
+	require.EqualValues(t, 1<<20, info.VirtualSize)
+	require.EqualValues(t, 1<<20, info.FileSize)
+	require.NotNil(t, info.BackingChain, "an empty list in JSON, not null")
+
+	info, err = Inspect(put(t, dir, "notes.txt", []byte("text"), 0), ImageOptions{})
+	require.NoError(t, err)
+	require.False(t, info.Servable)
+	require.Contains(t, info.Reason, "text file")
+	require.EqualValues(t, 4, info.FileSize)
+	require.NotNil(t, info.BackingChain)
+
+	link := filepath.Join(dir, "link.raw")
+	require.NoError(t, os.Symlink("disk.raw", link))
+	info, err = Inspect(link, ImageOptions{})
+	require.NoError(t, err)
+	require.False(t, info.Servable)
+	require.Contains(t, info.Reason, "symbolic link")
+
+	_, err = Inspect(filepath.Join(dir, "missing.raw"), ImageOptions{})
+	require.ErrorIs(t, err, os.ErrNotExist)
+	_, err = Inspect(filepath.Join(dir, "missing", "disk.raw"), ImageOptions{})
+	require.ErrorIs(t, err, os.ErrNotExist)
+}
