@@ -121,7 +121,6 @@ func TestDecodeRefuses(t *testing.T) {
 		{"11.16/final bit", &SNACKRequest{}, clearFinal, "F bit"},
 		{"11.17.4/no rejected header", &Reject{DataLen: 47}, none, "DataSegmentLength"},
 		{"11.18/final bit", &NOPOut{}, clearFinal, "F bit"},
-		{"11.18.1/no answer wanted and not immediate", &NOPOut{TaskTag: ReservedTag}, none, "I bit"},
 		{"11.19/unasked with data", &NOPIn{TaskTag: ReservedTag, DataLen: 1}, none, "DataSegmentLength"},
 		{"11.19.1/answer with transfer tag", &NOPIn{TaskTag: 1, TransferTag: 1}, none, "target transfer tag"},
 	}

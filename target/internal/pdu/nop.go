@@ -11,16 +11,14 @@ type NOPOut struct {
 	DataLen              int // bytes
 }
 
-// Decode reads a header.
+// Decode reads a header. A PDU that asks for no answer must be immediate (RFC 7143 11.18.1); whether one that is not
+// uses up its CmdSN is the session's to decide, so it is no error here.
 func (p *NOPOut) Decode(h *Header) error {
 	if err := h.expectFinal(OpNOPOut); err != nil {
 		return err
 	}
 	*p = NOPOut{Immediate: h.Immediate(), LUN: h.u64(8), TaskTag: h.u32(16), TransferTag: h.u32(20), CmdSN: h.u32(24),
 		ExpStatSN: h.u32(28), DataLen: h.DataLen()}
-	if p.TaskTag == ReservedTag && !p.Immediate {
-		return &FieldError{OpNOPOut, "I bit", "is 0 in a PDU that asks for no answer, and must be 1"}
-	}
 	return nil
 }
 
