@@ -9,6 +9,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime/debug"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -28,12 +30,22 @@ var build = sync.OnceValues(func() (string, error) {
 		return "", err
 	}
 	path := filepath.Join(dir, "kubevirt-disk")
-	out, err := exec.Command("go", "build", "-ldflags", "-X main.version=v0.0.0-test -X main.commit=c0ffee", "-o", path, ".").CombinedOutput()
+	args := []string{"build", "-ldflags", "-X main.version=v0.0.0-test -X main.commit=c0ffee", "-o", path}
+	if raceDetector() {
+		args = append(args, "-race")
+	}
+	out, err := exec.Command("go", append(args, ".")...).CombinedOutput()
 	if err != nil {
 		return path, errors.Join(err, errors.New(string(out)))
 	}
 	return path, nil
 })
+
+// raceDetector says whether the tests run with it, so that the binary does too.
+func raceDetector() bool {
+	info, ok := debug.ReadBuildInfo()
+	return ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"})
+}
 
 func TestMain(m *testing.M) {
 	status := m.Run()
@@ -73,7 +85,7 @@ type process struct {
 func launch(t *testing.T, name string, env []string, args ...string) *process {
 	t.Helper()
 	p := &process{t: t, cmd: exec.Command(name, args...), done: make(chan struct{})}
-	p.cmd.Env = append([]string{"PATH=" + os.Getenv("PATH")}, env...)
+	p.cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "GORACE=halt_on_error=1 exitcode=66"}, env...)
 	p.cmd.Dir = t.TempDir()
 	p.cmd.Stdout, p.cmd.Stderr = &p.stdout, &p.stderr
 	require.NoError(t, p.cmd.Start())

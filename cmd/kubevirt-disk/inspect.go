@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"strconv"
+	"strings"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
@@ -105,5 +106,16 @@ func shortSize(n int64) string {
 	for v >= 1023.5 && unit < len(units)-1 {
 		v, unit = v/1024, unit+1
 	}
-	return fmt.Sprintf("%.3g %ciB", v, units[unit])
+	decimals := 2
+	switch {
+	case v >= 100:
+		decimals = 0
+	case v >= 10:
+		decimals = 1
+	}
+	text := strconv.FormatFloat(v, 'f', decimals, 64)
+	if decimals > 0 {
+		text = strings.TrimRight(strings.TrimRight(text, "0"), ".")
+	}
+	return fmt.Sprintf("%s %ciB", text, units[unit])
 }

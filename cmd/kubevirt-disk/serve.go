@@ -168,13 +168,17 @@ func (d *daemon) stop(srv *target.Server) error {
 
 	drain, cancelDrain := context.WithTimeout(ctx, drainTimeout)
 	defer cancelDrain()
-	if err := srv.Shutdown(drain); err != nil {
+	drainErr := srv.Shutdown(drain)
+	if drainErr != nil {
 		// Nothing that was acknowledged is lost: the commands that were cut off were never answered.
-		d.log.Warn("some commands did not end in time and were cut off", zap.Error(err))
-		return errors.Join(removeErr, d.flushDisks(ctx))
+		d.log.Warn("some commands did not end in time and were cut off", zap.Error(drainErr))
 	}
-	err := errors.Join(removeErr, d.flushDisks(ctx), d.closeDisks(ctx))
-	if err == nil {
+	err := d.flushDisks(ctx)
+	if drainErr == nil && ctx.Err() == nil {
+		// Otherwise calls to a disk are still in progress, and the end of the process closes it.
+		err = errors.Join(err, d.closeDisks(ctx))
+	}
+	if err = errors.Join(removeErr, err); err == nil {
 		d.log.Info("stopped")
 	}
 	return err

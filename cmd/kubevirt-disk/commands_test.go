@@ -1,0 +1,273 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+var demoImage = filepath.Join("..", "..", "examples", "demo", "disk", "demo.qcow2")
+
+func absolute(t *testing.T, path string) string {
+	t.Helper()
+	path, err := filepath.Abs(path)
+	require.NoError(t, err)
+	return path
+}
+
+func TestNoCommandIsWrongUsage(t *testing.T) {
+	status, stdout, stderr := run(t, nil)
+	require.Equal(t, exitUsage, status)
+	require.Empty(t, stdout)
+	require.Contains(t, stderr, "Available Commands")
+	require.Contains(t, stderr, "no command given")
+	status, _, stderr = run(t, nil, "destroy")
+	require.Equal(t, exitUsage, status)
+	require.Contains(t, stderr, `"destroy"`)
+	status, stdout, _ = run(t, nil, "--help")
+	require.Equal(t, exitDone, status)
+	require.Contains(t, stdout, "Available Commands")
+}
+
+func TestVersion(t *testing.T) {
+	status, stdout, _ := run(t, nil, "version")
+	require.Equal(t, exitDone, status)
+	for _, part := range []string{"v0.0.0-test", "c0ffee", runtime.Version(), "linux/" + runtime.GOARCH} {
+		require.Contains(t, stdout, part)
+	}
+	status, stdout, _ = run(t, nil, "version", "--json")
+	require.Equal(t, exitDone, status)
+	var b map[string]string
+	require.NoError(t, json.Unmarshal([]byte(stdout), &b))
+	require.Equal(t, map[string]string{"version": "v0.0.0-test", "commit": "c0ffee", "go_version": runtime.Version(),
+		"platform": "linux/" + runtime.GOARCH}, b)
+	status, _, _ = run(t, nil, "version", "now")
+	require.Equal(t, exitUsage, status)
+}
+
+func TestCompletion(t *testing.T) {
+	for _, shell := range []string{"bash", "zsh", "fish", "powershell"} {
+		status, stdout, _ := run(t, nil, "completion", shell)
+		require.Equal(t, exitDone, status, shell)
+		require.Contains(t, stdout, "kubevirt-disk", shell)
+	}
+}
+
+func TestInspect(t *testing.T) {
+	image := absolute(t, demoImage)
+	status, stdout, stderr := run(t, nil, "inspect", image)
+	require.Equal(t, exitDone, status, stderr)
+	for _, part := range []string{"demo.qcow2", "qcow2 version 3", "virtual size", "cluster size", "backing file", "servable        yes"} {
+		require.Contains(t, stdout, part)
+	}
+	status, stdout, _ = run(t, nil, "inspect", "--json", image)
+	require.Equal(t, exitDone, status)
+	var info map[string]any
+	require.NoError(t, json.Unmarshal([]byte(stdout), &info))
+	require.Equal(t, true, info["servable"])
+	require.Equal(t, "qcow2", info["format"])
+	require.EqualValues(t, 3, info["version"])
+	for _, key := range []string{"virtual_size", "allocated_size", "cluster_size", "backing_chain"} {
+		require.Contains(t, info, key)
+	}
+}
+
+func TestInspectWhatWouldNotBeServed(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "notes.txt")
+	require.NoError(t, os.WriteFile(path, []byte("not a disk"), 0o644))
+	status, stdout, _ := run(t, nil, "inspect", path)
+	require.Equal(t, exitFailed, status)
+	require.Contains(t, stdout, "servable   no: it ")
+	status, stdout, _ = run(t, nil, "inspect", "--json", path)
+	require.Equal(t, exitFailed, status)
+	var info map[string]any
+	require.NoError(t, json.Unmarshal([]byte(stdout), &info))
+	require.Equal(t, false, info["servable"])
+	require.NotEmpty(t, info["reason"])
+
+	status, stdout, stderr := run(t, nil, "inspect", path+".missing")
+	require.Equal(t, exitFailed, status)
+	require.Empty(t, stdout)
+	require.Contains(t, stderr, "notes.txt.missing")
+	status, _, stderr = run(t, nil, "inspect")
+	require.Equal(t, exitUsage, status)
+	require.Contains(t, stderr, "inspect IMAGE")
+}
+
+func TestConvert(t *testing.T) {
+	dir := t.TempDir()
+	source, destination := filepath.Join(dir, "a.raw"), filepath.Join(dir, "b.raw")
+	content := append(bytes.Repeat([]byte("data"), 4096), make([]byte, 1<<20)...)
+	require.NoError(t, os.WriteFile(source, content, 0o644))
+
+	status, stdout, stderr := run(t, nil, "convert", source, destination)
+	require.Equal(t, exitDone, status, stderr)
+	require.Empty(t, stdout)
+	require.Contains(t, stderr, "a.raw: 1.02 MiB")
+	require.NotContains(t, stderr, "\x1b", "no bar where there is no terminal")
+	got, err := os.ReadFile(destination)
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(content, got))
+
+	require.NoError(t, os.WriteFile(destination, []byte("precious"), 0o644))
+	status, _, stderr = run(t, nil, "convert", source, destination)
+	require.Equal(t, exitFailed, status)
+	require.Contains(t, stderr, "--force")
+	got, err = os.ReadFile(destination)
+	require.NoError(t, err)
+	require.Equal(t, "precious", string(got))
+
+	status, _, stderr = run(t, nil, "convert", "--force", source, destination)
+	require.Equal(t, exitDone, status, stderr)
+	got, err = os.ReadFile(destination)
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(content, got))
+
+	status, _, _ = run(t, nil, "convert", "--force", source, source)
+	require.Equal(t, exitFailed, status, "an image is not converted onto itself")
+	status, _, _ = run(t, nil, "convert", "--force", source, dir)
+	require.Equal(t, exitFailed, status, "nor onto a directory")
+	status, _, stderr = run(t, nil, "convert", filepath.Join(dir, "missing.raw"), filepath.Join(dir, "c.raw"))
+	require.Equal(t, exitFailed, status)
+	require.Contains(t, stderr, "missing.raw")
+	require.NoFileExists(t, filepath.Join(dir, "c.raw"))
+	status, _, _ = run(t, nil, "convert", source)
+	require.Equal(t, exitUsage, status)
+}
+
+// called returns a link to the binary by which it is called by another name.
+func called(t *testing.T, name string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	require.NoError(t, os.Symlink(binary(t), path))
+	return path
+}
+
+func TestCalledAsCat(t *testing.T) {
+	cat := called(t, "cat")
+	path := filepath.Join(t.TempDir(), "healthy")
+	p := launch(t, cat, nil, path)
+	require.Equal(t, exitFailed, p.status())
+	require.Contains(t, p.stderr.String(), path)
+	require.NoError(t, os.WriteFile(path, []byte("a\x00b\n"), 0o644))
+	p = launch(t, cat, nil, path, path)
+	require.Equal(t, exitDone, p.status())
+	require.Equal(t, "a\x00b\na\x00b\n", p.stdout.String())
+	require.Equal(t, exitFailed, launch(t, cat, nil, filepath.Dir(path)).status())
+	require.Equal(t, exitUsage, launch(t, cat, nil).status())
+}
+
+func TestCalledAsEntryPoint(t *testing.T) {
+	entryPoint := called(t, "entry-point.sh")
+	free, err := net.Listen("tcp4", "127.0.0.1:0")
+	require.NoError(t, err)
+	_, port, err := net.SplitHostPort(free.Addr().String())
+	require.NoError(t, err)
+	require.NoError(t, free.Close())
+	for name, args := range map[string][]string{"the port is the argument": {port}, "the port is in the environment": nil} {
+		t.Run(name, func(t *testing.T) {
+			l := newPlace(t, "a.raw")
+			env := append(l.env, "LISTEN=", "PORT=1")
+			if args == nil {
+				env = append(env, "PORT="+port)
+			}
+			p := launch(t, entryPoint, env, args...)
+			p.untilReady(l)
+			require.Equal(t, "127.0.0.1:"+port, p.logged("portal", "address"))
+			cat := launch(t, called(t, "cat"), nil, l.readyFile())
+			require.Equal(t, exitDone, cat.status())
+			require.Equal(t, exitDone, p.terminate())
+		})
+	}
+	for _, args := range [][]string{{"http"}, {"--help"}, {"1", "2"}} {
+		p := launch(t, entryPoint, nil, args...)
+		require.Equal(t, exitUsage, p.status(), "%v", args)
+	}
+}
+
+func TestHealthcheck(t *testing.T) {
+	var code atomic.Int32
+	var asked atomic.Value
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	require.NoError(t, err)
+	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked.Store(r.URL.Path)
+		w.WriteHeader(int(code.Load()))
+		fmt.Fprintln(w, "the reason")
+	})}
+	go func() { _ = srv.Serve(l) }()
+	defer srv.Close()
+	_, port, _ := net.SplitHostPort(l.Addr().String())
+
+	for _, c := range []struct {
+		env, args []string
+		path      string
+	}{
+		{env: []string{"METRICS_LISTEN=:" + port}, path: "/readyz"},
+		{env: []string{"METRICS_LISTEN=0.0.0.0:" + port}, args: []string{"--live"}, path: "/healthz"},
+		{env: []string{"METRICS_LISTEN=127.0.0.1:" + port, "http_proxy=http://192.0.2.1:1"}, path: "/readyz"},
+		{args: []string{"--metrics-listen=localhost:" + port}, path: "/readyz"},
+		{args: []string{"--config=" + yamlFile(t, "metrics-listen: 127.0.0.1:"+port+"\ndisk-dir: /x\n")}, path: "/readyz"},
+		{env: []string{"METRICS_LISTEN=:" + port, "COPY_MODE=nonsense", "CHAP_USERNAME=half"}, path: "/readyz"},
+	} {
+		for want, answer := range map[int]int{exitDone: http.StatusOK, exitFailed: http.StatusServiceUnavailable} {
+			code.Store(int32(answer))
+			asked.Store("")
+			status, stdout, stderr := run(t, c.env, append([]string{"healthcheck"}, c.args...)...)
+			require.Equal(t, want, status, stderr)
+			require.Equal(t, c.path, asked.Load())
+			require.Contains(t, stdout+stderr, "the reason")
+		}
+	}
+}
+
+func TestHealthcheckWithoutADaemonOrPages(t *testing.T) {
+	gone, err := net.Listen("tcp4", "127.0.0.1:0")
+	require.NoError(t, err)
+	require.NoError(t, gone.Close())
+	status, _, stderr := run(t, []string{"METRICS_LISTEN=" + gone.Addr().String()}, "healthcheck")
+	require.Equal(t, exitFailed, status)
+	require.Contains(t, stderr, gone.Addr().String())
+
+	ready := filepath.Join(t.TempDir(), "healthy")
+	off := []string{"METRICS_LISTEN=", "READY_FILE=" + ready}
+	status, _, stderr = run(t, off, "healthcheck")
+	require.Equal(t, exitFailed, status)
+	require.Contains(t, stderr, ready)
+	require.NoError(t, os.WriteFile(ready, nil, 0o644))
+	status, stdout, _ := run(t, off, "healthcheck")
+	require.Equal(t, exitDone, status)
+	require.Equal(t, "ok\n", stdout)
+	status, _, _ = run(t, []string{"METRICS_LISTEN=127.0.0.1:0", "READY_FILE=" + ready}, "healthcheck")
+	require.Equal(t, exitDone, status, "port 0 says nothing about where the pages are")
+	status, _, _ = run(t, off, "healthcheck", "--live")
+	require.Equal(t, exitFailed, status)
+	status, _, _ = run(t, []string{"METRICS_LISTEN=", "READY_FILE="}, "healthcheck")
+	require.Equal(t, exitFailed, status)
+	status, _, _ = run(t, nil, "healthcheck", "--metrics-listen=nowhere")
+	require.Equal(t, exitUsage, status)
+}
+
+func TestHealthcheckOfADaemon(t *testing.T) {
+	l := newPlace(t, "a.raw")
+	p := l.serve(t)
+	address := p.logged("metrics", "address").(string)
+	for _, args := range [][]string{{"healthcheck"}, {"healthcheck", "--live"}} {
+		status, stdout, stderr := run(t, []string{"METRICS_LISTEN=" + address}, args...)
+		require.Equal(t, exitDone, status, stderr)
+		require.Equal(t, "ok", strings.TrimSpace(stdout))
+	}
+	require.Equal(t, exitDone, p.terminate())
+	status, _, _ := run(t, []string{"METRICS_LISTEN=" + address}, "healthcheck")
+	require.Equal(t, exitFailed, status)
+}

@@ -1,0 +1,189 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/metrics"
+)
+
+// brokenDisk is a disk of which a flush has failed, or hangs.
+type brokenDisk struct {
+	failed, closed atomic.Bool
+	hang           chan struct{}
+}
+
+func (b *brokenDisk) ReadAt(p []byte, _ int64) (int, error) { return len(p), nil }
+func (b *brokenDisk) WriteAt(p []byte, _ int64) (int, error) {
+	if b.failed.Load() {
+		return 0, disk.ErrFailed
+	}
+	return len(p), nil
+}
+func (b *brokenDisk) Flush() error {
+	if b.hang != nil {
+		<-b.hang
+	}
+	if b.failed.Load() {
+		return disk.ErrFailed
+	}
+	return nil
+}
+func (b *brokenDisk) Size() int64  { return 512 }
+func (b *brokenDisk) Close() error { b.closed.Store(true); return nil }
+
+func newTestDaemon(t *testing.T, d disk.Disk) *daemon {
+	t.Helper()
+	daemon := newDaemon(&config{targetName: "iqn.2020-01.x", copyMode: disk.CopyNone}, zap.NewNop())
+	s := &servedDisk{lun: 1, name: "a.raw", size: 512}
+	daemon.state.setDisks([]*servedDisk{s})
+	daemon.metrics.SetDisks(daemon.measured([]*servedDisk{s}))
+	daemon.state.opened(s, &disk.Instance{Disk: d})
+	daemon.state.set(metrics.StateReady)
+	return daemon
+}
+
+func TestADiskThatHasFailedIsShownEverywhere(t *testing.T) {
+	b := &brokenDisk{}
+	d := newTestDaemon(t, b)
+	ts := httptest.NewServer(d.metrics.Handler(metrics.Pages{
+		Status: func() metrics.Status { return d.state.status(d) }, Ready: d.state.ready, Health: d.state.healthy,
+	}, zap.NewNop()))
+	defer ts.Close()
+	look := func(path string) (int, string) {
+		res, err := http.Get(ts.URL + path)
+		require.NoError(t, err)
+		defer res.Body.Close()
+		var body bytes.Buffer
+		_, err = body.ReadFrom(res.Body)
+		require.NoError(t, err)
+		return res.StatusCode, body.String()
+	}
+	code, _ := look("/healthz")
+	require.Equal(t, http.StatusOK, code)
+	_, page := look("/metrics")
+	require.Contains(t, page, `kubevirt_disk_lun_failed{image="a.raw",lun="1"} 0`)
+
+	b.failed.Store(true)
+	code, page = look("/healthz")
+	require.Equal(t, http.StatusServiceUnavailable, code)
+	require.Contains(t, page, "LUN 1 (a.raw)")
+	_, page = look("/metrics")
+	require.Contains(t, page, `kubevirt_disk_lun_failed{image="a.raw",lun="1"} 1`)
+	_, page = look("/status")
+	require.Contains(t, page, disk.ErrFailed.Error())
+	require.ErrorContains(t, d.flushDisks(t.Context()), "acknowledged data may be lost", "a stop is no success either")
+}
+
+func TestAFlushThatHangsEndsWithTheDeadline(t *testing.T) {
+	b := &brokenDisk{hang: make(chan struct{})}
+	defer close(b.hang)
+	d := newTestDaemon(t, b)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.ErrorContains(t, d.flushDisks(ctx), "did not end in time")
+	require.False(t, b.closed.Load())
+}
+
+func TestReadyTellsWhatIsMissing(t *testing.T) {
+	d := newTestDaemon(t, &brokenDisk{})
+	require.NoError(t, d.state.ready())
+	d.state.set(metrics.StateStopping)
+	require.EqualError(t, d.state.ready(), "stopping")
+	d.state.set(metrics.StateExpanding)
+	require.EqualError(t, d.state.ready(), "expanding")
+}
+
+// TestStopDuringExpansion: whichever of the two is first, the end is a clean one.
+func TestStopDuringExpansion(t *testing.T) {
+	l := newPlace(t)
+	f, err := os.Create(filepath.Join(l.dir, "disk", "big.raw"))
+	require.NoError(t, err)
+	block := bytes.Repeat([]byte{0xa5}, 1<<20)
+	for range 256 {
+		_, err := f.Write(block)
+		require.NoError(t, err)
+	}
+	require.NoError(t, f.Close())
+	p := launch(t, binary(t), l.env, "serve")
+	p.until("it expands", func() bool { return p.logged("expanding the image", "lun") != nil })
+	require.Equal(t, exitDone, p.terminate())
+	require.NoFileExists(t, l.readyFile())
+	partial, err := filepath.Glob(filepath.Join(l.dir, "work", "*", "*.partial"))
+	require.NoError(t, err)
+	require.Empty(t, partial)
+	require.True(t, p.logged("stopped", "msg") != nil || p.logged("stopped before the LUNs were ready", "msg") != nil)
+}
+
+func TestTheFirstSignalCancelsTheSecondEnds(t *testing.T) {
+	exited := make(chan int, 1)
+	a := &app{exit: func(status int) { exited <- status }}
+	ctx, stop := a.interruptible(t.Context())
+	defer stop()
+	require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGTERM))
+	select {
+	case <-ctx.Done():
+	case <-time.After(patience):
+		t.Fatal("the first signal does nothing")
+	}
+	require.Empty(t, exited)
+	require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGINT))
+	select {
+	case status := <-exited:
+		require.Equal(t, exitFailed, status)
+	case <-time.After(patience):
+		t.Fatal("the second signal does nothing")
+	}
+}
+
+func TestReadyFile(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "healthy")
+	require.NoError(t, removeReadyFile(path), "none is there")
+	require.NoError(t, writeReadyFile(path))
+	require.NoError(t, writeReadyFile(path), "again")
+	info, err := os.Stat(path)
+	require.NoError(t, err)
+	require.Equal(t, os.FileMode(0o644), info.Mode())
+	files, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Len(t, files, 1, "nothing temporary is left")
+	require.NoError(t, removeReadyFile(path))
+	require.NoFileExists(t, path)
+	require.NoError(t, writeReadyFile(""))
+	require.NoError(t, removeReadyFile(""))
+
+	require.NoError(t, os.MkdirAll(filepath.Join(path, "sub"), 0o755))
+	require.Error(t, removeReadyFile(path))
+	require.Error(t, writeReadyFile(path))
+	files, err = os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Len(t, files, 1)
+}
+
+func TestLogFormats(t *testing.T) {
+	var b bytes.Buffer
+	require.Equal(t, logJSON, logConfig{}.resolve(&b).format, "a pipe gets JSON")
+	newLogger(logConfig{level: zapcore.WarnLevel}, &b).Info("quiet")
+	require.Empty(t, b.String())
+	newLogger(logConfig{level: zapcore.WarnLevel}, &b).Warn("loud", zap.Error(errors.New("two\nlines")))
+	require.Contains(t, b.String(), `"msg":"loud"`)
+	require.Contains(t, b.String(), `"error":"two\nlines"`)
+	b.Reset()
+	newLogger(logConfig{format: logConsole}, &b).Info("hello", zap.Int("lun", 1))
+	require.Contains(t, b.String(), `INFO  hello  {"lun": 1}`)
+}

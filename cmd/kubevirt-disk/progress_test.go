@@ -1,0 +1,92 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+type steps struct{ done, total, data, dataTotal int64 }
+
+func (s *steps) Done() int64          { return s.done }
+func (s *steps) Total() int64         { return s.total }
+func (s *steps) Data() (int64, int64) { return s.data, s.dataTotal }
+
+// atSecond makes a reporter for which that many seconds have passed.
+func atSecond(r *reporter, seconds int) {
+	r.began = time.Unix(0, 0)
+	r.now = func() time.Time { return time.Unix(int64(seconds), 0) }
+}
+
+func TestProgressAsLines(t *testing.T) {
+	var b bytes.Buffer
+	r := newReporter(&b, false, "a.qcow2")
+	atSecond(r, 2)
+	p := &steps{}
+	r.show(p)
+	require.Empty(t, b.String(), "it has not begun")
+	*p = steps{total: 1 << 30, dataTotal: 512 << 20}
+	for p.done = 0; p.done < p.total; p.done += p.total / 100 {
+		p.data = p.done / 2
+		r.show(p)
+	}
+	lines := strings.Split(strings.TrimSpace(b.String()), "\n")
+	require.Len(t, lines, 10, "a line for every tenth:\n%s", b.String())
+	require.Equal(t, "a.qcow2: 0 % -", lines[0])
+	require.Contains(t, lines[5], "MiB/s")
+	require.Contains(t, lines[5], "2s left")
+	p.done, p.data = p.total, p.dataTotal
+	b.Reset()
+	r.finish(p, nil)
+	require.Equal(t, "a.qcow2: 1 GiB, of them 512 MiB data, in 2s, 256 MiB/s\n", b.String())
+	b.Reset()
+	r.finish(p, errors.New("failed"))
+	require.Empty(t, b.String(), "the error says it")
+}
+
+func TestProgressAsABar(t *testing.T) {
+	var b bytes.Buffer
+	r := newReporter(&b, true, "a.qcow2")
+	atSecond(r, 4)
+	r.show(&steps{done: 50 << 20, total: 100 << 20, data: 40 << 20, dataTotal: 80 << 20})
+	require.Equal(t, "\ra.qcow2 [===============               ]  50 % 10 MiB/s, 4s left\x1b[K", b.String())
+	b.Reset()
+	r.finish(&steps{done: 100 << 20, total: 100 << 20, data: 80 << 20, dataTotal: 80 << 20}, nil)
+	require.Equal(t, "\r\x1b[Ka.qcow2: 100 MiB, of them 80 MiB data, in 4s, 20 MiB/s\n", b.String())
+}
+
+func TestReporterReturnsWhatTheWorkReturns(t *testing.T) {
+	var b bytes.Buffer
+	r := newReporter(&b, false, "a")
+	r.interval = time.Millisecond
+	p := &steps{done: 1, total: 2}
+	failed := errors.New("failed")
+	require.ErrorIs(t, r.while(p, func() error { return failed }), failed)
+	require.NoError(t, r.while(p, func() error { return nil }))
+}
+
+func TestPercentNeverClaimsTooMuch(t *testing.T) {
+	require.Equal(t, 0, percent(0, 0))
+	require.Equal(t, 0, percent(-1, 10))
+	require.Equal(t, 99, percent(1<<40-1, 1<<40))
+	require.Equal(t, 100, percent(1<<40, 1<<40))
+	require.Equal(t, 100, percent(11, 10))
+	require.Equal(t, 50, percent(1<<62, 1<<63-1), "no overflow")
+	require.Equal(t, "["+strings.Repeat(" ", barWidth)+"]", bar(0))
+	require.Equal(t, "["+strings.Repeat("=", barWidth)+"]", bar(100))
+}
+
+func TestSizes(t *testing.T) {
+	for n, want := range map[int64]string{
+		0: "0 B", 1023: "1023 B", 1024: "1 KiB", 1536: "1.5 KiB", 1 << 20: "1 MiB", 10 << 30: "10 GiB", 1<<63 - 1: "8 EiB",
+		1024*1024 - 1: "1 MiB", 1000 << 10: "1000 KiB", 100 << 20: "100 MiB", 11264: "11 KiB", 11*1024 + 512: "11.5 KiB",
+	} {
+		require.Equal(t, want, shortSize(n))
+	}
+	require.Equal(t, "512 bytes", sizeText(512))
+	require.Equal(t, "10 GiB (10737418240 bytes)", sizeText(10<<30))
+}
