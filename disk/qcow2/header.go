@@ -242,7 +242,7 @@ func (h *header) readNames(r io.ReaderAt, fileSize, headerLen int64, nameOffset 
 		switch {
 		case nameLen == 0 || nameLen > maxNameLen:
 			return bad("the backing file name has %d bytes, outside 1 to %d", nameLen, maxNameLen)
-		case nameOffset < uint64(headerLen) || nameOffset+uint64(nameLen) > uint64(len(first)):
+		case nameOffset < uint64(headerLen) || nameOffset > uint64(len(first)) || uint64(nameLen) > uint64(len(first))-nameOffset:
 			return bad("the backing file name lies outside the header cluster")
 		}
 		h.backingFile = string(first[nameOffset:][:nameLen])

@@ -1,0 +1,80 @@
+package qcow2
+
+import (
+	"bytes"
+	"testing"
+)
+
+// readAll reads an image to its end, or as much of it as a fuzzer has time for.
+func readAll(im *Image) {
+	p := make([]byte, 64<<10)
+	for off := int64(0); off < im.Size() && off < 8<<20; {
+		n, _, err := im.Extent(off, im.Size()-off)
+		if err != nil {
+			return
+		}
+		_, _ = im.ReadAt(p[:min(n, int64(len(p)), im.Size()-off)], off)
+		off += n
+	}
+}
+
+// FuzzOpen opens and reads anything: there is an error, or there are bytes, and nothing else.
+func FuzzOpen(f *testing.F) {
+	for _, bits := range []uint{9, 12, 16} {
+		im := newImage(bits, 8<<bits, 2)
+		im.data(0, atData, 1)
+		im.compressed(1, (atData+1)<<bits, deflated(f, make([]byte, 1<<bits)))
+		im.put64(im.l2(2), entryZero)
+		f.Add(im.b[:min(len(im.b), 64<<10)])
+	}
+	ext := newImage(14, 8<<14, 1)
+	ext.put64(72, incompatExtendedL2)
+	ext.put64(ext.l2(0), atData<<14)
+	ext.put64(ext.l2(1), 5<<32|2)
+	f.Add(ext.b)
+	f.Fuzz(func(_ *testing.T, b []byte) {
+		im, err := Open(bytes.NewReader(b), int64(len(b)), Options{MaxVirtualSize: 1 << 30})
+		if err == nil {
+			readAll(im)
+		}
+	})
+}
+
+// FuzzTables keeps the header right, so that the fuzzer spends its time on L1 and L2 entries.
+func FuzzTables(f *testing.F) {
+	f.Add([]byte{0, 0, 0, 0, 0, 0, 0xa, 0}, []byte{0x80, 0, 0, 0, 0, 0, 8, 0}, false)
+	f.Add([]byte{0x40, 0, 0, 0, 0, 0, 0xa, 0}, []byte{}, true)
+	f.Fuzz(func(_ *testing.T, l2, l1 []byte, extended bool) {
+		bits := uint(9)
+		if extended {
+			bits = 14
+		}
+		im := newImage(bits, 64<<bits, 4)
+		if extended {
+			im.put64(72, incompatExtendedL2)
+		}
+		copy(im.cluster(atL2), l2)
+		copy(im.cluster(atL1), l1)
+		if got, err := im.open(); err == nil {
+			readAll(got)
+		}
+	})
+}
+
+// FuzzDecode decodes any bytes as a compressed cluster.
+func FuzzDecode(f *testing.F) {
+	f.Add(deflated(f, make([]byte, 1<<12)), false)
+	f.Add(zstandard(f, make([]byte, 1<<12)), true)
+	f.Fuzz(func(_ *testing.T, data []byte, zstd bool) {
+		im := newImage(12, 8<<12, 4)
+		if zstd {
+			im.put64(72, incompatCompression)
+			im.put32(100, 112)
+			im.b[104] = compressionZstd
+		}
+		im.compressed(0, atData<<12, data[:min(len(data), 2<<12)])
+		if got, err := im.open(); err == nil {
+			readAll(got)
+		}
+	})
+}

@@ -1,0 +1,329 @@
+package qcow2
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"math"
+	"runtime"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestRefused has an image for each thing that a hostile one can try, and the reason that a person is told.
+func TestRefused(t *testing.T) {
+	const bits, cs = 16, 1 << 16
+	for _, c := range []struct {
+		name   string
+		want   string
+		change func(t *testing.T, im *image)
+	}{
+		{"not qcow2", "is not a qcow2 image", func(_ *testing.T, im *image) { im.b[0] = 'X' }},
+		{"ends in the header", "ends within the header", func(_ *testing.T, im *image) { im.b = im.b[:50] }},
+		{"version 1", "version 1 is not supported", func(_ *testing.T, im *image) { im.put32(4, 1) }},
+		{"version 4", "version 4 is not supported", func(_ *testing.T, im *image) { im.put32(4, 4) }},
+		{"cluster_bits 8", "cluster_bits is 8", func(_ *testing.T, im *image) { im.put32(20, 8) }},
+		{"cluster_bits 22", "cluster_bits is 22", func(_ *testing.T, im *image) { im.put32(20, 22) }},
+		{"cluster_bits 2^32-1", "cluster_bits is 4294967295", func(_ *testing.T, im *image) { im.put32(20, math.MaxUint32) }},
+		{"header_length 72 in version 3", "header_length is 72", func(_ *testing.T, im *image) { im.put32(100, 72) }},
+		{"header_length beyond the cluster", "header_length is 65544", func(_ *testing.T, im *image) { im.put32(100, cs+8) }},
+		{"header_length unaligned", "header_length is 105", func(_ *testing.T, im *image) { im.put32(100, 105) }},
+		{"size 0", "virtual size is 0", func(_ *testing.T, im *image) { im.put64(24, 0) }},
+		{"size 2^63", "over the limit", func(_ *testing.T, im *image) { im.put64(24, 1<<63) }},
+		{"size 2^64-1", "over the limit", func(_ *testing.T, im *image) { im.put64(24, math.MaxUint64) }},
+		{"size over 64 TiB", "over the limit", func(_ *testing.T, im *image) { im.put64(24, 64<<40+512) }},
+		{"corrupt bit", "marked corrupt", func(_ *testing.T, im *image) { im.put64(72, incompatCorrupt) }},
+		{"data file bit", "external file", func(_ *testing.T, im *image) { im.put64(72, incompatDataFile) }},
+		{"unknown bit", "unknown feature (incompatible feature bit 17)", func(_ *testing.T, im *image) { im.put64(72, 1<<17) }},
+		{"compression bit without type", "contradict", func(_ *testing.T, im *image) { im.put64(72, incompatCompression) }},
+		{"compression type 2", "compression type 2 is unknown", func(_ *testing.T, im *image) {
+			im.put64(72, incompatCompression)
+			im.put32(100, 112)
+			im.b[104] = 2
+		}},
+		{"compression type without bit", "contradict", func(_ *testing.T, im *image) {
+			im.put32(100, 112)
+			im.b[104] = 1
+		}},
+		{"AES", "encrypted (AES)", func(_ *testing.T, im *image) { im.put32(32, 1) }},
+		{"LUKS", "encrypted (LUKS)", func(_ *testing.T, im *image) { im.put32(32, 2) }},
+		{"LUKS header", "encrypted (LUKS)", func(_ *testing.T, im *image) {
+			im.put32(104, extLUKS)
+			im.put32(108, 16)
+		}},
+		{"data file name", "external data file", func(_ *testing.T, im *image) {
+			im.put32(104, extDataFile)
+			im.put32(108, 11)
+		}},
+		{"extension past the cluster", "runs past the header cluster", func(_ *testing.T, im *image) {
+			im.put32(104, 0x12345678)
+			im.put32(108, cs)
+		}},
+		{"extension of 2^32-1", "runs past the header cluster", func(_ *testing.T, im *image) {
+			im.put32(104, 0x12345678)
+			im.put32(108, math.MaxUint32)
+		}},
+		{"L1 size 2^32-1", "over the limit", func(_ *testing.T, im *image) { im.put32(36, math.MaxUint32) }},
+		{"L1 over 32 MiB", "over the limit", func(_ *testing.T, im *image) { im.put32(36, maxL1Bytes/8+1) }},
+		{"L1 too small", "the virtual size needs", func(_ *testing.T, im *image) { im.put64(24, 1<<40) }},
+		{"L1 at the end", "runs past the end", func(_ *testing.T, im *image) { im.put64(40, uint64(len(im.b))) }},
+		{"L1 offset overflows", "runs past the end", func(_ *testing.T, im *image) { im.put64(40, math.MaxUint64-cs+1) }},
+		{"L1 unaligned", "not aligned", func(_ *testing.T, im *image) { im.put64(40, atL1*cs+512) }},
+		{"L1 in the header", "lies in the header", func(_ *testing.T, im *image) { im.put64(40, 0) }},
+		{"L1 on the refcount table", "overlaps other metadata", func(_ *testing.T, im *image) { im.put64(40, cs) }},
+		{"refcount table too long", "over the limit", func(_ *testing.T, im *image) { im.put32(56, math.MaxUint32) }},
+		{"refcount table outside", "runs past the end", func(_ *testing.T, im *image) { im.put64(48, 1<<40) }},
+		{"refcount block outside", "runs past the end", func(_ *testing.T, im *image) { im.put64(cs, 1<<40) }},
+		{"refcount block unaligned", "not aligned", func(_ *testing.T, im *image) { im.put64(cs, 2*cs+8) }},
+		{"refcount block 2^64-1", "past the end", func(_ *testing.T, im *image) { im.put64(cs, math.MaxUint64) }},
+		{"L1 entry reserved bits", "reserved bits", func(_ *testing.T, im *image) { im.put64(atL1*cs, atL2*cs|1) }},
+		{"L2 outside", "past the end", func(_ *testing.T, im *image) { im.put64(atL1*cs, 1<<40) }},
+		{"L2 unaligned", "not aligned", func(_ *testing.T, im *image) { im.put64(atL1*cs, atL2*cs+512) }},
+		{"L2 in the header", "", func(_ *testing.T, im *image) { im.put64(atL1*cs, 0); im.put64(40, 0) }},
+		{"L2 on L1", "overlaps other metadata", func(_ *testing.T, im *image) { im.put64(atL1*cs, atL1*cs) }},
+		{"L2 on refcounts", "overlaps other metadata", func(_ *testing.T, im *image) { im.put64(atL1*cs, 2*cs) }},
+		{"data outside", "past the end", func(_ *testing.T, im *image) { im.put64(im.l2(0), 1<<40) }},
+		{"data just at the end", "past the end", func(_ *testing.T, im *image) { im.put64(im.l2(0), uint64(len(im.b))) }},
+		{"data unaligned", "not aligned", func(_ *testing.T, im *image) { im.put64(im.l2(0), atData*cs+512) }},
+		{"data on L2", "in the image's metadata", func(_ *testing.T, im *image) { im.put64(im.l2(0), atL2*cs) }},
+		{"data on L1", "in the image's metadata", func(_ *testing.T, im *image) { im.put64(im.l2(0), atL1*cs) }},
+		{"data on refcounts", "in the image's metadata", func(_ *testing.T, im *image) { im.put64(im.l2(0), 2*cs) }},
+		{"data twice", "used by more than one", func(_ *testing.T, im *image) { im.data(0, atData, 1); im.data(7, atData, 1) }},
+		{"L2 entry reserved bits", "reserved bits", func(_ *testing.T, im *image) { im.put64(im.l2(0), atData*cs|2) }},
+		{"L2 entry high reserved bits", "reserved bits", func(_ *testing.T, im *image) { im.put64(im.l2(0), atData*cs|1<<60) }},
+		{"zero flag in version 2", "reserved bits", func(_ *testing.T, im *image) { im.put32(4, 2); im.put64(im.l2(0), 1) }},
+		{"compressed outside", "past the end", func(_ *testing.T, im *image) { im.put64(im.l2(0), entryCompressed|1<<40) }},
+		{"compressed runs out", "past the end", func(_ *testing.T, im *image) {
+			im.put64(im.l2(0), entryCompressed|255<<54|uint64(len(im.b)-1024))
+		}},
+		{"compressed in metadata", "in the image's metadata", func(_ *testing.T, im *image) { im.put64(im.l2(0), entryCompressed|atL2*cs) }},
+		{"compressed on data", "overlaps another cluster", func(_ *testing.T, im *image) {
+			im.data(0, atData, 1)
+			im.put64(im.l2(1), entryCompressed|atData*cs)
+		}},
+		{"data on compressed", "among compressed data", func(_ *testing.T, im *image) {
+			im.put64(im.l2(0), entryCompressed|atData*cs)
+			im.data(1, atData, 1)
+		}},
+		{"compressed twice", "used by more than one", func(t *testing.T, im *image) {
+			d := deflated(t, make([]byte, cs))
+			im.compressed(0, atData*cs, d)
+			im.compressed(1, atData*cs, d)
+		}},
+		{"compressed and copied", "not shared", func(_ *testing.T, im *image) { im.put64(im.l2(0), entryCompressed|entryCopied|atData*cs) }},
+		{"backing name too long", "backing file name has 1024 bytes", func(_ *testing.T, im *image) { im.put64(8, 200); im.put32(16, 1024) }},
+		{"backing name empty", "backing file name has 0 bytes", func(_ *testing.T, im *image) { im.put64(8, 200) }},
+		{"backing name outside", "outside the header cluster", func(_ *testing.T, im *image) { im.put64(8, cs-4); im.put32(16, 8) }},
+		{"backing name overflows", "outside the header cluster", func(_ *testing.T, im *image) { im.put64(8, math.MaxUint64-3); im.put32(16, 8) }},
+		{"backing name in the header", "outside the header cluster", func(_ *testing.T, im *image) { im.put64(8, 24); im.put32(16, 8) }},
+		{"backing name with NUL", "NUL", func(_ *testing.T, im *image) { im.put64(8, 200); im.put32(16, 8) }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			im := newImage(bits, 8*cs, 4)
+			c.change(t, im)
+			_, err := im.open()
+			require.ErrorContains(t, err, c.want)
+			var format *FormatError
+			require.ErrorAs(t, err, &format)
+		})
+	}
+}
+
+// TestRefusedSubclusters is for what only extended L2 entries can try.
+func TestRefusedSubclusters(t *testing.T) {
+	extended := func(bits uint, entry, sub uint64) error {
+		im := newImage(bits, 8<<bits, 4)
+		im.put64(72, incompatExtendedL2)
+		im.put64(im.l2(0), entry)
+		im.put64(im.l2(1), sub)
+		_, err := im.open()
+		return err
+	}
+	const cs = 1 << 16
+	require.NoError(t, extended(16, atData*cs, 1<<32|2))
+	require.ErrorContains(t, extended(13, 0, 0), "at least 16 KiB")
+	require.ErrorContains(t, extended(16, atData*cs, 1<<32|1), "both allocated and zero")
+	require.ErrorContains(t, extended(16, 0, 1), "allocated nowhere")
+	require.ErrorContains(t, extended(16, atData*cs|1, 1), "reserved bits")
+	require.ErrorContains(t, extended(16, entryCompressed|atData*cs, 1), "has subclusters")
+}
+
+// TestAccepted has images that look odd and are right.
+func TestAccepted(t *testing.T) {
+	const bits, cs = 16, 1 << 16
+	t.Run("dirty", func(t *testing.T) {
+		im := newImage(bits, 8*cs, 4)
+		im.put64(72, incompatDirty)
+		got, err := im.open()
+		require.NoError(t, err)
+		require.True(t, got.Info().Dirty)
+	})
+	t.Run("zero cluster with a place", func(t *testing.T) {
+		im := newImage(bits, 8*cs, 4)
+		im.data(0, atData, 7)
+		im.put64(im.l2(0), atData*cs|entryZero)
+		got, err := im.open()
+		require.NoError(t, err)
+		p := make([]byte, cs)
+		_, err = got.ReadAt(p, 0)
+		require.NoError(t, err)
+		require.Equal(t, make([]byte, cs), p)
+	})
+	t.Run("the file ends within the last cluster", func(t *testing.T) {
+		im := newImage(bits, 8*cs, 1)
+		im.data(0, atData, 7)
+		im.b = im.b[:atData*cs+1000]
+		got, err := im.open()
+		require.NoError(t, err)
+		p := make([]byte, cs)
+		_, err = got.ReadAt(p, 0)
+		require.NoError(t, err)
+		require.Equal(t, append(bytes.Repeat([]byte{7}, 1000), make([]byte, cs-1000)...), p)
+	})
+	t.Run("unknown extension", func(t *testing.T) {
+		im := newImage(bits, 8*cs, 4)
+		im.put32(104, 0x12345678)
+		im.put32(108, 3)
+		im.put32(120, extBackingFormat)
+		im.put32(124, 3)
+		copy(im.b[128:], "raw")
+		got, err := im.open()
+		require.NoError(t, err)
+		require.Equal(t, "raw", got.Info().BackingFormat)
+	})
+	t.Run("reading past the end", func(t *testing.T) {
+		got, err := newImage(bits, 8*cs, 1).open()
+		require.NoError(t, err)
+		n, err := got.ReadAt(make([]byte, 1024), 8*cs-512)
+		require.Equal(t, 512, n)
+		require.ErrorIs(t, err, io.EOF)
+	})
+}
+
+// TestCompressed decodes both kinds, packed one behind the other, and finds streams that yield too little.
+func TestCompressed(t *testing.T) {
+	const bits, cs = 16, 1 << 16
+	want := bytes.Repeat([]byte("kubevirt"), cs/8)
+	for _, kind := range []string{"zlib", "zstd"} {
+		encode := deflated
+		create := func() *image { return newImage(bits, 8*cs, 4) }
+		if kind == "zstd" {
+			encode = zstandard
+			create = func() *image {
+				im := newImage(bits, 8*cs, 4)
+				im.put64(72, incompatCompression)
+				im.put32(100, 112)
+				im.b[104] = compressionZstd
+				return im
+			}
+		}
+		t.Run(kind, func(t *testing.T) {
+			im := create()
+			d := encode(t, want)
+			im.compressed(0, atData*cs+100, d)
+			im.compressed(1, atData*cs+100+len(d), d)
+			got, err := im.open()
+			require.NoError(t, err)
+			require.Equal(t, kind, got.Info().Compression)
+			p := make([]byte, 2*cs)
+			_, err = got.ReadAt(p, 0)
+			require.NoError(t, err)
+			require.Equal(t, append(bytes.Clone(want), want...), p)
+			part := make([]byte, 10)
+			for off := int64(cs - 5); off < cs+5; off++ {
+				_, err = got.ReadAt(part, off)
+				require.NoError(t, err)
+				require.Equal(t, p[off:off+10], part)
+			}
+		})
+		t.Run(kind+" that is short", func(t *testing.T) {
+			im := create()
+			im.compressed(3, atData*cs, encode(t, want[:cs-1]))
+			got, err := im.open()
+			require.NoError(t, err)
+			_, err = got.ReadAt(make([]byte, 512), 3*cs+1024)
+			require.ErrorContains(t, err, "guest offset 197632")
+			require.ErrorAs(t, err, new(*FormatError))
+			_, err = got.ReadAt(make([]byte, 512), 0)
+			require.NoError(t, err, "the rest of the image is readable")
+		})
+		t.Run(kind+" that yields more", func(t *testing.T) {
+			im := create()
+			im.compressed(0, atData*cs, encode(t, append(bytes.Clone(want), 1, 2, 3)))
+			got, err := im.open()
+			require.NoError(t, err)
+			p := make([]byte, cs)
+			_, err = got.ReadAt(p, 0)
+			require.NoError(t, err)
+			require.Equal(t, want, p)
+		})
+		t.Run(kind+" that is garbage", func(t *testing.T) {
+			im := create()
+			im.compressed(0, atData*cs, bytes.Repeat([]byte{0xff}, 2000))
+			got, err := im.open()
+			require.NoError(t, err)
+			_, err = got.ReadAt(make([]byte, 512), 0)
+			require.ErrorAs(t, err, new(*FormatError))
+		})
+	}
+}
+
+// hugeFile is a sparse file: the image, and zeros up to a size that no memory holds.
+type hugeFile struct{ head []byte }
+
+func (f hugeFile) ReadAt(p []byte, off int64) (int, error) {
+	clear(p)
+	if off < int64(len(f.head)) {
+		copy(p, f.head[off:])
+	}
+	return len(p), nil
+}
+
+// TestMemory opens a file of a few bytes that claims as much as it can.
+func TestMemory(t *testing.T) {
+	im := newImage(21, 64<<40, 0)
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	got, err := Open(hugeFile{im.b}, 64<<40, Options{})
+	runtime.ReadMemStats(&after)
+	require.NoError(t, err)
+	require.Equal(t, int64(64<<40), got.Size())
+	require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(16<<20))
+	n, kind, err := got.Extent(0, got.Size())
+	require.NoError(t, err)
+	require.Equal(t, KindUnallocated, kind)
+	require.Equal(t, got.Size(), n)
+}
+
+// TestReadError passes the errors of the file on.
+func TestReadError(t *testing.T) {
+	im := newImage(16, 8<<16, 4)
+	im.data(0, atData, 1)
+	broken := errors.New("disk on fire")
+	for limit := range int64(atData) {
+		_, err := Open(failsFrom{im.b, limit << 16, broken}, int64(len(im.b)), Options{})
+		if limit != 2 { // the refcount block is not read
+			require.ErrorIs(t, err, broken, "cluster %d", limit)
+		}
+	}
+	got, err := Open(failsFrom{im.b, atData << 16, broken}, int64(len(im.b)), Options{})
+	require.NoError(t, err)
+	_, err = got.ReadAt(make([]byte, 512), 0)
+	require.ErrorIs(t, err, broken)
+	require.ErrorContains(t, err, "guest offset 0")
+}
+
+// failsFrom fails every read that touches a byte in the cluster at from.
+type failsFrom struct {
+	b    []byte
+	from int64
+	err  error
+}
+
+func (f failsFrom) ReadAt(p []byte, off int64) (int, error) {
+	if off < f.from+1<<16 && off+int64(len(p)) > f.from {
+		return 0, f.err
+	}
+	return bytes.NewReader(f.b).ReadAt(p, off)
+}
