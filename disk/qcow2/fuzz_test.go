@@ -20,18 +20,15 @@ func readAll(im *Image) {
 
 // FuzzOpen opens and reads anything: there is an error, or there are bytes, and nothing else.
 func FuzzOpen(f *testing.F) {
-	for _, bits := range []uint{9, 12, 16} {
+	// Small ones: the fuzzer spends its time on finding what is new, not on long inputs. Extended L2 entries, which
+	// need large clusters, have FuzzTables.
+	for _, bits := range []uint{9, 10} {
 		im := newImage(bits, 8<<bits, 2)
 		im.data(0, atData, 1)
 		im.compressed(1, (atData+1)<<bits, deflated(f, make([]byte, 1<<bits)))
 		im.put64(im.l2(2), entryZero)
-		f.Add(im.b[:min(len(im.b), 64<<10)])
+		f.Add(im.b)
 	}
-	ext := newImage(14, 8<<14, 1)
-	ext.put64(72, incompatExtendedL2)
-	ext.put64(ext.l2(0), atData<<14)
-	ext.put64(ext.l2(1), 5<<32|2)
-	f.Add(ext.b)
 	f.Fuzz(func(_ *testing.T, b []byte) {
 		im, err := Open(bytes.NewReader(b), int64(len(b)), Options{MaxVirtualSize: 1 << 30})
 		if err == nil {
