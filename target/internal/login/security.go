@@ -65,6 +65,9 @@ func unexpected(keys map[string]*string, allowed ...string) *refusal {
 func (m *Machine) chooseMethod(req *Request, keys map[string]*string) *refusal {
 	offer := keys[keyAuthMethod]
 	if offer == nil {
+		if r := unexpected(keys); r != nil {
+			return r
+		}
 		switch {
 		case m.cfg.Auth == nil:
 		case req.Transit || m.proposed:

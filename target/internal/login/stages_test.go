@@ -1,0 +1,139 @@
+package login
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestFirstStageMatrix sends every combination of CSG, NSG, T and C in the first request (RFC 7143 6.3, 11.12).
+func TestFirstStageMatrix(t *testing.T) {
+	for csg := range Stage(4) {
+		for nsg := range Stage(4) {
+			for _, transit := range []bool{false, true} {
+				for _, more := range []bool{false, true} {
+					name := fmt.Sprintf("CSG %d NSG %d T %v C %v", csg, nsg, transit, more)
+					i := newInitiator(t, openConfig())
+					resp := i.m.Step(&Request{CSG: csg, NSG: nsg, Transit: transit, Continue: more, Data: normal()})
+					switch {
+					case csg >= 2:
+						i.requireRefused(resp, StatusInitiatorError, "bad_stage")
+					case transit && more:
+						i.requireRefused(resp, StatusInitiatorError, "bad_flags")
+					case transit && (nsg <= csg || nsg == 2):
+						i.requireRefused(resp, StatusInitiatorError, "bad_stage")
+					case more:
+						require.Equal(t, Response{CSG: csg}, resp, name)
+					default:
+						require.Equal(t, StatusSuccess, resp.Status, name)
+						require.Equal(t, csg, resp.CSG, name)
+						require.Equal(t, transit, resp.Transit, name)
+						require.Equal(t, transit && nsg == FullFeature, i.m.Done(), name)
+						require.NotEmpty(t, resp.Data, name)
+						if transit {
+							require.Equal(t, nsg, resp.NSG, name)
+						} else {
+							require.Zero(t, resp.NSG, "reserved")
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+// TestLaterStageMatrix is in a stage already: no other is taken, and none is gone back to.
+func TestLaterStageMatrix(t *testing.T) {
+	for _, now := range []Stage{SecurityNegotiation, OperationalNegotiation} {
+		for csg := range Stage(4) {
+			for nsg := range Stage(4) {
+				for _, transit := range []bool{false, true} {
+					for _, more := range []bool{false, true} {
+						name := fmt.Sprintf("in %v: CSG %d NSG %d T %v C %v", now, csg, nsg, transit, more)
+						i := newInitiator(t, openConfig())
+						if now == SecurityNegotiation {
+							i.ok(SecurityNegotiation, 0, false, normal())
+						} else {
+							i.ok(SecurityNegotiation, OperationalNegotiation, true, normal())
+						}
+						resp := i.m.Step(&Request{CSG: csg, NSG: nsg, Transit: transit, Continue: more})
+						switch {
+						case csg != now:
+							i.requireRefused(resp, StatusInitiatorError, "bad_stage")
+						case transit && more:
+							i.requireRefused(resp, StatusInitiatorError, "bad_flags")
+						case transit && (nsg <= now || nsg == 2):
+							i.requireRefused(resp, StatusInitiatorError, "bad_stage")
+						default:
+							require.Equal(t, StatusSuccess, resp.Status, name)
+							require.Equal(t, transit, resp.Transit, name)
+							require.Equal(t, transit && nsg == FullFeature, i.m.Done(), name)
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+func TestPortalGroupTagOnlyOnceAndFirst(t *testing.T) {
+	for _, first := range []func(...string) []byte{normal, discovery} {
+		i := newInitiator(t, openConfig())
+		// The answer to a request with the C bit is empty, so it comes with the next one.
+		data := first()
+		resp := i.m.Step(&Request{Continue: true, Data: data[:5]})
+		require.Equal(t, Response{}, resp)
+		_, keys := i.ok(SecurityNegotiation, 0, false, data[5:])
+		require.Equal(t, "1", keys["TargetPortalGroupTag"])
+		_, keys = i.ok(SecurityNegotiation, OperationalNegotiation, true, text("AuthMethod=None"))
+		require.NotContains(t, keys, "TargetPortalGroupTag")
+		_, keys = i.ok(OperationalNegotiation, FullFeature, true, nil)
+		require.NotContains(t, keys, "TargetPortalGroupTag")
+	}
+}
+
+// TestSplitAnywhere cuts the text of a request in two at every position, and into single bytes.
+func TestSplitAnywhere(t *testing.T) {
+	data := normal("HeaderDigest=CRC32C", "X-com.example.a=b=c", "MaxBurstLength=65536", "FirstBurstLength=4096", "InitiatorAlias=a")
+	i := newInitiator(t, openConfig())
+	want := i.m.Step(&Request{CSG: OperationalNegotiation, NSG: FullFeature, Transit: true, Data: data})
+	require.True(t, i.m.Done())
+	result := i.m.Result()
+	run := func(parts ...[]byte) {
+		t.Helper()
+		i := newInitiator(t, openConfig())
+		for _, p := range parts[:len(parts)-1] {
+			buf := append([]byte(nil), p...)
+			resp := i.m.Step(&Request{CSG: OperationalNegotiation, Continue: true, Data: buf})
+			require.Equal(t, Response{CSG: OperationalNegotiation}, resp)
+			clear(buf) // the machine must not have kept it
+		}
+		resp := i.m.Step(&Request{CSG: OperationalNegotiation, NSG: FullFeature, Transit: true, Data: parts[len(parts)-1]})
+		require.Equal(t, want, resp)
+		require.Equal(t, result, i.m.Result())
+	}
+	for at := range len(data) + 1 {
+		run(data[:at], data[at:])
+	}
+	var single [][]byte
+	for at := range data {
+		single = append(single, data[at:at+1])
+	}
+	run(single...)
+	run(append(single, nil)...)
+}
+
+// TestUnchangedWithoutTransit: T=0 never advances, however often it is sent.
+func TestUnchangedWithoutTransit(t *testing.T) {
+	i := newInitiator(t, openConfig())
+	resp, _ := i.ok(OperationalNegotiation, FullFeature, false, normal())
+	require.False(t, resp.Transit)
+	for range 10 {
+		resp, _ = i.ok(OperationalNegotiation, FullFeature, false, nil)
+		require.False(t, resp.Transit)
+		require.False(t, i.m.Done())
+	}
+	resp, _ = i.ok(OperationalNegotiation, FullFeature, true, nil)
+	require.True(t, resp.Transit)
+}
