@@ -192,13 +192,13 @@ func (d *daemon) announce() {
 			zap.Int64("size_bytes", l.SizeBytes), zap.String("copy_mode", l.CopyMode), zap.String("access_mode", l.AccessMode),
 			zap.String("serial", l.Serial), zap.String("naa", l.NAA))
 	}
-	user := ""
+	command, user := "iscsi-ls", ""
 	if d.cfg.chap.Enabled() {
-		user = "USERNAME%PASSWORD@"
+		command, user = "LIBISCSI_CHAP_PASSWORD=... iscsi-ls", "USERNAME@"
 	}
 	d.log.Info("ready", zap.String("target", s.TargetName), zap.Strings("portals", s.Portals), zap.String("authentication", s.Authentication),
 		zap.Duration("after", time.Since(d.started)),
-		zap.String("try", fmt.Sprintf("iscsi-ls -s iscsi://%s%s", user, reachable(s.Portals[0]))))
+		zap.String("try", fmt.Sprintf("%s -s iscsi://%s%s", command, user, reachable(s.Portals[0]))))
 	if !d.cfg.chap.Enabled() {
 		d.log.Warn("there is no CHAP: whoever reaches a portal can use the disks", zap.Strings("portals", s.Portals))
 	}
