@@ -35,7 +35,7 @@ type Task struct {
 	hold  hold
 }
 
-var errPastEnd = errors.New("transport asked for data beyond the end of the command")
+var errPastEnd = errors.New("transport moved data that the command does not have")
 
 // Prepare validates the command completely and fills in Dir, Length and Gather. It never waits for a disk. After an
 // error the command is over.
@@ -118,7 +118,7 @@ func (c *command) check(cdb *[16]byte) error {
 // In fills p with the command's data from byte off. Calls ascend; p ends at Length at the latest. The disk's
 // errors are returned as they are, for Outcome.
 func (t *Task) In(off int64, p []byte) error {
-	if off < 0 || off+int64(len(p)) > t.Length {
+	if t.Dir != DirIn || off < 0 || off+int64(len(p)) > t.Length {
 		return errPastEnd
 	}
 	t.moved = off + int64(len(p))
@@ -132,7 +132,7 @@ func (t *Task) In(off int64, p []byte) error {
 // Out takes the data that the initiator sent, from byte off. Calls ascend and do not overlap; each ends at a
 // block but the last. What the initiator did not send, because it expected a shorter transfer, never comes.
 func (t *Task) Out(off int64, p []byte) error {
-	if off < 0 || off+int64(len(p)) > t.Length {
+	if t.Dir != DirOut || off < 0 || off+int64(len(p)) > t.Length {
 		return errPastEnd
 	}
 	t.moved = off + int64(len(p))

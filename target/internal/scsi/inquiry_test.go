@@ -1,0 +1,114 @@
+package scsi
+
+import (
+	"encoding/hex"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// requireHex compares data with its hexadecimal form, in which spaces and line breaks do not matter.
+func requireHex(t *testing.T, want string, got []byte) {
+	t.Helper()
+	require.Equal(t, hex.Dump(unhex(want)), hex.Dump(got))
+}
+
+func TestStandardInquiry(t *testing.T) {
+	const rest = `
+		4b55424556495254 4449534b202020202020202020202020 31202020
+		0000000000000000000000000000000000000000 0000
+		00a0 0460 04c0 0960 0000000000000000
+		00000000000000000000000000000000000000000000`
+	b := newBench(t)
+	requireHex(t, "00 00 06 12 5b 00 00 02"+rest, b.good(cdb("12 00 00 00 ff 00"), nil))
+	removable := newBench(t, removableLUN)
+	requireHex(t, "00 80 06 12 5b 00 00 02"+rest, removable.good(cdb("12 00 00 00 ff 00"), nil))
+
+	vacant := b.runAs(b.nexus, 0, cdb("12 00 00 00 ff 00"), nil)
+	requireHex(t, "3f 00 06 12 5b 00 00 02"+rest, vacant.data)
+	unknown := b.runAs(b.nexus, 7<<48, cdb("12 00 00 00 ff 00"), nil)
+	requireHex(t, "7f 00 06 12 5b 00 00 02"+rest, unknown.data)
+}
+
+func TestInquiryFields(t *testing.T) {
+	b := newBench(t)
+	for _, c := range []struct {
+		name, cdb, want string
+		length          int
+	}{
+		{"allocation length", "12 00 00 00 05 00", "GOOD", 5},
+		{"allocation length of two bytes", "12 00 00 01 05 00", "GOOD", 96},
+		{"no allocation", "12 00 00 00 00 00", "GOOD", 0},
+		{"page code without EVPD", "12 00 80 00 ff 00", "5/24/00", 0},
+		{"obsolete CMDDT", "12 02 00 00 ff 00", "5/24/00", 0},
+		{"unknown page", "12 01 c7 00 ff 00", "5/24/00", 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := b.run(cdb(c.cdb), nil)
+			require.Equal(t, c.want, r.outcome())
+			require.Len(t, r.data, c.length)
+		})
+	}
+}
+
+func TestVitalProductData(t *testing.T) {
+	const zeros28 = "00000000000000000000000000000000000000000000000000000000"
+	for _, c := range []struct {
+		name, page, want string
+		plain            bool
+	}{
+		{name: "supported pages", page: "00", want: "00 00 0007 00 80 83 86 b0 b1 b2"},
+		{name: "supported pages of a plain disk", page: "00", plain: true, want: "00 00 0006 00 80 83 86 b0 b1"},
+		{name: "serial number", page: "80", want: "00 80 0010 30313233343536373839616263646566"},
+		{name: "identification", page: "83", want: `00 83 00b8
+			01 03 00 08 3011223344556677
+			02 01 00 28 4b55424556495254 4449534b202020202020202020202020 30313233343536373839616263646566
+			03 08 00 18 6e61612e 33303131323233333434353536363737 00000000
+			51 94 00 04 00000001
+			51 95 00 04 00000001
+			53 98 00 2c 69716e2e323031372d30312e696f2e6b756265766972743a77726170706572 2c742c307830303031 00000000
+			53 a8 00 20 69716e2e323031372d30312e696f2e6b756265766972743a77726170706572 00`},
+		{name: "extended inquiry", page: "86", want: "00 86 003c 00 01 0000" + zeros28 + zeros28},
+		{name: "block limits", page: "b0", want: `00 b0 003c 01 80 0008 00020000 00000800 00000000
+			00100000 00000100 00000008 80000000 0000000000080000 000000000000000000000000 0000000000000000`},
+		{name: "block limits of a plain disk", page: "b0", plain: true, want: `00 b0 003c 01 80 0008 00020000 00000800 00000000
+			00000000 00000000 00000000 00000000 0000000000080000 000000000000000000000000 0000000000000000`},
+		{name: "characteristics", page: "b1", want: "00 b1 003c 0001 0000" + zeros28 + zeros28},
+		{name: "provisioning", page: "b2", want: "00 b2 0004 00 e4 02 00"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newBench(t)
+			if c.plain {
+				b = newBench(t, plainDisk)
+			}
+			requireHex(t, c.want, b.good(cdb("12 01"+c.page+"00 ff 00"), nil))
+		})
+	}
+	require.Equal(t, "5/24/00", newBench(t, plainDisk).run(cdb("12 01 b2 00 ff 00"), nil).outcome())
+}
+
+// TestListedPagesAnswer checks that page 00h is sorted and every page in it can be read; QEMU refuses a disk
+// where that fails.
+func TestListedPagesAnswer(t *testing.T) {
+	b := newBench(t)
+	for _, lun := range []uint64{lun1, 0, 7 << 48} {
+		list := b.runAs(b.nexus, lun, cdb("12 01 00 00 ff 00"), nil)
+		require.Equal(t, "GOOD", list.outcome())
+		require.IsIncreasing(t, list.data[4:])
+		for _, code := range list.data[4:] {
+			page := b.runAs(b.nexus, lun, []byte{opInquiry, bitEVPD, code, 0, 0xff, 0}, nil)
+			require.Equal(t, "GOOD", page.outcome(), "LUN %x page %02x", lun, code)
+			require.Equal(t, list.data[0], page.data[0], "peripheral of page %02x", code)
+			require.Equal(t, code, page.data[1])
+			require.Len(t, page.data, 4+int(page.data[2])<<8+int(page.data[3]))
+		}
+	}
+}
+
+func TestIdentificationIsUnambiguous(t *testing.T) {
+	other := newBench(t, func(l *LUN) {
+		l.Identity.Serial = "fedcba9876543210"
+		l.Identity.NAA[7]++
+	})
+	require.NotEqual(t, newBench(t).good(cdb("12 01 83 00 ff 00"), nil), other.good(cdb("12 01 83 00 ff 00"), nil))
+}

@@ -1,0 +1,221 @@
+package scsi
+
+import (
+	"bytes"
+	"encoding/binary"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// pages tells how many 4 KiB pages of the disk are allocated.
+func (m *memDisk) allocated() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return len(m.pages)
+}
+
+// read is the content of a range of blocks.
+func (b *bench) read(lba uint32, blocks uint16) []byte {
+	b.t.Helper()
+	c := make([]byte, 10)
+	c[0] = opRead10
+	binary.BigEndian.PutUint32(c[2:], lba)
+	binary.BigEndian.PutUint16(c[7:], blocks)
+	return b.good(c, nil)
+}
+
+func (b *bench) write(lba uint32, data []byte) {
+	b.t.Helper()
+	c := make([]byte, 10)
+	c[0] = opWrite10
+	binary.BigEndian.PutUint32(c[2:], lba)
+	binary.BigEndian.PutUint16(c[7:], uint16(len(data)/BlockSize))
+	b.good(c, data)
+}
+
+func TestVerify(t *testing.T) {
+	data := pattern(1024, 5)
+	flipped := bytes.Clone(data)
+	flipped[400*BlockSize+77] ^= 1
+	same := bytes.Repeat(data[:BlockSize], 1)
+	for _, c := range []struct {
+		name, cdb, want string
+		data            []byte
+		info            uint32
+	}{
+		{"10, medium", "2f 00 00 00 00 00 00 04 00 00", "GOOD", nil, 0},
+		{"10, data", "2f 02 00 00 00 00 00 04 00 00", "GOOD", data, 0},
+		{"10, other data", "2f 02 00 00 00 00 00 04 00 00", "e/1d/00", flipped, 400*BlockSize + 77},
+		{"12, other data", "af 02 00 00 00 00 00 00 04 00 00 00", "e/1d/00", flipped, 400*BlockSize + 77},
+		{"16, other data", "8f 02 00 00 00 00 00 00 00 00 00 00 04 00 00 00", "e/1d/00", flipped, 400*BlockSize + 77},
+		{"10, one block", "2f 06 00 00 00 00 00 00 01 00", "GOOD", same, 0},
+		{"10, one block repeated", "2f 06 00 00 00 00 00 00 02 00", "e/1d/00", same, 0},
+		{"10, repeated over zeros", "2f 06 00 00 10 00 00 04 00 00", "GOOD", make([]byte, BlockSize), 0},
+		{"10, no blocks", "2f 02 00 00 00 00 00 00 00 00", "GOOD", nil, 0},
+		{"10, repeated, no blocks", "2f 06 00 00 00 00 00 00 00 00", "GOOD", nil, 0},
+		{"10, reserved BYTCHK", "2f 04 00 00 00 00 00 00 01 00", "5/24/00", nil, 0},
+		{"10, protection", "2f 20 00 00 00 00 00 00 01 00", "5/24/00", nil, 0},
+		{"10, beyond the end", "2f 00 00 00 4e 1f 00 00 02 00", "5/21/00", nil, 0},
+		{"16, too much", "8f 00 00 00 00 00 00 00 00 00 00 02 00 01 00 00", "5/21/00", nil, 0},
+		{"10, too little data", "2f 02 00 00 00 00 00 04 00 00", "5/0e/03", data[:4096], 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newBench(t)
+			b.write(0, data)
+			r := b.run(cdb(c.cdb), c.data)
+			require.Equal(t, c.want, r.outcome())
+			if c.want == "e/1d/00" {
+				require.EqualValues(t, 0xf0, r.sense[0], "INFORMATION is valid")
+				if c.info != 0 {
+					require.Equal(t, c.info, binary.BigEndian.Uint32(r.sense[3:]))
+				}
+			}
+		})
+	}
+}
+
+func TestSynchronizeCache(t *testing.T) {
+	for _, c := range []struct {
+		name, cdb, want string
+		flushes         int
+	}{
+		{"10, everything", "35 00 00 00 00 00 00 00 00 00", "GOOD", 1},
+		{"10, a range", "35 00 00 00 00 10 00 00 10 00", "GOOD", 1},
+		{"10, immediately", "35 02 00 00 00 00 00 00 00 00", "GOOD", 1},
+		{"16", "91 00 00 00 00 00 00 00 00 00 00 00 00 00 00 00", "GOOD", 1},
+		{"10, beyond the end", "35 00 00 00 4e 20 00 00 01 00", "5/21/00", 0},
+		{"16, beyond the end", "91 00 00 00 00 00 00 00 4e 1f 00 00 00 02 00 00", "5/21/00", 0},
+		{"10, SYNC_NV", "35 04 00 00 00 00 00 00 00 00", "5/24/00", 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newBench(t)
+			require.Equal(t, c.want, b.run(cdb(c.cdb), nil).outcome())
+			require.Equal(t, c.flushes, b.disk.count("flush"))
+		})
+	}
+}
+
+func TestWriteSame(t *testing.T) {
+	zeros, block := make([]byte, BlockSize), pattern(1, 9)
+	for _, c := range []struct {
+		name, cdb, want         string
+		data                    []byte
+		plain                   bool
+		zero, discard, allocate int
+	}{
+		{name: "10", cdb: "41 00 00 00 00 08 00 04 00 00", want: "GOOD", data: block, allocate: 128},
+		{name: "16", cdb: "93 00 00 00 00 00 00 00 00 08 00 00 04 00 00 00", want: "GOOD", data: block, allocate: 128},
+		{name: "10, zeros", cdb: "41 00 00 00 00 08 00 04 00 00", want: "GOOD", data: zeros, zero: 1},
+		{name: "10, zeros, plain disk", cdb: "41 00 00 00 00 08 00 04 00 00", want: "GOOD", data: zeros, plain: true, allocate: 128},
+		{name: "10, unmap", cdb: "41 08 00 00 00 08 00 04 00 00", want: "GOOD", data: zeros, discard: 1},
+		{name: "10, unmap what is not zero", cdb: "41 08 00 00 00 08 00 04 00 00", want: "GOOD", data: block, allocate: 128},
+		{name: "16, no data", cdb: "93 01 00 00 00 00 00 00 00 08 00 00 04 00 00 00", want: "GOOD", zero: 1},
+		{name: "16, no data, plain disk", cdb: "93 01 00 00 00 00 00 00 00 08 00 00 04 00 00 00", want: "GOOD", plain: true, allocate: 128},
+		{name: "16, unmap, no data", cdb: "93 09 00 00 00 00 00 00 00 08 00 00 04 00 00 00", want: "GOOD", discard: 1},
+		{name: "16, unmap, plain disk", cdb: "93 08 00 00 00 00 00 00 00 08 00 00 04 00 00 00", want: "5/24/00", data: zeros, plain: true},
+		{name: "10, no data, which 10 bytes do not have", cdb: "41 01 00 00 00 08 00 04 00 00", want: "5/24/00"},
+		{name: "anchor", cdb: "93 18 00 00 00 00 00 00 00 08 00 00 04 00 00 00", want: "5/24/00", data: zeros},
+		{name: "physical block data", cdb: "41 04 00 00 00 08 00 04 00 00", want: "5/24/00", data: zeros},
+		{name: "logical block data", cdb: "41 02 00 00 00 08 00 04 00 00", want: "5/24/00", data: zeros},
+		{name: "protection", cdb: "41 20 00 00 00 08 00 04 00 00", want: "5/24/00", data: zeros},
+		{name: "no blocks", cdb: "41 00 00 00 00 08 00 00 00 00", want: "5/24/00", data: zeros},
+		{name: "too many blocks", cdb: "93 00 00 00 00 00 00 00 00 00 00 08 00 01 00 00", want: "5/21/00", data: zeros},
+		{name: "beyond the end", cdb: "41 00 00 00 4e 1f 00 00 02 00", want: "5/21/00", data: zeros},
+		{name: "half a block", cdb: "41 00 00 00 00 08 00 04 00 00", want: "5/0e/03", data: block[:256]},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newBench(t)
+			if c.plain {
+				b = newBench(t, plainDisk)
+				b.disk = b.d.units[0].disk.(*memDisk)
+			}
+			r := b.run(cdb(c.cdb), c.data)
+			require.Equal(t, c.want, r.outcome())
+			require.Equal(t, c.zero, b.disk.count("zero"))
+			require.Equal(t, c.discard, b.disk.count("discard"))
+			require.Equal(t, c.allocate, b.disk.allocated())
+			if c.want == "GOOD" && c.data != nil {
+				require.Equal(t, bytes.Repeat(c.data, 1024), b.read(8, 1024))
+				require.Equal(t, zeros, b.read(1032, 1))
+				require.Equal(t, zeros, b.read(7, 1))
+			}
+		})
+	}
+	big := newBench(t, func(l *LUN) { l.Disk = newMemDisk(1 << 30) })
+	require.Equal(t, "5/24/00", big.run(cdb("93 00 00 00 00 00 00 00 00 00 00 08 00 01 00 00"), zeros).outcome(), "more than MAXIMUM WRITE SAME LENGTH")
+}
+
+func TestCompareAndWrite(t *testing.T) {
+	old, fresh := pattern(3, 1), pattern(3, 100)
+	wrong := bytes.Clone(old)
+	wrong[2*BlockSize+5] ^= 0x80
+	for _, c := range []struct {
+		name, cdb, want string
+		data            []byte
+		written         bool
+		flushes         int
+	}{
+		{name: "equal", cdb: "89 00 00 00 00 00 00 00 00 10 00 00 00 03 00 00", want: "GOOD", data: append(bytes.Clone(old), fresh...), written: true},
+		{name: "equal, FUA", cdb: "89 18 00 00 00 00 00 00 00 10 00 00 00 03 00 00", want: "GOOD", data: append(bytes.Clone(old), fresh...), written: true, flushes: 1},
+		{name: "different", cdb: "89 00 00 00 00 00 00 00 00 10 00 00 00 03 00 00", want: "e/1d/00", data: append(bytes.Clone(wrong), fresh...)},
+		{name: "no blocks", cdb: "89 00 00 00 00 00 00 00 00 10 00 00 00 00 00 00", want: "GOOD"},
+		{name: "too many", cdb: "89 00 00 00 00 00 00 00 00 10 00 00 00 81 00 00", want: "5/24/00"},
+		{name: "beyond the end", cdb: "89 00 00 00 00 00 00 00 4e 1f 00 00 00 02 00 00", want: "5/21/00"},
+		{name: "protection", cdb: "89 20 00 00 00 00 00 00 00 10 00 00 00 03 00 00", want: "5/24/00"},
+		{name: "half the data", cdb: "89 00 00 00 00 00 00 00 00 10 00 00 00 03 00 00", want: "5/0e/03", data: old},
+		{name: "no data", cdb: "89 00 00 00 00 00 00 00 00 10 00 00 00 03 00 00", want: "5/0e/03"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newBench(t)
+			b.write(16, old)
+			r := b.run(cdb(c.cdb), c.data)
+			require.Equal(t, c.want, r.outcome())
+			want := old
+			if c.written {
+				want = fresh
+			}
+			require.Equal(t, want, b.read(16, 3))
+			require.Equal(t, c.flushes, b.disk.count("flush"))
+			if c.want == "e/1d/00" {
+				requireHex(t, "f0 00 0e 00000405 0a 00000000 1d00 00 000000", r.sense)
+			}
+		})
+	}
+}
+
+// TestOfferedData checks commands whose data must be exactly as long as the CDB says.
+func TestOfferedData(t *testing.T) {
+	for _, c := range []struct {
+		name, cdb string
+		offered   int64
+	}{
+		{"COMPARE AND WRITE", "89 00 00 00 00 00 00 00 00 10 00 00 00 01 00 00", 4 * BlockSize},
+		{"COMPARE AND WRITE of 256 blocks", "89 00 00 00 00 00 00 00 00 10 00 00 00 00 00 00", 512 * BlockSize},
+		{"WRITE SAME", "41 00 00 00 00 08 00 04 00 00", 2 * BlockSize},
+	} {
+		b := newBench(t)
+		task := &Task{Nexus: b.nexus, LUN: lun1, Offered: c.offered}
+		copy(task.CDB[:], cdb(c.cdb))
+		_, sense := b.d.Outcome(task, b.d.Prepare(task), nil)
+		require.Equal(t, "5/24/00", result{sense: sense}.code(), c.name)
+	}
+}
+
+func TestLBAStatus(t *testing.T) {
+	b := newBench(t)
+	b.write(16, pattern(9, 1)) // pages 2 and 3
+	for _, c := range []struct{ name, cdb, want string }{
+		{"deallocated at the start", "9e 12 00 00 00 00 00 00 00 00 00 00 00 18 00 00", "00000014 00000000 0000000000000000 00000010 01 000000"},
+		{"mapped", "9e 12 00 00 00 00 00 00 00 10 00 00 00 18 00 00", "00000014 00000000 0000000000000010 00000010 00 000000"},
+		{"in the midst", "9e 12 00 00 00 00 00 00 00 13 00 00 00 ff 00 00", "00000014 00000000 0000000000000013 0000000d 00 000000"},
+		{"up to the end", "9e 12 00 00 00 00 00 00 4e 00 00 00 00 18 00 00", "00000014 00000000 0000000000004e00 00000020 01 000000"},
+		{"cut off", "9e 12 00 00 00 00 00 00 00 10 00 00 00 08 00 00", "00000014 00000000"},
+		{"no allocation", "9e 12 00 00 00 00 00 00 00 10 00 00 00 00 00 00", ""},
+	} {
+		t.Run(c.name, func(t *testing.T) { requireHex(t, c.want, b.good(cdb(c.cdb), nil)) })
+	}
+	require.Equal(t, "5/21/00", b.run(cdb("9e 12 00 00 00 00 00 00 4e 20 00 00 00 18 00 00"), nil).outcome())
+	require.Equal(t, "5/21/00", b.run(cdb("9e 12 80 00 00 00 00 00 00 00 00 00 00 18 00 00"), nil).outcome())
+	require.Equal(t, "5/24/00", newBench(t, plainDisk).run(cdb("9e 12 00 00 00 00 00 00 00 00 00 00 00 18 00 00"), nil).outcome(), "a disk that cannot tell")
+}
