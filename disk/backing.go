@@ -17,6 +17,8 @@ type opener struct {
 	dir  *directory
 	opt  ImageOptions
 	used []fileID // the image and its backing files, also those of an image that was then refused
+
+	refused func(*layer) // if set: is told of a file that was recognised and then refused, while it is open
 }
 
 // image opens a file of the directory as an image that can be served. Refused files are an *ImageError.
@@ -26,6 +28,9 @@ func (o *opener) image(name string) (*layer, error) {
 		return nil, err
 	}
 	if err := o.checkImage(l, head); err != nil {
+		if o.refused != nil {
+			o.refused(l)
+		}
 		return nil, errors.Join(err, l.close())
 	}
 	return l, nil

@@ -71,7 +71,8 @@ func (o *opener) openImage(name string) (*Image, error) {
 		err = &ImageError{Name: name, Format: top.format, Reason: fmt.Sprintf("cannot be read: %v", err), Err: err}
 		return nil, errors.Join(err, top.close())
 	}
-	img.info = img.describe()
+	img.info = top.describe(img.use)
+	img.info.Servable = true
 	return img, nil
 }
 

@@ -2,6 +2,7 @@ package disk
 
 import (
 	"errors"
+	"os"
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
@@ -40,22 +41,17 @@ func (m *Image) Info() ImageInfo {
 	return info
 }
 
-// describe fills in what Info returns.
-func (m *Image) describe() ImageInfo {
-	info := ImageInfo{
-		Name:          m.name,
-		VirtualSize:   m.top.size,
-		AllocatedSize: m.use.total(),
-		BackingChain:  []BackingInfo{},
-		Servable:      true,
-	}
-	m.top.chain(func(l *layer) {
+// describe is what is known of an image by its files.
+func (l *layer) describe(use usage) ImageInfo {
+	info := ImageInfo{Name: l.name, VirtualSize: l.size, AllocatedSize: use.total(), BackingChain: []BackingInfo{}}
+	top := l
+	top.chain(func(l *layer) {
 		b := BackingInfo{Name: l.name, Format: l.format, Version: l.header.version, VirtualSize: l.size,
 			FileSize: l.stat.Size, ClusterSize: l.header.clusterSize, Compression: l.header.compression}
 		if info.Compression == "" {
 			info.Compression = b.Compression
 		}
-		if l == m.top {
+		if l == top {
 			info.Format, info.Version, info.FileSize, info.ClusterSize = b.Format, b.Version, b.FileSize, b.ClusterSize
 		} else {
 			info.BackingChain = append(info.BackingChain, b)
@@ -67,7 +63,21 @@ func (m *Image) describe() ImageInfo {
 // Inspect describes a file, also one that is not servable; then Reason says why. The error is for files that cannot
 // be read at all.
 func Inspect(path string, opt ImageOptions) (ImageInfo, error) {
-	img, err := OpenImage(path, opt)
+	dir, err := openDirectory(filepath.Dir(path))
+	if err != nil {
+		return ImageInfo{}, err
+	}
+	defer dir.close()
+	name := filepath.Base(path)
+	info := ImageInfo{Name: name, BackingChain: []BackingInfo{}}
+	o := &opener{dir: dir, opt: opt, refused: func(l *layer) {
+		use, err := l.usage()
+		if err != nil {
+			use = usage{} // it is refused already, so the size is all that is missing
+		}
+		info = l.describe(use)
+	}}
+	img, err := o.openImage(name)
 	if err == nil {
 		info := img.Info()
 		return info, img.Close()
@@ -76,23 +86,22 @@ func Inspect(path string, opt ImageOptions) (ImageInfo, error) {
 	if !errors.As(err, &refused) {
 		return ImageInfo{}, err
 	}
-	var cause unix.Errno
-	if errors.As(refused.Err, &cause) {
-		switch cause {
-		case unix.ELOOP: // a link is refused, but it is there
-		default:
-			return ImageInfo{}, err
-		}
-	}
-	info := ImageInfo{
-		Name:         filepath.Base(path),
-		Format:       refused.Format,
-		BackingChain: []BackingInfo{},
-		Reason:       refused.Explain(),
-	}
 	var st unix.Stat_t
-	if retry(func() error { return unix.Lstat(path, &st) }) == nil && st.Mode&unix.S_IFMT == unix.S_IFREG {
+	if err := retry(func() error { return unix.Fstatat(int(dir.file.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW) }); err != nil {
+		return ImageInfo{}, &os.PathError{Op: "stat", Path: path, Err: err}
+	}
+	if refused.unreadable() {
+		return ImageInfo{}, err
+	}
+	if st.Mode&unix.S_IFMT == unix.S_IFREG {
 		info.FileSize = st.Size
 	}
+	info.Format, info.Reason = refused.Format, refused.Explain()
 	return info, nil
+}
+
+// unreadable reports whether the file's own content could not be read, rather than not be accepted.
+func (e *ImageError) unreadable() bool {
+	var errno unix.Errno
+	return errors.As(e.Err, &errno) && errno != unix.ELOOP
 }

@@ -155,6 +155,7 @@ func (o *opening) keep(ctx context.Context) (s *state, reason string, err error)
 	case !s.survivesBoot(bootID()):
 		return nil, "the machine was restarted since, and an ephemeral disk is not flushed to storage", nil
 	}
+	o.log.Info("checking whether the image is still the one of the existing disk", zap.String("disk", o.work.disk()))
 	reason, now, err := o.img.compareImage(ctx, s.Chain)
 	if err != nil || reason != "" {
 		return nil, reason, err
@@ -295,8 +296,9 @@ func (o *opening) openImageFile() (file *os.File, readOnly bool, err error) {
 		reason, _ := explainOpen(err)
 		return nil, false, fmt.Errorf("image %s %s: %w", o.img.Path(), reason, err)
 	}
-	if (fileID{uint64(st.Dev), st.Ino}) != o.img.top.id() || st.Size != o.img.Size() {
-		return nil, false, errors.Join(fmt.Errorf("image %s was exchanged after it was validated; start again", o.img.Path()), file.Close())
+	// Not compared by inode: an overlay file system may give the file another one when it is opened for writing.
+	if err := o.stillRaw(file, st); err != nil {
+		return nil, false, errors.Join(err, file.Close())
 	}
 	if !readOnly {
 		if err := lockFile(file); errors.Is(err, unix.EWOULDBLOCK) {
@@ -306,6 +308,18 @@ func (o *opening) openImageFile() (file *os.File, readOnly bool, err error) {
 		}
 	}
 	return file, readOnly, nil
+}
+
+// stillRaw checks what was validated once more, as the file was opened a second time.
+func (o *opening) stillRaw(file *os.File, st *unix.Stat_t) error {
+	head, tail, err := readEnds(file, st.Size)
+	if err != nil {
+		return fmt.Errorf("image %s: %w", o.img.Path(), err)
+	}
+	if detect(head, tail) != nil || st.Size != o.img.Size() {
+		return fmt.Errorf("image %s was exchanged after it was validated; start again", o.img.Path())
+	}
+	return nil
 }
 
 // spaceError explains an error of writing something small into the work directory.

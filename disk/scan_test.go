@@ -1,6 +1,7 @@
 package disk
 
 import (
+	"encoding/json"
 	"errors"
 	"net"
 	"os"
@@ -171,6 +172,21 @@ func TestInspect(t *testing.T) {
 	require.NoError(t, err)
 	require.False(t, info.Servable)
 	require.Contains(t, info.Reason, "symbolic link")
+
+	// What a refused image says about itself is shown all the same.
+	qemuImg(t, dir, "create", "-q", "-u", "-f", "qcow2", "-b", "/etc/passwd", "-F", "raw", "top.qcow2", "1M")
+	info, err = Inspect(filepath.Join(dir, "top.qcow2"), ImageOptions{})
+	require.NoError(t, err)
+	require.False(t, info.Servable)
+	require.Equal(t, 3, info.Version)
+	require.EqualValues(t, 1<<20, info.VirtualSize)
+	require.EqualValues(t, 64<<10, info.ClusterSize)
+	require.Contains(t, info.Reason, "absolute")
+	text, err := json.Marshal(info)
+	require.NoError(t, err)
+	for _, key := range []string{"format", "version", "virtual_size", "allocated_size", "cluster_size", "backing_chain", "servable", "reason"} {
+		require.Contains(t, string(text), `"`+key+`":`)
+	}
 
 	_, err = Inspect(filepath.Join(dir, "missing.raw"), ImageOptions{})
 	require.ErrorIs(t, err, os.ErrNotExist)

@@ -1,0 +1,311 @@
+package disk
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+	"golang.org/x/sys/unix"
+)
+
+// allocated is what a file takes on its file system. Bytes.
+func allocated(t *testing.T, path string) int64 {
+	t.Helper()
+	var st unix.Stat_t
+	require.NoError(t, unix.Stat(path, &st))
+	return st.Blocks * 512
+}
+
+// sample is content with data, zeros and text in runs of all lengths, the same for the same seed.
+func sample(size int, seed uint64) []byte {
+	r := rand.New(rand.NewPCG(seed, 0))
+	p := make([]byte, size)
+	for off := 0; off < size; {
+		n := min(size-off, 512*(1+r.IntN(1<<r.IntN(12))))
+		run := p[off : off+n]
+		switch r.IntN(3) {
+		case 0:
+			for i := range run {
+				run[i] = byte(r.Uint32())
+			}
+		case 1:
+			for i := range run {
+				run[i] = "kubevirt"[i%8]
+			}
+		}
+		off += n
+	}
+	return p
+}
+
+// readAll reads an image in pieces of an odd size.
+func readAll(t *testing.T, r io.ReaderAt, size int64) []byte {
+	t.Helper()
+	content, err := io.ReadAll(io.NewSectionReader(r, 0, size))
+	require.NoError(t, err)
+	return content
+}
+
+func TestConvert(t *testing.T) {
+	t.Cleanup(func() { goleak.VerifyNone(t) })
+	for _, c := range []struct {
+		name string
+		args []string
+	}{
+		{"raw", nil},
+		{"plain", []string{}},
+		{"version 2", []string{"-o", "compat=0.10"}},
+		{"small clusters", []string{"-o", "cluster_size=512"}},
+		{"large clusters", []string{"-c", "-o", "cluster_size=2M"}},
+		{"zlib", []string{"-c"}},
+		{"zstd", []string{"-c", "-o", "compression_type=zstd"}},
+		{"subclusters", []string{"-o", "extended_l2=on,cluster_size=128k"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			dir := t.TempDir()
+			want := sample(9<<20+512, 1)
+			path := put(t, dir, "in.raw", want, 0)
+			if c.args != nil {
+				args := append([]string{"convert", "-f", "raw", "-O", "qcow2"}, c.args...)
+				qemuImg(t, dir, append(args, "in.raw", "in.qcow2")...)
+				path = filepath.Join(dir, "in.qcow2")
+			}
+			img := openImage(t, path)
+			require.True(t, bytes.Equal(want, readAll(t, img, img.Size())))
+			out := filepath.Join(dir, "out.raw")
+			var p Progress
+			require.NoError(t, Convert(t.Context(), img, out, &p))
+			got, err := os.ReadFile(out)
+			require.NoError(t, err)
+			require.True(t, bytes.Equal(want, got))
+			require.True(t, p.Finished())
+			require.EqualValues(t, len(want), p.Done())
+			require.EqualValues(t, len(want), p.Total())
+			require.Less(t, allocated(t, out), int64(len(want))*9/10, "zeros are holes")
+			require.NoFileExists(t, out+partialSuffix)
+		})
+	}
+}
+
+func TestConvertOfAChainWithHoles(t *testing.T) {
+	dir := t.TempDir()
+	base := append(block('b', 1<<20), make([]byte, 100<<20)...)
+	put(t, dir, "base", base[:1<<20], int64(len(base)))
+	qemuImg(t, dir, "create", "-q", "-f", "qcow2", "-b", "base", "-F", "raw", "top.qcow2")
+	img := openImage(t, filepath.Join(dir, "top.qcow2"))
+	require.EqualValues(t, 1<<20, img.Info().AllocatedSize)
+	e, err := img.Extent(0, img.Size())
+	require.NoError(t, err)
+	require.Equal(t, Extent{Length: 1 << 20, Data: true}, e)
+	e, err = img.Extent(1<<20, img.Size()-1<<20)
+	require.NoError(t, err)
+	require.False(t, e.Data)
+	_, err = img.Extent(img.Size(), 1)
+	require.Error(t, err)
+	out := filepath.Join(dir, "out.raw")
+	require.NoError(t, Convert(t.Context(), img, out, nil))
+	require.EqualValues(t, 1<<20, allocated(t, out))
+	got, err := os.ReadFile(out)
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(base, got))
+}
+
+func TestImageReadAtItsEnd(t *testing.T) {
+	img := openImage(t, put(t, t.TempDir(), "disk.raw", block(7, 1024), 0))
+	p := make([]byte, 1024)
+	n, err := img.ReadAt(p, 512)
+	require.Equal(t, 512, n)
+	require.Equal(t, io.EOF, err)
+	_, err = img.ReadAt(p, 1024)
+	require.Equal(t, io.EOF, err)
+	_, err = img.ReadAt(p, -1)
+	require.Error(t, err)
+
+	require.NoError(t, os.Truncate(img.Path(), 512))
+	_, err = img.ReadAt(p, 0)
+	var medium *MediumError
+	require.ErrorAs(t, err, &medium)
+	require.EqualValues(t, 512, medium.Off)
+}
+
+func TestLeadingRun(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 1))
+	for range 200 {
+		p := sample(512*(1+r.IntN(64)), r.Uint64())
+		off := int64(r.IntN(64)) * 512
+		for at := 0; at < len(p); {
+			zero, n := leadingRun(p[at:], off+int64(at))
+			require.Positive(t, n)
+			if zero {
+				require.Equal(t, make([]byte, n), p[at:at+n])
+			}
+			if end := off + int64(at+n); at+n < len(p) {
+				require.Zero(t, end%holeSize, "runs end at blocks of the file system")
+			}
+			at += n
+		}
+	}
+	require.False(t, allZero([]byte{0, 0, 0, 0, 0, 0, 0, 0, 1}))
+	require.False(t, allZero([]byte{0, 1}))
+	require.True(t, allZero(nil))
+}
+
+func TestConvertDestinations(t *testing.T) {
+	dir := t.TempDir()
+	put(t, dir, "base.raw", []byte("base"), 1<<20)
+	qemuImg(t, dir, "create", "-q", "-f", "qcow2", "-b", "base.raw", "-F", "raw", "top.qcow2")
+	img := openImage(t, filepath.Join(dir, "top.qcow2"))
+	for name, want := range map[string]string{"top.qcow2": "itself", "base.raw": "backing", "fifo": "FIFO", "link": "symbolic link", "sub": "directory"} {
+		switch name {
+		case "fifo":
+			require.NoError(t, unix.Mkfifo(filepath.Join(dir, name), 0o644))
+		case "link":
+			require.NoError(t, os.Symlink("base.raw", filepath.Join(dir, name)))
+		case "sub":
+			require.NoError(t, os.Mkdir(filepath.Join(dir, name), 0o755))
+		}
+		require.ErrorContains(t, Convert(t.Context(), img, filepath.Join(dir, name), nil), want)
+	}
+	require.Error(t, Convert(t.Context(), img, filepath.Join(dir, "missing", "out.raw"), nil))
+
+	// What a killed process left behind is taken over, an older result is replaced.
+	out := put(t, dir, "out.raw", block(9, 5<<20), 0)
+	put(t, dir, "out.raw"+partialSuffix, block(8, 5<<20), 0)
+	require.NoError(t, Convert(t.Context(), img, out, nil))
+	got, err := os.ReadFile(out)
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(append([]byte("base"), make([]byte, 1<<20-4)...), got))
+
+	// One that is being written is left alone.
+	busy, err := createPartial(out, 0o600)
+	require.NoError(t, err)
+	var locked *LockedError
+	require.ErrorAs(t, Convert(t.Context(), img, out, nil), &locked)
+	require.ErrorIs(t, busy.finish(context.Canceled), context.Canceled)
+	require.NoFileExists(t, out+partialSuffix)
+}
+
+func TestCancelledExpansionLeavesNothing(t *testing.T) {
+	t.Cleanup(func() { goleak.VerifyNone(t) })
+	dir := t.TempDir()
+	img := openImage(t, put(t, dir, "disk.raw", sample(8<<20, 3), 0))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.ErrorIs(t, Convert(ctx, img, filepath.Join(dir, "out.raw"), nil), context.Canceled)
+	_, err := Open(ctx, img, OpenOptions{WorkDir: filepath.Join(dir, "work")})
+	require.ErrorIs(t, err, context.Canceled)
+	for _, pattern := range []string{"out.raw*", "work/*/disk*", "work/*/state*"} {
+		left, err := filepath.Glob(filepath.Join(dir, pattern))
+		require.NoError(t, err)
+		require.Empty(t, left)
+	}
+}
+
+func TestNotEnoughSpaceIsFoundOutFirst(t *testing.T) {
+	small := tinyFS(t, "1m")
+	dir := t.TempDir()
+	img := openImage(t, put(t, dir, "disk.raw", block(5, 3<<20), 0))
+	var space *SpaceError
+	err := Convert(t.Context(), img, filepath.Join(small, "out.raw"), nil)
+	require.ErrorAs(t, err, &space)
+	require.ErrorIs(t, err, ErrNoSpace)
+	require.EqualValues(t, 3<<20, space.Needed)
+	require.Positive(t, space.Available)
+	require.LessOrEqual(t, space.Available, int64(1<<20))
+	require.Equal(t, small, space.Dir)
+	for _, part := range []string{small, "3145728", fmt.Sprint(space.Available), "disk.raw"} {
+		require.Contains(t, err.Error(), part)
+	}
+	_, err = Open(t.Context(), img, OpenOptions{WorkDir: small})
+	require.ErrorAs(t, err, &space)
+
+	entries, err := os.ReadDir(small)
+	require.NoError(t, err)
+	require.Len(t, entries, 1, "only the directory with the lock")
+
+	// A file that is full of stored zeros, as container layers make of a sparse one, does fit.
+	zeros := openImage(t, put(t, dir, "zeros.raw", append(block(5, 256<<10), make([]byte, 8<<20)...), 0))
+	require.Greater(t, zeros.use.total(), int64(8<<20))
+	require.NoError(t, Convert(t.Context(), zeros, filepath.Join(small, "out.raw"), nil))
+
+	// A compressed image counts in full: it could keep us busy with terabytes of zeros.
+	qemuImg(t, dir, "convert", "-c", "-f", "raw", "-O", "qcow2", "disk.raw", "bomb.qcow2")
+	bomb := openImage(t, filepath.Join(dir, "bomb.qcow2"))
+	require.Less(t, bomb.Info().FileSize, int64(1<<20))
+	require.EqualValues(t, 3<<20, bomb.use.compressed)
+	require.ErrorAs(t, Convert(t.Context(), bomb, filepath.Join(small, "bomb.raw"), nil), &space)
+}
+
+func TestFileSystemThatFillsUpMeanwhile(t *testing.T) {
+	small := tinyFS(t, "1m")
+	img := openImage(t, put(t, t.TempDir(), "disk.raw", block(5, 3<<20), 0))
+	out, err := createPartial(filepath.Join(small, "disk.raw"), 0o600)
+	require.NoError(t, err)
+	_, err = newCopier(img, out.file, nil, 2).run(t.Context())
+	err = out.finish(err)
+	var space *SpaceError
+	require.ErrorAs(t, err, &space)
+	require.ErrorIs(t, err, ErrNoSpace)
+	require.Contains(t, err.Error(), small)
+	entries, err := os.ReadDir(small)
+	require.NoError(t, err)
+	require.Empty(t, entries)
+}
+
+func TestProgressIsLogged(t *testing.T) {
+	core, logs := observer.New(zap.InfoLevel)
+	var p Progress
+	p.start(1000, 500)
+	p.add(400, 250)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		p.logWhile(ctx, zap.New(core), time.Millisecond)
+	}()
+	require.Eventually(t, func() bool { return logs.Len() > 0 }, 10*time.Second, time.Millisecond)
+	cancel()
+	<-done
+	fields := logs.All()[0].ContextMap()
+	require.EqualValues(t, 40, fields["percent"])
+	require.Contains(t, fields, "mib_per_s")
+	require.Contains(t, fields, "eta")
+	require.False(t, p.Finished())
+	p.finish()
+	require.EqualValues(t, 1000, p.Done())
+	data, total := p.Data()
+	require.Equal(t, total, data)
+}
+
+func BenchmarkConvert(b *testing.B) {
+	dir := b.TempDir()
+	const size = 64 << 20
+	content := sample(size, 9)
+	put(b, dir, "in.raw", content, 0)
+	for _, c := range []struct {
+		name string
+		args []string
+	}{{"plain", nil}, {"zlib", []string{"-c"}}, {"zstd", []string{"-c", "-o", "compression_type=zstd"}}} {
+		b.Run(c.name, func(b *testing.B) {
+			name := c.name + ".qcow2"
+			qemuImg(b, dir, append(append([]string{"convert", "-f", "raw", "-O", "qcow2"}, c.args...), "in.raw", name)...)
+			img := openImage(b, filepath.Join(dir, name))
+			b.SetBytes(size)
+			for b.Loop() {
+				if err := Convert(b.Context(), img, filepath.Join(dir, "out.raw"), nil); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}

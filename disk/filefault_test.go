@@ -1,0 +1,113 @@
+package disk
+
+import (
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+func openSparse(t *testing.T, dir string, size int64, opt FileOptions) *File {
+	t.Helper()
+	f, err := OpenFile(put(t, dir, "disk.raw", nil, size), opt)
+	require.NoError(t, err)
+	t.Cleanup(func() { f.Close() })
+	return f
+}
+
+func TestFailedFlushIsSticky(t *testing.T) {
+	f := openSparse(t, t.TempDir(), 1<<20, FileOptions{Durable: true})
+	calls := 0
+	f.sync = func(int) error {
+		calls++
+		return map[int]error{1: unix.EINTR, 3: unix.EIO}[calls]
+	}
+	require.NoError(t, f.Flush())
+	require.Equal(t, 2, calls, "an interrupted call is repeated")
+	err := f.Flush()
+	require.ErrorIs(t, err, ErrFailed)
+	require.ErrorIs(t, err, unix.EIO)
+	require.ErrorIs(t, f.Flush(), ErrFailed)
+	require.Equal(t, 3, calls, "the kernel is not asked again: it would say that all is well")
+	_, err = f.WriteAt(make([]byte, 512), 0)
+	require.ErrorIs(t, err, ErrFailed)
+	require.ErrorIs(t, f.Discard(0, 4096), ErrFailed)
+	require.ErrorIs(t, f.Zero(0, 512), ErrFailed)
+	_, err = f.ReadAt(make([]byte, 512), 0)
+	require.NoError(t, err, "it can still be read")
+}
+
+func TestEphemeralFlushReachesNoStorage(t *testing.T) {
+	f := openSparse(t, t.TempDir(), 1<<20, FileOptions{})
+	f.sync = func(int) error { t.Error("flushed"); return nil }
+	require.NoError(t, f.Flush())
+}
+
+func TestFullFileSystem(t *testing.T) {
+	f := openSparse(t, tinyFS(t, "256k"), 1<<20, FileOptions{})
+	p := block(1, 64<<10)
+	var err error
+	var off int64
+	for ; off < f.Size() && err == nil; off += int64(len(p)) {
+		_, err = f.WriteAt(p, off)
+	}
+	require.ErrorIs(t, err, ErrNoSpace)
+	require.ErrorIs(t, err, unix.ENOSPC)
+	got := make([]byte, len(p))
+	_, err = f.ReadAt(got, 0)
+	require.NoError(t, err)
+	require.Equal(t, p, got)
+	_, err = f.WriteAt(block(2, 64<<10), 0)
+	require.NoError(t, err, "what is allocated can be written")
+	require.NoError(t, f.Discard(64<<10, 64<<10))
+	_, err = f.WriteAt(p[:32<<10], f.Size()-32<<10)
+	require.NoError(t, err, "space is back")
+	require.NoError(t, f.Flush())
+}
+
+// Where the file system cannot punch holes, zeros are written.
+func TestWithoutHoles(t *testing.T) {
+	dir := t.TempDir()
+	f := openSparse(t, dir, 1<<20, FileOptions{})
+	f.noPunch.Store(true)
+	_, err := f.WriteAt(block(1, 1<<20), 0)
+	require.NoError(t, err)
+	require.NoError(t, f.Discard(512, 600<<10))
+	require.NoError(t, f.Zero(800<<10, 8192))
+	got := make([]byte, 1<<20)
+	_, err = f.ReadAt(got, 0)
+	require.NoError(t, err)
+	want := block(1, 1<<20)
+	clear(want[512 : 512+600<<10])
+	clear(want[800<<10 : 808<<10])
+	require.Equal(t, want, got)
+	require.GreaterOrEqual(t, allocated(t, filepath.Join(dir, "disk.raw")), int64(1<<20))
+}
+
+func TestDiscardGivesSpaceBack(t *testing.T) {
+	dir := t.TempDir()
+	f := openSparse(t, dir, 1<<20, FileOptions{})
+	for _, give := range []func(off, length int64) error{f.Discard, f.Zero} {
+		_, err := f.WriteAt(block(1, 1<<20), 0)
+		require.NoError(t, err)
+		require.NoError(t, give(0, 1<<20))
+		require.Zero(t, allocated(t, filepath.Join(dir, "disk.raw")))
+		e, err := f.Extent(0, 1<<20)
+		require.NoError(t, err)
+		require.Equal(t, Extent{Length: 1 << 20}, e)
+	}
+}
+
+func TestErrorsOfTheFileSystem(t *testing.T) {
+	f := openSparse(t, t.TempDir(), 1<<20, FileOptions{})
+	for cause, want := range map[error]error{unix.ENOSPC: ErrNoSpace, unix.EDQUOT: ErrNoSpace, unix.EFBIG: ErrNoSpace,
+		unix.EROFS: ErrReadOnly, unix.EBADF: ErrReadOnly, unix.EPERM: ErrReadOnly} {
+		err := f.writeError(0, 512, cause)
+		require.ErrorIs(t, err, want)
+		require.ErrorIs(t, err, cause)
+	}
+	var medium *MediumError
+	require.ErrorAs(t, f.writeError(512, 1024, unix.EIO), &medium)
+	require.Equal(t, MediumError{Op: "write", Off: 512, Length: 1024, Err: unix.EIO}, *medium)
+}
