@@ -1,0 +1,120 @@
+package scsi
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+const (
+	readOne  = "28 00 00 00 00 00 00 00 01 00"
+	writeOne = "2a 00 00 00 00 00 00 00 01 00"
+	conflict = "RESERVATION CONFLICT"
+)
+
+func TestWriteExclusive(t *testing.T) {
+	b := newBench(t, exclusive)
+	second := b.attach("iqn.b", 0)
+	require.Equal(t, "GOOD", b.runAs(second, lun1, cdb(testReady), nil).outcome(), "nobody owns it yet")
+	require.Equal(t, "GOOD", b.run(cdb(testReady), nil).outcome())
+	require.Equal(t, "GOOD", b.run(cdb(readOne), nil).outcome(), "the first that accesses the medium becomes the owner")
+	twin := b.attach("iqn.a", 1)
+	require.Equal(t, "GOOD", b.runAs(twin, lun1, cdb(writeOne), pattern(1, 1)).outcome(), "a second session of the owner")
+
+	for _, c := range []struct{ cdb, want string }{
+		{testReady, conflict},
+		{readOne, conflict},
+		{writeOne, conflict},
+		{"28 20 00 00 00 00 00 00 01 00", conflict},
+		{"1a 00 3f 00 ff 00", conflict},
+		{"15 10 00 00 00 00", conflict},
+		{"35 00 00 00 00 00 00 00 00 00", conflict},
+		{"9e 12 00 00 00 00 00 00 00 00 00 00 00 18 00 00", conflict},
+		{"12 00 00 00 24 00", "GOOD"},
+		{"a0 00 00 00 00 00 00 00 01 00 00 00", "GOOD"},
+		{"03 00 00 00 ff 00", "GOOD"},
+		{"25 00 00 00 00 00 00 00 00 00", "GOOD"},
+		{"9e 10 00 00 00 00 00 00 00 00 00 00 00 20 00 00", "GOOD"},
+		{"a3 0c 00 00 00 00 00 00 01 00 00 00", "GOOD"},
+		{"ff 00 00 00 00 00", "5/20/00"},
+	} {
+		require.Equal(t, c.want, b.runAs(second, lun1, cdb(c.cdb), pattern(1, 1)).outcome(), c.cdb)
+	}
+
+	b.d.Detach(b.nexus)
+	require.Equal(t, conflict, b.runAs(second, lun1, cdb(readOne), nil).outcome(), "the owner has a nexus left")
+	b.d.Detach(twin)
+	b.d.Detach(twin)
+	require.Equal(t, "GOOD", b.runAs(second, lun1, cdb(readOne), nil).outcome())
+	back := b.attach("iqn.a", 0)
+	require.Equal(t, conflict, b.runAs(back, lun1, cdb(readOne), nil).outcome(), "it is the second one's now")
+}
+
+func TestRefusedCommandDoesNotClaim(t *testing.T) {
+	b := newBench(t, exclusive)
+	second := b.attach("iqn.b", 0)
+	require.Equal(t, "5/21/00", b.run(cdb("28 00 ff 00 00 00 00 00 01 00"), nil).outcome())
+	require.Equal(t, "GOOD", b.runAs(second, lun1, cdb(readOne), nil).outcome())
+}
+
+func TestOwnerReturnsAfterItsSession(t *testing.T) {
+	b := newBench(t, exclusive)
+	b.good(cdb(writeOne), pattern(1, 1))
+	b.d.Detach(b.nexus)
+	b.nexus = b.attach("iqn.a", 9)
+	b.good(cdb(writeOne), pattern(1, 1))
+}
+
+func TestEndedSessionDoesNotClaim(t *testing.T) {
+	b := newBench(t, exclusive)
+	b.d.Detach(b.nexus)
+	require.Equal(t, conflict, b.run(cdb(readOne), nil).outcome())
+	require.Equal(t, "GOOD", b.runAs(b.attach("iqn.b", 0), lun1, cdb(readOne), nil).outcome())
+}
+
+func TestSharedModes(t *testing.T) {
+	shared := newBench(t)
+	for _, n := range []*Nexus{shared.nexus, shared.attach("iqn.b", 0)} {
+		require.Equal(t, "GOOD", shared.runAs(n, lun1, cdb(writeOne), pattern(1, 1)).outcome())
+	}
+	for _, mode := range []func(*LUN){readSharedLUN, readOnly} {
+		b := newBench(t, mode)
+		for _, n := range []*Nexus{b.nexus, b.attach("iqn.b", 0)} {
+			require.Equal(t, "GOOD", b.runAs(n, lun1, cdb(readOne), nil).outcome())
+		}
+	}
+}
+
+// TestWriteProtection checks every command that writes, and that none reaches the disk.
+func TestWriteProtection(t *testing.T) {
+	b := newBench(t, readOnly)
+	for i := range b.d.units[0].table.commands {
+		c := &b.d.units[0].table.commands[i]
+		request := make([]byte, len(c.usage))
+		request[0] = c.opcode
+		if c.hasAction {
+			request[1] = c.action
+		}
+		if r := b.run(request, nil); c.flags&writesMedium != 0 {
+			require.Equal(t, "7/27/00", r.outcome(), c.name)
+		} else {
+			require.NotEqual(t, "7/27/00", r.outcome(), c.name)
+		}
+	}
+	for _, method := range []string{"write", "discard", "zero"} {
+		require.Zero(t, b.disk.count(method))
+	}
+}
+
+func TestParseAccessMode(t *testing.T) {
+	for _, mode := range []AccessMode{AccessWriteExclusive, AccessWriteShared, AccessReadShared} {
+		got, err := ParseAccessMode(string(mode))
+		require.NoError(t, err)
+		require.Equal(t, mode, got)
+	}
+	got, err := ParseAccessMode("")
+	require.NoError(t, err)
+	require.Equal(t, AccessWriteExclusive, got)
+	_, err = ParseAccessMode("Write-Shared")
+	require.ErrorContains(t, err, `"Write-Shared" is unknown; use write-exclusive`)
+}

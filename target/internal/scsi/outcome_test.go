@@ -1,0 +1,134 @@
+package scsi
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	"go.uber.org/zap/zaptest/observer"
+
+	"kubevirt.io/disk/disk"
+)
+
+func TestDiskErrors(t *testing.T) {
+	storage := errors.New("input/output error")
+	for _, c := range []struct {
+		name, method, cdb, want string
+		err                     error
+	}{
+		{"no space", "write", writeOne, "70 00 07 00000000 0a 00000000 2707 00 000000", fmt.Errorf("disk.img: %w", disk.ErrNoSpace)},
+		{"no space for zeros", "zero", "93 01 00 00 00 00 00 00 00 00 00 00 00 01 00 00", "70 00 07 00000000 0a 00000000 2707 00 000000", disk.ErrNoSpace},
+		{"read-only", "write", writeOne, "70 00 07 00000000 0a 00000000 2700 00 000000", disk.ErrReadOnly},
+		{"read error", "read", readOne, "f0 00 03 00000007 0a 00000000 1100 00 000000", &disk.MediumError{Op: "read", Off: 7*BlockSize + 100, Length: 4096, Err: storage}},
+		{"read error beyond 32 bits", "read", readOne, "70 00 03 00000000 0a 00000000 1100 00 000000", &disk.MediumError{Op: "read", Off: 1 << 43, Length: 4096, Err: storage}},
+		{"verify", "read", "2f 00 00 00 00 00 00 00 01 00", "f0 00 03 00000000 0a 00000000 1100 00 000000", &disk.MediumError{Op: "read", Err: storage}},
+		{"write error", "write", writeOne, "f0 00 03 00000001 0a 00000000 0c00 00 000000", &disk.MediumError{Op: "write", Off: BlockSize, Length: 512, Err: storage}},
+		{"discard error", "discard", "93 09 00 00 00 00 00 00 00 00 00 00 00 01 00 00", "f0 00 03 00000001 0a 00000000 0c00 00 000000", &disk.MediumError{Op: "write", Off: BlockSize, Length: 512, Err: storage}},
+		{"failed", "flush", "35 00 00 00 00 00 00 00 00 00", "70 00 04 00000000 0a 00000000 4400 00 000000", fmt.Errorf("disk.img: %w", disk.ErrFailed)},
+		{"failed with FUA", "flush", "2a 08 00 00 00 00 00 00 01 00", "70 00 04 00000000 0a 00000000 4400 00 000000", disk.ErrFailed},
+		{"extent", "extent", "9e 12 00 00 00 00 00 00 00 00 00 00 00 18 00 00", "70 00 04 00000000 0a 00000000 4400 00 000000", storage},
+		{"anything else", "read", readOne, "70 00 04 00000000 0a 00000000 4400 00 000000", storage},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newBench(t)
+			b.disk.failWith(c.method, c.err)
+			requireHex(t, c.want, b.run(cdb(c.cdb), pattern(1, 1)).sense)
+			if c.method != "flush" {
+				b.disk.failWith(c.method, nil)
+				require.Equal(t, "GOOD", b.run(cdb(c.cdb), pattern(1, 1)).outcome(), "it works again")
+			}
+		})
+	}
+}
+
+// TestFaultsAreLoggedOnce checks that an initiator which retries does not fill the log, and that the log tells what
+// happened to what.
+func TestFaultsAreLoggedOnce(t *testing.T) {
+	core, logs := observer.New(zapcore.InfoLevel)
+	m := newMemDisk(1 << 20)
+	d, err := NewDevice(Options{Log: zap.New(core)}, []LUN{{Number: 3, Disk: m, Identity: testIdentity(), Access: AccessWriteShared}})
+	require.NoError(t, err)
+	n := d.Attach(InitiatorPort{Name: "iqn.a"})
+	n.units[0].pending.Store(0)
+	m.failWith("write", disk.ErrNoSpace)
+	m.failWith("read", errors.New("surprise"))
+	for range 100 {
+		drive(d, n, 3<<48, cdb(writeOne), pattern(1, 1), 4096)
+		drive(d, n, 3<<48, cdb(readOne), nil, 4096)
+		drive(d, n, 3<<48, cdb("28 00 ff 00 00 00 00 00 01 00"), nil, 4096)
+	}
+	require.Equal(t, 2, logs.Len(), "one for each cause; what the initiator does wrong is not one")
+	first := logs.All()[0]
+	require.Contains(t, first.Message, "disk is full")
+	require.EqualValues(t, 3, first.ContextMap()["lun"])
+	require.Equal(t, "WRITE(10)", first.ContextMap()["command"])
+	require.Equal(t, "surprise", logs.All()[1].ContextMap()["error"])
+}
+
+func TestFaultLogInterval(t *testing.T) {
+	var l faultLog
+	start := time.Unix(1000, 0)
+	admit := func(after time.Duration) (int64, bool) { return l.admit(faultRead, start.Add(after)) }
+	_, ok := admit(0)
+	require.True(t, ok)
+	for _, after := range []time.Duration{0, time.Second, faultInterval - 1} {
+		_, ok = admit(after)
+		require.False(t, ok)
+	}
+	suppressed, ok := admit(faultInterval)
+	require.True(t, ok)
+	require.EqualValues(t, 3, suppressed)
+	_, ok = l.admit(faultWrite, start)
+	require.True(t, ok, "another cause")
+}
+
+func TestCheckCondition(t *testing.T) {
+	b := newBench(t)
+	prefix := []byte{1, 2}
+	status, sense := b.d.Outcome(&Task{}, CheckCondition(AbortedCommand, 0x0c, 0x0d), prefix)
+	require.Equal(t, StatusCheckCondition, status)
+	requireHex(t, "0102 70 00 0b 00000000 0a 00000000 0c0d 00 000000", sense)
+	require.EqualError(t, CheckCondition(AbortedCommand, 0x47, 0x05), "ABORTED COMMAND 47/05")
+	status, sense = b.d.Outcome(nil, nil, prefix)
+	require.Equal(t, StatusGood, status)
+	require.Equal(t, prefix, sense)
+	status, sense = b.d.Outcome(nil, fmt.Errorf("wrapped: %w", errConflict), nil)
+	require.Equal(t, StatusReservationConflict, status)
+	require.Empty(t, sense)
+}
+
+func TestTransportMistakesAreErrors(t *testing.T) {
+	b := newBench(t)
+	task := &Task{Nexus: b.nexus, LUN: lun1}
+	copy(task.CDB[:], cdb(readOne))
+	require.NoError(t, b.d.Prepare(task))
+	require.ErrorIs(t, task.In(0, make([]byte, 1024)), errPastEnd)
+	require.ErrorIs(t, task.In(-1, nil), errPastEnd)
+	require.ErrorIs(t, task.Out(0, nil), errPastEnd)
+	require.NoError(t, task.In(0, make([]byte, 512)))
+	require.Equal(t, OpRead, task.Op())
+	require.Equal(t, "READ(10)", task.Name())
+	number, ok := task.LUNNumber()
+	require.True(t, ok)
+	require.EqualValues(t, 1, number)
+	task.Reset()
+	require.Equal(t, OpOther, task.Op())
+	require.Equal(t, "operation code 00h", task.Name())
+	_, ok = task.LUNNumber()
+	require.False(t, ok)
+}
+
+func TestNames(t *testing.T) {
+	require.Equal(t, "TASK ABORTED", StatusTaskAborted.String())
+	require.Equal(t, "status 66", Status(0x42).String())
+	require.Equal(t, "DATA PROTECT", DataProtect.String())
+	require.Equal(t, "sense key 9", SenseKey(9).String())
+	require.Equal(t, "discard", OpDiscard.String())
+	require.Equal(t, "operation 9", Operation(9).String())
+	require.Equal(t, "out", DirOut.String())
+	require.Equal(t, "direction 7", Direction(7).String())
+}
