@@ -2,6 +2,8 @@ package disk
 
 import (
 	"fmt"
+	"math"
+	"strconv"
 	"strings"
 )
 
@@ -119,7 +121,7 @@ func (e *LockedError) Error() string {
 	return fmt.Sprintf("%s is in use by %s; stop that one first, or use another work directory", e.Path, e.Holder)
 }
 
-// byteCount is a size for people: three digits and a binary unit.
+// byteCount is a size for people: three digits, or four before the next binary unit.
 func byteCount(n int64) string {
 	const units = "KMGTPE"
 	if n < 1024 {
@@ -130,7 +132,11 @@ func byteCount(n int64) string {
 		v /= 1024
 		unit++
 	}
-	return fmt.Sprintf("%.3g %ciB", v, units[unit])
+	step := 1.0
+	for step < 100 && v*step < 100 {
+		step *= 10
+	}
+	return strconv.FormatFloat(math.Round(v*step)/step, 'f', -1, 64) + " " + units[unit:unit+1] + "iB"
 }
 
 // printable is a file name as it can stand in a message: names come from whoever built the image.
