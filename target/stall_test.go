@@ -1,0 +1,239 @@
+package target_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk/disktest"
+	"kubevirt.io/disk/target"
+	"kubevirt.io/disk/target/internal/pdu"
+	tt "kubevirt.io/disk/target/targettest"
+)
+
+// stall makes every call of an operation wait until the function that it returns is called.
+func stall(t *testing.T, d *disktest.Fault, op disktest.Op) (resume func()) {
+	block := make(chan struct{})
+	remove := d.Inject(disktest.Rule{Op: op, Block: block})
+	done := false
+	resume = func() {
+		if !done {
+			done = true
+			remove()
+			close(block)
+		}
+	}
+	t.Cleanup(resume)
+	return resume
+}
+
+// TestStalledDisk has a disk that does not answer, and everything else going on: pings, the other LUN, further
+// commands for the stalled one, task management and logout.
+func TestStalledDisk(t *testing.T) {
+	s := newServer(t)
+	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1, 2)
+	resume := stall(t, s.disks[0], disktest.OpAny)
+	var stuck []*tt.Task
+	for i := range 8 {
+		stuck = append(stuck, c.MustStart(t, tt.Read10(1, uint32(i), 1)))
+	}
+	write := c.MustStart(t, tt.Write10(1, 100, make([]byte, 512)))
+	_, err := c.Ping([]byte("still there?"))
+	require.NoError(t, err)
+	c.MustGood(t, tt.Write10(2, 0, bytes.Repeat([]byte{7}, 4096)))
+	require.Equal(t, bytes.Repeat([]byte{7}, 4096), c.MustGood(t, tt.Read10(2, 0, 8)).Data)
+
+	got, err := c.AbortTask(stuck[0])
+	require.NoError(t, err)
+	require.Equal(t, pdu.TMComplete, got)
+	got, err = c.AbortTask(write)
+	require.NoError(t, err)
+	require.Equal(t, pdu.TMComplete, got)
+
+	other := tt.MustLogin(t, s.addr, tt.LoginOptions{Initiator: "iqn.2026-01.test:other"}, 2)
+	_, err = other.Ping(nil)
+	require.NoError(t, err)
+
+	resume()
+	for _, task := range stuck[1:] {
+		require.True(t, task.MustFinish(t).Good())
+	}
+	require.NoError(t, c.ExpectOnlyPing(), "nothing is sent for an aborted task")
+	_, err = c.Logout(pdu.LogoutCloseSession)
+	require.NoError(t, err)
+	require.NoError(t, c.ExpectClosed())
+	require.Zero(t, s.seen.panics.Load())
+}
+
+// TestStaleWrite aborts a write that is stuck in the disk. A newer write to the same block must win, although the
+// stale one leaves the disk's queue only now.
+func TestStaleWrite(t *testing.T) {
+	s := newServer(t)
+	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
+	block := make(chan struct{})
+	s.disks[0].Inject(disktest.Rule{Op: disktest.OpWrite, Times: 1, Block: block})
+	stale := c.MustStart(t, tt.Write10(1, 5, bytes.Repeat([]byte{1}, 512)))
+	eventually(t, "the write reaches the disk", func() bool { return s.disks[0].Calls(disktest.OpWrite) == 1 })
+	got, err := c.AbortTask(stale)
+	require.NoError(t, err)
+	require.Equal(t, pdu.TMComplete, got)
+	newer := c.MustStart(t, tt.Write10(1, 5, bytes.Repeat([]byte{2}, 512)))
+	_, err = c.Ping(nil)
+	require.NoError(t, err)
+	close(block)
+	require.True(t, newer.MustFinish(t).Good())
+	require.Equal(t, bytes.Repeat([]byte{2}, 512), c.MustGood(t, tt.Read10(1, 5, 1)).Data)
+}
+
+// TestLogoutWhileStalled ends a session whose command never ends, by logout and by a new login.
+func TestLogoutWhileStalled(t *testing.T) {
+	s := newServer(t)
+	resume := stall(t, s.disks[0], disktest.OpRead)
+	c := tt.MustLogin(t, s.addr, tt.LoginOptions{})
+	c.MustFail(t, tt.TestUnitReady(1), "06/29/00")
+	c.MustStart(t, tt.Read10(1, 0, 1))
+	_, err := c.Logout(pdu.LogoutCloseSession)
+	require.NoError(t, err)
+	require.NoError(t, c.ExpectClosed())
+
+	c = tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
+	c.MustStart(t, tt.Read10(1, 0, 1))
+	again := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
+	_, err = c.ExpectClosedAfter()
+	require.NoError(t, err)
+	_, err = again.Ping(nil)
+	require.NoError(t, err)
+	eventually(t, "the sessions end", func() bool { return s.seen.ended.Load() == 2 })
+	require.Equal(t, []string{"logout", "reinstated"}, s.seen.ends())
+	resume()
+}
+
+// TestShutdown drains: what is in flight finishes and is answered, the initiator is asked to log out, and then
+// the connections close.
+func TestShutdown(t *testing.T) {
+	s := newServer(t)
+	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
+	resume := stall(t, s.disks[0], disktest.OpWrite)
+	task := c.MustStart(t, tt.Write10(1, 0, bytes.Repeat([]byte{3}, 4096)))
+	eventually(t, "the write reaches the disk", func() bool { return s.disks[0].Calls(disktest.OpWrite) == 1 })
+	done := make(chan error, 1)
+	go func() { done <- s.Shutdown(context.Background()) }()
+	async, err := c.AwaitAsync()
+	require.NoError(t, err)
+	require.Equal(t, pdu.AsyncLogoutRequest, async.Event)
+	_, err = tt.Login(s.addr, tt.LoginOptions{Initiator: "iqn.2026-01.test:late"})
+	require.Error(t, err, "nobody logs in any more")
+	resume()
+	require.True(t, task.MustFinish(t).Good())
+	_, err = c.Logout(pdu.LogoutCloseSession)
+	require.NoError(t, err)
+	require.NoError(t, <-done)
+	require.Equal(t, []string{"logout"}, s.seen.ends())
+}
+
+// TestShutdownDeadline gives up on a disk that never answers, and says so.
+func TestShutdownDeadline(t *testing.T) {
+	s := newServer(t)
+	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
+	resume := stall(t, s.disks[0], disktest.OpWrite)
+	c.MustStart(t, tt.Write10(1, 0, make([]byte, 512)))
+	eventually(t, "the write reaches the disk", func() bool { return s.disks[0].Calls(disktest.OpWrite) == 1 })
+	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+	defer cancel()
+	require.ErrorIs(t, s.Shutdown(ctx), context.DeadlineExceeded)
+	resume()
+}
+
+// panicky is a disk with a bug.
+type panicky struct{ *disktest.Memory }
+
+func (panicky) ReadAt([]byte, int64) (int, error) { panic("a bug in the disk") }
+
+// TestPanic ends the session whose command meets a bug, and no other one.
+func TestPanic(t *testing.T) {
+	s := newServer(t, func(o *target.Options) { o.LUNs[0].Disk = panicky{disktest.NewMemory(1 << 20)} })
+	bystander := tt.MustLogin(t, s.addr, tt.LoginOptions{Initiator: "iqn.2026-01.test:bystander"}, 2)
+	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
+	c.MustStart(t, tt.Read10(1, 0, 1))
+	_, err := c.ExpectClosedAfter()
+	require.NoError(t, err)
+	require.Equal(t, int64(1), s.seen.panics.Load())
+	bystander.MustGood(t, tt.Write10(2, 0, make([]byte, 512)))
+	again := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
+	again.MustGood(t, tt.Write10(1, 0, make([]byte, 512)))
+}
+
+// TestClaimedMemory announces far more data than it sends. Memory follows what arrives.
+func TestClaimedMemory(t *testing.T) {
+	s := newServer(t)
+	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
+	c.MustGood(t, tt.Write10(1, 0, make([]byte, 4096)))
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	for range 4 {
+		cmd := tt.Command{LUN: 1, CDB: tt.Write10(1, 0, make([]byte, 512)).CDB}
+		p, _, _ := c.Prepare(cmd)
+		p.Write, p.Read, p.Final, p.ExpectedLength = true, false, true, 1750<<20
+		require.NoError(t, c.Send(&p, nil))
+	}
+	_, err := c.Ping(nil)
+	require.NoError(t, err)
+	runtime.ReadMemStats(&after)
+	require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(1<<20))
+}
+
+// TestMemoryLimit has less memory for data than one chunk: commands that need more are busy, and the session and
+// small commands go on.
+func TestMemoryLimit(t *testing.T) {
+	s := newServer(t, func(o *target.Options) { o.Limits.Memory = 64 << 10 })
+	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
+	c.MustFail(t, tt.Write10(1, 0, make([]byte, 256<<10)), "status 0x8")
+	c.MustFail(t, tt.Read10(1, 0, 512), "status 0x8")
+	c.MustGood(t, tt.Write10(1, 0, bytes.Repeat([]byte{9}, 4096)))
+	require.Equal(t, bytes.Repeat([]byte{9}, 4096), c.MustGood(t, tt.Read10(1, 0, 8)).Data)
+}
+
+// TestDiskError reports what the disk says, and the session goes on.
+func TestDiskError(t *testing.T) {
+	s := newServer(t)
+	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
+	remove := s.disks[0].Inject(disktest.Rule{Op: disktest.OpRead, Err: errors.New("cable pulled")})
+	c.MustFail(t, tt.Read10(1, 0, 1), "04/44/00")
+	remove()
+	c.MustGood(t, tt.Read10(1, 0, 1))
+}
+
+// TestDeadPeer pings a peer that has gone silent and gives it up; one that answers stays.
+func TestDeadPeer(t *testing.T) {
+	s := newServer(t, func(o *target.Options) {
+		o.Limits.NOPInterval, o.Limits.NOPTimeout = 300*time.Millisecond, 600*time.Millisecond
+	})
+	silent := tt.MustLogin(t, s.addr, tt.LoginOptions{Initiator: "iqn.2026-01.test:silent"}, 1)
+	silent.AnswerPings = false
+	ping, _, err := tt.Expect[pdu.NOPIn](silent.Conn)
+	require.NoError(t, err)
+	require.Equal(t, pdu.ReservedTag, ping.TaskTag)
+	require.NotEqual(t, pdu.ReservedTag, ping.TransferTag)
+	require.NoError(t, silent.ExpectClosed())
+	eventually(t, "the session ends", func() bool { return s.seen.ended.Load() == 1 })
+	require.Equal(t, []string{"timeout"}, s.seen.ends())
+}
+
+// TestSlowPeers ends a login that takes too long, and a PDU that does not come to its end.
+func TestSlowPeers(t *testing.T) {
+	s := newServer(t, func(o *target.Options) {
+		o.Limits.LoginTimeout, o.Limits.PDUTimeout = 300*time.Millisecond, 300*time.Millisecond
+	})
+	silent := tt.MustDial(t, s.addr)
+	require.NoError(t, silent.ExpectClosed())
+
+	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
+	cmd, _, _ := c.Prepare(tt.TestUnitReady(1))
+	require.NoError(t, c.SendRaw(c.Bytes(&cmd, nil)[:20]))
+	require.NoError(t, c.ExpectClosed())
+}

@@ -1,0 +1,83 @@
+package targettest
+
+import "encoding/binary"
+
+// BlockSize is the block length that the commands below reckon with, bytes.
+const BlockSize = 512
+
+// TestUnitReady is a TEST UNIT READY.
+func TestUnitReady(lun uint16) Command { return Command{LUN: lun, CDB: make([]byte, 6)} }
+
+// Inquiry is an INQUIRY for the standard data.
+func Inquiry(lun uint16, allocation int) Command {
+	return Command{LUN: lun, CDB: []byte{0x12, 0, 0, byte(allocation >> 8), byte(allocation), 0}, Read: allocation}
+}
+
+// ReportLUNs is a REPORT LUNS.
+func ReportLUNs(allocation int) Command {
+	cdb := make([]byte, 12)
+	cdb[0] = 0xa0
+	binary.BigEndian.PutUint32(cdb[6:], uint32(allocation))
+	return Command{CDB: cdb, Read: allocation}
+}
+
+// ReadCapacity10 is a READ CAPACITY(10).
+func ReadCapacity10(lun uint16) Command {
+	return Command{LUN: lun, CDB: append([]byte{0x25}, make([]byte, 9)...), Read: 8}
+}
+
+// Read10 reads blocks.
+func Read10(lun uint16, lba uint32, blocks int) Command {
+	return Command{LUN: lun, CDB: rw10(0x28, lba, blocks), Read: blocks * BlockSize}
+}
+
+// Write10 writes data, a whole number of blocks.
+func Write10(lun uint16, lba uint32, data []byte) Command {
+	return Command{LUN: lun, CDB: rw10(0x2a, lba, len(data)/BlockSize), Write: data}
+}
+
+// SynchronizeCache10 flushes the whole disk.
+func SynchronizeCache10(lun uint16) Command { return Command{LUN: lun, CDB: rw10(0x35, 0, 0)} }
+
+func rw10(op byte, lba uint32, blocks int) []byte {
+	cdb := make([]byte, 10)
+	cdb[0] = op
+	binary.BigEndian.PutUint32(cdb[2:], lba)
+	binary.BigEndian.PutUint16(cdb[7:], uint16(blocks))
+	return cdb
+}
+
+// Read16 reads blocks.
+func Read16(lun uint16, lba uint64, blocks int) Command {
+	return Command{LUN: lun, CDB: rw16(0x88, lba, blocks), Read: blocks * BlockSize}
+}
+
+// Write16 writes data, a whole number of blocks.
+func Write16(lun uint16, lba uint64, data []byte) Command {
+	return Command{LUN: lun, CDB: rw16(0x8a, lba, len(data)/BlockSize), Write: data}
+}
+
+func rw16(op byte, lba uint64, blocks int) []byte {
+	cdb := make([]byte, 16)
+	cdb[0] = op
+	binary.BigEndian.PutUint64(cdb[2:], lba)
+	binary.BigEndian.PutUint32(cdb[10:], uint32(blocks))
+	return cdb
+}
+
+// ClearAttention runs TEST UNIT READY until it is GOOD, and returns the sense data of those that were not: the unit
+// attentions that were pending.
+func (s *Session) ClearAttention(lun uint16) ([]Sense, error) {
+	var list []Sense
+	for range 16 {
+		r, err := s.Do(TestUnitReady(lun))
+		if err != nil || r.Good() {
+			return list, err
+		}
+		list = append(list, r.Sense)
+		if r.Sense.Key != 6 {
+			return list, nil
+		}
+	}
+	return list, nil
+}

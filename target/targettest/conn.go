@@ -1,0 +1,268 @@
+// Package targettest is an iSCSI initiator for tests of a target, which can also misbehave.
+//
+// It has three layers, each made of the one before:
+//
+//	Conn      one TCP connection: any PDU out, with right or wrong lengths, padding and digests; PDUs in
+//	Login     the login phase, PDU by PDU (Conn.LoginStep) or as a whole, with a hook that may change every PDU
+//	Session   full feature phase: commands with their data, task management, pings, text, logout
+//
+// What comes in is checked against RFC 7143 as it arrives: digests, StatSN, the command window, the order and bounds of
+// Data-In and R2T. A violation is an error of the call that received it, so that every test checks all of it by the way.
+//
+// Nothing here uses the target's own login and CHAP code: each direction is written twice, so that an error in one of
+// them shows. Methods return errors; the Must functions fail a test instead.
+package targettest
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"syscall"
+	"time"
+
+	"kubevirt.io/disk/target/internal/pdu"
+)
+
+const (
+	digestLen = 4
+
+	// DefaultTimeout is how long a Conn waits for a PDU.
+	DefaultTimeout = 10 * time.Second
+
+	// maxReceived is the longest data segment that is received at all, bytes.
+	maxReceived = 1 << 24
+)
+
+// ErrClosed is a connection that the target has closed.
+var ErrClosed = errors.New("the target has closed the connection")
+
+// PDU is one PDU as it was received, or as it is to be sent.
+type PDU struct {
+	Header pdu.Header
+	AHS    []byte
+	Data   []byte
+}
+
+// Message is a PDU type of package pdu.
+type Message interface{ Encode(*pdu.Header) }
+
+// Conn is one connection to a target. It belongs to one goroutine. The numbers may be changed between calls.
+type Conn struct {
+	nc net.Conn
+
+	Timeout time.Duration // for one PDU in or out
+
+	HeaderDigest, DataDigest bool // in force in both directions
+
+	CmdSN     uint32 // of the next command
+	ExpStatSN uint32 // the next StatSN that is expected; acknowledges all before it
+	ExpCmdSN  uint32 // as the target said last
+	MaxCmdSN  uint32 // as the target said last
+
+	tag     uint32 // the last initiator task tag
+	numbers bool   // ExpStatSN and the window are known, and checked
+}
+
+// Dial connects to a target.
+func Dial(addr net.Addr) (*Conn, error) {
+	nc, err := net.DialTimeout(addr.Network(), addr.String(), DefaultTimeout)
+	if err != nil {
+		return nil, err
+	}
+	return NewConn(nc), nil
+}
+
+// NewConn is a Conn on a connection that is there already.
+func NewConn(nc net.Conn) *Conn { return &Conn{nc: nc, Timeout: DefaultTimeout, CmdSN: 1} }
+
+// Close closes the connection, without a logout.
+func (c *Conn) Close() error { return c.nc.Close() }
+
+// Reset closes the connection so that the peer sees a reset, as after a crash.
+func (c *Conn) Reset() error {
+	if t, ok := c.nc.(*net.TCPConn); ok {
+		_ = t.SetLinger(0)
+	}
+	return c.nc.Close()
+}
+
+// LocalAddr is the initiator's address.
+func (c *Conn) LocalAddr() net.Addr { return c.nc.LocalAddr() }
+
+// NewTag is an initiator task tag that was not used yet.
+func (c *Conn) NewTag() uint32 {
+	c.tag++
+	return c.tag
+}
+
+// SendRaw sends bytes as they are.
+func (c *Conn) SendRaw(b []byte) error {
+	_ = c.nc.SetWriteDeadline(time.Now().Add(c.Timeout))
+	_, err := c.nc.Write(b)
+	return closedError(err)
+}
+
+// Option changes how one PDU is sent.
+type Option func(*outgoing)
+
+type outgoing struct {
+	ahs              []byte
+	pad              byte
+	noPad            bool
+	flipHeaderDigest bool
+	flipDataDigest   bool
+	edit             []func(*pdu.Header)
+	flipHeader       int // bit to flip after the digest was made; -1: none
+	flipData         int
+	cut              int // bytes to send; -1: all
+}
+
+// WithAHS adds additional header segments, which are padded to whole words.
+func WithAHS(ahs []byte) Option { return func(o *outgoing) { o.ahs = ahs } }
+
+// WithHeader edits the header after lengths were put in and before the digest is made.
+func WithHeader(edit func(h *pdu.Header)) Option {
+	return func(o *outgoing) { o.edit = append(o.edit, edit) }
+}
+
+// WithPadding uses another value than 0 for padding bytes.
+func WithPadding(b byte) Option { return func(o *outgoing) { o.pad = b } }
+
+// WithoutPadding leaves the padding out.
+func WithoutPadding() Option { return func(o *outgoing) { o.noPad = true } }
+
+// WrongHeaderDigest sends a header digest that does not match.
+func WrongHeaderDigest() Option { return func(o *outgoing) { o.flipHeaderDigest = true } }
+
+// WrongDataDigest sends a data digest that does not match.
+func WrongDataDigest() Option { return func(o *outgoing) { o.flipDataDigest = true } }
+
+// FlipHeaderBit flips a bit of the header after its digest was made.
+func FlipHeaderBit(bit int) Option { return func(o *outgoing) { o.flipHeader = bit } }
+
+// FlipDataBit flips a bit of the data segment after its digest was made.
+func FlipDataBit(bit int) Option { return func(o *outgoing) { o.flipData = bit } }
+
+// CutAfter sends only the first n bytes of the PDU.
+func CutAfter(n int) Option { return func(o *outgoing) { o.cut = n } }
+
+// Bytes is a PDU as Send sends it.
+func (c *Conn) Bytes(m Message, data []byte, opts ...Option) []byte {
+	o := outgoing{flipHeader: -1, flipData: -1, cut: -1}
+	for _, opt := range opts {
+		opt(&o)
+	}
+	var h pdu.Header
+	m.Encode(&h)
+	h.SetDataLen(len(data))
+	ahs := append([]byte(nil), o.ahs...)
+	for len(ahs)%4 != 0 {
+		ahs = append(ahs, 0)
+	}
+	h.SetAHSLen(len(ahs))
+	for _, edit := range o.edit {
+		edit(&h)
+	}
+	b := append(append([]byte(nil), h[:]...), ahs...)
+	digest := func(part []byte, flip bool) {
+		d := pdu.Digest(part)
+		if flip {
+			d ^= 1 << 9
+		}
+		b = pdu.AppendDigest(b, d)
+	}
+	if c.HeaderDigest {
+		digest(b, o.flipHeaderDigest)
+	}
+	start := len(b)
+	b = append(b, data...)
+	for !o.noPad && (len(b)-start)%4 != 0 {
+		b = append(b, o.pad)
+	}
+	if c.DataDigest && len(data) > 0 {
+		digest(b[start:], o.flipDataDigest)
+	}
+	if o.flipHeader >= 0 {
+		b[o.flipHeader/8] ^= 0x80 >> (o.flipHeader % 8)
+	}
+	if o.flipData >= 0 {
+		b[start+o.flipData/8] ^= 0x80 >> (o.flipData % 8)
+	}
+	if o.cut >= 0 {
+		b = b[:min(o.cut, len(b))]
+	}
+	return b
+}
+
+// Send sends a PDU; its data length is that of data unless an option changes it.
+func (c *Conn) Send(m Message, data []byte, opts ...Option) error {
+	return c.SendRaw(c.Bytes(m, data, opts...))
+}
+
+// Receive waits for the next PDU and checks its digests and numbers.
+func (c *Conn) Receive() (*PDU, error) { return c.receive(c.Timeout) }
+
+func (c *Conn) receive(timeout time.Duration) (*PDU, error) {
+	_ = c.nc.SetReadDeadline(time.Now().Add(timeout))
+	p := new(PDU)
+	if _, err := io.ReadFull(c.nc, p.Header[:]); err != nil {
+		return nil, closedError(err)
+	}
+	if n := p.Header.AHSLen(); n > 0 {
+		return nil, fmt.Errorf("%v: %d bytes of additional header, and a target sends none (RFC 7143 11.2)", p.Header.Opcode(), n)
+	}
+	if c.HeaderDigest {
+		if err := c.checkDigest("header", p.Header[:]); err != nil {
+			return nil, fmt.Errorf("%v: %w", p.Header.Opcode(), err)
+		}
+	}
+	if n := p.Header.PaddedDataLen(); n > 0 {
+		padded := make([]byte, min(n, maxReceived))
+		if _, err := io.ReadFull(c.nc, padded); err != nil {
+			return nil, closedError(err)
+		}
+		if c.DataDigest {
+			if err := c.checkDigest("data", padded); err != nil {
+				return nil, fmt.Errorf("%v: %w", p.Header.Opcode(), err)
+			}
+		}
+		p.Data = padded[:p.Header.DataLen()]
+		for _, b := range padded[len(p.Data):] {
+			if b != 0 {
+				return nil, fmt.Errorf("%v: padding is not zero (RFC 7143 11.1)", p.Header.Opcode())
+			}
+		}
+	}
+	if err := c.track(&p.Header); err != nil {
+		return p, err
+	}
+	return p, nil
+}
+
+func (c *Conn) checkDigest(what string, covered []byte) error {
+	var got, want [digestLen]byte
+	if _, err := io.ReadFull(c.nc, got[:]); err != nil {
+		return closedError(err)
+	}
+	pdu.PutDigest(want[:], pdu.Digest(covered))
+	if got != want {
+		return fmt.Errorf("%s digest is %x, want %x", what, got, want)
+	}
+	return nil
+}
+
+// closedError makes ErrClosed of the errors by which a closed connection shows.
+func closedError(err error) error {
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) ||
+		errors.Is(err, syscall.EPIPE) || errors.Is(err, io.ErrClosedPipe) {
+		return fmt.Errorf("%w (%v)", ErrClosed, err)
+	}
+	return err
+}
+
+// IsTimeout says that nothing came.
+func IsTimeout(err error) bool {
+	var t net.Error
+	return errors.As(err, &t) && t.Timeout()
+}

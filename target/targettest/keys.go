@@ -1,0 +1,93 @@
+package targettest
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+)
+
+// Key is one key=value of a text.
+type Key struct{ Name, Value string }
+
+// Keys are key=value pairs in the order of a text. They may hold what a text should not.
+type Keys []Key
+
+// KV makes Keys of names and values in turn.
+func KV(namesAndValues ...string) Keys {
+	var ks Keys
+	for i := 0; i+1 < len(namesAndValues); i += 2 {
+		ks = append(ks, Key{namesAndValues[i], namesAndValues[i+1]})
+	}
+	return ks
+}
+
+// Get is the value of a key, "" if it is not there.
+func (ks Keys) Get(name string) string {
+	v, _ := ks.Lookup(name)
+	return v
+}
+
+// Lookup is the value of a key and whether it is there.
+func (ks Keys) Lookup(name string) (string, bool) {
+	for _, k := range ks {
+		if k.Name == name {
+			return k.Value, true
+		}
+	}
+	return "", false
+}
+
+// All are the values of a key.
+func (ks Keys) All(name string) []string {
+	var list []string
+	for _, k := range ks {
+		if k.Name == name {
+			list = append(list, k.Value)
+		}
+	}
+	return list
+}
+
+// Set replaces the value of a key, or adds it.
+func (ks *Keys) Set(name, value string) {
+	for i := range *ks {
+		if (*ks)[i].Name == name {
+			(*ks)[i].Value = value
+			return
+		}
+	}
+	*ks = append(*ks, Key{name, value})
+}
+
+// Remove removes a key.
+func (ks *Keys) Remove(name string) {
+	*ks = slices.DeleteFunc(*ks, func(k Key) bool { return k.Name == name })
+}
+
+// Text is the data segment that carries the keys (RFC 7143 6.1).
+func (ks Keys) Text() []byte {
+	var b []byte
+	for _, k := range ks {
+		b = append(append(append(append(b, k.Name...), '='), k.Value...), 0)
+	}
+	return b
+}
+
+// ParseText reads the keys of a complete text.
+func ParseText(text []byte) (Keys, error) {
+	if len(text) == 0 {
+		return nil, nil
+	}
+	if text[len(text)-1] != 0 {
+		return nil, fmt.Errorf("the text %q does not end in a NUL", text)
+	}
+	var ks Keys
+	for _, pair := range bytes.Split(text[:len(text)-1], []byte{0}) {
+		name, value, ok := bytes.Cut(pair, []byte{'='})
+		if !ok || len(name) == 0 {
+			return nil, fmt.Errorf("%q is no key=value", pair)
+		}
+		ks = append(ks, Key{string(name), string(value)})
+	}
+	return ks, nil
+}

@@ -1,0 +1,183 @@
+package targettest
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"time"
+
+	"kubevirt.io/disk/target/internal/pdu"
+)
+
+// Offsets of the numbers that all PDUs of a target carry.
+const (
+	offStatSN   = 24
+	offExpCmdSN = 28
+	offMaxCmdSN = 32
+)
+
+// track takes over the numbers of a PDU and checks that they go on as RFC 7143 4.2.2 and 11.4.9 want.
+func (c *Conn) track(h *pdu.Header) error {
+	op := h.Opcode()
+	if op&0x20 == 0 {
+		return fmt.Errorf("opcode %v is one of an initiator", op)
+	}
+	stat, exp, limit := binary.BigEndian.Uint32(h[offStatSN:]), binary.BigEndian.Uint32(h[offExpCmdSN:]), binary.BigEndian.Uint32(h[offMaxCmdSN:])
+	advances := true
+	switch op {
+	case pdu.OpDataIn:
+		advances = h[1]&1 != 0
+	case pdu.OpR2T:
+		advances = false
+	case pdu.OpNOPIn:
+		advances = h.TaskTag() != pdu.ReservedTag
+	}
+	if !c.numbers {
+		c.ExpStatSN, c.ExpCmdSN, c.MaxCmdSN, c.numbers = stat, exp, limit, true
+	}
+	if stat != c.ExpStatSN && (advances || op != pdu.OpDataIn) {
+		return fmt.Errorf("%v: StatSN is %d, want %d", op, stat, c.ExpStatSN)
+	}
+	if advances {
+		c.ExpStatSN++
+	}
+	if pdu.SNLess(limit, exp-1) {
+		return fmt.Errorf("%v: MaxCmdSN %d is less than ExpCmdSN %d minus 1", op, limit, exp)
+	}
+	if pdu.SNLess(exp, c.ExpCmdSN) || pdu.SNLess(limit, c.MaxCmdSN) {
+		return fmt.Errorf("%v: the command window goes back from %d-%d to %d-%d", op, c.ExpCmdSN, c.MaxCmdSN, exp, limit)
+	}
+	c.ExpCmdSN, c.MaxCmdSN = exp, limit
+	return nil
+}
+
+// Resync forgets what is known of StatSN and the command window: the next PDU sets them.
+func (c *Conn) Resync() { c.numbers = false }
+
+// decoder is a pointer to a PDU type.
+type decoder[T any] interface {
+	*T
+	Decode(*pdu.Header) error
+}
+
+// RejectError is a Reject that came where another PDU was expected.
+type RejectError struct {
+	Reason pdu.RejectReason
+	Header pdu.Header // of the rejected PDU
+}
+
+func (e *RejectError) Error() string {
+	return fmt.Sprintf("the target rejected a %v: %v", e.Header.Opcode(), e.Reason)
+}
+
+// UnexpectedError is a PDU that came where another one was expected.
+type UnexpectedError struct {
+	Want string
+	PDU  *PDU
+}
+
+func (e *UnexpectedError) Error() string {
+	return fmt.Sprintf("got a %v, want %s", e.PDU.Header.Opcode(), e.Want)
+}
+
+// As decodes a received PDU as one type.
+func As[T any, P decoder[T]](p *PDU) (T, error) {
+	var v T
+	err := P(&v).Decode(&p.Header)
+	if err == nil {
+		return v, nil
+	}
+	if p.Header.Opcode() == pdu.OpReject {
+		if r, rerr := asReject(p); rerr == nil {
+			return v, r
+		}
+	}
+	var fe *pdu.FieldError
+	if errors.As(err, &fe) && fe.Field == "opcode" {
+		err = &UnexpectedError{Want: fe.Opcode.String(), PDU: p}
+	}
+	return v, err
+}
+
+func asReject(p *PDU) (*RejectError, error) {
+	var r pdu.Reject
+	if err := r.Decode(&p.Header); err != nil {
+		return nil, err
+	}
+	return &RejectError{Reason: r.Reason, Header: pdu.Header(p.Data[:pdu.HeaderLen])}, nil
+}
+
+// Expect receives a PDU of one type and returns it with its data. A Reject instead is a *RejectError, any other PDU an
+// *UnexpectedError.
+func Expect[T any, P decoder[T]](c *Conn) (T, []byte, error) {
+	p, err := c.Receive()
+	if err != nil {
+		var none T
+		return none, nil, err
+	}
+	v, err := As[T, P](p)
+	return v, p.Data, err
+}
+
+// ExpectReject receives a Reject and checks its reason and that it carries the header of the rejected PDU, as far as
+// opcode and task tag.
+func (c *Conn) ExpectReject(reason pdu.RejectReason, op pdu.Opcode, tag uint32) error {
+	p, err := c.Receive()
+	if err != nil {
+		return err
+	}
+	if p.Header.Opcode() != pdu.OpReject {
+		return &UnexpectedError{Want: "Reject " + reason.String(), PDU: p}
+	}
+	r, err := asReject(p)
+	if err != nil {
+		return err
+	}
+	if r.Reason != reason {
+		return fmt.Errorf("%w, want reason %v", r, reason)
+	}
+	if r.Header.Opcode() != op || r.Header.TaskTag() != tag {
+		return fmt.Errorf("the Reject carries a %v with tag %#x, want %v with %#x", r.Header.Opcode(), r.Header.TaskTag(), op, tag)
+	}
+	return nil
+}
+
+// ExpectClosed waits until the target closes the connection, without another PDU.
+func (c *Conn) ExpectClosed() error {
+	p, err := c.Receive()
+	switch {
+	case errors.Is(err, ErrClosed):
+		return nil
+	case err != nil:
+		return fmt.Errorf("want a closed connection: %w", err)
+	}
+	return &UnexpectedError{Want: "a closed connection", PDU: p}
+}
+
+// ExpectClosedAfter is ExpectClosed, but takes any PDUs first, and returns them.
+func (c *Conn) ExpectClosedAfter() ([]*PDU, error) {
+	var list []*PDU
+	for {
+		p, err := c.Receive()
+		switch {
+		case errors.Is(err, ErrClosed):
+			return list, nil
+		case err != nil:
+			return list, fmt.Errorf("want a closed connection: %w", err)
+		}
+		list = append(list, p)
+	}
+}
+
+// ExpectNothing checks that no PDU comes within a time. It is meant for what must never come: that it passes proves
+// less than that it fails, so a test should rather wait for the answer to a later ping (see Session.ExpectOnlyPing).
+func (c *Conn) ExpectNothing(within time.Duration) error {
+	p, err := c.receive(within)
+	switch {
+	case IsTimeout(err):
+		return nil
+	case err != nil:
+		return fmt.Errorf("want silence: %w", err)
+	}
+	return &UnexpectedError{Want: "silence", PDU: p}
+}
