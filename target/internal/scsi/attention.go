@@ -13,6 +13,7 @@ const (
 	attnPowerOn attention = 1 << iota
 	attnReset
 	attnNexusLoss
+	attnMediumChanged
 	attnCapacityChanged
 	attnModeChanged
 	attnClearedByOther
@@ -25,6 +26,7 @@ var attentionCodes = [...]additional{
 	ascPowerOnOrReset,
 	ascBusDeviceReset,
 	ascNexusLoss,
+	ascMediumChanged,
 	ascCapacityChanged,
 	ascModeChanged,
 	ascClearedByOther,
@@ -76,7 +78,7 @@ func (d *Device) CapacityChanged(lun uint16) {
 }
 
 // ResetLUN is what a LOGICAL UNIT RESET does to the device server (SAM-5 6.3.3): mode pages return to their
-// defaults and every nexus gets a unit attention, also the one that asked (by).
+// defaults, reservations and prevented removal end, and every nexus gets a unit attention, also the one that asked (by).
 func (d *Device) ResetLUN(lun uint64, by *Nexus) {
 	u := d.unit(lun)
 	if u == nil {
@@ -98,6 +100,8 @@ func (d *Device) ResetTarget(by *Nexus) {
 
 func (d *Device) resetLocked(u *unit) {
 	u.mode.reset()
+	u.reserved.Store(nil)
+	d.allowRemovalLocked(u)
 	d.raiseLocked(u, attnReset, nil)
 }
 

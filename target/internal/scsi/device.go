@@ -70,9 +70,12 @@ type unit struct {
 	table  *opcodeTable
 	blocks atomic.Uint64 // capacity in logical blocks
 	owner  atomic.Pointer[initiator]
-	ranges rangeTable
-	mode   modeState
-	faults faultLog
+	// reserved is the nexus that holds the RESERVE(6) reservation; set and taken over under Device.mu.
+	reserved atomic.Pointer[Nexus]
+	ejected  atomic.Bool // written under Device.mu
+	ranges   rangeTable
+	mode     modeState
+	faults   faultLog
 }
 
 // NewDevice checks the options and makes the device. It asks each disk once for its optional interfaces.

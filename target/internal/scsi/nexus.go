@@ -10,7 +10,13 @@ type InitiatorPort struct {
 type Nexus struct {
 	port      InitiatorPort
 	initiator *initiator
-	units     []attentions // by unit.index
+	units     []nexusUnit // by unit.index
+}
+
+// nexusUnit is what a logical unit keeps for a nexus.
+type nexusUnit struct {
+	attentions
+	prevents bool // guarded by Device.mu; medium removal
 }
 
 // Port tells whose nexus it is.
@@ -44,7 +50,7 @@ func (d *Device) Attach(p InitiatorPort) *Nexus {
 	} else if len(d.known) < maxKnownPorts {
 		d.known[p] = struct{}{}
 	}
-	n := &Nexus{port: p, initiator: in, units: make([]attentions, len(d.units))}
+	n := &Nexus{port: p, initiator: in, units: make([]nexusUnit, len(d.units))}
 	for i := range n.units {
 		n.units[i].raise(cause)
 	}
@@ -52,8 +58,8 @@ func (d *Device) Attach(p InitiatorPort) *Nexus {
 	return n
 }
 
-// Detach ends a nexus. With the last nexus of an initiator name, its exclusive claims end. Commands whose disk
-// calls still run may end later; a second call does nothing.
+// Detach ends a nexus. Its reservations end, and with the last nexus of an initiator name its exclusive
+// claims. Commands whose disk calls still run may end later; a second call does nothing.
 func (d *Device) Detach(n *Nexus) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -62,6 +68,13 @@ func (d *Device) Detach(n *Nexus) {
 	}
 	delete(d.nexuses, n)
 	n.initiator.nexuses--
+	for _, u := range d.units {
+		u.reserved.CompareAndSwap(n, nil)
+		if len(d.nexuses) == 0 {
+			// Nobody is left who knows that the medium was ejected; whoever comes next expects a disk.
+			u.ejected.Store(false)
+		}
+	}
 	if n.initiator.nexuses == 0 {
 		delete(d.initiators, n.initiator.name)
 	}

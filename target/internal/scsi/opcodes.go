@@ -15,12 +15,19 @@ const (
 	opWrite6           = 0x0a
 	opInquiry          = 0x12
 	opModeSelect6      = 0x15
+	opReserve6         = 0x16
+	opRelease6         = 0x17
 	opModeSense6       = 0x1a
+	opStartStop        = 0x1b
+	opPreventAllow     = 0x1e
 	opReadCapacity10   = 0x25
 	opRead10           = 0x28
 	opWrite10          = 0x2a
+	opWriteVerify10    = 0x2e
 	opVerify10         = 0x2f
+	opPrefetch10       = 0x34
 	opSyncCache10      = 0x35
+	opDefectData10     = 0x37
 	opWriteSame10      = 0x41
 	opUnmap            = 0x42
 	opModeSelect10     = 0x55
@@ -28,7 +35,10 @@ const (
 	opRead16           = 0x88
 	opCompareAndWrite  = 0x89
 	opWrite16          = 0x8a
+	opOrWrite16        = 0x8b
+	opWriteVerify16    = 0x8e
 	opVerify16         = 0x8f
+	opPrefetch16       = 0x90
 	opSyncCache16      = 0x91
 	opWriteSame16      = 0x93
 	opServiceActionIn  = 0x9e
@@ -36,7 +46,9 @@ const (
 	opMaintenanceIn    = 0xa3
 	opRead12           = 0xa8
 	opWrite12          = 0xaa
+	opWriteVerify12    = 0xae
 	opVerify12         = 0xaf
+	opDefectData12     = 0xb7
 	saReadCapacity16   = 0x10
 	saGetLBAStatus     = 0x12
 	saReportOpcodes    = 0x0c
@@ -51,6 +63,7 @@ const (
 	duringConflict                    // allowed while another initiator owns the unit (SPC-4 5.13.1)
 	usesMedium                        // claims a write-exclusive unit
 	writesMedium                      // refused by a write-protected unit
+	needsMedium                       // refused while the medium is ejected, as is usesMedium
 )
 
 // layout says where a CDB has its address and transfer length.
@@ -80,7 +93,7 @@ type command struct {
 	// seconds until an initiator should look what is wrong, for the command timeouts descriptor
 	timeout uint32
 
-	prepare func(*Task) error                      // validates; fills in direction and length
+	prepare func(*Task) error                      // nil: nothing to validate; fills in direction and length
 	in      func(*Task, int64, []byte) error       // nil: the parameter data that prepare made
 	out     func(*Task, int64, []byte) error       // nil: takes no data
 	finish  func(*Task) (status Status, err error) // nil: GOOD
@@ -113,6 +126,7 @@ const (
 	bitFUA    = 0x08
 	bitBytchk = 0x06
 	bitImmed  = 0x02
+	bitSyncNV = 0x04 // obsolete; any flush is enough for it
 	bitUnmap  = 0x08
 	bitNDOB   = 0x01
 )
@@ -120,7 +134,7 @@ const (
 // commonCommands are answered whatever the disk can do.
 func commonCommands() []command {
 	return []command{
-		{name: "TEST UNIT READY", opcode: opTestUnitReady, usage: make([]byte, 6), timeout: quick, prepare: prepareTestUnitReady},
+		{name: "TEST UNIT READY", opcode: opTestUnitReady, usage: make([]byte, 6), flags: needsMedium, timeout: quick},
 		{name: "REQUEST SENSE", opcode: opRequestSense, usage: []byte{0, 0x01, 0, 0, 0xff, 0}, flags: duringAttention | duringConflict, timeout: quick, prepare: prepareRequestSense},
 		{name: "INQUIRY", opcode: opInquiry, usage: []byte{0, 0x01, 0xff, 0xff, 0xff, 0}, flags: duringAttention | duringConflict, timeout: quick, prepare: prepareInquiry},
 		{name: "REPORT LUNS", opcode: opReportLUNs, usage: []byte{0, 0, 0xff, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 0}, flags: duringAttention | duringConflict, timeout: quick, prepare: prepareReportLUNs},
@@ -132,8 +146,13 @@ func commonCommands() []command {
 		{name: "MODE SELECT(6)", opcode: opModeSelect6, usage: []byte{0, 0x10, 0, 0, 0xff, 0}, timeout: drain, prepare: prepareModeSelect6, out: outModeSelect, finish: finishModeSelect},
 		{name: "MODE SELECT(10)", opcode: opModeSelect10, usage: []byte{0, 0x10, 0, 0, 0, 0, 0, 0xff, 0xff, 0}, timeout: drain, prepare: prepareModeSelect10, out: outModeSelect, finish: finishModeSelect},
 
-		{name: "READ CAPACITY(10)", opcode: opReadCapacity10, usage: make([]byte, 10), flags: duringConflict, timeout: quick, prepare: prepareReadCapacity10},
-		{name: "READ CAPACITY(16)", opcode: opServiceActionIn, hasAction: true, action: saReadCapacity16, usage: []byte{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 0}, flags: duringConflict, timeout: quick, prepare: prepareReadCapacity16},
+		{name: "RESERVE(6)", opcode: opReserve6, usage: make([]byte, 6), timeout: quick, finish: finishReserve},
+		{name: "RELEASE(6)", opcode: opRelease6, usage: make([]byte, 6), flags: duringConflict, timeout: quick, finish: finishRelease},
+
+		{name: "READ CAPACITY(10)", opcode: opReadCapacity10, usage: make([]byte, 10), flags: duringConflict | needsMedium, timeout: quick, prepare: prepareReadCapacity10},
+		{name: "READ CAPACITY(16)", opcode: opServiceActionIn, hasAction: true, action: saReadCapacity16, usage: []byte{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 0}, flags: duringConflict | needsMedium, timeout: quick, prepare: prepareReadCapacity16},
+		{name: "READ DEFECT DATA(10)", opcode: opDefectData10, usage: []byte{0, 0, defectListBits, 0, 0, 0, 0, 0xff, 0xff, 0}, flags: needsMedium, timeout: quick, prepare: prepareDefectData10},
+		{name: "READ DEFECT DATA(12)", opcode: opDefectData12, usage: []byte{0, defectListBits, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0}, flags: needsMedium, timeout: quick, prepare: prepareDefectData12},
 	}
 }
 
@@ -153,14 +172,39 @@ func mediumCommands(u *unit) []command {
 		{name: "WRITE(10)", opcode: opWrite10, layout: cdb10, usage: addressed(cdb10, bitDPO|bitFUA), op: OpWrite, flags: writes, prepare: prepareWrite, out: outWrite, finish: finishWrite},
 		{name: "WRITE(12)", opcode: opWrite12, layout: cdb12, usage: addressed(cdb12, bitDPO|bitFUA), op: OpWrite, flags: writes, prepare: prepareWrite, out: outWrite, finish: finishWrite},
 		{name: "WRITE(16)", opcode: opWrite16, layout: cdb16, usage: addressed(cdb16, bitDPO|bitFUA), op: OpWrite, flags: writes, prepare: prepareWrite, out: outWrite, finish: finishWrite},
+		{name: "WRITE AND VERIFY(10)", opcode: opWriteVerify10, layout: cdb10, usage: addressed(cdb10, bitDPO|bitBytchk), op: OpWrite, flags: writes, timeout: drain, prepare: prepareWriteAndVerify, out: outWriteAndVerify, finish: finishWrite},
+		{name: "WRITE AND VERIFY(12)", opcode: opWriteVerify12, layout: cdb12, usage: addressed(cdb12, bitDPO|bitBytchk), op: OpWrite, flags: writes, timeout: drain, prepare: prepareWriteAndVerify, out: outWriteAndVerify, finish: finishWrite},
+		{name: "WRITE AND VERIFY(16)", opcode: opWriteVerify16, layout: cdb16, usage: addressed(cdb16, bitDPO|bitBytchk), op: OpWrite, flags: writes, timeout: drain, prepare: prepareWriteAndVerify, out: outWriteAndVerify, finish: finishWrite},
+		{name: "ORWRITE(16)", opcode: opOrWrite16, layout: cdb16, usage: addressed(cdb16, bitDPO|bitFUA), op: OpWrite, flags: writes, prepare: prepareWrite, out: outOrWrite, finish: finishWrite},
 		{name: "VERIFY(10)", opcode: opVerify10, layout: cdb10, usage: addressed(cdb10, bitDPO|bitBytchk), op: OpRead, flags: reads, prepare: prepareVerify, out: outVerify, finish: finishVerify},
 		{name: "VERIFY(12)", opcode: opVerify12, layout: cdb12, usage: addressed(cdb12, bitDPO|bitBytchk), op: OpRead, flags: reads, prepare: prepareVerify, out: outVerify, finish: finishVerify},
 		{name: "VERIFY(16)", opcode: opVerify16, layout: cdb16, usage: addressed(cdb16, bitDPO|bitBytchk), op: OpRead, flags: reads, prepare: prepareVerify, out: outVerify, finish: finishVerify},
-		{name: "SYNCHRONIZE CACHE(10)", opcode: opSyncCache10, layout: cdb10, usage: addressed(cdb10, bitImmed), op: OpFlush, flags: reads, timeout: drain, prepare: prepareSync, finish: finishSync},
-		{name: "SYNCHRONIZE CACHE(16)", opcode: opSyncCache16, layout: cdb16, usage: addressed(cdb16, bitImmed), op: OpFlush, flags: reads, timeout: drain, prepare: prepareSync, finish: finishSync},
+		{name: "PRE-FETCH(10)", opcode: opPrefetch10, layout: cdb10, usage: grouped(addressed(cdb10, bitImmed)), op: OpRead, flags: reads, prepare: preparePrefetch, finish: finishPrefetch},
+		{name: "PRE-FETCH(16)", opcode: opPrefetch16, layout: cdb16, usage: grouped(addressed(cdb16, bitImmed)), op: OpRead, flags: reads, prepare: preparePrefetch, finish: finishPrefetch},
+		{name: "SYNCHRONIZE CACHE(10)", opcode: opSyncCache10, layout: cdb10, usage: addressed(cdb10, bitImmed|bitSyncNV), op: OpFlush, flags: reads, timeout: drain, prepare: prepareSync, finish: finishSync},
+		{name: "SYNCHRONIZE CACHE(16)", opcode: opSyncCache16, layout: cdb16, usage: addressed(cdb16, bitImmed|bitSyncNV), op: OpFlush, flags: reads, timeout: drain, prepare: prepareSync, finish: finishSync},
 		{name: "WRITE SAME(10)", opcode: opWriteSame10, layout: cdb10, usage: addressed(cdb10, sameBits), op: OpWrite, flags: writes, timeout: drain, prepare: prepareWriteSame, out: outWriteSame, finish: finishWriteSame},
 		{name: "WRITE SAME(16)", opcode: opWriteSame16, layout: cdb16, usage: addressed(cdb16, sameBits|bitNDOB), op: OpWrite, flags: writes, timeout: drain, prepare: prepareWriteSame, out: outWriteSame, finish: finishWriteSame},
 		{name: "COMPARE AND WRITE", opcode: opCompareAndWrite, usage: []byte{0, bitDPO | bitFUA, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0xff, 0, 0}, op: OpWrite, flags: writes, prepare: prepareCompareAndWrite, out: outCompareAndWrite, finish: finishWrite},
+	}
+}
+
+// grouped adds the GROUP NUMBER to a usage map. It says under which number to count the command for statistics that
+// we do not keep.
+func grouped(usage []byte) []byte {
+	at := 6 // SBC-3 5.9
+	if len(usage) == 16 {
+		at = 14
+	}
+	usage[at] = 0x1f
+	return usage
+}
+
+// removableCommands need a medium that can be ejected.
+func removableCommands() []command {
+	return []command{
+		{name: "START STOP UNIT", opcode: opStartStop, usage: []byte{0, 0x01, 0, 0, powerConditionMask | bitNoFlush | bitLOEJ | bitStart, 0}, timeout: drain, finish: finishStartStop},
+		{name: "PREVENT ALLOW MEDIUM REMOVAL", opcode: opPreventAllow, usage: []byte{0, 0, 0, 0, bitPrevent, 0}, timeout: quick, finish: finishPreventAllow},
 	}
 }
 
@@ -190,6 +234,9 @@ func newOpcodeTable(u *unit) *opcodeTable {
 	commands := append(commonCommands(), mediumCommands(u)...)
 	if u.discards != nil {
 		commands = append(commands, discardCommands()...)
+	}
+	if u.removable {
+		commands = append(commands, removableCommands()...)
 	}
 	if u.extents != nil {
 		commands = append(commands, extentCommands()...)

@@ -81,6 +81,7 @@ const (
 	ascWriteProtected        additional = 0x2700
 	ascSoftwareWriteProtect  additional = 0x2702
 	ascSpaceAllocationFailed additional = 0x2707
+	ascMediumChanged         additional = 0x2800
 	ascPowerOnOrReset        additional = 0x2900
 	ascBusDeviceReset        additional = 0x2903
 	ascNexusLoss             additional = 0x2907
@@ -88,9 +89,11 @@ const (
 	ascCapacityChanged       additional = 0x2a09
 	ascClearedByOther        additional = 0x2f00
 	ascSavingNotSupported    additional = 0x3900
+	ascMediumNotPresent      additional = 0x3a00
 	ascInquiryChanged        additional = 0x3f03
 	ascLUNsChanged           additional = 0x3f0e
 	ascInternalFailure       additional = 0x4400
+	ascRemovalPrevented      additional = 0x5302
 )
 
 // senseError is a CHECK CONDITION: the sense data that the initiator is sent.
@@ -120,6 +123,8 @@ var (
 	errParameterLength   = &senseError{key: IllegalRequest, code: ascParameterListLength}
 	errWriteProtected    = &senseError{key: DataProtect, code: ascWriteProtected}
 	errSoftwareProtected = &senseError{key: DataProtect, code: ascSoftwareWriteProtect}
+	errMediumNotPresent  = &senseError{key: NotReady, code: ascMediumNotPresent}
+	errRemovalPrevented  = &senseError{key: IllegalRequest, code: ascRemovalPrevented}
 	errSavingPages       = &senseError{key: IllegalRequest, code: ascSavingNotSupported}
 	// The initiator's expected data transfer length is too short for a command that needs all its data.
 	errShortTransfer = &senseError{key: IllegalRequest, code: ascInvalidFieldInIU}

@@ -34,7 +34,7 @@ func TestReportOpcodesOfOneCommand(t *testing.T) {
 }
 
 func TestReportAllOpcodes(t *testing.T) {
-	for _, change := range []func(*LUN){plainDisk, func(*LUN) {}} {
+	for _, change := range []func(*LUN){plainDisk, removableLUN, func(*LUN) {}} {
 		b := newBench(t, change)
 		plain := b.good(cdb("a3 0c 00 00 00 00 00 01 00 00 00 00"), nil)
 		timed := b.good(cdb("a3 0c 80 00 00 00 00 01 00 00 00 00"), nil)
@@ -64,7 +64,7 @@ func TestReportAllOpcodes(t *testing.T) {
 // TestUsageMapIsWhatIsAccepted sets every bit that a command's usage map leaves out, which must be refused with
 // a pointer to that bit, on every command.
 func TestUsageMapIsWhatIsAccepted(t *testing.T) {
-	b := newBench(t)
+	b := newBench(t, removableLUN)
 	for i := range b.d.units[0].table.commands {
 		c := &b.d.units[0].table.commands[i]
 		require.Contains(t, []int{6, 10, 12, 16}, len(c.usage), c.name)
@@ -114,7 +114,7 @@ func TestReportTaskManagement(t *testing.T) {
 
 // FuzzCommand sends arbitrary CDBs with arbitrary data through the whole life of a command.
 func FuzzCommand(f *testing.F) {
-	seed := newBench(f)
+	seed := newBench(f, removableLUN)
 	for i := range seed.d.units[0].table.commands {
 		c := &seed.d.units[0].table.commands[i]
 		request := make([]byte, 16)
@@ -128,7 +128,7 @@ func FuzzCommand(f *testing.F) {
 	f.Add([]byte{opUnmap, 0, 0, 0, 0, 0, 0, 0, 24, 0}, unmapList(0, 8), uint8(1), false)
 	f.Add([]byte{opModeSelect6, bitPF, 0, 0, 4, 0}, make([]byte, 4), uint8(1), true)
 	f.Fuzz(func(t *testing.T, request, data []byte, chunk uint8, plain bool) {
-		change := func(*LUN) {}
+		change := removableLUN
 		if plain {
 			change = plainDisk
 		}

@@ -57,19 +57,24 @@ func (d *Device) Prepare(t *Task) error {
 		return cdbErr
 	}
 	t.cmd = cmd
-	if u.exclusive && cmd.flags&duringConflict == 0 && !d.admits(u, t.Nexus) {
+	if cmd.flags&duringConflict == 0 && d.conflicts(u, t.Nexus) {
 		return errConflict
 	}
 	if err := cmd.check(&t.CDB); err != nil {
 		return err
+	}
+	if cmd.flags&(usesMedium|needsMedium) != 0 && u.ejected.Load() {
+		return errMediumNotPresent
 	}
 	if cmd.flags&writesMedium != 0 {
 		if err := u.writable(); err != nil {
 			return err
 		}
 	}
-	if err := cmd.prepare(t); err != nil {
-		return err
+	if cmd.prepare != nil {
+		if err := cmd.prepare(t); err != nil {
+			return err
+		}
 	}
 	if cmd.flags&usesMedium != 0 && !d.claim(u, t.Nexus) {
 		return errConflict

@@ -1,8 +1,5 @@
 package scsi
 
-// prepareTestUnitReady is TEST UNIT READY (SPC-4 6.47): a disk that is served is ready.
-func prepareTestUnitReady(*Task) error { return nil }
-
 const bitDESC = 0x01
 
 // prepareRequestSense is REQUEST SENSE (SPC-4 6.39). We deliver sense data with the status of each command, so

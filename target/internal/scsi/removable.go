@@ -1,0 +1,56 @@
+package scsi
+
+// Bits of byte 4 of START STOP UNIT (SBC-3 5.20).
+const (
+	powerConditionMask = 0xf0
+	bitNoFlush         = 0x04
+	bitLOEJ            = 0x02
+	bitStart           = 0x01
+)
+
+// finishStartStop is START STOP UNIT of a removable unit. With LOEJ it loads or ejects the medium. There is no
+// spindle and there are no power conditions, so that everything else leaves the unit as it is: stopping it flushes.
+func finishStartStop(t *Task) (Status, error) {
+	request := t.CDB[4]
+	if request&powerConditionMask != 0 {
+		return StatusGood, nil // START and LOEJ are ignored then
+	}
+	if request&(bitStart|bitNoFlush) == 0 {
+		if status, err := t.flush(); err != nil {
+			return status, err
+		}
+	}
+	if request&bitLOEJ == 0 {
+		return StatusGood, nil
+	}
+	d, u := t.dev, t.unit
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for n := range d.nexuses {
+		if n.units[u.index].prevents {
+			return StatusCheckCondition, errRemovalPrevented
+		}
+	}
+	eject := request&bitStart == 0
+	if u.ejected.Swap(eject) && !eject {
+		d.raiseLocked(u, attnMediumChanged, t.Nexus)
+	}
+	return StatusGood, nil
+}
+
+const bitPrevent = 0x01
+
+// finishPreventAllow is PREVENT ALLOW MEDIUM REMOVAL (SPC-4 6.17): while any nexus prevents it, nobody can eject.
+func finishPreventAllow(t *Task) (Status, error) {
+	t.dev.mu.Lock()
+	defer t.dev.mu.Unlock()
+	t.Nexus.units[t.unit.index].prevents = t.CDB[4]&bitPrevent != 0
+	return StatusGood, nil
+}
+
+// allowRemovalLocked forgets that nexuses prevent the removal of the medium.
+func (d *Device) allowRemovalLocked(u *unit) {
+	for n := range d.nexuses {
+		n.units[u.index].prevents = false
+	}
+}

@@ -1,0 +1,45 @@
+package scsi
+
+// prepareWriteAndVerify is WRITE AND VERIFY(10), (12) and (16) (SBC-3 5.41 to 5.43).
+func prepareWriteAndVerify(t *Task) error {
+	if err := t.transfer(); err != nil {
+		return err
+	}
+	if t.bytchk() > verifyData {
+		return invalidField(1, 2)
+	}
+	t.fua = true // what was verified is on the medium
+	if t.Length > 0 {
+		t.Dir = DirOut
+	}
+	return nil
+}
+
+// outWriteAndVerify reads back what it wrote, and with BYTCHK compares, before another write gets at the blocks.
+func outWriteAndVerify(t *Task, off int64, p []byte) error {
+	p = p[:len(p)&^(BlockSize-1)]
+	if len(p) == 0 {
+		return nil
+	}
+	u := t.unit
+	at := t.off() + off
+	u.ranges.lockOne(&t.hold, holdWrite, t.Nexus.initiator, at, int64(len(p)))
+	defer u.ranges.unlock(&t.hold)
+	if _, err := u.disk.WriteAt(p, at); err != nil {
+		return err
+	}
+	buf := scratch.Get().(*[scratchSize]byte)
+	defer scratch.Put(buf)
+	for done := 0; done < len(p); done += scratchSize {
+		chunk := p[done:min(done+scratchSize, len(p))]
+		if _, err := u.disk.ReadAt(buf[:len(chunk)], at+int64(done)); err != nil {
+			return err
+		}
+		if t.bytchk() == verifyData {
+			if err := differs(chunk, buf[:len(chunk)], off+int64(done)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
