@@ -1,0 +1,235 @@
+package integration
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/integration/peers"
+)
+
+const (
+	testUser     = "guest"
+	testPassword = "a-long-secret-1234"
+	mutualUser   = "wrapper"
+	mutualSecret = "another-secret-5678"
+)
+
+var chapEnv = map[string]string{"CHAP_USERNAME": testUser, "CHAP_PASSWORD": testPassword}
+
+// with returns env with more variables.
+func with(env map[string]string, more ...string) map[string]string {
+	all := make(map[string]string)
+	for k, v := range env {
+		all[k] = v
+	}
+	for i := 0; i < len(more); i += 2 {
+		all[more[i]] = more[i+1]
+	}
+	return all
+}
+
+// chapURL is the URL of a LUN with user and password, as QEMU takes it.
+func (d *daemon) chapURL(user, password string, lun int) string {
+	return strings.Replace(d.url(lun), "iscsi://", "iscsi://"+user+"%"+password+"@", 1)
+}
+
+// TestClientsSeeTheLUNs runs each of libiscsi's tools over IPv4 and IPv6, and with several LUNs.
+func TestClientsSeeTheLUNs(t *testing.T) {
+	requireTools(t, "iscsi-ls", "iscsi-inq", "iscsi-readcapacity16", "iscsi-perf")
+	dir := t.TempDir()
+	makeRaw(t, filepath.Join(dir, "disk2.raw"), 8<<20)
+	makeRaw(t, filepath.Join(dir, "disk10.raw"), 16<<20)
+	for _, listen := range []string{"127.0.0.1:0", "[::1]:0"} {
+		t.Run(listen, func(t *testing.T) {
+			d := start(t, config{diskDir: dir, env: map[string]string{"LISTEN": listen, "ACCESS_MODE": "write-shared"}})
+			list := ok(t, "iscsi-ls", "-s", d.portalURL())
+			require.Contains(t, list, "Target:"+peers.DefaultTarget+" Portal:"+d.Portals[0]+",1")
+			require.Contains(t, list, "Lun:1 ")
+			require.Contains(t, list, "Lun:2 ")
+			inquiry := ok(t, "iscsi-inq", d.url(1))
+			require.Contains(t, inquiry, "Vendor:KUBEVIRT")
+			require.Contains(t, inquiry, "DIRECT_ACCESS")
+			serials := [2]string{}
+			for i := range serials {
+				serials[i] = ok(t, "iscsi-inq", "-e", "1", "-c", "128", d.url(i+1))
+			}
+			require.NotEqual(t, serials[0], serials[1])
+			require.Contains(t, ok(t, "iscsi-readcapacity16", d.url(1)), "Total size:8388608", "disk2 comes before disk10")
+			require.Contains(t, ok(t, "iscsi-readcapacity16", d.url(2)), "Total size:16777216")
+			require.Contains(t, ok(t, "iscsi-perf", "-b", "8", "-m", "32", "-r", "-t", "1", d.url(1)), "iops average")
+			require.NotZero(t, client(t, nil, "iscsi-inq", d.url(3)).status, "there is no LUN 3")
+		})
+	}
+}
+
+// TestCHAPClients logs in with the right password, a wrong one and none, for discovery too.
+func TestCHAPClients(t *testing.T) {
+	requireTools(t, "iscsi-ls", "iscsi-inq", "qemu-img", qemuISCSI)
+	d := start(t, config{diskDir: diskDir(t, 8<<20), env: chapEnv})
+	good := []string{"LIBISCSI_CHAP_USERNAME=" + testUser, "LIBISCSI_CHAP_PASSWORD=" + testPassword}
+	require.Contains(t, okEnv(t, good, "iscsi-ls", d.portalURL()), peers.DefaultTarget)
+	require.Contains(t, okEnv(t, good, "iscsi-inq", d.url(1)), "KUBEVIRT")
+	ok(t, "qemu-img", "info", d.chapURL(testUser, testPassword, 1))
+	for name, env := range map[string][]string{
+		"wrong password": {"LIBISCSI_CHAP_USERNAME=" + testUser, "LIBISCSI_CHAP_PASSWORD=not-the-password"},
+		"wrong user":     {"LIBISCSI_CHAP_USERNAME=nobody", "LIBISCSI_CHAP_PASSWORD=" + testPassword},
+		"no credential":  nil,
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, r := range []result{client(t, env, "iscsi-ls", d.portalURL()), client(t, env, "iscsi-inq", d.url(1))} {
+				require.NotZero(t, r.status, "%s", r)
+				require.NotContains(t, r.output, "KUBEVIRT")
+				require.NotContains(t, r.output, "Target:"+peers.DefaultTarget)
+			}
+		})
+	}
+	require.NotZero(t, client(t, nil, "qemu-img", "info", d.chapURL(testUser, "not-the-password", 1)).status)
+	metrics := d.get("/metrics")
+	require.Contains(t, metrics, `reason="bad_password"`)
+	for what, text := range map[string]string{"log": d.Output(), "metrics": metrics, "status": d.get("/status")} {
+		require.NotContains(t, text, testPassword, "the secret is in the %s", what)
+	}
+}
+
+// TestMutualCHAP has the target prove itself as well.
+func TestMutualCHAP(t *testing.T) {
+	requireTools(t, "iscsi-inq")
+	d := start(t, config{diskDir: diskDir(t, 8<<20),
+		env: with(chapEnv, "CHAP_MUTUAL_USERNAME", mutualUser, "CHAP_MUTUAL_PASSWORD", mutualSecret)})
+	env := func(user, secret string) []string {
+		return []string{"LIBISCSI_CHAP_USERNAME=" + testUser, "LIBISCSI_CHAP_PASSWORD=" + testPassword,
+			"LIBISCSI_CHAP_TARGET_USERNAME=" + user, "LIBISCSI_CHAP_TARGET_PASSWORD=" + secret}
+	}
+	require.Contains(t, okEnv(t, env(mutualUser, mutualSecret), "iscsi-inq", d.url(1)), "KUBEVIRT")
+	require.NotZero(t, client(t, env(mutualUser, "not-that-secret"), "iscsi-inq", d.url(1)).status)
+}
+
+// TestCredentialSources starts the daemon with each way to give a credential.
+func TestCredentialSources(t *testing.T) {
+	requireTools(t, "iscsi-inq")
+	files := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(files, "u"), []byte(testUser+"\n"), 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(files, "p"), []byte(testPassword+"\n"), 0o600))
+	dir := diskDir(t, 8<<20)
+	for name, env := range map[string]map[string]string{
+		"files":      {"CHAP_USERNAME_FILE": filepath.Join(files, "u"), "CHAP_PASSWORD_FILE": filepath.Join(files, "p")},
+		"original":   {"USERNAME": testUser, "PASSWORD": testPassword},
+		"base64":     {"USERNAME_BASE64": "Z3Vlc3Q=", "PASSWORD_BASE64": "YS1sb25nLXNlY3JldC0xMjM0"},
+		"Kubernetes": {"node.session.auth.username": testUser, "node.session.auth.password": testPassword},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := start(t, config{diskDir: dir, env: env})
+			require.NotZero(t, client(t, nil, "iscsi-inq", d.url(1)).status)
+			okEnv(t, []string{"LIBISCSI_CHAP_USERNAME=" + testUser, "LIBISCSI_CHAP_PASSWORD=" + testPassword}, "iscsi-inq", d.url(1))
+		})
+	}
+}
+
+// TestHeaderDigest turns header digests on and off with QEMU. libiscsi's own tools do not ask for them, and libiscsi knows no
+// data digests: those are tested by the initiator of target/targettest.
+func TestHeaderDigest(t *testing.T) {
+	requireTools(t, "qemu-io", qemuISCSI)
+	d := start(t, config{diskDir: diskDir(t, 8<<20)})
+	for digest, want := range map[string]bool{"crc32c": true, "none": false} {
+		ok(t, "qemu-io", "--image-opts", "driver=iscsi,transport=tcp,portal="+d.Portals[0]+",target="+peers.DefaultTarget+",lun=1,header-digest="+digest,
+			"-c", "write -P 9 0 3M", "-c", "read -P 9 0 3M", "-c", "flush")
+		logins := 0
+		for _, e := range d.Log() {
+			if e["msg"] == "login" && e["header_digest"] == want {
+				logins++
+			}
+		}
+		require.NotZero(t, logins, "a login with header_digest %t", want)
+	}
+}
+
+// TestWriteAndReadBack writes through one client and reads back through others.
+func TestWriteAndReadBack(t *testing.T) {
+	requireTools(t, "qemu-io", "qemu-img", qemuISCSI)
+	d := start(t, config{diskDir: diskDir(t, 32<<20)})
+	qemuIO := func(commands ...string) string {
+		args := []string{"-f", "raw"}
+		for _, c := range commands {
+			args = append(args, "-c", c)
+		}
+		return ok(t, "qemu-io", append(args, d.url(1))...)
+	}
+	qemuIO("write -P 0x11 0 4k", "write -P 0x22 1M 3M", "write -P 0x33 512 512", "write -f -P 0x44 10M 64k",
+		"write -P 0x55 20M 8M", "discard 22M 1M", "write -z 23M 1M", "flush")
+	qemuIO("read -P 0x11 0 512", "read -P 0x33 512 512", "read -P 0x22 1M 3M", "read -P 0x44 10M 64k",
+		"read -P 0x55 20M 2M", "read -P 0 22M 2M", "read -P 0x55 24M 4M")
+	copied := filepath.Join(t.TempDir(), "copy.raw")
+	ok(t, "qemu-img", "convert", "-f", "raw", "-O", "raw", d.url(1), copied)
+	require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", copied, d.url(1)), "identical")
+	b, err := os.ReadFile(copied)
+	require.NoError(t, err)
+	require.Equal(t, byte(0x44), b[10<<20+100])
+
+	// And the other way: a whole disk is written by convert, and read by qemu-io.
+	fresh := filepath.Join(t.TempDir(), "fresh.raw")
+	makeRawSeed(t, fresh, 32<<20, 99)
+	ok(t, "qemu-img", "convert", "-n", "-f", "raw", "-O", "raw", fresh, d.url(1))
+	require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", fresh, d.url(1)), "identical")
+}
+
+// TestImageKinds serves every kind of image next to each other, and compares each LUN with what qemu-img reads.
+func TestImageKinds(t *testing.T) {
+	requireTools(t, "qemu-img", qemuISCSI)
+	source := filepath.Join(t.TempDir(), "source.raw")
+	makeRaw(t, source, 12<<20)
+	dir := t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	makeRaw(t, at("01.img"), 12<<20)
+	makeQcow2(t, source, at("02.qcow2"), "compat=0.10", false)
+	makeQcow2(t, source, at("03.qcow2"), "cluster_size=4k", true)
+	makeQcow2(t, source, at("04.qcow2"), "compression_type=zstd", true)
+	makeQcow2(t, source, at("05.qcow2"), "extended_l2=on", false)
+	makeQcow2(t, source, at("base.qcow2"), "", true)
+	ok(t, "qemu-img", "create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", "base.qcow2", at("06.qcow2"))
+	ok(t, "qemu-io", "-f", "qcow2", "-c", "write -P 7 64k 64k", at("06.qcow2"))
+	d := start(t, config{diskDir: dir})
+	for lun := 1; lun <= 6; lun++ {
+		name, format := fmt.Sprintf("%02d.qcow2", lun), "qcow2"
+		if lun == 1 {
+			name, format = "01.img", "raw"
+		}
+		require.Contains(t, ok(t, "qemu-img", "compare", "-f", format, "-F", "raw", at(name), d.url(lun)), "identical", name)
+	}
+	require.NotZero(t, client(t, nil, "qemu-img", "info", d.url(7)).status, "a backing file is no LUN of its own")
+}
+
+// TestExclusive gives a write-exclusive LUN to one initiator name at a time.
+func TestExclusive(t *testing.T) {
+	requireTools(t, "iscsi-perf", "qemu-io", qemuISCSI)
+	d := start(t, config{diskDir: diskDir(t, 8<<20)})
+	first := loginTo(t, d, "iqn.2026-01.test:first")
+	require.True(t, do(t, first, readBlock(1, 0)).Good())
+	r := client(t, nil, "qemu-io", "-f", "raw", "-c", "read 0 512", d.url(1))
+	require.NotZero(t, r.status, "the LUN belongs to the first initiator: %s", r)
+	logout(t, first)
+	ok(t, "qemu-io", "-f", "raw", "-c", "read 0 512", d.url(1))
+}
+
+// TestGarbage sends what is no iSCSI to the portal while a client works.
+func TestGarbage(t *testing.T) {
+	d := start(t, config{diskDir: diskDir(t, 8<<20)})
+	s := loginTo(t, d, "iqn.2026-01.test:bystander")
+	for _, garbage := range []string{
+		"GET / HTTP/1.1\r\nHost: x\r\n\r\n", strings.Repeat("\xff", 4096), strings.Repeat("\x00", 4096), "\x43",
+		"\x43\x87\x00\x00\xff\xff\xff\xff" + strings.Repeat("\x00", 40), "\x01" + strings.Repeat("A", 47),
+	} {
+		c, err := net.Dial("tcp", d.Portals[0])
+		require.NoError(t, err)
+		_, err = c.Write([]byte(garbage))
+		require.NoError(t, err)
+		require.True(t, do(t, s, readBlock(1, 1)).Good())
+		require.NoError(t, c.Close())
+	}
+	require.True(t, do(t, s, readBlock(1, 2)).Good())
+}

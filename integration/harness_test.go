@@ -1,0 +1,292 @@
+package integration
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/integration/peers"
+)
+
+// clientTimeout bounds every client; a client that hangs fails its test by name instead of the whole run.
+const clientTimeout = 60 * time.Second
+
+// requireToolsEnv makes a missing tool a failure instead of a skip.
+const requireToolsEnv = "KUBEVIRT_DISK_REQUIRE_TOOLS"
+
+var packageOf = map[string]string{
+	"iscsi-ls": "libiscsi-bin", "iscsi-inq": "libiscsi-bin", "iscsi-perf": "libiscsi-bin", "iscsi-readcapacity16": "libiscsi-bin",
+	"iscsi-test-cu": "libiscsi-bin", "qemu-img": "qemu-utils", "qemu-io": "qemu-utils", qemuISCSI: "qemu-block-extra", "tgtd": "tgt",
+}
+
+// qemuISCSI stands for QEMU's iSCSI driver, a module of its own in Debian.
+const qemuISCSI = "QEMU's iscsi driver"
+
+// requireTools skips the test when a tool is missing, or fails it when the environment asks for that.
+func requireTools(t *testing.T, tools ...string) {
+	t.Helper()
+	if runtime.GOOS != "linux" {
+		t.Skip("drives Linux clients")
+	}
+	for _, tool := range tools {
+		if haveTool(tool) {
+			continue
+		}
+		message := fmt.Sprintf("needs %s (Debian package %s)", tool, packageOf[tool])
+		if os.Getenv(requireToolsEnv) == "1" {
+			t.Fatal(message)
+		}
+		t.Skip(message)
+	}
+}
+
+func haveTool(tool string) bool {
+	if tool == qemuISCSI {
+		for _, pattern := range []string{"/usr/lib/*/qemu/block-iscsi.so", "/usr/lib/qemu/block-iscsi.so"} {
+			if found, _ := filepath.Glob(pattern); len(found) > 0 {
+				return true
+			}
+		}
+		return false
+	}
+	if _, err := exec.LookPath(tool); err == nil {
+		return true
+	}
+	_, err := os.Stat(filepath.Join("/usr/sbin", tool))
+	return err == nil
+}
+
+// binary builds kubevirt-disk once per run and returns its path. Tests that run with the race detector test a binary that has it, too.
+var binary = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "kubevirt-disk-integration-")
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(dir, "kubevirt-disk")
+	args := []string{"build", "-o", path}
+	if raceEnabled {
+		args = append(args, "-race")
+	}
+	cmd := exec.Command("go", append(args, "./cmd/kubevirt-disk")...)
+	cmd.Dir = ".."
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("%s: %w\n%s", cmd, err, out)
+	}
+	return path, nil
+})
+
+func TestMain(m *testing.M) {
+	status := m.Run()
+	if path, err := binary(); err == nil {
+		os.RemoveAll(filepath.Dir(path))
+	}
+	os.Exit(status)
+}
+
+// config says how a test wants the daemon started.
+type config struct {
+	diskDir  string
+	stateDir string // default: a new one
+	env      map[string]string
+	args     []string
+}
+
+// daemon is a running kubevirt-disk. When its test ends it is stopped with SIGTERM, unless the test has done so.
+type daemon struct {
+	*peers.Daemon
+	t       *testing.T
+	stopped bool
+}
+
+// start starts the daemon and waits until it is ready.
+func start(t *testing.T, c config) *daemon {
+	t.Helper()
+	d, err := tryStart(t, c)
+	require.NoError(t, err)
+	return d
+}
+
+// tryStart is start for a daemon that is expected to refuse: the error is a *peers.ExitError then.
+func tryStart(t *testing.T, c config) (*daemon, error) {
+	t.Helper()
+	path, err := binary()
+	require.NoError(t, err)
+	if c.stateDir == "" {
+		c.stateDir = t.TempDir()
+	}
+	started, err := peers.StartDaemon(peers.DaemonOptions{Binary: path, DiskDir: c.diskDir, StateDir: c.stateDir, Env: c.env, Args: c.args})
+	if err != nil {
+		return nil, err
+	}
+	d := &daemon{Daemon: started, t: t}
+	t.Cleanup(func() {
+		if !d.stopped {
+			d.stop()
+		}
+		if t.Failed() {
+			t.Logf("kubevirt-disk printed:\n%s", d.Output())
+		}
+	})
+	return d, nil
+}
+
+// refused starts a daemon that must end at once, and returns its exit status and all that it printed.
+func refused(t *testing.T, c config) (int, string) {
+	t.Helper()
+	_, err := tryStart(t, c)
+	var exit *peers.ExitError
+	require.ErrorAs(t, err, &exit, "it should have refused to start")
+	return exit.Status, exit.Output
+}
+
+// stop ends the daemon with SIGTERM and checks what must hold at the end of every run: it drained and exited with 0, the ready file is
+// gone, and no panic was caught or printed.
+func (d *daemon) stop() {
+	d.t.Helper()
+	d.stopped = true
+	if d.Running() && d.Metrics != "" {
+		d.checkPanicCounter()
+	}
+	if err := d.Signal(syscall.SIGTERM); err != nil {
+		d.t.Error(err)
+	}
+	status, err := d.Wait(30 * time.Second)
+	if err != nil {
+		d.t.Error(err)
+		d.Kill()
+	} else if status != 0 {
+		d.t.Errorf("exit status %d after SIGTERM", status)
+	}
+	if _, err := os.Stat(d.ReadyFile); !errors.Is(err, os.ErrNotExist) {
+		d.t.Errorf("the ready file %s outlived the daemon", d.ReadyFile)
+	}
+	for _, sign := range []string{"panic", "goroutine ", "DATA RACE"} {
+		if strings.Contains(d.Output(), sign) {
+			d.t.Errorf("the log has %q:\n%s", sign, d.Output())
+		}
+	}
+}
+
+// kill ends the daemon without giving it a chance to tidy up.
+func (d *daemon) kill() {
+	d.t.Helper()
+	d.stopped = true
+	require.NoError(d.t, d.Kill())
+}
+
+func (d *daemon) checkPanicCounter() {
+	d.t.Helper()
+	found := false
+	for line := range strings.Lines(d.get("/metrics")) {
+		name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if !strings.HasPrefix(name, "#") && strings.Contains(name, "panic") {
+			found = true
+			if value != "0" {
+				d.t.Errorf("%s is %s", name, value)
+			}
+		}
+	}
+	if !found {
+		d.t.Error("/metrics has no counter of panics")
+	}
+}
+
+// get fetches a page of the monitoring listener; any status is fine.
+func (d *daemon) get(path string) string {
+	d.t.Helper()
+	client := http.Client{Timeout: 10 * time.Second}
+	response, err := client.Get("http://" + d.Metrics + path)
+	require.NoError(d.t, err)
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	require.NoError(d.t, err)
+	return string(body)
+}
+
+// url is the iSCSI URL of a LUN at the first portal.
+func (d *daemon) url(lun int) string {
+	return "iscsi://" + d.Portals[0] + "/" + peers.DefaultTarget + "/" + strconv.Itoa(lun)
+}
+
+// userURL is url with a user; the password is given in the environment of the client.
+func (d *daemon) userURL(user string, lun int) string {
+	return strings.Replace(d.url(lun), "iscsi://", "iscsi://"+user+"@", 1)
+}
+
+// portalURL is the URL for discovery.
+func (d *daemon) portalURL() string { return "iscsi://" + d.Portals[0] }
+
+// result is what a client printed and how it ended.
+type result struct {
+	command string
+	output  string // standard output and standard error
+	status  int    // -1: killed, by the time limit or a signal
+}
+
+func (r result) String() string {
+	return fmt.Sprintf("%s\nexit status %d\n%s", r.command, r.status, r.output)
+}
+
+// clientEnv is the environment of a client: nothing of ours, the given variables added.
+func clientEnv(extra ...string) []string {
+	return append([]string{"PATH=" + os.Getenv("PATH") + ":/usr/sbin", "LC_ALL=C.UTF-8", "HOME=" + os.TempDir()}, extra...)
+}
+
+// client runs a client to its end.
+func client(t *testing.T, env []string, name string, args ...string) result {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), clientTimeout)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Env = clientEnv(env...)
+	cmd.WaitDelay = time.Second
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	err := cmd.Run()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		require.NoError(t, err, "run %s", name)
+	}
+	r := result{command: cmd.String(), output: out.String(), status: cmd.ProcessState.ExitCode()}
+	if ctx.Err() != nil {
+		t.Errorf("killed after %v: %s", clientTimeout, r)
+	}
+	return r
+}
+
+// ok runs a client that must succeed and returns what it printed.
+func ok(t *testing.T, name string, args ...string) string {
+	t.Helper()
+	return okEnv(t, nil, name, args...)
+}
+
+func okEnv(t *testing.T, env []string, name string, args ...string) string {
+	t.Helper()
+	r := client(t, env, name, args...)
+	require.Zero(t, r.status, "%s", r)
+	return r.output
+}
+
+// freePortal returns a loopback address that was free a moment ago, for tests that start a daemon twice at the same one.
+func freePortal(t *testing.T) string {
+	t.Helper()
+	port, err := peers.FreePort()
+	require.NoError(t, err)
+	return net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
+}

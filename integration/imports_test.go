@@ -1,0 +1,174 @@
+package integration
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os/exec"
+	"sort"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+const module = "kubevirt.io/disk"
+
+// goPackage is what `go list -json` says of a package; paths of this module are relative to it.
+type goPackage struct {
+	ImportPath string
+	Dir        string
+	GoFiles    []string
+	Imports    []string
+	Deps       []string
+}
+
+// importRule is one sentence of the layout: who may not import what, and why.
+type importRule struct {
+	pkg     string   // the package it binds; "x/..." binds x and all below it, "..." everything
+	except  []string // packages that pkg covers but the rule does not
+	only    []string // if not nil: all that it may import of this module
+	never   []string // imports that are forbidden, "x/..." as above
+	deep    bool     // the rule holds for what its imports import, too
+	planned bool     // the package does not exist yet; otherwise a rule that binds nothing is a mistake
+	why     string
+}
+
+var importRules = []importRule{
+	{pkg: "target/internal/pdu", only: []string{}, deep: true, why: "the wire format knows nothing above it"},
+	{pkg: "disk/qcow2", only: []string{}, deep: true, why: "the reader of untrusted images stands alone and opens no path by itself"},
+	{pkg: "chap", only: []string{}, deep: true, why: "credentials and their check depend on no protocol layer"},
+	{pkg: "libvirt", only: []string{}, deep: true, planned: true, why: "a handler uses it without the server"},
+	{pkg: "target/internal/login", only: []string{"chap"}, deep: true, why: "negotiation is text in and text out"},
+	{pkg: "target/internal/scsi", only: []string{"disk"}, why: "the device server sees disks, never a PDU or a connection"},
+	{pkg: "disk", only: []string{"disk/qcow2"}, deep: true, why: "storage knows nothing of how it is served"},
+	{pkg: "target", only: []string{"chap", "disk", "target/internal/login", "target/internal/pdu", "target/internal/scsi"},
+		why: "the server serves any Disk; image formats and monitoring are other packages' work"},
+	{pkg: "metrics", only: []string{"target", "disk"}, why: "monitoring observes the server and the disks"},
+	{pkg: "target/...", never: []string{"metrics", "registry/...", "cmd/...", "github.com/spf13/...", "github.com/prometheus/..."}, deep: true,
+		why: "the server can be embedded without command line, registry or monitoring"},
+	{pkg: "disk/...", never: []string{"metrics", "registry/...", "cmd/...", "target/...", "github.com/spf13/...", "github.com/prometheus/..."}, deep: true,
+		why: "disks can be used without a server"},
+	{pkg: "...", except: []string{"cmd/..."}, never: []string{"github.com/spf13/...", "cmd/..."}, deep: true,
+		why: "only the command assembles the parts and reads the command line"},
+	{pkg: "cmd/...", never: []string{"github.com/stretchr/...", "go.uber.org/goleak", "testing", "target/targettest", "disk/disktest", "integration/..."}, deep: true,
+		why: "test code does not belong into the binary"},
+}
+
+func TestImportRules(t *testing.T) {
+	pkgs := listPackages(t)
+	for _, violation := range importViolations(pkgs, importRules) {
+		t.Error(violation)
+	}
+}
+
+// TestImportRulesBite shows that a rule finds a direct and an indirect violation, and that a rule that binds no package is reported.
+func TestImportRulesBite(t *testing.T) {
+	pkgs := []goPackage{
+		{ImportPath: "target", Imports: []string{"disk", "fmt"}, Deps: []string{"disk", "disk/qcow2", "fmt", "github.com/spf13/cobra"}},
+		{ImportPath: "disk/qcow2", Imports: []string{"disk"}, Deps: []string{"disk"}},
+		{ImportPath: "disk"},
+	}
+	got := importViolations(pkgs, []importRule{
+		{pkg: "target", only: []string{"disk"}, never: []string{"disk/qcow2"}, why: "a"},
+		{pkg: "target/...", never: []string{"github.com/spf13/..."}, deep: true, why: "b"},
+		{pkg: "disk/qcow2", only: []string{}, why: "c"},
+		{pkg: "...", except: []string{"target"}, never: []string{"disk"}, why: "d"},
+		{pkg: "nowhere", only: []string{}, why: "e"},
+		{pkg: "later", only: []string{}, planned: true, why: "f"},
+	})
+	require.Equal(t, []string{
+		"target depends on github.com/spf13/cobra, which it must not: b",
+		"disk/qcow2 imports disk, which it must not: c",
+		"disk/qcow2 imports disk, which it must not: d",
+		`the rule for "nowhere" (e) binds no package: correct or remove it`,
+	}, got)
+}
+
+// importViolations returns one sentence for each import that breaks a rule.
+func importViolations(pkgs []goPackage, rules []importRule) []string {
+	own := make(map[string]bool)
+	for _, p := range pkgs {
+		own[p.ImportPath] = true
+	}
+	var found []string
+	for _, rule := range rules {
+		bound := false
+		for _, p := range pkgs {
+			if !covers(rule.pkg, p.ImportPath) || coversAny(rule.except, p.ImportPath) {
+				continue
+			}
+			bound = true
+			imports, verb := p.Imports, "imports"
+			if rule.deep {
+				imports, verb = p.Deps, "depends on"
+			}
+			for _, path := range imports {
+				foreign := rule.only != nil && own[path] && !coversAny(rule.only, path)
+				if foreign || coversAny(rule.never, path) {
+					found = append(found, fmt.Sprintf("%s %s %s, which it must not: %s", p.ImportPath, verb, path, rule.why))
+				}
+			}
+		}
+		if !bound && !rule.planned {
+			found = append(found, fmt.Sprintf("the rule for %q (%s) binds no package: correct or remove it", rule.pkg, rule.why))
+		}
+	}
+	return found
+}
+
+// covers tells whether a pattern ("x" or "x/...") includes the path.
+func covers(pattern, path string) bool {
+	prefix, tree := strings.CutSuffix(pattern, "...")
+	if !tree {
+		return pattern == path
+	}
+	return strings.HasPrefix(path, prefix) || path == strings.TrimSuffix(prefix, "/")
+}
+
+func coversAny(patterns []string, path string) bool {
+	for _, pattern := range patterns {
+		if covers(pattern, path) {
+			return true
+		}
+	}
+	return false
+}
+
+// listPackages asks the go command for every package of the module as it is built for Linux, without test files.
+func listPackages(t *testing.T) []goPackage {
+	t.Helper()
+	cmd := exec.Command("go", "list", "-e", "-json=ImportPath,Dir,GoFiles,Imports,Deps", "./...")
+	cmd.Dir = ".."
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	require.NoError(t, err, "go list: %s", stderr.String())
+
+	var pkgs []goPackage
+	for dec := json.NewDecoder(bytes.NewReader(out)); ; {
+		var p goPackage
+		if err := dec.Decode(&p); errors.Is(err, io.EOF) {
+			break
+		} else {
+			require.NoError(t, err)
+		}
+		p.ImportPath = relative(p.ImportPath)
+		for _, list := range [][]string{p.Imports, p.Deps} {
+			for i := range list {
+				list[i] = relative(list[i])
+			}
+			sort.Strings(list)
+		}
+		pkgs = append(pkgs, p)
+	}
+	require.NotEmpty(t, pkgs)
+	return pkgs
+}
+
+// relative cuts the module's path off; the packages of the module start in its directories, those of others with a host name.
+func relative(path string) string {
+	return strings.TrimPrefix(path, module+"/")
+}

@@ -1,0 +1,173 @@
+package integration
+
+import (
+	"bytes"
+	bin "encoding/binary"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/target/targettest"
+)
+
+// loginTo logs an initiator of our own in, for what no client can be made to do.
+func loginTo(t *testing.T, d *daemon, initiator string) *targettest.Session {
+	t.Helper()
+	addr, err := net.ResolveTCPAddr("tcp", d.Portals[0])
+	require.NoError(t, err)
+	s := targettest.MustLogin(t, addr, targettest.LoginOptions{Initiator: initiator})
+	_, err = s.ClearAttention(1)
+	require.NoError(t, err)
+	return s
+}
+
+func readBlock(lun uint16, lba uint32) targettest.Command { return targettest.Read10(lun, lba, 1) }
+
+func do(t *testing.T, s *targettest.Session, c targettest.Command) *targettest.Result {
+	t.Helper()
+	r, err := s.Do(c)
+	require.NoError(t, err)
+	return r
+}
+
+func logout(t *testing.T, s *targettest.Session) {
+	t.Helper()
+	_, err := s.Logout(0)
+	require.NoError(t, err)
+}
+
+// block is a block that tells its own address and the writer's round.
+func block(lba uint32, round byte) []byte {
+	b := bytes.Repeat([]byte{round}, 512)
+	bin.BigEndian.PutUint32(b, lba)
+	return b
+}
+
+// TestStopUnderLoad stops the daemon, with SIGTERM and with kill -9, while an initiator writes. Everything that was
+// acknowledged is there after a restart with the same image.
+func TestStopUnderLoad(t *testing.T) {
+	requireTools(t)
+	for name, stop := range map[string]func(*daemon){"SIGTERM": (*daemon).stop, "kill -9": (*daemon).kill} {
+		t.Run(name, func(t *testing.T) {
+			dir, state := diskDir(t, 32<<20), t.TempDir()
+			d := start(t, config{diskDir: dir, stateDir: state})
+			s := loginTo(t, d, "iqn.2026-01.test:writer")
+			acknowledged := make(chan uint32)
+			half := make(chan struct{})
+			go func() {
+				n := uint32(0)
+				for ; n < 60000; n++ {
+					r, err := s.Do(targettest.Write10(1, n, block(n, 0xa5)))
+					if err != nil || !r.Good() {
+						break
+					}
+					if n == 200 {
+						close(half)
+					}
+				}
+				acknowledged <- n
+			}()
+			<-half
+			stop(d)
+			n := <-acknowledged
+			t.Logf("%d blocks were acknowledged", n)
+
+			d = start(t, config{diskDir: dir, stateDir: state})
+			s = loginTo(t, d, "iqn.2026-01.test:reader")
+			for lba := uint32(0); lba < n; {
+				count := min(n-lba, 128)
+				data := do(t, s, targettest.Read10(1, lba, int(count))).Data
+				for i := range count {
+					require.Equal(t, block(lba+i, 0xa5), data[i*512:][:512], "block %d", lba+i)
+				}
+				lba += count
+			}
+		})
+	}
+}
+
+// TestChangedImage replaces the image: the old disk is not served again, and the log says which and why.
+func TestChangedImage(t *testing.T) {
+	requireTools(t)
+	dir, state := diskDir(t, 8<<20), t.TempDir()
+	d := start(t, config{diskDir: dir, stateDir: state})
+	s := loginTo(t, d, "iqn.2026-01.test:a")
+	require.True(t, do(t, s, targettest.Write10(1, 0, block(0, 1))).Good())
+	logout(t, s)
+	d.stop()
+
+	makeRawSeed(t, filepath.Join(dir, "disk.raw"), 8<<20, 2)
+	d = start(t, config{diskDir: dir, stateDir: state})
+	want, err := os.ReadFile(filepath.Join(dir, "disk.raw"))
+	require.NoError(t, err)
+	s = loginTo(t, d, "iqn.2026-01.test:b")
+	require.Equal(t, want[:512], do(t, s, readBlock(1, 0)).Data)
+	require.Contains(t, d.Output(), "disk.raw")
+	require.Contains(t, d.Output(), "changed")
+}
+
+// TestSeveralInitiators has several of them write and read a shared LUN at once.
+func TestSeveralInitiators(t *testing.T) {
+	requireTools(t)
+	d := start(t, config{diskDir: diskDir(t, 32<<20), env: map[string]string{"ACCESS_MODE": "write-shared"}})
+	const each = 200
+	done := make(chan error)
+	for i := range uint32(4) {
+		s := loginTo(t, d, "iqn.2026-01.test:"+string('a'+rune(i)))
+		go func() {
+			for n := range uint32(each) {
+				lba := n*4 + i
+				if _, err := s.Do(targettest.Write10(1, lba, block(lba, byte(i)))); err != nil {
+					done <- err
+					return
+				}
+			}
+			done <- nil
+		}()
+	}
+	for range 4 {
+		require.NoError(t, <-done)
+	}
+	s := loginTo(t, d, "iqn.2026-01.test:reader")
+	for lba := range uint32(4 * each) {
+		require.Equal(t, block(lba, byte(lba%4)), do(t, s, readBlock(1, lba)).Data)
+	}
+}
+
+// TestRefusesToStart is what a person meets who gets it wrong: an exit status and a message that says what to do.
+func TestRefusesToStart(t *testing.T) {
+	requireTools(t)
+	stray := t.TempDir()
+	makeRaw(t, filepath.Join(stray, "disk.raw"), 1<<20)
+	require.NoError(t, os.WriteFile(filepath.Join(stray, "zz.txt"), []byte("hello"), 0o644))
+	require.NoError(t, os.WriteFile(filepath.Join(stray, "odd.img"), make([]byte, 1000), 0o644))
+	require.NoError(t, os.Symlink("/etc/passwd", filepath.Join(stray, "link.raw")))
+	good := diskDir(t, 1<<20)
+	empty := t.TempDir()
+	for _, c := range []struct {
+		name   string
+		config config
+		status int
+		says   []string
+	}{
+		{"no image", config{diskDir: empty}, 1, []string{empty}},
+		{"no directory", config{diskDir: empty + "/missing"}, 1, []string{empty + "/missing"}},
+		{"stray files", config{diskDir: stray}, 1, []string{"zz.txt", "odd.img", "link.raw"}},
+		{"half a credential", config{diskDir: good, env: map[string]string{"CHAP_USERNAME": testUser}}, 2, []string{"CHAP_USERNAME", "CHAP_PASSWORD"}},
+		{"short secret", config{diskDir: good, env: map[string]string{"CHAP_USERNAME": testUser, "CHAP_PASSWORD": "short"}}, 2, []string{"12"}},
+		{"open to the world", config{diskDir: good, env: map[string]string{"LISTEN": "0.0.0.0:0"}}, 2, []string{"insecure-no-auth"}},
+		{"copy mode of later", config{diskDir: good, env: map[string]string{"COPY_MODE": "copy-on-write"}}, 2, []string{"copy-on-write"}},
+		{"persistent directory", config{diskDir: good, env: map[string]string{"PERSISTENT_DIR": t.TempDir()}}, 2, []string{"persistent"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			status, output := refused(t, c.config)
+			require.Equal(t, c.status, status, output)
+			for _, s := range c.says {
+				require.Contains(t, output, s)
+			}
+		})
+	}
+}

@@ -1,0 +1,175 @@
+package integration
+
+import (
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// maxFileLines is the hard cap on the length of a Go file: the folder listing is to be a table of contents.
+const maxFileLines = 500
+
+// outsideLibraries are the packages that own their process: commands and tests' programs. The rules below bind all others.
+var outsideLibraries = []string{"cmd/...", "scripts/...", "integration/..."}
+
+// TestLibrarySource holds the packages below cmd to what a library owes its caller: it never ends the process, does nothing at
+// import, and has no logger of its own.
+func TestLibrarySource(t *testing.T) {
+	checked := 0
+	for _, pkg := range listPackages(t) {
+		if coversAny(outsideLibraries, pkg.ImportPath) {
+			continue
+		}
+		for _, name := range pkg.GoFiles {
+			checked++
+			fset := token.NewFileSet()
+			file, err := parser.ParseFile(fset, filepath.Join(pkg.Dir, name), nil, parser.SkipObjectResolution)
+			require.NoError(t, err)
+			for _, violation := range sourceViolations(fset, file) {
+				t.Errorf("%s/%s: %s", pkg.ImportPath, name, violation)
+			}
+		}
+	}
+	require.NotZero(t, checked)
+}
+
+// TestFileLength holds every Go file, tests included, to the cap.
+func TestFileLength(t *testing.T) {
+	for _, pkg := range listPackages(t) {
+		files, err := filepath.Glob(filepath.Join(pkg.Dir, "*.go"))
+		require.NoError(t, err)
+		for _, path := range files {
+			fset := token.NewFileSet()
+			file, err := parser.ParseFile(fset, path, nil, parser.SkipObjectResolution)
+			require.NoError(t, err)
+			if lines := fset.File(file.FileStart).LineCount(); lines > maxFileLines {
+				t.Errorf("%s/%s has %d lines, more than %d: split it by what it deals with", pkg.ImportPath, filepath.Base(path), lines, maxFileLines)
+			}
+		}
+	}
+}
+
+func TestSourceRulesBite(t *testing.T) {
+	const source = `package p
+
+import (
+	"log"
+	"os"
+
+	"go.uber.org/zap"
+)
+
+var logger = zap.NewNop()
+var other *zap.Logger
+var table = []int{1}
+
+func init() {}
+
+func f() {
+	log.Println("x")
+	zap.L().Info("x")
+	os.Exit(1)
+	panic("x")
+}
+
+type t struct{}
+
+func (t) init() { defer func() { recover() }() }
+`
+	fset := token.NewFileSet()
+	file, err := parser.ParseFile(fset, "p.go", source, parser.SkipObjectResolution)
+	require.NoError(t, err)
+	require.Equal(t, []string{
+		"line 10: a logger as package variable: take it in the options",
+		"line 11: a logger as package variable: take it in the options",
+		"line 14: an init function: do it in a constructor",
+		"line 17: log.Println: a library has no logger of its own",
+		"line 18: zap.L: a library has no logger of its own",
+		"line 19: os.Exit: return an error, the command decides",
+		"line 20: panic: return an error",
+	}, sourceViolations(fset, file))
+}
+
+// sourceViolations returns one sentence for each breach in a file.
+func sourceViolations(fset *token.FileSet, file *ast.File) []string {
+	var found []string
+	report := func(node ast.Node, format string, args ...any) {
+		found = append(found, fmt.Sprintf("line %d: ", fset.Position(node.Pos()).Line)+fmt.Sprintf(format, args...))
+	}
+	for _, decl := range file.Decls {
+		switch decl := decl.(type) {
+		case *ast.FuncDecl:
+			if decl.Recv == nil && decl.Name.Name == "init" {
+				report(decl, "an init function: do it in a constructor")
+			}
+		case *ast.GenDecl:
+			for _, spec := range decl.Specs {
+				if value, ok := spec.(*ast.ValueSpec); ok && decl.Tok == token.VAR && mentionsLogger(value) {
+					report(value, "a logger as package variable: take it in the options")
+				}
+			}
+		}
+	}
+	ast.Inspect(file, func(node ast.Node) bool {
+		call, ok := node.(*ast.CallExpr)
+		if !ok {
+			return true
+		}
+		switch fun := call.Fun.(type) {
+		case *ast.Ident:
+			if fun.Name == "panic" {
+				report(call, "panic: return an error")
+			}
+		case *ast.SelectorExpr:
+			pkg, ok := fun.X.(*ast.Ident)
+			if !ok {
+				return true
+			}
+			switch name := pkg.Name + "." + fun.Sel.Name; {
+			case name == "os.Exit":
+				report(call, "os.Exit: return an error, the command decides")
+			case pkg.Name == "log" && packageLevelLog(fun.Sel.Name), name == "zap.L", name == "zap.S", name == "zap.ReplaceGlobals":
+				report(call, "%s: a library has no logger of its own", name)
+			}
+		}
+		return true
+	})
+	return found
+}
+
+// packageLevelLog tells the functions of package log that write to its global logger; a variable that is named log has none of them.
+func packageLevelLog(function string) bool {
+	for _, prefix := range []string{"Print", "Fatal", "Panic"} {
+		rest, ok := strings.CutPrefix(function, prefix)
+		if ok && (rest == "f" || rest == "ln" || rest == "" && prefix == "Print") {
+			return true
+		}
+	}
+	return false
+}
+
+// mentionsLogger finds a zap, log or slog logger in the type or the value of a variable.
+func mentionsLogger(spec *ast.ValueSpec) bool {
+	found := false
+	ast.Inspect(spec, func(node ast.Node) bool {
+		if _, isFunc := node.(*ast.FuncLit); isFunc {
+			return false
+		}
+		if sel, ok := node.(*ast.SelectorExpr); ok {
+			if pkg, ok := sel.X.(*ast.Ident); ok {
+				switch pkg.Name + "." + sel.Sel.Name {
+				case "zap.Logger", "zap.SugaredLogger", "zap.New", "zap.NewNop", "zap.L", "zap.S", "log.Logger", "log.New", "slog.Logger", "slog.New", "slog.Default":
+					found = true
+				}
+			}
+		}
+		return true
+	})
+	return found
+}
