@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -224,11 +223,6 @@ func (d *daemon) url(lun int) string {
 	return "iscsi://" + d.Portals[0] + "/" + peers.DefaultTarget + "/" + strconv.Itoa(lun)
 }
 
-// userURL is url with a user; the password is given in the environment of the client.
-func (d *daemon) userURL(user string, lun int) string {
-	return strings.Replace(d.url(lun), "iscsi://", "iscsi://"+user+"@", 1)
-}
-
 // portalURL is the URL for discovery.
 func (d *daemon) portalURL() string { return "iscsi://" + d.Portals[0] }
 
@@ -281,12 +275,4 @@ func okEnv(t *testing.T, env []string, name string, args ...string) string {
 	r := client(t, env, name, args...)
 	require.Zero(t, r.status, "%s", r)
 	return r.output
-}
-
-// freePortal returns a loopback address that was free a moment ago, for tests that start a daemon twice at the same one.
-func freePortal(t *testing.T) string {
-	t.Helper()
-	port, err := peers.FreePort()
-	require.NoError(t, err)
-	return net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
 }

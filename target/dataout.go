@@ -29,7 +29,6 @@ type dataOut struct {
 	base int64
 	fill int
 	size int // bytes to allocate when the first data of the burst arrives
-	bad  error
 }
 
 func (d *dataOut) release() {

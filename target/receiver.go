@@ -55,10 +55,6 @@ func (rx *receiver) grow(n int) {
 	rx.buf = buf
 }
 
-// buffered says that a whole header waits in the buffer, so that more work can be done before the next
-// system call.
-func (rx *receiver) buffered() int { return rx.w - rx.r }
-
 func (rx *receiver) read(p []byte) (int, error) {
 	if err := rx.beforeWait(); err != nil {
 		return 0, err

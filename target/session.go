@@ -19,17 +19,16 @@ import (
 // No lock is held while a disk works or the network is read or written.
 
 var (
-	errReinstated    = errors.New("the initiator logged in again with the same session identifier")
-	errShutdown      = errors.New("the server is shutting down")
-	errPeerDead      = errors.New("the peer is silent and does not answer a ping")
-	errPDUTimeout    = errors.New("the peer did not complete a PDU in time")
-	errWriteTimeout  = errors.New("the peer does not read what it is sent")
-	errTargetReset   = errors.New("the target was reset")
-	errLoggedOut     = errors.New("logout")
-	errBusy          = errors.New("no memory for the command's data")
-	errTooManyTasks  = errors.New("more immediate commands than can be held")
-	errPanic         = errors.New("internal error")
-	errProtocolError = errors.New("protocol error")
+	errReinstated   = errors.New("the initiator logged in again with the same session identifier")
+	errShutdown     = errors.New("the server is shutting down")
+	errPeerDead     = errors.New("the peer is silent and does not answer a ping")
+	errPDUTimeout   = errors.New("the peer did not complete a PDU in time")
+	errWriteTimeout = errors.New("the peer does not read what it is sent")
+	errTargetReset  = errors.New("the target was reset")
+	errLoggedOut    = errors.New("logout")
+	errBusy         = errors.New("no memory for the command's data")
+	errTooManyTasks = errors.New("more immediate commands than can be held")
+	errPanic        = errors.New("internal error")
 )
 
 // window is the command window of a session: the numbers that every PDU to the initiator carries
