@@ -29,6 +29,8 @@ type dataOut struct {
 	base int64
 	fill int
 	size int // bytes to allocate when the first data of the burst arrives
+
+	failed error // not nil: the burst is lost, and what is left of it is dropped
 }
 
 func (d *dataOut) release() {
@@ -155,21 +157,33 @@ func (c *conn) handleDataOut(run *runner, h *pdu.Header, seg *segment) error {
 		c.wait(t)
 		return c.refuse(pdu.RejectInvalidPDUField, seg)
 	}
+	if d.failed != nil {
+		return c.dropBurst(t, seg, p.Final)
+	}
 	if p.DataSN != d.dataSN || int64(p.BufferOffset) != d.next {
 		// Something of this burst is missing or comes twice, and level 0 does not ask for it again.
-		return c.dropData(t, seg, errDataPhase)
+		d.failed = errDataPhase
+		return c.dropBurst(t, seg, p.Final)
 	}
 	if d.next+int64(p.DataLen) > d.end {
+		d.failed = errDataPhase
 		if d.tag == pdu.ReservedTag {
-			return c.dropData(t, seg, errUnexpectedUnsolicited)
+			d.failed = errUnexpectedUnsolicited
 		}
-		return c.dropData(t, seg, errDataPhase)
+		return c.dropBurst(t, seg, p.Final)
 	}
 	d.dataSN++
-	if err := c.collect(t, seg); err != nil {
+	if err := c.collect(t, seg); errors.Is(err, errDataDigest) {
+		c.reject(pdu.RejectDataDigest)
+		d.failed = errServiceCRC
+		return c.dropBurst(t, seg, p.Final)
+	} else if err != nil {
 		return c.endBadData(t, seg, err)
 	}
-	if !p.Final && d.next < d.end {
+	if !p.Final {
+		if d.next == d.end {
+			d.failed = errDataPhase // the burst is complete, and the peer means to send more of it
+		}
 		c.wait(t)
 		return nil
 	}
@@ -178,11 +192,25 @@ func (c *conn) handleDataOut(run *runner, h *pdu.Header, seg *segment) error {
 		c.complete(t, errNotEnoughUnsolicitedOr(d.tag))
 		return nil
 	}
-	if !p.Final {
-		c.complete(t, errDataPhase) // the burst is complete, and the peer means to send more of it
-		return nil
-	}
 	return c.burstDone(run, t)
+}
+
+// dropBurst drops a PDU of a burst that is lost. The command ends with the burst's last PDU and not before, so that none
+// of the burst is on its way when the tag is free again (RFC 7143 7.8, 7.9).
+func (c *conn) dropBurst(t *task, seg *segment, final bool) error {
+	if final {
+		return c.dropData(t, seg, t.out.failed)
+	}
+	if err := seg.discard(); errors.Is(err, errDataDigest) {
+		c.reject(pdu.RejectDataDigest)
+	} else if err != nil {
+		c.abandon(t)
+		return err
+	}
+	t.out.buf.release()
+	t.out.buf = nil
+	c.wait(t)
+	return nil
 }
 
 func errNotEnoughUnsolicitedOr(tag uint32) error {

@@ -59,6 +59,9 @@ func (t *Task) Tag() uint32 { return t.cmd.TaskTag }
 // CmdSN is the command's number.
 func (t *Task) CmdSN() uint32 { return t.cmd.CmdSN }
 
+// Done says whether the response has come.
+func (t *Task) Done() bool { return t.done }
+
 // LUN is the single-level LUN field of a LUN number, peripheral device or flat space addressing (SAM-5 4.7).
 func LUN(n uint16) uint64 {
 	if n < 256 {
