@@ -166,10 +166,7 @@ func (c *conn) handleDataOut(run *runner, h *pdu.Header, seg *segment) error {
 		return c.dropBurst(t, seg, p.Final)
 	}
 	if d.next+int64(p.DataLen) > d.end {
-		d.failed = errDataPhase
-		if d.tag == pdu.ReservedTag {
-			d.failed = errUnexpectedUnsolicited
-		}
+		d.failed = errTooMuch(d.tag)
 		return c.dropBurst(t, seg, p.Final)
 	}
 	d.dataSN++
@@ -182,7 +179,7 @@ func (c *conn) handleDataOut(run *runner, h *pdu.Header, seg *segment) error {
 	}
 	if !p.Final {
 		if d.next == d.end {
-			d.failed = errDataPhase // the burst is complete, and the peer means to send more of it
+			d.failed = errTooMuch(d.tag) // the burst is complete, and the peer means to send more of it
 		}
 		c.wait(t)
 		return nil
@@ -211,6 +208,14 @@ func (c *conn) dropBurst(t *task, seg *segment, final bool) error {
 	t.out.buf = nil
 	c.wait(t)
 	return nil
+}
+
+// errTooMuch and errNotEnoughUnsolicitedOr tell unsolicited data, whose tag is reserved, from an answer to an R2T.
+func errTooMuch(tag uint32) error {
+	if tag == pdu.ReservedTag {
+		return errUnexpectedUnsolicited
+	}
+	return errDataPhase
 }
 
 func errNotEnoughUnsolicitedOr(tag uint32) error {

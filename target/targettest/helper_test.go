@@ -3,6 +3,7 @@ package targettest_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"net"
 	"sync"
 	"testing"
@@ -173,3 +174,6 @@ func (o *observer) SessionEnded(e target.SessionEvent) { o.add("ended"); o.add("
 func (o *observer) CommandDone(target.CommandEvent)    { o.add("command") }
 func (o *observer) PDURejected(reason string)          { o.add("rejected " + reason) }
 func (o *observer) PanicCaught()                       { o.add("panic") }
+
+// errDisk is what a broken disk answers.
+var errDisk = errors.New("the disk is broken")
