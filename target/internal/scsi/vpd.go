@@ -151,6 +151,7 @@ const (
 // appendBlockLimits is page B0h (SBC-3 6.6.4).
 func appendBlockLimits(t *Task, b []byte) []byte {
 	var p [60]byte
+	p[0] = 0x01 // WSNZ: WRITE SAME wants a number of blocks
 	p[1] = maxCompareAndWrite
 	be := binary.BigEndian
 	be.PutUint16(p[2:], granularity)

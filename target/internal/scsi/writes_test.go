@@ -104,7 +104,6 @@ func TestWriteSame(t *testing.T) {
 		data                    []byte
 		plain                   bool
 		zero, discard, allocate int
-		at                      uint32 // 0: 8
 	}{
 		{name: "10", cdb: "41 00 00 00 00 08 00 04 00 00", want: "GOOD", data: block, allocate: 128},
 		{name: "16", cdb: "93 00 00 00 00 00 00 00 00 08 00 00 04 00 00 00", want: "GOOD", data: block, allocate: 128},
@@ -121,8 +120,7 @@ func TestWriteSame(t *testing.T) {
 		{name: "physical block data", cdb: "41 04 00 00 00 08 00 04 00 00", want: "5/24/00", data: zeros},
 		{name: "logical block data", cdb: "41 02 00 00 00 08 00 04 00 00", want: "5/24/00", data: zeros},
 		{name: "protection", cdb: "41 20 00 00 00 08 00 04 00 00", want: "5/24/00", data: zeros},
-		{name: "no blocks reach to the end", cdb: "41 00 00 00 4a 20 00 00 00 00", want: "GOOD", data: block, allocate: 128, at: 0x4a20},
-		{name: "no blocks beyond the end", cdb: "41 00 00 00 4e 20 00 00 00 00", want: "5/21/00", data: zeros},
+		{name: "no blocks", cdb: "41 00 00 00 00 08 00 00 00 00", want: "5/24/00", data: zeros},
 		{name: "too many blocks", cdb: "93 00 00 00 00 00 00 00 00 00 00 08 00 01 00 00", want: "5/21/00", data: zeros},
 		{name: "beyond the end", cdb: "41 00 00 00 4e 1f 00 00 02 00", want: "5/21/00", data: zeros},
 		{name: "half a block", cdb: "41 00 00 00 00 08 00 04 00 00", want: "5/0e/03", data: block[:256]},
@@ -139,18 +137,14 @@ func TestWriteSame(t *testing.T) {
 			require.Equal(t, c.discard, b.disk.count("discard"))
 			require.Equal(t, c.allocate, b.disk.allocated())
 			if c.want == "GOOD" && c.data != nil {
-				at := max(c.at, 8)
-				require.Equal(t, bytes.Repeat(c.data, 1024), b.read(at, 1024))
-				if c.at == 0 {
-					require.Equal(t, zeros, b.read(at+1024, 1))
-				}
-				require.Equal(t, zeros, b.read(at-1, 1))
+				require.Equal(t, bytes.Repeat(c.data, 1024), b.read(8, 1024))
+				require.Equal(t, zeros, b.read(1032, 1))
+				require.Equal(t, zeros, b.read(7, 1))
 			}
 		})
 	}
 	big := newBench(t, func(l *LUN) { l.Disk = newMemDisk(1 << 30) })
 	require.Equal(t, "5/24/00", big.run(cdb("93 00 00 00 00 00 00 00 00 00 00 08 00 01 00 00"), zeros).outcome(), "more than MAXIMUM WRITE SAME LENGTH")
-	require.Equal(t, "5/24/00", big.run(cdb("93 00 00 00 00 00 00 00 00 00 00 00 00 00 00 00"), zeros).outcome(), "and so is everything")
 }
 
 func TestCompareAndWrite(t *testing.T) {
