@@ -1,0 +1,156 @@
+package targettest_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk/disktest"
+	"kubevirt.io/disk/target"
+	"kubevirt.io/disk/target/internal/pdu"
+	. "kubevirt.io/disk/target/targettest"
+)
+
+func TestNOPOut(t *testing.T) {
+	s := start(t)
+	sess := s.login(t, LoginOptions{Keys: KV("MaxRecvDataSegmentLength", "4096")})
+	t.Run("11.18/data is echoed", func(t *testing.T) {
+		for _, n := range []int{0, 1, 2, 3, 4, 100, 4096} {
+			echo, err := sess.Ping(pattern(n, 1))
+			require.NoError(t, err)
+			require.Len(t, echo, n)
+			require.Equal(t, string(pattern(n, 1)), string(echo))
+		}
+	})
+	t.Run("11.18.3/as much of it as the initiator takes", func(t *testing.T) {
+		echo, err := sess.Ping(pattern(8192, 1))
+		require.NoError(t, err)
+		require.Equal(t, pattern(4096, 1), echo)
+	})
+	t.Run("11.18.1/without a task tag there is no answer", func(t *testing.T) {
+		require.NoError(t, sess.Send(&pdu.NOPOut{Immediate: true, TaskTag: pdu.ReservedTag, TransferTag: pdu.ReservedTag, CmdSN: sess.CmdSN,
+			ExpStatSN: sess.ExpStatSN}, []byte("anyone there?")))
+		require.NoError(t, sess.ExpectOnlyPing())
+	})
+	t.Run("11.18.1/without a task tag and not immediate", func(t *testing.T) {
+		// It breaks the standard's rule. Whatever the target makes of it, commands go on.
+		require.NoError(t, sess.Send(&pdu.NOPOut{TaskTag: pdu.ReservedTag, TransferTag: pdu.ReservedTag, CmdSN: sess.CmdSN, ExpStatSN: sess.ExpStatSN}, nil))
+		_, err := sess.Ping(nil)
+		require.NoError(t, err)
+		sess.Inbox()
+		sess.CmdSN = sess.ExpCmdSN
+		sess.MustGood(t, TestUnitReady(1))
+	})
+	t.Run("11.18.2/a transfer tag that was never given", func(t *testing.T) {
+		require.NoError(t, sess.Send(&pdu.NOPOut{Immediate: true, TaskTag: pdu.ReservedTag, TransferTag: 4711, CmdSN: sess.CmdSN, ExpStatSN: sess.ExpStatSN}, nil))
+		_, err := sess.Ping(nil)
+		require.NoError(t, err)
+		sess.Inbox()
+		sess.MustGood(t, TestUnitReady(1))
+	})
+	t.Run("11.18/the F bit is missing", func(t *testing.T) {
+		tag, err := sess.SendPing(true, nil, WithHeader(func(h *pdu.Header) { h[1] = 0 }))
+		require.NoError(t, err)
+		r, err := sess.AwaitReject(tag)
+		require.NoError(t, err)
+		require.Contains(t, []pdu.RejectReason{pdu.RejectInvalidPDUField, pdu.RejectProtocolError}, r.Reason)
+	})
+	s.works(t)
+}
+
+// A disk that hangs holds up the commands that need it, and nothing else.
+func TestNOPOutWhileTheDiskStalls(t *testing.T) {
+	s := start(t)
+	for _, tt := range []struct {
+		name    string
+		op      disktest.Op
+		command Command
+	}{
+		{"read", disktest.OpRead, Read10(1, 0, 8)},
+		{"write", disktest.OpWrite, Write10(1, 0, pattern(8*BlockSize, 1))},
+		{"flush", disktest.OpFlush, SynchronizeCache10(1)},
+	} {
+		t.Run("11.18/"+tt.name, func(t *testing.T) {
+			sess := s.login(t, LoginOptions{})
+			release := s.stall(t, tt.op)
+			before := s.disk.Calls(tt.op)
+			var tasks []*Task
+			for range 20 {
+				tasks = append(tasks, sess.MustStart(t, tt.command))
+			}
+			eventually(t, "the disk hangs", func() bool { return s.disk.Calls(tt.op) > before })
+			sess.Timeout = time.Second // the promise
+			for range 20 {
+				_, err := sess.Ping([]byte("still there?"))
+				require.NoError(t, err)
+			}
+			sess.MustGood(t, Read10(2, 0, 8)) // another LUN
+			sess.Timeout = DefaultTimeout
+			release()
+			for _, task := range tasks {
+				require.True(t, task.MustFinish(t).Good())
+			}
+		})
+	}
+}
+
+func TestNOPIn(t *testing.T) {
+	s := start(t, limits(target.Limits{NOPInterval: 100 * time.Millisecond, NOPTimeout: 600 * time.Millisecond}))
+	t.Run("11.19/a silent peer is asked", func(t *testing.T) {
+		sess := s.login(t, LoginOptions{})
+		in, data, err := Expect[pdu.NOPIn](sess.Conn)
+		require.NoError(t, err)
+		require.Empty(t, data)
+		require.Equal(t, pdu.ReservedTag, in.TaskTag)
+		require.NotEqual(t, pdu.ReservedTag, in.TransferTag)
+	})
+	t.Run("11.19/one that answers stays", func(t *testing.T) {
+		sess := s.login(t, LoginOptions{})
+		for range 4 {
+			in, _, err := Expect[pdu.NOPIn](sess.Conn)
+			require.NoError(t, err)
+			require.NoError(t, sess.Send(&pdu.NOPOut{Immediate: true, LUN: in.LUN, TaskTag: pdu.ReservedTag, TransferTag: in.TransferTag,
+				CmdSN: sess.CmdSN, ExpStatSN: sess.ExpStatSN}, nil))
+		}
+		sess.MustGood(t, TestUnitReady(1))
+	})
+	t.Run("11.19/one that does not is dead", func(t *testing.T) {
+		sess := s.login(t, LoginOptions{})
+		list, err := sess.ExpectClosedAfter()
+		require.NoError(t, err)
+		require.Len(t, list, 1)
+		require.Equal(t, pdu.OpNOPIn, list[0].Header.Opcode())
+		eventually(t, "the session ends", func() bool { return s.seen.count("ended timeout") > 0 })
+	})
+}
+
+func TestPDUDeadline(t *testing.T) {
+	s := start(t, limits(target.Limits{PDUTimeout: 400 * time.Millisecond}))
+	for name, n := range map[string]int{"a part of a header": 20, "a header without its data": 48, "a part of the data": 100} {
+		t.Run(name, func(t *testing.T) {
+			sess := s.login(t, LoginOptions{})
+			_, err := sess.SendPing(true, make([]byte, 200), CutAfter(n))
+			require.NoError(t, err)
+			require.NoError(t, sess.ExpectClosed())
+		})
+	}
+	t.Run("one byte at a time", func(t *testing.T) {
+		sess := s.login(t, LoginOptions{})
+		b := sess.Bytes(&pdu.NOPOut{Immediate: true, TaskTag: 1, TransferTag: pdu.ReservedTag}, make([]byte, 300))
+		for i := range b {
+			if err := sess.SendRaw(b[i : i+1]); err != nil {
+				require.ErrorIs(t, err, ErrClosed)
+				return
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		t.Fatal("the target waits for as long as bytes come")
+	})
+	t.Run("silence between PDUs is no offence", func(t *testing.T) {
+		sess := s.login(t, LoginOptions{})
+		require.NoError(t, sess.ExpectNothing(time.Second))
+		sess.MustGood(t, TestUnitReady(1))
+	})
+	s.works(t)
+}
