@@ -98,23 +98,24 @@ func (c *conn) readLoop() {
 
 // finish ends the session and the connection, from the reader.
 func (c *conn) finish(err error) {
-	if err == errLoggedOut || errors.As(err, new(*fatalError)) {
-		_ = c.tx.flush() // the peer is owed the logout response or the Reject
+	parting := err == errLoggedOut || err == errTargetReset || errors.As(err, new(*fatalError))
+	if parting {
+		_ = c.tx.flush() // the peer is owed a last response: to its logout or reset, or a Reject
 	}
 	if cause := c.cause.Load(); cause != nil {
 		err = *cause // the connection was closed from our side, and the read error is only its echo
 	}
-	c.session().end(err)
+	c.session().leave(err)
 	for _, h := range c.session().held {
 		h.release()
 	}
-	if err == errLoggedOut {
+	if parting {
 		c.linger()
 	}
 	c.close()
 }
 
-// linger lets the peer close first, so that the logout response is not lost to a reset.
+// linger lets the peer close first, so that the last response is not lost to a reset of the connection.
 func (c *conn) linger() {
 	if cw, ok := c.nc.(interface{ CloseWrite() error }); ok && cw.CloseWrite() == nil {
 		_ = c.nc.SetReadDeadline(time.Now().Add(time.Second))
@@ -124,7 +125,7 @@ func (c *conn) linger() {
 
 // fail closes the network side because of err. The reader, wherever it is, then ends the session.
 func (c *conn) fail(err error) {
-	if c.cause.CompareAndSwap(nil, &err) && err != errLoggedOut {
+	if c.cause.CompareAndSwap(nil, &err) {
 		c.closeNetwork()
 	}
 }

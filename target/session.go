@@ -153,9 +153,15 @@ func (s *session) reopenLocked() {
 	}
 }
 
-// end takes the session down, once: its tasks end without an answer and its nexus is lost. The connection
-// is closed, which ends its reader; disk calls in progress run on and are waited for by Shutdown.
+// end takes the session down and closes its connection, which ends the reader.
 func (s *session) end(cause error) {
+	s.conn.fail(cause)
+	s.leave(cause)
+}
+
+// leave takes the session down, once: its tasks end without an answer and its nexus is lost. Disk calls in
+// progress run on, and Shutdown waits for them.
+func (s *session) leave(cause error) {
 	s.ended.Do(func() {
 		s.mu.Lock()
 		s.closed = true
@@ -163,7 +169,6 @@ func (s *session) end(cause error) {
 			s.abortLocked(t)
 		}
 		s.mu.Unlock()
-		s.conn.fail(cause)
 		if s.nexus != nil {
 			s.conn.srv.device.Detach(s.nexus)
 		}
