@@ -66,6 +66,9 @@ func (s *summary) read(r io.Reader) error {
 	}
 }
 
+// resultPrefix begins a line that a test prints as a result of its own, and that is shown even where it passes.
+const resultPrefix = "conformance: "
+
 func (s *summary) add(e event) {
 	n := name{e.Package, e.Test}
 	switch e.Action {
@@ -76,6 +79,9 @@ func (s *summary) add(e event) {
 			s.output[n] = out
 		}
 		out.WriteString(e.Output)
+		if strings.HasPrefix(e.Output, resultPrefix) {
+			fmt.Fprint(s.w, e.Output)
+		}
 	case "build-output":
 		fmt.Fprint(s.w, e.Output)
 	case "pass":
