@@ -139,10 +139,16 @@ func tryStart(t *testing.T, c config) (*daemon, error) {
 			d.stop()
 		}
 		if t.Failed() {
-			t.Logf("kubevirt-disk printed:\n%s", d.Output())
+			t.Logf("kubevirt-disk printed last:\n%s", lastLines(d.Output(), 60))
 		}
 	})
 	return d, nil
+}
+
+// lastLines keeps a failure readable where the daemon has logged thousands of logins.
+func lastLines(text string, n int) string {
+	lines := strings.SplitAfter(text, "\n")
+	return strings.Join(lines[max(0, len(lines)-n-1):], "")
 }
 
 // refused starts a daemon that must end at once, and returns its exit status and all that it printed.
