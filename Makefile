@@ -4,7 +4,8 @@ SHELL := /bin/bash
 GO ?= go
 BIN := bin/kubevirt-disk
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
-LDFLAGS := -s -w -X main.version=$(VERSION)
+COMMIT ?= $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
+LDFLAGS := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)
 BUILD := CGO_ENABLED=0 GOOS=linux $(GO) build -trimpath -ldflags '$(LDFLAGS)'
 
 # Seconds that each fuzz test runs: short in `make test`, longer in `make fuzz`.
