@@ -21,7 +21,7 @@ const maxSense = 256 + 2
 // The conditions that the transport finds itself, SPC-4 table D.1 and RFC 7143 11.4.7.2.
 var (
 	errUnexpectedUnsolicited = scsi.CheckCondition(scsi.AbortedCommand, 0x0c, 0x0c)
-	errNotEnoughUnsolicited  = scsi.CheckCondition(scsi.AbortedCommand, 0x0c, 0x0d)
+	errWrongAmount           = scsi.CheckCondition(scsi.AbortedCommand, 0x0c, 0x0d)
 	errServiceCRC            = scsi.CheckCondition(scsi.AbortedCommand, 0x47, 0x05)
 	errDataPhase             = scsi.CheckCondition(scsi.AbortedCommand, 0x4b, 0x00)
 )
@@ -120,7 +120,7 @@ func (c *conn) handleSCSICommand(run *runner, h *pdu.Header, ahs []byte, seg *se
 	sess := c.session()
 	var cmd pdu.SCSICommand
 	if err := cmd.Decode(h); err != nil {
-		return c.refuse(pdu.RejectInvalidPDUField, seg)
+		return c.malformed(err)
 	}
 	if ok, err := c.admit(cmd.CmdSN, cmd.Immediate, h, ahs, seg); !ok {
 		return err
@@ -129,7 +129,7 @@ func (c *conn) handleSCSICommand(run *runner, h *pdu.Header, ahs []byte, seg *se
 	if len(ahs) > 0 {
 		var err error
 		if ext, err = pdu.ParseAHS(ahs); err != nil {
-			return c.refuse(pdu.RejectInvalidPDUField, seg)
+			return c.malformed(err)
 		}
 	}
 	t, err := sess.newTask(&cmd)

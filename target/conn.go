@@ -100,7 +100,7 @@ func (c *conn) readLoop() {
 func (c *conn) finish(err error) {
 	parting := err == errLoggedOut || err == errTargetReset || errors.As(err, new(*fatalError))
 	if parting {
-		_ = c.tx.flush() // the peer is owed a last response: to its logout or reset, or a Reject
+		c.tx.drain() // the peer is owed a last response: to its logout or reset, or a Reject
 	}
 	if cause := c.cause.Load(); cause != nil {
 		err = *cause // the connection was closed from our side, and the read error is only its echo
@@ -240,6 +240,13 @@ func (c *conn) refuse(reason pdu.RejectReason, seg *segment) error {
 	return err
 }
 
+// malformed ends the session because of a header that the standard forbids in any session (RFC 7143 7.7), after a
+// Reject by which its sender can see what it was.
+func (c *conn) malformed(err error) error {
+	c.reject(pdu.RejectInvalidPDUField)
+	return fatalf("%v", err)
+}
+
 // badData handles the error of reading a PDU's data: a wrong digest rejects the PDU and the connection
 // goes on (RFC 7143 7.8); anything else is passed on.
 func (c *conn) badData(h *pdu.Header, err error) error {
@@ -314,7 +321,8 @@ func (c *conn) replay(run *runner) error {
 		}
 		delete(sess.held, exp)
 		seg := segment{held: h.data, n: h.n, left: h.n, done: true}
-		err := c.dispatch(run, &h.hdr, h.ahs, &seg)
+		c.rx.hdr = h.hdr // a Reject carries it
+		err := c.dispatch(run, &c.rx.hdr, h.ahs, &seg)
 		if run.reading || seg.held != nil {
 			_ = seg.discard()
 		}

@@ -146,7 +146,7 @@ func (s *session) resume(tag uint32) *task {
 func (c *conn) handleDataOut(run *runner, h *pdu.Header, seg *segment) error {
 	var p pdu.DataOut
 	if err := p.Decode(h); err != nil {
-		return c.refuse(pdu.RejectInvalidPDUField, seg)
+		return c.malformed(err)
 	}
 	t := c.session().resume(p.TaskTag)
 	if t == nil {
@@ -160,8 +160,12 @@ func (c *conn) handleDataOut(run *runner, h *pdu.Header, seg *segment) error {
 	if d.failed != nil {
 		return c.dropBurst(t, seg, p.Final)
 	}
-	if p.DataSN != d.dataSN || int64(p.BufferOffset) != d.next {
-		// Something of this burst is missing or comes twice, and level 0 does not ask for it again.
+	switch {
+	case p.DataSN != d.dataSN:
+		// A PDU before this one was lost, which level 0 does not ask for again (RFC 7143 7.9).
+		d.failed = errServiceCRC
+		return c.dropBurst(t, seg, p.Final)
+	case int64(p.BufferOffset) != d.next:
 		d.failed = errDataPhase
 		return c.dropBurst(t, seg, p.Final)
 	}
@@ -185,8 +189,8 @@ func (c *conn) handleDataOut(run *runner, h *pdu.Header, seg *segment) error {
 		return nil
 	}
 	if d.next < d.end {
-		// The burst has ended too early (RFC 7143 11.7.2, 11.4.7.2).
-		c.complete(t, errNotEnoughUnsolicitedOr(d.tag))
+		// The burst has ended too early (RFC 7143 11.4.7.2).
+		c.complete(t, errWrongAmount)
 		return nil
 	}
 	return c.burstDone(run, t)
@@ -210,19 +214,13 @@ func (c *conn) dropBurst(t *task, seg *segment, final bool) error {
 	return nil
 }
 
-// errTooMuch and errNotEnoughUnsolicitedOr tell unsolicited data, whose tag is reserved, from an answer to an R2T.
+// errTooMuch is what is wrong with data beyond the end of a burst: nobody asked for it, or an R2T asked for less
+// (RFC 7143 11.4.7.2).
 func errTooMuch(tag uint32) error {
 	if tag == pdu.ReservedTag {
 		return errUnexpectedUnsolicited
 	}
-	return errDataPhase
-}
-
-func errNotEnoughUnsolicitedOr(tag uint32) error {
-	if tag == pdu.ReservedTag {
-		return errNotEnoughUnsolicited
-	}
-	return errDataPhase
+	return errWrongAmount
 }
 
 // burstDone executes what a complete burst allows, and asks for the next burst or ends the command.

@@ -6,7 +6,7 @@ import "kubevirt.io/disk/target/internal/pdu"
 func (c *conn) handleLogout(h *pdu.Header, seg *segment) error {
 	var p pdu.LogoutRequest
 	if err := p.Decode(h); err != nil {
-		return c.refuse(pdu.RejectInvalidPDUField, seg)
+		return c.malformed(err)
 	}
 	if ok, err := c.admit(p.CmdSN, p.Immediate, h, nil, seg); !ok {
 		return err

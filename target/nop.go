@@ -16,7 +16,7 @@ type pinger struct {
 func (c *conn) handleNOPOut(h *pdu.Header, seg *segment) error {
 	var p pdu.NOPOut
 	if err := p.Decode(h); err != nil {
-		return c.refuse(pdu.RejectInvalidPDUField, seg)
+		return c.malformed(err)
 	}
 	if p.TaskTag == pdu.ReservedTag {
 		// An answer to our ping, or nothing but a sign of life. That it came is all we wanted to know. It

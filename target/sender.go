@@ -48,7 +48,7 @@ type sender struct {
 	headerDigest, dataDigest bool
 
 	mu      sync.Mutex
-	drained sync.Cond  // signalled when a batch has been written
+	drained sync.Cond  // signalled when a batch has been written, and at the end of the last
 	queue   []outgoing // guarded by mu
 	bytes   int        // guarded by mu; data bytes in queue and in the batch being written
 	writing bool       // guarded by mu; whoever set it owns the fields below
@@ -131,7 +131,18 @@ func (s *sender) flush() error {
 		s.drained.Broadcast()
 	}
 	s.writing = false
+	s.drained.Broadcast()
 	return s.err
+}
+
+// drain writes all that is queued and returns when it is written, whoever writes it.
+func (s *sender) drain() {
+	_ = s.flush()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for s.writing {
+		s.drained.Wait()
+	}
 }
 
 // queued is the amount of data that waits for the network, bytes.

@@ -177,21 +177,42 @@ func (s *Server) register(sess *session) (old *session, err error) {
 	}
 	sess.tsih = s.lastTSIH
 	if sess.discovery() {
-		s.discovery[sess] = struct{}{}
-		return nil, nil
+		old = s.sameDiscoveryLocked(sess)
+	} else {
+		old = s.sessions[sess.key]
 	}
-	old = s.sessions[sess.key]
 	if old != nil && old.login.User != sess.login.User {
 		return nil, errNotYours
 	}
-	s.sessions[sess.key] = sess
+	if sess.discovery() {
+		s.discovery[sess] = struct{}{}
+	} else {
+		s.sessions[sess.key] = sess
+	}
 	return old, nil
+}
+
+// sameDiscoveryLocked is the discovery session that sess reinstates: of the same initiator and identifier, and where it
+// names no target, of the same portal (RFC 7143 7.4.2).
+func (s *Server) sameDiscoveryLocked(sess *session) *session {
+	for o := range s.discovery {
+		if o.key == sess.key && o.login.TargetName == sess.login.TargetName &&
+			(sess.login.TargetName != "" || o.conn.nc.LocalAddr().String() == sess.conn.nc.LocalAddr().String()) {
+			return o
+		}
+	}
+	return nil
 }
 
 var errNotYours = errors.New("a session of this name and identifier belongs to another user")
 
 func (s *Server) tsihInUseLocked(tsih uint16) bool {
 	for _, o := range s.sessions {
+		if o.tsih == tsih {
+			return true
+		}
+	}
+	for o := range s.discovery {
 		if o.tsih == tsih {
 			return true
 		}

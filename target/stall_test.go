@@ -154,6 +154,13 @@ type panicky struct{ *disktest.Memory }
 
 func (panicky) ReadAt([]byte, int64) (int, error) { panic("a bug in the disk") }
 
+func (p panicky) WriteAt(b []byte, off int64) (int, error) {
+	if b[0] == 'X' {
+		panic("another bug in the disk")
+	}
+	return p.Memory.WriteAt(b, off)
+}
+
 // TestPanic ends the session whose command meets a bug, and no other one.
 func TestPanic(t *testing.T) {
 	s := newServer(t, func(o *target.Options) { o.LUNs[0].Disk = panicky{disktest.NewMemory(1 << 20)} })
@@ -164,6 +171,11 @@ func TestPanic(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, int64(1), s.seen.panics.Load())
 	bystander.MustGood(t, tt.Write10(2, 0, make([]byte, 512)))
+	c = tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
+	c.MustStart(t, tt.Write10(1, 0, bytes.Repeat([]byte("X"), 512)))
+	_, err = c.ExpectClosedAfter()
+	require.NoError(t, err)
+	require.Equal(t, int64(2), s.seen.panics.Load())
 	again := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
 	again.MustGood(t, tt.Write10(1, 0, make([]byte, 512)))
 }

@@ -24,7 +24,7 @@ type textExchange struct {
 func (c *conn) handleText(h *pdu.Header, seg *segment) error {
 	var p pdu.TextRequest
 	if err := p.Decode(h); err != nil {
-		return c.refuse(pdu.RejectInvalidPDUField, seg)
+		return c.malformed(err)
 	}
 	if ok, err := c.admit(p.CmdSN, p.Immediate, h, nil, seg); !ok {
 		return err

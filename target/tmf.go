@@ -11,7 +11,7 @@ import (
 func (c *conn) handleTaskManagement(h *pdu.Header, seg *segment) error {
 	var p pdu.TaskManagementRequest
 	if err := p.Decode(h); err != nil {
-		return c.refuse(pdu.RejectInvalidPDUField, seg)
+		return c.malformed(err)
 	}
 	if ok, err := c.admit(p.CmdSN, p.Immediate, h, nil, seg); !ok {
 		return err

@@ -133,57 +133,57 @@ func TestWriteDataErrors(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		answer func(task *Task, r pdu.R2T) error
-		want   []string // any of them; "" is a PDU that is dropped or rejected, after which the right data still counts
+		want   string // "" is a PDU that is dropped or rejected, after which the right data still counts
 	}{
-		{"11.7.5/DataSN begins at 1", func(task *Task, r pdu.R2T) error {
+		{"7.9/DataSN begins at 1", func(task *Task, r pdu.R2T) error {
 			return task.DataOut(pdu.DataOut{Final: true, TransferTag: r.TransferTag, DataSN: 1}, make([]byte, n))
-		}, []string{"0B/4B/00", "0B/4B/05"}},
-		{"11.7.5/a hole in DataSN", func(task *Task, r pdu.R2T) error {
+		}, "0B/47/05"},
+		{"7.9/a hole in DataSN", func(task *Task, r pdu.R2T) error {
 			if err := task.DataOut(pdu.DataOut{TransferTag: r.TransferTag}, make([]byte, n/2)); err != nil {
 				return err
 			}
 			return task.DataOut(pdu.DataOut{Final: true, TransferTag: r.TransferTag, DataSN: 2, BufferOffset: n / 2}, make([]byte, n/2))
-		}, []string{"0B/4B/00", "0B/4B/05"}},
+		}, "0B/47/05"},
 		{"11.7.6/wrong offset", func(task *Task, r pdu.R2T) error {
 			return task.DataOut(pdu.DataOut{Final: true, TransferTag: r.TransferTag, BufferOffset: 512}, make([]byte, n))
-		}, []string{"0B/4B/00", "0B/4B/05"}},
+		}, "0B/4B/00"},
 		{"11.7.6/offset goes back", func(task *Task, r pdu.R2T) error {
 			if err := task.DataOut(pdu.DataOut{TransferTag: r.TransferTag}, make([]byte, n/2)); err != nil {
 				return err
 			}
 			return task.DataOut(pdu.DataOut{Final: true, TransferTag: r.TransferTag, DataSN: 1}, make([]byte, n/2))
-		}, []string{"0B/4B/00", "0B/4B/05"}},
-		{"11.8/more than was asked for", func(task *Task, r pdu.R2T) error {
+		}, "0B/4B/00"},
+		{"11.4.7.2/more than was asked for", func(task *Task, r pdu.R2T) error {
 			return task.DataOut(pdu.DataOut{Final: true, TransferTag: r.TransferTag}, make([]byte, n+512))
-		}, []string{"0B/4B/00", "0B/4B/02", "0B/0C/0C"}},
-		{"11.8/less than was asked for", func(task *Task, r pdu.R2T) error {
+		}, "0B/0C/0D"},
+		{"11.4.7.2/less than was asked for", func(task *Task, r pdu.R2T) error {
 			return task.DataOut(pdu.DataOut{Final: true, TransferTag: r.TransferTag}, make([]byte, n-512))
-		}, []string{"0B/4B/00", "0B/0C/0D"}},
+		}, "0B/0C/0D"},
 		{"11.8/complete, but without the F bit, and then more", func(task *Task, r pdu.R2T) error {
 			if err := task.DataOut(pdu.DataOut{TransferTag: r.TransferTag}, make([]byte, n)); err != nil {
 				return err
 			}
 			return task.DataOut(pdu.DataOut{Final: true, TransferTag: r.TransferTag, DataSN: 1, BufferOffset: n}, make([]byte, 4))
-		}, []string{"0B/4B/00", "0B/4B/02", "0B/0C/0C"}},
+		}, "0B/0C/0D"},
 		{"11.8.5/a transfer tag that was never given", func(task *Task, r pdu.R2T) error {
 			if err := task.DataOut(pdu.DataOut{Final: true, TransferTag: r.TransferTag + 1000}, make([]byte, n)); err != nil {
 				return err
 			}
 			return task.Answer(r)
-		}, []string{""}},
+		}, ""},
 		{"11.7.4/unsolicited data in place of solicited", func(task *Task, r pdu.R2T) error {
 			if err := task.DataOut(pdu.DataOut{Final: true, TransferTag: pdu.ReservedTag}, make([]byte, n)); err != nil {
 				return err
 			}
 			return task.Answer(r)
-		}, []string{""}},
+		}, ""},
 		{"11.7/a task that does not exist", func(task *Task, r pdu.R2T) error {
 			if err := task.DataOut(pdu.DataOut{Final: true, TransferTag: r.TransferTag}, make([]byte, n),
 				WithHeader(func(h *pdu.Header) { h[16] ^= 0x40 })); err != nil {
 				return err
 			}
 			return task.Answer(r)
-		}, []string{""}},
+		}, ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			sess := s.login(t, solicited)
@@ -194,11 +194,11 @@ func TestWriteDataErrors(t *testing.T) {
 			task := sess.MustStart(t, c)
 			r := awaitResult(t, task)
 			content := sess.MustGood(t, Read10(1, 200, 8)).Data
-			if tt.want[0] == "" {
+			if tt.want == "" {
 				require.True(t, r.Good(), r.Failed())
 				require.Equal(t, fresh, content)
 			} else {
-				require.Contains(t, tt.want, r.Failed())
+				require.Equal(t, tt.want, r.Failed())
 				require.Equal(t, old, content)
 			}
 			sess.Inbox()

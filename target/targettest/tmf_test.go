@@ -294,20 +294,6 @@ func TestTaskManagementRequests(t *testing.T) {
 		require.Equal(t, pdu.TMComplete, r)
 		require.Equal(t, sess.CmdSN, sess.ExpCmdSN)
 	})
-	t.Run("11.5.2/with a data segment", func(t *testing.T) {
-		tag := sess.NewTag()
-		require.NoError(t, sess.Send(&pdu.TaskManagementRequest{Immediate: true, Function: pdu.TMAbortTaskSet, LUN: LUN(1), TaskTag: tag,
-			RefTaskTag: pdu.ReservedTag, CmdSN: sess.CmdSN}, []byte("data")))
-		_, err := sess.AwaitReject(tag)
-		require.NoError(t, err)
-	})
-	t.Run("11.5/without the F bit", func(t *testing.T) {
-		tag := sess.NewTag()
-		require.NoError(t, sess.Send(&pdu.TaskManagementRequest{Immediate: true, Function: pdu.TMAbortTaskSet, LUN: LUN(1), TaskTag: tag,
-			RefTaskTag: pdu.ReservedTag, CmdSN: sess.CmdSN}, nil, WithHeader(func(h *pdu.Header) { h[1] &= 0x7f })))
-		_, err := sess.AwaitReject(tag)
-		require.NoError(t, err)
-	})
 	t.Run("11.5.1/ABORT TASK of itself", func(t *testing.T) {
 		tag := sess.NewTag()
 		require.NoError(t, sess.Send(&pdu.TaskManagementRequest{Immediate: true, Function: pdu.TMAbortTask, LUN: LUN(1), TaskTag: tag,

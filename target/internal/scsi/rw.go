@@ -91,8 +91,8 @@ func inRead(t *Task, off int64, p []byte) error { return t.readDisk(t.off()+off,
 func (t *Task) readDisk(off int64, p []byte) error {
 	u := t.unit
 	placed := u.ranges.enterRead(&t.hold, t.Nexus.initiator, off, int64(len(p)))
+	defer u.ranges.leaveRead(&t.hold, placed) // also where the disk panics: other sessions go on
 	_, err := u.disk.ReadAt(p, off)
-	u.ranges.leaveRead(&t.hold, placed)
 	return err
 }
 
@@ -117,8 +117,8 @@ func outWrite(t *Task, off int64, p []byte) error {
 	u := t.unit
 	off += t.off()
 	u.ranges.lockOne(&t.hold, holdWrite, t.Nexus.initiator, off, int64(len(p)))
+	defer u.ranges.unlock(&t.hold)
 	_, err := u.disk.WriteAt(p, off)
-	u.ranges.unlock(&t.hold)
 	return err
 }
 
