@@ -1,0 +1,97 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestMedian(t *testing.T) {
+	require.Zero(t, median(nil))
+	require.Equal(t, 3.0, median([]float64{9, 3, 1}))
+	require.Equal(t, 2.0, median([]float64{3, 1}))
+	values := []float64{2, 1}
+	median(values)
+	require.Equal(t, []float64{2, 1}, values, "it keeps the order of the rounds")
+}
+
+func TestTable(t *testing.T) {
+	out := table{head: []string{"load", "a"}}
+	out.add("4 KiB", "1.0 µs")
+	var b bytes.Buffer
+	out.print(&b)
+	require.Equal(t, "| load  | a      |\n| ----- | ------ |\n| 4 KiB | 1.0 µs |\n\n", b.String())
+	require.Equal(t, "2.00×", ratio(4, 2))
+	require.Equal(t, "–", ratio(0, 2))
+	require.Equal(t, "–", ratio(2, 0))
+	require.Equal(t, "1.5 MiB", mib(1.5*(1<<20)))
+}
+
+func TestParseClients(t *testing.T) {
+	const perf = "\r00:00:01 - lba 1, iops current 47307 (184 MB/s), iops average 47307 (184 MB/s), in_flight 32, busy 0" +
+		"\niops average 52029 (203 MB/s)                \n\nfinished.\n"
+	rate, err := parseIscsiPerf(perf)
+	require.NoError(t, err)
+	require.Equal(t, 52029.0, rate)
+	_, err = parseIscsiPerf("iops average 0 (0 MB/s)")
+	require.ErrorIs(t, err, errHung)
+	_, err = parseIscsiPerf("login failed")
+	require.ErrorContains(t, err, "login failed")
+
+	elapsed, err := parseQemuBench("Sending 2000 write requests\nRun completed in 0.046 seconds.\n")
+	require.NoError(t, err)
+	require.Equal(t, 46*time.Millisecond, elapsed)
+	elapsed, err = parseQemuBench("Run completed in 0.000 seconds.\n")
+	require.NoError(t, err)
+	require.Equal(t, time.Millisecond, elapsed)
+	_, err = parseQemuBench("qemu-img: failed")
+	require.ErrorContains(t, err, "failed")
+	require.Equal(t, 500.0, client{operations: 1000, elapsed: 2 * time.Second}.rate())
+}
+
+func TestProcfs(t *testing.T) {
+	used, err := parseStat("7 (a ) b) S 1 2 3 4 5 6 7 8 9 10 150 25 0 0 20 0\n")
+	require.NoError(t, err)
+	require.Equal(t, 1750*time.Millisecond, used)
+	_, err = parseStat("7 (a) S 1")
+	require.Error(t, err)
+	anonymous, err := parseRssAnon("VmRSS:\t 2000 kB\nRssAnon:\t    1234 kB\n")
+	require.NoError(t, err)
+	require.EqualValues(t, 1234<<10, anonymous)
+	_, err = parseRssAnon("VmRSS: 1 kB\n")
+	require.Error(t, err)
+
+	_, err = cpuTime(os.Getpid())
+	require.NoError(t, err)
+	stop := watchMemory(os.Getpid())
+	require.Positive(t, stop())
+}
+
+func TestFlags(t *testing.T) {
+	s, err := parse([]string{"-only", "expand", "-targets", "kubevirt-disk,tgtd", "-rounds", "1"})
+	require.NoError(t, err)
+	require.Equal(t, []string{"expand"}, s.only)
+	require.Equal(t, []string{"kubevirt-disk", "tgtd"}, s.targets)
+	for _, args := range [][]string{{"-only", "x"}, {"-targets", "x"}, {"-rounds", "0"}, {"-length", "1ms"}, {"x"}} {
+		_, err := parse(args)
+		require.Error(t, err, args)
+	}
+}
+
+func TestContent(t *testing.T) {
+	path := t.TempDir() + "/a/content"
+	const size = 3<<20 + 512
+	require.NoError(t, makeContent(path, size))
+	first, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.Len(t, first, size)
+	require.NotEqual(t, make([]byte, size), first)
+	require.NoError(t, os.WriteFile(path, bytes.Repeat([]byte{1}, size), 0o644))
+	require.NoError(t, makeContent(path, size))
+	kept, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.Equal(t, byte(1), kept[0], "a file of that size is kept")
+}

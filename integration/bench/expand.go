@@ -1,0 +1,160 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+)
+
+const (
+	// imageData is how much data the images hold, and imageSize their virtual size: the rest was never written.
+	imageData = 5 << 28 // 1.25 GiB
+	imageSize = 2 << 30
+)
+
+// imageKind is a way to store the same disk.
+type imageKind struct {
+	name    string
+	options []string // of qemu-img convert
+}
+
+var imageKinds = []imageKind{
+	{"plain", nil},
+	{"zlib", []string{"-c"}},
+	{"zstd", []string{"-c", "-o", "compression_type=zstd"}},
+}
+
+// expander is a command that makes a raw file of an image.
+type expander struct {
+	name    string
+	command func(image, raw string) []string
+}
+
+// usage is what one expansion took.
+type usage struct {
+	wall, cpu float64 // seconds
+	memory    float64 // peak resident set, bytes
+}
+
+func measureExpansion(ctx context.Context, s settings) error {
+	images, err := makeImages(ctx, filepath.Join(s.cache, "images"))
+	if err != nil {
+		return err
+	}
+	expanders := []expander{
+		{"kubevirt-disk convert", func(image, raw string) []string { return []string{s.server, "convert", image, raw} }},
+		{"qemu-img convert", func(image, raw string) []string { return []string{"qemu-img", "convert", "-O", "raw", image, raw} }},
+		{"qemu-img convert -m 8 -W", func(image, raw string) []string {
+			return []string{"qemu-img", "convert", "-m", "8", "-W", "-O", "raw", image, raw}
+		}},
+	}
+	out := table{head: []string{"image", "command", "time", "to qemu-img convert", "MiB/s", "CPU", "peak memory"}}
+	raw := filepath.Join(s.cache, "expanded.raw")
+	defer os.Remove(raw)
+	for _, kind := range imageKinds {
+		measured := make([][]usage, len(expanders))
+		for round := range s.rounds {
+			for i, e := range expanders {
+				u, err := expand(ctx, e.command(images[kind.name], raw), raw)
+				if err != nil {
+					return err
+				}
+				measured[i] = append(measured[i], u)
+			}
+			fmt.Fprintf(os.Stderr, "bench: expansion of the %s image: round %d of %d\n", kind.name, round+1, s.rounds)
+		}
+		baseline := median(column(measured[1], func(u usage) float64 { return u.wall }))
+		for i, e := range expanders {
+			wall := median(column(measured[i], func(u usage) float64 { return u.wall }))
+			out.add(kind.name, e.name, fmt.Sprintf("%.2f s", wall), ratio(wall, baseline), fmt.Sprintf("%.0f", imageData/wall/(1<<20)),
+				fmt.Sprintf("%.2f s", median(column(measured[i], func(u usage) float64 { return u.cpu }))),
+				mib(median(column(measured[i], func(u usage) float64 { return u.memory }))))
+		}
+	}
+	out.print(os.Stdout)
+	return nil
+}
+
+func column(all []usage, value func(usage) float64) []float64 {
+	var values []float64
+	for _, u := range all {
+		values = append(values, value(u))
+	}
+	return values
+}
+
+// expand runs one command. The raw file is removed before, and what is dirty is written back, so that nobody pays for another's output.
+func expand(ctx context.Context, command []string, raw string) (usage, error) {
+	if err := os.Remove(raw); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return usage{}, err
+	}
+	syscall.Sync()
+	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
+	begin := time.Now()
+	out, err := cmd.CombinedOutput()
+	wall := time.Since(begin)
+	if err != nil {
+		return usage{}, fmt.Errorf("%s: %w: %s", cmd, err, strings.TrimSpace(string(out)))
+	}
+	state := cmd.ProcessState
+	u := usage{wall: wall.Seconds(), cpu: (state.UserTime() + state.SystemTime()).Seconds()}
+	if r, ok := state.SysUsage().(*syscall.Rusage); ok {
+		u.memory = float64(r.Maxrss) * 1024 // getrusage(2): in KiB
+	}
+	return u, nil
+}
+
+// makeImages makes the images that are not there yet, and returns their paths by kind.
+func makeImages(ctx context.Context, dir string) (map[string]string, error) {
+	raw := filepath.Join(dir, "source.raw")
+	paths := make(map[string]string)
+	for _, kind := range imageKinds {
+		path := filepath.Join(dir, kind.name+".qcow2")
+		paths[kind.name] = path
+		if _, err := os.Stat(path); err == nil {
+			continue
+		}
+		if err := makeContent(raw, imageData); err != nil {
+			return nil, err
+		}
+		padded := raw + ".padded"
+		if err := pad(raw, padded); err != nil {
+			return nil, err
+		}
+		fmt.Fprintf(os.Stderr, "bench: making the %s image\n", kind.name)
+		args := append([]string{"convert", "-f", "raw", "-O", "qcow2"}, kind.options...)
+		out, err := exec.CommandContext(ctx, "qemu-img", append(args, padded, path+".new")...).CombinedOutput()
+		if err = errors.Join(err, os.Remove(padded)); err != nil {
+			return nil, fmt.Errorf("make the %s image: %w: %s", kind.name, err, out)
+		}
+		if err := os.Rename(path+".new", path); err != nil {
+			return nil, err
+		}
+	}
+	return paths, nil
+}
+
+// pad copies the source into a disk of imageSize: the data, and then a hole.
+func pad(raw, padded string) error {
+	if err := os.Remove(padded); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	in, err := os.Open(raw)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	out, err := os.Create(padded)
+	if err != nil {
+		return err
+	}
+	_, err = out.ReadFrom(in)
+	return errors.Join(err, out.Truncate(imageSize), out.Close())
+}

@@ -1,0 +1,111 @@
+// Command bench measures kubevirt-disk against its peers on this machine and prints tables for docs/benchmarks.md, where the method
+// is described: SCSI load against tgtd and gotgt, and the expansion of images against qemu-img convert. All candidates
+// take turns within a round, so that what else the machine does hits all of them, and medians over the rounds are printed.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// settings are the flags.
+type settings struct {
+	server  string        // path of kubevirt-disk
+	gotgt   string        // path of gotgt
+	cache   string        // directory of images and raw files
+	rounds  int           // how often each measurement is repeated
+	length  time.Duration // of one SCSI measurement
+	only    []string      // "scsi", "expand"
+	targets []string      // "kubevirt-disk", "tgtd", "gotgt"
+}
+
+func main() {
+	s, err := parse(os.Args[1:])
+	if errors.Is(err, flag.ErrHelp) {
+		return
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(2)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err = run(ctx, s)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+func parse(args []string) (settings, error) {
+	var s settings
+	var only, targets string
+	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
+	flags.StringVar(&s.server, "server", "bin/kubevirt-disk", "the kubevirt-disk to measure")
+	flags.StringVar(&s.gotgt, "gotgt", "cache/gotgt/gotgt", "gotgt, as scripts/build-gotgt.sh built it")
+	flags.StringVar(&s.cache, "cache", "cache/bench", "directory for images and raw files; wants 10 GiB and is kept")
+	flags.IntVar(&s.rounds, "rounds", 5, "how often each measurement is repeated")
+	flags.DurationVar(&s.length, "length", 2*time.Second, "of one SCSI measurement (iscsi-perf counts in seconds)")
+	flags.StringVar(&only, "only", "scsi,expand", "what to measure")
+	flags.StringVar(&targets, "targets", "kubevirt-disk,tgtd,gotgt", "the targets to measure; the second is what the first is compared with")
+	if err := flags.Parse(args); err != nil {
+		return s, err
+	}
+	s.only, s.targets = strings.Split(only, ","), strings.Split(targets, ",")
+	switch {
+	case flags.NArg() > 0:
+		return s, fmt.Errorf("unexpected argument %q", flags.Arg(0))
+	case s.rounds < 1:
+		return s, fmt.Errorf("-rounds is %d, and at least one is needed", s.rounds)
+	case s.length < time.Second:
+		return s, fmt.Errorf("-length is %v, and iscsi-perf cannot do with less than a second", s.length)
+	}
+	for _, what := range s.only {
+		if what != "scsi" && what != "expand" {
+			return s, fmt.Errorf("-only: %q is neither scsi nor expand", what)
+		}
+	}
+	for _, name := range s.targets {
+		if !slices.Contains([]string{"kubevirt-disk", "tgtd", "gotgt"}, name) {
+			return s, fmt.Errorf("-targets: %q is none of kubevirt-disk, tgtd and gotgt", name)
+		}
+	}
+	for _, path := range []*string{&s.server, &s.gotgt, &s.cache} {
+		absolute, err := filepath.Abs(*path)
+		if err != nil {
+			return s, err
+		}
+		*path = absolute
+	}
+	return s, nil
+}
+
+func run(ctx context.Context, s settings) error {
+	for _, tool := range []string{"iscsi-perf", "qemu-img"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			return fmt.Errorf("%w (scripts/install-tools.sh installs it)", err)
+		}
+	}
+	if err := os.MkdirAll(s.cache, 0o755); err != nil {
+		return err
+	}
+	if slices.Contains(s.only, "scsi") {
+		if err := measureSCSI(ctx, s); err != nil {
+			return err
+		}
+	}
+	if slices.Contains(s.only, "expand") {
+		return measureExpansion(ctx, s)
+	}
+	return nil
+}

@@ -1,0 +1,81 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// tick is the unit of CPU times in /proc: USER_HZ, which is 100 on every architecture that Go runs on.
+const tick = 10 * time.Millisecond
+
+// cpuTime is what a process has used so far, user and system time, of all its threads.
+func cpuTime(pid int) (time.Duration, error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0, err
+	}
+	return parseStat(string(text))
+}
+
+// parseStat reads fields 14 and 15 (utime, stime) of proc_pid_stat(5). The name before them may hold spaces and parentheses.
+func parseStat(text string) (time.Duration, error) {
+	fields := strings.Fields(text[strings.LastIndexByte(text, ')')+1:])
+	if len(fields) < 13 {
+		return 0, fmt.Errorf("no stat of a process: %q", text)
+	}
+	user, err := strconv.ParseInt(fields[11], 10, 64)
+	if err != nil {
+		return 0, err
+	}
+	system, err := strconv.ParseInt(fields[12], 10, 64)
+	return time.Duration(user+system) * tick, err
+}
+
+// anonymousMemory is what a process holds of memory that is not a file's: RssAnon, in bytes.
+func anonymousMemory(pid int) (int64, error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return 0, err
+	}
+	return parseRssAnon(string(text))
+}
+
+func parseRssAnon(text string) (int64, error) {
+	for line := range strings.Lines(text) {
+		value, ok := strings.CutPrefix(line, "RssAnon:")
+		if !ok {
+			continue
+		}
+		kib, err := strconv.ParseInt(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(value), "kB")), 10, 64)
+		return kib << 10, err
+	}
+	return 0, fmt.Errorf("no RssAnon in %q", text)
+}
+
+// watchMemory samples the anonymous memory of a process until stop is called, which returns the most that was seen.
+func watchMemory(pid int) (stop func() int64) {
+	done, result := make(chan struct{}), make(chan int64)
+	go func() {
+		var most int64
+		ticker := time.NewTicker(20 * time.Millisecond)
+		defer ticker.Stop()
+		for {
+			if now, err := anonymousMemory(pid); err == nil {
+				most = max(most, now)
+			}
+			select {
+			case <-done:
+				result <- most
+				return
+			case <-ticker.C:
+			}
+		}
+	}()
+	return func() int64 {
+		close(done)
+		return <-result
+	}
+}
