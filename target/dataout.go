@@ -63,7 +63,7 @@ func (c *conn) startWrite(run *runner, t *task, cmd *pdu.SCSICommand, seg *segme
 	}
 	d.size = c.burstMemory(t, d.end)
 	if err := c.collect(t, seg); err != nil {
-		return c.endBadData(t, seg, err)
+		return c.loseBurst(t, seg, err, !more)
 	}
 	if more {
 		c.wait(t)
@@ -102,14 +102,14 @@ func (c *conn) collect(t *task, seg *segment) error {
 	return seg.discard()
 }
 
-// endBadData ends a command whose data could not be taken: a wrong digest, or no memory. Any other error is
-// the connection's.
-func (c *conn) endBadData(t *task, seg *segment, cause error) error {
+// loseBurst ends a command whose data could not be taken: a wrong digest, or no memory. final says that nothing
+// of the burst follows. Any other error is the connection's.
+func (c *conn) loseBurst(t *task, seg *segment, cause error, final bool) error {
 	switch {
 	case errors.Is(cause, errDataDigest):
 		c.reject(pdu.RejectDataDigest)
-		c.complete(t, errServiceCRC)
-		return nil
+		t.out.failed = errServiceCRC
+		return c.dropBurst(t, seg, final)
 	case errors.Is(cause, errBusy):
 		return c.dropData(t, seg, cause)
 	}
@@ -174,12 +174,8 @@ func (c *conn) handleDataOut(run *runner, h *pdu.Header, seg *segment) error {
 		return c.dropBurst(t, seg, p.Final)
 	}
 	d.dataSN++
-	if err := c.collect(t, seg); errors.Is(err, errDataDigest) {
-		c.reject(pdu.RejectDataDigest)
-		d.failed = errServiceCRC
-		return c.dropBurst(t, seg, p.Final)
-	} else if err != nil {
-		return c.endBadData(t, seg, err)
+	if err := c.collect(t, seg); err != nil {
+		return c.loseBurst(t, seg, err, p.Final)
 	}
 	if !p.Final {
 		if d.next == d.end {
