@@ -23,11 +23,11 @@ type candidate struct {
 	server string // path of the program, "" where the package decides
 	target *peers.Target
 
-	rest        float64              // anonymous memory in bytes after the start
-	small, all  float64              // the most of it with loads of 4 KiB, and with all loads
-	rates       map[string][]float64 // operations per second, by load
-	cpu         map[string][]float64 // seconds of CPU per operation, by load
-	trouble     map[string]string    // why a load has no numbers
+	rest       float64              // anonymous memory in bytes after the start
+	small, all float64              // the most of it with loads of 4 KiB, and with all loads
+	rates      map[string][]float64 // operations per second, by load
+	cpu        map[string][]float64 // seconds of CPU per operation, by load
+	trouble    map[string]string    // why a load has no numbers
 }
 
 func (c *candidate) start() error {
