@@ -1,6 +1,7 @@
 package target
 
 import (
+	"errors"
 	"net"
 	"slices"
 	"strconv"
@@ -18,6 +19,8 @@ type textExchange struct {
 	request []byte // keys received so far, while the initiator sets the C bit
 	answer  []byte // what has not been sent yet
 	tag     uint32 // target transfer tag by which the initiator fetches the rest; 0: none
+
+	seen map[string]struct{} // keys of this negotiation
 }
 
 // handleText answers a text request: SendTargets, and the few keys that may change in full feature phase.
@@ -73,10 +76,11 @@ func (c *conn) handleText(h *pdu.Header, seg *segment) error {
 		x.tag = c.nextTag()
 		resp.Continue, resp.TransferTag = true, x.tag
 	} else {
+		seen := x.seen
 		*x = textExchange{}
 		resp.Final = p.Final
 		if !p.Final {
-			x.tag = c.nextTag()
+			x.seen, x.tag = seen, c.nextTag()
 			resp.TransferTag = x.tag
 		}
 	}
@@ -84,10 +88,33 @@ func (c *conn) handleText(h *pdu.Header, seg *segment) error {
 	return nil
 }
 
+// maxTextPairs is how many keys one negotiation may have.
+const maxTextPairs = 1024
+
+// see refuses a key that comes twice in one negotiation (RFC 7143 6.4).
+func (x *textExchange) see(pairs []login.Pair) error {
+	if x.seen == nil {
+		x.seen = make(map[string]struct{}, len(pairs))
+	}
+	for _, p := range pairs {
+		if _, dup := x.seen[p.Key]; dup {
+			return errors.New("a key comes twice in one negotiation")
+		}
+		if len(x.seen) == maxTextPairs {
+			return errors.New("too many keys in one negotiation")
+		}
+		x.seen[p.Key] = struct{}{}
+	}
+	return nil
+}
+
 // answerText answers the keys of one complete text request.
 func (c *conn) answerText(data []byte) ([]byte, error) {
 	pairs, err := login.ParsePairs(data)
 	if err != nil {
+		return nil, err
+	}
+	if err := c.text.see(pairs); err != nil {
 		return nil, err
 	}
 	sess := c.session()
