@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -281,4 +282,12 @@ func okEnv(t *testing.T, env []string, name string, args ...string) string {
 	r := client(t, env, name, args...)
 	require.Zero(t, r.status, "%s", r)
 	return r.output
+}
+
+// freePortal returns a loopback address that was free a moment ago, for tests that start a daemon twice at the same one.
+func freePortal(t *testing.T) string {
+	t.Helper()
+	port, err := peers.FreePort()
+	require.NoError(t, err)
+	return net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
 }
