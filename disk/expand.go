@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"sync"
 
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
@@ -35,6 +36,7 @@ type copier struct {
 	progress *Progress
 	chunk    int64
 	workers  int
+	writing  sync.Mutex // one write at a time: the kernel lets writers to a file wait by spinning, which costs a core
 }
 
 // job is a part of one chunk for a worker.
@@ -162,7 +164,10 @@ func (c *copier) store(p []byte, off int64) (written int64, err error) {
 		zero, n := leadingRun(p, off)
 		if !zero {
 			if c.dst != nil {
-				if _, err := c.dst.WriteAt(p[:n], off); err != nil {
+				c.writing.Lock()
+				_, err := c.dst.WriteAt(p[:n], off)
+				c.writing.Unlock()
+				if err != nil {
 					return written, c.writeError(err)
 				}
 			}
