@@ -122,6 +122,17 @@ func TestCHAPRequired(t *testing.T) {
 		_, err := Login(s.addr, LoginOptions{Discovery: true, CHAP: good()})
 		require.NoError(t, err)
 	})
+	for _, nsg := range []uint8{StageOperational, StageFull} {
+		for _, keys := range []Keys{KV("AuthMethod", "CHAP"), KV("AuthMethod", "CHAP", "CHAP_A", "5"), KV("AuthMethod", "None,CHAP", "CHAP_A", "5")} {
+			t.Run(fmt.Sprintf("6.3/leaving the stage to %d together with the offer of %d keys", nsg, len(keys)), func(t *testing.T) {
+				c := MustDial(t, s.addr)
+				r, err := c.LoginStep(loginID, LoginPDU{CSG: StageSecurity, NSG: nsg, Transit: true, Keys: append(names(), keys...)})
+				require.NoError(t, err)
+				require.Zero(t, r.Status())
+				require.False(t, r.Transit, "the target lets an initiator in that proved nothing")
+			})
+		}
+	}
 	t.Run("6.3/leaving the stage in place of an answer to the challenge", func(t *testing.T) {
 		for _, nsg := range []uint8{StageOperational, StageFull} {
 			c, _ := s.challenged(t)

@@ -184,6 +184,9 @@ func TestCommandWindow(t *testing.T) {
 		c := TestUnitReady(1)
 		c.Immediate = true
 		sess.MustGood(t, c)
+		_, err := sess.Ping(nil)
+		require.NoError(t, err)
+		require.Equal(t, sess.ExpCmdSN-1, sess.MaxCmdSN, "whose end opens nothing")
 	})
 	t.Run("4.2.2.1/immediate commands beyond what can be held are rejected", func(t *testing.T) {
 		var started []*Task

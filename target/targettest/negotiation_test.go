@@ -115,6 +115,16 @@ func TestNegotiationAnswers(t *testing.T) {
 		n, err := strconv.Atoi(v)
 		require.True(t, v == "Irrelevant" || err == nil && n <= 65536, v)
 	})
+	t.Run("13.14/FirstBurstLength never ends above MaxBurstLength", func(t *testing.T) {
+		// Neither by its default, nor where MaxBurstLength comes after it.
+		require.Equal(t, uint16(0x0200), s.negotiate(t, false, KV("MaxBurstLength", "512", "InitialR2T", "No")).Status())
+		c := MustDial(t, s.addr)
+		_, err := c.LoginStep(loginID, LoginPDU{CSG: StageOperational, Keys: append(names(), KV("FirstBurstLength", "65536", "InitialR2T", "No")...)})
+		require.NoError(t, err)
+		r, err := c.LoginStep(loginID, LoginPDU{CSG: StageOperational, NSG: StageFull, Transit: true, Keys: KV("MaxBurstLength", "8192")})
+		require.NoError(t, err)
+		require.Equal(t, uint16(0x0200), r.Status())
+	})
 	t.Run("6.2/reserved words are no proposals", func(t *testing.T) {
 		for _, word := range []string{"Reject", "Irrelevant", "NotUnderstood"} {
 			for _, key := range []string{"MaxBurstLength", "InitialR2T", "HeaderDigest"} {
