@@ -372,6 +372,7 @@ func TestLoginText(t *testing.T) {
 }
 
 func TestLoginDeadline(t *testing.T) {
+	t.Parallel() // it mostly waits
 	s := start(t, limits(target.Limits{LoginTimeout: 300 * time.Millisecond}))
 	t.Run("a silent connection", func(t *testing.T) {
 		require.NoError(t, MustDial(t, s.addr).ExpectClosed())

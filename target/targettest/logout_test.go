@@ -95,6 +95,7 @@ func TestLogout(t *testing.T) {
 }
 
 func TestShutdown(t *testing.T) {
+	t.Parallel() // it mostly waits
 	t.Run("11.9.1/an idle initiator is asked to log out", func(t *testing.T) {
 		s := start(t)
 		sess, discovery := s.login(t, LoginOptions{}), MustLogin(t, s.addr, LoginOptions{Discovery: true})

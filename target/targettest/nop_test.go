@@ -54,6 +54,7 @@ func TestNOPOut(t *testing.T) {
 
 // A disk that hangs holds up the commands that need it, and nothing else.
 func TestNOPOutWhileTheDiskStalls(t *testing.T) {
+	t.Parallel() // it mostly waits
 	s := start(t)
 	for _, tt := range []struct {
 		name    string
@@ -89,6 +90,7 @@ func TestNOPOutWhileTheDiskStalls(t *testing.T) {
 }
 
 func TestNOPIn(t *testing.T) {
+	t.Parallel() // it mostly waits
 	s := start(t, limits(target.Limits{NOPInterval: 100 * time.Millisecond, NOPTimeout: 600 * time.Millisecond}))
 	t.Run("11.19/a silent peer is asked", func(t *testing.T) {
 		sess := s.login(t, LoginOptions{})
@@ -119,6 +121,7 @@ func TestNOPIn(t *testing.T) {
 }
 
 func TestPDUDeadline(t *testing.T) {
+	t.Parallel() // it mostly waits
 	s := start(t, limits(target.Limits{PDUTimeout: 400 * time.Millisecond}))
 	for name, n := range map[string]int{"a part of a header": 20, "a header without its data": 48, "a part of the data": 100} {
 		t.Run(name, func(t *testing.T) {

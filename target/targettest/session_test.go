@@ -194,6 +194,7 @@ func TestSessionOfAnother(t *testing.T) {
 
 // A peer that does not read is let go, and holds up nobody.
 func TestPeerThatDoesNotRead(t *testing.T) {
+	t.Parallel() // it mostly waits
 	s := start(t, limits(target.Limits{PDUTimeout: 400 * time.Millisecond}))
 	sess := s.login(t, LoginOptions{Keys: KV("MaxRecvDataSegmentLength", "262144")})
 	neighbour := s.login(t, other)
