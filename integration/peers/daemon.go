@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"os/exec"
@@ -59,6 +60,10 @@ func StartDaemon(opt DaemonOptions) (*Daemon, error) {
 	cmd.Dir = opt.StateDir
 	for name, value := range env {
 		cmd.Env = append(cmd.Env, name+"="+value)
+	}
+	// One that was killed leaves its file behind, which would be taken for that of the new one until that removes it.
+	if err := os.Remove(ready); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
 	}
 	process, err := startProcess(cmd)
 	if err != nil {
