@@ -61,8 +61,9 @@ func measureExpansion(ctx context.Context, s settings) error {
 	for _, kind := range imageKinds {
 		measured := make([][]usage, len(expanders))
 		for round := range s.rounds {
-			for i, e := range expanders {
-				u, err := expand(ctx, e.command(images[kind.name], raw), raw)
+			for turn := range expanders {
+				i := (round + turn) % len(expanders)
+				u, err := expand(ctx, expanders[i].command(images[kind.name], raw), raw)
 				if err != nil {
 					return err
 				}

@@ -74,7 +74,8 @@ func measureSCSI(ctx context.Context, s settings) error {
 	}
 	for _, l := range loads {
 		for round := range s.rounds {
-			for _, c := range all {
+			for turn := range all {
+				c := all[(round+turn)%len(all)]
 				if err := c.measure(ctx, l, s.length); err != nil {
 					return err
 				}
