@@ -21,6 +21,7 @@ type Options struct {
 	TargetName     string // SCSI name string of the target device; empty: none is reported
 	PortalGroupTag uint16 // number of the target port group
 	Log            *zap.Logger
+	Panicked       func() // called when work of the device's own has panicked; nil: nobody is told
 }
 
 // LUN is a disk and how it is presented.
@@ -31,6 +32,7 @@ type LUN struct {
 	ReadOnly  bool // write-protected
 	Removable bool
 	Access    AccessMode // empty: AccessWriteExclusive
+	Store     Store      // nil: nothing is kept
 }
 
 // MaxLUN is the highest LUN that flat space addressing can name (SAM-5 4.7.8).
@@ -45,7 +47,8 @@ type Device struct {
 	units  []*unit // ascending by number
 	byLUN  []*unit // by LUN; nil where there is none
 	// orphans is what LUNs without a disk answer.
-	orphans *opcodeTable
+	orphans    *opcodeTable
+	background background
 
 	mu         sync.Mutex
 	nexuses    map[*Nexus]struct{}        // guarded by mu
@@ -63,19 +66,22 @@ type unit struct {
 	exclusive bool
 
 	disk     disk.Disk
-	discards disk.Discarder // nil: cannot
-	zeroes   disk.Zeroer    // nil: cannot
-	extents  disk.Extenter  // nil: cannot
+	discards disk.Discarder  // nil: cannot
+	zeroes   disk.Zeroer     // nil: cannot
+	extents  disk.Extenter   // nil: cannot
+	accounts disk.Accountant // nil: cannot
+	store    Store           // nil: none
 
 	table  *opcodeTable
 	blocks atomic.Uint64 // capacity in logical blocks
 	owner  atomic.Pointer[initiator]
 	// reserved is the nexus that holds the RESERVE(6) reservation; set and taken over under Device.mu.
-	reserved atomic.Pointer[Nexus]
-	ejected  atomic.Bool // written under Device.mu
-	ranges   rangeTable
-	mode     modeState
-	faults   faultLog
+	reserved   atomic.Pointer[Nexus]
+	ejected    atomic.Bool // written under Device.mu
+	ranges     rangeTable
+	mode       modeState
+	faults     faultLog
+	sanitizing sanitizeState
 }
 
 // NewDevice checks the options and makes the device. It asks each disk once for its optional interfaces.
@@ -108,6 +114,7 @@ func NewDevice(opt Options, luns []LUN) (*Device, error) {
 		initiators: map[string]*initiator{},
 		known:      map[InitiatorPort]struct{}{},
 	}
+	d.background.init()
 	for _, l := range luns {
 		u, err := newUnit(l)
 		if err != nil {
@@ -156,11 +163,12 @@ func newUnit(l LUN) (*unit, error) {
 	u.discards, _ = l.Disk.(disk.Discarder)
 	u.zeroes, _ = l.Disk.(disk.Zeroer)
 	u.extents, _ = l.Disk.(disk.Extenter)
+	u.accounts, _ = l.Disk.(disk.Accountant)
+	u.store = l.Store
 	u.blocks.Store(uint64(l.Disk.Size()) >> blockShift)
 	u.table = newOpcodeTable(u)
 	u.ranges.init()
-	u.mode.reset()
-	return u, nil
+	return u, u.restore()
 }
 
 func printable(s string) bool {
