@@ -23,6 +23,7 @@ const (
 //	<work directory>/<image>/lock        who uses it
 //	<work directory>/<image>/disk.raw    the disk; complete whenever it has this name
 //	<work directory>/<image>/state.json  the disk's identity and the image it was made of
+//	<work directory>/<image>/unit-*/     what the logical unit keeps with the disk's content
 //
 // A name with the suffix ".partial" is being written; what a killed process left is removed at the next start.
 type workDir struct {
@@ -64,7 +65,7 @@ func (w *workDir) clear() error {
 	if err := remove(w.state()); err != nil {
 		return err
 	}
-	return remove(w.disk())
+	return errors.Join(w.clearUnits(), remove(w.disk()))
 }
 
 // close frees the lock.

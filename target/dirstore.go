@@ -11,18 +11,20 @@ import (
 
 // dirStore keeps each name as a file of a directory.
 type dirStore struct {
-	dir string
-	mu  sync.Mutex // one writer at a time
+	dir     string
+	durable bool
+	mu      sync.Mutex // one writer at a time
 }
 
 // maxStored is the longest content that is read back. Bytes.
 const maxStored = 1 << 20
 
 // NewDirStore returns a Store of files in dir, one per name, for one logical unit. The directory is made when something is
-// saved. A file is replaced as a whole: after a crash it has the old content or the new one.
-func NewDirStore(dir string) Store { return &dirStore{dir: dir} }
+// saved. A file is replaced as a whole. With durable what is saved survives a loss of power, and without it the end of the
+// process; it has to be what the disk is.
+func NewDirStore(dir string, durable bool) Store { return &dirStore{dir: dir, durable: durable} }
 
-func (s *dirStore) path(name string) string { return filepath.Join(s.dir, name+".json") }
+func (s *dirStore) path(name string) string { return filepath.Join(s.dir, name) }
 
 func (s *dirStore) Load(name string) ([]byte, error) {
 	st, err := os.Stat(s.path(name))
@@ -55,7 +57,7 @@ func (s *dirStore) Save(name string, data []byte) error {
 		return err
 	}
 	_, err = f.Write(data)
-	if err == nil {
+	if err == nil && s.durable {
 		err = f.Sync()
 	}
 	if err = errors.Join(err, f.Close()); err == nil {
@@ -69,6 +71,9 @@ func (s *dirStore) Save(name string, data []byte) error {
 
 // syncDir makes the names in the directory durable; one that does not exist has none.
 func (s *dirStore) syncDir() error {
+	if !s.durable {
+		return nil
+	}
 	d, err := os.Open(s.dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil

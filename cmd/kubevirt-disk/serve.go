@@ -126,6 +126,7 @@ func (d *daemon) newTarget() (*target.Server, error) {
 			Identity: s.instance.Identity,
 			ReadOnly: s.instance.ReadOnly,
 			Access:   d.cfg.accessMode,
+			Store:    target.NewDirStore(s.instance.UnitDir(), s.instance.Durable()),
 		})
 	}
 	return target.New(opt)

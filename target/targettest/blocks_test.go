@@ -3,11 +3,13 @@ package targettest_test
 import (
 	"bytes"
 	"encoding/binary"
+	"path/filepath"
 	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/target"
 	. "kubevirt.io/disk/target/targettest"
 )
 
@@ -27,6 +29,12 @@ func cdb16(opcode, b1 byte, lba uint64, blocks uint32) []byte {
 	binary.BigEndian.PutUint64(cdb[2:], lba)
 	binary.BigEndian.PutUint32(cdb[10:], blocks)
 	return cdb
+}
+
+// withStore gives LUN 1 a place to keep things.
+func withStore(t *testing.T) func(*target.Options) {
+	store := target.NewDirStore(filepath.Join(t.TempDir(), "unit"), false)
+	return func(o *target.Options) { o.LUNs[0].Store = store }
 }
 
 // writeAtomic has its length, of two bytes, at the end of that of the other commands.
@@ -50,7 +58,7 @@ func verify(lun uint16, bytchk byte, lba uint64, blocks uint32, data []byte) Com
 
 func TestBlockCommands(t *testing.T) {
 	const end = diskSize / BlockSize
-	s := start(t)
+	s := start(t, withStore(t))
 	sess := s.login(t, LoginOptions{})
 	old, data, zeros := pattern(8*BlockSize, 1), pattern(8*BlockSize, 2), make([]byte, 8*BlockSize)
 	ored := make([]byte, len(old))
@@ -173,7 +181,7 @@ func TestMiscompare(t *testing.T) {
 // TestAtomicAcrossSessions has two initiators count up one block by COMPARE AND WRITE and write others by WRITE ATOMIC; no
 // increment is lost, and a third never reads a part of a write.
 func TestAtomicAcrossSessions(t *testing.T) {
-	s := start(t)
+	s := start(t, withStore(t))
 	const rounds = 100
 	counter := func(n int) []byte {
 		b := make([]byte, BlockSize)

@@ -34,9 +34,9 @@ func modePage(t *testing.T, sess *Session, lun uint16, code byte) string {
 }
 
 func TestModePages(t *testing.T) {
-	store := target.NewDirStore(t.TempDir())
-	withStore := func(o *target.Options) { o.LUNs[0].Store = store }
-	s := start(t, withStore)
+	store := target.NewDirStore(t.TempDir(), true)
+	kept := func(o *target.Options) { o.LUNs[0].Store = store }
+	s := start(t, kept)
 	sess, second := s.login(t, LoginOptions{}), s.login(t, other)
 	t.Run("SPC-4 6.14/all pages", func(t *testing.T) {
 		require.Equal(t, "\x88"+cachingPage[1:]+"\x8a"+controlPage[1:]+"\x1c\x0a\x08\x00\x00\x00\x00\x00\x00\x00\x00\x00", modePage(t, sess, 1, 0x3f))
@@ -67,7 +67,7 @@ func TestModePages(t *testing.T) {
 		sess.MustGood(t, modeSelect(1, 1, cacheOff))
 		attentions(t, second, 1)
 		require.Equal(t, "\x88"+cacheOff[1:], modePage(t, sess, 1, 0xc8))
-		again := start(t, withStore).login(t, LoginOptions{})
+		again := start(t, kept).login(t, LoginOptions{})
 		require.Equal(t, "\x88"+cacheOff[1:], modePage(t, again, 1, 0x08))
 		require.Equal(t, "\x88"+cachingPage[1:], modePage(t, again, 1, 0x88), "the default is another one")
 	})
@@ -159,7 +159,7 @@ func TestDiskErrors(t *testing.T) {
 		{"SBC-4 4.29/an atomic write that fails", disktest.Rule{Op: disktest.OpWrite, Times: 1, Err: disk.ErrNoSpace, Partial: 4096}, writeAtomic(1, 0, pattern(16*BlockSize, 2)), "07/27/07"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			s := start(t)
+			s := start(t, withStore(t))
 			sess := s.login(t, LoginOptions{})
 			before := pattern(16*BlockSize, 9)
 			sess.MustGood(t, Write10(1, 0, before))

@@ -22,7 +22,7 @@ func reads(lun uint16, allocation int, cdb ...byte) Command {
 func vpd(lun uint16, page byte) Command { return reads(lun, 255, 0x12, 1, page, 0, 255, 0) }
 
 func TestInquiryData(t *testing.T) {
-	s := start(t, func(o *target.Options) { o.LUNs[1].Removable = true })
+	s := start(t, withStore(t), func(o *target.Options) { o.LUNs[1].Removable = true })
 	sess := s.login(t, LoginOptions{})
 	t.Run("SPC-4 6.6.2/standard data", func(t *testing.T) {
 		data := sess.MustGood(t, Inquiry(1, 96)).Data
@@ -74,6 +74,10 @@ func TestInquiryData(t *testing.T) {
 			require.NotZero(t, binary.BigEndian.Uint32(data[field.at:]), field.name)
 		}
 		require.LessOrEqual(t, binary.BigEndian.Uint32(data[44:]), binary.BigEndian.Uint32(data[8:]))
+	})
+	t.Run("SBC-4 6.6.4/no atomic writes where nothing can be kept", func(t *testing.T) {
+		require.Equal(t, make([]byte, 20), sess.MustGood(t, vpd(2, 0xb0)).Data[44:])
+		sess.MustFail(t, writeAtomic(2, 0, pattern(8*BlockSize, 1)), "05/20/00")
 	})
 	t.Run("SBC-3 6.6.6/provisioning", func(t *testing.T) {
 		require.Equal(t, []byte{0, 0xb2, 0, 4, 11, 0xe4, 2, 0}, sess.MustGood(t, vpd(1, 0xb2)).Data)
@@ -143,7 +147,7 @@ func TestLUNInventory(t *testing.T) {
 }
 
 func TestSupportedCommands(t *testing.T) {
-	sess := start(t).login(t, LoginOptions{})
+	sess := start(t, withStore(t)).login(t, LoginOptions{})
 	one := func(options, opcode, action byte) Command {
 		return reads(1, 255, 0xa3, 0x0c, options, opcode, 0, action, 0, 0, 0, 255, 0, 0)
 	}

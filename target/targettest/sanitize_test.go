@@ -166,9 +166,9 @@ func TestSanitizeFailure(t *testing.T) {
 // TestSanitizeAndShutdown stops a server in the middle of an operation: it waits for the disk call that is in progress, and
 // for no more.
 func TestSanitizeAndShutdown(t *testing.T) {
-	store := target.NewDirStore(t.TempDir())
-	withStore := func(o *target.Options) { o.LUNs[0].Store = store }
-	s := start(t, withStore)
+	store := target.NewDirStore(t.TempDir(), true)
+	kept := func(o *target.Options) { o.LUNs[0].Store = store }
+	s := start(t, kept)
 	gate := make(chan struct{})
 	release := sync.OnceFunc(func() { close(gate) })
 	defer release()
@@ -187,8 +187,8 @@ func TestSanitizeAndShutdown(t *testing.T) {
 	require.NoError(t, <-closed)
 	require.Less(t, s.disk.Calls(disktest.OpWrite), diskSize/(256<<10), "it did not go on to the end")
 
-	again := start(t, withStore).login(t, LoginOptions{})
+	again := start(t, kept).login(t, LoginOptions{})
 	again.MustFail(t, TestUnitReady(1), sanitizeFailed)
 	again.MustGood(t, blockErase(1))
-	start(t, withStore).login(t, LoginOptions{}).MustGood(t, Read10(1, 0, 8))
+	start(t, kept).login(t, LoginOptions{}).MustGood(t, Read10(1, 0, 8))
 }

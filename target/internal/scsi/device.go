@@ -82,6 +82,7 @@ type unit struct {
 	mode       modeState
 	faults     faultLog
 	sanitizing sanitizeState
+	atomics    sync.Mutex // held by a WRITE ATOMIC: there is one record of what to put back
 }
 
 // NewDevice checks the options and makes the device. It asks each disk once for its optional interfaces.

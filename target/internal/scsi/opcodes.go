@@ -201,7 +201,6 @@ func mediumCommands(u *unit) []command {
 		{name: "SYNCHRONIZE CACHE(16)", opcode: opSyncCache16, layout: cdb16, usage: addressed(cdb16, bitImmed|bitSyncNV), op: OpFlush, flags: reads, timeout: drain, prepare: prepareSync, finish: finishSync},
 		{name: "WRITE SAME(10)", opcode: opWriteSame10, layout: cdb10, usage: addressed(cdb10, sameBits), op: OpWrite, flags: writes, timeout: drain, prepare: prepareWriteSame, out: outWriteSame, finish: finishWriteSame},
 		{name: "WRITE SAME(16)", opcode: opWriteSame16, layout: cdb16, usage: addressed(cdb16, sameBits|bitNDOB), op: OpWrite, flags: writes, timeout: drain, prepare: prepareWriteSame, out: outWriteSame, finish: finishWriteSame},
-		{name: "WRITE ATOMIC(16)", opcode: opWriteAtomic16, usage: []byte{0, bitDPO | bitFUA, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0, 0xff, 0xff, 0, 0}, op: OpWrite, flags: writes, prepare: prepareWriteAtomic, out: outWriteAtomic, finish: finishWrite},
 		{name: "SANITIZE, OVERWRITE", opcode: opSanitize, hasAction: true, action: saOverwrite, usage: sanitizeUsage(), flags: writes | sanitizes, timeout: erases, prepare: prepareOverwrite, out: outOverwrite},
 		{name: "SANITIZE, EXIT FAILURE MODE", opcode: opSanitize, hasAction: true, action: saExitFailureMode, usage: sanitizeUsage(), flags: needsMedium | sanitizes, timeout: quick, prepare: prepareExitFailureMode, finish: finishExitFailureMode},
 		{name: "COMPARE AND WRITE", opcode: opCompareAndWrite, usage: []byte{0, bitDPO | bitFUA, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0xff, 0, 0}, op: OpWrite, flags: writes, prepare: prepareCompareAndWrite, out: outCompareAndWrite, finish: finishWrite},
@@ -223,6 +222,13 @@ func grouped(usage []byte) []byte {
 func removableCommands() []command {
 	return []command{
 		{name: "PREVENT ALLOW MEDIUM REMOVAL", opcode: opPreventAllow, usage: []byte{0, 0, 0, 0, bitPrevent, 0}, timeout: quick, finish: finishPreventAllow},
+	}
+}
+
+// storeCommands need a store.
+func storeCommands() []command {
+	return []command{
+		{name: "WRITE ATOMIC(16)", opcode: opWriteAtomic16, usage: []byte{0, bitDPO | bitFUA, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0, 0xff, 0xff, 0, 0}, op: OpWrite, flags: usesMedium | writesMedium, timeout: drain, prepare: prepareWriteAtomic, out: outWriteAtomic},
 	}
 }
 
@@ -256,6 +262,9 @@ func newOpcodeTable(u *unit) *opcodeTable {
 	}
 	if u.removable {
 		commands = append(commands, removableCommands()...)
+	}
+	if u.store != nil {
+		commands = append(commands, storeCommands()...)
 	}
 	if u.extents != nil {
 		commands = append(commands, extentCommands()...)

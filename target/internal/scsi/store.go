@@ -5,12 +5,14 @@ import (
 	"fmt"
 )
 
-// Store keeps what a logical unit must remember over a loss of power. A name is a few lower case letters and hyphens.
-// Methods may be called from any number of goroutines.
+// Store keeps what a logical unit must remember when the target is killed, and as far as its disk survives that, over a loss
+// of power. It belongs to the content of the disk: where that is replaced, a store must begin empty. A name is a few lower case
+// letters and hyphens. Methods may be called from any number of goroutines.
 type Store interface {
 	// Load returns what was saved last under the name, or nil if nothing was.
 	Load(name string) ([]byte, error)
-	// Save replaces what is kept under the name, durably and completely or not at all. No data: forget it.
+	// Save replaces what is kept under the name, completely or not at all. When it returns, that is as durable as what a
+	// Flush of the disk has stored. No data: forget it. It does not keep data.
 	Save(name string, data []byte) error
 }
 
@@ -18,6 +20,7 @@ type Store interface {
 const (
 	storedMode     = "mode-pages"
 	storedSanitize = "sanitize"
+	storedAtomic   = "atomic-write"
 )
 
 // savedMode is what is kept of the mode pages.
@@ -90,7 +93,7 @@ func (u *unit) restore() error {
 		}
 	}
 	u.mode.reset()
-	return nil
+	return u.undoAtomic()
 }
 
 func (u *unit) load(name string, into any) (found bool, err error) {

@@ -1,6 +1,7 @@
 package scsi
 
 import (
+	"bytes"
 	"errors"
 	"sync"
 	"testing"
@@ -34,7 +35,7 @@ func (s *memStore) Save(name string, data []byte) error {
 		s.kept = map[string][]byte{}
 	}
 	if s.fail == nil {
-		s.kept[name] = data
+		s.kept[name] = bytes.Clone(data)
 	}
 	return s.fail
 }

@@ -163,9 +163,11 @@ func appendBlockLimits(t *Task, b []byte) []byte {
 		be.PutUint32(p[28:], 0x80000000) // UGAVALID: aligned to 0
 	}
 	be.PutUint64(p[32:], maxWriteSame)
-	be.PutUint32(p[40:], maxAtomic)
-	be.PutUint32(p[44:], atomicGranularity) // alignment
-	be.PutUint32(p[48:], atomicGranularity)
+	if t.unit.store != nil {
+		be.PutUint32(p[40:], maxAtomic)
+		be.PutUint32(p[44:], atomicGranularity) // alignment
+		be.PutUint32(p[48:], atomicGranularity)
+	}
 	return append(b, p[:]...)
 }
 
