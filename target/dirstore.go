@@ -49,10 +49,11 @@ func (s *dirStore) Save(name string, data []byte) error {
 		}
 		return s.syncDir()
 	}
-	if err := os.MkdirAll(s.dir, 0o755); err != nil {
+	if err := os.MkdirAll(s.dir, 0o700); err != nil {
 		return err
 	}
-	f, err := os.CreateTemp(s.dir, name+".*.tmp")
+	partial := s.path(name) + ".partial"
+	f, err := os.OpenFile(partial, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return err
 	}
@@ -61,10 +62,10 @@ func (s *dirStore) Save(name string, data []byte) error {
 		err = f.Sync()
 	}
 	if err = errors.Join(err, f.Close()); err == nil {
-		err = os.Rename(f.Name(), s.path(name))
+		err = os.Rename(partial, s.path(name))
 	}
 	if err != nil {
-		return errors.Join(err, os.Remove(f.Name()))
+		return errors.Join(err, os.Remove(partial))
 	}
 	return s.syncDir()
 }

@@ -145,6 +145,18 @@ func TestReservationEndsBeforeLogoutIsAnswered(t *testing.T) {
 	}
 }
 
+// An initiator that loses its connection and logs in at once, with another identifier, does not meet its own claims.
+func TestClosedConnectionIsSeenAtTheNextLogin(t *testing.T) {
+	s := start(t)
+	for i := range 50 {
+		o := LoginOptions{Initiator: DefaultInitiator + ".holder", ISID: [6]byte{0x80, byte(i)}}
+		holder := s.login(t, o)
+		holder.MustGood(t, Command{LUN: 1, CDB: []byte{0x16, 0, 0, 0, 0, 0}})
+		require.NoError(t, holder.Close())
+	}
+	s.login(t, LoginOptions{Initiator: DefaultInitiator + ".holder", ISID: [6]byte{0x80, 99}}).MustGood(t, Read10(1, 0, 1))
+}
+
 func TestDiskErrors(t *testing.T) {
 	for _, tt := range []struct {
 		name    string

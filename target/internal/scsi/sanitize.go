@@ -6,6 +6,8 @@ import (
 	"errors"
 	"sync"
 	"sync/atomic"
+
+	"go.uber.org/zap"
 )
 
 // Bits and service actions of SANITIZE (SBC-4 5.30).
@@ -243,6 +245,8 @@ func (d *Device) runSanitize(run *sanitizeRun) {
 		s.mu.Unlock()
 		close(run.done)
 	}()
+	lun := zap.Uint16("lun", u.number)
+	d.log.Info("sanitizing a disk: its content is erased", lun, zap.Int("passes", run.passes))
 	var h hold
 	u.ranges.lockOne(&h, holdExclusive, nil, 0, u.disk.Size())
 	defer u.ranges.unlock(&h)
@@ -250,6 +254,9 @@ func (d *Device) runSanitize(run *sanitizeRun) {
 		err = run.erase(d.background.ctx)
 	} else {
 		err = run.overwrite(d.background.ctx)
+	}
+	if err == nil {
+		d.log.Info("the disk is sanitized", lun)
 	}
 }
 
