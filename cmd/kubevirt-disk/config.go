@@ -17,11 +17,13 @@ type config struct {
 	diskDir, workDir string
 	portals          []portal
 	targetName       string
-	copyMode         disk.CopyMode
-	copyModeSource   string // what set it, for messages
-	accessMode       target.AccessMode
-	metricsListen    *portal // nil: off
-	readyFile        string  // "": none
+	persistentDir    string // "": none
+	onImageChange    disk.ImageChange
+	ephemeralFlush   bool
+	common           diskSettings             // of every disk, unless it has its own
+	disks            map[string]diskOverrides // by image
+	metricsListen    *portal                  // nil: off
+	readyFile        string                   // "": none
 	log              logConfig
 	chap             chap.Config
 }
@@ -36,19 +38,21 @@ func loadConfig(flags *pflag.FlagSet) (*config, error) {
 		targetName:     l.text(keyTargetName),
 		readyFile:      l.text(keyReadyFile),
 		metricsListen:  l.metricsListen(),
-		copyMode:       l.copyMode(),
-		copyModeSource: l.name(keyCopyMode),
+		persistentDir:  l.text(keyPersistentDir),
+		ephemeralFlush: l.bool(keyEphemeralFlush),
+		common:         diskSettings{copyMode: l.copyMode(), copyModeSource: l.name(keyCopyMode), size: l.size()},
+		disks:          l.disks,
 		log:            l.logConfig(),
 	}
 	if err := checkTargetName(c.targetName); err != nil {
 		l.problems.add(l.name(keyTargetName), "%v", err)
 	}
 	var err error
-	if c.accessMode, err = target.ParseAccessMode(l.text(keyAccessMode)); err != nil {
+	if c.common.accessMode, err = target.ParseAccessMode(l.text(keyAccessMode)); err != nil {
 		l.problems.add(l.name(keyAccessMode), "%v", err)
 	}
-	if source := l.source(keyPersistentDir); source != "" && l.text(keyPersistentDir) != "" {
-		l.problems.add(source, "persistent disks are not supported by this version: leave it out; a raw image served with --%s=none keeps its writes in the image", keyCopyMode)
+	if c.onImageChange, err = disk.ParseImageChange(l.text(keyOnImageChange)); err != nil {
+		l.problems.add(l.name(keyOnImageChange), "%v", err)
 	}
 	insecure := l.bool(keyInsecureNoAuth)
 	c.chap, err = chap.FromEnvironment(os.LookupEnv, readCredential)
@@ -79,6 +83,19 @@ func (l *loader) copyMode() disk.CopyMode {
 		l.problems.add(l.name(keyCopyMode), "%v", err)
 	}
 	return mode
+}
+
+// size is that of every disk, or 0.
+func (l *loader) size() int64 {
+	text := l.text(keySize)
+	if text == "" {
+		return 0
+	}
+	n, err := parseSize(text)
+	if err != nil {
+		l.problems.add(l.name(keySize), "%v", err)
+	}
+	return n
 }
 
 func (l *loader) metricsListen() *portal {

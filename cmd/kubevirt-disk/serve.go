@@ -120,12 +120,13 @@ func (d *daemon) newTarget() (*target.Server, error) {
 	}
 	for _, s := range d.state.servedDisks() {
 		opt.LUNs = append(opt.LUNs, target.LUN{
-			Number:   s.lun,
-			Name:     s.name,
-			Disk:     s.instance.Disk,
-			Identity: s.instance.Identity,
-			ReadOnly: s.instance.ReadOnly,
-			Access:   d.cfg.accessMode,
+			Number:    s.lun,
+			Name:      s.name,
+			Disk:      s.instance.Disk,
+			Identity:  s.instance.Identity,
+			ReadOnly:  s.instance.ReadOnly,
+			Removable: s.removable,
+			Access:    s.accessMode,
 		})
 	}
 	return target.New(opt)
