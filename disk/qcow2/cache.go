@@ -123,13 +123,13 @@ func (im *Image) readCompressed(p []byte, off int64, entry uint64) error {
 	number := off >> im.hdr.clusterBits
 	data := im.decoded.hit(number)
 	if data == nil && within == 0 && int64(len(p)) == size {
-		return im.codec.decode(im, entry, p)
+		return im.load(p, entry)
 	}
 	if data == nil {
 		var err error
 		data, err = im.decoded.get(number, func() ([]byte, error) {
 			b := make([]byte, size)
-			return b, im.codec.decode(im, entry, b)
+			return b, im.load(b, entry)
 		})
 		if err != nil {
 			return err
