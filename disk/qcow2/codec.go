@@ -133,13 +133,13 @@ func (c *codec) input(n int64) *[]byte {
 
 func (c *codec) release(b *[]byte) { c.inputs.Put(b) }
 
-// load reads an L2 entry's compressed data and fills p with the cluster.
-func (im *Image) load(p []byte, entry uint64) error {
-	off, length := im.hdr.compressedRange(entry)
-	b := im.codec.input(min(length, im.fileSize-off))
+// loadCluster fills p with the cluster that an L2 entry says is compressed.
+func (im *Image) loadCluster(p []byte, entry uint64) error {
+	begin, end := im.storedRange(entry)
+	b := im.codec.input(end - begin)
 	defer im.codec.release(b)
-	if n, err := im.r.ReadAt(*b, off); n < len(*b) {
-		return fmt.Errorf("reading compressed data at %#x: %w", off, err)
+	if n, err := im.r.ReadAt(*b, begin); n < len(*b) {
+		return fmt.Errorf("reading compressed data at %#x: %w", begin, err)
 	}
-	return im.codec.decode(p, *b, off)
+	return im.codec.decode(p, *b, begin)
 }
