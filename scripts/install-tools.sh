@@ -16,6 +16,7 @@ need libiscsi-bin has iscsi-test-cu
 need libiscsi-bin has iscsi-perf
 need qemu-utils has qemu-img
 need qemu-block-extra has_qemu_iscsi
+need qemu-system-x86 has qemu-system-x86_64
 need tgt has tgtd
 need shellcheck has shellcheck
 need e2fsprogs has mke2fs
