@@ -195,6 +195,22 @@ func TestAllThatIsWrongIsToldAtOnce(t *testing.T) {
 	}
 }
 
+func TestForADevice(t *testing.T) {
+	l := demoLUN()
+	l.Serial, l.WWN = "s", "3c0ffee000000001"
+	for _, c := range []struct {
+		d           Device
+		serial, wwn string
+	}{
+		{Device{}, "s", ""}, {Device{Dev: "sda"}, "s", l.WWN}, {Device{Bus: BusSATA}, "s", ""}, {Device{Dev: "sda", Kind: KindLUN}, "", ""},
+	} {
+		disk, err := Disk(l.For(c.d), c.d)
+		require.NoError(t, err)
+		require.Equal(t, c.serial, disk.Serial)
+		require.Equal(t, c.wwn, disk.WWN)
+	}
+}
+
 func TestHotplug(t *testing.T) {
 	for _, dev := range []string{"vdb", "sdb"} {
 		plain, err := DiskXML(demoLUN(), Device{Dev: dev})

@@ -131,6 +131,19 @@ func (c Credential) withDefaults() Credential {
 	return c
 }
 
+// For returns the LUN without the identity that such a device has no place for: serial number and WWN of a KindLUN, the WWN of a
+// disk that is not on BusSCSI. It is for callers that know a LUN's identity whatever the device; Disk refuses what does not fit.
+func (l LUN) For(d Device) LUN {
+	d = d.withDefaults()
+	if d.Kind == KindLUN {
+		l.Serial = ""
+	}
+	if d.Kind == KindLUN || d.Bus != BusSCSI {
+		l.WWN = ""
+	}
+	return l
+}
+
 var (
 	dnsPattern    = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*\.?$`)
 	wwnPattern    = regexp.MustCompile(`^[0-9a-f]{16}$`)
