@@ -89,7 +89,7 @@ func (f *xmlFlags) add(cmd *cobra.Command) {
 	flags.StringVar(&f.serial, "serial", "", "serial `number` that the guest sees (default with --status-url: the LUN's)")
 	flags.StringVar(&f.wwn, "wwn", "", "WWN that the guest sees, 16 hexadecimal `digits` (default with --status-url: the LUN's)")
 	flags.BoolVar(&f.readOnly, "read-only", false, "the guest sees a read-only disk (default by the access mode)")
-	flags.UintVar(&f.bootOrder, "boot-order", 0, "boot order, from 1 (default none)")
+	flags.UintVar(&f.bootOrder, "boot-order", 0, "`place` in the boot order, from 1 (default none)")
 	flags.StringVar(&f.initiator, "initiator-name", "", "iSCSI `name` by which QEMU logs in (default made of the domain's UUID)")
 	flags.StringVar(&f.cache, "cache", "", "QEMU's cache `mode` (default none)")
 	flags.StringVar(&f.io, "io", "", "QEMU's I/O `mode`: threads, native or io_uring")
