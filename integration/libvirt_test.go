@@ -86,6 +86,12 @@ func validate(t *testing.T, document, schema string) {
 	require.Contains(t, ok(t, "virt-xml-validate", path, schema), "validates", document)
 }
 
+// A credential as KubeVirt makes them: each part is 32 random bytes in base64url.
+const (
+	kubevirtUser     = "kGd2w9-1pV_7hJtq0YbNzR4cXlA6sE8uTfMiOoWvQ3I="
+	kubevirtPassword = "Zx7-qT_b2LrWm0nUe9KsAaHc4VdYpJ6fXgQ1iB8oR5E="
+)
+
 // guestScript uses /dev/sda, then /dev/sdb, which comes and goes while it runs. It says what it found, a line each.
 const guestScript = `
 await() { # await TEST...: until it holds
@@ -110,6 +116,7 @@ use sdb
 echo 'sdb may go'
 await test ! -e /sys/block/sdb
 echo 'sdb is gone'
+read -r answer
 echo "sda again: $(sum sda 5 1)"
 `
 
@@ -143,18 +150,21 @@ func TestLibvirtDomain(t *testing.T) {
 		return hex.EncodeToString(hash[:])
 	}
 	before := map[int]string{1: sum(1, 0, 4), 2: sum(2, 0, 4)}
-	d := start(t, config{diskDir: images, env: with(chapEnv, "LISTEN", "127.0.0.1:0,[::1]:0", "COPY_MODE", "none")})
+	d := start(t, config{diskDir: images, env: map[string]string{
+		"node.session.auth.username": kubevirtUser, "node.session.auth.password": kubevirtPassword,
+		"LISTEN": "127.0.0.1:0,[::1]:0", "COPY_MODE": "none",
+	}})
 	kubevirtDisk, err := binary()
 	require.NoError(t, err)
 	xml := func(args ...string) string {
 		return ok(t, kubevirtDisk, append([]string{"xml", "--status-url=http://" + d.Metrics}, args...)...)
 	}
 	const uuid, initiator = "01234567-89ab-cdef-0123-456789abcdef", "iqn.2020-01.org.example:vm"
-	l.defineSecret(xml("--secret"), testPassword)
-	l.defineSecret(xml("--secret", "--secret-uuid="+uuid), testPassword)
+	l.defineSecret(xml("--secret"), kubevirtPassword)
+	l.defineSecret(xml("--secret", "--secret-uuid="+uuid), kubevirtPassword)
 
 	console := l.listen("console")
-	disk := xml("--lun=1", "--target-dev=sda", "--chap-username="+testUser, "--initiator-name="+initiator, "--error-policy=stop")
+	disk := xml("--lun=1", "--target-dev=sda", "--chap-username="+kubevirtUser, "--initiator-name="+initiator, "--error-policy=stop")
 	l.virsh("define", l.file("domain.xml", domainXML(t, disk, kernel, initrd, console.Addr().String())))
 	t.Cleanup(func() { _, _ = l.tryVirsh("destroy", "guest") }) // it outlives its libvirtd
 	l.virsh("start", "guest")
@@ -170,7 +180,7 @@ func TestLibvirtDomain(t *testing.T) {
 	said("waiting for sdb")
 	portal := d.Portals[1]
 	require.Contains(t, portal, "[::1]")
-	hot := l.file("sdb.xml", xml("--lun=2", "--target-dev=sdb", "--device=lun", "--host="+portal, "--chap-username="+testUser, "--secret-uuid="+uuid))
+	hot := l.file("sdb.xml", xml("--lun=2", "--target-dev=sdb", "--device=lun", "--host="+portal, "--chap-username="+kubevirtUser, "--secret-uuid="+uuid))
 	l.virsh("attach-device", "guest", hot, "--live")
 	serial, _, _ := strings.Cut(serialAndWWN(t, status, 2), " ")
 	// Linux prefers the designator with vendor and serial number to a NAA that is locally assigned.
@@ -182,6 +192,8 @@ func TestLibvirtDomain(t *testing.T) {
 	said("sdb may go")
 	l.virsh("detach-device", "guest", hot, "--live")
 	said("sdb is gone")
+	// A domain that ended now would end the detaching, too.
+	lines.answer(t)
 	require.Equal(t, sha256Text(pattern), said("sda again: "))
 	require.Equal(t, "0", said(guest.Ended+" "))
 
@@ -213,7 +225,7 @@ func TestLibvirtDomain(t *testing.T) {
 		require.Equal(t, wantLUN, gotLUN)
 		require.Equal(t, wantDevice, gotDevice)
 	}
-	require.NotContains(t, attached+l.virsh("secret-list"), testPassword)
+	require.NotContains(t, attached+l.virsh("secret-list"), kubevirtPassword)
 }
 
 // domainXML is a domain with the one disk, that boots the guest and has its console on a Unix socket.
@@ -255,6 +267,7 @@ func (l *libvirtd) listen(name string) net.Listener {
 
 // consoleLines are what a guest prints.
 type consoleLines struct {
+	conn  net.Conn
 	lines chan string
 	seen  []string
 }
@@ -265,7 +278,7 @@ func readConsole(t *testing.T, listener net.Listener) *consoleLines {
 	conn, err := listener.Accept()
 	require.NoError(t, err)
 	t.Cleanup(func() { conn.Close() })
-	c := &consoleLines{lines: make(chan string, 1024)}
+	c := &consoleLines{conn: conn, lines: make(chan string, 1024)}
 	go func() {
 		defer close(c.lines)
 		for scanner := bufio.NewScanner(conn); scanner.Scan(); {
@@ -273,6 +286,13 @@ func readConsole(t *testing.T, listener net.Listener) *consoleLines {
 		}
 	}()
 	return c
+}
+
+// answer types a line.
+func (c *consoleLines) answer(t *testing.T) {
+	t.Helper()
+	_, err := c.conn.Write([]byte("go on\n"))
+	require.NoError(t, err)
 }
 
 // until waits for a line that begins with prefix and returns the rest of it.

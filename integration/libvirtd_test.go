@@ -70,6 +70,10 @@ func startLibvirtd(t *testing.T) *libvirtd {
 		}
 		if t.Failed() {
 			t.Logf("libvirtd printed last:\n%s", lastLines(log.String(), 40))
+			logs, _ := filepath.Glob(filepath.Join(dir, "cache/libvirt/qemu/log/*.log"))
+			for _, path := range logs {
+				t.Logf("%s:\n%s", filepath.Base(path), lastLines(readFile(t, path), 20))
+			}
 		}
 	})
 	require.Eventually(t, func() bool {
