@@ -15,15 +15,15 @@ import (
 // kernelPackage depends on the package of Debian's current kernel.
 const kernelPackage = "linux-image-amd64"
 
-// FetchError says that a package could not be had: apt-get is missing, knows no such package, or has no network.
+// FetchError says that packages could not be had: apt-get is missing, knows one of them not, or has no network.
 type FetchError struct {
-	Package string
-	Output  string // what apt-get printed
-	Err     error
+	Packages []string
+	Output   string // what apt-get printed
+	Err      error
 }
 
 func (e *FetchError) Error() string {
-	return fmt.Sprintf("the Debian package %s cannot be fetched: %v: %s", e.Package, e.Err, strings.TrimSpace(e.Output))
+	return fmt.Sprintf("the Debian packages %s cannot be fetched: %v: %s", strings.Join(e.Packages, ", "), e.Err, strings.TrimSpace(e.Output))
 }
 
 func (e *FetchError) Unwrap() error { return e.Err }
@@ -74,6 +74,9 @@ func (c *cache) kernel() (string, error) {
 
 // unpack returns the trees of packages and of the libraries that they need, those of the packages last, as these are to win.
 func (c *cache) unpack(names []string) ([]string, error) {
+	if err := c.fetchClosure(names); err != nil {
+		return nil, err
+	}
 	var trees []string
 	seen := map[string]bool{}
 	var visit func(name string) error
@@ -86,13 +89,8 @@ func (c *cache) unpack(names []string) ([]string, error) {
 		if err != nil {
 			return err
 		}
-		for _, dep := range depends {
-			// What a program needs to start is its libraries. Other dependencies (debconf, udev, an init system) are for the
-			// installation, or are busybox's part here.
-			if !strings.HasPrefix(dep, "lib") {
-				continue
-			}
-			if err := visit(dep); err != nil {
+		for _, library := range libraries(depends) {
+			if err := visit(library); err != nil {
 				return err
 			}
 		}
@@ -107,67 +105,134 @@ func (c *cache) unpack(names []string) ([]string, error) {
 	return trees, nil
 }
 
+// fetchClosure brings packages and the libraries that they need into the cache, a level of dependencies at a time: apt-get needs
+// longer to start than to fetch.
+func (c *cache) fetchClosure(names []string) error {
+	seen := map[string]bool{}
+	for level := names; len(level) > 0; {
+		if err := c.require(level); err != nil {
+			return err
+		}
+		var next []string
+		for _, name := range level {
+			seen[name] = true
+		}
+		for _, name := range level {
+			_, depends, err := c.fetch(name)
+			if err != nil {
+				return err
+			}
+			for _, library := range libraries(depends) {
+				if !seen[library] {
+					seen[library] = true
+					next = append(next, library)
+				}
+			}
+		}
+		level = next
+	}
+	return nil
+}
+
+// libraries are those of the dependencies that a program needs to start. Others (debconf, udev, an init system) are for the
+// installation, or are busybox's part here.
+func libraries(depends []string) []string {
+	return slices.DeleteFunc(depends, func(name string) bool { return !strings.HasPrefix(name, "lib") })
+}
+
 // fetch returns a package's tree and its dependencies, from the cache or by apt-get.
 func (c *cache) fetch(name string) (tree string, depends []string, err error) {
-	home := filepath.Join(c.dir, name)
-	control, err := os.ReadFile(filepath.Join(home, "control"))
-	if errors.Is(err, fs.ErrNotExist) {
-		if err := c.download(name, home); err != nil {
-			return "", nil, err
-		}
-		control, err = os.ReadFile(filepath.Join(home, "control"))
+	if err := c.require([]string{name}); err != nil {
+		return "", nil, err
 	}
+	control, err := os.ReadFile(filepath.Join(c.dir, name, "control"))
 	if err != nil {
 		return "", nil, err
 	}
-	return filepath.Join(home, "root"), dependencies(string(control)), nil
+	return filepath.Join(c.dir, name, "root"), dependencies(string(control)), nil
 }
 
-// download fetches a package and unpacks it beside its place, then moves it there.
-func (c *cache) download(name, home string) error {
+// require downloads those of the packages that are not in the cache.
+func (c *cache) require(names []string) error {
+	var missing []string
+	for _, name := range names {
+		_, err := os.Stat(filepath.Join(c.dir, name, "control"))
+		if errors.Is(err, fs.ErrNotExist) {
+			missing = append(missing, name)
+		} else if err != nil {
+			return err
+		}
+	}
+	if len(missing) == 0 {
+		return nil
+	}
 	work, err := os.MkdirTemp(c.dir, ".new-")
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(work)
-	// Not asked to, apt-get downloads as a user that cannot write into this directory, and warns about it.
-	get := func(args ...string) *exec.Cmd {
-		cmd := exec.Command("apt-get", append([]string{"-q", "-o", "APT::Sandbox::User=root"}, args...)...)
-		cmd.Dir = work
-		return cmd
+	debs, err := download(work, missing)
+	if err != nil {
+		return err
 	}
-	out, err := get("download", name).CombinedOutput()
+	for name, deb := range debs {
+		if err := install(deb, filepath.Join(work, name), filepath.Join(c.dir, name)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// download fetches packages into a directory and returns their files by name.
+func download(dir string, names []string) (map[string]string, error) {
+	// Not asked to, apt-get downloads as a user that cannot write into this directory, and warns about it.
+	get := func(args ...string) ([]byte, error) {
+		cmd := exec.Command("apt-get", append([]string{"-q", "-o", "APT::Sandbox::User=root"}, args...)...)
+		cmd.Dir = dir
+		return cmd.CombinedOutput()
+	}
+	all := append([]string{"download"}, names...)
+	out, err := get(all...)
 	if err != nil && os.Geteuid() == 0 {
 		// The lists of packages are absent on a fresh machine, and on an old one they name files that are gone.
-		if more, updateErr := get("update").CombinedOutput(); updateErr != nil {
-			return &FetchError{Package: name, Output: string(out) + string(more), Err: updateErr}
+		if more, updateErr := get("update"); updateErr != nil {
+			return nil, &FetchError{Packages: names, Output: string(out) + string(more), Err: updateErr}
 		}
-		out, err = get("download", name).CombinedOutput()
+		out, err = get(all...)
 	}
 	if err != nil {
-		return &FetchError{Package: name, Output: string(out), Err: err}
+		return nil, &FetchError{Packages: names, Output: string(out), Err: err}
 	}
-	debs, err := filepath.Glob(filepath.Join(work, "*.deb"))
+	files, err := filepath.Glob(filepath.Join(dir, "*.deb"))
 	if err != nil {
+		return nil, err
+	}
+	debs := map[string]string{}
+	for _, file := range files {
+		name, _, _ := strings.Cut(filepath.Base(file), "_")
+		debs[name] = file
+	}
+	for _, name := range names {
+		if debs[name] == "" {
+			return nil, &FetchError{Packages: names, Output: string(out), Err: fmt.Errorf("apt-get left no file of %s", name)}
+		}
+	}
+	return debs, nil
+}
+
+// install unpacks a package into a directory beside its place, then moves it there.
+func install(deb, work, home string) error {
+	if err := os.Mkdir(work, 0o755); err != nil {
 		return err
 	}
-	if len(debs) != 1 {
-		return &FetchError{Package: name, Output: string(out), Err: fmt.Errorf("apt-get left %d files", len(debs))}
+	if out, err := exec.Command("dpkg-deb", "-x", deb, filepath.Join(work, "root")).CombinedOutput(); err != nil {
+		return fmt.Errorf("unpack %s: %w: %s", deb, err, out)
 	}
-	if out, err := exec.Command("dpkg-deb", "-x", debs[0], filepath.Join(work, "root")).CombinedOutput(); err != nil {
-		return fmt.Errorf("unpack %s: %w: %s", debs[0], err, out)
-	}
-	control, err := exec.Command("dpkg-deb", "-f", debs[0]).Output()
+	control, err := exec.Command("dpkg-deb", "-f", deb).Output()
 	if err != nil {
-		return fmt.Errorf("read %s: %w", debs[0], err)
-	}
-	if err := os.Remove(debs[0]); err != nil {
-		return err
+		return fmt.Errorf("read %s: %w", deb, err)
 	}
 	if err := os.WriteFile(filepath.Join(work, "control"), control, 0o644); err != nil {
-		return err
-	}
-	if err := os.Chmod(work, 0o755); err != nil {
 		return err
 	}
 	return os.Rename(work, home)
