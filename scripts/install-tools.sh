@@ -10,12 +10,19 @@ need() { # need PACKAGE TEST...: the package is missing when the test fails
 	"$@" >/dev/null 2>&1 || missing+=("$package")
 }
 has() { PATH=$PATH:/usr/sbin:/sbin command -v "$1"; }
+has_libvirt_qemu() { compgen -G '/usr/lib/*/libvirt/connection-driver/libvirt_driver_qemu.so' || compgen -G '/usr/lib*/libvirt/connection-driver/libvirt_driver_qemu.so'; }
 has_qemu_iscsi() { compgen -G '/usr/lib/*/qemu/block-iscsi.so' || compgen -G '/usr/lib/qemu/block-iscsi.so'; }
 
 need libiscsi-bin has iscsi-test-cu
 need libiscsi-bin has iscsi-perf
 need qemu-utils has qemu-img
 need qemu-block-extra has_qemu_iscsi
+need qemu-system-x86 has qemu-system-x86_64
+need libvirt-daemon has libvirtd
+need libvirt-daemon-driver-qemu has_libvirt_qemu
+need libvirt-clients has virsh
+need libvirt-clients has virt-xml-validate
+need libxml2-utils has xmllint
 need tgt has tgtd
 need shellcheck has shellcheck
 need e2fsprogs has mke2fs

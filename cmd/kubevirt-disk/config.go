@@ -9,6 +9,7 @@ import (
 
 	"kubevirt.io/disk/chap"
 	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/libvirt"
 	"kubevirt.io/disk/target"
 )
 
@@ -44,7 +45,7 @@ func loadConfig(flags *pflag.FlagSet) (*config, error) {
 		disks:          l.disks,
 		log:            l.logConfig(),
 	}
-	if err := checkTargetName(c.targetName); err != nil {
+	if err := libvirt.CheckName(c.targetName); err != nil {
 		l.problems.add(l.name(keyTargetName), "%v", err)
 	}
 	var err error
