@@ -32,7 +32,8 @@ const requireToolsEnv = "KUBEVIRT_DISK_REQUIRE_TOOLS"
 
 var packageOf = map[string]string{
 	"iscsi-ls": "libiscsi-bin", "iscsi-inq": "libiscsi-bin", "iscsi-perf": "libiscsi-bin", "iscsi-readcapacity16": "libiscsi-bin",
-	"iscsi-test-cu": "libiscsi-bin", "qemu-img": "qemu-utils", "qemu-io": "qemu-utils", qemuISCSI: "qemu-block-extra", "tgtd": "tgt",
+	"iscsi-test-cu": "libiscsi-bin", "buildah": "buildah", "podman": "podman", "runc": "runc", "docker-registry": "docker-registry", "ip": "iproute2",
+	"qemu-img": "qemu-utils", "qemu-io": "qemu-utils", qemuISCSI: "qemu-block-extra", "tgtd": "tgt",
 }
 
 // qemuISCSI stands for QEMU's iSCSI driver, a module of its own in Debian.
@@ -95,6 +96,10 @@ func TestMain(m *testing.M) {
 	status := m.Run()
 	if path, err := binary(); err == nil {
 		os.RemoveAll(filepath.Dir(path))
+	}
+	if err := removeImages(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		status = 1
 	}
 	os.Exit(status)
 }
