@@ -17,6 +17,9 @@ const stallTick = 5 * time.Millisecond
 // quietTicks is how many looks without any call in progress put the watchdog to sleep.
 const quietTicks = 200
 
+// stackCharge is what a goroutine that hangs in a disk counts for in the limit of memory, bytes.
+const stackCharge = 16 << 10
+
 // watchdog hands on the reading role of stalled readers.
 type watchdog struct {
 	asleep atomic.Bool
@@ -25,13 +28,13 @@ type watchdog struct {
 }
 
 // enter marks that the reader begins a disk call. It does nothing for a goroutine that is no longer the reader.
-func (c *conn) enter(run *runner) (call uint64) {
+func (c *conn) enter(run *runner) {
 	if !run.reading {
-		return 0
+		return
 	}
 	c.calls++
-	call = c.calls
-	c.busy.Store(call)
+	run.call = c.calls
+	c.busy.Store(run.call)
 	w := &c.srv.watch
 	if w.calls.Load() == 0 {
 		w.calls.Store(1)
@@ -39,13 +42,13 @@ func (c *conn) enter(run *runner) (call uint64) {
 			w.wake <- struct{}{}
 		}
 	}
-	return call
 }
 
 // leave marks the end of a disk call. Afterwards run.reading says whether the goroutine still is the reader.
-func (c *conn) leave(run *runner, call uint64) {
-	if run.reading && !c.busy.CompareAndSwap(call, 0) {
-		run.reading = false
+func (c *conn) leave(run *runner) {
+	if run.call != 0 {
+		run.reading = c.busy.CompareAndSwap(run.call, 0)
+		run.call = 0
 	}
 }
 
@@ -95,6 +98,7 @@ func (s *Server) lookForStalls() (busy bool) {
 		if call != 0 {
 			busy = true
 			if call == c.watched && c.busy.CompareAndSwap(call, 0) {
+				s.pool.charge(stackCharge) // until the stalled one ends
 				s.wg.Add(1)
 				go func() {
 					defer s.wg.Done()
@@ -105,13 +109,4 @@ func (s *Server) lookForStalls() (busy bool) {
 		c.watched = call
 	}
 	return busy
-}
-
-// spawn runs f in a goroutine that Shutdown waits for.
-func (s *Server) spawn(f func()) {
-	s.wg.Add(1)
-	go func() {
-		defer s.wg.Done()
-		f()
-	}()
 }
