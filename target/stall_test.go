@@ -176,6 +176,7 @@ func TestPanic(t *testing.T) {
 	_, err = c.ExpectClosedAfter()
 	require.NoError(t, err)
 	require.Equal(t, int64(2), s.seen.panics.Load())
+	s.bugs = 2
 	again := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
 	again.MustGood(t, tt.Write10(1, 0, make([]byte, 512)))
 }
