@@ -10,8 +10,6 @@ import (
 	"os"
 	"syscall"
 	"time"
-
-	"kubevirt.io/disk/target/targettest"
 )
 
 // initiator is one session of the load generator. It costs less than any target: its PDUs are encoded before they are needed, what
@@ -20,7 +18,7 @@ import (
 type initiator struct {
 	file *os.File
 	fd   int
-	p    targettest.Params
+	p    *session
 	l    generatorLoad
 
 	cmdSN, expStatSN, maxCmdSN uint32
@@ -33,10 +31,9 @@ type initiator struct {
 	out     []byte // what will be sent next
 	direct  []byte // a large command with its data, of which only the header changes
 
-	in       []byte
-	r, w     int
-	skip     int // bytes to drop before the next header: data, padding, digest
-	deadline time.Duration
+	in   []byte
+	r, w int
+	skip int // bytes to drop before the next header: data, padding, digest
 }
 
 const (
@@ -52,31 +49,23 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // newInitiator logs in as the n-th initiator of a load.
 func newInitiator(address, target string, n int, l generatorLoad, deadline time.Duration) (*initiator, error) {
-	nc, err := net.Dial("tcp", address)
+	session, err := logIn(address, target, n, l.digests)
 	if err != nil {
 		return nil, err
 	}
-	defer nc.Close()
-	session, err := targettest.NewConn(nc).Login(targettest.LoginOptions{
-		Initiator: fmt.Sprintf("iqn.2026-01.test.example:bench-%d", n), Target: target,
-		HeaderDigest: l.digests, DataDigest: l.digests,
-		Keys: targettest.KV("MaxRecvDataSegmentLength", "262144", "FirstBurstLength", "262144"),
-	})
-	if err != nil {
-		return nil, fmt.Errorf("log in to %s: %w", target, err)
-	}
+	defer session.nc.Close()
 	for lun := range l.luns {
-		if _, err := session.ClearAttention(uint16(lun + 1)); err != nil {
-			return nil, fmt.Errorf("LUN %d: %w", lun+1, err)
+		if err := session.ready(lun + 1); err != nil {
+			return nil, err
 		}
 	}
-	file, err := nc.(*net.TCPConn).File()
+	file, err := session.nc.(*net.TCPConn).File()
 	if err != nil {
 		return nil, err
 	}
 	i := &initiator{file: file, fd: int(file.Fd()), // Fd also makes the socket a blocking one
-		p: session.Params, l: l, cmdSN: session.CmdSN, expStatSN: session.ExpStatSN, maxCmdSN: session.MaxCmdSN,
-		stride: uint64(n)*0x9e3779b97f4a7c15 + 1, in: make([]byte, inBuffer), deadline: deadline}
+		p: session, l: l, cmdSN: session.cmdSN, expStatSN: session.expStat, maxCmdSN: session.maxCmdSN,
+		stride: uint64(n)*0x9e3779b97f4a7c15 + 1, in: make([]byte, inBuffer)}
 	for tag := range l.depth {
 		i.free = append(i.free, uint32(tag))
 	}
@@ -86,9 +75,9 @@ func newInitiator(address, target string, n int, l generatorLoad, deadline time.
 		return nil, errors.Join(err, file.Close())
 	}
 	if l.write {
-		i.payload = i.sealed(min(l.bytes, i.p.MaxSend))
+		i.payload = i.data(min(l.bytes, i.p.maxSend))
 		if n := i.immediate(); n >= largeData {
-			i.direct = append(make([]byte, headerLen+i.digestLen(), headerLen+n+16), i.sealed(n)...)
+			i.direct = append(make([]byte, headerLen+i.digestLen(), headerLen+n+16), i.data(n)...)
 		}
 	}
 	return i, nil
@@ -101,24 +90,29 @@ func (i *initiator) digestLen() int {
 	return 0
 }
 
-// sealed is a data segment of n bytes with its digest; n is a multiple of four.
-func (i *initiator) sealed(n int) []byte {
+// data is a data segment of n bytes, a multiple of four, with its digest.
+func (i *initiator) data(n int) []byte {
 	b := make([]byte, n, n+4)
 	for j := range b {
 		b[j] = byte(j * 7)
 	}
 	if i.l.digests {
-		b = binary.LittleEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
+		b = sealed(b)
 	}
 	return b
 }
 
+// sealed appends the digest of b.
+func sealed(b []byte) []byte {
+	return binary.LittleEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
+}
+
 // immediate is how much data of a write travels with the command, bytes.
 func (i *initiator) immediate() int {
-	if !i.l.write || !i.p.ImmediateData {
+	if !i.l.write || !i.p.instant {
 		return 0
 	}
-	return min(i.l.bytes, i.p.MaxSend, i.p.FirstBurst)
+	return min(i.l.bytes, i.p.maxSend, i.p.first)
 }
 
 // run keeps the load's number of commands in flight until stop is closed, and returns how many have ended.
@@ -205,7 +199,7 @@ func (i *initiator) dataOut(r2t []byte) error {
 	tag, ttag := binary.BigEndian.Uint32(r2t[16:]), binary.BigEndian.Uint32(r2t[20:])
 	offset, left := int(binary.BigEndian.Uint32(r2t[40:])), int(binary.BigEndian.Uint32(r2t[44:]))
 	for sn := uint32(0); left > 0; sn++ {
-		n := min(left, i.p.MaxSend, i.l.bytes)
+		n := min(left, i.p.maxSend, i.l.bytes)
 		var h [headerLen]byte
 		h[0] = opDataOut
 		if n == left {
@@ -222,7 +216,7 @@ func (i *initiator) dataOut(r2t []byte) error {
 		if n+i.digestLen() == len(i.payload) {
 			i.out = append(i.out, i.payload...)
 		} else {
-			i.out = append(i.out, i.sealed(n)...)
+			i.out = append(i.out, i.data(n)...)
 		}
 		if len(i.out) > inBuffer {
 			if err := i.flush(); err != nil {

@@ -53,6 +53,9 @@ func StartTgtd(raws ...string) (*Target, error) {
 			steps = append(steps, []string{"--op", "new", "--mode", "logicalunit", "--tid", "1", "--lun", lun, "-b", raw},
 				[]string{"--op", "update", "--mode", "logicalunit", "--tid", "1", "--lun", lun, "--params", "thin_provisioning=1"})
 		}
+		for _, digest := range []string{"HeaderDigest", "DataDigest"} { // as the initiator wishes, as ours does
+			steps = append(steps, []string{"--op", "update", "--mode", "target", "--tid", "1", "--name", digest, "--value", "CRC32C,None"})
+		}
 		for _, args := range append(steps, []string{"--op", "bind", "--mode", "target", "--tid", "1", "-I", "ALL"}) {
 			if err := admin(args...); err != nil {
 				return err
