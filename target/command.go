@@ -36,7 +36,7 @@ type task struct {
 	read      bool
 	write     bool
 	immediate bool
-	started   time.Time
+	started   time.Duration // since the server's start
 
 	state taskState // guarded by session.mu
 	owner *runner   // guarded by session.mu; the goroutine that works on it, nil while it waits for data
@@ -80,7 +80,7 @@ func (s *session) newTask(run *runner, cmd *pdu.SCSICommand) (*task, error) {
 	t.sess, t.tag, t.cmdSN, t.immediate = s, cmd.TaskTag, cmd.CmdSN, cmd.Immediate
 	t.expected, t.read, t.write = int64(cmd.ExpectedLength), cmd.Read, cmd.Write
 	t.state, t.owner, run.task = taskExecuting, run, t
-	t.started = time.Now()
+	t.started = time.Since(s.conn.srv.start)
 	t.sent, t.snIn = 0, 0
 	t.scsi.Nexus, t.scsi.LUN, t.scsi.CDB, t.scsi.ExtendedCDB = s.nexus, cmd.LUN, cmd.CDB, nil
 	t.scsi.Offered = 0
@@ -194,12 +194,13 @@ func (c *conn) dropData(t *task, seg *segment, cause error) error {
 	return nil
 }
 
-// sent flushes what a goroutine that lost the reading role has queued; the reader itself flushes before it
-// waits for the network.
+// sent flushes what a goroutine that lost the reading role has queued. The reader itself flushes before it waits for
+// the network, or when much is queued: memory would be held for no use, and the initiator would wait.
 func (c *conn) sent(run *runner) error {
-	if run.reading {
+	if run.reading && run.queued < flushAt {
 		return nil
 	}
+	run.queued = 0
 	return c.tx.flush()
 }
 
@@ -250,7 +251,7 @@ func (c *conn) respond(t *task, status scsi.Status, cause error) {
 		sense.release()
 		return
 	}
-	c.tx.send(&resp, snAdvance, data, sense)
+	c.tx.respond(&resp, data, sense)
 }
 
 // residual says how the data that the command moves differs from what the initiator expected, bytes
@@ -290,5 +291,5 @@ func (c *conn) observe(t *task, status uint8) {
 		moved = t.out.total
 	}
 	c.srv.opt.Observer.CommandDone(CommandEvent{Initiator: t.sess.login.InitiatorName, LUN: number, Op: t.scsi.Op(),
-		Bytes: moved, Duration: time.Since(t.started), Status: status})
+		Bytes: moved, Duration: time.Since(c.srv.start) - t.started, Status: status})
 }

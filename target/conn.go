@@ -32,7 +32,7 @@ type conn struct {
 
 	// busy is the number of the disk call that the reader is in, or 0; see handoff.go.
 	busy    atomic.Uint64
-	calls   uint64 // belongs to the reader
+	calls   uint64 // how many there were; belongs to the reader
 	watched uint64 // belongs to the watchdog
 
 	tags atomic.Uint32 // the last target transfer tag
@@ -82,6 +82,7 @@ func (c *conn) loginPhase() (ok bool) {
 type runner struct {
 	reading bool
 	call    uint64  // number of the disk call that it is in as the reader; 0: none
+	queued  int     // bytes of data that waited for the network when it queued some last
 	task    *task   // the one in hand, or one before it; see ownedLocked
 	buf     *buffer // read into, and not queued yet
 }

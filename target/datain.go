@@ -22,7 +22,7 @@ func (c *conn) runRead(run *runner, t *task) error {
 	}
 	for off := int64(0); ; {
 		run.buf = b
-		c.enter(run)
+		c.enter(run, t)
 		err := t.scsi.In(off, b.b)
 		status := scsi.StatusGood
 		last := off+int64(len(b.b)) == total
@@ -37,7 +37,7 @@ func (c *conn) runRead(run *runner, t *task) error {
 			return c.sent(run)
 		}
 		off += int64(len(b.b))
-		if !c.sendChunk(t, b, total, last && status == scsi.StatusGood) {
+		if !c.sendChunk(run, t, b, total, last && status == scsi.StatusGood) {
 			return c.sent(run)
 		}
 		if last {
@@ -48,7 +48,7 @@ func (c *conn) runRead(run *runner, t *task) error {
 		}
 		n := int(min(total-off, chunkSize))
 		b = nil
-		if c.tx.queued() <= maxQueued/2 && run.reading {
+		if run.queued < flushAt && run.reading {
 			b = c.srv.pool.get(n)
 		}
 		if b == nil {
@@ -67,7 +67,7 @@ func (c *conn) finishTask(run *runner, t *task) error {
 		c.complete(t, errBusy) // commands without data may hang in a disk, too, and a hanging goroutine costs memory
 		return c.sent(run)
 	}
-	c.enter(run)
+	c.enter(run, t)
 	status, err := t.scsi.Finish()
 	c.leave(run)
 	c.respond(t, status, err)
@@ -85,7 +85,7 @@ func (c *conn) abandon(t *task) {
 // sendChunk queues b as Data-In PDUs, none longer than the initiator takes, and a final one at the end of each
 // burst (RFC 7143 11.7.1). With good, these are the last ones, carry good status and end the task. It says
 // whether b was queued: a task that was aborted meanwhile ends here, without an answer.
-func (c *conn) sendChunk(t *task, b *buffer, total int64, good bool) bool {
+func (c *conn) sendChunk(run *runner, t *task, b *buffer, total int64, good bool) bool {
 	s := t.sess
 	seg := int64(s.params.SendMaxDataSegment)
 	burst := int64(s.params.MaxBurstLength)
@@ -121,6 +121,7 @@ func (c *conn) sendChunk(t *task, b *buffer, total int64, good bool) bool {
 		p.Encode((*pdu.Header)(o.hdr[:pdu.HeaderLen]))
 		data = data[n:]
 	}
+	run.queued = c.tx.bytes
 	if good {
 		c.observe(t, uint8(scsi.StatusGood))
 		s.forgetLocked(t)

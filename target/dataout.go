@@ -227,7 +227,7 @@ func (c *conn) burstDone(run *runner, t *task) error {
 		return c.ask(t)
 	}
 	if n := d.ready(last); n > 0 {
-		c.enter(run)
+		c.enter(run, t)
 		err := t.scsi.Out(d.base, d.buf.b[:n])
 		if err == nil && last {
 			var status scsi.Status

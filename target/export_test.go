@@ -9,3 +9,6 @@ func (s *Server) Connections() (all, pending int) {
 	defer s.mu.Unlock()
 	return len(s.conns), s.pending.order.Len()
 }
+
+// Stalls is how many disk calls of a LUN are in progress in which the watchdog has found a reader stalled.
+func (s *Server) Stalls(lun uint16) int { return int(s.watch.stalled[lun].Load()) }

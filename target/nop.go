@@ -59,14 +59,13 @@ func (s *Server) runJanitor() {
 	defer s.wg.Done()
 	tick := time.NewTicker(janitorTick)
 	defer tick.Stop()
-	start := time.Now()
 	for {
 		select {
 		case <-s.ctx.Done():
 			return
 		case <-tick.C:
 		}
-		now := int64(time.Since(start)) + 1
+		now := int64(time.Since(s.start)) + 1
 		s.clock.Store(now)
 		for _, sess := range s.all() {
 			s.checkTimeouts(sess, now)

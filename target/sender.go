@@ -14,6 +14,9 @@ const (
 	// more writes it out or waits for the one who is writing.
 	maxQueued = 512 << 10
 
+	// flushAt is how many of them the reader lets wait while it has more commands in hand.
+	flushAt = 128 << 10
+
 	// maxKept is how many PDUs the room that a connection keeps for its queue may hold.
 	maxKept = 256
 
@@ -96,6 +99,13 @@ func (s *sender) send(p encoder, sn snKind, data []byte, release *buffer) {
 	p.Encode((*pdu.Header)(o.hdr[:pdu.HeaderLen]))
 }
 
+// respond is send for the response that every command without Data-In has: as its type is known, it costs no allocation.
+func (s *sender) respond(p *pdu.SCSIResponse, data []byte, release *buffer) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p.Encode((*pdu.Header)(s.put(snAdvance, data, release).hdr[:pdu.HeaderLen]))
+}
+
 // flush writes all that is queued. If another goroutine is writing it leaves the work to that one, and
 // waits only if too much has piled up. A peer that does not read therefore stops being served, and costs
 // no more memory than the queue's limit and the command in hand.
@@ -174,13 +184,6 @@ func (s *sender) drain() {
 	for s.writing {
 		s.drained.Wait()
 	}
-}
-
-// queued is the amount of data that waits for the network, bytes.
-func (s *sender) queued() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.bytes
 }
 
 // write stamps, digests and sends one batch. The caller owns the write side.

@@ -17,6 +17,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -37,6 +38,8 @@ type Server struct {
 	watch  watchdog
 	slow   penalties
 	clock  atomic.Int64 // coarse: nanoseconds since start, at least 1, a tick old at most
+
+	start time.Time
 
 	ctx    context.Context // ends when the server does
 	cancel context.CancelFunc
@@ -79,6 +82,7 @@ func New(opt Options) (*Server, error) {
 			Auth: opt.Auth, Limits: login.Limits{
 				MaxRecvDataSegmentLength: chunkSize, FirstBurstLength: chunkSize,
 			}},
+		start:     time.Now(),
 		listeners: make(map[net.Listener]struct{}),
 		conns:     make(map[*conn]struct{}),
 		sessions:  make(map[sessionKey]*session),
@@ -89,6 +93,11 @@ func New(opt Options) (*Server, error) {
 	}
 	s.pool.limit = opt.Limits.Memory
 	s.watch.wake = make(chan struct{}, 1)
+	highest := uint16(0)
+	for i := range opt.LUNs {
+		highest = max(highest, opt.LUNs[i].Number)
+	}
+	s.watch.stalled = make([]atomic.Int32, highest+1)
 	s.clock.Store(1)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	return s, nil
