@@ -9,44 +9,67 @@ import (
 // one that is not must not keep the connection from reading, answering pings, or taking ABORT TASK. So each
 // call is numbered, and the watchdog looks at the numbers: a reader that is in the same call at two looks
 // in a row loses the reading role to a new goroutine. The one that was stuck finishes its command and ends.
-// This costs the fast case two atomic operations per call, and no goroutine, queue or wake-up.
+// As long as it is stuck, whoever reads a command for the same LUN passes the role on at once, so that many
+// such commands hold a connection up no longer than one. This costs the fast case three atomic operations per
+// call, and no goroutine, queue or wake-up.
 
-// stallTick is the time between two looks; a call holds its connection up for at most two of them.
-const stallTick = 5 * time.Millisecond
+// stallTick is the time between two looks; a call holds its connection up for at most two of them. A reader that
+// merely waits for a processor looks stalled, too, so it is longer than a time slice or two.
+const stallTick = 10 * time.Millisecond
 
 // quietTicks is how many looks without any call in progress put the watchdog to sleep.
 const quietTicks = 200
+
+// stackCharge is what a goroutine that hangs in a disk counts for in the limit of memory, bytes.
+const stackCharge = 16 << 10
 
 // watchdog hands on the reading role of stalled readers.
 type watchdog struct {
 	asleep atomic.Bool
 	wake   chan struct{}
 	calls  atomic.Uint32 // not 0: there was a call since the last look
+
+	stalled []atomic.Int32 // by LUN number: calls in which a reader lost its role
 }
 
+// A call is named by its number on the connection and, in the lowest bits, the LUN that it is for.
+const lunBits = 16
+
+func (w *watchdog) stalls(call uint64) *atomic.Int32 { return &w.stalled[call&(1<<lunBits-1)] }
+
 // enter marks that the reader begins a disk call. It does nothing for a goroutine that is no longer the reader.
-func (c *conn) enter(run *runner) (call uint64) {
+func (c *conn) enter(run *runner, t *task) {
 	if !run.reading {
-		return 0
+		return
+	}
+	lun, _ := t.scsi.LUNNumber()
+	w := &c.srv.watch
+	if w.stalled[lun].Load() > 0 {
+		run.reading = false
+		c.handOn()
+		return
 	}
 	c.calls++
-	call = c.calls
-	c.busy.Store(call)
-	w := &c.srv.watch
+	run.call = c.calls<<lunBits | uint64(lun)
+	c.busy.Store(run.call)
 	if w.calls.Load() == 0 {
 		w.calls.Store(1)
 		if w.asleep.Load() && w.asleep.CompareAndSwap(true, false) {
 			w.wake <- struct{}{}
 		}
 	}
-	return call
 }
 
 // leave marks the end of a disk call. Afterwards run.reading says whether the goroutine still is the reader.
-func (c *conn) leave(run *runner, call uint64) {
-	if run.reading && !c.busy.CompareAndSwap(call, 0) {
-		run.reading = false
+func (c *conn) leave(run *runner) {
+	if run.call == 0 {
+		return
 	}
+	if !c.busy.CompareAndSwap(run.call, 0) {
+		run.reading = false
+		c.srv.watch.stalls(run.call).Add(-1)
+	}
+	run.call = 0
 }
 
 // runWatchdog looks at all sessions every stallTick while there are disk calls, and sleeps otherwise.
@@ -95,11 +118,8 @@ func (s *Server) lookForStalls() (busy bool) {
 		if call != 0 {
 			busy = true
 			if call == c.watched && c.busy.CompareAndSwap(call, 0) {
-				s.wg.Add(1)
-				go func() {
-					defer s.wg.Done()
-					c.readLoop()
-				}()
+				s.watch.stalls(call).Add(1)
+				c.handOn()
 			}
 		}
 		c.watched = call
@@ -107,11 +127,12 @@ func (s *Server) lookForStalls() (busy bool) {
 	return busy
 }
 
-// spawn runs f in a goroutine that Shutdown waits for.
-func (s *Server) spawn(f func()) {
-	s.wg.Add(1)
+// handOn starts a new reader, in the place of one that finishes its command and ends.
+func (c *conn) handOn() {
+	c.srv.pool.charge(stackCharge) // until the old one has ended
+	c.srv.wg.Add(1)
 	go func() {
-		defer s.wg.Done()
-		f()
+		defer c.srv.wg.Done()
+		c.readLoop()
 	}()
 }

@@ -70,6 +70,36 @@ func TestStalledDisk(t *testing.T) {
 	require.Zero(t, s.seen.panics.Load())
 }
 
+// TestManyStalledCommands has as many commands hang in a disk as may be in flight. The first one is found by watching, and the
+// others do not have to be waited for, in this session or another one.
+func TestManyStalledCommands(t *testing.T) {
+	s := newServer(t)
+	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1, 2)
+	other := tt.MustLogin(t, s.addr, tt.LoginOptions{Initiator: "iqn.2026-01.test:other"}, 1, 2)
+	resume := stall(t, s.disks[0], disktest.OpAny)
+	var stuck []*tt.Task
+	for i := range 100 {
+		cmd := tt.Read10(1, uint32(i), 1)
+		if i%2 == 1 {
+			cmd = tt.Write10(1, uint32(i), make([]byte, 512))
+		}
+		stuck = append(stuck, c.MustStart(t, cmd), other.MustStart(t, tt.Read10(1, 0, 1)))
+	}
+	for _, sess := range []*tt.Session{c, other} {
+		_, err := sess.Ping(nil)
+		require.NoError(t, err)
+		sess.MustGood(t, tt.Write10(2, 0, make([]byte, 512)))
+	}
+	require.LessOrEqual(t, s.Stalls(1), 2, "one per session at most")
+	require.Positive(t, s.Stalls(1))
+	require.Zero(t, s.Stalls(2))
+	resume()
+	for _, task := range stuck {
+		require.True(t, task.MustFinish(t).Good())
+	}
+	eventually(t, "nothing is stalled", func() bool { return s.Stalls(1) == 0 })
+}
+
 // TestStaleWrite aborts a write that is stuck in the disk. A newer write to the same block must win, although the
 // stale one leaves the disk's queue only now.
 func TestStaleWrite(t *testing.T) {
@@ -176,6 +206,7 @@ func TestPanic(t *testing.T) {
 	_, err = c.ExpectClosedAfter()
 	require.NoError(t, err)
 	require.Equal(t, int64(2), s.seen.panics.Load())
+	s.bugs = 2
 	again := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
 	again.MustGood(t, tt.Write10(1, 0, make([]byte, 512)))
 }

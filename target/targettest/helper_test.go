@@ -48,6 +48,9 @@ func start(t testing.TB, change ...func(*target.Options)) *server {
 	for _, c := range change {
 		c(&opt)
 	}
+	if opt.Limits.LoginDelay == 0 {
+		opt.Limits.LoginDelay = time.Millisecond // nearly every test fails to authenticate, and more than once
+	}
 	var err error
 	s.Server, err = target.New(opt)
 	require.NoError(t, err)
