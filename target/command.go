@@ -38,7 +38,8 @@ type task struct {
 	immediate bool
 	started   time.Time
 
-	state taskState // guarded by session.mu
+	state taskState     // guarded by session.mu
+	gone  chan struct{} // guarded by session.mu; closed when the task is forgotten; nil: nobody waits for that
 
 	out  dataOut // collecting data from the initiator; belongs to the reader while collecting
 	sent int64   // Data-In bytes queued
@@ -95,6 +96,10 @@ var errTagInUse = errors.New("the initiator task tag is in use")
 // forgetLocked gives a task's tag and its place in the window back. After this nothing may use t.
 func (s *session) forgetLocked(t *task) {
 	delete(s.tasks, t.tag)
+	if t.gone != nil {
+		close(t.gone)
+		t.gone = nil
+	}
 	if t.immediate {
 		s.immediate--
 	} else {

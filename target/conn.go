@@ -33,12 +33,15 @@ type conn struct {
 	ping pinger
 	text textExchange // belongs to the reader
 
+	panicOnce sync.Once
+	panicked  chan struct{} // closed by panicOnce
+
 	closeOnce sync.Once
 	cause     atomic.Pointer[error] // why fail was called
 }
 
 func newConn(s *Server, nc net.Conn) *conn {
-	c := &conn{srv: s, nc: nc}
+	c := &conn{srv: s, nc: nc, panicked: make(chan struct{})}
 	c.rx = receiver{nc: nc, buf: make([]byte, loginBuffer), beforeWait: c.tx.flush, clock: &s.clock}
 	c.tx.init(nc, &s.clock, &window{})
 	return c
@@ -145,6 +148,7 @@ func (c *conn) recoverPanic() {
 	if p == nil {
 		return
 	}
+	c.panicOnce.Do(func() { close(c.panicked) })
 	c.srv.opt.Observer.PanicCaught()
 	c.log().Error("internal error: the session ends", zap.Any("panic", p), zap.ByteString("stack", debug.Stack()))
 	c.fail(errPanic)
