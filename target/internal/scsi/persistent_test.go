@@ -3,6 +3,7 @@ package scsi
 import (
 	"encoding/binary"
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -145,9 +146,10 @@ func TestRegistrationsBelongToPorts(t *testing.T) {
 
 func TestRegistrationsAreBounded(t *testing.T) {
 	b := newBench(t)
+	name := strings.Repeat("x", 100)
 	for i := range maxRegistrations {
-		b.register(b.attach("iqn.x", 0), 1)
-		n := b.d.Attach(InitiatorPort{Name: "iqn.x", ISID: [6]byte{1, byte(i), byte(i >> 8)}})
+		b.register(b.attach(name, 0), 1)
+		n := b.d.Attach(InitiatorPort{Name: name, ISID: [6]byte{1, byte(i), byte(i >> 8)}})
 		pending(n)
 		want := "GOOD"
 		if i == maxRegistrations-1 {
@@ -156,8 +158,11 @@ func TestRegistrationsAreBounded(t *testing.T) {
 		require.Equal(t, want, b.persist(n, saRegister, 0, 0, 7))
 		b.d.Detach(n)
 	}
-	require.Len(t, b.persistIn(b.nexus, saReadKeys), 8+8*maxRegistrations)
-	b.register(b.attach("iqn.x", 0), 0)
+	require.Equal(t, 8+8*maxRegistrations, len(b.persistIn(b.nexus, saReadKeys)))
+	full := b.persistIn(b.nexus, saReadFullStatus)
+	require.Equal(t, 0xffff, len(full), "as much as can be asked for")
+	require.EqualValues(t, maxRegistrations*(24+4+120), binary.BigEndian.Uint32(full[4:]), "and the length of all")
+	b.register(b.attach(name, 0), 0)
 	b.register(b.nexus, 7)
 }
 

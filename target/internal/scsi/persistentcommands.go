@@ -41,7 +41,7 @@ func persistentCommands() []command {
 	} {
 		c.opcode, c.hasAction, c.flags, c.timeout = opPersistOut, true, duringPersistent, drain
 		c.usage = []byte{0, 0, 0xff, 0, 0, 0xff, 0xff, 0xff, 0xff, 0}
-		c.prepare, c.out, c.finish = preparePersistOut, outPersist, finishPersistOut
+		c.prepare, c.out = preparePersistOut, outPersist
 		commands = append(commands, c)
 	}
 	return commands

@@ -18,9 +18,10 @@ func appendGeneration(b []byte, s *persistentState) []byte {
 	return append(binary.BigEndian.AppendUint32(b, s.generation), 0, 0, 0, 0)
 }
 
-// finishList fills in the ADDITIONAL LENGTH: of all that there is, however little of it is transferred.
-func finishList(b []byte) []byte {
-	binary.BigEndian.PutUint32(b[4:], uint32(len(b)-8))
+// finishList fills in the ADDITIONAL LENGTH: of all that there is, however little of it is transferred. omitted is what b
+// does not have, bytes.
+func finishList(b []byte, omitted int) []byte {
+	binary.BigEndian.PutUint32(b[4:], uint32(len(b)-8+omitted))
 	return b
 }
 
@@ -31,7 +32,7 @@ func prepareReadKeys(t *Task) error {
 		for i := range s.registrations {
 			b = binary.BigEndian.AppendUint64(b, s.registrations[i].key)
 		}
-		return finishList(b)
+		return finishList(b, 0)
 	})
 }
 
@@ -43,7 +44,7 @@ func prepareReadReservation(t *Task) error {
 			b = binary.BigEndian.AppendUint64(b, s.reservationKey())
 			b = append(b, 0, 0, 0, 0, 0, scopeLU<<4|byte(s.kind), 0, 0)
 		}
-		return finishList(b)
+		return finishList(b, 0)
 	})
 }
 
@@ -83,13 +84,17 @@ func prepareReportCapabilities(t *Task) error {
 	})
 }
 
+// maxPersistIn is the highest ALLOCATION LENGTH: what goes beyond it is never transferred, and costs no memory. Bytes.
+const maxPersistIn = 0xffff
+
 // prepareReadFullStatus is READ FULL STATUS (SPC-4 6.15.5): every registration, with the port that it belongs to.
 func prepareReadFullStatus(t *Task) error {
 	return preparePersistIn(t, func(_ *Task, s *persistentState, b []byte) []byte {
 		const allTargetPorts, reservationHolder = 0x02, 0x01
 		b = appendGeneration(b, s)
+		omitted := 0
 		for i := range s.registrations {
-			r := &s.registrations[i]
+			r, start := &s.registrations[i], len(b)
 			b = binary.BigEndian.AppendUint64(b, r.key)
 			var state, kind byte
 			if r.allPorts {
@@ -103,7 +108,11 @@ func prepareReadFullStatus(t *Task) error {
 			id := appendTransportID(nil, r.port)
 			b = binary.BigEndian.AppendUint32(b, uint32(len(id)))
 			b = append(b, id...)
+			if start >= maxPersistIn {
+				omitted += len(b) - start
+				b = b[:start]
+			}
 		}
-		return finishList(b)
+		return finishList(b, omitted)
 	})
 }

@@ -187,10 +187,8 @@ func TestPersistentAmongReserve(t *testing.T) {
 	task := &Task{Nexus: b.nexus, LUN: lun1}
 	copy(task.CDB[:], request)
 	require.NoError(t, b.d.Prepare(task))
-	require.NoError(t, task.Out(0, list))
 	require.Equal(t, "GOOD", b.runAs(b.attach("iqn.b", 0), lun1, cdb(reserve), nil).outcome())
-	_, err := task.Finish()
-	require.Equal(t, error(errConflict), err)
+	require.Equal(t, error(errConflict), task.Out(0, list))
 }
 
 // TestPersistentAndAccessMode checks that a write-exclusive unit admits one initiator name at a time, whatever is
@@ -198,6 +196,7 @@ func TestPersistentAmongReserve(t *testing.T) {
 func TestPersistentAndAccessMode(t *testing.T) {
 	b := newBench(t, exclusive)
 	second, twin := b.attach("iqn.b", 0), b.attach("iqn.a", 1)
+	require.Equal(t, "5/26/00", b.persist(b.nexus, saRegister, 0, 0, 1, bitAPTPL|0x80), "what is refused claims nothing")
 	b.register(second, 2)
 	require.Equal(t, conflict, b.persist(b.nexus, saRegister, 0, 0, 1), "to register is to use it")
 	require.Equal(t, conflict, b.run(cdb(readOne), nil).outcome())

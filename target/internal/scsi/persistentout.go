@@ -78,8 +78,7 @@ func parsePersistList(p []byte, action byte) (l persistList, err error) {
 	return l, nil
 }
 
-// preparePersistOut begins a PERSISTENT RESERVE OUT (SPC-4 6.16). Whoever registers or reserves uses the unit, so
-// that a write-exclusive one becomes its initiator's.
+// preparePersistOut begins a PERSISTENT RESERVE OUT (SPC-4 6.16).
 func preparePersistOut(t *Task) error {
 	n := binary.BigEndian.Uint32(t.CDB[5:])
 	switch {
@@ -91,9 +90,6 @@ func preparePersistOut(t *Task) error {
 	case !t.reservationType().valid():
 		return invalidField(2, 3)
 	}
-	if !t.dev.claim(t.unit, t.Nexus) {
-		return errConflict
-	}
 	t.expect(int64(n), true)
 	return nil
 }
@@ -101,28 +97,24 @@ func preparePersistOut(t *Task) error {
 // reservationType is the TYPE field of the CDB.
 func (t *Task) reservationType() reservationType { return reservationType(t.CDB[2] & 0x0f) }
 
+// outPersist executes a PERSISTENT RESERVE OUT. It changes everything or, after an error, nothing. Whoever registers or
+// reserves uses the unit, so that a write-exclusive one becomes its initiator's.
 func outPersist(t *Task, _ int64, p []byte) error {
-	t.data = append(t.data[:0], p...)
-	return nil
-}
-
-// finishPersistOut executes a PERSISTENT RESERVE OUT. It changes everything or, after an error, nothing.
-func finishPersistOut(t *Task) (Status, error) {
-	list, err := parsePersistList(t.data, t.cmd.action)
+	list, err := parsePersistList(p, t.cmd.action)
 	if err != nil {
-		return StatusCheckCondition, err
+		return err
+	}
+	if !t.dev.claim(t.unit, t.Nexus) {
+		return errConflict
 	}
 	removed, err := t.dev.changeReservations(t.unit, func(s *persistentState) (*persistentEdit, error) {
 		e := s.edit(t.Nexus.port)
 		return e, e.execute(t, &list)
 	})
-	if err != nil {
-		return StatusCheckCondition, err
-	}
-	if t.cmd.action == saPreemptAndAbort {
+	if err == nil && t.cmd.action == saPreemptAndAbort {
 		t.dev.abortPreempted(t, removed)
 	}
-	return StatusGood, nil
+	return err
 }
 
 // execute carries out the service action of the task.
