@@ -38,8 +38,9 @@ type task struct {
 	immediate bool
 	started   time.Duration // since the server's start
 
-	state taskState // guarded by session.mu
-	owner *runner   // guarded by session.mu; the goroutine that works on it, nil while it waits for data
+	state taskState     // guarded by session.mu
+	owner *runner       // guarded by session.mu; the goroutine that works on it, nil while it waits for data
+	gone  chan struct{} // guarded by session.mu; closed when the task is forgotten; nil: nobody waits for that
 
 	out  dataOut // collecting data from the initiator; belongs to the reader while collecting
 	sent int64   // Data-In bytes queued
@@ -96,8 +97,14 @@ var errTagInUse = errors.New("the initiator task tag is in use")
 // forgetLocked gives a task's tag and its place in the window back. After this nothing may use t.
 func (s *session) forgetLocked(t *task) {
 	t.owner = nil
-	if t.state != taskAborted {
+	if t.state == taskAborted {
+		delete(s.aborted, t)
+	} else {
 		delete(s.tasks, t.tag)
+	}
+	if t.gone != nil {
+		close(t.gone)
+		t.gone = nil
 	}
 	if t.immediate {
 		s.immediate--
@@ -119,6 +126,7 @@ func (s *session) abortLocked(t *task) {
 	}
 	t.state = taskAborted
 	delete(s.tasks, t.tag)
+	s.aborted[t] = struct{}{}
 }
 
 // handleSCSICommand starts a command (RFC 7143 11.3).

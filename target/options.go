@@ -37,7 +37,14 @@ type LUN struct {
 	ReadOnly  bool          // writes end in DATA PROTECT
 	Removable bool          // reported as a removable medium
 	Access    AccessMode    // "" is write-exclusive
+
+	// Reservations keeps the persistent reservations of initiators that ask for that (APTPL). Nil: none survives the
+	// server.
+	Reservations ReservationStore
 }
+
+// ReservationStore keeps the persistent reservations of one LUN; disk.ReservationFile is one.
+type ReservationStore = scsi.ReservationStore
 
 // Options configure a Server. The zero value of every field but LUNs works.
 type Options struct {

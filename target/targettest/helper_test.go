@@ -171,6 +171,13 @@ func (o *observer) count(what string) int {
 	return o.counts[what]
 }
 
+// forget takes a count back that the test has brought about.
+func (o *observer) forget(what string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	delete(o.counts, what)
+}
+
 func (o *observer) LoginAccepted(target.LoginEvent)    { o.add("accepted") }
 func (o *observer) LoginRefused(e target.LoginEvent)   { o.add("refused"); o.add("refused " + e.Reason) }
 func (o *observer) SessionEnded(e target.SessionEvent) { o.add("ended"); o.add("ended " + e.Reason) }

@@ -21,6 +21,10 @@ type Options struct {
 	TargetName     string // SCSI name string of the target device; empty: none is reported
 	PortalGroupTag uint16 // number of the target port group
 	Log            *zap.Logger
+
+	// Abort ends the commands of these nexuses at a LUN without an answer, except one, and returns when none of them can
+	// change the medium any more. Nil: the transport has no commands but that one.
+	Abort func(lun uint16, nexuses []*Nexus, except *Task)
 }
 
 // LUN is a disk and how it is presented.
@@ -31,6 +35,9 @@ type LUN struct {
 	ReadOnly  bool // write-protected
 	Removable bool
 	Access    AccessMode // empty: AccessWriteExclusive
+
+	// Reservations keeps the persistent reservations of initiators that ask for that. Nil: none can.
+	Reservations ReservationStore
 }
 
 // MaxLUN is the highest LUN that flat space addressing can name (SAM-5 4.7.8).
@@ -70,12 +77,14 @@ type unit struct {
 	table  *opcodeTable
 	blocks atomic.Uint64 // capacity in logical blocks
 	owner  atomic.Pointer[initiator]
-	// reserved is the nexus that holds the RESERVE(6) reservation; set and taken over under Device.mu.
-	reserved atomic.Pointer[Nexus]
-	ejected  atomic.Bool // written under Device.mu
-	ranges   rangeTable
-	mode     modeState
-	faults   faultLog
+	// reserved is the nexus that holds the RESERVE(6) reservation; written under Device.mu, and set only with
+	// persistent.mu too.
+	reserved   atomic.Pointer[Nexus]
+	persistent reservations
+	ejected    atomic.Bool // written under Device.mu
+	ranges     rangeTable
+	mode       modeState
+	faults     faultLog
 }
 
 // NewDevice checks the options and makes the device. It asks each disk once for its optional interfaces.
@@ -160,7 +169,7 @@ func newUnit(l LUN) (*unit, error) {
 	u.table = newOpcodeTable(u)
 	u.ranges.init()
 	u.mode.reset()
-	return u, nil
+	return u, u.loadReservations(l.Reservations)
 }
 
 func printable(s string) bool {

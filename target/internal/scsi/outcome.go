@@ -32,7 +32,11 @@ func (d *Device) Outcome(t *Task, err error, buf []byte) (Status, []byte) {
 // diagnose finds the sense data of a disk's error.
 func (d *Device) diagnose(t *Task, err error) *senseError {
 	var medium *disk.MediumError
+	var store *storeError
 	switch {
+	case errors.As(err, &store):
+		d.logFault(t, faultReservations, "reservations could not be saved", err)
+		return &senseError{key: HardwareError, code: ascInternalFailure}
 	case errors.Is(err, disk.ErrNoSpace):
 		d.logFault(t, faultNoSpace, "disk is full: writes fail until space is freed", err)
 		return &senseError{key: DataProtect, code: ascSpaceAllocationFailed}
@@ -62,6 +66,7 @@ const (
 	faultFailed
 	faultRead
 	faultWrite
+	faultReservations
 	faultOther
 	faultCount
 )

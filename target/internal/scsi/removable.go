@@ -8,6 +8,9 @@ const (
 	bitStart           = 0x01
 )
 
+// onlyStarts reports whether a START STOP UNIT at most makes the unit ready (SBC-3 4.17).
+func onlyStarts(cdb *[16]byte) bool { return cdb[4]&(powerConditionMask|bitStart) == bitStart }
+
 // finishStartStop is START STOP UNIT of a removable unit. With LOEJ it loads or ejects the medium. There is no
 // spindle and there are no power conditions, so that everything else leaves the unit as it is: stopping it flushes.
 func finishStartStop(t *Task) (Status, error) {
@@ -39,6 +42,9 @@ func finishStartStop(t *Task) (Status, error) {
 }
 
 const bitPrevent = 0x01
+
+// allowsRemoval reports whether a PREVENT ALLOW MEDIUM REMOVAL prevents nothing (SPC-4 5.13.3).
+func allowsRemoval(cdb *[16]byte) bool { return cdb[4]&bitPrevent == 0 }
 
 // finishPreventAllow is PREVENT ALLOW MEDIUM REMOVAL (SPC-4 6.17): while any nexus prevents it, nobody can eject.
 func finishPreventAllow(t *Task) (Status, error) {

@@ -94,6 +94,13 @@ const (
 	ascLUNsChanged           additional = 0x3f0e
 	ascInternalFailure       additional = 0x4400
 	ascRemovalPrevented      additional = 0x5302
+
+	// Of persistent reservations.
+	ascInvalidRelease         additional = 0x2604
+	ascReservationsPreempted  additional = 0x2a03
+	ascReservationsReleased   additional = 0x2a04
+	ascRegistrationsPreempted additional = 0x2a05
+	ascRegistrationResources  additional = 0x5504
 )
 
 // senseError is a CHECK CONDITION: the sense data that the initiator is sent.
@@ -128,6 +135,9 @@ var (
 	errSavingPages       = &senseError{key: IllegalRequest, code: ascSavingNotSupported}
 	// The initiator's expected data transfer length is too short for a command that needs all its data.
 	errShortTransfer = &senseError{key: IllegalRequest, code: ascInvalidFieldInIU}
+
+	errInvalidRelease        = &senseError{key: IllegalRequest, code: ascInvalidRelease}
+	errRegistrationResources = &senseError{key: IllegalRequest, code: ascRegistrationResources}
 )
 
 // CheckCondition is an error that Outcome turns into CHECK CONDITION with this sense data; for conditions

@@ -57,7 +57,7 @@ func (d *Device) Prepare(t *Task) error {
 		return cdbErr
 	}
 	t.cmd = cmd
-	if cmd.flags&duringConflict == 0 && d.conflicts(u, t.Nexus) {
+	if d.conflicts(u, t.Nexus, cmd.flags) && d.conflicts(u, t.Nexus, cmd.rights(&t.CDB)) {
 		return errConflict
 	}
 	if err := cmd.check(&t.CDB); err != nil {
