@@ -113,6 +113,7 @@ func (s *session) abortLocked(t *task) {
 		return
 	}
 	t.state = taskAborted
+	t.scsi.Abort()
 }
 
 // handleSCSICommand starts a command (RFC 7143 11.3).

@@ -99,6 +99,8 @@ func (d *Device) ResetTarget(by *Nexus) {
 }
 
 func (d *Device) resetLocked(u *unit) {
+	u.resets.Add(1)
+	d.forgetCopiesLocked(u)
 	u.mode.reset()
 	u.reserved.Store(nil)
 	d.allowRemovalLocked(u)
