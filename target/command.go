@@ -125,6 +125,7 @@ func (s *session) abortLocked(t *task) {
 		return
 	}
 	t.state = taskAborted
+	t.scsi.Abort()
 	delete(s.tasks, t.tag)
 	s.aborted[t] = struct{}{}
 }

@@ -106,6 +106,8 @@ func (d *Device) ResetTarget(by *Nexus) {
 }
 
 func (d *Device) resetLocked(u *unit) {
+	u.resets.Add(1)
+	d.forgetCopiesLocked(u)
 	u.mode.reset()
 	d.reserveLocked(u, nil)
 	d.allowRemovalLocked(u)

@@ -58,6 +58,7 @@ type Device struct {
 	nexuses    map[*Nexus]struct{}        // guarded by mu
 	initiators map[string]*initiator      // guarded by mu
 	known      map[InitiatorPort]struct{} // guarded by mu
+	copying    int                        // guarded by mu; EXTENDED COPY commands under way
 }
 
 // unit is a logical unit.
@@ -75,6 +76,7 @@ type unit struct {
 	extents  disk.Extenter  // nil: cannot
 
 	table  *opcodeTable
+	resets atomic.Uint32 // how many it has had
 	blocks atomic.Uint64 // capacity in logical blocks
 	owner  atomic.Pointer[initiator]
 	// reserved is the nexus that holds the RESERVE(6) reservation; written under Device.mu, and set only with

@@ -13,6 +13,8 @@ type Nexus struct {
 	port      InitiatorPort
 	initiator *initiator
 	units     []nexusUnit // by unit.index
+
+	copies []*copyOperation // guarded by Device.mu; in order of their beginning
 }
 
 // nexusUnit is what a logical unit keeps for a nexus.

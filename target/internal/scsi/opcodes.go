@@ -258,6 +258,7 @@ func newOpcodeTable(u *unit) *opcodeTable {
 	if u.extents != nil {
 		commands = append(commands, extentCommands()...)
 	}
+	commands = append(commands, copyCommands()...)
 	return indexCommands(commands)
 }
 

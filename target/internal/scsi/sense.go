@@ -110,6 +110,7 @@ type senseError struct {
 	hasInfo bool
 	info    uint64  // INFORMATION field: an LBA, or for MISCOMPARE a byte offset
 	sks     [3]byte // SENSE KEY SPECIFIC; its first bit says that it is valid
+	failure *copyFailure
 }
 
 func (e *senseError) Error() string {
@@ -186,7 +187,7 @@ func miscompare(offset int64) error {
 	return &senseError{key: Miscompare, code: ascMiscompare, hasInfo: true, info: uint64(offset)}
 }
 
-// fixedSenseLen is the length of all fixed format sense data that we send. Bytes.
+// fixedSenseLen is the length of fixed format sense data, but for what a failed copy adds. Bytes.
 const fixedSenseLen = 18
 
 // appendTo appends the sense data, in descriptor format if so asked (SPC-4 4.5.2) and in fixed format
@@ -206,6 +207,9 @@ func (e *senseError) appendTo(buf []byte, descriptor bool) []byte {
 		s[0] |= 0x80
 		binary.BigEndian.PutUint32(s[3:], uint32(e.info))
 	}
+	if e.failure != nil {
+		return append(buf, e.failure.appendFixed(s[:])...)
+	}
 	return append(buf, s[:]...)
 }
 
@@ -216,8 +220,14 @@ func (e *senseError) appendDescriptors(buf []byte) []byte {
 		buf = append(buf, 0x00, 0x0a, 0x80, 0x00) // information descriptor, VALID
 		buf = binary.BigEndian.AppendUint64(buf, e.info)
 	}
+	if e.failure != nil {
+		buf = e.failure.appendSegment(buf)
+	}
 	if e.sks[0]&sksValid != 0 {
 		buf = append(buf, 0x02, 0x06, 0, 0, e.sks[0], e.sks[1], e.sks[2], 0)
+	}
+	if e.failure != nil {
+		buf = e.failure.appendForwarded(buf)
 	}
 	buf[start+7] = byte(len(buf) - start - 8)
 	return buf
