@@ -148,10 +148,14 @@ func (c *copier) unlock(src, dst *unit) {
 // admit asks what a READ or WRITE of the same initiator to the unit would be asked.
 func (c *copier) admit(p *participant, writes bool) error {
 	d, u, n := c.t.dev, p.unit, c.t.Nexus
+	rights := duringWriteExclusive // a READ
+	if writes {
+		rights = 0
+	}
 	switch {
 	case u.resets.Load() != p.resets:
 		return &senseError{key: UnitAttention, code: ascBusDeviceReset}
-	case d.conflicts(u, n):
+	case d.conflicts(u, n, rights):
 		return errConflict
 	case u.ejected.Load():
 		return errMediumNotPresent
