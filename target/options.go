@@ -37,6 +37,7 @@ type LUN struct {
 	ReadOnly  bool          // writes end in DATA PROTECT
 	Removable bool          // reported as a removable medium
 	Access    AccessMode    // "" is write-exclusive
+	Grown     bool          // larger than at an earlier start: initiators get a capacity unit attention
 
 	// Reservations keeps the persistent reservations of initiators that ask for that (APTPL). Nil: none survives the
 	// server.

@@ -102,7 +102,8 @@ Exit status: 0 done, 1 failed while running, 2 wrong usage or configuration.`,
 	root.SetOut(a.stdout)
 	root.SetErr(a.stderr)
 	root.SetFlagErrorFunc(flagError)
-	root.AddCommand(a.serveCommand(), a.inspectCommand(), a.convertCommand(), a.xmlCommand(), a.healthcheckCommand(), a.versionCommand())
+	root.AddCommand(a.serveCommand(), a.inspectCommand(), a.convertCommand(), a.xmlCommand(), a.healthcheckCommand(),
+		a.handoverCommand(), a.versionCommand())
 	return root
 }
 

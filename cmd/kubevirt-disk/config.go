@@ -2,6 +2,7 @@ package main
 
 import (
 	"os"
+	"path/filepath"
 	"strconv"
 
 	"github.com/spf13/pflag"
@@ -21,6 +22,7 @@ type config struct {
 	persistentDir    string // "": none
 	onImageChange    disk.ImageChange
 	ephemeralFlush   bool
+	controlSocket    string                   // path; "": none
 	common           diskSettings             // of every disk, unless it has its own
 	disks            map[string]diskOverrides // by image
 	metricsListen    *portal                  // nil: off
@@ -54,6 +56,7 @@ func loadConfig(flags *pflag.FlagSet) (*config, error) {
 	if c.common.accessMode, err = target.ParseAccessMode(l.text(keyAccessMode)); err != nil {
 		l.problems.add(l.name(keyAccessMode), "%v", err)
 	}
+	c.controlSocket = l.controlSocket()
 	if c.onImageChange, err = disk.ParseImageChange(l.text(keyOnImageChange)); err != nil {
 		l.problems.add(l.name(keyOnImageChange), "%v", err)
 	}
@@ -86,6 +89,15 @@ func (l *loader) copyMode() disk.CopyMode {
 		l.problems.add(l.name(keyCopyMode), "%v", err)
 	}
 	return mode
+}
+
+// controlSocket is the path of the socket, or "".
+func (l *loader) controlSocket() string {
+	path := l.text(keyControlSocket)
+	if path == "" || filepath.IsAbs(path) {
+		return path
+	}
+	return filepath.Join(l.text(keyWorkDir), path)
 }
 
 // size is that of every disk, or 0.

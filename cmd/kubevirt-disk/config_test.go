@@ -97,6 +97,7 @@ var settingCases = []struct {
 		return map[int64]string{0: "0", 1 << 10: "1Ki", 2 << 20: "2Mi", 3 << 30: "3Gi"}[c.common.size]
 	}},
 	{key: keyEphemeralFlush, def: "false", inFile: "true", inEnv: "false", asFlag: "true", got: func(c *config) string { return fmt.Sprint(c.ephemeralFlush) }},
+	{key: keyControlSocket, def: "/var/lib/kubevirt-disk/control.sock", inFile: "/f", inEnv: "/e", asFlag: "/a", got: func(c *config) string { return c.controlSocket }},
 	{key: keyInsecureNoAuth, def: "false", inFile: "true", inEnv: "false", asFlag: "true", also: "LISTEN=0.0.0.0",
 		got: func(c *config) string { return fmt.Sprint(c != nil) }},
 }

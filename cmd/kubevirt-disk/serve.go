@@ -132,6 +132,7 @@ func (d *daemon) newTarget() (*target.Server, error) {
 			ReadOnly:  s.instance.ReadOnly,
 			Removable: s.removable,
 			Access:    s.accessMode,
+			Grown:     s.instance.Grown,
 		})
 	}
 	return target.New(opt)
@@ -140,6 +141,7 @@ func (d *daemon) newTarget() (*target.Server, error) {
 // serveTarget serves until ctx ends or a listener fails, and then drains.
 func (d *daemon) serveTarget(ctx context.Context, srv *target.Server, listeners []net.Listener) error {
 	d.state.setTarget(srv)
+	defer d.serveControl(srv)()
 	served := make(chan error, len(listeners))
 	for _, l := range listeners {
 		go func() { served <- srv.Serve(l) }()

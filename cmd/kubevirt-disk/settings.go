@@ -42,6 +42,7 @@ const (
 	keyOnImageChange  = "on-image-change"
 	keySize           = "size"
 	keyEphemeralFlush = "ephemeral-flush"
+	keyControlSocket  = "control-socket"
 
 	flagConfig = "config"
 	envConfig  = "KUBEVIRT_DISK_CONFIG"
@@ -80,6 +81,8 @@ var settings = []setting{
 		usage: "`address` of /metrics, /healthz, /readyz and /status; empty turns them off"},
 	{key: keyReadyFile, env: []string{"READY_FILE"}, def: "/tmp/healthy", empty: true,
 		usage: "`file` that exists while the LUNs can be used; empty: none"},
+	{key: keyControlSocket, env: []string{"CONTROL_SOCKET"}, def: "control.sock", empty: true,
+		usage: "`socket` for the command handover, relative to the work directory; empty: none"},
 	{key: keyLogLevel, env: []string{"LOG_LEVEL"}, def: "info",
 		usage: "least `level` that is logged: debug, info, warn or error"},
 	{key: keyLogFormat, env: []string{"LOG_FORMAT"},

@@ -35,6 +35,7 @@ type LUN struct {
 	ReadOnly  bool // write-protected
 	Removable bool
 	Access    AccessMode // empty: AccessWriteExclusive
+	Grown     bool       // larger than when initiators last saw it: they are told (2A/09)
 
 	// Reservations keeps the persistent reservations of initiators that ask for that. Nil: none can.
 	Reservations ReservationStore
@@ -79,6 +80,8 @@ type unit struct {
 	resets atomic.Uint32 // how many it has had
 	blocks atomic.Uint64 // capacity in logical blocks
 	owner  atomic.Pointer[initiator]
+	guest  atomic.Pointer[string] // the name of an initiator that is admitted beside the owner; written under Device.mu
+	grown  bool                   // every initiator port is told so at its first nexus
 	// reserved is the nexus that holds the RESERVE(6) reservation; written under Device.mu, and set only with
 	// persistent.mu too.
 	reserved   atomic.Pointer[Nexus]
@@ -162,6 +165,7 @@ func newUnit(l LUN) (*unit, error) {
 		protected: l.ReadOnly || access == AccessReadShared,
 		removable: l.Removable,
 		exclusive: access == AccessWriteExclusive,
+		grown:     l.Grown,
 		disk:      l.Disk,
 	}
 	u.discards, _ = l.Disk.(disk.Discarder)

@@ -58,6 +58,9 @@ func (d *Device) Attach(p InitiatorPort) *Nexus {
 	n := &Nexus{port: p, initiator: in, units: make([]nexusUnit, len(d.units))}
 	for i, u := range d.units {
 		n.units[i].raise(cause)
+		if u.grown && cause == attnPowerOn {
+			n.units[i].raise(attnCapacityChanged)
+		}
 		u.barNexusLocked(n)
 	}
 	d.nexuses[n] = struct{}{}
