@@ -37,6 +37,8 @@ const (
 	flagStatusURL    = "status-url"
 	flagHost         = "host"
 	flagLUN          = "lun"
+	flagSerial       = "serial"
+	flagWWN          = "wwn"
 	flagChapUsername = "chap-username"
 )
 
@@ -86,8 +88,8 @@ func (f *xmlFlags) add(cmd *cobra.Command) {
 	flags.StringVar(&f.credential.Username, flagChapUsername, "", "CHAP user `name`")
 	flags.StringVar(&f.credential.SecretUsage, "secret-usage", "", "usage `name` of the libvirt secret with the password (default the target name)")
 	flags.StringVar(&f.credential.SecretUUID, "secret-uuid", "", "`UUID` of the libvirt secret, instead of its usage name")
-	flags.StringVar(&f.serial, "serial", "", "serial `number` that the guest sees (default with --status-url: the LUN's)")
-	flags.StringVar(&f.wwn, "wwn", "", "WWN that the guest sees, 16 hexadecimal `digits` (default with --status-url: the LUN's)")
+	flags.StringVar(&f.serial, flagSerial, "", "serial `number` that the guest sees, empty for none (default with --status-url: the LUN's)")
+	flags.StringVar(&f.wwn, flagWWN, "", "WWN that the guest sees, 16 hexadecimal `digits`, empty for none (default with --status-url: the LUN's)")
 	flags.BoolVar(&f.readOnly, "read-only", false, "the guest sees a read-only disk (default by the access mode)")
 	flags.UintVar(&f.bootOrder, "boot-order", 0, "`place` in the boot order, from 1 (default none)")
 	flags.StringVar(&f.initiator, "initiator-name", "", "iSCSI `name` by which QEMU logs in (default made of the domain's UUID)")
@@ -201,7 +203,7 @@ func (l *loader) explainFields(err error) error {
 		return nil
 	}
 	flagOf := map[string]string{
-		"LUN.Portals": flagHost, "LUN.Number": flagLUN, "LUN.Serial": "serial", "LUN.WWN": "wwn",
+		"LUN.Portals": flagHost, "LUN.Number": flagLUN, "LUN.Serial": flagSerial, "LUN.WWN": flagWWN,
 		"LUN.Credential.Username": flagChapUsername, "LUN.Credential.SecretUsage": "secret-usage", "LUN.Credential.SecretUUID": "secret-uuid",
 		"Credential.SecretUsage": "secret-usage", "Credential.SecretUUID": "secret-uuid",
 		"Device.Dev": "target-dev", "Device.Bus": "bus", "Device.Kind": "device", "Device.Initiator": "initiator-name", "Device.Cache": "cache",

@@ -165,6 +165,9 @@ func TestXMLFromStatus(t *testing.T) {
 	lun, _ = xmlOf(t, nil, "--status-url="+url, "--lun=1", "--device=lun", "--bus=scsi")
 	require.Empty(t, lun.Serial+lun.WWN, "the target tells its own")
 
+	lun, _ = xmlOf(t, nil, "--status-url="+url, "--lun=1", "--bus=scsi", "--serial=", "--wwn=")
+	require.Empty(t, lun.Serial+lun.WWN, "none is asked for")
+
 	status, stdout, stderr := run(t, nil, "xml", "--secret", "--status-url="+url)
 	require.Equal(t, exitDone, status, stderr)
 	require.Contains(t, stdout, "<target>iqn.2020-01.a:b</target>")
@@ -216,15 +219,16 @@ func TestXMLFromAStatusThatWillNotDo(t *testing.T) {
 		status int
 		want   string
 	}{
-		"nobody":            {"http://" + gone.Addr().String(), nil, exitFailed, gone.Addr().String()},
-		"another page":      {statusServer(t, nil) + "/metrics", nil, exitFailed, "404"},
-		"another server":    {other.URL, nil, exitFailed, "no status page"},
-		"another JSON":      {other.URL + "/json", nil, exitFailed, "no status page"},
-		"no such LUN":       {statusServer(t, nil), []string{"--lun=3"}, exitUsage, "1 (a.raw), 2 (b.raw)"},
-		"which LUN":         {statusServer(t, nil), nil, exitUsage, "--lun: is missing: the daemon has 1 (a.raw), 2 (b.raw)"},
-		"no LUN yet":        {statusServer(t, func(s *metrics.Status) { s.LUNs = nil; s.State = metrics.StateStarting }), nil, exitFailed, "starting"},
-		"a LUN not ready":   {statusServer(t, func(s *metrics.Status) { s.LUNs[0].Ready = false }), []string{"--lun=1"}, exitFailed, "LUN 1 (a.raw) is not ready"},
-		"CHAP without user": {statusServer(t, func(s *metrics.Status) { s.Authentication = "chap" }), []string{"--lun=1"}, exitUsage, "--chap-username: is missing"},
+		"nobody":               {"http://" + gone.Addr().String(), nil, exitFailed, gone.Addr().String()},
+		"another page":         {statusServer(t, nil) + "/metrics", nil, exitFailed, "404"},
+		"another server":       {other.URL, nil, exitFailed, "no status page"},
+		"another JSON":         {other.URL + "/json", nil, exitFailed, "no status page"},
+		"no such LUN":          {statusServer(t, nil), []string{"--lun=3"}, exitUsage, "1 (a.raw), 2 (b.raw)"},
+		"which LUN":            {statusServer(t, nil), nil, exitUsage, "--lun: is missing: the daemon has 1 (a.raw), 2 (b.raw)"},
+		"no LUN yet":           {statusServer(t, func(s *metrics.Status) { s.LUNs = nil; s.State = metrics.StateStarting }), nil, exitFailed, "starting"},
+		"a LUN not ready":      {statusServer(t, func(s *metrics.Status) { s.LUNs[0].Ready = false }), []string{"--lun=1"}, exitFailed, "LUN 1 (a.raw) is not ready"},
+		"a serial virtio cuts": {statusServer(t, func(s *metrics.Status) { s.LUNs[0].Serial += "4" }), []string{"--lun=1"}, exitUsage, "--serial: "},
+		"CHAP without user":    {statusServer(t, func(s *metrics.Status) { s.Authentication = "chap" }), []string{"--lun=1"}, exitUsage, "--chap-username: is missing"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			status, stdout, stderr := run(t, nil, append([]string{"xml", "--status-url=" + c.url}, c.args...)...)

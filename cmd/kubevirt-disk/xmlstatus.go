@@ -46,10 +46,11 @@ func (f *xmlFlags) servedLUN(ctx context.Context, l *loader) (libvirt.LUN, error
 	lun.ReadOnly = served.ReadOnly
 	lun.Serial, lun.WWN = served.Serial, served.NAA
 	lun = lun.For(f.device())
-	if f.serial != "" {
+	// Given, but empty: the guest is to see none.
+	if l.flags.Changed(flagSerial) {
 		lun.Serial = f.serial
 	}
-	if f.wwn != "" {
+	if l.flags.Changed(flagWWN) {
 		lun.WWN = f.wwn
 	}
 	if status.Authentication != "none" && f.credential.Username == "" {
