@@ -28,6 +28,7 @@ type app struct {
 	stdin          io.Reader
 	stdout, stderr io.Writer
 	exit           func(status int) // ends the process at once, without clean-up
+	asWrapper      bool             // called as the original wrapper: nobody may have room for its pages
 }
 
 // failure is an error of a command that was used rightly: exit status 1. Every other error that reaches

@@ -24,6 +24,7 @@ type config struct {
 	common           diskSettings             // of every disk, unless it has its own
 	disks            map[string]diskOverrides // by image
 	metricsListen    *portal                  // nil: off
+	metricsChosen    bool                     // metricsListen is not the default
 	readyFile        string                   // "": none
 	log              logConfig
 	chap             chap.Config
@@ -39,6 +40,7 @@ func loadConfig(flags *pflag.FlagSet) (*config, error) {
 		targetName:     l.text(keyTargetName),
 		readyFile:      l.text(keyReadyFile),
 		metricsListen:  l.metricsListen(),
+		metricsChosen:  l.source(keyMetricsListen) != "",
 		persistentDir:  l.text(keyPersistentDir),
 		ephemeralFlush: l.bool(keyEphemeralFlush),
 		common:         diskSettings{copyMode: l.copyMode(), copyModeSource: l.name(keyCopyMode), size: l.size()},

@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"sync/atomic"
@@ -97,6 +99,28 @@ func TestAFlushThatHangsEndsWithTheDeadline(t *testing.T) {
 	cancel()
 	require.ErrorContains(t, d.flushDisks(ctx), "did not end in time")
 	require.False(t, b.closed.Load())
+}
+
+// TestTakenPagePort: who is called as the original wrapper shares a pod's network with others of its kind, and serves without pages.
+func TestTakenPagePort(t *testing.T) {
+	taken, err := net.Listen("tcp4", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer taken.Close()
+	p, _, err := parsePortal(taken.Addr().String(), 0)
+	require.NoError(t, err)
+	d := newTestDaemon(t, &brokenDisk{})
+	d.cfg.metricsListen = &p
+	_, err = d.servePages(t.Context())
+	require.ErrorContains(t, err, "--metrics-listen")
+	d.pagesOptional = true
+	closePages, err := d.servePages(t.Context())
+	require.NoError(t, err)
+	closePages()
+
+	// Only a taken port is let pass.
+	p.addr = netip.MustParseAddr("192.0.2.1")
+	_, err = d.servePages(t.Context())
+	require.ErrorContains(t, err, "--metrics-listen")
 }
 
 func TestReadyTellsWhatIsMissing(t *testing.T) {

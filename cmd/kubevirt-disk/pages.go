@@ -8,6 +8,7 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
 
 	"go.uber.org/zap"
@@ -192,6 +193,10 @@ func (d *daemon) servePages(ctx context.Context) (closePages func(), err error) 
 		return func() {}, nil
 	}
 	l, err := listen(ctx, p.network([]portal{*p}), *p)
+	if errors.Is(err, syscall.EADDRINUSE) && d.pagesOptional {
+		d.log.Warn("no metrics and status pages: their port is taken; METRICS_LISTEN chooses another", zap.Stringer("address", p))
+		return func() {}, nil
+	}
 	if err != nil {
 		return nil, explainListen(err, "metrics address", *p, keyMetricsListen)
 	}

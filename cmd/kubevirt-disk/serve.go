@@ -43,7 +43,9 @@ CHAP_MUTUAL_USERNAME and CHAP_MUTUAL_PASSWORD, each also with the suffix _FILE. 
 		log := newLogger(cfg.log, a.stderr)
 		// A log that cannot be written must not change how the command ends.
 		defer func() { _ = log.Sync() }()
-		err = newDaemon(cfg, log).run(ctx)
+		d := newDaemon(cfg, log)
+		d.pagesOptional = a.asWrapper && !cfg.metricsChosen
+		err = d.run(ctx)
 		if err != nil && cfg.log.resolve(a.stderr).format == logJSON {
 			log.Error("serving has failed", zap.Error(err))
 		}
@@ -59,6 +61,9 @@ type daemon struct {
 	metrics *metrics.Metrics
 	started time.Time
 	state   state
+	// pagesOptional says that a taken default port of the pages is no reason not to serve disks. Callers of the original
+	// wrapper start several in one pod, which has one network, and give each a port for its portal only.
+	pagesOptional bool
 }
 
 func newDaemon(cfg *config, log *zap.Logger) *daemon {
