@@ -26,6 +26,11 @@ need libxml2-utils has xmllint
 need tgt has tgtd
 need shellcheck has shellcheck
 need e2fsprogs has mke2fs
+need buildah has buildah
+need podman has podman
+need runc has runc
+need docker-registry has docker-registry
+need iproute2 has ip
 need gcc has gcc # the race detector links with it
 need libc6-dev test -e /usr/include/stdlib.h
 
@@ -44,11 +49,13 @@ echo "install-tools: installing ${missing[*]}"
 export DEBIAN_FRONTEND=noninteractive
 apt-get update -qq
 apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
-case " ${missing[*]} " in
-*" tgt "*)
-	# The package starts a daemon on port 3260, which `make run` wants; the tests start their own.
-	if [ -d /run/systemd/system ]; then
-		systemctl disable --now tgt || true
-	fi
-	;;
-esac
+for service in tgt docker-registry; do
+	case " ${missing[*]} " in
+	*" $service "*)
+		# The package starts a daemon; tgt's is on port 3260, which `make run` wants. The tests start their own.
+		if [ -d /run/systemd/system ]; then
+			systemctl disable --now "$service" || true
+		fi
+		;;
+	esac
+done
