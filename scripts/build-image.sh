@@ -32,7 +32,7 @@ lay_out() {
 	ln -s kubevirt-disk "$root/entry-point.sh"
 	ln -s ../kubevirt-disk "$root/bin/kubevirt-disk"
 	ln -s ../kubevirt-disk "$root/bin/cat"
-	install -d -m 0770 "$state/kubevirt-disk"
+	install -d -m 1777 "$state/kubevirt-disk"
 }
 
 # The docker format, because only that one has a HEALTHCHECK.
