@@ -5,7 +5,9 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"io"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -195,24 +197,38 @@ func TestWrapperDefect5(t *testing.T) {
 	require.NotContains(t, c.log(t), testPassword)
 }
 
-// TestWrapperDefect6 is a readiness that was a fixed sleep: the probe said yes before, or long after, the disk could be used. Here
-// it says no until a login works and data is right, and yes from then on.
+// TestWrapperDefect6 is a readiness that was a fixed sleep, after the whole image had been converted. Here the probe says yes when a login
+// works and the data is right, which does not wait for the image to be copied.
 func TestWrapperDefect6(t *testing.T) {
 	e := requireImages(t, "qemu-img", qemuISCSI)
-	context := t.TempDir()
-	source := filepath.Join(t.TempDir(), "source.raw")
-	makeRaw(t, source, 256<<20)
-	makeQcow2(t, source, filepath.Join(context, "disk.qcow2"), "", true)
-	image := e.buildFrom(t, context, "ADD disk.qcow2 /disk")
-	n := namespace(t)
-	c := e.newContainer(t, image, append(withEnv(credential...), n.option(), asWrapper("3260")))
-	c.start(t)
-	untilReady(t, c)
-	require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source, lunURL(n.portal(t, c), 1)), "identical")
-	require.Equal(t, "ready\n", c.exec(t, "cat", "/tmp/healthy").output)
-	require.Zero(t, c.stop(t))
-	left := filepath.Join(c.e.ok(t, "podman", "mount", c.name), "tmp", "healthy")
-	require.NoFileExists(t, left, "and no longer after the end")
+	image, source := oneDisk(t, e)
+	for _, mode := range []string{"clone", "copy-on-write"} {
+		t.Run(mode, func(t *testing.T) {
+			n := namespace(t)
+			c := e.newContainer(t, image, append(withEnv(append([]string{"COPY_MODE=" + mode}, credential...)...), n.option(), asWrapper("3260")))
+			c.start(t)
+			untilReady(t, c)
+			require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source, lunURL(n.portal(t, c), 1)), "identical")
+			require.Equal(t, "ready\n", c.exec(t, "cat", "/tmp/healthy").output)
+			if mode == "copy-on-write" {
+				require.Contains(t, page(t, "http://"+n.host+":9260/metrics"), `kubevirt_disk_image_copied_bytes{image="disk.qcow2",lun="1"} 0`)
+			}
+			require.Zero(t, c.stop(t))
+			left := filepath.Join(e.ok(t, "podman", "mount", c.name), "tmp", "healthy")
+			require.NoFileExists(t, left, "and no longer after the end")
+		})
+	}
+}
+
+// page fetches a page of a daemon.
+func page(t *testing.T, url string) string {
+	t.Helper()
+	answer, err := http.Get(url)
+	require.NoError(t, err)
+	defer answer.Body.Close()
+	body, err := io.ReadAll(answer.Body)
+	require.NoError(t, err)
+	return string(body)
 }
 
 // TestWrapperDefect7 is that the format was guessed without limits: an image could exhaust memory or disk, or name a file of the host as

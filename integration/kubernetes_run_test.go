@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"bytes"
 	"fmt"
 	"net/http"
 	"os"
@@ -13,8 +14,8 @@ import (
 )
 
 // runPod starts the disk's container of a pod as the pod says: arguments, environment, secrets, volumes and security context. It returns
-// the container and the place of the secrets' files, as another container of the pod would see them.
-func runPod(t *testing.T, e *engine, image string, n network, pod *corev1.PodTemplateSpec, secrets map[string]*corev1.Secret) (*container, string) {
+// the container and where on this machine the volumes are.
+func runPod(t *testing.T, e *engine, image string, n network, pod *corev1.PodTemplateSpec, secrets map[string]*corev1.Secret) (*container, map[string]string) {
 	t.Helper()
 	spec := diskContainer(t, pod)
 	options := []string{n.option()}
@@ -54,7 +55,7 @@ func runPod(t *testing.T, e *engine, image string, n network, pod *corev1.PodTem
 	}
 	c := e.newContainer(t, image, options, spec.Args...)
 	c.start(t)
-	return c, places["chap"]
+	return c, places
 }
 
 // TestKubernetesExamplesRun runs the disk of each pod with podman, asks what the kubelet and Prometheus would, and uses it as the VM of
@@ -66,7 +67,7 @@ func TestKubernetesExamplesRun(t *testing.T) {
 	for name, pod := range all.pods {
 		t.Run(name, func(t *testing.T) {
 			n := namespace(t)
-			c, chapFiles := runPod(t, e, image, n, pod, all.secrets)
+			c, places := runPod(t, e, image, n, pod, all.secrets)
 			page := func(port int32, path string) int {
 				answer, err := http.Get(fmt.Sprintf("http://%s:%d%s", n.host, port, path))
 				if err != nil {
@@ -94,7 +95,7 @@ func TestKubernetesExamplesRun(t *testing.T) {
 				// QEMU's own tool opens the disk by the VM's own arguments, in the pod's network.
 				args := []string{"netns", "exec", filepath.Base(n.path), "qemu-io"}
 				for i, arg := range vm.Args {
-					arg = strings.NewReplacer("$(CHAP_USERNAME)", secret[vm.Env[0].ValueFrom.SecretKeyRef.Key], vm.VolumeMounts[0].MountPath, chapFiles).Replace(arg)
+					arg = strings.NewReplacer("$(CHAP_USERNAME)", secret[vm.Env[0].ValueFrom.SecretKeyRef.Key], vm.VolumeMounts[0].MountPath, places[vm.VolumeMounts[0].Name]).Replace(arg)
 					switch {
 					case i > 0 && vm.Args[i-1] == "-object":
 						args = append(args, "--object", arg)
@@ -109,6 +110,13 @@ func TestKubernetesExamplesRun(t *testing.T) {
 				url := fmt.Sprintf("iscsi://%s%%%s@%s:%d/iqn.2017-01.io.kubevirt:wrapper/1", secret["node.session.auth.username"],
 					secret["node.session.auth.password"], n.host, ports["iscsi"])
 				ok(t, "qemu-io", "-f", "raw", "-c", "write -P 5 0 64k", "-c", "read -P 5 0 64k", url)
+				disk, err := os.Open(filepath.Join(places["data"], "disk.img"))
+				require.NoError(t, err, "the disk is on the volume claim")
+				defer disk.Close()
+				start := make([]byte, 64<<10)
+				_, err = disk.Read(start)
+				require.NoError(t, err)
+				require.Equal(t, bytes.Repeat([]byte{5}, len(start)), start)
 			}
 			require.Zero(t, c.stop(t))
 		})

@@ -22,20 +22,22 @@ import (
 	"k8s.io/apimachinery/pkg/util/yaml"
 )
 
-// manifests are the objects of the examples for Kubernetes.
+// kubernetesExamples are the objects of the examples for Kubernetes.
 type kubernetesExamples struct {
 	pods     map[string]*corev1.PodTemplateSpec // by the name of the pod, or of what makes pods of it
 	deployed map[string]*appsv1.Deployment
 	services []*corev1.Service
 	policies []*networkingv1.NetworkPolicy
 	secrets  map[string]*corev1.Secret
+	claims   map[string]*corev1.PersistentVolumeClaim
 }
 
 // readKubernetesExamples decodes every document as the API server does with strict field validation: a field that the type does not
 // have, or that is there twice, is an error.
 func readKubernetesExamples(t *testing.T) kubernetesExamples {
 	t.Helper()
-	all := kubernetesExamples{pods: map[string]*corev1.PodTemplateSpec{}, deployed: map[string]*appsv1.Deployment{}, secrets: map[string]*corev1.Secret{}}
+	all := kubernetesExamples{pods: map[string]*corev1.PodTemplateSpec{}, deployed: map[string]*appsv1.Deployment{}, secrets: map[string]*corev1.Secret{},
+		claims: map[string]*corev1.PersistentVolumeClaim{}}
 	files, err := filepath.Glob("../examples/kubernetes/*.yaml")
 	require.NoError(t, err)
 	require.NotEmpty(t, files)
@@ -54,6 +56,8 @@ func readKubernetesExamples(t *testing.T) kubernetesExamples {
 				all.services = append(all.services, o)
 			case *networkingv1.NetworkPolicy:
 				all.policies = append(all.policies, o)
+			case *corev1.PersistentVolumeClaim:
+				all.claims[o.Name] = o
 			case *corev1.Secret:
 				all.secrets[o.Name] = o
 			default:
@@ -121,7 +125,7 @@ func TestKubernetesExamples(t *testing.T) {
 	for name, pod := range all.pods {
 		t.Run(name, func(t *testing.T) {
 			require.Empty(t, restrictedViolations(&pod.Spec))
-			require.Empty(t, brokenReferences(pod, all.secrets))
+			require.Empty(t, brokenReferences(pod, all))
 			c := diskContainer(t, pod)
 			require.True(t, *c.SecurityContext.ReadOnlyRootFilesystem)
 			for probe, want := range map[*corev1.Probe]string{c.StartupProbe: "/readyz", c.ReadinessProbe: "/readyz", c.LivenessProbe: "/healthz"} {
@@ -255,14 +259,17 @@ func TestRestrictedRulesBite(t *testing.T) {
 		"c: capabilities are not dropped", "c: may run as root", "c: no seccomp profile", "c: host port"}, restrictedViolations(&pod))
 }
 
-// brokenReferences lists volumes, secrets, their keys, and ports that a pod names and nobody has.
-func brokenReferences(pod *corev1.PodTemplateSpec, secrets map[string]*corev1.Secret) (found []string) {
+// brokenReferences lists volumes, claims, secrets, their keys, and ports that a pod names and nobody has.
+func brokenReferences(pod *corev1.PodTemplateSpec, all kubernetesExamples) (found []string) {
 	bad := func(format string, args ...any) { found = append(found, fmt.Sprintf(format, args...)) }
 	volumes, used := map[string]bool{}, map[string]bool{}
 	for _, v := range pod.Spec.Volumes {
 		volumes[v.Name] = true
-		if v.Secret != nil && secrets[v.Secret.SecretName] == nil {
+		if v.Secret != nil && all.secrets[v.Secret.SecretName] == nil {
 			bad("volume %s: no secret %s", v.Name, v.Secret.SecretName)
+		}
+		if c := v.PersistentVolumeClaim; c != nil && all.claims[c.ClaimName] == nil {
+			bad("volume %s: no claim %s", v.Name, c.ClaimName)
 		}
 	}
 	for _, c := range containersOf(pod) {
@@ -273,7 +280,7 @@ func brokenReferences(pod *corev1.PodTemplateSpec, secrets map[string]*corev1.Se
 			}
 		}
 		for _, from := range c.EnvFrom {
-			if from.SecretRef == nil || secrets[from.SecretRef.Name] == nil {
+			if from.SecretRef == nil || all.secrets[from.SecretRef.Name] == nil {
 				bad("%s: envFrom without its secret", c.Name)
 			}
 		}
@@ -281,7 +288,7 @@ func brokenReferences(pod *corev1.PodTemplateSpec, secrets map[string]*corev1.Se
 			if e.ValueFrom == nil {
 				continue
 			}
-			if s := secrets[e.ValueFrom.SecretKeyRef.Name]; s == nil || s.StringData[e.ValueFrom.SecretKeyRef.Key] == "" {
+			if s := all.secrets[e.ValueFrom.SecretKeyRef.Name]; s == nil || s.StringData[e.ValueFrom.SecretKeyRef.Key] == "" {
 				bad("%s: %s has no such key of a secret", c.Name, e.Name)
 			}
 		}
@@ -321,11 +328,14 @@ func TestKubernetesSettings(t *testing.T) {
 			flag, _, _ := strings.Cut(arg, "=")
 			require.Contains(t, help, " "+flag+" ", name)
 		}
-		mounts := map[string]string{}
 		for _, m := range c.VolumeMounts {
-			mounts[m.Name] = m.MountPath
+			switch m.Name {
+			case "work":
+				require.Contains(t, help, fmt.Sprintf("[WORK_DIR] (default %q)", m.MountPath))
+			case "data":
+				require.Contains(t, c.Args, "--persistent-dir="+m.MountPath)
+			}
 		}
-		require.Contains(t, help, fmt.Sprintf("[WORK_DIR] (default %q)", mounts["work"]))
 		for _, port := range c.Ports {
 			require.Regexp(t, fmt.Sprintf(`default (0\.0\.0\.0|")?:%d\b`, port.ContainerPort), help, port.Name)
 		}
