@@ -181,7 +181,7 @@ func randomOptions(r *rand.Rand, backing bool) string {
 // A pattern of one byte is nothing but a run.
 func writeText(t *testing.T, r *rand.Rand, dir string) {
 	t.Helper()
-	const size = 2 << 20
+	const size = 256 << 10 // qemu-io repeats it
 	var b bytes.Buffer
 	words := strings.Fields("the quick brown fox jumps over a lazy dog 0123 0x7f == /usr/lib/libc.so.6 \x00\x00\x01 \xff\xfe kubevirt")
 	words = words[:1+r.IntN(len(words))]
