@@ -25,7 +25,7 @@ var (
 // Decoder has the tables of the block that is being decoded. The zero value is ready to use; it can be used again and
 // again, by one goroutine at a time, and then allocates nothing. About 25 KiB.
 type Decoder struct {
-	bits uint64 // the next bits of the input, the first one lowest; above count there may be some of what follows
+	bits uint64 // the next bits of the input, the first one lowest; above those of left may be some that follow
 	left uint   // how many of them were taken from the input and are not used yet
 	pos  int    // in the input: what comes after those
 	out  int    // bytes written to the output
