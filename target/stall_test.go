@@ -279,4 +279,19 @@ func TestSlowPeers(t *testing.T) {
 	cmd, _, _ := c.Prepare(tt.TestUnitReady(1))
 	require.NoError(t, c.SendRaw(c.Bytes(&cmd, nil)[:20]))
 	require.NoError(t, c.ExpectClosed())
+
+	// One byte at a time is no better.
+	dribble := func(c *tt.Conn, b []byte) {
+		for i := 0; ; i = (i + 1) % len(b) {
+			if err := c.SendRaw(b[i : i+1]); err != nil {
+				require.ErrorIs(t, err, tt.ErrClosed)
+				return
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+	}
+	dribble(tt.MustDial(t, s.addr), []byte{0x43, 0x81, 0, 0, 0, 0, 0x1f, 0xf0})
+	c = tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
+	ping := pdu.NOPOut{Immediate: true, TaskTag: 1, TransferTag: pdu.ReservedTag, CmdSN: c.CmdSN}
+	dribble(c.Conn, c.Bytes(&ping, make([]byte, 4096)))
 }
