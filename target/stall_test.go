@@ -100,6 +100,35 @@ func TestManyStalledCommands(t *testing.T) {
 	eventually(t, "nothing is stalled", func() bool { return s.Stalls(1) == 0 })
 }
 
+// TestStalledOutOfOrder has commands for a stalled disk wait for those before them, so that whoever replays one passes the reading
+// role on in the midst of it.
+func TestStalledOutOfOrder(t *testing.T) {
+	s := newServer(t)
+	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1, 2)
+	resume := stall(t, s.disks[0], disktest.OpAny)
+	first := c.MustStart(t, tt.Read10(1, 0, 1))
+	eventually(t, "the first one is found out", func() bool { return s.Stalls(1) == 1 })
+	const late = 20
+	var commands []pdu.SCSICommand
+	for i := range late {
+		cmd, _, _ := c.Prepare(tt.Read10(uint16(1+i%2), uint32(i), 1))
+		commands = append(commands, cmd)
+	}
+	for i := range commands {
+		require.NoError(t, c.Send(&commands[late-1-i], nil))
+	}
+	_, err := c.Ping(nil)
+	require.NoError(t, err)
+	resume()
+	require.True(t, first.MustFinish(t).Good())
+	answered := len(c.Inbox())
+	for ; answered < late; answered++ {
+		in, _, err := tt.Expect[pdu.DataIn](c.Conn)
+		require.NoError(t, err)
+		require.True(t, in.HasStatus)
+	}
+}
+
 // TestStaleWrite aborts a write that is stuck in the disk. A newer write to the same block must win, although the
 // stale one leaves the disk's queue only now.
 func TestStaleWrite(t *testing.T) {
