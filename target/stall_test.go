@@ -70,8 +70,8 @@ func TestStalledDisk(t *testing.T) {
 	require.Zero(t, s.seen.panics.Load())
 }
 
-// TestManyStalledCommands has as many commands hang in a disk as may be in flight. The first one is found by watching, and the
-// others do not have to be waited for, in this session or another one.
+// TestManyStalledCommands has as many commands hang in a disk as may be in flight. The first ones are found by watching, and
+// the others do not have to be waited for, in this session or another one.
 func TestManyStalledCommands(t *testing.T) {
 	s := newServer(t)
 	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1, 2)
@@ -90,7 +90,7 @@ func TestManyStalledCommands(t *testing.T) {
 		require.NoError(t, err)
 		sess.MustGood(t, tt.Write10(2, 0, make([]byte, 512)))
 	}
-	require.LessOrEqual(t, s.Stalls(1), 2, "one per session at most")
+	require.LessOrEqual(t, s.Stalls(1), 2*2*5, "a few of a session, at two looks each, until the LUN is known to be stuck")
 	require.Positive(t, s.Stalls(1))
 	require.Zero(t, s.Stalls(2))
 	resume()
