@@ -82,7 +82,7 @@ func (c *conn) loginPhase() (ok bool) {
 type runner struct {
 	reading bool
 	call    uint64  // number of the disk call that it is in as the reader; 0: none
-	queued  int     // bytes of data that waited for the network when it queued some last
+	queued  int     // bytes that waited for the network when it queued some last
 	task    *task   // the one in hand, or one before it; see ownedLocked
 	buf     *buffer // read into, and not queued yet
 }

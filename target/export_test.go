@@ -11,4 +11,4 @@ func (s *Server) Connections() (all, pending int) {
 }
 
 // Stalls is how many disk calls of a LUN are in progress in which the watchdog has found a reader stalled.
-func (s *Server) Stalls(lun uint16) int { return int(s.watch.stalled[lun].Load()) }
+func (s *Server) Stalls(lun uint16) int { return int(s.watch.luns[lun].stalled.Load()) }

@@ -195,3 +195,47 @@ func TestAcceptRecovers(t *testing.T) {
 	require.ErrorIs(t, err, syscall.EINVAL)
 	require.False(t, errors.Is(err, target.ErrServerClosed))
 }
+
+// TestMemoryOfSessionsThatDoNotRead has sessions that ask for far more than there is memory, and read nothing of it.
+func TestMemoryOfSessionsThatDoNotRead(t *testing.T) {
+	const sessions, limit = 8, 4 << 20
+	s := newServer(t, func(o *target.Options) { o.Limits.Memory = limit })
+	var all []*tt.Session
+	for i := range sessions {
+		all = append(all, tt.MustLogin(t, s.addr, tt.LoginOptions{ISID: [6]byte{0x80, byte(i)}, Keys: tt.KV("MaxRecvDataSegmentLength", "262144")}, 1))
+	}
+	sent := make(chan struct{})
+	for _, sess := range all {
+		go func() {
+			defer func() { sent <- struct{}{} }()
+			for range 60 {
+				cmd, _, _ := sess.Prepare(tt.Read10(1, 0, 8192))
+				if sess.Send(&cmd, nil) != nil {
+					return
+				}
+			}
+		}()
+	}
+	most := int64(0)
+	for left := sessions; left > 0; {
+		select {
+		case <-sent:
+			left--
+		default:
+			most = max(most, s.MemoryInUse())
+			runtime.Gosched()
+		}
+	}
+	eventually(t, "the memory is used", func() bool {
+		now := s.MemoryInUse()
+		most = max(most, now)
+		return now > limit/2
+	})
+	t.Logf("%d bytes of %d at most", most, limit)
+	// Each connection may hold one chunk over the limit, so that the command that it is about can come to its end.
+	require.Less(t, most, int64(limit+sessions*(256<<10)))
+	for _, sess := range all {
+		require.NoError(t, sess.Close())
+	}
+	eventually(t, "nothing is held", func() bool { return s.MemoryInUse() == 0 })
+}

@@ -34,7 +34,7 @@ func (c *conn) hold(cmdSN uint32, h *pdu.Header, ahs []byte, seg *segment) error
 // replay handles held PDUs whose turn has come.
 func (c *conn) replay(run *runner) error {
 	sess := c.session()
-	for len(sess.held) > 0 && run.reading {
+	for run.reading && len(sess.held) > 0 { // held belongs to the reader
 		exp := sess.window.exp.Load()
 		h := sess.held[exp]
 		if h == nil {

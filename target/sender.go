@@ -10,12 +10,15 @@ import (
 )
 
 const (
-	// maxQueued is how many bytes of data may wait for the network, per connection, before whoever adds
+	// maxQueued is how many bytes may wait for the network, per connection, before whoever adds
 	// more writes it out or waits for the one who is writing.
 	maxQueued = 512 << 10
 
-	// flushAt is how many of them the reader lets wait while it has more commands in hand.
-	flushAt = 128 << 10
+	// flushAt is how many of them the reader lets wait while it has more commands in hand. Depth 32 with 4 KiB is less.
+	flushAt = 192 << 10
+
+	// pduCost is what a PDU counts for besides its data, so that those without data have a limit, too. Bytes.
+	pduCost = 128
 
 	// maxKept is how many PDUs the room that a connection keeps for its queue may hold.
 	maxKept = 256
@@ -56,7 +59,7 @@ type sender struct {
 	mu      sync.Mutex
 	drained sync.Cond  // signalled when a batch has been written, and at the end of the last
 	queue   []outgoing // guarded by mu
-	bytes   int        // guarded by mu; data bytes in queue and in the batch being written
+	bytes   int        // guarded by mu; in queue and in the batch being written, with pduCost for each PDU
 	writing bool       // guarded by mu; whoever set it owns the fields below
 	err     error      // guarded by mu; the first write error, after which nothing is sent
 
@@ -85,7 +88,7 @@ func (s *sender) put(sn snKind, data []byte, release *buffer) *outgoing {
 	}
 	o := &s.queue[n]
 	o.sn, o.data, o.release = sn, data, release
-	s.bytes += len(data)
+	s.bytes += len(data) + pduCost
 	return o
 }
 
@@ -160,7 +163,7 @@ func (s *sender) writeUnlocked(batch []outgoing) error {
 // freeLocked gives back what a batch held.
 func (s *sender) freeLocked(batch []outgoing) {
 	for i := range batch {
-		s.bytes -= len(batch[i].data)
+		s.bytes -= len(batch[i].data) + pduCost
 		batch[i].release.release()
 		batch[i].data, batch[i].release = nil, nil
 	}

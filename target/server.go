@@ -98,7 +98,7 @@ func New(opt Options) (*Server, error) {
 	for i := range opt.LUNs {
 		highest = max(highest, opt.LUNs[i].Number)
 	}
-	s.watch.stalled = make([]atomic.Int32, highest+1)
+	s.watch.luns = make([]lunWatch, highest+1)
 	s.clock.Store(1)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	return s, nil

@@ -78,10 +78,22 @@ func TestFlags(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []string{"expand"}, s.only)
 	require.Equal(t, []string{"kubevirt-disk", "tgtd"}, s.targets)
-	for _, args := range [][]string{{"-only", "x"}, {"-targets", "x"}, {"-rounds", "0"}, {"-length", "1ms"}, {"x"}} {
+	for _, args := range [][]string{{"-only", "x"}, {"-loads", "("}, {"-targets", "x"}, {"-rounds", "0"}, {"-length", "1ms"}, {"x"}} {
 		_, err := parse(args)
 		require.Error(t, err, args)
 	}
+}
+
+func TestChosenLoads(t *testing.T) {
+	s, err := parse([]string{"-only", "load", "-loads", "4 KiB.*write, depth 32$"})
+	require.NoError(t, err)
+	chosen := s.chosen(generatorJobs(generatorLoads(1, lunSize)))
+	require.Len(t, chosen, 1)
+	require.Equal(t, "4 KiB random write, depth 32", chosen[0].name)
+	require.True(t, chosen[0].inside)
+	s, err = parse(nil)
+	require.NoError(t, err)
+	require.Len(t, s.chosen(clientJobs()), len(loads), "all of them, unless told otherwise")
 }
 
 func TestContent(t *testing.T) {

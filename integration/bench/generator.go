@@ -71,7 +71,7 @@ func generatorLoads(luns int, size int64) []generatorLoad {
 func generatorJobs(loads []generatorLoad) []job {
 	var jobs []job
 	for _, l := range loads {
-		jobs = append(jobs, job{name: l.String(), bytes: l.bytes,
+		jobs = append(jobs, job{name: l.String(), bytes: l.bytes, inside: true,
 			run: func(ctx context.Context, url string, length time.Duration, _ float64) (client, error) {
 				return generate(ctx, l, url, length)
 			}})

@@ -1,7 +1,7 @@
 // Command bench measures kubevirt-disk against its peers on this machine and prints tables for docs/benchmarks.md, where the method
-// is described: SCSI load against tgtd and gotgt, and the expansion of images against qemu-img convert. All candidates
-// take turns within a round, so that what else the machine does hits all of them; each round begins with another one, as whoever comes
-// after a certain one may find the machine warmer. Medians over the rounds are printed.
+// is described: SCSI load against tgtd and gotgt, by common clients and by a load generator of its own, and the expansion of images
+// against qemu-img convert. All candidates take turns within a round, so that what else the machine does hits all of them; each round
+// begins with another one, as whoever comes after a certain one may find the machine warmer. Medians over the rounds are printed.
 package main
 
 import (

@@ -27,6 +27,7 @@ type candidate struct {
 	small, all float64              // the most of it with loads of 4 KiB, and with all loads
 	rates      map[string][]float64 // operations per second, by load
 	cpu        map[string][]float64 // seconds of CPU per operation, by load
+	own        map[string][]float64 // seconds of CPU of this process per operation, by load
 	trouble    map[string]string    // why a load has no numbers
 }
 
@@ -48,8 +49,9 @@ type job struct {
 	name  string
 	bytes int // of one command
 	// probe says that run wants to be told the rate that is to be expected, which a first run then finds out.
-	probe bool
-	run   func(ctx context.Context, url string, length time.Duration, expected float64) (client, error)
+	probe  bool
+	inside bool // the client is part of this process
+	run    func(ctx context.Context, url string, length time.Duration, expected float64) (client, error)
 }
 
 // measureSCSI runs the jobs on all candidates, each of which serves so many LUNs of a size in bytes.
@@ -69,7 +71,7 @@ func measureSCSI(ctx context.Context, s settings, title string, jobs []job, luns
 	}()
 	for _, name := range s.targets {
 		c := &candidate{name: name, dir: filepath.Join(s.cache, name), server: map[string]string{"kubevirt-disk": s.server, "gotgt": s.gotgt}[name],
-			rates: map[string][]float64{}, cpu: map[string][]float64{}, trouble: map[string]string{}}
+			rates: map[string][]float64{}, cpu: map[string][]float64{}, own: map[string][]float64{}, trouble: map[string]string{}}
 		for n := range luns {
 			raw := filepath.Join(c.dir, fmt.Sprintf("disk-%d", luns), fmt.Sprintf("lun-%03d.raw", n+1))
 			if err := errors.Join(makeContent(raw, size), warm(raw)); err != nil {
@@ -122,6 +124,10 @@ func (c *candidate) measure(ctx context.Context, j job, length time.Duration) er
 	if err != nil {
 		return c.failed(ctx, j, err)
 	}
+	ownBefore, err := cpuTime(os.Getpid())
+	if err != nil {
+		return err
+	}
 	stop := watchMemory(pid)
 	done, err := j.run(ctx, c.target.URL, length, expected)
 	most := float64(stop())
@@ -138,6 +144,13 @@ func (c *candidate) measure(ctx context.Context, j job, length time.Duration) er
 	}
 	c.rates[j.name] = append(c.rates[j.name], done.rate())
 	c.cpu[j.name] = append(c.cpu[j.name], (after-before).Seconds()/done.operations)
+	own, err := cpuTime(os.Getpid())
+	if err != nil {
+		return err
+	}
+	if j.inside {
+		c.own[j.name] = append(c.own[j.name], (own-ownBefore).Seconds()/done.operations)
+	}
 	return nil
 }
 
@@ -163,24 +176,26 @@ func (c *candidate) failed(ctx context.Context, j job, err error) error {
 func printSCSI(jobs []job, all []*candidate) {
 	rates := table{head: []string{"operations per second"}}
 	cpu := table{head: []string{"server CPU per operation"}}
+	own := table{head: []string{"the client's CPU per operation"}}
 	memory := table{head: []string{"anonymous memory"}}
-	for _, t := range []*table{&rates, &cpu, &memory} {
+	for _, t := range []*table{&rates, &cpu, &own, &memory} {
 		for _, c := range all {
 			t.head = append(t.head, c.name)
 		}
-		if len(all) > 1 && t != &memory {
+		if len(all) > 1 && t != &memory && t != &own {
 			t.head = append(t.head, all[0].name+" to "+all[1].name)
 		}
 	}
 	for _, l := range jobs {
-		rateRow, cpuRow := []string{l.name}, []string{l.name}
+		rateRow, cpuRow, ownRow := []string{l.name}, []string{l.name}, []string{l.name}
 		for _, c := range all {
 			if what := c.trouble[l.name]; what != "" {
-				rateRow, cpuRow = append(rateRow, what), append(cpuRow, what)
+				rateRow, cpuRow, ownRow = append(rateRow, what), append(cpuRow, what), append(ownRow, what)
 				continue
 			}
 			rateRow = append(rateRow, fmt.Sprintf("%.0f", median(c.rates[l.name])))
 			cpuRow = append(cpuRow, fmt.Sprintf("%.1f µs", 1e6*median(c.cpu[l.name])))
+			ownRow = append(ownRow, fmt.Sprintf("%.1f µs", 1e6*median(c.own[l.name])))
 		}
 		if len(all) > 1 {
 			rateRow = append(rateRow, ratio(median(all[0].rates[l.name]), median(all[1].rates[l.name])))
@@ -188,6 +203,9 @@ func printSCSI(jobs []job, all []*candidate) {
 		}
 		rates.add(rateRow...)
 		cpu.add(cpuRow...)
+		if l.inside {
+			own.add(ownRow...)
+		}
 	}
 	for _, row := range []struct {
 		name  string
@@ -205,5 +223,8 @@ func printSCSI(jobs []job, all []*candidate) {
 	}
 	rates.print(os.Stdout)
 	cpu.print(os.Stdout)
+	if len(own.rows) > 0 {
+		own.print(os.Stdout)
+	}
 	memory.print(os.Stdout)
 }
