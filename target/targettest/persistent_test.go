@@ -137,6 +137,27 @@ func TestPersistentReservationsAndSessions(t *testing.T) {
 		require.Equal(t, append([]byte{0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, WriteExclusive, 0, 0, 0, 0, 0, 1, 0, 0, 0, byte(len(id))}, id...), p[8:],
 			hex.Dump(p))
 	})
+	t.Run("SPC-4 5.13.8/REGISTER AND MOVE", func(t *testing.T) {
+		second.MustFail(t, PersistMove(1, 1, 9, 0, TransportID(other.Initiator, other.ISID)), reserved)
+		sess.MustFail(t, PersistMove(1, 1, 9, 0, TransportID(other.Initiator, other.ISID)[:20]), "05/1A/00")
+		sess.MustGood(t, PersistMove(1, 1, 9, 0, TransportID(other.Initiator, other.ISID)))
+		require.Equal(t, "9/1", reservationOf(t, sess))
+		second.MustGood(t, Write10(1, 0, pattern(BlockSize, 1)))
+		sess.MustFail(t, Write10(1, 0, pattern(BlockSize, 1)), reserved)
+		second.MustGood(t, PersistMove(1, 9, 1, 0x02, TransportID(DefaultInitiator, sess.ISID)))
+		require.Equal(t, []uint64{1}, keysOf(t, second))
+		sess.MustGood(t, Write10(1, 0, pattern(BlockSize, 1)))
+	})
+	t.Run("SPC-4 5.13.7/SPEC_I_PT registers others", func(t *testing.T) {
+		absent := LoginOptions{Initiator: DefaultInitiator + ".absent", ISID: [6]byte{0x80, 5}}
+		id := TransportID(absent.Initiator, absent.ISID)
+		list := append([]byte{0, 0, 0, byte(len(id))}, id...)
+		second.MustGood(t, PersistOut(1, Persist{Action: PersistRegister, ActionKey: 6, Bits: SpecIPT | AllTgPt, More: list}))
+		require.Equal(t, []uint64{1, 6, 6}, keysOf(t, second))
+		sess.MustGood(t, PersistOut(1, Persist{Action: PersistPreempt, Type: WriteExclusive, Key: 1, ActionKey: 6}))
+		require.Equal(t, []uint64{1}, keysOf(t, sess))
+		require.Equal(t, []string{"06/2A/05"}, attentions(t, second, 1))
+	})
 	t.Run("SPC-4 5.13.11.6/CLEAR", func(t *testing.T) {
 		second.MustFail(t, PersistOut(1, Persist{Action: PersistClear}), reserved)
 		register(t, second, 2, 0)
