@@ -246,3 +246,33 @@ func TestPersistThroughPowerLoss(t *testing.T) {
 	_, err = net.Dial(s.addr.Network(), s.addr.String())
 	require.NoError(t, err, "the first server was never stopped")
 }
+
+// slowStore keeps nothing, and takes its time for that.
+type slowStore struct{ entered, release chan struct{} }
+
+func (slowStore) Load() ([]byte, error) { return nil, nil }
+
+func (s slowStore) Save([]byte) error {
+	close(s.entered)
+	<-s.release
+	return nil
+}
+
+func TestPersistentReservationsWithSlowStore(t *testing.T) {
+	store := slowStore{make(chan struct{}), make(chan struct{})}
+	s := start(t, func(o *target.Options) { o.LUNs[0].Reservations = store })
+	sess, second := s.login(t, LoginOptions{}), s.login(t, other)
+	task := sess.MustStart(t, PersistOut(1, Persist{Action: PersistRegister, ActionKey: 1, Bits: APTPL}))
+	<-store.entered
+	for _, one := range []*Session{sess, second} {
+		_, err := one.Ping(nil)
+		require.NoError(t, err)
+		one.MustGood(t, Write10(1, 0, pattern(BlockSize, 1)))
+	}
+	require.Empty(t, keysOf(t, second), "what is not stored is not in force")
+	require.False(t, task.Done())
+	close(store.release)
+	require.True(t, task.MustFinish(t).Good())
+	require.Equal(t, []uint64{1}, keysOf(t, second))
+	s.works(t)
+}
