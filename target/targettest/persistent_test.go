@@ -137,6 +137,27 @@ func TestPersistentReservationsAndSessions(t *testing.T) {
 		require.Equal(t, append([]byte{0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, WriteExclusive, 0, 0, 0, 0, 0, 1, 0, 0, 0, byte(len(id))}, id...), p[8:],
 			hex.Dump(p))
 	})
+	t.Run("SPC-4 5.13.8/REGISTER AND MOVE", func(t *testing.T) {
+		second.MustFail(t, PersistMove(1, 1, 9, 0, TransportID(other.Initiator, other.ISID)), reserved)
+		sess.MustFail(t, PersistMove(1, 1, 9, 0, TransportID(other.Initiator, other.ISID)[:20]), "05/1A/00")
+		sess.MustGood(t, PersistMove(1, 1, 9, 0, TransportID(other.Initiator, other.ISID)))
+		require.Equal(t, "9/1", reservationOf(t, sess))
+		second.MustGood(t, Write10(1, 0, pattern(BlockSize, 1)))
+		sess.MustFail(t, Write10(1, 0, pattern(BlockSize, 1)), reserved)
+		second.MustGood(t, PersistMove(1, 9, 1, 0x02, TransportID(DefaultInitiator, sess.ISID)))
+		require.Equal(t, []uint64{1}, keysOf(t, second))
+		sess.MustGood(t, Write10(1, 0, pattern(BlockSize, 1)))
+	})
+	t.Run("SPC-4 5.13.7/SPEC_I_PT registers others", func(t *testing.T) {
+		absent := LoginOptions{Initiator: DefaultInitiator + ".absent", ISID: [6]byte{0x80, 5}}
+		id := TransportID(absent.Initiator, absent.ISID)
+		list := append([]byte{0, 0, 0, byte(len(id))}, id...)
+		second.MustGood(t, PersistOut(1, Persist{Action: PersistRegister, ActionKey: 6, Bits: SpecIPT | AllTgPt, More: list}))
+		require.Equal(t, []uint64{1, 6, 6}, keysOf(t, second))
+		sess.MustGood(t, PersistOut(1, Persist{Action: PersistPreempt, Type: WriteExclusive, Key: 1, ActionKey: 6}))
+		require.Equal(t, []uint64{1}, keysOf(t, sess))
+		require.Equal(t, []string{"06/2A/05"}, attentions(t, second, 1))
+	})
 	t.Run("SPC-4 5.13.11.6/CLEAR", func(t *testing.T) {
 		second.MustFail(t, PersistOut(1, Persist{Action: PersistClear}), reserved)
 		register(t, second, 2, 0)
@@ -224,4 +245,34 @@ func TestPersistThroughPowerLoss(t *testing.T) {
 	require.ErrorContains(t, err, "reservations is damaged")
 	_, err = net.Dial(s.addr.Network(), s.addr.String())
 	require.NoError(t, err, "the first server was never stopped")
+}
+
+// slowStore keeps nothing, and takes its time for that.
+type slowStore struct{ entered, release chan struct{} }
+
+func (slowStore) Load() ([]byte, error) { return nil, nil }
+
+func (s slowStore) Save([]byte) error {
+	close(s.entered)
+	<-s.release
+	return nil
+}
+
+func TestPersistentReservationsWithSlowStore(t *testing.T) {
+	store := slowStore{make(chan struct{}), make(chan struct{})}
+	s := start(t, func(o *target.Options) { o.LUNs[0].Reservations = store })
+	sess, second := s.login(t, LoginOptions{}), s.login(t, other)
+	task := sess.MustStart(t, PersistOut(1, Persist{Action: PersistRegister, ActionKey: 1, Bits: APTPL}))
+	<-store.entered
+	for _, one := range []*Session{sess, second} {
+		_, err := one.Ping(nil)
+		require.NoError(t, err)
+		one.MustGood(t, Write10(1, 0, pattern(BlockSize, 1)))
+	}
+	require.Empty(t, keysOf(t, second), "what is not stored is not in force")
+	require.False(t, task.Done())
+	close(store.release)
+	require.True(t, task.MustFinish(t).Good())
+	require.Equal(t, []uint64{1}, keysOf(t, second))
+	s.works(t)
 }

@@ -1,6 +1,6 @@
 package scsi
 
-// The service actions of PERSISTENT RESERVE IN and OUT (SPC-4 6.15, 6.16). REGISTER AND MOVE (07h) is not supported.
+// The service actions of PERSISTENT RESERVE IN and OUT (SPC-4 6.15, 6.16).
 const (
 	saReadKeys           = 0x00
 	saReadReservation    = 0x01
@@ -14,6 +14,7 @@ const (
 	saPreempt         = 0x04
 	saPreemptAndAbort = 0x05
 	saRegisterIgnore  = 0x06
+	saRegisterAndMove = 0x07
 )
 
 // persistentCommands are the service actions of persistent reservations. Those of PERSISTENT RESERVE OUT decide
@@ -38,6 +39,7 @@ func persistentCommands() []command {
 		{name: "PERSISTENT RESERVE OUT, PREEMPT", action: saPreempt},
 		{name: "PERSISTENT RESERVE OUT, PREEMPT AND ABORT", action: saPreemptAndAbort},
 		{name: "PERSISTENT RESERVE OUT, REGISTER AND IGNORE EXISTING KEY", action: saRegisterIgnore},
+		{name: "PERSISTENT RESERVE OUT, REGISTER AND MOVE", action: saRegisterAndMove},
 	} {
 		c.opcode, c.hasAction, c.flags, c.timeout = opPersistOut, true, duringPersistent, drain
 		c.usage = []byte{0, 0, 0xff, 0, 0, 0xff, 0xff, 0xff, 0xff, 0}

@@ -69,12 +69,12 @@ func TestPersistentCommandsAreReported(t *testing.T) {
 		if action <= saReadFullStatus {
 			wantIn = []byte{0, supportStandard, 0, 10, opPersistIn, action, 0, 0, 0, 0, 0, 0xff, 0xff, 0}
 		}
-		if action <= saRegisterIgnore {
+		if action <= saRegisterAndMove {
 			wantOut = []byte{0, supportStandard, 0, 10, opPersistOut, action, 0xff, 0, 0, 0xff, 0xff, 0xff, 0xff, 0}
 		}
 		require.Equal(t, wantIn, in, "PERSISTENT RESERVE IN %02x", action)
 		require.Equal(t, wantOut, out, "PERSISTENT RESERVE OUT %02x", action)
 	}
-	request, list := persistOut(0x07, 0, 1, 2)
-	require.Equal(t, "5/24/00", b.run(request, list).outcome(), "REGISTER AND MOVE")
+	request, list := persistOut(0x08, 0, 1, 2)
+	require.Equal(t, "5/24/00", b.run(request, list).outcome(), "REPLACE LOST RESERVATION")
 }

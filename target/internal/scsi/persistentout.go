@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// The parameter list of PERSISTENT RESERVE OUT (SPC-4 6.16.3):
+// The parameter list of PERSISTENT RESERVE OUT (SPC-4 6.16.3); that of REGISTER AND MOVE is another one:
 //
 //	0-7    RESERVATION KEY
 //	8-15   SERVICE ACTION RESERVATION KEY
@@ -34,10 +34,15 @@ type persistList struct {
 	ids       []transportID
 	allPorts  bool
 	aptpl     bool
+
+	unregister bool // UNREG, of REGISTER AND MOVE
 }
 
-// parsePersistList reads the parameter list of any service action but REGISTER AND MOVE.
+// parsePersistList reads the parameter list of a service action.
 func parsePersistList(p []byte, action byte) (l persistList, err error) {
+	if action == saRegisterAndMove {
+		return parseMoveList(p)
+	}
 	if len(p) < persistBasicLen {
 		return l, errParameterLength
 	}
@@ -81,8 +86,9 @@ func parsePersistList(p []byte, action byte) (l persistList, err error) {
 // preparePersistOut begins a PERSISTENT RESERVE OUT (SPC-4 6.16).
 func preparePersistOut(t *Task) error {
 	n := binary.BigEndian.Uint32(t.CDB[5:])
+	withIDs := t.cmd.action == saRegister || t.cmd.action == saRegisterAndMove
 	switch {
-	case n < persistBasicLen || n > maxPersistList, n != persistBasicLen && t.cmd.action != saRegister:
+	case n < persistBasicLen || n > maxPersistList, n != persistBasicLen && !withIDs:
 		return errParameterLength
 	case t.cmd.action != saReserve:
 	case t.CDB[2]>>4 != scopeLU:
@@ -120,9 +126,9 @@ func outPersist(t *Task, _ int64, p []byte) error {
 // execute carries out the service action of the task.
 func (e *persistentEdit) execute(t *Task, list *persistList) error {
 	own := e.find(e.by)
-	switch t.cmd.action {
-	case saRegister, saRegisterIgnore:
-		if list.aptpl && t.unit.persistent.store == nil {
+	cannotKeep := list.aptpl && t.unit.persistent.store == nil
+	if t.cmd.action == saRegister || t.cmd.action == saRegisterIgnore {
+		if cannotKeep {
 			return invalidParameter(20, 0)
 		}
 		return e.register(t, own, list)
@@ -139,6 +145,11 @@ func (e *persistentEdit) execute(t *Task, list *persistList) error {
 		e.clear()
 	case saPreempt, saPreemptAndAbort:
 		return e.preempt(t, list.actionKey)
+	case saRegisterAndMove:
+		if cannotKeep {
+			return invalidParameter(17, 0)
+		}
+		return e.move(list)
 	}
 	return nil
 }

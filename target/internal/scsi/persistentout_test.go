@@ -136,7 +136,8 @@ func TestPersistOutCommands(t *testing.T) {
 		{"an obsolete type", "5f 01 02 00 00 00000018 00", "5/24/00"},
 		{"a reserved type", "5f 01 0f 00 00 00000018 00", "5/24/00"},
 		{"a reserved byte", "5f 01 01 01 00 00000018 00", "5/24/00"},
-		{"REGISTER AND MOVE", "5f 07 01 00 00 00000018 00", "5/24/00"},
+		{"a service action that is not supported", "5f 08 01 00 00 00000018 00", "5/24/00"},
+		{"REGISTER AND MOVE without a list", "5f 07 01 00 00 00000000 00", "5/1a/00"},
 	} {
 		_, list := persistOut(saReserve, 1, 1, 0)
 		require.Equal(t, c.want, b.run(cdb(c.cdb), list).outcome(), c.name)
@@ -216,6 +217,7 @@ func FuzzPersistOut(f *testing.F) {
 			f.Add(action, byte(7), list)
 		}
 	}
+	f.Add(byte(saRegisterAndMove), byte(0), moveList(1, 9, bitUnreg|bitAPTPL, InitiatorPort{Name: "iqn.b"}))
 	f.Fuzz(func(t *testing.T, action, kind byte, list []byte) {
 		m := &memStore{}
 		b := newBench(t, func(l *LUN) { l.Reservations = m })

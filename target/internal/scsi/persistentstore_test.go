@@ -133,6 +133,38 @@ func TestStoreFails(t *testing.T) {
 	require.Equal(t, "2: 1", b.keys())
 }
 
+// slowStore is a store whose Save waits.
+type slowStore struct {
+	memStore
+	entered, release chan struct{}
+}
+
+func (s *slowStore) Save(b []byte) error {
+	s.entered <- struct{}{}
+	<-s.release
+	return s.memStore.Save(b)
+}
+
+// TestStoreStalls checks that only other changes of reservations wait for a store, and that nothing is in force before it
+// is stored.
+func TestStoreStalls(t *testing.T) {
+	m := &slowStore{entered: make(chan struct{}), release: make(chan struct{})}
+	b := newBench(t, func(l *LUN) { l.Reservations = m })
+	second := b.attach("iqn.b", 0)
+	ended := make(chan string)
+	go func() { ended <- b.persist(second, saRegister, 0, 0, 2, bitAPTPL) }()
+	<-m.entered
+	require.Equal(t, "0:", b.keys())
+	b.good(cdb(writeOne), pattern(1, 1))
+	b.d.Detach(b.attach("iqn.c", 0))
+	b.d.ResetLUN(lun1, b.nexus)
+	pending(b.nexus)
+	go func() { ended <- b.runAs(b.nexus, lun1, cdb(reserve), nil).outcome() }()
+	m.release <- struct{}{}
+	require.ElementsMatch(t, []string{"GOOD", conflict}, []string{<-ended, <-ended}, "RESERVE(6) comes after the registration")
+	require.Equal(t, "1: 2", b.keys())
+}
+
 // testState is a state with everything in it.
 func testState() *persistentState {
 	s := &persistentState{aptpl: true, kind: typeWriteExclusiveRO, holder: InitiatorPort{Name: "iqn.b", ISID: [6]byte{1, 2, 3, 4, 5, 6}},
