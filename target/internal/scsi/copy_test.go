@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -127,8 +128,10 @@ func TestCopyOfHoles(t *testing.T) {
 			data := pattern(16, 1)
 			b.write(16, data)
 			b.write(800, data)
+			b.disk.reset()
 			b.other.reset()
 			require.Equal(t, "GOOD", b.copy(copyParameters(1, 0, both, block(0, 1, 816, 0, 0))).outcome())
+			require.Equal(t, 2, b.disk.count("read"), "holes are not read")
 			require.Equal(t, make([]byte, 16*BlockSize), b.read2(0, 16))
 			require.Equal(t, data, b.read2(16, 16))
 			require.Equal(t, make([]byte, 768*BlockSize), b.read2(32, 768))
@@ -291,6 +294,30 @@ func TestCopyClaims(t *testing.T) {
 	require.Equal(t, "GOOD", b.runAs(stranger, lun1, read, nil).outcome(), "LUN 1 was only asked to copy")
 	require.Equal(t, "RESERVATION CONFLICT", b.copy(copyParameters(1, 0, both, block(1, 1, 1, 0, 1))).outcome())
 	require.Equal(t, "RESERVATION CONFLICT", b.run(receiveCopy(saCopyStatus, 1), nil).outcome())
+}
+
+// TestCopyLocksTheFirstUnitFirst checks the order that keeps copies from waiting for each other, with exclusive commands
+// between them: a copy that waits for the first unit holds nothing of the second, whichever way it goes.
+func TestCopyLocksTheFirstUnitFirst(t *testing.T) {
+	for _, segment := range []string{block(0, 1, 8, 0, 0), block(1, 0, 8, 0, 0)} {
+		b := newCopyBench(t)
+		one, two := &b.d.units[0].ranges, &b.d.units[1].ranges
+		var h hold
+		one.lockOne(&h, holdExclusive, b.nexus.initiator, 0, memPage)
+		done := make(chan result)
+		go func() { done <- b.copy(copyParameters(1, 0, both, segment)) }()
+		require.Eventually(t, func() bool {
+			one.mu.Lock()
+			defer one.mu.Unlock()
+			return one.waiting == 1
+		}, 10*time.Second, time.Millisecond)
+		two.mu.Lock()
+		held := len(two.held)
+		two.mu.Unlock()
+		require.Zero(t, held)
+		one.unlock(&h)
+		require.Equal(t, "GOOD", (<-done).outcome())
+	}
 }
 
 // TestCopiesDoNotWaitForEachOther runs copies in both directions, within units, and exclusive commands over their ends, all at
