@@ -13,17 +13,22 @@ FUZZTIME ?= 60s
 TEST_FUZZTIME ?= 3s
 # Passed to the benchmark program, for instance BENCHFLAGS='-rounds 3 -only scsi'.
 BENCHFLAGS ?=
+# The name that `make image` gives the base image.
+IMAGE ?= kubevirt.io:disk
 
 .DEFAULT_GOAL := help
-.PHONY: build run test lint fuzz bench peers demo clean help FORCE
+.PHONY: build image run test lint fuzz bench peers demo clean help FORCE
 
 build: $(BIN) $(BIN)-linux-arm64 ## Build the static binaries into bin/ (this machine's, and linux/arm64)
 
 $(BIN): FORCE
 	$(BUILD) -o $@ ./cmd/kubevirt-disk
 
-$(BIN)-linux-arm64: FORCE
-	GOARCH=arm64 $(BUILD) -o $@ ./cmd/kubevirt-disk
+$(BIN)-linux-amd64 $(BIN)-linux-arm64: $(BIN)-linux-%: FORCE
+	GOARCH=$* $(BUILD) -o $@ ./cmd/kubevirt-disk
+
+image: $(BIN)-linux-amd64 $(BIN)-linux-arm64 ## Build the base image kubevirt.io:disk for linux/amd64 and linux/arm64 with buildah, and print its size
+	VERSION='$(VERSION)' REVISION='$(COMMIT)' scripts/build-image.sh '$(IMAGE)' $^
 
 run: $(BIN) ## Serve the demo disk of examples/demo on 127.0.0.1 and print how to log in
 	scripts/run-demo.sh $(BIN)

@@ -15,7 +15,7 @@ import (
 )
 
 // overlay makes a qcow2 image on a backing file that qemu-img does not look at.
-func overlay(t testing.TB, dir, name, backing, format string) {
+func overlayOn(t testing.TB, dir, name, backing, format string) {
 	t.Helper()
 	args := []string{"create", "-q", "-u", "-f", "qcow2", "-b", backing}
 	if format != "" {
@@ -81,7 +81,7 @@ func TestBackingFilesThatAreRefused(t *testing.T) {
 			if err := unix.Mknod(filepath.Join(dir, "null"), unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))); err != nil && c.backing == "null" {
 				needs(t, "root (to make a device)", false)
 			}
-			overlay(t, dir, "top.qcow2", c.backing, c.format)
+			overlayOn(t, dir, "top.qcow2", c.backing, c.format)
 			_, err := OpenImage(filepath.Join(dir, "top.qcow2"), ImageOptions{})
 			var bad *ImageError
 			require.ErrorAs(t, err, &bad)
@@ -103,7 +103,7 @@ func TestBackingChainDepthAndContent(t *testing.T) {
 	put(t, dir, "0", block('0', 4096), 1<<20) // no extension: the overlay names its format
 	format := "raw"
 	for i := 1; i <= maxBackingDepth+1; i++ {
-		overlay(t, dir, fmt.Sprintf("%d.qcow2", i), strings.TrimSuffix(fmt.Sprintf("%d.qcow2", i-1), map[bool]string{true: ".qcow2"}[i == 1]), format)
+		overlayOn(t, dir, fmt.Sprintf("%d.qcow2", i), strings.TrimSuffix(fmt.Sprintf("%d.qcow2", i-1), map[bool]string{true: ".qcow2"}[i == 1]), format)
 		format = "qcow2"
 	}
 	_, err := OpenImage(filepath.Join(dir, "9.qcow2"), ImageOptions{})
@@ -126,9 +126,9 @@ func TestBackingChainDepthAndContent(t *testing.T) {
 
 func TestBackingLoopIsListedForEveryFileOfIt(t *testing.T) {
 	dir := t.TempDir()
-	overlay(t, dir, "a.qcow2", "b.qcow2", "qcow2")
-	overlay(t, dir, "b.qcow2", "c.qcow2", "qcow2")
-	overlay(t, dir, "c.qcow2", "a.qcow2", "qcow2")
+	overlayOn(t, dir, "a.qcow2", "b.qcow2", "qcow2")
+	overlayOn(t, dir, "b.qcow2", "c.qcow2", "qcow2")
+	overlayOn(t, dir, "c.qcow2", "a.qcow2", "qcow2")
 	require.NoError(t, os.Link(filepath.Join(dir, "a.qcow2"), filepath.Join(dir, "d.qcow2")))
 	reasons := scanErrors(t, dir)
 	require.Len(t, reasons, 4)
@@ -140,8 +140,8 @@ func TestBackingLoopIsListedForEveryFileOfIt(t *testing.T) {
 func TestBackingFilesInSubdirectories(t *testing.T) {
 	dir := t.TempDir()
 	put(t, dir, "base/deep/root", block('r', 4096), 1<<20)
-	overlay(t, dir, "base/mid.qcow2", "deep/root", "raw") // relative to the file that names it
-	overlay(t, dir, "top.qcow2", "./base/mid.qcow2", "qcow2")
+	overlayOn(t, dir, "base/mid.qcow2", "deep/root", "raw") // relative to the file that names it
+	overlayOn(t, dir, "top.qcow2", "./base/mid.qcow2", "qcow2")
 	images, err := ScanDir(dir, ImageOptions{})
 	require.NoError(t, err)
 	require.Len(t, images, 1)
@@ -159,7 +159,7 @@ func TestBackingFilesOfAnotherSize(t *testing.T) {
 			dir := t.TempDir()
 			base := block('b', size)
 			put(t, dir, "base.raw", base, 0)
-			overlay(t, dir, "top.qcow2", "base.raw", "raw")
+			overlayOn(t, dir, "top.qcow2", "base.raw", "raw")
 			img := openImage(t, filepath.Join(dir, "top.qcow2"))
 			want := append(base, make([]byte, 1<<20)...)[:1<<20]
 			got := make([]byte, 1<<20)
@@ -174,7 +174,7 @@ func TestBackingFilesOfAnotherSize(t *testing.T) {
 func TestOffendingBackingFileOfABadOverlayIsNotReportedItself(t *testing.T) {
 	dir := t.TempDir()
 	put(t, dir, "base", []byte("base"), 1<<20)
-	overlay(t, dir, "top.qcow2", "base", "raw")
+	overlayOn(t, dir, "top.qcow2", "base", "raw")
 	put(t, dir, "stray", block(1, 512), 0)
 	reasons := scanErrors(t, dir)
 	require.Len(t, reasons, 1)

@@ -121,3 +121,14 @@ func (p *partial) finish(err error) error {
 	}
 	return errors.Join(err, os.Remove(name), p.file.Close())
 }
+
+// copyUnit is what is copied of the image at once: the largest cluster that is compressed as a whole. Bytes.
+func (m *Image) copyUnit() int64 {
+	unit := int64(0)
+	m.top.chain(func(l *layer) {
+		if l.header.compression != "" {
+			unit = max(unit, l.header.clusterSize)
+		}
+	})
+	return unit
+}

@@ -111,6 +111,28 @@ func (e *SpaceError) Error() string {
 // Is makes the error one of ErrNoSpace.
 func (e *SpaceError) Is(target error) bool { return target == ErrNoSpace }
 
+// SizeError is a size that a disk cannot have.
+type SizeError struct {
+	Image  string
+	Size   int64  // bytes, as asked for
+	Reason string // what is wrong: completes the sentence "the size ..."
+}
+
+func (e *SizeError) Error() string {
+	return fmt.Sprintf("%s: the size of %d bytes %s", printable(e.Image), e.Size, e.Reason)
+}
+
+// PersistentError is a persistent disk that is not served, so that nothing on it is lost.
+type PersistentError struct {
+	Path   string // of the disk's file
+	Reason string // what is wrong: completes the sentence "the persistent disk ..."
+	Action string // what to do about it
+}
+
+func (e *PersistentError) Error() string {
+	return fmt.Sprintf("the persistent disk %s %s; %s", e.Path, e.Reason, e.Action)
+}
+
 // LockedError is a work directory or image that another process uses.
 type LockedError struct {
 	Path   string

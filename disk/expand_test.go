@@ -211,6 +211,24 @@ func TestCancelledExpansionLeavesNothing(t *testing.T) {
 	}
 }
 
+// TestExpansionOfAnImageThatCannotBeRead tells where, although other workers wait for what could not be read.
+func TestExpansionOfAnImageThatCannotBeRead(t *testing.T) {
+	t.Cleanup(func() { goleak.VerifyNone(t) })
+	dir := t.TempDir()
+	put(t, dir, "in.raw", block(1, 24<<20), 0)
+	for _, option := range []string{"-q", "-c"} {
+		qemuImg(t, dir, "convert", option, "-f", "raw", "-O", "qcow2", "in.raw", "in.qcow2")
+		img := openImage(t, filepath.Join(dir, "in.qcow2"))
+		require.NoError(t, os.Truncate(img.Path(), img.Info().FileSize/2))
+		out, err := createPartial(filepath.Join(dir, "out.raw"), 0o600)
+		require.NoError(t, err)
+		_, err = newCopier(img, out.file, nil, 8).run(t.Context())
+		var medium *MediumError
+		require.ErrorAs(t, out.finish(err), &medium)
+		require.NoFileExists(t, filepath.Join(dir, "out.raw"))
+	}
+}
+
 func TestNotEnoughSpaceIsFoundOutFirst(t *testing.T) {
 	small := tinyFS(t, "1m")
 	dir := t.TempDir()

@@ -134,6 +134,8 @@ func (m *Image) compareImage(ctx context.Context, old []fileFingerprint) (reason
 		case reason != "" || err != nil:
 		case print.untouched(before):
 			print.Hash = before.Hash
+		case before.Hash == "":
+			reason = fmt.Sprintf("%s may have changed: the disk was stopped before the image had been read once to recognise it", l.name)
 		default:
 			if print.Hash, err = hashContent(ctx, l.file, print.Size); err != nil {
 				err = fmt.Errorf("reading %s: %w", l.name, err)

@@ -1,54 +1,144 @@
 package disk
 
 import (
+	"bufio"
 	"bytes"
+	"encoding/binary"
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 )
 
-// killedImage and killedWork tell the test binary that it is the process to be killed, and what it is to expand.
+// The environment tells the test binary that it is the process to be killed, and what disk it writes to.
 const (
 	killedImage = "KUBEVIRT_DISK_TEST_IMAGE"
-	killedWork  = "KUBEVIRT_DISK_TEST_WORK"
+	killedDir   = "KUBEVIRT_DISK_TEST_DIR"
+	killedMode  = "KUBEVIRT_DISK_TEST_MODE"
+	killedFirst = "KUBEVIRT_DISK_TEST_FIRST" // number of the first write
+	killRounds  = "KUBEVIRT_DISK_KILL_ROUNDS"
 )
 
-// TestExpandUntilKilled is the process that TestKillWhileExpanding kills.
-func TestExpandUntilKilled(t *testing.T) {
-	if os.Getenv(killedImage) == "" {
-		t.Skip("is run by TestKillWhileExpanding")
+const killSize = 24 << 20
+
+// killWrite is where write number n goes and what it stores: some cover blocks, some only a part of one.
+func killWrite(n uint64) (off int64, p []byte) {
+	r := rand.New(rand.NewPCG(n, 3))
+	off = r.Int64N(killSize/SectorSize-64) * SectorSize
+	if r.IntN(2) == 0 {
+		off = off / minGranule * minGranule
 	}
-	inst, err := Open(t.Context(), openImage(t, os.Getenv(killedImage)), OpenOptions{WorkDir: os.Getenv(killedWork)})
-	require.NoError(t, err)
-	require.NoError(t, inst.Close())
+	p = bytes.Repeat(binary.LittleEndian.AppendUint64(nil, n), SectorSize/8*(1+r.IntN(16)))
+	return off, p
 }
 
-// Whenever a process is killed, a disk under its final name is complete, and the next start goes on without help.
-func TestKillWhileExpanding(t *testing.T) {
-	dir, work := t.TempDir(), t.TempDir()
-	content := sample(24<<20, 1)
-	path := put(t, dir, "disk.raw", content, 0)
-	disk := filepath.Join(work, "disk.raw", diskName)
-	for range 12 {
-		child := exec.Command(os.Args[0], "-test.run=^TestExpandUntilKilled$")
-		child.Env = append(os.Environ(), killedImage+"="+path, killedWork+"="+work)
-		require.NoError(t, child.Start())
-		time.Sleep(time.Duration(rand.IntN(60)) * time.Millisecond)
-		child.Process.Kill()
-		child.Wait() // it was killed or had finished, both are fine
-		if got, err := os.ReadFile(disk); err == nil {
-			require.True(t, bytes.Equal(content, got), "a partial disk under its final name")
-			require.NoError(t, os.Remove(disk)) // so that the next round expands again
+func killOptions(dir, mode string) OpenOptions {
+	opt := OpenOptions{Mode: CopyMode(mode), WorkDir: filepath.Join(dir, "work")}
+	if filepath.Base(dir) == "persistent" {
+		opt.PersistentDir = filepath.Join(dir, "volume")
+	}
+	return opt
+}
+
+// TestWriteUntilKilled is the process that TestKill kills: it writes, and says so once a write is acknowledged.
+func TestWriteUntilKilled(t *testing.T) {
+	if os.Getenv(killedImage) == "" {
+		t.Skip("is run by TestKill")
+	}
+	inst, err := Open(t.Context(), openImage(t, os.Getenv(killedImage)), killOptions(os.Getenv(killedDir), os.Getenv(killedMode)))
+	require.NoError(t, err)
+	n, err := strconv.ParseUint(os.Getenv(killedFirst), 10, 64)
+	require.NoError(t, err)
+	out := bufio.NewWriter(os.Stdout)
+	for ; ; n++ {
+		off, p := killWrite(n)
+		_, err := inst.WriteAt(p, off)
+		require.NoError(t, err)
+		fmt.Fprintf(out, "written %d\n", n)
+		require.NoError(t, out.Flush())
+		if n%64 == 0 {
+			require.NoError(t, inst.Flush())
 		}
 	}
-	inst, _ := start(t, path, OpenOptions{WorkDir: work})
-	require.True(t, bytes.Equal(content, readAll(t, inst, inst.Size())))
-	left, err := filepath.Glob(filepath.Join(work, "*", "*"+partialSuffix))
+}
+
+// TestKill ends a process that writes to a disk with SIGKILL, again and again, while its image is being copied. The page cache
+// survives that, so that every write that was acknowledged is there, and the image everywhere else.
+func TestKill(t *testing.T) {
+	rounds := 24
+	if n, err := strconv.Atoi(os.Getenv(killRounds)); err == nil {
+		rounds = n
+	}
+	content := sample(killSize, 1)
+	image := put(t, t.TempDir(), "disk.raw", content, 0)
+	for _, mode := range []CopyMode{CopyOnWrite, CopyOnRead, CopyClone} {
+		for _, kind := range []string{"ephemeral", "persistent"} {
+			t.Run(string(mode)+"/"+kind, func(t *testing.T) {
+				t.Parallel()
+				dir := filepath.Join(t.TempDir(), kind)
+				model := bytes.Clone(content)
+				next, acknowledged := uint64(1), 0
+				for range rounds / 6 {
+					last := killOnce(t, image, dir, mode, next)
+					for ; next <= last; next++ {
+						off, p := killWrite(next)
+						copy(model[off:], p)
+						acknowledged++
+					}
+					img := openImage(t, image)
+					inst, err := Open(t.Context(), img, killOptions(dir, string(mode)))
+					require.NoError(t, err)
+					require.True(t, inst.Kept || last == 0)
+					got := readAll(t, inst, inst.Size())
+					// The write in flight may be there as a whole, in part, or not at all.
+					off, p := killWrite(next)
+					for i := 0; i < len(p); i += SectorSize {
+						if at := int(off) + i; bytes.Equal(got[at:at+SectorSize], p[i:i+SectorSize]) {
+							copy(model[at:], p[i:i+SectorSize])
+						}
+					}
+					next++
+					if at := firstDifference(model, got); at >= 0 {
+						t.Fatalf("after write %d the disk differs at byte %d", last, at)
+					}
+					require.NoError(t, inst.Close())
+				}
+				require.Positive(t, acknowledged, "the process was always killed too early")
+			})
+		}
+	}
+}
+
+// killOnce runs the process for a random time, and returns the number of the last write that it was sure of.
+func killOnce(t *testing.T, image, dir string, mode CopyMode, first uint64) (last uint64) {
+	child := exec.Command(os.Args[0], "-test.run=^TestWriteUntilKilled$")
+	child.Env = append(os.Environ(), killedImage+"="+image, killedDir+"="+dir, killedMode+"="+string(mode), killedFirst+"="+strconv.FormatUint(first, 10))
+	out, err := child.StdoutPipe()
 	require.NoError(t, err)
-	require.Empty(t, left)
+	require.NoError(t, child.Start())
+	timer := time.AfterFunc(time.Duration(20+rand.IntN(400))*time.Millisecond, func() { child.Process.Kill() })
+	defer timer.Stop()
+	last = first - 1
+	for lines := bufio.NewScanner(out); lines.Scan(); {
+		if _, err := fmt.Sscanf(lines.Text(), "written %d", &last); err != nil {
+			t.Errorf("the process says %q", lines.Text())
+		}
+	}
+	child.Wait() // it was killed
+	return last
+}
+
+func firstDifference(a, b []byte) int {
+	for i := 0; i < len(a); i += SectorSize {
+		if !bytes.Equal(a[i:i+SectorSize], b[i:i+SectorSize]) {
+			return i
+		}
+	}
+	return -1
 }

@@ -42,7 +42,7 @@ func ParseCopyMode(s string) (CopyMode, error) {
 // tells whether any can, so that a configuration is refused before the images are read.
 func (m CopyMode) Check(img *Image) error {
 	switch m {
-	case CopyClone, "":
+	case CopyClone, CopyOnWrite, CopyOnRead, "":
 		return nil
 	case CopyNone:
 		if img == nil || img.format() == FormatRaw {
@@ -52,12 +52,6 @@ func (m CopyMode) Check(img *Image) error {
 			Mode: m, Image: img.Name(),
 			Reason: fmt.Sprintf("it is a %s image, and only a raw one can be served in place", img.format()),
 			Use:    fmt.Sprintf("use copy mode %q, or convert the image to raw", string(CopyClone)),
-		}
-	case CopyOnWrite, CopyOnRead:
-		return &UnsupportedModeError{
-			Mode:   m,
-			Reason: "is not supported by this version",
-			Use:    fmt.Sprintf("use %q, or %q for raw images", string(CopyClone), string(CopyNone)),
 		}
 	default:
 		_, err := ParseCopyMode(string(m))

@@ -166,7 +166,7 @@ func explainOpen(err error) (reason, action string) {
 	case errors.Is(err, unix.ENOENT):
 		return "does not exist", "add it to the image directory"
 	case errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM):
-		return fmt.Sprintf("cannot be read by user %d: %v", os.Geteuid(), err), "make it readable for that user"
+		return fmt.Sprintf("cannot be read by user %d: %v", os.Geteuid(), err), "make it readable for that user: with chmod before it is added, or with \"ADD --chmod=0444\""
 	default:
 		return fmt.Sprintf("cannot be opened: %v", err), ""
 	}

@@ -1,45 +1,461 @@
 package disk
 
-import "kubevirt.io/disk/disk/qcow2"
+import (
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"sync/atomic"
+)
 
-// qcow2Content is a qcow2 image as the content of a layer.
-type qcow2Content struct{ *qcow2.Image }
-
-// openQcow2 validates a layer's file as a qcow2 image.
-func openQcow2(l *layer, maxVirtualSize int64) (content, error) {
-	img, err := qcow2.Open(l.file, l.stat.Size, qcow2.Options{MaxVirtualSize: maxVirtualSize})
-	if err != nil {
-		return nil, err
-	}
-	return qcow2Content{img}, nil
+// source is the read-only content that an overlay lies over.
+type source interface {
+	// ReadAt fills p or returns an error; it is not called past the end.
+	io.ReaderAt
+	Size() int64
+	Extent(off, length int64) (Extent, error)
 }
 
-func (c qcow2Content) extent(off, length int64) (int64, extentKind, error) {
-	n, kind, err := c.Extent(off, length)
-	if err != nil {
-		return 0, extentHole, err
+// blockFile is the disk's own content: a file, sparse, of the disk's size.
+type blockFile interface {
+	Disk
+	Discarder
+	Zeroer
+	Extenter
+}
+
+// overlay is a disk over a read-only image: every copy mode but CopyNone. A block of the map has its content either in
+// the disk's own file or, as long as nobody changed or copied it, in the image. It implements Disk, Discarder, Zeroer
+// and Extenter.
+//
+// What holds it together: a block is marked in the map only after its whole content is in the file, and is never
+// unmarked. So a marked block needs no lock, and what a failed or lost write left in the file below a block that is
+// not marked is never seen.
+type overlay struct {
+	file    blockFile
+	granule int64
+	mapped  int64 // bytes that the map covers: the image's size, rounded up to blocks; what lies behind is in the file
+	stored  int64 // bytes that the image stores, in whole blocks
+	opt     overlayOptions
+	blocks  *blockMap
+	maps    *mapStore
+	locks   rangeLocks
+	scratch sync.Pool // *[]byte of opt.unit bytes
+	failed  atomic.Bool
+
+	baseMu sync.RWMutex
+	base   source // guarded by baseMu; nil when every block is marked and the image is not needed any more
+
+	flushMu sync.Mutex // one checkpoint at a time
+	watch   readWatch
+}
+
+// overlayOptions say how an overlay is used.
+type overlayOptions struct {
+	readOnly  bool
+	copyReads bool  // what is read from the image is kept (CopyOnRead)
+	unit      int64 // bytes, a multiple of the map's granule: what is copied from the image at once
+}
+
+var (
+	_ Discarder = (*overlay)(nil)
+	_ Zeroer    = (*overlay)(nil)
+	_ Extenter  = (*overlay)(nil)
+)
+
+// newOverlay puts a file over an image. The map knows what the file holds already; what the image does not store is
+// marked here, as a hole in the file reads the same.
+func newOverlay(file blockFile, base source, m *blockMap, maps *mapStore, opt overlayOptions) (*overlay, error) {
+	o := &overlay{file: file, granule: granuleFor(base.Size()), opt: opt, blocks: m, maps: maps, base: base}
+	o.mapped = m.blocks * o.granule
+	o.opt.unit = max(o.opt.unit, o.granule)
+	o.scratch.New = func() any {
+		buf := make([]byte, o.opt.unit)
+		return &buf
 	}
-	n = min(n, length)
-	switch kind {
-	case qcow2.KindZero:
-		return n, extentHole, nil
-	case qcow2.KindCompressed:
-		return n, extentCompressed, nil
-	case qcow2.KindUnallocated:
-		return n, extentBelow, nil
+	return o, o.markHoles()
+}
+
+// blocksOf is how many blocks the map of an image of that many bytes has.
+func blocksOf(size int64) int64 {
+	granule := granuleFor(size)
+	return (size + granule - 1) / granule
+}
+
+// markHoles marks the blocks of which the image stores nothing.
+func (o *overlay) markHoles() error {
+	size, hole, holes := o.base.Size(), int64(0), int64(0) // hole: where the current one begins
+	mark := func(end int64) error {
+		first := (hole + o.granule - 1) / o.granule
+		last := end/o.granule - 1
+		if end == size {
+			last = o.blocks.blocks - 1
+		}
+		if first > last {
+			return nil
+		}
+		holes += last - first + 1
+		return o.blocks.set(first, last, nil)
+	}
+	for off := int64(0); off < size; {
+		e, err := o.base.Extent(off, size-off)
+		if err != nil {
+			return err
+		}
+		off += e.Length
+		if e.Data {
+			if err := mark(off - e.Length); err != nil {
+				return err
+			}
+			hole = off
+		}
+	}
+	err := mark(size)
+	o.stored = (o.blocks.blocks - holes) * o.granule
+	return err
+}
+
+// copied is how many of the bytes that the image stores the file has, in whole blocks, of how many.
+func (o *overlay) copied() (done, total int64) {
+	return o.stored - o.blocks.clear.Load()*o.granule, o.stored
+}
+
+func (o *overlay) Size() int64 { return o.file.Size() }
+
+// span is the blocks of the map that a range touches; first > last if none.
+func (o *overlay) span(off, length int64) (first, last int64) {
+	return off / o.granule, (min(off+length, o.mapped)+o.granule-1)/o.granule - 1
+}
+
+// owned reports whether the file has the whole range.
+func (o *overlay) owned(off, length int64) bool {
+	first, last := o.span(off, length)
+	return first > last || o.blocks.allSet(first, last)
+}
+
+// run describes the bytes from off on that are all in the file or all in the image, at most length of them.
+func (o *overlay) run(off, length int64) (own bool, n int64) {
+	if off >= o.mapped {
+		return true, length
+	}
+	first, last := o.span(off, length)
+	own, end := o.blocks.run(first, last)
+	if end > last && own {
+		return true, length // with what lies behind the map
+	}
+	return own, min(length, end*o.granule-off)
+}
+
+// ReadAt reads what the guest wrote, and the image where it wrote nothing. Concurrency: as Disk.
+func (o *overlay) ReadAt(p []byte, off int64) (int, error) {
+	o.watch.touch()
+	if off < 0 || off > o.Size()-int64(len(p)) {
+		return 0, outOfRange("read", off, int64(len(p)), o.Size())
+	}
+	for done := 0; done < len(p); {
+		at := off + int64(done)
+		own, length := o.run(at, int64(len(p)-done))
+		part := p[done : done+int(length)]
+		n, err := 0, error(nil)
+		switch {
+		case own:
+			n, err = o.file.ReadAt(part, at)
+		case o.opt.copyReads:
+			n, err = o.readKeeping(part, at)
+		default:
+			n, err = o.readBase(part, at)
+		}
+		done += n
+		if err != nil {
+			return done, err
+		}
+	}
+	return len(p), nil
+}
+
+// readBase reads the image, whose blocks in the range were not marked a moment ago. It may return less than asked for,
+// without an error, when they all are by now.
+func (o *overlay) readBase(p []byte, off int64) (int, error) {
+	o.watch.missed(off)
+	return o.readSourceLocked(p, off)
+}
+
+// readSourceLocked reads the image as long as it is there: 0 bytes without an error if it is not.
+func (o *overlay) readSourceLocked(p []byte, off int64) (int, error) {
+	o.baseMu.RLock()
+	defer o.baseMu.RUnlock()
+	if o.base == nil {
+		return 0, nil
+	}
+	return readSource(o.base, p, off)
+}
+
+// readSource fills p from the image: past its end there are zeros.
+func readSource(base source, p []byte, off int64) (int, error) {
+	inside := max(0, min(int64(len(p)), base.Size()-off))
+	clear(p[inside:])
+	if n, err := base.ReadAt(p[:inside], off); int64(n) < inside {
+		return n, err
+	}
+	return len(p), nil
+}
+
+// readKeeping reads the image in whole units, and keeps them. That they cannot be kept, because there is no space, does
+// not concern the reader.
+func (o *overlay) readKeeping(p []byte, off int64) (int, error) {
+	o.watch.missed(off)
+	buf := o.scratch.Get().(*[]byte)
+	defer o.scratch.Put(buf)
+	begin := off / o.opt.unit * o.opt.unit
+	unit := (*buf)[:min(o.opt.unit, min(o.mapped, o.Size())-begin)]
+	o.baseMu.RLock()
+	defer o.baseMu.RUnlock()
+	if o.base == nil {
+		return 0, nil
+	}
+	if _, err := readSource(o.base, unit, begin); err != nil {
+		return readSource(o.base, p, off) // of the range alone: the error may be elsewhere in the unit
+	}
+	if !o.failed.Load() {
+		_ = o.keep(unit, begin)
+	}
+	// The guest may have written in between; what was read is as good as what it wrote, as both were asked for at once.
+	return copy(p, unit[off-begin:]), nil
+}
+
+// WriteAt stores p in the file. Where it covers a block only in part, the rest comes from the image first. Concurrency
+// and durability: as Disk.
+func (o *overlay) WriteAt(p []byte, off int64) (int, error) {
+	o.watch.touch()
+	if err := o.writable(); err != nil {
+		return 0, err
+	}
+	length := int64(len(p))
+	if off < 0 || off > o.Size()-length {
+		return 0, outOfRange("write", off, length, o.Size())
+	}
+	if o.owned(off, length) {
+		return o.file.WriteAt(p, off)
+	}
+	if err := o.change(changeWrite, p, off, length); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
+
+// Discard makes the range a hole of the file. Concurrency and durability: as Disk.
+func (o *overlay) Discard(off, length int64) error { return o.deallocate(changeDiscard, off, length) }
+
+// Zero makes the range read as zeros. Concurrency and durability: as Disk.
+func (o *overlay) Zero(off, length int64) error { return o.deallocate(changeZero, off, length) }
+
+func (o *overlay) deallocate(op change, off, length int64) error {
+	o.watch.touch()
+	if err := o.writable(); err != nil {
+		return err
+	}
+	if off < 0 || length < 0 || off > o.Size()-length {
+		return outOfRange(op.String(), off, length, o.Size())
+	}
+	if o.owned(off, length) {
+		return o.apply(op, nil, off, length)
+	}
+	return o.change(op, nil, off, length)
+}
+
+// Extent describes what is allocated in the file or stored in the image. Concurrency: as Disk.
+func (o *overlay) Extent(off, length int64) (Extent, error) {
+	if off < 0 || length <= 0 || off > o.Size()-length {
+		return Extent{}, outOfRange("extent", off, length, o.Size())
+	}
+	own, n := o.run(off, length)
+	if own {
+		return o.file.Extent(off, n)
+	}
+	o.baseMu.RLock()
+	defer o.baseMu.RUnlock()
+	switch {
+	case o.base == nil:
+		return o.file.Extent(off, n)
+	case off >= o.base.Size():
+		return Extent{Length: n}, nil
+	}
+	return o.base.Extent(off, min(n, o.base.Size()-off))
+}
+
+// Close closes the file and the map. The image is the caller's to close.
+func (o *overlay) Close() error { return errors.Join(o.file.Close(), o.maps.close()) }
+
+// dropBase lets go of the image, when every block is in the file.
+func (o *overlay) dropBase() {
+	o.baseMu.Lock()
+	defer o.baseMu.Unlock()
+	o.base = nil
+}
+
+// writable returns why nothing can be written at all, or nil.
+func (o *overlay) writable() error {
+	if o.opt.readOnly {
+		return ErrReadOnly
+	}
+	if o.failed.Load() {
+		return ErrFailed
+	}
+	return nil
+}
+
+// change is what is done to a range.
+type change int
+
+const (
+	changeWrite change = iota
+	changeDiscard
+	changeZero
+)
+
+func (c change) String() string {
+	switch c {
+	case changeWrite:
+		return "write"
+	case changeDiscard:
+		return "discard"
+	case changeZero:
+		return "zeroing"
+	}
+	return fmt.Sprintf("change %d", int(c))
+}
+
+func (o *overlay) apply(op change, p []byte, off, length int64) error {
+	switch op {
+	case changeDiscard:
+		return o.file.Discard(off, length)
+	case changeZero:
+		return o.file.Zero(off, length)
 	default:
-		return n, extentPlain, nil
+		_, err := o.file.WriteAt(p, off)
+		return err
 	}
 }
 
-func (c qcow2Content) setBelow(l *layer) { c.SetBacking(l, l.size) }
-
-func (c qcow2Content) header() header {
-	info := c.Info()
-	h := header{version: info.Version, clusterSize: info.ClusterSize,
-		backingName: info.BackingFile, backingFormat: info.BackingFormat}
-	if info.CompressedClusters > 0 {
-		h.compression = info.Compression
+// change does op to a range of which blocks may not be marked yet, and marks them.
+func (o *overlay) change(op change, p []byte, off, length int64) error {
+	first, last := o.span(off, length)
+	o.locks.lock(first, last)
+	defer o.locks.unlock(first, last)
+	end := off + length
+	headBegin, headEnd := o.bounds(first)
+	tailBegin, tailEnd := o.bounds(last)
+	head := off > headBegin && !o.blocks.allSet(first, first)
+	tail := end < tailEnd && !o.blocks.allSet(last, last)
+	if op == changeWrite && first == last && (head || tail) {
+		return o.mergeBlock(p, off, first)
 	}
-	return h
+	if head {
+		if err := o.copyEdge(headBegin, min(off, headEnd)); err != nil {
+			return err
+		}
+	}
+	if tail {
+		if err := o.copyEdge(max(end, tailBegin), tailEnd); err != nil {
+			return err
+		}
+	}
+	if err := o.apply(op, p, off, length); err != nil {
+		return err
+	}
+	return o.mark(first, last)
 }
+
+// bounds is where a block begins and ends. The last one of the image may be shorter than the others in the image, but
+// the disk may be larger than the image.
+func (o *overlay) bounds(block int64) (begin, end int64) {
+	return block * o.granule, min((block+1)*o.granule, o.Size())
+}
+
+// mergeBlock writes one block at once: the image's content with p in it.
+func (o *overlay) mergeBlock(p []byte, off, block int64) error {
+	buf := o.scratch.Get().(*[]byte)
+	defer o.scratch.Put(buf)
+	begin, end := o.bounds(block)
+	content := (*buf)[:end-begin]
+	if err := o.copyBase(content, begin); err != nil {
+		return err
+	}
+	written := copy(content[off-begin:], p)
+	if _, err := o.file.WriteAt(content, begin); err != nil {
+		return err
+	}
+	if rest := p[written:]; len(rest) > 0 { // behind the image
+		if _, err := o.file.WriteAt(rest, off+int64(written)); err != nil {
+			return err
+		}
+	}
+	return o.mark(block, block)
+}
+
+// copyEdge copies a part of a block from the image to the file.
+func (o *overlay) copyEdge(begin, end int64) error {
+	buf := o.scratch.Get().(*[]byte)
+	defer o.scratch.Put(buf)
+	content := (*buf)[:end-begin]
+	if err := o.copyBase(content, begin); err != nil {
+		return err
+	}
+	_, err := o.file.WriteAt(content, begin)
+	return err
+}
+
+// copyBase reads blocks of the image that are locked and not marked, so that the image is still there.
+func (o *overlay) copyBase(p []byte, off int64) error {
+	o.baseMu.RLock()
+	defer o.baseMu.RUnlock()
+	if o.base == nil {
+		return fmt.Errorf("block at %d has no content: the image was dropped too early", off)
+	}
+	_, err := readSource(o.base, p, off)
+	return err
+}
+
+// keep stores what was read from the image in the blocks that are still not marked: a guest's change wins. The range
+// begins at a block and ends at one or at the end of the image.
+func (o *overlay) keep(p []byte, off int64) error {
+	first, last := o.span(off, int64(len(p)))
+	o.locks.lock(first, last)
+	defer o.locks.unlock(first, last)
+	for block := first; block <= last; {
+		set, end := o.blocks.run(block, last)
+		if !set {
+			from := block*o.granule - off
+			to := min(end*o.granule-off, int64(len(p)))
+			if err := o.store(p[from:to], off+from); err != nil {
+				return err
+			}
+			if err := o.mark(block, end-1); err != nil {
+				return err
+			}
+		}
+		block = end
+	}
+	return nil
+}
+
+// store writes p to the file, zeros as holes. The file may hold something there that a lost write left.
+func (o *overlay) store(p []byte, off int64) error {
+	for len(p) > 0 {
+		zero, n := leadingRun(p, off)
+		var err error
+		if zero {
+			err = o.file.Discard(off, int64(n))
+		} else {
+			_, err = o.file.WriteAt(p[:n], off)
+		}
+		if err != nil {
+			return err
+		}
+		p, off = p[n:], off+int64(n)
+	}
+	return nil
+}
+
+// mark records that the file has the blocks.
+func (o *overlay) mark(first, last int64) error { return o.blocks.set(first, last, o.maps.save) }

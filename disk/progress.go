@@ -8,27 +8,47 @@ import (
 	"go.uber.org/zap"
 )
 
-// Progress counts one expansion while it runs. The zero value is ready to use; every method may be called at any time
-// by any goroutine.
+// Progress tells how much of an image has been copied: by an expansion while it runs, or into a disk that is served
+// meanwhile. The zero value is ready to use; every method may be called at any time by any goroutine.
 type Progress struct {
+	served              atomic.Pointer[overlay] // nil: the counters below are what is known
 	total, done         atomic.Int64
 	dataTotal, dataDone atomic.Int64
 	finished            atomic.Bool
 }
 
 // Done is how many bytes of the virtual size are dealt with, holes included.
-func (p *Progress) Done() int64 { return p.done.Load() }
+func (p *Progress) Done() int64 {
+	if o := p.served.Load(); o != nil {
+		done, total := o.copied()
+		return o.Size() - (total - done)
+	}
+	return p.done.Load()
+}
 
 // Total is the virtual size in bytes; 0 before the expansion has begun.
 func (p *Progress) Total() int64 { return p.total.Load() }
 
 // Data is how many of the bytes that the image stores have been copied, of how many: what the remaining time depends on.
-func (p *Progress) Data() (done, total int64) { return p.dataDone.Load(), p.dataTotal.Load() }
+func (p *Progress) Data() (done, total int64) {
+	if o := p.served.Load(); o != nil {
+		return o.copied()
+	}
+	return p.dataDone.Load(), p.dataTotal.Load()
+}
 
 // Finished tells whether the disk is complete.
 func (p *Progress) Finished() bool { return p.finished.Load() }
 
+// follow makes it tell what an overlay has copied.
+func (p *Progress) follow(o *overlay) {
+	_, data := o.copied()
+	p.start(o.Size(), data)
+	p.served.Store(o)
+}
+
 func (p *Progress) start(total, data int64) {
+	p.served.Store(nil)
 	p.finished.Store(false)
 	p.done.Store(0)
 	p.dataDone.Store(0)
@@ -45,6 +65,7 @@ func (p *Progress) finish() {
 	p.done.Store(p.total.Load())
 	p.dataDone.Store(p.dataTotal.Load())
 	p.finished.Store(true)
+	p.served.Store(nil)
 }
 
 // progressInterval is how often a long expansion tells the log how far it is.
@@ -60,7 +81,7 @@ func (p *Progress) logWhile(ctx context.Context, log *zap.Logger, interval time.
 		case <-ctx.Done():
 			return
 		case now := <-tick.C:
-			log.Info("expanding", p.fields(now.Sub(begin))...)
+			log.Info("copying the image", p.fields(now.Sub(begin))...)
 		}
 	}
 }

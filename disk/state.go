@@ -18,22 +18,27 @@ import (
 )
 
 // stateVersion is the format of the state file. Another one is not read.
-const stateVersion = 1
+const stateVersion = 2
 
 // maxStateSize bounds what is read of a state file. Bytes.
 const maxStateSize = 1 << 20
 
 // state is what is remembered of a disk between two starts, in the disk's work directory.
 type state struct {
-	Version  int               `json:"version"`
-	Image    string            `json:"image"` // file name in the image directory
-	Mode     CopyMode          `json:"mode"`
-	Size     int64             `json:"size"` // of the disk, bytes
-	Identity Identity          `json:"identity"`
-	Created  time.Time         `json:"created"`
-	Durable  bool              `json:"durable"` // what was written reached storage
-	Boot     string            `json:"boot"`    // the running kernel's boot; see survivesBoot
-	Chain    []fileFingerprint `json:"chain"`   // of the image; empty where the image is served in place
+	Version   int               `json:"version"`
+	Image     string            `json:"image"` // file name in the image directory
+	Mode      CopyMode          `json:"mode"`
+	Size      int64             `json:"size"`       // of the disk, bytes
+	ImageSize int64             `json:"image_size"` // virtual, bytes; 0 where the disk came without an image
+	Identity  Identity          `json:"identity"`
+	Created   time.Time         `json:"created"`
+	Durable   bool              `json:"durable"`  // what was flushed reached storage
+	Complete  bool              `json:"complete"` // the file is the whole disk, and there is no map
+	Map       string            `json:"map"`      // identifier of the map files, 32 hexadecimal digits
+	Boot      string            `json:"boot"`     // the running kernel's boot; see survivesBoot
+	Chain     []fileFingerprint `json:"chain"`    // of the image; empty where the image is served in place
+
+	stale bool // the file does not say all of this yet
 }
 
 // sealed is a state in the file: the checksum is of the exact bytes of the body.
@@ -71,19 +76,26 @@ func (s *state) save(path string, durable bool) error {
 	if err == nil && durable {
 		err = out.file.Sync()
 	}
-	return out.finish(err)
+	if err = out.finish(err); err == nil && durable {
+		err = syncParent(path)
+	}
+	return err
 }
 
-// damagedError is a state file that is there but says nothing that can be relied on.
-type damagedError struct{ reason string }
+// damagedError is a state or map file that is there but says nothing that can be relied on.
+type damagedError struct{ what, reason string }
 
-func (e *damagedError) Error() string { return "its state file " + e.reason }
+func (e *damagedError) Error() string { return "its " + e.what + " " + e.reason }
+
+func damagedState(format string, args ...any) error {
+	return &damagedError{"state file", fmt.Sprintf(format, args...)}
+}
 
 // loadState reads a state file: fs.ErrNotExist without one, *damagedError for one that is not intact.
 func loadState(path string) (*state, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.ELOOP) {
-		return nil, &damagedError{"is a symbolic link"}
+		return nil, damagedState("is a symbolic link")
 	}
 	if err != nil {
 		return nil, err
@@ -92,9 +104,9 @@ func loadState(path string) (*state, error) {
 	text, err := io.ReadAll(io.LimitReader(f, maxStateSize+1))
 	switch {
 	case err != nil:
-		return nil, &damagedError{fmt.Sprintf("cannot be read: %v", err)}
+		return nil, damagedState("cannot be read: %v", err)
 	case len(text) > maxStateSize:
-		return nil, &damagedError{"is far too large"}
+		return nil, damagedState("is far too large")
 	}
 	return decodeState(text)
 }
@@ -103,23 +115,39 @@ func loadState(path string) (*state, error) {
 func decodeState(text []byte) (*state, error) {
 	var outer sealed
 	if err := json.Unmarshal(text, &outer); err != nil {
-		return nil, &damagedError{fmt.Sprintf("is damaged: %v", err)}
+		return nil, damagedState("is damaged: %v", err)
 	}
 	if sum := checksum(outer.Body); sum != outer.Checksum {
-		return nil, &damagedError{"is damaged: its checksum is wrong"}
+		return nil, damagedState("is damaged: its checksum is wrong")
 	}
 	var s state
 	decoder := json.NewDecoder(bytes.NewReader(outer.Body))
 	if err := decoder.Decode(&s); err != nil {
-		return nil, &damagedError{fmt.Sprintf("is damaged: %v", err)}
+		return nil, damagedState("is damaged: %v", err)
 	}
 	if s.Version != stateVersion {
-		return nil, &damagedError{fmt.Sprintf("has version %d, and this program knows %d", s.Version, stateVersion)}
+		return nil, damagedState("has version %d, and this program knows %d", s.Version, stateVersion)
 	}
-	if s.Size <= 0 || s.Size%SectorSize != 0 || s.Identity.Serial == "" || len(s.Identity.Serial) > 36 || s.Identity.NAA[0]>>4 != 3 {
-		return nil, &damagedError{"is damaged: it contradicts itself"}
+	if s.Size <= 0 || s.Size%SectorSize != 0 || s.ImageSize < 0 || s.ImageSize > s.Size || len(s.mapID()) != 16 || s.Identity.Serial == "" || len(s.Identity.Serial) > 36 || s.Identity.NAA[0]>>4 != 3 {
+		return nil, damagedState("is damaged: it contradicts itself")
 	}
 	return &s, nil
+}
+
+// mapID is the identifier of the map files, in bytes; empty if it is not intact.
+func (s *state) mapID() []byte {
+	id, err := hex.DecodeString(s.Map)
+	if err != nil {
+		return nil
+	}
+	return id
+}
+
+// newMapID draws an identifier for map files.
+func newMapID() string {
+	var random [16]byte
+	rand.Read(random[:]) // never fails
+	return hex.EncodeToString(random[:])
 }
 
 func checksum(p []byte) string { return fmt.Sprintf("%016x", xxhash.Sum64(p)) }

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -12,7 +13,7 @@ import (
 
 func exampleState() *state {
 	return &state{Version: stateVersion, Image: "disk.raw", Mode: CopyClone, Size: 1 << 20, Identity: newIdentity(),
-		Created: time.Unix(1e9, 0).UTC(), Boot: "b", Chain: []fileFingerprint{{Name: "disk.raw", Format: FormatRaw, Size: 1 << 20, Hash: "0"}}}
+		Created: time.Unix(1e9, 0).UTC(), Boot: "b", Map: strings.Repeat("0a", 16), Chain: []fileFingerprint{{Name: "disk.raw", Format: FormatRaw, Size: 1 << 20, Hash: "0"}}}
 }
 
 func TestStateRoundTrip(t *testing.T) {

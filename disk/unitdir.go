@@ -7,27 +7,32 @@ import (
 	"strings"
 )
 
-// unitPrefix begins the name of a directory in which a logical unit keeps things.
-const unitPrefix = "unit-"
+// unitInfix parts the name of the disk's file from the serial number, in the name of the directory where a logical unit keeps
+// things.
+const unitInfix = ".unit-"
 
 // UnitDir is a directory for what belongs to the content of this disk, and goes when that is replaced: saved mode pages, or
-// what an interrupted write has to put back. It lies in the work directory, and need not exist.
-func (i *Instance) UnitDir() string {
-	return filepath.Join(i.work.path, unitPrefix+escapeName(i.Identity.Serial))
-}
+// what an interrupted write has to put back. It lies beside the disk, and need not exist.
+func (i *Instance) UnitDir() string { return i.dir.disk() + unitInfix + escapeName(i.Identity.Serial) }
 
 // Durable tells whether a Flush reaches storage, so that what goes with the disk has to as well.
 func (i *Instance) Durable() bool {
-	f, ok := i.Disk.(*File)
-	return !ok || f.opt.Durable
+	switch d := i.Disk.(type) {
+	case *File:
+		return d.opt.Durable
+	case *overlay:
+		f, ok := d.file.(*File)
+		return !ok || f.opt.Durable
+	}
+	return true
 }
 
 // clearUnits removes what units have kept of a disk that is about to be replaced.
-func (w *workDir) clearUnits() error {
-	entries, err := os.ReadDir(w.path)
+func (d *diskDir) clearUnits() error {
+	entries, err := os.ReadDir(d.path)
 	for _, e := range entries {
-		if strings.HasPrefix(e.Name(), unitPrefix) {
-			err = errors.Join(err, os.RemoveAll(filepath.Join(w.path, e.Name())))
+		if strings.HasPrefix(e.Name(), d.diskFile+unitInfix) {
+			err = errors.Join(err, os.RemoveAll(filepath.Join(d.path, e.Name())))
 		}
 	}
 	return err

@@ -1,6 +1,7 @@
 package disk
 
 import (
+	"errors"
 	"fmt"
 
 	"golang.org/x/sys/unix"
@@ -18,7 +19,10 @@ type Accountant interface {
 	Usage() (Usage, error)
 }
 
-var _ Accountant = (*File)(nil)
+var (
+	_ Accountant = (*File)(nil)
+	_ Accountant = (*overlay)(nil)
+)
 
 // Usage asks the file system. Space that it counts in another way, as compressing ones do, is told as it tells it.
 func (f *File) Usage() (Usage, error) {
@@ -33,4 +37,12 @@ func (f *File) Usage() (Usage, error) {
 		return Usage{}, fmt.Errorf("space that is left for %s: %w", f.file.Name(), err)
 	}
 	return Usage{Used: st.Blocks * statBlock, Available: int64(fs.Bavail) * int64(fs.Bsize)}, nil
+}
+
+// Usage is that of the overlay's own file: what still lies in the image takes nothing of the storage that the disk is on.
+func (o *overlay) Usage() (Usage, error) {
+	if a, ok := o.file.(Accountant); ok {
+		return a.Usage()
+	}
+	return Usage{}, errors.ErrUnsupported
 }

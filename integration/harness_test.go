@@ -33,10 +33,22 @@ const requireToolsEnv = "KUBEVIRT_DISK_REQUIRE_TOOLS"
 var packageOf = map[string]string{
 	"iscsi-ls": "libiscsi-bin", "iscsi-inq": "libiscsi-bin", "iscsi-perf": "libiscsi-bin", "iscsi-readcapacity16": "libiscsi-bin",
 	"iscsi-test-cu": "libiscsi-bin", "qemu-img": "qemu-utils", "qemu-io": "qemu-utils", qemuISCSI: "qemu-block-extra", "tgtd": "tgt",
+	"libvirtd": "libvirt-daemon", qemuDriver: "libvirt-daemon-driver-qemu", "virsh": "libvirt-clients", "virt-xml-validate": "libvirt-clients",
+	"xmllint": "libxml2-utils", "qemu-system-x86_64": "qemu-system-x86", "apt-get": "apt", "dpkg-deb": "dpkg",
+	"buildah": "buildah", "podman": "podman", "runc": "runc", "docker-registry": "docker-registry", "ip": "iproute2",
 }
 
 // qemuISCSI stands for QEMU's iSCSI driver, a module of its own in Debian.
 const qemuISCSI = "QEMU's iscsi driver"
+
+// qemuDriver stands for libvirt's QEMU driver, a module of its own, too.
+const qemuDriver = "libvirt's QEMU driver"
+
+// modulesOf are the places of what is no program.
+var modulesOf = map[string][]string{
+	qemuISCSI:  {"/usr/lib/*/qemu/block-iscsi.so", "/usr/lib/qemu/block-iscsi.so"},
+	qemuDriver: {"/usr/lib/*/libvirt/connection-driver/libvirt_driver_qemu.so", "/usr/lib*/libvirt/connection-driver/libvirt_driver_qemu.so"},
+}
 
 // requireTools skips the test when a tool is missing, or fails it when the environment asks for that.
 func requireTools(t *testing.T, tools ...string) {
@@ -57,8 +69,8 @@ func requireTools(t *testing.T, tools ...string) {
 }
 
 func haveTool(tool string) bool {
-	if tool == qemuISCSI {
-		for _, pattern := range []string{"/usr/lib/*/qemu/block-iscsi.so", "/usr/lib/qemu/block-iscsi.so"} {
+	if patterns, ok := modulesOf[tool]; ok {
+		for _, pattern := range patterns {
 			if found, _ := filepath.Glob(pattern); len(found) > 0 {
 				return true
 			}
@@ -95,6 +107,10 @@ func TestMain(m *testing.M) {
 	status := m.Run()
 	if path, err := binary(); err == nil {
 		os.RemoveAll(filepath.Dir(path))
+	}
+	if err := removeImages(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		status = 1
 	}
 	os.Exit(status)
 }

@@ -31,6 +31,7 @@ type importRule struct {
 	except  []string // packages that pkg covers but the rule does not
 	only    []string // if not nil: all that it may import of this module
 	never   []string // imports that are forbidden, "x/..." as above
+	foreign []string // if not nil: all that it may import besides this module and the standard library
 	deep    bool     // the rule holds for what its imports import, too
 	planned bool     // the package does not exist yet; otherwise a rule that binds nothing is a mistake
 	why     string
@@ -38,12 +39,14 @@ type importRule struct {
 
 var importRules = []importRule{
 	{pkg: "target/internal/pdu", only: []string{}, deep: true, why: "the wire format knows nothing above it"},
-	{pkg: "disk/qcow2", only: []string{}, deep: true, why: "the reader of untrusted images stands alone and opens no path by itself"},
+	{pkg: "disk/qcow2", only: []string{"disk/qcow2/internal/inflate"}, deep: true,
+		why: "the reader of untrusted images stands alone and opens no path by itself"},
+	{pkg: "disk/qcow2/internal/inflate", only: []string{}, deep: true, why: "a decoder is bytes in and bytes out"},
 	{pkg: "chap", only: []string{}, deep: true, why: "credentials and their check depend on no protocol layer"},
-	{pkg: "libvirt", only: []string{}, deep: true, planned: true, why: "a handler uses it without the server"},
+	{pkg: "libvirt", only: []string{}, foreign: []string{"libvirt.org/go/libvirtxml"}, deep: true, why: "a handler uses it without the server, and gets no other library with it"},
 	{pkg: "target/internal/login", only: []string{"chap"}, deep: true, why: "negotiation is text in and text out"},
 	{pkg: "target/internal/scsi", only: []string{"disk"}, why: "the device server sees disks, never a PDU or a connection"},
-	{pkg: "disk", only: []string{"disk/qcow2"}, deep: true, why: "storage knows nothing of how it is served"},
+	{pkg: "disk", only: []string{"disk/qcow2", "disk/qcow2/internal/inflate"}, deep: true, why: "storage knows nothing of how it is served"},
 	{pkg: "target", only: []string{"chap", "disk", "target/internal/login", "target/internal/pdu", "target/internal/scsi"},
 		why: "the server serves any Disk; image formats and monitoring are other packages' work"},
 	{pkg: "metrics", only: []string{"target", "disk"}, why: "monitoring observes the server and the disks"},
@@ -77,6 +80,8 @@ func TestImportRulesBite(t *testing.T) {
 		{pkg: "disk/qcow2", only: []string{}, why: "c"},
 		{pkg: "...", except: []string{"target"}, never: []string{"disk"}, why: "d"},
 		{pkg: "nowhere", only: []string{}, why: "e"},
+		{pkg: "target", foreign: []string{}, deep: true, why: "g"},
+		{pkg: "target", foreign: []string{"github.com/spf13/..."}, deep: true, why: "h"},
 		{pkg: "later", only: []string{}, planned: true, why: "f"},
 	})
 	require.Equal(t, []string{
@@ -84,6 +89,7 @@ func TestImportRulesBite(t *testing.T) {
 		"disk/qcow2 imports disk, which it must not: c",
 		"disk/qcow2 imports disk, which it must not: d",
 		`the rule for "nowhere" (e) binds no package: correct or remove it`,
+		"target depends on github.com/spf13/cobra, which it must not: g",
 	}, got)
 }
 
@@ -106,8 +112,9 @@ func importViolations(pkgs []goPackage, rules []importRule) []string {
 				imports, verb = p.Deps, "depends on"
 			}
 			for _, path := range imports {
-				foreign := rule.only != nil && own[path] && !coversAny(rule.only, path)
-				if foreign || coversAny(rule.never, path) {
+				unlisted := rule.only != nil && own[path] && !coversAny(rule.only, path)
+				foreign := rule.foreign != nil && thirdParty(path) && !coversAny(rule.foreign, path)
+				if unlisted || foreign || coversAny(rule.never, path) {
 					found = append(found, fmt.Sprintf("%s %s %s, which it must not: %s", p.ImportPath, verb, path, rule.why))
 				}
 			}
@@ -117,6 +124,12 @@ func importViolations(pkgs []goPackage, rules []importRule) []string {
 		}
 	}
 	return found
+}
+
+// thirdParty tells whether a path, relative to this module, is another module's: the first element is a host name.
+func thirdParty(path string) bool {
+	host, _, _ := strings.Cut(path, "/")
+	return strings.Contains(host, ".")
 }
 
 // covers tells whether a pattern ("x" or "x/...") includes the path.

@@ -167,8 +167,8 @@ func TestStatusPages(t *testing.T) {
 	require.NotZero(t, client(t, []string{"METRICS_LISTEN=" + d.Metrics}, path, "healthcheck").status)
 }
 
-// TestStopWhileExpanding interrupts an expansion: the daemon ends with 0, and leaves nothing that a later start would take for a disk.
-func TestStopWhileExpanding(t *testing.T) {
+// TestStopWhileCopying stops a daemon that has just begun to copy an image: it ends with 0, and a later start goes on.
+func TestStopWhileCopying(t *testing.T) {
 	requireTools(t, "qemu-img")
 	source := filepath.Join(t.TempDir(), "source.raw")
 	makeRaw(t, source, 256<<20)
@@ -185,7 +185,7 @@ func TestStopWhileExpanding(t *testing.T) {
 	var said []string
 	for lines := bufio.NewScanner(log); lines.Scan(); {
 		said = append(said, lines.Text())
-		if strings.Contains(lines.Text(), "expanding the image") {
+		if strings.Contains(lines.Text(), "made a disk of the image") {
 			require.NoError(t, serve.Process.Signal(syscall.SIGTERM))
 		}
 	}

@@ -159,8 +159,8 @@ func TestRefusesToStart(t *testing.T) {
 		{"half a credential", config{diskDir: good, env: map[string]string{"CHAP_USERNAME": testUser}}, 2, []string{"CHAP_USERNAME", "CHAP_PASSWORD"}},
 		{"short secret", config{diskDir: good, env: map[string]string{"CHAP_USERNAME": testUser, "CHAP_PASSWORD": "short"}}, 2, []string{"12"}},
 		{"open to the world", config{diskDir: good, env: map[string]string{"LISTEN": "0.0.0.0:0"}}, 2, []string{"insecure-no-auth"}},
-		{"copy mode of later", config{diskDir: good, env: map[string]string{"COPY_MODE": "copy-on-write"}}, 2, []string{"copy-on-write"}},
-		{"persistent directory", config{diskDir: good, env: map[string]string{"PERSISTENT_DIR": t.TempDir()}}, 2, []string{"persistent"}},
+		{"unknown copy mode", config{diskDir: good, env: map[string]string{"COPY_MODE": "cow"}}, 2, []string{"copy-on-write"}},
+		{"persistent directory", config{diskDir: good, env: map[string]string{"PERSISTENT_DIR": "/proc/volume"}}, 1, []string{"persistent", "/proc/volume"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			status, output := refused(t, c.config)

@@ -25,8 +25,9 @@ var (
 	descPanics     = desc("panics_caught_total", "Bugs that ended one session; each is in the log with its stack.")
 	descSize       = desc("lun_size_bytes", "Capacity of a LUN.", "lun", "image")
 	descFailed     = desc("lun_failed", "Whether a LUN's disk has failed until the next restart.", "lun", "image")
-	descDone       = desc("expansion_done_bytes", "How much of an image has been expanded, in bytes of its virtual size.", "lun", "image")
-	descExpansion  = desc("expansion_size_bytes", "How much of an image has to be expanded, in bytes of its virtual size.", "lun", "image")
+	descCopied     = desc("image_copied_bytes", "How much of the data in an image the disk's own file holds.", "lun", "image")
+	descData       = desc("image_data_bytes", "How much data an image stores.", "lun", "image")
+	descComplete   = desc("disk_complete", "Whether the disk needs its image no more.", "lun", "image")
 	descReady      = desc("ready", "Whether every LUN can be used.")
 )
 
@@ -37,7 +38,7 @@ type collector struct{ m *Metrics }
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		descOperations, descErrors, descBytes, descDuration, descSessions, descAccepted, descRefused, descEnded,
-		descRejected, descPanics, descSize, descFailed, descDone, descExpansion, descReady,
+		descRejected, descPanics, descSize, descFailed, descCopied, descData, descComplete, descReady,
 	} {
 		ch <- d
 	}
@@ -73,8 +74,10 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 			gauge(descFailed, truth(d.Failed() != nil), lun, image)
 		}
 		if d.Progress != nil {
-			gauge(descDone, float64(d.Progress.Done()), lun, image)
-			gauge(descExpansion, float64(d.Progress.Total()), lun, image)
+			copied, data := d.Progress.Data()
+			gauge(descCopied, float64(copied), lun, image)
+			gauge(descData, float64(data), lun, image)
+			gauge(descComplete, truth(d.Progress.Finished()), lun, image)
 		}
 	}
 	gauge(descReady, truth(ready()))

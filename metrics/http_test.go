@@ -29,8 +29,8 @@ func TestPages(t *testing.T) {
 	var notReady, unhealthy error
 	ts := httptest.NewServer(m.Handler(Pages{
 		Status: func() Status {
-			return Status{State: StateExpanding, TargetName: "iqn.x", Portals: []string{"127.0.0.1:3260"}, Authentication: "chap",
-				LUNs:     []LUNStatus{{LUN: 1, Image: "a<b>.raw", SizeBytes: 512, Expansion: NewExpansionStatus(fixedProgress{1, 2})}},
+			return Status{State: StateOpening, TargetName: "iqn.x", Portals: []string{"127.0.0.1:3260"}, Authentication: "chap",
+				LUNs:     []LUNStatus{{LUN: 1, Image: "a<b>.raw", SizeBytes: 512, Copy: NewCopyStatus(fixedProgress{copied: 1, data: 2, total: 4})}},
 				Sessions: []target.SessionInfo{{Initiator: initiatorA}}}
 		},
 		Ready:  func() error { return notReady },
@@ -68,11 +68,11 @@ func TestPages(t *testing.T) {
 	require.Equal(t, "application/json", header.Get("Content-Type"))
 	var s map[string]any
 	require.NoError(t, json.Unmarshal([]byte(body), &s))
-	require.Equal(t, "expanding", s["state"])
+	require.Equal(t, "opening", s["state"])
 	require.Equal(t, "iqn.x", s["target_name"])
 	lun := s["luns"].([]any)[0].(map[string]any)
 	require.Equal(t, "a<b>.raw", lun["image"])
-	require.Equal(t, map[string]any{"done_bytes": 1.0, "total_bytes": 2.0, "finished": false}, lun["expansion"])
+	require.Equal(t, map[string]any{"copied_bytes": 1.0, "data_bytes": 2.0, "total_bytes": 4.0, "complete": false}, lun["copy"])
 	require.Len(t, s["sessions"], 1)
 
 	status, _, _ = get(t, ts.URL+"/secrets")

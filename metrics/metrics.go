@@ -90,11 +90,11 @@ func New(build BuildInfo) *Metrics {
 	return m
 }
 
-// Progress is how far the expansion of an image has come; disk.Progress is one.
+// Progress is how much of an image was copied; disk.Progress is one.
 type Progress interface {
-	Done() int64  // bytes of the virtual size that are dealt with
-	Total() int64 // bytes; 0 before it began
-	Finished() bool
+	Data() (copied, total int64) // bytes that the image stores
+	Total() int64                // bytes of the disk; 0 before it is made
+	Finished() bool              // the image is not needed any more
 }
 
 // Disk is what there is to tell about a LUN whether or not anybody uses it.
@@ -102,7 +102,7 @@ type Disk struct {
 	LUN      uint16
 	Image    string
 	Size     int64        // bytes
-	Progress Progress     // nil: nothing is expanded
+	Progress Progress     // nil: nothing is copied
 	Failed   func() error // nil: it cannot tell; otherwise why the disk has failed for good, or nil
 }
 

@@ -16,15 +16,15 @@ import (
 
 const initiatorA = "iqn.1993-08.org.debian:01:aaaa"
 
-type fixedProgress struct{ done, total int64 }
+type fixedProgress struct{ copied, data, total int64 }
 
-func (p fixedProgress) Done() int64    { return p.done }
-func (p fixedProgress) Total() int64   { return p.total }
-func (p fixedProgress) Finished() bool { return p.done == p.total }
+func (p fixedProgress) Data() (copied, data int64) { return p.copied, p.data }
+func (p fixedProgress) Total() int64               { return p.total }
+func (p fixedProgress) Finished() bool             { return p.copied == p.data }
 
 func twoDisks() []Disk {
 	return []Disk{
-		{LUN: 1, Image: "fedora.qcow2", Size: 1 << 30, Progress: fixedProgress{done: 1 << 20, total: 1 << 30}, Failed: func() error { return nil }},
+		{LUN: 1, Image: "fedora.qcow2", Size: 1 << 30, Progress: fixedProgress{copied: 1 << 20, data: 1 << 25, total: 1 << 30}, Failed: func() error { return nil }},
 		{LUN: 2, Image: "data.raw", Size: 4096, Failed: func() error { return fmt.Errorf("flush failed") }},
 	}
 }
@@ -201,16 +201,17 @@ func TestLoginsSessionsAndBugs(t *testing.T) {
 	requireValue(t, m, 1, "kubevirt_disk_panics_caught_total", nil)
 }
 
-func TestDisksExpansionAndReadiness(t *testing.T) {
+func TestDisksCopiesAndReadiness(t *testing.T) {
 	m := newTestMetrics()
 	first, second := map[string]string{"lun": "1", "image": "fedora.qcow2"}, map[string]string{"lun": "2", "image": "data.raw"}
 	requireValue(t, m, 1<<30, "kubevirt_disk_lun_size_bytes", first)
-	requireValue(t, m, 1<<20, "kubevirt_disk_expansion_done_bytes", first)
-	requireValue(t, m, 1<<30, "kubevirt_disk_expansion_size_bytes", first)
+	requireValue(t, m, 1<<20, "kubevirt_disk_image_copied_bytes", first)
+	requireValue(t, m, 1<<25, "kubevirt_disk_image_data_bytes", first)
+	requireValue(t, m, 0, "kubevirt_disk_disk_complete", first)
 	requireValue(t, m, 0, "kubevirt_disk_lun_failed", first)
 	requireValue(t, m, 1, "kubevirt_disk_lun_failed", second)
-	_, exists := value(t, m, "kubevirt_disk_expansion_done_bytes", second)
-	require.False(t, exists, "a disk that is served in place is not expanded")
+	_, exists := value(t, m, "kubevirt_disk_image_copied_bytes", second)
+	require.False(t, exists, "a disk that is served in place is not copied")
 	requireValue(t, m, 0, "kubevirt_disk_ready", nil)
 	m.SetReady(func() bool { return true })
 	requireValue(t, m, 1, "kubevirt_disk_ready", nil)

@@ -11,10 +11,10 @@ type State string
 
 // The states, in their order.
 const (
-	StateStarting  State = "starting"  // the images are being looked at
-	StateExpanding State = "expanding" // at least one disk is being made
-	StateReady     State = "ready"     // every LUN can be used
-	StateStopping  State = "stopping"  // sessions are being drained
+	StateStarting State = "starting" // the images are being looked at
+	StateOpening  State = "opening"  // the disks are being made
+	StateReady    State = "ready"    // every LUN can be used
+	StateStopping State = "stopping" // sessions are being drained
 )
 
 // Status is the page /status. It never holds a secret.
@@ -28,33 +28,39 @@ type Status struct {
 	Sessions       []target.SessionInfo `json:"sessions"`
 	StartedAt      time.Time            `json:"started_at"`
 	ReadyAt        *time.Time           `json:"ready_at,omitempty"`
-	Build          BuildInfo            `json:"build"`
+	// ReadyAfterSeconds is how long the start took until every LUN could be used.
+	ReadyAfterSeconds float64   `json:"ready_after_seconds,omitempty"`
+	Build             BuildInfo `json:"build"`
 }
 
 // LUNStatus is one LUN of Status.
 type LUNStatus struct {
-	LUN        uint16           `json:"lun"`
-	Image      string           `json:"image"`
-	Format     string           `json:"format"`
-	SizeBytes  int64            `json:"size_bytes"`
-	CopyMode   string           `json:"copy_mode"`
-	AccessMode string           `json:"access_mode"`
-	ReadOnly   bool             `json:"read_only"`
-	Serial     string           `json:"serial,omitempty"` // once the disk is made
-	NAA        string           `json:"naa,omitempty"`    // 16 hexadecimal digits
-	Ready      bool             `json:"ready"`
-	Expansion  *ExpansionStatus `json:"expansion,omitempty"` // in modes that expand
-	Failure    string           `json:"failure,omitempty"`   // why the disk has failed until the next restart
+	LUN        uint16      `json:"lun"`
+	Image      string      `json:"image"`
+	Format     string      `json:"format"`
+	SizeBytes  int64       `json:"size_bytes"`
+	CopyMode   string      `json:"copy_mode"`
+	AccessMode string      `json:"access_mode"`
+	ReadOnly   bool        `json:"read_only"`
+	Serial     string      `json:"serial,omitempty"` // once the disk is made
+	NAA        string      `json:"naa,omitempty"`    // 16 hexadecimal digits
+	Ready      bool        `json:"ready"`
+	Removable  bool        `json:"removable"`
+	Persistent bool        `json:"persistent"`        // survives the pod
+	Copy       *CopyStatus `json:"copy,omitempty"`    // in modes that copy the image
+	Failure    string      `json:"failure,omitempty"` // why the disk has failed until the next restart
 }
 
-// ExpansionStatus is how far an image has been expanded, in bytes of its virtual size.
-type ExpansionStatus struct {
-	DoneBytes  int64 `json:"done_bytes"`
-	TotalBytes int64 `json:"total_bytes"`
-	Finished   bool  `json:"finished"`
+// CopyStatus is how much of an image the disk's own file holds. All of the disk is served from the start.
+type CopyStatus struct {
+	CopiedBytes int64 `json:"copied_bytes"` // of the data in the image
+	DataBytes   int64 `json:"data_bytes"`   // what the image stores
+	TotalBytes  int64 `json:"total_bytes"`  // capacity of the disk
+	Complete    bool  `json:"complete"`     // the image is not needed any more
 }
 
-// NewExpansionStatus reads progress.
-func NewExpansionStatus(p Progress) *ExpansionStatus {
-	return &ExpansionStatus{DoneBytes: p.Done(), TotalBytes: p.Total(), Finished: p.Finished()}
+// NewCopyStatus reads progress.
+func NewCopyStatus(p Progress) *CopyStatus {
+	copied, data := p.Data()
+	return &CopyStatus{CopiedBytes: copied, DataBytes: data, TotalBytes: p.Total(), Complete: p.Finished()}
 }

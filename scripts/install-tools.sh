@@ -10,15 +10,27 @@ need() { # need PACKAGE TEST...: the package is missing when the test fails
 	"$@" >/dev/null 2>&1 || missing+=("$package")
 }
 has() { PATH=$PATH:/usr/sbin:/sbin command -v "$1"; }
+has_libvirt_qemu() { compgen -G '/usr/lib/*/libvirt/connection-driver/libvirt_driver_qemu.so' || compgen -G '/usr/lib*/libvirt/connection-driver/libvirt_driver_qemu.so'; }
 has_qemu_iscsi() { compgen -G '/usr/lib/*/qemu/block-iscsi.so' || compgen -G '/usr/lib/qemu/block-iscsi.so'; }
 
 need libiscsi-bin has iscsi-test-cu
 need libiscsi-bin has iscsi-perf
 need qemu-utils has qemu-img
 need qemu-block-extra has_qemu_iscsi
+need qemu-system-x86 has qemu-system-x86_64
+need libvirt-daemon has libvirtd
+need libvirt-daemon-driver-qemu has_libvirt_qemu
+need libvirt-clients has virsh
+need libvirt-clients has virt-xml-validate
+need libxml2-utils has xmllint
 need tgt has tgtd
 need shellcheck has shellcheck
 need e2fsprogs has mke2fs
+need buildah has buildah
+need podman has podman
+need runc has runc
+need docker-registry has docker-registry
+need iproute2 has ip
 need gcc has gcc # the race detector links with it
 need libc6-dev test -e /usr/include/stdlib.h
 
@@ -37,11 +49,13 @@ echo "install-tools: installing ${missing[*]}"
 export DEBIAN_FRONTEND=noninteractive
 apt-get update -qq
 apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
-case " ${missing[*]} " in
-*" tgt "*)
-	# The package starts a daemon on port 3260, which `make run` wants; the tests start their own.
-	if [ -d /run/systemd/system ]; then
-		systemctl disable --now tgt || true
-	fi
-	;;
-esac
+for service in tgt docker-registry; do
+	case " ${missing[*]} " in
+	*" $service "*)
+		# The package starts a daemon; tgt's is on port 3260, which `make run` wants. The tests start their own.
+		if [ -d /run/systemd/system ]; then
+			systemctl disable --now "$service" || true
+		fi
+		;;
+	esac
+done

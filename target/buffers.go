@@ -33,9 +33,10 @@ func (b *buffer) release() {
 // buffers hands out memory in powers of two, up to a limit for all sessions of a server together. Memory
 // is taken when data arrives or is about to be sent, never because a peer claims a length.
 type buffers struct {
-	limit int64
-	used  atomic.Int64
-	pools [maxBufferShift - minBufferShift + 1]sync.Pool
+	limit    int64
+	used     atomic.Int64
+	received atomic.Int64 // of used: receive buffers
+	pools    [maxBufferShift - minBufferShift + 1]sync.Pool
 }
 
 // get returns a buffer of n bytes, or nil if n is over maxBuffer or the limit is reached: the command then
@@ -50,6 +51,30 @@ func (p *buffers) get(n int) *buffer {
 	}
 	return p.must(n)
 }
+
+// receive returns the receive buffer of a session, or nil where a quarter of the limit is spent on them: the session
+// then goes on with the small buffer that it logged in with.
+func (p *buffers) receive() *buffer {
+	if p.received.Add(fullBuffer) > p.limit/4 {
+		p.received.Add(-fullBuffer)
+		return nil
+	}
+	return p.must(fullBuffer)
+}
+
+// releaseReceive ends the use of a buffer that receive returned.
+func (p *buffers) releaseReceive(b *buffer) {
+	if b != nil {
+		p.received.Add(-fullBuffer)
+		b.release()
+	}
+}
+
+// charge counts memory that is not a buffer, such as the stack of a goroutine that hangs in a disk. Bytes.
+func (p *buffers) charge(n int64) { p.used.Add(n) }
+
+// exhausted says that the limit is reached.
+func (p *buffers) exhausted() bool { return p.used.Load() >= p.limit }
 
 // must is get without the limit, for what has to be sent so that the session can go on: a command that
 // already has a place in the window and sends its next chunk, a response's sense data. n is at most maxBuffer.

@@ -36,9 +36,11 @@ type task struct {
 	read      bool
 	write     bool
 	immediate bool
-	started   time.Time
+	started   time.Duration // since the server's start
 
-	state taskState // guarded by session.mu
+	state taskState     // guarded by session.mu
+	owner *runner       // guarded by session.mu; the goroutine that works on it, nil while it waits for data
+	gone  chan struct{} // guarded by session.mu; closed when the task is forgotten; nil: nobody waits for that
 
 	out  dataOut // collecting data from the initiator; belongs to the reader while collecting
 	sent int64   // Data-In bytes queued
@@ -55,7 +57,7 @@ const (
 )
 
 // newTask takes a place for a command, or says why there is none.
-func (s *session) newTask(cmd *pdu.SCSICommand) (*task, error) {
+func (s *session) newTask(run *runner, cmd *pdu.SCSICommand) (*task, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.tasks[cmd.TaskTag] != nil {
@@ -78,8 +80,8 @@ func (s *session) newTask(cmd *pdu.SCSICommand) (*task, error) {
 	}
 	t.sess, t.tag, t.cmdSN, t.immediate = s, cmd.TaskTag, cmd.CmdSN, cmd.Immediate
 	t.expected, t.read, t.write = int64(cmd.ExpectedLength), cmd.Read, cmd.Write
-	t.state = taskExecuting
-	t.started = time.Now()
+	t.state, t.owner, run.task = taskExecuting, run, t
+	t.started = time.Since(s.conn.srv.start)
 	t.sent, t.snIn = 0, 0
 	t.scsi.Nexus, t.scsi.LUN, t.scsi.CDB, t.scsi.ExtendedCDB = s.nexus, cmd.LUN, cmd.CDB, nil
 	t.scsi.Offered = 0
@@ -94,7 +96,16 @@ var errTagInUse = errors.New("the initiator task tag is in use")
 
 // forgetLocked gives a task's tag and its place in the window back. After this nothing may use t.
 func (s *session) forgetLocked(t *task) {
-	delete(s.tasks, t.tag)
+	t.owner = nil
+	if t.state == taskAborted {
+		delete(s.aborted, t)
+	} else {
+		delete(s.tasks, t.tag)
+	}
+	if t.gone != nil {
+		close(t.gone)
+		t.gone = nil
+	}
 	if t.immediate {
 		s.immediate--
 	} else {
@@ -106,13 +117,17 @@ func (s *session) forgetLocked(t *task) {
 	s.free = append(s.free, t)
 }
 
-// abortLocked ends a task without an answer: at once if it waits for data, else when its goroutine is done.
+// abortLocked ends a task without an answer: at once if it waits for data, else when its goroutine is done. Its tag is
+// free at once, its place in the window when it has ended.
 func (s *session) abortLocked(t *task) {
 	if t.state == taskCollecting {
 		s.forgetLocked(t)
 		return
 	}
 	t.state = taskAborted
+	t.scsi.Abort()
+	delete(s.tasks, t.tag)
+	s.aborted[t] = struct{}{}
 }
 
 // handleSCSICommand starts a command (RFC 7143 11.3).
@@ -132,7 +147,7 @@ func (c *conn) handleSCSICommand(run *runner, h *pdu.Header, ahs []byte, seg *se
 			return c.malformed(err)
 		}
 	}
-	t, err := sess.newTask(&cmd)
+	t, err := sess.newTask(run, &cmd)
 	switch {
 	case errors.Is(err, errTagInUse):
 		return c.refuse(pdu.RejectTaskInProgress, seg)
@@ -162,11 +177,7 @@ func (c *conn) handleSCSICommand(run *runner, h *pdu.Header, ahs []byte, seg *se
 	if t.scsi.Dir == scsi.DirIn {
 		return c.runRead(run, t)
 	}
-	call := c.enter(run)
-	status, err := t.scsi.Finish()
-	c.leave(run, call)
-	c.respond(t, status, err)
-	return c.sent(run)
+	return c.finishTask(run, t)
 }
 
 // ignore drops a PDU that the command window does not admit.
@@ -192,12 +203,13 @@ func (c *conn) dropData(t *task, seg *segment, cause error) error {
 	return nil
 }
 
-// sent flushes what a goroutine that lost the reading role has queued; the reader itself flushes before it
-// waits for the network.
+// sent flushes what a goroutine that lost the reading role has queued. The reader itself flushes before it waits for
+// the network, or when much is queued: memory would be held for no use, and the initiator would wait.
 func (c *conn) sent(run *runner) error {
-	if run.reading {
+	if run.reading && run.queued < flushAt {
 		return nil
 	}
+	run.queued = 0
 	return c.tx.flush()
 }
 
@@ -241,15 +253,14 @@ func (c *conn) respond(t *task, status scsi.Status, cause error) {
 	c.observe(t, uint8(status))
 	s := t.sess
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	aborted := t.state == taskAborted
 	s.forgetLocked(t)
-	if !aborted {
-		c.tx.send(&resp, snAdvance, data, sense)
-	}
-	s.mu.Unlock()
 	if aborted {
 		sense.release()
+		return
 	}
+	c.tx.respond(&resp, data, sense)
 }
 
 // residual says how the data that the command moves differs from what the initiator expected, bytes
@@ -289,5 +300,5 @@ func (c *conn) observe(t *task, status uint8) {
 		moved = t.out.total
 	}
 	c.srv.opt.Observer.CommandDone(CommandEvent{Initiator: t.sess.login.InitiatorName, LUN: number, Op: t.scsi.Op(),
-		Bytes: moved, Duration: time.Since(t.started), Status: status})
+		Bytes: moved, Duration: time.Since(c.srv.start) - t.started, Status: status})
 }

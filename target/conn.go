@@ -1,11 +1,12 @@
 package target
 
 import (
+	"container/list"
 	"errors"
 	"fmt"
 	"io"
 	"net"
-	"runtime/debug"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -22,11 +23,16 @@ type conn struct {
 	rx  receiver
 	tx  sender
 
+	source  netip.Addr
+	pending *list.Element // guarded by Server.mu; nil: logged in, or pushed out
+	began   atomic.Bool   // a Login Request has arrived
+	gone    chan struct{} // closed with the network side
+
 	sess atomic.Pointer[session] // set at the end of login
 
 	// busy is the number of the disk call that the reader is in, or 0; see handoff.go.
 	busy    atomic.Uint64
-	calls   uint64 // belongs to the reader
+	calls   uint64 // how many there were; belongs to the reader
 	watched uint64 // belongs to the watchdog
 
 	tags atomic.Uint32 // the last target transfer tag
@@ -38,7 +44,7 @@ type conn struct {
 }
 
 func newConn(s *Server, nc net.Conn) *conn {
-	c := &conn{srv: s, nc: nc}
+	c := &conn{srv: s, nc: nc, source: sourceOf(nc), gone: make(chan struct{})}
 	c.rx = receiver{nc: nc, buf: make([]byte, loginBuffer), beforeWait: c.tx.flush, clock: &s.clock}
 	c.tx.init(nc, &s.clock, &window{})
 	return c
@@ -75,15 +81,20 @@ func (c *conn) loginPhase() (ok bool) {
 // side; once the watchdog has taken that away, it only finishes the command in hand.
 type runner struct {
 	reading bool
+	call    uint64  // number of the disk call that it is in as the reader; 0: none
+	queued  int     // bytes that waited for the network when it queued some last
+	task    *task   // the one in hand, or one before it; see ownedLocked
+	buf     *buffer // read into, and not queued yet
 }
 
 // readLoop is the body of the reading goroutine in full feature phase.
 func (c *conn) readLoop() {
 	run := &runner{reading: true}
-	defer c.recoverPanic()
+	defer c.recoverRunner(run)
 	for {
 		err := c.step(run)
 		if !run.reading {
+			c.srv.pool.charge(-stackCharge)
 			if err != nil {
 				c.fail(err)
 			}
@@ -106,13 +117,21 @@ func (c *conn) finish(err error) {
 		err = *cause // the connection was closed from our side, and the read error is only its echo
 	}
 	c.session().leave(err)
-	for _, h := range c.session().held {
-		h.release()
-	}
+	c.releaseReader()
 	if parting {
 		c.linger()
 	}
 	c.close()
+}
+
+// releaseReader gives back what belongs to the reader, when nothing is read any more.
+func (c *conn) releaseReader() {
+	sess := c.session()
+	for sn, h := range sess.held {
+		delete(sess.held, sn)
+		h.release()
+	}
+	c.rx.release(&c.srv.pool)
 }
 
 // linger lets the peer close first, so that the last response is not lost to a reset of the connection.
@@ -130,28 +149,17 @@ func (c *conn) fail(err error) {
 	}
 }
 
-func (c *conn) closeNetwork() { c.closeOnce.Do(func() { _ = c.nc.Close() }) }
+func (c *conn) closeNetwork() {
+	c.closeOnce.Do(func() {
+		close(c.gone)
+		_ = c.nc.Close()
+	})
+}
 
 func (c *conn) close() {
 	c.closeNetwork()
 	_ = c.tx.flush() // fails, and frees what was queued
 	c.srv.drop(c)
-}
-
-// recoverPanic is deferred by every goroutine that handles what a peer sent: a bug ends this session, and
-// nothing else.
-func (c *conn) recoverPanic() {
-	p := recover()
-	if p == nil {
-		return
-	}
-	c.srv.opt.Observer.PanicCaught()
-	c.log().Error("internal error: the session ends", zap.Any("panic", p), zap.ByteString("stack", debug.Stack()))
-	c.fail(errPanic)
-	if sess := c.session(); sess != nil {
-		sess.end(errPanic)
-	}
-	c.close()
 }
 
 // fatalError is a protocol error after which the session cannot go on (RFC 7143 7.7).
@@ -194,6 +202,9 @@ func (c *conn) dispatch(run *runner, h *pdu.Header, ahs []byte, seg *segment) er
 		}
 		return c.handleDataOut(run, h, seg)
 	case pdu.OpNOPOut:
+		if sess.discovery() {
+			break
+		}
 		return c.handleNOPOut(h, seg)
 	case pdu.OpTaskManagementRequest:
 		if sess.discovery() {
@@ -216,7 +227,7 @@ func (c *conn) dispatch(run *runner, h *pdu.Header, ahs []byte, seg *segment) er
 		}
 		return fatalf("opcode %v is not one of an initiator", op)
 	}
-	return c.refuse(pdu.RejectProtocolError, seg) // not in a discovery session
+	return c.refuse(pdu.RejectProtocolError, seg) // not in a discovery session (RFC 7143 4.3)
 }
 
 // reject answers the PDU in hand with a Reject that carries its header (RFC 7143 11.17).
@@ -279,98 +290,4 @@ func (c *conn) nextTag() uint32 {
 			return tag
 		}
 	}
-}
-
-// heldPDU is a numbered PDU that arrived before its turn, with its data.
-type heldPDU struct {
-	hdr  pdu.Header
-	ahs  []byte
-	data *buffer
-	n    int
-}
-
-func (h *heldPDU) release() { h.data.release() }
-
-// hold keeps the PDU in hand until the numbers before it have arrived. There are never more of them than
-// the command window is wide.
-func (c *conn) hold(cmdSN uint32, h *pdu.Header, ahs []byte, seg *segment) error {
-	sess := c.session()
-	if sess.held == nil {
-		sess.held = make(map[uint32]*heldPDU)
-	}
-	if _, dup := sess.held[cmdSN]; dup {
-		return c.badData(h, seg.discard())
-	}
-	n := seg.n
-	data, err := seg.take(&c.srv.pool)
-	if err != nil {
-		return c.badData(h, err)
-	}
-	sess.held[cmdSN] = &heldPDU{hdr: *h, ahs: append([]byte(nil), ahs...), data: data, n: n}
-	return nil
-}
-
-// replay handles held PDUs whose turn has come.
-func (c *conn) replay(run *runner) error {
-	sess := c.session()
-	for len(sess.held) > 0 && run.reading {
-		exp := sess.window.exp.Load()
-		h := sess.held[exp]
-		if h == nil {
-			return nil
-		}
-		delete(sess.held, exp)
-		seg := segment{held: h.data, n: h.n, left: h.n, done: true}
-		c.rx.hdr = h.hdr // a Reject carries it
-		err := c.dispatch(run, &c.rx.hdr, h.ahs, &seg)
-		if run.reading || seg.held != nil {
-			_ = seg.discard()
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (c *conn) logEnd(s *session, cause error) {
-	reason := endReason(cause)
-	c.srv.opt.Observer.SessionEnded(SessionEvent{Initiator: s.login.InitiatorName,
-		Remote: c.nc.RemoteAddr().String(), Discovery: s.discovery(), Reason: reason})
-	fields := []zap.Field{zap.String("initiator", s.login.InitiatorName), zap.Uint16("tsih", s.tsih),
-		zap.Bool("discovery", s.discovery()), zap.String("reason", reason),
-		zap.Duration("lasted", time.Since(s.since).Round(time.Millisecond))}
-	switch {
-	case reason == reasonLogout:
-		c.log().Info("session ended", fields...)
-	default:
-		c.log().Info("session ended", append(fields, zap.Error(cause))...)
-	}
-}
-
-const reasonLogout = "logout"
-
-// endReason is a short stable label for the end of a session.
-func endReason(cause error) string {
-	switch {
-	case errors.Is(cause, errLoggedOut):
-		return reasonLogout
-	case errors.Is(cause, io.EOF), errors.Is(cause, io.ErrUnexpectedEOF), errors.Is(cause, net.ErrClosed):
-		return "connection_closed"
-	case errors.Is(cause, errReinstated):
-		return "reinstated"
-	case errors.Is(cause, errShutdown):
-		return "shutdown"
-	case errors.Is(cause, errPeerDead), errors.Is(cause, errPDUTimeout), errors.Is(cause, errWriteTimeout):
-		return "timeout"
-	case errors.Is(cause, errTargetReset):
-		return "target_reset"
-	case errors.Is(cause, errPanic):
-		return "internal_error"
-	case errors.Is(cause, errHeaderDigest):
-		return "header_digest"
-	case errors.As(cause, new(*fatalError)):
-		return "protocol_error"
-	}
-	return "connection_error"
 }

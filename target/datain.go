@@ -13,7 +13,7 @@ func (c *conn) runRead(run *runner, t *task) error {
 		total = min(t.scsi.Length, t.expected)
 	}
 	if total == 0 {
-		return c.finishRead(run, t)
+		return c.finishTask(run, t)
 	}
 	b := c.srv.pool.get(int(min(total, chunkSize)))
 	if b == nil {
@@ -21,21 +21,23 @@ func (c *conn) runRead(run *runner, t *task) error {
 		return c.sent(run)
 	}
 	for off := int64(0); ; {
-		call := c.enter(run)
+		run.buf = b
+		c.enter(run, t)
 		err := t.scsi.In(off, b.b)
 		status := scsi.StatusGood
 		last := off+int64(len(b.b)) == total
 		if err == nil && last {
 			status, err = t.scsi.Finish()
 		}
-		c.leave(run, call)
+		c.leave(run)
+		run.buf = nil
 		if err != nil {
 			b.release()
 			c.complete(t, err)
 			return c.sent(run)
 		}
 		off += int64(len(b.b))
-		if !c.sendChunk(t, b, total, last && status == scsi.StatusGood) {
+		if !c.sendChunk(run, t, b, total, last && status == scsi.StatusGood) {
 			return c.sent(run)
 		}
 		if last {
@@ -44,21 +46,30 @@ func (c *conn) runRead(run *runner, t *task) error {
 			}
 			return c.sent(run)
 		}
-		if c.tx.queued() > maxQueued/2 || !run.reading {
+		n := int(min(total-off, chunkSize))
+		b = nil
+		if run.queued < flushAt && run.reading {
+			b = c.srv.pool.get(n)
+		}
+		if b == nil {
 			if err := c.tx.flush(); err != nil {
 				c.abandon(t)
 				return err
 			}
+			b = c.srv.pool.must(n)
 		}
-		b = c.srv.pool.must(int(min(total-off, chunkSize)))
 	}
 }
 
-// finishRead ends a command of which no data is to be sent.
-func (c *conn) finishRead(run *runner, t *task) error {
-	call := c.enter(run)
+// finishTask ends a command of which no data, or no more data, is to be moved.
+func (c *conn) finishTask(run *runner, t *task) error {
+	if t.scsi.Op() != scsi.OpOther && c.srv.pool.exhausted() {
+		c.complete(t, errBusy) // commands without data may hang in a disk, too, and a hanging goroutine costs memory
+		return c.sent(run)
+	}
+	c.enter(run, t)
 	status, err := t.scsi.Finish()
-	c.leave(run, call)
+	c.leave(run)
 	c.respond(t, status, err)
 	return c.sent(run)
 }
@@ -74,7 +85,7 @@ func (c *conn) abandon(t *task) {
 // sendChunk queues b as Data-In PDUs, none longer than the initiator takes, and a final one at the end of each
 // burst (RFC 7143 11.7.1). With good, these are the last ones, carry good status and end the task. It says
 // whether b was queued: a task that was aborted meanwhile ends here, without an answer.
-func (c *conn) sendChunk(t *task, b *buffer, total int64, good bool) bool {
+func (c *conn) sendChunk(run *runner, t *task, b *buffer, total int64, good bool) bool {
 	s := t.sess
 	seg := int64(s.params.SendMaxDataSegment)
 	burst := int64(s.params.MaxBurstLength)
@@ -90,6 +101,7 @@ func (c *conn) sendChunk(t *task, b *buffer, total int64, good bool) bool {
 	}
 	p := pdu.DataIn{TaskTag: t.tag, TransferTag: pdu.ReservedTag}
 	c.tx.mu.Lock()
+	defer c.tx.mu.Unlock()
 	for len(data) > 0 {
 		n := min(int64(len(data)), seg, burst-t.sent%burst)
 		p.DataSN, p.BufferOffset, p.DataLen = t.snIn, uint32(t.sent), int(n)
@@ -109,7 +121,7 @@ func (c *conn) sendChunk(t *task, b *buffer, total int64, good bool) bool {
 		p.Encode((*pdu.Header)(o.hdr[:pdu.HeaderLen]))
 		data = data[n:]
 	}
-	c.tx.mu.Unlock()
+	run.queued = c.tx.bytes
 	if good {
 		c.observe(t, uint8(scsi.StatusGood))
 		s.forgetLocked(t)

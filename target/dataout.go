@@ -126,18 +126,18 @@ func (c *conn) wait(t *task) {
 		s.forgetLocked(t)
 		return
 	}
-	t.state = taskCollecting
+	t.state, t.owner = taskCollecting, nil
 }
 
 // resume takes a collecting task back from the session, or says that there is none of this tag.
-func (s *session) resume(tag uint32) *task {
+func (s *session) resume(run *runner, tag uint32) *task {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	t := s.tasks[tag]
 	if t == nil || t.state != taskCollecting {
 		return nil
 	}
-	t.state = taskExecuting
+	t.state, t.owner, run.task = taskExecuting, run, t
 	return t
 }
 
@@ -148,7 +148,7 @@ func (c *conn) handleDataOut(run *runner, h *pdu.Header, seg *segment) error {
 	if err := p.Decode(h); err != nil {
 		return c.malformed(err)
 	}
-	t := c.session().resume(p.TaskTag)
+	t := c.session().resume(run, p.TaskTag)
 	if t == nil {
 		return c.ignore(seg)
 	}
@@ -227,23 +227,23 @@ func (c *conn) burstDone(run *runner, t *task) error {
 		return c.ask(t)
 	}
 	if n := d.ready(last); n > 0 {
-		call := c.enter(run)
+		c.enter(run, t)
 		err := t.scsi.Out(d.base, d.buf.b[:n])
 		if err == nil && last {
 			var status scsi.Status
 			status, err = t.scsi.Finish()
-			c.leave(run, call)
+			c.leave(run)
 			c.respond(t, status, err)
 			return c.sent(run)
 		}
-		c.leave(run, call)
+		c.leave(run)
 		if err != nil {
 			c.complete(t, err)
 			return c.sent(run)
 		}
 		d.carry(n)
 	} else if last {
-		return c.finishRead(run, t)
+		return c.finishTask(run, t)
 	}
 	if err := c.ask(t); err != nil {
 		return err
@@ -304,6 +304,6 @@ func (c *conn) ask(t *task) error {
 	c.tx.send(&pdu.R2T{LUN: t.scsi.LUN, TaskTag: t.tag, TransferTag: d.tag, R2TSN: d.r2tSN,
 		BufferOffset: uint32(d.next), DesiredLength: uint32(n)}, snPeek, nil, nil)
 	d.r2tSN++
-	t.state = taskCollecting
+	t.state, t.owner = taskCollecting, nil
 	return nil
 }

@@ -9,44 +9,80 @@ import (
 // one that is not must not keep the connection from reading, answering pings, or taking ABORT TASK. So each
 // call is numbered, and the watchdog looks at the numbers: a reader that is in the same call at two looks
 // in a row loses the reading role to a new goroutine. The one that was stuck finishes its command and ends.
-// This costs the fast case two atomic operations per call, and no goroutine, queue or wake-up.
+// When a LUN has been stuck for a while, whoever reads a command for it passes the role on at once, so that many
+// such commands hold a connection up no longer than a few. This costs the fast case three atomic operations per
+// call, and no goroutine, queue or wake-up.
 
-// stallTick is the time between two looks; a call holds its connection up for at most two of them.
-const stallTick = 5 * time.Millisecond
+// stallTick is the time between two looks; a call holds its connection up for at most two of them. A reader that
+// merely waits for a processor looks stalled, too, so it is longer than a time slice or two.
+const stallTick = 10 * time.Millisecond
+
+// stuckTicks is how many looks a LUN must have had a stalled call before commands for it are not even tried by a
+// reader. A machine that is short of processors lets readers look stalled for shorter than that.
+const stuckTicks = 4
 
 // quietTicks is how many looks without any call in progress put the watchdog to sleep.
 const quietTicks = 200
+
+// stackCharge is what a goroutine that hangs in a disk counts for in the limit of memory, bytes.
+const stackCharge = 16 << 10
 
 // watchdog hands on the reading role of stalled readers.
 type watchdog struct {
 	asleep atomic.Bool
 	wake   chan struct{}
 	calls  atomic.Uint32 // not 0: there was a call since the last look
+
+	luns []lunWatch // by LUN number
 }
 
+// lunWatch is what the watchdog knows of a LUN.
+type lunWatch struct {
+	stalled atomic.Int32 // calls in progress in which a reader lost its role
+	stuck   atomic.Bool  // there has been one for stuckTicks
+	ticks   int          // belongs to the watchdog
+}
+
+// A call is named by its number on the connection and, in the lowest bits, the LUN that it is for.
+const lunBits = 16
+
+func (w *watchdog) lun(call uint64) *lunWatch { return &w.luns[call&(1<<lunBits-1)] }
+
 // enter marks that the reader begins a disk call. It does nothing for a goroutine that is no longer the reader.
-func (c *conn) enter(run *runner) (call uint64) {
+func (c *conn) enter(run *runner, t *task) {
 	if !run.reading {
-		return 0
+		return
+	}
+	lun, _ := t.scsi.LUNNumber()
+	w := &c.srv.watch
+	if w.luns[lun].stuck.Load() {
+		run.reading = false
+		c.handOn()
+		return
 	}
 	c.calls++
-	call = c.calls
-	c.busy.Store(call)
-	w := &c.srv.watch
+	run.call = c.calls<<lunBits | uint64(lun)
+	c.busy.Store(run.call)
 	if w.calls.Load() == 0 {
 		w.calls.Store(1)
 		if w.asleep.Load() && w.asleep.CompareAndSwap(true, false) {
 			w.wake <- struct{}{}
 		}
 	}
-	return call
 }
 
 // leave marks the end of a disk call. Afterwards run.reading says whether the goroutine still is the reader.
-func (c *conn) leave(run *runner, call uint64) {
-	if run.reading && !c.busy.CompareAndSwap(call, 0) {
-		run.reading = false
+func (c *conn) leave(run *runner) {
+	if run.call == 0 {
+		return
 	}
+	if !c.busy.CompareAndSwap(run.call, 0) {
+		run.reading = false
+		if l := c.srv.watch.lun(run.call); l.stalled.Add(-1) == 0 {
+			l.stuck.Store(false)
+		}
+	}
+	run.call = 0
 }
 
 // runWatchdog looks at all sessions every stallTick while there are disk calls, and sleeps otherwise.
@@ -95,23 +131,37 @@ func (s *Server) lookForStalls() (busy bool) {
 		if call != 0 {
 			busy = true
 			if call == c.watched && c.busy.CompareAndSwap(call, 0) {
-				s.wg.Add(1)
-				go func() {
-					defer s.wg.Done()
-					c.readLoop()
-				}()
+				s.watch.lun(call).stalled.Add(1)
+				c.handOn()
 			}
 		}
 		c.watched = call
 	}
+	s.watch.age()
 	return busy
 }
 
-// spawn runs f in a goroutine that Shutdown waits for.
-func (s *Server) spawn(f func()) {
-	s.wg.Add(1)
+// age counts how long each LUN has had stalled calls.
+func (w *watchdog) age() {
+	for i := range w.luns {
+		l := &w.luns[i]
+		if l.stalled.Load() <= 0 {
+			l.ticks = 0
+			l.stuck.Store(false)
+			continue
+		}
+		if l.ticks++; l.ticks >= stuckTicks {
+			l.stuck.Store(true)
+		}
+	}
+}
+
+// handOn starts a new reader, in the place of one that finishes its command and ends.
+func (c *conn) handOn() {
+	c.srv.pool.charge(stackCharge) // until the old one has ended
+	c.srv.wg.Add(1)
 	go func() {
-		defer s.wg.Done()
-		f()
+		defer c.srv.wg.Done()
+		c.readLoop()
 	}()
 }

@@ -3,6 +3,7 @@ package target
 import (
 	"errors"
 	"fmt"
+	"net"
 	"time"
 
 	"go.uber.org/zap"
@@ -65,6 +66,10 @@ func (d *loginDialog) log(err error) {
 	case errors.As(err, &r):
 		ev.Reason = r.reason
 		fields = append(fields, zap.Stringer("status", r.status))
+	case errors.Is(err, errPushedOut):
+		ev.Reason = "pushed_out"
+		c.srv.opt.Observer.LoginRefused(ev)
+		return // the log has one line for many of them
 	case !d.began:
 		// A port scan or a health check of somebody's; a login was not even tried.
 		c.log().Debug("connection closed before login", zap.Error(err))
@@ -107,6 +112,10 @@ func (d *loginDialog) exchange() (*session, error) {
 		c.tx.sess.exp.Store(req.CmdSN)
 		c.tx.sess.max.Store(req.CmdSN)
 		c.tx.statSN = req.ExpStatSN
+		c.began.Store(true)
+		if err := d.wait(); err != nil {
+			return nil, err
+		}
 	}
 	switch {
 	case len(ahs) > 0:
@@ -136,6 +145,9 @@ func (d *loginDialog) exchange() (*session, error) {
 	resp := d.machine.Step(&login.Request{CSG: login.Stage(req.CSG), NSG: login.Stage(req.NSG), Transit: req.Transit,
 		Continue: req.Continue, VersionMin: req.VersionMin, VersionMax: req.VersionMax, ISID: req.ISID, TSIH: req.TSIH,
 		CID: req.CID, Data: d.data})
+	if resp.Status == login.StatusAuthenticationFailure {
+		c.srv.slow.failed(c.source, c.srv.clock.Load())
+	}
 	if resp.Status != login.StatusSuccess {
 		return nil, d.refuse(&req, resp.Status, resp.Reason, resp.Err)
 	}
@@ -151,13 +163,14 @@ func (d *loginDialog) complete(req *pdu.LoginRequest, resp *login.Response) (*se
 	c := d.c
 	res := d.machine.Result()
 	sess := &session{
-		conn:   c,
-		key:    sessionKey{initiator: res.InitiatorName, isid: req.ISID},
-		cid:    req.CID,
-		login:  res,
-		params: res.Params,
-		since:  time.Now(),
-		tasks:  make(map[uint32]*task),
+		conn:    c,
+		key:     sessionKey{initiator: res.InitiatorName, isid: req.ISID},
+		cid:     req.CID,
+		login:   res,
+		params:  res.Params,
+		since:   time.Now(),
+		tasks:   make(map[uint32]*task),
+		aborted: make(map[*task]struct{}),
 	}
 	sess.window.exp.Store(c.tx.sess.exp.Load())
 	sess.window.max.Store(sess.window.exp.Load() + uint32(c.srv.opt.Limits.CommandWindow) - 1)
@@ -172,8 +185,13 @@ func (d *loginDialog) complete(req *pdu.LoginRequest, resp *login.Response) (*se
 			c.srv.device.Detach(sess.nexus)
 		}
 		status, reason := login.StatusServiceUnavailable, "shutting_down"
-		if errors.Is(err, errNotYours) {
+		switch {
+		case errors.Is(err, errNotYours):
 			status, reason = login.StatusAuthorizationFailure, "session_of_another_user"
+		case errors.Is(err, errTooManySessions):
+			status, reason = login.StatusOutOfResources, "too_many_sessions"
+		case errors.Is(err, errTooManyFromAddress):
+			status, reason = login.StatusOutOfResources, "too_many_sessions_from_address"
 		}
 		return nil, d.refuse(req, status, reason, err)
 	}
@@ -188,7 +206,7 @@ func (d *loginDialog) complete(req *pdu.LoginRequest, resp *login.Response) (*se
 	}
 	c.rx.headerDigest, c.rx.dataDigest = res.Params.HeaderDigest, res.Params.DataDigest
 	c.tx.setDigests(res.Params.HeaderDigest, res.Params.DataDigest)
-	c.rx.grow(fullBuffer)
+	c.rx.grow(&c.srv.pool)
 	sess.open.Store(true)
 	if c.srv.isClosing() {
 		sess.requestLogout() // Shutdown may have looked before it was open
@@ -200,6 +218,24 @@ func (d *loginDialog) complete(req *pdu.LoginRequest, resp *login.Response) (*se
 		zap.Bool("header_digest", res.Params.HeaderDigest), zap.Bool("data_digest", res.Params.DataDigest),
 		zap.Bool("reinstated", old != nil))
 	return sess, nil
+}
+
+// wait holds up a login from an address that has failed to authenticate several times.
+func (d *loginDialog) wait() error {
+	c := d.c
+	delay := c.srv.slow.delay(c.source, c.srv.clock.Load())
+	if delay == 0 {
+		return nil
+	}
+	c.log().Info("login is held up: its address failed to authenticate several times", zap.Duration("delay", delay))
+	timer := time.NewTimer(delay)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-c.gone:
+		return net.ErrClosed
+	}
 }
 
 // answer sends a login response with status success.

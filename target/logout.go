@@ -14,6 +14,10 @@ func (c *conn) handleLogout(h *pdu.Header, seg *segment) error {
 	if err := seg.discard(); err != nil {
 		return c.badData(h, err)
 	}
+	if c.session().discovery() && p.Reason != pdu.LogoutCloseSession {
+		c.rejectHeader(pdu.RejectProtocolError, h) // RFC 7143 4.3
+		return nil
+	}
 	resp := pdu.LogoutResponse{TaskTag: p.TaskTag}
 	switch p.Reason {
 	case pdu.LogoutCloseSession:

@@ -50,29 +50,35 @@ func (c *conn) handleNOPOut(h *pdu.Header, seg *segment) error {
 // janitorTick is how often timeouts are looked at, and the resolution of the coarse clock.
 const janitorTick = 250 * time.Millisecond
 
+// logEvery is the time between two lines in the log about many things of a kind.
+const logEvery = 10 * time.Second
+
 // runJanitor moves the coarse clock and ends connections that wait in vain: for the rest of a PDU, for a
 // peer that reads, for any sign of life.
 func (s *Server) runJanitor() {
 	defer s.wg.Done()
 	tick := time.NewTicker(janitorTick)
 	defer tick.Stop()
-	start := time.Now()
 	for {
 		select {
 		case <-s.ctx.Done():
 			return
 		case <-tick.C:
 		}
-		now := int64(time.Since(start)) + 1
+		now := int64(time.Since(s.start)) + 1
 		s.clock.Store(now)
 		for _, sess := range s.all() {
 			s.checkTimeouts(sess, now)
+		}
+		if now/int64(logEvery) != (now-int64(janitorTick))/int64(logEvery) {
+			s.logPushedOut()
 		}
 	}
 }
 
 func (s *Server) checkTimeouts(sess *session, now int64) {
 	c := sess.conn
+	defer c.recoverPanic()
 	if !sess.open.Load() {
 		return // login has a deadline of its own
 	}
@@ -92,10 +98,14 @@ func (s *Server) checkTimeouts(sess *session, now int64) {
 		c.ping.sentAt.Store(0)
 	case asked != 0 && now-asked > int64(lim.NOPTimeout):
 		c.fail(errPeerDead)
+	case sess.discovery(): // it is sent no pings (RFC 7143 7.4.3)
+		if now-heard > int64(lim.NOPInterval+lim.NOPTimeout) {
+			c.fail(errPeerDead)
+		}
 	case asked == 0 && now-heard > int64(lim.NOPInterval) && c.busy.Load() == 0:
 		c.ping.sentAt.Store(now)
 		c.tx.send(&pdu.NOPIn{TaskTag: pdu.ReservedTag, TransferTag: c.nextTag()}, snPeek, nil, nil)
-		s.spawn(func() {
+		c.spawn(func() {
 			if err := c.tx.flush(); err != nil {
 				c.fail(err)
 			}

@@ -41,7 +41,15 @@ type LUN struct {
 	Removable bool          // reported as a removable medium
 	Access    AccessMode    // "" is write-exclusive
 	Store     Store         // keeps saved mode pages and the like; nil: nothing is kept, and nothing can be saved
+	Grown     bool          // larger than at an earlier start: initiators get a capacity unit attention
+
+	// Reservations keeps the persistent reservations of initiators that ask for that (APTPL). Nil: none survives the
+	// server.
+	Reservations ReservationStore
 }
+
+// ReservationStore keeps the persistent reservations of one LUN; disk.ReservationFile is one.
+type ReservationStore = scsi.ReservationStore
 
 // Options configure a Server. The zero value of every field but LUNs works.
 type Options struct {
@@ -63,23 +71,34 @@ type Options struct {
 
 // Limits bound what peers can make the server hold or wait for. Zero fields take the default.
 type Limits struct {
-	MaxConnections int           // connections of all kinds at once; default 1024
-	CommandWindow  int           // commands in flight per session; default 128
-	Memory         int64         // bytes of data buffers of all sessions together; default 64 MiB
-	LoginTimeout   time.Duration // from accept to full feature phase; default 15 s
-	PDUTimeout     time.Duration // from the first byte of a PDU to its last; default 30 s
-	NOPInterval    time.Duration // silence after which a peer is pinged; default 15 s
-	NOPTimeout     time.Duration // silence after a ping that means the peer is dead; default 30 s
+	MaxConnections int // sessions at once, each of which has one connection; default 1024
+	// MaxPerAddress is how many of these come from one IPv4 address, or one 64-bit network of IPv6; default 256.
+	MaxPerAddress int
+	// MaxPendingLogins is how many connections at once have not logged in, besides those that have; one more pushes
+	// another one out. Default 256.
+	MaxPendingLogins int
+	// LoginDelay is the longest that a login waits whose address has failed to authenticate several times within the
+	// last minute; default 2 s.
+	LoginDelay    time.Duration
+	CommandWindow int           // commands in flight per session; default 128
+	Memory        int64         // bytes of data buffers of all sessions together; default 64 MiB
+	LoginTimeout  time.Duration // from accept to full feature phase; default 15 s
+	PDUTimeout    time.Duration // from the first byte of a PDU to its last; default 30 s
+	NOPInterval   time.Duration // silence after which a peer is pinged; default 15 s
+	NOPTimeout    time.Duration // silence after a ping that means the peer is dead; default 30 s
 }
 
 const (
-	defaultMaxConnections = 1024
-	defaultCommandWindow  = 128
-	defaultMemory         = 64 << 20
-	defaultLoginTimeout   = 15 * time.Second
-	defaultPDUTimeout     = 30 * time.Second
-	defaultNOPInterval    = 15 * time.Second
-	defaultNOPTimeout     = 30 * time.Second
+	defaultMaxConnections   = 1024
+	defaultMaxPerAddress    = 256
+	defaultMaxPendingLogins = 256
+	defaultLoginDelay       = 2 * time.Second
+	defaultCommandWindow    = 128
+	defaultMemory           = 64 << 20
+	defaultLoginTimeout     = 15 * time.Second
+	defaultPDUTimeout       = 30 * time.Second
+	defaultNOPInterval      = 15 * time.Second
+	defaultNOPTimeout       = 30 * time.Second
 
 	maxLUNNumber = 16383 // flat space addressing, SAM-5 4.7.7
 )
@@ -145,6 +164,9 @@ func (l *Limits) resolve() error {
 		err  error
 	}{
 		{"MaxConnections", orDefault(&l.MaxConnections, defaultMaxConnections)},
+		{"MaxPerAddress", orDefault(&l.MaxPerAddress, defaultMaxPerAddress)},
+		{"MaxPendingLogins", orDefault(&l.MaxPendingLogins, defaultMaxPendingLogins)},
+		{"LoginDelay", orDefault(&l.LoginDelay, defaultLoginDelay)},
 		{"CommandWindow", orDefault(&l.CommandWindow, defaultCommandWindow)},
 		{"Memory", orDefault(&l.Memory, int64(defaultMemory))},
 		{"LoginTimeout", orDefault(&l.LoginTimeout, defaultLoginTimeout)},

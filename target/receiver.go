@@ -30,7 +30,8 @@ var (
 type receiver struct {
 	nc   net.Conn
 	buf  []byte
-	r, w int // buf[r:w] is received and not consumed
+	r, w int     // buf[r:w] is received and not consumed
+	full *buffer // backs buf after login; nil: the small buffer is still in use
 
 	headerDigest, dataDigest bool
 
@@ -47,12 +48,19 @@ type receiver struct {
 	clock *atomic.Int64
 }
 
-// grow changes to a buffer of n bytes and keeps what was received.
-func (rx *receiver) grow(n int) {
-	buf := make([]byte, n)
-	rx.w = copy(buf, rx.buf[rx.r:rx.w])
-	rx.r = 0
-	rx.buf = buf
+// grow changes to a full buffer, where there is memory for it, and keeps what was received.
+func (rx *receiver) grow(pool *buffers) {
+	if rx.full = pool.receive(); rx.full != nil {
+		rx.w = copy(rx.full.b, rx.buf[rx.r:rx.w])
+		rx.r = 0
+		rx.buf = rx.full.b
+	}
+}
+
+// release gives the buffer back. Nothing can be received any more.
+func (rx *receiver) release(pool *buffers) {
+	pool.releaseReceive(rx.full)
+	rx.full, rx.buf, rx.r, rx.w = nil, nil, 0, 0
 }
 
 func (rx *receiver) read(p []byte) (int, error) {

@@ -10,9 +10,18 @@ import (
 )
 
 const (
-	// maxQueued is how many bytes of data may wait for the network, per connection, before whoever adds
+	// maxQueued is how many bytes may wait for the network, per connection, before whoever adds
 	// more writes it out or waits for the one who is writing.
 	maxQueued = 512 << 10
+
+	// flushAt is how many of them the reader lets wait while it has more commands in hand. Depth 32 with 4 KiB is less.
+	flushAt = 192 << 10
+
+	// pduCost is what a PDU counts for besides its data, so that those without data have a limit, too. Bytes.
+	pduCost = 128
+
+	// maxKept is how many PDUs the room that a connection keeps for its queue may hold.
+	maxKept = 256
 
 	offStatSN   = 24
 	offExpCmdSN = 28
@@ -50,7 +59,7 @@ type sender struct {
 	mu      sync.Mutex
 	drained sync.Cond  // signalled when a batch has been written, and at the end of the last
 	queue   []outgoing // guarded by mu
-	bytes   int        // guarded by mu; data bytes in queue and in the batch being written
+	bytes   int        // guarded by mu; in queue and in the batch being written, with pduCost for each PDU
 	writing bool       // guarded by mu; whoever set it owns the fields below
 	err     error      // guarded by mu; the first write error, after which nothing is sent
 
@@ -79,7 +88,7 @@ func (s *sender) put(sn snKind, data []byte, release *buffer) *outgoing {
 	}
 	o := &s.queue[n]
 	o.sn, o.data, o.release = sn, data, release
-	s.bytes += len(data)
+	s.bytes += len(data) + pduCost
 	return o
 }
 
@@ -88,9 +97,16 @@ type encoder interface{ Encode(*pdu.Header) }
 // send queues p. data is its data segment, release the buffer that it lies in, if it is to be freed then.
 func (s *sender) send(p encoder, sn snKind, data []byte, release *buffer) {
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	o := s.put(sn, data, release)
 	p.Encode((*pdu.Header)(o.hdr[:pdu.HeaderLen]))
-	s.mu.Unlock()
+}
+
+// respond is send for the response that every command without Data-In has: as its type is known, it costs no allocation.
+func (s *sender) respond(p *pdu.SCSIResponse, data []byte, release *buffer) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p.Encode((*pdu.Header)(s.put(snAdvance, data, release).hdr[:pdu.HeaderLen]))
 }
 
 // flush writes all that is queued. If another goroutine is writing it leaves the work to that one, and
@@ -103,7 +119,7 @@ func (s *sender) flush() error {
 		for s.writing && s.bytes > maxQueued {
 			s.drained.Wait()
 		}
-		if s.writing || len(s.queue) == 0 {
+		if s.writing {
 			return s.err
 		}
 	}
@@ -111,28 +127,56 @@ func (s *sender) flush() error {
 		return s.err
 	}
 	s.writing = true
+	defer s.doneLocked()
 	for len(s.queue) > 0 {
 		batch := s.queue
 		s.queue = s.spare[:0]
-		if s.err == nil {
-			s.mu.Unlock()
-			err := s.write(batch)
-			s.mu.Lock()
-			if s.err == nil {
-				s.err = err
-			}
-		}
-		for i := range batch {
-			s.bytes -= len(batch[i].data)
-			batch[i].release.release()
-			batch[i].data, batch[i].release = nil, nil
-		}
-		s.spare = batch[:0]
-		s.drained.Broadcast()
+		s.spare = nil
+		s.writeLocked(batch)
 	}
+	return s.err
+}
+
+// writeLocked writes one batch and frees it, also where writing panics: then nobody knows how much of it went out,
+// and nothing can follow.
+func (s *sender) writeLocked(batch []outgoing) {
+	defer s.freeLocked(batch)
+	if s.err != nil {
+		return
+	}
+	err := errPanic
+	defer func() {
+		if s.err == nil {
+			s.err = err
+		}
+	}()
+	err = s.writeUnlocked(batch)
+}
+
+// writeUnlocked is write without the lock, which is held again afterwards.
+func (s *sender) writeUnlocked(batch []outgoing) error {
+	s.mu.Unlock()
+	defer s.mu.Lock()
+	return s.write(batch)
+}
+
+// freeLocked gives back what a batch held.
+func (s *sender) freeLocked(batch []outgoing) {
+	for i := range batch {
+		s.bytes -= len(batch[i].data) + pduCost
+		batch[i].release.release()
+		batch[i].data, batch[i].release = nil, nil
+	}
+	if cap(batch) <= maxKept {
+		s.spare = batch[:0]
+	}
+	s.drained.Broadcast()
+}
+
+// doneLocked ends the writer's turn.
+func (s *sender) doneLocked() {
 	s.writing = false
 	s.drained.Broadcast()
-	return s.err
 }
 
 // drain writes all that is queued and returns when it is written, whoever writes it.
@@ -143,13 +187,6 @@ func (s *sender) drain() {
 	for s.writing {
 		s.drained.Wait()
 	}
-}
-
-// queued is the amount of data that waits for the network, bytes.
-func (s *sender) queued() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.bytes
 }
 
 // write stamps, digests and sends one batch. The caller owns the write side.
@@ -192,6 +229,9 @@ func (s *sender) write(batch []outgoing) error {
 	s.bufs = net.Buffers(iov)
 	_, err := s.bufs.WriteTo(s.nc)
 	clear(s.iov) // the buffers go back to the pool
+	if cap(s.iov) > 3*maxKept {
+		s.iov = nil
+	}
 	s.writeSince.Store(0)
 	return err
 }

@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -35,7 +36,10 @@ type Server struct {
 	login  login.Config
 	pool   buffers
 	watch  watchdog
+	slow   penalties
 	clock  atomic.Int64 // coarse: nanoseconds since start, at least 1, a tick old at most
+
+	start time.Time
 
 	ctx    context.Context // ends when the server does
 	cancel context.CancelFunc
@@ -45,10 +49,14 @@ type Server struct {
 	closing    bool                      // guarded by mu
 	listeners  map[net.Listener]struct{} // guarded by mu
 	conns      map[*conn]struct{}        // guarded by mu; all connections
+	pending    pendingConns              // guarded by mu; of conns: those that have not logged in
+	from       map[netip.Addr]int        // guarded by mu; sessions by the address they come from
 	sessions   map[sessionKey]*session   // guarded by mu; normal sessions
 	discovery  map[*session]struct{}     // guarded by mu
 	lastTSIH   uint16                    // guarded by mu
 	background sync.Once
+
+	pushedOut atomic.Int64 // connections, since the last line in the log about them
 }
 
 // New makes a server of its options. It fails if they contradict each other.
@@ -59,15 +67,17 @@ func New(opt Options) (*Server, error) {
 	luns := make([]scsi.LUN, len(opt.LUNs))
 	for i, l := range opt.LUNs {
 		luns[i] = scsi.LUN{Number: l.Number, Disk: l.Disk, Identity: l.Identity, ReadOnly: l.ReadOnly,
-			Removable: l.Removable, Access: l.Access, Store: l.Store}
+			Removable: l.Removable, Access: l.Access, Grown: l.Grown, Reservations: l.Reservations,
+			Store: l.Store}
 	}
+	s := &Server{}
 	device, err := scsi.NewDevice(scsi.Options{Vendor: opt.Vendor, Product: opt.Product, Revision: opt.Revision,
-		TargetName: opt.TargetName, PortalGroupTag: opt.PortalGroupTag, Log: opt.Log,
+		TargetName: opt.TargetName, PortalGroupTag: opt.PortalGroupTag, Log: opt.Log, Abort: s.abortPreempted,
 		Panicked: opt.Observer.PanicCaught}, luns)
 	if err != nil {
 		return nil, fmt.Errorf("target: %w", err)
 	}
-	s := &Server{
+	*s = Server{
 		opt:    opt,
 		log:    opt.Log,
 		device: device,
@@ -75,13 +85,22 @@ func New(opt Options) (*Server, error) {
 			Auth: opt.Auth, Limits: login.Limits{
 				MaxRecvDataSegmentLength: chunkSize, FirstBurstLength: chunkSize,
 			}},
+		start:     time.Now(),
 		listeners: make(map[net.Listener]struct{}),
 		conns:     make(map[*conn]struct{}),
 		sessions:  make(map[sessionKey]*session),
 		discovery: make(map[*session]struct{}),
+		pending:   pendingConns{from: make(map[netip.Addr]int)},
+		from:      make(map[netip.Addr]int),
+		slow:      penalties{limit: opt.Limits.LoginDelay, table: make(map[netip.Addr]penalty)},
 	}
 	s.pool.limit = opt.Limits.Memory
 	s.watch.wake = make(chan struct{}, 1)
+	highest := uint16(0)
+	for i := range opt.LUNs {
+		highest = max(highest, opt.LUNs[i].Number)
+	}
+	s.watch.luns = make([]lunWatch, highest+1)
 	s.clock.Store(1)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	return s, nil
@@ -109,26 +128,23 @@ func (s *Server) Serve(l net.Listener) error {
 		s.mu.Unlock()
 		_ = l.Close()
 	}()
-	for {
+	for failed := 0; ; {
 		nc, err := l.Accept()
 		if err == nil {
+			failed = 0
 			s.accept(nc)
 			continue
 		}
 		if s.ctx.Err() != nil || s.isClosing() {
 			return ErrServerClosed
 		}
-		var temporary interface{ Temporary() bool }
-		if !errors.As(err, &temporary) || !temporary.Temporary() {
+		if !passing(err) {
 			return fmt.Errorf("target: portal %s: %w", l.Addr(), err)
 		}
-		// Out of descriptors or memory: what is connected goes on, and new ones wait in the backlog.
-		s.log.Warn("cannot accept a connection, trying again", zap.String("portal", l.Addr().String()), zap.Error(err))
-		select {
-		case <-s.ctx.Done():
+		if !s.acceptFailed(l, err, failed) {
 			return ErrServerClosed
-		case <-time.After(100 * time.Millisecond):
 		}
+		failed++
 	}
 }
 
@@ -141,19 +157,20 @@ func (s *Server) isClosing() bool {
 func (s *Server) accept(nc net.Conn) {
 	c := newConn(s, nc)
 	s.mu.Lock()
-	full := len(s.conns) >= s.opt.Limits.MaxConnections
-	if s.closing || full {
+	if s.closing {
 		s.mu.Unlock()
 		_ = nc.Close()
-		if full {
-			s.log.Warn("connection refused: too many connections", zap.String("remote", nc.RemoteAddr().String()),
-				zap.Int("limit", s.opt.Limits.MaxConnections))
-		}
 		return
 	}
+	var victim *conn
+	if s.pending.order.Len() >= s.opt.Limits.MaxPendingLogins {
+		victim = s.pending.takeVictim()
+	}
 	s.conns[c] = struct{}{}
+	s.pending.add(c)
 	s.wg.Add(1)
 	s.mu.Unlock()
+	s.pushOut(victim)
 	go c.serve()
 }
 
@@ -161,6 +178,7 @@ func (s *Server) accept(nc net.Conn) {
 func (s *Server) drop(c *conn) {
 	s.mu.Lock()
 	delete(s.conns, c)
+	s.pending.remove(c)
 	s.mu.Unlock()
 }
 
@@ -182,9 +200,18 @@ func (s *Server) register(sess *session) (old *session, err error) {
 	} else {
 		old = s.sessions[sess.key]
 	}
-	if old != nil && old.login.User != sess.login.User {
+	switch {
+	case old != nil && old.login.User != sess.login.User:
 		return nil, errNotYours
+	case old != nil: // it makes room
+	case len(s.sessions)+len(s.discovery) >= s.opt.Limits.MaxConnections:
+		return nil, errTooManySessions
+	case s.from[sess.conn.source] >= s.opt.Limits.MaxPerAddress:
+		return nil, errTooManyFromAddress
 	}
+	s.pending.remove(sess.conn)
+	s.from[sess.conn.source]++
+	sess.counts = true
 	if sess.discovery() {
 		s.discovery[sess] = struct{}{}
 	} else {
@@ -205,7 +232,11 @@ func (s *Server) sameDiscoveryLocked(sess *session) *session {
 	return nil
 }
 
-var errNotYours = errors.New("a session of this name and identifier belongs to another user")
+var (
+	errNotYours           = errors.New("a session of this name and identifier belongs to another user")
+	errTooManySessions    = errors.New("the limit of sessions is reached")
+	errTooManyFromAddress = errors.New("the limit of sessions from one address is reached")
+)
 
 func (s *Server) tsihInUseLocked(tsih uint16) bool {
 	for _, o := range s.sessions {
@@ -229,6 +260,13 @@ func (s *Server) remove(sess *session) {
 		delete(s.sessions, sess.key)
 	}
 	delete(s.discovery, sess)
+	if !sess.counts {
+		return
+	}
+	sess.counts = false
+	if s.from[sess.conn.source]--; s.from[sess.conn.source] == 0 {
+		delete(s.from, sess.conn.source)
+	}
 }
 
 // hasSession says whether a session of this handle exists.

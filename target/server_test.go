@@ -52,6 +52,8 @@ type server struct {
 	addr  net.Addr
 	disks [2]*disktest.Fault
 	seen  *counts
+
+	bugs int64 // panics that the test provokes; any other one fails it
 }
 
 const diskSize = 64 << 20
@@ -82,6 +84,7 @@ func newServer(t *testing.T, change ...func(*target.Options)) *server {
 	t.Cleanup(func() {
 		require.NoError(t, srv.Close())
 		require.ErrorIs(t, <-served, target.ErrServerClosed)
+		require.Equal(t, s.bugs, s.seen.panics.Load(), "panics caught")
 	})
 	return s
 }

@@ -65,13 +65,16 @@ type session struct {
 	window window
 
 	mu        sync.Mutex
-	tasks     map[uint32]*task // guarded by mu; by initiator task tag
-	counted   int              // guarded by mu; tasks that take a place in the command window
-	immediate int              // guarded by mu; tasks that take none
-	closed    bool             // guarded by mu
-	free      []*task          // guarded by mu
+	tasks     map[uint32]*task   // guarded by mu; by initiator task tag
+	aborted   map[*task]struct{} // guarded by mu; tasks that were aborted while a goroutine works on them, until it is done
+	counted   int                // guarded by mu; tasks that take a place in the command window
+	immediate int                // guarded by mu; tasks that take none
+	closed    bool               // guarded by mu
+	free      []*task            // guarded by mu
 
 	held map[uint32]*heldPDU // by CmdSN; belongs to the reader
+
+	counts bool // guarded by Server.mu; it is counted in Server.from
 
 	open  atomic.Bool // the login response is queued: others may send on the connection
 	ended sync.Once
@@ -163,16 +166,21 @@ func (s *session) end(cause error) {
 // progress run on, and Shutdown waits for them.
 func (s *session) leave(cause error) {
 	s.ended.Do(func() {
-		s.mu.Lock()
-		s.closed = true
-		for _, t := range s.tasks {
-			s.abortLocked(t)
-		}
-		s.mu.Unlock()
+		defer s.conn.logEnd(s, cause)
+		defer s.conn.srv.remove(s)
+		s.close()
 		if s.nexus != nil {
 			s.conn.srv.device.Detach(s.nexus)
 		}
-		s.conn.srv.remove(s)
-		s.conn.logEnd(s, cause)
 	})
+}
+
+// close ends all tasks without an answer, and keeps new ones from waiting for data.
+func (s *session) close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closed = true
+	for _, t := range s.tasks {
+		s.abortLocked(t)
+	}
 }

@@ -112,7 +112,7 @@ func (s *session) requestLogout() {
 		Parameter3: uint16(logoutGrace / time.Second),
 	}, snAdvance, nil, nil)
 	// The peer may have stopped reading: the drain must not wait for it.
-	s.conn.srv.spawn(func() {
+	s.conn.spawn(func() {
 		if err := s.conn.tx.flush(); err != nil {
 			s.end(err)
 		}

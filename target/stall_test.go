@@ -70,6 +70,65 @@ func TestStalledDisk(t *testing.T) {
 	require.Zero(t, s.seen.panics.Load())
 }
 
+// TestManyStalledCommands has as many commands hang in a disk as may be in flight. The first ones are found by watching, and
+// the others do not have to be waited for, in this session or another one.
+func TestManyStalledCommands(t *testing.T) {
+	s := newServer(t)
+	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1, 2)
+	other := tt.MustLogin(t, s.addr, tt.LoginOptions{Initiator: "iqn.2026-01.test:other"}, 1, 2)
+	resume := stall(t, s.disks[0], disktest.OpAny)
+	var stuck []*tt.Task
+	for i := range 100 {
+		cmd := tt.Read10(1, uint32(i), 1)
+		if i%2 == 1 {
+			cmd = tt.Write10(1, uint32(i), make([]byte, 512))
+		}
+		stuck = append(stuck, c.MustStart(t, cmd), other.MustStart(t, tt.Read10(1, 0, 1)))
+	}
+	for _, sess := range []*tt.Session{c, other} {
+		_, err := sess.Ping(nil)
+		require.NoError(t, err)
+		sess.MustGood(t, tt.Write10(2, 0, make([]byte, 512)))
+	}
+	require.LessOrEqual(t, s.Stalls(1), 2*2*5, "a few of a session, at two looks each, until the LUN is known to be stuck")
+	require.Positive(t, s.Stalls(1))
+	require.Zero(t, s.Stalls(2))
+	resume()
+	for _, task := range stuck {
+		require.True(t, task.MustFinish(t).Good())
+	}
+	eventually(t, "nothing is stalled", func() bool { return s.Stalls(1) == 0 })
+}
+
+// TestStalledOutOfOrder has commands for a stalled disk wait for those before them, so that whoever replays one passes the reading
+// role on in the midst of it.
+func TestStalledOutOfOrder(t *testing.T) {
+	s := newServer(t)
+	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1, 2)
+	resume := stall(t, s.disks[0], disktest.OpAny)
+	first := c.MustStart(t, tt.Read10(1, 0, 1))
+	eventually(t, "the first one is found out", func() bool { return s.Stalls(1) == 1 })
+	const late = 20
+	var commands []pdu.SCSICommand
+	for i := range late {
+		cmd, _, _ := c.Prepare(tt.Read10(uint16(1+i%2), uint32(i), 1))
+		commands = append(commands, cmd)
+	}
+	for i := range commands {
+		require.NoError(t, c.Send(&commands[late-1-i], nil))
+	}
+	_, err := c.Ping(nil)
+	require.NoError(t, err)
+	resume()
+	require.True(t, first.MustFinish(t).Good())
+	answered := len(c.Inbox())
+	for ; answered < late; answered++ {
+		in, _, err := tt.Expect[pdu.DataIn](c.Conn)
+		require.NoError(t, err)
+		require.True(t, in.HasStatus)
+	}
+}
+
 // TestStaleWrite aborts a write that is stuck in the disk. A newer write to the same block must win, although the
 // stale one leaves the disk's queue only now.
 func TestStaleWrite(t *testing.T) {
@@ -176,6 +235,7 @@ func TestPanic(t *testing.T) {
 	_, err = c.ExpectClosedAfter()
 	require.NoError(t, err)
 	require.Equal(t, int64(2), s.seen.panics.Load())
+	s.bugs = 2
 	again := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
 	again.MustGood(t, tt.Write10(1, 0, make([]byte, 512)))
 }
@@ -248,4 +308,19 @@ func TestSlowPeers(t *testing.T) {
 	cmd, _, _ := c.Prepare(tt.TestUnitReady(1))
 	require.NoError(t, c.SendRaw(c.Bytes(&cmd, nil)[:20]))
 	require.NoError(t, c.ExpectClosed())
+
+	// One byte at a time is no better.
+	dribble := func(c *tt.Conn, b []byte) {
+		for i := 0; ; i = (i + 1) % len(b) {
+			if err := c.SendRaw(b[i : i+1]); err != nil {
+				require.ErrorIs(t, err, tt.ErrClosed)
+				return
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+	}
+	dribble(tt.MustDial(t, s.addr), []byte{0x43, 0x81, 0, 0, 0, 0, 0x1f, 0xf0})
+	c = tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
+	ping := pdu.NOPOut{Immediate: true, TaskTag: 1, TransferTag: pdu.ReservedTag, CmdSN: c.CmdSN}
+	dribble(c.Conn, c.Bytes(&ping, make([]byte, 4096)))
 }

@@ -118,6 +118,9 @@ func (c *conn) answerText(data []byte) ([]byte, error) {
 		return nil, err
 	}
 	sess := c.session()
+	if sess.discovery() && !slices.ContainsFunc(pairs, func(p login.Pair) bool { return p.Key == "SendTargets" }) {
+		return nil, errors.New("a discovery session may ask for targets and nothing else")
+	}
 	var out []byte
 	rest := pairs[:0:0]
 	for _, p := range pairs {

@@ -28,6 +28,7 @@ type app struct {
 	stdin          io.Reader
 	stdout, stderr io.Writer
 	exit           func(status int) // ends the process at once, without clean-up
+	asWrapper      bool             // called as the original wrapper: nobody may have room for its pages
 }
 
 // failure is an error of a command that was used rightly: exit status 1. Every other error that reaches
@@ -101,7 +102,8 @@ Exit status: 0 done, 1 failed while running, 2 wrong usage or configuration.`,
 	root.SetOut(a.stdout)
 	root.SetErr(a.stderr)
 	root.SetFlagErrorFunc(flagError)
-	root.AddCommand(a.serveCommand(), a.inspectCommand(), a.convertCommand(), a.healthcheckCommand(), a.versionCommand())
+	root.AddCommand(a.serveCommand(), a.inspectCommand(), a.convertCommand(), a.xmlCommand(), a.healthcheckCommand(),
+		a.handoverCommand(), a.versionCommand())
 	return root
 }
 

@@ -2,6 +2,7 @@ package main
 
 import (
 	"os"
+	"path/filepath"
 	"strconv"
 
 	"github.com/spf13/pflag"
@@ -9,6 +10,7 @@ import (
 
 	"kubevirt.io/disk/chap"
 	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/libvirt"
 	"kubevirt.io/disk/target"
 )
 
@@ -17,11 +19,15 @@ type config struct {
 	diskDir, workDir string
 	portals          []portal
 	targetName       string
-	copyMode         disk.CopyMode
-	copyModeSource   string // what set it, for messages
-	accessMode       target.AccessMode
-	metricsListen    *portal // nil: off
-	readyFile        string  // "": none
+	persistentDir    string // "": none
+	onImageChange    disk.ImageChange
+	ephemeralFlush   bool
+	controlSocket    string                   // path; "": none
+	common           diskSettings             // of every disk, unless it has its own
+	disks            map[string]diskOverrides // by image
+	metricsListen    *portal                  // nil: off
+	metricsChosen    bool                     // metricsListen is not the default
+	readyFile        string                   // "": none
 	log              logConfig
 	chap             chap.Config
 }
@@ -36,19 +42,23 @@ func loadConfig(flags *pflag.FlagSet) (*config, error) {
 		targetName:     l.text(keyTargetName),
 		readyFile:      l.text(keyReadyFile),
 		metricsListen:  l.metricsListen(),
-		copyMode:       l.copyMode(),
-		copyModeSource: l.name(keyCopyMode),
+		metricsChosen:  l.source(keyMetricsListen) != "",
+		persistentDir:  l.text(keyPersistentDir),
+		ephemeralFlush: l.bool(keyEphemeralFlush),
+		common:         diskSettings{copyMode: l.copyMode(), copyModeSource: l.name(keyCopyMode), size: l.size()},
+		disks:          l.disks,
 		log:            l.logConfig(),
 	}
-	if err := checkTargetName(c.targetName); err != nil {
+	if err := libvirt.CheckName(c.targetName); err != nil {
 		l.problems.add(l.name(keyTargetName), "%v", err)
 	}
 	var err error
-	if c.accessMode, err = target.ParseAccessMode(l.text(keyAccessMode)); err != nil {
+	if c.common.accessMode, err = target.ParseAccessMode(l.text(keyAccessMode)); err != nil {
 		l.problems.add(l.name(keyAccessMode), "%v", err)
 	}
-	if source := l.source(keyPersistentDir); source != "" && l.text(keyPersistentDir) != "" {
-		l.problems.add(source, "persistent disks are not supported by this version: leave it out; a raw image served with --%s=none keeps its writes in the image", keyCopyMode)
+	c.controlSocket = l.controlSocket()
+	if c.onImageChange, err = disk.ParseImageChange(l.text(keyOnImageChange)); err != nil {
+		l.problems.add(l.name(keyOnImageChange), "%v", err)
 	}
 	insecure := l.bool(keyInsecureNoAuth)
 	c.chap, err = chap.FromEnvironment(os.LookupEnv, readCredential)
@@ -79,6 +89,28 @@ func (l *loader) copyMode() disk.CopyMode {
 		l.problems.add(l.name(keyCopyMode), "%v", err)
 	}
 	return mode
+}
+
+// controlSocket is the path of the socket, or "".
+func (l *loader) controlSocket() string {
+	path := l.text(keyControlSocket)
+	if path == "" || filepath.IsAbs(path) {
+		return path
+	}
+	return filepath.Join(l.text(keyWorkDir), path)
+}
+
+// size is that of every disk, or 0.
+func (l *loader) size() int64 {
+	text := l.text(keySize)
+	if text == "" {
+		return 0
+	}
+	n, err := parseSize(text)
+	if err != nil {
+		l.problems.add(l.name(keySize), "%v", err)
+	}
+	return n
 }
 
 func (l *loader) metricsListen() *portal {

@@ -83,14 +83,21 @@ var settingCases = []struct {
 		got: func(c *config) string { return strings.Replace(portalTexts(c), "127.0.0.1:400", "400", 1) }},
 	{key: keyTargetName, def: target.DefaultTargetName, inFile: "iqn.2020-01.f", inEnv: "iqn.2020-01.e", asFlag: "iqn.2020-01.a",
 		got: func(c *config) string { return c.targetName }},
-	{key: keyCopyMode, def: "clone", inFile: "none", inEnv: "clone", asFlag: "none", got: func(c *config) string { return string(c.copyMode) }},
+	{key: keyCopyMode, def: "clone", inFile: "none", inEnv: "copy-on-write", asFlag: "copy-on-read", got: func(c *config) string { return string(c.common.copyMode) }},
 	{key: keyAccessMode, def: "write-exclusive", inFile: "write-shared", inEnv: "read-shared", asFlag: "write-exclusive",
-		got: func(c *config) string { return string(c.accessMode) }},
+		got: func(c *config) string { return string(c.common.accessMode) }},
 	{key: keyMetricsListen, def: ":9260", inFile: "127.0.0.1:1", inEnv: "127.0.0.1:2", asFlag: "127.0.0.1:3",
 		got: func(c *config) string { return c.metricsListen.String() }},
 	{key: keyReadyFile, def: "/tmp/healthy", inFile: "/f", inEnv: "/e", asFlag: "/a", got: func(c *config) string { return c.readyFile }},
 	{key: keyLogLevel, def: "info", inFile: "debug", inEnv: "warn", asFlag: "error", got: func(c *config) string { return c.log.level.String() }},
 	{key: keyLogFormat, def: "", inFile: "json", inEnv: "console", asFlag: "json", got: func(c *config) string { return c.log.format }},
+	{key: keyPersistentDir, def: "", inFile: "/f", inEnv: "/e", asFlag: "/a", got: func(c *config) string { return c.persistentDir }},
+	{key: keyOnImageChange, def: "fail", inFile: "keep", inEnv: "fail", asFlag: "keep", got: func(c *config) string { return string(c.onImageChange) }},
+	{key: keySize, def: "0", inFile: "1Ki", inEnv: "2Mi", asFlag: "3Gi", got: func(c *config) string {
+		return map[int64]string{0: "0", 1 << 10: "1Ki", 2 << 20: "2Mi", 3 << 30: "3Gi"}[c.common.size]
+	}},
+	{key: keyEphemeralFlush, def: "false", inFile: "true", inEnv: "false", asFlag: "true", got: func(c *config) string { return fmt.Sprint(c.ephemeralFlush) }},
+	{key: keyControlSocket, def: "/var/lib/kubevirt-disk/control.sock", inFile: "/f", inEnv: "/e", asFlag: "/a", got: func(c *config) string { return c.controlSocket }},
 	{key: keyInsecureNoAuth, def: "false", inFile: "true", inEnv: "false", asFlag: "true", also: "LISTEN=0.0.0.0",
 		got: func(c *config) string { return fmt.Sprint(c != nil) }},
 }
@@ -98,7 +105,7 @@ var settingCases = []struct {
 // TestEverySourceOfEverySetting sets each setting in each combination of its sources: a flag wins over the
 // environment, that over the file, that over the default.
 func TestEverySourceOfEverySetting(t *testing.T) {
-	covered := map[string]bool{keyPersistentDir: true} // refused from every source: TestConfigurationErrors
+	covered := map[string]bool{}
 	for _, c := range settingCases {
 		covered[c.key] = true
 		row := selectSettings([]string{c.key})[0]
@@ -144,8 +151,8 @@ func TestDefaults(t *testing.T) {
 	cleanEnv(t)
 	c := mustConfig(t)
 	require.Equal(t, "127.0.0.1:3260", portalTexts(c), "without CHAP only this machine is served")
-	require.Equal(t, disk.CopyClone, c.copyMode)
-	require.Equal(t, target.AccessWriteExclusive, c.accessMode)
+	require.Equal(t, disk.CopyClone, c.common.copyMode)
+	require.Equal(t, target.AccessWriteExclusive, c.common.accessMode)
 	require.Equal(t, logConfig{level: zapcore.InfoLevel}, c.log)
 	require.False(t, c.chap.Enabled())
 
@@ -192,9 +199,6 @@ func TestTheExampleFileIsAccepted(t *testing.T) {
 	text, err := os.ReadFile(path)
 	require.NoError(t, err)
 	for _, s := range settings {
-		if s.key == keyPersistentDir {
-			continue
-		}
 		require.Contains(t, string(text), s.key+":", "the example shows every setting")
 	}
 }

@@ -18,32 +18,43 @@ const maxConfigFile = 1 << 20
 // readConfigFile reads the settings of a YAML file as text, which is how every source gives them, so that
 // one place checks them. A number keeps its spelling: 03260 is a port and not an octal number.
 // Messages quote keys but no values of unknown keys, as one may be a misplaced secret.
-func readConfigFile(path string) (map[string]any, []string) {
+func readConfigFile(path string) (map[string]any, map[string]diskOverrides, []string) {
 	values := map[string]any{}
+	var disks map[string]diskOverrides
 	text, err := readBounded(path)
 	if err != nil {
-		return values, []string{fmt.Sprintf("%s cannot be read: %v", path, withoutPath(err))}
+		return values, nil, []string{fmt.Sprintf("%s cannot be read: %v", path, withoutPath(err))}
 	}
 	var doc, more yaml.Node
 	decoder := yaml.NewDecoder(bytes.NewReader(text))
 	if err := decoder.Decode(&doc); err != nil && !errors.Is(err, io.EOF) {
-		return values, []string{fmt.Sprintf("%s is not YAML: %v", path, strings.TrimPrefix(err.Error(), "yaml: "))}
+		return values, nil, []string{fmt.Sprintf("%s is not YAML: %v", path, strings.TrimPrefix(err.Error(), "yaml: "))}
 	}
 	if err := decoder.Decode(&more); !errors.Is(err, io.EOF) {
-		return values, []string{fmt.Sprintf("%s: more than one YAML document: want one", path)}
+		return values, nil, []string{fmt.Sprintf("%s: more than one YAML document: want one", path)}
 	}
 	if doc.Kind == 0 || len(doc.Content) == 0 || isNull(doc.Content[0]) {
-		return values, nil // an empty file sets nothing
+		return values, nil, nil // an empty file sets nothing
 	}
 	root := doc.Content[0]
 	if root.Kind != yaml.MappingNode {
-		return values, []string{fmt.Sprintf("%s: line %d: want settings as \"key: value\"", path, root.Line)}
+		return values, nil, []string{fmt.Sprintf("%s: line %d: want settings as \"key: value\"", path, root.Line)}
 	}
 	var problems []string
 	for i := 0; i+1 < len(root.Content); i += 2 {
 		key, value := root.Content[i], root.Content[i+1]
 		complain := func(format string, args ...any) {
 			problems = append(problems, fmt.Sprintf("%s: line %d: %q %s", path, key.Line, key.Value, fmt.Sprintf(format, args...)))
+		}
+		if key.Value == keyDisks && key.Kind == yaml.ScalarNode {
+			if disks != nil {
+				complain("is set twice")
+				continue
+			}
+			var wrong []string
+			disks, wrong = readDisks(path, value)
+			problems = append(problems, wrong...)
+			continue
 		}
 		rows := selectSettings([]string{key.Value})
 		if len(rows) == 0 || key.Kind != yaml.ScalarNode {
@@ -61,7 +72,7 @@ func readConfigFile(path string) (map[string]any, []string) {
 		}
 		values[key.Value] = v
 	}
-	return values, problems
+	return values, disks, problems
 }
 
 func readBounded(path string) ([]byte, error) {

@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"sync/atomic"
@@ -48,8 +50,8 @@ func (b *brokenDisk) Close() error { b.closed.Store(true); return nil }
 
 func newTestDaemon(t *testing.T, d disk.Disk) *daemon {
 	t.Helper()
-	daemon := newDaemon(&config{targetName: "iqn.2020-01.x", copyMode: disk.CopyNone}, zap.NewNop())
-	s := &servedDisk{lun: 1, name: "a.raw", size: 512}
+	daemon := newDaemon(&config{targetName: "iqn.2020-01.x"}, zap.NewNop())
+	s := &servedDisk{diskSettings: diskSettings{lun: 1, copyMode: disk.CopyNone}, name: "a.raw", capacity: 512}
 	daemon.state.setDisks([]*servedDisk{s})
 	daemon.metrics.SetDisks(daemon.measured([]*servedDisk{s}))
 	daemon.state.opened(s, &disk.Instance{Disk: d})
@@ -99,17 +101,39 @@ func TestAFlushThatHangsEndsWithTheDeadline(t *testing.T) {
 	require.False(t, b.closed.Load())
 }
 
+// TestTakenPagePort: who is called as the original wrapper shares a pod's network with others of its kind, and serves without pages.
+func TestTakenPagePort(t *testing.T) {
+	taken, err := net.Listen("tcp4", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer taken.Close()
+	p, _, err := parsePortal(taken.Addr().String(), 0)
+	require.NoError(t, err)
+	d := newTestDaemon(t, &brokenDisk{})
+	d.cfg.metricsListen = &p
+	_, err = d.servePages(t.Context())
+	require.ErrorContains(t, err, "--metrics-listen")
+	d.pagesOptional = true
+	closePages, err := d.servePages(t.Context())
+	require.NoError(t, err)
+	closePages()
+
+	// Only a taken port is let pass.
+	p.addr = netip.MustParseAddr("192.0.2.1")
+	_, err = d.servePages(t.Context())
+	require.ErrorContains(t, err, "--metrics-listen")
+}
+
 func TestReadyTellsWhatIsMissing(t *testing.T) {
 	d := newTestDaemon(t, &brokenDisk{})
 	require.NoError(t, d.state.ready())
 	d.state.set(metrics.StateStopping)
 	require.EqualError(t, d.state.ready(), "stopping")
-	d.state.set(metrics.StateExpanding)
-	require.EqualError(t, d.state.ready(), "expanding")
+	d.state.set(metrics.StateOpening)
+	require.EqualError(t, d.state.ready(), "opening")
 }
 
-// TestStopDuringExpansion: whichever of the two is first, the end is a clean one.
-func TestStopDuringExpansion(t *testing.T) {
+// TestStopDuringTheCopy: whichever of the two is first, the end is a clean one, and the next start goes on with the disk.
+func TestStopDuringTheCopy(t *testing.T) {
 	l := newPlace(t)
 	f, err := os.Create(filepath.Join(l.dir, "disk", "big.raw"))
 	require.NoError(t, err)
@@ -120,13 +144,15 @@ func TestStopDuringExpansion(t *testing.T) {
 	}
 	require.NoError(t, f.Close())
 	p := launch(t, binary(t), l.env, "serve")
-	p.until("it expands", func() bool { return p.logged("expanding the image", "lun") != nil })
+	p.until("the disk is made", func() bool { return p.logged("made a disk of the image", "lun") != nil })
 	require.Equal(t, exitDone, p.terminate())
 	require.NoFileExists(t, l.readyFile())
 	partial, err := filepath.Glob(filepath.Join(l.dir, "work", "*", "*.partial"))
 	require.NoError(t, err)
 	require.Empty(t, partial)
 	require.True(t, p.logged("stopped", "msg") != nil || p.logged("stopped before the LUNs were ready", "msg") != nil)
+	again := l.serve(t)
+	require.NotNil(t, again.logged("keeping the existing disk, with what was written to it", "lun"))
 }
 
 func TestTheFirstSignalCancelsTheSecondEnds(t *testing.T) {

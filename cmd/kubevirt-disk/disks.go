@@ -10,60 +10,99 @@ import (
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/metrics"
-	"kubevirt.io/disk/target"
 )
 
 // servedDisk is an image on its way to be a LUN.
 type servedDisk struct {
-	lun      uint16
+	diskSettings
 	name     string
 	format   disk.Format
-	size     int64
-	image    *disk.Image
-	progress *disk.Progress // nil: nothing is expanded in this mode
+	capacity int64          // bytes
+	image    *disk.Image    // nil: a persistent disk that is served without one
+	progress *disk.Progress // nil: nothing is copied in this mode
 	instance *disk.Instance // guarded by state.mu while pages are served; nil: not made yet, or closed
 }
 
-func (d *daemon) readOnly() bool { return d.cfg.accessMode == target.AccessReadShared }
-
 // openDisks validates every image before it makes the first disk, so that a bad one is known at once.
 func (d *daemon) openDisks(ctx context.Context) error {
-	images, err := disk.ScanDir(d.cfg.diskDir, disk.ImageOptions{})
-	if err != nil {
-		return explainScan(err, d.cfg.diskDir)
-	}
-	disks := make([]*servedDisk, len(images))
-	var unsuitable problems
-	for i, img := range images {
-		disks[i] = &servedDisk{lun: uint16(i + 1), name: img.Name(), format: img.Info().Format, size: img.Size(), image: img}
-		if d.cfg.copyMode == disk.CopyClone {
-			disks[i].progress = new(disk.Progress)
-		}
-		if err := d.cfg.copyMode.Check(img); err != nil {
-			unsuitable.add(d.cfg.copyModeSource, "%v", err)
-		}
-	}
+	disks, err := d.findDisks()
 	d.state.setDisks(disks)
-	if err := unsuitable.err(); err != nil {
+	if err != nil {
 		return err
 	}
-	d.metrics.SetDisks(d.measured(disks))
-	d.state.set(metrics.StateExpanding)
-	// One after the other: each expansion uses every core.
-	for _, s := range disks {
+	dirs := make([]string, len(disks)) // of persistent disks
+	if d.cfg.persistentDir != "" {
+		if dirs, err = disk.PersistentDirs(d.cfg.persistentDir, names(disks)); err != nil {
+			return err
+		}
+	}
+	d.state.set(metrics.StateOpening)
+	for i, s := range disks {
 		instance, err := disk.Open(ctx, s.image, disk.OpenOptions{
-			Mode:     d.cfg.copyMode,
-			WorkDir:  d.cfg.workDir,
-			ReadOnly: d.readOnly(),
-			Log:      d.log.With(zap.Uint16("lun", s.lun)),
-			Progress: s.progress,
+			Mode:          s.copyMode,
+			WorkDir:       d.cfg.workDir,
+			PersistentDir: dirs[i],
+			OnImageChange: d.cfg.onImageChange,
+			Size:          s.size,
+			Identity:      s.identity,
+			ReadOnly:      s.readOnly,
+			Durable:       d.cfg.ephemeralFlush,
+			Log:           d.log.With(zap.Uint16("lun", s.lun)),
+			Progress:      s.progress,
 		})
 		if err != nil {
 			return fmt.Errorf("LUN %d (%s): %w", s.lun, s.name, err)
 		}
 		d.state.opened(s, instance)
 	}
+	d.metrics.SetDisks(d.measured(disks))
 	return nil
+}
+
+// findDisks finds the images and how each is to be served. What it returns with an error is to be closed as well.
+func (d *daemon) findDisks() ([]*servedDisk, error) {
+	images, err := disk.ScanDir(d.cfg.diskDir, disk.ImageOptions{})
+	var disks []*servedDisk
+	switch {
+	case err == nil:
+		for _, img := range images {
+			disks = append(disks, &servedDisk{name: img.Name(), format: img.Info().Format, capacity: img.Size(), image: img})
+		}
+	case d.cfg.persistentDir != "" && isNoImage(err) && disk.HasPersistent(d.cfg.persistentDir):
+		d.log.Info("there is no image: the disk of the volume is served without one", zap.String("directory", d.cfg.persistentDir))
+		disks = append(disks, &servedDisk{name: disk.PersistentName, format: disk.FormatRaw})
+	default:
+		return nil, explainScan(err, d.cfg.diskDir)
+	}
+	var wrong problems
+	for i, settings := range d.cfg.settingsFor(names(disks), &wrong) {
+		s := disks[i]
+		s.diskSettings = settings
+		if s.copyMode != disk.CopyNone {
+			s.progress = new(disk.Progress)
+		}
+		if s.image == nil {
+			continue
+		}
+		if err := s.copyMode.Check(s.image); err != nil {
+			wrong.add(s.copyModeSource, "%v", err)
+		}
+	}
+	return disks, wrong.err()
+}
+
+func names(disks []*servedDisk) []string {
+	all := make([]string, len(disks))
+	for i, s := range disks {
+		all[i] = s.name
+	}
+	return all
+}
+
+// isNoImage reports whether there is nothing to scan.
+func isNoImage(err error) bool {
+	var none *disk.NoImagesError
+	return errors.As(err, &none) || errors.Is(err, fs.ErrNotExist)
 }
 
 func explainScan(err error, dir string) error {
@@ -81,7 +120,7 @@ func explainScan(err error, dir string) error {
 func (d *daemon) measured(disks []*servedDisk) []metrics.Disk {
 	var all []metrics.Disk
 	for _, s := range disks {
-		m := metrics.Disk{LUN: s.lun, Image: s.name, Size: s.size, Failed: func() error { return d.state.failure(s) }}
+		m := metrics.Disk{LUN: s.lun, Image: s.name, Size: s.capacity, Failed: func() error { return d.state.failure(s) }}
 		if s.progress != nil {
 			m.Progress = s.progress
 		}
@@ -133,7 +172,8 @@ func within(ctx context.Context, what string, f func() error) error {
 
 func (d *daemon) closeImages() {
 	for _, s := range d.state.servedDisks() {
-		// They were only read.
-		_ = s.image.Close()
+		if s.image != nil {
+			_ = s.image.Close() // it was only read
+		}
 	}
 }

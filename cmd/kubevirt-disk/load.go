@@ -15,6 +15,7 @@ type loader struct {
 	flags    *pflag.FlagSet
 	env      map[string]string // key to the variable that decides it
 	file     string
+	disks    map[string]diskOverrides // by image; only in the file
 	problems problems
 }
 
@@ -70,7 +71,8 @@ func (l *loader) readFile() {
 		}
 	}
 	l.file = path
-	values, problems := readConfigFile(path)
+	values, disks, problems := readConfigFile(path)
+	l.disks = disks
 	for _, p := range problems {
 		l.problems.add(source, "%s", p)
 	}

@@ -16,6 +16,7 @@ const (
 
 // entryPoint serves on the port that is its one argument; without it, as the environment says.
 func (a *app) entryPoint(args []string) int {
+	a.asWrapper = true
 	switch len(args) {
 	case 0:
 		return a.execute([]string{"serve"})

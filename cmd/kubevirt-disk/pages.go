@@ -8,6 +8,7 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
 
 	"go.uber.org/zap"
@@ -55,7 +56,7 @@ func (s *state) setDisks(disks []*servedDisk) {
 func (s *state) opened(d *servedDisk, instance *disk.Instance) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	d.instance = instance
+	d.instance, d.capacity = instance, instance.Size()
 }
 
 func (s *state) setTarget(srv *target.Server) {
@@ -109,13 +110,6 @@ func (s *state) ready() error {
 	if s.now == metrics.StateReady {
 		return nil
 	}
-	if s.now == metrics.StateExpanding {
-		for _, d := range s.disks {
-			if d.instance == nil && d.progress != nil && d.progress.Total() > 0 {
-				return fmt.Errorf("expanding %s: %d %%", d.name, percent(d.progress.Done(), d.progress.Total()))
-			}
-		}
-	}
 	return errors.New(string(s.now))
 }
 
@@ -145,6 +139,9 @@ func (s *state) status(d *daemon) metrics.Status {
 		ReadyAt:        s.readyAt,
 		Build:          buildInfo(),
 	}
+	if s.readyAt != nil {
+		page.ReadyAfterSeconds = s.readyAt.Sub(d.started).Seconds()
+	}
 	for _, one := range s.disks {
 		page.LUNs = append(page.LUNs, d.lunStatusLocked(one))
 	}
@@ -167,19 +164,21 @@ func (d *daemon) lunStatusLocked(s *servedDisk) metrics.LUNStatus {
 		LUN:        s.lun,
 		Image:      s.name,
 		Format:     string(s.format),
-		SizeBytes:  s.size,
-		CopyMode:   string(d.cfg.copyMode),
-		AccessMode: string(d.cfg.accessMode),
-		ReadOnly:   d.readOnly(),
+		SizeBytes:  s.capacity,
+		CopyMode:   string(s.copyMode),
+		AccessMode: string(s.accessMode),
+		ReadOnly:   s.readOnly,
+		Removable:  s.removable,
 		Ready:      s.instance != nil && d.state.now == metrics.StateReady,
 	}
 	if s.instance != nil {
 		lun.ReadOnly = s.instance.ReadOnly
 		lun.Serial = s.instance.Identity.Serial
+		lun.Persistent = s.instance.Persistent
 		lun.NAA = hex.EncodeToString(s.instance.Identity.NAA[:])
 	}
 	if s.progress != nil {
-		lun.Expansion = metrics.NewExpansionStatus(s.progress)
+		lun.Copy = metrics.NewCopyStatus(s.progress)
 	}
 	if err := d.state.failureLocked(s); err != nil {
 		lun.Failure = err.Error()
@@ -194,6 +193,10 @@ func (d *daemon) servePages(ctx context.Context) (closePages func(), err error) 
 		return func() {}, nil
 	}
 	l, err := listen(ctx, p.network([]portal{*p}), *p)
+	if errors.Is(err, syscall.EADDRINUSE) && d.pagesOptional {
+		d.log.Warn("no metrics and status pages: their port is taken; METRICS_LISTEN chooses another", zap.Stringer("address", p))
+		return func() {}, nil
+	}
 	if err != nil {
 		return nil, explainListen(err, "metrics address", *p, keyMetricsListen)
 	}

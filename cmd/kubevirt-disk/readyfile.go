@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"syscall"
 )
 
 // writeReadyFile makes the file that says that the LUNs can be used. It appears with its content at once,
@@ -43,8 +44,13 @@ func removeReadyFile(path string) error {
 	if path == "" {
 		return nil
 	}
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("the ready file cannot be removed, so that probes would take the LUNs for ready: %w", err)
+	err := os.Remove(path)
+	switch {
+	case err == nil, errors.Is(err, fs.ErrNotExist):
+		return nil
+	case errors.Is(err, syscall.EROFS):
+		// Said even of a file that is not there, which is as well: it could not be made later either.
+		return fmt.Errorf("the ready file %s is on a read-only file system: mount a volume there, or choose another place with --%s (READY_FILE), or none by an empty one", path, keyReadyFile)
 	}
-	return nil
+	return fmt.Errorf("the ready file cannot be removed, so that probes would take the LUNs for ready: %w", err)
 }

@@ -43,7 +43,9 @@ CHAP_MUTUAL_USERNAME and CHAP_MUTUAL_PASSWORD, each also with the suffix _FILE. 
 		log := newLogger(cfg.log, a.stderr)
 		// A log that cannot be written must not change how the command ends.
 		defer func() { _ = log.Sync() }()
-		err = newDaemon(cfg, log).run(ctx)
+		d := newDaemon(cfg, log)
+		d.pagesOptional = a.asWrapper && !cfg.metricsChosen
+		err = d.run(ctx)
 		if err != nil && cfg.log.resolve(a.stderr).format == logJSON {
 			log.Error("serving has failed", zap.Error(err))
 		}
@@ -59,6 +61,9 @@ type daemon struct {
 	metrics *metrics.Metrics
 	started time.Time
 	state   state
+	// pagesOptional says that a taken default port of the pages is no reason not to serve disks. Callers of the original
+	// wrapper start several in one pod, which has one network, and give each a port for its portal only.
+	pagesOptional bool
 }
 
 func newDaemon(cfg *config, log *zap.Logger) *daemon {
@@ -120,13 +125,15 @@ func (d *daemon) newTarget() (*target.Server, error) {
 	}
 	for _, s := range d.state.servedDisks() {
 		opt.LUNs = append(opt.LUNs, target.LUN{
-			Number:   s.lun,
-			Name:     s.name,
-			Disk:     s.instance.Disk,
-			Identity: s.instance.Identity,
-			ReadOnly: s.instance.ReadOnly,
-			Access:   d.cfg.accessMode,
-			Store:    target.NewDirStore(s.instance.UnitDir(), s.instance.Durable()),
+			Number:    s.lun,
+			Name:      s.name,
+			Disk:      s.instance.Disk,
+			Identity:  s.instance.Identity,
+			ReadOnly:  s.instance.ReadOnly,
+			Removable: s.removable,
+			Access:    s.accessMode,
+			Grown:     s.instance.Grown,
+			Store:     target.NewDirStore(s.instance.UnitDir(), s.instance.Durable()),
 		})
 	}
 	return target.New(opt)
@@ -135,6 +142,7 @@ func (d *daemon) newTarget() (*target.Server, error) {
 // serveTarget serves until ctx ends or a listener fails, and then drains.
 func (d *daemon) serveTarget(ctx context.Context, srv *target.Server, listeners []net.Listener) error {
 	d.state.setTarget(srv)
+	defer d.serveControl(srv)()
 	served := make(chan error, len(listeners))
 	for _, l := range listeners {
 		go func() { served <- srv.Serve(l) }()

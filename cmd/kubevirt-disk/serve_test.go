@@ -30,10 +30,15 @@ func TestServeFromStartToStop(t *testing.T) {
 	code, body = p.page("/healthz")
 	require.Equal(t, http.StatusOK, code, body)
 
-	code, body = p.page("/status")
-	require.Equal(t, http.StatusOK, code)
 	var s metrics.Status
-	require.NoError(t, json.Unmarshal([]byte(body), &s))
+	p.until("both disks are complete", func() bool {
+		code, body = p.page("/status")
+		require.Equal(t, http.StatusOK, code)
+		s = metrics.Status{}
+		require.NoError(t, json.Unmarshal([]byte(body), &s))
+		return s.LUNs[0].Copy.Complete && s.LUNs[1].Copy.Complete
+	})
+	require.Positive(t, s.ReadyAfterSeconds)
 	require.True(t, s.Ready)
 	require.Equal(t, metrics.StateReady, s.State)
 	require.NotNil(t, s.ReadyAt)
@@ -47,8 +52,8 @@ func TestServeFromStartToStop(t *testing.T) {
 	for i, lun := range s.LUNs {
 		require.EqualValues(t, i+1, lun.LUN)
 		require.True(t, lun.Ready)
-		require.True(t, lun.Expansion.Finished)
-		require.Equal(t, lun.SizeBytes, lun.Expansion.DoneBytes)
+		require.Equal(t, lun.SizeBytes, lun.Copy.TotalBytes)
+		require.Equal(t, lun.Copy.DataBytes, lun.Copy.CopiedBytes)
 		require.NotEmpty(t, lun.Serial)
 		require.Len(t, lun.NAA, 16)
 	}
@@ -57,7 +62,7 @@ func TestServeFromStartToStop(t *testing.T) {
 
 	_, body = p.page("/metrics")
 	for _, line := range []string{
-		`kubevirt_disk_lun_size_bytes{image="disk2.img",lun="1"} 8192`, `kubevirt_disk_expansion_done_bytes{image="disk10.raw",lun="2"} 4096`,
+		`kubevirt_disk_lun_size_bytes{image="disk2.img",lun="1"} 8192`, `kubevirt_disk_image_data_bytes{image="disk10.raw",lun="2"} 4096`,
 		"kubevirt_disk_ready 1", "kubevirt_disk_panics_caught_total 0", `kubevirt_disk_build_info{commit="c0ffee",`,
 	} {
 		require.Contains(t, body, line)
@@ -165,7 +170,7 @@ func TestServeRefusesWrongConfigurations(t *testing.T) {
 		env, args []string
 		want      []string
 	}{
-		"mode":           {env: []string{"COPY_MODE=copy-on-write"}, want: []string{"COPY_MODE", "not supported"}},
+		"mode":           {env: []string{"COPY_MODE=cow"}, want: []string{"COPY_MODE", "copy-on-write"}},
 		"exposed":        {env: []string{"LISTEN=0.0.0.0:0"}, want: []string{"LISTEN", "CHAP_PASSWORD"}},
 		"several":        {env: []string{"COPY_MODE=x", "LOG_LEVEL=y"}, want: []string{"2 errors", "COPY_MODE", "LOG_LEVEL"}},
 		"unknown flag":   {args: []string{"--disks=/x"}, want: []string{"--disks", "serve --help"}},

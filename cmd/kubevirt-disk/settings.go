@@ -39,6 +39,10 @@ const (
 	keyLogLevel       = "log-level"
 	keyLogFormat      = "log-format"
 	keyInsecureNoAuth = "insecure-no-auth"
+	keyOnImageChange  = "on-image-change"
+	keySize           = "size"
+	keyEphemeralFlush = "ephemeral-flush"
+	keyControlSocket  = "control-socket"
 
 	flagConfig = "config"
 	envConfig  = "KUBEVIRT_DISK_CONFIG"
@@ -54,9 +58,11 @@ var settings = []setting{
 	{key: keyDiskDir, env: []string{"DISK_DIR"}, def: "/disk",
 		usage: "`directory` of the images to serve: sorted naturally, LUN 1, 2, ..."},
 	{key: keyWorkDir, env: []string{"WORK_DIR"}, def: "/var/lib/kubevirt-disk",
-		usage: "`directory` for expanded disks and the state of ephemeral LUNs"},
+		usage: "`directory` for what is copied and written of the disks, and for their state"},
 	{key: keyPersistentDir, env: []string{"PERSISTENT_DIR"}, empty: true,
-		usage: "`directory` of a mounted volume on which disks survive (not supported by this version)"},
+		usage: "`directory` of a mounted volume on which disks survive: disk.img for one image, a directory for each of several"},
+	{key: keyOnImageChange, env: []string{"ON_IMAGE_CHANGE"}, def: "fail",
+		usage: "what becomes of a persistent disk whose image is another one now: `action` fail, or keep (serve it as it is)"},
 	{key: keyListen, env: []string{"LISTEN"}, kind: kindList,
 		usage: "`address` of a portal, IPv4 or [IPv6], repeatable; port 0 picks a free one (default 0.0.0.0:3260 with CHAP, 127.0.0.1:3260 without)"},
 	{key: keyPort, env: []string{"PORT"},
@@ -64,13 +70,19 @@ var settings = []setting{
 	{key: keyTargetName, env: []string{"TARGET_NAME", "WWN"}, def: "iqn.2017-01.io.kubevirt:wrapper",
 		usage: "iSCSI `name` of the target"},
 	{key: keyCopyMode, env: []string{"COPY_MODE"}, def: "clone",
-		usage: "how a disk is made of an image: `mode` clone (expanded into the work directory) or none (raw image, served in place)"},
+		usage: "what is copied of an image: `mode` clone (everything, in the background), copy-on-read, copy-on-write, or none (raw image, served in place)"},
+	{key: keySize, env: []string{"SIZE"},
+		usage: "`bytes` of each disk, as 20Gi: at least the image's, never less than before (default the image's)"},
+	{key: keyEphemeralFlush, env: []string{"EPHEMERAL_FLUSH"}, def: "false", kind: kindBool,
+		usage: "let a flush of a disk that dies with the pod reach storage, so that it survives a crash of the machine"},
 	{key: keyAccessMode, env: []string{"ACCESS_MODE"}, def: "write-exclusive",
 		usage: "who may use a LUN at once: `mode` write-exclusive, write-shared or read-shared"},
 	{key: keyMetricsListen, env: []string{"METRICS_LISTEN"}, def: ":9260", empty: true,
 		usage: "`address` of /metrics, /healthz, /readyz and /status; empty turns them off"},
 	{key: keyReadyFile, env: []string{"READY_FILE"}, def: "/tmp/healthy", empty: true,
 		usage: "`file` that exists while the LUNs can be used; empty: none"},
+	{key: keyControlSocket, env: []string{"CONTROL_SOCKET"}, def: "control.sock", empty: true,
+		usage: "`socket` for the command handover, relative to the work directory; empty: none"},
 	{key: keyLogLevel, env: []string{"LOG_LEVEL"}, def: "info",
 		usage: "least `level` that is logged: debug, info, warn or error"},
 	{key: keyLogFormat, env: []string{"LOG_FORMAT"},

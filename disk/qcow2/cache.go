@@ -1,140 +1,133 @@
 package qcow2
 
-import (
-	"fmt"
-	"sync"
-)
+import "sync"
 
 const (
 	tableCacheBytes   = 16 << 20 // L2 tables kept in memory, per image
 	decodedCacheBytes = 8 << 20  // decoded clusters kept in memory, per image
-	minCached         = 4
+	minSlots          = 4        // of a cache, and of each of its shards
+	maxShards         = 16
 )
 
-// lru keeps a bounded number of immutable byte slices by key; the one that was not used for longest goes first.
-// What is being loaded is loaded once, and whoever wants it waits.
-type lru struct {
-	mu    sync.Mutex
-	slots int
-	clock int64              // guarded by mu
-	items map[int64]*lruItem // guarded by mu
+// cache keeps the blocks that were used last: clusters of decoded data or L2 tables, by their number. What is being
+// loaded is loaded once, and whoever wants it waits. Blocks of different shards share no lock, and none is held while
+// one is loaded or read. Memory is allocated when a slot is used for the first time, and used again for other blocks.
+type cache struct {
+	size   int64 // of a block, bytes
+	load   func(p []byte, at uint64) error
+	shards []shard
 }
 
-type lruItem struct {
-	ready chan struct{} // closed when data or err is set
+type shard struct {
+	mu     sync.Mutex
+	loaded sync.Cond
+	clock  int64  // guarded by mu
+	slots  []slot // guarded by mu
+}
+
+// slot holds a block. Its data is written by whoever loads it, and not changed while it is pinned after that.
+type slot struct {
+	key     int64 // guarded by shard.mu; -1: none
+	used    int64 // guarded by shard.mu
+	pins    int   // guarded by shard.mu; who loads, waits for or reads it
+	loading bool  // guarded by shard.mu
+	err     error // guarded by shard.mu; of loading
+	data    []byte
+}
+
+// pinned is a block that cannot go away until it is released.
+type pinned struct {
 	data  []byte
-	err   error
-	used  int64 // guarded by lru.mu
+	slot  *slot // nil: it is not kept
+	shard *shard
 }
 
-func (c *lru) init(slots int) {
-	c.slots = max(slots, minCached)
-	c.items = make(map[int64]*lruItem)
-}
-
-// get returns the item, or calls load for it. Failures are not kept.
-func (c *lru) get(key int64, load func() ([]byte, error)) ([]byte, error) {
-	c.mu.Lock()
-	c.clock++
-	if it := c.items[key]; it != nil {
-		it.used = c.clock
-		c.mu.Unlock()
-		<-it.ready
-		return it.data, it.err
-	}
-	it := &lruItem{ready: make(chan struct{}), used: c.clock}
-	if len(c.items) >= c.slots {
-		c.evictLocked()
-	}
-	c.items[key] = it
-	c.mu.Unlock()
-
-	it.data, it.err = load()
-	close(it.ready)
-	if it.err != nil {
-		c.mu.Lock()
-		if c.items[key] == it {
-			delete(c.items, key)
-		}
-		c.mu.Unlock()
-	}
-	return it.data, it.err
-}
-
-// hit returns the item if it is there and loaded, without allocating.
-func (c *lru) hit(key int64) []byte {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	it := c.items[key]
-	if it == nil {
-		return nil
-	}
-	select {
-	case <-it.ready:
-	default:
-		return nil
-	}
-	c.clock++
-	it.used = c.clock
-	return it.data
-}
-
-func (c *lru) evictLocked() {
-	var oldest int64
-	var victim *lruItem
-	for key, it := range c.items {
-		if victim == nil || it.used < victim.used {
-			oldest, victim = key, it
+// init prepares a cache for blocks of size bytes. load fills p with a block from the place in the file that get is told.
+func (c *cache) init(size, memory int64, load func(p []byte, at uint64) error) {
+	slots := max(min(memory/size, 1024), minSlots)
+	c.size, c.load = size, load
+	c.shards = make([]shard, min(slots/minSlots, maxShards))
+	for i := range c.shards {
+		s := &c.shards[i]
+		s.loaded.L = &s.mu
+		s.slots = make([]slot, slots/int64(len(c.shards)))
+		for j := range s.slots {
+			s.slots[j].key = -1
 		}
 	}
-	delete(c.items, oldest)
 }
 
-// tableCache keeps L2 tables by their index in the L1 table.
-type tableCache struct{ lru }
-
-func (c *tableCache) init(clusterSize int64) { c.lru.init(int(min(tableCacheBytes/clusterSize, 1024))) }
-
-func (c *tableCache) get(im *Image, index, off int64) ([]byte, error) {
-	if t := c.hit(index); t != nil {
-		return t, nil
-	}
-	return c.lru.get(index, func() ([]byte, error) {
-		t := make([]byte, im.hdr.clusterSize())
-		if _, err := im.r.ReadAt(t, off); err != nil {
-			return nil, fmt.Errorf("reading L2 table %d: %w", index, err)
+// get returns a block, which is at the given place of the file, and has to be released. A failure is not kept.
+func (c *cache) get(key int64, at uint64) (pinned, error) {
+	s := &c.shards[uint64(key)%uint64(len(c.shards))]
+	s.mu.Lock()
+	s.clock++
+	if b := s.findLocked(key); b != nil {
+		b.pins++
+		b.used = s.clock
+		for b.loading {
+			s.loaded.Wait()
 		}
-		return t, nil
-	})
-}
-
-// clusterCache keeps decoded clusters by their guest cluster number.
-type clusterCache struct{ lru }
-
-func (c *clusterCache) init(clusterSize int64) {
-	c.lru.init(int(min(decodedCacheBytes/clusterSize, 128)))
-}
-
-// readCompressed reads part of a compressed cluster. One that is wanted whole is decoded in place; otherwise it is
-// kept, so that reading on in small steps decodes it once.
-func (im *Image) readCompressed(p []byte, off int64, entry uint64) error {
-	size := im.hdr.clusterSize()
-	within := off & (size - 1)
-	number := off >> im.hdr.clusterBits
-	data := im.decoded.hit(number)
-	if data == nil && within == 0 && int64(len(p)) == size {
-		return im.codec.decode(im, entry, p)
+		if err := b.err; err != nil {
+			b.pins--
+			s.mu.Unlock()
+			return pinned{}, err
+		}
+		s.mu.Unlock()
+		return pinned{data: b.data, slot: b, shard: s}, nil
 	}
-	if data == nil {
-		var err error
-		data, err = im.decoded.get(number, func() ([]byte, error) {
-			b := make([]byte, size)
-			return b, im.codec.decode(im, entry, b)
-		})
-		if err != nil {
-			return err
+	b := s.freeLocked()
+	if b == nil { // more readers than slots
+		s.mu.Unlock()
+		data := make([]byte, c.size)
+		return pinned{data: data}, c.load(data, at)
+	}
+	b.key, b.used, b.pins, b.loading, b.err = key, s.clock, 1, true, nil
+	s.mu.Unlock()
+
+	if b.data == nil {
+		b.data = make([]byte, c.size)
+	}
+	err := c.load(b.data, at)
+	s.mu.Lock()
+	b.loading, b.err = false, err
+	if err != nil {
+		b.key = -1
+		b.pins--
+	}
+	s.loaded.Broadcast()
+	s.mu.Unlock()
+	if err != nil {
+		return pinned{}, err
+	}
+	return pinned{data: b.data, slot: b, shard: s}, nil
+}
+
+func (p pinned) release() {
+	if p.slot == nil {
+		return
+	}
+	p.shard.mu.Lock()
+	p.slot.pins--
+	p.shard.mu.Unlock()
+}
+
+func (s *shard) findLocked(key int64) *slot {
+	for i := range s.slots {
+		if s.slots[i].key == key {
+			return &s.slots[i]
 		}
 	}
-	copy(p, data[within:])
 	return nil
+}
+
+// freeLocked is the slot that nobody reads and that was not used for longest.
+func (s *shard) freeLocked() *slot {
+	var free *slot
+	for i := range s.slots {
+		if b := &s.slots[i]; b.pins == 0 && (free == nil || b.used < free.used) {
+			free = b
+		}
+	}
+	return free
 }

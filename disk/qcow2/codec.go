@@ -1,13 +1,13 @@
 package qcow2
 
 import (
-	"bytes"
+	"errors"
 	"fmt"
-	"io"
 	"sync"
 
-	"github.com/klauspost/compress/flate"
 	"github.com/klauspost/compress/zstd"
+
+	"kubevirt.io/disk/disk/qcow2/internal/inflate"
 )
 
 // maxZstdWindow is the largest window that a zstd frame may ask for, bytes: four of the largest clusters.
@@ -16,20 +16,12 @@ const maxZstdWindow = 8 << 20
 // codec decodes compressed clusters. A cluster's data is one stream that yields exactly a cluster; what follows it
 // belongs to other clusters.
 type codec struct {
-	kind    uint8
-	header  *header
-	streams sync.Pool // of *stream
+	kind     uint8
+	decoders sync.Pool // of *inflate.Decoder or *zstd.Decoder
+	inputs   sync.Pool // of *[]byte, see input
 }
 
-// stream is a decoder with the memory it reads from.
-type stream struct {
-	input   []byte
-	source  bytes.Reader
-	decoder io.Reader
-	reset   func() error
-}
-
-func (c *codec) init(h *header) { c.kind, c.header = h.compression, h }
+func (c *codec) init(h *header) { c.kind = h.compression }
 
 func (c *codec) name() string {
 	if c.kind == compressionZstd {
@@ -38,47 +30,116 @@ func (c *codec) name() string {
 	return "zlib"
 }
 
-func (c *codec) open() (*stream, error) {
-	if s, ok := c.streams.Get().(*stream); ok {
-		return s, nil
-	}
-	// The sector count has cluster_bits - 8 bits.
-	s := &stream{input: make([]byte, 512<<(c.header.clusterBits-8))}
+// decode fills p, which is one cluster, from data, which lies at off in the file.
+func (c *codec) decode(p, data []byte, off int64) (err error) {
 	if c.kind == compressionZstd {
-		d, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true),
-			zstd.WithDecoderMaxWindow(maxZstdWindow), zstd.WithDecoderMaxMemory(maxZstdWindow))
-		if err != nil {
-			return nil, err
-		}
-		s.decoder = d
-		s.reset = func() error { return d.Reset(&s.source) }
-		return s, nil
+		err = c.zstd(p, data)
+	} else {
+		err = c.zlib(p, data)
 	}
-	d := flate.NewReader(&s.source)
-	s.decoder = d
-	s.reset = func() error { return d.(flate.Resetter).Reset(&s.source, nil) }
-	return s, nil
-}
-
-// decode fills p, which is one cluster, from an L2 entry's compressed data.
-func (c *codec) decode(im *Image, entry uint64, p []byte) error {
-	s, err := c.open()
 	if err != nil {
-		return err
-	}
-	defer c.streams.Put(s)
-	off, length := c.header.compressedRange(entry)
-	input := s.input[:min(length, im.fileSize-off)]
-	if n, err := im.r.ReadAt(input, off); n < len(input) {
-		return fmt.Errorf("reading compressed data at %#x: %w", off, err)
-	}
-	s.source.Reset(input)
-	if err := s.reset(); err == nil {
-		_, err = io.ReadFull(s.decoder, p)
-		if err == nil {
-			return nil
-		}
 		return bad("the %s data at %#x does not decode to a cluster: %v", c.name(), off, err)
 	}
-	return bad("the %s data at %#x cannot be decoded", c.name(), off)
+	return nil
+}
+
+var errShort = errors.New("it ends too early")
+
+// zlib decodes what the format calls so: raw deflate. As in QEMU, a stream that would go on is as good as one that ends.
+func (c *codec) zlib(p, data []byte) error {
+	d, _ := c.decoders.Get().(*inflate.Decoder)
+	if d == nil {
+		d = new(inflate.Decoder)
+	}
+	defer c.decoders.Put(d)
+	n, err := d.Decode(p, data)
+	if err == nil && n < len(p) {
+		err = errShort
+	}
+	return err
+}
+
+// zstd decodes one or more frames, which together have to be a cluster.
+func (c *codec) zstd(p, data []byte) error {
+	d, _ := c.decoders.Get().(*zstd.Decoder)
+	if d == nil {
+		var err error
+		if d, err = zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecodeAllCapLimit(true),
+			zstd.WithDecoderMaxWindow(maxZstdWindow), zstd.WithDecoderMaxMemory(maxZstdWindow)); err != nil {
+			return err
+		}
+	}
+	defer c.decoders.Put(d)
+	out := p[:0:len(p)]
+	for len(out) < len(p) {
+		n, err := frameLength(data)
+		if err != nil {
+			return err
+		}
+		if out, err = d.DecodeAll(data[:n], out); err != nil {
+			return err
+		}
+		data = data[n:]
+	}
+	return nil
+}
+
+// frameLength is how long the zstd frame is that data begins with: whoever decodes a whole one must know where it ends,
+// as other clusters' data may follow (RFC 8878, section 3.1.1).
+func frameLength(data []byte) (int, error) {
+	var h zstd.Header
+	if err := h.Decode(data); err != nil {
+		return 0, err
+	}
+	n := int64(h.HeaderSize)
+	if h.Skippable {
+		n += int64(h.SkippableSize)
+	} else {
+		for last := false; !last; {
+			if int64(len(data)) < n+3 {
+				return 0, errShort
+			}
+			block := int64(data[n]) | int64(data[n+1])<<8 | int64(data[n+2])<<16
+			last = block&1 != 0
+			n += 3
+			if repeated := block>>1&3 == 1; repeated {
+				n++
+			} else {
+				n += block >> 3
+			}
+		}
+		if h.HasCheckSum {
+			n += 4
+		}
+	}
+	if n > int64(len(data)) {
+		return 0, errShort
+	}
+	return int(n), nil
+}
+
+// input is a buffer of n bytes for compressed data; release gives it back.
+func (c *codec) input(n int64) *[]byte {
+	b, _ := c.inputs.Get().(*[]byte)
+	if b == nil {
+		b = new([]byte)
+	}
+	if int64(cap(*b)) < n {
+		*b = make([]byte, n)
+	}
+	*b = (*b)[:n]
+	return b
+}
+
+func (c *codec) release(b *[]byte) { c.inputs.Put(b) }
+
+// loadCluster fills p with the cluster that an L2 entry says is compressed.
+func (im *Image) loadCluster(p []byte, entry uint64) error {
+	begin, end := im.storedRange(entry)
+	b := im.codec.input(end - begin)
+	defer im.codec.release(b)
+	if n, err := im.r.ReadAt(*b, begin); n < len(*b) {
+		return fmt.Errorf("reading compressed data at %#x: %w", begin, err)
+	}
+	return im.codec.decode(p, *b, begin)
 }

@@ -35,8 +35,8 @@ type Image struct {
 	hdr      *header
 	l1       []uint64
 	info     Info
-	tables   tableCache
-	decoded  clusterCache
+	tables   cache // L2 tables, by their index in the L1 table
+	decoded  cache // decoded clusters, by their guest cluster
 	codec    codec
 
 	backing     io.ReaderAt
@@ -51,8 +51,8 @@ func Open(r io.ReaderAt, fileSize int64, opt Options) (*Image, error) {
 		return nil, err
 	}
 	im := &Image{r: r, fileSize: fileSize, hdr: h}
-	im.tables.init(h.clusterSize())
-	im.decoded.init(h.clusterSize())
+	im.tables.init(h.clusterSize(), tableCacheBytes, im.loadTable)
+	im.decoded.init(h.clusterSize(), decodedCacheBytes, im.loadCluster)
 	im.codec.init(h)
 	if err := im.readL1(); err != nil {
 		return nil, err
@@ -81,6 +81,14 @@ func (im *Image) readL1() error {
 	im.l1 = make([]uint64, len(raw)/8)
 	for i := range im.l1 {
 		im.l1[i] = binary.BigEndian.Uint64(raw[i*8:])
+	}
+	return nil
+}
+
+// loadTable fills p with the L2 table at off.
+func (im *Image) loadTable(p []byte, off uint64) error {
+	if _, err := im.r.ReadAt(p, int64(off)); err != nil {
+		return fmt.Errorf("reading the L2 table at %#x: %w", off, err)
 	}
 	return nil
 }
@@ -136,21 +144,22 @@ func (im *Image) locate(off, limit int64) (piece, error) {
 	index := cluster / perTable
 	first := cluster % perTable
 	limit = min(limit, (index+1)*perTable<<h.clusterBits-off)
-	l2 := int64(im.l1[index] & offsetMask)
+	l2 := im.l1[index] & offsetMask
 	if l2 == 0 {
 		return piece{kind: KindUnallocated, n: limit}, nil
 	}
-	table, err := im.tables.get(im, index, l2)
+	table, err := im.tables.get(index, l2)
 	if err != nil {
 		return piece{}, err
 	}
+	defer table.release()
 	var p piece
 	for i := first; p.n < limit; i++ {
 		within := int64(0)
 		if i == first {
 			within = off & (h.clusterSize() - 1)
 		}
-		q := h.entryPiece(table, i, within)
+		q := h.entryPiece(table.data, i, within)
 		switch {
 		case p.n == 0:
 			p = q
@@ -171,9 +180,14 @@ func (p piece) clip(limit int64) piece {
 	return p
 }
 
+// entry is the first word of an L2 table's entry.
+func (h *header) entry(table []byte, i int64) uint64 {
+	return binary.BigEndian.Uint64(table[i*h.entrySize():])
+}
+
 // entryPiece describes the run within one cluster, from byte within.
 func (h *header) entryPiece(table []byte, i, within int64) piece {
-	e := binary.BigEndian.Uint64(table[i*h.entrySize():])
+	e := h.entry(table, i)
 	rest := h.clusterSize() - within
 	host := int64(e & offsetMask)
 	switch {
@@ -253,6 +267,7 @@ func (im *Image) ReadAt(p []byte, off int64) (int, error) {
 			return done, err
 		}
 		dst := p[done : done+int(run.n)]
+		n := len(dst)
 		switch run.kind {
 		case KindZero:
 			clear(dst)
@@ -261,12 +276,15 @@ func (im *Image) ReadAt(p []byte, off int64) (int, error) {
 		case KindData:
 			err = im.readHost(dst, run.host)
 		case KindCompressed:
-			err = im.readCompressed(dst, at, run.entry)
+			if n, err = im.readCompressed(p[done:], at, run.entry); err != nil {
+				done += n
+				at += int64(n)
+			}
 		}
 		if err != nil {
 			return done, fmt.Errorf("guest offset %d: %w", at, err)
 		}
-		done += len(dst)
+		done += n
 	}
 	return done, short
 }

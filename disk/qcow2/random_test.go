@@ -127,14 +127,15 @@ func randomImage(t *testing.T, r *rand.Rand, dir string) {
 			args = append(args, "-b", backing, "-F", backingFormat)
 		}
 		runTool(t, "qemu-img", append(args, path, strconv.FormatInt(size, 10))...)
-		script = randomWrites(r, size, !strings.Contains(opts, "preallocation"))
+		writeText(t, r, dir)
+		script = randomWrites(r, size, !strings.Contains(opts, "preallocation"), filepath.Join(dir, "text"))
 		if len(script) > 0 {
 			runTool(t, "qemu-io", append([]string{"-f", "qcow2", path}, script...)...)
 		}
 		snapshot := r.IntN(8) == 0
 		if snapshot {
 			runTool(t, "qemu-img", "snapshot", "-c", "s", path)
-			runTool(t, "qemu-io", append([]string{"-f", "qcow2", path}, randomWrites(r, size, false)...)...)
+			runTool(t, "qemu-io", append([]string{"-f", "qcow2", path}, randomWrites(r, size, false, filepath.Join(dir, "text"))...)...)
 		}
 		if r.IntN(6) == 0 && level == depth-1 && !snapshot { // version 2 with a snapshot cannot be resized
 			size += int64(r.IntN(2048)+1) * 512
@@ -176,13 +177,39 @@ func randomOptions(r *rand.Rand, backing bool) string {
 	return strings.Join(o, ",")
 }
 
-// randomWrites is a script for qemu-io. Clusters can be written compressed only while they are not allocated.
-func randomWrites(r *rand.Rand, size int64, compress bool) []string {
+// writeText writes content that is compressed with literals, matches and codes of its own: words, numbers and noise.
+// A pattern of one byte is nothing but a run.
+func writeText(t *testing.T, r *rand.Rand, dir string) {
+	t.Helper()
+	const size = 256 << 10 // qemu-io repeats it
+	var b bytes.Buffer
+	words := strings.Fields("the quick brown fox jumps over a lazy dog 0123 0x7f == /usr/lib/libc.so.6 \x00\x00\x01 \xff\xfe kubevirt")
+	words = words[:1+r.IntN(len(words))]
+	for b.Len() < size {
+		b.WriteString(words[r.IntN(len(words))])
+		switch r.IntN(16) {
+		case 0:
+			b.WriteString(strconv.FormatUint(r.Uint64(), 36))
+		case 1:
+			b.Write(make([]byte, r.IntN(300)))
+		default:
+			b.WriteByte(byte(r.IntN(1 + r.IntN(256))))
+		}
+	}
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "text"), b.Bytes()[:size], 0o644))
+}
+
+// randomWrites is a script for qemu-io; some of what it writes is the start of a file. Clusters can be written compressed
+// only while they are not allocated.
+func randomWrites(r *rand.Rand, size int64, compress bool, file string) []string {
 	var s []string
 	add := func(format string, args ...any) { s = append(s, "-c", fmt.Sprintf(format, args...)) }
 	for off := int64(0); compress && off < size; off += 2 << 20 {
-		if r.IntN(3) == 0 {
+		switch r.IntN(3) {
+		case 0:
 			add("write -q -c -P %d %d %d", r.IntN(255)+1, off, min(size-off, 2<<20))
+		case 1:
+			add("write -q -c -s %s %d %d", file, off, min(size-off, 2<<20))
 		}
 	}
 	for range r.IntN(24) + 1 {
@@ -195,6 +222,8 @@ func randomWrites(r *rand.Rand, size int64, compress bool) []string {
 			add("write -q -z -u %d %d", off, n)
 		case 2:
 			add("discard -q %d %d", off, n)
+		case 3:
+			add("write -q -s %s %d %d", file, off, min(n, 2<<20))
 		default:
 			add("write -q -P %d %d %d", r.IntN(255)+1, off, n)
 		}

@@ -28,6 +28,9 @@ func TestTable(t *testing.T) {
 	require.Equal(t, "–", ratio(0, 2))
 	require.Equal(t, "–", ratio(2, 0))
 	require.Equal(t, "1.5 MiB", mib(1.5*(1<<20)))
+	// A round in which everything took ten times as long changes nothing.
+	ours, theirs := []usage{{wall: 1}, {wall: 20}, {wall: 2}}, []usage{{wall: 2}, {wall: 40}, {wall: 2}}
+	require.Equal(t, "0.50×", pairedRatio(ours, theirs, func(u usage) float64 { return u.wall }))
 }
 
 func TestParseClients(t *testing.T) {
@@ -75,10 +78,22 @@ func TestFlags(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []string{"expand"}, s.only)
 	require.Equal(t, []string{"kubevirt-disk", "tgtd"}, s.targets)
-	for _, args := range [][]string{{"-only", "x"}, {"-targets", "x"}, {"-rounds", "0"}, {"-length", "1ms"}, {"x"}} {
+	for _, args := range [][]string{{"-only", "x"}, {"-loads", "("}, {"-targets", "x"}, {"-rounds", "0"}, {"-length", "1ms"}, {"x"}} {
 		_, err := parse(args)
 		require.Error(t, err, args)
 	}
+}
+
+func TestChosenLoads(t *testing.T) {
+	s, err := parse([]string{"-only", "load", "-loads", "4 KiB.*write, depth 32$"})
+	require.NoError(t, err)
+	chosen := s.chosen(generatorJobs(generatorLoads(1, lunSize)))
+	require.Len(t, chosen, 1)
+	require.Equal(t, "4 KiB random write, depth 32", chosen[0].name)
+	require.True(t, chosen[0].inside)
+	s, err = parse(nil)
+	require.NoError(t, err)
+	require.Len(t, s.chosen(clientJobs()), len(loads), "all of them, unless told otherwise")
 }
 
 func TestContent(t *testing.T) {

@@ -80,3 +80,13 @@ func (w *blockWriter) visit(path string, entry fs.DirEntry, err error) error {
 	}
 	return nil
 }
+
+// warm reads a file, so that all of it is in the page cache.
+func warm(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(io.Discard, f)
+	return errors.Join(err, f.Close())
+}

@@ -55,7 +55,7 @@ func measureExpansion(ctx context.Context, s settings) error {
 			return []string{"qemu-img", "convert", "-m", "8", "-W", "-O", "raw", image, raw}
 		}},
 	}
-	out := table{head: []string{"image", "command", "time", "to qemu-img convert", "MiB/s", "CPU", "peak memory"}}
+	out := table{head: []string{"image", "command", "time", "to qemu-img convert", "MiB/s", "CPU", "to qemu-img convert", "peak memory"}}
 	raw := filepath.Join(s.cache, "expanded.raw")
 	defer os.Remove(raw)
 	for _, kind := range imageKinds {
@@ -71,16 +71,26 @@ func measureExpansion(ctx context.Context, s settings) error {
 			}
 			fmt.Fprintf(os.Stderr, "bench: expansion of the %s image: round %d of %d\n", kind.name, round+1, s.rounds)
 		}
-		baseline := median(column(measured[1], func(u usage) float64 { return u.wall }))
+		wall, cpu := func(u usage) float64 { return u.wall }, func(u usage) float64 { return u.cpu }
 		for i, e := range expanders {
-			wall := median(column(measured[i], func(u usage) float64 { return u.wall }))
-			out.add(kind.name, e.name, fmt.Sprintf("%.2f s", wall), ratio(wall, baseline), fmt.Sprintf("%.0f", imageData/wall/(1<<20)),
-				fmt.Sprintf("%.2f s", median(column(measured[i], func(u usage) float64 { return u.cpu }))),
-				mib(median(column(measured[i], func(u usage) float64 { return u.memory }))))
+			seconds, baseline := measured[i], measured[1]
+			out.add(kind.name, e.name, fmt.Sprintf("%.2f s", median(column(seconds, wall))), pairedRatio(seconds, baseline, wall),
+				fmt.Sprintf("%.0f", imageData/median(column(seconds, wall))/(1<<20)),
+				fmt.Sprintf("%.2f s", median(column(seconds, cpu))), pairedRatio(seconds, baseline, cpu),
+				mib(median(column(seconds, func(u usage) float64 { return u.memory }))))
 		}
 	}
 	out.print(os.Stdout)
 	return nil
+}
+
+// pairedRatio is the median of the ratios of each round: what else the machine did then slowed both.
+func pairedRatio(all, baseline []usage, value func(usage) float64) string {
+	var ratios []float64
+	for i, u := range all {
+		ratios = append(ratios, value(u)/value(baseline[i]))
+	}
+	return ratio(median(ratios), 1)
 }
 
 func column(all []usage, value func(usage) float64) []float64 {

@@ -41,6 +41,18 @@ type client struct {
 	elapsed    time.Duration // of the load, without login
 }
 
+// clientJobs are the loads of the clients that everybody has.
+func clientJobs() []job {
+	var jobs []job
+	for _, l := range loads {
+		jobs = append(jobs, job{name: l.name, bytes: l.bytes, probe: l.write,
+			run: func(ctx context.Context, url string, length time.Duration, expected float64) (client, error) {
+				return drive(ctx, l, url, length, expected)
+			}})
+	}
+	return jobs
+}
+
 func (c client) rate() float64 { return c.operations / c.elapsed.Seconds() }
 
 // drive runs the load for about the given time. Reads come from iscsi-perf, which cannot write; writes from qemu-img bench, whose

@@ -1,7 +1,7 @@
 // Command bench measures kubevirt-disk against its peers on this machine and prints tables for docs/benchmarks.md, where the method
-// is described: SCSI load against tgtd and gotgt, and the expansion of images against qemu-img convert. All candidates
-// take turns within a round, so that what else the machine does hits all of them; each round begins with another one, as whoever comes
-// after a certain one may find the machine warmer. Medians over the rounds are printed.
+// is described: SCSI load against tgtd and gotgt, by common clients and by a load generator of its own, and the expansion of images
+// against qemu-img convert. All candidates take turns within a round, so that what else the machine does hits all of them; each round
+// begins with another one, as whoever comes after a certain one may find the machine warmer. Medians over the rounds are printed.
 package main
 
 import (
@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -21,13 +22,14 @@ import (
 
 // settings are the flags.
 type settings struct {
-	server  string        // path of kubevirt-disk
-	gotgt   string        // path of gotgt
-	cache   string        // directory of images and raw files
-	rounds  int           // how often each measurement is repeated
-	length  time.Duration // of one SCSI measurement
-	only    []string      // "scsi", "expand"
-	targets []string      // "kubevirt-disk", "tgtd", "gotgt"
+	server  string         // path of kubevirt-disk
+	gotgt   string         // path of gotgt
+	cache   string         // directory of images and raw files
+	rounds  int            // how often each measurement is repeated
+	length  time.Duration  // of one SCSI measurement
+	only    []string       // "scsi", "load", "expand"
+	loads   *regexp.Regexp // of the loads of "scsi" and "load": those to measure
+	targets []string       // "kubevirt-disk", "tgtd", "gotgt"
 }
 
 func main() {
@@ -50,14 +52,15 @@ func main() {
 
 func parse(args []string) (settings, error) {
 	var s settings
-	var only, targets string
+	var only, targets, loads string
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.StringVar(&s.server, "server", "bin/kubevirt-disk", "the kubevirt-disk to measure")
 	flags.StringVar(&s.gotgt, "gotgt", "cache/gotgt/gotgt", "gotgt, as scripts/build-gotgt.sh built it")
 	flags.StringVar(&s.cache, "cache", "cache/bench", "directory for images and raw files; wants 10 GiB and is kept")
 	flags.IntVar(&s.rounds, "rounds", 5, "how often each measurement is repeated")
 	flags.DurationVar(&s.length, "length", 2*time.Second, "of one SCSI measurement (iscsi-perf counts in seconds)")
-	flags.StringVar(&only, "only", "scsi,expand", "what to measure")
+	flags.StringVar(&only, "only", "scsi,load,expand", "what to measure: common clients, our own load generator, the expansion of images")
+	flags.StringVar(&loads, "loads", "", "a regular expression; only loads whose names match are measured")
 	flags.StringVar(&targets, "targets", "kubevirt-disk,tgtd,gotgt", "the targets to measure; the second is what the first is compared with")
 	if err := flags.Parse(args); err != nil {
 		return s, err
@@ -72,9 +75,13 @@ func parse(args []string) (settings, error) {
 		return s, fmt.Errorf("-length is %v, and iscsi-perf cannot do with less than a second", s.length)
 	}
 	for _, what := range s.only {
-		if what != "scsi" && what != "expand" {
-			return s, fmt.Errorf("-only: %q is neither scsi nor expand", what)
+		if !slices.Contains([]string{"scsi", "load", "expand"}, what) {
+			return s, fmt.Errorf("-only: %q is none of scsi, load and expand", what)
 		}
+	}
+	var err error
+	if s.loads, err = regexp.Compile(loads); err != nil {
+		return s, fmt.Errorf("-loads: %w", err)
 	}
 	for _, name := range s.targets {
 		if !slices.Contains([]string{"kubevirt-disk", "tgtd", "gotgt"}, name) {
@@ -91,6 +98,11 @@ func parse(args []string) (settings, error) {
 	return s, nil
 }
 
+// chosen are the jobs to measure.
+func (s settings) chosen(jobs []job) []job {
+	return slices.DeleteFunc(jobs, func(j job) bool { return !s.loads.MatchString(j.name) })
+}
+
 func run(ctx context.Context, s settings) error {
 	for _, tool := range []string{"iscsi-perf", "qemu-img"} {
 		if _, err := exec.LookPath(tool); err != nil {
@@ -101,7 +113,17 @@ func run(ctx context.Context, s settings) error {
 		return err
 	}
 	if slices.Contains(s.only, "scsi") {
-		if err := measureSCSI(ctx, s); err != nil {
+		const title = "One session, iscsi-perf for reads and qemu-img bench for writes:"
+		if err := measureSCSI(ctx, s, title, s.chosen(clientJobs()), 1, lunSize); err != nil {
+			return err
+		}
+	}
+	if slices.Contains(s.only, "load") {
+		const one, many = "The load generator, one LUN:", "The load generator, many LUNs:"
+		if err := measureSCSI(ctx, s, one, s.chosen(generatorJobs(generatorLoads(1, lunSize))), 1, lunSize); err != nil {
+			return err
+		}
+		if err := measureSCSI(ctx, s, many, s.chosen(generatorJobs(generatorLoads(manyLUNs, lunSize/manyLUNs))), manyLUNs, lunSize/manyLUNs); err != nil {
 			return err
 		}
 	}

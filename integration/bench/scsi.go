@@ -19,14 +19,15 @@ const lunSize = 1 << 30
 type candidate struct {
 	name   string
 	dir    string
-	raw    string
-	server string // path of the program, "" where the package decides
+	raws   []string // LUN 1 and up; all in a directory of their own
+	server string   // path of the program, "" where the package decides
 	target *peers.Target
 
 	rest       float64              // anonymous memory in bytes after the start
 	small, all float64              // the most of it with loads of 4 KiB, and with all loads
 	rates      map[string][]float64 // operations per second, by load
 	cpu        map[string][]float64 // seconds of CPU per operation, by load
+	own        map[string][]float64 // seconds of CPU of this process per operation, by load
 	trouble    map[string]string    // why a load has no numbers
 }
 
@@ -34,16 +35,30 @@ func (c *candidate) start() error {
 	var err error
 	switch c.name {
 	case "kubevirt-disk":
-		c.target, err = peers.StartOurs(c.server, filepath.Join(c.dir, "state"), c.raw, nil)
+		c.target, err = peers.StartOurs(c.server, filepath.Join(c.dir, "state"), c.raws[0], nil)
 	case "tgtd":
-		c.target, err = peers.StartTgtd(c.raw)
+		c.target, err = peers.StartTgtd(c.raws...)
 	case "gotgt":
-		c.target, err = peers.StartGotgt(c.server, filepath.Join(c.dir, "state"), c.raw)
+		c.target, err = peers.StartGotgt(c.server, filepath.Join(c.dir, "state"), c.raws...)
 	}
 	return err
 }
 
-func measureSCSI(ctx context.Context, s settings) error {
+// job is one thing to measure, the same for all candidates.
+type job struct {
+	name  string
+	bytes int // of one command
+	// probe says that run wants to be told the rate that is to be expected, which a first run then finds out.
+	probe  bool
+	inside bool // the client is part of this process
+	run    func(ctx context.Context, url string, length time.Duration, expected float64) (client, error)
+}
+
+// measureSCSI runs the jobs on all candidates, each of which serves so many LUNs of a size in bytes.
+func measureSCSI(ctx context.Context, s settings, title string, jobs []job, luns int, size int64) error {
+	if len(jobs) == 0 {
+		return nil
+	}
 	var all []*candidate
 	defer func() {
 		for _, c := range all {
@@ -56,10 +71,13 @@ func measureSCSI(ctx context.Context, s settings) error {
 	}()
 	for _, name := range s.targets {
 		c := &candidate{name: name, dir: filepath.Join(s.cache, name), server: map[string]string{"kubevirt-disk": s.server, "gotgt": s.gotgt}[name],
-			rates: map[string][]float64{}, cpu: map[string][]float64{}, trouble: map[string]string{}}
-		c.raw = filepath.Join(c.dir, "disk", "lun.raw")
-		if err := makeContent(c.raw, lunSize); err != nil {
-			return err
+			rates: map[string][]float64{}, cpu: map[string][]float64{}, own: map[string][]float64{}, trouble: map[string]string{}}
+		for n := range luns {
+			raw := filepath.Join(c.dir, fmt.Sprintf("disk-%d", luns), fmt.Sprintf("lun-%03d.raw", n+1))
+			if err := errors.Join(makeContent(raw, size), warm(raw)); err != nil {
+				return err
+			}
+			c.raws = append(c.raws, raw)
 		}
 		if err := c.start(); err != nil {
 			return err
@@ -72,59 +90,71 @@ func measureSCSI(ctx context.Context, s settings) error {
 		}
 		c.rest = float64(rest)
 	}
-	for _, l := range loads {
+	for _, j := range jobs {
 		for round := range s.rounds {
 			for turn := range all {
 				c := all[(round+turn)%len(all)]
-				if err := c.measure(ctx, l, s.length); err != nil {
+				if err := c.measure(ctx, j, s.length); err != nil {
 					return err
 				}
 			}
-			fmt.Fprintf(os.Stderr, "bench: %s: round %d of %d\n", l.name, round+1, s.rounds)
+			fmt.Fprintf(os.Stderr, "bench: %s: round %d of %d\n", j.name, round+1, s.rounds)
 		}
 	}
-	printSCSI(all)
+	fmt.Printf("%s\n\n", title)
+	printSCSI(jobs, all)
 	return nil
 }
 
-// measure runs a load once. A target that hangs or dies is started again, and is not asked for this load again.
-func (c *candidate) measure(ctx context.Context, l load, length time.Duration) error {
-	if c.trouble[l.name] != "" {
+// measure runs a job once. A target that hangs or dies is started again, and is not asked for this job again.
+func (c *candidate) measure(ctx context.Context, j job, length time.Duration) error {
+	if c.trouble[j.name] != "" {
 		return nil
 	}
 	pid := c.target.PID()
-	expected := median(c.rates[l.name])
-	if l.write && expected == 0 { // qemu-img counts operations, so the first run finds out how many fit the time
-		probe, err := drive(ctx, l, c.target.URL, length, 0)
+	expected := median(c.rates[j.name])
+	if j.probe && expected == 0 {
+		probe, err := j.run(ctx, c.target.URL, length, 0)
 		if err != nil {
-			return c.failed(ctx, l, err)
+			return c.failed(ctx, j, err)
 		}
 		expected = probe.rate()
 	}
 	before, err := cpuTime(pid)
 	if err != nil {
-		return c.failed(ctx, l, err)
+		return c.failed(ctx, j, err)
+	}
+	ownBefore, err := cpuTime(os.Getpid())
+	if err != nil {
+		return err
 	}
 	stop := watchMemory(pid)
-	done, err := drive(ctx, l, c.target.URL, length, expected)
+	done, err := j.run(ctx, c.target.URL, length, expected)
 	most := float64(stop())
 	c.all = max(c.all, most)
-	if l.bytes == 4<<10 {
+	if j.bytes == 4<<10 {
 		c.small = max(c.small, most)
 	}
 	if err != nil {
-		return c.failed(ctx, l, err)
+		return c.failed(ctx, j, err)
 	}
 	after, err := cpuTime(pid)
 	if err != nil {
-		return c.failed(ctx, l, err)
+		return c.failed(ctx, j, err)
 	}
-	c.rates[l.name] = append(c.rates[l.name], done.rate())
-	c.cpu[l.name] = append(c.cpu[l.name], (after-before).Seconds()/done.operations)
+	c.rates[j.name] = append(c.rates[j.name], done.rate())
+	c.cpu[j.name] = append(c.cpu[j.name], (after-before).Seconds()/done.operations)
+	own, err := cpuTime(os.Getpid())
+	if err != nil {
+		return err
+	}
+	if j.inside {
+		c.own[j.name] = append(c.own[j.name], (own-ownBefore).Seconds()/done.operations)
+	}
 	return nil
 }
 
-func (c *candidate) failed(ctx context.Context, l load, err error) error {
+func (c *candidate) failed(ctx context.Context, j job, err error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
@@ -135,35 +165,37 @@ func (c *candidate) failed(ctx context.Context, l load, err error) error {
 	case errors.Is(err, errHung):
 		what = "hangs"
 	}
-	fmt.Fprintf(os.Stderr, "bench: %s %s at %s: %v\n", c.name, what, l.name, err)
-	c.trouble[l.name] = what
+	fmt.Fprintf(os.Stderr, "bench: %s %s at %s: %v\n", c.name, what, j.name, err)
+	c.trouble[j.name] = what
 	if err := c.target.Stop(); err != nil {
 		return err
 	}
 	return c.start()
 }
 
-func printSCSI(all []*candidate) {
+func printSCSI(jobs []job, all []*candidate) {
 	rates := table{head: []string{"operations per second"}}
 	cpu := table{head: []string{"server CPU per operation"}}
+	own := table{head: []string{"the client's CPU per operation"}}
 	memory := table{head: []string{"anonymous memory"}}
-	for _, t := range []*table{&rates, &cpu, &memory} {
+	for _, t := range []*table{&rates, &cpu, &own, &memory} {
 		for _, c := range all {
 			t.head = append(t.head, c.name)
 		}
-		if len(all) > 1 && t != &memory {
+		if len(all) > 1 && t != &memory && t != &own {
 			t.head = append(t.head, all[0].name+" to "+all[1].name)
 		}
 	}
-	for _, l := range loads {
-		rateRow, cpuRow := []string{l.name}, []string{l.name}
+	for _, l := range jobs {
+		rateRow, cpuRow, ownRow := []string{l.name}, []string{l.name}, []string{l.name}
 		for _, c := range all {
 			if what := c.trouble[l.name]; what != "" {
-				rateRow, cpuRow = append(rateRow, what), append(cpuRow, what)
+				rateRow, cpuRow, ownRow = append(rateRow, what), append(cpuRow, what), append(ownRow, what)
 				continue
 			}
 			rateRow = append(rateRow, fmt.Sprintf("%.0f", median(c.rates[l.name])))
 			cpuRow = append(cpuRow, fmt.Sprintf("%.1f µs", 1e6*median(c.cpu[l.name])))
+			ownRow = append(ownRow, fmt.Sprintf("%.1f µs", 1e6*median(c.own[l.name])))
 		}
 		if len(all) > 1 {
 			rateRow = append(rateRow, ratio(median(all[0].rates[l.name]), median(all[1].rates[l.name])))
@@ -171,6 +203,9 @@ func printSCSI(all []*candidate) {
 		}
 		rates.add(rateRow...)
 		cpu.add(cpuRow...)
+		if l.inside {
+			own.add(ownRow...)
+		}
 	}
 	for _, row := range []struct {
 		name  string
@@ -188,5 +223,8 @@ func printSCSI(all []*candidate) {
 	}
 	rates.print(os.Stdout)
 	cpu.print(os.Stdout)
+	if len(own.rows) > 0 {
+		own.print(os.Stdout)
+	}
 	memory.print(os.Stdout)
 }

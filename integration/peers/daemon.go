@@ -3,7 +3,6 @@ package peers
 import (
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io/fs"
 	"net"
 	"os"
@@ -74,6 +73,17 @@ func StartDaemon(opt DaemonOptions) (*Daemon, error) {
 		process.stop()
 		return nil, err
 	}
+	// What it has printed may arrive here later than the file appears there.
+	if err := process.until("printing its portals", d.readPortals); err != nil {
+		process.stop()
+		return nil, err
+	}
+	return d, nil
+}
+
+// readPortals takes the addresses from the log, and says whether there are any.
+func (d *Daemon) readPortals() bool {
+	d.Portals = nil
 	for _, entry := range d.Log() {
 		address, _ := entry["address"].(string)
 		switch entry["msg"] {
@@ -81,13 +91,11 @@ func StartDaemon(opt DaemonOptions) (*Daemon, error) {
 			d.Portals = append(d.Portals, address)
 		case "metrics":
 			d.Metrics = address
+		case "ready":
+			return len(d.Portals) > 0
 		}
 	}
-	if len(d.Portals) == 0 {
-		process.stop()
-		return nil, fmt.Errorf("%s is ready, but logged no portal:\n%s", opt.Binary, d.Output())
-	}
-	return d, nil
+	return false
 }
 
 // Log is what the daemon has logged so far, one map per entry; lines that are no JSON objects are left out.

@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 )
 
 // Target is a running iSCSI target with one read-write LUN over a raw file.
@@ -22,8 +23,8 @@ func targetURL(portal, name string) string {
 	return fmt.Sprintf("iscsi://%s/%s/1", portal, name)
 }
 
-// StartTgtd serves the raw file with tgtd (Debian package tgt). It needs root: tgtd's control socket lies in /run.
-func StartTgtd(raw string) (*Target, error) {
+// StartTgtd serves raw files, LUN 1 and up, with tgtd (Debian package tgt). It needs root: tgtd's control socket lies in /run.
+func StartTgtd(raws ...string) (*Target, error) {
 	port, err := FreePort()
 	if err != nil {
 		return nil, err
@@ -46,12 +47,16 @@ func StartTgtd(raw string) (*Target, error) {
 		if err := process.until("listening", func() bool { return accepting(port) }); err != nil {
 			return err
 		}
-		for _, args := range [][]string{
-			{"--op", "new", "--mode", "target", "--tid", "1", "-T", name},
-			{"--op", "new", "--mode", "logicalunit", "--tid", "1", "--lun", "1", "-b", raw},
-			{"--op", "update", "--mode", "logicalunit", "--tid", "1", "--lun", "1", "--params", "thin_provisioning=1"},
-			{"--op", "bind", "--mode", "target", "--tid", "1", "-I", "ALL"},
-		} {
+		steps := [][]string{{"--op", "new", "--mode", "target", "--tid", "1", "-T", name}}
+		for i, raw := range raws {
+			lun := strconv.Itoa(i + 1)
+			steps = append(steps, []string{"--op", "new", "--mode", "logicalunit", "--tid", "1", "--lun", lun, "-b", raw},
+				[]string{"--op", "update", "--mode", "logicalunit", "--tid", "1", "--lun", lun, "--params", "thin_provisioning=1"})
+		}
+		for _, digest := range []string{"HeaderDigest", "DataDigest"} { // as the initiator wishes, as ours does
+			steps = append(steps, []string{"--op", "update", "--mode", "target", "--tid", "1", "--name", digest, "--value", "CRC32C,None"})
+		}
+		for _, args := range append(steps, []string{"--op", "bind", "--mode", "target", "--tid", "1", "-I", "ALL"}) {
 			if err := admin(args...); err != nil {
 				return err
 			}
@@ -65,19 +70,24 @@ func StartTgtd(raw string) (*Target, error) {
 	return &Target{Name: "tgtd", Process: process, URL: targetURL(portal, name)}, nil
 }
 
-// StartGotgt serves the raw file with gotgt, as scripts/build-gotgt.sh built it. Its configuration goes into stateDir.
-func StartGotgt(binary, stateDir, raw string) (*Target, error) {
+// StartGotgt serves raw files, LUN 1 and up, with gotgt, as scripts/build-gotgt.sh built it. Its configuration goes into stateDir.
+func StartGotgt(binary, stateDir string, raws ...string) (*Target, error) {
 	port, err := FreePort()
 	if err != nil {
 		return nil, err
 	}
 	portal := "127.0.0.1:" + strconv.Itoa(port)
 	const name = "iqn.2017-01.io.kubevirt:gotgt"
+	var storages, luns []string
+	for i, raw := range raws {
+		storages = append(storages, fmt.Sprintf(`{"deviceID": %d, "path": "file:%s", "online": true, "thinProvisioning": true}`, 1000+i, raw))
+		luns = append(luns, fmt.Sprintf(`"%d": %d`, i+1, 1000+i))
+	}
 	config := fmt.Sprintf(`{
-	"storages": [{"deviceID": 1000, "path": "file:%s", "online": true, "thinProvisioning": true}],
+	"storages": [%s],
 	"iscsiportals": [{"id": 0, "portal": "%s"}],
-	"iscsitargets": {"%s": {"tpgts": {"1": [0]}, "luns": {"1": 1000}}}
-}`, raw, portal, name)
+	"iscsitargets": {"%s": {"tpgts": {"1": [0]}, "luns": {%s}}}
+}`, strings.Join(storages, ", "), portal, name, strings.Join(luns, ", "))
 	if err := os.MkdirAll(stateDir, 0o755); err != nil {
 		return nil, err
 	}

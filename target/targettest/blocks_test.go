@@ -13,15 +13,6 @@ import (
 	. "kubevirt.io/disk/target/targettest"
 )
 
-// unmap is an UNMAP of one range.
-func unmap(lun uint16, lba uint64, blocks uint32) Command {
-	list := make([]byte, 24)
-	list[1], list[3] = 22, 16
-	binary.BigEndian.PutUint64(list[8:], lba)
-	binary.BigEndian.PutUint32(list[16:], blocks)
-	return Command{LUN: lun, CDB: []byte{0x42, 0, 0, 0, 0, 0, 0, 0, 24, 0}, Write: list}
-}
-
 // cdb16 has an address and a length at their usual places.
 func cdb16(opcode, b1 byte, lba uint64, blocks uint32) []byte {
 	cdb := make([]byte, 16)
@@ -46,7 +37,7 @@ func writeSame(lun uint16, b1 byte, lba uint64, blocks uint32, block []byte) Com
 	return Command{LUN: lun, CDB: cdb16(0x93, b1, lba, blocks), Write: block}
 }
 
-func compareAndWrite(lun uint16, lba uint64, old, replacement []byte) Command {
+func compareWrite16(lun uint16, lba uint64, old, replacement []byte) Command {
 	cdb := cdb16(0x89, 0, lba, 0)
 	cdb[13] = byte(len(old) / BlockSize)
 	return Command{LUN: lun, CDB: cdb, Write: append(bytes.Clone(old), replacement...)}
@@ -92,11 +83,11 @@ func TestBlockCommands(t *testing.T) {
 		{"SBC-3 5.45/WRITE SAME of more than a block of data", writeSame(1, 0, 8, 8, data), "05/24/00", old},
 		{"SBC-3 5.45/WRITE SAME without its block", writeSame(1, 0, 8, 8, nil), "05/0E/03", old},
 
-		{"SBC-3 5.2/COMPARE AND WRITE", compareAndWrite(1, 8, old, data), "", data},
-		{"SBC-3 5.2/COMPARE AND WRITE of something else", compareAndWrite(1, 8, data, data), "0E/1D/00", old},
-		{"SBC-3 5.2/COMPARE AND WRITE of nothing", compareAndWrite(1, 8, nil, nil), "", old},
-		{"SBC-3 5.2/COMPARE AND WRITE of more than its limit", compareAndWrite(1, 8, make([]byte, 129*BlockSize), make([]byte, 129*BlockSize)), "05/24/00", old},
-		{"SBC-3 5.2/COMPARE AND WRITE beyond the end", compareAndWrite(1, end, block, block), "05/21/00", old},
+		{"SBC-3 5.2/COMPARE AND WRITE", compareWrite16(1, 8, old, data), "", data},
+		{"SBC-3 5.2/COMPARE AND WRITE of something else", compareWrite16(1, 8, data, data), "0E/1D/00", old},
+		{"SBC-3 5.2/COMPARE AND WRITE of nothing", compareWrite16(1, 8, nil, nil), "", old},
+		{"SBC-3 5.2/COMPARE AND WRITE of more than its limit", compareWrite16(1, 8, make([]byte, 129*BlockSize), make([]byte, 129*BlockSize)), "05/24/00", old},
+		{"SBC-3 5.2/COMPARE AND WRITE beyond the end", compareWrite16(1, end, block, block), "05/21/00", old},
 
 		{"SBC-3 5.7/ORWRITE", Command{LUN: 1, CDB: cdb16(0x8b, 0, 8, 8), Write: data}, "", ored},
 		{"SBC-3 5.7/ORWRITE beyond the end", Command{LUN: 1, CDB: cdb16(0x8b, 0, end-1, 8), Write: data}, "05/21/00", old},
@@ -170,7 +161,7 @@ func TestMiscompare(t *testing.T) {
 	for _, at := range []int{0, 1, 511, 512, 8*BlockSize - 1} {
 		wrong := bytes.Clone(data)
 		wrong[at] ^= 0x10
-		for name, c := range map[string]Command{"COMPARE AND WRITE": compareAndWrite(1, 8, wrong, data), "VERIFY": verify(1, 1, 8, 8, wrong)} {
+		for name, c := range map[string]Command{"COMPARE AND WRITE": compareWrite16(1, 8, wrong, data), "VERIFY": verify(1, 1, 8, 8, wrong)} {
 			r := sess.MustFail(t, c, "0E/1D/00")
 			require.EqualValues(t, 0xf0, r.Sense.Raw[0], "%s: VALID", name)
 			require.EqualValues(t, at, binary.BigEndian.Uint32(r.Sense.Raw[3:]), name)
@@ -206,7 +197,7 @@ func TestAtomicAcrossSessions(t *testing.T) {
 						return
 					}
 					n := int(binary.BigEndian.Uint64(r.Data))
-					if r, err = sess.Do(compareAndWrite(1, 0, counter(n), counter(n+1))); err != nil {
+					if r, err = sess.Do(compareWrite16(1, 0, counter(n), counter(n+1))); err != nil {
 						t.Error(err)
 						return
 					}

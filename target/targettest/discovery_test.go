@@ -246,13 +246,29 @@ func TestDiscoverySession(t *testing.T) {
 		{"Task Management Request", func(sess *Session, tag uint32) Message {
 			return &pdu.TaskManagementRequest{Immediate: true, Function: pdu.TMTargetColdReset, TaskTag: tag, CmdSN: sess.CmdSN}
 		}},
+		{"NOP-Out", func(sess *Session, tag uint32) Message {
+			return &pdu.NOPOut{Immediate: true, TaskTag: tag, TransferTag: pdu.ReservedTag, CmdSN: sess.CmdSN}
+		}},
+		{"SNACK Request", func(_ *Session, tag uint32) Message {
+			return &pdu.SNACKRequest{TaskTag: tag, TransferTag: pdu.ReservedTag}
+		}},
+		{"Text Request without SendTargets", func(sess *Session, tag uint32) Message {
+			return &pdu.TextRequest{Immediate: true, Final: true, TaskTag: tag, TransferTag: pdu.ReservedTag, CmdSN: sess.CmdSN}
+		}},
+		{"Logout Request that closes a connection", func(sess *Session, tag uint32) Message {
+			return &pdu.LogoutRequest{Immediate: true, Reason: pdu.LogoutCloseConnection, TaskTag: tag, CmdSN: sess.CmdSN}
+		}},
 		{"Data-Out", func(_ *Session, tag uint32) Message { return &pdu.DataOut{Final: true, TaskTag: tag, TransferTag: 1} }},
 	} {
 		t.Run("13.21/no "+tt.name, func(t *testing.T) {
 			bystander := s.login(t, other)
 			sess := MustLogin(t, s.addr, discovery)
 			tag := sess.NewTag()
-			require.NoError(t, sess.Send(tt.msg(sess, tag), nil))
+			var data []byte
+			if strings.HasPrefix(tt.name, "Text") {
+				data = KV("MaxRecvDataSegmentLength", "8192").Text()
+			}
+			require.NoError(t, sess.Send(tt.msg(sess, tag), data))
 			r, err := sess.AwaitReject(tag)
 			require.NoError(t, err)
 			require.NotZero(t, r.Reason)

@@ -48,6 +48,9 @@ func start(t testing.TB, change ...func(*target.Options)) *server {
 	for _, c := range change {
 		c(&opt)
 	}
+	if opt.Limits.LoginDelay == 0 {
+		opt.Limits.LoginDelay = time.Millisecond // nearly every test fails to authenticate, and more than once
+	}
 	var err error
 	s.Server, err = target.New(opt)
 	require.NoError(t, err)
@@ -166,6 +169,13 @@ func (o *observer) count(what string) int {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.counts[what]
+}
+
+// forget takes a count back that the test has brought about.
+func (o *observer) forget(what string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	delete(o.counts, what)
 }
 
 func (o *observer) LoginAccepted(target.LoginEvent)    { o.add("accepted") }

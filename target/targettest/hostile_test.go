@@ -206,10 +206,10 @@ func TestRandomInput(t *testing.T) {
 	t.Run("before login", func(t *testing.T) {
 		for range 100 {
 			c := MustDial(t, s.addr)
-			b := junk(1 + r.Intn(3000))
+			b := junk(8 + r.Intn(3000))
 			if r.Intn(2) == 0 {
 				b[0] = b[0]&0xc0 | 0x03 // a Login Request, perhaps
-				copy(b[4:min(8, len(b))], []byte{0, 0, 0, 100})
+				copy(b[4:8], []byte{0, 0, 0, 100})
 			}
 			_ = c.SendRaw(b)
 			_ = c.Close()

@@ -168,7 +168,7 @@ func TestConnectionLimit(t *testing.T) {
 	for i := range 3 {
 		all = append(all, s.login(t, LoginOptions{ISID: [6]byte{0x80, byte(i)}}))
 	}
-	require.NoError(t, MustDial(t, s.addr).ExpectClosed())
+	s.refused(t, LoginOptions{ISID: [6]byte{0x80, 9}}, 0x0302)
 	for _, sess := range all {
 		sess.MustGood(t, TestUnitReady(1))
 	}

@@ -59,6 +59,9 @@ func (t *Task) Tag() uint32 { return t.cmd.TaskTag }
 // CmdSN is the command's number.
 func (t *Task) CmdSN() uint32 { return t.cmd.CmdSN }
 
+// LUN is the number of the LUN that the command went to.
+func (t *Task) LUN() uint16 { return uint16(t.cmd.LUN >> 48) }
+
 // Resume takes a command back whose Finish ended in an error, such as the Reject of one of its Data-Out PDUs.
 func (t *Task) Resume() { t.s.tasks[t.cmd.TaskTag] = t }
 

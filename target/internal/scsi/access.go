@@ -32,7 +32,7 @@ func ParseAccessMode(s string) (AccessMode, error) {
 // admits reports whether commands of the nexus are free of a conflict with the owner of the unit.
 func (d *Device) admits(u *unit, n *Nexus) bool {
 	owner := u.owner.Load()
-	if owner == nil || owner == n.initiator {
+	if owner == nil || owner == n.initiator || u.isGuest(n) {
 		return true
 	}
 	d.mu.Lock()
@@ -42,7 +42,7 @@ func (d *Device) admits(u *unit, n *Nexus) bool {
 
 // claim makes the initiator of the nexus the owner of an exclusive unit, unless it is taken.
 func (d *Device) claim(u *unit, n *Nexus) bool {
-	if !u.exclusive || u.owner.Load() == n.initiator {
+	if !u.exclusive || u.owner.Load() == n.initiator || u.isGuest(n) {
 		return true
 	}
 	d.mu.Lock()

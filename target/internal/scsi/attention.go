@@ -16,6 +16,9 @@ const (
 	attnMediumChanged
 	attnCapacityChanged
 	attnModeChanged
+	attnReservationsPreempted
+	attnReservationsReleased
+	attnRegistrationsPreempted
 	attnClearedByOther
 	attnInquiryChanged
 	attnLUNsChanged
@@ -29,6 +32,9 @@ var attentionCodes = [...]additional{
 	ascMediumChanged,
 	ascCapacityChanged,
 	ascModeChanged,
+	ascReservationsPreempted,
+	ascReservationsReleased,
+	ascRegistrationsPreempted,
 	ascClearedByOther,
 	ascInquiryChanged,
 	ascLUNsChanged,
@@ -78,7 +84,8 @@ func (d *Device) CapacityChanged(lun uint16) {
 }
 
 // ResetLUN is what a LOGICAL UNIT RESET does to the device server (SAM-5 6.3.3): mode pages return to their
-// defaults, reservations and prevented removal end, and every nexus gets a unit attention, also the one that asked (by).
+// defaults, a reservation by RESERVE(6) and prevented removal end, and every nexus gets a unit attention, also the one that
+// asked (by). Persistent reservations stay (SPC-4 5.13.1).
 func (d *Device) ResetLUN(lun uint64, by *Nexus) {
 	u := d.unit(lun)
 	if u == nil {
@@ -99,8 +106,10 @@ func (d *Device) ResetTarget(by *Nexus) {
 }
 
 func (d *Device) resetLocked(u *unit) {
+	u.resets.Add(1)
+	d.forgetCopiesLocked(u)
 	u.mode.reset()
-	u.reserved.Store(nil)
+	d.reserveLocked(u, nil)
 	d.allowRemovalLocked(u)
 	d.raiseLocked(u, attnReset, nil)
 }

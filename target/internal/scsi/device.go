@@ -22,6 +22,10 @@ type Options struct {
 	PortalGroupTag uint16 // number of the target port group
 	Log            *zap.Logger
 	Panicked       func() // called when work of the device's own has panicked; nil: nobody is told
+
+	// Abort ends the commands of these nexuses at a LUN without an answer, except one, and returns when none of them can
+	// change the medium any more. Nil: the transport has no commands but that one.
+	Abort func(lun uint16, nexuses []*Nexus, except *Task)
 }
 
 // LUN is a disk and how it is presented.
@@ -33,6 +37,10 @@ type LUN struct {
 	Removable bool
 	Access    AccessMode // empty: AccessWriteExclusive
 	Store     Store      // nil: nothing is kept
+	Grown     bool       // larger than when initiators last saw it: they are told (2A/09)
+
+	// Reservations keeps the persistent reservations of initiators that ask for that. Nil: none can.
+	Reservations ReservationStore
 }
 
 // MaxLUN is the highest LUN that flat space addressing can name (SAM-5 4.7.8).
@@ -54,6 +62,7 @@ type Device struct {
 	nexuses    map[*Nexus]struct{}        // guarded by mu
 	initiators map[string]*initiator      // guarded by mu
 	known      map[InitiatorPort]struct{} // guarded by mu
+	copying    int                        // guarded by mu; EXTENDED COPY commands under way
 }
 
 // unit is a logical unit.
@@ -73,10 +82,15 @@ type unit struct {
 	store    Store           // nil: none
 
 	table  *opcodeTable
+	resets atomic.Uint32 // how many it has had
 	blocks atomic.Uint64 // capacity in logical blocks
 	owner  atomic.Pointer[initiator]
-	// reserved is the nexus that holds the RESERVE(6) reservation; set and taken over under Device.mu.
+	guest  atomic.Pointer[string] // the name of an initiator that is admitted beside the owner; written under Device.mu
+	grown  bool                   // every initiator port is told so at its first nexus
+	// reserved is the nexus that holds the RESERVE(6) reservation; written under Device.mu, and set only with
+	// persistent.mu too.
 	reserved   atomic.Pointer[Nexus]
+	persistent reservations
 	ejected    atomic.Bool // written under Device.mu
 	ranges     rangeTable
 	mode       modeState
@@ -159,6 +173,7 @@ func newUnit(l LUN) (*unit, error) {
 		protected: l.ReadOnly || access == AccessReadShared,
 		removable: l.Removable,
 		exclusive: access == AccessWriteExclusive,
+		grown:     l.Grown,
 		disk:      l.Disk,
 	}
 	u.discards, _ = l.Disk.(disk.Discarder)
@@ -169,7 +184,10 @@ func newUnit(l LUN) (*unit, error) {
 	u.blocks.Store(uint64(l.Disk.Size()) >> blockShift)
 	u.table = newOpcodeTable(u)
 	u.ranges.init()
-	return u, u.restore()
+	if err := u.restore(); err != nil {
+		return nil, err
+	}
+	return u, u.loadReservations(l.Reservations)
 }
 
 func printable(s string) bool {

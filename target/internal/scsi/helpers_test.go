@@ -179,7 +179,7 @@ func newBench(t testing.TB, change ...func(*LUN)) *bench {
 
 func plainDisk(l *LUN)     { l.Disk = l.Disk.(thinDisk).memDisk }
 func accounted(l *LUN)     { l.Disk = accountedDisk{l.Disk.(thinDisk)} }
-func stored(l *LUN)        { l.Store = &memStore{} }
+func stored(l *LUN)        { l.Store = &keptStore{} }
 func readOnly(l *LUN)      { l.ReadOnly = true }
 func exclusive(l *LUN)     { l.Access = AccessWriteExclusive }
 func removableLUN(l *LUN)  { l.Removable = true }

@@ -53,6 +53,9 @@ func prepareInquiry(t *Task) error {
 	b[2] = inquiryVersion
 	b[3] = 0x10 | 0x02 // HISUP, RESPONSE DATA FORMAT
 	b[4] = inquiryLen - 5
+	if t.unit != nil {
+		b[5] |= 0x08 // 3PC: EXTENDED COPY
+	}
 	b[7] = 0x02 // CMDQUE
 	putPadded(b[8:16], opt.Vendor)
 	putPadded(b[16:32], opt.Product)

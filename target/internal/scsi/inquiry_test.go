@@ -20,9 +20,9 @@ func TestStandardInquiry(t *testing.T) {
 		00a0 0460 04c0 0960 0000000000000000
 		00000000000000000000000000000000000000000000`
 	b := newBench(t)
-	requireHex(t, "00 00 06 12 5b 10 00 02"+rest, b.good(cdb("12 00 00 00 ff 00"), nil))
+	requireHex(t, "00 00 06 12 5b 18 00 02"+rest, b.good(cdb("12 00 00 00 ff 00"), nil))
 	removable := newBench(t, removableLUN)
-	requireHex(t, "00 80 06 12 5b 10 00 02"+rest, removable.good(cdb("12 00 00 00 ff 00"), nil))
+	requireHex(t, "00 80 06 12 5b 18 00 02"+rest, removable.good(cdb("12 00 00 00 ff 00"), nil))
 
 	vacant := b.runAs(b.nexus, 0, cdb("12 00 00 00 ff 00"), nil)
 	requireHex(t, "3f 00 06 12 5b 00 00 02"+rest, vacant.data)
@@ -57,8 +57,8 @@ func TestVitalProductData(t *testing.T) {
 		name, page, want string
 		plain            bool
 	}{
-		{name: "supported pages", page: "00", want: "00 00 0007 00 80 83 86 b0 b1 b2"},
-		{name: "supported pages of a plain disk", page: "00", plain: true, want: "00 00 0006 00 80 83 86 b0 b1"},
+		{name: "supported pages", page: "00", want: "00 00 0008 00 80 83 86 8f b0 b1 b2"},
+		{name: "supported pages of a plain disk", page: "00", plain: true, want: "00 00 0007 00 80 83 86 8f b0 b1"},
 		{name: "serial number", page: "80", want: "00 80 0010 30313233343536373839616263646566"},
 		{name: "identification", page: "83", want: `00 83 00b8
 			01 03 00 08 3011223344556677

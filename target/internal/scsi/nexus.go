@@ -1,5 +1,7 @@
 package scsi
 
+import "sync/atomic"
+
 // InitiatorPort names the initiator's end of an I_T nexus: for iSCSI the initiator name and its ISID.
 type InitiatorPort struct {
 	Name string
@@ -11,12 +13,15 @@ type Nexus struct {
 	port      InitiatorPort
 	initiator *initiator
 	units     []nexusUnit // by unit.index
+
+	copies []*copyOperation // guarded by Device.mu; in order of their beginning
 }
 
 // nexusUnit is what a logical unit keeps for a nexus.
 type nexusUnit struct {
 	attentions
-	prevents bool // guarded by Device.mu; medium removal
+	barred   atomic.Uint32 // flags that a command needs because of a reservation; written under Device.mu
+	prevents bool          // guarded by Device.mu; medium removal
 }
 
 // Port tells whose nexus it is.
@@ -51,15 +56,19 @@ func (d *Device) Attach(p InitiatorPort) *Nexus {
 		d.known[p] = struct{}{}
 	}
 	n := &Nexus{port: p, initiator: in, units: make([]nexusUnit, len(d.units))}
-	for i := range n.units {
+	for i, u := range d.units {
 		n.units[i].raise(cause)
+		if u.grown && cause == attnPowerOn {
+			n.units[i].raise(attnCapacityChanged)
+		}
+		u.barNexusLocked(n)
 	}
 	d.nexuses[n] = struct{}{}
 	return n
 }
 
-// Detach ends a nexus. Its reservations end, and with the last nexus of an initiator name its exclusive
-// claims. Commands whose disk calls still run may end later; a second call does nothing.
+// Detach ends a nexus. What it has reserved by RESERVE(6) is free, and with the last nexus of an initiator name end its
+// exclusive claims; persistent reservations stay. Commands whose disk calls still run may end later; a second call does nothing.
 func (d *Device) Detach(n *Nexus) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -69,7 +78,9 @@ func (d *Device) Detach(n *Nexus) {
 	delete(d.nexuses, n)
 	n.initiator.nexuses--
 	for _, u := range d.units {
-		u.reserved.CompareAndSwap(n, nil)
+		if u.reserved.Load() == n {
+			d.reserveLocked(u, nil)
+		}
 		if len(d.nexuses) == 0 {
 			// Nobody is left who knows that the medium was ejected; whoever comes next expects a disk.
 			u.ejected.Store(false)

@@ -34,6 +34,8 @@ const (
 	opLogSense         = 0x4d
 	opModeSelect10     = 0x55
 	opModeSense10      = 0x5a
+	opPersistIn        = 0x5e
+	opPersistOut       = 0x5f
 	opRead16           = 0x88
 	opCompareAndWrite  = 0x89
 	opWrite16          = 0x8a
@@ -60,16 +62,29 @@ const (
 )
 
 // flags say under which conditions a command is carried out.
-type flags uint8
+//
+// The rights are the table of SPC-4 5.13.3 (and SBC-3 4.17, SPC-2 5.5.1): which reservations of somebody else let the
+// command through. A command without any conflicts with all of them, as what writes does. A registered nexus needs no
+// right where the reservation is of a registrants type.
+type flags uint16
 
 const (
 	duringAttention flags = 1 << iota // leaves unit attentions pending (SAM-5 5.14.1)
-	duringConflict                    // allowed while another initiator owns the unit (SPC-4 5.13.1)
 	usesMedium                        // claims a write-exclusive unit
 	writesMedium                      // refused by a write-protected unit
 	needsMedium                       // refused while the medium is ejected, as is usesMedium
-	duringSanitize                    // answered while a sanitize operation is in progress (SBC-4 4.11.2)
-	sanitizes                         // allowed after a sanitize operation that failed
+
+	duringClaim           // allowed while another initiator owns a write-exclusive unit
+	duringReserve         // allowed while another nexus holds the unit by RESERVE(6)
+	duringWriteExclusive  // allowed by the Write Exclusive types of persistent reservations
+	duringExclusiveAccess // allowed by the Exclusive Access types
+
+	duringSanitize // answered while a sanitize operation is in progress (SBC-4 4.11.2)
+	sanitizes      // allowed after a sanitize operation that failed
+
+	duringPersistent  = duringWriteExclusive | duringExclusiveAccess
+	duringReservation = duringReserve | duringPersistent
+	duringConflict    = duringClaim | duringReservation // looks at nothing that could be somebody's own
 )
 
 // layout says where a CDB has its address and transfer length.
@@ -98,6 +113,9 @@ type command struct {
 	layout layout
 	// seconds until an initiator should look what is wrong, for the command timeouts descriptor
 	timeout uint32
+
+	// harmless tells forms of the command that every reservation lets through; nil: flags say it all.
+	harmless func(cdb *[16]byte) bool
 
 	prepare func(*Task) error                      // nil: nothing to validate; fills in direction and length
 	in      func(*Task, int64, []byte) error       // nil: the parameter data that prepare made
@@ -146,35 +164,34 @@ func commonCommands(u *unit) []command {
 		selects |= bitSP
 	}
 	return []command{
-		{name: "TEST UNIT READY", opcode: opTestUnitReady, usage: make([]byte, 6), flags: needsMedium, timeout: quick},
+		{name: "TEST UNIT READY", opcode: opTestUnitReady, usage: make([]byte, 6), flags: needsMedium | duringPersistent, timeout: quick},
 		{name: "REQUEST SENSE", opcode: opRequestSense, usage: []byte{0, 0x01, 0, 0, 0xff, 0}, flags: duringAttention | duringConflict | duringSanitize, timeout: quick, prepare: prepareRequestSense},
 		{name: "INQUIRY", opcode: opInquiry, usage: []byte{0, 0x01, 0xff, 0xff, 0xff, 0}, flags: duringAttention | duringConflict | duringSanitize, timeout: quick, prepare: prepareInquiry},
 		{name: "REPORT LUNS", opcode: opReportLUNs, usage: []byte{0, 0, 0xff, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 0}, flags: duringAttention | duringConflict | duringSanitize, timeout: quick, prepare: prepareReportLUNs},
 		{name: "REPORT TARGET PORT GROUPS", opcode: opMaintenanceIn, hasAction: true, action: saReportPortGroups, usage: []byte{0, parameterFormatMask, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 0}, flags: duringConflict, timeout: quick, prepare: prepareReportPortGroups},
-		{name: "REPORT SUPPORTED OPERATION CODES", opcode: opMaintenanceIn, hasAction: true, action: saReportOpcodes, usage: []byte{0, 0, 0x87, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0}, flags: duringConflict, timeout: quick, prepare: prepareReportOpcodes},
-		{name: "REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS", opcode: opMaintenanceIn, hasAction: true, action: saReportManagement, usage: []byte{0, 0, 0x80, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 0}, flags: duringConflict, timeout: quick, prepare: prepareReportManagement},
+		{name: "REPORT SUPPORTED OPERATION CODES", opcode: opMaintenanceIn, hasAction: true, action: saReportOpcodes, usage: []byte{0, 0, 0x87, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0}, flags: duringClaim | duringReserve | duringWriteExclusive, timeout: quick, prepare: prepareReportOpcodes},
+		{name: "REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS", opcode: opMaintenanceIn, hasAction: true, action: saReportManagement, usage: []byte{0, 0, 0x80, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 0}, flags: duringClaim | duringReserve | duringWriteExclusive, timeout: quick, prepare: prepareReportManagement},
 
-		{name: "MODE SENSE(6)", opcode: opModeSense6, usage: []byte{0, 0x08, 0xff, 0xff, 0xff, 0}, timeout: quick, prepare: prepareModeSense6},
-		{name: "MODE SENSE(10)", opcode: opModeSense10, usage: []byte{0, 0x18, 0xff, 0xff, 0, 0, 0, 0xff, 0xff, 0}, timeout: quick, prepare: prepareModeSense10},
+		{name: "MODE SENSE(6)", opcode: opModeSense6, usage: []byte{0, 0x08, 0xff, 0xff, 0xff, 0}, flags: duringWriteExclusive, timeout: quick, prepare: prepareModeSense6},
+		{name: "MODE SENSE(10)", opcode: opModeSense10, usage: []byte{0, 0x18, 0xff, 0xff, 0, 0, 0, 0xff, 0xff, 0}, flags: duringWriteExclusive, timeout: quick, prepare: prepareModeSense10},
 		{name: "MODE SELECT(6)", opcode: opModeSelect6, usage: []byte{0, selects, 0, 0, 0xff, 0}, timeout: drain, prepare: prepareModeSelect6, out: outModeSelect, finish: finishModeSelect},
 		{name: "MODE SELECT(10)", opcode: opModeSelect10, usage: []byte{0, selects, 0, 0, 0, 0, 0, 0xff, 0xff, 0}, timeout: drain, prepare: prepareModeSelect10, out: outModeSelect, finish: finishModeSelect},
+		{name: "LOG SENSE", opcode: opLogSense, usage: []byte{0, 0, 0xff, 0xff, 0, 0xff, 0xff, 0xff, 0xff, 0}, flags: duringWriteExclusive, timeout: quick, prepare: prepareLogSense, in: inLogSense},
 
-		{name: "LOG SENSE", opcode: opLogSense, usage: []byte{0, 0, 0xff, 0xff, 0, 0xff, 0xff, 0xff, 0xff, 0}, timeout: quick, prepare: prepareLogSense, in: inLogSense},
-
-		{name: "RESERVE(6)", opcode: opReserve6, usage: make([]byte, 6), timeout: quick, finish: finishReserve},
+		{name: "RESERVE(6)", opcode: opReserve6, usage: make([]byte, 6), flags: duringPersistent, timeout: quick, finish: finishReserve},
 		{name: "RELEASE(6)", opcode: opRelease6, usage: make([]byte, 6), flags: duringConflict, timeout: quick, finish: finishRelease},
 
 		{name: "READ CAPACITY(10)", opcode: opReadCapacity10, usage: make([]byte, 10), flags: duringConflict | needsMedium, timeout: quick, prepare: prepareReadCapacity10},
 		{name: "READ CAPACITY(16)", opcode: opServiceActionIn, hasAction: true, action: saReadCapacity16, usage: []byte{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 0}, flags: duringConflict | needsMedium, timeout: quick, prepare: prepareReadCapacity16},
-		{name: "START STOP UNIT", opcode: opStartStop, usage: []byte{0, 0x01, 0, 0, powerConditionMask | bitNoFlush | bitLOEJ | bitStart, 0}, timeout: drain, prepare: prepareStartStop, finish: finishStartStop},
-		{name: "READ DEFECT DATA(10)", opcode: opDefectData10, usage: []byte{0, 0, defectListBits, 0, 0, 0, 0, 0xff, 0xff, 0}, flags: needsMedium, timeout: quick, prepare: prepareDefectData10},
-		{name: "READ DEFECT DATA(12)", opcode: opDefectData12, usage: []byte{0, defectListBits, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0}, flags: needsMedium, timeout: quick, prepare: prepareDefectData12},
+		{name: "START STOP UNIT", opcode: opStartStop, usage: []byte{0, 0x01, 0, 0, powerConditionMask | bitNoFlush | bitLOEJ | bitStart, 0}, harmless: onlyStarts, timeout: drain, prepare: prepareStartStop, finish: finishStartStop},
+		{name: "READ DEFECT DATA(10)", opcode: opDefectData10, usage: []byte{0, 0, defectListBits, 0, 0, 0, 0, 0xff, 0xff, 0}, flags: needsMedium | duringWriteExclusive, timeout: quick, prepare: prepareDefectData10},
+		{name: "READ DEFECT DATA(12)", opcode: opDefectData12, usage: []byte{0, defectListBits, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0}, flags: needsMedium | duringWriteExclusive, timeout: quick, prepare: prepareDefectData12},
 	}
 }
 
 // mediumCommands read and write logical blocks.
 func mediumCommands(u *unit) []command {
-	const reads, writes = usesMedium, usesMedium | writesMedium
+	const reads, writes = usesMedium | duringWriteExclusive, usesMedium | writesMedium
 	sameBits := byte(0)
 	if u.discards != nil {
 		sameBits = bitUnmap
@@ -197,8 +214,8 @@ func mediumCommands(u *unit) []command {
 		{name: "VERIFY(16)", opcode: opVerify16, layout: cdb16, usage: addressed(cdb16, bitDPO|bitBytchk), op: OpRead, flags: reads, prepare: prepareVerify, out: outVerify, finish: finishVerify},
 		{name: "PRE-FETCH(10)", opcode: opPrefetch10, layout: cdb10, usage: grouped(addressed(cdb10, bitImmed)), op: OpRead, flags: reads, prepare: preparePrefetch, finish: finishPrefetch},
 		{name: "PRE-FETCH(16)", opcode: opPrefetch16, layout: cdb16, usage: grouped(addressed(cdb16, bitImmed)), op: OpRead, flags: reads, prepare: preparePrefetch, finish: finishPrefetch},
-		{name: "SYNCHRONIZE CACHE(10)", opcode: opSyncCache10, layout: cdb10, usage: addressed(cdb10, bitImmed|bitSyncNV), op: OpFlush, flags: reads, timeout: drain, prepare: prepareSync, finish: finishSync},
-		{name: "SYNCHRONIZE CACHE(16)", opcode: opSyncCache16, layout: cdb16, usage: addressed(cdb16, bitImmed|bitSyncNV), op: OpFlush, flags: reads, timeout: drain, prepare: prepareSync, finish: finishSync},
+		{name: "SYNCHRONIZE CACHE(10)", opcode: opSyncCache10, layout: cdb10, usage: addressed(cdb10, bitImmed|bitSyncNV), op: OpFlush, flags: usesMedium, timeout: drain, prepare: prepareSync, finish: finishSync},
+		{name: "SYNCHRONIZE CACHE(16)", opcode: opSyncCache16, layout: cdb16, usage: addressed(cdb16, bitImmed|bitSyncNV), op: OpFlush, flags: usesMedium, timeout: drain, prepare: prepareSync, finish: finishSync},
 		{name: "WRITE SAME(10)", opcode: opWriteSame10, layout: cdb10, usage: addressed(cdb10, sameBits), op: OpWrite, flags: writes, timeout: drain, prepare: prepareWriteSame, out: outWriteSame, finish: finishWriteSame},
 		{name: "WRITE SAME(16)", opcode: opWriteSame16, layout: cdb16, usage: addressed(cdb16, sameBits|bitNDOB), op: OpWrite, flags: writes, timeout: drain, prepare: prepareWriteSame, out: outWriteSame, finish: finishWriteSame},
 		{name: "SANITIZE, OVERWRITE", opcode: opSanitize, hasAction: true, action: saOverwrite, usage: sanitizeUsage(), flags: writes | sanitizes, timeout: erases, prepare: prepareOverwrite, out: outOverwrite},
@@ -221,7 +238,7 @@ func grouped(usage []byte) []byte {
 // removableCommands need a medium that can be ejected.
 func removableCommands() []command {
 	return []command{
-		{name: "PREVENT ALLOW MEDIUM REMOVAL", opcode: opPreventAllow, usage: []byte{0, 0, 0, 0, bitPrevent, 0}, timeout: quick, finish: finishPreventAllow},
+		{name: "PREVENT ALLOW MEDIUM REMOVAL", opcode: opPreventAllow, usage: []byte{0, 0, 0, 0, bitPrevent, 0}, harmless: allowsRemoval, timeout: quick, finish: finishPreventAllow},
 	}
 }
 
@@ -243,7 +260,7 @@ func discardCommands() []command {
 // extentCommands need a disk that knows what is allocated.
 func extentCommands() []command {
 	return []command{
-		{name: "GET LBA STATUS", opcode: opServiceActionIn, hasAction: true, action: saGetLBAStatus, usage: []byte{0, 0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0}, flags: usesMedium, timeout: moves, prepare: prepareLBAStatus, in: inLBAStatus},
+		{name: "GET LBA STATUS", opcode: opServiceActionIn, hasAction: true, action: saGetLBAStatus, usage: []byte{0, 0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0}, flags: usesMedium | duringWriteExclusive, timeout: moves, prepare: prepareLBAStatus, in: inLBAStatus},
 	}
 }
 
@@ -256,7 +273,7 @@ type opcodeTable struct {
 
 // newOpcodeTable chooses the commands by what the unit's disk can do.
 func newOpcodeTable(u *unit) *opcodeTable {
-	commands := append(commonCommands(u), mediumCommands(u)...)
+	commands := slices.Concat(commonCommands(u), persistentCommands(), mediumCommands(u))
 	if u.discards != nil {
 		commands = append(commands, discardCommands()...)
 	}
@@ -269,6 +286,7 @@ func newOpcodeTable(u *unit) *opcodeTable {
 	if u.extents != nil {
 		commands = append(commands, extentCommands()...)
 	}
+	commands = append(commands, copyCommands()...)
 	return indexCommands(commands)
 }
 

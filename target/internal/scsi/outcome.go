@@ -33,7 +33,11 @@ func (d *Device) Outcome(t *Task, err error, buf []byte) (Status, []byte) {
 // diagnose finds the sense data of a disk's error.
 func (d *Device) diagnose(t *Task, err error) *senseError {
 	var medium *disk.MediumError
+	var store *storeError
 	switch {
+	case errors.As(err, &store):
+		d.logFault(t, faultReservations, "reservations could not be saved", err)
+		return &senseError{key: HardwareError, code: ascInternalFailure}
 	case errors.Is(err, disk.ErrNoSpace):
 		d.logFault(t, faultNoSpace, "disk is full: writes fail until space is freed", err)
 		return &senseError{key: DataProtect, code: ascSpaceAllocationFailed}
@@ -64,6 +68,7 @@ const (
 	faultRead
 	faultWrite
 	faultSanitize
+	faultReservations
 	faultOther
 	faultCount
 )

@@ -54,6 +54,13 @@ type hold struct {
 	spans []span
 }
 
+// set makes h a hold of a single range.
+func (h *hold) set(kind holdKind, by *initiator, off, length int64) {
+	h.kind, h.by = kind, by
+	h.one[0] = span{off, length}
+	h.spans = h.one[:]
+}
+
 func (h *hold) overlaps(o *hold) bool {
 	for _, a := range h.spans {
 		for _, b := range o.spans {
@@ -84,10 +91,21 @@ func (r *rangeTable) lock(h *hold) {
 
 // lockOne is lock for a single range.
 func (r *rangeTable) lockOne(h *hold, kind holdKind, by *initiator, off, length int64) {
-	h.kind, h.by = kind, by
-	h.one[0] = span{off, length}
-	h.spans = h.one[:]
+	h.set(kind, by, off, length)
 	r.lock(h)
+}
+
+// lockPair is lock for a read and a write of one command on the same unit. Both take their place before any wait: an
+// exclusive command that overlapped both could otherwise come between them, and each would wait for the other.
+func (r *rangeTable) lockPair(read, write *hold) {
+	r.mu.Lock()
+	r.held = append(r.held, read, write)
+	for r.blockedLocked(read) || r.blockedLocked(write) {
+		r.waiting++
+		r.changed.Wait()
+		r.waiting--
+	}
+	r.mu.Unlock()
 }
 
 // blockedLocked reports whether an earlier hold stands in the way of h.

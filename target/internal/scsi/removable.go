@@ -8,6 +8,9 @@ const (
 	bitStart           = 0x01
 )
 
+// onlyStarts reports whether a START STOP UNIT at most makes the unit ready (SBC-3 4.17).
+func onlyStarts(cdb *[16]byte) bool { return cdb[4]&(powerConditionMask|bitStart) == bitStart }
+
 // prepareStartStop is START STOP UNIT. Only a removable unit has something to load or eject.
 func prepareStartStop(t *Task) error {
 	if request := t.CDB[4]; request&powerConditionMask == 0 && request&bitLOEJ != 0 && !t.unit.removable {
@@ -47,6 +50,9 @@ func finishStartStop(t *Task) (Status, error) {
 }
 
 const bitPrevent = 0x01
+
+// allowsRemoval reports whether a PREVENT ALLOW MEDIUM REMOVAL prevents nothing (SPC-4 5.13.3).
+func allowsRemoval(cdb *[16]byte) bool { return cdb[4]&bitPrevent == 0 }
 
 // finishPreventAllow is PREVENT ALLOW MEDIUM REMOVAL (SPC-4 6.17): while any nexus prevents it, nobody can eject.
 func finishPreventAllow(t *Task) (Status, error) {

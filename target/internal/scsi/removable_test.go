@@ -24,7 +24,9 @@ func TestEjectAndLoad(t *testing.T) {
 		request[0], request[1] = c.opcode, c.action
 		switch c.opcode {
 		case opInquiry, opRequestSense, opReportLUNs, opMaintenanceIn, opModeSense6, opModeSense10, opModeSelect6, opModeSelect10,
-			opReserve6, opRelease6, opStartStop, opPreventAllow, opLogSense:
+			opReserve6, opRelease6, opPersistIn, opPersistOut, opStartStop, opPreventAllow, opLogSense:
+			require.NotEqual(t, "2/3a/00", b.run(request, nil).outcome(), c.name)
+		case opExtendedCopy, opReceiveCopy: // ask the units that they name, if any
 			require.NotEqual(t, "2/3a/00", b.run(request, nil).outcome(), c.name)
 		default:
 			require.Equal(t, "2/3a/00", b.run(request, nil).outcome(), c.name)

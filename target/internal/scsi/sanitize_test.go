@@ -268,7 +268,7 @@ func TestSanitizePanic(t *testing.T) {
 }
 
 func TestCloseInterruptsSanitize(t *testing.T) {
-	store := &memStore{}
+	store := &keptStore{}
 	b, entered, release := stalled(t, func(l *LUN) { l.Store = store })
 	request, list := overwrite(bitImmedSanitize|bitAUSE, 31, []byte{1})
 	b.good(request, list)

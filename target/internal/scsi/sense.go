@@ -96,6 +96,13 @@ const (
 	ascLUNsChanged           additional = 0x3f0e
 	ascInternalFailure       additional = 0x4400
 	ascRemovalPrevented      additional = 0x5302
+
+	// Of persistent reservations.
+	ascInvalidRelease         additional = 0x2604
+	ascReservationsPreempted  additional = 0x2a03
+	ascReservationsReleased   additional = 0x2a04
+	ascRegistrationsPreempted additional = 0x2a05
+	ascRegistrationResources  additional = 0x5504
 )
 
 // senseError is a CHECK CONDITION: the sense data that the initiator is sent.
@@ -105,6 +112,7 @@ type senseError struct {
 	hasInfo bool
 	info    uint64  // INFORMATION field: an LBA, or for MISCOMPARE a byte offset
 	sks     [3]byte // SENSE KEY SPECIFIC; its first bit says that it is valid
+	failure *copyFailure
 }
 
 func (e *senseError) Error() string {
@@ -130,6 +138,9 @@ var (
 	errSavingPages       = &senseError{key: IllegalRequest, code: ascSavingNotSupported}
 	// The initiator's expected data transfer length is too short for a command that needs all its data.
 	errShortTransfer = &senseError{key: IllegalRequest, code: ascInvalidFieldInIU}
+
+	errInvalidRelease        = &senseError{key: IllegalRequest, code: ascInvalidRelease}
+	errRegistrationResources = &senseError{key: IllegalRequest, code: ascRegistrationResources}
 )
 
 // CheckCondition is an error that Outcome turns into CHECK CONDITION with this sense data; for conditions
@@ -178,7 +189,7 @@ func miscompare(offset int64) error {
 	return &senseError{key: Miscompare, code: ascMiscompare, hasInfo: true, info: uint64(offset)}
 }
 
-// fixedSenseLen is the length of all fixed format sense data that we send. Bytes.
+// fixedSenseLen is the length of fixed format sense data, but for what a failed copy adds. Bytes.
 const fixedSenseLen = 18
 
 // appendTo appends the sense data, in descriptor format if so asked (SPC-4 4.5.2) and in fixed format
@@ -198,6 +209,9 @@ func (e *senseError) appendTo(buf []byte, descriptor bool) []byte {
 		s[0] |= 0x80
 		binary.BigEndian.PutUint32(s[3:], uint32(e.info))
 	}
+	if e.failure != nil {
+		return append(buf, e.failure.appendFixed(s[:])...)
+	}
 	return append(buf, s[:]...)
 }
 
@@ -208,8 +222,14 @@ func (e *senseError) appendDescriptors(buf []byte) []byte {
 		buf = append(buf, 0x00, 0x0a, 0x80, 0x00) // information descriptor, VALID
 		buf = binary.BigEndian.AppendUint64(buf, e.info)
 	}
+	if e.failure != nil {
+		buf = e.failure.appendSegment(buf)
+	}
 	if e.sks[0]&sksValid != 0 {
 		buf = append(buf, 0x02, 0x06, 0, 0, e.sks[0], e.sks[1], e.sks[2], 0)
+	}
+	if e.failure != nil {
+		buf = e.failure.appendForwarded(buf)
 	}
 	buf[start+7] = byte(len(buf) - start - 8)
 	return buf

@@ -9,26 +9,26 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// memStore is a Store in memory that fails on demand.
-type memStore struct {
+// keptStore is a Store in memory that fails on demand.
+type keptStore struct {
 	mu   sync.Mutex
 	kept map[string][]byte // guarded by mu
 	fail error             // guarded by mu
 }
 
-func (s *memStore) failWith(err error) {
+func (s *keptStore) failWith(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.fail = err
 }
 
-func (s *memStore) Load(name string) ([]byte, error) {
+func (s *keptStore) Load(name string) ([]byte, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.kept[name], s.fail
 }
 
-func (s *memStore) Save(name string, data []byte) error {
+func (s *keptStore) Save(name string, data []byte) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.kept == nil {
@@ -48,7 +48,7 @@ const (
 )
 
 func TestSavedModePages(t *testing.T) {
-	store := &memStore{}
+	store := &keptStore{}
 	kept := func(l *LUN) { l.Store = store }
 	b := newBench(t, kept)
 	requireHex(t, "17 00 10 00"+saveable, b.good(cdb("1a 08 08 00 ff 00"), nil))
@@ -87,7 +87,7 @@ func TestModePagesThatCannotBeSaved(t *testing.T) {
 	require.Equal(t, "5/24/00", b.run(cdb("15 11 00 00 00 00"), nil).outcome())
 	require.Equal(t, "5/24/00", b.run(cdb("55 11 00 00 00 00 00 00 00 00"), nil).outcome())
 
-	store := &memStore{}
+	store := &keptStore{}
 	b = newBench(t, func(l *LUN) { l.Store = store })
 	store.failWith(errors.New("disk full"))
 	list := unhex("00 00 00 00" + cacheOff)
@@ -100,7 +100,7 @@ func TestModePagesThatCannotBeSaved(t *testing.T) {
 }
 
 func TestStoreThatCannotBeRead(t *testing.T) {
-	for name, store := range map[string]*memStore{
+	for name, store := range map[string]*keptStore{
 		"load mode-pages":           {fail: errors.New("no such device")},
 		"what is kept as mode-page": {kept: map[string][]byte{storedMode: []byte("{")}},
 		"what is kept as sanitize":  {kept: map[string][]byte{storedSanitize: []byte("7")}},

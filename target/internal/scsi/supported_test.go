@@ -126,6 +126,8 @@ func FuzzCommand(f *testing.F) {
 		f.Add(request, make([]byte, 2*BlockSize), uint8(3), false)
 	}
 	f.Add([]byte{opUnmap, 0, 0, 0, 0, 0, 0, 0, 24, 0}, unmapList(0, 8), uint8(1), false)
+	list := copyParameters(1, 0, []string{ownNAA}, block(0, 0, 8, 0, 100), block(0xffff, 0, 600, 0, 1000))
+	f.Add(extendedCopy(list), list, uint8(1), false)
 	f.Add([]byte{opModeSelect6, bitPF, 0, 0, 4, 0}, make([]byte, 4), uint8(1), true)
 	f.Fuzz(func(t *testing.T, request, data []byte, chunk uint8, plain bool) {
 		// A small disk, as SANITIZE writes all of it.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math/bits"
 	"sync"
+	"sync/atomic"
 )
 
 // Task is one SCSI command on its way through the device server. The transport owns it and uses it again
@@ -33,6 +34,8 @@ type Task struct {
 	moved int64 // bytes that In or Out has handled
 	data  []byte
 	hold  hold
+
+	aborted atomic.Bool
 }
 
 var errPastEnd = errors.New("transport moved data that the command does not have")
@@ -57,7 +60,7 @@ func (d *Device) Prepare(t *Task) error {
 		return cdbErr
 	}
 	t.cmd = cmd
-	if cmd.flags&duringConflict == 0 && d.conflicts(u, t.Nexus) {
+	if d.conflicts(u, t.Nexus, cmd.flags) && d.conflicts(u, t.Nexus, cmd.rights(&t.CDB)) {
 		return errConflict
 	}
 	if cmd.flags&duringSanitize == 0 {
@@ -192,6 +195,21 @@ func (t *Task) Reset() {
 		data = nil
 	}
 	*t = Task{data: data}
+}
+
+// Abort tells a command that executes that nobody wants its result any more: a long one stops at the next step. Any
+// goroutine may call it, until Reset.
+func (t *Task) Abort() { t.aborted.Store(true) }
+
+// errAborted ends a command that was aborted; nobody is told.
+var errAborted = &senseError{key: AbortedCommand, code: ascNone}
+
+// wanted is errAborted once the command is aborted. What takes many disk calls asks before each.
+func (t *Task) wanted() error {
+	if t.aborted.Load() {
+		return errAborted
+	}
+	return nil
 }
 
 // LUNNumber is the number of the logical unit that the command was sent to; false if no disk is there.

@@ -47,6 +47,9 @@ func outUnmap(t *Task, _ int64, p []byte) error {
 	u.ranges.lock(&t.hold)
 	defer u.ranges.unlock(&t.hold)
 	for _, s := range spans {
+		if err := t.wanted(); err != nil {
+			return err
+		}
 		if err := u.discards.Discard(s.off, s.length); err != nil {
 			return err
 		}

@@ -86,7 +86,7 @@ func TestWriteAtomicLeavesNothingBehindWhenTheDiskFails(t *testing.T) {
 
 // TestWriteAtomicThatWasCutOff lets the target be killed in the middle of a write: the next start puts back what was there.
 func TestWriteAtomicThatWasCutOff(t *testing.T) {
-	store := &memStore{}
+	store := &keptStore{}
 	torn := &tornDisk{memDisk: newMemDisk(testBlocks * BlockSize), fail: errors.New("killed")}
 	kept := func(l *LUN) { l.Disk, l.Store = torn, store }
 	b := newBench(t, kept)
@@ -116,13 +116,13 @@ func TestAtomicRecordThatMakesNoSense(t *testing.T) {
 		"it has 500 bytes": make([]byte, 500),
 		"of another disk":  append([]byte{0, 0, 0, 0, 0x7f, 0, 0, 0}, make([]byte, BlockSize)...),
 	} {
-		store := &memStore{kept: map[string][]byte{storedAtomic: record}}
+		store := &keptStore{kept: map[string][]byte{storedAtomic: record}}
 		_, err := NewDevice(Options{}, []LUN{{Number: 3, Disk: newMemDisk(1 << 20), Identity: testIdentity(), Store: store}})
 		require.ErrorContains(t, err, name)
 	}
 	broken := newMemDisk(1 << 20)
 	broken.failWith("write", errors.New("broken"))
-	store := &memStore{kept: map[string][]byte{storedAtomic: make([]byte, atomicRecord+BlockSize)}}
+	store := &keptStore{kept: map[string][]byte{storedAtomic: make([]byte, atomicRecord+BlockSize)}}
 	_, err := NewDevice(Options{}, []LUN{{Number: 3, Disk: broken, Identity: testIdentity(), Store: store}})
 	require.ErrorContains(t, err, "put back")
 	require.NotEmpty(t, store.kept[storedAtomic], "it is tried again at the next start")

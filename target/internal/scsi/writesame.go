@@ -56,6 +56,9 @@ func (t *Task) writeSame(block *[BlockSize]byte) error {
 		copy(pattern[n:], pattern[:n])
 	}
 	for at := int64(0); at < t.length(); at += scratchSize {
+		if err := t.wanted(); err != nil {
+			return err
+		}
 		if _, err := u.disk.WriteAt(pattern[:min(scratchSize, t.length()-at)], t.off()+at); err != nil {
 			return err
 		}

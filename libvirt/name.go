@@ -1,4 +1,4 @@
-package main
+package libvirt
 
 import (
 	"errors"
@@ -19,13 +19,15 @@ var (
 	naaPattern = regexp.MustCompile(`^naa\.([0-9A-Fa-f]{16}|[0-9A-Fa-f]{32})$`)
 )
 
-// checkTargetName refuses what initiators could not log in to: names are compared byte for byte once they
-// are normalised (RFC 7143 4.2.7.2), and a name that we changed in silence is not the one that a person
-// then types into an initiator.
-func checkTargetName(name string) error {
+// CheckName tells whether a text is an iSCSI name, of a target or an initiator, as a login can use it. Names are compared byte for
+// byte once they are normalised (RFC 7143 4.2.7.2), so a name that is not is refused: changed in silence, it would not be the
+// one that a person then types elsewhere.
+func CheckName(name string) error {
 	switch {
+	case name == "":
+		return errors.New("the name is empty: want one as iqn.2017-01.io.kubevirt:wrapper")
 	case len(name) > maxNameLength:
-		return fmt.Errorf("the target name is %d bytes long: an iSCSI name has at most %d", len(name), maxNameLength)
+		return fmt.Errorf("the name is %d bytes long: an iSCSI name has at most %d", len(name), maxNameLength)
 	case strings.HasPrefix(name, "iqn."):
 		return checkIQN(name)
 	case strings.HasPrefix(name, "eui."):
@@ -53,9 +55,7 @@ func checkIQN(name string) error {
 		}
 	}
 	if !iqnPattern.MatchString(name) {
-		return errors.New(quoteBad(name) + ": want iqn.YEAR-MONTH.REVERSED-DOMAIN[:NAME], as in iqn.2017-01.io.kubevirt:wrapper")
+		return fmt.Errorf("%q is no iSCSI qualified name: want iqn.YEAR-MONTH.REVERSED-DOMAIN[:NAME], as in iqn.2017-01.io.kubevirt:wrapper", name)
 	}
 	return nil
 }
-
-func quoteBad(name string) string { return fmt.Sprintf("%q is no iSCSI qualified name", name) }

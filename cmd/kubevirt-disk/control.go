@@ -1,0 +1,226 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/libvirt"
+	"kubevirt.io/disk/target"
+)
+
+// handoverRequest is what the command handover asks of the daemon.
+type handoverRequest struct {
+	Action  string  `json:"action"` // "open", "finish" or "cancel"
+	LUN     uint16  `json:"lun"`
+	To      string  `json:"to,omitempty"`      // initiator name
+	Seconds float64 `json:"seconds,omitempty"` // that it stays open; 0: until finish or cancel
+}
+
+// handoverAnswer is how that went.
+type handoverAnswer struct {
+	Done  string `json:"done,omitempty"`
+	Error string `json:"error,omitempty"`
+}
+
+// control carries out what is asked through the control socket: by the daemon's own user or root, whom the kernel names.
+type control struct {
+	srv *target.Server
+	log *zap.Logger
+
+	mu     sync.Mutex
+	timers map[uint16]*time.Timer // guarded by mu; of LUNs that are open for a time
+}
+
+// serveControl listens on the control socket.
+func (d *daemon) serveControl(srv *target.Server) (closeControl func()) {
+	path := d.cfg.controlSocket
+	if path == "" {
+		return func() {}
+	}
+	l, err := listenUnix(path)
+	if err != nil {
+		// The disks can be served all the same.
+		d.log.Warn("there is no control socket, so LUNs cannot be handed over", zap.String("socket", path), zap.Error(err),
+			zap.String("try", "another --"+keyControlSocket+", or \"\" to do without"))
+		return func() {}
+	}
+	c := &control{srv: srv, log: d.log.Named("control"), timers: map[uint16]*time.Timer{}}
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST /handover", c.handle)
+	server := &http.Server{Handler: mux, ConnContext: withPeer, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 5 * time.Second, MaxHeaderBytes: 4 << 10}
+	go func() {
+		// It returns when it is closed; a daemon that cannot be controlled any more goes on serving.
+		_ = server.Serve(l)
+	}()
+	return func() {
+		_ = server.Close()
+		c.stopTimers()
+	}
+}
+
+// listenUnix makes a socket that only the own user can connect to. One that a killed daemon left is replaced.
+func listenUnix(path string) (net.Listener, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return nil, err
+	}
+	dir, short, err := shortPath(path)
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	if c, err := net.Dial("unix", short); err == nil {
+		_ = c.Close()
+		return nil, fmt.Errorf("another daemon uses it: %w", unix.EADDRINUSE)
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	l, err := net.Listen("unix", short)
+	if err != nil {
+		return nil, err
+	}
+	// Whoever connects before this is asked for his credentials all the same.
+	if err := os.Chmod(path, 0o600); err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	return &unixListener{Listener: l, path: path}, nil
+}
+
+// unixListener removes the socket by its own name when it is closed.
+type unixListener struct {
+	net.Listener
+	path string
+}
+
+func (l *unixListener) Close() error {
+	err := l.Listener.Close()
+	_ = os.Remove(l.path)
+	return err
+}
+
+// shortPath names a socket by its open directory, as the address of a socket holds 107 bytes only.
+func shortPath(path string) (dir *os.File, short string, err error) {
+	dir, err = os.Open(filepath.Dir(path))
+	if err != nil {
+		return nil, "", err
+	}
+	return dir, fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), filepath.Base(path)), nil
+}
+
+type peerKey struct{}
+
+// withPeer notes who is at the other end of a connection.
+func withPeer(ctx context.Context, c net.Conn) context.Context {
+	socket, ok := c.(*net.UnixConn)
+	if !ok {
+		return ctx
+	}
+	raw, err := socket.SyscallConn()
+	if err != nil {
+		return ctx
+	}
+	_ = raw.Control(func(fd uintptr) {
+		if cred, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
+			ctx = context.WithValue(ctx, peerKey{}, cred)
+		}
+	})
+	return ctx
+}
+
+func (c *control) handle(w http.ResponseWriter, r *http.Request) {
+	peer, ok := r.Context().Value(peerKey{}).(*unix.Ucred)
+	if !ok || peer.Uid != 0 && int(peer.Uid) != os.Geteuid() {
+		answer(w, http.StatusForbidden, handoverAnswer{Error: "only the user of the daemon and root may do that"})
+		return
+	}
+	var req handoverRequest
+	decoder := json.NewDecoder(http.MaxBytesReader(w, r.Body, 4<<10))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(&req); err != nil {
+		answer(w, http.StatusBadRequest, handoverAnswer{Error: "the request is not understood: " + err.Error()})
+		return
+	}
+	done, err := c.do(req)
+	if err != nil {
+		answer(w, http.StatusConflict, handoverAnswer{Error: err.Error()})
+		return
+	}
+	c.log.Info("handover", zap.String("action", req.Action), zap.Uint16("lun", req.LUN), zap.String("to", req.To), zap.Uint32("by_user", peer.Uid))
+	answer(w, http.StatusOK, handoverAnswer{Done: done})
+}
+
+func answer(w http.ResponseWriter, status int, a handoverAnswer) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(a) // nobody listens any more
+}
+
+func (c *control) do(req handoverRequest) (done string, err error) {
+	switch req.Action {
+	case "open":
+		if err := libvirt.CheckName(req.To); err != nil {
+			return "", fmt.Errorf("%q is no initiator name: %w", req.To, err)
+		}
+		if err := c.srv.Admit(req.LUN, req.To); err != nil {
+			return "", err
+		}
+		until := "until it is finished or cancelled"
+		c.arm(req.LUN, time.Duration(req.Seconds*float64(time.Second)))
+		if req.Seconds > 0 {
+			until = fmt.Sprintf("for %v", time.Duration(req.Seconds*float64(time.Second)))
+		}
+		return fmt.Sprintf("LUN %d is open to %s too, %s", req.LUN, req.To, until), nil
+	case "finish":
+		c.arm(req.LUN, 0)
+		return fmt.Sprintf("LUN %d has a new owner, and the former one is fenced", req.LUN), c.srv.HandOver(req.LUN)
+	case "cancel":
+		c.arm(req.LUN, 0)
+		return fmt.Sprintf("LUN %d stays with its owner", req.LUN), c.srv.Withdraw(req.LUN)
+	}
+	return "", fmt.Errorf("%q is no action: use open, finish or cancel", req.Action)
+}
+
+// arm ends the time that a LUN is open when it is over; 0: not by itself.
+func (c *control) arm(lun uint16, after time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if t := c.timers[lun]; t != nil {
+		t.Stop()
+		delete(c.timers, lun)
+	}
+	if after > 0 {
+		c.timers[lun] = time.AfterFunc(after, func() { c.expire(lun) })
+	}
+}
+
+// expire fences the former owner, unless the new one has never come: then the guest is still where it was.
+func (c *control) expire(lun uint16) {
+	err := c.srv.HandOver(lun)
+	if err == nil {
+		c.log.Info("the time of the handover is over: the former owner is fenced", zap.Uint16("lun", lun))
+		return
+	}
+	if withdrawn := c.srv.Withdraw(lun); withdrawn == nil {
+		c.log.Warn("the time of the handover is over, and the LUN stays with its owner", zap.Uint16("lun", lun), zap.Error(err))
+	}
+}
+
+func (c *control) stopTimers() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, t := range c.timers {
+		t.Stop()
+	}
+}

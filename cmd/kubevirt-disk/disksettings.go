@@ -1,0 +1,196 @@
+package main
+
+import (
+	"encoding/hex"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/target"
+)
+
+// keyDisks is the key of the YAML file under which single disks are set up, by the names of their images.
+const keyDisks = "disks"
+
+// diskSettings is how one disk is served.
+type diskSettings struct {
+	lun        uint16 // 0: its place among the images
+	copyMode   disk.CopyMode
+	accessMode target.AccessMode
+	size       int64 // bytes; 0: the image's
+	identity   disk.Identity
+	readOnly   bool
+	removable  bool
+
+	copyModeSource string // what set the copy mode, for messages
+}
+
+// diskOverrides is what the file says about one disk. What is nil is as for all disks.
+type diskOverrides struct {
+	source string // the place to change, for messages
+	set    map[string]string
+}
+
+// diskKeys are the keys of one disk, each with what it does to the settings.
+var diskKeys = map[string]func(s *diskSettings, value string) error{
+	"lun": func(s *diskSettings, value string) error {
+		n, err := strconv.ParseUint(value, 10, 16)
+		if err != nil || n < 1 || n > 16383 {
+			return fmt.Errorf("%q is no LUN: use 1 to 16383", value)
+		}
+		s.lun = uint16(n)
+		return nil
+	},
+	keyCopyMode: func(s *diskSettings, value string) (err error) {
+		s.copyMode, err = disk.ParseCopyMode(value)
+		return err
+	},
+	keyAccessMode: func(s *diskSettings, value string) (err error) {
+		s.accessMode, err = target.ParseAccessMode(value)
+		return err
+	},
+	keySize: func(s *diskSettings, value string) (err error) {
+		s.size, err = parseSize(value)
+		return err
+	},
+	"serial": func(s *diskSettings, value string) error {
+		for i := range len(value) {
+			if value[i] <= ' ' || value[i] > '~' {
+				return fmt.Errorf("%q is no serial: use printable ASCII characters without spaces", value)
+			}
+		}
+		if value == "" || len(value) > 36 {
+			return fmt.Errorf("%q is no serial: use 1 to 36 characters", value)
+		}
+		s.identity.Serial = value
+		return nil
+	},
+	"naa": func(s *diskSettings, value string) error {
+		naa, err := hex.DecodeString(strings.TrimPrefix(strings.ToLower(value), "0x"))
+		if err != nil || len(naa) != 8 || naa[0]>>4 != 3 {
+			return fmt.Errorf("%q is no NAA identifier: use 16 hexadecimal digits, of which the first is 3", value)
+		}
+		s.identity.NAA = [8]byte(naa)
+		return nil
+	},
+	"read-only": func(s *diskSettings, value string) (err error) { s.readOnly, err = parseTruth(value); return err },
+	"removable": func(s *diskSettings, value string) (err error) { s.removable, err = parseTruth(value); return err },
+}
+
+func parseTruth(value string) (bool, error) {
+	v, err := strconv.ParseBool(value)
+	if err != nil {
+		return false, fmt.Errorf("%q is neither true nor false", value)
+	}
+	return v, nil
+}
+
+// sizeUnits are those of Kubernetes quantities.
+var sizeUnits = []struct {
+	suffix string
+	bytes  int64
+}{{"Ki", 1 << 10}, {"Mi", 1 << 20}, {"Gi", 1 << 30}, {"Ti", 1 << 40}, {"K", 1e3}, {"k", 1e3}, {"M", 1e6}, {"G", 1e9}, {"T", 1e12}, {"", 1}}
+
+// parseSize reads a number of bytes as Kubernetes writes it: 10Gi, 500M, 1073741824.
+func parseSize(text string) (int64, error) {
+	for _, unit := range sizeUnits {
+		digits, ok := strings.CutSuffix(text, unit.suffix)
+		if !ok {
+			continue
+		}
+		n, err := strconv.ParseInt(digits, 10, 64)
+		if err != nil || n <= 0 || n > math.MaxInt64/unit.bytes {
+			break
+		}
+		if n*unit.bytes%disk.SectorSize != 0 {
+			return 0, fmt.Errorf("%q is not a multiple of %d bytes", text, disk.SectorSize)
+		}
+		return n * unit.bytes, nil
+	}
+	return 0, fmt.Errorf("%q is no size: use a number of bytes, or one with Ki, Mi, Gi or Ti", text)
+}
+
+// readDisks reads the value of keyDisks. Errors of values are found when they are applied.
+func readDisks(path string, n *yaml.Node) (map[string]diskOverrides, []string) {
+	if n.Kind != yaml.MappingNode {
+		return nil, []string{fmt.Sprintf("%s: line %d: %q holds settings by the names of images: \"fedora.qcow2: {lun: 3}\"", path, n.Line, keyDisks)}
+	}
+	disks := map[string]diskOverrides{}
+	var problems []string
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		image, settings := n.Content[i], n.Content[i+1]
+		complain := func(line int, format string, args ...any) {
+			problems = append(problems, fmt.Sprintf("%s: line %d: %s: %s", path, line, image.Value, fmt.Sprintf(format, args...)))
+		}
+		if _, twice := disks[image.Value]; twice {
+			complain(image.Line, "is set up twice")
+			continue
+		}
+		if settings.Kind != yaml.MappingNode {
+			complain(settings.Line, "want its settings as \"key: value\"")
+			continue
+		}
+		d := diskOverrides{source: fmt.Sprintf("%q of %q in %s", keyDisks, image.Value, path), set: map[string]string{}}
+		for j := 0; j+1 < len(settings.Content); j += 2 {
+			key, value := settings.Content[j], settings.Content[j+1]
+			_, twice := d.set[key.Value]
+			switch {
+			case diskKeys[key.Value] == nil:
+				complain(key.Line, "%q is no setting of a disk: use %s", key.Value, strings.Join(slices.Sorted(maps.Keys(diskKeys)), ", "))
+			case twice:
+				complain(key.Line, "%q is set twice", key.Value)
+			case value.Kind != yaml.ScalarNode || isNull(value):
+				complain(key.Line, "%q takes a single value", key.Value)
+			default:
+				d.set[key.Value] = value.Value
+			}
+		}
+		disks[image.Value] = d
+	}
+	return disks, problems
+}
+
+// apply changes settings to what the file says about the disk.
+func (d diskOverrides) apply(s *diskSettings, p *problems) {
+	for _, key := range slices.Sorted(maps.Keys(d.set)) {
+		if err := diskKeys[key](s, strings.TrimSpace(d.set[key])); err != nil {
+			p.add(fmt.Sprintf("%s, key %q", d.source, key), "%v", err)
+		}
+		if key == keyCopyMode {
+			s.copyModeSource = fmt.Sprintf("%s, key %q", d.source, key)
+		}
+	}
+}
+
+// settingsFor is how the disk of each image is served, in order. What is wrong is collected in p: also that the file sets up
+// a disk of which there is no image, and that two disks want one LUN.
+func (c *config) settingsFor(images []string, p *problems) []diskSettings {
+	all := make([]diskSettings, len(images))
+	users := map[uint16]string{}
+	for i, name := range images {
+		all[i] = c.common
+		all[i].lun = uint16(i + 1)
+		if d, ok := c.disks[name]; ok {
+			d.apply(&all[i], p)
+		}
+		if all[i].accessMode == target.AccessReadShared {
+			all[i].readOnly = true
+		}
+		if other, taken := users[all[i].lun]; taken {
+			p.add("LUN "+strconv.Itoa(int(all[i].lun)), "is wanted by %s and %s: give one of them another number under %q in the configuration file", other, name, keyDisks)
+		}
+		users[all[i].lun] = name
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.disks)) {
+		if !slices.Contains(images, name) {
+			p.add(c.disks[name].source, "there is no such image: the images are %s", strings.Join(images, ", "))
+		}
+	}
+	return all
+}

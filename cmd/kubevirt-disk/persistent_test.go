@@ -1,0 +1,86 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestServePersistentDisks goes through what becomes of a volume: it is filled, used again, kept or refused with another
+// image, and served without one.
+func TestServePersistentDisks(t *testing.T) {
+	l := newPlace(t, "a.raw")
+	volume := filepath.Join(t.TempDir(), "volume")
+	env := append(l.env, "PERSISTENT_DIR="+volume)
+	serve := func(env ...string) *process {
+		p := launch(t, binary(t), env, "serve")
+		p.untilReady(l)
+		return p
+	}
+	p := serve(env...)
+	serial := p.logged("serving a LUN", "serial")
+	p.until("it is complete", func() bool {
+		return p.logged("the disk is complete, the image is not needed any more", "lun") != nil
+	})
+	require.Equal(t, exitDone, p.terminate())
+	disk := filepath.Join(volume, "disk.img")
+	content, err := os.ReadFile(disk)
+	require.NoError(t, err)
+	require.Equal(t, bytes.Repeat([]byte{1}, 4096), content, "raw, as a volume of that kind holds it")
+
+	// Another image: refused, and untouched.
+	image := filepath.Join(l.dir, "disk", "a.raw")
+	require.NoError(t, os.WriteFile(image, bytes.Repeat([]byte{9}, 4096), 0o644))
+	status, _, stderr := run(t, env, "serve")
+	require.Equal(t, exitFailed, status)
+	for _, part := range []string{disk, "another image", "--on-image-change=keep"} {
+		require.Contains(t, stderr, part)
+	}
+	p = serve(append(env, "ON_IMAGE_CHANGE=keep")...)
+	require.Equal(t, serial, p.logged("serving a LUN", "serial"))
+
+	// A second daemon on the volume names the first.
+	status, _, stderr = run(t, append(env, "READY_FILE=", "WORK_DIR="+t.TempDir(), "ON_IMAGE_CHANGE=keep"), "serve")
+	require.Equal(t, exitFailed, status)
+	require.Contains(t, stderr, "is in use by process")
+	require.Contains(t, stderr, volume)
+	require.Equal(t, exitDone, p.terminate())
+
+	// Without an image, and larger.
+	require.NoError(t, os.Remove(image))
+	p = serve(append(env, "SIZE=1Mi")...)
+	require.Equal(t, serial, p.logged("serving a LUN", "serial"))
+	require.EqualValues(t, 1<<20, p.logged("serving a LUN", "size_bytes"))
+	require.Equal(t, exitDone, p.terminate())
+	status, _, stderr = run(t, append(env, "SIZE=512Ki"), "serve")
+	require.Equal(t, exitFailed, status)
+	require.Contains(t, stderr, "never made smaller")
+	after, err := os.ReadFile(disk)
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(append(content, make([]byte, 1<<20-4096)...), after))
+
+	// Several images have directories of their own, and never take the disk of a single one.
+	for _, name := range []string{"a.raw", "b.raw"} {
+		require.NoError(t, os.WriteFile(filepath.Join(l.dir, "disk", name), bytes.Repeat([]byte{3}, 4096), 0o644))
+	}
+	status, _, stderr = run(t, env, "serve")
+	require.Equal(t, exitFailed, status)
+	require.Contains(t, stderr, "volumes of their own")
+	several := filepath.Join(t.TempDir(), "several")
+	p = serve(append(l.env, "PERSISTENT_DIR="+several)...)
+	require.Equal(t, exitDone, p.terminate())
+	for _, name := range []string{"a.raw", "b.raw"} {
+		require.FileExists(t, filepath.Join(several, name, "disk.img"))
+	}
+
+	// The disk that a volume brings along is served as it is.
+	own := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(own, "disk.img"), bytes.Repeat([]byte{7}, 8192), 0o600))
+	require.NoError(t, os.Remove(filepath.Join(l.dir, "disk", "b.raw")))
+	p = serve(append(l.env, "PERSISTENT_DIR="+own)...)
+	require.EqualValues(t, 8192, p.logged("serving a LUN", "size_bytes"))
+	require.Equal(t, exitDone, p.terminate())
+}

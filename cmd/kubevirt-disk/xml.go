@@ -1,0 +1,234 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"kubevirt.io/disk/libvirt"
+)
+
+// xmlFlags are the flags of xml that are no settings of serve.
+type xmlFlags struct {
+	statusURL     string
+	timeout       time.Duration
+	hosts         []string
+	lun           int
+	serial, wwn   string
+	readOnly      bool
+	credential    libvirt.Credential
+	dev, bus      string
+	kind          string
+	bootOrder     uint
+	initiator     string
+	cache, io     string
+	discard       string
+	detectZeroes  string
+	errorPolicy   string
+	rerrorPolicy  string
+	secretElement bool
+}
+
+const (
+	flagStatusURL    = "status-url"
+	flagHost         = "host"
+	flagLUN          = "lun"
+	flagSerial       = "serial"
+	flagWWN          = "wwn"
+	flagChapUsername = "chap-username"
+)
+
+func (a *app) xmlCommand() *cobra.Command {
+	var f xmlFlags
+	cmd := &cobra.Command{
+		Use:   "xml",
+		Short: "Print the libvirt XML by which a virtual machine uses a LUN",
+		Long: `Prints the <disk> element by which a libvirt domain uses a LUN, or with --secret the <secret> element that it refers to. The
+LUN is one of a running daemon (--status-url), or told by flags. The password is in neither: libvirt gets it from a file.
+
+  kubevirt-disk xml --status-url http://10.0.0.5:9260 --chap-username vm --target-dev sda >disk.xml
+  kubevirt-disk xml --status-url http://10.0.0.5:9260 --secret >secret.xml
+  virsh secret-define secret.xml
+  virsh secret-set-value UUID --file password --plain
+  virsh attach-device DOMAIN disk.xml
+
+Exit status 1: the daemon does not answer, or the LUN is not ready.`,
+		Args: usageArgs(cobra.NoArgs),
+	}
+	f.add(cmd)
+	keys := []string{keyPort, keyTargetName, keyAccessMode}
+	addFlags(cmd.Flags(), keys...)
+	cmd.RunE = running(func(cmd *cobra.Command, _ []string) error {
+		ctx, cancel := context.WithTimeout(cmd.Context(), f.timeout)
+		defer cancel()
+		document, err := f.document(ctx, load(cmd.Flags(), keys...))
+		if err == nil {
+			_, err = fmt.Fprintln(a.stdout, document)
+		}
+		return err
+	})
+	return cmd
+}
+
+func (f *xmlFlags) add(cmd *cobra.Command) {
+	flags := cmd.Flags()
+	flags.SortFlags = false
+	flags.StringVar(&f.statusURL, flagStatusURL, "", "`URL` of a running daemon's pages: the LUN is one of its")
+	flags.DurationVar(&f.timeout, "timeout", 5*time.Second, "how long to wait for the daemon's answer")
+	flags.BoolVar(&f.secretElement, "secret", false, "print the <secret> element instead of the <disk> element")
+	flags.StringSliceVar(&f.hosts, flagHost, nil, "`address` of the target, HOST or HOST:PORT or [IPv6]:PORT, repeatable; QEMU uses the first (default with --status-url: the daemon's)")
+	flags.IntVar(&f.lun, flagLUN, 0, "`number` of the LUN (default: the daemon's only one)")
+	flags.StringVar(&f.dev, "target-dev", "", "device `name` in the guest: vda and so on with bus virtio, else sda (default the bus's first)")
+	flags.StringVar(&f.bus, "bus", "", "`bus` of the device: virtio, scsi or sata (default by the device name)")
+	flags.StringVar(&f.kind, "device", "", "`kind` of the device: disk, or lun to pass SCSI commands on (default disk)")
+	flags.StringVar(&f.credential.Username, flagChapUsername, "", "CHAP user `name`")
+	flags.StringVar(&f.credential.SecretUsage, "secret-usage", "", "usage `name` of the libvirt secret with the password (default the target name)")
+	flags.StringVar(&f.credential.SecretUUID, "secret-uuid", "", "`UUID` of the libvirt secret, instead of its usage name")
+	flags.StringVar(&f.serial, flagSerial, "", "serial `number` that the guest sees, empty for none (default with --status-url: the LUN's)")
+	flags.StringVar(&f.wwn, flagWWN, "", "WWN that the guest sees, 16 hexadecimal `digits`, empty for none (default with --status-url: the LUN's)")
+	flags.BoolVar(&f.readOnly, "read-only", false, "the guest sees a read-only disk (default by the access mode)")
+	flags.UintVar(&f.bootOrder, "boot-order", 0, "`place` in the boot order, from 1 (default none)")
+	flags.StringVar(&f.initiator, "initiator-name", "", "iSCSI `name` by which QEMU logs in (default made of the domain's UUID)")
+	flags.StringVar(&f.cache, "cache", "", "QEMU's cache `mode` (default none)")
+	flags.StringVar(&f.io, "io", "", "QEMU's I/O `mode`: threads, native or io_uring")
+	flags.StringVar(&f.discard, "discard", "", "what becomes of the guest's discards: `mode` unmap or ignore (default unmap)")
+	flags.StringVar(&f.detectZeroes, "detect-zeroes", "", "whether QEMU looks for zeros in writes: `mode` off, on or unmap")
+	flags.StringVar(&f.errorPolicy, "error-policy", "", "what a failed command does: `policy` stop, report, ignore or enospace")
+	flags.StringVar(&f.rerrorPolicy, "rerror-policy", "", "the same for reads: `policy` stop, report or ignore")
+}
+
+// document returns the element that is asked for.
+func (f *xmlFlags) document(ctx context.Context, l *loader) (string, error) {
+	var lun libvirt.LUN
+	var err error
+	if f.statusURL != "" || l.flags.Changed(flagStatusURL) {
+		lun, err = f.servedLUN(ctx, l)
+	} else {
+		lun, err = f.describedLUN(l)
+	}
+	if err != nil {
+		return "", err
+	}
+	var text string
+	if f.secretElement {
+		text, err = libvirt.SecretXML(f.reference(lun.TargetName))
+	} else {
+		lun.ReadOnly = lun.ReadOnly || f.readOnly
+		if f.credential != (libvirt.Credential{}) {
+			lun.Credential = f.reference(lun.TargetName)
+		}
+		text, err = libvirt.DiskXML(lun, f.device())
+	}
+	return text, l.explainFields(err)
+}
+
+// reference is the credential, whose secret is named after the target unless told otherwise.
+func (f *xmlFlags) reference(targetName string) libvirt.Credential {
+	c := f.credential
+	if c.SecretUsage == "" && c.SecretUUID == "" {
+		c.SecretUsage = targetName
+	}
+	return c
+}
+
+func (f *xmlFlags) device() libvirt.Device {
+	return libvirt.Device{
+		Dev: f.dev, Bus: libvirt.Bus(f.bus), Kind: libvirt.Kind(f.kind), BootOrder: f.bootOrder, Initiator: f.initiator,
+		Cache: libvirt.Cache(f.cache), IO: libvirt.IO(f.io), Discard: libvirt.Discard(f.discard), DetectZeroes: libvirt.Zeroes(f.detectZeroes),
+		ErrorPolicy: libvirt.ErrorPolicy(f.errorPolicy), ReadErrorPolicy: libvirt.ErrorPolicy(f.rerrorPolicy),
+	}
+}
+
+// describedLUN is the LUN that the flags, or the settings of a daemon, tell of.
+func (f *xmlFlags) describedLUN(l *loader) (libvirt.LUN, error) {
+	lun := libvirt.LUN{
+		TargetName: l.text(keyTargetName), Number: f.lun, AccessMode: libvirt.AccessMode(l.text(keyAccessMode)), Serial: f.serial, WWN: f.wwn,
+	}
+	lun.Portals = f.portals(l, l.connectPort(defaultPort, true))
+	if f.secretElement {
+		// Of a secret only its name matters.
+		return lun, l.problems.err()
+	}
+	if !l.flags.Changed(flagLUN) {
+		l.problems.add("--"+flagLUN, "is missing: name the LUN, from 1, or the daemon that serves it (--%s)", flagStatusURL)
+	}
+	if len(f.hosts) == 0 {
+		l.problems.add("--"+flagHost, "is missing: name the target's address, or the daemon that serves it (--%s)", flagStatusURL)
+	}
+	return lun, l.problems.err()
+}
+
+// connectPort is the port for addresses that name none: of --port, or where settings count, of any place that sets it.
+func (l *loader) connectPort(otherwise uint16, settings bool) uint16 {
+	if !l.flags.Changed(keyPort) && (!settings || l.source(keyPort) == "") {
+		return otherwise
+	}
+	port, err := parsePort(l.text(keyPort))
+	if err == nil && port == 0 {
+		err = errors.New("0 is no port to connect to: want 1 to 65535")
+	}
+	if err != nil {
+		l.problems.add(l.source(keyPort), "%v", err)
+		return otherwise
+	}
+	return port
+}
+
+// portals are those of --host, each with its own port or else the given one.
+func (f *xmlFlags) portals(l *loader, port uint16) []libvirt.Portal {
+	var all []libvirt.Portal
+	for _, host := range f.hosts {
+		p, err := libvirt.ParsePortal(strings.TrimSpace(host))
+		switch {
+		case err != nil:
+			l.problems.add("--"+flagHost, "%v", err)
+			continue
+		case p.Port == 0:
+			p.Port = port
+		case l.flags.Changed(keyPort) && p.Port != port:
+			l.problems.add("--"+flagHost+" and --"+keyPort, "%q has another port than %d: give the port only once", host, port)
+		}
+		all = append(all, p)
+	}
+	return all
+}
+
+// explainFields names the flag of each field that the library refuses, as a *configError.
+func (l *loader) explainFields(err error) error {
+	if err == nil {
+		return nil
+	}
+	flagOf := map[string]string{
+		"LUN.Portals": flagHost, "LUN.Number": flagLUN, "LUN.Serial": flagSerial, "LUN.WWN": flagWWN,
+		"LUN.Credential.Username": flagChapUsername, "LUN.Credential.SecretUsage": "secret-usage", "LUN.Credential.SecretUUID": "secret-uuid",
+		"Credential.SecretUsage": "secret-usage", "Credential.SecretUUID": "secret-uuid",
+		"Device.Dev": "target-dev", "Device.Bus": "bus", "Device.Kind": "device", "Device.Initiator": "initiator-name", "Device.Cache": "cache",
+		"Device.IO": "io", "Device.Discard": "discard", "Device.DetectZeroes": "detect-zeroes", "Device.ErrorPolicy": "error-policy",
+		"Device.ReadErrorPolicy": "rerror-policy",
+	}
+	list := []error{err}
+	var joined interface{ Unwrap() []error }
+	if errors.As(err, &joined) {
+		list = joined.Unwrap()
+	}
+	for _, one := range list {
+		var wrong *libvirt.FieldError
+		if !errors.As(one, &wrong) {
+			return err
+		}
+		field, _, _ := strings.Cut(wrong.Field, "[")
+		source := "--" + flagOf[field]
+		switch field {
+		case "LUN.TargetName":
+			source = l.name(keyTargetName)
+		case "LUN.AccessMode":
+			source = l.name(keyAccessMode)
+		}
+		l.problems.add(source, "%s", wrong.Problem)
+	}
+	return l.problems.err()
+}

@@ -1,0 +1,252 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/libvirt"
+	"kubevirt.io/disk/metrics"
+)
+
+// xmlOf runs the command, which must succeed, and reads back what it prints.
+func xmlOf(t *testing.T, env []string, args ...string) (libvirt.LUN, libvirt.Device) {
+	t.Helper()
+	status, stdout, stderr := run(t, env, append([]string{"xml"}, args...)...)
+	require.Equal(t, exitDone, status, stderr)
+	require.Empty(t, stderr)
+	lun, device, err := libvirt.ParseDisk(stdout)
+	require.NoError(t, err, stdout)
+	return lun, device
+}
+
+func TestXMLFromFlags(t *testing.T) {
+	lun, device := xmlOf(t, nil, "--host=10.0.0.5", "--port=3261", "--lun=2", "--chap-username=vm")
+	require.Equal(t, libvirt.LUN{
+		Portals: []libvirt.Portal{{Host: "10.0.0.5", Port: 3261}}, TargetName: "iqn.2017-01.io.kubevirt:wrapper", Number: 2,
+		Credential: libvirt.Credential{Username: "vm", SecretUsage: "iqn.2017-01.io.kubevirt:wrapper"}, AccessMode: libvirt.WriteExclusive,
+	}, lun)
+	require.Equal(t, libvirt.Device{Dev: "vda", Bus: libvirt.BusVirtio, Kind: libvirt.KindDisk, Cache: libvirt.CacheNone, Discard: libvirt.DiscardUnmap}, device)
+
+	lun, device = xmlOf(t, []string{"WWN=iqn.2020-01.a:b", "PORT=3262", "ACCESS_MODE=write-shared"},
+		"--host=[fd00::5]:3270,disk.example.com", "--lun=1", "--target-dev=sdb", "--bus=scsi", "--boot-order=1", "--initiator-name=iqn.2020-01.org.example:vm",
+		"--cache=writeback", "--io=threads", "--discard=ignore", "--detect-zeroes=on", "--error-policy=enospace", "--rerror-policy=stop", "--serial=s",
+		"--wwn=3c0ffee000000001", "--chap-username=vm", "--secret-uuid=01234567-89ab-cdef-0123-456789abcdef")
+	require.Equal(t, libvirt.LUN{
+		Portals: []libvirt.Portal{{Host: "fd00::5", Port: 3270}, {Host: "disk.example.com", Port: 3262}}, TargetName: "iqn.2020-01.a:b", Number: 1,
+		Credential: libvirt.Credential{Username: "vm", SecretUUID: "01234567-89ab-cdef-0123-456789abcdef"}, AccessMode: libvirt.WriteShared,
+		Serial: "s", WWN: "3c0ffee000000001",
+	}, lun)
+	require.Equal(t, libvirt.Device{
+		Dev: "sdb", Bus: libvirt.BusSCSI, Kind: libvirt.KindDisk, BootOrder: 1, Initiator: "iqn.2020-01.org.example:vm", Cache: libvirt.CacheWriteback,
+		IO: libvirt.IOThreads, Discard: libvirt.DiscardIgnore, DetectZeroes: libvirt.ZeroesOn, ErrorPolicy: libvirt.ErrorNoSpace,
+		ReadErrorPolicy: libvirt.ErrorStop,
+	}, device)
+
+	lun, device = xmlOf(t, nil, "--host=a", "--lun=1", "--device=lun", "--bus=scsi", "--read-only")
+	require.True(t, lun.ReadOnly)
+	require.Equal(t, libvirt.KindLUN, device.Kind)
+}
+
+func TestXMLSecret(t *testing.T) {
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{nil, "<target>iqn.2017-01.io.kubevirt:wrapper</target>"},
+		{[]string{"--secret-usage=demo"}, "<target>demo</target>"},
+		{[]string{"--secret-uuid=01234567-89ab-cdef-0123-456789abcdef"}, "<uuid>01234567-89ab-cdef-0123-456789abcdef</uuid>"},
+	} {
+		status, stdout, stderr := run(t, nil, append([]string{"xml", "--secret"}, c.args...)...)
+		require.Equal(t, exitDone, status, stderr)
+		require.Contains(t, stdout, `<secret ephemeral="no" private="yes">`)
+		require.Contains(t, stdout, c.want)
+	}
+}
+
+// TestXMLRefuses holds that each wrong flag is named, with exit status 2.
+func TestXMLRefuses(t *testing.T) {
+	good := []string{"xml", "--host=10.0.0.5", "--lun=1"}
+	for name, c := range map[string]struct {
+		args []string
+		want []string
+	}{
+		"a bad IQN":             {append(good, "--target-name=wrapper"), []string{"--target-name:", "wrapper"}},
+		"LUN 0":                 {append(good, "--lun=0"), []string{"--lun:", "begin at 1"}},
+		"no LUN":                {[]string{"xml", "--host=a"}, []string{"--lun:", "--status-url"}},
+		"no host":               {[]string{"xml", "--lun=1"}, []string{"--host:", "--status-url"}},
+		"neither":               {[]string{"xml"}, []string{"--lun:", "--host:", "2 errors"}},
+		"every address":         {append(good, "--host=0.0.0.0"), []string{"--host:", "every address"}},
+		"a device off its bus":  {append(good, "--target-dev=sda", "--bus=virtio"), []string{"--target-dev:", "virtio"}},
+		"a bus":                 {append(good, "--bus=ide"), []string{"--bus:", "sata"}},
+		"a port":                {append(good, "--port=x"), []string{"--port:", `"x"`}},
+		"port 0":                {append(good, "--port=0"), []string{"--port:", "1 to 65535"}},
+		"two ports":             {append(good, "--host=a:1", "--port=2"), []string{"--host and --port:", "a:1"}},
+		"an access mode":        {append(good, "--access-mode=rw"), []string{"--access-mode:", "read-shared"}},
+		"a WWN on virtio":       {append(good, "--wwn=3c0ffee000000001"), []string{"--wwn:", "virtio"}},
+		"a serial":              {append(good, "--serial=a/b"), []string{"--serial:"}},
+		"a secret but no user":  {append(good, "--secret-usage=demo"), []string{"--chap-username:"}},
+		"a usage":               {append(good, "--chap-username=u", "--secret-usage=a/b"), []string{"--secret-usage:"}},
+		"a UUID":                {append(good, "--chap-username=u", "--secret-uuid=1"), []string{"--secret-uuid:"}},
+		"a UUID of a secret":    {[]string{"xml", "--secret", "--secret-uuid=1"}, []string{"--secret-uuid:"}},
+		"modes":                 {append(good, "--cache=x", "--io=x", "--discard=x", "--detect-zeroes=x", "--error-policy=x", "--rerror-policy=x", "--device=x", "--initiator-name=x"), []string{"--cache:", "--io:", "--discard:", "--detect-zeroes:", "--error-policy:", "--rerror-policy:", "--device:", "--initiator-name:", "8 errors"}},
+		"a password":            {append(good, "--chap-password=precious-secret"), []string{"--chap-password", "environment"}},
+		"an argument":           {append(good, "more"), []string{"xml"}},
+		"a URL":                 {[]string{"xml", "--status-url=10.0.0.5:9260"}, []string{"--status-url:", "http://HOST:PORT/status"}},
+		"an empty URL":          {[]string{"xml", "--status-url="}, []string{"--status-url:"}},
+		"a URL with a user":     {[]string{"xml", "--status-url=http://u:precious-secret@a/"}, []string{"--status-url:", "user name"}},
+		"what the daemon tells": {[]string{"xml", "--status-url=http://127.0.0.1:1", "--target-name=iqn.2020-01.a", "--access-mode=write-shared"}, []string{"--target-name:", "--access-mode:"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			status, stdout, stderr := run(t, nil, c.args...)
+			require.Equal(t, exitUsage, status, stderr)
+			require.Empty(t, stdout)
+			for _, part := range c.want {
+				require.Contains(t, stderr, part)
+			}
+			require.NotContains(t, stderr, "precious-secret")
+		})
+	}
+}
+
+// statusServer serves a status page.
+func statusServer(t *testing.T, change func(*metrics.Status)) string {
+	t.Helper()
+	page := metrics.Status{
+		State: metrics.StateReady, Ready: true, TargetName: "iqn.2020-01.a:b", Authentication: "none", Portals: []string{"127.0.0.1:3260"},
+		LUNs: []metrics.LUNStatus{
+			{LUN: 1, Image: "a.raw", AccessMode: "write-exclusive", Serial: "0123456789abcdef0123", NAA: "3c0ffee000000001", Ready: true},
+			{LUN: 2, Image: "b.raw", AccessMode: "read-shared", ReadOnly: true, Serial: "s2", NAA: "3c0ffee000000002", Ready: true},
+		},
+		StartedAt: time.Now(),
+	}
+	if change != nil {
+		change(&page)
+	}
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/status" {
+			http.NotFound(w, r)
+			return
+		}
+		_ = json.NewEncoder(w).Encode(page)
+	}))
+	t.Cleanup(srv.Close)
+	return srv.URL
+}
+
+func TestXMLFromStatus(t *testing.T) {
+	url := statusServer(t, nil)
+	// The settings of a daemon that happen to be in the environment say nothing of the one that is asked.
+	env := []string{"PORT=1", "WWN=iqn.2020-01.other", "ACCESS_MODE=write-shared"}
+	lun, device := xmlOf(t, env, "--status-url="+url, "--lun=1")
+	require.Equal(t, libvirt.LUN{
+		Portals: []libvirt.Portal{{Host: "127.0.0.1", Port: 3260}}, TargetName: "iqn.2020-01.a:b", Number: 1, AccessMode: libvirt.WriteExclusive,
+		Serial: "0123456789abcdef0123",
+	}, lun)
+	require.Equal(t, "vda", device.Dev)
+
+	lun, _ = xmlOf(t, nil, "--status-url="+url+"/status", "--lun=2", "--target-dev=sda", "--host=[fd00::5]:3270", "--host=a", "--chap-username=u")
+	require.Equal(t, libvirt.LUN{
+		Portals: []libvirt.Portal{{Host: "fd00::5", Port: 3270}, {Host: "a", Port: 3260}}, TargetName: "iqn.2020-01.a:b", Number: 2,
+		AccessMode: libvirt.ReadShared, ReadOnly: true, Serial: "s2", WWN: "3c0ffee000000002",
+		Credential: libvirt.Credential{Username: "u", SecretUsage: "iqn.2020-01.a:b"},
+	}, lun)
+
+	lun, _ = xmlOf(t, nil, "--status-url="+url+"/", "--lun=2", "--bus=scsi", "--port=31000", "--serial=own", "--wwn=3c0ffee00000000f")
+	require.Equal(t, []libvirt.Portal{{Host: "127.0.0.1", Port: 31000}}, lun.Portals)
+	require.Equal(t, "own", lun.Serial)
+	require.Equal(t, "3c0ffee00000000f", lun.WWN)
+	lun, _ = xmlOf(t, nil, "--status-url="+url, "--lun=1", "--device=lun", "--bus=scsi")
+	require.Empty(t, lun.Serial+lun.WWN, "the target tells its own")
+
+	lun, _ = xmlOf(t, nil, "--status-url="+url, "--lun=1", "--bus=scsi", "--serial=", "--wwn=")
+	require.Empty(t, lun.Serial+lun.WWN, "none is asked for")
+
+	status, stdout, stderr := run(t, nil, "xml", "--secret", "--status-url="+url)
+	require.Equal(t, exitDone, status, stderr)
+	require.Contains(t, stdout, "<target>iqn.2020-01.a:b</target>")
+}
+
+// TestXMLFindsThePortal asks daemons that listen in several ways.
+func TestXMLFindsThePortal(t *testing.T) {
+	for _, c := range []struct {
+		bound []string
+		want  string
+	}{
+		{[]string{"0.0.0.0:3261"}, "127.0.0.1:3261"},
+		{[]string{"[::]:3262"}, "127.0.0.1:3262"},
+		{[]string{"[fd00::5]:3263", "127.0.0.1:3264"}, "[fd00::5]:3263"},
+	} {
+		url := statusServer(t, func(s *metrics.Status) { s.Portals = c.bound; s.LUNs = s.LUNs[:1] })
+		lun, _ := xmlOf(t, nil, "--status-url="+url)
+		require.Equal(t, c.want, lun.Portals[0].String())
+		require.Len(t, lun.Portals, 1)
+	}
+	require.False(t, isLoopback("10.0.0.5"))
+	require.False(t, isLoopback("disk.example.com"))
+	require.True(t, isLoopback("::1"))
+	require.True(t, isLoopback("localhost"))
+
+	f := xmlFlags{}
+	l := &loader{flags: (&app{}).xmlCommand().Flags()}
+	require.Empty(t, f.servedPortals(&metrics.Status{Portals: []string{"127.0.0.1:3260", "[::1]:3260"}}, "10.0.0.5", l))
+	require.ErrorContains(t, l.problems.err(), "--host: is missing")
+	f.hosts = []string{"10.0.0.5"}
+	require.Equal(t, []libvirt.Portal{{Host: "10.0.0.5", Port: 3265}}, f.servedPortals(&metrics.Status{Portals: []string{"127.0.0.1:3265"}}, "10.0.0.5", l))
+}
+
+func TestXMLFromAStatusThatWillNotDo(t *testing.T) {
+	gone, err := net.Listen("tcp4", "127.0.0.1:0")
+	require.NoError(t, err)
+	require.NoError(t, gone.Close())
+	other := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/json" {
+			fmt.Fprint(w, "{}")
+			return
+		}
+		fmt.Fprint(w, "<html>")
+	}))
+	defer other.Close()
+	for name, c := range map[string]struct {
+		url    string
+		args   []string
+		status int
+		want   string
+	}{
+		"nobody":               {"http://" + gone.Addr().String(), nil, exitFailed, gone.Addr().String()},
+		"another page":         {statusServer(t, nil) + "/metrics", nil, exitFailed, "404"},
+		"another server":       {other.URL, nil, exitFailed, "no status page"},
+		"another JSON":         {other.URL + "/json", nil, exitFailed, "no status page"},
+		"no such LUN":          {statusServer(t, nil), []string{"--lun=3"}, exitUsage, "1 (a.raw), 2 (b.raw)"},
+		"which LUN":            {statusServer(t, nil), nil, exitUsage, "--lun: is missing: the daemon has 1 (a.raw), 2 (b.raw)"},
+		"no LUN yet":           {statusServer(t, func(s *metrics.Status) { s.LUNs = nil; s.State = metrics.StateStarting }), nil, exitFailed, "starting"},
+		"a LUN not ready":      {statusServer(t, func(s *metrics.Status) { s.LUNs[0].Ready = false }), []string{"--lun=1"}, exitFailed, "LUN 1 (a.raw) is not ready"},
+		"a serial virtio cuts": {statusServer(t, func(s *metrics.Status) { s.LUNs[0].Serial += "4" }), []string{"--lun=1"}, exitUsage, "--serial: "},
+		"CHAP without user":    {statusServer(t, func(s *metrics.Status) { s.Authentication = "chap" }), []string{"--lun=1"}, exitUsage, "--chap-username: is missing"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			status, stdout, stderr := run(t, nil, append([]string{"xml", "--status-url=" + c.url}, c.args...)...)
+			require.Equal(t, c.status, status, stderr)
+			require.Empty(t, stdout)
+			require.Contains(t, stderr, c.want)
+		})
+	}
+}
+
+// TestXMLOfADaemon asks a real one.
+func TestXMLOfADaemon(t *testing.T) {
+	place := newPlace(t, "a.raw")
+	p := place.serve(t)
+	lun, _ := xmlOf(t, nil, "--status-url=http://"+p.logged("metrics", "address").(string), "--target-dev=sda")
+	require.Equal(t, p.logged("portal", "address"), lun.Portals[0].String())
+	require.Equal(t, p.logged("serving a LUN", "serial"), lun.Serial)
+	require.Equal(t, p.logged("serving a LUN", "naa"), lun.WWN)
+	require.Equal(t, 1, lun.Number)
+	require.Equal(t, exitDone, p.terminate())
+}

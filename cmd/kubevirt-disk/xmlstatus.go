@@ -1,0 +1,173 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"strings"
+
+	"kubevirt.io/disk/libvirt"
+	"kubevirt.io/disk/metrics"
+)
+
+// servedLUN asks the daemon of --status-url for the LUN of --lun, or its only one.
+func (f *xmlFlags) servedLUN(ctx context.Context, l *loader) (libvirt.LUN, error) {
+	for _, key := range []string{keyTargetName, keyAccessMode} {
+		if l.flags.Changed(key) {
+			l.problems.add("--"+key, "the daemon tells it: leave it out, or leave out --%s", flagStatusURL)
+		}
+	}
+	page, err := statusPage(f.statusURL)
+	if err != nil {
+		l.problems.add("--"+flagStatusURL, "%v", err)
+		return libvirt.LUN{}, l.problems.err()
+	}
+	if err := l.problems.err(); err != nil {
+		return libvirt.LUN{}, err
+	}
+	status, err := askStatus(ctx, page.String())
+	if err != nil {
+		return libvirt.LUN{}, err
+	}
+	lun := libvirt.LUN{TargetName: status.TargetName}
+	if f.secretElement {
+		return lun, nil
+	}
+	served, err := f.choose(status, l)
+	if err != nil {
+		return libvirt.LUN{}, err
+	}
+	lun.Number = int(served.LUN)
+	lun.AccessMode = libvirt.AccessMode(served.AccessMode)
+	lun.ReadOnly = served.ReadOnly
+	lun.Serial, lun.WWN = served.Serial, served.NAA
+	lun = lun.For(f.device())
+	// Given, but empty: the guest is to see none.
+	if l.flags.Changed(flagSerial) {
+		lun.Serial = f.serial
+	}
+	if l.flags.Changed(flagWWN) {
+		lun.WWN = f.wwn
+	}
+	if status.Authentication != "none" && f.credential.Username == "" {
+		l.problems.add("--"+flagChapUsername, "is missing: the daemon at %s asks for CHAP", page.Host)
+	}
+	lun.Portals = f.servedPortals(status, page.Hostname(), l)
+	return lun, l.problems.err()
+}
+
+// statusPage is the address of /status, of a URL of any of a daemon's pages or of none.
+func statusPage(text string) (*url.URL, error) {
+	page, err := url.Parse(text)
+	if err != nil {
+		return nil, fmt.Errorf("%q is no URL: want http://HOST:PORT/status", text)
+	}
+	if page.Scheme != "http" && page.Scheme != "https" || page.Hostname() == "" {
+		return nil, fmt.Errorf("%q is no URL of a web page: want http://HOST:PORT/status", text)
+	}
+	if page.User != nil {
+		return nil, fmt.Errorf("the URL has a user name, which a daemon does not ask for: want http://HOST:PORT/status")
+	}
+	if page.Path == "" || page.Path == "/" {
+		page.Path = "/status"
+	}
+	return page, nil
+}
+
+// maxStatus bounds what is read of a status page, bytes. A session takes a few hundred.
+const maxStatus = 16 << 20
+
+func askStatus(ctx context.Context, page string) (*metrics.Status, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, page, nil)
+	if err != nil {
+		return nil, err
+	}
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer res.Body.Close()
+	if res.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("%s answers %s", page, res.Status)
+	}
+	var status metrics.Status
+	if err := json.NewDecoder(io.LimitReader(res.Body, maxStatus)).Decode(&status); err != nil {
+		return nil, fmt.Errorf("%s is no status page of kubevirt-disk: %w", page, err)
+	}
+	if status.TargetName == "" {
+		return nil, fmt.Errorf("%s is no status page of kubevirt-disk: it names no target", page)
+	}
+	return &status, nil
+}
+
+// choose finds the LUN in a status, which must be ready: only then its serial number is known.
+func (f *xmlFlags) choose(status *metrics.Status, l *loader) (metrics.LUNStatus, error) {
+	var numbers []string
+	for _, one := range status.LUNs {
+		numbers = append(numbers, fmt.Sprintf("%d (%s)", one.LUN, one.Image))
+	}
+	list := strings.Join(numbers, ", ")
+	var found *metrics.LUNStatus
+	for i, one := range status.LUNs {
+		if int(one.LUN) == f.lun || !l.flags.Changed(flagLUN) && len(status.LUNs) == 1 {
+			found = &status.LUNs[i]
+		}
+	}
+	switch {
+	case len(status.LUNs) == 0:
+		return metrics.LUNStatus{}, fmt.Errorf("the daemon has no LUN yet, it is %s: ask again when /readyz answers 200", status.State)
+	case found == nil && l.flags.Changed(flagLUN):
+		l.problems.add("--"+flagLUN, "the daemon has no LUN %d: it has %s", f.lun, list)
+		return metrics.LUNStatus{}, l.problems.err()
+	case found == nil:
+		l.problems.add("--"+flagLUN, "is missing: the daemon has %s", list)
+		return metrics.LUNStatus{}, l.problems.err()
+	case !found.Ready:
+		return metrics.LUNStatus{}, fmt.Errorf("LUN %d (%s) is not ready: ask again when /readyz answers 200", found.LUN, found.Image)
+	}
+	return *found, nil
+}
+
+// servedPortals are those of --host, or else the first of the daemon that can be reached from outside of its machine, or from
+// inside where it was asked there. A daemon that listens on every address is reached where its status page is.
+func (f *xmlFlags) servedPortals(status *metrics.Status, pageHost string, l *loader) []libvirt.Portal {
+	var bound, usable []libvirt.Portal
+	for _, text := range status.Portals {
+		addr, err := netip.ParseAddrPort(text)
+		if err != nil {
+			continue // of a daemon that listens in a way that this one does not know
+		}
+		p := libvirt.Portal{Host: addr.Addr().String(), Port: addr.Port()}
+		if addr.Addr().IsUnspecified() {
+			p.Host = pageHost
+		}
+		bound = append(bound, p)
+		if !addr.Addr().IsLoopback() || isLoopback(pageHost) {
+			usable = append(usable, p)
+		}
+	}
+	port := uint16(defaultPort)
+	if len(bound) > 0 {
+		port = bound[0].Port
+	}
+	if len(f.hosts) > 0 {
+		return f.portals(l, l.connectPort(port, false))
+	}
+	if len(usable) == 0 {
+		l.problems.add("--"+flagHost, "is missing: of the daemon's portals (%s) none can be reached from elsewhere; name an address that leads to it", strings.Join(status.Portals, ", "))
+		return nil
+	}
+	// libvirt's schema allows one, and QEMU uses one.
+	first := usable[0]
+	first.Port = l.connectPort(first.Port, false)
+	return []libvirt.Portal{first}
+}
+
+func isLoopback(host string) bool {
+	addr, err := netip.ParseAddr(host)
+	return host == "localhost" || err == nil && addr.IsLoopback()
+}

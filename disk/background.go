@@ -1,0 +1,132 @@
+package disk
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+// closer runs something once and remembers its error.
+type closer struct {
+	once sync.Once
+	err  error
+}
+
+func (c *closer) do(f func() error) error {
+	c.once.Do(func() { c.err = f() })
+	return c.err
+}
+
+// background is what goes on beside an overlay that is served: its image is read once, so that it is known again at the
+// next start, and in mode clone it is copied until it is not needed any more.
+type background struct {
+	over     *overlay
+	img      *Image
+	dir      *diskDir
+	log      *zap.Logger
+	progress *Progress
+	clone    bool
+	cancel   context.CancelFunc // ends the copying
+	abandon  context.CancelFunc // ends reading the image
+	done     sync.WaitGroup
+
+	state *state // only the goroutine uses it
+}
+
+func startBackground(o *opening, over *overlay, s *state) *background {
+	identifying, abandon := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(identifying)
+	b := &background{over: over, img: o.img, dir: o.dir, log: o.log, progress: o.opt.Progress, clone: o.opt.Mode == CopyClone,
+		cancel: cancel, abandon: abandon, state: s}
+	b.done.Go(func() {
+		if err := b.run(ctx, identifying); err != nil && !errors.Is(err, context.Canceled) {
+			b.log.Error("the disk goes on with its image, but cannot be completed", zap.Error(err))
+		}
+	})
+	return b
+}
+
+// identifyGrace is how long a stop waits for the image to be read, without which the next start may not know it again.
+const identifyGrace = 2 * time.Second
+
+// stop ends it, and waits.
+func (b *background) stop() {
+	b.cancel()
+	grace := time.AfterFunc(identifyGrace, b.abandon)
+	b.done.Wait()
+	grace.Stop()
+	b.abandon()
+}
+
+func (b *background) run(ctx, identifying context.Context) error {
+	if err := b.identify(identifying); err != nil {
+		b.log.Warn("a later start will not know the image again", zap.Error(err))
+	}
+	if !b.clone || ctx.Err() != nil {
+		return nil
+	}
+	begin := time.Now()
+	_, data := b.over.copied()
+	logging, stopLogging := context.WithCancel(ctx)
+	var logger sync.WaitGroup
+	logger.Go(func() { b.progress.logWhile(logging, b.log, progressInterval) })
+	err := newHydration(b.over, b.log, b.img.copyUnit()).run(ctx)
+	stopLogging()
+	logger.Wait()
+	if err != nil {
+		return err
+	}
+	for err = b.complete(); isNoSpace(err); err = b.complete() {
+		if err := sleep(ctx, spaceRetry); err != nil {
+			return err
+		}
+	}
+	if err != nil {
+		return err
+	}
+	elapsed := time.Since(begin)
+	b.log.Info("the disk is complete, the image is not needed any more", zap.Int64("bytes", data), zap.Duration("duration", elapsed),
+		zap.Float64("mib_per_s", tenths(float64(data)/(1<<20)/max(elapsed.Seconds(), 1e-9))))
+	return nil
+}
+
+// identify adds the hash of the image's content to the state, unless it is there.
+func (b *background) identify(ctx context.Context) error {
+	for i := range b.state.Chain {
+		if b.state.Chain[i].Hash != "" {
+			continue
+		}
+		chain, err := b.img.fingerprint(ctx)
+		if err != nil {
+			return err
+		}
+		b.state.Chain = chain
+		return b.state.save(b.dir.state(), b.state.Durable)
+	}
+	return nil
+}
+
+// complete makes the file the whole disk: everything is copied. The map is not needed any more then, nor is the image.
+func (b *background) complete() error {
+	if err := b.img.checkUntouched(); err != nil {
+		return err
+	}
+	if err := b.over.Flush(); err != nil {
+		return err
+	}
+	done := *b.state
+	done.Complete = true
+	if err := done.save(b.dir.state(), done.Durable); err != nil {
+		return err
+	}
+	*b.state = done
+	if err := b.dir.removeMaps(); err != nil {
+		b.log.Warn("the map of the complete disk could not be removed", zap.Error(err))
+	}
+	b.over.dropBase()
+	b.progress.finish()
+	return b.img.Close()
+}

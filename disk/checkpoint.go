@@ -1,0 +1,64 @@
+package disk
+
+import "fmt"
+
+// checkpointPages is how many pages of the map one checkpoint step copies: 1 MiB.
+const checkpointPages = 256
+
+// Flush makes what was written durable, if the disk is: the data first, then the map that says where it is, each with
+// its own barrier. Between the two a crash leaves blocks that are written but not marked, which nobody was promised.
+// Durability: as Disk.
+func (o *overlay) Flush() error {
+	if o.failed.Load() {
+		return ErrFailed
+	}
+	if o.maps.durable == nil {
+		return o.file.Flush()
+	}
+	o.flushMu.Lock()
+	defer o.flushMu.Unlock()
+	if o.failed.Load() {
+		return ErrFailed
+	}
+	saved := false
+	err := o.maps.takeDirty(checkpointPages, func(pages []int64) error {
+		saved = true
+		return o.checkpoint(pages)
+	})
+	switch {
+	case err != nil:
+		return err
+	case !saved:
+		return o.file.Flush() // no block was marked since the last time
+	}
+	if err := retry(o.maps.durable.Sync); err != nil {
+		return o.fail("flush of the map", err)
+	}
+	return nil
+}
+
+// checkpoint saves pages as they were before the data was flushed.
+func (o *overlay) checkpoint(pages []int64) error {
+	copies := make([]byte, len(pages)*mapPageSize)
+	for i, page := range pages {
+		o.blocks.snapshotPage(page, copies[i*mapPageSize:(i+1)*mapPageSize])
+	}
+	if err := o.file.Flush(); err != nil {
+		return err
+	}
+	for i, page := range pages {
+		if _, err := o.maps.durable.WriteAt(copies[i*mapPageSize:(i+1)*mapPageSize], mapHeaderSize+page*mapPageSize); err != nil {
+			if isNoSpace(err) {
+				return mapError(err)
+			}
+			return o.fail("writing the map", err)
+		}
+	}
+	return nil
+}
+
+// fail makes the disk fail for good: nobody can tell what was lost.
+func (o *overlay) fail(what string, err error) error {
+	o.failed.Store(true)
+	return fmt.Errorf("%w: %s: %w", ErrFailed, what, err)
+}

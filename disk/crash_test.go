@@ -1,0 +1,386 @@
+package disk
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+)
+
+var errCrashed = errors.New("the machine has crashed")
+
+// machine is a computer that can crash: a countdown of calls to storage, shared by its files.
+type machine struct {
+	mu      sync.Mutex
+	random  *rand.Rand
+	crashIn int          // calls until it crashes; negative: never
+	fail    func() error // called with every call that changes something; nil: no fault
+}
+
+// step counts a call. torn is set for the one in which the machine crashes.
+func (m *machine) step() (torn bool, err error) {
+	if m.crashIn == 0 {
+		return false, errCrashed
+	}
+	if m.crashIn > 0 {
+		m.crashIn--
+		torn = m.crashIn == 0
+	}
+	if m.fail != nil && !torn {
+		err = m.fail()
+	}
+	return torn, err
+}
+
+// simFile is a file with a volatile cache. A crash keeps, sector by sector and independently of each other, anything that was
+// written since the last sync, or nothing of it. It implements blockFile and storage.
+type simFile struct {
+	m        *machine
+	cache    []byte
+	platter  []byte
+	versions map[int64][][]byte // sectors as they were written since the last sync
+	lies     bool               // its sync does nothing
+	failed   bool
+}
+
+func newSimFile(m *machine, content []byte) *simFile {
+	return &simFile{m: m, cache: bytes.Clone(content), platter: bytes.Clone(content), versions: map[int64][][]byte{}}
+}
+
+func (f *simFile) Size() int64  { return int64(len(f.cache)) }
+func (f *simFile) Close() error { return nil }
+
+func (f *simFile) ReadAt(p []byte, off int64) (int, error) {
+	f.m.mu.Lock()
+	defer f.m.mu.Unlock()
+	if off+int64(len(p)) > int64(len(f.cache)) {
+		return 0, errors.New("read past the end")
+	}
+	return copy(p, f.cache[off:]), nil
+}
+
+func (f *simFile) WriteAt(p []byte, off int64) (int, error) {
+	f.m.mu.Lock()
+	defer f.m.mu.Unlock()
+	torn, err := f.m.step()
+	if err != nil {
+		return 0, err
+	}
+	if f.failed {
+		return 0, ErrFailed
+	}
+	copy(f.cache[off:], p)
+	for sector := off / SectorSize; sector*SectorSize < off+int64(len(p)); sector++ {
+		if !torn || f.m.random.IntN(2) == 0 {
+			f.versions[sector] = append(f.versions[sector], bytes.Clone(f.cache[sector*SectorSize:min(int64(len(f.cache)), (sector+1)*SectorSize)]))
+		}
+	}
+	if torn {
+		return 0, errCrashed
+	}
+	return len(p), nil
+}
+
+func (f *simFile) Sync() error {
+	f.m.mu.Lock()
+	defer f.m.mu.Unlock()
+	torn, err := f.m.step()
+	switch {
+	case err != nil:
+		return err
+	case torn:
+		return errCrashed
+	case f.lies:
+		return nil
+	}
+	copy(f.platter, f.cache)
+	clear(f.versions)
+	return nil
+}
+
+func (f *simFile) Flush() error {
+	if f.failed {
+		return ErrFailed
+	}
+	err := f.Sync()
+	if err != nil && !errors.Is(err, errCrashed) {
+		f.failed = true
+		return fmt.Errorf("%w: %w", ErrFailed, err)
+	}
+	return err
+}
+
+func (f *simFile) Discard(off, length int64) error {
+	_, err := f.WriteAt(make([]byte, length), off)
+	return err
+}
+
+func (f *simFile) Zero(off, length int64) error { return f.Discard(off, length) }
+
+func (f *simFile) Extent(_, length int64) (Extent, error) {
+	return Extent{Length: length, Data: true}, nil
+}
+
+// crash is what the file holds when the machine starts again.
+func (f *simFile) crash(m *machine) *simFile {
+	for sector, versions := range f.versions {
+		if i := f.m.random.IntN(len(versions) + 1); i > 0 {
+			copy(f.platter[sector*SectorSize:], versions[i-1])
+		}
+	}
+	return newSimFile(m, f.platter)
+}
+
+// simImage is an image in memory with holes.
+type simImage struct{ content []byte }
+
+func (s simImage) Size() int64 { return int64(len(s.content)) }
+
+func (s simImage) ReadAt(p []byte, off int64) (int, error) { return copy(p, s.content[off:]), nil }
+
+func (s simImage) Extent(off, length int64) (Extent, error) {
+	zero, n := leadingRun(s.content[off:off+length], off)
+	return Extent{Length: int64(n), Data: !zero}, nil
+}
+
+// simDisk is an overlay on such files, and what its sectors may be after a crash.
+type simDisk struct {
+	t        *testing.T
+	m        *machine
+	image    simImage
+	file     *simFile
+	durable  *simFile
+	over     *overlay
+	hydrate  *hydration
+	expected []byte             // what reads return now
+	allowed  map[int64][][]byte // sectors: what a crash may leave of them: as of the last flush, or any later version
+	opt      overlayOptions
+}
+
+const simSize = 33*minGranule + 3*SectorSize
+
+func simHeader() mapHeader {
+	return mapHeader{granule: granuleFor(simSize), blocks: blocksOf(simSize)}
+}
+
+func newSimDisk(t *testing.T, seed uint64, opt overlayOptions) *simDisk {
+	random := rand.New(rand.NewPCG(seed, 7))
+	content := make([]byte, simSize)
+	for i := range content {
+		if i/minGranule%5 != 3 { // every fifth block is a hole
+			content[i] = byte(1 + random.IntN(255))
+		}
+	}
+	m := &machine{random: random, crashIn: -1}
+	blockMap := make([]byte, mapHeaderSize+mapPageSize)
+	header := simHeader()
+	copy(blockMap, header.encode())
+	d := &simDisk{t: t, image: simImage{content}, file: newSimFile(m, make([]byte, simSize)), durable: newSimFile(m, blockMap), opt: opt, expected: bytes.Clone(content)}
+	d.open(m)
+	return d
+}
+
+// open starts with the files as they are, as after a crash: the live map counts for nothing then.
+func (d *simDisk) open(m *machine) {
+	blocks := newBlockMap(blocksOf(simSize))
+	require.NoError(d.t, readMap(d.durable, d.durable.Size(), simHeader(), blocks))
+	store := newMapStore(newSimFile(m, make([]byte, mapHeaderSize+mapPageSize)), d.durable, len(blocks.pages))
+	store.allDirty(blocks)
+	over, err := newOverlay(d.file, d.image, blocks, store, d.opt)
+	require.NoError(d.t, err)
+	d.m, d.over, d.allowed = m, over, map[int64][][]byte{}
+	d.hydrate = newHydration(over, zap.NewNop(), 0)
+	d.hydrate.chunk, d.hydrate.retry = 3*minGranule, 0
+}
+
+// attempt notes what the disk may hold when a change of the range is cut off.
+func (d *simDisk) attempt(p []byte, off int64) {
+	for i := int64(0); i < int64(len(p)); i += SectorSize {
+		sector := (off + i) / SectorSize
+		if d.allowed[sector] == nil {
+			d.allowed[sector] = [][]byte{bytes.Clone(d.expected[off+i : off+i+SectorSize])}
+		}
+		d.allowed[sector] = append(d.allowed[sector], bytes.Clone(p[i:i+SectorSize]))
+	}
+}
+
+// operate does one random thing.
+func (d *simDisk) operate() error {
+	r := d.m.random
+	off := r.Int64N(simSize/SectorSize) * SectorSize
+	length := min((1+r.Int64N(1<<r.IntN(7)))*SectorSize, simSize-off)
+	switch r.IntN(8) {
+	case 0:
+		if err := d.over.Flush(); err != nil {
+			return err
+		}
+		clear(d.allowed)
+		return nil
+	case 1:
+		p := make([]byte, length)
+		d.attempt(p, off)
+		op := []func(int64, int64) error{d.over.Discard, d.over.Zero}[r.IntN(2)]
+		if err := op(off, length); err != nil {
+			return err
+		}
+		copy(d.expected[off:], p)
+		return nil
+	case 2:
+		if first, last, ok := d.hydrate.next(); ok {
+			return d.hydrate.copyChunk(d.t.Context(), make([]byte, d.hydrate.chunk), first, last)
+		}
+		return nil
+	case 3:
+		p := make([]byte, length)
+		if _, err := d.over.ReadAt(p, off); err != nil {
+			return err
+		}
+		require.True(d.t, bytes.Equal(d.expected[off:off+length], p), "%d bytes at %d", length, off)
+		return nil
+	}
+	p := make([]byte, length)
+	for i := range p {
+		p[i] = byte(1 + r.IntN(255))
+	}
+	d.attempt(p, off)
+	if _, err := d.over.WriteAt(p, off); err != nil {
+		return err
+	}
+	copy(d.expected[off:], p)
+	return nil
+}
+
+// recover starts again after a crash. It returns the first sector that holds what it never may.
+func (d *simDisk) recover() error {
+	m := &machine{random: d.m.random, crashIn: -1}
+	d.file, d.durable = d.file.crash(m), d.durable.crash(m)
+	d.opt.copyReads = false // reading is not to change anything here
+	before := d.allowed
+	d.open(m)
+	got := make([]byte, simSize)
+	if _, err := d.over.ReadAt(got, 0); err != nil {
+		return err
+	}
+	for sector := range int64(simSize / SectorSize) {
+		part := got[sector*SectorSize : (sector+1)*SectorSize]
+		may := before[sector]
+		if may == nil {
+			may = [][]byte{d.expected[sector*SectorSize : (sector+1)*SectorSize]}
+		}
+		found := false
+		for _, p := range may {
+			found = found || bytes.Equal(p, part)
+		}
+		if !found {
+			return fmt.Errorf("sector %d holds neither what was flushed nor what was written later", sector)
+		}
+	}
+	d.expected = got
+	return nil
+}
+
+// crashes lets a disk crash so many times, each time at a random call to storage, and returns what was found wrong.
+func crashes(t *testing.T, seed uint64, opt overlayOptions, rounds int, prepare func(*simDisk)) error {
+	d := newSimDisk(t, seed, opt)
+	for range rounds {
+		d.opt = opt
+		prepare(d)
+		d.m.crashIn = 1 + d.m.random.IntN(60)
+		var err error
+		for err == nil {
+			err = d.operate()
+		}
+		if !errors.Is(err, errCrashed) {
+			return fmt.Errorf("an operation failed without a crash: %w", err)
+		}
+		if err := d.recover(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// TestCrashPoints replays crashes of the machine that drop and tear what was not flushed. Whatever was acknowledged and flushed is
+// there, and every sector holds one thing that was once in it.
+func TestCrashPoints(t *testing.T) {
+	const seeds, rounds = 60, 25
+	for name, opt := range map[string]overlayOptions{"copy-on-write": {}, "copy-on-read": {copyReads: true, unit: 2 * minGranule}} {
+		t.Run(name, func(t *testing.T) {
+			for seed := range uint64(seeds) {
+				require.NoError(t, crashes(t, seed, opt, rounds, func(*simDisk) {}), "seed %d", seed)
+			}
+		})
+	}
+}
+
+// The harness finds what it is there for: storage that does not do what a flush asks of it loses data.
+func TestCrashPointsFindLostData(t *testing.T) {
+	for name, lie := range map[string]func(*simDisk){
+		"data is not flushed before the map": func(d *simDisk) { d.file.lies = true },
+		"the map is not flushed":             func(d *simDisk) { d.durable.lies = true },
+	} {
+		t.Run(name, func(t *testing.T) {
+			found := false
+			for seed := uint64(0); seed < 40 && !found; seed++ {
+				found = crashes(t, seed, overlayOptions{}, 25, lie) != nil
+			}
+			require.True(t, found)
+		})
+	}
+}
+
+// TestFaultAtEveryCall fails each call to storage in turn. Whatever fails, reads return what was written or what was there
+// before, and when storage works again so does the disk, unless a flush has failed.
+func TestFaultAtEveryCall(t *testing.T) {
+	for _, cause := range []error{ErrNoSpace, &MediumError{Op: "write", Err: errors.New("input/output error")}} {
+		for failing := range 250 {
+			d := newSimDisk(t, uint64(failing), overlayOptions{copyReads: failing%2 == 0})
+			calls := 0
+			d.m.fail = func() error {
+				calls++
+				if calls == failing {
+					return cause
+				}
+				return nil
+			}
+			var err error
+			for i := 0; i < 150 && err == nil; i++ {
+				err = d.operate()
+			}
+			if err == nil {
+				continue // the last calls were those of a read, which does not mind
+			}
+			require.ErrorIs(t, err, cause)
+			failed := errors.Is(err, ErrFailed)
+			got := make([]byte, simSize)
+			_, readErr := d.over.ReadAt(got, 0)
+			require.NoError(t, readErr, "the disk stays readable")
+			for sector := range int64(simSize / SectorSize) {
+				part := got[sector*SectorSize : (sector+1)*SectorSize]
+				if bytes.Equal(part, d.expected[sector*SectorSize:(sector+1)*SectorSize]) {
+					continue
+				}
+				require.NotEmpty(t, d.allowed[sector], "sector %d", sector)
+				require.Contains(t, d.allowed[sector], part, "sector %d", sector)
+			}
+			copy(d.expected, got)
+			_, err = d.over.WriteAt(make([]byte, SectorSize), 0)
+			if failed {
+				require.ErrorIs(t, err, ErrFailed)
+				require.ErrorIs(t, d.over.Flush(), ErrFailed)
+				continue
+			}
+			require.NoError(t, err)
+			clear(d.expected[:SectorSize])
+			for range 100 {
+				require.NoError(t, d.operate())
+			}
+			require.NoError(t, d.over.Flush())
+		}
+	}
+}

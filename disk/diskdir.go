@@ -1,0 +1,141 @@
+package disk
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/cespare/xxhash/v2"
+)
+
+const (
+	// maxEscaped is the longest directory name that is made of an image's name as it is. Bytes.
+	maxEscaped = 200
+
+	// PersistentName is the file of a persistent disk: the one that a file-system volume holds.
+	PersistentName = "disk.img"
+
+	diskName  = "disk.raw"
+	stateName = "state.json"
+)
+
+// diskDir is the directory that one disk lives in, held by its lock. That of an ephemeral disk is
+// <work directory>/<image>, a persistent one has a directory of a volume. The names differ; the files are
+//
+//	lock                          who uses it
+//	disk.raw  disk.img            the disk's own file
+//	state.json  disk.img.state    its identity, the image it was made of, and whether it is complete without it
+//	*.live                        the map of a disk that is not complete, as this boot of the machine knows it
+//	*.map                         the same as far as it has reached storage
+//	*.unit-*/                     what the logical unit keeps with the disk's content
+//
+// A name with the suffix ".partial" is being written; what a killed process left is removed at the next start.
+type diskDir struct {
+	path       string
+	lock       *os.File
+	diskFile   string // the names of the files
+	stateFile  string
+	persistent bool
+}
+
+// openWorkDir makes, locks and tidies the directory of an image's ephemeral disk.
+func openWorkDir(root, image string) (*diskDir, error) {
+	if root == "" {
+		return nil, errors.New("no work directory is set")
+	}
+	d := &diskDir{path: filepath.Join(root, escapeName(image)), diskFile: diskName, stateFile: stateName}
+	return d, d.open("work directory", lockName)
+}
+
+// openPersistentDir makes, locks and tidies the directory of a persistent disk.
+func openPersistentDir(path string) (*diskDir, error) {
+	d := &diskDir{path: path, diskFile: PersistentName, stateFile: PersistentName + ".state", persistent: true}
+	return d, d.open("persistent directory", PersistentName+".lock")
+}
+
+func (d *diskDir) open(what, lock string) error {
+	explain := func(err error) error {
+		return fmt.Errorf("%s: %w; user %d must be able to write there", what, err, os.Geteuid())
+	}
+	if err := os.MkdirAll(d.path, 0o700); err != nil {
+		return explain(err)
+	}
+	var err error
+	d.lock, err = acquireLock(filepath.Join(d.path, lock), what+" "+d.path)
+	if err != nil {
+		var locked *LockedError
+		if errors.As(err, &locked) {
+			return err
+		}
+		return explain(err)
+	}
+	for _, name := range []string{d.disk(), d.state(), d.liveMap(), d.durableMap()} {
+		if err := remove(name + partialSuffix); err != nil {
+			return errors.Join(err, d.close())
+		}
+	}
+	return nil
+}
+
+func (d *diskDir) disk() string       { return filepath.Join(d.path, d.diskFile) }
+func (d *diskDir) state() string      { return filepath.Join(d.path, d.stateFile) }
+func (d *diskDir) liveMap() string    { return d.disk() + ".live" }
+func (d *diskDir) durableMap() string { return d.disk() + ".map" }
+
+// clear removes an ephemeral disk. Its state goes first: without it a disk is never taken for a good one.
+func (d *diskDir) clear() error {
+	for _, name := range []string{d.state(), d.liveMap(), d.durableMap(), d.disk()} {
+		if err := remove(name); err != nil {
+			return err
+		}
+	}
+	return d.clearUnits()
+}
+
+// removeMaps removes the maps of a disk that is complete.
+func (d *diskDir) removeMaps() error {
+	return errors.Join(remove(d.liveMap()), remove(d.durableMap()))
+}
+
+// close frees the lock.
+func (d *diskDir) close() error { return d.lock.Close() }
+
+// syncParent makes the names in a file's directory durable.
+func syncParent(path string) error {
+	dir, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return retry(dir.Sync)
+}
+
+// remove removes a file that may not be there.
+func remove(name string) error {
+	if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// escapeName makes a directory name of a file name, a different one for each: one that needs no quoting, does not
+// hide, and fits every file system.
+func escapeName(name string) string {
+	var b strings.Builder
+	for i := range len(name) {
+		c := name[i]
+		if c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' ||
+			c == '-' || c == '_' || c == '.' && i > 0 {
+			b.WriteByte(c)
+		} else {
+			fmt.Fprintf(&b, "%%%02X", c)
+		}
+	}
+	if b.Len() <= maxEscaped {
+		return b.String()
+	}
+	return fmt.Sprintf("%s%%~%016x", b.String()[:maxEscaped-18], xxhash.Sum64String(name))
+}

@@ -1,0 +1,275 @@
+package disk
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+const (
+	// guestIdle is how long the guest must have done nothing for hydration to run at full speed.
+	guestIdle = 50 * time.Millisecond
+	// dutyWhileBusy: beside a guest that does I/O, one worker copies a chunk and then rests so many times as long.
+	dutyWhileBusy = 3
+	// checkpointEvery is how much is copied between two checkpoints of a durable disk: what a crash makes it copy again. Bytes.
+	checkpointEvery = 256 << 20
+	// spaceRetry and mediumRetry are how long hydration waits after an error before it tries again.
+	spaceRetry  = time.Second
+	mediumRetry = 30 * time.Second
+)
+
+// readWatch tells hydration what the guest does. The zero value is ready to use; any number of goroutines.
+type readWatch struct {
+	touched atomic.Uint64 // calls of the guest so far
+	next    atomic.Uint32
+	recent  [16]atomic.Int64 // offsets that were read from the image, plus 1; 0: none
+}
+
+func (w *readWatch) touch() { w.touched.Add(1) }
+
+func (w *readWatch) missed(off int64) {
+	w.recent[w.next.Add(1)%uint32(len(w.recent))].Store(off + 1)
+}
+
+// take returns an offset that was read from the image lately, and forgets it.
+func (w *readWatch) take() (off int64, ok bool) {
+	for i := range w.recent {
+		if off := w.recent[i].Swap(0); off != 0 {
+			return off - 1, true
+		}
+	}
+	return 0, false
+}
+
+// hydration copies what an overlay's file does not have yet, beside the guest: first what the guest reads, then the
+// rest in order.
+type hydration struct {
+	o       *overlay
+	log     *zap.Logger
+	chunk   int64 // bytes that are read at once, a multiple of the overlay's granule
+	workers int
+	retry   time.Duration // how long it waits for space
+
+	mu     sync.Mutex
+	cursor int64 // guarded by mu; blocks before it were handed out
+	ahead  int64 // guarded by mu; the block after what the guest read last; -1: none
+
+	writing  sync.Mutex   // one write at a time: the kernel lets writers to a file wait by spinning, which costs a core
+	unsaved  atomic.Int64 // bytes since the last checkpoint
+	paused   atomic.Bool  // no space is left
+	seen     atomic.Uint64
+	activeAt atomic.Int64 // when the guest was last seen to do something; nanoseconds since 1970
+}
+
+func newHydration(o *overlay, log *zap.Logger, unit int64) *hydration {
+	chunk := max(chunkSize, unit)
+	workers := max(1, min(runtime.GOMAXPROCS(0), int(maxCopyBuffers/chunk)))
+	return &hydration{o: o, log: log, chunk: chunk, workers: workers, retry: spaceRetry, ahead: -1}
+}
+
+// run returns nil when the file has every block, or when ctx ends: its error then. It goes on after errors of storage, which
+// may be temporary, and ends with the disk's failure.
+func (h *hydration) run(ctx context.Context) error {
+	for {
+		var group sync.WaitGroup
+		var failure error
+		var once sync.Once
+		for worker := range h.workers {
+			group.Go(func() {
+				if err := h.work(ctx, worker); err != nil {
+					once.Do(func() { failure = err })
+				}
+			})
+		}
+		group.Wait()
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case errors.Is(failure, ErrFailed):
+			return failure
+		case h.o.blocks.clear.Load() == 0:
+			return nil
+		}
+		if failure != nil {
+			h.log.Warn("a part of the image cannot be copied now, and is tried again later", zap.Error(failure), zap.Duration("after", mediumRetry))
+			if err := sleep(ctx, mediumRetry); err != nil {
+				return err
+			}
+		}
+		h.mu.Lock()
+		h.cursor = 0
+		h.mu.Unlock()
+	}
+}
+
+// work copies chunks until none is left. It returns the first error of the image, after it has tried the rest.
+func (h *hydration) work(ctx context.Context, worker int) (failure error) {
+	buf := make([]byte, h.chunk)
+	for ctx.Err() == nil {
+		if worker > 0 && h.guestActive() {
+			if sleep(ctx, guestIdle/2) != nil {
+				break
+			}
+			if h.o.blocks.clear.Load() > 0 {
+				continue
+			}
+		}
+		first, last, ok := h.next()
+		if !ok {
+			break
+		}
+		begin := time.Now()
+		err := h.copyChunk(ctx, buf, first, last)
+		if errors.Is(err, ErrFailed) || errors.Is(err, context.Canceled) {
+			return err
+		}
+		if failure == nil {
+			failure = err
+		}
+		if h.guestActive() && sleep(ctx, dutyWhileBusy*time.Since(begin)) != nil {
+			break
+		}
+	}
+	return failure
+}
+
+// next hands out the blocks of a chunk that has some to copy.
+func (h *hydration) next() (first, last int64, ok bool) {
+	perChunk := h.chunk / h.o.granule
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for {
+		block := h.ahead
+		h.ahead = -1
+		if off, recent := h.o.watch.take(); recent {
+			block = off / h.o.granule
+		}
+		if block < 0 {
+			break
+		}
+		first = block / perChunk * perChunk
+		if first >= h.o.blocks.blocks {
+			continue
+		}
+		last = min(first+perChunk, h.o.blocks.blocks) - 1
+		if !h.o.blocks.allSet(first, last) {
+			h.ahead = last + 1 // most reads go on
+			return first, last, true
+		}
+	}
+	block := h.o.blocks.nextClear(h.cursor)
+	if block >= h.o.blocks.blocks {
+		h.cursor = block
+		return 0, 0, false
+	}
+	first = max(block/perChunk*perChunk, h.cursor)
+	last = min(block/perChunk*perChunk+perChunk, h.o.blocks.blocks) - 1
+	h.cursor = last + 1
+	return first, last, true
+}
+
+// copyChunk copies the blocks of a chunk that are still in the image.
+func (h *hydration) copyChunk(ctx context.Context, buf []byte, first, last int64) error {
+	var failure error
+	for first <= last {
+		set, end := h.o.blocks.run(first, last)
+		if !set {
+			if err := h.copyRun(ctx, buf, first, end); err != nil {
+				var medium *MediumError
+				if !errors.As(err, &medium) {
+					return err
+				}
+				failure = err
+			}
+		}
+		first = end
+	}
+	return failure
+}
+
+// copyRun copies the blocks first to end-1. Where the image cannot be read it goes block by block, so that only what
+// cannot be read is missing.
+func (h *hydration) copyRun(ctx context.Context, buf []byte, first, end int64) error {
+	o := h.o
+	off := first * o.granule
+	p := buf[:min(end*o.granule, o.Size())-off]
+	if n, err := o.readSourceLocked(p, off); n < len(p) {
+		if err == nil {
+			return nil // the guest has changed or read it all in the meantime
+		}
+		if end-first == 1 {
+			return err
+		}
+		var failure error
+		for block := first; block < end; block++ {
+			if err := h.copyRun(ctx, buf, block, block+1); err != nil {
+				failure = err
+			}
+		}
+		return failure
+	}
+	for {
+		err := h.keep(p, off)
+		if err == nil {
+			if h.paused.Swap(false) {
+				h.log.Info("there is space again, the image is being copied")
+			}
+			break
+		}
+		if !errors.Is(err, ErrNoSpace) {
+			return err
+		}
+		if !h.paused.Swap(true) {
+			h.log.Warn("no space is left to copy the image; it goes on when there is some, and the disk works until then from the image", zap.Error(err))
+		}
+		if err := sleep(ctx, h.retry); err != nil {
+			return err
+		}
+	}
+	if o.maps.durable != nil && h.unsaved.Add(int64(len(p))) >= checkpointEvery {
+		h.unsaved.Store(0)
+		if err := o.Flush(); err != nil && !errors.Is(err, ErrNoSpace) {
+			return err
+		}
+	}
+	return nil
+}
+
+func (h *hydration) keep(p []byte, off int64) error {
+	h.writing.Lock()
+	defer h.writing.Unlock()
+	if h.o.failed.Load() {
+		return ErrFailed
+	}
+	return h.o.keep(p, off)
+}
+
+// guestActive reports whether the guest did anything lately.
+func (h *hydration) guestActive() bool {
+	now := time.Now().UnixNano()
+	if touched := h.o.watch.touched.Load(); h.seen.Swap(touched) != touched {
+		h.activeAt.Store(now)
+		return true
+	}
+	return now-h.activeAt.Load() < int64(guestIdle)
+}
+
+// sleep waits, or returns ctx's error when it ends before.
+func sleep(ctx context.Context, d time.Duration) error {
+	if d <= 0 {
+		return ctx.Err()
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

@@ -1,0 +1,340 @@
+package qcow2
+
+import (
+	"bytes"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// words is content with text in it, so that it is compressed with codes of its own.
+func words(size int, seed uint64) []byte {
+	r := rand.New(rand.NewPCG(seed, 3))
+	dictionary := []string{"disk", "image", "of the", "machine", "cluster", "\n", ", ", "0x", "read", "a", "table", "is", "entry", "=", "offset"}
+	var b bytes.Buffer
+	for b.Len() < size {
+		b.WriteString(dictionary[r.IntN(len(dictionary))])
+		b.WriteByte(" \t01234abcdeABCDE_"[r.IntN(17)])
+	}
+	return b.Bytes()[:size]
+}
+
+// countedFile counts how often it is read.
+type countedFile struct {
+	*bytes.Reader
+	reads atomic.Int64
+}
+
+func (f *countedFile) ReadAt(p []byte, off int64) (int, error) {
+	f.reads.Add(1)
+	return f.Reader.ReadAt(p, off)
+}
+
+// compressedImage is an image of whole compressed clusters of 64 KiB, one behind the other, and its content.
+func compressedImage(t testing.TB, clusters int, kind uint8) (*Image, *countedFile, []byte) {
+	t.Helper()
+	const bits = 16
+	im := newImage(bits, uint64(clusters)<<bits, clusters)
+	encode := deflated
+	if kind == compressionZstd {
+		encode = zstandard
+		im.put64(72, incompatCompression)
+		im.put32(100, 112)
+		im.b[104] = compressionZstd
+	}
+	content := words(clusters<<bits, 1)
+	at := atData<<bits + 1
+	for i := range clusters {
+		data := encode(t, content[i<<bits:(i+1)<<bits])
+		im.compressed(i, at, data)
+		at += len(data)
+	}
+	file := &countedFile{Reader: bytes.NewReader(im.b)}
+	got, err := Open(file, int64(len(im.b)), Options{})
+	require.NoError(t, err)
+	return got, file, content
+}
+
+func TestSequentialReadsDecodeOnce(t *testing.T) {
+	for _, kind := range []uint8{compressionZlib, compressionZstd} {
+		im, file, content := compressedImage(t, 20, kind)
+		got := make([]byte, len(content))
+		before := file.reads.Load()
+		for off := 0; off < len(got); off += 4096 {
+			_, err := im.ReadAt(got[off:off+4096], int64(off))
+			require.NoError(t, err)
+		}
+		require.True(t, bytes.Equal(content, got))
+		require.EqualValues(t, 1+20, file.reads.Load()-before, "the table, and each cluster once")
+	}
+}
+
+func TestWholeClustersAreReadTogether(t *testing.T) {
+	for _, kind := range []uint8{compressionZlib, compressionZstd} {
+		im, file, content := compressedImage(t, 40, kind)
+		got := make([]byte, len(content))
+		before := file.reads.Load()
+		_, err := im.ReadAt(got, 0)
+		require.NoError(t, err)
+		require.True(t, bytes.Equal(content, got))
+		require.LessOrEqual(t, file.reads.Load()-before, int64(4), "for 40 clusters")
+
+		// From the middle of a cluster into the middle of another one.
+		_, err = im.ReadAt(got[:5<<16], 1000)
+		require.NoError(t, err)
+		require.True(t, bytes.Equal(content[1000:][:5<<16], got[:5<<16]))
+	}
+}
+
+// TestWholeClustersThatDoNotLieTogether has clusters in the reverse order, with gaps, and with others in between.
+func TestWholeClustersThatDoNotLieTogether(t *testing.T) {
+	const bits, cs, clusters = 16, 1 << 16, 24
+	content := words(clusters<<bits, 2)
+	r := rand.New(rand.NewPCG(4, 4))
+	for round := range 5 {
+		im := newImage(bits, clusters<<bits, 2*clusters)
+		order := r.Perm(clusters)
+		if round == 0 {
+			for i := range order {
+				order[i] = clusters - 1 - i
+			}
+		}
+		at := atData << bits
+		want := bytes.Clone(content)
+		for n, i := range order {
+			switch r.IntN(6) {
+			case 0:
+				clear(want[i<<bits : (i+1)<<bits])
+				continue
+			case 1:
+				at += r.IntN(2 * maxPackedGap)
+			}
+			data := deflated(t, content[i<<bits:(i+1)<<bits])
+			require.Less(t, at+len(data), len(im.b), "cluster %d", n)
+			im.compressed(i, at, data)
+			at += len(data)
+		}
+		got, err := im.open()
+		require.NoError(t, err)
+		p := make([]byte, len(want))
+		_, err = got.ReadAt(p, 0)
+		require.NoError(t, err)
+		require.True(t, bytes.Equal(want, p))
+	}
+}
+
+func TestDamagedClusterAmongOthers(t *testing.T) {
+	const bits, cs = 16, 1 << 16
+	content := words(3*cs, 3)
+	im := newImage(bits, 3*cs, 4)
+	at := atData << bits
+	for i := range 3 {
+		data := deflated(t, content[i*cs:(i+1)*cs])
+		if i == 1 {
+			data[0] |= 6 // the reserved type of block
+		}
+		im.compressed(i, at, data)
+		at += len(data)
+	}
+	got, err := im.open()
+	require.NoError(t, err)
+	p := make([]byte, 3*cs)
+	n, err := got.ReadAt(p, 0)
+	require.ErrorContains(t, err, "guest offset 65536:")
+	require.ErrorAs(t, err, new(*FormatError))
+	require.Equal(t, cs, n)
+	require.True(t, bytes.Equal(content[:cs], p[:cs]))
+	_, err = got.ReadAt(p[:cs], 2*cs)
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(content[2*cs:], p[:cs]))
+}
+
+// TestReadersOfOneBlockLoadItOnce holds a load back until every reader has asked.
+func TestReadersOfOneBlockLoadItOnce(t *testing.T) {
+	const readers = 8
+	var loads atomic.Int64
+	begun, goOn := make(chan struct{}), make(chan struct{})
+	var c cache
+	c.init(8, 64, func(p []byte, at uint64) error {
+		loads.Add(1)
+		close(begun)
+		<-goOn
+		copy(p, "abcdefgh")
+		return nil
+	})
+	s := &c.shards[0]
+	var wg sync.WaitGroup
+	for range readers {
+		wg.Go(func() {
+			b, err := c.get(0, 1)
+			if err != nil || string(b.data) != "abcdefgh" {
+				t.Errorf("%q, %v", b.data, err)
+			}
+			b.release()
+		})
+	}
+	<-begun
+	require.Eventually(t, func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.findLocked(0).pins == readers
+	}, 10e9, 1e6)
+	close(goOn)
+	wg.Wait()
+	require.EqualValues(t, 1, loads.Load())
+}
+
+func TestCacheFailuresAndFullShards(t *testing.T) {
+	failure := errors.New("no luck")
+	fail := true
+	loads := 0
+	var c cache
+	c.init(8, 0, func(p []byte, at uint64) error {
+		loads++
+		if fail {
+			return failure
+		}
+		p[0] = byte(at)
+		return nil
+	})
+	_, err := c.get(1, 1)
+	require.ErrorIs(t, err, failure)
+	fail = false
+	var held []pinned
+	for i := range int64(minSlots) {
+		b, err := c.get(i, uint64(i))
+		require.NoError(t, err)
+		held = append(held, b)
+	}
+	// Every slot is being read: one more block is loaded, and not kept.
+	for range 2 {
+		before := loads
+		b, err := c.get(100, 100)
+		require.NoError(t, err)
+		require.EqualValues(t, 100, b.data[0])
+		b.release()
+		require.Equal(t, before+1, loads)
+	}
+	fail = true
+	_, err = c.get(100, 100)
+	require.ErrorIs(t, err, failure)
+	fail = false
+	for i, b := range held {
+		require.EqualValues(t, i, b.data[0], "what is read does not change")
+		b.release()
+	}
+	// The one that was not used for longest makes room.
+	for _, key := range []int64{0, 2, 3, 100} {
+		b, err := c.get(key, uint64(key))
+		require.NoError(t, err)
+		b.release()
+	}
+	before := loads
+	for _, key := range []int64{0, 2, 3, 100} {
+		b, err := c.get(key, uint64(key))
+		require.NoError(t, err)
+		require.EqualValues(t, key, b.data[0])
+		b.release()
+	}
+	require.Equal(t, before, loads)
+}
+
+// TestParallelReads has more readers than the cache has clusters.
+func TestParallelReads(t *testing.T) {
+	for _, kind := range []uint8{compressionZlib, compressionZstd} {
+		im, _, content := compressedImage(t, 12, kind)
+		im.decoded.init(im.hdr.clusterSize(), 0, im.loadCluster)
+		var wg sync.WaitGroup
+		for i := range 8 {
+			wg.Go(func() {
+				r := rand.New(rand.NewPCG(9, uint64(i)))
+				p := make([]byte, 200<<10)
+				for range 30 {
+					off := r.IntN(len(content))
+					p := p[:min(1+r.IntN(1<<(4+r.IntN(14))), len(content)-off)]
+					if _, err := im.ReadAt(p, int64(off)); err != nil || !bytes.Equal(content[off:off+len(p)], p) {
+						t.Errorf("%d bytes at %d: %v", len(p), off, err)
+						return
+					}
+				}
+			})
+		}
+		wg.Wait()
+	}
+}
+
+// TestReadsDoNotAllocate reads with a cache that has room for a part of the image.
+func TestReadsDoNotAllocate(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the race detector makes a sync.Pool forget on purpose")
+	}
+	for _, kind := range []uint8{compressionZlib, compressionZstd} {
+		im, _, content := compressedImage(t, 20, kind)
+		im.decoded.init(im.hdr.clusterSize(), 0, im.loadCluster)
+		p := make([]byte, 1<<20)
+		read := func(size int) func() {
+			off := 0
+			return func() {
+				if _, err := im.ReadAt(p[:size], int64(off)); err != nil {
+					t.Error(err)
+				}
+				off = (off + 7<<16 + size) % (len(content) - size)
+			}
+		}
+		for _, size := range []int{4096, 256 << 10, 1 << 20} {
+			f := read(size)
+			for range 50 { // fill the caches
+				f()
+			}
+			require.Less(t, testing.AllocsPerRun(100, f), 1.0, "%s, %d bytes", im.Info().Compression, size)
+		}
+	}
+}
+
+func BenchmarkRead(b *testing.B) {
+	for _, kind := range []uint8{compressionZlib, compressionZstd} {
+		im, _, content := compressedImage(b, 192, kind)
+		b.Run(im.Info().Compression+"/sequential 4 KiB", func(b *testing.B) {
+			p := make([]byte, 4096)
+			b.SetBytes(4096)
+			b.ReportAllocs()
+			off := 0
+			for b.Loop() {
+				if _, err := im.ReadAt(p, int64(off)); err != nil {
+					b.Fatal(err)
+				}
+				off = (off + 4096) % len(content)
+			}
+		})
+		b.Run(im.Info().Compression+"/random 4 KiB", func(b *testing.B) {
+			b.SetBytes(4096)
+			b.ReportAllocs()
+			b.RunParallel(func(pb *testing.PB) {
+				p := make([]byte, 4096)
+				r := rand.New(rand.NewPCG(rand.Uint64(), 0))
+				for pb.Next() {
+					if _, err := im.ReadAt(p, int64(r.IntN(len(content)/4096))*4096); err != nil {
+						b.Error(err)
+						return
+					}
+				}
+			})
+		})
+		b.Run(im.Info().Compression+"/sequential 1 MiB", func(b *testing.B) {
+			p := make([]byte, 1<<20)
+			b.SetBytes(1 << 20)
+			b.ReportAllocs()
+			off := 0
+			for b.Loop() {
+				if _, err := im.ReadAt(p, int64(off)); err != nil {
+					b.Fatal(err)
+				}
+				off = (off + 1<<20) % len(content)
+			}
+		})
+	}
+}

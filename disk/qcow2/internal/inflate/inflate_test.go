@@ -1,0 +1,232 @@
+package inflate
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+const (
+	last    = 1 // final block
+	stored  = 0 << 1
+	fixed   = 1 << 1
+	dynamic = 2 << 1
+)
+
+func header(kind uint) *bitWriter { return new(bitWriter).bits(kind, 3) }
+
+// TestStreams has a stream for each rule of the format, and what comes of it.
+func TestStreams(t *testing.T) {
+	ab := func() *bitWriter { // a:1 b:2 end:3 length 3:3; distances 1:1 2:1
+		return header(last|dynamic).lengths(codeLengths(258, map[int]uint{'a': 1, 'b': 2, 256: 3, 257: 3}), []uint{1, 1})
+	}
+	full := "1111111111111111"
+	for _, c := range []struct {
+		name string
+		w    *bitWriter
+		want string
+		err  error
+	}{
+		{"nothing", new(bitWriter), "", ErrTruncated},
+		{"reserved type", header(last|3<<1).bits(0, 5), "", ErrBlockType},
+		{"stored", header(last|stored).bits(0, 5).bits(3, 16).bits(0xfffc, 16).bits('a', 8).bits('b', 8).bits('c', 8), "abc", nil},
+		{"stored, empty", header(last|stored).bits(0, 5).bits(0, 16).bits(0xffff, 16), "", nil},
+		{"stored, wrong complement", header(last|stored).bits(0, 5).bits(1, 16).bits(0xffff, 16).bits('a', 8), "", ErrStored},
+		{"stored, length missing", header(last|stored).bits(0, 5).bits(3, 16).bits(0xfc, 8), "", ErrTruncated},
+		{"stored, data missing", header(last|stored).bits(0, 5).bits(3, 16).bits(0xfffc, 16).bits('a', 8), "a", ErrTruncated},
+		{"stored after fixed", func() *bitWriter {
+			return header(fixed).fixed('x').fixed(256).bits(last|stored, 3).bits(0, 3).bits(1, 16).bits(0xfffe, 16).bits('y', 8)
+		}(), "xy", nil},
+		{"fixed", header(last | fixed).fixed('a').fixed(255).fixed(0).fixed(256), "a\xff\x00", nil},
+		{"fixed, run", header(last|fixed).fixed('a').fixed(257).code(0, 5).fixed(256), "aaaa", nil},
+		{"fixed, longest length", header(last|fixed).fixed('a').fixed(285).code(0, 5).fixed(256), strings.Repeat("a", 259), nil},
+		{"fixed, length 257+1 by extra bits", header(last|fixed).fixed('a').fixed(284).bits(31, 5).code(0, 5).fixed(256), strings.Repeat("a", 259), nil},
+		{"fixed, symbol 286", header(last|fixed).fixed('a').fixed(286).code(0, 5).fixed(256), "a", ErrCode},
+		{"fixed, symbol 287", header(last|fixed).fixed('a').fixed(287).code(0, 5).fixed(256), "a", ErrCode},
+		{"fixed, distance 30", header(last|fixed).fixed('a').fixed(257).code(30, 5).fixed(256), "a", ErrCode},
+		{"fixed, distance 31", header(last|fixed).fixed('a').fixed(257).code(31, 5).fixed(256), "a", ErrCode},
+		{"fixed, too far", header(last|fixed).fixed('a').fixed(257).code(1, 5).fixed(256), "a", ErrDistance},
+		{"fixed, too far at the start", header(last|fixed).fixed(257).code(0, 5).fixed(256), "", ErrDistance},
+		{"fixed, no end", header(last | fixed).fixed('a').fixed('b'), "ab", ErrTruncated},
+		{"no last block", header(fixed).fixed('a').fixed(256).bits(0, 4), "a", ErrTruncated},
+		{"dynamic", ab().code(0, 1).code(2, 2).code(7, 3).code(1, 1).code(6, 3), "ababa", nil},
+		{"dynamic, 287 literals and lengths", header(last|dynamic).bits(30, 5).bits(0, 5).bits(0, 4).bits(0, 64), "", ErrLengths},
+		{"dynamic, 31 distances", header(last|dynamic).bits(0, 5).bits(30, 5).bits(0, 4).bits(0, 64), "", ErrLengths},
+		{"dynamic, header missing", header(last | dynamic), "", ErrTruncated},
+		{"dynamic, length code missing", header(last|dynamic).bits(0, 5).bits(0, 5).bits(15, 4).bits(1, 2), "", ErrTruncated},
+		{"dynamic, no length codes", header(last|dynamic).bits(0, 14).bits(0, 12).bits(0, 64), "", ErrCode},
+		{"dynamic, length codes over-subscribed", header(last|dynamic).bits(0, 14).bits(1|1<<3|1<<6, 12).bits(0, 64), "", ErrTree},
+		{"dynamic, length codes incomplete", header(last|dynamic).bits(0, 14).bits(2|2<<3, 12).bits(0, 64), "", ErrTree},
+		{"dynamic, one length code", header(last|dynamic).bits(0, 14).bits(1<<6, 12).bits(0, 64).bits(0, 64), "", ErrTruncated},
+		{"dynamic, repetition at the start", header(last|dynamic).bits(0, 14).bits(1|1<<9, 12).bits(1, 1).bits(0, 64), "", ErrLengths},
+		{"dynamic, repetition too long", header(last|dynamic).bits(0, 14).bits(1<<6|1<<9, 12).bits(0xff, 8).bits(0xff, 8), "", ErrLengths},
+		{"dynamic, over-subscribed literals", header(last|dynamic).lengths(codeLengths(257, map[int]uint{'a': 1, 'b': 1, 256: 1}), []uint{1, 1}), "", ErrTree},
+		{"dynamic, incomplete literals", header(last|dynamic).lengths(codeLengths(257, map[int]uint{'a': 1, 256: 2}), []uint{1, 1}), "", ErrTree},
+		{"dynamic, one literal code", header(last|dynamic).lengths(codeLengths(257, map[int]uint{256: 1}), []uint{1, 1}).code(0, 1), "", nil},
+		{"dynamic, one literal code, the other used", header(last|dynamic).lengths(codeLengths(257, map[int]uint{256: 1}), []uint{1, 1}).code(1, 1), "", ErrCode},
+		{"dynamic, one literal code of two bits", header(last|dynamic).lengths(codeLengths(257, map[int]uint{256: 2}), []uint{1, 1}), "", ErrTree},
+		{"dynamic, no end of block", header(last|dynamic).lengths(codeLengths(257, map[int]uint{'a': 1, 'b': 1}), []uint{1, 1}).bits(0, 2), "aa", ErrTruncated},
+		{"dynamic, no literals", header(last|dynamic).lengths(codeLengths(257, nil), []uint{1, 1}).bits(0, 8), "", ErrCode},
+		{"dynamic, over-subscribed distances", header(last|dynamic).lengths(codeLengths(257, map[int]uint{'a': 1, 256: 1}), []uint{1, 1, 1}), "", ErrTree},
+		{"dynamic, incomplete distances", header(last|dynamic).lengths(codeLengths(257, map[int]uint{'a': 1, 256: 1}), []uint{2, 2}), "", ErrTree},
+		{"dynamic, no distances, none used", header(last|dynamic).lengths(codeLengths(257, map[int]uint{'a': 1, 256: 1}), []uint{0}).bits(0, 1).bits(1, 1), "a", nil},
+		{"dynamic, no distances, one used", header(last|dynamic).lengths(codeLengths(258, map[int]uint{'a': 1, 256: 2, 257: 2}), []uint{0}).
+			code(0, 1).code(3, 2).bits(0, 8), "a", ErrCode},
+		{"dynamic, one distance", header(last|dynamic).lengths(codeLengths(258, map[int]uint{'a': 1, 256: 2, 257: 2}), []uint{1}).
+			code(0, 1).code(3, 2).bits(0, 1).code(2, 2), "aaaa", nil},
+		{"dynamic, one distance, the other used", header(last|dynamic).lengths(codeLengths(258, map[int]uint{'a': 1, 256: 2, 257: 2}), []uint{1}).
+			code(0, 1).code(3, 2).bits(1, 1).code(2, 2), "a", ErrCode},
+		{"dynamic, codes of 15 bits", longCodes(), full + "abcd", nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			// Alone, and with more input and room behind it, so that both loops see it.
+			for _, slack := range []int{0, 1024} {
+				src := append(bytes.Clone(c.w.b), make([]byte, slack)...)
+				for _, size := range []int{len(c.want), len(c.want) + 1, len(c.want) + 1024} {
+					got, err := agree(t, new(Decoder), src, size)
+					if size == len(c.want) && c.err != ErrTruncated {
+						require.NoError(t, err, "it is full before the error")
+					}
+					if size > len(c.want) && (slack == 0 || c.err != ErrTruncated) {
+						require.Equal(t, c.err, err)
+						require.Equal(t, c.want, string(got))
+					}
+				}
+			}
+		})
+	}
+}
+
+// longCodes is a block with codes of all lengths from 1 bit to 13, and of 15.
+func longCodes() *bitWriter {
+	set := map[int]uint{'1': 1, 256: 13, 'a': 15, 'b': 15, 'c': 15, 'd': 15}
+	for i := range 11 {
+		set[i] = uint(i) + 2
+	}
+	w := header(last|dynamic).lengths(codeLengths(257, set), []uint{1, 1})
+	for range 16 {
+		w.code(0, 1)
+	}
+	for i := range uint(4) {
+		w.code(0x7ffc+i, 15)
+	}
+	return w.code(0x1ffe, 13)
+}
+
+// TestSymbols decodes every length with every distance, at both ends of their extra bits.
+func TestSymbols(t *testing.T) {
+	var d Decoder
+	prefix := text(32<<10, 1)
+	for distance, e := range distEntries[:maxDist] {
+		w := header(stored).bits(0, 5).bits(32<<10, 16).bits(0x7fff, 16)
+		w.b = append(w.b, prefix...)
+		w.bits(last|fixed, 3)
+		want := bytes.Clone(prefix)
+		for length := uint(257); length <= 285; length++ {
+			for _, ones := range []uint{0, 1<<16 - 1} {
+				shortest, n := uint(litLenEntries[length]>>valueAt&valueMask), uint(litLenEntries[length]&takeMask)
+				nearest, far := uint(e>>valueAt&valueMask), uint(e&takeMask)
+				w.fixed(length).bits(ones, n).code(uint(distance), 5).bits(ones, far)
+				from := uint(len(want)) - nearest - ones&(1<<far-1)
+				for i := range shortest + ones&(1<<n-1) {
+					want = append(want, want[from+i])
+				}
+			}
+		}
+		w.fixed(256)
+		for _, slack := range []int{0, 512} {
+			src := append(bytes.Clone(w.b), make([]byte, slack)...)
+			got, err := agree(t, &d, src, len(want)+slack)
+			require.NoError(t, err)
+			require.True(t, bytes.Equal(want, got), "distance code %d", distance)
+		}
+	}
+}
+
+// TestLevels decodes what compress/flate makes of several kinds of content, into less room, just enough, and more.
+func TestLevels(t *testing.T) {
+	var d Decoder
+	noise := make([]byte, 70<<10)
+	r := rand.New(rand.NewPCG(7, 7))
+	for i := range noise {
+		noise[i] = byte(r.Uint32())
+	}
+	for name, content := range map[string][]byte{
+		"text": text(200<<10, 2), "noise": noise, "zeros": make([]byte, 100<<10), "short": []byte("short"),
+		"skewed": bytes.Repeat([]byte("aaaaaaaaaaaaaaabaaaaaac"), 300), "noise, then text": append(noise[:9000:9000], text(9000, 3)...),
+	} {
+		for _, level := range []int{-2, 0, 1, 6, 9} {
+			t.Run(fmt.Sprintf("%s, level %d", name, level), func(t *testing.T) {
+				src := deflate(t, content, level)
+				for _, size := range []int{0, 1, len(content) / 2, len(content) - 1, len(content), len(content) + 1, len(content) + 1000} {
+					for _, garbage := range []int{0, 511} {
+						got, err := agree(t, &d, append(src[:len(src):len(src)], noise[:garbage]...), size)
+						require.NoError(t, err)
+						require.True(t, bytes.Equal(content[:min(size, len(content))], got))
+					}
+				}
+			})
+		}
+	}
+}
+
+// TestTruncated cuts streams at every byte.
+func TestTruncated(t *testing.T) {
+	var d Decoder
+	content := text(1200, 4)
+	for _, level := range []int{-2, 0, 1, 9} {
+		src := deflate(t, content, level)
+		for n := range src {
+			got, err := agree(t, &d, src[:n:n], len(content))
+			if len(got) < len(content) {
+				require.Equal(t, ErrTruncated, err, "%d of %d bytes", n, len(src))
+			}
+		}
+	}
+	for n := range longCodes().b {
+		if got, err := agree(t, &d, longCodes().b[:n], 20); len(got) < 20 {
+			require.Equal(t, ErrTruncated, err)
+		}
+	}
+}
+
+// TestDamaged changes bits in streams, so that every check meets what nobody wrote on purpose.
+func TestDamaged(t *testing.T) {
+	var d Decoder
+	r := rand.New(rand.NewPCG(5, 5))
+	content := text(12000, 5)
+	seen := make(map[error]int)
+	for _, level := range []int{-2, 0, 1, 6} {
+		src := deflate(t, content, level)
+		for range 1000 {
+			damaged := bytes.Clone(src)
+			for range 1 + r.IntN(3) {
+				at := r.IntN(len(damaged))
+				if r.IntN(2) == 0 {
+					at = r.IntN(100) // the code lengths
+				}
+				damaged[at] ^= 1 << r.IntN(8)
+			}
+			if r.IntN(20) == 0 {
+				damaged = damaged[:r.IntN(len(damaged))]
+			}
+			_, err := agree(t, &d, damaged, len(content))
+			seen[err]++
+		}
+	}
+	for _, err := range []error{nil, ErrTruncated, ErrBlockType, ErrStored, ErrLengths, ErrTree, ErrDistance} {
+		require.Positive(t, seen[err], "%v", err)
+	}
+}
+
+func TestNoAllocations(t *testing.T) {
+	var d Decoder
+	content := text(64<<10, 6)
+	src, dst := deflate(t, content, 6), make([]byte, 64<<10)
+	require.Zero(t, testing.AllocsPerRun(10, func() { _, _ = d.Decode(dst, src) }))
+	require.Equal(t, content, dst)
+}

@@ -1,0 +1,63 @@
+package inflate
+
+// step decodes one literal or match, with an eye on every end. It tells whether the block ended. dst is not full.
+func (d *Decoder) step(dst, src []byte) (ended bool, err error) {
+	d.need(src, 48) // the longest match; there may be less
+	e := d.tables.litlen[d.bits&(1<<litLenBits-1)]
+	if e&isLink != 0 && e&isLiteral == 0 {
+		e = d.follow(d.tables.litlen[:], e, litLenBits)
+	}
+	n := uint(e & takeMask)
+	switch {
+	case e&isLiteral != 0:
+		if n > d.left {
+			return false, ErrTruncated
+		}
+		d.take(n)
+		dst[d.out] = byte(e >> valueAt)
+		d.out++
+		return false, nil
+	case e&isSpecial != 0 && e&isEnd == 0:
+		return false, ErrCode
+	}
+	if n > d.left {
+		return false, ErrTruncated
+	}
+	length := d.value(e)
+	if e&isSpecial != 0 {
+		return true, nil
+	}
+	e = d.tables.dist[d.bits&(1<<distBits-1)]
+	if e&isLink != 0 {
+		e = d.follow(d.tables.dist[:], e, distBits)
+	}
+	switch {
+	case e&isSpecial != 0:
+		return false, ErrCode
+	case uint(e&takeMask) > d.left:
+		return false, ErrTruncated
+	}
+	distance := d.value(e)
+	if distance > d.out {
+		return false, ErrDistance
+	}
+	to := dst[d.out:min(d.out+length, len(dst))]
+	d.out += len(to)
+	for len(to) > 0 { // what is copied can be copied again, so each round doubles
+		n := copy(to, dst[d.out-len(to)-distance:d.out-len(to)])
+		to, distance = to[n:], distance+n
+	}
+	return false, nil
+}
+
+// follow is the entry of the code that begins with a link's index, as if there were no subtables.
+func (d *Decoder) follow(t []uint32, link uint32, width uint) uint32 {
+	index := d.bits >> width & (1<<(link>>codeAt&codeMask) - 1)
+	return t[(uint64(link>>valueAt&valueMask)+index)&uint64(len(t)-1)] + uint32(width)*oneBit
+}
+
+// value takes a length or a distance.
+func (d *Decoder) value(e uint32) int {
+	extra := d.take(uint(e&takeMask)) >> (e >> codeAt & codeMask)
+	return int(e>>valueAt&valueMask) + int(extra)
+}

@@ -1,0 +1,5 @@
+//go:build race
+
+package qcow2
+
+const raceEnabled = true

@@ -1,0 +1,45 @@
+package disk
+
+import "kubevirt.io/disk/disk/qcow2"
+
+// qcow2Content is a qcow2 image as the content of a layer.
+type qcow2Content struct{ *qcow2.Image }
+
+// openQcow2 validates a layer's file as a qcow2 image.
+func openQcow2(l *layer, maxVirtualSize int64) (content, error) {
+	img, err := qcow2.Open(l.file, l.stat.Size, qcow2.Options{MaxVirtualSize: maxVirtualSize})
+	if err != nil {
+		return nil, err
+	}
+	return qcow2Content{img}, nil
+}
+
+func (c qcow2Content) extent(off, length int64) (int64, extentKind, error) {
+	n, kind, err := c.Extent(off, length)
+	if err != nil {
+		return 0, extentHole, err
+	}
+	n = min(n, length)
+	switch kind {
+	case qcow2.KindZero:
+		return n, extentHole, nil
+	case qcow2.KindCompressed:
+		return n, extentCompressed, nil
+	case qcow2.KindUnallocated:
+		return n, extentBelow, nil
+	default:
+		return n, extentPlain, nil
+	}
+}
+
+func (c qcow2Content) setBelow(l *layer) { c.SetBacking(l, l.size) }
+
+func (c qcow2Content) header() header {
+	info := c.Info()
+	h := header{version: info.Version, clusterSize: info.ClusterSize,
+		backingName: info.BackingFile, backingFormat: info.BackingFormat}
+	if info.CompressedClusters > 0 {
+		h.compression = info.Compression
+	}
+	return h
+}

@@ -1,0 +1,139 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"time"
+)
+
+// generatorLoad is what the load generator does: random reads or writes of one size.
+type generatorLoad struct {
+	write    bool
+	bytes    int // of one command, a multiple of 512
+	depth    int // commands in flight, per session
+	sessions int
+	luns     int // LUN 1 and up, in random order
+	digests  bool
+	size     int64 // of each LUN, bytes
+}
+
+func (l generatorLoad) String() string {
+	what := map[bool]string{false: "read", true: "write"}[l.write]
+	name := fmt.Sprintf("%d KiB random %s, depth %d", l.bytes>>10, what, l.depth)
+	if l.sessions > 1 {
+		name += fmt.Sprintf(", %d sessions", l.sessions)
+	}
+	if l.luns > 1 {
+		name += fmt.Sprintf(", %d LUNs", l.luns)
+	}
+	if l.digests {
+		name += ", digests"
+	}
+	return name
+}
+
+// manyLUNs is how many LUNs there are where the number of LUNs is measured.
+const manyLUNs = 64
+
+// generatorLoads are the loads for a target of so many LUNs of a size: with one, everything; with more, what tells whether their
+// number matters.
+func generatorLoads(luns int, size int64) []generatorLoad {
+	var list []generatorLoad
+	if luns > 1 {
+		for _, write := range []bool{false, true} {
+			for _, sessions := range []int{1, 4} {
+				list = append(list, generatorLoad{write: write, bytes: 4 << 10, depth: 32, sessions: sessions, luns: luns, size: size})
+			}
+		}
+		return list
+	}
+	for _, digests := range []bool{false, true} {
+		for _, sessions := range []int{1, 4, 16} {
+			for _, shape := range []struct{ bytes, depth int }{{4 << 10, 1}, {4 << 10, 32}, {256 << 10, 1}, {256 << 10, 16}} {
+				if sessions == 16 && (digests || shape.depth != 32) {
+					continue
+				}
+				for _, write := range []bool{false, true} {
+					list = append(list, generatorLoad{write: write, bytes: shape.bytes, depth: shape.depth, sessions: sessions, luns: 1, size: size,
+						digests: digests})
+				}
+			}
+		}
+	}
+	return list
+}
+
+func generatorJobs(loads []generatorLoad) []job {
+	var jobs []job
+	for _, l := range loads {
+		jobs = append(jobs, job{name: l.String(), bytes: l.bytes, inside: true,
+			run: func(ctx context.Context, url string, length time.Duration, _ float64) (client, error) {
+				return generate(ctx, l, url, length)
+			}})
+	}
+	return jobs
+}
+
+// generate runs a load for a time. The sessions log in before the time begins.
+func generate(ctx context.Context, l generatorLoad, target string, length time.Duration) (client, error) {
+	address, name, err := parseURL(target)
+	if err != nil {
+		return client{}, err
+	}
+	all := make([]*initiator, l.sessions)
+	for n := range all {
+		if all[n], err = newInitiator(address, name, n, l, length+5*time.Second); err != nil {
+			return client{}, err
+		}
+		defer all[n].close()
+	}
+	var stop atomic.Bool
+	type outcome struct {
+		done uint64
+		err  error
+	}
+	outcomes := make(chan outcome, len(all))
+	began := time.Now()
+	for _, i := range all {
+		go func() {
+			runtime.LockOSThread() // it waits in system calls
+			defer runtime.UnlockOSThread()
+			done, err := i.run(stop.Load)
+			outcomes <- outcome{done, err}
+		}()
+	}
+	timer := time.NewTimer(length)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+	stop.Store(true)
+	var total client
+	var failures []error
+	for range all {
+		o := <-outcomes
+		total.operations += float64(o.done)
+		failures = append(failures, o.err)
+	}
+	total.elapsed = time.Since(began)
+	return total, errors.Join(append(failures, ctx.Err())...)
+}
+
+// parseURL takes an iSCSI URL apart.
+func parseURL(text string) (address, target string, err error) {
+	u, err := url.Parse(text)
+	if err != nil {
+		return "", "", err
+	}
+	target, _, _ = strings.Cut(strings.TrimPrefix(u.Path, "/"), "/")
+	if u.Scheme != "iscsi" || target == "" {
+		return "", "", fmt.Errorf("%q is no iSCSI URL of a LUN", text)
+	}
+	return u.Host, target, nil
+}

@@ -1,0 +1,72 @@
+package main
+
+import (
+	"fmt"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/disktest"
+	"kubevirt.io/disk/target"
+)
+
+// TestGenerate runs every shape of load against a target, which has to see all of it.
+func TestGenerate(t *testing.T) {
+	const size = 8 << 20
+	var luns []target.LUN
+	for n := range byte(3) {
+		luns = append(luns, target.LUN{Number: uint16(n) + 1, Name: "bench", Disk: disktest.NewMemory(size), Access: target.AccessWriteShared,
+			Identity: disk.Identity{Serial: fmt.Sprint("bench-", n), NAA: [8]byte{0x30, 7: n}}})
+	}
+	srv, err := target.New(target.Options{LUNs: luns})
+	require.NoError(t, err)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	served := make(chan error, 1)
+	go func() { served <- srv.Serve(l) }()
+	t.Cleanup(func() {
+		require.NoError(t, srv.Close())
+		require.ErrorIs(t, <-served, target.ErrServerClosed)
+	})
+	url := "iscsi://" + l.Addr().String() + "/" + target.DefaultTargetName + "/1"
+	for _, load := range []generatorLoad{
+		{bytes: 4 << 10, depth: 1, sessions: 1, luns: 1},
+		{bytes: 4 << 10, depth: 32, sessions: 4, luns: 3},
+		{bytes: 4 << 10, depth: 32, sessions: 2, luns: 1, write: true},
+		{bytes: 256 << 10, depth: 16, sessions: 1, luns: 1, digests: true},
+		{bytes: 256 << 10, depth: 16, sessions: 1, luns: 1, write: true},
+		{bytes: 256 << 10, depth: 4, sessions: 2, luns: 3, write: true, digests: true},
+		{bytes: 1 << 20, depth: 4, sessions: 1, luns: 1, write: true, digests: true}, // by R2T
+	} {
+		t.Run(load.String(), func(t *testing.T) {
+			load.size = size
+			done, err := generate(t.Context(), load, url, 50*time.Millisecond)
+			require.NoError(t, err)
+			require.Positive(t, done.operations)
+		})
+	}
+	_, err = generate(t.Context(), generatorLoad{bytes: 4096, depth: 1, sessions: 1, luns: 4, size: size}, url, time.Millisecond)
+	require.ErrorContains(t, err, "LUN 4")
+	_, err = generate(t.Context(), generatorLoad{bytes: 4096, depth: 1, sessions: 1, luns: 1, size: 2 * size}, url, 50*time.Millisecond)
+	require.ErrorContains(t, err, "status 0x2", "beyond the end")
+	_, err = generate(t.Context(), generatorLoad{}, "http://a/b", time.Millisecond)
+	require.Error(t, err)
+	_, _, err = parseURL("iscsi://127.0.0.1:3260")
+	require.Error(t, err)
+}
+
+func TestGeneratorLoads(t *testing.T) {
+	seen := map[string]bool{}
+	for _, luns := range []int{1, manyLUNs} {
+		for _, j := range generatorJobs(generatorLoads(luns, 1<<30)) {
+			require.False(t, seen[j.name], "%s twice", j.name)
+			seen[j.name] = true
+		}
+	}
+	for _, name := range []string{"4 KiB random read, depth 32", "256 KiB random write, depth 16, 4 sessions, digests", "4 KiB random write, depth 32, 4 sessions, 64 LUNs"} {
+		require.True(t, seen[name], name)
+	}
+}

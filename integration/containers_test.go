@@ -1,0 +1,212 @@
+package integration
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// baseImage is what a user's Dockerfile says after FROM.
+const baseImage = "kubevirt.io:disk"
+
+// engine runs buildah and podman on a storage of its own, so that nothing of the machine is used or left behind.
+type engine struct {
+	dir  string
+	vars []string // what leads buildah and podman to the storage
+	env  []string // a client's environment with vars
+}
+
+// newEngine makes the storage in a new directory. Its path is short, because podman makes sockets in it.
+func newEngine() (*engine, error) {
+	dir, err := os.MkdirTemp("", "kd-image-")
+	if err != nil {
+		return nil, err
+	}
+	e := &engine{dir: dir}
+	for name, text := range map[string]string{
+		"storage.conf": fmt.Sprintf("[storage]\ndriver = %q\ngraphroot = %q\nrunroot = %q\n", storageDriver(dir), e.path("graph"), e.path("run")),
+		"containers.conf": fmt.Sprintf(`[containers]
+default_ulimits = [%s]
+[engine]
+runtime = "runc"
+cgroup_manager = "cgroupfs"
+events_logger = "file"
+lock_type = "file"
+tmp_dir = %q
+[network]
+network_config_dir = %q
+`, ulimits(), e.path("tmp"), e.path("net")),
+	} {
+		if err := os.WriteFile(e.path(name), []byte(text), 0o644); err != nil {
+			return nil, errors.Join(err, e.remove())
+		}
+	}
+	e.vars = []string{"CONTAINERS_STORAGE_CONF=" + e.path("storage.conf"), "CONTAINERS_CONF=" + e.path("containers.conf"),
+		"BUILDAH_ISOLATION=chroot", "DISABLE_HC_SYSTEMD=true"}
+	e.env = clientEnv(e.vars...)
+	return e, nil
+}
+
+func (e *engine) path(name string) string { return filepath.Join(e.dir, name) }
+
+// storageDriver is overlay where the kernel and the file system can do it, and vfs, which copies, elsewhere.
+func storageDriver(dir string) string {
+	at := func(name string) string { return filepath.Join(dir, "probe", name) }
+	for _, name := range []string{"lower", "upper", "work", "merged"} {
+		if os.MkdirAll(at(name), 0o755) != nil {
+			return "vfs"
+		}
+	}
+	defer os.RemoveAll(at(""))
+	options := fmt.Sprintf("lowerdir=%s,upperdir=%s,workdir=%s", at("lower"), at("upper"), at("work"))
+	if syscall.Mount("overlay", at("merged"), "overlay", 0, options) != nil {
+		return "vfs"
+	}
+	_ = syscall.Unmount(at("merged"), 0)
+	return "overlay"
+}
+
+// ulimits are small enough for any process. Podman's own are larger than what root without CAP_SYS_RESOURCE may set.
+func ulimits() string {
+	const enough, nproc = 16384, 6 // nproc is RLIMIT_NPROC, which package syscall lacks
+	var all []string
+	for name, resource := range map[string]int{"nofile": syscall.RLIMIT_NOFILE, "nproc": nproc} {
+		var limit syscall.Rlimit
+		if syscall.Getrlimit(resource, &limit) == nil {
+			n := min(limit.Max, enough)
+			all = append(all, strconv.Quote(fmt.Sprintf("%s=%d:%d", name, n, n)))
+		}
+	}
+	return strings.Join(all, ", ")
+}
+
+// remove ends every container and removes the storage.
+func (e *engine) remove() error {
+	_, _ = e.finally("podman", "rm", "--force", "--all", "--time", "0") // without podman there are no containers
+	for _, mount := range mountsBelow(e.dir) {
+		_ = syscall.Unmount(mount, syscall.MNT_DETACH)
+	}
+	return os.RemoveAll(e.dir)
+}
+
+// mountsBelow lists what is mounted in a directory, the last one first.
+func mountsBelow(dir string) (mounts []string) {
+	table, _ := os.ReadFile("/proc/self/mounts")
+	for line := range strings.Lines(string(table)) {
+		if fields := strings.Fields(line); len(fields) > 1 && strings.HasPrefix(fields[1], dir+"/") {
+			mounts = append([]string{fields[1]}, mounts...)
+		}
+	}
+	return mounts
+}
+
+// run runs buildah, podman or anything else that works on the storage.
+func (e *engine) run(t *testing.T, name string, args ...string) result {
+	t.Helper()
+	return client(t, e.env, name, args...)
+}
+
+// ok is run for what must succeed; it returns the output without white space around.
+func (e *engine) ok(t *testing.T, name string, args ...string) string {
+	t.Helper()
+	r := e.run(t, name, args...)
+	require.Zero(t, r.status, "%s", r)
+	return strings.TrimSpace(r.output)
+}
+
+// finally is run after the end of a test, whose context is over then.
+func (e *engine) finally(name string, args ...string) (string, error) {
+	cmd := exec.Command(name, args...)
+	cmd.Env = e.env
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+// images is the engine that the tests share, with the base image in it, made once per run by what a person would type.
+var images = sync.OnceValues(func() (*engine, error) {
+	imagesMade.Store(true)
+	e, err := newEngine()
+	if err != nil {
+		return nil, err
+	}
+	_, err = e.makeImage()
+	return e, err
+})
+
+var imagesMade atomic.Bool
+
+// makeImage runs `make image` and returns what it printed.
+func (e *engine) makeImage() (string, error) {
+	cmd := exec.Command("make", "--no-print-directory", "image")
+	cmd.Dir = ".."
+	// It compiles, so that it needs what the go command needs of the environment.
+	cmd.Env = append(os.Environ(), e.vars...)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("make image: %w\n%s", err, out)
+	}
+	return string(out), nil
+}
+
+// requireImages returns the shared engine, or skips the test where it cannot be.
+func requireImages(t *testing.T, tools ...string) *engine {
+	t.Helper()
+	requireTools(t, append([]string{"buildah", "podman", "runc"}, tools...)...)
+	requireRoot(t)
+	e, err := images()
+	require.NoError(t, err)
+	return e
+}
+
+// requireRoot is requireTools for root.
+func requireRoot(t *testing.T) {
+	t.Helper()
+	if os.Geteuid() == 0 {
+		return
+	}
+	if os.Getenv(requireToolsEnv) == "1" {
+		t.Fatal("needs root")
+	}
+	t.Skip("needs root")
+}
+
+// buildFrom builds a user's image and returns its name: a Dockerfile (after FROM) in a directory of the given files.
+func (e *engine) buildFrom(t *testing.T, context, instructions string) string {
+	t.Helper()
+	dockerfile := filepath.Join(t.TempDir(), "Dockerfile")
+	require.NoError(t, os.WriteFile(dockerfile, []byte("FROM "+baseImage+"\n"+instructions+"\n"), 0o644))
+	return e.build(t, context, dockerfile)
+}
+
+// build builds a Dockerfile, in the format that keeps the base image's health check, as docker build does.
+func (e *engine) build(t *testing.T, context, dockerfile string) string {
+	t.Helper()
+	name := fmt.Sprintf("user-%d", imageNumber.Add(1))
+	e.ok(t, "buildah", "build", "--quiet", "--format", "docker", "--tag", name, "--file", dockerfile, context)
+	return name
+}
+
+// imageNumber tells the images and containers of a run apart.
+var imageNumber atomic.Int64
+
+// removeImages removes the shared engine, where a test has made it.
+func removeImages() error {
+	if !imagesMade.Load() {
+		return nil
+	}
+	e, _ := images() // a failed one has been removed, or has its storage to remove
+	if e == nil {
+		return nil
+	}
+	return e.remove()
+}

@@ -1,0 +1,44 @@
+package integration
+
+import (
+	"net"
+	"os"
+	"strconv"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/target/targettest"
+)
+
+// TestOutOfDescriptors lets a flood of connections take every descriptor that the daemon may have. Established I/O goes on, logins
+// work in the midst of it, and nothing has to be restarted when the flood is over.
+func TestOutOfDescriptors(t *testing.T) {
+	requireTools(t)
+	d := start(t, config{diskDir: diskDir(t, 8<<20)})
+	s := loginTo(t, d, "iqn.2026-01.test:established")
+	want := block(7, 0x3c)
+	require.True(t, do(t, s, targettest.Write10(1, 7, want)).Good())
+
+	open, err := os.ReadDir("/proc/" + strconv.Itoa(d.PID()) + "/fd")
+	require.NoError(t, err)
+	few := unix.Rlimit{Cur: uint64(len(open) + 20), Max: uint64(len(open) + 20)}
+	require.NoError(t, unix.Prlimit(d.PID(), unix.RLIMIT_NOFILE, &few, nil))
+	for i := range 200 {
+		nc, err := net.Dial("tcp", d.Portals[0])
+		require.NoError(t, err)
+		defer nc.Close()
+		if i%20 != 19 {
+			continue
+		}
+		require.Equal(t, want, do(t, s, readBlock(1, 7)).Data)
+		addr, err := net.ResolveTCPAddr("tcp", d.Portals[0])
+		require.NoError(t, err)
+		other, err := targettest.Login(addr, targettest.LoginOptions{Initiator: "iqn.2026-01.test:late", Discovery: true})
+		require.NoError(t, err)
+		logout(t, other)
+	}
+	require.Contains(t, d.Output(), "cannot accept a connection")
+	require.True(t, do(t, s, readBlock(1, 7)).Good())
+}

@@ -1,0 +1,258 @@
+package guest
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+)
+
+// kernelPackage depends on the package of Debian's current kernel.
+const kernelPackage = "linux-image-amd64"
+
+// FetchError says that packages could not be had: apt-get is missing, knows one of them not, or has no network.
+type FetchError struct {
+	Packages []string
+	Output   string // what apt-get printed
+	Err      error
+}
+
+func (e *FetchError) Error() string {
+	return fmt.Sprintf("the Debian packages %s cannot be fetched: %v: %s", strings.Join(e.Packages, ", "), e.Err, strings.TrimSpace(e.Output))
+}
+
+func (e *FetchError) Unwrap() error { return e.Err }
+
+// cache is a directory of unpacked packages: PACKAGE/root is the tree, PACKAGE/control its control paragraph. A package is
+// there completely or not at all. It is locked against other processes while it is open.
+type cache struct {
+	dir  string
+	lock *os.File
+}
+
+func openCache(dir string) (*cache, error) {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, err
+	}
+	lock, err := os.OpenFile(filepath.Join(dir, ".lock"), os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
+		lock.Close()
+		return nil, fmt.Errorf("lock %s: %w", dir, err)
+	}
+	return &cache{dir: dir, lock: lock}, nil
+}
+
+// close gives the lock back.
+func (c *cache) close() { c.lock.Close() }
+
+// kernel returns the tree of the kernel's package.
+func (c *cache) kernel() (string, error) {
+	_, depends, err := c.fetch(kernelPackage)
+	if err != nil {
+		return "", err
+	}
+	for _, name := range depends {
+		if strings.HasPrefix(name, "linux-image-") {
+			tree, _, err := c.fetch(name)
+			return tree, err
+		}
+	}
+	return "", fmt.Errorf("%s depends on no kernel, only on %v", kernelPackage, depends)
+}
+
+// unpack returns the trees of packages and of the libraries that they need, those of the packages last, as these are to win.
+func (c *cache) unpack(names []string) ([]string, error) {
+	if err := c.fetchClosure(names); err != nil {
+		return nil, err
+	}
+	var trees []string
+	seen := map[string]bool{}
+	var visit func(name string) error
+	visit = func(name string) error {
+		if seen[name] {
+			return nil
+		}
+		seen[name] = true
+		tree, depends, err := c.fetch(name)
+		if err != nil {
+			return err
+		}
+		for _, library := range libraries(depends) {
+			if err := visit(library); err != nil {
+				return err
+			}
+		}
+		trees = append(trees, tree)
+		return nil
+	}
+	for _, name := range names {
+		if err := visit(name); err != nil {
+			return nil, err
+		}
+	}
+	return trees, nil
+}
+
+// fetchClosure brings packages and the libraries that they need into the cache, a level of dependencies at a time: apt-get needs
+// longer to start than to fetch.
+func (c *cache) fetchClosure(names []string) error {
+	seen := map[string]bool{}
+	for level := names; len(level) > 0; {
+		if err := c.require(level); err != nil {
+			return err
+		}
+		var next []string
+		for _, name := range level {
+			seen[name] = true
+		}
+		for _, name := range level {
+			_, depends, err := c.fetch(name)
+			if err != nil {
+				return err
+			}
+			for _, library := range libraries(depends) {
+				if !seen[library] {
+					seen[library] = true
+					next = append(next, library)
+				}
+			}
+		}
+		level = next
+	}
+	return nil
+}
+
+// libraries are those of the dependencies that a program needs to start. Others (debconf, udev, an init system) are for the
+// installation, or are busybox's part here.
+func libraries(depends []string) []string {
+	return slices.DeleteFunc(depends, func(name string) bool { return !strings.HasPrefix(name, "lib") })
+}
+
+// fetch returns a package's tree and its dependencies, from the cache or by apt-get.
+func (c *cache) fetch(name string) (tree string, depends []string, err error) {
+	if err := c.require([]string{name}); err != nil {
+		return "", nil, err
+	}
+	control, err := os.ReadFile(filepath.Join(c.dir, name, "control"))
+	if err != nil {
+		return "", nil, err
+	}
+	return filepath.Join(c.dir, name, "root"), dependencies(string(control)), nil
+}
+
+// require downloads those of the packages that are not in the cache.
+func (c *cache) require(names []string) error {
+	var missing []string
+	for _, name := range names {
+		_, err := os.Stat(filepath.Join(c.dir, name, "control"))
+		if errors.Is(err, fs.ErrNotExist) {
+			missing = append(missing, name)
+		} else if err != nil {
+			return err
+		}
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	work, err := os.MkdirTemp(c.dir, ".new-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(work)
+	debs, err := download(work, missing)
+	if err != nil {
+		return err
+	}
+	for name, deb := range debs {
+		if err := install(deb, filepath.Join(work, name), filepath.Join(c.dir, name)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// download fetches packages into a directory and returns their files by name.
+func download(dir string, names []string) (map[string]string, error) {
+	// Not asked to, apt-get downloads as a user that cannot write into this directory, and warns about it.
+	get := func(args ...string) ([]byte, error) {
+		cmd := exec.Command("apt-get", append([]string{"-q", "-o", "APT::Sandbox::User=root"}, args...)...)
+		cmd.Dir = dir
+		return cmd.CombinedOutput()
+	}
+	all := append([]string{"download"}, names...)
+	out, err := get(all...)
+	if err != nil && os.Geteuid() == 0 {
+		// The lists of packages are absent on a fresh machine, and on an old one they name files that are gone.
+		if more, updateErr := get("update"); updateErr != nil {
+			return nil, &FetchError{Packages: names, Output: string(out) + string(more), Err: updateErr}
+		}
+		out, err = get(all...)
+	}
+	if err != nil {
+		return nil, &FetchError{Packages: names, Output: string(out), Err: err}
+	}
+	files, err := filepath.Glob(filepath.Join(dir, "*.deb"))
+	if err != nil {
+		return nil, err
+	}
+	debs := map[string]string{}
+	for _, file := range files {
+		name, _, _ := strings.Cut(filepath.Base(file), "_")
+		debs[name] = file
+	}
+	for _, name := range names {
+		if debs[name] == "" {
+			return nil, &FetchError{Packages: names, Output: string(out), Err: fmt.Errorf("apt-get left no file of %s", name)}
+		}
+	}
+	return debs, nil
+}
+
+// install unpacks a package into a directory beside its place, then moves it there.
+func install(deb, work, home string) error {
+	if err := os.Mkdir(work, 0o755); err != nil {
+		return err
+	}
+	if out, err := exec.Command("dpkg-deb", "-x", deb, filepath.Join(work, "root")).CombinedOutput(); err != nil {
+		return fmt.Errorf("unpack %s: %w: %s", deb, err, out)
+	}
+	control, err := exec.Command("dpkg-deb", "-f", deb).Output()
+	if err != nil {
+		return fmt.Errorf("read %s: %w", deb, err)
+	}
+	if err := os.WriteFile(filepath.Join(work, "control"), control, 0o644); err != nil {
+		return err
+	}
+	return os.Rename(work, home)
+}
+
+// dependencies lists the packages that a control paragraph depends on: of alternatives the first, without versions.
+func dependencies(control string) []string {
+	var names []string
+	for line := range strings.Lines(control) {
+		field, list, _ := strings.Cut(line, ":")
+		if field != "Depends" && field != "Pre-Depends" {
+			continue
+		}
+		for dep := range strings.SplitSeq(list, ",") {
+			name, _, _ := strings.Cut(strings.TrimSpace(dep), " ")
+			name, _, _ = strings.Cut(name, ":")
+			if name != "" && !slices.Contains(names, name) {
+				names = append(names, name)
+			}
+		}
+	}
+	return names
+}

@@ -1,0 +1,182 @@
+// Package guest makes a small Linux guest for tests: Debian's kernel and an initramfs of busybox, the kernel modules and the
+// packages that a test names, and its script. Nothing is installed on this machine; packages are fetched with apt-get, unpacked
+// into a directory, and kept there for the next run. It works on Debian and its derivatives, on amd64.
+//
+// The guest is booted by QEMU without a boot loader and without a disk of its own:
+//
+//	qemu-system-x86_64 -kernel KERNEL -initrd INITRD -append "console=ttyS0 quiet panic=-1" -nographic -no-reboot ...
+//
+// Its script has standard output and standard error on the console. When the script ends, the guest prints Ended and the exit
+// status, and powers off.
+package guest
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// Ended begins the guest's last line; the exit status of Options.Init follows it after a space.
+const Ended = "guest: the script has ended with status"
+
+// Options say what is in a guest.
+type Options struct {
+	// Init is a script for /bin/sh, which is dash. When it runs, /proc, /sys, /dev and /run are mounted, busybox's commands are
+	// in PATH, and Modules are loaded. It needs no "#!" line.
+	Init string
+
+	// Modules are kernel modules by name, "virtio_scsi". They are loaded in this order, each after those that it depends on.
+	Modules []string
+
+	// Packages are Debian packages that are unpacked into the guest's root, with the libraries that they depend on. Commands
+	// of a package take precedence over busybox's.
+	Packages []string
+
+	// Files are more files of the guest by their absolute path. One that begins with "#!" is executable.
+	Files map[string]string
+
+	// CacheDir keeps fetched packages, about 500 MiB for the kernel. It may be shared by processes.
+	CacheDir string
+}
+
+// Build writes a guest's kernel and initramfs into dir, which exists, and returns their paths. A package that cannot be fetched
+// is a *FetchError.
+func Build(dir string, opt Options) (kernel, initrd string, err error) {
+	if opt.CacheDir == "" {
+		return "", "", errors.New("guest: CacheDir is empty: name the directory that keeps the packages")
+	}
+	cache, err := openCache(opt.CacheDir)
+	if err != nil {
+		return "", "", fmt.Errorf("guest: %w", err)
+	}
+	defer cache.close()
+	kernelTree, err := cache.kernel()
+	if err != nil {
+		return "", "", fmt.Errorf("guest: %w", err)
+	}
+	// Busybox's own shell prefers its applets to commands that a package brought.
+	trees, err := cache.unpack(append([]string{"busybox-static", "dash"}, opt.Packages...))
+	if err != nil {
+		return "", "", fmt.Errorf("guest: %w", err)
+	}
+	kernel = filepath.Join(dir, "vmlinuz")
+	initrd = filepath.Join(dir, "initrd")
+	if err := copyKernel(kernelTree, kernel); err != nil {
+		return "", "", fmt.Errorf("guest: %w", err)
+	}
+	if err := writeInitrd(initrd, kernelTree, trees, opt); err != nil {
+		return "", "", fmt.Errorf("guest: %w", err)
+	}
+	return kernel, initrd, nil
+}
+
+func copyKernel(tree, to string) error {
+	found, err := filepath.Glob(filepath.Join(tree, "boot", "vmlinuz-*"))
+	if err != nil {
+		return err
+	}
+	if len(found) != 1 {
+		return fmt.Errorf("%s/boot has %d kernels, want one", tree, len(found))
+	}
+	image, err := os.ReadFile(found[0])
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(to, image, 0o644)
+}
+
+func writeInitrd(path, kernelTree string, trees []string, opt Options) error {
+	modules, err := findModules(kernelTree, opt.Modules)
+	if err != nil {
+		return err
+	}
+	a := newArchive()
+	for _, dir := range []string{"dev", "proc", "sys", "run", "tmp", "mnt", "etc", "root", "var/lib"} {
+		a.dir(dir)
+	}
+	// Otherwise the kernel gives the first process no standard output.
+	a.device("dev/console", 5, 1)
+	for _, tree := range trees {
+		if err := addTree(a, tree); err != nil {
+			return err
+		}
+	}
+	if err := modules.add(a); err != nil {
+		return err
+	}
+	for name, content := range opt.Files {
+		mode := fs.FileMode(0o644)
+		if strings.HasPrefix(content, "#!") {
+			mode = 0o755
+		}
+		a.file(name, mode, []byte(content))
+	}
+	a.file("init", 0o755, []byte(firstProcess))
+	a.file("etc/modules", 0o644, []byte(strings.Join(opt.Modules, "\n")+"\n"))
+	a.file("script", 0o755, []byte("#!/bin/sh\n"+opt.Init))
+	return os.WriteFile(path, a.bytes(), 0o644)
+}
+
+// unwanted are directories of packages that no test looks into, relative to the root.
+var unwanted = []string{"usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/lintian", "usr/share/bash-completion", "usr/share/info"}
+
+// addTree adds what a package unpacks to.
+func addTree(a *archive, tree string) error {
+	return filepath.WalkDir(tree, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		name, err := filepath.Rel(tree, path)
+		if err != nil {
+			return err
+		}
+		for _, dir := range unwanted {
+			if name == dir {
+				return filepath.SkipDir
+			}
+		}
+		switch entry.Type() {
+		case fs.ModeDir:
+			a.dir(name)
+		case fs.ModeSymlink:
+			to, err := os.Readlink(path)
+			if err != nil {
+				return err
+			}
+			a.symlink(name, to)
+		case 0:
+			info, err := entry.Info()
+			if err != nil {
+				return err
+			}
+			content, err := os.ReadFile(path)
+			if err != nil {
+				return err
+			}
+			a.file(name, info.Mode().Perm(), content)
+		}
+		return nil
+	})
+}
+
+// firstProcess is /init of every guest. The script runs as a child, so that nothing that it does can leave the guest running or
+// make the kernel panic for want of a first process.
+const firstProcess = `#!/bin/busybox sh
+export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8
+/bin/busybox mount -t proc proc /proc
+/bin/busybox mount -t sysfs sysfs /sys
+/bin/busybox mount -t devtmpfs devtmpfs /dev
+/bin/busybox mount -t tmpfs tmpfs /run
+# Commands that a package brought stay: those are the errors.
+/bin/busybox --install -s 2>/dev/null
+while read -r module; do
+	[ -z "$module" ] || modprobe "$module" || echo "guest: module $module cannot be loaded"
+done </etc/modules
+/bin/sh /script </dev/console
+echo "` + Ended + ` $?"
+sync
+poweroff -f
+`

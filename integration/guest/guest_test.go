@@ -1,0 +1,134 @@
+package guest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+const bootTimeout = 2 * time.Minute
+
+// skip names what is missing, or fails where every tool is required.
+func skip(t *testing.T, what string) {
+	t.Helper()
+	if os.Getenv("KUBEVIRT_DISK_REQUIRE_TOOLS") == "1" {
+		t.Fatal(what)
+	}
+	t.Skip(what)
+}
+
+func requireTools(t *testing.T, packageOf map[string]string) {
+	t.Helper()
+	for tool, name := range packageOf {
+		if _, err := exec.LookPath(tool); err != nil {
+			skip(t, "needs "+tool+" (Debian package "+name+")")
+		}
+	}
+}
+
+func build(t *testing.T, opt Options) (kernel, initrd string) {
+	t.Helper()
+	requireTools(t, map[string]string{"apt-get": "apt", "dpkg-deb": "dpkg"})
+	opt.CacheDir = filepath.Join("..", "..", "cache", "guest")
+	kernel, initrd, err := Build(t.TempDir(), opt)
+	var fetch *FetchError
+	if errors.As(err, &fetch) {
+		skip(t, err.Error())
+	}
+	require.NoError(t, err)
+	return kernel, initrd
+}
+
+// TestBoot boots a guest in QEMU: its modules are loaded with their dependencies, commands of a package and of busybox work, and
+// it powers off with the script's exit status told.
+func TestBoot(t *testing.T) {
+	requireTools(t, map[string]string{"qemu-system-x86_64": "qemu-system-x86"})
+	kernel, initrd := build(t, Options{
+		Init: `lsmod | cut -d' ' -f1 | grep -x -e virtio_scsi -e virtio_pci -e sd_mod | sort
+uname -s
+mke2fs -V 2>&1 | head -n 1
+cat /etc/greeting
+readlink /bin/sh; readlink /bin/cat
+/usr/local/bin/own
+exit 7
+`,
+		Modules:  []string{"virtio-pci", "virtio_scsi", "sd_mod"},
+		Packages: []string{"e2fsprogs"},
+		Files:    map[string]string{"/etc/greeting": "hello\n", "/usr/local/bin/own": "#!/bin/sh\necho \"$0 runs\"\n"},
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), bootTimeout)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, "qemu-system-x86_64", "-accel", "tcg", "-m", "256", "-nodefaults", "-nographic", "-serial", "stdio", "-no-reboot",
+		"-kernel", kernel, "-initrd", initrd, "-append", "console=ttyS0 quiet panic=-1").CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	text := strings.ReplaceAll(string(out), "\r\n", "\n")
+	require.Contains(t, text, "sd_mod\nvirtio_pci\nvirtio_scsi\n")
+	require.Contains(t, text, "Linux\nmke2fs 1.")
+	require.Contains(t, text, "hello\n")
+	require.Contains(t, text, "dash\n/usr/bin/busybox\n")
+	require.Contains(t, text, "/usr/local/bin/own runs\n")
+	require.Contains(t, text, Ended+" 7\n")
+	require.NotContains(t, text, "cannot be loaded")
+}
+
+func TestBuildRefuses(t *testing.T) {
+	_, _, err := Build(t.TempDir(), Options{})
+	require.ErrorContains(t, err, "CacheDir")
+
+	requireTools(t, map[string]string{"apt-get": "apt", "dpkg-deb": "dpkg"})
+	build(t, Options{})
+	_, _, err = Build(t.TempDir(), Options{Modules: []string{"no_such_module"}, CacheDir: filepath.Join("..", "..", "cache", "guest")})
+	require.ErrorContains(t, err, `no module "no_such_module"`)
+}
+
+func TestDependencies(t *testing.T) {
+	require.Equal(t, []string{"libblkid1", "libc6", "logsave"}, dependencies("Package: e2fsprogs\n"+
+		"Pre-Depends: libblkid1 (>= 2.36), libc6 (>= 2.34)\nDepends: logsave | other, libc6:any\nRecommends: libnot\n"))
+	require.Empty(t, dependencies("Package: static\n"))
+}
+
+// TestArchive reads an initramfs back: directories come before what is in them, the root is merged, and every entry is aligned.
+func TestArchive(t *testing.T) {
+	a := newArchive()
+	a.file("/lib/modules/x.ko", 0o644, []byte("abc"))
+	a.file("bin/tool", 0o755, []byte("#!"))
+	a.symlink("sbin/link", "tool")
+	a.device("dev/console", 5, 1)
+	data := a.bytes()
+	var names []string
+	for len(data) > 0 {
+		require.Equal(t, "070701", string(data[:6]))
+		field := func(n int) int {
+			value := 0
+			for _, c := range data[6+8*n : 14+8*n] {
+				value = value<<4 | strings.IndexByte("0123456789abcdef", c)
+			}
+			return value
+		}
+		size, nameSize := field(6), field(11)
+		name := string(bytes.TrimRight(data[110:110+nameSize], "\x00"))
+		names = append(names, name)
+		body := (110 + nameSize + 3) &^ 3
+		switch name {
+		case "usr/lib/modules/x.ko":
+			require.Equal(t, 0o100644, field(1))
+			require.Equal(t, "abc", string(data[body:body+size]))
+		case "usr/bin/tool":
+			require.Equal(t, 0o100755, field(1))
+		case "dev/console":
+			require.Equal(t, 0o020600, field(1))
+			require.Equal(t, []int{5, 1}, []int{field(9), field(10)})
+		}
+		data = data[(body+size+3)&^3:]
+	}
+	require.Equal(t, []string{"usr", "usr/bin", "bin", "usr/sbin", "sbin", "usr/lib", "lib", "usr/lib64", "lib64",
+		"usr/lib/modules", "usr/lib/modules/x.ko", "usr/bin/tool", "usr/sbin/link", "dev", "dev/console", "TRAILER!!!"}, names)
+}

@@ -1,0 +1,99 @@
+package integration
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/target/targettest"
+)
+
+// handover runs the command on the daemon of a state directory, as another user unless that is 0.
+func handover(t *testing.T, stateDir string, user uint32, args ...string) (status int, output string) {
+	t.Helper()
+	path, err := binary()
+	require.NoError(t, err)
+	cmd := exec.Command(path, append([]string{"handover"}, args...)...)
+	if user != 0 {
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user, Gid: user}}
+	}
+	cmd.Env = clientEnv("WORK_DIR=" + filepath.Join(stateDir, "work"))
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		require.ErrorAs(t, err, new(*exec.ExitError))
+	}
+	return cmd.ProcessState.ExitCode(), string(out)
+}
+
+// TestHandoverOfALUN is the sequence of a live migration, with two initiators that are logged in at the same time.
+func TestHandoverOfALUN(t *testing.T) {
+	requireTools(t)
+	state := t.TempDir()
+	d := start(t, config{diskDir: diskDir(t, 1<<20), stateDir: state})
+	const first, second = "iqn.2026-01.test:source", "iqn.2026-01.test:destination"
+	from, to := loginTo(t, d, first), loginTo(t, d, second)
+	write := func(b byte) []byte { return block(7, b) }
+	require.Zero(t, do(t, from, targettest.Write10(1, 7, write(1))).Status)
+	require.Equal(t, targettest.StatusReservationConflict, do(t, to, readBlock(1, 7)).Status)
+
+	status, out := handover(t, state, 0, "--lun=1", "--finish")
+	require.Equal(t, 1, status)
+	require.Contains(t, out, "open it first")
+	status, out = handover(t, state, 0, "--lun=1", "--to="+second, "--for=5m")
+	require.Zero(t, status, out)
+	require.Contains(t, out, second)
+	require.Equal(t, write(1), do(t, to, readBlock(1, 7)).Data, "both can use it")
+	require.Zero(t, do(t, from, targettest.Write10(1, 7, write(2))).Status)
+	require.Equal(t, write(2), do(t, to, readBlock(1, 7)).Data)
+
+	status, out = handover(t, state, 0, "--lun=1", "--finish")
+	require.Zero(t, status, out)
+	require.Equal(t, targettest.StatusReservationConflict, do(t, from, targettest.Write10(1, 7, write(3))).Status, "the first one is fenced")
+	require.Equal(t, targettest.StatusReservationConflict, do(t, from, readBlock(1, 7)).Status)
+	require.Zero(t, do(t, to, targettest.Write10(1, 7, write(4))).Status)
+	require.Equal(t, write(4), do(t, to, readBlock(1, 7)).Data)
+
+	// The time is over and nobody has come: it stays where it is.
+	status, out = handover(t, state, 0, "--lun=1", "--to=iqn.2026-01.test:never", "--for=1ms")
+	require.Zero(t, status, out)
+	d.until("the time is over", func() bool { return strings.Contains(d.Output(), "the LUN stays with its owner") })
+	require.Zero(t, do(t, to, targettest.Write10(1, 7, write(5))).Status)
+
+	// The time is over and the other one is there: that is the end of the first.
+	status, out = handover(t, state, 0, "--lun=1", "--to="+first, "--for=1ms")
+	require.Zero(t, status, out)
+	d.until("the former owner is fenced", func() bool { return strings.Contains(d.Output(), "the former owner is fenced") })
+	require.Equal(t, targettest.StatusReservationConflict, do(t, to, readBlock(1, 7)).Status)
+	require.Equal(t, write(5), do(t, from, readBlock(1, 7)).Data)
+
+	for _, wrong := range [][]string{{"--lun=1"}, {"--to=" + second}, {"--lun=1", "--finish", "--cancel"}, {"--lun=1", "--finish", "--for=3s"}} {
+		status, out = handover(t, state, 0, wrong...)
+		require.Equal(t, 2, status, "%s: %s", wrong, out)
+	}
+	status, out = handover(t, state, 0, "--lun=1", "--to=nonsense")
+	require.Equal(t, 1, status)
+	require.Contains(t, out, "nonsense")
+
+	// Another user is not obeyed, even where the files would let him.
+	if os.Geteuid() == 0 {
+		path, err := binary()
+		require.NoError(t, err)
+		require.NoError(t, os.Chmod(filepath.Dir(path), 0o755))
+		for _, dir := range []string{filepath.Dir(state), state, filepath.Join(state, "work")} {
+			require.NoError(t, os.Chmod(dir, 0o755))
+		}
+		require.NoError(t, os.Chmod(filepath.Join(state, "work", "control.sock"), 0o666))
+		status, out = handover(t, state, 65534, "--lun=1", "--to="+second)
+		require.Equal(t, 1, status)
+		require.Contains(t, out, "only the user of the daemon and root")
+	}
+	d.stop()
+	status, out = handover(t, state, 0, "--lun=1", "--finish")
+	require.Equal(t, 1, status)
+	require.Contains(t, out, "no daemon answers")
+}

@@ -1,0 +1,176 @@
+package integration
+
+import (
+	"encoding/json"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestImageBuild looks at what `make image` has built.
+func TestImageBuild(t *testing.T) {
+	e := requireImages(t)
+	t.Run("configuration", func(t *testing.T) {
+		for _, arch := range []string{"amd64", "arm64"} {
+			var found []struct {
+				Architecture, Os string
+				Size             int64
+				Healthcheck      struct{ Test []string }
+				Config           struct {
+					User, WorkingDir     string
+					Entrypoint, Cmd, Env []string
+					Labels               map[string]string
+					ExposedPorts         map[string]any
+				}
+			}
+			id := instance(t, e, arch)
+			require.NoError(t, json.Unmarshal([]byte(e.ok(t, "podman", "image", "inspect", id)), &found))
+			require.Len(t, found, 1)
+			image := found[0]
+			require.Equal(t, "linux/"+arch, image.Os+"/"+image.Architecture)
+			require.Less(t, image.Size, int64(20<<20))
+			require.Equal(t, "107:107", image.Config.User, "a number, of which Kubernetes knows that it is not root")
+			require.Equal(t, []string{"/kubevirt-disk"}, image.Config.Entrypoint)
+			require.Equal(t, []string{"serve"}, image.Config.Cmd)
+			require.Equal(t, []string{"PATH=/bin"}, image.Config.Env)
+			require.Equal(t, []string{"CMD", "/kubevirt-disk", "healthcheck"}, image.Healthcheck.Test)
+			require.Contains(t, image.Config.ExposedPorts, "3260/tcp")
+			require.Contains(t, image.Config.ExposedPorts, "9260/tcp")
+			for _, label := range []string{"title", "description", "documentation", "licenses", "vendor", "created", "revision", "version"} {
+				require.NotEmpty(t, image.Config.Labels["org.opencontainers.image."+label], label)
+			}
+			require.Regexp(t, `^[0-9a-f]{40}$`, image.Config.Labels["org.opencontainers.image.revision"])
+		}
+	})
+	t.Run("files", func(t *testing.T) {
+		root := e.ok(t, "podman", "image", "mount", baseImage)
+		defer e.ok(t, "podman", "image", "unmount", baseImage)
+		type file struct {
+			mode     fs.FileMode
+			uid, gid uint32
+			link     string
+		}
+		found := map[string]file{}
+		require.NoError(t, filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+			require.NoError(t, err)
+			info, err := entry.Info()
+			require.NoError(t, err)
+			stat := info.Sys().(*syscall.Stat_t)
+			one := file{mode: info.Mode(), uid: stat.Uid, gid: stat.Gid}
+			if info.Mode().Type() == fs.ModeSymlink {
+				one.mode = fs.ModeSymlink
+				one.link, err = os.Readlink(path)
+				require.NoError(t, err)
+			}
+			if name := strings.TrimPrefix(path, root); name != "" {
+				found[name] = one
+			}
+			return nil
+		}))
+		require.Equal(t, map[string]file{
+			"/kubevirt-disk":         {mode: 0o755},
+			"/entry-point.sh":        {mode: fs.ModeSymlink, link: "kubevirt-disk"},
+			"/bin":                   {mode: fs.ModeDir | 0o755},
+			"/bin/cat":               {mode: fs.ModeSymlink, link: "../kubevirt-disk"},
+			"/bin/kubevirt-disk":     {mode: fs.ModeSymlink, link: "../kubevirt-disk"},
+			"/disk":                  {mode: fs.ModeDir | 0o755},
+			"/tmp":                   {mode: fs.ModeDir | fs.ModeSticky | 0o777},
+			"/var":                   {mode: fs.ModeDir | 0o755},
+			"/var/lib":               {mode: fs.ModeDir | 0o755},
+			"/var/lib/kubevirt-disk": {mode: fs.ModeDir | fs.ModeSticky | 0o777, uid: 107},
+		}, found)
+	})
+	t.Run("two builds give one digest", func(t *testing.T) {
+		another, err := newEngine()
+		require.NoError(t, err)
+		defer func() { require.NoError(t, another.remove()) }()
+		printed, err := another.makeImage()
+		require.NoError(t, err)
+		lines := regexp.MustCompile(`(?m)^linux/(amd64|arm64) +(sha256:[0-9a-f]{64}) +[0-9.]+MiB unpacked, [0-9.]+MiB in a registry$`).FindAllStringSubmatch(printed, -1)
+		require.Len(t, lines, 2, printed)
+		for i, instance := range manifests(t, e) {
+			require.Equal(t, []string{instance.Platform.Architecture, instance.Digest}, lines[i][1:])
+		}
+	})
+}
+
+// manifest is an entry of the list that is the base image.
+type manifest struct {
+	Digest   string
+	Platform struct{ Architecture, OS string }
+}
+
+func manifests(t *testing.T, e *engine) []manifest {
+	t.Helper()
+	var list struct{ Manifests []manifest }
+	require.NoError(t, json.Unmarshal([]byte(e.ok(t, "buildah", "manifest", "inspect", baseImage)), &list))
+	require.Len(t, list.Manifests, 2)
+	return list.Manifests
+}
+
+// instance is the id of the base image for one architecture.
+func instance(t *testing.T, e *engine, arch string) string {
+	t.Helper()
+	listed := e.ok(t, "podman", "images", "--all", "--no-trunc", "--format", "{{.Digest}} {{.ID}}")
+	for _, m := range manifests(t, e) {
+		if m.Platform.Architecture != arch {
+			continue
+		}
+		for line := range strings.Lines(listed) {
+			if digest, id, _ := strings.Cut(strings.TrimSpace(line), " "); digest == m.Digest {
+				return id
+			}
+		}
+	}
+	t.Fatalf("no image for %s", arch)
+	return ""
+}
+
+var sizeOfLUN = regexp.MustCompile(`Lun:\d+ .*\(Size:(\w+)\)`)
+
+// TestImageExamples builds each Dockerfile of the examples and counts the LUNs.
+func TestImageExamples(t *testing.T) {
+	e := requireImages(t, "qemu-img", "iscsi-ls")
+	context := t.TempDir()
+	at := func(name string) string { return filepath.Join(context, name) }
+	makeRaw(t, at("disk.raw"), 8<<20)
+	makeQcow2(t, at("disk.raw"), at("fedora.qcow2"), "", true)
+	for _, size := range []string{"1", "2", "10"} {
+		ok(t, "qemu-img", "create", "-q", "-f", "qcow2", at("disk"+size+".qcow2"), size+"G")
+	}
+	require.NoError(t, os.Link(at("fedora.qcow2"), at("boot.qcow2")))
+	ok(t, "qemu-img", "create", "-q", "-f", "qcow2", at("data.qcow2"), "100G")
+	// A mode that user 107 could not read: the Dockerfiles set another.
+	require.NoError(t, os.Chmod(at("fedora.qcow2"), 0o600))
+
+	// What iscsi-ls makes of 8 MiB, 1, 2, 10 and 100 GiB: it reckons with the address of the last block, and rounds down.
+	sizes := map[string][]string{
+		"one": {"7M"}, "several": {"1023M", "1G", "9G"}, "boot-and-data": {"7M", "99G"}, "raw": {"7M"},
+	}
+	examples, err := filepath.Glob("../examples/images/*/Dockerfile")
+	require.NoError(t, err)
+	require.Len(t, examples, len(sizes))
+	for _, dockerfile := range examples {
+		name := filepath.Base(filepath.Dir(dockerfile))
+		t.Run(name, func(t *testing.T) {
+			image := e.build(t, context, dockerfile)
+			n := network{}
+			c := e.newContainer(t, image, append(withEnv(append(n.settings(), credential...)...), n.option()))
+			c.start(t)
+			untilReady(t, c)
+			list := okEnv(t, chapClient, "iscsi-ls", "-s", "iscsi://"+n.portal(t, c))
+			var found []string
+			for _, lun := range sizeOfLUN.FindAllStringSubmatch(list, -1) {
+				found = append(found, lun[1])
+			}
+			require.Equal(t, sizes[name], found, list)
+			require.Zero(t, c.stop(t))
+		})
+	}
+}

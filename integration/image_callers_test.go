@@ -1,0 +1,298 @@
+package integration
+
+import (
+	"crypto/rand"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/integration/peers"
+	"kubevirt.io/disk/target/targettest"
+)
+
+// asWrapper is the command of the original wrapper's callers.
+func asWrapper(port string) string { return fmt.Sprintf(`--entrypoint=["/entry-point.sh",%q]`, port) }
+
+// TestImageOriginalCallers starts containers as the controller of the first KubeVirt releases did: two disks in one pod, each with its
+// port as the command's argument and in the environment, a target name, a secret of 32 random bytes twice encoded, and
+// `cat /tmp/healthy` as readiness probe. Nothing else is set.
+func TestImageOriginalCallers(t *testing.T) {
+	e := requireImages(t, "qemu-img", qemuISCSI)
+	image, source := oneDisk(t, e)
+	n := namespace(t)
+	secret := func() string {
+		random := make([]byte, 32)
+		_, _ = rand.Read(random) // never fails
+		return base64.URLEncoding.EncodeToString(random)
+	}
+	user, password := secret(), secret()
+	require.Len(t, password, 44)
+	for _, port := range []string{"3261", "3262"} {
+		wwn := "iqn.2017-01.io.kubevirt:disk-" + port
+		c := e.newContainer(t, image, append([]string{n.option(), asWrapper(port)}, withEnv("PORT="+port, "WWN="+wwn,
+			"USERNAME_BASE64="+base64.StdEncoding.EncodeToString([]byte(user)), "PASSWORD_BASE64="+base64.StdEncoding.EncodeToString([]byte(password)))...))
+		c.start(t)
+		untilReady(t, c)
+		require.Equal(t, "0.0.0.0:"+port, logged(c.log(t), "portal", "address"))
+		url := fmt.Sprintf("iscsi://%s%%%s@%s:%s/%s/1", user, password, n.host, port, wwn)
+		require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source, url), "identical")
+		if port == "3262" {
+			require.Contains(t, c.log(t), "no metrics and status pages: their port is taken", "the pod has one network")
+		}
+	}
+	t.Run("base64 wins, and without PORT it is 3260", func(t *testing.T) {
+		c := e.newContainer(t, image, append([]string{n.option(), `--entrypoint=["/entry-point.sh"]`}, withEnv("USERNAME=plain", "PASSWORD=a-plain-password",
+			"USERNAME_BASE64="+base64.StdEncoding.EncodeToString([]byte(testUser)), "PASSWORD_BASE64="+base64.StdEncoding.EncodeToString([]byte(testPassword)))...))
+		c.start(t)
+		untilReady(t, c)
+		ok(t, "qemu-img", "info", lunURL(n.host+":3260", 1))
+	})
+	t.Run("no image", func(t *testing.T) {
+		c := e.newContainer(t, baseImage, append([]string{"--network=none", asWrapper("3261")}, withEnv("USERNAME="+user, "PASSWORD="+password)...))
+		c.start(t)
+		require.Equal(t, 1, c.wait(t))
+		require.Contains(t, c.log(t), "/disk")
+	})
+}
+
+// The original wrapper's defects, by their numbers in the list of its contract: 1 to 8 are below. 9, that "readonly" and "serial" are
+// lost in the XML of a domain, is not one of the image: package libvirt renders that, and tests it.
+
+// TestWrapperDefect1 is that only one image was served, the last one by name, even if it was none.
+func TestWrapperDefect1(t *testing.T) {
+	e := requireImages(t, "qemu-img", qemuISCSI)
+	context := t.TempDir()
+	for seed, name := range []string{"a.raw", "b.raw"} {
+		makeRawSeed(t, filepath.Join(context, name), 8<<20, uint64(seed))
+	}
+	require.NoError(t, os.WriteFile(filepath.Join(context, "zz.txt"), []byte("notes\n"), 0o644))
+
+	stray := e.newContainer(t, e.buildFrom(t, context, "ADD a.raw b.raw zz.txt /disk/"), []string{"--network=none"})
+	stray.start(t)
+	require.Equal(t, 1, stray.wait(t))
+	require.Contains(t, stray.log(t), "zz.txt")
+
+	n := namespace(t)
+	both := e.newContainer(t, e.buildFrom(t, context, "ADD a.raw b.raw /disk/"), append(withEnv(credential...), n.option()))
+	both.start(t)
+	untilReady(t, both)
+	for i, name := range []string{"a.raw", "b.raw"} {
+		require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", filepath.Join(context, name), lunURL(n.portal(t, both), i+1)), "identical")
+	}
+}
+
+// TestWrapperDefect2 is that the expanded file went into /disk: a restart in place converted the image again, and the guest's writes
+// were lost, or it took an old file for that of another image.
+func TestWrapperDefect2(t *testing.T) {
+	e := requireImages(t, "qemu-img", "qemu-io", qemuISCSI)
+	image, _ := oneDisk(t, e)
+	n := namespace(t)
+	work := emptyDir(t)
+	options := append(withEnv(credential...), n.option(), asWrapper("3260"), "--volume="+work+":/var/lib/kubevirt-disk")
+	c := e.newContainer(t, image, options)
+	c.start(t)
+	untilReady(t, c)
+	ok(t, "qemu-io", "-f", "raw", "-c", "write -P 0x42 0 64k", lunURL(n.portal(t, c), 1))
+	require.Zero(t, c.stop(t))
+	require.Empty(t, changesBelow(t, c, "/disk"))
+	c.start(t)
+	untilReady(t, c)
+	ok(t, "qemu-io", "-r", "-f", "raw", "-c", "read -P 0x42 0 64k", lunURL(n.portal(t, c), 1))
+	require.Zero(t, c.stop(t))
+
+	// Another image of the same name, on the same volume.
+	context := t.TempDir()
+	source := filepath.Join(t.TempDir(), "source.raw")
+	makeRawSeed(t, source, 16<<20, 7)
+	makeQcow2(t, source, filepath.Join(context, "disk.qcow2"), "", false)
+	other := e.newContainer(t, e.buildFrom(t, context, "ADD disk.qcow2 /disk"), options)
+	other.start(t)
+	untilReady(t, other)
+	require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source, lunURL(n.portal(t, other), 1)), "identical")
+}
+
+// changesBelow lists what a container has changed of its image in a directory.
+func changesBelow(t *testing.T, c *container, dir string) (changes []string) {
+	t.Helper()
+	for line := range strings.Lines(c.e.ok(t, "podman", "diff", c.name)) {
+		if _, path, _ := strings.Cut(strings.TrimSpace(line), " "); path == dir || strings.HasPrefix(path, dir+"/") {
+			changes = append(changes, line)
+		}
+	}
+	return changes
+}
+
+// TestWrapperDefect3 is that a raw image was served in place, so that the first write had the union file system copy all of it.
+func TestWrapperDefect3(t *testing.T) {
+	e := requireImages(t, "qemu-io", qemuISCSI)
+	context := t.TempDir()
+	makeRaw(t, filepath.Join(context, "disk.raw"), 8<<20)
+	n := namespace(t)
+	c := e.newContainer(t, e.buildFrom(t, context, "ADD disk.raw /disk"), append(withEnv(credential...), n.option()))
+	c.start(t)
+	untilReady(t, c)
+	ok(t, "qemu-io", "-f", "raw", "-c", "write -P 0x42 0 64k", "-c", "flush", lunURL(n.portal(t, c), 1))
+	require.Empty(t, changesBelow(t, c, "/disk"))
+	require.NotEmpty(t, changesBelow(t, c, "/var/lib/kubevirt-disk"))
+}
+
+// TestWrapperDefect4 is that a username without a password left the target open to everyone.
+func TestWrapperDefect4(t *testing.T) {
+	e := requireImages(t, "qemu-img")
+	image, _ := oneDisk(t, e)
+	for _, half := range [][]string{{"USERNAME=guest"}, {"USERNAME_BASE64=Z3Vlc3Q="}, {"USERNAME=guest", "PASSWORD="}} {
+		c := e.newContainer(t, image, append([]string{"--network=none", asWrapper("3260")}, withEnv(half...)...))
+		c.start(t)
+		require.Equal(t, 2, c.wait(t))
+		require.Contains(t, c.log(t), "PASSWORD")
+		require.NotContains(t, c.log(t), `"portal"`, "nothing listens")
+	}
+}
+
+// TestWrapperDefect5 is that logins were accepted before the account was bound to the target, and that the password stood on a command
+// line. An initiator without a credential tries from the start on, so that it is the first whom the target answers.
+func TestWrapperDefect5(t *testing.T) {
+	e := requireImages(t, "qemu-img", "iscsi-ls")
+	image, _ := oneDisk(t, e)
+	n := namespace(t)
+	options := append(withEnv("USERNAME="+testUser, "PASSWORD="+testPassword), n.option(), asWrapper("3260"))
+	c := e.newContainer(t, image, append(options, hardened[1:]...))
+	address, err := net.ResolveTCPAddr("tcp", n.host+":3260")
+	require.NoError(t, err)
+	intrude := func() (refused bool, err error) {
+		s, err := targettest.Login(address, targettest.LoginOptions{Initiator: "iqn.2026-01.test:early", Target: peers.DefaultTarget})
+		if err == nil {
+			_ = s.Close()
+		}
+		var refusal *targettest.LoginError
+		return errors.As(err, &refusal), err
+	}
+	answer := make(chan error, 1)
+	go func() {
+		for {
+			if refused, err := intrude(); refused || err == nil || t.Context().Err() != nil {
+				answer <- err
+				return
+			}
+		}
+	}()
+	c.start(t)
+	untilReady(t, c)
+	require.Error(t, <-answer, "an initiator without a credential was in first")
+	refused, err := intrude()
+	require.True(t, refused, err)
+	okEnv(t, chapClient, "iscsi-ls", "iscsi://"+n.host+":3260")
+	line, err := os.ReadFile(filepath.Join("/proc", c.pid(t), "cmdline"))
+	require.NoError(t, err)
+	require.Equal(t, "/entry-point.sh\x003260\x00", string(line))
+	require.NotContains(t, c.log(t), testPassword)
+}
+
+// TestWrapperDefect6 is a readiness that was a fixed sleep, after the whole image had been converted. Here the probe says yes when a login
+// works and the data is right, which does not wait for the image to be copied.
+func TestWrapperDefect6(t *testing.T) {
+	e := requireImages(t, "qemu-img", qemuISCSI)
+	image, source := oneDisk(t, e)
+	for _, mode := range []string{"clone", "copy-on-write"} {
+		t.Run(mode, func(t *testing.T) {
+			n := namespace(t)
+			c := e.newContainer(t, image, append(withEnv(append([]string{"COPY_MODE=" + mode}, credential...)...), n.option(), asWrapper("3260")))
+			c.start(t)
+			untilReady(t, c)
+			require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source, lunURL(n.portal(t, c), 1)), "identical")
+			require.Equal(t, "ready\n", c.exec(t, "cat", "/tmp/healthy").output)
+			if mode == "copy-on-write" {
+				require.Contains(t, page(t, "http://"+n.host+":9260/metrics"), `kubevirt_disk_image_copied_bytes{image="disk.qcow2",lun="1"} 0`)
+			}
+			require.Zero(t, c.stop(t))
+			left := filepath.Join(e.ok(t, "podman", "mount", c.name), "tmp", "healthy")
+			require.NoFileExists(t, left, "and no longer after the end")
+		})
+	}
+}
+
+// page fetches a page of a daemon.
+func page(t *testing.T, url string) string {
+	t.Helper()
+	answer, err := http.Get(url)
+	require.NoError(t, err)
+	defer answer.Body.Close()
+	body, err := io.ReadAll(answer.Body)
+	require.NoError(t, err)
+	return string(body)
+}
+
+// TestWrapperDefect7 is that the format was guessed without limits: an image could exhaust memory or disk, or name a file of the host as
+// its backing file.
+func TestWrapperDefect7(t *testing.T) {
+	e := requireImages(t, "qemu-img")
+	for _, c := range []struct {
+		name string
+		make func(t *testing.T, path string)
+		says string
+	}{
+		{"a backing file of the host", func(t *testing.T, path string) {
+			ok(t, "qemu-img", "create", "-q", "-u", "-f", "qcow2", "-b", "/etc/passwd", "-F", "raw", path, "1M")
+		}, "/etc/passwd"},
+		{"a backing file outside the directory", func(t *testing.T, path string) {
+			ok(t, "qemu-img", "create", "-q", "-u", "-f", "qcow2", "-b", "../kubevirt-disk", "-F", "raw", path, "1M")
+		}, "../kubevirt-disk"},
+		{"a raw file that begins as a qcow2", func(t *testing.T, path string) {
+			header := append([]byte("QFI\xfb\x00\x00\x00\x03"), make([]byte, 1<<20-8)...)
+			require.NoError(t, os.WriteFile(path, header, 0o644))
+		}, "qcow2"},
+		{"a table of 4 GiB in a small file", func(t *testing.T, path string) {
+			ok(t, "qemu-img", "create", "-q", "-f", "qcow2", path, "1M")
+			file, err := os.OpenFile(path, os.O_RDWR, 0)
+			require.NoError(t, err)
+			defer file.Close()
+			_, err = file.WriteAt([]byte{0x20, 0, 0, 0}, 36) // l1_size, entries of 8 bytes
+			require.NoError(t, err)
+		}, "L1"},
+		{"more data than the volume has room for", func(t *testing.T, path string) {
+			source := filepath.Join(t.TempDir(), "zeros.raw")
+			makeRaw(t, source, 64<<20)
+			makeQcow2(t, source, path, "", true)
+		}, "use a larger volume"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			context := t.TempDir()
+			c.make(t, filepath.Join(context, "disk.qcow2"))
+			options := append(withEnv(credential...), "--network=none", "--tmpfs=/var/lib/kubevirt-disk:size=1m", "--memory=256m")
+			s := e.newContainer(t, e.buildFrom(t, context, "ADD disk.qcow2 /disk"), options)
+			s.start(t)
+			require.Equal(t, 1, s.wait(t))
+			require.Contains(t, s.log(t), "disk.qcow2")
+			require.Contains(t, s.log(t), c.says)
+			require.NotContains(t, s.log(t), "panic")
+		})
+	}
+}
+
+// TestWrapperDefect8 is that every wrapper in the world showed the same SCSI identity.
+func TestWrapperDefect8(t *testing.T) {
+	e := requireImages(t, "qemu-img", "iscsi-inq")
+	image, _ := oneDisk(t, e)
+	seen := map[string]bool{}
+	for range 2 {
+		n := namespace(t)
+		c := e.newContainer(t, image, append(withEnv(credential...), n.option()))
+		c.start(t)
+		untilReady(t, c)
+		url := fmt.Sprintf("iscsi://%s:3260/%s/1", n.host, peers.DefaultTarget)
+		for _, page := range []string{"128", "131"} { // unit serial number, device identification
+			text := page + okEnv(t, chapClient, "iscsi-inq", "-e", "1", "-c", page, url)
+			require.False(t, seen[text], "two containers of one image show the same:\n%s", text)
+			seen[text] = true
+		}
+	}
+}

@@ -1,0 +1,162 @@
+package integration
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// chapClient is the tests' credential as libiscsi's tools take it.
+var chapClient = []string{"LIBISCSI_CHAP_USERNAME=" + testUser, "LIBISCSI_CHAP_PASSWORD=" + testPassword}
+
+// credential is the same as the daemon takes it.
+var credential = []string{"CHAP_USERNAME=" + testUser, "CHAP_PASSWORD=" + testPassword}
+
+// hardened are the options of a container that may do nothing that it does not need.
+var hardened = []string{"--read-only", "--cap-drop=all", "--security-opt=no-new-privileges"}
+
+// oneDisk builds an image with one compressed qcow2, and returns its name and a raw file of the same content.
+func oneDisk(t *testing.T, e *engine) (image, source string) {
+	t.Helper()
+	context := t.TempDir()
+	source = filepath.Join(t.TempDir(), "source.raw")
+	makeRaw(t, source, 16<<20)
+	makeQcow2(t, source, filepath.Join(context, "disk.qcow2"), "", true)
+	return e.buildFrom(t, context, "ADD disk.qcow2 /disk"), source
+}
+
+// TestImageContainers runs a user's image with podman and with runc, in the host's network and in one of its own, hardened, with a
+// volume as work directory: it is logged in to with CHAP, stopped with SIGTERM, and started again with its writes kept.
+func TestImageContainers(t *testing.T) {
+	e := requireImages(t, "qemu-img", "qemu-io", "iscsi-ls", "iscsi-inq", qemuISCSI)
+	image, source := oneDisk(t, e)
+	for _, c := range []struct {
+		name string
+		runc bool
+		own  bool // network
+	}{
+		{"podman", false, false}, {"podman in its own network", false, true}, {"runc", true, false}, {"runc in its own network", true, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var n network
+			if c.own {
+				n = namespace(t)
+			}
+			work := emptyDir(t)
+			again := func() sandbox {
+				if c.runc {
+					return e.newBundle(t, image, work, n.path, append(n.settings(), credential...)...)
+				}
+				options := append([]string{n.option(), "--volume=" + work + ":/var/lib/kubevirt-disk"}, hardened...)
+				return e.newContainer(t, image, append(options, withEnv(append(n.settings(), credential...)...)...))
+			}
+			s := again()
+			s.start(t)
+			untilReady(t, s)
+			confined(t, s)
+			portal := n.portal(t, s)
+			for _, env := range [][]string{nil, {"LIBISCSI_CHAP_USERNAME=" + testUser, "LIBISCSI_CHAP_PASSWORD=not-the-password"}} {
+				require.NotZero(t, client(t, env, "iscsi-ls", "iscsi://"+portal).status)
+			}
+			require.Contains(t, okEnv(t, chapClient, "iscsi-ls", "-s", "iscsi://"+portal), "Lun:1 ")
+			require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source, lunURL(portal, 1)), "identical")
+			ok(t, "qemu-io", "-f", "raw", "-c", "write -P 0x77 1M 1M", lunURL(portal, 1))
+			serial := logged(s.log(t), "serving a LUN", "serial")
+			require.Zero(t, s.exec(t, "kubevirt-disk", "healthcheck").status)
+			require.Zero(t, s.stop(t))
+			require.NotEmpty(t, logged(s.log(t), "stopped", "time"), s.log(t))
+
+			// The same container, and then another one with the same volume, which is what Kubernetes starts.
+			for _, next := range []sandbox{s, again()} {
+				next.start(t)
+				untilReady(t, next)
+				ok(t, "qemu-io", "-r", "-f", "raw", "-c", "read -P 0x77 1M 1M", lunURL(n.portal(t, next), 1))
+				require.Equal(t, serial, logged(next.log(t), "serving a LUN", "serial"))
+				require.Zero(t, next.stop(t))
+			}
+		})
+	}
+}
+
+// confined looks at the process from outside: user, capabilities, new privileges, and no secret on the command line.
+func confined(t *testing.T, s sandbox) {
+	t.Helper()
+	proc := filepath.Join("/proc", s.pid(t))
+	status, err := os.ReadFile(filepath.Join(proc, "status"))
+	require.NoError(t, err)
+	fields := map[string]string{}
+	for line := range strings.Lines(string(status)) {
+		name, value, _ := strings.Cut(line, ":")
+		fields[name] = strings.TrimSpace(value)
+	}
+	require.Equal(t, "107\t107\t107\t107", fields["Uid"])
+	require.Equal(t, "107\t107\t107\t107", fields["Gid"])
+	require.Equal(t, "1", fields["NoNewPrivs"])
+	for _, set := range []string{"CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"} {
+		require.Equal(t, "0000000000000000", fields[set], set)
+	}
+	line, err := os.ReadFile(filepath.Join(proc, "cmdline"))
+	require.NoError(t, err)
+	require.Equal(t, "/kubevirt-disk\x00serve\x00", string(line))
+}
+
+// TestImageOfAnyUser runs the image as platforms do that give containers a user of their own choice, without a volume: OpenShift takes
+// any number and group 0. The health check of the image is asked as well.
+func TestImageOfAnyUser(t *testing.T) {
+	e := requireImages(t, "qemu-img", "iscsi-ls")
+	image, _ := oneDisk(t, e)
+	for _, user := range []string{"1000650000:0", "1234:1234"} {
+		t.Run(user, func(t *testing.T) {
+			n := namespace(t)
+			c := e.newContainer(t, image, append(withEnv(credential...), n.option(), "--user="+user, "--cap-drop=all"))
+			c.start(t)
+			untilReady(t, c)
+			require.Contains(t, okEnv(t, chapClient, "iscsi-ls", "-s", "iscsi://"+n.portal(t, c)), "Lun:1 ")
+			e.ok(t, "podman", "healthcheck", "run", c.name)
+			require.Equal(t, "healthy", c.inspect(t, "{{.State.Health.Status}}"))
+			require.Zero(t, c.stop(t))
+		})
+	}
+}
+
+// TestImageSaysWhatIsMissing starts images that cannot work as they are: each ends with a status and a message that says what to do.
+func TestImageSaysWhatIsMissing(t *testing.T) {
+	e := requireImages(t, "qemu-img")
+	image, _ := oneDisk(t, e)
+	context := t.TempDir()
+	makeRaw(t, filepath.Join(context, "disk.raw"), 1<<20)
+	require.NoError(t, os.Chmod(filepath.Join(context, "disk.raw"), 0o600))
+	unreadable := e.buildFrom(t, context, "ADD disk.raw /disk/")
+	readable := e.buildFrom(t, context, "ADD --chmod=0444 disk.raw /disk/")
+	owned := e.buildFrom(t, context, "ADD --chown=107:107 disk.raw /disk/")
+	for _, c := range []struct {
+		name, image string
+		options     []string
+		status      int
+		says        []string
+	}{
+		{"no image", baseImage, nil, 1, []string{"no disk image in /disk", "add a qcow2 or raw image"}},
+		{"an image that only root can read", unreadable, nil, 1, []string{"disk.raw", "user 107", "ADD --chmod=0444"}},
+		{"no volume for the disks", image, []string{"--read-only"}, 1, []string{"/var/lib/kubevirt-disk", "read-only", "user 107"}},
+		{"no /tmp", image, []string{"--read-only", "--read-only-tmpfs=false"}, 1, []string{"/tmp/healthy", "mount a volume", "READY_FILE"}},
+		{"half a credential", image, withEnv("CHAP_USERNAME=" + testUser), 2, []string{"CHAP_PASSWORD"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := e.newContainer(t, c.image, append([]string{"--network=none"}, c.options...))
+			s.start(t)
+			require.Equal(t, c.status, s.wait(t))
+			for _, text := range c.says {
+				require.Contains(t, s.log(t), text)
+			}
+		})
+	}
+	for _, image := range []string{readable, owned} {
+		s := e.newContainer(t, image, []string{"--network=none"})
+		s.start(t)
+		untilReady(t, s)
+		require.Zero(t, s.stop(t))
+	}
+}

@@ -1,0 +1,124 @@
+package integration
+
+import (
+	"bytes"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+)
+
+// runPod starts the disk's container of a pod as the pod says: arguments, environment, secrets, volumes and security context. It returns
+// the container and where on this machine the volumes are.
+func runPod(t *testing.T, e *engine, image string, n network, pod *corev1.PodTemplateSpec, secrets map[string]*corev1.Secret) (*container, map[string]string) {
+	t.Helper()
+	spec := diskContainer(t, pod)
+	options := []string{n.option()}
+	for _, from := range spec.EnvFrom {
+		for key, value := range secrets[from.SecretRef.Name].StringData {
+			options = append(options, withEnv(key+"="+value)...)
+		}
+	}
+	for _, v := range spec.Env {
+		options = append(options, withEnv(v.Name+"="+v.Value)...)
+	}
+	places := map[string]string{}
+	for _, v := range pod.Spec.Volumes {
+		places[v.Name] = emptyDir(t)
+		if v.Secret != nil {
+			for key, value := range secrets[v.Secret.SecretName].StringData {
+				require.NoError(t, os.WriteFile(filepath.Join(places[v.Name], key), []byte(value), 0o644))
+			}
+		}
+	}
+	for _, m := range spec.VolumeMounts {
+		mode := "rw"
+		if m.ReadOnly {
+			mode = "ro"
+		}
+		options = append(options, "--volume="+places[m.Name]+":"+m.MountPath+":"+mode)
+	}
+	if *spec.SecurityContext.ReadOnlyRootFilesystem {
+		// Kubernetes mounts nothing that the pod does not name.
+		options = append(options, "--read-only", "--read-only-tmpfs=false")
+	}
+	if !*spec.SecurityContext.AllowPrivilegeEscalation {
+		options = append(options, "--security-opt=no-new-privileges")
+	}
+	for _, c := range spec.SecurityContext.Capabilities.Drop {
+		options = append(options, "--cap-drop="+string(c))
+	}
+	c := e.newContainer(t, image, options, spec.Args...)
+	c.start(t)
+	return c, places
+}
+
+// TestKubernetesExamplesRun runs the disk of each pod with podman, asks what the kubelet and Prometheus would, and uses it as the VM of
+// the pod, or a VM elsewhere, does.
+func TestKubernetesExamplesRun(t *testing.T) {
+	e := requireImages(t, "qemu-img", "qemu-io", "ip", qemuISCSI)
+	image, _ := oneDisk(t, e)
+	all := readKubernetesExamples(t)
+	for name, pod := range all.pods {
+		t.Run(name, func(t *testing.T) {
+			n := namespace(t)
+			c, places := runPod(t, e, image, n, pod, all.secrets)
+			page := func(port int32, path string) int {
+				answer, err := http.Get(fmt.Sprintf("http://%s:%d%s", n.host, port, path))
+				if err != nil {
+					return 0
+				}
+				_ = answer.Body.Close()
+				return answer.StatusCode
+			}
+			spec := diskContainer(t, pod)
+			ports := map[string]int32{}
+			for _, p := range spec.Ports {
+				ports[p.Name] = p.ContainerPort
+			}
+			startup := spec.StartupProbe.HTTPGet
+			require.Eventually(t, func() bool {
+				return page(ports[startup.Port.String()], startup.Path) == http.StatusOK || !c.running(t)
+			}, clientTimeout, clientTimeout/1000)
+			for _, probe := range []*corev1.Probe{spec.StartupProbe, spec.ReadinessProbe, spec.LivenessProbe} {
+				require.Equal(t, http.StatusOK, page(ports[probe.HTTPGet.Port.String()], probe.HTTPGet.Path), probe.HTTPGet.Path)
+			}
+			require.Equal(t, http.StatusOK, page(ports["metrics"], pod.Annotations["prometheus.io/path"]))
+
+			secret := all.secrets["my-fedora-chap"].StringData
+			if vm := pod.Spec.Containers[0]; vm.Name == "vm" {
+				// QEMU's own tool opens the disk by the VM's own arguments, in the pod's network.
+				args := []string{"netns", "exec", filepath.Base(n.path), "qemu-io"}
+				for i, arg := range vm.Args {
+					arg = strings.NewReplacer("$(CHAP_USERNAME)", secret[vm.Env[0].ValueFrom.SecretKeyRef.Key], vm.VolumeMounts[0].MountPath, places[vm.VolumeMounts[0].Name]).Replace(arg)
+					switch {
+					case i > 0 && vm.Args[i-1] == "-object":
+						args = append(args, "--object", arg)
+					case i > 0 && vm.Args[i-1] == "-blockdev":
+						args = append(args, "--image-opts", arg)
+					}
+				}
+				require.Len(t, args, 8)
+				ok(t, "ip", append(args, "-c", "write -P 5 0 64k", "-c", "read -P 5 0 64k")...)
+				require.NotZero(t, client(t, nil, "qemu-img", "info", lunURL(n.host+":3260", 1)).status, "the disk is the pod's alone")
+			} else {
+				url := fmt.Sprintf("iscsi://%s%%%s@%s:%d/iqn.2017-01.io.kubevirt:wrapper/1", secret["node.session.auth.username"],
+					secret["node.session.auth.password"], n.host, ports["iscsi"])
+				ok(t, "qemu-io", "-f", "raw", "-c", "write -P 5 0 64k", "-c", "read -P 5 0 64k", url)
+				disk, err := os.Open(filepath.Join(places["data"], "disk.img"))
+				require.NoError(t, err, "the disk is on the volume claim")
+				defer disk.Close()
+				start := make([]byte, 64<<10)
+				_, err = disk.Read(start)
+				require.NoError(t, err)
+				require.Equal(t, bytes.Repeat([]byte{5}, len(start)), start)
+			}
+			require.Zero(t, c.stop(t))
+		})
+	}
+}

@@ -1,0 +1,368 @@
+package integration
+
+import (
+	"bufio"
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+	"libvirt.org/go/libvirtxml"
+
+	"kubevirt.io/disk/integration/guest"
+	"kubevirt.io/disk/libvirt"
+	"kubevirt.io/disk/metrics"
+)
+
+// TestLibvirtSchema holds what the library and the command print against libvirt's own schemas: each disk in a domain, and the
+// secrets.
+func TestLibvirtSchema(t *testing.T) {
+	requireTools(t, "virt-xml-validate", "xmllint")
+	lun := libvirt.LUN{
+		Portals: []libvirt.Portal{{Host: "10.0.0.5"}}, TargetName: "iqn.2017-01.io.kubevirt:wrapper", Number: 1,
+		Credential: libvirt.Credential{Username: "vm", SecretUsage: "vm-disk"}, Serial: "0123456789abcdef0123",
+	}
+	shared, named, identified := lun, lun, lun
+	shared.AccessMode, shared.Portals = libvirt.ReadShared, []libvirt.Portal{{Host: "fd00::5", Port: 3261}}
+	named.AccessMode, named.Portals = libvirt.WriteShared, []libvirt.Portal{{Host: "disk.example.com"}}
+	named.Credential = libvirt.Credential{Username: "vm", SecretUUID: "01234567-89ab-cdef-0123-456789abcdef"}
+	identified.WWN, identified.Credential = "3c0ffee000000001", libvirt.Credential{}
+	passed := identified
+	passed.Serial, passed.WWN = "", ""
+	var domain libvirtxml.Domain
+	domain.Type, domain.Name = "qemu", "guest"
+	domain.Memory = &libvirtxml.DomainMemory{Value: 256, Unit: "MiB"}
+	domain.OS = &libvirtxml.DomainOS{Type: &libvirtxml.DomainOSType{Arch: "x86_64", Type: "hvm"}}
+	domain.Devices = &libvirtxml.DomainDeviceList{}
+	for _, c := range []struct {
+		lun    libvirt.LUN
+		device libvirt.Device
+	}{
+		{lun, libvirt.Device{}},
+		{lun, libvirt.Device{Bus: libvirt.BusSATA, BootOrder: 1, IO: libvirt.IOThreads, Cache: libvirt.CacheUnsafe}},
+		{shared, libvirt.Device{Dev: "vdb", Cache: libvirt.CacheWritethrough, IO: libvirt.IOUring, Discard: libvirt.DiscardIgnore}},
+		{named, libvirt.Device{Dev: "vdc", Cache: libvirt.CacheDirectsync, IO: libvirt.IONative, DetectZeroes: libvirt.ZeroesUnmap}},
+		{identified, libvirt.Device{Dev: "sdb", ErrorPolicy: libvirt.ErrorNoSpace, ReadErrorPolicy: libvirt.ErrorReport, BootOrder: 2}},
+		{passed, libvirt.Device{Dev: "sdc", Kind: libvirt.KindLUN, Initiator: "iqn.2020-01.org.example:vm", Cache: libvirt.CacheDefault}},
+	} {
+		disk, err := libvirt.Disk(c.lun, c.device)
+		require.NoError(t, err)
+		domain.Devices.Disks = append(domain.Devices.Disks, *disk)
+	}
+	path, err := binary()
+	require.NoError(t, err)
+	var printed libvirtxml.DomainDisk
+	require.NoError(t, printed.Unmarshal(ok(t, path, "xml", "--host=10.0.0.5", "--lun=300", "--target-dev=sdd", "--chap-username=vm")))
+	domain.Devices.Disks = append(domain.Devices.Disks, printed)
+	document, err := domain.Marshal()
+	require.NoError(t, err)
+	validate(t, document, "domain")
+
+	for _, c := range []libvirt.Credential{lun.Credential, named.Credential} {
+		document, err := libvirt.SecretXML(c)
+		require.NoError(t, err)
+		validate(t, document, "secret")
+	}
+	validate(t, ok(t, path, "xml", "--secret"), "secret")
+	bad := filepath.Join(t.TempDir(), "bad.xml")
+	require.NoError(t, os.WriteFile(bad, []byte(strings.Replace(document, `bus="sata"`, `bus="none"`, 1)), 0o644))
+	require.NotZero(t, client(t, nil, "virt-xml-validate", bad, "domain").status, "the schema refuses what is wrong")
+}
+
+func validate(t *testing.T, document, schema string) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), schema+".xml")
+	require.NoError(t, os.WriteFile(path, []byte(document), 0o644))
+	require.Contains(t, ok(t, "virt-xml-validate", path, schema), "validates", document)
+}
+
+// A credential as KubeVirt makes them: each part is 32 random bytes in base64url.
+const (
+	kubevirtUser     = "kGd2w9-1pV_7hJtq0YbNzR4cXlA6sE8uTfMiOoWvQ3I="
+	kubevirtPassword = "Zx7-qT_b2LrWm0nUe9KsAaHc4VdYpJ6fXgQ1iB8oR5E="
+)
+
+// guestScript uses /dev/sda, then /dev/sdb, which comes and goes while it runs. It says what it found, a line each.
+const guestScript = `
+await() { # await TEST...: until it holds
+	until "$@"; do sleep 0.1; done
+}
+identity() {
+	echo $1 identity: $(cat /sys/block/$1/device/vendor) $(tail -c +5 /sys/block/$1/device/vpd_pg80) $(cat /sys/block/$1/device/wwid)
+}
+sum() { # sum DISK SKIP COUNT: of MiB
+	dd if=/dev/$1 bs=1M skip=$2 count=$3 iflag=direct 2>/dev/null | sha256sum | cut -d' ' -f1
+}
+use() {
+	await test -b /dev/$1
+	identity $1
+	echo "$1 read: $(sum $1 0 4)"
+	dd if=/pattern of=/dev/$1 bs=1M seek=5 oflag=direct conv=fsync 2>/dev/null && echo "$1 wrote: $(sum $1 5 1)"
+	blkdiscard -o 1M -l 2M /dev/$1 && echo "$1 discarded: $(sum $1 1 2)"
+}
+use sda
+echo 'waiting for sdb'
+use sdb
+echo 'sdb may go'
+await test ! -e /sys/block/sdb
+echo 'sdb is gone'
+read -r answer
+echo "sda again: $(sum sda 5 1)"
+`
+
+// TestLibvirtDomain runs a virtual machine in a real libvirtd. It uses one LUN by virtio-scsi with CHAP, another is attached and
+// detached while it runs, by IPv6 and passed through to the guest. What the guest, the daemon and the images say must agree.
+func TestLibvirtDomain(t *testing.T) {
+	requireTools(t, libvirtTools...)
+	const mib = 1 << 20
+	pattern := bytes.Repeat([]byte("kubevirt-disk in libvirt, line.\n"), mib/32)
+	l := startLibvirtd(t)
+	kernel, initrd, err := guest.Build(l.dir, guest.Options{
+		Init: guestScript, Modules: []string{"virtio_pci", "virtio_scsi", "sd_mod"},
+		Files: map[string]string{"/pattern": string(pattern)}, CacheDir: filepath.Join("..", "cache", "guest"),
+	})
+	var fetch *guest.FetchError
+	if errors.As(err, &fetch) && os.Getenv(requireToolsEnv) != "1" {
+		t.Skip(err)
+	}
+	require.NoError(t, err)
+
+	// Served in place, so that the images are what the guest has.
+	images := filepath.Join(t.TempDir(), "disk")
+	image := func(n int) string { return filepath.Join(images, fmt.Sprintf("%d.raw", n)) }
+	for n := 1; n <= 2; n++ {
+		makeRawSeed(t, image(n), 8*mib, uint64(n))
+	}
+	sum := func(n, from, size int) string {
+		content, err := os.ReadFile(image(n))
+		require.NoError(t, err)
+		hash := sha256.Sum256(content[from*mib : (from+size)*mib])
+		return hex.EncodeToString(hash[:])
+	}
+	before := map[int]string{1: sum(1, 0, 4), 2: sum(2, 0, 4)}
+	d := start(t, config{diskDir: images, env: map[string]string{
+		"node.session.auth.username": kubevirtUser, "node.session.auth.password": kubevirtPassword,
+		"LISTEN": "127.0.0.1:0,[::1]:0", "COPY_MODE": "none",
+	}})
+	kubevirtDisk, err := binary()
+	require.NoError(t, err)
+	xml := func(args ...string) string {
+		return ok(t, kubevirtDisk, append([]string{"xml", "--status-url=http://" + d.Metrics}, args...)...)
+	}
+	const uuid, initiator = "01234567-89ab-cdef-0123-456789abcdef", "iqn.2020-01.org.example:vm"
+	l.defineSecret(xml("--secret"), kubevirtPassword)
+	l.defineSecret(xml("--secret", "--secret-uuid="+uuid), kubevirtPassword)
+
+	console := l.listen("console")
+	disk := xml("--lun=1", "--target-dev=sda", "--chap-username="+kubevirtUser, "--initiator-name="+initiator, "--error-policy=stop")
+	l.virsh("define", l.file("domain.xml", domainXML(t, disk, kernel, initrd, console.Addr().String())))
+	t.Cleanup(func() { _, _ = l.tryVirsh("destroy", "guest") }) // it outlives its libvirtd
+	l.virsh("start", "guest")
+	lines := readConsole(t, console)
+	said := func(what string) string { return lines.until(t, what) }
+
+	status := d.get("/status")
+	require.Equal(t, "QEMU "+serialAndWWN(t, status, 1), said("sda identity: "))
+	require.Equal(t, before[1], said("sda read: "))
+	require.Equal(t, sha256Text(pattern), said("sda wrote: "))
+	require.Equal(t, sha256Text(make([]byte, 2*mib)), said("sda discarded: "))
+
+	said("waiting for sdb")
+	portal := d.Portals[1]
+	require.Contains(t, portal, "[::1]")
+	hot := l.file("sdb.xml", xml("--lun=2", "--target-dev=sdb", "--device=lun", "--host="+portal, "--chap-username="+kubevirtUser, "--secret-uuid="+uuid))
+	l.virsh("attach-device", "guest", hot, "--live")
+	serial, _, _ := strings.Cut(serialAndWWN(t, status, 2), " ")
+	// Linux prefers the designator with vendor and serial number to a NAA that is locally assigned.
+	require.Equal(t, "KUBEVIRT "+serial+" t10.KUBEVIRTDISK "+serial, said("sdb identity: "), "the guest sees the target itself")
+	require.Equal(t, before[2], said("sdb read: "))
+	require.Equal(t, sha256Text(pattern), said("sdb wrote: "))
+	require.Equal(t, sha256Text(make([]byte, 2*mib)), said("sdb discarded: "))
+	attached := l.virsh("dumpxml", "guest")
+	said("sdb may go")
+	l.virsh("detach-device", "guest", hot, "--live")
+	said("sdb is gone")
+	// A domain that ended now would end the detaching, too.
+	lines.answer(t)
+	require.Equal(t, sha256Text(pattern), said("sda again: "))
+	require.Equal(t, "0", said(guest.Ended+" "))
+
+	for n := 1; n <= 2; n++ {
+		content, err := os.ReadFile(image(n))
+		require.NoError(t, err)
+		require.True(t, bytes.Equal(pattern, content[5*mib:6*mib]), "LUN %d has what the guest wrote", n)
+		require.Equal(t, sha256Text(make([]byte, 2*mib)), sum(n, 1, 2))
+		require.EqualValues(t, 4*mib, nextData(t, image(n), mib), "what the guest discarded is a hole, as is the MiB behind it")
+		require.EqualValues(t, mib, d.sample("kubevirt_disk_transferred_bytes_total", n, "write"), "LUN %d: the guest wrote 1 MiB and nothing else", n)
+		require.GreaterOrEqual(t, d.sample("kubevirt_disk_transferred_bytes_total", n, "read"), float64(4*mib))
+		require.Positive(t, d.sample("kubevirt_disk_operations_total", n, "discard"))
+		require.Positive(t, d.sample("kubevirt_disk_operations_total", n, "flush"))
+		for _, operation := range []string{"read", "write", "flush", "discard"} {
+			require.Zero(t, d.sample("kubevirt_disk_operation_errors_total", n, operation), operation)
+		}
+	}
+	require.Contains(t, d.get("/metrics"), `initiator="`+initiator+`"`)
+
+	// What libvirt shows of its disks is what they were made of.
+	var domain libvirtxml.Domain
+	require.NoError(t, domain.Unmarshal(attached))
+	require.Len(t, domain.Devices.Disks, 2)
+	for i, made := range []string{disk, readFile(t, hot)} {
+		wantLUN, wantDevice, err := libvirt.ParseDisk(made)
+		require.NoError(t, err)
+		gotLUN, gotDevice, err := libvirt.FromDisk(&domain.Devices.Disks[i])
+		require.NoError(t, err)
+		require.Equal(t, wantLUN, gotLUN)
+		require.Equal(t, wantDevice, gotDevice)
+	}
+	require.NotContains(t, attached+l.virsh("secret-list"), kubevirtPassword)
+}
+
+// domainXML is a domain with the one disk, that boots the guest and has its console on a Unix socket.
+func domainXML(t *testing.T, disk, kernel, initrd, console string) string {
+	t.Helper()
+	var d libvirtxml.DomainDisk
+	require.NoError(t, d.Unmarshal(disk))
+	controller := uint(0)
+	domain := libvirtxml.Domain{
+		Type: "qemu", Name: "guest", Memory: &libvirtxml.DomainMemory{Value: 256, Unit: "MiB"}, VCPU: &libvirtxml.DomainVCPU{Value: 1},
+		OS: &libvirtxml.DomainOS{
+			Type: &libvirtxml.DomainOSType{Arch: "x86_64", Machine: "pc", Type: "hvm"}, Kernel: kernel, Initrd: initrd,
+			Cmdline: "console=ttyS0 quiet panic=-1",
+		},
+		Features: &libvirtxml.DomainFeatureList{ACPI: &libvirtxml.DomainFeature{}}, // without it the guest cannot power off
+		Devices: &libvirtxml.DomainDeviceList{
+			Controllers: []libvirtxml.DomainController{{Type: "scsi", Index: &controller, Model: "virtio-scsi"}},
+			Disks:       []libvirtxml.DomainDisk{d},
+			Serials: []libvirtxml.DomainSerial{{Source: &libvirtxml.DomainChardevSource{
+				UNIX: &libvirtxml.DomainChardevSourceUNIX{Mode: "connect", Path: console},
+			}}},
+			MemBalloon: &libvirtxml.DomainMemBalloon{Model: "none"},
+		},
+	}
+	document, err := domain.Marshal()
+	require.NoError(t, err)
+	return document
+}
+
+// listen listens on a socket that the domain can connect to.
+func (l *libvirtd) listen(name string) net.Listener {
+	l.t.Helper()
+	listener, err := net.Listen("unix", filepath.Join(l.dir, name))
+	require.NoError(l.t, err)
+	l.t.Cleanup(func() { listener.Close() })
+	l.own()
+	return listener
+}
+
+// consoleLines are what a guest prints.
+type consoleLines struct {
+	conn  net.Conn
+	lines chan string
+	seen  []string
+}
+
+// readConsole collects the lines of the first connection.
+func readConsole(t *testing.T, listener net.Listener) *consoleLines {
+	t.Helper()
+	conn, err := listener.Accept()
+	require.NoError(t, err)
+	t.Cleanup(func() { conn.Close() })
+	c := &consoleLines{conn: conn, lines: make(chan string, 1024)}
+	go func() {
+		defer close(c.lines)
+		for scanner := bufio.NewScanner(conn); scanner.Scan(); {
+			c.lines <- strings.TrimRight(scanner.Text(), "\r")
+		}
+	}()
+	return c
+}
+
+// answer types a line.
+func (c *consoleLines) answer(t *testing.T) {
+	t.Helper()
+	_, err := c.conn.Write([]byte("go on\n"))
+	require.NoError(t, err)
+}
+
+// until waits for a line that begins with prefix and returns the rest of it.
+func (c *consoleLines) until(t *testing.T, prefix string) string {
+	t.Helper()
+	timeout := time.After(2 * clientTimeout)
+	for {
+		select {
+		case line, more := <-c.lines:
+			if !more {
+				require.Fail(t, "the guest has ended", "it never printed %q, but:\n%s", prefix, strings.Join(c.seen, "\n"))
+			}
+			c.seen = append(c.seen, line)
+			if rest, ok := strings.CutPrefix(line, prefix); ok {
+				return rest
+			}
+		case <-timeout:
+			require.Fail(t, "the guest hangs", "it has not printed %q, but:\n%s", prefix, strings.Join(c.seen, "\n"))
+		}
+	}
+}
+
+// serialAndWWN are a LUN's serial number and NAA identifier of a status page, as a guest shows them.
+func serialAndWWN(t *testing.T, page string, lun uint16) string {
+	t.Helper()
+	var status metrics.Status
+	require.NoError(t, json.Unmarshal([]byte(page), &status))
+	for _, one := range status.LUNs {
+		if one.LUN == lun {
+			return one.Serial + " naa." + one.NAA
+		}
+	}
+	require.Fail(t, "no such LUN", page)
+	return ""
+}
+
+// sample adds up the samples of a metric for a LUN and an operation, whoever the initiator is.
+func (d *daemon) sample(metric string, lun int, operation string) (sum float64) {
+	d.t.Helper()
+	for line := range strings.Lines(d.get("/metrics")) {
+		if strings.HasPrefix(line, metric+"{") && strings.Contains(line, fmt.Sprintf(`lun="%d",operation="%s"`, lun, operation)) {
+			_, value, _ := strings.Cut(line, "} ")
+			var n float64
+			_, err := fmt.Sscan(value, &n)
+			require.NoError(d.t, err, line)
+			sum += n
+		}
+	}
+	return sum
+}
+
+func readFile(t *testing.T, path string) string {
+	t.Helper()
+	content, err := os.ReadFile(path)
+	require.NoError(t, err)
+	return string(content)
+}
+
+func sha256Text(b []byte) string {
+	hash := sha256.Sum256(b)
+	return hex.EncodeToString(hash[:])
+}
+
+// nextData returns where a file's first data from an offset on begins.
+func nextData(t *testing.T, path string, from int64) int64 {
+	t.Helper()
+	file, err := os.Open(path)
+	require.NoError(t, err)
+	defer file.Close()
+	offset, err := unix.Seek(int(file.Fd()), from, unix.SEEK_DATA)
+	require.NoError(t, err)
+	return offset
+}

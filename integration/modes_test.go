@@ -1,0 +1,189 @@
+package integration
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+const modesSize = 48 << 20
+
+// modeImages makes a directory with one image of each kind, all of the same content, and returns the content as a raw file.
+func modeImages(t *testing.T) (dir, source string, names []string) {
+	t.Helper()
+	dir, source = t.TempDir(), filepath.Join(t.TempDir(), "source.raw")
+	makeRaw(t, source, modesSize)
+	makeRaw(t, filepath.Join(dir, "1-plain.raw"), modesSize)
+	makeQcow2(t, source, filepath.Join(dir, "2-plain.qcow2"), "", false)
+	makeQcow2(t, source, filepath.Join(dir, "3-zlib.qcow2"), "cluster_size=2M", true)
+	makeQcow2(t, source, filepath.Join(dir, "4-zstd.qcow2"), "compression_type=zstd", true)
+	return dir, source, []string{"1-plain.raw", "2-plain.qcow2", "3-zlib.qcow2", "4-zstd.qcow2"}
+}
+
+// TestCopyModes has QEMU use every kind of image in every mode that copies, ephemeral and persistent: what it reads is the image,
+// what it writes, zeroes and discards is there, and both are after the daemon was killed.
+func TestCopyModes(t *testing.T) {
+	requireTools(t, "qemu-img", "qemu-io", qemuISCSI)
+	dir, source, names := modeImages(t)
+	for _, mode := range []string{"copy-on-write", "copy-on-read", "clone"} {
+		for _, kind := range []string{"ephemeral", "persistent"} {
+			t.Run(mode+"/"+kind, func(t *testing.T) {
+				c := config{diskDir: dir, stateDir: t.TempDir(), env: map[string]string{"COPY_MODE": mode}}
+				if kind == "persistent" {
+					c.env["PERSISTENT_DIR"] = filepath.Join(c.stateDir, "volume")
+				}
+				want := filepath.Join(t.TempDir(), "want.raw")
+				content, err := os.ReadFile(source)
+				require.NoError(t, err)
+				require.NoError(t, os.WriteFile(want, content, 0o644))
+				changes := []string{"write -P 0x5a 1M 3M", "write -P 0xa5 7680 1024", "write -z 20M 2M", "discard 40M 4M", "write -P 0x11 33554432 512", "flush"}
+				qemuIO(t, want, changes)
+				qemuIO(t, want, []string{"write -z 40M 4M"}) // what a discarded range of the disk reads as
+
+				d := start(t, c)
+				for i := range names {
+					qemuIO(t, d.url(i+1), changes)
+				}
+				d.kill()
+				d = start(t, c)
+				for i, name := range names {
+					t.Log(name)
+					require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", want, d.url(i+1)), "identical")
+				}
+				qemuIO(t, d.url(1), []string{"write -P 0x77 0 64k"})
+				d.stop()
+				// After that nothing but the changes is in a copy-on-write disk.
+				for _, name := range names {
+					path := filepath.Join(c.stateDir, "work", name, "disk.raw")
+					if kind == "persistent" {
+						path = filepath.Join(c.stateDir, "volume", name, "disk.img")
+					}
+					require.EqualValues(t, modesSize, size(t, path))
+					if mode == "copy-on-write" {
+						require.Less(t, allocated(t, path), int64(6<<20), "%s", name)
+					}
+				}
+			})
+		}
+	}
+}
+
+// qemuIO runs commands of qemu-io on a raw disk.
+func qemuIO(t *testing.T, url string, commands []string) {
+	t.Helper()
+	args := []string{"-f", "raw", "-d", "unmap"}
+	for _, c := range commands {
+		args = append(args, "-c", c)
+	}
+	out := ok(t, "qemu-io", append(args, url)...)
+	require.NotContains(t, out, "failed", "%s", commands)
+}
+
+// A persistent disk in mode clone ends as disk.img alone: it is the image with the guest's changes, for whoever mounts the volume.
+func TestPersistentCloneIsAPlainFile(t *testing.T) {
+	requireTools(t, "qemu-img", "qemu-io", qemuISCSI)
+	dir, source := t.TempDir(), filepath.Join(t.TempDir(), "source.raw")
+	makeRaw(t, source, modesSize)
+	makeQcow2(t, source, filepath.Join(dir, "disk.qcow2"), "", true)
+	volume := filepath.Join(t.TempDir(), "volume")
+	d := start(t, config{diskDir: dir, env: map[string]string{"PERSISTENT_DIR": volume, "SIZE": "64Mi"}})
+	qemuIO(t, d.url(1), []string{"write -P 0x5a 60M 1M", "flush"})
+	d.until("the disk is complete", func() bool {
+		return strings.Contains(d.get("/status"), `"complete": true`) || strings.Contains(d.get("/status"), `"complete":true`)
+	})
+	d.stop()
+	qemuIO(t, source, []string{"truncate 64M", "write -P 0x5a 60M 1M"})
+	require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source, filepath.Join(volume, "disk.img")), "identical")
+	left, err := filepath.Glob(filepath.Join(volume, "*"))
+	require.NoError(t, err)
+	var names []string
+	for _, path := range left {
+		names = append(names, filepath.Base(path))
+	}
+	require.Equal(t, []string{"disk.img", "disk.img.lock", "disk.img.state"}, names)
+}
+
+// The directory of the disks is full: the guest's writes fail as a full thin disk does, it can read, and goes on when there is
+// space again; so does the copying.
+func TestFullWorkDirectory(t *testing.T) {
+	requireTools(t, "qemu-img", "qemu-io", qemuISCSI)
+	dir, source := t.TempDir(), filepath.Join(t.TempDir(), "source.raw")
+	makeRaw(t, source, modesSize)
+	makeQcow2(t, source, filepath.Join(dir, "disk.qcow2"), "", true)
+	state := t.TempDir()
+	mountTmpfs(t, state, "96m")
+	d := start(t, config{diskDir: dir, stateDir: state, env: map[string]string{"COPY_MODE": "copy-on-write"}})
+	filler := filepath.Join(state, "filler")
+	fill(t, filler)
+	r := client(t, nil, "qemu-io", "-f", "raw", "-c", "write -P 0x5a 0 2M", d.url(1))
+	require.True(t, r.status != 0 || strings.Contains(r.output, "failed"), "%s", r)
+	require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source, d.url(1)), "identical")
+	require.NoError(t, os.Remove(filler))
+	qemuIO(t, d.url(1), []string{"write -P 0x5a 0 2M", "flush"})
+	qemuIO(t, source, []string{"write -P 0x5a 0 2M"})
+	require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source, d.url(1)), "identical")
+	d.stop()
+
+	// Copying waits for space, and then completes the same disk.
+	fill(t, filler)
+	require.NoError(t, os.Truncate(filler, size(t, filler)-256<<10))
+	d = start(t, config{diskDir: dir, stateDir: state, env: map[string]string{"COPY_MODE": "clone"}})
+	d.until("it is out of space", func() bool { return strings.Contains(d.Output(), "no space is left to copy the image") })
+	require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source, d.url(1)), "identical")
+	require.NoError(t, os.Remove(filler))
+	d.until("the disk is complete", func() bool { return strings.Contains(d.Output(), "the disk is complete") })
+	require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source, d.url(1)), "identical")
+}
+
+// fill takes all the space that is left.
+func fill(t *testing.T, path string) {
+	t.Helper()
+	f, err := os.Create(path)
+	require.NoError(t, err)
+	defer f.Close()
+	for chunk := make([]byte, 64<<10); err == nil; {
+		for i := range chunk {
+			chunk[i] = 0xff
+		}
+		_, err = f.Write(chunk)
+	}
+	require.ErrorContains(t, err, "no space")
+}
+
+// mountTmpfs mounts a small file system.
+func mountTmpfs(t *testing.T, dir, size string) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		if os.Getenv(requireToolsEnv) == "1" {
+			t.Fatal("needs root, to mount a small file system")
+		}
+		t.Skip("needs root, to mount a small file system")
+	}
+	require.NoError(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "size="+size))
+	t.Cleanup(func() { require.NoError(t, unix.Unmount(dir, unix.MNT_DETACH)) })
+}
+
+// until waits for a condition, as long as the daemon runs.
+func (d *daemon) until(what string, condition func() bool) {
+	d.t.Helper()
+	for deadline := time.Now().Add(clientTimeout); !condition(); time.Sleep(20 * time.Millisecond) {
+		require.True(d.t, d.Running(), "ended before: %s\n%s", what, d.Output())
+		require.True(d.t, time.Now().Before(deadline), "still not: %s\n%s", what, d.Output())
+	}
+}
+
+func fileStat(t *testing.T, path string) *unix.Stat_t {
+	t.Helper()
+	var st unix.Stat_t
+	require.NoError(t, unix.Stat(path, &st))
+	return &st
+}
+
+// size is a file's length, allocated what it takes on its file system. Bytes.
+func size(t *testing.T, path string) int64      { return fileStat(t, path).Size }
+func allocated(t *testing.T, path string) int64 { return fileStat(t, path).Blocks * 512 }

@@ -1,0 +1,93 @@
+package libvirt
+
+import (
+	"fmt"
+	"strconv"
+
+	"libvirt.org/go/libvirtxml"
+)
+
+// Disk returns the <disk> element by which a domain uses a LUN. It is the caller's to change.
+func Disk(l LUN, d Device) (*libvirtxml.DomainDisk, error) {
+	l, d = l.withDefaults(), d.withDefaults()
+	var p problems
+	l.check(&p)
+	d.check(&p)
+	checkTogether(l, d, &p)
+	if err := p.err(); err != nil {
+		return nil, err
+	}
+	disk := &libvirtxml.DomainDisk{
+		Device: string(d.Kind),
+		Driver: &libvirtxml.DomainDiskDriver{
+			Name:         "qemu",
+			Type:         "raw",
+			Cache:        string(d.Cache),
+			IO:           string(d.IO),
+			ErrorPolicy:  string(d.ErrorPolicy),
+			RErrorPolicy: string(d.ReadErrorPolicy),
+			Discard:      string(d.Discard),
+			DetectZeros:  string(d.DetectZeroes),
+		},
+		Auth:   auth(l.Credential),
+		Source: &libvirtxml.DomainDiskSource{Network: source(l, d)},
+		Target: &libvirtxml.DomainDiskTarget{Dev: d.Dev, Bus: string(d.Bus)},
+		Serial: l.Serial,
+		WWN:    l.WWN,
+	}
+	if l.ReadOnly {
+		disk.ReadOnly = &libvirtxml.DomainDiskReadOnly{}
+	}
+	if l.AccessMode != WriteExclusive {
+		disk.Shareable = &libvirtxml.DomainDiskShareable{}
+	}
+	if d.BootOrder > 0 {
+		disk.Boot = &libvirtxml.DomainDeviceBoot{Order: d.BootOrder}
+	}
+	return disk, nil
+}
+
+func source(l LUN, d Device) *libvirtxml.DomainDiskSourceNetwork {
+	network := &libvirtxml.DomainDiskSourceNetwork{Protocol: "iscsi", Name: l.TargetName + "/" + strconv.Itoa(l.Number)}
+	for _, portal := range l.Portals {
+		network.Hosts = append(network.Hosts, libvirtxml.DomainDiskSourceHost{Name: portal.Host, Port: strconv.Itoa(int(portal.Port))})
+	}
+	if d.Initiator != "" {
+		network.Initiator = &libvirtxml.DomainDiskSourceNetworkInitiator{IQN: &libvirtxml.DomainDiskSourceNetworkIQN{Name: d.Initiator}}
+	}
+	return network
+}
+
+func auth(c Credential) *libvirtxml.DomainDiskAuth {
+	if c.isZero() {
+		return nil
+	}
+	secret := &libvirtxml.DomainDiskSecret{Type: "iscsi", UUID: c.SecretUUID}
+	if c.SecretUUID == "" {
+		secret.Usage = c.SecretUsage
+	}
+	return &libvirtxml.DomainDiskAuth{Username: c.Username, Secret: secret}
+}
+
+// DiskXML is Disk as text, indented, without an end of line.
+func DiskXML(l LUN, d Device) (string, error) {
+	disk, err := Disk(l, d)
+	if err != nil {
+		return "", err
+	}
+	text, err := disk.Marshal()
+	if err != nil {
+		return "", fmt.Errorf("disk: %w", err)
+	}
+	return text, nil
+}
+
+// HotplugXML is the document for virDomainAttachDeviceFlags and virDomainDetachDeviceFlags, `virsh attach-device` and `virsh
+// detach-device`: DiskXML of a device that can be plugged into a running domain. One that cannot is an error. With BusSCSI the
+// domain should have a controller of model virtio-scsi, as libvirt otherwise plugs in another one.
+func HotplugXML(l LUN, d Device) (string, error) {
+	if d.withDefaults().Bus == BusSATA {
+		return "", &FieldError{Field: "Device.Bus", Problem: "sata disks cannot be hot-plugged: want scsi or virtio"}
+	}
+	return DiskXML(l, d)
+}

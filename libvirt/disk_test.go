@@ -1,0 +1,261 @@
+package libvirt
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"libvirt.org/go/libvirtxml"
+)
+
+// demoLUN is a LUN that asks for nothing special.
+func demoLUN() LUN {
+	return LUN{
+		Portals:    []Portal{{Host: "10.0.0.5", Port: 3261}},
+		TargetName: "iqn.2017-01.io.kubevirt:wrapper",
+		Number:     1,
+		Credential: Credential{Username: "u", SecretUsage: "demo"},
+	}
+}
+
+// TestTheOriginalElements renders everything that the first wrapper's handler rendered, for a caller that sets nothing else.
+func TestTheOriginalElements(t *testing.T) {
+	text, err := DiskXML(demoLUN(), Device{})
+	require.NoError(t, err)
+	require.Equal(t, `<disk type="network" device="disk">
+  <driver name="qemu" type="raw" cache="none" discard="unmap"></driver>
+  <auth username="u">
+    <secret type="iscsi" usage="demo"></secret>
+  </auth>
+  <source protocol="iscsi" name="iqn.2017-01.io.kubevirt:wrapper/1">
+    <host name="10.0.0.5" port="3261"></host>
+  </source>
+  <target dev="vda" bus="virtio"></target>
+</disk>`, text)
+	secret, err := SecretXML(demoLUN().Credential)
+	require.NoError(t, err)
+	require.Equal(t, `<secret ephemeral="no" private="yes">
+  <usage type="iscsi">
+    <target>demo</target>
+  </usage>
+</secret>`, secret)
+}
+
+func TestEveryElement(t *testing.T) {
+	text, err := DiskXML(LUN{
+		Portals:    []Portal{{Host: "fd00::5"}, {Host: "disk.example.com", Port: 3261}},
+		TargetName: "iqn.2017-01.io.kubevirt:wrapper",
+		Number:     300,
+		Credential: Credential{Username: "u", SecretUUID: "01234567-89AB-cdef-0123-456789abcdef", SecretUsage: "not this one"},
+		AccessMode: ReadShared,
+		Serial:     "0123456789abcdef0123",
+		WWN:        "0x3C0FFEE000000001",
+	}, Device{
+		Dev: "sdb", Bus: BusSCSI, BootOrder: 2, Initiator: "iqn.2020-01.org.example:vm", Cache: CacheDirectsync, IO: IONative, Discard: DiscardUnmap,
+		DetectZeroes: ZeroesUnmap, ErrorPolicy: ErrorNoSpace, ReadErrorPolicy: ErrorReport,
+	})
+	require.NoError(t, err)
+	require.Equal(t, `<disk type="network" device="disk">
+  <driver name="qemu" type="raw" cache="directsync" error_policy="enospace" rerror_policy="report" io="native" discard="unmap" detect_zeroes="unmap"></driver>
+  <auth username="u">
+    <secret type="iscsi" uuid="01234567-89ab-cdef-0123-456789abcdef"></secret>
+  </auth>
+  <source protocol="iscsi" name="iqn.2017-01.io.kubevirt:wrapper/300">
+    <host name="fd00::5" port="3260"></host>
+    <host name="disk.example.com" port="3261"></host>
+    <initiator>
+      <iqn name="iqn.2020-01.org.example:vm"></iqn>
+    </initiator>
+  </source>
+  <target dev="sdb" bus="scsi"></target>
+  <readonly></readonly>
+  <shareable></shareable>
+  <serial>0123456789abcdef0123</serial>
+  <wwn>3c0ffee000000001</wwn>
+  <boot order="2"></boot>
+</disk>`, text)
+}
+
+func TestAccessModes(t *testing.T) {
+	for _, c := range []struct {
+		mode                AccessMode
+		readOnly            bool
+		readonly, shareable bool
+	}{
+		{mode: "", readonly: false, shareable: false},
+		{mode: WriteExclusive, readOnly: true, readonly: true, shareable: false},
+		{mode: WriteShared, readonly: false, shareable: true},
+		{mode: ReadShared, readonly: true, shareable: true},
+	} {
+		l := demoLUN()
+		l.AccessMode, l.ReadOnly = c.mode, c.readOnly
+		disk, err := Disk(l, Device{})
+		require.NoError(t, err)
+		require.Equal(t, c.readonly, disk.ReadOnly != nil, "%+v", c)
+		require.Equal(t, c.shareable, disk.Shareable != nil, "%+v", c)
+	}
+}
+
+func TestDeviceDefaults(t *testing.T) {
+	for _, c := range []struct {
+		given    Device
+		dev, bus string
+	}{
+		{Device{}, "vda", "virtio"},
+		{Device{Dev: "vdc"}, "vdc", "virtio"},
+		{Device{Dev: "sdc"}, "sdc", "scsi"},
+		{Device{Bus: BusSATA}, "sda", "sata"},
+		{Device{Bus: BusSCSI}, "sda", "scsi"},
+	} {
+		disk, err := Disk(demoLUN(), c.given)
+		require.NoError(t, err)
+		require.Equal(t, &libvirtxml.DomainDiskTarget{Dev: c.dev, Bus: c.bus}, disk.Target)
+	}
+}
+
+func TestWithoutACredentialThereIsNoAuth(t *testing.T) {
+	l := demoLUN()
+	l.Credential = Credential{}
+	disk, err := Disk(l, Device{})
+	require.NoError(t, err)
+	require.Nil(t, disk.Auth)
+}
+
+// TestWhatIsWrongIsNamed changes a good LUN and device in one place each.
+func TestWhatIsWrongIsNamed(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*LUN, *Device)
+		field  string
+		says   string
+	}{
+		"no portal":                    {func(l *LUN, _ *Device) { l.Portals = nil }, "LUN.Portals", "no host"},
+		"an empty host":                {func(l *LUN, _ *Device) { l.Portals = append(l.Portals, Portal{}) }, "LUN.Portals[1].Host", "empty"},
+		"every address":                {func(l *LUN, _ *Device) { l.Portals[0].Host = "0.0.0.0" }, "LUN.Portals[0].Host", "every address"},
+		"every IPv6 address":           {func(l *LUN, _ *Device) { l.Portals[0].Host = "::" }, "LUN.Portals[0].Host", "every address"},
+		"an address with a zone":       {func(l *LUN, _ *Device) { l.Portals[0].Host = "fe80::1%eth0" }, "LUN.Portals[0].Host", "zone"},
+		"brackets":                     {func(l *LUN, _ *Device) { l.Portals[0].Host = "[::1]" }, "LUN.Portals[0].Host", "brackets"},
+		"a host with a port":           {func(l *LUN, _ *Device) { l.Portals[0].Host = "a:1" }, "LUN.Portals[0].Host", "DNS name"},
+		"no target name":               {func(l *LUN, _ *Device) { l.TargetName = "" }, "LUN.TargetName", "empty"},
+		"a bad IQN":                    {func(l *LUN, _ *Device) { l.TargetName = "iqn.bad" }, "LUN.TargetName", "iqn.bad"},
+		"a target name with a LUN":     {func(l *LUN, _ *Device) { l.TargetName += "/1" }, "LUN.TargetName", "'/'"},
+		"LUN 0":                        {func(l *LUN, _ *Device) { l.Number = 0 }, "LUN.Number", "begin at 1"},
+		"a negative LUN":               {func(l *LUN, _ *Device) { l.Number = -1 }, "LUN.Number", "-1"},
+		"too high a LUN":               {func(l *LUN, _ *Device) { l.Number = 16384 }, "LUN.Number", "16383"},
+		"a secret without a user":      {func(l *LUN, _ *Device) { l.Credential.Username = "" }, "LUN.Credential.Username", "empty"},
+		"a user with a newline":        {func(l *LUN, _ *Device) { l.Credential.Username = "a\nb" }, "LUN.Credential.Username", "control"},
+		"a user without a secret":      {func(l *LUN, _ *Device) { l.Credential.SecretUsage = "" }, "LUN.Credential.SecretUsage", "reference"},
+		"a usage with a slash":         {func(l *LUN, _ *Device) { l.Credential.SecretUsage = "a/b" }, "LUN.Credential.SecretUsage", "a/b"},
+		"a UUID that is none":          {func(l *LUN, _ *Device) { l.Credential.SecretUUID = "1234" }, "LUN.Credential.SecretUUID", "1234"},
+		"an access mode":               {func(l *LUN, _ *Device) { l.AccessMode = "rw" }, "LUN.AccessMode", "write-exclusive, write-shared or read-shared"},
+		"a serial's characters":        {func(l *LUN, _ *Device) { l.Serial = "a/b" }, "LUN.Serial", "a/b"},
+		"a serial that virtio cuts":    {func(l *LUN, _ *Device) { l.Serial = "0123456789abcdef01234" }, "LUN.Serial", "21 characters"},
+		"a serial that SCSI cuts":      {func(l *LUN, d *Device) { l.Serial = "0123456789abcdef0123456789abcdef01234"; d.Dev = "sda" }, "LUN.Serial", "37 characters"},
+		"a WWN that is none":           {func(l *LUN, d *Device) { l.WWN = "naa.3"; d.Dev = "sda" }, "LUN.WWN", "16 hexadecimal"},
+		"a WWN of a virtio disk":       {func(l *LUN, _ *Device) { l.WWN = "3c0ffee000000001" }, "LUN.WWN", "virtio"},
+		"a WWN of a SATA disk":         {func(l *LUN, d *Device) { l.WWN = "3c0ffee000000001"; d.Bus = BusSATA }, "LUN.WWN", "sata"},
+		"a bus":                        {func(_ *LUN, d *Device) { d.Bus = "ide" }, "Device.Bus", "virtio, scsi or sata"},
+		"sda on virtio":                {func(_ *LUN, d *Device) { d.Dev = "sda"; d.Bus = BusVirtio }, "Device.Dev", "vda"},
+		"vda on scsi":                  {func(_ *LUN, d *Device) { d.Dev = "vda"; d.Bus = BusSCSI }, "Device.Dev", "sda"},
+		"a partition":                  {func(_ *LUN, d *Device) { d.Dev = "vda1" }, "Device.Dev", "vda1"},
+		"a path":                       {func(_ *LUN, d *Device) { d.Dev = "/dev/vda" }, "Device.Dev", "/dev/vda"},
+		"a kind":                       {func(_ *LUN, d *Device) { d.Kind = "cdrom" }, "Device.Kind", "disk or lun"},
+		"a LUN on virtio":              {func(_ *LUN, d *Device) { d.Kind = KindLUN }, "Device.Kind", "scsi"},
+		"a LUN with a serial":          {func(l *LUN, d *Device) { *d = Device{Kind: KindLUN, Dev: "sda"}; l.Serial = "a" }, "LUN.Serial", "target's own"},
+		"a LUN with a WWN":             {func(l *LUN, d *Device) { *d = Device{Kind: KindLUN, Dev: "sda"}; l.WWN = "3c0ffee000000001" }, "LUN.WWN", "target's own"},
+		"a cache mode":                 {func(_ *LUN, d *Device) { d.Cache = "fast" }, "Device.Cache", "writeback"},
+		"an I/O mode":                  {func(_ *LUN, d *Device) { d.IO = "aio" }, "Device.IO", "io_uring"},
+		"native I/O through a cache":   {func(_ *LUN, d *Device) { d.IO = IONative; d.Cache = CacheWriteback }, "Device.IO", "writeback"},
+		"a discard mode":               {func(_ *LUN, d *Device) { d.Discard = "on" }, "Device.Discard", "unmap or ignore"},
+		"a mode of zeros":              {func(_ *LUN, d *Device) { d.DetectZeroes = "yes" }, "Device.DetectZeroes", "off, on or unmap"},
+		"zeros discarded, kept mapped": {func(_ *LUN, d *Device) { d.DetectZeroes = ZeroesUnmap; d.Discard = DiscardIgnore }, "Device.DetectZeroes", "ignore"},
+		"an error policy":              {func(_ *LUN, d *Device) { d.ErrorPolicy = "retry" }, "Device.ErrorPolicy", "enospace"},
+		"a policy that reads lack":     {func(_ *LUN, d *Device) { d.ReadErrorPolicy = ErrorNoSpace }, "Device.ReadErrorPolicy", "stop, report or ignore"},
+		"an initiator":                 {func(_ *LUN, d *Device) { d.Initiator = "vm" }, "Device.Initiator", "vm"},
+		"a read-only SATA disk":        {func(l *LUN, d *Device) { l.ReadOnly = true; d.Bus = BusSATA }, "Device.Bus", "read-only"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l, d := demoLUN(), Device{}
+			c.change(&l, &d)
+			_, err := Disk(l, d)
+			var wrong *FieldError
+			require.ErrorAs(t, err, &wrong)
+			require.Equal(t, c.field, wrong.Field)
+			require.Contains(t, wrong.Problem, c.says)
+			var joined interface{ Unwrap() []error }
+			require.True(t, errors.As(err, &joined))
+			require.Len(t, joined.Unwrap(), 1, "one mistake is one error: %v", err)
+		})
+	}
+}
+
+func TestAllThatIsWrongIsToldAtOnce(t *testing.T) {
+	_, err := DiskXML(LUN{}, Device{Bus: "ide"})
+	for _, field := range []string{"LUN.Portals", "LUN.TargetName", "LUN.Number", "Device.Bus"} {
+		require.ErrorContains(t, err, field+": ")
+	}
+}
+
+func TestForADevice(t *testing.T) {
+	l := demoLUN()
+	l.Serial, l.WWN = "s", "3c0ffee000000001"
+	for _, c := range []struct {
+		d           Device
+		serial, wwn string
+	}{
+		{Device{}, "s", ""}, {Device{Dev: "sda"}, "s", l.WWN}, {Device{Bus: BusSATA}, "s", ""}, {Device{Dev: "sda", Kind: KindLUN}, "", ""},
+	} {
+		disk, err := Disk(l.For(c.d), c.d)
+		require.NoError(t, err)
+		require.Equal(t, c.serial, disk.Serial)
+		require.Equal(t, c.wwn, disk.WWN)
+	}
+}
+
+func TestHotplug(t *testing.T) {
+	for _, dev := range []string{"vdb", "sdb"} {
+		plain, err := DiskXML(demoLUN(), Device{Dev: dev})
+		require.NoError(t, err)
+		hot, err := HotplugXML(demoLUN(), Device{Dev: dev})
+		require.NoError(t, err)
+		require.Equal(t, plain, hot)
+	}
+	_, err := HotplugXML(demoLUN(), Device{Bus: BusSATA})
+	require.ErrorContains(t, err, "Device.Bus: ")
+	_, err = HotplugXML(LUN{}, Device{})
+	require.ErrorContains(t, err, "LUN.Portals: ")
+}
+
+func TestSecret(t *testing.T) {
+	secret, err := Secret(Credential{SecretUUID: "01234567-89AB-cdef-0123-456789abcdef"})
+	require.NoError(t, err)
+	require.Equal(t, "01234567-89ab-cdef-0123-456789abcdef", secret.UUID)
+	require.Equal(t, "01234567-89ab-cdef-0123-456789abcdef", secret.Usage.Target, "libvirt refuses a disk's secret that is for no iSCSI")
+	secret, err = Secret(Credential{SecretUUID: "01234567-89ab-cdef-0123-456789abcdef", SecretUsage: "name"})
+	require.NoError(t, err)
+	require.Equal(t, "name", secret.Usage.Target)
+	for field, c := range map[string]Credential{
+		"Credential.SecretUsage": {Username: "u"},
+		"Credential.SecretUUID":  {SecretUUID: "x"},
+	} {
+		_, err := SecretXML(c)
+		var wrong *FieldError
+		require.ErrorAs(t, err, &wrong)
+		require.Equal(t, field, wrong.Field)
+	}
+}
+
+func TestParsePortal(t *testing.T) {
+	for text, want := range map[string]Portal{
+		"10.0.0.5": {Host: "10.0.0.5"}, "10.0.0.5:3261": {Host: "10.0.0.5", Port: 3261}, "::1": {Host: "::1"}, "[::1]": {Host: "::1"},
+		"[fd00::5]:3261": {Host: "fd00::5", Port: 3261}, "disk.example.com:3260": {Host: "disk.example.com", Port: 3260},
+	} {
+		got, err := ParsePortal(text)
+		require.NoError(t, err, text)
+		require.Equal(t, want, got)
+	}
+	for _, text := range []string{"", ":3260", "a:b", "a:0", "a:65536", "0.0.0.0:3260", "a b", "[::1]:x", "http://a", "a:1:2"} {
+		_, err := ParsePortal(text)
+		require.Error(t, err, text)
+	}
+	require.Equal(t, "[::1]:3260", Portal{Host: "::1"}.String())
+}

@@ -1,0 +1,38 @@
+package libvirt
+
+import (
+	"errors"
+	"fmt"
+)
+
+// FieldError is one wrong field of an argument. Where several are wrong, they are joined; errors.As finds the first.
+type FieldError struct {
+	// Field is its path: of Go fields ("LUN.Portals[0].Host", "Device.Bus") in what Disk and Secret are given, of XML
+	// ("disk/source/host[1]/@name") in what ParseDisk reads, and of keys ("disks[0].source.iscsi.portal") in ParseSources.
+	Field   string
+	Problem string // what is wrong and what is wanted, without the field's name
+}
+
+func (e *FieldError) Error() string { return e.Field + ": " + e.Problem }
+
+// problems collects all that is wrong with an argument.
+type problems struct {
+	list []error
+	name func(field string) string // translates the path of a Go field into what the caller knows; nil: as it is
+}
+
+func (p *problems) add(field, format string, args ...any) {
+	if p.name != nil {
+		field = p.name(field)
+	}
+	p.list = append(p.list, &FieldError{Field: field, Problem: fmt.Sprintf(format, args...)})
+}
+
+// addError adds err, unless it is nil.
+func (p *problems) addError(field string, err error) {
+	if err != nil {
+		p.add(field, "%v", err)
+	}
+}
+
+func (p *problems) err() error { return errors.Join(p.list...) }

@@ -1,0 +1,236 @@
+package libvirt
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// DefaultPort is the port of a portal that names none (RFC 7143 4.2.7.1).
+const DefaultPort = 3260
+
+// maxLUN is the highest LUN of the flat addressing method, 14 bits (SAM-5 4.7.7).
+const maxLUN = 1<<14 - 1
+
+// LUN is a served disk: where it is, and what a virtual machine is to know of it.
+type LUN struct {
+	// Portals are the addresses of the target, at least one, the preferred first. All become <host> elements; libvirt's QEMU
+	// driver connects to the first, and libvirt's schema for validation allows no second.
+	Portals []Portal
+
+	TargetName string // iSCSI name
+	Number     int    // 1 to 16383
+
+	Credential Credential // the zero value: the target asks for none
+
+	AccessMode AccessMode // "": WriteExclusive
+	// ReadOnly shows the guest a read-only disk; it is always so with ReadShared. With WriteShared the element is that of
+	// ReadShared, and is read back so.
+	ReadOnly bool
+
+	// Serial is what the guest shows as the disk's serial number: letters, digits, '_', '.', '+', '-' and spaces, at most 36 with
+	// BusSCSI and 20 with the others. "": none.
+	Serial string
+
+	// WWN is the disk's NAA identifier, 16 hexadecimal digits. Only disks of BusSCSI have one. "": none.
+	WWN string
+}
+
+// Portal is a network address of a target.
+type Portal struct {
+	Host string // IPv4 or IPv6 address without brackets, or DNS name
+	Port uint16 // 0: DefaultPort
+}
+
+// ParsePortal reads HOST, HOST:PORT, an IPv6 address, or [IPv6]:PORT.
+func ParsePortal(text string) (Portal, error) {
+	p := Portal{Host: text}
+	if inner, ok := strings.CutPrefix(text, "["); ok && strings.HasSuffix(inner, "]") {
+		p.Host = strings.TrimSuffix(inner, "]")
+	} else if _, err := netip.ParseAddr(text); err != nil && strings.Contains(text, ":") {
+		host, port, err := net.SplitHostPort(text)
+		if err != nil {
+			return Portal{}, fmt.Errorf("%q is no portal: want HOST, HOST:PORT or [IPv6]:PORT", text)
+		}
+		p.Host = host
+		if p.Port, err = parsePort(port); err != nil {
+			return Portal{}, fmt.Errorf("%q: %w", text, err)
+		}
+	}
+	if err := checkHost(p.Host); err != nil {
+		return Portal{}, err
+	}
+	return p, nil
+}
+
+func parsePort(text string) (uint16, error) {
+	n, err := strconv.ParseUint(text, 10, 16)
+	if err != nil || n == 0 {
+		return 0, fmt.Errorf("%q is no port: want 1 to 65535", text)
+	}
+	return uint16(n), nil
+}
+
+// String is HOST:PORT, with brackets around an IPv6 address.
+func (p Portal) String() string {
+	port := p.Port
+	if port == 0 {
+		port = DefaultPort
+	}
+	return net.JoinHostPort(p.Host, strconv.Itoa(int(port)))
+}
+
+// AccessMode says who may use the disk at the same time.
+type AccessMode string
+
+// The access modes, by the names that kubevirt-disk has for them.
+const (
+	WriteExclusive AccessMode = "write-exclusive" // one virtual machine
+	WriteShared    AccessMode = "write-shared"    // several, for cluster file systems: <shareable>
+	ReadShared     AccessMode = "read-shared"     // several, and nobody writes: <shareable> and <readonly>
+)
+
+func accessModes() []AccessMode { return []AccessMode{WriteExclusive, WriteShared, ReadShared} }
+
+// Credential is a CHAP user, and a libvirt secret that holds the password, by reference.
+type Credential struct {
+	// Username is passed on as it is. libvirt's schema for validation knows only letters, digits, '_', '+' and '-' in it; libvirt
+	// itself takes any.
+	Username string
+
+	SecretUsage string // the usage name of the secret; no '/'
+	SecretUUID  string // refers to the secret instead of SecretUsage, where it is not empty
+}
+
+func (c Credential) isZero() bool { return c == Credential{} }
+
+// withDefaults fills in what empty fields stand for.
+func (l LUN) withDefaults() LUN {
+	l.Portals = slices.Clone(l.Portals)
+	for i := range l.Portals {
+		if l.Portals[i].Port == 0 {
+			l.Portals[i].Port = DefaultPort
+		}
+	}
+	if l.AccessMode == "" {
+		l.AccessMode = WriteExclusive
+	}
+	l.ReadOnly = l.ReadOnly || l.AccessMode == ReadShared
+	l.WWN = strings.ToLower(strings.TrimPrefix(l.WWN, "0x"))
+	l.Credential = l.Credential.withDefaults()
+	return l
+}
+
+func (c Credential) withDefaults() Credential {
+	c.SecretUUID = strings.ToLower(c.SecretUUID)
+	return c
+}
+
+// For returns the LUN without the identity that such a device has no place for: serial number and WWN of a KindLUN, the WWN of a
+// disk that is not on BusSCSI. It is for callers that know a LUN's identity whatever the device; Disk refuses what does not fit.
+func (l LUN) For(d Device) LUN {
+	d = d.withDefaults()
+	if d.Kind == KindLUN {
+		l.Serial = ""
+	}
+	if d.Kind == KindLUN || d.Bus != BusSCSI {
+		l.WWN = ""
+	}
+	return l
+}
+
+var (
+	dnsPattern    = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*\.?$`)
+	wwnPattern    = regexp.MustCompile(`^[0-9a-f]{16}$`)
+	serialPattern = regexp.MustCompile(`^[A-Za-z0-9_.+-]([A-Za-z0-9_.+ -]*[A-Za-z0-9_.+-])?$`)
+	uuidPattern   = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
+)
+
+// check looks at a LUN with its defaults filled in.
+func (l LUN) check(p *problems) {
+	if len(l.Portals) == 0 {
+		p.add("LUN.Portals", "there is no host: want at least one")
+	}
+	for i, portal := range l.Portals {
+		p.addError(fmt.Sprintf("LUN.Portals[%d].Host", i), checkHost(portal.Host))
+	}
+	p.addError("LUN.TargetName", CheckName(l.TargetName))
+	switch {
+	case l.Number == 0:
+		p.add("LUN.Number", "0 is no disk: the LUNs of disks begin at 1")
+	case l.Number < 0 || l.Number > maxLUN:
+		p.add("LUN.Number", "%d is no LUN: want 1 to %d", l.Number, maxLUN)
+	}
+	if !l.Credential.isZero() {
+		l.Credential.check(p, "LUN.Credential")
+	}
+	if !slices.Contains(accessModes(), l.AccessMode) {
+		p.add("LUN.AccessMode", "%q is unknown: want %s", l.AccessMode, oneOf(accessModes()))
+	}
+	if l.Serial != "" && !serialPattern.MatchString(l.Serial) {
+		p.add("LUN.Serial", "%q has other characters than libvirt takes: letters, digits, '_', '.', '+', '-', and spaces between them", l.Serial)
+	}
+	if l.WWN != "" && !wwnPattern.MatchString(l.WWN) {
+		p.add("LUN.WWN", "%q is no WWN: want 16 hexadecimal digits", l.WWN)
+	}
+}
+
+func checkHost(host string) error {
+	if host == "" {
+		return errors.New("the host is empty: want an IP address or a DNS name")
+	}
+	if addr, err := netip.ParseAddr(host); err == nil {
+		switch {
+		case addr.IsUnspecified():
+			return fmt.Errorf("%s stands for every address of the target's machine: want one that the virtual machine's host can reach", host)
+		case addr.Zone() != "":
+			return fmt.Errorf("%q has a zone, which libvirt does not take: want an address without one", host)
+		}
+		return nil
+	}
+	if len(host) > 253 || !dnsPattern.MatchString(host) {
+		return fmt.Errorf("%q is neither an IP address (IPv6 without brackets) nor a DNS name", host)
+	}
+	return nil
+}
+
+func (c Credential) check(p *problems, field string) {
+	if c.Username == "" {
+		p.add(field+".Username", "it is empty: want the CHAP user name that belongs to the secret")
+	} else if !printable(c.Username) {
+		p.add(field+".Username", "%q has control characters, or is no UTF-8", c.Username)
+	}
+	c.checkReference(p, field)
+}
+
+func (c Credential) checkReference(p *problems, field string) {
+	if c.SecretUUID == "" && c.SecretUsage == "" {
+		p.add(field+".SecretUsage", "it is empty, and so is SecretUUID: want the reference to a libvirt secret")
+	}
+	if c.SecretUUID != "" && !uuidPattern.MatchString(c.SecretUUID) {
+		p.add(field+".SecretUUID", "%q is no UUID: want 01234567-89ab-cdef-0123-456789abcdef", c.SecretUUID)
+	}
+	if strings.Contains(c.SecretUsage, "/") || !printable(c.SecretUsage) {
+		p.add(field+".SecretUsage", "%q has '/' or control characters, which libvirt does not take", c.SecretUsage)
+	}
+}
+
+// oneOf lists the values of an enumeration for a message.
+func oneOf[T ~string](values []T) string {
+	var b strings.Builder
+	for i, v := range values {
+		switch {
+		case i > 0 && i == len(values)-1:
+			b.WriteString(" or ")
+		case i > 0:
+			b.WriteString(", ")
+		}
+		b.WriteString(string(v))
+	}
+	return b.String()
+}

@@ -1,0 +1,205 @@
+package libvirt
+
+import (
+	"encoding/xml"
+	"errors"
+	"fmt"
+	"io"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"libvirt.org/go/libvirtxml"
+)
+
+// ParseDisk reads a <disk> element, as Disk made it or as libvirt shows it of a domain, back into a LUN and a device. What an
+// element leaves out comes back as the value that it stands for: the port, the cache mode CacheDefault, DiscardIgnore. Elements that
+// tell nothing of a LUN (alias, address, statistics and the like) are passed over; one that changes what the guest would see of
+// it, such as encryption, and a disk that Disk would not make, is an error.
+func ParseDisk(document string) (LUN, Device, error) {
+	decoder := xml.NewDecoder(strings.NewReader(document))
+	var disk libvirtxml.DomainDisk
+	if err := decoder.Decode(&disk); err != nil {
+		return LUN{}, Device{}, fmt.Errorf("no <disk> element: %w", err)
+	}
+	for {
+		switch token, err := decoder.Token(); t := token.(type) {
+		case xml.StartElement:
+			return LUN{}, Device{}, fmt.Errorf("more than a <disk> element: <%s> follows", t.Name.Local)
+		default:
+			if errors.Is(err, io.EOF) {
+				return FromDisk(&disk)
+			}
+			if err != nil {
+				return LUN{}, Device{}, fmt.Errorf("more than a <disk> element: %w", err)
+			}
+		}
+	}
+}
+
+// FromDisk is ParseDisk for an element that is parsed already, as one of a libvirtxml.Domain.
+func FromDisk(disk *libvirtxml.DomainDisk) (LUN, Device, error) {
+	p := problems{name: xmlName}
+	if disk.Source == nil || disk.Source.Network == nil {
+		return LUN{}, Device{}, &FieldError{Field: "disk/@type", Problem: `it is no network disk: want "network"`}
+	}
+	network := disk.Source.Network
+	if network.Protocol != "iscsi" {
+		return LUN{}, Device{}, &FieldError{Field: "disk/source/@protocol", Problem: fmt.Sprintf("%q is another protocol: want iscsi", network.Protocol)}
+	}
+	var l LUN
+	l.Portals = portals(network.Hosts, &p)
+	l.TargetName, l.Number = sourceName(network.Name, &p)
+	l.Serial, l.WWN = disk.Serial, disk.WWN
+	l.ReadOnly = disk.ReadOnly != nil
+	switch {
+	case disk.Shareable == nil:
+		l.AccessMode = WriteExclusive
+	case l.ReadOnly:
+		l.AccessMode = ReadShared
+	default:
+		l.AccessMode = WriteShared
+	}
+	given := disk.Auth
+	if given == nil {
+		given = network.Auth // the other place that libvirt takes it from
+	}
+	l.Credential = credential(given, &p)
+	d := device(disk, &p)
+	refuseForeign(disk, &p)
+	l, d = l.withDefaults(), d.withDefaults()
+	if len(p.list) == 0 {
+		// Otherwise these would repeat it.
+		l.check(&p)
+		d.check(&p)
+		checkTogether(l, d, &p)
+	}
+	if err := p.err(); err != nil {
+		return LUN{}, Device{}, err
+	}
+	return l, d, nil
+}
+
+func portals(hosts []libvirtxml.DomainDiskSourceHost, p *problems) []Portal {
+	var all []Portal
+	for i, host := range hosts {
+		portal := Portal{Host: host.Name, Port: DefaultPort}
+		if host.Transport != "" && host.Transport != "tcp" {
+			p.add(fmt.Sprintf("disk/source/host[%d]/@transport", i+1), "%q is no transport of iSCSI: want tcp", host.Transport)
+		}
+		if host.Port != "" {
+			var err error
+			portal.Port, err = parsePort(host.Port)
+			p.addError(fmt.Sprintf("disk/source/host[%d]/@port", i+1), err)
+		}
+		all = append(all, portal)
+	}
+	return all
+}
+
+// sourceName takes TARGET/LUN apart.
+func sourceName(name string, p *problems) (target string, number int) {
+	target, lun, ok := strings.Cut(name, "/")
+	if !ok {
+		p.add("disk/source/@name", "%q has no LUN, which libvirt takes for LUN 0: want TARGET/LUN, from 1", name)
+		return target, 0
+	}
+	n, err := strconv.ParseUint(lun, 10, 14)
+	if err != nil {
+		p.add("disk/source/@name", "%q: %q is no LUN: want 1 to %d", name, lun, maxLUN)
+	}
+	return target, int(n)
+}
+
+func credential(a *libvirtxml.DomainDiskAuth, p *problems) Credential {
+	if a == nil {
+		return Credential{}
+	}
+	c := Credential{Username: a.Username}
+	if a.Secret == nil {
+		p.add("disk/auth/secret", "there is none: want the reference to a libvirt secret")
+		return c
+	}
+	if a.Secret.Type != "iscsi" {
+		p.add("disk/auth/secret/@type", "%q is no secret of an iSCSI disk: want iscsi", a.Secret.Type)
+	}
+	c.SecretUsage, c.SecretUUID = a.Secret.Usage, a.Secret.UUID
+	if c.SecretUUID != "" {
+		c.SecretUsage = ""
+	}
+	if c.SecretUsage == "" && c.SecretUUID == "" {
+		p.add("disk/auth/secret", "it has neither usage nor uuid: want one of them")
+	}
+	return c
+}
+
+func device(disk *libvirtxml.DomainDisk, p *problems) Device {
+	d := Device{Kind: Kind(disk.Device), Cache: CacheDefault, Discard: DiscardIgnore}
+	if driver := disk.Driver; driver != nil {
+		if driver.Name != "" && driver.Name != "qemu" {
+			p.add("disk/driver/@name", "%q is another driver: want qemu", driver.Name)
+		}
+		if driver.Type != "" && driver.Type != "raw" {
+			p.add("disk/driver/@type", "%q is a format inside the LUN: want raw", driver.Type)
+		}
+		if driver.Cache != "" {
+			d.Cache = Cache(driver.Cache)
+		}
+		if driver.Discard != "" {
+			d.Discard = Discard(driver.Discard)
+		}
+		d.IO, d.DetectZeroes = IO(driver.IO), Zeroes(driver.DetectZeros)
+		d.ErrorPolicy, d.ReadErrorPolicy = ErrorPolicy(driver.ErrorPolicy), ErrorPolicy(driver.RErrorPolicy)
+	}
+	if disk.Target == nil || disk.Target.Dev == "" {
+		p.add("disk/target/@dev", "it is missing: want the device name")
+	} else {
+		d.Dev, d.Bus = disk.Target.Dev, Bus(disk.Target.Bus)
+	}
+	if disk.Boot != nil {
+		d.BootOrder = disk.Boot.Order
+	}
+	if initiator := disk.Source.Network.Initiator; initiator != nil && initiator.IQN != nil {
+		d.Initiator = initiator.IQN.Name
+	}
+	return d
+}
+
+// refuseForeign refuses elements that make the guest's disk something else than the LUN.
+func refuseForeign(disk *libvirtxml.DomainDisk, p *problems) {
+	refuse := func(is bool, field, what string) {
+		if is {
+			p.add(field, "the guest's disk is not the LUN but %s", what)
+		}
+	}
+	refuse(disk.Encryption != nil, "disk/encryption", "what is encrypted in it")
+	refuse(disk.Source.Encryption != nil, "disk/source/encryption", "what is encrypted in it")
+	refuse(disk.Source.Slices != nil, "disk/source/slices", "a part of it")
+	refuse(disk.Source.Network.Snapshot != nil, "disk/source/snapshot", "a snapshot")
+	refuse(disk.Transient != nil, "disk/transient", "an overlay that is thrown away")
+}
+
+var hostField = regexp.MustCompile(`^LUN\.Portals\[(\d+)\]\.Host$`)
+
+// xmlName translates the path of a Go field to where XML has it; what is no Go field stays as it is.
+func xmlName(field string) string {
+	if m := hostField.FindStringSubmatch(field); m != nil {
+		i, err := strconv.Atoi(m[1])
+		if err == nil {
+			return fmt.Sprintf("disk/source/host[%d]/@name", i+1)
+		}
+	}
+	names := map[string]string{
+		"LUN.Portals": "disk/source/host", "LUN.TargetName": "disk/source/@name", "LUN.Number": "disk/source/@name",
+		"LUN.Credential.Username": "disk/auth/@username", "LUN.Credential.SecretUsage": "disk/auth/secret/@usage",
+		"LUN.Credential.SecretUUID": "disk/auth/secret/@uuid", "LUN.Serial": "disk/serial", "LUN.WWN": "disk/wwn",
+		"Device.Dev": "disk/target/@dev", "Device.Bus": "disk/target/@bus", "Device.Kind": "disk/@device", "Device.Cache": "disk/driver/@cache",
+		"Device.IO": "disk/driver/@io", "Device.Discard": "disk/driver/@discard", "Device.DetectZeroes": "disk/driver/@detect_zeroes",
+		"Device.ErrorPolicy": "disk/driver/@error_policy", "Device.ReadErrorPolicy": "disk/driver/@rerror_policy",
+		"Device.Initiator": "disk/source/initiator/iqn/@name",
+	}
+	if name, ok := names[field]; ok {
+		return name
+	}
+	return field
+}

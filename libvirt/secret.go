@@ -1,0 +1,42 @@
+package libvirt
+
+import (
+	"fmt"
+
+	"libvirt.org/go/libvirtxml"
+)
+
+// Secret returns the <secret> element that a disk with this credential refers to: kept by libvirt across restarts, and not
+// readable by its clients. Without a usage name it gets its UUID as one, as libvirt lets disks use only secrets that are for iSCSI.
+// The value, which is the CHAP password, is set separately.
+func Secret(c Credential) (*libvirtxml.Secret, error) {
+	c = c.withDefaults()
+	var p problems
+	c.checkReference(&p, "Credential")
+	if err := p.err(); err != nil {
+		return nil, err
+	}
+	usage := c.SecretUsage
+	if usage == "" {
+		usage = c.SecretUUID
+	}
+	return &libvirtxml.Secret{
+		Ephemeral: "no",
+		Private:   "yes",
+		UUID:      c.SecretUUID,
+		Usage:     &libvirtxml.SecretUsage{Type: "iscsi", Target: usage},
+	}, nil
+}
+
+// SecretXML is Secret as text, indented, without an end of line: the document for virSecretDefineXML and `virsh secret-define`.
+func SecretXML(c Credential) (string, error) {
+	secret, err := Secret(c)
+	if err != nil {
+		return "", err
+	}
+	text, err := secret.Marshal()
+	if err != nil {
+		return "", fmt.Errorf("secret: %w", err)
+	}
+	return text, nil
+}

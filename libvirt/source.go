@@ -1,0 +1,175 @@
+package libvirt
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strconv"
+)
+
+// ParseSources reads the disk sources of a virtual machine's specification, which people write in YAML, and returns their LUNs in
+// order. It takes what a YAML or JSON decoder makes of the text, and any of its levels: the map with "disks", one disk with
+// "source", or one source with "iscsi":
+//
+//	disks:
+//	  - source:
+//	      iscsi:
+//	        host:
+//	          name: iscsi-demo-target
+//	          port: "3260"
+//	        portal: iqn.2017-01.io.kubevirt:sn.42
+//	        lun: 2
+//	    access-mode: write-exclusive
+//
+// The LUN may also stand beside "iscsi", as in the answers of dynamic sources. "portal" is the target's name there. "access-mode"
+// is one of AccessMode's names, or "read-only". How a disk is copied is the server's matter, and passed over.
+func ParseSources(document map[string]any) ([]LUN, error) {
+	var p problems
+	var luns []LUN
+	if list, ok := document["disks"]; ok {
+		disks, ok := list.([]any)
+		if !ok {
+			p.add("disks", "want a list of disks")
+		}
+		for i, one := range disks {
+			luns = append(luns, parseDiskSpec(one, fmt.Sprintf("disks[%d]", i), &p))
+		}
+	} else {
+		luns = append(luns, parseDiskSpec(document, "", &p))
+	}
+	if err := p.err(); err != nil {
+		return nil, err
+	}
+	return luns, nil
+}
+
+// parseDiskSpec reads one disk: a map with "source", or the source itself.
+func parseDiskSpec(value any, path string, p *problems) LUN {
+	spec, ok := value.(map[string]any)
+	if !ok {
+		p.add(path, "want a disk with a source")
+		return LUN{}
+	}
+	source, sourcePath := spec, path
+	if inner, ok := spec["source"]; ok {
+		sourcePath = join(path, "source")
+		if source, ok = inner.(map[string]any); !ok {
+			p.add(sourcePath, "want a source with iscsi")
+			return LUN{}
+		}
+	}
+	var l LUN
+	switch mode, ok := spec["access-mode"].(string); {
+	case spec["access-mode"] == nil:
+	case !ok:
+		p.add(join(path, "access-mode"), "want a text: %s or read-only", oneOf(accessModes()))
+	case mode == "read-only":
+		l.ReadOnly = true
+	default:
+		l.AccessMode = AccessMode(mode)
+	}
+	before := len(p.list)
+	lunPath := parseSource(source, sourcePath, &l, p)
+	l = l.withDefaults()
+	if len(p.list) > before {
+		return l // what is missing would only be reported again as empty
+	}
+	checked := problems{name: func(field string) string {
+		switch field {
+		case "LUN.TargetName":
+			return join(sourcePath, "iscsi.portal")
+		case "LUN.Number":
+			return lunPath
+		case "LUN.AccessMode":
+			return join(path, "access-mode")
+		}
+		return join(sourcePath, "iscsi.host.name")
+	}}
+	l.check(&checked)
+	p.list = append(p.list, checked.list...)
+	return l
+}
+
+// parseSource reads the map that has "iscsi", and returns where in it the LUN stands.
+func parseSource(source map[string]any, path string, l *LUN, p *problems) (lunPath string) {
+	iscsiPath := join(path, "iscsi")
+	iscsi, ok := source["iscsi"].(map[string]any)
+	if !ok {
+		p.add(iscsiPath, "it is missing: a source of another kind (there is %v) tells no LUN until it is resolved", slices.Sorted(maps.Keys(source)))
+		return ""
+	}
+	refuseOthers(iscsi, iscsiPath, p, "host", "portal", "lun")
+	host, ok := iscsi["host"].(map[string]any)
+	if !ok {
+		p.add(join(iscsiPath, "host"), "it is missing: want name and port")
+	}
+	refuseOthers(host, join(iscsiPath, "host"), p, "name", "port")
+	name, _ := host["name"].(string)
+	portal := Portal{Host: name}
+	if port, given := host["port"]; given {
+		n, ok := integer(port)
+		if !ok || n < 1 || n > math.MaxUint16 {
+			p.add(join(iscsiPath, "host.port"), "%v is no port: want 1 to 65535", port)
+		}
+		portal.Port = uint16(n)
+	}
+	l.Portals = []Portal{portal}
+	l.TargetName, _ = iscsi["portal"].(string)
+
+	inside, isInside := iscsi["lun"]
+	beside, isBeside := source["lun"]
+	if !isInside && !isBeside {
+		p.add(join(iscsiPath, "lun"), "it is missing: want the LUN, from 1")
+		return ""
+	}
+	lunPath = join(iscsiPath, "lun")
+	if !isInside {
+		inside, lunPath = beside, join(path, "lun")
+	}
+	n, ok := integer(inside)
+	if !ok {
+		p.add(lunPath, "%v is no LUN: want 1 to %d", inside, maxLUN)
+	}
+	if isInside && isBeside {
+		if other, ok := integer(beside); !ok || other != n {
+			p.add(lunPath, "%v is not the LUN beside iscsi, %v: want it once", inside, beside)
+		}
+	}
+	l.Number = n
+	return lunPath
+}
+
+// refuseOthers reports keys that would have no effect, most likely misspelt.
+func refuseOthers(m map[string]any, path string, p *problems, keys ...string) {
+	for _, key := range slices.Sorted(maps.Keys(m)) {
+		if !slices.Contains(keys, key) {
+			p.add(join(path, key), "the key is unknown: want %s", oneOf(keys))
+		}
+	}
+}
+
+// integer reads a number in any form that decoders of YAML and JSON have for it, and from a text.
+func integer(value any) (int, bool) {
+	switch v := value.(type) {
+	case int:
+		return v, true
+	case int64:
+		return int(v), true
+	case uint64:
+		return int(v), v <= math.MaxInt
+	case float64:
+		return int(v), v == math.Trunc(v) && math.Abs(v) <= 1<<53
+	case string:
+		n, err := strconv.Atoi(v)
+		return n, err == nil
+	}
+	return 0, false
+}
+
+func join(path, key string) string {
+	if path == "" {
+		return key
+	}
+	return path + "." + key
+}

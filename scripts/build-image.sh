@@ -1,0 +1,88 @@
+#!/usr/bin/env bash
+# Builds the base image with buildah, as a manifest list for linux/amd64 and linux/arm64 of two static binaries, and prints digests
+# and sizes. The same binaries, version and time give the same digests.
+#
+# VERSION and REVISION become labels; SOURCE_DATE_EPOCH is the time of every file and of the image (default: of the last commit).
+# Where images are kept is buildah's business: CONTAINERS_STORAGE_CONF names another place.
+set -euo pipefail
+
+[ $# = 3 ] || {
+	echo "usage: $0 IMAGE AMD64-BINARY ARM64-BINARY" >&2
+	exit 2
+}
+image=$1
+declare -A binary=([amd64]=$(realpath "$2") [arm64]=$(realpath "$3"))
+cd "$(dirname "$0")/.."
+command -v buildah >/dev/null || {
+	echo "build-image: buildah is not installed (Debian: apt-get install buildah)" >&2
+	exit 1
+}
+
+limit=$((20 << 20)) # what an image may take unpacked, bytes
+epoch=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 0)}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+# lay_out ARCH makes the trees that the Containerfile copies. The modes are ours and not those of a umask.
+lay_out() {
+	local root=$work/linux-$1/root state=$work/linux-$1/state
+	install -d -m 0755 "$root" "$root/bin" "$root/disk" "$root/var" "$root/var/lib" "$state"
+	install -d -m 1777 "$root/tmp"
+	install -m 0755 "${binary[$1]}" "$root/kubevirt-disk"
+	ln -s kubevirt-disk "$root/entry-point.sh"
+	ln -s ../kubevirt-disk "$root/bin/kubevirt-disk"
+	ln -s ../kubevirt-disk "$root/bin/cat"
+	install -d -m 1777 "$state/kubevirt-disk"
+}
+
+# The docker format, because only that one has a HEALTHCHECK.
+build() { # build ARCH: prints the id of the image
+	buildah build --quiet --platform "linux/$1" --format docker --timestamp "$epoch" --identity-label=false --no-cache \
+		--build-arg "CREATED=$(date -u -d "@$epoch" +%Y-%m-%dT%H:%M:%SZ)" \
+		--build-arg "REVISION=${REVISION:-unknown}" --build-arg "VERSION=${VERSION:-dev}" \
+		--file Containerfile "$work"
+}
+
+# buildah writes the random name of the container that it built in into an image of the docker format. This takes it out and
+# leaves the image in a directory; it prints the id of the image without it.
+normalise() { # normalise ARCH ID DIRECTORY
+	local id=$2 dir=$3 size digest
+	buildah push --quiet "$id" "dir:$dir"
+	sed -E 's/"container":"[0-9a-f]*",//; s/"Hostname":"[0-9a-f]*"/"Hostname":""/g' "$dir/$id" >"$dir/config"
+	size=$(stat -c %s "$dir/config")
+	digest=$(sha256sum <"$dir/config" | cut -d ' ' -f 1)
+	mv "$dir/config" "$dir/$digest"
+	sed -i -E "s/\"size\":[0-9]+,\"digest\":\"sha256:$id\"/\"size\":$size,\"digest\":\"sha256:$digest\"/" "$dir/manifest.json"
+	buildah pull --quiet --platform "linux/$1" "dir:$dir"
+	buildah rmi "$id" >/dev/null
+}
+
+# report prints digest and size, in a registry and unpacked, of the image in a directory.
+report() { # report ARCH DIRECTORY
+	local digest layers packed=0 unpacked=0
+	digest=$(sha256sum <"$2/manifest.json" | cut -d ' ' -f 1)
+	mapfile -t layers < <(sed -E 's/.*"layers"://' "$2/manifest.json" | grep -oE 'sha256:[0-9a-f]{64}' | cut -d : -f 2)
+	for layer in "${layers[@]}"; do
+		packed=$((packed + $(stat -c %s "$2/$layer")))
+		unpacked=$((unpacked + $(gzip -dc <"$2/$layer" | wc -c)))
+	done
+	printf 'linux/%-5s sha256:%s  %s unpacked, %s in a registry\n' "$1" "$digest" \
+		"$(numfmt --to=iec-i --suffix=B --format=%.1f "$unpacked")" "$(numfmt --to=iec-i --suffix=B --format=%.1f "$packed")"
+	if [ "$unpacked" -ge "$limit" ]; then
+		echo "build-image: linux/$1 is larger than $limit bytes" >&2
+		return 1
+	fi
+}
+
+# A list would grow, so what was built under this name before goes.
+buildah manifest rm "$image" >/dev/null 2>&1 || buildah rmi "$image" >/dev/null 2>&1 || true
+buildah manifest create "$image" >/dev/null
+for arch in amd64 arm64; do
+	lay_out "$arch"
+	id=$(build "$arch")
+	id=$(normalise "$arch" "$id" "$work/image-$arch")
+	buildah manifest add --os linux --arch "$arch" "$image" "$id" >/dev/null
+	report "$arch" "$work/image-$arch"
+done
+echo "built $image: FROM $image in a Dockerfile on this machine, or push it with"
+echo "  buildah manifest push --all $image docker://REGISTRY/$image"

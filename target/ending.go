@@ -1,0 +1,52 @@
+package target
+
+import (
+	"errors"
+	"io"
+	"net"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+func (c *conn) logEnd(s *session, cause error) {
+	reason := endReason(cause)
+	c.srv.opt.Observer.SessionEnded(SessionEvent{Initiator: s.login.InitiatorName,
+		Remote: c.nc.RemoteAddr().String(), Discovery: s.discovery(), Reason: reason})
+	fields := []zap.Field{zap.String("initiator", s.login.InitiatorName), zap.Uint16("tsih", s.tsih),
+		zap.Bool("discovery", s.discovery()), zap.String("reason", reason),
+		zap.Duration("lasted", time.Since(s.since).Round(time.Millisecond))}
+	switch {
+	case reason == reasonLogout:
+		c.log().Info("session ended", fields...)
+	default:
+		c.log().Info("session ended", append(fields, zap.Error(cause))...)
+	}
+}
+
+const reasonLogout = "logout"
+
+// endReason is a short stable label for the end of a session.
+func endReason(cause error) string {
+	switch {
+	case errors.Is(cause, errLoggedOut):
+		return reasonLogout
+	case errors.Is(cause, io.EOF), errors.Is(cause, io.ErrUnexpectedEOF), errors.Is(cause, net.ErrClosed):
+		return "connection_closed"
+	case errors.Is(cause, errReinstated):
+		return "reinstated"
+	case errors.Is(cause, errShutdown):
+		return "shutdown"
+	case errors.Is(cause, errPeerDead), errors.Is(cause, errPDUTimeout), errors.Is(cause, errWriteTimeout):
+		return "timeout"
+	case errors.Is(cause, errTargetReset):
+		return "target_reset"
+	case errors.Is(cause, errPanic):
+		return "internal_error"
+	case errors.Is(cause, errHeaderDigest):
+		return "header_digest"
+	case errors.As(cause, new(*fatalError)):
+		return "protocol_error"
+	}
+	return "connection_error"
+}

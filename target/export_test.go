@@ -1,0 +1,14 @@
+package target
+
+// MemoryInUse is what the buffers of all sessions hold, bytes.
+func (s *Server) MemoryInUse() int64 { return s.pool.used.Load() }
+
+// Connections is how many connections there are, of all kinds, and how many of them have not logged in.
+func (s *Server) Connections() (all, pending int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.conns), s.pending.order.Len()
+}
+
+// Stalls is how many disk calls of a LUN are in progress in which the watchdog has found a reader stalled.
+func (s *Server) Stalls(lun uint16) int { return int(s.watch.luns[lun].stalled.Load()) }

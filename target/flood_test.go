@@ -1,0 +1,241 @@
+package target_test
+
+import (
+	"bytes"
+	"errors"
+	"net"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	"go.uber.org/zap/zaptest/observer"
+
+	"kubevirt.io/disk/chap"
+	"kubevirt.io/disk/target"
+	"kubevirt.io/disk/target/internal/pdu"
+	tt "kubevirt.io/disk/target/targettest"
+)
+
+// TestHalfOpenFlood opens 10,000 connections that never log in, some silent and some in the midst of a login. Logins and
+// established I/O go on, and the server keeps no more than its limit of them.
+func TestHalfOpenFlood(t *testing.T) {
+	const flood = 10000
+	var limit syscall.Rlimit
+	require.NoError(t, syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit))
+	if limit.Max < flood+1000 {
+		t.Skipf("needs %d descriptors, and the limit is %d (ulimit -Hn)", flood+1000, limit.Max)
+	}
+	s := newServer(t)
+	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
+	data := bytes.Repeat([]byte{0x5a}, 4096)
+	c.MustGood(t, tt.Write10(1, 0, data))
+	longest := time.Duration(0)
+	for i := range flood {
+		nc, err := net.Dial("tcp", s.addr.String())
+		require.NoError(t, err)
+		defer nc.Close()
+		if i%3 == 0 {
+			_, _ = nc.Write([]byte{0x43, 0x81, 0, 0, 0, 0, 0, 50})
+		}
+		if i%500 != 499 {
+			continue
+		}
+		require.Equal(t, data, c.MustGood(t, tt.Read10(1, 0, 8)).Data)
+		began := time.Now()
+		other, err := tt.Login(s.addr, tt.LoginOptions{Initiator: "iqn.2026-01.test:late"})
+		require.NoError(t, err)
+		longest = max(longest, time.Since(began))
+		_, err = other.Logout(pdu.LogoutCloseSession)
+		require.NoError(t, err)
+		require.NoError(t, other.Close())
+		_, pending := s.Connections()
+		require.LessOrEqual(t, pending, 256)
+	}
+	t.Logf("the longest login among %d half-open connections took %v", flood, longest)
+	require.Positive(t, s.seen.refused.Load())
+}
+
+// TestMemoryBeforeLogin has connections that make a login as costly as they can without authenticating.
+func TestMemoryBeforeLogin(t *testing.T) {
+	const conns = 200
+	auth, err := chap.NewAuthenticator(chap.Config{Initiator: chap.Credential{Username: "fedora", Secret: chap.NewSecret("correct horse 1")}})
+	require.NoError(t, err)
+	s := newServer(t, func(o *target.Options) { o.Auth = auth })
+	all := make([]*tt.Conn, conns)
+	for i := range all {
+		all[i] = tt.MustDial(t, s.addr)
+	}
+	inUse := func() uint64 {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc + m.StackInuse
+	}
+	eventually(t, "they are accepted", func() bool { n, _ := s.Connections(); return n == conns })
+	before := inUse()
+	id := tt.LoginID{ISID: [6]byte{0x80, 1}, Tag: 1}
+	// Many short keys first, which are remembered; then as much text without an end as is taken.
+	var keys strings.Builder
+	keys.WriteString("InitiatorName=iqn.2026-01.test:a\x00SessionType=Normal\x00TargetName=" + target.DefaultTargetName + "\x00AuthMethod=CHAP\x00")
+	for i := range 600 {
+		keys.WriteString("X-" + string(rune('a'+i%26)) + string(rune('a'+i/26)) + "=\x00")
+	}
+	for _, c := range all {
+		_, err := c.LoginStep(id, tt.LoginPDU{CSG: tt.StageSecurity, Raw: []byte(keys.String())})
+		require.NoError(t, err)
+		_, err = c.LoginStep(id, tt.LoginPDU{CSG: tt.StageSecurity, Continue: true, Raw: bytes.Repeat([]byte{'x'}, 8000)})
+		require.NoError(t, err)
+	}
+	after := inUse()
+	each := (int64(after) - int64(before)) / conns
+	t.Logf("%d bytes for each connection that has not logged in", each)
+	require.Less(t, each, int64(64<<10))
+	_, pending := s.Connections()
+	require.Equal(t, conns, pending, "they are still there")
+}
+
+// TestSessionsPerAddress limits the sessions that come from one address, and counts each only as long as it lasts.
+func TestSessionsPerAddress(t *testing.T) {
+	s := newServer(t, func(o *target.Options) { o.Limits.MaxPerAddress = 2 })
+	login := func(n byte) (*tt.Session, error) {
+		return tt.Login(s.addr, tt.LoginOptions{ISID: [6]byte{0x80, n}, Discovery: n == 2})
+	}
+	first, err := login(1)
+	require.NoError(t, err)
+	_, err = login(2)
+	require.NoError(t, err)
+	_, err = login(3)
+	var refused *tt.LoginError
+	require.ErrorAs(t, err, &refused)
+	require.Equal(t, uint16(0x0302), refused.Status)
+	again, err := login(1)
+	require.NoError(t, err, "a session that is reinstated makes room for itself")
+	_, err = first.ExpectClosedAfter()
+	require.NoError(t, err)
+	_, err = again.Logout(pdu.LogoutCloseSession)
+	require.NoError(t, err)
+	require.NoError(t, again.ExpectClosed())
+	third, err := login(3)
+	require.NoError(t, err)
+	require.NoError(t, third.Close())
+}
+
+// TestFailingAddressIsSlowedDown fails to authenticate several times. Later logins from there wait, and work.
+func TestFailingAddressIsSlowedDown(t *testing.T) {
+	auth, err := chap.NewAuthenticator(chap.Config{Initiator: chap.Credential{Username: "fedora", Secret: chap.NewSecret("correct horse 1")}})
+	require.NoError(t, err)
+	core, logs := observer.New(zapcore.InfoLevel)
+	s := newServer(t, func(o *target.Options) {
+		o.Auth, o.Log, o.Limits.LoginDelay = auth, zap.New(core), 300*time.Millisecond
+	})
+	heldUp := func() int { return logs.FilterMessageSnippet("held up").Len() }
+	for i := range 6 {
+		require.Equal(t, max(0, i-3), heldUp())
+		_, err := tt.Login(s.addr, tt.LoginOptions{CHAP: &tt.CHAP{Username: "fedora", Password: "wrong password"}})
+		var refused *tt.LoginError
+		require.ErrorAs(t, err, &refused)
+		require.Equal(t, uint16(0x0201), refused.Status)
+	}
+	c := tt.MustLogin(t, s.addr, tt.LoginOptions{CHAP: &tt.CHAP{Username: "fedora", Password: "correct horse 1"}}, 1)
+	require.Equal(t, 4, heldUp())
+	c.MustGood(t, tt.TestUnitReady(1))
+
+	t.Run("a login that waits ends with the server", func(t *testing.T) {
+		waiting := tt.MustDial(t, s.addr)
+		require.NoError(t, waiting.SendLogin(tt.LoginID{Tag: 1}, tt.LoginPDU{Raw: []byte("InitiatorName=a\x00")}))
+		eventually(t, "it waits", func() bool { return heldUp() == 5 })
+		require.NoError(t, s.Close())
+		require.NoError(t, waiting.ExpectClosed())
+	})
+}
+
+// failingListener fails to accept a few times, as a process does that has run out of descriptors.
+type failingListener struct {
+	net.Listener
+	left atomic.Int64
+	err  error
+}
+
+func (l *failingListener) Accept() (net.Conn, error) {
+	if l.left.Add(-1) >= 0 {
+		return nil, l.err
+	}
+	return l.Listener.Accept()
+}
+
+// TestAcceptRecovers tries again after errors that pass, gives up a connection that has not logged in for a descriptor, and
+// ends on errors that do not pass.
+func TestAcceptRecovers(t *testing.T) {
+	s := newServer(t)
+	idle := tt.MustDial(t, s.addr)
+	eventually(t, "it is accepted", func() bool { _, pending := s.Connections(); return pending == 1 })
+	for _, errno := range []syscall.Errno{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.ECONNABORTED, syscall.EPERM, syscall.EPROTO} {
+		inner, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		l := &failingListener{Listener: inner, err: &net.OpError{Op: "accept", Err: errno}}
+		l.left.Store(3)
+		served := make(chan error, 1)
+		go func() { served <- s.Serve(l) }()
+		c, err := tt.Login(l.Addr(), tt.LoginOptions{})
+		require.NoError(t, err, "after %v", errno)
+		require.NoError(t, c.Close())
+	}
+	require.NoError(t, idle.ExpectClosed())
+	inner, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	broken := &failingListener{Listener: inner, err: &net.OpError{Op: "accept", Err: syscall.EINVAL}}
+	broken.left.Store(1)
+	err = s.Serve(broken)
+	require.ErrorIs(t, err, syscall.EINVAL)
+	require.False(t, errors.Is(err, target.ErrServerClosed))
+}
+
+// TestMemoryOfSessionsThatDoNotRead has sessions that ask for far more than there is memory, and read nothing of it.
+func TestMemoryOfSessionsThatDoNotRead(t *testing.T) {
+	const sessions, limit = 8, 4 << 20
+	s := newServer(t, func(o *target.Options) { o.Limits.Memory = limit })
+	var all []*tt.Session
+	for i := range sessions {
+		all = append(all, tt.MustLogin(t, s.addr, tt.LoginOptions{ISID: [6]byte{0x80, byte(i)}, Keys: tt.KV("MaxRecvDataSegmentLength", "262144")}, 1))
+	}
+	sent := make(chan struct{})
+	for _, sess := range all {
+		go func() {
+			defer func() { sent <- struct{}{} }()
+			for range 60 {
+				cmd, _, _ := sess.Prepare(tt.Read10(1, 0, 8192))
+				if sess.Send(&cmd, nil) != nil {
+					return
+				}
+			}
+		}()
+	}
+	most := int64(0)
+	for left := sessions; left > 0; {
+		select {
+		case <-sent:
+			left--
+		default:
+			most = max(most, s.MemoryInUse())
+			runtime.Gosched()
+		}
+	}
+	eventually(t, "the memory is used", func() bool {
+		now := s.MemoryInUse()
+		most = max(most, now)
+		return now > limit/2
+	})
+	t.Logf("%d bytes of %d at most", most, limit)
+	// Each connection may hold one chunk over the limit, so that the command that it is about can come to its end.
+	require.Less(t, most, int64(limit+sessions*(256<<10)))
+	for _, sess := range all {
+		require.NoError(t, sess.Close())
+	}
+	eventually(t, "nothing is held", func() bool { return s.MemoryInUse() == 0 })
+}

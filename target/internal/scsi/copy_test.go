@@ -1,0 +1,346 @@
+package scsi
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk"
+)
+
+// copyBench is a bench with a second disk, LUN 2.
+type copyBench struct {
+	*bench
+	other *memDisk
+}
+
+// newCopyBench makes a device with two disks; change may alter either.
+func newCopyBench(t testing.TB, change ...func(one, two *LUN)) *copyBench {
+	t.Helper()
+	b := &copyBench{bench: &bench{t: t, disk: newMemDisk(testBlocks * BlockSize)}, other: newMemDisk(testBlocks * BlockSize)}
+	luns := []LUN{
+		{Number: 1, Disk: thinDisk{b.disk}, Identity: testIdentity(), Access: AccessWriteShared},
+		{Number: 2, Disk: thinDisk{b.other}, Identity: testIdentity(), Access: AccessWriteShared},
+	}
+	luns[1].Identity.NAA[7] = 0x88
+	for _, c := range change {
+		c(&luns[0], &luns[1])
+	}
+	var err error
+	b.d, err = NewDevice(Options{TargetName: "iqn.2017-01.io.kubevirt:wrapper", PortalGroupTag: 1}, luns)
+	require.NoError(t, err)
+	b.nexus = b.attach("iqn.a", 0)
+	return b
+}
+
+func second(change func(*LUN)) func(one, two *LUN) { return func(_, two *LUN) { change(two) } }
+func first(change func(*LUN)) func(one, two *LUN)  { return func(one, _ *LUN) { change(one) } }
+
+const lun2 = uint64(2) << 48
+
+// both are the CSCD descriptors of LUN 1 and LUN 2.
+var both = []string{ownNAA, otherNAA}
+
+// copy runs EXTENDED COPY on LUN 1.
+func (b *copyBench) copy(list []byte) result { return b.run(extendedCopy(list), list) }
+
+// write2 and read2 are write and read of LUN 2.
+func (b *copyBench) write2(lba int, data []byte) {
+	_, err := b.other.WriteAt(data, int64(lba)*BlockSize)
+	require.NoError(b.t, err)
+}
+
+func (b *copyBench) read2(lba, blocks int) []byte {
+	p := make([]byte, blocks*BlockSize)
+	_, err := b.other.ReadAt(p, int64(lba)*BlockSize)
+	require.NoError(b.t, err)
+	return p
+}
+
+func TestCopyBetweenUnits(t *testing.T) {
+	b := newCopyBench(t)
+	data := pattern(3000, 1)
+	b.write(7, data)
+	list := copyParameters(1, 0, both, block(0, 1, 2000, 7, 100), block(0, 1, 1000, 2007, 15000), block(1, 0, 10, 100, 19990))
+	require.Equal(t, "GOOD", b.copy(list).outcome())
+	require.Equal(t, data[:2000*BlockSize], b.read2(100, 2000))
+	require.Equal(t, data[2000*BlockSize:], b.read2(15000, 1000))
+	require.Equal(t, data[:10*BlockSize], b.read(19990, 10), "the other way, of what the first segment wrote")
+	require.Zero(t, b.other.count("flush"))
+
+	// LUN 2 is as good a copy manager for it.
+	list = copyParameters(1, 0, both, block(0, 1, 5, 7, 0))
+	require.Equal(t, "GOOD", b.runAs(b.nexus, lun2, extendedCopy(list), list).outcome())
+	require.Equal(t, data[:5*BlockSize], b.read2(0, 5))
+}
+
+// TestCopyOntoItself compares copies within a unit, overlapping ones too, with what copy does in memory.
+func TestCopyOntoItself(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	const size = 2400
+	data := pattern(size, 3)
+	for _, change := range []func(one, two *LUN){first(plainDisk), first(func(*LUN) {})} {
+		for range 25 {
+			b := newCopyBench(t, change)
+			want := bytes.Clone(data)
+			b.write(0, want)
+			for range 8 { // holes
+				at, n := r.IntN(size-400), 8*r.IntN(50)
+				clear(want[at*BlockSize : (at+n)*BlockSize])
+				b.good(unhexf("93 %02x %016x %08x 00 00", bitNDOB, at, max(n, 1)), nil)
+				clear(want[at*BlockSize : (at+max(n, 1))*BlockSize])
+			}
+			n := 1 + r.IntN(size/2+size/4)
+			from, to := r.IntN(size-n), r.IntN(size-n)
+			if r.IntN(2) == 0 {
+				to = max(0, min(size-n, from+r.IntN(40)-20))
+			}
+			copy(want[to*BlockSize:(to+n)*BlockSize], want[from*BlockSize:(from+n)*BlockSize])
+			list := copyParameters(1, 0, both, block(0, 0, uint16(n), uint64(from), uint64(to)))
+			require.Equal(t, "GOOD", b.copy(list).outcome())
+			require.True(t, bytes.Equal(want, b.read(0, size)), "%d blocks from %d to %d", n, from, to)
+		}
+	}
+}
+
+// TestCopyOfHoles checks that what is not allocated is not written, and what was there is gone.
+func TestCopyOfHoles(t *testing.T) {
+	for _, c := range []struct {
+		name          string
+		change        func(one, two *LUN)
+		zero, discard int
+		writes        int
+	}{
+		{"to a thin disk", second(func(*LUN) {}), 3, 0, 2},
+		{"to one that can only discard", second(func(l *LUN) { l.Disk = discardingDisk{l.Disk.(thinDisk).memDisk} }), 0, 3, 2},
+		{"to a plain disk", second(plainDisk), 0, 0, 5},
+		{"from a plain disk", first(plainDisk), 0, 0, 2},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newCopyBench(t, c.change)
+			b.write2(0, pattern(1024, 9))
+			data := pattern(16, 1)
+			b.write(16, data)
+			b.write(800, data)
+			b.disk.reset()
+			b.other.reset()
+			require.Equal(t, "GOOD", b.copy(copyParameters(1, 0, both, block(0, 1, 816, 0, 0))).outcome())
+			require.Equal(t, 2, b.disk.count("read"), "holes are not read")
+			require.Equal(t, make([]byte, 16*BlockSize), b.read2(0, 16))
+			require.Equal(t, data, b.read2(16, 16))
+			require.Equal(t, make([]byte, 768*BlockSize), b.read2(32, 768))
+			require.Equal(t, data, b.read2(800, 16))
+			require.Equal(t, pattern(1024, 9)[816*BlockSize:], b.read2(816, 208))
+			require.Equal(t, []int{c.zero, c.discard, c.writes}, []int{b.other.count("zero"), b.other.count("discard"), b.other.count("write")})
+		})
+	}
+}
+
+// TestCopySegmentFails has what goes wrong with a segment: COPY ABORTED, with the number of the segment, a pointer into
+// its descriptor or what the unit answered, and the residual if the segment has written anything.
+func TestCopySegmentFails(t *testing.T) {
+	const none = "none"
+	good := block(0, 1, 8, 0, 100)
+	for _, c := range []struct {
+		name         string
+		targets      []string
+		segment      string
+		want, sks    string
+		source, dest string // status and sense key/asc/ascq that are forwarded
+		residual     int    // -1: not valid
+		change       func(one, two *LUN)
+		prepare      func(b *copyBench)
+	}{
+		{name: "source is not in the list", targets: both, segment: block(3, 1, 8, 0, 0), want: "a/08/04", sks: "af0004", source: none, dest: none, residual: -1},
+		{name: "destination is not in the list", targets: both, segment: block(0, 3, 8, 0, 0), want: "a/08/04", sks: "af0006", source: none, dest: none, residual: -1},
+		{name: "source is not here", targets: []string{unknownNAA, otherNAA}, segment: good, want: "a/0d/02", sks: "af0004", source: none, dest: none, residual: -1},
+		{name: "destination is not here", targets: []string{ownNAA, unknownNAA}, segment: good, want: "a/0d/02", sks: "af0006", source: none, dest: none, residual: -1},
+		{name: "designator of another type", targets: []string{ownNAA, "e4 00 0000 01 02" + otherNAA[17:]}, segment: good, want: "a/0d/02", sks: "af0006", source: none, dest: none, residual: -1},
+		{name: "a tape", targets: []string{ownNAA, "e4 01" + otherNAA[5:]}, segment: good, want: "a/0d/03", sks: "af0006", source: none, dest: none, residual: -1},
+		{name: "source beyond the end", targets: both, segment: block(0, 1, 8, testBlocks, 0), want: "a/00/00", sks: "af000c", source: none, dest: none, residual: -1},
+		{name: "source reaches beyond the end", targets: both, segment: block(0, 1, 8, testBlocks-7, 0), want: "a/00/00", sks: "af000a", source: none, dest: none, residual: -1},
+		{name: "destination beyond the end", targets: both, segment: block(0, 1, 8, 0, 1<<63), want: "a/00/00", sks: "af0014", source: none, dest: none, residual: -1},
+		{name: "write-protected destination", targets: both, segment: good, want: "a/0d/01", sks: "000000", source: none, dest: "02 7/27/00", residual: -1, change: second(readOnly)},
+		{name: "source cannot be read", targets: both, segment: good, want: "a/0d/01", sks: "000000", source: "02 3/11/00", dest: none, residual: -1,
+			prepare: func(b *copyBench) { b.disk.failWith("read", &disk.MediumError{Op: "read", Err: errors.New("bad")}) }},
+		{name: "allocation of the source cannot be read", targets: both, segment: good, want: "a/0d/01", sks: "000000", source: "02 3/11/00", dest: none, residual: -1,
+			prepare: func(b *copyBench) {
+				b.disk.failWith("extent", &disk.MediumError{Op: "read", Err: errors.New("bad")})
+			}},
+		{name: "destination is full", targets: both, segment: good, want: "a/0d/01", sks: "000000", source: none, dest: "02 7/27/07", residual: -1,
+			prepare: func(b *copyBench) { b.other.failWith("write", disk.ErrNoSpace) }},
+		{name: "destination fails in the middle", targets: both, segment: block(0, 1, 1100, 0, 100), want: "a/0d/01", sks: "000000", source: none, dest: "02 3/0c/00", residual: 1100 - 2*512,
+			prepare: func(b *copyBench) {
+				b.other.enter = func(method string) {
+					if method == "write" && b.other.count("write") == 5 { // one for the test, and two for the two copies before
+						b.other.failWith("write", &disk.MediumError{Op: "write", Err: errors.New("bad")})
+					}
+				}
+			}},
+		{name: "destination cannot flush", targets: both, segment: good, want: "a/0d/01", sks: "000000", source: none, dest: "02 4/44/00", residual: -1,
+			prepare: func(b *copyBench) {
+				b.runAs(b.nexus, lun2, cdb("15 10 00 00 18 00"), unhex("00000000 08 12 00 000000000000000000000000000000000000"))
+				b.other.failWith("flush", disk.ErrFailed)
+			}},
+		{name: "destination is reserved", targets: both, segment: good, want: "a/0d/01", sks: "000000", source: none, dest: "18", residual: -1,
+			prepare: func(b *copyBench) {
+				require.Equal(b.t, "GOOD", b.runAs(b.attach("iqn.b", 0), lun2, cdb("16 00 00 00 00 00"), nil).outcome())
+			}},
+		{name: "source is reserved", targets: both, segment: block(1, 0, 8, 0, 100), want: "a/0d/01", sks: "000000", source: "18", dest: none, residual: -1,
+			prepare: func(b *copyBench) {
+				require.Equal(b.t, "GOOD", b.runAs(b.attach("iqn.b", 0), lun2, cdb("16 00 00 00 00 00"), nil).outcome())
+			}},
+		{name: "destination is another initiator's", targets: both, segment: good, want: "a/0d/01", sks: "000000", source: none, dest: "18", residual: -1, change: second(exclusive),
+			prepare: func(b *copyBench) {
+				require.Equal(b.t, "GOOD", b.runAs(b.attach("iqn.b", 0), lun2, cdb("28 00 00 00 00 00 00 00 01 00"), nil).outcome())
+			}},
+		{name: "destination is ejected", targets: both, segment: good, want: "a/0d/01", sks: "000000", source: none, dest: "02 2/3a/00", residual: -1, change: second(removableLUN),
+			prepare: func(b *copyBench) {
+				require.Equal(b.t, "GOOD", b.runAs(b.nexus, lun2, cdb(eject), nil).outcome())
+			}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			change := c.change
+			if change == nil {
+				change = func(one, two *LUN) {}
+			}
+			b := newCopyBench(t, change)
+			b.write(0, pattern(2000, 1))
+			if c.prepare != nil {
+				c.prepare(b)
+			}
+			// The failing segment is the third; those before it stay within LUN 1, or do nothing.
+			list := copyParameters(7, 0, append(c.targets, ownNAA), block(2, 2, 1, 0, 0), block(2, 2, 0, 0, 0), c.segment)
+			if c.name == "destination fails in the middle" {
+				list = copyParameters(7, 0, append(c.targets, ownNAA), block(0, 1, 1, 0, 0), block(0, 1, 1, 0, 1), c.segment)
+				b.write2(0, pattern(1, 1))
+			}
+			if c.source == "02 3/11/00" {
+				list = copyParameters(7, 0, append(c.targets, ownNAA), block(2, 2, 0, 0, 0), block(2, 2, 0, 0, 0), c.segment)
+			}
+			r := b.copy(list)
+			require.Equal(t, c.want, r.outcome())
+			requireHex(t, c.sks, r.sense[15:18])
+			require.EqualValues(t, 2, binary.BigEndian.Uint16(r.sense[10:]), "segment")
+			require.EqualValues(t, len(r.sense)-8, r.sense[7])
+			require.Equal(t, c.source, forwarded(r.sense, r.sense[8]))
+			require.Equal(t, c.dest, forwarded(r.sense, r.sense[9]))
+			if c.residual < 0 {
+				require.Zero(t, r.sense[0]&0x80)
+			} else {
+				require.EqualValues(t, 0x80, r.sense[0]&0x80)
+				require.EqualValues(t, c.residual, binary.BigEndian.Uint32(r.sense[3:]))
+			}
+
+			details := b.good(receiveCopy(saCopyFailure, 7), nil)
+			require.EqualValues(t, len(details)-4, binary.BigEndian.Uint32(details))
+			require.EqualValues(t, StatusCheckCondition, details[56])
+			require.EqualValues(t, len(r.sense), binary.BigEndian.Uint16(details[58:]))
+			require.Equal(t, r.sense, details[60:])
+		})
+	}
+}
+
+// forwarded reads the status and sense data that begin at an offset of fixed format sense data.
+func forwarded(sense []byte, at byte) string {
+	if at == 0 {
+		return "none"
+	}
+	b := sense[at:]
+	r := result{sense: b[1:]}
+	if code := r.code(); code != "" {
+		return hexByte(b[0]) + " " + code
+	}
+	return hexByte(b[0])
+}
+
+// TestCopyFailsWithDescriptors is the same in descriptor format.
+func TestCopyFailsWithDescriptors(t *testing.T) {
+	b := newCopyBench(t, second(readOnly))
+	b.good(cdb("15 10 00 00 10 00"), unhex("00000000 0a 0a 04 10 0000 0000 0000 0000"))
+	r := b.copy(copyParameters(1, 0, both, block(0, 0, 1, 0, 1), block(0, 1, 1, 0, 0)))
+	requireHex(t, `72 0a 0d 01 00000022
+		01 0a 0000 0000 0001 00000000
+		0c 14 02 02 700007000000000a 00000000 2700 00000000`, r.sense)
+	r = b.copy(copyParameters(1, 0, both, block(0, 5, 1, 0, 1)))
+	requireHex(t, `72 0a 08 04 00000014
+		01 0a 0000 0000 0000 00000000
+		02 06 0000 af0006 00`, r.sense)
+}
+
+// TestCopyMakesDurable checks that without a write cache a copy is durable before its status.
+func TestCopyMakesDurable(t *testing.T) {
+	b := newCopyBench(t)
+	require.Equal(t, "GOOD", b.runAs(b.nexus, lun2, cdb("15 10 00 00 18 00"), unhex("00000000 08 12 00 000000000000000000000000000000000000")).outcome())
+	before := b.other.count("flush")
+	require.Equal(t, "GOOD", b.copy(copyParameters(1, 0, both, block(0, 1, 1, 0, 0), block(1, 0, 1, 0, 0))).outcome())
+	require.Equal(t, before+1, b.other.count("flush"))
+	require.Zero(t, b.disk.count("flush"))
+}
+
+// TestCopyClaims checks that a copy claims the exclusive units that it uses, and no other.
+func TestCopyClaims(t *testing.T) {
+	b := newCopyBench(t, first(exclusive), second(exclusive))
+	stranger := b.attach("iqn.b", 0)
+	read := cdb("28 00 00 00 00 00 00 00 01 00")
+	require.Equal(t, "GOOD", b.copy(copyParameters(1, 0, both, block(1, 1, 1, 0, 1))).outcome())
+	require.Equal(t, "RESERVATION CONFLICT", b.runAs(stranger, lun2, read, nil).outcome())
+	require.Equal(t, "GOOD", b.runAs(stranger, lun1, read, nil).outcome(), "LUN 1 was only asked to copy")
+	require.Equal(t, "RESERVATION CONFLICT", b.copy(copyParameters(1, 0, both, block(1, 1, 1, 0, 1))).outcome())
+	require.Equal(t, "RESERVATION CONFLICT", b.run(receiveCopy(saCopyStatus, 1), nil).outcome())
+}
+
+// TestCopyLocksTheFirstUnitFirst checks the order that keeps copies from waiting for each other, with exclusive commands
+// between them: a copy that waits for the first unit holds nothing of the second, whichever way it goes.
+func TestCopyLocksTheFirstUnitFirst(t *testing.T) {
+	for _, segment := range []string{block(0, 1, 8, 0, 0), block(1, 0, 8, 0, 0)} {
+		b := newCopyBench(t)
+		one, two := &b.d.units[0].ranges, &b.d.units[1].ranges
+		var h hold
+		one.lockOne(&h, holdExclusive, b.nexus.initiator, 0, memPage)
+		done := make(chan result)
+		go func() { done <- b.copy(copyParameters(1, 0, both, segment)) }()
+		require.Eventually(t, func() bool {
+			one.mu.Lock()
+			defer one.mu.Unlock()
+			return one.waiting == 1
+		}, 10*time.Second, time.Millisecond)
+		two.mu.Lock()
+		held := len(two.held)
+		two.mu.Unlock()
+		require.Zero(t, held)
+		one.unlock(&h)
+		require.Equal(t, "GOOD", (<-done).outcome())
+	}
+}
+
+// TestCopiesDoNotWaitForEachOther runs copies in both directions, within units, and exclusive commands over their ends, all at
+// once: whoever took locks in a wrong order would hang.
+func TestCopiesDoNotWaitForEachOther(t *testing.T) {
+	b := newCopyBench(t)
+	var wg sync.WaitGroup
+	for w := range 6 {
+		n := b.attach("iqn.w", byte(w))
+		list := copyParameters(0, 3, both, block(uint16(w%2), uint16(w/2%2), 700, 0, 600), block(uint16(w/2%2), uint16(w%2), 700, 600, 0))
+		wg.Go(func() {
+			for range 20 {
+				require.Equal(b.t, "GOOD", b.runAs(n, lun1, extendedCopy(list), list).outcome())
+			}
+		})
+	}
+	for _, lun := range []uint64{lun1, lun2} {
+		wg.Go(func() {
+			for i := range 300 {
+				r := b.runAs(b.nexus, lun, unhexf("89 00 %016x 000000 80 00 00", 500+i%100), make([]byte, 256*BlockSize))
+				require.Contains(b.t, []string{"GOOD", "e/1d/00"}, r.outcome())
+			}
+		})
+	}
+	wg.Wait()
+}

@@ -1,0 +1,233 @@
+package scsi
+
+import (
+	"encoding/binary"
+	"fmt"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func unhexf(format string, args ...any) []byte { return unhex(fmt.Sprintf(format, args...)) }
+func hexByte(b byte) string                    { return fmt.Sprintf("%02x", b) }
+
+// receiveCopy is the CDB of a RECEIVE COPY RESULTS command.
+func receiveCopy(action, id byte) []byte {
+	return unhexf("84 %02x %02x 00000000000000 00000400 00 00", action, id)
+}
+
+// discardingDisk can discard, but neither zero nor tell what is allocated.
+type discardingDisk struct{ *memDisk }
+
+func (d discardingDisk) Discard(off, length int64) error { return d.zero("discard", off, length) }
+
+// reset forgets the calls so far.
+func (m *memDisk) reset() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	clear(m.calls)
+}
+
+func TestCopyOperatingParameters(t *testing.T) {
+	b := newCopyBench(t)
+	want := `0000002a 01 000000 0008 0040 00000800 01fffe00 00000000 00000000 00000000 0000 0010 10 09 00 00 000000 02 02 e4`
+	requireHex(t, want, b.good(receiveCopy(saCopyParameters, 0), nil))
+	requireHex(t, want, b.good(receiveCopy(saCopyParameters, 77), nil))
+	requireHex(t, "0000002a 01", b.good(cdb("84 03 00 00000000000000 00000005 00 00"), nil))
+	require.Empty(t, b.good(cdb("84 03 00 00000000000000 00000000 00 00"), nil))
+	require.Equal(t, "5/24/00", b.run(receiveCopy(1, 0), nil).outcome(), "no segment descriptor holds data")
+	require.Equal(t, "5/24/00", b.run(receiveCopy(5, 0), nil).outcome())
+	require.Equal(t, "5/24/00", b.run(unhex("83 01"), nil).outcome(), "list identifiers of four bytes")
+}
+
+func TestThirdPartyCopyPage(t *testing.T) {
+	requireHex(t, `00 8f 0064
+		0001 000c 08 83 01 00 84 03 00 03 04 000000
+		0004 001c 00000000 0008 0040 00000800 00000000 000000000000000000000000
+		0008 0004 02 02 e4 00
+		000c 0004 0002 ffff
+		8001 0020 00000010 00000010 01fffe00 09 00 000000000000000000000000000000000000`, newBench(t).good(cdb("12 01 8f 00 ff 00"), nil))
+}
+
+func TestCopyStatus(t *testing.T) {
+	b := newCopyBench(t)
+	b.write(0, pattern(600, 1))
+	status := func(id byte) string {
+		r := b.run(receiveCopy(saCopyStatus, id), nil)
+		if len(r.data) != 12 {
+			return r.outcome()
+		}
+		return fmt.Sprintf("%x", r.data)
+	}
+	list := func(id, usage byte, segments ...string) []byte { return copyParameters(id, usage, both, segments...) }
+	fine := []string{block(0, 1, 600, 0, 0), block(1, 0, 1, 0, 700)}
+
+	require.Equal(t, "5/24/00", status(1), "no such copy")
+	require.Equal(t, "GOOD", b.copy(list(1, listIDHold, fine...)).outcome())
+	require.Equal(t, "GOOD", b.copy(list(2, listIDDiscard, fine...)).outcome())
+	require.Equal(t, "GOOD", b.copy(list(0, listIDNone, fine...)).outcome())
+	require.Equal(t, "a/08/04", b.copy(list(3, listIDHold, fine[0], block(9, 0, 1, 0, 0), fine[1])).outcome())
+	require.Equal(t, "GOOD", b.copy(list(4, listIDHold)).outcome())
+	require.Equal(t, "00000008"+"01"+"0002"+"00"+fmt.Sprintf("%08x", 601*BlockSize), status(1))
+	require.Equal(t, "5/24/00", status(1), "it is told once")
+	require.Equal(t, "00000008"+"01"+"0002"+"00"+fmt.Sprintf("%08x", 601*BlockSize), status(2))
+	require.Equal(t, "5/24/00", status(0), "it had no identifier")
+	require.Equal(t, "00000008"+"02"+"0002"+"00"+fmt.Sprintf("%08x", 600*BlockSize), status(3))
+	require.Equal(t, "5/24/00", status(3))
+	require.Equal(t, "00000008"+"01"+"0000"+"00"+"00000000", status(4))
+
+	// The failure is told apart from the status, and once as well.
+	details := b.good(receiveCopy(saCopyFailure, 3), nil)
+	require.Equal(t, "a/08/04", result{sense: details[60:]}.code())
+	requireHex(t, "00000000", b.good(receiveCopy(saCopyFailure, 3), nil))
+	requireHex(t, "00000000", b.good(receiveCopy(saCopyFailure, 1), nil))
+	require.Empty(t, b.nexus.copies, "nothing is left to tell")
+
+	// Another copy with the identifier takes the place of one that has ended.
+	require.Equal(t, "a/08/04", b.copy(list(5, listIDHold, block(9, 0, 1, 0, 0))).outcome())
+	require.Equal(t, "GOOD", b.copy(list(5, listIDHold)).outcome())
+	requireHex(t, "00000000", b.good(receiveCopy(saCopyFailure, 5), nil))
+	require.Equal(t, "00000008"+"01"+"0000"+"00"+"00000000", status(5))
+
+	// Identifiers belong to a nexus and a unit, and end with a reset.
+	require.Equal(t, "GOOD", b.copy(list(6, listIDHold)).outcome())
+	require.Equal(t, "5/24/00", b.runAs(b.nexus, lun2, receiveCopy(saCopyStatus, 6), nil).outcome())
+	require.Equal(t, "5/24/00", b.runAs(b.attach("iqn.b", 0), lun1, receiveCopy(saCopyStatus, 6), nil).outcome())
+	b.d.ResetLUN(lun2, b.nexus)
+	require.NotNil(t, b.nexus.copyLocked(b.d.units[0], 6))
+	b.d.ResetLUN(lun1, b.nexus)
+	require.Equal(t, "6/29/03", status(6))
+	require.Equal(t, "5/24/00", status(6))
+}
+
+// TestCopyResultsAreBounded begins copies with every list identifier and asks for none.
+func TestCopyResultsAreBounded(t *testing.T) {
+	b := newCopyBench(t)
+	for id := range 256 {
+		require.Equal(t, "GOOD", b.copy(copyParameters(byte(id), 0, nil)).outcome())
+	}
+	require.Len(t, b.nexus.copies, maxCopiesTold)
+	require.Equal(t, "5/24/00", b.run(receiveCopy(saCopyStatus, 255-maxCopiesTold), nil).outcome())
+	require.Equal(t, "GOOD", b.run(receiveCopy(saCopyStatus, 255), nil).outcome())
+}
+
+// pausedCopy begins a copy of two segments that stops in the write of its second step; resume lets it go on and returns
+// its outcome.
+func (b *copyBench) pausedCopy(n *Nexus, list []byte) (task *Task, resume func() result) {
+	entered, release := make(chan struct{}), make(chan struct{})
+	var calls atomic.Int32
+	b.other.enter = func(method string) {
+		if method != "write" {
+			return
+		}
+		if calls.Add(1) == 2 {
+			close(entered)
+			<-release
+		}
+	}
+	task = &Task{Nexus: n, LUN: lun1}
+	copy(task.CDB[:], extendedCopy(list))
+	require.NoError(b.t, b.d.Prepare(task))
+	done := make(chan result, 1)
+	go func() {
+		status, sense := b.d.Outcome(task, task.Out(0, list), nil)
+		done <- result{status: status, sense: sense}
+	}()
+	<-entered
+	return task, func() result {
+		close(release)
+		return <-done
+	}
+}
+
+func TestCopyUnderWay(t *testing.T) {
+	long := func(id byte) []byte {
+		return copyParameters(id, 0, both, block(0, 1, 1500, 0, 0), block(0, 1, 8, 0, 2000))
+	}
+	begin := func(t *testing.T) (*copyBench, *Task, func() result) {
+		b := newCopyBench(t)
+		b.write(0, pattern(1500, 1))
+		task, resume := b.pausedCopy(b.nexus, long(9))
+		return b, task, resume
+	}
+	t.Run("its status, and its identifier is taken", func(t *testing.T) {
+		b, _, resume := begin(t)
+		requireHex(t, "00000008 00 0001 00 00040000", b.good(receiveCopy(saCopyStatus, 9), nil))
+		requireHex(t, "00000008 00 0001 00 00040000", b.good(receiveCopy(saCopyStatus, 9), nil))
+		requireHex(t, "00000000", b.good(receiveCopy(saCopyFailure, 9), nil))
+		require.Equal(t, "5/00/16", b.copy(copyParameters(9, 0, nil)).outcome())
+		require.Equal(t, "GOOD", b.copy(copyParameters(8, 0, nil)).outcome())
+		require.Equal(t, "GOOD", b.runAs(b.nexus, lun2, extendedCopy(nil), nil).outcome())
+		require.Equal(t, "GOOD", resume().outcome())
+		requireHex(t, "00000008 01 0002 00 000bc800", b.good(receiveCopy(saCopyStatus, 9), nil))
+	})
+	t.Run("an abort stops it between steps", func(t *testing.T) {
+		b, task, resume := begin(t)
+		task.Abort()
+		require.Equal(t, "GOOD", b.copy(copyParameters(9, 0, nil)).outcome(), "its identifier is free")
+		resume()
+		require.Equal(t, pattern(1500, 1)[:1024*BlockSize], b.read2(0, 1024), "the step that was under way")
+		require.Equal(t, make([]byte, 476*BlockSize), b.read2(1024, 476), "and no other")
+		require.Zero(t, b.d.copying)
+		requireHex(t, "00000008 01 0000 00 00000000", b.good(receiveCopy(saCopyStatus, 9), nil))
+	})
+	t.Run("a write of the same blocks waits for the step only", func(t *testing.T) {
+		b, task, resume := begin(t)
+		task.Abort()
+		newer := pattern(8, 77)
+		written := make(chan result)
+		go func() { written <- b.runAs(b.nexus, lun2, cdb("2a 00 000002f8 00 0008 00"), newer) }()
+		require.Equal(t, "GOOD", b.runAs(b.nexus, lun2, cdb("2a 00 00000410 00 0008 00"), newer).outcome(), "other blocks of the segment do not")
+		resume()
+		require.Equal(t, "GOOD", (<-written).outcome())
+		require.Equal(t, newer, b.read2(0x2f8, 8))
+		require.Equal(t, newer, b.read2(0x410, 8), "the copy has not overwritten what came after its abort")
+	})
+	for _, c := range []struct {
+		name, dest string
+		stop       func(b *copyBench)
+	}{
+		{"a reset of the destination stops it", "02 6/29/03", func(b *copyBench) { b.d.ResetLUN(lun2, b.nexus) }},
+		{"a reservation stops it", "18", func(b *copyBench) {
+			require.Equal(b.t, "GOOD", b.runAs(b.attach("iqn.b", 0), lun2, cdb("16 00 00 00 00 00"), nil).outcome())
+		}},
+		{"write protection stops it", "02 7/27/02", func(b *copyBench) {
+			require.Equal(b.t, "GOOD", b.runAs(b.nexus, lun2, cdb("15 10 00 00 10 00"), unhex("00000000 0a 0a 00 10 0800 0000 0000 0000")).outcome())
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b, _, resume := begin(t)
+			c.stop(b)
+			r := resume()
+			require.Equal(t, "a/0d/01", r.outcome())
+			require.Equal(t, c.dest, forwarded(r.sense, r.sense[9]))
+			require.EqualValues(t, 1500-1024, binary.BigEndian.Uint32(r.sense[3:]), "residual")
+		})
+	}
+	t.Run("a reset of another unit does not", func(t *testing.T) {
+		b := newCopyBench(t)
+		b.write2(3000, pattern(1500, 1))
+		_, resume := b.pausedCopy(b.nexus, copyParameters(9, 0, both, block(1, 1, 1500, 3000, 0)))
+		b.d.ResetLUN(lun1, b.nexus)
+		require.Equal(t, "GOOD", resume().outcome())
+	})
+	t.Run("there may be so many at once", func(t *testing.T) {
+		b, _, resume := begin(t)
+		b.d.mu.Lock()
+		b.d.copying += maxCopies - 1
+		b.d.mu.Unlock()
+		require.Equal(t, "BUSY", b.copy(copyParameters(0, 3, nil)).outcome())
+		require.Equal(t, "GOOD", resume().outcome())
+		require.Equal(t, "GOOD", b.copy(copyParameters(0, 3, nil)).outcome())
+	})
+	t.Run("a disk that panics leaves no copy behind", func(t *testing.T) {
+		b := newCopyBench(t)
+		b.other.enter = func(string) { panic("a bug") }
+		require.Panics(t, func() { b.copy(copyParameters(1, 0, both, block(1, 1, 1, 0, 1))) })
+		require.Zero(t, b.d.copying)
+		require.Empty(t, b.nexus.copies)
+		b.other.enter = nil
+		require.Equal(t, "GOOD", b.copy(copyParameters(1, 0, both, block(1, 1, 1, 0, 1))).outcome())
+	})
+}

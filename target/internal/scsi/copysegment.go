@@ -1,0 +1,249 @@
+package scsi
+
+// copier carries out one EXTENDED COPY.
+type copier struct {
+	t       *Task
+	op      *copyOperation
+	list    *copyList
+	own     participant
+	targets []participant // as list.targets
+	buf     *[scratchSize]byte
+	runs    [maxCopyRuns]copyRun
+	read    hold
+	write   hold
+}
+
+// participant is a logical unit that a copy reads or writes.
+type participant struct {
+	unit   *unit  // nil: there is none
+	resets uint32 // as the copy began: a reset ends what the copy manager has under way there
+}
+
+// segment carries out one segment descriptor and returns the sense data of its failure, or nil.
+func (c *copier) segment(i int) *senseError {
+	s := &c.list.segments[i]
+	src, failure := c.find(i, s.source, segmentSource)
+	if failure != nil {
+		return failure
+	}
+	dst, failure := c.find(i, s.dest, segmentDest)
+	if failure != nil {
+		return failure
+	}
+	if s.blocks == 0 {
+		return nil
+	}
+	if failure := checkSegment(i, src.unit, s.from, s.blocks, segmentFrom); failure != nil {
+		return failure
+	}
+	if failure := checkSegment(i, dst.unit, s.to, s.blocks, segmentTo); failure != nil {
+		return failure
+	}
+
+	from, to, total := int64(s.from)<<blockShift, int64(s.to)<<blockShift, int64(s.blocks)<<blockShift
+	// Onto its own end a range is copied from its end, so that the blocks are what they were.
+	backwards := src.unit == dst.unit && from < to && to < from+total
+	written := int64(0)
+	for written < total {
+		n := min(scratchSize, total-written)
+		at := written
+		if backwards {
+			at = total - written - n
+		}
+		if cause := c.step(src, dst, from+at, to+at, n); cause != nil {
+			return c.failed(i, cause, written, total, backwards)
+		}
+		written += n
+		c.op.bytes.Add(uint64(n))
+	}
+	if !dst.unit.mode.writeBack() {
+		if err := dst.unit.disk.Flush(); err != nil {
+			return c.failed(i, &copyCause{dest: dst.unit, err: err}, 0, total, backwards)
+		}
+	}
+	return nil
+}
+
+// find is the logical unit that a CSCD descriptor ID, whose field is at offset field of the segment descriptor, stands
+// for (SPC-4 6.4.6.1).
+func (c *copier) find(segment int, id uint16, field int) (*participant, *senseError) {
+	switch {
+	case id == ownTarget:
+		return &c.own, nil
+	case int(id) >= len(c.targets):
+		return nil, copyAborted(ascUnreachableTarget, segment, field)
+	case c.targets[id].unit == nil:
+		return nil, copyAborted(ascTargetNotReachable, segment, field)
+	case c.list.targets[id].peripheral != peripheralDisk:
+		return nil, copyAborted(ascIncorrectTargetType, segment, field)
+	}
+	return &c.targets[id], nil
+}
+
+// checkSegment refuses blocks that the unit does not have. No command is sent for them that could fail, so the field
+// pointer alone says what is wrong.
+func checkSegment(segment int, u *unit, lba, count uint64, field int) *senseError {
+	if u.checkRange(lba, count) == nil {
+		return nil
+	}
+	if lba < u.blocks.Load() {
+		field = segmentBlocks
+	}
+	return copyAborted(ascNone, segment, field)
+}
+
+// copyCause is why a step has failed, at one of the units or at neither.
+type copyCause struct {
+	source, dest *unit
+	err          error
+}
+
+// step copies n bytes, at most scratchSize. Both ranges are held meanwhile, and what may stop the copy is looked at
+// afterwards: as a write of the same blocks waits for this step or this step for it, nothing stale is written once an
+// abort, a reset or a preemption has been answered.
+func (c *copier) step(src, dst *participant, from, to, n int64) *copyCause {
+	c.lock(src.unit, dst.unit, from, to, n)
+	defer c.unlock(src.unit, dst.unit)
+	if err := c.t.wanted(); err != nil {
+		return &copyCause{err: err}
+	}
+	if err := c.admit(src, false); err != nil {
+		return &copyCause{source: src.unit, err: err}
+	}
+	if err := c.admit(dst, true); err != nil {
+		return &copyCause{dest: dst.unit, err: err}
+	}
+	runs, err := src.unit.readRuns(c.buf[:n], from, c.runs[:0])
+	if err != nil {
+		return &copyCause{source: src.unit, err: err}
+	}
+	if err := dst.unit.writeRuns(c.buf[:n], to, runs); err != nil {
+		return &copyCause{dest: dst.unit, err: err}
+	}
+	return nil
+}
+
+// lock holds both ranges. Of two units the first is locked first, by every copy, so that no two wait for each other.
+func (c *copier) lock(src, dst *unit, from, to, n int64) {
+	by := c.t.Nexus.initiator
+	c.read.set(holdRead, by, from, n)
+	c.write.set(holdWrite, by, to, n)
+	switch {
+	case src == dst:
+		src.ranges.lockPair(&c.read, &c.write)
+	case src.index < dst.index:
+		src.ranges.lock(&c.read)
+		dst.ranges.lock(&c.write)
+	default:
+		dst.ranges.lock(&c.write)
+		src.ranges.lock(&c.read)
+	}
+}
+
+func (c *copier) unlock(src, dst *unit) {
+	src.ranges.unlock(&c.read)
+	dst.ranges.unlock(&c.write)
+}
+
+// admit asks what a READ or WRITE of the same initiator to the unit would be asked.
+func (c *copier) admit(p *participant, writes bool) error {
+	d, u, n := c.t.dev, p.unit, c.t.Nexus
+	rights := duringWriteExclusive // a READ
+	if writes {
+		rights = 0
+	}
+	switch {
+	case u.resets.Load() != p.resets:
+		return &senseError{key: UnitAttention, code: ascBusDeviceReset}
+	case d.conflicts(u, n, rights):
+		return errConflict
+	case u.ejected.Load():
+		return errMediumNotPresent
+	}
+	if err := u.sanitizing.ready(true); err != nil {
+		return err
+	}
+	if writes {
+		if err := u.writable(); err != nil {
+			return err
+		}
+	}
+	if !d.claim(u, n) {
+		return errConflict
+	}
+	return nil
+}
+
+// maxCopyRuns bounds how finely a step follows the allocation of its source; behind it all counts as data.
+const maxCopyRuns = 32
+
+// copyRun is a part of a step that is all data or all a hole.
+type copyRun struct {
+	length int64 // bytes, whole blocks
+	data   bool
+}
+
+// readRuns fills p from off on, but for holes, and returns what is where.
+func (u *unit) readRuns(p []byte, off int64, runs []copyRun) ([]copyRun, error) {
+	for at, n := int64(0), int64(len(p)); at < n; {
+		run := copyRun{length: n - at, data: true}
+		if u.extents != nil && len(runs) < cap(runs) {
+			e, err := u.extents.Extent(off+at, n-at)
+			if err != nil {
+				return nil, err
+			}
+			if e.Length <= 0 {
+				return nil, errEmptyExtent
+			}
+			run = copyRun{length: e.Length &^ (BlockSize - 1), data: e.Data}
+			if e.Data || run.length == 0 { // a block is data if any byte of it is
+				run.data = true
+				run.length = min((e.Length+BlockSize-1)&^(BlockSize-1), n-at)
+			}
+		}
+		at += run.length
+		if last := len(runs) - 1; last >= 0 && (runs[last].data == run.data || len(runs) == cap(runs)) {
+			runs[last].length += run.length
+			runs[last].data = runs[last].data || run.data
+			continue
+		}
+		runs = append(runs, run)
+	}
+	at := int64(0)
+	for _, run := range runs {
+		if run.data {
+			if _, err := u.disk.ReadAt(p[at:at+run.length], off+at); err != nil {
+				return nil, err
+			}
+		}
+		at += run.length
+	}
+	return runs, nil
+}
+
+// writeRuns stores what readRuns has read. A hole becomes one here, if the disk can do that.
+func (u *unit) writeRuns(p []byte, off int64, runs []copyRun) error {
+	for _, run := range runs {
+		part := p[:run.length]
+		p = p[run.length:]
+		if err := u.writeRun(part, off, run.data); err != nil {
+			return err
+		}
+		off += run.length
+	}
+	return nil
+}
+
+func (u *unit) writeRun(p []byte, off int64, data bool) error {
+	switch {
+	case data:
+	case u.zeroes != nil:
+		return u.zeroes.Zero(off, int64(len(p)))
+	case u.discards != nil:
+		return u.discards.Discard(off, int64(len(p)))
+	default:
+		clear(p)
+	}
+	_, err := u.disk.WriteAt(p, off)
+	return err
+}

@@ -1,0 +1,171 @@
+package scsi
+
+import "slices"
+
+// reservationType is the TYPE of a persistent reservation (SPC-4 6.15.3.4).
+type reservationType uint8
+
+// The types. Others are obsolete or reserved.
+const (
+	typeNone                  reservationType = 0x0 // there is no reservation
+	typeWriteExclusive        reservationType = 0x1
+	typeExclusiveAccess       reservationType = 0x3
+	typeWriteExclusiveRO      reservationType = 0x5 // registrants only
+	typeExclusiveAccessRO     reservationType = 0x6
+	typeWriteExclusiveShared  reservationType = 0x7 // all registrants hold it
+	typeExclusiveAccessShared reservationType = 0x8
+)
+
+// scopeLU is the only SCOPE that is not obsolete: the whole logical unit (SPC-4 6.15.3.3).
+const scopeLU = 0x0
+
+// reservationTypes is what each type does: the right that a command of somebody else needs, and whom it admits.
+var reservationTypes = [...]struct {
+	right       flags // 0: no such type
+	registrants bool  // whoever is registered has access
+	shared      bool  // whoever is registered holds the reservation
+}{
+	typeWriteExclusive:        {right: duringWriteExclusive},
+	typeExclusiveAccess:       {right: duringExclusiveAccess},
+	typeWriteExclusiveRO:      {right: duringWriteExclusive, registrants: true},
+	typeExclusiveAccessRO:     {right: duringExclusiveAccess, registrants: true},
+	typeWriteExclusiveShared:  {right: duringWriteExclusive, registrants: true, shared: true},
+	typeExclusiveAccessShared: {right: duringExclusiveAccess, registrants: true, shared: true},
+}
+
+func (r reservationType) valid() bool {
+	return int(r) < len(reservationTypes) && reservationTypes[r].right != 0
+}
+
+func (r reservationType) registrants() bool { return reservationTypes[r].registrants }
+func (r reservationType) shared() bool      { return reservationTypes[r].shared }
+
+// maxRegistrations bounds the registrations of a logical unit.
+const maxRegistrations = 1024
+
+// registration is the reservation key of an I_T nexus. There is one target port, so that the initiator port names the
+// nexus; it need not have a session.
+type registration struct {
+	port     InitiatorPort
+	key      uint64
+	allPorts bool // registered with ALL_TG_PT
+}
+
+// persistentState is what a logical unit knows of persistent reservations. It is never changed once it is published.
+type persistentState struct {
+	generation    uint32 // PRGENERATION; begins at 0 with each start, whatever is kept
+	aptpl         bool   // what is below survives a loss of power
+	kind          reservationType
+	holder        InitiatorPort  // of a reservation that is not shared
+	registrations []registration // oldest first
+	index         map[InitiatorPort]int
+}
+
+// find is the registration of a port, or nil.
+func (s *persistentState) find(p InitiatorPort) *registration {
+	if i, ok := s.index[p]; ok {
+		return &s.registrations[i]
+	}
+	return nil
+}
+
+// holds reports whether a port is a holder of the reservation (SPC-4 5.13.10).
+func (s *persistentState) holds(p InitiatorPort) bool {
+	switch {
+	case s.kind == typeNone:
+		return false
+	case s.kind.shared():
+		return s.find(p) != nil
+	}
+	return s.holder == p
+}
+
+// admits reports whether the reservation, if any, does not restrict a port at all.
+func (s *persistentState) admits(p InitiatorPort) bool {
+	return s.kind == typeNone || s.holds(p) || s.kind.registrants() && s.find(p) != nil
+}
+
+// bars is the right that a command of this port needs, or 0.
+func (s *persistentState) bars(p InitiatorPort) flags {
+	if s.admits(p) {
+		return 0
+	}
+	return reservationTypes[s.kind].right
+}
+
+// reservationKey is what READ RESERVATION shows: shared reservations have none (SPC-4 6.15.3.2).
+func (s *persistentState) reservationKey() uint64 {
+	if r := s.find(s.holder); r != nil && !s.kind.shared() {
+		return r.key
+	}
+	return 0
+}
+
+// persistentEdit builds the state that follows another one, and gathers who has to be told.
+type persistentEdit struct {
+	persistentState
+	by      InitiatorPort // whose command it is; it is told by the status
+	notices map[InitiatorPort]attention
+	removed []InitiatorPort // whose registration was preempted, by's included
+}
+
+// edit begins a change of s.
+func (s *persistentState) edit(by InitiatorPort) *persistentEdit {
+	e := &persistentEdit{persistentState: *s, by: by, notices: map[InitiatorPort]attention{}}
+	e.registrations = slices.Clone(s.registrations)
+	e.reindex()
+	return e
+}
+
+func (s *persistentState) reindex() {
+	s.index = make(map[InitiatorPort]int, len(s.registrations))
+	for i := range s.registrations {
+		s.index[s.registrations[i].port] = i
+	}
+}
+
+// add registers a port that is not registered.
+func (e *persistentEdit) add(r registration) error {
+	if len(e.registrations) >= maxRegistrations {
+		return errRegistrationResources
+	}
+	e.index[r.port] = len(e.registrations)
+	e.registrations = append(e.registrations, r)
+	return nil
+}
+
+// remove takes registrations away. A reservation that nobody holds any more ends without a word; the caller knows who
+// has to be told.
+func (e *persistentEdit) remove(which func(*registration) bool) (gone []InitiatorPort) {
+	e.registrations = slices.DeleteFunc(e.registrations, func(r registration) bool {
+		if !which(&r) {
+			return false
+		}
+		gone = append(gone, r.port)
+		return true
+	})
+	e.reindex()
+	if len(e.registrations) == 0 || e.kind != typeNone && !e.kind.shared() && e.find(e.holder) == nil {
+		e.release()
+	}
+	return gone
+}
+
+func (e *persistentEdit) release() { e.kind, e.holder = typeNone, InitiatorPort{} }
+
+// reserve makes the edit's own port the holder.
+func (e *persistentEdit) reserve(kind reservationType) {
+	e.kind, e.holder = kind, InitiatorPort{}
+	if !kind.shared() {
+		e.holder = e.by
+	}
+}
+
+// tell establishes a unit attention for every registered port but the edit's own.
+func (e *persistentEdit) tell(c attention) {
+	for i := range e.registrations {
+		if p := e.registrations[i].port; p != e.by {
+			e.notices[p] |= c
+		}
+	}
+}

@@ -1,0 +1,272 @@
+package scsi
+
+import (
+	"encoding/binary"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// persistOut is a PERSISTENT RESERVE OUT. more begins with the byte of SPEC_I_PT, ALL_TG_PT and APTPL; what follows comes
+// after the basic parameter list.
+func persistOut(action byte, kind reservationType, key, actionKey uint64, more ...byte) (request, list []byte) {
+	list = binary.BigEndian.AppendUint64(nil, key)
+	list = binary.BigEndian.AppendUint64(list, actionKey)
+	list = append(list, make([]byte, 8)...)
+	if len(more) > 0 {
+		list[20] = more[0]
+		list = append(list, more[1:]...)
+	}
+	request = []byte{opPersistOut, action, byte(kind), 0, 0, 0, 0, 0, 0, 0}
+	binary.BigEndian.PutUint32(request[5:], uint32(len(list)))
+	return request, list
+}
+
+// persist runs a PERSISTENT RESERVE OUT and returns how it ended.
+func (b *bench) persist(n *Nexus, action byte, kind reservationType, key, actionKey uint64, more ...byte) string {
+	request, list := persistOut(action, kind, key, actionKey, more...)
+	return b.runAs(n, lun1, request, list).outcome()
+}
+
+// mustPersist is persist of what has to succeed.
+func (b *bench) mustPersist(n *Nexus, action byte, kind reservationType, key, actionKey uint64, more ...byte) {
+	b.t.Helper()
+	require.Equal(b.t, "GOOD", b.persist(n, action, kind, key, actionKey, more...))
+}
+
+// register registers a nexus that may be registered already.
+func (b *bench) register(n *Nexus, key uint64) {
+	b.t.Helper()
+	b.mustPersist(n, saRegisterIgnore, 0, 0, key)
+}
+
+// persistIn runs a PERSISTENT RESERVE IN that has to succeed.
+func (b *bench) persistIn(n *Nexus, action byte) []byte {
+	b.t.Helper()
+	r := b.runAs(n, lun1, []byte{opPersistIn, action, 0, 0, 0, 0, 0, 0xff, 0xff, 0}, nil)
+	require.Equal(b.t, "GOOD", r.outcome())
+	return r.data
+}
+
+// keys is PRGENERATION and the registered keys, as "3: 1 2".
+func (b *bench) keys() string {
+	b.t.Helper()
+	p := b.persistIn(b.nexus, saReadKeys)
+	require.EqualValues(b.t, len(p)-8, binary.BigEndian.Uint32(p[4:]))
+	s := fmt.Sprintf("%d:", binary.BigEndian.Uint32(p))
+	for p = p[8:]; len(p) > 0; p = p[8:] {
+		s += fmt.Sprintf(" %x", binary.BigEndian.Uint64(p))
+	}
+	return s
+}
+
+// reservation is the reservation as "key/type", or "none".
+func (b *bench) reservation() string {
+	b.t.Helper()
+	p := b.persistIn(b.nexus, saReadReservation)
+	require.EqualValues(b.t, len(p)-8, binary.BigEndian.Uint32(p[4:]))
+	if len(p) == 8 {
+		return "none"
+	}
+	require.Len(b.t, p, 24)
+	return fmt.Sprintf("%x/%d", binary.BigEndian.Uint64(p[8:]), p[21])
+}
+
+// pending takes the unit attentions of a nexus.
+func pending(n *Nexus) (codes []string) {
+	for sense := n.units[0].take(); sense != nil; sense = n.units[0].take() {
+		codes = append(codes, fmt.Sprintf("%04x", uint16(sense.code)))
+	}
+	return codes
+}
+
+var allTypes = []reservationType{typeWriteExclusive, typeExclusiveAccess, typeWriteExclusiveRO, typeExclusiveAccessRO,
+	typeWriteExclusiveShared, typeExclusiveAccessShared}
+
+// TestRegister is SPC-4 tables 52 and 53: what REGISTER and REGISTER AND IGNORE EXISTING KEY do.
+func TestRegister(t *testing.T) {
+	const old = 0x11
+	for _, c := range []struct {
+		name           string
+		registered     bool
+		action         byte
+		key, actionKey uint64
+		want, keys     string
+	}{
+		{"a new one", false, saRegister, 0, 0x22, "GOOD", "1: 22"},
+		{"a new one with a key", false, saRegister, 5, 0x22, conflict, "0:"},
+		{"nothing to remove", false, saRegister, 0, 0, "GOOD", "0:"},
+		{"nothing to remove, with a key", false, saRegister, 5, 0, conflict, "0:"},
+		{"another key", true, saRegister, old, 0x22, "GOOD", "2: 22"},
+		{"another key by the wrong one", true, saRegister, 5, 0x22, conflict, "1: 11"},
+		{"another key by none", true, saRegister, 0, 0x22, conflict, "1: 11"},
+		{"the same key", true, saRegister, old, old, "GOOD", "2: 11"},
+		{"remove", true, saRegister, old, 0, "GOOD", "2:"},
+		{"remove by the wrong key", true, saRegister, 5, 0, conflict, "1: 11"},
+		{"ignoring, a new one", false, saRegisterIgnore, 5, 0x22, "GOOD", "1: 22"},
+		{"ignoring, nothing to remove", false, saRegisterIgnore, 5, 0, "GOOD", "0:"},
+		{"ignoring, another key", true, saRegisterIgnore, 5, 0x22, "GOOD", "2: 22"},
+		{"ignoring, remove", true, saRegisterIgnore, 5, 0, "GOOD", "2:"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newBench(t)
+			if c.registered {
+				b.mustPersist(b.nexus, saRegister, 0, 0, old)
+			}
+			require.Equal(t, c.want, b.persist(b.nexus, c.action, 0, c.key, c.actionKey))
+			require.Equal(t, c.keys, b.keys())
+		})
+	}
+}
+
+// TestRegistrationsBelongToPorts checks that a registration is that of name and ISID, with or without a session.
+func TestRegistrationsBelongToPorts(t *testing.T) {
+	b := newBench(t)
+	twin, second := b.attach("iqn.a", 1), b.attach("iqn.b", 0)
+	b.register(b.nexus, 1)
+	require.Equal(t, conflict, b.persist(twin, saReserve, typeWriteExclusive, 1, 0), "another session of that name")
+	b.register(second, 2)
+	b.mustPersist(second, saReserve, typeExclusiveAccess, 2, 0)
+	require.Equal(t, conflict, b.run(cdb(readOne), nil).outcome())
+
+	b.d.Detach(second)
+	b.d.ResetLUN(lun1, b.nexus)
+	b.d.ResetTarget(b.nexus)
+	pending(b.nexus)
+	require.Equal(t, conflict, b.run(cdb(readOne), nil).outcome(), "it outlives session and resets")
+	require.Equal(t, "2: 1 2", b.keys())
+	second = b.attach("iqn.b", 0)
+	require.Equal(t, "GOOD", b.runAs(second, lun1, cdb(readOne), nil).outcome(), "the port is back")
+	require.Equal(t, conflict, b.runAs(b.attach("iqn.b", 7), lun1, cdb(readOne), nil).outcome())
+	b.mustPersist(second, saRelease, typeExclusiveAccess, 2, 0)
+	b.good(cdb(readOne), nil)
+}
+
+func TestRegistrationsAreBounded(t *testing.T) {
+	b := newBench(t)
+	name := strings.Repeat("x", 100)
+	for i := range maxRegistrations {
+		b.register(b.attach(name, 0), 1)
+		n := b.d.Attach(InitiatorPort{Name: name, ISID: [6]byte{1, byte(i), byte(i >> 8)}})
+		pending(n)
+		want := "GOOD"
+		if i == maxRegistrations-1 {
+			want = "5/55/04"
+		}
+		require.Equal(t, want, b.persist(n, saRegister, 0, 0, 7))
+		b.d.Detach(n)
+	}
+	require.Equal(t, 8+8*maxRegistrations, len(b.persistIn(b.nexus, saReadKeys)))
+	full := b.persistIn(b.nexus, saReadFullStatus)
+	require.Equal(t, 0xffff, len(full), "as much as can be asked for")
+	require.EqualValues(t, maxRegistrations*(24+4+120), binary.BigEndian.Uint32(full[4:]), "and the length of all")
+	b.register(b.attach(name, 0), 0)
+	b.register(b.nexus, 7)
+}
+
+// TestReserveAndRelease is SPC-4 5.13.9 and 5.13.11.2.
+func TestReserveAndRelease(t *testing.T) {
+	for _, kind := range allTypes {
+		t.Run(fmt.Sprint(kind), func(t *testing.T) {
+			b := newBench(t)
+			second, third := b.attach("iqn.b", 0), b.attach("iqn.c", 0)
+			require.Equal(t, conflict, b.persist(b.nexus, saReserve, kind, 0, 0), "not registered")
+			b.register(b.nexus, 1)
+			b.register(second, 2)
+			require.Equal(t, conflict, b.persist(b.nexus, saReserve, kind, 2, 0), "the key of somebody else")
+			require.Equal(t, "none", b.reservation())
+			b.mustPersist(b.nexus, saRelease, kind, 1, 0)
+			b.mustPersist(b.nexus, saReserve, kind, 1, 0)
+			want := fmt.Sprintf("1/%d", kind)
+			if kind.shared() {
+				want = fmt.Sprintf("0/%d", kind)
+			}
+			require.Equal(t, want, b.reservation())
+			b.mustPersist(b.nexus, saReserve, kind, 1, 0)
+			for _, other := range allTypes {
+				if other != kind {
+					require.Equal(t, conflict, b.persist(b.nexus, saReserve, other, 1, 0), "the type is never changed")
+					require.Equal(t, "5/26/04", b.persist(b.nexus, saRelease, other, 1, 0), "the type must be the same")
+				}
+			}
+			if kind.shared() {
+				b.mustPersist(second, saReserve, kind, 2, 0)
+			} else {
+				require.Equal(t, conflict, b.persist(second, saReserve, kind, 2, 0))
+				b.mustPersist(second, saRelease, kind, 2, 0)
+			}
+			require.Equal(t, conflict, b.persist(third, saRelease, kind, 0, 0), "not registered")
+			require.Equal(t, conflict, b.persist(b.nexus, saRelease, kind, 9, 0))
+			require.Equal(t, want, b.reservation())
+			require.Equal(t, "2: 1 2", b.keys(), "RESERVE and RELEASE do not count")
+
+			b.mustPersist(b.nexus, saRelease, kind, 1, 0)
+			require.Equal(t, "none", b.reservation())
+			require.Equal(t, "2: 1 2", b.keys())
+			require.Empty(t, pending(b.nexus))
+			require.Empty(t, pending(third))
+			if kind.registrants() {
+				require.Equal(t, []string{"2a04"}, pending(second))
+			} else {
+				require.Empty(t, pending(second))
+			}
+			require.Equal(t, "GOOD", b.runAs(third, lun1, cdb(writeOne), pattern(1, 1)).outcome())
+		})
+	}
+}
+
+// TestUnregister is SPC-4 5.13.11.3: what becomes of a reservation whose holder unregisters.
+func TestUnregister(t *testing.T) {
+	for _, kind := range allTypes {
+		t.Run(fmt.Sprint(kind), func(t *testing.T) {
+			b := newBench(t)
+			second, third := b.attach("iqn.b", 0), b.attach("iqn.c", 0)
+			b.register(b.nexus, 1)
+			b.register(second, 2)
+			b.mustPersist(b.nexus, saReserve, kind, 1, 0)
+			b.mustPersist(b.nexus, saRegister, 0, 1, 0)
+			require.Equal(t, "3: 2", b.keys())
+			if kind.shared() {
+				require.Equal(t, fmt.Sprintf("0/%d", kind), b.reservation(), "the other one holds it too")
+				require.Empty(t, pending(second))
+				b.mustPersist(second, saRegister, 0, 2, 0)
+			} else if kind.registrants() {
+				require.Equal(t, []string{"2a04"}, pending(second))
+			}
+			require.Equal(t, "none", b.reservation())
+			for _, n := range []*Nexus{b.nexus, second, third} {
+				require.Empty(t, pending(n))
+				require.Equal(t, "GOOD", b.runAs(n, lun1, cdb(writeOne), pattern(1, 1)).outcome())
+			}
+		})
+	}
+	b := newBench(t)
+	second := b.attach("iqn.b", 0)
+	b.register(b.nexus, 1)
+	b.register(second, 2)
+	b.mustPersist(b.nexus, saReserve, typeExclusiveAccess, 1, 0)
+	b.mustPersist(second, saRegister, 0, 2, 0)
+	require.Equal(t, "1/3", b.reservation(), "somebody who does not hold it")
+	b.mustPersist(b.nexus, saRegister, 0, 1, 0x99)
+	require.Equal(t, "99/3", b.reservation(), "it has the holder's new key")
+}
+
+// TestClear is SPC-4 5.13.11.6.
+func TestClear(t *testing.T) {
+	b := newBench(t)
+	second, third := b.attach("iqn.b", 0), b.attach("iqn.c", 0)
+	b.register(b.nexus, 1)
+	b.register(second, 2)
+	b.mustPersist(second, saReserve, typeExclusiveAccess, 2, 0)
+	require.Equal(t, conflict, b.persist(third, saClear, 0, 0, 0))
+	require.Equal(t, conflict, b.persist(b.nexus, saClear, 0, 2, 0))
+	b.mustPersist(b.nexus, saClear, 0x0f, 1, 0)
+	require.Equal(t, "3:", b.keys())
+	require.Equal(t, "none", b.reservation())
+	require.Empty(t, pending(b.nexus))
+	require.Equal(t, []string{"2a03"}, pending(second))
+	require.Empty(t, pending(third))
+	b.good(cdb(writeOne), pattern(1, 1))
+}

@@ -1,0 +1,118 @@
+package scsi
+
+import "encoding/binary"
+
+// preparePersistIn begins a PERSISTENT RESERVE IN (SPC-4 6.15). It is refused while anyone, the initiator itself
+// included, has the unit reserved by RESERVE(6) (SPC-2 5.5.1).
+func preparePersistIn(t *Task, parameters func(*Task, *persistentState, []byte) []byte) error {
+	if t.unit.reserved.Load() != nil {
+		return errConflict
+	}
+	t.data = parameters(t, t.unit.persistent.state.Load(), t.data[:0])
+	t.reply(uint32(binary.BigEndian.Uint16(t.CDB[7:])))
+	return nil
+}
+
+// appendGeneration appends PRGENERATION and the length of what follows, which the caller fills in at offset 4.
+func appendGeneration(b []byte, s *persistentState) []byte {
+	return append(binary.BigEndian.AppendUint32(b, s.generation), 0, 0, 0, 0)
+}
+
+// finishList fills in the ADDITIONAL LENGTH: of all that there is, however little of it is transferred. omitted is what b
+// does not have, bytes.
+func finishList(b []byte, omitted int) []byte {
+	binary.BigEndian.PutUint32(b[4:], uint32(len(b)-8+omitted))
+	return b
+}
+
+// prepareReadKeys is READ KEYS (SPC-4 6.15.2): every reservation key, once for each registration.
+func prepareReadKeys(t *Task) error {
+	return preparePersistIn(t, func(_ *Task, s *persistentState, b []byte) []byte {
+		b = appendGeneration(b, s)
+		for i := range s.registrations {
+			b = binary.BigEndian.AppendUint64(b, s.registrations[i].key)
+		}
+		return finishList(b, 0)
+	})
+}
+
+// prepareReadReservation is READ RESERVATION (SPC-4 6.15.3).
+func prepareReadReservation(t *Task) error {
+	return preparePersistIn(t, func(_ *Task, s *persistentState, b []byte) []byte {
+		b = appendGeneration(b, s)
+		if s.kind != typeNone {
+			b = binary.BigEndian.AppendUint64(b, s.reservationKey())
+			b = append(b, 0, 0, 0, 0, 0, scopeLU<<4|byte(s.kind), 0, 0)
+		}
+		return finishList(b, 0)
+	})
+}
+
+// Bits of the REPORT CAPABILITIES parameter data (SPC-4 6.15.4).
+const (
+	bitCRH   = 0x10 // RESERVE(6) and RELEASE(6) of holders and registrants are tolerated
+	bitSIPC  = 0x08 // SPEC_I_PT
+	bitATPC  = 0x04 // ALL_TG_PT
+	bitPTPLC = 0x01 // persist through power loss: can
+	bitTMV   = 0x80 // the type mask is valid
+	bitPTPLA = 0x01 // persist through power loss: is active
+
+	// allowReady says that TEST UNIT READY passes every persistent reservation, and nothing of the other commands.
+	allowReady = 0x10
+)
+
+// prepareReportCapabilities is REPORT CAPABILITIES (SPC-4 6.15.4).
+func prepareReportCapabilities(t *Task) error {
+	return preparePersistIn(t, func(t *Task, s *persistentState, b []byte) []byte {
+		can, is := byte(bitCRH|bitSIPC|bitATPC), byte(bitTMV|allowReady)
+		if t.unit.persistent.store != nil {
+			can |= bitPTPLC
+		}
+		if s.aptpl {
+			is |= bitPTPLA
+		}
+		var types uint16
+		for kind := range reservationTypes {
+			if reservationType(kind).valid() {
+				// Types 0h to 7h are bits of the first byte, 8h and up of the second one.
+				types |= 1 << ((kind + 8) % 16)
+			}
+		}
+		b = append(b, 0, 8, can, is)
+		b = binary.BigEndian.AppendUint16(b, types)
+		return append(b, 0, 0)
+	})
+}
+
+// maxPersistIn is the highest ALLOCATION LENGTH: what goes beyond it is never transferred, and costs no memory. Bytes.
+const maxPersistIn = 0xffff
+
+// prepareReadFullStatus is READ FULL STATUS (SPC-4 6.15.5): every registration, with the port that it belongs to.
+func prepareReadFullStatus(t *Task) error {
+	return preparePersistIn(t, func(_ *Task, s *persistentState, b []byte) []byte {
+		const allTargetPorts, reservationHolder = 0x02, 0x01
+		b = appendGeneration(b, s)
+		omitted := 0
+		for i := range s.registrations {
+			r, start := &s.registrations[i], len(b)
+			b = binary.BigEndian.AppendUint64(b, r.key)
+			var state, kind byte
+			if r.allPorts {
+				state |= allTargetPorts
+			}
+			if s.holds(r.port) {
+				state |= reservationHolder
+				kind = scopeLU<<4 | byte(s.kind)
+			}
+			b = append(b, 0, 0, 0, 0, state, kind, 0, 0, 0, 0, 0, relativePort)
+			id := appendTransportID(nil, r.port)
+			b = binary.BigEndian.AppendUint32(b, uint32(len(id)))
+			b = append(b, id...)
+			if start >= maxPersistIn {
+				omitted += len(b) - start
+				b = b[:start]
+			}
+		}
+		return finishList(b, omitted)
+	})
+}

@@ -1,0 +1,276 @@
+package scsi
+
+import (
+	"encoding/binary"
+	"slices"
+)
+
+// The parameter list of PERSISTENT RESERVE OUT (SPC-4 6.16.3); that of REGISTER AND MOVE is another one:
+//
+//	0-7    RESERVATION KEY
+//	8-15   SERVICE ACTION RESERVATION KEY
+//	16-19  obsolete
+//	20     SPEC_I_PT (bit 3), ALL_TG_PT (bit 2), APTPL (bit 0)
+//	21     reserved
+//	22-23  obsolete
+//	24-27  with SPEC_I_PT: bytes of TransportIDs that follow
+//	28-    TransportIDs
+const (
+	persistBasicLen = 24
+	// maxPersistList is the longest parameter list that is accepted: room for 260 TransportIDs of the longest
+	// names, and for a thousand of usual ones. Bytes.
+	maxPersistList = 64 << 10
+
+	bitSpecIPT = 0x08
+	bitAllTgPt = 0x04
+	bitAPTPL   = 0x01
+)
+
+// persistList is a parameter list.
+type persistList struct {
+	key       uint64
+	actionKey uint64 // SERVICE ACTION RESERVATION KEY
+	specified bool   // SPEC_I_PT
+	ids       []transportID
+	allPorts  bool
+	aptpl     bool
+
+	unregister bool // UNREG, of REGISTER AND MOVE
+}
+
+// parsePersistList reads the parameter list of a service action.
+func parsePersistList(p []byte, action byte) (l persistList, err error) {
+	if action == saRegisterAndMove {
+		return parseMoveList(p)
+	}
+	if len(p) < persistBasicLen {
+		return l, errParameterLength
+	}
+	l.key = binary.BigEndian.Uint64(p)
+	l.actionKey = binary.BigEndian.Uint64(p[8:])
+	for bit := 7; bit >= 0; bit-- {
+		if p[20]&^(bitSpecIPT|bitAllTgPt|bitAPTPL)&(1<<bit) != 0 {
+			return l, invalidParameter(20, bit)
+		}
+	}
+	if p[21] != 0 {
+		return l, invalidParameter(21, 7)
+	}
+	l.specified = p[20]&bitSpecIPT != 0
+	l.allPorts = p[20]&bitAllTgPt != 0
+	l.aptpl = p[20]&bitAPTPL != 0
+	if !l.specified {
+		if len(p) != persistBasicLen {
+			return l, errParameterLength
+		}
+		return l, nil
+	}
+	if action != saRegister {
+		return l, invalidParameter(20, 3)
+	}
+	rest := p[persistBasicLen:]
+	if len(rest) < 4 || int64(binary.BigEndian.Uint32(rest)) != int64(len(rest)-4) {
+		return l, errParameterLength
+	}
+	for at := persistBasicLen + 4; at < len(p); {
+		id, n, err := parseTransportID(p[at:], at)
+		if err != nil {
+			return l, err
+		}
+		l.ids = append(l.ids, id)
+		at += n
+	}
+	return l, nil
+}
+
+// preparePersistOut begins a PERSISTENT RESERVE OUT (SPC-4 6.16).
+func preparePersistOut(t *Task) error {
+	n := binary.BigEndian.Uint32(t.CDB[5:])
+	withIDs := t.cmd.action == saRegister || t.cmd.action == saRegisterAndMove
+	switch {
+	case n < persistBasicLen || n > maxPersistList, n != persistBasicLen && !withIDs:
+		return errParameterLength
+	case t.cmd.action != saReserve:
+	case t.CDB[2]>>4 != scopeLU:
+		return invalidField(2, 7)
+	case !t.reservationType().valid():
+		return invalidField(2, 3)
+	}
+	t.expect(int64(n), true)
+	return nil
+}
+
+// reservationType is the TYPE field of the CDB.
+func (t *Task) reservationType() reservationType { return reservationType(t.CDB[2] & 0x0f) }
+
+// outPersist executes a PERSISTENT RESERVE OUT. It changes everything or, after an error, nothing. Whoever registers or
+// reserves uses the unit, so that a write-exclusive one becomes its initiator's.
+func outPersist(t *Task, _ int64, p []byte) error {
+	list, err := parsePersistList(p, t.cmd.action)
+	if err != nil {
+		return err
+	}
+	if !t.dev.claim(t.unit, t.Nexus) {
+		return errConflict
+	}
+	removed, err := t.dev.changeReservations(t.unit, func(s *persistentState) (*persistentEdit, error) {
+		e := s.edit(t.Nexus.port)
+		return e, e.execute(t, &list)
+	})
+	if err == nil && t.cmd.action == saPreemptAndAbort {
+		t.dev.abortPreempted(t, removed)
+	}
+	return err
+}
+
+// execute carries out the service action of the task.
+func (e *persistentEdit) execute(t *Task, list *persistList) error {
+	own := e.find(e.by)
+	cannotKeep := list.aptpl && t.unit.persistent.store == nil
+	if t.cmd.action == saRegister || t.cmd.action == saRegisterIgnore {
+		if cannotKeep {
+			return invalidParameter(20, 0)
+		}
+		return e.register(t, own, list)
+	}
+	if own == nil || own.key != list.key {
+		return errConflict
+	}
+	switch t.cmd.action {
+	case saReserve:
+		return e.reserveFor(t.reservationType())
+	case saRelease:
+		return e.releaseOf(t)
+	case saClear:
+		e.clear()
+	case saPreempt, saPreemptAndAbort:
+		return e.preempt(t, list.actionKey)
+	case saRegisterAndMove:
+		if cannotKeep {
+			return invalidParameter(17, 0)
+		}
+		return e.move(list)
+	}
+	return nil
+}
+
+// register is REGISTER and REGISTER AND IGNORE EXISTING KEY (SPC-4 5.13.7).
+func (e *persistentEdit) register(t *Task, own *registration, list *persistList) error {
+	switch {
+	case own == nil && t.cmd.action == saRegister && list.key != 0:
+		return errConflict
+	case own != nil && t.cmd.action == saRegister && list.key != own.key:
+		return errConflict
+	case own != nil && list.specified:
+		return invalidParameter(20, 3)
+	case own == nil && list.actionKey == 0:
+		return nil // SPC-4 table 52: do nothing but return GOOD
+	}
+	e.aptpl = list.aptpl
+	e.generation++
+	switch {
+	case list.actionKey == 0:
+		e.unregister()
+		return nil
+	case own != nil:
+		own.key, own.allPorts = list.actionKey, list.allPorts
+		return nil
+	}
+	ports := []InitiatorPort{e.by}
+	for _, id := range list.ids {
+		if id.node {
+			ports = append(ports, t.dev.portsOf(id.port.Name)...)
+		} else {
+			ports = append(ports, id.port)
+		}
+	}
+	for _, p := range ports {
+		if e.find(p) != nil {
+			continue // those that are registered already keep their key
+		}
+		if err := e.add(registration{port: p, key: list.actionKey, allPorts: list.allPorts}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// unregister removes the edit's own registration. With it ends the reservation, unless others hold it too
+// (SPC-4 5.13.11.3).
+func (e *persistentEdit) unregister() {
+	kind := e.kind
+	e.remove(func(r *registration) bool { return r.port == e.by })
+	if kind != typeNone && e.kind == typeNone && kind.registrants() {
+		e.tell(attnReservationsReleased)
+	}
+}
+
+// reserveFor is RESERVE (SPC-4 5.13.9).
+func (e *persistentEdit) reserveFor(kind reservationType) error {
+	if e.kind == typeNone {
+		e.reserve(kind)
+		return nil
+	}
+	if e.kind != kind || !e.holds(e.by) {
+		return errConflict
+	}
+	return nil
+}
+
+// releaseOf is RELEASE (SPC-4 5.13.11.2). To release what one does not hold is no error.
+func (e *persistentEdit) releaseOf(t *Task) error {
+	if !e.holds(e.by) {
+		return nil
+	}
+	if t.CDB[2]>>4 != scopeLU || t.reservationType() != e.kind {
+		return errInvalidRelease
+	}
+	if e.kind.registrants() {
+		e.tell(attnReservationsReleased)
+	}
+	e.release()
+	return nil
+}
+
+// clear is CLEAR (SPC-4 5.13.11.6).
+func (e *persistentEdit) clear() {
+	e.generation++
+	e.tell(attnReservationsPreempted)
+	e.remove(func(*registration) bool { return true })
+}
+
+// preempt is PREEMPT and PREEMPT AND ABORT (SPC-4 5.13.11.4): it removes the registrations with a key and, where
+// that is the holder's, takes the reservation over. A shared reservation is taken over by key zero, which stands for
+// every other registration.
+func (e *persistentEdit) preempt(t *Task, key uint64) error {
+	takeOver := e.kind != typeNone && e.reservationKey() == key
+	if key == 0 && !takeOver {
+		return invalidParameter(8, 7)
+	}
+	before := e.kind
+	if takeOver && (t.CDB[2]>>4 != scopeLU || !t.reservationType().valid()) {
+		if t.CDB[2]>>4 != scopeLU {
+			return invalidField(2, 7)
+		}
+		return invalidField(2, 3)
+	}
+	matches := func(r *registration) bool { return r.key == key || key == 0 && e.kind.shared() }
+	if !slices.ContainsFunc(e.registrations, func(r registration) bool { return matches(&r) }) {
+		return errConflict
+	}
+	e.generation++
+	// Who takes a reservation over keeps its own registration, whatever its key.
+	e.removed = e.remove(func(r *registration) bool { return matches(r) && !(takeOver && r.port == e.by) })
+	for _, p := range e.removed {
+		if p != e.by {
+			e.notices[p] |= attnRegistrationsPreempted
+		}
+	}
+	if takeOver {
+		e.reserve(t.reservationType())
+		if before != e.kind {
+			e.tell(attnReservationsReleased)
+		}
+	}
+	return nil
+}

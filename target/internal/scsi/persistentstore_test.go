@@ -1,0 +1,257 @@
+package scsi
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+)
+
+// memStore is a ReservationStore that outlives a device, as a file does.
+type memStore struct {
+	content []byte
+	saves   int
+	fail    error
+}
+
+func (m *memStore) Load() ([]byte, error) { return m.content, m.fail }
+
+func (m *memStore) Save(b []byte) error {
+	m.saves++
+	if m.fail != nil {
+		return m.fail
+	}
+	m.content = append([]byte(nil), b...)
+	return nil
+}
+
+func replace(format, value string) string { return strings.Replace(format, "%s", value, 1) }
+
+// restarted is a new device over the same store, as after a power loss.
+func restarted(t *testing.T, m *memStore) *bench {
+	t.Helper()
+	return newBench(t, func(l *LUN) { l.Reservations = m })
+}
+
+func TestReservationsSurvive(t *testing.T) {
+	for _, kind := range append(allTypes, typeNone) {
+		t.Run(fmt.Sprint(kind), func(t *testing.T) {
+			m := &memStore{}
+			b := restarted(t, m)
+			second := b.attach("iqn.b", 5)
+			b.mustPersist(b.nexus, saRegister, 0, 0, 1, bitAPTPL|bitAllTgPt)
+			b.mustPersist(second, saRegister, 0, 0, 2, bitAPTPL)
+			if kind != typeNone {
+				b.mustPersist(second, saReserve, kind, 2, 0)
+			}
+			full, reserved := b.persistIn(b.nexus, saReadFullStatus), b.reservation()
+
+			b = restarted(t, m)
+			second = b.attach("iqn.b", 5)
+			require.Equal(t, "0: 1 2", b.keys(), "PRGENERATION begins again")
+			require.Equal(t, reserved, b.reservation())
+			require.Equal(t, full[4:], b.persistIn(b.nexus, saReadFullStatus)[4:])
+			require.Equal(t, "GOOD", b.runAs(second, lun1, cdb(writeOne), pattern(1, 1)).outcome())
+			stranger := b.attach("iqn.c", 0)
+			want := conflict
+			if kind == typeNone {
+				want = "GOOD"
+			}
+			require.Equal(t, want, b.runAs(stranger, lun1, cdb(writeOne), pattern(1, 1)).outcome())
+			requireHex(t, "91", b.persistIn(b.nexus, saReportCapabilities)[3:4])
+
+			b.mustPersist(second, saClear, 0, 2, 0)
+			b = restarted(t, m)
+			require.Equal(t, "0:", b.keys())
+			require.Equal(t, "none", b.reservation())
+		})
+	}
+}
+
+// TestReservationsAreForgotten checks that the last APTPL counts for all (SPC-4 5.13.5).
+func TestReservationsAreForgotten(t *testing.T) {
+	m := &memStore{}
+	b := restarted(t, m)
+	second := b.attach("iqn.b", 0)
+	b.mustPersist(b.nexus, saRegister, 0, 0, 1)
+	b.mustPersist(b.nexus, saReserve, typeExclusiveAccess, 1, 0)
+	require.Zero(t, m.saves, "nothing has to survive")
+	require.Equal(t, "0:", restarted(t, m).keys())
+
+	b.mustPersist(second, saRegister, 0, 0, 2, bitAPTPL)
+	require.Equal(t, "0: 1 2", restarted(t, m).keys(), "what was there before survives, too")
+	require.Equal(t, "1/3", restarted(t, m).reservation())
+	saves := m.saves
+	b.mustPersist(second, saRegister, 0, 2, 2, bitAPTPL)
+	require.Equal(t, saves, m.saves, "it is stored already")
+
+	b.mustPersist(second, saRegister, 0, 2, 2)
+	require.Equal(t, "0:", restarted(t, m).keys())
+	require.Equal(t, "4: 1 2", b.keys())
+}
+
+func TestAPTPLWithoutStore(t *testing.T) {
+	b := newBench(t)
+	require.Equal(t, "5/26/00", b.persist(b.nexus, saRegister, 0, 0, 1, bitAPTPL))
+	require.Equal(t, "5/26/00", b.persist(b.nexus, saRegisterIgnore, 0, 0, 1, bitAPTPL))
+	require.Equal(t, "0:", b.keys())
+	b.register(b.nexus, 1)
+	b.mustPersist(b.nexus, saReserve, 1, 1, 0, bitAPTPL)
+}
+
+func TestStoreFails(t *testing.T) {
+	m := &memStore{}
+	core, logs := observer.New(zap.ErrorLevel)
+	b := restarted(t, m)
+	b.d.log = zap.New(core)
+	b.mustPersist(b.nexus, saRegister, 0, 0, 1, bitAPTPL)
+	second := b.attach("iqn.b", 0)
+	stored := string(m.content)
+
+	m.fail = errors.New("the volume is gone")
+	require.Equal(t, "4/44/00", b.persist(second, saRegister, 0, 0, 2, bitAPTPL))
+	require.Equal(t, "4/44/00", b.persist(b.nexus, saReserve, typeExclusiveAccess, 1, 0))
+	require.Equal(t, "4/44/00", b.persist(b.nexus, saClear, 0, 1, 0))
+	require.Equal(t, "1: 1", b.keys())
+	require.Equal(t, "none", b.reservation())
+	require.Equal(t, stored, string(m.content))
+	require.Equal(t, "GOOD", b.runAs(second, lun1, cdb(writeOne), pattern(1, 1)).outcome())
+	require.Equal(t, 1, logs.Len(), "once a minute")
+	require.Contains(t, logs.All()[0].ContextMap()["error"], "LUN 1 could not be saved and stay as they were: the volume is gone")
+
+	// The failed call may have replaced what is stored, so that the next one is not left out.
+	m.fail, m.content = nil, []byte("of a call that failed")
+	b.mustPersist(b.nexus, saRegister, 0, 1, 1, bitAPTPL)
+	require.Equal(t, stored, string(m.content))
+	require.Equal(t, "2: 1", b.keys())
+}
+
+// slowStore is a store whose Save waits.
+type slowStore struct {
+	memStore
+	entered, release chan struct{}
+}
+
+func (s *slowStore) Save(b []byte) error {
+	s.entered <- struct{}{}
+	<-s.release
+	return s.memStore.Save(b)
+}
+
+// TestStoreStalls checks that only other changes of reservations wait for a store, and that nothing is in force before it
+// is stored.
+func TestStoreStalls(t *testing.T) {
+	m := &slowStore{entered: make(chan struct{}), release: make(chan struct{})}
+	b := newBench(t, func(l *LUN) { l.Reservations = m })
+	second := b.attach("iqn.b", 0)
+	ended := make(chan string)
+	go func() { ended <- b.persist(second, saRegister, 0, 0, 2, bitAPTPL) }()
+	<-m.entered
+	require.Equal(t, "0:", b.keys())
+	b.good(cdb(writeOne), pattern(1, 1))
+	b.d.Detach(b.attach("iqn.c", 0))
+	b.d.ResetLUN(lun1, b.nexus)
+	pending(b.nexus)
+	go func() { ended <- b.runAs(b.nexus, lun1, cdb(reserve), nil).outcome() }()
+	m.release <- struct{}{}
+	require.ElementsMatch(t, []string{"GOOD", conflict}, []string{<-ended, <-ended}, "RESERVE(6) comes after the registration")
+	require.Equal(t, "1: 2", b.keys())
+}
+
+// testState is a state with everything in it.
+func testState() *persistentState {
+	s := &persistentState{aptpl: true, kind: typeWriteExclusiveRO, holder: InitiatorPort{Name: "iqn.b", ISID: [6]byte{1, 2, 3, 4, 5, 6}},
+		registrations: []registration{
+			{port: InitiatorPort{Name: "iqn.a"}, key: 1, allPorts: true},
+			{port: InitiatorPort{Name: "iqn.b", ISID: [6]byte{1, 2, 3, 4, 5, 6}}, key: 0xfedcba9876543210},
+		}}
+	s.reindex()
+	return s
+}
+
+func TestStoredState(t *testing.T) {
+	b := testState().encode()
+	requireHex(t, "4b445052 0001 01 05 0001 0002"+
+		"0000000000000001 000000000000 01 05 69716e2e61"+
+		"fedcba9876543210 010203040506 00 05 69716e2e62"+
+		"ae22fefc", b)
+	s, err := decodePersistent(b)
+	require.NoError(t, err)
+	require.Equal(t, testState(), s)
+	s, err = decodePersistent((&persistentState{}).encode())
+	require.NoError(t, err)
+	require.Empty(t, s.registrations)
+}
+
+// TestDamagedStore changes every byte of what is stored, and cuts it off everywhere: it is an error each time, and no
+// device is made.
+func TestDamagedStore(t *testing.T) {
+	good := testState().encode()
+	for i := range good {
+		bad := append([]byte(nil), good...)
+		bad[i] ^= 0x40
+		_, err := decodePersistent(bad)
+		require.Error(t, err, "byte %d", i)
+		if i > 0 {
+			_, err = decodePersistent(good[:i])
+			require.Error(t, err, "%d bytes", i)
+		}
+	}
+	sealed := func(change func(b []byte) []byte) []byte {
+		return seal(change(append([]byte(nil), good[:len(good)-4]...)))
+	}
+	set := func(at int, v ...byte) []byte {
+		return sealed(func(b []byte) []byte { copy(b[at:], v); return b })
+	}
+	for name, bad := range map[string][]byte{
+		"another version":          set(4, 0, 2),
+		"an unknown flag":          set(6, 3),
+		"kept, and not to be kept": set(6, 0),
+		"an unknown type":          set(7, 2),
+		"a type far away":          set(7, 0xff),
+		"a holder of nothing":      set(7, 0),
+		"a holder of a shared one": set(7, 7),
+		"no holder":                set(8, 0xff, 0xff),
+		"a holder that is not":     set(8, 0, 2),
+		"fewer registrations":      set(10, 0, 1),
+		"more registrations":       set(10, 0, 3),
+		"key zero":                 set(12, 0, 0, 0, 0, 0, 0, 0, 0),
+		"an unknown mark":          set(26, 2),
+		"a name with a space":      set(28, ' '),
+		"more behind it":           sealed(func(b []byte) []byte { return append(b, 0) }),
+		"a port twice":             sealed(func(b []byte) []byte { return append(b[:33], b[12:33]...) }),
+	} {
+		_, err := NewDevice(Options{}, []LUN{{Number: 3, Disk: newMemDisk(1 << 20), Identity: testIdentity(), Reservations: &memStore{content: bad}}})
+		require.ErrorContains(t, err, "LUN 3: what is stored of its persistent reservations", name)
+	}
+	_, err := NewDevice(Options{}, []LUN{{Number: 3, Disk: newMemDisk(1 << 20), Identity: testIdentity(), Reservations: &memStore{fail: errors.New("no such volume")}}})
+	require.ErrorContains(t, err, "LUN 3: its stored persistent reservations cannot be read: no such volume")
+}
+
+// FuzzStoredState decodes anything, with the checksum that it needs to be looked at, and what it accepts it would store in
+// just the same way.
+func FuzzStoredState(f *testing.F) {
+	for _, s := range []*persistentState{testState(), {}} {
+		b := s.encode()
+		f.Add(b[:len(b)-4])
+	}
+	f.Add([]byte(storeMagic))
+	f.Fuzz(func(t *testing.T, body []byte) {
+		b := seal(body)
+		if s, err := decodePersistent(b); err == nil {
+			require.Equal(t, b, s.encode())
+		}
+	})
+}
+
+// seal adds the checksum.
+func seal(body []byte) []byte {
+	return binary.BigEndian.AppendUint32(slices.Clip(body), crc32.Checksum(body, castagnoli))
+}

@@ -1,0 +1,164 @@
+package scsi
+
+import (
+	"bytes"
+	"fmt"
+	"sync"
+	"sync/atomic"
+)
+
+// reservations are the persistent reservations of a logical unit.
+//
+// What a command of a nexus needs because of a reservation, persistent or by RESERVE(6), is kept with the nexus
+// (nexusUnit.barred), so that a command costs one atomic load. It is worked out again with every change.
+//
+// Lock order: reservations.mu, Device.mu.
+type reservations struct {
+	store ReservationStore // nil: none survives a loss of power
+
+	// mu is held for the whole of a change, which may have to wait for the store.
+	mu      sync.Mutex
+	unsaved bool // guarded by mu; the store failed, and may hold anything
+
+	state atomic.Pointer[persistentState] // never nil; written under mu and Device.mu
+}
+
+// changeReservations makes the state that change returns the unit's own: on storage first where it has to survive,
+// then in memory. It returns the ports whose registrations were preempted. After an error nothing has changed.
+func (d *Device) changeReservations(u *unit, change func(*persistentState) (*persistentEdit, error)) ([]InitiatorPort, error) {
+	r := &u.persistent
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	// SPC-2 5.5.1: as long as anyone has the unit reserved by RESERVE(6).
+	if u.reserved.Load() != nil {
+		return nil, errConflict
+	}
+	e, err := change(r.state.Load())
+	if err != nil {
+		return nil, err
+	}
+	if err := r.save(u.number, &e.persistentState); err != nil {
+		return nil, err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	next := e.persistentState
+	r.state.Store(&next)
+	d.barLocked(u)
+	for n := range d.nexuses {
+		if c := e.notices[n.port]; c != 0 {
+			n.units[u.index].raise(c)
+		}
+	}
+	return e.removed, nil
+}
+
+// save brings next to storage, unless what is there says the same. The caller has mu.
+func (r *reservations) save(lun uint16, next *persistentState) error {
+	if r.store == nil {
+		return nil
+	}
+	p := next.encode()
+	if !r.unsaved && bytes.Equal(p, r.state.Load().encode()) {
+		return nil
+	}
+	if err := r.store.Save(p); err != nil {
+		r.unsaved = true
+		return &storeError{fmt.Errorf("the persistent reservations of LUN %d could not be saved and stay as they were: %w", lun, err)}
+	}
+	r.unsaved = false
+	return nil
+}
+
+// storeError is a change that had to survive a loss of power and could not be saved. It is not unwrapped, as what its
+// cause means for the medium does not matter.
+type storeError struct{ err error }
+
+func (e *storeError) Error() string { return e.err.Error() }
+
+// barLocked works out what every nexus needs at the unit.
+func (d *Device) barLocked(u *unit) {
+	for n := range d.nexuses {
+		u.barNexusLocked(n)
+	}
+}
+
+func (u *unit) barNexusLocked(n *Nexus) {
+	needs := u.persistent.state.Load().bars(n.port)
+	if holder := u.reserved.Load(); holder != nil && holder != n {
+		needs |= duringReserve
+	}
+	n.units[u.index].barred.Store(uint32(needs))
+}
+
+// reserveLocked makes the nexus (nil: nobody) the holder of the RESERVE(6) reservation.
+func (d *Device) reserveLocked(u *unit, n *Nexus) {
+	if u.reserved.Swap(n) != n {
+		d.barLocked(u)
+	}
+}
+
+// conflicts reports whether a command that has these rights conflicts with a reservation or with the owner of the unit.
+func (d *Device) conflicts(u *unit, n *Nexus, rights flags) bool {
+	if flags(n.units[u.index].barred.Load())&^rights != 0 {
+		return true
+	}
+	return rights&duringClaim == 0 && u.exclusive && !d.admits(u, n)
+}
+
+// rights are the command's, with those that only some of its forms have.
+func (c *command) rights(cdb *[16]byte) flags {
+	if c.harmless != nil && c.harmless(cdb) {
+		return c.flags | duringReservation
+	}
+	return c.flags
+}
+
+// finishReserve is RESERVE(6) (SPC-2 7.21): the nexus alone may use the unit until it releases it, ends or the unit is
+// reset. A conflict has been found before, but another nexus may have been faster since.
+func finishReserve(t *Task) (Status, error) {
+	d, u := t.dev, t.unit
+	u.persistent.mu.Lock()
+	defer u.persistent.mu.Unlock()
+	if over, err := t.persistentOverrides(); over {
+		return StatusGood, err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	holder := u.reserved.Load()
+	if _, attached := d.nexuses[t.Nexus]; !attached || holder != nil && holder != t.Nexus {
+		return StatusReservationConflict, errConflict
+	}
+	d.reserveLocked(u, t.Nexus)
+	return StatusGood, nil
+}
+
+// finishRelease is RELEASE(6) (SPC-2 7.17). Releasing what one does not hold is no error.
+func finishRelease(t *Task) (Status, error) {
+	d, u := t.dev, t.unit
+	u.persistent.mu.Lock()
+	defer u.persistent.mu.Unlock()
+	if over, err := t.persistentOverrides(); over {
+		return StatusGood, err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if u.reserved.Load() == t.Nexus {
+		d.reserveLocked(u, nil)
+	}
+	return StatusGood, nil
+}
+
+// persistentOverrides reports whether registrations decide how RESERVE(6) or RELEASE(6) ends, and how. While there are
+// any, these commands change nothing: they conflict (SPC-2 5.5.1), except for those who have access by a persistent
+// reservation (SPC-4 5.13.3, CRH).
+func (t *Task) persistentOverrides() (over bool, err error) {
+	s := t.unit.persistent.state.Load()
+	if len(s.registrations) == 0 {
+		return false, nil
+	}
+	if s.kind != typeNone && s.admits(t.Nexus.port) {
+		return true, nil
+	}
+	return true, errConflict
+}

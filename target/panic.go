@@ -1,0 +1,63 @@
+package target
+
+import (
+	"runtime/debug"
+
+	"go.uber.org/zap"
+)
+
+// A bug ends the session that met it, and nothing else: every goroutine that handles what a peer sent, or that sends
+// something to it, recovers. What the goroutine held is given back, so that many such ends cost no more than one.
+
+// recoverPanic is deferred by goroutines of a connection that hold nothing.
+func (c *conn) recoverPanic() {
+	if p := recover(); p != nil {
+		c.panicked(p)
+	}
+}
+
+// recoverRunner is deferred by goroutines that execute commands.
+func (c *conn) recoverRunner(run *runner) {
+	p := recover()
+	if p == nil {
+		return
+	}
+	c.leave(run) // where it was in a disk call, another one may be the reader by now
+	c.fail(errPanic)
+	sess := c.session()
+	sess.mu.Lock()
+	if run.ownsLocked() {
+		sess.forgetLocked(run.task)
+	}
+	sess.mu.Unlock()
+	run.buf.release()
+	if run.reading {
+		c.releaseReader()
+	} else {
+		c.srv.pool.charge(-stackCharge)
+	}
+	c.panicked(p)
+}
+
+// ownsLocked says whether the task that the runner had last is still its own. Guarded by session.mu.
+func (r *runner) ownsLocked() bool { return r.task != nil && r.task.owner == r }
+
+func (c *conn) panicked(p any) {
+	defer c.close()
+	c.srv.opt.Observer.PanicCaught()
+	c.log().Error("internal error: the session ends", zap.Any("panic", p), zap.ByteString("stack", debug.Stack()))
+	c.fail(errPanic)
+	if sess := c.session(); sess != nil {
+		sess.end(errPanic)
+	}
+}
+
+// spawn runs f, which sends something on the connection, in a goroutine that Shutdown waits for.
+func (c *conn) spawn(f func()) {
+	c.srv.wg.Add(1)
+	go func() {
+		defer c.srv.wg.Done()
+		defer c.recoverPanic()
+		f()
+	}()
+}

@@ -1,0 +1,109 @@
+package target_test
+
+import (
+	"bytes"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+
+	"kubevirt.io/disk/disk/disktest"
+	"kubevirt.io/disk/target"
+	tt "kubevirt.io/disk/target/targettest"
+)
+
+// waitsAndPanics is a disk whose reads wait for a while, and then show a bug.
+type waitsAndPanics struct {
+	*disktest.Memory
+	begun  atomic.Int64
+	resume chan struct{}
+}
+
+func (d *waitsAndPanics) ReadAt([]byte, int64) (int, error) {
+	d.begun.Add(1)
+	<-d.resume
+	panic("a bug in the disk")
+}
+
+// TestManyPanicsLeaveNothing meets bugs with every kind of memory in hand, in readers and in goroutines that lost the reading
+// role. Afterwards nothing is held, and each bug was counted and logged with its stack.
+func TestManyPanicsLeaveNothing(t *testing.T) {
+	core, logs := observer.New(zap.ErrorLevel)
+	slow := &waitsAndPanics{Memory: disktest.NewMemory(1 << 20), resume: make(chan struct{})}
+	s := newServer(t, func(o *target.Options) {
+		o.LUNs[0].Disk, o.LUNs[1].Disk, o.Log = panicky{disktest.NewMemory(1 << 20)}, slow, zap.New(core)
+	})
+	expected := int64(0)
+	end := func(c *tt.Session) {
+		expected++
+		_, err := c.ExpectClosedAfter()
+		require.NoError(t, err)
+	}
+	for range 20 {
+		c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
+		c.MustStart(t, tt.Read10(1, 0, 512))
+		end(c)
+		c = tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
+		c.MustStart(t, tt.Write10(1, 0, bytes.Repeat([]byte("X"), 128<<10)))
+		end(c)
+	}
+	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 2)
+	hangs := c.MustStart(t, tt.Read10(2, 0, 512))
+	c.MustStart(t, tt.Read10(2, 0, 512))
+	eventually(t, "both hang in the disk", func() bool { return slow.begun.Load() == 2 })
+	_, err := c.Ping(nil)
+	require.NoError(t, err)
+	_, err = c.AbortTask(hangs)
+	require.NoError(t, err)
+	close(slow.resume)
+	expected++ // two goroutines of one session
+	end(c)
+	eventually(t, "nothing is held", func() bool {
+		all, _ := s.Connections()
+		return all == 0 && len(s.Sessions()) == 0 && s.MemoryInUse() == 0
+	})
+	s.bugs = expected
+	require.Equal(t, expected, s.seen.panics.Load())
+	require.Equal(t, int(expected), logs.Len())
+	for _, entry := range logs.All() {
+		stack, _ := entry.ContextMap()["stack"].(string)
+		require.True(t, strings.Contains(stack, "ReadAt") || strings.Contains(stack, "WriteAt"), stack)
+	}
+}
+
+// buggyObserver panics where it is called with locks held, on the way of a response.
+type buggyObserver struct {
+	counts
+	armed atomic.Bool
+}
+
+func (o *buggyObserver) CommandDone(e target.CommandEvent) {
+	if o.armed.Load() && e.LUN == 1 {
+		panic("a bug in the observer")
+	}
+}
+
+// TestPanicWithLocksHeld has a bug where it is worst. The session ends, its locks are free, others go on, and the server
+// can be closed.
+func TestPanicWithLocksHeld(t *testing.T) {
+	seen := new(buggyObserver)
+	s := newServer(t, func(o *target.Options) { o.Observer = seen })
+	bystander := tt.MustLogin(t, s.addr, tt.LoginOptions{Initiator: "iqn.2026-01.test:bystander"}, 2)
+	for _, command := range []tt.Command{tt.Read10(1, 0, 8), tt.Write10(1, 0, make([]byte, 512)), tt.TestUnitReady(1)} {
+		seen.armed.Store(false)
+		c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
+		seen.armed.Store(true)
+		before := seen.panics.Load()
+		c.MustStart(t, command)
+		_, err := c.ExpectClosedAfter()
+		require.NoError(t, err)
+		require.Equal(t, before+1, seen.panics.Load())
+		bystander.MustGood(t, tt.Read10(2, 0, 1))
+	}
+	eventually(t, "the sessions end", func() bool { return len(s.Sessions()) == 1 })
+	require.NoError(t, bystander.Close())
+	eventually(t, "nothing is held", func() bool { all, _ := s.Connections(); return all == 0 && s.MemoryInUse() == 0 })
+}

@@ -1,0 +1,76 @@
+package target
+
+import (
+	"net/netip"
+	"sync"
+	"time"
+)
+
+const (
+	// freeFailures is how often an address may fail to authenticate before it is slowed down.
+	freeFailures = 3
+	// firstDelay is how long the first login after that waits; each further failure doubles it.
+	firstDelay = 100 * time.Millisecond
+	// penaltyMemory is how long a failure is remembered.
+	penaltyMemory = time.Minute
+	// maxPenalties is how many addresses are remembered.
+	maxPenalties = 1024
+)
+
+// penalties slows down addresses from which authentication fails again and again. A login from such an address waits
+// before it begins, whether or not it will succeed, so that the wait tells nothing; for a limited time, so that nobody
+// is locked out by a neighbour behind the same address; and alone, as each connection waits for itself.
+type penalties struct {
+	limit time.Duration // the longest delay
+
+	mu    sync.Mutex
+	table map[netip.Addr]penalty // guarded by mu
+}
+
+type penalty struct {
+	failures int
+	last     int64 // coarse clock
+}
+
+// failed counts a failure of authentication.
+func (p *penalties) failed(from netip.Addr, now int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	e, known := p.table[from]
+	if !known && len(p.table) >= maxPenalties {
+		p.forgetLocked(now)
+	}
+	if now-e.last > int64(penaltyMemory) {
+		e.failures = 0
+	}
+	e.failures++
+	e.last = now
+	p.table[from] = e
+}
+
+// forgetLocked makes room: what has expired goes, or else the address that has been quiet for longest.
+func (p *penalties) forgetLocked(now int64) {
+	var oldest netip.Addr
+	last := int64(0)
+	for from, e := range p.table {
+		if now-e.last > int64(penaltyMemory) {
+			delete(p.table, from)
+		} else if last == 0 || e.last < last {
+			oldest, last = from, e.last
+		}
+	}
+	if len(p.table) >= maxPenalties {
+		delete(p.table, oldest)
+	}
+}
+
+// delay is how long a login from an address has to wait.
+func (p *penalties) delay(from netip.Addr, now int64) time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	e := p.table[from]
+	if e.failures < freeFailures || now-e.last > int64(penaltyMemory) {
+		return 0
+	}
+	return min(firstDelay<<min(e.failures-freeFailures, 16), p.limit)
+}

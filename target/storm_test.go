@@ -1,0 +1,179 @@
+package target_test
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand"
+	"os"
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk/disktest"
+	"kubevirt.io/disk/target"
+	"kubevirt.io/disk/target/internal/pdu"
+	tt "kubevirt.io/disk/target/targettest"
+)
+
+// TestTaskManagementStorm aborts commands in every state, while the disk is slow and another session aborts, too. Nothing is
+// sent for a task after it was reported aborted.
+func TestTaskManagementStorm(t *testing.T) {
+	s := newServer(t)
+	s.disks[0].Inject(disktest.Rule{Op: disktest.OpRead, Delay: 12 * time.Millisecond})
+	s.disks[0].Inject(disktest.Rule{Op: disktest.OpWrite, Delay: time.Millisecond})
+	var wg sync.WaitGroup
+	for i := range 3 {
+		c := tt.MustLogin(t, s.addr, tt.LoginOptions{Initiator: fmt.Sprintf("iqn.2026-01.test:storm-%d", i)}, 1, 2)
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			if err := storm(c, rand.New(rand.NewSource(int64(i)))); err != nil {
+				t.Errorf("session %d: %v", i, err)
+			}
+		}()
+	}
+	wg.Wait()
+	require.Zero(t, s.seen.panics.Load())
+}
+
+// storm keeps commands in flight and aborts them, one by one or all of a LUN.
+func storm(c *tt.Session, r *rand.Rand) error {
+	var flying []*tt.Task
+	for range 80 {
+		for len(flying) < 8 {
+			lun := uint16(1 + r.Intn(2))
+			cmd := tt.Read10(lun, uint32(r.Intn(1000)), 1+r.Intn(1200))
+			switch r.Intn(3) {
+			case 0:
+				cmd = tt.Write10(lun, uint32(r.Intn(1000)), make([]byte, 512<<r.Intn(10)))
+			case 1:
+				cmd = tt.Read10(lun, uint32(r.Intn(1000)), 8)
+			}
+			task, err := c.Start(cmd)
+			if err != nil {
+				return err
+			}
+			flying = append(flying, task)
+		}
+		function := []pdu.TMFunction{pdu.TMAbortTask, pdu.TMAbortTask, pdu.TMAbortTask, pdu.TMAbortTaskSet, pdu.TMLogicalUnitReset}[r.Intn(5)]
+		if function == pdu.TMAbortTask {
+			i := r.Intn(len(flying))
+			task := flying[i]
+			if _, err := c.AbortTask(task); err != nil { // and it is forgotten: what comes for it is a stray from now on
+				return err
+			}
+			flying = append(flying[:i], flying[i+1:]...)
+		} else {
+			got, err := c.TaskManagement(pdu.TaskManagementRequest{Immediate: true, Function: function, LUN: tt.LUN(1)})
+			if err != nil || got != pdu.TMComplete {
+				return fmt.Errorf("%v: %v, %w", function, got, err)
+			}
+		}
+		// The others of this LUN may have been aborted, by this session or another one; those of LUN 2 never are.
+		var left []*tt.Task
+		for _, task := range flying {
+			switch {
+			case task.Done():
+				c.Forget(task)
+			case function != pdu.TMAbortTask && task.LUN() == 1:
+				c.Forget(task)
+			default:
+				left = append(left, task)
+			}
+		}
+		flying = left
+		if stray := c.Inbox(); len(stray) > 0 {
+			return fmt.Errorf("%v of task %#x came after it was reported aborted", stray[0].Header.Opcode(), stray[0].Header.TaskTag())
+		}
+		if _, err := c.Ping(nil); err != nil {
+			return err
+		}
+	}
+	for _, task := range flying {
+		if task.LUN() != 2 {
+			c.Forget(task) // another session may have reset the LUN
+			continue
+		}
+		if _, err := task.Finish(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// descriptors is how many files this process has open.
+func descriptors(t *testing.T) int {
+	list, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Skipf("counts descriptors: %v", err)
+	}
+	return len(list)
+}
+
+// TestChurn logs in and out thousands of times, in every way to end a session. Nothing is left behind.
+func TestChurn(t *testing.T) {
+	s := newServer(t)
+	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
+	goroutines, files := runtime.NumGoroutine(), descriptors(t)
+	const workers, each = 4, 600
+	var wg sync.WaitGroup
+	for w := range workers {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			for i := range each {
+				// Every fourth identifier is shared, so that sessions reinstate one another.
+				o := tt.LoginOptions{Initiator: "iqn.2026-01.test:churn", ISID: [6]byte{0x80, byte(w), byte(i)}, Discovery: i%5 == 4}
+				if i%4 == 0 {
+					o.ISID = [6]byte{0x80, 0xff}
+				}
+				sess, err := tt.Login(s.addr, o)
+				if err != nil {
+					if i%4 != 0 {
+						t.Errorf("login: %v", err)
+					}
+					continue
+				}
+				if !o.Discovery && i%3 == 0 {
+					_, _ = sess.Start(tt.Read10(2, 0, 64))
+				}
+				switch i % 7 {
+				case 0:
+					_ = sess.Reset()
+				case 1:
+					_ = sess.Close()
+				default:
+					_, _ = sess.Logout(pdu.LogoutCloseSession)
+					_ = sess.Close()
+				}
+			}
+		}()
+	}
+	wg.Wait()
+	eventually(t, "the sessions end", func() bool { return len(s.Sessions()) == 1 })
+	eventually(t, "the connections end", func() bool { all, _ := s.Connections(); return all == 1 })
+	eventually(t, fmt.Sprintf("goroutines end: there were %d", goroutines), func() bool { return runtime.NumGoroutine() <= goroutines })
+	eventually(t, fmt.Sprintf("descriptors are closed: there were %d", files), func() bool { return descriptors(t) <= files })
+	c.MustGood(t, tt.TestUnitReady(1))
+}
+
+// TestDeadPeerFreesItsClaim has an initiator that holds a LUN for itself and goes silent.
+func TestDeadPeerFreesItsClaim(t *testing.T) {
+	s := newServer(t, func(o *target.Options) {
+		o.Limits.NOPInterval, o.Limits.NOPTimeout = 300*time.Millisecond, 600*time.Millisecond
+		o.LUNs[0].Access = target.AccessWriteExclusive
+	})
+	silent := tt.MustLogin(t, s.addr, tt.LoginOptions{Initiator: "iqn.2026-01.test:silent"}, 1)
+	silent.MustGood(t, tt.Write10(1, 0, make([]byte, 512)))
+	other := tt.MustLogin(t, s.addr, tt.LoginOptions{Initiator: "iqn.2026-01.test:other"}, 1, 2)
+	require.False(t, other.MustDo(t, tt.Write10(1, 0, make([]byte, 512))).Good(), "the LUN is the other one's")
+	eventually(t, "the claim is free", func() bool {
+		r, err := other.Do(tt.Write10(1, 0, bytes.Repeat([]byte{1}, 512)))
+		require.NoError(t, err)
+		return r.Good()
+	})
+	require.Equal(t, []string{"timeout"}, s.seen.ends())
+}

@@ -1,0 +1,86 @@
+package targettest
+
+import (
+	"encoding/binary"
+	"fmt"
+)
+
+// The service actions of PERSISTENT RESERVE IN and OUT (SPC-4 6.15, 6.16).
+const (
+	ReadKeys           uint8 = 0x00
+	ReadReservation    uint8 = 0x01
+	ReportCapabilities uint8 = 0x02
+	ReadFullStatus     uint8 = 0x03
+
+	PersistRegister        uint8 = 0x00
+	PersistReserve         uint8 = 0x01
+	PersistRelease         uint8 = 0x02
+	PersistClear           uint8 = 0x03
+	PersistPreempt         uint8 = 0x04
+	PersistPreemptAndAbort uint8 = 0x05
+	PersistRegisterIgnore  uint8 = 0x06
+	PersistRegisterAndMove uint8 = 0x07
+)
+
+// The types of persistent reservations (SPC-4 6.15.3.4).
+const (
+	WriteExclusive        uint8 = 0x1
+	ExclusiveAccess       uint8 = 0x3
+	WriteExclusiveRO      uint8 = 0x5 // registrants only
+	ExclusiveAccessRO     uint8 = 0x6
+	WriteExclusiveShared  uint8 = 0x7 // all registrants
+	ExclusiveAccessShared uint8 = 0x8
+)
+
+// Bits of a Persist (SPC-4 6.16.3).
+const (
+	SpecIPT uint8 = 0x08
+	AllTgPt uint8 = 0x04
+	APTPL   uint8 = 0x01
+)
+
+// Persist is a PERSISTENT RESERVE OUT.
+type Persist struct {
+	Action         uint8
+	Type           uint8
+	Key, ActionKey uint64
+	Bits           uint8
+	More           []byte // behind the basic parameter list
+}
+
+// PersistOut is a PERSISTENT RESERVE OUT with its parameter list.
+func PersistOut(lun uint16, p Persist) Command {
+	list := binary.BigEndian.AppendUint64(nil, p.Key)
+	list = binary.BigEndian.AppendUint64(list, p.ActionKey)
+	list = append(append(list, 0, 0, 0, 0, p.Bits, 0, 0, 0), p.More...)
+	cdb := []byte{0x5f, p.Action, p.Type, 0, 0, 0, 0, 0, 0, 0}
+	binary.BigEndian.PutUint32(cdb[5:], uint32(len(list)))
+	return Command{LUN: lun, CDB: cdb, Write: list}
+}
+
+// TransportID names an initiator port (SPC-4 7.6.4.6).
+func TransportID(initiator string, isid [6]byte) []byte {
+	name := fmt.Sprintf("%s,i,0x%x\x00", initiator, isid)
+	for len(name)%4 != 0 || len(name) < 20 {
+		name += "\x00"
+	}
+	return append([]byte{0x45, 0, byte(len(name) >> 8), byte(len(name))}, name...)
+}
+
+// PersistMove is a REGISTER AND MOVE to another port. bits are UNREG (02h) and APTPL.
+func PersistMove(lun uint16, key, actionKey uint64, bits uint8, id []byte) Command {
+	c := PersistOut(lun, Persist{Action: PersistRegisterAndMove, Key: key, ActionKey: actionKey, More: id})
+	copy(c.Write[16:], []byte{0, bits, 0, 1, 0, 0, byte(len(id) >> 8), byte(len(id))})
+	return c
+}
+
+// PersistIn is a PERSISTENT RESERVE IN.
+func PersistIn(lun uint16, action uint8, allocation int) Command {
+	return Command{LUN: lun, CDB: []byte{0x5e, action, 0, 0, 0, 0, 0, byte(allocation >> 8), byte(allocation), 0}, Read: allocation}
+}
+
+// Reserve6 is a RESERVE(6).
+func Reserve6(lun uint16) Command { return Command{LUN: lun, CDB: []byte{0x16, 0, 0, 0, 0, 0}} }
+
+// Release6 is a RELEASE(6).
+func Release6(lun uint16) Command { return Command{LUN: lun, CDB: []byte{0x17, 0, 0, 0, 0, 0}} }

@@ -1,0 +1,169 @@
+package targettest_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk/disktest"
+	"kubevirt.io/disk/target"
+	"kubevirt.io/disk/target/internal/pdu"
+	. "kubevirt.io/disk/target/targettest"
+)
+
+// fence is a PREEMPT AND ABORT by key 1 of what has key 2.
+var fence = Persist{Action: PersistPreemptAndAbort, Type: WriteExclusiveRO, Key: 1, ActionKey: 2}
+
+// fencing is a target with two initiators, registered with keys 1 and 2, of which the second one has reserved LUN 1. The
+// target has to ask for all data of the second one.
+func fencing(t *testing.T) (s *server, sess, second *Session) {
+	t.Helper()
+	s = start(t)
+	sess = s.login(t, LoginOptions{})
+	second = s.login(t, LoginOptions{Initiator: other.Initiator, ISID: other.ISID, Keys: solicited.Keys})
+	register(t, sess, 1, 0)
+	register(t, second, 2, 0)
+	second.MustGood(t, PersistOut(1, Persist{Action: PersistReserve, Type: WriteExclusiveRO, Key: 2}))
+	return s, sess, second
+}
+
+func TestPreempt(t *testing.T) {
+	data := pattern(8*BlockSize, 2)
+	t.Run("SPC-4 5.13.11.4/PREEMPT takes the reservation over", func(t *testing.T) {
+		_, sess, second := fencing(t)
+		task, r2t := waiting(t, second, 1, 0, data)
+		p := fence
+		p.Action = PersistPreempt
+		sess.MustGood(t, PersistOut(1, p))
+		require.Equal(t, "1/5", reservationOf(t, sess))
+		require.NoError(t, task.Answer(r2t))
+		require.True(t, task.MustFinish(t).Good(), "a command that was let through is not aborted")
+		require.Equal(t, []string{"06/2A/05"}, attentions(t, second, 1))
+		second.MustFail(t, Write10(1, 0, data), reserved)
+		second.MustFail(t, PersistOut(1, Persist{Action: PersistPreempt, Type: WriteExclusiveRO, Key: 2, ActionKey: 1}), reserved)
+		require.Empty(t, attentions(t, sess, 1))
+	})
+	t.Run("SPC-4 5.13.11.4/a key that nobody has", func(t *testing.T) {
+		_, sess, second := fencing(t)
+		p := fence
+		p.ActionKey = 77
+		sess.MustFail(t, PersistOut(1, p), reserved)
+		p.ActionKey = 0
+		sess.MustFail(t, PersistOut(1, p), "05/26/00")
+		require.Equal(t, "2/5", reservationOf(t, sess))
+		require.Empty(t, attentions(t, second, 1))
+	})
+	t.Run("SPC-4 5.13.11.5/PREEMPT AND ABORT ends commands that wait for data", func(t *testing.T) {
+		_, sess, second := fencing(t)
+		one, oneR2T := waiting(t, second, 1, 0, data)
+		flat, flatR2T := func() (*Task, pdu.R2T) { // the same LUN, addressed in another way
+			c := Write10(1, 100, data)
+			c.OnR2T, c.Edit = HoldR2T, func(cmd *pdu.SCSICommand) { cmd.LUN = 0x4001 << 48 }
+			task := second.MustStart(t, c)
+			r2t, err := task.AwaitR2T()
+			require.NoError(t, err)
+			return task, r2t
+		}()
+		elsewhere, elsewhereR2T := waiting(t, second, 2, 0, data)
+		before := sess.MustGood(t, Read10(1, 0, 8)).Data
+		sess.MustGood(t, PersistOut(1, fence))
+		quiet(t, second, one, oneR2T)
+		quiet(t, second, flat, flatR2T)
+		require.NoError(t, elsewhere.Answer(elsewhereR2T))
+		require.True(t, elsewhere.MustFinish(t).Good(), "another LUN")
+		require.Equal(t, []string{"06/2A/05"}, attentions(t, second, 1))
+		second.MustFail(t, Write10(1, 0, data), reserved)
+		require.Equal(t, before, sess.MustGood(t, Read10(1, 0, 8)).Data)
+	})
+	t.Run("SPC-4 5.13.11.5/and waits for writes that are in the disk", func(t *testing.T) {
+		s, sess, second := fencing(t)
+		release := s.stall(t, disktest.OpWrite)
+		before := s.disk.Calls(disktest.OpWrite)
+		stuck := second.MustStart(t, Write10(1, 0, data))
+		r2ts := func() bool { return s.disk.Calls(disktest.OpWrite) > before }
+		_, err := second.Ping(nil) // answers the R2T on the way
+		require.NoError(t, err)
+		eventually(t, "the disk hangs", r2ts)
+		task := sess.MustStart(t, PersistOut(1, fence))
+		eventually(t, "the registration is gone", func() bool { return len(keysOf(t, sess)) == 1 })
+		require.False(t, task.Done(), "no answer as long as the write is under way")
+		sess.MustGood(t, Write10(2, 0, data))
+		second.Forget(stuck)
+		require.NoError(t, second.ExpectOnlyPing())
+		require.Equal(t, []string{"06/2A/05"}, attentions(t, second, 1))
+		second.MustFail(t, Write10(1, 0, data), reserved)
+		require.False(t, task.Done())
+		release()
+		require.True(t, task.MustFinish(t).Good())
+		require.NoError(t, second.ExpectOnlyPing(), "no answer to what was aborted")
+		sess.MustGood(t, Write10(1, 0, pattern(8*BlockSize, 5)))
+		require.Equal(t, pattern(8*BlockSize, 5), sess.MustGood(t, Read10(1, 0, 8)).Data)
+	})
+	t.Run("SPC-4 5.13.11.5/also for those of a session that has ended", func(t *testing.T) {
+		s, sess, second := fencing(t)
+		release := s.stall(t, disktest.OpWrite)
+		before := s.disk.Calls(disktest.OpWrite)
+		second.MustStart(t, Write10(1, 0, data))
+		_, err := second.Ping(nil)
+		require.NoError(t, err)
+		eventually(t, "the disk hangs", func() bool { return s.disk.Calls(disktest.OpWrite) > before })
+		require.NoError(t, second.Close())
+		eventually(t, "the session ends", func() bool { return s.seen.count("ended") == 1 })
+		task := sess.MustStart(t, PersistOut(1, fence))
+		eventually(t, "the registration is gone", func() bool { return len(keysOf(t, sess)) == 1 })
+		require.NoError(t, sess.ExpectOnlyPing())
+		require.False(t, task.Done())
+		release()
+		require.True(t, task.MustFinish(t).Good())
+	})
+	t.Run("SPC-4 5.13.11.5/two that fence each other", func(t *testing.T) {
+		for range 20 {
+			s := start(t)
+			a, b := s.login(t, LoginOptions{}), s.login(t, other)
+			register(t, a, 1, 0)
+			register(t, b, 2, 0)
+			toA := a.MustStart(t, PersistOut(1, fence))
+			toB := b.MustStart(t, PersistOut(1, Persist{Action: PersistPreemptAndAbort, Type: WriteExclusiveRO, Key: 2, ActionKey: 1}))
+			// Whoever comes first wins; the other one's command conflicts, is told why, or is aborted.
+			_, err := a.Ping(nil)
+			require.NoError(t, err)
+			_, err = b.Ping(nil)
+			require.NoError(t, err)
+			a.Forget(toA)
+			b.Forget(toB)
+			attentions(t, a, 1)
+			attentions(t, b, 1)
+			require.Len(t, keysOf(t, a), 1)
+		}
+	})
+}
+
+// panicky is a disk with a bug.
+type panicky struct {
+	*disktest.Memory
+	entered, release chan struct{}
+}
+
+func (p panicky) WriteAt([]byte, int64) (int, error) {
+	close(p.entered)
+	<-p.release
+	panic("a bug in the disk")
+}
+
+// TestPreemptOfPanic checks that a write which ends in a panic is not waited for.
+func TestPreemptOfPanic(t *testing.T) {
+	d := panicky{disktest.NewMemory(diskSize), make(chan struct{}), make(chan struct{})}
+	s := start(t, func(o *target.Options) { o.LUNs[0].Disk = d })
+	sess, second := s.login(t, LoginOptions{}), s.login(t, other)
+	register(t, sess, 1, 0)
+	register(t, second, 2, 0)
+	second.MustStart(t, Write10(1, 0, pattern(BlockSize, 1)))
+	<-d.entered
+	task := sess.MustStart(t, PersistOut(1, fence))
+	eventually(t, "the registration is gone", func() bool { return len(keysOf(t, sess)) == 1 })
+	require.False(t, task.Done())
+	close(d.release)
+	require.True(t, task.MustFinish(t).Good())
+	require.Equal(t, 1, s.seen.count("panic"))
+	s.seen.forget("panic")
+}
