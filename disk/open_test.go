@@ -26,17 +26,6 @@ func start(t *testing.T, path string, opt OpenOptions) (*Instance, *observer.Obs
 	return inst, logs
 }
 
-// settle waits until the disk is complete.
-func settle(t *testing.T, inst *Instance) {
-	t.Helper()
-	if inst.copies != nil {
-		inst.copies.done.Wait()
-	}
-	s, err := loadState(inst.dir.state())
-	require.NoError(t, err)
-	require.True(t, s.Complete)
-}
-
 // dropReason is why the log says that an existing disk was not kept; "" if it says nothing.
 func dropReason(logs *observer.ObservedLogs) string {
 	for _, e := range logs.FilterLevelExact(zapcore.WarnLevel).All() {

@@ -51,11 +51,9 @@ func conformanceMatrix() []conformanceLUN {
 		{
 			Configuration: conformance.Configuration{Name: "removable", Except: tooFast},
 			start: func(t *testing.T) ([]string, func() error) {
-				path := filepath.Join(t.TempDir(), "lun.raw")
-				makeRaw(t, path, conformanceSize)
-				raw, err := disk.OpenFile(path, disk.FileOptions{})
-				require.NoError(t, err)
-				return serveForSuite(t, target.LUN{Disk: raw, Removable: true}, target.Limits{})
+				settings := filepath.Join(t.TempDir(), "config.yaml")
+				require.NoError(t, os.WriteFile(settings, []byte("disks:\n  lun.raw:\n    removable: true\n"), 0o600))
+				return startForSuite(t, map[string]string{"ACCESS_MODE": "write-shared"}, "--config", settings)
 			},
 		},
 		{
@@ -82,10 +80,10 @@ func conformanceMatrix() []conformanceLUN {
 }
 
 // startForSuite starts the daemon with one LUN and returns a URL for each of two paths to it.
-func startForSuite(t *testing.T, env map[string]string) (urls []string, alive func() error) {
+func startForSuite(t *testing.T, env map[string]string, args ...string) (urls []string, alive func() error) {
 	dir := t.TempDir()
 	makeRaw(t, filepath.Join(dir, "lun.raw"), conformanceSize)
-	d := start(t, config{diskDir: dir, env: env})
+	d := start(t, config{diskDir: dir, env: env, args: args})
 	urls = []string{d.url(1), strings.Replace(d.url(1), d.Portals[0], d.Portals[len(d.Portals)-1], 1)}
 	return urls, func() error {
 		if !d.Running() {
