@@ -204,6 +204,13 @@ func TestCopySegmentFails(t *testing.T) {
 			prepare: func(b *copyBench) {
 				require.Equal(b.t, "GOOD", b.runAs(b.nexus, lun2, cdb(eject), nil).outcome())
 			}},
+		{name: "destination is being sanitized", targets: both, segment: good, want: "a/0d/01", sks: "000000", source: none, dest: "02 2/04/1b", residual: -1,
+			prepare: func(b *copyBench) { b.d.units[1].sanitizing.phase.Store(uint32(sanitizeRunning)) }},
+		{name: "source could not be sanitized", targets: both, segment: block(1, 0, 8, 0, 100), want: "a/0d/01", sks: "000000", source: "02 3/31/03", dest: none, residual: -1,
+			prepare: func(b *copyBench) {
+				b.other.failWith("discard", disk.ErrNoSpace)
+				require.Equal(b.t, mediumLost, b.runAs(b.nexus, lun2, cdb(blockErase), nil).outcome())
+			}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			change := c.change
