@@ -26,6 +26,17 @@ func start(t *testing.T, path string, opt OpenOptions) (*Instance, *observer.Obs
 	return inst, logs
 }
 
+// settle waits until the disk is complete.
+func settle(t *testing.T, inst *Instance) {
+	t.Helper()
+	if inst.copies != nil {
+		inst.copies.done.Wait()
+	}
+	s, err := loadState(inst.dir.state())
+	require.NoError(t, err)
+	require.True(t, s.Complete)
+}
+
 // dropReason is why the log says that an existing disk was not kept; "" if it says nothing.
 func dropReason(logs *observer.ObservedLogs) string {
 	for _, e := range logs.FilterLevelExact(zapcore.WarnLevel).All() {
@@ -356,4 +367,50 @@ func TestEscapeName(t *testing.T) {
 		seen[dir] = name
 	}
 	require.Equal(t, "fedora-40.x86_64.qcow2", escapeName("fedora-40.x86_64.qcow2"))
+}
+
+// A clone that is complete is its file alone: it needs neither its map nor the image, and any mode goes on with it.
+func TestCompleteClone(t *testing.T) {
+	dir, work := t.TempDir(), t.TempDir()
+	content := sample(5<<20, 1)
+	path := put(t, dir, "disk.raw", content, 0)
+	progress := new(Progress)
+	first, logs := start(t, path, OpenOptions{WorkDir: work, Progress: progress})
+	settle(t, first)
+	require.True(t, progress.Finished())
+	require.Equal(t, 1, logs.FilterMessageSnippet("the disk is complete").Len())
+	done, data := progress.Data()
+	require.Equal(t, data, done)
+	require.NoFileExists(t, first.Path+".live")
+	require.True(t, bytes.Equal(content, readAll(t, first, first.Size())))
+	_, err := first.WriteAt(block('w', 512), 512)
+	require.NoError(t, err)
+	copy(content[512:], block('w', 512))
+	require.NoError(t, first.Close())
+
+	again, _ := start(t, path, OpenOptions{WorkDir: work, Mode: CopyOnWrite})
+	require.True(t, again.Kept)
+	require.IsType(t, (*File)(nil), again.Disk)
+	require.True(t, bytes.Equal(content, readAll(t, again, again.Size())))
+}
+
+// An overlay may change its mode: nothing that was written is lost on the way to a complete disk.
+func TestModesOfOneDisk(t *testing.T) {
+	dir, work := t.TempDir(), t.TempDir()
+	content := sample(5<<20, 1)
+	path := put(t, dir, "disk.raw", content, 0)
+	for i, mode := range []CopyMode{CopyOnWrite, CopyOnRead, CopyClone} {
+		inst, _ := start(t, path, OpenOptions{WorkDir: work, Mode: mode})
+		require.Equal(t, i > 0, inst.Kept)
+		off := 1<<20 + i*4096 + 512
+		_, err := inst.WriteAt(block(byte('a'+i), 1024), int64(off))
+		require.NoError(t, err)
+		copy(content[off:], block(byte('a'+i), 1024))
+		require.True(t, bytes.Equal(content, readAll(t, inst, inst.Size())))
+		if mode == CopyClone {
+			settle(t, inst)
+			require.True(t, bytes.Equal(content, readAll(t, inst, inst.Size())))
+		}
+		require.NoError(t, inst.Close())
+	}
 }

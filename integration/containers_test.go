@@ -139,15 +139,15 @@ var images = sync.OnceValues(func() (*engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	_, err = e.makeImage()
+	_, err = e.makeImage("022")
 	return e, err
 })
 
 var imagesMade atomic.Bool
 
-// makeImage runs `make image` and returns what it printed.
-func (e *engine) makeImage() (string, error) {
-	cmd := exec.Command("make", "--no-print-directory", "image")
+// makeImage runs `make image`, as a user with the umask, and returns what it printed.
+func (e *engine) makeImage(umask string) (string, error) {
+	cmd := exec.Command("sh", "-c", "umask "+umask+" && exec make --no-print-directory image")
 	cmd.Dir = ".."
 	// It compiles, so that it needs what the go command needs of the environment.
 	cmd.Env = append(os.Environ(), e.vars...)

@@ -35,7 +35,7 @@ var packageOf = map[string]string{
 	"iscsi-test-cu": "libiscsi-bin", "qemu-img": "qemu-utils", "qemu-io": "qemu-utils", qemuISCSI: "qemu-block-extra", "tgtd": "tgt",
 	"libvirtd": "libvirt-daemon", qemuDriver: "libvirt-daemon-driver-qemu", "virsh": "libvirt-clients", "virt-xml-validate": "libvirt-clients",
 	"xmllint": "libxml2-utils", "qemu-system-x86_64": "qemu-system-x86", "apt-get": "apt", "dpkg-deb": "dpkg",
-	"buildah": "buildah", "podman": "podman", "runc": "runc", "docker-registry": "docker-registry", "ip": "iproute2",
+	"buildah": "buildah", "podman": "podman", "runc": "runc", "e2fsck": "e2fsprogs", "debugfs": "e2fsprogs", "docker-registry": "docker-registry", "ip": "iproute2",
 }
 
 // qemuISCSI stands for QEMU's iSCSI driver, a module of its own in Debian.

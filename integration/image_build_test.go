@@ -90,7 +90,7 @@ func TestImageBuild(t *testing.T) {
 		another, err := newEngine()
 		require.NoError(t, err)
 		defer func() { require.NoError(t, another.remove()) }()
-		printed, err := another.makeImage()
+		printed, err := another.makeImage("077")
 		require.NoError(t, err)
 		lines := regexp.MustCompile(`(?m)^linux/(amd64|arm64) +(sha256:[0-9a-f]{64}) +[0-9.]+MiB unpacked, [0-9.]+MiB in a registry$`).FindAllStringSubmatch(printed, -1)
 		require.Len(t, lines, 2, printed)

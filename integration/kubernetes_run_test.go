@@ -3,14 +3,19 @@ package integration
 import (
 	"bytes"
 	"fmt"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+
+	"kubevirt.io/disk/integration/peers"
+	"kubevirt.io/disk/target/targettest"
 )
 
 // runPod starts the disk's container of a pod as the pod says: arguments, environment, secrets, volumes and security context. It returns
@@ -117,8 +122,36 @@ func TestKubernetesExamplesRun(t *testing.T) {
 				_, err = disk.Read(start)
 				require.NoError(t, err)
 				require.Equal(t, bytes.Repeat([]byte{5}, len(start)), start)
+				migrate(t, c, n.host, secret)
 			}
 			require.Zero(t, c.stop(t))
 		})
 	}
+}
+
+// migrate hands the disk of a pod over from one initiator to another, by the commands of the examples.
+func migrate(t *testing.T, c *container, host string, secret map[string]string) {
+	t.Helper()
+	const first, second = "iqn.2017-01.io.kubevirt:source", "iqn.2017-01.io.kubevirt:destination"
+	readme, err := os.ReadFile("../examples/kubernetes/README.md")
+	require.NoError(t, err)
+	address, err := net.ResolveTCPAddr("tcp", host+":3260")
+	require.NoError(t, err)
+	login := func(initiator string) *targettest.Session {
+		return targettest.MustLogin(t, address, targettest.LoginOptions{Initiator: initiator, Target: peers.DefaultTarget,
+			CHAP: &targettest.CHAP{Username: secret["node.session.auth.username"], Password: secret["node.session.auth.password"]}}, 1)
+	}
+	source, destination := login(first), login(second)
+	require.True(t, do(t, source, readBlock(1, 0)).Good())
+	require.False(t, do(t, destination, readBlock(1, 0)).Good())
+	steps := regexp.MustCompile(`kubectl exec deploy/my-fedora-disk -- (.*)`).FindAllStringSubmatch(string(readme), -1)
+	require.Len(t, steps, 2)
+	for i, step := range steps {
+		r := c.exec(t, strings.Fields(step[1])...)
+		require.Zero(t, r.status, "%s", r)
+		require.True(t, do(t, destination, readBlock(1, 0)).Good())
+		require.Equal(t, i == 0, do(t, source, readBlock(1, 0)).Good())
+	}
+	logout(t, source)
+	logout(t, destination)
 }

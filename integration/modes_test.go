@@ -9,6 +9,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/target/targettest"
 )
 
 const modesSize = 48 << 20
@@ -187,3 +189,28 @@ func fileStat(t *testing.T, path string) *unix.Stat_t {
 // size is a file's length, allocated what it takes on its file system. Bytes.
 func size(t *testing.T, path string) int64      { return fileStat(t, path).Size }
 func allocated(t *testing.T, path string) int64 { return fileStat(t, path).Blocks * 512 }
+
+// What an initiator reserves on a persistent disk, to be kept through a loss of power, is there after the daemon was killed. An
+// ephemeral disk promises no such thing, and says so.
+func TestReservationsOfAPersistentDisk(t *testing.T) {
+	requireTools(t)
+	const holder, other = "iqn.2026-01.test:holder", "iqn.2026-01.test:other"
+	const key = 0x1234
+	register := targettest.Persist{Action: targettest.PersistRegister, ActionKey: key, Bits: targettest.APTPL}
+	c := config{diskDir: diskDir(t, 1<<20), stateDir: t.TempDir(), env: map[string]string{"ACCESS_MODE": "write-shared"}}
+	ephemeral := start(t, c)
+	require.Equal(t, targettest.StatusCheckCondition, do(t, loginTo(t, ephemeral, holder), targettest.PersistOut(1, register)).Status)
+	ephemeral.stop()
+
+	c.stateDir = t.TempDir()
+	c.env["PERSISTENT_DIR"] = filepath.Join(c.stateDir, "volume")
+	d := start(t, c)
+	s := loginTo(t, d, holder)
+	require.Zero(t, do(t, s, targettest.PersistOut(1, register)).Status)
+	require.Zero(t, do(t, s, targettest.PersistOut(1, targettest.Persist{Action: targettest.PersistReserve, Type: targettest.WriteExclusive, Key: key})).Status)
+	d.kill()
+	d = start(t, c)
+	write := targettest.Write10(1, 0, block(0, 1))
+	require.Equal(t, targettest.StatusReservationConflict, do(t, loginTo(t, d, other), write).Status)
+	require.Zero(t, do(t, loginTo(t, d, holder), write).Status)
+}

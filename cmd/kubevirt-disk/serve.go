@@ -11,6 +11,7 @@ import (
 	"go.uber.org/zap"
 
 	"kubevirt.io/disk/chap"
+	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/metrics"
 	"kubevirt.io/disk/target"
 )
@@ -124,7 +125,7 @@ func (d *daemon) newTarget() (*target.Server, error) {
 		opt.Auth = auth
 	}
 	for _, s := range d.state.servedDisks() {
-		opt.LUNs = append(opt.LUNs, target.LUN{
+		lun := target.LUN{
 			Number:    s.lun,
 			Name:      s.name,
 			Disk:      s.instance.Disk,
@@ -134,7 +135,12 @@ func (d *daemon) newTarget() (*target.Server, error) {
 			Access:    s.accessMode,
 			Grown:     s.instance.Grown,
 			Store:     target.NewDirStore(s.instance.UnitDir(), s.instance.Durable()),
-		})
+		}
+		if s.instance.Persistent {
+			// What an initiator reserves through a loss of power outlives the daemon with the disk.
+			lun.Reservations = disk.NewReservationFile(s.instance.Path + ".reservations")
+		}
+		opt.LUNs = append(opt.LUNs, lun)
 	}
 	return target.New(opt)
 }

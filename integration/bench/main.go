@@ -27,10 +27,13 @@ type settings struct {
 	cache   string         // directory of images and raw files
 	rounds  int            // how often each measurement is repeated
 	length  time.Duration  // of one SCSI measurement
-	only    []string       // "scsi", "load", "expand"
+	only    []string       // some of parts
 	loads   *regexp.Regexp // of the loads of "scsi" and "load": those to measure
 	targets []string       // "kubevirt-disk", "tgtd", "gotgt"
 }
+
+// parts are what can be measured.
+var parts = []string{"scsi", "load", "expand", "start", "cold", "replicas"}
 
 func main() {
 	s, err := parse(os.Args[1:])
@@ -59,7 +62,7 @@ func parse(args []string) (settings, error) {
 	flags.StringVar(&s.cache, "cache", "cache/bench", "directory for images and raw files; wants 10 GiB and is kept")
 	flags.IntVar(&s.rounds, "rounds", 5, "how often each measurement is repeated")
 	flags.DurationVar(&s.length, "length", 2*time.Second, "of one SCSI measurement (iscsi-perf counts in seconds)")
-	flags.StringVar(&only, "only", "scsi,load,expand", "what to measure: common clients, our own load generator, the expansion of images")
+	flags.StringVar(&only, "only", strings.Join(parts, ","), "what to measure: common clients, our own load generator, the expansion of images, the time to the first read, reads of an image that is not copied, many disks of one image")
 	flags.StringVar(&loads, "loads", "", "a regular expression; only loads whose names match are measured")
 	flags.StringVar(&targets, "targets", "kubevirt-disk,tgtd,gotgt", "the targets to measure; the second is what the first is compared with")
 	if err := flags.Parse(args); err != nil {
@@ -75,8 +78,8 @@ func parse(args []string) (settings, error) {
 		return s, fmt.Errorf("-length is %v, and iscsi-perf cannot do with less than a second", s.length)
 	}
 	for _, what := range s.only {
-		if !slices.Contains([]string{"scsi", "load", "expand"}, what) {
-			return s, fmt.Errorf("-only: %q is none of scsi, load and expand", what)
+		if !slices.Contains(parts, what) {
+			return s, fmt.Errorf("-only: %q is none of %s", what, strings.Join(parts, ", "))
 		}
 	}
 	var err error
@@ -127,8 +130,15 @@ func run(ctx context.Context, s settings) error {
 			return err
 		}
 	}
-	if slices.Contains(s.only, "expand") {
-		return measureExpansion(ctx, s)
+	for _, part := range []struct {
+		name    string
+		measure func(context.Context, settings) error
+	}{{"expand", measureExpansion}, {"start", measureStart}, {"cold", measureColdReads}, {"replicas", measureReplicas}} {
+		if slices.Contains(s.only, part.name) {
+			if err := part.measure(ctx, s); err != nil {
+				return err
+			}
+		}
 	}
 	return nil
 }

@@ -120,8 +120,10 @@ func writeInitrd(path, kernelTree string, trees []string, opt Options) error {
 	return os.WriteFile(path, a.bytes(), 0o644)
 }
 
-// unwanted are directories of packages that no test looks into, relative to the root.
-var unwanted = []string{"usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/lintian", "usr/share/bash-completion", "usr/share/info"}
+// unwanted are directories of packages that no test looks into, relative to the root. The hardware database is bigger than the rest of
+// udev, and read only when it is compiled.
+var unwanted = []string{"usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/lintian", "usr/share/bash-completion", "usr/share/info",
+	"usr/lib/udev/hwdb.d"}
 
 // addTree adds what a package unpacks to.
 func addTree(a *archive, tree string) error {

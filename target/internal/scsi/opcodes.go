@@ -172,8 +172,10 @@ func commonCommands(u *unit) []command {
 		{name: "REPORT SUPPORTED OPERATION CODES", opcode: opMaintenanceIn, hasAction: true, action: saReportOpcodes, usage: []byte{0, 0, 0x87, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0}, flags: duringClaim | duringReserve | duringWriteExclusive, timeout: quick, prepare: prepareReportOpcodes},
 		{name: "REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS", opcode: opMaintenanceIn, hasAction: true, action: saReportManagement, usage: []byte{0, 0, 0x80, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 0}, flags: duringClaim | duringReserve | duringWriteExclusive, timeout: quick, prepare: prepareReportManagement},
 
-		{name: "MODE SENSE(6)", opcode: opModeSense6, usage: []byte{0, 0x08, 0xff, 0xff, 0xff, 0}, flags: duringWriteExclusive, timeout: quick, prepare: prepareModeSense6},
-		{name: "MODE SENSE(10)", opcode: opModeSense10, usage: []byte{0, 0x18, 0xff, 0xff, 0, 0, 0, 0xff, 0xff, 0}, flags: duringWriteExclusive, timeout: quick, prepare: prepareModeSense10},
+		// Linux asks for the caching page once, when it finds the unit. Refused it takes the disk for write-through, and would
+		// go on without flushes when the unit has become its own.
+		{name: "MODE SENSE(6)", opcode: opModeSense6, usage: []byte{0, 0x08, 0xff, 0xff, 0xff, 0}, flags: duringClaim | duringWriteExclusive, timeout: quick, prepare: prepareModeSense6},
+		{name: "MODE SENSE(10)", opcode: opModeSense10, usage: []byte{0, 0x18, 0xff, 0xff, 0, 0, 0, 0xff, 0xff, 0}, flags: duringClaim | duringWriteExclusive, timeout: quick, prepare: prepareModeSense10},
 		{name: "MODE SELECT(6)", opcode: opModeSelect6, usage: []byte{0, selects, 0, 0, 0xff, 0}, timeout: drain, prepare: prepareModeSelect6, out: outModeSelect, finish: finishModeSelect},
 		{name: "MODE SELECT(10)", opcode: opModeSelect10, usage: []byte{0, selects, 0, 0, 0, 0, 0, 0xff, 0xff, 0}, timeout: drain, prepare: prepareModeSelect10, out: outModeSelect, finish: finishModeSelect},
 		{name: "LOG SENSE", opcode: opLogSense, usage: []byte{0, 0, 0xff, 0xff, 0, 0xff, 0xff, 0xff, 0xff, 0}, flags: duringWriteExclusive, timeout: quick, prepare: prepareLogSense, in: inLogSense},

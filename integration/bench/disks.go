@@ -1,0 +1,313 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"kubevirt.io/disk/integration/peers"
+	"kubevirt.io/disk/target/targettest"
+)
+
+// The images with an operating system, as scripts/make-os-images.sh makes them. Measurements of those that are not there are left
+// out, and it is said.
+var osImages = []string{"plain", "zlib", "zstd", "zlib-100g"}
+
+// findOSImages returns the paths of the images that are there, by name.
+func findOSImages(s settings) map[string]string {
+	found := make(map[string]string)
+	for _, name := range osImages {
+		path := filepath.Join(filepath.Dir(s.cache), "os", name+".qcow2")
+		if _, err := os.Stat(path); err != nil {
+			fmt.Fprintf(os.Stderr, "bench: no %s image with an operating system: scripts/make-os-images.sh cache/os makes it\n", name)
+			continue
+		}
+		found[name] = path
+	}
+	return found
+}
+
+// starter is a way to come from an image to a LUN.
+type starter struct {
+	name  string
+	start func(image, dir string) (url string, stop func() error, err error)
+}
+
+func (s settings) starters() []starter {
+	ours := func(mode string) func(image, dir string) (string, func() error, error) {
+		return func(image, dir string) (string, func() error, error) {
+			d, err := s.startOn(image, dir, mode)
+			if err != nil {
+				return "", nil, err
+			}
+			return "iscsi://" + d.Portals[0] + "/" + peers.DefaultTarget + "/1", d.Kill, nil
+		}
+	}
+	return []starter{
+		{"kubevirt-disk, copy-on-write", ours("copy-on-write")},
+		{"kubevirt-disk, clone", ours("clone")},
+		{"qemu-img convert, tgtd", func(image, dir string) (string, func() error, error) {
+			raw := filepath.Join(dir, "disk.raw")
+			if out, err := exec.Command("qemu-img", "convert", "-O", "raw", image, raw).CombinedOutput(); err != nil {
+				return "", nil, fmt.Errorf("qemu-img convert: %w: %s", err, out)
+			}
+			t, err := peers.StartTgtd(raw)
+			if err != nil {
+				return "", nil, err
+			}
+			return t.URL, t.Stop, nil
+		}},
+	}
+}
+
+// startOn serves one image of a directory that may hold others.
+func (s settings) startOn(image, dir, mode string) (*peers.Daemon, error) {
+	disks := filepath.Join(dir, "disk")
+	if err := os.MkdirAll(disks, 0o755); err != nil {
+		return nil, err
+	}
+	link := filepath.Join(disks, filepath.Base(image))
+	if err := os.Link(image, link); err != nil && !errors.Is(err, os.ErrExist) {
+		return nil, err
+	}
+	return peers.StartDaemon(peers.DaemonOptions{Binary: s.server, DiskDir: disks, StateDir: dir, Env: map[string]string{"COPY_MODE": mode, "ACCESS_MODE": "write-shared"}})
+}
+
+// measureStart prints how long it takes from the start of a process to the first 4 KiB that an initiator has read.
+func measureStart(ctx context.Context, s settings) error {
+	images := findOSImages(s)
+	out := table{head: []string{"image", "candidate", "to the first 4 KiB read"}}
+	for _, image := range osImages {
+		path := images[image]
+		if path == "" {
+			continue
+		}
+		all := s.starters()
+		times := make([][]float64, len(all))
+		for round := range s.rounds {
+			for turn := range all {
+				i := (round + turn) % len(all)
+				if err := ctx.Err(); err != nil {
+					return err
+				}
+				seconds, err := s.timeToFirstRead(all[i], path)
+				if err != nil {
+					return fmt.Errorf("%s on the %s image: %w", all[i].name, image, err)
+				}
+				times[i] = append(times[i], seconds)
+			}
+		}
+		for i, c := range all {
+			out.add(image, c.name, fmt.Sprintf("%.0f ms", median(times[i])*1e3))
+		}
+	}
+	fmt.Println("From the start of the process to the first read:")
+	out.print(os.Stdout)
+	return nil
+}
+
+func (s settings) timeToFirstRead(c starter, image string) (seconds float64, err error) {
+	dir, err := os.MkdirTemp(s.cache, "start-")
+	if err != nil {
+		return 0, err
+	}
+	defer os.RemoveAll(dir)
+	begin := time.Now()
+	url, stop, err := c.start(image, dir)
+	if err != nil {
+		return 0, err
+	}
+	err = readFirst(url)
+	elapsed := time.Since(begin)
+	return elapsed.Seconds(), errors.Join(err, stop())
+}
+
+// readFirst logs in and reads the first 4 KiB of LUN 1.
+func readFirst(url string) error {
+	portal, name, _ := strings.Cut(strings.TrimSuffix(strings.TrimPrefix(url, "iscsi://"), "/1"), "/")
+	addr, err := net.ResolveTCPAddr("tcp", portal)
+	if err != nil {
+		return err
+	}
+	session, err := targettest.Login(addr, targettest.LoginOptions{Target: name})
+	if err != nil {
+		return err
+	}
+	defer session.Close()
+	if _, err := session.ClearAttention(1); err != nil {
+		return err
+	}
+	r, err := session.Do(targettest.Read10(1, 0, 8))
+	if err == nil && (r.Status != 0 || len(r.Data) != 4096) {
+		err = fmt.Errorf("the first read ended with status %#x and %d bytes", r.Status, len(r.Data))
+	}
+	return err
+}
+
+// coldReads is how many 4 KiB reads one measurement of cold reads makes, coldStep how far apart they are: each is in another cluster.
+const (
+	coldReads = 6000
+	coldStep  = 1<<20 + 4096
+)
+
+// measureColdReads prints how fast an image is read that has not been copied: 4 KiB reads all over it, by the same client, through
+// ours and through QEMU's servers of images.
+func measureColdReads(ctx context.Context, s settings) error {
+	images := findOSImages(s)
+	out := table{head: []string{"image", "depth", "server", "reads per second", "to qemu-nbd"}}
+	for _, image := range []string{"plain", "zlib", "zstd"} {
+		path := images[image]
+		if path == "" {
+			continue
+		}
+		for _, depth := range []int{1, 16} {
+			all := s.imageServers()
+			rates := make([][]float64, len(all))
+			for round := range s.rounds {
+				for turn := range all {
+					i := (round + turn) % len(all)
+					rate, err := s.coldRate(ctx, all[i], path, depth)
+					if err != nil {
+						return fmt.Errorf("%s on the %s image: %w", all[i].name, image, err)
+					}
+					rates[i] = append(rates[i], rate)
+				}
+			}
+			for i, c := range all {
+				var ratios []float64
+				for round := range rates[i] {
+					ratios = append(ratios, rates[i][round]/rates[1][round])
+				}
+				out.add(image, strconv.Itoa(depth), c.name, fmt.Sprintf("%.0f", median(rates[i])), ratio(median(ratios), 1))
+			}
+		}
+	}
+	fmt.Println("4 KiB reads of an image that has not been copied:")
+	out.print(os.Stdout)
+	return nil
+}
+
+// imageServers are ours and QEMU's; the second is what others are compared with.
+func (s settings) imageServers() []starter {
+	nbd := func(socket string) string { return "nbd+unix:///?socket=" + socket }
+	until := func(socket string) error {
+		for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+			if c, err := net.Dial("unix", socket); err == nil {
+				return c.Close()
+			} else if time.Now().After(deadline) {
+				return err
+			}
+		}
+	}
+	run := func(socket string, command ...string) (string, func() error, error) {
+		cmd := exec.Command(command[0], command[1:]...)
+		if err := cmd.Start(); err != nil {
+			return "", nil, err
+		}
+		stop := func() error {
+			err := cmd.Process.Kill()
+			_ = cmd.Wait() // it was killed
+			return err
+		}
+		if err := until(socket); err != nil {
+			return "", nil, errors.Join(err, stop())
+		}
+		return nbd(socket), stop, nil
+	}
+	return []starter{
+		s.starters()[0],
+		{"qemu-nbd", func(image, dir string) (string, func() error, error) {
+			socket := filepath.Join(dir, "nbd")
+			return run(socket, "qemu-nbd", "-r", "-t", "-e", "8", "-f", "qcow2", "-k", socket, image)
+		}},
+		{"qemu-storage-daemon", func(image, dir string) (string, func() error, error) {
+			socket := filepath.Join(dir, "qsd")
+			url, stop, err := run(socket, "qemu-storage-daemon",
+				"--blockdev", "driver=qcow2,node-name=disk,read-only=on,file.driver=file,file.read-only=on,file.filename="+image,
+				"--nbd-server", "addr.type=unix,addr.path="+socket,
+				"--export", "type=nbd,id=export,node-name=disk,name=")
+			return url, stop, err
+		}},
+	}
+}
+
+func (s settings) coldRate(ctx context.Context, c starter, image string, depth int) (float64, error) {
+	dir, err := os.MkdirTemp(s.cache, "cold-")
+	if err != nil {
+		return 0, err
+	}
+	defer os.RemoveAll(dir)
+	url, stop, err := c.start(image, dir)
+	if err != nil {
+		return 0, err
+	}
+	cmd := exec.CommandContext(ctx, "qemu-img", "bench", "-f", "raw", "-c", strconv.Itoa(coldReads), "-d", strconv.Itoa(depth), "-s", "4096", "-S", strconv.Itoa(coldStep), url)
+	begin := time.Now()
+	text, err := cmd.CombinedOutput()
+	elapsed := time.Since(begin)
+	if err != nil {
+		err = fmt.Errorf("%s: %w: %s", cmd, err, text)
+	}
+	return coldReads / elapsed.Seconds(), errors.Join(err, stop())
+}
+
+// replicas is how many disks of one image are served at once.
+const replicas = 16
+
+// measureReplicas prints what each of many disks of one image takes, in mode copy-on-write.
+func measureReplicas(_ context.Context, s settings) (err error) {
+	image := findOSImages(s)["zlib"]
+	if image == "" {
+		return nil
+	}
+	dir, err := os.MkdirTemp(s.cache, "replicas-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	var memory, disk int64
+	for i := range replicas {
+		own := filepath.Join(dir, strconv.Itoa(i))
+		if err := os.MkdirAll(own, 0o755); err != nil {
+			return err
+		}
+		d, err := s.startOn(image, own, "copy-on-write")
+		if err != nil {
+			return err
+		}
+		defer d.Kill()
+		if err := readFirst("iscsi://" + d.Portals[0] + "/" + peers.DefaultTarget + "/1"); err != nil {
+			return err
+		}
+		used, err := anonymousMemory(d.PID())
+		if err != nil {
+			return err
+		}
+		memory += used
+		taken, err := allocatedBelow(filepath.Join(own, "work"))
+		if err != nil {
+			return err
+		}
+		disk += taken
+	}
+	fmt.Printf("%d replicas of one 10 GiB image, copy-on-write, after the first read: %s of anonymous memory and %d KiB of disk each\n",
+		replicas, mib(float64(memory)/replicas), disk/replicas>>10)
+	return nil
+}
+
+// allocatedBelow is what the files of a directory take. Bytes.
+func allocatedBelow(dir string) (sum int64, err error) {
+	out, err := exec.Command("du", "-s", "-B1", dir).Output()
+	if err != nil {
+		return 0, err
+	}
+	first, _, _ := strings.Cut(string(out), "\t")
+	return strconv.ParseInt(first, 10, 64)
+}

@@ -1,0 +1,201 @@
+package guest
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+)
+
+// MachineOptions say what to boot and how.
+type MachineOptions struct {
+	// Guest is what is in the guest. Its Init runs once, before the first command, in the shell that waits for them.
+	Guest Options
+	// Dir gets the kernel, the initramfs and the console's log. It exists.
+	Dir string
+	// Memory of the guest in MiB; 0 is 512. The initramfs lives in it.
+	Memory int
+	// Args are more arguments for QEMU.
+	Args []string
+}
+
+// Machine is a running guest that executes commands. It has a network card in QEMU's user network, not configured: there the host's
+// loopback is 10.0.2.2, and the guest may call itself 10.0.2.15. For use by one goroutine at a time, but for Close and Console.
+type Machine struct {
+	cmd     *exec.Cmd
+	in      io.WriteCloser
+	pipe    *os.File
+	out     *bufio.Reader // of pipe
+	errors  *bytes.Buffer // what QEMU printed; readable when the process has been waited for
+	console string
+	count   int
+	done    chan struct{} // closed when QEMU has ended
+}
+
+// shellPort is the name of the virtio port that carries commands to the guest and their output back, byte for byte, which a
+// serial line with its line discipline does not.
+const shellPort = "shell"
+
+// shellModules are what the machine's own devices need.
+var shellModules = []string{"virtio_pci", "virtio_console", "virtio_net"}
+
+// shell reads scripts, each ended by a line that says so, and runs them. A script's variables are gone when it ends.
+const shell = `
+for port in /sys/class/virtio-ports/*; do
+	if [ "$(cat "$port/name")" = ` + shellPort + ` ]; then
+		exec 3<>"/dev/${port##*/}"
+	fi
+done
+echo "guest-ready" >&3
+: >/tmp/.command
+while IFS= read -r line <&3; do
+	case $line in
+	guest-run-*)
+		sh /tmp/.command </dev/null >&3 2>&3
+		printf '\n%s %d\n' "$line" $? >&3
+		: >/tmp/.command
+		;;
+	*)
+		printf '%s\n' "$line" >>/tmp/.command
+		;;
+	esac
+done
+`
+
+// Start builds a guest, boots it in QEMU under software emulation, and returns when it waits for commands. ctx bounds the boot. A
+// package that cannot be fetched is a *FetchError.
+func Start(ctx context.Context, opt MachineOptions) (*Machine, error) {
+	opt.Guest.Init += shell
+	opt.Guest.Modules = append(append([]string(nil), shellModules...), opt.Guest.Modules...)
+	kernel, initrd, err := Build(opt.Dir, opt.Guest)
+	if err != nil {
+		return nil, err
+	}
+	if opt.Memory == 0 {
+		opt.Memory = 512
+	}
+	console := filepath.Join(opt.Dir, "console")
+	cmd := exec.Command("qemu-system-x86_64", append([]string{
+		"-accel", "tcg", "-machine", "q35", "-cpu", "max", "-m", fmt.Sprint(opt.Memory), "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
+		"-kernel", kernel, "-initrd", initrd, "-append", "console=ttyS0 quiet panic=-1 mitigations=off",
+		"-chardev", "file,id=console,path=" + console, "-serial", "chardev:console",
+		"-chardev", "stdio,id=shell,signal=off", "-device", "virtio-serial-pci", "-device", "virtserialport,chardev=shell,name=" + shellPort,
+		"-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net,romfile=",
+	}, opt.Args...)...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	m := &Machine{cmd: cmd, errors: new(bytes.Buffer), console: console, done: make(chan struct{})}
+	cmd.Stderr = m.errors
+	if m.in, err = cmd.StdinPipe(); err != nil {
+		return nil, err
+	}
+	// Not StdoutPipe: that must not be read once the process is waited for.
+	var theirs *os.File
+	if m.pipe, theirs, err = os.Pipe(); err != nil {
+		return nil, err
+	}
+	cmd.Stdout = theirs
+	m.out = bufio.NewReader(m.pipe)
+	err = cmd.Start()
+	theirs.Close()
+	if err != nil {
+		m.pipe.Close()
+		return nil, fmt.Errorf("guest: %w", err)
+	}
+	go func() {
+		_ = cmd.Wait()
+		close(m.done)
+	}()
+	defer context.AfterFunc(ctx, m.kill)()
+	for {
+		line, err := m.out.ReadString('\n')
+		if err != nil {
+			return nil, m.failed(ctx, "boot", err)
+		}
+		if line == "guest-ready\n" {
+			return m, nil
+		}
+	}
+}
+
+// Result is what a script printed and how it ended.
+type Result struct {
+	Output string // standard output and standard error together
+	Status int
+}
+
+// Run executes a script with /bin/sh, which is dash, in a shell of its own. line is called with each line as it is printed, without
+// its end; nil is allowed. The error is about the machine, never about the script's status; after one, or when ctx is done, the
+// machine is gone.
+func (m *Machine) Run(ctx context.Context, script string, line func(string)) (Result, error) {
+	defer context.AfterFunc(ctx, m.kill)()
+	m.count++
+	end := fmt.Sprintf("guest-run-%d", m.count)
+	if _, err := io.WriteString(m.in, script+"\n"+end+"\n"); err != nil {
+		return Result{}, m.failed(ctx, "command", err)
+	}
+	var output strings.Builder
+	blank := false // an empty line that is not reported yet: the last belongs to the end of the command
+	for {
+		text, err := m.out.ReadString('\n')
+		if err != nil {
+			return Result{Output: output.String()}, m.failed(ctx, "command", err)
+		}
+		if rest, ok := strings.CutPrefix(text, end+" "); ok {
+			r := Result{Output: strings.TrimSuffix(output.String(), "\n")}
+			if _, err := fmt.Sscan(rest, &r.Status); err != nil {
+				return r, fmt.Errorf("guest: the end of a command has no status: %q", text)
+			}
+			return r, nil
+		}
+		output.WriteString(text)
+		if line == nil {
+			continue
+		}
+		if blank {
+			line("")
+		}
+		if blank = text == "\n"; !blank {
+			line(strings.TrimSuffix(text, "\n"))
+		}
+	}
+}
+
+// failed explains why the machine no longer answers.
+func (m *Machine) failed(ctx context.Context, doing string, err error) error {
+	m.Close()
+	if cause := context.Cause(ctx); cause != nil {
+		err = cause
+	}
+	return fmt.Errorf("guest: %s: %w; QEMU printed %q, the console ends:\n%s", doing, err, m.errors, lastLines(m.Console(), 20))
+}
+
+func lastLines(text string, n int) string {
+	lines := strings.SplitAfter(text, "\n")
+	return strings.Join(lines[max(0, len(lines)-n-1):], "")
+}
+
+// Console is all that the guest's console has shown so far: messages of the kernel and of Init.
+func (m *Machine) Console() string {
+	text, err := os.ReadFile(m.console)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err.Error()
+	}
+	return strings.ReplaceAll(string(text), "\r\n", "\n")
+}
+
+func (m *Machine) kill() { _ = m.cmd.Process.Kill() }
+
+// Close switches the machine off, as pulling its plug does. It may be called again.
+func (m *Machine) Close() {
+	m.kill()
+	<-m.done
+	m.in.Close()
+	m.pipe.Close()
+}

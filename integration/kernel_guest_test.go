@@ -1,0 +1,176 @@
+package integration
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/integration/guest"
+)
+
+// Bounds for what the guest does, several times what it takes on a busy machine.
+const (
+	guestBoot    = 4 * time.Minute
+	guestCommand = 4 * time.Minute
+)
+
+// kernelGuest is a running guest with the kernel's initiator, udev and the tools of a person who debugs. The host's loopback
+// addresses are reached under their own names, so that an address that the daemon tells in a discovery is good in the guest.
+type kernelGuest struct {
+	*guest.Machine
+	prelude string // put before every script: variables
+}
+
+// kernelGuestInit runs in the guest before the first command.
+const kernelGuestInit = `
+cp /usr/share/base-passwd/passwd.master /etc/passwd
+cp /usr/share/base-passwd/group.master /etc/group
+mkdir -p /run/lock /var/lib/iscsi
+ln -s /run/lock /var/lock
+ln -s /run /var/run
+mount -t tracefs tracefs /sys/kernel/tracing
+echo 1 >/sys/kernel/tracing/events/scsi/scsi_dispatch_cmd_start/enable
+# 127.0.0.0/8 is the host's: without "lo" it is not this machine's own.
+ip link set eth0 up
+ip addr add 10.0.2.15/24 dev eth0
+ip route add 127.0.0.0/8 via 10.0.2.2
+echo 1 >/proc/sys/net/ipv4/conf/eth0/route_localnet
+/lib/systemd/systemd-udevd --daemon
+# A ping waits 5 seconds for its answer, which an emulated machine can take to get round to it.
+sed -i 's/^node.conn\[0\].timeo.noop_out_timeout = .*/node.conn[0].timeo.noop_out_timeout = 60/' /etc/iscsi/iscsid.conf
+iscsid
+dmesg -C
+`
+
+// readAhead lets the guest read little ahead. The TCP of QEMU's user network knows windows of 64 KiB at most, and stalls for 5 seconds when
+// one has been closed, which takes more data on the way than that.
+const readAhead = `ACTION=="add", SUBSYSTEM=="block", KERNEL=="sd*[!0-9]", ATTR{queue/read_ahead_kb}="16"
+`
+
+// startKernelGuest boots the guest.
+func startKernelGuest(t *testing.T) *kernelGuest {
+	t.Helper()
+	requireTools(t, "qemu-system-x86_64", "apt-get", "dpkg-deb")
+	ctx, cancel := context.WithTimeout(t.Context(), guestBoot)
+	defer cancel()
+	m, err := guest.Start(ctx, guest.MachineOptions{Dir: t.TempDir(), Guest: guest.Options{
+		Init:     kernelGuestInit,
+		Modules:  []string{"crc32c_intel", "iscsi_tcp", "sd_mod", "ext4"},
+		Packages: []string{"base-passwd", "e2fsprogs", "fdisk", "open-iscsi", "udev", "util-linux"},
+		Files: map[string]string{
+			"/etc/iscsi/initiatorname.iscsi":       "InitiatorName=" + kernelInitiator + "\n",
+			"/etc/udev/rules.d/99-readahead.rules": readAhead,
+		},
+		CacheDir: filepath.Join("..", "cache", "guest"),
+	}})
+	var fetch *guest.FetchError
+	if errors.As(err, &fetch) && os.Getenv(requireToolsEnv) != "1" {
+		t.Skip(err.Error())
+	}
+	require.NoError(t, err)
+	t.Cleanup(m.Close)
+	return &kernelGuest{Machine: m}
+}
+
+// run executes a script up to the first command that fails, and returns what it printed and its status.
+func (g *kernelGuest) run(t *testing.T, script string, line func(string)) (string, int) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), guestCommand)
+	defer cancel()
+	r, err := g.Run(ctx, "set -e\n"+g.prelude+script, line)
+	require.NoError(t, err, "%s\n%s", script, r.Output)
+	return r.Output, r.Status
+}
+
+// ok executes a script that must succeed, and returns what it printed.
+func (g *kernelGuest) ok(t *testing.T, script string) string {
+	t.Helper()
+	output, status := g.run(t, script, nil)
+	require.Zero(t, status, "%s\n%s", script, output)
+	return output
+}
+
+// refused executes a script that must fail, and returns what it printed.
+func (g *kernelGuest) refused(t *testing.T, script string) string {
+	t.Helper()
+	output, status := g.run(t, script, nil)
+	require.NotZero(t, status, "%s\n%s", script, output)
+	return output
+}
+
+// commands returns the SCSI commands that the guest's kernel has sent since the last call, as its trace point prints them, such as
+// "UNMAP regions=1 raw=42 00 ...".
+func (g *kernelGuest) commands(t *testing.T) []string {
+	t.Helper()
+	var list []string
+	for _, m := range regexp.MustCompile(`cmnd=\((.*)\)`).FindAllStringSubmatch(g.ok(t, "cat /sys/kernel/tracing/trace; : >/sys/kernel/tracing/trace"), -1) {
+		list = append(list, m[1])
+	}
+	return list
+}
+
+// about recognises how the kernel's messages about disks, file systems and iSCSI begin. Other warnings are about the kernel itself,
+// or about an emulated machine that waits for its processor.
+var about = regexp.MustCompile(`^ *(sd|scsi|iscsi|connection|session|EXT4|JBD2|Buffer I/O|I/O|blk|critical|device offline|Aborting)`)
+
+// usual says nothing bad: the attention that a target establishes for each new session.
+const usual = "Power-on or device reset occurred"
+
+// warnings returns what the guest's kernel has complained of since the last call.
+func (g *kernelGuest) warnings(t *testing.T) []string {
+	t.Helper()
+	var list []string
+	for line := range strings.Lines(g.ok(t, "dmesg --level=emerg,alert,crit,err,warn --notime; dmesg -C")) {
+		if about.MatchString(line) && !strings.Contains(line, usual) {
+			list = append(list, strings.TrimSpace(line))
+		}
+	}
+	return list
+}
+
+// document is a Markdown file with commands for a person.
+type document struct {
+	text   string
+	blocks map[string][]string // heading to its blocks of commands, those of the document itself under ""
+	unused map[string]bool     // headings that no test has asked for
+}
+
+// readDocument reads a file of the directory examples.
+func readDocument(t *testing.T, name string) *document {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("..", "examples", name))
+	require.NoError(t, err)
+	doc := &document{text: string(text), blocks: map[string][]string{}, unused: map[string]bool{}}
+	heading, block, inside := "", "", false
+	for line := range strings.Lines(doc.text) {
+		switch {
+		case line == "```sh\n":
+			block, inside = "", true
+		case line == "```\n" && inside:
+			doc.blocks[heading] = append(doc.blocks[heading], block)
+			doc.unused[heading] = true
+			inside = false
+		case inside:
+			block += line
+		case strings.HasPrefix(line, "## "):
+			heading = strings.TrimSpace(line[3:])
+		}
+	}
+	require.False(t, inside, "a block of %s has no end", name)
+	return doc
+}
+
+// section returns a section's only or n-th block.
+func (d *document) section(t *testing.T, heading string, n int) string {
+	t.Helper()
+	require.Greater(t, len(d.blocks[heading]), n, "the document has no such block under %q", heading)
+	delete(d.unused, heading)
+	return d.blocks[heading][n]
+}
