@@ -30,6 +30,7 @@ const (
 //	state.json  disk.img.state    its identity, the image it was made of, and whether it is complete without it
 //	*.live                        the map of a disk that is not complete, as this boot of the machine knows it
 //	*.map                         the same as far as it has reached storage
+//	*.unit-*/                     what the logical unit keeps with the disk's content
 //
 // A name with the suffix ".partial" is being written; what a killed process left is removed at the next start.
 type diskDir struct {
@@ -91,7 +92,7 @@ func (d *diskDir) clear() error {
 			return err
 		}
 	}
-	return nil
+	return d.clearUnits()
 }
 
 // removeMaps removes the maps of a disk that is complete.

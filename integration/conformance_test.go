@@ -3,6 +3,7 @@ package integration
 import (
 	"context"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"sort"
@@ -12,14 +13,107 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/disktest"
 	"kubevirt.io/disk/integration/conformance"
 	"kubevirt.io/disk/integration/peers"
+	"kubevirt.io/disk/target"
 )
 
 // conformanceSize is the size of the LUN: the suite wants at least 8000 blocks of 512 bytes, some tests 16 MiB.
 const conformanceSize = 64 << 20
 
-// TestConformance runs libiscsi's suite against a read-write LUN and holds the outcome against conformance/expected.txt.
+// slowWrite is how long the slow LUN takes for a write, so that overwriting it takes about ten seconds.
+const slowWrite = 40 * time.Millisecond
+
+// conformanceLUN is a configuration of the matrix and how to offer it.
+type conformanceLUN struct {
+	conformance.Configuration
+	timeout time.Duration // of each test; 0: the default
+	// start returns the LUN's URLs, and a check that is called before each test.
+	start func(t *testing.T) (urls []string, alive func() error)
+}
+
+// tooFast is why only the slow LUN runs a test.
+var tooFast = map[string]string{
+	"Sanitize.Reset": "wants an overwrite of the LUN to take more than four seconds",
+}
+
+// conformanceMatrix is what it takes to run every test of the suite.
+func conformanceMatrix() []conformanceLUN {
+	return []conformanceLUN{
+		{
+			Configuration: conformance.Configuration{Name: "thin, two paths", Except: tooFast},
+			start: func(t *testing.T) ([]string, func() error) {
+				return startForSuite(t, map[string]string{"ACCESS_MODE": "write-shared", "LISTEN": "127.0.0.1:0,[::1]:0"})
+			},
+		},
+		{
+			Configuration: conformance.Configuration{Name: "removable", Except: tooFast},
+			start: func(t *testing.T) ([]string, func() error) {
+				settings := filepath.Join(t.TempDir(), "config.yaml")
+				require.NoError(t, os.WriteFile(settings, []byte("disks:\n  lun.raw:\n    removable: true\n"), 0o600))
+				return startForSuite(t, map[string]string{"ACCESS_MODE": "write-shared"}, "--config", settings)
+			},
+		},
+		{
+			Configuration: conformance.Configuration{Name: "read-only", Only: []string{
+				// The other suites write, and count it as a failure that they cannot.
+				"Inquiry", "Mandatory", "Prefetch10", "Prefetch16", "Read6", "Read10", "Read12", "Read16", "ReadCapacity10", "ReadCapacity16",
+				"ReadDefectData10", "ReadDefectData12", "ReadOnly", "ReportSupportedOpcodes", "TestUnitReady",
+			}},
+			start: func(t *testing.T) ([]string, func() error) {
+				return startForSuite(t, map[string]string{"ACCESS_MODE": "read-shared"})
+			},
+		},
+		{
+			Configuration: conformance.Configuration{Name: "slow", Only: []string{"Sanitize.Reset"}},
+			timeout:       3 * time.Minute, // it looks once a minute whether the overwrite has ended
+			start: func(t *testing.T) ([]string, func() error) {
+				slow := disktest.NewFault(disktest.NewMemory(conformanceSize))
+				slow.Inject(disktest.Rule{Op: disktest.OpWrite, Delay: slowWrite})
+				// The suite sleeps for a minute at a time, and answers no pings meanwhile.
+				return serveForSuite(t, target.LUN{Disk: slow}, target.Limits{NOPInterval: 2 * time.Minute})
+			},
+		},
+	}
+}
+
+// startForSuite starts the daemon with one LUN and returns a URL for each of two paths to it.
+func startForSuite(t *testing.T, env map[string]string, args ...string) (urls []string, alive func() error) {
+	dir := t.TempDir()
+	makeRaw(t, filepath.Join(dir, "lun.raw"), conformanceSize)
+	d := start(t, config{diskDir: dir, env: env, args: args})
+	urls = []string{d.url(1), strings.Replace(d.url(1), d.Portals[0], d.Portals[len(d.Portals)-1], 1)}
+	return urls, func() error {
+		if !d.Running() {
+			return fmt.Errorf("kubevirt-disk has ended:\n%s", d.Output())
+		}
+		return nil
+	}
+}
+
+// serveForSuite serves a LUN that the daemon has no setting for, by the same server.
+func serveForSuite(t *testing.T, lun target.LUN, limits target.Limits) (urls []string, alive func() error) {
+	lun.Number, lun.Name, lun.Access = 1, "lun.raw", target.AccessWriteShared
+	lun.Identity = disk.Identity{Serial: t.Name()[max(0, len(t.Name())-32):], NAA: [8]byte{0x30, 7: byte(len(t.Name()))}}
+	lun.Store = target.NewDirStore(filepath.Join(t.TempDir(), "unit"), false)
+	server, err := target.New(target.Options{LUNs: []target.LUN{lun}, Limits: limits})
+	require.NoError(t, err)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	ended := make(chan error, 1)
+	go func() { ended <- server.Serve(l) }()
+	t.Cleanup(func() {
+		require.NoError(t, server.Close())
+		require.ErrorIs(t, <-ended, target.ErrServerClosed)
+		require.NoError(t, lun.Disk.Close())
+	})
+	url := fmt.Sprintf("iscsi://%s/%s/1", l.Addr(), target.DefaultTargetName)
+	return []string{url, url}, func() error { return nil }
+}
+
+// TestConformance runs libiscsi's suite over the matrix and holds the outcome against conformance/expected.txt.
 func TestConformance(t *testing.T) {
 	requireTools(t, conformance.Tool)
 	file, err := os.Open("conformance/expected.txt")
@@ -27,25 +121,36 @@ func TestConformance(t *testing.T) {
 	defer file.Close()
 	expected, err := conformance.ReadExpectations(file)
 	require.NoError(t, err, "conformance/expected.txt")
-
-	dir := t.TempDir()
-	makeRaw(t, filepath.Join(dir, "lun.raw"), conformanceSize)
-	d := start(t, config{diskDir: dir, env: map[string]string{"ACCESS_MODE": "write-shared"}})
-
-	url := d.url(1)
-	results, err := conformance.Run(t.Context(), conformance.Options{
-		URLs: []string{url, url}, // the second path is for the multipath tests
-		Env:  clientEnv(),
-		Before: func() ([]string, error) {
-			if !d.Running() {
-				return nil, fmt.Errorf("kubevirt-disk has ended:\n%s", d.Output())
-			}
-			return []string{url, url}, nil
-		},
-	})
+	all, err := conformance.List(t.Context())
 	require.NoError(t, err)
-	report(t, "kubevirt-disk", results)
-	for _, problem := range conformance.Compare(results, expected) {
+
+	matrix := conformanceMatrix()
+	results := make([][]conformance.Result, len(matrix))
+	t.Run("matrix", func(t *testing.T) {
+		for i, lun := range matrix {
+			t.Run(lun.Name, func(t *testing.T) {
+				t.Parallel()
+				tests, err := lun.Selected(all)
+				require.NoError(t, err)
+				urls, alive := lun.start(t)
+				results[i], err = conformance.Run(t.Context(), conformance.Options{
+					Tests:   tests,
+					Timeout: lun.timeout,
+					Env:     clientEnv(),
+					Before:  func() ([]string, error) { return urls, alive() },
+				})
+				require.NoError(t, err)
+				report(t, "kubevirt-disk, "+lun.Name, results[i])
+			})
+		}
+	})
+	runs := make(map[string][]conformance.Result, len(matrix))
+	for i, lun := range matrix {
+		runs[lun.Name] = results[i]
+	}
+	merged := conformance.Merge(all, runs)
+	report(t, "kubevirt-disk", merged)
+	for _, problem := range conformance.Compare(merged, expected) {
 		t.Error(problem)
 	}
 }

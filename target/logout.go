@@ -33,10 +33,19 @@ func (c *conn) handleLogout(h *pdu.Header, seg *segment) error {
 	}
 	if resp.Response == pdu.LogoutSuccess {
 		c.session().abortAll()
+		c.detach()
 	}
 	c.tx.send(&resp, snAdvance, nil, nil)
 	if resp.Response == pdu.LogoutSuccess {
 		return errLoggedOut
 	}
 	return nil
+}
+
+// detach ends the session's nexus before the initiator is told that the session has ended: it may log in again at
+// once, and must not meet its own reservations and claims.
+func (c *conn) detach() {
+	if sess := c.session(); sess.nexus != nil {
+		c.srv.device.Detach(sess.nexus)
+	}
 }

@@ -28,6 +28,9 @@ const (
 // ParseAccessMode reads an access mode as the configuration spells it.
 func ParseAccessMode(s string) (AccessMode, error) { return scsi.ParseAccessMode(s) }
 
+// Store keeps what a logical unit must remember over a loss of power.
+type Store = scsi.Store
+
 // LUN is one disk and how it is served.
 type LUN struct {
 	Number    uint16        // 1 to 16383; unique within the target
@@ -37,6 +40,7 @@ type LUN struct {
 	ReadOnly  bool          // writes end in DATA PROTECT
 	Removable bool          // reported as a removable medium
 	Access    AccessMode    // "" is write-exclusive
+	Store     Store         // keeps saved mode pages and the like; nil: nothing is kept, and nothing can be saved
 	Grown     bool          // larger than at an earlier start: initiators get a capacity unit attention
 
 	// Reservations keeps the persistent reservations of initiators that ask for that (APTPL). Nil: none survives the

@@ -67,11 +67,13 @@ func New(opt Options) (*Server, error) {
 	luns := make([]scsi.LUN, len(opt.LUNs))
 	for i, l := range opt.LUNs {
 		luns[i] = scsi.LUN{Number: l.Number, Disk: l.Disk, Identity: l.Identity, ReadOnly: l.ReadOnly,
-			Removable: l.Removable, Access: l.Access, Grown: l.Grown, Reservations: l.Reservations}
+			Removable: l.Removable, Access: l.Access, Grown: l.Grown, Reservations: l.Reservations,
+			Store: l.Store}
 	}
 	s := &Server{}
 	device, err := scsi.NewDevice(scsi.Options{Vendor: opt.Vendor, Product: opt.Product, Revision: opt.Revision,
-		TargetName: opt.TargetName, PortalGroupTag: opt.PortalGroupTag, Log: opt.Log, Abort: s.abortPreempted}, luns)
+		TargetName: opt.TargetName, PortalGroupTag: opt.PortalGroupTag, Log: opt.Log, Abort: s.abortPreempted,
+		Panicked: opt.Observer.PanicCaught}, luns)
 	if err != nil {
 		return nil, fmt.Errorf("target: %w", err)
 	}

@@ -82,6 +82,7 @@ func (s *Server) cut(ctx context.Context) error {
 	s.cancel()
 	done := make(chan struct{})
 	go func() {
+		s.device.Close()
 		s.wg.Wait()
 		close(done)
 	}()

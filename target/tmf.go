@@ -20,8 +20,12 @@ func (c *conn) handleTaskManagement(h *pdu.Header, seg *segment) error {
 		return c.badData(h, err)
 	}
 	response := c.manage(&p)
+	cold := response == pdu.TMComplete && p.Function == pdu.TMTargetColdReset
+	if cold {
+		c.detach()
+	}
 	c.tx.send(&pdu.TaskManagementResponse{Response: response, TaskTag: p.TaskTag}, snAdvance, nil, nil)
-	if response == pdu.TMComplete && p.Function == pdu.TMTargetColdReset {
+	if cold {
 		return errTargetReset
 	}
 	return nil

@@ -134,6 +134,7 @@ func (d *daemon) newTarget() (*target.Server, error) {
 			Removable: s.removable,
 			Access:    s.accessMode,
 			Grown:     s.instance.Grown,
+			Store:     target.NewDirStore(s.instance.UnitDir(), s.instance.Durable()),
 		}
 		if s.instance.Persistent {
 			// What an initiator reserves through a loss of power outlives the daemon with the disk.

@@ -61,18 +61,20 @@ func TestReadExpectations(t *testing.T) {
 	got, err := ReadExpectations(strings.NewReader(`
 # comment
 failed OrWrite.Simple: not built: comes later
-skipped NoMedia.NoMediaSBC: needs a removable LUN
+skipped NoMedia.NoMediaSBC Inquiry.EVPD: needs a removable LUN
 `))
 	require.NoError(t, err)
 	require.Equal(t, map[string]Expectation{
 		"OrWrite.Simple":     {Failed, "not built: comes later"},
 		"NoMedia.NoMediaSBC": {Skipped, "needs a removable LUN"},
+		"Inquiry.EVPD":       {Skipped, "needs a removable LUN"},
 	}, got)
 
 	for text, want := range map[string]string{
 		"failed A.B":                    "A.B has no reason",
 		"failed A.B:  ":                 "A.B has no reason",
 		"broken A.B: x":                 `"broken" is neither`,
+		"failed: x":                     "names no test",
 		"failed A: x":                   `"A" is no test name`,
 		"failed A.B: x\nskipped A.B: y": "line 2: A.B is listed twice",
 	} {

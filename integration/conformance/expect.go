@@ -13,8 +13,8 @@ type Expectation struct {
 	Reason  string
 }
 
-// ReadExpectations reads lines of the form "failed Suite.Test: reason" or "skipped Suite.Test: reason"; empty lines and those that
-// start with # are comments. Every line needs a reason.
+// ReadExpectations reads lines of the form "failed Suite.Test: reason" or "skipped Suite.Test: reason", of which one may name several
+// tests that share a reason; empty lines and those that start with # are comments. Every line needs a reason.
 func ReadExpectations(r io.Reader) (map[string]Expectation, error) {
 	expected := make(map[string]Expectation)
 	lines := bufio.NewScanner(r)
@@ -24,7 +24,7 @@ func ReadExpectations(r io.Reader) (map[string]Expectation, error) {
 			continue
 		}
 		head, reason, _ := strings.Cut(line, ":")
-		outcome, name, _ := strings.Cut(head, " ")
+		outcome, names, _ := strings.Cut(head, " ")
 		e := Expectation{Reason: strings.TrimSpace(reason)}
 		switch outcome {
 		case Failed.String():
@@ -34,17 +34,21 @@ func ReadExpectations(r io.Reader) (map[string]Expectation, error) {
 		default:
 			return nil, fmt.Errorf("line %d: %q is neither failed nor skipped", number, outcome)
 		}
-		name = strings.TrimSpace(name)
-		if strings.Count(name, ".") != 1 {
-			return nil, fmt.Errorf("line %d: %q is no test name of the form Suite.Test", number, name)
-		}
 		if e.Reason == "" {
-			return nil, fmt.Errorf("line %d: %s has no reason", number, name)
+			return nil, fmt.Errorf("line %d: %s has no reason", number, names)
 		}
-		if _, twice := expected[name]; twice {
-			return nil, fmt.Errorf("line %d: %s is listed twice", number, name)
+		if strings.TrimSpace(names) == "" {
+			return nil, fmt.Errorf("line %d names no test", number)
 		}
-		expected[name] = e
+		for _, name := range strings.Fields(names) {
+			if strings.Count(name, ".") != 1 {
+				return nil, fmt.Errorf("line %d: %q is no test name of the form Suite.Test", number, name)
+			}
+			if _, twice := expected[name]; twice {
+				return nil, fmt.Errorf("line %d: %s is listed twice", number, name)
+			}
+			expected[name] = e
+		}
 	}
 	return expected, lines.Err()
 }

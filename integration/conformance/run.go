@@ -76,7 +76,7 @@ func Run(ctx context.Context, opt Options) ([]Result, error) {
 func runOne(ctx context.Context, test string, opt Options) (Result, error) {
 	limited, cancel := context.WithTimeout(ctx, opt.Timeout)
 	defer cancel()
-	args := append([]string{"--dataloss", "--verbose", "--test=ALL." + test}, opt.URLs...)
+	args := append([]string{"--dataloss", "--allow-sanitize", "--verbose", "--test=ALL." + test}, opt.URLs...)
 	cmd := exec.CommandContext(limited, Tool, args...)
 	cmd.Env = opt.Env
 	cmd.WaitDelay = time.Second

@@ -160,6 +160,9 @@ func (c *copier) admit(p *participant, writes bool) error {
 	case u.ejected.Load():
 		return errMediumNotPresent
 	}
+	if err := u.sanitizing.ready(true); err != nil {
+		return err
+	}
 	if writes {
 		if err := u.writable(); err != nil {
 			return err

@@ -21,6 +21,7 @@ type Options struct {
 	TargetName     string // SCSI name string of the target device; empty: none is reported
 	PortalGroupTag uint16 // number of the target port group
 	Log            *zap.Logger
+	Panicked       func() // called when work of the device's own has panicked; nil: nobody is told
 
 	// Abort ends the commands of these nexuses at a LUN without an answer, except one, and returns when none of them can
 	// change the medium any more. Nil: the transport has no commands but that one.
@@ -35,6 +36,7 @@ type LUN struct {
 	ReadOnly  bool // write-protected
 	Removable bool
 	Access    AccessMode // empty: AccessWriteExclusive
+	Store     Store      // nil: nothing is kept
 	Grown     bool       // larger than when initiators last saw it: they are told (2A/09)
 
 	// Reservations keeps the persistent reservations of initiators that ask for that. Nil: none can.
@@ -53,7 +55,8 @@ type Device struct {
 	units  []*unit // ascending by number
 	byLUN  []*unit // by LUN; nil where there is none
 	// orphans is what LUNs without a disk answer.
-	orphans *opcodeTable
+	orphans    *opcodeTable
+	background background
 
 	mu         sync.Mutex
 	nexuses    map[*Nexus]struct{}        // guarded by mu
@@ -72,9 +75,11 @@ type unit struct {
 	exclusive bool
 
 	disk     disk.Disk
-	discards disk.Discarder // nil: cannot
-	zeroes   disk.Zeroer    // nil: cannot
-	extents  disk.Extenter  // nil: cannot
+	discards disk.Discarder  // nil: cannot
+	zeroes   disk.Zeroer     // nil: cannot
+	extents  disk.Extenter   // nil: cannot
+	accounts disk.Accountant // nil: cannot
+	store    Store           // nil: none
 
 	table  *opcodeTable
 	resets atomic.Uint32 // how many it has had
@@ -90,6 +95,8 @@ type unit struct {
 	ranges     rangeTable
 	mode       modeState
 	faults     faultLog
+	sanitizing sanitizeState
+	atomics    sync.Mutex // held by a WRITE ATOMIC: there is one record of what to put back
 }
 
 // NewDevice checks the options and makes the device. It asks each disk once for its optional interfaces.
@@ -122,6 +129,7 @@ func NewDevice(opt Options, luns []LUN) (*Device, error) {
 		initiators: map[string]*initiator{},
 		known:      map[InitiatorPort]struct{}{},
 	}
+	d.background.init()
 	for _, l := range luns {
 		u, err := newUnit(l)
 		if err != nil {
@@ -171,10 +179,14 @@ func newUnit(l LUN) (*unit, error) {
 	u.discards, _ = l.Disk.(disk.Discarder)
 	u.zeroes, _ = l.Disk.(disk.Zeroer)
 	u.extents, _ = l.Disk.(disk.Extenter)
+	u.accounts, _ = l.Disk.(disk.Accountant)
+	u.store = l.Store
 	u.blocks.Store(uint64(l.Disk.Size()) >> blockShift)
 	u.table = newOpcodeTable(u)
 	u.ranges.init()
-	u.mode.reset()
+	if err := u.restore(); err != nil {
+		return nil, err
+	}
 	return u, u.loadReservations(l.Reservations)
 }
 

@@ -139,6 +139,15 @@ func (d thinDisk) Extent(off, length int64) (disk.Extent, error) {
 	return disk.Extent{Length: n, Data: d.pages[off/memPage] != nil}, nil
 }
 
+// accountedDisk is a thinDisk that knows what it takes.
+type accountedDisk struct{ thinDisk }
+
+func (d accountedDisk) Usage() (disk.Usage, error) {
+	err := d.begin("usage")
+	defer d.mu.Unlock()
+	return disk.Usage{Used: int64(len(d.pages)) * memPage, Available: 5<<30 + 17}, err
+}
+
 func testIdentity() disk.Identity {
 	return disk.Identity{Serial: "0123456789abcdef", NAA: [8]byte{0x30, 0x11, 0x22, 0x33, 0x44, 0x55, 0x66, 0x77}}
 }
@@ -162,12 +171,15 @@ func newBench(t testing.TB, change ...func(*LUN)) *bench {
 	}
 	d, err := NewDevice(Options{TargetName: "iqn.2017-01.io.kubevirt:wrapper", PortalGroupTag: 1}, []LUN{lun})
 	require.NoError(t, err)
+	t.Cleanup(d.Close)
 	b := &bench{t: t, d: d, disk: m}
 	b.nexus = b.attach("iqn.a", 0)
 	return b
 }
 
 func plainDisk(l *LUN)     { l.Disk = l.Disk.(thinDisk).memDisk }
+func accounted(l *LUN)     { l.Disk = accountedDisk{l.Disk.(thinDisk)} }
+func stored(l *LUN)        { l.Store = &keptStore{} }
 func readOnly(l *LUN)      { l.ReadOnly = true }
 func exclusive(l *LUN)     { l.Access = AccessWriteExclusive }
 func removableLUN(l *LUN)  { l.Removable = true }

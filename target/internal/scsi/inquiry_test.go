@@ -20,9 +20,9 @@ func TestStandardInquiry(t *testing.T) {
 		00a0 0460 04c0 0960 0000000000000000
 		00000000000000000000000000000000000000000000`
 	b := newBench(t)
-	requireHex(t, "00 00 06 12 5b 08 00 02"+rest, b.good(cdb("12 00 00 00 ff 00"), nil))
+	requireHex(t, "00 00 06 12 5b 18 00 02"+rest, b.good(cdb("12 00 00 00 ff 00"), nil))
 	removable := newBench(t, removableLUN)
-	requireHex(t, "00 80 06 12 5b 08 00 02"+rest, removable.good(cdb("12 00 00 00 ff 00"), nil))
+	requireHex(t, "00 80 06 12 5b 18 00 02"+rest, removable.good(cdb("12 00 00 00 ff 00"), nil))
 
 	vacant := b.runAs(b.nexus, 0, cdb("12 00 00 00 ff 00"), nil)
 	requireHex(t, "3f 00 06 12 5b 00 00 02"+rest, vacant.data)
@@ -69,11 +69,12 @@ func TestVitalProductData(t *testing.T) {
 			53 98 00 2c 69716e2e323031372d30312e696f2e6b756265766972743a77726170706572 2c742c307830303031 00000000
 			53 a8 00 20 69716e2e323031372d30312e696f2e6b756265766972743a77726170706572 00`},
 		{name: "extended inquiry", page: "86", want: "00 86 003c 00 01 0000" + zeros28 + zeros28},
-		{name: "block limits", page: "b0", want: `00 b0 003c 01 80 0008 00020000 00000800 00000000
-			00100000 00000100 00000008 80000000 0000000000080000 000000000000000000000000 0000000000000000`},
-		{name: "block limits of a plain disk", page: "b0", plain: true, want: `00 b0 003c 01 80 0008 00020000 00000800 00000000
-			00000000 00000000 00000000 00000000 0000000000080000 000000000000000000000000 0000000000000000`},
-		{name: "characteristics", page: "b1", want: "00 b1 003c 0001 0000" + zeros28 + zeros28},
+		{name: "block limits", page: "b0", want: `00 b0 003c 00 80 0008 00020000 00000800 00000000
+			00100000 00000100 00000008 80000000 0000000000080000 00000000 00000000 00000000 0000000000000000`},
+		{name: "block limits of a plain disk", page: "b0", plain: true, want: `00 b0 003c 00 80 0008 00020000 00000800 00000000
+			00000000 00000000 00000000 00000000 0000000000080000 00000000 00000000 00000000 0000000000000000`},
+		{name: "characteristics", page: "b1", want: "00 b1 003c 0001 0040" + zeros28 + zeros28},
+		{name: "characteristics of a plain disk", page: "b1", plain: true, want: "00 b1 003c 0001 0000" + zeros28 + zeros28},
 		{name: "provisioning", page: "b2", want: "00 b2 0004 00 e4 02 00"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -84,6 +85,9 @@ func TestVitalProductData(t *testing.T) {
 			requireHex(t, c.want, b.good(cdb("12 01"+c.page+"00 ff 00"), nil))
 		})
 	}
+	requireHex(t, `00 b0 003c 00 80 0008 00020000 00000800 00000000
+		00100000 00000100 00000008 80000000 0000000000080000 00000100 00000008 00000008 0000000000000000`, newBench(t, stored).good(cdb("12 01 b0 00 ff 00"), nil))
+	requireHex(t, "00 b2 0004 0b e4 02 00", newBench(t, accounted).good(cdb("12 01 b2 00 ff 00"), nil))
 	require.Equal(t, "5/24/00", newBench(t, plainDisk).run(cdb("12 01 b2 00 ff 00"), nil).outcome())
 }
 

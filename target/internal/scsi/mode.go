@@ -3,11 +3,18 @@ package scsi
 import (
 	"encoding/binary"
 	"math"
+	"sync"
 	"sync/atomic"
 )
 
 // modeState is what MODE SELECT can change about a logical unit. Any number of goroutines.
-type modeState struct{ bits atomic.Uint32 }
+type modeState struct {
+	bits  atomic.Uint32
+	saved atomic.Uint32 // what a reset returns to
+
+	// change is held by a MODE SELECT, also while it saves. Lock order: before Device.mu.
+	change sync.Mutex
+}
 
 const (
 	modeWCE    = 1 << iota // writes may be acknowledged before they are durable
@@ -17,7 +24,7 @@ const (
 	modeDefault = modeWCE
 )
 
-func (m *modeState) reset()                  { m.bits.Store(modeDefault) }
+func (m *modeState) reset()                  { m.bits.Store(m.saved.Load()) }
 func (m *modeState) writeBack() bool         { return m.bits.Load()&modeWCE != 0 }
 func (m *modeState) descriptorSense() bool   { return m.bits.Load()&modeDSense != 0 }
 func (m *modeState) softwareProtected() bool { return m.bits.Load()&modeSWP != 0 }
@@ -29,6 +36,10 @@ const (
 	pageInformational = 0x1c
 	pageAll           = 0x3f
 	subpageAll        = 0xff
+
+	subpageProvisioning = 0x02 // of pageInformational
+
+	bitPS = 0x80 // the page can be saved
 )
 
 // modeField is a changeable bit of a mode page.
@@ -40,34 +51,54 @@ type modeField struct {
 
 // modePage is a row of the table of mode pages.
 type modePage struct {
-	code   byte
-	fixed  []byte // the page with every changeable bit zero
-	fields []modeField
+	code    byte
+	subpage byte
+	header  int              // bytes before the page's own fields: 4 with subpages, else 2
+	fixed   []byte           // the page with every changeable bit zero
+	fields  []modeField      // saveable too
+	when    func(*unit) bool // nil: every unit has it
 }
+
+// length is what the page's header says.
+func (p *modePage) length() int { return len(p.fixed) - p.header }
 
 // modePages is in ascending order.
 var modePages = [...]modePage{
 	{
 		code:   pageCaching,
+		header: 2,
 		fixed:  []byte{pageCaching, 18, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0},
 		fields: []modeField{{2, 0x04, modeWCE}},
 	},
 	{
 		// QUEUE ALGORITHM MODIFIER 1: commands that are in flight together may be carried out in any order.
 		code:   pageControl,
+		header: 2,
 		fixed:  []byte{pageControl, 10, 0, 0x10, 0, 0, 0, 0, 0, 0, 0, 0},
 		fields: []modeField{{2, 0x04, modeDSense}, {4, 0x08, modeSWP}},
 	},
 	{
-		code:  pageInformational,
-		fixed: []byte{pageInformational, 10, 0x08, 0, 0, 0, 0, 0, 0, 0, 0, 0}, // DEXCPT
+		code:   pageInformational,
+		header: 2,
+		fixed:  []byte{pageInformational, 10, 0x08, 0, 0, 0, 0, 0, 0, 0, 0, 0}, // DEXCPT
+	},
+	{
+		// Logical Block Provisioning (SBC-3 6.5.6): no threshold can be set.
+		code:    pageInformational,
+		subpage: subpageProvisioning,
+		header:  4,
+		fixed:   []byte{bitSPF | pageInformational, subpageProvisioning, 0, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0},
+		when:    (*unit).counts,
 	},
 }
 
 // values appends the page with the changeable bits of state set.
-func (p *modePage) values(b []byte, state uint32) []byte {
+func (p *modePage) values(b []byte, state uint32, saveable bool) []byte {
 	start := len(b)
 	b = append(b, p.fixed...)
+	if saveable && len(p.fields) > 0 {
+		b[start] |= bitPS
+	}
 	for _, f := range p.fields {
 		if state&f.state != 0 {
 			b[start+f.offset] |= f.bit
@@ -77,10 +108,10 @@ func (p *modePage) values(b []byte, state uint32) []byte {
 }
 
 // mask appends the page with ones where it can be changed.
-func (p *modePage) mask(b []byte) []byte {
+func (p *modePage) mask(b []byte, saveable bool) []byte {
 	start := len(b)
-	b = append(b, p.fixed[:2]...)
-	b = append(b, make([]byte, len(p.fixed)-2)...)
+	b = p.values(b, 0, saveable)
+	clear(b[start+p.header:])
 	for _, f := range p.fields {
 		b[start+f.offset] |= f.bit
 	}
@@ -161,30 +192,40 @@ func (t *Task) appendShortDescriptor(b []byte) []byte {
 // appendModePages appends the pages that byte 2 and 3 of the CDB ask for.
 func (t *Task) appendModePages() error {
 	control, code, subpage := t.CDB[2]>>6, t.CDB[2]&0x3f, t.CDB[3]
-	if control == modeSaved {
+	saves := t.unit.store != nil
+	if control == modeSaved && !saves {
 		return errSavingPages
 	}
-	if subpage != 0 && subpage != subpageAll {
-		return invalidField(3, 7) // no page has subpages
+	if code == pageAll && subpage != 0 && subpage != subpageAll {
+		return invalidField(3, 7)
 	}
-	found := false
+	known, found := false, false
 	for i := range modePages {
 		p := &modePages[i]
-		if code != pageAll && code != p.code {
+		if code != pageAll && code != p.code || p.when != nil && !p.when(t.unit) {
+			continue
+		}
+		known = true
+		if subpage != subpageAll && subpage != p.subpage {
 			continue
 		}
 		found = true
 		switch control {
 		case modeCurrent:
-			t.data = p.values(t.data, t.unit.mode.bits.Load())
+			t.data = p.values(t.data, t.unit.mode.bits.Load(), saves)
 		case modeChangeable:
-			t.data = p.mask(t.data)
+			t.data = p.mask(t.data, saves)
 		case modeDefaults:
-			t.data = p.values(t.data, modeDefault)
+			t.data = p.values(t.data, modeDefault, saves)
+		case modeSaved:
+			t.data = p.values(t.data, t.unit.mode.saved.Load(), saves)
 		}
 	}
-	if !found {
+	switch {
+	case !known:
 		return invalidField(2, 5)
+	case !found:
+		return invalidField(3, 7)
 	}
 	return nil
 }

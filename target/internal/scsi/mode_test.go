@@ -10,6 +10,8 @@ const (
 	cachingPage       = "08 12 04 00 00000000 00000000 00000000 00000000"
 	controlPage       = "0a 0a 00 10 0000 0000 0000 0000"
 	informationalPage = "1c 0a 08 00 00000000 00000000"
+
+	provisioningModePage = "5c 02 000c 00 00 0000 00000000 00000000"
 )
 
 func TestModeSense(t *testing.T) {
@@ -170,14 +172,16 @@ func FuzzModeSelect(f *testing.F) {
 	f.Add(unhex("37 00 10 08 00004e20 00000200"+cachingPage+controlPage+informationalPage), false)
 	f.Add(unhex("0000 00 00 01 00 0010 0000000000004e20 00000000 00000200"+controlPage), true)
 	f.Add(unhex("00 00 00 00 0a 0a 04 10 0800 0000 0000 0000"), false)
+	f.Add(unhex("00 00 00 00"+provisioningModePage), false)
+	u := newBench(f, accounted).d.units[0]
 	f.Fuzz(func(t *testing.T, list []byte, long bool) {
-		state, err := parseModeSelect(list, long, testBlocks, modeDefault)
+		state, err := u.parseModeSelect(list, long, modeDefault)
 		if err != nil {
 			require.Zero(t, state)
 			return
 		}
 		require.Zero(t, state&^(modeWCE|modeDSense|modeSWP))
-		again, err := parseModeSelect(list, long, testBlocks, state)
+		again, err := u.parseModeSelect(list, long, state)
 		require.NoError(t, err)
 		require.Equal(t, state, again, "a list means the same twice")
 	})

@@ -7,6 +7,7 @@ import (
 
 const (
 	bitPF  = 0x10
+	bitSP  = 0x01 // save pages
 	bitSPF = 0x40 // subpage format
 
 	modeHeader6Len  = 4
@@ -32,13 +33,20 @@ func (t *Task) prepareModeSelect(n int64) error {
 // outModeSelect validates the whole parameter list before it changes anything.
 func outModeSelect(t *Task, _ int64, p []byte) error {
 	d, u := t.dev, t.unit
-	d.mu.Lock()
-	defer d.mu.Unlock()
+	u.mode.change.Lock()
+	defer u.mode.change.Unlock()
 	before := u.mode.bits.Load()
-	after, err := parseModeSelect(p, t.cmd.opcode == opModeSelect10, u.blocks.Load(), before)
+	after, err := u.parseModeSelect(p, t.cmd.opcode == opModeSelect10, before)
 	if err != nil {
 		return err
 	}
+	if t.CDB[1]&bitSP != 0 {
+		if err := u.saveMode(after); err != nil {
+			return err
+		}
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	if after == before {
 		return nil
 	}
@@ -49,7 +57,15 @@ func outModeSelect(t *Task, _ int64, p []byte) error {
 	return nil
 }
 
+// finishModeSelect also saves the pages where none are sent: SP alone keeps what is in force.
 func finishModeSelect(t *Task) (Status, error) {
+	if t.Length == 0 && t.CDB[1]&bitSP != 0 {
+		t.unit.mode.change.Lock()
+		defer t.unit.mode.change.Unlock()
+		if err := t.unit.saveMode(t.unit.mode.bits.Load()); err != nil {
+			return StatusCheckCondition, err
+		}
+	}
 	if t.fua {
 		return t.flush()
 	}
@@ -57,8 +73,8 @@ func finishModeSelect(t *Task) (Status, error) {
 }
 
 // parseModeSelect reads a mode parameter list (SPC-4 7.5.4) and returns the mode state that it makes of state.
-func parseModeSelect(p []byte, long bool, blocks uint64, state uint32) (uint32, error) {
-	at, err := parseModeHeader(p, long, blocks)
+func (u *unit) parseModeSelect(p []byte, long bool, state uint32) (uint32, error) {
+	at, err := parseModeHeader(p, long, u.blocks.Load())
 	if err != nil {
 		return 0, err
 	}
@@ -67,16 +83,9 @@ func parseModeSelect(p []byte, long bool, blocks uint64, state uint32) (uint32, 
 			return 0, errParameterLength
 		}
 		// PS, the highest bit, is reserved here, but initiators send back what MODE SENSE gave them.
-		page := findModePage(p[at] & 0x3f)
-		switch {
-		case page == nil:
-			return 0, invalidParameter(at, 5)
-		case p[at]&bitSPF != 0:
-			return 0, invalidParameter(at, 6)
-		case int(p[at+1]) != len(page.fixed)-2:
-			return 0, invalidParameter(at+1, 7)
-		case len(p)-at < len(page.fixed):
-			return 0, errParameterLength
+		page, err := u.findModePage(p, at)
+		if err != nil {
+			return 0, err
 		}
 		next, bad := page.parse(p[at:], state)
 		if bad >= 0 {
@@ -88,19 +97,44 @@ func parseModeSelect(p []byte, long bool, blocks uint64, state uint32) (uint32, 
 	return state, nil
 }
 
-func findModePage(code byte) *modePage {
-	for i := range modePages {
-		if modePages[i].code == code {
-			return &modePages[i]
+// findModePage tells which page begins at p[at], of which there are two bytes at least, and checks that it is complete.
+func (u *unit) findModePage(p []byte, at int) (*modePage, error) {
+	code, subpage, header, length := p[at]&0x3f, byte(0), 2, int(p[at+1])
+	if p[at]&bitSPF != 0 {
+		header = 4
+		if len(p)-at < header {
+			return nil, errParameterLength
 		}
+		subpage, length = p[at+1], int(binary.BigEndian.Uint16(p[at+2:]))
 	}
-	return nil
+	known := false
+	for i := range modePages {
+		page := &modePages[i]
+		if page.code != code || page.when != nil && !page.when(u) {
+			continue
+		}
+		known = true
+		if page.header != header || page.subpage != subpage {
+			continue
+		}
+		switch {
+		case length != page.length():
+			return nil, invalidParameter(at+header/2, 7)
+		case len(p)-at < len(page.fixed):
+			return nil, errParameterLength
+		}
+		return page, nil
+	}
+	if known && header == 4 {
+		return nil, invalidParameter(at, 6)
+	}
+	return nil, invalidParameter(at, 5)
 }
 
 // parse takes the changeable bits of a page into state. bad is the offset of a byte that differs from the page in
 // another bit, or negative.
 func (p *modePage) parse(b []byte, state uint32) (next uint32, bad int) {
-	for i := 2; i < len(p.fixed); i++ {
+	for i := p.header; i < len(p.fixed); i++ {
 		value := b[i]
 		for _, f := range p.fields {
 			if f.offset != i {

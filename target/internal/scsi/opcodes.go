@@ -30,6 +30,8 @@ const (
 	opDefectData10     = 0x37
 	opWriteSame10      = 0x41
 	opUnmap            = 0x42
+	opSanitize         = 0x48
+	opLogSense         = 0x4d
 	opModeSelect10     = 0x55
 	opModeSense10      = 0x5a
 	opPersistIn        = 0x5e
@@ -43,6 +45,7 @@ const (
 	opPrefetch16       = 0x90
 	opSyncCache16      = 0x91
 	opWriteSame16      = 0x93
+	opWriteAtomic16    = 0x9c
 	opServiceActionIn  = 0x9e
 	opReportLUNs       = 0xa0
 	opMaintenanceIn    = 0xa3
@@ -53,6 +56,7 @@ const (
 	opDefectData12     = 0xb7
 	saReadCapacity16   = 0x10
 	saGetLBAStatus     = 0x12
+	saReportPortGroups = 0x0a
 	saReportOpcodes    = 0x0c
 	saReportManagement = 0x0d
 )
@@ -74,6 +78,9 @@ const (
 	duringReserve         // allowed while another nexus holds the unit by RESERVE(6)
 	duringWriteExclusive  // allowed by the Write Exclusive types of persistent reservations
 	duringExclusiveAccess // allowed by the Exclusive Access types
+
+	duringSanitize // answered while a sanitize operation is in progress (SBC-4 4.11.2)
+	sanitizes      // allowed after a sanitize operation that failed
 
 	duringPersistent  = duringWriteExclusive | duringExclusiveAccess
 	duringReservation = duringReserve | duringPersistent
@@ -122,6 +129,8 @@ const (
 	quick = 10
 	moves = 60
 	drain = 120
+	// One that writes the whole disk, or gives it back.
+	erases = 24 * 3600
 )
 
 // addressed is the usage of the commands with an address and a length, by layout; b1 is that of byte 1.
@@ -149,12 +158,17 @@ const (
 )
 
 // commonCommands are answered whatever the disk can do.
-func commonCommands() []command {
+func commonCommands(u *unit) []command {
+	selects := byte(bitPF)
+	if u != nil && u.store != nil {
+		selects |= bitSP
+	}
 	return []command{
 		{name: "TEST UNIT READY", opcode: opTestUnitReady, usage: make([]byte, 6), flags: needsMedium | duringPersistent, timeout: quick},
-		{name: "REQUEST SENSE", opcode: opRequestSense, usage: []byte{0, 0x01, 0, 0, 0xff, 0}, flags: duringAttention | duringConflict, timeout: quick, prepare: prepareRequestSense},
-		{name: "INQUIRY", opcode: opInquiry, usage: []byte{0, 0x01, 0xff, 0xff, 0xff, 0}, flags: duringAttention | duringConflict, timeout: quick, prepare: prepareInquiry},
-		{name: "REPORT LUNS", opcode: opReportLUNs, usage: []byte{0, 0, 0xff, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 0}, flags: duringAttention | duringConflict, timeout: quick, prepare: prepareReportLUNs},
+		{name: "REQUEST SENSE", opcode: opRequestSense, usage: []byte{0, 0x01, 0, 0, 0xff, 0}, flags: duringAttention | duringConflict | duringSanitize, timeout: quick, prepare: prepareRequestSense},
+		{name: "INQUIRY", opcode: opInquiry, usage: []byte{0, 0x01, 0xff, 0xff, 0xff, 0}, flags: duringAttention | duringConflict | duringSanitize, timeout: quick, prepare: prepareInquiry},
+		{name: "REPORT LUNS", opcode: opReportLUNs, usage: []byte{0, 0, 0xff, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 0}, flags: duringAttention | duringConflict | duringSanitize, timeout: quick, prepare: prepareReportLUNs},
+		{name: "REPORT TARGET PORT GROUPS", opcode: opMaintenanceIn, hasAction: true, action: saReportPortGroups, usage: []byte{0, parameterFormatMask, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 0}, flags: duringConflict, timeout: quick, prepare: prepareReportPortGroups},
 		{name: "REPORT SUPPORTED OPERATION CODES", opcode: opMaintenanceIn, hasAction: true, action: saReportOpcodes, usage: []byte{0, 0, 0x87, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0}, flags: duringClaim | duringReserve | duringWriteExclusive, timeout: quick, prepare: prepareReportOpcodes},
 		{name: "REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS", opcode: opMaintenanceIn, hasAction: true, action: saReportManagement, usage: []byte{0, 0, 0x80, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 0}, flags: duringClaim | duringReserve | duringWriteExclusive, timeout: quick, prepare: prepareReportManagement},
 
@@ -162,14 +176,16 @@ func commonCommands() []command {
 		// go on without flushes when the unit has become its own.
 		{name: "MODE SENSE(6)", opcode: opModeSense6, usage: []byte{0, 0x08, 0xff, 0xff, 0xff, 0}, flags: duringClaim | duringWriteExclusive, timeout: quick, prepare: prepareModeSense6},
 		{name: "MODE SENSE(10)", opcode: opModeSense10, usage: []byte{0, 0x18, 0xff, 0xff, 0, 0, 0, 0xff, 0xff, 0}, flags: duringClaim | duringWriteExclusive, timeout: quick, prepare: prepareModeSense10},
-		{name: "MODE SELECT(6)", opcode: opModeSelect6, usage: []byte{0, 0x10, 0, 0, 0xff, 0}, timeout: drain, prepare: prepareModeSelect6, out: outModeSelect, finish: finishModeSelect},
-		{name: "MODE SELECT(10)", opcode: opModeSelect10, usage: []byte{0, 0x10, 0, 0, 0, 0, 0, 0xff, 0xff, 0}, timeout: drain, prepare: prepareModeSelect10, out: outModeSelect, finish: finishModeSelect},
+		{name: "MODE SELECT(6)", opcode: opModeSelect6, usage: []byte{0, selects, 0, 0, 0xff, 0}, timeout: drain, prepare: prepareModeSelect6, out: outModeSelect, finish: finishModeSelect},
+		{name: "MODE SELECT(10)", opcode: opModeSelect10, usage: []byte{0, selects, 0, 0, 0, 0, 0, 0xff, 0xff, 0}, timeout: drain, prepare: prepareModeSelect10, out: outModeSelect, finish: finishModeSelect},
+		{name: "LOG SENSE", opcode: opLogSense, usage: []byte{0, 0, 0xff, 0xff, 0, 0xff, 0xff, 0xff, 0xff, 0}, flags: duringWriteExclusive, timeout: quick, prepare: prepareLogSense, in: inLogSense},
 
 		{name: "RESERVE(6)", opcode: opReserve6, usage: make([]byte, 6), flags: duringPersistent, timeout: quick, finish: finishReserve},
 		{name: "RELEASE(6)", opcode: opRelease6, usage: make([]byte, 6), flags: duringConflict, timeout: quick, finish: finishRelease},
 
 		{name: "READ CAPACITY(10)", opcode: opReadCapacity10, usage: make([]byte, 10), flags: duringConflict | needsMedium, timeout: quick, prepare: prepareReadCapacity10},
 		{name: "READ CAPACITY(16)", opcode: opServiceActionIn, hasAction: true, action: saReadCapacity16, usage: []byte{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 0}, flags: duringConflict | needsMedium, timeout: quick, prepare: prepareReadCapacity16},
+		{name: "START STOP UNIT", opcode: opStartStop, usage: []byte{0, 0x01, 0, 0, powerConditionMask | bitNoFlush | bitLOEJ | bitStart, 0}, harmless: onlyStarts, timeout: drain, prepare: prepareStartStop, finish: finishStartStop},
 		{name: "READ DEFECT DATA(10)", opcode: opDefectData10, usage: []byte{0, 0, defectListBits, 0, 0, 0, 0, 0xff, 0xff, 0}, flags: needsMedium | duringWriteExclusive, timeout: quick, prepare: prepareDefectData10},
 		{name: "READ DEFECT DATA(12)", opcode: opDefectData12, usage: []byte{0, defectListBits, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0}, flags: needsMedium | duringWriteExclusive, timeout: quick, prepare: prepareDefectData12},
 	}
@@ -204,6 +220,8 @@ func mediumCommands(u *unit) []command {
 		{name: "SYNCHRONIZE CACHE(16)", opcode: opSyncCache16, layout: cdb16, usage: addressed(cdb16, bitImmed|bitSyncNV), op: OpFlush, flags: usesMedium, timeout: drain, prepare: prepareSync, finish: finishSync},
 		{name: "WRITE SAME(10)", opcode: opWriteSame10, layout: cdb10, usage: addressed(cdb10, sameBits), op: OpWrite, flags: writes, timeout: drain, prepare: prepareWriteSame, out: outWriteSame, finish: finishWriteSame},
 		{name: "WRITE SAME(16)", opcode: opWriteSame16, layout: cdb16, usage: addressed(cdb16, sameBits|bitNDOB), op: OpWrite, flags: writes, timeout: drain, prepare: prepareWriteSame, out: outWriteSame, finish: finishWriteSame},
+		{name: "SANITIZE, OVERWRITE", opcode: opSanitize, hasAction: true, action: saOverwrite, usage: sanitizeUsage(), flags: writes | sanitizes, timeout: erases, prepare: prepareOverwrite, out: outOverwrite},
+		{name: "SANITIZE, EXIT FAILURE MODE", opcode: opSanitize, hasAction: true, action: saExitFailureMode, usage: sanitizeUsage(), flags: needsMedium | sanitizes, timeout: quick, prepare: prepareExitFailureMode, finish: finishExitFailureMode},
 		{name: "COMPARE AND WRITE", opcode: opCompareAndWrite, usage: []byte{0, bitDPO | bitFUA, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0xff, 0, 0}, op: OpWrite, flags: writes, prepare: prepareCompareAndWrite, out: outCompareAndWrite, finish: finishWrite},
 	}
 }
@@ -222,8 +240,14 @@ func grouped(usage []byte) []byte {
 // removableCommands need a medium that can be ejected.
 func removableCommands() []command {
 	return []command{
-		{name: "START STOP UNIT", opcode: opStartStop, usage: []byte{0, 0x01, 0, 0, powerConditionMask | bitNoFlush | bitLOEJ | bitStart, 0}, harmless: onlyStarts, timeout: drain, finish: finishStartStop},
 		{name: "PREVENT ALLOW MEDIUM REMOVAL", opcode: opPreventAllow, usage: []byte{0, 0, 0, 0, bitPrevent, 0}, harmless: allowsRemoval, timeout: quick, finish: finishPreventAllow},
+	}
+}
+
+// storeCommands need a store.
+func storeCommands() []command {
+	return []command{
+		{name: "WRITE ATOMIC(16)", opcode: opWriteAtomic16, usage: []byte{0, bitDPO | bitFUA, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0, 0xff, 0xff, 0, 0}, op: OpWrite, flags: usesMedium | writesMedium, timeout: drain, prepare: prepareWriteAtomic, out: outWriteAtomic},
 	}
 }
 
@@ -231,6 +255,7 @@ func removableCommands() []command {
 func discardCommands() []command {
 	return []command{
 		{name: "UNMAP", opcode: opUnmap, usage: []byte{0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0}, op: OpDiscard, flags: usesMedium | writesMedium, timeout: drain, prepare: prepareUnmap, out: outUnmap, finish: finishUnmap},
+		{name: "SANITIZE, BLOCK ERASE", opcode: opSanitize, hasAction: true, action: saBlockErase, usage: sanitizeUsage(), flags: usesMedium | writesMedium | sanitizes, timeout: erases, prepare: prepareBlockErase, finish: finishBlockErase},
 	}
 }
 
@@ -250,12 +275,15 @@ type opcodeTable struct {
 
 // newOpcodeTable chooses the commands by what the unit's disk can do.
 func newOpcodeTable(u *unit) *opcodeTable {
-	commands := slices.Concat(commonCommands(), persistentCommands(), mediumCommands(u))
+	commands := slices.Concat(commonCommands(u), persistentCommands(), mediumCommands(u))
 	if u.discards != nil {
 		commands = append(commands, discardCommands()...)
 	}
 	if u.removable {
 		commands = append(commands, removableCommands()...)
+	}
+	if u.store != nil {
+		commands = append(commands, storeCommands()...)
 	}
 	if u.extents != nil {
 		commands = append(commands, extentCommands()...)
@@ -333,7 +361,7 @@ func (t *opcodeTable) find(opcode byte, action uint16) *command {
 
 // newOrphanTable has the commands that a LUN without a disk answers.
 func newOrphanTable() *opcodeTable {
-	return indexCommands(slices.DeleteFunc(commonCommands(), func(c command) bool {
+	return indexCommands(slices.DeleteFunc(commonCommands(nil), func(c command) bool {
 		return c.opcode != opInquiry && c.opcode != opReportLUNs && c.opcode != opRequestSense
 	}))
 }

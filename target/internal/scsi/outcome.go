@@ -2,6 +2,7 @@ package scsi
 
 import (
 	"errors"
+	"runtime/debug"
 	"sync/atomic"
 	"time"
 
@@ -66,6 +67,7 @@ const (
 	faultFailed
 	faultRead
 	faultWrite
+	faultSanitize
 	faultReservations
 	faultOther
 	faultCount
@@ -111,4 +113,12 @@ func (d *Device) logFault(t *Task, f fault, msg string, err error) {
 		fields = append(fields, zap.Int64("not_logged_since", suppressed))
 	}
 	d.log.Error(msg, fields...)
+}
+
+// panicked records a panic of the device's own work.
+func (d *Device) panicked(p any) {
+	d.log.Error("internal error", zap.Any("panic", p), zap.ByteString("stack", debug.Stack()))
+	if d.opt.Panicked != nil {
+		d.opt.Panicked()
+	}
 }

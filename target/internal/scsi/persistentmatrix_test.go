@@ -26,6 +26,8 @@ var matrix = map[string]string{
 	"REPORT LUNS":                       matrixAllowed,
 	"REPORT SUPPORTED":                  "A C A A C A",
 	"READ CAPACITY":                     matrixAllowed,
+	"REPORT TARGET PORT GROUPS":         matrixAllowed,
+	"LOG SENSE":                         matrixReads,
 	"MODE SENSE":                        matrixReads,
 	"READ DEFECT DATA":                  matrixReads,
 	"READ(":                             matrixReads,

@@ -11,7 +11,15 @@ const (
 // onlyStarts reports whether a START STOP UNIT at most makes the unit ready (SBC-3 4.17).
 func onlyStarts(cdb *[16]byte) bool { return cdb[4]&(powerConditionMask|bitStart) == bitStart }
 
-// finishStartStop is START STOP UNIT of a removable unit. With LOEJ it loads or ejects the medium. There is no
+// prepareStartStop is START STOP UNIT. Only a removable unit has something to load or eject.
+func prepareStartStop(t *Task) error {
+	if request := t.CDB[4]; request&powerConditionMask == 0 && request&bitLOEJ != 0 && !t.unit.removable {
+		return invalidField(4, 1)
+	}
+	return nil
+}
+
+// finishStartStop is START STOP UNIT. With LOEJ it loads or ejects the medium. There is no
 // spindle and there are no power conditions, so that everything else leaves the unit as it is: stopping it flushes.
 func finishStartStop(t *Task) (Status, error) {
 	request := t.CDB[4]

@@ -24,7 +24,7 @@ func TestEjectAndLoad(t *testing.T) {
 		request[0], request[1] = c.opcode, c.action
 		switch c.opcode {
 		case opInquiry, opRequestSense, opReportLUNs, opMaintenanceIn, opModeSense6, opModeSense10, opModeSelect6, opModeSelect10,
-			opReserve6, opRelease6, opPersistIn, opPersistOut, opStartStop, opPreventAllow:
+			opReserve6, opRelease6, opPersistIn, opPersistOut, opStartStop, opPreventAllow, opLogSense:
 			require.NotEqual(t, "2/3a/00", b.run(request, nil).outcome(), c.name)
 		case opExtendedCopy, opReceiveCopy: // ask the units that they name, if any
 			require.NotEqual(t, "2/3a/00", b.run(request, nil).outcome(), c.name)
@@ -61,7 +61,11 @@ func TestStartStopWithoutEjecting(t *testing.T) {
 		})
 	}
 	fixed := newBench(t)
-	require.Equal(t, "5/20/00", fixed.run(cdb(eject), nil).outcome())
+	require.Equal(t, "5/24/00", fixed.run(cdb(eject), nil).outcome())
+	require.Equal(t, "5/24/00", fixed.run(cdb(load), nil).outcome())
+	fixed.good(cdb("1b 00 00 00 00 00"), nil)
+	require.Equal(t, 1, fixed.disk.count("flush"), "stopping flushes")
+	fixed.good(cdb("1b 00 00 00 12 00"), nil) // LOEJ is ignored with a power condition
 	require.Equal(t, "5/20/00", fixed.run(cdb(prevent), nil).outcome())
 }
 

@@ -3,13 +3,16 @@ package scsi
 const bitDESC = 0x01
 
 // prepareRequestSense is REQUEST SENSE (SPC-4 6.39). We deliver sense data with the status of each command, so
-// that only unit attentions can be pending. It takes the pending one of highest precedence.
+// that only unit attentions can be pending. It takes the pending one of highest precedence, or else tells the progress
+// of a sanitize operation.
 func prepareRequestSense(t *Task) error {
 	sense := &senseError{}
 	if t.unit == nil {
 		sense = errLUNNotSupported
 	} else if pending := t.Nexus.units[t.unit.index].take(); pending != nil {
 		sense = pending
+	} else if sanitizePhase(t.unit.sanitizing.phase.Load()) == sanitizeRunning {
+		sense = t.unit.sanitizing.inProgress()
 	}
 	t.data = sense.appendTo(t.data[:0], t.CDB[1]&bitDESC != 0)
 	t.reply(uint32(t.CDB[4]))

@@ -68,6 +68,7 @@ type additional uint16
 
 const (
 	ascNone                  additional = 0x0000
+	ascSanitizeInProgress    additional = 0x041b
 	ascWriteError            additional = 0x0c00
 	ascInvalidFieldInIU      additional = 0x0e03
 	ascUnrecoveredRead       additional = 0x1100
@@ -88,6 +89,7 @@ const (
 	ascModeChanged           additional = 0x2a01
 	ascCapacityChanged       additional = 0x2a09
 	ascClearedByOther        additional = 0x2f00
+	ascSanitizeFailed        additional = 0x3103
 	ascSavingNotSupported    additional = 0x3900
 	ascMediumNotPresent      additional = 0x3a00
 	ascInquiryChanged        additional = 0x3f03

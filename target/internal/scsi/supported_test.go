@@ -64,7 +64,7 @@ func TestReportAllOpcodes(t *testing.T) {
 // TestUsageMapIsWhatIsAccepted sets every bit that a command's usage map leaves out, which must be refused with
 // a pointer to that bit, on every command.
 func TestUsageMapIsWhatIsAccepted(t *testing.T) {
-	b := newBench(t, removableLUN)
+	b := newBench(t, removableLUN, stored)
 	for i := range b.d.units[0].table.commands {
 		c := &b.d.units[0].table.commands[i]
 		require.Contains(t, []int{6, 10, 12, 16}, len(c.usage), c.name)
@@ -114,7 +114,7 @@ func TestReportTaskManagement(t *testing.T) {
 
 // FuzzCommand sends arbitrary CDBs with arbitrary data through the whole life of a command.
 func FuzzCommand(f *testing.F) {
-	seed := newBench(f, removableLUN)
+	seed := newBench(f, removableLUN, accounted, stored)
 	for i := range seed.d.units[0].table.commands {
 		c := &seed.d.units[0].table.commands[i]
 		request := make([]byte, 16)
@@ -130,11 +130,13 @@ func FuzzCommand(f *testing.F) {
 	f.Add(extendedCopy(list), list, uint8(1), false)
 	f.Add([]byte{opModeSelect6, bitPF, 0, 0, 4, 0}, make([]byte, 4), uint8(1), true)
 	f.Fuzz(func(t *testing.T, request, data []byte, chunk uint8, plain bool) {
-		change := removableLUN
+		// A small disk, as SANITIZE writes all of it.
+		small := func(l *LUN) { l.Disk = thinDisk{newMemDisk(1 << 20)} }
+		change := func(l *LUN) { removableLUN(l); accounted(l) }
 		if plain {
 			change = plainDisk
 		}
-		b := newBench(t, change)
+		b := newBench(t, small, change, stored)
 		task := &Task{Nexus: b.nexus, LUN: lun1}
 		copy(task.CDB[:], request)
 		end := func(err error) {

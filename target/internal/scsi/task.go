@@ -63,6 +63,11 @@ func (d *Device) Prepare(t *Task) error {
 	if d.conflicts(u, t.Nexus, cmd.flags) && d.conflicts(u, t.Nexus, cmd.rights(&t.CDB)) {
 		return errConflict
 	}
+	if cmd.flags&duringSanitize == 0 {
+		if err := u.sanitizing.ready(cmd.flags&(usesMedium|needsMedium) != 0 && cmd.flags&sanitizes == 0); err != nil {
+			return err
+		}
+	}
 	if err := cmd.check(&t.CDB); err != nil {
 		return err
 	}
@@ -129,6 +134,9 @@ func (t *Task) In(off int64, p []byte) error {
 	if t.Dir != DirIn || off < 0 || off+int64(len(p)) > t.Length {
 		return errPastEnd
 	}
+	if err := t.overtaken(); err != nil {
+		return err
+	}
 	t.moved = off + int64(len(p))
 	if t.cmd.in != nil {
 		return t.cmd.in(t, off, p)
@@ -143,6 +151,9 @@ func (t *Task) Out(off int64, p []byte) error {
 	if t.Dir != DirOut || off < 0 || off+int64(len(p)) > t.Length {
 		return errPastEnd
 	}
+	if err := t.overtaken(); err != nil {
+		return err
+	}
 	t.moved = off + int64(len(p))
 	if t.Gather && t.moved < t.Length {
 		return errShortTransfer
@@ -156,9 +167,22 @@ func (t *Task) Finish() (Status, error) {
 		return StatusCheckCondition, errShortTransfer
 	}
 	if t.cmd.finish != nil {
+		if t.moved == 0 { // else the medium has been accessed already
+			if err := t.overtaken(); err != nil {
+				return StatusCheckCondition, err
+			}
+		}
 		return t.cmd.finish(t)
 	}
 	return StatusGood, nil
+}
+
+// overtaken tells that a sanitize operation has begun since the command was validated, as while it waited for data.
+func (t *Task) overtaken() error {
+	if t.cmd.flags&(usesMedium|sanitizes) != usesMedium {
+		return nil
+	}
+	return t.unit.sanitizing.ready(true)
 }
 
 // maxKeptData is the capacity of parameter data that a task keeps when it is used again. Bytes.

@@ -150,10 +150,9 @@ const (
 	maxUnmapRanges     = 256 // descriptors
 )
 
-// appendBlockLimits is page B0h (SBC-3 6.6.4).
+// appendBlockLimits is page B0h (SBC-4 6.6.4). WSNZ is zero: WRITE SAME of no blocks reaches to the end.
 func appendBlockLimits(t *Task, b []byte) []byte {
 	var p [60]byte
-	p[0] = 0x01 // WSNZ: WRITE SAME wants a number of blocks
 	p[1] = maxCompareAndWrite
 	be := binary.BigEndian
 	be.PutUint16(p[2:], granularity)
@@ -166,20 +165,32 @@ func appendBlockLimits(t *Task, b []byte) []byte {
 		be.PutUint32(p[28:], 0x80000000) // UGAVALID: aligned to 0
 	}
 	be.PutUint64(p[32:], maxWriteSame)
+	if t.unit.store != nil {
+		be.PutUint32(p[40:], maxAtomic)
+		be.PutUint32(p[44:], atomicGranularity) // alignment
+		be.PutUint32(p[48:], atomicGranularity)
+	}
 	return append(b, p[:]...)
 }
 
 // appendCharacteristics is page B1h (SBC-3 6.6.2): a non-rotating medium.
-func appendCharacteristics(_ *Task, b []byte) []byte {
+func appendCharacteristics(t *Task, b []byte) []byte {
 	var p [60]byte
 	binary.BigEndian.PutUint16(p[0:], 1)
+	if t.unit.discards != nil {
+		p[3] = 0x40 // WABEREQ: after BLOCK ERASE a block can be read before it is written
+	}
 	return append(b, p[:]...)
 }
 
 // appendProvisioning is page B2h (SBC-3 6.6.6): thin provisioning by UNMAP and WRITE SAME, and what has been unmapped
 // reads as zeros.
-func appendProvisioning(_ *Task, b []byte) []byte {
+func appendProvisioning(t *Task, b []byte) []byte {
 	const lbpu, lbpws, lbpws10, lbprz = 0x80, 0x40, 0x20, 0x04
 	const thin = 0x02
-	return append(b, 0, lbpu|lbpws|lbpws10|lbprz, thin, 0)
+	exponent := byte(0)
+	if t.unit.counts() {
+		exponent = thresholdExponent
+	}
+	return append(b, exponent, lbpu|lbpws|lbpws10|lbprz, thin, 0)
 }

@@ -120,7 +120,7 @@ func TestWriteSame(t *testing.T) {
 		{name: "physical block data", cdb: "41 04 00 00 00 08 00 04 00 00", want: "5/24/00", data: zeros},
 		{name: "logical block data", cdb: "41 02 00 00 00 08 00 04 00 00", want: "5/24/00", data: zeros},
 		{name: "protection", cdb: "41 20 00 00 00 08 00 04 00 00", want: "5/24/00", data: zeros},
-		{name: "no blocks", cdb: "41 00 00 00 00 08 00 00 00 00", want: "5/24/00", data: zeros},
+		{name: "no blocks at the end", cdb: "41 00 00 00 4e 20 00 00 00 00", want: "5/21/00", data: zeros},
 		{name: "too many blocks", cdb: "93 00 00 00 00 00 00 00 00 00 00 08 00 01 00 00", want: "5/21/00", data: zeros},
 		{name: "beyond the end", cdb: "41 00 00 00 4e 1f 00 00 02 00", want: "5/21/00", data: zeros},
 		{name: "half a block", cdb: "41 00 00 00 00 08 00 04 00 00", want: "5/0e/03", data: block[:256]},
@@ -143,8 +143,15 @@ func TestWriteSame(t *testing.T) {
 			}
 		})
 	}
+	for _, request := range []string{"41 00 00 00 4e 00 00 00 00 00", "93 00 00 00 00 00 00 00 4e 00 00 00 00 00 00 00"} {
+		b := newBench(t)
+		b.good(cdb(request), block)
+		require.Equal(t, bytes.Repeat(block, testBlocks-0x4e00), b.read(0x4e00, testBlocks-0x4e00), "no blocks: up to the end")
+		require.Equal(t, zeros, b.read(0x4dff, 1))
+	}
 	big := newBench(t, func(l *LUN) { l.Disk = newMemDisk(1 << 30) })
 	require.Equal(t, "5/24/00", big.run(cdb("93 00 00 00 00 00 00 00 00 00 00 08 00 01 00 00"), zeros).outcome(), "more than MAXIMUM WRITE SAME LENGTH")
+	require.Equal(t, "5/24/00", big.run(cdb("93 00 00 00 00 00 00 00 00 00 00 00 00 00 00 00"), zeros).outcome(), "and so is the rest of the disk")
 }
 
 func TestCompareAndWrite(t *testing.T) {

@@ -2,14 +2,14 @@ package scsi
 
 import "encoding/binary"
 
-// prepareWriteSame is WRITE SAME(10) and (16) (SBC-3 5.44, 5.45). A number of blocks of zero, which would mean up to
-// the end, is refused, as WSNZ of VPD page B0h announces.
+// prepareWriteSame is WRITE SAME(10) and (16) (SBC-3 5.44, 5.45). A number of blocks of zero reaches to the end; that
+// too is limited by the MAXIMUM WRITE SAME LENGTH of VPD page B0h.
 func prepareWriteSame(t *Task) error {
 	if err := t.address(); err != nil {
 		return err
 	}
 	if t.count == 0 {
-		return invalidField(t.cmd.layout.lengthField(), 7)
+		t.count = t.unit.blocks.Load() - t.lba
 	}
 	if err := t.limited(maxWriteSame); err != nil {
 		return err

@@ -1,0 +1,42 @@
+package scsi
+
+import (
+	"context"
+	"sync"
+)
+
+// background is the work of a device that outlives the command which began it. Begun by newBackground.
+type background struct {
+	ctx    context.Context // ends when the device is closed
+	cancel context.CancelFunc
+
+	mu     sync.Mutex
+	closed bool // guarded by mu
+	wg     sync.WaitGroup
+}
+
+func (b *background) init() { b.ctx, b.cancel = context.WithCancel(context.Background()) }
+
+// begin counts a goroutine that is about to start, or refuses it because the device is closed.
+func (b *background) begin() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed {
+		return false
+	}
+	b.wg.Add(1)
+	return true
+}
+
+func (b *background) end() { b.wg.Done() }
+
+// Close stops what the device does on its own and waits until no disk call of that is in progress. A sanitize operation
+// that is interrupted ends as failed.
+func (d *Device) Close() {
+	b := &d.background
+	b.mu.Lock()
+	b.closed = true
+	b.mu.Unlock()
+	b.cancel()
+	b.wg.Wait()
+}

@@ -1,0 +1,314 @@
+package scsi
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"sync"
+	"sync/atomic"
+
+	"go.uber.org/zap"
+)
+
+// Bits and service actions of SANITIZE (SBC-4 5.30).
+const (
+	bitImmedSanitize = 0x80
+	bitAUSE          = 0x20
+
+	saOverwrite       = 0x01
+	saBlockErase      = 0x02
+	saExitFailureMode = 0x1f
+
+	bitInvert         = 0x80
+	overwriteTestMask = 0x60
+	overwriteCount    = 0x1f
+
+	overwriteHeaderLen = 4
+)
+
+// eraseStep is how much one disk call of a block erase gives back. Bytes.
+const eraseStep = 64 << 20
+
+// sanitizePhase is where a logical unit is with sanitizing.
+type sanitizePhase uint32
+
+const (
+	sanitizeNone       sanitizePhase = iota
+	sanitizeRunning                  // commands end with SANITIZE IN PROGRESS
+	sanitizeFailed                   // the medium is out of use until a SANITIZE succeeds
+	sanitizeFailedFree               // as sanitizeFailed, and EXIT FAILURE MODE ends it too
+)
+
+// sanitizeState is a logical unit's sanitize operation (SBC-4 4.11). It goes on whatever becomes of the command and the
+// nexus that began it, through resets too.
+type sanitizeState struct {
+	phase    atomic.Uint32
+	progress atomic.Uint32 // in 65536ths
+
+	mu      sync.Mutex
+	running *sanitizeRun // guarded by mu; nil when none is in progress
+}
+
+// sanitizeRun is one operation.
+type sanitizeRun struct {
+	unit     *unit
+	action   byte
+	free     bool   // AUSE: a failure may be left by EXIT FAILURE MODE
+	passes   int    // of an overwrite
+	invert   bool   // every other pass writes the pattern's complement
+	pattern  []byte // one logical block
+	done     chan struct{}
+	err      error // valid when done is closed
+	finished int64 // bytes, of all passes
+}
+
+var (
+	errSanitizeFailed = &senseError{key: MediumError, code: ascSanitizeFailed}
+	errStopped        = errors.New("the target is stopping")
+	errPanicked       = errors.New("the disk failed unexpectedly")
+)
+
+// failedPhase is the phase after a failure.
+func failedPhase(unrestricted bool) sanitizePhase {
+	if unrestricted {
+		return sanitizeFailedFree
+	}
+	return sanitizeFailed
+}
+
+// ready tells why the unit cannot carry out commands because of a sanitize operation, or nil. access says that the
+// command needs the medium.
+func (s *sanitizeState) ready(access bool) error {
+	switch sanitizePhase(s.phase.Load()) {
+	case sanitizeRunning:
+		return s.inProgress()
+	case sanitizeFailed, sanitizeFailedFree:
+		if access {
+			return errSanitizeFailed
+		}
+	}
+	return nil
+}
+
+// inProgress is the sense data while an operation runs, with its progress (SPC-4 4.5.2.4.4).
+func (s *sanitizeState) inProgress() *senseError {
+	e := &senseError{key: NotReady, code: ascSanitizeInProgress}
+	e.sks[0] = sksValid
+	binary.BigEndian.PutUint16(e.sks[1:], uint16(min(s.progress.Load(), 0xffff)))
+	return e
+}
+
+// sanitizeUsage is the usage map of all service actions.
+func sanitizeUsage() []byte {
+	return []byte{0, bitImmedSanitize | bitAUSE, 0, 0, 0, 0, 0, 0xff, 0xff, 0}
+}
+
+// prepareBlockErase is SANITIZE with BLOCK ERASE (SBC-4 5.30.3).
+func prepareBlockErase(t *Task) error { return t.withoutParameters() }
+
+// prepareExitFailureMode is SANITIZE with EXIT FAILURE MODE (SBC-4 5.30.5).
+func prepareExitFailureMode(t *Task) error { return t.withoutParameters() }
+
+func (t *Task) withoutParameters() error {
+	if binary.BigEndian.Uint16(t.CDB[7:]) != 0 {
+		return invalidField(7, 7)
+	}
+	return nil
+}
+
+// prepareOverwrite is SANITIZE with OVERWRITE (SBC-4 5.30.2). The parameter list has a header and at least one byte of pattern,
+// and at most a block of it.
+func prepareOverwrite(t *Task) error {
+	n := int64(binary.BigEndian.Uint16(t.CDB[7:]))
+	if n <= overwriteHeaderLen || n > overwriteHeaderLen+BlockSize {
+		return invalidField(7, 7)
+	}
+	t.expect(n, true)
+	return nil
+}
+
+func outOverwrite(t *Task, _ int64, p []byte) error {
+	run, err := parseOverwrite(p)
+	if err != nil {
+		return err
+	}
+	return t.sanitize(run)
+}
+
+// parseOverwrite reads the parameter list of OVERWRITE (SBC-4 table 111).
+func parseOverwrite(p []byte) (*sanitizeRun, error) {
+	length := int(binary.BigEndian.Uint16(p[2:]))
+	count := int(p[0] & overwriteCount)
+	switch {
+	case p[0]&overwriteTestMask != 0:
+		return nil, invalidParameter(0, 6)
+	case count == 0:
+		return nil, invalidParameter(0, 4)
+	case p[1] != 0:
+		return nil, invalidParameter(1, 7)
+	case length == 0 || length > BlockSize:
+		return nil, invalidParameter(2, 7)
+	case length > len(p)-overwriteHeaderLen:
+		return nil, errParameterLength
+	}
+	pattern := make([]byte, BlockSize)
+	for n := 0; n < BlockSize; {
+		n += copy(pattern[n:], p[overwriteHeaderLen:overwriteHeaderLen+length])
+	}
+	return &sanitizeRun{action: saOverwrite, passes: count, invert: p[0]&bitInvert != 0, pattern: pattern}, nil
+}
+
+func finishBlockErase(t *Task) (Status, error) {
+	if err := t.sanitize(&sanitizeRun{action: saBlockErase, passes: 1}); err != nil {
+		return StatusCheckCondition, err
+	}
+	return StatusGood, nil
+}
+
+// finishExitFailureMode makes the medium of a failed operation usable again, where the initiator that began it has allowed
+// that.
+func finishExitFailureMode(t *Task) (Status, error) {
+	s := &t.unit.sanitizing
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch sanitizePhase(s.phase.Load()) {
+	case sanitizeFailed:
+		return StatusCheckCondition, invalidField(1, 4)
+	case sanitizeFailedFree:
+		if err := t.unit.rememberSanitize(nil); err != nil {
+			return StatusCheckCondition, err
+		}
+		s.phase.Store(uint32(sanitizeNone))
+	}
+	return StatusGood, nil
+}
+
+// sanitize begins the operation, and waits for its end unless the initiator does not want to.
+func (t *Task) sanitize(run *sanitizeRun) error {
+	run.unit, run.free, run.done = t.unit, t.CDB[1]&bitAUSE != 0, make(chan struct{})
+	if err := t.dev.beginSanitize(run); err != nil {
+		return err
+	}
+	if t.CDB[1]&bitImmedSanitize != 0 {
+		return nil
+	}
+	<-run.done
+	return run.err
+}
+
+func (d *Device) beginSanitize(run *sanitizeRun) error {
+	s := &run.unit.sanitizing
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.running != nil {
+		return s.inProgress()
+	}
+	if !d.background.begin() {
+		return errStopped
+	}
+	if err := run.unit.rememberSanitize(&interruptedSanitize{Unrestricted: run.free}); err != nil {
+		d.background.end()
+		return err
+	}
+	s.running = run
+	s.progress.Store(0)
+	s.phase.Store(uint32(sanitizeRunning))
+	go func() {
+		defer d.background.end()
+		d.runSanitize(run)
+	}()
+	return nil
+}
+
+// runSanitize carries the operation out and publishes how it ended. The whole disk is held exclusively: commands that were
+// under way when the operation began end before it, and none that slipped in touches the medium before it has ended.
+func (d *Device) runSanitize(run *sanitizeRun) {
+	u := run.unit
+	s := &u.sanitizing
+	after, err := failedPhase(run.free), errPanicked
+	defer func() {
+		if p := recover(); p != nil {
+			d.panicked(p)
+		}
+		if err == nil {
+			err = u.rememberSanitize(nil)
+		}
+		if err != nil {
+			d.logFault(&Task{unit: u}, faultSanitize, "sanitizing a disk failed: its content is partly overwritten", err)
+			run.err = errSanitizeFailed
+		} else {
+			after = sanitizeNone
+		}
+		s.mu.Lock()
+		s.running = nil
+		s.phase.Store(uint32(after))
+		s.mu.Unlock()
+		close(run.done)
+	}()
+	lun := zap.Uint16("lun", u.number)
+	d.log.Info("sanitizing a disk: its content is erased", lun, zap.Int("passes", run.passes))
+	var h hold
+	u.ranges.lockOne(&h, holdExclusive, nil, 0, u.disk.Size())
+	defer u.ranges.unlock(&h)
+	if run.action == saBlockErase {
+		err = run.erase(d.background.ctx)
+	} else {
+		err = run.overwrite(d.background.ctx)
+	}
+	if err == nil {
+		d.log.Info("the disk is sanitized", lun)
+	}
+}
+
+// erase gives all blocks back, which then read as zeros.
+func (r *sanitizeRun) erase(ctx context.Context) error {
+	size := r.unit.disk.Size()
+	for at := int64(0); at < size; at += eraseStep {
+		if ctx.Err() != nil {
+			return errStopped
+		}
+		n := min(eraseStep, size-at)
+		if err := r.unit.discards.Discard(at, n); err != nil {
+			return err
+		}
+		r.advance(n)
+	}
+	return r.unit.disk.Flush()
+}
+
+// overwrite writes the pattern to every block, as often as asked for, and each pass to storage before the next begins.
+func (r *sanitizeRun) overwrite(ctx context.Context) error {
+	buf := scratch.Get().(*[scratchSize]byte)
+	defer scratch.Put(buf)
+	for i := 0; i < scratchSize; i += BlockSize {
+		copy(buf[i:], r.pattern)
+	}
+	size := r.unit.disk.Size()
+	for pass := range r.passes {
+		if pass > 0 && r.invert {
+			for i := range buf {
+				buf[i] = ^buf[i]
+			}
+		}
+		for at := int64(0); at < size; at += scratchSize {
+			if ctx.Err() != nil {
+				return errStopped
+			}
+			n := min(scratchSize, size-at)
+			if _, err := r.unit.disk.WriteAt(buf[:n], at); err != nil {
+				return err
+			}
+			r.advance(n)
+		}
+		if err := r.unit.disk.Flush(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *sanitizeRun) advance(n int64) {
+	r.finished += n
+	total := float64(r.unit.disk.Size()) * float64(r.passes)
+	r.unit.sanitizing.progress.Store(uint32(65536 * (float64(r.finished) / total)))
+}

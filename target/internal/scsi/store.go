@@ -1,0 +1,111 @@
+package scsi
+
+import (
+	"encoding/json"
+	"fmt"
+)
+
+// Store keeps what a logical unit must remember when the target is killed, and as far as its disk survives that, over a loss
+// of power. It belongs to the content of the disk: where that is replaced, a store must begin empty. A name is a few lower case
+// letters and hyphens. Methods may be called from any number of goroutines.
+type Store interface {
+	// Load returns what was saved last under the name, or nil if nothing was.
+	Load(name string) ([]byte, error)
+	// Save replaces what is kept under the name, completely or not at all. When it returns, that is as durable as what a
+	// Flush of the disk has stored. No data: forget it. It does not keep data.
+	Save(name string, data []byte) error
+}
+
+// The names under which a logical unit keeps things.
+const (
+	storedMode     = "mode-pages"
+	storedSanitize = "sanitize"
+	storedAtomic   = "atomic-write"
+)
+
+// savedMode is what is kept of the mode pages.
+type savedMode struct {
+	WriteBack       bool `json:"write_cache_enabled"`
+	DescriptorSense bool `json:"descriptor_format_sense"`
+	WriteProtected  bool `json:"software_write_protect"`
+}
+
+func (s savedMode) state() (state uint32) {
+	for _, f := range []struct {
+		set bool
+		bit uint32
+	}{{s.WriteBack, modeWCE}, {s.DescriptorSense, modeDSense}, {s.WriteProtected, modeSWP}} {
+		if f.set {
+			state |= f.bit
+		}
+	}
+	return state
+}
+
+// saveMode keeps the mode pages.
+func (u *unit) saveMode(state uint32) error {
+	data, err := json.Marshal(savedMode{state&modeWCE != 0, state&modeDSense != 0, state&modeSWP != 0})
+	if err == nil {
+		err = u.store.Save(storedMode, data)
+	}
+	if err != nil {
+		return fmt.Errorf("save mode pages: %w", err)
+	}
+	u.mode.saved.Store(state)
+	return nil
+}
+
+// interruptedSanitize is what is kept while a sanitize operation runs or has failed.
+type interruptedSanitize struct {
+	Unrestricted bool `json:"unrestricted"` // EXIT FAILURE MODE ends the failure
+}
+
+// rememberSanitize keeps that the medium is out of use, or with nil that it is no longer.
+func (u *unit) rememberSanitize(s *interruptedSanitize) error {
+	if u.store == nil {
+		return nil
+	}
+	var data []byte
+	if s != nil {
+		data, _ = json.Marshal(s) // cannot fail: a struct of a bool
+	}
+	if err := u.store.Save(storedSanitize, data); err != nil {
+		return fmt.Errorf("record the sanitize operation: %w", err)
+	}
+	return nil
+}
+
+// restore takes up what the store has kept. A sanitize operation that did not end comes up as one that has failed.
+func (u *unit) restore() error {
+	u.mode.saved.Store(modeDefault)
+	if u.store != nil {
+		var mode savedMode
+		if found, err := u.load(storedMode, &mode); err != nil {
+			return err
+		} else if found {
+			u.mode.saved.Store(mode.state())
+		}
+		var interrupted interruptedSanitize
+		if found, err := u.load(storedSanitize, &interrupted); err != nil {
+			return err
+		} else if found {
+			u.sanitizing.phase.Store(uint32(failedPhase(interrupted.Unrestricted)))
+		}
+	}
+	u.mode.reset()
+	return u.undoAtomic()
+}
+
+func (u *unit) load(name string, into any) (found bool, err error) {
+	data, err := u.store.Load(name)
+	if err != nil {
+		return false, fmt.Errorf("load %s: %w", name, err)
+	}
+	if len(data) == 0 {
+		return false, nil
+	}
+	if err := json.Unmarshal(data, into); err != nil {
+		return false, fmt.Errorf("what is kept as %s cannot be read, remove it to start with defaults: %w", name, err)
+	}
+	return true, nil
+}

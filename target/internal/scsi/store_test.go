@@ -1,0 +1,128 @@
+package scsi
+
+import (
+	"bytes"
+	"errors"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// keptStore is a Store in memory that fails on demand.
+type keptStore struct {
+	mu   sync.Mutex
+	kept map[string][]byte // guarded by mu
+	fail error             // guarded by mu
+}
+
+func (s *keptStore) failWith(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.fail = err
+}
+
+func (s *keptStore) Load(name string) ([]byte, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.kept[name], s.fail
+}
+
+func (s *keptStore) Save(name string, data []byte) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.kept == nil {
+		s.kept = map[string][]byte{}
+	}
+	if s.fail == nil {
+		s.kept[name] = bytes.Clone(data)
+	}
+	return s.fail
+}
+
+const (
+	saveable       = "88 12 04 00 00000000 00000000 00000000 00000000"
+	cacheOff       = "08 12 00 00 00000000 00000000 00000000 00000000"
+	savedCacheOff  = "88 12 00 00 00000000 00000000 00000000 00000000"
+	senseSavedPage = "1a 08 c8 00 ff 00"
+)
+
+func TestSavedModePages(t *testing.T) {
+	store := &keptStore{}
+	kept := func(l *LUN) { l.Store = store }
+	b := newBench(t, kept)
+	requireHex(t, "17 00 10 00"+saveable, b.good(cdb("1a 08 08 00 ff 00"), nil))
+	requireHex(t, "17 00 10 00"+saveable, b.good(cdb(senseSavedPage), nil))
+	requireHex(t, "0f 00 10 00"+informationalPage, b.good(cdb("1a 08 dc 00 ff 00"), nil))
+	requireHex(t, "17 00 10 00 88 12 04 00 00000000 00000000 00000000 00000000", b.good(cdb("1a 08 48 00 ff 00"), nil))
+
+	list := unhex("00 00 00 00" + cacheOff)
+	b.good([]byte{opModeSelect6, bitPF, 0, 0, byte(len(list)), 0}, list)
+	requireHex(t, "17 00 10 00"+savedCacheOff, b.good(cdb("1a 08 08 00 ff 00"), nil))
+	requireHex(t, "17 00 10 00"+saveable, b.good(cdb(senseSavedPage), nil))
+	b.d.ResetLUN(lun1, b.nexus)
+	require.Equal(t, "6/29/03", b.run(cdb(testReady), nil).outcome())
+	requireHex(t, "17 00 10 00"+saveable, b.good(cdb("1a 08 08 00 ff 00"), nil))
+
+	b.good([]byte{opModeSelect6, bitPF | bitSP, 0, 0, byte(len(list)), 0}, list)
+	b.d.ResetLUN(lun1, b.nexus)
+	require.Equal(t, "6/29/03", b.run(cdb(testReady), nil).outcome())
+	requireHex(t, "17 00 10 00"+savedCacheOff, b.good(cdb("1a 08 08 00 ff 00"), nil))
+	requireHex(t, "17 00 10 00"+savedCacheOff, b.good(cdb(senseSavedPage), nil))
+	requireHex(t, "17 00 10 00"+saveable, b.good(cdb("1a 08 88 00 ff 00"), nil))
+
+	again := newBench(t, kept)
+	requireHex(t, "17 00 10 00"+savedCacheOff, again.good(cdb("1a 08 08 00 ff 00"), nil))
+
+	// SP without pages keeps what is in force.
+	again.good([]byte{opModeSelect6, bitPF, 0, 0, 16, 0}, unhex("00 00 00 00 0a 0a 04 10 0000 0000 0000 0000"))
+	again.good([]byte{opModeSelect10, bitPF | bitSP, 0, 0, 0, 0, 0, 0, 0, 0}, nil)
+	third := newBench(t, kept)
+	require.EqualValues(t, modeDSense, third.d.units[0].mode.bits.Load())
+}
+
+func TestModePagesThatCannotBeSaved(t *testing.T) {
+	b := newBench(t)
+	require.Equal(t, "5/39/00", b.run(cdb(senseSavedPage), nil).outcome())
+	require.Equal(t, "5/24/00", b.run(cdb("15 11 00 00 00 00"), nil).outcome())
+	require.Equal(t, "5/24/00", b.run(cdb("55 11 00 00 00 00 00 00 00 00"), nil).outcome())
+
+	store := &keptStore{}
+	b = newBench(t, func(l *LUN) { l.Store = store })
+	store.failWith(errors.New("disk full"))
+	list := unhex("00 00 00 00" + cacheOff)
+	require.Equal(t, "4/44/00", b.run([]byte{opModeSelect6, bitPF | bitSP, 0, 0, byte(len(list)), 0}, list).outcome())
+	require.True(t, b.d.units[0].mode.writeBack(), "what is not saved is not changed either")
+	require.Equal(t, "4/44/00", b.run(cdb("15 11 00 00 00 00"), nil).outcome())
+	require.Equal(t, "4/44/00", b.run(cdb(blockErase), nil).outcome())
+	require.Zero(t, b.disk.count("discard"), "an operation that could not be recorded does not begin")
+	b.good(cdb(testReady), nil)
+}
+
+func TestStoreThatCannotBeRead(t *testing.T) {
+	for name, store := range map[string]*keptStore{
+		"load mode-pages":           {fail: errors.New("no such device")},
+		"what is kept as mode-page": {kept: map[string][]byte{storedMode: []byte("{")}},
+		"what is kept as sanitize":  {kept: map[string][]byte{storedSanitize: []byte("7")}},
+	} {
+		_, err := NewDevice(Options{}, []LUN{{Number: 3, Disk: newMemDisk(1 << 20), Identity: testIdentity(), Store: store}})
+		require.ErrorContains(t, err, name)
+		require.ErrorContains(t, err, "LUN 3")
+	}
+}
+
+func TestProvisioningModePage(t *testing.T) {
+	b := newBench(t, accounted)
+	requireHex(t, "13 00 10 00"+provisioningModePage, b.good(cdb("1a 08 1c 02 ff 00"), nil))
+	requireHex(t, "1f 00 10 00"+informationalPage+provisioningModePage, b.good(cdb("1a 08 1c ff ff 00"), nil))
+	requireHex(t, "0f 00 10 00"+informationalPage, b.good(cdb("1a 08 1c 00 ff 00"), nil))
+	requireHex(t, "13 00 10 00 5c 02 000c 00 00 0000 00000000 00000000", b.good(cdb("1a 08 5c 02 ff 00"), nil))
+	require.Equal(t, "GOOD", modeSelect6(b, "00 00 00 00"+provisioningModePage).outcome())
+	require.Equal(t, "5/26/00", modeSelect6(b, "00 00 00 00 5c 02 000c 01 00 0000 00000000 00000000").outcome(), "SITUA")
+	require.Equal(t, "5/26/00", modeSelect6(b, "00 00 00 00 5c 02 0008 00 00 0000 00000000").outcome(), "length")
+	require.Equal(t, "5/1a/00", modeSelect6(b, "00 00 00 00 5c 02 00").outcome())
+	require.Equal(t, "5/26/00", modeSelect6(b, "00 00 00 00 5c 03 000c 00 00 0000 00000000 00000000").outcome())
+	plain := newBench(t)
+	require.Equal(t, "5/24/00", plain.run(cdb("1a 08 1c 02 ff 00"), nil).outcome())
+	require.Equal(t, "5/26/00", modeSelect6(plain, "00 00 00 00"+provisioningModePage).outcome())
+}

@@ -1,0 +1,102 @@
+package scsi
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+)
+
+// Limits of WRITE ATOMIC that VPD page B0h reports, in logical blocks: whole physical blocks, and no more than one
+// buffer.
+const (
+	maxAtomic         = 256
+	atomicGranularity = granularity
+)
+
+// prepareWriteAtomic is WRITE ATOMIC(16) (SBC-4 5.48). There is no atomic boundary: the write is one. FUA changes nothing,
+// as an atomic write is always flushed.
+func prepareWriteAtomic(t *Task) error {
+	t.lba, t.count = lba16(&t.CDB), uint64(binary.BigEndian.Uint16(t.CDB[12:]))
+	if err := t.inRange(); err != nil {
+		return err
+	}
+	switch {
+	case t.lba%atomicGranularity != 0:
+		return invalidField(2, 7)
+	case t.count > maxAtomic, t.count%atomicGranularity != 0:
+		return invalidField(12, 7)
+	}
+	t.expect(t.length(), true)
+	return t.exactly(12)
+}
+
+// atomicRecord is the header of what is kept while a WRITE ATOMIC is under way: the offset of the blocks in bytes. Their
+// former content follows.
+const atomicRecord = 8
+
+// outWriteAtomic writes all blocks or none (SBC-4 4.29). The range is held exclusively, so that no other command sees a part of
+// it. What was there is kept in the store until the new blocks are as durable as the disk makes them: it is put back when
+// the disk fails in the middle, or at the next start when the target was killed or lost power.
+func outWriteAtomic(t *Task, _ int64, p []byte) error {
+	u := t.unit
+	buf := scratch.Get().(*[scratchSize]byte)
+	defer scratch.Put(buf)
+	record := buf[:atomicRecord+len(p)]
+	before := record[atomicRecord:]
+	u.atomics.Lock()
+	defer u.atomics.Unlock()
+	u.ranges.lockOne(&t.hold, holdExclusive, t.Nexus.initiator, t.off(), t.length())
+	defer u.ranges.unlock(&t.hold)
+	if _, err := u.disk.ReadAt(before, t.off()); err != nil {
+		return err
+	}
+	binary.BigEndian.PutUint64(record, uint64(t.off()))
+	if err := u.store.Save(storedAtomic, record); err != nil {
+		return fmt.Errorf("keep what an atomic write replaces: %w", err)
+	}
+	_, err := u.disk.WriteAt(p, t.off())
+	if err != nil {
+		if _, undo := u.disk.WriteAt(before, t.off()); undo != nil {
+			return errors.Join(err, undo) // the record stays, for the next start
+		}
+	}
+	if flush := u.disk.Flush(); flush != nil {
+		return errors.Join(err, flush)
+	}
+	if forget := u.store.Save(storedAtomic, nil); forget != nil {
+		return errors.Join(err, fmt.Errorf("forget what an atomic write has replaced: %w", forget))
+	}
+	return err
+}
+
+// undoAtomic puts back what a WRITE ATOMIC that did not end has replaced.
+func (u *unit) undoAtomic() error {
+	if u.store == nil {
+		return nil
+	}
+	record, err := u.store.Load(storedAtomic)
+	if err != nil {
+		return fmt.Errorf("load %s: %w", storedAtomic, err)
+	}
+	if len(record) == 0 {
+		return nil
+	}
+	if len(record) <= atomicRecord || (len(record)-atomicRecord)%BlockSize != 0 {
+		return fmt.Errorf("what is kept as %s cannot be read: it has %d bytes; remove it if the content of the disk is known to be good",
+			storedAtomic, len(record))
+	}
+	off, before := binary.BigEndian.Uint64(record), record[atomicRecord:]
+	if size := uint64(u.disk.Size()); off > size || uint64(len(before)) > size-off {
+		return fmt.Errorf("what is kept as %s is of another disk: it ends at byte %d of %d; remove it", storedAtomic, off+uint64(len(before)), size)
+	}
+	if _, err = u.disk.WriteAt(before, int64(off)); err == nil {
+		err = u.disk.Flush()
+	}
+	if err == nil {
+		err = u.store.Save(storedAtomic, nil)
+	}
+	if err != nil {
+		return fmt.Errorf("put back what an interrupted atomic write has replaced: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,174 @@
+package scsi
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestWriteAtomic(t *testing.T) {
+	for _, c := range []struct {
+		name, cdb, want string
+		blocks          int
+		flushes         int
+	}{
+		{"one physical block", "9c 00 00 00 00 00 00 00 00 08 00 00 00 08 00 00", "GOOD", 8, 1},
+		{"the most", "9c 00 00 00 00 00 00 00 00 08 00 00 01 00 00 00", "GOOD", 256, 1},
+		{"up to the end", "9c 00 00 00 00 00 00 00 4e 18 00 00 00 08 00 00", "GOOD", 8, 1},
+		{"nothing", "9c 00 00 00 00 00 00 00 00 08 00 00 00 00 00 00", "GOOD", 0, 0},
+		{"DPO and FUA", "9c 18 00 00 00 00 00 00 00 08 00 00 00 08 00 00", "GOOD", 8, 1},
+		{"more than the most", "9c 00 00 00 00 00 00 00 00 08 00 00 01 08 00 00", "5/24/00", 264, 0},
+		{"an address within a physical block", "9c 00 00 00 00 00 00 00 00 09 00 00 00 08 00 00", "5/24/00", 8, 0},
+		{"a part of a physical block", "9c 00 00 00 00 00 00 00 00 08 00 00 00 07 00 00", "5/24/00", 7, 0},
+		{"an atomic boundary", "9c 00 00 00 00 00 00 00 00 08 00 08 00 08 00 00", "5/24/00", 8, 0},
+		{"protection", "9c 20 00 00 00 00 00 00 00 08 00 00 00 08 00 00", "5/24/00", 8, 0},
+		{"group number", "9c 00 00 00 00 00 00 00 00 08 00 00 00 08 01 00", "5/24/00", 8, 0},
+		{"beyond the end", "9c 00 00 00 00 00 00 00 4e 18 00 00 00 10 00 00", "5/21/00", 16, 0},
+		{"nothing beyond the end", "9c 00 00 00 00 00 00 00 4e 28 00 00 00 00 00 00", "5/21/00", 0, 0},
+		{"less data than the CDB says", "9c 00 00 00 00 00 00 00 00 08 00 00 00 10 00 00", "5/0e/03", 8, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newBench(t, stored)
+			data := pattern(c.blocks, 3)
+			require.Equal(t, c.want, b.run(cdb(c.cdb), data).outcome())
+			require.Equal(t, c.flushes, b.disk.count("flush"))
+			switch {
+			case c.want != "GOOD":
+				require.Zero(t, b.disk.count("write"))
+			case c.blocks > 0:
+				lba := binary.BigEndian.Uint32(unhex(c.cdb)[6:])
+				require.Equal(t, data, b.read(lba, uint16(c.blocks)))
+			}
+		})
+	}
+	protected := newBench(t, stored, readOnly)
+	require.Equal(t, "7/27/00", protected.run(cdb("9c 00 00 00 00 00 00 00 00 08 00 00 00 08 00 00"), pattern(8, 1)).outcome())
+	b := newBench(t, stored)
+	task := &Task{Nexus: b.nexus, LUN: lun1, Offered: 9 * BlockSize}
+	copy(task.CDB[:], cdb("9c 00 00 00 00 00 00 00 00 08 00 00 00 08 00 00"))
+	require.Error(t, b.d.Prepare(task), "more data than the CDB says")
+}
+
+// tornDisk stores half of a write and then fails, as storage does that fills up. Further failures store nothing.
+type tornDisk struct {
+	*memDisk
+	fail  error
+	fails int
+	torn  bool
+}
+
+func (d *tornDisk) WriteAt(p []byte, off int64) (int, error) {
+	if d.fails == 0 {
+		return d.memDisk.WriteAt(p, off)
+	}
+	d.fails--
+	if d.torn {
+		return 0, d.fail
+	}
+	d.torn = true
+	n, _ := d.memDisk.WriteAt(p[:len(p)/2], off)
+	return n, d.fail
+}
+
+func TestWriteAtomicLeavesNothingBehindWhenTheDiskFails(t *testing.T) {
+	torn := &tornDisk{memDisk: newMemDisk(testBlocks * BlockSize), fail: errors.New("no more")}
+	b := newBench(t, stored, func(l *LUN) { l.Disk = torn })
+	before := pattern(16, 1)
+	b.good(cdb("2a 00 00 00 00 08 00 00 10 00"), before)
+	torn.fails = 1
+	require.Equal(t, "4/44/00", b.run(cdb("9c 00 00 00 00 00 00 00 00 08 00 00 00 10 00 00"), pattern(16, 2)).outcome())
+	require.Equal(t, before, b.good(cdb("28 00 00 00 00 08 00 00 10 00"), nil))
+}
+
+// TestWriteAtomicThatWasCutOff lets the target be killed in the middle of a write: the next start puts back what was there.
+func TestWriteAtomicThatWasCutOff(t *testing.T) {
+	store := &keptStore{}
+	torn := &tornDisk{memDisk: newMemDisk(testBlocks * BlockSize), fail: errors.New("killed")}
+	kept := func(l *LUN) { l.Disk, l.Store = torn, store }
+	b := newBench(t, kept)
+	before, after := pattern(16, 1), pattern(16, 2)
+	request := cdb("9c 00 00 00 00 00 00 00 00 08 00 00 00 10 00 00")
+	b.good(cdb("2a 00 00 00 00 08 00 00 10 00"), before)
+	torn.fails = 2 // also the attempt to put it back
+	require.Equal(t, "4/44/00", b.run(request, after).outcome())
+	require.NotEqual(t, before, b.good(cdb("28 00 00 00 00 08 00 00 10 00"), nil))
+
+	again := newBench(t, kept)
+	require.Equal(t, before, again.good(cdb("28 00 00 00 00 08 00 00 10 00"), nil))
+	again.good(request, after)
+	require.Empty(t, store.kept[storedAtomic])
+	last := newBench(t, kept)
+	require.Equal(t, after, last.good(cdb("28 00 00 00 00 08 00 00 10 00"), nil), "a write that has ended stays")
+
+	store.failWith(errors.New("no space"))
+	require.Equal(t, "4/44/00", last.run(request, before).outcome())
+	require.Equal(t, after, last.good(cdb("28 00 00 00 00 08 00 00 10 00"), nil), "what cannot be undone is not begun")
+}
+
+func TestAtomicRecordThatMakesNoSense(t *testing.T) {
+	for name, record := range map[string][]byte{
+		"it has 7 bytes":   make([]byte, 7),
+		"it has 8 bytes":   make([]byte, 8),
+		"it has 500 bytes": make([]byte, 500),
+		"of another disk":  append([]byte{0, 0, 0, 0, 0x7f, 0, 0, 0}, make([]byte, BlockSize)...),
+	} {
+		store := &keptStore{kept: map[string][]byte{storedAtomic: record}}
+		_, err := NewDevice(Options{}, []LUN{{Number: 3, Disk: newMemDisk(1 << 20), Identity: testIdentity(), Store: store}})
+		require.ErrorContains(t, err, name)
+	}
+	broken := newMemDisk(1 << 20)
+	broken.failWith("write", errors.New("broken"))
+	store := &keptStore{kept: map[string][]byte{storedAtomic: make([]byte, atomicRecord+BlockSize)}}
+	_, err := NewDevice(Options{}, []LUN{{Number: 3, Disk: broken, Identity: testIdentity(), Store: store}})
+	require.ErrorContains(t, err, "put back")
+	require.NotEmpty(t, store.kept[storedAtomic], "it is tried again at the next start")
+}
+
+// TestWriteAtomicIsNeverSeenInParts lets two initiators write the same blocks, atomically and otherwise, while others
+// read them: whatever a reader sees is one whole write.
+func TestWriteAtomicIsNeverSeenInParts(t *testing.T) {
+	b := newBench(t, stored)
+	const blocks = 64
+	request := cdb("9c 00 00 00 00 00 00 00 00 40 00 00 00 40 00 00")
+	var writers, readers sync.WaitGroup
+	stop := make(chan struct{})
+	for w := range 2 {
+		n := b.attach("iqn.w", byte(w))
+		writers.Add(1)
+		go func() {
+			defer writers.Done()
+			for i := range 200 {
+				r := drive(b.d, n, lun1, request, bytes.Repeat([]byte{byte(2*i + w)}, blocks*BlockSize), 8192)
+				if r.outcome() != "GOOD" {
+					t.Errorf("write: %s", r.outcome())
+				}
+			}
+		}()
+	}
+	for i := range 2 {
+		n := b.attach("iqn.r", byte(i))
+		readers.Add(1)
+		go func() {
+			defer readers.Done()
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				r := drive(b.d, n, lun1, cdb("28 00 00 00 00 40 00 00 40 00"), nil, blocks*BlockSize)
+				if r.outcome() != "GOOD" || !bytes.Equal(r.data, bytes.Repeat(r.data[:1], len(r.data))) {
+					t.Errorf("a reader saw parts of two writes, or %s", r.outcome())
+					return
+				}
+			}
+		}()
+	}
+	writers.Wait()
+	close(stop)
+	readers.Wait()
+}
