@@ -37,6 +37,7 @@ type task struct {
 	write     bool
 	immediate bool
 	started   time.Duration // since the server's start
+	begun     time.Duration // the same, when all data of the last burst was there
 
 	state taskState     // guarded by session.mu
 	owner *runner       // guarded by session.mu; the goroutine that works on it, nil while it waits for data
@@ -82,6 +83,7 @@ func (s *session) newTask(run *runner, cmd *pdu.SCSICommand) (*task, error) {
 	t.expected, t.read, t.write = int64(cmd.ExpectedLength), cmd.Read, cmd.Write
 	t.state, t.owner, run.task = taskExecuting, run, t
 	t.started = time.Since(s.conn.srv.start)
+	t.begun = t.started
 	t.sent, t.snIn = 0, 0
 	t.scsi.Nexus, t.scsi.LUN, t.scsi.CDB, t.scsi.ExtendedCDB = s.nexus, cmd.LUN, cmd.CDB, nil
 	t.scsi.Offered = 0
@@ -299,6 +301,11 @@ func (c *conn) observe(t *task, status uint8) {
 	if t.scsi.Dir == scsi.DirOut {
 		moved = t.out.total
 	}
-	c.srv.opt.Observer.CommandDone(CommandEvent{Initiator: t.sess.login.InitiatorName, LUN: number, Op: t.scsi.Op(),
-		Bytes: moved, Duration: time.Since(c.srv.start) - t.started, Status: status})
+	now := time.Since(c.srv.start)
+	op := t.scsi.Op()
+	if op == scsi.OpRead && moved <= chunkSize || op == scsi.OpWrite {
+		c.srv.watch.luns[number].slow(now - t.begun)
+	}
+	c.srv.opt.Observer.CommandDone(CommandEvent{Initiator: t.sess.login.InitiatorName, LUN: number, Op: op,
+		Bytes: moved, Duration: now - t.started, Status: status})
 }

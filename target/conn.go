@@ -81,10 +81,11 @@ func (c *conn) loginPhase() (ok bool) {
 // side; once the watchdog has taken that away, it only finishes the command in hand.
 type runner struct {
 	reading bool
-	call    uint64  // number of the disk call that it is in as the reader; 0: none
-	queued  int     // bytes that waited for the network when it queued some last
-	task    *task   // the one in hand, or one before it; see ownedLocked
-	buf     *buffer // read into, and not queued yet
+	call    uint64    // number of the disk call that it is in as the reader; 0: none
+	passed  *lunWatch // where its command was passed on because the disk is slow
+	queued  int       // bytes that waited for the network when it queued some last
+	task    *task     // the one in hand, or one before it; see ownedLocked
+	buf     *buffer   // read into, and not queued yet
 }
 
 // readLoop is the body of the reading goroutine in full feature phase.
@@ -94,7 +95,7 @@ func (c *conn) readLoop() {
 	for {
 		err := c.step(run)
 		if !run.reading {
-			c.srv.pool.charge(-stackCharge)
+			c.ended(run)
 			if err != nil {
 				c.fail(err)
 			}

@@ -2,6 +2,7 @@ package target
 
 import (
 	"errors"
+	"time"
 
 	"kubevirt.io/disk/target/internal/pdu"
 	"kubevirt.io/disk/target/internal/scsi"
@@ -227,6 +228,7 @@ func (c *conn) burstDone(run *runner, t *task) error {
 		return c.ask(t)
 	}
 	if n := d.ready(last); n > 0 {
+		t.begun = time.Since(c.srv.start)
 		c.enter(run, t)
 		err := t.scsi.Out(d.base, d.buf.b[:n])
 		if err == nil && last {

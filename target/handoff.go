@@ -21,6 +21,14 @@ const stallTick = 10 * time.Millisecond
 // reader. A machine that is short of processors lets readers look stalled for shorter than that.
 const stuckTicks = 4
 
+// A disk that is slow but not stalled, as one whose data has to come from a drive, would be given one command at a
+// time. So a call that took slowCall has the next slowCommands commands for its LUN passed on, up to slowParallel at once.
+const (
+	slowCall     = 500 * time.Microsecond
+	slowCommands = 16
+	slowParallel = 16
+)
+
 // quietTicks is how many looks without any call in progress put the watchdog to sleep.
 const quietTicks = 200
 
@@ -41,6 +49,9 @@ type lunWatch struct {
 	stalled atomic.Int32 // calls in progress in which a reader lost its role
 	stuck   atomic.Bool  // there has been one for stuckTicks
 	ticks   int          // belongs to the watchdog
+
+	armed  atomic.Int32 // so many more commands are passed on, as the disk was slow a moment ago
+	passed atomic.Int32 // commands in progress that were passed on for that reason
 }
 
 // A call is named by its number on the connection and, in the lowest bits, the LUN that it is for.
@@ -55,7 +66,7 @@ func (c *conn) enter(run *runner, t *task) {
 	}
 	lun, _ := t.scsi.LUNNumber()
 	w := &c.srv.watch
-	if w.luns[lun].stuck.Load() {
+	if l := &w.luns[lun]; l.stuck.Load() || l.armed.Load() > 0 && l.pass(run) {
 		run.reading = false
 		c.handOn()
 		return
@@ -164,4 +175,30 @@ func (c *conn) handOn() {
 		defer c.srv.wg.Done()
 		c.readLoop()
 	}()
+}
+
+// slow notes how long a READ or WRITE took in the disk.
+func (l *lunWatch) slow(took time.Duration) {
+	if took > slowCall {
+		l.armed.Store(slowCommands)
+	}
+}
+
+// pass takes a place among the commands that are passed on because their disk is slow, if there is one.
+func (l *lunWatch) pass(run *runner) bool {
+	if l.passed.Add(1) > slowParallel {
+		l.passed.Add(-1)
+		return false
+	}
+	l.armed.Add(-1)
+	run.passed = l
+	return true
+}
+
+// ended is called once for each goroutine that lost the reading role, when its command has ended.
+func (c *conn) ended(run *runner) {
+	c.srv.pool.charge(-stackCharge)
+	if run.passed != nil {
+		run.passed.passed.Add(-1)
+	}
 }

@@ -34,7 +34,7 @@ func (c *conn) recoverRunner(run *runner) {
 	if run.reading {
 		c.releaseReader()
 	} else {
-		c.srv.pool.charge(-stackCharge)
+		c.ended(run)
 	}
 	c.panicked(p)
 }

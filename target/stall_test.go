@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"runtime"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -98,6 +99,41 @@ func TestManyStalledCommands(t *testing.T) {
 		require.True(t, task.MustFinish(t).Good())
 	}
 	eventually(t, "nothing is stalled", func() bool { return s.Stalls(1) == 0 })
+}
+
+// crowded is a disk that takes a moment for each read, and counts how many it has at once.
+type crowded struct {
+	*disktest.Memory
+	now, most atomic.Int64
+}
+
+func (d *crowded) ReadAt(p []byte, off int64) (int, error) {
+	n := d.now.Add(1)
+	defer d.now.Add(-1)
+	for most := d.most.Load(); n > most && !d.most.CompareAndSwap(most, n); most = d.most.Load() {
+	}
+	time.Sleep(2 * time.Millisecond) // slow, and not long enough to be taken for stalled
+	return d.Memory.ReadAt(p, off)
+}
+
+// TestSlowDisk reads from a disk that is slow for each command and can do many at once, as one does whose data is not in memory.
+func TestSlowDisk(t *testing.T) {
+	slow := &crowded{Memory: disktest.NewMemory(1 << 20)}
+	s := newServer(t, func(o *target.Options) { o.LUNs[0].Disk = slow })
+	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1, 2)
+	var all []*tt.Task
+	for i := range 64 {
+		all = append(all, c.MustStart(t, tt.Read10(1, uint32(i), 1)))
+	}
+	for _, task := range all {
+		require.True(t, task.MustFinish(t).Good())
+	}
+	require.Greater(t, slow.most.Load(), int64(1), "commands reach the disk side by side")
+	require.LessOrEqual(t, slow.most.Load(), int64(64))
+	eventually(t, "nothing is held", func() bool { return s.MemoryInUse() <= 64<<10 })
+	for range 40 {
+		c.MustGood(t, tt.Read10(2, 0, 8))
+	}
 }
 
 // TestStalledOutOfOrder has commands for a stalled disk wait for those before them, so that whoever replays one passes the reading
