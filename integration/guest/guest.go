@@ -172,6 +172,8 @@ export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/r
 /bin/busybox mount -t sysfs sysfs /sys
 /bin/busybox mount -t devtmpfs devtmpfs /dev
 /bin/busybox mount -t tmpfs tmpfs /run
+# What the kernel complains of is in its log. On the console it would cut lines of the script's in two.
+echo 1 >/proc/sys/kernel/printk
 # Commands that a package brought stay: those are the errors.
 /bin/busybox --install -s 2>/dev/null
 while read -r module; do
