@@ -49,8 +49,8 @@ func (o *opening) overImage(ctx context.Context) (*Instance, error) {
 		return nil, err
 	}
 	if !kept {
-		o.log.Info("made a disk of the image", zap.String("format", string(o.img.format())), zap.Int64("size", s.Size),
-			zap.Int64("data", o.img.use.total()), zap.String("disk", o.dir.disk()), zap.String("serial", s.Identity.Serial),
+		o.log.Info("made a disk of the image", zap.String("format", string(o.img.format())), zap.Int64("size", inst.Size()),
+			zap.Int64("data", o.img.use.total()), zap.String("disk", o.dir.disk()), zap.String("serial", inst.Identity.Serial),
 			zap.Duration("duration", time.Since(begin)))
 	}
 	return inst, nil
