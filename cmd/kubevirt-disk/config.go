@@ -22,7 +22,8 @@ type config struct {
 	persistentDir    string // "": none
 	onImageChange    disk.ImageChange
 	ephemeralFlush   bool
-	controlSocket    string                   // path; "": none
+	controlSocket    string // path; "": none
+	limits           target.Limits
 	common           diskSettings             // of every disk, unless it has its own
 	disks            map[string]diskOverrides // by image
 	metricsListen    *portal                  // nil: off
@@ -45,7 +46,7 @@ func loadConfig(flags *pflag.FlagSet) (*config, error) {
 		metricsChosen:  l.source(keyMetricsListen) != "",
 		persistentDir:  l.text(keyPersistentDir),
 		ephemeralFlush: l.bool(keyEphemeralFlush),
-		common:         diskSettings{copyMode: l.copyMode(), copyModeSource: l.name(keyCopyMode), size: l.size()},
+		common:         diskSettings{copyMode: l.copyMode(), copyModeSource: l.name(keyCopyMode), size: l.size(keySize)},
 		disks:          l.disks,
 		log:            l.logConfig(),
 	}
@@ -57,6 +58,7 @@ func loadConfig(flags *pflag.FlagSet) (*config, error) {
 		l.problems.add(l.name(keyAccessMode), "%v", err)
 	}
 	c.controlSocket = l.controlSocket()
+	c.limits = target.Limits{Memory: l.size(keyMemory), MaxConnections: l.count(keyMaxSessions), MaxPerAddress: l.count(keyMaxPerAddress)}
 	if c.onImageChange, err = disk.ParseImageChange(l.text(keyOnImageChange)); err != nil {
 		l.problems.add(l.name(keyOnImageChange), "%v", err)
 	}
@@ -100,15 +102,24 @@ func (l *loader) controlSocket() string {
 	return filepath.Join(l.text(keyWorkDir), path)
 }
 
-// size is that of every disk, or 0.
-func (l *loader) size() int64 {
-	text := l.text(keySize)
+// count is a number of at least 1.
+func (l *loader) count(key string) int {
+	n, err := strconv.Atoi(l.text(key))
+	if err != nil || n < 1 {
+		l.problems.add(l.name(key), "%q is no number of at least 1", l.text(key))
+	}
+	return n
+}
+
+// size is a number of bytes, or 0 where there is none.
+func (l *loader) size(key string) int64 {
+	text := l.text(key)
 	if text == "" {
 		return 0
 	}
 	n, err := parseSize(text)
 	if err != nil {
-		l.problems.add(l.name(keySize), "%v", err)
+		l.problems.add(l.name(key), "%v", err)
 	}
 	return n
 }

@@ -42,6 +42,8 @@ func TestConfigurationErrors(t *testing.T) {
 		"size":                            {env: map[string]string{"SIZE": "10 GB"}, want: []string{"SIZE", "10 GB", "Gi"}},
 		"size of half sectors":            {args: []string{"--size=1000"}, want: []string{"--size", "multiple of 512"}},
 		"ephemeral flush":                 {env: map[string]string{"EPHEMERAL_FLUSH": "perhaps"}, want: []string{"EPHEMERAL_FLUSH", "perhaps"}},
+		"no sessions":                     {env: map[string]string{"MAX_SESSIONS": "0"}, want: []string{"MAX_SESSIONS", "at least 1"}},
+		"memory":                          {args: []string{"--memory=lots"}, want: []string{"--memory", "lots"}},
 		"disks is no map":                 {file: "disks: [a.raw]", want: []string{"line 1", "fedora.qcow2"}},
 		"disk is no map":                  {file: "disks: {a.raw: 3}", want: []string{"a.raw", "key: value"}},
 		"disk set up twice":               {file: "disks:\n  a.raw: {lun: 3}\n  a.raw: {lun: 4}\n", want: []string{"line 3", "a.raw", "twice"}},

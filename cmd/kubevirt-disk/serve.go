@@ -115,6 +115,7 @@ func (d *daemon) newTarget() (*target.Server, error) {
 	opt := target.Options{
 		TargetName: d.cfg.targetName,
 		Observer:   d.metrics,
+		Limits:     d.cfg.limits,
 		Log:        d.log,
 	}
 	if d.cfg.chap.Enabled() {

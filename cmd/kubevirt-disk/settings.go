@@ -43,6 +43,9 @@ const (
 	keySize           = "size"
 	keyEphemeralFlush = "ephemeral-flush"
 	keyControlSocket  = "control-socket"
+	keyMemory         = "memory"
+	keyMaxSessions    = "max-sessions"
+	keyMaxPerAddress  = "max-sessions-per-address"
 
 	flagConfig = "config"
 	envConfig  = "KUBEVIRT_DISK_CONFIG"
@@ -83,6 +86,12 @@ var settings = []setting{
 		usage: "`file` that exists while the LUNs can be used; empty: none"},
 	{key: keyControlSocket, env: []string{"CONTROL_SOCKET"}, def: "control.sock", empty: true,
 		usage: "`socket` for the command handover, relative to the work directory; empty: none"},
+	{key: keyMemory, env: []string{"MEMORY"}, def: "64Mi",
+		usage: "`bytes` of data in flight of all sessions together; commands beyond it are asked to try again"},
+	{key: keyMaxSessions, env: []string{"MAX_SESSIONS"}, def: "1024",
+		usage: "`number` of sessions at once"},
+	{key: keyMaxPerAddress, env: []string{"MAX_SESSIONS_PER_ADDRESS"}, def: "256",
+		usage: "`number` of sessions at once from one IPv4 address or 64-bit IPv6 network"},
 	{key: keyLogLevel, env: []string{"LOG_LEVEL"}, def: "info",
 		usage: "least `level` that is logged: debug, info, warn or error"},
 	{key: keyLogFormat, env: []string{"LOG_FORMAT"},
