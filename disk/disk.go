@@ -65,6 +65,13 @@ type Extenter interface {
 	Extent(off, length int64) (Extent, error)
 }
 
+// Estimator is a disk of which some reads cost much more than a look into the page cache. Asked once, when the LUN is made.
+type Estimator interface {
+	// Slow reports whether a read that begins there has to be decompressed first, so that it is worth another
+	// processor. It does not wait for storage. Only a hint: the answer may be outdated at once.
+	Slow(off int64) bool
+}
+
 // Identity distinguishes one disk instance from every other one, so that two pods of one image never look
 // like two paths to one disk. It is kept with the disk's state.
 type Identity struct {

@@ -141,6 +141,19 @@ func (m *Image) Extent(off, length int64) (Extent, error) {
 	return Extent{Length: n, Data: kind != extentHole}, nil
 }
 
+// Slow reports whether a read at off has to be decompressed, in whichever file of the chain it is. See Estimator.
+func (m *Image) Slow(off int64) bool {
+	for l := m.top; l != nil && l.content != nil && off < l.size; l = l.below {
+		if l.content.slow(off) {
+			return true
+		}
+		if _, kind, err := l.content.extent(off, 1); err != nil || kind != extentBelow {
+			return false
+		}
+	}
+	return false
+}
+
 // Close closes every file of the image. Calls after the first do nothing.
 func (m *Image) Close() error {
 	m.closeOnce.Do(func() { m.closeErr = m.top.close() })

@@ -32,6 +32,8 @@ type content interface {
 	Size() int64
 	// extent describes the run that begins at off, at most length bytes of it.
 	extent(off, length int64) (int64, extentKind, error)
+	// slow reports whether a read of the layer's own content at off has to be decompressed.
+	slow(off int64) bool
 	setBelow(l *layer)
 	header() header
 }

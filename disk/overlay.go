@@ -61,6 +61,8 @@ var (
 	_ Discarder = (*overlay)(nil)
 	_ Zeroer    = (*overlay)(nil)
 	_ Extenter  = (*overlay)(nil)
+	_ Estimator = (*overlay)(nil)
+	_ Estimator = (*Image)(nil)
 )
 
 // newOverlay puts a file over an image. The map knows what the file holds already; what the image does not store is
@@ -281,6 +283,17 @@ func (o *overlay) Extent(off, length int64) (Extent, error) {
 		return Extent{Length: n}, nil
 	}
 	return o.base.Extent(off, min(n, o.base.Size()-off))
+}
+
+// Slow reports whether a read at off has to be decompressed. See Estimator.
+func (o *overlay) Slow(off int64) bool {
+	if off >= o.mapped || o.blocks.allSet(off/o.granule, off/o.granule) {
+		return false
+	}
+	o.baseMu.RLock()
+	defer o.baseMu.RUnlock()
+	e, ok := o.base.(Estimator)
+	return ok && e.Slow(off)
 }
 
 // Close closes the file and the map. The image is the caller's to close.

@@ -1,8 +1,11 @@
 package disk_test
 
 import (
+	"bytes"
+	"errors"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"testing"
 
@@ -49,4 +52,31 @@ func TestSuiteOverAnImage(t *testing.T) {
 			})
 		}
 	}
+}
+
+// What has to be decompressed says so, until it has been decoded or copied.
+func TestSlowReads(t *testing.T) {
+	dir := t.TempDir()
+	raw := filepath.Join(dir, "a.raw")
+	require.NoError(t, os.WriteFile(raw, bytes.Repeat([]byte("some text "), 1<<17), 0o644))
+	path := filepath.Join(dir, "b.qcow2")
+	out, err := exec.Command("qemu-img", "convert", "-f", "raw", "-O", "qcow2", "-c", raw, path).CombinedOutput()
+	if errors.Is(err, exec.ErrNotFound) && os.Getenv("KUBEVIRT_DISK_REQUIRE_TOOLS") != "1" {
+		t.Skip("needs qemu-img")
+	}
+	require.NoError(t, err, "%s", out)
+	img, err := disk.OpenImage(path, disk.ImageOptions{})
+	require.NoError(t, err)
+	inst, err := disk.Open(t.Context(), img, disk.OpenOptions{WorkDir: t.TempDir(), Mode: disk.CopyOnWrite})
+	require.NoError(t, err)
+	defer inst.Close()
+	slow := inst.Disk.(disk.Estimator).Slow
+	require.True(t, slow(0))
+	require.True(t, slow(256<<10))
+	_, err = inst.ReadAt(make([]byte, 4096), 0)
+	require.NoError(t, err)
+	require.False(t, slow(32<<10), "the cluster is in memory")
+	_, err = inst.WriteAt(make([]byte, 4096), 256<<10)
+	require.NoError(t, err)
+	require.False(t, slow(256<<10), "it was written")
 }

@@ -32,6 +32,8 @@ func (c qcow2Content) extent(off, length int64) (int64, extentKind, error) {
 	}
 }
 
+func (c qcow2Content) slow(off int64) bool { return c.Decodes(off) }
+
 func (c qcow2Content) setBelow(l *layer) { c.SetBacking(l, l.size) }
 
 func (c qcow2Content) header() header {

@@ -66,7 +66,7 @@ func (c *conn) enter(run *runner, t *task) {
 	}
 	lun, _ := t.scsi.LUNNumber()
 	w := &c.srv.watch
-	if l := &w.luns[lun]; l.stuck.Load() || l.armed.Load() > 0 && l.pass(run) {
+	if l := &w.luns[lun]; l.stuck.Load() || l.armed.Load() > 0 && l.pass(run) || c.shares(run, t, l) {
 		run.reading = false
 		c.handOn()
 		return
@@ -191,6 +191,20 @@ func (l *lunWatch) pass(run *runner) bool {
 		return false
 	}
 	l.armed.Add(-1)
+	run.passed = l
+	return true
+}
+
+// shares passes a command on that keeps a processor busy for long, when there are others that it would keep waiting. A lone
+// command is not worth a wake-up.
+func (c *conn) shares(run *runner, t *task, l *lunWatch) bool {
+	if c.rx.r == c.rx.w && l.passed.Load() == 0 || !t.scsi.Slow() {
+		return false
+	}
+	if l.passed.Add(1) > slowParallel {
+		l.passed.Add(-1)
+		return false
+	}
 	run.passed = l
 	return true
 }

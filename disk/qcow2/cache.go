@@ -103,6 +103,15 @@ func (c *cache) get(key int64, at uint64) (pinned, error) {
 	return pinned{data: b.data, slot: b, shard: s}, nil
 }
 
+// has reports whether a block can be had without loading it.
+func (c *cache) has(key int64) bool {
+	s := &c.shards[uint64(key)%uint64(len(c.shards))]
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	b := s.findLocked(key)
+	return b != nil && !b.loading
+}
+
 func (p pinned) release() {
 	if p.slot == nil {
 		return

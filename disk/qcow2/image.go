@@ -246,6 +246,15 @@ func (im *Image) Extent(off, length int64) (n int64, kind Kind, err error) {
 	return n, kind, nil
 }
 
+// Decodes reports whether a read at off has to decompress a cluster: one that was not just decoded for another read.
+func (im *Image) Decodes(off int64) bool {
+	if off < 0 || off >= im.hdr.size {
+		return false
+	}
+	p, err := im.locate(off, 1)
+	return err == nil && p.kind == KindCompressed && !im.decoded.has(off>>im.hdr.clusterBits)
+}
+
 // ReadAt reads guest bytes, from the backing file where the image has none. It reads len(p) bytes or fails; reading
 // across the end of the virtual size returns io.EOF with what there is.
 func (im *Image) ReadAt(p []byte, off int64) (int, error) {

@@ -79,6 +79,7 @@ type unit struct {
 	zeroes   disk.Zeroer     // nil: cannot
 	extents  disk.Extenter   // nil: cannot
 	accounts disk.Accountant // nil: cannot
+	estimate disk.Estimator  // nil: cannot
 	store    Store           // nil: none
 
 	table  *opcodeTable
@@ -179,6 +180,7 @@ func newUnit(l LUN) (*unit, error) {
 	u.discards, _ = l.Disk.(disk.Discarder)
 	u.zeroes, _ = l.Disk.(disk.Zeroer)
 	u.extents, _ = l.Disk.(disk.Extenter)
+	u.estimate, _ = l.Disk.(disk.Estimator)
 	u.accounts, _ = l.Disk.(disk.Accountant)
 	u.store = l.Store
 	u.blocks.Store(uint64(l.Disk.Size()) >> blockShift)

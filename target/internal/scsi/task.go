@@ -262,6 +262,11 @@ func (t *Task) exactly(field int) error {
 }
 
 // off and length are the medium range of the command in bytes.
+// Slow reports whether the READ is worth another processor, as the disk estimates it.
+func (t *Task) Slow() bool {
+	return t.unit != nil && t.unit.estimate != nil && t.cmd != nil && t.cmd.op == OpRead && t.Dir == DirIn && t.unit.estimate.Slow(t.off()+t.moved)
+}
+
 func (t *Task) off() int64    { return int64(t.lba) << blockShift }
 func (t *Task) length() int64 { return int64(t.count) << blockShift }
 

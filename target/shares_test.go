@@ -1,0 +1,55 @@
+package target
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/disktest"
+	"kubevirt.io/disk/target/internal/scsi"
+)
+
+// decompressing is a disk of which reads below 1 MiB have to be decompressed.
+type decompressing struct{ *disktest.Memory }
+
+func (decompressing) Slow(off int64) bool { return off < 1<<20 }
+
+// A read that keeps a processor busy is passed on when others wait for the reader or are passed on already, up to a limit, and
+// never when it is alone.
+func TestSharedReads(t *testing.T) {
+	d := decompressing{disktest.NewMemory(4 << 20)}
+	device, err := scsi.NewDevice(scsi.Options{}, []scsi.LUN{{Number: 1, Disk: d, Access: scsi.AccessWriteShared,
+		Identity: disk.Identity{Serial: "x", NAA: [8]byte{0x30}}}})
+	require.NoError(t, err)
+	nexus := device.Attach(scsi.InitiatorPort{Name: "iqn.a"})
+	prepared := func(cdb ...byte) *task {
+		k := &task{}
+		k.scsi.Nexus, k.scsi.LUN = nexus, 1<<48
+		copy(k.scsi.CDB[:], cdb)
+		for range 3 { // unit attentions come first
+			if err = device.Prepare(&k.scsi); err == nil {
+				return k
+			}
+		}
+		require.NoError(t, err)
+		return nil
+	}
+	slow, quick, write := prepared(0x28, 0, 0, 0, 0, 0, 0, 0, 8, 0), prepared(0x28, 0, 0, 0, 0x08, 0, 0, 0, 8, 0), prepared(0x2a, 0, 0, 0, 0, 0, 0, 0, 8, 0)
+	var l lunWatch
+	alone := &conn{}
+	require.False(t, alone.shares(&runner{}, slow, &l), "it would be a wake-up for nothing")
+	busy := &conn{}
+	busy.rx.w = 48
+	require.False(t, busy.shares(&runner{}, quick, &l))
+	require.False(t, busy.shares(&runner{}, write, &l))
+	run := &runner{}
+	require.True(t, busy.shares(run, slow, &l))
+	require.Same(t, &l, run.passed)
+	require.True(t, alone.shares(&runner{}, slow, &l), "others are at work already")
+	for l.passed.Load() < slowParallel {
+		require.True(t, busy.shares(&runner{}, slow, &l))
+	}
+	require.False(t, busy.shares(&runner{}, slow, &l), "there are enough")
+	require.EqualValues(t, slowParallel, l.passed.Load())
+}
