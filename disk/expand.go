@@ -30,8 +30,9 @@ const (
 var zeros [256 << 10]byte
 
 // copier expands an image into a sparse raw file. One goroutine walks the extents and hands out chunks in order. The
-// workers read and decode them side by side, and write them in turn: so the writes are sequential, none waits for the
-// kernel's lock of the file (which it does by spinning, at the cost of a core), and every cluster is decoded once.
+// workers read and decode them side by side, and one goroutine writes them: so the writes are sequential and follow each
+// other without a pause, none waits for the kernel's lock of the file (which it does by spinning, at the cost of a core), and
+// every cluster is decoded once.
 type copier struct {
 	img      *Image
 	dst      *os.File // nil: only count what would be written
@@ -39,6 +40,7 @@ type copier struct {
 	progress *Progress
 	chunk    int64
 	workers  int
+	buffers  int // chunks that are read, written or wait to be
 }
 
 // job is a part of one chunk for a worker.
@@ -47,8 +49,8 @@ type job struct {
 	data        int64 // bytes of it that the image stores
 	covered     int64 // bytes that are dealt with when it is done: with the hole before it
 
-	turn <-chan struct{} // closed when everything before it is written
-	done chan struct{}   // to be closed when it is written itself
+	buf   []byte        // of a chunk
+	ready chan struct{} // closed when it is read
 }
 
 // newCopier prepares an expansion with at most that many workers, 0 for one per processor.
@@ -65,8 +67,8 @@ func newCopier(img *Image, dst *os.File, p *Progress, workers int) *copier {
 	}
 	// A compressed cluster is decoded as a whole, so a chunk holds whole clusters of every layer.
 	img.top.chain(func(l *layer) { c.chunk = max(c.chunk, l.header.clusterSize) })
-	// One more than can decode at a time, for one of them writes or waits for its turn.
-	c.workers = max(1, min(workers+1, int(maxCopyBuffers/c.chunk)))
+	c.buffers = max(2, min(workers+2, int(maxCopyBuffers/c.chunk)))
+	c.workers = min(workers, c.buffers-1)
 	return c
 }
 
@@ -79,46 +81,57 @@ func (c *copier) run(ctx context.Context) (written int64, err error) {
 		}
 	}
 	group, ctx := errgroup.WithContext(ctx)
-	jobs := make(chan job, c.workers)
+	jobs, ordered := make(chan *job, c.buffers), make(chan *job, c.buffers)
+	free := make(chan []byte, c.buffers)
+	for range c.buffers {
+		free <- nil // allocated when it is needed
+	}
 	group.Go(func() error {
 		defer close(jobs)
-		return c.walk(ctx, jobs)
+		defer close(ordered)
+		return c.walk(ctx, func(j *job) error { return c.hand(ctx, j, free, jobs, ordered) })
 	})
-	counts := make([]int64, c.workers)
-	for i := range c.workers {
-		group.Go(func() (err error) {
-			counts[i], err = c.work(ctx, jobs)
-			return err
-		})
+	for range c.workers {
+		group.Go(func() error { return c.read(ctx, jobs) })
 	}
+	group.Go(func() (err error) {
+		written, err = c.write(ctx, ordered, free)
+		return err
+	})
 	err = group.Wait()
-	for _, n := range counts {
-		written += n
-	}
 	return written, err
 }
 
+// hand gives a job to the workers and the writer, when there is a buffer for it.
+func (c *copier) hand(ctx context.Context, j *job, free <-chan []byte, jobs, ordered chan<- *job) error {
+	select {
+	case j.buf = <-free:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	if j.buf == nil {
+		j.buf = make([]byte, c.chunk)
+	}
+	j.ready = make(chan struct{})
+	// There is room for as many jobs as there are buffers.
+	jobs <- j
+	ordered <- j
+	return nil
+}
+
 // walk cuts what the image stores into jobs of at most one chunk.
-func (c *copier) walk(ctx context.Context, jobs chan<- job) error {
+func (c *copier) walk(ctx context.Context, hand func(*job) error) error {
 	var pending job
-	covered := int64(0) // everything below is in a job that was sent
-	turn := make(chan struct{})
-	close(turn)
+	covered := int64(0) // everything below is in a job that was handed out
 	send := func() error {
 		if pending.length == 0 {
 			return nil
 		}
 		end := pending.off + pending.length
 		pending.covered = end - covered
-		pending.turn, pending.done = turn, make(chan struct{})
-		turn = pending.done
-		select {
-		case jobs <- pending:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
+		next := pending
 		covered, pending = end, job{}
-		return nil
+		return hand(&next)
 	}
 	err := c.img.top.walk(0, c.img.Size(), func(off, n int64, kind extentKind) error {
 		end := off + n
@@ -147,28 +160,34 @@ func (c *copier) walk(ctx context.Context, jobs chan<- job) error {
 	return send()
 }
 
-// work copies chunks until there are none left.
-func (c *copier) work(ctx context.Context, jobs <-chan job) (written int64, err error) {
-	buf := make([]byte, c.chunk)
+// read fills the buffers of jobs until there are none left.
+func (c *copier) read(ctx context.Context, jobs <-chan *job) error {
 	for j := range jobs {
 		if err := ctx.Err(); err != nil {
-			return written, err
+			return err
 		}
-		p := buf[:j.length]
-		if n, err := c.img.ReadAt(p, j.off); n < len(p) {
-			return written, err
+		if n, err := c.img.ReadAt(j.buf[:j.length], j.off); int64(n) < j.length {
+			return err
 		}
+		close(j.ready)
+	}
+	return nil
+}
+
+// write stores the jobs in the order of the disk.
+func (c *copier) write(ctx context.Context, ordered <-chan *job, free chan<- []byte) (written int64, err error) {
+	for j := range ordered {
 		select {
-		case <-j.turn:
-		case <-ctx.Done(): // perhaps because what comes before it has failed
+		case <-j.ready:
+		case <-ctx.Done(): // perhaps because a worker has failed
 			return written, ctx.Err()
 		}
-		n, err := c.store(p, j.off)
+		n, err := c.store(j.buf[:j.length], j.off)
 		written += n
 		if err != nil {
 			return written, err
 		}
-		close(j.done)
+		free <- j.buf
 		c.progress.add(j.covered, j.data)
 	}
 	return written, nil

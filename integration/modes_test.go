@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"strings"
@@ -10,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"kubevirt.io/disk/metrics"
 	"kubevirt.io/disk/target/targettest"
 )
 
@@ -138,7 +140,7 @@ func TestFullWorkDirectory(t *testing.T) {
 	d.until("it is out of space", func() bool { return strings.Contains(d.Output(), "no space is left to copy the image") })
 	require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source, d.url(1)), "identical")
 	require.NoError(t, os.Remove(filler))
-	d.until("the disk is complete", func() bool { return strings.Contains(d.Output(), "the disk is complete") })
+	d.until("the disk is complete", func() bool { return d.complete(1) })
 	require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source, d.url(1)), "identical")
 }
 
@@ -168,6 +170,19 @@ func mountTmpfs(t *testing.T, dir, size string) {
 	}
 	require.NoError(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "size="+size))
 	t.Cleanup(func() { require.NoError(t, unix.Unmount(dir, unix.MNT_DETACH)) })
+}
+
+// complete reports whether a LUN needs its image no more, as the status page has it.
+func (d *daemon) complete(lun uint16) bool {
+	d.t.Helper()
+	var page metrics.Status
+	require.NoError(d.t, json.Unmarshal([]byte(d.get("/status")), &page))
+	for _, l := range page.LUNs {
+		if l.LUN == lun && l.Copy != nil {
+			return l.Copy.Complete
+		}
+	}
+	return false
 }
 
 // until waits for a condition, as long as the daemon runs.

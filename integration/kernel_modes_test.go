@@ -1,0 +1,77 @@
+package integration
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// kernelModes are the LUNs of TestKernelOnEveryMode, in order.
+var kernelModes = []string{"copy-on-write", "copy-on-read", "clone", "none"}
+
+// TestKernelOnEveryMode has Linux run programs from a root file system on a LUN of each copy mode at once, write to it, and find
+// everything after the daemon was killed and started again.
+func TestKernelOnEveryMode(t *testing.T) {
+	requireTools(t, "mke2fs", "e2fsck", "qemu-img")
+	k := &kernelTest{all: t, kernelGuest: startKernelGuest(t), doc: readDocument(t, "iscsiadm.md")}
+	root, dir := t.TempDir(), t.TempDir()
+	require.NoError(t, os.MkdirAll(filepath.Join(root, "bin"), 0o755))
+	busybox := k.ok(t, "md5sum /bin/busybox | cut -d' ' -f1")
+	makeRawSeed(t, filepath.Join(root, "data"), 24<<20, 7)
+	raw := filepath.Join(t.TempDir(), "root.raw")
+	ok(t, "mke2fs", "-q", "-t", "ext4", "-d", root, raw, "128M")
+	text := "disks:\n"
+	for i, mode := range kernelModes {
+		name := string(rune('1'+i)) + "-" + mode
+		if mode == "none" {
+			name += ".raw"
+			ok(t, "cp", "--sparse=always", raw, filepath.Join(dir, name))
+		} else {
+			name += ".qcow2"
+			makeQcow2(t, raw, filepath.Join(dir, name), "", true)
+		}
+		text += "  " + name + ": {copy-mode: " + mode + "}\n"
+	}
+	settings := filepath.Join(t.TempDir(), "config.yaml")
+	require.NoError(t, os.WriteFile(settings, []byte(text), 0o644))
+	k.serve(t, configOf(dir, settings, ""))
+	k.follow(t, "Log in")
+
+	// A program of the file system runs from it: the guest puts its own there first, as it is static.
+	each := func(script string) string {
+		return `for n in 1 2 3 4; do D=${DISK%1}$n; M=/mnt/$n; ` + script + `; done
+`
+	}
+	sum := strings.Fields(ok(t, "md5sum", filepath.Join(root, "data")))[0]
+	out := k.ok(t, each(`udevadm wait --timeout=30 $D; mkdir -p $M; mount $D $M; cp /bin/busybox $M/bin/; chroot $M /bin/busybox md5sum /data`))
+	require.Equal(t, len(kernelModes), strings.Count(out, sum), out)
+	k.ok(t, each(`chroot $M /bin/busybox sh -c 'echo written in '$n' >/note; sync'`))
+	state := k.config.stateDir
+	k.d.kill()
+	k.serve(t, configOf(dir, settings, state, "LISTEN="+k.d.Portals[0]))
+	out = k.ok(t, each(`chroot $M /bin/busybox md5sum /bin/busybox; chroot $M /bin/busybox cat /note; dd if=/dev/zero of=$M/more bs=64k count=16 conv=fsync 2>/dev/null; rm $M/more; fstrim $M; umount $M`)+
+		"iscsiadm -m node -T $TARGET -p $PORTAL --logout\n")
+	require.Equal(t, len(kernelModes), strings.Count(out, strings.TrimSpace(busybox)), out)
+	for n := range kernelModes {
+		require.Contains(t, out, "written in "+string(rune('1'+n)))
+	}
+	// What the host can see without the daemon: the disks that need no image.
+	k.d.until("the clone is complete", func() bool { return k.d.complete(3) })
+	k.d.stop()
+	e2fsck(t, filepath.Join(state, "work", "3-clone.qcow2", "disk.raw"), "-fn")
+	e2fsck(t, filepath.Join(dir, "4-none.raw"), "-fn")
+	require.NoError(t, exec.Command("cmp", filepath.Join(dir, "1-copy-on-write.qcow2"), filepath.Join(dir, "2-copy-on-read.qcow2")).Run(), "images are never written")
+}
+
+func configOf(diskDir, settings, stateDir string, env ...string) config {
+	c := config{diskDir: diskDir, stateDir: stateDir, env: map[string]string{"KUBEVIRT_DISK_CONFIG": settings}}
+	for _, e := range env {
+		name, value, _ := strings.Cut(e, "=")
+		c.env[name] = value
+	}
+	return c
+}
