@@ -22,7 +22,7 @@ const (
 // granuleFor is the block size of the map of an image of that many bytes: 4 KiB up to 1 TiB, 64 KiB at 16 TiB.
 func granuleFor(size int64) int64 {
 	granule := int64(minGranule)
-	for size/granule > maxMapBlocks {
+	for (size+granule-1)/granule > maxMapBlocks {
 		granule <<= 1
 	}
 	return granule

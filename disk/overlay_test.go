@@ -1,0 +1,149 @@
+package disk
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// spoiled is an image of which one block cannot be read.
+type spoiled struct {
+	simImage
+	block int64
+}
+
+func (s *spoiled) ReadAt(p []byte, off int64) (int, error) {
+	bad := s.block * minGranule
+	if s.block >= 0 && off < bad+minGranule && bad < off+int64(len(p)) {
+		n := copy(p[:max(0, bad-off)], s.content[off:])
+		return n, &MediumError{Op: "read", Off: off + int64(n), Length: int64(len(p) - n), Err: errors.New("input/output error")}
+	}
+	return s.simImage.ReadAt(p, off)
+}
+
+// What the image cannot give is missing, and nothing else: not for reads beside it, nor for what the guest writes there, nor for the
+// copying, which completes when the image is readable again or the guest has written the block.
+func TestUnreadableBlockOfTheImage(t *testing.T) {
+	for _, copyReads := range []bool{false, true} {
+		d := newSimDisk(t, 1, overlayOptions{copyReads: copyReads, unit: 4 * minGranule})
+		d.over.base = &spoiled{simImage: d.image, block: 5}
+		p := make([]byte, minGranule)
+		var medium *MediumError
+		_, err := d.over.ReadAt(p, 5*minGranule)
+		require.ErrorAs(t, err, &medium)
+		require.EqualValues(t, 5*minGranule, medium.Off)
+		for _, block := range []int64{4, 6} {
+			_, err := d.over.ReadAt(p, block*minGranule)
+			require.NoError(t, err)
+			require.Equal(t, d.expected[block*minGranule:(block+1)*minGranule], p)
+		}
+		_, err = d.over.WriteAt(make([]byte, SectorSize), 5*minGranule)
+		require.ErrorAs(t, err, &medium, "the rest of the block is not known")
+
+		err = d.hydrate.work(t.Context(), 0)
+		require.ErrorAs(t, err, &medium)
+		require.EqualValues(t, 1, d.over.blocks.clear.Load(), "everything else is copied")
+		_, err = d.over.WriteAt(make([]byte, minGranule), 5*minGranule)
+		require.NoError(t, err, "a whole block needs nothing of the image")
+		d.hydrate.cursor = 0
+		require.NoError(t, d.hydrate.run(t.Context()))
+		d.over.dropBase()
+		clear(d.expected[5*minGranule : 6*minGranule])
+		got := make([]byte, simSize)
+		_, err = d.over.ReadAt(got, 0)
+		require.NoError(t, err)
+		require.Equal(t, d.expected, got)
+	}
+}
+
+// A write that covers whole blocks reads nothing of the image, one that does not reads only the blocks at its ends.
+func TestWholeBlocksReadNothing(t *testing.T) {
+	d := newSimDisk(t, 1, overlayOptions{})
+	counted := &counting{source: d.image}
+	d.over.base = counted
+	_, err := d.over.WriteAt(make([]byte, 3*minGranule), 4*minGranule)
+	require.NoError(t, err)
+	require.Zero(t, counted.reads)
+	require.NoError(t, d.over.Discard(20*minGranule, 2*minGranule))
+	require.Zero(t, counted.reads)
+	_, err = d.over.WriteAt(make([]byte, 3*minGranule), 24*minGranule+SectorSize)
+	require.NoError(t, err)
+	require.Equal(t, 2, counted.reads)
+}
+
+type counting struct {
+	source
+	reads int
+}
+
+func (c *counting) ReadAt(p []byte, off int64) (int, error) {
+	c.reads++
+	return c.source.ReadAt(p, off)
+}
+
+// What the guest read last is copied first, and what follows it next.
+func TestHydrationFollowsTheGuest(t *testing.T) {
+	d := newSimDisk(t, 1, overlayOptions{})
+	d.hydrate.chunk = 2 * minGranule
+	_, err := d.over.ReadAt(make([]byte, SectorSize), 20*minGranule)
+	require.NoError(t, err)
+	var order []int64
+	for {
+		first, last, ok := d.hydrate.next()
+		if !ok {
+			break
+		}
+		order = append(order, first)
+		require.NoError(t, d.hydrate.copyChunk(t.Context(), make([]byte, d.hydrate.chunk), first, last))
+	}
+	require.Equal(t, []int64{20, 22, 24}, order[:3])
+	require.Zero(t, d.over.blocks.clear.Load())
+}
+
+// The map of the largest images stays small, and its bits add up.
+func TestMapsOfLargeImages(t *testing.T) {
+	for size, granule := range map[int64]int64{1 << 20: 4 << 10, 1 << 40: 4 << 10, 1<<40 + 1: 8 << 10, 16 << 40: 64 << 10, 64 << 40: 256 << 10} {
+		require.Equal(t, granule, granuleFor(size))
+		require.LessOrEqual(t, blocksOf(size), int64(maxMapBlocks))
+	}
+	m := newBlockMap(3*mapPageBlocks + 5)
+	require.NoError(t, m.set(10, 2*mapPageBlocks+3, nil))
+	require.EqualValues(t, 3*mapPageBlocks+5-(2*mapPageBlocks-6), m.clear.Load())
+	set, end := m.run(0, m.blocks-1)
+	require.False(t, set)
+	require.EqualValues(t, 10, end)
+	set, end = m.run(10, m.blocks-1)
+	require.True(t, set)
+	require.EqualValues(t, 2*mapPageBlocks+4, end)
+	require.Equal(t, m.full, m.pages[1].Load(), "a page that is all set takes no memory")
+	require.EqualValues(t, 2*mapPageBlocks+4, m.nextClear(10))
+	require.NoError(t, m.set(0, m.blocks-1, nil))
+	require.Zero(t, m.clear.Load())
+	require.True(t, m.allSet(0, m.blocks-1))
+	require.Equal(t, m.blocks, m.nextClear(0))
+}
+
+// Ranges that do not overlap are held at once, others one after the other.
+func TestRangeLocks(t *testing.T) {
+	var l rangeLocks
+	l.lock(10, 20)
+	l.lock(21, 30)
+	l.lock(0, 9)
+	taken := make(chan struct{})
+	go func() {
+		l.lock(20, 21)
+		close(taken)
+	}()
+	l.unlock(10, 20)
+	select {
+	case <-taken:
+		t.Fatal("it overlaps a range that is held")
+	default:
+	}
+	l.unlock(21, 30)
+	<-taken
+	l.unlock(20, 21)
+	l.unlock(0, 9)
+	require.Empty(t, l.held)
+}
