@@ -19,9 +19,9 @@ const (
 	holeSize = 4 << 10
 	// chunkSize is what a worker reads at once, unless the image has larger clusters. Bytes.
 	chunkSize = 1 << 20
-	// writeSize is what is written at once. Kernels that cache files in large folios look for one that is as large, and
-	// writes of 1 MiB took up to five times the CPU time that these take. Bytes.
-	writeSize = 128 << 10
+	// writeSize is what is written at once. Kernels that cache files in large folios look for one that is as large: where
+	// memory is at hand that makes writes of 1 MiB and more slower, and where it is not, those of 128 KiB. Bytes.
+	writeSize = 512 << 10
 	// maxCopyBuffers bounds the memory of all workers' buffers. Bytes.
 	maxCopyBuffers = 16 << 20
 )
