@@ -64,6 +64,14 @@ func TestHandoverOfALUN(t *testing.T) {
 	d.until("the time is over", func() bool { return strings.Contains(d.Output(), "the LUN stays with its owner") })
 	require.Zero(t, do(t, to, targettest.Write10(1, 7, write(5))).Status)
 
+	// A refused --finish leaves the time as it is, so that the LUN does not stay open for good.
+	status, out = handover(t, state, 0, "--lun=1", "--to=iqn.2026-01.test:never", "--for=1s")
+	require.Zero(t, status, out)
+	status, out = handover(t, state, 0, "--lun=1", "--finish")
+	require.Equal(t, 1, status)
+	require.Contains(t, out, "not logged in")
+	d.until("that time is over too", func() bool { return strings.Count(d.Output(), "and the LUN stays with its owner") == 2 })
+
 	// The time is over and the other one is there: that is the end of the first.
 	status, out = handover(t, state, 0, "--lun=1", "--to="+first, "--for=1ms")
 	require.Zero(t, status, out)

@@ -176,20 +176,27 @@ func (c *control) do(req handoverRequest) (done string, err error) {
 		if err := c.srv.Admit(req.LUN, req.To); err != nil {
 			return "", err
 		}
-		until := "until it is finished or cancelled"
-		c.arm(req.LUN, time.Duration(req.Seconds*float64(time.Second)))
-		if req.Seconds > 0 {
-			until = fmt.Sprintf("for %v", time.Duration(req.Seconds*float64(time.Second)))
+		until, open := "until it is finished or cancelled", time.Duration(req.Seconds*float64(time.Second))
+		c.arm(req.LUN, open)
+		if open > 0 {
+			until = fmt.Sprintf("for %v", open)
 		}
 		return fmt.Sprintf("LUN %d is open to %s too, %s", req.LUN, req.To, until), nil
 	case "finish":
-		c.arm(req.LUN, 0)
-		return fmt.Sprintf("LUN %d has a new owner, and the former one is fenced", req.LUN), c.srv.HandOver(req.LUN)
+		return fmt.Sprintf("LUN %d has a new owner, and the former one is fenced", req.LUN), c.end(req.LUN, c.srv.HandOver)
 	case "cancel":
-		c.arm(req.LUN, 0)
-		return fmt.Sprintf("LUN %d stays with its owner", req.LUN), c.srv.Withdraw(req.LUN)
+		return fmt.Sprintf("LUN %d stays with its owner", req.LUN), c.end(req.LUN, c.srv.Withdraw)
 	}
 	return "", fmt.Errorf("%q is no action: use open, finish or cancel", req.Action)
+}
+
+// end ends a handover before its time. Where that is refused nothing changes, the time that it has left included.
+func (c *control) end(lun uint16, how func(lun uint16) error) error {
+	err := how(lun)
+	if err == nil {
+		c.arm(lun, 0)
+	}
+	return err
 }
 
 // arm ends the time that a LUN is open when it is over; 0: not by itself.
