@@ -6,7 +6,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"sync"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -40,8 +39,7 @@ type Image struct {
 	info ImageInfo
 	use  usage
 
-	closeOnce sync.Once
-	closeErr  error
+	closed closer
 }
 
 // usage is what an image takes when it is expanded, at most: zeros inside stored data take nothing. Bytes.
@@ -156,6 +154,5 @@ func (m *Image) Slow(off int64) bool {
 
 // Close closes every file of the image. Calls after the first do nothing.
 func (m *Image) Close() error {
-	m.closeOnce.Do(func() { m.closeErr = m.top.close() })
-	return m.closeErr
+	return m.closed.do(m.top.close)
 }

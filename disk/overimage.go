@@ -28,19 +28,14 @@ func (o *opening) overImage(ctx context.Context) (*Instance, error) {
 		o.log.Info("keeping the existing disk, with what was written to it", zap.String("disk", o.dir.disk()),
 			zap.String("serial", s.Identity.Serial), zap.Time("created", s.Created), zap.Bool("complete", s.Complete))
 	} else {
-		if reason != "" {
-			o.log.Warn("the existing disk is not kept, it is made of the image again", zap.String("reason", reason),
-				zap.String("disk", o.dir.disk()))
-		}
-		if s, err = o.create(ctx); err != nil {
+		if s, err = o.remake(ctx, reason); err != nil {
 			return nil, err
 		}
 	}
 	inst := &Instance{Identity: s.Identity, Path: o.dir.disk(), ReadOnly: o.opt.ReadOnly, Kept: kept, Grown: grown, Created: s.Created}
 	err = o.assemble(inst, s)
 	if damaged := new(damagedError); kept && !o.dir.persistent && errors.As(err, &damaged) {
-		o.log.Warn("the existing disk is not kept, it is made of the image again", zap.String("reason", damaged.Error()), zap.String("disk", o.dir.disk()))
-		if s, err = o.create(ctx); err == nil {
+		if s, err = o.remake(ctx, damaged.Error()); err == nil {
 			kept, inst.Identity, inst.Kept, inst.Grown, inst.Created = false, s.Identity, false, false, s.Created
 			err = o.assemble(inst, s)
 		}
@@ -157,6 +152,14 @@ func mergeMap(path string, header mapHeader, m *blockMap) error {
 		return err
 	}
 	return readMap(f, st.Size(), header, m)
+}
+
+// remake makes a new disk in place of one that cannot be kept, for that reason; empty where there was none.
+func (o *opening) remake(ctx context.Context, reason string) (*state, error) {
+	if reason != "" {
+		o.log.Warn("the existing disk is not kept, it is made of the image again", zap.String("reason", reason), zap.String("disk", o.dir.disk()))
+	}
+	return o.create(ctx)
 }
 
 // create makes a new disk and its state. The state comes first: a file without one is taken for a complete disk.

@@ -76,10 +76,10 @@ func (r *ReservationFile) Save(b []byte) error {
 	}
 	next := r.path + ".new"
 	if err := r.write(next, b); err != nil {
-		return fmt.Errorf("reservation file: %w", errors.Join(err, removeIfThere(next)))
+		return fmt.Errorf("reservation file: %w", errors.Join(err, remove(next)))
 	}
 	if err := os.Rename(next, r.path); err != nil {
-		return fmt.Errorf("reservation file: %w", errors.Join(err, removeIfThere(next)))
+		return fmt.Errorf("reservation file: %w", errors.Join(err, remove(next)))
 	}
 	dir, err := os.Open(filepath.Dir(r.path))
 	if err != nil {
@@ -94,7 +94,7 @@ func (r *ReservationFile) Save(b []byte) error {
 // write makes a new file with this content, on storage.
 func (r *ReservationFile) write(path string, b []byte) error {
 	// What a killed process left behind.
-	if err := removeIfThere(path); err != nil {
+	if err := remove(path); err != nil {
 		return err
 	}
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
@@ -106,11 +106,4 @@ func (r *ReservationFile) write(path string, b []byte) error {
 		err = r.sync(f)
 	}
 	return errors.Join(err, f.Close())
-}
-
-func removeIfThere(path string) error {
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return nil
 }
