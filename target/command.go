@@ -256,13 +256,16 @@ func (c *conn) respond(t *task, status scsi.Status, cause error) {
 	s := t.sess
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	aborted := t.state == taskAborted
+	aborted, run, acks := t.state == taskAborted, t.owner, t.out.total
 	s.forgetLocked(t)
 	if aborted {
 		sense.release()
 		return
 	}
-	c.tx.respond(&resp, data, sense)
+	queued := c.tx.respond(&resp, acks, data, sense)
+	if run != nil {
+		run.queued = queued
+	}
 }
 
 // residual says how the data that the command moves differs from what the initiator expected, bytes

@@ -45,7 +45,8 @@ type conn struct {
 
 func newConn(s *Server, nc net.Conn) *conn {
 	c := &conn{srv: s, nc: nc, source: sourceOf(nc), gone: make(chan struct{})}
-	c.rx = receiver{nc: nc, buf: make([]byte, loginBuffer), beforeWait: c.tx.flush, clock: &s.clock}
+	c.rx = receiver{buf: make([]byte, loginBuffer), beforeWait: c.tx.flush, clock: &s.clock}
+	c.rx.wire.init(nc)
 	c.tx.init(nc, &s.clock, &window{})
 	return c
 }
@@ -83,7 +84,7 @@ type runner struct {
 	reading bool
 	call    uint64    // number of the disk call that it is in as the reader; 0: none
 	passed  *lunWatch // where its command was passed on because the disk is slow
-	queued  int       // bytes that waited for the network when it queued some last
+	queued  int       // what waited for the network when it queued something last; see sender.weightLocked
 	task    *task     // the one in hand, or one before it; see ownedLocked
 	buf     *buffer   // read into, and not queued yet
 }

@@ -121,7 +121,7 @@ func (c *conn) sendChunk(run *runner, t *task, b *buffer, total int64, good bool
 		p.Encode((*pdu.Header)(o.hdr[:pdu.HeaderLen]))
 		data = data[n:]
 	}
-	run.queued = c.tx.bytes
+	run.queued = c.tx.weightLocked()
 	if good {
 		c.observe(t, uint8(scsi.StatusGood))
 		s.forgetLocked(t)

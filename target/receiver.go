@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"sync/atomic"
 
 	"kubevirt.io/disk/target/internal/pdu"
@@ -15,6 +14,10 @@ const (
 	// unknown peer costs stays small, and a logged in one can send many commands per system call.
 	loginBuffer = 4 << 10
 	fullBuffer  = 64 << 10
+
+	// lookAhead is how much of what follows a large data segment is received along with it, bytes: the next header, and little of the
+	// data behind it, which is copied once more.
+	lookAhead = 4 << 10
 
 	digestLen = 4
 )
@@ -28,10 +31,11 @@ var (
 
 // receiver reads PDUs from a connection. It belongs to the goroutine that reads.
 type receiver struct {
-	nc   net.Conn
+	wire wire
 	buf  []byte
 	r, w int     // buf[r:w] is received and not consumed
 	full *buffer // backs buf after login; nil: the small buffer is still in use
+	more bool    // the last read took all that it could, so that there is probably more
 
 	headerDigest, dataDigest bool
 
@@ -39,7 +43,7 @@ type receiver struct {
 	ahs  [255 * 4]byte
 	data segment // the data segment of the PDU in hdr
 
-	// beforeWait runs before each read from the network: queued responses go out first.
+	// beforeWait runs before the network is waited for: queued responses go out first.
 	beforeWait func() error
 	// pduSince is when the PDU that is being received began, on the server's coarse clock; 0 between PDUs.
 	pduSince atomic.Int64
@@ -63,19 +67,23 @@ func (rx *receiver) release(pool *buffers) {
 	rx.full, rx.buf, rx.r, rx.w = nil, nil, 0, 0
 }
 
-func (rx *receiver) read(p []byte) (int, error) {
-	if err := rx.beforeWait(); err != nil {
-		return 0, err
+// read fills p and then next from the network, and returns how many bytes at least one of them got. What is queued for the peer goes
+// out before it waits: not before each system call, as the peer is woken by it, and each command of a stream would wake it.
+func (rx *receiver) read(p, next []byte) (n int, err error) {
+	if rx.more || rx.pduSince.Load() != 0 {
+		n, err = rx.wire.read(p, next, false)
 	}
-	n, err := rx.nc.Read(p)
+	if n == 0 && err == nil {
+		if err := rx.beforeWait(); err != nil {
+			return 0, err
+		}
+		n, err = rx.wire.read(p, next, true)
+	}
+	rx.more = n == len(p)+len(next)
 	if n > 0 {
 		rx.heard.Store(rx.clock.Load())
-		return n, nil
 	}
-	if err == nil {
-		err = io.ErrNoProgress
-	}
-	return 0, err
+	return n, err
 }
 
 // need makes n bytes available at buf[r:]. n is at most the buffer's size.
@@ -88,7 +96,7 @@ func (rx *receiver) need(n int) error {
 		if rx.w > rx.r {
 			rx.startPDU()
 		}
-		m, err := rx.read(rx.buf[rx.w:])
+		m, err := rx.read(rx.buf[rx.w:], nil)
 		if err != nil {
 			if errors.Is(err, io.EOF) && rx.w > rx.r {
 				err = io.ErrUnexpectedEOF
@@ -192,14 +200,19 @@ func (s *segment) readInto(p []byte) error {
 	return s.finish()
 }
 
-// fetch gets at least one byte into p: straight from the network where p is large, so that data is copied
-// once, else through the buffer.
+// fetch gets at least one byte into p: straight from the network where p is large, so that data is copied once, with the
+// beginning of what follows; else through the buffer.
 func (rx *receiver) fetch(p []byte) (int, error) {
 	rx.r, rx.w = 0, 0
-	if len(p) >= len(rx.buf) {
-		return rx.read(p)
+	if len(p) >= len(rx.buf)/2 {
+		m, err := rx.read(p, rx.buf[:min(lookAhead, len(rx.buf))])
+		if m > len(p) {
+			rx.w = m - len(p)
+			m = len(p)
+		}
+		return m, err
 	}
-	m, err := rx.read(rx.buf)
+	m, err := rx.read(rx.buf, nil)
 	if err != nil {
 		return 0, err
 	}

@@ -17,6 +17,11 @@ const (
 	// flushAt is how many of them the reader lets wait while it has more commands in hand. Depth 32 with 4 KiB is less.
 	flushAt = 192 << 10
 
+	// ackedShare and ackedCost are what an acknowledged write weighs of its bytes, and besides: a stream of small writes is acknowledged
+	// sixteen at a time, so that the initiator has work while the next ones are done, and one of 256 KiB writes four at a time.
+	ackedShare = 5
+	ackedCost  = 12 << 10
+
 	// pduCost is what a PDU counts for besides its data, so that those without data have a limit, too. Bytes.
 	pduCost = 128
 
@@ -60,6 +65,7 @@ type sender struct {
 	drained sync.Cond  // signalled when a batch has been written, and at the end of the last
 	queue   []outgoing // guarded by mu
 	bytes   int        // guarded by mu; in queue and in the batch being written, with pduCost for each PDU
+	acked   int        // guarded by mu; the weight of the writes that the responses in queue acknowledge
 	writing bool       // guarded by mu; whoever set it owns the fields below
 	err     error      // guarded by mu; the first write error, after which nothing is sent
 
@@ -102,12 +108,21 @@ func (s *sender) send(p encoder, sn snKind, data []byte, release *buffer) {
 	p.Encode((*pdu.Header)(o.hdr[:pdu.HeaderLen]))
 }
 
-// respond is send for the response that every command without Data-In has: as its type is known, it costs no allocation.
-func (s *sender) respond(p *pdu.SCSIResponse, data []byte, release *buffer) {
+// respond is send for the response that every command without Data-In has: as its type is known, it costs no allocation. acks is how
+// many bytes of a write it acknowledges. It returns the weight of the queue.
+func (s *sender) respond(p *pdu.SCSIResponse, acks int64, data []byte, release *buffer) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	p.Encode((*pdu.Header)(s.put(snAdvance, data, release).hdr[:pdu.HeaderLen]))
+	if acks > 0 {
+		s.acked += int(acks/ackedShare) + ackedCost
+	}
+	return s.weightLocked()
 }
+
+// weightLocked says how much it matters that the queue is written: the bytes that wait for the network, and the weight of the writes
+// whose acknowledgement waits.
+func (s *sender) weightLocked() int { return s.bytes + s.acked }
 
 // flush writes all that is queued. If another goroutine is writing it leaves the work to that one, and
 // waits only if too much has piled up. A peer that does not read therefore stops being served, and costs
@@ -132,6 +147,7 @@ func (s *sender) flush() error {
 		batch := s.queue
 		s.queue = s.spare[:0]
 		s.spare = nil
+		s.acked = 0
 		s.writeLocked(batch)
 	}
 	return s.err
