@@ -14,13 +14,14 @@ const (
 	// more writes it out or waits for the one who is writing.
 	maxQueued = 512 << 10
 
-	// flushAt is how many of them the reader lets wait while it has more commands in hand. Depth 32 with 4 KiB is less.
-	flushAt = 192 << 10
+	// flushAt is how many of them the reader lets wait while it has more commands in hand: half of depth 32 with 4 KiB, so that the
+	// initiator has work while the other half is read.
+	flushAt = 64 << 10
 
 	// ackedShare and ackedCost are what an acknowledged write weighs of its bytes, and besides: a stream of small writes is acknowledged
 	// sixteen at a time, so that the initiator has work while the next ones are done, and one of 256 KiB writes four at a time.
-	ackedShare = 5
-	ackedCost  = 12 << 10
+	ackedShare = 15
+	ackedCost  = 4 << 10
 
 	// pduCost is what a PDU counts for besides its data, so that those without data have a limit, too. Bytes.
 	pduCost = 128
