@@ -68,7 +68,8 @@ type hydration struct {
 
 func newHydration(o *overlay, log *zap.Logger, unit int64) *hydration {
 	chunk := max(chunkSize, unit)
-	workers := max(1, min(runtime.GOMAXPROCS(0), int(maxCopyBuffers/chunk)))
+	// One more than processors: the one that writes, or waits for storage, keeps no processor from reading ahead.
+	workers := max(1, min(runtime.GOMAXPROCS(0)+1, int(maxCopyBuffers/chunk)))
 	return &hydration{o: o, log: log, chunk: chunk, workers: workers, retry: spaceRetry, ahead: -1}
 }
 

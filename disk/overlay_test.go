@@ -101,6 +101,25 @@ func TestHydrationFollowsTheGuest(t *testing.T) {
 	require.Zero(t, d.over.blocks.clear.Load())
 }
 
+// What the guest does slows the copying down. Pages for monitoring ask whether the disk has failed with a write of nothing, often: that
+// is no guest.
+func TestWatchingTheDiskIsNoGuest(t *testing.T) {
+	d := newSimDisk(t, 1, overlayOptions{})
+	_, err := d.over.WriteAt(nil, 0)
+	require.NoError(t, err)
+	require.False(t, d.hydrate.guestActive())
+	for name, act := range map[string]func() error{
+		"read":    func() error { _, err := d.over.ReadAt(make([]byte, SectorSize), 0); return err },
+		"write":   func() error { _, err := d.over.WriteAt(make([]byte, SectorSize), 0); return err },
+		"discard": func() error { return d.over.Discard(0, SectorSize) },
+		"zero":    func() error { return d.over.Zero(0, SectorSize) },
+	} {
+		d.hydrate.activeAt.Store(0)
+		require.NoError(t, act())
+		require.True(t, d.hydrate.guestActive(), name)
+	}
+}
+
 // The map of the largest images stays small, and its bits add up.
 func TestMapsOfLargeImages(t *testing.T) {
 	for size, granule := range map[int64]int64{1 << 20: 4 << 10, 1 << 40: 4 << 10, 1<<40 + 1: 8 << 10, 16 << 40: 64 << 10, 64 << 40: 256 << 10} {
