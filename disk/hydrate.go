@@ -76,6 +76,8 @@ func newHydration(o *overlay, log *zap.Logger, unit int64) *hydration {
 // run returns nil when the file has every block, or when ctx ends: its error then. It goes on after errors of storage, which
 // may be temporary, and ends with the disk's failure.
 func (h *hydration) run(ctx context.Context) error {
+	// Whoever waits for the disk comes as soon as it is ready.
+	h.activeAt.Store(time.Now().UnixNano())
 	for {
 		var group sync.WaitGroup
 		var failure error
