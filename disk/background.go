@@ -33,7 +33,7 @@ type background struct {
 	abandon  context.CancelFunc // ends reading the image
 	done     sync.WaitGroup
 
-	state *state // only the goroutine uses it
+	state *state // what identifies the image uses it, and after that what completes the disk
 }
 
 func startBackground(o *opening, over *overlay, s *state) *background {
@@ -62,10 +62,14 @@ func (b *background) stop() {
 }
 
 func (b *background) run(ctx, identifying context.Context) error {
-	if err := b.identify(identifying); err != nil {
-		b.log.Warn("a later start will not know the image again", zap.Error(err))
-	}
-	if !b.clone || ctx.Err() != nil {
+	var identity sync.WaitGroup
+	identity.Go(func() {
+		if err := b.identify(identifying); err != nil {
+			b.log.Warn("a later start will not know the image again", zap.Error(err))
+		}
+	})
+	defer identity.Wait()
+	if !b.clone {
 		return nil
 	}
 	begin := time.Now()
@@ -79,6 +83,7 @@ func (b *background) run(ctx, identifying context.Context) error {
 	if err != nil {
 		return err
 	}
+	identity.Wait() // the state is its own until then
 	for err = b.complete(); isNoSpace(err); err = b.complete() {
 		if err := sleep(ctx, spaceRetry); err != nil {
 			return err

@@ -122,8 +122,11 @@ func (f *simFile) Discard(off, length int64) error {
 
 func (f *simFile) Zero(off, length int64) error { return f.Discard(off, length) }
 
-func (f *simFile) Extent(_, length int64) (Extent, error) {
-	return Extent{Length: length, Data: true}, nil
+func (f *simFile) Extent(off, length int64) (Extent, error) {
+	f.m.mu.Lock()
+	defer f.m.mu.Unlock()
+	zero, n := leadingRun(f.cache[off:off+length], off)
+	return Extent{Length: int64(n), Data: !zero}, nil
 }
 
 // crash is what the file holds when the machine starts again.

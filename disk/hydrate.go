@@ -68,13 +68,16 @@ type hydration struct {
 
 func newHydration(o *overlay, log *zap.Logger, unit int64) *hydration {
 	chunk := max(chunkSize, unit)
-	workers := max(1, min(runtime.GOMAXPROCS(0), int(maxCopyBuffers/chunk)))
+	// One more than processors: the one that writes, or waits for storage, keeps no processor from reading ahead.
+	workers := max(1, min(runtime.GOMAXPROCS(0)+1, int(maxCopyBuffers/chunk)))
 	return &hydration{o: o, log: log, chunk: chunk, workers: workers, retry: spaceRetry, ahead: -1}
 }
 
 // run returns nil when the file has every block, or when ctx ends: its error then. It goes on after errors of storage, which
 // may be temporary, and ends with the disk's failure.
 func (h *hydration) run(ctx context.Context) error {
+	// Whoever waits for the disk comes as soon as it is ready.
+	h.activeAt.Store(time.Now().UnixNano())
 	for {
 		var group sync.WaitGroup
 		var failure error

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
 )
 
 // spoiled is an image of which one block cannot be read.
@@ -72,6 +73,38 @@ func TestWholeBlocksReadNothing(t *testing.T) {
 	require.Equal(t, 2, counted.reads)
 }
 
+// stored is an image that stores its zeros too.
+type stored struct{ simImage }
+
+func (s stored) Extent(_, length int64) (Extent, error) {
+	return Extent{Length: length, Data: true}, nil
+}
+
+// punching is a file that notes what is made a hole of it.
+type punching struct {
+	*simFile
+	at []int64
+}
+
+func (p *punching) Discard(off, length int64) error {
+	p.at = append(p.at, off)
+	return p.simFile.Discard(off, length)
+}
+
+// Zeros of the image become holes of the file, also where it holds what a lost write left, and nothing is done where it holds nothing.
+func TestHydrationPunchesWhatIsThere(t *testing.T) {
+	content := newSimDisk(t, 1, overlayOptions{}).image
+	file := &punching{simFile: newSimFile(&machine{crashIn: -1}, make([]byte, simSize))}
+	_, err := file.WriteAt(block('x', minGranule), 8*minGranule) // a hole of the image, as every fifth block
+	require.NoError(t, err)
+	blocks := newBlockMap(blocksOf(simSize))
+	over, err := newOverlay(file, stored{content}, blocks, newMapStore(nil, nil, len(blocks.pages)), overlayOptions{})
+	require.NoError(t, err)
+	require.NoError(t, newHydration(over, zap.NewNop(), 0).run(t.Context()))
+	require.Equal(t, content.content, file.cache)
+	require.Equal(t, []int64{8 * minGranule}, file.at)
+}
+
 type counting struct {
 	source
 	reads int
@@ -99,6 +132,25 @@ func TestHydrationFollowsTheGuest(t *testing.T) {
 	}
 	require.Equal(t, []int64{20, 22, 24}, order[:3])
 	require.Zero(t, d.over.blocks.clear.Load())
+}
+
+// What the guest does slows the copying down. Pages for monitoring ask whether the disk has failed with a write of nothing, often: that
+// is no guest.
+func TestWatchingTheDiskIsNoGuest(t *testing.T) {
+	d := newSimDisk(t, 1, overlayOptions{})
+	_, err := d.over.WriteAt(nil, 0)
+	require.NoError(t, err)
+	require.False(t, d.hydrate.guestActive())
+	for name, act := range map[string]func() error{
+		"read":    func() error { _, err := d.over.ReadAt(make([]byte, SectorSize), 0); return err },
+		"write":   func() error { _, err := d.over.WriteAt(make([]byte, SectorSize), 0); return err },
+		"discard": func() error { return d.over.Discard(0, SectorSize) },
+		"zero":    func() error { return d.over.Zero(0, SectorSize) },
+	} {
+		d.hydrate.activeAt.Store(0)
+		require.NoError(t, act())
+		require.True(t, d.hydrate.guestActive(), name)
+	}
 }
 
 // The map of the largest images stays small, and its bits add up.

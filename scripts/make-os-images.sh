@@ -1,10 +1,21 @@
 #!/usr/bin/env bash
 # Makes disk images with a real operating system in them, for benchmarks: a Debian root file system by debootstrap, ext4, more than
-# 1 GiB of data in 10 GiB, as plain, zlib and zstd qcow2, and the same in 100 GiB. They are made once and kept.
-# Usage: make-os-images.sh DIRECTORY (as root, with debootstrap, e2fsprogs and qemu-utils)
+# 1 GiB of data in 10 GiB, as plain, zlib and zstd qcow2, and the zlib one with a virtual size of 100 GiB. They are made once and kept.
+# With "tenfold", or some of "plain-tenfold", "zlib-tenfold" and "zstd-tenfold", also images with ten times the data: the 10 GiB ten
+# times one after the other, in 100 GiB. Together these take 35 GiB of disk, and minutes of compressing.
+# Usage: make-os-images.sh DIRECTORY [TENFOLD...] (as root, with debootstrap, e2fsprogs and qemu-utils)
 set -euo pipefail
 
-dir=${1:?usage: make-os-images.sh DIRECTORY}
+dir=${1:?usage: make-os-images.sh DIRECTORY [TENFOLD...]}
+shift
+large=()
+for name; do
+	case $name in
+	tenfold) large+=(plain-tenfold zlib-tenfold zstd-tenfold) ;;
+	plain-tenfold | zlib-tenfold | zstd-tenfold) large+=("$name") ;;
+	*) echo "make-os-images: $name is none of tenfold, plain-tenfold, zlib-tenfold and zstd-tenfold" >&2; exit 2 ;;
+	esac
+done
 mirror=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
 suite=bookworm
 packages=linux-image-amd64,systemd-sysv,openssh-server,build-essential,python3,git,golang-go,vim,locales
@@ -29,18 +40,33 @@ if [ ! -e "$dir/plain.qcow2" ]; then
 	mv "$dir/plain.new" "$dir/plain.qcow2"
 	rm "$dir/source.raw"
 fi
-make_image() { # make_image NAME OPTION...: of the plain one
-	local name=$1
-	shift
+make_image() { # make_image NAME COPIES OPTION...: of that many plain ones, one after the other
+	local name=$1 copies=$2 i sources=()
+	shift 2
 	[ -e "$dir/$name.qcow2" ] && return
-	qemu-img convert -f qcow2 -O qcow2 "$@" "$dir/plain.qcow2" "$dir/$name.new"
+	for ((i = 0; i < copies; i++)); do
+		sources+=("$dir/plain.qcow2")
+	done
+	qemu-img convert -f qcow2 -O qcow2 "$@" "${sources[@]}" "$dir/$name.new" || { rm -f "$dir/$name.new"; exit 1; }
 	mv "$dir/$name.new" "$dir/$name.qcow2"
 }
-make_image zlib -c
-make_image zstd -c -o compression_type=zstd
-# Ten times as large, in its tables and in its data: ten copies of the file system one after the other.
+zlib=(-c)
+zstd=(-c -o compression_type=zstd)
+make_image zlib 1 "${zlib[@]}"
+make_image zstd 1 "${zstd[@]}"
+# Ten times as large in its tables only.
 if [ ! -e "$dir/zlib-100g.qcow2" ]; then
 	cp "$dir/zlib.qcow2" "$dir/large.new"
 	qemu-img resize -q "$dir/large.new" 100G
 	mv "$dir/large.new" "$dir/zlib-100g.qcow2"
 fi
+# Ten times as large in its data. The sources are the same file, so nothing else has to be stored. What order the clusters are in does
+# not matter to what these are for, and in any order they are compressed side by side.
+for name in "${large[@]}"; do
+	options=(-m 16 -W)
+	case $name in
+	zlib-*) options+=("${zlib[@]}") ;;
+	zstd-*) options+=("${zstd[@]}") ;;
+	esac
+	make_image "$name" 10 "${options[@]}"
+done

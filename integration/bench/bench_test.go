@@ -2,6 +2,10 @@ package main
 
 import (
 	"bytes"
+	"context"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"testing"
 	"time"
@@ -71,6 +75,47 @@ func TestProcfs(t *testing.T) {
 	require.NoError(t, err)
 	stop := watchMemory(os.Getpid())
 	require.Positive(t, stop())
+}
+
+// What is complete is asked for until every LUN is, and an answer that is none is not taken for one.
+func TestUntilComplete(t *testing.T) {
+	answers := []string{`{"luns": []}`, `{"luns": [{"copy": {"complete": true}}, {"copy": {"complete": false}}]}`, `{"luns": [{"copy": {"complete": true}}]}`}
+	asked := 0
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		require.Equal(t, "/status", r.URL.Path)
+		fmt.Fprint(w, answers[min(asked, len(answers)-1)])
+		asked++
+	}))
+	defer server.Close()
+	address := server.Listener.Addr().String()
+	require.NoError(t, untilComplete(t.Context(), address))
+	require.Equal(t, len(answers), asked)
+
+	answers, asked = []string{"no page"}, 0
+	require.ErrorContains(t, untilComplete(t.Context(), address), "200 OK")
+	answers = []string{`{"luns": [{}]}`}
+	ctx, cancel := context.WithTimeout(t.Context(), 3*completePoll)
+	defer cancel()
+	require.ErrorIs(t, untilComplete(ctx, address), context.DeadlineExceeded)
+}
+
+// One measurement has all that the tables show.
+func TestExpandMeasures(t *testing.T) {
+	u, err := expand(t.Context(), []string{"dd", "if=/dev/zero", "of=/dev/null", "bs=32M", "count=20"}, t.TempDir()+"/raw")
+	require.NoError(t, err)
+	require.Positive(t, u.wall)
+	require.Greater(t, u.memory, 32.0*(1<<20))
+	require.Positive(t, u.anonymous)
+	_, err = expand(t.Context(), []string{"sh", "-c", "echo why; exit 1"}, t.TempDir()+"/raw")
+	require.ErrorContains(t, err, "why")
+}
+
+func TestFindOSImages(t *testing.T) {
+	dir := t.TempDir()
+	require.NoError(t, os.MkdirAll(dir+"/os", 0o755))
+	require.NoError(t, os.WriteFile(dir+"/os/zlib"+tenfold+".qcow2", nil, 0o644))
+	found := findOSImages(settings{cache: dir + "/bench"}, startImages...)
+	require.Equal(t, map[string]string{"zlib" + tenfold: dir + "/os/zlib" + tenfold + ".qcow2"}, found)
 }
 
 func TestFlags(t *testing.T) {

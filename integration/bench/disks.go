@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"os/exec"
@@ -16,17 +17,24 @@ import (
 	"kubevirt.io/disk/target/targettest"
 )
 
-// The images with an operating system, as scripts/make-os-images.sh makes them. Measurements of those that are not there are left
-// out, and it is said.
-var osImages = []string{"plain", "zlib", "zstd", "zlib-100g"}
+// startImages are the images with an operating system that a start is measured with, as scripts/make-os-images.sh makes them: of the
+// tenfold ones, also their data is ten times as much. What is not there is left out, and it is said.
+var startImages = []string{"plain", "zlib", "zstd", "zlib-100g", "plain-tenfold", "zlib-tenfold", "zstd-tenfold"}
 
-// findOSImages returns the paths of the images that are there, by name.
-func findOSImages(s settings) map[string]string {
+// tenfold is how the names of the images end that take long to copy.
+const tenfold = "-tenfold"
+
+// findOSImages returns the paths of those images that are there, by name.
+func findOSImages(s settings, names ...string) map[string]string {
 	found := make(map[string]string)
-	for _, name := range osImages {
+	for _, name := range names {
 		path := filepath.Join(filepath.Dir(s.cache), "os", name+".qcow2")
 		if _, err := os.Stat(path); err != nil {
-			fmt.Fprintf(os.Stderr, "bench: no %s image with an operating system: scripts/make-os-images.sh cache/os makes it\n", name)
+			with := ""
+			if strings.HasSuffix(name, tenfold) {
+				with = " " + name
+			}
+			fmt.Fprintf(os.Stderr, "bench: no %s image with an operating system: scripts/make-os-images.sh cache/os%s makes it\n", name, with)
 			continue
 		}
 		found[name] = path
@@ -43,7 +51,7 @@ type starter struct {
 func (s settings) starters() []starter {
 	ours := func(mode string) func(image, dir string) (string, func() error, error) {
 		return func(image, dir string) (string, func() error, error) {
-			d, err := s.startOn(image, dir, mode)
+			d, err := s.startOn(image, dir, map[string]string{"COPY_MODE": mode})
 			if err != nil {
 				return "", nil, err
 			}
@@ -68,7 +76,7 @@ func (s settings) starters() []starter {
 }
 
 // startOn serves one image of a directory that may hold others.
-func (s settings) startOn(image, dir, mode string) (*peers.Daemon, error) {
+func (s settings) startOn(image, dir string, env map[string]string) (*peers.Daemon, error) {
 	disks := filepath.Join(dir, "disk")
 	if err := os.MkdirAll(disks, 0o755); err != nil {
 		return nil, err
@@ -77,19 +85,24 @@ func (s settings) startOn(image, dir, mode string) (*peers.Daemon, error) {
 	if err := os.Link(image, link); err != nil && !errors.Is(err, os.ErrExist) {
 		return nil, err
 	}
-	return peers.StartDaemon(peers.DaemonOptions{Binary: s.server, DiskDir: disks, StateDir: dir, Env: map[string]string{"COPY_MODE": mode, "ACCESS_MODE": "write-shared"}})
+	all := map[string]string{"ACCESS_MODE": "write-shared"}
+	maps.Copy(all, env)
+	return peers.StartDaemon(peers.DaemonOptions{Binary: s.server, DiskDir: disks, StateDir: dir, Env: all})
 }
 
 // measureStart prints how long it takes from the start of a process to the first 4 KiB that an initiator has read.
 func measureStart(ctx context.Context, s settings) error {
-	images := findOSImages(s)
+	images := findOSImages(s, startImages...)
 	out := table{head: []string{"image", "candidate", "to the first 4 KiB read"}}
-	for _, image := range osImages {
+	for _, image := range startImages {
 		path := images[image]
 		if path == "" {
 			continue
 		}
 		all := s.starters()
+		if strings.HasSuffix(image, tenfold) {
+			all = all[:2] // a minute, and 18 GiB, each time
+		}
 		times := make([][]float64, len(all))
 		for round := range s.rounds {
 			for turn := range all {
@@ -160,7 +173,7 @@ const (
 // measureColdReads prints how fast an image is read that has not been copied: 4 KiB reads all over it, by the same client, through
 // ours and through QEMU's servers of images.
 func measureColdReads(ctx context.Context, s settings) error {
-	images := findOSImages(s)
+	images := findOSImages(s, "plain", "zlib", "zstd")
 	out := table{head: []string{"image", "depth", "server", "reads per second", "to qemu-nbd"}}
 	for _, image := range []string{"plain", "zlib", "zstd"} {
 		path := images[image]
@@ -263,7 +276,7 @@ const replicas = 16
 
 // measureReplicas prints what each of many disks of one image takes, in mode copy-on-write.
 func measureReplicas(_ context.Context, s settings) (err error) {
-	image := findOSImages(s)["zlib"]
+	image := findOSImages(s, "zlib")["zlib"]
 	if image == "" {
 		return nil
 	}
@@ -278,7 +291,7 @@ func measureReplicas(_ context.Context, s settings) (err error) {
 		if err := os.MkdirAll(own, 0o755); err != nil {
 			return err
 		}
-		d, err := s.startOn(image, own, "copy-on-write")
+		d, err := s.startOn(image, own, map[string]string{"COPY_MODE": "copy-on-write"})
 		if err != nil {
 			return err
 		}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -40,7 +41,8 @@ type expander struct {
 // usage is what one expansion took.
 type usage struct {
 	wall, cpu float64 // seconds
-	memory    float64 // peak resident set, bytes
+	memory    float64 // peak resident set, bytes; 0 where it was not measured
+	anonymous float64 // the most anonymous memory that was seen, bytes; 0 as above
 }
 
 func measureExpansion(ctx context.Context, s settings) error {
@@ -108,14 +110,21 @@ func expand(ctx context.Context, command []string, raw string) (usage, error) {
 	}
 	syscall.Sync()
 	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
 	begin := time.Now()
-	out, err := cmd.CombinedOutput()
+	if err := cmd.Start(); err != nil {
+		return usage{}, err
+	}
+	stop := watchMemory(cmd.Process.Pid)
+	err := cmd.Wait()
 	wall := time.Since(begin)
+	anonymous := stop()
 	if err != nil {
-		return usage{}, fmt.Errorf("%s: %w: %s", cmd, err, strings.TrimSpace(string(out)))
+		return usage{}, fmt.Errorf("%s: %w: %s", cmd, err, strings.TrimSpace(out.String()))
 	}
 	state := cmd.ProcessState
-	u := usage{wall: wall.Seconds(), cpu: (state.UserTime() + state.SystemTime()).Seconds()}
+	u := usage{wall: wall.Seconds(), cpu: (state.UserTime() + state.SystemTime()).Seconds(), anonymous: float64(anonymous)}
 	if r, ok := state.SysUsage().(*syscall.Rusage); ok {
 		u.memory = float64(r.Maxrss) * 1024 // getrusage(2): in KiB
 	}

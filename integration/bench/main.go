@@ -1,6 +1,6 @@
 // Command bench measures kubevirt-disk against its peers on this machine and prints tables for docs/benchmarks.md, where the method
 // is described: SCSI load against tgtd and gotgt, by common clients and by a load generator of its own, and the expansion of images
-// against qemu-img convert. All candidates take turns within a round, so that what else the machine does hits all of them; each round
+// and what disks do with them against qemu-img convert. All candidates take turns within a round, so that what else the machine does hits all of them; each round
 // begins with another one, as whoever comes after a certain one may find the machine warmer. Medians over the rounds are printed.
 package main
 
@@ -28,12 +28,12 @@ type settings struct {
 	rounds  int            // how often each measurement is repeated
 	length  time.Duration  // of one SCSI measurement
 	only    []string       // some of parts
-	loads   *regexp.Regexp // of the loads of "scsi" and "load": those to measure
+	loads   *regexp.Regexp // of the loads of "scsi" and "load", and the copies of "hydrate": those to measure
 	targets []string       // "kubevirt-disk", "tgtd", "gotgt"
 }
 
 // parts are what can be measured.
-var parts = []string{"scsi", "load", "expand", "start", "cold", "replicas"}
+var parts = []string{"scsi", "load", "expand", "hydrate", "start", "cold", "replicas"}
 
 func main() {
 	s, err := parse(os.Args[1:])
@@ -62,8 +62,8 @@ func parse(args []string) (settings, error) {
 	flags.StringVar(&s.cache, "cache", "cache/bench", "directory for images and raw files; wants 10 GiB and is kept")
 	flags.IntVar(&s.rounds, "rounds", 5, "how often each measurement is repeated")
 	flags.DurationVar(&s.length, "length", 2*time.Second, "of one SCSI measurement (iscsi-perf counts in seconds)")
-	flags.StringVar(&only, "only", strings.Join(parts, ","), "what to measure: common clients, our own load generator, the expansion of images, the time to the first read, reads of an image that is not copied, many disks of one image")
-	flags.StringVar(&loads, "loads", "", "a regular expression; only loads whose names match are measured")
+	flags.StringVar(&only, "only", strings.Join(parts, ","), "what to measure: common clients, our own load generator, the expansion of images, disks that copy their image, the time to the first read, reads of an image that is not copied, many disks of one image")
+	flags.StringVar(&loads, "loads", "", "a regular expression; only loads (and copies: \"zlib, persistent clone\") whose names match are measured")
 	flags.StringVar(&targets, "targets", "kubevirt-disk,tgtd,gotgt", "the targets to measure; the second is what the first is compared with")
 	if err := flags.Parse(args); err != nil {
 		return s, err
@@ -133,7 +133,7 @@ func run(ctx context.Context, s settings) error {
 	for _, part := range []struct {
 		name    string
 		measure func(context.Context, settings) error
-	}{{"expand", measureExpansion}, {"start", measureStart}, {"cold", measureColdReads}, {"replicas", measureReplicas}} {
+	}{{"expand", measureExpansion}, {"hydrate", measureHydration}, {"start", measureStart}, {"cold", measureColdReads}, {"replicas", measureReplicas}} {
 		if slices.Contains(s.only, part.name) {
 			if err := part.measure(ctx, s); err != nil {
 				return err
