@@ -16,6 +16,8 @@ type FileOptions struct {
 	ReadOnly bool
 	// Durable makes Flush reach storage. Without it Flush promises only that the data survives the end of the process.
 	Durable bool
+	// Private says that nobody else changes the file, so that what is known of its holes stays true.
+	Private bool
 }
 
 // File is a disk over a raw file. It implements Disk, Discarder, Zeroer and Extenter.
@@ -25,6 +27,7 @@ type File struct {
 	opt     FileOptions
 	noPunch atomic.Bool // the file system cannot punch holes: zeros are written instead
 	failed  atomic.Bool // a flush failed
+	holes   *holeMap    // nil: others may change the file
 
 	flushMu sync.Mutex // one fdatasync at a time: the kernel tells of a failure only once per open file
 	sync    func(fd int) error
@@ -65,7 +68,11 @@ func newFile(f *os.File, opt FileOptions) (*File, error) {
 	if st.Size() == 0 || st.Size()%SectorSize != 0 {
 		return nil, fmt.Errorf("%s has a size of %d bytes, which is no positive multiple of %d", f.Name(), st.Size(), SectorSize)
 	}
-	return &File{file: f, size: st.Size(), opt: opt, sync: unix.Fdatasync}, nil
+	disk := &File{file: f, size: st.Size(), opt: opt, sync: unix.Fdatasync}
+	if opt.Private {
+		disk.holes = newHoleMap(disk)
+	}
+	return disk, nil
 }
 
 func (f *File) Size() int64 { return f.size }
@@ -75,6 +82,10 @@ func (f *File) ReadOnly() bool { return f.opt.ReadOnly }
 
 // ReadAt reads from the page cache or the storage below it. Concurrency: as Disk.
 func (f *File) ReadAt(p []byte, off int64) (int, error) {
+	if off >= 0 && off <= f.size-int64(len(p)) && f.holes.empty(off, int64(len(p))) {
+		clear(p)
+		return len(p), nil
+	}
 	n, err := f.file.ReadAt(p, off)
 	if err == nil {
 		return n, nil
@@ -94,6 +105,7 @@ func (f *File) WriteAt(p []byte, off int64) (int, error) {
 	if off < 0 || off > f.size-int64(len(p)) {
 		return 0, outOfRange("write", off, int64(len(p)), f.size)
 	}
+	f.holes.note(off, int64(len(p)))
 	n, err := f.file.WriteAt(p, off)
 	if err != nil {
 		return n, f.writeError(off+int64(n), int64(len(p)-n), err)

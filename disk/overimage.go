@@ -53,7 +53,7 @@ func (o *opening) overImage(ctx context.Context) (*Instance, error) {
 
 // assemble opens the file and, while the disk is not complete, lays it over the image.
 func (o *opening) assemble(inst *Instance, s *state) error {
-	file, err := OpenFile(o.dir.disk(), FileOptions{ReadOnly: o.opt.ReadOnly && s.Complete, Durable: o.durable()})
+	file, err := OpenFile(o.dir.disk(), FileOptions{ReadOnly: o.opt.ReadOnly && s.Complete, Durable: o.durable(), Private: true})
 	if err != nil {
 		return err
 	}
