@@ -73,7 +73,7 @@ func TestVitalProductData(t *testing.T) {
 			00100000 00000100 00000008 80000000 0000000000080000 00000000 00000000 00000000 0000000000000000`},
 		{name: "block limits of a plain disk", page: "b0", plain: true, want: `00 b0 003c 00 80 0008 00020000 00000800 00000000
 			00000000 00000000 00000000 00000000 0000000000080000 00000000 00000000 00000000 0000000000000000`},
-		{name: "characteristics", page: "b1", want: "00 b1 003c 0001 0040" + zeros28 + zeros28},
+		{name: "characteristics", page: "b1", want: "00 b1 003c 0001 0050" + zeros28 + zeros28},
 		{name: "characteristics of a plain disk", page: "b1", plain: true, want: "00 b1 003c 0001 0000" + zeros28 + zeros28},
 		{name: "provisioning", page: "b2", want: "00 b2 0004 00 e4 02 00"},
 	} {

@@ -63,10 +63,7 @@ func outWriteAtomic(t *Task, _ int64, p []byte) error {
 	if flush := u.disk.Flush(); flush != nil {
 		return errors.Join(err, flush)
 	}
-	if forget := u.store.Save(storedAtomic, nil); forget != nil {
-		return errors.Join(err, fmt.Errorf("forget what an atomic write has replaced: %w", forget))
-	}
-	return err
+	return errors.Join(err, u.forgetAtomic())
 }
 
 // undoAtomic puts back what a WRITE ATOMIC that did not end has replaced.
@@ -97,6 +94,17 @@ func (u *unit) undoAtomic() error {
 	}
 	if err != nil {
 		return fmt.Errorf("put back what an interrupted atomic write has replaced: %w", err)
+	}
+	return nil
+}
+
+// forgetAtomic gives up what a WRITE ATOMIC has kept: it has ended, or what it would put back must never be seen again.
+func (u *unit) forgetAtomic() error {
+	if u.store == nil {
+		return nil
+	}
+	if err := u.store.Save(storedAtomic, nil); err != nil {
+		return fmt.Errorf("forget what an atomic write has replaced: %w", err)
 	}
 	return nil
 }
