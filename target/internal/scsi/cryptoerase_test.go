@@ -130,9 +130,9 @@ func TestSanitizeForgetsWhatWasToBePutBack(t *testing.T) {
 			store := &keptStore{}
 			b := newBench(t, func(l *LUN) { l.Store = store })
 			b.good(cdb("2a 00 00 00 00 00 00 00 08 00"), pattern(8, 1))
-			b.disk.failWith("write", errors.New("broken"))
+			b.disk.failWith("flush", errors.New("broken"))
 			require.NotEqual(t, "GOOD", b.run(cdb("9c 00 0000000000000000 0000 0008 00 00"), pattern(8, 2)).outcome())
-			b.disk.failWith("write", nil)
+			b.disk.failWith("flush", nil)
 			kept, err := store.Load(storedAtomic)
 			require.NoError(t, err)
 			require.NotEmpty(t, kept)
