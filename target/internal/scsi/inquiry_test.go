@@ -24,6 +24,12 @@ func TestStandardInquiry(t *testing.T) {
 	removable := newBench(t, removableLUN)
 	requireHex(t, "00 80 06 12 5b 18 00 02"+rest, removable.good(cdb("12 00 00 00 ff 00"), nil))
 
+	for level, want := range map[int]string{0: "0960", 1: "0961", 2: "0962"} {
+		b.nexus.SetProtocolLevel(level)
+		requireHex(t, want, b.good(cdb("12 00 00 00 ff 00"), nil)[64:66])
+	}
+	b.nexus.SetProtocolLevel(0)
+
 	vacant := b.runAs(b.nexus, 0, cdb("12 00 00 00 ff 00"), nil)
 	requireHex(t, "3f 00 06 12 5b 00 00 02"+rest, vacant.data)
 	unknown := b.runAs(b.nexus, 7<<48, cdb("12 00 00 00 ff 00"), nil)
