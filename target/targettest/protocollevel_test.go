@@ -300,7 +300,7 @@ func TestQueryAsynchronousEvent(t *testing.T) {
 
 func TestNexusReset(t *testing.T) {
 	data := pattern(8*BlockSize, 2)
-	reserve6, release := Command{LUN: 1, CDB: make([]byte, 6)}, pdu.TaskManagementRequest{Function: pdu.TMITNexusReset}
+	reserve6, nexusReset := Command{LUN: 1, CDB: make([]byte, 6)}, pdu.TaskManagementRequest{Function: pdu.TMITNexusReset}
 	reserve6.CDB[0] = 0x16
 	for _, immediate := range []bool{true, false} {
 		t.Run(fmt.Sprintf("RFC 7144 6.3/I_T NEXUS RESET, immediate %t", immediate), func(t *testing.T) {
@@ -319,8 +319,8 @@ func TestNexusReset(t *testing.T) {
 			sess.Forget(task)
 			sess.Forget(reading)
 
-			release.Immediate, release.LUN = immediate, LUN(77) // the LUN is reserved, and not looked at
-			tag, err := sess.SendTaskManagement(release)
+			nexusReset.Immediate, nexusReset.LUN = immediate, LUN(77) // the LUN is reserved, and not looked at
+			tag, err := sess.SendTaskManagement(nexusReset)
 			require.NoError(t, err)
 			// Tasks, reservation and connection end while the disk still hangs, and the response is the last that comes.
 			r, err := sess.AwaitTaskManagement(tag)
