@@ -111,23 +111,26 @@ func (m *blockMap) allSet(first, last int64) bool {
 	return true
 }
 
-// run describes the blocks from first on that are in the same state, as far as last: the first one after them.
+// run describes the blocks from first on that are in the same state, as far as last: the first one after them. Blocks may be set
+// meanwhile, so that each word is looked at once: a run is never empty.
 func (m *blockMap) run(first, last int64) (set bool, end int64) {
 	w := first / 64
-	set = m.word(w)>>(first%64)&1 == 1
-	for ; w <= last/64; w++ {
-		differ := m.word(w)
+	word := m.word(w)
+	set = word>>(first%64)&1 == 1
+	differ := func(word uint64) uint64 {
 		if set {
-			differ = ^differ
+			return ^word
 		}
-		if w == first/64 {
-			differ &= ^uint64(0) << (first % 64)
+		return word
+	}
+	for other := differ(word) & (^uint64(0) << (first % 64)); ; other = differ(m.word(w)) {
+		if other != 0 {
+			return set, min(last+1, w*64+int64(bits.TrailingZeros64(other)))
 		}
-		if differ != 0 {
-			return set, min(last+1, w*64+int64(bits.TrailingZeros64(differ)))
+		if w++; w > last/64 {
+			return set, last + 1
 		}
 	}
-	return set, last + 1
 }
 
 // nextClear is the first clear block from first on; m.blocks if there is none.

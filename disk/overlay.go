@@ -22,11 +22,12 @@ type blockFile interface {
 	Discarder
 	Zeroer
 	Extenter
+	Syncer
 }
 
 // overlay is a disk over a read-only image: every copy mode but CopyNone. A block of the map has its content either in
-// the disk's own file or, as long as nobody changed or copied it, in the image. It implements Disk, Discarder, Zeroer
-// and Extenter.
+// the disk's own file or, as long as nobody changed or copied it, in the image. It implements Disk, Discarder, Zeroer,
+// Extenter and Syncer.
 //
 // What holds it together: a block is marked in the map only after its whole content is in the file, and is never
 // unmarked. So a marked block needs no lock, and what a failed or lost write left in the file below a block that is
@@ -61,6 +62,7 @@ var (
 	_ Discarder = (*overlay)(nil)
 	_ Zeroer    = (*overlay)(nil)
 	_ Extenter  = (*overlay)(nil)
+	_ Syncer    = (*overlay)(nil)
 	_ Estimator = (*overlay)(nil)
 	_ Estimator = (*Image)(nil)
 )
