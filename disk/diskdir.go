@@ -103,16 +103,6 @@ func (d *diskDir) removeMaps() error {
 // close frees the lock.
 func (d *diskDir) close() error { return d.lock.Close() }
 
-// syncParent makes the names in a file's directory durable.
-func syncParent(path string) error {
-	dir, err := os.Open(filepath.Dir(path))
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
-	return retry(dir.Sync)
-}
-
 // remove removes a file that may not be there.
 func remove(name string) error {
 	if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -51,7 +51,7 @@ func (o *opening) inPlace(context.Context) (*Instance, error) {
 	o.opt.Progress.finish()
 	o.log.Info("serving the image file in place", zap.String("disk", o.img.Path()), zap.Bool("read_only", readOnly),
 		zap.String("serial", s.Identity.Serial))
-	return &Instance{Disk: disk, Identity: s.Identity, Path: o.img.Path(), ReadOnly: readOnly, Kept: kept, Created: s.Created}, nil
+	return &Instance{Disk: disk, Identity: s.Identity, Path: o.img.Path(), ReadOnly: readOnly, Kept: kept, Created: s.Created, content: s.Map}, nil
 }
 
 // openImageFile opens the image's own file for writing, and locks it: two daemons that write to one file destroy it.

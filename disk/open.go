@@ -40,10 +40,11 @@ type Instance struct {
 	Persistent bool     // it survives the pod
 	Created    time.Time
 
-	dir    *diskDir
-	img    *Image // nil: served without one
-	copies *background
-	closed closer
+	dir     *diskDir
+	content string // identifies what is on the disk
+	img     *Image // nil: served without one
+	copies  *background
+	closed  closer
 }
 
 // Open makes a disk of an image. It returns when the disk can be used; in mode clone the image is copied meanwhile, and

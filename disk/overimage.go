@@ -32,11 +32,11 @@ func (o *opening) overImage(ctx context.Context) (*Instance, error) {
 			return nil, err
 		}
 	}
-	inst := &Instance{Identity: s.Identity, Path: o.dir.disk(), ReadOnly: o.opt.ReadOnly, Kept: kept, Grown: grown, Created: s.Created}
+	inst := &Instance{Identity: s.Identity, Path: o.dir.disk(), ReadOnly: o.opt.ReadOnly, Kept: kept, Grown: grown, Created: s.Created, content: s.Map}
 	err = o.assemble(inst, s, !kept)
 	if damaged := new(damagedError); kept && !o.dir.persistent && errors.As(err, &damaged) {
 		if s, err = o.remake(ctx, damaged.Error()); err == nil {
-			kept, inst.Identity, inst.Kept, inst.Grown, inst.Created = false, s.Identity, false, false, s.Created
+			kept, inst.Identity, inst.Kept, inst.Grown, inst.Created, inst.content = false, s.Identity, false, false, s.Created, s.Map
 			err = o.assemble(inst, s, true)
 		}
 	}

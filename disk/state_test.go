@@ -29,7 +29,7 @@ func TestStateRoundTrip(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, os.FileMode(0o600), st.Mode())
 
-	require.NoError(t, os.Truncate(path, maxStateSize+1))
+	require.NoError(t, os.Truncate(path, maxSmall+1))
 	var damaged *damagedError
 	_, err = loadState(path)
 	require.ErrorAs(t, err, &damaged)

@@ -11,7 +11,6 @@ import (
 	"go.uber.org/zap"
 
 	"kubevirt.io/disk/chap"
-	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/metrics"
 	"kubevirt.io/disk/target"
 )
@@ -135,11 +134,7 @@ func (d *daemon) newTarget() (*target.Server, error) {
 			Removable: s.removable,
 			Access:    s.accessMode,
 			Grown:     s.instance.Grown,
-			Store:     target.NewDirStore(s.instance.UnitDir(), s.instance.Durable()),
-		}
-		if s.instance.Persistent {
-			// What an initiator reserves through a loss of power outlives the daemon with the disk.
-			lun.Reservations = disk.NewReservationFile(s.instance.Path + ".reservations")
+			Store:     s.instance.Store(),
 		}
 		opt.LUNs = append(opt.LUNs, lun)
 	}

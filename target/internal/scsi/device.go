@@ -38,9 +38,6 @@ type LUN struct {
 	Access    AccessMode // empty: AccessWriteExclusive
 	Store     Store      // nil: nothing is kept
 	Grown     bool       // larger than when initiators last saw it: they are told (2A/09)
-
-	// Reservations keeps the persistent reservations of initiators that ask for that. Nil: none can.
-	Reservations ReservationStore
 }
 
 // MaxLUN is the highest LUN that flat space addressing can name (SAM-5 4.7.8).
@@ -189,7 +186,7 @@ func newUnit(l LUN) (*unit, error) {
 	if err := u.restore(); err != nil {
 		return nil, err
 	}
-	return u, u.loadReservations(l.Reservations)
+	return u, nil
 }
 
 func printable(s string) bool {
