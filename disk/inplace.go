@@ -32,7 +32,7 @@ func (o *opening) inPlace(context.Context) (*Instance, error) {
 			o.log.Warn("removing the disk of an earlier start: the image is served in place now", zap.String("disk", o.dir.disk()))
 		}
 		err = o.dir.clear()
-		s = &state{Version: stateVersion, Image: o.img.Name(), Mode: CopyNone, Size: disk.Size(), Identity: newIdentity(),
+		s = &state{Version: stateVersion, Image: o.img.Name(), Owner: o.owner(), Mode: CopyNone, Size: disk.Size(), Identity: newIdentity(),
 			Created: time.Now().UTC(), Durable: true, Map: newMapID()}
 		if err == nil {
 			err = o.spaceError(s.save(o.dir.state(), true))
@@ -41,8 +41,8 @@ func (o *opening) inPlace(context.Context) (*Instance, error) {
 			return nil, errors.Join(err, disk.Close())
 		}
 	}
-	if id := o.identity(s.Identity); id != s.Identity {
-		s.Identity = id
+	if id := o.identity(s.Identity); id != s.Identity || s.Owner != o.owner() {
+		s.Identity, s.Owner = id, o.owner()
 		if err := o.spaceError(s.save(o.dir.state(), true)); err != nil {
 			return nil, errors.Join(err, disk.Close())
 		}

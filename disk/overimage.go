@@ -216,7 +216,7 @@ func (o *opening) create(ctx context.Context) (*state, error) {
 			return nil, err
 		}
 	}
-	s := &state{Version: stateVersion, Image: o.name, Mode: o.opt.Mode, Size: max(o.img.Size(), o.opt.Size), ImageSize: o.img.Size(),
+	s := &state{Version: stateVersion, Image: o.name, Owner: o.owner(), Mode: o.opt.Mode, Size: max(o.img.Size(), o.opt.Size), ImageSize: o.img.Size(),
 		Identity: o.identity(newIdentity()), Created: time.Now().UTC(), Durable: o.durable(), Map: newMapID(), Boot: bootID(), Chain: o.img.unhashed()}
 	return s, o.spaceError(s.save(o.dir.state(), s.Durable))
 }
@@ -257,7 +257,7 @@ func (o *opening) adjust(s *state) (grown bool, err error) {
 			return false, o.spaceError(err)
 		}
 	}
-	s.Mode, s.Identity = o.opt.Mode, o.identity(s.Identity)
+	s.Mode, s.Owner, s.Identity = o.opt.Mode, o.owner(), o.identity(s.Identity)
 	s.Boot = bootID()
 	switch {
 	case !s.Complete: // openDurableMap has more to do
@@ -269,7 +269,7 @@ func (o *opening) adjust(s *state) (grown bool, err error) {
 		}
 		s.Durable = true
 	}
-	if s.Mode == before.Mode && s.Identity == before.Identity && s.Size == before.Size && s.Boot == before.Boot && s.Durable == before.Durable && !s.stale {
+	if s.Mode == before.Mode && s.Owner == before.Owner && s.Identity == before.Identity && s.Size == before.Size && s.Boot == before.Boot && s.Durable == before.Durable && !s.stale {
 		return s.Size != was, nil
 	}
 	s.stale = false

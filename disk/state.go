@@ -21,7 +21,8 @@ const stateVersion = 2
 // state is what is remembered of a disk between two starts, in the disk's work directory.
 type state struct {
 	Version   int               `json:"version"`
-	Image     string            `json:"image"` // file name in the image directory
+	Image     string            `json:"image"`           // file name in the image directory
+	Owner     string            `json:"owner,omitempty"` // of an ephemeral disk: OpenOptions.Owner
 	Mode      CopyMode          `json:"mode"`
 	Size      int64             `json:"size"`       // of the disk, bytes
 	ImageSize int64             `json:"image_size"` // virtual, bytes; 0 where the disk came without an image

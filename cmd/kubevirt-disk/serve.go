@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -107,6 +108,12 @@ func (d *daemon) run(ctx context.Context) error {
 	if err != nil {
 		return errors.Join(err, d.closeDisks(context.Background()))
 	}
+	// Beside serving: giving back a large file takes a file system its time.
+	sweeping, stopSweeping := context.WithCancel(ctx)
+	var swept sync.WaitGroup
+	swept.Go(func() { d.sweep(sweeping) })
+	defer swept.Wait()
+	defer stopSweeping()
 	return d.serveTarget(ctx, srv, listeners)
 }
 
