@@ -3,9 +3,11 @@ package disk
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -64,7 +66,15 @@ func (m *Image) fingerprint(ctx context.Context) ([]fileFingerprint, error) {
 	if err := group.Wait(); err != nil {
 		return nil, err
 	}
-	return prints, nil
+	return prints, m.checkUntouched()
+}
+
+// errNotIdentified is an image of which nobody can tell whether it is the one of the fingerprint.
+var errNotIdentified = errors.New("the disk was stopped before its image had been read once to recognise it")
+
+// identified reports whether the fingerprint says what the content is.
+func identified(prints []fileFingerprint) bool {
+	return !slices.ContainsFunc(prints, func(p fileFingerprint) bool { return p.Hash == "" })
 }
 
 // unhashed is the fingerprint of the image without hashes.
@@ -165,7 +175,7 @@ func (c *chunkCursor) next() (int64, error) {
 }
 
 // compareImage reports why the image is not the one of the fingerprint, or "" if it is. Then it also returns the
-// fingerprint as it is now. Only what may have changed is read.
+// fingerprint as it is now. Only what may have changed is read. errNotIdentified: it cannot be told.
 func (m *Image) compareImage(ctx context.Context, old []fileFingerprint) (reason string, now []fileFingerprint, err error) {
 	now = m.unhashed()
 	if len(now) != len(old) {
@@ -188,7 +198,7 @@ func (m *Image) compareImage(ctx context.Context, old []fileFingerprint) (reason
 		case print.untouched(before):
 			print.Hash = before.Hash
 		case before.Hash == "":
-			reason = fmt.Sprintf("%s may have changed: the disk was stopped before the image had been read once to recognise it", l.name)
+			err = fmt.Errorf("%s may have changed: %w", l.name, errNotIdentified)
 		default:
 			if print.Hash, err = hashContent(ctx, l.file, print.Size, runtime.GOMAXPROCS(0)); err != nil {
 				err = fmt.Errorf("reading %s: %w", l.name, err)

@@ -117,10 +117,15 @@ func (o *opening) openMaps(m *blockMap, s *state, fresh bool) (maps *mapStore, s
 	}
 	if maps.live == nil {
 		live, err := createMap(o.dir.liveMap(), current, m, false)
-		if err != nil {
+		switch {
+		case err == nil:
+			maps.live = live // not before: a typed nil pointer would not be a nil interface
+		case isNoSpace(err) && maps.durable != nil && o.durable():
+			// A full volume has to be served, or the guest could not make room.
+			o.log.Warn("no space is left for the map of the disk: until the next start, a daemon that is killed loses what was not flushed", zap.Error(err))
+		default:
 			return maps, 0, o.spaceError(err)
 		}
-		maps.live = live // not before: a typed nil pointer would not be a nil interface
 	}
 	return maps, stored, o.spaceError(o.openDurableMap(header, m, maps, s, fresh))
 }
@@ -269,12 +274,18 @@ func (o *opening) adjust(s *state) (grown bool, err error) {
 		}
 		s.Durable = true
 	}
-	if s.Mode == before.Mode && s.Owner == before.Owner && s.Identity == before.Identity && s.Size == before.Size && s.Boot == before.Boot && s.Durable == before.Durable && !s.stale {
-		return s.Size != was, nil
+	same := s.Mode == before.Mode && s.Owner == before.Owner && s.Identity == before.Identity && s.Size == before.Size && s.Durable == before.Durable
+	// The boot says nothing of a disk that is durable.
+	if same && (s.Durable || s.Boot == before.Boot) && !s.stale {
+		return false, nil
 	}
 	s.stale = false
 	// A disk that stops being durable has to say so before anything is written without a flush.
-	return s.Size != was, o.spaceError(s.save(o.dir.state(), s.Durable || before.Durable))
+	err = s.save(o.dir.state(), s.Durable || before.Durable)
+	if same && s.Durable && isNoSpace(err) && len(s.Chain) > 0 {
+		err = nil // it is what saves reading the image the next time, and no reason not to serve a full volume
+	}
+	return s.Size != was, o.spaceError(err)
 }
 
 // growFile makes the file larger, by a hole.

@@ -112,6 +112,9 @@ func decodeState(text []byte) (*state, error) {
 	if s.Size <= 0 || s.Size%SectorSize != 0 || s.ImageSize < 0 || s.ImageSize > s.Size || len(s.mapID()) != 16 || s.Identity.Serial == "" || len(s.Identity.Serial) > 36 || s.Identity.NAA[0]>>4 != 3 {
 		return nil, damagedState("is damaged: it contradicts itself")
 	}
+	if !s.Complete && s.Mode != CopyNone && (s.ImageSize == 0 || len(s.Chain) == 0) {
+		return nil, damagedState("is damaged: the disk needs an image, and it names none")
+	}
 	return &s, nil
 }
 
