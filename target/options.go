@@ -41,6 +41,7 @@ type LUN struct {
 	Removable bool          // reported as a removable medium
 	Access    AccessMode    // "" is write-exclusive
 	Store     Store         // keeps mode pages and reservations that are to be saved, and the like; nil: nothing is kept, and nothing can be saved
+	Volatile  bool          // a loss of power ends the disk, so that initiators cannot reserve it through one
 	Grown     bool          // larger than at an earlier start: initiators get a capacity unit attention
 }
 

@@ -140,6 +140,7 @@ func (d *daemon) newTarget() (*target.Server, error) {
 			ReadOnly:  s.instance.ReadOnly,
 			Removable: s.removable,
 			Access:    s.accessMode,
+			Volatile:  !s.instance.Persistent,
 			Grown:     s.instance.Grown,
 			Store:     s.instance.Store(),
 		}

@@ -37,6 +37,7 @@ type LUN struct {
 	Removable bool
 	Access    AccessMode // empty: AccessWriteExclusive
 	Store     Store      // nil: nothing is kept
+	Volatile  bool       // a loss of power ends the disk: it keeps no reservations through one (APTPL)
 	Grown     bool       // larger than when initiators last saw it: they are told (2A/09)
 }
 
@@ -180,6 +181,9 @@ func newUnit(l LUN) (*unit, error) {
 	u.estimate, _ = l.Disk.(disk.Estimator)
 	u.accounts, _ = l.Disk.(disk.Accountant)
 	u.store = l.Store
+	if !l.Volatile {
+		u.persistent.store = l.Store
+	}
 	u.blocks.Store(uint64(l.Disk.Size()) >> blockShift)
 	u.table = newOpcodeTable(u)
 	u.ranges.init()

@@ -97,11 +97,10 @@ func decodePersistent(b []byte) (*persistentState, error) {
 
 // restoreReservations reads what the unit's store holds.
 func (u *unit) restoreReservations() error {
-	u.persistent.store = u.store
 	var content []byte
-	if u.store != nil {
+	if store := u.persistent.store; store != nil {
 		var err error
-		if content, err = u.store.Load(storedReservations); err != nil {
+		if content, err = store.Load(storedReservations); err != nil {
 			return fmt.Errorf("its stored persistent reservations, without which it is unknown who may write to the disk: %w", err)
 		}
 	}

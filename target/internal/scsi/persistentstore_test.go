@@ -99,6 +99,14 @@ func TestReservationsAreForgotten(t *testing.T) {
 	require.Equal(t, "4: 1 2", b.keys())
 }
 
+func TestAPTPLOfAVolatileDisk(t *testing.T) {
+	m := &memStore{content: testState().encode()}
+	b := newBench(t, func(l *LUN) { l.Store, l.Volatile = m, true })
+	require.Equal(t, "0:", b.keys())
+	require.Equal(t, "5/26/00", b.persist(b.nexus, saRegister, 0, 0, 1, bitAPTPL))
+	require.Zero(t, m.saves)
+}
+
 func TestAPTPLWithoutStore(t *testing.T) {
 	b := newBench(t)
 	require.Equal(t, "5/26/00", b.persist(b.nexus, saRegister, 0, 0, 1, bitAPTPL))
