@@ -216,23 +216,25 @@ func (m *blockMap) snapshotPage(index int64, buf []byte) {
 	m.copyPage(index, buf)
 }
 
-// mergePage sets the blocks that are set in buf, of mapPageSize bytes.
-func (m *blockMap) mergePage(index int64, buf []byte) {
+// mergePage sets the blocks that are set in buf, of mapPageSize bytes, and reports whether any was not set before.
+func (m *blockMap) mergePage(index int64, buf []byte) (news bool) {
 	p := m.page(index)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p == m.full {
-		return
+		return false
 	}
 	for i := range int64(mapPageWords) {
 		word := binary.LittleEndian.Uint64(buf[i*8:])
 		old := p.words[i].Or(word)
 		p.unset -= bits.OnesCount64(word &^ old)
 		m.clear.Add(-int64(bits.OnesCount64(word &^ old)))
+		news = news || word&^old != 0
 	}
 	if p.unset == 0 {
 		m.pages[index].Store(m.full)
 	}
+	return news
 }
 
 // mapBuffers holds what a page's words are encoded in before they are saved.

@@ -58,8 +58,10 @@ func TestSyncReachesStorage(t *testing.T) {
 	require.Equal(t, 1, calls)
 
 	blocks := newBlockMap(blocksOf(f.Size()))
-	o, err := newOverlay(f, image, blocks, newMapStore(nil, nil, 1), overlayOptions{})
+	maps := newMapStore(len(blocks.pages))
+	held, err := markHoles(image, blocks, maps.save)
 	require.NoError(t, err)
+	o := newOverlay(f, image, blocks, maps, held, overlayOptions{})
 	require.NoError(t, o.Flush())
 	require.Equal(t, 1, calls)
 	require.NoError(t, o.Sync())

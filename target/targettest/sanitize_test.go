@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest"
 	"kubevirt.io/disk/target"
 	"kubevirt.io/disk/target/internal/pdu"
@@ -183,7 +184,7 @@ func TestSanitizeFailure(t *testing.T) {
 // TestSanitizeAndShutdown stops a server in the middle of an operation: it waits for the disk call that is in progress, and
 // for no more.
 func TestSanitizeAndShutdown(t *testing.T) {
-	store := target.NewDirStore(t.TempDir(), true)
+	store := disk.NewStore(t.TempDir(), true)
 	kept := func(o *target.Options) { o.LUNs[0].Store = store }
 	s := start(t, kept)
 	gate := make(chan struct{})
