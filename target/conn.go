@@ -31,9 +31,12 @@ type conn struct {
 	sess atomic.Pointer[session] // set at the end of login
 
 	// busy is the number of the disk call that the reader is in, or 0; see handoff.go.
-	busy    atomic.Uint64
-	calls   uint64 // how many there were; belongs to the reader
-	watched uint64 // belongs to the watchdog
+	busy  atomic.Uint64
+	calls uint64 // how many there were; belongs to the reader
+	// slowSince is when the reader met the first command since it last waited that keeps a processor busy, since the server's start;
+	// 0: none. It belongs to the reader.
+	slowSince time.Duration
+	watched   uint64 // belongs to the watchdog
 
 	tags atomic.Uint32 // the last target transfer tag
 	ping pinger
@@ -45,10 +48,16 @@ type conn struct {
 
 func newConn(s *Server, nc net.Conn) *conn {
 	c := &conn{srv: s, nc: nc, source: sourceOf(nc), gone: make(chan struct{})}
-	c.rx = receiver{buf: make([]byte, loginBuffer), beforeWait: c.tx.flush, clock: &s.clock}
+	c.rx = receiver{buf: make([]byte, loginBuffer), beforeWait: c.beforeWait, clock: &s.clock}
 	c.rx.wire.init(nc)
 	c.tx.init(nc, &s.clock, &window{})
 	return c
+}
+
+// beforeWait runs before the reader waits for the network.
+func (c *conn) beforeWait() error {
+	c.slowSince = 0
+	return c.tx.flush()
 }
 
 func (c *conn) session() *session { return c.sess.Load() }

@@ -29,6 +29,11 @@ const (
 	slowParallel = 16
 )
 
+// shareAfter is how long a reader decompresses for commands that it has received, one after the other, before it has others help. Another
+// thread has to be woken, finds nothing in its processor's caches, and answers with a system call of its own: below this, that was slower
+// on two processors than to go on alone.
+const shareAfter = time.Millisecond
+
 // quietTicks is how many looks without any call in progress put the watchdog to sleep.
 const quietTicks = 200
 
@@ -169,6 +174,7 @@ func (w *watchdog) age() {
 
 // handOn starts a new reader, in the place of one that finishes its command and ends.
 func (c *conn) handOn() {
+	c.slowSince = 0
 	c.srv.pool.charge(stackCharge) // until the old one has ended
 	c.srv.wg.Add(1)
 	go func() {
@@ -195,10 +201,17 @@ func (l *lunWatch) pass(run *runner) bool {
 	return true
 }
 
-// shares passes a command on that keeps a processor busy for long, when there are others that it would keep waiting. A lone
-// command is not worth a wake-up.
+// shares passes a command on that keeps a processor busy for long, when there are others that it would keep waiting, and have been kept
+// waiting for shareAfter. A lone command is not worth a wake-up.
 func (c *conn) shares(run *runner, t *task, l *lunWatch) bool {
 	if c.rx.r == c.rx.w && l.passed.Load() == 0 || !t.scsi.Slow() {
+		return false
+	}
+	now := time.Since(c.srv.start)
+	if c.slowSince == 0 {
+		c.slowSince = now
+	}
+	if now-c.slowSince < shareAfter {
 		return false
 	}
 	if l.passed.Add(1) > slowParallel {

@@ -2,6 +2,7 @@ package target
 
 import (
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -15,8 +16,8 @@ type decompressing struct{ *disktest.Memory }
 
 func (decompressing) Slow(off int64) bool { return off < 1<<20 }
 
-// A read that keeps a processor busy is passed on when others wait for the reader or are passed on already, up to a limit, and
-// never when it is alone.
+// A read that keeps a processor busy is passed on when others wait for the reader or are passed on already, and the reader has been busy
+// with such ones for a while; up to a limit, and never when it is alone.
 func TestSharedReads(t *testing.T) {
 	d := decompressing{disktest.NewMemory(4 << 20)}
 	device, err := scsi.NewDevice(scsi.Options{}, []scsi.LUN{{Number: 1, Disk: d, Access: scsi.AccessWriteShared,
@@ -37,12 +38,19 @@ func TestSharedReads(t *testing.T) {
 	}
 	slow, quick, write := prepared(0x28, 0, 0, 0, 0, 0, 0, 0, 8, 0), prepared(0x28, 0, 0, 0, 0x08, 0, 0, 0, 8, 0), prepared(0x2a, 0, 0, 0, 0, 0, 0, 0, 8, 0)
 	var l lunWatch
-	alone := &conn{}
+	srv := &Server{start: time.Now().Add(-time.Hour)}
+	alone := &conn{srv: srv}
 	require.False(t, alone.shares(&runner{}, slow, &l), "it would be a wake-up for nothing")
-	busy := &conn{}
+	busy := &conn{srv: srv}
 	busy.rx.w = 48
 	require.False(t, busy.shares(&runner{}, quick, &l))
 	require.False(t, busy.shares(&runner{}, write, &l))
+	require.False(t, busy.shares(&runner{}, slow, &l), "the first one has kept nobody waiting")
+	require.NotZero(t, busy.slowSince)
+	require.NoError(t, busy.beforeWait())
+	require.Zero(t, busy.slowSince, "and nobody waits when the reader does")
+	long := time.Hour - 2*shareAfter
+	busy.slowSince, alone.slowSince = long, long
 	run := &runner{}
 	require.True(t, busy.shares(run, slow, &l))
 	require.Same(t, &l, run.passed)
