@@ -33,7 +33,9 @@ type background struct {
 	abandon  context.CancelFunc // ends reading the image
 	done     sync.WaitGroup
 
-	state *state // what identifies the image uses it, and after that what completes the disk
+	// What identifies the image uses these, and after that what completes the disk.
+	state   *state
+	unsaved bool // the file does not have the chain yet
 }
 
 func startBackground(o *opening, over *overlay, s *state) *background {
@@ -64,7 +66,10 @@ func (b *background) stop() {
 func (b *background) run(ctx, identifying context.Context) error {
 	var identity sync.WaitGroup
 	identity.Go(func() {
-		if err := b.identify(identifying); err != nil {
+		err := b.identify(identifying)
+		for ; isNoSpace(err) && sleep(identifying, spaceRetry) == nil; err = b.identify(identifying) {
+		}
+		if err != nil {
 			b.log.Warn("a later start will not know the image again", zap.Error(err))
 		}
 	})
@@ -100,18 +105,19 @@ func (b *background) run(ctx, identifying context.Context) error {
 
 // identify adds the hash of the image's content to the state, unless it is there.
 func (b *background) identify(ctx context.Context) error {
-	for i := range b.state.Chain {
-		if b.state.Chain[i].Hash != "" {
-			continue
-		}
+	if identified(b.state.Chain) && !b.unsaved {
+		return nil
+	}
+	if !identified(b.state.Chain) {
 		chain, err := b.img.fingerprint(ctx)
 		if err != nil {
 			return err
 		}
-		b.state.Chain = chain
-		return b.state.save(b.dir.state(), b.state.Durable)
+		b.state.Chain, b.unsaved = chain, true
 	}
-	return nil
+	err := b.state.save(b.dir.state(), b.state.Durable)
+	b.unsaved = err != nil
+	return err
 }
 
 // complete makes the file the whole disk: everything is copied. The map is not needed any more then, nor is the image.

@@ -111,23 +111,26 @@ func (m *blockMap) allSet(first, last int64) bool {
 	return true
 }
 
-// run describes the blocks from first on that are in the same state, as far as last: the first one after them.
+// run describes the blocks from first on that are in the same state, as far as last: the first one after them. Blocks may be set
+// meanwhile, so that each word is looked at once: a run is never empty.
 func (m *blockMap) run(first, last int64) (set bool, end int64) {
 	w := first / 64
-	set = m.word(w)>>(first%64)&1 == 1
-	for ; w <= last/64; w++ {
-		differ := m.word(w)
+	word := m.word(w)
+	set = word>>(first%64)&1 == 1
+	differ := func(word uint64) uint64 {
 		if set {
-			differ = ^differ
+			return ^word
 		}
-		if w == first/64 {
-			differ &= ^uint64(0) << (first % 64)
+		return word
+	}
+	for other := differ(word) & (^uint64(0) << (first % 64)); ; other = differ(m.word(w)) {
+		if other != 0 {
+			return set, min(last+1, w*64+int64(bits.TrailingZeros64(other)))
 		}
-		if differ != 0 {
-			return set, min(last+1, w*64+int64(bits.TrailingZeros64(differ)))
+		if w++; w > last/64 {
+			return set, last + 1
 		}
 	}
-	return set, last + 1
 }
 
 // nextClear is the first clear block from first on; m.blocks if there is none.
@@ -213,23 +216,25 @@ func (m *blockMap) snapshotPage(index int64, buf []byte) {
 	m.copyPage(index, buf)
 }
 
-// mergePage sets the blocks that are set in buf, of mapPageSize bytes.
-func (m *blockMap) mergePage(index int64, buf []byte) {
+// mergePage sets the blocks that are set in buf, of mapPageSize bytes, and reports whether any was not set before.
+func (m *blockMap) mergePage(index int64, buf []byte) (news bool) {
 	p := m.page(index)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p == m.full {
-		return
+		return false
 	}
 	for i := range int64(mapPageWords) {
 		word := binary.LittleEndian.Uint64(buf[i*8:])
 		old := p.words[i].Or(word)
 		p.unset -= bits.OnesCount64(word &^ old)
 		m.clear.Add(-int64(bits.OnesCount64(word &^ old)))
+		news = news || word&^old != 0
 	}
 	if p.unset == 0 {
 		m.pages[index].Store(m.full)
 	}
+	return news
 }
 
 // mapBuffers holds what a page's words are encoded in before they are saved.

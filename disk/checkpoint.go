@@ -37,6 +37,14 @@ func (o *overlay) Flush() error {
 	return nil
 }
 
+// Sync is Flush, and brings the data to storage also where Flush does not. See Syncer.
+func (o *overlay) Sync() error {
+	if err := o.Flush(); err != nil || o.maps.durable != nil {
+		return err
+	}
+	return o.file.Sync()
+}
+
 // checkpoint saves pages as they were before the data was flushed.
 func (o *overlay) checkpoint(pages []int64) error {
 	copies := make([]byte, len(pages)*mapPageSize)

@@ -94,14 +94,10 @@ func claimPartial(f *os.File, name string) (current bool, err error) {
 		}
 		return false, &os.PathError{Op: "flock", Path: name, Err: err}
 	}
-	mine, err := f.Stat()
-	if err != nil {
+	if current, err := hasName(f, name); err != nil || !current {
 		return false, err
 	}
-	now, err := os.Lstat(name)
-	if errors.Is(err, fs.ErrNotExist) || err == nil && !os.SameFile(mine, now) {
-		return false, nil
-	}
+	mine, err := f.Stat()
 	if err != nil {
 		return false, err
 	}

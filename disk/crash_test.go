@@ -182,7 +182,7 @@ func newSimDisk(t *testing.T, seed uint64, opt overlayOptions) *simDisk {
 	m := &machine{random: random, crashIn: -1}
 	blockMap := make([]byte, mapHeaderSize+mapPageSize)
 	header := simHeader()
-	copy(blockMap, header.encode())
+	copy(blockMap, header.encode(nil))
 	d := &simDisk{t: t, image: simImage{content}, file: newSimFile(m, make([]byte, simSize)), durable: newSimFile(m, blockMap), opt: opt, expected: bytes.Clone(content)}
 	d.open(m)
 	return d
@@ -191,13 +191,13 @@ func newSimDisk(t *testing.T, seed uint64, opt overlayOptions) *simDisk {
 // open starts with the files as they are, as after a crash: the live map counts for nothing then.
 func (d *simDisk) open(m *machine) {
 	blocks := newBlockMap(blocksOf(simSize))
-	require.NoError(d.t, readMap(d.durable, d.durable.Size(), simHeader(), blocks))
-	store := newMapStore(newSimFile(m, make([]byte, mapHeaderSize+mapPageSize)), d.durable, len(blocks.pages))
-	store.allDirty(blocks)
-	over, err := newOverlay(d.file, d.image, blocks, store, d.opt)
+	require.NoError(d.t, readMap(d.durable, d.durable.Size(), simHeader(), blocks, func(int64) {}))
+	store := newMapStore(len(blocks.pages))
+	store.live, store.durable = newSimFile(m, make([]byte, mapHeaderSize+mapPageSize)), d.durable
+	stored, err := markHoles(d.image, blocks, store.save)
 	require.NoError(d.t, err)
-	d.m, d.over, d.allowed = m, over, map[int64][][]byte{}
-	d.hydrate = newHydration(over, zap.NewNop(), 0)
+	d.m, d.over, d.allowed = m, newOverlay(d.file, d.image, blocks, store, stored, d.opt), map[int64][][]byte{}
+	d.hydrate = newHydration(d.over, zap.NewNop(), 0)
 	d.hydrate.chunk, d.hydrate.retry = 3*minGranule, 0
 }
 

@@ -53,6 +53,13 @@ type Zeroer interface {
 	Zero(off, length int64) error
 }
 
+// Syncer is a disk that can be brought to storage also where it promises no durability.
+type Syncer interface {
+	// Sync makes everything that returned before it was called reach storage, whatever Flush promises: what is to be
+	// destroyed must not stay below in its former state. It fails as Flush does.
+	Sync() error
+}
+
 // Extent is a run of bytes of one allocation state.
 type Extent struct {
 	Length int64 // bytes, from the offset asked for; never 0

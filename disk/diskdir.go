@@ -42,29 +42,37 @@ type diskDir struct {
 }
 
 // openWorkDir makes, locks and tidies the directory of an image's ephemeral disk.
-func openWorkDir(root, image string) (*diskDir, error) {
+func openWorkDir(root, image string, durable bool) (*diskDir, error) {
 	if root == "" {
 		return nil, errors.New("no work directory is set")
 	}
-	d := &diskDir{path: filepath.Join(root, escapeName(image)), diskFile: diskName, stateFile: stateName}
-	return d, d.open("work directory", lockName)
+	d := workDirOf(root, escapeName(image))
+	return d, d.open("work directory", lockName, durable)
+}
+
+// workDirOf is a directory in a work directory, which need not exist.
+func workDirOf(root, name string) *diskDir {
+	return &diskDir{path: filepath.Join(root, name), diskFile: diskName, stateFile: stateName}
 }
 
 // openPersistentDir makes, locks and tidies the directory of a persistent disk.
 func openPersistentDir(path string) (*diskDir, error) {
 	d := &diskDir{path: path, diskFile: PersistentName, stateFile: PersistentName + ".state", persistent: true}
-	return d, d.open("persistent directory", PersistentName+".lock")
+	return d, d.open("persistent directory", PersistentName+".lock", true)
 }
 
-func (d *diskDir) open(what, lock string) error {
+func (d *diskDir) open(what, lock string, durable bool) error {
 	explain := func(err error) error {
 		return fmt.Errorf("%s: %w; user %d must be able to write there", what, err, os.Geteuid())
 	}
-	if err := os.MkdirAll(d.path, 0o700); err != nil {
-		return explain(err)
+	err := errLockGone
+	for tries := 0; tries < 16 && (errors.Is(err, errLockGone) || errors.Is(err, fs.ErrNotExist)); tries++ {
+		if err := makeDirs(d.path, durable); err != nil {
+			return explain(err)
+		}
+		// Until it is locked, another process may sweep it away.
+		d.lock, err = acquireLock(filepath.Join(d.path, lock), what+" "+d.path)
 	}
-	var err error
-	d.lock, err = acquireLock(filepath.Join(d.path, lock), what+" "+d.path)
 	if err != nil {
 		var locked *LockedError
 		if errors.As(err, &locked) {
@@ -78,6 +86,27 @@ func (d *diskDir) open(what, lock string) error {
 		}
 	}
 	return nil
+}
+
+// makeDirs makes a directory and those above it that are missing. With durable their names have reached storage then, so that
+// what is flushed in them can be found.
+func makeDirs(path string, durable bool) error {
+	err := os.Mkdir(path, 0o700)
+	if errors.Is(err, fs.ErrNotExist) {
+		if err = makeDirs(filepath.Dir(path), durable); err == nil {
+			err = os.Mkdir(path, 0o700)
+		}
+	}
+	if err == nil && durable {
+		return syncParent(path)
+	}
+	if err == nil {
+		return nil
+	}
+	if st, statErr := os.Stat(path); statErr == nil && st.IsDir() {
+		return nil // also where the file system is read-only
+	}
+	return err
 }
 
 func (d *diskDir) disk() string       { return filepath.Join(d.path, d.diskFile) }
@@ -102,16 +131,6 @@ func (d *diskDir) removeMaps() error {
 
 // close frees the lock.
 func (d *diskDir) close() error { return d.lock.Close() }
-
-// syncParent makes the names in a file's directory durable.
-func syncParent(path string) error {
-	dir, err := os.Open(filepath.Dir(path))
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
-	return retry(dir.Sync)
-}
 
 // remove removes a file that may not be there.
 func remove(name string) error {

@@ -61,14 +61,20 @@ func (o *opening) existing(ctx context.Context) (s *state, reason string, err er
 		return nil, reason, o.refuse("cannot be used: "+reason, "use another volume for this image, or remove "+PersistentName+"* in that directory to begin anew")
 	}
 	reason, err = o.checkImage(ctx, s)
+	unsure := errors.Is(err, errNotIdentified)
+	if unsure {
+		reason, err = err.Error(), nil
+	}
 	switch {
 	case err != nil:
 		return nil, "", err
 	case reason == "":
 		return s, "", nil
-	case o.opt.OnImageChange == ImageChangeKeep && o.dir.persistent && s.Complete:
-		o.log.Warn("the disk is kept although its image is another one now", zap.String("reason", reason), zap.String("disk", o.dir.disk()))
+	case o.opt.OnImageChange == ImageChangeKeep && o.dir.persistent && (s.Complete || unsure):
+		o.log.Warn("the disk is kept although its image is or may be another one now", zap.String("reason", reason), zap.String("disk", o.dir.disk()))
 		return s, "", nil
+	case o.dir.persistent && unsure && !s.Complete:
+		err = o.refuse("may have been made of another image, which it still needs: "+reason, "set --on-image-change=keep once if the image is certainly the same one, or use another volume")
 	case o.dir.persistent && s.Complete:
 		err = o.refuse("was made of another image: "+reason, "set --on-image-change=keep to serve the disk as it is, or use another volume for the new image")
 	case o.dir.persistent:
@@ -103,6 +109,9 @@ func (o *opening) checkImage(ctx context.Context, s *state) (reason string, err 
 		return "there is no image in the container", nil
 	case s.ImageSize != o.img.Size():
 		return fmt.Sprintf("the image has changed: its virtual size is %d now, and was %d", o.img.Size(), s.ImageSize), nil
+	}
+	if s.Complete && o.opt.OnImageChange == ImageChangeKeep {
+		return "", nil // it is served whatever is in the image, so that nobody need wait for it to be read
 	}
 	o.log.Info("checking whether the image is still the one of the existing disk", zap.String("disk", o.dir.disk()))
 	reason, now, err := o.img.compareImage(ctx, s.Chain)

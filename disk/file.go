@@ -118,7 +118,15 @@ func (f *File) Flush() error {
 	if f.failed.Load() {
 		return ErrFailed
 	}
-	if !f.opt.Durable || f.opt.ReadOnly {
+	if !f.opt.Durable {
+		return nil
+	}
+	return f.Sync()
+}
+
+// Sync makes what was written reach storage. See Syncer.
+func (f *File) Sync() error {
+	if f.opt.ReadOnly {
 		return nil
 	}
 	f.flushMu.Lock()

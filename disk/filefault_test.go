@@ -44,6 +44,33 @@ func TestEphemeralFlushReachesNoStorage(t *testing.T) {
 	require.NoError(t, f.Flush())
 }
 
+// What is to be destroyed reaches storage whatever a flush promises.
+func TestSyncReachesStorage(t *testing.T) {
+	dir, calls := t.TempDir(), 0
+	image, err := OpenFile(put(t, dir, "image.raw", block(1, 1<<20), 1<<20), FileOptions{ReadOnly: true})
+	require.NoError(t, err)
+	defer image.Close()
+	image.sync = func(int) error { t.Error("synced, though nothing can have been written"); return nil }
+	require.NoError(t, image.Sync())
+	f := openSparse(t, dir, 1<<20, FileOptions{})
+	f.sync = func(int) error { calls++; return nil }
+	require.NoError(t, f.Sync())
+	require.Equal(t, 1, calls)
+
+	blocks := newBlockMap(blocksOf(f.Size()))
+	maps := newMapStore(len(blocks.pages))
+	held, err := markHoles(image, blocks, maps.save)
+	require.NoError(t, err)
+	o := newOverlay(f, image, blocks, maps, held, overlayOptions{})
+	require.NoError(t, o.Flush())
+	require.Equal(t, 1, calls)
+	require.NoError(t, o.Sync())
+	require.Equal(t, 2, calls)
+	f.sync = func(int) error { return unix.EIO }
+	require.ErrorIs(t, o.Sync(), ErrFailed)
+	require.ErrorIs(t, o.Sync(), ErrFailed)
+}
+
 func TestFullFileSystem(t *testing.T) {
 	f := openSparse(t, tinyFS(t, "256k"), 1<<20, FileOptions{})
 	p := block(1, 64<<10)

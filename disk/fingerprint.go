@@ -3,8 +3,13 @@ package disk
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
-	"io"
+	"os"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
 
 	"github.com/cespare/xxhash/v2"
 	"golang.org/x/sync/errgroup"
@@ -51,7 +56,7 @@ func (m *Image) fingerprint(ctx context.Context) ([]fileFingerprint, error) {
 		print := &prints[i]
 		i++
 		group.Go(func() (err error) {
-			print.Hash, err = hashContent(ctx, l.file, print.Size)
+			print.Hash, err = hashContent(ctx, l.file, print.Size, 1)
 			if err != nil {
 				return fmt.Errorf("reading %s: %w", l.name, err)
 			}
@@ -61,7 +66,15 @@ func (m *Image) fingerprint(ctx context.Context) ([]fileFingerprint, error) {
 	if err := group.Wait(); err != nil {
 		return nil, err
 	}
-	return prints, nil
+	return prints, m.checkUntouched()
+}
+
+// errNotIdentified is an image of which nobody can tell whether it is the one of the fingerprint.
+var errNotIdentified = errors.New("the disk was stopped before its image had been read once to recognise it")
+
+// identified reports whether the fingerprint says what the content is.
+func identified(prints []fileFingerprint) bool {
+	return !slices.ContainsFunc(prints, func(p fileFingerprint) bool { return p.Hash == "" })
 }
 
 // unhashed is the fingerprint of the image without hashes.
@@ -87,32 +100,82 @@ func (m *Image) checkUntouched() (err error) {
 	return err
 }
 
-// hashContent hashes a file's chunks that are not all zeros, each with its offset: so a hole and zeros that are stored
-// give the same hash, and neither costs much.
-func hashContent(ctx context.Context, r io.ReaderAt, size int64) (string, error) {
-	digest := xxhash.New()
-	buf := make([]byte, fingerprintChunk)
-	var position [8]byte
-	for off := int64(0); off < size; off += fingerprintChunk {
-		if err := ctx.Err(); err != nil {
-			return "", err
-		}
-		p := buf[:min(fingerprintChunk, size-off)]
-		if err := readFull(r, p, off); err != nil {
-			return "", err
-		}
-		if zero, n := leadingRun(p, 0); zero && n == len(p) {
-			continue
-		}
-		binary.LittleEndian.PutUint64(position[:], uint64(off))
-		digest.Write(position[:])
-		digest.Write(p)
+// hashContent hashes a file's chunks that are not all zeros, each with its offset, and adds the hashes up: so a hole and zeros
+// that are stored give the same result, a hole costs nothing, and chunks are read and hashed side by side.
+func hashContent(ctx context.Context, f *os.File, size int64, workers int) (string, error) {
+	chunks := chunkCursor{file: f, size: size}
+	var sum atomic.Uint64
+	group, ctx := errgroup.WithContext(ctx)
+	for range workers {
+		group.Go(func() error {
+			digest := xxhash.New()
+			buf := make([]byte, fingerprintChunk)
+			for {
+				off, err := chunks.next()
+				if err != nil || off == size {
+					return err
+				}
+				if err := ctx.Err(); err != nil {
+					return err
+				}
+				p := buf[:min(fingerprintChunk, size-off)]
+				if err := readFull(f, p, off); err != nil {
+					return err
+				}
+				if zero, n := leadingRun(p, 0); zero && n == len(p) {
+					continue
+				}
+				digest.Reset()
+				digest.Write(binary.LittleEndian.AppendUint64(nil, uint64(off)))
+				digest.Write(p)
+				sum.Add(digest.Sum64())
+			}
+		})
 	}
-	return fmt.Sprintf("%016x", digest.Sum64()), nil
+	if err := group.Wait(); err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%016x", sum.Load()), nil
+}
+
+// chunkCursor hands out the chunks of a file in which something is stored.
+type chunkCursor struct {
+	file *os.File
+	size int64
+
+	mu      sync.Mutex
+	off     int64 // guarded by mu; everything before it was handed out
+	dataEnd int64 // guarded by mu; to there the file is known to store something
+}
+
+// next returns where a chunk begins; size if there are no more.
+func (c *chunkCursor) next() (int64, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for c.off < c.size && c.off >= c.dataEnd {
+		n, data, err := seekExtent(c.file, c.off, c.size-c.off)
+		switch {
+		case err != nil:
+			return 0, err
+		case data:
+			c.dataEnd = c.off + n
+		case c.off+n == c.size:
+			c.off = c.size
+		default:
+			end := (c.off + n) / fingerprintChunk * fingerprintChunk
+			if end <= c.off { // it ends inside of this chunk
+				c.dataEnd = c.off + n
+			}
+			c.off = max(c.off, end)
+		}
+	}
+	off := c.off
+	c.off = min(c.off+fingerprintChunk, c.size)
+	return off, nil
 }
 
 // compareImage reports why the image is not the one of the fingerprint, or "" if it is. Then it also returns the
-// fingerprint as it is now. Only what may have changed is read.
+// fingerprint as it is now. Only what may have changed is read. errNotIdentified: it cannot be told.
 func (m *Image) compareImage(ctx context.Context, old []fileFingerprint) (reason string, now []fileFingerprint, err error) {
 	now = m.unhashed()
 	if len(now) != len(old) {
@@ -135,9 +198,9 @@ func (m *Image) compareImage(ctx context.Context, old []fileFingerprint) (reason
 		case print.untouched(before):
 			print.Hash = before.Hash
 		case before.Hash == "":
-			reason = fmt.Sprintf("%s may have changed: the disk was stopped before the image had been read once to recognise it", l.name)
+			err = fmt.Errorf("%s may have changed: %w", l.name, errNotIdentified)
 		default:
-			if print.Hash, err = hashContent(ctx, l.file, print.Size); err != nil {
+			if print.Hash, err = hashContent(ctx, l.file, print.Size, runtime.GOMAXPROCS(0)); err != nil {
 				err = fmt.Errorf("reading %s: %w", l.name, err)
 			} else if print.Hash != before.Hash {
 				reason = fmt.Sprintf("the image has changed: the content of %s is another one, of the same size", l.name)

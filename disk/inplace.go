@@ -32,7 +32,7 @@ func (o *opening) inPlace(context.Context) (*Instance, error) {
 			o.log.Warn("removing the disk of an earlier start: the image is served in place now", zap.String("disk", o.dir.disk()))
 		}
 		err = o.dir.clear()
-		s = &state{Version: stateVersion, Image: o.img.Name(), Mode: CopyNone, Size: disk.Size(), Identity: newIdentity(),
+		s = &state{Version: stateVersion, Image: o.img.Name(), Owner: o.owner(), Mode: CopyNone, Size: disk.Size(), Identity: newIdentity(),
 			Created: time.Now().UTC(), Durable: true, Map: newMapID()}
 		if err == nil {
 			err = o.spaceError(s.save(o.dir.state(), true))
@@ -41,8 +41,8 @@ func (o *opening) inPlace(context.Context) (*Instance, error) {
 			return nil, errors.Join(err, disk.Close())
 		}
 	}
-	if id := o.identity(s.Identity); id != s.Identity {
-		s.Identity = id
+	if id := o.identity(s.Identity); id != s.Identity || s.Owner != o.owner() {
+		s.Identity, s.Owner = id, o.owner()
 		if err := o.spaceError(s.save(o.dir.state(), true)); err != nil {
 			return nil, errors.Join(err, disk.Close())
 		}
@@ -51,7 +51,7 @@ func (o *opening) inPlace(context.Context) (*Instance, error) {
 	o.opt.Progress.finish()
 	o.log.Info("serving the image file in place", zap.String("disk", o.img.Path()), zap.Bool("read_only", readOnly),
 		zap.String("serial", s.Identity.Serial))
-	return &Instance{Disk: disk, Identity: s.Identity, Path: o.img.Path(), ReadOnly: readOnly, Kept: kept, Created: s.Created}, nil
+	return &Instance{Disk: disk, Identity: s.Identity, Path: o.img.Path(), ReadOnly: readOnly, Kept: kept, Created: s.Created, content: s.Map}, nil
 }
 
 // openImageFile opens the image's own file for writing, and locks it: two daemons that write to one file destroy it.

@@ -4,15 +4,18 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"strings"
 
 	"golang.org/x/sys/unix"
 )
 
-// lockName is the file in an image's work directory whose lock makes one process its owner. It is never removed: a
-// second process could otherwise lock a file that no longer has a name.
+// lockName is the file in an image's work directory whose lock makes one process its owner. It is removed only by Sweep.
 const lockName = "lock"
+
+// errLockGone is a lock file that was removed before it could be locked.
+var errLockGone = errors.New("the lock file was removed while it was locked")
 
 // maxHolder bounds what is read of a lock file. Bytes.
 const maxHolder = 256
@@ -23,7 +26,20 @@ func lockFile(f *os.File) error {
 	return retry(func() error { return unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) })
 }
 
-// acquireLock locks the file of that name, which is made if need be and then names this process.
+// hasName reports whether an open file is still the one of that name.
+func hasName(f *os.File, name string) (bool, error) {
+	mine, err := f.Stat()
+	if err != nil {
+		return false, err
+	}
+	now, err := os.Lstat(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil && os.SameFile(mine, now), err
+}
+
+// acquireLock locks the file of that name, which is made if need be and then names this process. errLockGone: try again.
 func acquireLock(path, what string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0o600)
 	if err != nil {
@@ -35,6 +51,13 @@ func acquireLock(path, what string) (*os.File, error) {
 		} else {
 			err = &os.PathError{Op: "flock", Path: path, Err: err}
 		}
+		return nil, errors.Join(err, f.Close())
+	}
+	current, err := hasName(f, path)
+	if err == nil && !current {
+		err = errLockGone
+	}
+	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
 	// Only for messages, so a full disk does not matter here.

@@ -1,6 +1,7 @@
 package disk
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -25,15 +26,17 @@ const mapHeaderSize = 4 << 10
 var mapMagic = [8]byte{'K', 'V', 'D', 'M', 'A', 'P', '1', '\n'}
 
 // mapHeader identifies a map file: which disk it belongs to, and, for one that is not synced, the boot of the kernel
-// whose page cache it is in. Encoded little-endian:
+// whose page cache it is in. Encoded little-endian, in mapHeaderSize bytes:
 //
-//	 0  magic
-//	 8  granule, bytes
-//	16  blocks
-//	24  identifier of the disk's map, 16 bytes
-//	40  boot, 36 characters, zeros for a file that survives one
-//	76  zeros
-//	80  xxhash64 of the bytes before
+//	   0  magic
+//	   8  granule, bytes
+//	  16  blocks
+//	  24  identifier of the disk's map, 16 bytes
+//	  40  boot, 36 characters, zeros for a file that survives one
+//	1024  a bit for each page of which all blocks were set when the file was made: such a page need not be stored
+//	4088  xxhash64 of the bytes before
+//
+// What is not named is zero.
 type mapHeader struct {
 	granule, blocks int64
 	id              [16]byte
@@ -41,42 +44,57 @@ type mapHeader struct {
 }
 
 const (
-	mapHeaderBody = 80
 	mapBootLength = 36
+	mapFullBegin  = 1 << 10
+	mapFullLength = maxMapBlocks / mapPageBlocks / 8
+	mapHeaderBody = mapHeaderSize - 8
 )
 
-func (h *mapHeader) encode() []byte {
+// encode returns the header of a file, with the bits of full pages.
+func (h *mapHeader) encode(full []byte) []byte {
 	buf := make([]byte, mapHeaderSize)
 	copy(buf, mapMagic[:])
 	binary.LittleEndian.PutUint64(buf[8:], uint64(h.granule))
 	binary.LittleEndian.PutUint64(buf[16:], uint64(h.blocks))
 	copy(buf[24:40], h.id[:])
 	copy(buf[40:40+mapBootLength], h.boot)
+	copy(buf[mapFullBegin:mapFullBegin+mapFullLength], full)
 	binary.LittleEndian.PutUint64(buf[mapHeaderBody:], xxhash.Sum64(buf[:mapHeaderBody]))
 	return buf
 }
 
-// readMap merges a file's pages into a map. A file that is not the one that header describes is a *damagedError.
-func readMap(f storage, size int64, header mapHeader, m *blockMap) error {
+// readMap merges a file's pages into a map, and calls news for those that the map did not know as they are. A file that is
+// not the one that header describes is a *damagedError.
+func readMap(f storage, size int64, header mapHeader, m *blockMap, news func(page int64)) error {
 	buf := make([]byte, mapHeaderSize)
 	if err := readFull(f, buf, 0); err != nil {
 		return damagedMap("cannot be read: %v", err)
 	}
-	if string(buf) != string(header.encode()) {
+	full := bytes.Clone(buf[mapFullBegin : mapFullBegin+mapFullLength])
+	if !bytes.Equal(buf, header.encode(full)) {
 		return damagedMap("belongs to another disk or another start of the machine, or is damaged")
 	}
 	for index := range int64(len(m.pages)) {
 		off := mapHeaderSize + index*mapPageSize
-		if off >= size {
-			break
+		switch {
+		case full[index/8]>>(index%8)&1 == 1:
+			for i := range buf {
+				buf[i] = 0xff
+			}
+		case off < size:
+			clear(buf)
+			n, err := f.ReadAt(buf[:min(mapPageSize, size-off)], off)
+			if err != nil && (!errors.Is(err, io.EOF) || n == 0) {
+				return damagedMap("cannot be read: %v", err)
+			}
+			if allZero(buf) {
+				continue
+			}
+		default:
+			continue
 		}
-		clear(buf)
-		n, err := f.ReadAt(buf[:min(mapPageSize, size-off)], off)
-		if err != nil && (!errors.Is(err, io.EOF) || n == 0) {
-			return damagedMap("cannot be read: %v", err)
-		}
-		if !allZero(buf) {
-			m.mergePage(index, buf)
+		if m.mergePage(index, buf) {
+			news(index)
 		}
 	}
 	return nil
@@ -93,13 +111,16 @@ func createMap(path string, header mapHeader, m *blockMap, durable bool) (*os.Fi
 		return nil, err
 	}
 	fill := func() error {
-		if _, err := out.file.Write(header.encode()); err != nil {
-			return err
-		}
+		full := make([]byte, mapFullLength)
 		for index := range int64(len(m.pages)) {
-			if err := writeMapPage(out.file, m, index); err != nil {
+			if m.pages[index].Load() == m.full {
+				full[index/8] |= 1 << (index % 8)
+			} else if err := writeMapPage(out.file, m, index); err != nil {
 				return err
 			}
+		}
+		if _, err := out.file.WriteAt(header.encode(full), 0); err != nil {
+			return err
 		}
 		if durable {
 			return out.file.Sync()

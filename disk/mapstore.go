@@ -20,12 +20,9 @@ type mapStore struct {
 	dirty []atomic.Uint64
 }
 
-// newMapStore makes the store of a map of that many pages. Either file may be nil.
-func newMapStore(live, durable storage, pages int) *mapStore {
-	s := &mapStore{live: live, durable: durable}
-	if durable != nil {
-		s.dirty = make([]atomic.Uint64, (pages+63)/64)
-	}
+// newMapStore makes the store of a map of that many pages, without files.
+func newMapStore(pages int) *mapStore {
+	s := &mapStore{dirty: make([]atomic.Uint64, (pages+63)/64)}
 	s.save = s.savePage
 	return s
 }
@@ -36,18 +33,17 @@ func (s *mapStore) savePage(page, word int64, words []byte) error {
 			return mapError(err)
 		}
 	}
-	if s.durable != nil {
-		s.dirty[page/64].Or(1 << (page % 64))
-	}
+	s.taint(page)
 	return nil
 }
 
-// allDirty makes the next checkpoint save all that the map says: the durable file may know less.
-func (s *mapStore) allDirty(m *blockMap) {
-	for i := range m.pages {
-		if m.pages[i].Load() != nil {
-			s.dirty[i/64].Or(1 << (i % 64))
-		}
+// taint makes the next checkpoint save a page: the durable file may know less.
+func (s *mapStore) taint(page int64) { s.dirty[page/64].Or(1 << (page % 64)) }
+
+// untaint is for a durable file that was made of the map as it is. Nobody marks blocks meanwhile.
+func (s *mapStore) untaint() {
+	for i := range s.dirty {
+		s.dirty[i].Store(0)
 	}
 }
 
@@ -71,7 +67,7 @@ func (s *mapStore) takeDirty(count int, f func(pages []int64) error) error {
 		}
 		if err := f(pages); err != nil {
 			for _, page := range pages {
-				s.dirty[page/64].Or(1 << (page % 64))
+				s.taint(page)
 			}
 			return err
 		}

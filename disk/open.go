@@ -17,7 +17,9 @@ type OpenOptions struct {
 	// PersistentDir is the directory of a volume that holds the disk instead, as PersistentName; made if it is missing.
 	PersistentDir string
 	OnImageChange ImageChange
-	Size          int64 // of the disk, bytes, at least the image's; 0: the image's, or what the disk has had so far
+	// Owner says who serves an ephemeral disk, in a way that stays the same over restarts: only the same owner's Sweep removes it.
+	Owner string
+	Size  int64 // of the disk, bytes, at least the image's; 0: the image's, or what the disk has had so far
 	// Identity is what is to be used of it instead of a random one: a serial unless it is empty, an NAA unless it is zero.
 	Identity Identity
 	ReadOnly bool // every write is refused
@@ -40,10 +42,11 @@ type Instance struct {
 	Persistent bool     // it survives the pod
 	Created    time.Time
 
-	dir    *diskDir
-	img    *Image // nil: served without one
-	copies *background
-	closed closer
+	dir     *diskDir
+	content string // identifies what is on the disk
+	img     *Image // nil: served without one
+	copies  *background
+	closed  closer
 }
 
 // Open makes a disk of an image. It returns when the disk can be used; in mode clone the image is copied meanwhile, and
@@ -77,7 +80,7 @@ func Open(ctx context.Context, img *Image, opt OpenOptions) (*Instance, error) {
 	if opt.PersistentDir != "" {
 		o.dir, err = openPersistentDir(opt.PersistentDir)
 	} else {
-		o.dir, err = openWorkDir(opt.WorkDir, o.name)
+		o.dir, err = openWorkDir(opt.WorkDir, o.name, opt.Durable)
 	}
 	if err != nil {
 		return nil, err
@@ -152,6 +155,14 @@ func (o *opening) check() error {
 
 // durable reports whether a flush reaches storage.
 func (o *opening) durable() bool { return o.dir.persistent || o.opt.Durable }
+
+// owner is what the state says of who serves the disk.
+func (o *opening) owner() string {
+	if o.dir.persistent {
+		return "" // nobody removes it, and it may go to another machine
+	}
+	return o.opt.Owner
+}
 
 // identity is the given one, completed by another.
 func (o *opening) identity(or Identity) Identity {

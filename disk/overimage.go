@@ -32,12 +32,12 @@ func (o *opening) overImage(ctx context.Context) (*Instance, error) {
 			return nil, err
 		}
 	}
-	inst := &Instance{Identity: s.Identity, Path: o.dir.disk(), ReadOnly: o.opt.ReadOnly, Kept: kept, Grown: grown, Created: s.Created}
-	err = o.assemble(inst, s)
+	inst := &Instance{Identity: s.Identity, Path: o.dir.disk(), ReadOnly: o.opt.ReadOnly, Kept: kept, Grown: grown, Created: s.Created, content: s.Map}
+	err = o.assemble(inst, s, !kept)
 	if damaged := new(damagedError); kept && !o.dir.persistent && errors.As(err, &damaged) {
 		if s, err = o.remake(ctx, damaged.Error()); err == nil {
-			kept, inst.Identity, inst.Kept, inst.Grown, inst.Created = false, s.Identity, false, false, s.Created
-			err = o.assemble(inst, s)
+			kept, inst.Identity, inst.Kept, inst.Grown, inst.Created, inst.content = false, s.Identity, false, false, s.Created, s.Map
+			err = o.assemble(inst, s, true)
 		}
 	}
 	if err != nil {
@@ -51,107 +51,153 @@ func (o *opening) overImage(ctx context.Context) (*Instance, error) {
 	return inst, nil
 }
 
-// assemble opens the file and, while the disk is not complete, lays it over the image.
-func (o *opening) assemble(inst *Instance, s *state) error {
-	file, err := OpenFile(o.dir.disk(), FileOptions{ReadOnly: o.opt.ReadOnly && s.Complete, Durable: o.durable(), Private: true})
+// assemble opens the file and, while the disk is not complete, lays it over the image. The file of a new disk is made after
+// its maps: without them it would be taken for one that has lost them.
+func (o *opening) assemble(inst *Instance, s *state, fresh bool) error {
+	if s.Complete {
+		return o.assembleComplete(inst, s)
+	}
+	m := newBlockMap(blocksOf(s.ImageSize))
+	maps, stored, err := o.openMaps(m, s, fresh)
 	if err != nil {
 		return err
 	}
-	if s.Complete {
-		o.opt.Progress.start(s.Size, 0)
-		o.opt.Progress.finish()
-		inst.Disk = file
-		return nil
+	if fresh {
+		err = o.spaceError(o.createFile(s))
 	}
-	over, err := o.lay(file, s)
+	var file *File
+	if err == nil {
+		file, err = OpenFile(o.dir.disk(), FileOptions{Durable: o.durable(), Private: true})
+	}
 	if err != nil {
-		return errors.Join(err, file.Close())
+		return errors.Join(err, maps.close())
 	}
+	over := newOverlay(file, o.img, m, maps, stored, overlayOptions{readOnly: o.opt.ReadOnly, copyReads: o.opt.Mode == CopyOnRead, unit: o.img.copyUnit()})
 	inst.Disk = over
 	o.opt.Progress.follow(over)
 	inst.copies = startBackground(o, over, s)
 	return nil
 }
 
-// lay reads the maps and makes the overlay.
-func (o *opening) lay(file *File, s *state) (*overlay, error) {
-	m := newBlockMap(blocksOf(s.ImageSize))
-	live, durable, err := o.openMaps(m, s)
+// assembleComplete opens a file that is the whole disk.
+func (o *opening) assembleComplete(inst *Instance, s *state) error {
+	// A process that was killed after the disk was complete may have left them.
+	if err := o.dir.removeMaps(); err != nil {
+		o.log.Warn("the map of the complete disk could not be removed", zap.Error(err))
+	}
+	file, err := OpenFile(o.dir.disk(), FileOptions{ReadOnly: o.opt.ReadOnly, Durable: o.durable(), Private: true})
 	if err != nil {
-		return nil, err
+		return err
 	}
-	// Typed nil pointers would not be nil interfaces.
-	maps := newMapStore(live, nil, len(m.pages))
-	if durable != nil {
-		maps = newMapStore(live, durable, len(m.pages))
-		maps.allDirty(m)
-	}
-	over, err := newOverlay(file, o.img, m, maps, overlayOptions{readOnly: o.opt.ReadOnly, copyReads: o.opt.Mode == CopyOnRead, unit: o.img.copyUnit()})
-	if err != nil {
-		return nil, errors.Join(err, maps.close())
-	}
-	return over, nil
+	o.opt.Progress.start(s.Size, 0)
+	o.opt.Progress.finish()
+	inst.Disk = file
+	return nil
 }
 
-// openMaps reads what is known of the map and opens its files. The live file counts only within one boot: it is not
-// flushed, so that after a crash of the machine it may be ahead of the data.
-func (o *opening) openMaps(m *blockMap, s *state) (live, durable *os.File, err error) {
+// openMaps reads what is known of the map, adds the image's holes, and opens the map's files, which then say the same. The
+// live file counts only within one boot: it is not flushed, so that after a crash of the machine it may be ahead of the data.
+func (o *opening) openMaps(m *blockMap, s *state, fresh bool) (maps *mapStore, stored int64, err error) {
+	maps = newMapStore(len(m.pages))
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, maps.close())
+		}
+	}()
 	header := mapHeader{granule: granuleFor(s.ImageSize), blocks: m.blocks, id: [16]byte(s.mapID())}
 	current := header
 	current.boot = bootID()
-	if s.Durable {
-		if err := mergeMap(o.dir.durableMap(), header, m); err != nil {
-			return nil, nil, o.damaged(err)
+	if !fresh {
+		if err := o.mergeMaps(header, current, m, maps, s); err != nil {
+			return maps, 0, o.damaged(err)
 		}
 	}
-	if current.boot != "" {
-		// It is written anew below, so a disk that is durable can do without it.
-		if err := mergeMap(o.dir.liveMap(), current, m); err != nil && !s.Durable {
-			return nil, nil, o.damaged(err)
+	if stored, err = markHoles(o.img, m, maps.save); err != nil {
+		return maps, 0, o.spaceError(err)
+	}
+	if maps.live == nil {
+		live, err := createMap(o.dir.liveMap(), current, m, false)
+		switch {
+		case err == nil:
+			maps.live = live // not before: a typed nil pointer would not be a nil interface
+		case isNoSpace(err) && maps.durable != nil && o.durable():
+			// A full volume has to be served, or the guest could not make room.
+			o.log.Warn("no space is left for the map of the disk: until the next start, a daemon that is killed loses what was not flushed", zap.Error(err))
+		default:
+			return maps, 0, o.spaceError(err)
 		}
 	}
-	if live, err = createMap(o.dir.liveMap(), current, m, false); err != nil {
-		return nil, nil, o.spaceError(err)
-	}
-	if o.durable() {
-		if durable, err = o.openDurableMap(header, m, s); err != nil {
-			return nil, nil, errors.Join(o.spaceError(err), live.Close())
-		}
-	}
-	return live, durable, nil
+	return maps, stored, o.spaceError(o.openDurableMap(header, m, maps, s, fresh))
 }
 
-// openDurableMap opens the durable map of a disk that has one, or makes it durable first.
-func (o *opening) openDurableMap(header mapHeader, m *blockMap, s *state) (*os.File, error) {
+// mergeMaps opens the map files of an existing disk and reads them.
+func (o *opening) mergeMaps(header, current mapHeader, m *blockMap, maps *mapStore, s *state) error {
 	if s.Durable {
-		return openMap(o.dir.durableMap())
+		durable, err := mergeMap(o.dir.durableMap(), header, m, func(int64) {})
+		if err != nil {
+			return err
+		}
+		maps.durable = durable
 	}
-	if err := syncFile(o.dir.disk()); err != nil {
-		return nil, err
+	if current.boot == "" && s.Durable {
+		return nil // nobody can tell which boot the live file is of
 	}
-	f, err := createMap(o.dir.durableMap(), header, m, true)
-	if err != nil {
-		return nil, err
+	live, err := mergeMap(o.dir.liveMap(), current, m, maps.taint)
+	if err == nil {
+		maps.live = live
+	} else if s.Durable {
+		err = nil // it is made anew
 	}
-	s.Durable = true
-	return f, s.save(o.dir.state(), true)
+	return err
 }
 
-// mergeMap reads a map file; one that is not there is a *damagedError.
-func mergeMap(path string, header mapHeader, m *blockMap) error {
+// openDurableMap makes the disk durable, or no longer durable, where that is not what it was.
+func (o *opening) openDurableMap(header mapHeader, m *blockMap, maps *mapStore, s *state, fresh bool) error {
+	switch {
+	case !o.durable() && maps.durable != nil:
+		if err := maps.durable.Close(); err != nil {
+			return err
+		}
+		maps.durable = nil
+	case o.durable() && maps.durable == nil:
+		if !fresh {
+			if err := syncFile(o.dir.disk()); err != nil {
+				return err
+			}
+		}
+		durable, err := createMap(o.dir.durableMap(), header, m, true)
+		if err != nil {
+			return err
+		}
+		maps.durable = durable
+		maps.untaint()
+	}
+	if s.Durable == o.durable() {
+		return nil
+	}
+	// A disk that stops being durable has to say so before anything is written without a flush, and the live map has to be
+	// there by then, because nothing else is read any more.
+	s.Durable = o.durable()
+	return s.save(o.dir.state(), true)
+}
+
+// mergeMap opens a map file and reads it, see readMap; one that is not there is a *damagedError.
+func mergeMap(path string, header mapHeader, m *blockMap, news func(page int64)) (*os.File, error) {
 	f, err := openMap(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return damagedMap("is missing")
+		return nil, damagedMap("is missing")
 	}
 	if err != nil {
-		return err
+		return nil, err
 	}
-	defer f.Close()
 	st, err := f.Stat()
-	if err != nil {
-		return err
+	if err == nil {
+		err = readMap(f, st.Size(), header, m, news)
 	}
-	return readMap(f, st.Size(), header, m)
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
 }
 
 // remake makes a new disk in place of one that cannot be kept, for that reason; empty where there was none.
@@ -162,7 +208,7 @@ func (o *opening) remake(ctx context.Context, reason string) (*state, error) {
 	return o.create(ctx)
 }
 
-// create makes a new disk and its state. The state comes first: a file without one is taken for a complete disk.
+// create makes the state of a new disk, which comes before everything else: a file without one is taken for a complete disk.
 func (o *opening) create(ctx context.Context) (*state, error) {
 	if o.img == nil {
 		return nil, &PersistentError{Path: o.dir.disk(), Reason: "is not there yet, and there is no image to make it of", Action: "add the image to the container"}
@@ -175,34 +221,13 @@ func (o *opening) create(ctx context.Context) (*state, error) {
 			return nil, err
 		}
 	}
-	s := &state{Version: stateVersion, Image: o.name, Mode: o.opt.Mode, Size: max(o.img.Size(), o.opt.Size), ImageSize: o.img.Size(),
+	s := &state{Version: stateVersion, Image: o.name, Owner: o.owner(), Mode: o.opt.Mode, Size: max(o.img.Size(), o.opt.Size), ImageSize: o.img.Size(),
 		Identity: o.identity(newIdentity()), Created: time.Now().UTC(), Durable: o.durable(), Map: newMapID(), Boot: bootID(), Chain: o.img.unhashed()}
-	return s, o.spaceError(o.createFiles(s))
+	return s, o.spaceError(s.save(o.dir.state(), s.Durable))
 }
 
-func (o *opening) createFiles(s *state) error {
-	if err := s.save(o.dir.state(), s.Durable); err != nil {
-		return err
-	}
-	m := newBlockMap(blocksOf(s.ImageSize))
-	header := mapHeader{granule: granuleFor(s.ImageSize), blocks: m.blocks, id: [16]byte(s.mapID())}
-	if s.Durable {
-		f, err := createMap(o.dir.durableMap(), header, m, true)
-		if err != nil {
-			return err
-		}
-		if err := f.Close(); err != nil {
-			return err
-		}
-	}
-	header.boot = s.Boot
-	f, err := createMap(o.dir.liveMap(), header, m, false)
-	if err != nil {
-		return err
-	}
-	if err := f.Close(); err != nil {
-		return err
-	}
+// createFile makes the file of a new disk: a hole.
+func (o *opening) createFile(s *state) error {
 	out, err := createPartial(o.dir.disk(), 0o600)
 	if err != nil {
 		return err
@@ -237,23 +262,30 @@ func (o *opening) adjust(s *state) (grown bool, err error) {
 			return false, o.spaceError(err)
 		}
 	}
-	s.Mode, s.Identity = o.opt.Mode, o.identity(s.Identity)
+	s.Mode, s.Owner, s.Identity = o.opt.Mode, o.owner(), o.identity(s.Identity)
 	s.Boot = bootID()
 	switch {
+	case !s.Complete: // openDurableMap has more to do
 	case !o.durable():
 		s.Durable = false // whoever runs it without flushing makes it so
-	case s.Complete && !s.Durable:
+	case !s.Durable:
 		if err := syncFile(o.dir.disk()); err != nil {
 			return false, err
 		}
 		s.Durable = true
 	}
-	if s.Mode == before.Mode && s.Identity == before.Identity && s.Size == before.Size && s.Boot == before.Boot && s.Durable == before.Durable && !s.stale {
-		return s.Size != was, nil
+	same := s.Mode == before.Mode && s.Owner == before.Owner && s.Identity == before.Identity && s.Size == before.Size && s.Durable == before.Durable
+	// The boot says nothing of a disk that is durable.
+	if same && (s.Durable || s.Boot == before.Boot) && !s.stale {
+		return false, nil
 	}
 	s.stale = false
 	// A disk that stops being durable has to say so before anything is written without a flush.
-	return s.Size != was, o.spaceError(s.save(o.dir.state(), s.Durable || before.Durable))
+	err = s.save(o.dir.state(), s.Durable || before.Durable)
+	if same && s.Durable && isNoSpace(err) && len(s.Chain) > 0 {
+		err = nil // it is what saves reading the image the next time, and no reason not to serve a full volume
+	}
+	return s.Size != was, o.spaceError(err)
 }
 
 // growFile makes the file larger, by a hole.

@@ -22,11 +22,12 @@ type blockFile interface {
 	Discarder
 	Zeroer
 	Extenter
+	Syncer
 }
 
 // overlay is a disk over a read-only image: every copy mode but CopyNone. A block of the map has its content either in
-// the disk's own file or, as long as nobody changed or copied it, in the image. It implements Disk, Discarder, Zeroer
-// and Extenter.
+// the disk's own file or, as long as nobody changed or copied it, in the image. It implements Disk, Discarder, Zeroer,
+// Extenter and Syncer.
 //
 // What holds it together: a block is marked in the map only after its whole content is in the file, and is never
 // unmarked. So a marked block needs no lock, and what a failed or lost write left in the file below a block that is
@@ -61,21 +62,22 @@ var (
 	_ Discarder = (*overlay)(nil)
 	_ Zeroer    = (*overlay)(nil)
 	_ Extenter  = (*overlay)(nil)
+	_ Syncer    = (*overlay)(nil)
 	_ Estimator = (*overlay)(nil)
 	_ Estimator = (*Image)(nil)
 )
 
-// newOverlay puts a file over an image. The map knows what the file holds already; what the image does not store is
-// marked here, as a hole in the file reads the same.
-func newOverlay(file blockFile, base source, m *blockMap, maps *mapStore, opt overlayOptions) (*overlay, error) {
-	o := &overlay{file: file, granule: granuleFor(base.Size()), opt: opt, blocks: m, maps: maps, base: base}
+// newOverlay puts a file over an image. The map knows what the file holds already, and what the image does not store
+// (markHoles), which leaves stored bytes of it.
+func newOverlay(file blockFile, base source, m *blockMap, maps *mapStore, stored int64, opt overlayOptions) *overlay {
+	o := &overlay{file: file, granule: granuleFor(base.Size()), stored: stored, opt: opt, blocks: m, maps: maps, base: base}
 	o.mapped = m.blocks * o.granule
 	o.opt.unit = max(o.opt.unit, o.granule)
 	o.scratch.New = func() any {
 		buf := make([]byte, o.opt.unit)
 		return &buf
 	}
-	return o, o.markHoles()
+	return o
 }
 
 // blocksOf is how many blocks the map of an image of that many bytes has.
@@ -84,37 +86,41 @@ func blocksOf(size int64) int64 {
 	return (size + granule - 1) / granule
 }
 
-// markHoles marks the blocks of which the image stores nothing.
-func (o *overlay) markHoles() error {
-	size, hole, holes := o.base.Size(), int64(0), int64(0) // hole: where the current one begins
+// markHoles marks the blocks of which the image stores nothing, as a hole in the file reads the same, and returns how many
+// bytes the others have. What is marked has to be saved like any other mark, because the guest may write there from now on:
+// whether a raw file has a hole somewhere or stores zeros can differ from one start to the next.
+func markHoles(base source, m *blockMap, save func(page, word int64, words []byte) error) (stored int64, err error) {
+	size, granule, hole, holes := base.Size(), granuleFor(base.Size()), int64(0), int64(0) // hole: where the current one begins
 	mark := func(end int64) error {
-		first := (hole + o.granule - 1) / o.granule
-		last := end/o.granule - 1
+		first := (hole + granule - 1) / granule
+		last := end/granule - 1
 		if end == size {
-			last = o.blocks.blocks - 1
+			last = m.blocks - 1
 		}
 		if first > last {
 			return nil
 		}
 		holes += last - first + 1
-		return o.blocks.set(first, last, nil)
+		if m.allSet(first, last) {
+			return nil
+		}
+		return m.set(first, last, save)
 	}
 	for off := int64(0); off < size; {
-		e, err := o.base.Extent(off, size-off)
+		e, err := base.Extent(off, size-off)
 		if err != nil {
-			return err
+			return 0, err
 		}
 		off += e.Length
 		if e.Data {
 			if err := mark(off - e.Length); err != nil {
-				return err
+				return 0, err
 			}
 			hole = off
 		}
 	}
-	err := mark(size)
-	o.stored = (o.blocks.blocks - holes) * o.granule
-	return err
+	err = mark(size)
+	return (m.blocks - holes) * granule, err
 }
 
 // copied is how many of the bytes that the image stores the file has, in whole blocks, of how many.

@@ -98,8 +98,10 @@ func TestHydrationPunchesWhatIsThere(t *testing.T) {
 	_, err := file.WriteAt(block('x', minGranule), 8*minGranule) // a hole of the image, as every fifth block
 	require.NoError(t, err)
 	blocks := newBlockMap(blocksOf(simSize))
-	over, err := newOverlay(file, stored{content}, blocks, newMapStore(nil, nil, len(blocks.pages)), overlayOptions{})
+	maps := newMapStore(len(blocks.pages))
+	held, err := markHoles(stored{content}, blocks, maps.save)
 	require.NoError(t, err)
+	over := newOverlay(file, stored{content}, blocks, maps, held, overlayOptions{})
 	require.NoError(t, newHydration(over, zap.NewNop(), 0).run(t.Context()))
 	require.Equal(t, content.content, file.cache)
 	require.Equal(t, []int64{8 * minGranule}, file.at)

@@ -7,26 +7,22 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"strings"
 	"time"
 
 	"github.com/cespare/xxhash/v2"
-	"golang.org/x/sys/unix"
 )
 
 // stateVersion is the format of the state file. Another one is not read.
 const stateVersion = 2
 
-// maxStateSize bounds what is read of a state file. Bytes.
-const maxStateSize = 1 << 20
-
 // state is what is remembered of a disk between two starts, in the disk's work directory.
 type state struct {
 	Version   int               `json:"version"`
-	Image     string            `json:"image"` // file name in the image directory
+	Image     string            `json:"image"`           // file name in the image directory
+	Owner     string            `json:"owner,omitempty"` // of an ephemeral disk: OpenOptions.Owner
 	Mode      CopyMode          `json:"mode"`
 	Size      int64             `json:"size"`       // of the disk, bytes
 	ImageSize int64             `json:"image_size"` // virtual, bytes; 0 where the disk came without an image
@@ -68,18 +64,11 @@ func (s *state) save(path string, durable bool) error {
 	if err != nil {
 		return err
 	}
-	out, err := createPartial(path, 0o600)
-	if err != nil {
-		return err
+	var sync func(*os.File) error
+	if durable {
+		sync = (*os.File).Sync
 	}
-	_, err = out.file.Write(append(text, '\n'))
-	if err == nil && durable {
-		err = out.file.Sync()
-	}
-	if err = out.finish(err); err == nil && durable {
-		err = syncParent(path)
-	}
-	return err
+	return replaceSmall(path, append(text, '\n'), sync)
 }
 
 // damagedError is a state or map file that is there but says nothing that can be relied on.
@@ -93,20 +82,12 @@ func damagedState(format string, args ...any) error {
 
 // loadState reads a state file: fs.ErrNotExist without one, *damagedError for one that is not intact.
 func loadState(path string) (*state, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
-	if errors.Is(err, unix.ELOOP) {
-		return nil, damagedState("is a symbolic link")
-	}
-	if err != nil {
+	text, err := readSmall(path)
+	if errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, maxStateSize+1))
-	switch {
-	case err != nil:
-		return nil, damagedState("cannot be read: %v", err)
-	case len(text) > maxStateSize:
-		return nil, damagedState("is far too large")
+	if err != nil {
+		return nil, damagedState("%v", err)
 	}
 	return decodeState(text)
 }
@@ -130,6 +111,9 @@ func decodeState(text []byte) (*state, error) {
 	}
 	if s.Size <= 0 || s.Size%SectorSize != 0 || s.ImageSize < 0 || s.ImageSize > s.Size || len(s.mapID()) != 16 || s.Identity.Serial == "" || len(s.Identity.Serial) > 36 || s.Identity.NAA[0]>>4 != 3 {
 		return nil, damagedState("is damaged: it contradicts itself")
+	}
+	if !s.Complete && s.Mode != CopyNone && (s.ImageSize == 0 || len(s.Chain) == 0) {
+		return nil, damagedState("is damaged: the disk needs an image, and it names none")
 	}
 	return &s, nil
 }

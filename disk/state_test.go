@@ -12,7 +12,7 @@ import (
 )
 
 func exampleState() *state {
-	return &state{Version: stateVersion, Image: "disk.raw", Mode: CopyClone, Size: 1 << 20, Identity: newIdentity(),
+	return &state{Version: stateVersion, Image: "disk.raw", Mode: CopyClone, Size: 1 << 20, ImageSize: 1 << 20, Identity: newIdentity(),
 		Created: time.Unix(1e9, 0).UTC(), Boot: "b", Map: strings.Repeat("0a", 16), Chain: []fileFingerprint{{Name: "disk.raw", Format: FormatRaw, Size: 1 << 20, Hash: "0"}}}
 }
 
@@ -29,7 +29,7 @@ func TestStateRoundTrip(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, os.FileMode(0o600), st.Mode())
 
-	require.NoError(t, os.Truncate(path, maxStateSize+1))
+	require.NoError(t, os.Truncate(path, maxSmall+1))
 	var damaged *damagedError
 	_, err = loadState(path)
 	require.ErrorAs(t, err, &damaged)
@@ -61,6 +61,7 @@ func TestStateThatContradictsItself(t *testing.T) {
 		"none":   func(s *state) { s.Size = 0 },
 		"serial": func(s *state) { s.Identity.Serial = "" },
 		"long":   func(s *state) { s.Identity.Serial = string(block('s', 37)) },
+		"image":  func(s *state) { s.Chain = nil },
 		"naa":    func(s *state) { s.Identity.NAA[0] = 0x50 },
 	} {
 		s := exampleState()

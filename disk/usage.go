@@ -19,6 +19,9 @@ type Accountant interface {
 	Usage() (Usage, error)
 }
 
+// statBlock is the unit of st_blocks, whatever the block size of the file system. Bytes.
+const statBlock = 512
+
 var (
 	_ Accountant = (*File)(nil)
 	_ Accountant = (*overlay)(nil)
@@ -26,7 +29,6 @@ var (
 
 // Usage asks the file system. Space that it counts in another way, as compressing ones do, is told as it tells it.
 func (f *File) Usage() (Usage, error) {
-	const statBlock = 512 // unit of st_blocks, whatever the block size of the file system
 	fd := int(f.file.Fd())
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {

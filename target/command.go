@@ -18,6 +18,10 @@ const maxImmediate = 8
 // maxSense is room for the longest sense data with its length field, bytes.
 const maxSense = 256 + 2
 
+// busyQualifier is the status qualifier of BUSY (SAM-5 5.3.2): this logical unit is worth another try after one tenth of a
+// second, when memory is likely to be free again.
+const busyQualifier = 1
+
 // The conditions that the transport finds itself, SPC-4 table D.1 and RFC 7143 11.4.7.2.
 var (
 	errUnexpectedUnsolicited = scsi.CheckCondition(scsi.AbortedCommand, 0x0c, 0x0c)
@@ -226,6 +230,9 @@ func (c *conn) respond(t *task, status scsi.Status, cause error) {
 	if cause != nil {
 		if errors.Is(cause, errBusy) {
 			status = scsi.StatusBusy
+			if t.sess.extended {
+				resp.StatusQualifier = busyQualifier
+			}
 		} else {
 			sense = c.srv.pool.must(maxSense)
 			var data []byte

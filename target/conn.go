@@ -111,7 +111,7 @@ func (c *conn) readLoop() {
 
 // finish ends the session and the connection, from the reader.
 func (c *conn) finish(err error) {
-	parting := err == errLoggedOut || err == errTargetReset || errors.As(err, new(*fatalError))
+	parting := err == errLoggedOut || err == errTargetReset || err == errNexusReset || errors.As(err, new(*fatalError))
 	if parting {
 		c.tx.drain() // the peer is owed a last response: to its logout or reset, or a Reject
 	}

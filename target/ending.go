@@ -41,6 +41,8 @@ func endReason(cause error) string {
 		return "timeout"
 	case errors.Is(cause, errTargetReset):
 		return "target_reset"
+	case errors.Is(cause, errNexusReset):
+		return "nexus_reset"
 	case errors.Is(cause, errPanic):
 		return "internal_error"
 	case errors.Is(cause, errHeaderDigest):

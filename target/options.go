@@ -28,7 +28,7 @@ const (
 // ParseAccessMode reads an access mode as the configuration spells it.
 func ParseAccessMode(s string) (AccessMode, error) { return scsi.ParseAccessMode(s) }
 
-// Store keeps what a logical unit must remember over a loss of power.
+// Store keeps what a logical unit must remember over a loss of power; disk.Store is one.
 type Store = scsi.Store
 
 // LUN is one disk and how it is served.
@@ -40,16 +40,10 @@ type LUN struct {
 	ReadOnly  bool          // writes end in DATA PROTECT
 	Removable bool          // reported as a removable medium
 	Access    AccessMode    // "" is write-exclusive
-	Store     Store         // keeps saved mode pages and the like; nil: nothing is kept, and nothing can be saved
+	Store     Store         // keeps mode pages and reservations that are to be saved, and the like; nil: nothing is kept, and nothing can be saved
+	Volatile  bool          // a loss of power ends the disk, so that initiators cannot reserve it through one
 	Grown     bool          // larger than at an earlier start: initiators get a capacity unit attention
-
-	// Reservations keeps the persistent reservations of initiators that ask for that (APTPL). Nil: none survives the
-	// server.
-	Reservations ReservationStore
 }
-
-// ReservationStore keeps the persistent reservations of one LUN; disk.ReservationFile is one.
-type ReservationStore = scsi.ReservationStore
 
 // Options configure a Server. The zero value of every field but LUNs works.
 type Options struct {

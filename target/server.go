@@ -67,7 +67,7 @@ func New(opt Options) (*Server, error) {
 	luns := make([]scsi.LUN, len(opt.LUNs))
 	for i, l := range opt.LUNs {
 		luns[i] = scsi.LUN{Number: l.Number, Disk: l.Disk, Identity: l.Identity, ReadOnly: l.ReadOnly,
-			Removable: l.Removable, Access: l.Access, Grown: l.Grown, Reservations: l.Reservations,
+			Removable: l.Removable, Access: l.Access, Volatile: l.Volatile, Grown: l.Grown,
 			Store: l.Store}
 	}
 	s := &Server{}

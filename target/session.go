@@ -25,6 +25,7 @@ var (
 	errPDUTimeout   = errors.New("the peer did not complete a PDU in time")
 	errWriteTimeout = errors.New("the peer does not read what it is sent")
 	errTargetReset  = errors.New("the target was reset")
+	errNexusReset   = errors.New("the initiator has reset its session")
 	errLoggedOut    = errors.New("logout")
 	errBusy         = errors.New("no memory for the command's data")
 	errTooManyTasks = errors.New("more immediate commands than can be held")
@@ -61,8 +62,10 @@ type session struct {
 	login  login.Result
 	params login.Params
 	nexus  *scsi.Nexus // nil in a discovery session
-	since  time.Time
-	window window
+	// extended: the features of RFC 7144 may be used (4.1).
+	extended bool
+	since    time.Time
+	window   window
 
 	mu        sync.Mutex
 	tasks     map[uint32]*task   // guarded by mu; by initiator task tag

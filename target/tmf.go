@@ -5,7 +5,7 @@ import (
 	"kubevirt.io/disk/target/internal/scsi"
 )
 
-// handleTaskManagement executes a task management function at once (RFC 7143 11.5, SAM-5 7). Tasks that
+// handleTaskManagement executes a task management function at once (RFC 7143 11.5, RFC 7144 6.3, SAM-5 7). Tasks that
 // wait for data end on the spot. A task whose disk call is in progress ends without an answer when that call
 // returns; the SCSI layer keeps its blocks from later writes until then, so that none is overtaken.
 func (c *conn) handleTaskManagement(h *pdu.Header, seg *segment) error {
@@ -19,18 +19,29 @@ func (c *conn) handleTaskManagement(h *pdu.Header, seg *segment) error {
 	if err := seg.discard(); err != nil {
 		return c.badData(h, err)
 	}
-	response := c.manage(&p)
-	cold := response == pdu.TMComplete && p.Function == pdu.TMTargetColdReset
-	if cold {
+	resp := pdu.TaskManagementResponse{TaskTag: p.TaskTag}
+	if p.Function >= pdu.TMQueryTask {
+		resp.Response, resp.Additional = c.manageExtended(&p)
+	} else {
+		resp.Response = c.manage(&p)
+	}
+	var parting error
+	if resp.Response == pdu.TMComplete {
+		switch p.Function {
+		case pdu.TMTargetColdReset:
+			parting = errTargetReset
+		case pdu.TMITNexusReset:
+			parting = errNexusReset
+		}
+	}
+	if parting != nil {
 		c.detach()
 	}
-	c.tx.send(&pdu.TaskManagementResponse{Response: response, TaskTag: p.TaskTag}, snAdvance, nil, nil)
-	if cold {
-		return errTargetReset
-	}
-	return nil
+	c.tx.send(&resp, snAdvance, nil, nil)
+	return parting
 }
 
+// manage executes the functions of RFC 7143.
 func (c *conn) manage(p *pdu.TaskManagementRequest) pdu.TMResponse {
 	sess, dev := c.session(), c.srv.device
 	switch p.Function {
@@ -96,15 +107,24 @@ func (s *session) abortTask(p *pdu.TaskManagementRequest) pdu.TMResponse {
 			return pdu.TMComplete
 		}
 	}
-	exp, limit := s.window.numbers()
-	if !pdu.SNLess(p.RefCmdSN, exp) && !pdu.SNLess(limit, p.RefCmdSN) && pdu.SNLess(p.RefCmdSN, p.CmdSN) && s.held[p.RefCmdSN] == nil {
-		if s.held == nil {
-			s.held = make(map[uint32]*heldPDU)
-		}
-		s.held[p.RefCmdSN] = &heldPDU{hdr: nopHeader(p.RefCmdSN)}
+	if s.skip(p) {
 		return pdu.TMComplete
 	}
 	return pdu.TMTaskNotExist
+}
+
+// skip counts the command that a request refers to as received, so that it is not executed when it does arrive. It does
+// nothing where that command cannot be on its way (RFC 7143 11.6.1).
+func (s *session) skip(p *pdu.TaskManagementRequest) bool {
+	exp, limit := s.window.numbers()
+	if pdu.SNLess(p.RefCmdSN, exp) || pdu.SNLess(limit, p.RefCmdSN) || !pdu.SNLess(p.RefCmdSN, p.CmdSN) || s.held[p.RefCmdSN] != nil {
+		return false
+	}
+	if s.held == nil {
+		s.held = make(map[uint32]*heldPDU)
+	}
+	s.held[p.RefCmdSN] = &heldPDU{hdr: nopHeader(p.RefCmdSN)}
+	return true
 }
 
 // nopHeader is a PDU that does nothing but use up its CmdSN.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -73,6 +74,17 @@ func loadConfig(flags *pflag.FlagSet) (*config, error) {
 		l.checkExposure(c.portals, c.chap.Enabled(), insecure)
 	}
 	return c, l.problems.err()
+}
+
+// owner tells this daemon from others that use the same work directory, by what stays the same over restarts. Daemons of one
+// pod differ in their portals, and pods in their host names.
+func (c *config) owner() string {
+	host, _ := os.Hostname()
+	dir := c.diskDir
+	if abs, err := filepath.Abs(dir); err == nil {
+		dir = abs
+	}
+	return fmt.Sprintf("%s %s %v", host, dir, c.portals)
 }
 
 // readCredential reads a file that a CHAP variable names. Its name stays out of errors: it may be a secret

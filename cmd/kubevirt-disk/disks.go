@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 
 	"go.uber.org/zap"
 
@@ -43,6 +44,7 @@ func (d *daemon) openDisks(ctx context.Context) error {
 			WorkDir:       d.cfg.workDir,
 			PersistentDir: dirs[i],
 			OnImageChange: d.cfg.onImageChange,
+			Owner:         d.cfg.owner(),
 			Size:          s.size,
 			Identity:      s.identity,
 			ReadOnly:      s.readOnly,
@@ -89,6 +91,13 @@ func (d *daemon) findDisks() ([]*servedDisk, error) {
 		}
 	}
 	return disks, wrong.err()
+}
+
+// sweep removes what is left of images that are gone. Where no image was found, nothing is known to be gone.
+func (d *daemon) sweep(ctx context.Context) {
+	if slices.ContainsFunc(d.state.servedDisks(), func(s *servedDisk) bool { return s.image != nil }) {
+		disk.Sweep(ctx, d.cfg.workDir, d.cfg.diskDir, d.cfg.owner(), d.log)
+	}
 }
 
 func names(disks []*servedDisk) []string {

@@ -84,3 +84,29 @@ func TestServePersistentDisks(t *testing.T) {
 	require.EqualValues(t, 8192, p.logged("serving a LUN", "size_bytes"))
 	require.Equal(t, exitDone, p.terminate())
 }
+
+// TestServeRemovesWhatIsLeftOfAnImageThatIsGone does so for the daemon that left it, and for no other one.
+func TestServeRemovesWhatIsLeftOfAnImageThatIsGone(t *testing.T) {
+	l := newPlace(t, "a.raw", "b.raw")
+	work := t.TempDir()
+	env := append(l.env, "WORK_DIR="+work)
+	p := launch(t, binary(t), env, "serve")
+	p.untilReady(l)
+	require.Equal(t, exitDone, p.terminate())
+	require.NoError(t, os.Remove(filepath.Join(l.dir, "disk", "b.raw")))
+
+	p = launch(t, binary(t), append(env, "LISTEN=[::1]:0"), "serve")
+	p.untilReady(l)
+	p.until("it is kept", func() bool {
+		return p.logged("a disk in the work directory is of no image here, and is kept because another daemon may need it", "directory") != nil
+	})
+	require.Equal(t, exitDone, p.terminate())
+	require.DirExists(t, filepath.Join(work, "b.raw"))
+
+	p = launch(t, binary(t), env, "serve")
+	p.untilReady(l)
+	p.until("it is removed", func() bool { return p.logged("removed the disk of an image that is gone", "image") == "b.raw" })
+	require.Equal(t, exitDone, p.terminate())
+	require.NoDirExists(t, filepath.Join(work, "b.raw"))
+	require.DirExists(t, filepath.Join(work, "a.raw"))
+}

@@ -5,13 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
 
 	"kubevirt.io/disk/chap"
-	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/metrics"
 	"kubevirt.io/disk/target"
 )
@@ -108,6 +108,12 @@ func (d *daemon) run(ctx context.Context) error {
 	if err != nil {
 		return errors.Join(err, d.closeDisks(context.Background()))
 	}
+	// Beside serving: giving back a large file takes a file system its time.
+	sweeping, stopSweeping := context.WithCancel(ctx)
+	var swept sync.WaitGroup
+	swept.Go(func() { d.sweep(sweeping) })
+	defer swept.Wait()
+	defer stopSweeping()
 	return d.serveTarget(ctx, srv, listeners)
 }
 
@@ -134,12 +140,9 @@ func (d *daemon) newTarget() (*target.Server, error) {
 			ReadOnly:  s.instance.ReadOnly,
 			Removable: s.removable,
 			Access:    s.accessMode,
+			Volatile:  !s.instance.Persistent,
 			Grown:     s.instance.Grown,
-			Store:     target.NewDirStore(s.instance.UnitDir(), s.instance.Durable()),
-		}
-		if s.instance.Persistent {
-			// What an initiator reserves through a loss of power outlives the daemon with the disk.
-			lun.Reservations = disk.NewReservationFile(s.instance.Path + ".reservations")
+			Store:     s.instance.Store(),
 		}
 		opt.LUNs = append(opt.LUNs, lun)
 	}

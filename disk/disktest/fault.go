@@ -69,6 +69,7 @@ var (
 	_ disk.Discarder = (*Fault)(nil)
 	_ disk.Zeroer    = (*Fault)(nil)
 	_ disk.Extenter  = (*Fault)(nil)
+	_ disk.Syncer    = (*Fault)(nil)
 )
 
 // NewFault wraps a disk, without any fault yet.
@@ -164,6 +165,17 @@ func (f *Fault) transfer(op Op, p []byte, off int64, call func([]byte, int64) (i
 func (f *Fault) Flush() error {
 	if r := f.before(OpFlush, 0, 0); r != nil {
 		return r.Err
+	}
+	return f.inner.Flush()
+}
+
+// Sync is a flush to the rules. A disk inside that has no Sync is flushed.
+func (f *Fault) Sync() error {
+	if r := f.before(OpFlush, 0, 0); r != nil {
+		return r.Err
+	}
+	if s, ok := f.inner.(disk.Syncer); ok {
+		return s.Sync()
 	}
 	return f.inner.Flush()
 }

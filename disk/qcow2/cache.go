@@ -31,6 +31,7 @@ type slot struct {
 	used    int64 // guarded by shard.mu
 	pins    int   // guarded by shard.mu; who loads, waits for or reads it
 	loading bool  // guarded by shard.mu
+	valid   int64 // guarded by shard.mu; bytes of data, from the beginning, that are loaded
 	err     error // guarded by shard.mu; of loading
 	data    []byte
 }
@@ -42,7 +43,7 @@ type pinned struct {
 	shard *shard
 }
 
-// init prepares a cache for blocks of size bytes. load fills p with a block from the place in the file that get is told.
+// init prepares a cache for blocks of size bytes. load fills p with a block, or its beginning, from the place in the file that get is told.
 func (c *cache) init(size, memory int64, load func(p []byte, at uint64) error) {
 	slots := max(min(memory/size, 1024), minSlots)
 	c.size, c.load = size, load
@@ -57,40 +58,50 @@ func (c *cache) init(size, memory int64, load func(p []byte, at uint64) error) {
 	}
 }
 
-// get returns a block, which is at the given place of the file, and has to be released. A failure is not kept.
-func (c *cache) get(key int64, at uint64) (pinned, error) {
+// get returns a block, which is at the given place of the file, and has to be released. Its first need bytes are there; a block of
+// which more is wanted later is then loaded whole. A failure is not kept.
+func (c *cache) get(key int64, at uint64, need int64) (pinned, error) {
 	s := &c.shards[uint64(key)%uint64(len(c.shards))]
 	s.mu.Lock()
 	s.clock++
-	if b := s.findLocked(key); b != nil {
+	b := s.findLocked(key)
+	if b != nil {
 		b.pins++
 		b.used = s.clock
 		for b.loading {
 			s.loaded.Wait()
 		}
-		if err := b.err; err != nil {
-			b.pins--
+		err, enough := b.err, b.valid >= need
+		if err == nil && enough {
+			s.mu.Unlock()
+			return pinned{data: b.data, slot: b, shard: s}, nil
+		}
+		b.pins--
+		if err != nil {
 			s.mu.Unlock()
 			return pinned{}, err
 		}
-		s.mu.Unlock()
-		return pinned{data: b.data, slot: b, shard: s}, nil
+		need = c.size
+		if b.pins > 0 { // it is not changed while it is read
+			b = nil
+		}
+	} else {
+		b = s.freeLocked()
 	}
-	b := s.freeLocked()
-	if b == nil { // more readers than slots
+	if b == nil { // more readers than slots, or of more than others want of it
 		s.mu.Unlock()
 		data := make([]byte, c.size)
 		return pinned{data: data}, c.load(data, at)
 	}
-	b.key, b.used, b.pins, b.loading, b.err = key, s.clock, 1, true, nil
+	b.key, b.used, b.pins, b.loading, b.err, b.valid = key, s.clock, 1, true, nil, 0
 	s.mu.Unlock()
 
 	if b.data == nil {
 		b.data = make([]byte, c.size)
 	}
-	err := c.load(b.data, at)
+	err := c.load(b.data[:need], at)
 	s.mu.Lock()
-	b.loading, b.err = false, err
+	b.loading, b.err, b.valid = false, err, need
 	if err != nil {
 		b.key = -1
 		b.pins--
@@ -103,13 +114,13 @@ func (c *cache) get(key int64, at uint64) (pinned, error) {
 	return pinned{data: b.data, slot: b, shard: s}, nil
 }
 
-// has reports whether a block can be had without loading it.
-func (c *cache) has(key int64) bool {
+// has reports whether the first need bytes of a block can be had without loading it.
+func (c *cache) has(key, need int64) bool {
 	s := &c.shards[uint64(key)%uint64(len(c.shards))]
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	b := s.findLocked(key)
-	return b != nil && !b.loading
+	return b != nil && !b.loading && b.valid >= need
 }
 
 func (p pinned) release() {

@@ -73,6 +73,68 @@ func TestSequentialReadsDecodeOnce(t *testing.T) {
 	}
 }
 
+// TestReadsInTheMiddleDecodeToThere counts what is decoded of clusters by what is loaded into the cache.
+func TestReadsInTheMiddleDecodeToThere(t *testing.T) {
+	for _, kind := range []uint8{compressionZlib, compressionZstd} {
+		im, _, content := compressedImage(t, 4, kind)
+		var loaded []int
+		im.decoded.init(im.hdr.clusterSize(), decodedCacheBytes, func(p []byte, at uint64) error {
+			loaded = append(loaded, len(p))
+			return im.loadCluster(p, at)
+		})
+		read := func(off int) {
+			p := make([]byte, 4096)
+			_, err := im.ReadAt(p, int64(off))
+			require.NoError(t, err)
+			require.True(t, bytes.Equal(content[off:][:4096], p), "%d", off)
+		}
+		for _, off := range []int{20 << 10, 16 << 10, 1<<16 + 60<<10, 2 << 16} {
+			read(off)
+		}
+		part := 24 << 10
+		if kind == compressionZstd {
+			part = 1 << 16
+		}
+		require.Equal(t, []int{part, 1 << 16, 1 << 16}, loaded, "a part; a part of that again; nearly all; the beginning")
+		require.False(t, im.Decodes(20<<10))
+		require.Equal(t, kind == compressionZlib, im.Decodes(24<<10))
+		loaded = nil
+		read(28 << 10)
+		read(48 << 10)
+		if kind == compressionZlib {
+			require.Equal(t, []int{1 << 16}, loaded, "more of it: the whole of it, once")
+		} else {
+			require.Empty(t, loaded)
+		}
+		require.False(t, im.Decodes(60<<10))
+	}
+}
+
+func TestMoreOfABlockThatIsRead(t *testing.T) {
+	var c cache
+	c.init(8, 64, func(p []byte, at uint64) error {
+		copy(p, "abcdefgh")
+		return nil
+	})
+	first, err := c.get(0, 1, 3)
+	require.NoError(t, err)
+	require.Equal(t, "abc\x00\x00\x00\x00\x00", string(first.data))
+	second, err := c.get(0, 1, 4)
+	require.NoError(t, err)
+	require.Equal(t, "abcdefgh", string(second.data))
+	require.Equal(t, "abc\x00\x00\x00\x00\x00", string(first.data), "what is read does not change")
+	first.release()
+	second.release()
+	third, err := c.get(0, 1, 4)
+	require.NoError(t, err)
+	require.Equal(t, "abcdefgh", string(third.data))
+	fourth, err := c.get(0, 1, 8)
+	require.NoError(t, err)
+	require.Same(t, third.slot, fourth.slot)
+	third.release()
+	fourth.release()
+}
+
 func TestWholeClustersAreReadTogether(t *testing.T) {
 	for _, kind := range []uint8{compressionZlib, compressionZstd} {
 		im, file, content := compressedImage(t, 40, kind)
@@ -170,7 +232,7 @@ func TestReadersOfOneBlockLoadItOnce(t *testing.T) {
 	var wg sync.WaitGroup
 	for range readers {
 		wg.Go(func() {
-			b, err := c.get(0, 1)
+			b, err := c.get(0, 1, 8)
 			if err != nil || string(b.data) != "abcdefgh" {
 				t.Errorf("%q, %v", b.data, err)
 			}
@@ -201,26 +263,26 @@ func TestCacheFailuresAndFullShards(t *testing.T) {
 		p[0] = byte(at)
 		return nil
 	})
-	_, err := c.get(1, 1)
+	_, err := c.get(1, 1, 8)
 	require.ErrorIs(t, err, failure)
 	fail = false
 	var held []pinned
 	for i := range int64(minSlots) {
-		b, err := c.get(i, uint64(i))
+		b, err := c.get(i, uint64(i), 8)
 		require.NoError(t, err)
 		held = append(held, b)
 	}
 	// Every slot is being read: one more block is loaded, and not kept.
 	for range 2 {
 		before := loads
-		b, err := c.get(100, 100)
+		b, err := c.get(100, 100, 8)
 		require.NoError(t, err)
 		require.EqualValues(t, 100, b.data[0])
 		b.release()
 		require.Equal(t, before+1, loads)
 	}
 	fail = true
-	_, err = c.get(100, 100)
+	_, err = c.get(100, 100, 8)
 	require.ErrorIs(t, err, failure)
 	fail = false
 	for i, b := range held {
@@ -229,13 +291,13 @@ func TestCacheFailuresAndFullShards(t *testing.T) {
 	}
 	// The one that was not used for longest makes room.
 	for _, key := range []int64{0, 2, 3, 100} {
-		b, err := c.get(key, uint64(key))
+		b, err := c.get(key, uint64(key), 8)
 		require.NoError(t, err)
 		b.release()
 	}
 	before := loads
 	for _, key := range []int64{0, 2, 3, 100} {
-		b, err := c.get(key, uint64(key))
+		b, err := c.get(key, uint64(key), 8)
 		require.NoError(t, err)
 		require.EqualValues(t, key, b.data[0])
 		b.release()

@@ -30,7 +30,11 @@ func (c *codec) name() string {
 	return "zlib"
 }
 
-// decode fills p, which is one cluster, from data, which lies at off in the file.
+// stopsEarly reports whether decoding the beginning of a cluster takes less time than decoding it whole. A zstd frame of a cluster is one
+// block, whose parts the library does not give away.
+func (c *codec) stopsEarly() bool { return c.kind == compressionZlib }
+
+// decode fills p, which is one cluster, or its beginning where that stopsEarly, from data, which lies at off in the file.
 func (c *codec) decode(p, data []byte, off int64) (err error) {
 	if c.kind == compressionZstd {
 		err = c.zstd(p, data)
@@ -154,7 +158,7 @@ func (c *codec) input(n int64) *[]byte {
 
 func (c *codec) release(b *[]byte) { c.inputs.Put(b) }
 
-// loadCluster fills p with the cluster that an L2 entry says is compressed.
+// loadCluster fills p with the cluster that an L2 entry says is compressed, or its beginning.
 func (im *Image) loadCluster(p []byte, entry uint64) error {
 	begin, end := im.storedRange(entry)
 	b := im.codec.input(end - begin)

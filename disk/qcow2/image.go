@@ -148,7 +148,7 @@ func (im *Image) locate(off, limit int64) (piece, error) {
 	if l2 == 0 {
 		return piece{kind: KindUnallocated, n: limit}, nil
 	}
-	table, err := im.tables.get(index, l2)
+	table, err := im.tables.get(index, l2, h.clusterSize())
 	if err != nil {
 		return piece{}, err
 	}
@@ -252,7 +252,7 @@ func (im *Image) Decodes(off int64) bool {
 		return false
 	}
 	p, err := im.locate(off, 1)
-	return err == nil && p.kind == KindCompressed && !im.decoded.has(off>>im.hdr.clusterBits)
+	return err == nil && p.kind == KindCompressed && !im.decoded.has(off>>im.hdr.clusterBits, off&(im.hdr.clusterSize()-1)+1)
 }
 
 // ReadAt reads guest bytes, from the backing file where the image has none. It reads len(p) bytes or fails; reading

@@ -13,14 +13,19 @@ const (
 
 // readCompressed reads from a compressed cluster, and from those after it as long as they are wanted whole and lie
 // together. It returns how many bytes it read. One that is wanted in part is kept, so that reading on in small steps
-// decodes it once.
+// decodes it once. One that is read somewhere in its middle is decoded as far as that, as whoever reads so reads elsewhere next; a second
+// such read decodes it whole.
 func (im *Image) readCompressed(p []byte, off int64, entry uint64) (int, error) {
 	size := im.hdr.clusterSize()
 	within := off & (size - 1)
 	if within == 0 && int64(len(p)) >= size {
 		return im.readPacked(p, off)
 	}
-	b, err := im.decoded.get(off>>im.hdr.clusterBits, entry)
+	need := min(within+int64(len(p)), size)
+	if within == 0 || need > size*3/4 || !im.codec.stopsEarly() {
+		need = size
+	}
+	b, err := im.decoded.get(off>>im.hdr.clusterBits, entry, need)
 	if err != nil {
 		return 0, err
 	}
@@ -63,7 +68,7 @@ func (im *Image) readPacked(p []byte, off int64) (int, error) {
 func (im *Image) packedRun(entries []uint64, cluster int64) (int, error) {
 	perTable := im.hdr.l2Entries()
 	index := cluster / perTable
-	table, err := im.tables.get(index, im.l1[index]&offsetMask)
+	table, err := im.tables.get(index, im.l1[index]&offsetMask, im.hdr.clusterSize())
 	if err != nil {
 		return 0, err
 	}

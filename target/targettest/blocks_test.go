@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/target"
 	. "kubevirt.io/disk/target/targettest"
 )
@@ -24,7 +25,7 @@ func cdb16(opcode, b1 byte, lba uint64, blocks uint32) []byte {
 
 // withStore gives LUN 1 a place to keep things.
 func withStore(t *testing.T) func(*target.Options) {
-	store := target.NewDirStore(filepath.Join(t.TempDir(), "unit"), false)
+	store := disk.NewStore(filepath.Join(t.TempDir(), "unit"), false)
 	return func(o *target.Options) { o.LUNs[0].Store = store }
 }
 

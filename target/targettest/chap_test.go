@@ -200,6 +200,8 @@ func TestCHAPResponse(t *testing.T) {
 		{"6.1/bad base64 padding", func(b []byte) string {
 			return "0b" + strings.TrimRight(base64.StdEncoding.EncodeToString(b), "=") + "="
 		}, 0x0200},
+		{"6.1/an odd number of hexadecimal digits", func(b []byte) string { return h(b) + "0" }, 0x0200},
+		{"12.1.3/1024 bytes", func([]byte) string { return h(make([]byte, 1024)) }, 0x0201},
 		{"12.1.3/1025 bytes", func([]byte) string { return h(make([]byte, 1025)) }, 0x0200},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -235,16 +235,16 @@ func TestParseSense(t *testing.T) {
 
 func TestNegotiated(t *testing.T) {
 	sent := KV("MaxBurstLength", "1000", "FirstBurstLength", "900", "InitialR2T", "No", "ImmediateData", "No",
-		"HeaderDigest", "CRC32C,None", "MaxRecvDataSegmentLength", "4096", "DefaultTime2Wait", "5")
+		"HeaderDigest", "CRC32C,None", "MaxRecvDataSegmentLength", "4096", "DefaultTime2Wait", "5", "iSCSIProtocolLevel", "2")
 	got := KV("MaxBurstLength", "800", "FirstBurstLength", "700", "InitialR2T", "Yes", "HeaderDigest", "CRC32C",
-		"MaxRecvDataSegmentLength", "0x10000", "DefaultTime2Wait", "6")
+		"MaxRecvDataSegmentLength", "0x10000", "DefaultTime2Wait", "6", "iSCSIProtocolLevel", "2")
 	p, err := negotiated(sent, got)
 	require.NoError(t, err)
 	require.Equal(t, Params{HeaderDigest: true, MaxSend: 65536, MaxReceive: 4096, MaxBurst: 800, FirstBurst: 700,
-		MaxOutstandingR2T: 1, InitialR2T: true}, p)
+		MaxOutstandingR2T: 1, InitialR2T: true, ProtocolLevel: 2}, p)
 	for _, illegal := range []Keys{
 		KV("MaxBurstLength", "1001"), KV("DefaultTime2Wait", "4"), KV("ImmediateData", "Yes"), KV("InitialR2T", "maybe"),
-		KV("HeaderDigest", "MD5"), KV("FirstBurstLength", "900"), KV("MaxBurstLength", "many"),
+		KV("HeaderDigest", "MD5"), KV("FirstBurstLength", "900"), KV("MaxBurstLength", "many"), KV("iSCSIProtocolLevel", "3"),
 	} {
 		wrong := append(Keys(nil), got...)
 		wrong.Set(illegal[0].Name, illegal[0].Value)

@@ -166,7 +166,8 @@ func TestSupportedCommands(t *testing.T) {
 		{"GET LBA STATUS", 2, 0x9e, 0x12, 16},
 		{"REPORT TARGET PORT GROUPS", 2, 0xa3, 0x0a, 12},
 		{"SANITIZE, OVERWRITE", 2, 0x48, 0x01, 10},
-		{"SANITIZE, CRYPTO ERASE", 2, 0x48, 0x03, 0},
+		{"SANITIZE, CRYPTOGRAPHIC ERASE", 2, 0x48, 0x03, 10},
+		{"SANITIZE, unknown service action", 2, 0x48, 0x04, 0},
 		{"PREVENT ALLOW MEDIUM REMOVAL of a fixed disk", 1, 0x1e, 0, 0},
 	} {
 		t.Run("SPC-4 6.35/"+tt.name, func(t *testing.T) {

@@ -14,6 +14,7 @@ type Params struct {
 	MaxOutstandingR2T        int
 	InitialR2T               bool
 	ImmediateData            bool
+	ProtocolLevel            int // iSCSIProtocolLevel (RFC 7144 7.1.1)
 }
 
 // negotiated works the parameters out of what was sent and answered, and checks that every answer is a legal outcome of
@@ -30,6 +31,7 @@ func negotiated(sent, got Keys) (Params, error) {
 		MaxOutstandingR2T: n.minimum("MaxOutstandingR2T", 1),
 		InitialR2T:        n.boolean("InitialR2T", true, func(a, b bool) bool { return a || b }),
 		ImmediateData:     n.boolean("ImmediateData", true, func(a, b bool) bool { return a && b }),
+		ProtocolLevel:     n.minimum("iSCSIProtocolLevel", 1),
 	}
 	n.minimum("MaxConnections", 1)
 	n.minimum("ErrorRecoveryLevel", 0)

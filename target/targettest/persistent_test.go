@@ -212,10 +212,10 @@ func TestPersistentReservationsOfExclusiveLUN(t *testing.T) {
 }
 
 // TestPersistThroughPowerLoss leaves a server as a killed process does, and starts another one with the same disk and
-// reservation file.
+// store.
 func TestPersistThroughPowerLoss(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "reservations")
-	withFile := func(o *target.Options) { o.LUNs[0].Reservations = disk.NewReservationFile(path) }
+	dir := filepath.Join(t.TempDir(), "unit")
+	withFile := func(o *target.Options) { o.LUNs[0].Store = disk.NewStore(dir, true) }
 	s := start(t, withFile)
 	sess, second := s.login(t, LoginOptions{}), s.login(t, other)
 	require.Equal(t, byte(0x01), sess.MustGood(t, PersistIn(1, ReportCapabilities, 8)).Data[2]&0x01, "PTPL_C")
@@ -238,11 +238,11 @@ func TestPersistThroughPowerLoss(t *testing.T) {
 	require.Empty(t, keysOf(t, stranger), "the last APTPL bit was zero")
 	stranger.MustGood(t, Write10(1, 0, pattern(BlockSize, 1)))
 
-	require.NoError(t, os.WriteFile(path, []byte("no longer what it was"), 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "reservations"), []byte("no longer what it was"), 0o600))
 	_, err := target.New(target.Options{LUNs: []target.LUN{{Number: 1, Name: "one.raw", Disk: s.disk, Identity: identity(1),
-		Reservations: disk.NewReservationFile(path)}}})
+		Store: disk.NewStore(dir, true)}}})
 	require.ErrorContains(t, err, "LUN 1")
-	require.ErrorContains(t, err, "reservations is damaged")
+	require.ErrorContains(t, err, "reservations is damaged: its checksum is wrong; remove it")
 	_, err = net.Dial(s.addr.Network(), s.addr.String())
 	require.NoError(t, err, "the first server was never stopped")
 }
@@ -250,9 +250,9 @@ func TestPersistThroughPowerLoss(t *testing.T) {
 // slowStore keeps nothing, and takes its time for that.
 type slowStore struct{ entered, release chan struct{} }
 
-func (slowStore) Load() ([]byte, error) { return nil, nil }
+func (slowStore) Load(string) ([]byte, error) { return nil, nil }
 
-func (s slowStore) Save([]byte) error {
+func (s slowStore) Save(string, []byte) error {
 	close(s.entered)
 	<-s.release
 	return nil
@@ -260,7 +260,7 @@ func (s slowStore) Save([]byte) error {
 
 func TestPersistentReservationsWithSlowStore(t *testing.T) {
 	store := slowStore{make(chan struct{}), make(chan struct{})}
-	s := start(t, func(o *target.Options) { o.LUNs[0].Reservations = store })
+	s := start(t, func(o *target.Options) { o.LUNs[0].Store = store })
 	sess, second := s.login(t, LoginOptions{}), s.login(t, other)
 	task := sess.MustStart(t, PersistOut(1, Persist{Action: PersistRegister, ActionKey: 1, Bits: APTPL}))
 	<-store.entered

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest"
 	"kubevirt.io/disk/target"
 	"kubevirt.io/disk/target/internal/pdu"
@@ -26,6 +27,10 @@ func overwrite(lun uint16, bits, value byte) Command {
 
 func blockErase(lun uint16) Command {
 	return Command{LUN: lun, CDB: []byte{0x48, 0x02, 0, 0, 0, 0, 0, 0, 0, 0}}
+}
+
+func cryptoErase(lun uint16) Command {
+	return Command{LUN: lun, CDB: []byte{0x48, 0x03, 0, 0, 0, 0, 0, 0, 0, 0}}
 }
 
 func exitFailureMode(lun uint16) Command {
@@ -51,6 +56,18 @@ func TestSanitize(t *testing.T) {
 		status := sess.MustGood(t, Command{LUN: 1, CDB: []byte{0x9e, 0x12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 24, 0, 0}, Read: 24}).Data
 		require.EqualValues(t, 1, status[20], "deallocated")
 	})
+	t.Run("SBC-4 5.30.4/CRYPTOGRAPHIC ERASE", func(t *testing.T) {
+		sess.MustGood(t, Write10(1, 1000, pattern(8*BlockSize, 3)))
+		writes, flushes := s.disk.Calls(disktest.OpWrite), s.disk.Calls(disktest.OpFlush)
+		sess.MustGood(t, cryptoErase(1))
+		require.Equal(t, 1, s.disk.Calls(disktest.OpWrite)-writes, "what is allocated is written over")
+		require.Equal(t, 2, s.disk.Calls(disktest.OpFlush)-flushes, "before and after the space is given back")
+		for _, lba := range []uint32{0, 1000, last} {
+			require.Equal(t, make([]byte, 8*BlockSize), sess.MustGood(t, Read10(1, lba, 8)).Data)
+		}
+		status := sess.MustGood(t, Command{LUN: 1, CDB: []byte{0x9e, 0x12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 24, 0, 0}, Read: 24}).Data
+		require.EqualValues(t, 1, status[20], "deallocated")
+	})
 	for _, tt := range []struct {
 		name    string
 		command Command
@@ -62,7 +79,7 @@ func TestSanitize(t *testing.T) {
 		{"5.30.2/a parameter list of more than a block", Command{CDB: []byte{0x48, 1, 0, 0, 0, 0, 0, 2, 5, 0}, Write: make([]byte, 0x205)}, "05/24/00"},
 		{"5.30.2/a parameter list that is not sent", Command{CDB: overwrite(1, 0, 0).CDB}, "05/0E/03"},
 		{"5.30.3/BLOCK ERASE with a parameter list", Command{CDB: []byte{0x48, 2, 0, 0, 0, 0, 0, 0, 8, 0}, Write: make([]byte, 8)}, "05/24/00"},
-		{"5.30.4/CRYPTO ERASE of what is not encrypted", Command{CDB: []byte{0x48, 3, 0, 0, 0, 0, 0, 0, 0, 0}}, "05/24/00"},
+		{"5.30.4/CRYPTOGRAPHIC ERASE with a parameter list", Command{CDB: []byte{0x48, 3, 0, 0, 0, 0, 0, 0, 8, 0}, Write: make([]byte, 8)}, "05/24/00"},
 		{"5.30.1/unknown service action", Command{CDB: []byte{0x48, 4, 0, 0, 0, 0, 0, 0, 0, 0}}, "05/24/00"},
 	} {
 		t.Run("SBC-4 "+tt.name, func(t *testing.T) {
@@ -77,6 +94,7 @@ func TestSanitize(t *testing.T) {
 		sess := protected.login(t, LoginOptions{})
 		sess.MustFail(t, overwrite(1, 0, 0), "07/27/00")
 		sess.MustFail(t, blockErase(1), "07/27/00")
+		sess.MustFail(t, cryptoErase(1), "07/27/00")
 	})
 }
 
@@ -95,7 +113,7 @@ func TestSanitizeInProgress(t *testing.T) {
 	eventually(t, "the operation writes", func() bool { return s.disk.Calls(disktest.OpWrite) > 0 })
 
 	t.Run("SBC-4 4.11.2/other commands", func(t *testing.T) {
-		for _, c := range []Command{TestUnitReady(1), Read10(1, 0, 1), Write10(1, 0, pattern(BlockSize, 1)), ReadCapacity10(1), overwrite(1, 0, 1), blockErase(1)} {
+		for _, c := range []Command{TestUnitReady(1), Read10(1, 0, 1), Write10(1, 0, pattern(BlockSize, 1)), ReadCapacity10(1), overwrite(1, 0, 1), blockErase(1), cryptoErase(1)} {
 			second.MustFail(t, c, inProgress)
 		}
 		second.MustGood(t, Inquiry(1, 96))
@@ -166,7 +184,7 @@ func TestSanitizeFailure(t *testing.T) {
 // TestSanitizeAndShutdown stops a server in the middle of an operation: it waits for the disk call that is in progress, and
 // for no more.
 func TestSanitizeAndShutdown(t *testing.T) {
-	store := target.NewDirStore(t.TempDir(), true)
+	store := disk.NewStore(t.TempDir(), true)
 	kept := func(o *target.Options) { o.LUNs[0].Store = store }
 	s := start(t, kept)
 	gate := make(chan struct{})

@@ -151,6 +151,16 @@ func (s *Session) ExpectOnlyPing() error {
 	return nil
 }
 
+// QueryTask asks whether a command of this session is in the task set (RFC 7144 6.3).
+func (s *Session) QueryTask(t *Task) (pdu.TMResponse, error) {
+	ref := t.cmd.CmdSN
+	if t.cmd.Immediate {
+		ref = s.CmdSN
+	}
+	return s.TaskManagement(pdu.TaskManagementRequest{Immediate: true, Function: pdu.TMQueryTask, LUN: t.cmd.LUN, RefTaskTag: t.cmd.TaskTag,
+		RefCmdSN: ref})
+}
+
 // TaskManagement sends a task management request, numbered and with a tag of its own, and waits for the response.
 func (s *Session) TaskManagement(r pdu.TaskManagementRequest) (pdu.TMResponse, error) {
 	tag, err := s.SendTaskManagement(r)
@@ -172,12 +182,20 @@ func (s *Session) SendTaskManagement(r pdu.TaskManagementRequest) (tag uint32, e
 
 // AwaitTaskManagement waits for a task management response.
 func (s *Session) AwaitTaskManagement(tag uint32) (pdu.TMResponse, error) {
+	r, err := s.AwaitTaskManagementPDU(tag)
+	return r.Response, err
+}
+
+// AwaitTaskManagementPDU is AwaitTaskManagement for whoever wants more than the response code.
+func (s *Session) AwaitTaskManagementPDU(tag uint32) (r pdu.TaskManagementResponse, err error) {
 	p, err := s.answer(pdu.OpTaskManagementResponse, tag)
 	if err != nil {
-		return 0, err
+		return r, err
 	}
-	r, err := As[pdu.TaskManagementResponse](p)
-	return r.Response, err
+	if r, err = As[pdu.TaskManagementResponse](p); err == nil && r.Additional != [3]byte{} && s.Params.ProtocolLevel < 2 {
+		err = fmt.Errorf("%v: additional response information at protocol level %d (RFC 7144 4.1)", &r, s.Params.ProtocolLevel)
+	}
+	return r, err
 }
 
 // AbortTask aborts a command of this session that has no response yet, and forgets it.

@@ -16,6 +16,7 @@ type Command struct {
 
 	Immediate bool
 	Attr      pdu.TaskAttr // default simple
+	Priority  uint8        // RFC 7144 5.1.1
 
 	// How data goes. Default: as much immediate, then unsolicited data as the session's parameters allow.
 	NoImmediate, NoUnsolicited bool
@@ -31,6 +32,7 @@ type Command struct {
 type Result struct {
 	Response            uint8 // iSCSI service response, 0: completed
 	Status              uint8
+	Qualifier           uint16 // status qualifier
 	Sense               Sense
 	Data                []byte // from the target
 	Overflow, Underflow bool
@@ -79,7 +81,7 @@ func LUN(n uint16) uint64 {
 // Prepare makes the PDU of a command, with numbers and tag, and the data that travels with it and after it unasked. Start
 // sends these.
 func (s *Session) Prepare(c Command) (cmd pdu.SCSICommand, immediate, unsolicited []byte) {
-	cmd = pdu.SCSICommand{Immediate: c.Immediate, Final: true, Read: c.Read > 0, Write: len(c.Write) > 0, Attr: c.Attr,
+	cmd = pdu.SCSICommand{Immediate: c.Immediate, Final: true, Read: c.Read > 0, Write: len(c.Write) > 0, Attr: c.Attr, Priority: c.Priority,
 		LUN: LUN(c.LUN), TaskTag: s.NewTag(), ExpectedLength: uint32(max(c.Read, len(c.Write)))}
 	if cmd.Attr == pdu.TaskAttrUntagged {
 		cmd.Attr = pdu.TaskAttrSimple
@@ -292,7 +294,10 @@ func (t *Task) takeResponse(p *PDU) error {
 	if t.open {
 		return fmt.Errorf("%v: the last Data-In has no F bit (RFC 7143 11.7.1)", &rsp)
 	}
-	r.Response, r.Status = rsp.Response, rsp.Status
+	if rsp.StatusQualifier != 0 && t.s.Params.ProtocolLevel < 2 {
+		return fmt.Errorf("%v: a status qualifier at protocol level %d (RFC 7144 5.2.1)", &rsp, t.s.Params.ProtocolLevel)
+	}
+	r.Response, r.Status, r.Qualifier = rsp.Response, rsp.Status, rsp.StatusQualifier
 	r.Overflow, r.Underflow, r.Residual = rsp.Overflow, rsp.Underflow, rsp.Residual
 	t.done = true
 	if len(p.Data) == 0 {

@@ -107,7 +107,7 @@ func checkParams(t *testing.T, r Result) {
 		t.Fatalf("logged in to %q", r.TargetName)
 	case p.FirstBurstLength > p.MaxBurstLength || p.FirstBurstLength < minLength || p.MaxBurstLength > maxLength,
 		p.SendMaxDataSegment < minLength || p.SendMaxDataSegment > maxLength,
-		p.MaxConnections != 1 || p.ErrorRecoveryLevel != 0 || p.MaxOutstandingR2T != 1 || p.ProtocolLevel > 1,
+		p.MaxConnections != 1 || p.ErrorRecoveryLevel != 0 || p.MaxOutstandingR2T != 1 || p.ProtocolLevel > 2,
 		!p.DataPDUInOrder || !p.DataSequenceInOrder:
 		t.Fatalf("parameters %+v", p)
 	}

@@ -60,9 +60,9 @@ var numericKeys = map[string]numericKey{
 	keyErrorRecoveryLevel: {anySession, 0, 2,
 		func(offer int, _ *negotiation) int { return min(offer, 0) },
 		func(p *Params) *int { return &p.ErrorRecoveryLevel }},
-	// 1 is RFC 7143; 2 would promise the features of RFC 7144.
+	// 1 is RFC 7143, 2 adds RFC 7144.
 	keyISCSIProtocolLevel: {normalOnly, 0, 31,
-		func(offer int, _ *negotiation) int { return min(offer, 1) },
+		func(offer int, _ *negotiation) int { return min(offer, LevelRFC7144) },
 		func(p *Params) *int { return &p.ProtocolLevel }},
 }
 

@@ -30,7 +30,7 @@ func TestNumericKeys(t *testing.T) {
 		{"DefaultTime2Retain", 0, 3600, 0, minimum, func(p Params) int { return p.DefaultTime2Retain }},
 		{"MaxOutstandingR2T", 1, 65535, 4, minimum, func(p Params) int { return p.MaxOutstandingR2T }},
 		{"ErrorRecoveryLevel", 0, 2, 0, minimum, func(p Params) int { return p.ErrorRecoveryLevel }},
-		{"iSCSIProtocolLevel", 0, 31, 1, minimum, func(p Params) int { return p.ProtocolLevel }},
+		{"iSCSIProtocolLevel", 0, 31, 2, minimum, func(p Params) int { return p.ProtocolLevel }},
 	} {
 		extra := []string{}
 		if tt.key == "MaxBurstLength" {

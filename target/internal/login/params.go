@@ -25,6 +25,10 @@ type Params struct {
 	ProtocolLevel            int // iSCSIProtocolLevel (RFC 7144 7.1.1)
 }
 
+// LevelRFC7144 is the iSCSIProtocolLevel that is required for the features of RFC 7144: its task management functions, command
+// priority and status qualifiers. It is the highest that is negotiated.
+const LevelRFC7144 = 2
+
 // The range of every length key (RFC 7143 13.12 to 13.14), bytes.
 const (
 	minLength = 512

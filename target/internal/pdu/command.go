@@ -25,12 +25,13 @@ const (
 	attrMask = 0x07
 )
 
-// SCSICommand carries a CDB (RFC 7143 11.3).
+// SCSICommand carries a CDB (RFC 7143 11.3, RFC 7144 5.1).
 type SCSICommand struct {
 	Immediate      bool
 	Final          bool // no unsolicited Data-Out follows
 	Read, Write    bool // the direction of the data that the initiator expects
 	Attr           TaskAttr
+	Priority       uint8 // of commands with the simple attribute, 1 to 15; 0: none (RFC 7144 5.1.1)
 	LUN            uint64
 	TaskTag        uint32
 	ExpectedLength uint32 // Expected Data Transfer Length, bytes
@@ -47,7 +48,7 @@ func (p *SCSICommand) Decode(h *Header) error {
 		return err
 	}
 	*p = SCSICommand{Immediate: h.Immediate(), Final: h.Final(), Read: h[1]&bitRead != 0, Write: h[1]&bitWrite != 0,
-		Attr: TaskAttr(h[1] & attrMask), LUN: h.u64(8), TaskTag: h.u32(16), ExpectedLength: h.u32(20), CmdSN: h.u32(24),
+		Attr: TaskAttr(h[1] & attrMask), Priority: h[2] >> 4, LUN: h.u64(8), TaskTag: h.u32(16), ExpectedLength: h.u32(20), CmdSN: h.u32(24),
 		ExpStatSN: h.u32(28), CDB: [16]byte(h[32:48]), AHSLen: h.AHSLen(), DataLen: h.DataLen()}
 	return h.expectTaskTag(OpSCSICommand)
 }
@@ -59,6 +60,7 @@ func (p *SCSICommand) Encode(h *Header) {
 	h.setBit(1, bitRead, p.Read)
 	h.setBit(1, bitWrite, p.Write)
 	h[1] |= byte(p.Attr) & attrMask
+	h[2] = p.Priority << 4
 	h.SetAHSLen(p.AHSLen)
 	h.put64(8, p.LUN)
 	h.put32(16, p.TaskTag)
@@ -69,6 +71,6 @@ func (p *SCSICommand) Encode(h *Header) {
 }
 
 func (p *SCSICommand) String() string {
-	return fmt.Sprintf("SCSI Command tag=%#x lun=%#016x cdb=%x expected=%d read=%t write=%t final=%t immediate=%t attr=%v cmdsn=%d data=%d",
-		p.TaskTag, p.LUN, p.CDB, p.ExpectedLength, p.Read, p.Write, p.Final, p.Immediate, p.Attr, p.CmdSN, p.DataLen)
+	return fmt.Sprintf("SCSI Command tag=%#x lun=%#016x cdb=%x expected=%d read=%t write=%t final=%t immediate=%t attr=%v priority=%d cmdsn=%d data=%d",
+		p.TaskTag, p.LUN, p.CDB, p.ExpectedLength, p.Read, p.Write, p.Final, p.Immediate, p.Attr, p.Priority, p.CmdSN, p.DataLen)
 }

@@ -66,6 +66,20 @@ var goldens = []golden{
 		00000002 00000003
 		7f01020304050607
 		08090a0b0c0d0e0f`},
+	{"RFC 7144 5.1 SCSI Command with a priority", &SCSICommand{Final: true, Attr: TaskAttrSimple, Priority: 0xf, TaskTag: 1, CmdSN: 2, ExpStatSN: 3}, `
+		01 81 f000 00 000000
+		0000000000000000
+		00000001 00000000
+		00000002 00000003
+		0000000000000000
+		0000000000000000`},
+	{"RFC 7144 5.2 SCSI Response with a status qualifier", &SCSIResponse{Status: 8, StatusQualifier: 0x8102, TaskTag: 1}, `
+		21 80 00 08 00 000000
+		8102 000000000000
+		00000001 00000000
+		00000000 00000000
+		00000000 00000000
+		00000000 00000000`},
 	{"11.4 SCSI Response, check condition with underflow", &SCSIResponse{Underflow: true, Status: 2, TaskTag: 0x01020304,
 		SNACKTag: 0x05060708, StatSN: 0x11121314, ExpCmdSN: 0x21222324, MaxCmdSN: 0x31323334, ExpDataSN: 0x41424344,
 		Residual: 0x61626364, DataLen: 20}, `
@@ -106,6 +120,14 @@ var goldens = []golden{
 		01020304 00000000
 		11121314 21222324
 		31323334 00000000
+		0000000000000000`},
+	{"RFC 7144 6.4 Task Management Response with additional information", &TaskManagementResponse{Response: TMSucceeded,
+		Additional: [3]byte{0x16, 0x29, 0x07}, TaskTag: 1, StatSN: 2, ExpCmdSN: 3, MaxCmdSN: 4}, `
+		22 80 07 00 00 000000
+		16 29 07 0000000000
+		00000001 00000000
+		00000002 00000003
+		00000004 00000000
 		0000000000000000`},
 	{"11.7 SCSI Data-Out", &DataOut{Final: true, LUN: 0x0001000000000000, TaskTag: 0x01020304, TransferTag: 0x05060708,
 		ExpStatSN: 0x21222324, DataSN: 0x31323334, BufferOffset: 0x41424344, DataLen: 0x002000}, `

@@ -110,6 +110,9 @@ func (h *Header) SetAHSLen(n int) { h[4] = byte(n / 4) }
 // SetDataLen sets the length of the data segment, bytes.
 func (h *Header) SetDataLen(n int) { h[5], h[6], h[7] = byte(n>>16), byte(n>>8), byte(n) }
 
+// LUN is the LUN field of a request that has one.
+func (h *Header) LUN() uint64 { return h.u64(8) }
+
 // TaskTag is the initiator task tag.
 func (h *Header) TaskTag() uint32 { return h.u32(16) }
 

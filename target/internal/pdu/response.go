@@ -12,12 +12,13 @@ const (
 	bitAcknowledge   = 0x40
 )
 
-// SCSIResponse ends a command (RFC 7143 11.4).
+// SCSIResponse ends a command (RFC 7143 11.4, RFC 7144 5.2).
 type SCSIResponse struct {
 	BidiOverflow, BidiUnderflow bool
 	Overflow, Underflow         bool
-	Response                    uint8 // 0: completed at the target
-	Status                      uint8 // SAM-5 status code
+	Response                    uint8  // 0: completed at the target
+	Status                      uint8  // SAM-5 status code
+	StatusQualifier             uint16 // more about the status, 0 below protocol level 2 (RFC 7144 5.2.1)
 	TaskTag                     uint32
 	SNACKTag                    uint32
 	StatSN, ExpCmdSN, MaxCmdSN  uint32
@@ -33,7 +34,7 @@ func (p *SCSIResponse) Decode(h *Header) error {
 		return err
 	}
 	*p = SCSIResponse{BidiOverflow: h[1]&bitBidiOverflow != 0, BidiUnderflow: h[1]&bitBidiUnderflow != 0,
-		Overflow: h[1]&bitOverflow != 0, Underflow: h[1]&bitUnderflow != 0, Response: h[2], Status: h[3], TaskTag: h.u32(16),
+		Overflow: h[1]&bitOverflow != 0, Underflow: h[1]&bitUnderflow != 0, Response: h[2], Status: h[3], StatusQualifier: h.u16(8), TaskTag: h.u32(16),
 		SNACKTag: h.u32(20), StatSN: h.u32(24), ExpCmdSN: h.u32(28), MaxCmdSN: h.u32(32), ExpDataSN: h.u32(36),
 		BidiResidual: h.u32(40), Residual: h.u32(44), DataLen: h.DataLen()}
 	switch {
@@ -54,6 +55,7 @@ func (p *SCSIResponse) Encode(h *Header) {
 	h.setBit(1, bitOverflow, p.Overflow)
 	h.setBit(1, bitUnderflow, p.Underflow)
 	h[2], h[3] = p.Response, p.Status
+	h.put16(8, p.StatusQualifier)
 	h.put32(16, p.TaskTag)
 	h.put32(20, p.SNACKTag)
 	h.put32(24, p.StatSN)
@@ -65,6 +67,6 @@ func (p *SCSIResponse) Encode(h *Header) {
 }
 
 func (p *SCSIResponse) String() string {
-	return fmt.Sprintf("SCSI Response tag=%#x response=%#x status=%#x overflow=%t underflow=%t residual=%d statsn=%d data=%d",
-		p.TaskTag, p.Response, p.Status, p.Overflow, p.Underflow, p.Residual, p.StatSN, p.DataLen)
+	return fmt.Sprintf("SCSI Response tag=%#x response=%#x status=%#x qualifier=%#x overflow=%t underflow=%t residual=%d statsn=%d data=%d",
+		p.TaskTag, p.Response, p.Status, p.StatusQualifier, p.Overflow, p.Underflow, p.Residual, p.StatSN, p.DataLen)
 }

@@ -2,7 +2,7 @@ package pdu
 
 import "fmt"
 
-// TMFunction is a task management function (RFC 7143 11.5.1, RFC 7144 4.1).
+// TMFunction is a task management function (RFC 7143 11.5.1, RFC 7144 6.3).
 type TMFunction uint8
 
 // The task management functions.
@@ -29,7 +29,7 @@ var tmFunctionNames = map[TMFunction]string{TMAbortTask: "ABORT TASK", TMAbortTa
 
 func (f TMFunction) String() string { return enumName(tmFunctionNames, f) }
 
-// TMResponse is the outcome of a task management function (RFC 7143 11.6.1, RFC 7144 4.2).
+// TMResponse is the outcome of a task management function (RFC 7143 11.6.1, RFC 7144 6.4).
 type TMResponse uint8
 
 // The task management responses.
@@ -91,9 +91,10 @@ func (p *TaskManagementRequest) String() string {
 	return fmt.Sprintf("Task Management Request %v tag=%#x ref=%#x lun=%#016x", p.Function, p.TaskTag, p.RefTaskTag, p.LUN)
 }
 
-// TaskManagementResponse tells the outcome (RFC 7143 11.6).
+// TaskManagementResponse tells the outcome (RFC 7143 11.6, RFC 7144 6.4).
 type TaskManagementResponse struct {
 	Response                   TMResponse
+	Additional                 [3]byte // additional response information (SAM-5 7), 0 below protocol level 2
 	TaskTag                    uint32
 	StatSN, ExpCmdSN, MaxCmdSN uint32
 }
@@ -103,7 +104,7 @@ func (p *TaskManagementResponse) Decode(h *Header) error {
 	if err := h.expectBare(OpTaskManagementResponse); err != nil {
 		return err
 	}
-	*p = TaskManagementResponse{Response: TMResponse(h[2]), TaskTag: h.u32(16), StatSN: h.u32(24), ExpCmdSN: h.u32(28), MaxCmdSN: h.u32(32)}
+	*p = TaskManagementResponse{Response: TMResponse(h[2]), Additional: [3]byte(h[8:11]), TaskTag: h.u32(16), StatSN: h.u32(24), ExpCmdSN: h.u32(28), MaxCmdSN: h.u32(32)}
 	return nil
 }
 
@@ -111,6 +112,7 @@ func (p *TaskManagementResponse) Decode(h *Header) error {
 func (p *TaskManagementResponse) Encode(h *Header) {
 	h.start(OpTaskManagementResponse, false, 0)
 	h[1], h[2] = bitFinal, byte(p.Response)
+	copy(h[8:], p.Additional[:])
 	h.put32(16, p.TaskTag)
 	h.put32(24, p.StatSN)
 	h.put32(28, p.ExpCmdSN)
@@ -118,5 +120,5 @@ func (p *TaskManagementResponse) Encode(h *Header) {
 }
 
 func (p *TaskManagementResponse) String() string {
-	return fmt.Sprintf("Task Management Response %v tag=%#x statsn=%d", p.Response, p.TaskTag, p.StatSN)
+	return fmt.Sprintf("Task Management Response %v additional=%x tag=%#x statsn=%d", p.Response, p.Additional, p.TaskTag, p.StatSN)
 }

@@ -61,6 +61,26 @@ func (a *attentions) take() *senseError {
 	}
 }
 
+// PendingAttention is what QUERY ASYNCHRONOUS EVENT returns of a nexus at a logical unit (SAM-5 7): whether a unit attention
+// is pending, which stays so, and of the one that is reported next whether it is alone, its sense key and additional sense code.
+func (d *Device) PendingAttention(lun uint64, n *Nexus) (info [3]byte, pending bool) {
+	const one, several = 0x10, 0x20 // UADE DEPTH
+	u := d.unit(lun)
+	if u == nil {
+		return info, false
+	}
+	p := n.units[u.index].pending.Load()
+	if p == 0 {
+		return info, false
+	}
+	depth := byte(one)
+	if p&(p-1) != 0 {
+		depth = several
+	}
+	code := attentionCodes[bits.TrailingZeros32(p)]
+	return [3]byte{depth | byte(UnitAttention), byte(code >> 8), byte(code)}, true
+}
+
 // raiseLocked establishes the condition for every nexus at the unit, except one (nil: no exception).
 func (d *Device) raiseLocked(u *unit, c attention, except *Nexus) {
 	for n := range d.nexuses {

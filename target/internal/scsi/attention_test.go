@@ -114,3 +114,23 @@ func TestKnownPortsAreBounded(t *testing.T) {
 	require.Len(t, b.d.known, maxKnownPorts)
 	require.Len(t, b.d.initiators, 1, "only the bench's own initiator is left")
 }
+
+func TestPendingAttention(t *testing.T) {
+	b := newBench(t)
+	for _, lun := range []uint64{lun1, 0, 9 << 48} {
+		info, pending := b.d.PendingAttention(lun, b.nexus)
+		require.False(t, pending)
+		require.Zero(t, info)
+	}
+	b.nexus.units[0].raise(attnNexusLoss)
+	info, pending := b.d.PendingAttention(lun1, b.nexus)
+	require.True(t, pending)
+	require.Equal(t, [3]byte{0x16, 0x29, 0x07}, info, "one, UNIT ATTENTION")
+	b.nexus.units[0].raise(attnPowerOn)
+	info, _ = b.d.PendingAttention(lun1, b.nexus)
+	require.Equal(t, [3]byte{0x26, 0x29, 0x00}, info, "several, the one of highest precedence")
+	require.Equal(t, "6/29/00", b.run(cdb(testReady), nil).outcome(), "they are still pending")
+	require.Equal(t, "6/29/07", b.run(cdb(testReady), nil).outcome())
+	_, pending = b.d.PendingAttention(lun1, b.nexus)
+	require.False(t, pending)
+}

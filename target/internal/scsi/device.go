@@ -37,10 +37,8 @@ type LUN struct {
 	Removable bool
 	Access    AccessMode // empty: AccessWriteExclusive
 	Store     Store      // nil: nothing is kept
+	Volatile  bool       // a loss of power ends the disk: it keeps no reservations through one (APTPL)
 	Grown     bool       // larger than when initiators last saw it: they are told (2A/09)
-
-	// Reservations keeps the persistent reservations of initiators that ask for that. Nil: none can.
-	Reservations ReservationStore
 }
 
 // MaxLUN is the highest LUN that flat space addressing can name (SAM-5 4.7.8).
@@ -183,13 +181,16 @@ func newUnit(l LUN) (*unit, error) {
 	u.estimate, _ = l.Disk.(disk.Estimator)
 	u.accounts, _ = l.Disk.(disk.Accountant)
 	u.store = l.Store
+	if !l.Volatile {
+		u.persistent.store = l.Store
+	}
 	u.blocks.Store(uint64(l.Disk.Size()) >> blockShift)
 	u.table = newOpcodeTable(u)
 	u.ranges.init()
 	if err := u.restore(); err != nil {
 		return nil, err
 	}
-	return u, u.loadReservations(l.Reservations)
+	return u, nil
 }
 
 func printable(s string) bool {

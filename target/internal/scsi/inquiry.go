@@ -22,8 +22,11 @@ func (t *Task) peripheral() byte {
 	return peripheralNone
 }
 
-// versionDescriptors are the standards that we claim (SPC-4 table 146): SAM-5, SPC-4, SBC-3, iSCSI.
-var versionDescriptors = [...]uint16{0x00a0, 0x0460, 0x04c0, 0x0960}
+// versionDescriptors are the standards that we claim (SPC-4 table 146): SAM-5, SPC-4, SBC-3. That of iSCSI follows.
+var versionDescriptors = [...]uint16{0x00a0, 0x0460, 0x04c0}
+
+// versionISCSI is iSCSI without a version; the level that the session has negotiated is added (RFC 7144 4.2).
+const versionISCSI = 0x0960
 
 const (
 	bitEVPD = 0x01
@@ -63,6 +66,7 @@ func prepareInquiry(t *Task) error {
 	for i, v := range versionDescriptors {
 		binary.BigEndian.PutUint16(b[58+2*i:], v)
 	}
+	binary.BigEndian.PutUint16(b[58+2*len(versionDescriptors):], versionISCSI+t.Nexus.level)
 	t.data = append(t.data[:0], b[:]...)
 	t.reply(allocation)
 	return nil

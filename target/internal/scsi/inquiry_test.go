@@ -24,6 +24,12 @@ func TestStandardInquiry(t *testing.T) {
 	removable := newBench(t, removableLUN)
 	requireHex(t, "00 80 06 12 5b 18 00 02"+rest, removable.good(cdb("12 00 00 00 ff 00"), nil))
 
+	for level, want := range map[int]string{0: "0960", 1: "0961", 2: "0962"} {
+		b.nexus.SetProtocolLevel(level)
+		requireHex(t, want, b.good(cdb("12 00 00 00 ff 00"), nil)[64:66])
+	}
+	b.nexus.SetProtocolLevel(0)
+
 	vacant := b.runAs(b.nexus, 0, cdb("12 00 00 00 ff 00"), nil)
 	requireHex(t, "3f 00 06 12 5b 00 00 02"+rest, vacant.data)
 	unknown := b.runAs(b.nexus, 7<<48, cdb("12 00 00 00 ff 00"), nil)
@@ -73,7 +79,7 @@ func TestVitalProductData(t *testing.T) {
 			00100000 00000100 00000008 80000000 0000000000080000 00000000 00000000 00000000 0000000000000000`},
 		{name: "block limits of a plain disk", page: "b0", plain: true, want: `00 b0 003c 00 80 0008 00020000 00000800 00000000
 			00000000 00000000 00000000 00000000 0000000000080000 00000000 00000000 00000000 0000000000000000`},
-		{name: "characteristics", page: "b1", want: "00 b1 003c 0001 0040" + zeros28 + zeros28},
+		{name: "characteristics", page: "b1", want: "00 b1 003c 0001 0050" + zeros28 + zeros28},
 		{name: "characteristics of a plain disk", page: "b1", plain: true, want: "00 b1 003c 0001 0000" + zeros28 + zeros28},
 		{name: "provisioning", page: "b2", want: "00 b2 0004 00 e4 02 00"},
 	} {

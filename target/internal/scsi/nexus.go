@@ -13,6 +13,7 @@ type Nexus struct {
 	port      InitiatorPort
 	initiator *initiator
 	units     []nexusUnit // by unit.index
+	level     uint16      // see SetProtocolLevel
 
 	copies []*copyOperation // guarded by Device.mu; in order of their beginning
 }
@@ -26,6 +27,13 @@ type nexusUnit struct {
 
 // Port tells whose nexus it is.
 func (n *Nexus) Port() InitiatorPort { return n.port }
+
+// levelRFC7144 is the protocol level with the task management functions of RFC 7144.
+const levelRFC7144 = 2
+
+// SetProtocolLevel says what iSCSIProtocolLevel the session has negotiated, from 0 to 31 (RFC 7144 7.1.1): INQUIRY and REPORT
+// SUPPORTED TASK MANAGEMENT FUNCTIONS tell it. To be called before the first command.
+func (n *Nexus) SetProtocolLevel(level int) { n.level = uint16(level) }
 
 // initiator is what the nexuses of one initiator name share.
 type initiator struct {

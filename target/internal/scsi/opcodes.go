@@ -256,6 +256,7 @@ func discardCommands() []command {
 	return []command{
 		{name: "UNMAP", opcode: opUnmap, usage: []byte{0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0}, op: OpDiscard, flags: usesMedium | writesMedium, timeout: drain, prepare: prepareUnmap, out: outUnmap, finish: finishUnmap},
 		{name: "SANITIZE, BLOCK ERASE", opcode: opSanitize, hasAction: true, action: saBlockErase, usage: sanitizeUsage(), flags: usesMedium | writesMedium | sanitizes, timeout: erases, prepare: prepareBlockErase, finish: finishBlockErase},
+		{name: "SANITIZE, CRYPTOGRAPHIC ERASE", opcode: opSanitize, hasAction: true, action: saCryptoErase, usage: sanitizeUsage(), flags: usesMedium | writesMedium | sanitizes, timeout: erases, prepare: prepareCryptoErase, finish: finishCryptoErase},
 	}
 }
 

@@ -51,7 +51,7 @@ func TestReportCapabilities(t *testing.T) {
 	b := newBench(t)
 	requireHex(t, "0008 1c 90 ea01 0000", b.good(cdb(readCapabilities), nil))
 	requireHex(t, "0008 1c", b.good(cdb("5e 02 00 00 00 00 00 00 03 00"), nil))
-	b = newBench(t, func(l *LUN) { l.Reservations = &memStore{} })
+	b = newBench(t, func(l *LUN) { l.Store = &memStore{} })
 	requireHex(t, "0008 1d 90 ea01 0000", b.good(cdb(readCapabilities), nil))
 	b.mustPersist(b.nexus, saRegister, 0, 0, 1, bitAPTPL)
 	requireHex(t, "0008 1d 91 ea01 0000", b.good(cdb(readCapabilities), nil))

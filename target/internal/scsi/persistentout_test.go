@@ -151,7 +151,7 @@ func TestPersistOutCommands(t *testing.T) {
 // order, the state is one that the standard allows, and so is what each nexus is told to need.
 func TestPersistConcurrently(t *testing.T) {
 	m := &memStore{}
-	b := newBench(t, func(l *LUN) { l.Reservations = m })
+	b := newBench(t, func(l *LUN) { l.Store = m })
 	u := b.d.units[0]
 	var wg sync.WaitGroup
 	for i := range 8 {
@@ -220,7 +220,7 @@ func FuzzPersistOut(f *testing.F) {
 	f.Add(byte(saRegisterAndMove), byte(0), moveList(1, 9, bitUnreg|bitAPTPL, InitiatorPort{Name: "iqn.b"}))
 	f.Fuzz(func(t *testing.T, action, kind byte, list []byte) {
 		m := &memStore{}
-		b := newBench(t, func(l *LUN) { l.Reservations = m })
+		b := newBench(t, func(l *LUN) { l.Store = m })
 		second := b.attach("iqn.b", 0)
 		b.register(b.nexus, 1)
 		b.mustPersist(b.nexus, saReserve, typeWriteExclusive, 1, 0)

@@ -4,48 +4,30 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"slices"
 )
 
-// ReservationStore keeps the persistent reservations of one logical unit through a loss of power (APTPL, SPC-4 5.13.5).
-// Its methods are called by one goroutine at a time.
-type ReservationStore interface {
-	// Load returns what was saved last, or nothing if nothing ever was.
-	Load() ([]byte, error)
-	// Save replaces what was saved. When it returns nil the new content is durable; after an error the old or the new
-	// content is there, never a mixture.
-	Save([]byte) error
-}
-
 // What is stored, big-endian:
 //
-//	0-3    "KDPR"
-//	4-5    version, 1
-//	6      1: the reservations survive a loss of power (APTPL); 0: there are none below
-//	7      TYPE of the reservation, 0: none
-//	8-9    the holder: index of its registration, ffffh where there is none
-//	10-11  number of registrations
-//	12-    each registration: reservation key (8 bytes), ISID (6), ALL_TG_PT (1), length of the name (1), name
-//	last 4 CRC-32C of all before
+//	0-1    version, 1
+//	2      TYPE of the reservation, 0: none
+//	3      zero
+//	4-5    the holder: index of its registration, ffffh where there is none
+//	6-7    number of registrations
+//	8-     each registration: reservation key (8 bytes), ISID (6), ALL_TG_PT (1), length of the name (1), name
 const (
-	storeMagic      = "KDPR"
-	storeVersion    = 1
-	storeHeaderLen  = 12
-	storeEntryLen   = 16 // and the name
-	storeTrailerLen = 4
-	storeNoHolder   = 0xffff
+	storeVersion   = 1
+	storeHeaderLen = 8
+	storeEntryLen  = 16 // and the name
+	storeNoHolder  = 0xffff
 )
 
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
-
-// encode is what has to be stored of the state.
+// encode is what has to be stored of the state: nothing where a loss of power ends everything (SPC-4 5.13.5).
 func (s *persistentState) encode() []byte {
-	b := binary.BigEndian.AppendUint16([]byte(storeMagic), storeVersion)
 	if !s.aptpl {
-		s = &persistentState{} // a loss of power ends everything (SPC-4 5.13.5)
+		return nil
 	}
-	b = append(b, boolByte(s.aptpl), byte(s.kind))
+	b := append(binary.BigEndian.AppendUint16(nil, storeVersion), byte(s.kind), 0)
 	holder := storeNoHolder
 	if i, ok := s.index[s.holder]; ok && s.kind != typeNone && !s.kind.shared() {
 		holder = i
@@ -59,7 +41,7 @@ func (s *persistentState) encode() []byte {
 		b = append(b, boolByte(r.allPorts), byte(len(r.port.Name)))
 		b = append(b, r.port.Name...)
 	}
-	return binary.BigEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
+	return b
 }
 
 func boolByte(v bool) byte {
@@ -69,28 +51,22 @@ func boolByte(v bool) byte {
 	return 0
 }
 
-var (
-	errStoreDamaged  = errors.New("is damaged")
-	errStoreChecksum = errors.New("is damaged: its checksum is wrong")
-)
+var errStoreDamaged = errors.New("is damaged")
 
 // decodePersistent reads what encode has written. Nothing at all is a state without reservations.
 func decodePersistent(b []byte) (*persistentState, error) {
 	if len(b) == 0 {
 		return &persistentState{}, nil
 	}
-	switch {
-	case len(b) < storeHeaderLen+storeTrailerLen || string(b[:4]) != storeMagic:
+	if len(b) < storeHeaderLen {
 		return nil, errStoreDamaged
-	case binary.BigEndian.Uint32(b[len(b)-storeTrailerLen:]) != crc32.Checksum(b[:len(b)-storeTrailerLen], castagnoli):
-		return nil, errStoreChecksum
 	}
-	if v := binary.BigEndian.Uint16(b[4:]); v != storeVersion {
+	if v := binary.BigEndian.Uint16(b); v != storeVersion {
 		return nil, fmt.Errorf("has version %d, and this program knows %d", v, storeVersion)
 	}
-	s := &persistentState{aptpl: b[6] == 1, kind: reservationType(b[7])}
-	holder, count := int(binary.BigEndian.Uint16(b[8:])), int(binary.BigEndian.Uint16(b[10:]))
-	rest := b[storeHeaderLen : len(b)-storeTrailerLen]
+	s := &persistentState{aptpl: true, kind: reservationType(b[2])}
+	holder, count := int(binary.BigEndian.Uint16(b[4:])), int(binary.BigEndian.Uint16(b[6:]))
+	rest := b[storeHeaderLen:]
 	for range count {
 		if len(rest) < storeEntryLen || len(rest) < storeEntryLen+int(rest[15]) {
 			return nil, errStoreDamaged
@@ -107,10 +83,10 @@ func decodePersistent(b []byte) (*persistentState, error) {
 	s.reindex()
 	single := s.kind != typeNone && s.kind.valid() && !s.kind.shared()
 	switch {
-	case len(rest) != 0, b[6] > 1, count > maxRegistrations, len(s.index) != count,
+	case len(rest) != 0, b[3] != 0, count > maxRegistrations, len(s.index) != count,
 		s.kind != typeNone && !s.kind.valid(),
 		single != (holder != storeNoHolder), single && holder >= count,
-		(s.kind != typeNone || count > 0) && (!s.aptpl || count == 0):
+		s.kind != typeNone && count == 0:
 		return nil, errStoreDamaged
 	}
 	if single {
@@ -119,19 +95,19 @@ func decodePersistent(b []byte) (*persistentState, error) {
 	return s, nil
 }
 
-// loadReservations reads what the unit's store holds.
-func (u *unit) loadReservations(store ReservationStore) error {
-	u.persistent.store = store
-	state := &persistentState{}
-	if store != nil {
-		b, err := store.Load()
-		if err != nil {
-			return fmt.Errorf("its stored persistent reservations cannot be read: %w", err)
+// restoreReservations reads what the unit's store holds.
+func (u *unit) restoreReservations() error {
+	var content []byte
+	if store := u.persistent.store; store != nil {
+		var err error
+		if content, err = store.Load(storedReservations); err != nil {
+			return fmt.Errorf("its stored persistent reservations, without which it is unknown who may write to the disk: %w", err)
 		}
-		if state, err = decodePersistent(b); err != nil {
-			return fmt.Errorf("what is stored of its persistent reservations %w; who may write to the disk is unknown: "+
-				"remove it to start without reservations", err)
-		}
+	}
+	state, err := decodePersistent(content)
+	if err != nil {
+		return fmt.Errorf("what is stored of its persistent reservations %w; who may write to the disk is unknown: "+
+			"remove it to start without reservations", err)
 	}
 	u.persistent.state.Store(state)
 	return nil

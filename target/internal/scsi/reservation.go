@@ -14,7 +14,7 @@ import (
 //
 // Lock order: reservations.mu, Device.mu.
 type reservations struct {
-	store ReservationStore // nil: none survives a loss of power
+	store Store // nil: none survives a loss of power
 
 	// mu is held for the whole of a change, which may have to wait for the store.
 	mu      sync.Mutex
@@ -62,7 +62,7 @@ func (r *reservations) save(lun uint16, next *persistentState) error {
 	if !r.unsaved && bytes.Equal(p, r.state.Load().encode()) {
 		return nil
 	}
-	if err := r.store.Save(p); err != nil {
+	if err := r.store.Save(storedReservations, p); err != nil {
 		r.unsaved = true
 		return &storeError{fmt.Errorf("the persistent reservations of LUN %d could not be saved and stay as they were: %w", lun, err)}
 	}

@@ -1,7 +1,6 @@
 package scsi
 
 import (
-	"context"
 	"encoding/binary"
 	"errors"
 	"sync"
@@ -17,6 +16,7 @@ const (
 
 	saOverwrite       = 0x01
 	saBlockErase      = 0x02
+	saCryptoErase     = 0x03
 	saExitFailureMode = 0x1f
 
 	bitInvert         = 0x80
@@ -25,9 +25,6 @@ const (
 
 	overwriteHeaderLen = 4
 )
-
-// eraseStep is how much one disk call of a block erase gives back. Bytes.
-const eraseStep = 64 << 20
 
 // sanitizePhase is where a logical unit is with sanitizing.
 type sanitizePhase uint32
@@ -106,6 +103,9 @@ func sanitizeUsage() []byte {
 // prepareBlockErase is SANITIZE with BLOCK ERASE (SBC-4 5.30.3).
 func prepareBlockErase(t *Task) error { return t.withoutParameters() }
 
+// prepareCryptoErase is SANITIZE with CRYPTOGRAPHIC ERASE (SBC-4 5.30.4). See sanitizeRun.shred for what is done.
+func prepareCryptoErase(t *Task) error { return t.withoutParameters() }
+
 // prepareExitFailureMode is SANITIZE with EXIT FAILURE MODE (SBC-4 5.30.5).
 func prepareExitFailureMode(t *Task) error { return t.withoutParameters() }
 
@@ -158,8 +158,12 @@ func parseOverwrite(p []byte) (*sanitizeRun, error) {
 	return &sanitizeRun{action: saOverwrite, passes: count, invert: p[0]&bitInvert != 0, pattern: pattern}, nil
 }
 
-func finishBlockErase(t *Task) (Status, error) {
-	if err := t.sanitize(&sanitizeRun{action: saBlockErase, passes: 1}); err != nil {
+func finishBlockErase(t *Task) (Status, error) { return t.sanitizeOnce(saBlockErase) }
+
+func finishCryptoErase(t *Task) (Status, error) { return t.sanitizeOnce(saCryptoErase) }
+
+func (t *Task) sanitizeOnce(action byte) (Status, error) {
+	if err := t.sanitize(&sanitizeRun{action: action, passes: 1}); err != nil {
 		return StatusCheckCondition, err
 	}
 	return StatusGood, nil
@@ -250,65 +254,7 @@ func (d *Device) runSanitize(run *sanitizeRun) {
 	var h hold
 	u.ranges.lockOne(&h, holdExclusive, nil, 0, u.disk.Size())
 	defer u.ranges.unlock(&h)
-	if run.action == saBlockErase {
-		err = run.erase(d.background.ctx)
-	} else {
-		err = run.overwrite(d.background.ctx)
-	}
-	if err == nil {
+	if err = run.carryOut(d.background.ctx); err == nil {
 		d.log.Info("the disk is sanitized", lun)
 	}
-}
-
-// erase gives all blocks back, which then read as zeros.
-func (r *sanitizeRun) erase(ctx context.Context) error {
-	size := r.unit.disk.Size()
-	for at := int64(0); at < size; at += eraseStep {
-		if ctx.Err() != nil {
-			return errStopped
-		}
-		n := min(eraseStep, size-at)
-		if err := r.unit.discards.Discard(at, n); err != nil {
-			return err
-		}
-		r.advance(n)
-	}
-	return r.unit.disk.Flush()
-}
-
-// overwrite writes the pattern to every block, as often as asked for, and each pass to storage before the next begins.
-func (r *sanitizeRun) overwrite(ctx context.Context) error {
-	buf := scratch.Get().(*[scratchSize]byte)
-	defer scratch.Put(buf)
-	for i := 0; i < scratchSize; i += BlockSize {
-		copy(buf[i:], r.pattern)
-	}
-	size := r.unit.disk.Size()
-	for pass := range r.passes {
-		if pass > 0 && r.invert {
-			for i := range buf {
-				buf[i] = ^buf[i]
-			}
-		}
-		for at := int64(0); at < size; at += scratchSize {
-			if ctx.Err() != nil {
-				return errStopped
-			}
-			n := min(scratchSize, size-at)
-			if _, err := r.unit.disk.WriteAt(buf[:n], at); err != nil {
-				return err
-			}
-			r.advance(n)
-		}
-		if err := r.unit.disk.Flush(); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (r *sanitizeRun) advance(n int64) {
-	r.finished += n
-	total := float64(r.unit.disk.Size()) * float64(r.passes)
-	r.unit.sanitizing.progress.Store(uint32(65536 * (float64(r.finished) / total)))
 }

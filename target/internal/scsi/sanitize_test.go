@@ -11,6 +11,7 @@ import (
 
 const (
 	blockErase  = "48 02 00 00 00 00 00 00 00 00"
+	cryptoErase = "48 03 00 00 00 00 00 00 00 00"
 	exitFailure = "48 1f 00 00 00 00 00 00 00 00"
 	inProgress  = "2/04/1b"
 	mediumLost  = "3/31/03"
@@ -74,7 +75,7 @@ func TestSanitizeRefuses(t *testing.T) {
 		{"less than the parameter list", "48 01 00 00 00 00 00 00 06 00", "01 00 0002 00", "5/0e/03"},
 		{"block erase with parameters", "48 02 00 00 00 00 00 00 08 00", "", "5/24/00"},
 		{"exit failure mode with parameters", "48 1f 00 00 00 00 00 00 08 00", "", "5/24/00"},
-		{"cryptographic erase, of what is not encrypted", "48 03 00 00 00 00 00 00 00 00", "", "5/24/00"},
+		{"cryptographic erase with parameters", "48 03 00 00 00 00 00 00 08 00", "", "5/24/00"},
 		{"unknown service action", "48 00 00 00 00 00 00 00 00 00", "", "5/24/00"},
 		{"reserved bit", "48 42 00 00 00 00 00 00 00 00", "", "5/24/00"},
 	} {
@@ -87,16 +88,20 @@ func TestSanitizeRefuses(t *testing.T) {
 	}
 	request, list := overwrite(0, 1, full)
 	require.Equal(t, "7/27/00", newBench(t, readOnly).run(request, list).outcome())
-	require.Equal(t, "7/27/00", newBench(t, readOnly).run(cdb(blockErase), nil).outcome())
-	require.Equal(t, "5/24/00", newBench(t, plainDisk).run(cdb(blockErase), nil).outcome(), "a disk that gives nothing back")
+	for _, erase := range []string{blockErase, cryptoErase} {
+		require.Equal(t, "7/27/00", newBench(t, readOnly).run(cdb(erase), nil).outcome())
+		require.Equal(t, "5/24/00", newBench(t, plainDisk).run(cdb(erase), nil).outcome(), "a disk that gives nothing back")
+	}
 	b := newBench(t)
 	other := b.attach("iqn.b", 0)
 	require.Equal(t, "GOOD", b.runAs(other, lun1, cdb("16 00 00 00 00 00"), nil).outcome())
 	require.Equal(t, conflict, b.run(request, list).outcome())
 	require.Equal(t, conflict, b.run(cdb(blockErase), nil).outcome())
+	require.Equal(t, conflict, b.run(cdb(cryptoErase), nil).outcome())
 	removable := newBench(t, removableLUN)
 	removable.good(cdb(eject), nil)
 	require.Equal(t, "2/3a/00", removable.run(cdb(blockErase), nil).outcome())
+	require.Equal(t, "2/3a/00", removable.run(cdb(cryptoErase), nil).outcome())
 }
 
 func TestSanitizeBlockErase(t *testing.T) {
@@ -155,6 +160,7 @@ func TestCommandsDuringSanitize(t *testing.T) {
 		{cdb("35 00 00 00 00 00 00 00 00 00"), nil, inProgress},
 		{again, list, inProgress},
 		{cdb(blockErase), nil, inProgress},
+		{cdb(cryptoErase), nil, inProgress},
 		{cdb(exitFailure), nil, inProgress},
 		{cdb("12 00 00 00 24 00"), nil, "GOOD"},
 		{cdb("a0 00 00 00 00 00 00 00 01 00 00 00"), nil, "GOOD"},

@@ -9,7 +9,7 @@ import (
 // of power. It belongs to the content of the disk: where that is replaced, a store must begin empty. A name is a few lower case
 // letters and hyphens. Methods may be called from any number of goroutines.
 type Store interface {
-	// Load returns what was saved last under the name, or nil if nothing was.
+	// Load returns what was saved last under the name, or nil if nothing was. What is no longer as it was saved is an error.
 	Load(name string) ([]byte, error)
 	// Save replaces what is kept under the name, completely or not at all. When it returns, that is as durable as what a
 	// Flush of the disk has stored. No data: forget it. It does not keep data.
@@ -18,9 +18,10 @@ type Store interface {
 
 // The names under which a logical unit keeps things.
 const (
-	storedMode     = "mode-pages"
-	storedSanitize = "sanitize"
-	storedAtomic   = "atomic-write"
+	storedMode         = "mode-pages"
+	storedSanitize     = "sanitize"
+	storedAtomic       = "atomic-write"
+	storedReservations = "reservations"
 )
 
 // savedMode is what is kept of the mode pages.
@@ -93,6 +94,9 @@ func (u *unit) restore() error {
 		}
 	}
 	u.mode.reset()
+	if err := u.restoreReservations(); err != nil {
+		return err
+	}
 	return u.undoAtomic()
 }
 

@@ -100,14 +100,19 @@ func (c *command) appendTimeouts(b []byte) []byte {
 const bitREPD = 0x80
 
 // prepareReportManagement is REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS (SPC-4 6.36): what the transport does of
-// RFC 7143 11.5.1.
+// RFC 7143 11.5.1 and, where the session has negotiated it, of RFC 7144 6.3.
 func prepareReportManagement(t *Task) error {
 	allocation := binary.BigEndian.Uint32(t.CDB[6:])
 	if allocation < 4 {
 		return invalidField(6, 7)
 	}
 	const abortTask, abortTaskSet, clearTaskSet, unitReset, targetReset = 0x80, 0x40, 0x10, 0x08, 0x02
-	t.data = append(t.data[:0], abortTask|abortTaskSet|clearTaskSet|unitReset|targetReset, 0, 0, 0)
+	const queryTask, queryEvent, queryTaskSet, nexusReset = 0x04, 0x04, 0x02, 0x01
+	first, second := byte(abortTask|abortTaskSet|clearTaskSet|unitReset|targetReset), byte(0)
+	if t.Nexus.level >= levelRFC7144 {
+		first, second = first|queryTask, queryEvent|queryTaskSet|nexusReset
+	}
+	t.data = append(t.data[:0], first, second, 0, 0)
 	if t.CDB[2]&bitREPD != 0 {
 		t.data[3] = 12                               // additional data length
 		t.data = append(t.data, make([]byte, 12)...) // no times known

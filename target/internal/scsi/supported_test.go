@@ -109,6 +109,8 @@ func TestReportTaskManagement(t *testing.T) {
 	b := newBench(t)
 	requireHex(t, "da 00 00 00", b.good(cdb("a3 0d 00 00 00 00 00 00 01 00 00 00"), nil))
 	requireHex(t, "da 00 00 0c 000000000000000000000000", b.good(cdb("a3 0d 80 00 00 00 00 00 01 00 00 00"), nil))
+	b.nexus.SetProtocolLevel(2)
+	requireHex(t, "de 07 00 00", b.good(cdb("a3 0d 00 00 00 00 00 00 01 00 00 00"), nil))
 	require.Equal(t, "5/24/00", b.run(cdb("a3 0d 00 00 00 00 00 00 00 03 00 00"), nil).outcome())
 }
 

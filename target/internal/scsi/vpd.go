@@ -178,7 +178,7 @@ func appendCharacteristics(t *Task, b []byte) []byte {
 	var p [60]byte
 	binary.BigEndian.PutUint16(p[0:], 1)
 	if t.unit.discards != nil {
-		p[3] = 0x40 // WABEREQ: after BLOCK ERASE a block can be read before it is written
+		p[3] = 0x50 // WABEREQ, WACEREQ: after an erase a block can be read before it is written
 	}
 	return append(b, p[:]...)
 }

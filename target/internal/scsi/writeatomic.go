@@ -36,7 +36,9 @@ const atomicRecord = 8
 
 // outWriteAtomic writes all blocks or none (SBC-4 4.29). The range is held exclusively, so that no other command sees a part of
 // it. What was there is kept in the store until the new blocks are as durable as the disk makes them: it is put back when
-// the disk fails in the middle, or at the next start when the target was killed or lost power.
+// the disk fails in the middle, or at the next start when the target was killed or lost power. It is not kept any longer,
+// even where the disk refuses to take it back: that start would undo what was written in between. After a flush that failed
+// it stays, as nothing can be written until then.
 func outWriteAtomic(t *Task, _ int64, p []byte) error {
 	u := t.unit
 	buf := scratch.Get().(*[scratchSize]byte)
@@ -56,17 +58,35 @@ func outWriteAtomic(t *Task, _ int64, p []byte) error {
 	}
 	_, err := u.disk.WriteAt(p, t.off())
 	if err != nil {
-		if _, undo := u.disk.WriteAt(before, t.off()); undo != nil {
-			return errors.Join(err, undo) // the record stays, for the next start
+		if undo := u.putBack(before, t.off()); undo != nil {
+			err = errors.Join(err, fmt.Errorf("the blocks that the atomic write has changed are lost: %w", undo))
 		}
 	}
 	if flush := u.disk.Flush(); flush != nil {
 		return errors.Join(err, flush)
 	}
-	if forget := u.store.Save(storedAtomic, nil); forget != nil {
-		return errors.Join(err, fmt.Errorf("forget what an atomic write has replaced: %w", forget))
+	return errors.Join(err, u.forgetAtomic())
+}
+
+// putBack writes what was there before. Where there is no space for all of it, what was a hole becomes one again.
+func (u *unit) putBack(before []byte, off int64) error {
+	_, err := u.disk.WriteAt(before, off)
+	if err == nil || u.discards == nil {
+		return err
 	}
-	return err
+	const step = atomicGranularity * BlockSize
+	for ; len(before) > 0; before, off = before[step:], off+step {
+		block := before[:step]
+		if [step]byte(block) == ([step]byte{}) {
+			err = u.discards.Discard(off, step)
+		} else {
+			_, err = u.disk.WriteAt(block, off)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // undoAtomic puts back what a WRITE ATOMIC that did not end has replaced.
@@ -97,6 +117,17 @@ func (u *unit) undoAtomic() error {
 	}
 	if err != nil {
 		return fmt.Errorf("put back what an interrupted atomic write has replaced: %w", err)
+	}
+	return nil
+}
+
+// forgetAtomic gives up what a WRITE ATOMIC has kept: it has ended, or what it would put back must never be seen again.
+func (u *unit) forgetAtomic() error {
+	if u.store == nil {
+		return nil
+	}
+	if err := u.store.Save(storedAtomic, nil); err != nil {
+		return fmt.Errorf("forget what an atomic write has replaced: %w", err)
 	}
 	return nil
 }

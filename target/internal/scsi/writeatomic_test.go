@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk"
 )
 
 func TestWriteAtomic(t *testing.T) {
@@ -94,7 +96,9 @@ func TestWriteAtomicThatWasCutOff(t *testing.T) {
 	request := cdb("9c 00 00 00 00 00 00 00 00 08 00 00 00 10 00 00")
 	b.good(cdb("2a 00 00 00 00 08 00 00 10 00"), before)
 	torn.fails = 2 // also the attempt to put it back
+	torn.failWith("flush", errors.New("killed"))
 	require.Equal(t, "4/44/00", b.run(request, after).outcome())
+	torn.failWith("flush", nil)
 	require.NotEqual(t, before, b.good(cdb("28 00 00 00 00 08 00 00 10 00"), nil))
 
 	again := newBench(t, kept)
@@ -107,6 +111,53 @@ func TestWriteAtomicThatWasCutOff(t *testing.T) {
 	store.failWith(errors.New("no space"))
 	require.Equal(t, "4/44/00", last.run(request, before).outcome())
 	require.Equal(t, after, last.good(cdb("28 00 00 00 00 08 00 00 10 00"), nil), "what cannot be undone is not begun")
+}
+
+// TestWriteAtomicThatCannotBeUndone is on a disk that neither takes the blocks nor takes the former ones back. What is written to
+// them afterwards and acknowledged is not undone by the next start.
+func TestWriteAtomicThatCannotBeUndone(t *testing.T) {
+	store := &keptStore{}
+	torn := &tornDisk{memDisk: newMemDisk(testBlocks * BlockSize), fail: errors.New("no more")}
+	kept := func(l *LUN) { l.Disk, l.Store = torn, store }
+	b := newBench(t, kept)
+	torn.fails = 2
+	require.Equal(t, "4/44/00", b.run(cdb("9c 00 00 00 00 00 00 00 00 08 00 00 00 10 00 00"), pattern(16, 2)).outcome())
+	require.Empty(t, store.kept[storedAtomic])
+	later := pattern(16, 3)
+	b.good(cdb("2a 00 00 00 00 08 00 00 10 00"), later)
+	again := newBench(t, kept)
+	require.Equal(t, later, again.good(cdb("28 00 00 00 00 08 00 00 10 00"), nil))
+}
+
+// fullDisk has space for so many pages.
+type fullDisk struct {
+	thinDisk
+	most int
+}
+
+func (d fullDisk) WriteAt(p []byte, off int64) (int, error) {
+	free := d.most - len(d.pages)
+	for at := int64(0); at < int64(len(p)); at += memPage {
+		if d.pages[(off+at)/memPage] != nil {
+			continue
+		}
+		if free--; free < 0 {
+			n, _ := d.thinDisk.WriteAt(p[:at], off)
+			return n, disk.ErrNoSpace
+		}
+	}
+	return d.thinDisk.WriteAt(p, off)
+}
+
+// TestWriteAtomicWithoutSpace is on a disk that has space for a part of the blocks, and none for the zeros that were there.
+func TestWriteAtomicWithoutSpace(t *testing.T) {
+	m := newMemDisk(testBlocks * BlockSize)
+	b := newBench(t, stored, func(l *LUN) { l.Disk = fullDisk{thinDisk{m}, 2} })
+	before := pattern(8, 1)
+	b.good(cdb("2a 00 00 00 00 08 00 00 08 00"), before)
+	require.Equal(t, "7/27/07", b.run(cdb("9c 00 00 00 00 00 00 00 00 08 00 00 00 20 00 00"), pattern(32, 2)).outcome())
+	require.Equal(t, append(bytes.Clone(before), make([]byte, 24*BlockSize)...), b.read(8, 32))
+	require.Equal(t, 1, m.allocated(), "the holes are holes again")
 }
 
 func TestAtomicRecordThatMakesNoSense(t *testing.T) {

@@ -1,0 +1,165 @@
+package disk
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+// reboot makes a work directory look as if the machine had been restarted since: the live map is of another boot.
+func reboot(t *testing.T, inst *Instance) {
+	t.Helper()
+	require.NoError(t, inst.Close())
+	s, err := loadState(inst.dir.state())
+	require.NoError(t, err)
+	s.Boot = "another"
+	require.NoError(t, s.save(inst.dir.state(), false))
+	f, err := os.OpenFile(inst.dir.liveMap(), os.O_RDWR, 0)
+	require.NoError(t, err)
+	header := mapHeader{granule: granuleFor(s.ImageSize), blocks: blocksOf(s.ImageSize), id: [16]byte(s.mapID()), boot: "another"}
+	_, err = f.WriteAt(header.encode(nil), 0)
+	require.NoError(t, err)
+	require.NoError(t, f.Close())
+}
+
+// The same raw image may be stored with a hole at one start and with zeros at the next, as when it is copied to another
+// machine. What the guest wrote there is on the disk all the same.
+func TestWritesWhereTheImageHadAHole(t *testing.T) {
+	const size = 4 << 20
+	content := make([]byte, size)
+	copy(content[1<<20:], sample(1<<20, 1))
+	for name, again := range map[string]func(*testing.T, *Instance){
+		"killed":    func(t *testing.T, inst *Instance) { require.NoError(t, inst.Close()) },
+		"restarted": reboot,
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			opt := OpenOptions{Mode: CopyOnWrite, PersistentDir: t.TempDir()}
+			want := bytes.Clone(content)
+			path := filepath.Join(dir, "disk.raw")
+			for i, sparse := range []bool{true, false, true, false} {
+				put(t, dir, "new.raw", content, 0)
+				if sparse {
+					require.NoError(t, os.Truncate(put(t, dir, "new.raw", nil, 0), size))
+					f, err := os.OpenFile(filepath.Join(dir, "new.raw"), os.O_WRONLY, 0)
+					require.NoError(t, err)
+					_, err = f.WriteAt(content[1<<20:2<<20], 1<<20)
+					require.NoError(t, err)
+					require.NoError(t, f.Close())
+				}
+				require.NoError(t, os.Rename(filepath.Join(dir, "new.raw"), path))
+				inst, _ := start(t, path, opt)
+				inst.copies.done.Wait()
+				require.Equal(t, i > 0, inst.Kept)
+				require.Equal(t, -1, firstDifference(want, readAll(t, inst, size)), "start %d", i)
+				for _, off := range []int{8192*i + 512, 3<<20 + 8192*i} {
+					_, err := inst.WriteAt(block(byte('a'+i), 4096), int64(off))
+					require.NoError(t, err)
+					copy(want[off:], block(byte('a'+i), 4096))
+				}
+				require.NoError(t, inst.Flush())
+				again(t, inst)
+			}
+		})
+	}
+}
+
+// What a large image does not store costs nothing, and a map that is intact is not written again.
+func TestMapsAreWrittenOnce(t *testing.T) {
+	const size = 1 << 40
+	dir, volume := t.TempDir(), t.TempDir()
+	path := put(t, dir, "disk.raw", sample(8192, 1), size)
+	watch, err := unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC)
+	require.NoError(t, err)
+	defer unix.Close(watch)
+	_, err = unix.InotifyAddWatch(watch, volume, unix.IN_MOVED_TO)
+	require.NoError(t, err)
+	made := func() (count int) {
+		events := make([]byte, 64<<10)
+		n, err := unix.Read(watch, events)
+		if err != unix.EAGAIN {
+			require.NoError(t, err)
+			count = strings.Count(string(events[:n]), PersistentName+".live\x00") + strings.Count(string(events[:n]), PersistentName+".map\x00")
+		}
+		return count
+	}
+	opt := OpenOptions{Mode: CopyOnWrite, PersistentDir: volume}
+	inst, _ := start(t, path, opt)
+	require.Equal(t, 2, made(), "one file of each kind")
+	require.NoError(t, inst.Flush())
+	for _, name := range []string{inst.dir.liveMap(), inst.dir.durableMap()} {
+		require.LessOrEqual(t, allocated(t, name), int64(64<<10))
+	}
+	_, err = inst.WriteAt(block('w', 4096), size/2)
+	require.NoError(t, err)
+	require.NoError(t, inst.Close())
+
+	again, _ := start(t, path, opt)
+	require.Zero(t, made())
+	p := make([]byte, 4096)
+	_, err = again.ReadAt(p, size/2)
+	require.NoError(t, err)
+	require.Equal(t, block('w', 4096), p)
+	_, err = again.WriteAt(block('x', 4096), 0)
+	require.NoError(t, err)
+	require.NoError(t, again.Flush())
+
+	reboot(t, again)
+	third, _ := start(t, path, opt)
+	require.Equal(t, 1, made(), "a live map of another boot is of no use")
+	_, err = third.ReadAt(p, 0)
+	require.NoError(t, err)
+	require.Equal(t, block('x', 4096), p)
+}
+
+// A process that is killed after a clone was recorded as complete leaves its maps.
+func TestMapsOfACompleteDiskAreRemoved(t *testing.T) {
+	path := put(t, t.TempDir(), "disk.raw", sample(3<<20, 1), 0)
+	opt := OpenOptions{PersistentDir: t.TempDir()}
+	inst, _ := start(t, path, opt)
+	settle(t, inst)
+	require.NoError(t, inst.Close())
+	maps := []string{inst.dir.liveMap(), inst.dir.durableMap()}
+	for _, name := range maps {
+		require.NoFileExists(t, name)
+		require.NoError(t, os.WriteFile(name, []byte("left behind"), 0o600))
+	}
+	again, _ := start(t, path, opt)
+	require.True(t, again.Kept)
+	for _, name := range maps {
+		require.NoFileExists(t, name)
+	}
+	require.True(t, bytes.Equal(sample(3<<20, 1), readAll(t, again, again.Size())))
+}
+
+// An incomplete disk that was flushed to storage is kept through a restart of the machine also where it need not be flushed
+// any more: what is on storage is read before that is recorded.
+func TestDiskThatStopsBeingDurable(t *testing.T) {
+	path := put(t, t.TempDir(), "disk.raw", sample(3<<20, 1), 0)
+	opt := OpenOptions{WorkDir: t.TempDir(), Mode: CopyOnWrite, Durable: true}
+	inst, _ := start(t, path, opt)
+	_, err := inst.WriteAt(block('w', 8192), 4096)
+	require.NoError(t, err)
+	require.NoError(t, inst.Flush())
+	reboot(t, inst)
+
+	opt.Durable = false
+	for range 2 {
+		again, logs := start(t, path, opt)
+		require.True(t, again.Kept, dropReason(logs))
+		p := make([]byte, 8192)
+		_, err = again.ReadAt(p, 4096)
+		require.NoError(t, err)
+		require.Equal(t, block('w', 8192), p)
+		require.NoError(t, again.Close())
+	}
+	reboot(t, inst)
+	lost, logs := start(t, path, opt)
+	require.False(t, lost.Kept, "it was not flushed this time")
+	require.Contains(t, dropReason(logs), "restarted")
+}

@@ -1,0 +1,124 @@
+package disk
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// moved gives a file another inode.
+func moved(t *testing.T, path string, content []byte) {
+	t.Helper()
+	put(t, filepath.Dir(path), "moved", content, 0)
+	require.NoError(t, os.Rename(filepath.Join(filepath.Dir(path), "moved"), path))
+}
+
+// A disk that was stopped before its image was recognised needs somebody to vouch for an image in another file; one that has
+// changed is nobody's to vouch for.
+func TestImageThatWasNeverRead(t *testing.T) {
+	content := sample(3<<20, 1)
+	path := put(t, t.TempDir(), "a.raw", content, 0)
+	opt := OpenOptions{PersistentDir: t.TempDir(), Mode: CopyOnWrite}
+	inst, _ := start(t, path, opt)
+	inst.copies.done.Wait()
+	_, err := inst.WriteAt(block('w', 512), 512)
+	require.NoError(t, err)
+	require.NoError(t, inst.Close())
+	s, err := loadState(inst.dir.state())
+	require.NoError(t, err)
+	s.Chain[0].Hash = ""
+	require.NoError(t, s.save(inst.dir.state(), true))
+
+	moved(t, path, content)
+	var refused *PersistentError
+	_, err = Open(t.Context(), openImage(t, path), opt)
+	require.ErrorAs(t, err, &refused)
+	require.ErrorContains(t, err, "before its image had been read once")
+	require.ErrorContains(t, err, "--on-image-change=keep")
+
+	opt.OnImageChange = ImageChangeKeep
+	kept, _ := start(t, path, opt)
+	require.True(t, kept.Kept)
+	copy(content[512:], block('w', 512))
+	require.Equal(t, -1, firstDifference(content, readAll(t, kept, kept.Size())))
+	kept.copies.done.Wait()
+	require.NoError(t, kept.Close())
+	s, err = loadState(inst.dir.state())
+	require.NoError(t, err)
+	require.NotEmpty(t, s.Chain[0].Hash, "from now on it is known")
+
+	moved(t, path, sample(3<<20, 2))
+	_, err = Open(t.Context(), openImage(t, path), opt)
+	require.ErrorAs(t, err, &refused)
+	require.ErrorContains(t, err, "still needs the image")
+}
+
+// A complete disk that is kept whatever its image is does not wait for the image to be read.
+func TestKeptDiskDoesNotReadItsImage(t *testing.T) {
+	content := sample(3<<20, 1)
+	path := put(t, t.TempDir(), "a.raw", content, 0)
+	opt := OpenOptions{PersistentDir: t.TempDir()}
+	inst, _ := start(t, path, opt)
+	settle(t, inst)
+	require.NoError(t, inst.Close())
+	moved(t, path, sample(3<<20, 2))
+	var refused *PersistentError
+	_, err := Open(t.Context(), openImage(t, path), opt)
+	require.ErrorAs(t, err, &refused)
+	opt.OnImageChange = ImageChangeKeep
+	kept, logs := start(t, path, opt)
+	require.Zero(t, logs.FilterMessageSnippet("checking whether the image").Len())
+	require.Equal(t, -1, firstDifference(content, readAll(t, kept, kept.Size())))
+}
+
+// A volume without any space left is served after a restart of the machine, so that the guest can make room.
+func TestFullVolumeIsServed(t *testing.T) {
+	for _, mode := range []CopyMode{CopyOnWrite, CopyClone} {
+		t.Run(string(mode), func(t *testing.T) {
+			volume := tinyFS(t, "8m")
+			path := put(t, t.TempDir(), "a.raw", sample(3<<20, 1), 0)
+			opt := OpenOptions{PersistentDir: volume, Mode: mode}
+			inst, _ := start(t, path, opt)
+			inst.copies.done.Wait()
+			_, err := inst.WriteAt(block('w', 1<<20), 0)
+			require.NoError(t, err)
+			require.NoError(t, inst.Flush())
+			if mode == CopyClone {
+				require.NoError(t, inst.Close())
+				s, err := loadState(inst.dir.state())
+				require.NoError(t, err)
+				s.Boot = "another"
+				require.NoError(t, s.save(inst.dir.state(), true))
+			} else {
+				reboot(t, inst)
+			}
+			filler, err := os.Create(filepath.Join(volume, "filler"))
+			require.NoError(t, err)
+			for err == nil {
+				_, err = filler.Write(make([]byte, 4096))
+			}
+			require.True(t, isNoSpace(err), "%v", err)
+			require.NoError(t, filler.Close())
+			moved(t, path, sample(3<<20, 1))
+
+			again, _ := start(t, path, opt)
+			require.True(t, again.Kept)
+			p := make([]byte, 1<<20)
+			_, err = again.ReadAt(p, 0)
+			require.NoError(t, err)
+			require.Equal(t, block('w', 1<<20), p)
+			require.NoError(t, again.Disk.(Discarder).Discard(0, 1<<20))
+			_, err = again.WriteAt(block('x', 4096), 2<<20)
+			require.NoError(t, err, "there is room again")
+			require.NoError(t, again.Flush())
+			require.NoError(t, again.Close())
+			third, _ := start(t, path, opt)
+			p = p[:4096]
+			_, err = third.ReadAt(p, 2<<20)
+			require.NoError(t, err)
+			require.Equal(t, block('x', 4096), p)
+		})
+	}
+}

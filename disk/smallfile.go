@@ -1,0 +1,67 @@
+package disk
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// maxSmall bounds a file that is read and replaced as a whole. Bytes.
+const maxSmall = 1 << 20
+
+// replaceSmall gives a file its content in one step: whatever happens, it has the old or the new one. With sync, which is
+// (*os.File).Sync, both the content and the name have reached storage after that, in this order.
+func replaceSmall(path string, content []byte, sync func(*os.File) error) error {
+	out, err := createPartial(path, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = out.file.Write(content)
+	if err == nil && sync != nil {
+		err = sync(out.file)
+	}
+	if err = out.finish(err); err == nil && sync != nil {
+		err = syncDir(filepath.Dir(path), sync)
+	}
+	return err
+}
+
+// readSmall returns the content of a file: fs.ErrNotExist if it is not there. Other errors complete the sentence "<file> ...".
+func readSmall(path string) ([]byte, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|openFlags, 0)
+	if errors.Is(err, unix.ELOOP) {
+		return nil, errors.New("is a symbolic link")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cannot be opened: %w", err)
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		return nil, errors.New("is not a regular file")
+	}
+	content, err := io.ReadAll(io.LimitReader(f, maxSmall+1))
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("cannot be read: %w", err)
+	case len(content) > maxSmall:
+		return nil, errors.New("is far too large")
+	}
+	return content, nil
+}
+
+// syncDir makes the names in a directory durable.
+func syncDir(path string, sync func(*os.File) error) error {
+	dir, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(sync(dir), dir.Close())
+}
+
+// syncParent makes the name of a file durable.
+func syncParent(path string) error { return syncDir(filepath.Dir(path), (*os.File).Sync) }

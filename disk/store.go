@@ -1,0 +1,109 @@
+package disk
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	"github.com/cespare/xxhash/v2"
+)
+
+// Store keeps what the logical unit of a disk must remember, as files of a directory, one for each name. It belongs to the
+// content of the disk: a store of other content is another one. A name is a few lower case letters and hyphens. Any number of
+// goroutines.
+type Store struct {
+	dir  string
+	sync func(*os.File) error // of a file and of a directory; nil: what is saved survives the end of the process, and no more
+
+	mu sync.Mutex // one Save at a time
+}
+
+// storeSum is the length of the xxhash64, little-endian, that follows the content in a file of a Store.
+const storeSum = 8
+
+// NewStore returns a store in a directory, which is made when something is saved; the one it is in exists. With durable what
+// is saved has reached storage: it has to be what the disk is.
+func NewStore(dir string, durable bool) *Store {
+	s := &Store{dir: dir}
+	if durable {
+		s.sync = (*os.File).Sync
+	}
+	return s
+}
+
+func (s *Store) path(name string) string { return filepath.Join(s.dir, name) }
+
+// Load returns what was saved last under the name, or nil if nothing was. A file that no Save has left like that is an error.
+func (s *Store) Load(name string) ([]byte, error) {
+	content, err := readSmall(s.path(name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err == nil {
+		n := len(content) - storeSum
+		if n > 0 && binary.LittleEndian.Uint64(content[n:]) == xxhash.Sum64(content[:n]) {
+			return content[:n], nil
+		}
+		err = errors.New("is damaged: its checksum is wrong")
+	}
+	return nil, fmt.Errorf("%s %w; remove it to go on without what was kept in it", s.path(name), err)
+}
+
+// Save replaces what is kept under the name: after an error that is the old or the new content. No data: forget it. What is
+// kept can have up to 1 MiB.
+func (s *Store) Save(name string, data []byte) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(data) == 0 {
+		if err := remove(s.path(name)); err != nil || s.sync == nil {
+			return err
+		}
+		if err := syncDir(s.dir, s.sync); !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		return nil // a directory that does not exist keeps nothing
+	}
+	if len(data) > maxSmall-storeSum {
+		return fmt.Errorf("%s cannot hold %d bytes, but at most %d", s.path(name), len(data), maxSmall-storeSum)
+	}
+	if err := os.Mkdir(s.dir, 0o700); err == nil && s.sync != nil {
+		if err := syncDir(filepath.Dir(s.dir), s.sync); err != nil {
+			return err
+		}
+	} else if err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	return replaceSmall(s.path(name), binary.LittleEndian.AppendUint64(append([]byte(nil), data...), xxhash.Sum64(data)), s.sync)
+}
+
+// unitInfix parts the name of the disk's file from the identifier of its content, in the name of a store's directory.
+const unitInfix = ".unit-"
+
+// Store is where the logical unit of this disk keeps what belongs to its content, and goes when that is replaced: saved mode
+// pages, reservations, what an interrupted write has to put back. It is as durable as the disk.
+func (i *Instance) Store() *Store { return NewStore(i.dir.disk()+unitInfix+i.content, i.durable()) }
+
+// durable tells whether a Flush reaches storage.
+func (i *Instance) durable() bool {
+	f, ok := i.Disk.(*File)
+	if !ok {
+		f = i.Disk.(*overlay).file.(*File)
+	}
+	return f.opt.Durable
+}
+
+// clearUnits removes what units have kept of a disk that is about to be replaced.
+func (d *diskDir) clearUnits() error {
+	entries, err := os.ReadDir(d.path)
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), d.diskFile+unitInfix) {
+			err = errors.Join(err, os.RemoveAll(filepath.Join(d.path, e.Name())))
+		}
+	}
+	return err
+}

@@ -1,0 +1,168 @@
+package disk
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+func TestStore(t *testing.T) {
+	t.Run("durable", func(t *testing.T) { testStore(t, true) })
+	t.Run("ephemeral", func(t *testing.T) { testStore(t, false) })
+}
+
+func testStore(t *testing.T, durable bool) {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "unit")
+	s := NewStore(dir, durable)
+	got, err := s.Load("mode-pages")
+	require.NoError(t, err)
+	require.Nil(t, got)
+	require.NoError(t, s.Save("mode-pages", nil), "nothing to forget")
+	require.NoDirExists(t, dir, "nothing was kept yet")
+
+	largest := bytes.Repeat([]byte{7}, maxSmall-storeSum)
+	for _, content := range [][]byte{[]byte("one"), largest, {0}} {
+		require.NoError(t, s.Save("mode-pages", content))
+		got, err = NewStore(dir, durable).Load("mode-pages")
+		require.NoError(t, err)
+		require.Equal(t, content, got)
+	}
+	require.ErrorContains(t, s.Save("mode-pages", append(largest, 7)), "mode-pages cannot hold")
+	require.NoError(t, s.Save("sanitize", []byte("y")))
+	entries, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Len(t, entries, 2, "one file per name, and no others")
+	info, err := os.Stat(filepath.Join(dir, "sanitize"))
+	require.NoError(t, err)
+	require.EqualValues(t, 0o600, info.Mode())
+
+	require.NoError(t, s.Save("mode-pages", nil))
+	got, err = s.Load("mode-pages")
+	require.NoError(t, err)
+	require.Nil(t, got)
+}
+
+// Content and name reach storage in this order, before Save returns, and the name of the directory before them.
+func TestStoreOrder(t *testing.T) {
+	parent := t.TempDir()
+	dir := filepath.Join(parent, "unit")
+	path := filepath.Join(dir, "sanitize")
+	s := NewStore(dir, true)
+	var synced []string
+	s.sync = func(f *os.File) error {
+		name, err := filepath.Rel(parent, f.Name())
+		require.NoError(t, err)
+		_, err = os.Lstat(path)
+		require.Equal(t, name == "unit" && len(synced) < 3, err == nil, "%s is flushed", name)
+		synced = append(synced, name)
+		return nil
+	}
+	require.NoError(t, s.Save("sanitize", []byte("new")))
+	require.Equal(t, []string{".", "unit/sanitize.partial", "unit"}, synced)
+	require.NoError(t, s.Save("sanitize", nil))
+	require.Equal(t, "unit", synced[len(synced)-1], "also that something is forgotten")
+}
+
+func TestStoreFails(t *testing.T) {
+	file := put(t, t.TempDir(), "file", nil, 0)
+	s := NewStore(filepath.Join(file, "below"), true)
+	require.Error(t, s.Save("a", []byte("x")))
+	_, err := s.Load("a")
+	require.ErrorIs(t, err, unix.ENOTDIR)
+	require.ErrorContains(t, err, "below/a")
+
+	dir := t.TempDir()
+	s = NewStore(dir, true)
+	require.NoError(t, s.Save("kept", []byte("old")))
+	s.sync = func(*os.File) error { return unix.EIO }
+	require.ErrorIs(t, s.Save("kept", []byte("new")), unix.EIO)
+	got, err := s.Load("kept")
+	require.NoError(t, err)
+	require.Equal(t, "old", string(got), "content that may not have reached storage gets no name")
+	require.ErrorIs(t, s.Save("kept", nil), unix.EIO)
+
+	s.sync = (*os.File).Sync
+	put(t, dir, "kept.partial", []byte("left by a killed process"), 0)
+	require.NoError(t, s.Save("kept", []byte("next")))
+	// A name that a directory takes cannot be replaced, and what was begun is not left behind.
+	require.NoError(t, os.MkdirAll(filepath.Join(dir, "taken", "by"), 0o755))
+	require.Error(t, s.Save("taken", []byte("x")))
+	entries, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Len(t, entries, 2)
+}
+
+// Whatever else is in a file of the store is noticed, and the message says which one.
+func TestStoreRefuses(t *testing.T) {
+	for want, make := range map[string]func(path string) error{
+		"is a symbolic link":        func(path string) error { return os.Symlink("/etc/passwd", path) },
+		"is not a regular file":     func(path string) error { return unix.Mkfifo(path, 0o600) },
+		"is damaged: its checksum":  func(path string) error { return os.WriteFile(path, nil, 0o600) },
+		"is far too large":          func(path string) error { return os.WriteFile(path, bytes.Repeat([]byte{1}, maxSmall+1), 0o600) },
+		"; remove it to go on with": func(path string) error { return os.WriteFile(path, []byte("something"), 0o600) },
+	} {
+		dir := t.TempDir()
+		require.NoError(t, make(filepath.Join(dir, "sanitize")))
+		_, err := NewStore(dir, true).Load("sanitize")
+		require.ErrorContains(t, err, want)
+		require.ErrorContains(t, err, filepath.Join(dir, "sanitize"))
+	}
+	dir := t.TempDir()
+	s := NewStore(dir, false)
+	require.NoError(t, s.Save("sanitize", []byte("content")))
+	good, err := os.ReadFile(filepath.Join(dir, "sanitize"))
+	require.NoError(t, err)
+	for i := range len(good) * 8 {
+		bad := bytes.Clone(good)
+		bad[i/8] ^= 1 << (i % 8)
+		put(t, dir, "sanitize", bad, 0)
+		_, err := s.Load("sanitize")
+		require.ErrorContains(t, err, "damaged", "bit %d", i)
+	}
+}
+
+// What a logical unit keeps belongs to the content of its disk: it stays while the disk is kept, whatever it is called by then,
+// and goes with it.
+func TestStoreGoesWithTheDisk(t *testing.T) {
+	dir, work := t.TempDir(), t.TempDir()
+	path := put(t, dir, "disk.raw", sample(1<<20, 1), 0)
+	opt := OpenOptions{WorkDir: work}
+
+	first, _ := start(t, path, opt)
+	require.NoError(t, first.Store().Save("mode-pages", []byte("x")))
+	require.NoError(t, first.Close())
+
+	opt.Identity.Serial = "another"
+	again, _ := start(t, path, opt)
+	require.True(t, again.Kept)
+	kept, err := again.Store().Load("mode-pages")
+	require.NoError(t, err)
+	require.Equal(t, "x", string(kept))
+	require.NoError(t, again.Close())
+
+	put(t, dir, "disk.raw", sample(1<<20, 2), 0)
+	other, _ := start(t, path, opt)
+	require.False(t, other.Kept)
+	require.NotEqual(t, first.Store().dir, other.Store().dir)
+	require.NoDirExists(t, first.Store().dir)
+}
+
+func TestStoreIsAsDurableAsTheDisk(t *testing.T) {
+	path := put(t, t.TempDir(), "disk.raw", sample(1<<20, 1), 0)
+	for want, opt := range map[bool][]OpenOptions{
+		true:  {{Durable: true}, {Mode: CopyNone}, {Mode: CopyOnWrite, PersistentDir: t.TempDir()}},
+		false: {{}, {Mode: CopyOnWrite}},
+	} {
+		for _, o := range opt {
+			o.WorkDir = t.TempDir()
+			inst, _ := start(t, path, o)
+			require.Equal(t, want, inst.Store().sync != nil, "%+v", o)
+			require.NoError(t, inst.Close())
+		}
+	}
+}

@@ -1,0 +1,143 @@
+package integration
+
+import (
+	"bytes"
+	bin "encoding/binary"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/target/targettest"
+)
+
+// atomicRange is where one initiator sends atomic writes to: each is a generation, and every block of it says which.
+type atomicRange struct {
+	initiator string
+	lba       uint64
+	blocks    int
+	sent      uint64 // the last generation that the target was given
+	answered  uint64 // the last one that it acknowledged
+}
+
+// content is what the range holds after a generation.
+func (r *atomicRange) content(generation uint64) []byte {
+	p := make([]byte, 0, r.blocks*512)
+	for i := range r.blocks {
+		header := bin.BigEndian.AppendUint64(bin.BigEndian.AppendUint64(nil, generation), r.lba+uint64(i))
+		p = append(p, bytes.Repeat(header, 512/len(header))...)
+	}
+	return p
+}
+
+// write sends a generation after the other until the target is gone.
+func (r *atomicRange) write(s *targettest.Session) error {
+	for {
+		r.sent++
+		cdb := make([]byte, 16)
+		cdb[0] = 0x9c
+		bin.BigEndian.PutUint64(cdb[2:], r.lba)
+		bin.BigEndian.PutUint16(cdb[12:], uint16(r.blocks))
+		result, err := s.Do(targettest.Command{LUN: 1, CDB: cdb, Write: r.content(r.sent)})
+		if err != nil {
+			return nil // killed
+		}
+		if !result.Good() {
+			return fmt.Errorf("%s: WRITE ATOMIC of %d blocks: %s", r.initiator, r.blocks, result.Failed())
+		}
+		r.answered = r.sent
+	}
+}
+
+// check reads the range after a restart, and goes on from the generation that it holds.
+func (r *atomicRange) check(t *testing.T, s *targettest.Session, image []byte) {
+	t.Helper()
+	got := do(t, s, targettest.Read10(1, uint32(r.lba), r.blocks)).Data
+	found := bin.BigEndian.Uint64(got)
+	want := r.content(found)
+	if r.answered == 0 && bytes.Equal(got[:512], image[r.lba*512:][:512]) {
+		found, want = 0, image[r.lba*512:][:len(got)]
+	}
+	for i := range r.blocks {
+		require.Equal(t, want[i*512:][:512], got[i*512:][:512], "block %d of %d is not of generation %d, as the first one", i, r.blocks, found)
+	}
+	require.GreaterOrEqual(t, found, r.answered, "an atomic write that was acknowledged is lost")
+	require.LessOrEqual(t, found, r.sent)
+	r.sent, r.answered = found, found
+}
+
+// TestKilledAtomicWrites ends the daemon with SIGKILL, again and again, while initiators send atomic writes to a persistent disk: at
+// any moment, and while there is something to be put back. Each range holds exactly one generation afterwards, and none older than what
+// was acknowledged last.
+func TestKilledAtomicWrites(t *testing.T) {
+	requireTools(t)
+	rounds := 24
+	if n, err := strconv.Atoi(os.Getenv("KUBEVIRT_DISK_KILL_ROUNDS")); err == nil {
+		rounds = n
+	}
+	dir, state := diskDir(t, 8<<20), t.TempDir()
+	image, err := os.ReadFile(filepath.Join(dir, "disk.raw"))
+	require.NoError(t, err)
+	volume := filepath.Join(state, "volume")
+	c := config{diskDir: dir, stateDir: state, env: map[string]string{"ACCESS_MODE": "write-shared", "PERSISTENT_DIR": volume}}
+	ranges := []*atomicRange{
+		{initiator: "iqn.2026-01.test:largest", lba: 1024, blocks: 256},
+		{initiator: "iqn.2026-01.test:middle", lba: 4096, blocks: 64},
+		{initiator: "iqn.2026-01.test:smallest", lba: 8192, blocks: 8},
+	}
+	undone, answered, begin := 0, uint64(0), map[*atomicRange]uint64{}
+	for round := range rounds {
+		d := start(t, c)
+		var writers sync.WaitGroup
+		errs := make(chan error, len(ranges))
+		for _, r := range ranges {
+			s := loginTo(t, d, r.initiator)
+			begin[r] = r.answered
+			writers.Go(func() { errs <- r.write(s) })
+		}
+		time.Sleep(time.Duration(rand.IntN(100)) * time.Millisecond)
+		if round%2 == 1 {
+			awaitAtomicRecord(t, volume)
+		}
+		d.kill()
+		writers.Wait()
+		for range ranges {
+			require.NoError(t, <-errs)
+		}
+		if len(atomicRecords(t, volume)) > 0 {
+			undone++
+		}
+		d = start(t, c)
+		require.Empty(t, atomicRecords(t, volume), "what was to be put back is forgotten once that is done")
+		s := loginTo(t, d, "iqn.2026-01.test:reader")
+		for _, r := range ranges {
+			answered += r.answered - begin[r]
+			r.check(t, s, image)
+		}
+		d.kill()
+	}
+	t.Logf("%d atomic writes were acknowledged; in %d of %d rounds one had to be undone", answered, undone, rounds)
+	require.Positive(t, answered)
+	require.Positive(t, undone, "the daemon was never killed in the midst of an atomic write")
+}
+
+// atomicRecords are the files in which a disk of the volume keeps what an atomic write replaces, while one is under way.
+func atomicRecords(t *testing.T, volume string) []string {
+	t.Helper()
+	records, err := filepath.Glob(filepath.Join(volume, "*.unit-*", "atomic-write"))
+	require.NoError(t, err)
+	return records
+}
+
+func awaitAtomicRecord(t *testing.T, volume string) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); len(atomicRecords(t, volume)) == 0; {
+		require.True(t, time.Now().Before(deadline), "no atomic write keeps anything")
+	}
+}

@@ -1,0 +1,141 @@
+package scsi
+
+import (
+	"context"
+	"crypto/rand"
+
+	"kubevirt.io/disk/disk"
+)
+
+// eraseStep is how much is given back at once. Bytes.
+const eraseStep = 64 << 20
+
+// carryOut does to the medium what the service action asks for.
+func (r *sanitizeRun) carryOut(ctx context.Context) error {
+	if err := r.unit.forgetAtomic(); err != nil { // the next start would put former blocks back
+		return err
+	}
+	switch r.action {
+	case saBlockErase:
+		return r.erase(ctx)
+	case saCryptoErase:
+		return r.shred(ctx)
+	}
+	return r.overwrite(ctx)
+}
+
+// erase gives all blocks back, which then read as zeros.
+func (r *sanitizeRun) erase(ctx context.Context) error {
+	size := r.unit.disk.Size()
+	for at := int64(0); at < size; at += eraseStep {
+		if ctx.Err() != nil {
+			return errStopped
+		}
+		n := min(eraseStep, size-at)
+		if err := r.unit.discards.Discard(at, n); err != nil {
+			return err
+		}
+		r.advance(n)
+	}
+	return r.unit.sync()
+}
+
+// shred does what a cryptographic erase is for: afterwards nothing that was stored can be read, or deciphered, by whoever
+// has the storage. The content is not enciphered, so there is no key to change. In its place all that is allocated is
+// overwritten once with random bytes, which no layer below can fold into fewer blocks, that is brought to storage before
+// the space is given back, and giving back is brought to storage too. Blocks read as zeros then. It takes as long as writing
+// what is allocated, and as for an overwrite, storage that never writes in place may keep the former blocks for a while.
+func (r *sanitizeRun) shred(ctx context.Context) error {
+	size := r.unit.disk.Size()
+	for at := int64(0); at < size; at += eraseStep {
+		n := min(eraseStep, size-at)
+		written, err := r.scramble(ctx, at, n)
+		if err != nil {
+			return err
+		}
+		if written {
+			if err := r.unit.sync(); err != nil {
+				return err
+			}
+		}
+		if err := r.unit.discards.Discard(at, n); err != nil {
+			return err
+		}
+		r.advance(n)
+	}
+	return r.unit.sync()
+}
+
+// scramble writes random bytes over what is allocated in the range, and tells whether there was anything.
+func (r *sanitizeRun) scramble(ctx context.Context, off, length int64) (written bool, err error) {
+	buf := scratch.Get().(*[scratchSize]byte)
+	defer scratch.Put(buf)
+	for end := off + length; off < end; {
+		if ctx.Err() != nil {
+			return written, errStopped
+		}
+		run := disk.Extent{Length: end - off, Data: true}
+		if r.unit.extents != nil {
+			if run, err = r.unit.extents.Extent(off, end-off); err != nil {
+				return written, err
+			}
+		}
+		n := run.Length
+		if run.Data {
+			n = min(n, scratchSize)
+			_, _ = rand.Read(buf[:n]) // it never fails (crypto/rand)
+			if _, err := r.unit.disk.WriteAt(buf[:n], off); err != nil {
+				return written, err
+			}
+			written = true
+		}
+		off += n
+	}
+	return written, nil
+}
+
+// overwrite writes the pattern to every block, as often as asked for, and each pass to storage before the next begins.
+func (r *sanitizeRun) overwrite(ctx context.Context) error {
+	buf := scratch.Get().(*[scratchSize]byte)
+	defer scratch.Put(buf)
+	for i := 0; i < scratchSize; i += BlockSize {
+		copy(buf[i:], r.pattern)
+	}
+	size := r.unit.disk.Size()
+	for pass := range r.passes {
+		if pass > 0 && r.invert {
+			for i := range buf {
+				buf[i] = ^buf[i]
+			}
+		}
+		for at := int64(0); at < size; at += scratchSize {
+			if ctx.Err() != nil {
+				return errStopped
+			}
+			n := min(scratchSize, size-at)
+			if _, err := r.unit.disk.WriteAt(buf[:n], at); err != nil {
+				return err
+			}
+			r.advance(n)
+		}
+		if err := r.unit.sync(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *sanitizeRun) advance(n int64) {
+	r.finished += n
+	total := float64(r.unit.disk.Size()) * float64(r.passes)
+	r.unit.sanitizing.progress.Store(uint32(65536 * (float64(r.finished) / total)))
+}
+
+// sync brings what was done to the medium to storage, also where a flush promises nothing because the disk dies with its
+// pod: what is to be destroyed must not outlive it below.
+func (u *unit) sync() error {
+	if s, ok := u.disk.(disk.Syncer); ok {
+		return s.Sync()
+	}
+	return u.disk.Flush()
+}

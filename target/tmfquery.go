@@ -1,0 +1,80 @@
+package target
+
+import "kubevirt.io/disk/target/internal/pdu"
+
+// manageExtended executes the functions of RFC 7144 6.3, in a session that has negotiated them. They end neither a command nor what
+// another session has, but for I_T NEXUS RESET, which ends the session that asks for it.
+func (c *conn) manageExtended(p *pdu.TaskManagementRequest) (response pdu.TMResponse, additional [3]byte) {
+	sess, dev := c.session(), c.srv.device
+	if !sess.extended || p.Function > pdu.TMQueryAsyncEvent {
+		return pdu.TMNotSupported, additional
+	}
+	if p.Function == pdu.TMITNexusReset { // the only one without a LUN
+		sess.abortAll()
+		return pdu.TMComplete, additional
+	}
+	if !dev.LUNExists(p.LUN) {
+		return pdu.TMLUNNotExist, additional
+	}
+	found := false
+	switch p.Function {
+	case pdu.TMQueryTask:
+		return sess.queryTask(p), additional
+	case pdu.TMQueryTaskSet:
+		found = sess.hasTasks(p.LUN)
+	case pdu.TMQueryAsyncEvent:
+		additional, found = dev.PendingAttention(p.LUN, sess.nexus)
+	}
+	if found {
+		return pdu.TMSucceeded, additional
+	}
+	return pdu.TMComplete, additional
+}
+
+// queryTask tells whether a command of the session is in the task set. One that has arrived before its turn counts, as it will
+// be executed. One that may still be on its way must not be, once the initiator was told that it is not there.
+func (s *session) queryTask(p *pdu.TaskManagementRequest) pdu.TMResponse {
+	if p.RefTaskTag == p.TaskTag {
+		return pdu.TMRejected // a task management request cannot be queried, and the others have ended
+	}
+	s.mu.Lock()
+	t := s.tasks[p.RefTaskTag]
+	found := t != nil && t.scsi.LUN == p.LUN
+	s.mu.Unlock()
+	if found {
+		return pdu.TMSucceeded
+	}
+	for _, h := range s.held {
+		if h.hdr.TaskTag() != p.RefTaskTag {
+			continue
+		}
+		switch h.hdr.Opcode() {
+		case pdu.OpTaskManagementRequest:
+			return pdu.TMRejected
+		case pdu.OpSCSICommand:
+			if h.hdr.LUN() == p.LUN {
+				return pdu.TMSucceeded
+			}
+		}
+	}
+	// Outside the command window there is no task either, which the function has a response for (RFC 7144 6.4.2).
+	s.skip(p)
+	return pdu.TMComplete
+}
+
+// hasTasks reports whether the session has a command for a LUN, executing or waiting for its turn.
+func (s *session) hasTasks(lun uint64) bool {
+	for _, h := range s.held {
+		if h.hdr.Opcode() == pdu.OpSCSICommand && h.hdr.LUN() == lun {
+			return true
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, t := range s.tasks {
+		if t.scsi.LUN == lun {
+			return true
+		}
+	}
+	return false
+}
