@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/integration/peers"
 	"kubevirt.io/disk/target/targettest"
 )
@@ -164,13 +165,12 @@ func readFirst(url string) error {
 	return err
 }
 
-// coldReads is how many 4 KiB reads one measurement of cold reads makes, coldStep how far apart they are: each is in another cluster.
-const (
-	coldReads = 6000
-	coldStep  = 1<<20 + 4096
-)
+// coldStep is how far apart cold reads are: each is in another cluster. A turn around an image of 10 GiB takes 10,000 of them, and the
+// addresses of the next turn lie 160 KiB before those, so in other clusters again. When a cluster's turn comes once more, many times
+// what our cache of decoded clusters holds has gone through it.
+const coldStep = 1<<20 + 4096
 
-// measureColdReads prints how fast an image is read that has not been copied: 4 KiB reads all over it, by the same client, through
+// measureColdReads prints how fast an image is read that has not been copied: 4 KiB reads all over it, by the load generator, through
 // ours and through QEMU's servers of images.
 func measureColdReads(ctx context.Context, s settings) error {
 	images := findOSImages(s, "plain", "zlib", "zstd")
@@ -179,6 +179,9 @@ func measureColdReads(ctx context.Context, s settings) error {
 		path := images[image]
 		if path == "" {
 			continue
+		}
+		if err := warm(path); err != nil {
+			return err
 		}
 		for _, depth := range []int{1, 16} {
 			all := s.imageServers()
@@ -193,6 +196,7 @@ func measureColdReads(ctx context.Context, s settings) error {
 					rates[i] = append(rates[i], rate)
 				}
 			}
+			fmt.Fprintf(os.Stderr, "bench: reads of the %s image, depth %d: done\n", image, depth)
 			for i, c := range all {
 				var ratios []float64
 				for round := range rates[i] {
@@ -209,7 +213,6 @@ func measureColdReads(ctx context.Context, s settings) error {
 
 // imageServers are ours and QEMU's; the second is what others are compared with.
 func (s settings) imageServers() []starter {
-	nbd := func(socket string) string { return "nbd+unix:///?socket=" + socket }
 	until := func(socket string) error {
 		for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
 			if c, err := net.Dial("unix", socket); err == nil {
@@ -232,7 +235,7 @@ func (s settings) imageServers() []starter {
 		if err := until(socket); err != nil {
 			return "", nil, errors.Join(err, stop())
 		}
-		return nbd(socket), stop, nil
+		return nbdScheme + socket, stop, nil
 	}
 	return []starter{
 		s.starters()[0],
@@ -251,7 +254,12 @@ func (s settings) imageServers() []starter {
 	}
 }
 
-func (s settings) coldRate(ctx context.Context, c starter, image string, depth int) (float64, error) {
+// coldRate is how many reads per second a server of an image answers that has just been started.
+func (s settings) coldRate(ctx context.Context, c starter, image string, depth int) (rate float64, err error) {
+	l, err := coldLoad(image, depth)
+	if err != nil {
+		return 0, err
+	}
 	dir, err := os.MkdirTemp(s.cache, "cold-")
 	if err != nil {
 		return 0, err
@@ -261,14 +269,20 @@ func (s settings) coldRate(ctx context.Context, c starter, image string, depth i
 	if err != nil {
 		return 0, err
 	}
-	cmd := exec.CommandContext(ctx, "qemu-img", "bench", "-f", "raw", "-c", strconv.Itoa(coldReads), "-d", strconv.Itoa(depth), "-s", "4096", "-S", strconv.Itoa(coldStep), url)
-	begin := time.Now()
-	text, err := cmd.CombinedOutput()
-	elapsed := time.Since(begin)
-	if err != nil {
-		err = fmt.Errorf("%s: %w: %s", cmd, err, text)
+	done, err := generate(ctx, l, url, s.length)
+	if err = errors.Join(err, stop()); err != nil {
+		return 0, err
 	}
-	return coldReads / elapsed.Seconds(), errors.Join(err, stop())
+	return done.rate(), nil
+}
+
+// coldLoad is the load of cold reads of an image.
+func coldLoad(image string, depth int) (generatorLoad, error) {
+	opened, err := disk.OpenImage(image, disk.ImageOptions{})
+	if err != nil {
+		return generatorLoad{}, err
+	}
+	return generatorLoad{bytes: 4 << 10, depth: depth, sessions: 1, luns: 1, size: opened.Size(), step: coldStep}, opened.Close()
 }
 
 // replicas is how many disks of one image are served at once.

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// generatorLoad is what the load generator does: random reads or writes of one size.
+// generatorLoad is what the load generator does: reads or writes of one size.
 type generatorLoad struct {
 	write    bool
 	bytes    int // of one command, a multiple of 512
@@ -20,11 +20,16 @@ type generatorLoad struct {
 	luns     int // LUN 1 and up, in random order
 	digests  bool
 	size     int64 // of each LUN, bytes
+	step     int64 // from one command to the next, bytes, around LUN 1; 0 is at random
 }
 
 func (l generatorLoad) String() string {
 	what := map[bool]string{false: "read", true: "write"}[l.write]
-	name := fmt.Sprintf("%d KiB random %s, depth %d", l.bytes>>10, what, l.depth)
+	order := "random"
+	if l.step > 0 {
+		order = "scattered"
+	}
+	name := fmt.Sprintf("%d KiB %s %s, depth %d", l.bytes>>10, order, what, l.depth)
 	if l.sessions > 1 {
 		name += fmt.Sprintf(", %d sessions", l.sessions)
 	}
@@ -35,6 +40,27 @@ func (l generatorLoad) String() string {
 		name += ", digests"
 	}
 	return name
+}
+
+// addresses are where the commands of one connection go.
+type addresses struct {
+	l      generatorLoad
+	random uint64 // state of the generator of random addresses
+	at     int64  // of the next command that is a step away
+}
+
+// next is the LUN and the address of the next command, the latter in bytes.
+func (a *addresses) next() (lun uint16, offset int64) {
+	places := a.l.size / int64(a.l.bytes)
+	if a.l.step > 0 {
+		offset = a.at
+		a.at = (a.at + a.l.step) % (places * int64(a.l.bytes))
+		return 1, offset
+	}
+	a.random ^= a.random << 13
+	a.random ^= a.random >> 7
+	a.random ^= a.random << 17
+	return uint16(a.random>>40%uint64(a.l.luns)) + 1, int64(a.random%uint64(places)) * int64(a.l.bytes)
 }
 
 // manyLUNs is how many LUNs there are where the number of LUNs is measured.
@@ -79,15 +105,31 @@ func generatorJobs(loads []generatorLoad) []job {
 	return jobs
 }
 
-// generate runs a load for a time. The sessions log in before the time begins.
-func generate(ctx context.Context, l generatorLoad, target string, length time.Duration) (client, error) {
+// connection is one of those that a load has to its server.
+type connection interface {
+	// run keeps the load's number of commands in flight until stop says so, and returns how many have ended.
+	run(stop func() bool) (uint64, error)
+	close() error
+}
+
+// connect makes the n-th connection of a load: to a LUN, "iscsi://host:port/target/1", or to an NBD server, "nbd+unix:///?socket=path".
+func connect(target string, n int, l generatorLoad, patience time.Duration) (connection, error) {
+	if socket, ok := strings.CutPrefix(target, nbdScheme); ok {
+		return newNBDClient(socket, l, patience)
+	}
 	address, name, err := parseURL(target)
 	if err != nil {
-		return client{}, err
+		return nil, err
 	}
-	all := make([]*initiator, l.sessions)
+	return newInitiator(address, name, n, l, patience)
+}
+
+// generate runs a load for a time. The sessions log in before the time begins.
+func generate(ctx context.Context, l generatorLoad, target string, length time.Duration) (client, error) {
+	all := make([]connection, l.sessions)
 	for n := range all {
-		if all[n], err = newInitiator(address, name, n, l, length+5*time.Second); err != nil {
+		var err error
+		if all[n], err = connect(target, n, l, length+5*time.Second); err != nil {
 			return client{}, err
 		}
 		defer all[n].close()
@@ -99,11 +141,11 @@ func generate(ctx context.Context, l generatorLoad, target string, length time.D
 	}
 	outcomes := make(chan outcome, len(all))
 	began := time.Now()
-	for _, i := range all {
+	for _, c := range all {
 		go func() {
 			runtime.LockOSThread() // it waits in system calls
 			defer runtime.UnlockOSThread()
-			done, err := i.run(stop.Load)
+			done, err := c.run(stop.Load)
 			outcomes <- outcome{done, err}
 		}()
 	}

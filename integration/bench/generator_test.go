@@ -52,7 +52,7 @@ func TestGenerate(t *testing.T) {
 	require.ErrorContains(t, err, "LUN 4")
 	_, err = generate(t.Context(), generatorLoad{bytes: 4096, depth: 1, sessions: 1, luns: 1, size: 2 * size}, url, 50*time.Millisecond)
 	require.ErrorContains(t, err, "status 0x2", "beyond the end")
-	_, err = generate(t.Context(), generatorLoad{}, "http://a/b", time.Millisecond)
+	_, err = generate(t.Context(), generatorLoad{sessions: 1}, "http://a/b", time.Millisecond)
 	require.Error(t, err)
 	_, _, err = parseURL("iscsi://127.0.0.1:3260")
 	require.Error(t, err)

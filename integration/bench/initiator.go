@@ -5,41 +5,28 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
-	"io"
-	"net"
-	"os"
-	"syscall"
 	"time"
 )
 
-// initiator is one session of the load generator. It costs less than any target: its PDUs are encoded before they are needed, what
-// it has to say goes out in one system call, what comes in is read in large pieces and not looked at beyond its headers, and
-// it waits in the system call itself, on a thread of its own. RFC 7143 11.3 (SCSI Command), 11.7 (Data-In, Data-Out), 11.8 (R2T).
+// initiator is one session of the load generator. It costs less than any target: its PDUs are encoded before they are needed, and
+// the wire does the rest. RFC 7143 11.3 (SCSI Command), 11.7 (Data-In, Data-Out), 11.8 (R2T).
 type initiator struct {
-	file *os.File
-	fd   int
-	p    *session
-	l    generatorLoad
+	*wire
+	addresses
+	p *session
 
 	cmdSN, expStatSN, maxCmdSN uint32
-	stride                     uint64 // state of the generator of addresses
 	flying                     int
 	free                       []uint32 // task tags without a command
 	done                       uint64
 
 	payload []byte // as much data as one PDU carries, with padding and digest
-	out     []byte // what will be sent next
 	direct  []byte // a large command with its data, of which only the header changes
-
-	in   []byte
-	r, w int
-	skip int // bytes to drop before the next header: data, padding, digest
 }
 
 const (
 	headerLen = 48
 	largeData = 32 << 10 // data from this size on is sent from where it lies
-	inBuffer  = 512 << 10
 
 	opCommand, opDataOut                                    = 0x01, 0x05
 	opNOPIn, opResponse, opDataIn, opR2T, opAsync, opReject = 0x20, 0x21, 0x25, 0x31, 0x32, 0x3f
@@ -48,7 +35,7 @@ const (
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // newInitiator logs in as the n-th initiator of a load.
-func newInitiator(address, target string, n int, l generatorLoad, deadline time.Duration) (*initiator, error) {
+func newInitiator(address, target string, n int, l generatorLoad, patience time.Duration) (*initiator, error) {
 	session, err := logIn(address, target, n, l.digests)
 	if err != nil {
 		return nil, err
@@ -59,20 +46,14 @@ func newInitiator(address, target string, n int, l generatorLoad, deadline time.
 			return nil, err
 		}
 	}
-	file, err := session.nc.(*net.TCPConn).File()
+	w, err := newWire(session.nc, patience)
 	if err != nil {
 		return nil, err
 	}
-	i := &initiator{file: file, fd: int(file.Fd()), // Fd also makes the socket a blocking one
-		p: session, l: l, cmdSN: session.cmdSN, expStatSN: session.expStat, maxCmdSN: session.maxCmdSN,
-		stride: uint64(n)*0x9e3779b97f4a7c15 + 1, in: make([]byte, inBuffer)}
+	i := &initiator{wire: w, addresses: addresses{l: l, random: uint64(n)*0x9e3779b97f4a7c15 + 1},
+		p: session, cmdSN: session.cmdSN, expStatSN: session.expStat, maxCmdSN: session.maxCmdSN}
 	for tag := range l.depth {
 		i.free = append(i.free, uint32(tag))
-	}
-	limit := syscall.NsecToTimeval(int64(deadline))
-	if err := errors.Join(syscall.SetsockoptTimeval(i.fd, syscall.SOL_SOCKET, syscall.SO_RCVTIMEO, &limit),
-		syscall.SetsockoptTimeval(i.fd, syscall.SOL_SOCKET, syscall.SO_SNDTIMEO, &limit)); err != nil {
-		return nil, errors.Join(err, file.Close())
 	}
 	if l.write {
 		i.payload = i.data(min(l.bytes, i.p.maxSend))
@@ -138,21 +119,12 @@ func (i *initiator) run(stop func() bool) (uint64, error) {
 	}
 }
 
-// next is the LUN and address of the next command.
-func (i *initiator) next() (lun uint16, lba uint64) {
-	i.stride ^= i.stride << 13
-	i.stride ^= i.stride >> 7
-	i.stride ^= i.stride << 17
-	blocks := uint64(i.l.bytes / 512)
-	return uint16(i.stride>>40%uint64(i.l.luns)) + 1, i.stride % (uint64(i.l.size) / uint64(i.l.bytes)) * blocks
-}
-
 // command queues the next command, READ(16) or WRITE(16).
 func (i *initiator) command() error {
 	var h [headerLen]byte
 	tag := i.free[len(i.free)-1]
 	i.free = i.free[:len(i.free)-1]
-	lun, lba := i.next()
+	lun, offset := i.next()
 	n := i.immediate()
 	h[0], h[1] = opCommand, 0x80|0x40 // F, R
 	h[32] = 0x88
@@ -165,7 +137,7 @@ func (i *initiator) command() error {
 	binary.BigEndian.PutUint32(h[20:], uint32(i.l.bytes))
 	binary.BigEndian.PutUint32(h[24:], i.cmdSN)
 	binary.BigEndian.PutUint32(h[28:], i.expStatSN)
-	binary.BigEndian.PutUint64(h[34:], lba)
+	binary.BigEndian.PutUint64(h[34:], uint64(offset/512))
 	binary.BigEndian.PutUint32(h[42:], uint32(i.l.bytes/512))
 	i.cmdSN++
 	i.flying++
@@ -228,61 +200,13 @@ func (i *initiator) dataOut(r2t []byte) error {
 	return nil
 }
 
-func (i *initiator) flush() error {
-	err := i.write(i.out)
-	i.out = i.out[:0]
-	return err
-}
-
-func (i *initiator) write(b []byte) error {
-	for len(b) > 0 {
-		n, err := syscall.Write(i.fd, b)
-		switch err {
-		case nil:
-			b = b[n:]
-		case syscall.EINTR:
-		case syscall.EAGAIN:
-			return errHung
-		default:
-			return fmt.Errorf("send: %w", err)
-		}
-	}
-	return nil
-}
-
-// receive waits for something to arrive, and handles all of it.
 func (i *initiator) receive() error {
-	n, err := syscall.Read(i.fd, i.in[i.w:])
-	switch {
-	case err == syscall.EINTR:
-		return nil
-	case err == syscall.EAGAIN:
-		return errHung
-	case err != nil:
-		return fmt.Errorf("receive: %w", err)
-	case n == 0:
-		return io.ErrUnexpectedEOF
-	}
-	i.w += n
-	for {
-		drop := min(i.skip, i.w-i.r)
-		i.skip -= drop
-		i.r += drop
-		if i.skip > 0 || i.w-i.r < headerLen+i.digestLen() {
-			break
-		}
-		h := i.in[i.r : i.r+headerLen]
-		i.r += headerLen + i.digestLen()
+	return i.wire.receive(headerLen+i.digestLen(), func(h []byte) (drop int, err error) {
 		if data := int(h[5])<<16 | int(h[6])<<8 | int(h[7]); data > 0 {
-			i.skip = (data+3)&^3 + i.digestLen()
+			drop = (data+3)&^3 + i.digestLen()
 		}
-		if err := i.handle(h); err != nil {
-			return err
-		}
-	}
-	i.w = copy(i.in, i.in[i.r:i.w])
-	i.r = 0
-	return nil
+		return drop, i.handle(h)
+	})
 }
 
 func (i *initiator) handle(h []byte) error {
@@ -309,5 +233,3 @@ func (i *initiator) handle(h []byte) error {
 	i.done++
 	return nil
 }
-
-func (i *initiator) close() error { return i.file.Close() }

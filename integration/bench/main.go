@@ -26,7 +26,7 @@ type settings struct {
 	gotgt   string         // path of gotgt
 	cache   string         // directory of images and raw files
 	rounds  int            // how often each measurement is repeated
-	length  time.Duration  // of one SCSI measurement
+	length  time.Duration  // of one measurement of SCSI load or cold reads
 	only    []string       // some of parts
 	loads   *regexp.Regexp // of the loads of "scsi" and "load", and the copies of "hydrate": those to measure
 	targets []string       // "kubevirt-disk", "tgtd", "gotgt"
@@ -61,7 +61,7 @@ func parse(args []string) (settings, error) {
 	flags.StringVar(&s.gotgt, "gotgt", "cache/gotgt/gotgt", "gotgt, as scripts/build-gotgt.sh built it")
 	flags.StringVar(&s.cache, "cache", "cache/bench", "directory for images and raw files; wants 10 GiB and is kept")
 	flags.IntVar(&s.rounds, "rounds", 5, "how often each measurement is repeated")
-	flags.DurationVar(&s.length, "length", 2*time.Second, "of one SCSI measurement (iscsi-perf counts in seconds)")
+	flags.DurationVar(&s.length, "length", 2*time.Second, "of one measurement of SCSI load or of reads of an image that is not copied (iscsi-perf counts in seconds)")
 	flags.StringVar(&only, "only", strings.Join(parts, ","), "what to measure: common clients, our own load generator, the expansion of images, disks that copy their image, the time to the first read, reads of an image that is not copied, many disks of one image")
 	flags.StringVar(&loads, "loads", "", "a regular expression; only loads (and copies: \"zlib, persistent clone\") whose names match are measured")
 	flags.StringVar(&targets, "targets", "kubevirt-disk,tgtd,gotgt", "the targets to measure; the second is what the first is compared with")

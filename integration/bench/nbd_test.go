@@ -1,0 +1,236 @@
+package main
+
+import (
+	"bytes"
+	"encoding/binary"
+	"io"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestImageServers compares what the load generator is answered by the servers of images with what `qemu-img convert` makes of the image.
+func TestImageServers(t *testing.T) {
+	requireTools(t, map[string]string{"qemu-img": "qemu-utils", "qemu-nbd": "qemu-utils", "qemu-storage-daemon": "qemu-system-common"})
+	dir := t.TempDir()
+	s := settings{server: filepath.Join(dir, "kubevirt-disk"), cache: dir, length: 50 * time.Millisecond}
+	build := exec.Command("go", "build", "-o", s.server, "./cmd/kubevirt-disk")
+	build.Dir = "../.."
+	out, err := build.CombinedOutput()
+	require.NoError(t, err, string(out))
+
+	const size = 16 << 20
+	source, image, raw := filepath.Join(dir, "source.raw"), filepath.Join(dir, "disk.qcow2"), filepath.Join(dir, "disk.raw")
+	require.NoError(t, os.WriteFile(source, compressible(size), 0o644))
+	for _, args := range [][]string{{"convert", "-c", "-f", "raw", "-O", "qcow2", source, image}, {"convert", "-O", "raw", image, raw}} {
+		out, err := exec.Command("qemu-img", args...).CombinedOutput()
+		require.NoError(t, err, string(out))
+	}
+	want, err := os.ReadFile(raw)
+	require.NoError(t, err)
+	load, err := coldLoad(image, 16)
+	require.NoError(t, err)
+
+	for _, c := range s.imageServers() {
+		t.Run(c.name, func(t *testing.T) {
+			rate, err := s.coldRate(t.Context(), c, image, 16)
+			require.NoError(t, err)
+			require.Positive(t, rate)
+
+			url, stop, err := c.start(image, t.TempDir())
+			require.NoError(t, err)
+			defer func() { require.NoError(t, stop()) }()
+			url, finish := listenIn(t, url)
+			conn, err := connect(url, 0, load, 5*time.Second)
+			require.NoError(t, err)
+			turns := 0
+			done, err := conn.run(func() bool { turns++; return turns > 500 })
+			require.NoError(t, err)
+			require.NoError(t, conn.close())
+			got := answers(t, url, finish)
+			require.Greater(t, len(got), 100)
+			require.EqualValues(t, len(got), done)
+			for offset, data := range got {
+				require.True(t, bytes.Equal(want[offset:offset+4096], data), "the bytes at %d", offset)
+			}
+		})
+	}
+}
+
+// compressible is content of a disk: blocks of few different bytes, no two alike, and a quarter of nothing.
+func compressible(size int) []byte {
+	content, random := make([]byte, size), rand.New(rand.NewPCG(1, 2))
+	for block := range size / 4096 {
+		if block/16%4 == 3 {
+			continue
+		}
+		for i := range 4096 / 8 {
+			binary.LittleEndian.PutUint64(content[block*4096+i*8:], random.Uint64()&0x0303030303030303)
+		}
+	}
+	return content
+}
+
+// listenIn puts itself between one client and a server. finish returns what both have said.
+func listenIn(t *testing.T, url string) (between string, finish func() (sent, received []byte)) {
+	network, address := "unix", strings.TrimPrefix(url, nbdScheme)
+	own := filepath.Join(t.TempDir(), "between")
+	between = nbdScheme + own
+	if address == url {
+		portal, name, err := parseURL(url)
+		require.NoError(t, err)
+		network, address, own = "tcp", portal, "127.0.0.1:0"
+		between = "/" + name + "/1"
+	}
+	l, err := net.Listen(network, own)
+	require.NoError(t, err)
+	t.Cleanup(func() { l.Close() })
+	if network == "tcp" {
+		between = "iscsi://" + l.Addr().String() + between
+	}
+	var said [2]bytes.Buffer
+	ended := make(chan error, 2)
+	go func() {
+		client, err := l.Accept()
+		if err != nil {
+			ended <- err
+			return
+		}
+		server, err := net.Dial(network, address)
+		if err != nil {
+			ended <- err
+			return
+		}
+		relay := func(to, from net.Conn, log io.Writer) {
+			_, err := io.Copy(io.MultiWriter(log, to), from)
+			to.Close() // the other direction ends, too
+			ended <- err
+		}
+		go relay(server, client, &said[0])
+		relay(client, server, &said[1])
+	}()
+	return between, func() (sent, received []byte) {
+		<-ended // whichever was first closes the other's connection, and how that ends is no matter
+		<-ended
+		return said[0].Bytes(), said[1].Bytes()
+	}
+}
+
+// answers are the data that were read, by their address.
+func answers(t *testing.T, url string, finish func() (sent, received []byte)) map[uint64][]byte {
+	sent, received := finish()
+	all := make(map[uint64][]byte)
+	if strings.HasPrefix(url, nbdScheme) {
+		for b := received[nbdGreeting+nbdExport:]; len(b) > 0; b = b[nbdReplyLen+4096:] {
+			all[binary.BigEndian.Uint64(b[8:])] = b[nbdReplyLen : nbdReplyLen+4096]
+		}
+		return all
+	}
+	each := func(b []byte, f func(h, data []byte)) {
+		for len(b) > 0 {
+			n := int(b[5])<<16 | int(b[6])<<8 | int(b[7])
+			f(b[:headerLen], b[headerLen:headerLen+n])
+			b = b[headerLen+(n+3)&^3:]
+		}
+	}
+	asked := make(map[uint32][]uint64) // addresses by task tag
+	each(sent, func(h, _ []byte) {
+		if h[0] == opCommand && h[32] == 0x88 {
+			tag := binary.BigEndian.Uint32(h[16:])
+			asked[tag] = append(asked[tag], binary.BigEndian.Uint64(h[34:])*512)
+		}
+	})
+	each(received, func(h, data []byte) {
+		if h[0] == opDataIn {
+			tag := binary.BigEndian.Uint32(h[16:])
+			require.NotEmpty(t, asked[tag])
+			all[asked[tag][0]] = data
+			asked[tag] = asked[tag][1:]
+		}
+	})
+	return all
+}
+
+// requireTools skips the test where a tool is missing, or fails it where all are required.
+func requireTools(t *testing.T, packageOf map[string]string) {
+	for tool, name := range packageOf {
+		if _, err := exec.LookPath(tool); err == nil {
+			continue
+		}
+		if os.Getenv("KUBEVIRT_DISK_REQUIRE_TOOLS") == "1" {
+			t.Fatalf("needs %s (Debian package %s)", tool, name)
+		}
+		t.Skipf("needs %s (Debian package %s)", tool, name)
+	}
+}
+
+// What is no NBD server, or one that fails, is told from one that is slow.
+func TestNBDFailures(t *testing.T) {
+	load := generatorLoad{bytes: 4096, depth: 2, sessions: 1, luns: 1, size: 1 << 20, step: coldStep}
+	greeting := append([]byte("NBDMAGICIHAVEOPT"), 0, nbdFixedNewstyle|nbdNoZeroes)
+	export := append(greeting[:len(greeting):len(greeting)], 0, 0, 0, 0, 0, 0x10, 0, 0, 0, 0)
+	for _, c := range []struct {
+		name string
+		says []byte
+		load func(*generatorLoad)
+		want string
+	}{
+		{name: "no NBD", says: []byte("HTTP/1.1 400 Bad Request"), want: "fixed newstyle"},
+		{name: "old", says: []byte("NBDMAGICIHAVEOPT\x00\x00"), want: "fixed newstyle"},
+		{name: "no export", says: greeting, want: "default export"},
+		{name: "another size", says: export, load: func(l *generatorLoad) { l.size *= 2 }, want: "exports 1048576 bytes"},
+		{name: "writes", load: func(l *generatorLoad) { l.write = true }, want: "only reads"},
+		{name: "failing", says: append(export[:len(export):len(export)], "\x67\x44\x66\x98\x00\x00\x00\x05\x00\x00\x00\x00\x00\x00\x10\x00"...),
+			want: "a read at 4096 ended with error 5"},
+		{name: "confused", says: append(export[:len(export):len(export)], make([]byte, nbdReplyLen)...), want: "begins with 0x0"},
+		{name: "ended", says: export, want: "EOF"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			socket := filepath.Join(t.TempDir(), "nbd")
+			l, err := net.Listen("unix", socket)
+			require.NoError(t, err)
+			ended := make(chan struct{})
+			go func() {
+				defer close(ended)
+				nc, err := l.Accept()
+				if err != nil {
+					return
+				}
+				defer nc.Close()
+				_, _ = nc.Write(c.says) // a client that has seen enough goes
+				_ = nc.(*net.UnixConn).CloseWrite()
+				_, _ = io.Copy(io.Discard, nc) // until the client goes
+			}()
+			with := load
+			if c.load != nil {
+				c.load(&with)
+			}
+			_, err = generate(t.Context(), with, nbdScheme+socket, 10*time.Millisecond)
+			require.ErrorContains(t, err, c.want)
+			l.Close()
+			<-ended
+		})
+	}
+}
+
+// Cold reads go through all of an image, each to another cluster than the one before, and never beyond its end.
+func TestColdAddresses(t *testing.T) {
+	const size = 1<<30 + 512
+	a := addresses{l: generatorLoad{bytes: 4096, luns: 1, size: size, step: coldStep}}
+	seen := make(map[int64]bool)
+	for range size / 4096 {
+		lun, offset := a.next()
+		require.EqualValues(t, 1, lun)
+		require.LessOrEqual(t, offset+4096, int64(size))
+		require.Zero(t, offset%4096)
+		seen[offset] = true
+	}
+	require.Len(t, seen, size/4096)
+}
