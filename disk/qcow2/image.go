@@ -136,8 +136,18 @@ type piece struct {
 	entry uint64 // KindCompressed: the L2 entry
 }
 
-// locate describes the run at off, at most limit bytes of it and never beyond its L2 table.
+// locate describes the run at off that is read in one go, at most limit bytes of it and never beyond its L2 table.
 func (im *Image) locate(off, limit int64) (piece, error) {
+	return im.run(off, limit, func(p, q piece) bool {
+		return q.kind == p.kind && q.kind != KindCompressed && (q.kind != KindData || q.host == p.host+p.n)
+	})
+}
+
+// sameKind joins pieces wherever they are stored.
+func sameKind(p, q piece) bool { return p.kind == q.kind }
+
+// run describes the pieces at off that join, at most limit bytes of them and never beyond their L2 table.
+func (im *Image) run(off, limit int64, join func(p, q piece) bool) (piece, error) {
 	h := im.hdr
 	cluster := off >> h.clusterBits
 	perTable := h.l2Entries()
@@ -163,7 +173,7 @@ func (im *Image) locate(off, limit int64) (piece, error) {
 		switch {
 		case p.n == 0:
 			p = q
-		case q.kind != p.kind || q.kind == KindCompressed || q.kind == KindData && q.host != p.host+p.n:
+		case !join(p, q):
 			return p.clip(limit), nil
 		default:
 			p.n += q.n
@@ -233,7 +243,7 @@ func (im *Image) Extent(off, length int64) (n int64, kind Kind, err error) {
 		return 0, 0, fmt.Errorf("extent of %d bytes at %d is outside the image", length, off)
 	}
 	for n < length {
-		p, err := im.locate(off+n, length-n)
+		p, err := im.run(off+n, length-n, sameKind)
 		if err != nil {
 			return 0, 0, err
 		}

@@ -17,24 +17,35 @@ const (
 	l2Reserved = ^uint64(offsetMask | entryCopied | entryCompressed | entryZero)
 )
 
-// bitmap is a set of cluster numbers in pages that are made when they are needed.
-type bitmap struct{ pages map[int64]*[512]uint64 }
+// bitmap is a set of cluster numbers in pages that are made when they are needed. Clusters that are asked for one after the other mostly lie
+// near each other, so the last page is at hand.
+type bitmap struct {
+	pages map[int64]*[512]uint64
+	index int64
+	page  *[512]uint64 // number index; nil: there is none
+}
 
-func newBitmap() bitmap { return bitmap{make(map[int64]*[512]uint64)} }
+func newBitmap() bitmap { return bitmap{pages: make(map[int64]*[512]uint64), index: -1} }
 
-func (b bitmap) has(n int64) bool {
-	p := b.pages[n>>15]
-	return p != nil && p[n>>6&511]>>(n&63)&1 != 0
+func (b *bitmap) turn(index int64) {
+	if b.index != index {
+		b.index, b.page = index, b.pages[index]
+	}
+}
+
+func (b *bitmap) has(n int64) bool {
+	b.turn(n >> 15)
+	return b.page != nil && b.page[n>>6&511]>>(n&63)&1 != 0
 }
 
 // add reports whether n was not in the set.
-func (b bitmap) add(n int64) bool {
-	p := b.pages[n>>15]
-	if p == nil {
-		p = new([512]uint64)
-		b.pages[n>>15] = p
+func (b *bitmap) add(n int64) bool {
+	b.turn(n >> 15)
+	if b.page == nil {
+		b.page = new([512]uint64)
+		b.pages[b.index] = b.page
 	}
-	w, bit := &p[n>>6&511], uint64(1)<<(n&63)
+	w, bit := &b.page[n>>6&511], uint64(1)<<(n&63)
 	fresh := *w&bit == 0
 	*w |= bit
 	return fresh
