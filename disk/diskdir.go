@@ -67,10 +67,12 @@ func (d *diskDir) open(what, lock string, durable bool) error {
 	}
 	err := errLockGone
 	for tries := 0; tries < 16 && (errors.Is(err, errLockGone) || errors.Is(err, fs.ErrNotExist)); tries++ {
-		if err := makeDirs(d.path, durable); err != nil {
+		// Until it is locked, another process may sweep it away.
+		if err = makeDirs(d.path, durable); errors.Is(err, fs.ErrNotExist) {
+			continue
+		} else if err != nil {
 			return explain(err)
 		}
-		// Until it is locked, another process may sweep it away.
 		d.lock, err = acquireLock(filepath.Join(d.path, lock), what+" "+d.path)
 	}
 	if err != nil {
@@ -89,7 +91,7 @@ func (d *diskDir) open(what, lock string, durable bool) error {
 }
 
 // makeDirs makes a directory and those above it that are missing. With durable their names have reached storage then, so that
-// what is flushed in them can be found.
+// what is flushed in them can be found. fs.ErrNotExist: one was removed at the same moment.
 func makeDirs(path string, durable bool) error {
 	err := os.Mkdir(path, 0o700)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -103,8 +105,12 @@ func makeDirs(path string, durable bool) error {
 	if err == nil {
 		return nil
 	}
-	if st, statErr := os.Stat(path); statErr == nil && st.IsDir() {
+	st, statErr := os.Stat(path)
+	switch {
+	case statErr == nil && st.IsDir():
 		return nil // also where the file system is read-only
+	case errors.Is(statErr, fs.ErrNotExist) && errors.Is(err, fs.ErrExist):
+		return statErr // it was there a moment ago
 	}
 	return err
 }
