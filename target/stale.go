@@ -3,7 +3,6 @@ package target
 import (
 	"errors"
 	"io"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -21,15 +20,11 @@ func (s *Server) endStale(initiator string) {
 // peerClosed looks whether the next thing that the connection has to read is its end. It takes nothing from the reader, and
 // does not wait.
 func (c *conn) peerClosed() (closed bool) {
-	sc, ok := c.nc.(syscall.Conn)
-	if !ok {
+	socket := c.rx.wire.socket
+	if socket == nil {
 		return false
 	}
-	raw, err := sc.SyscallConn()
-	if err != nil {
-		return false
-	}
-	err = raw.Control(func(fd uintptr) {
+	err := socket.Control(func(fd uintptr) {
 		var b [1]byte
 		n, _, err := unix.Recvfrom(int(fd), b[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
 		closed = n == 0 && err == nil || errors.Is(err, unix.ECONNRESET)

@@ -14,7 +14,7 @@ import (
 // waiting nor fill two places at once; anything else is read by net.Conn. It belongs to the goroutine that reads.
 type wire struct {
 	nc     net.Conn
-	socket syscall.RawConn // nil: nc is no socket
+	socket syscall.RawConn // nil: nc is no socket; not changed after init
 
 	// The call in progress, which the callbacks below see. They are made once, so that a read costs no allocation.
 	places    [2][]byte
@@ -47,7 +47,7 @@ func (w *wire) read(first, next []byte, wait bool) (int, error) {
 		}
 		return n, err
 	}
-	w.places = [2][]byte{first, next}
+	w.places, w.n, w.err = [2][]byte{first, next}, 0, nil
 	how := w.try
 	if wait {
 		how = w.wait
@@ -62,7 +62,6 @@ func (w *wire) read(first, next []byte, wait bool) (int, error) {
 
 // readv is one attempt. It says whether the call is over.
 func (w *wire) readv(fd uintptr) (done bool) {
-	w.n, w.err = 0, nil
 	for {
 		var n int
 		var err error
