@@ -230,7 +230,7 @@ func (c *conn) respond(t *task, status scsi.Status, cause error) {
 	if cause != nil {
 		if errors.Is(cause, errBusy) {
 			status = scsi.StatusBusy
-			if t.sess.extended {
+			if t.sess.extended() {
 				resp.StatusQualifier = busyQualifier
 			}
 		} else {

@@ -179,7 +179,6 @@ func (d *loginDialog) complete(req *pdu.LoginRequest, resp *login.Response) (*se
 		// Attached before the session is known, as whoever finds it uses the nexus.
 		sess.nexus = c.srv.device.Attach(scsi.InitiatorPort{Name: res.InitiatorName, ISID: req.ISID})
 		sess.nexus.SetProtocolLevel(res.Params.ProtocolLevel)
-		sess.extended = res.Params.ProtocolLevel >= login.LevelRFC7144
 	}
 	old, err := c.srv.register(sess)
 	if err != nil {

@@ -62,10 +62,8 @@ type session struct {
 	login  login.Result
 	params login.Params
 	nexus  *scsi.Nexus // nil in a discovery session
-	// extended: the features of RFC 7144 may be used (4.1).
-	extended bool
-	since    time.Time
-	window   window
+	since  time.Time
+	window window
 
 	mu        sync.Mutex
 	tasks     map[uint32]*task   // guarded by mu; by initiator task tag
@@ -82,6 +80,9 @@ type session struct {
 	open  atomic.Bool // the login response is queued: others may send on the connection
 	ended sync.Once
 }
+
+// extended reports whether the features of RFC 7144 may be used (4.1).
+func (s *session) extended() bool { return s.params.ProtocolLevel >= login.LevelRFC7144 }
 
 func (s *session) discovery() bool { return s.nexus == nil }
 

@@ -6,7 +6,7 @@ import "kubevirt.io/disk/target/internal/pdu"
 // another session has, but for I_T NEXUS RESET, which ends the session that asks for it.
 func (c *conn) manageExtended(p *pdu.TaskManagementRequest) (response pdu.TMResponse, additional [3]byte) {
 	sess, dev := c.session(), c.srv.device
-	if !sess.extended || p.Function > pdu.TMQueryAsyncEvent {
+	if !sess.extended() || p.Function > pdu.TMQueryAsyncEvent {
 		return pdu.TMNotSupported, additional
 	}
 	if p.Function == pdu.TMITNexusReset { // the only one without a LUN
