@@ -105,15 +105,15 @@ func (b *background) run(ctx, identifying context.Context) error {
 
 // identify adds the hash of the image's content to the state, unless it is there.
 func (b *background) identify(ctx context.Context) error {
-	if identified(b.state.Chain) && !b.unsaved {
-		return nil
-	}
 	if !identified(b.state.Chain) {
 		chain, err := b.img.fingerprint(ctx)
 		if err != nil {
 			return err
 		}
 		b.state.Chain, b.unsaved = chain, true
+	}
+	if !b.unsaved {
+		return nil
 	}
 	err := b.state.save(b.dir.state(), b.state.Durable)
 	b.unsaved = err != nil

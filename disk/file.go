@@ -20,7 +20,7 @@ type FileOptions struct {
 	Private bool
 }
 
-// File is a disk over a raw file. It implements Disk, Discarder, Zeroer and Extenter.
+// File is a disk over a raw file. It implements Disk, Discarder, Zeroer, Extenter and Syncer.
 type File struct {
 	file    *os.File
 	size    int64
@@ -37,6 +37,7 @@ var (
 	_ Discarder = (*File)(nil)
 	_ Zeroer    = (*File)(nil)
 	_ Extenter  = (*File)(nil)
+	_ Syncer    = (*File)(nil)
 )
 
 // OpenFile opens a regular file, whose size is a positive multiple of SectorSize, as a disk.
