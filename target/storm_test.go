@@ -24,9 +24,13 @@ func TestTaskManagementStorm(t *testing.T) {
 	s := newServer(t)
 	s.disks[0].Inject(disktest.Rule{Op: disktest.OpRead, Delay: 12 * time.Millisecond})
 	s.disks[0].Inject(disktest.Rule{Op: disktest.OpWrite, Delay: time.Millisecond})
+	// All have logged in before the first one resets a LUN, which aborts the commands that the others begin with, too.
+	var sessions [3]*tt.Session
+	for i := range sessions {
+		sessions[i] = tt.MustLogin(t, s.addr, tt.LoginOptions{Initiator: fmt.Sprintf("iqn.2026-01.test:storm-%d", i)}, 1, 2)
+	}
 	var wg sync.WaitGroup
-	for i := range 3 {
-		c := tt.MustLogin(t, s.addr, tt.LoginOptions{Initiator: fmt.Sprintf("iqn.2026-01.test:storm-%d", i)}, 1, 2)
+	for i, c := range sessions {
 		wg.Add(1)
 		go func() {
 			defer wg.Done()
