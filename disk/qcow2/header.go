@@ -275,3 +275,12 @@ func (h *header) readNames(r io.ReaderAt, fileSize, headerLen int64, nameOffset 
 	}
 	return nil
 }
+
+// compressedRange is where an entry's compressed data lies. The length is counted in sectors, so that the last ones
+// of a file may run past its end by less than a sector.
+func (h *header) compressedRange(e uint64) (off, length int64) {
+	shift := 62 - (h.clusterBits - 8)
+	off = int64(e & (1<<shift - 1))
+	sectors := int64(e&(entryCompressed-1)>>shift) + 1
+	return off, sectors*512 - off&511
+}

@@ -57,15 +57,15 @@ func Open(r io.ReaderAt, fileSize int64, opt Options) (*Image, error) {
 	if err := im.readL1(); err != nil {
 		return nil, err
 	}
-	v := validator{im: im, metadata: newBitmap(), data: newBitmap(), packed: newBitmap()}
-	if err := v.run(); err != nil {
+	allocated, compressed, err := newValidator(im).run()
+	if err != nil {
 		return nil, err
 	}
-	im.info = Info{Version: h.version, ClusterSize: h.clusterSize(), VirtualSize: h.size, AllocatedSize: v.allocated,
-		CompressedClusters: int64(len(v.starts)), BackingFile: h.backingFile, BackingFormat: h.backingFormat,
+	im.info = Info{Version: h.version, ClusterSize: h.clusterSize(), VirtualSize: h.size, AllocatedSize: allocated,
+		CompressedClusters: compressed, BackingFile: h.backingFile, BackingFormat: h.backingFormat,
 		ExtendedL2: h.extended(), LazyRefcounts: h.compatible&compatLazyRefcounts != 0,
 		Dirty: h.incompatible&incompatDirty != 0, Snapshots: h.snapshots}
-	if len(v.starts) > 0 {
+	if compressed > 0 {
 		im.info.Compression = im.codec.name()
 	}
 	return im, nil

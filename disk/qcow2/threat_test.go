@@ -102,7 +102,7 @@ func TestRefused(t *testing.T) {
 			im.data(0, atData, 1)
 			im.put64(im.l2(1), entryCompressed|atData*cs)
 		}},
-		{"data on compressed", "among compressed data", func(_ *testing.T, im *image) {
+		{"data on compressed", "overlaps another cluster", func(_ *testing.T, im *image) {
 			im.put64(im.l2(0), entryCompressed|atData*cs)
 			im.data(1, atData, 1)
 		}},

@@ -1,0 +1,94 @@
+package qcow2
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math/rand"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestConflictsBetweenTables lets entries of different tables, which are looked at side by side, claim the same place of the file.
+func TestConflictsBetweenTables(t *testing.T) {
+	const (
+		bits, cs = 9, 1 << 9
+		tables   = 64
+		entries  = 64
+		first    = atL2 + tables // the first cluster behind the tables
+		clusters = tables * entries
+	)
+	r := rand.New(rand.NewSource(1))
+	build := func() *image {
+		im := newImage(bits, clusters*cs, tables+clusters)
+		for i := range tables {
+			im.put64(atL1*cs+8*i, uint64(atL2+i)*cs|entryCopied)
+		}
+		for i, n := range r.Perm(clusters) { // every other one is compressed
+			if i%2 == 0 {
+				im.put64(im.l2(i), uint64(first+n)*cs|entryCopied)
+			} else {
+				im.put64(im.l2(i), entryCompressed|uint64(first+n)*cs+uint64(n%cs)) // one sector, so that it ends with its cluster
+			}
+		}
+		return im
+	}
+	opened, err := build().open()
+	require.NoError(t, err)
+	require.EqualValues(t, clusters/2, opened.Info().CompressedClusters)
+	require.EqualValues(t, clusters*cs, opened.Info().AllocatedSize)
+	for range 40 {
+		im := build()
+		a := r.Intn(clusters)
+		b := (a + entries + r.Intn(clusters-2*entries)) % clusters // of another table
+		copy(im.b[im.l2(a):im.l2(a)+8], im.b[im.l2(b):im.l2(b)+8])
+		_, err := im.open()
+		require.ErrorContains(t, err, "used by more than one")
+
+		im = build()
+		a, b = a|1, b&^1
+		host := binary.BigEndian.Uint64(im.b[im.l2(b):]) & offsetMask
+		im.put64(im.l2(a), entryCompressed|host+8)
+		_, err = im.open()
+		var format *FormatError
+		require.ErrorAs(t, err, &format)
+		require.Regexp(t, "among compressed data|overlaps another cluster", err.Error())
+	}
+}
+
+func TestRepeated(t *testing.T) {
+	r := rand.New(rand.NewSource(2))
+	for range 300 {
+		// Lists as tables have them: each one mostly behind the one before.
+		var lists [][]uint64
+		var all []uint64
+		seen := make(map[uint64]bool)
+		spread := 1 + r.Intn(2000)
+		for i := range 1 + r.Intn(20) {
+			var l []uint64
+			for range 1 + r.Intn(50) {
+				v := uint64(i*500 + r.Intn(spread))
+				if !seen[v] {
+					seen[v] = true
+					l = append(l, v)
+				}
+			}
+			if len(l) > 0 {
+				slices.Sort(l)
+				lists, all = append(lists, l), append(all, l...)
+			}
+		}
+		_, found := repeated(slices.Clone(lists))
+		require.False(t, found)
+		want := all[r.Intn(len(all))]
+		i := r.Intn(len(lists))
+		lists[i] = append(slices.Clone(lists[i]), want)
+		slices.Sort(lists[i])
+		got, found := repeated(lists)
+		require.True(t, found, fmt.Sprint(lists))
+		require.Equal(t, want, got)
+	}
+	_, found := repeated(nil)
+	require.False(t, found)
+}
