@@ -168,6 +168,9 @@ func (m *blockMap) set(first, last int64, save func(page, word int64, words []by
 
 func (m *blockMap) setInPage(first, last int64, save func(page, word int64, words []byte) error) error {
 	index := first / mapPageBlocks
+	if first%mapPageBlocks == 0 && last+1 == min(m.blocks, first+mapPageBlocks) && m.pages[index].Load() == nil {
+		return m.setPage(index, save)
+	}
 	p := m.page(index)
 	if p == m.full {
 		return nil
@@ -197,6 +200,25 @@ func (m *blockMap) setInPage(first, last int64, save func(page, word int64, word
 		m.pages[index].Store(m.full)
 	}
 	m.clear.Add(-int64(added))
+	return nil
+}
+
+// setPage sets all blocks of a page of which none is set. Nobody else sets any of it meanwhile, as the calls would overlap.
+func (m *blockMap) setPage(index int64, save func(page, word int64, words []byte) error) error {
+	blocks := min(m.blocks-index*mapPageBlocks, mapPageBlocks)
+	if save != nil {
+		buf := mapBuffers.Get().(*[mapPageSize]byte)
+		defer mapBuffers.Put(buf)
+		words := buf[:(blocks+63)/64*8]
+		for i := range words {
+			words[i] = 0xff
+		}
+		if err := save(index, 0, words); err != nil {
+			return err
+		}
+	}
+	m.pages[index].Store(m.full)
+	m.clear.Add(-blocks)
 	return nil
 }
 

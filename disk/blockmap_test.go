@@ -1,6 +1,8 @@
 package disk
 
 import (
+	"encoding/binary"
+	"math/rand/v2"
 	"sync/atomic"
 	"testing"
 
@@ -38,5 +40,47 @@ func TestRunWhileBlocksAreSet(t *testing.T) {
 			return
 		default:
 		}
+	}
+}
+
+// TestMapAgainstAModel sets ranges of every shape, whole pages and beyond among them, and compares each bit, what the map counts,
+// and what is saved.
+func TestMapAgainstAModel(t *testing.T) {
+	r := rand.New(rand.NewPCG(7, 1))
+	for range 40 {
+		blocks := int64(1 + r.IntN(5*mapPageBlocks))
+		m := newBlockMap(blocks)
+		model, saved := make([]bool, blocks), make([]bool, blocks+64)
+		save := func(page, word int64, words []byte) error {
+			for i := 0; i < len(words)*8; i++ {
+				if b := page*mapPageBlocks + word*64 + int64(i); b < int64(len(saved)) && binary.LittleEndian.Uint64(words[i/64*8:])>>(i%64)&1 == 1 {
+					saved[b] = true
+				}
+			}
+			return nil
+		}
+		for range 12 {
+			first := r.Int64N(blocks)
+			last := first + r.Int64N(blocks-first)
+			if r.IntN(2) == 0 { // pages, from their first block to their last
+				first = first / mapPageBlocks * mapPageBlocks
+				last = min(blocks, (last/mapPageBlocks+1)*mapPageBlocks) - 1
+			}
+			require.NoError(t, m.set(first, last, save))
+			require.True(t, m.allSet(first, last))
+			for b := first; b <= last; b++ {
+				model[b] = true
+			}
+		}
+		clear := int64(0)
+		for b, want := range model {
+			if got := m.word(int64(b)/64)>>(b%64)&1 == 1; got != want || saved[b] != want {
+				t.Fatalf("block %d of %d: set is %v, saved is %v, and it should be %v", b, blocks, got, saved[b], want)
+			}
+			if !want {
+				clear++
+			}
+		}
+		require.Equal(t, clear, m.clear.Load())
 	}
 }

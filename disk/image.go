@@ -74,8 +74,11 @@ func (o *opener) openImage(name string) (*Image, error) {
 	return img, nil
 }
 
-// usage adds up what the extents of the layer and everything below it take.
+// usage is what the layer takes, with everything of the layers below that it does not cover.
 func (l *layer) usage() (u usage, err error) {
+	if l.content != nil && l.below == nil {
+		return l.content.usage(), nil
+	}
 	err = l.walk(0, l.size, func(_, n int64, kind extentKind) error {
 		switch kind {
 		case extentPlain:

@@ -32,6 +32,8 @@ type content interface {
 	Size() int64
 	// extent describes the run that begins at off, at most length bytes of it.
 	extent(off, length int64) (int64, extentKind, error)
+	// usage is what the layer itself stores.
+	usage() usage
 	// slow reports whether a read of the layer's own content at off has to be decompressed.
 	slow(off int64) bool
 	setBelow(l *layer)
@@ -95,7 +97,8 @@ func (l *layer) extent(off, length int64) (int64, extentKind, error) {
 	return l.below.extent(off, n)
 }
 
-// walk calls f for the runs of [off, end), in order and without gaps, each layer's tables read once.
+// walk calls f for the runs of [off, end), in order and without gaps, each layer's tables read once. What cannot be read is a
+// *MediumError.
 func (l *layer) walk(off, end int64, f func(off, n int64, kind extentKind) error) error {
 	for off < end {
 		n, kind, err := end-off, extentHole, error(nil)
@@ -107,7 +110,7 @@ func (l *layer) walk(off, end int64, f func(off, n int64, kind extentKind) error
 			n, kind, err = l.content.extent(off, min(end, l.size)-off)
 		}
 		if err != nil {
-			return fmt.Errorf("%s: %w", printable(l.name), err)
+			return &MediumError{Op: "read", Off: off, Length: end - off, Err: fmt.Errorf("image %s: %w", printable(l.name), err)}
 		}
 		switch {
 		case kind != extentBelow:

@@ -32,16 +32,17 @@ func (c qcow2Content) extent(off, length int64) (int64, extentKind, error) {
 	}
 }
 
+func (c qcow2Content) usage() usage {
+	info := c.Info()
+	return usage{plain: info.PlainSize, compressed: info.CompressedSize}
+}
+
 func (c qcow2Content) slow(off int64) bool { return c.Decodes(off) }
 
 func (c qcow2Content) setBelow(l *layer) { c.SetBacking(l, l.size) }
 
 func (c qcow2Content) header() header {
 	info := c.Info()
-	h := header{version: info.Version, clusterSize: info.ClusterSize,
+	return header{version: info.Version, clusterSize: info.ClusterSize, compression: info.Compression,
 		backingName: info.BackingFile, backingFormat: info.BackingFormat}
-	if info.CompressedClusters > 0 {
-		h.compression = info.Compression
-	}
-	return h
 }

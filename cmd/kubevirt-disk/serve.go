@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"runtime/debug"
 	"sync"
 	"time"
 
@@ -67,6 +68,9 @@ type daemon struct {
 	pagesOptional bool
 }
 
+// startGCPercent lets the heap grow to 16 MiB before it is collected while the disks are opened. Percent, as GOGC.
+const startGCPercent = 400
+
 func newDaemon(cfg *config, log *zap.Logger) *daemon {
 	return &daemon{cfg: cfg, log: log, metrics: metrics.New(buildInfo()), started: time.Now()}
 }
@@ -95,7 +99,10 @@ func (d *daemon) run(ctx context.Context) error {
 		d.log.Info("portal", zap.String("address", l.Addr().String()))
 	}
 
+	// What large images take while they are validated is not worth collecting before they can be used.
+	percent := debug.SetGCPercent(startGCPercent)
 	err = d.openDisks(ctx)
+	debug.SetGCPercent(percent)
 	defer d.closeImages()
 	switch {
 	case ctx.Err() != nil:

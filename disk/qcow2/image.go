@@ -13,18 +13,18 @@ type Options struct {
 
 // Info describes an image.
 type Info struct {
-	Version            int
-	ClusterSize        int64  // bytes
-	VirtualSize        int64  // bytes
-	AllocatedSize      int64  // guest bytes that this file holds, without zero clusters
-	Compression        string // "zlib" or "zstd": how compressed clusters are compressed, if there are any
-	CompressedClusters int64
-	BackingFile        string // as the image names it: a claim, to be resolved by the caller
-	BackingFormat      string
-	ExtendedL2         bool
-	LazyRefcounts      bool
-	Dirty              bool
-	Snapshots          int
+	Version        int
+	ClusterSize    int64  // bytes
+	VirtualSize    int64  // bytes
+	PlainSize      int64  // guest bytes that this file stores as they are
+	CompressedSize int64  // guest bytes that it stores compressed
+	Compression    string // "zlib" or "zstd": how they are compressed; "" if there are none
+	BackingFile    string // as the image names it: a claim, to be resolved by the caller
+	BackingFormat  string
+	ExtendedL2     bool
+	LazyRefcounts  bool
+	Dirty          bool
+	Snapshots      int
 }
 
 // Image is an open, validated image. Its methods may be called from any number of goroutines at once, but for
@@ -36,6 +36,7 @@ type Image struct {
 	l1       []uint64
 	info     Info
 	tables   cache // L2 tables, by their index in the L1 table
+	passing  cache // of those that nothing was read by, the few last ones whose extents were asked for
 	decoded  cache // decoded clusters, by their guest cluster
 	codec    codec
 
@@ -52,17 +53,18 @@ func Open(r io.ReaderAt, fileSize int64, opt Options) (*Image, error) {
 	}
 	im := &Image{r: r, fileSize: fileSize, hdr: h}
 	im.tables.init(h.clusterSize(), tableCacheBytes, im.loadTable)
+	im.passing.init(h.clusterSize(), 0, im.loadTable)
 	im.decoded.init(h.clusterSize(), decodedCacheBytes, im.loadCluster)
 	im.codec.init(h)
 	if err := im.readL1(); err != nil {
 		return nil, err
 	}
-	allocated, compressed, err := newValidator(im).run()
+	plain, compressed, err := newValidator(im).run()
 	if err != nil {
 		return nil, err
 	}
-	im.info = Info{Version: h.version, ClusterSize: h.clusterSize(), VirtualSize: h.size, AllocatedSize: allocated,
-		CompressedClusters: compressed, BackingFile: h.backingFile, BackingFormat: h.backingFormat,
+	im.info = Info{Version: h.version, ClusterSize: h.clusterSize(), VirtualSize: h.size, PlainSize: plain, CompressedSize: compressed,
+		BackingFile: h.backingFile, BackingFormat: h.backingFormat,
 		ExtendedL2: h.extended(), LazyRefcounts: h.compatible&compatLazyRefcounts != 0,
 		Dirty: h.incompatible&incompatDirty != 0, Snapshots: h.snapshots}
 	if compressed > 0 {
@@ -136,31 +138,39 @@ type piece struct {
 	entry uint64 // KindCompressed: the L2 entry
 }
 
-// locate describes the run at off that is read in one go, at most limit bytes of it and never beyond its L2 table.
-func (im *Image) locate(off, limit int64) (piece, error) {
-	return im.run(off, limit, func(p, q piece) bool {
+// tableAt finds the L2 table of a guest offset, which has to be released, and cuts what is asked for at the table's end. A
+// table without data is none: everything there is unallocated. keep says that it will be wanted again.
+func (im *Image) tableAt(off, length int64, keep bool) (table pinned, first, limit int64, err error) {
+	h := im.hdr
+	cluster, perTable := off>>h.clusterBits, h.l2Entries()
+	index := cluster / perTable
+	limit = min(length, (index+1)*perTable<<h.clusterBits-off)
+	if l2 := im.l1[index] & offsetMask; l2 != 0 {
+		c := &im.tables
+		if !keep && !c.has(index, h.clusterSize()) {
+			c = &im.passing
+		}
+		table, err = c.get(index, l2, h.clusterSize())
+	}
+	return table, cluster % perTable, limit, err
+}
+
+// locate describes the run at off that is read in one go, at most length bytes of it and never beyond its L2 table.
+func (im *Image) locate(off, length int64) (piece, error) {
+	return im.join(off, length, func(p, q piece) bool {
 		return q.kind == p.kind && q.kind != KindCompressed && (q.kind != KindData || q.host == p.host+p.n)
 	})
 }
 
-// sameKind joins pieces wherever they are stored.
-func sameKind(p, q piece) bool { return p.kind == q.kind }
-
-// run describes the pieces at off that join, at most limit bytes of them and never beyond their L2 table.
-func (im *Image) run(off, limit int64, join func(p, q piece) bool) (piece, error) {
+// join describes the pieces at off that belong together, at most length bytes of them and never beyond their L2 table.
+func (im *Image) join(off, length int64, together func(p, q piece) bool) (piece, error) {
 	h := im.hdr
-	cluster := off >> h.clusterBits
-	perTable := h.l2Entries()
-	index := cluster / perTable
-	first := cluster % perTable
-	limit = min(limit, (index+1)*perTable<<h.clusterBits-off)
-	l2 := im.l1[index] & offsetMask
-	if l2 == 0 {
-		return piece{kind: KindUnallocated, n: limit}, nil
-	}
-	table, err := im.tables.get(index, l2, h.clusterSize())
+	table, first, limit, err := im.tableAt(off, length, true)
 	if err != nil {
 		return piece{}, err
+	}
+	if table.data == nil {
+		return piece{kind: KindUnallocated, n: limit}, nil
 	}
 	defer table.release()
 	var p piece
@@ -173,7 +183,7 @@ func (im *Image) run(off, limit int64, join func(p, q piece) bool) (piece, error
 		switch {
 		case p.n == 0:
 			p = q
-		case !join(p, q):
+		case !together(p, q):
 			return p.clip(limit), nil
 		default:
 			p.n += q.n
@@ -183,6 +193,30 @@ func (im *Image) run(off, limit int64, join func(p, q piece) bool) (piece, error
 		}
 	}
 	return p.clip(limit), nil
+}
+
+// sameKind describes the run of one kind at off, wherever it is stored, at most length bytes of it and never beyond its L2
+// table. Whole disks are gone through like that before they are served, so it looks at nothing but the kind, and does not
+// fill the memory with tables.
+func (im *Image) sameKind(off, length int64) (n int64, kind Kind, err error) {
+	h := im.hdr
+	if h.extended() {
+		p, err := im.join(off, length, func(p, q piece) bool { return q.kind == p.kind })
+		return p.n, p.kind, err
+	}
+	table, first, limit, err := im.tableAt(off, length, false)
+	if err != nil || table.data == nil {
+		return limit, KindUnallocated, err
+	}
+	defer table.release()
+	within := off & (h.clusterSize() - 1)
+	entries := table.data[first*8 : first*8+(within+limit+h.clusterSize()-1)>>h.clusterBits*8]
+	kind = entryKind(binary.BigEndian.Uint64(entries))
+	i := 8
+	for i < len(entries) && entryKind(binary.BigEndian.Uint64(entries[i:])) == kind {
+		i += 8
+	}
+	return min(limit, int64(i/8)<<h.clusterBits-within), kind, nil
 }
 
 func (p piece) clip(limit int64) piece {
@@ -195,22 +229,37 @@ func (h *header) entry(table []byte, i int64) uint64 {
 	return binary.BigEndian.Uint64(table[i*h.entrySize():])
 }
 
+// entryKind is what an entry without subclusters says.
+func entryKind(e uint64) Kind {
+	switch {
+	case e == 0:
+		return KindUnallocated
+	case e&entryCompressed != 0:
+		return KindCompressed
+	case e&entryZero != 0:
+		return KindZero
+	case e&offsetMask == 0:
+		return KindUnallocated
+	}
+	return KindData
+}
+
 // entryPiece describes the run within one cluster, from byte within.
 func (h *header) entryPiece(table []byte, i, within int64) piece {
 	e := h.entry(table, i)
 	rest := h.clusterSize() - within
 	host := int64(e & offsetMask)
-	switch {
-	case e&entryCompressed != 0:
-		return piece{kind: KindCompressed, n: rest, entry: e}
-	case h.extended():
+	if h.extended() && e&entryCompressed == 0 {
 		return h.subclusterPiece(binary.BigEndian.Uint64(table[i*16+8:]), host, within)
-	case e&entryZero != 0:
-		return piece{kind: KindZero, n: rest}
-	case host == 0:
-		return piece{kind: KindUnallocated, n: rest}
 	}
-	return piece{kind: KindData, n: rest, host: host + within}
+	p := piece{kind: entryKind(e), n: rest}
+	switch p.kind {
+	case KindCompressed:
+		p.entry = e
+	case KindData:
+		p.host = host + within
+	}
+	return p
 }
 
 // subclusterPiece is entryPiece where each of 32 subclusters has bits of its own.
@@ -243,15 +292,15 @@ func (im *Image) Extent(off, length int64) (n int64, kind Kind, err error) {
 		return 0, 0, fmt.Errorf("extent of %d bytes at %d is outside the image", length, off)
 	}
 	for n < length {
-		p, err := im.run(off+n, length-n, sameKind)
+		m, next, err := im.sameKind(off+n, length-n)
 		if err != nil {
 			return 0, 0, err
 		}
-		if n > 0 && p.kind != kind {
+		if n > 0 && next != kind {
 			break
 		}
-		kind = p.kind
-		n += p.n
+		kind = next
+		n += m
 	}
 	return n, kind, nil
 }

@@ -250,13 +250,23 @@ func compareImage(t *testing.T, r *rand.Rand, im *qcow2.Image, want []byte) {
 		require.NoError(t, err)
 		require.True(t, bytes.Equal(want[off:off+int64(len(part))], part), "%d bytes at %d", len(part), off)
 	}
+	stored := make(map[qcow2.Kind]int64)
 	for off := int64(0); off < im.Size(); {
 		n, kind, err := im.Extent(off, im.Size()-off)
 		require.NoError(t, err)
 		require.Positive(t, n)
+		stored[kind] += n
+		within := r.Int64N(n)
+		length := r.Int64N(n-within) + 1
+		part, same, err := im.Extent(off+within, length)
+		require.NoError(t, err)
+		require.Equal(t, kind, same, "%d bytes from %d of the run of %d bytes at %d", length, within, n, off)
+		require.Equal(t, length, part, "%d bytes from %d of the run of %d bytes at %d", length, within, n, off)
 		if kind == qcow2.KindZero {
 			require.Equal(t, -1, bytes.IndexFunc(want[off:off+n], func(c rune) bool { return c != 0 }), "zeros at %d", off)
 		}
 		off += n
 	}
+	require.Equal(t, stored[qcow2.KindData], im.Info().PlainSize)
+	require.Equal(t, stored[qcow2.KindCompressed], im.Info().CompressedSize)
 }

@@ -9,13 +9,14 @@ import (
 // tableCheck looks at L2 tables, beside others that do.
 type tableCheck struct {
 	*validator
-	table     []byte
-	first     int64 // the guest cluster of its first entry
-	data      claims
-	packed    claims
-	scratch   []uint64
-	starts    [][]uint64 // of compressed data: a sorted list for each table that has any
-	allocated int64      // guest bytes
+	table   []byte
+	first   int64 // the guest cluster of its first entry
+	data    claims
+	packed  claims
+	scratch []uint64
+	starts  [][]uint64 // of compressed data: a sorted list for each table that has any
+
+	plainSize, compressedSize int64 // guest bytes
 }
 
 // claims are neighbouring clusters of the file that entries of the table take, which go into a set together.
@@ -106,8 +107,11 @@ func (c *tableCheck) plain(guest int64, e, sub uint64) error {
 	case host >= c.im.fileSize:
 		return bad("the cluster of guest offset %d lies at %#x, past the end of the file", guest, host)
 	}
-	if e&entryZero == 0 {
-		c.allocated += min(c.clusterSize(), c.size-guest)
+	switch {
+	case c.extended():
+		c.plainSize += c.subclusterBytes(alloc, c.size-guest)
+	case e&entryZero == 0:
+		c.plainSize += min(c.clusterSize(), c.size-guest)
 	}
 	n := host >> c.clusterBits
 	if c.data.has(n) {
@@ -121,6 +125,20 @@ func (c *tableCheck) plain(guest int64, e, sub uint64) error {
 	}
 	c.data.mask |= 1 << (n & 63)
 	return nil
+}
+
+// subclusterBytes is how much of a cluster's first rest bytes the subclusters with a bit in alloc have.
+func (h *header) subclusterBytes(alloc uint32, rest int64) (n int64) {
+	sub := h.clusterSize() / 32
+	if rest >= h.clusterSize() {
+		return sub * int64(bits.OnesCount32(alloc))
+	}
+	for i := range int64(32) {
+		if alloc>>i&1 != 0 {
+			n += max(min(sub, rest-i*sub), 0)
+		}
+	}
+	return n
 }
 
 func badTwice(host int64) error {
@@ -157,7 +175,7 @@ func (c *tableCheck) compressed(guest int64, e, sub uint64) error {
 	if off >= c.im.fileSize || length > (c.im.fileSize+511)&^511-off {
 		return bad("the compressed data of guest offset %d, %d bytes at %#x, runs past the end of the file", guest, length, off)
 	}
-	c.allocated += min(c.clusterSize(), c.size-guest)
+	c.compressedSize += min(c.clusterSize(), c.size-guest)
 	c.scratch = append(c.scratch, uint64(off))
 	end := min(off+length, c.im.fileSize)
 	for n := off >> c.clusterBits; n<<c.clusterBits < end; n++ {

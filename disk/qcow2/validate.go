@@ -41,8 +41,8 @@ func newValidator(im *Image) *validator {
 	return &validator{header: im.hdr, im: im, metadata: newClusterSet(clusters), data: newClusterSet(clusters), packed: newClusterSet(clusters)}
 }
 
-// run returns the guest bytes that the file holds, and in how many compressed clusters.
-func (v *validator) run() (allocated, compressed int64, err error) {
+// run returns how many guest bytes the file stores as they are, and how many compressed.
+func (v *validator) run() (plain, compressed int64, err error) {
 	v.metadata.add(0, 1) // the header
 	if err := v.claim("L1 table", v.l1Offset, int64(v.l1Size)*8); err != nil {
 		return 0, 0, err
@@ -73,16 +73,14 @@ func (v *validator) run() (allocated, compressed int64, err error) {
 	}
 	var starts [][]uint64
 	for i := range checks {
-		allocated += checks[i].allocated
-		for _, list := range checks[i].starts {
-			compressed += int64(len(list))
-		}
+		plain += checks[i].plainSize
+		compressed += checks[i].compressedSize
 		starts = append(starts, checks[i].starts...)
 	}
 	if at, found := repeated(starts); found {
 		return 0, 0, bad("the compressed data at %#x is used by more than one cluster", at)
 	}
-	return allocated, compressed, nil
+	return plain, compressed, nil
 }
 
 // repeated looks for a value that is there twice. Each list is sorted, and most of them lie one behind the other.

@@ -36,8 +36,8 @@ func TestConflictsBetweenTables(t *testing.T) {
 	}
 	opened, err := build().open()
 	require.NoError(t, err)
-	require.EqualValues(t, clusters/2, opened.Info().CompressedClusters)
-	require.EqualValues(t, clusters*cs, opened.Info().AllocatedSize)
+	require.EqualValues(t, clusters/2*cs, opened.Info().CompressedSize)
+	require.EqualValues(t, clusters/2*cs, opened.Info().PlainSize)
 	for range 40 {
 		im := build()
 		a := r.Intn(clusters)
