@@ -1,5 +1,7 @@
 package target
 
+import "net/netip"
+
 // MemoryInUse is what the buffers of all sessions hold, bytes.
 func (s *Server) MemoryInUse() int64 { return s.pool.used.Load() }
 
@@ -12,3 +14,10 @@ func (s *Server) Connections() (all, pending int) {
 
 // Stalls is how many disk calls of a LUN are in progress in which the watchdog has found a reader stalled.
 func (s *Server) Stalls(lun uint16) int { return int(s.watch.luns[lun].stalled.Load()) }
+
+// FailLogins makes an address one from which authentication has just failed so often.
+func (s *Server) FailLogins(from netip.Addr, times int) {
+	for range times {
+		s.slow.failed(from, s.clock.Load())
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"net"
+	"net/netip"
 	"runtime"
 	"strings"
 	"sync/atomic"
@@ -145,14 +146,18 @@ func TestFailingAddressIsSlowedDown(t *testing.T) {
 	c := tt.MustLogin(t, s.addr, tt.LoginOptions{CHAP: &tt.CHAP{Username: "fedora", Password: "correct horse 1"}}, 1)
 	require.Equal(t, 4, heldUp())
 	c.MustGood(t, tt.TestUnitReady(1))
+}
 
-	t.Run("a login that waits ends with the server", func(t *testing.T) {
-		waiting := tt.MustDial(t, s.addr)
-		require.NoError(t, waiting.SendLogin(tt.LoginID{Tag: 1}, tt.LoginPDU{Raw: []byte("InitiatorName=a\x00")}))
-		eventually(t, "it waits", func() bool { return heldUp() == 5 })
-		require.NoError(t, s.Close())
-		require.NoError(t, waiting.ExpectClosed())
-	})
+// TestWaitingLoginEndsWithTheServer has an address that has failed so often that a login from it waits for minutes.
+func TestWaitingLoginEndsWithTheServer(t *testing.T) {
+	core, logs := observer.New(zapcore.InfoLevel)
+	s := newServer(t, func(o *target.Options) { o.Log, o.Limits.LoginDelay = zap.New(core), time.Hour })
+	s.FailLogins(netip.MustParseAddr("127.0.0.1"), 20)
+	waiting := tt.MustDial(t, s.addr)
+	require.NoError(t, waiting.SendLogin(tt.LoginID{Tag: 1}, tt.LoginPDU{Raw: []byte("InitiatorName=a\x00")}))
+	eventually(t, "it waits", func() bool { return logs.FilterMessageSnippet("held up").Len() == 1 })
+	require.NoError(t, s.Close())
+	require.NoError(t, waiting.ExpectClosed())
 }
 
 // failingListener fails to accept a few times, as a process does that has run out of descriptors.
