@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"syscall"
 	"time"
 )
 
@@ -53,6 +52,9 @@ func (s settings) duplicators(mode string) []duplicator {
 // hydrate serves an image in mode clone, to nobody, until the disk is complete. The setting names the directory that it lies in.
 func (s settings) hydrate(setting string) func(ctx context.Context, image, dir string) (usage, error) {
 	return func(ctx context.Context, image, dir string) (u usage, err error) {
+		if err := settle(dir); err != nil {
+			return usage{}, err
+		}
 		begin := time.Now()
 		d, err := s.startOn(image, dir, map[string]string{"COPY_MODE": clone, setting: filepath.Join(dir, "copy")})
 		if err != nil {
@@ -173,6 +175,5 @@ func duplicateOnce(ctx context.Context, s settings, d duplicator, image string) 
 		return usage{}, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	syscall.Sync()
 	return d.duplicate(ctx, image, dir)
 }

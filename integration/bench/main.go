@@ -63,7 +63,7 @@ func parse(args []string) (settings, error) {
 	flags.IntVar(&s.rounds, "rounds", 5, "how often each measurement is repeated")
 	flags.DurationVar(&s.length, "length", 2*time.Second, "of one measurement of SCSI load or of reads of an image that is not copied (iscsi-perf counts in seconds)")
 	flags.StringVar(&only, "only", strings.Join(parts, ","), "what to measure: common clients, our own load generator, the expansion of images, disks that copy their image, the time to the first read, reads of an image that is not copied, many disks of one image")
-	flags.StringVar(&loads, "loads", "", "a regular expression; only loads (and copies: \"zlib, persistent clone\") whose names match are measured")
+	flags.StringVar(&loads, "loads", "", "a regular expression; only loads (and copies: \"zlib, convert\", \"zlib, persistent clone\") whose names match are measured")
 	flags.StringVar(&targets, "targets", "kubevirt-disk,tgtd,gotgt", "the targets to measure; the second is what the first is compared with")
 	if err := flags.Parse(args); err != nil {
 		return s, err
