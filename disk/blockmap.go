@@ -203,8 +203,11 @@ func (m *blockMap) setInPage(first, last int64, save func(page, word int64, word
 	return nil
 }
 
-// setPage sets all blocks of a page of which none is set. Nobody else sets any of it meanwhile, as the calls would overlap.
+// setPage sets all blocks of a page of which none is set. Nobody else sets any of it meanwhile, as the calls would overlap. There is
+// no page yet that snapshotPage could wait for, so both use the lock of the full one.
 func (m *blockMap) setPage(index int64, save func(page, word int64, words []byte) error) error {
+	m.full.mu.Lock()
+	defer m.full.mu.Unlock()
 	blocks := min(m.blocks-index*mapPageBlocks, mapPageBlocks)
 	if save != nil {
 		buf := mapBuffers.Get().(*[mapPageSize]byte)
@@ -229,12 +232,14 @@ func (m *blockMap) copyPage(index int64, buf []byte) {
 	}
 }
 
-// snapshotPage is copyPage without any set call half-way.
+// snapshotPage is copyPage without any set call half-way: what save was told of before is in it.
 func (m *blockMap) snapshotPage(index int64, buf []byte) {
-	if p := m.pages[index].Load(); p != nil {
-		p.mu.Lock()
-		defer p.mu.Unlock()
+	p := m.pages[index].Load()
+	if p == nil {
+		p = m.full
 	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	m.copyPage(index, buf)
 }
 

@@ -1,6 +1,9 @@
 package disk
 
-import "fmt"
+import (
+	"errors"
+	"fmt"
+)
 
 // checkpointPages is how many pages of the map one checkpoint step copies: 1 MiB.
 const checkpointPages = 256
@@ -20,21 +23,12 @@ func (o *overlay) Flush() error {
 	if o.failed.Load() {
 		return ErrFailed
 	}
-	saved := false
-	err := o.maps.takeDirty(checkpointPages, func(pages []int64) error {
-		saved = true
-		return o.checkpoint(pages)
-	})
-	switch {
-	case err != nil:
-		return err
-	case !saved:
-		return o.file.Flush() // no block was marked since the last time
+	err := o.checkpoint()
+	if errors.Is(err, ErrFailed) {
+		o.failed.Store(true)
+		err = errors.Join(err, o.maps.distrust())
 	}
-	if err := retry(o.maps.durable.Sync); err != nil {
-		return o.fail("flush of the map", err)
-	}
-	return nil
+	return err
 }
 
 // Sync is Flush, and brings the data to storage also where Flush does not. See Syncer.
@@ -45,8 +39,27 @@ func (o *overlay) Sync() error {
 	return o.file.Sync()
 }
 
-// checkpoint saves pages as they were before the data was flushed.
-func (o *overlay) checkpoint(pages []int64) error {
+// checkpoint makes the data durable, and then the map. After ErrFailed nobody can tell what was lost.
+func (o *overlay) checkpoint() error {
+	saved := false
+	err := o.maps.takeDirty(checkpointPages, func(pages []int64) error {
+		saved = true
+		return o.savePages(pages)
+	})
+	switch {
+	case err != nil:
+		return err
+	case !saved:
+		return o.file.Flush() // no block was marked since the last time
+	}
+	if err := retry(o.maps.durable.Sync); err != nil {
+		return fmt.Errorf("%w: flush of the map: %w", ErrFailed, err)
+	}
+	return nil
+}
+
+// savePages saves pages as they were before the data was flushed.
+func (o *overlay) savePages(pages []int64) error {
 	copies := make([]byte, len(pages)*mapPageSize)
 	for i, page := range pages {
 		o.blocks.snapshotPage(page, copies[i*mapPageSize:(i+1)*mapPageSize])
@@ -59,14 +72,8 @@ func (o *overlay) checkpoint(pages []int64) error {
 			if isNoSpace(err) {
 				return mapError(err)
 			}
-			return o.fail("writing the map", err)
+			return fmt.Errorf("%w: writing the map: %w", ErrFailed, err)
 		}
 	}
 	return nil
-}
-
-// fail makes the disk fail for good: nobody can tell what was lost.
-func (o *overlay) fail(what string, err error) error {
-	o.failed.Store(true)
-	return fmt.Errorf("%w: %s: %w", ErrFailed, what, err)
 }

@@ -20,6 +20,9 @@ func Convert(ctx context.Context, img *Image, dst string, p *Progress) error {
 	if err := checkDestination(img, dst); err != nil {
 		return err
 	}
+	if err := checkDestination(img, dst+partialSuffix); err != nil {
+		return fmt.Errorf("%s is written under another name until it is complete: %w", dst, err)
+	}
 	if err := checkSpace(ctx, img, filepath.Dir(dst), 0); err != nil {
 		return err
 	}
@@ -38,7 +41,7 @@ func Convert(ctx context.Context, img *Image, dst string, p *Progress) error {
 	return nil
 }
 
-// checkDestination refuses what a rename would destroy: the image's own files, and anything that is no regular file.
+// checkDestination refuses what would be emptied or replaced: the image's own files, and anything that is no regular file.
 func checkDestination(img *Image, dst string) error {
 	var st unix.Stat_t
 	err := retry(func() error { return unix.Lstat(dst, &st) })

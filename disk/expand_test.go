@@ -178,6 +178,16 @@ func TestConvertDestinations(t *testing.T) {
 	}
 	require.Error(t, Convert(t.Context(), img, filepath.Join(dir, "missing", "out.raw"), nil))
 
+	// As a download that was never renamed.
+	unfinished := filepath.Join(dir, "disk.img"+partialSuffix)
+	qemuImg(t, dir, "create", "-q", "-f", "qcow2", unfinished, "1M")
+	before, err := os.ReadFile(unfinished)
+	require.NoError(t, err)
+	require.ErrorContains(t, Convert(t.Context(), openImage(t, unfinished), filepath.Join(dir, "disk.img"), nil), "is the image disk.img.partial itself")
+	after, err := os.ReadFile(unfinished)
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(before, after), "the image is not touched")
+
 	// What a killed process left behind is taken over, an older result is replaced.
 	out := put(t, dir, "out.raw", block(9, 5<<20), 0)
 	put(t, dir, "out.raw"+partialSuffix, block(8, 5<<20), 0)

@@ -31,27 +31,58 @@ func (o *opening) inPlace(context.Context) (*Instance, error) {
 		if _, err := os.Lstat(o.dir.disk()); err == nil {
 			o.log.Warn("removing the disk of an earlier start: the image is served in place now", zap.String("disk", o.dir.disk()))
 		}
-		err = o.dir.clear()
-		s = &state{Version: stateVersion, Image: o.img.Name(), Owner: o.owner(), Mode: CopyNone, Size: disk.Size(), Identity: newIdentity(),
+		if err := o.dir.clear(); err != nil {
+			return nil, errors.Join(err, disk.Close())
+		}
+		s = &state{Version: stateVersion, Image: o.img.Name(), Mode: CopyNone, Size: disk.Size(), Identity: newIdentity(),
 			Created: time.Now().UTC(), Durable: true, Map: newMapID()}
-		if err == nil {
-			err = o.spaceError(s.save(o.dir.state(), true))
-		}
-		if err != nil {
-			return nil, errors.Join(err, disk.Close())
-		}
 	}
-	if id := o.identity(s.Identity); id != s.Identity || s.Owner != o.owner() {
-		s.Identity, s.Owner = id, o.owner()
-		if err := o.spaceError(s.save(o.dir.state(), true)); err != nil {
-			return nil, errors.Join(err, disk.Close())
-		}
+	if kept, err = o.recall(s, kept, file, readOnly); err != nil {
+		return nil, errors.Join(err, disk.Close())
 	}
 	o.opt.Progress.start(disk.Size(), 0)
 	o.opt.Progress.finish()
 	o.log.Info("serving the image file in place", zap.String("disk", o.img.Path()), zap.Bool("read_only", readOnly),
 		zap.String("serial", s.Identity.Serial))
 	return &Instance{Disk: disk, Identity: s.Identity, Path: o.img.Path(), ReadOnly: readOnly, Kept: kept, Created: s.Created, content: s.Map}, nil
+}
+
+// recall brings the state of an earlier start to what is served now, and reports whether that is the same file. Another one, as when an
+// image in a container's own layer is there again as it was built, must not get what the logical unit has kept with the content:
+// reservations, or what an interrupted write has to put back. A read-only start does not tell, as a file in a container may be exchanged
+// for a copy of it when it is opened for writing.
+func (o *opening) recall(s *state, kept bool, file *os.File, readOnly bool) (same bool, err error) {
+	id, which := o.identity(s.Identity), s.File
+	if !readOnly {
+		which = fileInstance(file)
+	}
+	same = kept && (s.File == "" || which == "" || which == s.File)
+	if same && id == s.Identity && s.Owner == o.owner() && which == s.File {
+		return true, nil
+	}
+	s.Identity, s.Owner, s.File = id, o.owner(), which
+	if same || !kept {
+		return same, o.spaceError(s.save(o.dir.state(), true))
+	}
+	o.log.Warn("the image file is another one than at the earlier start: what was kept with its content, as reservations, is dropped")
+	s.Map, s.Created = newMapID(), time.Now().UTC()
+	if err := o.spaceError(s.save(o.dir.state(), true)); err != nil {
+		return false, err
+	}
+	return false, o.dir.clearUnits()
+}
+
+// fileInstance tells files of one name apart: by the number of the inode, and by when that was made, as numbers are used again. "": it
+// cannot be told.
+func fileInstance(f *os.File) string {
+	var st unix.Statx_t
+	err := retry(func() error {
+		return unix.Statx(int(f.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_INO|unix.STATX_BTIME, &st)
+	})
+	if err != nil || st.Mask&unix.STATX_INO == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%d-%d.%09d", st.Ino, st.Btime.Sec, st.Btime.Nsec)
 }
 
 // openImageFile opens the image's own file for writing, and locks it: two daemons that write to one file destroy it.

@@ -163,3 +163,37 @@ func TestDiskThatStopsBeingDurable(t *testing.T) {
 	require.False(t, lost.Kept, "it was not flushed this time")
 	require.Contains(t, dropReason(logs), "restarted")
 }
+
+// When a flush fails, the kernel forgets pages that it could not write. What was copied of the image since the last flush is read from the
+// image again after a restart, and not from where the lost pages were.
+func TestRestartAfterAFailedFlush(t *testing.T) {
+	content := make([]byte, 3<<20)
+	for i := range content {
+		content[i] = byte(1 + i%251)
+	}
+	path := put(t, t.TempDir(), "disk.raw", content, 0)
+	opt := OpenOptions{Mode: CopyOnRead, PersistentDir: t.TempDir()}
+	inst, _ := start(t, path, opt)
+	_, err := inst.WriteAt(block('f', 4096), 4096)
+	require.NoError(t, err)
+	require.NoError(t, inst.Flush())
+	_, err = inst.WriteAt(block('l', 512), 1<<20) // the rest of the block comes from the image
+	require.NoError(t, err)
+	readAll(t, inst, inst.Size()) // and so does everything else
+	inst.Disk.(*overlay).file.(*File).sync = func(int) error { return unix.EIO }
+	require.ErrorIs(t, inst.Flush(), ErrFailed)
+	_, err = inst.WriteAt(block('x', 512), 4096)
+	require.ErrorIs(t, err, ErrFailed)
+	require.NoError(t, inst.Close())
+
+	f, err := os.OpenFile(inst.Path, os.O_RDWR, 0)
+	require.NoError(t, err)
+	_, err = f.WriteAt(make([]byte, 2<<20), 1<<20)
+	require.NoError(t, err)
+	require.NoError(t, f.Close())
+	again, _ := start(t, path, opt)
+	require.True(t, again.Kept)
+	copy(content[4096:], block('f', 4096))
+	require.Equal(t, -1, firstDifference(content, readAll(t, again, again.Size())))
+	require.NoError(t, again.Flush())
+}

@@ -47,6 +47,18 @@ func (s *mapStore) untaint() {
 	}
 }
 
+// distrust makes the next start go by the durable file alone: a flush has failed, so that what the live file speaks of may be neither on
+// storage nor, some time later, in the page cache.
+func (s *mapStore) distrust() error {
+	if s.live == nil {
+		return nil
+	}
+	if _, err := s.live.WriteAt(make([]byte, mapHeaderSize), 0); err != nil {
+		return mapError(err)
+	}
+	return nil
+}
+
 // mapError is an error of writing a map file, for the guest.
 func mapError(err error) error {
 	if isNoSpace(err) {

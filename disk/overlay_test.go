@@ -3,6 +3,7 @@ package disk
 import (
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
@@ -199,5 +200,37 @@ func TestRangeLocks(t *testing.T) {
 	<-taken
 	l.unlock(20, 21)
 	l.unlock(0, 9)
-	require.Empty(t, l.held)
+	require.Empty(t, l.queue)
+}
+
+// A discard of the whole disk waits for the writes that came before it, and not for those that came later: there is always one.
+func TestLargeRangesHaveTheirTurn(t *testing.T) {
+	var l rangeLocks
+	queued := func(n int) {
+		require.Eventually(t, func() bool {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			return len(l.queue) == n
+		}, 30*time.Second, time.Millisecond)
+	}
+	l.lock(3, 3)
+	order := make(chan string, 2)
+	go func() {
+		l.lock(0, 100)
+		order <- "all"
+		l.unlock(0, 100)
+	}()
+	queued(2)
+	go func() {
+		l.lock(50, 50)
+		order <- "one"
+		l.unlock(50, 50)
+	}()
+	queued(3)
+	l.lock(200, 200) // not in the way of anybody
+	l.unlock(200, 200)
+	l.unlock(3, 3)
+	require.Equal(t, "all", <-order)
+	require.Equal(t, "one", <-order)
+	queued(0)
 }

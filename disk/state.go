@@ -33,6 +33,7 @@ type state struct {
 	Map       string            `json:"map"`      // identifier of the map files, 32 hexadecimal digits
 	Boot      string            `json:"boot"`     // the running kernel's boot; see survivesBoot
 	Chain     []fileFingerprint `json:"chain"`    // of the image; empty where the image is served in place
+	File      string            `json:"file"`     // the one that is served in place, see fileInstance; "" where it is not known
 
 	stale bool // the file does not say all of this yet
 }

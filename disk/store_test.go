@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 )
 
@@ -164,5 +165,41 @@ func TestStoreIsAsDurableAsTheDisk(t *testing.T) {
 			require.Equal(t, want, inst.Store().sync != nil, "%+v", o)
 			require.NoError(t, inst.Close())
 		}
+	}
+}
+
+// What a unit has kept of an image that is served in place is not applied to another file of its name: an atomic write that was interrupted
+// would put blocks of the one into the other.
+func TestStoreOfAnExchangedFile(t *testing.T) {
+	dir := t.TempDir()
+	path := put(t, dir, "disk.raw", []byte("data"), 1<<20)
+	opt := OpenOptions{Mode: CopyNone, WorkDir: t.TempDir()}
+	first, _ := start(t, path, opt)
+	require.False(t, first.Kept)
+	require.NoError(t, first.Store().Save("kept", []byte("x")))
+	require.NoError(t, first.Close())
+	for _, readOnly := range []bool{false, true, false} {
+		opt.ReadOnly = readOnly
+		again, logs := start(t, path, opt)
+		require.True(t, again.Kept)
+		kept, err := again.Store().Load("kept")
+		require.NoError(t, err)
+		require.Equal(t, "x", string(kept))
+		require.Empty(t, logs.FilterLevelExact(zap.WarnLevel).All())
+		require.NoError(t, again.Close())
+	}
+
+	put(t, dir, "new.raw", []byte("data"), 1<<20)
+	require.NoError(t, os.Rename(filepath.Join(dir, "new.raw"), path))
+	for i := range 2 {
+		other, logs := start(t, path, opt)
+		require.Equal(t, i > 0, other.Kept)
+		require.Equal(t, first.Identity, other.Identity)
+		require.Equal(t, 1-i, logs.FilterMessageSnippet("is another one").Len())
+		kept, err := other.Store().Load("kept")
+		require.NoError(t, err)
+		require.Empty(t, kept)
+		require.NoDirExists(t, first.Store().dir)
+		require.NoError(t, other.Close())
 	}
 }
