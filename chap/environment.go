@@ -184,7 +184,11 @@ func (e *environment) pair(username, password setting) pair {
 	case username.bad || password.bad:
 		return pair{} // reported
 	case username.set() && !password.set():
-		e.problem("%s is set but %s is not; a credential needs both", username.from, password.from)
+		hint := ""
+		if username.from == envOldUsername {
+			hint = ". Desktop sessions set USERNAME by themselves: unset it where you did not"
+		}
+		e.problem("%s is set but %s is not; a credential needs both%s", username.from, password.from, hint)
 		return pair{}
 	case password.set() && !username.set():
 		e.problem("%s is set but %s is not; a credential needs both", password.from, username.from)

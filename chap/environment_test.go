@@ -101,7 +101,7 @@ func TestFromEnvironmentRefuses(t *testing.T) {
 		{"no password", vars{"CHAP_USERNAME": "alice"}, []string{"CHAP_USERNAME", "CHAP_PASSWORD"}},
 		{"no user", vars{"CHAP_PASSWORD": secretA}, []string{"CHAP_USERNAME", "CHAP_PASSWORD"}},
 		{"empty password", vars{"CHAP_USERNAME": "alice", "CHAP_PASSWORD": ""}, []string{"CHAP_PASSWORD is not"}},
-		{"original without password", vars{"USERNAME": "alice"}, []string{"USERNAME", "PASSWORD"}},
+		{"original without password", vars{"USERNAME": "alice"}, []string{"USERNAME", "PASSWORD", "unset it"}},
 		{"original without user", vars{"PASSWORD_BASE64": "MDEyMzQ1Njc4OWFiY2RlZg=="}, []string{"PASSWORD_BASE64", "USERNAME"}},
 		{"kubernetes half", vars{"node.session.auth.username": "alice"}, []string{"node.session.auth.username", "node.session.auth.password"}},
 		{"kubernetes half mutual", good(vars{"node.session.auth.password_in": secretB}), []string{"node.session.auth.password_in", "node.session.auth.username_in"}},

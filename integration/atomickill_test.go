@@ -137,7 +137,7 @@ func atomicRecords(t *testing.T, volume string) []string {
 
 func awaitAtomicRecord(t *testing.T, volume string) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); len(atomicRecords(t, volume)) == 0; {
+	for deadline := time.Now().Add(clientTimeout); len(atomicRecords(t, volume)) == 0; {
 		require.True(t, time.Now().Before(deadline), "no atomic write keeps anything")
 	}
 }

@@ -232,7 +232,7 @@ func (d *daemon) checkPanicCounter() {
 // get fetches a page of the monitoring listener; any status is fine.
 func (d *daemon) get(path string) string {
 	d.t.Helper()
-	client := http.Client{Timeout: 10 * time.Second}
+	client := http.Client{Timeout: clientTimeout}
 	response, err := client.Get("http://" + d.Metrics + path)
 	require.NoError(d.t, err)
 	defer response.Body.Close()

@@ -1,12 +1,16 @@
 package metrics
 
 import (
+	"bufio"
 	"encoding/json"
 	"errors"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
@@ -90,4 +94,41 @@ func TestServerBoundsSlowClients(t *testing.T) {
 	require.NotZero(t, s.WriteTimeout)
 	require.NotZero(t, s.IdleTimeout)
 	require.NotZero(t, s.MaxHeaderBytes)
+}
+
+// TestManyConnections: clients that connect and stay cost little, and a probe or a scrape that comes after them is answered.
+func TestManyConnections(t *testing.T) {
+	ts := httptest.NewUnstartedServer(nil)
+	ts.Config = NewServer(full().Handler(Pages{
+		Status: func() Status { return Status{} }, Ready: func() error { return nil }, Health: func() error { return nil },
+	}, zap.NewNop()), zap.NewNop())
+	ts.Start()
+	defer ts.Close()
+	address := ts.Listener.Addr().String()
+	var all []net.Conn
+	for range 4 * maxConnections {
+		c, err := net.Dial("tcp", address)
+		require.NoError(t, err)
+		defer c.Close()
+		_, err = io.WriteString(c, "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+		require.NoError(t, err)
+		_, err = http.ReadResponse(bufio.NewReader(c), nil)
+		require.NoError(t, err)
+		all = append(all, c)
+	}
+	status, _, _ := get(t, ts.URL+"/readyz")
+	require.Equal(t, http.StatusOK, status)
+	// Which ones are just kept depends on when the server noticed their silence.
+	for _, c := range all[:2*maxConnections] {
+		// Much sooner than the server ends what is idle.
+		require.NoError(t, c.SetReadDeadline(time.Now().Add(time.Minute)))
+		_, err := c.Read(make([]byte, 1))
+		require.Error(t, err)
+		require.NotErrorIs(t, err, os.ErrDeadlineExceeded)
+	}
+	last := all[len(all)-1]
+	_, err := io.WriteString(last, "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+	require.NoError(t, err)
+	_, err = http.ReadResponse(bufio.NewReader(last), nil)
+	require.NoError(t, err, "one that came late is kept")
 }

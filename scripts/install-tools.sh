@@ -47,8 +47,20 @@ fi
 
 echo "install-tools: installing ${missing[*]}"
 export DEBIAN_FRONTEND=noninteractive
-apt-get update -qq
-apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+# apt_get tries more than once: a mirror may fail, and on a machine that has just started others hold apt's locks.
+apt_get() {
+	local try
+	for try in 1 2 3; do
+		if apt-get -qq -o Acquire::Retries=3 -o DPkg::Lock::Timeout=300 "$@"; then
+			return
+		fi
+		echo "install-tools: apt-get $1 failed, try $try of 3" >&2
+		sleep 10
+	done
+	return 1
+}
+apt_get update || echo "install-tools: the lists of packages are used as they are" >&2
+apt_get install -y --no-install-recommends "${missing[@]}" >/dev/null
 for service in tgt docker-registry; do
 	case " ${missing[*]} " in
 	*" $service "*)

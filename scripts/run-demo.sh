@@ -16,6 +16,9 @@ target=${TARGET_NAME:-iqn.2017-01.io.kubevirt:wrapper}
 state=$PWD/cache/demo
 mkdir -p "$state"
 
+# Desktop sessions set it, and without a password it would be half a credential.
+[ -n "${PASSWORD:-}${PASSWORD_BASE64:-}" ] || unset USERNAME
+
 user=
 hint='without a password, as it listens on this machine only'
 if [ -n "${CHAP_USERNAME:-}" ]; then

@@ -104,7 +104,22 @@ Exit status: 0 done, 1 failed while running, 2 wrong usage or configuration.`,
 	root.SetFlagErrorFunc(flagError)
 	root.AddCommand(a.serveCommand(), a.inspectCommand(), a.convertCommand(), a.xmlCommand(), a.healthcheckCommand(),
 		a.handoverCommand(), a.versionCommand())
+	requireShell(root)
 	return root
+}
+
+// requireShell makes it wrong usage to ask for completion without a shell, or for one that there is none for. Otherwise the help is printed
+// to where the completion should go, with status 0.
+func requireShell(root *cobra.Command) {
+	root.InitDefaultCompletionCmd()
+	for _, c := range root.Commands() {
+		if c.Name() == "completion" {
+			c.Args = cobra.ArbitraryArgs
+			c.RunE = func(*cobra.Command, []string) error {
+				return errors.New("which shell? usage is \"kubevirt-disk completion bash\", zsh, fish or powershell")
+			}
+		}
+	}
 }
 
 // flagError says what to do about a wrong flag. What follows an unknown one is not repeated: it may be a

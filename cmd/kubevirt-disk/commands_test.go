@@ -61,6 +61,12 @@ func TestCompletion(t *testing.T) {
 		require.Equal(t, exitDone, status, shell)
 		require.Contains(t, stdout, "kubevirt-disk", shell)
 	}
+	for _, args := range [][]string{{"completion"}, {"completion", "tcsh"}} {
+		status, stdout, stderr := run(t, nil, args...)
+		require.Equal(t, exitUsage, status)
+		require.Empty(t, stdout, "a shell would read it")
+		require.Contains(t, stderr, "powershell")
+	}
 }
 
 func TestInspect(t *testing.T) {

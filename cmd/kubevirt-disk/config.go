@@ -59,7 +59,7 @@ func loadConfig(flags *pflag.FlagSet) (*config, error) {
 		l.problems.add(l.name(keyAccessMode), "%v", err)
 	}
 	c.controlSocket = l.controlSocket()
-	c.limits = target.Limits{Memory: l.size(keyMemory), MaxConnections: l.count(keyMaxSessions), MaxPerAddress: l.count(keyMaxPerAddress)}
+	c.limits = target.Limits{Memory: l.memory(), MaxConnections: l.count(keyMaxSessions), MaxPerAddress: l.count(keyMaxPerAddress)}
 	if c.onImageChange, err = disk.ParseImageChange(l.text(keyOnImageChange)); err != nil {
 		l.problems.add(l.name(keyOnImageChange), "%v", err)
 	}
@@ -132,6 +132,21 @@ func (l *loader) size(key string) int64 {
 	n, err := parseSize(text)
 	if err != nil {
 		l.problems.add(l.name(key), "%v", err)
+	}
+	return n
+}
+
+// minMemory lets the longest gathered write through (1 MiB) beside what receive buffers and stalled commands take, bytes. With less a
+// daemon would be ready, and some commands would be asked to try again for ever.
+const minMemory = 4 << 20
+
+func (l *loader) memory() int64 {
+	n, err := parseBytes(l.text(keyMemory))
+	if err == nil && n < minMemory {
+		err = fmt.Errorf("%q is too little for the longest commands: use at least %dMi", l.text(keyMemory), minMemory>>20)
+	}
+	if err != nil {
+		l.problems.add(l.name(keyMemory), "%v", err)
 	}
 	return n
 }

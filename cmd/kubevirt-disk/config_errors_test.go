@@ -44,6 +44,7 @@ func TestConfigurationErrors(t *testing.T) {
 		"ephemeral flush":                 {env: map[string]string{"EPHEMERAL_FLUSH": "perhaps"}, want: []string{"EPHEMERAL_FLUSH", "perhaps"}},
 		"no sessions":                     {env: map[string]string{"MAX_SESSIONS": "0"}, want: []string{"MAX_SESSIONS", "at least 1"}},
 		"memory":                          {args: []string{"--memory=lots"}, want: []string{"--memory", "lots"}},
+		"memory for no command":           {env: map[string]string{"MEMORY": "1Mi"}, want: []string{"MEMORY", "1Mi", "at least 4Mi"}},
 		"disks is no map":                 {file: "disks: [a.raw]", want: []string{"line 1", "fedora.qcow2"}},
 		"disk is no map":                  {file: "disks: {a.raw: 3}", want: []string{"a.raw", "key: value"}},
 		"disk set up twice":               {file: "disks:\n  a.raw: {lun: 3}\n  a.raw: {lun: 4}\n", want: []string{"line 3", "a.raw", "twice"}},

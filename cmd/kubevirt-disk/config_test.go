@@ -98,12 +98,7 @@ var settingCases = []struct {
 	}},
 	{key: keyEphemeralFlush, def: "false", inFile: "true", inEnv: "false", asFlag: "true", got: func(c *config) string { return fmt.Sprint(c.ephemeralFlush) }},
 	{key: keyControlSocket, def: "/var/lib/kubevirt-disk/control.sock", inFile: "/f", inEnv: "/e", asFlag: "/a", got: func(c *config) string { return c.controlSocket }},
-	{key: keyMemory, def: "67108864", inFile: "1Mi", inEnv: "2Mi", asFlag: "3Mi", got: func(c *config) string {
-		if n := c.limits.Memory; n < 64<<20 {
-			return fmt.Sprintf("%dMi", n>>20)
-		}
-		return fmt.Sprint(c.limits.Memory)
-	}},
+	{key: keyMemory, def: "67108864", inFile: "4194304", inEnv: "5000000", asFlag: "6000001", got: func(c *config) string { return fmt.Sprint(c.limits.Memory) }},
 	{key: keyMaxSessions, def: "1024", inFile: "1", inEnv: "2", asFlag: "3", got: func(c *config) string { return fmt.Sprint(c.limits.MaxConnections) }},
 	{key: keyMaxPerAddress, def: "256", inFile: "1", inEnv: "2", asFlag: "3", got: func(c *config) string { return fmt.Sprint(c.limits.MaxPerAddress) }},
 	{key: keyInsecureNoAuth, def: "false", inFile: "true", inEnv: "false", asFlag: "true", also: "LISTEN=0.0.0.0",

@@ -84,8 +84,16 @@ func listenUnix(path string) (net.Listener, error) {
 		_ = c.Close()
 		return nil, fmt.Errorf("another daemon uses it: %w", unix.EADDRINUSE)
 	}
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	switch info, err := os.Lstat(path); {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
 		return nil, err
+	case info.Mode()&fs.ModeSocket == 0:
+		return nil, fmt.Errorf("%s is there already, and no socket", path)
+	default:
+		if err := os.Remove(path); err != nil {
+			return nil, err
+		}
 	}
 	l, err := net.Listen("unix", short)
 	if err != nil {

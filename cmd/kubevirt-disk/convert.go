@@ -42,7 +42,7 @@ func (a *app) convert(ctx context.Context, source, destination string, force boo
 	p := new(disk.Progress)
 	report := newReporter(a.stderr, isTerminal(a.stderr), img.Name())
 	err = report.while(p, func() error { return disk.Convert(ctx, img, destination, p) })
-	if ctx.Err() != nil {
+	if err != nil && ctx.Err() != nil {
 		return fmt.Errorf("interrupted: %s was not written", destination)
 	}
 	return err

@@ -201,6 +201,26 @@ func TestReadyFile(t *testing.T) {
 	require.Len(t, files, 1)
 }
 
+// TestControlSocketInTheWay: what a killed daemon left is replaced, and nothing else.
+func TestControlSocketInTheWay(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "control.sock")
+	left, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	require.NoError(t, err)
+	_, err = listenUnix(path)
+	require.ErrorContains(t, err, "another daemon uses it")
+	left.SetUnlinkOnClose(false)
+	require.NoError(t, left.Close())
+	l, err := listenUnix(path)
+	require.NoError(t, err)
+	require.NoError(t, l.Close())
+	require.NoFileExists(t, path)
+
+	require.NoError(t, os.WriteFile(path, []byte("precious"), 0o600))
+	_, err = listenUnix(path)
+	require.ErrorContains(t, err, "no socket")
+	require.FileExists(t, path)
+}
+
 func TestLogFormats(t *testing.T) {
 	var b bytes.Buffer
 	require.Equal(t, logJSON, logConfig{}.resolve(&b).format, "a pipe gets JSON")

@@ -97,8 +97,17 @@ var sizeUnits = []struct {
 	bytes  int64
 }{{"Ki", 1 << 10}, {"Mi", 1 << 20}, {"Gi", 1 << 30}, {"Ti", 1 << 40}, {"K", 1e3}, {"k", 1e3}, {"M", 1e6}, {"G", 1e9}, {"T", 1e12}, {"", 1}}
 
-// parseSize reads a number of bytes as Kubernetes writes it: 10Gi, 500M, 1073741824.
+// parseSize reads the size of a disk, bytes.
 func parseSize(text string) (int64, error) {
+	n, err := parseBytes(text)
+	if err == nil && n%disk.SectorSize != 0 {
+		return 0, fmt.Errorf("%q is not a multiple of %d bytes: use Ki, Mi, Gi or Ti", text, disk.SectorSize)
+	}
+	return n, err
+}
+
+// parseBytes reads a number of bytes as Kubernetes writes it: 10Gi, 500M, 1073741824.
+func parseBytes(text string) (int64, error) {
 	for _, unit := range sizeUnits {
 		digits, ok := strings.CutSuffix(text, unit.suffix)
 		if !ok {
@@ -107,9 +116,6 @@ func parseSize(text string) (int64, error) {
 		n, err := strconv.ParseInt(digits, 10, 64)
 		if err != nil || n <= 0 || n > math.MaxInt64/unit.bytes {
 			break
-		}
-		if n*unit.bytes%disk.SectorSize != 0 {
-			return 0, fmt.Errorf("%q is not a multiple of %d bytes", text, disk.SectorSize)
 		}
 		return n * unit.bytes, nil
 	}

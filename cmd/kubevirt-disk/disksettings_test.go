@@ -73,7 +73,7 @@ func TestParseSize(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, want, got, text)
 	}
-	for _, text := range []string{"", "Gi", "0", "1.5Gi", "10GB", "1 Gi", "513", "+", "99999999999999999999"} {
+	for _, text := range []string{"", "Gi", "0", "1.5Gi", "10GB", "1 Gi", "513", "500M", "+", "99999999999999999999"} {
 		_, err := parseSize(text)
 		require.Error(t, err, text)
 	}

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os/signal"
 	"runtime/debug"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -42,6 +44,8 @@ CHAP_MUTUAL_USERNAME and CHAP_MUTUAL_PASSWORD, each also with the suffix _FILE. 
 		}
 		ctx, stop := a.interruptible(cmd.Context())
 		defer stop()
+		// The reader of the log may be gone, as tee is after the Ctrl-C that also ends this: that is no reason to die without draining.
+		signal.Ignore(syscall.SIGPIPE)
 		log := newLogger(cfg.log, a.stderr)
 		// A log that cannot be written must not change how the command ends.
 		defer func() { _ = log.Sync() }()

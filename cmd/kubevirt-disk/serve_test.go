@@ -84,6 +84,20 @@ func TestServeEndsOnInterruptToo(t *testing.T) {
 	require.Equal(t, exitDone, p.status())
 }
 
+// TestServeOutlivesTheReaderOfItsLog: nobody reads the log any more, and the stop is as clean as any.
+func TestServeOutlivesTheReaderOfItsLog(t *testing.T) {
+	l := newPlace(t, "a.raw")
+	path := filepath.Join(l.dir, "log")
+	require.NoError(t, syscall.Mkfifo(path, 0o600))
+	reader, err := os.OpenFile(path, os.O_RDWR, 0) // for writing as well, so that it does not wait for the daemon
+	require.NoError(t, err)
+	p := launch(t, "/bin/sh", append(l.env, "LOG="+path), "-c", `exec "$0" serve 2>"$LOG"`, binary(t))
+	p.until("the ready file is there", func() bool { return exists(l.readyFile()) })
+	require.NoError(t, reader.Close())
+	require.Equal(t, exitDone, p.terminate())
+	require.NoFileExists(t, l.readyFile())
+}
+
 func TestServeOnTwoPortals(t *testing.T) {
 	l := newPlace(t, "a.raw")
 	p := l.serve(t, "LISTEN=127.0.0.1:0,127.0.0.2:0")

@@ -87,7 +87,7 @@ var settings = []setting{
 	{key: keyControlSocket, env: []string{"CONTROL_SOCKET"}, def: "control.sock", empty: true,
 		usage: "`socket` for the command handover, relative to the work directory; empty: none"},
 	{key: keyMemory, env: []string{"MEMORY"}, def: "64Mi",
-		usage: "`bytes` of data in flight of all sessions together; commands beyond it are asked to try again"},
+		usage: "`bytes` of data in flight of all sessions together, at least 4Mi; commands beyond it are asked to try again"},
 	{key: keyMaxSessions, env: []string{"MAX_SESSIONS"}, def: "1024",
 		usage: "`number` of sessions at once"},
 	{key: keyMaxPerAddress, env: []string{"MAX_SESSIONS_PER_ADDRESS"}, def: "256",

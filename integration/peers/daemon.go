@@ -52,9 +52,6 @@ func StartDaemon(opt DaemonOptions) (*Daemon, error) {
 	if err := os.MkdirAll(opt.StateDir, 0o755); err != nil {
 		return nil, err
 	}
-	if err := os.Remove(ready); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, err
-	}
 	cmd := exec.Command(opt.Binary, append([]string{"serve"}, opt.Args...)...)
 	cmd.Dir = opt.StateDir
 	for name, value := range env {
