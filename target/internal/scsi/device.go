@@ -23,8 +23,8 @@ type Options struct {
 	Log            *zap.Logger
 	Panicked       func() // called when work of the device's own has panicked; nil: nobody is told
 
-	// Abort ends the commands of these nexuses at a LUN without an answer, except one, and returns when none of them can
-	// change the medium any more. Nil: the transport has no commands but that one.
+	// Abort ends the commands of these nexuses at a LUN without an answer, except one: it calls Task.Abort of each that executes,
+	// and does not wait for it. Nil: the transport has no commands but that one.
 	Abort func(lun uint16, nexuses []*Nexus, except *Task)
 }
 

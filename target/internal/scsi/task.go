@@ -212,6 +212,24 @@ func (t *Task) wanted() error {
 	return nil
 }
 
+// lockRange holds a range of the medium for what the command does to it; the caller unlocks t.hold. It is errAborted, and
+// nothing is held, once the command is aborted: whoever has ended it may have been told so, and have written the same blocks
+// since. So nothing that changes the medium may look before it holds what it changes.
+func (t *Task) lockRange(kind holdKind, off, length int64) error {
+	t.hold.set(kind, t.Nexus.initiator, off, length)
+	return t.lockHold()
+}
+
+// lockHold is lockRange for the ranges that t.hold has already.
+func (t *Task) lockHold() error {
+	t.unit.ranges.lock(&t.hold)
+	err := t.wanted()
+	if err != nil {
+		t.unit.ranges.unlock(&t.hold)
+	}
+	return err
+}
+
 // LUNNumber is the number of the logical unit that the command was sent to; false if no disk is there.
 func (t *Task) LUNNumber() (uint16, bool) {
 	if t.unit == nil {
