@@ -3,7 +3,6 @@ package scsi
 import (
 	"fmt"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -118,11 +117,7 @@ func TestPreemptAndAbortFences(t *testing.T) {
 	go func() { done <- b.persist(b.nexus, saPreemptAndAbort, typeWriteExclusiveRO, 1, 2) }()
 
 	// The PREEMPT AND ABORT has a place behind the write, so that it waits.
-	require.Eventually(t, func() bool {
-		b.d.units[0].ranges.mu.Lock()
-		defer b.d.units[0].ranges.mu.Unlock()
-		return b.d.units[0].ranges.waiting == 1
-	}, time.Minute, time.Millisecond)
+	b.waitsForRange()
 	require.Equal(t, []*Nexus{second}, aborted)
 	require.Equal(t, "1/5", b.reservation(), "nobody else waits for the disk")
 	select {
