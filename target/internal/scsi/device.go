@@ -95,7 +95,8 @@ type unit struct {
 	mode       modeState
 	faults     faultLog
 	sanitizing sanitizeState
-	atomics    sync.Mutex // held by a WRITE ATOMIC: there is one record of what to put back
+	atomics    sync.Mutex  // held by a WRITE ATOMIC: there is one record of what to put back
+	atomicKept atomic.Bool // a record may be there that has to go; written under atomics
 }
 
 // NewDevice checks the options and makes the device. It asks each disk once for its optional interfaces.
