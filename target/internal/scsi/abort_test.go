@@ -1,6 +1,7 @@
 package scsi
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -86,6 +87,20 @@ func TestAbortedWriteComesToNothing(t *testing.T) {
 			require.Equal(t, fresh, b.good(cdb("28 00 00000000 00 0008 00"), nil))
 		})
 	}
+}
+
+// TestAbortedReservationComesToNothing aborts a REGISTER that waits for another one, which a slow store keeps: the initiator was
+// told that it has ended, and what it registers from then on must count.
+func TestAbortedReservationComesToNothing(t *testing.T) {
+	b := newBench(t)
+	task := &Task{Nexus: b.nexus, LUN: lun1}
+	copy(task.CDB[:], []byte{opPersistOut, saRegister, 0, 0, 0, 0, 0, 0, persistBasicLen})
+	require.NoError(t, b.d.Prepare(task))
+	task.Abort()
+	list := make([]byte, persistBasicLen)
+	list[15] = 7
+	require.ErrorIs(t, task.Out(0, list), errAborted)
+	require.Equal(t, "0:", strings.TrimSpace(b.keys()))
 }
 
 // selfCopy copies over what holes there are.
