@@ -43,9 +43,8 @@ type task struct {
 	started   time.Duration // since the server's start
 	begun     time.Duration // the same, when all data of the last burst was there
 
-	state taskState     // guarded by session.mu
-	owner *runner       // guarded by session.mu; the goroutine that works on it, nil while it waits for data
-	gone  chan struct{} // guarded by session.mu; closed when the task is forgotten; nil: nobody waits for that
+	state taskState // guarded by session.mu
+	owner *runner   // guarded by session.mu; the goroutine that works on it, nil while it waits for data
 
 	out  dataOut // collecting data from the initiator; belongs to the reader while collecting
 	sent int64   // Data-In bytes queued
@@ -65,6 +64,9 @@ const (
 func (s *session) newTask(run *runner, cmd *pdu.SCSICommand) (*task, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.closed { // the rest of what was received before the connection was closed
+		return nil, errSessionEnded
+	}
 	if s.tasks[cmd.TaskTag] != nil {
 		return nil, errTagInUse
 	}
@@ -98,19 +100,16 @@ func (s *session) newTask(run *runner, cmd *pdu.SCSICommand) (*task, error) {
 	return t, nil
 }
 
-var errTagInUse = errors.New("the initiator task tag is in use")
+var (
+	errTagInUse     = errors.New("the initiator task tag is in use")
+	errSessionEnded = errors.New("the session has ended")
+)
 
 // forgetLocked gives a task's tag and its place in the window back. After this nothing may use t.
 func (s *session) forgetLocked(t *task) {
 	t.owner = nil
-	if t.state == taskAborted {
-		delete(s.aborted, t)
-	} else {
+	if t.state != taskAborted { // else the tag is free already, or another task's
 		delete(s.tasks, t.tag)
-	}
-	if t.gone != nil {
-		close(t.gone)
-		t.gone = nil
 	}
 	if t.immediate {
 		s.immediate--
@@ -133,7 +132,6 @@ func (s *session) abortLocked(t *task) {
 	t.state = taskAborted
 	t.scsi.Abort()
 	delete(s.tasks, t.tag)
-	s.aborted[t] = struct{}{}
 }
 
 // handleSCSICommand starts a command (RFC 7143 11.3).
@@ -157,6 +155,8 @@ func (c *conn) handleSCSICommand(run *runner, h *pdu.Header, ahs []byte, seg *se
 	switch {
 	case errors.Is(err, errTagInUse):
 		return c.refuse(pdu.RejectTaskInProgress, seg)
+	case errors.Is(err, errSessionEnded):
+		return err
 	case err != nil:
 		return c.refuse(pdu.RejectImmediate, seg)
 	}

@@ -163,14 +163,13 @@ func (d *loginDialog) complete(req *pdu.LoginRequest, resp *login.Response) (*se
 	c := d.c
 	res := d.machine.Result()
 	sess := &session{
-		conn:    c,
-		key:     sessionKey{initiator: res.InitiatorName, isid: req.ISID},
-		cid:     req.CID,
-		login:   res,
-		params:  res.Params,
-		since:   time.Now(),
-		tasks:   make(map[uint32]*task),
-		aborted: make(map[*task]struct{}),
+		conn:   c,
+		key:    sessionKey{initiator: res.InitiatorName, isid: req.ISID},
+		cid:    req.CID,
+		login:  res,
+		params: res.Params,
+		since:  time.Now(),
+		tasks:  make(map[uint32]*task),
 	}
 	sess.window.exp.Store(c.tx.sess.exp.Load())
 	sess.window.max.Store(sess.window.exp.Load() + uint32(c.srv.opt.Limits.CommandWindow) - 1)

@@ -72,7 +72,7 @@ func New(opt Options) (*Server, error) {
 	}
 	s := &Server{}
 	device, err := scsi.NewDevice(scsi.Options{Vendor: opt.Vendor, Product: opt.Product, Revision: opt.Revision,
-		TargetName: opt.TargetName, PortalGroupTag: opt.PortalGroupTag, Log: opt.Log, Abort: s.abortPreempted,
+		TargetName: opt.TargetName, PortalGroupTag: opt.PortalGroupTag, Log: opt.Log, Abort: s.abortFenced,
 		Panicked: opt.Observer.PanicCaught}, luns)
 	if err != nil {
 		return nil, fmt.Errorf("target: %w", err)

@@ -66,12 +66,11 @@ type session struct {
 	window window
 
 	mu        sync.Mutex
-	tasks     map[uint32]*task   // guarded by mu; by initiator task tag
-	aborted   map[*task]struct{} // guarded by mu; tasks that were aborted while a goroutine works on them, until it is done
-	counted   int                // guarded by mu; tasks that take a place in the command window
-	immediate int                // guarded by mu; tasks that take none
-	closed    bool               // guarded by mu
-	free      []*task            // guarded by mu
+	tasks     map[uint32]*task // guarded by mu; by initiator task tag
+	counted   int              // guarded by mu; tasks that take a place in the command window
+	immediate int              // guarded by mu; tasks that take none
+	closed    bool             // guarded by mu
+	free      []*task          // guarded by mu
 
 	held map[uint32]*heldPDU // by CmdSN; belongs to the reader
 

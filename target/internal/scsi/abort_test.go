@@ -1,6 +1,7 @@
 package scsi
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -44,6 +45,62 @@ func TestAbortStopsLongCommands(t *testing.T) {
 			require.NoError(t, task.wanted())
 		})
 	}
+}
+
+// TestAbortedWriteComesToNothing aborts what changes the medium before it does: another initiator may have been told that it
+// has ended, and have written the same blocks since. That one sees nothing of it, and has no answer but from its own commands.
+func TestAbortedWriteComesToNothing(t *testing.T) {
+	fresh := pattern(8, 2)
+	twice := func(p []byte) []byte { return append(append([]byte(nil), p...), pattern(8, 1)...) }
+	for _, c := range []struct {
+		name      string
+		cdb, data []byte
+	}{
+		{"WRITE(10)", cdb("2a 00 00000000 00 0008 00"), pattern(8, 1)},
+		{"WRITE AND VERIFY(10)", cdb("2e 02 00000000 00 0008 00"), pattern(8, 1)},
+		{"ORWRITE(16)", cdb("8b 00 0000000000000000 00000008 00 00"), pattern(8, 1)},
+		{"COMPARE AND WRITE", cdb("89 00 0000000000000000 000000 08 00 00"), twice(fresh)},
+		{"WRITE ATOMIC(16)", cdb("9c 00 0000000000000000 0000 0008 00 00"), pattern(8, 1)},
+		{"WRITE SAME(16)", cdb("93 00 0000000000000000 00000008 00 00"), pattern(1, 1)},
+		{"WRITE SAME(16) without data", cdb("93 09 0000000000000000 00000008 00 00"), nil},
+		{"UNMAP", unmapCDB(8 + 16), unmapList(0, 8)},
+		{"SANITIZE, OVERWRITE", cdb("48 81 00 00 00 00 00 0005 00"), unhex("01 00 0001 ff")},
+		{"SANITIZE, BLOCK ERASE", cdb("48 82 00 00 00 00 00 0000 00"), nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newBench(t, stored)
+			b.write(0, fresh)
+			task := &Task{Nexus: b.nexus, LUN: lun1}
+			copy(task.CDB[:], c.cdb)
+			require.NoError(t, b.d.Prepare(task))
+			task.Abort()
+			var err error
+			if len(c.data) > 0 {
+				err = task.Out(0, c.data)
+			}
+			if err == nil {
+				_, err = task.Finish()
+			}
+			require.ErrorIs(t, err, errAborted)
+			require.Empty(t, b.d.units[0].ranges.held)
+			require.Zero(t, b.d.units[0].ranges.exclusive.Load())
+			require.Equal(t, fresh, b.good(cdb("28 00 00000000 00 0008 00"), nil))
+		})
+	}
+}
+
+// TestAbortedReservationComesToNothing aborts a REGISTER that waits for another one, which a slow store keeps: the initiator was
+// told that it has ended, and what it registers from then on must count.
+func TestAbortedReservationComesToNothing(t *testing.T) {
+	b := newBench(t)
+	task := &Task{Nexus: b.nexus, LUN: lun1}
+	copy(task.CDB[:], []byte{opPersistOut, saRegister, 0, 0, 0, 0, 0, 0, persistBasicLen})
+	require.NoError(t, b.d.Prepare(task))
+	task.Abort()
+	list := make([]byte, persistBasicLen)
+	list[15] = 7
+	require.ErrorIs(t, task.Out(0, list), errAborted)
+	require.Equal(t, "0:", strings.TrimSpace(b.keys()))
 }
 
 // selfCopy copies over what holes there are.

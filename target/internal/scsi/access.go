@@ -37,7 +37,7 @@ func (d *Device) admits(u *unit, n *Nexus) bool {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return u.releasedLocked(u.owner.Load(), n)
+	return d.releasedLocked(u, n)
 }
 
 // claim makes the initiator of the nexus the owner of an exclusive unit, unless it is taken.
@@ -48,21 +48,26 @@ func (d *Device) claim(u *unit, n *Nexus) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	// A command that was under way while its session ended must not bring the claim back.
-	if n.initiator.nexuses == 0 || !u.releasedLocked(u.owner.Load(), n) {
+	if n.initiator.nexuses == 0 || !d.releasedLocked(u, n) {
 		return false
 	}
 	u.owner.Store(n.initiator)
 	return true
 }
 
-// releasedLocked reports whether n's initiator may use a unit that owner has claimed last. A claim ends with
-// the owner's last nexus, but not before its writes have left the disk: one that is stuck there would
-// otherwise surface under the next owner.
-func (u *unit) releasedLocked(owner *initiator, n *Nexus) bool {
+// releasedLocked reports whether n's initiator, who is no guest, may use a unit that another one may have claimed. A claim ends
+// with the owner's last nexus, but not before its writes have left the disk: one that is stuck there would otherwise surface
+// under the next owner. Nor while a guest is there, who is about to be the next owner: in a live migration the first machine
+// logs out before the LUN is handed over.
+func (d *Device) releasedLocked(u *unit, n *Nexus) bool {
+	owner := u.owner.Load()
 	switch {
 	case owner == nil, owner.name == n.initiator.name:
 		return true
 	case owner.nexuses > 0:
+		return false
+	}
+	if guest := u.guest.Load(); guest != nil && d.initiators[*guest] != nil {
 		return false
 	}
 	return !u.ranges.writing(owner)

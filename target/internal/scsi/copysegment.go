@@ -102,6 +102,9 @@ type copyCause struct {
 // afterwards: as a write of the same blocks waits for this step or this step for it, nothing stale is written once an
 // abort, a reset or a preemption has been answered.
 func (c *copier) step(src, dst *participant, from, to, n int64) *copyCause {
+	if err := dst.unit.settleAtomic(); err != nil {
+		return &copyCause{dest: dst.unit, err: err}
+	}
 	c.lock(src.unit, dst.unit, from, to, n)
 	defer c.unlock(src.unit, dst.unit)
 	if err := c.t.wanted(); err != nil {
@@ -166,6 +169,9 @@ func (c *copier) admit(p *participant, writes bool) error {
 	if writes {
 		if err := u.writable(); err != nil {
 			return err
+		}
+		if u.atomicKept.Load() {
+			return errAtomicKept
 		}
 	}
 	if !d.claim(u, n) {

@@ -23,8 +23,8 @@ type Options struct {
 	Log            *zap.Logger
 	Panicked       func() // called when work of the device's own has panicked; nil: nobody is told
 
-	// Abort ends the commands of these nexuses at a LUN without an answer, except one, and returns when none of them can
-	// change the medium any more. Nil: the transport has no commands but that one.
+	// Abort ends the commands of these nexuses at a LUN without an answer, except one: it calls Task.Abort of each that executes,
+	// and does not wait for it. Nil: the transport has no commands but that one.
 	Abort func(lun uint16, nexuses []*Nexus, except *Task)
 }
 
@@ -95,7 +95,8 @@ type unit struct {
 	mode       modeState
 	faults     faultLog
 	sanitizing sanitizeState
-	atomics    sync.Mutex // held by a WRITE ATOMIC: there is one record of what to put back
+	atomics    sync.Mutex  // held by a WRITE ATOMIC: there is one record of what to put back
+	atomicKept atomic.Bool // a record may be there that has to go; written under atomics
 }
 
 // NewDevice checks the options and makes the device. It asks each disk once for its optional interfaces.

@@ -35,23 +35,23 @@ func (d *Device) HandOver(lun uint16) error {
 	if err != nil {
 		return err
 	}
-	fenced, err := d.changeOwner(u)
-	if err == nil && d.opt.Abort != nil {
-		d.opt.Abort(lun, fenced, nil)
+	heir, fenced, err := d.changeOwner(u)
+	if err == nil {
+		d.fence(u, fenced, nil, func(name string) bool { return name != heir })
 	}
 	return err
 }
 
-func (d *Device) changeOwner(u *unit) (fenced []*Nexus, err error) {
+func (d *Device) changeOwner(u *unit) (name string, fenced []*Nexus, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	guest := u.guest.Load()
 	if guest == nil {
-		return nil, fmt.Errorf("LUN %d is open to nobody but its owner; open it first", u.number)
+		return "", nil, fmt.Errorf("LUN %d is open to nobody but its owner; open it first", u.number)
 	}
 	heir := d.initiators[*guest]
 	if heir == nil || heir.nexuses == 0 {
-		return nil, fmt.Errorf("%s is not logged in, so LUN %d stays with its owner", *guest, u.number)
+		return "", nil, fmt.Errorf("%s is not logged in, so LUN %d stays with its owner", *guest, u.number)
 	}
 	for n := range d.nexuses {
 		if n.initiator != heir {
@@ -60,7 +60,7 @@ func (d *Device) changeOwner(u *unit) (fenced []*Nexus, err error) {
 	}
 	u.owner.Store(heir)
 	u.guest.Store(nil)
-	return fenced, nil
+	return heir.name, fenced, nil
 }
 
 // Withdraw closes a LUN to the initiator that Admit opened it to, and leaves it with its owner.
@@ -81,9 +81,7 @@ func (d *Device) Withdraw(lun uint16) error {
 	if guest == nil {
 		return fmt.Errorf("LUN %d is open to nobody but its owner", lun)
 	}
-	if d.opt.Abort != nil {
-		d.opt.Abort(lun, fenced, nil)
-	}
+	d.fence(u, fenced, nil, func(name string) bool { return name == *guest })
 	return nil
 }
 

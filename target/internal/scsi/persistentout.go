@@ -114,6 +114,9 @@ func outPersist(t *Task, _ int64, p []byte) error {
 		return errConflict
 	}
 	removed, err := t.dev.changeReservations(t.unit, func(s *persistentState) (*persistentEdit, error) {
+		if err := t.wanted(); err != nil { // while it waited for another one
+			return nil, err
+		}
 		e := s.edit(t.Nexus.port)
 		return e, e.execute(t, &list)
 	})

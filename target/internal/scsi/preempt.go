@@ -2,8 +2,7 @@ package scsi
 
 import "slices"
 
-// abortPreempted ends the commands of the nexuses whose registrations a PREEMPT AND ABORT removed (SPC-4 5.13.11.5), and
-// waits until none of their writes can reach the disk any more: whoever fences another one off relies on that.
+// abortPreempted ends the commands of the nexuses whose registrations a PREEMPT AND ABORT removed (SPC-4 5.13.11.5).
 func (d *Device) abortPreempted(t *Task, removed []InitiatorPort) {
 	d.mu.Lock()
 	var nexuses []*Nexus
@@ -13,30 +12,34 @@ func (d *Device) abortPreempted(t *Task, removed []InitiatorPort) {
 		}
 	}
 	d.mu.Unlock()
-	if d.opt.Abort != nil && len(nexuses) > 0 {
-		d.opt.Abort(t.unit.number, nexuses, t)
-	}
-	// Sessions that have ended leave writes behind that a slow disk still works on.
-	t.unit.ranges.drain(removed)
+	d.fence(t.unit, nexuses, t, func(name string) bool {
+		return slices.ContainsFunc(removed, func(p InitiatorPort) bool { return p.Name == name })
+	})
 }
 
-// Fences says what a PREEMPT AND ABORT at a LUN has to do with a command that a transport has in hand, of which only its
-// 8-byte LUN and its CDB are looked at: whether it is one of that LUN, and whether it may change the medium.
-func (d *Device) Fences(number uint16, lun uint64, cdb *[16]byte) (addressed, writes bool) {
-	u := d.unit(lun)
-	if u == nil || u.number != number {
-		return false, false
+// fence ends the commands of nexuses at a unit, except one, and waits until no write of these initiators can reach the disk any
+// more: whoever fences another one off relies on that. No new command of theirs is let through by now. Sessions that have
+// ended leave writes behind that a slow disk still works on, so that it is not the nexuses that are waited for.
+func (d *Device) fence(u *unit, nexuses []*Nexus, except *Task, initiators func(name string) bool) {
+	if d.opt.Abort != nil && len(nexuses) > 0 {
+		d.opt.Abort(u.number, nexuses, except)
 	}
-	cmd, _ := u.table.lookup(cdb)
-	return true, cmd != nil && cmd.flags&writesMedium != 0
+	// What was aborted before it holds its blocks changes nothing when it does (see Task.lockRange).
+	u.ranges.drain(initiators)
+}
+
+// Addresses reports whether an 8-byte LUN is one of the forms in which the logical unit can be addressed.
+func (d *Device) Addresses(number uint16, lun uint64) bool {
+	u := d.unit(lun)
+	return u != nil && u.number == number
 }
 
 // drain waits for the writes of these initiators that are under way, not for those that begin later.
-func (r *rangeTable) drain(of []InitiatorPort) {
+func (r *rangeTable) drain(initiators func(name string) bool) {
 	place := &hold{kind: holdRead} // without a range it is in nobody's way
 	r.mu.Lock()
 	r.held = append(r.held, place)
-	for r.writesBeforeLocked(place, of) {
+	for r.writesBeforeLocked(place, initiators) {
 		r.waiting++
 		r.changed.Wait()
 		r.waiting--
@@ -46,12 +49,12 @@ func (r *rangeTable) drain(of []InitiatorPort) {
 }
 
 // writesBeforeLocked reports whether a write of these initiators came before a place.
-func (r *rangeTable) writesBeforeLocked(place *hold, of []InitiatorPort) bool {
+func (r *rangeTable) writesBeforeLocked(place *hold, initiators func(name string) bool) bool {
 	for _, h := range r.held {
 		if h == place {
 			return false
 		}
-		if h.kind != holdRead && h.by != nil && slices.ContainsFunc(of, func(p InitiatorPort) bool { return p.Name == h.by.name }) {
+		if h.kind != holdRead && h.by != nil && initiators(h.by.name) {
 			return true
 		}
 	}

@@ -3,7 +3,6 @@ package scsi
 import (
 	"fmt"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -118,11 +117,7 @@ func TestPreemptAndAbortFences(t *testing.T) {
 	go func() { done <- b.persist(b.nexus, saPreemptAndAbort, typeWriteExclusiveRO, 1, 2) }()
 
 	// The PREEMPT AND ABORT has a place behind the write, so that it waits.
-	require.Eventually(t, func() bool {
-		b.d.units[0].ranges.mu.Lock()
-		defer b.d.units[0].ranges.mu.Unlock()
-		return b.d.units[0].ranges.waiting == 1
-	}, time.Minute, time.Millisecond)
+	b.waitsForRange()
 	require.Equal(t, []*Nexus{second}, aborted)
 	require.Equal(t, "1/5", b.reservation(), "nobody else waits for the disk")
 	select {
@@ -151,25 +146,11 @@ func TestPreemptDoesNotAbort(t *testing.T) {
 	b.mustPersist(b.nexus, saPreemptAndAbort, 0, 1, 2)
 }
 
-func TestFences(t *testing.T) {
+func TestAddresses(t *testing.T) {
 	b := newBench(t)
-	for _, c := range []struct {
-		number            uint16
-		lun               uint64
-		cdb               string
-		addressed, writes bool
-	}{
-		{1, lun1, writeOne, true, true},
-		{1, 0x4001 << 48, writeOne, true, true}, // flat space addressing
-		{1, lun1, readOne, true, false},
-		{1, lun1, "ff", true, false},
-		{2, lun1, writeOne, false, false},
-		{1, 9 << 48, writeOne, false, false},
-	} {
-		var request [16]byte
-		copy(request[:], cdb(c.cdb))
-		addressed, writes := b.d.Fences(c.number, c.lun, &request)
-		require.Equal(t, c.addressed, addressed, "%+v", c)
-		require.Equal(t, c.writes, writes, "%+v", c)
-	}
+	require.True(t, b.d.Addresses(1, lun1))
+	require.True(t, b.d.Addresses(1, 0x4001<<48), "flat space addressing")
+	require.False(t, b.d.Addresses(2, lun1))
+	require.False(t, b.d.Addresses(1, 9<<48))
+	require.False(t, b.d.Addresses(9, 9<<48), "there is no such LUN")
 }

@@ -116,7 +116,9 @@ func outWrite(t *Task, off int64, p []byte) error {
 	}
 	u := t.unit
 	off += t.off()
-	u.ranges.lockOne(&t.hold, holdWrite, t.Nexus.initiator, off, int64(len(p)))
+	if err := t.lockRange(holdWrite, off, int64(len(p))); err != nil {
+		return err
+	}
 	defer u.ranges.unlock(&t.hold)
 	_, err := u.disk.WriteAt(p, off)
 	return err

@@ -190,7 +190,7 @@ func finishExitFailureMode(t *Task) (Status, error) {
 // sanitize begins the operation, and waits for its end unless the initiator does not want to.
 func (t *Task) sanitize(run *sanitizeRun) error {
 	run.unit, run.free, run.done = t.unit, t.CDB[1]&bitAUSE != 0, make(chan struct{})
-	if err := t.dev.beginSanitize(run); err != nil {
+	if err := t.beginSanitize(run); err != nil {
 		return err
 	}
 	if t.CDB[1]&bitImmedSanitize != 0 {
@@ -200,8 +200,13 @@ func (t *Task) sanitize(run *sanitizeRun) error {
 	return run.err
 }
 
-func (d *Device) beginSanitize(run *sanitizeRun) error {
-	s := &run.unit.sanitizing
+func (t *Task) beginSanitize(run *sanitizeRun) error {
+	// No range is needed yet, but whoever fences the initiator off waits for a beginning that is under way.
+	if err := t.lockRange(holdWrite, 0, 0); err != nil {
+		return err
+	}
+	defer t.unit.ranges.unlock(&t.hold)
+	d, s := t.dev, &run.unit.sanitizing
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.running != nil {

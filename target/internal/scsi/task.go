@@ -212,6 +212,34 @@ func (t *Task) wanted() error {
 	return nil
 }
 
+// lockRange holds a range of the medium for what the command does to it; the caller unlocks t.hold. After an error nothing is
+// held: see lockHold.
+func (t *Task) lockRange(kind holdKind, off, length int64) error {
+	t.hold.set(kind, t.Nexus.initiator, off, length)
+	return t.lockHold()
+}
+
+// lockHold waits for the ranges that t.hold has. It is errAborted once the command is aborted: whoever has ended it may have
+// been told so, and have written the same blocks since. So nothing that changes the medium may look before it holds what it
+// changes. Nor may it write what the next start would undo.
+func (t *Task) lockHold() error {
+	u := t.unit
+	for {
+		if err := u.settleAtomic(); err != nil {
+			return err
+		}
+		u.ranges.lock(&t.hold)
+		err := t.wanted()
+		if err == nil && !u.atomicKept.Load() {
+			return nil
+		}
+		u.ranges.unlock(&t.hold)
+		if err != nil {
+			return err
+		}
+	}
+}
+
 // LUNNumber is the number of the logical unit that the command was sent to; false if no disk is there.
 func (t *Task) LUNNumber() (uint16, bool) {
 	if t.unit == nil {
@@ -261,12 +289,12 @@ func (t *Task) exactly(field int) error {
 	return nil
 }
 
-// off and length are the medium range of the command in bytes.
 // Slow reports whether the READ is worth another processor, as the disk estimates it.
 func (t *Task) Slow() bool {
 	return t.unit != nil && t.unit.estimate != nil && t.cmd != nil && t.cmd.op == OpRead && t.Dir == DirIn && t.unit.estimate.Slow(t.off()+t.moved)
 }
 
+// off and length are the medium range of the command in bytes.
 func (t *Task) off() int64    { return int64(t.lba) << blockShift }
 func (t *Task) length() int64 { return int64(t.count) << blockShift }
 

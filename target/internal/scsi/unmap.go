@@ -44,7 +44,9 @@ func outUnmap(t *Task, _ int64, p []byte) error {
 	// All ranges are held until the end: were the command aborted while the disk is stuck in one of them, the
 	// others must not be unmapped under data that is written meanwhile.
 	t.hold.kind, t.hold.by, t.hold.spans = holdWrite, t.Nexus.initiator, spans
-	u.ranges.lock(&t.hold)
+	if err := t.lockHold(); err != nil {
+		return err
+	}
 	defer u.ranges.unlock(&t.hold)
 	for _, s := range spans {
 		if err := t.wanted(); err != nil {

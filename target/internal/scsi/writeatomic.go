@@ -49,11 +49,15 @@ func outWriteAtomic(t *Task, _ int64, p []byte) error {
 	defer u.atomics.Unlock()
 	u.ranges.lockOne(&t.hold, holdExclusive, t.Nexus.initiator, t.off(), t.length())
 	defer u.ranges.unlock(&t.hold)
+	if err := t.wanted(); err != nil { // see Task.lockHold; what was kept is replaced here
+		return err
+	}
 	if _, err := u.disk.ReadAt(before, t.off()); err != nil {
 		return err
 	}
 	binary.BigEndian.PutUint64(record, uint64(t.off()))
 	if err := u.store.Save(storedAtomic, record); err != nil {
+		u.atomicKept.Store(true) // perhaps
 		return fmt.Errorf("keep what an atomic write replaces: %w", err)
 	}
 	_, err := u.disk.WriteAt(p, t.off())
@@ -65,7 +69,25 @@ func outWriteAtomic(t *Task, _ int64, p []byte) error {
 	if flush := u.disk.Flush(); flush != nil {
 		return errors.Join(err, flush)
 	}
-	return errors.Join(err, u.forgetAtomic())
+	kept := u.forgetAtomic()
+	u.atomicKept.Store(kept != nil)
+	return errors.Join(err, kept)
+}
+
+// errAtomicKept ends what has met a record that has to go and cannot wait for that.
+var errAtomicKept = errors.New("what an atomic write has replaced is still kept")
+
+// settleAtomic forgets what a WRITE ATOMIC has kept and could not forget. Until that is done nothing is written: the next start
+// would put former blocks back over it. The caller holds no range.
+func (u *unit) settleAtomic() error {
+	if !u.atomicKept.Load() {
+		return nil
+	}
+	u.atomics.Lock()
+	defer u.atomics.Unlock()
+	err := u.forgetAtomic()
+	u.atomicKept.Store(err != nil)
+	return err
 }
 
 // putBack writes what was there before. Where there is no space for all of it, what was a hole becomes one again.

@@ -129,6 +129,51 @@ func TestWriteAtomicThatCannotBeUndone(t *testing.T) {
 	require.Equal(t, later, again.good(cdb("28 00 00 00 00 08 00 00 10 00"), nil))
 }
 
+// unsureStore does what it is asked for and says that it has failed, or fails to forget.
+type unsureStore struct {
+	keptStore
+	unsure, clings bool
+}
+
+func (s *unsureStore) Save(name string, data []byte) error {
+	if s.clings && len(data) == 0 {
+		return errors.New("it stays")
+	}
+	err := s.keptStore.Save(name, data)
+	if s.unsure {
+		return errors.New("the directory may not have reached storage")
+	}
+	return err
+}
+
+// TestWriteAtomicThatCannotBeForgotten lets the store fail while the disk does not. What is written and acknowledged afterwards is
+// not undone by the next start.
+func TestWriteAtomicThatCannotBeForgotten(t *testing.T) {
+	request := cdb("9c 00 00 00 00 00 00 00 00 08 00 00 00 10 00 00")
+	write, read := cdb("2a 00 00 00 00 08 00 00 10 00"), cdb("28 00 00 00 00 08 00 00 10 00")
+	for _, unsure := range []bool{false, true} {
+		store := &unsureStore{}
+		m := newMemDisk(testBlocks * BlockSize)
+		kept := func(l *LUN) { l.Disk, l.Store = thinDisk{m}, store }
+		b := newBench(t, kept)
+		b.good(write, pattern(16, 1))
+		store.unsure, store.clings = unsure, !unsure
+		require.Equal(t, "4/44/00", b.run(request, pattern(16, 2)).outcome())
+		for _, c := range []struct{ cdb, data []byte }{
+			{write, pattern(16, 3)},
+			{unmapCDB(8 + 16), unmapList(0, 8)},
+			{extendedCopy(selfCopy), selfCopy},
+		} {
+			require.NotEqual(t, "GOOD", b.run(c.cdb, c.data).outcome(), "nothing is written that would be undone")
+		}
+		store.unsure, store.clings = false, false
+		later := pattern(16, 4)
+		b.good(write, later)
+		require.Equal(t, later, newBench(t, kept).good(read, nil))
+		b.good(request, pattern(16, 5))
+	}
+}
+
 // fullDisk has space for so many pages.
 type fullDisk struct {
 	thinDisk

@@ -1,0 +1,112 @@
+package targettest_test
+
+import (
+	"bytes"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk/disktest"
+	"kubevirt.io/disk/target"
+	"kubevirt.io/disk/target/internal/pdu"
+	. "kubevirt.io/disk/target/targettest"
+)
+
+// halfSent starts a write of LUN 1 of which the target has the command and a part of its immediate data. The function that is
+// returned sends the rest.
+func halfSent(t *testing.T, s *server, sess *Session, data []byte) (task *Task, finish func()) {
+	t.Helper()
+	const sent = pdu.HeaderLen + 100
+	c := Write10(1, 0, data)
+	c.Options = []Option{CutAfter(sent)}
+	task = sess.MustStart(t, c)
+	eventually(t, "the command has arrived", func() bool {
+		for _, i := range s.Sessions() {
+			if i.Local == s.addr.String() && i.Remote == sess.LocalAddr().String() {
+				return i.InFlight == 1
+			}
+		}
+		return false
+	})
+	return task, func() { require.NoError(t, sess.SendRaw(data[sent-pdu.HeaderLen:])) }
+}
+
+// TestAbortedWhileItsDataArrives ends writes of which a data segment is being received. Nothing of them may be written any
+// more: another initiator has been told that they have ended, and has written the same blocks since.
+func TestAbortedWhileItsDataArrives(t *testing.T) {
+	stale, fresh := pattern(8*BlockSize, 1), pattern(8*BlockSize, 2)
+	for _, c := range []struct {
+		name string
+		end  func(t *testing.T, sess *Session)
+	}{
+		{"SAM-5 7.7/LOGICAL UNIT RESET", func(t *testing.T, sess *Session) {
+			manage(t, sess, pdu.TMComplete, pdu.TaskManagementRequest{Function: pdu.TMLogicalUnitReset, LUN: LUN(1)})
+			attentions(t, sess, 1)
+		}},
+		{"SAM-5 7.4/CLEAR TASK SET", func(t *testing.T, sess *Session) {
+			manage(t, sess, pdu.TMComplete, pdu.TaskManagementRequest{Function: pdu.TMClearTaskSet, LUN: LUN(1)})
+		}},
+		{"11.5.1/TARGET WARM RESET", func(t *testing.T, sess *Session) {
+			manage(t, sess, pdu.TMComplete, pdu.TaskManagementRequest{Function: pdu.TMTargetWarmReset})
+			attentions(t, sess, 1)
+		}},
+		{"SPC-4 5.13.11.5/PREEMPT AND ABORT", func(t *testing.T, sess *Session) { sess.MustGood(t, PersistOut(1, fence)) }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := start(t)
+			sess, second := s.login(t, LoginOptions{}), s.login(t, other)
+			register(t, sess, 1, 0)
+			register(t, second, 2, 0)
+			task, finish := halfSent(t, s, second, stale)
+			c.end(t, sess)
+			sess.MustGood(t, Write10(1, 0, fresh))
+			finish()
+			second.Forget(task)
+			require.NoError(t, second.ExpectOnlyPing(), "no answer to what was aborted")
+			require.True(t, bytes.Equal(fresh, sess.MustGood(t, Read10(1, 0, 8)).Data), "what was aborted has overwritten what was written later")
+		})
+	}
+}
+
+// endsSession is a disk that keeps its first write waiting until the session that it is from has ended.
+type endsSession struct {
+	*disktest.Memory
+	writes atomic.Int32
+	begun  chan struct{}
+	resume chan struct{}
+}
+
+func (d *endsSession) WriteAt(p []byte, off int64) (int, error) {
+	if d.writes.Add(1) == 1 {
+		close(d.begun)
+		<-d.resume
+	}
+	return d.Memory.WriteAt(p, off)
+}
+
+// TestCommandsOfAnEndedSession sends commands in one piece, and logs in over their session while the first one is in the disk.
+// What the target has received of the others and not begun comes to nothing, as the initiator sends it again.
+func TestCommandsOfAnEndedSession(t *testing.T) {
+	stale, fresh := pattern(BlockSize, 1), pattern(BlockSize, 2)
+	for range 10 {
+		d := &endsSession{Memory: disktest.NewMemory(diskSize), begun: make(chan struct{}), resume: make(chan struct{})}
+		s := start(t, func(o *target.Options) { o.LUNs[0].Disk = d })
+		old := s.login(t, LoginOptions{})
+		var raw []byte
+		for lba := range uint32(8) {
+			cmd, data, _ := old.Prepare(Write10(1, lba, stale))
+			raw = append(raw, old.Bytes(&cmd, data)...)
+		}
+		require.NoError(t, old.SendRaw(raw))
+		<-d.begun
+		sess := s.login(t, LoginOptions{})
+		sess.MustGood(t, Write10(1, 7, fresh))
+		close(d.resume)
+		require.NoError(t, s.Close())
+		got := make([]byte, BlockSize)
+		_, err := d.ReadAt(got, 7*BlockSize)
+		require.NoError(t, err)
+		require.True(t, bytes.Equal(fresh, got), "a command of the former session has overwritten what was written later")
+	}
+}
