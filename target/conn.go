@@ -285,8 +285,11 @@ func (c *conn) badData(h *pdu.Header, err error) error {
 
 // admit says whether a numbered PDU is to be handled now. If not, it has been dropped, or held until its turn.
 func (c *conn) admit(cmdSN uint32, immediate bool, h *pdu.Header, ahs []byte, seg *segment) (bool, error) {
-	switch c.session().admit(cmdSN, immediate) {
+	switch sess := c.session(); sess.admit(cmdSN, immediate) {
 	case admitNow:
+		if !immediate && h.Opcode() != pdu.OpSCSICommand {
+			sess.reopen() // it is over when it has been handled, and keeps no place
+		}
 		return true, nil
 	case admitLater:
 		return false, c.hold(cmdSN, h, ahs, seg)

@@ -152,7 +152,14 @@ func (s *session) admit(cmdSN uint32, immediate bool) admission {
 	return admitLater
 }
 
-// reopen moves MaxCmdSN on as commands end. It never goes back, as the standard wants.
+// reopen is reopenLocked for whoever does not hold the lock.
+func (s *session) reopen() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.reopenLocked()
+}
+
+// reopenLocked moves MaxCmdSN on as commands end, and requests that are no commands. It never goes back, as the standard wants.
 func (s *session) reopenLocked() {
 	limit := s.window.exp.Load() - 1 + uint32(s.conn.srv.opt.Limits.CommandWindow-s.counted)
 	if pdu.SNLess(s.window.max.Load(), limit) {
