@@ -48,7 +48,7 @@ type conn struct {
 
 func newConn(s *Server, nc net.Conn) *conn {
 	c := &conn{srv: s, nc: nc, source: sourceOf(nc), gone: make(chan struct{})}
-	c.rx = receiver{buf: make([]byte, loginBuffer), beforeWait: c.beforeWait, clock: &s.clock}
+	c.rx = receiver{buf: make([]byte, loginBuffer), beforeWait: c.beforeWait, beforeMore: c.tx.relieve, clock: &s.clock}
 	c.rx.wire.init(nc)
 	c.tx.init(nc, &s.clock, &window{})
 	return c

@@ -12,3 +12,15 @@ func (s *Server) Connections() (all, pending int) {
 
 // Stalls is how many disk calls of a LUN are in progress in which the watchdog has found a reader stalled.
 func (s *Server) Stalls(lun uint16) int { return int(s.watch.luns[lun].stalled.Load()) }
+
+// Queued is the most that waits for the network on a connection, as senders count it, bytes.
+func (s *Server) Queued() (most int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for c := range s.conns {
+		c.tx.mu.Lock()
+		most = max(most, c.tx.bytes)
+		c.tx.mu.Unlock()
+	}
+	return most
+}

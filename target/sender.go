@@ -154,6 +154,17 @@ func (s *sender) flush() error {
 	return s.err
 }
 
+// relieve is flush where much is queued.
+func (s *sender) relieve() error {
+	s.mu.Lock()
+	queued := s.bytes
+	s.mu.Unlock()
+	if queued < flushAt {
+		return nil
+	}
+	return s.flush()
+}
+
 // writeLocked writes one batch and frees it, also where writing panics: then nobody knows how much of it went out,
 // and nothing can follow.
 func (s *sender) writeLocked(batch []outgoing) {
