@@ -60,8 +60,8 @@ type session struct {
 	tsih   uint16
 	cid    uint16 // of its one connection
 	login  login.Result
-	params login.Params
-	nexus  *scsi.Nexus // nil in a discovery session
+	params login.Params // of these, SendMaxDataSegment may change: written by the reader, under mu
+	nexus  *scsi.Nexus  // nil in a discovery session
 	since  time.Time
 	window window
 
