@@ -3,6 +3,7 @@ package target
 import (
 	"encoding/binary"
 	"errors"
+	"net"
 	"time"
 
 	"kubevirt.io/disk/target/internal/pdu"
@@ -65,6 +66,9 @@ const (
 func (s *session) newTask(run *runner, cmd *pdu.SCSICommand) (*task, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.closed {
+		return nil, net.ErrClosed
+	}
 	if s.tasks[cmd.TaskTag] != nil {
 		return nil, errTagInUse
 	}
@@ -157,6 +161,8 @@ func (c *conn) handleSCSICommand(run *runner, h *pdu.Header, ahs []byte, seg *se
 	switch {
 	case errors.Is(err, errTagInUse):
 		return c.refuse(pdu.RejectTaskInProgress, seg)
+	case errors.Is(err, net.ErrClosed):
+		return err
 	case err != nil:
 		return c.refuse(pdu.RejectImmediate, seg)
 	}

@@ -200,6 +200,9 @@ func (c *conn) step(run *runner) error {
 // dispatch handles one PDU of full feature phase. Its data segment is consumed when it returns with
 // run.reading still set.
 func (c *conn) dispatch(run *runner, h *pdu.Header, ahs []byte, seg *segment) error {
+	if c.cause.Load() != nil {
+		return net.ErrClosed // what was received before the session was ended, as by its reinstatement, counts no longer
+	}
 	sess := c.session()
 	switch op := h.Opcode(); op {
 	case pdu.OpSCSICommand:

@@ -23,7 +23,9 @@ func outCompareAndWrite(t *Task, _ int64, p []byte) error {
 	buf := scratch.Get().(*[scratchSize]byte)
 	defer scratch.Put(buf)
 	medium := buf[:t.length()]
-	u.ranges.lockOne(&t.hold, holdExclusive, t.Nexus.initiator, t.off(), t.length())
+	if err := t.lockRange(holdExclusive, t.off(), t.length()); err != nil {
+		return err
+	}
 	defer u.ranges.unlock(&t.hold)
 	if _, err := u.disk.ReadAt(medium, t.off()); err != nil {
 		return err

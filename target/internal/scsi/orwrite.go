@@ -9,7 +9,9 @@ func outOrWrite(t *Task, off int64, p []byte) error {
 	}
 	u := t.unit
 	at := t.off() + off
-	u.ranges.lockOne(&t.hold, holdWrite, t.Nexus.initiator, at, int64(len(p)))
+	if err := t.lockRange(holdWrite, at, int64(len(p))); err != nil {
+		return err
+	}
 	defer u.ranges.unlock(&t.hold)
 	buf := scratch.Get().(*[scratchSize]byte)
 	defer scratch.Put(buf)

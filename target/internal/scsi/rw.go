@@ -108,6 +108,18 @@ func prepareWrite(t *Task) error {
 	return nil
 }
 
+// lockRange waits until no write of another command is under way in a range of the medium. After an error, which says that
+// the command was aborted, there is nothing to unlock: one without a place among the writes when its abort was answered is
+// overtaken by those that are sent then, and must not write over them.
+func (t *Task) lockRange(kind holdKind, off, length int64) error {
+	t.unit.ranges.lockOne(&t.hold, kind, t.Nexus.initiator, off, length)
+	err := t.wanted()
+	if err != nil {
+		t.unit.ranges.unlock(&t.hold)
+	}
+	return err
+}
+
 func outWrite(t *Task, off int64, p []byte) error {
 	// The initiator may have expected a transfer that ends within a block, which is then not written.
 	p = p[:len(p)&^(BlockSize-1)]
@@ -116,7 +128,9 @@ func outWrite(t *Task, off int64, p []byte) error {
 	}
 	u := t.unit
 	off += t.off()
-	u.ranges.lockOne(&t.hold, holdWrite, t.Nexus.initiator, off, int64(len(p)))
+	if err := t.lockRange(holdWrite, off, int64(len(p))); err != nil {
+		return err
+	}
 	defer u.ranges.unlock(&t.hold)
 	_, err := u.disk.WriteAt(p, off)
 	return err

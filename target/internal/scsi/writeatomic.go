@@ -47,7 +47,9 @@ func outWriteAtomic(t *Task, _ int64, p []byte) error {
 	before := record[atomicRecord:]
 	u.atomics.Lock()
 	defer u.atomics.Unlock()
-	u.ranges.lockOne(&t.hold, holdExclusive, t.Nexus.initiator, t.off(), t.length())
+	if err := t.lockRange(holdExclusive, t.off(), t.length()); err != nil {
+		return err
+	}
 	defer u.ranges.unlock(&t.hold)
 	if _, err := u.disk.ReadAt(before, t.off()); err != nil {
 		return err

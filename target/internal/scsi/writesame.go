@@ -39,7 +39,9 @@ func finishWriteSame(t *Task) (Status, error) {
 // what was asked for, which is zeros (SBC-3 5.44: LBPRZ).
 func (t *Task) writeSame(block *[BlockSize]byte) error {
 	u := t.unit
-	u.ranges.lockOne(&t.hold, holdWrite, t.Nexus.initiator, t.off(), t.length())
+	if err := t.lockRange(holdWrite, t.off(), t.length()); err != nil {
+		return err
+	}
 	defer u.ranges.unlock(&t.hold)
 	if *block == ([BlockSize]byte{}) {
 		switch {

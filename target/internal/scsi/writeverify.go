@@ -23,7 +23,9 @@ func outWriteAndVerify(t *Task, off int64, p []byte) error {
 	}
 	u := t.unit
 	at := t.off() + off
-	u.ranges.lockOne(&t.hold, holdWrite, t.Nexus.initiator, at, int64(len(p)))
+	if err := t.lockRange(holdWrite, at, int64(len(p))); err != nil {
+		return err
+	}
 	defer u.ranges.unlock(&t.hold)
 	if _, err := u.disk.WriteAt(p, at); err != nil {
 		return err
