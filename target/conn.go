@@ -48,7 +48,7 @@ type conn struct {
 
 func newConn(s *Server, nc net.Conn) *conn {
 	c := &conn{srv: s, nc: nc, source: sourceOf(nc), gone: make(chan struct{})}
-	c.rx = receiver{buf: make([]byte, loginBuffer), beforeWait: c.beforeWait, clock: &s.clock}
+	c.rx = receiver{buf: make([]byte, loginBuffer), beforeWait: c.beforeWait, beforeMore: c.tx.relieve, clock: &s.clock}
 	c.rx.wire.init(nc)
 	c.tx.init(nc, &s.clock, &window{})
 	return c
@@ -200,6 +200,9 @@ func (c *conn) step(run *runner) error {
 // dispatch handles one PDU of full feature phase. Its data segment is consumed when it returns with
 // run.reading still set.
 func (c *conn) dispatch(run *runner, h *pdu.Header, ahs []byte, seg *segment) error {
+	if c.cause.Load() != nil {
+		return net.ErrClosed // what was received before the session was ended, as by its reinstatement, counts no longer
+	}
 	sess := c.session()
 	switch op := h.Opcode(); op {
 	case pdu.OpSCSICommand:
@@ -285,8 +288,11 @@ func (c *conn) badData(h *pdu.Header, err error) error {
 
 // admit says whether a numbered PDU is to be handled now. If not, it has been dropped, or held until its turn.
 func (c *conn) admit(cmdSN uint32, immediate bool, h *pdu.Header, ahs []byte, seg *segment) (bool, error) {
-	switch c.session().admit(cmdSN, immediate) {
+	switch sess := c.session(); sess.admit(cmdSN, immediate) {
 	case admitNow:
+		if !immediate && h.Opcode() != pdu.OpSCSICommand {
+			sess.reopen() // it is over when it has been handled, and keeps no place
+		}
 		return true, nil
 	case admitLater:
 		return false, c.hold(cmdSN, h, ahs, seg)

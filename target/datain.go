@@ -87,13 +87,13 @@ func (c *conn) abandon(t *task) {
 // whether b was queued: a task that was aborted meanwhile ends here, without an answer.
 func (c *conn) sendChunk(run *runner, t *task, b *buffer, total int64, good bool) bool {
 	s := t.sess
-	seg := int64(s.params.SendMaxDataSegment)
 	burst := int64(s.params.MaxBurstLength)
 	data := b.b
 	end := t.sent + int64(len(data))
 
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	seg := int64(s.params.SendMaxDataSegment)
 	if t.state == taskAborted {
 		b.release()
 		s.forgetLocked(t)

@@ -21,3 +21,15 @@ func (s *Server) FailLogins(from netip.Addr, times int) {
 		s.slow.failed(from, s.clock.Load())
 	}
 }
+
+// Queued is the most that waits for the network on a connection, as senders count it, bytes.
+func (s *Server) Queued() (most int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for c := range s.conns {
+		c.tx.mu.Lock()
+		most = max(most, c.tx.bytes)
+		c.tx.mu.Unlock()
+	}
+	return most
+}

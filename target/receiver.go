@@ -43,8 +43,9 @@ type receiver struct {
 	ahs  [255 * 4]byte
 	data segment // the data segment of the PDU in hdr
 
-	// beforeWait runs before the network is waited for: queued responses go out first.
-	beforeWait func() error
+	// beforeWait runs before the network is waited for: queued responses go out first. beforeMore runs before what has
+	// arrived already is received: there may be no end of it, and so much that is queued goes out then, too.
+	beforeWait, beforeMore func() error
 	// pduSince is when the PDU that is being received began, on the server's coarse clock; 0 between PDUs.
 	pduSince atomic.Int64
 	// heard is when bytes last arrived, on the same clock.
@@ -71,6 +72,9 @@ func (rx *receiver) release(pool *buffers) {
 // out before it waits: not before each system call, as the peer is woken by it, and each command of a stream would wake it.
 func (rx *receiver) read(p, next []byte) (n int, err error) {
 	if rx.more || rx.pduSince.Load() != 0 {
+		if err := rx.beforeMore(); err != nil {
+			return 0, err
+		}
 		n, err = rx.wire.read(p, next, false)
 	}
 	if n == 0 && err == nil {

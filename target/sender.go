@@ -154,6 +154,17 @@ func (s *sender) flush() error {
 	return s.err
 }
 
+// relieve is flush where much is queued.
+func (s *sender) relieve() error {
+	s.mu.Lock()
+	queued := s.bytes
+	s.mu.Unlock()
+	if queued < flushAt {
+		return nil
+	}
+	return s.flush()
+}
+
 // writeLocked writes one batch and frees it, also where writing panics: then nobody knows how much of it went out,
 // and nothing can follow.
 func (s *sender) writeLocked(batch []outgoing) {
@@ -206,8 +217,24 @@ func (s *sender) drain() {
 	}
 }
 
-// write stamps, digests and sends one batch. The caller owns the write side.
+// write sends one batch, mostly in one system call. What many goroutines have queued at once goes out in parts: the time that a peer
+// has to read is that of a part, so that a slow one that does read is not taken for one that does not. The caller owns the write side.
 func (s *sender) write(batch []outgoing) error {
+	for len(batch) > 0 {
+		n := 0
+		for bytes := 0; n < len(batch) && bytes < maxQueued; n++ {
+			bytes += len(batch[n].data) + pduCost
+		}
+		if err := s.writePart(batch[:n]); err != nil {
+			return err
+		}
+		batch = batch[n:]
+	}
+	return nil
+}
+
+// writePart stamps, digests and sends PDUs in one system call.
+func (s *sender) writePart(batch []outgoing) error {
 	s.writeSince.Store(s.clock.Load())
 	iov := s.iov[:0]
 	expCmdSN, maxCmdSN := s.sess.numbers()

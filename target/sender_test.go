@@ -1,6 +1,7 @@
 package target
 
 import (
+	"io"
 	"net"
 	"sync/atomic"
 	"testing"
@@ -56,4 +57,30 @@ func TestQueueIsBounded(t *testing.T) {
 	require.Error(t, <-reader)
 	require.Zero(t, pool.used.Load(), "what was queued is given back")
 	require.Zero(t, bytes())
+}
+
+// TestSlowPeerReads queues far more than a slow peer reads within its time. Each part that it has read gives it time for the next one.
+func TestSlowPeerReads(t *testing.T) {
+	const parts = 4
+	ours, theirs := net.Pipe()
+	s, clock, pool := new(sender), new(atomic.Int64), &buffers{limit: 8 << 20}
+	s.init(ours, clock, new(window))
+	for range parts {
+		b := pool.get(maxQueued)
+		s.send(&pdu.NOPIn{TaskTag: 1, TransferTag: pdu.ReservedTag, DataLen: len(b.b)}, snAdvance, b.b, b)
+	}
+	clock.Store(1)
+	written := make(chan error, 1)
+	go func() { written <- s.flush() }()
+	for i := range int64(parts) {
+		require.Eventually(t, func() bool { return s.writeSince.Load() == i+1 }, 10*time.Second, time.Millisecond)
+		clock.Store(i + 2)
+		_, err := io.ReadFull(theirs, make([]byte, pdu.HeaderLen+maxQueued))
+		require.NoError(t, err)
+	}
+	require.NoError(t, <-written)
+	require.Zero(t, s.writeSince.Load())
+	require.Zero(t, pool.used.Load())
+	require.NoError(t, theirs.Close())
+	require.NoError(t, ours.Close())
 }

@@ -34,10 +34,10 @@ func (c *counts) PDURejected(string)              { c.rejected.Add(1) }
 func (c *counts) PanicCaught()                    { c.panics.Add(1) }
 
 func (c *counts) SessionEnded(e target.SessionEvent) {
-	c.ended.Add(1)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.reasons = append(c.reasons, e.Reason)
+	c.ended.Add(1) // last, so that who has seen it sees the reason, too
 }
 
 func (c *counts) ends() []string {

@@ -60,8 +60,8 @@ type session struct {
 	tsih   uint16
 	cid    uint16 // of its one connection
 	login  login.Result
-	params login.Params
-	nexus  *scsi.Nexus // nil in a discovery session
+	params login.Params // of these, SendMaxDataSegment may change: written by the reader, under mu
+	nexus  *scsi.Nexus  // nil in a discovery session
 	since  time.Time
 	window window
 
@@ -151,7 +151,14 @@ func (s *session) admit(cmdSN uint32, immediate bool) admission {
 	return admitLater
 }
 
-// reopen moves MaxCmdSN on as commands end. It never goes back, as the standard wants.
+// reopen is reopenLocked for whoever does not hold the lock.
+func (s *session) reopen() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.reopenLocked()
+}
+
+// reopenLocked moves MaxCmdSN on as commands end, and requests that are no commands. It never goes back, as the standard wants.
 func (s *session) reopenLocked() {
 	limit := s.window.exp.Load() - 1 + uint32(s.conn.srv.opt.Limits.CommandWindow-s.counted)
 	if pdu.SNLess(s.window.max.Load(), limit) {

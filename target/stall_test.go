@@ -335,7 +335,7 @@ func TestDeadPeer(t *testing.T) {
 // TestSlowPeers ends a login that takes too long, and a PDU that does not come to its end.
 func TestSlowPeers(t *testing.T) {
 	s := newServer(t, func(o *target.Options) {
-		o.Limits.LoginTimeout, o.Limits.PDUTimeout = 300*time.Millisecond, 300*time.Millisecond
+		o.Limits.LoginTimeout, o.Limits.PDUTimeout = time.Second, time.Second
 	})
 	silent := tt.MustDial(t, s.addr)
 	require.NoError(t, silent.ExpectClosed())

@@ -167,7 +167,7 @@ func TestChurn(t *testing.T) {
 // TestDeadPeerFreesItsClaim has an initiator that holds a LUN for itself and goes silent.
 func TestDeadPeerFreesItsClaim(t *testing.T) {
 	s := newServer(t, func(o *target.Options) {
-		o.Limits.NOPInterval, o.Limits.NOPTimeout = 300*time.Millisecond, 600*time.Millisecond
+		o.Limits.NOPInterval, o.Limits.NOPTimeout = 300*time.Millisecond, 2*time.Second
 		o.LUNs[0].Access = target.AccessWriteExclusive
 	})
 	silent := tt.MustLogin(t, s.addr, tt.LoginOptions{Initiator: "iqn.2026-01.test:silent"}, 1)
@@ -179,5 +179,6 @@ func TestDeadPeerFreesItsClaim(t *testing.T) {
 		require.NoError(t, err)
 		return r.Good()
 	})
+	eventually(t, "the session has ended", func() bool { return s.seen.ended.Load() == 1 }) // its claim ends first
 	require.Equal(t, []string{"timeout"}, s.seen.ends())
 }

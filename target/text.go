@@ -137,7 +137,10 @@ func (c *conn) answerText(data []byte) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	sess.params = params
+	// Nothing else can change, and whoever answers a command reads the rest without the lock.
+	sess.mu.Lock()
+	sess.params.SendMaxDataSegment = params.SendMaxDataSegment
+	sess.mu.Unlock()
 	for _, p := range reply {
 		out = login.AppendPair(out, p.Key, p.Value)
 	}

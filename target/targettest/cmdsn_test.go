@@ -229,6 +229,41 @@ func TestCommandWindow(t *testing.T) {
 	})
 }
 
+// Every numbered request takes a place in the window, and gives it back, also where no command ever ends.
+func TestCommandWindowWithoutCommands(t *testing.T) {
+	const width = 4
+	s := start(t, limits(target.Limits{CommandWindow: width}))
+	t.Run("4.2.2.1/pings", func(t *testing.T) {
+		sess := s.login(t, LoginOptions{})
+		for range 3 * width {
+			tag, err := sess.SendPing(false, nil)
+			require.NoError(t, err)
+			_, err = sess.AwaitPing(tag)
+			require.NoError(t, err)
+			require.Equal(t, sess.ExpCmdSN+width-1, sess.MaxCmdSN, "the window is as wide as before")
+		}
+		sess.MustGood(t, TestUnitReady(1))
+	})
+	t.Run("4.2.2.1/task management", func(t *testing.T) {
+		sess := s.login(t, LoginOptions{})
+		for range 3 * width {
+			r, err := sess.TaskManagement(pdu.TaskManagementRequest{Function: pdu.TMAbortTaskSet, LUN: LUN(1)})
+			require.NoError(t, err)
+			require.Equal(t, pdu.TMComplete, r)
+		}
+		sess.MustGood(t, TestUnitReady(1))
+	})
+	t.Run("4.2.2.1/text in a discovery session", func(t *testing.T) {
+		sess, err := Login(s.addr, LoginOptions{Discovery: true})
+		require.NoError(t, err)
+		defer sess.Close()
+		for range 3 * width {
+			_, err := sess.Text(KV("SendTargets", "All"))
+			require.NoError(t, err)
+		}
+	})
+}
+
 // Many commands at once, in the window that the target opens: all of them end, each with its own data.
 func TestManyCommands(t *testing.T) {
 	s := start(t)

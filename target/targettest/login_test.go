@@ -373,7 +373,7 @@ func TestLoginText(t *testing.T) {
 
 func TestLoginDeadline(t *testing.T) {
 	t.Parallel() // it mostly waits
-	s := start(t, limits(target.Limits{LoginTimeout: 300 * time.Millisecond}))
+	s := start(t, limits(target.Limits{LoginTimeout: time.Second}))
 	t.Run("a silent connection", func(t *testing.T) {
 		require.NoError(t, MustDial(t, s.addr).ExpectClosed())
 	})
@@ -385,7 +385,7 @@ func TestLoginDeadline(t *testing.T) {
 				require.ErrorIs(t, err, ErrClosed)
 				return
 			}
-			time.Sleep(10 * time.Millisecond)
+			time.Sleep(20 * time.Millisecond)
 		}
 		t.Fatal("the target waits for as long as bytes come")
 	})
@@ -397,7 +397,7 @@ func TestLoginDeadline(t *testing.T) {
 	})
 	t.Run("a login in time stays", func(t *testing.T) {
 		sess := s.login(t, LoginOptions{})
-		time.Sleep(400 * time.Millisecond)
+		time.Sleep(1200 * time.Millisecond)
 		sess.MustGood(t, TestUnitReady(1))
 	})
 }
