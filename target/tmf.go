@@ -93,7 +93,7 @@ func (c *conn) manage(p *pdu.TaskManagementRequest) pdu.TMResponse {
 // whether it has been executed already, or never arrived and must then not be executed later.
 func (s *session) abortTask(p *pdu.TaskManagementRequest) pdu.TMResponse {
 	s.mu.Lock()
-	if t := s.tasks[p.RefTaskTag]; t != nil && t.scsi.LUN == p.LUN {
+	if t := s.tasks[p.RefTaskTag]; t != nil && s.conn.srv.device.SameUnit(t.scsi.LUN, p.LUN) {
 		s.abortLocked(t)
 		s.mu.Unlock()
 		return pdu.TMComplete
@@ -138,7 +138,7 @@ func (s *session) abortLUN(lun uint64) (n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, t := range s.tasks {
-		if t.scsi.LUN == lun {
+		if s.conn.srv.device.SameUnit(t.scsi.LUN, lun) {
 			s.abortLocked(t)
 			n++
 		}

@@ -39,7 +39,7 @@ func (s *session) queryTask(p *pdu.TaskManagementRequest) pdu.TMResponse {
 	}
 	s.mu.Lock()
 	t := s.tasks[p.RefTaskTag]
-	found := t != nil && t.scsi.LUN == p.LUN
+	found := t != nil && s.conn.srv.device.SameUnit(t.scsi.LUN, p.LUN)
 	s.mu.Unlock()
 	if found {
 		return pdu.TMSucceeded
@@ -52,7 +52,7 @@ func (s *session) queryTask(p *pdu.TaskManagementRequest) pdu.TMResponse {
 		case pdu.OpTaskManagementRequest:
 			return pdu.TMRejected
 		case pdu.OpSCSICommand:
-			if h.hdr.LUN() == p.LUN {
+			if s.conn.srv.device.SameUnit(h.hdr.LUN(), p.LUN) {
 				return pdu.TMSucceeded
 			}
 		}
@@ -65,14 +65,14 @@ func (s *session) queryTask(p *pdu.TaskManagementRequest) pdu.TMResponse {
 // hasTasks reports whether the session has a command for a LUN, executing or waiting for its turn.
 func (s *session) hasTasks(lun uint64) bool {
 	for _, h := range s.held {
-		if h.hdr.Opcode() == pdu.OpSCSICommand && h.hdr.LUN() == lun {
+		if h.hdr.Opcode() == pdu.OpSCSICommand && s.conn.srv.device.SameUnit(h.hdr.LUN(), lun) {
 			return true
 		}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, t := range s.tasks {
-		if t.scsi.LUN == lun {
+		if s.conn.srv.device.SameUnit(t.scsi.LUN, lun) {
 			return true
 		}
 	}

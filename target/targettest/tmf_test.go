@@ -305,3 +305,22 @@ func TestTaskManagementRequests(t *testing.T) {
 	})
 	s.works(t)
 }
+
+// TestTaskManagementOfAnotherAddress addresses a LUN in another way than the command that the function is for: it is the same one.
+func TestTaskManagementOfAnotherAddress(t *testing.T) {
+	const flat = 0x4001 << 48
+	for name, function := range map[string]pdu.TMFunction{
+		"SAM-5 7.2/ABORT TASK": pdu.TMAbortTask, "SAM-5 7.3/ABORT TASK SET": pdu.TMAbortTaskSet,
+		"SAM-5 7.4/CLEAR TASK SET": pdu.TMClearTaskSet, "SAM-5 7.7/LOGICAL UNIT RESET": pdu.TMLogicalUnitReset,
+	} {
+		t.Run(name, func(t *testing.T) {
+			sess := start(t).login(t, solicited)
+			one, oneR2T := waiting(t, sess, 1, 0, pattern(8*BlockSize, 1))
+			elsewhere, elsewhereR2T := waiting(t, sess, 2, 0, pattern(8*BlockSize, 1))
+			manage(t, sess, pdu.TMComplete, pdu.TaskManagementRequest{Function: function, LUN: flat, RefTaskTag: one.Tag(), RefCmdSN: one.CmdSN()})
+			quiet(t, sess, one, oneR2T)
+			require.NoError(t, elsewhere.Answer(elsewhereR2T))
+			require.True(t, elsewhere.MustFinish(t).Good(), "another LUN")
+		})
+	}
+}

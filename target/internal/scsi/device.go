@@ -243,5 +243,15 @@ func (d *Device) unitByNumber(number uint16) *unit {
 	return d.byLUN[number]
 }
 
+// SameUnit reports whether two 8-byte LUNs address the same logical unit: peripheral device and flat space addressing are two
+// ways to do so (SAM-5 4.7).
+func (d *Device) SameUnit(a, b uint64) bool {
+	if a == b {
+		return true
+	}
+	u := d.unit(a)
+	return u != nil && u == d.unit(b)
+}
+
 // LUNExists reports whether a disk is served as this LUN.
 func (d *Device) LUNExists(lun uint64) bool { return d.unit(lun) != nil }
