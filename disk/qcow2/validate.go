@@ -86,12 +86,21 @@ func (v *validator) run() (plain, compressed int64, err error) {
 // repeated looks for a value that is there twice. Each list is sorted, and most of them lie one behind the other.
 func repeated(lists [][]uint64) (value uint64, found bool) {
 	slices.SortFunc(lists, func(a, b []uint64) int { return cmp.Compare(a[0], b[0]) })
-	all := slices.Concat(lists...)
-	joinSorted(all, lists)
-	for i := 1; i < len(all); i++ {
-		if all[i] == all[i-1] {
-			return all[i], true
+	for len(lists) > 0 {
+		all, n := lists[0], 1
+		for last := all[len(all)-1]; n < len(lists) && lists[n][0] <= last; n++ {
+			last = max(last, lists[n][len(lists[n])-1])
 		}
+		if n > 1 { // only those that overlap are copied
+			all = slices.Concat(lists[:n]...)
+			joinSorted(all, lists[:n])
+		}
+		for i := 1; i < len(all); i++ {
+			if all[i] == all[i-1] {
+				return all[i], true
+			}
+		}
+		lists = lists[n:]
 	}
 	return 0, false
 }
