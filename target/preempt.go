@@ -12,18 +12,7 @@ import (
 func (s *Server) abortFenced(lun uint16, nexuses []*scsi.Nexus, except *scsi.Task) {
 	for _, sess := range s.normal() {
 		if slices.Contains(nexuses, sess.nexus) {
-			sess.abortNumber(lun, except)
-		}
-	}
-}
-
-// abortNumber ends the session's tasks on a LUN, in whichever way they address it, but for one.
-func (s *session) abortNumber(lun uint16, except *scsi.Task) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, t := range s.tasks {
-		if s.conn.srv.device.Addresses(lun, t.scsi.LUN) && &t.scsi != except {
-			s.abortLocked(t)
+			sess.abortTasks(func(t *task) bool { return s.device.Addresses(lun, t.scsi.LUN) && &t.scsi != except })
 		}
 	}
 }

@@ -133,25 +133,24 @@ func nopHeader(cmdSN uint32) (h pdu.Header) {
 	return h
 }
 
-// abortLUN ends the session's tasks on one LUN and returns how many there were.
-func (s *session) abortLUN(lun uint64) (n int) {
+// abortLUN ends the session's tasks on one LUN, in whichever way they address it, and returns how many there were.
+func (s *session) abortLUN(lun uint64) int {
+	return s.abortTasks(func(t *task) bool { return s.conn.srv.device.SameUnit(t.scsi.LUN, lun) })
+}
+
+func (s *session) abortAll() { s.abortTasks(func(*task) bool { return true }) }
+
+// abortTasks ends those of the session's tasks that are meant, and returns how many there were.
+func (s *session) abortTasks(meant func(*task) bool) (n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, t := range s.tasks {
-		if s.conn.srv.device.SameUnit(t.scsi.LUN, lun) {
+		if meant(t) {
 			s.abortLocked(t)
 			n++
 		}
 	}
 	return n
-}
-
-func (s *session) abortAll() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, t := range s.tasks {
-		s.abortLocked(t)
-	}
 }
 
 // normal returns the normal sessions.

@@ -59,7 +59,7 @@ func loadConfig(flags *pflag.FlagSet) (*config, error) {
 		l.problems.add(l.name(keyAccessMode), "%v", err)
 	}
 	c.controlSocket = l.controlSocket()
-	c.limits = target.Limits{Memory: l.memory(), MaxConnections: l.count(keyMaxSessions), MaxPerAddress: l.count(keyMaxPerAddress)}
+	c.limits = target.Limits{Memory: l.bytes(keyMemory, parseMemory), MaxConnections: l.count(keyMaxSessions), MaxPerAddress: l.count(keyMaxPerAddress)}
 	if c.onImageChange, err = disk.ParseImageChange(l.text(keyOnImageChange)); err != nil {
 		l.problems.add(l.name(keyOnImageChange), "%v", err)
 	}
@@ -123,30 +123,31 @@ func (l *loader) count(key string) int {
 	return n
 }
 
-// size is a number of bytes, or 0 where there is none.
+// size is the size of a disk, bytes, or 0 where there is none.
 func (l *loader) size(key string) int64 {
-	text := l.text(key)
-	if text == "" {
+	if l.text(key) == "" {
 		return 0
 	}
-	n, err := parseSize(text)
-	if err != nil {
-		l.problems.add(l.name(key), "%v", err)
-	}
-	return n
+	return l.bytes(key, parseSize)
 }
 
 // minMemory lets the longest gathered write through (1 MiB) beside what receive buffers and stalled commands take, bytes. With less a
 // daemon would be ready, and some commands would be asked to try again for ever.
 const minMemory = 4 << 20
 
-func (l *loader) memory() int64 {
-	n, err := parseBytes(l.text(keyMemory))
+func parseMemory(text string) (int64, error) {
+	n, err := parseBytes(text)
 	if err == nil && n < minMemory {
-		err = fmt.Errorf("%q is too little for the longest commands: use at least %dMi", l.text(keyMemory), minMemory>>20)
+		err = fmt.Errorf("%q is too little for the longest commands: use at least %dMi", text, minMemory>>20)
 	}
+	return n, err
+}
+
+// bytes is a number of bytes.
+func (l *loader) bytes(key string, parse func(text string) (int64, error)) int64 {
+	n, err := parse(l.text(key))
 	if err != nil {
-		l.problems.add(l.name(keyMemory), "%v", err)
+		l.problems.add(l.name(key), "%v", err)
 	}
 	return n
 }
