@@ -1,38 +1,27 @@
 package disk
 
 import (
-	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"runtime"
+	"sync/atomic"
 
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 )
 
 const (
-	// holeSize is the granularity at which zeros become holes: the block size of the usual file systems.
-	holeSize = 4 << 10
 	// chunkSize is what a worker reads at once, unless the image has larger clusters. Bytes.
-	chunkSize = 1 << 20
-	// writeSize is what is written at once. Kernels that cache files in large folios look for one that is as large: where
-	// memory is at hand that makes writes of 1 MiB and more slower, and where it is not, those of 128 KiB. Bytes.
-	writeSize = 512 << 10
+	chunkSize = 2 << 20
 	// maxCopyBuffers bounds the memory of all workers' buffers. Bytes.
 	maxCopyBuffers = 16 << 20
 )
 
-// zeros is compared with and written from; nothing writes to it.
-var zeros [256 << 10]byte
-
-// copier expands an image into a sparse raw file. One goroutine walks the extents and hands out chunks in order. The
-// workers read and decode them side by side, and one goroutine writes them: so the writes are sequential and follow each
-// other without a pause, none waits for the kernel's lock of the file (which it does by spinning, at the cost of a core), and
-// every cluster is decoded once.
+// copier expands an image into a sparse raw file. One goroutine walks the extents and hands out chunks in order. The workers
+// read, decode and write them side by side: every cluster is decoded once.
 type copier struct {
 	img      *Image
 	dst      *os.File // nil: only count what would be written
@@ -40,7 +29,7 @@ type copier struct {
 	progress *Progress
 	chunk    int64
 	workers  int
-	buffers  int // chunks that are read, written or wait to be
+	written  atomic.Int64
 }
 
 // job is a part of one chunk for a worker.
@@ -48,15 +37,13 @@ type job struct {
 	off, length int64
 	data        int64 // bytes of it that the image stores
 	covered     int64 // bytes that are dealt with when it is done: with the hole before it
-
-	buf   []byte        // of a chunk
-	ready chan struct{} // closed when it is read
 }
 
-// newCopier prepares an expansion with at most that many workers, 0 for one per processor.
+// newCopier prepares an expansion with at most that many workers, 0 for four more than processors: those that write, or
+// wait for storage, keep no processor from decoding.
 func newCopier(img *Image, dst *os.File, p *Progress, workers int) *copier {
 	if workers <= 0 {
-		workers = runtime.GOMAXPROCS(0)
+		workers = runtime.GOMAXPROCS(0) + 4
 	}
 	if p == nil {
 		p = new(Progress)
@@ -67,60 +54,44 @@ func newCopier(img *Image, dst *os.File, p *Progress, workers int) *copier {
 	}
 	// A compressed cluster is decoded as a whole, so a chunk holds whole clusters of every layer.
 	img.top.chain(func(l *layer) { c.chunk = max(c.chunk, l.header.clusterSize) })
-	c.buffers = max(2, min(workers+2, int(maxCopyBuffers/c.chunk)))
-	c.workers = min(workers, c.buffers-1)
+	c.workers = max(1, min(workers, int(maxCopyBuffers/c.chunk)))
 	return c
 }
 
 // run copies everything. It returns how many bytes were written; the rest of the file is a hole.
 func (c *copier) run(ctx context.Context) (written int64, err error) {
 	c.progress.start(c.img.Size(), c.img.use.total())
+	store := count
 	if c.dst != nil {
 		if err := retry(func() error { return c.dst.Truncate(c.img.Size()) }); err != nil {
 			return 0, c.writeError(err)
 		}
+		w := newRawWriter(c.dst)
+		defer w.Close() // what it wrote is in the file
+		store = w.store
 	}
 	group, ctx := errgroup.WithContext(ctx)
-	jobs, ordered := make(chan *job, c.buffers), make(chan *job, c.buffers)
-	free := make(chan []byte, c.buffers)
-	for range c.buffers {
-		free <- nil // allocated when it is needed
-	}
+	jobs := make(chan job)
 	group.Go(func() error {
 		defer close(jobs)
-		defer close(ordered)
-		return c.walk(ctx, func(j *job) error { return c.hand(ctx, j, free, jobs, ordered) })
+		return c.walk(ctx, func(j job) error {
+			select {
+			case jobs <- j:
+				return nil
+			case <-ctx.Done(): // perhaps because a worker has failed
+				return ctx.Err()
+			}
+		})
 	})
 	for range c.workers {
-		group.Go(func() error { return c.read(ctx, jobs) })
+		group.Go(func() error { return c.work(ctx, jobs, store) })
 	}
-	group.Go(func() (err error) {
-		written, err = c.write(ctx, ordered, free)
-		return err
-	})
 	err = group.Wait()
-	return written, err
-}
-
-// hand gives a job to the workers and the writer, when there is a buffer for it.
-func (c *copier) hand(ctx context.Context, j *job, free <-chan []byte, jobs, ordered chan<- *job) error {
-	select {
-	case j.buf = <-free:
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	if j.buf == nil {
-		j.buf = make([]byte, c.chunk)
-	}
-	j.ready = make(chan struct{})
-	// There is room for as many jobs as there are buffers.
-	jobs <- j
-	ordered <- j
-	return nil
+	return c.written.Load(), err
 }
 
 // walk cuts what the image stores into jobs of at most one chunk.
-func (c *copier) walk(ctx context.Context, hand func(*job) error) error {
+func (c *copier) walk(ctx context.Context, hand func(job) error) error {
 	var pending job
 	covered := int64(0) // everything below is in a job that was handed out
 	send := func() error {
@@ -131,7 +102,7 @@ func (c *copier) walk(ctx context.Context, hand func(*job) error) error {
 		pending.covered = end - covered
 		next := pending
 		covered, pending = end, job{}
-		return hand(&next)
+		return hand(next)
 	}
 	err := c.img.top.walk(0, c.img.Size(), func(off, n int64, kind extentKind) error {
 		end := off + n
@@ -160,78 +131,28 @@ func (c *copier) walk(ctx context.Context, hand func(*job) error) error {
 	return send()
 }
 
-// read fills the buffers of jobs until there are none left.
-func (c *copier) read(ctx context.Context, jobs <-chan *job) error {
+// work copies jobs until there are none left.
+func (c *copier) work(ctx context.Context, jobs <-chan job, store func(p []byte, off int64) (int64, error)) error {
+	var buf []byte
 	for j := range jobs {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if n, err := c.img.ReadAt(j.buf[:j.length], j.off); int64(n) < j.length {
+		if buf == nil {
+			buf = make([]byte, c.chunk)
+		}
+		p := buf[:j.length]
+		if n, err := c.img.ReadAt(p, j.off); n < len(p) {
 			return err
 		}
-		close(j.ready)
-	}
-	return nil
-}
-
-// write stores the jobs in the order of the disk.
-func (c *copier) write(ctx context.Context, ordered <-chan *job, free chan<- []byte) (written int64, err error) {
-	for j := range ordered {
-		select {
-		case <-j.ready:
-		case <-ctx.Done(): // perhaps because a worker has failed
-			return written, ctx.Err()
-		}
-		n, err := c.store(j.buf[:j.length], j.off)
-		written += n
+		n, err := store(p, j.off)
+		c.written.Add(n)
 		if err != nil {
-			return written, err
+			return c.writeError(err)
 		}
-		free <- j.buf
 		c.progress.add(j.covered, j.data)
 	}
-	return written, nil
-}
-
-// store writes what is not zero of p, by blocks of the destination's file system.
-func (c *copier) store(p []byte, off int64) (written int64, err error) {
-	for len(p) > 0 {
-		zero, n := leadingRun(p, off)
-		if !zero {
-			if c.dst != nil {
-				if _, err := c.dst.WriteAt(p[:n], off); err != nil {
-					return written, c.writeError(err)
-				}
-			}
-			written += int64(n)
-		}
-		p, off = p[n:], off+int64(n)
-	}
-	return written, nil
-}
-
-// leadingRun is how much of p, which is at off in the file, consists of zero blocks only, or of other blocks only; of
-// those at most what is best written at once.
-func leadingRun(p []byte, off int64) (zero bool, n int) {
-	for n < len(p) {
-		block := min(len(p)-n, holeSize-int((off+int64(n))%holeSize))
-		isZero := allZero(p[n : n+block])
-		if n > 0 && (isZero != zero || !zero && n+block > writeSize) {
-			break
-		}
-		zero = isZero
-		n += block
-	}
-	return zero, n
-}
-
-// allZero reports whether p, at most holeSize bytes, is all zeros. Most blocks show in their first word that they are
-// not.
-func allZero(p []byte) bool {
-	if len(p) >= 8 && binary.NativeEndian.Uint64(p) != 0 {
-		return false
-	}
-	return bytes.Equal(p, zeros[:len(p)])
+	return nil
 }
 
 // writeError explains an error of writing the expanded disk.

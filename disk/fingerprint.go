@@ -122,7 +122,7 @@ func hashContent(ctx context.Context, f *os.File, size int64, workers int) (stri
 				if err := readFull(f, p, off); err != nil {
 					return err
 				}
-				if zero, n := leadingRun(p, 0); zero && n == len(p) {
+				if zero, n := leadingRun(p, 0, len(p)); zero && n == len(p) {
 					continue
 				}
 				digest.Reset()

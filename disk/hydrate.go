@@ -18,6 +18,8 @@ const (
 	dutyWhileBusy = 3
 	// checkpointEvery is how much is copied between two checkpoints of a durable disk: what a crash makes it copy again. Bytes.
 	checkpointEvery = 256 << 20
+	// hydrationChunk is what a worker copies at once, unless the image has larger clusters. The guest may have to wait for it. Bytes.
+	hydrationChunk = 1 << 20
 	// spaceRetry and mediumRetry are how long hydration waits after an error before it tries again.
 	spaceRetry  = time.Second
 	mediumRetry = 30 * time.Second
@@ -67,7 +69,7 @@ type hydration struct {
 }
 
 func newHydration(o *overlay, log *zap.Logger, unit int64) *hydration {
-	chunk := max(chunkSize, unit)
+	chunk := max(hydrationChunk, unit)
 	// One more than processors: the one that writes, or waits for storage, keeps no processor from reading ahead.
 	workers := max(1, min(runtime.GOMAXPROCS(0)+1, int(maxCopyBuffers/chunk)))
 	return &hydration{o: o, log: log, chunk: chunk, workers: workers, retry: spaceRetry, ahead: -1}

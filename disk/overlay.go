@@ -464,7 +464,7 @@ func (o *overlay) keep(p []byte, off int64) error {
 // store writes p to the file, zeros as holes. The file may hold something there that a lost write left.
 func (o *overlay) store(p []byte, off int64) error {
 	for len(p) > 0 {
-		zero, n := leadingRun(p, off)
+		zero, n := leadingRun(p, off, cachedWrite)
 		var err error
 		if zero {
 			err = o.punch(off, int64(n))

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -68,8 +69,8 @@ func measureExpansion(ctx context.Context, s settings) error {
 		}
 		measured := make([][]usage, len(expanders))
 		for round := range s.rounds {
-			for turn := range expanders {
-				i := (round + turn) % len(expanders)
+			// In no fixed order: what a command leaves in the memory of the machine helps or hinders the next one.
+			for _, i := range rand.Perm(len(expanders)) {
 				u, err := expand(ctx, expanders[i].command(images[kind.name], raw), raw)
 				if err != nil {
 					return err

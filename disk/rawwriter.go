@@ -1,0 +1,262 @@
+package disk
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// holeSize is the granularity at which zeros become holes: the block size of the usual file systems.
+	holeSize = 4 << 10
+	// cachedWrite is what is written into the page cache at once. Kernels that cache files in large folios look for one that is
+	// as large: where memory is at hand that makes writes of 1 MiB and more slower, and where it is not, those of 128 KiB. Bytes.
+	cachedWrite = 512 << 10
+	// paceSpan is how much is written in one way before its speed is compared with the others'. Bytes.
+	paceSpan = 2 << 20
+	// firstTrial and lastTrial are how much is written before slower ways are tried again, the first time and at most. Bytes.
+	firstTrial, lastTrial = 32 << 20, 512 << 20
+)
+
+// zeros is compared with and written from; nothing writes to it.
+var zeros [256 << 10]byte
+
+// rawWriter writes the content of a disk into a file of the disk's size that is one hole yet. Zeros stay holes. It writes through
+// the page cache or past it, as is faster: the cache is bound by how soon the kernel finds memory, which takes ten times as
+// long as copying where the host of a virtual machine has to give it first, and by how much may be dirty; storage may be faster
+// than that, or slower by far. Any number of goroutines may store.
+type rawWriter struct {
+	file   *os.File
+	direct *os.File // the same file past the page cache; nil where the file system has no such way
+	pace   *pace
+	// order lets one write at a time into the page cache, or any number past it. The kernel's lock of the file does the same, but
+	// there writers wait by spinning, at the cost of a core, and what they wait would count as the time of their own way.
+	order sync.RWMutex
+}
+
+// newRawWriter writes to a file that stays the caller's.
+func newRawWriter(f *os.File) *rawWriter {
+	direct, err := os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", f.Fd()), os.O_WRONLY|unix.O_DIRECT|unix.O_CLOEXEC, 0)
+	if err != nil {
+		direct = nil
+	}
+	return &rawWriter{file: f, direct: direct, pace: newPace(direct != nil)}
+}
+
+// Close ends the writer, and leaves the file open.
+func (w *rawWriter) Close() error {
+	if w.direct == nil {
+		return nil
+	}
+	return w.direct.Close()
+}
+
+// store writes what is not zero of p, by blocks of the file system. It returns how many bytes that was.
+func (w *rawWriter) store(p []byte, off int64) (written int64, err error) {
+	return dataRuns(p, off, w.write)
+}
+
+// count only tells how many bytes store would write.
+func count(p []byte, off int64) (written int64, err error) {
+	return dataRuns(p, off, func([]byte, int64) error { return nil })
+}
+
+func (w *rawWriter) write(p []byte, off int64) error {
+	aligned := off%holeSize == 0 && len(p)%holeSize == 0
+	for len(p) > 0 {
+		way := w.pace.choice()
+		if !aligned {
+			way = smallFolios
+		}
+		var n int
+		var err error
+		switch way {
+		case smallFolios:
+			n, err = w.writeCached(way, p[:min(len(p), cachedWrite)], off, !aligned)
+		case largeFolios:
+			n, err = w.writeCached(way, p, off, false)
+		case pastCache:
+			n, err = w.writeDirect(p, off)
+		}
+		if err != nil {
+			return err
+		}
+		p, off = p[n:], off+int64(n)
+	}
+	return nil
+}
+
+// writeCached returns 0 bytes and no error where another way is to be taken by now, unless this one must be.
+func (w *rawWriter) writeCached(way int, p []byte, off int64, must bool) (int, error) {
+	w.order.Lock()
+	defer w.order.Unlock()
+	if !must && w.pace.choice() != way {
+		return 0, nil
+	}
+	w.pace.begin(way, time.Now())
+	n, err := w.file.WriteAt(p, off)
+	w.pace.end(way, int64(n), time.Now())
+	return n, err
+}
+
+// writeDirect returns 0 bytes and no error where that does not work.
+func (w *rawWriter) writeDirect(p []byte, off int64) (int, error) {
+	w.order.RLock()
+	defer w.order.RUnlock()
+	w.pace.begin(pastCache, time.Now())
+	n, err := w.direct.WriteAt(p, off)
+	w.pace.end(pastCache, int64(n), time.Now())
+	if errors.Is(err, unix.EINVAL) {
+		w.pace.exclude(pastCache) // the storage wants another alignment
+		return 0, nil
+	}
+	return n, err
+}
+
+// The ways to write a file: through the page cache in writes of cachedWrite, or in whole; or past it.
+const (
+	smallFolios = iota
+	largeFolios
+	pastCache
+	ways
+)
+
+// pace chooses the way to write by what each achieved lately. The fastest one is left as soon as it is slower than another
+// one was. The others get a span now and then, more and more seldom: what made them slow, memory that had to be found or another
+// user of the storage, may be over. Any number of goroutines.
+type pace struct {
+	mu       sync.Mutex
+	way      int
+	rates    [ways]float64 // bytes per second, a mean of which half is the last span; +Inf: to be tried; 0: excluded
+	total    int64         // bytes that were written in ways that were chosen
+	trial    int64         // of total: the others are tried then
+	interval int64         // bytes from that trial to the next one
+
+	// This span: what was written the chosen way, and how long at least one such write was in the kernel.
+	bytes  int64
+	busy   time.Duration
+	active int       // writes in the kernel
+	since  time.Time // busy counts from here, if active is not 0
+}
+
+// newPace begins through the cache, which is faster for what is small.
+func newPace(direct bool) *pace {
+	p := &pace{rates: [ways]float64{math.Inf(1), math.Inf(1), math.Inf(1)}, trial: firstTrial, interval: firstTrial}
+	if !direct {
+		p.rates[pastCache] = 0
+	}
+	return p
+}
+
+// choice is the way to write next.
+func (p *pace) choice() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.way
+}
+
+// exclude is for a way that turned out not to work.
+func (p *pace) exclude(way int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.rates[way] = 0
+	p.choose()
+}
+
+// begin notes that a write enters the kernel. At any time all that are there go the same way.
+func (p *pace) begin(way int, now time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.active > 0 && way == p.way {
+		p.busy += now.Sub(p.since)
+	}
+	p.active++
+	p.since = now
+}
+
+// end notes that a write has left the kernel, with n bytes. What was begun before the way was changed does not count.
+func (p *pace) end(way int, n int64, now time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.active--
+	if way != p.way {
+		return
+	}
+	p.busy += now.Sub(p.since)
+	p.since = now
+	p.bytes += n
+	if p.bytes < paceSpan {
+		return
+	}
+	rate := float64(p.bytes) / max(p.busy, time.Nanosecond).Seconds()
+	if !math.IsInf(p.rates[way], 1) {
+		rate = (rate + p.rates[way]) / 2
+	}
+	p.rates[way] = rate
+	if p.total += p.bytes; p.total >= p.trial {
+		for other := range p.rates {
+			if other != way && p.rates[other] > 0 {
+				p.rates[other] = math.Inf(1)
+			}
+		}
+		p.interval = min(2*p.interval, lastTrial)
+		p.trial = p.total + p.interval
+	}
+	p.choose()
+}
+
+// choose begins a span, in the way that is fastest. p.mu is held.
+func (p *pace) choose() {
+	for way, rate := range p.rates {
+		if rate > p.rates[p.way] {
+			p.way = way
+		}
+	}
+	p.bytes, p.busy = 0, 0
+}
+
+// dataRuns calls f for each run of blocks that are not zero. It returns how many bytes f has done.
+func dataRuns(p []byte, off int64, f func(p []byte, off int64) error) (done int64, err error) {
+	for len(p) > 0 {
+		zero, n := leadingRun(p, off, len(p))
+		if !zero {
+			if err := f(p[:n], off); err != nil {
+				return done, err
+			}
+			done += int64(n)
+		}
+		p, off = p[n:], off+int64(n)
+	}
+	return done, nil
+}
+
+// leadingRun is how much of p, which is at off in the file, consists of zero blocks only, or of other blocks only; of
+// those at most a number of bytes, which is a multiple of holeSize.
+func leadingRun(p []byte, off int64, most int) (zero bool, n int) {
+	for n < len(p) {
+		block := min(len(p)-n, holeSize-int((off+int64(n))%holeSize))
+		isZero := allZero(p[n : n+block])
+		if n > 0 && (isZero != zero || !zero && n+block > most) {
+			break
+		}
+		zero = isZero
+		n += block
+	}
+	return zero, n
+}
+
+// allZero reports whether p, at most holeSize bytes, is all zeros. Most blocks show in their first word that they are
+// not.
+func allZero(p []byte) bool {
+	if len(p) >= 8 && binary.NativeEndian.Uint64(p) != 0 {
+		return false
+	}
+	return bytes.Equal(p, zeros[:len(p)])
+}
