@@ -47,6 +47,10 @@ func TestImageOriginalCallers(t *testing.T) {
 		require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source, url), "identical")
 		if port == "3262" {
 			require.Contains(t, c.log(t), "no metrics and status pages: their port is taken", "the pod has one network")
+			require.Zero(t, c.exec(t, "kubevirt-disk", "healthcheck").status, "the ready file decides")
+			r := c.exec(t, "kubevirt-disk", "healthcheck", "--live")
+			require.NotZero(t, r.status, "what the other container's daemon says is not about this one")
+			require.Contains(t, r.output, "another container")
 		}
 	}
 	t.Run("base64 wins, and without PORT it is 3260", func(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -237,6 +238,46 @@ func TestHealthcheck(t *testing.T) {
 	}
 }
 
+// TestHealthcheckOfAnotherContainer: at the default address of the pages, a daemon of another container of the pod may answer. What it says
+// is not about this one, unless somebody has named the address.
+func TestHealthcheckOfAnotherContainer(t *testing.T) {
+	place := "mnt:[1]"
+	ts := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set(placeHeader, place)
+		fmt.Fprintln(w, "ok of whom")
+	}))
+	defer ts.Close()
+	page := mustPortal(t, ts.Listener.Addr().String())
+	ready := filepath.Join(t.TempDir(), "healthy")
+	check := func(chosen bool, readyFile string, live bool) (string, error) {
+		return checkHealth(t.Context(), &page, chosen, readyFile, live)
+	}
+	_, err := check(false, ready, false)
+	require.ErrorContains(t, err, "not ready")
+	require.NoError(t, os.WriteFile(ready, nil, 0o644))
+	answer, err := check(false, ready, false)
+	require.NoError(t, err)
+	require.Equal(t, "ok", answer)
+	for _, c := range []struct {
+		readyFile string
+		live      bool
+	}{{"", false}, {ready, true}} {
+		_, err = check(false, c.readyFile, c.live)
+		require.ErrorContains(t, err, "another container")
+		require.ErrorContains(t, err, "METRICS_LISTEN")
+	}
+	for _, own := range []string{containerPlace(), ""} {
+		place = own
+		answer, err = check(false, "", true)
+		require.NoError(t, err)
+		require.Equal(t, "ok of whom", answer)
+	}
+	place = "mnt:[1]"
+	answer, err = check(true, "", true)
+	require.NoError(t, err)
+	require.Equal(t, "ok of whom", answer)
+}
+
 func TestHealthcheckWithoutADaemonOrPages(t *testing.T) {
 	gone, err := net.Listen("tcp4", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -268,6 +309,10 @@ func TestHealthcheckOfADaemon(t *testing.T) {
 	l := newPlace(t, "a.raw")
 	p := l.serve(t)
 	address := p.logged("metrics", "address").(string)
+	_, place, err := askPage(t.Context(), "http://"+address+"/readyz")
+	require.NoError(t, err)
+	require.Equal(t, containerPlace(), place, "a daemon tells where it is")
+	require.NotEmpty(t, place)
 	for _, args := range [][]string{{"healthcheck"}, {"healthcheck", "--live"}} {
 		status, stdout, stderr := run(t, []string{"METRICS_LISTEN=" + address}, args...)
 		require.Equal(t, exitDone, status, stderr)
