@@ -10,11 +10,14 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/integration/peers"
 )
 
 var demoImage = filepath.Join("..", "..", "examples", "demo", "disk", "demo.qcow2")
@@ -176,11 +179,9 @@ func TestCalledAsCat(t *testing.T) {
 
 func TestCalledAsEntryPoint(t *testing.T) {
 	entryPoint := called(t, "entry-point.sh")
-	free, err := net.Listen("tcp4", "127.0.0.1:0")
+	number, err := peers.FreePort()
 	require.NoError(t, err)
-	_, port, err := net.SplitHostPort(free.Addr().String())
-	require.NoError(t, err)
-	require.NoError(t, free.Close())
+	port := strconv.Itoa(number)
 	for name, args := range map[string][]string{"the port is the argument": {port}, "the port is in the environment": nil} {
 		t.Run(name, func(t *testing.T) {
 			l := newPlace(t, "a.raw")
@@ -279,12 +280,12 @@ func TestHealthcheckOfAnotherContainer(t *testing.T) {
 }
 
 func TestHealthcheckWithoutADaemonOrPages(t *testing.T) {
-	gone, err := net.Listen("tcp4", "127.0.0.1:0")
+	port, err := peers.FreePort()
 	require.NoError(t, err)
-	require.NoError(t, gone.Close())
-	status, _, stderr := run(t, []string{"METRICS_LISTEN=" + gone.Addr().String()}, "healthcheck")
+	gone := fmt.Sprintf("127.0.0.1:%d", port)
+	status, _, stderr := run(t, []string{"METRICS_LISTEN=" + gone}, "healthcheck")
 	require.Equal(t, exitFailed, status)
-	require.Contains(t, stderr, gone.Addr().String())
+	require.Contains(t, stderr, gone)
 
 	ready := filepath.Join(t.TempDir(), "healthy")
 	off := []string{"METRICS_LISTEN=", "READY_FILE=" + ready}
