@@ -264,7 +264,7 @@ func TestHealthcheckOfAnotherContainer(t *testing.T) {
 		live      bool
 	}{{"", false}, {ready, true}} {
 		_, err = check(false, c.readyFile, c.live)
-		require.ErrorContains(t, err, "another container")
+		require.ErrorContains(t, err, "no page of the daemon in this container")
 		require.ErrorContains(t, err, "METRICS_LISTEN")
 	}
 	for _, own := range []string{containerPlace(), ""} {
@@ -286,6 +286,7 @@ func TestHealthcheckWithoutADaemonOrPages(t *testing.T) {
 	status, _, stderr := run(t, []string{"METRICS_LISTEN=" + gone}, "healthcheck")
 	require.Equal(t, exitFailed, status)
 	require.Contains(t, stderr, gone)
+	require.Contains(t, stderr, "is the daemon running")
 
 	ready := filepath.Join(t.TempDir(), "healthy")
 	off := []string{"METRICS_LISTEN=", "READY_FILE=" + ready}

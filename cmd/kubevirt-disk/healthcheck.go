@@ -2,12 +2,14 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"net/netip"
 	"os"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -20,8 +22,8 @@ func (a *app) healthcheckCommand() *cobra.Command {
 		Use:   "healthcheck",
 		Short: "Ask the daemon of this machine whether its LUNs can be used",
 		Long: `Asks the daemon that serves on this machine whether its LUNs can be used (/readyz), or with --live whether it works as it
-should (/healthz). It is found by the same settings as serve has. Where the pages are off, the ready file decides; so it does where
-the default address of the pages is that of a daemon in another container of the same pod.
+should (/healthz). It is found by the same settings as serve has. Where the pages are off, the ready file decides; so it does in a
+container where nobody, or the daemon of another container of the pod, answers at the default address of the pages.
 
 Exit status 0: yes. 1: no, or nobody answers.`,
 		Args: usageArgs(cobra.NoArgs),
@@ -56,13 +58,14 @@ func checkHealth(ctx context.Context, page *portal, chosen bool, readyFile strin
 		}
 		url := "http://" + local(*page).String() + path
 		answer, place, err := askPage(ctx, url)
-		// The containers of a pod share one network, and not their files.
-		if chosen || place == "" || place == containerPlace() {
+		// The containers of a pod share one network, and not their files. A daemon whose pages found their port taken is there without any.
+		elsewhere := place != "" && place != containerPlace()
+		without := errors.Is(err, syscall.ECONNREFUSED) && daemonIsInit()
+		if chosen || !elsewhere && !without {
 			return answer, err
 		}
 		if live || readyFile == "" {
-			return "", fmt.Errorf("nobody can be asked: %s is a page of a daemon in another container: give the one in this container pages of its own, by %s",
-				url, nameOf(keyMetricsListen))
+			return "", fmt.Errorf("nobody can be asked: %s is no page of the daemon in this container: give it pages of its own, by %s", url, nameOf(keyMetricsListen))
 		}
 	}
 	switch {
@@ -101,7 +104,7 @@ func askPage(ctx context.Context, url string) (answer, place string, err error) 
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	res, err := client.Do(req)
 	if err != nil {
-		return "", "", err
+		return "", "", fmt.Errorf("nobody answers: %w: is the daemon running, with the same %s?", err, nameOf(keyMetricsListen))
 	}
 	defer res.Body.Close()
 	place = res.Header.Get(placeHeader)
@@ -127,6 +130,14 @@ func containerPlace() string {
 		return ""
 	}
 	return place
+}
+
+// daemonIsInit says whether the daemon is the first process of this container: then it runs, as the container does, and has made or removed the
+// ready file.
+func daemonIsInit() bool {
+	first, err := os.Readlink("/proc/1/exe")
+	own, ownErr := os.Readlink("/proc/self/exe")
+	return err == nil && ownErr == nil && first == own
 }
 
 // withPlace has a handler tell where it is.
