@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"slices"
+	"syscall"
 
 	"go.uber.org/zap"
 
@@ -63,6 +64,14 @@ func (d *daemon) openDisks(ctx context.Context) error {
 	}
 	d.metrics.SetDisks(d.measured(disks))
 	return nil
+}
+
+// explainDescriptors says what to do where the process may not open as many files as the disks take.
+func explainDescriptors(err error) error {
+	if !errors.Is(err, syscall.EMFILE) {
+		return err
+	}
+	return fmt.Errorf("the process may not open as many files as the disks take, up to four each: raise the limit (ulimit -n, or that of the container), or serve fewer images: %w", err)
 }
 
 // checkIdentities refuses disks that initiators could not tell apart: a multipath driver would take them for two paths to one disk, and write

@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"net"
 	"net/http"
 	"os"
@@ -235,6 +236,21 @@ func TestServeRefusesDisksThatLookTheSame(t *testing.T) {
 	p := l.serve(t, envConfig+"="+yamlFile(t, "disks: {b.raw: {serial: b, naa: '3000000000000002'}}"))
 	require.Equal(t, "a", p.logged("serving a LUN", "serial"), "kept from before")
 	require.Equal(t, exitDone, p.terminate())
+}
+
+// TestServeWithFewDescriptors says what to do where there are not enough of them, for the images or for their disks.
+func TestServeWithFewDescriptors(t *testing.T) {
+	var images []string
+	for i := range 40 {
+		images = append(images, fmt.Sprintf("%d.raw", i))
+	}
+	l := newPlace(t, images...)
+	for _, limit := range []string{"30", "80"} {
+		p := launch(t, "/bin/sh", l.env, "-c", "ulimit -n "+limit+`; exec "$0" serve`, binary(t))
+		require.Equal(t, exitFailed, p.status())
+		require.Contains(t, p.stderr.String(), "too many open files")
+		require.Contains(t, p.stderr.String(), "ulimit -n")
+	}
 }
 
 func TestServeRemovesAStaleReadyFile(t *testing.T) {
