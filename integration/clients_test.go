@@ -5,6 +5,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -45,7 +46,7 @@ func TestClientsSeeTheLUNs(t *testing.T) {
 	dir := t.TempDir()
 	makeRaw(t, filepath.Join(dir, "disk2.raw"), 8<<20)
 	makeRaw(t, filepath.Join(dir, "disk10.raw"), 16<<20)
-	for _, listen := range []string{"127.0.0.1:0", "[::1]:0"} {
+	for _, listen := range []string{"127.0.0.1:0", secondLoopback()} {
 		t.Run(listen, func(t *testing.T) {
 			d := start(t, config{diskDir: dir, env: map[string]string{"LISTEN": listen, "ACCESS_MODE": "write-shared"}})
 			list := ok(t, "iscsi-ls", "-s", d.portalURL())
@@ -139,13 +140,9 @@ func TestHeaderDigest(t *testing.T) {
 	for digest, want := range map[string]bool{"crc32c": true, "none": false} {
 		ok(t, "qemu-io", "--image-opts", "driver=iscsi,transport=tcp,portal="+d.Portals[0]+",target="+peers.DefaultTarget+",lun=1,header-digest="+digest,
 			"-c", "write -P 9 0 3M", "-c", "read -P 9 0 3M", "-c", "flush")
-		logins := 0
-		for _, e := range d.Log() {
-			if e["msg"] == "login" && e["header_digest"] == want {
-				logins++
-			}
-		}
-		require.NotZero(t, logins, "a login with header_digest %t", want)
+		d.until(fmt.Sprintf("a login with header_digest %t", want), func() bool {
+			return slices.ContainsFunc(d.Log(), func(e map[string]any) bool { return e["msg"] == "login" && e["header_digest"] == want })
+		})
 	}
 }
 

@@ -45,7 +45,7 @@ func conformanceMatrix() []conformanceLUN {
 		{
 			Configuration: conformance.Configuration{Name: "thin, two paths", Except: tooFast},
 			start: func(t *testing.T) ([]string, func() error) {
-				return startForSuite(t, map[string]string{"ACCESS_MODE": "write-shared", "LISTEN": "127.0.0.1:0,[::1]:0"})
+				return startForSuite(t, map[string]string{"ACCESS_MODE": "write-shared", "LISTEN": "127.0.0.1:0," + secondLoopback()})
 			},
 		},
 		{

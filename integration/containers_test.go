@@ -145,12 +145,12 @@ var images = sync.OnceValues(func() (*engine, error) {
 
 var imagesMade atomic.Bool
 
-// makeImage runs `make image`, as a user with the umask, and returns what it printed.
-func (e *engine) makeImage(umask string) (string, error) {
+// makeImage runs `make image`, as a user with the umask and further variables, and returns what it printed.
+func (e *engine) makeImage(umask string, vars ...string) (string, error) {
 	cmd := exec.Command("sh", "-c", "umask "+umask+" && exec make --no-print-directory image")
 	cmd.Dir = ".."
 	// It compiles, so that it needs what the go command needs of the environment.
-	cmd.Env = append(os.Environ(), e.vars...)
+	cmd.Env = append(append(os.Environ(), e.vars...), vars...)
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("make image: %w\n%s", err, out)

@@ -188,7 +188,7 @@ func (d *daemon) stop() {
 	if err := d.Signal(syscall.SIGTERM); err != nil {
 		d.t.Error(err)
 	}
-	status, err := d.Wait(30 * time.Second)
+	status, err := d.Wait(clientTimeout)
 	if err != nil {
 		d.t.Error(err)
 		d.Kill()
@@ -272,7 +272,7 @@ func client(t *testing.T, env []string, name string, args ...string) result {
 	defer cancel()
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Env = clientEnv(env...)
-	cmd.WaitDelay = time.Second
+	cmd.WaitDelay = clientTimeout / 4
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	err := cmd.Run()
@@ -300,7 +300,18 @@ func okEnv(t *testing.T, env []string, name string, args ...string) string {
 	return r.output
 }
 
-// freePortal returns a loopback address that was free a moment ago, for tests that start a daemon twice at the same one.
+// secondLoopback is a portal on loopback beside 127.0.0.1, of the other address family where the machine has it.
+func secondLoopback() string {
+	const six, four = "[::1]:0", "127.0.0.2:0"
+	l, err := net.Listen("tcp", six)
+	if err != nil {
+		return four
+	}
+	_ = l.Close()
+	return six
+}
+
+// freePortal returns a loopback address that nobody else gets by chance, for tests that start a daemon twice at the same one.
 func freePortal(t *testing.T) string {
 	t.Helper()
 	port, err := peers.FreePort()

@@ -86,10 +86,10 @@ func TestImageBuild(t *testing.T) {
 			"/var/lib/kubevirt-disk": {mode: fs.ModeDir | fs.ModeSticky | 0o777, uid: 107},
 		}, found)
 	})
-	t.Run("two builds give one digest", func(t *testing.T) {
+	t.Run("two builds give one digest and the next one takes their place", func(t *testing.T) {
 		another, err := newEngine()
 		require.NoError(t, err)
-		defer func() { require.NoError(t, another.remove()) }()
+		t.Cleanup(func() { require.NoError(t, another.remove()) })
 		printed, err := another.makeImage("077")
 		require.NoError(t, err)
 		lines := regexp.MustCompile(`(?m)^linux/(amd64|arm64) +(sha256:[0-9a-f]{64}) +[0-9.]+MiB unpacked, [0-9.]+MiB in a registry$`).FindAllStringSubmatch(printed, -1)
@@ -97,6 +97,20 @@ func TestImageBuild(t *testing.T) {
 		for i, instance := range manifests(t, e) {
 			require.Equal(t, []string{instance.Platform.Architecture, instance.Digest}, lines[i][1:])
 		}
+
+		// The build of another commit takes the place of this one, and what a user has built of this one stays.
+		context := t.TempDir()
+		makeRaw(t, filepath.Join(context, "disk.raw"), 1<<20)
+		user := another.buildFrom(t, context, "ADD --chmod=0444 disk.raw /disk/")
+		count := func() int { return len(strings.Fields(another.ok(t, "podman", "images", "--all", "--quiet"))) }
+		before := count()
+		_, err = another.makeImage("022", "VERSION=another")
+		require.NoError(t, err)
+		require.Equal(t, before, count(), "%s", another.ok(t, "podman", "images", "--all"))
+		c := another.newContainer(t, user, []string{"--network=none"})
+		c.start(t)
+		untilReady(t, c)
+		require.Zero(t, c.stop(t))
 	})
 }
 

@@ -36,17 +36,27 @@ func TestImageOriginalCallers(t *testing.T) {
 	}
 	user, password := secret(), secret()
 	require.Len(t, password, 44)
+	var first *container
 	for _, port := range []string{"3261", "3262"} {
 		wwn := "iqn.2017-01.io.kubevirt:disk-" + port
 		c := e.newContainer(t, image, append([]string{n.option(), asWrapper(port)}, withEnv("PORT="+port, "WWN="+wwn,
 			"USERNAME_BASE64="+base64.StdEncoding.EncodeToString([]byte(user)), "PASSWORD_BASE64="+base64.StdEncoding.EncodeToString([]byte(password)))...))
 		c.start(t)
 		untilReady(t, c)
+		if first == nil {
+			first = c
+		}
 		require.Equal(t, "0.0.0.0:"+port, logged(c.log(t), "portal", "address"))
 		url := fmt.Sprintf("iscsi://%s%%%s@%s:%s/%s/1", user, password, n.host, port, wwn)
 		require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source, url), "identical")
 		if port == "3262" {
 			require.Contains(t, c.log(t), "no metrics and status pages: their port is taken", "the pod has one network")
+			require.Zero(t, c.exec(t, "kubevirt-disk", "healthcheck").status, "the ready file decides")
+			r := c.exec(t, "kubevirt-disk", "healthcheck", "--live")
+			require.NotZero(t, r.status, "what the other container's daemon says is not about this one")
+			require.Contains(t, r.output, "no page of the daemon in this container")
+			require.Zero(t, first.stop(t))
+			require.Zero(t, c.exec(t, "kubevirt-disk", "healthcheck").status, "nor is it, that there is none any more")
 		}
 	}
 	t.Run("base64 wins, and without PORT it is 3260", func(t *testing.T) {

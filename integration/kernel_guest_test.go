@@ -17,8 +17,8 @@ import (
 
 // Bounds for what the guest does, several times what it takes on a busy machine.
 const (
-	guestBoot    = 4 * time.Minute
-	guestCommand = 4 * time.Minute
+	guestBoot    = 8 * time.Minute
+	guestCommand = 8 * time.Minute
 )
 
 // kernelGuest is a running guest with the kernel's initiator, udev and the tools of a person who debugs. The host's loopback

@@ -38,7 +38,7 @@ func TestKernelOnEveryMode(t *testing.T) {
 	}
 	settings := filepath.Join(t.TempDir(), "config.yaml")
 	require.NoError(t, os.WriteFile(settings, []byte(text), 0o644))
-	k.serve(t, configOf(dir, settings, ""))
+	k.serve(t, configOf(dir, settings, "", "LISTEN="+freePortal(t)))
 	k.follow(t, "Log in")
 
 	// A program of the file system runs from it: the guest puts its own there first, as it is static.

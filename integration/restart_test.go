@@ -19,6 +19,7 @@ func loginTo(t *testing.T, d *daemon, initiator string) *targettest.Session {
 	addr, err := net.ResolveTCPAddr("tcp", d.Portals[0])
 	require.NoError(t, err)
 	s := targettest.MustLogin(t, addr, targettest.LoginOptions{Initiator: initiator})
+	s.Timeout = clientTimeout
 	_, err = s.ClearAttention(1)
 	require.NoError(t, err)
 	return s
@@ -56,7 +57,7 @@ func TestStopUnderLoad(t *testing.T) {
 			d := start(t, config{diskDir: dir, stateDir: state})
 			s := loginTo(t, d, "iqn.2026-01.test:writer")
 			acknowledged := make(chan uint32)
-			half := make(chan struct{})
+			begun := make(chan struct{}, 1)
 			go func() {
 				n := uint32(0)
 				for ; n < 60000; n++ {
@@ -65,14 +66,19 @@ func TestStopUnderLoad(t *testing.T) {
 						break
 					}
 					if n == 200 {
-						close(half)
+						begun <- struct{}{}
 					}
 				}
 				acknowledged <- n
 			}()
-			<-half
-			stop(d)
-			n := <-acknowledged
+			var n uint32
+			select {
+			case <-begun:
+				stop(d)
+				n = <-acknowledged
+			case n = <-acknowledged:
+				require.Fail(t, "the writes ended before their time", "%d were acknowledged", n)
+			}
 			t.Logf("%d blocks were acknowledged", n)
 
 			d = start(t, config{diskDir: dir, stateDir: state})

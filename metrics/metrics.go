@@ -17,8 +17,9 @@
 //	kubevirt_disk_panics_caught_total
 //	kubevirt_disk_lun_size_bytes                 lun image
 //	kubevirt_disk_lun_failed                     lun image                 1: only a restart brings it back
-//	kubevirt_disk_expansion_done_bytes           lun image
-//	kubevirt_disk_expansion_size_bytes           lun image
+//	kubevirt_disk_image_copied_bytes             lun image                 of the data in the image
+//	kubevirt_disk_image_data_bytes               lun image
+//	kubevirt_disk_disk_complete                  lun image                 1: the image is not needed any more
 //	kubevirt_disk_ready                                                    1: every LUN can be used
 //	kubevirt_disk_build_info                     version commit goversion platform
 package metrics

@@ -74,7 +74,15 @@ report() { # report ARCH DIRECTORY
 	fi
 }
 
+# members prints the ids of the images in the list of that name, if there is one.
+members() {
+	local digests
+	digests=$(buildah manifest inspect "$image" 2>/dev/null | grep -oE 'sha256:[0-9a-f]{64}') || return 0
+	buildah images --all --no-trunc --format '{{.Digest}} {{.ID}}' | grep -F "$digests" | sed 's/.* sha256://'
+}
+
 # A list would grow, so what was built under this name before goes.
+mapfile -t former < <(members)
 buildah manifest rm "$image" >/dev/null 2>&1 || buildah rmi "$image" >/dev/null 2>&1 || true
 buildah manifest create "$image" >/dev/null
 for arch in amd64 arm64; do
@@ -83,6 +91,10 @@ for arch in amd64 arm64; do
 	id=$(normalise "$arch" "$id" "$work/image-$arch")
 	buildah manifest add --os linux --arch "$arch" "$image" "$id" >/dev/null
 	report "$arch" "$work/image-$arch"
+done
+# The images of the former list have no name, and nobody would ever remove them. One from which an image of a user was made stays with that.
+for id in "${former[@]}"; do
+	grep -qx "$id" <(members) || buildah rmi "$id" >/dev/null 2>&1 || true
 done
 echo "built $image: FROM $image in a Dockerfile on this machine, or push it with"
 echo "  buildah manifest push --all $image docker://REGISTRY/$image"

@@ -16,8 +16,24 @@ if [ -n "$unformatted" ]; then
 	found gofmt
 fi
 
+# fetch has the go command load what it needs into its cache, and tries more than once, as a module proxy may fail.
+fetch() {
+	local try
+	for try in 1 2 3; do
+		if "$@" >/dev/null; then
+			return
+		fi
+		echo "lint: $* failed, try $try of 3" >&2
+		sleep 2
+	done
+	return 1
+}
+staticcheck=honnef.co/go/tools/cmd/staticcheck@v0.8.2
+fetch "$go" list -deps -test ./...
+fetch "$go" run "$staticcheck" -version
+
 "$go" vet ./... || found 'go vet'
-"$go" run honnef.co/go/tools/cmd/staticcheck@v0.8.2 ./... || found staticcheck
+"$go" run "$staticcheck" ./... || found staticcheck
 
 if command -v shellcheck >/dev/null; then
 	mapfile -t shell < <(git ls-files --cached --others --exclude-standard | while read -r file; do

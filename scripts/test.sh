@@ -16,4 +16,4 @@ fi
 
 mkdir -p bin
 "$go" build -o bin/testsum ./scripts/testsum
-"$go" test -json -count=1 -timeout 20m "${race[@]}" "$@" | bin/testsum
+"$go" test -json -count=1 -timeout 60m "${race[@]}" "$@" | bin/testsum

@@ -139,10 +139,15 @@ func flagError(cmd *cobra.Command, err error) error {
 	return fmt.Errorf("%w: see %s --help", err, cmd.CommandPath())
 }
 
-// usageArgs adds where to read on to what is wrong with the arguments.
+// usageArgs adds where to read on to what is wrong with the arguments. What a variable would be set to is not repeated: it may be a password.
 func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if err := check(cmd, args); err != nil {
+			for _, arg := range args {
+				if name, _, ok := strings.Cut(arg, "="); ok && looksLikeCredential(name) {
+					return fmt.Errorf("%s= is no argument: %s", name, credentialsHint)
+				}
+			}
 			return fmt.Errorf("%s: usage is %q", strings.TrimSpace(err.Error()), cmd.UseLine())
 		}
 		return nil

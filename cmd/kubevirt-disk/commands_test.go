@@ -6,14 +6,18 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/integration/peers"
 )
 
 var demoImage = filepath.Join("..", "..", "examples", "demo", "disk", "demo.qcow2")
@@ -175,11 +179,9 @@ func TestCalledAsCat(t *testing.T) {
 
 func TestCalledAsEntryPoint(t *testing.T) {
 	entryPoint := called(t, "entry-point.sh")
-	free, err := net.Listen("tcp4", "127.0.0.1:0")
+	number, err := peers.FreePort()
 	require.NoError(t, err)
-	_, port, err := net.SplitHostPort(free.Addr().String())
-	require.NoError(t, err)
-	require.NoError(t, free.Close())
+	port := strconv.Itoa(number)
 	for name, args := range map[string][]string{"the port is the argument": {port}, "the port is in the environment": nil} {
 		t.Run(name, func(t *testing.T) {
 			l := newPlace(t, "a.raw")
@@ -237,13 +239,54 @@ func TestHealthcheck(t *testing.T) {
 	}
 }
 
-func TestHealthcheckWithoutADaemonOrPages(t *testing.T) {
-	gone, err := net.Listen("tcp4", "127.0.0.1:0")
+// TestHealthcheckOfAnotherContainer: at the default address of the pages, a daemon of another container of the pod may answer. What it says
+// is not about this one, unless somebody has named the address.
+func TestHealthcheckOfAnotherContainer(t *testing.T) {
+	place := "mnt:[1]"
+	ts := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set(placeHeader, place)
+		fmt.Fprintln(w, "ok of whom")
+	}))
+	defer ts.Close()
+	page := mustPortal(t, ts.Listener.Addr().String())
+	ready := filepath.Join(t.TempDir(), "healthy")
+	check := func(chosen bool, readyFile string, live bool) (string, error) {
+		return checkHealth(t.Context(), &page, chosen, readyFile, live)
+	}
+	_, err := check(false, ready, false)
+	require.ErrorContains(t, err, "not ready")
+	require.NoError(t, os.WriteFile(ready, nil, 0o644))
+	answer, err := check(false, ready, false)
 	require.NoError(t, err)
-	require.NoError(t, gone.Close())
-	status, _, stderr := run(t, []string{"METRICS_LISTEN=" + gone.Addr().String()}, "healthcheck")
+	require.Equal(t, "ok", answer)
+	for _, c := range []struct {
+		readyFile string
+		live      bool
+	}{{"", false}, {ready, true}} {
+		_, err = check(false, c.readyFile, c.live)
+		require.ErrorContains(t, err, "no page of the daemon in this container")
+		require.ErrorContains(t, err, "METRICS_LISTEN")
+	}
+	for _, own := range []string{containerPlace(), ""} {
+		place = own
+		answer, err = check(false, "", true)
+		require.NoError(t, err)
+		require.Equal(t, "ok of whom", answer)
+	}
+	place = "mnt:[1]"
+	answer, err = check(true, "", true)
+	require.NoError(t, err)
+	require.Equal(t, "ok of whom", answer)
+}
+
+func TestHealthcheckWithoutADaemonOrPages(t *testing.T) {
+	port, err := peers.FreePort()
+	require.NoError(t, err)
+	gone := fmt.Sprintf("127.0.0.1:%d", port)
+	status, _, stderr := run(t, []string{"METRICS_LISTEN=" + gone}, "healthcheck")
 	require.Equal(t, exitFailed, status)
-	require.Contains(t, stderr, gone.Addr().String())
+	require.Contains(t, stderr, gone)
+	require.Contains(t, stderr, "is the daemon running")
 
 	ready := filepath.Join(t.TempDir(), "healthy")
 	off := []string{"METRICS_LISTEN=", "READY_FILE=" + ready}
@@ -268,6 +311,10 @@ func TestHealthcheckOfADaemon(t *testing.T) {
 	l := newPlace(t, "a.raw")
 	p := l.serve(t)
 	address := p.logged("metrics", "address").(string)
+	_, place, err := askPage(t.Context(), "http://"+address+"/readyz")
+	require.NoError(t, err)
+	require.Equal(t, containerPlace(), place, "a daemon tells where it is")
+	require.NotEmpty(t, place)
 	for _, args := range [][]string{{"healthcheck"}, {"healthcheck", "--live"}} {
 		status, stdout, stderr := run(t, []string{"METRICS_LISTEN=" + address}, args...)
 		require.Equal(t, exitDone, status, stderr)

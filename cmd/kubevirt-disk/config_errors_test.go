@@ -113,6 +113,7 @@ func TestErrorsHaveNoSecrets(t *testing.T) {
 	}{
 		"in the file":            {file: "chap-password: " + testSecret + "\n"},
 		"in the file, nested":    {file: "chap:\n  password: " + testSecret + "\n"},
+		"as an anchor":           {file: "chap-password: *" + testSecret + "\n"},
 		"as the file's content":  {file: testSecret},
 		"too short":              {env: map[string]string{"CHAP_USERNAME": "u", "CHAP_PASSWORD": testSecret[:11]}},
 		"without a username":     {env: map[string]string{"CHAP_PASSWORD": testSecret}},

@@ -28,7 +28,7 @@ func readConfigFile(path string) (map[string]any, map[string]diskOverrides, []st
 	var doc, more yaml.Node
 	decoder := yaml.NewDecoder(bytes.NewReader(text))
 	if err := decoder.Decode(&doc); err != nil && !errors.Is(err, io.EOF) {
-		return values, nil, []string{fmt.Sprintf("%s is not YAML: %v", path, strings.TrimPrefix(err.Error(), "yaml: "))}
+		return values, nil, []string{fmt.Sprintf("%s is not YAML: %s", path, yamlProblem(err))}
 	}
 	if err := decoder.Decode(&more); !errors.Is(err, io.EOF) {
 		return values, nil, []string{fmt.Sprintf("%s: more than one YAML document: want one", path)}
@@ -73,6 +73,15 @@ func readConfigFile(path string) (map[string]any, map[string]diskOverrides, []st
 		values[key.Value] = v
 	}
 	return values, disks, problems
+}
+
+// yamlProblem says what the parser found. Of all that it says, only the name of an anchor comes from a value, which may be a misplaced secret.
+func yamlProblem(err error) string {
+	text := strings.TrimPrefix(err.Error(), "yaml: ")
+	if strings.HasPrefix(text, "unknown anchor") {
+		return "a value begins with *, which refers to another one: put it in quotes"
+	}
+	return text
 }
 
 func readBounded(path string) ([]byte, error) {

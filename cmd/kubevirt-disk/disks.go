@@ -2,10 +2,12 @@ package main
 
 import (
 	"context"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
 	"slices"
+	"syscall"
 
 	"go.uber.org/zap"
 
@@ -57,8 +59,41 @@ func (d *daemon) openDisks(ctx context.Context) error {
 		}
 		d.state.opened(s, instance)
 	}
+	if err := checkIdentities(disks); err != nil {
+		return err
+	}
 	d.metrics.SetDisks(d.measured(disks))
 	return nil
+}
+
+// explainDescriptors says what to do where the process may not open as many files as the disks take.
+func explainDescriptors(err error) error {
+	if !errors.Is(err, syscall.EMFILE) {
+		return err
+	}
+	return fmt.Errorf("the process may not open as many files as the disks take, up to four each: raise the limit (ulimit -n, or that of the container), or serve fewer images: %w", err)
+}
+
+// checkIdentities refuses disks that initiators could not tell apart: a multipath driver would take them for two paths to one disk, and write
+// the data of each to both. A disk keeps what it was given before, so that not only what is set now can be the same.
+func checkIdentities(disks []*servedDisk) error {
+	serials, naas := map[string]*servedDisk{}, map[[8]byte]*servedDisk{}
+	var all []error
+	same := func(other, s *servedDisk, what, value, key string) {
+		all = append(all, fmt.Errorf("LUN %d (%s) and LUN %d (%s) have the same %s, %s, and would be taken for one disk: give one of them another %q under %q in the configuration file",
+			other.lun, other.name, s.lun, s.name, what, value, key, keyDisks))
+	}
+	for _, s := range disks {
+		id := s.instance.Identity
+		if other := serials[id.Serial]; other != nil {
+			same(other, s, "serial number", id.Serial, keySerial)
+		}
+		if other := naas[id.NAA]; other != nil {
+			same(other, s, "NAA identifier", hex.EncodeToString(id.NAA[:]), keyNAA)
+		}
+		serials[id.Serial], naas[id.NAA] = s, s
+	}
+	return errors.Join(all...)
 }
 
 // findDisks finds the images and how each is to be served. What it returns with an error is to be closed as well.

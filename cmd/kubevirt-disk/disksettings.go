@@ -18,6 +18,12 @@ import (
 // keyDisks is the key of the YAML file under which single disks are set up, by the names of their images.
 const keyDisks = "disks"
 
+// Keys of one disk that messages name.
+const (
+	keySerial = "serial"
+	keyNAA    = "naa"
+)
+
 // diskSettings is how one disk is served.
 type diskSettings struct {
 	lun        uint16 // 0: its place among the images
@@ -59,7 +65,7 @@ var diskKeys = map[string]func(s *diskSettings, value string) error{
 		s.size, err = parseSize(value)
 		return err
 	},
-	"serial": func(s *diskSettings, value string) error {
+	keySerial: func(s *diskSettings, value string) error {
 		for i := range len(value) {
 			if value[i] <= ' ' || value[i] > '~' {
 				return fmt.Errorf("%q is no serial: use printable ASCII characters without spaces", value)
@@ -71,7 +77,7 @@ var diskKeys = map[string]func(s *diskSettings, value string) error{
 		s.identity.Serial = value
 		return nil
 	},
-	"naa": func(s *diskSettings, value string) error {
+	keyNAA: func(s *diskSettings, value string) error {
 		naa, err := hex.DecodeString(strings.TrimPrefix(strings.ToLower(value), "0x"))
 		if err != nil || len(naa) != 8 || naa[0]>>4 != 3 {
 			return fmt.Errorf("%q is no NAA identifier: use 16 hexadecimal digits, of which the first is 3", value)

@@ -2,12 +2,14 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"net/netip"
 	"os"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -20,7 +22,8 @@ func (a *app) healthcheckCommand() *cobra.Command {
 		Use:   "healthcheck",
 		Short: "Ask the daemon of this machine whether its LUNs can be used",
 		Long: `Asks the daemon that serves on this machine whether its LUNs can be used (/readyz), or with --live whether it works as it
-should (/healthz). It is found by the same settings as serve has. Where the pages are off, the ready file decides.
+should (/healthz). It is found by the same settings as serve has. Where the pages are off, the ready file decides; so it does in a
+container where nobody, or the daemon of another container of the pod, answers at the default address of the pages.
 
 Exit status 0: yes. 1: no, or nobody answers.`,
 		Args: usageArgs(cobra.NoArgs),
@@ -37,7 +40,7 @@ Exit status 0: yes. 1: no, or nobody answers.`,
 		}
 		ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
 		defer cancel()
-		answer, err := checkHealth(ctx, page, readyFile, live)
+		answer, err := checkHealth(ctx, page, l.source(keyMetricsListen) != "", readyFile, live)
 		if err == nil {
 			fmt.Fprintln(a.stdout, answer)
 		}
@@ -46,15 +49,26 @@ Exit status 0: yes. 1: no, or nobody answers.`,
 	return cmd
 }
 
-// checkHealth returns what a healthy daemon answers.
-func checkHealth(ctx context.Context, page *portal, readyFile string, live bool) (string, error) {
-	switch {
-	case page != nil && page.port != 0:
+// checkHealth returns what a healthy daemon answers. chosen says that page is not the default.
+func checkHealth(ctx context.Context, page *portal, chosen bool, readyFile string, live bool) (string, error) {
+	if page != nil && page.port != 0 {
 		path := "/readyz"
 		if live {
 			path = "/healthz"
 		}
-		return askPage(ctx, "http://"+local(*page).String()+path)
+		url := "http://" + local(*page).String() + path
+		answer, place, err := askPage(ctx, url)
+		// The containers of a pod share one network, and not their files. A daemon whose pages found their port taken is there without any.
+		elsewhere := place != "" && place != containerPlace()
+		without := errors.Is(err, syscall.ECONNREFUSED) && daemonIsInit()
+		if chosen || !elsewhere && !without {
+			return answer, err
+		}
+		if live || readyFile == "" {
+			return "", fmt.Errorf("nobody can be asked: %s is no page of the daemon in this container: give it pages of its own, by %s", url, nameOf(keyMetricsListen))
+		}
+	}
+	switch {
 	case live:
 		return "", fmt.Errorf("nobody can be asked: the pages are off, or on a port that only the daemon knows (--%s)", keyMetricsListen)
 	case readyFile == "":
@@ -80,25 +94,60 @@ func local(p portal) portal {
 // maxAnswer bounds what is read of an answer, bytes.
 const maxAnswer = 4 << 10
 
-func askPage(ctx context.Context, url string) (string, error) {
+// askPage returns what a page answers, and the place of the daemon that it is of, which is told with a bad answer as well.
+func askPage(ctx context.Context, url string) (answer, place string, err error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
-		return "", err
+		return "", "", err
 	}
 	// The daemon is on this machine: a proxy of the environment has no part in it.
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	res, err := client.Do(req)
 	if err != nil {
-		return "", err
+		return "", "", fmt.Errorf("nobody answers: %w: is the daemon running, with the same %s?", err, nameOf(keyMetricsListen))
 	}
 	defer res.Body.Close()
+	place = res.Header.Get(placeHeader)
 	body, err := io.ReadAll(io.LimitReader(res.Body, maxAnswer))
 	if err != nil {
-		return "", fmt.Errorf("%s: %w", url, err)
+		return "", place, fmt.Errorf("%s: %w", url, err)
 	}
-	answer := strings.TrimSpace(string(body))
+	answer = strings.TrimSpace(string(body))
 	if res.StatusCode != http.StatusOK {
-		return "", fmt.Errorf("%s answers %d: %s", url, res.StatusCode, answer)
+		return "", place, fmt.Errorf("%s answers %d: %s", url, res.StatusCode, answer)
 	}
-	return answer, nil
+	return answer, place, nil
+}
+
+// placeHeader tells with every page in which container its daemon is.
+const placeHeader = "Kubevirt-Disk-Place"
+
+// containerPlace names the container of this process by its view of the file systems, which each container has one of its own of. "": it cannot
+// be told.
+func containerPlace() string {
+	place, err := os.Readlink("/proc/self/ns/mnt")
+	if err != nil {
+		return ""
+	}
+	return place
+}
+
+// daemonIsInit says whether the daemon is the first process of this container: then it runs, as the container does, and has made or removed the
+// ready file.
+func daemonIsInit() bool {
+	first, err := os.Readlink("/proc/1/exe")
+	own, ownErr := os.Readlink("/proc/self/exe")
+	return err == nil && ownErr == nil && first == own
+}
+
+// withPlace has a handler tell where it is.
+func withPlace(h http.Handler) http.Handler {
+	place := containerPlace()
+	if place == "" {
+		return h
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set(placeHeader, place)
+		h.ServeHTTP(w, r)
+	})
 }

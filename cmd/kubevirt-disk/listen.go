@@ -36,17 +36,18 @@ func closeAll(listeners []net.Listener) {
 
 // explainListen says what to do about the errors that people meet.
 func explainListen(err error, what string, p portal, key string, more ...string) error {
-	flags := "--" + key
+	one := nameOf(key)
+	all := one
 	for _, m := range more {
-		flags += " or --" + m
+		all += " or " + nameOf(m)
 	}
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):
-		return fmt.Errorf("%s %s: the port is taken by another process: stop it, or choose another with %s: %w", what, p, flags, err)
+		return fmt.Errorf("%s %s: the port is taken by another process, which may be in another container of the pod: stop it, or choose another port with %s: %w", what, p, all, err)
 	case errors.Is(err, syscall.EADDRNOTAVAIL):
-		return fmt.Errorf("%s %s: this machine does not have the address: choose another with --%s: %w", what, p, key, err)
+		return fmt.Errorf("%s %s: this machine does not have the address: choose another with %s: %w", what, p, one, err)
 	case errors.Is(err, syscall.EACCES):
-		return fmt.Errorf("%s %s: not allowed to bind the port: choose one above 1023 with %s: %w", what, p, flags, err)
+		return fmt.Errorf("%s %s: not allowed to bind the port: choose one above 1023 with %s: %w", what, p, all, err)
 	}
 	return fmt.Errorf("%s %s: %w", what, p, err)
 }

@@ -198,14 +198,14 @@ func (d *daemon) servePages(ctx context.Context) (closePages func(), err error) 
 		return func() {}, nil
 	}
 	if err != nil {
-		return nil, explainListen(err, "metrics address", *p, keyMetricsListen)
+		return func() {}, explainListen(err, "metrics address", *p, keyMetricsListen)
 	}
 	log := d.log.Named("http")
-	srv := metrics.NewServer(d.metrics.Handler(metrics.Pages{
+	srv := metrics.NewServer(withPlace(d.metrics.Handler(metrics.Pages{
 		Status: func() metrics.Status { return d.state.status(d) },
 		Ready:  d.state.ready,
 		Health: d.state.healthy,
-	}, log), log)
+	}, log)), log)
 	d.log.Info("metrics", zap.String("address", l.Addr().String()))
 	go func() {
 		// It returns when the server is closed; that nobody scrapes any more is no reason to stop serving disks.

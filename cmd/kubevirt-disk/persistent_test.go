@@ -95,7 +95,7 @@ func TestServeRemovesWhatIsLeftOfAnImageThatIsGone(t *testing.T) {
 	require.Equal(t, exitDone, p.terminate())
 	require.NoError(t, os.Remove(filepath.Join(l.dir, "disk", "b.raw")))
 
-	p = launch(t, binary(t), append(env, "LISTEN=[::1]:0"), "serve")
+	p = launch(t, binary(t), append(env, "LISTEN=127.0.0.2:0"), "serve")
 	p.untilReady(l)
 	p.until("it is kept", func() bool {
 		return p.logged("a disk in the work directory is of no image here, and is kept because another daemon may need it", "directory") != nil

@@ -52,7 +52,7 @@ func parsePortal(s string, defaultPort uint16) (p portal, explicit bool, err err
 	}
 	host, port, err := net.SplitHostPort(s)
 	if err != nil {
-		return portal{}, false, fmt.Errorf("%q is no address: want 0.0.0.0:3260 or [::1]:3260", s)
+		return portal{}, false, fmt.Errorf("%q is no address: want 0.0.0.0:3260, [::1]:3260, or :3260 for all addresses", s)
 	}
 	p.port, err = parsePort(port)
 	if err != nil {

@@ -79,7 +79,7 @@ func TestListenAllBindsAllOrNone(t *testing.T) {
 	_, err = listenAll(t.Context(), []portal{{addr: loopback4()}, p})
 	require.ErrorContains(t, err, p.String())
 	require.ErrorContains(t, err, "taken")
-	require.ErrorContains(t, err, "--listen or --port")
+	require.ErrorContains(t, err, "--listen (LISTEN) or --port (PORT)")
 
 	all, err := listenAll(t.Context(), []portal{{addr: loopback4()}, {addr: loopback4()}})
 	require.NoError(t, err)

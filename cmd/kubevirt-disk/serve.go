@@ -88,16 +88,14 @@ func (d *daemon) run(ctx context.Context) error {
 	if err := removeReadyFile(d.cfg.readyFile); err != nil {
 		return err
 	}
-	closePages, err := d.servePages(ctx)
-	if err != nil {
-		return err
-	}
+	// Both are tried, so that who starts a second daemon in one network learns at once of all that is taken.
+	closePages, pagesErr := d.servePages(ctx)
 	defer closePages()
 	listeners, err := listenAll(ctx, d.cfg.portals)
-	if err != nil {
+	defer closeAll(listeners)
+	if err := errors.Join(pagesErr, err); err != nil {
 		return err
 	}
-	defer closeAll(listeners)
 	d.state.setPortals(listeners)
 	for _, l := range listeners {
 		d.log.Info("portal", zap.String("address", l.Addr().String()))
@@ -113,7 +111,7 @@ func (d *daemon) run(ctx context.Context) error {
 		d.log.Info("stopped before the LUNs were ready")
 		return d.closeDisks(context.Background())
 	case err != nil:
-		return errors.Join(err, d.closeDisks(context.Background()))
+		return errors.Join(explainDescriptors(err), d.closeDisks(context.Background()))
 	}
 	srv, err := d.newTarget()
 	if err != nil {

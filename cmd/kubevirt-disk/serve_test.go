@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"net"
 	"net/http"
 	"os"
@@ -144,8 +145,10 @@ func TestServeFailures(t *testing.T) {
 		"no image":              {want: []string{"{dir}/disk", "no disk image", "DISK_DIR"}},
 		"no directory":          {make: func(l place) { os.Remove(filepath.Join(l.dir, "disk")) }, want: []string{"{dir}/disk", "does not exist", "DISK_DIR"}},
 		"files that are none":   {make: strayFiles, want: []string{"2 files in {dir}/disk", "\n  notes.txt: ", "\n  small.raw: "}},
-		"a portal that's taken": {env: []string{"LISTEN=" + taken.Addr().String()}, make: rawImage, want: []string{taken.Addr().String(), "taken", "--port"}},
-		"pages that are taken":  {env: []string{"METRICS_LISTEN=" + taken.Addr().String()}, make: rawImage, want: []string{taken.Addr().String(), "taken", "--metrics-listen"}},
+		"a portal that's taken": {env: []string{"LISTEN=" + taken.Addr().String()}, make: rawImage, want: []string{taken.Addr().String(), "taken", "--port (PORT)"}},
+		"pages that are taken":  {env: []string{"METRICS_LISTEN=" + taken.Addr().String()}, make: rawImage, want: []string{taken.Addr().String(), "taken", "--metrics-listen (METRICS_LISTEN)"}},
+		"both are taken": {env: []string{"LISTEN=" + taken.Addr().String(), "METRICS_LISTEN=" + taken.Addr().String()}, make: rawImage,
+			want: []string{"metrics address " + taken.Addr().String(), "portal " + taken.Addr().String(), "another container of the pod"}},
 		"ready file in nowhere": {env: []string{"READY_FILE=/does/not/exist/healthy"}, make: rawImage, want: []string{"/does/not/exist", "--ready-file"}},
 		"ready file in the way": {env: []string{"READY_FILE=/proc"}, make: rawImage, want: []string{"/proc", "ready file"}},
 		"work directory":        {env: []string{"WORK_DIR=/proc/work"}, make: rawImage, want: []string{"/proc/work"}},
@@ -190,6 +193,7 @@ func TestServeRefusesWrongConfigurations(t *testing.T) {
 		"unknown flag":   {args: []string{"--disks=/x"}, want: []string{"--disks", "serve --help"}},
 		"password flag":  {args: []string{"--chap-password=" + testSecret}, want: []string{"--chap-password", "CHAP_PASSWORD_FILE"}},
 		"password short": {args: []string{"-p" + testSecret}, want: []string{"-p", "CHAP_PASSWORD_FILE"}},
+		"password, bare": {args: []string{"CHAP_PASSWORD=" + testSecret}, want: []string{"CHAP_PASSWORD=", "environment", "CHAP_PASSWORD_FILE"}},
 		"argument":       {args: []string{"image.qcow2"}, want: []string{"image.qcow2", "usage"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -213,6 +217,39 @@ func TestServeRefusesAnImageThatItsCopyModeCannotServe(t *testing.T) {
 	require.Equal(t, exitUsage, status, stderr)
 	for _, part := range []string{"COPY_MODE", "demo.qcow2", "clone"} {
 		require.Contains(t, stderr, part)
+	}
+}
+
+// TestServeRefusesDisksThatLookTheSame: by the settings, and by what a disk was given by settings of an earlier start.
+func TestServeRefusesDisksThatLookTheSame(t *testing.T) {
+	l := newPlace(t, "a.raw", "b.raw")
+	refuses := func(settings string, want ...string) {
+		status, _, stderr := run(t, l.env, "serve", "--config="+yamlFile(t, settings))
+		require.Equal(t, exitFailed, status, stderr)
+		for _, part := range append(want, "LUN 1 (a.raw) and LUN 2 (b.raw)", `"disks"`) {
+			require.Contains(t, stderr, part)
+		}
+	}
+	refuses("disks: {a.raw: {serial: same}, b.raw: {serial: same}}", "serial number, same,")
+	refuses("disks: {a.raw: {serial: a, naa: '3000000000000001'}, b.raw: {serial: b, naa: '0x3000000000000001'}}", "NAA identifier, 3000000000000001,")
+	refuses("disks: {b.raw: {serial: a}}", "serial number, a,", "NAA identifier")
+	p := l.serve(t, envConfig+"="+yamlFile(t, "disks: {b.raw: {serial: b, naa: '3000000000000002'}}"))
+	require.Equal(t, "a", p.logged("serving a LUN", "serial"), "kept from before")
+	require.Equal(t, exitDone, p.terminate())
+}
+
+// TestServeWithFewDescriptors says what to do where there are not enough of them, for the images or for their disks.
+func TestServeWithFewDescriptors(t *testing.T) {
+	var images []string
+	for i := range 40 {
+		images = append(images, fmt.Sprintf("%d.raw", i))
+	}
+	l := newPlace(t, images...)
+	for _, limit := range []string{"30", "80"} {
+		p := launch(t, "/bin/sh", l.env, "-c", "ulimit -n "+limit+`; exec "$0" serve`, binary(t))
+		require.Equal(t, exitFailed, p.status())
+		require.Contains(t, p.stderr.String(), "too many open files")
+		require.Contains(t, p.stderr.String(), "ulimit -n")
 	}
 }
 

@@ -133,4 +133,10 @@ func selectSettings(keys []string) []setting {
 	return rows
 }
 
+// nameOf is a setting for messages about where to change it, as flag and as variable, for in a container it is mostly the latter.
+func nameOf(key string) string {
+	row := selectSettings([]string{key})[0]
+	return "--" + key + " (" + strings.Join(row.env, ", ") + ")"
+}
+
 func isSetting(key string) bool { return len(selectSettings([]string{key})) > 0 }

@@ -17,7 +17,7 @@ const Tool = "iscsi-test-cu"
 type Options struct {
 	URLs    []string      // one, or two paths to the same LUN for the multipath tests
 	Tests   []string      // "Suite.Test"; nil: all that the suite has
-	Timeout time.Duration // of each test; default 30 s
+	Timeout time.Duration // of each test; default 2 min
 	Env     []string      // environment of the suite; nil: this process's
 	// Before is called before each test, for instance to start a target again that has died. It returns the URLs to use.
 	Before func() ([]string, error)
@@ -46,7 +46,7 @@ func List(ctx context.Context) ([]string, error) {
 // Run runs the tests one after the other; the LUN's content is lost.
 func Run(ctx context.Context, opt Options) ([]Result, error) {
 	if opt.Timeout == 0 {
-		opt.Timeout = 30 * time.Second
+		opt.Timeout = 2 * time.Minute
 	}
 	if opt.Tests == nil {
 		tests, err := List(ctx)
@@ -79,7 +79,7 @@ func runOne(ctx context.Context, test string, opt Options) (Result, error) {
 	args := append([]string{"--dataloss", "--allow-sanitize", "--verbose", "--test=ALL." + test}, opt.URLs...)
 	cmd := exec.CommandContext(limited, Tool, args...)
 	cmd.Env = opt.Env
-	cmd.WaitDelay = time.Second
+	cmd.WaitDelay = 15 * time.Second
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	err := cmd.Run()

@@ -185,9 +185,9 @@ func (c *cache) require(names []string) error {
 
 // download fetches packages into a directory and returns their files by name.
 func download(dir string, names []string) (map[string]string, error) {
-	// Not asked to, apt-get downloads as a user that cannot write into this directory, and warns about it.
+	// Not asked to, apt-get downloads as a user that cannot write into this directory, and warns about it. A mirror may fail once.
 	get := func(args ...string) ([]byte, error) {
-		cmd := exec.Command("apt-get", append([]string{"-q", "-o", "APT::Sandbox::User=root"}, args...)...)
+		cmd := exec.Command("apt-get", append([]string{"-q", "-o", "APT::Sandbox::User=root", "-o", "Acquire::Retries=3"}, args...)...)
 		cmd.Dir = dir
 		return cmd.CombinedOutput()
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-const bootTimeout = 2 * time.Minute
+const bootTimeout = 8 * time.Minute
 
 // skip names what is missing, or fails where every tool is required.
 func skip(t *testing.T, what string) {

@@ -13,11 +13,13 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 const (
 	startTimeout = 60 * time.Second
-	stopTimeout  = 20 * time.Second
+	stopTimeout  = 60 * time.Second
 	pollInterval = 5 * time.Millisecond
 )
 
@@ -98,7 +100,7 @@ func (p *Process) stop() error {
 	if err := p.Signal(syscall.SIGTERM); err != nil {
 		return err
 	}
-	if _, err := p.Wait(stopTimeout / 4); err == nil {
+	if _, err := p.Wait(stopTimeout / 6); err == nil {
 		return nil
 	}
 	return p.Kill()
@@ -148,14 +150,21 @@ func (b *lockedBuffer) String() string {
 	return b.buf.String()
 }
 
-// FreePort returns a TCP port of 127.0.0.1 that was free a moment ago, for servers that cannot pick one themselves.
+// FreePort returns a TCP port of 127.0.0.1 for servers that cannot pick one themselves, or that are started again at the same one. As long as
+// this process lives, the kernel gives it to nobody who asks for any port: a socket that does not listen is bound to it, beside which one that
+// asks for this very port can listen, with SO_REUSEADDR as is usual. Until then connections are refused.
 func FreePort() (int, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return 0, err
 	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port, nil
+	address := &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}
+	err = errors.Join(unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1), unix.Bind(fd, address))
+	bound, nameErr := unix.Getsockname(fd)
+	if err := errors.Join(err, nameErr); err != nil {
+		return 0, errors.Join(err, unix.Close(fd))
+	}
+	return bound.(*unix.SockaddrInet4).Port, nil
 }
 
 // accepting tells whether something listens on the port of 127.0.0.1.
