@@ -74,7 +74,7 @@ func finishModeSelect(t *Task) (Status, error) {
 
 // parseModeSelect reads a mode parameter list (SPC-4 7.5.4) and returns the mode state that it makes of state.
 func (u *unit) parseModeSelect(p []byte, long bool, state uint32) (uint32, error) {
-	at, err := parseModeHeader(p, long, u.blocks.Load())
+	at, err := parseModeHeader(p, long, u.blocks)
 	if err != nil {
 		return 0, err
 	}
