@@ -37,12 +37,12 @@ func finishStartStop(t *Task) (Status, error) {
 	d, u := t.dev, t.unit
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	eject := request&bitStart == 0
 	for n := range d.nexuses {
-		if n.units[u.index].prevents {
+		if eject && n.units[u.index].prevents {
 			return StatusCheckCondition, errRemovalPrevented
 		}
 	}
-	eject := request&bitStart == 0
 	if u.ejected.Swap(eject) && !eject {
 		d.raiseLocked(u, attnMediumChanged, t.Nexus)
 	}
