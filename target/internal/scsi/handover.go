@@ -1,6 +1,7 @@
 package scsi
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 )
@@ -29,7 +30,8 @@ func (d *Device) Admit(lun uint16, initiator string) error {
 }
 
 // HandOver makes the initiator that was admitted the owner of the LUN. When it returns, no command of another one can change
-// the medium any more; what they send ends with RESERVATION CONFLICT. Nothing changes unless the new owner is logged in.
+// the medium any more; what they send ends with RESERVATION CONFLICT. What they have registered and reserved is gone: they could
+// not release it any more, and the new owner would meet it. Nothing changes unless the new owner is logged in.
 func (d *Device) HandOver(lun uint16) error {
 	u, err := d.exclusiveUnit(lun)
 	if err != nil {
@@ -43,15 +45,33 @@ func (d *Device) HandOver(lun uint16) error {
 }
 
 func (d *Device) changeOwner(u *unit) (name string, fenced []*Nexus, err error) {
+	r := &u.persistent
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if name, err = d.heir(u); err != nil {
+		return "", nil, err
+	}
+	e := r.state.Load().inherit(name)
+	if err := r.save(u.number, &e.persistentState); err != nil {
+		return "", nil, err
+	}
+	if fenced, err = d.inherit(u, name, e); err != nil {
+		r.unsaved = true // what is on storage has to be put back
+		return "", nil, errors.Join(err, r.save(u.number, r.state.Load()))
+	}
+	return name, fenced, nil
+}
+
+// inherit makes the initiator of this name the owner, unless it has gone meanwhile, and returns the nexuses of all others.
+func (d *Device) inherit(u *unit, name string, e *persistentEdit) (fenced []*Nexus, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	guest := u.guest.Load()
-	if guest == nil {
-		return "", nil, fmt.Errorf("LUN %d is open to nobody but its owner; open it first", u.number)
-	}
-	heir := d.initiators[*guest]
-	if heir == nil || heir.nexuses == 0 {
-		return "", nil, fmt.Errorf("%s is not logged in, so LUN %d stays with its owner", *guest, u.number)
+	heir, err := d.heirLocked(u)
+	switch {
+	case err != nil:
+		return nil, err
+	case heir.name != name:
+		return nil, fmt.Errorf("LUN %d was opened to another initiator meanwhile, and stays with its owner", u.number)
 	}
 	for n := range d.nexuses {
 		if n.initiator != heir {
@@ -60,7 +80,34 @@ func (d *Device) changeOwner(u *unit) (name string, fenced []*Nexus, err error) 
 	}
 	u.owner.Store(heir)
 	u.guest.Store(nil)
-	return heir.name, fenced, nil
+	if n := u.reserved.Load(); n != nil && n.initiator != heir {
+		u.reserved.Store(nil)
+	}
+	d.publishLocked(u, e)
+	return fenced, nil
+}
+
+// heir is the name of the initiator that was admitted, if it can take the unit over.
+func (d *Device) heir(u *unit) (string, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	heir, err := d.heirLocked(u)
+	if err != nil {
+		return "", err
+	}
+	return heir.name, nil
+}
+
+func (d *Device) heirLocked(u *unit) (*initiator, error) {
+	guest := u.guest.Load()
+	if guest == nil {
+		return nil, fmt.Errorf("LUN %d is open to nobody but its owner; open it first", u.number)
+	}
+	heir := d.initiators[*guest]
+	if heir == nil || heir.nexuses == 0 {
+		return nil, fmt.Errorf("%s is not logged in, so LUN %d stays with its owner", *guest, u.number)
+	}
+	return heir, nil
 }
 
 // Withdraw closes a LUN to the initiator that Admit opened it to, and leaves it with its owner.

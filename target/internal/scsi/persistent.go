@@ -169,3 +169,20 @@ func (e *persistentEdit) tell(c attention) {
 		}
 	}
 }
+
+// inherit is the state of a unit that is handed over to an initiator for good: the registrations of all others are gone, and with them
+// what they have reserved.
+func (s *persistentState) inherit(name string) *persistentEdit {
+	e := s.edit(InitiatorPort{})
+	gone := e.remove(func(r *registration) bool { return r.port.Name != name })
+	if len(gone) > 0 {
+		e.generation++
+	}
+	for _, p := range gone {
+		e.notices[p] |= attnRegistrationsPreempted
+	}
+	if e.kind == typeNone && s.kind.registrants() {
+		e.tell(attnReservationsReleased)
+	}
+	return e
+}
