@@ -55,7 +55,7 @@ func TestStopUnderLoad(t *testing.T) {
 			dir, state := diskDir(t, 32<<20), t.TempDir()
 			d := start(t, config{diskDir: dir, stateDir: state})
 			s := loginTo(t, d, "iqn.2026-01.test:writer")
-			acknowledged := make(chan uint32)
+			acknowledged := make(chan uint32, 1)
 			half := make(chan struct{})
 			go func() {
 				n := uint32(0)
@@ -70,7 +70,11 @@ func TestStopUnderLoad(t *testing.T) {
 				}
 				acknowledged <- n
 			}()
-			<-half
+			select {
+			case <-half:
+			case n := <-acknowledged:
+				t.Fatalf("writing ended after %d blocks, before the daemon was stopped", n)
+			}
 			stop(d)
 			n := <-acknowledged
 			t.Logf("%d blocks were acknowledged", n)
