@@ -70,6 +70,7 @@ type session struct {
 	counted   int              // guarded by mu; tasks that take a place in the command window
 	immediate int              // guarded by mu; tasks that take none
 	closed    bool             // guarded by mu
+	closing   bool             // guarded by mu; the command window opens no further
 	free      []*task          // guarded by mu
 
 	held    map[uint32]*heldPDU          // by CmdSN; belongs to the reader
@@ -207,10 +208,20 @@ func (s *session) reopen() {
 
 // reopenLocked moves MaxCmdSN on as commands end, and requests that are no commands. It never goes back, as the standard wants.
 func (s *session) reopenLocked() {
+	if s.closing {
+		return
+	}
 	limit := s.window.exp.Load() - 1 + uint32(s.conn.srv.opt.Limits.CommandWindow-s.counted)
 	if pdu.SNLess(s.window.max.Load(), limit) {
 		s.window.max.Store(limit)
 	}
+}
+
+// closeWindow keeps MaxCmdSN where it is: the initiator may send what it has room for, and no more.
+func (s *session) closeWindow() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closing = true
 }
 
 // end takes the session down and closes its connection, which ends the reader.
