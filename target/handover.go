@@ -9,5 +9,5 @@ func (s *Server) Admit(lun uint16, initiator string) error { return s.device.Adm
 // is logged in, nothing changes, and the error says so.
 func (s *Server) HandOver(lun uint16) error { return s.device.HandOver(lun) }
 
-// Withdraw closes the LUN to the admitted initiator again, as after a migration that failed.
+// Withdraw closes the LUN to the admitted initiator again, as after a migration that failed. It is fenced as by HandOver.
 func (s *Server) Withdraw(lun uint16) error { return s.device.Withdraw(lun) }

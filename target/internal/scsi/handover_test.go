@@ -166,6 +166,28 @@ func TestHandOverEndsReservations(t *testing.T) {
 	})
 }
 
+// TestWithdrawEndsReservations closes a LUN again to an initiator that has reserved it: the owner goes on.
+func TestWithdrawEndsReservations(t *testing.T) {
+	for name, take := range map[string]func(b *bench, n *Nexus){
+		"persistent": func(b *bench, n *Nexus) {
+			b.register(n, 2)
+			b.mustPersist(n, saReserve, typeExclusiveAccess, 2, 0)
+		},
+		"RESERVE(6)": func(b *bench, n *Nexus) { require.Equal(b.t, "GOOD", b.runAs(n, lun1, cdb(reserve), nil).outcome()) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, exclusive)
+			second := b.attach("iqn.b", 0)
+			b.good(cdb(writeOne), pattern(1, 1))
+			require.NoError(t, b.d.Admit(1, "iqn.b"))
+			take(b, second)
+			require.Equal(t, conflict, b.run(cdb(writeOne), pattern(1, 1)).outcome())
+			require.NoError(t, b.d.Withdraw(1))
+			b.good(cdb(writeOne), pattern(1, 1))
+		})
+	}
+}
+
 // TestHandOverOvertakesReservations fences an initiator whose commands for reservations are under way: they come to nothing.
 func TestHandOverOvertakesReservations(t *testing.T) {
 	for name, c := range map[string]string{"REGISTER": "5f 00 00 00 00 00 00 00 18 00", "RESERVE(6)": reserve} {

@@ -170,11 +170,10 @@ func (e *persistentEdit) tell(c attention) {
 	}
 }
 
-// inherit is the state of a unit that is handed over to an initiator for good: the registrations of all others are gone, and with them
-// what they have reserved.
-func (s *persistentState) inherit(name string) *persistentEdit {
+// without is the state of a unit that some initiators are fenced off from: their registrations are gone, and what they have reserved.
+func (s *persistentState) without(fenced func(name string) bool) *persistentEdit {
 	e := s.edit(InitiatorPort{})
-	gone := e.remove(func(r *registration) bool { return r.port.Name != name })
+	gone := e.remove(func(r *registration) bool { return fenced(r.port.Name) })
 	if len(gone) > 0 {
 		e.generation++
 	}
