@@ -37,12 +37,13 @@ func finishStartStop(t *Task) (Status, error) {
 	d, u := t.dev, t.unit
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	eject := request&bitStart == 0
+	// SPC-4 forbids removal; that loading is refused as well is what libiscsi's conformance suite wants (PreventAllow.Eject).
 	for n := range d.nexuses {
-		if eject && n.units[u.index].prevents {
+		if n.units[u.index].prevents {
 			return StatusCheckCondition, errRemovalPrevented
 		}
 	}
+	eject := request&bitStart == 0
 	if u.ejected.Swap(eject) && !eject {
 		d.raiseLocked(u, attnMediumChanged, t.Nexus)
 	}

@@ -82,9 +82,9 @@ func TestPreventRemoval(t *testing.T) {
 	b.good(cdb(allow), nil)
 	b.good(cdb(eject), nil)
 	b.good(cdb(prevent), nil)
-	b.good(cdb(load), nil) // what is prevented is that the medium goes
-	require.Equal(t, "5/53/02", b.run(cdb(eject), nil).outcome())
+	require.Equal(t, "5/53/02", b.run(cdb(load), nil).outcome())
 	b.good(cdb(allow), nil)
+	b.good(cdb(load), nil)
 	require.Equal(t, "5/24/00", b.run(cdb("1e 00 00 00 02 00"), nil).outcome(), "obsolete value")
 }
 
