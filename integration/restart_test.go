@@ -56,8 +56,8 @@ func TestStopUnderLoad(t *testing.T) {
 			dir, state := diskDir(t, 32<<20), t.TempDir()
 			d := start(t, config{diskDir: dir, stateDir: state})
 			s := loginTo(t, d, "iqn.2026-01.test:writer")
-			acknowledged := make(chan uint32)
-			begun := make(chan struct{}, 1)
+			acknowledged := make(chan uint32, 1)
+			begun := make(chan struct{})
 			go func() {
 				n := uint32(0)
 				for ; n < 60000; n++ {
@@ -66,19 +66,18 @@ func TestStopUnderLoad(t *testing.T) {
 						break
 					}
 					if n == 200 {
-						begun <- struct{}{}
+						close(begun)
 					}
 				}
 				acknowledged <- n
 			}()
-			var n uint32
 			select {
 			case <-begun:
-				stop(d)
-				n = <-acknowledged
-			case n = <-acknowledged:
-				require.Fail(t, "the writes ended before their time", "%d were acknowledged", n)
+			case n := <-acknowledged:
+				t.Fatalf("writing ended after %d blocks, before the daemon was stopped", n)
 			}
+			stop(d)
+			n := <-acknowledged
 			t.Logf("%d blocks were acknowledged", n)
 
 			d = start(t, config{diskDir: dir, stateDir: state})
@@ -162,7 +161,7 @@ func TestRefusesToStart(t *testing.T) {
 		{"no image", config{diskDir: empty}, 1, []string{empty}},
 		{"no directory", config{diskDir: empty + "/missing"}, 1, []string{empty + "/missing"}},
 		{"stray files", config{diskDir: stray}, 1, []string{"zz.txt", "odd.img", "link.raw"}},
-		{"half a credential", config{diskDir: good, env: map[string]string{"CHAP_USERNAME": testUser}}, 2, []string{"CHAP_USERNAME", "CHAP_PASSWORD"}},
+		{"begun a credential", config{diskDir: good, env: map[string]string{"CHAP_USERNAME": testUser}}, 2, []string{"CHAP_USERNAME", "CHAP_PASSWORD"}},
 		{"short secret", config{diskDir: good, env: map[string]string{"CHAP_USERNAME": testUser, "CHAP_PASSWORD": "short"}}, 2, []string{"12"}},
 		{"open to the world", config{diskDir: good, env: map[string]string{"LISTEN": "0.0.0.0:0"}}, 2, []string{"insecure-no-auth"}},
 		{"unknown copy mode", config{diskDir: good, env: map[string]string{"COPY_MODE": "cow"}}, 2, []string{"copy-on-write"}},

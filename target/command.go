@@ -141,7 +141,7 @@ func (c *conn) handleSCSICommand(run *runner, h *pdu.Header, ahs []byte, seg *se
 	if err := cmd.Decode(h); err != nil {
 		return c.malformed(err)
 	}
-	if ok, err := c.admit(cmd.CmdSN, cmd.Immediate, h, ahs, seg); !ok {
+	if ok, err := c.admit(h, ahs, seg); !ok {
 		return err
 	}
 	var ext pdu.AHS
@@ -160,6 +160,7 @@ func (c *conn) handleSCSICommand(run *runner, h *pdu.Header, ahs []byte, seg *se
 	case err != nil:
 		return c.refuse(pdu.RejectImmediate, seg)
 	}
+	sess.received(cmd.CmdSN, cmd.Immediate)
 	if len(ext.ExtendedCDB) > 0 {
 		t.scsi.ExtendedCDB = append([]byte(nil), ext.ExtendedCDB...)
 	}
@@ -196,6 +197,10 @@ func (c *conn) ignore(seg *segment) error {
 
 // dropData ends a command that failed before its data was looked at. The data is drained first, so that
 // framing survives; unsolicited data that still follows finds no task and is dropped too.
+//
+// RFC 7143 7.8 discards a command whose immediate data has a wrong digest after the Reject, for the initiator to send it again with the
+// same number. That is error recovery level 1: Linux would only abort it after its timeout, with all commands behind it held up. So it has
+// an answer instead, at which Linux tries again at once.
 func (c *conn) dropData(t *task, seg *segment, cause error) error {
 	h := c.rx.hdr
 	if err := seg.discard(); errors.Is(err, errDataDigest) {

@@ -241,6 +241,11 @@ func (c *conn) dispatch(run *runner, h *pdu.Header, ahs []byte, seg *segment) er
 		}
 		return fatalf("opcode %v is not one of an initiator", op)
 	}
+	if h.Numbered() {
+		if ok, err := c.admit(h, ahs, seg); !ok {
+			return err
+		}
+	}
 	return c.refuse(pdu.RejectProtocolError, seg) // not in a discovery session (RFC 7143 4.3)
 }
 
@@ -254,10 +259,17 @@ func (c *conn) rejectHeader(reason pdu.RejectReason, h *pdu.Header) {
 	c.tx.send(&pdu.Reject{Reason: reason, DataLen: pdu.HeaderLen}, snAdvance, b.b, b)
 }
 
-// refuse rejects the PDU in hand and drops its data, so that framing survives. What was rejected does not
-// use up its CmdSN.
+// rejectRequest rejects a PDU for good: where it is numbered, its CmdSN has not been used up.
+func (c *conn) rejectRequest(reason pdu.RejectReason, h *pdu.Header) {
+	if h.Numbered() {
+		c.session().refuse(h.CmdSN())
+	}
+	c.rejectHeader(reason, h)
+}
+
+// refuse rejects the PDU in hand and drops its data, so that framing survives.
 func (c *conn) refuse(reason pdu.RejectReason, seg *segment) error {
-	c.reject(reason)
+	c.rejectRequest(reason, &c.rx.hdr)
 	err := seg.discard()
 	if errors.Is(err, errDataDigest) {
 		return nil
@@ -276,28 +288,36 @@ func (c *conn) malformed(err error) error {
 // goes on (RFC 7143 7.8); anything else is passed on.
 func (c *conn) badData(h *pdu.Header, err error) error {
 	if errors.Is(err, errDataDigest) {
-		c.rejectHeader(pdu.RejectDataDigest, h)
+		c.rejectRequest(pdu.RejectDataDigest, h)
 		return nil
 	}
 	if errors.Is(err, errBusy) {
-		c.rejectHeader(pdu.RejectLongOperation, h)
+		c.rejectRequest(pdu.RejectLongOperation, h)
 		return nil
 	}
 	return err
 }
 
-// admit says whether a numbered PDU is to be handled now. If not, it has been dropped, or held until its turn.
-func (c *conn) admit(cmdSN uint32, immediate bool, h *pdu.Header, ahs []byte, seg *segment) (bool, error) {
-	switch sess := c.session(); sess.admit(cmdSN, immediate) {
+// admit says whether a request is to be handled now; it is then either received or rejected. If not, it has been dropped, or held until
+// its turn.
+func (c *conn) admit(h *pdu.Header, ahs []byte, seg *segment) (bool, error) {
+	switch c.session().admit(h.CmdSN(), h.Immediate()) {
 	case admitNow:
-		if !immediate && h.Opcode() != pdu.OpSCSICommand {
-			sess.reopen() // it is over when it has been handled, and keeps no place
-		}
 		return true, nil
 	case admitLater:
-		return false, c.hold(cmdSN, h, ahs, seg)
+		return false, c.hold(h, ahs, seg)
 	}
 	return false, c.ignore(seg)
+}
+
+// received takes a request other than a SCSI command that was admitted: it is over when it has been handled, and keeps no place in
+// the command window.
+func (c *conn) received(h *pdu.Header) {
+	sess := c.session()
+	sess.received(h.CmdSN(), h.Immediate())
+	if !h.Immediate() {
+		sess.reopen()
+	}
 }
 
 // nextTag is a fresh target transfer tag.

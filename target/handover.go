@@ -5,9 +5,9 @@ package target
 func (s *Server) Admit(lun uint16, initiator string) error { return s.device.Admit(lun, initiator) }
 
 // HandOver makes the admitted initiator the owner. When it returns, the former one is fenced: its commands in flight are
-// aborted, and none of its writes can reach the disk any more. Unless the new owner is logged in, nothing changes, and the
-// error says so.
+// aborted, none of its writes can reach the disk any more, and its reservations and registrations are gone. Unless the new owner
+// is logged in, nothing changes, and the error says so.
 func (s *Server) HandOver(lun uint16) error { return s.device.HandOver(lun) }
 
-// Withdraw closes the LUN to the admitted initiator again, as after a migration that failed.
+// Withdraw closes the LUN to the admitted initiator again, as after a migration that failed. It is fenced as by HandOver.
 func (s *Server) Withdraw(lun uint16) error { return s.device.Withdraw(lun) }

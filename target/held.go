@@ -1,6 +1,11 @@
 package target
 
-import "kubevirt.io/disk/target/internal/pdu"
+import (
+	"net"
+	"slices"
+
+	"kubevirt.io/disk/target/internal/pdu"
+)
 
 // heldPDU is a numbered PDU that arrived before its turn, with its data.
 type heldPDU struct {
@@ -14,13 +19,13 @@ func (h *heldPDU) release() { h.data.release() }
 
 // hold keeps the PDU in hand until the numbers before it have arrived. There are never more of them than
 // the command window is wide.
-func (c *conn) hold(cmdSN uint32, h *pdu.Header, ahs []byte, seg *segment) error {
-	sess := c.session()
+func (c *conn) hold(h *pdu.Header, ahs []byte, seg *segment) error {
+	sess, cmdSN := c.session(), h.CmdSN()
 	if sess.held == nil {
 		sess.held = make(map[uint32]*heldPDU)
 	}
 	if _, dup := sess.held[cmdSN]; dup {
-		return c.badData(h, seg.discard())
+		return c.ignore(seg)
 	}
 	n := seg.n
 	data, err := seg.take(&c.srv.pool)
@@ -31,14 +36,28 @@ func (c *conn) hold(cmdSN uint32, h *pdu.Header, ahs []byte, seg *segment) error
 	return nil
 }
 
-// replay handles held PDUs whose turn has come.
+// replay handles what was held and whose turn has come.
 func (c *conn) replay(run *runner) error {
 	sess := c.session()
-	for run.reading && len(sess.held) > 0 { // held belongs to the reader
+	for run.reading && len(sess.held)+len(sess.waiting) > 0 { // they belong to the reader
 		exp := sess.window.exp.Load()
+		if i := slices.IndexFunc(sess.waiting, func(p *pdu.TaskManagementRequest) bool { return !pdu.SNLess(exp, p.CmdSN) }); i >= 0 {
+			if c.cause.Load() != nil {
+				return net.ErrClosed
+			}
+			p := sess.waiting[i]
+			sess.waiting = slices.Delete(sess.waiting, i, i+1)
+			if err := c.execute(p); err != nil {
+				return err
+			}
+			continue
+		}
 		h := sess.held[exp]
 		if h == nil {
-			return nil
+			if !sess.pass(exp) {
+				return nil
+			}
+			continue
 		}
 		delete(sess.held, exp)
 		if err := c.replayOne(run, h); err != nil {

@@ -8,14 +8,14 @@ func (c *conn) handleLogout(h *pdu.Header, seg *segment) error {
 	if err := p.Decode(h); err != nil {
 		return c.malformed(err)
 	}
-	if ok, err := c.admit(p.CmdSN, p.Immediate, h, nil, seg); !ok {
+	if ok, err := c.admit(h, nil, seg); !ok {
 		return err
 	}
 	if err := seg.discard(); err != nil {
 		return c.badData(h, err)
 	}
 	if c.session().discovery() && p.Reason != pdu.LogoutCloseSession {
-		c.rejectHeader(pdu.RejectProtocolError, h) // RFC 7143 4.3
+		c.rejectRequest(pdu.RejectProtocolError, h) // RFC 7143 4.3
 		return nil
 	}
 	resp := pdu.LogoutResponse{TaskTag: p.TaskTag}
@@ -31,6 +31,7 @@ func (c *conn) handleLogout(h *pdu.Header, seg *segment) error {
 	default:
 		return c.refuse(pdu.RejectInvalidPDUField, seg)
 	}
+	c.received(h)
 	if resp.Response == pdu.LogoutSuccess {
 		c.session().abortAll()
 		c.detach()

@@ -21,24 +21,27 @@ func (c *conn) handleNOPOut(h *pdu.Header, seg *segment) error {
 	if p.TaskTag == pdu.ReservedTag {
 		// An answer to our ping, or nothing but a sign of life. That it came is all we wanted to know. It
 		// must be immediate; one that is not uses up its number, so that the session can go on.
-		if !p.Immediate {
-			if ok, err := c.admit(p.CmdSN, false, h, nil, seg); !ok {
-				return err
-			}
+		if ok, err := c.admit(h, nil, seg); !ok {
+			return err
 		}
-		return c.badData(h, seg.discard())
+		if err := seg.discard(); err != nil {
+			return c.badData(h, err)
+		}
+		c.received(h)
+		return nil
+	}
+	if ok, err := c.admit(h, nil, seg); !ok {
+		return err
 	}
 	if p.TransferTag != pdu.ReservedTag {
 		return c.refuse(pdu.RejectInvalidPDUField, seg) // we never ask with a task tag of the initiator's
-	}
-	if ok, err := c.admit(p.CmdSN, p.Immediate, h, nil, seg); !ok {
-		return err
 	}
 	limit := min(c.session().params.SendMaxDataSegment, seg.n)
 	data, err := seg.take(&c.srv.pool)
 	if err != nil {
 		return c.badData(h, err)
 	}
+	c.received(h)
 	var echo []byte
 	if data != nil {
 		echo = data.b[:limit]

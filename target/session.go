@@ -70,9 +70,12 @@ type session struct {
 	counted   int              // guarded by mu; tasks that take a place in the command window
 	immediate int              // guarded by mu; tasks that take none
 	closed    bool             // guarded by mu
+	closing   bool             // guarded by mu; the command window opens no further
 	free      []*task          // guarded by mu
 
-	held map[uint32]*heldPDU // by CmdSN; belongs to the reader
+	held    map[uint32]*heldPDU          // by CmdSN; belongs to the reader
+	refused map[uint32]struct{}          // CmdSNs of rejected requests, while nothing else has them; belongs to the reader
+	waiting []*pdu.TaskManagementRequest // for the commands before them; belongs to the reader
 
 	counts bool // guarded by Server.mu; it is counted in Server.from
 
@@ -131,7 +134,7 @@ const (
 	admitNever                  // outside the window or seen before: ignored (RFC 7143 4.2.2.1)
 )
 
-// admit decides on a PDU that carries CmdSN, and advances ExpCmdSN if it is its turn. Called by the reader.
+// admit decides on a PDU that carries CmdSN. Called by the reader.
 func (s *session) admit(cmdSN uint32, immediate bool) admission {
 	exp, limit := s.window.numbers()
 	switch {
@@ -139,16 +142,61 @@ func (s *session) admit(cmdSN uint32, immediate bool) admission {
 		// An immediate PDU carries the number of the next command, and does not use it up. One with
 		// another number is still executed: the number has no meaning for it.
 		return admitNow
-	case cmdSN == exp:
-		if pdu.SNLess(limit, cmdSN) {
-			return admitNever // the window is closed
+	case pdu.SNLess(limit, cmdSN):
+		return admitNever // the window is closed, if it is its turn
+	case !pdu.SNLess(cmdSN, exp):
+		for exp != cmdSN && s.pass(exp) {
+			exp++
 		}
-		s.window.exp.Store(exp + 1)
-		return admitNow
-	case pdu.SNLess(cmdSN, exp) || pdu.SNLess(limit, cmdSN):
-		return admitNever
+		if exp == cmdSN {
+			return admitNow
+		}
+		return admitLater
 	}
-	return admitLater
+	if _, ok := s.refused[cmdSN]; ok {
+		return admitNow
+	}
+	return admitNever
+}
+
+// pass advances ExpCmdSN over a request that was rejected, when the initiator has gone on without it.
+func (s *session) pass(exp uint32) bool {
+	_, ok := s.refused[exp]
+	if ok {
+		s.window.exp.Store(exp + 1)
+		s.reopen()
+	}
+	return ok
+}
+
+// received advances ExpCmdSN over a request that was admitted and is not rejected, before anything answers it.
+func (s *session) received(cmdSN uint32, immediate bool) {
+	if immediate {
+		return
+	}
+	if len(s.refused) > 0 {
+		delete(s.refused, cmdSN)
+	}
+	if s.window.exp.Load() == cmdSN {
+		s.window.exp.Store(cmdSN + 1)
+	}
+}
+
+// refuse notes that a request was rejected. Its number does not count as received, and is for the initiator to use again (RFC 7143
+// 7.3). Initiators that go on without it are not held up, as the standard has it: Linux and libiscsi do, and fill no gap.
+func (s *session) refuse(cmdSN uint32) {
+	if s.refused == nil {
+		s.refused = make(map[uint32]struct{})
+	}
+	if len(s.refused) >= s.conn.srv.opt.Limits.CommandWindow {
+		exp := s.window.exp.Load()
+		for sn := range s.refused {
+			if pdu.SNLess(sn, exp) {
+				delete(s.refused, sn)
+			}
+		}
+	}
+	s.refused[cmdSN] = struct{}{}
 }
 
 // reopen is reopenLocked for whoever does not hold the lock.
@@ -160,10 +208,20 @@ func (s *session) reopen() {
 
 // reopenLocked moves MaxCmdSN on as commands end, and requests that are no commands. It never goes back, as the standard wants.
 func (s *session) reopenLocked() {
+	if s.closing {
+		return
+	}
 	limit := s.window.exp.Load() - 1 + uint32(s.conn.srv.opt.Limits.CommandWindow-s.counted)
 	if pdu.SNLess(s.window.max.Load(), limit) {
 		s.window.max.Store(limit)
 	}
+}
+
+// closeWindow keeps MaxCmdSN where it is: the initiator may send what it has room for, and no more.
+func (s *session) closeWindow() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closing = true
 }
 
 // end takes the session down and closes its connection, which ends the reader.

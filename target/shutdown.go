@@ -7,8 +7,12 @@ import (
 	"kubevirt.io/disk/target/internal/pdu"
 )
 
-// logoutGrace is how long an idle initiator gets to answer a logout request before its connection closes.
-const logoutGrace = 2 * time.Second
+const (
+	// logoutGrace is how long an initiator gets to answer a logout request (RFC 7143 11.9.1). Then its command window opens no
+	// further, and its connection closes when it has been silent for logoutSilence and has an answer to all that it has sent.
+	logoutGrace   = 2 * time.Second
+	logoutSilence = 2 * janitorTick // by the coarse clock: longer than one tick
+)
 
 // Shutdown stops the server without losing anything that it has acknowledged: it accepts nothing new, asks
 // every initiator to log out (RFC 7143 11.9.1), lets the commands in flight finish, and closes the
@@ -34,6 +38,9 @@ func (s *Server) Shutdown(ctx context.Context) error {
 			return s.cut(ctx)
 		case <-grace.C:
 			idleIsOver = true
+			for _, sess := range s.all() {
+				sess.closeWindow()
+			}
 		case <-tick.C:
 		}
 	}
@@ -94,12 +101,13 @@ func (s *Server) cut(ctx context.Context) error {
 	}
 }
 
-// quiet says that no command is in flight and every response has been handed to the network.
+// quiet says that the initiator has been silent for a while, no command is in flight and every response has been handed to the network.
 func (s *session) quiet() bool {
 	s.mu.Lock()
 	n := len(s.tasks)
 	s.mu.Unlock()
-	return n == 0 && s.conn.tx.idle()
+	c := s.conn
+	return n == 0 && c.tx.idle() && c.srv.clock.Load()-c.rx.heard.Load() >= int64(logoutSilence)
 }
 
 // requestLogout asks the initiator to log out, by an asynchronous message.

@@ -29,7 +29,7 @@ func (c *conn) handleText(h *pdu.Header, seg *segment) error {
 	if err := p.Decode(h); err != nil {
 		return c.malformed(err)
 	}
-	if ok, err := c.admit(p.CmdSN, p.Immediate, h, nil, seg); !ok {
+	if ok, err := c.admit(h, nil, seg); !ok {
 		return err
 	}
 	data, err := seg.take(&c.srv.pool)
@@ -43,18 +43,19 @@ func (c *conn) handleText(h *pdu.Header, seg *segment) error {
 		*x = textExchange{} // a new negotiation ends the old one (RFC 7143 11.10.4)
 	case p.TransferTag != x.tag || x.tag == 0:
 		*x = textExchange{}
-		c.rejectHeader(pdu.RejectInvalidPDUField, h)
+		c.rejectRequest(pdu.RejectInvalidPDUField, h)
 		return nil
 	}
 	if data != nil {
 		if len(x.request)+len(data.b) > maxTextKeys {
 			*x = textExchange{}
-			c.rejectHeader(pdu.RejectProtocolError, h)
+			c.rejectRequest(pdu.RejectProtocolError, h)
 			return nil
 		}
 		x.request = append(x.request, data.b...)
 	}
 	if p.Continue {
+		c.received(h)
 		x.tag = c.nextTag()
 		c.tx.send(&pdu.TextResponse{TaskTag: p.TaskTag, TransferTag: x.tag}, snAdvance, nil, nil)
 		return nil
@@ -62,11 +63,12 @@ func (c *conn) handleText(h *pdu.Header, seg *segment) error {
 	if len(x.answer) == 0 && len(x.request) > 0 {
 		if x.answer, err = c.answerText(x.request); err != nil {
 			*x = textExchange{}
-			c.rejectHeader(pdu.RejectProtocolError, h)
+			c.rejectRequest(pdu.RejectProtocolError, h)
 			return nil
 		}
 		x.request = nil
 	}
+	c.received(h)
 	n := min(len(x.answer), c.session().params.SendMaxDataSegment, chunkSize)
 	b := c.srv.pool.must(n)
 	copy(b.b, x.answer)

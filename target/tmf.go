@@ -1,6 +1,8 @@
 package target
 
 import (
+	"slices"
+
 	"kubevirt.io/disk/target/internal/pdu"
 	"kubevirt.io/disk/target/internal/scsi"
 )
@@ -13,17 +15,42 @@ func (c *conn) handleTaskManagement(h *pdu.Header, seg *segment) error {
 	if err := p.Decode(h); err != nil {
 		return c.malformed(err)
 	}
-	if ok, err := c.admit(p.CmdSN, p.Immediate, h, nil, seg); !ok {
+	if ok, err := c.admit(h, nil, seg); !ok {
 		return err
 	}
 	if err := seg.discard(); err != nil {
 		return c.badData(h, err)
 	}
+	sess := c.session()
+	if sess.early(&p) {
+		if len(sess.waiting) >= maxImmediate {
+			return c.refuse(pdu.RejectImmediate, seg)
+		}
+		sess.waiting = append(sess.waiting, &p)
+		return nil
+	}
+	c.received(h)
+	return c.execute(&p)
+}
+
+// early reports whether a function that covers many tasks came before some of the commands that it covers, those of lower numbers: it has
+// to wait for them (RFC 7143 4.2.3.3, 11.5.1).
+func (s *session) early(p *pdu.TaskManagementRequest) bool {
+	switch p.Function {
+	case pdu.TMAbortTaskSet, pdu.TMClearTaskSet, pdu.TMLogicalUnitReset:
+		exp, limit := s.window.numbers()
+		return p.Immediate && pdu.SNLess(exp, p.CmdSN) && !pdu.SNLess(limit+1, p.CmdSN)
+	}
+	return false
+}
+
+// execute carries out a task management function and answers it.
+func (c *conn) execute(p *pdu.TaskManagementRequest) error {
 	resp := pdu.TaskManagementResponse{TaskTag: p.TaskTag}
 	if p.Function >= pdu.TMQueryTask {
-		resp.Response, resp.Additional = c.manageExtended(&p)
+		resp.Response, resp.Additional = c.manageExtended(p)
 	} else {
-		resp.Response = c.manage(&p)
+		resp.Response = c.manage(p)
 	}
 	var parting error
 	if resp.Response == pdu.TMComplete {
@@ -69,6 +96,7 @@ func (c *conn) manage(p *pdu.TaskManagementRequest) pdu.TMResponse {
 		}
 		dev.ResetLUN(p.LUN, sess.nexus)
 	case pdu.TMTargetWarmReset, pdu.TMTargetColdReset:
+		sess.plug(p)
 		for _, other := range c.srv.normal() {
 			other.abortAll()
 		}
@@ -99,13 +127,12 @@ func (s *session) abortTask(p *pdu.TaskManagementRequest) pdu.TMResponse {
 		return pdu.TMComplete
 	}
 	s.mu.Unlock()
-	for sn, h := range s.held {
-		if h.hdr.TaskTag() == p.RefTaskTag && h.hdr.Opcode() == pdu.OpSCSICommand {
-			// Its number still has to be used up.
-			h.release()
-			s.held[sn] = &heldPDU{hdr: nopHeader(sn)}
-			return pdu.TMComplete
-		}
+	if s.isManagement(p.RefTaskTag) {
+		return pdu.TMRejected
+	}
+	if sn, ok := s.heldCommand(p); ok {
+		s.fill(sn)
+		return pdu.TMComplete
 	}
 	if s.skip(p) {
 		return pdu.TMComplete
@@ -113,18 +140,64 @@ func (s *session) abortTask(p *pdu.TaskManagementRequest) pdu.TMResponse {
 	return pdu.TMTaskNotExist
 }
 
+// isManagement reports whether a task tag is that of a task management request that has not been executed yet.
+func (s *session) isManagement(tag uint32) bool {
+	for _, h := range s.held {
+		if h.hdr.TaskTag() == tag && h.hdr.Opcode() == pdu.OpTaskManagementRequest {
+			return true
+		}
+	}
+	return slices.ContainsFunc(s.waiting, func(p *pdu.TaskManagementRequest) bool { return p.TaskTag == tag })
+}
+
+// heldCommand finds the command that a request refers to where it waits for its turn.
+func (s *session) heldCommand(p *pdu.TaskManagementRequest) (cmdSN uint32, ok bool) {
+	for sn, h := range s.held {
+		if h.hdr.TaskTag() == p.RefTaskTag && h.hdr.Opcode() == pdu.OpSCSICommand && s.conn.srv.device.SameUnit(h.hdr.LUN(), p.LUN) {
+			return sn, true
+		}
+	}
+	return 0, false
+}
+
 // skip counts the command that a request refers to as received, so that it is not executed when it does arrive. It does
 // nothing where that command cannot be on its way (RFC 7143 11.6.1).
 func (s *session) skip(p *pdu.TaskManagementRequest) bool {
 	exp, limit := s.window.numbers()
-	if pdu.SNLess(p.RefCmdSN, exp) || pdu.SNLess(limit, p.RefCmdSN) || !pdu.SNLess(p.RefCmdSN, p.CmdSN) || s.held[p.RefCmdSN] != nil {
+	if pdu.SNLess(p.RefCmdSN, exp) {
+		_, ok := s.refused[p.RefCmdSN]
+		delete(s.refused, p.RefCmdSN)
+		return ok
+	}
+	if pdu.SNLess(limit, p.RefCmdSN) || !pdu.SNLess(p.RefCmdSN, p.CmdSN) || s.held[p.RefCmdSN] != nil {
 		return false
+	}
+	s.fill(p.RefCmdSN)
+	return true
+}
+
+// plug counts all commands as received that a target reset covers: none of them will be executed, and none waited for (RFC 7143 4.2.3.3).
+func (s *session) plug(p *pdu.TaskManagementRequest) {
+	exp, limit := s.window.numbers()
+	if pdu.SNLess(limit+1, p.CmdSN) {
+		return
+	}
+	for sn := exp; pdu.SNLess(sn, p.CmdSN); sn++ {
+		if h := s.held[sn]; h == nil || h.hdr.Opcode() == pdu.OpSCSICommand {
+			s.fill(sn)
+		}
+	}
+}
+
+// fill uses a CmdSN up, in its turn, in place of a command that is held, or has not arrived.
+func (s *session) fill(cmdSN uint32) {
+	if h := s.held[cmdSN]; h != nil {
+		h.release()
 	}
 	if s.held == nil {
 		s.held = make(map[uint32]*heldPDU)
 	}
-	s.held[p.RefCmdSN] = &heldPDU{hdr: nopHeader(p.RefCmdSN)}
-	return true
+	s.held[cmdSN] = &heldPDU{hdr: nopHeader(cmdSN)}
 }
 
 // nopHeader is a PDU that does nothing but use up its CmdSN.

@@ -34,7 +34,7 @@ func (c *conn) manageExtended(p *pdu.TaskManagementRequest) (response pdu.TMResp
 // queryTask tells whether a command of the session is in the task set. One that has arrived before its turn counts, as it will
 // be executed. One that may still be on its way must not be, once the initiator was told that it is not there.
 func (s *session) queryTask(p *pdu.TaskManagementRequest) pdu.TMResponse {
-	if p.RefTaskTag == p.TaskTag {
+	if p.RefTaskTag == p.TaskTag || s.isManagement(p.RefTaskTag) {
 		return pdu.TMRejected // a task management request cannot be queried, and the others have ended
 	}
 	s.mu.Lock()
@@ -44,18 +44,8 @@ func (s *session) queryTask(p *pdu.TaskManagementRequest) pdu.TMResponse {
 	if found {
 		return pdu.TMSucceeded
 	}
-	for _, h := range s.held {
-		if h.hdr.TaskTag() != p.RefTaskTag {
-			continue
-		}
-		switch h.hdr.Opcode() {
-		case pdu.OpTaskManagementRequest:
-			return pdu.TMRejected
-		case pdu.OpSCSICommand:
-			if s.conn.srv.device.SameUnit(h.hdr.LUN(), p.LUN) {
-				return pdu.TMSucceeded
-			}
-		}
+	if _, ok := s.heldCommand(p); ok {
+		return pdu.TMSucceeded
 	}
 	// Outside the command window there is no task either, which the function has a response for (RFC 7144 6.4.2).
 	s.skip(p)

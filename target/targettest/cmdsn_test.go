@@ -131,8 +131,10 @@ func TestCmdSN(t *testing.T) {
 		r, err := sess.AwaitReject(task.Tag())
 		require.NoError(t, err)
 		require.Equal(t, pdu.RejectTaskInProgress, r.Reason)
+		require.Equal(t, again.CmdSN, sess.ExpCmdSN, "7.3: its number does not count as received")
 		require.NoError(t, task.Answer(r2t))
 		require.True(t, task.MustFinish(t).Good(), "the task that has the tag goes on")
+		sess.MustGood(t, TestUnitReady(1))
 	})
 	s.works(t)
 }

@@ -144,6 +144,25 @@ func TestShutdown(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, <-stopped)
 	})
+	t.Run("11.9.1/an initiator that is never idle has an answer to all that it has sent", func(t *testing.T) {
+		s := start(t)
+		sess := s.login(t, LoginOptions{})
+		stopped := s.shutdown(20 * time.Second)
+		open := func() bool { return !pdu.SNLess(sess.MaxCmdSN, sess.CmdSN) }
+		var tasks []*Task
+		for begin := time.Now(); open() && time.Since(begin) < 15*time.Second; tasks = tasks[1:] {
+			for len(tasks) < 32 && open() {
+				tasks = append(tasks, sess.MustStart(t, Write10(1, 0, pattern(8*BlockSize, 5))))
+			}
+			require.True(t, tasks[0].MustFinish(t).Good())
+		}
+		for _, task := range tasks {
+			require.True(t, task.MustFinish(t).Good())
+		}
+		_, err := sess.ExpectClosedAfter()
+		require.NoError(t, err)
+		require.NoError(t, <-stopped)
+	})
 	t.Run("11.9.1/a disk that hangs does not hold up the end for ever", func(t *testing.T) {
 		s := start(t)
 		sess := s.login(t, LoginOptions{})

@@ -306,6 +306,94 @@ func TestTaskManagementRequests(t *testing.T) {
 	s.works(t)
 }
 
+// TestManagementWaitsForCommands is RFC 7143 4.2.3.3: a function that covers many tasks acts on all commands of lower numbers, those that
+// have not arrived or wait for their turn included. None of them has an answer after that of the function.
+func TestManagementWaitsForCommands(t *testing.T) {
+	s := start(t)
+	ahead := func(t *testing.T) (sess *Session, first *pdu.SCSICommand, second pdu.SCSICommand) {
+		sess = s.login(t, solicited)
+		first = numbered(sess, sess.CmdSN, false)
+		sess.CmdSN++
+		second, _, _ = sess.Prepare(Write10(1, 0, pattern(8*BlockSize, 7)))
+		require.NoError(t, sess.Send(&second, nil))
+		return sess, first, second
+	}
+	for name, function := range map[string]pdu.TMFunction{"ABORT TASK SET": pdu.TMAbortTaskSet, "CLEAR TASK SET": pdu.TMClearTaskSet,
+		"LOGICAL UNIT RESET": pdu.TMLogicalUnitReset} {
+		t.Run("4.2.3.3/"+name, func(t *testing.T) {
+			sess, first, second := ahead(t)
+			tag, err := sess.SendTaskManagement(pdu.TaskManagementRequest{Immediate: true, Function: function, LUN: LUN(1)})
+			require.NoError(t, err)
+			require.NoError(t, sess.ExpectOnlyPing(), "it waits")
+			manage(t, sess, pdu.TMRejected, pdu.TaskManagementRequest{Function: pdu.TMAbortTask, LUN: LUN(1), RefTaskTag: tag, RefCmdSN: sess.CmdSN})
+			require.NoError(t, sess.Send(first, nil))
+			done(t, sess, first)
+			r2t, _, err := Expect[pdu.R2T](sess.Conn)
+			require.NoError(t, err)
+			require.Equal(t, second.TaskTag, r2t.TaskTag)
+			r, err := sess.AwaitTaskManagement(tag)
+			require.NoError(t, err)
+			require.Equal(t, pdu.TMComplete, r)
+			require.NoError(t, sess.Send(&pdu.DataOut{Final: true, LUN: LUN(1), TaskTag: second.TaskTag, TransferTag: r2t.TransferTag}, make([]byte, r2t.DesiredLength)))
+			require.NoError(t, sess.ExpectOnlyPing(), "no answer for a covered task")
+			attentions(t, sess, 1)
+			sess.MustGood(t, TestUnitReady(1))
+		})
+	}
+	t.Run("4.2.3.3/TARGET WARM RESET waits for nothing", func(t *testing.T) {
+		sess, first, _ := ahead(t)
+		manage(t, sess, pdu.TMComplete, pdu.TaskManagementRequest{Function: pdu.TMTargetWarmReset})
+		require.Equal(t, sess.CmdSN, sess.ExpCmdSN, "what it covers counts as received")
+		require.NoError(t, sess.Send(first, nil))
+		require.NoError(t, sess.ExpectOnlyPing())
+		attentions(t, sess, 1)
+		attentions(t, sess, 2)
+		sess.MustGood(t, TestUnitReady(1))
+	})
+	t.Run("4.2.2.1/a number that no command can have", func(t *testing.T) {
+		sess := s.login(t, LoginOptions{})
+		next := sess.CmdSN
+		sess.CmdSN = sess.MaxCmdSN + 2
+		manage(t, sess, pdu.TMComplete, pdu.TaskManagementRequest{Function: pdu.TMAbortTaskSet, LUN: LUN(1)})
+		sess.CmdSN = next
+		sess.MustGood(t, TestUnitReady(1))
+	})
+	t.Run("4.2.2.1/more of them than can be held are rejected", func(t *testing.T) {
+		sess, first, _ := ahead(t)
+		var tags []uint32
+		rejected := 0
+		for range 20 {
+			tag, err := sess.SendTaskManagement(pdu.TaskManagementRequest{Immediate: true, Function: pdu.TMAbortTaskSet, LUN: LUN(1)})
+			require.NoError(t, err)
+			tags = append(tags, tag)
+		}
+		_, err := sess.Ping(nil)
+		require.NoError(t, err)
+		for _, p := range sess.Inbox() {
+			require.Equal(t, pdu.RejectImmediate, pdu.RejectReason(p.Header[2]))
+			rejected++
+		}
+		require.Positive(t, rejected)
+		require.Less(t, rejected, len(tags))
+		require.NoError(t, sess.Send(first, nil))
+		for _, tag := range tags[:len(tags)-rejected] {
+			r, err := sess.AwaitTaskManagement(tag)
+			require.NoError(t, err)
+			require.Equal(t, pdu.TMComplete, r)
+		}
+	})
+	t.Run("11.6.1/ABORT TASK of a command of another LUN that waits for its turn", func(t *testing.T) {
+		sess, first, second := ahead(t)
+		manage(t, sess, pdu.TMTaskNotExist, pdu.TaskManagementRequest{Function: pdu.TMAbortTask, LUN: LUN(2), RefTaskTag: second.TaskTag, RefCmdSN: second.CmdSN})
+		require.NoError(t, sess.Send(first, nil))
+		done(t, sess, first)
+		r2t, _, err := Expect[pdu.R2T](sess.Conn)
+		require.NoError(t, err)
+		require.Equal(t, second.TaskTag, r2t.TaskTag)
+	})
+	s.works(t)
+}
+
 // TestTaskManagementOfAnotherAddress addresses a LUN in another way than the command that the function is for: it is the same one.
 func TestTaskManagementOfAnotherAddress(t *testing.T) {
 	const flat = 0x4001 << 48

@@ -116,6 +116,19 @@ func (h *Header) LUN() uint64 { return h.u64(8) }
 // TaskTag is the initiator task tag.
 func (h *Header) TaskTag() uint32 { return h.u32(16) }
 
+// CmdSN is the number of a request that has one.
+func (h *Header) CmdSN() uint32 { return h.u32(24) }
+
+// Numbered reports whether a PDU in full feature phase uses up its CmdSN: a request other than Data-Out and SNACK, which have none,
+// that is not immediate (RFC 7143 4.2.2.1).
+func (h *Header) Numbered() bool {
+	switch h.Opcode() {
+	case OpNOPOut, OpSCSICommand, OpTaskManagementRequest, OpTextRequest, OpLogoutRequest:
+		return !h.Immediate()
+	}
+	return false
+}
+
 func (h *Header) u16(off int) uint16      { return binary.BigEndian.Uint16(h[off:]) }
 func (h *Header) u32(off int) uint32      { return binary.BigEndian.Uint32(h[off:]) }
 func (h *Header) u64(off int) uint64      { return binary.BigEndian.Uint64(h[off:]) }

@@ -40,6 +40,10 @@ func (d *Device) admits(u *unit, n *Nexus) bool {
 	return d.releasedLocked(u, n)
 }
 
+func (d *Device) admitsLocked(u *unit, n *Nexus) bool {
+	return !u.exclusive || u.isGuest(n) || d.releasedLocked(u, n)
+}
+
 // claim makes the initiator of the nexus the owner of an exclusive unit, unless it is taken.
 func (d *Device) claim(u *unit, n *Nexus) bool {
 	if !u.exclusive || u.owner.Load() == n.initiator || u.isGuest(n) {

@@ -90,19 +90,6 @@ func (d *Device) raiseLocked(u *unit, c attention, except *Nexus) {
 	}
 }
 
-// CapacityChanged takes over the size of the LUN's disk and tells every initiator (2A/09). An unknown LUN is
-// ignored.
-func (d *Device) CapacityChanged(lun uint16) {
-	u := d.unitByNumber(lun)
-	if u == nil {
-		return
-	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	u.blocks.Store(uint64(u.disk.Size()) >> blockShift)
-	d.raiseLocked(u, attnCapacityChanged, nil)
-}
-
 // ResetLUN is what a LOGICAL UNIT RESET does to the device server (SAM-5 6.3.3): mode pages return to their
 // defaults, a reservation by RESERVE(6) and prevented removal end, and every nexus gets a unit attention, also the one that
 // asked (by). Persistent reservations stay (SPC-4 5.13.1).

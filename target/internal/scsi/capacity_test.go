@@ -35,18 +35,3 @@ func TestReadCapacity(t *testing.T) {
 		require.Equal(t, "5/24/00", b.run(cdb(c), nil).outcome(), name)
 	}
 }
-
-func TestCapacityChanged(t *testing.T) {
-	b := newBench(t)
-	other := b.attach("iqn.b", 0)
-	b.disk.size += 16 * BlockSize
-	past := cdb("28 00 00 00 4e 20 00 00 01 00")
-	require.Equal(t, "5/21/00", b.run(past, nil).outcome(), "the device server has not been told")
-	b.d.CapacityChanged(1)
-	b.d.CapacityChanged(2) // no such LUN
-	for _, n := range []*Nexus{b.nexus, other} {
-		require.Equal(t, "6/2a/09", b.runAs(n, lun1, past, nil).outcome())
-		require.Equal(t, "GOOD", b.runAs(n, lun1, past, nil).outcome())
-	}
-	requireHex(t, "00004e2f 00000200", b.good(cdb("25 00 00 00 00 00 00 00 00 00"), nil))
-}

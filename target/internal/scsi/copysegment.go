@@ -86,7 +86,7 @@ func checkSegment(segment int, u *unit, lba, count uint64, field int) *senseErro
 	if u.checkRange(lba, count) == nil {
 		return nil
 	}
-	if lba < u.blocks.Load() {
+	if lba < u.blocks {
 		field = segmentBlocks
 	}
 	return copyAborted(ascNone, segment, field)

@@ -82,7 +82,7 @@ type unit struct {
 
 	table  *opcodeTable
 	resets atomic.Uint32 // how many it has had
-	blocks atomic.Uint64 // capacity in logical blocks
+	blocks uint64        // capacity in logical blocks
 	owner  atomic.Pointer[initiator]
 	guest  atomic.Pointer[string] // the name of an initiator that is admitted beside the owner; written under Device.mu
 	grown  bool                   // every initiator port is told so at its first nexus
@@ -185,7 +185,7 @@ func newUnit(l LUN) (*unit, error) {
 	if !l.Volatile {
 		u.persistent.store = l.Store
 	}
-	u.blocks.Store(uint64(l.Disk.Size()) >> blockShift)
+	u.blocks = uint64(l.Disk.Size()) >> blockShift
 	u.table = newOpcodeTable(u)
 	u.ranges.init()
 	if err := u.restore(); err != nil {

@@ -1,6 +1,7 @@
 package scsi
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 )
@@ -29,60 +30,98 @@ func (d *Device) Admit(lun uint16, initiator string) error {
 }
 
 // HandOver makes the initiator that was admitted the owner of the LUN. When it returns, no command of another one can change
-// the medium any more; what they send ends with RESERVATION CONFLICT. Nothing changes unless the new owner is logged in.
+// the medium any more; what they send ends with RESERVATION CONFLICT. What they have registered and reserved is gone. Nothing
+// changes unless the new owner is logged in.
 func (d *Device) HandOver(lun uint16) error {
+	return d.fenceOff(lun, d.heirLocked, func(name, heir string) bool { return name != heir },
+		func(u *unit, heir string) { u.owner.Store(d.initiators[heir]) })
+}
+
+// Withdraw closes a LUN to the initiator that Admit opened it to, as HandOver does to all others, and leaves it with its owner.
+func (d *Device) Withdraw(lun uint16) error {
+	return d.fenceOff(lun, (*unit).guestName, func(name, guest string) bool { return name == guest }, func(*unit, string) {})
+}
+
+// fenceOff ends the time that a LUN is open to a guest: find tells who that is, or why it cannot be, with Device.mu held, and commit
+// follows from it. Initiators that are fenced then lose their registrations and reservations: they could not release them any more,
+// and those who may use the LUN would meet them.
+func (d *Device) fenceOff(lun uint16, find func(*unit) (string, error), fenced func(name, guest string) bool, commit func(u *unit, guest string)) error {
 	u, err := d.exclusiveUnit(lun)
 	if err != nil {
 		return err
 	}
-	heir, fenced, err := d.changeOwner(u)
+	guest, nexuses, err := d.closeTo(u, find, fenced, commit)
 	if err == nil {
-		d.fence(u, fenced, nil, func(name string) bool { return name != heir })
+		d.fence(u, nexuses, nil, func(name string) bool { return fenced(name, guest) })
 	}
 	return err
 }
 
-func (d *Device) changeOwner(u *unit) (name string, fenced []*Nexus, err error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	guest := u.guest.Load()
-	if guest == nil {
-		return "", nil, fmt.Errorf("LUN %d is open to nobody but its owner; open it first", u.number)
+func (d *Device) closeTo(u *unit, find func(*unit) (string, error), fenced func(name, guest string) bool,
+	commit func(u *unit, guest string)) (guest string, nexuses []*Nexus, err error) {
+	r := &u.persistent
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if guest, err = d.locked(u, find); err != nil {
+		return "", nil, err
 	}
-	heir := d.initiators[*guest]
-	if heir == nil || heir.nexuses == 0 {
-		return "", nil, fmt.Errorf("%s is not logged in, so LUN %d stays with its owner", *guest, u.number)
+	e := r.state.Load().without(func(name string) bool { return fenced(name, guest) })
+	if err := r.save(u.number, &e.persistentState); err != nil {
+		return "", nil, err
 	}
-	for n := range d.nexuses {
-		if n.initiator != heir {
-			fenced = append(fenced, n)
+	_, err = d.locked(u, func(u *unit) (string, error) {
+		switch now, err := find(u); {
+		case err != nil:
+			return "", err
+		case now != guest:
+			return "", fmt.Errorf("LUN %d was opened to another initiator meanwhile, and stays with its owner", u.number)
 		}
+		for n := range d.nexuses {
+			if fenced(n.initiator.name, guest) {
+				nexuses = append(nexuses, n)
+			}
+		}
+		commit(u, guest)
+		u.guest.Store(nil)
+		if n := u.reserved.Load(); n != nil && fenced(n.initiator.name, guest) {
+			u.reserved.Store(nil)
+		}
+		d.publishLocked(u, e)
+		return guest, nil
+	})
+	if err != nil {
+		r.unsaved = true // what is on storage has to be put back
+		return "", nil, errors.Join(err, r.save(u.number, r.state.Load()))
 	}
-	u.owner.Store(heir)
-	u.guest.Store(nil)
-	return heir.name, fenced, nil
+	return guest, nexuses, nil
 }
 
-// Withdraw closes a LUN to the initiator that Admit opened it to, and leaves it with its owner.
-func (d *Device) Withdraw(lun uint16) error {
-	u, err := d.exclusiveUnit(lun)
-	if err != nil {
-		return err
-	}
+// locked calls f with Device.mu held.
+func (d *Device) locked(u *unit, f func(*unit) (string, error)) (string, error) {
 	d.mu.Lock()
-	guest := u.guest.Swap(nil)
-	var fenced []*Nexus
-	for n := range d.nexuses {
-		if guest != nil && n.initiator.name == *guest && u.owner.Load() != n.initiator {
-			fenced = append(fenced, n)
-		}
-	}
-	d.mu.Unlock()
+	defer d.mu.Unlock()
+	return f(u)
+}
+
+// guestName is the initiator that the unit is open to beside its owner.
+func (u *unit) guestName() (string, error) {
+	guest := u.guest.Load()
 	if guest == nil {
-		return fmt.Errorf("LUN %d is open to nobody but its owner", lun)
+		return "", fmt.Errorf("LUN %d is open to nobody but its owner", u.number)
 	}
-	d.fence(u, fenced, nil, func(name string) bool { return name == *guest })
-	return nil
+	return *guest, nil
+}
+
+// heirLocked is the guest, if it can take the unit over.
+func (d *Device) heirLocked(u *unit) (string, error) {
+	guest, err := u.guestName()
+	if err != nil {
+		return "", fmt.Errorf("%w; open it first", err)
+	}
+	if heir := d.initiators[guest]; heir == nil || heir.nexuses == 0 {
+		return "", fmt.Errorf("%s is not logged in, so LUN %d stays with its owner", guest, u.number)
+	}
+	return guest, nil
 }
 
 func (d *Device) exclusiveUnit(lun uint16) (*unit, error) {

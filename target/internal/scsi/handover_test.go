@@ -1,6 +1,8 @@
 package scsi
 
 import (
+	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -89,6 +91,137 @@ func TestOwnerLeavesBeforeHandOver(t *testing.T) {
 	require.NoError(t, b.d.Admit(1, "iqn.b"))
 	b.d.Detach(third)
 	require.Equal(t, "GOOD", write(b.attach("iqn.d", 0)))
+}
+
+// TestHandOverEndsReservations hands a LUN over that its owner has reserved: the new one can use it, as nobody else can release what
+// a fenced initiator holds. What the new owner has registered stays.
+func TestHandOverEndsReservations(t *testing.T) {
+	write := func(b *bench, n *Nexus) string { return b.runAs(n, lun1, cdb(writeOne), pattern(1, 1)).outcome() }
+	for _, kind := range allTypes {
+		t.Run(fmt.Sprint(kind), func(t *testing.T) {
+			m := &memStore{}
+			b := newBench(t, exclusive, func(l *LUN) { l.Store = m })
+			second := b.attach("iqn.b", 0)
+			b.mustPersist(b.nexus, saRegister, 0, 0, 1, bitAPTPL)
+			require.NoError(t, b.d.Admit(1, "iqn.b"))
+			b.mustPersist(second, saRegister, 0, 0, 2, bitAPTPL)
+			b.mustPersist(b.nexus, saReserve, kind, 1, 0)
+			if !kind.registrants() {
+				require.Equal(t, conflict, write(b, second))
+			}
+			require.NoError(t, b.d.HandOver(1))
+			require.Equal(t, []string{"2a05"}, pending(b.nexus))
+			require.Equal(t, "3: 2", b.keys())
+			told, reserved := []string(nil), "none"
+			switch {
+			case kind.shared():
+				reserved = fmt.Sprintf("0/%d", kind)
+			case kind.registrants():
+				told = []string{"2a04"}
+			}
+			require.Equal(t, told, pending(second))
+			require.Equal(t, reserved, b.reservation())
+			require.Equal(t, "GOOD", write(b, second))
+			require.Equal(t, conflict, write(b, b.nexus))
+
+			again := newBench(t, exclusive, func(l *LUN) { l.Store = m })
+			require.Equal(t, "0: 2", again.keys(), "nor does a restart bring it back")
+		})
+	}
+	t.Run("of the new owner", func(t *testing.T) {
+		b := newBench(t, exclusive)
+		second := b.attach("iqn.b", 0)
+		b.good(cdb(writeOne), pattern(1, 1))
+		require.NoError(t, b.d.Admit(1, "iqn.b"))
+		b.register(second, 2)
+		b.mustPersist(second, saReserve, typeExclusiveAccess, 2, 0)
+		require.NoError(t, b.d.HandOver(1))
+		require.Equal(t, "2/3", b.reservation())
+		require.Equal(t, "GOOD", write(b, second))
+	})
+	t.Run("RESERVE(6)", func(t *testing.T) {
+		b := newBench(t, exclusive)
+		second := b.attach("iqn.b", 0)
+		b.good(cdb(writeOne), pattern(1, 1))
+		b.good(cdb(reserve), nil)
+		require.NoError(t, b.d.Admit(1, "iqn.b"))
+		require.Equal(t, conflict, write(b, second))
+		require.NoError(t, b.d.HandOver(1))
+		require.Equal(t, "GOOD", write(b, second))
+	})
+	t.Run("that cannot be saved", func(t *testing.T) {
+		m := &memStore{}
+		b := newBench(t, exclusive, func(l *LUN) { l.Store = m })
+		b.attach("iqn.b", 0)
+		b.mustPersist(b.nexus, saRegister, 0, 0, 1, bitAPTPL)
+		require.NoError(t, b.d.Admit(1, "iqn.b"))
+		m.fail = errors.New("no such device")
+		require.ErrorContains(t, b.d.HandOver(1), "no such device")
+		require.Equal(t, "1: 1", b.keys())
+		require.Equal(t, "GOOD", write(b, b.nexus), "nothing has changed")
+		m.fail = nil
+		require.NoError(t, b.d.HandOver(1))
+		require.Equal(t, []string{"2a05"}, pending(b.nexus))
+		require.Equal(t, conflict, write(b, b.nexus))
+	})
+}
+
+// TestWithdrawEndsReservations closes a LUN again to an initiator that has reserved it: the owner goes on.
+func TestWithdrawEndsReservations(t *testing.T) {
+	for name, take := range map[string]func(b *bench, n *Nexus){
+		"persistent": func(b *bench, n *Nexus) {
+			b.register(n, 2)
+			b.mustPersist(n, saReserve, typeExclusiveAccess, 2, 0)
+		},
+		"RESERVE(6)": func(b *bench, n *Nexus) { require.Equal(b.t, "GOOD", b.runAs(n, lun1, cdb(reserve), nil).outcome()) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, exclusive)
+			second := b.attach("iqn.b", 0)
+			b.good(cdb(writeOne), pattern(1, 1))
+			require.NoError(t, b.d.Admit(1, "iqn.b"))
+			take(b, second)
+			require.Equal(t, conflict, b.run(cdb(writeOne), pattern(1, 1)).outcome())
+			require.NoError(t, b.d.Withdraw(1))
+			b.good(cdb(writeOne), pattern(1, 1))
+		})
+	}
+}
+
+// TestHandOverOvertakesReservations fences an initiator whose commands for reservations are under way: they come to nothing.
+func TestHandOverOvertakesReservations(t *testing.T) {
+	for name, c := range map[string]string{"REGISTER": "5f 00 00 00 00 00 00 00 18 00", "RESERVE(6)": reserve} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, exclusive)
+			b.good(cdb(writeOne), pattern(1, 1))
+			task := &Task{Nexus: b.nexus, LUN: lun1}
+			copy(task.CDB[:], cdb(c))
+			require.NoError(t, b.d.Prepare(task))
+			second := b.attach("iqn.b", 0)
+			require.NoError(t, b.d.Admit(1, "iqn.b"))
+			require.NoError(t, b.d.HandOver(1))
+			_, list := persistOut(saRegister, 0, 0, 7)
+			require.ErrorIs(t, carryOut(task, list[:task.Length]), errConflict)
+			require.Equal(t, "0:", b.keys())
+			require.Equal(t, "GOOD", b.runAs(second, lun1, cdb(writeOne), pattern(1, 1)).outcome())
+		})
+	}
+}
+
+// TestNewOwnerLeavesDuringHandOver logs the new owner out while the store is busy with the end of the former one's reservation.
+func TestNewOwnerLeavesDuringHandOver(t *testing.T) {
+	store := &keptStore{}
+	b := newBench(t, exclusive, func(l *LUN) { l.Store = store })
+	b.mustPersist(b.nexus, saRegister, 0, 0, 1, bitAPTPL)
+	b.mustPersist(b.nexus, saReserve, typeExclusiveAccess, 1, 0)
+	second := b.attach("iqn.b", 0)
+	require.NoError(t, b.d.Admit(1, "iqn.b"))
+	store.saving = func() { b.d.Detach(second) }
+	require.ErrorContains(t, b.d.HandOver(1), "not logged in")
+	require.Equal(t, "1/3", b.reservation())
+	b.good(cdb(writeOne), pattern(1, 1))
+	b = newBench(t, exclusive, func(l *LUN) { l.Store = store })
+	require.Equal(t, "1/3", b.reservation(), "on storage, too")
 }
 
 // TestHandOverWaitsForTheDead hands a LUN over while a write of its former owner hangs in the disk, whose session has ended.

@@ -161,7 +161,7 @@ func prepareModeSense10(t *Task) error {
 	case t.CDB[1]&bitLLBAA != 0:
 		t.data[4] = bitLong
 		t.data[7] = longDescriptorLen
-		t.data = binary.BigEndian.AppendUint64(t.data, t.unit.blocks.Load())
+		t.data = binary.BigEndian.AppendUint64(t.data, t.unit.blocks)
 		t.data = binary.BigEndian.AppendUint64(t.data, BlockSize)
 	default:
 		t.data[7] = shortDescriptorLen
@@ -184,7 +184,7 @@ func (t *Task) deviceSpecific() byte {
 }
 
 func (t *Task) appendShortDescriptor(b []byte) []byte {
-	blocks := min(t.unit.blocks.Load(), math.MaxUint32)
+	blocks := min(t.unit.blocks, math.MaxUint32)
 	b = binary.BigEndian.AppendUint32(b, uint32(blocks))
 	return binary.BigEndian.AppendUint32(b, BlockSize)
 }

@@ -32,21 +32,53 @@ func (t *Task) prepareModeSelect(n int64) error {
 
 // outModeSelect validates the whole parameter list before it changes anything.
 func outModeSelect(t *Task, _ int64, p []byte) error {
+	return t.changeMode(func(state uint32) (uint32, error) {
+		return t.unit.parseModeSelect(p, t.cmd.opcode == opModeSelect10, state)
+	})
+}
+
+// finishModeSelect also saves the pages where none are sent: SP alone keeps what is in force.
+func finishModeSelect(t *Task) (Status, error) {
+	if t.Length == 0 && t.CDB[1]&bitSP != 0 {
+		if err := t.changeMode(func(state uint32) (uint32, error) { return state, nil }); err != nil {
+			return StatusCheckCondition, err
+		}
+	}
+	if t.fua {
+		return t.flush()
+	}
+	return StatusGood, nil
+}
+
+// changeMode puts in force what change makes of the mode state, and saves it before where the command says so. A reset of the logical
+// unit does not wait for the store: it counts as one after the command, so that what is in force is what has been saved.
+func (t *Task) changeMode(change func(state uint32) (uint32, error)) (err error) {
 	d, u := t.dev, t.unit
 	u.mode.change.Lock()
 	defer u.mode.change.Unlock()
-	before := u.mode.bits.Load()
-	after, err := u.parseModeSelect(p, t.cmd.opcode == opModeSelect10, before)
-	if err != nil {
-		return err
+	evaluate := func() (uint32, error) {
+		if err := t.wanted(); err != nil { // while it waited for another one
+			return 0, err
+		}
+		return change(u.mode.bits.Load())
 	}
-	if t.CDB[1]&bitSP != 0 {
+	saves, after := t.CDB[1]&bitSP != 0, uint32(0)
+	if saves {
+		if after, err = evaluate(); err != nil {
+			return err
+		}
 		if err := u.saveMode(after); err != nil {
 			return err
 		}
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if !saves {
+		if after, err = evaluate(); err != nil {
+			return err
+		}
+	}
+	before := u.mode.bits.Load()
 	if after == before {
 		return nil
 	}
@@ -57,24 +89,9 @@ func outModeSelect(t *Task, _ int64, p []byte) error {
 	return nil
 }
 
-// finishModeSelect also saves the pages where none are sent: SP alone keeps what is in force.
-func finishModeSelect(t *Task) (Status, error) {
-	if t.Length == 0 && t.CDB[1]&bitSP != 0 {
-		t.unit.mode.change.Lock()
-		defer t.unit.mode.change.Unlock()
-		if err := t.unit.saveMode(t.unit.mode.bits.Load()); err != nil {
-			return StatusCheckCondition, err
-		}
-	}
-	if t.fua {
-		return t.flush()
-	}
-	return StatusGood, nil
-}
-
 // parseModeSelect reads a mode parameter list (SPC-4 7.5.4) and returns the mode state that it makes of state.
 func (u *unit) parseModeSelect(p []byte, long bool, state uint32) (uint32, error) {
-	at, err := parseModeHeader(p, long, u.blocks.Load())
+	at, err := parseModeHeader(p, long, u.blocks)
 	if err != nil {
 		return 0, err
 	}

@@ -169,3 +169,19 @@ func (e *persistentEdit) tell(c attention) {
 		}
 	}
 }
+
+// without is the state of a unit that some initiators are fenced off from: their registrations are gone, and what they have reserved.
+func (s *persistentState) without(fenced func(name string) bool) *persistentEdit {
+	e := s.edit(InitiatorPort{})
+	gone := e.remove(func(r *registration) bool { return fenced(r.port.Name) })
+	if len(gone) > 0 {
+		e.generation++
+	}
+	for _, p := range gone {
+		e.notices[p] |= attnRegistrationsPreempted
+	}
+	if e.kind == typeNone && s.kind.registrants() {
+		e.tell(attnReservationsReleased)
+	}
+	return e
+}

@@ -110,12 +110,13 @@ func outPersist(t *Task, _ int64, p []byte) error {
 	if err != nil {
 		return err
 	}
-	if !t.dev.claim(t.unit, t.Nexus) {
-		return errConflict
-	}
 	removed, err := t.dev.changeReservations(t.unit, func(s *persistentState) (*persistentEdit, error) {
-		if err := t.wanted(); err != nil { // while it waited for another one
+		// While it waited for another one it may have been aborted, or the unit have been handed over.
+		if err := t.wanted(); err != nil {
 			return nil, err
+		}
+		if !t.dev.claim(t.unit, t.Nexus) {
+			return nil, errConflict
 		}
 		e := s.edit(t.Nexus.port)
 		return e, e.execute(t, &list)

@@ -268,7 +268,6 @@ func TestManyNexuses(t *testing.T) {
 				b.d.TasksCleared(lun1, nil, []*Nexus{n})
 				if w == 0 {
 					b.d.ResetTarget(n)
-					b.d.CapacityChanged(1)
 				}
 				b.d.Detach(n)
 			}

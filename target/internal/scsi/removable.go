@@ -37,6 +37,7 @@ func finishStartStop(t *Task) (Status, error) {
 	d, u := t.dev, t.unit
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	// SPC-4 forbids removal; that loading is refused as well is what libiscsi's conformance suite wants (PreventAllow.Eject).
 	for n := range d.nexuses {
 		if n.units[u.index].prevents {
 			return StatusCheckCondition, errRemovalPrevented

@@ -42,15 +42,20 @@ func (d *Device) changeReservations(u *unit, change func(*persistentState) (*per
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.publishLocked(u, e)
+	return e.removed, nil
+}
+
+// publishLocked makes the result of an edit the unit's own state, and tells whom it concerns.
+func (d *Device) publishLocked(u *unit, e *persistentEdit) {
 	next := e.persistentState
-	r.state.Store(&next)
+	u.persistent.state.Store(&next)
 	d.barLocked(u)
 	for n := range d.nexuses {
 		if c := e.notices[n.port]; c != 0 {
 			n.units[u.index].raise(c)
 		}
 	}
-	return e.removed, nil
 }
 
 // save brings next to storage, unless what is there says the same. The caller has mu.
@@ -126,7 +131,8 @@ func finishReserve(t *Task) (Status, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	holder := u.reserved.Load()
-	if _, attached := d.nexuses[t.Nexus]; !attached || holder != nil && holder != t.Nexus {
+	_, attached := d.nexuses[t.Nexus]
+	if !attached || holder != nil && holder != t.Nexus || !d.admitsLocked(u, t.Nexus) {
 		return StatusReservationConflict, errConflict
 	}
 	d.reserveLocked(u, t.Nexus)

@@ -14,6 +14,8 @@ type keptStore struct {
 	mu   sync.Mutex
 	kept map[string][]byte // guarded by mu
 	fail error             // guarded by mu
+
+	saving func() // called outside mu when a Save begins; nil: nothing
 }
 
 func (s *keptStore) failWith(err error) {
@@ -29,6 +31,9 @@ func (s *keptStore) Load(name string) ([]byte, error) {
 }
 
 func (s *keptStore) Save(name string, data []byte) error {
+	if s.saving != nil {
+		s.saving()
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.kept == nil {
@@ -79,6 +84,40 @@ func TestSavedModePages(t *testing.T) {
 	again.good([]byte{opModeSelect10, bitPF | bitSP, 0, 0, 0, 0, 0, 0, 0, 0}, nil)
 	third := newBench(t, kept)
 	require.EqualValues(t, modeDSense, third.d.units[0].mode.bits.Load())
+}
+
+// TestResetDuringModeSelect resets the logical unit while a MODE SELECT that saves pages is held up by the store. What is in force
+// then is what is saved, as if the reset had come after it; and one that waits behind it, and is aborted by the reset, changes nothing.
+func TestResetDuringModeSelect(t *testing.T) {
+	list := unhex("00 00 00 00" + cacheOff)
+	for name, c := range map[string]struct{ cdb, data []byte }{
+		"pages":    {[]byte{opModeSelect6, bitPF | bitSP, 0, 0, byte(len(list)), 0}, list},
+		"no pages": {[]byte{opModeSelect6, bitPF | bitSP, 0, 0, 0, 0}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			store := &keptStore{}
+			b := newBench(t, func(l *LUN) { l.Store = store })
+			b.good([]byte{opModeSelect6, bitPF, 0, 0, byte(len(list)), 0}, list)
+			saving, goOn := make(chan struct{}), make(chan struct{})
+			store.saving = func() { close(saving); <-goOn }
+			done, next := make(chan string), make(chan error)
+			go func() { done <- b.run(c.cdb, c.data).outcome() }()
+			<-saving
+
+			protect := unhex("00 00 00 00 0a 0a 00 10 0800 0000 0000 0000")
+			aborted := &Task{Nexus: b.nexus, LUN: lun1}
+			copy(aborted.CDB[:], []byte{opModeSelect6, bitPF, 0, 0, byte(len(protect)), 0})
+			require.NoError(t, b.d.Prepare(aborted))
+			go func() { next <- aborted.Out(0, protect) }()
+			aborted.Abort()
+			b.d.ResetLUN(lun1, b.nexus)
+			close(goOn)
+			require.Equal(t, "GOOD", <-done)
+			require.ErrorIs(t, <-next, errAborted)
+			require.Zero(t, b.d.units[0].mode.bits.Load())
+			require.Zero(t, b.d.units[0].mode.saved.Load())
+		})
+	}
 }
 
 func TestModePagesThatCannotBeSaved(t *testing.T) {
