@@ -221,8 +221,9 @@ func (c *control) do(ctx context.Context, req handoverRequest) (done string, err
 	return "", fmt.Errorf("%q is no action: use open, finish or cancel", req.Action)
 }
 
-// turnWait is how long a request waits for the one before it. It is shorter than the client's patience, so that the client learns why.
-const turnWait = controlTimeout / 2
+// turnWait is how long a request waits for the one before it: shorter than the client's patience, so that the client learns why, and than
+// the server's ReadTimeout, with which net/http ends the context of a request.
+const turnWait = 3 * time.Second
 
 // begin waits for the turn at a LUN, which end gives back. A time that runs out and a request that extends it come one after the other, so
 // that nobody is told that a LUN is open which is being handed over. Other LUNs, and the end of the daemon, wait for no slow disk.
