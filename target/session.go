@@ -71,6 +71,7 @@ type session struct {
 	immediate int              // guarded by mu; tasks that take none
 	closed    bool             // guarded by mu
 	closing   bool             // guarded by mu; the command window opens no further
+	missed    uint64           // guarded by mu; CmdSN of the request that was last rejected in its turn, plus 1; 0: none
 	free      []*task          // guarded by mu
 
 	held    map[uint32]*heldPDU          // by CmdSN; belongs to the reader
@@ -197,6 +198,12 @@ func (s *session) refuse(cmdSN uint32) {
 		}
 	}
 	s.refused[cmdSN] = struct{}{}
+	if s.window.exp.Load() == cmdSN {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.missed = uint64(cmdSN) + 1
+		s.reopenLocked()
+	}
 }
 
 // reopen is reopenLocked for whoever does not hold the lock.
@@ -211,7 +218,11 @@ func (s *session) reopenLocked() {
 	if s.closing {
 		return
 	}
-	limit := s.window.exp.Load() - 1 + uint32(s.conn.srv.opt.Limits.CommandWindow-s.counted)
+	exp := s.window.exp.Load()
+	limit := exp - 1 + uint32(s.conn.srv.opt.Limits.CommandWindow-s.counted)
+	if uint64(exp)+1 == s.missed {
+		limit++ // who goes on without what was rejected needs room for the next request, also in a window for one
+	}
 	if pdu.SNLess(s.window.max.Load(), limit) {
 		s.window.max.Store(limit)
 	}

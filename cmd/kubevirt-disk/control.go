@@ -36,11 +36,27 @@ type handoverAnswer struct {
 
 // control carries out what is asked through the control socket: by the daemon's own user or root, whom the kernel names.
 type control struct {
-	srv *target.Server
+	srv handovers
 	log *zap.Logger
 
-	mu     sync.Mutex
-	timers map[uint16]*time.Timer // guarded by mu; of LUNs that are open for a time
+	mu       sync.Mutex
+	turns    map[uint16]chan struct{} // guarded by mu; room for the one who acts on a LUN
+	openings map[uint16]*opening      // guarded by mu; of LUNs that are open for a time; changed by who has the turn
+	closed   bool                     // guarded by mu; no time runs out any more
+}
+
+// handovers is what of the server the control socket is for.
+type handovers interface {
+	Admit(lun uint16, initiator string) error
+	HandOver(lun uint16) error
+	Withdraw(lun uint16) error
+}
+
+// opening is the time that a LUN is open.
+type opening struct{ timer *time.Timer }
+
+func newControl(srv handovers, log *zap.Logger) *control {
+	return &control{srv: srv, log: log, turns: map[uint16]chan struct{}{}, openings: map[uint16]*opening{}}
 }
 
 // serveControl listens on the control socket.
@@ -56,7 +72,7 @@ func (d *daemon) serveControl(srv *target.Server) (closeControl func()) {
 			zap.String("try", "another --"+keyControlSocket+", or \"\" to do without"))
 		return func() {}
 	}
-	c := &control{srv: srv, log: d.log.Named("control"), timers: map[uint16]*time.Timer{}}
+	c := newControl(srv, d.log.Named("control"))
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /handover", c.handle)
 	server := &http.Server{Handler: mux, ConnContext: withPeer, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 5 * time.Second, MaxHeaderBytes: 4 << 10}
@@ -160,7 +176,7 @@ func (c *control) handle(w http.ResponseWriter, r *http.Request) {
 		answer(w, http.StatusBadRequest, handoverAnswer{Error: "the request is not understood: " + err.Error()})
 		return
 	}
-	done, err := c.do(req)
+	done, err := c.do(r.Context(), req)
 	if err != nil {
 		answer(w, http.StatusConflict, handoverAnswer{Error: err.Error()})
 		return
@@ -175,12 +191,19 @@ func answer(w http.ResponseWriter, status int, a handoverAnswer) {
 	_ = json.NewEncoder(w).Encode(a) // nobody listens any more
 }
 
-func (c *control) do(req handoverRequest) (done string, err error) {
-	switch req.Action {
-	case "open":
+func (c *control) do(ctx context.Context, req handoverRequest) (done string, err error) {
+	if req.Action == "open" {
 		if err := libvirt.CheckName(req.To); err != nil {
 			return "", fmt.Errorf("%q is no initiator name: %w", req.To, err)
 		}
+	}
+	end, err := c.begin(ctx, req.LUN)
+	if err != nil {
+		return "", err
+	}
+	defer end()
+	switch req.Action {
+	case "open":
 		if err := c.srv.Admit(req.LUN, req.To); err != nil {
 			return "", err
 		}
@@ -198,6 +221,33 @@ func (c *control) do(req handoverRequest) (done string, err error) {
 	return "", fmt.Errorf("%q is no action: use open, finish or cancel", req.Action)
 }
 
+// turnWait is how long a request waits for the one before it: shorter than the client's patience, so that the client learns why, and than
+// the server's ReadTimeout, with which net/http ends the context of a request.
+const turnWait = 3 * time.Second
+
+// begin waits for the turn at a LUN, which end gives back. A time that runs out and a request that extends it come one after the other, so
+// that nobody is told that a LUN is open which is being handed over. Other LUNs, and the end of the daemon, wait for no slow disk.
+func (c *control) begin(ctx context.Context, lun uint16) (end func(), err error) {
+	ctx, stop := context.WithTimeout(ctx, turnWait)
+	defer stop()
+	turn := c.turn(lun)
+	select {
+	case turn <- struct{}{}:
+		return func() { <-turn }, nil
+	case <-ctx.Done():
+		return nil, fmt.Errorf("the handover of LUN %d is ending, and its disk still works for the initiator that is fenced; try again when it answers", lun)
+	}
+}
+
+func (c *control) turn(lun uint16) chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.turns[lun] == nil {
+		c.turns[lun] = make(chan struct{}, 1)
+	}
+	return c.turns[lun]
+}
+
 // end ends a handover before its time. Where that is refused nothing changes, the time that it has left included.
 func (c *control) end(lun uint16, how func(lun uint16) error) error {
 	err := how(lun)
@@ -211,31 +261,59 @@ func (c *control) end(lun uint16, how func(lun uint16) error) error {
 func (c *control) arm(lun uint16, after time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if t := c.timers[lun]; t != nil {
-		t.Stop()
-		delete(c.timers, lun)
+	if o := c.openings[lun]; o != nil {
+		o.timer.Stop()
+		delete(c.openings, lun)
 	}
-	if after > 0 {
-		c.timers[lun] = time.AfterFunc(after, func() { c.expire(lun) })
+	if after > 0 && !c.closed {
+		o := new(opening)
+		o.timer = time.AfterFunc(after, func() { c.expire(lun, o) })
+		c.openings[lun] = o
 	}
 }
 
-// expire fences the former owner, unless the new one has never come: then the guest is still where it was.
-func (c *control) expire(lun uint16) {
+// expireAgain is when a time that is over is ended again, after storage has failed that has to note it.
+const expireAgain = 10 * time.Second
+
+// expire fences the former owner, unless the new one has never come: then the guest is still where it was. It does nothing where the time
+// was extended, or the handover ended, before it has the turn.
+func (c *control) expire(lun uint16, o *opening) {
+	turn := c.turn(lun)
+	turn <- struct{}{}
+	defer func() { <-turn }()
+	if !c.over(lun, o) {
+		return
+	}
 	err := c.srv.HandOver(lun)
 	if err == nil {
 		c.log.Info("the time of the handover is over: the former owner is fenced", zap.Uint16("lun", lun))
 		return
 	}
-	if withdrawn := c.srv.Withdraw(lun); withdrawn == nil {
-		c.log.Warn("the time of the handover is over, and the LUN stays with its owner", zap.Uint16("lun", lun), zap.Error(err))
+	if withdrawn := c.srv.Withdraw(lun); withdrawn != nil {
+		c.arm(lun, expireAgain)
+		c.log.Error("the time of the handover is over, but the LUN is open to both initiators still", zap.Uint16("lun", lun), zap.Error(withdrawn),
+			zap.NamedError("handover_error", err), zap.Duration("tried_again_after", expireAgain))
+		return
 	}
+	c.log.Warn("the time of the handover is over, and the LUN stays with its owner", zap.Uint16("lun", lun), zap.Error(err))
+}
+
+// over takes the time of a LUN away, if it still is the one that has run out.
+func (c *control) over(lun uint16, o *opening) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.openings[lun] != o {
+		return false
+	}
+	delete(c.openings, lun)
+	return true
 }
 
 func (c *control) stopTimers() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, t := range c.timers {
-		t.Stop()
+	c.closed = true
+	for _, o := range c.openings {
+		o.timer.Stop()
 	}
 }

@@ -127,18 +127,20 @@ func TestRejectedCmdSN(t *testing.T) {
 	s.works(t)
 }
 
-// Rejects one after the other close no command window, and the numbers that are kept do not grow without a limit.
+// Rejects one after the other close no command window, be it one for a single command.
 func TestManyRejects(t *testing.T) {
-	const width = 4
-	s := start(t, limits(target.Limits{CommandWindow: width}))
-	sess := s.login(t, bothDigests)
-	for range 5 * width {
-		tag := sess.NewTag()
-		rejects["Text Request with a wrong digest"](t, sess, tag)
-		_, err := sess.AwaitReject(tag)
-		require.NoError(t, err)
-		sess.CmdSN++
+	for _, width := range []uint32{1, 4} {
+		s := start(t, limits(target.Limits{CommandWindow: int(width)}))
+		sess := s.login(t, bothDigests)
+		for range 5 * width {
+			tag := sess.NewTag()
+			rejects["Text Request with a wrong digest"](t, sess, tag)
+			_, err := sess.AwaitReject(tag)
+			require.NoError(t, err)
+			sess.CmdSN++
+			require.Equal(t, sess.CmdSN+width-1, sess.MaxCmdSN)
+		}
+		sess.MustGood(t, TestUnitReady(1))
+		require.Equal(t, sess.CmdSN+width-1, sess.MaxCmdSN)
 	}
-	sess.MustGood(t, TestUnitReady(1))
-	require.Equal(t, sess.CmdSN+width-1, sess.MaxCmdSN)
 }

@@ -43,8 +43,8 @@ func (d *Device) Withdraw(lun uint16) error {
 }
 
 // fenceOff ends the time that a LUN is open to a guest: find tells who that is, or why it cannot be, with Device.mu held, and commit
-// follows from it. Initiators that are fenced then lose their registrations and reservations: they could not release them any more,
-// and those who may use the LUN would meet them.
+// follows from it. Initiators that are fenced then lose their registrations and reservations, and prevent no removal of the medium: they
+// could not take that back any more, and those who may use the LUN would meet it.
 func (d *Device) fenceOff(lun uint16, find func(*unit) (string, error), fenced func(name, guest string) bool, commit func(u *unit, guest string)) error {
 	u, err := d.exclusiveUnit(lun)
 	if err != nil {
@@ -78,6 +78,7 @@ func (d *Device) closeTo(u *unit, find func(*unit) (string, error), fenced func(
 		}
 		for n := range d.nexuses {
 			if fenced(n.initiator.name, guest) {
+				n.units[u.index].prevents = false
 				nexuses = append(nexuses, n)
 			}
 		}

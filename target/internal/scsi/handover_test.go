@@ -208,6 +208,31 @@ func TestHandOverOvertakesReservations(t *testing.T) {
 	}
 }
 
+// TestFencedAllowRemoval fences initiators that prevent the removal of the medium, also with a command that is under way: they could not
+// allow it any more, and nobody could eject it.
+func TestFencedAllowRemoval(t *testing.T) {
+	b := newBench(t, exclusive, removableLUN)
+	first, second := b.nexus, b.attach("iqn.b", 0)
+	prevents := func(n *Nexus) { require.Equal(t, "GOOD", b.runAs(n, lun1, cdb(prevent), nil).outcome()) }
+	b.good(cdb(writeOne), pattern(1, 1))
+	prevents(first)
+	task := &Task{Nexus: first, LUN: lun1}
+	copy(task.CDB[:], cdb(prevent))
+	require.NoError(t, b.d.Prepare(task))
+	require.NoError(t, b.d.Admit(1, "iqn.b"))
+	require.NoError(t, b.d.HandOver(1))
+	require.ErrorIs(t, carryOut(task, nil), errConflict)
+	require.Equal(t, "GOOD", b.runAs(second, lun1, cdb(eject), nil).outcome())
+
+	require.Equal(t, "GOOD", b.runAs(second, lun1, cdb(load), nil).outcome())
+	require.NoError(t, b.d.Admit(1, first.initiator.name))
+	first.units[0].pending.Store(0)
+	prevents(first)
+	require.Equal(t, "5/53/02", b.runAs(second, lun1, cdb(eject), nil).outcome())
+	require.NoError(t, b.d.Withdraw(1))
+	require.Equal(t, "GOOD", b.runAs(second, lun1, cdb(eject), nil).outcome())
+}
+
 // TestNewOwnerLeavesDuringHandOver logs the new owner out while the store is busy with the end of the former one's reservation.
 func TestNewOwnerLeavesDuringHandOver(t *testing.T) {
 	store := &keptStore{}

@@ -2,12 +2,14 @@ package scsi
 
 import "slices"
 
-// abortPreempted ends the commands of the nexuses whose registrations a PREEMPT AND ABORT removed (SPC-4 5.13.11.5).
+// abortPreempted ends the commands of the nexuses whose registrations a PREEMPT AND ABORT removed (SPC-4 5.13.11.5). They do not prevent
+// the removal of the medium any more (SPC-4 6.17).
 func (d *Device) abortPreempted(t *Task, removed []InitiatorPort) {
 	d.mu.Lock()
 	var nexuses []*Nexus
 	for n := range d.nexuses {
 		if slices.Contains(removed, n.port) {
+			n.units[t.unit.index].prevents = false
 			nexuses = append(nexuses, n)
 		}
 	}

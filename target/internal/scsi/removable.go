@@ -59,6 +59,9 @@ func allowsRemoval(cdb *[16]byte) bool { return cdb[4]&bitPrevent == 0 }
 func finishPreventAllow(t *Task) (Status, error) {
 	t.dev.mu.Lock()
 	defer t.dev.mu.Unlock()
+	if !t.dev.admitsLocked(t.unit, t.Nexus) {
+		return StatusReservationConflict, errConflict // it was fenced off meanwhile
+	}
 	t.Nexus.units[t.unit.index].prevents = t.CDB[4]&bitPrevent != 0
 	return StatusGood, nil
 }

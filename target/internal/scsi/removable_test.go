@@ -93,6 +93,11 @@ func TestPreventionEnds(t *testing.T) {
 		"nexus loss":   func(b *bench, n *Nexus) { b.d.Detach(n) },
 		"LUN reset":    func(b *bench, _ *Nexus) { b.d.ResetLUN(lun1, b.nexus) },
 		"target reset": func(b *bench, _ *Nexus) { b.d.ResetTarget(b.nexus) },
+		"PREEMPT AND ABORT": func(b *bench, n *Nexus) {
+			b.register(b.nexus, 1)
+			b.register(n, 2)
+			require.Equal(b.t, "GOOD", b.persist(b.nexus, saPreemptAndAbort, 0, 1, 2))
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, removableLUN)

@@ -1,0 +1,172 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+)
+
+// fakeLUNs are LUNs that "a" owns. Each handover of LUN 1 waits for a word of the test, as one does for the disk or for storage.
+type fakeLUNs struct {
+	begun, goOn chan struct{}
+
+	mu     sync.Mutex
+	owner  map[uint16]string // guarded by mu; the others are those of "a"
+	guest  map[uint16]string // guarded by mu
+	broken error             // guarded by mu; what storage answers
+}
+
+func newFakeLUNs() *fakeLUNs {
+	return &fakeLUNs{begun: make(chan struct{}, 8), goOn: make(chan struct{}), owner: map[uint16]string{}, guest: map[uint16]string{}}
+}
+
+func (f *fakeLUNs) Admit(lun uint16, initiator string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.owner[lun] == initiator {
+		return errors.New("it belongs to that one")
+	}
+	f.guest[lun] = initiator
+	return nil
+}
+
+func (f *fakeLUNs) HandOver(lun uint16) error {
+	if lun == 1 {
+		f.begun <- struct{}{}
+		<-f.goOn
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.broken != nil || f.guest[lun] == "" {
+		return errors.Join(f.broken, errors.New("not handed over"))
+	}
+	f.owner[lun] = f.guest[lun]
+	delete(f.guest, lun)
+	return nil
+}
+
+func (f *fakeLUNs) Withdraw(lun uint16) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.broken == nil {
+		delete(f.guest, lun)
+	}
+	return f.broken
+}
+
+func (f *fakeLUNs) state(lun uint16) (owner, guest string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.owner[lun], f.guest[lun]
+}
+
+const second = "iqn.2026-01.test:destination"
+
+func openFor(lun uint16, d time.Duration) handoverRequest {
+	return handoverRequest{Action: "open", LUN: lun, To: second, Seconds: d.Seconds()}
+}
+
+// TestHandoverExtendedAtItsEnd extends the time of a handover in the moment in which it runs out: either it goes on, or the one who
+// asked learns that it has ended.
+func TestHandoverExtendedAtItsEnd(t *testing.T) {
+	t.Run("too late", func(t *testing.T) {
+		f := newFakeLUNs()
+		c := newControl(f, zap.NewNop())
+		defer c.stopTimers()
+		_, err := c.do(t.Context(), openFor(1, time.Millisecond))
+		require.NoError(t, err)
+		<-f.begun
+		extended := make(chan error, 1)
+		go func() {
+			_, err := c.do(t.Context(), openFor(1, time.Hour))
+			extended <- err
+		}()
+		select {
+		case err := <-extended:
+			require.Error(t, err, "nobody knows yet how the handover ends")
+		case <-time.After(100 * time.Millisecond):
+		}
+		close(f.goOn)
+		require.ErrorContains(t, <-extended, "belongs")
+		owner, guest := f.state(1)
+		require.Equal(t, second, owner)
+		require.Empty(t, guest)
+	})
+	t.Run("in time", func(t *testing.T) {
+		f := newFakeLUNs()
+		c := newControl(f, zap.NewNop())
+		defer c.stopTimers()
+		_, err := c.do(t.Context(), openFor(2, time.Hour))
+		require.NoError(t, err)
+		first := c.openings[2]
+		_, err = c.do(t.Context(), openFor(2, time.Hour))
+		require.NoError(t, err)
+		c.expire(2, first) // its timer had fired already
+		owner, guest := f.state(2)
+		require.Empty(t, owner)
+		require.Equal(t, second, guest)
+
+		// What another request has ended does not run out either, nor does it end what was opened since.
+		last := c.openings[2]
+		_, err = c.do(t.Context(), handoverRequest{Action: "cancel", LUN: 2})
+		require.NoError(t, err)
+		_, err = c.do(t.Context(), openFor(2, 0))
+		require.NoError(t, err)
+		c.expire(2, last)
+		owner, guest = f.state(2)
+		require.Empty(t, owner)
+		require.Equal(t, second, guest)
+	})
+}
+
+// TestHandoverThatHangs has a disk that does not end the commands of the fenced initiator: other LUNs and the end of the daemon do not
+// wait for it, and who asks for the same LUN learns what he waits for, or goes away.
+func TestHandoverThatHangs(t *testing.T) {
+	f := newFakeLUNs()
+	c := newControl(f, zap.NewNop())
+	_, err := c.do(t.Context(), openFor(1, 0))
+	require.NoError(t, err)
+	finished := make(chan error, 1)
+	go func() {
+		_, err := c.do(t.Context(), handoverRequest{Action: "finish", LUN: 1})
+		finished <- err
+	}()
+	<-f.begun
+	_, err = c.do(t.Context(), openFor(2, time.Hour))
+	require.NoError(t, err)
+	gone, leave := context.WithCancel(t.Context())
+	leave()
+	_, err = c.do(gone, handoverRequest{Action: "cancel", LUN: 1})
+	require.ErrorContains(t, err, "the handover of LUN 1 is ending")
+	c.stopTimers()
+	close(f.goOn)
+	require.NoError(t, <-finished)
+	owner, _ := f.state(1)
+	require.Equal(t, second, owner)
+}
+
+// TestHandoverRunsOutOnBrokenStorage has a time run out that cannot be ended, as storage fails: the log says that the LUN is open to both,
+// and it is ended when storage works again.
+func TestHandoverRunsOutOnBrokenStorage(t *testing.T) {
+	f := newFakeLUNs()
+	f.broken = errors.New("no space left")
+	core, log := observer.New(zap.WarnLevel)
+	c := newControl(f, zap.New(core))
+	defer c.stopTimers()
+	_, err := c.do(t.Context(), openFor(2, time.Hour))
+	require.NoError(t, err)
+	c.expire(2, c.openings[2])
+	require.Len(t, log.FilterMessageSnippet("open to both").FilterField(zap.Error(f.broken)).All(), 1)
+	f.broken = nil
+	require.Contains(t, c.openings, uint16(2), "it is tried again")
+	c.expire(2, c.openings[2])
+	owner, guest := f.state(2)
+	require.Equal(t, second, owner)
+	require.Empty(t, guest)
+}
