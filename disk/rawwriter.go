@@ -19,10 +19,12 @@ const (
 	// cachedWrite is what is written into the page cache at once. Kernels that cache files in large folios look for one that is
 	// as large: where memory is at hand that makes writes of 1 MiB and more slower, and where it is not, those of 128 KiB. Bytes.
 	cachedWrite = 512 << 10
+	// directWrite is what is written past the cache at once: storage may turn out to be slow, and each worker has one under way. Bytes.
+	directWrite = 1 << 20
 	// paceSpan is how much is written in one way before its speed is compared with the others'. Bytes.
-	paceSpan = 2 << 20
-	// firstTrial and lastTrial are how much is written before slower ways are tried again, the first time and at most. Bytes.
-	firstTrial, lastTrial = 32 << 20, 512 << 20
+	paceSpan = 1 << 20
+	// retryAfter is how many times as long as its last span took a way that was slower is left alone: so little time goes into trials.
+	retryAfter = 32
 )
 
 // zeros is compared with and written from; nothing writes to it.
@@ -83,7 +85,7 @@ func (w *rawWriter) write(p []byte, off int64) error {
 		case largeFolios:
 			n, err = w.writeCached(way, p, off, false)
 		case pastCache:
-			n, err = w.writeDirect(p, off)
+			n, err = w.writeDirect(p[:min(len(p), directWrite)], off)
 		}
 		if err != nil {
 			return err
@@ -106,10 +108,19 @@ func (w *rawWriter) writeCached(way int, p []byte, off int64, must bool) (int, e
 	return n, err
 }
 
-// writeDirect returns 0 bytes and no error where that does not work.
+// writeDirect returns 0 bytes and no error where that does not work, or another way is to be taken by now. Until it is known how
+// fast the storage is, one write at a time goes there: many could take long.
 func (w *rawWriter) writeDirect(p []byte, off int64) (int, error) {
-	w.order.RLock()
-	defer w.order.RUnlock()
+	if w.pace.trying() {
+		w.order.Lock()
+		defer w.order.Unlock()
+	} else {
+		w.order.RLock()
+		defer w.order.RUnlock()
+	}
+	if w.pace.choice() != pastCache {
+		return 0, nil
+	}
 	w.pace.begin(pastCache, time.Now())
 	n, err := w.direct.WriteAt(p, off)
 	w.pace.end(pastCache, int64(n), time.Now())
@@ -129,15 +140,13 @@ const (
 )
 
 // pace chooses the way to write by what each achieved lately. The fastest one is left as soon as it is slower than another
-// one was. The others get a span now and then, more and more seldom: what made them slow, memory that had to be found or another
-// user of the storage, may be over. Any number of goroutines.
+// one was. The others get a span now and then: what made them slow, memory that had to be found or another user of the storage,
+// may be over. Any number of goroutines.
 type pace struct {
-	mu       sync.Mutex
-	way      int
-	rates    [ways]float64 // bytes per second, a mean of which half is the last span; +Inf: to be tried; 0: excluded
-	total    int64         // bytes that were written in ways that were chosen
-	trial    int64         // of total: the others are tried then
-	interval int64         // bytes from that trial to the next one
+	mu    sync.Mutex
+	way   int
+	rates [ways]float64   // bytes per second, a mean of which half is the last span; +Inf: to be tried; 0: excluded
+	retry [ways]time.Time // when one that was left is tried again
 
 	// This span: what was written the chosen way, and how long at least one such write was in the kernel.
 	bytes  int64
@@ -148,7 +157,7 @@ type pace struct {
 
 // newPace begins through the cache, which is faster for what is small.
 func newPace(direct bool) *pace {
-	p := &pace{rates: [ways]float64{math.Inf(1), math.Inf(1), math.Inf(1)}, trial: firstTrial, interval: firstTrial}
+	p := &pace{rates: [ways]float64{math.Inf(1), math.Inf(1), math.Inf(1)}}
 	if !direct {
 		p.rates[pastCache] = 0
 	}
@@ -168,6 +177,13 @@ func (p *pace) exclude(way int) {
 	defer p.mu.Unlock()
 	p.rates[way] = 0
 	p.choose()
+}
+
+// trying says that the way is chosen to see how fast it is.
+func (p *pace) trying() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return math.IsInf(p.rates[p.way], 1)
 }
 
 // begin notes that a write enters the kernel. At any time all that are there go the same way.
@@ -200,14 +216,11 @@ func (p *pace) end(way int, n int64, now time.Time) {
 		rate = (rate + p.rates[way]) / 2
 	}
 	p.rates[way] = rate
-	if p.total += p.bytes; p.total >= p.trial {
-		for other := range p.rates {
-			if other != way && p.rates[other] > 0 {
-				p.rates[other] = math.Inf(1)
-			}
+	p.retry[way] = now.Add(retryAfter * p.busy)
+	for other := range p.rates {
+		if other != way && p.rates[other] > 0 && !now.Before(p.retry[other]) {
+			p.rates[other] = math.Inf(1)
 		}
-		p.interval = min(2*p.interval, lastTrial)
-		p.trial = p.total + p.interval
 	}
 	p.choose()
 }
