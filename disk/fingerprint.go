@@ -190,6 +190,11 @@ func (c *chunkCursor) next() (int64, error) {
 	return off, nil
 }
 
+// touched reports whether a file of the image has to be read to know whether it is the one of the fingerprint.
+func (m *Image) touched(old []fileFingerprint) bool {
+	return !slices.EqualFunc(m.unhashed(), old, func(now, before fileFingerprint) bool { return now.untouched(&before) })
+}
+
 // compareImage reports why the image is not the one of the fingerprint, or "" if it is. Then it also returns the
 // fingerprint as it is now. Only what may have changed is read. errNotIdentified: it cannot be told.
 func (m *Image) compareImage(ctx context.Context, old []fileFingerprint) (reason string, now []fileFingerprint, err error) {
