@@ -79,17 +79,14 @@ func (b *background) run(ctx, identifying context.Context) error {
 	}
 	begin := time.Now()
 	_, data := b.over.copied()
-	logging, stopLogging := context.WithCancel(ctx)
-	var logger sync.WaitGroup
-	logger.Go(func() { b.progress.logWhile(logging, b.log, progressInterval) })
-	err := newHydration(b.over, b.log, b.img.copyUnit()).run(ctx)
-	stopLogging()
-	logger.Wait()
+	h := newHydration(b.over, b.log, b.img.copyUnit())
+	h.progress = b.progress
+	err := h.run(ctx)
 	if err != nil {
 		return err
 	}
 	identity.Wait() // the state is its own until then
-	for err = b.complete(); isNoSpace(err); err = b.complete() {
+	for err = copyTurns.do(ctx, b.complete); isNoSpace(err); err = copyTurns.do(ctx, b.complete) {
 		if err := sleep(ctx, spaceRetry); err != nil {
 			return err
 		}
@@ -115,7 +112,7 @@ func (b *background) identify(ctx context.Context) error {
 	if !b.unsaved {
 		return nil
 	}
-	err := b.state.save(b.dir.state(), b.state.Durable)
+	err := hashTurns.do(ctx, func() error { return b.state.save(b.dir.state(), b.state.Durable) })
 	b.unsaved = err != nil
 	return err
 }
@@ -136,6 +133,9 @@ func (b *background) complete() error {
 	*b.state = done
 	if err := b.dir.removeMaps(); err != nil {
 		b.log.Warn("the map of the complete disk could not be removed", zap.Error(err))
+	}
+	if err := b.over.dropMaps(); err != nil {
+		b.log.Warn("closing the map of the complete disk failed", zap.Error(err))
 	}
 	b.over.dropBase()
 	b.progress.finish()

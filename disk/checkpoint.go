@@ -15,13 +15,16 @@ func (o *overlay) Flush() error {
 	if o.failed.Load() {
 		return ErrFailed
 	}
-	if o.maps.durable == nil {
+	if o.maps.durable == nil || o.mapless.Load() {
 		return o.file.Flush()
 	}
 	o.flushMu.Lock()
 	defer o.flushMu.Unlock()
-	if o.failed.Load() {
+	switch {
+	case o.failed.Load():
 		return ErrFailed
+	case o.mapless.Load(): // since then
+		return o.file.Flush()
 	}
 	err := o.checkpoint()
 	if errors.Is(err, ErrFailed) {

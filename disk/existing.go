@@ -113,7 +113,9 @@ func (o *opening) checkImage(ctx context.Context, s *state) (reason string, err 
 	if s.Complete && o.opt.OnImageChange == ImageChangeKeep {
 		return "", nil // it is served whatever is in the image, so that nobody need wait for it to be read
 	}
-	o.log.Info("checking whether the image is still the one of the existing disk", zap.String("disk", o.dir.disk()))
+	if o.img.touched(s.Chain) {
+		o.log.Info("checking whether the image is still the one of the existing disk", zap.String("disk", o.dir.disk()))
+	}
 	reason, now, err := o.img.compareImage(ctx, s.Chain)
 	if err != nil || reason != "" {
 		return reason, err

@@ -13,8 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
-	"go.uber.org/zap"
-	"go.uber.org/zap/zaptest/observer"
+	"go.uber.org/zap/zapcore"
 	"golang.org/x/sys/unix"
 )
 
@@ -290,24 +289,17 @@ func TestFileSystemThatFillsUpMeanwhile(t *testing.T) {
 	require.Empty(t, entries)
 }
 
-func TestProgressIsLogged(t *testing.T) {
-	core, logs := observer.New(zap.InfoLevel)
+func TestProgressFields(t *testing.T) {
 	var p Progress
 	p.start(1000, 500)
 	p.add(400, 250)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		p.logWhile(ctx, zap.New(core), time.Millisecond)
-	}()
-	require.Eventually(t, func() bool { return logs.Len() > 0 }, 10*time.Second, time.Millisecond)
-	cancel()
-	<-done
-	fields := logs.All()[0].ContextMap()
-	require.EqualValues(t, 40, fields["percent"])
-	require.Contains(t, fields, "mib_per_s")
-	require.Contains(t, fields, "eta")
+	fields := zapcore.NewMapObjectEncoder()
+	for _, field := range p.fields(5 * time.Second) {
+		field.AddTo(fields)
+	}
+	require.EqualValues(t, 40, fields.Fields["percent"])
+	require.Contains(t, fields.Fields, "mib_per_s")
+	require.Equal(t, 5*time.Second, fields.Fields["eta"])
 	require.False(t, p.Finished())
 	p.finish()
 	require.EqualValues(t, 1000, p.Done())

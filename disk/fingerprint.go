@@ -50,13 +50,13 @@ func fingerprintOf(l *layer, st *unix.Stat_t) fileFingerprint {
 func (m *Image) fingerprint(ctx context.Context) ([]fileFingerprint, error) {
 	prints := m.unhashed()
 	group, ctx := errgroup.WithContext(ctx)
-	group.SetLimit(2) // it runs beside the expansion
+	group.SetLimit(2) // no more goroutines than can have their turn
 	i := 0
 	m.top.chain(func(l *layer) {
 		print := &prints[i]
 		i++
 		group.Go(func() (err error) {
-			print.Hash, err = hashContent(ctx, l.file, print.Size, 1)
+			print.Hash, err = hashContent(ctx, l.file, print.Size, 1, hashTurns)
 			if err != nil {
 				return fmt.Errorf("reading %s: %w", l.name, err)
 			}
@@ -101,35 +101,28 @@ func (m *Image) checkUntouched() (err error) {
 }
 
 // hashContent hashes a file's chunks that are not all zeros, each with its offset, and adds the hashes up: so a hole and zeros
-// that are stored give the same result, a hole costs nothing, and chunks are read and hashed side by side.
-func hashContent(ctx context.Context, f *os.File, size int64, workers int) (string, error) {
+// that are stored give the same result, a hole costs nothing, and chunks are read and hashed side by side, by workers that have their turns.
+func hashContent(ctx context.Context, f *os.File, size int64, workers int, turns *turns) (string, error) {
 	chunks := chunkCursor{file: f, size: size}
 	var sum atomic.Uint64
 	group, ctx := errgroup.WithContext(ctx)
 	for range workers {
 		group.Go(func() error {
 			digest := xxhash.New()
-			buf := make([]byte, fingerprintChunk)
-			for {
-				off, err := chunks.next()
-				if err != nil || off == size {
+			for more := true; more; {
+				turn, err := turns.take(ctx)
+				if err != nil {
 					return err
 				}
-				if err := ctx.Err(); err != nil {
+				for more && err == nil && turn.more() {
+					more, err = chunks.hash(ctx, turn.buffer(min(fingerprintChunk, size)), digest, &sum)
+				}
+				turn.end()
+				if err != nil {
 					return err
 				}
-				p := buf[:min(fingerprintChunk, size-off)]
-				if err := readFull(f, p, off); err != nil {
-					return err
-				}
-				if zero, n := leadingRun(p, 0, len(p)); zero && n == len(p) {
-					continue
-				}
-				digest.Reset()
-				digest.Write(binary.LittleEndian.AppendUint64(nil, uint64(off)))
-				digest.Write(p)
-				sum.Add(digest.Sum64())
 			}
+			return nil
 		})
 	}
 	if err := group.Wait(); err != nil {
@@ -146,6 +139,29 @@ type chunkCursor struct {
 	mu      sync.Mutex
 	off     int64 // guarded by mu; everything before it was handed out
 	dataEnd int64 // guarded by mu; to there the file is known to store something
+}
+
+// hash adds the hash of the next chunk to a sum, and tells whether there was one.
+func (c *chunkCursor) hash(ctx context.Context, buf []byte, digest *xxhash.Digest, sum *atomic.Uint64) (more bool, err error) {
+	off, err := c.next()
+	if err != nil || off == c.size {
+		return false, err
+	}
+	if err := ctx.Err(); err != nil {
+		return false, err
+	}
+	p := buf[:min(fingerprintChunk, c.size-off)]
+	if err := readFull(c.file, p, off); err != nil {
+		return false, err
+	}
+	if zero, n := leadingRun(p, 0, len(p)); zero && n == len(p) {
+		return true, nil
+	}
+	digest.Reset()
+	digest.Write(binary.LittleEndian.AppendUint64(nil, uint64(off)))
+	digest.Write(p)
+	sum.Add(digest.Sum64())
+	return true, nil
 }
 
 // next returns where a chunk begins; size if there are no more.
@@ -174,6 +190,11 @@ func (c *chunkCursor) next() (int64, error) {
 	return off, nil
 }
 
+// touched reports whether a file of the image has to be read to know whether it is the one of the fingerprint.
+func (m *Image) touched(old []fileFingerprint) bool {
+	return !slices.EqualFunc(m.unhashed(), old, func(now, before fileFingerprint) bool { return now.untouched(&before) })
+}
+
 // compareImage reports why the image is not the one of the fingerprint, or "" if it is. Then it also returns the
 // fingerprint as it is now. Only what may have changed is read. errNotIdentified: it cannot be told.
 func (m *Image) compareImage(ctx context.Context, old []fileFingerprint) (reason string, now []fileFingerprint, err error) {
@@ -189,6 +210,7 @@ func (m *Image) compareImage(ctx context.Context, old []fileFingerprint) (reason
 			return fmt.Sprintf("the image has changed: %s has %d bytes now, and had %d", now[i].Name, now[i].Size, old[i].Size), nil, nil
 		}
 	}
+	workers := runtime.GOMAXPROCS(0) // the start waits for it, and not for the copying of other disks
 	i := 0
 	m.top.chain(func(l *layer) {
 		print, before := &now[i], &old[i]
@@ -200,7 +222,7 @@ func (m *Image) compareImage(ctx context.Context, old []fileFingerprint) (reason
 		case before.Hash == "":
 			err = fmt.Errorf("%s may have changed: %w", l.name, errNotIdentified)
 		default:
-			if print.Hash, err = hashContent(ctx, l.file, print.Size, runtime.GOMAXPROCS(0)); err != nil {
+			if print.Hash, err = hashContent(ctx, l.file, print.Size, workers, newTurns(workers)); err != nil {
 				err = fmt.Errorf("reading %s: %w", l.name, err)
 			} else if print.Hash != before.Hash {
 				reason = fmt.Sprintf("the image has changed: the content of %s is another one, of the same size", l.name)

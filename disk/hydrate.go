@@ -3,7 +3,6 @@ package disk
 import (
 	"context"
 	"errors"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -49,20 +48,28 @@ func (w *readWatch) take() (off int64, ok bool) {
 }
 
 // hydration copies what an overlay's file does not have yet, beside the guest: first what the guest reads, then the
-// rest in order.
+// rest in order. Its workers have their turns with those of all other disks. One, the leader, waits for them; the others only use what no
+// other disk wants, and the guest does not.
 type hydration struct {
-	o       *overlay
-	log     *zap.Logger
-	chunk   int64 // bytes that are read at once, a multiple of the overlay's granule
-	workers int
-	retry   time.Duration // how long it waits for space
+	o        *overlay
+	log      *zap.Logger
+	progress *Progress // nil: nobody is told
+	begun    time.Time
+	turns    *turns
+	chunk    int64 // bytes that are read at once, a multiple of the overlay's granule
+	workers  int
+	retry    time.Duration // how long it waits for space
 
 	mu     sync.Mutex
 	cursor int64 // guarded by mu; blocks before it were handed out
 	ahead  int64 // guarded by mu; the block after what the guest read last; -1: none
 
+	failMu  sync.Mutex
+	failure error // guarded by failMu; the first of this pass over the image
+
 	writing  sync.Mutex   // one write at a time: the kernel lets writers to a file wait by spinning, which costs a core
 	unsaved  atomic.Int64 // bytes since the last checkpoint
+	helpers  atomic.Int32 // workers beside the leader
 	paused   atomic.Bool  // no space is left
 	seen     atomic.Uint64
 	activeAt atomic.Int64 // when the guest was last seen to do something; nanoseconds since 1970
@@ -70,28 +77,18 @@ type hydration struct {
 
 func newHydration(o *overlay, log *zap.Logger, unit int64) *hydration {
 	chunk := max(hydrationChunk, unit)
-	// One more than processors: the one that writes, or waits for storage, keeps no processor from reading ahead.
-	workers := max(1, min(runtime.GOMAXPROCS(0)+1, int(maxCopyBuffers/chunk)))
-	return &hydration{o: o, log: log, chunk: chunk, workers: workers, retry: spaceRetry, ahead: -1}
+	workers := max(1, min(cap(copyTurns.places), int(maxCopyBuffers/chunk)))
+	return &hydration{o: o, log: log, turns: copyTurns, chunk: chunk, workers: workers, retry: spaceRetry, ahead: -1}
 }
 
 // run returns nil when the file has every block, or when ctx ends: its error then. It goes on after errors of storage, which
 // may be temporary, and ends with the disk's failure.
 func (h *hydration) run(ctx context.Context) error {
+	h.begun = time.Now()
 	// Whoever waits for the disk comes as soon as it is ready.
-	h.activeAt.Store(time.Now().UnixNano())
+	h.activeAt.Store(h.begun.UnixNano())
 	for {
-		var group sync.WaitGroup
-		var failure error
-		var once sync.Once
-		for worker := range h.workers {
-			group.Go(func() {
-				if err := h.work(ctx, worker); err != nil {
-					once.Do(func() { failure = err })
-				}
-			})
-		}
-		group.Wait()
+		failure := h.pass(ctx)
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
@@ -106,41 +103,108 @@ func (h *hydration) run(ctx context.Context) error {
 				return err
 			}
 		}
-		h.mu.Lock()
-		h.cursor = 0
-		h.mu.Unlock()
 	}
 }
 
-// work copies chunks until none is left. It returns the first error of the image, after it has tried the rest.
-func (h *hydration) work(ctx context.Context, worker int) (failure error) {
-	buf := make([]byte, h.chunk)
-	for ctx.Err() == nil {
-		if worker > 0 && h.guestActive() {
-			if sleep(ctx, guestIdle/2) != nil {
-				break
-			}
-			if h.o.blocks.clear.Load() > 0 {
-				continue
-			}
-		}
-		first, last, ok := h.next()
-		if !ok {
+// pass goes over the image once. It returns the first error of the image, after it has tried the rest, or the disk's failure.
+func (h *hydration) pass(ctx context.Context) error {
+	h.rewind(0)
+	h.failure = nil
+	var helpers sync.WaitGroup
+	for more := true; more && ctx.Err() == nil; {
+		turn, err := h.turns.take(ctx)
+		if err != nil {
 			break
 		}
-		begin := time.Now()
-		err := h.copyChunk(ctx, buf, first, last)
-		if errors.Is(err, ErrFailed) || errors.Is(err, context.Canceled) {
-			return err
+		var rest time.Duration
+		for more && rest == 0 && turn.more() {
+			h.recruit(ctx, &helpers)
+			more, rest = h.step(ctx, turn)
 		}
-		if failure == nil {
-			failure = err
-		}
-		if h.guestActive() && sleep(ctx, dutyWhileBusy*time.Since(begin)) != nil {
+		turn.end()
+		if sleep(ctx, rest) != nil {
 			break
 		}
 	}
-	return failure
+	helpers.Wait()
+	h.failMu.Lock()
+	defer h.failMu.Unlock()
+	return h.failure
+}
+
+// recruit lets more workers help that no other disk wants, unless they would be in the guest's way.
+func (h *hydration) recruit(ctx context.Context, group *sync.WaitGroup) {
+	for int(h.helpers.Load()) < h.workers-1 && !h.guestActive() && !h.paused.Load() && h.leaves() {
+		first := h.turns.try()
+		if first == nil {
+			return
+		}
+		h.helpers.Add(1)
+		group.Go(func() {
+			defer h.helpers.Add(-1)
+			for turn, more := first, true; turn != nil; turn = h.turns.try() {
+				for more && turn.more() && !h.guestActive() {
+					more, _ = h.step(ctx, turn)
+					more = more && !h.paused.Load() && ctx.Err() == nil
+				}
+				turn.end()
+				if !more || h.guestActive() {
+					return
+				}
+			}
+		})
+	}
+}
+
+// leaves reports whether more chunks are left than the one that the leader copies next.
+func (h *hydration) leaves() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.o.blocks.nextClear(h.cursor+h.chunk/h.o.granule) < h.o.blocks.blocks
+}
+
+// step copies one chunk, and tells whether there may be another one, and how long it is to wait before that.
+func (h *hydration) step(ctx context.Context, turn *turn) (more bool, rest time.Duration) {
+	first, last, ok := h.next()
+	if !ok {
+		return false, 0
+	}
+	begin := time.Now()
+	err := h.copyChunk(ctx, turn.buffer(min(h.chunk, h.o.Size())), first, last)
+	now := time.Now()
+	switch {
+	case errors.Is(err, ErrNoSpace):
+		if !h.paused.Swap(true) {
+			h.log.Warn("no space is left to copy the image; it goes on when there is some, and the disk works until then from the image", zap.Error(err))
+		}
+		h.rewind(first)
+		return true, max(h.retry, 1)
+	case err != nil:
+		h.failMu.Lock()
+		if h.failure == nil || errors.Is(err, ErrFailed) {
+			h.failure = err
+		}
+		h.failMu.Unlock()
+		var medium *MediumError
+		return errors.As(err, &medium), 0
+	}
+	if h.paused.Swap(false) {
+		h.log.Info("there is space again, the image is being copied")
+	}
+	if h.progress != nil && now.Sub(h.begun) >= progressInterval && h.turns.mayLog(now, progressInterval) {
+		h.log.Info("copying the image", h.progress.fields(now.Sub(h.begun))...)
+	}
+	if h.guestActive() {
+		rest = dutyWhileBusy * now.Sub(begin)
+	}
+	return true, rest
+}
+
+// rewind makes blocks from one on be handed out again that were not copied.
+func (h *hydration) rewind(block int64) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.cursor = min(h.cursor, block)
 }
 
 // next hands out the blocks of a chunk that has some to copy.
@@ -213,28 +277,17 @@ func (h *hydration) copyRun(ctx context.Context, buf []byte, first, end int64) e
 		var failure error
 		for block := first; block < end; block++ {
 			if err := h.copyRun(ctx, buf, block, block+1); err != nil {
+				var medium *MediumError
+				if !errors.As(err, &medium) {
+					return err
+				}
 				failure = err
 			}
 		}
 		return failure
 	}
-	for {
-		err := h.keep(p, off)
-		if err == nil {
-			if h.paused.Swap(false) {
-				h.log.Info("there is space again, the image is being copied")
-			}
-			break
-		}
-		if !errors.Is(err, ErrNoSpace) {
-			return err
-		}
-		if !h.paused.Swap(true) {
-			h.log.Warn("no space is left to copy the image; it goes on when there is some, and the disk works until then from the image", zap.Error(err))
-		}
-		if err := sleep(ctx, h.retry); err != nil {
-			return err
-		}
+	if err := h.keep(p, off); err != nil {
+		return err
 	}
 	if o.maps.durable != nil && h.unsaved.Add(int64(len(p))) >= checkpointEvery {
 		h.unsaved.Store(0)
@@ -242,7 +295,7 @@ func (h *hydration) copyRun(ctx context.Context, buf []byte, first, end int64) e
 			return err
 		}
 	}
-	return nil
+	return ctx.Err()
 }
 
 func (h *hydration) keep(p []byte, off int64) error {

@@ -74,6 +74,7 @@ func TestRestartKeepsTheDiskOfTheSameImage(t *testing.T) {
 	require.True(t, first.Created.Equal(again.Created))
 	require.True(t, bytes.Equal(content, readAll(t, again, again.Size())))
 	require.Equal(t, 1, logs.FilterMessageSnippet("keeping the existing disk").Len())
+	require.Zero(t, logs.FilterMessageSnippet("checking whether the image").Len(), "nothing is read")
 	require.NoError(t, again.Close())
 
 	// The same bytes under another inode and at another time, as a new container has them: still the same image.
@@ -82,7 +83,8 @@ func TestRestartKeepsTheDiskOfTheSameImage(t *testing.T) {
 	require.NoError(t, os.Remove(path))
 	put(t, dir, "disk.raw", old, 0)
 	require.NoError(t, os.Chtimes(path, time.Unix(1, 0), time.Unix(1, 0)))
-	moved, _ := start(t, path, opt)
+	moved, logs := start(t, path, opt)
+	require.Equal(t, 1, logs.FilterMessageSnippet("checking whether the image").Len(), "it takes its time")
 	require.True(t, moved.Kept)
 	require.Equal(t, first.Identity, moved.Identity)
 	require.NoError(t, moved.Close())

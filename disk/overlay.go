@@ -43,6 +43,7 @@ type overlay struct {
 	locks   rangeLocks
 	scratch sync.Pool // *[]byte of opt.unit bytes
 	failed  atomic.Bool
+	mapless atomic.Bool // the disk is complete: the map's files are closed, and say nothing any more
 
 	baseMu sync.RWMutex
 	base   source // guarded by baseMu; nil when every block is marked and the image is not needed any more
@@ -306,13 +307,29 @@ func (o *overlay) Slow(off int64) bool {
 }
 
 // Close closes the file and the map. The image is the caller's to close.
-func (o *overlay) Close() error { return errors.Join(o.file.Close(), o.maps.close()) }
+func (o *overlay) Close() error {
+	if o.mapless.Load() {
+		return o.file.Close()
+	}
+	return errors.Join(o.file.Close(), o.maps.close())
+}
 
 // dropBase lets go of the image, when every block is in the file.
 func (o *overlay) dropBase() {
 	o.baseMu.Lock()
 	defer o.baseMu.Unlock()
 	o.base = nil
+}
+
+// dropMaps closes the map's files, when every block is marked and the disk is known to be complete without them.
+func (o *overlay) dropMaps() error {
+	// Who marks blocks that had been marked meanwhile may still be about to save that. Later ones save nothing: every page is full.
+	o.locks.lock(0, o.blocks.blocks-1)
+	defer o.locks.unlock(0, o.blocks.blocks-1)
+	o.flushMu.Lock()
+	defer o.flushMu.Unlock()
+	o.mapless.Store(true)
+	return o.maps.close()
 }
 
 // writable returns why nothing can be written at all, or nil.

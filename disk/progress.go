@@ -1,7 +1,6 @@
 package disk
 
 import (
-	"context"
 	"sync/atomic"
 	"time"
 
@@ -68,23 +67,8 @@ func (p *Progress) finish() {
 	p.served.Store(nil)
 }
 
-// progressInterval is how often a long expansion tells the log how far it is.
+// progressInterval is how often the log is told how far the disks that are being copied are, all together.
 const progressInterval = 2 * time.Second
-
-// logWhile logs the progress at intervals until the context ends.
-func (p *Progress) logWhile(ctx context.Context, log *zap.Logger, interval time.Duration) {
-	begin := time.Now()
-	tick := time.NewTicker(interval)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case now := <-tick.C:
-			log.Info("copying the image", p.fields(now.Sub(begin))...)
-		}
-	}
-}
 
 // fields is the progress after the given time, for a log.
 func (p *Progress) fields(elapsed time.Duration) []zap.Field {

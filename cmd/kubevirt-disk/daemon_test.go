@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -99,6 +100,42 @@ func TestAFlushThatHangsEndsWithTheDeadline(t *testing.T) {
 	cancel()
 	require.ErrorContains(t, d.flushDisks(ctx), "did not end in time")
 	require.False(t, b.closed.Load())
+}
+
+// Disks are closed all at once: each may wait for what it reads in the background, and a stop has one time for them all.
+func TestDisksAreClosedAtOnce(t *testing.T) {
+	const disks = 40
+	var entered atomic.Int32
+	all := make(chan struct{})
+	err := forAll(disks, disks, func(i int) error {
+		if entered.Add(1) == disks {
+			close(all)
+		}
+		select {
+		case <-all:
+		case <-time.After(10 * time.Second):
+			return errors.New("the others do not come")
+		}
+		if i%20 == 3 {
+			return fmt.Errorf("disk %d", i)
+		}
+		return nil
+	})
+	require.EqualError(t, err, "disk 3\ndisk 23")
+	require.NoError(t, forAll(0, 0, nil))
+}
+
+// Who may not open enough files is told how many the disks take.
+func TestTooFewDescriptors(t *testing.T) {
+	d := newTestDaemon(t, &brokenDisk{})
+	too := d.explainDescriptors(&os.PathError{Op: "open", Path: "x", Err: syscall.EMFILE})
+	require.ErrorIs(t, too, syscall.EMFILE)
+	require.ErrorContains(t, too, "1 disks take, up to 2, and one more")
+	d.state.servedDisks()[0].copyMode = disk.CopyClone
+	require.ErrorContains(t, d.explainDescriptors(syscall.EMFILE), "up to 4, and")
+	d.cfg.persistentDir = "/volume"
+	require.ErrorContains(t, d.explainDescriptors(syscall.EMFILE), "up to 5, and")
+	require.Equal(t, syscall.ENOSPC, d.explainDescriptors(syscall.ENOSPC))
 }
 
 // TestTakenPagePort: who is called as the original wrapper shares a pod's network with others of its kind, and serves without pages.

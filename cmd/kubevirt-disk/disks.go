@@ -10,6 +10,7 @@ import (
 	"syscall"
 
 	"go.uber.org/zap"
+	"golang.org/x/sync/errgroup"
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/metrics"
@@ -67,11 +68,32 @@ func (d *daemon) openDisks(ctx context.Context) error {
 }
 
 // explainDescriptors says what to do where the process may not open as many files as the disks take.
-func explainDescriptors(err error) error {
+func (d *daemon) explainDescriptors(err error) error {
 	if !errors.Is(err, syscall.EMFILE) {
 		return err
 	}
-	return fmt.Errorf("the process may not open as many files as the disks take, up to four each: raise the limit (ulimit -n, or that of the container), or serve fewer images: %w", err)
+	what := "the disks take"
+	if disks := d.state.servedDisks(); len(disks) > 0 {
+		need := 0
+		for _, s := range disks {
+			need += d.openFiles(s)
+		}
+		what = fmt.Sprintf("%d disks take, up to %d, and one more for each backing file and each session", len(disks), need)
+	}
+	return fmt.Errorf("the process may not open as many files as %s: raise the limit (ulimit -n, or that of the container), or serve fewer images: %w", what, err)
+}
+
+// openFiles is how many files a disk keeps open at most: its lock and its own file, and until it is complete also the image and the map, of
+// which a disk that survives a crash of the machine has two.
+func (d *daemon) openFiles(s *servedDisk) int {
+	switch {
+	case s.copyMode == disk.CopyNone:
+		return 2
+	case d.cfg.persistentDir != "" || d.cfg.ephemeralFlush:
+		return 5
+	default:
+		return 4
+	}
 }
 
 // checkIdentities refuses disks that initiators could not tell apart: a multipath driver would take them for two paths to one disk, and write
@@ -173,33 +195,53 @@ func (d *daemon) measured(disks []*servedDisk) []metrics.Disk {
 	return all
 }
 
+// flushesAtOnce bounds how many disks are flushed side by side: what they wait for is storage, which takes many at once.
+const flushesAtOnce = 16
+
 // flushDisks makes every disk durable, as far as its mode promises that. A disk that hangs is an error when
 // ctx ends.
 func (d *daemon) flushDisks(ctx context.Context) error {
 	return within(ctx, "flush", func() error {
-		var all []error
-		for _, s := range d.state.servedDisks() {
+		disks := d.state.servedDisks()
+		return forAll(len(disks), flushesAtOnce, func(i int) error {
+			s := disks[i]
 			if s.instance == nil {
-				continue
+				return nil
 			}
 			if err := s.instance.Flush(); err != nil {
-				all = append(all, fmt.Errorf("LUN %d (%s): acknowledged data may be lost: %w", s.lun, s.name, err))
+				return fmt.Errorf("LUN %d (%s): acknowledged data may be lost: %w", s.lun, s.name, err)
 			}
-		}
-		return errors.Join(all...)
+			return nil
+		})
 	})
 }
 
+// closeDisks closes all of them at once: each may wait a moment for what it does in the background, and there is one time to stop in.
 func (d *daemon) closeDisks(ctx context.Context) error {
 	return within(ctx, "close", func() error {
-		var all []error
-		for s, instance := range d.state.takeInstances() {
-			if err := instance.Close(); err != nil {
-				all = append(all, fmt.Errorf("LUN %d (%s): %w", s.lun, s.name, err))
+		disks := d.state.takeInstances()
+		return forAll(len(disks), len(disks), func(i int) error {
+			if err := disks[i].instance.Close(); err != nil {
+				return fmt.Errorf("LUN %d (%s): %w", disks[i].lun, disks[i].name, err)
 			}
-		}
-		return errors.Join(all...)
+			return nil
+		})
 	})
+}
+
+// forAll calls f for 0 to n-1, some at once, and returns what went wrong, in their order.
+func forAll(n, atOnce int, f func(i int) error) error {
+	all := make([]error, n)
+	var group errgroup.Group
+	group.SetLimit(max(atOnce, 1))
+	for i := range n {
+		group.Go(func() error {
+			all[i] = f(i)
+			return nil
+		})
+	}
+	_ = group.Wait()
+	return errors.Join(all...)
 }
 
 // within runs f, and gives up waiting for it when ctx ends.

@@ -90,14 +90,15 @@ func (s *state) failureLocked(d *servedDisk) error {
 	return nil
 }
 
-// takeInstances returns the disks that are open, which are then the caller's to close.
-func (s *state) takeInstances() map[*servedDisk]*disk.Instance {
+// takeInstances returns the disks that are open, with instances that are then the caller's to close.
+func (s *state) takeInstances() []servedDisk {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	all := map[*servedDisk]*disk.Instance{}
+	var all []servedDisk
 	for _, d := range s.disks {
 		if d.instance != nil {
-			all[d], d.instance = d.instance, nil
+			all = append(all, *d)
+			d.instance = nil
 		}
 	}
 	return all

@@ -111,7 +111,7 @@ func (d *daemon) run(ctx context.Context) error {
 		d.log.Info("stopped before the LUNs were ready")
 		return d.closeDisks(context.Background())
 	case err != nil:
-		return errors.Join(explainDescriptors(err), d.closeDisks(context.Background()))
+		return errors.Join(d.explainDescriptors(err), d.closeDisks(context.Background()))
 	}
 	srv, err := d.newTarget()
 	if err != nil {
