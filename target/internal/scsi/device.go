@@ -186,7 +186,7 @@ func newUnit(l LUN) (*unit, error) {
 		u.persistent.store = l.Store
 	}
 	u.blocks = uint64(l.Disk.Size()) >> blockShift
-	u.table = newOpcodeTable(u)
+	u.table = opcodeTableOf(abilities{discards: u.discards != nil, removable: u.removable, store: u.store != nil, extents: u.extents != nil})
 	u.ranges.init()
 	if err := u.restore(); err != nil {
 		return nil, err

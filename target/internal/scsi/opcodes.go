@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"slices"
+	"sync"
 )
 
 // The operation codes (SPC-4 annex, SBC-3 5.1).
@@ -158,9 +159,9 @@ const (
 )
 
 // commonCommands are answered whatever the disk can do.
-func commonCommands(u *unit) []command {
+func commonCommands(a abilities) []command {
 	selects := byte(bitPF)
-	if u != nil && u.store != nil {
+	if a.store {
 		selects |= bitSP
 	}
 	return []command{
@@ -192,10 +193,10 @@ func commonCommands(u *unit) []command {
 }
 
 // mediumCommands read and write logical blocks.
-func mediumCommands(u *unit) []command {
+func mediumCommands(a abilities) []command {
 	const reads, writes = usesMedium | duringWriteExclusive, usesMedium | writesMedium
 	sameBits := byte(0)
-	if u.discards != nil {
+	if a.discards {
 		sameBits = bitUnmap
 	}
 	return []command{
@@ -274,19 +275,32 @@ type opcodeTable struct {
 	first    [256]uint16 // 1 + index into commands of the first command with this operation code; 0: none
 }
 
-// newOpcodeTable chooses the commands by what the unit's disk can do.
-func newOpcodeTable(u *unit) *opcodeTable {
-	commands := slices.Concat(commonCommands(u), persistentCommands(), mediumCommands(u))
-	if u.discards != nil {
+// abilities are what decides which commands a unit supports.
+type abilities struct{ discards, removable, store, extents bool }
+
+// opcodeTables are those that units share, by abilities: one takes 13 KiB, and there may be thousands of units.
+var opcodeTables sync.Map
+
+func opcodeTableOf(a abilities) *opcodeTable {
+	if t, ok := opcodeTables.Load(a); ok {
+		return t.(*opcodeTable)
+	}
+	t, _ := opcodeTables.LoadOrStore(a, newOpcodeTable(a))
+	return t.(*opcodeTable)
+}
+
+func newOpcodeTable(a abilities) *opcodeTable {
+	commands := slices.Concat(commonCommands(a), persistentCommands(), mediumCommands(a))
+	if a.discards {
 		commands = append(commands, discardCommands()...)
 	}
-	if u.removable {
+	if a.removable {
 		commands = append(commands, removableCommands()...)
 	}
-	if u.store != nil {
+	if a.store {
 		commands = append(commands, storeCommands()...)
 	}
-	if u.extents != nil {
+	if a.extents {
 		commands = append(commands, extentCommands()...)
 	}
 	commands = append(commands, copyCommands()...)
@@ -362,7 +376,7 @@ func (t *opcodeTable) find(opcode byte, action uint16) *command {
 
 // newOrphanTable has the commands that a LUN without a disk answers.
 func newOrphanTable() *opcodeTable {
-	return indexCommands(slices.DeleteFunc(commonCommands(nil), func(c command) bool {
+	return indexCommands(slices.DeleteFunc(commonCommands(abilities{}), func(c command) bool {
 		return c.opcode != opInquiry && c.opcode != opReportLUNs && c.opcode != opRequestSense
 	}))
 }
