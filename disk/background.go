@@ -51,6 +51,9 @@ func startBackground(o *opening, over *overlay, s *state) *background {
 	return b
 }
 
+// identifyAfter is how long reading the image to recognise it leaves the processors to the copying, which may be done by then.
+const identifyAfter = 2 * time.Second
+
 // identifyGrace is how long a stop waits for the image to be read, without which the next start may not know it again.
 const identifyGrace = 2 * time.Second
 
@@ -65,9 +68,15 @@ func (b *background) stop() {
 
 func (b *background) run(ctx, identifying context.Context) error {
 	var identity sync.WaitGroup
+	copied, stopCopying := context.WithCancel(ctx)
+	defer stopCopying()
 	identity.Go(func() {
-		err := b.identify(identifying)
-		for ; isNoSpace(err) && sleep(identifying, spaceRetry) == nil; err = b.identify(identifying) {
+		workers := 1
+		if b.clone && sleep(copied, identifyAfter) != nil {
+			workers = cap(hashTurns.places) // nothing else is left to do
+		}
+		err := b.identify(identifying, workers)
+		for ; isNoSpace(err) && sleep(identifying, spaceRetry) == nil; err = b.identify(identifying, workers) {
 		}
 		if err != nil {
 			b.log.Warn("a later start will not know the image again", zap.Error(err))
@@ -82,6 +91,7 @@ func (b *background) run(ctx, identifying context.Context) error {
 	h := newHydration(b.over, b.log, b.img.copyUnit())
 	h.progress = b.progress
 	err := h.run(ctx)
+	stopCopying()
 	if err != nil {
 		return err
 	}
@@ -101,9 +111,9 @@ func (b *background) run(ctx, identifying context.Context) error {
 }
 
 // identify adds the hash of the image's content to the state, unless it is there.
-func (b *background) identify(ctx context.Context) error {
+func (b *background) identify(ctx context.Context, workers int) error {
 	if !identified(b.state.Chain) {
-		chain, err := b.img.fingerprint(ctx)
+		chain, err := b.img.fingerprint(ctx, workers)
 		if err != nil {
 			return err
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -66,9 +67,12 @@ func (c *copier) run(ctx context.Context) (written int64, err error) {
 		if err := retry(func() error { return c.dst.Truncate(c.img.Size()) }); err != nil {
 			return 0, c.writeError(err)
 		}
-		w := newRawWriter(c.dst)
-		defer w.Close() // what it wrote is in the file
-		store = w.store
+		var past io.WriterAt
+		if direct, err := openDirect(c.dst); err == nil {
+			defer direct.Close() // what it wrote is in the file
+			past = direct
+		}
+		store = newRawWriter(c.dst, past).store
 	}
 	group, ctx := errgroup.WithContext(ctx)
 	jobs := make(chan job)

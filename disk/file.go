@@ -28,6 +28,7 @@ type File struct {
 	noPunch atomic.Bool // the file system cannot punch holes: zeros are written instead
 	failed  atomic.Bool // a flush failed
 	holes   *holeMap    // nil: others may change the file
+	guard   *cacheGuard // nil: as holes, or read-only
 
 	flushMu sync.Mutex // one fdatasync at a time: the kernel tells of a failure only once per open file
 	sync    func(fd int) error
@@ -72,6 +73,9 @@ func newFile(f *os.File, opt FileOptions) (*File, error) {
 	disk := &File{file: f, size: st.Size(), opt: opt, sync: unix.Fdatasync}
 	if opt.Private {
 		disk.holes = newHoleMap(disk)
+		if !opt.ReadOnly {
+			disk.guard = newCacheGuard(disk.size, disk.holes)
+		}
 	}
 	return disk, nil
 }
@@ -98,7 +102,7 @@ func (f *File) ReadAt(p []byte, off int64) (int, error) {
 }
 
 // WriteAt stores p in the page cache. Concurrency and durability: as Disk.
-func (f *File) WriteAt(p []byte, off int64) (int, error) {
+func (f *File) WriteAt(p []byte, off int64) (n int, err error) {
 	if err := f.writable(); err != nil {
 		return 0, err
 	}
@@ -106,10 +110,14 @@ func (f *File) WriteAt(p []byte, off int64) (int, error) {
 	if off < 0 || off > f.size-int64(len(p)) {
 		return 0, outOfRange("write", off, int64(len(p)), f.size)
 	}
+	f.guard.through(off, int64(len(p)))
 	f.holes.note(off, int64(len(p)))
-	n, err := f.file.WriteAt(p, off)
-	if err != nil {
-		return n, f.writeError(off+int64(n), int64(len(p)-n), err)
+	for n < len(p) {
+		m, err := f.file.WriteAt(p[n:min(n+cachedWrite, len(p))], off+int64(n))
+		n += m
+		if err != nil {
+			return n, f.writeError(off+int64(n), int64(len(p)-n), err)
+		}
 	}
 	return n, nil
 }
@@ -170,6 +178,7 @@ func (f *File) deallocate(op string, off, length int64) error {
 	if f.noPunch.Load() {
 		return f.writeZeros(off, length)
 	}
+	f.guard.through(off, length) // what is zeroed of a block at either end is dirty
 	err := retry(func() error {
 		return unix.Fallocate(int(f.file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, off, length)
 	})

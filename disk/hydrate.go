@@ -19,6 +19,8 @@ const (
 	checkpointEvery = 256 << 20
 	// hydrationChunk is what a worker copies at once, unless the image has larger clusters. The guest may have to wait for it. Bytes.
 	hydrationChunk = 1 << 20
+	// pastCacheFrom is how much there has to be to copy for a way past the page cache to be worth opening. Bytes.
+	pastCacheFrom = 64 << 20
 	// spaceRetry and mediumRetry are how long hydration waits after an error before it tries again.
 	spaceRetry  = time.Second
 	mediumRetry = 30 * time.Second
@@ -67,7 +69,7 @@ type hydration struct {
 	failMu  sync.Mutex
 	failure error // guarded by failMu; the first of this pass over the image
 
-	writing  sync.Mutex   // one write at a time: the kernel lets writers to a file wait by spinning, which costs a core
+	out      *rawWriter
 	unsaved  atomic.Int64 // bytes since the last checkpoint
 	helpers  atomic.Int32 // workers beside the leader
 	paused   atomic.Bool  // no space is left
@@ -78,7 +80,7 @@ type hydration struct {
 func newHydration(o *overlay, log *zap.Logger, unit int64) *hydration {
 	chunk := max(hydrationChunk, unit)
 	workers := max(1, min(cap(copyTurns.places), int(maxCopyBuffers/chunk)))
-	return &hydration{o: o, log: log, turns: copyTurns, chunk: chunk, workers: workers, retry: spaceRetry, ahead: -1}
+	return &hydration{o: o, log: log, turns: copyTurns, chunk: chunk, workers: workers, retry: spaceRetry, ahead: -1, out: newServedWriter(o.file, nil)}
 }
 
 // run returns nil when the file has every block, or when ctx ends: its error then. It goes on after errors of storage, which
@@ -87,6 +89,12 @@ func (h *hydration) run(ctx context.Context) error {
 	h.begun = time.Now()
 	// Whoever waits for the disk comes as soon as it is ready.
 	h.activeAt.Store(h.begun.UnixNano())
+	if f, ok := h.o.file.(*File); ok && h.o.blocks.clear.Load()*h.o.granule >= pastCacheFrom {
+		if direct := f.openPastCache(); direct != nil {
+			defer direct.Close()
+			h.out = newServedWriter(f, direct)
+		}
+	}
 	for {
 		failure := h.pass(ctx)
 		switch {
@@ -298,13 +306,16 @@ func (h *hydration) copyRun(ctx context.Context, buf []byte, first, end int64) e
 	return ctx.Err()
 }
 
+// keep stores a chunk. Beside an active guest that goes through the page cache: what it has just read it soon reads again, and
+// its own writes and reads have the storage for themselves.
 func (h *hydration) keep(p []byte, off int64) error {
-	h.writing.Lock()
-	defer h.writing.Unlock()
 	if h.o.failed.Load() {
 		return ErrFailed
 	}
-	return h.o.keep(p, off)
+	if h.guestActive() {
+		return h.o.keep(p, off, h.out.writeThrough)
+	}
+	return h.o.keep(p, off, h.out.write)
 }
 
 // guestActive reports whether the guest did anything lately.

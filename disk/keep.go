@@ -17,15 +17,15 @@ func (o *overlay) readKeeping(p []byte, off int64) (int, error) {
 		return readSource(o.base, p, off) // of the range alone: the error may be elsewhere in the unit
 	}
 	if !o.failed.Load() {
-		_ = o.keep(unit, begin)
+		_ = o.keep(unit, begin, o.writeFile)
 	}
 	// The guest may have written in between; what was read is as good as what it wrote, as both were asked for at once.
 	return copy(p, unit[off-begin:]), nil
 }
 
 // keep stores what was read from the image in the blocks that are still not marked: a guest's change wins. The range
-// begins at a block and ends at one or at the end of the image.
-func (o *overlay) keep(p []byte, off int64) error {
+// begins at a block and ends at one or at the end of the image. What is not zero goes to the file by write.
+func (o *overlay) keep(p []byte, off int64, write func(p []byte, off int64) error) error {
 	first, last := o.span(off, int64(len(p)))
 	o.locks.lock(first, last)
 	defer o.locks.unlock(first, last)
@@ -34,7 +34,7 @@ func (o *overlay) keep(p []byte, off int64) error {
 		if !set {
 			from := block*o.granule - off
 			to := min(end*o.granule-off, int64(len(p)))
-			if err := o.store(p[from:to], off+from); err != nil {
+			if err := o.store(p[from:to], off+from, write); err != nil {
 				return err
 			}
 			if err := o.mark(block, end-1); err != nil {
@@ -46,15 +46,15 @@ func (o *overlay) keep(p []byte, off int64) error {
 	return nil
 }
 
-// store writes p to the file, zeros as holes. The file may hold something there that a lost write left.
-func (o *overlay) store(p []byte, off int64) error {
+// store puts p into the file, zeros as holes. The file may hold something there that a lost write left.
+func (o *overlay) store(p []byte, off int64, write func(p []byte, off int64) error) error {
 	for len(p) > 0 {
-		zero, n := leadingRun(p, off, cachedWrite)
+		zero, n := leadingRun(p, off, len(p))
 		var err error
 		if zero {
 			err = o.punch(off, int64(n))
 		} else {
-			_, err = o.file.WriteAt(p[:n], off)
+			err = write(p[:n], off)
 		}
 		if err != nil {
 			return err
@@ -62,6 +62,11 @@ func (o *overlay) store(p []byte, off int64) error {
 		p, off = p[n:], off+int64(n)
 	}
 	return nil
+}
+
+func (o *overlay) writeFile(p []byte, off int64) error {
+	_, err := o.file.WriteAt(p, off)
+	return err
 }
 
 // punch makes a range of the file a hole that mostly is one: asking is cheaper than changing it.

@@ -4,9 +4,8 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
-	"fmt"
+	"io"
 	"math"
-	"os"
 	"sync"
 	"time"
 
@@ -16,51 +15,52 @@ import (
 const (
 	// holeSize is the granularity at which zeros become holes: the block size of the usual file systems.
 	holeSize = 4 << 10
-	// cachedWrite is what is written into the page cache at once. Kernels that cache files in large folios look for one that is
-	// as large: where memory is at hand that makes writes of 1 MiB and more slower, and where it is not, those of 128 KiB. Bytes.
-	cachedWrite = 512 << 10
+	// cachedWrite is what is written into the page cache at once, as kernels make folios as large as the write. Larger ones are faster
+	// to fill where memory has to be found, and slower where it is at hand. Later small writes to them are slower: ext4 goes over
+	// every block of a folio for each, which makes a write of 4 KiB take 6 us in one of 256 KiB, and 28 us in one of 2 MiB. Bytes.
+	cachedWrite = 256 << 10
 	// directWrite is what is written past the cache at once: storage may turn out to be slow, and each worker has one under way. Bytes.
 	directWrite = 1 << 20
 	// paceSpan is how much is written in one way before its speed is compared with the others'. Bytes.
 	paceSpan = 1 << 20
 	// retryAfter is how many times as long as its last span took a way that was slower is left alone: so little time goes into trials.
 	retryAfter = 32
+	// cacheWorth is how many times as fast a way past the page cache has to be for a disk that is served: what is in the cache the guest need
+	// not wait for.
+	cacheWorth = 2
 )
 
 // zeros is compared with and written from; nothing writes to it.
 var zeros [256 << 10]byte
 
-// rawWriter writes the content of a disk into a file of the disk's size that is one hole yet. Zeros stay holes. It writes through
-// the page cache or past it, as is faster: the cache is bound by how soon the kernel finds memory, which takes ten times as
-// long as copying where the host of a virtual machine has to give it first, and by how much may be dirty; storage may be faster
-// than that, or slower by far. Any number of goroutines may store.
+// rawWriter writes to a file through the page cache or past it, as is faster: the cache is bound by how soon the kernel finds
+// memory, which takes ten times as long as copying where the host of a virtual machine has to give it first, and by how much may be
+// dirty; storage may be faster than that, or slower by far. Any number of goroutines.
 type rawWriter struct {
-	file   *os.File
-	direct *os.File // the same file past the page cache; nil where the file system has no such way
+	cached io.WriterAt
+	direct io.WriterAt // past the page cache; nil: no such way
 	pace   *pace
 	// order lets one write at a time into the page cache, or any number past it. The kernel's lock of the file does the same, but
 	// there writers wait by spinning, at the cost of a core, and what they wait would count as the time of their own way.
 	order sync.RWMutex
 }
 
-// newRawWriter writes to a file that stays the caller's.
-func newRawWriter(f *os.File) *rawWriter {
-	direct, err := os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", f.Fd()), os.O_WRONLY|unix.O_DIRECT|unix.O_CLOEXEC, 0)
-	if err != nil {
-		direct = nil
-	}
-	return &rawWriter{file: f, direct: direct, pace: newPace(direct != nil)}
+// newRawWriter writes by either of two ways to the same file. The direct one, nil if there is none, returns EINVAL where it does not
+// work, and errThroughCache where it does not for this range; it has written nothing then.
+func newRawWriter(cached, direct io.WriterAt) *rawWriter {
+	return &rawWriter{cached: cached, direct: direct, pace: newPace(direct != nil)}
 }
 
-// Close ends the writer, and leaves the file open.
-func (w *rawWriter) Close() error {
-	if w.direct == nil {
-		return nil
-	}
-	return w.direct.Close()
+// newServedWriter is newRawWriter for the file of a disk that is served meanwhile, and that the guest writes to in small pieces later.
+func newServedWriter(cached, direct io.WriterAt) *rawWriter {
+	w := newRawWriter(cached, direct)
+	w.pace.rates[largeFolios] = 0
+	w.pace.worth[pastCache] = 1. / cacheWorth
+	return w
 }
 
-// store writes what is not zero of p, by blocks of the file system. It returns how many bytes that was.
+// store writes what is not zero of p, by blocks of the file system, into a file that is a hole there: zeros stay one. It returns how
+// many bytes it has written.
 func (w *rawWriter) store(p []byte, off int64) (written int64, err error) {
 	return dataRuns(p, off, w.write)
 }
@@ -70,23 +70,34 @@ func count(p []byte, off int64) (written int64, err error) {
 	return dataRuns(p, off, func([]byte, int64) error { return nil })
 }
 
+// write writes all of p in the way that is fastest.
 func (w *rawWriter) write(p []byte, off int64) error {
-	aligned := off%holeSize == 0 && len(p)%holeSize == 0
+	if off%holeSize != 0 || len(p)%holeSize != 0 {
+		return w.writeThrough(p, off)
+	}
 	for len(p) > 0 {
-		way := w.pace.choice()
-		if !aligned {
-			way = smallFolios
-		}
 		var n int
 		var err error
-		switch way {
+		switch w.pace.choice() {
 		case smallFolios:
-			n, err = w.writeCached(way, p[:min(len(p), cachedWrite)], off, !aligned)
+			n, err = w.writeCached(smallFolios, p[:min(len(p), cachedWrite)], off, false)
 		case largeFolios:
-			n, err = w.writeCached(way, p, off, false)
+			n, err = w.writeCached(largeFolios, p, off, false)
 		case pastCache:
 			n, err = w.writeDirect(p[:min(len(p), directWrite)], off)
 		}
+		if err != nil {
+			return err
+		}
+		p, off = p[n:], off+int64(n)
+	}
+	return nil
+}
+
+// writeThrough writes all of p through the cache.
+func (w *rawWriter) writeThrough(p []byte, off int64) error {
+	for len(p) > 0 {
+		n, err := w.writeCached(smallFolios, p[:min(len(p), cachedWrite)], off, true)
 		if err != nil {
 			return err
 		}
@@ -103,14 +114,26 @@ func (w *rawWriter) writeCached(way int, p []byte, off int64, must bool) (int, e
 		return 0, nil
 	}
 	w.pace.begin(way, time.Now())
-	n, err := w.file.WriteAt(p, off)
+	n, err := w.cached.WriteAt(p, off)
 	w.pace.end(way, int64(n), time.Now())
 	return n, err
 }
 
-// writeDirect returns 0 bytes and no error where that does not work, or another way is to be taken by now. Until it is known how
-// fast the storage is, one write at a time goes there: many could take long.
+// writeDirect returns 0 bytes and no error where that does not work, or another way is to be taken by now.
 func (w *rawWriter) writeDirect(p []byte, off int64) (int, error) {
+	n, err := w.tryDirect(p, off)
+	switch {
+	case errors.Is(err, errThroughCache):
+		return len(p), w.writeThrough(p, off)
+	case errors.Is(err, unix.EINVAL):
+		w.pace.exclude(pastCache) // the storage wants another alignment
+		return 0, nil
+	}
+	return n, err
+}
+
+// tryDirect lets one write at a time go to the storage until it is known how fast that is: many could take long.
+func (w *rawWriter) tryDirect(p []byte, off int64) (int, error) {
 	if w.pace.trying() {
 		w.order.Lock()
 		defer w.order.Unlock()
@@ -124,10 +147,6 @@ func (w *rawWriter) writeDirect(p []byte, off int64) (int, error) {
 	w.pace.begin(pastCache, time.Now())
 	n, err := w.direct.WriteAt(p, off)
 	w.pace.end(pastCache, int64(n), time.Now())
-	if errors.Is(err, unix.EINVAL) {
-		w.pace.exclude(pastCache) // the storage wants another alignment
-		return 0, nil
-	}
 	return n, err
 }
 
@@ -145,6 +164,7 @@ const (
 type pace struct {
 	mu    sync.Mutex
 	way   int
+	worth [ways]float64   // what a rate is multiplied with before it is compared; not changed later
 	rates [ways]float64   // bytes per second, a mean of which half is the last span; +Inf: to be tried; 0: excluded
 	retry [ways]time.Time // when one that was left is tried again
 
@@ -157,7 +177,7 @@ type pace struct {
 
 // newPace begins through the cache, which is faster for what is small.
 func newPace(direct bool) *pace {
-	p := &pace{rates: [ways]float64{math.Inf(1), math.Inf(1), math.Inf(1)}}
+	p := &pace{worth: [ways]float64{1, 1, 1}, rates: [ways]float64{math.Inf(1), math.Inf(1), math.Inf(1)}}
 	if !direct {
 		p.rates[pastCache] = 0
 	}
@@ -228,7 +248,7 @@ func (p *pace) end(way int, n int64, now time.Time) {
 // choose begins a span, in the way that is fastest. p.mu is held.
 func (p *pace) choose() {
 	for way, rate := range p.rates {
-		if rate > p.rates[p.way] {
+		if rate*p.worth[way] > p.rates[p.way]*p.worth[p.way] {
 			p.way = way
 		}
 	}

@@ -89,10 +89,12 @@ func TestRawWriter(t *testing.T) {
 			require.NoError(t, err)
 			defer f.Close()
 			require.NoError(t, f.Truncate(int64(len(content))))
-			w := newRawWriter(f)
-			if w.direct == nil && test.only == pastCache {
+			direct, err := openDirect(f)
+			if err != nil {
 				t.Skip("skipped: the file system of the temporary directory has no way past the page cache")
 			}
+			defer direct.Close()
+			w := newRawWriter(f, direct)
 			if test.only >= 0 {
 				w.pace.rates = [ways]float64{1, 1, 1}
 				w.pace.rates[test.only] = math.Inf(1)
@@ -119,7 +121,6 @@ func TestRawWriter(t *testing.T) {
 				})
 			}
 			group.Wait()
-			require.NoError(t, w.Close())
 			expected, err := count(content, 0)
 			require.NoError(t, err)
 			require.Equal(t, expected, total)

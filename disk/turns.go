@@ -33,9 +33,9 @@ func newTurns(places int) *turns {
 }
 
 var (
-	// copyTurns are those of the hydrations. One more than processors: the worker that writes, or waits for storage, keeps no processor from
+	// copyTurns are those of the hydrations. Four more than processors: workers that write, or wait for storage, keep no processor from
 	// reading ahead.
-	copyTurns = newTurns(max(1, min(runtime.GOMAXPROCS(0)+1, maxCopyBuffers/hydrationChunk)))
+	copyTurns = newTurns(max(1, min(runtime.GOMAXPROCS(0)+4, maxCopyBuffers/hydrationChunk)))
 	// hashTurns are those of what identifies images. They are others, so that neither of the two waits for the other.
 	hashTurns = newTurns(2)
 )

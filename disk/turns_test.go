@@ -145,7 +145,7 @@ func TestWaitingDiskKeepsNoPlace(t *testing.T) {
 	d, h := copying(t, turns, nil)
 	file := &full{simFile: d.file, space: make(chan struct{})}
 	d.over.file = file
-	h.retry = time.Millisecond
+	h.out, h.retry = newServedWriter(file, nil), time.Millisecond
 	copied := make(chan error, 1)
 	go func() { copied <- h.run(t.Context()) }()
 	require.Eventually(t, func() bool { return file.tries.Load() > 2 }, 10*time.Second, time.Millisecond)

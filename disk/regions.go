@@ -1,0 +1,48 @@
+package disk
+
+import "sync/atomic"
+
+// regionSet is a set of regions of a file. One is only ever added, so whoever sees it there can rely on it without a lock. Any number
+// of goroutines.
+type regionSet struct {
+	region int64           // bytes
+	bits   []atomic.Uint64 // a bit for each region
+}
+
+// newRegionSet returns an empty set for a file of size bytes.
+func newRegionSet(size, region int64) *regionSet {
+	regions := (size + region - 1) / region
+	return &regionSet{region: region, bits: make([]atomic.Uint64, (regions+63)/64)}
+}
+
+// add adds every region that the range touches. The range is not empty.
+func (s *regionSet) add(off, length int64) {
+	first, last := off/s.region, (off+length-1)/s.region
+	for w := first / 64; w <= last/64; w++ {
+		if mask := wordMask(w, first, last); s.bits[w].Load()&mask != mask {
+			s.bits[w].Or(mask)
+		}
+	}
+}
+
+// touches reports whether a part of the range, which is not empty, is in a region of the set.
+func (s *regionSet) touches(off, length int64) bool {
+	first, last := off/s.region, (off+length-1)/s.region
+	for w := first / 64; w <= last/64; w++ {
+		if s.bits[w].Load()&wordMask(w, first, last) != 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// covers reports whether the whole range, which is not empty, is in regions of the set.
+func (s *regionSet) covers(off, length int64) bool {
+	first, last := off/s.region, (off+length-1)/s.region
+	for w := first / 64; w <= last/64; w++ {
+		if mask := wordMask(w, first, last); s.bits[w].Load()&mask != mask {
+			return false
+		}
+	}
+	return true
+}
