@@ -53,6 +53,12 @@ func (d *Device) diagnose(t *Task, err error) *senseError {
 			s.code, kind = ascWriteError, faultWrite
 		}
 		d.logFault(t, kind, "storage could not "+medium.Op+" a range of the disk", err)
+		// Linux takes all blocks before the one that is named for written (sd_completed_bytes). So it must not be the one that storage
+		// failed at, where the disk has stored less by then: it may have read around the write first.
+		var write *writeError
+		if errors.As(err, &write) {
+			s.hasInfo, s.info = !write.durably, uint64(write.stored)>>blockShift
+		}
 		return s
 	}
 	d.logFault(t, faultOther, "command failed for an unexpected reason", err)
