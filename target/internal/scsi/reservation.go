@@ -130,6 +130,9 @@ func finishReserve(t *Task) (Status, error) {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if err := t.wanted(); err != nil { // while it waited; a reset has ended reservations by then
+		return StatusCheckCondition, err
+	}
 	holder := u.reserved.Load()
 	_, attached := d.nexuses[t.Nexus]
 	if !attached || holder != nil && holder != t.Nexus || !d.admitsLocked(u, t.Nexus) {
@@ -149,6 +152,9 @@ func finishRelease(t *Task) (Status, error) {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if err := t.wanted(); err != nil { // what it meant to release may have ended, and be another one now
+		return StatusCheckCondition, err
+	}
 	if u.reserved.Load() == t.Nexus {
 		d.reserveLocked(u, nil)
 	}
