@@ -14,6 +14,8 @@ type Store interface {
 	// Save replaces what is kept under the name, completely or not at all. When it returns, that is as durable as what a
 	// Flush of the disk has stored. No data: forget it. It does not keep data.
 	Save(name string, data []byte) error
+	// Where tells a person where that is kept, to look at it or to remove it.
+	Where(name string) string
 }
 
 // The names under which a logical unit keeps things.
@@ -109,7 +111,7 @@ func (u *unit) load(name string, into any) (found bool, err error) {
 		return false, nil
 	}
 	if err := json.Unmarshal(data, into); err != nil {
-		return false, fmt.Errorf("what is kept as %s cannot be read, remove it to start with defaults: %w", name, err)
+		return false, fmt.Errorf("what is kept as %s cannot be read, remove %s to start with defaults: %w", name, u.store.Where(name), err)
 	}
 	return true, nil
 }

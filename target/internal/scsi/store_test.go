@@ -30,6 +30,8 @@ func (s *keptStore) Load(name string) ([]byte, error) {
 	return s.kept[name], s.fail
 }
 
+func (s *keptStore) Where(name string) string { return "/volume/unit/" + name }
+
 func (s *keptStore) Save(name string, data []byte) error {
 	if s.saving != nil {
 		s.saving()
@@ -140,9 +142,9 @@ func TestModePagesThatCannotBeSaved(t *testing.T) {
 
 func TestStoreThatCannotBeRead(t *testing.T) {
 	for name, store := range map[string]*keptStore{
-		"load mode-pages":           {fail: errors.New("no such device")},
-		"what is kept as mode-page": {kept: map[string][]byte{storedMode: []byte("{")}},
-		"what is kept as sanitize":  {kept: map[string][]byte{storedSanitize: []byte("7")}},
+		"load mode-pages": {fail: errors.New("no such device")},
+		"kept as mode-pages cannot be read, remove /volume/unit/mode-pages to": {kept: map[string][]byte{storedMode: []byte("{")}},
+		"kept as sanitize cannot be read, remove /volume/unit/sanitize to":     {kept: map[string][]byte{storedSanitize: []byte("7")}},
 	} {
 		_, err := NewDevice(Options{}, []LUN{{Number: 3, Disk: newMemDisk(1 << 20), Identity: testIdentity(), Store: store}})
 		require.ErrorContains(t, err, name)

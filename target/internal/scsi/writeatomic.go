@@ -124,12 +124,13 @@ func (u *unit) undoAtomic() error {
 		return nil
 	}
 	if len(record) <= atomicRecord || (len(record)-atomicRecord)%BlockSize != 0 {
-		return fmt.Errorf("what is kept as %s cannot be read: it has %d bytes; remove it if the content of the disk is known to be good",
-			storedAtomic, len(record))
+		return fmt.Errorf("what is kept as %s cannot be read: it has %d bytes; remove %s if the content of the disk is known to be good",
+			storedAtomic, len(record), u.store.Where(storedAtomic))
 	}
 	off, before := binary.BigEndian.Uint64(record), record[atomicRecord:]
 	if size := uint64(u.disk.Size()); off > size || uint64(len(before)) > size-off {
-		return fmt.Errorf("what is kept as %s is of another disk: it ends at byte %d of %d; remove it", storedAtomic, off+uint64(len(before)), size)
+		return fmt.Errorf("what is kept as %s is of another disk: it ends at byte %d of %d; remove %s", storedAtomic, off+uint64(len(before)), size,
+			u.store.Where(storedAtomic))
 	}
 	if _, err = u.disk.WriteAt(before, int64(off)); err == nil {
 		err = u.disk.Flush()

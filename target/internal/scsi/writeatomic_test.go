@@ -215,6 +215,7 @@ func TestAtomicRecordThatMakesNoSense(t *testing.T) {
 		store := &keptStore{kept: map[string][]byte{storedAtomic: record}}
 		_, err := NewDevice(Options{}, []LUN{{Number: 3, Disk: newMemDisk(1 << 20), Identity: testIdentity(), Store: store}})
 		require.ErrorContains(t, err, name)
+		require.ErrorContains(t, err, "remove /volume/unit/atomic-write")
 	}
 	broken := newMemDisk(1 << 20)
 	broken.failWith("write", errors.New("broken"))
