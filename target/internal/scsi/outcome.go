@@ -41,7 +41,8 @@ func (d *Device) diagnose(t *Task, err error) *senseError {
 	case errors.Is(err, disk.ErrNoSpace):
 		d.logFault(t, faultNoSpace, "disk is full: writes fail until space is freed", err)
 		return &senseError{key: DataProtect, code: ascSpaceAllocationFailed}
-	case errors.Is(err, disk.ErrReadOnly):
+	case errors.Is(err, disk.ErrReadOnly): // of a unit that may be written
+		d.logFault(t, faultReadOnly, "storage has become read-only: writes fail until it is repaired", err)
 		return errWriteProtected
 	case errors.Is(err, disk.ErrFailed):
 		d.logFault(t, faultFailed, "disk has failed: restart after repairing its storage", err)
@@ -70,6 +71,7 @@ type fault int
 
 const (
 	faultNoSpace fault = iota
+	faultReadOnly
 	faultFailed
 	faultRead
 	faultWrite

@@ -67,6 +67,10 @@ func TestFaultsAreLoggedOnce(t *testing.T) {
 	require.EqualValues(t, 3, first.ContextMap()["lun"])
 	require.Equal(t, "WRITE(10)", first.ContextMap()["command"])
 	require.Equal(t, "surprise", logs.All()[1].ContextMap()["error"])
+	m.failWith("write", fmt.Errorf("%w: write disk.img: read-only file system", disk.ErrReadOnly))
+	drive(d, n, 3<<48, cdb(writeOne), pattern(1, 1), 4096)
+	require.Contains(t, logs.All()[2].Message, "storage has become read-only")
+	require.Contains(t, logs.All()[2].ContextMap()["error"], "read-only file system")
 }
 
 func TestFaultLogInterval(t *testing.T) {
