@@ -63,12 +63,13 @@ func (r *reservations) save(lun uint16, next *persistentState) error {
 	if r.store == nil {
 		return nil
 	}
-	p := next.encode()
-	if !r.unsaved && bytes.Equal(p, r.state.Load().encode()) {
+	p, before := next.encode(), r.state.Load().encode()
+	if !r.unsaved && bytes.Equal(p, before) {
 		return nil
 	}
 	if err := r.store.Save(storedReservations, p); err != nil {
-		r.unsaved = true
+		// It may be there all the same, and the next start must not go by what was refused.
+		r.unsaved = r.store.Save(storedReservations, before) != nil
 		return &storeError{fmt.Errorf("the persistent reservations of LUN %d could not be saved and stay as they were: %w", lun, err)}
 	}
 	r.unsaved = false

@@ -2,6 +2,7 @@ package scsi
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 )
 
@@ -47,6 +48,15 @@ func (s savedMode) state() (state uint32) {
 
 // saveMode keeps the mode pages.
 func (u *unit) saveMode(state uint32) error {
+	if err := u.storeMode(state); err != nil {
+		// They may be there all the same, and the next start must not go by what was refused.
+		return errors.Join(err, u.storeMode(u.mode.saved.Load()))
+	}
+	u.mode.saved.Store(state)
+	return nil
+}
+
+func (u *unit) storeMode(state uint32) error {
 	data, err := json.Marshal(savedMode{state&modeWCE != 0, state&modeDSense != 0, state&modeSWP != 0})
 	if err == nil {
 		err = u.store.Save(storedMode, data)
@@ -54,7 +64,6 @@ func (u *unit) saveMode(state uint32) error {
 	if err != nil {
 		return fmt.Errorf("save mode pages: %w", err)
 	}
-	u.mode.saved.Store(state)
 	return nil
 }
 

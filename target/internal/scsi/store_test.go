@@ -152,6 +152,28 @@ func TestStoreThatCannotBeRead(t *testing.T) {
 	}
 }
 
+// TestStoreThatIsUnsure keeps what it says that it could not. The next start goes by what initiators were told.
+func TestStoreThatIsUnsure(t *testing.T) {
+	store := &unsureStore{}
+	kept := func(l *LUN) { l.Store = store }
+	b := newBench(t, kept)
+	b.mustPersist(b.nexus, saRegister, 0, 0, 1, bitAPTPL)
+	b.mustPersist(b.nexus, saReserve, typeExclusiveAccess, 1, 0)
+	store.unsure = true
+	require.Equal(t, "4/44/00", b.persist(b.nexus, saRegister, 0, 1, 2, bitAPTPL))
+	require.Equal(t, "4/44/00", b.persist(b.nexus, saClear, 0, 1, 0))
+	require.Equal(t, "4/44/00", b.run(cdb(blockErase), nil).outcome())
+	protect := unhex("00 00 00 00 0a 0a 00 10 0800 0000 0000 0000")
+	require.Equal(t, "4/44/00", b.run([]byte{opModeSelect6, bitPF | bitSP, 0, 0, byte(len(protect)), 0}, protect).outcome())
+	b.good(cdb(writeOne), pattern(1, 1))
+
+	again := newBench(t, kept)
+	require.Equal(t, "0: 1", again.keys())
+	require.Equal(t, "1/3", again.reservation())
+	require.Equal(t, conflict, again.runAs(again.attach("iqn.b", 0), lun1, cdb(readOne), nil).outcome())
+	again.good(cdb(writeOne), pattern(1, 1))
+}
+
 func TestProvisioningModePage(t *testing.T) {
 	b := newBench(t, accounted)
 	requireHex(t, "13 00 10 00"+provisioningModePage, b.good(cdb("1a 08 1c 02 ff 00"), nil))
