@@ -22,9 +22,10 @@ type Disk interface {
 	// *MediumError for that range only.
 	ReadAt(p []byte, off int64) (int, error)
 
-	// WriteAt stores p completely or returns an error. When it returns, every later ReadAt sees p, but p
-	// survives a crash only after a later Flush has returned nil. ErrNoSpace: nothing is promised about
-	// the range, the rest of the disk stays usable and the write may be tried again.
+	// WriteAt stores p completely or returns an error, and with it how many bytes from the beginning of p it
+	// has stored all the same. When it returns, every later ReadAt sees them, but they survive a crash only
+	// after a later Flush has returned nil. ErrNoSpace: nothing is promised about the rest of the range, the
+	// rest of the disk stays usable and the write may be tried again.
 	WriteAt(p []byte, off int64) (int, error)
 
 	// Flush makes every write, discard and zeroing that returned before it was called durable, as far as

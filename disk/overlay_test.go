@@ -40,8 +40,9 @@ func TestUnreadableBlockOfTheImage(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, d.expected[block*minGranule:(block+1)*minGranule], p)
 		}
-		_, err = d.over.WriteAt(make([]byte, SectorSize), 5*minGranule)
+		n, err := d.over.WriteAt(make([]byte, SectorSize), 5*minGranule)
 		require.ErrorAs(t, err, &medium, "the rest of the block is not known")
+		require.Zero(t, n, "wherever storage failed, nothing is stored")
 
 		err = d.hydrate.pass(t.Context())
 		require.ErrorAs(t, err, &medium)

@@ -36,11 +36,12 @@ func NewStore(dir string, durable bool) *Store {
 	return s
 }
 
-func (s *Store) path(name string) string { return filepath.Join(s.dir, name) }
+// Where is the file that has what is kept under the name, if anything is.
+func (s *Store) Where(name string) string { return filepath.Join(s.dir, name) }
 
 // Load returns what was saved last under the name, or nil if nothing was. A file that no Save has left like that is an error.
 func (s *Store) Load(name string) ([]byte, error) {
-	content, err := readSmall(s.path(name))
+	content, err := readSmall(s.Where(name))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -51,7 +52,7 @@ func (s *Store) Load(name string) ([]byte, error) {
 		}
 		err = errors.New("is damaged: its checksum is wrong")
 	}
-	return nil, fmt.Errorf("%s %w; remove it to go on without what was kept in it", s.path(name), err)
+	return nil, fmt.Errorf("%s %w; remove it to go on without what was kept in it", s.Where(name), err)
 }
 
 // Save replaces what is kept under the name: after an error that is the old or the new content. No data: forget it. What is
@@ -60,7 +61,7 @@ func (s *Store) Save(name string, data []byte) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(data) == 0 {
-		if err := remove(s.path(name)); err != nil || s.sync == nil {
+		if err := remove(s.Where(name)); err != nil || s.sync == nil {
 			return err
 		}
 		if err := syncDir(s.dir, s.sync); !errors.Is(err, fs.ErrNotExist) {
@@ -69,7 +70,7 @@ func (s *Store) Save(name string, data []byte) error {
 		return nil // a directory that does not exist keeps nothing
 	}
 	if len(data) > maxSmall-storeSum {
-		return fmt.Errorf("%s cannot hold %d bytes, but at most %d", s.path(name), len(data), maxSmall-storeSum)
+		return fmt.Errorf("%s cannot hold %d bytes, but at most %d", s.Where(name), len(data), maxSmall-storeSum)
 	}
 	if err := os.Mkdir(s.dir, 0o700); err == nil && s.sync != nil {
 		if err := syncDir(filepath.Dir(s.dir), s.sync); err != nil {
@@ -78,7 +79,7 @@ func (s *Store) Save(name string, data []byte) error {
 	} else if err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	return replaceSmall(s.path(name), binary.LittleEndian.AppendUint64(append([]byte(nil), data...), xxhash.Sum64(data)), s.sync)
+	return replaceSmall(s.Where(name), binary.LittleEndian.AppendUint64(append([]byte(nil), data...), xxhash.Sum64(data)), s.sync)
 }
 
 // unitInfix parts the name of the disk's file from the identifier of its content, in the name of a store's directory.

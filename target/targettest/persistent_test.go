@@ -251,6 +251,7 @@ func TestPersistThroughPowerLoss(t *testing.T) {
 type slowStore struct{ entered, release chan struct{} }
 
 func (slowStore) Load(string) ([]byte, error) { return nil, nil }
+func (slowStore) Where(name string) string    { return name }
 
 func (s slowStore) Save(string, []byte) error {
 	close(s.entered)

@@ -108,3 +108,33 @@ func TestAbortedReservationComesToNothing(t *testing.T) {
 
 // selfCopy copies over what holes there are.
 var selfCopy = copyParameters(1, 0, []string{ownNAA}, block(0, 0, 8, 0, 100), block(0, 0, 8, 0, 200), block(0, 0, 8, 0, 300))
+
+// TestAbortedStateChangesComeToNothing aborts commands that wait for another one or for storage, by a LOGICAL UNIT RESET that has been
+// answered when they go on: it has ended what they would bring about again, and nobody would know of it.
+func TestAbortedStateChangesComeToNothing(t *testing.T) {
+	for _, c := range []struct {
+		name, cdb string
+		check     func(t *testing.T, b *bench)
+	}{
+		{"RESERVE(6)", reserve, func(t *testing.T, b *bench) { require.Nil(t, b.d.units[0].reserved.Load()) }},
+		{"RELEASE(6)", release, func(t *testing.T, b *bench) { require.Equal(t, b.nexus, b.d.units[0].reserved.Load()) }},
+		{"eject", eject, func(t *testing.T, b *bench) { require.False(t, b.d.units[0].ejected.Load()) }},
+		{"prevent", prevent, func(t *testing.T, b *bench) { require.False(t, b.nexus.units[0].prevents) }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newBench(t, removableLUN)
+			if c.cdb == release {
+				b.good(cdb(reserve), nil)
+			}
+			task := &Task{Nexus: b.nexus, LUN: lun1}
+			copy(task.CDB[:], cdb(c.cdb))
+			require.NoError(t, b.d.Prepare(task))
+			task.Abort()
+			if c.cdb != release {
+				b.d.ResetLUN(lun1, b.nexus)
+			}
+			require.ErrorIs(t, carryOut(task, nil), errAborted)
+			c.check(t, b)
+		})
+	}
+}

@@ -99,6 +99,7 @@ type crashStore struct {
 }
 
 func (s *crashStore) Load(name string) ([]byte, error) { return s.kept[name], nil }
+func (s *crashStore) Where(name string) string         { return name }
 
 func (s *crashStore) Save(name string, data []byte) error {
 	if s.down {

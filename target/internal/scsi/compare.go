@@ -33,6 +33,5 @@ func outCompareAndWrite(t *Task, _ int64, p []byte) error {
 	if err := differs(p[:len(medium)], medium, 0); err != nil {
 		return err
 	}
-	_, err := u.disk.WriteAt(p[len(medium):], t.off())
-	return err
+	return t.writeDisk(p[len(medium):], t.off())
 }

@@ -351,3 +351,35 @@ func TestCopiesDoNotWaitForEachOther(t *testing.T) {
 	}
 	wg.Wait()
 }
+
+// TestCopyFromAUnitThatIsSanitized begins a SANITIZE of the source in the midst of a copy. That ends, and does not keep blocks of the
+// destination from everybody else for the hours that the SANITIZE takes.
+func TestCopyFromAUnitThatIsSanitized(t *testing.T) {
+	b := newCopyBench(t)
+	b.write2(0, pattern(2000, 1))
+	goOn := make(chan struct{})
+	b.other.enter = func(method string) {
+		if method == "discard" {
+			<-goOn
+		}
+	}
+	var begin sync.Once
+	b.disk.enter = func(method string) {
+		if method == "write" {
+			begin.Do(func() {
+				require.Equal(t, "GOOD", b.runAs(b.nexus, lun2, cdb("48 82 00 00 00 00 00 0000 00"), nil).outcome())
+			})
+		}
+	}
+	done := make(chan result, 1)
+	go func() { done <- b.copy(copyParameters(1, 0, both, block(1, 0, 2000, 0, 0))) }()
+	defer close(goOn)
+	select {
+	case r := <-done:
+		require.Equal(t, "a/0d/01", r.outcome())
+		require.Equal(t, "02 2/04/1b", forwarded(r.sense, r.sense[8]))
+	case <-time.After(time.Minute):
+		require.Fail(t, "the copy waits for the end of the SANITIZE")
+	}
+	require.Empty(t, b.d.units[0].ranges.held)
+}

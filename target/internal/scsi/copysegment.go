@@ -100,13 +100,35 @@ type copyCause struct {
 
 // step copies n bytes, at most scratchSize. Both ranges are held meanwhile, and what may stop the copy is looked at
 // afterwards: as a write of the same blocks waits for this step or this step for it, nothing stale is written once an
-// abort, a reset or a preemption has been answered.
+// abort, a reset or a preemption has been answered. It is looked at before, too: a SANITIZE holds all of its unit for hours, and the
+// other one must not be kept from everybody for so long.
 func (c *copier) step(src, dst *participant, from, to, n int64) *copyCause {
+	if cause := c.admitBoth(src, dst); cause != nil {
+		return cause
+	}
 	if err := dst.unit.settleAtomic(); err != nil {
 		return &copyCause{dest: dst.unit, err: err}
 	}
 	c.lock(src.unit, dst.unit, from, to, n)
 	defer c.unlock(src.unit, dst.unit)
+	if cause := c.admitBoth(src, dst); cause != nil {
+		return cause
+	}
+	if dst.unit.atomicKept.Load() {
+		return &copyCause{dest: dst.unit, err: errAtomicKept}
+	}
+	runs, err := src.unit.readRuns(c.buf[:n], from, c.runs[:0])
+	if err != nil {
+		return &copyCause{source: src.unit, err: err}
+	}
+	if err := dst.unit.writeRuns(c.buf[:n], to, runs); err != nil {
+		return &copyCause{dest: dst.unit, err: err}
+	}
+	return nil
+}
+
+// admitBoth tells why the copy cannot go on, if so.
+func (c *copier) admitBoth(src, dst *participant) *copyCause {
 	if err := c.t.wanted(); err != nil {
 		return &copyCause{err: err}
 	}
@@ -114,13 +136,6 @@ func (c *copier) step(src, dst *participant, from, to, n int64) *copyCause {
 		return &copyCause{source: src.unit, err: err}
 	}
 	if err := c.admit(dst, true); err != nil {
-		return &copyCause{dest: dst.unit, err: err}
-	}
-	runs, err := src.unit.readRuns(c.buf[:n], from, c.runs[:0])
-	if err != nil {
-		return &copyCause{source: src.unit, err: err}
-	}
-	if err := dst.unit.writeRuns(c.buf[:n], to, runs); err != nil {
 		return &copyCause{dest: dst.unit, err: err}
 	}
 	return nil
@@ -169,9 +184,6 @@ func (c *copier) admit(p *participant, writes bool) error {
 	if writes {
 		if err := u.writable(); err != nil {
 			return err
-		}
-		if u.atomicKept.Load() {
-			return errAtomicKept
 		}
 	}
 	if !d.claim(u, n) {

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk"
 )
 
 // givingDisk is a memDisk that gives space back, and does not tell what is allocated.
@@ -130,7 +132,7 @@ func TestSanitizeForgetsWhatWasToBePutBack(t *testing.T) {
 			store := &keptStore{}
 			b := newBench(t, func(l *LUN) { l.Store = store })
 			b.good(cdb("2a 00 00 00 00 00 00 00 08 00"), pattern(8, 1))
-			b.disk.failWith("flush", errors.New("broken"))
+			b.disk.failWith("flush", disk.ErrFailed)
 			require.NotEqual(t, "GOOD", b.run(cdb("9c 00 0000000000000000 0000 0008 00 00"), pattern(8, 2)).outcome())
 			b.disk.failWith("flush", nil)
 			kept, err := store.Load(storedAtomic)

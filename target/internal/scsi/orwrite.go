@@ -23,7 +23,7 @@ func outOrWrite(t *Task, off int64, p []byte) error {
 		for i := range chunk {
 			chunk[i] |= p[i]
 		}
-		if _, err := u.disk.WriteAt(chunk, at); err != nil {
+		if err := t.writeDisk(chunk, at); err != nil {
 			return err
 		}
 		p, at = p[len(chunk):], at+int64(len(chunk))

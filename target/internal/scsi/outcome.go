@@ -41,7 +41,8 @@ func (d *Device) diagnose(t *Task, err error) *senseError {
 	case errors.Is(err, disk.ErrNoSpace):
 		d.logFault(t, faultNoSpace, "disk is full: writes fail until space is freed", err)
 		return &senseError{key: DataProtect, code: ascSpaceAllocationFailed}
-	case errors.Is(err, disk.ErrReadOnly):
+	case errors.Is(err, disk.ErrReadOnly): // of a unit that may be written
+		d.logFault(t, faultReadOnly, "storage has become read-only: writes fail until it is repaired", err)
 		return errWriteProtected
 	case errors.Is(err, disk.ErrFailed):
 		d.logFault(t, faultFailed, "disk has failed: restart after repairing its storage", err)
@@ -53,6 +54,12 @@ func (d *Device) diagnose(t *Task, err error) *senseError {
 			s.code, kind = ascWriteError, faultWrite
 		}
 		d.logFault(t, kind, "storage could not "+medium.Op+" a range of the disk", err)
+		// Linux takes all blocks before the one that is named for written (sd_completed_bytes). So it must not be the one that storage
+		// failed at, where the disk has stored less by then: it may have read around the write first.
+		var write *writeError
+		if errors.As(err, &write) {
+			s.hasInfo, s.info = !write.durably, uint64(write.stored)>>blockShift
+		}
 		return s
 	}
 	d.logFault(t, faultOther, "command failed for an unexpected reason", err)
@@ -64,6 +71,7 @@ type fault int
 
 const (
 	faultNoSpace fault = iota
+	faultReadOnly
 	faultFailed
 	faultRead
 	faultWrite

@@ -26,7 +26,7 @@ func TestDiskErrors(t *testing.T) {
 		{"read error", "read", readOne, "f0 00 03 00000007 0a 00000000 1100 00 000000", &disk.MediumError{Op: "read", Off: 7*BlockSize + 100, Length: 4096, Err: storage}},
 		{"read error beyond 32 bits", "read", readOne, "70 00 03 00000000 0a 00000000 1100 00 000000", &disk.MediumError{Op: "read", Off: 1 << 43, Length: 4096, Err: storage}},
 		{"verify", "read", "2f 00 00 00 00 00 00 00 01 00", "f0 00 03 00000000 0a 00000000 1100 00 000000", &disk.MediumError{Op: "read", Err: storage}},
-		{"write error", "write", writeOne, "f0 00 03 00000001 0a 00000000 0c00 00 000000", &disk.MediumError{Op: "write", Off: BlockSize, Length: 512, Err: storage}},
+		{"write error", "write", writeOne, "f0 00 03 00000000 0a 00000000 0c00 00 000000", &disk.MediumError{Op: "write", Off: BlockSize, Length: 512, Err: storage}},
 		{"discard error", "discard", "93 09 00 00 00 00 00 00 00 00 00 00 00 01 00 00", "f0 00 03 00000001 0a 00000000 0c00 00 000000", &disk.MediumError{Op: "write", Off: BlockSize, Length: 512, Err: storage}},
 		{"failed", "flush", "35 00 00 00 00 00 00 00 00 00", "70 00 04 00000000 0a 00000000 4400 00 000000", fmt.Errorf("disk.img: %w", disk.ErrFailed)},
 		{"failed with FUA", "flush", "2a 08 00 00 00 00 00 00 01 00", "70 00 04 00000000 0a 00000000 4400 00 000000", disk.ErrFailed},
@@ -67,6 +67,10 @@ func TestFaultsAreLoggedOnce(t *testing.T) {
 	require.EqualValues(t, 3, first.ContextMap()["lun"])
 	require.Equal(t, "WRITE(10)", first.ContextMap()["command"])
 	require.Equal(t, "surprise", logs.All()[1].ContextMap()["error"])
+	m.failWith("write", fmt.Errorf("%w: write disk.img: read-only file system", disk.ErrReadOnly))
+	drive(d, n, 3<<48, cdb(writeOne), pattern(1, 1), 4096)
+	require.Contains(t, logs.All()[2].Message, "storage has become read-only")
+	require.Contains(t, logs.All()[2].ContextMap()["error"], "read-only file system")
 }
 
 func TestFaultLogInterval(t *testing.T) {

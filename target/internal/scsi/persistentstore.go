@@ -97,17 +97,16 @@ func decodePersistent(b []byte) (*persistentState, error) {
 
 // restoreReservations reads what the unit's store holds.
 func (u *unit) restoreReservations() error {
-	var content []byte
-	if store := u.persistent.store; store != nil {
-		var err error
-		if content, err = store.Load(storedReservations); err != nil {
+	store, state := u.persistent.store, &persistentState{}
+	if store != nil {
+		content, err := store.Load(storedReservations)
+		if err != nil {
 			return fmt.Errorf("its stored persistent reservations, without which it is unknown who may write to the disk: %w", err)
 		}
-	}
-	state, err := decodePersistent(content)
-	if err != nil {
-		return fmt.Errorf("what is stored of its persistent reservations %w; who may write to the disk is unknown: "+
-			"remove it to start without reservations", err)
+		if state, err = decodePersistent(content); err != nil {
+			return fmt.Errorf("what is stored of its persistent reservations %w; who may write to the disk is unknown: "+
+				"remove %s to start without reservations", err, store.Where(storedReservations))
+		}
 	}
 	u.persistent.state.Store(state)
 	return nil

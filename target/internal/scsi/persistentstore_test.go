@@ -25,6 +25,8 @@ func (m *memStore) Load(name string) ([]byte, error) {
 	return m.content, m.fail
 }
 
+func (m *memStore) Where(name string) string { return "/volume/unit/" + name }
+
 func (m *memStore) Save(_ string, b []byte) error {
 	m.saves++
 	if m.fail != nil {
@@ -231,6 +233,7 @@ func TestDamagedStore(t *testing.T) {
 	} {
 		_, err := NewDevice(Options{}, []LUN{{Number: 3, Disk: newMemDisk(1 << 20), Identity: testIdentity(), Store: &memStore{content: bad}}})
 		require.ErrorContains(t, err, "LUN 3: what is stored of its persistent reservations", name)
+		require.ErrorContains(t, err, "remove /volume/unit/reservations to start without")
 	}
 	_, err := NewDevice(Options{}, []LUN{{Number: 3, Disk: newMemDisk(1 << 20), Identity: testIdentity(), Store: &memStore{fail: errors.New("no such volume")}}})
 	require.ErrorContains(t, err, "LUN 3: its stored persistent reservations, without which it is unknown who may write to the disk: no such volume")

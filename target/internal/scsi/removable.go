@@ -37,6 +37,9 @@ func finishStartStop(t *Task) (Status, error) {
 	d, u := t.dev, t.unit
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if err := t.wanted(); err != nil { // while it flushed
+		return StatusCheckCondition, err
+	}
 	// SPC-4 forbids removal; that loading is refused as well is what libiscsi's conformance suite wants (PreventAllow.Eject).
 	for n := range d.nexuses {
 		if n.units[u.index].prevents {
@@ -59,6 +62,9 @@ func allowsRemoval(cdb *[16]byte) bool { return cdb[4]&bitPrevent == 0 }
 func finishPreventAllow(t *Task) (Status, error) {
 	t.dev.mu.Lock()
 	defer t.dev.mu.Unlock()
+	if err := t.wanted(); err != nil {
+		return StatusCheckCondition, err
+	}
 	if !t.dev.admitsLocked(t.unit, t.Nexus) {
 		return StatusReservationConflict, errConflict // it was fenced off meanwhile
 	}

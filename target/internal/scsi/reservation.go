@@ -63,12 +63,13 @@ func (r *reservations) save(lun uint16, next *persistentState) error {
 	if r.store == nil {
 		return nil
 	}
-	p := next.encode()
-	if !r.unsaved && bytes.Equal(p, r.state.Load().encode()) {
+	p, before := next.encode(), r.state.Load().encode()
+	if !r.unsaved && bytes.Equal(p, before) {
 		return nil
 	}
 	if err := r.store.Save(storedReservations, p); err != nil {
-		r.unsaved = true
+		// It may be there all the same, and the next start must not go by what was refused.
+		r.unsaved = r.store.Save(storedReservations, before) != nil
 		return &storeError{fmt.Errorf("the persistent reservations of LUN %d could not be saved and stay as they were: %w", lun, err)}
 	}
 	r.unsaved = false
@@ -130,6 +131,9 @@ func finishReserve(t *Task) (Status, error) {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if err := t.wanted(); err != nil { // while it waited; a reset has ended reservations by then
+		return StatusCheckCondition, err
+	}
 	holder := u.reserved.Load()
 	_, attached := d.nexuses[t.Nexus]
 	if !attached || holder != nil && holder != t.Nexus || !d.admitsLocked(u, t.Nexus) {
@@ -149,6 +153,9 @@ func finishRelease(t *Task) (Status, error) {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if err := t.wanted(); err != nil { // what it meant to release may have ended, and be another one now
+		return StatusCheckCondition, err
+	}
 	if u.reserved.Load() == t.Nexus {
 		d.reserveLocked(u, nil)
 	}

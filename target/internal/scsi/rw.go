@@ -120,18 +120,38 @@ func outWrite(t *Task, off int64, p []byte) error {
 		return err
 	}
 	defer u.ranges.unlock(&t.hold)
-	_, err := u.disk.WriteAt(p, off)
-	return err
+	return t.writeDisk(p, off)
 }
+
+// writeDisk stores what the initiator sent; the caller holds the range.
+func (t *Task) writeDisk(p []byte, off int64) error {
+	n, err := t.unit.disk.WriteAt(p, off)
+	if err == nil {
+		return nil
+	}
+	return &writeError{err: err, stored: off + int64(n), durably: t.writesThrough()}
+}
+
+// writeError is a write that has failed.
+type writeError struct {
+	err     error
+	stored  int64 // the disk has what was to be written before that offset
+	durably bool  // the initiator wanted that to be durable, which it is not yet
+}
+
+func (e *writeError) Error() string { return e.err.Error() }
+func (e *writeError) Unwrap() error { return e.err }
 
 // finishWrite makes a write durable where the initiator wants that before the status: with FUA, or with the
 // write cache turned off.
 func finishWrite(t *Task) (Status, error) {
-	if t.moved == 0 || !t.fua && t.unit.mode.writeBack() {
+	if t.moved == 0 || !t.writesThrough() {
 		return StatusGood, nil
 	}
 	return t.flush()
 }
+
+func (t *Task) writesThrough() bool { return t.fua || !t.unit.mode.writeBack() }
 
 func (t *Task) flush() (Status, error) {
 	if err := t.unit.disk.Flush(); err != nil {

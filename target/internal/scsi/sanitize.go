@@ -217,7 +217,8 @@ func (t *Task) beginSanitize(run *sanitizeRun) error {
 	}
 	if err := run.unit.rememberSanitize(&interruptedSanitize{Unrestricted: run.free}); err != nil {
 		d.background.end()
-		return err
+		// It may be there all the same, and the next start must not take a medium that was never touched for one that is lost.
+		return errors.Join(err, run.unit.rememberSanitize(nil))
 	}
 	s.running = run
 	s.progress.Store(0)

@@ -2,6 +2,7 @@ package scsi
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 )
 
@@ -14,6 +15,8 @@ type Store interface {
 	// Save replaces what is kept under the name, completely or not at all. When it returns, that is as durable as what a
 	// Flush of the disk has stored. No data: forget it. It does not keep data.
 	Save(name string, data []byte) error
+	// Where tells a person where that is kept, to look at it or to remove it.
+	Where(name string) string
 }
 
 // The names under which a logical unit keeps things.
@@ -45,6 +48,15 @@ func (s savedMode) state() (state uint32) {
 
 // saveMode keeps the mode pages.
 func (u *unit) saveMode(state uint32) error {
+	if err := u.storeMode(state); err != nil {
+		// They may be there all the same, and the next start must not go by what was refused.
+		return errors.Join(err, u.storeMode(u.mode.saved.Load()))
+	}
+	u.mode.saved.Store(state)
+	return nil
+}
+
+func (u *unit) storeMode(state uint32) error {
 	data, err := json.Marshal(savedMode{state&modeWCE != 0, state&modeDSense != 0, state&modeSWP != 0})
 	if err == nil {
 		err = u.store.Save(storedMode, data)
@@ -52,7 +64,6 @@ func (u *unit) saveMode(state uint32) error {
 	if err != nil {
 		return fmt.Errorf("save mode pages: %w", err)
 	}
-	u.mode.saved.Store(state)
 	return nil
 }
 
@@ -109,7 +120,7 @@ func (u *unit) load(name string, into any) (found bool, err error) {
 		return false, nil
 	}
 	if err := json.Unmarshal(data, into); err != nil {
-		return false, fmt.Errorf("what is kept as %s cannot be read, remove it to start with defaults: %w", name, err)
+		return false, fmt.Errorf("what is kept as %s cannot be read, remove %s to start with defaults: %w", name, u.store.Where(name), err)
 	}
 	return true, nil
 }

@@ -30,6 +30,8 @@ func (s *keptStore) Load(name string) ([]byte, error) {
 	return s.kept[name], s.fail
 }
 
+func (s *keptStore) Where(name string) string { return "/volume/unit/" + name }
+
 func (s *keptStore) Save(name string, data []byte) error {
 	if s.saving != nil {
 		s.saving()
@@ -140,14 +142,36 @@ func TestModePagesThatCannotBeSaved(t *testing.T) {
 
 func TestStoreThatCannotBeRead(t *testing.T) {
 	for name, store := range map[string]*keptStore{
-		"load mode-pages":           {fail: errors.New("no such device")},
-		"what is kept as mode-page": {kept: map[string][]byte{storedMode: []byte("{")}},
-		"what is kept as sanitize":  {kept: map[string][]byte{storedSanitize: []byte("7")}},
+		"load mode-pages": {fail: errors.New("no such device")},
+		"kept as mode-pages cannot be read, remove /volume/unit/mode-pages to": {kept: map[string][]byte{storedMode: []byte("{")}},
+		"kept as sanitize cannot be read, remove /volume/unit/sanitize to":     {kept: map[string][]byte{storedSanitize: []byte("7")}},
 	} {
 		_, err := NewDevice(Options{}, []LUN{{Number: 3, Disk: newMemDisk(1 << 20), Identity: testIdentity(), Store: store}})
 		require.ErrorContains(t, err, name)
 		require.ErrorContains(t, err, "LUN 3")
 	}
+}
+
+// TestStoreThatIsUnsure keeps what it says that it could not. The next start goes by what initiators were told.
+func TestStoreThatIsUnsure(t *testing.T) {
+	store := &unsureStore{}
+	kept := func(l *LUN) { l.Store = store }
+	b := newBench(t, kept)
+	b.mustPersist(b.nexus, saRegister, 0, 0, 1, bitAPTPL)
+	b.mustPersist(b.nexus, saReserve, typeExclusiveAccess, 1, 0)
+	store.unsure = true
+	require.Equal(t, "4/44/00", b.persist(b.nexus, saRegister, 0, 1, 2, bitAPTPL))
+	require.Equal(t, "4/44/00", b.persist(b.nexus, saClear, 0, 1, 0))
+	require.Equal(t, "4/44/00", b.run(cdb(blockErase), nil).outcome())
+	protect := unhex("00 00 00 00 0a 0a 00 10 0800 0000 0000 0000")
+	require.Equal(t, "4/44/00", b.run([]byte{opModeSelect6, bitPF | bitSP, 0, 0, byte(len(protect)), 0}, protect).outcome())
+	b.good(cdb(writeOne), pattern(1, 1))
+
+	again := newBench(t, kept)
+	require.Equal(t, "0: 1", again.keys())
+	require.Equal(t, "1/3", again.reservation())
+	require.Equal(t, conflict, again.runAs(again.attach("iqn.b", 0), lun1, cdb(readOne), nil).outcome())
+	again.good(cdb(writeOne), pattern(1, 1))
 }
 
 func TestProvisioningModePage(t *testing.T) {

@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+
+	"kubevirt.io/disk/disk"
 )
 
 // Limits of WRITE ATOMIC that VPD page B0h reports, in logical blocks: whole physical blocks, and no more than one
@@ -37,8 +39,8 @@ const atomicRecord = 8
 // outWriteAtomic writes all blocks or none (SBC-4 4.29). The range is held exclusively, so that no other command sees a part of
 // it. What was there is kept in the store until the new blocks are as durable as the disk makes them: it is put back when
 // the disk fails in the middle, or at the next start when the target was killed or lost power. It is not kept any longer,
-// even where the disk refuses to take it back: that start would undo what was written in between. After a flush that failed
-// it stays, as nothing can be written until then.
+// even where the disk refuses to take it back or to flush: that start would undo what was written in between. Only on a disk that has
+// failed for good it stays, as nothing can be written until then.
 func outWriteAtomic(t *Task, _ int64, p []byte) error {
 	u := t.unit
 	buf := scratch.Get().(*[scratchSize]byte)
@@ -56,22 +58,34 @@ func outWriteAtomic(t *Task, _ int64, p []byte) error {
 		return err
 	}
 	binary.BigEndian.PutUint64(record, uint64(t.off()))
+	kept := true // perhaps; also where the disk panics
+	defer func() { u.atomicKept.Store(kept) }()
 	if err := u.store.Save(storedAtomic, record); err != nil {
-		u.atomicKept.Store(true) // perhaps
 		return fmt.Errorf("keep what an atomic write replaces: %w", err)
 	}
-	_, err := u.disk.WriteAt(p, t.off())
-	if err != nil {
-		if undo := u.putBack(before, t.off()); undo != nil {
-			err = errors.Join(err, fmt.Errorf("the blocks that the atomic write has changed are lost: %w", undo))
-		}
+	err := u.replace(p, before, t.off())
+	if errors.Is(err, disk.ErrFailed) {
+		kept = false // nothing is written that would have to wait until it is forgotten
+		return err
 	}
-	if flush := u.disk.Flush(); flush != nil {
-		return errors.Join(err, flush)
+	forget := u.forgetAtomic()
+	kept = forget != nil
+	return errors.Join(err, forget)
+}
+
+// replace writes p and makes it durable, or else puts back what was there before.
+func (u *unit) replace(p, before []byte, off int64) error {
+	_, err := u.disk.WriteAt(p, off)
+	if err == nil {
+		err = u.disk.Flush()
 	}
-	kept := u.forgetAtomic()
-	u.atomicKept.Store(kept != nil)
-	return errors.Join(err, kept)
+	if err == nil || errors.Is(err, disk.ErrFailed) {
+		return err
+	}
+	if undo := u.putBack(before, off); undo != nil {
+		err = errors.Join(err, fmt.Errorf("the blocks that the atomic write has changed are lost: %w", undo))
+	}
+	return errors.Join(err, u.disk.Flush())
 }
 
 // errAtomicKept ends what has met a record that has to go and cannot wait for that.
@@ -124,12 +138,13 @@ func (u *unit) undoAtomic() error {
 		return nil
 	}
 	if len(record) <= atomicRecord || (len(record)-atomicRecord)%BlockSize != 0 {
-		return fmt.Errorf("what is kept as %s cannot be read: it has %d bytes; remove it if the content of the disk is known to be good",
-			storedAtomic, len(record))
+		return fmt.Errorf("what is kept as %s cannot be read: it has %d bytes; remove %s if the content of the disk is known to be good",
+			storedAtomic, len(record), u.store.Where(storedAtomic))
 	}
 	off, before := binary.BigEndian.Uint64(record), record[atomicRecord:]
 	if size := uint64(u.disk.Size()); off > size || uint64(len(before)) > size-off {
-		return fmt.Errorf("what is kept as %s is of another disk: it ends at byte %d of %d; remove it", storedAtomic, off+uint64(len(before)), size)
+		return fmt.Errorf("what is kept as %s is of another disk: it ends at byte %d of %d; remove %s", storedAtomic, off+uint64(len(before)), size,
+			u.store.Where(storedAtomic))
 	}
 	if _, err = u.disk.WriteAt(before, int64(off)); err == nil {
 		err = u.disk.Flush()

@@ -96,7 +96,7 @@ func TestWriteAtomicThatWasCutOff(t *testing.T) {
 	request := cdb("9c 00 00 00 00 00 00 00 00 08 00 00 00 10 00 00")
 	b.good(cdb("2a 00 00 00 00 08 00 00 10 00"), before)
 	torn.fails = 2 // also the attempt to put it back
-	torn.failWith("flush", errors.New("killed"))
+	torn.failWith("flush", disk.ErrFailed)
 	require.Equal(t, "4/44/00", b.run(request, after).outcome())
 	torn.failWith("flush", nil)
 	require.NotEqual(t, before, b.good(cdb("28 00 00 00 00 08 00 00 10 00"), nil))
@@ -127,6 +127,45 @@ func TestWriteAtomicThatCannotBeUndone(t *testing.T) {
 	b.good(cdb("2a 00 00 00 00 08 00 00 10 00"), later)
 	again := newBench(t, kept)
 	require.Equal(t, later, again.good(cdb("28 00 00 00 00 08 00 00 10 00"), nil))
+}
+
+// TestWriteAtomicThatCannotBeFlushed is on a disk of which a flush fails for a while, as a persistent one does without space for its
+// map, or that has a bug. What is written afterwards and acknowledged is not undone by the next start.
+func TestWriteAtomicThatCannotBeFlushed(t *testing.T) {
+	request := cdb("9c 00 00 00 00 00 00 00 00 08 00 00 00 10 00 00")
+	write, read := cdb("2a 00 00 00 00 08 00 00 10 00"), cdb("28 00 00 00 00 08 00 00 10 00")
+	for name, fails := range map[string]func(b *bench){
+		"no space": func(b *bench) {
+			b.disk.failWith("flush", disk.ErrNoSpace)
+			require.Equal(b.t, "7/27/07", b.run(request, pattern(16, 2)).outcome())
+			b.disk.failWith("flush", nil)
+			require.True(b.t, bytes.Equal(pattern(16, 1), b.good(read, nil)), "nothing of it is left")
+		},
+		"a panic": func(b *bench) {
+			b.disk.enter = func(method string) {
+				if method == "flush" {
+					panic("a bug")
+				}
+			}
+			require.Panics(b.t, func() { b.run(request, pattern(16, 2)) })
+			b.disk.enter = nil
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			store := &keptStore{}
+			m := newMemDisk(testBlocks * BlockSize)
+			kept := func(l *LUN) { l.Disk, l.Store = thinDisk{m}, store }
+			b := newBench(t, kept)
+			b.disk = m
+			b.good(write, pattern(16, 1))
+			fails(b)
+			later := pattern(16, 3)
+			b.good(write, later)
+			b.good(cdb("35 00 00 00 00 00 00 00 00 00"), nil)
+			require.True(t, bytes.Equal(later, newBench(t, kept).good(read, nil)))
+			require.Empty(t, store.kept[storedAtomic])
+		})
+	}
 }
 
 // unsureStore does what it is asked for and says that it has failed, or fails to forget.
@@ -215,6 +254,7 @@ func TestAtomicRecordThatMakesNoSense(t *testing.T) {
 		store := &keptStore{kept: map[string][]byte{storedAtomic: record}}
 		_, err := NewDevice(Options{}, []LUN{{Number: 3, Disk: newMemDisk(1 << 20), Identity: testIdentity(), Store: store}})
 		require.ErrorContains(t, err, name)
+		require.ErrorContains(t, err, "remove /volume/unit/atomic-write")
 	}
 	broken := newMemDisk(1 << 20)
 	broken.failWith("write", errors.New("broken"))

@@ -61,7 +61,7 @@ func (t *Task) writeSame(block *[BlockSize]byte) error {
 		if err := t.wanted(); err != nil {
 			return err
 		}
-		if _, err := u.disk.WriteAt(pattern[:min(scratchSize, t.length()-at)], t.off()+at); err != nil {
+		if err := t.writeDisk(pattern[:min(scratchSize, t.length()-at)], t.off()+at); err != nil {
 			return err
 		}
 	}

@@ -27,7 +27,7 @@ func outWriteAndVerify(t *Task, off int64, p []byte) error {
 		return err
 	}
 	defer u.ranges.unlock(&t.hold)
-	if _, err := u.disk.WriteAt(p, at); err != nil {
+	if err := t.writeDisk(p, at); err != nil {
 		return err
 	}
 	buf := scratch.Get().(*[scratchSize]byte)

@@ -1,0 +1,49 @@
+package scsi
+
+import (
+	"errors"
+	"testing"
+
+	"kubevirt.io/disk/disk"
+)
+
+// shortDisk stores the first bytes of every write, and fails at a place of its own: as an overlay does that has to read what is around
+// the write from its image first.
+type shortDisk struct {
+	thinDisk
+	stores int
+	err    error
+}
+
+func (d *shortDisk) WriteAt(p []byte, off int64) (int, error) {
+	n, err := d.thinDisk.WriteAt(p[:min(d.stores, len(p))], off)
+	return n, errors.Join(err, d.err)
+}
+
+// TestBlockOfAFailedWrite checks which block the sense data names. Linux completes the part of a request before it as written
+// (sd_completed_bytes), so that nothing may be there that the disk has not stored, or not durably where that was asked for.
+func TestBlockOfAFailedWrite(t *testing.T) {
+	read := &disk.MediumError{Op: "read", Off: 12 * BlockSize, Length: 4096, Err: errors.New("input/output error")}
+	write := &disk.MediumError{Op: "write", Off: 12 * BlockSize, Length: 4096, Err: errors.New("input/output error")}
+	for _, c := range []struct {
+		name, cdb, want string
+		stores          int
+		err             error
+		setUp           func(b *bench)
+	}{
+		{"read around the write", "2a 00 00000008 00 0008 00", "f0 00 03 00000008 0a 00000000 1100 00 000000", 0, read, nil},
+		{"nothing kept", "2a 00 00000008 00 0008 00", "f0 00 03 00000008 0a 00000000 0c00 00 000000", 0, write, nil},
+		{"half a block more", "2a 00 00000008 00 0008 00", "f0 00 03 0000000a 0a 00000000 0c00 00 000000", 2*BlockSize + 100, write, nil},
+		{"FUA", "2a 08 00000008 00 0008 00", "70 00 03 00000000 0a 00000000 0c00 00 000000", 2 * BlockSize, write, nil},
+		{"without write cache", "2a 00 00000008 00 0008 00", "70 00 03 00000000 0a 00000000 0c00 00 000000", 2 * BlockSize, write,
+			func(b *bench) { b.d.units[0].mode.bits.Store(0) }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newBench(t, func(l *LUN) { l.Disk = &shortDisk{l.Disk.(thinDisk), c.stores, c.err} })
+			if c.setUp != nil {
+				c.setUp(b)
+			}
+			requireHex(t, c.want, b.run(cdb(c.cdb), pattern(8, 1)).sense)
+		})
+	}
+}
