@@ -84,8 +84,7 @@ func (d *daemon) run(ctx context.Context) error {
 	d.state.set(metrics.StateStarting)
 	b := buildInfo()
 	d.log.Info("starting", zap.String("version", b.Version), zap.String("commit", b.Commit))
-	// Left by a run that was killed: it would tell a probe that this one is ready.
-	if err := removeReadyFile(d.cfg.readyFile); err != nil {
+	if err := clearReadyFile(d.cfg.readyFile); err != nil {
 		return err
 	}
 	// Both are tried, so that who starts a second daemon in one network learns at once of all that is taken.

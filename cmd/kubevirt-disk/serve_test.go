@@ -255,10 +255,32 @@ func TestServeWithFewDescriptors(t *testing.T) {
 
 func TestServeRemovesAStaleReadyFile(t *testing.T) {
 	l := newPlace(t)
-	require.NoError(t, os.WriteFile(l.readyFile(), []byte("of a run that was killed"), 0o644))
+	require.NoError(t, os.WriteFile(l.readyFile(), []byte("ready\n"), 0o644))
 	status, _, _ := run(t, l.env, "serve")
 	require.Equal(t, exitFailed, status)
 	require.NoFileExists(t, l.readyFile())
+}
+
+// TestServeLeavesWhatIsNoReadyFile gives the ready file the name of something else by mistake.
+func TestServeLeavesWhatIsNoReadyFile(t *testing.T) {
+	l := newPlace(t, "a.raw")
+	image := filepath.Join(l.dir, "disk", "a.raw")
+	empty := filepath.Join(l.dir, "empty")
+	require.NoError(t, os.Mkdir(empty, 0o755))
+	pipe := filepath.Join(l.dir, "pipe")
+	require.NoError(t, syscall.Mkfifo(pipe, 0o600))
+	for _, path := range []string{image, empty, pipe} {
+		before, err := os.Lstat(path)
+		require.NoError(t, err)
+		status, _, stderr := run(t, append(l.env, "READY_FILE="+path), "serve")
+		require.Equal(t, exitFailed, status, stderr)
+		require.Contains(t, stderr, path)
+		require.Contains(t, stderr, "--ready-file (READY_FILE)")
+		after, err := os.Lstat(path)
+		require.NoError(t, err, "it is still there")
+		require.Equal(t, before.Mode(), after.Mode())
+		require.Equal(t, before.Size(), after.Size())
+	}
 }
 
 // TestNoSecretIsShown serves with CHAP in both directions and looks for the secrets in everything that can be seen.
