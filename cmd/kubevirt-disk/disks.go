@@ -120,6 +120,9 @@ func checkIdentities(disks []*servedDisk) error {
 
 // findDisks finds the images and how each is to be served. What it returns with an error is to be closed as well.
 func (d *daemon) findDisks() ([]*servedDisk, error) {
+	if err := d.cfg.checkDirectories(); err != nil {
+		return nil, err
+	}
 	images, err := disk.ScanDir(d.cfg.diskDir, disk.ImageOptions{})
 	var disks []*servedDisk
 	switch {

@@ -283,6 +283,29 @@ func TestServeLeavesWhatIsNoReadyFile(t *testing.T) {
 	}
 }
 
+// TestServeRefusesToKeepDisksAmongImages has one directory for the images and for a disk: the next start would take the disk's files for images.
+func TestServeRefusesToKeepDisksAmongImages(t *testing.T) {
+	l := newPlace(t, "a.raw")
+	images := filepath.Join(l.dir, "disk")
+	link := filepath.Join(l.dir, "link")
+	require.NoError(t, os.Symlink(images, link))
+	for env, name := range map[string]string{
+		"PERSISTENT_DIR=" + images: "--persistent-dir (PERSISTENT_DIR)", "PERSISTENT_DIR=" + link: "--persistent-dir (PERSISTENT_DIR)", "WORK_DIR=" + images: "--work-dir (WORK_DIR)",
+	} {
+		status, _, stderr := run(t, append(l.env, env), "serve")
+		require.Equal(t, exitUsage, status, stderr)
+		require.Contains(t, stderr, name)
+		require.Contains(t, stderr, "--disk-dir")
+		files, err := os.ReadDir(images)
+		require.NoError(t, err)
+		require.Len(t, files, 1, "nothing was made there")
+	}
+	p := l.serve(t, "PERSISTENT_DIR="+filepath.Join(images, "disks"))
+	require.Equal(t, exitDone, p.terminate())
+	p = l.serve(t, "PERSISTENT_DIR="+filepath.Join(images, "disks"))
+	require.Equal(t, exitDone, p.terminate())
+}
+
 // TestNoSecretIsShown serves with CHAP in both directions and looks for the secrets in everything that can be seen.
 func TestNoSecretIsShown(t *testing.T) {
 	const mutual = "another-correct-horse-battery"
