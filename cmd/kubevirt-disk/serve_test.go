@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -15,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/metrics"
+	"kubevirt.io/disk/target/targettest"
 )
 
 func TestServeFromStartToStop(t *testing.T) {
@@ -303,6 +305,40 @@ func TestServeRefusesToKeepDisksAmongImages(t *testing.T) {
 	p := l.serve(t, "PERSISTENT_DIR="+filepath.Join(images, "disks"))
 	require.Equal(t, exitDone, p.terminate())
 	p = l.serve(t, "PERSISTENT_DIR="+filepath.Join(images, "disks"))
+	require.Equal(t, exitDone, p.terminate())
+}
+
+// TestStatusTellsWhoHasALUN logs in twice, so that the sessions alone do not tell.
+func TestStatusTellsWhoHasALUN(t *testing.T) {
+	const first, second = "iqn.2020-01.test:first", "iqn.2020-01.test:second"
+	l := newPlace(t, "a.raw", "b.raw")
+	p := l.serve(t)
+	portal, err := netip.ParseAddrPort(p.logged("portal", "address").(string))
+	require.NoError(t, err)
+	luns := func() []metrics.LUNStatus {
+		code, body := p.page("/status")
+		require.Equal(t, http.StatusOK, code)
+		var s metrics.Status
+		require.NoError(t, json.Unmarshal([]byte(body), &s))
+		return s.LUNs
+	}
+	login := func(initiator string) *targettest.Session {
+		return targettest.MustLogin(t, net.TCPAddrFromAddrPort(portal), targettest.LoginOptions{Initiator: initiator, Target: "iqn.2017-01.io.kubevirt:wrapper"}, 1)
+	}
+	login(second)
+	require.Empty(t, luns()[0].Owner, "nobody has read or written")
+	login(first).MustGood(t, targettest.Read10(1, 0, 1))
+	require.Equal(t, first, luns()[0].Owner)
+	require.Empty(t, luns()[0].OpenTo)
+	require.Empty(t, luns()[1].Owner)
+
+	work := "WORK_DIR=" + filepath.Join(l.dir, "work")
+	status, _, stderr := run(t, []string{work}, "handover", "--lun=1", "--to="+second)
+	require.Equal(t, exitDone, status, stderr)
+	require.Equal(t, []string{first, second}, []string{luns()[0].Owner, luns()[0].OpenTo})
+	status, _, stderr = run(t, []string{work}, "handover", "--lun=1", "--finish")
+	require.Equal(t, exitDone, status, stderr)
+	require.Equal(t, []string{second, ""}, []string{luns()[0].Owner, luns()[0].OpenTo})
 	require.Equal(t, exitDone, p.terminate())
 }
 
