@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/cespare/xxhash/v2"
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -63,6 +64,9 @@ func openPersistentDir(path string) (*diskDir, error) {
 
 func (d *diskDir) open(what, lock string, durable bool) error {
 	explain := func(err error) error {
+		if errors.Is(err, unix.EROFS) {
+			return fmt.Errorf("%s: %w; mount a volume there that user %d can write to", what, err, os.Geteuid())
+		}
 		return fmt.Errorf("%s: %w; user %d must be able to write there", what, err, os.Geteuid())
 	}
 	err := errLockGone

@@ -73,6 +73,7 @@ func loadConfig(flags *pflag.FlagSet) (*config, error) {
 		c.portals = l.portals(c.chap.Enabled())
 		l.checkExposure(c.portals, c.chap.Enabled(), insecure)
 	}
+	l.checkPages(c.metricsListen, c.portals)
 	return c, l.problems.err()
 }
 

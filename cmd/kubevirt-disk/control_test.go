@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"path/filepath"
 	"sync"
 	"testing"
 	"time"
@@ -149,6 +150,20 @@ func TestHandoverThatHangs(t *testing.T) {
 	require.NoError(t, <-finished)
 	owner, _ := f.state(1)
 	require.Equal(t, second, owner)
+}
+
+// TestHandoverWithoutAnAnswer asks a daemon that is there and waits for its disk.
+func TestHandoverWithoutAnAnswer(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "control.sock")
+	l, err := listenUnix(path)
+	require.NoError(t, err)
+	defer l.Close()
+	ctx, stop := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer stop()
+	_, err = askControl(ctx, path, handoverRequest{Action: "finish", LUN: 3})
+	require.ErrorContains(t, err, "goes on with what was asked")
+	require.ErrorContains(t, err, "LUN 3")
+	require.NotContains(t, err.Error(), "no daemon answers")
 }
 
 // TestHandoverRunsOutOnBrokenStorage has a time run out that cannot be ended, as storage fails: the log says that the LUN is open to both,

@@ -30,7 +30,8 @@ func (a *app) handoverCommand() *cobra.Command {
 When the time of --for is over, the LUN is handed over if the second initiator is logged in, and stays where it was otherwise.
 The daemon is asked through its control socket, and obeys its own user and root only.
 
-Exit status 0: done. 1: refused, with the reason, and nothing has changed.`,
+Exit status 0: done. 1: refused, with the reason, and nothing has changed; or the daemon has not answered in time, as its disk hangs, and
+goes on with what was asked. The page /status tells who has a LUN.`,
 		Args: usageArgs(cobra.NoArgs),
 	}
 	keys := []string{keyControlSocket, keyWorkDir}
@@ -97,6 +98,9 @@ func askControl(ctx context.Context, path string, req handoverRequest) (string, 
 		return "", err
 	}
 	res, err := client.Do(httpReq)
+	if errors.Is(err, context.DeadlineExceeded) {
+		return "", fmt.Errorf("the daemon at %s has not answered in time, and goes on with what was asked, as when its disk hangs: see in /status who has LUN %d, or ask again", path, req.LUN)
+	}
 	if err != nil {
 		return "", fmt.Errorf("no daemon answers at %s: %w; is it running, with the same --%s?", path, err, keyWorkDir)
 	}

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os/signal"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -226,8 +227,13 @@ func (d *daemon) announce() {
 	d.log.Info("ready", zap.String("target", s.TargetName), zap.Strings("portals", s.Portals), zap.String("authentication", s.Authentication),
 		zap.Duration("after", time.Since(d.started)),
 		zap.String("try", fmt.Sprintf("%s -s iscsi://%s%s", command, user, reachable(s.Portals[0]))))
-	if !d.cfg.chap.Enabled() {
+	switch {
+	case d.cfg.chap.Enabled():
+	case slices.ContainsFunc(d.cfg.portals, func(p portal) bool { return !p.loopback() }):
 		d.log.Warn("there is no CHAP: whoever reaches a portal can use the disks", zap.Strings("portals", s.Portals))
+	default:
+		d.log.Warn("there is no CHAP, so only this machine, or this container or pod, can use the disks: CHAP_USERNAME and CHAP_PASSWORD let others log in",
+			zap.Strings("portals", s.Portals))
 	}
 }
 

@@ -139,6 +139,9 @@ func TestServeFailures(t *testing.T) {
 	taken, err := net.Listen("tcp4", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer taken.Close()
+	takenToo, err := net.Listen("tcp4", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer takenToo.Close()
 	for name, c := range map[string]struct {
 		env  []string
 		make func(l place)
@@ -149,8 +152,8 @@ func TestServeFailures(t *testing.T) {
 		"files that are none":   {make: strayFiles, want: []string{"2 files in {dir}/disk", "\n  notes.txt: ", "\n  small.raw: "}},
 		"a portal that's taken": {env: []string{"LISTEN=" + taken.Addr().String()}, make: rawImage, want: []string{taken.Addr().String(), "taken", "--port (PORT)"}},
 		"pages that are taken":  {env: []string{"METRICS_LISTEN=" + taken.Addr().String()}, make: rawImage, want: []string{taken.Addr().String(), "taken", "--metrics-listen (METRICS_LISTEN)"}},
-		"both are taken": {env: []string{"LISTEN=" + taken.Addr().String(), "METRICS_LISTEN=" + taken.Addr().String()}, make: rawImage,
-			want: []string{"metrics address " + taken.Addr().String(), "portal " + taken.Addr().String(), "another container of the pod"}},
+		"both are taken": {env: []string{"LISTEN=" + taken.Addr().String(), "METRICS_LISTEN=" + takenToo.Addr().String()}, make: rawImage,
+			want: []string{"metrics address " + takenToo.Addr().String(), "portal " + taken.Addr().String(), "another container of the pod"}},
 		"ready file in nowhere": {env: []string{"READY_FILE=/does/not/exist/healthy"}, make: rawImage, want: []string{"/does/not/exist", "--ready-file"}},
 		"ready file in the way": {env: []string{"READY_FILE=/proc"}, make: rawImage, want: []string{"/proc", "ready file"}},
 		"work directory":        {env: []string{"WORK_DIR=/proc/work"}, make: rawImage, want: []string{"/proc/work"}},

@@ -60,7 +60,7 @@ func (f *xmlFlags) servedLUN(ctx context.Context, l *loader) (libvirt.LUN, error
 	return lun, l.problems.err()
 }
 
-// statusPage is the address of /status, of a URL of any of a daemon's pages or of none.
+// statusPage is the address of /status, of the URL of that page or of none.
 func statusPage(text string) (*url.URL, error) {
 	page, err := url.Parse(text)
 	if err != nil {
