@@ -122,6 +122,40 @@ func TestImageOfAnyUser(t *testing.T) {
 	}
 }
 
+// TestImagesThatShareAWorkDirectory runs two containers on one volume. The control socket is that of the first: a handover in the second must
+// not hand over a LUN of the first.
+func TestImagesThatShareAWorkDirectory(t *testing.T) {
+	e := requireImages(t, "qemu-img")
+	first, source := oneDisk(t, e)
+	context := t.TempDir()
+	makeQcow2(t, source, filepath.Join(context, "other.qcow2"), "", true)
+	second := e.buildFrom(t, context, "ADD other.qcow2 /disk/")
+	shared := t.TempDir()
+	require.NoError(t, os.Chmod(shared, 0o777))
+	run := func(image string, variables ...string) *container {
+		c := e.newContainer(t, image, append(withEnv(variables...), "--network=none", "--volume="+shared+":/var/lib/kubevirt-disk"))
+		c.start(t)
+		untilReady(t, c)
+		return c
+	}
+	open := func(c *container) result {
+		return c.exec(t, "kubevirt-disk", "handover", "--lun=1", "--to=iqn.2020-01.test:second")
+	}
+	one, two := run(first), run(second)
+	refused := open(two)
+	require.Equal(t, 1, refused.status, "%s", refused)
+	require.Contains(t, refused.output, "a daemon in another container")
+	require.Contains(t, refused.output, "CONTROL_SOCKET")
+	require.NotContains(t, one.log(t), `"msg":"handover"`)
+	require.Zero(t, open(one).status)
+	require.Contains(t, one.log(t), `"msg":"handover"`)
+
+	require.Zero(t, two.stop(t))
+	two = run(second, "CONTROL_SOCKET=two.sock")
+	require.Zero(t, open(two).status)
+	require.Contains(t, two.log(t), `"msg":"handover"`)
+}
+
 // TestImageSaysWhatIsMissing starts images that cannot work as they are: each ends with a status and a message that says what to do.
 func TestImageSaysWhatIsMissing(t *testing.T) {
 	e := requireImages(t, "qemu-img")
