@@ -3,10 +3,12 @@ package integration
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 )
 
 // chapClient is the tests' credential as libiscsi's tools take it.
@@ -154,6 +156,38 @@ func TestImagesThatShareAWorkDirectory(t *testing.T) {
 	two = run(second, "CONTROL_SOCKET=two.sock")
 	require.Zero(t, open(two).status)
 	require.Contains(t, two.log(t), `"msg":"handover"`)
+}
+
+// TestImageWarnsOfNoVolume keeps a persistent disk where it dies with the container.
+func TestImageWarnsOfNoVolume(t *testing.T) {
+	e := requireImages(t, "qemu-img")
+	image, _ := oneDisk(t, e)
+	const warning = "the persistent disks will be lost"
+	volume := t.TempDir()
+	require.NoError(t, os.Chmod(volume, 0o777))
+	// The machine of the tests may itself be a container, or have its temporary files in memory.
+	volatile := func(dir string) bool {
+		var st unix.Statfs_t
+		require.NoError(t, unix.Statfs(dir, &st))
+		return slices.Contains([]int64{unix.OVERLAYFS_SUPER_MAGIC, unix.TMPFS_MAGIC, unix.RAMFS_MAGIC}, int64(st.Type))
+	}
+	places := []struct {
+		option string
+		warns  bool
+	}{{"--tmpfs=/data:mode=1777", true}, {"--volume=" + volume + ":/data", volatile(volume)}}
+	for _, place := range places {
+		c := e.newContainer(t, image, append(withEnv("PERSISTENT_DIR=/data"), "--network=none", place.option))
+		c.start(t)
+		untilReady(t, c)
+		require.Equal(t, place.warns, strings.Contains(c.log(t), warning), place.option)
+		require.Zero(t, c.stop(t))
+	}
+	c := e.newContainer(t, image, append(withEnv("PERSISTENT_DIR=/tmp/data"), "--network=none"))
+	c.start(t)
+	untilReady(t, c)
+	// With the storage driver vfs the container's own layer is a directory of the machine like any other.
+	require.Equal(t, storageDriver(e.dir) == "overlay" || volatile(e.dir), strings.Contains(c.log(t), warning))
+	require.Zero(t, c.stop(t))
 }
 
 // TestImageSaysWhatIsMissing starts images that cannot work as they are: each ends with a status and a message that says what to do.

@@ -63,6 +63,7 @@ func (d *daemon) openDisks(ctx context.Context) error {
 	if err := checkIdentities(disks); err != nil {
 		return err
 	}
+	d.warnWithoutVolume()
 	d.metrics.SetDisks(d.measured(disks))
 	return nil
 }

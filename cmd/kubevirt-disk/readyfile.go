@@ -19,7 +19,7 @@ func clearReadyFile(path string) error {
 		return nil
 	}
 	if what := foreign(path); what != "" {
-		return fmt.Errorf("the ready file %s would take the place of %s: remove that, or choose another place with %s, or none by an empty one",
+		return fmt.Errorf("the ready file %s would take the place of %s: choose another place with %s, or none by an empty one",
 			path, what, nameOf(keyReadyFile))
 	}
 	return removeReadyFile(path)
