@@ -85,15 +85,16 @@ func (d *daemon) run(ctx context.Context) error {
 	d.state.set(metrics.StateStarting)
 	b := buildInfo()
 	d.log.Info("starting", zap.String("version", b.Version), zap.String("commit", b.Commit))
-	if err := clearReadyFile(d.cfg.readyFile); err != nil {
-		return err
-	}
 	// Both are tried, so that who starts a second daemon in one network learns at once of all that is taken.
 	closePages, pagesErr := d.servePages(ctx)
 	defer closePages()
 	listeners, err := listenAll(ctx, d.cfg.portals)
 	defer closeAll(listeners)
 	if err := errors.Join(pagesErr, err); err != nil {
+		return err
+	}
+	// Not before: who starts a daemon where one is running, as by an exec into its container, finds its ports taken, and must not make it unready.
+	if err := clearReadyFile(d.cfg.readyFile); err != nil {
 		return err
 	}
 	d.state.setPortals(listeners)

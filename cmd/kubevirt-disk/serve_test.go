@@ -266,6 +266,21 @@ func TestServeRemovesAStaleReadyFile(t *testing.T) {
 	require.NoFileExists(t, l.readyFile())
 }
 
+// TestASecondStartLeavesTheFirstReady starts a daemon where one is running, with all the same settings.
+func TestASecondStartLeavesTheFirstReady(t *testing.T) {
+	l := newPlace(t, "a.raw")
+	p := l.serve(t)
+	portal, _ := p.logged("portal", "address").(string)
+	for _, taken := range []string{"LISTEN=" + portal, "METRICS_LISTEN=" + p.logged("metrics", "address").(string)} {
+		status, _, stderr := run(t, append(l.env, taken), "serve")
+		require.Equal(t, exitFailed, status)
+		require.Contains(t, stderr, "taken")
+		require.FileExists(t, l.readyFile())
+	}
+	require.Equal(t, exitDone, p.terminate())
+	require.NoFileExists(t, l.readyFile())
+}
+
 // TestServeLeavesWhatIsNoReadyFile gives the ready file the name of something else by mistake.
 func TestServeLeavesWhatIsNoReadyFile(t *testing.T) {
 	l := newPlace(t, "a.raw")
