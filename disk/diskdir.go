@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/cespare/xxhash/v2"
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -63,6 +64,12 @@ func openPersistentDir(path string) (*diskDir, error) {
 
 func (d *diskDir) open(what, lock string, durable bool) error {
 	explain := func(err error) error {
+		switch {
+		case errors.Is(err, unix.ENOTDIR):
+			return fmt.Errorf("%s: %w; name a directory, which is made if it is missing", what, err)
+		case errors.Is(err, unix.EROFS):
+			return fmt.Errorf("%s: %w; mount a volume there that user %d can write to", what, err, os.Geteuid())
+		}
 		return fmt.Errorf("%s: %w; user %d must be able to write there", what, err, os.Geteuid())
 	}
 	err := errLockGone
@@ -111,6 +118,8 @@ func makeDirs(path string, durable bool) error {
 		return nil // also where the file system is read-only
 	case errors.Is(statErr, fs.ErrNotExist) && errors.Is(err, fs.ErrExist):
 		return statErr // it was there a moment ago
+	case statErr == nil:
+		return &fs.PathError{Op: "mkdir", Path: path, Err: unix.ENOTDIR}
 	}
 	return err
 }

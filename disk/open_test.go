@@ -335,6 +335,10 @@ func TestWorkDirThatCannotBeUsed(t *testing.T) {
 	require.ErrorContains(t, err, "work directory")
 	_, err = Open(t.Context(), openImage(t, path), OpenOptions{WorkDir: put(t, dir, "file", nil, 0)})
 	require.ErrorContains(t, err, "work directory")
+	require.ErrorContains(t, err, "name a directory")
+	_, err = Open(t.Context(), openImage(t, path), OpenOptions{WorkDir: t.TempDir(), PersistentDir: put(t, dir, PersistentName, nil, 512)})
+	require.ErrorContains(t, err, "persistent directory")
+	require.ErrorContains(t, err, "name a directory", "and not the file in it")
 }
 
 func TestReadOnlyClone(t *testing.T) {

@@ -3,10 +3,12 @@ package integration
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 )
 
 // chapClient is the tests' credential as libiscsi's tools take it.
@@ -122,6 +124,72 @@ func TestImageOfAnyUser(t *testing.T) {
 	}
 }
 
+// TestImagesThatShareAWorkDirectory runs two containers on one volume. The control socket is that of the first: a handover in the second must
+// not hand over a LUN of the first.
+func TestImagesThatShareAWorkDirectory(t *testing.T) {
+	e := requireImages(t, "qemu-img")
+	first, source := oneDisk(t, e)
+	context := t.TempDir()
+	makeQcow2(t, source, filepath.Join(context, "other.qcow2"), "", true)
+	second := e.buildFrom(t, context, "ADD other.qcow2 /disk/")
+	shared := t.TempDir()
+	require.NoError(t, os.Chmod(shared, 0o777))
+	run := func(image string, variables ...string) *container {
+		c := e.newContainer(t, image, append(withEnv(variables...), "--network=none", "--volume="+shared+":/var/lib/kubevirt-disk"))
+		c.start(t)
+		untilReady(t, c)
+		return c
+	}
+	open := func(c *container) result {
+		return c.exec(t, "kubevirt-disk", "handover", "--lun=1", "--to=iqn.2020-01.test:second")
+	}
+	one, two := run(first), run(second)
+	refused := open(two)
+	require.Equal(t, 1, refused.status, "%s", refused)
+	require.Contains(t, refused.output, "a daemon in another container")
+	require.Contains(t, refused.output, "CONTROL_SOCKET")
+	require.NotContains(t, one.log(t), `"msg":"handover"`)
+	require.Zero(t, open(one).status)
+	require.Contains(t, one.log(t), `"msg":"handover"`)
+
+	require.Zero(t, two.stop(t))
+	two = run(second, "CONTROL_SOCKET=two.sock")
+	require.Zero(t, open(two).status)
+	require.Contains(t, two.log(t), `"msg":"handover"`)
+}
+
+// TestImageWarnsOfNoVolume keeps a persistent disk where it dies with the container.
+func TestImageWarnsOfNoVolume(t *testing.T) {
+	e := requireImages(t, "qemu-img")
+	image, _ := oneDisk(t, e)
+	const warning = "the persistent disks will be lost"
+	volume := t.TempDir()
+	require.NoError(t, os.Chmod(volume, 0o777))
+	// The machine of the tests may itself be a container, or have its temporary files in memory.
+	volatile := func(dir string) bool {
+		var st unix.Statfs_t
+		require.NoError(t, unix.Statfs(dir, &st))
+		return slices.Contains([]int64{unix.OVERLAYFS_SUPER_MAGIC, unix.TMPFS_MAGIC, unix.RAMFS_MAGIC}, int64(st.Type))
+	}
+	places := []struct {
+		option string
+		warns  bool
+	}{{"--tmpfs=/data:mode=1777", true}, {"--volume=" + volume + ":/data", volatile(volume)}}
+	for _, place := range places {
+		c := e.newContainer(t, image, append(withEnv("PERSISTENT_DIR=/data"), "--network=none", place.option))
+		c.start(t)
+		untilReady(t, c)
+		require.Equal(t, place.warns, strings.Contains(c.log(t), warning), place.option)
+		require.Zero(t, c.stop(t))
+	}
+	c := e.newContainer(t, image, append(withEnv("PERSISTENT_DIR=/tmp/data"), "--network=none"))
+	c.start(t)
+	untilReady(t, c)
+	// With the storage driver vfs the container's own layer is a directory of the machine like any other.
+	require.Equal(t, storageDriver(e.dir) == "overlay" || volatile(e.dir), strings.Contains(c.log(t), warning))
+	require.Zero(t, c.stop(t))
+}
+
 // TestImageSaysWhatIsMissing starts images that cannot work as they are: each ends with a status and a message that says what to do.
 func TestImageSaysWhatIsMissing(t *testing.T) {
 	e := requireImages(t, "qemu-img")
@@ -140,7 +208,7 @@ func TestImageSaysWhatIsMissing(t *testing.T) {
 	}{
 		{"no image", baseImage, nil, 1, []string{"no disk image in /disk", "add a qcow2 or raw image"}},
 		{"an image that only root can read", unreadable, nil, 1, []string{"disk.raw", "user 107", "ADD --chmod=0444"}},
-		{"no volume for the disks", image, []string{"--read-only"}, 1, []string{"/var/lib/kubevirt-disk", "read-only", "user 107"}},
+		{"no volume for the disks", image, []string{"--read-only"}, 1, []string{"/var/lib/kubevirt-disk", "read-only", "mount a volume", "user 107"}},
 		{"no /tmp", image, []string{"--read-only", "--read-only-tmpfs=false"}, 1, []string{"/tmp/healthy", "mount a volume", "READY_FILE"}},
 		{"half a credential", image, withEnv("CHAP_USERNAME=" + testUser), 2, []string{"CHAP_PASSWORD"}},
 	} {

@@ -41,6 +41,8 @@ type LUNStatus struct {
 	SizeBytes  int64       `json:"size_bytes"`
 	CopyMode   string      `json:"copy_mode"`
 	AccessMode string      `json:"access_mode"`
+	Owner      string      `json:"owner,omitempty"`   // the initiator that a write-exclusive LUN belongs to at the moment
+	OpenTo     string      `json:"open_to,omitempty"` // the one that a handover has opened it to as well
 	ReadOnly   bool        `json:"read_only"`
 	Serial     string      `json:"serial,omitempty"` // once the disk is made
 	NAA        string      `json:"naa,omitempty"`    // 16 hexadecimal digits

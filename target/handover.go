@@ -11,3 +11,6 @@ func (s *Server) HandOver(lun uint16) error { return s.device.HandOver(lun) }
 
 // Withdraw closes the LUN to the admitted initiator again, as after a migration that failed. It is fenced as by HandOver.
 func (s *Server) Withdraw(lun uint16) error { return s.device.Withdraw(lun) }
+
+// Holders tells who has a write-exclusive LUN: its owner, and the initiator that it was opened to by Admit. "": nobody.
+func (s *Server) Holders(lun uint16) (owner, admitted string) { return s.device.Holders(lun) }

@@ -105,6 +105,7 @@ Exit status: 0 done, 1 failed while running, 2 wrong usage or configuration.`,
 	root.AddCommand(a.serveCommand(), a.inspectCommand(), a.convertCommand(), a.xmlCommand(), a.healthcheckCommand(),
 		a.handoverCommand(), a.versionCommand())
 	requireShell(root)
+	requireTopic(root)
 	return root
 }
 
@@ -117,6 +118,23 @@ func requireShell(root *cobra.Command) {
 			c.Args = cobra.ArbitraryArgs
 			c.RunE = func(*cobra.Command, []string) error {
 				return errors.New("which shell? usage is \"kubevirt-disk completion bash\", zsh, fish or powershell")
+			}
+		}
+	}
+}
+
+// requireTopic makes it wrong usage to ask for help about a command that there is none of. Otherwise that is answered by all of the help.
+func requireTopic(root *cobra.Command) {
+	root.InitDefaultHelpCmd()
+	for _, c := range root.Commands() {
+		if c.Name() == "help" {
+			c.RunE = func(_ *cobra.Command, args []string) error {
+				topic, rest, err := root.Find(args)
+				if err != nil || len(rest) > 0 {
+					return fmt.Errorf("there is no command %q: see kubevirt-disk --help", strings.Join(args, " "))
+				}
+				topic.InitDefaultHelpFlag() // so that the help shows it
+				return topic.Help()
 			}
 		}
 	}

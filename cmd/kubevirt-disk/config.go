@@ -73,6 +73,7 @@ func loadConfig(flags *pflag.FlagSet) (*config, error) {
 		c.portals = l.portals(c.chap.Enabled())
 		l.checkExposure(c.portals, c.chap.Enabled(), insecure)
 	}
+	l.checkPages(c.metricsListen, c.portals)
 	return c, l.problems.err()
 }
 
@@ -85,6 +86,28 @@ func (c *config) owner() string {
 		dir = abs
 	}
 	return fmt.Sprintf("%s %s %v", host, dir, c.portals)
+}
+
+// checkDirectories refuses to keep disks where images are searched for. The next start would take their files for images, and ask the person
+// to remove what the disks need.
+func (c *config) checkDirectories() error {
+	var wrong problems
+	for _, kept := range []struct{ key, dir string }{{keyPersistentDir, c.persistentDir}, {keyWorkDir, c.workDir}} {
+		if sameDirectory(c.diskDir, kept.dir) {
+			wrong.add(nameOf(kept.key), "%s is the directory of the images, too (--%s): name another one, which may be a directory in it", kept.dir, keyDiskDir)
+		}
+	}
+	return wrong.err()
+}
+
+// sameDirectory reports whether two names are those of one directory that is there.
+func sameDirectory(a, b string) bool {
+	first, err := os.Stat(a)
+	if err != nil {
+		return false
+	}
+	second, err := os.Stat(b)
+	return err == nil && os.SameFile(first, second)
 }
 
 // readCredential reads a file that a CHAP variable names. Its name stays out of errors: it may be a secret

@@ -147,20 +147,29 @@ type peerKey struct{}
 
 // withPeer notes who is at the other end of a connection.
 func withPeer(ctx context.Context, c net.Conn) context.Context {
+	if peer := peerOf(c); peer != nil {
+		return context.WithValue(ctx, peerKey{}, peer)
+	}
+	return ctx
+}
+
+// peerOf is the process at the other end of a Unix socket, as the kernel knows it; nil: it does not. A process that has no number in this
+// container has 0.
+func peerOf(c net.Conn) (peer *unix.Ucred) {
 	socket, ok := c.(*net.UnixConn)
 	if !ok {
-		return ctx
+		return nil
 	}
 	raw, err := socket.SyscallConn()
 	if err != nil {
-		return ctx
+		return nil
 	}
 	_ = raw.Control(func(fd uintptr) {
 		if cred, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
-			ctx = context.WithValue(ctx, peerKey{}, cred)
+			peer = cred
 		}
 	})
-	return ctx
+	return peer
 }
 
 func (c *control) handle(w http.ResponseWriter, r *http.Request) {

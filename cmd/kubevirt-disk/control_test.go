@@ -3,6 +3,9 @@ package main
 import (
 	"context"
 	"errors"
+	"net"
+	"os"
+	"path/filepath"
 	"sync"
 	"testing"
 	"time"
@@ -10,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
+	"golang.org/x/sys/unix"
 )
 
 // fakeLUNs are LUNs that "a" owns. Each handover of LUN 1 waits for a word of the test, as one does for the disk or for storage.
@@ -149,6 +153,39 @@ func TestHandoverThatHangs(t *testing.T) {
 	require.NoError(t, <-finished)
 	owner, _ := f.state(1)
 	require.Equal(t, second, owner)
+}
+
+// TestHandoverWithoutAnAnswer asks a daemon that is there and waits for its disk.
+func TestHandoverWithoutAnAnswer(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "control.sock")
+	l, err := listenUnix(path)
+	require.NoError(t, err)
+	defer l.Close()
+	ctx, stop := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer stop()
+	_, err = askControl(ctx, path, handoverRequest{Action: "finish", LUN: 3})
+	require.ErrorContains(t, err, "goes on with what was asked")
+	require.ErrorContains(t, err, "LUN 3")
+	require.NotContains(t, err.Error(), "no daemon answers")
+}
+
+func TestHandoverOfAnotherContainersDaemon(t *testing.T) {
+	require.NoError(t, checkDaemon("s", &unix.Ucred{Pid: 1}, true), "its own")
+	require.NoError(t, checkDaemon("s", &unix.Ucred{Pid: 0}, false), "of a container without a daemon, to control one")
+	require.NoError(t, checkDaemon("s", &unix.Ucred{Pid: 77}, false), "on a machine")
+	require.NoError(t, checkDaemon("s", nil, true), "the kernel does not tell")
+	for _, pid := range []int32{0, 77} {
+		require.ErrorContains(t, checkDaemon("/work/control.sock", &unix.Ucred{Pid: pid}, true), "/work/control.sock is the socket of a daemon in another container")
+	}
+
+	path := filepath.Join(t.TempDir(), "control.sock")
+	l, err := listenUnix(path)
+	require.NoError(t, err)
+	defer l.Close()
+	c, err := net.Dial("unix", path)
+	require.NoError(t, err)
+	defer c.Close()
+	require.EqualValues(t, os.Getpid(), peerOf(c).Pid, "who listens, seen from who asks")
 }
 
 // TestHandoverRunsOutOnBrokenStorage has a time run out that cannot be ended, as storage fails: the log says that the LUN is open to both,

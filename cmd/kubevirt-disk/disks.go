@@ -63,6 +63,7 @@ func (d *daemon) openDisks(ctx context.Context) error {
 	if err := checkIdentities(disks); err != nil {
 		return err
 	}
+	d.warnWithoutVolume()
 	d.metrics.SetDisks(d.measured(disks))
 	return nil
 }
@@ -120,6 +121,9 @@ func checkIdentities(disks []*servedDisk) error {
 
 // findDisks finds the images and how each is to be served. What it returns with an error is to be closed as well.
 func (d *daemon) findDisks() ([]*servedDisk, error) {
+	if err := d.cfg.checkDirectories(); err != nil {
+		return nil, err
+	}
 	images, err := disk.ScanDir(d.cfg.diskDir, disk.ImageOptions{})
 	var disks []*servedDisk
 	switch {

@@ -24,6 +24,9 @@ const (
 	keyNAA    = "naa"
 )
 
+// maxLUN is the highest LUN of the flat addressing method, 14 bits (SAM-5 4.7.7).
+const maxLUN = 1<<14 - 1
+
 // diskSettings is how one disk is served.
 type diskSettings struct {
 	lun        uint16 // 0: its place among the images
@@ -47,8 +50,8 @@ type diskOverrides struct {
 var diskKeys = map[string]func(s *diskSettings, value string) error{
 	"lun": func(s *diskSettings, value string) error {
 		n, err := strconv.ParseUint(value, 10, 16)
-		if err != nil || n < 1 || n > 16383 {
-			return fmt.Errorf("%q is no LUN: use 1 to 16383", value)
+		if err != nil || n < 1 || n > maxLUN {
+			return fmt.Errorf("%q is no LUN: use 1 to %d", value, maxLUN)
 		}
 		s.lun = uint16(n)
 		return nil
@@ -183,6 +186,10 @@ func (d diskOverrides) apply(s *diskSettings, p *problems) {
 // settingsFor is how the disk of each image is served, in order. What is wrong is collected in p: also that the file sets up
 // a disk of which there is no image, and that two disks want one LUN.
 func (c *config) settingsFor(images []string, p *problems) []diskSettings {
+	if len(images) > maxLUN {
+		p.add("--"+keyDiskDir, "%d images are too many: a target has LUNs for %d", len(images), maxLUN)
+		return nil
+	}
 	all := make([]diskSettings, len(images))
 	users := map[uint16]string{}
 	for i, name := range images {

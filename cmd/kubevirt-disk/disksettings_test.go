@@ -1,6 +1,7 @@
 package main
 
 import (
+	"strconv"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -64,6 +65,21 @@ func TestWrongSettingsOfSingleDisks(t *testing.T) {
 			require.ErrorContains(t, wrong.err(), want)
 		})
 	}
+}
+
+func TestMoreImagesThanLUNs(t *testing.T) {
+	cleanEnv(t)
+	images := make([]string, maxLUN+1)
+	for i := range images {
+		images[i] = strconv.Itoa(i)
+	}
+	c := mustConfig(t)
+	var wrong problems
+	all := c.settingsFor(images[1:], &wrong)
+	require.NoError(t, wrong.err())
+	require.EqualValues(t, maxLUN, all[maxLUN-1].lun)
+	c.settingsFor(images, &wrong)
+	require.ErrorContains(t, wrong.err(), "16384 images are too many: a target has LUNs for 16383")
 }
 
 func TestParseSize(t *testing.T) {

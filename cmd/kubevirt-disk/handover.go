@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 )
 
 func (a *app) handoverCommand() *cobra.Command {
@@ -30,7 +31,8 @@ func (a *app) handoverCommand() *cobra.Command {
 When the time of --for is over, the LUN is handed over if the second initiator is logged in, and stays where it was otherwise.
 The daemon is asked through its control socket, and obeys its own user and root only.
 
-Exit status 0: done. 1: refused, with the reason, and nothing has changed.`,
+Exit status 0: done. 1: refused, with the reason, and nothing has changed; or the daemon has not answered in time, as its disk hangs, and
+goes on with what was asked. The page /status tells who has a LUN.`,
 		Args: usageArgs(cobra.NoArgs),
 	}
 	keys := []string{keyControlSocket, keyWorkDir}
@@ -76,6 +78,23 @@ Exit status 0: done. 1: refused, with the reason, and nothing has changed.`,
 // controlTimeout is longer than the abort of commands on a slow disk should take.
 const controlTimeout = 30 * time.Second
 
+// strangerError is a control socket of another daemon than the one of this container.
+type strangerError struct{ socket string }
+
+func (e *strangerError) Error() string {
+	return fmt.Sprintf("%s is the socket of a daemon in another container, which has the same work directory, and its LUNs are not those of this one: "+
+		"give the daemon of this container another %s", e.socket, nameOf(keyControlSocket))
+}
+
+// checkDaemon refuses the daemon of another container where this one has its own, as that one's LUN of the same number would be handed over.
+// Containers that share a work directory share the default socket, which is that of whoever came first.
+func checkDaemon(socket string, peer *unix.Ucred, ownIsInit bool) error {
+	if ownIsInit && peer != nil && peer.Pid != 1 {
+		return &strangerError{socket}
+	}
+	return nil
+}
+
 // askControl sends a request to the daemon's control socket and returns what it did.
 func askControl(ctx context.Context, path string, req handoverRequest) (string, error) {
 	ctx, stop := context.WithTimeout(ctx, controlTimeout)
@@ -90,14 +109,27 @@ func askControl(ctx context.Context, path string, req handoverRequest) (string, 
 			return nil, err
 		}
 		defer dir.Close()
-		return new(net.Dialer).DialContext(ctx, "unix", short)
+		c, err := new(net.Dialer).DialContext(ctx, "unix", short)
+		if err != nil {
+			return nil, err
+		}
+		if err := checkDaemon(path, peerOf(c), daemonIsInit()); err != nil {
+			return nil, errors.Join(err, c.Close())
+		}
+		return c, nil
 	}}}
 	httpReq, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://daemon/handover", bytes.NewReader(body))
 	if err != nil {
 		return "", err
 	}
 	res, err := client.Do(httpReq)
-	if err != nil {
+	var stranger *strangerError
+	switch {
+	case errors.As(err, &stranger):
+		return "", stranger
+	case errors.Is(err, context.DeadlineExceeded):
+		return "", fmt.Errorf("the daemon at %s has not answered in time, and goes on with what was asked, as when its disk hangs: see in /status who has LUN %d, or ask again", path, req.LUN)
+	case err != nil:
 		return "", fmt.Errorf("no daemon answers at %s: %w; is it running, with the same --%s?", path, err, keyWorkDir)
 	}
 	defer res.Body.Close()

@@ -155,6 +155,9 @@ func (s *state) status(d *daemon) metrics.Status {
 	}
 	if srv != nil {
 		page.Sessions = append(page.Sessions, srv.Sessions()...)
+		for i, one := range page.LUNs {
+			page.LUNs[i].Owner, page.LUNs[i].OpenTo = srv.Holders(one.LUN)
+		}
 	}
 	return page
 }

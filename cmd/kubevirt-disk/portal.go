@@ -41,6 +41,20 @@ func (p portal) network(all []portal) string {
 	return "tcp6"
 }
 
+// clashes says that only one of two addresses can be bound: they are the same, or one of them stands for every address of the other's family,
+// or of both.
+func (p portal) clashes(o portal) bool {
+	switch {
+	case p.port != o.port || p.port == 0:
+		return false
+	case !p.addr.IsValid() || !o.addr.IsValid():
+		return true
+	case p.addr.Is4() != o.addr.Is4():
+		return false
+	}
+	return p == o || p.addr.IsUnspecified() || o.addr.IsUnspecified()
+}
+
 // parsePortal reads ADDRESS:PORT. Without a port it is defaultPort, and explicit is false. Names are not
 // looked up: what a name resolves to decides who can reach a disk, and that may change.
 func parsePortal(s string, defaultPort uint16) (p portal, explicit bool, err error) {
@@ -118,13 +132,32 @@ func (l *loader) portals(chap bool) []portal {
 		case explicit && portSet && p.port != port:
 			l.problems.add(l.source(keyListen)+" and "+l.source(keyPort), "%q has another port than %d: give the port only once", e, port)
 			continue
-		case p.port != 0 && slices.Contains(all, p):
+		}
+		switch i := slices.IndexFunc(all, p.clashes); {
+		case i < 0:
+		case all[i] == p:
 			l.problems.add(l.source(keyListen), "%s is listed twice", p)
 			continue
+		default:
+			l.problems.add(l.source(keyListen), "one of %s and %s has the other in it: leave that out", all[i], p)
 		}
 		all = append(all, p)
 	}
 	return all
+}
+
+// checkPages refuses pages where a portal is: the port would be found taken, by nobody else than this process.
+func (l *loader) checkPages(pages *portal, portals []portal) {
+	if pages == nil {
+		return
+	}
+	at := *pages
+	if at.addr == netip.IPv6Unspecified() {
+		at.addr = netip.Addr{} // alone it takes IPv4 too
+	}
+	if slices.ContainsFunc(portals, at.clashes) {
+		l.problems.add(l.name(keyMetricsListen), "port %d is that of the portals, too: choose another one for either, the latter with %s", at.port, nameOf(keyPort))
+	}
 }
 
 var errNoAuth = errors.New("without CHAP everybody who reaches the portal could read and write the disks: " +

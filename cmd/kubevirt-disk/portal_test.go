@@ -2,6 +2,7 @@ package main
 
 import (
 	"net"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -67,6 +68,39 @@ func TestPortalNetworks(t *testing.T) {
 			got = append(got, p.network(all))
 		}
 		require.Equal(t, want, strings.Join(got, " "), text)
+	}
+}
+
+// TestClashes compares what is refused with what the kernel refuses.
+func TestClashes(t *testing.T) {
+	for text, want := range map[string]bool{
+		"127.0.0.1 127.0.0.1": true, "127.0.0.1 127.0.0.2": false, "127.0.0.1 0.0.0.0": true, "0.0.0.0 :": true, "127.0.0.1 :": true,
+		"127.0.0.1 [::1]": false, "0.0.0.0 [::]": false, "127.0.0.1 [::]": false, "[::1] [::]": true, "[::1] :": true, "[::] :": true,
+	} {
+		t.Run(text, func(t *testing.T) {
+			one, two, _ := strings.Cut(text, " ")
+			var all []portal
+			bindable := false
+			// Somebody else may have the port at one of the addresses: then another port shows it.
+			for tries := 0; tries < 8 && !bindable; tries++ {
+				free, err := net.Listen("tcp", ":0")
+				require.NoError(t, err)
+				port := strconv.Itoa(free.Addr().(*net.TCPAddr).Port)
+				require.NoError(t, free.Close())
+				all = nil
+				for _, address := range []string{one, two} {
+					all = append(all, mustPortal(t, strings.TrimSuffix(address, ":")+":"+port))
+				}
+				listeners, err := listenAll(t.Context(), all)
+				closeAll(listeners)
+				bindable = err == nil
+			}
+			require.Equal(t, want, !bindable)
+			require.Equal(t, want, all[0].clashes(all[1]))
+			require.Equal(t, want, all[1].clashes(all[0]))
+			all[0].port = 0
+			require.False(t, all[0].clashes(all[1]))
+		})
 	}
 }
 

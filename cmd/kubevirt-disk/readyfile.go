@@ -9,13 +9,50 @@ import (
 	"syscall"
 )
 
+// readyText is what the ready file holds, by which it is known again.
+const readyText = "ready\n"
+
+// clearReadyFile removes what a run that was killed has left, as it would tell a probe that this one is ready. Any other thing of that name
+// stays, and is an error: the name may be a slip and be that of an image, or be /dev/null in order to have no file.
+func clearReadyFile(path string) error {
+	if path == "" {
+		return nil
+	}
+	if what := foreign(path); what != "" {
+		return fmt.Errorf("the ready file %s would take the place of %s: choose another place with %s, or none by an empty one",
+			path, what, nameOf(keyReadyFile))
+	}
+	return removeReadyFile(path)
+}
+
+// foreign says what is in the place of the ready file, "" where that is nothing or a ready file. An empty one is too, as touch makes it.
+func foreign(path string) string {
+	info, err := os.Lstat(path)
+	switch {
+	case err != nil:
+		return "" // what else is wrong shows when it is removed
+	case info.IsDir():
+		return "a directory"
+	case !info.Mode().IsRegular():
+		return "something that is no regular file"
+	case info.Size() == 0:
+		return ""
+	}
+	if info.Size() == int64(len(readyText)) {
+		if text, err := os.ReadFile(path); err == nil && string(text) == readyText {
+			return ""
+		}
+	}
+	return "a file with other content"
+}
+
 // writeReadyFile makes the file that says that the LUNs can be used. It appears with its content at once,
 // because a probe may read it at any moment.
 func writeReadyFile(path string) error {
 	if path == "" {
 		return nil
 	}
-	if err := writeAtomically(path, "ready\n"); err != nil {
+	if err := writeAtomically(path, readyText); err != nil {
 		return fmt.Errorf("the ready file cannot be made, so that no probe would see that the LUNs are ready (--%s chooses another place): %w", keyReadyFile, err)
 	}
 	return nil

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os/signal"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -84,16 +85,16 @@ func (d *daemon) run(ctx context.Context) error {
 	d.state.set(metrics.StateStarting)
 	b := buildInfo()
 	d.log.Info("starting", zap.String("version", b.Version), zap.String("commit", b.Commit))
-	// Left by a run that was killed: it would tell a probe that this one is ready.
-	if err := removeReadyFile(d.cfg.readyFile); err != nil {
-		return err
-	}
 	// Both are tried, so that who starts a second daemon in one network learns at once of all that is taken.
 	closePages, pagesErr := d.servePages(ctx)
 	defer closePages()
 	listeners, err := listenAll(ctx, d.cfg.portals)
 	defer closeAll(listeners)
 	if err := errors.Join(pagesErr, err); err != nil {
+		return err
+	}
+	// Not before: who starts a daemon where one is running, as by an exec into its container, finds its ports taken, and must not make it unready.
+	if err := clearReadyFile(d.cfg.readyFile); err != nil {
 		return err
 	}
 	d.state.setPortals(listeners)
@@ -227,8 +228,13 @@ func (d *daemon) announce() {
 	d.log.Info("ready", zap.String("target", s.TargetName), zap.Strings("portals", s.Portals), zap.String("authentication", s.Authentication),
 		zap.Duration("after", time.Since(d.started)),
 		zap.String("try", fmt.Sprintf("%s -s iscsi://%s%s", command, user, reachable(s.Portals[0]))))
-	if !d.cfg.chap.Enabled() {
+	switch {
+	case d.cfg.chap.Enabled():
+	case slices.ContainsFunc(d.cfg.portals, func(p portal) bool { return !p.loopback() }):
 		d.log.Warn("there is no CHAP: whoever reaches a portal can use the disks", zap.Strings("portals", s.Portals))
+	default:
+		d.log.Warn("there is no CHAP, so only this machine, or this container or pod, can use the disks: CHAP_USERNAME and CHAP_PASSWORD let others log in",
+			zap.Strings("portals", s.Portals))
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -15,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/metrics"
+	"kubevirt.io/disk/target/targettest"
 )
 
 func TestServeFromStartToStop(t *testing.T) {
@@ -137,6 +139,9 @@ func TestServeFailures(t *testing.T) {
 	taken, err := net.Listen("tcp4", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer taken.Close()
+	takenToo, err := net.Listen("tcp4", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer takenToo.Close()
 	for name, c := range map[string]struct {
 		env  []string
 		make func(l place)
@@ -147,8 +152,8 @@ func TestServeFailures(t *testing.T) {
 		"files that are none":   {make: strayFiles, want: []string{"2 files in {dir}/disk", "\n  notes.txt: ", "\n  small.raw: "}},
 		"a portal that's taken": {env: []string{"LISTEN=" + taken.Addr().String()}, make: rawImage, want: []string{taken.Addr().String(), "taken", "--port (PORT)"}},
 		"pages that are taken":  {env: []string{"METRICS_LISTEN=" + taken.Addr().String()}, make: rawImage, want: []string{taken.Addr().String(), "taken", "--metrics-listen (METRICS_LISTEN)"}},
-		"both are taken": {env: []string{"LISTEN=" + taken.Addr().String(), "METRICS_LISTEN=" + taken.Addr().String()}, make: rawImage,
-			want: []string{"metrics address " + taken.Addr().String(), "portal " + taken.Addr().String(), "another container of the pod"}},
+		"both are taken": {env: []string{"LISTEN=" + taken.Addr().String(), "METRICS_LISTEN=" + takenToo.Addr().String()}, make: rawImage,
+			want: []string{"metrics address " + takenToo.Addr().String(), "portal " + taken.Addr().String(), "another container of the pod"}},
 		"ready file in nowhere": {env: []string{"READY_FILE=/does/not/exist/healthy"}, make: rawImage, want: []string{"/does/not/exist", "--ready-file"}},
 		"ready file in the way": {env: []string{"READY_FILE=/proc"}, make: rawImage, want: []string{"/proc", "ready file"}},
 		"work directory":        {env: []string{"WORK_DIR=/proc/work"}, make: rawImage, want: []string{"/proc/work"}},
@@ -255,10 +260,104 @@ func TestServeWithFewDescriptors(t *testing.T) {
 
 func TestServeRemovesAStaleReadyFile(t *testing.T) {
 	l := newPlace(t)
-	require.NoError(t, os.WriteFile(l.readyFile(), []byte("of a run that was killed"), 0o644))
+	require.NoError(t, os.WriteFile(l.readyFile(), []byte("ready\n"), 0o644))
 	status, _, _ := run(t, l.env, "serve")
 	require.Equal(t, exitFailed, status)
 	require.NoFileExists(t, l.readyFile())
+}
+
+// TestASecondStartLeavesTheFirstReady starts a daemon where one is running, with all the same settings.
+func TestASecondStartLeavesTheFirstReady(t *testing.T) {
+	l := newPlace(t, "a.raw")
+	p := l.serve(t)
+	portal, _ := p.logged("portal", "address").(string)
+	for _, taken := range []string{"LISTEN=" + portal, "METRICS_LISTEN=" + p.logged("metrics", "address").(string)} {
+		status, _, stderr := run(t, append(l.env, taken), "serve")
+		require.Equal(t, exitFailed, status)
+		require.Contains(t, stderr, "taken")
+		require.FileExists(t, l.readyFile())
+	}
+	require.Equal(t, exitDone, p.terminate())
+	require.NoFileExists(t, l.readyFile())
+}
+
+// TestServeLeavesWhatIsNoReadyFile gives the ready file the name of something else by mistake.
+func TestServeLeavesWhatIsNoReadyFile(t *testing.T) {
+	l := newPlace(t, "a.raw")
+	image := filepath.Join(l.dir, "disk", "a.raw")
+	empty := filepath.Join(l.dir, "empty")
+	require.NoError(t, os.Mkdir(empty, 0o755))
+	pipe := filepath.Join(l.dir, "pipe")
+	require.NoError(t, syscall.Mkfifo(pipe, 0o600))
+	for _, path := range []string{image, empty, pipe} {
+		before, err := os.Lstat(path)
+		require.NoError(t, err)
+		status, _, stderr := run(t, append(l.env, "READY_FILE="+path), "serve")
+		require.Equal(t, exitFailed, status, stderr)
+		require.Contains(t, stderr, path)
+		require.Contains(t, stderr, "--ready-file (READY_FILE)")
+		after, err := os.Lstat(path)
+		require.NoError(t, err, "it is still there")
+		require.Equal(t, before.Mode(), after.Mode())
+		require.Equal(t, before.Size(), after.Size())
+	}
+}
+
+// TestServeRefusesToKeepDisksAmongImages has one directory for the images and for a disk: the next start would take the disk's files for images.
+func TestServeRefusesToKeepDisksAmongImages(t *testing.T) {
+	l := newPlace(t, "a.raw")
+	images := filepath.Join(l.dir, "disk")
+	link := filepath.Join(l.dir, "link")
+	require.NoError(t, os.Symlink(images, link))
+	for env, name := range map[string]string{
+		"PERSISTENT_DIR=" + images: "--persistent-dir (PERSISTENT_DIR)", "PERSISTENT_DIR=" + link: "--persistent-dir (PERSISTENT_DIR)", "WORK_DIR=" + images: "--work-dir (WORK_DIR)",
+	} {
+		status, _, stderr := run(t, append(l.env, env), "serve")
+		require.Equal(t, exitUsage, status, stderr)
+		require.Contains(t, stderr, name)
+		require.Contains(t, stderr, "--disk-dir")
+		files, err := os.ReadDir(images)
+		require.NoError(t, err)
+		require.Len(t, files, 1, "nothing was made there")
+	}
+	p := l.serve(t, "PERSISTENT_DIR="+filepath.Join(images, "disks"))
+	require.Equal(t, exitDone, p.terminate())
+	p = l.serve(t, "PERSISTENT_DIR="+filepath.Join(images, "disks"))
+	require.Equal(t, exitDone, p.terminate())
+}
+
+// TestStatusTellsWhoHasALUN logs in twice, so that the sessions alone do not tell.
+func TestStatusTellsWhoHasALUN(t *testing.T) {
+	const first, second = "iqn.2020-01.test:first", "iqn.2020-01.test:second"
+	l := newPlace(t, "a.raw", "b.raw")
+	p := l.serve(t)
+	portal, err := netip.ParseAddrPort(p.logged("portal", "address").(string))
+	require.NoError(t, err)
+	luns := func() []metrics.LUNStatus {
+		code, body := p.page("/status")
+		require.Equal(t, http.StatusOK, code)
+		var s metrics.Status
+		require.NoError(t, json.Unmarshal([]byte(body), &s))
+		return s.LUNs
+	}
+	login := func(initiator string) *targettest.Session {
+		return targettest.MustLogin(t, net.TCPAddrFromAddrPort(portal), targettest.LoginOptions{Initiator: initiator, Target: "iqn.2017-01.io.kubevirt:wrapper"}, 1)
+	}
+	login(second)
+	require.Empty(t, luns()[0].Owner, "nobody has read or written")
+	login(first).MustGood(t, targettest.Read10(1, 0, 1))
+	require.Equal(t, first, luns()[0].Owner)
+	require.Empty(t, luns()[0].OpenTo)
+	require.Empty(t, luns()[1].Owner)
+
+	work := "WORK_DIR=" + filepath.Join(l.dir, "work")
+	status, _, stderr := run(t, []string{work}, "handover", "--lun=1", "--to="+second)
+	require.Equal(t, exitDone, status, stderr)
+	require.Equal(t, []string{first, second}, []string{luns()[0].Owner, luns()[0].OpenTo})
+	status, _, stderr = run(t, []string{work}, "handover", "--lun=1", "--finish")
+	require.Equal(t, exitDone, status, stderr)
+	require.Equal(t, []string{second, ""}, []string{luns()[0].Owner, luns()[0].OpenTo})
+	require.Equal(t, exitDone, p.terminate())
 }
 
 // TestNoSecretIsShown serves with CHAP in both directions and looks for the secrets in everything that can be seen.

@@ -193,6 +193,29 @@ func TestXMLFindsThePortal(t *testing.T) {
 	require.True(t, isLoopback("::1"))
 	require.True(t, isLoopback("localhost"))
 
+	for _, c := range []struct {
+		bound []string
+		page  string
+		want  string
+	}{
+		{[]string{"0.0.0.0:3260"}, "fd00::5", ""},
+		{[]string{"0.0.0.0:3260", "[::]:3260"}, "fd00::5", "[fd00::5]:3260"},
+		{[]string{"0.0.0.0:3260"}, "disk.example.com", "disk.example.com:3260"},
+		{[]string{"[::]:3260"}, "10.0.0.5", "10.0.0.5:3260"},
+		{[]string{"[::]:3260", "127.0.0.1:3260"}, "10.0.0.5", ""},
+		{[]string{"[::]:3260", "127.0.0.1:3261"}, "10.0.0.5", "10.0.0.5:3260"},
+	} {
+		l := &loader{flags: (&app{}).xmlCommand().Flags()}
+		got := new(xmlFlags).servedPortals(&metrics.Status{Portals: c.bound}, c.page, l)
+		if c.want == "" {
+			require.Empty(t, got, "nobody listens there")
+			require.ErrorContains(t, l.problems.err(), "--host: is missing")
+			continue
+		}
+		require.NoError(t, l.problems.err())
+		require.Equal(t, c.want, got[0].String())
+	}
+
 	f := xmlFlags{}
 	l := &loader{flags: (&app{}).xmlCommand().Flags()}
 	require.Empty(t, f.servedPortals(&metrics.Status{Portals: []string{"127.0.0.1:3260", "[::1]:3260"}}, "10.0.0.5", l))

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
+	"slices"
 	"strings"
 
 	"kubevirt.io/disk/libvirt"
@@ -60,7 +61,7 @@ func (f *xmlFlags) servedLUN(ctx context.Context, l *loader) (libvirt.LUN, error
 	return lun, l.problems.err()
 }
 
-// statusPage is the address of /status, of a URL of any of a daemon's pages or of none.
+// statusPage is the address of /status, of the URL of that page or of none.
 func statusPage(text string) (*url.URL, error) {
 	page, err := url.Parse(text)
 	if err != nil {
@@ -135,18 +136,21 @@ func (f *xmlFlags) choose(status *metrics.Status, l *loader) (metrics.LUNStatus,
 // servedPortals are those of --host, or else the first of the daemon that can be reached from outside of its machine, or from
 // inside where it was asked there. A daemon that listens on every address is reached where its status page is.
 func (f *xmlFlags) servedPortals(status *metrics.Status, pageHost string, l *loader) []libvirt.Portal {
-	var bound, usable []libvirt.Portal
+	var addrs []netip.AddrPort
 	for _, text := range status.Portals {
-		addr, err := netip.ParseAddrPort(text)
-		if err != nil {
-			continue // of a daemon that listens in a way that this one does not know
+		// One that is none is of a daemon that listens in a way that this one does not know.
+		if addr, err := netip.ParseAddrPort(text); err == nil {
+			addrs = append(addrs, addr)
 		}
+	}
+	var bound, usable []libvirt.Portal
+	for _, addr := range addrs {
 		p := libvirt.Portal{Host: addr.Addr().String(), Port: addr.Port()}
 		if addr.Addr().IsUnspecified() {
 			p.Host = pageHost
 		}
 		bound = append(bound, p)
-		if !addr.Addr().IsLoopback() || isLoopback(pageHost) {
+		if answersAt(addr, pageHost, addrs) && (!addr.Addr().IsLoopback() || isLoopback(pageHost)) {
 			usable = append(usable, p)
 		}
 	}
@@ -158,13 +162,26 @@ func (f *xmlFlags) servedPortals(status *metrics.Status, pageHost string, l *loa
 		return f.portals(l, l.connectPort(port, false))
 	}
 	if len(usable) == 0 {
-		l.problems.add("--"+flagHost, "is missing: of the daemon's portals (%s) none can be reached from elsewhere; name an address that leads to it", strings.Join(status.Portals, ", "))
+		l.problems.add("--"+flagHost, "is missing: of the daemon's portals (%s) none can be reached where its page is; name an address that leads to one", strings.Join(status.Portals, ", "))
 		return nil
 	}
 	// libvirt's schema allows one, and QEMU uses one.
 	first := usable[0]
 	first.Port = l.connectPort(first.Port, false)
 	return []libvirt.Portal{first}
+}
+
+// answersAt reports whether a portal for every address has one of the family by which a status page is reached, as pages have both and
+// 0.0.0.0 has IPv4 only. [::] has both, unless another portal has its port for IPv4.
+func answersAt(portal netip.AddrPort, host string, all []netip.AddrPort) bool {
+	addr, err := netip.ParseAddr(host)
+	if err != nil || !portal.Addr().IsUnspecified() {
+		return true
+	}
+	if ip4 := addr.Unmap().Is4(); portal.Addr().Is4() || !ip4 {
+		return portal.Addr().Is4() == ip4
+	}
+	return !slices.ContainsFunc(all, func(o netip.AddrPort) bool { return o.Addr().Is4() && o.Port() == portal.Port() })
 }
 
 func isLoopback(host string) bool {

@@ -59,20 +59,38 @@ func (d *Device) claim(u *unit, n *Nexus) bool {
 	return true
 }
 
-// releasedLocked reports whether n's initiator, who is no guest, may use a unit that another one may have claimed. A claim ends
-// with the owner's last nexus, but not before its writes have left the disk: one that is stuck there would otherwise surface
-// under the next owner. Nor while a guest is there, who is about to be the next owner: in a live migration the first machine
-// logs out before the LUN is handed over.
+// releasedLocked reports whether n's initiator, who is no guest, may use a unit that another one may have claimed.
 func (d *Device) releasedLocked(u *unit, n *Nexus) bool {
 	owner := u.owner.Load()
-	switch {
-	case owner == nil, owner.name == n.initiator.name:
+	return owner == nil || owner.name == n.initiator.name || !d.heldLocked(u, owner)
+}
+
+// heldLocked reports whether the owner of a unit still has its claim. That ends with the owner's last nexus, but not before its writes
+// have left the disk: one that is stuck there would otherwise surface under the next owner. Nor while a guest is there, who is about to be
+// the next owner: in a live migration the first machine logs out before the LUN is handed over.
+func (d *Device) heldLocked(u *unit, owner *initiator) bool {
+	if owner.nexuses > 0 {
 		return true
-	case owner.nexuses > 0:
-		return false
 	}
 	if guest := u.guest.Load(); guest != nil && d.initiators[*guest] != nil {
-		return false
+		return true
 	}
-	return !u.ranges.writing(owner)
+	return u.ranges.writing(owner)
+}
+
+// Holders tells who has an exclusive unit: its owner, and the guest that it is open to. "": nobody.
+func (d *Device) Holders(lun uint16) (owner, guest string) {
+	u := d.unitByNumber(lun)
+	if u == nil {
+		return "", ""
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if o := u.owner.Load(); o != nil && d.heldLocked(u, o) {
+		owner = o.name
+	}
+	if g := u.guest.Load(); g != nil {
+		guest = *g
+	}
+	return owner, guest
 }

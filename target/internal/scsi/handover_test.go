@@ -51,7 +51,22 @@ func TestHandOver(t *testing.T) {
 	require.Equal(t, "GOOD", write(second))
 	require.NoError(t, b.d.Withdraw(number))
 
+	owner, guest := b.d.Holders(number)
+	require.Equal(t, []string{"iqn.b", ""}, []string{owner, guest})
+	require.NoError(t, b.d.Admit(number, "iqn.a"))
+	b.d.Detach(second)
+	owner, guest = b.d.Holders(number)
+	require.Equal(t, []string{"iqn.b", "iqn.a"}, []string{owner, guest}, "nobody else gets it meanwhile")
+	require.NoError(t, b.d.Withdraw(number))
+	owner, guest = b.d.Holders(number)
+	require.Empty(t, owner+guest, "its last session has ended")
+	owner, guest = b.d.Holders(9)
+	require.Empty(t, owner+guest)
+
 	shared := newBench(t)
+	require.Equal(t, "GOOD", shared.run(cdb(readOne), nil).outcome())
+	owner, guest = shared.d.Holders(number)
+	require.Empty(t, owner+guest, "it is everybody's")
 	require.ErrorContains(t, shared.d.Admit(number, "iqn.b"), "open to every initiator")
 }
 

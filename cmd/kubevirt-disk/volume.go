@@ -1,0 +1,29 @@
+package main
+
+import (
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+)
+
+// warnWithoutVolume tells of a persistent directory that dies with the container: one that was made in its own layer because the volume was
+// forgotten or is mounted elsewhere, or one in memory. The disks are served all the same, as somebody may be trying things out.
+func (d *daemon) warnWithoutVolume() {
+	var st unix.Statfs_t
+	if d.cfg.persistentDir == "" || unix.Statfs(d.cfg.persistentDir, &st) != nil {
+		return
+	}
+	if where := volatilePlace(int64(st.Type)); where != "" {
+		d.log.Warn("the persistent disks will be lost: their directory is "+where+", and not on a volume", zap.String("directory", d.cfg.persistentDir))
+	}
+}
+
+// volatilePlace is where a file system of that type has its files, if they die with the container or the machine; else "".
+func volatilePlace(fsType int64) string {
+	switch fsType {
+	case unix.OVERLAYFS_SUPER_MAGIC:
+		return "in the container's own layer"
+	case unix.TMPFS_MAGIC, unix.RAMFS_MAGIC:
+		return "in memory"
+	}
+	return ""
+}
