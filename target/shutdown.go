@@ -115,14 +115,8 @@ func (s *session) requestLogout() {
 	if s.discovery() || !s.open.Load() {
 		return
 	}
-	s.conn.tx.send(&pdu.AsyncMessage{
+	s.conn.sendSoon(&pdu.AsyncMessage{ // the peer may have stopped reading
 		Event:      pdu.AsyncLogoutRequest,
 		Parameter3: uint16(logoutGrace / time.Second),
-	}, snAdvance, nil, nil)
-	// The peer may have stopped reading: the drain must not wait for it.
-	s.conn.spawn(func() {
-		if err := s.conn.tx.flush(); err != nil {
-			s.end(err)
-		}
-	})
+	}, snAdvance)
 }
