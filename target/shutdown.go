@@ -9,7 +9,8 @@ import (
 
 const (
 	// logoutGrace is how long an initiator gets to answer a logout request (RFC 7143 11.9.1). Then its command window opens no
-	// further, and its connection closes when it has been silent for logoutSilence and has an answer to all that it has sent.
+	// further, and its connection closes when it has been silent for logoutSilence and has an answer to all that it has sent, or
+	// for logoutGrace where it owes data for the rest: its machine may be gone.
 	logoutGrace   = 2 * time.Second
 	logoutSilence = 2 * janitorTick // by the coarse clock: longer than one tick
 )
@@ -67,7 +68,7 @@ func (s *Server) stopAccepting() {
 	}
 }
 
-// closeFinished ends discovery sessions, and with idle also the normal ones that have no command in flight.
+// closeFinished ends discovery sessions, and with idle also the normal ones that are quiet.
 func (s *Server) closeFinished(idle bool) {
 	for _, sess := range s.all() {
 		if sess.discovery() || idle && sess.quiet() {
@@ -101,13 +102,20 @@ func (s *Server) cut(ctx context.Context) error {
 	}
 }
 
-// quiet says that the initiator has been silent for a while, no command is in flight and every response has been handed to the network.
+// quiet says that the initiator has been silent for a while, no command of it can go on and every response has been handed to the network.
 func (s *session) quiet() bool {
 	s.mu.Lock()
-	n := len(s.tasks)
+	silence := logoutSilence
+	for _, t := range s.tasks {
+		if t.state != taskCollecting {
+			s.mu.Unlock()
+			return false
+		}
+		silence = logoutGrace
+	}
 	s.mu.Unlock()
 	c := s.conn
-	return n == 0 && c.tx.idle() && c.srv.clock.Load()-c.rx.heard.Load() >= int64(logoutSilence)
+	return c.tx.idle() && c.srv.clock.Load()-c.rx.heard.Load() >= int64(silence)
 }
 
 // requestLogout asks the initiator to log out, by an asynchronous message.

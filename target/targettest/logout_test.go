@@ -163,6 +163,15 @@ func TestShutdown(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, <-stopped)
 	})
+	t.Run("11.9.1/an initiator that is gone in the midst of its data does not hold up the end", func(t *testing.T) {
+		s := start(t)
+		sess := s.login(t, solicited)
+		waiting(t, sess, 1, 0, pattern(8*BlockSize, 5))
+		stopped := s.shutdown(20 * time.Second)
+		_, err := sess.ExpectClosedAfter()
+		require.NoError(t, err)
+		require.NoError(t, <-stopped)
+	})
 	t.Run("11.9.1/a disk that hangs does not hold up the end for ever", func(t *testing.T) {
 		s := start(t)
 		sess := s.login(t, LoginOptions{})
