@@ -108,6 +108,7 @@ var (
 // forgetLocked gives a task's tag and its place in the window back. After this nothing may use t.
 func (s *session) forgetLocked(t *task) {
 	t.owner = nil
+	answered := t.state == taskExecuting
 	if t.state != taskAborted { // else the tag is free already, or another task's
 		delete(s.tasks, t.tag)
 	}
@@ -119,6 +120,9 @@ func (s *session) forgetLocked(t *task) {
 	t.out.release()
 	t.scsi.Reset()
 	s.reopenLocked()
+	if !answered {
+		s.tellLocked()
+	}
 	s.free = append(s.free, t)
 }
 

@@ -107,11 +107,16 @@ func (s *Server) checkTimeouts(sess *session, now int64) {
 		}
 	case asked == 0 && now-heard > int64(lim.NOPInterval) && c.busy.Load() == 0:
 		c.ping.sentAt.Store(now)
-		c.tx.send(&pdu.NOPIn{TaskTag: pdu.ReservedTag, TransferTag: c.nextTag()}, snPeek, nil, nil)
-		c.spawn(func() {
-			if err := c.tx.flush(); err != nil {
-				c.fail(err)
-			}
-		})
+		c.sendSoon(&pdu.NOPIn{TaskTag: pdu.ReservedTag, TransferTag: c.nextTag()}, snPeek)
 	}
+}
+
+// sendSoon sends a PDU on behalf of a goroutine that must not wait for the network. The session has not ended.
+func (c *conn) sendSoon(p encoder, sn snKind) {
+	c.tx.send(p, sn, nil, nil)
+	c.spawn(func() {
+		if err := c.tx.flush(); err != nil {
+			c.fail(err)
+		}
+	})
 }

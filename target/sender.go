@@ -238,6 +238,7 @@ func (s *sender) writePart(batch []outgoing) error {
 	s.writeSince.Store(s.clock.Load())
 	iov := s.iov[:0]
 	expCmdSN, maxCmdSN := s.sess.numbers()
+	s.sess.told.Store(maxCmdSN)
 	for i := range batch {
 		o := &batch[i]
 		h := o.hdr[:pdu.HeaderLen]

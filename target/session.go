@@ -37,6 +37,8 @@ var (
 type window struct {
 	exp atomic.Uint32 // ExpCmdSN: the number of the next command
 	max atomic.Uint32 // MaxCmdSN: the last number that the initiator may use
+
+	told atomic.Uint32 // MaxCmdSN as the initiator knows it
 }
 
 func (w *window) numbers() (expCmdSN, maxCmdSN uint32) {
@@ -226,6 +228,17 @@ func (s *session) reopenLocked() {
 	if pdu.SNLess(s.window.max.Load(), limit) {
 		s.window.max.Store(limit)
 	}
+}
+
+// tellLocked tells an initiator that has used its command window up that it is open again, after a command that ended without an answer
+// that would have said so (RFC 7143 11.19): with nothing else in flight it would wait for the next ping.
+func (s *session) tellLocked() {
+	limit := s.window.max.Load()
+	if told := s.window.told.Load(); s.closed || limit == told || s.window.exp.Load() != told+1 {
+		return
+	}
+	s.window.told.Store(limit)
+	s.conn.sendSoon(&pdu.NOPIn{TaskTag: pdu.ReservedTag, TransferTag: pdu.ReservedTag}, snPeek)
 }
 
 // closeWindow keeps MaxCmdSN where it is: the initiator may send what it has room for, and no more.

@@ -9,7 +9,8 @@ import (
 
 const (
 	// logoutGrace is how long an initiator gets to answer a logout request (RFC 7143 11.9.1). Then its command window opens no
-	// further, and its connection closes when it has been silent for logoutSilence and has an answer to all that it has sent.
+	// further, and its connection closes when it has been silent for logoutSilence and has an answer to all that it has sent, or
+	// for logoutGrace where it owes data for the rest, or takes no answers: its machine may be gone.
 	logoutGrace   = 2 * time.Second
 	logoutSilence = 2 * janitorTick // by the coarse clock: longer than one tick
 )
@@ -67,7 +68,7 @@ func (s *Server) stopAccepting() {
 	}
 }
 
-// closeFinished ends discovery sessions, and with idle also the normal ones that have no command in flight.
+// closeFinished ends discovery sessions, and with idle also the normal ones that are quiet.
 func (s *Server) closeFinished(idle bool) {
 	for _, sess := range s.all() {
 		if sess.discovery() || idle && sess.quiet() {
@@ -101,13 +102,33 @@ func (s *Server) cut(ctx context.Context) error {
 	}
 }
 
-// quiet says that the initiator has been silent for a while, no command is in flight and every response has been handed to the network.
+// quiet says that the initiator has been silent for a while, and no command of it can go on: every response has been handed to the
+// network, or the network takes no more.
 func (s *session) quiet() bool {
-	s.mu.Lock()
-	n := len(s.tasks)
-	s.mu.Unlock()
 	c := s.conn
-	return n == 0 && c.tx.idle() && c.srv.clock.Load()-c.rx.heard.Load() >= int64(logoutSilence)
+	executing, waiting := s.inFlight()
+	idle, since := c.tx.idle(), c.tx.writeSince.Load()
+	now := c.srv.clock.Load()
+	silent := time.Duration(now - c.rx.heard.Load()) // looked at last: what has come meanwhile counts
+	switch {
+	case since != 0 && time.Duration(now-since) >= logoutGrace:
+		return silent >= logoutGrace
+	case waiting > 0:
+		return executing == 0 && idle && silent >= logoutGrace
+	}
+	return executing == 0 && idle && silent >= logoutSilence
+}
+
+// inFlight counts the commands that are executed, and those that wait for data of the initiator.
+func (s *session) inFlight() (executing, waiting int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, t := range s.tasks {
+		if t.state == taskCollecting {
+			waiting++
+		}
+	}
+	return len(s.tasks) - waiting, waiting
 }
 
 // requestLogout asks the initiator to log out, by an asynchronous message.
@@ -115,14 +136,8 @@ func (s *session) requestLogout() {
 	if s.discovery() || !s.open.Load() {
 		return
 	}
-	s.conn.tx.send(&pdu.AsyncMessage{
+	s.conn.sendSoon(&pdu.AsyncMessage{ // the peer may have stopped reading
 		Event:      pdu.AsyncLogoutRequest,
 		Parameter3: uint16(logoutGrace / time.Second),
-	}, snAdvance, nil, nil)
-	// The peer may have stopped reading: the drain must not wait for it.
-	s.conn.spawn(func() {
-		if err := s.conn.tx.flush(); err != nil {
-			s.end(err)
-		}
-	})
+	}, snAdvance)
 }

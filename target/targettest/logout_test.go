@@ -163,6 +163,28 @@ func TestShutdown(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, <-stopped)
 	})
+	t.Run("11.9.1/an initiator that is gone in the midst of its data does not hold up the end", func(t *testing.T) {
+		s := start(t)
+		sess := s.login(t, solicited)
+		waiting(t, sess, 1, 0, pattern(8*BlockSize, 5))
+		stopped := s.shutdown(20 * time.Second)
+		_, err := sess.ExpectClosedAfter()
+		require.NoError(t, err)
+		require.NoError(t, <-stopped)
+	})
+	t.Run("11.9.1/nor does one that is gone and takes no data", func(t *testing.T) {
+		s := start(t)
+		sess := s.login(t, LoginOptions{})
+		for range 60 {
+			sess.MustStart(t, Read10(1, 0, 8192))
+		}
+		eventually(t, "no more is sent", func() bool {
+			before := s.disk.Calls(disktest.OpRead)
+			time.Sleep(50 * time.Millisecond)
+			return before > 0 && s.disk.Calls(disktest.OpRead) == before
+		})
+		require.NoError(t, <-s.shutdown(20*time.Second))
+	})
 	t.Run("11.9.1/a disk that hangs does not hold up the end for ever", func(t *testing.T) {
 		s := start(t)
 		sess := s.login(t, LoginOptions{})

@@ -154,3 +154,44 @@ func TestPDUDeadline(t *testing.T) {
 	})
 	s.works(t)
 }
+
+// TestNOPInOpensTheWindow: commands that were aborted give their places in a closed command window back without an answer that could say so. An
+// initiator that has nothing else in flight would wait for the next ping.
+func TestNOPInOpensTheWindow(t *testing.T) {
+	const width = 4
+	s := start(t, limits(target.Limits{CommandWindow: width}))
+	told := func(t *testing.T, sess *Session) {
+		t.Helper()
+		in, _, err := Expect[pdu.NOPIn](sess.Conn)
+		require.NoError(t, err)
+		require.Equal(t, []uint32{pdu.ReservedTag, pdu.ReservedTag}, []uint32{in.TaskTag, in.TransferTag}, "it asks for no answer")
+		require.False(t, pdu.SNLess(sess.MaxCmdSN, sess.CmdSN), "the window is open")
+		attentions(t, sess, 1)
+		sess.MustGood(t, TestUnitReady(1))
+	}
+	t.Run("11.19/commands that hang in the disk", func(t *testing.T) {
+		sess := s.login(t, LoginOptions{})
+		release := s.stall(t, disktest.OpRead)
+		before := s.disk.Calls(disktest.OpRead)
+		for range width {
+			sess.Forget(sess.MustStart(t, Read10(1, 0, 1)))
+		}
+		eventually(t, "all commands are in the disk", func() bool { return s.disk.Calls(disktest.OpRead) >= before+width })
+		manage(t, sess, pdu.TMComplete, pdu.TaskManagementRequest{Function: pdu.TMLogicalUnitReset, LUN: LUN(1)})
+		require.Equal(t, sess.ExpCmdSN-1, sess.MaxCmdSN, "the disk is still at work")
+		require.NoError(t, sess.ExpectOnlyPing())
+		release()
+		told(t, sess)
+	})
+	t.Run("11.19/commands that another initiator aborts", func(t *testing.T) {
+		sess, neighbour := s.login(t, solicited), s.login(t, other)
+		for range width {
+			task, _ := waiting(t, sess, 1, 0, pattern(8*BlockSize, 1))
+			sess.Forget(task)
+		}
+		require.Equal(t, sess.ExpCmdSN-1, sess.MaxCmdSN)
+		manage(t, neighbour, pdu.TMComplete, pdu.TaskManagementRequest{Function: pdu.TMClearTaskSet, LUN: LUN(1)})
+		told(t, sess)
+	})
+	s.works(t)
+}
