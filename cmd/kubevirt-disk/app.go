@@ -185,20 +185,28 @@ func running(run func(*cobra.Command, []string) error) func(*cobra.Command, []st
 }
 
 // interruptible returns a context that ends with the first SIGTERM or SIGINT. A second one ends the process
-// at once with status 1, so that nothing that hangs can keep it alive. The caller calls stop.
+// at once with status 1, so that nothing that hangs can keep it alive. A closed terminal is like a first one, however often it says so,
+// unless the process was started to outlive it (nohup). The caller calls stop.
 func (a *app) interruptible(parent context.Context) (ctx context.Context, stop func()) {
 	ctx, cancel := context.WithCancel(parent)
 	signals := make(chan os.Signal, 2)
+	hangups := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
+	if !signal.Ignored(syscall.SIGHUP) {
+		signal.Notify(hangups, syscall.SIGHUP)
+	}
 	stopped := make(chan struct{})
 	go func() {
-		for n := 0; ; n++ {
+		for n := 0; ; {
 			select {
 			case <-stopped:
 				return
+			case <-hangups:
+				n = max(n, 1)
 			case <-signals:
+				n++
 			}
-			if n > 0 {
+			if n > 1 {
 				a.exit(exitFailed)
 			}
 			cancel()
@@ -206,6 +214,7 @@ func (a *app) interruptible(parent context.Context) (ctx context.Context, stop f
 	}()
 	return ctx, sync.OnceFunc(func() {
 		signal.Stop(signals)
+		signal.Stop(hangups)
 		close(stopped)
 		cancel()
 	})

@@ -10,6 +10,7 @@ import (
 	"net/http/httptest"
 	"net/netip"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"sync/atomic"
 	"syscall"
@@ -211,6 +212,25 @@ func TestTheFirstSignalCancelsTheSecondEnds(t *testing.T) {
 	case <-time.After(patience):
 		t.Fatal("the second signal does nothing")
 	}
+}
+
+func TestAClosedTerminalIsAFirstSignal(t *testing.T) {
+	if signal.Ignored(syscall.SIGHUP) {
+		t.Skip("skipped: the tests were started to outlive their terminal")
+	}
+	exited := make(chan int, 1)
+	a := &app{exit: func(status int) { exited <- status }}
+	ctx, stop := a.interruptible(t.Context())
+	defer stop()
+	for range 2 {
+		require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGHUP))
+		select {
+		case <-ctx.Done():
+		case <-time.After(patience):
+			t.Fatal("the signal does nothing")
+		}
+	}
+	require.Never(t, func() bool { return len(exited) > 0 }, 50*time.Millisecond, time.Millisecond)
 }
 
 func TestReadyFile(t *testing.T) {

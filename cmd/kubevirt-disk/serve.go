@@ -24,8 +24,8 @@ func (a *app) serveCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Serve every image of a directory as an iSCSI LUN, until SIGTERM",
-		Long: `Serves every image of a directory as an iSCSI LUN, until SIGTERM or SIGINT, which drain and exit with status 0. A second
-signal ends the process at once.
+		Long: `Serves every image of a directory as an iSCSI LUN, until SIGTERM, SIGINT or the end of its terminal, which drain and exit with
+status 0. A second SIGTERM or SIGINT ends the process at once.
 
 The portals are bound before images are expanded, so that a port that is taken is known at once. Connections made
 before the LUNs are ready are answered when they are: no login happens earlier. Wait for the ready file or /readyz.
