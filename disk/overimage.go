@@ -232,7 +232,7 @@ func (o *opening) createFile(s *state) error {
 	if err != nil {
 		return err
 	}
-	err = retry(func() error { return out.file.Truncate(s.Size) })
+	err = o.resize(out.file, s.Size)
 	if err == nil && s.Durable {
 		err = retry(out.file.Sync)
 	}
@@ -294,11 +294,20 @@ func (o *opening) growFile(size int64) error {
 	if err != nil {
 		return err
 	}
-	err = retry(func() error { return f.Truncate(size) })
+	err = o.resize(f, size)
 	if err == nil && o.durable() {
 		err = retry(f.Sync)
 	}
 	return errors.Join(err, f.Close())
+}
+
+// resize gives the disk's file its size. What a file system admits is less than the space it has: 16 TiB in ext4.
+func (o *opening) resize(f *os.File, size int64) error {
+	err := retry(func() error { return f.Truncate(size) })
+	if errors.Is(err, unix.EFBIG) {
+		return &SpaceError{Dir: o.dir.path, What: "the disk of " + printable(o.name), FileSize: size}
+	}
+	return err
 }
 
 // syncFile makes a file durable that was written without that.
