@@ -96,7 +96,8 @@ func (o *opening) assembleComplete(inst *Instance, s *state) error {
 }
 
 // openMaps reads what is known of the map, adds the image's holes, and opens the map's files, which then say the same. The
-// live file counts only within one boot: it is not flushed, so that after a crash of the machine it may be ahead of the data.
+// live file counts only within one boot and one volume: it is not flushed, so that it may be ahead of the data after a crash of the machine, and
+// in a snapshot of the volume.
 func (o *opening) openMaps(m *blockMap, s *state, fresh bool) (maps *mapStore, stored int64, err error) {
 	maps = newMapStore(len(m.pages))
 	defer func() {
@@ -106,7 +107,7 @@ func (o *opening) openMaps(m *blockMap, s *state, fresh bool) (maps *mapStore, s
 	}()
 	header := mapHeader{granule: granuleFor(s.ImageSize), blocks: m.blocks, id: [16]byte(s.mapID())}
 	current := header
-	current.boot = bootID()
+	current.boot, current.volume = bootID(), volumeID(o.dir.path)
 	if !fresh {
 		if err := o.mergeMaps(header, current, m, maps, s); err != nil {
 			return maps, 0, o.damaged(err)
@@ -142,10 +143,16 @@ func (o *opening) mergeMaps(header, current mapHeader, m *blockMap, maps *mapSto
 	if current.boot == "" && s.Durable {
 		return nil // nobody can tell which boot the live file is of
 	}
+	if !s.Durable {
+		current.volume = anyVolume // without the live file there is no disk, and nobody takes snapshots of one that dies with the pod
+	}
 	live, err := mergeMap(o.dir.liveMap(), current, m, maps.taint)
-	if err == nil {
+	switch {
+	case err == nil && (s.Durable || !o.durable()):
 		maps.live = live
-	} else if s.Durable {
+	case err == nil:
+		return live.Close() // it is made anew, as from now on its volume counts
+	case s.Durable:
 		err = nil // it is made anew
 	}
 	return err
