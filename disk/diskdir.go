@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/cespare/xxhash/v2"
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -63,7 +64,15 @@ func openPersistentDir(path string) (*diskDir, error) {
 
 func (d *diskDir) open(what, lock string, durable bool) error {
 	explain := func(err error) error {
-		return fmt.Errorf("%s: %w; user %d must be able to write there", what, err, os.Geteuid())
+		switch {
+		case errors.Is(err, fs.ErrPermission) || errors.Is(err, unix.EROFS):
+			return fmt.Errorf("%s: %w; user %d must be able to write there", what, err, os.Geteuid())
+		case isNoSpace(err):
+			return fmt.Errorf("%s: %w; make room or use a larger volume", what, err)
+		case errors.Is(err, unix.ENOLCK) || errors.Is(err, errors.ErrUnsupported):
+			return fmt.Errorf("%s: %w; its file system must be one that has locks", what, err)
+		}
+		return fmt.Errorf("%s: %w", what, err)
 	}
 	err := errLockGone
 	for tries := 0; tries < 16 && (errors.Is(err, errLockGone) || errors.Is(err, fs.ErrNotExist)); tries++ {

@@ -85,6 +85,10 @@ func Open(ctx context.Context, img *Image, opt OpenOptions) (*Instance, error) {
 	if err != nil {
 		return nil, err
 	}
+	if end := endsWith(fileSystem(o.dir.path)); o.dir.persistent && end != "" {
+		o.log.Warn("the persistent directory is not on a volume: what is written to the disk is lost with "+end+"; mount a volume there",
+			zap.String("directory", o.dir.path))
+	}
 	if err = ctx.Err(); err == nil && img != nil {
 		err = img.checkUntouched()
 	}

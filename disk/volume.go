@@ -13,9 +13,7 @@ import (
 // empty where it says nothing: the file system of a container gets a new number with every start, whatever lies below it.
 func volumeID(path string) string {
 	var st unix.Stat_t
-	var fs unix.Statfs_t
-	if retry(func() error { return unix.Stat(path, &st) }) != nil || retry(func() error { return unix.Statfs(path, &fs) }) != nil ||
-		fs.Type == unix.OVERLAYFS_SUPER_MAGIC {
+	if retry(func() error { return unix.Stat(path, &st) }) != nil || fileSystem(path) == unix.OVERLAYFS_SUPER_MAGIC {
 		return ""
 	}
 	number := fmt.Sprintf("%d:%d", unix.Major(uint64(st.Dev)), unix.Minor(uint64(st.Dev)))
@@ -26,4 +24,25 @@ func volumeID(path string) string {
 		}
 	}
 	return number
+}
+
+// fileSystem is the type of the file system that a path is on, as statfs(2) has it; 0 if it cannot be told.
+func fileSystem(path string) int64 {
+	var st unix.Statfs_t
+	if retry(func() error { return unix.Statfs(path, &st) }) != nil {
+		return 0
+	}
+	return st.Type
+}
+
+// endsWith is what a file system ends with that is certainly no volume: the one of a container, as where nothing is mounted at the path that was
+// meant, or one in memory. "" for all others.
+func endsWith(fileSystem int64) string {
+	switch fileSystem {
+	case unix.OVERLAYFS_SUPER_MAGIC:
+		return "the container"
+	case unix.TMPFS_MAGIC, unix.RAMFS_MAGIC:
+		return "the machine or the pod, as it is in memory"
+	}
+	return ""
 }

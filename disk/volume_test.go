@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 )
 
 // snapshot copies the files of a disk as a snapshot of its volume has them, which knows nothing of what only memory holds: the map that is not
@@ -70,4 +71,31 @@ func TestSnapshotOfAVolumeOnTheSameMachine(t *testing.T) {
 			require.Equal(t, -1, firstDifference(want, readAll(t, first, first.Size())))
 		})
 	}
+}
+
+// Where nothing is mounted at the path, the disk would end with the container, and nobody would know before that.
+func TestPersistentDirectoryThatIsNoVolume(t *testing.T) {
+	path := put(t, t.TempDir(), "disk.raw", block(1, 8192), 0)
+	warned := func(opt OpenOptions) int {
+		inst, logs := start(t, path, opt)
+		require.NoError(t, inst.Close())
+		return logs.FilterMessageSnippet("is not on a volume").Len()
+	}
+	memory := tinyFS(t, "1m")
+	require.Equal(t, 1, warned(OpenOptions{PersistentDir: memory}))
+	require.Equal(t, 0, warned(OpenOptions{WorkDir: memory}))
+	for fileSystem, want := range map[int64]string{unix.OVERLAYFS_SUPER_MAGIC: "the container", unix.EXT4_SUPER_MAGIC: "", unix.NFS_SUPER_MAGIC: "", 0: ""} {
+		require.Equal(t, want, endsWith(fileSystem))
+	}
+}
+
+// What a directory cannot be used for is not always who may write there.
+func TestDirectoryErrorsSayWhatToDo(t *testing.T) {
+	path := put(t, t.TempDir(), "disk.raw", block(1, 8192), 0)
+	full := tinyFS(t, "16k,nr_inodes=1")
+	_, err := Open(t.Context(), openImage(t, path), OpenOptions{WorkDir: full})
+	require.ErrorContains(t, err, "no space left on device; make room")
+	require.NoError(t, unix.Mount("", full, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+	_, err = Open(t.Context(), openImage(t, path), OpenOptions{WorkDir: full})
+	require.ErrorContains(t, err, "read-only file system; user 0 must be able to write there")
 }
