@@ -122,7 +122,11 @@ func (o *opening) openMaps(m *blockMap, s *state, fresh bool) (maps *mapStore, s
 		case err == nil:
 			maps.live = live // not before: a typed nil pointer would not be a nil interface
 		case isNoSpace(err) && maps.durable != nil && o.durable():
-			// A full volume has to be served, or the guest could not make room.
+			// A full volume has to be served, or the guest could not make room. What another machine has left of its own map would count again when the
+			// disk comes back to it.
+			if err := remove(o.dir.liveMap()); err != nil {
+				return maps, 0, err
+			}
 			o.log.Warn("no space is left for the map of the disk: until the next start, a daemon that is killed loses what was not flushed", zap.Error(err))
 		default:
 			return maps, 0, o.spaceError(err)
