@@ -83,8 +83,7 @@ func (o *opener) complete(l *layer, depth int) error {
 	if l.format == FormatQcow2 {
 		c, err := openQcow2(l, limit)
 		if err != nil {
-			return &ImageError{Name: l.name, Format: l.format, Reason: "is not valid: " + err.Error(), Err: err,
-				Action: "check it with \"qemu-img check\", and fetch or build it again"}
+			return refuseQcow2(l.name, err)
 		}
 		l.content, l.header, l.size = c, c.header(), c.Size()
 	}

@@ -15,7 +15,8 @@ import (
 const partialSuffix = ".partial"
 
 // Convert writes the image as a sparse raw file. The file appears under its name, in place of one that was there, only
-// when it is complete; until then it is dst with the suffix ".partial". It is not flushed to storage. p may be nil.
+// when it is complete; until then it is dst with the suffix ".partial". It is not flushed to storage. An image that is changed
+// meanwhile is an error. p may be nil.
 func Convert(ctx context.Context, img *Image, dst string, p *Progress) error {
 	if err := checkDestination(img, dst); err != nil {
 		return err
@@ -34,6 +35,9 @@ func Convert(ctx context.Context, img *Image, dst string, p *Progress) error {
 		return err
 	}
 	_, err = newCopier(img, out.file, p, 0).run(ctx)
+	if err == nil {
+		err = img.checkUntouched() // the end of a raw file that became shorter has been read as a hole
+	}
 	if err = out.finish(err); err != nil {
 		return err
 	}

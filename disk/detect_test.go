@@ -1,12 +1,16 @@
 package disk
 
 import (
+	"bytes"
+	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 )
 
 func TestDetectByMagic(t *testing.T) {
@@ -129,4 +133,32 @@ func FuzzDetect(f *testing.F) {
 			t.Fatalf("the name %q reaches the terminal as it is", name)
 		}
 	})
+}
+
+// An image that is intact is not said to be damaged, nor one that cannot be read.
+func TestQcow2ThatIsNotServed(t *testing.T) {
+	dir := t.TempDir()
+	qemuImg(t, dir, "create", "-q", "-f", "qcow2", "good.qcow2", "1M")
+	good, err := os.ReadFile(filepath.Join(dir, "good.qcow2"))
+	require.NoError(t, err)
+	edited := func(name string, at int, to byte) {
+		p := bytes.Clone(good)
+		p[at] = to
+		put(t, dir, name, p, 0)
+	}
+	edited("aes.qcow2", 35, 1)
+	edited("corrupt.qcow2", 79, 2)
+	edited("damaged.qcow2", 23, 99) // cluster_bits
+	edited("data.qcow2", 79, 4)
+	edited("first.qcow2", 7, 1)
+	require.Equal(t, map[string]string{
+		"aes.qcow2":     `cannot be served: the image is encrypted (AES); decrypt it with "qemu-img convert": a key cannot be given to the server`,
+		"corrupt.qcow2": `cannot be served: the image is marked corrupt (incompatible feature bit 1); repair it with "qemu-img check -r all"`,
+		"damaged.qcow2": `is not valid: cluster_bits is 99, outside 9 to 21; check it with "qemu-img check", and fetch or build it again`,
+		"data.qcow2":    `cannot be served: the image keeps its data in an external file (incompatible feature bit 2); convert it with "qemu-img convert -O qcow2"`,
+		"first.qcow2":   `cannot be served: its version 1 is not supported, and versions 2 and 3 are; convert it with "qemu-img convert -f qcow -O qcow2"`,
+	}, scanErrors(t, dir))
+	unreadable := refuseQcow2("disk.qcow2", fmt.Errorf("reading the header: %w", unix.EIO))
+	require.Equal(t, "cannot be read: reading the header: input/output error", unreadable.Explain())
+	require.True(t, unreadable.unreadable())
 }

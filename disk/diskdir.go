@@ -69,8 +69,14 @@ func (d *diskDir) open(what, lock string, durable bool) error {
 			return fmt.Errorf("%s: %w; name a directory, which is made if it is missing", what, err)
 		case errors.Is(err, unix.EROFS):
 			return fmt.Errorf("%s: %w; mount a volume there that user %d can write to", what, err, os.Geteuid())
+		case errors.Is(err, fs.ErrPermission):
+			return fmt.Errorf("%s: %w; user %d must be able to write there", what, err, os.Geteuid())
+		case isNoSpace(err):
+			return fmt.Errorf("%s: %w; make room or use a larger volume", what, err)
+		case errors.Is(err, unix.ENOLCK) || errors.Is(err, errors.ErrUnsupported):
+			return fmt.Errorf("%s: %w; its file system must be one that has locks", what, err)
 		}
-		return fmt.Errorf("%s: %w; user %d must be able to write there", what, err, os.Geteuid())
+		return fmt.Errorf("%s: %w", what, err)
 	}
 	err := errLockGone
 	for tries := 0; tries < 16 && (errors.Is(err, errLockGone) || errors.Is(err, fs.ErrNotExist)); tries++ {

@@ -97,9 +97,14 @@ type SpaceError struct {
 	What      string // what needs the space
 	Needed    int64  // bytes, in all; 0 where it is not known, as the disk filled up underway
 	Available int64  // bytes
+	FileSize  int64  // bytes: no file may be that large there, however much space is left; 0 where that is not what is wrong
 }
 
 func (e *SpaceError) Error() string {
+	if e.FileSize > 0 {
+		return fmt.Sprintf("%s takes a file of %s (%d bytes), and no file in %s can be that large, by its file system or a limit of the process (ulimit -f); "+
+			"use a volume with another file system, such as XFS", e.What, byteCount(e.FileSize), e.FileSize, e.Dir)
+	}
 	if e.Needed == 0 {
 		return fmt.Sprintf("%s: %s filled up while it was written, %s are left; make room or use a larger volume",
 			e.What, e.Dir, byteCount(e.Available))
@@ -133,14 +138,14 @@ func (e *PersistentError) Error() string {
 	return fmt.Sprintf("the persistent disk %s %s; %s", e.Path, e.Reason, e.Action)
 }
 
-// LockedError is a work directory or image that another process uses.
+// LockedError is a directory or file that another process uses.
 type LockedError struct {
 	Path   string
 	Holder string // who holds it, as far as that is known
 }
 
 func (e *LockedError) Error() string {
-	return fmt.Sprintf("%s is in use by %s; stop that one first, or use another work directory", e.Path, e.Holder)
+	return fmt.Sprintf("%s is in use by %s; stop that one first, or give each its own", e.Path, e.Holder)
 }
 
 // byteCount is a size for people: three digits, or four before the next binary unit.

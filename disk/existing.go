@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 	"time"
 
 	"go.uber.org/zap"
@@ -120,9 +121,7 @@ func (o *opening) checkImage(ctx context.Context, s *state) (reason string, err 
 	if err != nil || reason != "" {
 		return reason, err
 	}
-	for i := range now {
-		s.stale = s.stale || !now[i].untouched(&s.Chain[i])
-	}
+	s.stale = s.stale || !slices.Equal(now, s.Chain)
 	s.Chain = now
 	return "", nil
 }

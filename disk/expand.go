@@ -161,6 +161,9 @@ func (c *copier) work(ctx context.Context, jobs <-chan job, store func(p []byte,
 
 // writeError explains an error of writing the expanded disk.
 func (c *copier) writeError(err error) error {
+	if errors.Is(err, unix.EFBIG) {
+		return &SpaceError{Dir: c.dir, What: "the expanded disk of " + c.img.Name(), FileSize: c.img.Size()}
+	}
 	if isNoSpace(err) {
 		available, statErr := availableSpace(c.dir)
 		if statErr != nil {

@@ -3,6 +3,7 @@ package disk
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -236,6 +237,57 @@ func TestExpansionOfAnImageThatCannotBeRead(t *testing.T) {
 		require.ErrorAs(t, out.finish(err), &medium)
 		require.NoFileExists(t, filepath.Join(dir, "out.raw"))
 	}
+}
+
+// A raw image that is cut off while it is converted would otherwise end in zeros.
+func TestConvertOfAnImageThatIsChanged(t *testing.T) {
+	t.Cleanup(func() { goleak.VerifyNone(t) })
+	dir := t.TempDir()
+	img := openImage(t, put(t, dir, "disk.raw", block(1, 4<<20), 0))
+	require.NoError(t, os.Truncate(img.Path(), 2<<20))
+	require.ErrorContains(t, Convert(t.Context(), img, filepath.Join(dir, "out.raw"), nil), "disk.raw was changed")
+	left, err := filepath.Glob(filepath.Join(dir, "out.raw*"))
+	require.NoError(t, err)
+	require.Empty(t, left)
+}
+
+// What a file system admits as the size of a file has nothing to do with how much space is left.
+func TestFilesThatAreTooLarge(t *testing.T) {
+	const size = 40 << 40
+	dir, work := t.TempDir(), t.TempDir()
+	if err := os.Truncate(put(t, dir, "probe", nil, 0), size); !errors.Is(err, unix.EFBIG) {
+		require.NoError(t, err)
+		t.Skip("needs a file system with a limit of less than 40 TiB for a file, as ext4")
+	}
+	qemuImg(t, dir, "create", "-q", "-f", "qcow2", "large.qcow2", fmt.Sprint(size))
+	img := openImage(t, filepath.Join(dir, "large.qcow2"))
+	small := put(t, dir, "small.raw", block(1, 8192), 0)
+	kept, _ := start(t, small, OpenOptions{WorkDir: work})
+	require.NoError(t, kept.Close())
+	open := func(img *Image, opt OpenOptions) error {
+		_, err := Open(t.Context(), img, opt)
+		return err
+	}
+	for name, err := range map[string]error{
+		"convert":         Convert(t.Context(), img, filepath.Join(dir, "out.raw"), nil),
+		"ephemeral":       open(img, OpenOptions{WorkDir: work}),
+		"persistent":      open(img, OpenOptions{PersistentDir: filepath.Join(dir, "volume"), Mode: CopyOnWrite}),
+		"grown later":     open(openImage(t, small), OpenOptions{WorkDir: work, Size: size}),
+		"larger at first": open(openImage(t, small), OpenOptions{PersistentDir: filepath.Join(dir, "other"), Size: size}),
+	} {
+		t.Run(name, func(t *testing.T) {
+			var space *SpaceError
+			require.ErrorAs(t, err, &space)
+			require.EqualValues(t, size, space.FileSize)
+			for _, part := range []string{"40 TiB (43980465111040 bytes)", space.Dir, "another file system"} {
+				require.ErrorContains(t, err, part)
+			}
+			require.NotContains(t, err.Error(), "filled up")
+		})
+	}
+	again, _ := start(t, small, OpenOptions{WorkDir: work})
+	require.True(t, again.Kept, "the disk is as it was")
+	require.False(t, again.Grown)
 }
 
 func TestNotEnoughSpaceIsFoundOutFirst(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/cespare/xxhash/v2"
 	"golang.org/x/sync/errgroup"
@@ -33,9 +34,13 @@ type fileFingerprint struct {
 	CTime int64  `json:"ctime"`
 }
 
-// untouched reports whether both describe one file at one moment.
+// untouched reports whether both describe one file at one moment. That is what the time of the last change tells, where the kernel has
+// set it: nobody else can. In read-only file systems that are made of an archive (squashfs, EROFS, those that fetch an image as it is read)
+// it is a time of the archive, in whole seconds, and with builds that are reproducible all the other numbers of another image are often the
+// same, too. A time in whole seconds only counts where there is no hash to go by.
 func (f *fileFingerprint) untouched(g *fileFingerprint) bool {
-	return f.Size == g.Size && f.Dev == g.Dev && f.Ino == g.Ino && f.MTime == g.MTime && f.CTime == g.CTime
+	same := f.Size == g.Size && f.Dev == g.Dev && f.Ino == g.Ino && f.MTime == g.MTime && f.CTime == g.CTime
+	return same && (f.CTime%int64(time.Second) != 0 || f.Hash == "" && g.Hash == "")
 }
 
 // fingerprintOf is what is known of a layer without reading it.

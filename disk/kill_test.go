@@ -84,8 +84,8 @@ func TestKill(t *testing.T) {
 				dir := filepath.Join(t.TempDir(), kind)
 				model := bytes.Clone(content)
 				next, acknowledged := uint64(1), 0
-				for range rounds / 6 {
-					last := killOnce(t, image, dir, mode, next)
+				for round := range rounds / 6 {
+					last := killOnce(t, image, dir, mode, next, round%2 == 1)
 					for ; next <= last; next++ {
 						off, p := killWrite(next)
 						copy(model[off:], p)
@@ -115,17 +115,25 @@ func TestKill(t *testing.T) {
 	}
 }
 
-// killOnce runs the process for a random time, and returns the number of the last write that it was sure of.
-func killOnce(t *testing.T, image, dir string, mode CopyMode, first uint64) (last uint64) {
+// killOnce runs the process for a random time, if asked from its first write on, however long it takes to start, and returns the number of
+// the last write that it was sure of.
+func killOnce(t *testing.T, image, dir string, mode CopyMode, first uint64, writing bool) (last uint64) {
 	child := exec.Command(os.Args[0], "-test.run=^TestWriteUntilKilled$")
 	child.Env = append(os.Environ(), killedImage+"="+image, killedDir+"="+dir, killedMode+"="+string(mode), killedFirst+"="+strconv.FormatUint(first, 10))
 	out, err := child.StdoutPipe()
 	require.NoError(t, err)
 	require.NoError(t, child.Start())
-	timer := time.AfterFunc(time.Duration(20+rand.IntN(400))*time.Millisecond, func() { child.Process.Kill() })
+	after := time.Duration(20+rand.IntN(400)) * time.Millisecond
+	timer := time.AfterFunc(after, func() { child.Process.Kill() })
 	defer timer.Stop()
+	if writing {
+		timer.Stop()
+	}
 	last = first - 1
 	for lines := bufio.NewScanner(out); lines.Scan(); {
+		if writing && last < first {
+			timer.Reset(after)
+		}
 		if _, err := fmt.Sscanf(lines.Text(), "written %d", &last); err != nil {
 			t.Errorf("the process says %q", lines.Text())
 		}

@@ -25,7 +25,7 @@ const mapHeaderSize = 4 << 10
 
 var mapMagic = [8]byte{'K', 'V', 'D', 'M', 'A', 'P', '1', '\n'}
 
-// mapHeader identifies a map file: which disk it belongs to, and, for one that is not synced, the boot of the kernel
+// mapHeader identifies a map file: which disk it belongs to, and, for one that is not synced, the boot of the kernel and the volume
 // whose page cache it is in. Encoded little-endian, in mapHeaderSize bytes:
 //
 //	   0  magic
@@ -33,6 +33,7 @@ var mapMagic = [8]byte{'K', 'V', 'D', 'M', 'A', 'P', '1', '\n'}
 //	  16  blocks
 //	  24  identifier of the disk's map, 16 bytes
 //	  40  boot, 36 characters, zeros for a file that survives one
+//	  80  volumeID, at most 48 characters, zeros as well
 //	1024  a bit for each page of which all blocks were set when the file was made: such a page need not be stored
 //	4088  xxhash64 of the bytes before
 //
@@ -40,14 +41,16 @@ var mapMagic = [8]byte{'K', 'V', 'D', 'M', 'A', 'P', '1', '\n'}
 type mapHeader struct {
 	granule, blocks int64
 	id              [16]byte
-	boot            string
+	boot, volume    string
 }
 
 const (
-	mapBootLength = 36
-	mapFullBegin  = 1 << 10
-	mapFullLength = maxMapBlocks / mapPageBlocks / 8
-	mapHeaderBody = mapHeaderSize - 8
+	mapBootLength   = 36
+	mapVolumeBegin  = 80
+	mapVolumeLength = 48
+	mapFullBegin    = 1 << 10
+	mapFullLength   = maxMapBlocks / mapPageBlocks / 8
+	mapHeaderBody   = mapHeaderSize - 8
 )
 
 // encode returns the header of a file, with the bits of full pages.
@@ -58,10 +61,14 @@ func (h *mapHeader) encode(full []byte) []byte {
 	binary.LittleEndian.PutUint64(buf[16:], uint64(h.blocks))
 	copy(buf[24:40], h.id[:])
 	copy(buf[40:40+mapBootLength], h.boot)
+	copy(buf[mapVolumeBegin:mapVolumeBegin+mapVolumeLength], h.volume)
 	copy(buf[mapFullBegin:mapFullBegin+mapFullLength], full)
 	binary.LittleEndian.PutUint64(buf[mapHeaderBody:], xxhash.Sum64(buf[:mapHeaderBody]))
 	return buf
 }
+
+// anyVolume in a header that a file is compared with: that it is the same one does not matter.
+const anyVolume = "*"
 
 // readMap merges a file's pages into a map, and calls news for those that the map did not know as they are. A file that is
 // not the one that header describes is a *damagedError.
@@ -71,8 +78,11 @@ func readMap(f storage, size int64, header mapHeader, m *blockMap, news func(pag
 		return damagedMap("cannot be read: %v", err)
 	}
 	full := bytes.Clone(buf[mapFullBegin : mapFullBegin+mapFullLength])
+	if header.volume == anyVolume {
+		header.volume = string(buf[mapVolumeBegin : mapVolumeBegin+mapVolumeLength])
+	}
 	if !bytes.Equal(buf, header.encode(full)) {
-		return damagedMap("belongs to another disk or another start of the machine, or is damaged")
+		return damagedMap("belongs to another disk, another volume or another start of the machine, or is damaged")
 	}
 	for index := range int64(len(m.pages)) {
 		off := mapHeaderSize + index*mapPageSize

@@ -96,7 +96,8 @@ func (o *opening) assembleComplete(inst *Instance, s *state) error {
 }
 
 // openMaps reads what is known of the map, adds the image's holes, and opens the map's files, which then say the same. The
-// live file counts only within one boot: it is not flushed, so that after a crash of the machine it may be ahead of the data.
+// live file counts only within one boot and one volume: it is not flushed, so that it may be ahead of the data after a crash of the machine, and
+// in a snapshot of the volume.
 func (o *opening) openMaps(m *blockMap, s *state, fresh bool) (maps *mapStore, stored int64, err error) {
 	maps = newMapStore(len(m.pages))
 	defer func() {
@@ -106,7 +107,7 @@ func (o *opening) openMaps(m *blockMap, s *state, fresh bool) (maps *mapStore, s
 	}()
 	header := mapHeader{granule: granuleFor(s.ImageSize), blocks: m.blocks, id: [16]byte(s.mapID())}
 	current := header
-	current.boot = bootID()
+	current.boot, current.volume = bootID(), volumeID(o.dir.path)
 	if !fresh {
 		if err := o.mergeMaps(header, current, m, maps, s); err != nil {
 			return maps, 0, o.damaged(err)
@@ -121,7 +122,11 @@ func (o *opening) openMaps(m *blockMap, s *state, fresh bool) (maps *mapStore, s
 		case err == nil:
 			maps.live = live // not before: a typed nil pointer would not be a nil interface
 		case isNoSpace(err) && maps.durable != nil && o.durable():
-			// A full volume has to be served, or the guest could not make room.
+			// A full volume has to be served, or the guest could not make room. What another machine has left of its own map would count again when the
+			// disk comes back to it.
+			if err := remove(o.dir.liveMap()); err != nil {
+				return maps, 0, err
+			}
 			o.log.Warn("no space is left for the map of the disk: until the next start, a daemon that is killed loses what was not flushed", zap.Error(err))
 		default:
 			return maps, 0, o.spaceError(err)
@@ -142,10 +147,16 @@ func (o *opening) mergeMaps(header, current mapHeader, m *blockMap, maps *mapSto
 	if current.boot == "" && s.Durable {
 		return nil // nobody can tell which boot the live file is of
 	}
+	if !s.Durable {
+		current.volume = anyVolume // without the live file there is no disk, and nobody takes snapshots of one that dies with the pod
+	}
 	live, err := mergeMap(o.dir.liveMap(), current, m, maps.taint)
-	if err == nil {
+	switch {
+	case err == nil && (s.Durable || !o.durable()):
 		maps.live = live
-	} else if s.Durable {
+	case err == nil:
+		return live.Close() // it is made anew, as from now on its volume counts
+	case s.Durable:
 		err = nil // it is made anew
 	}
 	return err
@@ -232,7 +243,7 @@ func (o *opening) createFile(s *state) error {
 	if err != nil {
 		return err
 	}
-	err = retry(func() error { return out.file.Truncate(s.Size) })
+	err = o.resize(out.file, s.Size)
 	if err == nil && s.Durable {
 		err = retry(out.file.Sync)
 	}
@@ -294,11 +305,20 @@ func (o *opening) growFile(size int64) error {
 	if err != nil {
 		return err
 	}
-	err = retry(func() error { return f.Truncate(size) })
+	err = o.resize(f, size)
 	if err == nil && o.durable() {
 		err = retry(f.Sync)
 	}
 	return errors.Join(err, f.Close())
+}
+
+// resize gives the disk's file its size. What a file system admits is less than the space it has: 16 TiB in ext4.
+func (o *opening) resize(f *os.File, size int64) error {
+	err := retry(func() error { return f.Truncate(size) })
+	if errors.Is(err, unix.EFBIG) {
+		return &SpaceError{Dir: o.dir.path, What: "the disk of " + printable(o.name), FileSize: size}
+	}
+	return err
 }
 
 // syncFile makes a file durable that was written without that.

@@ -103,8 +103,12 @@ func TestFullVolumeIsServed(t *testing.T) {
 			require.NoError(t, filler.Close())
 			moved(t, path, sample(3<<20, 1))
 
-			again, _ := start(t, path, opt)
+			again, logs := start(t, path, opt)
 			require.True(t, again.Kept)
+			if mode == CopyOnWrite {
+				require.Equal(t, 1, logs.FilterMessageSnippet("no space is left for the map").Len())
+				require.NoFileExists(t, again.dir.liveMap(), "it is of another machine, to which the disk may come back")
+			}
 			p := make([]byte, 1<<20)
 			_, err = again.ReadAt(p, 0)
 			require.NoError(t, err)

@@ -1,6 +1,11 @@
 package disk
 
-import "kubevirt.io/disk/disk/qcow2"
+import (
+	"errors"
+	"fmt"
+
+	"kubevirt.io/disk/disk/qcow2"
+)
 
 // qcow2Content is a qcow2 image as the content of a layer.
 type qcow2Content struct{ *qcow2.Image }
@@ -12,6 +17,20 @@ func openQcow2(l *layer, maxVirtualSize int64) (content, error) {
 		return nil, err
 	}
 	return qcow2Content{img}, nil
+}
+
+// refuseQcow2 is what to tell about an image that openQcow2 does not accept: it cannot be read, is not supported, or is damaged.
+func refuseQcow2(name string, err error) *ImageError {
+	e := &ImageError{Name: name, Format: FormatQcow2, Err: err}
+	switch format := new(qcow2.FormatError); {
+	case !errors.As(err, &format):
+		e.Reason = fmt.Sprintf("cannot be read: %v", err)
+	case format.Action != "":
+		e.Reason, e.Action = "cannot be served: "+format.Why, format.Action
+	default:
+		e.Reason, e.Action = "is not valid: "+format.Why, "check it with \"qemu-img check\", and fetch or build it again"
+	}
+	return e
 }
 
 func (c qcow2Content) extent(off, length int64) (int64, extentKind, error) {

@@ -113,6 +113,33 @@ func TestImageChangedWhileItWasRead(t *testing.T) {
 	require.ErrorContains(t, err, "was changed while it was read")
 }
 
+// Two images of one size in read-only file systems, both built in a reproducible way, look the same, but for their content.
+func TestTimesOfArchivesAreNotRelied(t *testing.T) {
+	changed := time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC).UnixNano()
+	print := fileFingerprint{Name: "disk.raw", Format: FormatRaw, Size: 1 << 20, Hash: "0123456789abcdef", Dev: 1, Ino: 2, MTime: 3, CTime: changed}
+	now := print
+	now.Hash = ""
+	require.True(t, now.untouched(&print), "the kernel tells of every change")
+	print.CTime, now.CTime = changed/1e9*1e9, changed/1e9*1e9
+	require.False(t, now.untouched(&print), "the content decides")
+	print.Hash = ""
+	require.True(t, now.untouched(&print), "there is nothing better to go by")
+
+	dir := t.TempDir()
+	img := openImage(t, put(t, dir, "disk.raw", block(1, 1<<20), 0))
+	old, err := img.fingerprint(t.Context(), 2)
+	require.NoError(t, err)
+	img.top.stat.Ctim.Nsec, old[0].CTime = 0, old[0].CTime/1e9*1e9
+	reason, same, err := img.compareImage(t.Context(), old)
+	require.NoError(t, err)
+	require.Empty(t, reason)
+	require.Equal(t, old, same, "it is read, and is the same")
+	old[0].Hash = "0123456789abcdef"
+	reason, _, err = img.compareImage(t.Context(), old)
+	require.NoError(t, err)
+	require.Contains(t, reason, "disk.raw is another one, of the same size")
+}
+
 func FuzzState(f *testing.F) {
 	body, err := json.Marshal(exampleState())
 	require.NoError(f, err)

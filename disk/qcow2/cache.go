@@ -1,6 +1,9 @@
 package qcow2
 
-import "sync"
+import (
+	"runtime"
+	"sync"
+)
 
 const (
 	tableCacheBytes   = 16 << 20 // L2 tables kept in memory, per image
@@ -16,6 +19,11 @@ type cache struct {
 	size   int64 // of a block, bytes
 	load   func(p []byte, at uint64) error
 	shards []shard
+
+	// What is loaded aside is not kept: more readers than slots, as large clusters have few. One for each processor keeps them all
+	// busy, and more would only take memory, of which an image could ask for a lot.
+	places  chan struct{} // full: no more
+	buffers sync.Pool     // of *[]byte, for a block
 }
 
 type shard struct {
@@ -39,8 +47,10 @@ type slot struct {
 // pinned is a block that cannot go away until it is released.
 type pinned struct {
 	data  []byte
-	slot  *slot // nil: it is not kept
+	slot  *slot // nil: it was loaded aside, or there is none
 	shard *shard
+	cache *cache  // that it was loaded aside for
+	aside *[]byte // nil: it was not
 }
 
 // init prepares a cache for blocks of size bytes. load fills p with a block, or its beginning, from the place in the file that get is told.
@@ -48,6 +58,7 @@ func (c *cache) init(size, memory int64, load func(p []byte, at uint64) error) {
 	slots := max(min(memory/size, 1024), minSlots)
 	c.size, c.load = size, load
 	c.shards = make([]shard, min(slots/minSlots, maxShards))
+	c.places = make(chan struct{}, runtime.GOMAXPROCS(0))
 	for i := range c.shards {
 		s := &c.shards[i]
 		s.loaded.L = &s.mu
@@ -90,8 +101,7 @@ func (c *cache) get(key int64, at uint64, need int64) (pinned, error) {
 	}
 	if b == nil { // more readers than slots, or of more than others want of it
 		s.mu.Unlock()
-		data := make([]byte, c.size)
-		return pinned{data: data}, c.load(data, at)
+		return c.loadAside(at)
 	}
 	b.key, b.used, b.pins, b.loading, b.err, b.valid = key, s.clock, 1, true, nil, 0
 	s.mu.Unlock()
@@ -114,6 +124,23 @@ func (c *cache) get(key int64, at uint64, need int64) (pinned, error) {
 	return pinned{data: b.data, slot: b, shard: s}, nil
 }
 
+// loadAside loads a whole block that is not kept. It may have to wait for others to release theirs, so nobody asks for one who holds one of
+// the same cache.
+func (c *cache) loadAside(at uint64) (pinned, error) {
+	c.places <- struct{}{}
+	buf, _ := c.buffers.Get().(*[]byte)
+	if buf == nil {
+		data := make([]byte, c.size)
+		buf = &data
+	}
+	p := pinned{data: *buf, cache: c, aside: buf}
+	if err := c.load(p.data, at); err != nil {
+		p.release()
+		return pinned{}, err
+	}
+	return p, nil
+}
+
 // has reports whether the first need bytes of a block can be had without loading it.
 func (c *cache) has(key, need int64) bool {
 	s := &c.shards[uint64(key)%uint64(len(c.shards))]
@@ -124,6 +151,10 @@ func (c *cache) has(key, need int64) bool {
 }
 
 func (p pinned) release() {
+	if p.aside != nil {
+		p.cache.buffers.Put(p.aside)
+		<-p.cache.places
+	}
 	if p.slot == nil {
 		return
 	}

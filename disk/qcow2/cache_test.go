@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"errors"
 	"math/rand/v2"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -303,6 +305,47 @@ func TestCacheFailuresAndFullShards(t *testing.T) {
 		b.release()
 	}
 	require.Equal(t, before, loads)
+}
+
+// However many readers there are, memory is taken for no more blocks than there are slots and processors, also after failures, and all of
+// them have their turn.
+func TestCacheBoundsWhatIsLoadedAside(t *testing.T) {
+	const readers = 64
+	failure := errors.New("no luck")
+	var now, most atomic.Int64
+	var c cache
+	c.init(8, 0, func(p []byte, at uint64) error {
+		most.Store(max(most.Load(), now.Add(1)))
+		defer now.Add(-1)
+		time.Sleep(100 * time.Microsecond)
+		if at%3 == 0 {
+			return failure
+		}
+		p[0] = byte(at)
+		return nil
+	})
+	var wg sync.WaitGroup
+	for i := range uint64(readers) {
+		wg.Go(func() {
+			for j := range uint64(20) {
+				at := (i*20 + j) % 250
+				b, err := c.get(int64(at), at, 8)
+				switch {
+				case at%3 == 0:
+					if !errors.Is(err, failure) {
+						t.Errorf("block %d: %v", at, err)
+					}
+				case err != nil || b.data[0] != byte(at):
+					t.Errorf("block %d: %v, %v", at, b.data, err)
+				default:
+					b.release()
+				}
+			}
+		})
+	}
+	wg.Wait()
+	require.LessOrEqual(t, most.Load(), int64(minSlots+runtime.GOMAXPROCS(0)))
+	require.Empty(t, c.places)
 }
 
 // TestParallelReads has more readers than the cache has clusters.

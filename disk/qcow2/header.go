@@ -60,11 +60,29 @@ const (
 )
 
 // FormatError says what is wrong with an image.
-type FormatError struct{ Why string }
+type FormatError struct {
+	Why    string
+	Action string // what to do with an image that is intact and not supported; "": it is damaged, or no qcow2 image
+}
 
-func (e *FormatError) Error() string { return e.Why }
+func (e *FormatError) Error() string {
+	if e.Action != "" {
+		return e.Why + "; " + e.Action
+	}
+	return e.Why
+}
 
-func bad(format string, args ...any) error { return &FormatError{fmt.Sprintf(format, args...)} }
+func bad(format string, args ...any) error { return &FormatError{Why: fmt.Sprintf(format, args...)} }
+
+// unsupported is an image that is as it should be, and cannot be served.
+func unsupported(action, format string, args ...any) error {
+	return &FormatError{Why: fmt.Sprintf(format, args...), Action: action}
+}
+
+const (
+	actionConvert = "convert it with \"qemu-img convert -O qcow2\""
+	actionDecrypt = "decrypt it with \"qemu-img convert\": a key cannot be given to the server"
+)
 
 // IsQcow2 says whether a file that begins with head is a qcow2 image; four bytes are enough to tell.
 func IsQcow2(head []byte) bool { return len(head) >= 4 && binary.BigEndian.Uint32(head) == magic }
@@ -125,8 +143,10 @@ func readHeader(r io.ReaderAt, fileSize int64, opt Options) (*header, error) {
 		}
 		headerLen = int64(u32(100))
 		h.incompatible, h.compatible = u64(72), u64(80)
+	case 1:
+		return nil, unsupported("convert it with \"qemu-img convert -f qcow -O qcow2\"", "its version 1 is not supported, and versions 2 and 3 are")
 	default:
-		return nil, bad("qcow2 version %d is not supported; versions 2 and 3 are", h.version)
+		return nil, bad("its version %d is not supported, and versions 2 and 3 are", h.version)
 	}
 	bits := u32(20)
 	if bits < minClusterBits || bits > maxClusterBits {
@@ -143,7 +163,7 @@ func readHeader(r io.ReaderAt, fileSize int64, opt Options) (*header, error) {
 		return nil, err
 	}
 	if method := u32(32); method != 0 {
-		return nil, bad("the image is encrypted (%s); decrypt it with qemu-img convert", encryptionName(method))
+		return nil, unsupported(actionDecrypt, "the image is encrypted (%s)", encryptionName(method))
 	}
 	if headerLen > headerLenV3 && n > headerLenV3 {
 		h.compression = fixed[headerLenV3]
@@ -195,16 +215,16 @@ func encryptionName(method uint32) string {
 func (h *header) checkFeatures() error {
 	switch f := h.incompatible; {
 	case f&incompatCorrupt != 0:
-		return bad("the image is marked corrupt (incompatible feature bit 1); repair it with qemu-img check -r all")
+		return unsupported("repair it with \"qemu-img check -r all\"", "the image is marked corrupt (incompatible feature bit 1)")
 	case f&incompatDataFile != 0:
-		return bad("the image keeps its data in an external file (incompatible feature bit 2); convert it with qemu-img convert")
+		return unsupported(actionConvert, "the image keeps its data in an external file (incompatible feature bit 2)")
 	case f&^uint64(incompatKnown) != 0:
 		unknown := f &^ incompatKnown
 		bit := 0
 		for unknown>>bit&1 == 0 {
 			bit++
 		}
-		return bad("the image needs an unknown feature (incompatible feature bit %d)", bit)
+		return unsupported(actionConvert, "the image needs an unknown feature (incompatible feature bit %d)", bit)
 	case f&incompatExtendedL2 != 0 && h.clusterBits < minExtendedClusterBits:
 		return bad("extended L2 entries need clusters of at least 16 KiB, and they have %d bytes", h.clusterSize())
 	}
@@ -267,9 +287,9 @@ func (h *header) readNames(r io.ReaderAt, fileSize, headerLen int64, nameOffset 
 			}
 			h.backingFormat = string(body)
 		case extLUKS:
-			return bad("the image is encrypted (LUKS); decrypt it with qemu-img convert")
+			return unsupported(actionDecrypt, "the image is encrypted (LUKS)")
 		case extDataFile:
-			return bad("the image names an external data file; convert it with qemu-img convert")
+			return unsupported(actionConvert, "the image names an external data file")
 		}
 		ext = ext[min(8+(n+7)&^7, int64(len(ext))):]
 	}

@@ -91,8 +91,9 @@ func (im *Image) packedRun(entries []uint64, cluster int64) (int, error) {
 	return len(entries), nil
 }
 
-// storedRange is where an entry's compressed data lies in the file, which may end within its last sector.
+// storedRange is where an entry's compressed data lies in the file, which may end within its last sector. A table that was read again
+// may have been changed since it was validated: what would lie behind the end is no data at all.
 func (im *Image) storedRange(entry uint64) (begin, end int64) {
 	off, length := im.hdr.compressedRange(entry)
-	return off, min(off+length, im.fileSize)
+	return off, max(off, min(off+length, im.fileSize))
 }

@@ -1,0 +1,76 @@
+package qcow2
+
+import (
+	"bytes"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// A table that is read again after the image was opened, and has been changed since, is not what was validated. Whatever it says, reads
+// return something or an error.
+func TestTableIsChangedAfterValidation(t *testing.T) {
+	const bits, cs = 12, 1 << 12
+	changes := map[string]uint64{
+		"compressed past the end":       entryCompressed | 1<<40,
+		"compressed far past the end":   l2CompressedLast,
+		"compressed just at the end":    entryCompressed | (atData+8)<<bits,
+		"data past the end":             1 << 40,
+		"data at the highest offset":    offsetMask,
+		"everything":                    ^uint64(0),
+		"zeros":                         entryZero,
+		"compressed at the end, longer": entryCompressed | 1<<61 | ((atData+8)<<bits - 1),
+	}
+	for name, entry := range changes {
+		t.Run(name, func(t *testing.T) {
+			for _, changed := range [][]int{{0}, {1}, {0, 1}, {1, 2, 3}} {
+				im := newImage(bits, 8*cs, 8)
+				data := deflated(t, words(cs, 1))
+				for i := range 4 {
+					im.compressed(i, atData*cs+i*len(data), data)
+				}
+				got, err := im.open()
+				require.NoError(t, err)
+				for _, i := range changed {
+					im.put64(im.l2(i), entry)
+				}
+				for _, n := range []int{512, cs, 4 * cs} {
+					for off := int64(0); off < 4*cs; off += cs / 2 {
+						_, _ = got.ReadAt(make([]byte, n), off)
+						got.Decodes(off)
+						_, _, err := got.Extent(off, got.Size()-off)
+						require.NoError(t, err)
+					}
+				}
+			}
+		})
+	}
+}
+
+// l2CompressedLast is the compressed entry of the highest offset and the greatest length.
+const l2CompressedLast = entryCompressed | (entryCompressed - 1)
+
+// The table may be exchanged between two looks at it, too, when many others are read in between.
+func TestTableIsChangedBetweenReads(t *testing.T) {
+	const bits, cs = 12, 1 << 12
+	r := rand.New(rand.NewPCG(1, 2))
+	im := newImage(bits, 64*cs, 64)
+	data := deflated(t, words(cs, 1))
+	for i := range 32 {
+		im.compressed(i, atData*cs+i*len(data), data)
+	}
+	good := bytes.Clone(im.b)
+	got, err := im.open()
+	require.NoError(t, err)
+	p := make([]byte, 4*cs)
+	for range 150 {
+		copy(im.b, good)
+		for range r.IntN(4) {
+			im.put64(im.l2(r.IntN(32)), r.Uint64()>>r.IntN(64)|entryCompressed*uint64(r.IntN(2)))
+		}
+		got.tables.init(cs, tableCacheBytes, got.loadTable) // as if it had been dropped
+		off := r.Int64N(32 * cs)
+		_, _ = got.ReadAt(p[:1+r.IntN(len(p))], off)
+	}
+}

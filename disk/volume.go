@@ -1,0 +1,36 @@
+package disk
+
+import (
+	"fmt"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// volumeID tells apart what one kernel has mounted, for as long as it is up: by the number of the device, and as numbers are used again, by that of
+// its attachment where it is a block device. A copy of a volume, as from a snapshot, and a volume that was gone for a while have other ones. It is
+// empty where it says nothing: the file system of a container gets a new number with every start, whatever lies below it.
+func volumeID(path string) string {
+	var st unix.Stat_t
+	if retry(func() error { return unix.Stat(path, &st) }) != nil || fileSystem(path) == unix.OVERLAYFS_SUPER_MAGIC {
+		return ""
+	}
+	number := fmt.Sprintf("%d:%d", unix.Major(uint64(st.Dev)), unix.Minor(uint64(st.Dev)))
+	// A link to the device, or to a partition in the directory of its device. Cleaning the path would make another one of it.
+	for _, name := range []string{"/diskseq", "/../diskseq"} {
+		if text, err := os.ReadFile("/sys/dev/block/" + number + name); err == nil {
+			return number + "#" + strings.TrimSpace(string(text))
+		}
+	}
+	return number
+}
+
+// fileSystem is the type of the file system that a path is on, as statfs(2) has it; 0 if it cannot be told.
+func fileSystem(path string) int64 {
+	var st unix.Statfs_t
+	if retry(func() error { return unix.Statfs(path, &st) }) != nil {
+		return 0
+	}
+	return st.Type
+}
