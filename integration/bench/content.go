@@ -83,19 +83,46 @@ func (w *blockWriter) visit(path string, entry fs.DirEntry, err error) error {
 	return nil
 }
 
-// warm reads a file, so that all of it is in the page cache. What was there is dropped before: how large the folios are depends on who made
-// them, and decides what a small write costs.
+// warm reads a file, so that all of it is in the page cache.
 func warm(path string) error {
 	f, err := os.Open(path)
 	if err != nil {
 		return err
 	}
-	err = f.Sync()
-	if err == nil {
-		err = unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)
-	}
-	if err == nil {
-		_, err = io.Copy(io.Discard, f)
-	}
+	_, err = io.Copy(io.Discard, f)
 	return errors.Join(err, f.Close())
+}
+
+// folio is what the kernel's read-ahead makes unless the device is set up otherwise. Bytes.
+const folio = 128 << 10
+
+// fill puts all of a file into the page cache in folios of that size, whatever was there: ext4 goes over all blocks of a folio for each
+// write into it, so that a write of 4 KiB takes 5 us in these, and 28 us in those of 2 MiB that a larger read-ahead makes.
+func fill(path string) error {
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	source, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECT, 0)
+	if err != nil {
+		return err
+	}
+	defer source.Close()
+	if err := errors.Join(f.Sync(), unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)); err != nil {
+		return err
+	}
+	buf := make([]byte, 8*folio)[:folio] // more than a stack holds: the heap's pages are aligned
+	for off := int64(0); ; off += folio {
+		n, err := source.ReadAt(buf, off)
+		if err != nil && err != io.EOF {
+			return err
+		}
+		if _, err := f.WriteAt(buf[:n], off); err != nil {
+			return err
+		}
+		if err == io.EOF {
+			return f.Sync()
+		}
+	}
 }
