@@ -1,6 +1,7 @@
 package qcow2
 
 import (
+	"errors"
 	"runtime"
 	"sync"
 )
@@ -11,6 +12,9 @@ const (
 	minSlots          = 4        // of a cache, and of each of its shards
 	maxShards         = 16
 )
+
+// errNotLoaded is for those who waited for a block, the loading of which panicked.
+var errNotLoaded = errors.New("an internal error kept a cluster from being read")
 
 // cache keeps the blocks that were used last: clusters of decoded data or L2 tables, by their number. What is being
 // loaded is loaded once, and whoever wants it waits. Blocks of different shards share no lock, and none is held while
@@ -106,39 +110,51 @@ func (c *cache) get(key int64, at uint64, need int64) (pinned, error) {
 	b.key, b.used, b.pins, b.loading, b.err, b.valid = key, s.clock, 1, true, nil, 0
 	s.mu.Unlock()
 
-	if b.data == nil {
-		b.data = make([]byte, c.size)
-	}
-	err := c.load(b.data[:need], at)
-	s.mu.Lock()
-	b.loading, b.err, b.valid = false, err, need
-	if err != nil {
-		b.key = -1
-		b.pins--
-	}
-	s.loaded.Broadcast()
-	s.mu.Unlock()
-	if err != nil {
+	if err := c.fill(s, b, at, need); err != nil {
 		return pinned{}, err
 	}
 	return pinned{data: b.data, slot: b, shard: s}, nil
 }
 
+// fill loads a slot. Also where that panics, which ends no more than a session, whoever waits for the block goes on, and the slot is free.
+func (c *cache) fill(s *shard, b *slot, at uint64, need int64) (err error) {
+	err = errNotLoaded
+	defer func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		b.loading, b.err, b.valid = false, err, need
+		if err != nil {
+			b.key = -1
+			b.pins--
+		}
+		s.loaded.Broadcast()
+	}()
+	if b.data == nil {
+		b.data = make([]byte, c.size)
+	}
+	err = c.load(b.data[:need], at)
+	return err
+}
+
 // loadAside loads a whole block that is not kept. It may have to wait for others to release theirs, so nobody asks for one who holds one of
 // the same cache.
-func (c *cache) loadAside(at uint64) (pinned, error) {
+func (c *cache) loadAside(at uint64) (p pinned, err error) {
 	c.places <- struct{}{}
 	buf, _ := c.buffers.Get().(*[]byte)
 	if buf == nil {
 		data := make([]byte, c.size)
 		buf = &data
 	}
-	p := pinned{data: *buf, cache: c, aside: buf}
-	if err := c.load(p.data, at); err != nil {
-		p.release()
-		return pinned{}, err
-	}
-	return p, nil
+	p = pinned{data: *buf, cache: c, aside: buf}
+	err = errNotLoaded
+	defer func() { // also where loading panics
+		if err != nil {
+			p.release()
+			p = pinned{}
+		}
+	}()
+	err = c.load(p.data, at)
+	return p, err
 }
 
 // has reports whether the first need bytes of a block can be had without loading it.

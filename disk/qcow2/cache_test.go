@@ -400,6 +400,58 @@ func TestReadsDoNotAllocate(t *testing.T) {
 	}
 }
 
+// A decoder that panics ends the session that asked. Whoever waits for the same cluster, or asks for it later, is not held up.
+func TestPanicWhileLoading(t *testing.T) {
+	var c cache
+	loading, waits := make(chan struct{}), make(chan struct{})
+	broken := true
+	c.init(512, 0, func(p []byte, at uint64) error {
+		if broken {
+			if loading != nil {
+				close(loading)
+				loading = nil
+				<-waits
+			}
+			panic("a bug")
+		}
+		return nil
+	})
+	begun := loading
+	first := make(chan any, 1)
+	go func() {
+		defer func() { first <- recover() }()
+		_, _ = c.get(1, 0, 512)
+	}()
+	<-begun
+	second := make(chan error, 1)
+	go func() {
+		_, err := c.get(1, 0, 512)
+		second <- err
+	}()
+	s := &c.shards[1%len(c.shards)]
+	require.Eventually(t, func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		b := s.findLocked(1)
+		return b != nil && b.pins == 2
+	}, 10*time.Second, time.Millisecond)
+	close(waits)
+	require.Equal(t, "a bug", <-first)
+	require.ErrorIs(t, <-second, errNotLoaded)
+	for range runtime.GOMAXPROCS(0) + 1 {
+		require.Panics(t, func() { _, _ = c.loadAside(0) })
+	}
+	broken = false
+	for range 2 {
+		p, err := c.get(1, 0, 512)
+		require.NoError(t, err)
+		p.release()
+	}
+	p, err := c.loadAside(0)
+	require.NoError(t, err)
+	p.release()
+}
+
 func BenchmarkRead(b *testing.B) {
 	for _, kind := range []uint8{compressionZlib, compressionZstd} {
 		im, _, content := compressedImage(b, 192, kind)
