@@ -306,16 +306,22 @@ func (h *hydration) copyRun(ctx context.Context, buf []byte, first, end int64) e
 	return ctx.Err()
 }
 
-// keep stores a chunk. Beside an active guest that goes through the page cache: what it has just read it soon reads again, and
-// its own writes and reads have the storage for themselves.
+// keep stores a chunk.
 func (h *hydration) keep(p []byte, off int64) error {
 	if h.o.failed.Load() {
 		return ErrFailed
 	}
+	return h.o.keep(p, off, h.write)
+}
+
+// write stores a part of a chunk. Beside an active guest that goes through the page cache: what it has just read it soon reads again, and
+// its own writes and reads have the storage for themselves. Also one that came while a chunk of many parts is stored need not wait for the
+// storage to take each of them.
+func (h *hydration) write(p []byte, off int64) error {
 	if h.guestActive() {
-		return h.o.keep(p, off, h.out.writeThrough)
+		return h.out.writeThrough(p, off)
 	}
-	return h.o.keep(p, off, h.out.write)
+	return h.out.write(p, off)
 }
 
 // guestActive reports whether the guest did anything lately.

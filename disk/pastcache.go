@@ -10,7 +10,7 @@ import (
 )
 
 // cacheRegion is how finely it is remembered what was changed through the page cache of a file: no folio, which the kernel keeps
-// clean or dirty as a whole, is larger, nor reaches into two of them. Bytes.
+// clean or dirty as a whole, is larger, nor reaches into two of them, where a page has 4 KiB. Bytes.
 const cacheRegion = 2 << 20
 
 // errThroughCache says that something has to be written through the page cache.
@@ -20,6 +20,7 @@ var errThroughCache = errors.New("cannot be written past the page cache")
 // kernel that finds a folio dirty of which some was just written past the cache cannot tell what is newer, and reports an I/O error at the
 // next flush. File systems whose locks exclude that do not promise it. A nil guard lets nothing pass the cache. Any number of goroutines.
 type cacheGuard struct {
+	wanted *regionSet // nothing more goes past the cache there: all of cached, and where somebody waits to write through it
 	cached *regionSet // may have dirty folios
 
 	mu    sync.Mutex
@@ -31,23 +32,28 @@ type span struct{ off, length int64 }
 
 // newCacheGuard guards a file. What it holds already may still be dirty.
 func newCacheGuard(size int64, holes *holeMap) *cacheGuard {
-	g := &cacheGuard{cached: newRegionSet(size, cacheRegion)}
+	g := &cacheGuard{wanted: newRegionSet(size, cacheRegion), cached: newRegionSet(size, cacheRegion)}
 	g.ended.L = &g.mu
-	for off := int64(0); off < size; off += cacheRegion {
-		if n := min(cacheRegion, size-off); !holes.empty(off, n) {
-			g.cached.add(off, n)
-		}
+	old := func(off, length int64) {
+		g.wanted.add(off, length)
+		g.cached.add(off, length)
 	}
+	if holes == nil {
+		old(0, size)
+		return g
+	}
+	holes.written.each(func(off, length int64) { old(off, min(length, size-off)) })
 	return g
 }
 
-// through is called before a range is changed through the cache. It waits for what is on its way past it.
+// through is called before a range is changed through the cache. It waits for what is on its way past it, and for nothing that comes later.
 func (g *cacheGuard) through(off, length int64) {
 	if g == nil || length <= 0 || g.cached.covers(off, length) {
 		return
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	g.wanted.add(off, length) // or one run of a chunk after the other could pass, while the guest waits for all of them
 	for g.passingLocked(off, length) {
 		g.ended.Wait()
 	}
@@ -62,7 +68,7 @@ func (g *cacheGuard) begin(off, length int64) bool {
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.cached.touches(off, length) {
+	if g.wanted.touches(off, length) {
 		return false
 	}
 	g.past = append(g.past, span{off, length})
@@ -102,6 +108,9 @@ type cacheBypass struct {
 // what the cache holds of a range that is written past it, as ext4 and XFS do.
 func (f *File) openPastCache() *cacheBypass {
 	var st unix.Statfs_t
+	if os.Getpagesize() != 4<<10 {
+		return nil // with pages of 16 or 64 KiB, reading ahead makes folios that are larger than a region
+	}
 	if f.guard == nil || retry(func() error { return unix.Fstatfs(int(f.file.Fd()), &st) }) != nil {
 		return nil
 	}

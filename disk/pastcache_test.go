@@ -3,6 +3,7 @@ package disk
 import (
 	"bytes"
 	"errors"
+	"io"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -150,6 +151,32 @@ func TestCacheGuard(t *testing.T) {
 	(*cacheGuard)(nil).through(0, 4096)
 }
 
+// A guest waits for what is on its way, and not for all that could pass while it waits: storage may be slow.
+func TestCacheGuardLetsNothingPassWhoWaits(t *testing.T) {
+	g := newCacheGuard(8<<20, &holeMap{written: newRegionSet(8<<20, holeRegion)})
+	require.True(t, g.begin(0, 4096))
+	came := make(chan struct{})
+	go func() {
+		g.through(1<<20, 4096)
+		close(came)
+	}()
+	for off := int64(8192); ; off += 4096 {
+		require.Less(t, off, int64(1<<20), "the guest is passed for ever")
+		if !g.begin(off, 4096) {
+			break // it waits
+		}
+		g.end(off, 4096)
+		time.Sleep(time.Millisecond)
+	}
+	select {
+	case <-came:
+		t.Fatal("it did not wait for what was on its way")
+	default:
+	}
+	g.end(0, 4096)
+	<-came
+}
+
 // What a file holds when it is opened may be dirty still.
 func TestCacheGuardKnowsOldContent(t *testing.T) {
 	holes := &holeMap{written: newRegionSet(8<<20, holeRegion)}
@@ -160,6 +187,24 @@ func TestCacheGuardKnowsOldContent(t *testing.T) {
 	require.True(t, g.begin(4<<20, 4096))
 	require.True(t, g.begin(7<<20, 4096))
 	require.False(t, newCacheGuard(4096, nil).begin(0, 4096), "nothing is known of the file")
+}
+
+// The guard knows the regions of which the file holds anything, and no others.
+func TestCacheGuardOfAnyContent(t *testing.T) {
+	r := rand.New(rand.NewPCG(5, 5))
+	for range 200 {
+		size := (1 + r.Int64N(400<<20/SectorSize)) * SectorSize
+		holes := &holeMap{written: newRegionSet(size, holeRegion)}
+		for range r.IntN(20) {
+			off := r.Int64N(size)
+			holes.note(off, 1+r.Int64N(min(size-off, 1<<(20+r.IntN(10)))))
+		}
+		g := newCacheGuard(size, holes)
+		for off := int64(0); off < size; off += cacheRegion {
+			n := min(cacheRegion, size-off)
+			require.Equal(t, holes.empty(off, n), g.begin(off, n), "%d of %d", off, size)
+		}
+	}
 }
 
 func TestPastCacheErrors(t *testing.T) {
@@ -175,4 +220,33 @@ func TestPastCacheErrors(t *testing.T) {
 	d.failed.Store(true)
 	_, err = past.WriteAt(p, 0)
 	require.ErrorIs(t, err, ErrFailed)
+}
+
+// slowDirect is storage past the cache during whose first write the guest comes back.
+type slowDirect struct {
+	io.WriterAt
+	guest  func()
+	writes int
+}
+
+func (s *slowDirect) WriteAt(p []byte, off int64) (int, error) {
+	if s.writes++; s.writes == 1 {
+		s.guest()
+	}
+	return s.WriterAt.WriteAt(p, off)
+}
+
+// A chunk of many runs that goes past the cache lets a guest through that comes meanwhile, and may wait for a block of it.
+func TestGuestThatComesBackWaitsForOneWrite(t *testing.T) {
+	d := newSimDisk(t, 1, overlayOptions{})
+	direct := &slowDirect{WriterAt: d.file, guest: d.over.watch.touch}
+	d.hydrate.chunk = simSize/minGranule*minGranule + minGranule // with holes in it, and so of many runs
+	d.hydrate.out = newServedWriter(d.file, direct)
+	d.hydrate.out.pace.way = pastCache
+	first, last, ok := d.hydrate.next()
+	require.True(t, ok)
+	content := d.image.content[first*minGranule:]
+	require.NoError(t, d.hydrate.keep(content[:min(int64(len(content)), (last+1-first)*minGranule)], first*minGranule))
+	require.Equal(t, 1, direct.writes, "the others go through the cache")
+	require.Zero(t, d.over.blocks.clear.Load())
 }

@@ -1,6 +1,9 @@
 package disk
 
-import "sync/atomic"
+import (
+	"math/bits"
+	"sync/atomic"
+)
 
 // regionSet is a set of regions of a file. One is only ever added, so whoever sees it there can rely on it without a lock. Any number
 // of goroutines.
@@ -45,4 +48,17 @@ func (s *regionSet) covers(off, length int64) bool {
 		}
 	}
 	return true
+}
+
+// each calls f for the regions of the set, a range for those that lie together in a word: what is large and empty takes no time. The last
+// range may go past the end of the file.
+func (s *regionSet) each(f func(off, length int64)) {
+	for w := range s.bits {
+		for word := s.bits[w].Load(); word != 0; {
+			first := bits.TrailingZeros64(word)
+			count := bits.TrailingZeros64(^(word >> first))
+			f(int64(w*64+first)*s.region, int64(count)*s.region)
+			word &^= (1<<count - 1) << first
+		}
+	}
 }
