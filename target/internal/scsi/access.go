@@ -50,6 +50,9 @@ func (d *Device) claim(u *unit, n *Nexus) bool {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if u.isGuest(n) {
+		return true // since a moment ago; it must not be the owner as well
+	}
 	// A command that was under way while its session ended must not bring the claim back.
 	if n.initiator.nexuses == 0 || !d.releasedLocked(u, n) {
 		return false

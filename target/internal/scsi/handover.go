@@ -78,7 +78,8 @@ func (d *Device) Openings() (openings []Opening) {
 // ending is how the time ends that a unit is open.
 type ending struct {
 	guest string // whom it was open to
-	loser string // who is fenced for good; "": nobody had the unit
+	owner string // whose the unit is now; "": nobody's
+	loser string // who is fenced for good; "": nobody
 }
 
 // fenceOff ends the time that a LUN is open to a guest: find tells how, or why it cannot be, with Device.mu held, and commit
@@ -105,7 +106,7 @@ func (d *Device) closeTo(u *unit, find func(*unit) (ending, error), fenced func(
 	if err != nil {
 		return "", nil, err
 	}
-	before, next := u.handover.Load(), u.handover.Load().ended(how.loser)
+	before, next := u.handover.Load(), u.handover.Load().ended(how)
 	if err := u.saveHandover(next); err != nil {
 		return "", nil, err
 	}
@@ -118,7 +119,7 @@ func (d *Device) closeTo(u *unit, find func(*unit) (ending, error), fenced func(
 		case err != nil:
 			return ending{}, err
 		case now != how:
-			return ending{}, fmt.Errorf("LUN %d was taken by %s meanwhile, and stays open to %s; try again", u.number, now.loser, now.guest)
+			return ending{}, fmt.Errorf("LUN %d was taken by %s meanwhile, and stays open to %s; try again", u.number, u.ownerName(), now.guest)
 		}
 		for n := range d.nexuses {
 			if fenced(n.initiator.name, how.guest) {
@@ -154,7 +155,7 @@ func (u *unit) withdrawal() (ending, error) {
 	if guest == "" {
 		return ending{}, fmt.Errorf("LUN %d is open to nobody but its owner", u.number)
 	}
-	return ending{guest: guest, loser: guest}, nil
+	return ending{guest: guest, owner: u.ownerName(), loser: guest}, nil
 }
 
 // heirLocked ends with the guest as the owner, if it can be, and the owner fenced.
@@ -166,8 +167,7 @@ func (d *Device) heirLocked(u *unit) (ending, error) {
 	if heir := d.initiators[how.guest]; heir == nil || heir.nexuses == 0 {
 		return ending{}, fmt.Errorf("%s is not logged in, so LUN %d stays with its owner", how.guest, u.number)
 	}
-	how.loser = u.ownerName()
-	return how, nil
+	return ending{guest: how.guest, owner: how.guest, loser: how.owner}, nil
 }
 
 func (d *Device) exclusiveUnit(lun uint16) (*unit, error) {

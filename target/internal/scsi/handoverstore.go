@@ -13,7 +13,7 @@ import (
 // Who lost a handover stays out when the one who won it is gone, as in a restart, with its connection or for good: its initiator
 // comes back by itself and would write what is left of a guest that runs elsewhere by now, or did. Only an operator knows that nothing is.
 type handoverState struct {
-	Owner  string    `json:"owner,omitempty"`   // whom the unit belonged to when it was opened; "": nobody
+	Owner  string    `json:"owner,omitempty"`   // whom the unit belonged to then, and whom the next handover fences; "": nobody
 	Guest  string    `json:"open_to,omitempty"` // the initiator that it is open to beside its owner; "": it is not open
 	Until  time.Time `json:"until,omitzero"`    // see Device.Admit
 	Fenced []string  `json:"fenced,omitempty"`  // who is kept out, oldest first
@@ -24,15 +24,15 @@ type handoverState struct {
 const maxFenced = 1024
 
 // ended is the state after a handover: the loser, if any, is fenced, and the guest only if it is that.
-func (s *handoverState) ended(loser string) *handoverState {
-	fenced := slices.DeleteFunc(slices.Clone(s.Fenced), func(name string) bool { return name == s.Guest || name == loser })
-	if loser != "" {
-		fenced = append(fenced, loser)
+func (s *handoverState) ended(how ending) *handoverState {
+	fenced := slices.DeleteFunc(slices.Clone(s.Fenced), func(name string) bool { return name == how.guest || name == how.loser })
+	if how.loser != "" {
+		fenced = append(fenced, how.loser)
 	}
-	return &handoverState{Fenced: fenced[max(0, len(fenced)-maxFenced):]}
+	return &handoverState{Owner: how.owner, Fenced: fenced[max(0, len(fenced)-maxFenced):]}
 }
 
-func (s *handoverState) empty() bool { return s.Guest == "" && len(s.Fenced) == 0 }
+func (s *handoverState) empty() bool { return s.Owner == "" && s.Guest == "" && len(s.Fenced) == 0 }
 
 // valid reports whether the names are such that an initiator can have.
 func (s *handoverState) valid() bool {
@@ -67,8 +67,8 @@ func (u *unit) storeHandover(s *handoverState) (err error) {
 	return u.store.Save(storedHandover, data)
 }
 
-// restoreHandover takes up what the store has kept of handovers. A unit that was open is so again: it still belongs to its owner, who
-// has no nexus yet.
+// restoreHandover takes up what the store has kept of handovers. A unit that was open is so again. It still belongs to its owner,
+// who has no nexus yet: others can take it like one that he has left, unless it is open.
 func (u *unit) restoreHandover() error {
 	s := &handoverState{}
 	if u.store != nil && u.exclusive {
@@ -87,7 +87,7 @@ func (u *unit) restoreHandover() error {
 		}
 	}
 	u.handover.Store(s)
-	if s.Guest != "" && s.Owner != "" {
+	if s.Owner != "" {
 		u.owner.Store(&initiator{name: s.Owner})
 	}
 	return nil

@@ -269,6 +269,36 @@ func TestOwnerComesDuringHandOver(t *testing.T) {
 	require.Equal(t, conflict, m.write("iqn.a"))
 }
 
+// TestIdleOwnerIsFenced migrates a guest back that has not used its disk since the target was restarted.
+func TestIdleOwnerIsFenced(t *testing.T) {
+	m := newMigration(t)
+	require.Equal(t, "GOOD", m.write("iqn.a"))
+	m.handOver("iqn.b")
+	m.restart(t)
+	m.handOver("iqn.a")
+	require.Equal(t, Holders{Owner: "iqn.a", Fenced: []string{"iqn.b"}}, m.d.Holders(1))
+	m.restart(t)
+	require.Equal(t, conflict, m.write("iqn.b"))
+}
+
+// TestGuestDoesNotClaim has a command of the second machine be about to take the LUN, which nobody owns, when it is opened to it: as owner
+// and guest at once it would be fenced by its own handover.
+func TestGuestDoesNotClaim(t *testing.T) {
+	m := newMigration(t)
+	m.at["iqn.b"] = m.attach("iqn.b", 0)
+	u := m.d.units[0]
+	m.d.mu.Lock()
+	written := make(chan string)
+	go func() { written <- m.write("iqn.b") }()
+	time.Sleep(50 * time.Millisecond) // until it waits for the lock
+	u.handover.Store(&handoverState{Guest: "iqn.b"})
+	m.d.mu.Unlock()
+	require.Equal(t, "GOOD", <-written)
+	require.Empty(t, m.d.Holders(1).Owner)
+	require.NoError(t, m.d.HandOver(1))
+	require.Equal(t, Holders{Owner: "iqn.b"}, m.d.Holders(1))
+}
+
 func TestStoredHandover(t *testing.T) {
 	device := func(content string, change ...func(*LUN)) (*Device, error) {
 		store := &keptStore{kept: map[string][]byte{storedHandover: []byte(content)}}
@@ -298,12 +328,12 @@ func TestStoredHandover(t *testing.T) {
 func TestFencedAreBounded(t *testing.T) {
 	s := &handoverState{}
 	for i := range maxFenced + 10 {
-		s = s.ended(fmt.Sprintf("iqn.%d", i))
+		s = s.ended(ending{loser: fmt.Sprintf("iqn.%d", i)})
 	}
 	require.Len(t, s.Fenced, maxFenced)
 	require.Equal(t, "iqn.10", s.Fenced[0])
-	require.Equal(t, s.Fenced, s.ended("").Fenced)
-	s = s.ended("iqn.10")
+	require.Equal(t, s.Fenced, s.ended(ending{}).Fenced)
+	s = s.ended(ending{loser: "iqn.10"})
 	require.Len(t, s.Fenced, maxFenced)
 	require.Equal(t, "iqn.10", s.Fenced[maxFenced-1], "lost again")
 }
