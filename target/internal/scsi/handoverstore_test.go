@@ -288,12 +288,12 @@ func TestGuestDoesNotClaim(t *testing.T) {
 	m.at["iqn.b"] = m.attach("iqn.b", 0)
 	u := m.d.units[0]
 	m.d.mu.Lock()
-	written := make(chan string)
-	go func() { written <- m.write("iqn.b") }()
+	admitted := make(chan bool)
+	go func() { admitted <- m.d.claim(u, m.at["iqn.b"]) }()
 	time.Sleep(50 * time.Millisecond) // until it waits for the lock
 	u.handover.Store(&handoverState{Guest: "iqn.b"})
 	m.d.mu.Unlock()
-	require.Equal(t, "GOOD", <-written)
+	require.True(t, <-admitted)
 	require.Empty(t, m.d.Holders(1).Owner)
 	require.NoError(t, m.d.HandOver(1))
 	require.Equal(t, Holders{Owner: "iqn.b"}, m.d.Holders(1))
