@@ -114,3 +114,77 @@ func TestHandoverOfALUN(t *testing.T) {
 	require.Equal(t, 1, status)
 	require.Contains(t, out, "no daemon answers")
 }
+
+// TestHandoverSurvivesARestart ends the daemon after a handover and during one. The initiator that logs in first afterwards, as the former
+// owner's does by itself, gets no more than it had.
+func TestHandoverSurvivesARestart(t *testing.T) {
+	requireTools(t)
+	const first, second = "iqn.2026-01.test:source", "iqn.2026-01.test:destination"
+	for name, persistent := range map[string]bool{"ephemeral": false, "persistent": true} {
+		t.Run(name, func(t *testing.T) {
+			c := config{diskDir: diskDir(t, 1<<20), stateDir: t.TempDir()}
+			if persistent {
+				c.env = map[string]string{"PERSISTENT_DIR": t.TempDir()}
+			}
+			must := func(args ...string) {
+				t.Helper()
+				status, out := handover(t, c.stateDir, 0, append([]string{"--lun=1"}, args...)...)
+				require.Zero(t, status, out)
+			}
+			write := func(n *targettest.Session, b byte) any { return do(t, n, targettest.Write10(1, 7, block(7, b))).Status }
+			d := start(t, c)
+			require.Zero(t, write(loginTo(t, d, first), 1))
+			to := loginTo(t, d, second)
+			must("--to=" + second)
+			must("--finish")
+			require.Zero(t, write(to, 2))
+			d.kill()
+
+			d = start(t, c)
+			from := loginTo(t, d, first)
+			require.Equal(t, targettest.StatusReservationConflict, write(from, 3), "it is back first")
+			require.Equal(t, targettest.StatusReservationConflict, do(t, from, readBlock(1, 7)).Status)
+			require.Contains(t, d.get("/status"), first, "who is fenced")
+			to = loginTo(t, d, second)
+			require.Equal(t, block(7, 2), do(t, to, readBlock(1, 7)).Data)
+			require.Zero(t, write(to, 4))
+
+			// Back again: the daemon ends in the midst of it.
+			must("--to="+first, "--for=1h")
+			d.kill()
+			d = start(t, c)
+			require.Contains(t, d.Output(), "still open for a handover")
+			from, to = loginTo(t, d, first), loginTo(t, d, second)
+			require.Zero(t, write(from, 5))
+			require.Zero(t, write(to, 6))
+			must("--finish")
+			d.stop()
+			d = start(t, c)
+			require.Equal(t, targettest.StatusReservationConflict, write(loginTo(t, d, second), 7))
+			from = loginTo(t, d, first)
+			require.Equal(t, block(7, 6), do(t, from, readBlock(1, 7)).Data)
+			require.Zero(t, write(from, 8))
+			d.stop()
+
+			// Where that cannot be read, nobody may guess.
+			dir := c.stateDir
+			if persistent {
+				dir = c.env["PERSISTENT_DIR"]
+			}
+			var kept string
+			require.NoError(t, filepath.WalkDir(dir, func(path string, e os.DirEntry, err error) error {
+				if err == nil && e.Name() == "handover" {
+					kept = path
+				}
+				return err
+			}))
+			require.NoError(t, os.Truncate(kept, 20))
+			_, err := tryStart(t, c)
+			require.ErrorContains(t, err, kept)
+			require.ErrorContains(t, err, "unknown who may write")
+			require.NoError(t, os.Remove(kept))
+			d = start(t, c)
+			require.Zero(t, write(loginTo(t, d, second), 9))
+		})
+	}
+}

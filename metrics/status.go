@@ -43,6 +43,7 @@ type LUNStatus struct {
 	AccessMode string      `json:"access_mode"`
 	Owner      string      `json:"owner,omitempty"`   // the initiator that a write-exclusive LUN belongs to at the moment
 	OpenTo     string      `json:"open_to,omitempty"` // the one that a handover has opened it to as well
+	Fenced     []string    `json:"fenced,omitempty"`  // who lost a handover of it, and is kept out until it is opened to them again
 	ReadOnly   bool        `json:"read_only"`
 	Serial     string      `json:"serial,omitempty"` // once the disk is made
 	NAA        string      `json:"naa,omitempty"`    // 16 hexadecimal digits

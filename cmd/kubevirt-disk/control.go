@@ -47,9 +47,10 @@ type control struct {
 
 // handovers is what of the server the control socket is for.
 type handovers interface {
-	Admit(lun uint16, initiator string) error
+	Admit(lun uint16, initiator string, until time.Time) error
 	HandOver(lun uint16) error
 	Withdraw(lun uint16) error
+	Openings() []target.Opening
 }
 
 // opening is the time that a LUN is open.
@@ -59,20 +60,21 @@ func newControl(srv handovers, log *zap.Logger) *control {
 	return &control{srv: srv, log: log, turns: map[uint16]chan struct{}{}, openings: map[uint16]*opening{}}
 }
 
-// serveControl listens on the control socket.
+// serveControl listens on the control socket, and takes up the handovers that were open at the last stop.
 func (d *daemon) serveControl(srv *target.Server) (closeControl func()) {
+	c := newControl(srv, d.log.Named("control"))
+	c.resume()
 	path := d.cfg.controlSocket
 	if path == "" {
-		return func() {}
+		return c.stopTimers
 	}
 	l, err := listenUnix(path)
 	if err != nil {
 		// The disks can be served all the same.
 		d.log.Warn("there is no control socket, so LUNs cannot be handed over", zap.String("socket", path), zap.Error(err),
 			zap.String("try", "another --"+keyControlSocket+", or \"\" to do without"))
-		return func() {}
+		return c.stopTimers
 	}
-	c := newControl(srv, d.log.Named("control"))
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /handover", c.handle)
 	server := &http.Server{Handler: mux, ConnContext: withPeer, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 5 * time.Second, MaxHeaderBytes: 4 << 10}
@@ -213,15 +215,15 @@ func (c *control) do(ctx context.Context, req handoverRequest) (done string, err
 	defer end()
 	switch req.Action {
 	case "open":
-		if err := c.srv.Admit(req.LUN, req.To); err != nil {
+		said, open, until := "until it is finished or cancelled", time.Duration(req.Seconds*float64(time.Second)), time.Time{}
+		if open > 0 {
+			said, until = fmt.Sprintf("for %v", open), time.Now().Add(open)
+		}
+		if err := c.srv.Admit(req.LUN, req.To, until); err != nil {
 			return "", err
 		}
-		until, open := "until it is finished or cancelled", time.Duration(req.Seconds*float64(time.Second))
 		c.arm(req.LUN, open)
-		if open > 0 {
-			until = fmt.Sprintf("for %v", open)
-		}
-		return fmt.Sprintf("LUN %d is open to %s too, %s", req.LUN, req.To, until), nil
+		return fmt.Sprintf("LUN %d is open to %s too, %s", req.LUN, req.To, said), nil
 	case "finish":
 		return fmt.Sprintf("LUN %d has a new owner, and the former one is fenced", req.LUN), c.end(req.LUN, c.srv.HandOver)
 	case "cancel":
@@ -278,6 +280,24 @@ func (c *control) arm(lun uint16, after time.Duration) {
 		o := new(opening)
 		o.timer = time.AfterFunc(after, func() { c.expire(lun, o) })
 		c.openings[lun] = o
+	}
+}
+
+// resumeGrace is the least time that a LUN is open after a restart: the machine that the guest runs on has to log in again before it can be
+// told who is to be fenced. Initiators try at least every 30 seconds.
+const resumeGrace = time.Minute
+
+// resume takes up the time of what was open when the daemon ended.
+func (c *control) resume() {
+	for _, o := range c.srv.Openings() {
+		log := c.log.With(zap.Uint16("lun", o.LUN), zap.String("to", o.To))
+		if o.Until.IsZero() {
+			log.Info("the LUN is still open for a handover, until it is finished or cancelled")
+			continue
+		}
+		left := max(time.Until(o.Until), resumeGrace)
+		c.arm(o.LUN, left)
+		log.Info("the LUN is still open for a handover", zap.Duration("for", left))
 	}
 }
 

@@ -14,6 +14,8 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/target"
 )
 
 // fakeLUNs are LUNs that "a" owns. Each handover of LUN 1 waits for a word of the test, as one does for the disk or for storage.
@@ -24,20 +26,28 @@ type fakeLUNs struct {
 	owner  map[uint16]string // guarded by mu; the others are those of "a"
 	guest  map[uint16]string // guarded by mu
 	broken error             // guarded by mu; what storage answers
+	opened []target.Opening  // guarded by mu; what Admit was asked for
 }
 
 func newFakeLUNs() *fakeLUNs {
 	return &fakeLUNs{begun: make(chan struct{}, 8), goOn: make(chan struct{}), owner: map[uint16]string{}, guest: map[uint16]string{}}
 }
 
-func (f *fakeLUNs) Admit(lun uint16, initiator string) error {
+func (f *fakeLUNs) Admit(lun uint16, initiator string, until time.Time) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.owner[lun] == initiator {
 		return errors.New("it belongs to that one")
 	}
 	f.guest[lun] = initiator
+	f.opened = append(f.opened, target.Opening{LUN: lun, To: initiator, Until: until})
 	return nil
+}
+
+func (f *fakeLUNs) Openings() []target.Opening {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.opened
 }
 
 func (f *fakeLUNs) HandOver(lun uint16) error {
@@ -206,4 +216,33 @@ func TestHandoverRunsOutOnBrokenStorage(t *testing.T) {
 	owner, guest := f.state(2)
 	require.Equal(t, second, owner)
 	require.Empty(t, guest)
+}
+
+// TestHandoverResumed restarts the daemon while LUNs are open: the time goes on, and is long enough that both machines can log in again.
+func TestHandoverResumed(t *testing.T) {
+	f := newFakeLUNs()
+	c := newControl(f, zap.NewNop())
+	for lun, open := range map[uint16]time.Duration{2: time.Hour, 3: time.Nanosecond, 4: 0} {
+		req := openFor(lun, 0)
+		req.Seconds = open.Seconds()
+		_, err := c.do(t.Context(), req)
+		require.NoError(t, err)
+	}
+	c.stopTimers()
+
+	core, log := observer.New(zap.InfoLevel)
+	again := newControl(f, zap.New(core))
+	defer again.stopTimers()
+	again.resume()
+	require.Contains(t, again.openings, uint16(2))
+	require.Contains(t, again.openings, uint16(3), "neither ended at once nor open for good")
+	require.NotContains(t, again.openings, uint16(4), "until it is finished or cancelled")
+	left := map[any]any{}
+	for _, line := range log.All() {
+		left[line.ContextMap()["lun"]] = line.ContextMap()["for"]
+	}
+	require.Len(t, left, 3)
+	require.Greater(t, left[uint16(2)], 30*time.Minute)
+	require.Equal(t, resumeGrace, left[uint16(3)])
+	require.Nil(t, left[uint16(4)])
 }

@@ -29,10 +29,14 @@ func (a *app) handoverCommand() *cobra.Command {
      or, where the migration failed, handover --lun 1 --cancel, and the second one is
 
 When the time of --for is over, the LUN is handed over if the second initiator is logged in, and stays where it was otherwise.
+Who is fenced stays so, also after a restart of the daemon or of the machine, until --to opens the LUN to that name again: for the
+migration back, or before a guest that was shut down elsewhere is started there (--to, start it, --finish).
+A restart in between leaves the LUN open, for the rest of the time and a minute at least.
+
 The daemon is asked through its control socket, and obeys its own user and root only.
 
 Exit status 0: done. 1: refused, with the reason, and nothing has changed; or the daemon has not answered in time, as its disk hangs, and
-goes on with what was asked. The page /status tells who has a LUN.`,
+goes on with what was asked. The page /status tells who has a LUN, and who is fenced.`,
 		Args: usageArgs(cobra.NoArgs),
 	}
 	keys := []string{keyControlSocket, keyWorkDir}

@@ -156,7 +156,8 @@ func (s *state) status(d *daemon) metrics.Status {
 	if srv != nil {
 		page.Sessions = append(page.Sessions, srv.Sessions()...)
 		for i, one := range page.LUNs {
-			page.LUNs[i].Owner, page.LUNs[i].OpenTo = srv.Holders(one.LUN)
+			have := srv.Holders(one.LUN)
+			page.LUNs[i].Owner, page.LUNs[i].OpenTo, page.LUNs[i].Fenced = have.Owner, have.Guest, have.Fenced
 		}
 	}
 	return page

@@ -31,8 +31,7 @@ func ParseAccessMode(s string) (AccessMode, error) {
 
 // admits reports whether commands of the nexus are free of a conflict with the owner of the unit.
 func (d *Device) admits(u *unit, n *Nexus) bool {
-	owner := u.owner.Load()
-	if owner == nil || owner == n.initiator || u.isGuest(n) {
+	if u.owner.Load() == n.initiator || u.isGuest(n) {
 		return true
 	}
 	d.mu.Lock()
@@ -51,6 +50,9 @@ func (d *Device) claim(u *unit, n *Nexus) bool {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if u.isGuest(n) {
+		return true // since a moment ago; it must not be the owner as well
+	}
 	// A command that was under way while its session ended must not bring the claim back.
 	if n.initiator.nexuses == 0 || !d.releasedLocked(u, n) {
 		return false
@@ -61,36 +63,39 @@ func (d *Device) claim(u *unit, n *Nexus) bool {
 
 // releasedLocked reports whether n's initiator, who is no guest, may use a unit that another one may have claimed.
 func (d *Device) releasedLocked(u *unit, n *Nexus) bool {
+	if u.isFenced(n) {
+		return false
+	}
 	owner := u.owner.Load()
 	return owner == nil || owner.name == n.initiator.name || !d.heldLocked(u, owner)
 }
 
 // heldLocked reports whether the owner of a unit still has its claim. That ends with the owner's last nexus, but not before its writes
-// have left the disk: one that is stuck there would otherwise surface under the next owner. Nor while a guest is there, who is about to be
-// the next owner: in a live migration the first machine logs out before the LUN is handed over.
+// have left the disk: one that is stuck there would otherwise surface under the next owner. Nor while the unit is open to a guest, who is
+// about to be the next owner: in a live migration the first machine logs out before the LUN is handed over, and in a restart both are gone.
 func (d *Device) heldLocked(u *unit, owner *initiator) bool {
-	if owner.nexuses > 0 {
-		return true
-	}
-	if guest := u.guest.Load(); guest != nil && d.initiators[*guest] != nil {
-		return true
-	}
-	return u.ranges.writing(owner)
+	return owner.nexuses > 0 || u.handover.Load().Guest != "" || u.ranges.writing(owner)
 }
 
-// Holders tells who has an exclusive unit: its owner, and the guest that it is open to. "": nobody.
-func (d *Device) Holders(lun uint16) (owner, guest string) {
+// Holders are who has an exclusive unit.
+type Holders struct {
+	Owner  string   // "": nobody
+	Guest  string   // the initiator that the unit is open to beside its owner; "": nobody
+	Fenced []string // who is kept out since a handover, unless it is the guest again; not to be changed
+}
+
+// Holders tells who has an exclusive unit; of other units it is nobody.
+func (d *Device) Holders(lun uint16) (h Holders) {
 	u := d.unitByNumber(lun)
 	if u == nil {
-		return "", ""
+		return Holders{}
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if o := u.owner.Load(); o != nil && d.heldLocked(u, o) {
-		owner = o.name
+		h.Owner = o.name
 	}
-	if g := u.guest.Load(); g != nil {
-		guest = *g
-	}
-	return owner, guest
+	state := u.handover.Load()
+	h.Guest, h.Fenced = state.Guest, state.Fenced
+	return h
 }

@@ -84,8 +84,9 @@ type unit struct {
 	resets atomic.Uint32 // how many it has had
 	blocks uint64        // capacity in logical blocks
 	owner  atomic.Pointer[initiator]
-	guest  atomic.Pointer[string] // the name of an initiator that is admitted beside the owner; written under Device.mu
-	grown  bool                   // every initiator port is told so at its first nexus
+	grown  bool // every initiator port is told so at its first nexus
+	// handover is who is admitted beside the owner, and who is fenced: never nil, written under persistent.mu and Device.mu.
+	handover atomic.Pointer[handoverState]
 	// reserved is the nexus that holds the RESERVE(6) reservation; written under Device.mu, and set only with
 	// persistent.mu too.
 	reserved   atomic.Pointer[Nexus]

@@ -22,11 +22,11 @@ func TestHandOver(t *testing.T) {
 
 	require.ErrorContains(t, b.d.HandOver(number), "open it first")
 	require.ErrorContains(t, b.d.Withdraw(number), "nobody")
-	require.ErrorContains(t, b.d.Admit(9, "iqn.b"), "no LUN 9")
-	require.ErrorContains(t, b.d.Admit(number, "iqn.a"), "belongs to iqn.a")
-	require.NoError(t, b.d.Admit(number, "IQN.B"))
-	require.NoError(t, b.d.Admit(number, "iqn.b"), "the same once more")
-	require.ErrorContains(t, b.d.Admit(number, "iqn.c"), "open to iqn.b")
+	require.ErrorContains(t, b.d.Admit(9, "iqn.b", time.Time{}), "no LUN 9")
+	require.ErrorContains(t, b.admit("iqn.a"), "belongs to iqn.a")
+	require.NoError(t, b.admit("IQN.B"))
+	require.NoError(t, b.admit("iqn.b"), "the same once more")
+	require.ErrorContains(t, b.admit("iqn.c"), "open to iqn.b")
 	for _, n := range []*Nexus{b.nexus, second} {
 		require.Equal(t, "GOOD", read(n))
 		require.Equal(t, "GOOD", write(n))
@@ -38,7 +38,7 @@ func TestHandOver(t *testing.T) {
 	require.Equal(t, conflict, write(second))
 	require.Equal(t, "GOOD", write(b.nexus), "the owner goes on after a migration that failed")
 
-	require.NoError(t, b.d.Admit(number, "iqn.b"))
+	require.NoError(t, b.admit("iqn.b"))
 	require.NoError(t, b.d.HandOver(number))
 	require.ElementsMatch(t, []*Nexus{b.nexus, third}, fenced)
 	require.Equal(t, conflict, write(b.nexus))
@@ -46,29 +46,28 @@ func TestHandOver(t *testing.T) {
 	require.Equal(t, "GOOD", write(second))
 
 	// Whoever is not there cannot take it over.
-	require.NoError(t, b.d.Admit(number, "iqn.gone"))
+	require.NoError(t, b.admit("iqn.gone"))
 	require.ErrorContains(t, b.d.HandOver(number), "not logged in")
 	require.Equal(t, "GOOD", write(second))
 	require.NoError(t, b.d.Withdraw(number))
 
-	owner, guest := b.d.Holders(number)
-	require.Equal(t, []string{"iqn.b", ""}, []string{owner, guest})
-	require.NoError(t, b.d.Admit(number, "iqn.a"))
+	require.Equal(t, Holders{Owner: "iqn.b", Fenced: []string{"iqn.a", "iqn.gone"}}, b.d.Holders(number))
+	require.NoError(t, b.admit("iqn.a"))
 	b.d.Detach(second)
-	owner, guest = b.d.Holders(number)
-	require.Equal(t, []string{"iqn.b", "iqn.a"}, []string{owner, guest}, "nobody else gets it meanwhile")
+	have := b.d.Holders(number)
+	require.Equal(t, []string{"iqn.b", "iqn.a"}, []string{have.Owner, have.Guest}, "nobody else gets it meanwhile")
 	require.NoError(t, b.d.Withdraw(number))
-	owner, guest = b.d.Holders(number)
-	require.Empty(t, owner+guest, "its last session has ended")
-	owner, guest = b.d.Holders(9)
-	require.Empty(t, owner+guest)
+	require.Equal(t, Holders{Fenced: []string{"iqn.gone", "iqn.a"}}, b.d.Holders(number), "its last session has ended")
+	require.Empty(t, b.d.Holders(9))
 
 	shared := newBench(t)
 	require.Equal(t, "GOOD", shared.run(cdb(readOne), nil).outcome())
-	owner, guest = shared.d.Holders(number)
-	require.Empty(t, owner+guest, "it is everybody's")
-	require.ErrorContains(t, shared.d.Admit(number, "iqn.b"), "open to every initiator")
+	require.Empty(t, shared.d.Holders(number), "it is everybody's")
+	require.ErrorContains(t, shared.admit("iqn.b"), "open to every initiator")
 }
+
+// admit opens LUN 1 without a limit of time.
+func (b *bench) admit(initiator string) error { return b.d.Admit(1, initiator, time.Time{}) }
 
 func TestGrownLUNTellsItsCapacity(t *testing.T) {
 	b := newBench(t, func(l *LUN) { l.Grown = true })
@@ -85,7 +84,7 @@ func TestOwnerLeavesBeforeHandOver(t *testing.T) {
 	second, third := b.attach("iqn.b", 0), b.attach("iqn.c", 0)
 	write := func(n *Nexus) string { return b.runAs(n, lun1, cdb(writeOne), pattern(1, 1)).outcome() }
 	require.Equal(t, "GOOD", write(b.nexus))
-	require.NoError(t, b.d.Admit(1, "iqn.b"))
+	require.NoError(t, b.admit("iqn.b"))
 	require.Equal(t, "GOOD", write(second))
 	b.d.Detach(b.nexus)
 
@@ -102,10 +101,13 @@ func TestOwnerLeavesBeforeHandOver(t *testing.T) {
 	b.d.Detach(second)
 	require.Equal(t, "GOOD", write(third), "the last session of the new owner has ended")
 
-	// Where the second machine is not there either, the LUN is free.
-	require.NoError(t, b.d.Admit(1, "iqn.b"))
+	// Nor where the second machine is not there either, as in a restart of both; the LUN is free when that has ended.
+	require.NoError(t, b.admit("iqn.b"))
 	b.d.Detach(third)
-	require.Equal(t, "GOOD", write(b.attach("iqn.d", 0)))
+	fourth := b.attach("iqn.d", 0)
+	require.Equal(t, conflict, write(fourth))
+	require.NoError(t, b.d.Withdraw(1))
+	require.Equal(t, "GOOD", write(fourth))
 }
 
 // TestHandOverEndsReservations hands a LUN over that its owner has reserved: the new one can use it, as nobody else can release what
@@ -118,7 +120,7 @@ func TestHandOverEndsReservations(t *testing.T) {
 			b := newBench(t, exclusive, func(l *LUN) { l.Store = m })
 			second := b.attach("iqn.b", 0)
 			b.mustPersist(b.nexus, saRegister, 0, 0, 1, bitAPTPL)
-			require.NoError(t, b.d.Admit(1, "iqn.b"))
+			require.NoError(t, b.admit("iqn.b"))
 			b.mustPersist(second, saRegister, 0, 0, 2, bitAPTPL)
 			b.mustPersist(b.nexus, saReserve, kind, 1, 0)
 			if !kind.registrants() {
@@ -147,7 +149,7 @@ func TestHandOverEndsReservations(t *testing.T) {
 		b := newBench(t, exclusive)
 		second := b.attach("iqn.b", 0)
 		b.good(cdb(writeOne), pattern(1, 1))
-		require.NoError(t, b.d.Admit(1, "iqn.b"))
+		require.NoError(t, b.admit("iqn.b"))
 		b.register(second, 2)
 		b.mustPersist(second, saReserve, typeExclusiveAccess, 2, 0)
 		require.NoError(t, b.d.HandOver(1))
@@ -159,7 +161,7 @@ func TestHandOverEndsReservations(t *testing.T) {
 		second := b.attach("iqn.b", 0)
 		b.good(cdb(writeOne), pattern(1, 1))
 		b.good(cdb(reserve), nil)
-		require.NoError(t, b.d.Admit(1, "iqn.b"))
+		require.NoError(t, b.admit("iqn.b"))
 		require.Equal(t, conflict, write(b, second))
 		require.NoError(t, b.d.HandOver(1))
 		require.Equal(t, "GOOD", write(b, second))
@@ -169,7 +171,7 @@ func TestHandOverEndsReservations(t *testing.T) {
 		b := newBench(t, exclusive, func(l *LUN) { l.Store = m })
 		b.attach("iqn.b", 0)
 		b.mustPersist(b.nexus, saRegister, 0, 0, 1, bitAPTPL)
-		require.NoError(t, b.d.Admit(1, "iqn.b"))
+		require.NoError(t, b.admit("iqn.b"))
 		m.fail = errors.New("no such device")
 		require.ErrorContains(t, b.d.HandOver(1), "no such device")
 		require.Equal(t, "1: 1", b.keys())
@@ -194,7 +196,7 @@ func TestWithdrawEndsReservations(t *testing.T) {
 			b := newBench(t, exclusive)
 			second := b.attach("iqn.b", 0)
 			b.good(cdb(writeOne), pattern(1, 1))
-			require.NoError(t, b.d.Admit(1, "iqn.b"))
+			require.NoError(t, b.admit("iqn.b"))
 			take(b, second)
 			require.Equal(t, conflict, b.run(cdb(writeOne), pattern(1, 1)).outcome())
 			require.NoError(t, b.d.Withdraw(1))
@@ -213,7 +215,7 @@ func TestHandOverOvertakesReservations(t *testing.T) {
 			copy(task.CDB[:], cdb(c))
 			require.NoError(t, b.d.Prepare(task))
 			second := b.attach("iqn.b", 0)
-			require.NoError(t, b.d.Admit(1, "iqn.b"))
+			require.NoError(t, b.admit("iqn.b"))
 			require.NoError(t, b.d.HandOver(1))
 			_, list := persistOut(saRegister, 0, 0, 7)
 			require.ErrorIs(t, carryOut(task, list[:task.Length]), errConflict)
@@ -234,13 +236,13 @@ func TestFencedAllowRemoval(t *testing.T) {
 	task := &Task{Nexus: first, LUN: lun1}
 	copy(task.CDB[:], cdb(prevent))
 	require.NoError(t, b.d.Prepare(task))
-	require.NoError(t, b.d.Admit(1, "iqn.b"))
+	require.NoError(t, b.admit("iqn.b"))
 	require.NoError(t, b.d.HandOver(1))
 	require.ErrorIs(t, carryOut(task, nil), errConflict)
 	require.Equal(t, "GOOD", b.runAs(second, lun1, cdb(eject), nil).outcome())
 
 	require.Equal(t, "GOOD", b.runAs(second, lun1, cdb(load), nil).outcome())
-	require.NoError(t, b.d.Admit(1, first.initiator.name))
+	require.NoError(t, b.admit(first.initiator.name))
 	first.units[0].pending.Store(0)
 	prevents(first)
 	require.Equal(t, "5/53/02", b.runAs(second, lun1, cdb(eject), nil).outcome())
@@ -255,7 +257,7 @@ func TestNewOwnerLeavesDuringHandOver(t *testing.T) {
 	b.mustPersist(b.nexus, saRegister, 0, 0, 1, bitAPTPL)
 	b.mustPersist(b.nexus, saReserve, typeExclusiveAccess, 1, 0)
 	second := b.attach("iqn.b", 0)
-	require.NoError(t, b.d.Admit(1, "iqn.b"))
+	require.NoError(t, b.admit("iqn.b"))
 	store.saving = func() { b.d.Detach(second) }
 	require.ErrorContains(t, b.d.HandOver(1), "not logged in")
 	require.Equal(t, "1/3", b.reservation())
@@ -277,7 +279,7 @@ func TestHandOverWaitsForTheDead(t *testing.T) {
 	written, done := make(chan string), make(chan error)
 	go func() { written <- b.runAs(b.nexus, lun1, cdb(writeOne), pattern(1, 5)).outcome() }()
 	<-stuck
-	require.NoError(t, b.d.Admit(1, "iqn.b"))
+	require.NoError(t, b.admit("iqn.b"))
 	b.attach("iqn.b", 0)
 	b.d.Detach(b.nexus)
 	go func() { done <- b.d.HandOver(1) }()

@@ -25,6 +25,7 @@ const (
 	storedSanitize     = "sanitize"
 	storedAtomic       = "atomic-write"
 	storedReservations = "reservations"
+	storedHandover     = "handover"
 )
 
 // savedMode is what is kept of the mode pages.
@@ -106,6 +107,9 @@ func (u *unit) restore() error {
 	}
 	u.mode.reset()
 	if err := u.restoreReservations(); err != nil {
+		return err
+	}
+	if err := u.restoreHandover(); err != nil {
 		return err
 	}
 	return u.undoAtomic()

@@ -1,0 +1,339 @@
+package scsi
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// migration is an exclusive LUN with a store, over restarts.
+type migration struct {
+	*bench
+	store *keptStore
+	at    map[string]*Nexus
+}
+
+func newMigration(t *testing.T) *migration {
+	m := &migration{store: &keptStore{}}
+	m.restart(t)
+	return m
+}
+
+// restart is what a kill of the target and a new start leave: the store.
+func (m *migration) restart(t *testing.T) {
+	t.Helper()
+	m.bench = newBench(t, exclusive, func(l *LUN) { l.Store = m.store })
+	m.d.Detach(m.nexus)
+	m.at = map[string]*Nexus{}
+}
+
+// write logs an initiator in, unless it is, and writes.
+func (m *migration) write(initiator string) string {
+	if m.at[initiator] == nil {
+		m.at[initiator] = m.attach(initiator, 0)
+	}
+	return m.runAs(m.at[initiator], lun1, cdb(writeOne), pattern(1, 1)).outcome()
+}
+
+func (m *migration) logout(initiator string) {
+	m.d.Detach(m.at[initiator])
+	delete(m.at, initiator)
+}
+
+// handOver is a migration to an initiator.
+func (m *migration) handOver(to string) {
+	m.t.Helper()
+	require.NoError(m.t, m.admit(to))
+	require.Equal(m.t, "GOOD", m.write(to))
+	require.NoError(m.t, m.d.HandOver(1))
+}
+
+// TestFencedStayOut has the first machine of a migration come back when the second one is not there: for a moment, as its connection was
+// lost or the target restarted, or for good. What it would write is of a guest that ran elsewhere since.
+func TestFencedStayOut(t *testing.T) {
+	for name, lose := range map[string]func(*testing.T, *migration){
+		"lost connection": func(_ *testing.T, m *migration) { m.logout("iqn.b") },
+		"restart":         func(t *testing.T, m *migration) { m.restart(t) },
+		"two restarts":    func(t *testing.T, m *migration) { m.restart(t); m.restart(t) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMigration(t)
+			require.Equal(t, "GOOD", m.write("iqn.a"))
+			m.handOver("iqn.b")
+			require.Equal(t, conflict, m.write("iqn.a"))
+
+			lose(t, m)
+			require.Equal(t, conflict, m.write("iqn.a"))
+			require.Equal(t, conflict, m.runAs(m.at["iqn.a"], lun1, cdb(readOne), nil).outcome())
+			require.Equal(t, conflict, m.runAs(m.at["iqn.a"], lun1, cdb(testReady), nil).outcome())
+			require.Equal(t, conflict, m.runAs(m.at["iqn.a"], lun1, cdb(reserve), nil).outcome())
+			require.Equal(t, conflict, m.persist(m.at["iqn.a"], saRegister, 0, 0, 1))
+			require.Equal(t, Holders{Fenced: []string{"iqn.a"}}, m.d.Holders(1))
+			require.Equal(t, "GOOD", m.write("iqn.b"))
+
+			// Its machine is gone: any other one takes its place.
+			m.logout("iqn.b")
+			require.Equal(t, "GOOD", m.write("iqn.c"))
+			m.logout("iqn.c")
+
+			// Back again, and forth.
+			lose = func(t *testing.T, m *migration) { m.restart(t) }
+			for _, to := range []string{"iqn.a", "iqn.b", "iqn.a"} {
+				m.handOver(to)
+				lose(t, m)
+				require.Equal(t, "GOOD", m.write(to))
+			}
+			require.Equal(t, []string{"iqn.c", "iqn.b"}, m.d.Holders(1).Fenced)
+		})
+	}
+}
+
+// TestWithdrawnStaysOut is the same for the second machine of a migration that failed.
+func TestWithdrawnStaysOut(t *testing.T) {
+	m := newMigration(t)
+	require.Equal(t, "GOOD", m.write("iqn.a"))
+	require.NoError(t, m.admit("iqn.b"))
+	require.Equal(t, "GOOD", m.write("iqn.b"))
+	require.NoError(t, m.d.Withdraw(1))
+	m.restart(t)
+	require.Equal(t, conflict, m.write("iqn.b"))
+	require.Equal(t, "GOOD", m.write("iqn.a"))
+	m.handOver("iqn.b")
+}
+
+// TestRestartDuringHandOver restarts the target while a LUN is open: it is so again, to the same two, whoever is back first.
+func TestRestartDuringHandOver(t *testing.T) {
+	until := time.Now().Add(time.Hour)
+	opened := func(t *testing.T) *migration {
+		m := newMigration(t)
+		require.Equal(t, "GOOD", m.write("iqn.a"))
+		require.NoError(t, m.d.Admit(1, "iqn.b", until))
+		m.restart(t)
+		openings := m.d.Openings()
+		require.Len(t, openings, 1)
+		require.Equal(t, []any{uint16(1), "iqn.b"}, []any{openings[0].LUN, openings[0].To})
+		require.WithinDuration(t, until, openings[0].Until, 0)
+		require.Equal(t, Holders{Owner: "iqn.a", Guest: "iqn.b"}, m.d.Holders(1))
+		require.Equal(t, conflict, m.write("iqn.c"), "nobody else gets it meanwhile")
+		return m
+	}
+	t.Run("the first is back first", func(t *testing.T) {
+		m := opened(t)
+		require.Equal(t, "GOOD", m.write("iqn.a"))
+		require.ErrorContains(t, m.d.HandOver(1), "not logged in")
+		require.Equal(t, "GOOD", m.write("iqn.b"))
+		require.Equal(t, "GOOD", m.write("iqn.a"))
+		require.NoError(t, m.d.HandOver(1))
+		require.Equal(t, conflict, m.write("iqn.a"))
+	})
+	t.Run("the first never comes back", func(t *testing.T) {
+		m := opened(t)
+		require.Equal(t, "GOOD", m.write("iqn.b"))
+		require.NoError(t, m.d.HandOver(1))
+		require.Equal(t, Holders{Owner: "iqn.b", Fenced: []string{"iqn.a"}}, m.d.Holders(1))
+		require.Empty(t, m.d.Openings())
+		m.restart(t)
+		require.Empty(t, m.d.Openings())
+		require.Equal(t, conflict, m.write("iqn.a"))
+	})
+	t.Run("cancelled", func(t *testing.T) {
+		m := opened(t)
+		require.NoError(t, m.d.Withdraw(1))
+		require.Equal(t, conflict, m.write("iqn.b"))
+		require.Equal(t, "GOOD", m.write("iqn.a"))
+	})
+	t.Run("opened for longer", func(t *testing.T) {
+		m := opened(t)
+		require.NoError(t, m.admit("iqn.b"))
+		m.restart(t)
+		require.Zero(t, m.d.Openings()[0].Until)
+	})
+}
+
+// TestHandOverThatCannotBeSaved changes nothing: neither now nor, as far as storage lets it be put back, after a restart.
+func TestHandOverThatCannotBeSaved(t *testing.T) {
+	broken := errors.New("no such device")
+	for _, step := range []string{"open", "finish", "cancel"} {
+		// All saves of a step fail, or the one that counts does although it was kept, as when a volume is too slow to say so.
+		for _, kept := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, kept %v", step, kept), func(t *testing.T) {
+				m := newMigration(t)
+				require.Equal(t, "GOOD", m.write("iqn.a"))
+				act := func() error { return m.admit("iqn.b") }
+				opened := step != "open"
+				if opened {
+					require.NoError(t, act())
+					require.Equal(t, "GOOD", m.write("iqn.b"))
+				}
+				switch step {
+				case "finish":
+					act = func() error { return m.d.HandOver(1) }
+				case "cancel":
+					act = func() error { return m.d.Withdraw(1) }
+				}
+				before := m.d.Holders(1)
+				m.store.failWith(broken)
+				if kept {
+					saves := 0
+					m.store.saving = func() {
+						if saves++; saves == 2 {
+							m.store.failWith(nil)
+							require.NoError(t, (&unit{store: m.store}).storeHandover(&handoverState{Fenced: []string{"iqn.a"}}))
+						}
+					}
+				}
+				err := act()
+				require.ErrorIs(t, err, broken)
+				require.ErrorContains(t, err, "who may use LUN 1 could not be saved, and stays as it was")
+				if !kept {
+					require.ErrorContains(t, err, "ask again before the daemon is restarted")
+				}
+				m.store.failWith(nil)
+				m.store.saving = nil
+				require.Equal(t, before, m.d.Holders(1))
+				require.Equal(t, "GOOD", m.write("iqn.a"))
+				if opened {
+					require.Equal(t, "GOOD", m.write("iqn.b"))
+				} else {
+					require.Equal(t, conflict, m.write("iqn.b"))
+				}
+				m.restart(t)
+				require.Equal(t, before.Guest, m.d.Holders(1).Guest)
+				require.Equal(t, "GOOD", m.write("iqn.a"))
+				if opened {
+					require.Equal(t, "GOOD", m.write("iqn.b"))
+				}
+				require.NoError(t, act())
+			})
+		}
+	}
+}
+
+// brokenFor is a store that cannot save under one name.
+type brokenFor struct {
+	keptStore
+	name string
+}
+
+func (s *brokenFor) Save(name string, data []byte) error {
+	if name == s.name {
+		return errors.New("no such device")
+	}
+	return s.keptStore.Save(name, data)
+}
+
+// TestHandOverIsTakenBack has the end of the former owner's reservation not saved, after who is fenced has been.
+func TestHandOverIsTakenBack(t *testing.T) {
+	store := &brokenFor{}
+	b := newBench(t, exclusive, func(l *LUN) { l.Store = store })
+	b.mustPersist(b.nexus, saRegister, 0, 0, 1, bitAPTPL)
+	b.attach("iqn.b", 0)
+	require.NoError(t, b.admit("iqn.b"))
+	store.name = storedReservations
+	require.ErrorContains(t, b.d.HandOver(1), "no such device")
+	want := Holders{Owner: "iqn.a", Guest: "iqn.b"}
+	require.Equal(t, want, b.d.Holders(1))
+	b = newBench(t, exclusive, func(l *LUN) { l.Store = store })
+	require.Equal(t, want, b.d.Holders(1), "on storage, too")
+}
+
+// TestOwnerComesDuringAdmit has the first machine take the LUN while the store is busy with the second one's name.
+func TestOwnerComesDuringAdmit(t *testing.T) {
+	m := newMigration(t)
+	m.store.saving = func() {
+		m.store.saving = nil
+		require.Equal(t, "GOOD", m.write("iqn.a"))
+	}
+	require.ErrorContains(t, m.admit("iqn.b"), "taken by iqn.a meanwhile")
+	require.Equal(t, Holders{Owner: "iqn.a"}, m.d.Holders(1))
+	require.Empty(t, m.store.kept[storedHandover], "on storage, too")
+	m.handOver("iqn.b")
+	require.Equal(t, []string{"iqn.a"}, m.d.Holders(1).Fenced)
+}
+
+// TestOwnerComesDuringHandOver has it come so late that it is about to be handed over: it would not be fenced for good.
+func TestOwnerComesDuringHandOver(t *testing.T) {
+	m := newMigration(t)
+	require.NoError(t, m.admit("iqn.b"))
+	require.Equal(t, "GOOD", m.write("iqn.b"))
+	m.store.saving = func() {
+		m.store.saving = nil
+		require.Equal(t, "GOOD", m.write("iqn.a"))
+	}
+	require.ErrorContains(t, m.d.HandOver(1), "LUN 1 was taken by iqn.a meanwhile, and stays open to iqn.b; try again")
+	require.NoError(t, m.d.HandOver(1))
+	m.restart(t)
+	require.Equal(t, conflict, m.write("iqn.a"))
+}
+
+// TestIdleOwnerIsFenced migrates a guest back that has not used its disk since the target was restarted.
+func TestIdleOwnerIsFenced(t *testing.T) {
+	m := newMigration(t)
+	require.Equal(t, "GOOD", m.write("iqn.a"))
+	m.handOver("iqn.b")
+	m.restart(t)
+	m.handOver("iqn.a")
+	require.Equal(t, Holders{Owner: "iqn.a", Fenced: []string{"iqn.b"}}, m.d.Holders(1))
+	m.restart(t)
+	require.Equal(t, conflict, m.write("iqn.b"))
+}
+
+// TestGuestDoesNotClaim has a command of the second machine be about to take the LUN, which nobody owns, when it is opened to it: as owner
+// and guest at once it would be fenced by its own handover.
+func TestGuestDoesNotClaim(t *testing.T) {
+	m := newMigration(t)
+	m.at["iqn.b"] = m.attach("iqn.b", 0)
+	u := m.d.units[0]
+	m.d.mu.Lock()
+	admitted := make(chan bool)
+	go func() { admitted <- m.d.claim(u, m.at["iqn.b"]) }()
+	time.Sleep(50 * time.Millisecond) // until it waits for the lock
+	u.handover.Store(&handoverState{Guest: "iqn.b"})
+	m.d.mu.Unlock()
+	require.True(t, <-admitted)
+	require.Empty(t, m.d.Holders(1).Owner)
+	require.NoError(t, m.d.HandOver(1))
+	require.Equal(t, Holders{Owner: "iqn.b"}, m.d.Holders(1))
+}
+
+func TestStoredHandover(t *testing.T) {
+	device := func(content string, change ...func(*LUN)) (*Device, error) {
+		store := &keptStore{kept: map[string][]byte{storedHandover: []byte(content)}}
+		lun := LUN{Number: 3, Disk: newMemDisk(1 << 20), Identity: testIdentity(), Store: store}
+		for _, c := range change {
+			c(&lun)
+		}
+		return NewDevice(Options{}, []LUN{lun})
+	}
+	d, err := device(`{"owner":"iqn.a","open_to":"iqn.b","until":"2026-01-02T03:04:05Z","fenced":["iqn.c"]}`)
+	require.NoError(t, err)
+	require.Equal(t, Holders{Owner: "iqn.a", Guest: "iqn.b", Fenced: []string{"iqn.c"}}, d.Holders(3))
+	require.Equal(t, []Opening{{LUN: 3, To: "iqn.b", Until: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)}}, d.Openings())
+	d, err = device("")
+	require.NoError(t, err, "what an older program has left")
+	require.Empty(t, d.Holders(3))
+	for _, bad := range []string{"{", "[]", `{"fenced":[""]}`, `{"fenced":["a b"]}`, `{"open_to":" "}`, `{"owner":"\n"}`, `{"until":"soon"}`} {
+		_, err := device(bad)
+		require.ErrorContains(t, err, "LUN 3: what a handover has left cannot be read", bad)
+		require.ErrorContains(t, err, "remove /volume/unit/handover to start with nobody fenced", bad)
+		_, err = device(bad, func(l *LUN) { l.Access = AccessWriteShared })
+		require.NoError(t, err, "nobody is fenced there")
+	}
+}
+
+// TestFencedAreBounded hands a LUN over to ever new names.
+func TestFencedAreBounded(t *testing.T) {
+	s := &handoverState{}
+	for i := range maxFenced + 10 {
+		s = s.ended(ending{loser: fmt.Sprintf("iqn.%d", i)})
+	}
+	require.Len(t, s.Fenced, maxFenced)
+	require.Equal(t, "iqn.10", s.Fenced[0])
+	require.Equal(t, s.Fenced, s.ended(ending{}).Fenced)
+	s = s.ended(ending{loser: "iqn.10"})
+	require.Len(t, s.Fenced, maxFenced)
+	require.Equal(t, "iqn.10", s.Fenced[maxFenced-1], "lost again")
+}
