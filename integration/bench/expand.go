@@ -19,8 +19,8 @@ const (
 	// imageData is how much data the images hold, and imageSize their virtual size: the rest was never written.
 	imageData = 5 << 28 // 1.25 GiB
 	imageSize = 2 << 30
-	// settledMemory is at least what a copy of any of the images takes. Bytes.
-	settledMemory = 2 << 30
+	// idleBefore is how long nothing happens before each command.
+	idleBefore = 8 * time.Second
 )
 
 // imageKind is a way to store the same disk.
@@ -114,9 +114,7 @@ func expand(ctx context.Context, command []string, raw string) (usage, error) {
 	if err := os.Remove(raw); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return usage{}, err
 	}
-	if err := settle(filepath.Dir(raw)); err != nil {
-		return usage{}, err
-	}
+	settle()
 	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
@@ -139,20 +137,12 @@ func expand(ctx context.Context, command []string, raw string) (usage, error) {
 	return u, nil
 }
 
-// settle puts the machine into the same state before each command: nothing is dirty, and as much memory as its output will take
-// has just become free. The host of a virtual machine takes back memory that has been free for a while, and to get it again costs ten
-// times as much as to copy into it.
-func settle(dir string) error {
+// settle puts the machine into the same state before each command: nothing is dirty, and no memory is at hand. The host of a virtual
+// machine takes back what has been free for a while, and to get it again costs ten times as much as to copy into it; who comes soon
+// after something large was removed would find a part of it, by chance.
+func settle() {
 	syscall.Sync()
-	scratch, err := os.CreateTemp(dir, "settle-")
-	if err != nil {
-		return err
-	}
-	block := bytes.Repeat([]byte{1}, 1<<20)
-	for off := int64(0); off < settledMemory && err == nil; off += int64(len(block)) {
-		_, err = scratch.WriteAt(block, off)
-	}
-	return errors.Join(err, os.Remove(scratch.Name()), scratch.Close())
+	time.Sleep(idleBefore)
 }
 
 // makeImages makes the images that are not there yet, and returns their paths by kind.

@@ -52,9 +52,7 @@ func (s settings) duplicators(mode string) []duplicator {
 // hydrate serves an image in mode clone, to nobody, until the disk is complete. The setting names the directory that it lies in.
 func (s settings) hydrate(setting string) func(ctx context.Context, image, dir string) (usage, error) {
 	return func(ctx context.Context, image, dir string) (u usage, err error) {
-		if err := settle(dir); err != nil {
-			return usage{}, err
-		}
+		settle()
 		begin := time.Now()
 		d, err := s.startOn(image, dir, map[string]string{"COPY_MODE": clone, setting: filepath.Join(dir, "copy")})
 		if err != nil {
@@ -144,8 +142,7 @@ func measureHydration(ctx context.Context, s settings) error {
 				measured[i] = make([]usage, s.rounds)
 			}
 			for round := range s.rounds {
-				// By chance: what comes soon after the removal of a copy may find its memory still at hand, which makes a plain one four
-				// times as fast.
+				// By chance: what a command leaves in the memory of the machine helps or hinders the next one.
 				for _, i := range rand.Perm(len(all)) {
 					u, err := duplicateOnce(ctx, s, all[i], path)
 					if err != nil {
