@@ -51,9 +51,6 @@ func startBackground(o *opening, over *overlay, s *state) *background {
 	return b
 }
 
-// identifyAfter is how long reading the image to recognise it leaves the processors to the copying, which may be done by then.
-const identifyAfter = 2 * time.Second
-
 // identifyGrace is how long a stop waits for the image to be read, without which the next start may not know it again.
 const identifyGrace = 2 * time.Second
 
@@ -68,15 +65,9 @@ func (b *background) stop() {
 
 func (b *background) run(ctx, identifying context.Context) error {
 	var identity sync.WaitGroup
-	copied, stopCopying := context.WithCancel(ctx)
-	defer stopCopying()
 	identity.Go(func() {
-		workers := 1
-		if b.clone && sleep(copied, identifyAfter) != nil {
-			workers = cap(hashTurns.places) // nothing else is left to do
-		}
-		err := b.identify(identifying, workers)
-		for ; isNoSpace(err) && sleep(identifying, spaceRetry) == nil; err = b.identify(identifying, workers) {
+		err := b.identify(identifying)
+		for ; isNoSpace(err) && sleep(identifying, spaceRetry) == nil; err = b.identify(identifying) {
 		}
 		if err != nil {
 			b.log.Warn("a later start will not know the image again", zap.Error(err))
@@ -91,7 +82,6 @@ func (b *background) run(ctx, identifying context.Context) error {
 	h := newHydration(b.over, b.log, b.img.copyUnit())
 	h.progress = b.progress
 	err := h.run(ctx)
-	stopCopying()
 	if err != nil {
 		return err
 	}
@@ -111,9 +101,9 @@ func (b *background) run(ctx, identifying context.Context) error {
 }
 
 // identify adds the hash of the image's content to the state, unless it is there.
-func (b *background) identify(ctx context.Context, workers int) error {
+func (b *background) identify(ctx context.Context) error {
 	if !identified(b.state.Chain) {
-		chain, err := b.img.fingerprint(ctx, workers)
+		chain, err := b.img.fingerprint(ctx)
 		if err != nil {
 			return err
 		}

@@ -51,9 +51,8 @@ func fingerprintOf(l *layer, st *unix.Stat_t) fileFingerprint {
 	}
 }
 
-// fingerprint identifies the image by the content of every file of its chain, top first. Each is read by that many workers, as long as
-// no other image has the turns.
-func (m *Image) fingerprint(ctx context.Context, workers int) ([]fileFingerprint, error) {
+// fingerprint identifies the image by the content of every file of its chain, top first.
+func (m *Image) fingerprint(ctx context.Context) ([]fileFingerprint, error) {
 	prints := m.unhashed()
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(cap(hashTurns.places)) // no more goroutines than can have their turn
@@ -62,7 +61,7 @@ func (m *Image) fingerprint(ctx context.Context, workers int) ([]fileFingerprint
 		print := &prints[i]
 		i++
 		group.Go(func() (err error) {
-			print.Hash, err = hashContent(ctx, l.file, print.Size, workers, hashTurns)
+			print.Hash, err = hashContent(ctx, l.file, print.Size, 1, hashTurns)
 			if err != nil {
 				return fmt.Errorf("reading %s: %w", l.name, err)
 			}
