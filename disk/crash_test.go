@@ -125,7 +125,7 @@ func (f *simFile) Zero(off, length int64) error { return f.Discard(off, length) 
 func (f *simFile) Extent(off, length int64) (Extent, error) {
 	f.m.mu.Lock()
 	defer f.m.mu.Unlock()
-	zero, n := leadingRun(f.cache[off:off+length], off, int(length))
+	zero, n := leadingRun(f.cache[off:off+length], off)
 	return Extent{Length: int64(n), Data: !zero}, nil
 }
 
@@ -147,7 +147,7 @@ func (s simImage) Size() int64 { return int64(len(s.content)) }
 func (s simImage) ReadAt(p []byte, off int64) (int, error) { return copy(p, s.content[off:]), nil }
 
 func (s simImage) Extent(off, length int64) (Extent, error) {
-	zero, n := leadingRun(s.content[off:off+length], off, int(length))
+	zero, n := leadingRun(s.content[off:off+length], off)
 	return Extent{Length: int64(n), Data: !zero}, nil
 }
 

@@ -144,7 +144,7 @@ func TestLeadingRun(t *testing.T) {
 		p := sample(512*(1+r.IntN(64)), r.Uint64())
 		off := int64(r.IntN(64)) * 512
 		for at := 0; at < len(p); {
-			zero, n := leadingRun(p[at:], off+int64(at), 16<<10)
+			zero, n := leadingRun(p[at:], off+int64(at))
 			require.Positive(t, n)
 			if zero {
 				require.Equal(t, make([]byte, n), p[at:at+n])

@@ -159,7 +159,7 @@ func (c *chunkCursor) hash(ctx context.Context, buf []byte, digest *xxhash.Diges
 	if err := readFull(c.file, p, off); err != nil {
 		return false, err
 	}
-	if zero, n := leadingRun(p, 0, len(p)); zero && n == len(p) {
+	if zero, n := leadingRun(p, 0); zero && n == len(p) {
 		return true, nil
 	}
 	digest.Reset()

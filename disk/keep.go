@@ -49,7 +49,7 @@ func (o *overlay) keep(p []byte, off int64, write func(p []byte, off int64) erro
 // store puts p into the file, zeros as holes. The file may hold something there that a lost write left.
 func (o *overlay) store(p []byte, off int64, write func(p []byte, off int64) error) error {
 	for len(p) > 0 {
-		zero, n := leadingRun(p, off, len(p))
+		zero, n := leadingRun(p, off)
 		var err error
 		if zero {
 			err = o.punch(off, int64(n))

@@ -258,7 +258,7 @@ func (p *pace) choose() {
 // dataRuns calls f for each run of blocks that are not zero. It returns how many bytes f has done.
 func dataRuns(p []byte, off int64, f func(p []byte, off int64) error) (done int64, err error) {
 	for len(p) > 0 {
-		zero, n := leadingRun(p, off, len(p))
+		zero, n := leadingRun(p, off)
 		if !zero {
 			if err := f(p[:n], off); err != nil {
 				return done, err
@@ -270,13 +270,12 @@ func dataRuns(p []byte, off int64, f func(p []byte, off int64) error) (done int6
 	return done, nil
 }
 
-// leadingRun is how much of p, which is at off in the file, consists of zero blocks only, or of other blocks only; of
-// those at most a number of bytes, which is a multiple of holeSize.
-func leadingRun(p []byte, off int64, most int) (zero bool, n int) {
+// leadingRun is how much of p, which is at off in the file, consists of zero blocks only, or of other blocks only.
+func leadingRun(p []byte, off int64) (zero bool, n int) {
 	for n < len(p) {
 		block := min(len(p)-n, holeSize-int((off+int64(n))%holeSize))
 		isZero := allZero(p[n : n+block])
-		if n > 0 && (isZero != zero || !zero && n+block > most) {
+		if n > 0 && isZero != zero {
 			break
 		}
 		zero = isZero

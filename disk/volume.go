@@ -13,7 +13,9 @@ import (
 // empty where it says nothing: the file system of a container gets a new number with every start, whatever lies below it.
 func volumeID(path string) string {
 	var st unix.Stat_t
-	if retry(func() error { return unix.Stat(path, &st) }) != nil || fileSystem(path) == unix.OVERLAYFS_SUPER_MAGIC {
+	var fs unix.Statfs_t
+	if retry(func() error { return unix.Stat(path, &st) }) != nil || retry(func() error { return unix.Statfs(path, &fs) }) != nil ||
+		fs.Type == unix.OVERLAYFS_SUPER_MAGIC {
 		return ""
 	}
 	number := fmt.Sprintf("%d:%d", unix.Major(uint64(st.Dev)), unix.Minor(uint64(st.Dev)))
@@ -24,13 +26,4 @@ func volumeID(path string) string {
 		}
 	}
 	return number
-}
-
-// fileSystem is the type of the file system that a path is on, as statfs(2) has it; 0 if it cannot be told.
-func fileSystem(path string) int64 {
-	var st unix.Statfs_t
-	if retry(func() error { return unix.Statfs(path, &st) }) != nil {
-		return 0
-	}
-	return st.Type
 }
