@@ -30,8 +30,28 @@ func (w *wire) init(nc net.Conn) {
 			w.socket = raw
 		}
 	}
+	w.unpace()
 	w.try = func(fd uintptr) bool { w.readv(fd); return true }
 	w.wait = func(fd uintptr) bool { return w.readv(fd) }
+}
+
+// unpace takes a connection within this host from a congestion control that paces what is sent, which the host's default may be (BBR):
+// nothing is congested there, and its timers and retransmissions made large reads a fifth dearer. Reno is what every process may choose.
+// A kernel that refuses leaves a connection that works as before.
+func (w *wire) unpace() {
+	if w.socket == nil || !withinHost(w.nc.LocalAddr(), w.nc.RemoteAddr()) {
+		return
+	}
+	_ = w.socket.Control(func(fd uintptr) {
+		_ = unix.SetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION, "reno")
+	})
+}
+
+// withinHost says that both ends of a connection are on this host, as where the virtual machine is in the same pod.
+func withinHost(local, remote net.Addr) bool {
+	l, lok := local.(*net.TCPAddr)
+	r, rok := remote.(*net.TCPAddr)
+	return lok && rok && (r.IP.IsLoopback() || r.IP.Equal(l.IP))
 }
 
 // read fills first and then next, as far as there is something to fill them with, and returns the number of bytes. With wait it
