@@ -258,7 +258,7 @@ func TestReadyFile(t *testing.T) {
 	require.NoError(t, os.MkdirAll(filepath.Join(path, "sub"), 0o755))
 	require.Error(t, r.clear())
 	require.Error(t, r.write())
-	require.Error(t, r.remove())
+	require.ErrorContains(t, r.remove(), "--ready-file (READY_FILE)")
 	files, err = os.ReadDir(dir)
 	require.NoError(t, err)
 	require.Len(t, files, 1)

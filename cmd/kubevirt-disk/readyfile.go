@@ -137,7 +137,8 @@ func removeReadyFile(path string) error {
 		return nil
 	case errors.Is(err, syscall.EROFS):
 		// Said even of a file that is not there, which is as well: it could not be made later either.
-		return fmt.Errorf("the ready file %s is on a read-only file system: mount a volume there, or choose another place with --%s (READY_FILE), or none by an empty one", path, keyReadyFile)
+		return fmt.Errorf("the ready file %s is on a read-only file system: mount a volume there, or choose another place with %s, or none by an empty one", path, nameOf(keyReadyFile))
 	}
-	return fmt.Errorf("the ready file cannot be removed, so that probes would take the LUNs for ready: %w", err)
+	return fmt.Errorf("the ready file cannot be removed, so that probes would take the LUNs for ready: remove it, or choose another place with %s: %w",
+		nameOf(keyReadyFile), err)
 }
