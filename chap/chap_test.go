@@ -115,8 +115,9 @@ func TestConfigValidate(t *testing.T) {
 		{"bound name", Config{Initiator: good, InitiatorName: "iqn.2001-04.com.example:a"}, ""},
 		{"bound name of nothing", Config{InitiatorName: "iqn.2001-04.com.example:a"}, "not there"},
 		{"bound name with a space", Config{Initiator: good, InitiatorName: "iqn a"}, "space"},
-		{"bound name too long", Config{Initiator: good, InitiatorName: strings.Repeat("n", 224)}, "223"},
+		{"bound name too long", Config{Initiator: good, InitiatorName: "iqn.2001-04.com.example:" + strings.Repeat("n", 200)}, "223"},
 		{"bound name not UTF-8", Config{Initiator: good, InitiatorName: "\xff"}, "UTF-8"},
+		{"bound name that is a user's", Config{Initiator: good, InitiatorName: "alice"}, "iqn.1994-05.com.example:host"},
 		{"algorithms", Config{Initiator: good, Algorithms: []Algorithm{SHA256, SHA3_256}}, ""},
 		{"unknown algorithm", Config{Initiator: good, Algorithms: []Algorithm{4}}, "not supported"},
 	} {
@@ -131,4 +132,36 @@ func TestConfigValidate(t *testing.T) {
 	}
 	_, err := NewAuthenticator(Config{})
 	require.ErrorContains(t, err, "no credential")
+}
+
+func TestCheckInitiatorName(t *testing.T) {
+	for _, name := range []string{
+		"iqn.1994-05.com.example", "iqn.1994-05.com.example:host", "IQN.1994-05.com.Example:Host", "iqn.2010-11.ronnie:iscsi-inq",
+		"iqn.2008-11.org.linux-kvm:My_VM", "iqn.2008-11.org.linux-kvm:default_vm", "iqn.1991-05.com.microsoft:PC_1.example.com",
+		"iqn.1994-05.com.example:h\u00f6st", "eui.02004567A425678D", "naa.52004567ba64678d", "NAA.62004567BA64678D0123456789ABCDEF",
+		"iqn.2001-04.com.example:" + strings.Repeat("a", maxNameLen-24),
+	} {
+		require.NoError(t, CheckInitiatorName(name), name)
+	}
+	for name, want := range map[string]string{
+		"":                                "iqn.1994-05.com.example:host",
+		"alice":                           "iqn.1994-05.com.example:host",
+		"ipn.1994-05.com.example:host":    "begins with iqn., eui. or naa.",
+		"iqn":                             "begins with iqn., eui. or naa.",
+		"iqn.example:host":                "YEAR-MONTH",
+		"iqn.1994-5.com.example:host":     "YEAR-MONTH",
+		"iqn.1994-13.com.example:host":    "YEAR-MONTH",
+		"iqn.1994-05":                     "YEAR-MONTH",
+		"iqn.1994-05.":                    "YEAR-MONTH",
+		"iqn.1994-05.:host":               "YEAR-MONTH",
+		"eui.02004567a425678g":            "16 hexadecimal",
+		"naa.02004567":                    "16 or 32",
+		"iqn.1994-05.com.example:my host": "space",
+		"iqn.1994-05.com.example:host\n":  "does not print",
+		"iqn.1994-05.com.example:\u200b":  "does not print",
+		"iqn.1994-05.com.example:\xff":    "UTF-8",
+		"iqn.2001-04.com.example:" + strings.Repeat("a", maxNameLen-23): "223",
+	} {
+		require.ErrorContains(t, CheckInitiatorName(name), want, name)
+	}
 }

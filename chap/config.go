@@ -3,6 +3,7 @@ package chap
 import (
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -78,7 +79,7 @@ func (c Config) Validate() error {
 		return errors.New("chap: an initiator name is bound to a credential that is not there")
 	}
 	if c.InitiatorName != "" {
-		if err := checkInitiatorName(c.InitiatorName); err != nil {
+		if err := CheckInitiatorName(c.InitiatorName); err != nil {
 			return fmt.Errorf("chap: the bound initiator name %w", err)
 		}
 	}
@@ -97,10 +98,21 @@ var (
 	errUserTooLong  = fmt.Errorf("is longer than %d bytes", MaxUsernameLen)
 	errSecretLong   = fmt.Errorf("is longer than %d bytes", MaxSecretLen)
 	errSecretShort  = fmt.Errorf("is shorter than %d bytes; CHAP is not safe with less, use a random one", MinSecretLen)
-	errNameNotAName = errors.New("contains a space or a control character, which no iSCSI name does")
+	errNameNotAName = errors.New("contains a space or what does not print, which no iSCSI name does")
+	errNameType     = errors.New("is no iSCSI name, which begins with iqn., eui. or naa.: want one as iqn.1994-05.com.example:host")
+	errNotIQN       = errors.New("is no iSCSI qualified name: want iqn.YEAR-MONTH.REVERSED-DOMAIN:NAME, as iqn.1994-05.com.example:host")
+	errNotEUI       = errors.New(`is no EUI name: want "eui." and 16 hexadecimal digits, as eui.02004567a425678d`)
+	errNotNAA       = errors.New(`is no NAA name: want "naa." and 16 or 32 hexadecimal digits, as naa.52004567ba64678d`)
 )
 
-// checkUsername, checkSecret and checkInitiatorName return what is wrong, without the value, to be put after
+// Of initiator names in lower case (RFC 7143 4.2.7.4 to 4.2.7.6).
+var (
+	iqnPattern = regexp.MustCompile(`^iqn\.[0-9]{4}-(0[1-9]|1[0-2])\.[^.:].*$`)
+	euiPattern = regexp.MustCompile(`^eui\.[0-9a-f]{16}$`)
+	naaPattern = regexp.MustCompile(`^naa\.([0-9a-f]{16}|[0-9a-f]{32})$`)
+)
+
+// checkUsername and checkSecret return what is wrong, without the value, to be put after
 // the name of the thing.
 func checkUsername(name string) error {
 	switch {
@@ -129,14 +141,32 @@ func checkSecret(s Secret) error {
 	return nil
 }
 
-func checkInitiatorName(name string) error {
+// CheckInitiatorName tells whether an initiator can log in by a name that a person has typed, and the name has a type (RFC 7143 4.2.7.3),
+// without which it is rather a slip. Letter case does not matter. A free part may have what a machine or a VM is called, as
+// iqn.2008-11.org.linux-kvm:My_VM, which the standard would not have. An error does not show the name, which it is to be put after.
+func CheckInitiatorName(name string) error {
+	folded := strings.ToLower(name)
 	switch {
-	case len(name) > maxNameLen:
+	case len(folded) > maxNameLen:
 		return errNameTooLong
 	case !utf8.ValidString(name):
 		return errNotUTF8
-	case strings.ContainsFunc(name, func(r rune) bool { return unicode.IsControl(r) || unicode.IsSpace(r) }):
+	case strings.ContainsFunc(folded, func(r rune) bool { return unicode.IsSpace(r) || !unicode.IsPrint(r) }):
 		return errNameNotAName
+	case strings.HasPrefix(folded, "iqn."):
+		if !iqnPattern.MatchString(folded) {
+			return errNotIQN
+		}
+	case strings.HasPrefix(folded, "eui."):
+		if !euiPattern.MatchString(folded) {
+			return errNotEUI
+		}
+	case strings.HasPrefix(folded, "naa."):
+		if !naaPattern.MatchString(folded) {
+			return errNotNAA
+		}
+	default:
+		return errNameType
 	}
 	return nil
 }

@@ -44,7 +44,7 @@ const (
 //     wins over the plain one: what initiators must present.
 //   - node.session.auth.username and .password: what initiators must present; .username_in and .password_in:
 //     what the target presents.
-//   - CHAP_INITIATOR_NAME: the only iSCSI initiator name that may use the credential; any may without it.
+//   - CHAP_INITIATOR_NAME: the only iSCSI initiator name (see CheckInitiatorName) that may use the credential; any may without it.
 //
 // An empty variable is the same as none. Half a credential, sources that disagree and values that are not safe
 // to use are errors. Errors name all variables that are wrong, and never show a value, nor the name of a file,
@@ -60,7 +60,7 @@ func FromEnvironment(lookup func(string) (string, bool), readFile func(string) (
 		e.pair(e.value(envKubeUsernameIn), e.value(envKubePasswordIn)))
 	name := e.value(envInitiatorName)
 	if name.set() {
-		if err := checkInitiatorName(name.value); err != nil {
+		if err := CheckInitiatorName(name.value); err != nil {
 			e.problem("%s %w", name.from, err)
 		}
 	}

@@ -128,6 +128,7 @@ func TestFromEnvironmentRefuses(t *testing.T) {
 		{"empty file", vars{"CHAP_USERNAME_FILE": "/empty", "CHAP_PASSWORD_FILE": "/line"}, []string{"CHAP_USERNAME_FILE", "CHAP_PASSWORD_FILE", "empty"}},
 		{"bound to nothing", vars{"CHAP_INITIATOR_NAME": "iqn.2001-04.com.example:a"}, []string{"CHAP_INITIATOR_NAME", "CHAP_USERNAME"}},
 		{"bad binding", good(vars{"CHAP_INITIATOR_NAME": "iqn a"}), []string{"CHAP_INITIATOR_NAME", "space"}},
+		{"user as binding", good(vars{"CHAP_INITIATOR_NAME": "alice"}), []string{"CHAP_INITIATOR_NAME is no iSCSI name", "iqn.1994-05.com.example:host"}},
 	} {
 		got, err := fromMap(tt.vars, files)
 		require.Error(t, err, tt.name)

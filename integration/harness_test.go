@@ -34,8 +34,9 @@ var packageOf = map[string]string{
 	"iscsi-ls": "libiscsi-bin", "iscsi-inq": "libiscsi-bin", "iscsi-perf": "libiscsi-bin", "iscsi-readcapacity16": "libiscsi-bin",
 	"iscsi-test-cu": "libiscsi-bin", "qemu-img": "qemu-utils", "qemu-io": "qemu-utils", qemuISCSI: "qemu-block-extra", "tgtd": "tgt",
 	"libvirtd": "libvirt-daemon", qemuDriver: "libvirt-daemon-driver-qemu", "virsh": "libvirt-clients", "virt-xml-validate": "libvirt-clients",
-	"xmllint": "libxml2-utils", "qemu-system-x86_64": "qemu-system-x86", "apt-get": "apt", "dpkg-deb": "dpkg",
+	"xmllint": "libxml2-utils", "qemu-system-x86_64": "qemu-system-x86", "apt-get": "apt", "bash": "bash", "dpkg-deb": "dpkg",
 	"buildah": "buildah", "podman": "podman", "runc": "runc", "e2fsck": "e2fsprogs", "debugfs": "e2fsprogs", "docker-registry": "docker-registry", "ip": "iproute2",
+	"qemu-aarch64": "qemu-user", "qemu-x86_64": "qemu-user",
 }
 
 // qemuISCSI stands for QEMU's iSCSI driver, a module of its own in Debian.
@@ -117,6 +118,7 @@ func TestMain(m *testing.M) {
 
 // config says how a test wants the daemon started.
 type config struct {
+	binary   string // default: kubevirt-disk of this machine
 	diskDir  string
 	stateDir string // default: a new one
 	env      map[string]string
@@ -141,12 +143,15 @@ func start(t *testing.T, c config) *daemon {
 // tryStart is start for a daemon that is expected to refuse: the error is a *peers.ExitError then.
 func tryStart(t *testing.T, c config) (*daemon, error) {
 	t.Helper()
-	path, err := binary()
-	require.NoError(t, err)
+	if c.binary == "" {
+		path, err := binary()
+		require.NoError(t, err)
+		c.binary = path
+	}
 	if c.stateDir == "" {
 		c.stateDir = t.TempDir()
 	}
-	started, err := peers.StartDaemon(peers.DaemonOptions{Binary: path, DiskDir: c.diskDir, StateDir: c.stateDir, Env: c.env, Args: c.args})
+	started, err := peers.StartDaemon(peers.DaemonOptions{Binary: c.binary, DiskDir: c.diskDir, StateDir: c.stateDir, Env: c.env, Args: c.args})
 	if err != nil {
 		return nil, err
 	}

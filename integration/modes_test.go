@@ -41,24 +41,7 @@ func TestCopyModes(t *testing.T) {
 				if kind == "persistent" {
 					c.env["PERSISTENT_DIR"] = filepath.Join(c.stateDir, "volume")
 				}
-				want := filepath.Join(t.TempDir(), "want.raw")
-				content, err := os.ReadFile(source)
-				require.NoError(t, err)
-				require.NoError(t, os.WriteFile(want, content, 0o644))
-				changes := []string{"write -P 0x5a 1M 3M", "write -P 0xa5 7680 1024", "write -z 20M 2M", "discard 40M 4M", "write -P 0x11 33554432 512", "flush"}
-				qemuIO(t, want, changes)
-				qemuIO(t, want, []string{"write -z 40M 4M"}) // what a discarded range of the disk reads as
-
-				d := start(t, c)
-				for i := range names {
-					qemuIO(t, d.url(i+1), changes)
-				}
-				d.kill()
-				d = start(t, c)
-				for i, name := range names {
-					t.Log(name)
-					require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", want, d.url(i+1)), "identical")
-				}
+				d := changeAndKill(t, c, source, names)
 				qemuIO(t, d.url(1), []string{"write -P 0x77 0 64k"})
 				d.stop()
 				// After that nothing but the changes is in a copy-on-write disk.
@@ -75,6 +58,30 @@ func TestCopyModes(t *testing.T) {
 			})
 		}
 	}
+}
+
+// changeAndKill writes to disks of one content, kills the daemon, and finds the content with what was written in a new one, which it returns.
+func changeAndKill(t *testing.T, c config, source string, names []string) *daemon {
+	t.Helper()
+	want := filepath.Join(t.TempDir(), "want.raw")
+	content, err := os.ReadFile(source)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(want, content, 0o644))
+	changes := []string{"write -P 0x5a 1M 3M", "write -P 0xa5 7680 1024", "write -z 20M 2M", "discard 40M 4M", "write -P 0x11 33554432 512", "flush"}
+	qemuIO(t, want, changes)
+	qemuIO(t, want, []string{"write -z 40M 4M"}) // what a discarded range of the disk reads as
+
+	d := start(t, c)
+	for i := range names {
+		qemuIO(t, d.url(i+1), changes)
+	}
+	d.kill()
+	d = start(t, c)
+	for i, name := range names {
+		t.Log(name)
+		require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", want, d.url(i+1)), "identical")
+	}
+	return d
 }
 
 // qemuIO runs commands of qemu-io on a raw disk.

@@ -18,6 +18,10 @@ need libiscsi-bin has iscsi-perf
 need qemu-utils has qemu-img
 need qemu-block-extra has_qemu_iscsi
 need qemu-system-x86 has qemu-system-x86_64
+case $(uname -m) in
+x86_64) need qemu-user has qemu-aarch64 ;;
+aarch64) need qemu-user has qemu-x86_64 ;;
+esac
 need libvirt-daemon has libvirtd
 need libvirt-daemon-driver-qemu has_libvirt_qemu
 need libvirt-clients has virsh

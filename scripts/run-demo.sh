@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Serves the demo disk on loopback in the foreground and says how to log in. Ctrl-C ends it.
-# PORT and METRICS_PORT choose other ports than 3260 and 9260; a CHAP_USERNAME and CHAP_PASSWORD of the environment turn CHAP on.
+# The variables of the daemon hold here, too: LISTEN or PORT, METRICS_LISTEN, WORK_DIR, READY_FILE; CHAP_USERNAME and CHAP_PASSWORD
+# turn CHAP on. METRICS_PORT is the port of the pages only.
 set -euo pipefail
 
 [ $# = 1 ] || {
@@ -10,22 +11,47 @@ set -euo pipefail
 binary=$(realpath "$1")
 cd "$(dirname "$0")/.."
 
-port=${PORT:-3260}
-metrics_port=${METRICS_PORT:-9260}
-target=${TARGET_NAME:-iqn.2017-01.io.kubevirt:wrapper}
-state=$PWD/cache/demo
-mkdir -p "$state"
+# reachable ADDRESS PORT: prints how a client on this machine reaches what the daemon listens on; PORT is for an ADDRESS without one.
+reachable() {
+	local host=$1 port=$2
+	case $1 in
+	*\]:* | *.*:* | localhost:* | :[0-9]*)
+		host=${1%:*}
+		port=${1##*:}
+		;;
+	esac
+	host=${host#[}
+	host=${host%]}
+	case $host in
+	'' | 0.0.0.0 | localhost) host=127.0.0.1 ;;
+	::) host='[::1]' ;;
+	*:*) host="[$host]" ;;
+	esac
+	# Which one a free port is, only the log tells.
+	[ "$port" != 0 ] || port=PORT
+	echo "$host:$port"
+}
+
+export LISTEN=${LISTEN:-127.0.0.1}
+export METRICS_LISTEN=${METRICS_LISTEN-127.0.0.1:${METRICS_PORT:-9260}}
+export WORK_DIR=${WORK_DIR:-$PWD/cache/demo}
+export READY_FILE=${READY_FILE-$WORK_DIR/ready}
+export DISK_DIR=$PWD/examples/demo/disk
+target=${TARGET_NAME:-${WWN:-iqn.2017-01.io.kubevirt:wrapper}}
+portal=$(reachable "${LISTEN%%,*}" "${PORT:-3260}")
+mkdir -p "$WORK_DIR"
 
 # Desktop sessions set it, and without a password it would be half a credential.
 [ -n "${PASSWORD:-}${PASSWORD_BASE64:-}" ] || unset USERNAME
 
 user=
-hint='without a password, as it listens on this machine only'
+hint='without a password, which CHAP_USERNAME and CHAP_PASSWORD would set'
 if [ -n "${CHAP_USERNAME:-}" ]; then
 	user="$CHAP_USERNAME@"
 	hint='with CHAP: let the clients read the password from LIBISCSI_CHAP_PASSWORD'
 fi
-portal=127.0.0.1:$port
+pages='they are off, as METRICS_LISTEN is empty'
+[ -z "$METRICS_LISTEN" ] || pages="curl http://$(reachable "$METRICS_LISTEN" 9260)/status"
 
 cat <<EOF
 Serving examples/demo/disk as $target, $hint.
@@ -42,15 +68,8 @@ As a disk of this machine (root, package open-iscsi):
   mount -o ro /dev/disk/by-path/ip-$portal-iscsi-$target-lun-1 /mnt && cat /mnt/README.txt
   umount /mnt && iscsiadm -m node -T $target -p $portal --logout
 
-State and metrics: curl http://127.0.0.1:$metrics_port/status
+State and metrics: $pages
 
 EOF
 
-export DISK_DIR=$PWD/examples/demo/disk
-export WORK_DIR=$state
-export READY_FILE=$state/ready
-export LISTEN=$portal
-export METRICS_LISTEN=127.0.0.1:$metrics_port
-export TARGET_NAME=$target
-unset PORT
 exec "$binary" serve

@@ -162,9 +162,10 @@ func (c *conn) sendTargets(out []byte, what string) []byte {
 		if c.session().discovery() {
 			return login.AppendPair(out, "SendTargets", "Reject") // it has no target of its own
 		}
-	case name:
 	default:
-		return out
+		if !login.SameName(what, name) {
+			return out
+		}
 	}
 	out = login.AppendPair(out, "TargetName", name)
 	for _, portal := range c.portals() {

@@ -2,10 +2,14 @@ package main
 
 import (
 	"errors"
+	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
 
@@ -150,6 +154,48 @@ func TestConfigFileIsBounded(t *testing.T) {
 	require.ErrorContains(t, err, "larger than")
 	_, err = tryConfig("--config=" + filepath.Dir(t.TempDir()))
 	require.ErrorContains(t, err, "cannot be read")
+}
+
+// TestPipesWithoutEnd names pipes by mistake that nobody writes to, or that nobody closes: the start says so and ends.
+func TestPipesWithoutEnd(t *testing.T) {
+	l := newPlace(t, "a.raw")
+	silent, open := filepath.Join(l.dir, "silent"), filepath.Join(l.dir, "open")
+	for _, path := range []string{silent, open} {
+		require.NoError(t, syscall.Mkfifo(path, 0o600))
+	}
+	writer, err := os.OpenFile(open, os.O_RDWR, 0)
+	require.NoError(t, err)
+	defer writer.Close()
+	_, err = writer.WriteString("port: 0\n")
+	require.NoError(t, err)
+	ends := map[string]*process{
+		"--config":            launch(t, binary(t), l.env, "serve", "--config="+silent),
+		envConfig:             launch(t, binary(t), append(l.env, envConfig+"="+open), "serve"),
+		"CHAP_PASSWORD_FILE ": launch(t, binary(t), append(l.env, "CHAP_USERNAME=u", "CHAP_PASSWORD_FILE="+silent), "serve"),
+	}
+	for source, p := range ends {
+		require.Equal(t, exitUsage, p.status(), source)
+		require.Contains(t, p.stderr.String(), source)
+		require.Contains(t, p.stderr.String(), "has not come to its end within 10s")
+	}
+}
+
+// TestPipes reads what a shell passes on by a process substitution: a pipe, open at /dev/fd, whose writer may have gone, or write late.
+func TestPipes(t *testing.T) {
+	for name, write := range map[string]func(func()){"written before": func(f func()) { f() }, "written meanwhile": func(f func()) { go f() }} {
+		t.Run(name, func(t *testing.T) {
+			r, w, err := os.Pipe()
+			require.NoError(t, err)
+			defer r.Close()
+			write(func() {
+				_, err := w.WriteString(testSecret)
+				assert.NoError(t, errors.Join(err, w.Close()))
+			})
+			text, err := readCredential(fmt.Sprintf("/dev/fd/%d", r.Fd()))
+			require.NoError(t, err)
+			require.Equal(t, testSecret, string(text))
+		})
+	}
 }
 
 func TestProblems(t *testing.T) {

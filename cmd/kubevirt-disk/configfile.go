@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"strings"
+	"time"
 
 	"go.yaml.in/yaml/v3"
 )
@@ -84,18 +85,42 @@ func yamlProblem(err error) string {
 	return text
 }
 
-func readBounded(path string) ([]byte, error) {
+// readPatience is how long a file of settings or of a credential may take to come to its end. The pipe of a process substitution is being
+// written when it is read, while nobody writes to one that was named by mistake, and a terminal waits for a person.
+const readPatience = 10 * time.Second
+
+// readBounded reads a file that may be a pipe, and takes neither much memory nor for ever.
+func readBounded(path string) ([]byte, error) { return readWithin(path, readPatience) }
+
+func readWithin(path string, patience time.Duration) ([]byte, error) {
+	var text []byte
+	var err error
+	done := make(chan struct{})
+	// To open a pipe may already take for ever. Whoever waits then goes with the process, which does not start.
+	go func() {
+		defer close(done)
+		text, err = readAtMost(path, maxConfigFile)
+	}()
+	select {
+	case <-done:
+		return text, err
+	case <-time.After(patience):
+		return nil, fmt.Errorf("it has not come to its end within %v: name a regular file, or a pipe that is written to and closed", patience)
+	}
+}
+
+func readAtMost(path string, limit int) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, maxConfigFile+1))
+	text, err := io.ReadAll(io.LimitReader(f, int64(limit)+1))
 	if err != nil {
 		return nil, err
 	}
-	if len(text) > maxConfigFile {
-		return nil, fmt.Errorf("it is larger than %d bytes", maxConfigFile)
+	if len(text) > limit {
+		return nil, fmt.Errorf("it is larger than %d bytes", limit)
 	}
 	return text, nil
 }

@@ -16,7 +16,7 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
-	"kubevirt.io/disk/libvirt"
+	"kubevirt.io/disk/chap"
 	"kubevirt.io/disk/target"
 )
 
@@ -204,8 +204,8 @@ func answer(w http.ResponseWriter, status int, a handoverAnswer) {
 
 func (c *control) do(ctx context.Context, req handoverRequest) (done string, err error) {
 	if req.Action == "open" {
-		if err := libvirt.CheckName(req.To); err != nil {
-			return "", fmt.Errorf("%q is no initiator name: %w", req.To, err)
+		if err := chap.CheckInitiatorName(req.To); err != nil {
+			return "", fmt.Errorf("the name of the initiator, %q, %w", req.To, err)
 		}
 	}
 	end, err := c.begin(ctx, req.LUN)

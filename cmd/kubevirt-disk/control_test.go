@@ -86,6 +86,19 @@ func openFor(lun uint16, d time.Duration) handoverRequest {
 	return handoverRequest{Action: "open", LUN: lun, To: second, Seconds: d.Seconds()}
 }
 
+// TestHandoverToWhoeverCanLogIn: an initiator is named as its machine or VM is, and by a person in the letters that he likes.
+func TestHandoverToWhoeverCanLogIn(t *testing.T) {
+	c := newControl(newFakeLUNs(), zap.NewNop())
+	for _, name := range []string{second, "iqn.2008-11.org.linux-kvm:My_VM", "eui.02004567A425678D"} {
+		_, err := c.do(t.Context(), handoverRequest{Action: "open", LUN: 2, To: name})
+		require.NoError(t, err)
+	}
+	for _, name := range []string{"destination", "iqn.2026-1.test:destination", "iqn.2026-01.test:the destination"} {
+		_, err := c.do(t.Context(), handoverRequest{Action: "open", LUN: 2, To: name})
+		require.ErrorContains(t, err, name)
+	}
+}
+
 // TestHandoverExtendedAtItsEnd extends the time of a handover in the moment in which it runs out: either it goes on, or the one who
 // asked learns that it has ended.
 func TestHandoverExtendedAtItsEnd(t *testing.T) {

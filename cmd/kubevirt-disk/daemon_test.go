@@ -236,26 +236,55 @@ func TestAClosedTerminalIsAFirstSignal(t *testing.T) {
 func TestReadyFile(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "healthy")
-	require.NoError(t, removeReadyFile(path), "none is there")
-	require.NoError(t, writeReadyFile(path))
-	require.NoError(t, writeReadyFile(path), "again")
+	r := readyFile{path: path}
+	require.NoError(t, r.clear(), "none is there")
+	require.NoError(t, r.write())
 	info, err := os.Stat(path)
 	require.NoError(t, err)
 	require.Equal(t, os.FileMode(0o644), info.Mode())
 	files, err := os.ReadDir(dir)
 	require.NoError(t, err)
 	require.Len(t, files, 1, "nothing temporary is left")
-	require.NoError(t, removeReadyFile(path))
+	require.NoError(t, r.remove())
 	require.NoFileExists(t, path)
-	require.NoError(t, writeReadyFile(""))
-	require.NoError(t, removeReadyFile(""))
+	require.NoError(t, r.write(), "again")
+	require.NoError(t, os.Remove(path))
+	require.NoError(t, r.remove(), "somebody else was first")
+	var none readyFile
+	require.NoError(t, none.clear())
+	require.NoError(t, none.write())
+	require.NoError(t, none.remove())
 
 	require.NoError(t, os.MkdirAll(filepath.Join(path, "sub"), 0o755))
-	require.Error(t, removeReadyFile(path))
-	require.Error(t, writeReadyFile(path))
+	require.Error(t, r.clear())
+	require.Error(t, r.write())
+	require.ErrorContains(t, r.remove(), "--ready-file (READY_FILE)")
 	files, err = os.ReadDir(dir)
 	require.NoError(t, err)
 	require.Len(t, files, 1)
+}
+
+// TestReadyFileOfTwo: whoever of two daemons becomes ready first has the file, and the other one neither takes it over nor removes it.
+func TestReadyFileOfTwo(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "healthy")
+	first, second := readyFile{path: path}, readyFile{path: path}
+	require.NoError(t, first.clear())
+	require.NoError(t, second.clear(), "both start")
+	require.NoError(t, first.write())
+	for _, take := range []func() error{second.write, second.clear} {
+		err := take()
+		require.ErrorContains(t, err, "another daemon, which is running")
+		require.ErrorContains(t, err, "--ready-file (READY_FILE)")
+	}
+	require.NoError(t, second.remove())
+	require.FileExists(t, path)
+	require.NoError(t, first.remove())
+	require.NoFileExists(t, path)
+
+	require.NoError(t, first.write())
+	require.NoError(t, first.made.Close()) // as by kill -9
+	require.NoError(t, second.clear())
+	require.NoFileExists(t, path)
 }
 
 // TestControlSocketInTheWay: what a killed daemon left is replaced, and nothing else.

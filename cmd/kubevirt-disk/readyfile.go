@@ -7,22 +7,72 @@ import (
 	"os"
 	"path/filepath"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // readyText is what the ready file holds, by which it is known again.
 const readyText = "ready\n"
 
-// clearReadyFile removes what a run that was killed has left, as it would tell a probe that this one is ready. Any other thing of that name
+// readyFile tells probes that the LUNs can be used. The daemon that has made it keeps it locked, so that another one of the same setting knows
+// it from what a killed one has left.
+type readyFile struct {
+	path string   // "": none
+	made *os.File // nil: not yet
+}
+
+// clear removes what a run that was killed has left, as it would tell a probe that this one is ready. Any other thing of that name
 // stays, and is an error: the name may be a slip and be that of an image, or be /dev/null in order to have no file.
-func clearReadyFile(path string) error {
-	if path == "" {
+func (r *readyFile) clear() error {
+	if r.path == "" {
 		return nil
 	}
-	if what := foreign(path); what != "" {
-		return fmt.Errorf("the ready file %s would take the place of %s: choose another place with %s, or none by an empty one",
-			path, what, nameOf(keyReadyFile))
+	if err := r.checkPlace(); err != nil {
+		return err
 	}
-	return removeReadyFile(path)
+	return removeReadyFile(r.path)
+}
+
+// checkPlace refuses to take the place of what is not this daemon's.
+func (r *readyFile) checkPlace() error {
+	what := foreign(r.path)
+	if what == "" {
+		return nil
+	}
+	return fmt.Errorf("the ready file %s would take the place of %s: choose another place with %s, or none by an empty one",
+		r.path, what, nameOf(keyReadyFile))
+}
+
+// write makes the file. It appears with its content at once, because a probe may read it at any moment.
+func (r *readyFile) write() error {
+	if r.path == "" {
+		return nil
+	}
+	// Another daemon may have become ready since this one was started.
+	if err := r.checkPlace(); err != nil {
+		return err
+	}
+	f, err := writeAtomically(r.path, readyText)
+	if err != nil {
+		return fmt.Errorf("the ready file cannot be made, so that no probe would see that the LUNs are ready (--%s chooses another place): %w", keyReadyFile, err)
+	}
+	r.made = f
+	return nil
+}
+
+// remove takes the file away, unless it is another daemon's.
+func (r *readyFile) remove() error {
+	if r.path == "" {
+		return nil
+	}
+	if r.made != nil {
+		_ = r.made.Close() // nothing is written any more
+		r.made = nil
+	}
+	if lockedByDaemon(r.path) {
+		return nil
+	}
+	return removeReadyFile(r.path)
 }
 
 // foreign says what is in the place of the ready file, "" where that is nothing or a ready file. An empty one is too, as touch makes it.
@@ -35,6 +85,8 @@ func foreign(path string) string {
 		return "a directory"
 	case !info.Mode().IsRegular():
 		return "something that is no regular file"
+	case lockedByDaemon(path):
+		return "that of another daemon, which is running"
 	case info.Size() == 0:
 		return ""
 	}
@@ -46,48 +98,47 @@ func foreign(path string) string {
 	return "a file with other content"
 }
 
-// writeReadyFile makes the file that says that the LUNs can be used. It appears with its content at once,
-// because a probe may read it at any moment.
-func writeReadyFile(path string) error {
-	if path == "" {
-		return nil
+// lockedByDaemon says whether the daemon that has made a ready file is running. Where a file system has no locks, it seems not to be.
+func lockedByDaemon(path string) bool {
+	f, err := os.Open(path)
+	if err != nil {
+		return false
 	}
-	if err := writeAtomically(path, readyText); err != nil {
-		return fmt.Errorf("the ready file cannot be made, so that no probe would see that the LUNs are ready (--%s chooses another place): %w", keyReadyFile, err)
-	}
-	return nil
+	defer f.Close()
+	return errors.Is(unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB), unix.EWOULDBLOCK)
 }
 
-func writeAtomically(path, text string) (err error) {
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
+// writeAtomically makes a file that is locked as long as it is open.
+func writeAtomically(path, text string) (f *os.File, err error) {
+	f, err = os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer func() {
 		if err != nil {
 			_ = os.Remove(f.Name())
+			_ = f.Close()
 		}
 	}()
+	_ = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) // without locks it is as good a ready file
 	_, err = f.WriteString(text)
 	// A probe may run as another user.
-	err = errors.Join(err, f.Chmod(0o644), f.Close())
+	err = errors.Join(err, f.Chmod(0o644))
 	if err != nil {
-		return err
+		return nil, err
 	}
-	return os.Rename(f.Name(), path)
+	return f, os.Rename(f.Name(), path)
 }
 
 func removeReadyFile(path string) error {
-	if path == "" {
-		return nil
-	}
 	err := os.Remove(path)
 	switch {
 	case err == nil, errors.Is(err, fs.ErrNotExist):
 		return nil
 	case errors.Is(err, syscall.EROFS):
 		// Said even of a file that is not there, which is as well: it could not be made later either.
-		return fmt.Errorf("the ready file %s is on a read-only file system: mount a volume there, or choose another place with --%s (READY_FILE), or none by an empty one", path, keyReadyFile)
+		return fmt.Errorf("the ready file %s is on a read-only file system: mount a volume there, or choose another place with %s, or none by an empty one", path, nameOf(keyReadyFile))
 	}
-	return fmt.Errorf("the ready file cannot be removed, so that probes would take the LUNs for ready: %w", err)
+	return fmt.Errorf("the ready file cannot be removed, so that probes would take the LUNs for ready: remove it, or choose another place with %s: %w",
+		nameOf(keyReadyFile), err)
 }

@@ -68,6 +68,7 @@ type daemon struct {
 	metrics *metrics.Metrics
 	started time.Time
 	state   state
+	ready   readyFile
 	// pagesOptional says that a taken default port of the pages is no reason not to serve disks. Callers of the original
 	// wrapper start several in one pod, which has one network, and give each a port for its portal only.
 	pagesOptional bool
@@ -77,7 +78,7 @@ type daemon struct {
 const startGCPercent = 400
 
 func newDaemon(cfg *config, log *zap.Logger) *daemon {
-	return &daemon{cfg: cfg, log: log, metrics: metrics.New(buildInfo()), started: time.Now()}
+	return &daemon{cfg: cfg, log: log, metrics: metrics.New(buildInfo()), started: time.Now(), ready: readyFile{path: cfg.readyFile}}
 }
 
 // run serves until ctx ends, which is no error, at whatever point that happens.
@@ -94,7 +95,7 @@ func (d *daemon) run(ctx context.Context) error {
 		return err
 	}
 	// Not before: who starts a daemon where one is running, as by an exec into its container, finds its ports taken, and must not make it unready.
-	if err := clearReadyFile(d.cfg.readyFile); err != nil {
+	if err := d.ready.clear(); err != nil {
 		return err
 	}
 	d.state.setPortals(listeners)
@@ -169,7 +170,7 @@ func (d *daemon) serveTarget(ctx context.Context, srv *target.Server, listeners 
 	}
 	d.state.set(metrics.StateReady)
 	d.announce()
-	err := writeReadyFile(d.cfg.readyFile)
+	err := d.ready.write()
 	if err == nil {
 		select {
 		case <-ctx.Done():
@@ -193,7 +194,7 @@ func (d *daemon) stop(srv *target.Server) error {
 	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
 	defer cancel()
 	d.state.set(metrics.StateStopping)
-	removeErr := removeReadyFile(d.cfg.readyFile)
+	removeErr := d.ready.remove()
 
 	drain, cancelDrain := context.WithTimeout(ctx, drainTimeout)
 	defer cancelDrain()

@@ -281,6 +281,25 @@ func TestASecondStartLeavesTheFirstReady(t *testing.T) {
 	require.NoFileExists(t, l.readyFile())
 }
 
+// TestTwoDaemonsWithOneReadyFile starts two that have nothing in common but that, as with its default on one machine.
+func TestTwoDaemonsWithOneReadyFile(t *testing.T) {
+	l, other := newPlace(t, "a.raw"), newPlace(t, "a.raw")
+	other.env = append(other.env, "READY_FILE="+l.readyFile())
+	p := l.serve(t)
+	status, _, stderr := run(t, other.env, "serve")
+	require.Equal(t, exitFailed, status)
+	require.Contains(t, stderr, l.readyFile())
+	require.Contains(t, stderr, "another daemon, which is running")
+	require.FileExists(t, l.readyFile(), "the first one is ready still")
+	require.NoError(t, p.cmd.Process.Kill())
+	p.status()
+	require.FileExists(t, l.readyFile())
+	second := launch(t, binary(t), other.env, "serve")
+	second.untilReady(l)
+	require.Equal(t, exitDone, second.terminate())
+	require.NoFileExists(t, l.readyFile())
+}
+
 // TestServeLeavesWhatIsNoReadyFile gives the ready file the name of something else by mistake.
 func TestServeLeavesWhatIsNoReadyFile(t *testing.T) {
 	l := newPlace(t, "a.raw")

@@ -40,6 +40,11 @@ func TestSendTargets(t *testing.T) {
 		require.NoError(t, err)
 		require.Empty(t, got)
 	})
+	t.Run("4.2.7.1/by name, in other letters", func(t *testing.T) {
+		got, err := MustLogin(t, s.addr, discovery).Text(KV("SendTargets", strings.ToUpper(DefaultTarget)))
+		require.NoError(t, err)
+		require.Equal(t, record, got)
+	})
 	t.Run("App. C/on a normal session, its own target", func(t *testing.T) {
 		sess := s.login(t, LoginOptions{})
 		got, err := sess.Text(KV("SendTargets", ""))

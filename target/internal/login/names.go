@@ -45,8 +45,7 @@ func (m *Machine) open(pairs []Pair) *refusal {
 		if target == nil {
 			return refuse(StatusMissingParameter, "missing_target_name", "the first request of a normal session has no TargetName")
 		}
-		asked, _ := normalName(*target)
-		if own, _ := normalName(m.cfg.TargetName); asked == "" || asked != own {
+		if !SameName(*target, m.cfg.TargetName) {
 			return refuse(StatusNotFound, "unknown_target", "there is no target %s here; it is %s", quote(*target), m.cfg.TargetName)
 		}
 		m.res.TargetName = m.cfg.TargetName
@@ -60,6 +59,13 @@ func (m *Machine) open(pairs []Pair) *refusal {
 		m.out = AppendPair(m.out, keyTargetAlias, m.cfg.TargetAlias)
 	}
 	return nil
+}
+
+// SameName tells whether two texts are the same iSCSI name. Letter case does not matter (RFC 7143 4.2.7.1).
+func SameName(a, b string) bool {
+	x, ok := normalName(a)
+	y, _ := normalName(b)
+	return ok && x == y
 }
 
 // normalName puts an iSCSI name into the form in which names are compared (RFC 7143 4.2.7.2). Whether it begins
