@@ -181,7 +181,7 @@ func TestHandOverThatCannotBeSaved(t *testing.T) {
 					m.store.saving = func() {
 						if saves++; saves == 2 {
 							m.store.failWith(nil)
-							require.NoError(t, (&unit{store: m.store}).storeHandover(&handoverState{Fenced: []string{"iqn.a"}}))
+							require.NoError(t, m.store.Save(storedHandover, []byte(`{"fenced":["iqn.a"]}`)))
 						}
 					}
 				}

@@ -179,7 +179,7 @@ func finishExitFailureMode(t *Task) (Status, error) {
 	case sanitizeFailed:
 		return StatusCheckCondition, invalidField(1, 4)
 	case sanitizeFailedFree:
-		if err := t.unit.rememberSanitize(nil); err != nil {
+		if err := t.unit.rememberSanitize(sanitizeNone, sanitizeFailedFree); err != nil {
 			return StatusCheckCondition, err
 		}
 		s.phase.Store(uint32(sanitizeNone))
@@ -215,10 +215,9 @@ func (t *Task) beginSanitize(run *sanitizeRun) error {
 	if !d.background.begin() {
 		return errStopped
 	}
-	if err := run.unit.rememberSanitize(&interruptedSanitize{Unrestricted: run.free}); err != nil {
+	if err := run.unit.rememberSanitize(failedPhase(run.free), sanitizePhase(s.phase.Load())); err != nil {
 		d.background.end()
-		// It may be there all the same, and the next start must not take a medium that was never touched for one that is lost.
-		return errors.Join(err, run.unit.rememberSanitize(nil))
+		return err
 	}
 	s.running = run
 	s.progress.Store(0)
@@ -241,7 +240,7 @@ func (d *Device) runSanitize(run *sanitizeRun) {
 			d.panicked(p)
 		}
 		if err == nil {
-			err = u.rememberSanitize(nil)
+			err = u.rememberSanitize(sanitizeNone, after)
 		}
 		if err != nil {
 			d.logFault(&Task{unit: u}, faultSanitize, "sanitizing a disk failed: its content is partly overwritten", err)
