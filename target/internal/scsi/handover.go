@@ -114,6 +114,11 @@ func (d *Device) closeTo(u *unit, find func(*unit) (ending, error), fenced func(
 	if err := r.save(u.number, &e.persistentState); err != nil {
 		return "", nil, errors.Join(err, u.saveHandover(before))
 	}
+	// What a MODE SELECT or SANITIZE is saving comes into force before, and what comes later finds the fence.
+	u.mode.change.Lock()
+	defer u.mode.change.Unlock()
+	u.sanitizing.mu.Lock()
+	defer u.sanitizing.mu.Unlock()
 	_, err = d.locked(u, func(u *unit) (ending, error) {
 		switch now, err := find(u); {
 		case err != nil:

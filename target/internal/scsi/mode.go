@@ -12,7 +12,7 @@ type modeState struct {
 	bits  atomic.Uint32
 	saved atomic.Uint32 // what a reset returns to
 
-	// change is held by a MODE SELECT, also while it saves. Lock order: before Device.mu.
+	// change is held by a MODE SELECT, also while it saves. Lock order: reservations.mu, change, sanitizeState.mu, Device.mu.
 	change sync.Mutex
 }
 

@@ -56,6 +56,9 @@ func (t *Task) changeMode(change func(state uint32) (uint32, error)) (err error)
 	d, u := t.dev, t.unit
 	u.mode.change.Lock()
 	defer u.mode.change.Unlock()
+	if err := t.stillAdmitted(); err != nil {
+		return err
+	}
 	evaluate := func() (uint32, error) {
 		if err := t.wanted(); err != nil { // while it waited for another one
 			return 0, err

@@ -42,7 +42,7 @@ type sanitizeState struct {
 	phase    atomic.Uint32
 	progress atomic.Uint32 // in 65536ths
 
-	mu      sync.Mutex
+	mu      sync.Mutex   // also while the beginning is saved; for its place in the lock order see modeState
 	running *sanitizeRun // guarded by mu; nil when none is in progress
 }
 
@@ -175,6 +175,9 @@ func finishExitFailureMode(t *Task) (Status, error) {
 	s := &t.unit.sanitizing
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if err := t.stillAdmitted(); err != nil {
+		return StatusCheckCondition, err
+	}
 	switch sanitizePhase(s.phase.Load()) {
 	case sanitizeFailed:
 		return StatusCheckCondition, invalidField(1, 4)
@@ -209,6 +212,9 @@ func (t *Task) beginSanitize(run *sanitizeRun) error {
 	d, s := t.dev, &run.unit.sanitizing
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if err := t.stillAdmitted(); err != nil {
+		return err
+	}
 	if s.running != nil {
 		return s.inProgress()
 	}
