@@ -112,7 +112,7 @@ func (u *unit) restore() error {
 			u.sanitizing.phase.Store(uint32(failedPhase(interrupted.Unrestricted)))
 		}
 	}
-	u.mode.reset()
+	u.mode.bits.Store(u.mode.saved.Load())
 	if err := u.restoreReservations(); err != nil {
 		return err
 	}
