@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"go.uber.org/zap"
 )
 
 // A live migration needs a LUN that only one initiator may use to be open to a second one for a while: the machine that
@@ -129,6 +131,7 @@ func (d *Device) closeTo(u *unit, find func(*unit) (ending, error), fenced func(
 		for n := range d.nexuses {
 			if fenced(n.initiator.name, how.guest) {
 				n.units[u.index].prevents = false
+				n.units[u.index].refused.Store(false)
 				nexuses = append(nexuses, n)
 			}
 		}
@@ -200,4 +203,15 @@ func (u *unit) isGuest(n *Nexus) bool { return u.handover.Load().Guest == n.init
 // isFenced reports whether the nexus' initiator is kept out since a handover. The owner never is.
 func (u *unit) isFenced(n *Nexus) bool {
 	return slices.Contains(u.handover.Load().Fenced, n.initiator.name)
+}
+
+// logFenced tells whoever wonders why a guest meets reservation conflicts, once for each session of a fenced initiator and each fence.
+func (d *Device) logFenced(u *unit, n *Nexus) {
+	if !u.exclusive || !u.isFenced(n) || u.isGuest(n) || n.units[u.index].refused.Swap(true) {
+		return
+	}
+	name := n.initiator.name
+	d.log.Warn("refusing an initiator that is fenced since a handover: its commands end with RESERVATION CONFLICT",
+		zap.Uint16("lun", u.number), zap.String("initiator", name), zap.String("owner", u.ownerName()),
+		zap.String("try", fmt.Sprintf("handover --lun %d --to %s, if the guest is to run there and runs nowhere else", u.number, name)))
 }
