@@ -14,6 +14,9 @@ import (
 // takes the guest over logs in and reads while the first one still writes. Admit opens it, HandOver makes the second one
 // the owner and fences the first, Withdraw closes it again to the second. Who is fenced stays so until the LUN is opened to it again.
 
+// ErrNotLoggedIn is why HandOver leaves a LUN with its owner where the initiator that it is open to has no session.
+var ErrNotLoggedIn = errors.New("is not logged in")
+
 // Opening is a LUN that is open to an initiator beside its owner.
 type Opening struct {
 	LUN   uint16
@@ -173,7 +176,7 @@ func (d *Device) heirLocked(u *unit) (ending, error) {
 		return ending{}, fmt.Errorf("%w; open it first", err)
 	}
 	if heir := d.initiators[how.guest]; heir == nil || heir.nexuses == 0 {
-		return ending{}, fmt.Errorf("%s is not logged in, so LUN %d stays with its owner", how.guest, u.number)
+		return ending{}, fmt.Errorf("%s %w, so LUN %d stays with its owner", how.guest, ErrNotLoggedIn, u.number)
 	}
 	return ending{guest: how.guest, owner: how.guest, loser: how.owner}, nil
 }
