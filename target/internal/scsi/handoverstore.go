@@ -79,8 +79,21 @@ func (u *unit) restoreHandover() error {
 		}
 	}
 	u.handover.Store(s)
+	u.forgetReservationsOfFenced()
 	if s.Owner != "" {
 		u.owner.Store(&initiator{name: s.Owner})
 	}
 	return nil
+}
+
+// forgetReservationsOfFenced ends what a fence that was interrupted, as by a kill, has left of them: it is saved who is fenced first.
+func (u *unit) forgetReservationsOfFenced() {
+	s, r := u.handover.Load(), &u.persistent
+	before := r.state.Load()
+	e := before.without(func(name string) bool { return name != s.Guest && slices.Contains(s.Fenced, name) })
+	if len(e.registrations) < len(before.registrations) {
+		e.generation = before.generation
+		r.state.Store(&e.persistentState)
+		r.unsaved = true
+	}
 }

@@ -283,6 +283,34 @@ func TestHandOverIsTakenBack(t *testing.T) {
 	require.Equal(t, want, b.d.Holders(1), "on storage, too")
 }
 
+// TestKilledBetweenTheSavesOfAFence leaves on storage that an initiator is fenced, and also what it had reserved: it could not release that any
+// more, and whoever has the LUN after the next start would meet it.
+func TestKilledBetweenTheSavesOfAFence(t *testing.T) {
+	store := &keptStore{}
+	kept := func(l *LUN) { l.Store = store }
+	b := newBench(t, exclusive, kept)
+	b.mustPersist(b.nexus, saRegister, 0, 0, 1, bitAPTPL)
+	b.mustPersist(b.nexus, saReserve, typeExclusiveAccess, 1, 0)
+	b.attach("iqn.b", 0)
+	require.NoError(t, b.admit("iqn.b"))
+	reserved := store.kept[storedReservations]
+	require.NoError(t, b.d.HandOver(1))
+	require.NoError(t, store.Save(storedReservations, reserved))
+
+	b = newBench(t, exclusive, kept)
+	second := b.attach("iqn.b", 0)
+	require.Equal(t, "0:", b.keys())
+	require.Equal(t, "GOOD", b.runAs(second, lun1, cdb(writeOne), pattern(1, 1)).outcome())
+	require.Equal(t, conflict, b.run(cdb(writeOne), pattern(1, 1)).outcome())
+
+	// Nor does it come back when nobody is fenced any more.
+	require.NoError(t, b.admit("iqn.a"))
+	require.NoError(t, b.d.HandOver(1))
+	b = newBench(t, exclusive, kept)
+	require.Equal(t, "0:", b.keys())
+	b.good(cdb(writeOne), pattern(1, 1))
+}
+
 // TestOwnerComesDuringAdmit has the first machine take the LUN while the store is busy with the second one's name.
 func TestOwnerComesDuringAdmit(t *testing.T) {
 	m := newMigration(t)
