@@ -304,8 +304,9 @@ func (c *control) resume() {
 // expireAgain is when a time that is over is ended again, after storage has failed that has to note it.
 const expireAgain = 10 * time.Second
 
-// expire fences the former owner, unless the new one has never come: then the guest is still where it was. It does nothing where the time
-// was extended, or the handover ended, before it has the turn.
+// expire fences the former owner, unless the new one is not there: then the guest is still where it was. Nobody can tell that where the
+// handover fails for another reason, as storage does, and it is tried again. It does nothing where the time was extended, or the handover
+// ended, before it has the turn.
 func (c *control) expire(lun uint16, o *opening) {
 	turn := c.turn(lun)
 	turn <- struct{}{}
@@ -318,10 +319,14 @@ func (c *control) expire(lun uint16, o *opening) {
 		c.log.Info("the time of the handover is over: the former owner is fenced", zap.Uint16("lun", lun))
 		return
 	}
-	if withdrawn := c.srv.Withdraw(lun); withdrawn != nil {
+	failed := err
+	if errors.Is(err, target.ErrNotLoggedIn) {
+		failed = c.srv.Withdraw(lun)
+	}
+	if failed != nil {
 		c.arm(lun, expireAgain)
-		c.log.Error("the time of the handover is over, but the LUN is open to both initiators still", zap.Uint16("lun", lun), zap.Error(withdrawn),
-			zap.NamedError("handover_error", err), zap.Duration("tried_again_after", expireAgain))
+		c.log.Error("the time of the handover is over, but the LUN is open to both initiators still", zap.Uint16("lun", lun), zap.Error(failed),
+			zap.Duration("tried_again_after", expireAgain))
 		return
 	}
 	c.log.Warn("the time of the handover is over, and the LUN stays with its owner", zap.Uint16("lun", lun), zap.Error(err))

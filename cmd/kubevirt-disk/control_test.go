@@ -26,6 +26,8 @@ type fakeLUNs struct {
 	owner  map[uint16]string // guarded by mu; the others are those of "a"
 	guest  map[uint16]string // guarded by mu
 	broken error             // guarded by mu; what storage answers
+	once   bool              // guarded by mu; storage works again after it has answered so
+	absent bool              // guarded by mu; the second initiator is not logged in
 	opened []target.Opening  // guarded by mu; what Admit was asked for
 }
 
@@ -57,8 +59,16 @@ func (f *fakeLUNs) HandOver(lun uint16) error {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.broken != nil || f.guest[lun] == "" {
-		return errors.Join(f.broken, errors.New("not handed over"))
+	switch err := f.broken; {
+	case f.absent:
+		return target.ErrNotLoggedIn
+	case err != nil:
+		if f.once {
+			f.broken = nil
+		}
+		return err
+	case f.guest[lun] == "":
+		return errors.New("not handed over")
 	}
 	f.owner[lun] = f.guest[lun]
 	delete(f.guest, lun)
@@ -221,14 +231,47 @@ func TestHandoverRunsOutOnBrokenStorage(t *testing.T) {
 	defer c.stopTimers()
 	_, err := c.do(t.Context(), openFor(2, time.Hour))
 	require.NoError(t, err)
-	c.expire(2, c.openings[2])
-	require.Len(t, log.FilterMessageSnippet("open to both").FilterField(zap.Error(f.broken)).All(), 1)
-	f.broken = nil
-	require.Contains(t, c.openings, uint16(2), "it is tried again")
+	for i, absent := range []bool{false, true} {
+		f.absent = absent
+		c.expire(2, c.openings[2])
+		require.Len(t, log.FilterMessageSnippet("open to both").FilterField(zap.Error(f.broken)).All(), i+1)
+		require.Contains(t, c.openings, uint16(2), "it is tried again")
+	}
+	f.broken, f.absent = nil, false
 	c.expire(2, c.openings[2])
 	owner, guest := f.state(2)
 	require.Equal(t, second, owner)
 	require.Empty(t, guest)
+}
+
+// TestHandoverRunsOutWithoutTheSecond has a time run out when the second machine is not there: the guest is where it was.
+func TestHandoverRunsOutWithoutTheSecond(t *testing.T) {
+	f := newFakeLUNs()
+	f.absent = true
+	c := newControl(f, zap.NewNop())
+	_, err := c.do(t.Context(), openFor(2, time.Hour))
+	require.NoError(t, err)
+	c.expire(2, c.openings[2])
+	owner, guest := f.state(2)
+	require.Empty(t, owner)
+	require.Empty(t, guest)
+	require.Empty(t, c.openings)
+}
+
+// TestHandoverRunsOutOnWeakStorage has storage fail for a moment only: the second machine, which the guest runs on, is not fenced for that.
+func TestHandoverRunsOutOnWeakStorage(t *testing.T) {
+	f := newFakeLUNs()
+	f.broken, f.once = errors.New("no space left"), true
+	c := newControl(f, zap.NewNop())
+	defer c.stopTimers()
+	_, err := c.do(t.Context(), openFor(2, time.Hour))
+	require.NoError(t, err)
+	c.expire(2, c.openings[2])
+	_, guest := f.state(2)
+	require.Equal(t, second, guest)
+	c.expire(2, c.openings[2])
+	owner, _ := f.state(2)
+	require.Equal(t, second, owner)
 }
 
 // TestHandoverResumed restarts the daemon while LUNs are open: the time goes on, and is long enough that both machines can log in again.

@@ -39,6 +39,14 @@ func (d *Device) admits(u *unit, n *Nexus) bool {
 	return d.releasedLocked(u, n)
 }
 
+// stillAdmitted is errConflict where the initiator was fenced off since the command was validated.
+func (t *Task) stillAdmitted() error {
+	if t.unit.exclusive && !t.dev.admits(t.unit, t.Nexus) {
+		return errConflict
+	}
+	return nil
+}
+
 func (d *Device) admitsLocked(u *unit, n *Nexus) bool {
 	return !u.exclusive || u.isGuest(n) || d.releasedLocked(u, n)
 }

@@ -66,6 +66,33 @@ func TestOwnerReturnsAfterItsSession(t *testing.T) {
 	b.good(cdb(writeOne), pattern(1, 1))
 }
 
+// TestOwnerReturnsWhileAWriteIsStuck has the owner come back, and go again, while a write of its first session hangs in the disk: nobody
+// else has the unit before that has left it.
+func TestOwnerReturnsWhileAWriteIsStuck(t *testing.T) {
+	b := newBench(t, exclusive)
+	stuck, release := make(chan struct{}), make(chan struct{})
+	b.disk.enter = func(method string) {
+		if method == "write" {
+			close(stuck)
+			<-release
+		}
+	}
+	written := make(chan string)
+	go func() { written <- b.run(cdb(writeOne), pattern(1, 1)).outcome() }()
+	<-stuck
+	b.d.Detach(b.nexus)
+	again := b.attach("iqn.a", 0)
+	claimed := b.runAs(again, lun1, cdb(readOne), nil).outcome()
+	b.d.Detach(again)
+	other := b.attach("iqn.b", 0)
+	early := b.runAs(other, lun1, cdb(readOne), nil).outcome()
+	close(release)
+	require.Equal(t, "GOOD", <-written)
+	require.Equal(t, "GOOD", claimed)
+	require.Equal(t, conflict, early)
+	require.Equal(t, "GOOD", b.runAs(other, lun1, cdb(readOne), nil).outcome())
+}
+
 func TestEndedSessionDoesNotClaim(t *testing.T) {
 	b := newBench(t, exclusive)
 	b.d.Detach(b.nexus)

@@ -90,8 +90,8 @@ func (d *Device) raiseLocked(u *unit, c attention, except *Nexus) {
 	}
 }
 
-// ResetLUN is what a LOGICAL UNIT RESET does to the device server (SAM-5 6.3.3): mode pages return to their
-// defaults, a reservation by RESERVE(6) and prevented removal end, and every nexus gets a unit attention, also the one that
+// ResetLUN is what a LOGICAL UNIT RESET does to the device server (SAM-5 6.3.3): mode pages return to what
+// is saved, a reservation by RESERVE(6) and prevented removal end, and every nexus gets a unit attention, also the one that
 // asked (by). Persistent reservations stay (SPC-4 5.13.1).
 func (d *Device) ResetLUN(lun uint64, by *Nexus) {
 	u := d.unit(lun)
@@ -115,7 +115,7 @@ func (d *Device) ResetTarget(by *Nexus) {
 func (d *Device) resetLocked(u *unit) {
 	u.resets.Add(1)
 	d.forgetCopiesLocked(u)
-	u.mode.reset()
+	d.resetModeLocked(u)
 	d.reserveLocked(u, nil)
 	d.allowRemovalLocked(u)
 	d.raiseLocked(u, attnReset, nil)

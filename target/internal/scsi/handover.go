@@ -6,11 +6,16 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"go.uber.org/zap"
 )
 
 // A live migration needs a LUN that only one initiator may use to be open to a second one for a while: the machine that
 // takes the guest over logs in and reads while the first one still writes. Admit opens it, HandOver makes the second one
 // the owner and fences the first, Withdraw closes it again to the second. Who is fenced stays so until the LUN is opened to it again.
+
+// ErrNotLoggedIn is why HandOver leaves a LUN with its owner where the initiator that it is open to has no session.
+var ErrNotLoggedIn = errors.New("is not logged in")
 
 // Opening is a LUN that is open to an initiator beside its owner.
 type Opening struct {
@@ -114,6 +119,11 @@ func (d *Device) closeTo(u *unit, find func(*unit) (ending, error), fenced func(
 	if err := r.save(u.number, &e.persistentState); err != nil {
 		return "", nil, errors.Join(err, u.saveHandover(before))
 	}
+	// What a MODE SELECT or SANITIZE is saving comes into force before, and what comes later finds the fence.
+	u.mode.change.Lock()
+	defer u.mode.change.Unlock()
+	u.sanitizing.mu.Lock()
+	defer u.sanitizing.mu.Unlock()
 	_, err = d.locked(u, func(u *unit) (ending, error) {
 		switch now, err := find(u); {
 		case err != nil:
@@ -124,6 +134,7 @@ func (d *Device) closeTo(u *unit, find func(*unit) (ending, error), fenced func(
 		for n := range d.nexuses {
 			if fenced(n.initiator.name, how.guest) {
 				n.units[u.index].prevents = false
+				n.units[u.index].refused.Store(false)
 				nexuses = append(nexuses, n)
 			}
 		}
@@ -165,7 +176,7 @@ func (d *Device) heirLocked(u *unit) (ending, error) {
 		return ending{}, fmt.Errorf("%w; open it first", err)
 	}
 	if heir := d.initiators[how.guest]; heir == nil || heir.nexuses == 0 {
-		return ending{}, fmt.Errorf("%s is not logged in, so LUN %d stays with its owner", how.guest, u.number)
+		return ending{}, fmt.Errorf("%s %w, so LUN %d stays with its owner", how.guest, ErrNotLoggedIn, u.number)
 	}
 	return ending{guest: how.guest, owner: how.guest, loser: how.owner}, nil
 }
@@ -195,4 +206,15 @@ func (u *unit) isGuest(n *Nexus) bool { return u.handover.Load().Guest == n.init
 // isFenced reports whether the nexus' initiator is kept out since a handover. The owner never is.
 func (u *unit) isFenced(n *Nexus) bool {
 	return slices.Contains(u.handover.Load().Fenced, n.initiator.name)
+}
+
+// logFenced tells whoever wonders why a guest meets reservation conflicts, once for each session of a fenced initiator and each fence.
+func (d *Device) logFenced(u *unit, n *Nexus) {
+	if !u.exclusive || !u.isFenced(n) || u.isGuest(n) || n.units[u.index].refused.Swap(true) {
+		return
+	}
+	name := n.initiator.name
+	d.log.Warn("refusing an initiator that is fenced since a handover: its commands end with RESERVATION CONFLICT",
+		zap.Uint16("lun", u.number), zap.String("initiator", name), zap.String("owner", u.ownerName()),
+		zap.String("try", fmt.Sprintf("handover --lun %d --to %s, if the guest is to run there and runs nowhere else", u.number, name)))
 }

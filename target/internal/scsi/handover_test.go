@@ -3,6 +3,7 @@ package scsi
 import (
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -221,6 +222,91 @@ func TestHandOverOvertakesReservations(t *testing.T) {
 			require.ErrorIs(t, carryOut(task, list[:task.Length]), errConflict)
 			require.Equal(t, "0:", b.keys())
 			require.Equal(t, "GOOD", b.runAs(second, lun1, cdb(writeOne), pattern(1, 1)).outcome())
+		})
+	}
+}
+
+// TestHandOverOvertakesChanges fences an initiator whose commands that change the unit are under way, and not in force yet: they come to
+// nothing, and nothing of them is kept. The transport aborts such commands too, a moment later than the fence falls.
+func TestHandOverOvertakesChanges(t *testing.T) {
+	list := unhex("00 00 00 00" + cacheOff)
+	overwriting, overwritten := overwrite(bitImmedSanitize, 1, []byte{1})
+	for name, c := range map[string]struct {
+		cdb, data []byte
+		phase     sanitizePhase
+	}{
+		"MODE SELECT":                  {cdb: []byte{opModeSelect6, bitPF, 0, 0, byte(len(list)), 0}, data: list},
+		"MODE SELECT, saved":           {cdb: []byte{opModeSelect6, bitPF | bitSP, 0, 0, byte(len(list)), 0}, data: list},
+		"MODE SELECT, SP alone":        {cdb: []byte{opModeSelect6, bitPF | bitSP, 0, 0, 0, 0}},
+		"START STOP UNIT":              {cdb: cdb(eject)},
+		"SANITIZE, BLOCK ERASE":        {cdb: cdb(blockErase)},
+		"SANITIZE, OVERWRITE":          {cdb: overwriting, data: overwritten},
+		"SANITIZE, EXIT FAILURE MODE":  {cdb: cdb(exitFailure), phase: sanitizeFailedFree},
+		"PREVENT ALLOW MEDIUM REMOVAL": {cdb: cdb(prevent)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			store := &keptStore{}
+			b := newBench(t, exclusive, removableLUN, func(l *LUN) { l.Store = store })
+			u := b.d.units[0]
+			b.good(cdb(writeOne), pattern(1, 1))
+			u.sanitizing.phase.Store(uint32(c.phase))
+			task := &Task{Nexus: b.nexus, LUN: lun1}
+			copy(task.CDB[:], c.cdb)
+			require.NoError(t, b.d.Prepare(task))
+			second := b.attach("iqn.b", 0)
+			require.NoError(t, b.admit("iqn.b"))
+			ended := error(nil)
+			b.d.opt.Abort = func(uint16, []*Nexus, *Task) { ended = carryOut(task, c.data) }
+			require.NoError(t, b.d.HandOver(1))
+			require.ErrorIs(t, ended, errConflict)
+			require.EqualValues(t, c.phase, u.sanitizing.phase.Load())
+			require.EqualValues(t, modeDefault, u.mode.bits.Load())
+			require.EqualValues(t, modeDefault, u.mode.saved.Load())
+			require.Empty(t, store.kept[storedMode])
+			require.Empty(t, store.kept[storedSanitize])
+			if c.phase == sanitizeNone {
+				require.Equal(t, "GOOD", b.runAs(second, lun1, cdb(eject), nil).outcome(), "neither ejected nor kept from it")
+			}
+		})
+	}
+}
+
+// TestHandOverWaitsForWhatIsSaved hands a LUN over while the store is busy with a command of its owner: that takes effect before the fence
+// falls. Were it refused after that, a start in between would go by it all the same.
+func TestHandOverWaitsForWhatIsSaved(t *testing.T) {
+	list := unhex("00 00 00 00" + cacheOff)
+	for name, c := range map[string]struct{ cdb, data []byte }{
+		"MODE SELECT": {[]byte{opModeSelect6, bitPF | bitSP, 0, 0, byte(len(list)), 0}, list},
+		"SANITIZE":    {[]byte{opSanitize, bitImmedSanitize | saBlockErase, 0, 0, 0, 0, 0, 0, 0, 0}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			store := &keptStore{}
+			b := newBench(t, exclusive, func(l *LUN) { l.Store = store })
+			b.good(cdb(writeOne), pattern(1, 1))
+			b.attach("iqn.b", 0)
+			require.NoError(t, b.admit("iqn.b"))
+			saving, fencing, goOn, saves := make(chan struct{}), make(chan struct{}), make(chan struct{}), atomic.Int32{}
+			store.saving = func() {
+				switch saves.Add(1) {
+				case 1:
+					close(saving)
+					<-goOn
+				case 2:
+					close(fencing)
+				}
+			}
+			ended, done := make(chan string), make(chan error)
+			go func() { ended <- b.run(c.cdb, c.data).outcome() }()
+			<-saving
+			go func() { done <- b.d.HandOver(1) }()
+			<-fencing
+			time.Sleep(20 * time.Millisecond) // in which the fence would fall
+			meanwhile := b.d.Holders(1)
+			close(goOn)
+			require.Equal(t, "GOOD", <-ended)
+			require.NoError(t, <-done)
+			require.Equal(t, Holders{Owner: "iqn.a", Guest: "iqn.b"}, meanwhile)
+			require.Equal(t, Holders{Owner: "iqn.b", Fenced: []string{"iqn.a"}}, b.d.Holders(1))
 		})
 	}
 }

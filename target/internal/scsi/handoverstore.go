@@ -32,7 +32,13 @@ func (s *handoverState) ended(how ending) *handoverState {
 	return &handoverState{Owner: how.owner, Fenced: fenced[max(0, len(fenced)-maxFenced):]}
 }
 
-func (s *handoverState) empty() bool { return s.Owner == "" && s.Guest == "" && len(s.Fenced) == 0 }
+// encode is what is kept of the state. It fails where Until is in no year that RFC 3339 can write.
+func (s *handoverState) encode() ([]byte, error) {
+	if s.Owner == "" && s.Guest == "" && len(s.Fenced) == 0 {
+		return nil, nil
+	}
+	return json.Marshal(s)
+}
 
 // valid reports whether the names are such that an initiator can have.
 func (s *handoverState) valid() bool {
@@ -42,29 +48,15 @@ func (s *handoverState) valid() bool {
 
 // saveHandover brings next to storage, ahead of what makes it the unit's own. The caller has persistent.mu.
 func (u *unit) saveHandover(next *handoverState) error {
-	err := u.storeHandover(next)
+	data, err := next.encode()
 	if err == nil {
-		return nil
+		before, _ := u.handover.Load().encode() // it has been saved, or read
+		_, err = replaceStored(u.store, storedHandover, data, before)
 	}
-	err = fmt.Errorf("who may use LUN %d could not be saved, and stays as it was: %w", u.number, err)
-	// It may be there all the same, and the next start must not go by what was refused.
-	if u.storeHandover(u.handover.Load()) != nil {
-		return fmt.Errorf("%w; ask again before the daemon is restarted, which would go by one or the other", err)
+	if err != nil {
+		return fmt.Errorf("who may use LUN %d could not be saved, and stays as it was: %w", u.number, err)
 	}
-	return err
-}
-
-func (u *unit) storeHandover(s *handoverState) (err error) {
-	if u.store == nil {
-		return nil
-	}
-	var data []byte
-	if !s.empty() {
-		if data, err = json.Marshal(s); err != nil {
-			return err
-		}
-	}
-	return u.store.Save(storedHandover, data)
+	return nil
 }
 
 // restoreHandover takes up what the store has kept of handovers. A unit that was open is so again. It still belongs to its owner,
@@ -87,8 +79,21 @@ func (u *unit) restoreHandover() error {
 		}
 	}
 	u.handover.Store(s)
+	u.forgetReservationsOfFenced()
 	if s.Owner != "" {
 		u.owner.Store(&initiator{name: s.Owner})
 	}
 	return nil
+}
+
+// forgetReservationsOfFenced ends what a fence that was interrupted, as by a kill, has left of them: it is saved who is fenced first.
+func (u *unit) forgetReservationsOfFenced() {
+	s, r := u.handover.Load(), &u.persistent
+	before := r.state.Load()
+	e := before.without(func(name string) bool { return name != s.Guest && slices.Contains(s.Fenced, name) })
+	if len(e.registrations) < len(before.registrations) {
+		e.generation = before.generation
+		r.state.Store(&e.persistentState)
+		r.unsaved = true
+	}
 }

@@ -7,6 +7,9 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	"go.uber.org/zap/zaptest/observer"
 )
 
 // migration is an exclusive LUN with a store, over restarts.
@@ -89,6 +92,46 @@ func TestFencedStayOut(t *testing.T) {
 			require.Equal(t, []string{"iqn.c", "iqn.b"}, m.d.Holders(1).Fenced)
 		})
 	}
+}
+
+// TestFencedAreLogged has the log say why a machine meets conflicts, once for each of its sessions and each fence, and what to do.
+func TestFencedAreLogged(t *testing.T) {
+	m := newMigration(t)
+	var logs *observer.ObservedLogs
+	observe := func() {
+		var core zapcore.Core
+		core, logs = observer.New(zap.DebugLevel)
+		m.d.log = zap.New(core)
+	}
+	observe()
+	refused := func(n *Nexus) {
+		for range 3 {
+			require.Equal(t, conflict, m.runAs(n, lun1, cdb(writeOne), pattern(1, 1)).outcome())
+			require.Equal(t, conflict, m.runAs(n, lun1, cdb(testReady), nil).outcome())
+		}
+	}
+	require.Equal(t, "GOOD", m.write("iqn.a"))
+	require.Equal(t, conflict, m.write("iqn.c"))
+	require.Zero(t, logs.Len(), "it is not fenced: the LUN is somebody else's")
+	m.handOver("iqn.b")
+	require.Zero(t, logs.Len(), "nobody has tried")
+	refused(m.at["iqn.a"])
+	require.Equal(t, 1, logs.Len())
+	require.Equal(t, map[string]any{"lun": uint16(1), "initiator": "iqn.a", "owner": "iqn.b",
+		"try": "handover --lun 1 --to iqn.a, if the guest is to run there and runs nowhere else"}, logs.All()[0].ContextMap())
+	refused(m.attach("iqn.a", 1))
+	require.Equal(t, 2, logs.Len(), "another session")
+
+	require.NoError(t, m.admit("iqn.a"))
+	require.Equal(t, "GOOD", m.write("iqn.a"))
+	require.NoError(t, m.d.Withdraw(1))
+	refused(m.at["iqn.a"])
+	require.Equal(t, 3, logs.Len(), "another fence")
+
+	m.restart(t)
+	observe()
+	refused(m.attach("iqn.a", 0))
+	require.Equal(t, 1, logs.Len())
 }
 
 // TestWithdrawnStaysOut is the same for the second machine of a migration that failed.
@@ -181,7 +224,7 @@ func TestHandOverThatCannotBeSaved(t *testing.T) {
 					m.store.saving = func() {
 						if saves++; saves == 2 {
 							m.store.failWith(nil)
-							require.NoError(t, (&unit{store: m.store}).storeHandover(&handoverState{Fenced: []string{"iqn.a"}}))
+							require.NoError(t, m.store.Save(storedHandover, []byte(`{"fenced":["iqn.a"]}`)))
 						}
 					}
 				}
@@ -238,6 +281,34 @@ func TestHandOverIsTakenBack(t *testing.T) {
 	require.Equal(t, want, b.d.Holders(1))
 	b = newBench(t, exclusive, func(l *LUN) { l.Store = store })
 	require.Equal(t, want, b.d.Holders(1), "on storage, too")
+}
+
+// TestKilledBetweenTheSavesOfAFence leaves on storage that an initiator is fenced, and also what it had reserved: it could not release that any
+// more, and whoever has the LUN after the next start would meet it.
+func TestKilledBetweenTheSavesOfAFence(t *testing.T) {
+	store := &keptStore{}
+	kept := func(l *LUN) { l.Store = store }
+	b := newBench(t, exclusive, kept)
+	b.mustPersist(b.nexus, saRegister, 0, 0, 1, bitAPTPL)
+	b.mustPersist(b.nexus, saReserve, typeExclusiveAccess, 1, 0)
+	b.attach("iqn.b", 0)
+	require.NoError(t, b.admit("iqn.b"))
+	reserved := store.kept[storedReservations]
+	require.NoError(t, b.d.HandOver(1))
+	require.NoError(t, store.Save(storedReservations, reserved))
+
+	b = newBench(t, exclusive, kept)
+	second := b.attach("iqn.b", 0)
+	require.Equal(t, "0:", b.keys())
+	require.Equal(t, "GOOD", b.runAs(second, lun1, cdb(writeOne), pattern(1, 1)).outcome())
+	require.Equal(t, conflict, b.run(cdb(writeOne), pattern(1, 1)).outcome())
+
+	// Nor does it come back when nobody is fenced any more.
+	require.NoError(t, b.admit("iqn.a"))
+	require.NoError(t, b.d.HandOver(1))
+	b = newBench(t, exclusive, kept)
+	require.Equal(t, "0:", b.keys())
+	b.good(cdb(writeOne), pattern(1, 1))
 }
 
 // TestOwnerComesDuringAdmit has the first machine take the LUN while the store is busy with the second one's name.

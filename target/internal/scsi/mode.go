@@ -12,7 +12,7 @@ type modeState struct {
 	bits  atomic.Uint32
 	saved atomic.Uint32 // what a reset returns to
 
-	// change is held by a MODE SELECT, also while it saves. Lock order: before Device.mu.
+	// change is held by a MODE SELECT, also while it saves. Lock order: reservations.mu, change, sanitizeState.mu, Device.mu.
 	change sync.Mutex
 }
 
@@ -21,13 +21,63 @@ const (
 	modeDSense             // sense data in descriptor format
 	modeSWP                // software write protect
 
+	// modeUnflushed is of no page: WCE is zero since a reset, but what was acknowledged before that is not durable yet. As long as that
+	// is so the caching page says WCE, and whoever wants to be sure has to flush.
+	modeUnflushed
+
 	modeDefault = modeWCE
 )
 
-func (m *modeState) reset()                  { m.bits.Store(m.saved.Load()) }
 func (m *modeState) writeBack() bool         { return m.bits.Load()&modeWCE != 0 }
 func (m *modeState) descriptorSense() bool   { return m.bits.Load()&modeDSense != 0 }
 func (m *modeState) softwareProtected() bool { return m.bits.Load()&modeSWP != 0 }
+
+// cached reports whether something that was acknowledged may not be durable.
+func cached(state uint32) bool { return state&(modeWCE|modeUnflushed) != 0 }
+
+// current is what MODE SENSE shows.
+func (m *modeState) current() uint32 {
+	state := m.bits.Load()
+	if state&modeUnflushed != 0 {
+		state |= modeWCE
+	}
+	return state
+}
+
+// resetModeLocked returns the mode pages to what is saved. Where that ends the write cache, what it holds is brought to storage: a reset
+// is for a disk that hangs, perhaps, and does not wait for it.
+func (d *Device) resetModeLocked(u *unit) {
+	state := u.mode.saved.Load()
+	if !cached(state) && cached(u.mode.bits.Load()) {
+		state |= modeUnflushed
+		if d.background.begin() {
+			go d.flushAfterReset(u, u.resets.Load())
+		}
+	}
+	u.mode.bits.Store(state)
+}
+
+// flushAfterReset ends modeUnflushed, of the reset of this number, when the disk has flushed. If it cannot, that stays, as what was
+// acknowledged may be lost; the disk lets nothing else succeed from then on (disk.Disk).
+func (d *Device) flushAfterReset(u *unit, reset uint32) {
+	defer d.background.end()
+	defer func() {
+		if p := recover(); p != nil {
+			d.panicked(p)
+		}
+	}()
+	if err := u.disk.Flush(); err != nil {
+		d.logFault(&Task{unit: u}, faultFailed, "disk could not bring its write cache to storage after a reset, and what was acknowledged may be lost: "+
+			"restart after repairing its storage", err)
+		return
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if state := u.mode.bits.Load(); state&modeUnflushed != 0 && u.resets.Load() == reset {
+		u.mode.bits.Store(state &^ modeUnflushed)
+		d.raiseLocked(u, attnModeChanged, nil)
+	}
+}
 
 // The mode pages (SPC-4 7.5, SBC-3 6.5).
 const (
@@ -212,7 +262,7 @@ func (t *Task) appendModePages() error {
 		found = true
 		switch control {
 		case modeCurrent:
-			t.data = p.values(t.data, t.unit.mode.bits.Load(), saves)
+			t.data = p.values(t.data, t.unit.mode.current(), saves)
 		case modeChangeable:
 			t.data = p.mask(t.data, saves)
 		case modeDefaults:

@@ -56,11 +56,14 @@ func (t *Task) changeMode(change func(state uint32) (uint32, error)) (err error)
 	d, u := t.dev, t.unit
 	u.mode.change.Lock()
 	defer u.mode.change.Unlock()
+	if err := t.stillAdmitted(); err != nil {
+		return err
+	}
 	evaluate := func() (uint32, error) {
 		if err := t.wanted(); err != nil { // while it waited for another one
 			return 0, err
 		}
-		return change(u.mode.bits.Load())
+		return change(u.mode.bits.Load() &^ modeUnflushed)
 	}
 	saves, after := t.CDB[1]&bitSP != 0, uint32(0)
 	if saves {
@@ -85,7 +88,7 @@ func (t *Task) changeMode(change func(state uint32) (uint32, error)) (err error)
 	u.mode.bits.Store(after)
 	d.raiseLocked(u, attnModeChanged, t.Nexus)
 	// Without the write cache, what was acknowledged with it must be durable too.
-	t.fua = before&modeWCE != 0 && after&modeWCE == 0
+	t.fua = cached(before) && !cached(after)
 	return nil
 }
 

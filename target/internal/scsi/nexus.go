@@ -23,6 +23,7 @@ type nexusUnit struct {
 	attentions
 	barred   atomic.Uint32 // flags that a command needs because of a reservation; written under Device.mu
 	prevents bool          // guarded by Device.mu; medium removal
+	refused  atomic.Bool   // the log has it that the initiator is fenced
 }
 
 // Port tells whose nexus it is.

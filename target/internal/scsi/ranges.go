@@ -176,7 +176,8 @@ func (r *rangeTable) writing(by *initiator) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, h := range r.held {
-		if h.by == by && h.kind != holdRead {
+		// Who has gone and come back is another *initiator by then.
+		if h.kind != holdRead && h.by != nil && h.by.name == by.name {
 			return true
 		}
 	}

@@ -40,6 +40,9 @@ func finishStartStop(t *Task) (Status, error) {
 	if err := t.wanted(); err != nil { // while it flushed
 		return StatusCheckCondition, err
 	}
+	if !d.admitsLocked(u, t.Nexus) {
+		return StatusReservationConflict, errConflict
+	}
 	// SPC-4 forbids removal; that loading is refused as well is what libiscsi's conformance suite wants (PreventAllow.Eject).
 	for n := range d.nexuses {
 		if n.units[u.index].prevents {

@@ -59,20 +59,14 @@ func (d *Device) publishLocked(u *unit, e *persistentEdit) {
 }
 
 // save brings next to storage, unless what is there says the same. The caller has mu.
-func (r *reservations) save(lun uint16, next *persistentState) error {
-	if r.store == nil {
-		return nil
-	}
+func (r *reservations) save(lun uint16, next *persistentState) (err error) {
 	p, before := next.encode(), r.state.Load().encode()
 	if !r.unsaved && bytes.Equal(p, before) {
 		return nil
 	}
-	if err := r.store.Save(storedReservations, p); err != nil {
-		// It may be there all the same, and the next start must not go by what was refused.
-		r.unsaved = r.store.Save(storedReservations, before) != nil
+	if r.unsaved, err = replaceStored(r.store, storedReservations, p, before); err != nil {
 		return &storeError{fmt.Errorf("the persistent reservations of LUN %d could not be saved and stay as they were: %w", lun, err)}
 	}
-	r.unsaved = false
 	return nil
 }
 

@@ -42,7 +42,7 @@ type sanitizeState struct {
 	phase    atomic.Uint32
 	progress atomic.Uint32 // in 65536ths
 
-	mu      sync.Mutex
+	mu      sync.Mutex   // also while the beginning is saved; for its place in the lock order see modeState
 	running *sanitizeRun // guarded by mu; nil when none is in progress
 }
 
@@ -175,11 +175,14 @@ func finishExitFailureMode(t *Task) (Status, error) {
 	s := &t.unit.sanitizing
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if err := t.stillAdmitted(); err != nil {
+		return StatusCheckCondition, err
+	}
 	switch sanitizePhase(s.phase.Load()) {
 	case sanitizeFailed:
 		return StatusCheckCondition, invalidField(1, 4)
 	case sanitizeFailedFree:
-		if err := t.unit.rememberSanitize(nil); err != nil {
+		if err := t.unit.rememberSanitize(sanitizeNone, sanitizeFailedFree); err != nil {
 			return StatusCheckCondition, err
 		}
 		s.phase.Store(uint32(sanitizeNone))
@@ -209,16 +212,18 @@ func (t *Task) beginSanitize(run *sanitizeRun) error {
 	d, s := t.dev, &run.unit.sanitizing
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if err := t.stillAdmitted(); err != nil {
+		return err
+	}
 	if s.running != nil {
 		return s.inProgress()
 	}
 	if !d.background.begin() {
 		return errStopped
 	}
-	if err := run.unit.rememberSanitize(&interruptedSanitize{Unrestricted: run.free}); err != nil {
+	if err := run.unit.rememberSanitize(failedPhase(run.free), sanitizePhase(s.phase.Load())); err != nil {
 		d.background.end()
-		// It may be there all the same, and the next start must not take a medium that was never touched for one that is lost.
-		return errors.Join(err, run.unit.rememberSanitize(nil))
+		return err
 	}
 	s.running = run
 	s.progress.Store(0)
@@ -241,7 +246,7 @@ func (d *Device) runSanitize(run *sanitizeRun) {
 			d.panicked(p)
 		}
 		if err == nil {
-			err = u.rememberSanitize(nil)
+			err = u.rememberSanitize(sanitizeNone, after)
 		}
 		if err != nil {
 			d.logFault(&Task{unit: u}, faultSanitize, "sanitizing a disk failed: its content is partly overwritten", err)

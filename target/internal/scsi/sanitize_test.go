@@ -296,6 +296,33 @@ func TestCloseInterruptsSanitize(t *testing.T) {
 	last.good(cdb(readOne), nil)
 }
 
+// TestFailedSanitizeStaysOnStorage has the store keep, or forget, what it says that it could not, of a unit whose operation has failed: the
+// next start must find the medium as lost as initiators do now.
+func TestFailedSanitizeStaysOnStorage(t *testing.T) {
+	for name, request := range map[string]string{"another operation": blockErase, "EXIT FAILURE MODE": exitFailure} {
+		t.Run(name, func(t *testing.T) {
+			store := &unsureStore{}
+			b := newBench(t, func(l *LUN) { l.Store = store })
+			b.disk.failWith("write", errors.New("broken"))
+			overwriting, list := overwrite(bitAUSE, 1, []byte{1})
+			require.Equal(t, mediumLost, b.run(overwriting, list).outcome())
+			store.unsure = true
+			require.Equal(t, "4/44/00", b.run(cdb(request), nil).outcome())
+			require.Equal(t, mediumLost, b.run(cdb(testReady), nil).outcome())
+			again := newBench(t, func(l *LUN) { l.Store = store })
+			require.Equal(t, mediumLost, again.run(cdb(readOne), nil).outcome())
+		})
+	}
+	t.Run("the end of an operation", func(t *testing.T) {
+		store := &unsureStore{}
+		b := newBench(t, func(l *LUN) { l.Store = store })
+		b.disk.enter = func(string) { store.unsure = true }
+		require.Equal(t, mediumLost, b.run(cdb(blockErase), nil).outcome())
+		again := newBench(t, func(l *LUN) { l.Store = store })
+		require.Equal(t, mediumLost, again.run(cdb(readOne), nil).outcome())
+	})
+}
+
 func FuzzOverwrite(f *testing.F) {
 	_, list := overwrite(0, 3|bitInvert, []byte{1, 2, 3})
 	f.Add(list)

@@ -2,7 +2,6 @@ package scsi
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 )
 
@@ -17,6 +16,19 @@ type Store interface {
 	Save(name string, data []byte) error
 	// Where tells a person where that is kept, to look at it or to remove it.
 	Where(name string) string
+}
+
+// replaceStored brings next to storage in place of before, by which the unit goes until that has succeeded. What a Save has refused may be
+// there all the same, and the next start must not go by it: before is saved again then. Where that fails too, either may be there: unsure.
+// No store keeps nothing.
+func replaceStored(store Store, name string, next, before []byte) (unsure bool, err error) {
+	if store == nil {
+		return false, nil
+	}
+	if err = store.Save(name, next); err == nil || store.Save(name, before) == nil {
+		return false, err
+	}
+	return true, fmt.Errorf("%w; ask again before the daemon is restarted, which would go by one or the other", err)
 }
 
 // The names under which a logical unit keeps things.
@@ -47,24 +59,17 @@ func (s savedMode) state() (state uint32) {
 	return state
 }
 
-// saveMode keeps the mode pages.
-func (u *unit) saveMode(state uint32) error {
-	if err := u.storeMode(state); err != nil {
-		// They may be there all the same, and the next start must not go by what was refused.
-		return errors.Join(err, u.storeMode(u.mode.saved.Load()))
-	}
-	u.mode.saved.Store(state)
-	return nil
+func encodeMode(state uint32) []byte {
+	data, _ := json.Marshal(savedMode{state&modeWCE != 0, state&modeDSense != 0, state&modeSWP != 0}) // cannot fail: a struct of bools
+	return data
 }
 
-func (u *unit) storeMode(state uint32) error {
-	data, err := json.Marshal(savedMode{state&modeWCE != 0, state&modeDSense != 0, state&modeSWP != 0})
-	if err == nil {
-		err = u.store.Save(storedMode, data)
-	}
-	if err != nil {
+// saveMode keeps the mode pages.
+func (u *unit) saveMode(state uint32) error {
+	if _, err := replaceStored(u.store, storedMode, encodeMode(state), encodeMode(u.mode.saved.Load())); err != nil {
 		return fmt.Errorf("save mode pages: %w", err)
 	}
+	u.mode.saved.Store(state)
 	return nil
 }
 
@@ -73,16 +78,18 @@ type interruptedSanitize struct {
 	Unrestricted bool `json:"unrestricted"` // EXIT FAILURE MODE ends the failure
 }
 
-// rememberSanitize keeps that the medium is out of use, or with nil that it is no longer.
-func (u *unit) rememberSanitize(s *interruptedSanitize) error {
-	if u.store == nil {
+// encode is what is kept for the next start to find the unit in this phase.
+func (p sanitizePhase) encode() []byte {
+	if p == sanitizeNone {
 		return nil
 	}
-	var data []byte
-	if s != nil {
-		data, _ = json.Marshal(s) // cannot fail: a struct of a bool
-	}
-	if err := u.store.Save(storedSanitize, data); err != nil {
+	data, _ := json.Marshal(interruptedSanitize{Unrestricted: p == sanitizeFailedFree}) // cannot fail: a struct of a bool
+	return data
+}
+
+// rememberSanitize keeps in which phase the next start finds the unit, in place of the phase that it would have found before.
+func (u *unit) rememberSanitize(next, before sanitizePhase) error {
+	if _, err := replaceStored(u.store, storedSanitize, next.encode(), before.encode()); err != nil {
 		return fmt.Errorf("record the sanitize operation: %w", err)
 	}
 	return nil
@@ -105,7 +112,7 @@ func (u *unit) restore() error {
 			u.sanitizing.phase.Store(uint32(failedPhase(interrupted.Unrestricted)))
 		}
 	}
-	u.mode.reset()
+	u.mode.bits.Store(u.mode.saved.Load())
 	if err := u.restoreReservations(); err != nil {
 		return err
 	}
