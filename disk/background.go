@@ -64,10 +64,14 @@ func (b *background) stop() {
 }
 
 func (b *background) run(ctx, identifying context.Context) error {
+	var along *readAlong
+	if !identified(b.state.Chain) {
+		along = &readAlong{img: b.img, content: newContentHash(b.img.top.file, b.img.top.stat.Size)}
+	}
 	var identity sync.WaitGroup
 	identity.Go(func() {
-		err := b.identify(identifying)
-		for ; isNoSpace(err) && sleep(identifying, spaceRetry) == nil; err = b.identify(identifying) {
+		err := b.identify(identifying, along)
+		for ; isNoSpace(err) && sleep(identifying, spaceRetry) == nil; err = b.identify(identifying, along) {
 		}
 		if err != nil {
 			b.log.Warn("a later start will not know the image again", zap.Error(err))
@@ -80,8 +84,9 @@ func (b *background) run(ctx, identifying context.Context) error {
 	begin := time.Now()
 	_, data := b.over.copied()
 	h := newHydration(b.over, b.log, b.img.copyUnit())
-	h.progress = b.progress
+	h.progress, h.along = b.progress, along
 	err := h.run(ctx)
+	along.end()
 	if err != nil {
 		return err
 	}
@@ -100,10 +105,10 @@ func (b *background) run(ctx, identifying context.Context) error {
 	return nil
 }
 
-// identify adds the hash of the image's content to the state, unless it is there.
-func (b *background) identify(ctx context.Context) error {
+// identify adds the hash of the image's content to the state, unless it is there: then along is nil.
+func (b *background) identify(ctx context.Context, along *readAlong) error {
 	if !identified(b.state.Chain) {
-		chain, err := b.img.fingerprint(ctx)
+		chain, err := b.img.fingerprint(ctx, along.content)
 		if err != nil {
 			return err
 		}

@@ -2,23 +2,15 @@ package disk
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"os"
 	"runtime"
 	"slices"
-	"sync"
-	"sync/atomic"
 	"time"
 
-	"github.com/cespare/xxhash/v2"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 )
-
-// fingerprintChunk is what is hashed at once. It is part of what the hash means. Bytes.
-const fingerprintChunk = 1 << 20
 
 // fileFingerprint identifies the content of one file of an image. The hash decides; what follows it only saves hashing
 // a file again that has not been touched. Times are nanoseconds since 1970.
@@ -51,8 +43,9 @@ func fingerprintOf(l *layer, st *unix.Stat_t) fileFingerprint {
 	}
 }
 
-// fingerprint identifies the image by the content of every file of its chain, top first.
-func (m *Image) fingerprint(ctx context.Context) ([]fileFingerprint, error) {
+// fingerprint identifies the image by the content of every file of its chain, top first. What another reader of the top one has found
+// need not be read again; top may be nil.
+func (m *Image) fingerprint(ctx context.Context, top *contentHash) ([]fileFingerprint, error) {
 	prints := m.unhashed()
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(cap(hashTurns.places)) // no more goroutines than can have their turn
@@ -60,8 +53,12 @@ func (m *Image) fingerprint(ctx context.Context) ([]fileFingerprint, error) {
 	m.top.chain(func(l *layer) {
 		print := &prints[i]
 		i++
+		content := newContentHash(l.file, print.Size)
+		if l == m.top && top != nil {
+			content = top
+		}
 		group.Go(func() (err error) {
-			print.Hash, err = hashContent(ctx, l.file, print.Size, 1, hashTurns)
+			print.Hash, err = content.run(ctx, 1, hashTurns)
 			if err != nil {
 				return fmt.Errorf("reading %s: %w", l.name, err)
 			}
@@ -105,96 +102,6 @@ func (m *Image) checkUntouched() (err error) {
 	return err
 }
 
-// hashContent hashes a file's chunks that are not all zeros, each with its offset, and adds the hashes up: so a hole and zeros
-// that are stored give the same result, a hole costs nothing, and chunks are read and hashed side by side, by workers that have their turns.
-func hashContent(ctx context.Context, f *os.File, size int64, workers int, turns *turns) (string, error) {
-	chunks := chunkCursor{file: f, size: size}
-	var sum atomic.Uint64
-	group, ctx := errgroup.WithContext(ctx)
-	for range workers {
-		group.Go(func() error {
-			digest := xxhash.New()
-			for more := true; more; {
-				turn, err := turns.take(ctx)
-				if err != nil {
-					return err
-				}
-				for more && err == nil && turn.more() {
-					more, err = chunks.hash(ctx, turn.buffer(min(fingerprintChunk, size)), digest, &sum)
-				}
-				turn.end()
-				if err != nil {
-					return err
-				}
-			}
-			return nil
-		})
-	}
-	if err := group.Wait(); err != nil {
-		return "", err
-	}
-	return fmt.Sprintf("%016x", sum.Load()), nil
-}
-
-// chunkCursor hands out the chunks of a file in which something is stored.
-type chunkCursor struct {
-	file *os.File
-	size int64
-
-	mu      sync.Mutex
-	off     int64 // guarded by mu; everything before it was handed out
-	dataEnd int64 // guarded by mu; to there the file is known to store something
-}
-
-// hash adds the hash of the next chunk to a sum, and tells whether there was one.
-func (c *chunkCursor) hash(ctx context.Context, buf []byte, digest *xxhash.Digest, sum *atomic.Uint64) (more bool, err error) {
-	off, err := c.next()
-	if err != nil || off == c.size {
-		return false, err
-	}
-	if err := ctx.Err(); err != nil {
-		return false, err
-	}
-	p := buf[:min(fingerprintChunk, c.size-off)]
-	if err := readFull(c.file, p, off); err != nil {
-		return false, err
-	}
-	if zero, n := leadingRun(p, 0); zero && n == len(p) {
-		return true, nil
-	}
-	digest.Reset()
-	digest.Write(binary.LittleEndian.AppendUint64(nil, uint64(off)))
-	digest.Write(p)
-	sum.Add(digest.Sum64())
-	return true, nil
-}
-
-// next returns where a chunk begins; size if there are no more.
-func (c *chunkCursor) next() (int64, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for c.off < c.size && c.off >= c.dataEnd {
-		n, data, err := seekExtent(c.file, c.off, c.size-c.off)
-		switch {
-		case err != nil:
-			return 0, err
-		case data:
-			c.dataEnd = c.off + n
-		case c.off+n == c.size:
-			c.off = c.size
-		default:
-			end := (c.off + n) / fingerprintChunk * fingerprintChunk
-			if end <= c.off { // it ends inside of this chunk
-				c.dataEnd = c.off + n
-			}
-			c.off = max(c.off, end)
-		}
-	}
-	off := c.off
-	c.off = min(c.off+fingerprintChunk, c.size)
-	return off, nil
-}
-
 // touched reports whether a file of the image has to be read to know whether it is the one of the fingerprint.
 func (m *Image) touched(old []fileFingerprint) bool {
 	return !slices.EqualFunc(m.unhashed(), old, func(now, before fileFingerprint) bool { return now.untouched(&before) })
@@ -227,7 +134,7 @@ func (m *Image) compareImage(ctx context.Context, old []fileFingerprint) (reason
 		case before.Hash == "":
 			err = fmt.Errorf("%s may have changed: %w", l.name, errNotIdentified)
 		default:
-			if print.Hash, err = hashContent(ctx, l.file, print.Size, workers, newTurns(workers)); err != nil {
+			if print.Hash, err = newContentHash(l.file, print.Size).run(ctx, workers, newTurns(workers)); err != nil {
 				err = fmt.Errorf("reading %s: %w", l.name, err)
 			} else if print.Hash != before.Hash {
 				reason = fmt.Sprintf("the image has changed: the content of %s is another one, of the same size", l.name)

@@ -69,6 +69,7 @@ type hydration struct {
 	failMu  sync.Mutex
 	failure error // guarded by failMu; the first of this pass over the image
 
+	along    *readAlong // nil: nobody wants to see what is read
 	out      *rawWriter
 	unsaved  atomic.Int64 // bytes since the last checkpoint
 	helpers  atomic.Int32 // workers beside the leader
@@ -245,7 +246,11 @@ func (h *hydration) next() (first, last int64, ok bool) {
 		return 0, 0, false
 	}
 	first = max(block/perChunk*perChunk, h.cursor)
-	last = min(block/perChunk*perChunk+perChunk, h.o.blocks.blocks) - 1
+	end := block/perChunk*perChunk + perChunk
+	if n := h.along.untilChunk(block * h.o.granule); n > 0 && n%h.o.granule == 0 && n <= h.chunk {
+		first, end = block, block+n/h.o.granule
+	}
+	last = min(end, h.o.blocks.blocks) - 1
 	h.cursor = last + 1
 	return first, last, true
 }
@@ -293,6 +298,9 @@ func (h *hydration) copyRun(ctx context.Context, buf []byte, first, end int64) e
 			}
 		}
 		return failure
+	}
+	if !h.guestActive() { // beside a guest it takes too long to be waited for
+		h.along.saw(p, off)
 	}
 	if err := h.keep(p, off); err != nil {
 		return err

@@ -159,3 +159,16 @@ func (m *Image) Slow(off int64) bool {
 func (m *Image) Close() error {
 	return m.closed.do(m.top.close)
 }
+
+// stored tells where the bytes at off lie in the image's own file, as they are and in one run, and how many of length those are. Not ok:
+// nowhere, or elsewhere.
+func (m *Image) stored(off, length int64) (at, n int64, ok bool) {
+	switch l := m.top; {
+	case off < 0 || off >= l.size:
+		return 0, 0, false
+	case l.content == nil:
+		return off, min(length, l.size-off), true
+	default:
+		return l.content.stored(off, length)
+	}
+}

@@ -34,6 +34,8 @@ type content interface {
 	extent(off, length int64) (int64, extentKind, error)
 	// usage is what the layer itself stores.
 	usage() usage
+	// stored tells where the bytes at off lie in the layer's own file, as they are and in one run, and how many of length those are.
+	stored(off, length int64) (at, n int64, ok bool)
 	// slow reports whether a read of the layer's own content at off has to be decompressed.
 	slow(off int64) bool
 	setBelow(l *layer)

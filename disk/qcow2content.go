@@ -51,6 +51,8 @@ func (c qcow2Content) extent(off, length int64) (int64, extentKind, error) {
 	}
 }
 
+func (c qcow2Content) stored(off, length int64) (at, n int64, ok bool) { return c.Stored(off, length) }
+
 func (c qcow2Content) usage() usage {
 	info := c.Info()
 	return usage{plain: info.PlainSize, compressed: info.CompressedSize}

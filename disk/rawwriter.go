@@ -80,9 +80,9 @@ func (w *rawWriter) write(p []byte, off int64) error {
 		var err error
 		switch w.pace.choice() {
 		case smallFolios:
-			n, err = w.writeCached(smallFolios, p[:min(len(p), cachedWrite)], off, false)
+			n, err = w.writeCached(smallFolios, p, off, cachedWrite, false)
 		case largeFolios:
-			n, err = w.writeCached(largeFolios, p, off, false)
+			n, err = w.writeCached(largeFolios, p, off, len(p), false)
 		case pastCache:
 			n, err = w.writeDirect(p[:min(len(p), directWrite)], off)
 		}
@@ -96,26 +96,23 @@ func (w *rawWriter) write(p []byte, off int64) error {
 
 // writeThrough writes all of p through the cache.
 func (w *rawWriter) writeThrough(p []byte, off int64) error {
-	for len(p) > 0 {
-		n, err := w.writeCached(smallFolios, p[:min(len(p), cachedWrite)], off, true)
-		if err != nil {
-			return err
-		}
-		p, off = p[n:], off+int64(n)
-	}
-	return nil
+	_, err := w.writeCached(smallFolios, p, off, cachedWrite, true)
+	return err
 }
 
-// writeCached returns 0 bytes and no error where another way is to be taken by now, unless this one must be.
-func (w *rawWriter) writeCached(way int, p []byte, off int64, must bool) (int, error) {
+// writeCached writes p, so many bytes at once, and returns how much it has written. That is less than all of it, and no error, where another
+// way is to be taken by now, unless this one must be. Between two of its writes it lets no other worker in: to wake one takes about as long
+// as a write.
+func (w *rawWriter) writeCached(way int, p []byte, off int64, size int, must bool) (n int, err error) {
 	w.order.Lock()
 	defer w.order.Unlock()
-	if !must && w.pace.choice() != way {
-		return 0, nil
+	for n < len(p) && err == nil && (must || w.pace.choice() == way) {
+		var m int
+		w.pace.begin(way, time.Now())
+		m, err = w.cached.WriteAt(p[n:min(n+size, len(p))], off+int64(n))
+		w.pace.end(way, int64(m), time.Now())
+		n += m
 	}
-	w.pace.begin(way, time.Now())
-	n, err := w.cached.WriteAt(p, off)
-	w.pace.end(way, int64(n), time.Now())
 	return n, err
 }
 

@@ -305,6 +305,16 @@ func (im *Image) Extent(off, length int64) (n int64, kind Kind, err error) {
 	return n, kind, nil
 }
 
+// Stored tells where in the image's file the guest bytes at off lie, and how many of length lie there in one run, as they are; not ok
+// where they do not. It looks no further than an L2 table reaches.
+func (im *Image) Stored(off, length int64) (host, n int64, ok bool) {
+	if off < 0 || length <= 0 || off >= im.hdr.size {
+		return 0, 0, false
+	}
+	p, err := im.locate(off, min(length, im.hdr.size-off))
+	return p.host, p.n, err == nil && p.kind == KindData
+}
+
 // Decodes reports whether a read at off has to decompress a cluster: one that was not just decoded for another read.
 func (im *Image) Decodes(off int64) bool {
 	if off < 0 || off >= im.hdr.size {

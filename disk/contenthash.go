@@ -1,0 +1,251 @@
+package disk
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+	"golang.org/x/sync/errgroup"
+)
+
+const (
+	// fingerprintChunk is what is hashed at once. It is part of what the hash means. Bytes.
+	fingerprintChunk = 1 << 20
+	// offersLast is for how long after an offer more of them are waited for: storage may be slow.
+	offersLast = time.Second
+)
+
+// contentHash hashes a file's chunks that are not all zeros, each with its offset, and adds the hashes up: so a hole and zeros that are
+// stored give the same result, a hole costs nothing, and the order is free. Who reads the file for another reason offers what it has
+// read, and the rest is read as soon as there are no offers: the storage then has to give everything once only.
+type contentHash struct {
+	file *os.File
+	size int64
+
+	sum     atomic.Uint64
+	offered atomic.Int64 // when the last offer came; nanoseconds since 1970, 0: never
+	noMore  chan struct{}
+	ended   sync.Once
+	pending sync.WaitGroup // what was taken from offers and is not in sum yet
+
+	mu      sync.Mutex
+	off     int64    // guarded by mu; everything before it was handed out
+	dataEnd int64    // guarded by mu; to there the file is known to store something
+	taken   []uint64 // guarded by mu; a bit for each chunk that was taken from an offer; nil: none
+}
+
+func newContentHash(f *os.File, size int64) *contentHash {
+	return &contentHash{file: f, size: size, noMore: make(chan struct{})}
+}
+
+// run returns the hash, after so many workers that have their turns have read what nobody offers.
+func (c *contentHash) run(ctx context.Context, workers int, turns *turns) (string, error) {
+	group, ctx := errgroup.WithContext(ctx)
+	for range workers {
+		group.Go(func() error {
+			for more := true; more; {
+				if err := c.waitForOffers(ctx); err != nil {
+					return err
+				}
+				turn, err := turns.take(ctx)
+				if err != nil {
+					return err
+				}
+				for more && err == nil && turn.more() && c.offersFor() <= 0 {
+					more, err = c.readNext(ctx, turn.buffer(min(fingerprintChunk, c.size)))
+				}
+				turn.end()
+				if err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return "", err
+	}
+	c.pending.Wait() // everything was handed out, so that no more is taken
+	return fmt.Sprintf("%016x", c.sum.Load()), nil
+}
+
+// offer is for who has read len(p) bytes at off of the file; only whole chunks are of use. Any number of goroutines, and not after endOffers.
+func (c *contentHash) offer(p []byte, off int64) {
+	if off%fingerprintChunk != 0 || len(p) != fingerprintChunk || off+fingerprintChunk > c.size {
+		return
+	}
+	c.offered.Store(time.Now().UnixNano())
+	if c.take(off) {
+		defer c.pending.Done()
+		c.sum.Add(chunkHash(p, off))
+	}
+}
+
+// endOffers has the rest be read at once.
+func (c *contentHash) endOffers() { c.ended.Do(func() { close(c.noMore) }) }
+
+// offersFor is for how long offers are to be waited for.
+func (c *contentHash) offersFor() time.Duration {
+	select {
+	case <-c.noMore:
+		return 0
+	default:
+	}
+	last := c.offered.Load()
+	if last == 0 {
+		return 0
+	}
+	return offersLast - time.Since(time.Unix(0, last))
+}
+
+// waitForOffers returns when there are none any more, or with ctx's error when it ends before.
+func (c *contentHash) waitForOffers(ctx context.Context) error {
+	for d := c.offersFor(); d > 0; d = c.offersFor() {
+		timer := time.NewTimer(d)
+		select {
+		case <-timer.C:
+		case <-c.noMore:
+		case <-ctx.Done():
+		}
+		timer.Stop()
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	return ctx.Err()
+}
+
+// readNext adds the next chunk, and tells whether there was one.
+func (c *contentHash) readNext(ctx context.Context, buf []byte) (more bool, err error) {
+	off, err := c.next()
+	if err != nil || off == c.size {
+		return false, err
+	}
+	if err := ctx.Err(); err != nil {
+		return false, err
+	}
+	p := buf[:min(fingerprintChunk, c.size-off)]
+	if err := readFull(c.file, p, off); err != nil {
+		return false, err
+	}
+	c.sum.Add(chunkHash(p, off))
+	return true, nil
+}
+
+// chunkHash is what the chunk p at off adds to the hash.
+func chunkHash(p []byte, off int64) uint64 {
+	if zero, n := leadingRun(p, 0); zero && n == len(p) {
+		return 0
+	}
+	var digest xxhash.Digest
+	digest.Reset()
+	var at [8]byte
+	binary.LittleEndian.PutUint64(at[:], uint64(off))
+	_, _ = digest.Write(at[:])
+	_, _ = digest.Write(p)
+	return digest.Sum64()
+}
+
+// take reports whether the chunk at off is the caller's to hash, as nobody else has it. Then it is pending.
+func (c *contentHash) take(off int64) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if off < c.off || c.takenLocked(off) {
+		return false
+	}
+	chunk := off / fingerprintChunk
+	if c.taken == nil {
+		c.taken = make([]uint64, (c.size/fingerprintChunk+63)/64)
+	}
+	c.taken[chunk/64] |= 1 << (chunk % 64)
+	c.pending.Add(1)
+	return true
+}
+
+func (c *contentHash) takenLocked(off int64) bool {
+	chunk := off / fingerprintChunk
+	return chunk/64 < int64(len(c.taken)) && c.taken[chunk/64]>>(chunk%64)&1 != 0
+}
+
+// next returns where a chunk begins that is to be read; size if there are no more.
+func (c *contentHash) next() (int64, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for {
+		off, err := c.storedLocked()
+		if err != nil {
+			return 0, err
+		}
+		c.off = min(off+fingerprintChunk, c.size)
+		if off == c.size || !c.takenLocked(off) {
+			return off, nil
+		}
+	}
+}
+
+// storedLocked returns where the next chunk begins in which something is stored; size if there are no more.
+func (c *contentHash) storedLocked() (int64, error) {
+	for c.off < c.size && c.off >= c.dataEnd {
+		n, data, err := seekExtent(c.file, c.off, c.size-c.off)
+		switch {
+		case err != nil:
+			return 0, err
+		case data:
+			c.dataEnd = c.off + n
+		case c.off+n == c.size:
+			c.off = c.size
+		default:
+			end := (c.off + n) / fingerprintChunk * fingerprintChunk
+			if end <= c.off { // it ends inside of this chunk
+				c.dataEnd = c.off + n
+			}
+			c.off = max(c.off, end)
+		}
+	}
+	return c.off, nil
+}
+
+// readAlong offers what is copied of an image's disk to the hash of its file. nil: nothing is to be hashed.
+type readAlong struct {
+	img     *Image
+	content *contentHash
+}
+
+// untilChunk is how many bytes from off on are copied best at once: those to where a chunk of the file begins, or of a whole chunk, if
+// they lie there in one run with a whole chunk. 0: it does not matter.
+func (r *readAlong) untilChunk(off int64) int64 {
+	if r == nil {
+		return 0
+	}
+	at, n, ok := r.img.stored(off, 2*fingerprintChunk)
+	if !ok {
+		return 0
+	}
+	ahead := fingerprintChunk - at%fingerprintChunk
+	if ahead == fingerprintChunk && n >= ahead || n >= ahead+fingerprintChunk {
+		return ahead
+	}
+	return 0
+}
+
+// saw offers len(p) bytes of the disk at off.
+func (r *readAlong) saw(p []byte, off int64) {
+	if r == nil || len(p) != fingerprintChunk {
+		return
+	}
+	if at, n, ok := r.img.stored(off, fingerprintChunk); ok && n == fingerprintChunk {
+		r.content.offer(p, at)
+	}
+}
+
+// end says that nothing more is copied.
+func (r *readAlong) end() {
+	if r != nil {
+		r.content.endOffers()
+	}
+}

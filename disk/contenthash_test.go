@@ -1,0 +1,138 @@
+package disk
+
+import (
+	"bytes"
+	"math/bits"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+)
+
+// hashFile is a file of chunks that hold data, zeros, or are holes, with an end inside a chunk.
+func hashFile(t *testing.T, chunks int) (*os.File, int64) {
+	f, err := os.Create(filepath.Join(t.TempDir(), "image"))
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = f.Close() })
+	size := int64(chunks)*fingerprintChunk + 5*SectorSize
+	require.NoError(t, f.Truncate(size))
+	random := rand.NewChaCha8([32]byte{1})
+	p := make([]byte, fingerprintChunk)
+	for i := range chunks {
+		switch i % 4 {
+		case 1:
+			clear(p)
+		case 3:
+			continue
+		default:
+			_, _ = random.Read(p)
+		}
+		_, err := f.WriteAt(p, int64(i)*fingerprintChunk)
+		require.NoError(t, err)
+	}
+	_, err = f.WriteAt(p[:3*SectorSize], size-4*SectorSize)
+	require.NoError(t, err)
+	return f, size
+}
+
+func TestContentHashTakesOffers(t *testing.T) {
+	const chunks = 40
+	f, size := hashFile(t, chunks)
+	want, err := newContentHash(f, size).run(t.Context(), 3, newTurns(3))
+	require.NoError(t, err)
+
+	t.Run("of everything, beside its own reading", func(t *testing.T) {
+		for seed := range uint64(20) {
+			c := newContentHash(f, size)
+			var offering sync.WaitGroup
+			for worker := range 3 {
+				offering.Go(func() {
+					p := make([]byte, fingerprintChunk)
+					for _, i := range rand.New(rand.NewPCG(seed, uint64(worker))).Perm(chunks) {
+						off := int64(i) * fingerprintChunk
+						if _, err := f.ReadAt(p, off); err != nil {
+							panic(err)
+						}
+						c.offer(p, off)
+						c.offered.Store(0) // it reads on at once
+					}
+				})
+			}
+			got, err := c.run(t.Context(), 2, newTurns(2))
+			offering.Wait()
+			require.NoError(t, err)
+			require.Equal(t, want, got)
+		}
+	})
+
+	t.Run("and reads what was not offered when they end", func(t *testing.T) {
+		c := newContentHash(f, size)
+		p := make([]byte, fingerprintChunk)
+		for i := range 10 {
+			_, err := f.ReadAt(p, int64(i)*fingerprintChunk)
+			require.NoError(t, err)
+			c.offer(p, int64(i)*fingerprintChunk)
+			clear(p)
+			c.offer(p, int64(i)*fingerprintChunk) // was taken already
+		}
+		c.offer(p[:SectorSize], 20*fingerprintChunk)       // no whole chunk
+		c.offer(p, 20*fingerprintChunk+SectorSize)         // nor this
+		c.offer(p, size/fingerprintChunk*fingerprintChunk) // ends beyond the file
+		c.offered.Store(time.Now().Add(time.Hour).UnixNano())
+		time.AfterFunc(10*time.Millisecond, c.endOffers)
+		got, err := c.run(t.Context(), 1, newTurns(1))
+		require.NoError(t, err)
+		require.Equal(t, want, got)
+	})
+}
+
+// TestHydrationReadsForTheHash has an image be copied whose clusters lie in its file in one run: every chunk of the file in that run is
+// hashed on the way, and the hash is that of the file.
+func TestHydrationReadsForTheHash(t *testing.T) {
+	const size = 8 << 20
+	dir := t.TempDir()
+	content := make([]byte, size)
+	_, _ = rand.NewChaCha8([32]byte{2}).Read(content)
+	raw := put(t, dir, "plain.raw", content, size)
+	copyOf := func(t *testing.T, path string, whole int) {
+		img := openImage(t, path)
+		file, err := OpenFile(put(t, dir, "disk.img", nil, size), FileOptions{Private: true})
+		require.NoError(t, err)
+		defer file.Close()
+		blocks := newBlockMap(blocksOf(size))
+		maps := newMapStore(len(blocks.pages))
+		held, err := markHoles(img, blocks, maps.save)
+		require.NoError(t, err)
+		over := newOverlay(file, img, blocks, maps, held, overlayOptions{})
+		h := newHydration(over, zap.NewNop(), img.copyUnit())
+		h.along = &readAlong{img: img, content: newContentHash(img.top.file, img.top.stat.Size)}
+		require.NoError(t, h.pass(t.Context())) // run would wait for a guest first
+		require.Zero(t, blocks.clear.Load())
+		h.along.end()
+		taken := 0
+		for _, word := range h.along.content.taken {
+			taken += bits.OnesCount64(word)
+		}
+		require.Equal(t, whole, taken)
+
+		got := make([]byte, size)
+		_, err = file.ReadAt(got, 0)
+		require.NoError(t, err)
+		require.True(t, bytes.Equal(content, got))
+		want, err := img.fingerprint(t.Context(), nil)
+		require.NoError(t, err)
+		along, err := img.fingerprint(t.Context(), h.along.content)
+		require.NoError(t, err)
+		require.Equal(t, want, along)
+	}
+	t.Run("raw", func(t *testing.T) { copyOf(t, raw, 8) })
+	t.Run("qcow2", func(t *testing.T) {
+		qemuImg(t, dir, "convert", "-O", "qcow2", "plain.raw", "plain.qcow2")
+		copyOf(t, filepath.Join(dir, "plain.qcow2"), 7) // the first chunk of the file begins with tables
+	})
+}
