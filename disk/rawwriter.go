@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"math"
+	"runtime"
 	"sync"
 	"time"
 
@@ -105,6 +106,9 @@ func (w *rawWriter) writeThrough(p []byte, off int64) error {
 // as a write.
 func (w *rawWriter) writeCached(way int, p []byte, off int64, size int, must bool) (n int, err error) {
 	w.order.Lock()
+	// Who was woken goes on at once, on this processor: the others are with workers that read ahead, and nobody would write until those are
+	// back from the kernel.
+	defer runtime.Gosched()
 	defer w.order.Unlock()
 	for n < len(p) && err == nil && (must || w.pace.choice() == way) {
 		var m int
