@@ -1,6 +1,13 @@
 package target
 
-import "net/netip"
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"time"
+
+	"kubevirt.io/disk/target/internal/scsi"
+)
 
 // MemoryInUse is what the buffers of all sessions hold, bytes.
 func (s *Server) MemoryInUse() int64 { return s.pool.used.Load() }
@@ -32,4 +39,19 @@ func (s *Server) Queued() (most int) {
 		c.tx.mu.Unlock()
 	}
 	return most
+}
+
+// BeginReinstatement registers a session in the place of the only one of an initiator, as its next login does, and stops there.
+func (s *Server) BeginReinstatement(initiator string) error {
+	for _, old := range s.normal() {
+		if old.key.initiator != initiator {
+			continue
+		}
+		_, far := net.Pipe()
+		sess := &session{conn: newConn(s, far), key: old.key, login: old.login, params: old.params, since: time.Now(), tasks: make(map[uint32]*task),
+			nexus: s.device.Attach(scsi.InitiatorPort{Name: initiator, ISID: old.key.isid})}
+		_, err := s.register(sess)
+		return err
+	}
+	return errors.New("it is not logged in")
 }

@@ -196,7 +196,7 @@ func (d *loginDialog) complete(req *pdu.LoginRequest, resp *login.Response) (*se
 		return nil, d.refuse(req, status, reason, err)
 	}
 	if old != nil {
-		old.end(errReinstated)
+		old.leave(errReinstated)
 	}
 	c.sess.Store(sess)
 	c.tx.sess = &sess.window

@@ -4,10 +4,13 @@ import (
 	"bytes"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk/disktest"
+	"kubevirt.io/disk/target"
+	"kubevirt.io/disk/target/internal/pdu"
 	tt "kubevirt.io/disk/target/targettest"
 )
 
@@ -42,5 +45,38 @@ func TestReinstatedSessionIsOver(t *testing.T) {
 		require.NoError(t, again.Close())
 		require.NoError(t, old.Close())
 		eventually(t, "nobody is there", func() bool { all, _ := s.Connections(); return all == 0 })
+	}
+}
+
+// TestReinstatedSessionIsFenced fences a session whose reinstatement has begun and not come to its end: its writes are over all the same.
+func TestReinstatedSessionIsFenced(t *testing.T) {
+	const first, second = "iqn.2026-01.test:first", "iqn.2026-01.test:second"
+	for name, fence := range map[string]func(t *testing.T, s *server, other *tt.Session){
+		"handover": func(t *testing.T, s *server, _ *tt.Session) {
+			require.NoError(t, s.Admit(1, second, time.Time{}))
+			require.NoError(t, s.HandOver(1))
+		},
+		"LOGICAL UNIT RESET": func(t *testing.T, s *server, other *tt.Session) {
+			got, err := other.TaskManagement(pdu.TaskManagementRequest{Immediate: true, Function: pdu.TMLogicalUnitReset, LUN: tt.LUN(1)})
+			require.NoError(t, err)
+			require.Equal(t, pdu.TMComplete, got)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newServer(t, func(o *target.Options) { o.LUNs[0].Access = target.AccessWriteExclusive })
+			old := tt.MustLogin(t, s.addr, tt.LoginOptions{Initiator: first, Keys: tt.KV("InitialR2T", "Yes", "ImmediateData", "No")}, 1)
+			write := tt.Write10(1, 0, bytes.Repeat([]byte{1}, 512))
+			write.OnR2T = tt.HoldR2T
+			task := old.MustStart(t, write)
+			r2t, err := task.AwaitR2T()
+			require.NoError(t, err)
+			other := tt.MustLogin(t, s.addr, tt.LoginOptions{Initiator: second})
+
+			require.NoError(t, s.BeginReinstatement(first))
+			fence(t, s, other)
+			_ = task.Answer(r2t)
+			require.NoError(t, old.ExpectClosed(), "without an answer")
+			require.Zero(t, s.disks[0].Calls(disktest.OpWrite))
+		})
 	}
 }

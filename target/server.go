@@ -183,7 +183,7 @@ func (s *Server) drop(c *conn) {
 }
 
 // register makes sess known, with a handle of its own, and returns the session that it reinstates, if any
-// (RFC 7143 6.3.5). The caller has authenticated the initiator.
+// (RFC 7143 6.3.5): the tasks of that one have ended, and the rest is up to the caller, who has authenticated the initiator.
 func (s *Server) register(sess *session) (old *session, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -208,6 +208,11 @@ func (s *Server) register(sess *session) (old *session, err error) {
 		return nil, errTooManySessions
 	case s.from[sess.conn.source] >= s.opt.Limits.MaxPerAddress:
 		return nil, errTooManyFromAddress
+	}
+	if old != nil {
+		// Before another one takes its place: a fence or a reset finds no more of it from then on, and would leave its writes alone.
+		old.conn.fail(errReinstated)
+		old.close()
 	}
 	s.pending.remove(sess.conn)
 	s.from[sess.conn.source]++

@@ -106,6 +106,8 @@ func (c *copier) step(src, dst *participant, from, to, n int64) *copyCause {
 	if cause := c.admitBoth(src, dst); cause != nil {
 		return cause
 	}
+	c.t.dev.keepOwner(src.unit)
+	c.t.dev.keepOwner(dst.unit)
 	if err := dst.unit.settleAtomic(); err != nil {
 		return &copyCause{dest: dst.unit, err: err}
 	}

@@ -85,6 +85,8 @@ type unit struct {
 	blocks uint64        // capacity in logical blocks
 	owner  atomic.Pointer[initiator]
 	grown  bool // every initiator port is told so at its first nexus
+	// kept is the owner that keepOwner has dealt with last; written under persistent.mu.
+	kept atomic.Pointer[initiator]
 	// handover is who is admitted beside the owner, and who is fenced: never nil, written under persistent.mu and Device.mu.
 	handover atomic.Pointer[handoverState]
 	// reserved is the nexus that holds the RESERVE(6) reservation; written under Device.mu, and set only with

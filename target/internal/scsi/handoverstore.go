@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"go.uber.org/zap"
 )
 
 // handoverState is what a write-exclusive unit must know of handovers after a restart. It is never changed once it is published.
@@ -13,7 +15,7 @@ import (
 // Who lost a handover stays out when the one who won it is gone, as in a restart, with its connection or for good: its initiator
 // comes back by itself and would write what is left of a guest that runs elsewhere by now, or did. Only an operator knows that nothing is.
 type handoverState struct {
-	Owner  string    `json:"owner,omitempty"`   // whom the unit belonged to then, and whom the next handover fences; "": nobody
+	Owner  string    `json:"owner,omitempty"`   // whom the unit belonged to last, and whom the next handover fences; "": nobody
 	Guest  string    `json:"open_to,omitempty"` // the initiator that it is open to beside its owner; "": it is not open
 	Until  time.Time `json:"until,omitzero"`    // see Device.Admit
 	Fenced []string  `json:"fenced,omitempty"`  // who is kept out, oldest first
@@ -57,6 +59,35 @@ func (u *unit) saveHandover(next *handoverState) error {
 		return fmt.Errorf("who may use LUN %d could not be saved, and stays as it was: %w", u.number, err)
 	}
 	return nil
+}
+
+// keepOwner brings the name of the unit's owner to storage, as long as another one is there: the next handover has to fence him also where
+// he has not been seen since a restart. It is called by commands that have claimed the unit, before they are answered. Prepare, where they
+// claim it, waits for no storage. A failure ends no service: without a restart nothing is lost by it.
+func (d *Device) keepOwner(u *unit) {
+	if !u.exclusive || u.store == nil || u.owner.Load() == u.kept.Load() {
+		return
+	}
+	u.persistent.mu.Lock()
+	defer u.persistent.mu.Unlock()
+	owner := u.owner.Load()
+	next := *u.handover.Load()
+	if u.kept.Swap(owner) == owner || next.Owner == owner.name {
+		return
+	}
+	next.Owner = owner.name
+	data, err := next.encode()
+	if err == nil {
+		err = u.store.Save(storedHandover, data) // if it is there in spite of an error, it is right
+	}
+	if err != nil {
+		d.log.Warn("who uses the LUN could not be saved: a handover fences this initiator only if it comes before the daemon is restarted, or this "+
+			"initiator has used the LUN again by then", zap.Uint16("lun", u.number), zap.String("initiator", owner.name), zap.Error(err))
+		return
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	u.handover.Store(&next)
 }
 
 // restoreHandover takes up what the store has kept of handovers. A unit that was open is so again. It still belongs to its owner,

@@ -121,6 +121,7 @@ func outPersist(t *Task, _ int64, p []byte) error {
 		e := s.edit(t.Nexus.port)
 		return e, e.execute(t, &list)
 	})
+	t.dev.keepOwner(t.unit)
 	if err == nil && t.cmd.action == saPreemptAndAbort {
 		t.dev.abortPreempted(t, removed)
 	}

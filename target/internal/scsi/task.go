@@ -178,9 +178,14 @@ func (t *Task) Finish() (Status, error) {
 	return StatusGood, nil
 }
 
-// overtaken tells that a sanitize operation has begun since the command was validated, as while it waited for data.
+// overtaken tells that a sanitize operation has begun since the command was validated, as while it waited for data. It comes before every
+// access to the medium, so that it also sees to it that whoever has claimed the unit is remembered.
 func (t *Task) overtaken() error {
-	if t.cmd.flags&(usesMedium|sanitizes) != usesMedium {
+	if t.cmd.flags&usesMedium == 0 {
+		return nil
+	}
+	t.dev.keepOwner(t.unit)
+	if t.cmd.flags&sanitizes != 0 {
 		return nil
 	}
 	return t.unit.sanitizing.ready(true)
