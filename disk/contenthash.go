@@ -30,13 +30,12 @@ type contentHash struct {
 	sum     atomic.Uint64
 	offered atomic.Int64 // when the last offer came; nanoseconds since 1970, 0: never
 	noMore  chan struct{}
-	ended   sync.Once
 	pending sync.WaitGroup // what was taken from offers and is not in sum yet
 
 	mu      sync.Mutex
-	off     int64    // guarded by mu; everything before it was handed out
-	dataEnd int64    // guarded by mu; to there the file is known to store something
-	taken   []uint64 // guarded by mu; a bit for each chunk that was taken from an offer; nil: none
+	off     int64      // guarded by mu; everything before it was handed out
+	dataEnd int64      // guarded by mu; to there the file is known to store something
+	taken   *regionSet // guarded by mu; the chunks that were taken from offers; nil: none
 }
 
 func newContentHash(f *os.File, size int64) *contentHash {
@@ -86,8 +85,8 @@ func (c *contentHash) offer(p []byte, off int64) {
 	}
 }
 
-// endOffers has the rest be read at once.
-func (c *contentHash) endOffers() { c.ended.Do(func() { close(c.noMore) }) }
+// endOffers has the rest be read at once. It is called once.
+func (c *contentHash) endOffers() { close(c.noMore) }
 
 // offersFor is for how long offers are to be waited for.
 func (c *contentHash) offersFor() time.Duration {
@@ -158,19 +157,15 @@ func (c *contentHash) take(off int64) bool {
 	if off < c.off || c.takenLocked(off) {
 		return false
 	}
-	chunk := off / fingerprintChunk
 	if c.taken == nil {
-		c.taken = make([]uint64, (c.size/fingerprintChunk+63)/64)
+		c.taken = newRegionSet(c.size, fingerprintChunk)
 	}
-	c.taken[chunk/64] |= 1 << (chunk % 64)
+	c.taken.add(off, fingerprintChunk)
 	c.pending.Add(1)
 	return true
 }
 
-func (c *contentHash) takenLocked(off int64) bool {
-	chunk := off / fingerprintChunk
-	return chunk/64 < int64(len(c.taken)) && c.taken[chunk/64]>>(chunk%64)&1 != 0
-}
+func (c *contentHash) takenLocked(off int64) bool { return c.taken != nil && c.taken.covers(off, 1) }
 
 // next returns where a chunk begins that is to be read; size if there are no more.
 func (c *contentHash) next() (int64, error) {

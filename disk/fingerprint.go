@@ -53,9 +53,9 @@ func (m *Image) fingerprint(ctx context.Context, top *contentHash) ([]fileFinger
 	m.top.chain(func(l *layer) {
 		print := &prints[i]
 		i++
-		content := newContentHash(l.file, print.Size)
-		if l == m.top && top != nil {
-			content = top
+		content := top
+		if l != m.top || top == nil {
+			content = newContentHash(l.file, print.Size)
 		}
 		group.Go(func() (err error) {
 			print.Hash, err = content.run(ctx, 1, hashTurns)
