@@ -70,13 +70,7 @@ func TestOwnerReturnsAfterItsSession(t *testing.T) {
 // else has the unit before that has left it.
 func TestOwnerReturnsWhileAWriteIsStuck(t *testing.T) {
 	b := newBench(t, exclusive)
-	stuck, release := make(chan struct{}), make(chan struct{})
-	b.disk.enter = func(method string) {
-		if method == "write" {
-			close(stuck)
-			<-release
-		}
-	}
+	stuck, release := b.hangWrites()
 	written := make(chan string)
 	go func() { written <- b.run(cdb(writeOne), pattern(1, 1)).outcome() }()
 	<-stuck

@@ -355,13 +355,7 @@ func TestNewOwnerLeavesDuringHandOver(t *testing.T) {
 // TestHandOverWaitsForTheDead hands a LUN over while a write of its former owner hangs in the disk, whose session has ended.
 func TestHandOverWaitsForTheDead(t *testing.T) {
 	b := newBench(t, exclusive)
-	stuck, release := make(chan struct{}), make(chan struct{})
-	b.disk.enter = func(method string) {
-		if method == "write" {
-			close(stuck)
-			<-release
-		}
-	}
+	stuck, release := b.hangWrites()
 	written, done := make(chan string), make(chan error)
 	go func() { written <- b.runAs(b.nexus, lun1, cdb(writeOne), pattern(1, 5)).outcome() }()
 	<-stuck

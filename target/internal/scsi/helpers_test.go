@@ -230,6 +230,18 @@ func unhex(s string) []byte {
 	return b
 }
 
+// hangWrites has the next write, of which there must be one only, hang in the disk until release is closed; stuck is closed when it is there.
+func (b *bench) hangWrites() (stuck, release chan struct{}) {
+	stuck, release = make(chan struct{}), make(chan struct{})
+	b.disk.enter = func(method string) {
+		if method == "write" {
+			close(stuck)
+			<-release
+		}
+	}
+	return stuck, release
+}
+
 // run carries out a command on LUN 1 as the transport does; data is what the initiator sends, cut off at Length.
 func (b *bench) run(cdb []byte, data []byte) result { return b.runAs(b.nexus, lun1, cdb, data) }
 

@@ -91,7 +91,6 @@ func TestPreemptOwnReservation(t *testing.T) {
 // gone no new command is let through, its commands are aborted, and the status waits until its writes have left the disk.
 func TestPreemptAndAbortFences(t *testing.T) {
 	b := newBench(t)
-	stuck, release := make(chan struct{}), make(chan struct{})
 	second := b.attach("iqn.b", 0)
 	b.register(b.nexus, 1)
 	b.register(second, 2)
@@ -105,12 +104,7 @@ func TestPreemptAndAbortFences(t *testing.T) {
 		assert.Equal(t, conflict, b.runAs(second, lun1, cdb(writeOne), pattern(1, 9)).outcome(), "fenced off before anything is aborted")
 		aborted = nexuses
 	}
-	b.disk.enter = func(method string) {
-		if method == "write" {
-			close(stuck)
-			<-release
-		}
-	}
+	stuck, release := b.hangWrites()
 	written, done := make(chan string), make(chan string)
 	go func() { written <- b.runAs(second, lun1, cdb(writeOne), pattern(1, 5)).outcome() }()
 	<-stuck
