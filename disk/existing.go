@@ -54,6 +54,9 @@ func (o *opening) existing(ctx context.Context) (s *state, reason string, err er
 		s, err = o.adopt(st)
 		return s, "", err
 	}
+	if isUnread(err) {
+		return nil, "", o.unread(err)
+	}
 	if err != nil {
 		reason := stateReason(err)
 		return nil, reason, o.refuse("cannot be used: "+reason, "restore the volume from a backup, or remove "+PersistentName+"* in that directory to begin anew with the image")
@@ -87,7 +90,7 @@ func (o *opening) existing(ctx context.Context) (s *state, reason string, err er
 // unsuitable is why a state cannot be that of this disk, apart from the content of the image.
 func (o *opening) unsuitable(s *state, fileSize int64) string {
 	switch {
-	case s.Image != o.name && o.img != nil && !o.dir.persistent:
+	case s.Image != storedName(o.name) && o.img != nil && !o.dir.persistent:
 		return fmt.Sprintf("it belongs to the image %s", printable(s.Image))
 	case s.Mode == CopyNone:
 		return fmt.Sprintf("it was made in copy mode %q", string(s.Mode))
@@ -139,6 +142,12 @@ func (o *opening) adopt(st fs.FileInfo) (*state, error) {
 	o.log.Info("the volume has a disk already: it is served as it is, without the image", zap.String("disk", o.dir.disk()))
 	return &state{Version: stateVersion, Image: o.name, Mode: o.opt.Mode, Size: st.Size(), Identity: newIdentity(), Created: time.Now().UTC(),
 		Durable: true, Complete: true, Map: newMapID(), Boot: bootID(), stale: true}, nil
+}
+
+// unread is the error for a disk of which the system does not let be read what it is. It is neither made again, which would end what the guest
+// has written, nor is that advised: the next start may find it intact.
+func (o *opening) unread(err error) error {
+	return fmt.Errorf("the disk %s cannot be used now, and is left as it is: %w", o.dir.disk(), err)
 }
 
 // refuse is the error for a persistent disk; nil for an ephemeral one, which is made again instead.

@@ -23,7 +23,10 @@ func (o *opening) inPlace(context.Context) (*Instance, error) {
 		return nil, errors.Join(err, file.Close())
 	}
 	s, err := loadState(o.dir.state())
-	kept := err == nil && s.Mode == CopyNone && s.Image == o.img.Name()
+	if isUnread(err) {
+		return nil, errors.Join(o.unread(err), disk.Close())
+	}
+	kept := err == nil && s.Mode == CopyNone && s.Image == storedName(o.name)
 	if !kept {
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			o.log.Warn("the disk gets a new identity", zap.String("reason", stateReason(err)))

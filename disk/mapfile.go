@@ -71,11 +71,13 @@ func (h *mapHeader) encode(full []byte) []byte {
 const anyVolume = "*"
 
 // readMap merges a file's pages into a map, and calls news for those that the map did not know as they are. A file that is
-// not the one that header describes is a *damagedError.
+// not the one that header describes is a *damagedError; other errors say nothing of it.
 func readMap(f storage, size int64, header mapHeader, m *blockMap, news func(page int64)) error {
 	buf := make([]byte, mapHeaderSize)
-	if err := readFull(f, buf, 0); err != nil {
-		return damagedMap("cannot be read: %v", err)
+	if err := readFull(f, buf, 0); errors.Is(err, io.ErrUnexpectedEOF) {
+		return damagedMap("is too short")
+	} else if err != nil {
+		return err
 	}
 	full := bytes.Clone(buf[mapFullBegin : mapFullBegin+mapFullLength])
 	if header.volume == anyVolume {
@@ -94,8 +96,10 @@ func readMap(f storage, size int64, header mapHeader, m *blockMap, news func(pag
 		case off < size:
 			clear(buf)
 			n, err := f.ReadAt(buf[:min(mapPageSize, size-off)], off)
-			if err != nil && (!errors.Is(err, io.EOF) || n == 0) {
-				return damagedMap("cannot be read: %v", err)
+			if errors.Is(err, io.EOF) && n == 0 {
+				return damagedMap("has become shorter while it was read")
+			} else if err != nil && !errors.Is(err, io.EOF) {
+				return err
 			}
 			if allZero(buf) {
 				continue

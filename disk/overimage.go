@@ -156,7 +156,7 @@ func (o *opening) mergeMaps(header, current mapHeader, m *blockMap, maps *mapSto
 		maps.live = live
 	case err == nil:
 		return live.Close() // it is made anew, as from now on its volume counts
-	case s.Durable:
+	case s.Durable && isDamaged(err):
 		err = nil // it is made anew
 	}
 	return err
@@ -332,6 +332,9 @@ func syncFile(path string) error {
 
 // damaged is why a disk whose map cannot be read is not served.
 func (o *opening) damaged(err error) error {
+	if !isDamaged(err) {
+		return o.unread(err)
+	}
 	if !o.dir.persistent {
 		return err // it is made again
 	}

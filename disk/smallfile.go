@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -52,6 +53,13 @@ func readSmall(path string) ([]byte, error) {
 		return nil, errors.New("is far too large")
 	}
 	return content, nil
+}
+
+// isUnread reports whether an error of readSmall says nothing of what is in the file, which is there: the system did not let it be read, as for
+// lack of descriptors.
+func isUnread(err error) bool {
+	var system *fs.PathError
+	return errors.As(err, &system) && !errors.Is(err, fs.ErrNotExist)
 }
 
 // syncDir makes the names in a directory durable.

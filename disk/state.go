@@ -77,20 +77,28 @@ type damagedError struct{ what, reason string }
 
 func (e *damagedError) Error() string { return "its " + e.what + " " + e.reason }
 
+func isDamaged(err error) bool {
+	var damaged *damagedError
+	return errors.As(err, &damaged)
+}
+
 func damagedState(format string, args ...any) error {
 	return &damagedError{"state file", fmt.Sprintf(format, args...)}
 }
 
-// loadState reads a state file: fs.ErrNotExist without one, *damagedError for one that is not intact.
+// loadState reads a state file: fs.ErrNotExist without one, *damagedError for one that is not intact. After any other error it may be
+// intact, and what it is of must not be given up.
 func loadState(path string) (*state, error) {
 	text, err := readSmall(path)
-	if errors.Is(err, fs.ErrNotExist) {
+	switch {
+	case err == nil:
+		return decodeState(text)
+	case errors.Is(err, fs.ErrNotExist):
 		return nil, err
+	case isUnread(err):
+		return nil, fmt.Errorf("its state file %w", err)
 	}
-	if err != nil {
-		return nil, damagedState("%v", err)
-	}
-	return decodeState(text)
+	return nil, damagedState("%v", err)
 }
 
 // decodeState checks and decodes the content of a state file. Errors are *damagedError.
@@ -151,6 +159,9 @@ func bootID() string {
 	}
 	return strings.TrimSpace(string(text))
 }
+
+// storedName is the name of an image as a state file has it after it was saved: JSON is text, in which a byte that is no UTF-8 becomes U+FFFD.
+func storedName(image string) string { return string([]rune(image)) }
 
 // stateReason puts an error of loadState into words for the log.
 func stateReason(err error) string {

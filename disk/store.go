@@ -52,6 +52,9 @@ func (s *Store) Load(name string) ([]byte, error) {
 		}
 		err = errors.New("is damaged: its checksum is wrong")
 	}
+	if isUnread(err) {
+		return nil, fmt.Errorf("%s %w", s.Where(name), err)
+	}
 	return nil, fmt.Errorf("%s %w; remove it to go on without what was kept in it", s.Where(name), err)
 }
 

@@ -18,7 +18,7 @@ import (
 // when ctx does, and goes on where it ended the next time.
 func Sweep(ctx context.Context, workDir, imageDir, owner string, log *zap.Logger) {
 	entries, err := os.ReadDir(workDir)
-	if err != nil {
+	if err != nil && !errors.Is(err, fs.ErrNotExist) { // where all disks are on volumes there may be none
 		log.Warn("the work directory was not searched for disks of images that are gone", zap.Error(err))
 	}
 	for _, e := range entries {

@@ -105,6 +105,12 @@ func TestSweepKeeps(t *testing.T) {
 }
 
 // A volume whose disks survive may lie where ephemeral disks were.
+func TestSweepSaysNothingWithoutAWorkDirectory(t *testing.T) {
+	core, logs := observer.New(zap.DebugLevel)
+	Sweep(t.Context(), filepath.Join(t.TempDir(), "none"), t.TempDir(), "us", zap.New(core))
+	require.Zero(t, logs.Len())
+}
+
 func TestSweepNeverTouchesAPersistentDisk(t *testing.T) {
 	images, work := t.TempDir(), t.TempDir()
 	path := put(t, images, "a.raw", sample(1<<20, 1), 0)

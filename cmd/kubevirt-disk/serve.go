@@ -117,7 +117,7 @@ func (d *daemon) run(ctx context.Context) error {
 	}
 	srv, err := d.newTarget()
 	if err != nil {
-		return errors.Join(err, d.closeDisks(context.Background()))
+		return errors.Join(d.explainDescriptors(err), d.closeDisks(context.Background()))
 	}
 	// Beside serving: giving back a large file takes a file system its time.
 	sweeping, stopSweeping := context.WithCancel(ctx)
