@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -20,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
+	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/metrics"
@@ -285,6 +287,31 @@ func TestReadyFileOfTwo(t *testing.T) {
 	require.NoError(t, first.made.Close()) // as by kill -9
 	require.NoError(t, second.clear())
 	require.NoFileExists(t, path)
+}
+
+// TestReadyFileWithoutSpace lets files grow to three bytes only, which is as a full file system.
+func TestReadyFileWithoutSpace(t *testing.T) {
+	dir := t.TempDir()
+	r := readyFile{path: filepath.Join(dir, "healthy")}
+	require.NoError(t, r.clear())
+	var before unix.Rlimit
+	require.NoError(t, unix.Getrlimit(unix.RLIMIT_FSIZE, &before))
+	require.NoError(t, unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: 3, Max: before.Max}))
+	err := r.write()
+	require.NoError(t, unix.Setrlimit(unix.RLIMIT_FSIZE, &before))
+	require.ErrorIs(t, err, unix.EFBIG)
+	require.ErrorContains(t, err, "--ready-file (READY_FILE)")
+	left, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Empty(t, left)
+	require.NoError(t, r.remove())
+}
+
+func TestReadyFileInNoDirectory(t *testing.T) {
+	r := readyFile{path: filepath.Join(t.TempDir(), "none", "healthy")}
+	err := r.clear()
+	require.ErrorIs(t, err, fs.ErrNotExist)
+	require.ErrorContains(t, err, "--ready-file (READY_FILE)")
 }
 
 // TestControlSocketInTheWay: what a killed daemon left is replaced, and nothing else.

@@ -30,7 +30,21 @@ func (r *readyFile) clear() error {
 	if err := r.checkPlace(); err != nil {
 		return err
 	}
-	return removeReadyFile(r.path)
+	if err := removeReadyFile(r.path); err != nil {
+		return err
+	}
+	// Otherwise that would show when the disks are made, which may take long, and initiators are logging in.
+	dir := filepath.Dir(r.path)
+	if err := unix.Faccessat(unix.AT_FDCWD, dir, unix.W_OK|unix.X_OK, unix.AT_EACCESS); err != nil {
+		return unmakeable(&fs.PathError{Op: "access", Path: dir, Err: err})
+	}
+	return nil
+}
+
+// unmakeable says what to do where there can be no ready file.
+func unmakeable(err error) error {
+	return fmt.Errorf("the ready file cannot be made, so that no probe would see that the LUNs are ready: choose another place with %s, or none by an empty one: %w",
+		nameOf(keyReadyFile), err)
 }
 
 // checkPlace refuses to take the place of what is not this daemon's.
@@ -54,7 +68,7 @@ func (r *readyFile) write() error {
 	}
 	f, err := writeAtomically(r.path, readyText)
 	if err != nil {
-		return fmt.Errorf("the ready file cannot be made, so that no probe would see that the LUNs are ready (--%s chooses another place): %w", keyReadyFile, err)
+		return unmakeable(err)
 	}
 	r.made = f
 	return nil
@@ -114,20 +128,18 @@ func writeAtomically(path, text string) (f *os.File, err error) {
 	if err != nil {
 		return nil, err
 	}
-	defer func() {
-		if err != nil {
-			_ = os.Remove(f.Name())
-			_ = f.Close()
-		}
-	}()
 	_ = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) // without locks it is as good a ready file
 	_, err = f.WriteString(text)
 	// A probe may run as another user.
 	err = errors.Join(err, f.Chmod(0o644))
-	if err != nil {
-		return nil, err
+	if err == nil {
+		err = os.Rename(f.Name(), path)
 	}
-	return f, os.Rename(f.Name(), path)
+	if err != nil {
+		_ = os.Remove(f.Name())
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
 }
 
 func removeReadyFile(path string) error {
