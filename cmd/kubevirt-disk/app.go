@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -167,6 +168,9 @@ func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 				}
 			}
 			return fmt.Errorf("%s: usage is %q", strings.TrimSpace(err.Error()), cmd.UseLine())
+		}
+		if slices.Contains(args, "") { // as a variable that is not set leaves it
+			return fmt.Errorf("an argument is empty: usage is %q", cmd.UseLine())
 		}
 		return nil
 	}

@@ -159,8 +159,16 @@ func TestConvert(t *testing.T) {
 	require.Equal(t, exitFailed, status)
 	require.Contains(t, stderr, "missing.raw")
 	require.NoFileExists(t, filepath.Join(dir, "c.raw"))
-	status, _, _ = run(t, nil, "convert", source)
-	require.Equal(t, exitUsage, status)
+	for _, nowhere := range []string{filepath.Join(dir, "none", "c.raw"), filepath.Join(dir, "none") + "/"} {
+		status, _, stderr = run(t, nil, "convert", source, nowhere)
+		require.Equal(t, exitFailed, status)
+		require.Contains(t, stderr, "directory")
+	}
+	for _, args := range [][]string{{source}, {source, ""}, {"", destination}} { // as variables that are not set leave them
+		status, _, stderr = run(t, nil, append([]string{"convert"}, args...)...)
+		require.Equal(t, exitUsage, status)
+		require.Contains(t, stderr, "convert IMAGE RAW")
+	}
 }
 
 // called returns a link to the binary by which it is called by another name.

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -50,9 +52,16 @@ func (a *app) convert(ctx context.Context, source, destination string, force boo
 
 // checkDestination refuses to replace a file that nobody asked to replace.
 func checkDestination(destination string, force bool) error {
+	if strings.HasSuffix(destination, "/") {
+		return fmt.Errorf("%s is the name of a directory: name the file in it", destination)
+	}
 	_, err := os.Lstat(destination)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
+		dir := filepath.Dir(destination)
+		if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("%s cannot be written: there is no directory %s; make it, or name another file", destination, dir)
+		}
 		return nil
 	case err != nil:
 		return err

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"slices"
 	"syscall"
 
@@ -60,7 +61,7 @@ func (d *daemon) openDisks(ctx context.Context) error {
 		}
 		d.state.opened(s, instance)
 	}
-	if err := checkIdentities(disks); err != nil {
+	if err := checkIdentities(disks, func(s *servedDisk) disk.Identity { return s.instance.Identity }); err != nil {
 		return err
 	}
 	d.warnWithoutVolume()
@@ -99,7 +100,8 @@ func (d *daemon) openFiles(s *servedDisk) int {
 
 // checkIdentities refuses disks that initiators could not tell apart: a multipath driver would take them for two paths to one disk, and write
 // the data of each to both. A disk keeps what it was given before, so that not only what is set now can be the same.
-func checkIdentities(disks []*servedDisk) error {
+// What is not set is not compared.
+func checkIdentities(disks []*servedDisk, of func(s *servedDisk) disk.Identity) error {
 	serials, naas := map[string]*servedDisk{}, map[[8]byte]*servedDisk{}
 	var all []error
 	same := func(other, s *servedDisk, what, value, key string) {
@@ -107,11 +109,11 @@ func checkIdentities(disks []*servedDisk) error {
 			other.lun, other.name, s.lun, s.name, what, value, key, keyDisks))
 	}
 	for _, s := range disks {
-		id := s.instance.Identity
-		if other := serials[id.Serial]; other != nil {
+		id := of(s)
+		if other := serials[id.Serial]; other != nil && id.Serial != "" {
 			same(other, s, "serial number", id.Serial, keySerial)
 		}
-		if other := naas[id.NAA]; other != nil {
+		if other := naas[id.NAA]; other != nil && id.NAA != [8]byte{} {
 			same(other, s, "NAA identifier", hex.EncodeToString(id.NAA[:]), keyNAA)
 		}
 		serials[id.Serial], naas[id.NAA] = s, s
@@ -151,6 +153,10 @@ func (d *daemon) findDisks() ([]*servedDisk, error) {
 			wrong.add(s.copyModeSource, "%v", err)
 		}
 	}
+	// Before the disks are made, as they would keep what they were given when the file is put right.
+	if err := checkIdentities(disks, func(s *servedDisk) disk.Identity { return s.identity }); err != nil {
+		wrong.addError(err)
+	}
 	return disks, wrong.err()
 }
 
@@ -180,6 +186,12 @@ func explainScan(err error, dir string) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("the image directory %s does not exist: put images there, or name another directory with --%s (DISK_DIR): %w", dir, keyDiskDir, err)
+	case errors.Is(err, syscall.ENOTDIR):
+		return fmt.Errorf("%s is no directory: name the directory that the images are in, with --%s (DISK_DIR): %w", dir, keyDiskDir, err)
+	case errors.As(err, new(*disk.ScanError)): // its files say what is wrong with each
+	case errors.Is(err, fs.ErrPermission):
+		return fmt.Errorf("the image directory %s cannot be read by user %d: make it readable for that user, or name another one with --%s (DISK_DIR): %w",
+			dir, os.Geteuid(), keyDiskDir, err)
 	case errors.As(err, &none):
 		return fmt.Errorf("%w, or name another one with --%s (DISK_DIR)", err, keyDiskDir)
 	}

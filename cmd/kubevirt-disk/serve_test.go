@@ -147,11 +147,12 @@ func TestServeFailures(t *testing.T) {
 		make func(l place)
 		want []string
 	}{
-		"no image":              {want: []string{"{dir}/disk", "no disk image", "DISK_DIR"}},
-		"no directory":          {make: func(l place) { os.Remove(filepath.Join(l.dir, "disk")) }, want: []string{"{dir}/disk", "does not exist", "DISK_DIR"}},
-		"files that are none":   {make: strayFiles, want: []string{"2 files in {dir}/disk", "\n  notes.txt: ", "\n  small.raw: "}},
-		"a portal that's taken": {env: []string{"LISTEN=" + taken.Addr().String()}, make: rawImage, want: []string{taken.Addr().String(), "taken", "--port (PORT)"}},
-		"pages that are taken":  {env: []string{"METRICS_LISTEN=" + taken.Addr().String()}, make: rawImage, want: []string{taken.Addr().String(), "taken", "--metrics-listen (METRICS_LISTEN)"}},
+		"no image":                {want: []string{"{dir}/disk", "no disk image", "DISK_DIR"}},
+		"no directory":            {make: func(l place) { os.Remove(filepath.Join(l.dir, "disk")) }, want: []string{"{dir}/disk", "does not exist", "DISK_DIR"}},
+		"no directory but a file": {env: []string{"DISK_DIR=/etc/passwd"}, want: []string{"/etc/passwd is no directory", "DISK_DIR"}},
+		"files that are none":     {make: strayFiles, want: []string{"2 files in {dir}/disk", "\n  notes.txt: ", "\n  small.raw: "}},
+		"a portal that's taken":   {env: []string{"LISTEN=" + taken.Addr().String()}, make: rawImage, want: []string{taken.Addr().String(), "taken", "--port (PORT)"}},
+		"pages that are taken":    {env: []string{"METRICS_LISTEN=" + taken.Addr().String()}, make: rawImage, want: []string{taken.Addr().String(), "taken", "--metrics-listen (METRICS_LISTEN)"}},
 		"both are taken": {env: []string{"LISTEN=" + taken.Addr().String(), "METRICS_LISTEN=" + takenToo.Addr().String()}, make: rawImage,
 			want: []string{"metrics address " + takenToo.Addr().String(), "portal " + taken.Addr().String(), "another container of the pod"}},
 		"ready file in nowhere": {env: []string{"READY_FILE=/does/not/exist/healthy"}, make: rawImage, want: []string{"/does/not/exist", "--ready-file"}},
@@ -228,17 +229,20 @@ func TestServeRefusesAnImageThatItsCopyModeCannotServe(t *testing.T) {
 // TestServeRefusesDisksThatLookTheSame: by the settings, and by what a disk was given by settings of an earlier start.
 func TestServeRefusesDisksThatLookTheSame(t *testing.T) {
 	l := newPlace(t, "a.raw", "b.raw")
-	refuses := func(settings string, want ...string) {
+	refuses := func(want int, settings string, parts ...string) {
 		status, _, stderr := run(t, l.env, "serve", "--config="+yamlFile(t, settings))
-		require.Equal(t, exitFailed, status, stderr)
-		for _, part := range append(want, "LUN 1 (a.raw) and LUN 2 (b.raw)", `"disks"`) {
+		require.Equal(t, want, status, stderr)
+		for _, part := range append(parts, "LUN 1 (a.raw) and LUN 2 (b.raw)", `"disks"`) {
 			require.Contains(t, stderr, part)
 		}
 	}
-	refuses("disks: {a.raw: {serial: same}, b.raw: {serial: same}}", "serial number, same,")
-	refuses("disks: {a.raw: {serial: a, naa: '3000000000000001'}, b.raw: {serial: b, naa: '0x3000000000000001'}}", "NAA identifier, 3000000000000001,")
-	refuses("disks: {b.raw: {serial: a}}", "serial number, a,", "NAA identifier")
-	p := l.serve(t, envConfig+"="+yamlFile(t, "disks: {b.raw: {serial: b, naa: '3000000000000002'}}"))
+	refuses(exitUsage, "disks: {a.raw: {serial: same}, b.raw: {serial: same}}", "serial number, same,")
+	refuses(exitUsage, "disks: {a.raw: {serial: a, naa: '3000000000000001'}, b.raw: {serial: b, naa: '0x3000000000000001'}}", "NAA identifier, 3000000000000001,")
+	require.NoDirExists(t, filepath.Join(l.dir, "work", "a.raw"), "it would keep the number after the settings were put right")
+	p := l.serve(t, envConfig+"="+yamlFile(t, "disks: {a.raw: {serial: a, naa: '3000000000000001'}}"))
+	require.Equal(t, exitDone, p.terminate())
+	refuses(exitFailed, "disks: {b.raw: {serial: a, naa: '3000000000000001'}}", "serial number, a,", "NAA identifier")
+	p = l.serve(t, envConfig+"="+yamlFile(t, "disks: {b.raw: {serial: b, naa: '3000000000000002'}}"))
 	require.Equal(t, "a", p.logged("serving a LUN", "serial"), "kept from before")
 	require.Equal(t, exitDone, p.terminate())
 }
