@@ -111,6 +111,11 @@ func TestImageBuild(t *testing.T) {
 		c.start(t)
 		untilReady(t, c)
 		require.Zero(t, c.stop(t))
+
+		// The base image stays when the images that were made of it go, and when somebody tidies up.
+		another.ok(t, "podman", "rmi", another.buildFrom(t, context, "ADD --chmod=0444 disk.raw /disk/"))
+		another.ok(t, "podman", "image", "prune", "--force")
+		another.buildFrom(t, context, "ADD --chmod=0444 disk.raw /disk/")
 	})
 }
 

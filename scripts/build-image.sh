@@ -90,6 +90,8 @@ for arch in amd64 arm64; do
 	id=$(build "$arch")
 	id=$(normalise "$arch" "$id" "$work/image-$arch")
 	buildah manifest add --os linux --arch "$arch" "$image" "$id" >/dev/null
+	# Without a name of its own, `podman image prune`, and `podman rmi` of an image that was made of it, would take it away from the list.
+	buildah tag "$id" "$image-$arch"
 	report "$arch" "$work/image-$arch"
 done
 # The images of the former list have no name, and nobody would ever remove them. One from which an image of a user was made stays with that.
