@@ -158,6 +158,10 @@ func (m *Machine) checkHeader(req *Request) *refusal {
 // handle answers the keys of one whole text; the answers go to out.
 func (m *Machine) handle(req *Request, pairs []Pair) *refusal {
 	if r := checkPairs(pairs, m.seen); r != nil {
+		// libiscsi, and QEMU by it, names itself again after it has offered CHAP and was answered None. RFC 7143 6.2 has such a login refused.
+		if m.cfg.Auth == nil && m.auth == authDone && m.stage == OperationalNegotiation {
+			r.text += ", as by libiscsi and QEMU where they have a credential and the target has none: give it to the target, too, or take it from the initiator"
+		}
 		return r
 	}
 	if !m.opened {

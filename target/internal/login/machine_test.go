@@ -133,6 +133,14 @@ func TestDuplicateAcrossRequests(t *testing.T) {
 	i.refused(&Request{CSG: OperationalNegotiation, Data: text("InitiatorAlias=y")}, StatusInitiatorError, "duplicate_key")
 }
 
+// libiscsi does this where it has a credential and the target asks for none. A person has to learn that from the log.
+func TestDuplicateNameAfterCHAPWasNotWanted(t *testing.T) {
+	i := newInitiator(t, openConfig())
+	i.ok(SecurityNegotiation, OperationalNegotiation, true, normal("AuthMethod=CHAP,None"))
+	r := i.refused(&Request{CSG: OperationalNegotiation, Data: normal()}, StatusInitiatorError, "duplicate_key")
+	require.ErrorContains(t, r.Err, "the target has none")
+}
+
 func TestKeysOfTheOtherStage(t *testing.T) {
 	for key, r := range roles {
 		stage := SecurityNegotiation
