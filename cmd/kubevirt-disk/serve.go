@@ -47,7 +47,11 @@ CHAP_MUTUAL_USERNAME and CHAP_MUTUAL_PASSWORD, each also with the suffix _FILE. 
 		defer stop()
 		// The reader of the log may be gone, as tee is after the Ctrl-C that also ends this: that is no reason to die without draining.
 		signal.Ignore(syscall.SIGPIPE)
-		log := newLogger(cfg.log, a.stderr)
+		lines := newLogQueue(a.stderr)
+		log := newLogger(cfg.log.resolve(a.stderr), lines)
+		lines.tell = func(lost uint64) {
+			log.Warn("lines of the log were lost, as nobody read it", zap.Uint64("lines", lost))
+		}
 		// A log that cannot be written must not change how the command ends.
 		defer func() { _ = log.Sync() }()
 		d := newDaemon(cfg, log)

@@ -1,0 +1,77 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+// gate is a reader of the log that reads nothing until it is opened, and then counts lines.
+type gate struct {
+	open  chan struct{}
+	lines atomic.Int64
+}
+
+func (g *gate) Write(p []byte) (int, error) {
+	<-g.open
+	g.lines.Add(int64(bytes.Count(p, []byte("\n"))))
+	return len(p), nil
+}
+
+func TestALogThatNobodyReadsHoldsUpNothing(t *testing.T) {
+	g := &gate{open: make(chan struct{})}
+	q := newLogQueue(g)
+	told := make(chan uint64, 1)
+	q.tell = func(lost uint64) { told <- lost }
+	const lines = logQueueLines + 100
+	begin := time.Now()
+	for range lines {
+		n, err := q.Write([]byte("line\n"))
+		require.NoError(t, err)
+		require.Equal(t, 5, n)
+	}
+	require.NoError(t, q.Sync())
+	require.Less(t, time.Since(begin), 50*logPatience, "only the first one that is lost has to wait")
+	close(g.open)
+	lost := int64(<-told)
+	require.GreaterOrEqual(t, lost, int64(99), "one is being written, and as many as fit wait")
+	require.Eventually(t, func() bool { return g.lines.Load()+lost == lines }, patience, time.Millisecond, "the others are there")
+}
+
+func TestAFastLogIsComplete(t *testing.T) {
+	g := &gate{open: make(chan struct{})}
+	close(g.open)
+	q := newLogQueue(g)
+	const lines = 20 * logQueueLines
+	for range lines {
+		_, err := q.Write([]byte("line\n"))
+		require.NoError(t, err)
+	}
+	require.NoError(t, q.Sync())
+	require.Eventually(t, func() bool { return g.lines.Load() == lines }, patience, time.Millisecond)
+}
+
+// TestServeWithALogThatNobodyReads fills the pipe of the log before the daemon starts, and stops it.
+func TestServeWithALogThatNobodyReads(t *testing.T) {
+	l := newPlace(t, "a.raw")
+	path := filepath.Join(l.dir, "log")
+	require.NoError(t, unix.Mkfifo(path, 0o600))
+	fd, err := unix.Open(path, unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	require.NoError(t, err)
+	pipe := os.NewFile(uintptr(fd), path)
+	defer pipe.Close()
+	for err == nil {
+		_, err = unix.Write(fd, make([]byte, 4096))
+	}
+	require.ErrorIs(t, err, unix.EAGAIN)
+	p := launch(t, "/bin/sh", l.env, "-c", `exec "$0" serve 2>"$1"`, binary(t), path)
+	p.until("the ready file is there", func() bool { return exists(l.readyFile()) })
+	require.Equal(t, exitDone, p.terminate())
+	require.NoFileExists(t, l.readyFile())
+}
