@@ -54,7 +54,8 @@ func TestReinstatedSessionIsFenced(t *testing.T) {
 	for name, fence := range map[string]func(t *testing.T, s *server, other *tt.Session){
 		"handover": func(t *testing.T, s *server, _ *tt.Session) {
 			require.NoError(t, s.Admit(1, second, time.Time{}))
-			require.NoError(t, s.HandOver(1))
+			_, err := s.HandOver(1)
+			require.NoError(t, err)
 		},
 		"LOGICAL UNIT RESET": func(t *testing.T, s *server, other *tt.Session) {
 			got, err := other.TaskManagement(pdu.TaskManagementRequest{Immediate: true, Function: pdu.TMLogicalUnitReset, LUN: tt.LUN(1)})
