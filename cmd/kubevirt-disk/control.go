@@ -330,7 +330,11 @@ func (c *control) expire(lun uint16, o *opening) {
 	}
 	former, err := c.srv.HandOver(lun)
 	if err == nil {
-		c.log.Info("the time of the handover is over: "+handedOver(lun, former), zap.Uint16("lun", lun), zap.String("fenced", former))
+		said := "the time of the handover is over: the former owner is fenced"
+		if former == "" {
+			said = "the time of the handover is over, and nobody is fenced, as nobody is known to have used the LUN before"
+		}
+		c.log.Info(said, zap.Uint16("lun", lun), zap.String("fenced", former))
 		return
 	}
 	failed := err
