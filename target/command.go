@@ -169,7 +169,7 @@ func (c *conn) handleSCSICommand(run *runner, h *pdu.Header, ahs []byte, seg *se
 		t.scsi.ExtendedCDB = append([]byte(nil), ext.ExtendedCDB...)
 	}
 	if err := c.srv.device.Prepare(&t.scsi); err != nil {
-		return c.dropData(t, seg, err)
+		return c.refuseCommand(t, &cmd, seg, err)
 	}
 	if t.scsi.Dir == scsi.DirOut {
 		return c.startWrite(run, t, &cmd, seg)
@@ -199,8 +199,16 @@ func (c *conn) ignore(seg *segment) error {
 	return nil
 }
 
-// dropData ends a command that failed before its data was looked at. The data is drained first, so that
-// framing survives; unsolicited data that still follows finds no task and is dropped too.
+// refuseCommand ends a command that is not carried out: where unsolicited data follows it, not before the last of that has come (RFC 7143
+// 11.4.2), so that none is on its way when the tag is free again.
+func (c *conn) refuseCommand(t *task, cmd *pdu.SCSICommand, seg *segment, cause error) error {
+	t.out.tag, t.out.failed = pdu.ReservedTag, cause
+	follows := !cmd.Final && cmd.Write && cmd.ExpectedLength > 0 && !t.sess.params.InitialR2T
+	return c.dropBurst(t, seg, !follows)
+}
+
+// dropData ends a command of which no data is looked at any more, with the last of it in hand. That is drained first, so that framing
+// survives.
 //
 // RFC 7143 7.8 discards a command whose immediate data has a wrong digest after the Reject, for the initiator to send it again with the
 // same number. That is error recovery level 1: Linux would only abort it after its timeout, with all commands behind it held up. So it has

@@ -56,7 +56,7 @@ func (c *conn) startWrite(run *runner, t *task, cmd *pdu.SCSICommand, seg *segme
 	more := !cmd.Final && announced > 0
 	switch n := int64(seg.n); {
 	case n > 0 && !p.ImmediateData, more && p.InitialR2T, n > unsolicited:
-		return c.dropData(t, seg, errUnexpectedUnsolicited)
+		return c.refuseCommand(t, cmd, seg, errUnexpectedUnsolicited)
 	case more:
 		d.end = unsolicited
 	default:
@@ -112,7 +112,8 @@ func (c *conn) loseBurst(t *task, seg *segment, cause error, final bool) error {
 		t.out.failed = errServiceCRC
 		return c.dropBurst(t, seg, final)
 	case errors.Is(cause, errBusy):
-		return c.dropData(t, seg, cause)
+		t.out.failed = cause
+		return c.dropBurst(t, seg, final)
 	}
 	c.abandon(t)
 	return cause

@@ -24,9 +24,10 @@ func (s *Server) Admit(lun uint16, initiator string, until time.Time) error {
 
 // HandOver makes the admitted initiator the owner. When it returns, the former one is fenced: its commands in flight are
 // aborted, none of its writes can reach the disk any more, and its reservations and registrations are gone. It stays fenced until the LUN
-// is opened to it again, also after a restart where the LUN has a Store. Unless the new owner is logged in (ErrNotLoggedIn), and the Store keeps that,
-// nothing changes, and the error says so.
-func (s *Server) HandOver(lun uint16) error { return s.device.HandOver(lun) }
+// is opened to it again, also after a restart where the LUN has a Store. Its name is returned, or "" where nobody is known to have had the LUN,
+// and nobody is fenced for good. Unless the new owner is logged in (ErrNotLoggedIn), and the Store keeps that, nothing changes, and the error
+// says so.
+func (s *Server) HandOver(lun uint16) (former string, err error) { return s.device.HandOver(lun) }
 
 // Withdraw closes the LUN to the admitted initiator again, as after a migration that failed. It is fenced as by HandOver.
 func (s *Server) Withdraw(lun uint16) error { return s.device.Withdraw(lun) }

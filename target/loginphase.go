@@ -133,15 +133,6 @@ func (d *loginDialog) exchange() (*session, error) {
 	if err := c.rx.data.readInto(d.data); err != nil {
 		return nil, err
 	}
-	if req.TSIH != 0 {
-		// A session has one connection, and at error recovery level 0 none is taken over.
-		if c.srv.hasSession(req.TSIH) {
-			return nil, d.refuse(&req, login.StatusTooManyConnections, "too_many_connections",
-				errors.New("a second connection for a session, which has one at most"))
-		}
-		return nil, d.refuse(&req, login.StatusSessionDoesNotExist, "no_such_session",
-			fmt.Errorf("there is no session with handle %d", req.TSIH))
-	}
 	resp := d.machine.Step(&login.Request{CSG: login.Stage(req.CSG), NSG: login.Stage(req.NSG), Transit: req.Transit,
 		Continue: req.Continue, VersionMin: req.VersionMin, VersionMax: req.VersionMax, ISID: req.ISID, TSIH: req.TSIH,
 		CID: req.CID, Data: d.data})
@@ -151,10 +142,22 @@ func (d *loginDialog) exchange() (*session, error) {
 	if resp.Status != login.StatusSuccess {
 		return nil, d.refuse(&req, resp.Status, resp.Reason, resp.Err)
 	}
+	if name := d.machine.Result().InitiatorName; req.TSIH != 0 && name != "" {
+		return nil, d.refuseJoining(&req, name)
+	}
 	if !d.machine.Done() {
 		return nil, d.answer(&req, &resp, 0)
 	}
 	return d.complete(&req, &resp)
+}
+
+// refuseJoining refuses a connection for a session that is to exist already: a session has one, and at error recovery level 0 none is taken over.
+// Whose session it is matters (RFC 7143 6.3.1, the table of logins).
+func (d *loginDialog) refuseJoining(req *pdu.LoginRequest, initiator string) error {
+	if d.c.srv.hasSession(sessionKey{initiator: initiator, isid: req.ISID}, req.TSIH) {
+		return d.refuse(req, login.StatusTooManyConnections, "too_many_connections", errors.New("a second connection for a session, which has one at most"))
+	}
+	return d.refuse(req, login.StatusSessionDoesNotExist, "no_such_session", fmt.Errorf("this initiator has no session of that identifier with handle %d", req.TSIH))
 }
 
 // complete makes the session of a login that has succeeded. The session that it reinstates ends first, so

@@ -51,19 +51,23 @@ func TestReinstatedSessionIsOver(t *testing.T) {
 // TestReinstatedSessionIsFenced fences a session whose reinstatement has begun and not come to its end: its writes are over all the same.
 func TestReinstatedSessionIsFenced(t *testing.T) {
 	const first, second = "iqn.2026-01.test:first", "iqn.2026-01.test:second"
-	for name, fence := range map[string]func(t *testing.T, s *server, other *tt.Session){
-		"handover": func(t *testing.T, s *server, _ *tt.Session) {
+	for name, c := range map[string]struct {
+		access target.AccessMode
+		fence  func(t *testing.T, s *server, other *tt.Session)
+	}{
+		"handover": {target.AccessWriteExclusive, func(t *testing.T, s *server, _ *tt.Session) {
 			require.NoError(t, s.Admit(1, second, time.Time{}))
-			require.NoError(t, s.HandOver(1))
-		},
-		"LOGICAL UNIT RESET": func(t *testing.T, s *server, other *tt.Session) {
+			_, err := s.HandOver(1)
+			require.NoError(t, err)
+		}},
+		"LOGICAL UNIT RESET": {target.AccessWriteShared, func(t *testing.T, s *server, other *tt.Session) {
 			got, err := other.TaskManagement(pdu.TaskManagementRequest{Immediate: true, Function: pdu.TMLogicalUnitReset, LUN: tt.LUN(1)})
 			require.NoError(t, err)
 			require.Equal(t, pdu.TMComplete, got)
-		},
+		}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := newServer(t, func(o *target.Options) { o.LUNs[0].Access = target.AccessWriteExclusive })
+			s := newServer(t, func(o *target.Options) { o.LUNs[0].Access = c.access })
 			old := tt.MustLogin(t, s.addr, tt.LoginOptions{Initiator: first, Keys: tt.KV("InitialR2T", "Yes", "ImmediateData", "No")}, 1)
 			write := tt.Write10(1, 0, bytes.Repeat([]byte{1}, 512))
 			write.OnR2T = tt.HoldR2T
@@ -73,7 +77,7 @@ func TestReinstatedSessionIsFenced(t *testing.T) {
 			other := tt.MustLogin(t, s.addr, tt.LoginOptions{Initiator: second})
 
 			require.NoError(t, s.BeginReinstatement(first))
-			fence(t, s, other)
+			c.fence(t, s, other)
 			_ = task.Answer(r2t)
 			require.NoError(t, old.ExpectClosed(), "without an answer")
 			require.Zero(t, s.disks[0].Calls(disktest.OpWrite))

@@ -274,11 +274,19 @@ func (s *Server) remove(sess *session) {
 	}
 }
 
-// hasSession says whether a session of this handle exists.
-func (s *Server) hasSession(tsih uint16) bool {
+// hasSession says whether an initiator has a session of this identifier and handle.
+func (s *Server) hasSession(key sessionKey, tsih uint16) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.tsihInUseLocked(tsih)
+	if o := s.sessions[key]; o != nil && o.tsih == tsih {
+		return true
+	}
+	for o := range s.discovery {
+		if o.key == key && o.tsih == tsih {
+			return true
+		}
+	}
+	return false
 }
 
 // all returns every session in full feature phase.

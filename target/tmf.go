@@ -77,6 +77,9 @@ func (c *conn) manage(p *pdu.TaskManagementRequest) pdu.TMResponse {
 			return pdu.TMLUNNotExist
 		}
 	}
+	if !c.authorized(p) {
+		return pdu.TMAuthorizationFailed
+	}
 	switch p.Function {
 	case pdu.TMAbortTask:
 		return sess.abortTask(p)
@@ -115,6 +118,17 @@ func (c *conn) manage(p *pdu.TaskManagementRequest) pdu.TMResponse {
 		return pdu.TMNotSupported
 	}
 	return pdu.TMComplete
+}
+
+// authorized reports whether the initiator may execute a function that ends the tasks of others, too (RFC 7143 11.5.1, 11.6.1).
+func (c *conn) authorized(p *pdu.TaskManagementRequest) bool {
+	switch p.Function {
+	case pdu.TMClearTaskSet, pdu.TMLogicalUnitReset:
+		return c.srv.device.MayReset(p.LUN, c.session().nexus)
+	case pdu.TMTargetWarmReset, pdu.TMTargetColdReset:
+		return c.srv.device.MayResetTarget(c.session().nexus)
+	}
+	return true
 }
 
 // abortTask ends one task of the session (RFC 7143 11.5.5). If there is none of that tag, its number tells

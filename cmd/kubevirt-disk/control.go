@@ -48,7 +48,7 @@ type control struct {
 // handovers is what of the server the control socket is for.
 type handovers interface {
 	Admit(lun uint16, initiator string, until time.Time) error
-	HandOver(lun uint16) error
+	HandOver(lun uint16) (former string, err error)
 	Withdraw(lun uint16) error
 	Openings() []target.Opening
 }
@@ -225,11 +225,25 @@ func (c *control) do(ctx context.Context, req handoverRequest) (done string, err
 		c.arm(req.LUN, open)
 		return fmt.Sprintf("LUN %d is open to %s too, %s", req.LUN, req.To, said), nil
 	case "finish":
-		return fmt.Sprintf("LUN %d has a new owner, and the former one is fenced", req.LUN), c.end(req.LUN, c.srv.HandOver)
+		err = c.end(req.LUN, func(lun uint16) error {
+			former, err := c.srv.HandOver(lun)
+			done = handedOver(lun, former)
+			return err
+		})
+		return done, err
 	case "cancel":
 		return fmt.Sprintf("LUN %d stays with its owner", req.LUN), c.end(req.LUN, c.srv.Withdraw)
 	}
 	return "", fmt.Errorf("%q is no action: use open, finish or cancel", req.Action)
+}
+
+// handedOver is what a person is told of a handover, with the former owner's name, if there was any.
+func handedOver(lun uint16, former string) string {
+	if former == "" {
+		return fmt.Sprintf("LUN %d has a new owner, and nobody is fenced, as nobody is known to have used it before: "+
+			"to fence a machine that may still have the guest, open the LUN to its name by --to and close it again by --cancel", lun)
+	}
+	return fmt.Sprintf("LUN %d has a new owner, and the former one, %s, is fenced", lun, former)
 }
 
 // turnWait is how long a request waits for the one before it: shorter than the client's patience, so that the client learns why, and than
@@ -314,9 +328,13 @@ func (c *control) expire(lun uint16, o *opening) {
 	if !c.over(lun, o) {
 		return
 	}
-	err := c.srv.HandOver(lun)
+	former, err := c.srv.HandOver(lun)
 	if err == nil {
-		c.log.Info("the time of the handover is over: the former owner is fenced", zap.Uint16("lun", lun))
+		said := "the time of the handover is over: the former owner is fenced"
+		if former == "" {
+			said = "the time of the handover is over, and nobody is fenced, as nobody is known to have used the LUN before"
+		}
+		c.log.Info(said, zap.Uint16("lun", lun), zap.String("fenced", former))
 		return
 	}
 	failed := err

@@ -52,7 +52,7 @@ func (f *fakeLUNs) Openings() []target.Opening {
 	return f.opened
 }
 
-func (f *fakeLUNs) HandOver(lun uint16) error {
+func (f *fakeLUNs) HandOver(lun uint16) (former string, err error) {
 	if lun == 1 {
 		f.begun <- struct{}{}
 		<-f.goOn
@@ -61,18 +61,18 @@ func (f *fakeLUNs) HandOver(lun uint16) error {
 	defer f.mu.Unlock()
 	switch err := f.broken; {
 	case f.absent:
-		return target.ErrNotLoggedIn
+		return "", target.ErrNotLoggedIn
 	case err != nil:
 		if f.once {
 			f.broken = nil
 		}
-		return err
+		return "", err
 	case f.guest[lun] == "":
-		return errors.New("not handed over")
+		return "", errors.New("not handed over")
 	}
-	f.owner[lun] = f.guest[lun]
+	former, f.owner[lun] = f.owner[lun], f.guest[lun]
 	delete(f.guest, lun)
-	return nil
+	return former, nil
 }
 
 func (f *fakeLUNs) Withdraw(lun uint16) error {
@@ -106,6 +106,23 @@ func TestHandoverToWhoeverCanLogIn(t *testing.T) {
 	for _, name := range []string{"destination", "iqn.2026-1.test:destination", "iqn.2026-01.test:the destination"} {
 		_, err := c.do(t.Context(), handoverRequest{Action: "open", LUN: 2, To: name})
 		require.ErrorContains(t, err, name)
+	}
+}
+
+// TestHandoverTellsWhoIsFenced ends handovers of a LUN that nobody has used before, and of one that has an owner: a person must not
+// believe that a machine is fenced that is not.
+func TestHandoverTellsWhoIsFenced(t *testing.T) {
+	c := newControl(newFakeLUNs(), zap.NewNop())
+	defer c.stopTimers()
+	for _, step := range []struct{ to, told string }{
+		{second, "nobody is fenced"},
+		{"iqn.2026-01.test:third", "the former one, " + second + ", is fenced"},
+	} {
+		_, err := c.do(t.Context(), handoverRequest{Action: "open", LUN: 2, To: step.to})
+		require.NoError(t, err)
+		done, err := c.do(t.Context(), handoverRequest{Action: "finish", LUN: 2})
+		require.NoError(t, err)
+		require.Contains(t, done, step.told)
 	}
 }
 

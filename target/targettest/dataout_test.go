@@ -291,6 +291,28 @@ func TestUnsolicitedData(t *testing.T) {
 		sess.MustFail(t, bad, "05/20/00")
 		require.NoError(t, sess.ExpectOnlyPing())
 	})
+	t.Run("11.4.2/a command that fails is answered when its unsolicited data has come", func(t *testing.T) {
+		unknown := Write10(1, 0, data)
+		unknown.CDB[0] = 0xff
+		for want, c := range map[string]Command{"05/21/00": Write10(1, diskSize/BlockSize-1, data), "05/25/00": Write10(9, 0, data), "05/20/00": unknown} {
+			sess := s.login(t, LoginOptions{Keys: KV("InitialR2T", "No")})
+			cmd, _, _ := sess.Prepare(c)
+			cmd.Final = false
+			require.NoError(t, sess.Send(&cmd, data[:512]))
+			out := pdu.DataOut{LUN: cmd.LUN, TaskTag: cmd.TaskTag, TransferTag: pdu.ReservedTag, BufferOffset: 512}
+			require.NoError(t, sess.Send(&out, data[512:1024]))
+			require.NoError(t, sess.ExpectOnlyPing(), "more is to come")
+			out.Final, out.DataSN, out.BufferOffset = true, 1, 1024
+			require.NoError(t, sess.Send(&out, data[1024:]))
+			r, sense, err := Expect[pdu.SCSIResponse](sess.Conn)
+			require.NoError(t, err)
+			require.Equal(t, []uint32{cmd.TaskTag, cmd.ExpectedLength}, []uint32{r.TaskTag, r.Residual})
+			got, err := ParseSense(sense[2:])
+			require.NoError(t, err)
+			require.Equal(t, want, got.String())
+			require.NoError(t, sess.ExpectOnlyPing())
+		}
+	})
 	t.Run("7.1/a write that fails in the disk ends in an error", func(t *testing.T) {
 		sess := s.login(t, LoginOptions{})
 		remove := s.disk.Inject(disktest.Rule{Op: disktest.OpWrite, Err: errDisk})

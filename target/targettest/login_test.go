@@ -159,6 +159,18 @@ func TestLoginFirstPDU(t *testing.T) {
 		require.Equal(t, uint16(0x020a), r.Status())
 		require.NoError(t, c.ExpectClosed())
 	})
+	t.Run("6.3.1/a TSIH of a session that is another one's", func(t *testing.T) {
+		sess := s.login(t, LoginOptions{ISID: [6]byte{0x80, 3}})
+		for name, id := range map[string]LoginID{DefaultInitiator: {ISID: [6]byte{0x80, 4}}, other.Initiator: {ISID: sess.ISID}} {
+			c := MustDial(t, s.addr)
+			id.TSIH, id.CID, id.Tag = sess.TSIH, sess.CID, 1
+			r, err := c.LoginStep(id, first(KV("InitiatorName", name, "TargetName", DefaultTarget)))
+			require.NoError(t, err)
+			require.Equal(t, uint16(0x020a), r.Status())
+			require.NoError(t, c.ExpectClosed())
+		}
+		sess.MustGood(t, TestUnitReady(1))
+	})
 	t.Run("6.3.1/a second connection for a session", func(t *testing.T) {
 		sess := s.login(t, LoginOptions{ISID: [6]byte{0x80, 3}})
 		c := MustDial(t, s.addr)

@@ -2,6 +2,7 @@ package scsi
 
 import (
 	"fmt"
+	"slices"
 )
 
 // AccessMode says which initiators may use a LUN.
@@ -37,6 +38,26 @@ func (d *Device) admits(u *unit, n *Nexus) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.releasedLocked(u, n)
+}
+
+// MayReset reports whether a nexus may end the commands of others at a logical unit, by a CLEAR TASK SET or LOGICAL UNIT RESET: not where
+// they would end with a conflict themselves, as those of a machine that a handover has fenced. Reservations do not keep it from that.
+func (d *Device) MayReset(lun uint64, n *Nexus) bool {
+	u := d.unit(lun)
+	return u == nil || d.mayReset(u, n)
+}
+
+// MayResetTarget is MayReset for all logical units, which a target reset is for.
+func (d *Device) MayResetTarget(n *Nexus) bool {
+	return !slices.ContainsFunc(d.units, func(u *unit) bool { return !d.mayReset(u, n) })
+}
+
+func (d *Device) mayReset(u *unit, n *Nexus) bool {
+	if !u.exclusive || d.admits(u, n) {
+		return true
+	}
+	d.logFenced(u, n)
+	return false
 }
 
 // stillAdmitted is errConflict where the initiator was fenced off since the command was validated.

@@ -59,15 +59,18 @@ func (d *Device) Admit(lun uint16, initiator string, until time.Time) error {
 
 // HandOver makes the initiator that was admitted the owner of the LUN. When it returns, no command of another one can change
 // the medium any more; what they send ends with RESERVATION CONFLICT. What they have registered and reserved is gone, and the former owner
-// is fenced, also after a restart. Nothing changes unless the new owner is logged in and the LUN's store keeps that.
-func (d *Device) HandOver(lun uint16) error {
-	return d.fenceOff(lun, d.heirLocked, func(name, heir string) bool { return name != heir },
+// is fenced, also after a restart: its name is returned, or "" where nobody is known to have had the LUN. Nothing changes unless the new owner
+// is logged in and the LUN's store keeps that.
+func (d *Device) HandOver(lun uint16) (former string, err error) {
+	how, err := d.fenceOff(lun, d.heirLocked, func(name, heir string) bool { return name != heir },
 		func(u *unit, heir string) { u.owner.Store(d.initiators[heir]) })
+	return how.loser, err
 }
 
 // Withdraw closes a LUN to the initiator that Admit opened it to, as HandOver does to the owner, and leaves it with its owner.
 func (d *Device) Withdraw(lun uint16) error {
-	return d.fenceOff(lun, (*unit).withdrawal, func(name, guest string) bool { return name == guest }, func(*unit, string) {})
+	_, err := d.fenceOff(lun, (*unit).withdrawal, func(name, guest string) bool { return name == guest }, func(*unit, string) {})
+	return err
 }
 
 // Openings are the LUNs that are open, as after a restart.
@@ -90,34 +93,34 @@ type ending struct {
 // fenceOff ends the time that a LUN is open to a guest: find tells how, or why it cannot be, with Device.mu held, and commit
 // follows from it. Initiators that are fenced then lose their registrations and reservations, and prevent no removal of the medium: they
 // could not take that back any more, and those who may use the LUN would meet it.
-func (d *Device) fenceOff(lun uint16, find func(*unit) (ending, error), fenced func(name, guest string) bool, commit func(u *unit, guest string)) error {
+func (d *Device) fenceOff(lun uint16, find func(*unit) (ending, error), fenced func(name, guest string) bool, commit func(u *unit, guest string)) (ending, error) {
 	u, err := d.exclusiveUnit(lun)
 	if err != nil {
-		return err
+		return ending{}, err
 	}
-	guest, nexuses, err := d.closeTo(u, find, fenced, commit)
+	how, nexuses, err := d.closeTo(u, find, fenced, commit)
 	if err == nil {
-		d.fence(u, nexuses, nil, func(name string) bool { return fenced(name, guest) })
+		d.fence(u, nexuses, nil, func(name string) bool { return fenced(name, how.guest) })
 	}
-	return err
+	return how, err
 }
 
 func (d *Device) closeTo(u *unit, find func(*unit) (ending, error), fenced func(name, guest string) bool,
-	commit func(u *unit, guest string)) (guest string, nexuses []*Nexus, err error) {
+	commit func(u *unit, guest string)) (how ending, nexuses []*Nexus, err error) {
 	r := &u.persistent
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	how, err := d.locked(u, find)
+	how, err = d.locked(u, find)
 	if err != nil {
-		return "", nil, err
+		return ending{}, nil, err
 	}
 	before, next := u.handover.Load(), u.handover.Load().ended(how)
 	if err := u.saveHandover(next); err != nil {
-		return "", nil, err
+		return ending{}, nil, err
 	}
 	e := r.state.Load().without(func(name string) bool { return fenced(name, how.guest) })
 	if err := r.save(u.number, &e.persistentState); err != nil {
-		return "", nil, errors.Join(err, u.saveHandover(before))
+		return ending{}, nil, errors.Join(err, u.saveHandover(before))
 	}
 	// What a MODE SELECT or SANITIZE is saving comes into force before, and what comes later finds the fence.
 	u.mode.change.Lock()
@@ -148,9 +151,9 @@ func (d *Device) closeTo(u *unit, find func(*unit) (ending, error), fenced func(
 	})
 	if err != nil {
 		r.unsaved = true // what is on storage has to be put back
-		return "", nil, errors.Join(err, r.save(u.number, r.state.Load()), u.saveHandover(before))
+		return ending{}, nil, errors.Join(err, r.save(u.number, r.state.Load()), u.saveHandover(before))
 	}
-	return how.guest, nexuses, nil
+	return how, nexuses, nil
 }
 
 // locked calls f with Device.mu held.

@@ -21,7 +21,7 @@ func TestHandOver(t *testing.T) {
 	require.Equal(t, "GOOD", write(b.nexus))
 	require.Equal(t, conflict, read(second))
 
-	require.ErrorContains(t, b.d.HandOver(number), "open it first")
+	require.ErrorContains(t, b.finish(), "open it first")
 	require.ErrorContains(t, b.d.Withdraw(number), "nobody")
 	require.ErrorContains(t, b.d.Admit(9, "iqn.b", time.Time{}), "no LUN 9")
 	require.ErrorContains(t, b.admit("iqn.a"), "belongs to iqn.a")
@@ -40,7 +40,7 @@ func TestHandOver(t *testing.T) {
 	require.Equal(t, "GOOD", write(b.nexus), "the owner goes on after a migration that failed")
 
 	require.NoError(t, b.admit("iqn.b"))
-	require.NoError(t, b.d.HandOver(number))
+	require.NoError(t, b.finish())
 	require.ElementsMatch(t, []*Nexus{b.nexus, third}, fenced)
 	require.Equal(t, conflict, write(b.nexus))
 	require.Equal(t, conflict, read(b.nexus))
@@ -48,7 +48,7 @@ func TestHandOver(t *testing.T) {
 
 	// Whoever is not there cannot take it over.
 	require.NoError(t, b.admit("iqn.gone"))
-	require.ErrorContains(t, b.d.HandOver(number), "not logged in")
+	require.ErrorContains(t, b.finish(), "not logged in")
 	require.Equal(t, "GOOD", write(second))
 	require.NoError(t, b.d.Withdraw(number))
 
@@ -69,6 +69,24 @@ func TestHandOver(t *testing.T) {
 
 // admit opens LUN 1 without a limit of time.
 func (b *bench) admit(initiator string) error { return b.d.Admit(1, initiator, time.Time{}) }
+
+// finish hands LUN 1 over.
+func (b *bench) finish() error {
+	_, err := b.d.HandOver(1)
+	return err
+}
+
+// TestHandOverTellsWhoIsFenced: whoever ends a migration must not believe that a machine is fenced that is not.
+func TestHandOverTellsWhoIsFenced(t *testing.T) {
+	b := newBench(t, exclusive)
+	for _, step := range []struct{ to, former string }{{"iqn.b", ""}, {"iqn.c", "iqn.b"}} {
+		b.attach(step.to, 0)
+		require.NoError(t, b.admit(step.to))
+		former, err := b.d.HandOver(1)
+		require.NoError(t, err)
+		require.Equal(t, step.former, former)
+	}
+}
 
 func TestGrownLUNTellsItsCapacity(t *testing.T) {
 	b := newBench(t, func(l *LUN) { l.Grown = true })
@@ -96,7 +114,7 @@ func TestOwnerLeavesBeforeHandOver(t *testing.T) {
 	require.Equal(t, "GOOD", write(again), "a connection was lost: the owner comes back")
 	b.d.Detach(again)
 
-	require.NoError(t, b.d.HandOver(1))
+	require.NoError(t, b.finish())
 	require.Equal(t, conflict, write(third))
 	require.Equal(t, "GOOD", write(second))
 	b.d.Detach(second)
@@ -127,7 +145,7 @@ func TestHandOverEndsReservations(t *testing.T) {
 			if !kind.registrants() {
 				require.Equal(t, conflict, write(b, second))
 			}
-			require.NoError(t, b.d.HandOver(1))
+			require.NoError(t, b.finish())
 			require.Equal(t, []string{"2a05"}, pending(b.nexus))
 			require.Equal(t, "3: 2", b.keys())
 			told, reserved := []string(nil), "none"
@@ -153,7 +171,7 @@ func TestHandOverEndsReservations(t *testing.T) {
 		require.NoError(t, b.admit("iqn.b"))
 		b.register(second, 2)
 		b.mustPersist(second, saReserve, typeExclusiveAccess, 2, 0)
-		require.NoError(t, b.d.HandOver(1))
+		require.NoError(t, b.finish())
 		require.Equal(t, "2/3", b.reservation())
 		require.Equal(t, "GOOD", write(b, second))
 	})
@@ -164,7 +182,7 @@ func TestHandOverEndsReservations(t *testing.T) {
 		b.good(cdb(reserve), nil)
 		require.NoError(t, b.admit("iqn.b"))
 		require.Equal(t, conflict, write(b, second))
-		require.NoError(t, b.d.HandOver(1))
+		require.NoError(t, b.finish())
 		require.Equal(t, "GOOD", write(b, second))
 	})
 	t.Run("that cannot be saved", func(t *testing.T) {
@@ -174,11 +192,11 @@ func TestHandOverEndsReservations(t *testing.T) {
 		b.mustPersist(b.nexus, saRegister, 0, 0, 1, bitAPTPL)
 		require.NoError(t, b.admit("iqn.b"))
 		m.fail = errors.New("no such device")
-		require.ErrorContains(t, b.d.HandOver(1), "no such device")
+		require.ErrorContains(t, b.finish(), "no such device")
 		require.Equal(t, "1: 1", b.keys())
 		require.Equal(t, "GOOD", write(b, b.nexus), "nothing has changed")
 		m.fail = nil
-		require.NoError(t, b.d.HandOver(1))
+		require.NoError(t, b.finish())
 		require.Equal(t, []string{"2a05"}, pending(b.nexus))
 		require.Equal(t, conflict, write(b, b.nexus))
 	})
@@ -217,7 +235,7 @@ func TestHandOverOvertakesReservations(t *testing.T) {
 			require.NoError(t, b.d.Prepare(task))
 			second := b.attach("iqn.b", 0)
 			require.NoError(t, b.admit("iqn.b"))
-			require.NoError(t, b.d.HandOver(1))
+			require.NoError(t, b.finish())
 			_, list := persistOut(saRegister, 0, 0, 7)
 			require.ErrorIs(t, carryOut(task, list[:task.Length]), errConflict)
 			require.Equal(t, "0:", b.keys())
@@ -257,7 +275,7 @@ func TestHandOverOvertakesChanges(t *testing.T) {
 			require.NoError(t, b.admit("iqn.b"))
 			ended := error(nil)
 			b.d.opt.Abort = func(uint16, []*Nexus, *Task) { ended = carryOut(task, c.data) }
-			require.NoError(t, b.d.HandOver(1))
+			require.NoError(t, b.finish())
 			require.ErrorIs(t, ended, errConflict)
 			require.EqualValues(t, c.phase, u.sanitizing.phase.Load())
 			require.EqualValues(t, modeDefault, u.mode.bits.Load())
@@ -298,7 +316,7 @@ func TestHandOverWaitsForWhatIsSaved(t *testing.T) {
 			ended, done := make(chan string), make(chan error)
 			go func() { ended <- b.run(c.cdb, c.data).outcome() }()
 			<-saving
-			go func() { done <- b.d.HandOver(1) }()
+			go func() { done <- b.finish() }()
 			<-fencing
 			time.Sleep(20 * time.Millisecond) // in which the fence would fall
 			meanwhile := b.d.Holders(1)
@@ -323,7 +341,7 @@ func TestFencedAllowRemoval(t *testing.T) {
 	copy(task.CDB[:], cdb(prevent))
 	require.NoError(t, b.d.Prepare(task))
 	require.NoError(t, b.admit("iqn.b"))
-	require.NoError(t, b.d.HandOver(1))
+	require.NoError(t, b.finish())
 	require.ErrorIs(t, carryOut(task, nil), errConflict)
 	require.Equal(t, "GOOD", b.runAs(second, lun1, cdb(eject), nil).outcome())
 
@@ -345,7 +363,7 @@ func TestNewOwnerLeavesDuringHandOver(t *testing.T) {
 	second := b.attach("iqn.b", 0)
 	require.NoError(t, b.admit("iqn.b"))
 	store.saving = func() { b.d.Detach(second) }
-	require.ErrorContains(t, b.d.HandOver(1), "not logged in")
+	require.ErrorContains(t, b.finish(), "not logged in")
 	require.Equal(t, "1/3", b.reservation())
 	b.good(cdb(writeOne), pattern(1, 1))
 	b = newBench(t, exclusive, func(l *LUN) { l.Store = store })
@@ -362,7 +380,7 @@ func TestHandOverWaitsForTheDead(t *testing.T) {
 	require.NoError(t, b.admit("iqn.b"))
 	b.attach("iqn.b", 0)
 	b.d.Detach(b.nexus)
-	go func() { done <- b.d.HandOver(1) }()
+	go func() { done <- b.finish() }()
 	b.waitsForRange()
 	select {
 	case <-done:

@@ -84,7 +84,7 @@ func TestOwnerThatComesLateIsRemembered(t *testing.T) {
 	m.restart(t)
 	require.Equal(t, Holders{Owner: "iqn.a", Guest: "iqn.b"}, m.d.Holders(1))
 	require.Equal(t, "GOOD", m.write("iqn.b"))
-	require.NoError(t, m.d.HandOver(1))
+	require.NoError(t, m.finish())
 	require.Equal(t, Holders{Owner: "iqn.b", Fenced: []string{"iqn.a"}}, m.d.Holders(1))
 }
 

@@ -59,7 +59,7 @@ func (m *migration) handOver(to string) {
 	m.t.Helper()
 	require.NoError(m.t, m.admit(to))
 	require.Equal(m.t, "GOOD", m.write(to))
-	require.NoError(m.t, m.d.HandOver(1))
+	require.NoError(m.t, m.finish())
 }
 
 // TestFencedStayOut has the first machine of a migration come back when the second one is not there: for a moment, as its connection was
@@ -174,16 +174,16 @@ func TestRestartDuringHandOver(t *testing.T) {
 	t.Run("the first is back first", func(t *testing.T) {
 		m := opened(t)
 		require.Equal(t, "GOOD", m.write("iqn.a"))
-		require.ErrorContains(t, m.d.HandOver(1), "not logged in")
+		require.ErrorContains(t, m.finish(), "not logged in")
 		require.Equal(t, "GOOD", m.write("iqn.b"))
 		require.Equal(t, "GOOD", m.write("iqn.a"))
-		require.NoError(t, m.d.HandOver(1))
+		require.NoError(t, m.finish())
 		require.Equal(t, conflict, m.write("iqn.a"))
 	})
 	t.Run("the first never comes back", func(t *testing.T) {
 		m := opened(t)
 		require.Equal(t, "GOOD", m.write("iqn.b"))
-		require.NoError(t, m.d.HandOver(1))
+		require.NoError(t, m.finish())
 		require.Equal(t, Holders{Owner: "iqn.b", Fenced: []string{"iqn.a"}}, m.d.Holders(1))
 		require.Empty(t, m.d.Openings())
 		m.restart(t)
@@ -221,7 +221,7 @@ func TestHandOverThatCannotBeSaved(t *testing.T) {
 				}
 				switch step {
 				case "finish":
-					act = func() error { return m.d.HandOver(1) }
+					act = func() error { return m.finish() }
 				case "cancel":
 					act = func() error { return m.d.Withdraw(1) }
 				}
@@ -284,7 +284,7 @@ func TestHandOverIsTakenBack(t *testing.T) {
 	b.attach("iqn.b", 0)
 	require.NoError(t, b.admit("iqn.b"))
 	store.name = storedReservations
-	require.ErrorContains(t, b.d.HandOver(1), "no such device")
+	require.ErrorContains(t, b.finish(), "no such device")
 	want := Holders{Owner: "iqn.a", Guest: "iqn.b"}
 	require.Equal(t, want, b.d.Holders(1))
 	b = newBench(t, exclusive, func(l *LUN) { l.Store = store })
@@ -302,7 +302,7 @@ func TestKilledBetweenTheSavesOfAFence(t *testing.T) {
 	b.attach("iqn.b", 0)
 	require.NoError(t, b.admit("iqn.b"))
 	reserved := store.kept[storedReservations]
-	require.NoError(t, b.d.HandOver(1))
+	require.NoError(t, b.finish())
 	require.NoError(t, store.Save(storedReservations, reserved))
 
 	b = newBench(t, exclusive, kept)
@@ -313,7 +313,7 @@ func TestKilledBetweenTheSavesOfAFence(t *testing.T) {
 
 	// Nor does it come back when nobody is fenced any more.
 	require.NoError(t, b.admit("iqn.a"))
-	require.NoError(t, b.d.HandOver(1))
+	require.NoError(t, b.finish())
 	b = newBench(t, exclusive, kept)
 	require.Equal(t, "0:", b.keys())
 	b.good(cdb(writeOne), pattern(1, 1))
@@ -342,8 +342,8 @@ func TestOwnerComesDuringHandOver(t *testing.T) {
 		m.store.saving = nil
 		m.take("iqn.a")
 	}
-	require.ErrorContains(t, m.d.HandOver(1), "LUN 1 was taken by iqn.a meanwhile, and stays open to iqn.b; try again")
-	require.NoError(t, m.d.HandOver(1))
+	require.ErrorContains(t, m.finish(), "LUN 1 was taken by iqn.a meanwhile, and stays open to iqn.b; try again")
+	require.NoError(t, m.finish())
 	m.restart(t)
 	require.Equal(t, conflict, m.write("iqn.a"))
 }
@@ -362,7 +362,7 @@ func TestGuestDoesNotClaim(t *testing.T) {
 	m.d.mu.Unlock()
 	require.True(t, <-admitted)
 	require.Empty(t, m.d.Holders(1).Owner)
-	require.NoError(t, m.d.HandOver(1))
+	require.NoError(t, m.finish())
 	require.Equal(t, Holders{Owner: "iqn.b"}, m.d.Holders(1))
 }
 

@@ -14,6 +14,8 @@ type modeState struct {
 
 	// change is held by a MODE SELECT, also while it saves. Lock order: reservations.mu, change, sanitizeState.mu, Device.mu.
 	change sync.Mutex
+
+	flushes uint64 // guarded by Device.mu; how often the write cache has ended: the number of the flush that ends modeUnflushed
 }
 
 const (
@@ -21,8 +23,8 @@ const (
 	modeDSense             // sense data in descriptor format
 	modeSWP                // software write protect
 
-	// modeUnflushed is of no page: WCE is zero since a reset, but what was acknowledged before that is not durable yet. As long as that
-	// is so the caching page says WCE, and whoever wants to be sure has to flush.
+	// modeUnflushed is of no page: WCE is zero since a MODE SELECT or a reset, but what was acknowledged before that is not durable yet. As
+	// long as that is so the caching page says WCE, and whoever wants to be sure has to flush.
 	modeUnflushed
 
 	modeDefault = modeWCE
@@ -35,31 +37,48 @@ func (m *modeState) softwareProtected() bool { return m.bits.Load()&modeSWP != 0
 // cached reports whether something that was acknowledged may not be durable.
 func cached(state uint32) bool { return state&(modeWCE|modeUnflushed) != 0 }
 
-// current is what MODE SENSE shows.
-func (m *modeState) current() uint32 {
-	state := m.bits.Load()
+// shown is what MODE SENSE shows of a state.
+func shown(state uint32) uint32 {
 	if state&modeUnflushed != 0 {
-		state |= modeWCE
+		state = state&^modeUnflushed | modeWCE
 	}
 	return state
+}
+
+// enterLocked puts a state in force. Where that ends the write cache it returns the number of the flush that has to follow, for cacheFlushed;
+// else 0.
+func (m *modeState) enterLocked(state uint32) (flush uint64) {
+	if !cached(state) && cached(m.bits.Load()) {
+		state |= modeUnflushed
+		m.flushes++
+		flush = m.flushes
+	}
+	m.bits.Store(state)
+	return flush
+}
+
+// cacheFlushed ends modeUnflushed when the disk has flushed, unless the write cache was on again since and has ended once more: that flush
+// may have begun before what was written then. by, if any, is who has asked for it.
+func (d *Device) cacheFlushed(u *unit, flush uint64, by *Nexus) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if state := u.mode.bits.Load(); state&modeUnflushed != 0 && u.mode.flushes == flush {
+		u.mode.bits.Store(state &^ modeUnflushed)
+		d.raiseLocked(u, attnModeChanged, by)
+	}
 }
 
 // resetModeLocked returns the mode pages to what is saved. Where that ends the write cache, what it holds is brought to storage: a reset
 // is for a disk that hangs, perhaps, and does not wait for it.
 func (d *Device) resetModeLocked(u *unit) {
-	state := u.mode.saved.Load()
-	if !cached(state) && cached(u.mode.bits.Load()) {
-		state |= modeUnflushed
-		if d.background.begin() {
-			go d.flushAfterReset(u, u.resets.Load())
-		}
+	if flush := u.mode.enterLocked(u.mode.saved.Load()); flush != 0 && d.background.begin() {
+		go d.flushAfterReset(u, flush)
 	}
-	u.mode.bits.Store(state)
 }
 
-// flushAfterReset ends modeUnflushed, of the reset of this number, when the disk has flushed. If it cannot, that stays, as what was
-// acknowledged may be lost; the disk lets nothing else succeed from then on (disk.Disk).
-func (d *Device) flushAfterReset(u *unit, reset uint32) {
+// flushAfterReset flushes the disk. If it cannot, modeUnflushed stays, as what was acknowledged may be lost; the disk lets nothing else
+// succeed from then on (disk.Disk).
+func (d *Device) flushAfterReset(u *unit, flush uint64) {
 	defer d.background.end()
 	defer func() {
 		if p := recover(); p != nil {
@@ -71,12 +90,7 @@ func (d *Device) flushAfterReset(u *unit, reset uint32) {
 			"restart after repairing its storage", err)
 		return
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if state := u.mode.bits.Load(); state&modeUnflushed != 0 && u.resets.Load() == reset {
-		u.mode.bits.Store(state &^ modeUnflushed)
-		d.raiseLocked(u, attnModeChanged, nil)
-	}
+	d.cacheFlushed(u, flush, nil)
 }
 
 // The mode pages (SPC-4 7.5, SBC-3 6.5).
@@ -262,7 +276,7 @@ func (t *Task) appendModePages() error {
 		found = true
 		switch control {
 		case modeCurrent:
-			t.data = p.values(t.data, t.unit.mode.current(), saves)
+			t.data = p.values(t.data, shown(t.unit.mode.bits.Load()), saves)
 		case modeChangeable:
 			t.data = p.mask(t.data, saves)
 		case modeDefaults:

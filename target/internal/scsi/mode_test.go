@@ -1,6 +1,7 @@
 package scsi
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 	"testing"
@@ -234,12 +235,70 @@ func TestResetFlushesTheWriteCache(t *testing.T) {
 		pending(b.nexus)
 		b.disk.enter = nil
 		require.True(t, b.d.background.begin())
-		b.d.flushAfterReset(b.d.units[0], 1) // it may have begun before that write
+		b.d.flushAfterReset(b.d.units[0], 2) // it may have begun before that write
 		requireHex(t, "17 00 10 00"+saveable, b.good(cdb(caching), nil))
 		goOn()
 		b.d.Close()
 		require.Equal(t, []string{"2a01"}, pending(b.nexus))
 		requireHex(t, "17 00 10 00"+savedCacheOff, b.good(cdb(caching), nil))
+	})
+}
+
+// TestModeSelectShowsNoCacheWhenItIsEmpty turns the write cache off while the disk flushes slowly: until it has, no other initiator can see that there
+// is no cache, as it would send no flush for what it has written before.
+func TestModeSelectShowsNoCacheWhenItIsEmpty(t *testing.T) {
+	const caching = "1a 08 08 00 ff 00"
+	stalled := func(t *testing.T) (b *bench, other *Nexus, done chan string, goOn func()) {
+		b = newBench(t, stored)
+		other = b.attach("iqn.b", 0)
+		b.good(cdb(writeOne), pattern(1, 1))
+		flushing, release := make(chan struct{}), make(chan struct{})
+		goOn = sync.OnceFunc(func() { close(release) })
+		t.Cleanup(goOn)
+		b.disk.enter = func(method string) {
+			if method == "flush" {
+				close(flushing)
+				<-release
+			}
+		}
+		done = make(chan string, 1)
+		go func() { done <- modeSelect6(b, "00 00 00 00"+cacheOff).outcome() }()
+		<-flushing
+		requireHex(t, "17 00 10 00"+saveable, b.runAs(other, lun1, cdb(caching), nil).data)
+		require.Empty(t, pending(other))
+		return b, other, done, goOn
+	}
+	t.Run("flushed", func(t *testing.T) {
+		b, other, done, goOn := stalled(t)
+		goOn()
+		require.Equal(t, "GOOD", <-done)
+		require.Equal(t, []string{"2a01"}, pending(other))
+		require.Empty(t, pending(b.nexus), "it has asked for that")
+		requireHex(t, "17 00 10 00"+savedCacheOff, b.runAs(other, lun1, cdb(caching), nil).data)
+	})
+	t.Run("fails", func(t *testing.T) {
+		b, other, done, goOn := stalled(t)
+		b.disk.failWith("flush", fmt.Errorf("%w: no such device", disk.ErrFailed))
+		goOn()
+		require.Equal(t, "4/44/00", <-done)
+		require.Empty(t, pending(other))
+		requireHex(t, "17 00 10 00"+saveable, b.runAs(other, lun1, cdb(caching), nil).data)
+	})
+	t.Run("on and off again meanwhile", func(t *testing.T) {
+		b, other, done, goOn := stalled(t)
+		b.disk.enter = nil
+		require.Equal(t, "GOOD", modeSelect6(b, "00 00 00 00"+cachingPage).outcome())
+		b.good(cdb(writeOne), pattern(1, 2))
+		b.disk.failWith("flush", errors.New("no"))
+		require.NotEqual(t, "GOOD", modeSelect6(b, "00 00 00 00"+cacheOff).outcome())
+		b.disk.failWith("flush", nil)
+		goOn()
+		require.Equal(t, "GOOD", <-done)
+		// That flush may have begun before the second write.
+		requireHex(t, "17 00 10 00"+saveable, b.runAs(other, lun1, cdb(caching), nil).data)
+		require.Equal(t, "GOOD", modeSelect6(b, "00 00 00 00"+cacheOff).outcome())
+		require.Equal(t, []string{"2a01"}, pending(other))
+		requireHex(t, "17 00 10 00"+savedCacheOff, b.runAs(other, lun1, cdb(caching), nil).data)
 	})
 }
 

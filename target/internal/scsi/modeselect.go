@@ -44,10 +44,14 @@ func finishModeSelect(t *Task) (Status, error) {
 			return StatusCheckCondition, err
 		}
 	}
-	if t.fua {
-		return t.flush()
+	if t.flushes == 0 {
+		return StatusGood, nil
 	}
-	return StatusGood, nil
+	status, err := t.flush()
+	if err == nil {
+		t.dev.cacheFlushed(t.unit, t.flushes, t.Nexus)
+	}
+	return status, err
 }
 
 // changeMode puts in force what change makes of the mode state, and saves it before where the command says so. A reset of the logical
@@ -82,13 +86,11 @@ func (t *Task) changeMode(change func(state uint32) (uint32, error)) (err error)
 		}
 	}
 	before := u.mode.bits.Load()
-	if after == before {
-		return nil
+	// Without the write cache, what was acknowledged with it must be durable too; that there is none shows when it is.
+	t.flushes = u.mode.enterLocked(after)
+	if shown(before) != shown(u.mode.bits.Load()) {
+		d.raiseLocked(u, attnModeChanged, t.Nexus)
 	}
-	u.mode.bits.Store(after)
-	d.raiseLocked(u, attnModeChanged, t.Nexus)
-	// Without the write cache, what was acknowledged with it must be durable too.
-	t.fua = cached(before) && !cached(after)
 	return nil
 }
 

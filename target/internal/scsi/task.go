@@ -31,9 +31,11 @@ type Task struct {
 	lba   uint64
 	count uint64 // logical blocks
 	fua   bool
-	moved int64 // bytes that In or Out has handled
-	data  []byte
-	hold  hold
+	// flushes is the flush that a MODE SELECT has to wait for (see modeState); 0: none.
+	flushes uint64
+	moved   int64 // bytes that In or Out has handled
+	data    []byte
+	hold    hold
 
 	aborted atomic.Bool
 }
