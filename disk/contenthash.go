@@ -36,13 +36,15 @@ type contentHash struct {
 	off     int64      // guarded by mu; everything before it was handed out
 	dataEnd int64      // guarded by mu; to there the file is known to store something
 	taken   *regionSet // guarded by mu; the chunks that were taken from offers; nil: none
+	again   []int64    // guarded by mu; chunks that were handed out and could not be read
 }
 
 func newContentHash(f *os.File, size int64) *contentHash {
 	return &contentHash{file: f, size: size, noMore: make(chan struct{})}
 }
 
-// run returns the hash, after so many workers that have their turns have read what nobody offers.
+// run returns the hash, after so many workers that have their turns have read what nobody offers. After an error, a *MediumError unless it
+// is ctx's, another call goes on.
 func (c *contentHash) run(ctx context.Context, workers int, turns *turns) (string, error) {
 	group, ctx := errgroup.WithContext(ctx)
 	for range workers {
@@ -125,11 +127,16 @@ func (c *contentHash) readNext(ctx context.Context, buf []byte) (more bool, err 
 	if err != nil || off == c.size {
 		return false, err
 	}
-	if err := ctx.Err(); err != nil {
-		return false, err
-	}
 	p := buf[:min(fingerprintChunk, c.size-off)]
-	if err := readFull(c.file, p, off); err != nil {
+	if err = ctx.Err(); err == nil {
+		if err = readFull(c.file, p, off); err != nil {
+			err = &MediumError{Op: "read", Off: off, Length: int64(len(p)), Err: err}
+		}
+	}
+	if err != nil {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.again = append(c.again, off)
 		return false, err
 	}
 	c.sum.Add(chunkHash(p, off))
@@ -171,10 +178,15 @@ func (c *contentHash) takenLocked(off int64) bool { return c.taken != nil && c.t
 func (c *contentHash) next() (int64, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if last := len(c.again) - 1; last >= 0 {
+		off := c.again[last]
+		c.again = c.again[:last]
+		return off, nil
+	}
 	for {
 		off, err := c.storedLocked()
 		if err != nil {
-			return 0, err
+			return 0, &MediumError{Op: "read", Off: c.off, Length: c.size - c.off, Err: err}
 		}
 		c.off = min(off+fingerprintChunk, c.size)
 		if off == c.size || !c.takenLocked(off) {

@@ -88,6 +88,25 @@ func TestContentHashTakesOffers(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, want, got)
 	})
+
+	t.Run("and goes on after an error", func(t *testing.T) {
+		c := newContentHash(f, size)
+		whole := make([]byte, size)
+		_, err := f.ReadAt(whole, 0)
+		require.NoError(t, err)
+		const short = 10*fingerprintChunk + 5
+		require.NoError(t, f.Truncate(short))
+		_, err = c.run(t.Context(), 1, newTurns(1))
+		var medium *MediumError
+		require.ErrorAs(t, err, &medium)
+		require.EqualValues(t, 10*fingerprintChunk, medium.Off)
+		clear(whole[:10*fingerprintChunk]) // is not read again
+		_, err = f.WriteAt(whole, 0)
+		require.NoError(t, err)
+		got, err := c.run(t.Context(), 2, newTurns(2))
+		require.NoError(t, err)
+		require.Equal(t, want, got)
+	})
 }
 
 // TestHydrationReadsForTheHash has an image be copied whose clusters lie in its file in one run: every chunk of the file in that run is
@@ -121,9 +140,9 @@ func TestHydrationReadsForTheHash(t *testing.T) {
 		_, err = file.ReadAt(got, 0)
 		require.NoError(t, err)
 		require.True(t, bytes.Equal(content, got))
-		want, err := img.fingerprint(t.Context(), nil)
+		want, err := img.fingerprint(t.Context(), img.contents())
 		require.NoError(t, err)
-		along, err := img.fingerprint(t.Context(), h.along.content)
+		along, err := img.fingerprint(t.Context(), []*contentHash{h.along.content})
 		require.NoError(t, err)
 		require.Equal(t, want, along)
 	}

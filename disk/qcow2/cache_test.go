@@ -112,11 +112,6 @@ func TestReadsInTheMiddleDecodeToThere(t *testing.T) {
 	}
 }
 
-func decodes(im *Image, off int64) bool {
-	slow, _ := im.Decodes(off)
-	return slow
-}
-
 func TestMoreOfABlockThatIsRead(t *testing.T) {
 	var c cache
 	c.init(8, 64, func(p []byte, at uint64) error {

@@ -71,3 +71,8 @@ func TestDecodesDoesNotWaitForStorage(t *testing.T) {
 		require.Equal(t, want, [2]bool{slow, below}, "%#x, with the table in memory", off)
 	}
 }
+
+func decodes(im *Image, off int64) bool {
+	slow, _ := im.Decodes(off)
+	return slow
+}
