@@ -58,7 +58,7 @@ func TestContentHashTakesOffers(t *testing.T) {
 							panic(err)
 						}
 						c.offer(p, off)
-						c.offered.Store(0) // it reads on at once
+						setOffers(c, time.Time{}, time.Time{}) // it reads on at once
 					}
 				})
 			}
@@ -82,11 +82,37 @@ func TestContentHashTakesOffers(t *testing.T) {
 		c.offer(p[:SectorSize], 20*fingerprintChunk)       // no whole chunk
 		c.offer(p, 20*fingerprintChunk+SectorSize)         // nor this
 		c.offer(p, size/fingerprintChunk*fingerprintChunk) // ends beyond the file
-		c.offered.Store(time.Now().Add(time.Hour).UnixNano())
+		setOffers(c, time.Now(), time.Now().Add(time.Hour))
 		time.AfterFunc(10*time.Millisecond, c.endOffers)
 		got, err := c.run(t.Context(), 1, newTurns(1))
 		require.NoError(t, err)
 		require.Equal(t, want, got)
+	})
+
+	t.Run("and does not wait for those that are slow", func(t *testing.T) {
+		c := newContentHash(f, size)
+		p := make([]byte, fingerprintChunk)
+		for i := range 10 {
+			_, err := f.ReadAt(p, int64(i)*fingerprintChunk)
+			require.NoError(t, err)
+			c.offer(p, int64(i)*fingerprintChunk)
+		}
+		require.Positive(t, c.offersFor())
+		setOffers(c, time.Now().Add(-2*offersLast), time.Now().Add(time.Hour))
+		got, err := c.run(t.Context(), 1, newTurns(1))
+		require.NoError(t, err)
+		require.Equal(t, want, got)
+	})
+
+	t.Run("and does not wait for what it has", func(t *testing.T) {
+		c := newContentHash(f, size)
+		p := make([]byte, fingerprintChunk)
+		_, err := f.ReadAt(p, 0)
+		require.NoError(t, err)
+		c.offer(p, 0)
+		setOffers(c, time.Now(), time.Now().Add(-2*offersLast))
+		c.offer(p, 0) // again, as by a copying that waits for space
+		require.LessOrEqual(t, c.offersFor(), time.Duration(0))
 	})
 
 	t.Run("and goes on after an error", func(t *testing.T) {
@@ -107,6 +133,13 @@ func TestContentHashTakesOffers(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, want, got)
 	})
+}
+
+// setOffers makes it that the first and the last offer came at these times.
+func setOffers(c *contentHash, first, last time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.first, c.last = first, last
 }
 
 // TestHydrationReadsForTheHash has an image be copied whose clusters lie in its file in one run: every chunk of the file in that run is
