@@ -61,6 +61,40 @@ func TestImageIsIdentifiedAfterErrors(t *testing.T) {
 	require.Zero(t, logs.FilterMessage("a later start will not know the image again").Len())
 }
 
+// Copying to a full volume leaves the guest, and what is kept beside the disk, the space that does not suffice for a chunk.
+func TestCopyingToAFullVolumeTakesNothing(t *testing.T) {
+	const size = 4 << 20
+	full := tinyFS(t, "1536k")
+	img := openImage(t, put(t, t.TempDir(), "a.raw", block('a', size), 0))
+	file, err := OpenFile(put(t, full, "disk.img", nil, size), FileOptions{Private: true})
+	require.NoError(t, err)
+	defer file.Close()
+	blocks := newBlockMap(blocksOf(size))
+	maps := newMapStore(len(blocks.pages))
+	over := newOverlay(file, img, blocks, maps, size, overlayOptions{})
+	_, err = over.WriteAt(block('b', 64<<10), 1<<20)
+	require.NoError(t, err)
+	h := newHydration(over, zap.NewNop(), 0)
+	turn, err := h.turns.take(t.Context())
+	require.NoError(t, err)
+	defer turn.end()
+	for range 5 {
+		_, _ = h.step(t.Context(), turn)
+	}
+	require.True(t, h.paused.Load())
+	require.EqualValues(t, (size-1<<20-64<<10)/minGranule, blocks.clear.Load(), "one chunk has found space")
+	left, err := availableSpace(full)
+	require.NoError(t, err)
+	require.EqualValues(t, 512<<10-64<<10, left)
+	require.NoError(t, replaceSmall(filepath.Join(full, "state"), block('s', 4096), nil))
+	_, err = over.WriteAt(block('c', 256<<10), 3<<20)
+	require.NoError(t, err)
+	want := block('a', size)
+	copy(want[1<<20:], block('b', 64<<10))
+	copy(want[3<<20:], block('c', 256<<10))
+	require.Equal(t, -1, firstDifference(want, readAll(t, over, size)))
+}
+
 // A disk that is copied is not kept from being complete by an image that cannot be read, as in a part that holds nothing of the disk.
 func TestCompleteDiskDoesNotWaitForItsImage(t *testing.T) {
 	b, logs := identifying(t)
