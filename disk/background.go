@@ -31,6 +31,7 @@ type background struct {
 	clone    bool
 	cancel   context.CancelFunc // ends the copying
 	abandon  context.CancelFunc // ends reading the image
+	retry    time.Duration      // how long it waits for an image that cannot be read
 	done     sync.WaitGroup
 
 	// What identifies the image uses these, and after that what completes the disk.
@@ -42,7 +43,7 @@ func startBackground(o *opening, over *overlay, s *state) *background {
 	identifying, abandon := context.WithCancel(context.Background())
 	ctx, cancel := context.WithCancel(identifying)
 	b := &background{over: over, img: o.img, dir: o.dir, log: o.log, progress: o.opt.Progress, clone: o.opt.Mode == CopyClone,
-		cancel: cancel, abandon: abandon, state: s}
+		cancel: cancel, abandon: abandon, retry: mediumRetry, state: s}
 	b.done.Go(func() {
 		if err := b.run(ctx, identifying); err != nil && !errors.Is(err, context.Canceled) {
 			b.log.Error("the disk goes on with its image, but cannot be completed", zap.Error(err))
@@ -65,18 +66,15 @@ func (b *background) stop() {
 
 func (b *background) run(ctx, identifying context.Context) error {
 	var along *readAlong
+	var contents []*contentHash
 	if !identified(b.state.Chain) {
-		along = &readAlong{img: b.img, content: newContentHash(b.img.top.file, b.img.top.stat.Size)}
+		contents = b.img.contents()
+		along = &readAlong{img: b.img, content: contents[0]}
 	}
+	copying, copied := context.WithCancel(ctx)
+	defer copied()
 	var identity sync.WaitGroup
-	identity.Go(func() {
-		err := b.identify(identifying, along)
-		for ; isNoSpace(err) && sleep(identifying, spaceRetry) == nil; err = b.identify(identifying, along) {
-		}
-		if err != nil {
-			b.log.Warn("a later start will not know the image again", zap.Error(err))
-		}
-	})
+	identity.Go(func() { b.keepIdentifying(identifying, copying, contents) })
 	defer identity.Wait()
 	if !b.clone {
 		return nil
@@ -87,6 +85,7 @@ func (b *background) run(ctx, identifying context.Context) error {
 	h.progress, h.along = b.progress, along
 	err := h.run(ctx)
 	along.end()
+	copied()
 	if err != nil {
 		return err
 	}
@@ -105,10 +104,33 @@ func (b *background) run(ctx, identifying context.Context) error {
 	return nil
 }
 
-// identify adds the hash of the image's content to the state, unless it is there: then along is nil.
-func (b *background) identify(ctx context.Context, along *readAlong) error {
+// keepIdentifying identifies the image, also after errors of storage, which may be temporary. When copying has ended it tries only once more,
+// as a disk that is complete does not wait for an image that nobody can read.
+func (b *background) keepIdentifying(ctx, copying context.Context, contents []*contentHash) {
+	for {
+		last := copying.Err() != nil
+		err := b.identify(ctx, contents)
+		var medium *MediumError
+		switch {
+		case err == nil:
+			return
+		case isNoSpace(err):
+			_ = sleep(ctx, spaceRetry)
+		case errors.As(err, &medium) && !last:
+			b.log.Warn("the image cannot be read now to know it again later, and is tried again", zap.Error(err), zap.Duration("after", b.retry))
+			_ = sleep(copying, b.retry)
+		default:
+			b.log.Warn("a later start will not know the image again", zap.Error(err))
+			return
+		}
+	}
+}
+
+// identify adds the hash of the image's content to the state, unless it is there: then there are no contents. It goes on where an earlier
+// call has failed.
+func (b *background) identify(ctx context.Context, contents []*contentHash) error {
 	if !identified(b.state.Chain) {
-		chain, err := b.img.fingerprint(ctx, along.content)
+		chain, err := b.img.fingerprint(ctx, contents)
 		if err != nil {
 			return err
 		}

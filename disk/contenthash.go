@@ -18,17 +18,19 @@ const (
 	fingerprintChunk = 1 << 20
 	// offersLast is for how long after an offer more of them are waited for: storage may be slow.
 	offersLast = time.Second
+	// offersWorth is how much has to be offered in a second for offers to be waited for at all: a disk that is slow to copy to, or rests
+	// beside its guest, must not keep its image from being known soon. Bytes.
+	offersWorth = 256 << 20
 )
 
 // contentHash hashes a file's chunks that are not all zeros, each with its offset, and adds the hashes up: so a hole and zeros that are
 // stored give the same result, a hole costs nothing, and the order is free. Who reads the file for another reason offers what it has
-// read, and the rest is read as soon as there are no offers: the storage then has to give everything once only.
+// read, and the rest is read as soon as there are no offers, or few: the storage then has to give everything once only.
 type contentHash struct {
 	file *os.File
 	size int64
 
 	sum     atomic.Uint64
-	offered atomic.Int64 // when the last offer came; nanoseconds since 1970, 0: never
 	noMore  chan struct{}
 	pending sync.WaitGroup // what was taken from offers and is not in sum yet
 
@@ -36,13 +38,18 @@ type contentHash struct {
 	off     int64      // guarded by mu; everything before it was handed out
 	dataEnd int64      // guarded by mu; to there the file is known to store something
 	taken   *regionSet // guarded by mu; the chunks that were taken from offers; nil: none
+	again   []int64    // guarded by mu; chunks that were handed out and could not be read
+	offered int64      // guarded by mu; bytes that were taken from offers
+	first   time.Time  // guarded by mu; when the first of these offers came
+	last    time.Time  // guarded by mu; when the last one came
 }
 
 func newContentHash(f *os.File, size int64) *contentHash {
 	return &contentHash{file: f, size: size, noMore: make(chan struct{})}
 }
 
-// run returns the hash, after so many workers that have their turns have read what nobody offers.
+// run returns the hash, after so many workers that have their turns have read what nobody offers. After an error, a *MediumError unless it
+// is ctx's, another call goes on.
 func (c *contentHash) run(ctx context.Context, workers int, turns *turns) (string, error) {
 	group, ctx := errgroup.WithContext(ctx)
 	for range workers {
@@ -78,8 +85,7 @@ func (c *contentHash) offer(p []byte, off int64) {
 	if off%fingerprintChunk != 0 || len(p) != fingerprintChunk || off+fingerprintChunk > c.size {
 		return
 	}
-	c.offered.Store(time.Now().UnixNano())
-	if c.take(off) {
+	if c.take(off, time.Now()) {
 		defer c.pending.Done()
 		c.sum.Add(chunkHash(p, off))
 	}
@@ -95,11 +101,13 @@ func (c *contentHash) offersFor() time.Duration {
 		return 0
 	default:
 	}
-	last := c.offered.Load()
-	if last == 0 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := time.Now()
+	if sofar := now.Sub(c.first); sofar > offersLast && float64(c.offered) < offersWorth*sofar.Seconds() {
 		return 0
 	}
-	return offersLast - time.Since(time.Unix(0, last))
+	return offersLast - now.Sub(c.last)
 }
 
 // waitForOffers returns when there are none any more, or with ctx's error when it ends before.
@@ -125,11 +133,16 @@ func (c *contentHash) readNext(ctx context.Context, buf []byte) (more bool, err 
 	if err != nil || off == c.size {
 		return false, err
 	}
-	if err := ctx.Err(); err != nil {
-		return false, err
-	}
 	p := buf[:min(fingerprintChunk, c.size-off)]
-	if err := readFull(c.file, p, off); err != nil {
+	if err = ctx.Err(); err == nil {
+		if err = readFull(c.file, p, off); err != nil {
+			err = &MediumError{Op: "read", Off: off, Length: int64(len(p)), Err: err}
+		}
+	}
+	if err != nil {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.again = append(c.again, off)
 		return false, err
 	}
 	c.sum.Add(chunkHash(p, off))
@@ -150,8 +163,8 @@ func chunkHash(p []byte, off int64) uint64 {
 	return digest.Sum64()
 }
 
-// take reports whether the chunk at off is the caller's to hash, as nobody else has it. Then it is pending.
-func (c *contentHash) take(off int64) bool {
+// take reports whether the chunk at off, which is offered now, is the caller's to hash, as nobody else has it. Then it is pending.
+func (c *contentHash) take(off int64, now time.Time) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if off < c.off || c.takenLocked(off) {
@@ -161,6 +174,11 @@ func (c *contentHash) take(off int64) bool {
 		c.taken = newRegionSet(c.size, fingerprintChunk)
 	}
 	c.taken.add(off, fingerprintChunk)
+	c.offered += fingerprintChunk
+	c.last = now
+	if c.first.IsZero() {
+		c.first = now
+	}
 	c.pending.Add(1)
 	return true
 }
@@ -171,10 +189,15 @@ func (c *contentHash) takenLocked(off int64) bool { return c.taken != nil && c.t
 func (c *contentHash) next() (int64, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if last := len(c.again) - 1; last >= 0 {
+		off := c.again[last]
+		c.again = c.again[:last]
+		return off, nil
+	}
 	for {
 		off, err := c.storedLocked()
 		if err != nil {
-			return 0, err
+			return 0, &MediumError{Op: "read", Off: c.off, Length: c.size - c.off, Err: err}
 		}
 		c.off = min(off+fingerprintChunk, c.size)
 		if off == c.size || !c.takenLocked(off) {

@@ -58,7 +58,7 @@ func TestContentHashTakesOffers(t *testing.T) {
 							panic(err)
 						}
 						c.offer(p, off)
-						c.offered.Store(0) // it reads on at once
+						setOffers(c, time.Time{}, time.Time{}) // it reads on at once
 					}
 				})
 			}
@@ -82,12 +82,64 @@ func TestContentHashTakesOffers(t *testing.T) {
 		c.offer(p[:SectorSize], 20*fingerprintChunk)       // no whole chunk
 		c.offer(p, 20*fingerprintChunk+SectorSize)         // nor this
 		c.offer(p, size/fingerprintChunk*fingerprintChunk) // ends beyond the file
-		c.offered.Store(time.Now().Add(time.Hour).UnixNano())
+		setOffers(c, time.Now(), time.Now().Add(time.Hour))
 		time.AfterFunc(10*time.Millisecond, c.endOffers)
 		got, err := c.run(t.Context(), 1, newTurns(1))
 		require.NoError(t, err)
 		require.Equal(t, want, got)
 	})
+
+	t.Run("and does not wait for those that are slow", func(t *testing.T) {
+		c := newContentHash(f, size)
+		p := make([]byte, fingerprintChunk)
+		for i := range 10 {
+			_, err := f.ReadAt(p, int64(i)*fingerprintChunk)
+			require.NoError(t, err)
+			c.offer(p, int64(i)*fingerprintChunk)
+		}
+		require.Positive(t, c.offersFor())
+		setOffers(c, time.Now().Add(-2*offersLast), time.Now().Add(time.Hour))
+		got, err := c.run(t.Context(), 1, newTurns(1))
+		require.NoError(t, err)
+		require.Equal(t, want, got)
+	})
+
+	t.Run("and does not wait for what it has", func(t *testing.T) {
+		c := newContentHash(f, size)
+		p := make([]byte, fingerprintChunk)
+		_, err := f.ReadAt(p, 0)
+		require.NoError(t, err)
+		c.offer(p, 0)
+		setOffers(c, time.Now(), time.Now().Add(-2*offersLast))
+		c.offer(p, 0) // again, as by a copying that waits for space
+		require.LessOrEqual(t, c.offersFor(), time.Duration(0))
+	})
+
+	t.Run("and goes on after an error", func(t *testing.T) {
+		c := newContentHash(f, size)
+		whole := make([]byte, size)
+		_, err := f.ReadAt(whole, 0)
+		require.NoError(t, err)
+		const short = 10*fingerprintChunk + 5
+		require.NoError(t, f.Truncate(short))
+		_, err = c.run(t.Context(), 1, newTurns(1))
+		var medium *MediumError
+		require.ErrorAs(t, err, &medium)
+		require.EqualValues(t, 10*fingerprintChunk, medium.Off)
+		clear(whole[:10*fingerprintChunk]) // is not read again
+		_, err = f.WriteAt(whole, 0)
+		require.NoError(t, err)
+		got, err := c.run(t.Context(), 2, newTurns(2))
+		require.NoError(t, err)
+		require.Equal(t, want, got)
+	})
+}
+
+// setOffers makes it that the first and the last offer came at these times.
+func setOffers(c *contentHash, first, last time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.first, c.last = first, last
 }
 
 // TestHydrationReadsForTheHash has an image be copied whose clusters lie in its file in one run: every chunk of the file in that run is
@@ -121,9 +173,9 @@ func TestHydrationReadsForTheHash(t *testing.T) {
 		_, err = file.ReadAt(got, 0)
 		require.NoError(t, err)
 		require.True(t, bytes.Equal(content, got))
-		want, err := img.fingerprint(t.Context(), nil)
+		want, err := img.fingerprint(t.Context(), img.contents())
 		require.NoError(t, err)
-		along, err := img.fingerprint(t.Context(), h.along.content)
+		along, err := img.fingerprint(t.Context(), []*contentHash{h.along.content})
 		require.NoError(t, err)
 		require.Equal(t, want, along)
 	}

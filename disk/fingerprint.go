@@ -43,28 +43,27 @@ func fingerprintOf(l *layer, st *unix.Stat_t) fileFingerprint {
 	}
 }
 
-// fingerprint identifies the image by the content of every file of its chain, top first. What another reader of the top one has found
-// need not be read again; top may be nil.
-func (m *Image) fingerprint(ctx context.Context, top *contentHash) ([]fileFingerprint, error) {
+// contents are the hashes of the image's files, top first, of which nothing has been read yet.
+func (m *Image) contents() (all []*contentHash) {
+	m.top.chain(func(l *layer) { all = append(all, newContentHash(l.file, l.stat.Size)) })
+	return all
+}
+
+// fingerprint identifies the image by the content of every file of its chain, top first. What is in the contents already is not read again,
+// also after an error: one of reading is a *MediumError.
+func (m *Image) fingerprint(ctx context.Context, contents []*contentHash) ([]fileFingerprint, error) {
 	prints := m.unhashed()
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(cap(hashTurns.places)) // no more goroutines than can have their turn
-	i := 0
-	m.top.chain(func(l *layer) {
-		print := &prints[i]
-		i++
-		content := top
-		if l != m.top || top == nil {
-			content = newContentHash(l.file, print.Size)
-		}
+	for i, content := range contents {
 		group.Go(func() (err error) {
-			print.Hash, err = content.run(ctx, 1, hashTurns)
+			prints[i].Hash, err = content.run(ctx, 1, hashTurns)
 			if err != nil {
-				return fmt.Errorf("reading %s: %w", l.name, err)
+				return fmt.Errorf("reading %s: %w", prints[i].Name, err)
 			}
 			return nil
 		})
-	})
+	}
 	if err := group.Wait(); err != nil {
 		return nil, err
 	}
@@ -72,7 +71,7 @@ func (m *Image) fingerprint(ctx context.Context, top *contentHash) ([]fileFinger
 }
 
 // errNotIdentified is an image of which nobody can tell whether it is the one of the fingerprint.
-var errNotIdentified = errors.New("the disk was stopped before its image had been read once to recognise it")
+var errNotIdentified = errors.New("the disk was stopped before its image had been read once to recognise it, or the image could not be read")
 
 // identified reports whether the fingerprint says what the content is.
 func identified(prints []fileFingerprint) bool {

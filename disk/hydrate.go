@@ -186,6 +186,7 @@ func (h *hydration) step(ctx context.Context, turn *turn) (more bool, rest time.
 		if !h.paused.Swap(true) {
 			h.log.Warn("no space is left to copy the image; it goes on when there is some, and the disk works until then from the image", zap.Error(err))
 		}
+		h.o.giveBack(first, last)
 		h.rewind(first)
 		return true, max(h.retry, 1)
 	case err != nil:

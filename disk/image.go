@@ -144,15 +144,11 @@ func (m *Image) Extent(off, length int64) (Extent, error) {
 
 // Slow reports whether a read at off has to be decompressed, in whichever file of the chain it is. See Estimator.
 func (m *Image) Slow(off int64) bool {
-	for l := m.top; l != nil && l.content != nil && off < l.size; l = l.below {
-		if l.content.slow(off) {
-			return true
-		}
-		if _, kind, err := l.content.extent(off, 1); err != nil || kind != extentBelow {
-			return false
-		}
+	slow, below := false, true
+	for l := m.top; below && l != nil && l.content != nil && off < l.size; l = l.below {
+		slow, below = l.content.slow(off)
 	}
-	return false
+	return slow
 }
 
 // Close closes every file of the image. Calls after the first do nothing.

@@ -64,6 +64,22 @@ func (o *overlay) store(p []byte, off int64, write func(p []byte, off int64) err
 	return nil
 }
 
+// giveBack frees what the file has taken below blocks that are not marked: what is left of a full volume belongs to the guest, and to the small
+// files beside the disk. Where that fails it only takes longer.
+func (o *overlay) giveBack(first, last int64) {
+	o.locks.lock(first, last)
+	defer o.locks.unlock(first, last)
+	for block := first; block <= last; {
+		set, end := o.blocks.run(block, last)
+		if !set {
+			begin, _ := o.bounds(block)
+			_, stop := o.bounds(end - 1)
+			_ = o.punch(begin, stop-begin)
+		}
+		block = end
+	}
+}
+
 func (o *overlay) writeFile(p []byte, off int64) error {
 	_, err := o.file.WriteAt(p, off)
 	return err

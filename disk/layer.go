@@ -36,8 +36,9 @@ type content interface {
 	usage() usage
 	// stored tells where the bytes at off lie in the layer's own file, as they are and in one run, and how many of length those are.
 	stored(off, length int64) (at, n int64, ok bool)
-	// slow reports whether a read of the layer's own content at off has to be decompressed.
-	slow(off int64) bool
+	// slow reports whether a read of the layer's own content at off has to be decompressed, or whether that is the layer's below to say. It
+	// does not wait for storage.
+	slow(off int64) (slow, below bool)
 	setBelow(l *layer)
 	header() header
 }

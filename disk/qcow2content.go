@@ -58,7 +58,7 @@ func (c qcow2Content) usage() usage {
 	return usage{plain: info.PlainSize, compressed: info.CompressedSize}
 }
 
-func (c qcow2Content) slow(off int64) bool { return c.Decodes(off) }
+func (c qcow2Content) slow(off int64) (slow, below bool) { return c.Decodes(off) }
 
 func (c qcow2Content) setBelow(l *layer) { c.SetBacking(l, l.size) }
 

@@ -157,6 +157,19 @@ func (c *cache) loadAside(at uint64) (p pinned, err error) {
 	return p, err
 }
 
+// peek returns a block, which has to be released, if the whole of it is there. It waits for nothing.
+func (c *cache) peek(key int64) (p pinned, ok bool) {
+	s := &c.shards[uint64(key)%uint64(len(c.shards))]
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	b := s.findLocked(key)
+	if b == nil || b.loading || b.valid < c.size {
+		return pinned{}, false
+	}
+	b.pins++
+	return pinned{data: b.data, slot: b, shard: s}, true
+}
+
 // has reports whether the first need bytes of a block can be had without loading it.
 func (c *cache) has(key, need int64) bool {
 	s := &c.shards[uint64(key)%uint64(len(c.shards))]

@@ -98,8 +98,8 @@ func TestReadsInTheMiddleDecodeToThere(t *testing.T) {
 			part = 1 << 16
 		}
 		require.Equal(t, []int{part, 1 << 16, 1 << 16}, loaded, "a part; a part of that again; nearly all; the beginning")
-		require.False(t, im.Decodes(20<<10))
-		require.Equal(t, kind == compressionZlib, im.Decodes(24<<10))
+		require.False(t, decodes(im, 20<<10))
+		require.Equal(t, kind == compressionZlib, decodes(im, 24<<10))
 		loaded = nil
 		read(28 << 10)
 		read(48 << 10)
@@ -108,7 +108,7 @@ func TestReadsInTheMiddleDecodeToThere(t *testing.T) {
 		} else {
 			require.Empty(t, loaded)
 		}
-		require.False(t, im.Decodes(60<<10))
+		require.False(t, decodes(im, 60<<10))
 	}
 }
 

@@ -3,7 +3,7 @@ package qcow2
 import "sync/atomic"
 
 const (
-	setPageBits  = 15 // 32,768 clusters in 4 KiB
+	setPageBits  = 12 // 4,096 clusters in 512 bytes: an entry that points somewhere far costs no more
 	setPageWords = 1 << setPageBits / 64
 )
 

@@ -37,7 +37,7 @@ const (
 	maxL1Bytes       = 32 << 20
 	maxRefTableBytes = 8 << 20
 	maxNameLen       = 1023
-	maxClusters      = 1 << 30 // of a file: its bitmaps stay under 128 MiB
+	maxClusters      = 1 << 30 // of a file: each of its three bitmaps takes at most 128 MiB
 
 	defaultMaxVirtualSize = 64 << 40
 

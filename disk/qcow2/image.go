@@ -315,13 +315,26 @@ func (im *Image) Stored(off, length int64) (host, n int64, ok bool) {
 	return p.host, p.n, err == nil && p.kind == KindData
 }
 
-// Decodes reports whether a read at off has to decompress a cluster: one that was not just decoded for another read.
-func (im *Image) Decodes(off int64) bool {
-	if off < 0 || off >= im.hdr.size {
-		return false
+// Decodes reports whether a read at off has to decompress a cluster, one that was not just decoded for another read; or whether that is
+// the backing file's to say. It does not wait for r: of a table that is not in memory it says neither.
+func (im *Image) Decodes(off int64) (decodes, below bool) {
+	h := im.hdr
+	if off < 0 || off >= h.size {
+		return false, false
 	}
-	p, err := im.locate(off, 1)
-	return err == nil && p.kind == KindCompressed && !im.decoded.has(off>>im.hdr.clusterBits, off&(im.hdr.clusterSize()-1)+1)
+	cluster, perTable := off>>h.clusterBits, h.l2Entries()
+	index := cluster / perTable
+	if im.l1[index]&offsetMask == 0 {
+		return false, true
+	}
+	table, ok := im.tables.peek(index)
+	if !ok {
+		return false, false
+	}
+	defer table.release()
+	within := off & (h.clusterSize() - 1)
+	kind := h.entryPiece(table.data, cluster%perTable, within).kind
+	return kind == KindCompressed && !im.decoded.has(cluster, within+1), kind == KindUnallocated
 }
 
 // ReadAt reads guest bytes, from the backing file where the image has none. It reads len(p) bytes or fails; reading

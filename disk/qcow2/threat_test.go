@@ -329,6 +329,35 @@ func TestMemory(t *testing.T) {
 	require.Equal(t, got.Size(), n)
 }
 
+// TestMemoryOfScatteredClusters opens a file of 600 KiB and a very large hole, the tables of which name a plain and a compressed cluster
+// in every part of it.
+func TestMemoryOfScatteredClusters(t *testing.T) {
+	const bits, parts, perTable = 9, 1 << 15, 1 << 9 / 8
+	const fileSize = maxClusters << bits
+	const tables = 2 * parts / perTable
+	im := &image{make([]byte, (2+tables/perTable+tables)<<bits), bits}
+	copy(im.b, newImage(bits, 2*parts<<bits, 0).b[:1<<bits])
+	im.put64(40, 1<<bits)
+	im.put32(56, 0)
+	first := 1 + tables/perTable // cluster of the first L2 table
+	for i := range tables {
+		im.put64(1<<bits+8*i, uint64(first+i)<<bits|entryCopied)
+	}
+	for i := range parts - 1 {
+		at := uint64(fileSize / parts * (i + 1))
+		im.put64(first<<bits+16*i, at|entryCopied)
+		im.put64(first<<bits+16*i+8, (at+2<<bits)|entryCompressed)
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	got, err := Open(hugeFile{im.b}, fileSize, Options{})
+	runtime.ReadMemStats(&after)
+	require.NoError(t, err)
+	require.EqualValues(t, (parts-1)<<bits, got.Info().PlainSize)
+	require.EqualValues(t, (parts-1)<<bits, got.Info().CompressedSize)
+	require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(48<<20))
+}
+
 // TestReadError passes the errors of the file on.
 func TestReadError(t *testing.T) {
 	im := newImage(16, 8<<16, 4)

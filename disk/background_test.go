@@ -1,0 +1,118 @@
+package disk
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+	"golang.org/x/sys/unix"
+)
+
+// unreadable makes every read of an open file fail, until back is called.
+func unreadable(t *testing.T, f *os.File) (back func()) {
+	other, err := os.OpenFile(f.Name(), os.O_WRONLY, 0)
+	require.NoError(t, err)
+	defer other.Close()
+	fd := int(f.Fd())
+	good, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+	require.NoError(t, err)
+	require.NoError(t, unix.Dup3(int(other.Fd()), fd, unix.O_CLOEXEC))
+	return func() {
+		require.NoError(t, unix.Dup3(good, fd, unix.O_CLOEXEC))
+		require.NoError(t, unix.Close(good))
+	}
+}
+
+// identifying is what is to identify an image of one backing file, and what it logs.
+func identifying(t *testing.T) (*background, *observer.ObservedLogs) {
+	dir := t.TempDir()
+	content := block('a', 3*fingerprintChunk)
+	put(t, dir, "base.raw", content, 0)
+	qemuImg(t, dir, "create", "-f", "qcow2", "-b", "base.raw", "-F", "raw", "top.qcow2")
+	img := openImage(t, filepath.Join(dir, "top.qcow2"))
+	work, err := openWorkDir(t.TempDir(), "top.qcow2", false)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, work.close()) })
+	core, logs := observer.New(zap.WarnLevel)
+	return &background{img: img, dir: work, log: zap.New(core), retry: time.Millisecond, state: &state{Chain: img.unhashed()}}, logs
+}
+
+// An image that cannot be read for a while is known at the next start all the same: otherwise the disk is made again, or refused.
+func TestImageIsIdentifiedAfterErrors(t *testing.T) {
+	b, logs := identifying(t)
+	want, err := b.img.fingerprint(t.Context(), b.img.contents())
+	require.NoError(t, err)
+	back := unreadable(t, b.img.top.below.file)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		b.keepIdentifying(t.Context(), t.Context(), b.img.contents())
+	}()
+	require.Eventually(t, func() bool { return logs.Len() > 1 }, 10*time.Second, time.Millisecond)
+	back()
+	<-done
+	require.Equal(t, want, b.state.Chain)
+	require.False(t, b.unsaved)
+	require.Zero(t, logs.FilterMessage("a later start will not know the image again").Len())
+}
+
+// Copying to a full volume leaves the guest, and what is kept beside the disk, the space that does not suffice for a chunk.
+func TestCopyingToAFullVolumeTakesNothing(t *testing.T) {
+	const size = 4 << 20
+	full := tinyFS(t, "1536k")
+	img := openImage(t, put(t, t.TempDir(), "a.raw", block('a', size), 0))
+	file, err := OpenFile(put(t, full, "disk.img", nil, size), FileOptions{Private: true})
+	require.NoError(t, err)
+	defer file.Close()
+	blocks := newBlockMap(blocksOf(size))
+	maps := newMapStore(len(blocks.pages))
+	over := newOverlay(file, img, blocks, maps, size, overlayOptions{})
+	_, err = over.WriteAt(block('b', 64<<10), 1<<20)
+	require.NoError(t, err)
+	h := newHydration(over, zap.NewNop(), 0)
+	turn, err := h.turns.take(t.Context())
+	require.NoError(t, err)
+	defer turn.end()
+	for range 5 {
+		_, _ = h.step(t.Context(), turn)
+	}
+	require.True(t, h.paused.Load())
+	require.EqualValues(t, (size-1<<20-64<<10)/minGranule, blocks.clear.Load(), "one chunk has found space")
+	left, err := availableSpace(full)
+	require.NoError(t, err)
+	require.EqualValues(t, 512<<10-64<<10, left)
+	require.NoError(t, replaceSmall(filepath.Join(full, "state"), block('s', 4096), nil))
+	_, err = over.WriteAt(block('c', 256<<10), 3<<20)
+	require.NoError(t, err)
+	want := block('a', size)
+	copy(want[1<<20:], block('b', 64<<10))
+	copy(want[3<<20:], block('c', 256<<10))
+	require.Equal(t, -1, firstDifference(want, readAll(t, over, size)))
+}
+
+// A disk that is copied is not kept from being complete by an image that cannot be read, as in a part that holds nothing of the disk.
+func TestCompleteDiskDoesNotWaitForItsImage(t *testing.T) {
+	b, logs := identifying(t)
+	defer unreadable(t, b.img.top.below.file)()
+	b.retry = time.Hour
+	copying, copied := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		b.keepIdentifying(t.Context(), copying, b.img.contents())
+	}()
+	require.Eventually(t, func() bool { return logs.Len() == 1 }, 10*time.Second, time.Millisecond)
+	copied()
+	select {
+	case <-done:
+	case <-time.After(10 * time.Second):
+		t.Fatal("it goes on")
+	}
+	require.False(t, identified(b.state.Chain))
+	require.Equal(t, 1, logs.FilterMessage("a later start will not know the image again").Len())
+}

@@ -1,0 +1,78 @@
+package qcow2
+
+import (
+	"bytes"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// stuckFile does not answer any more when stuck is closed, until back is.
+type stuckFile struct {
+	*bytes.Reader
+	stuck, back chan struct{}
+	asked       atomic.Int64
+}
+
+func (f *stuckFile) ReadAt(p []byte, off int64) (int, error) {
+	select {
+	case <-f.stuck:
+		f.asked.Add(1)
+		<-f.back
+	default:
+	}
+	return f.Reader.ReadAt(p, off)
+}
+
+// Who reads a connection asks whether a command is worth another processor. That must not wait for storage that hangs, neither for a table
+// that has to be read, nor for one that somebody else is about to read.
+func TestDecodesDoesNotWaitForStorage(t *testing.T) {
+	im := newImage(16, 8<<16, 2)
+	im.data(0, atData, 'a')
+	im.compressed(1, (atData+1)<<16, deflated(t, words(1<<16, 1)))
+	file := &stuckFile{Reader: bytes.NewReader(im.b), stuck: make(chan struct{}), back: make(chan struct{})}
+	got, err := Open(file, int64(len(im.b)), Options{})
+	require.NoError(t, err)
+	close(file.stuck)
+	ask := func(off int64) (slow, below bool) {
+		asked := make(chan struct{})
+		go func() {
+			slow, below = got.Decodes(off)
+			close(asked)
+		}()
+		select {
+		case <-asked:
+		case <-time.After(10 * time.Second):
+			close(file.back)
+			<-asked
+			t.Fatal("it waited")
+		}
+		return slow, below
+	}
+	for _, off := range []int64{0, 1 << 16, 2 << 16} {
+		slow, below := ask(off)
+		require.False(t, slow || below)
+	}
+	read := make(chan error, 1)
+	go func() {
+		_, err := got.ReadAt(make([]byte, 512), 0)
+		read <- err
+	}()
+	require.Eventually(t, func() bool { return file.asked.Load() == 1 }, 10*time.Second, time.Millisecond)
+	slow, below := ask(1 << 16)
+	require.False(t, slow || below)
+
+	close(file.back)
+	require.NoError(t, <-read)
+	for off, want := range map[int64][2]bool{0: {false, false}, 1 << 16: {true, false}, 2 << 16: {false, true}} {
+		slow, below := ask(off)
+		require.Equal(t, want, [2]bool{slow, below}, "%#x, with the table in memory", off)
+	}
+}
+
+func decodes(im *Image, off int64) bool {
+	slow, _ := im.Decodes(off)
+	return slow
+}
