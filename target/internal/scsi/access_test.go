@@ -102,6 +102,17 @@ func TestOwnerReturnsWhileAWriteIsStuck(t *testing.T) {
 	}
 }
 
+// TestSessionEndsOnce ends a session twice, as its reader and the one that reinstates it may at once. The owner's other session goes on.
+func TestSessionEndsOnce(t *testing.T) {
+	b := newBench(t, exclusive)
+	b.good(cdb(writeOne), pattern(1, 1))
+	again := b.attach("iqn.a", 1)
+	b.d.Detach(again)
+	b.d.Detach(again)
+	require.Equal(t, conflict, b.runAs(b.attach("iqn.b", 0), lun1, cdb(readOne), nil).outcome())
+	b.good(cdb(writeOne), pattern(1, 1))
+}
+
 func TestEndedSessionDoesNotClaim(t *testing.T) {
 	b := newBench(t, exclusive)
 	b.d.Detach(b.nexus)
