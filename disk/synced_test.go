@@ -72,6 +72,7 @@ func TestKeepPromises(t *testing.T) {
 func TestPromisesReachStorage(t *testing.T) {
 	strace, err := exec.LookPath("strace")
 	needs(t, "strace", err == nil)
+	needs(t, "the right to trace a process", exec.Command(strace, "-o", os.DevNull, "true").Run() == nil)
 	dir, err := filepath.EvalSymlinks(t.TempDir())
 	require.NoError(t, err)
 	put(t, dir, "disk.raw", sample(3<<20, 1), 0)
@@ -160,10 +161,10 @@ func (s *syncedFiles) follow(call string, until int) {
 			}
 		}
 		s.changes[to], s.stored[to] = s.changes[from], s.stored[from]
-		delete(s.changes, from)
+		s.forget(from)
 		s.rename(to)
 	case "unlinkat":
-		delete(s.changes, paths[0])
+		s.forget(paths[0])
 	case "fsync", "fdatasync":
 		s.stored[descriptor(call)] = until
 	default:
@@ -176,6 +177,11 @@ func (s *syncedFiles) change(path string) {
 	if strings.HasPrefix(path, s.dir) && !strings.HasSuffix(path, lockName) && !strings.Contains(path, ".live") {
 		s.changes[path]++
 	}
+}
+
+func (s *syncedFiles) forget(path string) {
+	delete(s.changes, path)
+	delete(s.stored, path)
 }
 
 // rename notes that something has that name now, unless it is one that does not count yet.
