@@ -172,7 +172,7 @@ func (o *opening) openDurableMap(header mapHeader, m *blockMap, maps *mapStore, 
 		maps.durable = nil
 	case o.durable() && maps.durable == nil:
 		if !fresh {
-			if err := syncFile(o.dir.disk()); err != nil {
+			if err := o.dir.syncContent(s.Map); err != nil {
 				return err
 			}
 		}
@@ -280,7 +280,7 @@ func (o *opening) adjust(s *state) (grown bool, err error) {
 	case !o.durable():
 		s.Durable = false // whoever runs it without flushing makes it so
 	case !s.Durable:
-		if err := syncFile(o.dir.disk()); err != nil {
+		if err := o.dir.syncContent(s.Map); err != nil {
 			return false, err
 		}
 		s.Durable = true

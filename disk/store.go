@@ -101,6 +101,22 @@ func (i *Instance) durable() bool {
 	return f.opt.Durable
 }
 
+// syncContent makes durable what was written without that: the disk, and what its unit has kept with that content.
+func (d *diskDir) syncContent(content string) error {
+	if err := syncFile(d.disk()); err != nil {
+		return err
+	}
+	unit := d.disk() + unitInfix + content
+	entries, err := os.ReadDir(unit)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	for _, e := range entries {
+		err = errors.Join(err, syncFile(filepath.Join(unit, e.Name())))
+	}
+	return errors.Join(err, syncDir(unit, (*os.File).Sync), syncParent(unit))
+}
+
 // clearUnits removes what units have kept of a disk that is about to be replaced.
 func (d *diskDir) clearUnits() error {
 	entries, err := os.ReadDir(d.path)

@@ -35,6 +35,7 @@ need podman has podman
 need runc has runc
 need docker-registry has docker-registry
 need iproute2 has ip
+need strace has strace
 need gcc has gcc # the race detector links with it
 need libc6-dev test -e /usr/include/stdlib.h
 

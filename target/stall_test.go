@@ -335,28 +335,31 @@ func TestDeadPeer(t *testing.T) {
 // TestSlowPeers ends a login that takes too long, and a PDU that does not come to its end.
 func TestSlowPeers(t *testing.T) {
 	s := newServer(t, func(o *target.Options) {
-		o.Limits.LoginTimeout, o.Limits.PDUTimeout = time.Second, time.Second
+		o.Limits.LoginTimeout = 500 * time.Millisecond
 	})
-	silent := tt.MustDial(t, s.addr)
-	require.NoError(t, silent.ExpectClosed())
+	require.NoError(t, tt.MustDial(t, s.addr).ExpectClosed())
+	// One byte at a time is no better.
+	dribble(t, tt.MustDial(t, s.addr), []byte{0x43, 0x81, 0, 0, 0, 0, 0x1f, 0xf0})
 
+	s = newServer(t, func(o *target.Options) { o.Limits.PDUTimeout = 500 * time.Millisecond })
 	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
 	cmd, _, _ := c.Prepare(tt.TestUnitReady(1))
 	require.NoError(t, c.SendRaw(c.Bytes(&cmd, nil)[:20]))
 	require.NoError(t, c.ExpectClosed())
 
-	// One byte at a time is no better.
-	dribble := func(c *tt.Conn, b []byte) {
-		for i := 0; ; i = (i + 1) % len(b) {
-			if err := c.SendRaw(b[i : i+1]); err != nil {
-				require.ErrorIs(t, err, tt.ErrClosed)
-				return
-			}
-			time.Sleep(10 * time.Millisecond)
-		}
-	}
-	dribble(tt.MustDial(t, s.addr), []byte{0x43, 0x81, 0, 0, 0, 0, 0x1f, 0xf0})
 	c = tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
 	ping := pdu.NOPOut{Immediate: true, TaskTag: 1, TransferTag: pdu.ReservedTag, CmdSN: c.CmdSN}
-	dribble(c.Conn, c.Bytes(&ping, make([]byte, 4096)))
+	dribble(t, c.Conn, c.Bytes(&ping, make([]byte, 4096)))
+}
+
+// dribble sends one byte at a time, over and over, until the connection is closed.
+func dribble(t *testing.T, c *tt.Conn, b []byte) {
+	t.Helper()
+	for i := 0; ; i = (i + 1) % len(b) {
+		if err := c.SendRaw(b[i : i+1]); err != nil {
+			require.ErrorIs(t, err, tt.ErrClosed)
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
 }

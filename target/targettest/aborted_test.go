@@ -15,10 +15,13 @@ import (
 
 // halfSent starts a write of LUN 1 of which the target has the command and a part of its immediate data. The function that is
 // returned sends the rest.
-func halfSent(t *testing.T, s *server, sess *Session, data []byte) (task *Task, finish func()) {
+func halfSent(t *testing.T, s *server, sess *Session, data []byte, edit ...func(*pdu.SCSICommand)) (task *Task, finish func()) {
 	t.Helper()
 	const sent = pdu.HeaderLen + 100
 	c := Write10(1, 0, data)
+	for _, f := range edit {
+		c.Edit = f
+	}
 	c.Options = []Option{CutAfter(sent)}
 	task = sess.MustStart(t, c)
 	eventually(t, "the command has arrived", func() bool {
@@ -67,6 +70,47 @@ func TestAbortedWhileItsDataArrives(t *testing.T) {
 			require.True(t, bytes.Equal(fresh, sess.MustGood(t, Read10(1, 0, 8)).Data), "what was aborted has overwritten what was written later")
 		})
 	}
+}
+
+// TestAbortedBeforeTheRestOfItsData ends a write of which a data segment is being received and more is to come. Its place in the command
+// window is free when it has arrived: were it not, so many of them would close the window for ever.
+func TestAbortedBeforeTheRestOfItsData(t *testing.T) {
+	const width = 4
+	s := start(t, limits(target.Limits{CommandWindow: width}))
+	sess, neighbour := s.login(t, LoginOptions{Keys: KV("InitialR2T", "No", "ImmediateData", "Yes")}), s.login(t, other)
+	task, finish := halfSent(t, s, sess, pattern(8*BlockSize, 1), func(cmd *pdu.SCSICommand) { cmd.Final = false })
+	manage(t, neighbour, pdu.TMComplete, pdu.TaskManagementRequest{Function: pdu.TMLogicalUnitReset, LUN: LUN(1)})
+	finish()
+	sess.Forget(task)
+	attentions(t, sess, 1)
+	sess.MustGood(t, TestUnitReady(1))
+	require.Equal(t, sess.CmdSN-1+width, sess.MaxCmdSN)
+}
+
+// TestTagOfAnAbortedCommand gives the tag of a command that was aborted, and that the disk still works on, to another one. That one
+// goes on when the first has ended.
+func TestTagOfAnAbortedCommand(t *testing.T) {
+	const width = 4
+	s := start(t, limits(target.Limits{CommandWindow: width}))
+	sess := s.login(t, solicited)
+	release := s.stall(t, disktest.OpRead)
+	before := s.disk.Calls(disktest.OpRead)
+	read := sess.MustStart(t, Read10(1, 0, 1))
+	eventually(t, "it is in the disk", func() bool { return s.disk.Calls(disktest.OpRead) > before })
+	manage(t, sess, pdu.TMComplete, pdu.TaskManagementRequest{Immediate: true, Function: pdu.TMAbortTask, LUN: LUN(1), RefTaskTag: read.Tag()})
+	sess.Forget(read)
+	c := Write10(1, 8, pattern(BlockSize, 1))
+	c.OnR2T, c.Edit = HoldR2T, func(cmd *pdu.SCSICommand) { cmd.TaskTag = read.Tag() }
+	write := sess.MustStart(t, c)
+	r2t, err := write.AwaitR2T()
+	require.NoError(t, err)
+	release()
+	eventually(t, "the first one has ended", func() bool {
+		_, err := sess.Ping(nil)
+		return err == nil && sess.MaxCmdSN == sess.CmdSN-1+width-1
+	})
+	require.NoError(t, write.Answer(r2t))
+	require.True(t, write.MustFinish(t).Good())
 }
 
 // endsSession is a disk that keeps its first write waiting until the session that it is from has ended.

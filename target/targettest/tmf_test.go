@@ -265,6 +265,11 @@ func TestAbortManyTasks(t *testing.T) {
 			manage(t, sess, pdu.TMLUNNotExist, pdu.TaskManagementRequest{Function: function, LUN: LUN(77)})
 		}
 	})
+	t.Run("SAM-5 7.4/CLEAR TASK SET tells nobody who had no task", func(t *testing.T) {
+		sess, neighbour := s.login(t, LoginOptions{}), s.login(t, other)
+		manage(t, sess, pdu.TMComplete, pdu.TaskManagementRequest{Function: pdu.TMClearTaskSet, LUN: LUN(1)})
+		require.Empty(t, attentions(t, neighbour, 1))
+	})
 	t.Run("11.5.1/TARGET COLD RESET ends every session", func(t *testing.T) {
 		sess, neighbour := s.login(t, LoginOptions{}), s.login(t, other)
 		_, err := sess.SendTaskManagement(pdu.TaskManagementRequest{Immediate: true, Function: pdu.TMTargetColdReset})

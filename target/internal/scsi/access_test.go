@@ -66,25 +66,51 @@ func TestOwnerReturnsAfterItsSession(t *testing.T) {
 	b.good(cdb(writeOne), pattern(1, 1))
 }
 
+// storing are commands that store something from block 0 on, in one call of the disk; each holds its blocks in its way.
+var storing = map[string]struct {
+	cdb  string
+	data []byte
+}{
+	"WRITE":             {writeOne, pattern(1, 1)},
+	"COMPARE AND WRITE": {"89 00 00 00 00 00 00 00 00 00 00 00 00 01 00 00", append(make([]byte, BlockSize), pattern(1, 1)...)},
+	"WRITE ATOMIC":      {"9c 00 00 00 00 00 00 00 00 00 00 00 00 08 00 00", pattern(8, 1)},
+}
+
 // TestOwnerReturnsWhileAWriteIsStuck has the owner come back, and go again, while a write of its first session hangs in the disk: nobody
 // else has the unit before that has left it.
 func TestOwnerReturnsWhileAWriteIsStuck(t *testing.T) {
+	const elsewhere = "28 00 00 00 10 00 00 00 01 00"
+	for name, c := range storing {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, exclusive, stored)
+			stuck, release := b.hangWrites()
+			written := make(chan string)
+			go func() { written <- b.run(cdb(c.cdb), c.data).outcome() }()
+			<-stuck
+			b.d.Detach(b.nexus)
+			again := b.attach("iqn.a", 0)
+			claimed := b.runAs(again, lun1, cdb(elsewhere), nil).outcome()
+			b.d.Detach(again)
+			other := b.attach("iqn.b", 0)
+			early := b.runAs(other, lun1, cdb(elsewhere), nil).outcome()
+			close(release)
+			require.Equal(t, "GOOD", <-written)
+			require.Equal(t, "GOOD", claimed)
+			require.Equal(t, conflict, early)
+			require.Equal(t, "GOOD", b.runAs(other, lun1, cdb(elsewhere), nil).outcome())
+		})
+	}
+}
+
+// TestSessionEndsOnce ends a session twice, as its reader and the one that reinstates it may at once. The owner's other session goes on.
+func TestSessionEndsOnce(t *testing.T) {
 	b := newBench(t, exclusive)
-	stuck, release := b.hangWrites()
-	written := make(chan string)
-	go func() { written <- b.run(cdb(writeOne), pattern(1, 1)).outcome() }()
-	<-stuck
-	b.d.Detach(b.nexus)
-	again := b.attach("iqn.a", 0)
-	claimed := b.runAs(again, lun1, cdb(readOne), nil).outcome()
+	b.good(cdb(writeOne), pattern(1, 1))
+	again := b.attach("iqn.a", 1)
 	b.d.Detach(again)
-	other := b.attach("iqn.b", 0)
-	early := b.runAs(other, lun1, cdb(readOne), nil).outcome()
-	close(release)
-	require.Equal(t, "GOOD", <-written)
-	require.Equal(t, "GOOD", claimed)
-	require.Equal(t, conflict, early)
-	require.Equal(t, "GOOD", b.runAs(other, lun1, cdb(readOne), nil).outcome())
+	b.d.Detach(again)
+	require.Equal(t, conflict, b.runAs(b.attach("iqn.b", 0), lun1, cdb(readOne), nil).outcome())
+	b.good(cdb(writeOne), pattern(1, 1))
 }
 
 func TestEndedSessionDoesNotClaim(t *testing.T) {

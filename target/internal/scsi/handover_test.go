@@ -129,6 +129,18 @@ func TestOwnerLeavesBeforeHandOver(t *testing.T) {
 	require.Equal(t, "GOOD", write(fourth))
 }
 
+// TestGuestOfALUNOfNobody is fenced like any other: it does not even learn whether the disk is ready.
+func TestGuestOfALUNOfNobody(t *testing.T) {
+	b := newBench(t, exclusive)
+	require.NoError(t, b.admit("iqn.a"))
+	require.Equal(t, "GOOD", b.run(cdb(testReady), nil).outcome())
+	require.NoError(t, b.d.Withdraw(1))
+	require.Empty(t, b.d.Holders(1).Owner)
+	for _, command := range []string{testReady, readOne} {
+		require.Equal(t, conflict, b.run(cdb(command), nil).outcome())
+	}
+}
+
 // TestHandOverEndsReservations hands a LUN over that its owner has reserved: the new one can use it, as nobody else can release what
 // a fenced initiator holds. What the new owner has registered stays.
 func TestHandOverEndsReservations(t *testing.T) {
@@ -372,24 +384,28 @@ func TestNewOwnerLeavesDuringHandOver(t *testing.T) {
 
 // TestHandOverWaitsForTheDead hands a LUN over while a write of its former owner hangs in the disk, whose session has ended.
 func TestHandOverWaitsForTheDead(t *testing.T) {
-	b := newBench(t, exclusive)
-	stuck, release := b.hangWrites()
-	written, done := make(chan string), make(chan error)
-	go func() { written <- b.runAs(b.nexus, lun1, cdb(writeOne), pattern(1, 5)).outcome() }()
-	<-stuck
-	require.NoError(t, b.admit("iqn.b"))
-	b.attach("iqn.b", 0)
-	b.d.Detach(b.nexus)
-	go func() { done <- b.finish() }()
-	b.waitsForRange()
-	select {
-	case <-done:
-		t.Fatal("handed over while a write of the former owner was under way")
-	default:
+	for name, c := range storing {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, exclusive, stored)
+			stuck, release := b.hangWrites()
+			written, done := make(chan string), make(chan error)
+			go func() { written <- b.runAs(b.nexus, lun1, cdb(c.cdb), c.data).outcome() }()
+			<-stuck
+			require.NoError(t, b.admit("iqn.b"))
+			b.attach("iqn.b", 0)
+			b.d.Detach(b.nexus)
+			go func() { done <- b.finish() }()
+			b.waitsForRange()
+			select {
+			case <-done:
+				t.Fatal("handed over while a write of the former owner was under way")
+			default:
+			}
+			close(release)
+			require.NoError(t, <-done)
+			require.Equal(t, "GOOD", <-written)
+		})
 	}
-	close(release)
-	require.NoError(t, <-done)
-	require.Equal(t, "GOOD", <-written)
 }
 
 // waitsForRange waits until somebody waits for a range of the disk.

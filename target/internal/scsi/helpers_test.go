@@ -230,12 +230,13 @@ func unhex(s string) []byte {
 	return b
 }
 
-// hangWrites has the next write, of which there must be one only, hang in the disk until release is closed; stuck is closed when it is there.
+// hangWrites has writes hang in the disk until release is closed; stuck is closed when the first one is there.
 func (b *bench) hangWrites() (stuck, release chan struct{}) {
 	stuck, release = make(chan struct{}), make(chan struct{})
+	reached := sync.OnceFunc(func() { close(stuck) })
 	b.disk.enter = func(method string) {
 		if method == "write" {
-			close(stuck)
+			reached()
 			<-release
 		}
 	}

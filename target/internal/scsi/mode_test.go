@@ -152,8 +152,10 @@ func TestWriteCacheOffFlushesEveryWrite(t *testing.T) {
 	require.Equal(t, 3, b.disk.count("flush"))
 	b.good(cdb("42 00 00 00 00 00 00 00 18 00"), unhex("0016 0010 00000000 0000000000000008 00000008 00000000"))
 	require.Equal(t, 4, b.disk.count("flush"))
+	b.good(cdb("93 01 00 00 00 00 00 00 00 00 00 00 00 08 00 00"), nil)
+	require.Equal(t, 5, b.disk.count("flush"), "WRITE SAME without data")
 	b.good(cdb("28 00 00 00 00 00 00 00 01 00"), nil)
-	require.Equal(t, 4, b.disk.count("flush"))
+	require.Equal(t, 5, b.disk.count("flush"))
 	b.d.ResetLUN(lun1, b.nexus)
 	require.True(t, b.d.units[0].mode.writeBack(), "a reset returns to the defaults")
 }

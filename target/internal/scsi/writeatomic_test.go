@@ -5,7 +5,9 @@ import (
 	"encoding/binary"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -211,6 +213,62 @@ func TestWriteAtomicThatCannotBeForgotten(t *testing.T) {
 		require.Equal(t, later, newBench(t, kept).good(read, nil))
 		b.good(request, pattern(16, 5))
 	}
+}
+
+// TestWriteBehindAnAtomicOne waits for the blocks of an atomic write, which then cannot be forgotten: the write is not acknowledged, as the
+// next start would undo it.
+func TestWriteBehindAnAtomicOne(t *testing.T) {
+	write := cdb("2a 00 00 00 00 08 00 00 10 00")
+	store := &unsureStore{}
+	m := newMemDisk(testBlocks * BlockSize)
+	kept := func(l *LUN) { l.Disk, l.Store = thinDisk{m}, store }
+	b := newBench(t, kept)
+	b.disk = m
+	b.good(write, pattern(16, 1))
+	stuck, release := b.hangWrites()
+	first, behind := make(chan string), make(chan string)
+	go func() {
+		first <- b.run(cdb("9c 00 00 00 00 00 00 00 00 08 00 00 00 10 00 00"), pattern(16, 2)).outcome()
+	}()
+	<-stuck
+	go func() { behind <- b.run(write, pattern(16, 3)).outcome() }()
+	b.waitsForRange()
+	store.clings = true
+	close(release)
+	require.Equal(t, "4/44/00", <-first)
+	require.Equal(t, "4/44/00", <-behind)
+	store.clings = false
+	later := pattern(16, 4)
+	b.good(write, later)
+	require.Equal(t, later, newBench(t, kept).good(cdb("28 00 00 00 00 08 00 00 10 00"), nil))
+}
+
+// TestWriteAtomicIsAlone has an atomic write hang in the disk. A read of its blocks waits, as it could see a part of them. So does another
+// atomic write, wherever it goes: there is one record of what was there before, and a crash would find only the second one's.
+func TestWriteAtomicIsAlone(t *testing.T) {
+	store := &keptStore{}
+	b := newBench(t, func(l *LUN) { l.Store = store })
+	var saves atomic.Int32
+	store.saving = func() { saves.Add(1) }
+	stuck, release := b.hangWrites()
+	ended := make(chan string, 3)
+	go func() {
+		ended <- b.run(cdb("9c 00 00 00 00 00 00 00 00 08 00 00 00 10 00 00"), pattern(16, 1)).outcome()
+	}()
+	<-stuck
+	go func() { ended <- b.run(cdb("28 00 00 00 00 08 00 00 10 00"), nil).outcome() }()
+	b.waitsForRange()
+	go func() {
+		ended <- b.run(cdb("9c 00 00 00 00 00 00 00 10 00 00 00 00 10 00 00"), pattern(16, 2)).outcome()
+	}()
+	time.Sleep(20 * time.Millisecond) // in which it would save its record
+	early := saves.Load()
+	close(release)
+	for range cap(ended) {
+		require.Equal(t, "GOOD", <-ended)
+	}
+	require.EqualValues(t, 1, early)
+	require.EqualValues(t, 4, saves.Load())
 }
 
 // fullDisk has space for so many pages.

@@ -97,6 +97,14 @@ func TestSynchronizeCache(t *testing.T) {
 	}
 }
 
+// TestWriteSameEndsWhereItShould fills what is no multiple of the buffer that it is done with; the block behind stays.
+func TestWriteSameEndsWhereItShould(t *testing.T) {
+	b := newBench(t)
+	const blocks = scratchSize/BlockSize + 3
+	b.good(cdb("41 00 00 00 00 08 00 02 03 00"), pattern(1, 9))
+	require.Equal(t, append(bytes.Repeat(pattern(1, 9), blocks), make([]byte, BlockSize)...), b.read(8, blocks+1))
+}
+
 func TestWriteSame(t *testing.T) {
 	zeros, block := make([]byte, BlockSize), pattern(1, 9)
 	for _, c := range []struct {
