@@ -2,14 +2,13 @@ package disk
 
 import (
 	"context"
-	"encoding/binary"
 	"fmt"
 	"os"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/cespare/xxhash/v2"
+	"github.com/zeebo/xxh3"
 	"golang.org/x/sync/errgroup"
 )
 
@@ -34,14 +33,14 @@ type contentHash struct {
 	noMore  chan struct{}
 	pending sync.WaitGroup // what was taken from offers and is not in sum yet
 
-	mu      sync.Mutex
-	off     int64      // guarded by mu; everything before it was handed out
-	dataEnd int64      // guarded by mu; to there the file is known to store something
-	taken   *regionSet // guarded by mu; the chunks that were taken from offers; nil: none
-	again   []int64    // guarded by mu; chunks that were handed out and could not be read
-	offered int64      // guarded by mu; bytes that were taken from offers
-	first   time.Time  // guarded by mu; when the first of these offers came
-	last    time.Time  // guarded by mu; when the last one came
+	mu           sync.Mutex
+	off          int64      // guarded by mu; everything before it was handed out
+	dataEnd      int64      // guarded by mu; to there the file is known to store something
+	again        []int64    // guarded by mu; chunks that were handed out and could not be read
+	offered      *regionSet // guarded by mu; the chunks that were offered; nil: none
+	offeredBytes int64      // guarded by mu; of these chunks
+	first        time.Time  // guarded by mu; when the first of them came
+	last         time.Time  // guarded by mu; when the last one came
 }
 
 func newContentHash(f *os.File, size int64) *contentHash {
@@ -104,7 +103,7 @@ func (c *contentHash) offersFor() time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now := time.Now()
-	if sofar := now.Sub(c.first); sofar > offersLast && float64(c.offered) < offersWorth*sofar.Seconds() {
+	if sofar := now.Sub(c.first); sofar > offersLast && float64(c.offeredBytes) < offersWorth*sofar.Seconds() {
 		return 0
 	}
 	return offersLast - now.Sub(c.last)
@@ -154,36 +153,36 @@ func chunkHash(p []byte, off int64) uint64 {
 	if zero, n := leadingRun(p, 0); zero && n == len(p) {
 		return 0
 	}
-	var digest xxhash.Digest
-	digest.Reset()
-	var at [8]byte
-	binary.LittleEndian.PutUint64(at[:], uint64(off))
-	_, _ = digest.Write(at[:])
-	_, _ = digest.Write(p)
-	return digest.Sum64()
+	return xxh3.HashSeed(p, uint64(off))
 }
 
-// take reports whether the chunk at off, which is offered now, is the caller's to hash, as nobody else has it. Then it is pending.
+// take reports whether the chunk at off, which is offered now, is the caller's to hash, as nobody else has it. Then it is pending. Also one that
+// was read already tells that offers come: the copying may be behind the reading, which would else stay ahead of it.
 func (c *contentHash) take(off int64, now time.Time) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if off < c.off || c.takenLocked(off) {
+	if c.wasOfferedLocked(off) {
 		return false
 	}
-	if c.taken == nil {
-		c.taken = newRegionSet(c.size, fingerprintChunk)
+	if c.offered == nil {
+		c.offered = newRegionSet(c.size, fingerprintChunk)
 	}
-	c.taken.add(off, fingerprintChunk)
-	c.offered += fingerprintChunk
+	c.offered.add(off, fingerprintChunk)
+	c.offeredBytes += fingerprintChunk
 	c.last = now
 	if c.first.IsZero() {
 		c.first = now
+	}
+	if off < c.off {
+		return false
 	}
 	c.pending.Add(1)
 	return true
 }
 
-func (c *contentHash) takenLocked(off int64) bool { return c.taken != nil && c.taken.covers(off, 1) }
+func (c *contentHash) wasOfferedLocked(off int64) bool {
+	return c.offered != nil && c.offered.covers(off, 1)
+}
 
 // next returns where a chunk begins that is to be read; size if there are no more.
 func (c *contentHash) next() (int64, error) {
@@ -200,7 +199,7 @@ func (c *contentHash) next() (int64, error) {
 			return 0, &MediumError{Op: "read", Off: c.off, Length: c.size - c.off, Err: err}
 		}
 		c.off = min(off+fingerprintChunk, c.size)
-		if off == c.size || !c.takenLocked(off) {
+		if off == c.size || !c.wasOfferedLocked(off) {
 			return off, nil
 		}
 	}

@@ -115,6 +115,24 @@ func TestContentHashTakesOffers(t *testing.T) {
 		require.LessOrEqual(t, c.offersFor(), time.Duration(0))
 	})
 
+	t.Run("and waits for a copying that is behind its reading", func(t *testing.T) {
+		c := newContentHash(f, size)
+		p := make([]byte, fingerprintChunk)
+		for range 2 {
+			more, err := c.readNext(t.Context(), p)
+			require.NoError(t, err)
+			require.True(t, more)
+		}
+		require.LessOrEqual(t, c.offersFor(), time.Duration(0))
+		before := c.sum.Load()
+		c.offer(p, fingerprintChunk)
+		require.Positive(t, c.offersFor())
+		require.Equal(t, before, c.sum.Load(), "hashed twice")
+		setOffers(c, time.Now(), time.Now().Add(-2*offersLast))
+		c.offer(p, fingerprintChunk) // again
+		require.LessOrEqual(t, c.offersFor(), time.Duration(0))
+	})
+
 	t.Run("and goes on after an error", func(t *testing.T) {
 		c := newContentHash(f, size)
 		whole := make([]byte, size)
@@ -162,11 +180,11 @@ func TestHydrationReadsForTheHash(t *testing.T) {
 		over := newOverlay(file, img, blocks, maps, held, overlayOptions{})
 		h := newHydration(over, zap.NewNop(), img.copyUnit())
 		h.along = &readAlong{img: img, content: newContentHash(img.top.file, img.top.stat.Size)}
-		require.NoError(t, h.pass(t.Context())) // run would wait for a guest first
+		require.NoError(t, h.pass(t.Context())) // run would begin with one worker
 		require.Zero(t, blocks.clear.Load())
 		h.along.end()
 		taken := 0
-		h.along.content.taken.each(func(_, length int64) { taken += int(length / fingerprintChunk) })
+		h.along.content.offered.each(func(_, length int64) { taken += int(length / fingerprintChunk) })
 		require.Equal(t, whole, taken)
 
 		got := make([]byte, size)

@@ -18,7 +18,7 @@ type fileFingerprint struct {
 	Name   string `json:"name"` // only for messages
 	Format Format `json:"format"`
 	Size   int64  `json:"size"`
-	Hash   string `json:"xxhash64"`
+	Hash   string `json:"xxh3"`
 
 	Dev   uint64 `json:"dev"`
 	Ino   uint64 `json:"ino"`

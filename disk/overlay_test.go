@@ -2,6 +2,7 @@ package disk
 
 import (
 	"errors"
+	"sync"
 	"testing"
 	"time"
 
@@ -134,6 +135,22 @@ func TestHydrationFollowsTheGuest(t *testing.T) {
 		require.NoError(t, d.hydrate.copyChunk(t.Context(), make([]byte, d.hydrate.chunk), first, last))
 	}
 	require.Equal(t, []int64{20, 22, 24}, order[:3])
+	require.Zero(t, d.over.blocks.clear.Load())
+}
+
+// Whoever waits for the disk comes as soon as it is ready: for a moment no worker helps the first one.
+func TestHydrationBeginsWithOneWorker(t *testing.T) {
+	d := newSimDisk(t, 1, overlayOptions{})
+	d.hydrate.workers, d.hydrate.turns = 3, newTurns(3)
+	var helpers sync.WaitGroup
+	all := d.over.blocks.clear.Load()
+	d.hydrate.begun = time.Now().Add(time.Hour)
+	d.hydrate.recruit(t.Context(), &helpers)
+	helpers.Wait()
+	require.Equal(t, all, d.over.blocks.clear.Load())
+	d.hydrate.begun = time.Now().Add(-guestIdle)
+	d.hydrate.recruit(t.Context(), &helpers)
+	helpers.Wait()
 	require.Zero(t, d.over.blocks.clear.Load())
 }
 
