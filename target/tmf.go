@@ -97,13 +97,13 @@ func (c *conn) manage(p *pdu.TaskManagementRequest) pdu.TMResponse {
 		for _, other := range c.srv.normal() {
 			other.abortLUN(p.LUN)
 		}
-		dev.ResetLUN(p.LUN, sess.nexus)
+		dev.ResetLUN(p.LUN)
 	case pdu.TMTargetWarmReset, pdu.TMTargetColdReset:
 		sess.plug(p)
 		for _, other := range c.srv.normal() {
 			other.abortAll()
 		}
-		dev.ResetTarget(sess.nexus)
+		dev.ResetTarget()
 		if p.Function == pdu.TMTargetColdReset {
 			// All connections close (RFC 7143 11.5.1); our own one after the response.
 			for _, other := range c.srv.normal() {

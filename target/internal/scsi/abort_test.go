@@ -131,7 +131,7 @@ func TestAbortedStateChangesComeToNothing(t *testing.T) {
 			require.NoError(t, b.d.Prepare(task))
 			task.Abort()
 			if c.cdb != release {
-				b.d.ResetLUN(lun1, b.nexus)
+				b.d.ResetLUN(lun1)
 			}
 			require.ErrorIs(t, carryOut(task, nil), errAborted)
 			c.check(t, b)

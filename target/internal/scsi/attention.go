@@ -92,8 +92,8 @@ func (d *Device) raiseLocked(u *unit, c attention, except *Nexus) {
 
 // ResetLUN is what a LOGICAL UNIT RESET does to the device server (SAM-5 6.3.3): mode pages return to what
 // is saved, a reservation by RESERVE(6) and prevented removal end, and every nexus gets a unit attention, also the one that
-// asked (by). Persistent reservations stay (SPC-4 5.13.1).
-func (d *Device) ResetLUN(lun uint64, by *Nexus) {
+// asked. Persistent reservations stay (SPC-4 5.13.1).
+func (d *Device) ResetLUN(lun uint64) {
 	u := d.unit(lun)
 	if u == nil {
 		return
@@ -104,7 +104,7 @@ func (d *Device) ResetLUN(lun uint64, by *Nexus) {
 }
 
 // ResetTarget is what a target reset does to the device server (SAM-5 6.3.2): a reset of every logical unit.
-func (d *Device) ResetTarget(by *Nexus) {
+func (d *Device) ResetTarget() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, u := range d.units {

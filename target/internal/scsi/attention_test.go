@@ -41,7 +41,7 @@ func TestAttentionAndCommands(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b.nexus.units[0].pending.Store(0)
-			b.d.ResetLUN(lun1, b.nexus)
+			b.d.ResetLUN(lun1)
 			r := b.run(cdb(c.cdb), nil)
 			require.Equal(t, c.want, r.outcome())
 			if c.name == "REQUEST SENSE" {
@@ -74,8 +74,8 @@ func TestResetsReachEveryNexus(t *testing.T) {
 	b := newBench(t)
 	other := b.attach("iqn.b", 0)
 	for _, reset := range []func(){
-		func() { b.d.ResetLUN(lun1, b.nexus) },
-		func() { b.d.ResetTarget(b.nexus) },
+		func() { b.d.ResetLUN(lun1) },
+		func() { b.d.ResetTarget() },
 	} {
 		reset()
 		for _, n := range []*Nexus{b.nexus, other} {
@@ -83,7 +83,7 @@ func TestResetsReachEveryNexus(t *testing.T) {
 			require.Equal(t, "GOOD", b.runAs(n, lun1, cdb(testReady), nil).outcome())
 		}
 	}
-	b.d.ResetLUN(9<<48, b.nexus)
+	b.d.ResetLUN(9 << 48)
 	require.Equal(t, "GOOD", b.run(cdb(testReady), nil).outcome())
 }
 

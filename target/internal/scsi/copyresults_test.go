@@ -94,9 +94,9 @@ func TestCopyStatus(t *testing.T) {
 	require.Equal(t, "GOOD", b.copy(list(6, listIDHold)).outcome())
 	require.Equal(t, "5/24/00", b.runAs(b.nexus, lun2, receiveCopy(saCopyStatus, 6), nil).outcome())
 	require.Equal(t, "5/24/00", b.runAs(b.attach("iqn.b", 0), lun1, receiveCopy(saCopyStatus, 6), nil).outcome())
-	b.d.ResetLUN(lun2, b.nexus)
+	b.d.ResetLUN(lun2)
 	require.NotNil(t, b.nexus.copyLocked(b.d.units[0], 6))
-	b.d.ResetLUN(lun1, b.nexus)
+	b.d.ResetLUN(lun1)
 	require.Equal(t, "6/29/03", status(6))
 	require.Equal(t, "5/24/00", status(6))
 }
@@ -188,7 +188,7 @@ func TestCopyUnderWay(t *testing.T) {
 		name, dest string
 		stop       func(b *copyBench)
 	}{
-		{"a reset of the destination stops it", "02 6/29/03", func(b *copyBench) { b.d.ResetLUN(lun2, b.nexus) }},
+		{"a reset of the destination stops it", "02 6/29/03", func(b *copyBench) { b.d.ResetLUN(lun2) }},
 		{"a reservation stops it", "18", func(b *copyBench) {
 			require.Equal(b.t, "GOOD", b.runAs(b.attach("iqn.b", 0), lun2, cdb("16 00 00 00 00 00"), nil).outcome())
 		}},
@@ -209,7 +209,7 @@ func TestCopyUnderWay(t *testing.T) {
 		b := newCopyBench(t)
 		b.write2(3000, pattern(1500, 1))
 		_, resume := b.pausedCopy(b.nexus, copyParameters(9, 0, both, block(1, 1, 1500, 3000, 0)))
-		b.d.ResetLUN(lun1, b.nexus)
+		b.d.ResetLUN(lun1)
 		require.Equal(t, "GOOD", resume().outcome())
 	})
 	t.Run("there may be so many at once", func(t *testing.T) {

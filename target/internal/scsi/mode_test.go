@@ -156,7 +156,7 @@ func TestWriteCacheOffFlushesEveryWrite(t *testing.T) {
 	require.Equal(t, 5, b.disk.count("flush"), "WRITE SAME without data")
 	b.good(cdb("28 00 00 00 00 00 00 00 01 00"), nil)
 	require.Equal(t, 5, b.disk.count("flush"))
-	b.d.ResetLUN(lun1, b.nexus)
+	b.d.ResetLUN(lun1)
 	require.True(t, b.d.units[0].mode.writeBack(), "a reset returns to the defaults")
 }
 
@@ -184,7 +184,7 @@ func TestResetFlushesTheWriteCache(t *testing.T) {
 				<-release
 			}
 		}
-		b.d.ResetLUN(lun1, b.nexus)
+		b.d.ResetLUN(lun1)
 		<-flushing
 		require.Equal(t, []string{"2903"}, pending(b.nexus))
 		requireHex(t, "17 00 10 00"+saveable, b.good(cdb(caching), nil))
@@ -232,7 +232,7 @@ func TestResetFlushesTheWriteCache(t *testing.T) {
 		b, flushing, goOn := stalledFlush(t)
 		b.good(unsaved, on)
 		b.good(cdb(writeOne), pattern(1, 3))
-		b.d.ResetLUN(lun1, b.nexus)
+		b.d.ResetLUN(lun1)
 		<-flushing
 		pending(b.nexus)
 		b.disk.enter = nil

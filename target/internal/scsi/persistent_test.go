@@ -132,8 +132,8 @@ func TestRegistrationsBelongToPorts(t *testing.T) {
 	require.Equal(t, conflict, b.run(cdb(readOne), nil).outcome())
 
 	b.d.Detach(second)
-	b.d.ResetLUN(lun1, b.nexus)
-	b.d.ResetTarget(b.nexus)
+	b.d.ResetLUN(lun1)
+	b.d.ResetTarget()
 	pending(b.nexus)
 	require.Equal(t, conflict, b.run(cdb(readOne), nil).outcome(), "it outlives session and resets")
 	require.Equal(t, "2: 1 2", b.keys())

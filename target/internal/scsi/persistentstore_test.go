@@ -172,7 +172,7 @@ func TestStoreStalls(t *testing.T) {
 	require.Equal(t, "0:", b.keys())
 	b.good(cdb(writeOne), pattern(1, 1))
 	b.d.Detach(b.attach("iqn.c", 0))
-	b.d.ResetLUN(lun1, b.nexus)
+	b.d.ResetLUN(lun1)
 	pending(b.nexus)
 	go func() { ended <- b.runAs(b.nexus, lun1, cdb(reserve), nil).outcome() }()
 	m.release <- struct{}{}

@@ -267,7 +267,7 @@ func TestManyNexuses(t *testing.T) {
 				}
 				b.d.TasksCleared(lun1, nil, []*Nexus{n})
 				if w == 0 {
-					b.d.ResetTarget(n)
+					b.d.ResetTarget()
 				}
 				b.d.Detach(n)
 			}

@@ -91,8 +91,8 @@ func TestPreventRemoval(t *testing.T) {
 func TestPreventionEnds(t *testing.T) {
 	for name, end := range map[string]func(b *bench, n *Nexus){
 		"nexus loss":   func(b *bench, n *Nexus) { b.d.Detach(n) },
-		"LUN reset":    func(b *bench, _ *Nexus) { b.d.ResetLUN(lun1, b.nexus) },
-		"target reset": func(b *bench, _ *Nexus) { b.d.ResetTarget(b.nexus) },
+		"LUN reset":    func(b *bench, _ *Nexus) { b.d.ResetLUN(lun1) },
+		"target reset": func(b *bench, _ *Nexus) { b.d.ResetTarget() },
 		"PREEMPT AND ABORT": func(b *bench, n *Nexus) {
 			b.register(b.nexus, 1)
 			b.register(n, 2)

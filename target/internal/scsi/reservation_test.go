@@ -44,8 +44,8 @@ func TestReserve(t *testing.T) {
 func TestReservationEnds(t *testing.T) {
 	for name, end := range map[string]func(b *bench, holder *Nexus){
 		"nexus loss":   func(b *bench, holder *Nexus) { b.d.Detach(holder) },
-		"LUN reset":    func(b *bench, _ *Nexus) { b.d.ResetLUN(lun1, b.nexus) },
-		"target reset": func(b *bench, _ *Nexus) { b.d.ResetTarget(b.nexus) },
+		"LUN reset":    func(b *bench, _ *Nexus) { b.d.ResetLUN(lun1) },
+		"target reset": func(b *bench, _ *Nexus) { b.d.ResetTarget() },
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t)

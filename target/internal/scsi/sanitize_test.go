@@ -176,8 +176,8 @@ func TestCommandsDuringSanitize(t *testing.T) {
 	require.Zero(t, binary.BigEndian.Uint16(sense[16:]), "nothing is written yet")
 
 	// Resets, and the end of the nexus that began it, do not stop it.
-	b.d.ResetLUN(lun1, b.nexus)
-	b.d.ResetTarget(b.nexus)
+	b.d.ResetLUN(lun1)
+	b.d.ResetTarget()
 	b.d.Detach(b.nexus)
 	back := b.attach("iqn.a", 1)
 	require.Equal(t, inProgress, b.runAs(back, lun1, cdb(testReady), nil).outcome())
@@ -241,7 +241,7 @@ func TestSanitizeThatFails(t *testing.T) {
 			require.Equal(t, mediumLost, b.run(cdb(writeOne), pattern(1, 1)).outcome())
 			b.good(cdb("12 00 00 00 24 00"), nil)
 			b.good(cdb("1a 00 3f 00 ff 00"), nil)
-			b.d.ResetLUN(lun1, b.nexus)
+			b.d.ResetLUN(lun1)
 			require.Equal(t, "6/29/03", b.run(cdb(testReady), nil).outcome())
 			require.Equal(t, mediumLost, b.run(cdb(testReady), nil).outcome(), "a reset changes nothing")
 
