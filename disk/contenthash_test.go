@@ -180,7 +180,7 @@ func TestHydrationReadsForTheHash(t *testing.T) {
 		over := newOverlay(file, img, blocks, maps, held, overlayOptions{})
 		h := newHydration(over, zap.NewNop(), img.copyUnit())
 		h.along = &readAlong{img: img, content: newContentHash(img.top.file, img.top.stat.Size)}
-		require.NoError(t, h.pass(t.Context())) // run would begin with one worker
+		require.NoError(t, h.pass(t.Context())) // run would wait for a guest first
 		require.Zero(t, blocks.clear.Load())
 		h.along.end()
 		taken := 0

@@ -88,6 +88,8 @@ func newHydration(o *overlay, log *zap.Logger, unit int64) *hydration {
 // may be temporary, and ends with the disk's failure.
 func (h *hydration) run(ctx context.Context) error {
 	h.begun = time.Now()
+	// Whoever waits for the disk comes as soon as it is ready.
+	h.activeAt.Store(h.begun.Add(-guestIdle / 2).UnixNano())
 	if f, ok := h.o.file.(*File); ok && h.o.blocks.clear.Load()*h.o.granule >= pastCacheFrom {
 		if direct := f.openPastCache(); direct != nil {
 			defer direct.Close()
@@ -139,10 +141,9 @@ func (h *hydration) pass(ctx context.Context) error {
 	return h.failure
 }
 
-// recruit lets more workers help that no other disk wants, unless they would be in the guest's way. That is so at first, too: whoever waits for
-// the disk comes as soon as it is ready.
+// recruit lets more workers help that no other disk wants, unless they would be in the guest's way.
 func (h *hydration) recruit(ctx context.Context, group *sync.WaitGroup) {
-	for int(h.helpers.Load()) < h.workers-1 && time.Since(h.begun) >= guestIdle && !h.guestActive() && !h.paused.Load() && h.leaves() {
+	for int(h.helpers.Load()) < h.workers-1 && !h.guestActive() && !h.paused.Load() && h.leaves() {
 		first := h.turns.try()
 		if first == nil {
 			return

@@ -138,17 +138,17 @@ func TestHydrationFollowsTheGuest(t *testing.T) {
 	require.Zero(t, d.over.blocks.clear.Load())
 }
 
-// Whoever waits for the disk comes as soon as it is ready: for a moment no worker helps the first one.
-func TestHydrationBeginsWithOneWorker(t *testing.T) {
+// Beside a guest no worker helps the first one.
+func TestHydrationLeavesProcessorsToTheGuest(t *testing.T) {
 	d := newSimDisk(t, 1, overlayOptions{})
 	d.hydrate.workers, d.hydrate.turns = 3, newTurns(3)
 	var helpers sync.WaitGroup
 	all := d.over.blocks.clear.Load()
-	d.hydrate.begun = time.Now().Add(time.Hour)
+	d.hydrate.activeAt.Store(time.Now().Add(time.Hour).UnixNano())
 	d.hydrate.recruit(t.Context(), &helpers)
 	helpers.Wait()
 	require.Equal(t, all, d.over.blocks.clear.Load())
-	d.hydrate.begun = time.Now().Add(-guestIdle)
+	d.hydrate.activeAt.Store(0)
 	d.hydrate.recruit(t.Context(), &helpers)
 	helpers.Wait()
 	require.Zero(t, d.over.blocks.clear.Load())
