@@ -73,9 +73,7 @@ func TestContentHashTakesOffers(t *testing.T) {
 		c := newContentHash(f, size)
 		p := make([]byte, fingerprintChunk)
 		for i := range 10 {
-			_, err := f.ReadAt(p, int64(i)*fingerprintChunk)
-			require.NoError(t, err)
-			c.offer(p, int64(i)*fingerprintChunk)
+			offerChunk(t, c, p, i)
 			clear(p)
 			c.offer(p, int64(i)*fingerprintChunk) // was taken already
 		}
@@ -93,9 +91,7 @@ func TestContentHashTakesOffers(t *testing.T) {
 		c := newContentHash(f, size)
 		p := make([]byte, fingerprintChunk)
 		for i := range 10 {
-			_, err := f.ReadAt(p, int64(i)*fingerprintChunk)
-			require.NoError(t, err)
-			c.offer(p, int64(i)*fingerprintChunk)
+			offerChunk(t, c, p, i)
 		}
 		require.Positive(t, c.offersFor())
 		setOffers(c, time.Now().Add(-2*offersLast), time.Now().Add(time.Hour))
@@ -107,9 +103,7 @@ func TestContentHashTakesOffers(t *testing.T) {
 	t.Run("and does not wait for what it has", func(t *testing.T) {
 		c := newContentHash(f, size)
 		p := make([]byte, fingerprintChunk)
-		_, err := f.ReadAt(p, 0)
-		require.NoError(t, err)
-		c.offer(p, 0)
+		offerChunk(t, c, p, 0)
 		setOffers(c, time.Now(), time.Now().Add(-2*offersLast))
 		c.offer(p, 0) // again, as by a copying that waits for space
 		require.LessOrEqual(t, c.offersFor(), time.Duration(0))
@@ -151,6 +145,15 @@ func TestContentHashTakesOffers(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, want, got)
 	})
+}
+
+// offerChunk reads a chunk of the file into p and offers it.
+func offerChunk(t *testing.T, c *contentHash, p []byte, chunk int) {
+	t.Helper()
+	off := int64(chunk) * fingerprintChunk
+	_, err := c.file.ReadAt(p, off)
+	require.NoError(t, err)
+	c.offer(p, off)
 }
 
 // setOffers makes it that the first and the last offer came at these times.

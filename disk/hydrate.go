@@ -88,7 +88,7 @@ func newHydration(o *overlay, log *zap.Logger, unit int64) *hydration {
 // may be temporary, and ends with the disk's failure.
 func (h *hydration) run(ctx context.Context) error {
 	h.begun = time.Now()
-	// Whoever waits for the disk comes as soon as it is ready.
+	// Whoever waits for the disk comes as soon as it is ready: half as long as after a guest's last command, it goes slowly.
 	h.activeAt.Store(h.begun.Add(-guestIdle / 2).UnixNano())
 	if f, ok := h.o.file.(*File); ok && h.o.blocks.clear.Load()*h.o.granule >= pastCacheFrom {
 		if direct := f.openPastCache(); direct != nil {

@@ -83,7 +83,7 @@ func TestOwnerReturnsWhileAWriteIsStuck(t *testing.T) {
 	for name, c := range storing {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, exclusive, stored)
-			stuck, release := b.hangWrites()
+			stuck, release := b.hang("write")
 			written := make(chan string)
 			go func() { written <- b.run(cdb(c.cdb), c.data).outcome() }()
 			<-stuck

@@ -387,7 +387,7 @@ func TestHandOverWaitsForTheDead(t *testing.T) {
 	for name, c := range storing {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, exclusive, stored)
-			stuck, release := b.hangWrites()
+			stuck, release := b.hang("write")
 			written, done := make(chan string), make(chan error)
 			go func() { written <- b.runAs(b.nexus, lun1, cdb(c.cdb), c.data).outcome() }()
 			<-stuck
@@ -395,7 +395,7 @@ func TestHandOverWaitsForTheDead(t *testing.T) {
 			b.attach("iqn.b", 0)
 			b.d.Detach(b.nexus)
 			go func() { done <- b.finish() }()
-			b.waitsForRange()
+			b.waitsForRange(1)
 			select {
 			case <-done:
 				t.Fatal("handed over while a write of the former owner was under way")
@@ -406,15 +406,4 @@ func TestHandOverWaitsForTheDead(t *testing.T) {
 			require.Equal(t, "GOOD", <-written)
 		})
 	}
-}
-
-// waitsForRange waits until somebody waits for a range of the disk.
-func (b *bench) waitsForRange() {
-	b.t.Helper()
-	r := &b.d.units[0].ranges
-	require.Eventually(b.t, func() bool {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		return r.waiting == 1
-	}, time.Minute, time.Millisecond)
 }

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -230,17 +231,27 @@ func unhex(s string) []byte {
 	return b
 }
 
-// hangWrites has writes hang in the disk until release is closed; stuck is closed when the first one is there.
-func (b *bench) hangWrites() (stuck, release chan struct{}) {
-	stuck, release = make(chan struct{}), make(chan struct{})
-	reached := sync.OnceFunc(func() { close(stuck) })
-	b.disk.enter = func(method string) {
-		if method == "write" {
-			reached()
-			<-release
+// hang has the calls of one method wait in the disk until goOn is closed; arrived tells of each that is there.
+func (b *bench) hang(method string) (arrived, goOn chan struct{}) {
+	arrived, goOn = make(chan struct{}, 100), make(chan struct{})
+	b.disk.enter = func(m string) {
+		if m == method {
+			arrived <- struct{}{}
+			<-goOn
 		}
 	}
-	return stuck, release
+	return arrived, goOn
+}
+
+// waitsForRange waits until so many commands wait for a range of the disk.
+func (b *bench) waitsForRange(commands int) {
+	b.t.Helper()
+	r := &b.d.units[0].ranges
+	require.Eventually(b.t, func() bool {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return r.waiting == commands
+	}, time.Minute, time.Millisecond)
 }
 
 // run carries out a command on LUN 1 as the transport does; data is what the initiator sends, cut off at Length.

@@ -254,15 +254,9 @@ func TestModeSelectShowsNoCacheWhenItIsEmpty(t *testing.T) {
 		b = newBench(t, stored)
 		other = b.attach("iqn.b", 0)
 		b.good(cdb(writeOne), pattern(1, 1))
-		flushing, release := make(chan struct{}), make(chan struct{})
+		flushing, release := b.hang("flush")
 		goOn = sync.OnceFunc(func() { close(release) })
 		t.Cleanup(goOn)
-		b.disk.enter = func(method string) {
-			if method == "flush" {
-				close(flushing)
-				<-release
-			}
-		}
 		done = make(chan string, 1)
 		go func() { done <- modeSelect6(b, "00 00 00 00"+cacheOff).outcome() }()
 		<-flushing

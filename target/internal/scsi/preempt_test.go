@@ -104,14 +104,14 @@ func TestPreemptAndAbortFences(t *testing.T) {
 		assert.Equal(t, conflict, b.runAs(second, lun1, cdb(writeOne), pattern(1, 9)).outcome(), "fenced off before anything is aborted")
 		aborted = nexuses
 	}
-	stuck, release := b.hangWrites()
+	stuck, release := b.hang("write")
 	written, done := make(chan string), make(chan string)
 	go func() { written <- b.runAs(second, lun1, cdb(writeOne), pattern(1, 5)).outcome() }()
 	<-stuck
 	go func() { done <- b.persist(b.nexus, saPreemptAndAbort, typeWriteExclusiveRO, 1, 2) }()
 
 	// The PREEMPT AND ABORT has a place behind the write, so that it waits.
-	b.waitsForRange()
+	b.waitsForRange(1)
 	require.Equal(t, []*Nexus{second}, aborted)
 	require.Equal(t, "1/5", b.reservation(), "nobody else waits for the disk")
 	select {

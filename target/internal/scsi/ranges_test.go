@@ -2,7 +2,6 @@ package scsi
 
 import (
 	"encoding/binary"
-	"runtime"
 	"sync"
 	"testing"
 
@@ -42,33 +41,6 @@ func TestHoldKinds(t *testing.T) {
 	}
 }
 
-// stuckDisk holds the calls of one method until it is told to go on.
-func stuckDisk(b *bench, method string) (arrived chan struct{}, goOn chan struct{}) {
-	arrived, goOn = make(chan struct{}, 100), make(chan struct{})
-	b.disk.enter = func(m string) {
-		if m == method {
-			arrived <- struct{}{}
-			<-goOn
-		}
-	}
-	return arrived, goOn
-}
-
-// waiting tells how many commands wait for a range.
-func (b *bench) waiting() int {
-	r := &b.d.units[0].ranges
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.waiting
-}
-
-// until yields until the condition holds.
-func until(condition func() bool) {
-	for !condition() {
-		runtime.Gosched()
-	}
-}
-
 // TestStuckWriteIsNotOvertaken holds a write in the disk, as if it had been aborted, and checks that later writes of
 // its blocks come after it in order, and that other blocks are not held up.
 func TestStuckWriteIsNotOvertaken(t *testing.T) {
@@ -86,7 +58,7 @@ func TestStuckWriteIsNotOvertaken(t *testing.T) {
 		t.Run(later.name, func(t *testing.T) {
 			b := newBench(t)
 			other := b.attach("iqn.b", 0)
-			arrived, goOn := stuckDisk(b, "write")
+			arrived, goOn := b.hang("write")
 			var wg sync.WaitGroup
 			wg.Go(func() { b.run(cdb(writeOne), pattern(1, 7)) })
 			<-arrived
@@ -96,7 +68,7 @@ func TestStuckWriteIsNotOvertaken(t *testing.T) {
 					t.Errorf("later command: %s", r.outcome())
 				}
 			})
-			until(func() bool { return b.waiting() == 1 })
+			b.waitsForRange(1)
 			require.Zero(t, b.disk.count("zero")+b.disk.count("discard"))
 			b.disk.mu.Lock()
 			require.Empty(t, b.disk.written)
@@ -114,7 +86,7 @@ func TestStuckWriteIsNotOvertaken(t *testing.T) {
 
 func TestWritesOfOtherBlocksDoNotWait(t *testing.T) {
 	b := newBench(t)
-	arrived, goOn := stuckDisk(b, "write")
+	arrived, goOn := b.hang("write")
 	var wg sync.WaitGroup
 	wg.Go(func() { b.run(cdb(writeOne), pattern(1, 7)) })
 	<-arrived
@@ -127,14 +99,14 @@ func TestWritesOfOtherBlocksDoNotWait(t *testing.T) {
 // TestWaitingWritesKeepTheirOrder lets two writes wait for a third: the one that came first must also land first.
 func TestWaitingWritesKeepTheirOrder(t *testing.T) {
 	b := newBench(t)
-	arrived, goOn := stuckDisk(b, "write")
+	arrived, goOn := b.hang("write")
 	var wg sync.WaitGroup
 	for i := range 5 {
 		wg.Go(func() { b.run(cdb(writeOne), pattern(1, byte(i))) })
 		if i == 0 {
 			<-arrived
 		} else {
-			until(func() bool { return b.waiting() == i })
+			b.waitsForRange(i)
 		}
 	}
 	close(goOn)
@@ -145,7 +117,7 @@ func TestWaitingWritesKeepTheirOrder(t *testing.T) {
 func TestReadsWaitForCompareAndWrite(t *testing.T) {
 	b := newBench(t)
 	b.write(0, pattern(1, 1))
-	arrived, goOn := stuckDisk(b, "write")
+	arrived, goOn := b.hang("write")
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		b.run(cdb("89 00 00 00 00 00 00 00 00 00 00 00 00 01 00 00"), append(pattern(1, 1), pattern(1, 2)...))
@@ -154,7 +126,7 @@ func TestReadsWaitForCompareAndWrite(t *testing.T) {
 	b.read(8, 1) // other blocks
 	var got []byte
 	wg.Go(func() { got = b.run(cdb(readOne), nil).data })
-	until(func() bool { return b.waiting() == 1 })
+	b.waitsForRange(1)
 	close(goOn)
 	wg.Wait()
 	require.Equal(t, pattern(1, 2), got)
@@ -163,7 +135,7 @@ func TestReadsWaitForCompareAndWrite(t *testing.T) {
 // TestCompareAndWriteWaitsForReads checks that a read which began earlier does not see half of the change.
 func TestCompareAndWriteWaitsForReads(t *testing.T) {
 	b := newBench(t)
-	arrived, goOn := stuckDisk(b, "read")
+	arrived, goOn := b.hang("read")
 	var wg sync.WaitGroup
 	var got []byte
 	wg.Go(func() { got = b.run(cdb(readOne), nil).data })
@@ -171,7 +143,7 @@ func TestCompareAndWriteWaitsForReads(t *testing.T) {
 	wg.Go(func() {
 		b.run(cdb("89 00 00 00 00 00 00 00 00 00 00 00 00 01 00 00"), append(make([]byte, BlockSize), pattern(1, 2)...))
 	})
-	until(func() bool { return b.waiting() == 1 })
+	b.waitsForRange(1)
 	close(goOn)
 	wg.Wait()
 	require.Equal(t, make([]byte, BlockSize), got)
@@ -183,7 +155,7 @@ func TestCompareAndWriteWaitsForReads(t *testing.T) {
 func TestClaimEndsWithTheLastWrite(t *testing.T) {
 	b := newBench(t, exclusive)
 	second := b.attach("iqn.b", 0)
-	arrived, goOn := stuckDisk(b, "write")
+	arrived, goOn := b.hang("write")
 	var wg sync.WaitGroup
 	wg.Go(func() { b.run(cdb(writeOne), pattern(1, 7)) })
 	<-arrived

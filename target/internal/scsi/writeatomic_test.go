@@ -155,10 +155,7 @@ func TestWriteAtomicThatCannotBeFlushed(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			store := &keptStore{}
-			m := newMemDisk(testBlocks * BlockSize)
-			kept := func(l *LUN) { l.Disk, l.Store = thinDisk{m}, store }
-			b := newBench(t, kept)
-			b.disk = m
+			b, kept := newKeptBench(t, store)
 			b.good(write, pattern(16, 1))
 			fails(b)
 			later := pattern(16, 3)
@@ -168,6 +165,15 @@ func TestWriteAtomicThatCannotBeFlushed(t *testing.T) {
 			require.Empty(t, store.kept[storedAtomic])
 		})
 	}
+}
+
+// newKeptBench is newBench with a disk and a store that a later one has again with kept.
+func newKeptBench(t *testing.T, store Store) (b *bench, kept func(*LUN)) {
+	m := newMemDisk(testBlocks * BlockSize)
+	kept = func(l *LUN) { l.Disk, l.Store = thinDisk{m}, store }
+	b = newBench(t, kept)
+	b.disk = m
+	return b, kept
 }
 
 // unsureStore does what it is asked for and says that it has failed, or fails to forget.
@@ -194,9 +200,7 @@ func TestWriteAtomicThatCannotBeForgotten(t *testing.T) {
 	write, read := cdb("2a 00 00 00 00 08 00 00 10 00"), cdb("28 00 00 00 00 08 00 00 10 00")
 	for _, unsure := range []bool{false, true} {
 		store := &unsureStore{}
-		m := newMemDisk(testBlocks * BlockSize)
-		kept := func(l *LUN) { l.Disk, l.Store = thinDisk{m}, store }
-		b := newBench(t, kept)
+		b, kept := newKeptBench(t, store)
 		b.good(write, pattern(16, 1))
 		store.unsure, store.clings = unsure, !unsure
 		require.Equal(t, "4/44/00", b.run(request, pattern(16, 2)).outcome())
@@ -220,19 +224,16 @@ func TestWriteAtomicThatCannotBeForgotten(t *testing.T) {
 func TestWriteBehindAnAtomicOne(t *testing.T) {
 	write := cdb("2a 00 00 00 00 08 00 00 10 00")
 	store := &unsureStore{}
-	m := newMemDisk(testBlocks * BlockSize)
-	kept := func(l *LUN) { l.Disk, l.Store = thinDisk{m}, store }
-	b := newBench(t, kept)
-	b.disk = m
+	b, kept := newKeptBench(t, store)
 	b.good(write, pattern(16, 1))
-	stuck, release := b.hangWrites()
+	stuck, release := b.hang("write")
 	first, behind := make(chan string), make(chan string)
 	go func() {
 		first <- b.run(cdb("9c 00 00 00 00 00 00 00 00 08 00 00 00 10 00 00"), pattern(16, 2)).outcome()
 	}()
 	<-stuck
 	go func() { behind <- b.run(write, pattern(16, 3)).outcome() }()
-	b.waitsForRange()
+	b.waitsForRange(1)
 	store.clings = true
 	close(release)
 	require.Equal(t, "4/44/00", <-first)
@@ -250,14 +251,14 @@ func TestWriteAtomicIsAlone(t *testing.T) {
 	b := newBench(t, func(l *LUN) { l.Store = store })
 	var saves atomic.Int32
 	store.saving = func() { saves.Add(1) }
-	stuck, release := b.hangWrites()
+	stuck, release := b.hang("write")
 	ended := make(chan string, 3)
 	go func() {
 		ended <- b.run(cdb("9c 00 00 00 00 00 00 00 00 08 00 00 00 10 00 00"), pattern(16, 1)).outcome()
 	}()
 	<-stuck
 	go func() { ended <- b.run(cdb("28 00 00 00 00 08 00 00 10 00"), nil).outcome() }()
-	b.waitsForRange()
+	b.waitsForRange(1)
 	go func() {
 		ended <- b.run(cdb("9c 00 00 00 00 00 00 00 10 00 00 00 00 10 00 00"), pattern(16, 2)).outcome()
 	}()
