@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/integration/peers"
+	"kubevirt.io/disk/libvirt"
 )
 
 const (
@@ -199,6 +200,31 @@ func TestImageKinds(t *testing.T) {
 		require.Contains(t, ok(t, "qemu-img", "compare", "-f", format, "-F", "raw", at(name), d.url(lun)), "identical", name)
 	}
 	require.NotZero(t, client(t, nil, "qemu-img", "info", d.url(7)).status, "a backing file is no LUN of its own")
+}
+
+// TestHighLUNs reads LUNs of both addressing methods by the name that the library gives QEMU, which sends the number in it as it is.
+func TestHighLUNs(t *testing.T) {
+	requireTools(t, "qemu-img", qemuISCSI)
+	dir := t.TempDir()
+	luns := []int{1, 255, 256, 16383}
+	settings := "disks:\n"
+	for _, lun := range luns {
+		name := fmt.Sprintf("%d.raw", lun)
+		makeRaw(t, filepath.Join(dir, name), 1<<20)
+		settings += fmt.Sprintf("  %s: {lun: %d}\n", name, lun)
+	}
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	require.NoError(t, os.WriteFile(file, []byte(settings), 0o644))
+	d := start(t, config{diskDir: dir, env: map[string]string{"KUBEVIRT_DISK_CONFIG": file}})
+	portal, err := libvirt.ParsePortal(d.Portals[0])
+	require.NoError(t, err)
+	for _, lun := range luns {
+		disk, err := libvirt.Disk(libvirt.LUN{Portals: []libvirt.Portal{portal}, TargetName: peers.DefaultTarget, Number: lun}, libvirt.Device{})
+		require.NoError(t, err)
+		url := d.portalURL() + "/" + disk.Source.Network.Name
+		image := filepath.Join(dir, fmt.Sprintf("%d.raw", lun))
+		require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", image, url), "identical", "LUN %d", lun)
+	}
 }
 
 // TestExclusive gives a write-exclusive LUN to one initiator name at a time.

@@ -48,7 +48,7 @@ func Disk(l LUN, d Device) (*libvirtxml.DomainDisk, error) {
 }
 
 func source(l LUN, d Device) *libvirtxml.DomainDiskSourceNetwork {
-	network := &libvirtxml.DomainDiskSourceNetwork{Protocol: "iscsi", Name: l.TargetName + "/" + strconv.Itoa(l.Number)}
+	network := &libvirtxml.DomainDiskSourceNetwork{Protocol: "iscsi", Name: l.TargetName + "/" + strconv.Itoa(addressOf(l.Number))}
 	for _, portal := range l.Portals {
 		network.Hosts = append(network.Hosts, libvirtxml.DomainDiskSourceHost{Name: portal.Host, Port: strconv.Itoa(int(portal.Port))})
 	}

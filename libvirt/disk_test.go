@@ -2,6 +2,7 @@ package libvirt
 
 import (
 	"errors"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -60,7 +61,7 @@ func TestEveryElement(t *testing.T) {
   <auth username="u">
     <secret type="iscsi" uuid="01234567-89ab-cdef-0123-456789abcdef"></secret>
   </auth>
-  <source protocol="iscsi" name="iqn.2017-01.io.kubevirt:wrapper/300">
+  <source protocol="iscsi" name="iqn.2017-01.io.kubevirt:wrapper/16684">
     <host name="fd00::5" port="3260"></host>
     <host name="disk.example.com" port="3261"></host>
     <initiator>
@@ -94,6 +95,15 @@ func TestAccessModes(t *testing.T) {
 		require.Equal(t, c.readonly, disk.ReadOnly != nil, "%+v", c)
 		require.Equal(t, c.shareable, disk.Shareable != nil, "%+v", c)
 	}
+}
+
+// TestDiskLeavesItsArguments: one LUN is used for several devices, also at once.
+func TestDiskLeavesItsArguments(t *testing.T) {
+	l := demoLUN()
+	l.Portals[0].Port = 0
+	_, err := Disk(l, Device{})
+	require.NoError(t, err)
+	require.Equal(t, []Portal{{Host: "10.0.0.5"}}, l.Portals)
 }
 
 func TestDeviceDefaults(t *testing.T) {
@@ -143,12 +153,15 @@ func TestWhatIsWrongIsNamed(t *testing.T) {
 		"too high a LUN":               {func(l *LUN, _ *Device) { l.Number = 16384 }, "LUN.Number", "16383"},
 		"a secret without a user":      {func(l *LUN, _ *Device) { l.Credential.Username = "" }, "LUN.Credential.Username", "empty"},
 		"a user with a newline":        {func(l *LUN, _ *Device) { l.Credential.Username = "a\nb" }, "LUN.Credential.Username", "control"},
+		"a user that is no UTF-8":      {func(l *LUN, _ *Device) { l.Credential.Username = "a\xff" }, "LUN.Credential.Username", "no UTF-8"},
 		"a user without a secret":      {func(l *LUN, _ *Device) { l.Credential.SecretUsage = "" }, "LUN.Credential.SecretUsage", "reference"},
 		"a usage with a slash":         {func(l *LUN, _ *Device) { l.Credential.SecretUsage = "a/b" }, "LUN.Credential.SecretUsage", "a/b"},
+		"a usage with a newline":       {func(l *LUN, _ *Device) { l.Credential.SecretUsage = "a\nb" }, "LUN.Credential.SecretUsage", "control"},
 		"a UUID that is none":          {func(l *LUN, _ *Device) { l.Credential.SecretUUID = "1234" }, "LUN.Credential.SecretUUID", "1234"},
 		"an access mode":               {func(l *LUN, _ *Device) { l.AccessMode = "rw" }, "LUN.AccessMode", "write-exclusive, write-shared or read-shared"},
 		"a serial's characters":        {func(l *LUN, _ *Device) { l.Serial = "a/b" }, "LUN.Serial", "a/b"},
 		"a serial that virtio cuts":    {func(l *LUN, _ *Device) { l.Serial = "0123456789abcdef01234" }, "LUN.Serial", "21 characters"},
+		"a serial that SATA cuts":      {func(l *LUN, d *Device) { l.Serial = "0123456789abcdef01234"; d.Bus = BusSATA }, "LUN.Serial", "21 characters"},
 		"a serial that SCSI cuts":      {func(l *LUN, d *Device) { l.Serial = "0123456789abcdef0123456789abcdef01234"; d.Dev = "sda" }, "LUN.Serial", "37 characters"},
 		"a WWN that is none":           {func(l *LUN, d *Device) { l.WWN = "naa.3"; d.Dev = "sda" }, "LUN.WWN", "16 hexadecimal"},
 		"a WWN of a virtio disk":       {func(l *LUN, _ *Device) { l.WWN = "3c0ffee000000001" }, "LUN.WWN", "virtio"},
@@ -248,12 +261,13 @@ func TestParsePortal(t *testing.T) {
 	for text, want := range map[string]Portal{
 		"10.0.0.5": {Host: "10.0.0.5"}, "10.0.0.5:3261": {Host: "10.0.0.5", Port: 3261}, "::1": {Host: "::1"}, "[::1]": {Host: "::1"},
 		"[fd00::5]:3261": {Host: "fd00::5", Port: 3261}, "disk.example.com:3260": {Host: "disk.example.com", Port: 3260},
+		"a:03260": {Host: "a", Port: 3260}, strings.Repeat("a.", 126) + "a": {Host: strings.Repeat("a.", 126) + "a"},
 	} {
 		got, err := ParsePortal(text)
 		require.NoError(t, err, text)
 		require.Equal(t, want, got)
 	}
-	for _, text := range []string{"", ":3260", "a:b", "a:0", "a:65536", "0.0.0.0:3260", "a b", "[::1]:x", "http://a", "a:1:2"} {
+	for _, text := range []string{"", ":3260", "a:b", "a:0", "a:65536", "0.0.0.0:3260", "a b", "[::1]:x", "http://a", "a:1:2", strings.Repeat("a.", 126) + "ab"} {
 		_, err := ParsePortal(text)
 		require.Error(t, err, text)
 	}

@@ -17,6 +17,29 @@ const DefaultPort = 3260
 // maxLUN is the highest LUN of the flat addressing method, 14 bits (SAM-5 4.7.7).
 const maxLUN = 1<<14 - 1
 
+// QEMU takes the number behind a target's name for the first two bytes of a LUN's address as they are sent. Up to maxPeripheral they
+// are the number itself, the peripheral device addressing method; above they have the two bits of the flat one (SAM-5 4.7.7).
+const (
+	maxPeripheral = 1<<8 - 1
+	flatMethod    = 1 << 14
+)
+
+// addressOf is what QEMU has to be told of a LUN.
+func addressOf(number int) int {
+	if number > maxPeripheral {
+		return flatMethod + number
+	}
+	return number
+}
+
+// numberOf is the inverse. A number above maxPeripheral without the method is none that QEMU reaches, but only one LUN can be meant.
+func numberOf(address int) int {
+	if address >= flatMethod {
+		return address - flatMethod
+	}
+	return address
+}
+
 // LUN is a served disk: where it is, and what a virtual machine is to know of it.
 type LUN struct {
 	// Portals are the addresses of the target, at least one, the preferred first. All become <host> elements; libvirt's QEMU

@@ -104,11 +104,11 @@ func sourceName(name string, p *problems) (target string, number int) {
 		p.add("disk/source/@name", "%q has no LUN, which libvirt takes for LUN 0: want TARGET/LUN, from 1", name)
 		return target, 0
 	}
-	n, err := strconv.ParseUint(lun, 10, 14)
+	address, err := strconv.ParseUint(lun, 10, 15)
 	if err != nil {
 		p.add("disk/source/@name", "%q: %q is no LUN: want 1 to %d", name, lun, maxLUN)
 	}
-	return target, int(n)
+	return target, numberOf(int(address))
 }
 
 func credential(a *libvirtxml.DomainDiskAuth, p *problems) Credential {

@@ -64,6 +64,31 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
+// TestAddressOfALUN: QEMU sends the number in the name as the first two bytes of the LUN, and a LUN above 255 has an addressing method in them.
+func TestAddressOfALUN(t *testing.T) {
+	for _, c := range []struct {
+		number int
+		name   string
+		other  string // read as the same LUN, but not rendered
+	}{
+		{1, "a/1", "a/16385"},
+		{255, "a/255", "a/16639"},
+		{256, "a/16640", "a/256"},
+		{16383, "a/32767", "a/16383"},
+	} {
+		l := LUN{Portals: []Portal{{Host: "h"}}, TargetName: "iqn.2020-01.a", Number: c.number}
+		disk, err := Disk(l, Device{})
+		require.NoError(t, err)
+		require.Equal(t, "iqn.2020-01."+c.name, disk.Source.Network.Name)
+		for _, name := range []string{c.name, c.other} {
+			disk.Source.Network.Name = "iqn.2020-01." + name
+			got, _, err := FromDisk(disk)
+			require.NoError(t, err, name)
+			require.Equal(t, c.number, got.Number, name)
+		}
+	}
+}
+
 // TestParseWhatLibvirtShows reads a disk as `virsh dumpxml` prints it of a running domain, the credential inside <source> as other
 // handlers write it.
 func TestParseWhatLibvirtShows(t *testing.T) {
@@ -103,6 +128,8 @@ func TestParseRefuses(t *testing.T) {
 		"no name":               {`<disk type="network"><source protocol="iscsi"><host name="a"/></source>` + target + `</disk>`, "disk/source/@name"},
 		"no LUN":                {`<disk type="network"><source protocol="iscsi" name="iqn.2020-01.a:b"><host name="a"/></source>` + target + `</disk>`, "disk/source/@name"},
 		"LUN 0":                 {`<disk type="network"><source protocol="iscsi" name="iqn.2020-01.a:b/0"><host name="a"/></source>` + target + `</disk>`, "disk/source/@name"},
+		"flat LUN 0":            {`<disk type="network"><source protocol="iscsi" name="iqn.2020-01.a:b/16384"><host name="a"/></source>` + target + `</disk>`, "disk/source/@name"},
+		"too high a LUN":        {`<disk type="network"><source protocol="iscsi" name="iqn.2020-01.a:b/32768"><host name="a"/></source>` + target + `</disk>`, "disk/source/@name"},
 		"a LUN that is none":    {`<disk type="network"><source protocol="iscsi" name="iqn.2020-01.a:b/x"><host name="a"/></source>` + target + `</disk>`, "disk/source/@name"},
 		"a bad IQN":             {`<disk type="network"><source protocol="iscsi" name="b/1"><host name="a"/></source>` + target + `</disk>`, "disk/source/@name"},
 		"no host":               {`<disk type="network"><source protocol="iscsi" name="iqn.2020-01.a:b/1"/>` + target + `</disk>`, "disk/source/host"},
@@ -120,6 +147,9 @@ func TestParseRefuses(t *testing.T) {
 		"a secret of no name":   {`<disk type="network"><auth username="u"><secret type="iscsi"/></auth>` + source + target + `</disk>`, "disk/auth/secret"},
 		"a secret of Ceph":      {`<disk type="network"><auth username="u"><secret type="ceph" usage="a"/></auth>` + source + target + `</disk>`, "disk/auth/secret/@type"},
 		"encryption":            {`<disk type="network">` + source + target + `<encryption format="luks"/></disk>`, "disk/encryption"},
+		"encryption, inside":    {`<disk type="network"><source protocol="iscsi" name="iqn.2020-01.a:b/1"><host name="a"/><encryption format="luks"/></source>` + target + `</disk>`, "disk/source/encryption"},
+		"a part of it":          {`<disk type="network"><source protocol="iscsi" name="iqn.2020-01.a:b/1"><host name="a"/><slices><slice type="storage" offset="512" size="512"/></slices></source>` + target + `</disk>`, "disk/source/slices"},
+		"a snapshot":            {`<disk type="network"><source protocol="iscsi" name="iqn.2020-01.a:b/1"><host name="a"/><snapshot name="s"/></source>` + target + `</disk>`, "disk/source/snapshot"},
 		"transient":             {`<disk type="network">` + source + target + `<transient/></disk>`, "disk/transient"},
 		"a serial":              {`<disk type="network">` + source + target + `<serial>a/b</serial></disk>`, "disk/serial"},
 	} {

@@ -151,7 +151,8 @@ func TestXMLFromStatus(t *testing.T) {
 	}, lun)
 	require.Equal(t, "vda", device.Dev)
 
-	lun, _ = xmlOf(t, nil, "--status-url="+url+"/status", "--lun=2", "--target-dev=sda", "--host=[fd00::5]:3270", "--host=a", "--chap-username=u")
+	withCHAP := statusServer(t, func(s *metrics.Status) { s.Authentication = "chap" })
+	lun, _ = xmlOf(t, nil, "--status-url="+withCHAP+"/status", "--lun=2", "--target-dev=sda", "--host=[fd00::5]:3270", "--host=a", "--chap-username=u")
 	require.Equal(t, libvirt.LUN{
 		Portals: []libvirt.Portal{{Host: "fd00::5", Port: 3270}, {Host: "a", Port: 3260}}, TargetName: "iqn.2020-01.a:b", Number: 2,
 		AccessMode: libvirt.ReadShared, ReadOnly: true, Serial: "s2", WWN: "3c0ffee000000002",
@@ -252,6 +253,7 @@ func TestXMLFromAStatusThatWillNotDo(t *testing.T) {
 		"a LUN not ready":      {statusServer(t, func(s *metrics.Status) { s.LUNs[0].Ready = false }), []string{"--lun=1"}, exitFailed, "LUN 1 (a.raw) is not ready"},
 		"a serial virtio cuts": {statusServer(t, func(s *metrics.Status) { s.LUNs[0].Serial += "4" }), []string{"--lun=1"}, exitUsage, "--serial: "},
 		"CHAP without user":    {statusServer(t, func(s *metrics.Status) { s.Authentication = "chap" }), []string{"--lun=1"}, exitUsage, "--chap-username: is missing"},
+		"a user without CHAP":  {statusServer(t, nil), []string{"--lun=1", "--chap-username=u"}, exitUsage, "has no CHAP"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			status, stdout, stderr := run(t, nil, append([]string{"xml", "--status-url=" + c.url}, c.args...)...)

@@ -54,8 +54,11 @@ func (f *xmlFlags) servedLUN(ctx context.Context, l *loader) (libvirt.LUN, error
 	if l.flags.Changed(flagWWN) {
 		lun.WWN = f.wwn
 	}
-	if status.Authentication != "none" && f.credential.Username == "" {
+	switch asks, given := status.Authentication != "none", f.credential.Username != ""; {
+	case asks && !given:
 		l.problems.add("--"+flagChapUsername, "is missing: the daemon at %s asks for CHAP", page.Host)
+	case given && !asks:
+		l.problems.add("--"+flagChapUsername, "the daemon at %s has no CHAP, and QEMU cannot log in to such a one with a credential: leave it out, or give the daemon one, too", page.Host)
 	}
 	lun.Portals = f.servedPortals(status, page.Hostname(), l)
 	return lun, l.problems.err()
