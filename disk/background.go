@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
 )
 
 // closer runs something once and remembers its error.
@@ -90,7 +91,7 @@ func (b *background) run(ctx, identifying context.Context) error {
 		return err
 	}
 	identity.Wait() // the state is its own until then
-	for err = copyTurns.do(ctx, b.complete); isNoSpace(err); err = copyTurns.do(ctx, b.complete) {
+	for err = copyTurns.do(ctx, b.complete); isScarce(err); err = copyTurns.do(ctx, b.complete) {
 		if err := sleep(ctx, spaceRetry); err != nil {
 			return err
 		}
@@ -114,7 +115,7 @@ func (b *background) keepIdentifying(ctx, copying context.Context, contents []*c
 		switch {
 		case err == nil:
 			return
-		case isNoSpace(err):
+		case isScarce(err):
 			_ = sleep(ctx, spaceRetry)
 		case errors.As(err, &medium) && !last:
 			b.log.Warn("the image cannot be read now to know it again later, and is tried again", zap.Error(err), zap.Duration("after", b.retry))
@@ -124,6 +125,11 @@ func (b *background) keepIdentifying(ctx, copying context.Context, contents []*c
 			return
 		}
 	}
+}
+
+// isScarce reports whether an error says that there is too little of something that others may give back: space, or descriptors.
+func isScarce(err error) bool {
+	return isNoSpace(err) || errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE)
 }
 
 // identify adds the hash of the image's content to the state, unless it is there: then there are no contents. It goes on where an earlier

@@ -61,6 +61,27 @@ func TestImageIsIdentifiedAfterErrors(t *testing.T) {
 	require.Zero(t, logs.FilterMessage("a later start will not know the image again").Len())
 }
 
+// What is known of an image is saved also where there are no descriptors for a while, as when very many connect: otherwise a later start
+// makes the disk again, or refuses it.
+func TestImageIsIdentifiedWithoutDescriptors(t *testing.T) {
+	b, logs := identifying(t)
+	restore := limitDescriptors(t, 0)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		b.keepIdentifying(t.Context(), t.Context(), b.img.contents())
+	}()
+	select {
+	case <-done: // it gave up
+	case <-time.After(spaceRetry / 4):
+	}
+	restore()
+	<-done
+	require.Zero(t, logs.Len())
+	require.False(t, b.unsaved)
+	require.FileExists(t, b.dir.state())
+}
+
 // Copying to a full volume leaves the guest, and what is kept beside the disk, the space that does not suffice for a chunk.
 func TestCopyingToAFullVolumeTakesNothing(t *testing.T) {
 	const size = 4 << 20
@@ -93,6 +114,30 @@ func TestCopyingToAFullVolumeTakesNothing(t *testing.T) {
 	copy(want[1<<20:], block('b', 64<<10))
 	copy(want[3<<20:], block('c', 256<<10))
 	require.Equal(t, -1, firstDifference(want, readAll(t, over, size)))
+}
+
+// A disk whose blocks are all copied has its maps until its state says that it is complete. That it never does where the image was changed
+// meanwhile: nobody can tell what was copied.
+func TestMapsStayUntilTheDiskIsComplete(t *testing.T) {
+	path := put(t, t.TempDir(), "a.raw", sample(3<<20, 1), 0)
+	inst, _ := start(t, path, OpenOptions{PersistentDir: t.TempDir(), Mode: CopyOnWrite})
+	inst.copies.done.Wait()
+	require.NoError(t, newHydration(inst.Disk.(*overlay), zap.NewNop(), 0).run(t.Context()))
+	incomplete := func() {
+		t.Helper()
+		require.Error(t, inst.copies.complete())
+		s, err := loadState(inst.dir.state())
+		require.NoError(t, err)
+		require.False(t, s.Complete)
+		require.FileExists(t, inst.dir.liveMap())
+		require.FileExists(t, inst.dir.durableMap())
+	}
+	inTheWay := inst.dir.state() + partialSuffix
+	require.NoError(t, os.Mkdir(inTheWay, 0o700))
+	incomplete()
+	require.NoError(t, os.Remove(inTheWay))
+	require.NoError(t, os.Chtimes(path, time.Time{}, time.Now().Add(time.Hour)))
+	incomplete()
 }
 
 // A disk that is copied is not kept from being complete by an image that cannot be read, as in a part that holds nothing of the disk.

@@ -52,12 +52,15 @@ func (o *overlay) checkpoint() error {
 	switch {
 	case err != nil:
 		return err
-	case !saved:
-		return o.file.Flush() // no block was marked since the last time
+	case !saved: // no block was marked since the last time
+		if err := o.file.Flush(); err != nil || !o.maps.unsynced {
+			return err
+		}
 	}
 	if err := retry(o.maps.durable.Sync); err != nil {
 		return fmt.Errorf("%w: flush of the map: %w", ErrFailed, err)
 	}
+	o.maps.unsynced = false
 	return nil
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
 )
 
 var errCrashed = errors.New("the machine has crashed")
@@ -144,7 +145,9 @@ type simImage struct{ content []byte }
 
 func (s simImage) Size() int64 { return int64(len(s.content)) }
 
-func (s simImage) ReadAt(p []byte, off int64) (int, error) { return copy(p, s.content[off:]), nil }
+func (s simImage) ReadAt(p []byte, off int64) (int, error) {
+	return copy(p, s.content[min(off, s.Size()):]), nil
+}
 
 func (s simImage) Extent(off, length int64) (Extent, error) {
 	zero, n := leadingRun(s.content[off:off+length], off)
@@ -158,6 +161,7 @@ type simDisk struct {
 	image    simImage
 	file     *simFile
 	durable  *simFile
+	live     *simFile
 	over     *overlay
 	hydrate  *hydration
 	expected []byte             // what reads return now
@@ -165,7 +169,8 @@ type simDisk struct {
 	opt      overlayOptions
 }
 
-const simSize = 33*minGranule + 3*SectorSize
+// simSize ends inside a block that the image stores.
+const simSize = 34*minGranule + 3*SectorSize
 
 func simHeader() mapHeader {
 	return mapHeader{granule: granuleFor(simSize), blocks: blocksOf(simSize)}
@@ -193,7 +198,8 @@ func (d *simDisk) open(m *machine) {
 	blocks := newBlockMap(blocksOf(simSize))
 	require.NoError(d.t, readMap(d.durable, d.durable.Size(), simHeader(), blocks, func(int64) {}))
 	store := newMapStore(len(blocks.pages))
-	store.live, store.durable = newSimFile(m, make([]byte, mapHeaderSize+mapPageSize)), d.durable
+	d.live = newSimFile(m, make([]byte, mapHeaderSize+mapPageSize))
+	store.live, store.durable = d.live, d.durable
 	stored, err := markHoles(d.image, blocks, store.save)
 	require.NoError(d.t, err)
 	d.m, d.over, d.allowed = m, newOverlay(d.file, d.image, blocks, store, stored, d.opt), map[int64][][]byte{}
@@ -287,6 +293,17 @@ func (d *simDisk) recover() error {
 	return nil
 }
 
+// killed is what another process reads that starts after this one was killed: everything that was written to files is there.
+func (d *simDisk) killed() []byte {
+	blocks := newBlockMap(blocksOf(simSize))
+	for _, f := range []*simFile{d.durable, d.live} {
+		blocks.mergePage(0, f.cache[mapHeaderSize:])
+	}
+	_, err := markHoles(d.image, blocks, nil)
+	require.NoError(d.t, err)
+	return readAll(d.t, newOverlay(d.file, d.image, blocks, newMapStore(len(blocks.pages)), 0, overlayOptions{}), simSize)
+}
+
 // crashes lets a disk crash so many times, each time at a random call to storage, and returns what was found wrong.
 func crashes(t *testing.T, seed uint64, opt overlayOptions, rounds int, prepare func(*simDisk)) error {
 	d := newSimDisk(t, seed, opt)
@@ -340,7 +357,7 @@ func TestCrashPointsFindLostData(t *testing.T) {
 // TestFaultAtEveryCall fails each call to storage in turn. Whatever fails, reads return what was written or what was there
 // before, and when storage works again so does the disk, unless a flush has failed.
 func TestFaultAtEveryCall(t *testing.T) {
-	for _, cause := range []error{ErrNoSpace, &MediumError{Op: "write", Err: errors.New("input/output error")}} {
+	for _, cause := range []error{fmt.Errorf("%w: %w", ErrNoSpace, unix.ENOSPC), &MediumError{Op: "write", Err: errors.New("input/output error")}} {
 		for failing := range 250 {
 			d := newSimDisk(t, uint64(failing), overlayOptions{copyReads: failing%2 == 0})
 			calls := 0
@@ -352,11 +369,12 @@ func TestFaultAtEveryCall(t *testing.T) {
 				return nil
 			}
 			var err error
-			for i := 0; i < 150 && err == nil; i++ {
+			for i := 0; i < 150 && calls < failing; i++ {
 				err = d.operate()
 			}
-			if err == nil {
-				continue // the last calls were those of a read, which does not mind
+			if err == nil { // the call was that of a read, which does not mind
+				require.Equal(t, d.expected, d.killed())
+				continue
 			}
 			require.ErrorIs(t, err, cause)
 			failed := errors.Is(err, ErrFailed)
@@ -383,7 +401,10 @@ func TestFaultAtEveryCall(t *testing.T) {
 			for range 100 {
 				require.NoError(t, d.operate())
 			}
+			require.Equal(t, d.expected, d.killed())
 			require.NoError(t, d.over.Flush())
+			clear(d.allowed)
+			require.NoError(t, d.recover())
 		}
 	}
 }

@@ -97,6 +97,9 @@ func Inspect(path string, opt ImageOptions) (ImageInfo, error) {
 		info.FileSize = st.Size
 	}
 	info.Format, info.Reason = refused.Format, refused.Explain()
+	if info.Format != FormatRaw && info.Version == 0 {
+		info.VirtualSize, info.AllocatedSize = 0, 0 // nothing has told them: they are those of the file, as of a raw image
+	}
 	return info, nil
 }
 

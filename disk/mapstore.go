@@ -18,6 +18,9 @@ type mapStore struct {
 	save func(page, word int64, words []byte) error
 	// dirty is the pages that the durable file does not have as they are, a bit for each.
 	dirty []atomic.Uint64
+	// unsynced says that an earlier process may have written to the durable file what has not reached storage: it was killed before its checkpoint
+	// was done. Whoever reads the file sees that all the same. Guarded by the overlay's flushMu.
+	unsynced bool
 }
 
 // newMapStore makes the store of a map of that many pages, without files.

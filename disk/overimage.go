@@ -142,7 +142,7 @@ func (o *opening) mergeMaps(header, current mapHeader, m *blockMap, maps *mapSto
 		if err != nil {
 			return err
 		}
-		maps.durable = durable
+		maps.durable, maps.unsynced = durable, true
 	}
 	if current.boot == "" && s.Durable {
 		return nil // nobody can tell which boot the live file is of

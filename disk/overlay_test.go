@@ -1,6 +1,7 @@
 package disk
 
 import (
+	"bytes"
 	"errors"
 	"sync"
 	"testing"
@@ -97,7 +98,8 @@ func (p *punching) Discard(off, length int64) error {
 func TestHydrationPunchesWhatIsThere(t *testing.T) {
 	content := newSimDisk(t, 1, overlayOptions{}).image
 	file := &punching{simFile: newSimFile(&machine{crashIn: -1}, make([]byte, simSize))}
-	_, err := file.WriteAt(block('x', minGranule), 8*minGranule) // a hole of the image, as every fifth block
+	clear(content.content[9*minGranule : 10*minGranule])
+	_, err := file.WriteAt(block('x', minGranule), 9*minGranule) // the end of a hole of the image, which has one at every fifth block
 	require.NoError(t, err)
 	blocks := newBlockMap(blocksOf(simSize))
 	maps := newMapStore(len(blocks.pages))
@@ -107,6 +109,18 @@ func TestHydrationPunchesWhatIsThere(t *testing.T) {
 	require.NoError(t, newHydration(over, zap.NewNop(), 0).run(t.Context()))
 	require.Equal(t, content.content, file.cache)
 	require.Equal(t, []int64{8 * minGranule}, file.at)
+}
+
+// Whoever waits for a disk that is copied comes first: decompression would take the processors that the first read needs.
+func TestDecodingBeginsSlowly(t *testing.T) {
+	over := newSimDisk(t, 1, overlayOptions{}).over
+	for unit, slowly := range map[int64]bool{0: false, 64 << 10: true} {
+		h := newHydration(over, zap.NewNop(), unit)
+		h.begin(time.Now())
+		require.Equal(t, slowly, h.guestActive(), "decodes %d bytes at once", unit)
+		h.begin(time.Now().Add(-guestIdle))
+		require.False(t, h.guestActive(), "later")
+	}
 }
 
 type counting struct {
@@ -171,6 +185,120 @@ func TestWatchingTheDiskIsNoGuest(t *testing.T) {
 		require.NoError(t, act())
 		require.True(t, d.hydrate.guestActive(), name)
 	}
+}
+
+// largerDisk is a disk that is larger than its image, which ends within a block, and what is on it.
+func largerDisk(t *testing.T, opt overlayOptions) (over *overlay, want []byte) {
+	image := newSimDisk(t, 1, opt).image
+	want = append(bytes.Clone(image.content), make([]byte, 6*minGranule-3*SectorSize)...)
+	blocks := newBlockMap(blocksOf(simSize))
+	maps := newMapStore(len(blocks.pages))
+	held, err := markHoles(image, blocks, maps.save)
+	require.NoError(t, err)
+	file := newSimFile(&machine{crashIn: -1}, make([]byte, len(want)))
+	return newOverlay(file, image, blocks, maps, held, opt), want
+}
+
+// Around the end of the image, which the file has a block of only in part, the disk has what was written to it, the image, and zeros behind
+// that, whatever was in the buffers.
+func TestDiskLargerThanItsImage(t *testing.T) {
+	const last = 34 * minGranule // where the last block of the image begins
+	for _, opt := range []overlayOptions{{}, {copyReads: true, unit: 2 * minGranule}} {
+		for off := int64(last - SectorSize); off <= last+minGranule; off += SectorSize {
+			for _, length := range []int64{SectorSize, 2 * SectorSize, minGranule, 2*minGranule + SectorSize} {
+				for _, op := range []change{changeWrite, changeDiscard, changeZero} {
+					over, want := largerDisk(t, opt)
+					buf := over.scratch.Get().(*[]byte)
+					copy(*buf, block('s', len(*buf)))
+					over.scratch.Put(buf)
+					p := block('w', int(length))
+					var err error
+					switch op {
+					case changeWrite:
+						_, err = over.WriteAt(p, off)
+					case changeDiscard:
+						clear(p)
+						err = over.Discard(off, length)
+					case changeZero:
+						clear(p)
+						err = over.Zero(off, length)
+					}
+					require.NoError(t, err)
+					copy(want[off:], p)
+					require.Equal(t, -1, firstDifference(want, readAll(t, over, over.Size())), "%v of %d bytes at %d", op, length, off-last)
+					require.NoError(t, newHydration(over, zap.NewNop(), 0).pass(t.Context()))
+					over.dropBase()
+					require.Equal(t, -1, firstDifference(want, readAll(t, over, over.Size())), "copied after %v of %d bytes at %d", op, length, off-last)
+				}
+			}
+		}
+	}
+}
+
+// halves is an image of which each block stores only a half, as one of small clusters.
+type halves struct {
+	simImage
+	stored int64 // which one
+}
+
+func (h halves) Extent(off, length int64) (Extent, error) {
+	end := (off/(minGranule/2) + 1) * (minGranule / 2)
+	return Extent{Length: min(length, end-off), Data: off/(minGranule/2)%2 == h.stored}, nil
+}
+
+// A block is in the file only if the image stores nothing of it at all.
+func TestHolesThatAreNoWholeBlocks(t *testing.T) {
+	for half, want := range []int64{35, 34} { // the last block ends before its second half
+		blocks := newBlockMap(blocksOf(simSize))
+		held, err := markHoles(halves{newSimDisk(t, 1, overlayOptions{}).image, int64(half)}, blocks, nil)
+		require.NoError(t, err)
+		require.Equal(t, want*minGranule, held)
+		require.Equal(t, want, blocks.clear.Load())
+	}
+}
+
+// What gives space back waits for a guest that is writing: its block is not marked yet. And it leaves what is marked.
+func TestGivingBackSparesTheGuest(t *testing.T) {
+	d := newSimDisk(t, 1, overlayOptions{})
+	_, err := d.over.WriteAt(block('g', minGranule), 7*minGranule)
+	require.NoError(t, err)
+	d.over.locks.lock(5, 5)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		d.over.giveBack(4, 6)
+	}()
+	select {
+	case <-done:
+		t.Fatal("it did not wait")
+	case <-time.After(50 * time.Millisecond):
+	}
+	_, err = d.file.WriteAt(block('g', minGranule), 5*minGranule)
+	require.NoError(t, err)
+	require.NoError(t, d.over.mark(5, 5))
+	d.over.locks.unlock(5, 5)
+	<-done
+	for _, written := range []int64{5, 7} {
+		p := make([]byte, minGranule)
+		_, err = d.over.ReadAt(p, written*minGranule)
+		require.NoError(t, err)
+		require.Equal(t, block('g', minGranule), p)
+	}
+}
+
+// The files of the map are closed when nobody is about to save a change any more, who would else fail.
+func TestMapsAreDroppedAfterTheLastChange(t *testing.T) {
+	d := newSimDisk(t, 1, overlayOptions{})
+	d.over.locks.lock(3, 3)
+	dropped := make(chan error, 1)
+	go func() { dropped <- d.over.dropMaps() }()
+	select {
+	case <-dropped:
+		t.Fatal("it did not wait")
+	case <-time.After(50 * time.Millisecond):
+	}
+	d.over.locks.unlock(3, 3)
+	require.NoError(t, <-dropped)
 }
 
 // The map of the largest images stays small, and its bits add up.

@@ -164,7 +164,15 @@ func TestInspect(t *testing.T) {
 	require.False(t, info.Servable)
 	require.Contains(t, info.Reason, "text file")
 	require.EqualValues(t, 4, info.FileSize)
+	require.Zero(t, info.VirtualSize, "it is no disk")
 	require.NotNil(t, info.BackingChain)
+
+	info, err = Inspect(put(t, dir, "cut.qcow2", []byte("QFI\xfb\x00\x00\x00\x03"), 1<<16), ImageOptions{})
+	require.NoError(t, err)
+	require.Equal(t, FormatQcow2, info.Format)
+	require.EqualValues(t, 1<<16, info.FileSize)
+	require.Zero(t, info.VirtualSize, "its header does not say one")
+	require.Zero(t, info.AllocatedSize)
 
 	link := filepath.Join(dir, "link.raw")
 	require.NoError(t, os.Symlink("disk.raw", link))

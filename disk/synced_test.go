@@ -55,6 +55,18 @@ func TestKeepPromises(t *testing.T) {
 		use(sayKept+"a new persistent disk, "+string(mode), volume, true)
 		volume.Size = 32 << 20
 		use(sayKept+"a larger one", volume, false)
+		if mode == CopyOnWrite {
+			inst, _ := start(t, image, volume)
+			_, err := inst.WriteAt(block('k', 8192), 2<<20)
+			require.NoError(t, err)
+			over := inst.Disk.(*overlay)
+			require.NoError(t, over.maps.takeDirty(checkpointPages, over.savePages), "killed before the map is synced")
+			require.NoError(t, inst.Close())
+			inst, _ = start(t, image, volume)
+			require.NoError(t, inst.Flush())
+			say(sayKept + "what an earlier process wrote and did not flush")
+			require.NoError(t, inst.Close())
+		}
 
 		pod := OpenOptions{Mode: mode, WorkDir: filepath.Join(dir, string(mode))}
 		say(sayOwing)
@@ -103,7 +115,7 @@ func TestPromisesReachStorage(t *testing.T) {
 		}
 		s.follow(call, until)
 	}
-	require.Equal(t, 9, s.promises)
+	require.Equal(t, 10, s.promises)
 }
 
 // syncedFiles is what is known of files below a directory by the system calls that change them.

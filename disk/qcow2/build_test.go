@@ -80,3 +80,15 @@ func zstandard(t testing.TB, p []byte) []byte {
 func (im *image) open() (*Image, error) {
 	return Open(bytes.NewReader(im.b), int64(len(im.b)), Options{})
 }
+
+// opensAs opens the image and reads all of it, which has to be want.
+func (im *image) opensAs(t *testing.T, want []byte) *Image {
+	t.Helper()
+	got, err := im.open()
+	require.NoError(t, err)
+	p := make([]byte, len(want))
+	_, err = got.ReadAt(p, 0)
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(want, p))
+	return got
+}

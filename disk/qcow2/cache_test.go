@@ -182,12 +182,7 @@ func TestWholeClustersThatDoNotLieTogether(t *testing.T) {
 			im.compressed(i, at, data)
 			at += len(data)
 		}
-		got, err := im.open()
-		require.NoError(t, err)
-		p := make([]byte, len(want))
-		_, err = got.ReadAt(p, 0)
-		require.NoError(t, err)
-		require.True(t, bytes.Equal(want, p))
+		im.opensAs(t, want)
 	}
 }
 

@@ -118,6 +118,10 @@ func (h *header) entrySize() int64 {
 // l2Entries is how many guest clusters an L2 table maps.
 func (h *header) l2Entries() int64 { return h.clusterSize() / h.entrySize() }
 
+// l1Need is how many L1 entries the virtual size needs. An image may claim nearly 2^63 bytes where the caller allows that, so nothing is added
+// to it.
+func (h *header) l1Need() int64 { return (h.size-1)/(h.l2Entries()<<h.clusterBits) + 1 }
+
 func readHeader(r io.ReaderAt, fileSize int64, opt Options) (*header, error) {
 	var fixed [headerLenV3 + 1]byte
 	n, err := r.ReadAt(fixed[:min(int64(len(fixed)), fileSize)], 0)
@@ -191,8 +195,7 @@ func readHeader(r io.ReaderAt, fileSize int64, opt Options) (*header, error) {
 	if h.l1Offset, err = h.table("L1 table", u64(40), int64(h.l1Size)*8, maxL1Bytes, fileSize); err != nil {
 		return nil, err
 	}
-	perL2 := h.l2Entries() << h.clusterBits
-	if need := (h.size + perL2 - 1) / perL2; int64(h.l1Size) < need {
+	if need := h.l1Need(); int64(h.l1Size) < need {
 		return nil, bad("the L1 table has %d entries, and the virtual size needs %d", h.l1Size, need)
 	}
 	h.refTableLen = int64(u32(56))

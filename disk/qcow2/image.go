@@ -75,8 +75,7 @@ func Open(r io.ReaderAt, fileSize int64, opt Options) (*Image, error) {
 
 // readL1 loads the entries that the virtual size needs; more than that is never looked at.
 func (im *Image) readL1() error {
-	perL2 := im.hdr.l2Entries() << im.hdr.clusterBits
-	raw := make([]byte, (im.hdr.size+perL2-1)/perL2*8)
+	raw := make([]byte, im.hdr.l1Need()*8)
 	if _, err := im.r.ReadAt(raw, im.hdr.l1Offset); err != nil {
 		return fmt.Errorf("reading the L1 table: %w", err)
 	}

@@ -36,6 +36,8 @@ func TestRefused(t *testing.T) {
 		{"corrupt bit", "marked corrupt", func(_ *testing.T, im *image) { im.put64(72, incompatCorrupt) }},
 		{"data file bit", "external file", func(_ *testing.T, im *image) { im.put64(72, incompatDataFile) }},
 		{"unknown bit", "unknown feature (incompatible feature bit 17)", func(_ *testing.T, im *image) { im.put64(72, 1<<17) }},
+		{"the first unknown bit", "unknown feature (incompatible feature bit 5)", func(_ *testing.T, im *image) { im.put64(72, 1<<5) }},
+		{"the last unknown bit", "unknown feature (incompatible feature bit 63)", func(_ *testing.T, im *image) { im.put64(72, 1<<63) }},
 		{"compression bit without type", "contradict", func(_ *testing.T, im *image) { im.put64(72, incompatCompression) }},
 		{"compression type 2", "compression type 2 is unknown", func(_ *testing.T, im *image) {
 			im.put64(72, incompatCompression)
@@ -64,15 +66,21 @@ func TestRefused(t *testing.T) {
 			im.put32(104, 0x12345678)
 			im.put32(108, math.MaxUint32)
 		}},
+		{"extension one byte past the cluster", "runs past the header cluster", func(_ *testing.T, im *image) {
+			im.put32(104, 0x12345678)
+			im.put32(108, cs-headerLenV3-8+1)
+		}},
 		{"L1 size 2^32-1", "over the limit", func(_ *testing.T, im *image) { im.put32(36, math.MaxUint32) }},
-		{"L1 over 32 MiB", "over the limit", func(_ *testing.T, im *image) { im.put32(36, maxL1Bytes/8+1) }},
+		{"L1 over 32 MiB", "over the limit", func(_ *testing.T, im *image) { im.put32(36, 4<<20+1) }},
 		{"L1 too small", "the virtual size needs", func(_ *testing.T, im *image) { im.put64(24, 1<<40) }},
+		{"L1 too small by one", "the L1 table has 1 entries, and the virtual size needs 2", func(_ *testing.T, im *image) { im.put64(24, cs*cs/8+512) }},
 		{"L1 at the end", "runs past the end", func(_ *testing.T, im *image) { im.put64(40, uint64(len(im.b))) }},
 		{"L1 offset overflows", "runs past the end", func(_ *testing.T, im *image) { im.put64(40, math.MaxUint64-cs+1) }},
 		{"L1 unaligned", "not aligned", func(_ *testing.T, im *image) { im.put64(40, atL1*cs+512) }},
 		{"L1 in the header", "lies in the header", func(_ *testing.T, im *image) { im.put64(40, 0) }},
 		{"L1 on the refcount table", "overlaps other metadata", func(_ *testing.T, im *image) { im.put64(40, cs) }},
 		{"refcount table too long", "over the limit", func(_ *testing.T, im *image) { im.put32(56, math.MaxUint32) }},
+		{"refcount table over 8 MiB", "over the limit", func(_ *testing.T, im *image) { im.put32(56, 8<<20/cs+1) }},
 		{"refcount table outside", "runs past the end", func(_ *testing.T, im *image) { im.put64(48, 1<<40) }},
 		{"refcount block outside", "runs past the end", func(_ *testing.T, im *image) { im.put64(cs, 1<<40) }},
 		{"refcount block unaligned", "not aligned", func(_ *testing.T, im *image) { im.put64(cs, 2*cs+8) }},
@@ -97,7 +105,15 @@ func TestRefused(t *testing.T) {
 		{"compressed runs out", "past the end", func(_ *testing.T, im *image) {
 			im.put64(im.l2(0), entryCompressed|255<<54|uint64(len(im.b)-1024))
 		}},
+		{"compressed runs out by a sector", "past the end", func(_ *testing.T, im *image) {
+			im.put64(im.l2(0), entryCompressed|2<<54|uint64(len(im.b)-1024))
+		}},
 		{"compressed in metadata", "in the image's metadata", func(_ *testing.T, im *image) { im.put64(im.l2(0), entryCompressed|atL2*cs) }},
+		{"compressed in the header", "in the image's metadata", func(_ *testing.T, im *image) { im.put64(im.l2(0), entryCompressed|512) }},
+		{"compressed into data", "overlaps another cluster", func(_ *testing.T, im *image) {
+			im.put64(im.l2(0), entryCompressed|1<<54|((atData+1)*cs-512)) // its second sector
+			im.data(1, atData+1, 1)
+		}},
 		{"compressed on data", "overlaps another cluster", func(_ *testing.T, im *image) {
 			im.data(0, atData, 1)
 			im.put64(im.l2(1), entryCompressed|atData*cs)
@@ -115,6 +131,7 @@ func TestRefused(t *testing.T) {
 		{"backing name too long", "backing file name has 1024 bytes", func(_ *testing.T, im *image) { im.put64(8, 200); im.put32(16, 1024) }},
 		{"backing name empty", "backing file name has 0 bytes", func(_ *testing.T, im *image) { im.put64(8, 200) }},
 		{"backing name outside", "outside the header cluster", func(_ *testing.T, im *image) { im.put64(8, cs-4); im.put32(16, 8) }},
+		{"backing name one byte outside", "outside the header cluster", func(_ *testing.T, im *image) { im.put64(8, cs-4); im.put32(16, 5) }},
 		{"backing name overflows", "outside the header cluster", func(_ *testing.T, im *image) { im.put64(8, math.MaxUint64-3); im.put32(16, 8) }},
 		{"backing name in the header", "outside the header cluster", func(_ *testing.T, im *image) { im.put64(8, 24); im.put32(16, 8) }},
 		{"backing name with NUL", "NUL", func(_ *testing.T, im *image) { im.put64(8, 200); im.put32(16, 8) }},

@@ -1,0 +1,191 @@
+package qcow2
+
+import (
+	"bytes"
+	"math"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestLargestVirtualSize lifts the limit: what would overflow is refused as any other size that the L1 table is too short for.
+func TestLargestVirtualSize(t *testing.T) {
+	for _, bits := range []uint{minClusterBits, 16, maxClusterBits} {
+		for _, size := range []uint64{math.MaxInt64, math.MaxInt64 &^ 511} {
+			im := newImage(bits, size, 1)
+			im.put32(36, 1)
+			_, err := Open(hugeFile{im.b}, 1<<38, Options{MaxVirtualSize: math.MaxInt64})
+			require.ErrorContains(t, err, "the virtual size needs")
+		}
+	}
+}
+
+// TestTooManyClusters: what the maps of the file's clusters take is bounded by their number.
+func TestTooManyClusters(t *testing.T) {
+	im := newImage(9, 8<<9, 1)
+	_, err := Open(hugeFile{im.b}, maxClusters<<9, Options{})
+	require.NoError(t, err)
+	_, err = Open(hugeFile{im.b}, maxClusters<<9+1, Options{})
+	require.ErrorContains(t, err, "too many")
+}
+
+// TestMetadataOfSeveralClusters puts data into each cluster of an L1 table and of a refcount table, and onto a block that the end of the
+// latter names.
+func TestMetadataOfSeveralClusters(t *testing.T) {
+	const bits, cs = 9, 1 << 9
+	const tables, l1Clusters = 2 * cs / 8, 2
+	const refTable, refClusters = 3 + l1Clusters, 130 // more than is read of it at once
+	const block, first = refTable + refClusters, refTable + refClusters + 1
+	size := uint64(tables * cs / 8 * cs)
+	build := func() *image {
+		im := newImage(bits, size, first)
+		im.put32(36, tables)
+		im.put64(48, refTable<<bits)
+		im.put32(56, refClusters)
+		im.put64(block<<bits-8, block<<bits)
+		im.put64(atL1<<bits, first<<bits|entryCopied) // the L1 table has a second cluster where newImage has the L2 table
+		return im
+	}
+	_, err := build().open()
+	require.NoError(t, err)
+	for _, size = range []uint64{size, 8 * cs} { // of the latter, the L1 table has more entries than it needs
+		for _, taken := range []uint64{atL1, atL1 + 1, refTable, refTable + 1, refTable + refClusters - 1, block, first} {
+			im := build()
+			im.put64(first<<bits, taken<<bits|entryCopied)
+			_, err := im.open()
+			require.ErrorContains(t, err, "in the image's metadata", "cluster %d", taken)
+		}
+	}
+}
+
+// TestExtensionsAndTheirEnd has headers as they may be, to the last byte.
+func TestExtensionsAndTheirEnd(t *testing.T) {
+	const bits, cs = 16, 1 << 16
+	extension := func(im *image, at, kind, length int) {
+		im.put32(at, uint32(kind))
+		im.put32(at+4, uint32(length))
+	}
+	for name, c := range map[string]struct {
+		change       func(im *image)
+		file, format string
+	}{
+		"a name right behind the header": {func(im *image) {
+			im.put64(8, headerLenV3)
+			im.put32(16, 11)
+			copy(im.b[headerLenV3:], "\x05\x37\xbe\x77.qcow2x") // as the extension of LUKS, were it one
+		}, "\x05\x37\xbe\x77.qcow2x", ""},
+		"a name at the end of the cluster": {func(im *image) {
+			im.put64(8, cs-4)
+			im.put32(16, 4)
+			copy(im.b[cs-4:], "base")
+		}, "base", ""},
+		"a longest name": {func(im *image) {
+			im.put64(8, 512)
+			im.put32(16, maxNameLen)
+			copy(im.b[512:], bytes.Repeat([]byte("n"), maxNameLen))
+		}, string(bytes.Repeat([]byte("n"), maxNameLen)), ""},
+		"an extension that ends where the name begins, without padding": {func(im *image) {
+			extension(im, headerLenV3, extBackingFormat, 3)
+			copy(im.b[headerLenV3+8:], "rawbase")
+			im.put64(8, headerLenV3+11)
+			im.put32(16, 4)
+		}, "base", "raw"},
+		"an extension to the end of the cluster": {func(im *image) { extension(im, headerLenV3, 0x12345678, cs-headerLenV3-8) }, "", ""},
+		"behind the end of the extensions":       {func(im *image) { extension(im, headerLenV3+8, extLUKS, 8) }, "", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			im := newImage(bits, 8*cs, 1)
+			c.change(im)
+			got, err := im.open()
+			require.NoError(t, err)
+			require.Equal(t, c.file, got.Info().BackingFile)
+			require.Equal(t, c.format, got.Info().BackingFormat)
+		})
+	}
+	im := newImage(bits, 8*cs, 1)
+	extension(im, headerLenV3, extBackingFormat, 65)
+	_, err := im.open()
+	require.ErrorContains(t, err, "backing format name has 65 bytes")
+}
+
+func TestInfo(t *testing.T) {
+	im := newImage(16, 8<<16, 1)
+	im.put32(60, 3)
+	im.put64(80, compatLazyRefcounts)
+	im.data(0, atData, 1)
+	got, err := im.open()
+	require.NoError(t, err)
+	require.Equal(t, Info{Version: 3, ClusterSize: 1 << 16, VirtualSize: 8 << 16, PlainSize: 1 << 16, LazyRefcounts: true, Snapshots: 3}, got.Info())
+}
+
+// TestReadsLeaveNothingOfTheBuffer reads everything that the file does not have into memory that somebody else has used.
+func TestReadsLeaveNothingOfTheBuffer(t *testing.T) {
+	const bits, cs = 16, 1 << 16
+	im := newImage(bits, 8*cs, 1)
+	im.data(0, atData, 7)
+	im.put64(im.l2(1), entryZero)
+	im.put64(im.l2(4), entryCopied)    // of no place, which is not that of the header
+	im.put64(im.l2(8), math.MaxUint64) // behind the end, which is never read
+	im.b = im.b[:atData*cs+1000]
+	for _, backing := range []int{0, 2*cs + 1000} {
+		got, err := im.open()
+		require.NoError(t, err)
+		want := make([]byte, 8*cs)
+		copy(want, bytes.Repeat([]byte{7}, 1000))
+		if backing > 0 {
+			got.SetBacking(bytes.NewReader(bytes.Repeat([]byte{9}, backing)), int64(backing))
+			copy(want[2*cs:], bytes.Repeat([]byte{9}, 1000))
+		}
+		p := bytes.Repeat([]byte{0xa5}, 8*cs)
+		_, err = got.ReadAt(p, 0)
+		require.NoError(t, err)
+		require.True(t, bytes.Equal(want, p))
+	}
+}
+
+// TestFileEndsWithinASector has compressed data at the end of a file, of which the last sector is not whole.
+func TestFileEndsWithinASector(t *testing.T) {
+	const bits, cs = 16, 1 << 16
+	want := words(cs, 1)
+	data := deflated(t, want)
+	im := newImage(bits, 8*cs, 4)
+	im.compressed(0, atData*cs, data)
+	im.b = im.b[:atData*cs+len(data)]
+	require.NotZero(t, len(im.b)%512)
+	got, err := im.open()
+	require.NoError(t, err)
+	p := make([]byte, cs)
+	_, err = got.ReadAt(p, 0)
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(want, p))
+}
+
+// TestScatteredClusters reads clusters that follow each other for the guest and not in the file, and asks where they lie.
+func TestScatteredClusters(t *testing.T) {
+	const bits, cs = 16, 1 << 16
+	im := newImage(bits, 3*cs+512, 4)
+	places := []int{atData + 2, atData + 3, atData, atData + 1}
+	var want []byte
+	for i, n := range places {
+		im.data(i, n, byte(i+1))
+		want = append(want, bytes.Repeat([]byte{byte(i + 1)}, cs)...)
+	}
+	want = want[:3*cs+512]
+	got := im.opensAs(t, want)
+
+	for _, c := range []struct{ off, length, host, n int64 }{
+		{0, 4 * cs, (atData + 2) * cs, 2 * cs}, {cs + 5, 10, (atData+3)*cs + 5, 10}, {2*cs + 512, 4 * cs, atData*cs + 512, cs},
+	} {
+		host, n, ok := got.Stored(c.off, c.length)
+		require.True(t, ok)
+		require.Equal(t, []int64{c.host, c.n}, []int64{host, n})
+	}
+	for _, off := range []int64{-1, 3*cs + 512, math.MaxInt64} {
+		_, _, ok := got.Stored(off, 1)
+		require.False(t, ok)
+		_, _, err := got.Extent(off, 1)
+		require.ErrorContains(t, err, "outside the image")
+	}
+	_, _, err := got.Extent(0, 3*cs+513)
+	require.ErrorContains(t, err, "outside the image")
+}
