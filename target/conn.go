@@ -19,9 +19,12 @@ import (
 // conn is one TCP connection, from accept to close.
 type conn struct {
 	srv *Server
-	nc  net.Conn
 	rx  receiver
 	tx  sender
+
+	local, remote net.Addr
+	netMu         sync.Mutex
+	nc            net.Conn // guarded by netMu but for the reader, which alone replaces it
 
 	source  netip.Addr
 	pending *list.Element // guarded by Server.mu; nil: logged in, or pushed out
@@ -47,10 +50,10 @@ type conn struct {
 }
 
 func newConn(s *Server, nc net.Conn) *conn {
-	c := &conn{srv: s, nc: nc, source: sourceOf(nc), gone: make(chan struct{})}
-	c.rx = receiver{buf: make([]byte, loginBuffer), beforeWait: c.beforeWait, beforeMore: c.tx.relieve, clock: &s.clock}
-	c.rx.wire.init(nc)
-	c.tx.init(nc, &s.clock, &window{})
+	c := &conn{srv: s, nc: nc, local: nc.LocalAddr(), remote: nc.RemoteAddr(), source: sourceOf(nc), gone: make(chan struct{})}
+	w := &plainWire{Conn: nc}
+	c.rx = receiver{buf: make([]byte, loginBuffer), beforeWait: c.beforeWait, beforeMore: c.tx.relieve, clock: &s.clock, wire: w}
+	c.tx.init(w, &s.clock, &window{})
 	return c
 }
 
@@ -63,7 +66,7 @@ func (c *conn) beforeWait() error {
 func (c *conn) session() *session { return c.sess.Load() }
 
 func (c *conn) log() *zap.Logger {
-	return c.srv.log.With(zap.String("remote", c.nc.RemoteAddr().String()))
+	return c.srv.log.With(zap.String("remote", c.remote.String()))
 }
 
 // serve runs the connection: login, then full feature phase.
@@ -163,8 +166,30 @@ func (c *conn) fail(err error) {
 func (c *conn) closeNetwork() {
 	c.closeOnce.Do(func() {
 		close(c.gone)
+		c.netMu.Lock()
+		defer c.netMu.Unlock()
 		_ = c.nc.Close()
 	})
+}
+
+// takeSocket takes the connection of a session out of the hands of Go's poller. Where that is not possible it stays there, and
+// works as well, if slower. Nobody else may use the connection yet, but close it.
+func (c *conn) takeSocket() {
+	s, err := newSocket(c.nc)
+	if err != nil {
+		c.log().Debug("the connection stays with Go's poller", zap.Error(err))
+		return
+	}
+	_ = s.SetDeadline(time.Now().Add(c.srv.opt.Limits.LoginTimeout)) // what is left of the login
+	c.netMu.Lock()
+	defer c.netMu.Unlock()
+	_ = c.nc.Close()
+	c.nc, c.rx.wire, c.tx.wire = s, s, s
+	select {
+	case <-c.gone:
+		_ = s.Close()
+	default:
+	}
 }
 
 func (c *conn) close() {

@@ -12,7 +12,7 @@ import (
 func (c *conn) logEnd(s *session, cause error) {
 	reason := endReason(cause)
 	c.srv.opt.Observer.SessionEnded(SessionEvent{Initiator: s.login.InitiatorName,
-		Remote: c.nc.RemoteAddr().String(), Discovery: s.discovery(), Reason: reason})
+		Remote: c.remote.String(), Discovery: s.discovery(), Reason: reason})
 	fields := []zap.Field{zap.String("initiator", s.login.InitiatorName), zap.Uint16("tsih", s.tsih),
 		zap.Bool("discovery", s.discovery()), zap.String("reason", reason),
 		zap.Duration("lasted", time.Since(s.since).Round(time.Millisecond))}

@@ -62,6 +62,29 @@ func TestHalfOpenFlood(t *testing.T) {
 	require.Positive(t, s.seen.refused.Load())
 }
 
+// TestFewDescriptors has more sessions than there would be descriptors for, if each had as many as it is fastest with.
+func TestFewDescriptors(t *testing.T) {
+	const most, sessions = 256, 80 // and a descriptor each for the initiators, in this process
+	var before syscall.Rlimit
+	require.NoError(t, syscall.Getrlimit(syscall.RLIMIT_NOFILE, &before))
+	require.NoError(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: most, Max: before.Max}))
+	t.Cleanup(func() { require.NoError(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &before)) })
+	s := newServer(t)
+	data := bytes.Repeat([]byte{0x5a}, 1<<20)
+	var all []*tt.Session
+	for i := range sessions {
+		c := tt.MustLogin(t, s.addr, tt.LoginOptions{ISID: [6]byte{0x80, byte(i)}}, 1)
+		c.MustGood(t, tt.Write10(1, uint32(i), data))
+		all = append(all, c)
+	}
+	for _, c := range all {
+		require.Equal(t, data, c.MustGood(t, tt.Read10(1, 79, len(data)/512)).Data)
+		_, err := c.Logout(pdu.LogoutCloseSession)
+		require.NoError(t, err)
+		require.NoError(t, c.Close())
+	}
+}
+
 // TestMemoryBeforeLogin has connections that make a login as costly as they can without authenticating.
 func TestMemoryBeforeLogin(t *testing.T) {
 	const conns = 200

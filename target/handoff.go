@@ -3,6 +3,8 @@ package target
 import (
 	"sync/atomic"
 	"time"
+
+	"go.uber.org/zap"
 )
 
 // A reader executes disk calls itself. Nearly all of them are answered by the page cache in microseconds;
@@ -20,6 +22,10 @@ const stallTick = 10 * time.Millisecond
 // stuckTicks is how many looks a LUN must have had a stalled call before commands for it are not even tried by a
 // reader. A machine that is short of processors lets readers look stalled for shorter than that.
 const stuckTicks = 4
+
+// hungTicks is how many looks a LUN must have had a stalled call before the log tells of it: 10 s, well before guests give their commands
+// up. On a disk that is merely slow those calls end, and as others are passed on meanwhile, there is none for a look then.
+const hungTicks = int(10 * time.Second / stallTick)
 
 // A disk that is slow but not stalled, as one whose data has to come from a drive, would be given one command at a
 // time. So a call that took slowCall has the next slowCommands commands for its LUN passed on, up to slowParallel at once.
@@ -53,7 +59,7 @@ type watchdog struct {
 type lunWatch struct {
 	stalled atomic.Int32 // calls in progress in which a reader lost its role
 	stuck   atomic.Bool  // there has been one for stuckTicks
-	ticks   int          // belongs to the watchdog
+	ticks   int          // looks at which there was one, since there was none; belongs to the watchdog
 
 	armed  atomic.Int32 // so many more commands are passed on, as the disk was slow a moment ago
 	passed atomic.Int32 // commands in progress that were passed on for that reason
@@ -138,10 +144,9 @@ func (s *Server) runWatchdog() {
 }
 
 // lookForStalls hands on the role of every reader that has been in one call since the last look, and says
-// whether any reader is in a call.
+// whether there is a reason to look again.
 func (s *Server) lookForStalls() (busy bool) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	for c := range s.conns {
 		call := c.busy.Load()
 		if call != 0 {
@@ -153,23 +158,32 @@ func (s *Server) lookForStalls() (busy bool) {
 		}
 		c.watched = call
 	}
-	s.watch.age()
-	return busy
+	s.mu.Unlock()
+	return s.age() || busy
 }
 
-// age counts how long each LUN has had stalled calls.
-func (w *watchdog) age() {
-	for i := range w.luns {
-		l := &w.luns[i]
+// age counts how long each LUN has had stalled calls, and says whether one has.
+func (s *Server) age() (stalled bool) {
+	for i := range s.watch.luns {
+		l := &s.watch.luns[i]
 		if l.stalled.Load() <= 0 {
+			if l.ticks >= hungTicks {
+				s.log.Info("the disk answers again", zap.Int("lun", i), zap.Duration("after", time.Duration(l.ticks)*stallTick))
+			}
 			l.ticks = 0
 			l.stuck.Store(false)
 			continue
 		}
+		stalled = true
 		if l.ticks++; l.ticks >= stuckTicks {
 			l.stuck.Store(true)
 		}
+		if l.ticks == hungTicks {
+			s.log.Warn("the disk does not answer: what it or its image lies on hangs, and the guest's commands with it",
+				zap.Int("lun", i), zap.Duration("since", time.Duration(l.ticks)*stallTick))
+		}
 	}
+	return stalled
 }
 
 // handOn starts a new reader, in the place of one that finishes its command and ends.

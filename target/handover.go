@@ -29,8 +29,9 @@ func (s *Server) Admit(lun uint16, initiator string, until time.Time) error {
 // says so.
 func (s *Server) HandOver(lun uint16) (former string, err error) { return s.device.HandOver(lun) }
 
-// Withdraw closes the LUN to the admitted initiator again, as after a migration that failed. It is fenced as by HandOver.
-func (s *Server) Withdraw(lun uint16) error { return s.device.Withdraw(lun) }
+// Withdraw closes the LUN to the admitted initiator again, as after a migration that failed. It is fenced as by HandOver, and
+// its name is returned.
+func (s *Server) Withdraw(lun uint16) (guest string, err error) { return s.device.Withdraw(lun) }
 
 // Openings are the LUNs that are open, as after a restart.
 func (s *Server) Openings() []Opening { return s.device.Openings() }

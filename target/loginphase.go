@@ -58,7 +58,7 @@ func (d *loginDialog) log(err error) {
 		err = *cause
 	}
 	res := d.machine.Result()
-	ev := LoginEvent{Initiator: res.InitiatorName, Remote: c.nc.RemoteAddr().String(), Target: res.TargetName,
+	ev := LoginEvent{Initiator: res.InitiatorName, Remote: c.remote.String(), Target: res.TargetName,
 		User: res.User, Discovery: res.SessionType == login.Discovery, Err: err, Reason: "connection_closed"}
 	fields := []zap.Field{zap.Error(err)}
 	var r *refusal
@@ -182,6 +182,7 @@ func (d *loginDialog) complete(req *pdu.LoginRequest, resp *login.Response) (*se
 		sess.nexus = c.srv.device.Attach(scsi.InitiatorPort{Name: res.InitiatorName, ISID: req.ISID})
 		sess.nexus.SetProtocolLevel(res.Params.ProtocolLevel)
 	}
+	c.takeSocket()
 	old, err := c.srv.register(sess)
 	if err != nil {
 		if sess.nexus != nil {
@@ -214,7 +215,7 @@ func (d *loginDialog) complete(req *pdu.LoginRequest, resp *login.Response) (*se
 	if c.srv.isClosing() {
 		sess.requestLogout() // Shutdown may have looked before it was open
 	}
-	c.srv.opt.Observer.LoginAccepted(LoginEvent{Initiator: res.InitiatorName, Remote: c.nc.RemoteAddr().String(),
+	c.srv.opt.Observer.LoginAccepted(LoginEvent{Initiator: res.InitiatorName, Remote: c.remote.String(),
 		Target: res.TargetName, User: res.User, Discovery: sess.discovery()})
 	c.log().Info("login", zap.String("initiator", res.InitiatorName), zap.String("target", res.TargetName),
 		zap.String("user", res.User), zap.Bool("discovery", sess.discovery()), zap.Uint16("tsih", sess.tsih),

@@ -86,12 +86,15 @@ func (s *Server) checkTimeouts(sess *session, now int64) {
 		return // login has a deadline of its own
 	}
 	lim := &s.opt.Limits
-	if since := c.rx.pduSince.Load(); since != 0 && c.busy.Load() == 0 && now-since > int64(lim.PDUTimeout) {
-		c.fail(errPDUTimeout)
-		return
+	if since := c.tx.writeSince.Load(); since != 0 {
+		if now-since > int64(lim.PDUTimeout) {
+			c.fail(errWriteTimeout)
+		}
+		return // it may be the reader who writes, and hears nothing meanwhile
 	}
-	if since := c.tx.writeSince.Load(); since != 0 && now-since > int64(lim.PDUTimeout) {
-		c.fail(errWriteTimeout)
+	wrote := c.tx.wrote.Load()
+	if since := c.rx.pduSince.Load(); since != 0 && now-max(since, wrote) > int64(lim.PDUTimeout) {
+		c.fail(errPDUTimeout)
 		return
 	}
 	heard := c.rx.heard.Load()
@@ -99,10 +102,10 @@ func (s *Server) checkTimeouts(sess *session, now int64) {
 	switch {
 	case asked != 0 && heard >= asked: // it had been silent long before
 		c.ping.sentAt.Store(0)
-	case asked != 0 && now-asked > int64(lim.NOPTimeout):
+	case asked != 0 && now-max(asked, wrote) > int64(lim.NOPTimeout):
 		c.fail(errPeerDead)
 	case sess.discovery(): // it is sent no pings (RFC 7143 7.4.3)
-		if now-heard > int64(lim.NOPInterval+lim.NOPTimeout) {
+		if now-max(heard, wrote) > int64(lim.NOPInterval+lim.NOPTimeout) {
 			c.fail(errPeerDead)
 		}
 	case asked == 0 && now-heard > int64(lim.NOPInterval) && c.busy.Load() == 0:

@@ -63,9 +63,12 @@ type Options struct {
 	Limits Limits
 }
 
+// MostConnections is the most that Limits.MaxConnections can be: each session has a handle of its own, of 16 bits and not 0 (TSIH, RFC 7143 11.13.3).
+const MostConnections = 1<<16 - 1
+
 // Limits bound what peers can make the server hold or wait for. Zero fields take the default.
 type Limits struct {
-	MaxConnections int // sessions at once, each of which has one connection; default 1024
+	MaxConnections int // sessions at once, each of which has one connection; default 1024, at most MostConnections
 	// MaxPerAddress is how many of these come from one IPv4 address, or one 64-bit network of IPv6; default 256.
 	MaxPerAddress int
 	// MaxPendingLogins is how many connections at once have not logged in, besides those that have; one more pushes
@@ -171,6 +174,9 @@ func (l *Limits) resolve() error {
 		if e.err != nil {
 			return fmt.Errorf("limit %s %w", e.name, e.err)
 		}
+	}
+	if l.MaxConnections > MostConnections {
+		return fmt.Errorf("limit MaxConnections is %d, and there are handles for %d sessions", l.MaxConnections, MostConnections)
 	}
 	return nil
 }

@@ -75,13 +75,13 @@ func (rx *receiver) read(p, next []byte) (n int, err error) {
 		if err := rx.beforeMore(); err != nil {
 			return 0, err
 		}
-		n, err = rx.wire.read(p, next, false)
+		n, err = rx.wire.readv(p, next, false)
 	}
 	if n == 0 && err == nil {
 		if err := rx.beforeWait(); err != nil {
 			return 0, err
 		}
-		n, err = rx.wire.read(p, next, true)
+		n, err = rx.wire.readv(p, next, true)
 	}
 	rx.more = n == len(p)+len(next)
 	if n > 0 {
@@ -118,14 +118,19 @@ func (rx *receiver) startPDU() {
 	}
 }
 
+// endPDU is called with the last byte of a PDU, and not with the first of the next one: it may be long until that, as the command
+// is executed and answered first.
+func (rx *receiver) endPDU() {
+	if rx.pduSince.Load() != 0 {
+		rx.pduSince.Store(0)
+	}
+}
+
 // next reads the next header with its additional header segments and checks the header digest. The data
 // segment is left to data, which must be consumed before next is called again.
 func (rx *receiver) next() (ahs []byte, err error) {
 	if rx.r == rx.w {
 		rx.r, rx.w = 0, 0
-	}
-	if rx.pduSince.Load() != 0 {
-		rx.pduSince.Store(0)
 	}
 	if err := rx.need(pdu.HeaderLen); err != nil {
 		return nil, err
@@ -157,6 +162,7 @@ func (rx *receiver) next() (ahs []byte, err error) {
 		rx.startPDU()
 	} else {
 		rx.data.done = true
+		rx.endPDU()
 	}
 	return ahs, nil
 }
@@ -238,11 +244,13 @@ func (s *segment) finish() error {
 		n += digestLen
 	}
 	if n == 0 {
+		rx.endPDU()
 		return nil
 	}
 	if err := rx.need(n); err != nil {
 		return noEOF(err)
 	}
+	rx.endPDU()
 	tail := rx.buf[rx.r : rx.r+n]
 	rx.r += n
 	if !rx.dataDigest {

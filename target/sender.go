@@ -2,7 +2,6 @@ package target
 
 import (
 	"encoding/binary"
-	"net"
 	"sync"
 	"sync/atomic"
 
@@ -57,7 +56,7 @@ type outgoing struct {
 //
 // Lock order: session.mu before sender.mu.
 type sender struct {
-	nc   net.Conn
+	wire wire    // set before the first PDU of a session
 	sess *window // numbers to stamp; set before the first PDU
 
 	headerDigest, dataDigest bool
@@ -72,16 +71,15 @@ type sender struct {
 
 	spare  []outgoing
 	iov    [][]byte
-	bufs   net.Buffers
 	statSN uint32
 
-	// writeSince is when the write in progress began, on the server's coarse clock; 0: none.
-	writeSince atomic.Int64
-	clock      *atomic.Int64
+	// writeSince is when the write in progress began, on the server's coarse clock; 0: none. wrote is when the last one ended.
+	writeSince, wrote atomic.Int64
+	clock             *atomic.Int64
 }
 
-func (s *sender) init(nc net.Conn, clock *atomic.Int64, w *window) {
-	s.nc, s.clock, s.sess = nc, clock, w
+func (s *sender) init(to wire, clock *atomic.Int64, w *window) {
+	s.wire, s.clock, s.sess = to, clock, w
 	s.drained.L = &s.mu
 }
 
@@ -271,12 +269,12 @@ func (s *sender) writePart(batch []outgoing) error {
 		}
 	}
 	s.iov = iov
-	s.bufs = net.Buffers(iov)
-	_, err := s.bufs.WriteTo(s.nc)
+	err := s.wire.writev(iov)
 	clear(s.iov) // the buffers go back to the pool
 	if cap(s.iov) > 3*maxKept {
 		s.iov = nil
 	}
+	s.wrote.Store(s.clock.Load())
 	s.writeSince.Store(0)
 	return err
 }

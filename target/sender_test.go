@@ -17,7 +17,7 @@ func TestQueueIsBounded(t *testing.T) {
 	ours, theirs := net.Pipe()
 	s, clock, pool := new(sender), new(atomic.Int64), &buffers{limit: 1 << 20}
 	clock.Store(1)
-	s.init(ours, clock, new(window))
+	s.init(&plainWire{Conn: ours}, clock, new(window))
 	ping := func(release *buffer) {
 		var data []byte
 		if release != nil {
@@ -64,7 +64,7 @@ func TestSlowPeerReads(t *testing.T) {
 	const parts = 4
 	ours, theirs := net.Pipe()
 	s, clock, pool := new(sender), new(atomic.Int64), &buffers{limit: 8 << 20}
-	s.init(ours, clock, new(window))
+	s.init(&plainWire{Conn: ours}, clock, new(window))
 	for range parts {
 		b := pool.get(maxQueued)
 		s.send(&pdu.NOPIn{TaskTag: 1, TransferTag: pdu.ReservedTag, DataLen: len(b.b)}, snAdvance, b.b, b)
@@ -83,4 +83,33 @@ func TestSlowPeerReads(t *testing.T) {
 	require.Zero(t, pool.used.Load())
 	require.NoError(t, theirs.Close())
 	require.NoError(t, ours.Close())
+}
+
+// countingWire notes how many places each call writes from.
+type countingWire struct{ calls []int }
+
+func (w *countingWire) readv(_, _ []byte, _ bool) (int, error) { return 0, io.EOF }
+func (w *countingWire) ended() bool                            { return false }
+func (w *countingWire) writev(data [][]byte) error {
+	w.calls = append(w.calls, len(data))
+	return nil
+}
+
+// TestAnswersOfABusyReader: a reader that always has something to do sends its answers nevertheless, several at a time, and earlier
+// the more its initiator waits for them. Who has lost the reading role keeps none.
+func TestAnswersOfABusyReader(t *testing.T) {
+	for acks, each := range map[int64]int{0: flushAt / pduCost, 4 << 10: 15, 256 << 10: 4} {
+		w, clock := new(countingWire), new(atomic.Int64)
+		c := new(conn)
+		c.tx.init(w, clock, new(window))
+		run := &runner{reading: true}
+		for range 3*each + 1 {
+			run.queued = c.tx.respond(&pdu.SCSIResponse{}, acks, nil, nil)
+			require.NoError(t, c.sent(run))
+		}
+		require.Equal(t, []int{each, each, each}, w.calls, "answers to writes of %d bytes", acks)
+		run.reading = false
+		require.NoError(t, c.sent(run))
+		require.Equal(t, []int{each, each, each, 1}, w.calls)
+	}
 }

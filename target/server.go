@@ -230,7 +230,7 @@ func (s *Server) register(sess *session) (old *session, err error) {
 func (s *Server) sameDiscoveryLocked(sess *session) *session {
 	for o := range s.discovery {
 		if o.key == sess.key && o.login.TargetName == sess.login.TargetName &&
-			(sess.login.TargetName != "" || o.conn.nc.LocalAddr().String() == sess.conn.nc.LocalAddr().String()) {
+			(sess.login.TargetName != "" || o.conn.local.String() == sess.conn.local.String()) {
 			return o
 		}
 	}

@@ -115,6 +115,7 @@ func TestOptions(t *testing.T) {
 		{"LUN twice", "given to both", target.Options{LUNs: []target.LUN{lun(1), lun(1)}}},
 		{"no disk", "has no disk", target.Options{LUNs: []target.LUN{{Number: 1}}}},
 		{"long vendor", "vendor", target.Options{LUNs: []target.LUN{lun(1)}, Vendor: "123456789"}},
+		{"sessions without a handle", "handles for 65535 sessions", target.Options{LUNs: []target.LUN{lun(1)}, Limits: target.Limits{MaxConnections: 65536}}},
 		{"negative limit", "CommandWindow", target.Options{LUNs: []target.LUN{lun(1)}, Limits: target.Limits{CommandWindow: -1}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

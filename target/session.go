@@ -99,8 +99,8 @@ func (s *session) info() SessionInfo {
 	return SessionInfo{
 		Initiator:    s.login.InitiatorName,
 		Alias:        s.login.InitiatorAlias,
-		Remote:       s.conn.nc.RemoteAddr().String(),
-		Local:        s.conn.nc.LocalAddr().String(),
+		Remote:       s.conn.remote.String(),
+		Local:        s.conn.local.String(),
 		User:         s.login.User,
 		ISID:         hex.EncodeToString(s.key.isid[:]),
 		TSIH:         s.tsih,

@@ -4,12 +4,16 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"net"
 	"runtime"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	"go.uber.org/zap/zaptest/observer"
 
 	"kubevirt.io/disk/disk/disktest"
 	"kubevirt.io/disk/target"
@@ -31,6 +35,35 @@ func stall(t *testing.T, d *disktest.Fault, op disktest.Op) (resume func()) {
 	}
 	t.Cleanup(resume)
 	return resume
+}
+
+// TestTheLogTellsOfAHangingDisk has one disk hang for long, and one that is so slow that it always has calls that take long.
+func TestTheLogTellsOfAHangingDisk(t *testing.T) {
+	core, logs := observer.New(zapcore.InfoLevel)
+	s := newServer(t, func(o *target.Options) { o.Log = zap.New(core) })
+	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
+	other := tt.MustLogin(t, s.addr, tt.LoginOptions{Initiator: "iqn.2026-01.test:other"}, 2)
+	slow := s.disks[1].Inject(disktest.Rule{Op: disktest.OpRead, Delay: 200 * time.Millisecond})
+	defer slow()
+	resume := stall(t, s.disks[0], disktest.OpAny)
+	hung := c.MustStart(t, tt.Read10(1, 0, 1))
+	tells := func(what string) []observer.LoggedEntry { return logs.FilterMessageSnippet(what).All() }
+	reading := other.MustStart(t, tt.Read10(2, 0, 1))
+	time.Sleep(100 * time.Millisecond)
+	eventually(t, "the log tells", func() bool { // one read begins while another one is in its middle
+		next := other.MustStart(t, tt.Read10(2, 0, 1))
+		reading.MustFinish(t)
+		reading = next
+		return len(tells("does not answer")) > 0
+	})
+	reading.MustFinish(t)
+	require.Equal(t, int64(1), tells("does not answer")[0].ContextMap()["lun"])
+	require.Empty(t, tells("answers again"))
+	resume()
+	hung.MustFinish(t)
+	eventually(t, "the log tells", func() bool { return len(tells("answers again")) > 0 })
+	require.Equal(t, int64(1), tells("answers again")[0].ContextMap()["lun"])
+	require.Len(t, tells("does not answer"), 1, "not of the slow one")
 }
 
 // TestStalledDisk has a disk that does not answer, and everything else going on: pings, the other LUN, further
@@ -330,6 +363,67 @@ func TestDeadPeer(t *testing.T) {
 	require.NoError(t, silent.ExpectClosed())
 	eventually(t, "the session ends", func() bool { return s.seen.ended.Load() == 1 })
 	require.Equal(t, []string{"timeout"}, s.seen.ends())
+}
+
+// slowConn takes time for the bytes that it reads at first, as over a slow network.
+type slowConn struct {
+	net.Conn
+	slow int // bytes
+}
+
+func (c *slowConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	if c.slow > 0 {
+		time.Sleep(time.Duration(n) * 200 * time.Nanosecond)
+		c.slow -= n
+	}
+	return n, err
+}
+
+// TestLogoutBehindAnAnswer logs out while another goroutine than the reader writes an answer, and waits for the peer to read it. The
+// answer to the logout comes behind it, and the connection does not end before.
+func TestLogoutBehindAnAnswer(t *testing.T) {
+	s := newServer(t)
+	nc, err := net.Dial("tcp", s.addr.String())
+	require.NoError(t, err)
+	require.NoError(t, nc.(*net.TCPConn).SetReadBuffer(256<<10))
+	c, err := tt.NewConn(nc).Login(tt.LoginOptions{Keys: tt.KV("MaxRecvDataSegmentLength", "262144")})
+	require.NoError(t, err)
+	defer c.Close()
+	_, err = c.ClearAttention(1)
+	require.NoError(t, err)
+	resume := stall(t, s.disks[0], disktest.OpAny)
+	c.MustStart(t, tt.Read10(1, 0, 65535))
+	eventually(t, "its reader has lost the role", func() bool { return s.Stalls(1) == 1 })
+	resume()
+	eventually(t, "it waits for the peer", func() bool {
+		waiting := s.Queued()
+		time.Sleep(50 * time.Millisecond)
+		return waiting > 0 && s.Queued() == waiting
+	})
+	_, err = c.Logout(pdu.LogoutCloseSession)
+	require.NoError(t, err)
+	require.NoError(t, c.ExpectClosed())
+}
+
+// TestSlowPeerStays has a peer take longer for one answer than it may be silent, or take for a PDU of its own: it has sent all of its
+// command, and reads what it has asked for.
+func TestSlowPeerStays(t *testing.T) {
+	s := newServer(t, func(o *target.Options) {
+		o.Limits.PDUTimeout, o.Limits.NOPInterval, o.Limits.NOPTimeout = 2*time.Second, 300*time.Millisecond, 2*time.Second
+	})
+	nc, err := net.Dial("tcp", s.addr.String())
+	require.NoError(t, err)
+	require.NoError(t, nc.(*net.TCPConn).SetReadBuffer(256<<10)) // so that little of the answer is on its way
+	slow := &slowConn{Conn: nc}
+	c, err := tt.NewConn(slow).Login(tt.LoginOptions{HeaderDigest: true, Keys: tt.KV("MaxRecvDataSegmentLength", "262144")})
+	require.NoError(t, err)
+	defer c.Close()
+	_, err = c.ClearAttention(1)
+	require.NoError(t, err)
+	slow.slow = 16 << 20 // more than 3 s; the rest is read at once, as a ping waits behind it in the buffers of the network
+	c.MustGood(t, tt.Read10(1, 0, 65535))
+	c.MustGood(t, tt.TestUnitReady(1))
 }
 
 // TestSlowPeers ends a login that takes too long, and a PDU that does not come to its end.

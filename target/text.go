@@ -177,7 +177,7 @@ func (c *conn) sendTargets(out []byte, what string) []byte {
 // portals lists the addresses by which the initiator can reach the target: the one that it came by, and the
 // other listeners that name an address of the same kind.
 func (c *conn) portals() []string {
-	here, ok := c.nc.LocalAddr().(*net.TCPAddr)
+	here, ok := c.local.(*net.TCPAddr)
 	if !ok {
 		return nil
 	}

@@ -295,6 +295,22 @@ func TestHealthcheckOfAnotherContainer(t *testing.T) {
 	require.Equal(t, "ok of whom", answer)
 }
 
+// TestTimeoutsOfQuestions asks a daemon that never answers.
+func TestTimeoutsOfQuestions(t *testing.T) {
+	never := make(chan struct{})
+	ts := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-never }))
+	defer ts.Close()
+	defer close(never)
+	for _, args := range [][]string{
+		{"healthcheck", "--timeout=100ms", "--metrics-listen=" + ts.Listener.Addr().String()}, {"xml", "--timeout=100ms", "--status-url=" + ts.URL},
+	} {
+		status, stdout, stderr := run(t, nil, args...)
+		require.Equal(t, exitFailed, status)
+		require.Empty(t, stdout)
+		require.Contains(t, stderr, "deadline exceeded")
+	}
+}
+
 func TestHealthcheckWithoutADaemonOrPages(t *testing.T) {
 	port, err := peers.FreePort()
 	require.NoError(t, err)

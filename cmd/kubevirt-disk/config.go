@@ -137,11 +137,11 @@ func (l *loader) controlSocket() string {
 	return filepath.Join(l.text(keyWorkDir), path)
 }
 
-// count is a number of at least 1.
+// count is a number of sessions, at least 1.
 func (l *loader) count(key string) int {
 	n, err := strconv.Atoi(l.text(key))
-	if err != nil || n < 1 {
-		l.problems.add(l.name(key), "%q is no number of at least 1", l.text(key))
+	if err != nil || n < 1 || n > target.MostConnections {
+		l.problems.add(l.name(key), "%q is no number from 1 to %d", l.text(key), target.MostConnections)
 	}
 	return n
 }

@@ -49,7 +49,7 @@ type control struct {
 type handovers interface {
 	Admit(lun uint16, initiator string, until time.Time) error
 	HandOver(lun uint16) (former string, err error)
-	Withdraw(lun uint16) error
+	Withdraw(lun uint16) (guest string, err error)
 	Openings() []target.Opening
 }
 
@@ -192,7 +192,7 @@ func (c *control) handle(w http.ResponseWriter, r *http.Request) {
 		answer(w, http.StatusConflict, handoverAnswer{Error: err.Error()})
 		return
 	}
-	c.log.Info("handover", zap.String("action", req.Action), zap.Uint16("lun", req.LUN), zap.String("to", req.To), zap.Uint32("by_user", peer.Uid))
+	c.log.Info("handover", zap.String("action", req.Action), zap.Uint16("lun", req.LUN), zap.String("done", done), zap.Uint32("by_user", peer.Uid))
 	answer(w, http.StatusOK, handoverAnswer{Done: done})
 }
 
@@ -232,7 +232,12 @@ func (c *control) do(ctx context.Context, req handoverRequest) (done string, err
 		})
 		return done, err
 	case "cancel":
-		return fmt.Sprintf("LUN %d stays with its owner", req.LUN), c.end(req.LUN, c.srv.Withdraw)
+		err = c.end(req.LUN, func(lun uint16) error {
+			fenced, err := c.srv.Withdraw(lun)
+			done = fmt.Sprintf("LUN %d stays with its owner, and %s is fenced", lun, fenced)
+			return err
+		})
+		return done, err
 	}
 	return "", fmt.Errorf("%q is no action: use open, finish or cancel", req.Action)
 }
@@ -337,9 +342,9 @@ func (c *control) expire(lun uint16, o *opening) {
 		c.log.Info(said, zap.Uint16("lun", lun), zap.String("fenced", former))
 		return
 	}
-	failed := err
+	failed, fenced := err, ""
 	if errors.Is(err, target.ErrNotLoggedIn) {
-		failed = c.srv.Withdraw(lun)
+		fenced, failed = c.srv.Withdraw(lun)
 	}
 	if failed != nil {
 		c.arm(lun, expireAgain)
@@ -347,7 +352,7 @@ func (c *control) expire(lun uint16, o *opening) {
 			zap.Duration("tried_again_after", expireAgain))
 		return
 	}
-	c.log.Warn("the time of the handover is over, and the LUN stays with its owner", zap.Uint16("lun", lun), zap.Error(err))
+	c.log.Warn("the time of the handover is over, and the LUN stays with its owner", zap.Uint16("lun", lun), zap.String("fenced", fenced), zap.Error(err))
 }
 
 // over takes the time of a LUN away, if it still is the one that has run out.

@@ -75,13 +75,15 @@ func (f *fakeLUNs) HandOver(lun uint16) (former string, err error) {
 	return former, nil
 }
 
-func (f *fakeLUNs) Withdraw(lun uint16) error {
+func (f *fakeLUNs) Withdraw(lun uint16) (guest string, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.broken == nil {
-		delete(f.guest, lun)
+	if f.broken != nil {
+		return "", f.broken
 	}
-	return f.broken
+	guest = f.guest[lun]
+	delete(f.guest, lun)
+	return guest, nil
 }
 
 func (f *fakeLUNs) state(lun uint16) (owner, guest string) {
@@ -124,6 +126,12 @@ func TestHandoverTellsWhoIsFenced(t *testing.T) {
 		require.NoError(t, err)
 		require.Contains(t, done, step.told)
 	}
+	const misspelt = "iqn.2026-01.test:destinatoin"
+	_, err := c.do(t.Context(), handoverRequest{Action: "open", LUN: 2, To: misspelt})
+	require.NoError(t, err)
+	done, err := c.do(t.Context(), handoverRequest{Action: "cancel", LUN: 2})
+	require.NoError(t, err)
+	require.Contains(t, done, misspelt+" is fenced")
 }
 
 // TestHandoverExtendedAtItsEnd extends the time of a handover in the moment in which it runs out: either it goes on, or the one who
@@ -265,10 +273,12 @@ func TestHandoverRunsOutOnBrokenStorage(t *testing.T) {
 func TestHandoverRunsOutWithoutTheSecond(t *testing.T) {
 	f := newFakeLUNs()
 	f.absent = true
-	c := newControl(f, zap.NewNop())
+	core, log := observer.New(zap.InfoLevel)
+	c := newControl(f, zap.New(core))
 	_, err := c.do(t.Context(), openFor(2, time.Hour))
 	require.NoError(t, err)
 	c.expire(2, c.openings[2])
+	require.Equal(t, second, log.All()[0].ContextMap()["fenced"])
 	owner, guest := f.state(2)
 	require.Empty(t, owner)
 	require.Empty(t, guest)

@@ -2,6 +2,8 @@ package main
 
 import (
 	"bytes"
+	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"sync/atomic"
@@ -55,6 +57,24 @@ func TestAFastLogIsComplete(t *testing.T) {
 	}
 	require.NoError(t, q.Sync())
 	require.Eventually(t, func() bool { return g.lines.Load() == lines }, patience, time.Millisecond)
+}
+
+// TestTheLogKeepsItsLines writes lines from one buffer, as a logger does, while nobody reads them yet.
+func TestTheLogKeepsItsLines(t *testing.T) {
+	var got bytes.Buffer
+	g := &gate{open: make(chan struct{})}
+	q := newLogQueue(io.MultiWriter(&got, g))
+	var want bytes.Buffer
+	buf := make([]byte, 0, 16)
+	for i := range 100 {
+		buf = fmt.Appendf(buf[:0], "line %d\n", i)
+		want.Write(buf)
+		_, err := q.Write(buf)
+		require.NoError(t, err)
+	}
+	close(g.open)
+	require.Eventually(t, func() bool { return g.lines.Load() == 100 }, patience, time.Millisecond)
+	require.Equal(t, want.String(), got.String())
 }
 
 // TestServeWithALogThatNobodyReads fills the pipe of the log before the daemon starts, and stops it.

@@ -67,10 +67,11 @@ func (d *Device) HandOver(lun uint16) (former string, err error) {
 	return how.loser, err
 }
 
-// Withdraw closes a LUN to the initiator that Admit opened it to, as HandOver does to the owner, and leaves it with its owner.
-func (d *Device) Withdraw(lun uint16) error {
-	_, err := d.fenceOff(lun, (*unit).withdrawal, func(name, guest string) bool { return name == guest }, func(*unit, string) {})
-	return err
+// Withdraw closes a LUN to the initiator that Admit opened it to, as HandOver does to the owner, and leaves it with its owner. It returns the
+// name of the initiator that is fenced now.
+func (d *Device) Withdraw(lun uint16) (guest string, err error) {
+	how, err := d.fenceOff(lun, (*unit).withdrawal, func(name, guest string) bool { return name == guest }, func(*unit, string) {})
+	return how.loser, err
 }
 
 // Openings are the LUNs that are open, as after a restart.

@@ -22,7 +22,7 @@ func TestHandOver(t *testing.T) {
 	require.Equal(t, conflict, read(second))
 
 	require.ErrorContains(t, b.finish(), "open it first")
-	require.ErrorContains(t, b.d.Withdraw(number), "nobody")
+	require.ErrorContains(t, withdraw(b.d, number), "nobody")
 	require.ErrorContains(t, b.d.Admit(9, "iqn.b", time.Time{}), "no LUN 9")
 	require.ErrorContains(t, b.admit("iqn.a"), "belongs to iqn.a")
 	require.NoError(t, b.admit("IQN.B"))
@@ -34,7 +34,9 @@ func TestHandOver(t *testing.T) {
 	}
 	require.Equal(t, conflict, read(third))
 
-	require.NoError(t, b.d.Withdraw(number))
+	guest, err := b.d.Withdraw(number)
+	require.NoError(t, err)
+	require.Equal(t, "iqn.b", guest)
 	require.Equal(t, []*Nexus{second}, fenced)
 	require.Equal(t, conflict, write(second))
 	require.Equal(t, "GOOD", write(b.nexus), "the owner goes on after a migration that failed")
@@ -50,14 +52,14 @@ func TestHandOver(t *testing.T) {
 	require.NoError(t, b.admit("iqn.gone"))
 	require.ErrorContains(t, b.finish(), "not logged in")
 	require.Equal(t, "GOOD", write(second))
-	require.NoError(t, b.d.Withdraw(number))
+	require.NoError(t, withdraw(b.d, number))
 
 	require.Equal(t, Holders{Owner: "iqn.b", Fenced: []string{"iqn.a", "iqn.gone"}}, b.d.Holders(number))
 	require.NoError(t, b.admit("iqn.a"))
 	b.d.Detach(second)
 	have := b.d.Holders(number)
 	require.Equal(t, []string{"iqn.b", "iqn.a"}, []string{have.Owner, have.Guest}, "nobody else gets it meanwhile")
-	require.NoError(t, b.d.Withdraw(number))
+	require.NoError(t, withdraw(b.d, number))
 	require.Equal(t, Holders{Fenced: []string{"iqn.gone", "iqn.a"}}, b.d.Holders(number), "its last session has ended")
 	require.Empty(t, b.d.Holders(9))
 
@@ -125,7 +127,7 @@ func TestOwnerLeavesBeforeHandOver(t *testing.T) {
 	b.d.Detach(third)
 	fourth := b.attach("iqn.d", 0)
 	require.Equal(t, conflict, write(fourth))
-	require.NoError(t, b.d.Withdraw(1))
+	require.NoError(t, withdraw(b.d, 1))
 	require.Equal(t, "GOOD", write(fourth))
 }
 
@@ -134,7 +136,7 @@ func TestGuestOfALUNOfNobody(t *testing.T) {
 	b := newBench(t, exclusive)
 	require.NoError(t, b.admit("iqn.a"))
 	require.Equal(t, "GOOD", b.run(cdb(testReady), nil).outcome())
-	require.NoError(t, b.d.Withdraw(1))
+	require.NoError(t, withdraw(b.d, 1))
 	require.Empty(t, b.d.Holders(1).Owner)
 	for _, command := range []string{testReady, readOne} {
 		require.Equal(t, conflict, b.run(cdb(command), nil).outcome())
@@ -230,7 +232,7 @@ func TestWithdrawEndsReservations(t *testing.T) {
 			require.NoError(t, b.admit("iqn.b"))
 			take(b, second)
 			require.Equal(t, conflict, b.run(cdb(writeOne), pattern(1, 1)).outcome())
-			require.NoError(t, b.d.Withdraw(1))
+			require.NoError(t, withdraw(b.d, 1))
 			b.good(cdb(writeOne), pattern(1, 1))
 		})
 	}
@@ -362,7 +364,7 @@ func TestFencedAllowRemoval(t *testing.T) {
 	first.units[0].pending.Store(0)
 	prevents(first)
 	require.Equal(t, "5/53/02", b.runAs(second, lun1, cdb(eject), nil).outcome())
-	require.NoError(t, b.d.Withdraw(1))
+	require.NoError(t, withdraw(b.d, 1))
 	require.Equal(t, "GOOD", b.runAs(second, lun1, cdb(eject), nil).outcome())
 }
 

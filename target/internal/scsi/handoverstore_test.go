@@ -132,7 +132,7 @@ func TestFencedAreLogged(t *testing.T) {
 
 	require.NoError(t, m.admit("iqn.a"))
 	require.Equal(t, "GOOD", m.write("iqn.a"))
-	require.NoError(t, m.d.Withdraw(1))
+	require.NoError(t, withdraw(m.d, 1))
 	refused(m.at["iqn.a"])
 	require.Equal(t, 3, logs.Len(), "another fence")
 
@@ -148,7 +148,7 @@ func TestWithdrawnStaysOut(t *testing.T) {
 	require.Equal(t, "GOOD", m.write("iqn.a"))
 	require.NoError(t, m.admit("iqn.b"))
 	require.Equal(t, "GOOD", m.write("iqn.b"))
-	require.NoError(t, m.d.Withdraw(1))
+	require.NoError(t, withdraw(m.d, 1))
 	m.restart(t)
 	require.Equal(t, conflict, m.write("iqn.b"))
 	require.Equal(t, "GOOD", m.write("iqn.a"))
@@ -192,7 +192,7 @@ func TestRestartDuringHandOver(t *testing.T) {
 	})
 	t.Run("cancelled", func(t *testing.T) {
 		m := opened(t)
-		require.NoError(t, m.d.Withdraw(1))
+		require.NoError(t, withdraw(m.d, 1))
 		require.Equal(t, conflict, m.write("iqn.b"))
 		require.Equal(t, "GOOD", m.write("iqn.a"))
 	})
@@ -223,7 +223,7 @@ func TestHandOverThatCannotBeSaved(t *testing.T) {
 				case "finish":
 					act = func() error { return m.finish() }
 				case "cancel":
-					act = func() error { return m.d.Withdraw(1) }
+					act = func() error { return withdraw(m.d, 1) }
 				}
 				before := m.d.Holders(1)
 				m.store.failWith(broken)

@@ -315,3 +315,9 @@ func pattern(blocks int, seed byte) []byte {
 	}
 	return p
 }
+
+// withdraw is Withdraw for those who know whom it fences.
+func withdraw(d *Device, lun uint16) error {
+	_, err := d.Withdraw(lun)
+	return err
+}

@@ -1,0 +1,360 @@
+package target
+
+import (
+	"errors"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// socket is the TCP connection of a session. Go's poller does not know it: whatever arrives at a socket of Go's wakes a thread, also while
+// the reader of that socket is busy and would find it by itself. For a peer that sends without pause this took a sixth of the target's time.
+// So a socket has epoll instances of its own, which Go's poller watches, and which are silent unless somebody waits.
+//
+// One goroutine at a time reads, and one at a time writes; anybody may close.
+type socket struct {
+	local, remote net.Addr
+	in, out       readiness
+
+	mu sync.RWMutex // held to read during a system call on fd
+	fd int          // guarded by mu; -1: closed
+
+	// The call of the reader in progress.
+	places [2][]byte
+	n      int
+	rerr   error
+
+	// The call of the writer in progress.
+	iov  []unix.Iovec
+	left []unix.Iovec // of iov: what has not been written
+	werr error
+}
+
+// maxIovec is how many places one system call can write from (IOV_MAX of Linux).
+const maxIovec = 1024
+
+// errScarce is why a connection that could be a socket is none.
+var errScarce = errors.New("half of the descriptors that this process may have are in use (ulimit -n)")
+
+// newSocket makes a socket of a TCP connection that nobody else uses meanwhile, and that has to be closed on its own account. It fails
+// for any other connection, also one that merely contains a TCP connection, and where descriptors are scarce.
+func newSocket(nc net.Conn) (*socket, error) {
+	tcp, ok := nc.(*net.TCPConn)
+	if !ok {
+		return nil, errors.ErrUnsupported
+	}
+	raw, err := tcp.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	s := &socket{local: nc.LocalAddr(), remote: nc.RemoteAddr(), fd: -1}
+	if cerr := raw.Control(func(fd uintptr) { s.fd, err = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0) }); cerr != nil {
+		return nil, cerr
+	}
+	if err != nil {
+		return nil, os.NewSyscallError("fcntl", err)
+	}
+	if scarce(s.fd) {
+		_ = s.Close()
+		return nil, errScarce
+	}
+	if err = s.in.open(s, unix.EPOLLIN, s.readOnce); err == nil {
+		err = s.out.open(s, unix.EPOLLOUT, s.writeOnce)
+	}
+	if err != nil {
+		_ = s.Close()
+		return nil, err
+	}
+	if withinHost(s.local, s.remote) {
+		unpace(s.fd)
+	}
+	return s, nil
+}
+
+// scarce says that half of the descriptors that this process may have are in use, as a new one has the lowest number that is free. A
+// session works with one, and the rest is for more of them, and for disks.
+func scarce(fd int) bool {
+	var limit unix.Rlimit
+	return unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) == nil && uint64(fd) >= limit.Cur/2
+}
+
+// unpace takes a connection within this host from a congestion control that paces what is sent, which the host's default may be (BBR):
+// nothing is congested there, and its timers and retransmissions made large reads a fifth dearer. Reno is what every process may choose.
+// A kernel that refuses leaves a connection that works as before.
+func unpace(fd int) { _ = unix.SetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION, "reno") }
+
+// withinHost says that both ends of a connection are on this host, as where the virtual machine is in the same pod.
+func withinHost(local, remote net.Addr) bool {
+	l, lok := local.(*net.TCPAddr)
+	r, rok := remote.(*net.TCPAddr)
+	return lok && rok && (r.IP.IsLoopback() || r.IP.Equal(l.IP))
+}
+
+func (s *socket) LocalAddr() net.Addr  { return s.local }
+func (s *socket) RemoteAddr() net.Addr { return s.remote }
+
+func (s *socket) SetReadDeadline(t time.Time) error  { return s.in.epoll.SetReadDeadline(t) }
+func (s *socket) SetWriteDeadline(t time.Time) error { return s.out.epoll.SetReadDeadline(t) }
+func (s *socket) SetDeadline(t time.Time) error {
+	return errors.Join(s.SetReadDeadline(t), s.SetWriteDeadline(t))
+}
+
+func (s *socket) Read(p []byte) (int, error) { return s.readv(p, nil, true) }
+
+func (s *socket) Write(p []byte) (int, error) {
+	if err := s.writev([][]byte{p}); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
+
+// Close ends the calls in progress.
+func (s *socket) Close() error {
+	s.mu.Lock()
+	fd := s.fd
+	s.fd = -1
+	s.mu.Unlock()
+	if fd < 0 {
+		return net.ErrClosed
+	}
+	s.in.close()
+	s.out.close()
+	return os.NewSyscallError("close", unix.Close(fd))
+}
+
+func (s *socket) closed() bool {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.fd < 0
+}
+
+// CloseWrite tells the peer that nothing follows.
+func (s *socket) CloseWrite() error {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if s.fd < 0 {
+		return net.ErrClosed
+	}
+	return os.NewSyscallError("shutdown", unix.Shutdown(s.fd, unix.SHUT_WR))
+}
+
+// readv is wire's.
+func (s *socket) readv(first, next []byte, wait bool) (int, error) {
+	s.places, s.n, s.rerr = [2][]byte{first, next}, 0, nil
+	waited, err := false, error(nil)
+	if wait {
+		waited, err = s.in.wait()
+	} else {
+		s.readOnce()
+	}
+	s.places = [2][]byte{}
+	if err == nil {
+		err = s.rerr
+	}
+	if s.n > 0 && !waited {
+		// The peer sends without waiting for us, so it need not wake us either.
+		err = s.in.silence()
+	}
+	return s.n, err
+}
+
+// readOnce is one attempt to read. It says whether the call is over.
+func (s *socket) readOnce() (done bool) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if s.fd < 0 {
+		s.rerr = net.ErrClosed
+		return true
+	}
+	for {
+		var err error
+		if len(s.places[1]) == 0 {
+			s.n, err = unix.Read(s.fd, s.places[0])
+		} else {
+			s.n, err = unix.Readv(s.fd, s.places[:])
+		}
+		switch {
+		case errors.Is(err, unix.EINTR):
+			continue
+		case errors.Is(err, unix.EAGAIN):
+			s.n = 0
+			return false
+		case err != nil:
+			s.n, s.rerr = 0, os.NewSyscallError("read", err)
+		case s.n == 0:
+			s.rerr = io.EOF
+		}
+		return true
+	}
+}
+
+// writev is wire's.
+func (s *socket) writev(data [][]byte) error {
+	iov := s.iov[:0]
+	for _, b := range data {
+		if len(b) > 0 {
+			v := unix.Iovec{Base: unsafe.SliceData(b)}
+			v.SetLen(len(b))
+			iov = append(iov, v)
+		}
+	}
+	s.iov, s.left, s.werr = iov, iov, nil
+	var err error
+	if !s.writeOnce() {
+		if _, err = s.out.wait(); err == nil {
+			err = s.out.silence()
+		}
+	}
+	clear(s.iov) // what they point to goes back to the pool
+	if s.left = nil; cap(s.iov) > 3*maxKept {
+		s.iov = nil
+	}
+	if err == nil {
+		err = s.werr
+	}
+	return err
+}
+
+// writeOnce writes as much as the peer takes now. It says whether the call is over.
+func (s *socket) writeOnce() (done bool) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	for len(s.left) > 0 {
+		if s.fd < 0 {
+			s.werr = net.ErrClosed
+			return true
+		}
+		n, _, errno := unix.Syscall(unix.SYS_WRITEV, uintptr(s.fd), uintptr(unsafe.Pointer(&s.left[0])), uintptr(min(len(s.left), maxIovec)))
+		switch errno {
+		case 0:
+			s.written(uint64(n))
+		case unix.EINTR:
+		case unix.EAGAIN:
+			return false
+		default:
+			s.werr = os.NewSyscallError("writev", errno)
+			return true
+		}
+	}
+	return true
+}
+
+// written takes n bytes off what is left to write.
+func (s *socket) written(n uint64) {
+	for len(s.left) > 0 {
+		v := &s.left[0]
+		if n < v.Len {
+			rest := unsafe.Slice(v.Base, v.Len)[n:]
+			v.Base = unsafe.SliceData(rest)
+			v.SetLen(len(rest))
+			return
+		}
+		n -= v.Len
+		s.left = s.left[1:]
+	}
+}
+
+// ended is wire's.
+func (s *socket) ended() bool {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.fd >= 0 && atEnd(s.fd)
+}
+
+// control changes the events for which an instance wakes whoever waits.
+func (s *socket) control(r *readiness, op int, events uint32) error {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if s.fd < 0 {
+		return net.ErrClosed
+	}
+	return os.NewSyscallError("epoll_ctl", unix.EpollCtl(r.fd, op, s.fd, &unix.EpollEvent{Events: events}))
+}
+
+// readiness is an epoll instance for one kind of event of one socket. It belongs to whoever reads or writes there.
+type readiness struct {
+	socket *socket
+	epoll  *os.File
+	fd     int // of epoll, which is open as long as the socket
+	raw    syscall.RawConn
+	events uint32
+	try    func() (done bool) // what is waited with
+	armed  bool               // the instance wakes whoever waits
+
+	// The wait in progress, for attempt.
+	tries   int
+	err     error
+	attempt func(uintptr) (done bool) // made once, so that a wait costs no allocation
+}
+
+// open makes the instance. It is silent at first.
+func (r *readiness) open(s *socket, events uint32, try func() (done bool)) error {
+	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return os.NewSyscallError("epoll_create1", err)
+	}
+	// By this flag Go takes a file for one that can be waited for.
+	if err := unix.SetNonblock(fd, true); err != nil {
+		_ = unix.Close(fd)
+		return os.NewSyscallError("fcntl", err)
+	}
+	*r = readiness{socket: s, epoll: os.NewFile(uintptr(fd), "epoll"), fd: fd, events: events, try: try}
+	r.attempt = r.attemptOnce
+	if r.raw, err = r.epoll.SyscallConn(); err != nil {
+		return err
+	}
+	if err := r.epoll.SetReadDeadline(time.Time{}); err != nil {
+		return err // Go's poller has not taken it
+	}
+	return s.control(r, unix.EPOLL_CTL_ADD, 0)
+}
+
+// wait tries whenever the socket may be ready, until the call is over, and says whether it had to wait.
+func (r *readiness) wait() (waited bool, err error) {
+	r.tries, r.err = 0, nil
+	if err = r.raw.Read(r.attempt); err == nil {
+		err = r.err
+	}
+	if err != nil && r.socket.closed() {
+		err = net.ErrClosed // the cause; what the wait has seen of it is an error of the instance
+	}
+	return r.tries > 1, err
+}
+
+func (r *readiness) attemptOnce(uintptr) (done bool) {
+	r.tries++
+	if r.try() {
+		return true
+	}
+	if r.armed {
+		return false
+	}
+	// What came before the instance listened wakes nobody, so that it is looked for once more.
+	if r.err = r.socket.control(r, unix.EPOLL_CTL_MOD, r.events); r.err != nil {
+		return true
+	}
+	r.armed = true
+	return r.try()
+}
+
+// silence lets arrivals wake nobody until somebody waits again.
+func (r *readiness) silence() error {
+	if !r.armed {
+		return nil
+	}
+	r.armed = false
+	return r.socket.control(r, unix.EPOLL_CTL_MOD, 0)
+}
+
+// close ends the wait of whoever waits.
+func (r *readiness) close() {
+	if r.epoll != nil {
+		_ = r.epoll.Close()
+	}
+}

@@ -1,0 +1,319 @@
+package target
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+// tcpPair is a connection over loopback: the accepted end, and the one that dialled.
+func tcpPair(t *testing.T) (server, client *net.TCPConn) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer l.Close()
+	dialled, err := net.Dial("tcp", l.Addr().String())
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = dialled.Close() })
+	accepted, err := l.Accept()
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = accepted.Close() })
+	return accepted.(*net.TCPConn), dialled.(*net.TCPConn)
+}
+
+// socketPair is tcpPair with a socket at one end.
+func socketPair(t *testing.T) (*socket, *net.TCPConn) {
+	t.Helper()
+	server, client := tcpPair(t)
+	s, err := newSocket(server)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = s.Close() })
+	require.NoError(t, server.Close())
+	return s, client
+}
+
+func send(t *testing.T, client *net.TCPConn) {
+	t.Helper()
+	_, err := client.Write([]byte("data"))
+	require.NoError(t, err)
+}
+
+// TestSocketReads has a peer send in pieces and with pauses of all kinds, so that data comes before, while and after the reader begins to
+// wait: a wake-up that is lost hangs the test.
+func TestSocketReads(t *testing.T) {
+	s, client := socketPair(t)
+	data := make([]byte, 16<<20)
+	rng := rand.NewChaCha8([32]byte{1})
+	_, _ = rng.Read(data)
+	go func() {
+		r := rand.New(rand.NewPCG(2, 3))
+		for left := data; len(left) > 0; {
+			n := min(1+r.IntN(1<<r.IntN(18)), len(left))
+			if _, err := client.Write(left[:n]); err != nil {
+				return
+			}
+			left = left[n:]
+			if r.IntN(4) == 0 {
+				time.Sleep(time.Duration(r.IntN(100)) * time.Microsecond)
+			}
+		}
+		_ = client.CloseWrite()
+	}()
+	require.NoError(t, s.SetReadDeadline(time.Now().Add(time.Minute)))
+	r := rand.New(rand.NewPCG(4, 5))
+	got := make([]byte, 0, len(data))
+	first, next := make([]byte, 64<<10), make([]byte, 4<<10)
+	waits, silences := 0, 0
+	for {
+		p, q := first[:1+r.IntN(len(first))], next[:r.IntN(len(next))]
+		armed := s.in.armed
+		n, err := s.readv(p, q, r.IntN(2) == 0)
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		require.NoError(t, err)
+		require.LessOrEqual(t, n, len(p)+len(q))
+		got = append(got, p[:min(n, len(p))]...)
+		got = append(got, q[:max(n-len(p), 0)]...)
+		switch {
+		case !armed && s.in.armed:
+			waits++
+		case armed && !s.in.armed:
+			silences++
+		}
+	}
+	require.True(t, bytes.Equal(data, got))
+	require.Positive(t, waits, "the reader has waited")
+	require.Positive(t, silences, "the reader has been ahead")
+}
+
+// TestASocketIsSilent: what arrives wakes nobody while its reader has enough to do.
+func TestASocketIsSilent(t *testing.T) {
+	s, client := socketPair(t)
+	// ready says whether the instance would wake Go's poller within the time, milliseconds.
+	ready := func(ms int) bool {
+		t.Helper()
+		fds := []unix.PollFd{{Fd: int32(s.in.fd), Events: unix.POLLIN}}
+		n, err := unix.Poll(fds, ms)
+		require.NoError(t, err)
+		return n > 0
+	}
+	buf := make([]byte, 4)
+
+	send(t, client)
+	require.Eventually(t, func() bool { n, err := s.readv(buf, nil, false); return n == 4 && err == nil }, 10*time.Second, time.Millisecond)
+	send(t, client)
+	require.False(t, ready(20), "nobody has waited yet")
+	require.Eventually(t, func() bool { n, err := s.readv(buf, nil, false); return n == 4 && err == nil }, 10*time.Second, time.Millisecond)
+
+	try := s.in.try
+	s.in.try = func() bool {
+		done := try()
+		if !done && s.in.armed { // the reader waits from here on
+			s.in.try = try
+			send(t, client)
+		}
+		return done
+	}
+	n, err := s.readv(buf, nil, true)
+	require.NoError(t, err)
+	require.Equal(t, 4, n)
+	send(t, client)
+	require.True(t, ready(10_000), "somebody has waited, and may wait again")
+	n, err = s.readv(buf, nil, true)
+	require.NoError(t, err)
+	require.Equal(t, 4, n)
+	send(t, client)
+	require.False(t, ready(20), "the data was there before it was asked for")
+}
+
+// TestSocketMissesNothing has data come in the moment before the reader's instance listens, which does not wake anybody then where
+// it has not been asked since it was last ready.
+func TestSocketMissesNothing(t *testing.T) {
+	s, client := socketPair(t)
+	buf := make([]byte, 4)
+	go func() {
+		time.Sleep(20 * time.Millisecond)
+		_, _ = client.Write([]byte("data"))
+	}()
+	_, err := s.readv(buf, nil, true)
+	require.NoError(t, err)
+	send(t, client)
+	time.Sleep(20 * time.Millisecond) // Go's poller has seen that there is something, and not that it is read
+	_, err = s.readv(buf, nil, true)
+	require.NoError(t, err)
+	require.NoError(t, s.in.silence())
+
+	try := s.in.try
+	s.in.try = func() bool {
+		done := try()
+		if !done {
+			s.in.try = try
+			send(t, client)
+			time.Sleep(20 * time.Millisecond)
+		}
+		return done
+	}
+	require.NoError(t, s.SetReadDeadline(time.Now().Add(10*time.Second)))
+	n, err := s.readv(buf, nil, true)
+	require.NoError(t, err)
+	require.Equal(t, 4, n)
+}
+
+// TestSocketWrites writes more places than a system call takes, and more bytes than the peer takes at once.
+func TestSocketWrites(t *testing.T) {
+	s, client := socketPair(t)
+	require.NoError(t, unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_SNDBUF, 16<<10))
+	r := rand.New(rand.NewPCG(6, 7))
+	var want []byte
+	places := make([][]byte, 3*maxIovec+1)
+	for i := range places {
+		places[i] = bytes.Repeat([]byte{byte(i)}, r.IntN(2048)) // some of them empty
+		want = append(want, places[i]...)
+	}
+	got := make(chan []byte)
+	go func() {
+		time.Sleep(20 * time.Millisecond) // the writer has to wait
+		b, _ := io.ReadAll(client)
+		got <- b
+	}()
+	require.NoError(t, s.SetWriteDeadline(time.Now().Add(time.Minute)))
+	require.NoError(t, s.writev(places))
+	require.Positive(t, s.out.tries, "the writer has waited")
+	require.False(t, s.out.armed, "and is woken no more")
+	require.Nil(t, s.iov, "the room for so many places is not kept")
+	n, err := s.Write([]byte("end"))
+	require.NoError(t, err)
+	require.Equal(t, 3, n)
+	require.NoError(t, s.CloseWrite())
+	require.True(t, bytes.Equal(append(want, "end"...), <-got))
+}
+
+func TestASocketEndsWhoWaits(t *testing.T) {
+	full := func(t *testing.T, s *socket) {
+		t.Helper()
+		require.NoError(t, unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_SNDBUF, 16<<10))
+	}
+	wait := func(s *socket, write bool) error {
+		if write {
+			return s.writev([][]byte{make([]byte, 64<<20)})
+		}
+		_, err := s.readv(make([]byte, 1), nil, true)
+		return err
+	}
+	for name, write := range map[string]bool{"reader": false, "writer": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Run("close", func(t *testing.T) {
+				s, _ := socketPair(t)
+				full(t, s)
+				ended := make(chan error, 1)
+				go func() { ended <- wait(s, write) }()
+				time.Sleep(20 * time.Millisecond)
+				require.NoError(t, s.Close())
+				require.ErrorIs(t, <-ended, net.ErrClosed)
+				require.ErrorIs(t, wait(s, write), net.ErrClosed, "also from then on")
+				require.ErrorIs(t, s.Close(), net.ErrClosed)
+				require.ErrorIs(t, s.CloseWrite(), net.ErrClosed)
+				require.False(t, s.ended())
+			})
+			t.Run("deadline", func(t *testing.T) {
+				s, _ := socketPair(t)
+				full(t, s)
+				require.NoError(t, s.SetDeadline(time.Now().Add(20*time.Millisecond)))
+				require.ErrorIs(t, wait(s, write), os.ErrDeadlineExceeded)
+			})
+			t.Run("reset", func(t *testing.T) {
+				s, client := socketPair(t)
+				full(t, s)
+				ended := make(chan error, 1)
+				go func() { ended <- wait(s, write) }()
+				time.Sleep(20 * time.Millisecond)
+				require.NoError(t, client.SetLinger(0))
+				require.NoError(t, client.Close())
+				require.ErrorIs(t, <-ended, unix.ECONNRESET)
+			})
+		})
+	}
+}
+
+func TestSocketEnded(t *testing.T) {
+	s, client := socketPair(t)
+	require.False(t, s.ended())
+	_, err := client.Write([]byte("last"))
+	require.NoError(t, err)
+	require.NoError(t, client.Close())
+	time.Sleep(20 * time.Millisecond)
+	require.False(t, s.ended(), "there is something to read")
+	n, err := s.Read(make([]byte, 8))
+	require.NoError(t, err)
+	require.Equal(t, 4, n)
+	require.Eventually(t, s.ended, 10*time.Second, time.Millisecond)
+	_, err = s.Read(make([]byte, 8))
+	require.ErrorIs(t, err, io.EOF)
+}
+
+func TestWhatIsNoSocketStaysAsItIs(t *testing.T) {
+	ours, theirs := net.Pipe()
+	defer theirs.Close()
+	defer ours.Close()
+	_, err := newSocket(ours)
+	require.ErrorIs(t, err, errors.ErrUnsupported)
+	w := &plainWire{Conn: ours}
+	require.False(t, w.ended())
+
+	server, _ := tcpPair(t)
+	_, err = newSocket(struct{ *net.TCPConn }{server})
+	require.ErrorIs(t, err, errors.ErrUnsupported, "whoever made this may count what goes through it")
+}
+
+func TestAConnectionWithinTheHostIsNotPaced(t *testing.T) {
+	allowed, err := os.ReadFile("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
+	require.NoError(t, err)
+	others := slices.DeleteFunc(strings.Fields(string(allowed)), func(name string) bool { return name == "reno" })
+	if len(others) == 0 {
+		t.Skip("this kernel lets a process choose no other congestion control than reno")
+	}
+	server, _ := tcpPair(t)
+	raw, err := server.SyscallConn()
+	require.NoError(t, err)
+	require.NoError(t, raw.Control(func(fd uintptr) {
+		err = unix.SetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION, others[0])
+	}))
+	require.NoError(t, err)
+	s, err := newSocket(server)
+	require.NoError(t, err)
+	defer s.Close()
+	name, err := unix.GetsockoptString(s.fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION)
+	require.NoError(t, err)
+	require.Equal(t, "reno", name)
+}
+
+func TestWithinHost(t *testing.T) {
+	tcp := func(ip string) net.Addr { return &net.TCPAddr{IP: net.ParseIP(ip), Port: 3260} }
+	for _, c := range []struct {
+		local, remote net.Addr
+		within        bool
+	}{
+		{tcp("127.0.0.1"), tcp("127.0.0.1"), true},
+		{tcp("127.0.0.7"), tcp("127.0.0.1"), true},
+		{tcp("::1"), tcp("::1"), true},
+		{tcp("10.1.2.3"), tcp("10.1.2.3"), true},
+		{tcp("10.1.2.3"), tcp("::ffff:10.1.2.3"), true},
+		{tcp("10.1.2.3"), tcp("10.1.2.4"), false},
+		{tcp("fd00::1"), tcp("fd00::2"), false},
+		{&net.UnixAddr{}, &net.UnixAddr{}, false},
+		{tcp("127.0.0.1"), nil, false},
+	} {
+		require.Equal(t, c.within, withinHost(c.local, c.remote), "%v to %v", c.local, c.remote)
+	}
+}

@@ -1,0 +1,133 @@
+package target
+
+import (
+	"net"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/target/internal/pdu"
+	"kubevirt.io/disk/target/internal/scsi"
+)
+
+// TestTimeouts tells a peer that is slow from one that is silent, dead, or does not read. Times are in seconds.
+func TestTimeouts(t *testing.T) {
+	const now = 1000
+	for _, c := range []struct {
+		name                                    string
+		pduSince, writeSince, wrote, heard, ask int64
+		discovery                               bool
+		want                                    error
+	}{
+		{name: "a peer that talks", heard: now - 1},
+		{name: "a PDU that takes long", pduSince: now - 29, heard: now},
+		{name: "a PDU that takes too long", pduSince: now - 31, heard: now, want: errPDUTimeout},
+		{name: "a PDU while it is written", pduSince: now - 31, writeSince: now - 1, heard: now - 31},
+		{name: "a PDU after it was written", pduSince: now - 31, wrote: now - 1, heard: now - 1},
+		{name: "a PDU long after it was written", pduSince: now - 40, wrote: now - 31, heard: now - 31, want: errPDUTimeout},
+		{name: "a write that takes long", writeSince: now - 29, heard: now - 29},
+		{name: "a write that takes too long", writeSince: now - 31, heard: now, want: errWriteTimeout},
+		{name: "a ping that waits for its answer", ask: now - 29, heard: now - 45},
+		{name: "a ping without an answer", ask: now - 31, heard: now - 46, want: errPeerDead},
+		{name: "a ping with an answer", ask: now - 31, heard: now - 1},
+		{name: "a ping behind a long answer that is written", ask: now - 31, writeSince: now - 1, wrote: now - 2, heard: now - 46},
+		{name: "a ping behind a long answer that was written", ask: now - 31, wrote: now - 1, heard: now - 46},
+		{name: "a ping long after the answer was written", ask: now - 40, wrote: now - 31, heard: now - 46, want: errPeerDead},
+		{name: "discovery", discovery: true, heard: now - 44},
+		{name: "discovery, silent", discovery: true, heard: now - 46, want: errPeerDead},
+		{name: "discovery, after a long answer", discovery: true, heard: now - 46, wrote: now - 1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			srv := &Server{}
+			require.NoError(t, srv.opt.Limits.resolve())
+			_, far := net.Pipe()
+			conn := newConn(srv, far)
+			sess := &session{conn: conn}
+			if !c.discovery {
+				sess.nexus = new(scsi.Nexus)
+			}
+			sess.open.Store(true)
+			s := int64(time.Second)
+			conn.rx.pduSince.Store(c.pduSince * s)
+			conn.rx.heard.Store(c.heard * s)
+			conn.tx.writeSince.Store(c.writeSince * s)
+			conn.tx.wrote.Store(c.wrote * s)
+			conn.ping.sentAt.Store(c.ask * s)
+			srv.checkTimeouts(sess, now*s)
+			if cause := conn.cause.Load(); c.want == nil {
+				require.Nil(t, cause)
+			} else {
+				require.NotNil(t, cause)
+				require.ErrorIs(t, *cause, c.want)
+			}
+		})
+	}
+}
+
+// TestAPDUEndsWithItsLastByte: the time that a PDU may take is that of its peer, not that of what is done with it.
+func TestAPDUEndsWithItsLastByte(t *testing.T) {
+	ours, theirs := net.Pipe()
+	defer ours.Close()
+	defer theirs.Close()
+	var clock atomic.Int64
+	clock.Store(1)
+	rx := &receiver{wire: &plainWire{Conn: ours}, buf: make([]byte, loginBuffer), clock: &clock, headerDigest: true, dataDigest: true}
+	var within []bool // the reader waited in the midst of a PDU
+	rx.beforeMore = func() error { return nil }
+	rx.beforeWait = func() error {
+		within = append(within, rx.pduSince.Load() != 0)
+		return nil
+	}
+	packet := func(data []byte) []byte {
+		var h pdu.Header
+		(&pdu.NOPOut{TaskTag: 1, TransferTag: pdu.ReservedTag, DataLen: len(data)}).Encode(&h)
+		b := pdu.AppendDigest(h[:], pdu.Digest(h[:]))
+		if len(data) > 0 {
+			b = append(b, data...)
+			b = append(b, make([]byte, -len(data)&3)...)
+			b = pdu.AppendDigest(b, pdu.Digest(b[pdu.HeaderLen+digestLen:]))
+		}
+		return b
+	}
+	for _, c := range []struct {
+		data []byte
+		cuts []int
+	}{
+		{nil, nil},
+		{nil, []int{20}},
+		{nil, []int{48}},
+		{nil, []int{1, 47, 50}},
+		{[]byte("hello"), nil},
+		{[]byte("hello"), []int{52}},
+		{[]byte("hello"), []int{54, 57, 60, 62}},
+		{[]byte("data"), []int{56}},
+	} {
+		b := packet(c.data)
+		sent := make(chan error, 1)
+		go func() {
+			at := 0
+			for _, cut := range append(c.cuts, len(b)) {
+				if _, err := theirs.Write(b[at:cut]); err != nil {
+					sent <- err
+					return
+				}
+				at = cut
+			}
+			sent <- nil
+		}()
+		within = nil
+		_, err := rx.next()
+		require.NoError(t, err)
+		got := make([]byte, rx.data.n)
+		require.NoError(t, rx.data.readInto(got))
+		require.NoError(t, rx.data.discard())
+		require.Equal(t, string(c.data), string(got))
+		require.NoError(t, <-sent)
+		require.Zero(t, rx.pduSince.Load(), "%q in pieces up to %v: it is complete", c.data, c.cuts)
+		require.Len(t, within, 1+len(c.cuts))
+		require.False(t, within[0], "nothing has come yet")
+		require.NotContains(t, within[1:], false, "%q in pieces up to %v", c.data, c.cuts)
+	}
+}
