@@ -253,6 +253,7 @@ func TestInitiatorNameBinding(t *testing.T) {
 		{"", initiatorIQN, true},
 		{initiatorIQN, initiatorIQN, true},
 		{strings.ToUpper(initiatorIQN), initiatorIQN, true},
+		{initiatorIQN, strings.ToUpper(initiatorIQN), true},
 		{initiatorIQN, "iqn.2001-04.com.example:other", false},
 		{initiatorIQN, "", false},
 	} {
@@ -265,6 +266,30 @@ func TestInitiatorNameBinding(t *testing.T) {
 			continue
 		}
 		requireFailure(t, err, FailureAuthentication, "wrong_initiator_name")
+	}
+}
+
+// TestWhatAPeerSentIsQuoted: nobody writes lines of his own into the log, nor long ones.
+func TestWhatAPeerSentIsQuoted(t *testing.T) {
+	auth := newAuth(t, Config{Initiator: aliceCred, InitiatorName: initiatorIQN})
+	for _, hostile := range []string{"a\nlevel=info\x1b[2J\u202e", strings.Repeat("n\n", 5000)} {
+		offer := auth.Begin(initiatorIQN)
+		_, noAlgorithm := offer.Start(hostile)
+		user := auth.Begin(initiatorIQN)
+		c, err := user.Start("5")
+		require.NoError(t, err)
+		_, noUser := user.Verify(Reply{Name: &hostile, Response: ptr(respond(t, c, secretA))})
+		name := auth.Begin(hostile)
+		c, err = name.Start("5")
+		require.NoError(t, err)
+		_, noName := name.Verify(Reply{Name: ptr("alice"), Response: ptr(respond(t, c, secretA))})
+		requireFailure(t, noAlgorithm, FailureAuthentication, "no_common_algorithm")
+		requireFailure(t, noUser, FailureAuthentication, "unknown_user")
+		requireFailure(t, noName, FailureAuthentication, "wrong_initiator_name")
+		for _, err := range []error{noAlgorithm, noUser, noName} {
+			require.Less(t, len(err.Error()), 400)
+			require.Regexp(t, `^[ -~]+$`, err.Error())
+		}
 	}
 }
 

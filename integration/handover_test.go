@@ -55,6 +55,7 @@ func TestHandoverOfALUN(t *testing.T) {
 	status, out = handover(t, state, 0, "--lun=1", "--finish")
 	require.Zero(t, status, out)
 	require.Contains(t, out, "the former one, "+first+", is fenced")
+	d.until("the log tells who is fenced", func() bool { return strings.Contains(d.Output(), first+", is fenced") })
 	require.Equal(t, targettest.StatusReservationConflict, do(t, from, targettest.Write10(1, 7, write(3))).Status, "the first one is fenced")
 	require.Equal(t, targettest.StatusReservationConflict, do(t, from, readBlock(1, 7)).Status)
 	require.Zero(t, do(t, to, targettest.Write10(1, 7, write(4))).Status)

@@ -260,7 +260,7 @@ func (k *kernelTest) chap(t *testing.T) {
 func (k *kernelTest) onlyLostConnections(t *testing.T) {
 	t.Helper()
 	for _, warning := range k.warnings(t) {
-		require.Regexp(t, `^\w+: \d+ callbacks suppressed$|^ *connection\d+:0: detected conn error \(1020\)|^device offline error, dev \w+, sector \d+ op 0x0:\(READ\)|^Buffer I/O error on dev \w+, logical block \d+, async page read`, warning)
+		require.Regexp(t, `^\w+: \d+ callbacks suppressed$|^ *connection\d+:0: detected conn error \(1020\)|^device offline error, dev \w+, sector \d+ op 0x0:\(READ\)|^Buffer I/O error on dev \w+, logical block \d+, async page read|^scsi [\d:]+: rejecting I/O to dead device$`, warning)
 	}
 }
 
