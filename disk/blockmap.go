@@ -1,6 +1,7 @@
 package disk
 
 import (
+	"bytes"
 	"encoding/binary"
 	"math/bits"
 	"sync"
@@ -27,6 +28,9 @@ func granuleFor(size int64) int64 {
 	}
 	return granule
 }
+
+// fullWords is a page of which all blocks are set, as it is saved.
+var fullWords = bytes.Repeat([]byte{0xff}, mapPageSize)
 
 // blockMap says for every block of an image who has its content: the disk's own file (set) or the image (clear). A
 // block is only ever set, never cleared, so whoever sees it set can rely on it without a lock. All methods may be
@@ -210,13 +214,7 @@ func (m *blockMap) setPage(index int64, save func(page, word int64, words []byte
 	defer m.full.mu.Unlock()
 	blocks := min(m.blocks-index*mapPageBlocks, mapPageBlocks)
 	if save != nil {
-		buf := mapBuffers.Get().(*[mapPageSize]byte)
-		defer mapBuffers.Put(buf)
-		words := buf[:(blocks+63)/64*8]
-		for i := range words {
-			words[i] = 0xff
-		}
-		if err := save(index, 0, words); err != nil {
+		if err := save(index, 0, fullWords[:(blocks+63)/64*8]); err != nil {
 			return err
 		}
 	}

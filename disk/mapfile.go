@@ -90,9 +90,7 @@ func readMap(f storage, size int64, header mapHeader, m *blockMap, news func(pag
 		off := mapHeaderSize + index*mapPageSize
 		switch {
 		case full[index/8]>>(index%8)&1 == 1:
-			for i := range buf {
-				buf[i] = 0xff
-			}
+			copy(buf, fullWords)
 		case off < size:
 			clear(buf)
 			n, err := f.ReadAt(buf[:min(mapPageSize, size-off)], off)

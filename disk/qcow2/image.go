@@ -35,9 +35,10 @@ type Image struct {
 	hdr      *header
 	l1       []uint64
 	info     Info
-	tables   cache // L2 tables, by their index in the L1 table
-	passing  cache // of those that nothing was read by, the few last ones whose extents were asked for
-	decoded  cache // decoded clusters, by their guest cluster
+	runs     []uint64 // see runList; nil: not known
+	tables   cache    // L2 tables, by their index in the L1 table
+	passing  cache    // of those that nothing was read by, the few last ones whose extents were asked for
+	decoded  cache    // decoded clusters, by their guest cluster
 	codec    codec
 
 	backing     io.ReaderAt
@@ -289,6 +290,10 @@ func (h *header) subclusterPiece(bits uint64, host, within int64) piece {
 func (im *Image) Extent(off, length int64) (n int64, kind Kind, err error) {
 	if off < 0 || length <= 0 || off > im.hdr.size-length {
 		return 0, 0, fmt.Errorf("extent of %d bytes at %d is outside the image", length, off)
+	}
+	if im.runs != nil {
+		n, kind = im.runAt(off, length)
+		return n, kind, nil
 	}
 	for n < length {
 		m, next, err := im.sameKind(off+n, length-n)

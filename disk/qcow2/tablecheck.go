@@ -6,6 +6,8 @@ import (
 	"slices"
 )
 
+const maxOutOfOrder = 32 // twice as many as threads compress for qemu-img at most
+
 // tableCheck looks at L2 tables, beside others that do.
 type tableCheck struct {
 	*validator
@@ -15,6 +17,7 @@ type tableCheck struct {
 	packed  claims
 	scratch []uint64
 	starts  [][]uint64 // of compressed data: a sorted list for each table that has any
+	runs    runList
 
 	plainSize, compressedSize int64 // guest bytes
 }
@@ -24,8 +27,6 @@ type claims struct {
 	word int64 // of the set
 	mask uint64
 }
-
-func (c *claims) has(n int64) bool { return c.word == n>>6 && c.mask>>(n&63)&1 != 0 }
 
 // run takes one table after the other, until there are none left or one is bad.
 func (c *tableCheck) run() error {
@@ -55,22 +56,30 @@ func (c *tableCheck) run() error {
 
 func (c *tableCheck) check() error {
 	c.scratch = c.scratch[:0]
-	step := int(c.entrySize())
-	for at := 0; at < len(c.table); at += step {
+	step, kind, n := int(c.entrySize()), noKind, int64(1)
+	for at, cluster := 0, c.first; at < len(c.table); at, cluster = at+int(n)*step, cluster+n {
 		e := binary.BigEndian.Uint64(c.table[at:])
 		var sub uint64
 		if step == 16 {
 			sub = binary.BigEndian.Uint64(c.table[at+8:])
+		} else if k := entryKind(e); k != kind {
+			kind = k
+			c.runs.begin(cluster, kind)
 		}
+		n = 1
 		if e|sub == 0 {
 			continue
 		}
-		guest := (c.first + int64(at/step)) << c.clusterBits
+		guest := cluster << c.clusterBits
 		var err error
-		if e&entryCompressed != 0 {
+		switch {
+		case e&entryCompressed != 0:
 			err = c.compressed(guest, e, sub)
-		} else {
-			err = c.plain(guest, e, sub)
+		case kind == KindData:
+			n = c.neighbours(at, e)
+			fallthrough
+		default:
+			err = c.plain(guest, e, sub, n)
 		}
 		if err != nil {
 			return err
@@ -89,7 +98,19 @@ func (c *tableCheck) check() error {
 	return nil
 }
 
-func (c *tableCheck) plain(guest int64, e, sub uint64) error {
+// neighbours counts the entries from the one at byte at on, which is e, that differ only in that each cluster lies behind the one before,
+// inside the file: as most of an image that was written in one go do. They need be looked at once.
+func (c *tableCheck) neighbours(at int, e uint64) (n int64) {
+	limit := max(1, (c.im.fileSize-int64(e&offsetMask)+c.clusterSize()-1)>>c.clusterBits)
+	rest := c.table[at+8:]
+	for n = 1; n < limit && len(rest) >= 8 && binary.BigEndian.Uint64(rest) == e+uint64(n)<<c.clusterBits; n++ {
+		rest = rest[8:]
+	}
+	return n
+}
+
+// plain looks at an entry and the neighbours that go with it, n in all.
+func (c *tableCheck) plain(guest int64, e, sub uint64, n int64) error {
 	if e&l2Reserved != 0 || e&entryZero != 0 && (c.version == 2 || c.extended()) {
 		return bad("the L2 entry of guest offset %d has reserved bits set (%#x)", guest, e)
 	}
@@ -111,19 +132,24 @@ func (c *tableCheck) plain(guest int64, e, sub uint64) error {
 	case c.extended():
 		c.plainSize += c.subclusterBytes(alloc, c.size-guest)
 	case e&entryZero == 0:
-		c.plainSize += min(c.clusterSize(), c.size-guest)
+		c.plainSize += min(n<<c.clusterBits, c.size-guest)
 	}
-	n := host >> c.clusterBits
-	if c.data.has(n) {
-		return badTwice(host)
-	}
-	if n>>6 != c.data.word {
-		if err := c.takeData(); err != nil {
-			return err
+	for first := host >> c.clusterBits; n > 0; {
+		if first>>6 != c.data.word {
+			if err := c.takeData(); err != nil {
+				return err
+			}
+			c.data.word = first >> 6
 		}
-		c.data.word = n >> 6
+		here := min(n, 64-first&63)
+		mask := ^uint64(0) >> (64 - here) << (first & 63)
+		if both := c.data.mask & mask; both != 0 {
+			return badTwice(c.host(c.data.word, both))
+		}
+		c.data.mask |= mask
+		first += here
+		n -= here
 	}
-	c.data.mask |= 1 << (n & 63)
 	return nil
 }
 
@@ -176,18 +202,29 @@ func (c *tableCheck) compressed(guest int64, e, sub uint64) error {
 		return bad("the compressed data of guest offset %d, %d bytes at %#x, runs past the end of the file", guest, length, off)
 	}
 	c.compressedSize += min(c.clusterSize(), c.size-guest)
-	c.scratch = append(c.scratch, uint64(off))
-	end := min(off+length, c.im.fileSize)
-	for n := off >> c.clusterBits; n<<c.clusterBits < end; n++ {
+	c.begins(uint64(off))
+	first, last := off>>c.clusterBits, (min(off+length, c.im.fileSize)-1)>>c.clusterBits
+	for n := first; n <= last; n = (n>>6 + 1) << 6 {
 		if n>>6 != c.packed.word {
 			if err := c.takePacked(); err != nil {
 				return err
 			}
 			c.packed.word = n >> 6
 		}
-		c.packed.mask |= 1 << (n & 63)
+		c.packed.mask |= ^uint64(0) << (n & 63) & (^uint64(0) >> (63 - min(last-n&^63, 63)))
 	}
 	return nil
+}
+
+// begins notes where compressed data begins, and keeps the list in order as far as that is cheap: with several threads, qemu-img writes
+// neighbours in another order, but near to each other.
+func (c *tableCheck) begins(off uint64) {
+	c.scratch = append(c.scratch, off)
+	at := len(c.scratch) - 1
+	for first := max(0, at-maxOutOfOrder); at > first && c.scratch[at-1] > off; at-- {
+		c.scratch[at] = c.scratch[at-1]
+	}
+	c.scratch[at] = off
 }
 
 func (c *tableCheck) takePacked() error {

@@ -50,35 +50,46 @@ func (v *validator) run() (plain, compressed int64, err error) {
 	if err := v.refcounts(); err != nil {
 		return 0, 0, err
 	}
+	var empty runList // parts of the guest that have no table
 	for i, e := range v.im.l1 {
 		if e&l1Reserved != 0 {
 			return 0, 0, bad("L1 entry %d has reserved bits set (%#x)", i, e)
 		}
 		off := int64(e & offsetMask)
 		if off == 0 {
+			if i == 0 || v.im.l1[i-1]&offsetMask != 0 {
+				empty.begin(int64(i)*v.l2Entries(), KindUnallocated)
+			}
 			continue
 		}
 		if err := v.claim(fmt.Sprintf("L2 table %d", i), off, v.clusterSize()); err != nil {
 			return 0, 0, err
 		}
 	}
-	checks := make([]tableCheck, min(runtime.GOMAXPROCS(0), maxChecks, len(v.im.l1)))
+	checks := make([]*tableCheck, min(runtime.GOMAXPROCS(0), maxChecks, len(v.im.l1)))
 	var group errgroup.Group
 	for i := range checks {
-		checks[i].validator = v
-		group.Go(checks[i].run)
+		group.Go(func() error {
+			checks[i] = &tableCheck{validator: v} // made here, far from that of another processor, or the two would wait for each other's cache lines
+			return checks[i].run()
+		})
 	}
 	if err := group.Wait(); err != nil {
 		return 0, 0, err
 	}
 	var starts [][]uint64
+	runs := []runList{empty}
 	for i := range checks {
+		runs = append(runs, checks[i].runs)
 		plain += checks[i].plainSize
 		compressed += checks[i].compressedSize
 		starts = append(starts, checks[i].starts...)
 	}
 	if at, found := repeated(starts); found {
 		return 0, 0, bad("the compressed data at %#x is used by more than one cluster", at)
+	}
+	if !v.extended() {
+		v.im.runs = joinRuns(runs...)
 	}
 	return plain, compressed, nil
 }

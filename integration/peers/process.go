@@ -20,7 +20,7 @@ import (
 const (
 	startTimeout = 60 * time.Second
 	stopTimeout  = 60 * time.Second
-	pollInterval = 5 * time.Millisecond
+	pollInterval = time.Millisecond
 )
 
 // Process is a started server. Its methods may be called from any goroutine.
