@@ -69,7 +69,7 @@ func (b *background) run(ctx, identifying context.Context) error {
 	var along *readAlong
 	var contents []*contentHash
 	if !identified(b.state.Chain) {
-		contents = b.img.contents()
+		contents = b.img.contents(&b.over.watch)
 		along = &readAlong{img: b.img, content: contents[0]}
 	}
 	copying, copied := context.WithCancel(ctx)

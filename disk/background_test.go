@@ -45,13 +45,13 @@ func identifying(t *testing.T) (*background, *observer.ObservedLogs) {
 // An image that cannot be read for a while is known at the next start all the same: otherwise the disk is made again, or refused.
 func TestImageIsIdentifiedAfterErrors(t *testing.T) {
 	b, logs := identifying(t)
-	want, err := b.img.fingerprint(t.Context(), b.img.contents())
+	want, err := b.img.fingerprint(t.Context(), b.img.contents(nil))
 	require.NoError(t, err)
 	back := unreadable(t, b.img.top.below.file)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		b.keepIdentifying(t.Context(), t.Context(), b.img.contents())
+		b.keepIdentifying(t.Context(), t.Context(), b.img.contents(nil))
 	}()
 	require.Eventually(t, func() bool { return logs.Len() > 1 }, 10*time.Second, time.Millisecond)
 	back()
@@ -69,7 +69,7 @@ func TestImageIsIdentifiedWithoutDescriptors(t *testing.T) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		b.keepIdentifying(t.Context(), t.Context(), b.img.contents())
+		b.keepIdentifying(t.Context(), t.Context(), b.img.contents(nil))
 	}()
 	select {
 	case <-done: // it gave up
@@ -149,7 +149,7 @@ func TestCompleteDiskDoesNotWaitForItsImage(t *testing.T) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		b.keepIdentifying(t.Context(), copying, b.img.contents())
+		b.keepIdentifying(t.Context(), copying, b.img.contents(nil))
 	}()
 	require.Eventually(t, func() bool { return logs.Len() == 1 }, 10*time.Second, time.Millisecond)
 	copied()

@@ -26,8 +26,9 @@ const (
 // stored give the same result, a hole costs nothing, and the order is free. Who reads the file for another reason offers what it has
 // read, and the rest is read as soon as there are no offers, or few: the storage then has to give everything once only.
 type contentHash struct {
-	file *os.File
-	size int64
+	file  *os.File
+	size  int64
+	guest *guestWatch // who is not to be held up by the reading; nil: nobody
 
 	sum     atomic.Uint64
 	noMore  chan struct{}
@@ -61,10 +62,14 @@ func (c *contentHash) run(ctx context.Context, workers int, turns *turns) (strin
 				if err != nil {
 					return err
 				}
-				for more && err == nil && turn.more() && c.offersFor() <= 0 {
-					more, err = c.readNext(ctx, turn.buffer(min(fingerprintChunk, c.size)))
+				var rest time.Duration
+				for more && err == nil && rest == 0 && turn.more() && c.offersFor() <= 0 {
+					more, rest, err = c.readNext(ctx, turn.buffer(min(fingerprintChunk, c.size)))
 				}
 				turn.end()
+				if err == nil && more {
+					err = sleep(ctx, rest)
+				}
 				if err != nil {
 					return err
 				}
@@ -126,11 +131,12 @@ func (c *contentHash) waitForOffers(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// readNext adds the next chunk, and tells whether there was one.
-func (c *contentHash) readNext(ctx context.Context, buf []byte) (more bool, err error) {
+// readNext adds the next chunk, and tells whether there was one, and how long to leave the storage to the guest then.
+func (c *contentHash) readNext(ctx context.Context, buf []byte) (more bool, rest time.Duration, err error) {
+	begin := time.Now()
 	off, err := c.next()
 	if err != nil || off == c.size {
-		return false, err
+		return false, 0, err
 	}
 	p := buf[:min(fingerprintChunk, c.size-off)]
 	if err = ctx.Err(); err == nil {
@@ -142,10 +148,10 @@ func (c *contentHash) readNext(ctx context.Context, buf []byte) (more bool, err 
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		c.again = append(c.again, off)
-		return false, err
+		return false, 0, err
 	}
 	c.sum.Add(chunkHash(p, off))
-	return true, nil
+	return true, c.guest.rest(time.Since(begin)), nil
 }
 
 // chunkHash is what the chunk p at off adds to the hash.

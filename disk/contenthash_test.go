@@ -113,7 +113,7 @@ func TestContentHashTakesOffers(t *testing.T) {
 		c := newContentHash(f, size)
 		p := make([]byte, fingerprintChunk)
 		for range 2 {
-			more, err := c.readNext(t.Context(), p)
+			more, _, err := c.readNext(t.Context(), p)
 			require.NoError(t, err)
 			require.True(t, more)
 		}
@@ -194,7 +194,7 @@ func TestHydrationReadsForTheHash(t *testing.T) {
 		_, err = file.ReadAt(got, 0)
 		require.NoError(t, err)
 		require.True(t, bytes.Equal(content, got))
-		want, err := img.fingerprint(t.Context(), img.contents())
+		want, err := img.fingerprint(t.Context(), img.contents(nil))
 		require.NoError(t, err)
 		along, err := img.fingerprint(t.Context(), []*contentHash{h.along.content})
 		require.NoError(t, err)
@@ -205,4 +205,29 @@ func TestHydrationReadsForTheHash(t *testing.T) {
 		qemuImg(t, dir, "convert", "-O", "qcow2", "plain.raw", "plain.qcow2")
 		copyOf(t, filepath.Join(dir, "plain.qcow2"), 7) // the first chunk of the file begins with tables
 	})
+}
+
+// A guest that waits for the same storage is not held up by the reading of the whole image, which nobody waits for.
+func TestHashingLeavesStorageToTheGuest(t *testing.T) {
+	f, size := hashFile(t, 8)
+	want, err := newContentHash(f, size).run(t.Context(), 1, newTurns(1))
+	require.NoError(t, err)
+	c := newContentHash(f, size)
+	c.guest = new(guestWatch)
+	step := func() (rest time.Duration) {
+		more, rest, err := c.readNext(t.Context(), make([]byte, fingerprintChunk))
+		require.NoError(t, err)
+		require.True(t, more)
+		return rest
+	}
+	require.Zero(t, step())
+	c.guest.touch()
+	require.Positive(t, step())
+	c.guest.activeAt.Store(0)
+	require.Zero(t, step())
+
+	c.guest.activeAt.Store(time.Now().Add(time.Hour).UnixNano())
+	got, err := c.run(t.Context(), 2, newTurns(2))
+	require.NoError(t, err)
+	require.Equal(t, want, got)
 }

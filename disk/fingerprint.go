@@ -43,9 +43,13 @@ func fingerprintOf(l *layer, st *unix.Stat_t) fileFingerprint {
 	}
 }
 
-// contents are the hashes of the image's files, top first, of which nothing has been read yet.
-func (m *Image) contents() (all []*contentHash) {
-	m.top.chain(func(l *layer) { all = append(all, newContentHash(l.file, l.stat.Size)) })
+// contents are the hashes of the image's files, top first, of which nothing has been read yet. guest is who uses the disk meanwhile.
+func (m *Image) contents(guest *guestWatch) (all []*contentHash) {
+	m.top.chain(func(l *layer) {
+		c := newContentHash(l.file, l.stat.Size)
+		c.guest = guest
+		all = append(all, c)
+	})
 	return all
 }
 

@@ -11,9 +11,9 @@ import (
 )
 
 const (
-	// guestIdle is how long the guest must have done nothing for hydration to run at full speed.
+	// guestIdle is how long the guest must have done nothing for what goes on beside it to run at full speed.
 	guestIdle = 50 * time.Millisecond
-	// dutyWhileBusy: beside a guest that does I/O, one worker copies a chunk and then rests so many times as long.
+	// dutyWhileBusy: beside a guest that does I/O, one worker copies or hashes a chunk and then rests so many times as long.
 	dutyWhileBusy = 3
 	// checkpointEvery is how much is copied between two checkpoints of a durable disk: what a crash makes it copy again. Bytes.
 	checkpointEvery = 256 << 20
@@ -26,21 +26,42 @@ const (
 	mediumRetry = 30 * time.Second
 )
 
-// readWatch tells hydration what the guest does. The zero value is ready to use; any number of goroutines.
-type readWatch struct {
-	touched atomic.Uint64 // calls of the guest so far
-	next    atomic.Uint32
-	recent  [16]atomic.Int64 // offsets that were read from the image, plus 1; 0: none
+// guestWatch tells what goes on beside a guest what that does. The zero value is ready to use; any number of goroutines.
+type guestWatch struct {
+	touched  atomic.Uint64 // calls of the guest so far
+	seen     atomic.Uint64 // of these, when active was last asked
+	activeAt atomic.Int64  // when the guest was last seen to do something; nanoseconds since 1970
+
+	next   atomic.Uint32
+	recent [16]atomic.Int64 // offsets that were read from the image, plus 1; 0: none
 }
 
-func (w *readWatch) touch() { w.touched.Add(1) }
+func (w *guestWatch) touch() { w.touched.Add(1) }
 
-func (w *readWatch) missed(off int64) {
+func (w *guestWatch) missed(off int64) {
 	w.recent[w.next.Add(1)%uint32(len(w.recent))].Store(off + 1)
 }
 
+// active reports whether the guest did anything lately.
+func (w *guestWatch) active() bool {
+	now := time.Now().UnixNano()
+	if touched := w.touched.Load(); w.seen.Swap(touched) != touched {
+		w.activeAt.Store(now)
+		return true
+	}
+	return now-w.activeAt.Load() < int64(guestIdle)
+}
+
+// rest is how long a worker whose step took so long leaves storage and processors to the guest. A nil watch knows no guest.
+func (w *guestWatch) rest(took time.Duration) time.Duration {
+	if w == nil || !w.active() {
+		return 0
+	}
+	return dutyWhileBusy * took
+}
+
 // take returns an offset that was read from the image lately, and forgets it.
-func (w *readWatch) take() (off int64, ok bool) {
+func (w *guestWatch) take() (off int64, ok bool) {
 	for i := range w.recent {
 		if off := w.recent[i].Swap(0); off != 0 {
 			return off - 1, true
@@ -70,13 +91,11 @@ type hydration struct {
 	failMu  sync.Mutex
 	failure error // guarded by failMu; the first of this pass over the image
 
-	along    *readAlong // nil: nobody wants to see what is read
-	out      *rawWriter
-	unsaved  atomic.Int64 // bytes since the last checkpoint
-	helpers  atomic.Int32 // workers beside the leader
-	paused   atomic.Bool  // no space is left
-	seen     atomic.Uint64
-	activeAt atomic.Int64 // when the guest was last seen to do something; nanoseconds since 1970
+	along   *readAlong // nil: nobody wants to see what is read
+	out     *rawWriter
+	unsaved atomic.Int64 // bytes since the last checkpoint
+	helpers atomic.Int32 // workers beside the leader
+	paused  atomic.Bool  // no space is left
 }
 
 // newHydration copies what an overlay's file does not have. unit is what of the image is decoded as a whole, bytes; 0: nothing is.
@@ -121,7 +140,7 @@ func (h *hydration) run(ctx context.Context) error {
 func (h *hydration) begin(now time.Time) {
 	h.begun = now
 	if h.decodes {
-		h.activeAt.Store(now.Add(-guestIdle / 2).UnixNano())
+		h.o.watch.activeAt.Store(now.Add(-guestIdle / 2).UnixNano())
 	}
 }
 
@@ -153,7 +172,7 @@ func (h *hydration) pass(ctx context.Context) error {
 
 // recruit lets more workers help that no other disk wants, unless they would be in the guest's way.
 func (h *hydration) recruit(ctx context.Context, group *sync.WaitGroup) {
-	for int(h.helpers.Load()) < h.workers-1 && !h.guestActive() && !h.paused.Load() && h.leaves() {
+	for int(h.helpers.Load()) < h.workers-1 && !h.o.watch.active() && !h.paused.Load() && h.leaves() {
 		first := h.turns.try()
 		if first == nil {
 			return
@@ -162,12 +181,12 @@ func (h *hydration) recruit(ctx context.Context, group *sync.WaitGroup) {
 		group.Go(func() {
 			defer h.helpers.Add(-1)
 			for turn, more := first, true; turn != nil; turn = h.turns.try() {
-				for more && turn.more() && !h.guestActive() {
+				for more && turn.more() && !h.o.watch.active() {
 					more, _ = h.step(ctx, turn)
 					more = more && !h.paused.Load() && ctx.Err() == nil
 				}
 				turn.end()
-				if !more || h.guestActive() {
+				if !more || h.o.watch.active() {
 					return
 				}
 			}
@@ -214,10 +233,7 @@ func (h *hydration) step(ctx context.Context, turn *turn) (more bool, rest time.
 	if h.progress != nil && now.Sub(h.begun) >= progressInterval && h.turns.mayLog(now, progressInterval) {
 		h.log.Info("copying the image", h.progress.fields(now.Sub(h.begun))...)
 	}
-	if h.guestActive() {
-		rest = dutyWhileBusy * now.Sub(begin)
-	}
-	return true, rest
+	return true, h.o.watch.rest(now.Sub(begin))
 }
 
 // rewind makes blocks from one on be handed out again that were not copied.
@@ -310,7 +326,7 @@ func (h *hydration) copyRun(ctx context.Context, buf []byte, first, end int64) e
 		}
 		return failure
 	}
-	if !h.guestActive() { // beside a guest it takes too long to be waited for
+	if !h.o.watch.active() { // beside a guest it takes too long to be waited for
 		h.along.saw(p, off)
 	}
 	if err := h.keep(p, off); err != nil {
@@ -337,20 +353,10 @@ func (h *hydration) keep(p []byte, off int64) error {
 // its own writes and reads have the storage for themselves. Also one that came while a chunk of many parts is stored need not wait for the
 // storage to take each of them.
 func (h *hydration) write(p []byte, off int64) error {
-	if h.guestActive() {
+	if h.o.watch.active() {
 		return h.out.writeThrough(p, off)
 	}
 	return h.out.write(p, off)
-}
-
-// guestActive reports whether the guest did anything lately.
-func (h *hydration) guestActive() bool {
-	now := time.Now().UnixNano()
-	if touched := h.o.watch.touched.Load(); h.seen.Swap(touched) != touched {
-		h.activeAt.Store(now)
-		return true
-	}
-	return now-h.activeAt.Load() < int64(guestIdle)
 }
 
 // sleep waits, or returns ctx's error when it ends before.

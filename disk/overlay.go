@@ -49,7 +49,7 @@ type overlay struct {
 	base   source // guarded by baseMu; nil when every block is marked and the image is not needed any more
 
 	flushMu sync.Mutex // one checkpoint at a time
-	watch   readWatch
+	watch   guestWatch
 }
 
 // overlayOptions say how an overlay is used.

@@ -117,9 +117,9 @@ func TestDecodingBeginsSlowly(t *testing.T) {
 	for unit, slowly := range map[int64]bool{0: false, 64 << 10: true} {
 		h := newHydration(over, zap.NewNop(), unit)
 		h.begin(time.Now())
-		require.Equal(t, slowly, h.guestActive(), "decodes %d bytes at once", unit)
+		require.Equal(t, slowly, h.o.watch.active(), "decodes %d bytes at once", unit)
 		h.begin(time.Now().Add(-guestIdle))
-		require.False(t, h.guestActive(), "later")
+		require.False(t, h.o.watch.active(), "later")
 	}
 }
 
@@ -158,11 +158,11 @@ func TestHydrationLeavesProcessorsToTheGuest(t *testing.T) {
 	d.hydrate.workers, d.hydrate.turns = 3, newTurns(3)
 	var helpers sync.WaitGroup
 	all := d.over.blocks.clear.Load()
-	d.hydrate.activeAt.Store(time.Now().Add(time.Hour).UnixNano())
+	d.hydrate.o.watch.activeAt.Store(time.Now().Add(time.Hour).UnixNano())
 	d.hydrate.recruit(t.Context(), &helpers)
 	helpers.Wait()
 	require.Equal(t, all, d.over.blocks.clear.Load())
-	d.hydrate.activeAt.Store(0)
+	d.hydrate.o.watch.activeAt.Store(0)
 	d.hydrate.recruit(t.Context(), &helpers)
 	helpers.Wait()
 	require.Zero(t, d.over.blocks.clear.Load())
@@ -174,16 +174,16 @@ func TestWatchingTheDiskIsNoGuest(t *testing.T) {
 	d := newSimDisk(t, 1, overlayOptions{})
 	_, err := d.over.WriteAt(nil, 0)
 	require.NoError(t, err)
-	require.False(t, d.hydrate.guestActive())
+	require.False(t, d.hydrate.o.watch.active())
 	for name, act := range map[string]func() error{
 		"read":    func() error { _, err := d.over.ReadAt(make([]byte, SectorSize), 0); return err },
 		"write":   func() error { _, err := d.over.WriteAt(make([]byte, SectorSize), 0); return err },
 		"discard": func() error { return d.over.Discard(0, SectorSize) },
 		"zero":    func() error { return d.over.Zero(0, SectorSize) },
 	} {
-		d.hydrate.activeAt.Store(0)
+		d.hydrate.o.watch.activeAt.Store(0)
 		require.NoError(t, act())
-		require.True(t, d.hydrate.guestActive(), name)
+		require.True(t, d.hydrate.o.watch.active(), name)
 	}
 }
 

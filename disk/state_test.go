@@ -90,16 +90,16 @@ func TestFingerprintDoesNotDependOnHoles(t *testing.T) {
 	content := append(block(1, 4096), make([]byte, 5<<20)...)
 	full := openImage(t, put(t, dir, "full.raw", content, 0))
 	sparse := openImage(t, put(t, dir, "sparse.raw", content[:4096], int64(len(content))))
-	a, err := full.fingerprint(t.Context(), full.contents())
+	a, err := full.fingerprint(t.Context(), full.contents(nil))
 	require.NoError(t, err)
-	b, err := sparse.fingerprint(t.Context(), sparse.contents())
+	b, err := sparse.fingerprint(t.Context(), sparse.contents(nil))
 	require.NoError(t, err)
 	require.Equal(t, a[0].Hash, b[0].Hash)
 
 	// The same chunks in another place are another image.
 	shifted := append(make([]byte, 2<<20), content[:len(content)-2<<20]...)
 	other := openImage(t, put(t, dir, "shifted.raw", shifted, 0))
-	c, err := other.fingerprint(t.Context(), other.contents())
+	c, err := other.fingerprint(t.Context(), other.contents(nil))
 	require.NoError(t, err)
 	require.NotEqual(t, a[0].Hash, c[0].Hash)
 }
@@ -128,7 +128,7 @@ func TestTimesOfArchivesAreNotRelied(t *testing.T) {
 
 	dir := t.TempDir()
 	img := openImage(t, put(t, dir, "disk.raw", block(1, 1<<20), 0))
-	old, err := img.fingerprint(t.Context(), img.contents())
+	old, err := img.fingerprint(t.Context(), img.contents(nil))
 	require.NoError(t, err)
 	img.top.stat.Ctim.Nsec, old[0].CTime = 0, old[0].CTime/1e9*1e9
 	reason, same, err := img.compareImage(t.Context(), old)
