@@ -260,10 +260,47 @@ func TestReadyFile(t *testing.T) {
 	require.NoError(t, os.MkdirAll(filepath.Join(path, "sub"), 0o755))
 	require.Error(t, r.clear())
 	require.Error(t, r.write())
-	require.ErrorContains(t, r.remove(), "--ready-file (READY_FILE)")
+	require.NoError(t, r.remove())
+	require.DirExists(t, path, "it is not that of this daemon")
 	files, err = os.ReadDir(dir)
 	require.NoError(t, err)
 	require.Len(t, files, 1)
+}
+
+// TestReadyFileLeavesWhatIsNotItsOwn: what came into its place while the disks were made stays when the daemon fails or stops.
+func TestReadyFileLeavesWhatIsNotItsOwn(t *testing.T) {
+	for name, place := range map[string]func(path string) error{
+		"a file":      func(path string) error { return os.WriteFile(path, []byte("precious"), 0o644) },
+		"a directory": func(path string) error { return os.Mkdir(path, 0o755) },
+		"a link":      func(path string) error { return os.Symlink("/nowhere", path) },
+		"a pipe":      func(path string) error { return unix.Mkfifo(path, 0o644) },
+	} {
+		for _, ready := range []bool{false, true} {
+			path := filepath.Join(t.TempDir(), "healthy")
+			r := readyFile{path: path}
+			require.NoError(t, r.clear())
+			if ready {
+				require.NoError(t, r.write())
+				require.NoError(t, os.Remove(path))
+			}
+			require.NoError(t, place(path))
+			if !ready {
+				require.ErrorContains(t, r.write(), "would take the place of", name)
+			}
+			require.NoError(t, r.remove(), name)
+			_, err := os.Lstat(path)
+			require.NoError(t, err, name)
+		}
+	}
+}
+
+// TestReadyFileIsRemovedWhateverItHolds: a person who has written into it leaves no probe that takes a stopped daemon for ready.
+func TestReadyFileIsRemovedWhateverItHolds(t *testing.T) {
+	r := readyFile{path: filepath.Join(t.TempDir(), "healthy")}
+	require.NoError(t, r.write())
+	require.NoError(t, os.WriteFile(r.path, []byte("yes"), 0o644))
+	require.NoError(t, r.remove())
+	require.NoFileExists(t, r.path)
 }
 
 // TestReadyFileOfTwo: whoever of two daemons becomes ready first has the file, and the other one neither takes it over nor removes it.
