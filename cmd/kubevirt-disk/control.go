@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"net"
 	"net/http"
 	"os"
@@ -98,7 +99,8 @@ func listenUnix(path string) (net.Listener, error) {
 		return nil, err
 	}
 	defer dir.Close()
-	if c, err := net.Dial("unix", short); err == nil {
+	c, dialErr := net.Dial("unix", short)
+	if dialErr == nil {
 		_ = c.Close()
 		return nil, fmt.Errorf("another daemon uses it: %w", unix.EADDRINUSE)
 	}
@@ -108,6 +110,9 @@ func listenUnix(path string) (net.Listener, error) {
 		return nil, err
 	case info.Mode()&fs.ModeSocket == 0:
 		return nil, fmt.Errorf("%s is there already, and no socket", path)
+	case !errors.Is(dialErr, unix.ECONNREFUSED):
+		// Somebody listens who is another user, or too busy to accept.
+		return nil, fmt.Errorf("another daemon uses it: %w", dialErr)
 	default:
 		if err := os.Remove(path); err != nil {
 			return nil, err
@@ -206,6 +211,10 @@ func (c *control) do(ctx context.Context, req handoverRequest) (done string, err
 	if req.Action == "open" {
 		if err := chap.CheckInitiatorName(req.To); err != nil {
 			return "", fmt.Errorf("the name of the initiator, %q, %w", req.To, err)
+		}
+		// What a Duration does not hold would leave the LUN open for ever.
+		if req.Seconds < 0 || req.Seconds >= time.Duration(math.MaxInt64).Seconds() {
+			return "", fmt.Errorf("a LUN cannot be open for %g seconds", req.Seconds)
 		}
 	}
 	end, err := c.begin(ctx, req.LUN)

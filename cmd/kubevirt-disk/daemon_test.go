@@ -351,6 +351,26 @@ func TestReadyFileInNoDirectory(t *testing.T) {
 	require.ErrorContains(t, err, "--ready-file (READY_FILE)")
 }
 
+// TestControlSocketOfABusyDaemon: one that has no time to accept is running, and keeps its socket.
+func TestControlSocketOfABusyDaemon(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "control.sock")
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM, 0)
+	require.NoError(t, err)
+	defer unix.Close(fd)
+	require.NoError(t, unix.Bind(fd, &unix.SockaddrUnix{Name: path}))
+	require.NoError(t, unix.Listen(fd, 0))
+	for err == nil { // until its queue is full
+		var c net.Conn
+		if c, err = net.Dial("unix", path); err == nil {
+			defer c.Close()
+		}
+	}
+	require.ErrorIs(t, err, unix.EAGAIN)
+	_, err = listenUnix(path)
+	require.ErrorContains(t, err, "another daemon uses it")
+	require.FileExists(t, path)
+}
+
 // TestControlSocketInTheWay: what a killed daemon left is replaced, and nothing else.
 func TestControlSocketInTheWay(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "control.sock")
