@@ -32,6 +32,7 @@ func TestConfigurationErrors(t *testing.T) {
 		"portal twice":                    {args: []string{"--listen=127.0.0.1:1,127.0.0.1:1"}, want: []string{"--listen", "twice"}},
 		"portal in another one":           {env: map[string]string{"LISTEN": "127.0.0.1:1,:1", "INSECURE_NO_AUTH": "1"}, want: []string{"LISTEN", "127.0.0.1:1 and :1", "leave that out"}},
 		"pages at the portal":             {args: []string{"--port=9260"}, want: []string{"--metrics-listen", "9260", "--port (PORT)"}},
+		"pages of IPv4 at every address":  {env: map[string]string{"METRICS_LISTEN": "127.0.0.1:4000"}, args: []string{"--listen=[::]:4000", "--insecure-no-auth"}, want: []string{"METRICS_LISTEN", "4000", "--port (PORT)"}},
 		"pages at a portal of IPv4":       {env: map[string]string{"METRICS_LISTEN": "[::]:3260"}, want: []string{"METRICS_LISTEN", "3260", "--port (PORT)"}},
 		"portal is empty":                 {args: []string{"--listen="}, want: []string{"--listen", "empty"}},
 		"portal in the file is a mapping": {file: "listen: {a: b}", want: []string{`"listen"`, "list of texts"}},
