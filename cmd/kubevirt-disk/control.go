@@ -111,8 +111,8 @@ func listenUnix(path string) (net.Listener, error) {
 	case info.Mode()&fs.ModeSocket == 0:
 		return nil, fmt.Errorf("%s is there already, and no socket", path)
 	case !errors.Is(dialErr, unix.ECONNREFUSED):
-		// Somebody listens who is another user, or too busy to accept.
-		return nil, fmt.Errorf("another daemon uses it: %w", dialErr)
+		// It is too busy to accept, or of another user, of whom the kernel does not tell whether he listens.
+		return nil, fmt.Errorf("another daemon uses it, or has left it: %w", dialErr)
 	default:
 		if err := os.Remove(path); err != nil {
 			return nil, err
