@@ -126,18 +126,25 @@ func listenUnix(path string) (net.Listener, error) {
 	if err := os.Chmod(path, 0o600); err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
-	return &unixListener{Listener: l, path: path}, nil
+	made, err := os.Lstat(path)
+	if err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	return &unixListener{Listener: l, path: path, made: made}, nil
 }
 
-// unixListener removes the socket by its own name when it is closed.
+// unixListener removes the socket by its own name when it is closed, unless that is another daemon's by then.
 type unixListener struct {
 	net.Listener
 	path string
+	made fs.FileInfo
 }
 
 func (l *unixListener) Close() error {
 	err := l.Listener.Close()
-	_ = os.Remove(l.path)
+	if there, statErr := os.Lstat(l.path); statErr == nil && os.SameFile(l.made, there) {
+		_ = os.Remove(l.path)
+	}
 	return err
 }
 

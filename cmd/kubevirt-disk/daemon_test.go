@@ -351,6 +351,20 @@ func TestReadyFileInNoDirectory(t *testing.T) {
 	require.ErrorContains(t, err, "--ready-file (READY_FILE)")
 }
 
+// TestControlSocketOfTheNext: a daemon that has lost its socket does not take the one of the next away when it ends.
+func TestControlSocketOfTheNext(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "control.sock")
+	first, err := listenUnix(path)
+	require.NoError(t, err)
+	require.NoError(t, os.Remove(path))
+	second, err := listenUnix(path)
+	require.NoError(t, err)
+	require.NoError(t, first.Close())
+	require.FileExists(t, path)
+	require.NoError(t, second.Close())
+	require.NoFileExists(t, path)
+}
+
 // TestControlSocketOfABusyDaemon: one that has no time to accept is running, and keeps its socket.
 func TestControlSocketOfABusyDaemon(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "control.sock")
