@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -73,11 +74,29 @@ func (a *app) report(err error) int {
 	case errors.Is(err, errSilent):
 		return exitFailed
 	case errors.As(err, &failed):
-		fmt.Fprintf(a.stderr, "kubevirt-disk: %v\n", err)
+		a.complain(err)
 		return exitFailed
 	}
-	fmt.Fprintf(a.stderr, "kubevirt-disk: %v\n", err)
+	a.complain(err)
 	return exitUsage
+}
+
+// complain prints what ends the process, and does not keep it from ending where nobody reads a log. A terminal has a person before it, who
+// has stopped it to read and goes on.
+func (a *app) complain(err error) {
+	printed := make(chan struct{})
+	go func() {
+		defer close(printed)
+		fmt.Fprintf(a.stderr, "kubevirt-disk: %v\n", err)
+	}()
+	if isTerminal(a.stderr) {
+		<-printed
+		return
+	}
+	select {
+	case <-printed:
+	case <-time.After(logPatience):
+	}
 }
 
 func (a *app) root() *cobra.Command {
