@@ -271,6 +271,7 @@ func TestReadyFile(t *testing.T) {
 func TestReadyFileLeavesWhatIsNotItsOwn(t *testing.T) {
 	for name, place := range map[string]func(path string) error{
 		"a file":      func(path string) error { return os.WriteFile(path, []byte("precious"), 0o644) },
+		"a like file": func(path string) error { return os.WriteFile(path, []byte("reader"), 0o644) },
 		"a directory": func(path string) error { return os.Mkdir(path, 0o755) },
 		"a link":      func(path string) error { return os.Symlink("/nowhere", path) },
 		"a pipe":      func(path string) error { return unix.Mkfifo(path, 0o644) },
