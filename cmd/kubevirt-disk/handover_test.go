@@ -45,6 +45,18 @@ func TestHandoverCommandLine(t *testing.T) {
 	}
 }
 
+// TestServeWithoutAControlSocket: disks are served where there can be none, and the log says why and what to do.
+func TestServeWithoutAControlSocket(t *testing.T) {
+	l := newPlace(t, "a.raw")
+	path := filepath.Join(l.dir, "socket")
+	require.NoError(t, os.WriteFile(path, []byte("precious"), 0o600))
+	p := l.serve(t, "CONTROL_SOCKET="+path)
+	require.Contains(t, p.logged("there is no control socket, so LUNs cannot be handed over", "error"), path+" is there already, and no socket")
+	require.Contains(t, p.logged("there is no control socket, so LUNs cannot be handed over", "try"), "--control-socket")
+	require.Equal(t, exitDone, p.terminate())
+	require.FileExists(t, path)
+}
+
 // TestControlObeysItsUserAndRoot asks in the way of a process of each user. Whoever is refused changes nothing and learns nothing.
 func TestControlObeysItsUserAndRoot(t *testing.T) {
 	own := uint32(os.Geteuid())
