@@ -9,10 +9,13 @@ import (
 	"os/signal"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -87,7 +90,7 @@ func (a *app) complain(err error) {
 	printed := make(chan struct{})
 	go func() {
 		defer close(printed)
-		fmt.Fprintf(a.stderr, "kubevirt-disk: %v\n", err)
+		fmt.Fprintf(a.stderr, "kubevirt-disk: %s\n", harmless(err.Error()))
 	}()
 	if isTerminal(a.stderr) {
 		<-printed
@@ -97,6 +100,23 @@ func (a *app) complain(err error) {
 	case <-printed:
 	case <-time.After(logPatience):
 	}
+}
+
+// harmless writes out what does not print, such as a terminal would take for a command: a message may have names of images in it, and what a
+// daemon elsewhere has answered.
+func harmless(message string) string {
+	var b strings.Builder
+	for i, r := range message {
+		switch {
+		case r == utf8.RuneError && !strings.HasPrefix(message[i:], string(utf8.RuneError)):
+			fmt.Fprintf(&b, `\x%02x`, message[i])
+		case r == '\n' || unicode.IsPrint(r):
+			b.WriteRune(r)
+		default:
+			b.WriteString(strings.Trim(strconv.QuoteRune(r), "'"))
+		}
+	}
+	return b.String()
 }
 
 func (a *app) root() *cobra.Command {

@@ -418,3 +418,11 @@ func TestLogFormats(t *testing.T) {
 	newLogger(logConfig{format: logConsole}, &b).Info("hello", zap.Int("lun", 1))
 	require.Contains(t, b.String(), `INFO  hello  {"lun": 1}`)
 }
+
+// TestMessagesCommandNoTerminal: the name of an image, or what a daemon elsewhere answers, neither moves the cursor nor turns the text around.
+func TestMessagesCommandNoTerminal(t *testing.T) {
+	var b bytes.Buffer
+	a := &app{stderr: &b}
+	require.Equal(t, exitFailed, a.report(&failure{errors.New("LUN 1 (größe\x1b[2J\r\x9b\u009b\u202e\x00\"'.raw):\n  bad, \uFFFD")}))
+	require.Equal(t, `kubevirt-disk: LUN 1 (größe\x1b[2J\r\x9b\u009b\u202e\x00"'.raw):`+"\n  bad, \uFFFD\n", b.String())
+}
