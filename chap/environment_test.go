@@ -85,7 +85,7 @@ func TestFromEnvironmentSources(t *testing.T) {
 }
 
 func TestFromEnvironmentRefuses(t *testing.T) {
-	files := vars{"/empty": "", "/line": "\n", "/two": secretA + "\n\n", "/other": secretB}
+	files := vars{"/empty": "", "/line": "\n", "/two": secretA + "\n\n", "/cr": secretA + "\r", "/other": secretB}
 	good := func(more vars) vars {
 		v := vars{"CHAP_USERNAME": "alice", "CHAP_PASSWORD": secretA}
 		for name, value := range more {
@@ -118,11 +118,13 @@ func TestFromEnvironmentRefuses(t *testing.T) {
 		{"long", vars{"CHAP_USERNAME": "alice", "CHAP_PASSWORD": strings.Repeat("s", 256)}, []string{"CHAP_PASSWORD", "255"}},
 		{"long user", vars{"CHAP_USERNAME": strings.Repeat("u", 256), "CHAP_PASSWORD": secretA}, []string{"CHAP_USERNAME", "255"}},
 		{"control", vars{"CHAP_USERNAME": "alice\t", "CHAP_PASSWORD": secretA + "\x00"}, []string{"CHAP_USERNAME contains", "CHAP_PASSWORD contains"}},
+		{"a bare CR", vars{"CHAP_USERNAME": "alice", "CHAP_PASSWORD_FILE": "/cr"}, []string{"CHAP_PASSWORD_FILE", "control"}},
 		{"two newlines", vars{"CHAP_USERNAME": "alice", "CHAP_PASSWORD_FILE": "/two"}, []string{"CHAP_PASSWORD_FILE", "newline"}},
 		{"same secret", good(vars{"CHAP_MUTUAL_USERNAME": "t", "CHAP_MUTUAL_PASSWORD": secretA}), []string{"CHAP_PASSWORD", "CHAP_MUTUAL_PASSWORD", "same secret"}},
 		{"only mutual", vars{"CHAP_MUTUAL_USERNAME": "t", "CHAP_MUTUAL_PASSWORD": secretB}, []string{"CHAP_MUTUAL_USERNAME", "CHAP_MUTUAL_PASSWORD", "CHAP_USERNAME"}},
 		{"only kubernetes mutual", vars{"node.session.auth.username_in": "t", "node.session.auth.password_in": secretB}, []string{"node.session.auth.username_in"}},
 		{"not base64", vars{"USERNAME": "alice", "PASSWORD_BASE64": "!!!"}, []string{"PASSWORD_BASE64", "base64"}},
+		{"a good beginning is not base64", vars{"USERNAME": "alice", "PASSWORD_BASE64": "MDEyMzQ1Njc4OWFiY2RlZg!!"}, []string{"PASSWORD_BASE64 is not base64"}},
 		{"nothing in base64", vars{"USERNAME": "alice", "PASSWORD_BASE64": "Cg=="}, []string{"PASSWORD_BASE64", "nothing"}},
 		{"no such file", vars{"CHAP_USERNAME": "alice", "CHAP_PASSWORD_FILE": secretA}, []string{"CHAP_PASSWORD_FILE", "not exist"}},
 		{"empty file", vars{"CHAP_USERNAME_FILE": "/empty", "CHAP_PASSWORD_FILE": "/line"}, []string{"CHAP_USERNAME_FILE", "CHAP_PASSWORD_FILE", "empty"}},
@@ -139,6 +141,26 @@ func TestFromEnvironmentRefuses(t *testing.T) {
 		for _, value := range []string{secretA, secretB, "shortsecret", "alice"} {
 			require.NotContains(t, err.Error(), value, tt.name)
 		}
+	}
+}
+
+// TestFromEnvironmentReportsOnce: a person is not told that something is missing which he has set, though wrongly.
+func TestFromEnvironmentReportsOnce(t *testing.T) {
+	mutual := vars{"CHAP_MUTUAL_USERNAME": "t", "CHAP_MUTUAL_PASSWORD": secretB, "CHAP_INITIATOR_NAME": "iqn.2001-04.com.example:a"}
+	for _, tt := range []struct {
+		vars vars
+		want string
+	}{
+		{vars{"CHAP_USERNAME": "alice", "CHAP_PASSWORD": "shortsecret"}, "CHAP_PASSWORD is shorter than 12 bytes; CHAP is not safe with less, use a random one"},
+		{vars{"CHAP_USERNAME": "alice", "CHAP_PASSWORD_FILE": "/none"}, "CHAP_PASSWORD_FILE names a file that cannot be read: file does not exist"},
+		{vars{"CHAP_USERNAME_FILE": "/none", "CHAP_PASSWORD": secretA}, "CHAP_USERNAME_FILE names a file that cannot be read: file does not exist"},
+		{vars{"USERNAME": "alice", "PASSWORD_BASE64": "!!!"}, "PASSWORD_BASE64 is not base64"},
+	} {
+		for name, value := range mutual {
+			tt.vars[name] = value
+		}
+		_, err := fromMap(tt.vars, nil)
+		require.EqualError(t, err, tt.want)
 	}
 }
 

@@ -74,7 +74,7 @@ func TestParseNumber(t *testing.T) {
 		require.NoError(t, err, in)
 		require.Equal(t, want, got, in)
 	}
-	for _, in := range []string{"", "-1", "+1", "00", "01", "1 ", " 1", "1.0", "1_0", "0x", "0xg", "0x-1", "x1", "1~2", "Yes",
+	for _, in := range []string{"", "-1", "+1", "00", "01", "012", "0b1", "1 ", " 1", "1.0", "1_0", "0x", "0xg", "0x-1", "x1", "1~2", "Yes",
 		"18446744073709551616", "0x10000000000000000"} {
 		_, err := ParseNumber(in)
 		require.Error(t, err, in)

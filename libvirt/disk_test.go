@@ -208,6 +208,14 @@ func TestAllThatIsWrongIsToldAtOnce(t *testing.T) {
 	}
 }
 
+func TestNativeIOPastTheCache(t *testing.T) {
+	for _, cache := range []Cache{CacheNone, CacheDirectsync} {
+		disk, err := Disk(demoLUN(), Device{IO: IONative, Cache: cache})
+		require.NoError(t, err)
+		require.Equal(t, "native", disk.Driver.IO)
+	}
+}
+
 func TestForADevice(t *testing.T) {
 	l := demoLUN()
 	l.Serial, l.WWN = "s", "3c0ffee000000001"

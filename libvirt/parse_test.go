@@ -151,6 +151,8 @@ func TestParseRefuses(t *testing.T) {
 		"a part of it":          {`<disk type="network"><source protocol="iscsi" name="iqn.2020-01.a:b/1"><host name="a"/><slices><slice type="storage" offset="512" size="512"/></slices></source>` + target + `</disk>`, "disk/source/slices"},
 		"a snapshot":            {`<disk type="network"><source protocol="iscsi" name="iqn.2020-01.a:b/1"><host name="a"/><snapshot name="s"/></source>` + target + `</disk>`, "disk/source/snapshot"},
 		"transient":             {`<disk type="network">` + source + target + `<transient/></disk>`, "disk/transient"},
+		"a read-only SATA disk": {`<disk type="network">` + source + `<target dev="sda" bus="sata"/><readonly/></disk>`, "disk/target/@bus"},
+		"a serial of a LUN":     {`<disk type="network" device="lun">` + source + target + `<serial>a</serial></disk>`, "disk/serial"},
 		"a serial":              {`<disk type="network">` + source + target + `<serial>a/b</serial></disk>`, "disk/serial"},
 	} {
 		t.Run(name, func(t *testing.T) {

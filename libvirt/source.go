@@ -1,6 +1,7 @@
 package libvirt
 
 import (
+	"encoding/json"
 	"fmt"
 	"maps"
 	"math"
@@ -160,6 +161,8 @@ func integer(value any) (int, bool) {
 		return int(v), v <= math.MaxInt
 	case float64:
 		return int(v), v == math.Trunc(v) && math.Abs(v) <= 1<<53
+	case json.Number:
+		return integer(string(v))
 	case string:
 		n, err := strconv.Atoi(v)
 		return n, err == nil

@@ -1,6 +1,7 @@
 package libvirt
 
 import (
+	"bytes"
 	"encoding/json"
 	"testing"
 
@@ -61,6 +62,13 @@ func TestSourcesOfTheProposal(t *testing.T) {
 		require.NoError(t, err)
 		var again map[string]any
 		require.NoError(t, json.Unmarshal(asJSON, &again))
+		luns, err = ParseSources(again)
+		require.NoError(t, err, text)
+		require.Equal(t, want, luns)
+		exact := json.NewDecoder(bytes.NewReader(asJSON))
+		exact.UseNumber()
+		clear(again)
+		require.NoError(t, exact.Decode(&again))
 		luns, err = ParseSources(again)
 		require.NoError(t, err, text)
 		require.Equal(t, want, luns)

@@ -132,3 +132,30 @@ func TestManyConnections(t *testing.T) {
 	_, err = http.ReadResponse(bufio.NewReader(last), nil)
 	require.NoError(t, err, "one that came late is kept")
 }
+
+// TestShortConnectionsPushNobodyOut: a scraper that keeps its connection is not closed for the sake of probes that have ended.
+func TestShortConnectionsPushNobodyOut(t *testing.T) {
+	ts := httptest.NewUnstartedServer(nil)
+	ts.Config = NewServer(http.NotFoundHandler(), zap.NewNop())
+	ts.Start()
+	defer ts.Close()
+	ask := func(c net.Conn, more string) {
+		_, err := io.WriteString(c, "GET /healthz HTTP/1.1\r\nHost: x\r\n"+more+"\r\n")
+		require.NoError(t, err)
+		_, err = http.ReadResponse(bufio.NewReader(c), nil)
+		require.NoError(t, err)
+	}
+	stays, err := net.Dial("tcp", ts.Listener.Addr().String())
+	require.NoError(t, err)
+	defer stays.Close()
+	ask(stays, "")
+	for range 2 * maxConnections {
+		c, err := net.Dial("tcp", ts.Listener.Addr().String())
+		require.NoError(t, err)
+		ask(c, "Connection: close\r\n")
+		_, err = io.Copy(io.Discard, c)
+		require.NoError(t, err)
+		require.NoError(t, c.Close())
+	}
+	ask(stays, "")
+}

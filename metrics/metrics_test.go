@@ -157,6 +157,23 @@ func TestInitiatorsAreBounded(t *testing.T) {
 	requireValue(t, m, 1000, "kubevirt_disk_sessions_ended_total", map[string]string{"reason": "logout"})
 }
 
+// TestOverflowIsShownIfThereIsOne: what comes after the bound is on the page whatever it does, and no empty row is there before.
+func TestOverflowIsShownIfThereIsOne(t *testing.T) {
+	for name, do := range map[string]func(m *Metrics){
+		"a session":   func(m *Metrics) { m.LoginAccepted(target.LoginEvent{Initiator: initiatorA}) },
+		"a discovery": func(m *Metrics) { m.LoginAccepted(target.LoginEvent{Initiator: initiatorA, Discovery: true}) },
+		"a command":   func(m *Metrics) { m.CommandDone(command(initiatorA, 1, target.OpRead, 1, time.Microsecond, 0)) },
+	} {
+		m := newTestMetrics()
+		for i := range maxInitiators {
+			m.LoginAccepted(target.LoginEvent{Initiator: fmt.Sprintf("iqn.2020-01.com.example:%d", i)})
+		}
+		require.Equal(t, 2*maxInitiators, testutil.CollectAndCount(&collector{m: m}, "kubevirt_disk_sessions"))
+		do(m)
+		require.Equal(t, 2*maxInitiators+2, testutil.CollectAndCount(&collector{m: m}, "kubevirt_disk_sessions"), name)
+	}
+}
+
 func TestReasonsAreBounded(t *testing.T) {
 	m := newTestMetrics()
 	for i := range 1000 {
@@ -188,6 +205,7 @@ func TestLoginsSessionsAndBugs(t *testing.T) {
 	m.LoginAccepted(target.LoginEvent{Initiator: initiatorA})
 	m.LoginAccepted(target.LoginEvent{Initiator: initiatorA})
 	m.LoginAccepted(target.LoginEvent{Initiator: initiatorA, Discovery: true})
+	requireValue(t, m, 1, "kubevirt_disk_sessions", map[string]string{"initiator": initiatorA, "type": "discovery"})
 	m.SessionEnded(target.SessionEvent{Initiator: initiatorA, Discovery: true, Reason: "logout"})
 	m.LoginRefused(target.LoginEvent{Initiator: "iqn.evil", Reason: "bad_password"})
 	m.PDURejected("protocol error")

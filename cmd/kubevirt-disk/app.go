@@ -9,9 +9,13 @@ import (
 	"os/signal"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
+	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -73,11 +77,46 @@ func (a *app) report(err error) int {
 	case errors.Is(err, errSilent):
 		return exitFailed
 	case errors.As(err, &failed):
-		fmt.Fprintf(a.stderr, "kubevirt-disk: %v\n", err)
+		a.complain(err)
 		return exitFailed
 	}
-	fmt.Fprintf(a.stderr, "kubevirt-disk: %v\n", err)
+	a.complain(err)
 	return exitUsage
+}
+
+// complain prints what ends the process, and does not keep it from ending where nobody reads a log. A terminal has a person before it, who
+// has stopped it to read and goes on.
+func (a *app) complain(err error) {
+	printed := make(chan struct{})
+	go func() {
+		defer close(printed)
+		fmt.Fprintf(a.stderr, "kubevirt-disk: %s\n", harmless(err.Error()))
+	}()
+	if isTerminal(a.stderr) {
+		<-printed
+		return
+	}
+	select {
+	case <-printed:
+	case <-time.After(logPatience):
+	}
+}
+
+// harmless writes out what does not print, such as a terminal would take for a command: a message may have names of images in it, and what a
+// daemon elsewhere has answered.
+func harmless(message string) string {
+	var b strings.Builder
+	for i, r := range message {
+		switch {
+		case r == utf8.RuneError && !strings.HasPrefix(message[i:], string(utf8.RuneError)):
+			fmt.Fprintf(&b, `\x%02x`, message[i])
+		case r == '\n' || unicode.IsPrint(r):
+			b.WriteRune(r)
+		default:
+			b.WriteString(strings.Trim(strconv.QuoteRune(r), "'"))
+		}
+	}
+	return b.String()
 }
 
 func (a *app) root() *cobra.Command {

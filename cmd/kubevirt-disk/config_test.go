@@ -237,3 +237,13 @@ func TestTheNamesOfTheTargetNameMayAgree(t *testing.T) {
 	t.Setenv("TARGET_NAME", "")
 	require.Equal(t, "iqn.2020-01.different", mustConfig(t).targetName)
 }
+
+// TestPagesThatWereChosen: only the default address of the pages may be given up.
+func TestPagesThatWereChosen(t *testing.T) {
+	cleanEnv(t)
+	require.False(t, mustConfig(t).metricsChosen)
+	require.True(t, mustConfig(t, "--metrics-listen=:9260").metricsChosen)
+	require.True(t, mustConfig(t, "--config="+yamlFile(t, "metrics-listen: ':9260'")).metricsChosen)
+	t.Setenv("METRICS_LISTEN", ":9260")
+	require.True(t, mustConfig(t).metricsChosen)
+}

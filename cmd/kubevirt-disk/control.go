@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"net"
 	"net/http"
 	"os"
@@ -98,7 +99,8 @@ func listenUnix(path string) (net.Listener, error) {
 		return nil, err
 	}
 	defer dir.Close()
-	if c, err := net.Dial("unix", short); err == nil {
+	c, dialErr := net.Dial("unix", short)
+	if dialErr == nil {
 		_ = c.Close()
 		return nil, fmt.Errorf("another daemon uses it: %w", unix.EADDRINUSE)
 	}
@@ -108,6 +110,9 @@ func listenUnix(path string) (net.Listener, error) {
 		return nil, err
 	case info.Mode()&fs.ModeSocket == 0:
 		return nil, fmt.Errorf("%s is there already, and no socket", path)
+	case !errors.Is(dialErr, unix.ECONNREFUSED):
+		// It is too busy to accept, or of another user, of whom the kernel does not tell whether he listens.
+		return nil, fmt.Errorf("another daemon uses it, or has left it: %w", dialErr)
 	default:
 		if err := os.Remove(path); err != nil {
 			return nil, err
@@ -121,18 +126,25 @@ func listenUnix(path string) (net.Listener, error) {
 	if err := os.Chmod(path, 0o600); err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
-	return &unixListener{Listener: l, path: path}, nil
+	made, err := os.Lstat(path)
+	if err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	return &unixListener{Listener: l, path: path, made: made}, nil
 }
 
-// unixListener removes the socket by its own name when it is closed.
+// unixListener removes the socket by its own name when it is closed, unless that is another daemon's by then.
 type unixListener struct {
 	net.Listener
 	path string
+	made fs.FileInfo
 }
 
 func (l *unixListener) Close() error {
 	err := l.Listener.Close()
-	_ = os.Remove(l.path)
+	if there, statErr := os.Lstat(l.path); statErr == nil && os.SameFile(l.made, there) {
+		_ = os.Remove(l.path)
+	}
 	return err
 }
 
@@ -206,6 +218,10 @@ func (c *control) do(ctx context.Context, req handoverRequest) (done string, err
 	if req.Action == "open" {
 		if err := chap.CheckInitiatorName(req.To); err != nil {
 			return "", fmt.Errorf("the name of the initiator, %q, %w", req.To, err)
+		}
+		// What a Duration does not hold would leave the LUN open for ever.
+		if req.Seconds < 0 || req.Seconds >= time.Duration(math.MaxInt64).Seconds() {
+			return "", fmt.Errorf("a LUN cannot be open for %g seconds", req.Seconds)
 		}
 	}
 	end, err := c.begin(ctx, req.LUN)

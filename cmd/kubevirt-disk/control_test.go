@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"math"
 	"net"
 	"os"
 	"path/filepath"
@@ -109,6 +110,18 @@ func TestHandoverToWhoeverCanLogIn(t *testing.T) {
 		_, err := c.do(t.Context(), handoverRequest{Action: "open", LUN: 2, To: name})
 		require.ErrorContains(t, err, name)
 	}
+}
+
+// TestHandoverForNoTime: a time that cannot be counted is refused, as the LUN would be open for ever.
+func TestHandoverForNoTime(t *testing.T) {
+	luns := newFakeLUNs()
+	c := newControl(luns, zap.NewNop())
+	defer c.stopTimers()
+	for _, seconds := range []float64{-1, -1e-300, 1e10, 1e300, time.Duration(math.MaxInt64).Seconds()} {
+		_, err := c.do(t.Context(), handoverRequest{Action: "open", LUN: 2, To: second, Seconds: seconds})
+		require.ErrorContains(t, err, "cannot be open for")
+	}
+	require.Empty(t, luns.opened)
 }
 
 // TestHandoverTellsWhoIsFenced ends handovers of a LUN that nobody has used before, and of one that has an owner: a person must not

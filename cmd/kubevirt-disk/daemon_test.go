@@ -260,10 +260,48 @@ func TestReadyFile(t *testing.T) {
 	require.NoError(t, os.MkdirAll(filepath.Join(path, "sub"), 0o755))
 	require.Error(t, r.clear())
 	require.Error(t, r.write())
-	require.ErrorContains(t, r.remove(), "--ready-file (READY_FILE)")
+	require.NoError(t, r.remove())
+	require.DirExists(t, path, "it is not that of this daemon")
 	files, err = os.ReadDir(dir)
 	require.NoError(t, err)
 	require.Len(t, files, 1)
+}
+
+// TestReadyFileLeavesWhatIsNotItsOwn: what came into its place while the disks were made stays when the daemon fails or stops.
+func TestReadyFileLeavesWhatIsNotItsOwn(t *testing.T) {
+	for name, place := range map[string]func(path string) error{
+		"a file":      func(path string) error { return os.WriteFile(path, []byte("precious"), 0o644) },
+		"a like file": func(path string) error { return os.WriteFile(path, []byte("reader"), 0o644) },
+		"a directory": func(path string) error { return os.Mkdir(path, 0o755) },
+		"a link":      func(path string) error { return os.Symlink("/nowhere", path) },
+		"a pipe":      func(path string) error { return unix.Mkfifo(path, 0o644) },
+	} {
+		for _, ready := range []bool{false, true} {
+			path := filepath.Join(t.TempDir(), "healthy")
+			r := readyFile{path: path}
+			require.NoError(t, r.clear())
+			if ready {
+				require.NoError(t, r.write())
+				require.NoError(t, os.Remove(path))
+			}
+			require.NoError(t, place(path))
+			if !ready {
+				require.ErrorContains(t, r.write(), "would take the place of", name)
+			}
+			require.NoError(t, r.remove(), name)
+			_, err := os.Lstat(path)
+			require.NoError(t, err, name)
+		}
+	}
+}
+
+// TestReadyFileIsRemovedWhateverItHolds: a person who has written into it leaves no probe that takes a stopped daemon for ready.
+func TestReadyFileIsRemovedWhateverItHolds(t *testing.T) {
+	r := readyFile{path: filepath.Join(t.TempDir(), "healthy")}
+	require.NoError(t, r.write())
+	require.NoError(t, os.WriteFile(r.path, []byte("yes"), 0o644))
+	require.NoError(t, r.remove())
+	require.NoFileExists(t, r.path)
 }
 
 // TestReadyFileOfTwo: whoever of two daemons becomes ready first has the file, and the other one neither takes it over nor removes it.
@@ -314,6 +352,40 @@ func TestReadyFileInNoDirectory(t *testing.T) {
 	require.ErrorContains(t, err, "--ready-file (READY_FILE)")
 }
 
+// TestControlSocketOfTheNext: a daemon that has lost its socket does not take the one of the next away when it ends.
+func TestControlSocketOfTheNext(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "control.sock")
+	first, err := listenUnix(path)
+	require.NoError(t, err)
+	require.NoError(t, os.Remove(path))
+	second, err := listenUnix(path)
+	require.NoError(t, err)
+	require.NoError(t, first.Close())
+	require.FileExists(t, path)
+	require.NoError(t, second.Close())
+	require.NoFileExists(t, path)
+}
+
+// TestControlSocketOfABusyDaemon: one that has no time to accept is running, and keeps its socket.
+func TestControlSocketOfABusyDaemon(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "control.sock")
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM, 0)
+	require.NoError(t, err)
+	defer unix.Close(fd)
+	require.NoError(t, unix.Bind(fd, &unix.SockaddrUnix{Name: path}))
+	require.NoError(t, unix.Listen(fd, 0))
+	for err == nil { // until its queue is full
+		var c net.Conn
+		if c, err = net.Dial("unix", path); err == nil {
+			defer c.Close()
+		}
+	}
+	require.ErrorIs(t, err, unix.EAGAIN)
+	_, err = listenUnix(path)
+	require.ErrorContains(t, err, "another daemon uses it")
+	require.FileExists(t, path)
+}
+
 // TestControlSocketInTheWay: what a killed daemon left is replaced, and nothing else.
 func TestControlSocketInTheWay(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "control.sock")
@@ -345,4 +417,12 @@ func TestLogFormats(t *testing.T) {
 	b.Reset()
 	newLogger(logConfig{format: logConsole}, &b).Info("hello", zap.Int("lun", 1))
 	require.Contains(t, b.String(), `INFO  hello  {"lun": 1}`)
+}
+
+// TestMessagesCommandNoTerminal: the name of an image, or what a daemon elsewhere answers, neither moves the cursor nor turns the text around.
+func TestMessagesCommandNoTerminal(t *testing.T) {
+	var b bytes.Buffer
+	a := &app{stderr: &b}
+	require.Equal(t, exitFailed, a.report(&failure{errors.New("LUN 1 (größe\x1b[2J\r\x9b\u009b\u202e\x00\"'.raw):\n  bad, \uFFFD")}))
+	require.Equal(t, `kubevirt-disk: LUN 1 (größe\x1b[2J\r\x9b\u009b\u202e\x00"'.raw):`+"\n  bad, \uFFFD\n", b.String())
 }

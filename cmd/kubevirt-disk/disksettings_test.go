@@ -40,22 +40,26 @@ disks:
 
 func TestWrongSettingsOfSingleDisks(t *testing.T) {
 	for text, want := range map[string]string{
-		"a.raw: {lun: 0}":                    "1 to 16383",
-		"a.raw: {lun: x}":                    "1 to 16383",
-		"a.raw: {lun: 2}":                    "wanted by a.raw and b.raw",
-		"a.raw: {copy-mode: cow}":            "copy-on-write",
-		"a.raw: {access-mode: all}":          "write-shared",
-		"a.raw: {size: much}":                "is no size",
-		"a.raw: {size: -1}":                  "is no size",
-		"a.raw: {size: 9999999Ti}":           "is no size",
-		"a.raw: {serial: 'a b'}":             "no serial",
-		"a.raw: {serial: ''}":                "no serial",
-		"a.raw: {naa: 5000000000000042}":     "the first is 3",
-		"a.raw: {naa: 30}":                   "16 hexadecimal digits",
-		"a.raw: {read-only: perhaps}":        "neither true nor false",
-		"a.raw: {removable: 3}":              "neither true nor false",
-		"c.raw: {lun: 3}":                    "there is no such image: the images are a.raw, b.raw",
-		"a.raw: {lun: 3}\n  b.raw: {lun: 3}": "LUN 3",
+		"a.raw: {lun: 0}":           "1 to 16383",
+		"a.raw: {lun: x}":           "1 to 16383",
+		"a.raw: {lun: 16384}":       "1 to 16383",
+		"a.raw: {lun: 65537}":       "1 to 16383",
+		"a.raw: {lun: 2}":           "wanted by a.raw and b.raw",
+		"a.raw: {copy-mode: cow}":   "copy-on-write",
+		"a.raw: {access-mode: all}": "write-shared",
+		"a.raw: {size: much}":       "is no size",
+		"a.raw: {size: -1}":         "is no size",
+		"a.raw: {size: 9999999Ti}":  "is no size",
+		"a.raw: {serial: 'a b'}":    "no serial",
+		"a.raw: {serial: ''}":       "no serial",
+		"a.raw: {serial: Größe}":    "no serial",
+		"a.raw: {serial: 0123456789abcdef0123456789abcdef01234}": "no serial",
+		"a.raw: {naa: 5000000000000042}":                         "the first is 3",
+		"a.raw: {naa: 30}":                                       "16 hexadecimal digits",
+		"a.raw: {read-only: perhaps}":                            "neither true nor false",
+		"a.raw: {removable: 3}":                                  "neither true nor false",
+		"c.raw: {lun: 3}":                                        "there is no such image: the images are a.raw, b.raw",
+		"a.raw: {lun: 3}\n  b.raw: {lun: 3}":                     "LUN 3",
 	} {
 		t.Run(text, func(t *testing.T) {
 			cleanEnv(t)
@@ -65,6 +69,18 @@ func TestWrongSettingsOfSingleDisks(t *testing.T) {
 			require.ErrorContains(t, wrong.err(), want)
 		})
 	}
+}
+
+// TestExtremeSettingsOfSingleDisks: what the messages name as the bounds is taken.
+func TestExtremeSettingsOfSingleDisks(t *testing.T) {
+	cleanEnv(t)
+	const serial = "!~23456789abcdef0123456789abcdef0123"
+	c := mustConfig(t, "--config="+yamlFile(t, "disks: {a.raw: {lun: 16383, serial: '"+serial+"', naa: '0X3FFFFFFFFFFFFFFF'}, b.raw: {lun: 1}}"))
+	var wrong problems
+	got := c.settingsFor([]string{"a.raw", "b.raw"}, &wrong)
+	require.NoError(t, wrong.err())
+	require.Equal(t, []uint16{16383, 1}, []uint16{got[0].lun, got[1].lun})
+	require.Equal(t, disk.Identity{Serial: serial, NAA: [8]byte{0x3f, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff}}, got[0].identity)
 }
 
 func TestMoreImagesThanLUNs(t *testing.T) {

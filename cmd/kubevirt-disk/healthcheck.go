@@ -74,8 +74,11 @@ func checkHealth(ctx context.Context, page *portal, chosen bool, readyFile strin
 	case readyFile == "":
 		return "", fmt.Errorf("nobody can be asked: both the pages and the ready file are off (--%s, --%s)", keyMetricsListen, keyReadyFile)
 	}
-	if _, err := os.Stat(readyFile); err != nil {
+	switch info, err := os.Stat(readyFile); {
+	case err != nil:
 		return "", fmt.Errorf("not ready: %w", err)
+	case !info.Mode().IsRegular():
+		return "", fmt.Errorf("not ready: %s is no regular file: is it the daemon's %s?", readyFile, nameOf(keyReadyFile))
 	}
 	return "ok", nil
 }

@@ -151,11 +151,14 @@ func (l *loader) checkPages(pages *portal, portals []portal) {
 	if pages == nil {
 		return
 	}
-	at := *pages
-	if at.addr == netip.IPv6Unspecified() {
-		at.addr = netip.Addr{} // alone it takes IPv4 too
+	both := func(p portal, all []portal) portal {
+		if p.network(all) == "tcp" {
+			p.addr = netip.Addr{} // [::] takes IPv4 too, where it is alone
+		}
+		return p
 	}
-	if slices.ContainsFunc(portals, at.clashes) {
+	at := both(*pages, []portal{*pages})
+	if slices.ContainsFunc(portals, func(p portal) bool { return at.clashes(both(p, portals)) }) {
 		l.problems.add(l.name(keyMetricsListen), "port %d is that of the portals, too: choose another one for either, the latter with %s", at.port, nameOf(keyPort))
 	}
 }

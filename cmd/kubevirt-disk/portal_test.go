@@ -140,3 +140,20 @@ func TestReachable(t *testing.T) {
 	require.Equal(t, "[::1]:9260", local(mustPortal(t, "[::]:9260")).String())
 	require.Equal(t, "10.0.0.1:9260", local(mustPortal(t, "10.0.0.1:9260")).String())
 }
+
+// TestPagesBesidePortals: one port serves both where their addresses have nothing in common.
+func TestPagesBesidePortals(t *testing.T) {
+	for portals, pages := range map[string]string{
+		"127.0.0.2:4000":             "127.0.0.1:4000",
+		"[::1]:4000":                 "127.0.0.1:4000",
+		"127.0.0.1:4000":             "[::1]:4000",
+		"[::]:4000,127.0.0.1:4000":   "127.0.0.2:4000", // then [::] leaves IPv4 alone
+		"[::]:4000,127.0.0.1:4001":   "127.0.0.1:4002",
+		"127.0.0.1:0,127.0.0.2:4000": ":0",
+	} {
+		cleanEnv(t)
+		c := mustConfig(t, "--insecure-no-auth", "--listen="+portals, "--metrics-listen="+pages)
+		require.Equal(t, portals, portalTexts(c))
+		require.Equal(t, pages, c.metricsListen.String())
+	}
+}

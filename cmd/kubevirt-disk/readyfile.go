@@ -74,19 +74,33 @@ func (r *readyFile) write() error {
 	return nil
 }
 
-// remove takes the file away, unless it is another daemon's.
+// remove takes the file away, unless something else is in its place: another daemon's, or what was the reason not to make one.
 func (r *readyFile) remove() error {
 	if r.path == "" {
 		return nil
 	}
+	own := r.isOwn()
 	if r.made != nil {
 		_ = r.made.Close() // nothing is written any more
 		r.made = nil
 	}
-	if lockedByDaemon(r.path) {
+	if !own && foreign(r.path) != "" {
 		return nil
 	}
 	return removeReadyFile(r.path)
+}
+
+// isOwn says whether the file that was made is in its place, whatever it may hold by now.
+func (r *readyFile) isOwn() bool {
+	if r.made == nil {
+		return false
+	}
+	made, err := r.made.Stat()
+	if err != nil {
+		return false
+	}
+	there, err := os.Lstat(r.path)
+	return err == nil && os.SameFile(made, there)
 }
 
 // foreign says what is in the place of the ready file, "" where that is nothing or a ready file. An empty one is too, as touch makes it.

@@ -380,6 +380,12 @@ func TestStatusTellsWhoHasALUN(t *testing.T) {
 	status, _, stderr = run(t, []string{work}, "handover", "--lun=1", "--finish")
 	require.Equal(t, exitDone, status, stderr)
 	require.Equal(t, []string{second, ""}, []string{luns()[0].Owner, luns()[0].OpenTo})
+	status, stdout, stderr := run(t, []string{work}, "handover", "--lun=2", "--to="+first, "--for=1h")
+	require.Equal(t, exitDone, status, stderr)
+	require.Contains(t, stdout, "for 1h0m0s")
+	require.Equal(t, exitDone, p.terminate())
+	p = l.serve(t)
+	p.until("the handover goes on", func() bool { return strings.Contains(p.stderr.String(), "still open for a handover\"") })
 	require.Equal(t, exitDone, p.terminate())
 }
 

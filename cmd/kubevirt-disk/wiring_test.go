@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/json"
 	"net"
 	"net/netip"
 	"os"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/metrics"
 	"kubevirt.io/disk/target/targettest"
 )
 
@@ -94,4 +96,26 @@ func TestEphemeralFlushReachesTheDisk(t *testing.T) {
 		require.NoError(t, err)
 		require.Contains(t, string(state), durable)
 	}
+}
+
+// TestTheCredentialIsInForce: with CHAP set, nobody is let in without it, the page says so, and shows who is in.
+func TestTheCredentialIsInForce(t *testing.T) {
+	l := newPlace(t, "a.raw")
+	p := l.serve(t, "CHAP_USERNAME=user", "CHAP_PASSWORD="+testSecret)
+	login := targettest.LoginOptions{Target: wrapperTarget}
+	for _, credential := range []*targettest.CHAP{nil, {Username: "user", Password: testSecret + "2"}} {
+		login.CHAP = credential
+		_, err := targettest.Login(p.portal(), login)
+		var refused *targettest.LoginError
+		require.ErrorAs(t, err, &refused)
+		require.EqualValues(t, 0x0201, refused.Status)
+	}
+	login.CHAP = &targettest.CHAP{Username: "user", Password: testSecret}
+	targettest.MustLogin(t, p.portal(), login)
+	_, body := p.page("/status")
+	var s metrics.Status
+	require.NoError(t, json.Unmarshal([]byte(body), &s))
+	require.Equal(t, "chap", s.Authentication)
+	require.Len(t, s.Sessions, 1)
+	require.Equal(t, exitDone, p.terminate())
 }

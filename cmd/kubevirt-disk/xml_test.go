@@ -101,6 +101,9 @@ func TestXMLRefuses(t *testing.T) {
 		"a URL":                 {[]string{"xml", "--status-url=10.0.0.5:9260"}, []string{"--status-url:", "http://HOST:PORT/status"}},
 		"an empty URL":          {[]string{"xml", "--status-url="}, []string{"--status-url:"}},
 		"a URL with a user":     {[]string{"xml", "--status-url=http://u:precious-secret@a/"}, []string{"--status-url:", "user name"}},
+		"no URL, with a user":   {[]string{"xml", "--status-url=http://u:%-precious-secret@a/"}, []string{"--status-url:", "user name"}},
+		"a file, with a user":   {[]string{"xml", "--status-url=ftp://u:precious-secret@a/"}, []string{"--status-url:", "user name"}},
+		"a user and a machine":  {[]string{"xml", "--status-url=u:precious-secret@a:9260"}, []string{"--status-url:", "user name"}},
 		"what the daemon tells": {[]string{"xml", "--status-url=http://127.0.0.1:1", "--target-name=iqn.2020-01.a", "--access-mode=write-shared"}, []string{"--target-name:", "--access-mode:"}},
 	} {
 		t.Run(name, func(t *testing.T) {

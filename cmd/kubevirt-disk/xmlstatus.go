@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -67,14 +68,14 @@ func (f *xmlFlags) servedLUN(ctx context.Context, l *loader) (libvirt.LUN, error
 // statusPage is the address of /status, of the URL of that page or of none.
 func statusPage(text string) (*url.URL, error) {
 	page, err := url.Parse(text)
+	if strings.Contains(text, "@") { // which may follow a password
+		return nil, errors.New("the URL has a user name, which a daemon does not ask for: want http://HOST:PORT/status")
+	}
 	if err != nil {
 		return nil, fmt.Errorf("%q is no URL: want http://HOST:PORT/status", text)
 	}
 	if page.Scheme != "http" && page.Scheme != "https" || page.Hostname() == "" {
 		return nil, fmt.Errorf("%q is no URL of a web page: want http://HOST:PORT/status", text)
-	}
-	if page.User != nil {
-		return nil, fmt.Errorf("the URL has a user name, which a daemon does not ask for: want http://HOST:PORT/status")
 	}
 	if page.Path == "" || page.Path == "/" {
 		page.Path = "/status"

@@ -1,0 +1,136 @@
+package main
+
+import (
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+	"golang.org/x/sys/unix"
+)
+
+func TestHandoverCommandLine(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "control.sock") // of no daemon
+	for name, c := range map[string]struct {
+		args   []string
+		status int
+		want   string
+	}{
+		"nobody is there":        {[]string{"--lun=1", "--finish"}, exitFailed, "no daemon answers at " + socket},
+		"no directory":           {[]string{"--lun=1", "--finish", "--control-socket=" + socket + "/none/c"}, exitFailed, "no daemon answers"},
+		"no LUN":                 {[]string{"--finish"}, exitUsage, "--lun: is missing"},
+		"LUN 0":                  {[]string{"--lun=0", "--finish"}, exitUsage, "--lun: is missing"},
+		"a LUN too high":         {[]string{"--lun=65536", "--finish"}, exitUsage, "--lun"},
+		"no action":              {[]string{"--lun=1"}, exitUsage, "give one of --to, --finish and --cancel"},
+		"an empty name":          {[]string{"--lun=1", "--to="}, exitUsage, "give one of --to, --finish and --cancel"},
+		"two actions":            {[]string{"--lun=1", "--finish", "--cancel"}, exitUsage, "give one of --to, --finish and --cancel"},
+		"a name and another one": {[]string{"--lun=1", "--to=" + second, "--cancel"}, exitUsage, "give one of --to, --finish and --cancel"},
+		"a time that is over":    {[]string{"--lun=1", "--to=" + second, "--for=-5m"}, exitUsage, "--for: goes with --to"},
+		"a time to finish":       {[]string{"--lun=1", "--finish", "--for=5m"}, exitUsage, "--for: goes with --to"},
+		"a negative one":         {[]string{"--lun=1", "--finish", "--for=-5m"}, exitUsage, "--for: goes with --to"},
+		"no socket":              {[]string{"--lun=1", "--finish", "--control-socket="}, exitUsage, "--control-socket: is empty"},
+		"an argument":            {[]string{"--lun=1", "finish"}, exitUsage, "usage is"},
+	} {
+		status, stdout, stderr := run(t, []string{"CONTROL_SOCKET=" + socket}, append([]string{"handover"}, c.args...)...)
+		require.Equal(t, c.status, status, "%s: %s", name, stderr)
+		require.Contains(t, stderr, c.want, name)
+		require.Empty(t, stdout, name)
+	}
+}
+
+// TestServeWithoutAControlSocket: disks are served where there can be none, and the log says why and what to do.
+func TestServeWithoutAControlSocket(t *testing.T) {
+	l := newPlace(t, "a.raw")
+	path := filepath.Join(l.dir, "socket")
+	require.NoError(t, os.WriteFile(path, []byte("precious"), 0o600))
+	p := l.serve(t, "CONTROL_SOCKET="+path)
+	require.Contains(t, p.logged("there is no control socket, so LUNs cannot be handed over", "error"), path+" is there already, and no socket")
+	require.Contains(t, p.logged("there is no control socket, so LUNs cannot be handed over", "try"), "--control-socket")
+	require.Equal(t, exitDone, p.terminate())
+	require.FileExists(t, path)
+}
+
+// TestControlObeysItsUserAndRoot asks in the way of a process of each user. Whoever is refused changes nothing and learns nothing.
+func TestControlObeysItsUserAndRoot(t *testing.T) {
+	own := uint32(os.Geteuid())
+	for name, c := range map[string]struct {
+		peer   any // of the connection
+		body   string
+		status int
+		answer string
+	}{
+		"the own user":        {&unix.Ucred{Uid: own}, `{"action": "open", "lun": 2, "to": "` + second + `"}`, http.StatusOK, `{"done":"LUN 2 is open to ` + second},
+		"root":                {&unix.Ucred{Uid: 0}, `{"action": "open", "lun": 2, "to": "` + second + `"}`, http.StatusOK, `{"done":"LUN 2 is open to ` + second},
+		"another user":        {&unix.Ucred{Uid: own + 1}, `{"action": "open", "lun": 2, "to": "` + second + `"}`, http.StatusForbidden, `{"error":"only the user of the daemon`},
+		"nobody knows who":    {nil, `{"action": "open", "lun": 2, "to": "` + second + `"}`, http.StatusForbidden, `{"error":"only the user of the daemon`},
+		"what is refused":     {&unix.Ucred{Uid: own}, `{"action": "finish", "lun": 3}`, http.StatusConflict, `{"error":"not handed over"`},
+		"no action":           {&unix.Ucred{Uid: own}, `{"action": "steal", "lun": 2}`, http.StatusConflict, `{"error":"\"steal\" is no action`},
+		"a key of the future": {&unix.Ucred{Uid: own}, `{"action": "open", "lun": 2, "to": "` + second + `", "force": true}`, http.StatusBadRequest, `{"error":"the request is not understood`},
+		"no JSON":             {&unix.Ucred{Uid: own}, `open`, http.StatusBadRequest, `{"error":"the request is not understood`},
+		"far too much":        {&unix.Ucred{Uid: own}, strings.Repeat(" ", 1<<20) + `{}`, http.StatusBadRequest, `{"error":"the request is not understood`},
+	} {
+		luns := newFakeLUNs()
+		core, log := observer.New(zap.InfoLevel)
+		request := httptest.NewRequest(http.MethodPost, "/handover", strings.NewReader(c.body))
+		if c.peer != nil {
+			request = request.WithContext(context.WithValue(request.Context(), peerKey{}, c.peer))
+		}
+		w := httptest.NewRecorder()
+		newControl(luns, zap.New(core)).handle(w, request)
+		require.Equal(t, c.status, w.Code, name)
+		require.Contains(t, w.Body.String(), c.answer, name)
+		if c.status == http.StatusOK {
+			require.Len(t, luns.opened, 1, name)
+			require.Equal(t, 1, log.FilterMessage("handover").FilterField(zap.String("action", "open")).Len(), name)
+			continue
+		}
+		require.Empty(t, luns.opened, name)
+		require.Empty(t, log.All(), name)
+	}
+}
+
+// TestEndOfAHandoverEndsItsTime: who is told that it is finished or cancelled need not fear that its time still runs out, and where that was
+// refused, it still does.
+func TestEndOfAHandoverEndsItsTime(t *testing.T) {
+	for _, action := range []string{"finish", "cancel"} {
+		luns := newFakeLUNs()
+		c := newControl(luns, zap.NewNop())
+		defer c.stopTimers()
+		_, err := c.do(t.Context(), openFor(2, time.Hour))
+		require.NoError(t, err)
+		luns.broken, luns.once = unix.ENOSPC, false
+		_, err = c.do(t.Context(), handoverRequest{Action: action, LUN: 2})
+		require.ErrorIs(t, err, unix.ENOSPC)
+		require.Contains(t, c.openings, uint16(2), action)
+		luns.broken = nil
+		_, err = c.do(t.Context(), handoverRequest{Action: action, LUN: 2})
+		require.NoError(t, err)
+		require.Empty(t, c.openings, action)
+	}
+}
+
+// TestHandoverRunsOut: the log tells who is fenced, or that nobody is.
+func TestHandoverRunsOut(t *testing.T) {
+	luns := newFakeLUNs()
+	core, log := observer.New(zap.InfoLevel)
+	c := newControl(luns, zap.New(core))
+	for former, said := range map[string]string{"": "nobody is fenced", "iqn.2026-01.test:source": "the former owner is fenced"} {
+		luns.owner[2] = former
+		_, err := c.do(t.Context(), openFor(2, time.Hour))
+		require.NoError(t, err)
+		c.expire(2, c.openings[2])
+		lines := log.TakeAll()
+		require.Len(t, lines, 1)
+		require.Contains(t, lines[0].Message, said)
+		require.Equal(t, zap.InfoLevel, lines[0].Level)
+		require.Equal(t, former, lines[0].ContextMap()["fenced"])
+		require.Empty(t, c.openings)
+	}
+}
