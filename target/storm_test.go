@@ -182,3 +182,24 @@ func TestDeadPeerFreesItsClaim(t *testing.T) {
 	eventually(t, "the session has ended", func() bool { return s.seen.ended.Load() == 1 }) // its claim ends first
 	require.Equal(t, []string{"timeout"}, s.seen.ends())
 }
+
+// TestPeersThatStay has peers keep their ends of connections open that are over, in every way in which the target lets the peer close first.
+func TestPeersThatStay(t *testing.T) {
+	s := newServer(t)
+	for name, end := range map[string]func(c *tt.Session) error{
+		"logout": func(c *tt.Session) error { _, err := c.Logout(pdu.LogoutCloseSession); return err },
+		"a PDU that has no place here": func(c *tt.Session) error {
+			return c.Send(&pdu.LoginRequest{TaskTag: 1, CmdSN: c.CmdSN}, nil)
+		},
+	} {
+		c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
+		require.NoError(t, end(c), name)
+		eventually(t, name+": the connection is given up", func() bool { all, _ := s.Connections(); return all == 0 })
+		_, err := c.ExpectClosedAfter()
+		require.NoError(t, err, name)
+	}
+	c := tt.MustDial(t, s.addr)
+	_, err := c.Login(tt.LoginOptions{Target: "iqn.2026-01.test:another"})
+	require.Error(t, err)
+	eventually(t, "a refused login: the connection is given up", func() bool { all, _ := s.Connections(); return all == 0 })
+}
