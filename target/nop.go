@@ -93,7 +93,8 @@ func (s *Server) checkTimeouts(sess *session, now int64) {
 		return // it may be the reader who writes, and hears nothing meanwhile
 	}
 	wrote := c.tx.wrote.Load()
-	if since := c.rx.pduSince.Load(); since != 0 && now-max(since, wrote) > int64(lim.PDUTimeout) {
+	since := c.rx.pduSince.Load()
+	if since != 0 && now-max(since, wrote) > int64(lim.PDUTimeout) {
 		c.fail(errPDUTimeout)
 		return
 	}
@@ -108,6 +109,7 @@ func (s *Server) checkTimeouts(sess *session, now int64) {
 		if now-max(heard, wrote) > int64(lim.NOPInterval+lim.NOPTimeout) {
 			c.fail(errPeerDead)
 		}
+	case since != 0: // the PDU has a time limit of its own, which a ping would begin anew
 	case asked == 0 && now-heard > int64(lim.NOPInterval) && c.busy.Load() == 0:
 		c.ping.sentAt.Store(now)
 		c.sendSoon(&pdu.NOPIn{TaskTag: pdu.ReservedTag, TransferTag: c.nextTag()}, snPeek)

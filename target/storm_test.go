@@ -182,3 +182,45 @@ func TestDeadPeerFreesItsClaim(t *testing.T) {
 	eventually(t, "the session has ended", func() bool { return s.seen.ended.Load() == 1 }) // its claim ends first
 	require.Equal(t, []string{"timeout"}, s.seen.ends())
 }
+
+// TestPeersThatStay has peers keep their ends of connections open that are over, in every way in which the target lets the peer close first.
+func TestPeersThatStay(t *testing.T) {
+	s := newServer(t)
+	for name, end := range map[string]func(c *tt.Session) error{
+		"logout": func(c *tt.Session) error { _, err := c.Logout(pdu.LogoutCloseSession); return err },
+		"a PDU that has no place here": func(c *tt.Session) error {
+			return c.Send(&pdu.LoginRequest{TaskTag: 1, CmdSN: c.CmdSN}, nil)
+		},
+	} {
+		c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
+		require.NoError(t, end(c), name)
+		eventually(t, name+": the connection is given up", func() bool { all, _ := s.Connections(); return all == 0 })
+		_, err := c.ExpectClosedAfter()
+		require.NoError(t, err, name)
+	}
+	c := tt.MustDial(t, s.addr)
+	_, err := c.Login(tt.LoginOptions{Target: "iqn.2026-01.test:another"})
+	require.Error(t, err)
+	eventually(t, "a refused login: the connection is given up", func() bool { all, _ := s.Connections(); return all == 0 })
+}
+
+// TestAFailedBurstIsNotKept sends bursts of which a PDU is missing. Their memory is free again.
+func TestAFailedBurstIsNotKept(t *testing.T) {
+	s := newServer(t)
+	c := tt.MustLogin(t, s.addr, tt.LoginOptions{Keys: tt.KV("InitialR2T", "Yes", "ImmediateData", "No")}, 1)
+	before := s.MemoryInUse()
+	for range 4 {
+		write := tt.Write10(1, 0, make([]byte, 64<<10))
+		write.OnR2T = tt.HoldR2T
+		task := c.MustStart(t, write)
+		r2t, err := task.AwaitR2T()
+		require.NoError(t, err)
+		const part = 1024
+		for i, dataSN := range []uint32{0, 2, 3} { // 1 is missing
+			require.NoError(t, c.Send(&pdu.DataOut{Final: i == 2, LUN: tt.LUN(1), TaskTag: task.Tag(), TransferTag: r2t.TransferTag,
+				ExpStatSN: c.ExpStatSN, DataSN: dataSN, BufferOffset: dataSN * part}, make([]byte, part)))
+		}
+		require.False(t, task.MustFinish(t).Good())
+	}
+	eventually(t, "nothing more is held", func() bool { return s.MemoryInUse() <= before })
+}

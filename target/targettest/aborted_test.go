@@ -87,6 +87,27 @@ func TestAbortedBeforeTheRestOfItsData(t *testing.T) {
 	require.Equal(t, sess.CmdSN-1+width, sess.MaxCmdSN)
 }
 
+// TestAbortedBetweenItsBursts ends a write while the disk works on its first burst. The second one is not asked for, and its place in the
+// command window is free.
+func TestAbortedBetweenItsBursts(t *testing.T) {
+	const width = 4
+	s := start(t, limits(target.Limits{CommandWindow: width}))
+	sess := s.login(t, solicited)
+	release := s.stall(t, disktest.OpWrite)
+	before := s.disk.Calls(disktest.OpWrite)
+	write, r2t := waiting(t, sess, 1, 0, pattern(1<<20, 1))
+	require.NoError(t, write.Answer(r2t))
+	eventually(t, "the disk hangs", func() bool { return s.disk.Calls(disktest.OpWrite) > before })
+	manage(t, sess, pdu.TMComplete, pdu.TaskManagementRequest{Function: pdu.TMAbortTask, LUN: LUN(1), RefTaskTag: write.Tag()})
+	sess.Forget(write)
+	release()
+	eventually(t, "it has ended", func() bool {
+		require.NoError(t, sess.ExpectOnlyPing(), "no R2T and no answer")
+		return sess.MaxCmdSN == sess.CmdSN-1+width
+	})
+	sess.MustGood(t, Write10(1, 0, pattern(BlockSize, 2)))
+}
+
 // TestTagOfAnAbortedCommand gives the tag of a command that was aborted, and that the disk still works on, to another one. That one
 // goes on when the first has ended.
 func TestTagOfAnAbortedCommand(t *testing.T) {

@@ -147,6 +147,18 @@ func TestPDUDeadline(t *testing.T) {
 		}
 		t.Fatal("the target waits for as long as bytes come")
 	})
+	t.Run("one byte after each ping", func(t *testing.T) {
+		s := start(t, limits(target.Limits{PDUTimeout: time.Second, NOPInterval: 300 * time.Millisecond}))
+		sess := s.login(t, LoginOptions{})
+		for _, b := range sess.Bytes(&pdu.NOPOut{Immediate: true, TaskTag: 1, TransferTag: pdu.ReservedTag}, nil)[:20] {
+			if err := sess.SendRaw([]byte{b}); err != nil {
+				require.ErrorIs(t, err, ErrClosed)
+				return
+			}
+			time.Sleep(600 * time.Millisecond)
+		}
+		t.Fatal("a ping begins the time of a PDU anew")
+	})
 	t.Run("silence between PDUs is no offence", func(t *testing.T) {
 		sess := s.login(t, LoginOptions{})
 		require.NoError(t, sess.ExpectNothing(time.Second))

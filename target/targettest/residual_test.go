@@ -73,6 +73,17 @@ func TestResidualOfReads(t *testing.T) {
 			require.Equal(t, uint32(4096), r.Residual)
 		}
 	})
+	t.Run("11.4.5.1/a command of the other direction", func(t *testing.T) {
+		for name, c := range map[string]Command{"a read": Read10(1, 0, 8), "a write": Write10(1, 0, pattern(8*BlockSize, 9))} {
+			read := c.Read > 0
+			c.Write = nil
+			c.Edit = func(cmd *pdu.SCSICommand) { cmd.Read, cmd.Write, cmd.ExpectedLength = !read, read, 8*BlockSize }
+			r := sess.MustGood(t, c)
+			require.Empty(t, r.Data, name)
+			require.Equal(t, []any{true, false, uint32(8 * BlockSize)}, []any{r.Overflow, r.Underflow, r.Residual}, name)
+		}
+		require.Equal(t, data[:8*BlockSize], sess.MustGood(t, Read10(1, 0, 8)).Data)
+	})
 	t.Run("11.4.5.1/after an error in the middle", func(t *testing.T) {
 		// The second half of the range cannot be read.
 		remove := s.disk.Inject(disktest.Rule{Op: disktest.OpRead, Off: 1 << 20, Length: 1 << 20, Err: errors.New("bad sectors")})

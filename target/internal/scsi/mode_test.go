@@ -140,6 +140,15 @@ func TestModeSelectTellsOtherNexuses(t *testing.T) {
 	require.Equal(t, "GOOD", modeSelect6(b, "00 00 00 00 08 12 00 00 00000000 00000000 00000000 00000000").outcome())
 	require.Equal(t, "GOOD", b.run(cdb("00 00 00 00 00 00"), nil).outcome())
 	require.Equal(t, "6/2a/01", b.runAs(other, lun1, cdb("00 00 00 00 00 00"), nil).outcome())
+	for _, c := range []struct{ what, page string }{
+		{"the write cache on again", cachingPage},
+		{"sense data in another format", "0a 0a 04 10 0000 0000 0000 0000"},
+		{"write-protected", "0a 0a 04 10 0800 0000 0000 0000"},
+	} {
+		require.Equal(t, "GOOD", modeSelect6(b, "00 00 00 00"+c.page).outcome(), c.what)
+		require.Empty(t, pending(b.nexus), c.what)
+		require.Equal(t, []string{"2a01"}, pending(other), c.what)
+	}
 }
 
 func TestWriteCacheOffFlushesEveryWrite(t *testing.T) {

@@ -199,6 +199,7 @@ func TestReserveAndRelease(t *testing.T) {
 			}
 			require.Equal(t, conflict, b.persist(third, saRelease, kind, 0, 0), "not registered")
 			require.Equal(t, conflict, b.persist(b.nexus, saRelease, kind, 9, 0))
+			require.Equal(t, "5/26/04", b.persist(b.nexus, saRelease, 0x20|kind, 1, 0), "the scope must be the same")
 			require.Equal(t, want, b.reservation())
 			require.Equal(t, "2: 1 2", b.keys(), "RESERVE and RELEASE do not count")
 
