@@ -107,7 +107,10 @@ func (o *opening) openMaps(m *blockMap, s *state, fresh bool) (maps *mapStore, s
 	}()
 	header := mapHeader{granule: granuleFor(s.ImageSize), blocks: m.blocks, id: [16]byte(s.mapID())}
 	current := header
-	current.boot, current.volume = bootID(), volumeID(o.dir.path)
+	current.boot = bootID()
+	if current.volume, err = volumeID(o.dir.path); err != nil {
+		return maps, 0, o.unread(err)
+	}
 	if !fresh {
 		if err := o.mergeMaps(header, current, m, maps, s); err != nil {
 			return maps, 0, o.damaged(err)
