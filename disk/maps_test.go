@@ -269,3 +269,35 @@ func TestFlushAfterTheMapCouldNotBeSynced(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, block('w', 4096), p)
 }
+
+// An ephemeral disk is the same one wherever its directory is mounted by now. When it is durable from then on, what a killed process has written
+// counts on that mount.
+func TestEphemeralDiskOnAnotherMount(t *testing.T) {
+	path := put(t, t.TempDir(), "disk.raw", block('a', 1<<20), 0)
+	opt := OpenOptions{Mode: CopyOnWrite, WorkDir: t.TempDir()}
+	inst, _ := start(t, path, opt)
+	_, err := inst.WriteAt(block('w', 4096), 8192)
+	require.NoError(t, err)
+	require.NoError(t, inst.Close())
+	s, err := loadState(inst.dir.state())
+	require.NoError(t, err)
+	f, err := os.OpenFile(inst.dir.liveMap(), os.O_RDWR, 0)
+	require.NoError(t, err)
+	header := mapHeader{granule: granuleFor(s.ImageSize), blocks: blocksOf(s.ImageSize), id: [16]byte(s.mapID()), boot: bootID(), volume: "another"}
+	_, err = f.WriteAt(header.encode(nil), 0)
+	require.NoError(t, err)
+	require.NoError(t, f.Close())
+
+	opt.Durable = true
+	want := block('a', 1<<20)
+	copy(want[8192:], block('w', 4096))
+	for _, off := range []int{65536, 131072} {
+		again, logs := start(t, path, opt)
+		require.True(t, again.Kept, dropReason(logs))
+		require.Equal(t, -1, firstDifference(want, readAll(t, again, again.Size())))
+		_, err = again.WriteAt(block('d', 4096), int64(off))
+		require.NoError(t, err)
+		copy(want[off:], block('d', 4096))
+		require.NoError(t, again.Close())
+	}
+}
