@@ -53,14 +53,11 @@ func (o *overlay) checkpoint() error {
 	case err != nil:
 		return err
 	case !saved: // no block was marked since the last time
-		if err := o.file.Flush(); err != nil || !o.maps.unsynced {
-			return err
-		}
+		return o.file.Flush()
 	}
 	if err := retry(o.maps.durable.Sync); err != nil {
 		return fmt.Errorf("%w: flush of the map: %w", ErrFailed, err)
 	}
-	o.maps.unsynced = false
 	return nil
 }
 

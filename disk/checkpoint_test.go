@@ -111,7 +111,7 @@ func TestMapFileSaysWhatTheMapSays(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, f.Close())
 	again := newBlockMap(blocks)
-	f, err = mergeMap(path, header, again, func(int64) {})
+	f, err = mergeMap(path, header, again, func(int64, bool) {})
 	require.NoError(t, err)
 	require.NoError(t, f.Close())
 	want, got := make([]byte, mapPageSize), make([]byte, mapPageSize)

@@ -196,7 +196,7 @@ func newSimDisk(t *testing.T, seed uint64, opt overlayOptions) *simDisk {
 // open starts with the files as they are, as after a crash: the live map counts for nothing then.
 func (d *simDisk) open(m *machine) {
 	blocks := newBlockMap(blocksOf(simSize))
-	require.NoError(d.t, readMap(d.durable, d.durable.Size(), simHeader(), blocks, func(int64) {}))
+	require.NoError(d.t, readMap(d.durable, d.durable.Size(), simHeader(), blocks, func(int64, bool) {}))
 	store := newMapStore(len(blocks.pages))
 	d.live = newSimFile(m, make([]byte, mapHeaderSize+mapPageSize))
 	store.live, store.durable = d.live, d.durable

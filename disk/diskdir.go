@@ -100,7 +100,25 @@ func (d *diskDir) open(what, lock string, durable bool) error {
 			return errors.Join(err, d.close())
 		}
 	}
+	if !durable {
+		return nil
+	}
+	if err := d.syncNames(); err != nil {
+		return errors.Join(explain(err), d.close())
+	}
 	return nil
+}
+
+// syncNames makes durable what the files are called, also those of units: a process that was killed may have given a name that has not reached
+// storage, and what is flushed from now on relies on it.
+func (d *diskDir) syncNames() error {
+	entries, err := os.ReadDir(d.path)
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), d.diskFile+unitInfix) {
+			err = errors.Join(err, syncDir(filepath.Join(d.path, e.Name()), (*os.File).Sync))
+		}
+	}
+	return errors.Join(err, syncDir(d.path, (*os.File).Sync))
 }
 
 // makeDirs makes a directory and those above it that are missing. With durable their names have reached storage then, so that

@@ -32,6 +32,7 @@ type File struct {
 
 	flushMu sync.Mutex // one fdatasync at a time: the kernel tells of a failure only once per open file
 	sync    func(fd int) error
+	forget  func(fd int) error // drops what the page cache has of the file and takes for clean
 }
 
 var (
@@ -70,7 +71,7 @@ func newFile(f *os.File, opt FileOptions) (*File, error) {
 	if st.Size() == 0 || st.Size()%SectorSize != 0 {
 		return nil, fmt.Errorf("%s has a size of %d bytes, which is no positive multiple of %d", f.Name(), st.Size(), SectorSize)
 	}
-	disk := &File{file: f, size: st.Size(), opt: opt, sync: unix.Fdatasync}
+	disk := &File{file: f, size: st.Size(), opt: opt, sync: unix.Fdatasync, forget: forgetCached}
 	if opt.Private {
 		disk.holes = newHoleMap(disk)
 		if !opt.ReadOnly {
@@ -218,8 +219,16 @@ func (f *File) Extent(off, length int64) (Extent, error) {
 	return Extent{Length: n, Data: data}, nil
 }
 
-// Close closes the file. It does not flush.
-func (f *File) Close() error { return f.file.Close() }
+// Close closes the file. It does not flush. After a flush that failed, the page cache has what storage has not, as if that were clean, until it
+// needs the memory: who serves the file next would build upon what is gone later, and so is to find what storage has.
+func (f *File) Close() error {
+	if f.failed.Load() {
+		_ = f.forget(int(f.file.Fd())) // where it fails, reads are as they are without it
+	}
+	return f.file.Close()
+}
+
+func forgetCached(fd int) error { return unix.Fadvise(fd, 0, 0, unix.FADV_DONTNEED) }
 
 // writable returns why nothing can be written at all, or nil.
 func (f *File) writable() error {

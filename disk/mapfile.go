@@ -70,9 +70,9 @@ func (h *mapHeader) encode(full []byte) []byte {
 // anyVolume in a header that a file is compared with: that it is the same one does not matter.
 const anyVolume = "*"
 
-// readMap merges a file's pages into a map, and calls news for those that the map did not know as they are. A file that is
-// not the one that header describes is a *damagedError; other errors say nothing of it.
-func readMap(f storage, size int64, header mapHeader, m *blockMap, news func(page int64)) error {
+// readMap merges a file's pages into a map, and calls news for those that the map did not know as they are: with stored for
+// those that have a place of their own in the file. A file that is not the one that header describes is a *damagedError; other errors say nothing of it.
+func readMap(f storage, size int64, header mapHeader, m *blockMap, news func(page int64, stored bool)) error {
 	buf := make([]byte, mapHeaderSize)
 	if err := readFull(f, buf, 0); errors.Is(err, io.ErrUnexpectedEOF) {
 		return damagedMap("is too short")
@@ -88,8 +88,9 @@ func readMap(f storage, size int64, header mapHeader, m *blockMap, news func(pag
 	}
 	for index := range int64(len(m.pages)) {
 		off := mapHeaderSize + index*mapPageSize
+		stored := full[index/8]>>(index%8)&1 == 0
 		switch {
-		case full[index/8]>>(index%8)&1 == 1:
+		case !stored:
 			copy(buf, fullWords)
 		case off < size:
 			clear(buf)
@@ -106,7 +107,7 @@ func readMap(f storage, size int64, header mapHeader, m *blockMap, news func(pag
 			continue
 		}
 		if m.mergePage(index, buf) {
-			news(index)
+			news(index, stored)
 		}
 	}
 	return nil

@@ -216,3 +216,88 @@ func TestRestartAfterAFailedFlush(t *testing.T) {
 	require.Equal(t, -1, firstDifference(content, readAll(t, again, again.Size())))
 	require.NoError(t, again.Flush())
 }
+
+// unsyncable is a map file whose sync fails.
+type unsyncable struct{ storage }
+
+func (unsyncable) Sync() error { return unix.EIO }
+
+// onStorage is a map file, with what of it has reached storage: what was written since it was opened.
+type onStorage struct {
+	storage
+	platter *os.File
+}
+
+func (f onStorage) WriteAt(p []byte, off int64) (int, error) {
+	if _, err := f.platter.WriteAt(p, off); err != nil {
+		return 0, err
+	}
+	return f.storage.WriteAt(p, off)
+}
+
+// When the sync of the map fails, the kernel takes for clean what has not reached storage. The next process reads it like that, and what it then
+// flushes survives the machine all the same.
+func TestFlushAfterTheMapCouldNotBeSynced(t *testing.T) {
+	path := put(t, t.TempDir(), "disk.raw", block('a', 1<<20), 0)
+	opt := OpenOptions{Mode: CopyOnWrite, PersistentDir: t.TempDir()}
+	inst, _ := start(t, path, opt)
+	inst.copies.done.Wait()
+	content, err := os.ReadFile(inst.dir.durableMap())
+	require.NoError(t, err)
+	platter, err := os.OpenFile(put(t, t.TempDir(), "map", content, 0), os.O_RDWR, 0)
+	require.NoError(t, err)
+	defer platter.Close()
+	_, err = inst.WriteAt(block('w', 4096), 8192)
+	require.NoError(t, err)
+	over := inst.Disk.(*overlay)
+	over.maps.durable = unsyncable{over.maps.durable}
+	require.ErrorIs(t, inst.Flush(), ErrFailed)
+	require.NoError(t, inst.Close())
+
+	again, _ := start(t, path, opt)
+	over = again.Disk.(*overlay)
+	over.maps.durable = onStorage{over.maps.durable, platter}
+	require.NoError(t, again.Flush())
+	reboot(t, again)
+	content, err = os.ReadFile(platter.Name())
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(again.dir.durableMap(), content, 0o600))
+	third, _ := start(t, path, opt)
+	require.True(t, third.Kept)
+	p := make([]byte, 4096)
+	_, err = third.ReadAt(p, 8192)
+	require.NoError(t, err)
+	require.Equal(t, block('w', 4096), p)
+}
+
+// An ephemeral disk is the same one wherever its directory is mounted by now. When it is durable from then on, what a killed process has written
+// counts on that mount.
+func TestEphemeralDiskOnAnotherMount(t *testing.T) {
+	path := put(t, t.TempDir(), "disk.raw", block('a', 1<<20), 0)
+	opt := OpenOptions{Mode: CopyOnWrite, WorkDir: t.TempDir()}
+	inst, _ := start(t, path, opt)
+	_, err := inst.WriteAt(block('w', 4096), 8192)
+	require.NoError(t, err)
+	require.NoError(t, inst.Close())
+	s, err := loadState(inst.dir.state())
+	require.NoError(t, err)
+	f, err := os.OpenFile(inst.dir.liveMap(), os.O_RDWR, 0)
+	require.NoError(t, err)
+	header := mapHeader{granule: granuleFor(s.ImageSize), blocks: blocksOf(s.ImageSize), id: [16]byte(s.mapID()), boot: bootID(), volume: "another"}
+	_, err = f.WriteAt(header.encode(nil), 0)
+	require.NoError(t, err)
+	require.NoError(t, f.Close())
+
+	opt.Durable = true
+	want := block('a', 1<<20)
+	copy(want[8192:], block('w', 4096))
+	for _, off := range []int{65536, 131072} {
+		again, logs := start(t, path, opt)
+		require.True(t, again.Kept, dropReason(logs))
+		require.Equal(t, -1, firstDifference(want, readAll(t, again, again.Size())))
+		_, err = again.WriteAt(block('d', 4096), int64(off))
+		require.NoError(t, err)
+		copy(want[off:], block('d', 4096))
+		require.NoError(t, again.Close())
+	}
+}

@@ -16,11 +16,8 @@ type mapStore struct {
 	durable storage // nil: the disk dies with the machine
 	// save is what blockMap.set is to call, made once.
 	save func(page, word int64, words []byte) error
-	// dirty is the pages that the durable file does not have as they are, a bit for each.
+	// dirty is the pages that the durable file does not have as they are, or perhaps only as the page cache has it, a bit for each.
 	dirty []atomic.Uint64
-	// unsynced says that an earlier process may have written to the durable file what has not reached storage: it was killed before its checkpoint
-	// was done. Whoever reads the file sees that all the same. Guarded by the overlay's flushMu.
-	unsynced bool
 }
 
 // newMapStore makes the store of a map of that many pages, without files.

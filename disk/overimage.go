@@ -107,7 +107,10 @@ func (o *opening) openMaps(m *blockMap, s *state, fresh bool) (maps *mapStore, s
 	}()
 	header := mapHeader{granule: granuleFor(s.ImageSize), blocks: m.blocks, id: [16]byte(s.mapID())}
 	current := header
-	current.boot, current.volume = bootID(), volumeID(o.dir.path)
+	current.boot = bootID()
+	if current.volume, err = volumeID(o.dir.path); err != nil {
+		return maps, 0, o.unread(err)
+	}
 	if !fresh {
 		if err := o.mergeMaps(header, current, m, maps, s); err != nil {
 			return maps, 0, o.damaged(err)
@@ -138,11 +141,17 @@ func (o *opening) openMaps(m *blockMap, s *state, fresh bool) (maps *mapStore, s
 // mergeMaps opens the map files of an existing disk and reads them.
 func (o *opening) mergeMaps(header, current mapHeader, m *blockMap, maps *mapStore, s *state) error {
 	if s.Durable {
-		durable, err := mergeMap(o.dir.durableMap(), header, m, func(int64) {})
+		// An earlier process may have been killed before it synced what it had written, or its sync may have failed. That is read all the same, and the
+		// kernel takes it for clean after such a failure: another sync would say that all is well, and only what is written again reaches storage.
+		durable, err := mergeMap(o.dir.durableMap(), header, m, func(page int64, stored bool) {
+			if stored {
+				maps.taint(page)
+			}
+		})
 		if err != nil {
 			return err
 		}
-		maps.durable, maps.unsynced = durable, true
+		maps.durable = durable
 	}
 	if current.boot == "" && s.Durable {
 		return nil // nobody can tell which boot the live file is of
@@ -150,7 +159,7 @@ func (o *opening) mergeMaps(header, current mapHeader, m *blockMap, maps *mapSto
 	if !s.Durable {
 		current.volume = anyVolume // without the live file there is no disk, and nobody takes snapshots of one that dies with the pod
 	}
-	live, err := mergeMap(o.dir.liveMap(), current, m, maps.taint)
+	live, err := mergeMap(o.dir.liveMap(), current, m, func(page int64, _ bool) { maps.taint(page) })
 	switch {
 	case err == nil && (s.Durable || !o.durable()):
 		maps.live = live
@@ -193,7 +202,7 @@ func (o *opening) openDurableMap(header mapHeader, m *blockMap, maps *mapStore, 
 }
 
 // mergeMap opens a map file and reads it, see readMap; one that is not there is a *damagedError.
-func mergeMap(path string, header mapHeader, m *blockMap, news func(page int64)) (*os.File, error) {
+func mergeMap(path string, header mapHeader, m *blockMap, news func(page int64, stored bool)) (*os.File, error) {
 	f, err := openMap(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, damagedMap("is missing")

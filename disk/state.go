@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/cespare/xxhash/v2"
@@ -151,14 +152,15 @@ func (s *state) survivesBoot(boot string) bool {
 	return s.Durable || boot != "" && s.Boot == boot
 }
 
-// bootID identifies the running kernel's boot; "" where the kernel does not tell.
-func bootID() string {
+// bootID identifies the running kernel's boot; "" where the kernel does not tell. It is asked once, with the first disk: later there may be no
+// descriptor left to ask it, and a disk would be taken for one of another boot.
+var bootID = sync.OnceValue(func() string {
 	text, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
 		return ""
 	}
 	return strings.TrimSpace(string(text))
-}
+})
 
 // storedName is the name of an image as a state file has it after it was saved: JSON is text, in which a byte that is no UTF-8 becomes U+FFFD.
 func storedName(image string) string { return string([]rune(image)) }

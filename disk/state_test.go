@@ -121,6 +121,9 @@ func TestTimesOfArchivesAreNotRelied(t *testing.T) {
 	now := print
 	now.Hash = ""
 	require.True(t, now.untouched(&print), "the kernel tells of every change")
+	now.CTime++
+	require.False(t, now.untouched(&print), "the other time can be set back")
+	now.CTime--
 	print.CTime, now.CTime = changed/1e9*1e9, changed/1e9*1e9
 	require.False(t, now.untouched(&print), "the content decides")
 	print.Hash = ""

@@ -24,6 +24,13 @@ const (
 	sayBound = "bound: " // from now on what the state says has to be true
 )
 
+func syncFilesOnly(f *os.File) error {
+	if st, err := f.Stat(); err != nil || st.IsDir() {
+		return err
+	}
+	return f.Sync()
+}
+
 func say(what string) { _ = unix.Access(what, unix.F_OK) }
 
 // TestKeepPromises is the process that TestPromisesReachStorage looks at: it makes disks durable in every way that there is.
@@ -65,6 +72,16 @@ func TestKeepPromises(t *testing.T) {
 			inst, _ = start(t, image, volume)
 			require.NoError(t, inst.Flush())
 			say(sayKept + "what an earlier process wrote and did not flush")
+			say(sayOwing)
+			unit := inst.Store()
+			unit.sync = syncFilesOnly
+			require.NoError(t, unit.Save("mode-pages", []byte("killed before the name is synced")))
+			content, err := os.ReadFile(inst.dir.state())
+			require.NoError(t, err)
+			require.NoError(t, inst.Close())
+			require.NoError(t, replaceSmall(inst.dir.state(), content, syncFilesOnly))
+			inst, _ = start(t, image, volume)
+			say(sayKept + "what an earlier process gave its name")
 			require.NoError(t, inst.Close())
 		}
 
@@ -115,7 +132,7 @@ func TestPromisesReachStorage(t *testing.T) {
 		}
 		s.follow(call, until)
 	}
-	require.Equal(t, 10, s.promises)
+	require.Equal(t, 11, s.promises)
 }
 
 // syncedFiles is what is known of files below a directory by the system calls that change them.

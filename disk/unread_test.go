@@ -82,6 +82,24 @@ func TestAStartShortOfDescriptorsKeepsTheDisk(t *testing.T) {
 	}
 }
 
+// Where no descriptor is left, neither the boot nor the volume becomes another one: what the guest wrote would not count there.
+func TestBootAndVolumeAreTheSameWithoutDescriptors(t *testing.T) {
+	dir := t.TempDir()
+	boot := bootID()
+	volume, err := volumeID(dir)
+	require.NoError(t, err)
+	restore := limitDescriptors(t, 0)
+	bootNow := bootID()
+	volumeNow, err := volumeID(dir)
+	restore()
+	require.Equal(t, boot, bootNow)
+	if err == nil { // an overlay file system, of which nothing is asked
+		require.Equal(t, volume, volumeNow)
+	} else {
+		require.ErrorIs(t, err, unix.EMFILE)
+	}
+}
+
 // failingReads is storage that fails.
 type failingReads struct{ storage }
 
@@ -91,7 +109,7 @@ func (failingReads) ReadAt([]byte, int64) (int, error) {
 
 func TestAMapThatStorageDoesNotLetBeReadIsNotDamaged(t *testing.T) {
 	m := newBlockMap(16)
-	err := readMap(failingReads{}, math.MaxInt64, mapHeader{}, m, func(int64) {})
+	err := readMap(failingReads{}, math.MaxInt64, mapHeader{}, m, func(int64, bool) {})
 	require.ErrorIs(t, err, unix.EIO)
 	require.False(t, isDamaged(err))
 }
