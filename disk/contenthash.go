@@ -20,6 +20,8 @@ const (
 	// offersWorth is how much has to be offered in a second for offers to be waited for at all: a disk that is slow to copy to, or rests
 	// beside its guest, must not keep its image from being known soon. Bytes.
 	offersWorth = 256 << 20
+	// fromStorage is how long a chunk takes that comes from storage slow enough to be fought for: 500 MB/s.
+	fromStorage = 2 * time.Millisecond
 )
 
 // contentHash hashes a file's chunks that are not all zeros, each with its offset, and adds the hashes up: so a hole and zeros that are
@@ -151,7 +153,15 @@ func (c *contentHash) readNext(ctx context.Context, buf []byte) (more bool, rest
 		return false, 0, err
 	}
 	c.sum.Add(chunkHash(p, off))
-	return true, c.guest.rest(time.Since(begin)), nil
+	return true, c.rest(time.Since(begin)), nil
+}
+
+// rest is how long to leave the storage to the guest after a chunk that took so long. What is in memory takes none of it, and is better done with soon.
+func (c *contentHash) rest(took time.Duration) time.Duration {
+	if took < fromStorage {
+		return 0
+	}
+	return c.guest.rest(took)
 }
 
 // chunkHash is what the chunk p at off adds to the hash.

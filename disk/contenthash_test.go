@@ -214,17 +214,12 @@ func TestHashingLeavesStorageToTheGuest(t *testing.T) {
 	require.NoError(t, err)
 	c := newContentHash(f, size)
 	c.guest = new(guestWatch)
-	step := func() (rest time.Duration) {
-		more, rest, err := c.readNext(t.Context(), make([]byte, fingerprintChunk))
-		require.NoError(t, err)
-		require.True(t, more)
-		return rest
-	}
-	require.Zero(t, step())
+	require.Zero(t, c.rest(time.Second), "no guest")
 	c.guest.touch()
-	require.Positive(t, step())
+	require.Equal(t, 3*time.Second, c.rest(time.Second))
+	require.Zero(t, c.rest(fromStorage/2), "what is in memory")
 	c.guest.activeAt.Store(0)
-	require.Zero(t, step())
+	require.Zero(t, c.rest(time.Second), "the guest has been idle for a while")
 
 	c.guest.activeAt.Store(time.Now().Add(time.Hour).UnixNano())
 	got, err := c.run(t.Context(), 2, newTurns(2))

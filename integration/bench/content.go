@@ -93,12 +93,9 @@ func warm(path string) error {
 	return errors.Join(err, f.Close())
 }
 
-// folio is what the kernel's read-ahead makes unless the device is set up otherwise. Bytes.
-const folio = 128 << 10
-
-// fill puts all of a file into the page cache in folios of that size, whatever was there: ext4 goes over all blocks of a folio for each
-// write into it, so that a write of 4 KiB takes 5 us in these, and 28 us in those of 2 MiB that a larger read-ahead makes.
-func fill(path string) error {
+// fill puts all of a file into the page cache in folios of that many bytes, whatever was there: ext4 goes over all blocks of a folio for each
+// write into it, so that a write of 4 KiB takes 5 us in folios of 128 KiB, and 28 us in those of 2 MiB that a larger read-ahead makes.
+func fill(path string, folio int) error {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
 		return err
@@ -113,7 +110,7 @@ func fill(path string) error {
 		return err
 	}
 	buf := make([]byte, 8*folio)[:folio] // more than a stack holds: the heap's pages are aligned
-	for off := int64(0); ; off += folio {
+	for off := int64(0); ; off += int64(folio) {
 		n, err := source.ReadAt(buf, off)
 		if err != nil && err != io.EOF {
 			return err

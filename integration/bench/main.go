@@ -28,6 +28,7 @@ type settings struct {
 	rounds  int            // how often each measurement is repeated
 	length  time.Duration  // of one measurement of SCSI load or cold reads
 	only    []string       // some of parts
+	folio   int            // KiB
 	loads   *regexp.Regexp // of the loads of "scsi" and "load", and the copies of "hydrate": those to measure
 	targets []string       // "kubevirt-disk", "tgtd", "gotgt"
 }
@@ -60,6 +61,7 @@ func parse(args []string) (settings, error) {
 	flags.StringVar(&s.server, "server", "bin/kubevirt-disk", "the kubevirt-disk to measure")
 	flags.StringVar(&s.gotgt, "gotgt", "cache/gotgt/gotgt", "gotgt, as scripts/build-gotgt.sh built it")
 	flags.StringVar(&s.cache, "cache", "cache/bench", "directory for images and raw files; wants 10 GiB and is kept")
+	flags.IntVar(&s.folio, "folio", 32, "size of the folios of the page cache that hold the raw files of SCSI load, KiB, a power of 2: who filled it decides, as read-ahead (128 unless set up otherwise) or who unpacked an image (4 to 16)")
 	flags.IntVar(&s.rounds, "rounds", 5, "how often each measurement is repeated")
 	flags.DurationVar(&s.length, "length", 2*time.Second, "of one measurement of SCSI load or of reads of an image that is not copied (iscsi-perf counts in seconds)")
 	flags.StringVar(&only, "only", strings.Join(parts, ","), "what to measure: common clients, our own load generator, the expansion of images, disks that copy their image, the time to the first read, reads of an image that is not copied, many disks of one image")
@@ -72,6 +74,8 @@ func parse(args []string) (settings, error) {
 	switch {
 	case flags.NArg() > 0:
 		return s, fmt.Errorf("unexpected argument %q", flags.Arg(0))
+	case s.folio < 4 || s.folio > 2048 || s.folio&(s.folio-1) != 0:
+		return s, fmt.Errorf("-folio is %d, and no power of 2 from 4 to 2048", s.folio)
 	case s.rounds < 1:
 		return s, fmt.Errorf("-rounds is %d, and at least one is needed", s.rounds)
 	case s.length < time.Second:

@@ -74,7 +74,7 @@ func measureSCSI(ctx context.Context, s settings, title string, jobs []job, luns
 			rates: map[string][]float64{}, cpu: map[string][]float64{}, own: map[string][]float64{}, trouble: map[string]string{}}
 		for n := range luns {
 			raw := filepath.Join(c.dir, fmt.Sprintf("disk-%d", luns), fmt.Sprintf("lun-%03d.raw", n+1))
-			if err := errors.Join(makeContent(raw, size), fill(raw)); err != nil {
+			if err := errors.Join(makeContent(raw, size), fill(raw, s.folio<<10)); err != nil {
 				return err
 			}
 			c.raws = append(c.raws, raw)
