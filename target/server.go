@@ -116,12 +116,12 @@ func (s *Server) Serve(l net.Listener) error {
 		return ErrServerClosed
 	}
 	s.listeners[l] = struct{}{}
-	s.mu.Unlock()
 	s.background.Do(func() {
-		s.wg.Add(2)
+		s.wg.Add(2) // with mu held, so that a Shutdown that waits for them does not begin in between
 		go s.runWatchdog()
 		go s.runJanitor()
 	})
+	s.mu.Unlock()
 	defer func() {
 		s.mu.Lock()
 		delete(s.listeners, l)

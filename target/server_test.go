@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -122,6 +123,22 @@ func TestOptions(t *testing.T) {
 			_, err := target.New(c.opt)
 			require.ErrorContains(t, err, c.want)
 		})
+	}
+}
+
+// TestCloseAsServingBegins: a daemon may be stopped in the moment in which it gets ready. The race detector tells.
+func TestCloseAsServingBegins(t *testing.T) {
+	for range 300 {
+		srv, err := target.New(target.Options{LUNs: []target.LUN{{Number: 1, Name: "test", Disk: disktest.NewMemory(diskSize), Identity: identity(1),
+			Access: target.AccessWriteShared}}})
+		require.NoError(t, err)
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		served := make(chan error, 1)
+		go func() { served <- srv.Serve(l) }()
+		runtime.Gosched()
+		require.NoError(t, srv.Close())
+		require.ErrorIs(t, <-served, target.ErrServerClosed)
 	}
 }
 
