@@ -142,7 +142,7 @@ type unixListener struct {
 
 func (l *unixListener) Close() error {
 	err := l.Listener.Close()
-	if there, statErr := os.Lstat(l.path); statErr == nil && os.SameFile(l.made, there) {
+	if inPlace(l.made, l.path) {
 		_ = os.Remove(l.path)
 	}
 	return err

@@ -96,10 +96,12 @@ func (r *readyFile) isOwn() bool {
 		return false
 	}
 	made, err := r.made.Stat()
-	if err != nil {
-		return false
-	}
-	there, err := os.Lstat(r.path)
+	return err == nil && inPlace(made, r.path)
+}
+
+// inPlace says whether what was made is what has the name now, and nobody has put something else there.
+func inPlace(made fs.FileInfo, path string) bool {
+	there, err := os.Lstat(path)
 	return err == nil && os.SameFile(made, there)
 }
 

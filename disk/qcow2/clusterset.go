@@ -36,3 +36,9 @@ func (s clusterSet) add(n int64, mask uint64) (before uint64) {
 	}
 	return atomic.OrUint64(&page[n%setPageWords], mask) & mask
 }
+
+// wordOf returns the bits that the clusters first to last have in the word of first, and the first cluster of the next word.
+func wordOf(first, last int64) (mask uint64, next int64) {
+	next = (first>>6 + 1) << 6
+	return ^uint64(0) << (first & 63) & (^uint64(0) >> max(0, next-1-last)), next
+}

@@ -134,21 +134,20 @@ func (c *tableCheck) plain(guest int64, e, sub uint64, n int64) error {
 	case e&entryZero == 0:
 		c.plainSize += min(n<<c.clusterBits, c.size-guest)
 	}
-	for first := host >> c.clusterBits; n > 0; {
+	first := host >> c.clusterBits
+	for last := first + n - 1; first <= last; {
+		mask, next := wordOf(first, last)
 		if first>>6 != c.data.word {
 			if err := c.takeData(); err != nil {
 				return err
 			}
 			c.data.word = first >> 6
 		}
-		here := min(n, 64-first&63)
-		mask := ^uint64(0) >> (64 - here) << (first & 63)
 		if both := c.data.mask & mask; both != 0 {
 			return badTwice(c.host(c.data.word, both))
 		}
 		c.data.mask |= mask
-		first += here
-		n -= here
+		first = next
 	}
 	return nil
 }
@@ -204,14 +203,16 @@ func (c *tableCheck) compressed(guest int64, e, sub uint64) error {
 	c.compressedSize += min(c.clusterSize(), c.size-guest)
 	c.begins(uint64(off))
 	first, last := off>>c.clusterBits, (min(off+length, c.im.fileSize)-1)>>c.clusterBits
-	for n := first; n <= last; n = (n>>6 + 1) << 6 {
-		if n>>6 != c.packed.word {
+	for first <= last {
+		mask, next := wordOf(first, last)
+		if first>>6 != c.packed.word {
 			if err := c.takePacked(); err != nil {
 				return err
 			}
-			c.packed.word = n >> 6
+			c.packed.word = first >> 6
 		}
-		c.packed.mask |= ^uint64(0) << (n & 63) & (^uint64(0) >> (63 - min(last-n&^63, 63)))
+		c.packed.mask |= mask
+		first = next
 	}
 	return nil
 }
