@@ -107,7 +107,7 @@ func (i *initiator) run(stop func() bool) (uint64, error) {
 		if err := i.flush(); err != nil {
 			return 0, err
 		}
-		if i.flying == 0 {
+		if i.flying == 0 && i.skip == 0 { // the last response's data has come, too
 			if stop() {
 				return i.done, nil
 			}

@@ -85,7 +85,7 @@ func (n *nbdClient) run(stop func() bool) (uint64, error) {
 		for n.flying < n.l.depth && !stop() {
 			n.command()
 		}
-		if n.flying == 0 {
+		if n.flying == 0 && n.skip == 0 { // the last reply's data has come, too
 			return n.done, nil
 		}
 		if err := n.flush(); err != nil {

@@ -220,6 +220,48 @@ func TestNBDFailures(t *testing.T) {
 	}
 }
 
+// A load ends when all that the server has to say has come: who leaves before makes the server's last write fail.
+func TestLoadEndsWithItsLastByte(t *testing.T) {
+	const size = 1 << 20
+	load := generatorLoad{bytes: 4096, depth: 1, sessions: 1, luns: 1, size: size, step: coldStep}
+	socket := filepath.Join(t.TempDir(), "nbd")
+	l, err := net.Listen("unix", socket)
+	require.NoError(t, err)
+	defer l.Close()
+	left := make(chan error, 1)
+	go func() {
+		nc, err := l.Accept()
+		if err != nil {
+			left <- err
+			return
+		}
+		defer nc.Close()
+		greeting := append([]byte("NBDMAGICIHAVEOPT"), 0, nbdFixedNewstyle|nbdNoZeroes)
+		reply := append(binary.BigEndian.AppendUint32(nil, nbdReplyMagic), make([]byte, nbdReplyLen-4+4096)...)
+		_, err = nc.Write(append(greeting, 0, 0, 0, 0, 0, 0x10, 0, 0, 0, 0)) // and the default export, of 1 MiB
+		if err == nil {
+			_, err = io.ReadFull(nc, make([]byte, 20+28)) // the answer and a request
+		}
+		if err == nil {
+			_, err = nc.Write(reply[:nbdReplyLen+1])
+		}
+		if err == nil {
+			_ = nc.SetReadDeadline(time.Now().Add(100 * time.Millisecond))
+			_, err = nc.Read(make([]byte, 1))
+		}
+		_, _ = nc.Write(reply[nbdReplyLen+1:])
+		left <- err
+	}()
+	conn, err := connect(nbdScheme+socket, 0, load, 5*time.Second)
+	require.NoError(t, err)
+	turns := 0
+	done, err := conn.run(func() bool { turns++; return turns > 1 })
+	require.NoError(t, err)
+	require.EqualValues(t, 1, done)
+	require.NoError(t, conn.close())
+	require.ErrorIs(t, <-left, os.ErrDeadlineExceeded, "the client did not wait for the last byte")
+}
+
 // Cold reads go through all of an image, each to another cluster than the one before, and never beyond its end.
 func TestColdAddresses(t *testing.T) {
 	const size = 1<<30 + 512
