@@ -124,13 +124,9 @@ func createMap(path string, header mapHeader, m *blockMap, durable bool) (*os.Fi
 		return nil, err
 	}
 	fill := func() error {
-		full := make([]byte, mapFullLength)
-		for index := range int64(len(m.pages)) {
-			if m.pages[index].Load() == m.full {
-				full[index/8] |= 1 << (index % 8)
-			} else if err := writeMapPage(out.file, m, index); err != nil {
-				return err
-			}
+		full, err := writeMapPages(out.file, m)
+		if err != nil {
+			return err
 		}
 		if _, err := out.file.WriteAt(header.encode(full), 0); err != nil {
 			return err
@@ -151,16 +147,35 @@ func createMap(path string, header mapHeader, m *blockMap, durable bool) (*os.Fi
 	return openMap(path)
 }
 
-// writeMapPage writes a page of a map as it is now; one that is all clear stays a hole of a new file.
-func writeMapPage(f io.WriterAt, m *blockMap, index int64) error {
-	if m.pages[index].Load() == nil {
-		return nil
+// mapChunk is how much of a new map is written at once, bytes: a few system calls for a large image, and not such large folios in the
+// page cache that each later change of a few bytes would have ext4 go through hundreds of blocks.
+const mapChunk = 8 * mapPageSize
+
+// writeMapPages writes the pages of a map as they are now to a new file, neighbours together. One that is all clear stays a hole, and one
+// of which all blocks are set has its bit in full.
+func writeMapPages(f io.WriterAt, m *blockMap) (full []byte, err error) {
+	full = make([]byte, mapFullLength)
+	chunk := make([]byte, 0, mapChunk)
+	for index := range int64(len(m.pages)) {
+		p := m.pages[index].Load()
+		if p == m.full {
+			full[index/8] |= 1 << (index % 8)
+		} else if p != nil {
+			chunk = chunk[:len(chunk)+mapPageSize]
+			m.copyPage(index, chunk[len(chunk)-mapPageSize:])
+			index++ // behind the chunk
+			if len(chunk) < mapChunk && index < int64(len(m.pages)) {
+				continue
+			}
+		}
+		if len(chunk) > 0 {
+			if _, err := f.WriteAt(chunk, mapHeaderSize+index*mapPageSize-int64(len(chunk))); err != nil {
+				return nil, err
+			}
+			chunk = chunk[:0]
+		}
 	}
-	buf := mapBuffers.Get().(*[mapPageSize]byte)
-	defer mapBuffers.Put(buf)
-	m.copyPage(index, buf[:])
-	_, err := f.WriteAt(buf[:], mapHeaderSize+index*mapPageSize)
-	return err
+	return full, nil
 }
 
 func openMap(path string) (*os.File, error) {

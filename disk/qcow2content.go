@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 
+	"golang.org/x/sys/unix"
+
 	"kubevirt.io/disk/disk/qcow2"
 )
 
@@ -12,7 +14,9 @@ type qcow2Content struct{ *qcow2.Image }
 
 // openQcow2 validates a layer's file as a qcow2 image.
 func openQcow2(l *layer, maxVirtualSize int64) (content, error) {
-	img, err := qcow2.Open(l.file, l.stat.Size, qcow2.Options{MaxVirtualSize: maxVirtualSize})
+	img, err := qcow2.Open(l.file, l.stat.Size, qcow2.Options{MaxVirtualSize: maxVirtualSize, WillRead: func(off, length int64) {
+		_ = unix.Fadvise(int(l.file.Fd()), off, length, unix.FADV_WILLNEED) // where that is not known, it is read when it is needed
+	}})
 	if err != nil {
 		return nil, err
 	}

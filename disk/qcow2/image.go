@@ -9,6 +9,9 @@ import (
 // Options bound what an image may claim. The zero value works.
 type Options struct {
 	MaxVirtualSize int64 // bytes; 0: 64 TiB
+	// WillRead is told what of the file is read soon, bytes, so that storage can be asked for several things at once. nil: nobody wants to know.
+	// It is called by several goroutines, and should not wait.
+	WillRead func(off, length int64)
 }
 
 // Info describes an image.
@@ -52,6 +55,11 @@ func Open(r io.ReaderAt, fileSize int64, opt Options) (*Image, error) {
 	if err != nil {
 		return nil, err
 	}
+	willRead := opt.WillRead
+	if willRead == nil {
+		willRead = func(int64, int64) {}
+	}
+	willRead(h.refTableOffset, h.refTableLen<<h.clusterBits)
 	im := &Image{r: r, fileSize: fileSize, hdr: h}
 	im.tables.init(h.clusterSize(), tableCacheBytes, im.loadTable)
 	im.passing.init(h.clusterSize(), 0, im.loadTable)
@@ -60,7 +68,7 @@ func Open(r io.ReaderAt, fileSize int64, opt Options) (*Image, error) {
 	if err := im.readL1(); err != nil {
 		return nil, err
 	}
-	plain, compressed, err := newValidator(im).run()
+	plain, compressed, err := newValidator(im, willRead).run()
 	if err != nil {
 		return nil, err
 	}

@@ -36,6 +36,7 @@ func (c *tableCheck) run() error {
 		if i >= int64(len(c.im.l1)) {
 			break
 		}
+		c.expect(i + tablesAhead)
 		off := int64(c.im.l1[i] & offsetMask)
 		if off == 0 {
 			continue

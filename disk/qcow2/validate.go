@@ -22,13 +22,22 @@ const (
 	l2Reserved = ^uint64(offsetMask | entryCopied | entryCompressed | entryZero)
 )
 
-const maxChecks = 4 // each has a table of up to 2 MiB in memory
+const (
+	maxChecks = 4 // each has a table of up to 2 MiB in memory
+
+	// tablesAhead is how many L2 tables storage is asked for before their turn comes: they lie far from each other, and waiting for one after
+	// the other is most of an open that finds nothing in memory.
+	tablesAhead = 32
+	// minAhead is the least size of a table for that, bytes: of smaller ones, the kernel reads several at once anyway.
+	minAhead = 4 << 10
+)
 
 // validator goes through all tables once and knows which clusters of the file are taken. The L2 tables, of which large images
 // have hundreds, are looked at by several goroutines, as the start waits for this.
 type validator struct {
 	*header
 	im       *Image
+	willRead func(off, length int64)
 	metadata clusterSet // complete before the first entry of an L2 table is looked at
 	data     clusterSet
 	packed   clusterSet // clusters that hold compressed data, which may share them
@@ -36,9 +45,9 @@ type validator struct {
 	failed   atomic.Bool
 }
 
-func newValidator(im *Image) *validator {
+func newValidator(im *Image, willRead func(off, length int64)) *validator {
 	clusters := im.fileSize>>im.hdr.clusterBits + 1
-	return &validator{header: im.hdr, im: im, metadata: newClusterSet(clusters), data: newClusterSet(clusters), packed: newClusterSet(clusters)}
+	return &validator{header: im.hdr, im: im, willRead: willRead, metadata: newClusterSet(clusters), data: newClusterSet(clusters), packed: newClusterSet(clusters)}
 }
 
 // run returns how many guest bytes the file stores as they are, and how many compressed.
@@ -66,6 +75,9 @@ func (v *validator) run() (plain, compressed int64, err error) {
 			return 0, 0, err
 		}
 	}
+	for i := range min(tablesAhead, int64(len(v.im.l1))) {
+		v.expect(i)
+	}
 	checks := make([]*tableCheck, min(runtime.GOMAXPROCS(0), maxChecks, len(v.im.l1)))
 	var group errgroup.Group
 	for i := range checks {
@@ -92,6 +104,16 @@ func (v *validator) run() (plain, compressed int64, err error) {
 		v.im.runs = joinRuns(runs...)
 	}
 	return plain, compressed, nil
+}
+
+// expect announces that the L2 table of an L1 entry will be read, if there are both.
+func (v *validator) expect(entry int64) {
+	if entry >= int64(len(v.im.l1)) || v.clusterSize() < minAhead {
+		return
+	}
+	if off := int64(v.im.l1[entry] & offsetMask); off != 0 {
+		v.willRead(off, v.clusterSize())
+	}
 }
 
 // repeated looks for a value that is there twice. Each list is sorted, and most of them lie one behind the other.

@@ -1,10 +1,13 @@
 package qcow2
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
+	"io"
 	"math/rand"
 	"slices"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -54,6 +57,68 @@ func TestConflictsBetweenTables(t *testing.T) {
 		var format *FormatError
 		require.ErrorAs(t, err, &format)
 		require.Regexp(t, "among compressed data|overlaps another cluster", err.Error())
+	}
+}
+
+// listener notes what is announced and what is read, in their order.
+type listener struct {
+	io.ReaderAt
+	mu        sync.Mutex
+	announced map[int64]int64 // lengths, by offset
+	read      []int64
+	early     []int // how many were announced when each was read
+	sudden    []int64
+}
+
+func (l *listener) willRead(off, length int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.announced[off] = length
+}
+
+func (l *listener) ReadAt(p []byte, off int64) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.announced[off] < int64(len(p)) {
+		l.sudden = append(l.sudden, off)
+	}
+	l.read, l.early = append(l.read, off), append(l.early, len(l.announced))
+	return l.ReaderAt.ReadAt(p, off)
+}
+
+// TestTablesAreAnnounced opens an image of many tables, some of which are missing: storage is told of each long before it is read.
+func TestTablesAreAnnounced(t *testing.T) {
+	for bits, want := range map[int]bool{12: true, 11: false} {
+		const tables = 3 * tablesAhead
+		cs := 1 << bits
+		im := newImage(uint(bits), uint64(tables*cs/8*cs), tables)
+		there := map[int64]bool{}
+		for i := range tables {
+			var e uint64
+			if i%7 != 3 {
+				e = uint64((atL2+i)*cs) | entryCopied
+				there[int64(atL2+i)*int64(cs)] = true
+			}
+			im.put64(atL1*cs+8*i, e)
+		}
+		l := &listener{ReaderAt: bytes.NewReader(im.b), announced: map[int64]int64{}}
+		_, err := Open(l, int64(len(im.b)), Options{WillRead: l.willRead})
+		require.NoError(t, err)
+		seen := 0
+		for i, off := range l.read {
+			if !there[off] {
+				continue
+			}
+			seen++
+			require.Equal(t, !want, slices.Contains(l.sudden, off), "%#x", off)
+			if want {
+				require.GreaterOrEqual(t, l.early[i], min(seen+tablesAhead/2, len(there)))
+			}
+		}
+		require.Equal(t, len(there), seen)
+		if want {
+			require.Len(t, l.announced, len(there)+1) // and the refcount table
+		}
 	}
 }
 
