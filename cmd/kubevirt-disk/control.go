@@ -99,6 +99,7 @@ func listenUnix(path string) (net.Listener, error) {
 		return nil, err
 	}
 	defer dir.Close()
+	lockDir(dir)
 	c, dialErr := net.Dial("unix", short)
 	if dialErr == nil {
 		_ = c.Close()
@@ -131,6 +132,16 @@ func listenUnix(path string) (net.Listener, error) {
 		return nil, errors.Join(err, l.Close())
 	}
 	return &unixListener{Listener: l, path: path, made: made}, nil
+}
+
+// lockDir keeps other daemons from making a socket in the directory until it is closed: one that listens in a moment looks as if it had been left.
+// Where there are no locks, or somebody keeps one, that is no reason to do without the socket.
+func lockDir(dir *os.File) {
+	for end := time.Now().Add(2 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+		if err := unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB); !errors.Is(err, unix.EWOULDBLOCK) {
+			return
+		}
+	}
 }
 
 // unixListener removes the socket by its own name when it is closed, unless that is another daemon's by then.

@@ -14,6 +14,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -375,6 +376,38 @@ func TestControlSocketOfTheNext(t *testing.T) {
 	require.FileExists(t, path)
 	require.NoError(t, second.Close())
 	require.NoFileExists(t, path)
+}
+
+// TestControlSocketOfDaemonsThatStartTogether: of several that find what a killed one left, one replaces it, and the others leave that alone.
+func TestControlSocketOfDaemonsThatStartTogether(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "control.sock")
+	for range 50 {
+		left, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+		require.NoError(t, err)
+		left.SetUnlinkOnClose(false)
+		require.NoError(t, left.Close())
+		var listeners [4]net.Listener
+		var daemons sync.WaitGroup
+		for i := range listeners {
+			daemons.Go(func() {
+				if l, err := listenUnix(path); err == nil {
+					listeners[i] = l
+				}
+			})
+		}
+		daemons.Wait()
+		c, err := net.Dial("unix", path)
+		require.NoError(t, err, "nobody listens")
+		require.NoError(t, c.Close())
+		made := 0
+		for _, l := range listeners {
+			if l != nil {
+				made++
+				require.NoError(t, l.Close())
+			}
+		}
+		require.Equal(t, 1, made)
+	}
 }
 
 // TestControlSocketOfABusyDaemon: one that has no time to accept is running, and keeps its socket.
