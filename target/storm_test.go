@@ -246,3 +246,24 @@ func TestAFailedBurstIsNotKept(t *testing.T) {
 	}
 	eventually(t, "nothing more is held", func() bool { return s.MemoryInUse() <= before })
 }
+
+// TestABurstThatBreaksOffIsNotKept loses connections in the midst of a PDU of a burst, of one that has failed too. Their memory is free again.
+func TestABurstThatBreaksOffIsNotKept(t *testing.T) {
+	s := newServer(t)
+	before := s.MemoryInUse()
+	for _, last := range []pdu.DataOut{{DataSN: 1}, {DataSN: 1, Final: true}, {DataSN: 7}, {DataSN: 7, Final: true}} {
+		c := tt.MustLogin(t, s.addr, tt.LoginOptions{Keys: tt.KV("InitialR2T", "Yes", "ImmediateData", "No")}, 1)
+		write := tt.Write10(1, 0, make([]byte, 64<<10))
+		write.OnR2T = tt.HoldR2T
+		task := c.MustStart(t, write)
+		r2t, err := task.AwaitR2T()
+		require.NoError(t, err)
+		first := pdu.DataOut{LUN: tt.LUN(1), TaskTag: task.Tag(), TransferTag: r2t.TransferTag, ExpStatSN: c.ExpStatSN}
+		require.NoError(t, c.Send(&first, make([]byte, 32<<10)))
+		last.LUN, last.TaskTag, last.TransferTag, last.ExpStatSN, last.BufferOffset = first.LUN, first.TaskTag, first.TransferTag, c.ExpStatSN, 32<<10
+		whole := c.Bytes(&last, make([]byte, 32<<10))
+		require.NoError(t, c.SendRaw(whole[:len(whole)/2]))
+		require.NoError(t, c.Close())
+		eventually(t, "nothing is held", func() bool { return s.MemoryInUse() <= before })
+	}
+}

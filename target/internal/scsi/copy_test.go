@@ -275,6 +275,13 @@ func TestCopyFailsWithDescriptors(t *testing.T) {
 	requireHex(t, `72 0a 0d 01 00000022
 		01 0a 0000 0000 0001 00000000
 		0c 14 02 02 700007000000000a 00000000 2700 00000000`, r.sense)
+	b.write(1, pattern(1, 1))
+	b.disk.failWith("read", &disk.MediumError{Op: "read", Off: BlockSize, Err: errors.New("bad")})
+	r = b.copy(copyParameters(1, 0, both, block(0, 0, 1, 1, 0)))
+	requireHex(t, `72 0a 0d 01 00000024
+		01 0a 0000 0000 0000 00000000
+		0c 16 01 02 72 03 11 00 0000000c 00 0a 80 00 0000000000000001`, r.sense)
+	b.disk.failWith("read", nil)
 	r = b.copy(copyParameters(1, 0, both, block(0, 5, 1, 0, 1)))
 	requireHex(t, `72 0a 08 04 00000014
 		01 0a 0000 0000 0000 00000000
