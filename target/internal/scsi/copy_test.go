@@ -50,6 +50,13 @@ var both = []string{ownNAA, otherNAA}
 // copy runs EXTENDED COPY on LUN 1.
 func (b *copyBench) copy(list []byte) result { return b.run(extendedCopy(list), list) }
 
+// nothingHeld checks that no copy has left anything that others would wait for.
+func (b *copyBench) nothingHeld() {
+	for _, u := range b.d.units {
+		require.Empty(b.t, u.ranges.held, "LUN %d", u.number)
+	}
+}
+
 // write2 and read2 are write and read of LUN 2.
 func (b *copyBench) write2(lba int, data []byte) {
 	_, err := b.other.WriteAt(data, int64(lba)*BlockSize)
@@ -78,6 +85,7 @@ func TestCopyBetweenUnits(t *testing.T) {
 	list = copyParameters(1, 0, both, block(0, 1, 5, 7, 0))
 	require.Equal(t, "GOOD", b.runAs(b.nexus, lun2, extendedCopy(list), list).outcome())
 	require.Equal(t, data[:5*BlockSize], b.read2(0, 5))
+	b.nothingHeld()
 }
 
 // TestCopyOntoItself compares copies within a unit, overlapping ones too, with what copy does in memory.
@@ -104,6 +112,7 @@ func TestCopyOntoItself(t *testing.T) {
 			copy(want[to*BlockSize:(to+n)*BlockSize], want[from*BlockSize:(from+n)*BlockSize])
 			list := copyParameters(1, 0, both, block(0, 0, uint16(n), uint64(from), uint64(to)))
 			require.Equal(t, "GOOD", b.copy(list).outcome())
+			b.nothingHeld()
 			require.True(t, bytes.Equal(want, b.read(0, size)), "%d blocks from %d to %d", n, from, to)
 		}
 	}
