@@ -266,11 +266,7 @@ func (c *conn) respond(t *task, status scsi.Status, cause error) {
 	resp.Status = uint8(status)
 	resp.TaskTag = t.tag
 	resp.Overflow, resp.Underflow, resp.Residual = t.residual(cause != nil)
-	if t.read {
-		resp.ExpDataSN = t.snIn
-	} else {
-		resp.ExpDataSN = t.out.r2tSN
-	}
+	resp.ExpDataSN = t.snIn // of Data-In alone: 0 for a write, however many R2Ts it had (RFC 7143 11.4.8)
 	var data []byte
 	if sense != nil {
 		data = sense.b

@@ -60,4 +60,6 @@ func TestSharedReads(t *testing.T) {
 	}
 	require.False(t, busy.shares(&runner{}, slow, &l), "there are enough")
 	require.EqualValues(t, slowParallel, l.passed.Load())
+	busy.ended(run)
+	require.EqualValues(t, slowParallel-1, l.passed.Load(), "and room for another one when one has ended")
 }

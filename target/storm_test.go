@@ -183,6 +183,28 @@ func TestDeadPeerFreesItsClaim(t *testing.T) {
 	require.Equal(t, []string{"timeout"}, s.seen.ends())
 }
 
+// TestRefusedLoginHoldsNothing has the last login of an initiator refused, for a limit, and its session end. Nothing of it is left that
+// would keep the LUN from others.
+func TestRefusedLoginHoldsNothing(t *testing.T) {
+	s := newServer(t, func(o *target.Options) {
+		o.Limits.MaxPerAddress = 2
+		o.LUNs[0].Access = target.AccessWriteExclusive
+	})
+	owner := tt.LoginOptions{Initiator: "iqn.2026-01.test:owner"}
+	first := tt.MustLogin(t, s.addr, owner, 1)
+	first.MustGood(t, tt.Write10(1, 0, make([]byte, 512)))
+	other := tt.MustLogin(t, s.addr, tt.LoginOptions{Initiator: "iqn.2026-01.test:other"}, 1, 2)
+	owner.ISID = [6]byte{0x80, 7}
+	_, err := tt.Login(s.addr, owner)
+	var refused *tt.LoginError
+	require.ErrorAs(t, err, &refused)
+	require.Equal(t, uint16(0x0302), refused.Status)
+	require.False(t, other.MustDo(t, tt.Write10(1, 0, make([]byte, 512))).Good(), "the LUN is the owner's")
+	_, err = first.Logout(pdu.LogoutCloseSession)
+	require.NoError(t, err)
+	other.MustGood(t, tt.Write10(1, 0, make([]byte, 512)))
+}
+
 // TestPeersThatStay has peers keep their ends of connections open that are over, in every way in which the target lets the peer close first.
 func TestPeersThatStay(t *testing.T) {
 	s := newServer(t)
@@ -223,4 +245,25 @@ func TestAFailedBurstIsNotKept(t *testing.T) {
 		require.False(t, task.MustFinish(t).Good())
 	}
 	eventually(t, "nothing more is held", func() bool { return s.MemoryInUse() <= before })
+}
+
+// TestABurstThatBreaksOffIsNotKept loses connections in the midst of a PDU of a burst, of one that has failed too. Their memory is free again.
+func TestABurstThatBreaksOffIsNotKept(t *testing.T) {
+	s := newServer(t)
+	before := s.MemoryInUse()
+	for _, last := range []pdu.DataOut{{DataSN: 1}, {DataSN: 1, Final: true}, {DataSN: 7}, {DataSN: 7, Final: true}} {
+		c := tt.MustLogin(t, s.addr, tt.LoginOptions{Keys: tt.KV("InitialR2T", "Yes", "ImmediateData", "No")}, 1)
+		write := tt.Write10(1, 0, make([]byte, 64<<10))
+		write.OnR2T = tt.HoldR2T
+		task := c.MustStart(t, write)
+		r2t, err := task.AwaitR2T()
+		require.NoError(t, err)
+		first := pdu.DataOut{LUN: tt.LUN(1), TaskTag: task.Tag(), TransferTag: r2t.TransferTag, ExpStatSN: c.ExpStatSN}
+		require.NoError(t, c.Send(&first, make([]byte, 32<<10)))
+		last.LUN, last.TaskTag, last.TransferTag, last.ExpStatSN, last.BufferOffset = first.LUN, first.TaskTag, first.TransferTag, c.ExpStatSN, 32<<10
+		whole := c.Bytes(&last, make([]byte, 32<<10))
+		require.NoError(t, c.SendRaw(whole[:len(whole)/2]))
+		require.NoError(t, c.Close())
+		eventually(t, "nothing is held", func() bool { return s.MemoryInUse() <= before })
+	}
 }

@@ -161,6 +161,23 @@ func TestDataDigestError(t *testing.T) {
 			sess.MustGood(t, Write10(1, 500, old))
 		})
 	}
+	t.Run("7.8/several Data-Outs of a sequence", func(t *testing.T) {
+		sess := s.login(t, LoginOptions{DataDigest: true, Keys: KV("InitialR2T", "Yes", "ImmediateData", "No")})
+		c := Write10(1, 500, pattern(8*BlockSize, 4))
+		c.OnR2T = func(task *Task, r pdu.R2T) error {
+			for i := range 4 {
+				if err := task.DataOut(pdu.DataOut{Final: i == 3, TransferTag: r.TransferTag, DataSN: uint32(i), BufferOffset: uint32(i * 1024)},
+					make([]byte, 1024), FlipDataBit(77)); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+		r := sess.MustDo(t, c)
+		require.Equal(t, "0B/47/05", r.Failed())
+		require.Len(t, r.Rejects, 4)
+		require.NoError(t, sess.ExpectOnlyPing())
+	})
 	t.Run("7.8/the response waits for the end of the sequence", func(t *testing.T) {
 		sess := s.login(t, LoginOptions{DataDigest: true, Keys: KV("InitialR2T", "Yes", "ImmediateData", "No")})
 		c := Write10(1, 500, pattern(8*BlockSize, 4))

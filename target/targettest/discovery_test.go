@@ -286,10 +286,14 @@ func TestDiscoverySession(t *testing.T) {
 	t.Run("7.4.2.1/the same initiator, identifier and portal reinstate it", func(t *testing.T) {
 		first := MustLogin(t, s.addr, discovery)
 		another := MustLogin(t, s.addr, LoginOptions{Discovery: true, ISID: [6]byte{0x80, 0x44}})
+		portal, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		go func() { _ = s.Serve(portal) }()
+		elsewhere := MustLogin(t, portal.Addr(), discovery)
 		normal := s.login(t, LoginOptions{})
 		second := MustLogin(t, s.addr, discovery)
 		require.NoError(t, first.ExpectClosed())
-		for _, sess := range []*Session{another, second} {
+		for _, sess := range []*Session{another, elsewhere, second} {
 			_, err := sess.Text(KV("SendTargets", "All"))
 			require.NoError(t, err)
 		}

@@ -84,6 +84,14 @@ func TestResidualOfReads(t *testing.T) {
 		}
 		require.Equal(t, data[:8*BlockSize], sess.MustGood(t, Read10(1, 0, 8)).Data)
 	})
+	t.Run("11.3/a write of nothing, and the F bit is 0", func(t *testing.T) {
+		for _, write := range []bool{true, false} {
+			c := Command{LUN: 1, CDB: Write10(1, 0, make([]byte, BlockSize)).CDB}
+			c.Edit = func(cmd *pdu.SCSICommand) { cmd.Final, cmd.Write, cmd.ExpectedLength = false, write, 0 }
+			r := sess.MustGood(t, c) // no data follows that it could wait for
+			require.Equal(t, []any{true, uint32(BlockSize)}, []any{r.Overflow, r.Residual})
+		}
+	})
 	t.Run("11.4.5.1/after an error in the middle", func(t *testing.T) {
 		// The second half of the range cannot be read.
 		remove := s.disk.Inject(disktest.Rule{Op: disktest.OpRead, Off: 1 << 20, Length: 1 << 20, Err: errors.New("bad sectors")})

@@ -288,7 +288,7 @@ func (t *Task) takeResponse(p *PDU) error {
 		return err
 	}
 	r := &t.result
-	if n := uint32(len(r.DataIns) + len(r.R2Ts)); rsp.Response == 0 && rsp.ExpDataSN != n {
+	if n := uint32(len(r.DataIns)); rsp.Response == 0 && rsp.ExpDataSN != n { // R2Ts do not count
 		return fmt.Errorf("%v: ExpDataSN is %d, want %d (RFC 7143 11.4.8)", &rsp, rsp.ExpDataSN, n)
 	}
 	if t.open {

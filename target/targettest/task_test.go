@@ -91,7 +91,7 @@ func TestWriteHonoursTheNegotiation(t *testing.T) {
 					return nil
 				}
 				if len(got) == len(data) {
-					return response(p.Header.TaskTag(), r2ts, nil)
+					return response(p.Header.TaskTag(), 0, nil)
 				}
 				r := &pdu.R2T{TaskTag: p.Header.TaskTag(), LUN: LUN(1), TransferTag: r2ts, ExpCmdSN: fakeExp, MaxCmdSN: fakeMax, R2TSN: r2ts,
 					BufferOffset: uint32(len(got)), DesiredLength: uint32(min(len(data)-len(got), 2048))}
@@ -132,9 +132,10 @@ func TestTaskChecksTheTarget(t *testing.T) {
 			b := append(in(tag, 0, 0, 1024, false), in(tag, 1, 1024, 1024, true)...)
 			return append(append(b, in(tag, 2, 2048, 1024, true)...), in(tag, 3, 3072, 1, true)...)
 		}, "expected length"},
-		"no final bit":   {false, func(tag uint32) []byte { return append(in(tag, 0, 0, 512, false), response(tag, 1, nil)...) }, "no F bit"},
-		"ExpDataSN":      {false, func(tag uint32) []byte { return append(in(tag, 0, 0, 512, true), response(tag, 0, nil)...) }, "ExpDataSN"},
-		"R2T for a read": {false, func(tag uint32) []byte { return r2t(tag, 0, 0, 512) }, "writes nothing"},
+		"no final bit":         {false, func(tag uint32) []byte { return append(in(tag, 0, 0, 512, false), response(tag, 1, nil)...) }, "no F bit"},
+		"ExpDataSN":            {false, func(tag uint32) []byte { return append(in(tag, 0, 0, 512, true), response(tag, 0, nil)...) }, "ExpDataSN"},
+		"ExpDataSN of a write": {true, func(tag uint32) []byte { return append(r2t(tag, 0, 1536, 512), response(tag, 1, nil)...) }, "ExpDataSN"},
+		"R2T for a read":       {false, func(tag uint32) []byte { return r2t(tag, 0, 0, 512) }, "writes nothing"},
 		"no sense": {false, func(tag uint32) []byte {
 			return bytesOf(&pdu.SCSIResponse{TaskTag: tag, Status: StatusCheckCondition, ExpCmdSN: fakeExp, MaxCmdSN: fakeMax}, nil)
 		}, "without sense"},

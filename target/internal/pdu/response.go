@@ -22,7 +22,7 @@ type SCSIResponse struct {
 	TaskTag                     uint32
 	SNACKTag                    uint32
 	StatSN, ExpCmdSN, MaxCmdSN  uint32
-	ExpDataSN                   uint32 // how many R2T and Data-In PDUs the command had
+	ExpDataSN                   uint32 // how many Data-In PDUs the command had
 	BidiResidual                uint32 // bytes
 	Residual                    uint32 // bytes
 	DataLen                     int    // of the sense data with its length, bytes

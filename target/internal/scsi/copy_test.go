@@ -50,6 +50,13 @@ var both = []string{ownNAA, otherNAA}
 // copy runs EXTENDED COPY on LUN 1.
 func (b *copyBench) copy(list []byte) result { return b.run(extendedCopy(list), list) }
 
+// nothingHeld checks that no copy has left anything that others would wait for.
+func (b *copyBench) nothingHeld() {
+	for _, u := range b.d.units {
+		require.Empty(b.t, u.ranges.held, "LUN %d", u.number)
+	}
+}
+
 // write2 and read2 are write and read of LUN 2.
 func (b *copyBench) write2(lba int, data []byte) {
 	_, err := b.other.WriteAt(data, int64(lba)*BlockSize)
@@ -78,6 +85,7 @@ func TestCopyBetweenUnits(t *testing.T) {
 	list = copyParameters(1, 0, both, block(0, 1, 5, 7, 0))
 	require.Equal(t, "GOOD", b.runAs(b.nexus, lun2, extendedCopy(list), list).outcome())
 	require.Equal(t, data[:5*BlockSize], b.read2(0, 5))
+	b.nothingHeld()
 }
 
 // TestCopyOntoItself compares copies within a unit, overlapping ones too, with what copy does in memory.
@@ -104,6 +112,7 @@ func TestCopyOntoItself(t *testing.T) {
 			copy(want[to*BlockSize:(to+n)*BlockSize], want[from*BlockSize:(from+n)*BlockSize])
 			list := copyParameters(1, 0, both, block(0, 0, uint16(n), uint64(from), uint64(to)))
 			require.Equal(t, "GOOD", b.copy(list).outcome())
+			b.nothingHeld()
 			require.True(t, bytes.Equal(want, b.read(0, size)), "%d blocks from %d to %d", n, from, to)
 		}
 	}
@@ -275,6 +284,13 @@ func TestCopyFailsWithDescriptors(t *testing.T) {
 	requireHex(t, `72 0a 0d 01 00000022
 		01 0a 0000 0000 0001 00000000
 		0c 14 02 02 700007000000000a 00000000 2700 00000000`, r.sense)
+	b.write(1, pattern(1, 1))
+	b.disk.failWith("read", &disk.MediumError{Op: "read", Off: BlockSize, Err: errors.New("bad")})
+	r = b.copy(copyParameters(1, 0, both, block(0, 0, 1, 1, 0)))
+	requireHex(t, `72 0a 0d 01 00000024
+		01 0a 0000 0000 0000 00000000
+		0c 16 01 02 72 03 11 00 0000000c 00 0a 80 00 0000000000000001`, r.sense)
+	b.disk.failWith("read", nil)
 	r = b.copy(copyParameters(1, 0, both, block(0, 5, 1, 0, 1)))
 	requireHex(t, `72 0a 08 04 00000014
 		01 0a 0000 0000 0000 00000000

@@ -118,6 +118,7 @@ func TestPersistOutLists(t *testing.T) {
 	require.Equal(t, "5/26/00", b.run(request, list).outcome(), "a reserved byte")
 	list[21], list[16], list[22] = 0, 1, 1
 	require.Equal(t, "GOOD", b.run(request, list).outcome(), "obsolete fields are not looked at")
+	b.attach("iqn.bystander", 0)
 	b.mustPersist(b.attach("iqn.b", 0), saRegister, 0, 0, 1, specified(nodeID("iqn.unknown"), "050000e0"+strings.Repeat("61", 223)+"00")...)
 	require.Equal(t, "2: 1 1", b.keys(), "no port of these names is known")
 }

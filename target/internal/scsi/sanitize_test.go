@@ -115,6 +115,20 @@ func TestSanitizeBlockErase(t *testing.T) {
 		b.good(cdb("9e 12 00 00 00 00 00 00 00 00 00 00 00 18 00 00"), nil))
 }
 
+// TestSanitizeInSteps erases a disk that is larger than what is given back at once, to its last block.
+func TestSanitizeInSteps(t *testing.T) {
+	for _, erase := range []string{blockErase, cryptoErase} {
+		b := newBench(t, func(l *LUN) { l.Disk = thinDisk{newMemDisk(2*eraseStep + 3*memPage)} })
+		b.disk = b.d.units[0].disk.(thinDisk).memDisk
+		for _, lba := range []uint32{0, eraseStep/BlockSize - 8, eraseStep / BlockSize, 2 * eraseStep / BlockSize, (2*eraseStep + 2*memPage) / BlockSize} {
+			b.write(lba, pattern(8, 1))
+		}
+		b.good(cdb(erase), nil)
+		require.Zero(t, b.disk.allocated())
+		require.Equal(t, 3, b.disk.count("discard"))
+	}
+}
+
 // stalled is a bench whose disk stops in its first write until release is called.
 func stalled(t *testing.T, change ...func(*LUN)) (b *bench, entered <-chan struct{}, release func()) {
 	b = newBench(t, change...)

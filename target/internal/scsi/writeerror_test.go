@@ -4,6 +4,8 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"kubevirt.io/disk/disk"
 )
 
@@ -44,6 +46,39 @@ func TestBlockOfAFailedWrite(t *testing.T) {
 				c.setUp(b)
 			}
 			requireHex(t, c.want, b.run(cdb(c.cdb), pattern(8, 1)).sense)
+		})
+	}
+}
+
+// TestCommandsThatReadFail has storage fail to read where a command does so on its own account: it ends with that, changes nothing after
+// it, and compares nothing with what was left in a buffer of another command.
+func TestCommandsThatReadFail(t *testing.T) {
+	const blocks = 8
+	data := pattern(blocks, 1)
+	for _, c := range []struct {
+		name, cdb string
+		data      []byte
+		writes    int // before it reads
+	}{
+		{"COMPARE AND WRITE", "89 00 0000000000000008 000000 08 00 00", append(append([]byte(nil), data...), pattern(blocks, 2)...), 0},
+		{"ORWRITE(16)", "8b 00 0000000000000008 00000008 00 00", data, 0},
+		{"WRITE ATOMIC(16)", "9c 00 0000000000000008 0000 0008 00 00", data, 0},
+		{"WRITE AND VERIFY(16)", "8e 00 0000000000000008 00000008 00 00", data, 1},
+		{"WRITE AND VERIFY(16) that compares", "8e 02 0000000000000008 00000008 00 00", data, 1},
+		{"VERIFY(16)", "8f 00 0000000000000008 00000008 00 00", nil, 0},
+		{"VERIFY(16) that compares", "8f 02 0000000000000008 00000008 00 00", data, 0},
+		{"VERIFY(16) of one block repeated", "8f 06 0000000000000008 00000001 00 00", data[:BlockSize], 0},
+		{"PRE-FETCH(16)", "90 00 0000000000000008 00000008 00 00", nil, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newBench(t, stored)
+			b.write(8, data)
+			b.good(cdb("8f 02 0000000000000008 00000008 00 00"), data) // what a buffer may have kept
+			b.disk.reset()
+			b.disk.failWith("read", &disk.MediumError{Op: "read", Off: 8 * BlockSize, Length: BlockSize, Err: errors.New("input/output error")})
+			require.Equal(t, "3/11/00", b.run(cdb(c.cdb), c.data).outcome())
+			require.Equal(t, c.writes, b.disk.count("write"))
+			require.Empty(t, b.d.units[0].ranges.held)
 		})
 	}
 }

@@ -1,0 +1,56 @@
+package target_test
+
+import (
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk/disktest"
+	"kubevirt.io/disk/target/internal/pdu"
+	tt "kubevirt.io/disk/target/targettest"
+)
+
+// TestStaleRead aborts a long read that is stuck in the disk with its first part. The rest of it is not read, and the session goes on.
+func TestStaleRead(t *testing.T) {
+	s := newServer(t)
+	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
+	before, window := s.MemoryInUse(), c.MaxCmdSN-c.CmdSN
+	calls := s.disks[0].Calls(disktest.OpRead)
+	block := make(chan struct{})
+	resume := sync.OnceFunc(func() { close(block) })
+	t.Cleanup(resume)
+	s.disks[0].Inject(disktest.Rule{Op: disktest.OpRead, Times: 1, Block: block})
+	stale := c.MustStart(t, tt.Read10(1, 0, 4<<20/512))
+	eventually(t, "the read reaches the disk", func() bool { return s.disks[0].Calls(disktest.OpRead) > calls })
+	got, err := c.AbortTask(stale)
+	require.NoError(t, err)
+	require.Equal(t, pdu.TMComplete, got)
+	resume()
+	eventually(t, "nothing is held", func() bool { return s.MemoryInUse() <= before })
+	require.Equal(t, calls+1, s.disks[0].Calls(disktest.OpRead), "nobody wants the rest")
+	require.NoError(t, c.ExpectOnlyPing())
+	require.Equal(t, window, c.MaxCmdSN-c.CmdSN, "its place is given back once")
+	require.Len(t, c.MustGood(t, tt.Read10(1, 0, 8)).Data, 8*512)
+}
+
+// TestHeldDataIsNotKept sends requests with data that nobody looks at before their turn. Their memory is free again.
+func TestHeldDataIsNotKept(t *testing.T) {
+	s := newServer(t)
+	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
+	before := s.MemoryInUse()
+	late, _, _ := c.Prepare(tt.TestUnitReady(1))
+	for _, cdb := range [][]byte{tt.TestUnitReady(1).CDB, tt.Read10(1, 1<<31, 1).CDB, tt.Read10(1, 0, 1).CDB} {
+		cmd, _, _ := c.Prepare(tt.Command{LUN: 1, CDB: cdb})
+		require.NoError(t, c.Send(&cmd, make([]byte, 16<<10)))
+	}
+	_, err := c.Ping(nil)
+	require.NoError(t, err)
+	require.Greater(t, s.MemoryInUse(), before, "they wait for the one before them")
+	require.NoError(t, c.Send(&late, nil))
+	for range 4 {
+		_, _, err := tt.Expect[pdu.SCSIResponse](c.Conn)
+		require.NoError(t, err)
+	}
+	eventually(t, "nothing is held", func() bool { return s.MemoryInUse() <= before })
+}
