@@ -9,7 +9,7 @@ import (
 // Options bound what an image may claim. The zero value works.
 type Options struct {
 	MaxVirtualSize int64 // bytes; 0: 64 TiB
-	// WillRead is told what of the file is read soon, bytes, so that storage can be asked for several things at once. nil: nobody wants to know.
+	// WillRead is told what of the file is read soon, one byte or more, so that storage can be asked for several things at once. nil: nobody wants to know.
 	// It is called by several goroutines, and should not wait.
 	WillRead func(off, length int64)
 }
@@ -59,7 +59,9 @@ func Open(r io.ReaderAt, fileSize int64, opt Options) (*Image, error) {
 	if willRead == nil {
 		willRead = func(int64, int64) {}
 	}
-	willRead(h.refTableOffset, h.refTableLen<<h.clusterBits)
+	if h.refTableLen > 0 { // there may be none, and to posix_fadvise(2) no length is all that follows
+		willRead(h.refTableOffset, h.refTableLen<<h.clusterBits)
+	}
 	im := &Image{r: r, fileSize: fileSize, hdr: h}
 	im.tables.init(h.clusterSize(), tableCacheBytes, im.loadTable)
 	im.passing.init(h.clusterSize(), 0, im.loadTable)
