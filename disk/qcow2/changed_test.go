@@ -109,7 +109,8 @@ func TestFileBecomesShorter(t *testing.T) {
 			require.NoError(t, err)
 			got.SetBacking(&shrinkingFile{make([]byte, 8*cs), 3 * cs}, 8*cs)
 			file.size = c.size
-			_, err = got.ReadAt(make([]byte, c.n), c.off)
+			n, err := got.ReadAt(make([]byte, c.n), c.off)
+			require.Zero(t, n)
 			require.ErrorIs(t, err, io.ErrUnexpectedEOF)
 			require.NotErrorIs(t, err, io.EOF)
 		})
