@@ -90,5 +90,19 @@ func (im *image) opensAs(t *testing.T, want []byte) *Image {
 	_, err = got.ReadAt(p, 0)
 	require.NoError(t, err)
 	require.True(t, bytes.Equal(want, p))
+	got.holdsNothing(t)
 	return got
+}
+
+// holdsNothing fails where something that was read is still held: it would stay in memory, and soon nothing else would.
+func (im *Image) holdsNothing(t *testing.T) {
+	t.Helper()
+	for _, c := range []*cache{&im.tables, &im.passing, &im.decoded} {
+		require.Empty(t, c.places)
+		for i := range c.shards {
+			for j := range c.shards[i].slots {
+				require.Zero(t, c.shards[i].slots[j].pins)
+			}
+		}
+	}
 }

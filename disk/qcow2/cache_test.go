@@ -109,6 +109,9 @@ func TestReadsInTheMiddleDecodeToThere(t *testing.T) {
 			require.Empty(t, loaded)
 		}
 		require.False(t, decodes(im, 60<<10))
+		_, _, err := im.sameKind(0, 1<<16)
+		require.NoError(t, err)
+		im.holdsNothing(t)
 	}
 }
 

@@ -2,6 +2,7 @@ package qcow2
 
 import (
 	"bytes"
+	"io"
 	"math/rand/v2"
 	"testing"
 
@@ -72,5 +73,51 @@ func TestTableIsChangedBetweenReads(t *testing.T) {
 		got.tables.init(cs, tableCacheBytes, got.loadTable) // as if it had been dropped
 		off := r.Int64N(32 * cs)
 		_, _ = got.ReadAt(p[:1+r.IntN(len(p))], off)
+	}
+}
+
+// shrinkingFile ends at size, also for who knew it when it was longer.
+type shrinkingFile struct {
+	b    []byte
+	size int64
+}
+
+func (f *shrinkingFile) ReadAt(p []byte, off int64) (int, error) {
+	return bytes.NewReader(f.b[:f.size]).ReadAt(p, off)
+}
+
+// A file that becomes shorter under the reader is an error of storage. The end of the disk, which io.EOF means, is somewhere else.
+func TestFileBecomesShorter(t *testing.T) {
+	const bits, cs = 16, 1 << 16
+	im := newImage(bits, 8*cs, 3)
+	data := deflated(t, words(cs, 1))
+	im.compressed(0, (atData+2)*cs, data)
+	im.data(1, atData, 1)
+	for name, c := range map[string]struct{ size, off, n int64 }{
+		"compressed":                      {(atData + 2) * cs, 0, 512},
+		"a whole compressed cluster":      {(atData+2)*cs + 512, 0, cs},
+		"data":                            {atData * cs, cs, 512},
+		"data, within a cluster":          {atData*cs + 512, cs, cs},
+		"a table":                         {atL2*cs + 512, cs, 512},
+		"a table, at its very end":        {atData*cs - 1, cs, 512},
+		"the backing file":                {int64(len(im.b)), 4 * cs, 512},
+		"the backing file, in the middle": {int64(len(im.b)), 2 * cs, 4 * cs},
+	} {
+		t.Run(name, func(t *testing.T) {
+			file := &shrinkingFile{im.b, int64(len(im.b))}
+			got, err := Open(file, file.size, Options{})
+			require.NoError(t, err)
+			got.SetBacking(&shrinkingFile{make([]byte, 8*cs), 3 * cs}, 8*cs)
+			file.size = c.size
+			n, err := got.ReadAt(make([]byte, c.n), c.off)
+			require.Zero(t, n)
+			require.ErrorIs(t, err, io.ErrUnexpectedEOF)
+			require.NotErrorIs(t, err, io.EOF)
+		})
+	}
+	for _, size := range []int64{atL1*cs + 4, atL2*cs + 512, cs, 200} { // while it is opened
+		_, err := Open(&shrinkingFile{im.b, size}, int64(len(im.b)), Options{})
+		require.ErrorIs(t, err, io.ErrUnexpectedEOF, size)
+		require.NotErrorIs(t, err, io.EOF)
 	}
 }

@@ -163,7 +163,7 @@ func (im *Image) loadCluster(p []byte, entry uint64) error {
 	begin, end := im.storedRange(entry)
 	b := im.codec.input(end - begin)
 	defer im.codec.release(b)
-	if n, err := im.r.ReadAt(*b, begin); n < len(*b) {
+	if err := readFull(im.r, *b, begin); err != nil {
 		return fmt.Errorf("reading compressed data at %#x: %w", begin, err)
 	}
 	return im.codec.decode(p, *b, begin)

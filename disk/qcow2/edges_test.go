@@ -118,6 +118,39 @@ func TestInfo(t *testing.T) {
 	require.Equal(t, Info{Version: 3, ClusterSize: 1 << 16, VirtualSize: 8 << 16, PlainSize: 1 << 16, LazyRefcounts: true, Snapshots: 3}, got.Info())
 }
 
+// TestSubclusters has a whole cluster of them and one that the end of the disk cuts: within the second of its last three that are stored.
+func TestSubclusters(t *testing.T) {
+	const bits, cs, sub = 16, 1 << 16, 1 << 16 / 32
+	const size = 2*cs + 6*sub + 512
+	im := newImage(bits, size, 3)
+	im.put64(72, incompatExtendedL2)
+	im.data(0, atData, 1) // a plain entry, of which the next one is the bits
+	im.data(2, atData+1, 2)
+	im.put64(im.l2(4), (atData+2)<<bits|entryCopied)
+	copy(im.cluster(atData+2), bytes.Repeat([]byte{3}, cs))
+	im.put64(im.l2(1), 1<<31|1<<4|1<<3|1<<(32+5))
+	im.put64(im.l2(3), 1<<32-1)
+	im.put64(im.l2(5), 1<<5|1<<6|1<<7|1<<(32+4))
+	want := make([]byte, size)
+	for _, i := range []int{3, 4, 31} {
+		copy(want[i*sub:], bytes.Repeat([]byte{1}, sub))
+	}
+	copy(want[cs:], bytes.Repeat([]byte{2}, cs))
+	copy(want[2*cs+5*sub:], bytes.Repeat([]byte{3}, sub+512))
+	got := im.opensAs(t, want)
+	require.EqualValues(t, 3*sub+cs+sub+512, got.Info().PlainSize)
+	for off, c := range map[int64]struct {
+		n    int64
+		kind Kind
+	}{0: {3 * sub, KindUnallocated}, 3*sub + 10: {2*sub - 10, KindData}, 5 * sub: {sub, KindZero}, 31 * sub: {cs + sub, KindData},
+		2*cs + 4*sub: {sub, KindZero}, 2*cs + 5*sub: {sub + 512, KindData}} {
+		n, kind, err := got.Extent(off, size-off)
+		require.NoError(t, err)
+		require.Equal(t, c.kind, kind, off)
+		require.Equal(t, c.n, n, off)
+	}
+}
+
 // TestReadsLeaveNothingOfTheBuffer reads everything that the file does not have into memory that somebody else has used.
 func TestReadsLeaveNothingOfTheBuffer(t *testing.T) {
 	const bits, cs = 16, 1 << 16
@@ -136,28 +169,46 @@ func TestReadsLeaveNothingOfTheBuffer(t *testing.T) {
 			got.SetBacking(bytes.NewReader(bytes.Repeat([]byte{9}, backing)), int64(backing))
 			copy(want[2*cs:], bytes.Repeat([]byte{9}, 1000))
 		}
-		p := bytes.Repeat([]byte{0xa5}, 8*cs)
-		_, err = got.ReadAt(p, 0)
-		require.NoError(t, err)
-		require.True(t, bytes.Equal(want, p))
+		for _, off := range []int{0, 2*cs + 999, 2*cs + 1000, 4 * cs} { // also where there is nothing of the backing file at all
+			p := bytes.Repeat([]byte{0xa5}, 8*cs-off)
+			_, err = got.ReadAt(p, int64(off))
+			require.NoError(t, err)
+			require.True(t, bytes.Equal(want[off:], p), off)
+		}
 	}
 }
 
-// TestFileEndsWithinASector has compressed data at the end of a file, of which the last sector is not whole.
+// TestRestOfTheLastTable has anything at all behind the entries that the virtual size needs, in the second of two tables: a disk that was made
+// smaller. It is not looked at.
+func TestRestOfTheLastTable(t *testing.T) {
+	const bits, cs, entries = 9, 1 << 9, 1 << 9 / 8
+	im := newImage(bits, (entries+3)*cs+512, 3)
+	im.put64(atL1*cs+8, (atL2+1)*cs|entryCopied)
+	im.data(entries+2, atData+1, 7)
+	for i := entries + 4; i < 2*entries; i++ {
+		im.put64(im.l2(i), math.MaxUint64)
+	}
+	want := make([]byte, (entries+3)*cs+512)
+	copy(want[(entries+2)*cs:], bytes.Repeat([]byte{7}, cs))
+	im.opensAs(t, want)
+	im.put64(im.l2(entries+3), math.MaxUint64)
+	_, err := im.open()
+	require.ErrorAs(t, err, new(*FormatError))
+}
+
+// TestFileEndsWithinASector has compressed data at the end of a file, of which the last sector is not whole, from its first byte on.
 func TestFileEndsWithinASector(t *testing.T) {
 	const bits, cs = 16, 1 << 16
 	want := words(cs, 1)
 	data := deflated(t, want)
-	im := newImage(bits, 8*cs, 4)
-	im.compressed(0, atData*cs, data)
-	im.b = im.b[:atData*cs+len(data)]
-	require.NotZero(t, len(im.b)%512)
-	got, err := im.open()
-	require.NoError(t, err)
-	p := make([]byte, cs)
-	_, err = got.ReadAt(p, 0)
-	require.NoError(t, err)
-	require.True(t, bytes.Equal(want, p))
+	for _, last := range []int{1, 2, 300, 511, 512} { // bytes of it
+		im := newImage(bits, 8*cs, 4)
+		at := atData*cs + (last-len(data)&511+512)&511
+		im.compressed(0, at, data)
+		im.b = im.b[:at+len(data)]
+		require.Equal(t, last&511, len(im.b)%512)
+		im.opensAs(t, want)
+	}
 }
 
 // TestScatteredClusters reads clusters that follow each other for the guest and not in the file, and asks where they lie.

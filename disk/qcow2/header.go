@@ -254,7 +254,7 @@ func (h *header) table(what string, offset uint64, length, limit, fileSize int64
 // readNames reads the header extensions and the backing file's name, all inside the first cluster.
 func (h *header) readNames(r io.ReaderAt, fileSize, headerLen int64, nameOffset uint64, nameLen uint32) error {
 	first := make([]byte, min(h.clusterSize(), fileSize))
-	if _, err := io.ReadFull(io.NewSectionReader(r, 0, int64(len(first))), first); err != nil {
+	if err := readFull(r, first, 0); err != nil {
 		return fmt.Errorf("reading the header: %w", err)
 	}
 	if headerLen > int64(len(first)) {

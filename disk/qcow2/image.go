@@ -2,6 +2,7 @@ package qcow2
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 )
@@ -9,7 +10,7 @@ import (
 // Options bound what an image may claim. The zero value works.
 type Options struct {
 	MaxVirtualSize int64 // bytes; 0: 64 TiB
-	// WillRead is told what of the file is read soon, bytes, so that storage can be asked for several things at once. nil: nobody wants to know.
+	// WillRead is told what of the file is read soon, one byte or more, so that storage can be asked for several things at once. nil: nobody wants to know.
 	// It is called by several goroutines, and should not wait.
 	WillRead func(off, length int64)
 }
@@ -59,7 +60,9 @@ func Open(r io.ReaderAt, fileSize int64, opt Options) (*Image, error) {
 	if willRead == nil {
 		willRead = func(int64, int64) {}
 	}
-	willRead(h.refTableOffset, h.refTableLen<<h.clusterBits)
+	if h.refTableLen > 0 { // there may be none, and to posix_fadvise(2) no length is all that follows
+		willRead(h.refTableOffset, h.refTableLen<<h.clusterBits)
+	}
 	im := &Image{r: r, fileSize: fileSize, hdr: h}
 	im.tables.init(h.clusterSize(), tableCacheBytes, im.loadTable)
 	im.passing.init(h.clusterSize(), 0, im.loadTable)
@@ -85,7 +88,7 @@ func Open(r io.ReaderAt, fileSize int64, opt Options) (*Image, error) {
 // readL1 loads the entries that the virtual size needs; more than that is never looked at.
 func (im *Image) readL1() error {
 	raw := make([]byte, im.hdr.l1Need()*8)
-	if _, err := im.r.ReadAt(raw, im.hdr.l1Offset); err != nil {
+	if err := readFull(im.r, raw, im.hdr.l1Offset); err != nil {
 		return fmt.Errorf("reading the L1 table: %w", err)
 	}
 	im.l1 = make([]uint64, len(raw)/8)
@@ -97,7 +100,7 @@ func (im *Image) readL1() error {
 
 // loadTable fills p with the L2 table at off.
 func (im *Image) loadTable(p []byte, off uint64) error {
-	if _, err := im.r.ReadAt(p, int64(off)); err != nil {
+	if err := readFull(im.r, p, int64(off)); err != nil {
 		return fmt.Errorf("reading the L2 table at %#x: %w", off, err)
 	}
 	return nil
@@ -399,10 +402,7 @@ func (im *Image) readHost(p []byte, host int64) error {
 	if n == 0 {
 		return nil
 	}
-	if m, err := im.r.ReadAt(p[:n], host); int64(m) < n {
-		return err
-	}
-	return nil
+	return readFull(im.r, p[:n], host)
 }
 
 func (im *Image) readBacking(p []byte, off int64) error {
@@ -414,8 +414,20 @@ func (im *Image) readBacking(p []byte, off int64) error {
 	if n == 0 {
 		return nil
 	}
-	if m, err := im.backing.ReadAt(p[:n], off); int64(m) < n {
+	if err := readFull(im.backing, p[:n], off); err != nil {
 		return fmt.Errorf("backing file: %w", err)
 	}
 	return nil
+}
+
+// readFull fills p from r at off. Where r ends before that, it became shorter since it was opened, which is not the end of the disk.
+func readFull(r io.ReaderAt, p []byte, off int64) error {
+	n, err := r.ReadAt(p, off)
+	switch {
+	case n == len(p):
+		return nil
+	case err == nil || errors.Is(err, io.EOF):
+		return io.ErrUnexpectedEOF
+	}
+	return err
 }

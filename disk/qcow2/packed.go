@@ -51,7 +51,7 @@ func (im *Image) readPacked(p []byte, off int64) (int, error) {
 	}
 	b := im.codec.input(end - begin)
 	defer im.codec.release(b)
-	if n, err := im.r.ReadAt(*b, begin); n < len(*b) {
+	if err := readFull(im.r, *b, begin); err != nil {
 		return 0, fmt.Errorf("reading compressed data at %#x: %w", begin, err)
 	}
 	for i, e := range entries[:run] {

@@ -76,3 +76,28 @@ func decodes(im *Image, off int64) bool {
 	slow, _ := im.Decodes(off)
 	return slow
 }
+
+// TestShards puts many blocks into a cache of several shards: each is found where it was put, by whoever asks.
+func TestShards(t *testing.T) {
+	var c cache
+	c.init(8, 64*8, func(p []byte, at uint64) error {
+		p[0] = byte(at)
+		return nil
+	})
+	require.Len(t, c.shards, maxShards)
+	for key := range int64(64) {
+		require.False(t, c.has(1000+key, 1))
+		b, err := c.get(1000+key, uint64(key), 8)
+		require.NoError(t, err)
+		b.release()
+	}
+	for key := range int64(64) {
+		require.True(t, c.has(1000+key, 8))
+		b, ok := c.peek(1000 + key)
+		require.True(t, ok)
+		require.EqualValues(t, key, b.data[0])
+		b.release()
+	}
+	_, ok := c.peek(999)
+	require.False(t, ok)
+}

@@ -6,6 +6,7 @@ import (
 	"io"
 	"math"
 	"runtime"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -143,6 +144,7 @@ func TestRefused(t *testing.T) {
 			require.ErrorContains(t, err, c.want)
 			var format *FormatError
 			require.ErrorAs(t, err, &format)
+			require.Equal(t, format.Action != "", strings.HasSuffix(err.Error(), format.Why+"; "+format.Action), "what to do")
 		})
 	}
 }

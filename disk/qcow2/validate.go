@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"encoding/binary"
 	"fmt"
-	"io"
 	"runtime"
 	"slices"
 	"sync/atomic"
@@ -181,7 +180,7 @@ func (v *validator) refcounts() error {
 	}
 	page := make([]byte, min(length, 64<<10))
 	for done := int64(0); done < length; done += int64(len(page)) {
-		if _, err := io.ReadFull(io.NewSectionReader(v.im.r, v.refTableOffset+done, length-done), page[:min(int64(len(page)), length-done)]); err != nil {
+		if err := readFull(v.im.r, page[:min(int64(len(page)), length-done)], v.refTableOffset+done); err != nil {
 			return fmt.Errorf("reading the refcount table: %w", err)
 		}
 		for i := 0; i+8 <= len(page) && done+int64(i) < length; i += 8 {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand"
+	"runtime"
 	"slices"
 	"sync"
 	"testing"
@@ -86,8 +87,10 @@ func (l *listener) ReadAt(p []byte, off int64) (int, error) {
 	return l.ReaderAt.ReadAt(p, off)
 }
 
-// TestTablesAreAnnounced opens an image of many tables, some of which are missing: storage is told of each long before it is read.
+// TestTablesAreAnnounced opens an image of many tables, some of which are missing: storage is told of each long before it is read. Of
+// several goroutines one may be ahead of what another one is about to announce, so there is one.
 func TestTablesAreAnnounced(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	for bits, want := range map[int]bool{12: true, 11: false} {
 		const tables = 3 * tablesAhead
 		cs := 1 << bits
@@ -120,6 +123,16 @@ func TestTablesAreAnnounced(t *testing.T) {
 			require.Len(t, l.announced, len(there)+1) // and the refcount table
 		}
 	}
+}
+
+// TestNothingIsNotAnnounced opens an image without a refcount table: a length of 0 means the rest of the file to posix_fadvise(2).
+func TestNothingIsNotAnnounced(t *testing.T) {
+	im := newImage(9, 8<<9, 1)
+	im.put32(56, 0)
+	l := &listener{ReaderAt: bytes.NewReader(im.b), announced: map[int64]int64{}}
+	_, err := Open(l, int64(len(im.b)), Options{WillRead: l.willRead})
+	require.NoError(t, err)
+	require.Empty(t, l.announced)
 }
 
 func TestRepeated(t *testing.T) {

@@ -81,6 +81,7 @@ func TestStreams(t *testing.T) {
 		{"dynamic, one distance, the other used", header(last|dynamic).lengths(codeLengths(258, map[int]uint{'a': 1, 256: 2, 257: 2}), []uint{1}).
 			code(0, 1).code(3, 2).bits(1, 1).code(2, 2), "a", ErrCode},
 		{"dynamic, codes of 15 bits", longCodes(), full + "abcd", nil},
+		{"dynamic, a repetition that ends with the lengths", repeatedToTheEnd(), "\xff", nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			// Alone, and with more input and room behind it, so that both loops see it.
@@ -117,6 +118,19 @@ func longCodes() *bitWriter {
 	return w.code(0x1ffe, 13)
 }
 
+// repeatedToTheEnd is a block whose last code lengths are a repetition, as zlib writes them.
+func repeatedToTheEnd() *bitWriter {
+	w := header(last|dynamic).bits(0, 5).bits(4-1, 5).bits(18-4, 4)
+	for _, symbol := range codeOrder[:18] {
+		n := map[uint8]uint{16: 3, 18: 3, 1: 1, 2: 2}[symbol]
+		w.bits(n, 3)
+	}
+	// 1: 0, 2: 10, 16: 110, 18: 111
+	w.code(7, 3).bits(127, 7).code(7, 3).bits(117-11, 7).code(0, 1).code(0, 1) // 255 zeros; literal 255 and the end, of one bit each
+	w.code(2, 2).code(6, 3).bits(0, 2)                                         // four distances of two bits: one, and three times the same
+	return w.code(0, 1).code(1, 1)
+}
+
 // TestSymbols decodes every length with every distance, at both ends of their extra bits.
 func TestSymbols(t *testing.T) {
 	var d Decoder
@@ -143,6 +157,87 @@ func TestSymbols(t *testing.T) {
 			got, err := agree(t, &d, src, len(want)+slack)
 			require.NoError(t, err)
 			require.True(t, bytes.Equal(want, got), "distance code %d", distance)
+		}
+	}
+}
+
+// TestNearMatches has every length at every distance up to those that are copied in the largest steps, each from bytes that were not there before:
+// a step too large would copy what is not written yet.
+func TestNearMatches(t *testing.T) {
+	var d Decoder
+	r := rand.New(rand.NewPCG(9, 9))
+	// symbol is the last one from first to last whose smallest value is at most v, and what remains of that.
+	symbol := func(entries []uint32, first, last, v uint) (s, rest uint) {
+		for s = last; s > first && uint(entries[s]>>valueAt&valueMask) > v; s-- {
+		}
+		return s, v - uint(entries[s]>>valueAt&valueMask)
+	}
+	for distance := uint(1); distance <= 36; distance++ {
+		w := header(last | fixed)
+		var want []byte
+		for length := uint(3); length <= 258; length++ {
+			for range distance {
+				b := byte(r.Uint32())
+				w.fixed(uint(b))
+				want = append(want, b)
+			}
+			s, rest := symbol(litLenEntries[:], 257, 285, length)
+			w.fixed(s).bits(rest, uint(litLenEntries[s]&takeMask))
+			s, rest = symbol(distEntries[:], 0, maxDist-1, distance)
+			w.code(s, 5).bits(rest, uint(distEntries[s]&takeMask))
+			for range length {
+				want = append(want, want[uint(len(want))-distance])
+			}
+		}
+		w.fixed(256)
+		for _, slack := range []int{0, 512} {
+			got, err := agree(t, &d, append(bytes.Clone(w.b), make([]byte, slack)...), len(want)+slack)
+			require.NoError(t, err)
+			require.True(t, bytes.Equal(want, got), "distance %d", distance)
+		}
+	}
+}
+
+// TestLongestMatch ends a stream with what takes the most bits that a match can, 48, at every position within a byte, so that the last of them
+// is the input's last bit, too.
+func TestLongestMatch(t *testing.T) {
+	var d Decoder
+	prefix := text(32<<10, 8)
+	litlen, dist := map[int]uint{256: 1, 0: 2, 1: 3, 284: 15, 283: 15}, make([]uint, 30)
+	for n := range uint(11) {
+		litlen[2+int(n)] = n + 4 // to 14
+	}
+	for n := range uint(14) {
+		dist[n] = n + 1
+	}
+	dist[28], dist[29] = 15, 15
+	for lead := range uint(24) {
+		w := header(stored).bits(0, 5).bits(32<<10, 16).bits(0x7fff, 16)
+		w.b = append(w.b, prefix...)
+		w.bits(last|dynamic, 3).lengths(codeLengths(285, litlen), dist)
+		want := bytes.Clone(prefix)
+		for n := lead + 2; n > 0; {
+			if n == 3 { // literal 1
+				w.code(6, 3)
+				want, n = append(want, 1), 0
+			} else {
+				w.code(2, 2)
+				want, n = append(want, 0), n-2
+			}
+		}
+		w.code(0x7fff, 15).bits(31, 5).code(0x7fff, 15).bits(0x1fff, 13) // 258 bytes from 32 KiB before
+		want = append(want, want[len(want)-32<<10:][:258]...)
+		alone := bytes.Clone(w.b)
+		got, err := agree(t, &d, alone, len(want))
+		require.NoError(t, err)
+		require.True(t, bytes.Equal(want, got), lead)
+		w.code(0, 1)
+		got, err = agree(t, &d, w.b, len(want)+1)
+		require.NoError(t, err)
+		require.True(t, bytes.Equal(want, got), lead)
+		if len(w.b) > len(alone) { // the end begins a byte
+			_, err = d.Decode(make([]byte, len(want)+1), alone)
+			require.Equal(t, ErrTruncated, err)
 		}
 	}
 }
