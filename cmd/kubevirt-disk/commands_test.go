@@ -153,8 +153,15 @@ func TestConvert(t *testing.T) {
 
 	status, _, _ = run(t, nil, "convert", "--force", source, source)
 	require.Equal(t, exitFailed, status, "an image is not converted onto itself")
-	status, _, _ = run(t, nil, "convert", "--force", source, dir)
-	require.Equal(t, exitFailed, status, "nor onto a directory")
+	for _, args := range [][]string{{"convert"}, {"convert", "--force"}} {
+		status, _, stderr = run(t, nil, append(args, source, dir)...)
+		require.Equal(t, exitFailed, status, "nor onto a directory")
+		require.Contains(t, stderr, "is a directory")
+		require.NotContains(t, stderr, "--force", "which would not help")
+	}
+	status, _, stderr = run(t, nil, "convert", source, filepath.Join(source, "c.raw"))
+	require.Equal(t, exitFailed, status)
+	require.Contains(t, stderr, source+" is no directory")
 	status, _, stderr = run(t, nil, "convert", filepath.Join(dir, "missing.raw"), filepath.Join(dir, "c.raw"))
 	require.Equal(t, exitFailed, status)
 	require.Contains(t, stderr, "missing.raw")
@@ -169,6 +176,50 @@ func TestConvert(t *testing.T) {
 		require.Equal(t, exitUsage, status)
 		require.Contains(t, stderr, "convert IMAGE RAW")
 	}
+}
+
+// What a person names is in no image directory, so nothing is said of one.
+func TestConvertSaysWhatToNameInstead(t *testing.T) {
+	dir := t.TempDir()
+	put := func(name, content string) string {
+		path := filepath.Join(dir, name)
+		require.NoError(t, os.WriteFile(path, []byte(content), 0o644))
+		return path
+	}
+	link := filepath.Join(dir, "link.raw")
+	require.NoError(t, os.Symlink(put("a.raw", strings.Repeat("data", 128)), link))
+	for path, want := range map[string]string{
+		put("notes.txt", "buy milk\n"):              "is a text file, not a disk image; name a disk image instead",
+		put("empty.raw", ""):                        "is empty; name a disk image instead",
+		put("program", "\x7fELF\x02"):               "is an ELF program or library; name a disk image instead",
+		put("disk", "\x01\x02\x03"):                 "name it .raw, .img or .iso if it is one, otherwise name a disk image instead",
+		put("a.raw.gz", "\x1f\x8b\x08"):             `unpack it with "gzip -d" first`,
+		put("a.zip", "PK\x03\x04"):                  "extract the disk image from it, and name that",
+		link:                                        "is a symbolic link, not a regular file; name the image file itself",
+		dir:                                         "is a directory, not a regular file; name the image file itself",
+		filepath.Join(dir, "missing.raw"):           "missing.raw: does not exist; name a file that is there",
+		filepath.Join(dir, "nowhere", "a.raw"):      "a.raw cannot be opened: open " + filepath.Join(dir, "nowhere") + ": no such file or directory",
+		filepath.Join(dir, "notes.txt", "no-image"): "no-image cannot be opened: open " + filepath.Join(dir, "notes.txt") + ": not a directory",
+	} {
+		destination := filepath.Join(dir, "out.raw")
+		for _, args := range [][]string{{"convert", path, destination}, {"inspect", path}} {
+			status, stdout, stderr := run(t, nil, args...)
+			require.Equal(t, exitFailed, status, args)
+			require.Contains(t, stdout+stderr, want, args)
+			require.NotContains(t, stdout+stderr, "image directory", args)
+			require.NoFileExists(t, destination)
+		}
+	}
+}
+
+// The name of an image is not what a terminal should take for a command.
+func TestConvertWritesOutTheName(t *testing.T) {
+	dir := t.TempDir()
+	source := filepath.Join(dir, "a\x1b[2J\nb.raw")
+	require.NoError(t, os.WriteFile(source, make([]byte, 4096), 0o644))
+	status, _, stderr := run(t, nil, "convert", source, filepath.Join(dir, "out.raw"))
+	require.Equal(t, exitDone, status, stderr)
+	require.True(t, strings.HasPrefix(stderr, `a\x1b[2J\nb.raw: 4 KiB`), "%q", stderr)
 }
 
 // called returns a link to the binary by which it is called by another name.
