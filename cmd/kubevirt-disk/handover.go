@@ -134,7 +134,7 @@ func askControl(ctx context.Context, path string, req handoverRequest) (string, 
 	case errors.Is(err, context.DeadlineExceeded):
 		return "", fmt.Errorf("the daemon at %s has not answered in time, and goes on with what was asked, as when its disk hangs: see in /status who has LUN %d, or ask again", path, req.LUN)
 	case err != nil:
-		return "", fmt.Errorf("no daemon answers at %s: %w; is it running, with the same --%s?", path, err, keyWorkDir)
+		return "", fmt.Errorf("no daemon answers at %s: %w: is it running, with the same %s or %s?", path, withoutURL(err), nameOf(keyWorkDir), nameOf(keyControlSocket))
 	}
 	defer res.Body.Close()
 	var reply handoverAnswer
