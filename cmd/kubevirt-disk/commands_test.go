@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -14,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -176,6 +178,16 @@ func TestConvertInterrupted(t *testing.T) {
 	entries, err := os.ReadDir(dir)
 	require.NoError(t, err)
 	require.Len(t, entries, 1, "nothing is left beside the image")
+}
+
+func TestConvertWhereNothingCanBeWritten(t *testing.T) {
+	for _, cause := range []error{syscall.EACCES, syscall.EPERM, syscall.EROFS} {
+		err := explainWrite(&fs.PathError{Op: "open", Path: "/out/b.raw.partial", Err: cause}, "/out/b.raw")
+		require.ErrorContains(t, err, fmt.Sprintf("/out/b.raw cannot be written by user %d: ", os.Geteuid()))
+		require.ErrorIs(t, err, cause)
+	}
+	require.NoError(t, explainWrite(nil, "/out/b.raw"))
+	require.Equal(t, syscall.EIO, explainWrite(syscall.EIO, "/out/b.raw"))
 }
 
 // writerFunc is a writer made of a function.

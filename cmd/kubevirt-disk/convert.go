@@ -49,6 +49,14 @@ func (a *app) convert(ctx context.Context, source, destination string, force boo
 	if err != nil && ctx.Err() != nil {
 		return fmt.Errorf("interrupted: %s was not written", destination)
 	}
+	return explainWrite(err, destination)
+}
+
+// explainWrite names the file that was asked for where it is its directory that cannot be written: until it is complete, it has another name.
+func explainWrite(err error, destination string) error {
+	if errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) {
+		return fmt.Errorf("%s cannot be written by user %d: %w; name a file in a directory in which that user can make one", destination, os.Geteuid(), err)
+	}
 	return err
 }
 

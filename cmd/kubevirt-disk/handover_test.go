@@ -2,8 +2,11 @@ package main
 
 import (
 	"context"
+	"fmt"
+	"io/fs"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -73,6 +76,15 @@ func TestHandoverTellsWhatTheDaemonSays(t *testing.T) {
 		require.Empty(t, stdout, c.args)
 	}
 	require.Equal(t, exitDone, p.terminate())
+}
+
+func TestHandoverOfADaemonThatMayNotBeAsked(t *testing.T) {
+	for _, cause := range []error{unix.EACCES, unix.EPERM} {
+		err := explainAsk(&url.Error{Op: "Post", URL: "http://daemon/handover", Err: &fs.PathError{Op: "open", Path: "/work", Err: cause}}, "/work/control.sock", 1)
+		require.EqualError(t, err, fmt.Sprintf("user %d may not ask at /work/control.sock: a daemon obeys its own user and root: open /work: %v", os.Geteuid(), cause))
+	}
+	err := explainAsk(&url.Error{Op: "Post", URL: "http://daemon/handover", Err: &strangerError{"/work/control.sock"}}, "/work/control.sock", 1)
+	require.EqualError(t, err, (&strangerError{"/work/control.sock"}).Error())
 }
 
 // TestHandoverAsksSomethingElse: a server that is no daemon of this program.

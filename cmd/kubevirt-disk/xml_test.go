@@ -34,6 +34,9 @@ func TestXMLFromFlags(t *testing.T) {
 	}, lun)
 	require.Equal(t, libvirt.Device{Dev: "vda", Bus: libvirt.BusVirtio, Kind: libvirt.KindDisk, Cache: libvirt.CacheNone, Discard: libvirt.DiscardUnmap}, device)
 
+	lun, _ = xmlOf(t, nil, "--host=10.0.0.5:3261,10.0.0.6", "--port=3261", "--lun=2")
+	require.Equal(t, []libvirt.Portal{{Host: "10.0.0.5", Port: 3261}, {Host: "10.0.0.6", Port: 3261}}, lun.Portals)
+
 	lun, device = xmlOf(t, []string{"WWN=iqn.2020-01.a:b", "PORT=3262", "ACCESS_MODE=write-shared"},
 		"--host=[fd00::5]:3270,disk.example.com", "--lun=1", "--target-dev=sdb", "--bus=scsi", "--boot-order=1", "--initiator-name=iqn.2020-01.org.example:vm",
 		"--cache=writeback", "--io=threads", "--discard=ignore", "--detect-zeroes=on", "--error-policy=enospace", "--rerror-policy=stop", "--serial=s",
