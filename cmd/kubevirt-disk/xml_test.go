@@ -186,6 +186,17 @@ func TestXMLFromStatus(t *testing.T) {
 	require.Contains(t, stdout, "<target>iqn.2020-01.a:b</target>")
 }
 
+func TestStatusPage(t *testing.T) {
+	for text, want := range map[string]string{
+		"http://10.0.0.5:9260": "http://10.0.0.5:9260/status", "http://[fd00::5]:9260/": "http://[fd00::5]:9260/status",
+		"https://disk.example.com": "https://disk.example.com/status", "https://proxy.example.com/disk1/status": "https://proxy.example.com/disk1/status",
+	} {
+		page, err := statusPage(text)
+		require.NoError(t, err)
+		require.Equal(t, want, page.String())
+	}
+}
+
 // TestXMLFindsThePortal asks daemons that listen in several ways.
 func TestXMLFindsThePortal(t *testing.T) {
 	for _, c := range []struct {
