@@ -12,10 +12,30 @@ import (
 // maxBackingDepth is how many backing files an image may stand on.
 const maxBackingDepth = 8
 
+// fileUse is what a file is opened for, which decides what to do about one that will not do.
+type fileUse int
+
+const (
+	useFound   fileUse = iota // an image, found in the image directory
+	useNamed                  // an image that a person has named, in whatever directory it is
+	useBacking                // a backing file of either
+)
+
+// advice is what to do, by the use.
+func (u fileUse) advice(found, named, backing string) string {
+	return [...]string{useFound: found, useNamed: named, useBacking: backing}[u]
+}
+
+// another is what to do about a file that nothing makes an image of.
+func (u fileUse) another() string {
+	return u.advice("remove it from the image directory", "name a disk image instead", "put a disk image in its place, or rebase the image that names it")
+}
+
 // opener opens one image and the backing files it needs.
 type opener struct {
 	dir  *directory
 	opt  ImageOptions
+	use  fileUse  // of the image itself
 	used []fileID // the image and its backing files, also those of an image that was then refused
 
 	refused func(*layer) // if set: is told of a file that was recognised and then refused, while it is open
@@ -23,7 +43,7 @@ type opener struct {
 
 // image opens a file of the directory as an image that can be served. Refused files are an *ImageError.
 func (o *opener) image(name string) (*layer, error) {
-	l, head, err := o.open(name, o.dir.open)
+	l, head, err := o.open(name, o.dir.open, o.use)
 	if err != nil {
 		return nil, err
 	}
@@ -39,7 +59,7 @@ func (o *opener) image(name string) (*layer, error) {
 // checkImage applies the rules for a file that is to be a LUN, and opens what is below it.
 func (o *opener) checkImage(l *layer, head []byte) error {
 	if l.format == FormatRaw && (!hasRawExtension(l.name) || len(head) == 0) {
-		return refuseUnknown(l.name, head)
+		return refuseUnknown(l.name, head, o.use)
 	}
 	if err := o.complete(l, 0); err != nil {
 		return err
@@ -54,10 +74,10 @@ func (o *opener) checkImage(l *layer, head []byte) error {
 
 // open opens a file by the given method and recognises its content. Nothing below it is opened yet. head is what the
 // content begins with.
-func (o *opener) open(name string, open openFunc) (l *layer, head []byte, err error) {
+func (o *opener) open(name string, open openFunc, use fileUse) (l *layer, head []byte, err error) {
 	file, st, err := open(name)
 	if err != nil {
-		reason, action := explainOpen(err)
+		reason, action := explainOpen(err, use)
 		return nil, nil, &ImageError{Name: name, Format: FormatUnknown, Reason: reason, Action: action, Err: err}
 	}
 	l = &layer{name: name, format: FormatRaw, file: file, stat: *st, size: st.Size}
@@ -68,7 +88,7 @@ func (o *opener) open(name string, open openFunc) (l *layer, head []byte, err er
 	} else if m := detect(head, tail); m != nil {
 		l.format = m.format
 		if m.format != FormatQcow2 {
-			err = m.refuse(name)
+			err = m.refuse(name, use)
 		}
 	}
 	if err != nil {
@@ -127,7 +147,7 @@ func (o *opener) backing(l *layer, depth int) (*layer, error) {
 			"names the format %q for its backing file %q, and only raw and qcow2 are supported", string(declared), name)
 	}
 	seen := slices.Clone(o.used)
-	below, _, err := o.open(name, o.dir.openBeneath)
+	below, _, err := o.open(name, o.dir.openBeneath, useBacking)
 	var refused *ImageError
 	if errors.As(err, &refused) {
 		return refuse(refused.Action, "has the backing file %q, which %s", name, refused.Reason)

@@ -195,7 +195,7 @@ func TestWithoutOpenat2(t *testing.T) {
 		f.Close()
 		_, _, err = d.openBeneath("sub/base.raw")
 		require.ErrorIs(t, err, errNoOpenat2)
-		reason, action := explainOpen(err)
+		reason, action := explainOpen(err, useBacking)
 		require.Contains(t, reason, "openat2")
 		require.NotEmpty(t, action)
 		_, _, err = d.openBeneath("link.raw")

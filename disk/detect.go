@@ -121,7 +121,7 @@ func detect(head, tail []byte) *magic {
 }
 
 // refuse is what to tell about a file whose format is recognised and not served.
-func (m *magic) refuse(name string) *ImageError {
+func (m *magic) refuse(name string, use fileUse) *ImageError {
 	e := &ImageError{Name: name, Format: m.format, Reason: "is " + m.title}
 	stem := strings.TrimSuffix(name, path.Ext(name))
 	switch {
@@ -136,33 +136,33 @@ func (m *magic) refuse(name string) *ImageError {
 		e.Action = fmt.Sprintf("convert it with \"qemu-img convert -f %s -O qcow2 %s %s\"",
 			tool, shellWord(name), shellWord(stem+".qcow2"))
 	case m.kind == kindPacked:
-		e.Action = fmt.Sprintf("unpack it with %q before it is added", m.tool)
+		e.Action = fmt.Sprintf("unpack it with %q %s", m.tool, use.advice("before it is added", "first", "before it is added"))
 	case m.kind == kindArchive:
-		e.Action = "extract the disk image from it, and add only that"
+		e.Action = "extract the disk image from it, and " + use.advice("add only that", "name that", "put that in its place")
 	case m.format == "luks":
 		e.Action = "decrypt it first: a key cannot be given to the server"
 	default:
-		e.Action = "remove it from the image directory"
+		e.Action = use.another()
 	}
 	return e
 }
 
 // refuseUnknown is what to tell about a file that has no magic and no name of a raw disk.
-func refuseUnknown(name string, head []byte) *ImageError {
+func refuseUnknown(name string, head []byte, use fileUse) *ImageError {
 	e := &ImageError{Name: name, Format: FormatUnknown}
 	switch ext := strings.ToLower(path.Ext(name)); {
 	case len(head) == 0:
 		e.Reason = "is empty"
-		e.Action = "remove it from the image directory"
+		e.Action = use.another()
 	case ext == ".qcow2" || ext == ".qcow":
 		e.Reason = fmt.Sprintf("is named %s but does not begin with a qcow2 header", ext)
 		e.Action = "fetch or build it again, or name it .raw if that is what it is"
 	case looksLikeText(head):
 		e.Reason = "is a text file, not a disk image"
-		e.Action = "remove it from the image directory"
+		e.Action = use.another()
 	default:
 		e.Reason = "is no format that is known, and its name does not say that it is a raw disk"
-		e.Action = "name it .raw, .img or .iso if it is one, otherwise remove it from the image directory"
+		e.Action = "name it .raw, .img or .iso if it is one, otherwise " + use.another()
 	}
 	return e
 }

@@ -27,7 +27,7 @@ func TestDetectByMagic(t *testing.T) {
 		if m.format == FormatQcow2 {
 			continue
 		}
-		e := found.refuse("disk.raw")
+		e := found.refuse("disk.raw", useFound)
 		require.Equal(t, "is "+m.title, e.Reason)
 		require.NotEmpty(t, e.Action, "%s", m.title)
 		// One bit less is nothing that is known.
@@ -105,7 +105,26 @@ func TestUnknownFilesSayWhatToDo(t *testing.T) {
 		{"disk.raw", "", "is empty"},
 		{"grüße.txt", "grüße\n", "is a text file"},
 	} {
-		require.Contains(t, refuseUnknown(c.name, []byte(c.head)).Explain(), c.want, c.name)
+		require.Contains(t, refuseUnknown(c.name, []byte(c.head), useFound).Explain(), c.want, c.name)
+	}
+}
+
+// A backing file is needed by the image that names it: it is not to be removed, nor another image to be named.
+func TestBackingFilesSayWhatToDo(t *testing.T) {
+	dir := t.TempDir()
+	put(t, dir, "program.raw", []byte("\x7fELF"), 4096)
+	put(t, dir, "packed.raw", []byte("\x1f\x8b\x08"), 4096)
+	require.NoError(t, os.Symlink("program.raw", filepath.Join(dir, "link.raw")))
+	for base, want := range map[string]string{
+		"program.raw": "put a disk image in its place, or rebase the image that names it",
+		"packed.raw":  "unpack it with \"gzip -d\" before it is added",
+		"link.raw":    "put the file itself there",
+		"missing.raw": "does not exist; add it to the directory of the image",
+	} {
+		overlayOn(t, dir, "top.qcow2", base, "raw")
+		_, err := OpenImage(filepath.Join(dir, "top.qcow2"), ImageOptions{})
+		require.ErrorContains(t, err, want)
+		require.Contains(t, scanErrors(t, dir)["top.qcow2"], want)
 	}
 }
 
@@ -122,9 +141,9 @@ func FuzzDetect(f *testing.F) {
 	f.Fuzz(func(t *testing.T, head, tail []byte, name string) {
 		var e *ImageError
 		if m := detect(head, tail); m != nil {
-			e = m.refuse(name)
+			e = m.refuse(name, useNamed)
 		} else {
-			e = refuseUnknown(name, head)
+			e = refuseUnknown(name, head, useFound)
 		}
 		if e.Reason == "" || e.Action == "" {
 			t.Fatalf("nothing is said about %q", head)

@@ -25,10 +25,10 @@ func TestScanErrorIsTheErrorOfEveryFile(t *testing.T) {
 
 func TestExplainOpen(t *testing.T) {
 	for cause, want := range map[error]string{
-		unix.ELOOP: "symbolic link", unix.EXDEV: "outside the image directory", unix.ENOENT: "does not exist",
+		unix.ELOOP: "symbolic link", unix.EXDEV: "outside the directory of the image", unix.ENOENT: "does not exist",
 		unix.EACCES: "cannot be read by user", unix.EMFILE: "cannot be opened", &notRegularError{"a socket"}: "is a socket",
 	} {
-		reason, _ := explainOpen(&fs.PathError{Op: "open", Path: "x", Err: cause})
+		reason, _ := explainOpen(&fs.PathError{Op: "open", Path: "x", Err: cause}, useFound)
 		require.Contains(t, reason, want)
 	}
 }

@@ -50,12 +50,21 @@ func (u usage) total() int64 { return u.plain + u.compressed }
 // OpenImage opens and validates one image. Its backing files are looked for in its own directory only. A file that is
 // not accepted is an *ImageError.
 func OpenImage(path string, opt ImageOptions) (*Image, error) {
-	dir, err := openDirectory(filepath.Dir(path))
+	o, err := openerOf(path, opt)
 	if err != nil {
 		return nil, err
 	}
-	defer dir.close()
-	return (&opener{dir: dir, opt: opt}).openImage(filepath.Base(path))
+	defer o.dir.close()
+	return o.openImage(filepath.Base(path))
+}
+
+// openerOf opens the directory of an image that a person has named. The caller closes it.
+func openerOf(path string, opt ImageOptions) (*opener, error) {
+	dir, err := openDirectory(filepath.Dir(path))
+	if err != nil {
+		return nil, fmt.Errorf("%s cannot be opened: %w", printable(path), errors.Unwrap(err))
+	}
+	return &opener{dir: dir, opt: opt, use: useNamed}, nil
 }
 
 // openImage makes an Image of a file of the directory.

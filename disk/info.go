@@ -63,20 +63,20 @@ func (l *layer) describe(use usage) ImageInfo {
 // Inspect describes a file, also one that is not servable; then Reason says why. The error is for files that cannot
 // be read at all.
 func Inspect(path string, opt ImageOptions) (ImageInfo, error) {
-	dir, err := openDirectory(filepath.Dir(path))
+	o, err := openerOf(path, opt)
 	if err != nil {
 		return ImageInfo{}, err
 	}
-	defer dir.close()
+	defer o.dir.close()
 	name := filepath.Base(path)
 	info := ImageInfo{Name: name, BackingChain: []BackingInfo{}}
-	o := &opener{dir: dir, opt: opt, refused: func(l *layer) {
+	o.refused = func(l *layer) {
 		use, err := l.usage()
 		if err != nil {
 			use = usage{} // it is refused already, so the size is all that is missing
 		}
 		info = l.describe(use)
-	}}
+	}
 	img, err := o.openImage(name)
 	if err == nil {
 		info := img.Info()
@@ -86,12 +86,12 @@ func Inspect(path string, opt ImageOptions) (ImageInfo, error) {
 	if !errors.As(err, &refused) {
 		return ImageInfo{}, err
 	}
-	var st unix.Stat_t
-	if err := retry(func() error { return unix.Fstatat(int(dir.file.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW) }); err != nil {
-		return ImageInfo{}, &os.PathError{Op: "stat", Path: path, Err: err}
-	}
 	if refused.unreadable() {
 		return ImageInfo{}, err
+	}
+	var st unix.Stat_t
+	if err := retry(func() error { return unix.Fstatat(int(o.dir.file.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW) }); err != nil {
+		return ImageInfo{}, &os.PathError{Op: "stat", Path: path, Err: err}
 	}
 	if st.Mode&unix.S_IFMT == unix.S_IFREG {
 		info.FileSize = st.Size

@@ -108,7 +108,7 @@ func (o *opening) openImageFile() (file *os.File, readOnly bool, err error) {
 		file, st, err = dir.openAs(o.img.Name(), unix.O_RDONLY)
 	}
 	if err != nil {
-		reason, _ := explainOpen(err)
+		reason, _ := explainOpen(err, useFound)
 		return nil, false, fmt.Errorf("image %s %s: %w", o.img.Path(), reason, err)
 	}
 	// Not compared by inode: an overlay file system may give the file another one when it is opened for writing.

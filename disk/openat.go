@@ -152,21 +152,22 @@ func checkRegular(st *unix.Stat_t) error {
 }
 
 // explainOpen turns an error of open or openBeneath into a reason and what to do.
-func explainOpen(err error) (reason, action string) {
+func explainOpen(err error, use fileUse) (reason, action string) {
 	var special *notRegularError
 	switch {
 	case errors.As(err, &special):
-		return special.Error(), "put the image file itself there, or remove it"
+		return special.Error(), use.advice("put the image file itself there, or remove it", "name the image file itself", "put the file itself there")
 	case errors.Is(err, errNoOpenat2):
-		return errNoOpenat2.Error(), "put the file into the image directory itself"
+		return errNoOpenat2.Error(), "put the file into the directory of the image itself"
 	case errors.Is(err, unix.ELOOP):
 		return "is a symbolic link, or is reached through one", "put the image file itself there"
 	case errors.Is(err, unix.EXDEV):
-		return "lies outside the image directory", "put it into the image directory"
+		return "lies outside the directory of the image", "put it into that directory"
 	case errors.Is(err, unix.ENOENT):
-		return "does not exist", "add it to the image directory"
+		return "does not exist", use.advice("add it to the image directory", "name a file that is there", "add it to the directory of the image")
 	case errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM):
-		return fmt.Sprintf("cannot be read by user %d: %v", os.Geteuid(), err), "make it readable for that user: with chmod before it is added, or with \"ADD --chmod=0444\""
+		const added = ": with chmod before it is added, or with \"ADD --chmod=0444\""
+		return fmt.Sprintf("cannot be read by user %d: %v", os.Geteuid(), err), "make it readable for that user" + use.advice(added, "", added)
 	default:
 		return fmt.Sprintf("cannot be opened: %v", err), ""
 	}

@@ -206,6 +206,9 @@ func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 					return fmt.Errorf("%s= is no argument: %s", name, credentialsHint)
 				}
 			}
+			if !cmd.HasParent() { // a command that there is none of
+				return fmt.Errorf("%w: see %s --help", err, cmd.CommandPath())
+			}
 			return fmt.Errorf("%s: usage is %q", strings.TrimSpace(err.Error()), cmd.UseLine())
 		}
 		if slices.Contains(args, "") { // as a variable that is not set leaves it

@@ -2,8 +2,10 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -13,10 +15,12 @@ import (
 	"strconv"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/integration/peers"
 )
 
@@ -38,6 +42,7 @@ func TestNoCommandIsWrongUsage(t *testing.T) {
 	status, _, stderr = run(t, nil, "destroy")
 	require.Equal(t, exitUsage, status)
 	require.Contains(t, stderr, `"destroy"`)
+	require.Contains(t, stderr, "see kubevirt-disk --help", "which lists those that there are")
 	status, stdout, stderr = run(t, nil, "help", "destroy")
 	require.Equal(t, exitUsage, status)
 	require.Empty(t, stdout)
@@ -103,8 +108,9 @@ func TestInspect(t *testing.T) {
 func TestInspectWhatWouldNotBeServed(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "notes.txt")
 	require.NoError(t, os.WriteFile(path, []byte("not a disk"), 0o644))
-	status, stdout, _ := run(t, nil, "inspect", path)
+	status, stdout, stderr := run(t, nil, "inspect", path)
 	require.Equal(t, exitFailed, status)
+	require.Empty(t, stderr, "the output says why")
 	require.Contains(t, stdout, "servable   no: it ")
 	status, stdout, _ = run(t, nil, "inspect", "--json", path)
 	require.Equal(t, exitFailed, status)
@@ -113,7 +119,7 @@ func TestInspectWhatWouldNotBeServed(t *testing.T) {
 	require.Equal(t, false, info["servable"])
 	require.NotEmpty(t, info["reason"])
 
-	status, stdout, stderr := run(t, nil, "inspect", path+".missing")
+	status, stdout, stderr = run(t, nil, "inspect", path+".missing")
 	require.Equal(t, exitFailed, status)
 	require.Empty(t, stdout)
 	require.Contains(t, stderr, "notes.txt.missing")
@@ -121,6 +127,73 @@ func TestInspectWhatWouldNotBeServed(t *testing.T) {
 	require.Equal(t, exitUsage, status)
 	require.Contains(t, stderr, "inspect IMAGE")
 }
+
+// TestInspectShowsWhatApplies: an image with everything there is to show, and a file about which nothing is known.
+func TestInspectShowsWhatApplies(t *testing.T) {
+	var b bytes.Buffer
+	require.NoError(t, writeInfo(&b, disk.ImageInfo{
+		Name: "top.qcow2", Format: disk.FormatQcow2, Version: 3, VirtualSize: 10 << 30, AllocatedSize: 1 << 20, FileSize: 196616, ClusterSize: 64 << 10,
+		Compression: "zstd", Servable: true,
+		BackingChain: []disk.BackingInfo{{Name: "a b.qcow2", Format: disk.FormatQcow2, Version: 2, VirtualSize: 5 << 30}, {Name: "base", Format: disk.FormatRaw, VirtualSize: 512}},
+	}))
+	require.Equal(t, `image           "top.qcow2"
+format          qcow2 version 3
+virtual size    10 GiB (10737418240 bytes)
+allocated size  1 MiB (1048576 bytes)
+file size       192 KiB (196616 bytes)
+cluster size    64 KiB (65536 bytes)
+compression     zstd
+backing file    "a b.qcow2", qcow2 version 2, 5 GiB (5368709120 bytes)
+backing file    "base", raw, 512 bytes
+servable        yes
+`, b.String())
+
+	b.Reset()
+	require.NoError(t, writeInfo(&b, disk.ImageInfo{Name: "x", FileSize: 1024, Reason: "is strange"}))
+	require.Equal(t, `image      "x"
+format     unknown
+file size  1 KiB (1024 bytes)
+servable   no: it is strange
+`, b.String())
+
+	b.Reset()
+	require.NoError(t, writeInfo(&b, disk.ImageInfo{Name: "x.raw", Format: disk.FormatRaw, Servable: true}))
+	require.Contains(t, b.String(), "compression     none\nbacking file    none\n")
+}
+
+// TestConvertInterrupted: a stop leaves no file and says so, unless everything is written by then.
+func TestConvertInterrupted(t *testing.T) {
+	dir := t.TempDir()
+	source, destination := filepath.Join(dir, "a.raw"), filepath.Join(dir, "b.raw")
+	require.NoError(t, os.WriteFile(source, bytes.Repeat([]byte("data"), 4096), 0o644))
+	ctx, cancel := context.WithCancel(t.Context())
+	// The last line is written when the file is there.
+	a := &app{stderr: writerFunc(func(p []byte) (int, error) { cancel(); return len(p), nil })}
+	require.NoError(t, a.convert(ctx, source, destination, false))
+	require.FileExists(t, destination)
+	require.Error(t, ctx.Err())
+
+	require.NoError(t, os.Remove(destination))
+	require.EqualError(t, a.convert(ctx, source, destination, false), "interrupted: "+destination+" was not written")
+	entries, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Len(t, entries, 1, "nothing is left beside the image")
+}
+
+func TestConvertWhereNothingCanBeWritten(t *testing.T) {
+	for _, cause := range []error{syscall.EACCES, syscall.EPERM, syscall.EROFS} {
+		err := explainWrite(&fs.PathError{Op: "open", Path: "/out/b.raw.partial", Err: cause}, "/out/b.raw")
+		require.ErrorContains(t, err, fmt.Sprintf("/out/b.raw cannot be written by user %d: ", os.Geteuid()))
+		require.ErrorIs(t, err, cause)
+	}
+	require.NoError(t, explainWrite(nil, "/out/b.raw"))
+	require.Equal(t, syscall.EIO, explainWrite(syscall.EIO, "/out/b.raw"))
+}
+
+// writerFunc is a writer made of a function.
+type writerFunc func(p []byte) (int, error)
+
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 
 func TestConvert(t *testing.T) {
 	dir := t.TempDir()
@@ -153,22 +226,76 @@ func TestConvert(t *testing.T) {
 
 	status, _, _ = run(t, nil, "convert", "--force", source, source)
 	require.Equal(t, exitFailed, status, "an image is not converted onto itself")
-	status, _, _ = run(t, nil, "convert", "--force", source, dir)
-	require.Equal(t, exitFailed, status, "nor onto a directory")
+	for _, args := range [][]string{{"convert"}, {"convert", "--force"}} {
+		status, _, stderr = run(t, nil, append(args, source, dir)...)
+		require.Equal(t, exitFailed, status, "nor onto a directory")
+		require.Contains(t, stderr, "is a directory")
+		require.NotContains(t, stderr, "--force", "which would not help")
+	}
+	status, _, stderr = run(t, nil, "convert", source, filepath.Join(source, "c.raw"))
+	require.Equal(t, exitFailed, status)
+	require.Contains(t, stderr, source+" is no directory")
 	status, _, stderr = run(t, nil, "convert", filepath.Join(dir, "missing.raw"), filepath.Join(dir, "c.raw"))
 	require.Equal(t, exitFailed, status)
 	require.Contains(t, stderr, "missing.raw")
 	require.NoFileExists(t, filepath.Join(dir, "c.raw"))
-	for _, nowhere := range []string{filepath.Join(dir, "none", "c.raw"), filepath.Join(dir, "none") + "/"} {
+	for nowhere, want := range map[string]string{
+		filepath.Join(dir, "none", "c.raw"): "there is no directory " + filepath.Join(dir, "none") + "; make it, or name another file",
+		filepath.Join(dir, "none") + "/":    "is the name of a directory: name the file in it",
+	} {
 		status, _, stderr = run(t, nil, "convert", source, nowhere)
 		require.Equal(t, exitFailed, status)
-		require.Contains(t, stderr, "directory")
+		require.Contains(t, stderr, want)
 	}
 	for _, args := range [][]string{{source}, {source, ""}, {"", destination}} { // as variables that are not set leave them
 		status, _, stderr = run(t, nil, append([]string{"convert"}, args...)...)
 		require.Equal(t, exitUsage, status)
 		require.Contains(t, stderr, "convert IMAGE RAW")
 	}
+}
+
+// What a person names is in no image directory, so nothing is said of one.
+func TestConvertSaysWhatToNameInstead(t *testing.T) {
+	dir := t.TempDir()
+	put := func(name, content string) string {
+		path := filepath.Join(dir, name)
+		require.NoError(t, os.WriteFile(path, []byte(content), 0o644))
+		return path
+	}
+	link := filepath.Join(dir, "link.raw")
+	require.NoError(t, os.Symlink(put("a.raw", strings.Repeat("data", 128)), link))
+	for path, want := range map[string]string{
+		put("notes.txt", "buy milk\n"):              "is a text file, not a disk image; name a disk image instead",
+		put("empty.raw", ""):                        "is empty; name a disk image instead",
+		put("program", "\x7fELF\x02"):               "is an ELF program or library; name a disk image instead",
+		put("disk", "\x01\x02\x03"):                 "name it .raw, .img or .iso if it is one, otherwise name a disk image instead",
+		put("a.raw.gz", "\x1f\x8b\x08"):             `unpack it with "gzip -d" first`,
+		put("a.zip", "PK\x03\x04"):                  "extract the disk image from it, and name that",
+		link:                                        "is a symbolic link, not a regular file; name the image file itself",
+		dir:                                         "is a directory, not a regular file; name the image file itself",
+		filepath.Join(dir, "missing.raw"):           "missing.raw: does not exist; name a file that is there",
+		filepath.Join(dir, "nowhere", "a.raw"):      "a.raw cannot be opened: open " + filepath.Join(dir, "nowhere") + ": no such file or directory",
+		filepath.Join(dir, "notes.txt", "no-image"): "no-image cannot be opened: open " + filepath.Join(dir, "notes.txt") + ": not a directory",
+	} {
+		destination := filepath.Join(dir, "out.raw")
+		for _, args := range [][]string{{"convert", path, destination}, {"inspect", path}} {
+			status, stdout, stderr := run(t, nil, args...)
+			require.Equal(t, exitFailed, status, args)
+			require.Contains(t, stdout+stderr, want, args)
+			require.NotContains(t, stdout+stderr, "image directory", args)
+			require.NoFileExists(t, destination)
+		}
+	}
+}
+
+// The name of an image is not what a terminal should take for a command.
+func TestConvertWritesOutTheName(t *testing.T) {
+	dir := t.TempDir()
+	source := filepath.Join(dir, "a\x1b[2J\nb.raw")
+	require.NoError(t, os.WriteFile(source, make([]byte, 4096), 0o644))
+	status, _, stderr := run(t, nil, "convert", source, filepath.Join(dir, "out.raw"))
+	require.Equal(t, exitDone, status, stderr)
+	require.True(t, strings.HasPrefix(stderr, `a\x1b[2J\nb.raw: 4 KiB`), "%q", stderr)
 }
 
 // called returns a link to the binary by which it is called by another name.

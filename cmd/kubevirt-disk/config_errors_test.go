@@ -36,6 +36,7 @@ func TestConfigurationErrors(t *testing.T) {
 		"pages at a portal of IPv4":       {env: map[string]string{"METRICS_LISTEN": "[::]:3260"}, want: []string{"METRICS_LISTEN", "3260", "--port (PORT)"}},
 		"portal is empty":                 {args: []string{"--listen="}, want: []string{"--listen", "empty"}},
 		"portal in the file is a mapping": {file: "listen: {a: b}", want: []string{`"listen"`, "list of texts"}},
+		"portal in the file is nothing":   {file: "listen: [127.0.0.1, null]", want: []string{`"listen"`, "list of texts"}},
 		"portal in the file is nested":    {file: "listen: [[a]]", want: []string{`"listen"`, "list of texts"}},
 		"beyond loopback without CHAP":    {args: []string{"--listen=0.0.0.0:3260"}, want: []string{"--listen", "0.0.0.0:3260", "CHAP_USERNAME", "CHAP_PASSWORD", "INSECURE_NO_AUTH"}},
 		"every address without CHAP":      {env: map[string]string{"LISTEN": ":3260"}, want: []string{"LISTEN", "CHAP_USERNAME"}},
@@ -69,7 +70,7 @@ func TestConfigurationErrors(t *testing.T) {
 		"another spelling of a key":       {file: "disk_dir: /x", want: []string{`"disk_dir"`, `write "disk-dir"`}},
 		"a key in upper case":             {file: "Disk-Dir: /x", want: []string{`"Disk-Dir"`, `write "disk-dir"`}},
 		"a key twice":                     {file: "port: 1\nport: 2\n", want: []string{`"port"`, "twice"}},
-		"a key without a value":           {file: "port:\n", want: []string{`"port"`, "no value"}},
+		"a key without a value":           {file: "port:\n", want: []string{`"port" has no value: give it one`}},
 		"pages without a value":           {file: "metrics-listen:\n", want: []string{`"metrics-listen"`, `write ""`}},
 		"no YAML":                         {file: "port: [1", want: []string{"not YAML", "line 1", "did not find"}},
 		"an alias of nothing":             {file: "target-name: *name", want: []string{"not YAML", "put it in quotes"}},
@@ -78,7 +79,7 @@ func TestConfigurationErrors(t *testing.T) {
 		"a list instead of settings":      {file: "- port\n", want: []string{"key: value"}},
 		"two documents":                   {file: "port: 1\n---\nport: 2\n", want: []string{"more than one"}},
 		"no file":                         {env: map[string]string{envConfig: "/does/not/exist.yaml"}, want: []string{envConfig, "/does/not/exist.yaml", "no such file"}},
-		"an empty name of the file":       {args: []string{"--config="}, want: []string{"--config"}},
+		"an empty name of the file":       {args: []string{"--config="}, env: map[string]string{envConfig: "/dev/null"}, want: []string{"--config: is empty: name a file"}},
 		"half a credential":               {env: map[string]string{"CHAP_USERNAME": "user"}, want: []string{"CHAP_USERNAME", "CHAP_PASSWORD"}},
 		"a short secret":                  {env: map[string]string{"CHAP_USERNAME": "user", "CHAP_PASSWORD": "elevenbytes"}, want: []string{"CHAP_PASSWORD", "12"}},
 		"a secret file that is not there": {env: map[string]string{"CHAP_USERNAME": "user", "CHAP_PASSWORD_FILE": "/does/not/exist"}, want: []string{"CHAP_PASSWORD_FILE", "no such file"}},
@@ -200,6 +201,15 @@ func TestPipes(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, testSecret, string(text))
 		})
+	}
+}
+
+func TestHintsForUnknownKeys(t *testing.T) {
+	for key, want := range map[string]string{
+		"disk_dir": `: write "disk-dir"`, "Metrics-Listen": `: write "metrics-listen"`, "disk-dir": "", "Disk_Folder": "", "folder": "",
+		"chap_password": ": " + credentialsHint, "Username": ": " + credentialsHint,
+	} {
+		require.Equal(t, want, unknownKeyHint(key), key)
 	}
 }
 

@@ -226,6 +226,27 @@ func TestHandoverThatHangs(t *testing.T) {
 	require.Equal(t, second, owner)
 }
 
+// TestHandoverThatCannotRunOut: the log has one line about it, which does not say that it is over, and no time begins any more once the daemon stops.
+func TestHandoverThatCannotRunOut(t *testing.T) {
+	luns := newFakeLUNs()
+	core, log := observer.New(zap.InfoLevel)
+	c := newControl(luns, zap.New(core))
+	_, err := c.do(t.Context(), openFor(2, time.Hour))
+	require.NoError(t, err)
+	luns.broken = unix.ENOSPC
+	c.expire(2, c.openings[2])
+	lines := log.TakeAll()
+	require.Len(t, lines, 1)
+	require.Equal(t, zap.ErrorLevel, lines[0].Level)
+	require.Contains(t, c.openings, uint16(2), "it is tried again")
+
+	timer := c.openings[2].timer
+	c.stopTimers()
+	require.False(t, timer.Stop(), "it is stopped already")
+	c.arm(3, time.Hour)
+	require.NotContains(t, c.openings, uint16(3))
+}
+
 // TestHandoverWithoutAnAnswer asks a daemon that is there and waits for its disk.
 func TestHandoverWithoutAnAnswer(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "control.sock")

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -42,10 +43,19 @@ func (a *app) convert(ctx context.Context, source, destination string, force boo
 	}
 	defer img.Close()
 	p := new(disk.Progress)
-	report := newReporter(a.stderr, isTerminal(a.stderr), img.Name())
+	name := strings.ReplaceAll(harmless(img.Name()), "\n", `\n`) // a bar is one line
+	report := newReporter(a.stderr, isTerminal(a.stderr), name)
 	err = report.while(p, func() error { return disk.Convert(ctx, img, destination, p) })
 	if err != nil && ctx.Err() != nil {
 		return fmt.Errorf("interrupted: %s was not written", destination)
+	}
+	return explainWrite(err, destination)
+}
+
+// explainWrite names the file that was asked for where it is its directory that cannot be written: until it is complete, it has another name.
+func explainWrite(err error, destination string) error {
+	if errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) {
+		return fmt.Errorf("%s cannot be written by user %d: %w; name a file in a directory in which that user can make one", destination, os.Geteuid(), err)
 	}
 	return err
 }
@@ -55,7 +65,7 @@ func checkDestination(destination string, force bool) error {
 	if strings.HasSuffix(destination, "/") {
 		return fmt.Errorf("%s is the name of a directory: name the file in it", destination)
 	}
-	_, err := os.Lstat(destination)
+	info, err := os.Lstat(destination)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		dir := filepath.Dir(destination)
@@ -63,9 +73,11 @@ func checkDestination(destination string, force bool) error {
 			return fmt.Errorf("%s cannot be written: there is no directory %s; make it, or name another file", destination, dir)
 		}
 		return nil
+	case errors.Is(err, syscall.ENOTDIR):
+		return fmt.Errorf("%s cannot be written: %s is no directory; name another file", destination, filepath.Dir(destination))
 	case err != nil:
 		return err
-	case !force:
+	case !force && info.Mode().IsRegular(): // anything else is not replaced even so, as disk.Convert says
 		return fmt.Errorf("%s is there already: name another file, or replace it with --force", destination)
 	}
 	return nil

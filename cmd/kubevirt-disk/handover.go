@@ -6,8 +6,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/http"
+	"os"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -99,6 +101,20 @@ func checkDaemon(socket string, peer *unix.Ucred, ownIsInit bool) error {
 	return nil
 }
 
+// explainAsk says what to do where a daemon could not be asked for a LUN, or has not answered.
+func explainAsk(err error, path string, lun uint16) error {
+	var stranger *strangerError
+	switch {
+	case errors.As(err, &stranger):
+		return stranger
+	case errors.Is(err, context.DeadlineExceeded):
+		return fmt.Errorf("the daemon at %s has not answered in time, and goes on with what was asked, as when its disk hangs: see in /status who has LUN %d, or ask again", path, lun)
+	case errors.Is(err, fs.ErrPermission):
+		return fmt.Errorf("user %d may not ask at %s: a daemon obeys its own user and root: %w", os.Geteuid(), path, withoutURL(err))
+	}
+	return fmt.Errorf("no daemon answers at %s: %w: is it running, with the same %s or %s?", path, withoutURL(err), nameOf(keyWorkDir), nameOf(keyControlSocket))
+}
+
 // askControl sends a request to the daemon's control socket and returns what it did.
 func askControl(ctx context.Context, path string, req handoverRequest) (string, error) {
 	ctx, stop := context.WithTimeout(ctx, controlTimeout)
@@ -127,14 +143,8 @@ func askControl(ctx context.Context, path string, req handoverRequest) (string, 
 		return "", err
 	}
 	res, err := client.Do(httpReq)
-	var stranger *strangerError
-	switch {
-	case errors.As(err, &stranger):
-		return "", stranger
-	case errors.Is(err, context.DeadlineExceeded):
-		return "", fmt.Errorf("the daemon at %s has not answered in time, and goes on with what was asked, as when its disk hangs: see in /status who has LUN %d, or ask again", path, req.LUN)
-	case err != nil:
-		return "", fmt.Errorf("no daemon answers at %s: %w; is it running, with the same --%s?", path, err, keyWorkDir)
+	if err != nil {
+		return "", explainAsk(err, path, req.LUN)
 	}
 	defer res.Body.Close()
 	var reply handoverAnswer

@@ -2,8 +2,11 @@ package main
 
 import (
 	"context"
+	"fmt"
+	"io/fs"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -25,6 +28,7 @@ func TestHandoverCommandLine(t *testing.T) {
 	}{
 		"nobody is there":        {[]string{"--lun=1", "--finish"}, exitFailed, "no daemon answers at " + socket},
 		"no directory":           {[]string{"--lun=1", "--finish", "--control-socket=" + socket + "/none/c"}, exitFailed, "no daemon answers"},
+		"where it may be":        {[]string{"--lun=1", "--finish"}, exitFailed, "no such file or directory: is it running, with the same --work-dir (WORK_DIR) or --control-socket"},
 		"no LUN":                 {[]string{"--finish"}, exitUsage, "--lun: is missing"},
 		"LUN 0":                  {[]string{"--lun=0", "--finish"}, exitUsage, "--lun: is missing"},
 		"a LUN too high":         {[]string{"--lun=65536", "--finish"}, exitUsage, "--lun"},
@@ -43,6 +47,58 @@ func TestHandoverCommandLine(t *testing.T) {
 		require.Contains(t, stderr, c.want, name)
 		require.Empty(t, stdout, name)
 	}
+}
+
+// TestHandoverTellsWhatTheDaemonSays: what is refused is a failure, with the daemon's reason.
+func TestHandoverTellsWhatTheDaemonSays(t *testing.T) {
+	l := newPlace(t, "a.raw")
+	p := l.serve(t)
+	for _, c := range []struct {
+		args   []string
+		status int
+		want   string
+	}{
+		{[]string{"--lun=1", "--finish"}, exitFailed, "LUN 1 is open to nobody but its owner; open it first"},
+		{[]string{"--lun=7", "--to=" + second}, exitFailed, "there is no LUN 7"},
+		{[]string{"--lun=1", "--to=somebody"}, exitFailed, "is no iSCSI name"},
+		{[]string{"--lun=1", "--to=" + second, "--for=5m"}, exitDone, "LUN 1 is open to " + second + " too, for 5m0s"},
+		{[]string{"--lun=1", "--finish"}, exitFailed, second + " is not logged in"},
+		{[]string{"--lun=1", "--cancel"}, exitDone, second + " is fenced"},
+	} {
+		status, stdout, stderr := run(t, l.env, append([]string{"handover"}, c.args...)...)
+		require.Equal(t, c.status, status, c.args)
+		if status == exitDone {
+			require.Contains(t, stdout, c.want, c.args)
+			require.Empty(t, stderr, c.args)
+			continue
+		}
+		require.Contains(t, stderr, c.want, c.args)
+		require.Empty(t, stdout, c.args)
+	}
+	require.Equal(t, exitDone, p.terminate())
+}
+
+func TestHandoverOfADaemonThatMayNotBeAsked(t *testing.T) {
+	for _, cause := range []error{unix.EACCES, unix.EPERM} {
+		err := explainAsk(&url.Error{Op: "Post", URL: "http://daemon/handover", Err: &fs.PathError{Op: "open", Path: "/work", Err: cause}}, "/work/control.sock", 1)
+		require.EqualError(t, err, fmt.Sprintf("user %d may not ask at /work/control.sock: a daemon obeys its own user and root: open /work: %v", os.Geteuid(), cause))
+	}
+	err := explainAsk(&url.Error{Op: "Post", URL: "http://daemon/handover", Err: &strangerError{"/work/control.sock"}}, "/work/control.sock", 1)
+	require.EqualError(t, err, (&strangerError{"/work/control.sock"}).Error())
+}
+
+// TestHandoverAsksSomethingElse: a server that is no daemon of this program.
+func TestHandoverAsksSomethingElse(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "control.sock")
+	l, err := listenUnix(path)
+	require.NoError(t, err)
+	server := httptest.NewUnstartedServer(http.NotFoundHandler())
+	require.NoError(t, server.Listener.Close())
+	server.Listener = l
+	server.Start()
+	defer server.Close()
+	_, err = askControl(t.Context(), path, handoverRequest{Action: "finish", LUN: 1})
+	require.ErrorContains(t, err, "the daemon's answer is not understood")
 }
 
 // TestServeWithoutAControlSocket: disks are served where there can be none, and the log says why and what to do.

@@ -70,6 +70,10 @@ func (l *loader) readFile() {
 			return
 		}
 	}
+	if path == "" {
+		l.problems.add(source, "is empty: name a file or leave it out")
+		return
+	}
 	l.file = path
 	values, disks, problems := readConfigFile(path)
 	l.disks = disks

@@ -84,9 +84,12 @@ func TestSizes(t *testing.T) {
 	for n, want := range map[int64]string{
 		0: "0 B", 1023: "1023 B", 1024: "1 KiB", 1536: "1.5 KiB", 1 << 20: "1 MiB", 10 << 30: "10 GiB", 1<<63 - 1: "8 EiB",
 		1024*1024 - 1: "1 MiB", 1000 << 10: "1000 KiB", 100 << 20: "100 MiB", 11264: "11 KiB", 11*1024 + 512: "11.5 KiB",
+		1300: "1.27 KiB", 9 * 1100: "9.67 KiB", 10<<10 + 60: "10.1 KiB", 100<<10 + 600: "101 KiB", 123456: "121 KiB", 100<<10 + 60: "100 KiB", 1023<<10 + 511: "1023 KiB", 1023<<10 + 512: "1 MiB",
+		10239: "10 KiB",
 	} {
 		require.Equal(t, want, shortSize(n))
 	}
 	require.Equal(t, "512 bytes", sizeText(512))
+	require.Equal(t, "1 KiB (1024 bytes)", sizeText(1024))
 	require.Equal(t, "10 GiB (10737418240 bytes)", sizeText(10<<30))
 }

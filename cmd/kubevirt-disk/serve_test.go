@@ -198,9 +198,12 @@ func TestServeRefusesWrongConfigurations(t *testing.T) {
 		"several":        {env: []string{"COPY_MODE=x", "LOG_LEVEL=y"}, want: []string{"2 errors", "COPY_MODE", "LOG_LEVEL"}},
 		"unknown flag":   {args: []string{"--disks=/x"}, want: []string{"--disks", "serve --help"}},
 		"password flag":  {args: []string{"--chap-password=" + testSecret}, want: []string{"--chap-password", "CHAP_PASSWORD_FILE"}},
+		"user short":     {args: []string{"-u" + testSecret}, want: []string{"-u", "CHAP_PASSWORD_FILE"}},
 		"password short": {args: []string{"-p" + testSecret}, want: []string{"-p", "CHAP_PASSWORD_FILE"}},
 		"password, bare": {args: []string{"CHAP_PASSWORD=" + testSecret}, want: []string{"CHAP_PASSWORD=", "environment", "CHAP_PASSWORD_FILE"}},
 		"argument":       {args: []string{"image.qcow2"}, want: []string{"image.qcow2", "usage"}},
+		"variable":       {args: []string{"COPY_MODE=none"}, want: []string{"COPY_MODE=none", "usage is"}},
+		"half a word":    {args: []string{"chap"}, want: []string{`"chap"`, "usage is"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			status, stdout, stderr := run(t, append(l.env, c.env...), append([]string{"serve"}, c.args...)...)

@@ -34,6 +34,9 @@ func TestXMLFromFlags(t *testing.T) {
 	}, lun)
 	require.Equal(t, libvirt.Device{Dev: "vda", Bus: libvirt.BusVirtio, Kind: libvirt.KindDisk, Cache: libvirt.CacheNone, Discard: libvirt.DiscardUnmap}, device)
 
+	lun, _ = xmlOf(t, nil, "--host=10.0.0.5:3261,10.0.0.6", "--port=3261", "--lun=2")
+	require.Equal(t, []libvirt.Portal{{Host: "10.0.0.5", Port: 3261}, {Host: "10.0.0.6", Port: 3261}}, lun.Portals)
+
 	lun, device = xmlOf(t, []string{"WWN=iqn.2020-01.a:b", "PORT=3262", "ACCESS_MODE=write-shared"},
 		"--host=[fd00::5]:3270,disk.example.com", "--lun=1", "--target-dev=sdb", "--bus=scsi", "--boot-order=1", "--initiator-name=iqn.2020-01.org.example:vm",
 		"--cache=writeback", "--io=threads", "--discard=ignore", "--detect-zeroes=on", "--error-policy=enospace", "--rerror-policy=stop", "--serial=s",
@@ -99,6 +102,8 @@ func TestXMLRefuses(t *testing.T) {
 		"a password":            {append(good, "--chap-password=precious-secret"), []string{"--chap-password", "environment"}},
 		"an argument":           {append(good, "more"), []string{"xml"}},
 		"a URL":                 {[]string{"xml", "--status-url=10.0.0.5:9260"}, []string{"--status-url:", "http://HOST:PORT/status"}},
+		"a file":                {[]string{"xml", "--status-url=ftp://10.0.0.5/status"}, []string{"--status-url:", "http://HOST:PORT/status"}},
+		"no machine":            {[]string{"xml", "--status-url=http:///status"}, []string{"--status-url:", "http://HOST:PORT/status"}},
 		"an empty URL":          {[]string{"xml", "--status-url="}, []string{"--status-url:"}},
 		"a URL with a user":     {[]string{"xml", "--status-url=http://u:precious-secret@a/"}, []string{"--status-url:", "user name"}},
 		"no URL, with a user":   {[]string{"xml", "--status-url=http://u:%-precious-secret@a/"}, []string{"--status-url:", "user name"}},
@@ -172,9 +177,24 @@ func TestXMLFromStatus(t *testing.T) {
 	lun, _ = xmlOf(t, nil, "--status-url="+url, "--lun=1", "--bus=scsi", "--serial=", "--wwn=")
 	require.Empty(t, lun.Serial+lun.WWN, "none is asked for")
 
+	readOnly := statusServer(t, func(s *metrics.Status) { s.LUNs[0].ReadOnly = true })
+	lun, _ = xmlOf(t, nil, "--status-url="+readOnly, "--lun=1")
+	require.True(t, lun.ReadOnly, "a guest that can be written to would not know why it fails")
+
 	status, stdout, stderr := run(t, nil, "xml", "--secret", "--status-url="+url)
 	require.Equal(t, exitDone, status, stderr)
 	require.Contains(t, stdout, "<target>iqn.2020-01.a:b</target>")
+}
+
+func TestStatusPage(t *testing.T) {
+	for text, want := range map[string]string{
+		"http://10.0.0.5:9260": "http://10.0.0.5:9260/status", "http://[fd00::5]:9260/": "http://[fd00::5]:9260/status",
+		"https://disk.example.com": "https://disk.example.com/status", "https://proxy.example.com/disk1/status": "https://proxy.example.com/disk1/status",
+	} {
+		page, err := statusPage(text)
+		require.NoError(t, err)
+		require.Equal(t, want, page.String())
+	}
 }
 
 // TestXMLFindsThePortal asks daemons that listen in several ways.
@@ -206,6 +226,9 @@ func TestXMLFindsThePortal(t *testing.T) {
 		{[]string{"0.0.0.0:3260", "[::]:3260"}, "fd00::5", "[fd00::5]:3260"},
 		{[]string{"0.0.0.0:3260"}, "disk.example.com", "disk.example.com:3260"},
 		{[]string{"[::]:3260"}, "10.0.0.5", "10.0.0.5:3260"},
+		{[]string{"10.0.0.5:3260"}, "fd00::5", "10.0.0.5:3260"},
+		{[]string{"[fd00::5]:3260"}, "10.0.0.5", "[fd00::5]:3260"},
+		{nil, "10.0.0.5", ""},
 		{[]string{"[::]:3260", "127.0.0.1:3260"}, "10.0.0.5", ""},
 		{[]string{"[::]:3260", "127.0.0.1:3261"}, "10.0.0.5", "10.0.0.5:3260"},
 	} {
@@ -246,10 +269,11 @@ func TestXMLFromAStatusThatWillNotDo(t *testing.T) {
 		status int
 		want   string
 	}{
-		"nobody":               {"http://" + gone.Addr().String(), nil, exitFailed, gone.Addr().String()},
+		"nobody":               {"http://" + gone.Addr().String(), nil, exitFailed, "no daemon answers at http://" + gone.Addr().String() + "/status: "},
 		"another page":         {statusServer(t, nil) + "/metrics", nil, exitFailed, "404"},
 		"another server":       {other.URL, nil, exitFailed, "no status page"},
 		"another JSON":         {other.URL + "/json", nil, exitFailed, "no status page"},
+		"not the only LUN":     {statusServer(t, func(s *metrics.Status) { s.LUNs = s.LUNs[:1] }), []string{"--lun=3"}, exitUsage, "the daemon has no LUN 3: it has 1 (a.raw)"},
 		"no such LUN":          {statusServer(t, nil), []string{"--lun=3"}, exitUsage, "1 (a.raw), 2 (b.raw)"},
 		"which LUN":            {statusServer(t, nil), nil, exitUsage, "--lun: is missing: the daemon has 1 (a.raw), 2 (b.raw)"},
 		"no LUN yet":           {statusServer(t, func(s *metrics.Status) { s.LUNs = nil; s.State = metrics.StateStarting }), nil, exitFailed, "starting"},

@@ -93,7 +93,7 @@ func askStatus(ctx context.Context, page string) (*metrics.Status, error) {
 	}
 	res, err := http.DefaultClient.Do(req)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("no daemon answers at %s: %w: is it running, with its pages there (--%s)?", page, withoutURL(err), keyMetricsListen)
 	}
 	defer res.Body.Close()
 	if res.StatusCode != http.StatusOK {
@@ -107,6 +107,15 @@ func askStatus(ctx context.Context, page string) (*metrics.Status, error) {
 		return nil, fmt.Errorf("%s is no status page of kubevirt-disk: it names no target", page)
 	}
 	return &status, nil
+}
+
+// withoutURL is the cause of an error of a request whose address the message names anyway.
+func withoutURL(err error) error {
+	var failed *url.Error
+	if errors.As(err, &failed) {
+		return failed.Err
+	}
+	return err
 }
 
 // choose finds the LUN in a status, which must be ready: only then its serial number is known.
