@@ -18,6 +18,10 @@ const (
 // keepSpare sees to it, where that is possible, that there is a file of that name that has its space already. What has to be saved when everything
 // else is taken, as by a guest that has filled its volume, is written into it: who may use a disk from now on, above all.
 func keepSpare(path string) {
+	var st unix.Stat_t
+	if unix.Lstat(path, &st) == nil && st.Blocks*statBlock >= spareSize {
+		return
+	}
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|openFlags, 0o600)
 	if err != nil {
 		return
