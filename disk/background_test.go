@@ -107,7 +107,7 @@ func TestCopyingToAFullVolumeTakesNothing(t *testing.T) {
 	left, err := availableSpace(full)
 	require.NoError(t, err)
 	require.EqualValues(t, 512<<10-64<<10, left)
-	require.NoError(t, replaceSmall(filepath.Join(full, "state"), block('s', 4096), nil))
+	require.NoError(t, replaceSmall(filepath.Join(full, "state"), block('s', 4096), "", nil))
 	_, err = over.WriteAt(block('c', 256<<10), 3<<20)
 	require.NoError(t, err)
 	want := block('a', size)

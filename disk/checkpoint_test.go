@@ -1,6 +1,7 @@
 package disk
 
 import (
+	"math/rand/v2"
 	"path/filepath"
 	"slices"
 	"sync/atomic"
@@ -121,4 +122,60 @@ func TestMapFileSaysWhatTheMapSays(t *testing.T) {
 		require.Equal(t, want, got, "page %d", page)
 	}
 	require.Equal(t, m.clear.Load(), again.clear.Load())
+}
+
+// pageWrites is a new file that notes what is written to it.
+type pageWrites struct {
+	content []byte
+	sizes   []int
+}
+
+func (w *pageWrites) WriteAt(p []byte, off int64) (int, error) {
+	w.sizes = append(w.sizes, len(p))
+	return copy(w.content[off:], p), nil
+}
+
+// However pages that are clear, that are full and that are neither follow each other, each is written once, or not at all, and neighbours together.
+func TestMapPagesAreWrittenTogether(t *testing.T) {
+	const pages, blocks = 5*mapChunk/mapPageSize + 1, 5*mapChunk/mapPageSize*mapPageBlocks + 70
+	random := rand.New(rand.NewPCG(1, 1))
+	for range 200 {
+		m := newBlockMap(blocks)
+		var want []int
+		together := false // whether the next page goes with the one before
+		for kind, page := 0, int64(0); page < pages; page++ {
+			if random.IntN(6) == 0 { // long runs
+				kind = random.IntN(3)
+			}
+			first, last := page*mapPageBlocks, min((page+1)*mapPageBlocks, blocks)-1
+			switch kind {
+			case 0:
+				together = false
+			case 1:
+				require.NoError(t, m.set(first, last, nil))
+				together = false
+			case 2:
+				require.NoError(t, m.set(first+page, first+page, nil))
+				if !together {
+					want = append(want, 0)
+				}
+				want[len(want)-1] += mapPageSize
+				together = want[len(want)-1] < mapChunk
+			}
+		}
+		w := &pageWrites{content: make([]byte, mapHeaderSize+pages*mapPageSize)}
+		full, err := writeMapPages(w, m)
+		require.NoError(t, err)
+		require.Equal(t, want, w.sizes)
+		stored := make([]byte, mapPageSize)
+		for page := range int64(pages) {
+			m.copyPage(page, stored)
+			isFull := m.pages[page].Load() == m.full
+			require.Equal(t, isFull, full[page/8]>>(page%8)&1 == 1, "page %d", page)
+			if isFull || m.pages[page].Load() == nil {
+				clear(stored)
+			}
+			require.Equal(t, stored, w.content[mapHeaderSize+page*mapPageSize:][:mapPageSize], "page %d", page)
+		}
+	}
 }

@@ -32,6 +32,7 @@ const (
 //	*.live                        the map of a disk that is not complete, as this boot of the machine knows it
 //	*.map                         the same as far as it has reached storage
 //	*.unit-*/                     what the logical unit keeps with the disk's content
+//	*.spare                       space for the next state of a disk that is durable, and in *.unit-*/ for what its unit keeps
 //
 // A name with the suffix ".partial" is being written; what a killed process left is removed at the next start.
 type diskDir struct {
@@ -155,7 +156,7 @@ func (d *diskDir) durableMap() string { return d.disk() + ".map" }
 
 // clear removes an ephemeral disk. Its state goes first: without it a disk is never taken for a good one.
 func (d *diskDir) clear() error {
-	for _, name := range []string{d.state(), d.liveMap(), d.durableMap(), d.disk()} {
+	for _, name := range []string{d.state(), d.state() + spareSuffix, d.liveMap(), d.durableMap(), d.disk()} {
 		if err := remove(name); err != nil {
 			return err
 		}

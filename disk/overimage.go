@@ -269,8 +269,8 @@ func (o *opening) adjust(s *state) (grown bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	// Someone may have enlarged the file; the new part reads as zeros.
-	s.Size = max(s.Size, st.Size()/SectorSize*SectorSize)
+	// Someone may have enlarged the file; the new part reads as zeros. A sector that it has only a part of is made a whole one below.
+	s.Size = max(s.Size, (st.Size()+SectorSize-1)/SectorSize*SectorSize)
 	if o.opt.Size != 0 {
 		if o.opt.Size < s.Size {
 			return false, &SizeError{Image: o.name, Size: o.opt.Size, Reason: fmt.Sprintf("is less than the %d bytes (%s) that the disk has already, and a disk is never made smaller", s.Size, byteCount(s.Size))}

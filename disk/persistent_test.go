@@ -94,13 +94,8 @@ func TestFullVolumeIsServed(t *testing.T) {
 			} else {
 				reboot(t, inst)
 			}
-			filler, err := os.Create(filepath.Join(volume, "filler"))
-			require.NoError(t, err)
-			for err == nil {
-				_, err = filler.Write(make([]byte, 4096))
-			}
-			require.True(t, isNoSpace(err), "%v", err)
-			require.NoError(t, filler.Close())
+			require.NoError(t, os.Remove(inst.dir.state()+spareSuffix), "as an earlier version has left it")
+			fill(t, volume)
 			moved(t, path, sample(3<<20, 1))
 
 			again, logs := start(t, path, opt)

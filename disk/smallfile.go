@@ -15,8 +15,23 @@ import (
 const maxSmall = 1 << 20
 
 // replaceSmall gives a file its content in one step: whatever happens, it has the old or the new one. With sync, which is
-// (*os.File).Sync, both the content and the name have reached storage after that, in this order.
-func replaceSmall(path string, content []byte, sync func(*os.File) error) error {
+// (*os.File).Sync, both the content and the name have reached storage after that, in this order, and with a spare in the same directory it needs no
+// other space: see keepSpare.
+func replaceSmall(path string, content []byte, spare string, sync func(*os.File) error) error {
+	err := replaceByNew(path, content, sync)
+	if sync == nil {
+		return err
+	}
+	if isNoSpace(err) && replaceBySpare(path, content, spare, sync) == nil {
+		err = nil
+	}
+	if err == nil {
+		keepSpare(spare)
+	}
+	return err
+}
+
+func replaceByNew(path string, content []byte, sync func(*os.File) error) error {
 	out, err := createPartial(path, 0o600)
 	if err != nil {
 		return err

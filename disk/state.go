@@ -70,7 +70,7 @@ func (s *state) save(path string, durable bool) error {
 	if durable {
 		sync = (*os.File).Sync
 	}
-	return replaceSmall(path, append(text, '\n'), sync)
+	return replaceSmall(path, append(text, '\n'), path+spareSuffix, sync)
 }
 
 // damagedError is a state or map file that is there but says nothing that can be relied on.

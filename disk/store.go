@@ -20,7 +20,7 @@ type Store struct {
 	dir  string
 	sync func(*os.File) error // of a file and of a directory; nil: what is saved survives the end of the process, and no more
 
-	mu sync.Mutex // one Save at a time
+	mu sync.Mutex // one call at a time: a Save writes into what was a file a moment ago
 }
 
 // storeSum is the length of the xxhash64, little-endian, that follows the content in a file of a Store.
@@ -39,8 +39,13 @@ func NewStore(dir string, durable bool) *Store {
 // Where is the file that has what is kept under the name, if anything is.
 func (s *Store) Where(name string) string { return filepath.Join(s.dir, name) }
 
+// spare is a file that no name is that of, see keepSpare.
+func (s *Store) spare() string { return filepath.Join(s.dir, spareSuffix) }
+
 // Load returns what was saved last under the name, or nil if nothing was. A file that no Save has left like that is an error.
 func (s *Store) Load(name string) ([]byte, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	content, err := readSmall(s.Where(name))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -67,10 +72,13 @@ func (s *Store) Save(name string, data []byte) error {
 		if err := remove(s.Where(name)); err != nil || s.sync == nil {
 			return err
 		}
-		if err := syncDir(s.dir, s.sync); !errors.Is(err, fs.ErrNotExist) {
+		if err := syncDir(s.dir, s.sync); errors.Is(err, fs.ErrNotExist) {
+			return nil // a directory that does not exist keeps nothing
+		} else if err != nil {
 			return err
 		}
-		return nil // a directory that does not exist keeps nothing
+		keepSpare(s.spare()) // which may have become what is forgotten now
+		return nil
 	}
 	if len(data) > maxSmall-storeSum {
 		return fmt.Errorf("%s cannot hold %d bytes, but at most %d", s.Where(name), len(data), maxSmall-storeSum)
@@ -82,7 +90,7 @@ func (s *Store) Save(name string, data []byte) error {
 	} else if err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	return replaceSmall(s.Where(name), binary.LittleEndian.AppendUint64(append([]byte(nil), data...), xxhash.Sum64(data)), s.sync)
+	return replaceSmall(s.Where(name), binary.LittleEndian.AppendUint64(append([]byte(nil), data...), xxhash.Sum64(data)), s.spare(), s.sync)
 }
 
 // unitInfix parts the name of the disk's file from the identifier of its content, in the name of a store's directory.

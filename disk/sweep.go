@@ -78,7 +78,7 @@ func (d *diskDir) sweep(imageDir, owner string, log *zap.Logger) error {
 	before := usedIn(d.path)
 	// The state goes last: by that the next call knows the directory if this one is killed.
 	err = d.clearUnits()
-	for _, file := range []string{d.disk(), d.liveMap(), d.durableMap(), d.state()} {
+	for _, file := range []string{d.disk(), d.liveMap(), d.durableMap(), d.state() + spareSuffix, d.state()} {
 		if err == nil {
 			err = errors.Join(remove(file+partialSuffix), remove(file))
 		}

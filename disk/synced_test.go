@@ -79,7 +79,7 @@ func TestKeepPromises(t *testing.T) {
 			content, err := os.ReadFile(inst.dir.state())
 			require.NoError(t, err)
 			require.NoError(t, inst.Close())
-			require.NoError(t, replaceSmall(inst.dir.state(), content, syncFilesOnly))
+			require.NoError(t, replaceSmall(inst.dir.state(), content, "", syncFilesOnly))
 			inst, _ = start(t, image, volume)
 			say(sayKept + "what an earlier process gave its name")
 			require.NoError(t, inst.Close())
@@ -201,9 +201,9 @@ func (s *syncedFiles) follow(call string, until int) {
 	}
 }
 
-// change notes a change of what matters: the live map is of no use once the machine was restarted, nor is who has the lock.
+// change notes a change of what matters: the live map is of no use once the machine was restarted, nor is who has the lock, nor a spare.
 func (s *syncedFiles) change(path string) {
-	if strings.HasPrefix(path, s.dir) && !strings.HasSuffix(path, lockName) && !strings.Contains(path, ".live") {
+	if strings.HasPrefix(path, s.dir) && !strings.HasSuffix(path, lockName) && !strings.Contains(path, ".live") && !strings.HasSuffix(path, spareSuffix) {
 		s.changes[path]++
 	}
 }
@@ -215,7 +215,7 @@ func (s *syncedFiles) forget(path string) {
 
 // rename notes that something has that name now, unless it is one that does not count yet.
 func (s *syncedFiles) rename(path string) {
-	if !strings.HasSuffix(path, lockName) && !strings.Contains(path, ".live") && !strings.HasSuffix(path, partialSuffix) {
+	if !strings.HasSuffix(path, lockName) && !strings.Contains(path, ".live") && !strings.HasSuffix(path, partialSuffix) && !strings.HasSuffix(path, spareSuffix) {
 		s.change(filepath.Dir(path))
 	}
 }

@@ -190,3 +190,29 @@ func TestHandoverSurvivesARestart(t *testing.T) {
 		})
 	}
 }
+
+// TestHandoverOnAFullVolume: that the guest has filled its volume is no reason not to let it go, and who lost it stays out.
+func TestHandoverOnAFullVolume(t *testing.T) {
+	requireTools(t)
+	const first, second = "iqn.2026-01.test:source", "iqn.2026-01.test:destination"
+	volume := t.TempDir()
+	mountTmpfs(t, volume, "8m")
+	c := config{diskDir: diskDir(t, 1<<20), stateDir: t.TempDir(), env: map[string]string{"PERSISTENT_DIR": volume}}
+	write := func(n *targettest.Session, b byte) any { return do(t, n, targettest.Write10(1, 7, block(7, b))).Status }
+	d := start(t, c)
+	d.until("the disk is complete", func() bool { return d.complete(1) })
+	require.Zero(t, write(loginTo(t, d, first), 1))
+	fill(t, filepath.Join(volume, "filler"))
+	names := []string{first, second}
+	for i := range 4 {
+		to := loginTo(t, d, names[(i+1)%2])
+		for _, args := range [][]string{{"--to=" + names[(i+1)%2]}, {"--finish"}} {
+			status, out := handover(t, c.stateDir, 0, append([]string{"--lun=1"}, args...)...)
+			require.Zero(t, status, out)
+		}
+		require.Zero(t, write(to, 2))
+		d.kill()
+		d = start(t, c)
+		require.Equal(t, targettest.StatusReservationConflict, write(loginTo(t, d, names[i%2]), 3))
+	}
+}

@@ -117,8 +117,8 @@ func TestPersistentCloneIsAPlainFile(t *testing.T) {
 		name, _, _ := strings.Cut(filepath.Base(path), "unit-") // the rest differs from disk to disk
 		names = append(names, name)
 	}
-	// The map is gone. What the logical unit keeps is whom it belonged to, for a handover after a restart.
-	require.Equal(t, []string{"disk.img", "disk.img.lock", "disk.img.state", "disk.img."}, names)
+	// The map is gone. What the logical unit keeps is whom it belonged to, for a handover after a restart. The state has space to be saved anew.
+	require.Equal(t, []string{"disk.img", "disk.img.lock", "disk.img.state", "disk.img.state.spare", "disk.img."}, names)
 }
 
 // The directory of the disks is full: the guest's writes fail as a full thin disk does, it can read, and goes on when there is
@@ -128,10 +128,10 @@ func TestFullWorkDirectory(t *testing.T) {
 	dir, source := t.TempDir(), filepath.Join(t.TempDir(), "source.raw")
 	makeRaw(t, source, modesSize)
 	makeQcow2(t, source, filepath.Join(dir, "disk.qcow2"), "", true)
-	state := t.TempDir()
-	mountTmpfs(t, state, "96m")
-	d := start(t, config{diskDir: dir, stateDir: state, env: map[string]string{"COPY_MODE": "copy-on-write"}})
-	filler := filepath.Join(state, "filler")
+	work := t.TempDir() // not where the ready file is, for which copying would leave no space
+	mountTmpfs(t, work, "96m")
+	d := start(t, config{diskDir: dir, env: map[string]string{"COPY_MODE": "copy-on-write", "WORK_DIR": work}})
+	filler := filepath.Join(work, "filler")
 	fill(t, filler)
 	r := client(t, nil, "qemu-io", "-f", "raw", "-c", "write -P 0x5a 0 2M", d.url(1))
 	require.True(t, r.status != 0 || strings.Contains(r.output, "failed"), "%s", r)
@@ -145,7 +145,7 @@ func TestFullWorkDirectory(t *testing.T) {
 	// Copying waits for space, and then completes the same disk.
 	fill(t, filler)
 	require.NoError(t, os.Truncate(filler, size(t, filler)-256<<10))
-	d = start(t, config{diskDir: dir, stateDir: state, env: map[string]string{"COPY_MODE": "clone"}})
+	d = start(t, config{diskDir: dir, env: map[string]string{"COPY_MODE": "clone", "WORK_DIR": work}})
 	d.until("it is out of space", func() bool { return strings.Contains(d.Output(), "no space is left to copy the image") })
 	require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source, d.url(1)), "identical")
 	require.NoError(t, os.Remove(filler))
