@@ -4,6 +4,7 @@ import (
 	"net"
 	"os"
 	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -39,6 +40,6 @@ func TestOutOfDescriptors(t *testing.T) {
 		require.NoError(t, err)
 		logout(t, other)
 	}
-	require.Contains(t, d.Output(), "cannot accept a connection")
+	d.until("the log tells", func() bool { return strings.Contains(d.Output(), "cannot accept a connection") })
 	require.True(t, do(t, s, readBlock(1, 7)).Good())
 }

@@ -150,12 +150,12 @@ func TestImagesThatShareAWorkDirectory(t *testing.T) {
 	require.Contains(t, refused.output, "CONTROL_SOCKET")
 	require.NotContains(t, one.log(t), `"msg":"handover"`)
 	require.Zero(t, open(one).status)
-	require.Contains(t, one.log(t), `"msg":"handover"`)
+	untilLogged(t, one, `"msg":"handover"`)
 
 	require.Zero(t, two.stop(t))
 	two = run(second, "CONTROL_SOCKET=two.sock")
 	require.Zero(t, open(two).status)
-	require.Contains(t, two.log(t), `"msg":"handover"`)
+	untilLogged(t, two, `"msg":"handover"`)
 }
 
 // TestImageWarnsOfNoVolume keeps a persistent disk where it dies with the container.

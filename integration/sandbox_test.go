@@ -24,17 +24,26 @@ type sandbox interface {
 	running(t *testing.T) bool
 	pid(t *testing.T) string
 	log(t *testing.T) string
+	// starts is how many of them the log is of.
+	starts() int
 	// stop sends SIGTERM and returns the exit status.
 	stop(t *testing.T) int
 }
 
-// untilReady asks as the original wrapper's callers do, until the LUNs can be used.
+// untilReady asks as the original wrapper's callers do, until the LUNs can be used. What was logged until then is in the log, where
+// podman's monitor may take it later than the file appears.
 func untilReady(t *testing.T, s sandbox) {
 	t.Helper()
 	require.Eventually(t, func() bool {
-		return s.exec(t, "cat", "/tmp/healthy").status == 0 || !s.running(t)
+		return s.exec(t, "cat", "/tmp/healthy").status == 0 && strings.Count(s.log(t), `"msg":"ready"`) >= s.starts() || !s.running(t)
 	}, clientTimeout, 20*time.Millisecond, "not ready, and not ended")
 	require.True(t, s.running(t), "it has ended:\n%s", s.log(t))
+}
+
+// untilLogged waits until the log has a text.
+func untilLogged(t *testing.T, s sandbox, text string) {
+	t.Helper()
+	require.Eventually(t, func() bool { return strings.Contains(s.log(t), text) }, clientTimeout, 20*time.Millisecond, "%s is not logged", text)
 }
 
 // logged returns a field of the last entry with a message in a log of JSON lines.
@@ -53,6 +62,8 @@ type container struct {
 	e    *engine
 	name string
 	args []string // of podman run, after its own
+
+	started int // how often, into one log
 }
 
 // newContainer prepares a container of an image with further options for podman run; command is what follows the image.
@@ -74,6 +85,7 @@ func (e *engine) newContainer(t *testing.T, image string, options []string, comm
 
 func (c *container) start(t *testing.T) {
 	t.Helper()
+	c.started++
 	if c.e.run(t, "podman", "container", "exists", c.name).status == 0 {
 		c.e.ok(t, "podman", "start", c.name)
 		return
@@ -94,6 +106,7 @@ func (c *container) inspect(t *testing.T, format string) string {
 func (c *container) running(t *testing.T) bool { return c.inspect(t, "{{.State.Running}}") == "true" }
 func (c *container) pid(t *testing.T) string   { return c.inspect(t, "{{.State.Pid}}") }
 func (c *container) log(t *testing.T) string   { return c.e.ok(t, "podman", "logs", c.name) }
+func (c *container) starts() int               { return c.started }
 
 func (c *container) stop(t *testing.T) int {
 	t.Helper()
@@ -219,6 +232,8 @@ func (b *bundle) log(t *testing.T) string {
 	require.NoError(t, err)
 	return string(text)
 }
+
+func (b *bundle) starts() int { return 1 }
 
 func (b *bundle) stop(t *testing.T) int {
 	t.Helper()

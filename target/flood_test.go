@@ -90,7 +90,7 @@ func TestMemoryBeforeLogin(t *testing.T) {
 	const conns = 200
 	auth, err := chap.NewAuthenticator(chap.Config{Initiator: chap.Credential{Username: "fedora", Secret: chap.NewSecret("correct horse 1")}})
 	require.NoError(t, err)
-	s := newServer(t, func(o *target.Options) { o.Auth = auth })
+	s := newServer(t, func(o *target.Options) { o.Auth, o.Limits.LoginTimeout = auth, 10*time.Minute }) // on a busy machine so many take a while
 	all := make([]*tt.Conn, conns)
 	for i := range all {
 		all[i] = tt.MustDial(t, s.addr)

@@ -352,7 +352,7 @@ func TestDiskError(t *testing.T) {
 // TestDeadPeer pings a peer that has gone silent and gives it up; one that answers stays.
 func TestDeadPeer(t *testing.T) {
 	s := newServer(t, func(o *target.Options) {
-		o.Limits.NOPInterval, o.Limits.NOPTimeout = 300*time.Millisecond, 600*time.Millisecond
+		o.Limits.NOPInterval, o.Limits.NOPTimeout = 300*time.Millisecond, 5*time.Second
 	})
 	silent := tt.MustLogin(t, s.addr, tt.LoginOptions{Initiator: "iqn.2026-01.test:silent"}, 1)
 	silent.AnswerPings = false
@@ -374,7 +374,7 @@ type slowConn struct {
 func (c *slowConn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	if c.slow > 0 {
-		time.Sleep(time.Duration(n) * 200 * time.Nanosecond)
+		time.Sleep(time.Duration(n) * 400 * time.Nanosecond)
 		c.slow -= n
 	}
 	return n, err
@@ -410,7 +410,7 @@ func TestLogoutBehindAnAnswer(t *testing.T) {
 // command, and reads what it has asked for.
 func TestSlowPeerStays(t *testing.T) {
 	s := newServer(t, func(o *target.Options) {
-		o.Limits.PDUTimeout, o.Limits.NOPInterval, o.Limits.NOPTimeout = 2*time.Second, 300*time.Millisecond, 2*time.Second
+		o.Limits.PDUTimeout, o.Limits.NOPInterval, o.Limits.NOPTimeout = 4*time.Second, 300*time.Millisecond, 4*time.Second
 	})
 	nc, err := net.Dial("tcp", s.addr.String())
 	require.NoError(t, err)
@@ -421,7 +421,7 @@ func TestSlowPeerStays(t *testing.T) {
 	defer c.Close()
 	_, err = c.ClearAttention(1)
 	require.NoError(t, err)
-	slow.slow = 16 << 20 // more than 3 s; the rest is read at once, as a ping waits behind it in the buffers of the network
+	slow.slow = 16 << 20 // more than 6 s; the rest is read at once, as a ping waits behind it in the buffers of the network
 	c.MustGood(t, tt.Read10(1, 0, 65535))
 	c.MustGood(t, tt.TestUnitReady(1))
 }

@@ -167,12 +167,13 @@ func TestChurn(t *testing.T) {
 // TestDeadPeerFreesItsClaim has an initiator that holds a LUN for itself and goes silent.
 func TestDeadPeerFreesItsClaim(t *testing.T) {
 	s := newServer(t, func(o *target.Options) {
-		o.Limits.NOPInterval, o.Limits.NOPTimeout = 300*time.Millisecond, 2*time.Second
+		o.Limits.NOPInterval, o.Limits.NOPTimeout = 300*time.Millisecond, 5*time.Second
 		o.LUNs[0].Access = target.AccessWriteExclusive
 	})
+	// Nobody is silent before everybody has logged in, which may take a busy machine a while.
+	other := tt.MustLogin(t, s.addr, tt.LoginOptions{Initiator: "iqn.2026-01.test:other"}, 1, 2)
 	silent := tt.MustLogin(t, s.addr, tt.LoginOptions{Initiator: "iqn.2026-01.test:silent"}, 1)
 	silent.MustGood(t, tt.Write10(1, 0, make([]byte, 512)))
-	other := tt.MustLogin(t, s.addr, tt.LoginOptions{Initiator: "iqn.2026-01.test:other"}, 1, 2)
 	require.False(t, other.MustDo(t, tt.Write10(1, 0, make([]byte, 512))).Good(), "the LUN is the other one's")
 	eventually(t, "the claim is free", func() bool {
 		r, err := other.Do(tt.Write10(1, 0, bytes.Repeat([]byte{1}, 512)))

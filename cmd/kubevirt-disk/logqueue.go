@@ -18,11 +18,12 @@ const (
 // what is logged: logins, handovers, the drain. As long as it reads, no line is lost and who logs faster waits for it. Any number of
 // goroutines.
 type logQueue struct {
-	w       io.Writer
-	entries chan logEntry
-	stuck   atomic.Bool       // nothing has been written since a line was lost
-	lost    atomic.Uint64     // lines
-	tell    func(lost uint64) // logs that lines were lost; set before the first line
+	w        io.Writer
+	entries  chan logEntry
+	patience time.Duration     // logPatience
+	stuck    atomic.Bool       // nothing has been written since a line was lost
+	lost     atomic.Uint64     // lines
+	tell     func(lost uint64) // logs that lines were lost; set before the first line
 }
 
 // logEntry is a line, or with done a mark that closes it when all lines before are written.
@@ -32,7 +33,7 @@ type logEntry struct {
 }
 
 func newLogQueue(w io.Writer) *logQueue {
-	q := &logQueue{w: w, entries: make(chan logEntry, logQueueLines)}
+	q := &logQueue{w: w, entries: make(chan logEntry, logQueueLines), patience: logPatience}
 	go q.run() // it ends with the process
 	return q
 }
@@ -68,7 +69,7 @@ func (q *logQueue) put(e logEntry) bool {
 	if q.stuck.Load() {
 		return false
 	}
-	patience := time.NewTimer(logPatience)
+	patience := time.NewTimer(q.patience)
 	defer patience.Stop()
 	select {
 	case q.entries <- e:
@@ -85,7 +86,7 @@ func (q *logQueue) Sync() error {
 	if !q.put(mark) {
 		return nil
 	}
-	patience := time.NewTimer(logPatience)
+	patience := time.NewTimer(q.patience)
 	defer patience.Stop()
 	select {
 	case <-mark.done:

@@ -78,6 +78,11 @@ func TestClashes(t *testing.T) {
 		"127.0.0.1 [::1]": false, "0.0.0.0 [::]": false, "127.0.0.1 [::]": false, "[::1] [::]": true, "[::1] :": true, "[::] :": true,
 	} {
 		t.Run(text, func(t *testing.T) {
+			if l, err := net.Listen("tcp6", "[::1]:0"); err == nil {
+				require.NoError(t, l.Close())
+			} else if strings.Contains(text, "[") {
+				t.Skip("skipped: this machine has no IPv6")
+			}
 			one, two, _ := strings.Cut(text, " ")
 			var all []portal
 			bindable := false

@@ -214,7 +214,7 @@ func measureColdReads(ctx context.Context, s settings) error {
 // imageServers are ours and QEMU's; the second is what others are compared with.
 func (s settings) imageServers() []starter {
 	until := func(socket string) error {
-		for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
 			if c, err := net.Dial("unix", socket); err == nil {
 				return c.Close()
 			} else if time.Now().After(deadline) {

@@ -107,7 +107,8 @@ func generatorJobs(loads []generatorLoad) []job {
 
 // connection is one of those that a load has to its server.
 type connection interface {
-	// run keeps the load's number of commands in flight until stop says so, and returns how many have ended.
+	// run keeps the load's number of commands in flight until stop says so, and returns how many have ended. One is sent in any case: a
+	// busy machine may get round to it when the time is over.
 	run(stop func() bool) (uint64, error)
 	close() error
 }
@@ -129,7 +130,7 @@ func generate(ctx context.Context, l generatorLoad, target string, length time.D
 	all := make([]connection, l.sessions)
 	for n := range all {
 		var err error
-		if all[n], err = connect(target, n, l, length+5*time.Second); err != nil {
+		if all[n], err = connect(target, n, l, length+silence); err != nil {
 			return client{}, err
 		}
 		defer all[n].close()

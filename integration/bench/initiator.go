@@ -96,10 +96,10 @@ func (i *initiator) immediate() int {
 	return min(i.l.bytes, i.p.maxSend, i.p.first)
 }
 
-// run keeps the load's number of commands in flight until stop is closed, and returns how many have ended.
+// run keeps the load's number of commands in flight until stop says so, and returns how many have ended.
 func (i *initiator) run(stop func() bool) (uint64, error) {
 	for {
-		for !stop() && len(i.free) > 0 && int32(i.maxCmdSN-i.cmdSN) >= 0 {
+		for (!stop() || i.done == 0 && i.flying == 0) && len(i.free) > 0 && int32(i.maxCmdSN-i.cmdSN) >= 0 {
 			if err := i.command(); err != nil {
 				return 0, err
 			}

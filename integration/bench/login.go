@@ -11,8 +11,12 @@ import (
 	"time"
 )
 
-// loginTimeout is how long a target may take until a session is ready.
-const loginTimeout = 5 * time.Second
+const (
+	// loginTimeout is how long a target may take until a session is ready.
+	loginTimeout = 30 * time.Second
+	// silence is how long it may say nothing in the midst of a load before it is taken to hang, beyond the load's own time.
+	silence = 30 * time.Second
+)
 
 // session is what a login leads to. The load generator logs in by itself, and not as the tests' initiator does, as that one
 // refuses a target that departs from the standard, and those are measured too.

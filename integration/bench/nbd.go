@@ -82,7 +82,7 @@ func negotiateNBD(nc net.Conn) (size uint64, err error) {
 // run does what that of the initiator does.
 func (n *nbdClient) run(stop func() bool) (uint64, error) {
 	for {
-		for n.flying < n.l.depth && !stop() {
+		for n.flying < n.l.depth && (!stop() || n.done == 0 && n.flying == 0) {
 			n.command()
 		}
 		if n.flying == 0 && n.skip == 0 { // the last reply's data has come, too

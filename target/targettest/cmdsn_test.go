@@ -3,7 +3,6 @@ package targettest_test
 import (
 	"fmt"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -270,7 +269,6 @@ func TestCommandWindowWithoutCommands(t *testing.T) {
 func TestManyCommands(t *testing.T) {
 	s := start(t)
 	sess := s.login(t, LoginOptions{})
-	sess.Timeout = 20 * time.Second
 	const n = 100
 	for round := range 5 {
 		var tasks []*Task

@@ -27,8 +27,8 @@ import (
 const (
 	digestLen = 4
 
-	// DefaultTimeout is how long a Conn waits for a PDU.
-	DefaultTimeout = 10 * time.Second
+	// DefaultTimeout is how long a Conn waits for a PDU: on a busy machine, or one whose storage is slow, no answer is lost yet after seconds.
+	DefaultTimeout = time.Minute
 
 	// maxReceived is the longest data segment that is received at all, bytes.
 	maxReceived = 1 << 24

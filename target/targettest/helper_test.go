@@ -138,7 +138,7 @@ func (s *server) shutdown(timeout time.Duration) <-chan error {
 // eventually waits for a condition that another goroutine brings about.
 func eventually(t testing.TB, what string, condition func() bool) {
 	t.Helper()
-	require.Eventually(t, condition, 10*time.Second, 2*time.Millisecond, what)
+	require.Eventually(t, condition, time.Minute, 2*time.Millisecond, what)
 }
 
 // pattern is data in which every block differs.

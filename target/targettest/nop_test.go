@@ -95,7 +95,10 @@ func TestNOPOutWhileTheDiskStalls(t *testing.T) {
 
 func TestNOPIn(t *testing.T) {
 	t.Parallel() // it mostly waits
-	s := start(t, limits(target.Limits{NOPInterval: 100 * time.Millisecond, NOPTimeout: 2 * time.Second}))
+	patient := func(timeout time.Duration) *server {
+		return start(t, limits(target.Limits{NOPInterval: 100 * time.Millisecond, NOPTimeout: timeout}))
+	}
+	s := patient(time.Minute)
 	t.Run("11.19/a silent peer is asked", func(t *testing.T) {
 		sess := s.login(t, LoginOptions{})
 		in, data, err := Expect[pdu.NOPIn](sess.Conn)
@@ -115,6 +118,7 @@ func TestNOPIn(t *testing.T) {
 		sess.MustGood(t, TestUnitReady(1))
 	})
 	t.Run("11.19/one that does not is dead", func(t *testing.T) {
+		s := patient(5 * time.Second) // in which even a busy machine answers while it logs in
 		sess := s.login(t, LoginOptions{})
 		list, err := sess.ExpectClosedAfter()
 		require.NoError(t, err)
