@@ -153,6 +153,22 @@ func TestFullWorkDirectory(t *testing.T) {
 	require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source, d.url(1)), "identical")
 }
 
+// TestReadyFileOnAFullFileSystem: that there is no space for its content, as where copying has taken the last, does not keep disks from being served.
+func TestReadyFileOnAFullFileSystem(t *testing.T) {
+	state := t.TempDir()
+	mountTmpfs(t, state, "64k")
+	fill(t, filepath.Join(state, "filler"))
+	d := start(t, config{diskDir: diskDir(t, 1<<20), stateDir: state, env: map[string]string{"WORK_DIR": t.TempDir()}})
+	require.Zero(t, size(t, d.ReadyFile))
+	require.Equal(t, "ok\n", d.get("/readyz"))
+	d.stop()
+	require.NoFileExists(t, d.ReadyFile)
+	d = start(t, config{diskDir: diskDir(t, 1<<20), stateDir: state, env: map[string]string{"WORK_DIR": t.TempDir()}})
+	d.kill()
+	require.FileExists(t, d.ReadyFile)
+	start(t, config{diskDir: diskDir(t, 1<<20), stateDir: state, env: map[string]string{"WORK_DIR": t.TempDir()}}) // in the place of what a killed one has left
+}
+
 // fill takes all the space that is left.
 func fill(t *testing.T, path string) {
 	t.Helper()

@@ -145,7 +145,9 @@ func writeAtomically(path, text string) (f *os.File, err error) {
 		return nil, err
 	}
 	_ = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) // without locks it is as good a ready file
-	_, err = f.WriteString(text)
+	if _, err = f.WriteString(text); errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+		err = f.Truncate(0) // an empty one says as much, and copying or a guest may have taken all space just now
+	}
 	// A probe may run as another user.
 	err = errors.Join(err, f.Chmod(0o644))
 	if err == nil {
