@@ -72,7 +72,9 @@ func (c *copier) run(ctx context.Context) (written int64, err error) {
 			defer direct.Close() // what it wrote is in the file
 			past = direct
 		}
-		store = newRawWriter(c.dst, past).store
+		out := newRawWriter(c.dst, past)
+		out.places = newPreallocator(c.dst, nil)
+		store = out.store
 	}
 	group, ctx := errgroup.WithContext(ctx)
 	jobs := make(chan job)

@@ -66,6 +66,7 @@ func (h *hydration) run(ctx context.Context) error {
 			defer direct.Close()
 			h.out = newServedWriter(f, direct)
 		}
+		h.out.places = newPreallocator(f.file, h.o.watch.active)
 	}
 	for {
 		failure := h.pass(ctx)

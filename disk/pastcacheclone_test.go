@@ -117,6 +117,7 @@ func TestCloneGoesPastTheCacheBesideGuests(t *testing.T) {
 	direct := &counted{WriterAt: past}
 	h.out = newServedWriter(d, direct)
 	h.out.pace.worth[pastCache] = 1e6 // whatever the storage is like
+	h.out.places = &preallocator{file: d.file}
 
 	want := bytes.Clone(content)
 	var ops, chunks atomic.Int64

@@ -40,6 +40,7 @@ var zeros [256 << 10]byte
 type rawWriter struct {
 	cached io.WriterAt
 	direct io.WriterAt // past the page cache; nil: no such way
+	places *preallocator
 	pace   *pace
 	// order lets one write at a time into the page cache, or any number past it. The kernel's lock of the file does the same, but
 	// there writers wait by spinning, at the cost of a core, and what they wait would count as the time of their own way.
@@ -113,6 +114,9 @@ func (w *rawWriter) writeCached(way int, p []byte, off int64, size int, must boo
 	for n < len(p) && err == nil && (must || w.pace.choice() == way) {
 		var m int
 		w.pace.begin(way, time.Now())
+		if n == 0 {
+			w.places.before(off, int64(len(p)))
+		}
 		m, err = w.cached.WriteAt(p[n:min(n+size, len(p))], off+int64(n))
 		w.pace.end(way, int64(m), time.Now())
 		n += m

@@ -95,6 +95,7 @@ func TestRawWriter(t *testing.T) {
 			}
 			defer direct.Close()
 			w := newRawWriter(f, direct)
+			w.places = &preallocator{file: f}
 			if test.only >= 0 {
 				w.pace.rates = [ways]float64{1, 1, 1}
 				w.pace.rates[test.only] = math.Inf(1)

@@ -1,0 +1,115 @@
+package disk
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+)
+
+// sparse makes a file that is a hole.
+func sparse(t *testing.T, size int64) *os.File {
+	t.Helper()
+	f, err := os.Create(filepath.Join(t.TempDir(), "disk.raw"))
+	require.NoError(t, err)
+	t.Cleanup(func() { f.Close() })
+	require.NoError(t, f.Truncate(size))
+	return f
+}
+
+// A range that is large enough gets its place, and reads as zeros as before, within the file's size.
+func TestPreallocator(t *testing.T) {
+	const size = 4 << 20
+	f := sparse(t, size)
+	var none *preallocator
+	none.before(0, size)
+	guest := true
+	p := &preallocator{file: f, busy: func() bool { return guest }}
+	p.before(0, size) // beside a guest
+	guest = false
+	p.before(0, preallocateFrom-1)
+	require.Zero(t, allocated(t, f.Name()))
+	p.before(size-preallocateFrom, preallocateFrom)
+	require.EqualValues(t, preallocateFrom, allocated(t, f.Name()))
+	p.busy = nil
+	p.before(0, preallocateFrom)
+	require.EqualValues(t, 2*preallocateFrom, allocated(t, f.Name()))
+	content, err := os.ReadFile(f.Name())
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(make([]byte, size), content))
+
+	// Where it does not work, it is not tried again.
+	read, err := os.Open(f.Name())
+	require.NoError(t, err)
+	defer read.Close()
+	p = &preallocator{file: read}
+	p.before(0, preallocateFrom)
+	require.True(t, p.useless.Load())
+	p.file = f
+	p.before(1<<20, preallocateFrom)
+	require.EqualValues(t, 2*preallocateFrom, allocated(t, f.Name()))
+
+	other, err := os.Open("/proc/self/status")
+	require.NoError(t, err)
+	defer other.Close()
+	require.Nil(t, newPreallocator(other, nil), "not of ext4")
+}
+
+// placed is a file of which each large write has to find its place allocated.
+type placed struct {
+	*os.File
+	t     *testing.T
+	large int
+}
+
+func (p *placed) WriteAt(b []byte, off int64) (int, error) {
+	if len(b) >= preallocateFrom {
+		p.large++
+		require.GreaterOrEqual(p.t, allocated(p.t, p.Name()), int64(p.large)*preallocateFrom)
+	}
+	return p.File.WriteAt(b, off)
+}
+
+// What is written through the page cache has its place before, and what is zero gets none.
+func TestRawWriterPreallocates(t *testing.T) {
+	const size = 3 << 20
+	f := &placed{File: sparse(t, size), t: t}
+	w := newRawWriter(f, nil)
+	w.places = &preallocator{file: f.File}
+	content := make([]byte, size)
+	for i := range 1 << 20 {
+		content[i], content[2<<20+i] = byte(i)|1, byte(i)|2
+	}
+	written, err := w.store(content, 0)
+	require.NoError(t, err)
+	require.EqualValues(t, 2<<20, written)
+	require.EqualValues(t, 2<<20, allocated(t, f.Name()))
+	require.NotZero(t, f.large)
+	got, err := os.ReadFile(f.Name())
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(content, got))
+}
+
+// A clone has a preallocator where the file system is one for it, and uses it only while no guest is there.
+func TestClonePreallocates(t *testing.T) {
+	const size = pastCacheFrom
+	d, err := OpenFile(sparse(t, size).Name(), FileOptions{Private: true})
+	require.NoError(t, err)
+	defer d.Close()
+	blocks := newBlockMap(blocksOf(size))
+	image := simImage{make([]byte, size)}
+	over := newOverlay(d, image, blocks, newMapStore(len(blocks.pages)), size, overlayOptions{})
+	h := newHydration(over, zap.NewNop(), 0)
+	require.NoError(t, h.run(t.Context()))
+	if newPreallocator(d.file, nil) == nil {
+		require.Nil(t, h.out.places)
+		return
+	}
+	require.NotNil(t, h.out.places)
+	require.False(t, h.out.places.busy())
+	over.watch.touch()
+	require.True(t, h.out.places.busy())
+}
