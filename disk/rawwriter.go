@@ -39,8 +39,8 @@ var zeros [256 << 10]byte
 // dirty; storage may be faster than that, or slower by far. Any number of goroutines.
 type rawWriter struct {
 	cached io.WriterAt
-	direct io.WriterAt // past the page cache; nil: no such way
-	places *preallocator
+	direct io.WriterAt   // past the page cache; nil: no such way
+	places *preallocator // nil: nothing has its place before
 	pace   *pace
 	// order lets one write at a time into the page cache, or any number past it. The kernel's lock of the file does the same, but
 	// there writers wait by spinning, at the cost of a core, and what they wait would count as the time of their own way.
