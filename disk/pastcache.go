@@ -107,14 +107,13 @@ type cacheBypass struct {
 // openPastCache returns nil where the file has no such way: where it is not known what others do with it, or that the file system drops
 // what the cache holds of a range that is written past it, as ext4 and XFS do.
 func (f *File) openPastCache() *cacheBypass {
-	var st unix.Statfs_t
 	if os.Getpagesize() != 4<<10 {
 		return nil // with pages of 16 or 64 KiB, reading ahead makes folios that are larger than a region
 	}
-	if f.guard == nil || retry(func() error { return unix.Fstatfs(int(f.file.Fd()), &st) }) != nil {
+	if f.guard == nil {
 		return nil
 	}
-	if st.Type != unix.EXT4_SUPER_MAGIC && st.Type != unix.XFS_SUPER_MAGIC {
+	if kind := fileSystem(f.file); kind != unix.EXT4_SUPER_MAGIC && kind != unix.XFS_SUPER_MAGIC {
 		return nil
 	}
 	direct, err := openDirect(f.file)
@@ -122,6 +121,15 @@ func (f *File) openPastCache() *cacheBypass {
 		return nil
 	}
 	return &cacheBypass{f, direct}
+}
+
+// fileSystem is the magic number of the file system that a file is on, as of statfs(2); 0 where it is not known.
+func fileSystem(f *os.File) int64 {
+	var st unix.Statfs_t
+	if retry(func() error { return unix.Fstatfs(int(f.Fd()), &st) }) != nil {
+		return 0
+	}
+	return st.Type
 }
 
 // openDirect opens a file again, for writing past the page cache.

@@ -21,8 +21,7 @@ type preallocator struct {
 
 // newPreallocator returns nil where it is of no use.
 func newPreallocator(f *os.File, busy func() bool) *preallocator {
-	var st unix.Statfs_t
-	if retry(func() error { return unix.Fstatfs(int(f.Fd()), &st) }) != nil || st.Type != unix.EXT4_SUPER_MAGIC {
+	if fileSystem(f) != unix.EXT4_SUPER_MAGIC {
 		return nil
 	}
 	return &preallocator{file: f, busy: busy}

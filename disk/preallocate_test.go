@@ -3,7 +3,6 @@ package disk
 import (
 	"bytes"
 	"os"
-	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -13,10 +12,9 @@ import (
 // sparse makes a file that is a hole.
 func sparse(t *testing.T, size int64) *os.File {
 	t.Helper()
-	f, err := os.Create(filepath.Join(t.TempDir(), "disk.raw"))
+	f, err := os.OpenFile(put(t, t.TempDir(), "disk.raw", nil, size), os.O_RDWR, 0)
 	require.NoError(t, err)
 	t.Cleanup(func() { f.Close() })
-	require.NoError(t, f.Truncate(size))
 	return f
 }
 

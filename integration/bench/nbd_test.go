@@ -171,11 +171,16 @@ func requireTools(t *testing.T, packageOf map[string]string) {
 	}
 }
 
+// smallExport is what a server of 1 MiB says: its greeting, and that with the default export behind it.
+func smallExport() (greeting, export []byte) {
+	greeting = append([]byte("NBDMAGICIHAVEOPT"), 0, nbdFixedNewstyle|nbdNoZeroes)
+	return greeting, append(greeting[:len(greeting):len(greeting)], 0, 0, 0, 0, 0, 0x10, 0, 0, 0, 0)
+}
+
 // What is no NBD server, or one that fails, is told from one that is slow.
 func TestNBDFailures(t *testing.T) {
 	load := generatorLoad{bytes: 4096, depth: 2, sessions: 1, luns: 1, size: 1 << 20, step: coldStep}
-	greeting := append([]byte("NBDMAGICIHAVEOPT"), 0, nbdFixedNewstyle|nbdNoZeroes)
-	export := append(greeting[:len(greeting):len(greeting)], 0, 0, 0, 0, 0, 0x10, 0, 0, 0, 0)
+	greeting, export := smallExport()
 	for _, c := range []struct {
 		name string
 		says []byte
@@ -236,9 +241,9 @@ func TestLoadEndsWithItsLastByte(t *testing.T) {
 			return
 		}
 		defer nc.Close()
-		greeting := append([]byte("NBDMAGICIHAVEOPT"), 0, nbdFixedNewstyle|nbdNoZeroes)
+		_, export := smallExport()
 		reply := append(binary.BigEndian.AppendUint32(nil, nbdReplyMagic), make([]byte, nbdReplyLen-4+4096)...)
-		_, err = nc.Write(append(greeting, 0, 0, 0, 0, 0, 0x10, 0, 0, 0, 0)) // and the default export, of 1 MiB
+		_, err = nc.Write(export)
 		if err == nil {
 			_, err = io.ReadFull(nc, make([]byte, 20+28)) // the answer and a request
 		}
