@@ -40,6 +40,10 @@ type background struct {
 	unsaved bool // the file does not have the chain yet
 }
 
+// firstReads is how long the image is not read yet when the disk is ready: whoever waits for the disk comes at once, and its first read needs a
+// processor, too. A clone that copies what is not compressed has no time for that.
+const firstReads = 25 * time.Millisecond
+
 func startBackground(o *opening, over *overlay, s *state) *background {
 	identifying, abandon := context.WithCancel(context.Background())
 	ctx, cancel := context.WithCancel(identifying)
@@ -75,7 +79,12 @@ func (b *background) run(ctx, identifying context.Context) error {
 	copying, copied := context.WithCancel(ctx)
 	defer copied()
 	var identity sync.WaitGroup
-	identity.Go(func() { b.keepIdentifying(identifying, copying, contents) })
+	identity.Go(func() {
+		if !b.clone {
+			_ = sleep(identifying, firstReads)
+		}
+		b.keepIdentifying(identifying, copying, contents)
+	})
 	defer identity.Wait()
 	if !b.clone {
 		return nil

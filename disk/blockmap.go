@@ -65,6 +65,7 @@ func (m *blockMap) page(index int64) *mapPage {
 			return p
 		}
 		p := &mapPage{unset: mapPageBlocks}
+		p.words[0].Store(0) // memory that is read before it is written is mapped twice, and to exchange that interrupts all processors
 		if rest := m.blocks - index*mapPageBlocks; rest < mapPageBlocks {
 			p.unset = int(rest)
 			for b := rest; b < mapPageBlocks; b++ {

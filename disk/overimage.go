@@ -116,7 +116,11 @@ func (o *opening) openMaps(m *blockMap, s *state, fresh bool) (maps *mapStore, s
 			return maps, 0, o.damaged(err)
 		}
 	}
-	if stored, err = markHoles(o.img, m, maps.save); err != nil {
+	save := maps.save
+	if fresh {
+		save = nil // both files will be made of the map as it is then
+	}
+	if stored, err = markHoles(o.img, m, save); err != nil {
 		return maps, 0, o.spaceError(err)
 	}
 	if maps.live == nil {

@@ -81,6 +81,9 @@ type daemon struct {
 // startGCPercent lets the heap grow to 16 MiB before it is collected while the disks are opened. Percent, as GOGC.
 const startGCPercent = 400
 
+// startGCTime is for how long after that: the first initiators log in meanwhile.
+const startGCTime = time.Second
+
 func newDaemon(cfg *config, log *zap.Logger) *daemon {
 	return &daemon{cfg: cfg, log: log, metrics: metrics.New(buildInfo()), started: time.Now(), ready: readyFile{path: cfg.readyFile}}
 }
@@ -109,8 +112,14 @@ func (d *daemon) run(ctx context.Context) error {
 
 	// What large images take while they are validated is not worth collecting before they can be used.
 	percent := debug.SetGCPercent(startGCPercent)
+	collect := func() { debug.SetGCPercent(percent) }
 	err = d.openDisks(ctx)
-	debug.SetGCPercent(percent)
+	soon := time.AfterFunc(startGCTime, collect)
+	defer func() {
+		if soon.Stop() {
+			collect()
+		}
+	}()
 	defer d.closeImages()
 	switch {
 	case ctx.Err() != nil:

@@ -299,11 +299,19 @@ func (h *header) readNames(r io.ReaderAt, fileSize, headerLen int64, nameOffset 
 	return nil
 }
 
+const (
+	sectorBits = 9 // lengths of compressed data are counted in sectors
+	sectorSize = 1 << sectorBits
+)
+
+// lengthShift is where in an entry for compressed data the length begins, a bit's number; below it is the offset.
+func (h *header) lengthShift() uint { return 62 - (h.clusterBits - 8) }
+
 // compressedRange is where an entry's compressed data lies. The length is counted in sectors, so that the last ones
 // of a file may run past its end by less than a sector.
 func (h *header) compressedRange(e uint64) (off, length int64) {
-	shift := 62 - (h.clusterBits - 8)
+	shift := h.lengthShift()
 	off = int64(e & (1<<shift - 1))
 	sectors := int64(e&(entryCompressed-1)>>shift) + 1
-	return off, sectors*512 - off&511
+	return off, sectors<<sectorBits - off&(sectorSize-1)
 }

@@ -2,22 +2,21 @@ package qcow2
 
 import (
 	"encoding/binary"
+	"math"
 	"math/bits"
-	"slices"
 )
-
-const maxOutOfOrder = 32 // twice as many as threads compress for qemu-img at most
 
 // tableCheck looks at L2 tables, beside others that do.
 type tableCheck struct {
 	*validator
-	table   []byte
-	first   int64 // the guest cluster of its first entry
-	data    claims
-	packed  claims
-	scratch []uint64
-	starts  [][]uint64 // of compressed data: a sorted list for each table that has any
-	runs    runList
+	buf    []byte // of one cluster
+	table  []byte // the part of it that is looked at
+	first  int64  // the guest cluster of its first entry
+	data   claims
+	packed claims
+	starts starts
+	span   startSpan // of the table
+	runs   runList
 
 	plainSize, compressedSize int64 // guest bytes
 }
@@ -30,20 +29,16 @@ type claims struct {
 
 // run takes one table after the other, until there are none left or one is bad.
 func (c *tableCheck) run() error {
-	buf := make([]byte, c.clusterSize())
 	for !c.failed.Load() {
 		i := c.next.Add(1) - 1
 		if i >= int64(len(c.im.l1)) {
 			break
 		}
 		c.expect(i + tablesAhead)
-		off := int64(c.im.l1[i] & offsetMask)
-		if off == 0 {
+		if c.im.l1[i]&offsetMask == 0 {
 			continue
 		}
-		c.first = i * c.l2Entries()
-		c.table = buf[:min(c.l2Entries(), (c.size+c.clusterSize()-1)>>c.clusterBits-c.first)*c.entrySize()] // the rest is never read
-		err := c.im.loadTable(buf, uint64(off))
+		err := c.load(i)
 		if err == nil {
 			err = c.check()
 		}
@@ -51,36 +46,44 @@ func (c *tableCheck) run() error {
 			c.failed.Store(true)
 			return err
 		}
+		if c.span.last > 0 {
+			c.starts.spans = append(c.starts.spans, c.span)
+		}
 	}
 	return nil
 }
 
+// load reads the L2 table of an entry of the L1 table, as much of it as is ever read.
+func (c *tableCheck) load(entry int64) error {
+	if c.buf == nil {
+		c.buf = make([]byte, c.clusterSize())
+	}
+	c.first = entry * c.l2Entries()
+	c.table = c.buf[:min(c.l2Entries(), (c.size+c.clusterSize()-1)>>c.clusterBits-c.first)*c.entrySize()]
+	c.span = startSpan{entry: entry, first: math.MaxInt64}
+	return c.im.loadTable(c.buf, c.im.l1[entry]&offsetMask)
+}
+
 func (c *tableCheck) check() error {
-	c.scratch = c.scratch[:0]
-	step, kind, n := int(c.entrySize()), noKind, int64(1)
-	for at, cluster := 0, c.first; at < len(c.table); at, cluster = at+int(n)*step, cluster+n {
-		e := binary.BigEndian.Uint64(c.table[at:])
-		var sub uint64
-		if step == 16 {
-			sub = binary.BigEndian.Uint64(c.table[at+8:])
-		} else if k := entryKind(e); k != kind {
+	step, kind := c.entrySize(), noKind
+	for at := int64(0); at < int64(len(c.table)); {
+		e, sub := c.entryAt(at)
+		if k := entryKind(e); k != kind && !c.extended() {
 			kind = k
-			c.runs.begin(cluster, kind)
+			c.runs.begin(c.first+at/step, kind)
 		}
-		n = 1
-		if e|sub == 0 {
-			continue
-		}
-		guest := cluster << c.clusterBits
 		var err error
-		switch {
+		switch n := int64(1); {
+		case e|sub == 0:
+			at += c.nothing(at)
 		case e&entryCompressed != 0:
-			err = c.compressed(guest, e, sub)
-		case kind == KindData:
-			n = c.neighbours(at, e)
-			fallthrough
+			at, err = c.compressed(at)
 		default:
-			err = c.plain(guest, e, sub, n)
+			if kind == KindData {
+				n = c.neighbours(at, e)
+			}
+			err = c.plain(c.guestOf(at), e, sub, n)
+			at += n * step
 		}
 		if err != nil {
 			return err
@@ -89,19 +92,40 @@ func (c *tableCheck) check() error {
 	if err := c.takeData(); err != nil {
 		return err
 	}
-	if err := c.takePacked(); err != nil {
-		return err
+	return c.takePacked()
+}
+
+// entryAt is the entry at byte at of the table: its two words, of which the second is zero where there is only one.
+func (c *tableCheck) entryAt(at int64) (e, sub uint64) {
+	e = binary.BigEndian.Uint64(c.table[at:])
+	if c.extended() {
+		sub = binary.BigEndian.Uint64(c.table[at+8:])
 	}
-	if len(c.scratch) > 0 {
-		slices.Sort(c.scratch)
-		c.starts = append(c.starts, slices.Clone(c.scratch))
+	return e, sub
+}
+
+// guestOf is the guest offset of the entry at byte at.
+func (c *tableCheck) guestOf(at int64) int64 { return (c.first + at/c.entrySize()) << c.clusterBits }
+
+// nothing is how many bytes of entries without anything there are from byte at on, where one is; perhaps not all of them.
+func (c *tableCheck) nothing(at int64) int64 {
+	const stride = 8
+	rest := c.table[at:]
+	for ; len(rest) >= 8*stride; rest = rest[8*stride:] {
+		var any uint64
+		for i := range stride {
+			any |= binary.NativeEndian.Uint64(rest[8*i:])
+		}
+		if any != 0 {
+			break
+		}
 	}
-	return nil
+	return max(c.entrySize(), int64(len(c.table))-at-int64(len(rest)))
 }
 
 // neighbours counts the entries from the one at byte at on, which is e, that differ only in that each cluster lies behind the one before,
 // inside the file: as most of an image that was written in one go do. They need be looked at once.
-func (c *tableCheck) neighbours(at int, e uint64) (n int64) {
+func (c *tableCheck) neighbours(at int64, e uint64) (n int64) {
 	limit := max(1, (c.im.fileSize-int64(e&offsetMask)+c.clusterSize()-1)>>c.clusterBits)
 	rest := c.table[at+8:]
 	for n = 1; n < limit && len(rest) >= 8 && binary.BigEndian.Uint64(rest) == e+uint64(n)<<c.clusterBits; n++ {
@@ -190,20 +214,59 @@ func (c *tableCheck) takeData() error {
 	return nil
 }
 
-func (c *tableCheck) compressed(guest int64, e, sub uint64) error {
-	if sub != 0 {
-		return bad("the compressed cluster of guest offset %d has subclusters", guest)
+// compressed looks at the entries from byte at on that say where compressed data is, and returns where the first other one is. Images have
+// hundreds of thousands of them: what is usual is done here, everything else elsewhere.
+func (c *tableCheck) compressed(at int64) (next int64, err error) {
+	var (
+		step, shift, word, mask = c.entrySize(), c.clusterBits, c.packed.word, c.packed.mask
+		lengthShift             = c.lengthShift()
+		size                    = c.im.fileSize
+		sectorsEnd              = (size + sectorSize - 1) &^ (sectorSize - 1)
+		begin, end              = c.span.first, c.span.last
+		place                   = c.starts.large.shift
+		page, ofPage            = (*startPage)(nil), int64(-1)
+	)
+	next = at
+	for table := c.table[at:]; int64(len(table)) >= step; table, next = table[step:], next+step {
+		e := binary.BigEndian.Uint64(table)
+		if e&entryCompressed == 0 {
+			break
+		}
+		off := int64(e & (1<<lengthShift - 1))
+		length := int64(e&(entryCompressed-1)>>lengthShift+1)<<sectorBits - off&(sectorSize-1)
+		if e&entryCopied != 0 || off >= size || length > sectorsEnd-off || step > 8 && binary.BigEndian.Uint64(table[8:]) != 0 {
+			return next, c.badCompressed(next)
+		}
+		begin, end = min(begin, off), max(end, off)
+		if n := off >> place; n == (off+length-1)>>place {
+			c.starts.small = append(c.starts.small, off)
+		} else {
+			if n>>startPageBits != ofPage {
+				page, ofPage = c.starts.large.page(n), n>>startPageBits
+			}
+			if !page.add(n) {
+				c.starts.twice.page(n).add(n)
+			}
+		}
+		first, last := off>>shift, (min(off+length, size)-1)>>shift
+		if first>>6 == word && last>>6 == word {
+			mask |= ^uint64(0) << (first & 63) & (^uint64(0) >> (63 - last&63))
+			continue
+		}
+		c.packed.word, c.packed.mask = word, mask
+		if err := c.pack(first, last); err != nil {
+			return next, err
+		}
+		word, mask = c.packed.word, c.packed.mask
 	}
-	if e&entryCopied != 0 {
-		return bad("the compressed cluster of guest offset %d is marked as not shared", guest)
-	}
-	off, length := c.compressedRange(e)
-	if off >= c.im.fileSize || length > (c.im.fileSize+511)&^511-off {
-		return bad("the compressed data of guest offset %d, %d bytes at %#x, runs past the end of the file", guest, length, off)
-	}
-	c.compressedSize += min(c.clusterSize(), c.size-guest)
-	c.begins(uint64(off))
-	first, last := off>>c.clusterBits, (min(off+length, c.im.fileSize)-1)>>c.clusterBits
+	c.packed.word, c.packed.mask = word, mask
+	c.span.first, c.span.last = begin, end
+	c.compressedSize += min((next-at)/step<<shift, c.size-c.guestOf(at))
+	return next, nil
+}
+
+// pack claims the clusters first to last, which may lie in several words.
+func (c *tableCheck) pack(first, last int64) error {
 	for first <= last {
 		mask, next := wordOf(first, last)
 		if first>>6 != c.packed.word {
@@ -218,15 +281,18 @@ func (c *tableCheck) compressed(guest int64, e, sub uint64) error {
 	return nil
 }
 
-// begins notes where compressed data begins, and keeps the list in order as far as that is cheap: with several threads, qemu-img writes
-// neighbours in another order, but near to each other.
-func (c *tableCheck) begins(off uint64) {
-	c.scratch = append(c.scratch, off)
-	at := len(c.scratch) - 1
-	for first := max(0, at-maxOutOfOrder); at > first && c.scratch[at-1] > off; at-- {
-		c.scratch[at] = c.scratch[at-1]
+// badCompressed says what is wrong with the entry at byte at.
+func (c *tableCheck) badCompressed(at int64) error {
+	e, sub := c.entryAt(at)
+	off, length := c.compressedRange(e)
+	switch guest := c.guestOf(at); {
+	case sub != 0:
+		return bad("the compressed cluster of guest offset %d has subclusters", guest)
+	case e&entryCopied != 0:
+		return bad("the compressed cluster of guest offset %d is marked as not shared", guest)
+	default:
+		return bad("the compressed data of guest offset %d, %d bytes at %#x, runs past the end of the file", guest, length, off)
 	}
-	c.scratch[at] = off
 }
 
 func (c *tableCheck) takePacked() error {

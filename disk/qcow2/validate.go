@@ -1,11 +1,9 @@
 package qcow2
 
 import (
-	"cmp"
 	"encoding/binary"
 	"fmt"
 	"runtime"
-	"slices"
 	"sync/atomic"
 
 	"golang.org/x/sync/errgroup"
@@ -81,23 +79,21 @@ func (v *validator) run() (plain, compressed int64, err error) {
 	var group errgroup.Group
 	for i := range checks {
 		group.Go(func() error {
-			checks[i] = &tableCheck{validator: v} // made here, far from that of another processor, or the two would wait for each other's cache lines
+			checks[i] = &tableCheck{validator: v, starts: newStarts(v.im)} // made here, far from that of another processor, or the two would wait for each other's cache lines
 			return checks[i].run()
 		})
 	}
 	if err := group.Wait(); err != nil {
 		return 0, 0, err
 	}
-	var starts [][]uint64
 	runs := []runList{empty}
 	for i := range checks {
 		runs = append(runs, checks[i].runs)
 		plain += checks[i].plainSize
 		compressed += checks[i].compressedSize
-		starts = append(starts, checks[i].starts...)
 	}
-	if at, found := repeated(starts); found {
-		return 0, 0, bad("the compressed data at %#x is used by more than one cluster", at)
+	if err := v.checkStarts(checks); err != nil {
+		return 0, 0, err
 	}
 	if !v.extended() {
 		v.im.runs = joinRuns(runs...)
@@ -113,45 +109,6 @@ func (v *validator) expect(entry int64) {
 	if off := int64(v.im.l1[entry] & offsetMask); off != 0 {
 		v.willRead(off, v.clusterSize())
 	}
-}
-
-// repeated looks for a value that is there twice. Each list is sorted, and most of them lie one behind the other.
-func repeated(lists [][]uint64) (value uint64, found bool) {
-	slices.SortFunc(lists, func(a, b []uint64) int { return cmp.Compare(a[0], b[0]) })
-	for len(lists) > 0 {
-		all, n := lists[0], 1
-		for last := all[len(all)-1]; n < len(lists) && lists[n][0] <= last; n++ {
-			last = max(last, lists[n][len(lists[n])-1])
-		}
-		if n > 1 { // only those that overlap are copied
-			all = slices.Concat(lists[:n]...)
-			joinSorted(all, lists[:n])
-		}
-		for i := 1; i < len(all); i++ {
-			if all[i] == all[i-1] {
-				return all[i], true
-			}
-		}
-		lists = lists[n:]
-	}
-	return 0, false
-}
-
-// joinSorted sorts all, which is made of sorted lists: only what lies between two that overlap is moved.
-func joinSorted(all []uint64, lists [][]uint64) {
-	if len(lists) < 2 {
-		return
-	}
-	half, n := len(lists)/2, 0
-	for _, l := range lists[:half] {
-		n += len(l)
-	}
-	left, right := all[:n], all[n:]
-	joinSorted(left, lists[:half])
-	joinSorted(right, lists[half:])
-	from, _ := slices.BinarySearch(left, right[0])
-	to, _ := slices.BinarySearch(right, left[n-1])
-	slices.Sort(all[from : n+to])
 }
 
 // claim takes whole clusters for metadata.

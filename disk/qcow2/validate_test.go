@@ -3,7 +3,6 @@ package qcow2
 import (
 	"bytes"
 	"encoding/binary"
-	"fmt"
 	"io"
 	"math/rand"
 	"runtime"
@@ -133,40 +132,4 @@ func TestNothingIsNotAnnounced(t *testing.T) {
 	_, err := Open(l, int64(len(im.b)), Options{WillRead: l.willRead})
 	require.NoError(t, err)
 	require.Empty(t, l.announced)
-}
-
-func TestRepeated(t *testing.T) {
-	r := rand.New(rand.NewSource(2))
-	for range 300 {
-		// Lists as tables have them: each one mostly behind the one before.
-		var lists [][]uint64
-		var all []uint64
-		seen := make(map[uint64]bool)
-		spread := 1 + r.Intn(2000)
-		for i := range 1 + r.Intn(20) {
-			var l []uint64
-			for range 1 + r.Intn(50) {
-				v := uint64(i*500 + r.Intn(spread))
-				if !seen[v] {
-					seen[v] = true
-					l = append(l, v)
-				}
-			}
-			if len(l) > 0 {
-				slices.Sort(l)
-				lists, all = append(lists, l), append(all, l...)
-			}
-		}
-		_, found := repeated(slices.Clone(lists))
-		require.False(t, found)
-		want := all[r.Intn(len(all))]
-		i := r.Intn(len(lists))
-		lists[i] = append(slices.Clone(lists[i]), want)
-		slices.Sort(lists[i])
-		got, found := repeated(lists)
-		require.True(t, found, fmt.Sprint(lists))
-		require.Equal(t, want, got)
-	}
-	_, found := repeated(nil)
-	require.False(t, found)
 }
