@@ -26,9 +26,11 @@ type socket struct {
 	fd int          // guarded by mu; -1: closed
 
 	// The call of the reader in progress.
-	places [2][]byte
-	n      int
-	rerr   error
+	places  [2][]byte
+	n       int
+	rerr    error
+	polling polling
+	look    func() (done bool) // readOnce, made once, so that a call costs no allocation
 
 	// The call of the writer in progress.
 	iov  []unix.Iovec
@@ -64,7 +66,8 @@ func newSocket(nc net.Conn) (*socket, error) {
 		_ = s.Close()
 		return nil, errScarce
 	}
-	if err = s.in.open(s, unix.EPOLLIN, s.readOnce); err == nil {
+	s.polling.limit, s.look = &pollers, s.readOnce
+	if err = s.in.open(s, unix.EPOLLIN, s.look); err == nil {
 		err = s.out.open(s, unix.EPOLLOUT, s.writeOnce)
 	}
 	if err != nil {
@@ -149,7 +152,7 @@ func (s *socket) readv(first, next []byte, wait bool) (int, error) {
 	s.places, s.n, s.rerr = [2][]byte{first, next}, 0, nil
 	waited, err := false, error(nil)
 	if wait {
-		waited, err = s.in.wait()
+		waited, err = s.await()
 	} else {
 		s.readOnce()
 	}
@@ -162,6 +165,16 @@ func (s *socket) readv(first, next []byte, wait bool) (int, error) {
 		err = s.in.silence()
 	}
 	return s.n, err
+}
+
+// await reads when there is something to read, and says whether it had to wait for that.
+func (s *socket) await() (waited bool, err error) {
+	if s.polling.due() {
+		if err := s.in.silence(); err != nil || s.polling.look(s.look) {
+			return false, err
+		}
+	}
+	return s.in.wait()
 }
 
 // readOnce is one attempt to read. It says whether the call is over.

@@ -1,0 +1,126 @@
+package target
+
+import (
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+func never() bool { return false }
+
+// TestPollingPauses looks in vain, and then not: the number of waits between two looks shows how often it does.
+func TestPollingPauses(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2))
+	p := polling{limit: &pollLimit{}}
+	between := func() (n int) {
+		for !p.due() {
+			n++
+		}
+		return n
+	}
+	for _, want := range []int{0, 1, 2, 4, 8, 16, 32, maxUnpolled, maxUnpolled} {
+		require.Equal(t, want, between())
+		*p.limit = pollLimit{}
+		require.False(t, p.look(never))
+	}
+	for _, want := range []int{maxUnpolled, 0, 0, 0, 0, 0, 0, 0} {
+		require.Equal(t, want, between())
+		require.True(t, p.look(func() bool { return true }))
+	}
+	require.Equal(t, 0, between())
+	require.False(t, p.look(never))
+	require.Equal(t, 1, between(), "data that came soon must count as much as data that did not")
+	require.Zero(t, p.limit.looking.Load())
+}
+
+// TestPollingNeedsAProcessor checks that lookers leave one to who has something to do, and that nobody looks where there is only one.
+func TestPollingNeedsAProcessor(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(0))
+	for processors := 1; processors <= 3; processors++ {
+		runtime.GOMAXPROCS(processors)
+		var limit pollLimit
+		p := make([]polling, processors)
+		for i := range p {
+			p[i].limit = &limit
+		}
+		looks := 0
+		var nested func() bool
+		nested = func() bool { // each looks while those before it do
+			if looks++; looks < len(p) {
+				p[looks].look(nested)
+			}
+			return true
+		}
+		require.Equal(t, processors > 1, p[0].look(nested))
+		require.Equal(t, processors-1, looks)
+		require.Zero(t, limit.looking.Load())
+	}
+}
+
+// TestPollingIsInterrupted has something else run while it looks: then nobody does for a while.
+func TestPollingIsInterrupted(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2))
+	var limit pollLimit
+	p, other := polling{limit: &limit}, polling{limit: &limit}
+	looks := 0
+	found := p.look(func() bool {
+		looks++
+		time.Sleep(2 * pollInterrupted)
+		return false
+	})
+	require.False(t, found)
+	require.Equal(t, 1, looks)
+	require.False(t, limit.enter(time.Now()))
+	require.False(t, limit.enter(time.Now().Add(pollBarred-pollInterrupted)))
+	require.True(t, other.due())
+	require.False(t, other.look(func() bool { return true }))
+	require.True(t, other.due(), "it has not looked in vain")
+	require.True(t, limit.enter(time.Now().Add(2*pollBarred)))
+}
+
+// TestSocketLooksBeforeItWaits has the data come while the reader looks: then nothing has to wake it. Another thread may take the processor
+// meanwhile, so that it may take several attempts.
+func TestSocketLooksBeforeItWaits(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2))
+	s, client := socketPair(t)
+	buf := make([]byte, 16)
+	read := func() {
+		n, err := s.readv(buf, nil, true)
+		require.NoError(t, err)
+		require.Equal(t, "data", string(buf[:n]))
+	}
+	looks := func() (found bool) {
+		var once sync.Once
+		comes := func() { once.Do(func() { _, _ = client.Write([]byte("data")) }) }
+		n := 0
+		s.polling = polling{limit: &pollLimit{}}
+		s.look = func() bool {
+			if n++; n == 3 {
+				comes()
+			}
+			return s.readOnce()
+		}
+		late := time.AfterFunc(20*time.Millisecond, comes)
+		defer late.Stop()
+		read()
+		return n >= 3 && !s.in.armed
+	}
+	for _, before := range []string{"nothing", "a wait"} {
+		attempts := 0
+		for found := false; !found; attempts++ {
+			require.Less(t, attempts, 1000)
+			if before == "a wait" { // which what it finds by itself must not end once more
+				s.polling.waiting = 1
+				time.AfterFunc(time.Millisecond, func() { _, _ = client.Write([]byte("data")) })
+				read()
+				if !s.in.armed {
+					continue // it came at once
+				}
+			}
+			found = looks()
+		}
+	}
+}
