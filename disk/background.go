@@ -40,10 +40,6 @@ type background struct {
 	unsaved bool // the file does not have the chain yet
 }
 
-// firstReads is how long the image is not read yet when the disk is ready: whoever waits for the disk comes at once, and its first read needs a
-// processor, too. A clone that copies what is not compressed has no time for that.
-const firstReads = 25 * time.Millisecond
-
 func startBackground(o *opening, over *overlay, s *state) *background {
 	identifying, abandon := context.WithCancel(context.Background())
 	ctx, cancel := context.WithCancel(identifying)
@@ -81,7 +77,7 @@ func (b *background) run(ctx, identifying context.Context) error {
 	var identity sync.WaitGroup
 	identity.Go(func() {
 		if !b.clone {
-			_ = sleep(identifying, firstReads)
+			_ = sleep(identifying, firstReads) // which copying does by itself
 		}
 		b.keepIdentifying(identifying, copying, contents)
 	})

@@ -33,7 +33,6 @@ type hydration struct {
 	turns    *turns
 	chunk    int64 // bytes that are read at once, a multiple of the overlay's granule
 	workers  int
-	decodes  bool          // some of the image is compressed
 	retry    time.Duration // how long it waits for space
 
 	mu     sync.Mutex
@@ -54,7 +53,7 @@ type hydration struct {
 func newHydration(o *overlay, log *zap.Logger, unit int64) *hydration {
 	chunk := max(hydrationChunk, unit)
 	workers := max(1, min(cap(copyTurns.places), int(maxCopyBuffers/chunk)))
-	return &hydration{o: o, log: log, turns: copyTurns, chunk: chunk, workers: workers, decodes: unit > 0, retry: spaceRetry, ahead: -1, out: newServedWriter(o.file, nil)}
+	return &hydration{o: o, log: log, turns: copyTurns, chunk: chunk, workers: workers, retry: spaceRetry, ahead: -1, out: newServedWriter(o.file, nil)}
 }
 
 // run returns nil when the file has every block, or when ctx ends: its error then. It goes on after errors of storage, which
@@ -87,14 +86,10 @@ func (h *hydration) run(ctx context.Context) error {
 	}
 }
 
-// begin notes when copying begins. Whoever waits for the disk comes as soon as it is ready, and its first read needs a processor, too: decompression
-// goes slowly half as long as after a guest's last command, or that read would come up to 25 ms later. Where nothing is compressed it comes 14 ms
-// later, and the copy of 2 GB would lose a twentieth of its speed by waiting for it.
+// begin notes when copying begins, and lets it go slowly during the first reads.
 func (h *hydration) begin(now time.Time) {
 	h.begun = now
-	if h.decodes {
-		h.o.watch.activeAt.Store(now.Add(-guestIdle / 2).UnixNano())
-	}
+	h.o.watch.activeAt.Store(now.Add(firstReads - guestIdle).UnixNano())
 }
 
 // pass goes over the image once. It returns the first error of the image, after it has tried the rest, or the disk's failure.
