@@ -20,15 +20,19 @@ const (
 
 // polling decides whether a reader looks for data for a while before it waits for it. A thread that waits sleeps, and until it is awake, by the
 // kernel and on a virtual machine by the hypervisor, takes longer than a command: a guest that waits for each of its commands gets half as many
-// again. Where data does not come soon, there is a look less and less often. The zero value is ready to use; it belongs to the reader.
+// again. Where data does not come soon, there is a look less and less often, and none where several readers have something to do: processors
+// that one of them looks with are the others'. It belongs to the reader.
 type polling struct {
 	limit   *pollLimit
+	id      uint64
 	pause   int // how many waits come without a look after a look that was in vain
 	waiting int // how many are left of these
 }
 
-// pollLimit leaves processors to those who have something to do, of all connections.
+// pollLimit is what the readers of all connections know of each other.
 type pollLimit struct {
+	ids     atomic.Uint64
+	last    atomic.Uint64 // the id of whoever waited last
 	looking atomic.Int32
 	barred  atomic.Int64 // until when nobody looks, in nanoseconds since 1970
 }
@@ -36,8 +40,13 @@ type pollLimit struct {
 // pollers is that of the process.
 var pollers pollLimit
 
-// due says whether the next wait begins with a look.
+func newPolling(limit *pollLimit) polling { return polling{limit: limit, id: limit.ids.Add(1)} }
+
+// due says, before each wait, whether it begins with a look.
 func (p *polling) due() bool {
+	if p.limit.last.Swap(p.id) != p.id {
+		return false
+	}
 	if p.waiting > 0 {
 		p.waiting--
 		return false

@@ -14,7 +14,8 @@ func never() bool { return false }
 // TestPollingPauses looks in vain, and then not: the number of waits between two looks shows how often it does.
 func TestPollingPauses(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2))
-	p := polling{limit: &pollLimit{}}
+	p := newPolling(&pollLimit{})
+	require.False(t, p.due(), "nobody has answered yet")
 	between := func() (n int) {
 		for !p.due() {
 			n++
@@ -23,7 +24,7 @@ func TestPollingPauses(t *testing.T) {
 	}
 	for _, want := range []int{0, 1, 2, 4, 8, 16, 32, maxUnpolled, maxUnpolled} {
 		require.Equal(t, want, between())
-		*p.limit = pollLimit{}
+		p.limit.barred.Store(0) // by another thread of a busy machine
 		require.False(t, p.look(never))
 	}
 	for _, want := range []int{maxUnpolled, 0, 0, 0, 0, 0, 0, 0} {
@@ -60,11 +61,25 @@ func TestPollingNeedsAProcessor(t *testing.T) {
 	}
 }
 
+// TestPollingAlone has two readers that have something to do: neither looks while the other one has waited since.
+func TestPollingAlone(t *testing.T) {
+	var limit pollLimit
+	a, b := newPolling(&limit), newPolling(&limit)
+	for range 3 {
+		require.False(t, a.due())
+		require.False(t, b.due())
+	}
+	require.True(t, b.due())
+	require.True(t, b.due())
+	require.False(t, a.due())
+	require.True(t, a.due())
+}
+
 // TestPollingIsInterrupted has something else run while it looks: then nobody does for a while.
 func TestPollingIsInterrupted(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2))
 	var limit pollLimit
-	p, other := polling{limit: &limit}, polling{limit: &limit}
+	p, other := newPolling(&limit), newPolling(&limit)
 	looks := 0
 	found := p.look(func() bool {
 		looks++
@@ -75,9 +90,8 @@ func TestPollingIsInterrupted(t *testing.T) {
 	require.Equal(t, 1, looks)
 	require.False(t, limit.enter(time.Now()))
 	require.False(t, limit.enter(time.Now().Add(pollBarred-pollInterrupted)))
-	require.True(t, other.due())
 	require.False(t, other.look(func() bool { return true }))
-	require.True(t, other.due(), "it has not looked in vain")
+	require.Zero(t, other.pause, "it has not looked in vain")
 	require.True(t, limit.enter(time.Now().Add(2*pollBarred)))
 }
 
@@ -96,7 +110,8 @@ func TestSocketLooksBeforeItWaits(t *testing.T) {
 		var once sync.Once
 		comes := func() { once.Do(func() { _, _ = client.Write([]byte("data")) }) }
 		n := 0
-		s.polling = polling{limit: &pollLimit{}}
+		s.polling = newPolling(&pollLimit{})
+		s.polling.due()
 		s.look = func() bool {
 			if n++; n == 3 {
 				comes()
@@ -113,7 +128,7 @@ func TestSocketLooksBeforeItWaits(t *testing.T) {
 		for found := false; !found; attempts++ {
 			require.Less(t, attempts, 1000)
 			if before == "a wait" { // which what it finds by itself must not end once more
-				s.polling.waiting = 1
+				s.polling = newPolling(&pollLimit{})
 				time.AfterFunc(time.Millisecond, func() { _, _ = client.Write([]byte("data")) })
 				read()
 				if !s.in.armed {

@@ -66,7 +66,7 @@ func newSocket(nc net.Conn) (*socket, error) {
 		_ = s.Close()
 		return nil, errScarce
 	}
-	s.polling.limit, s.look = &pollers, s.readOnce
+	s.polling, s.look = newPolling(&pollers), s.readOnce
 	if err = s.in.open(s, unix.EPOLLIN, s.look); err == nil {
 		err = s.out.open(s, unix.EPOLLOUT, s.writeOnce)
 	}
