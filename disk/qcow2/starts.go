@@ -52,9 +52,12 @@ func (p *startPage) add(n int64) (added bool) {
 	return added
 }
 
-// has says whether the place of a byte is in the set.
+// has says whether the place of a byte is in the set; one past the end of the file never is.
 func (s *startSet) has(off int64) bool {
 	n := off >> s.shift
+	if n>>startPageBits >= int64(len(s.pages)) {
+		return false
+	}
 	page := s.pages[n>>startPageBits]
 	return page != nil && page[n>>6&(startPageWords-1)]>>(n&63)&1 != 0
 }

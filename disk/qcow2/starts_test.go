@@ -132,3 +132,33 @@ func TestCompressedDataReachesIntoData(t *testing.T) {
 		}
 	}
 }
+
+// changing gives other content from the second reading of its first table on.
+type changing struct {
+	*bytes.Reader
+	table int64
+	then  []byte
+	times int
+}
+
+func (c *changing) ReadAt(p []byte, off int64) (int, error) {
+	if off == c.table {
+		if c.times++; c.times > 1 {
+			return copy(p, c.then), nil
+		}
+	}
+	return c.Reader.ReadAt(p, off)
+}
+
+// TestTableThatChangesWhileItIsValidated has data that overlaps, so that the table is read again, and finds offsets far beyond the file then.
+func TestTableThatChangesWhileItIsValidated(t *testing.T) {
+	const bits, cs = 12, 1 << 12
+	im := newImage(bits, 64*cs, 4)
+	for i, off := range []uint64{atData * cs, atData*cs + 8} {
+		im.put64(im.l2(i), entryCompressed|1<<(62-(bits-8))|off)
+	}
+	r := &changing{Reader: bytes.NewReader(im.b), table: atL2 * cs, then: bytes.Repeat([]byte{0x7f}, cs)}
+	_, err := Open(r, int64(len(im.b)), Options{})
+	require.NoError(t, err)
+	require.Equal(t, 2, r.times)
+}
