@@ -24,8 +24,8 @@ func TestPollingPauses(t *testing.T) {
 	}
 	for _, want := range []int{0, 1, 2, 4, 8, 16, 32, maxUnpolled, maxUnpolled} {
 		require.Equal(t, want, between())
-		p.limit.barred.Store(0) // by another thread of a busy machine
 		require.False(t, p.look(never))
+		p.limit.barred.Store(0) // by another thread of a busy machine
 	}
 	for _, want := range []int{maxUnpolled, 0, 0, 0, 0, 0, 0, 0} {
 		require.Equal(t, want, between())
@@ -80,7 +80,7 @@ func TestPollingIsInterrupted(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2))
 	var limit pollLimit
 	p, other := newPolling(&limit), newPolling(&limit)
-	looks := 0
+	looks, begin := 0, time.Now()
 	found := p.look(func() bool {
 		looks++
 		time.Sleep(2 * pollInterrupted)
@@ -88,11 +88,15 @@ func TestPollingIsInterrupted(t *testing.T) {
 	})
 	require.False(t, found)
 	require.Equal(t, 1, looks)
-	require.False(t, limit.enter(time.Now()))
-	require.False(t, limit.enter(time.Now().Add(pollBarred-pollInterrupted)))
+	until := time.Unix(0, limit.barred.Load())
+	require.Greater(t, until.Sub(begin), pollBarred)
+	require.False(t, limit.enter(until.Add(-1)))
+	require.True(t, limit.enter(until))
+	limit.leave()
+	limit.bar(time.Now().Add(time.Hour))
 	require.False(t, other.look(func() bool { return true }))
 	require.Zero(t, other.pause, "it has not looked in vain")
-	require.True(t, limit.enter(time.Now().Add(2*pollBarred)))
+	require.Zero(t, limit.looking.Load())
 }
 
 // TestSocketLooksBeforeItWaits has the data come while the reader looks: then nothing has to wake it. Another thread may take the processor
