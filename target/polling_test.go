@@ -116,7 +116,7 @@ func TestSocketLooksBeforeItWaits(t *testing.T) {
 		n := 0
 		s.polling = newPolling(&pollLimit{})
 		s.polling.due()
-		s.look = func() bool {
+		s.in.try = func() bool {
 			if n++; n == 3 {
 				comes()
 			}

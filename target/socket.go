@@ -30,7 +30,6 @@ type socket struct {
 	n       int
 	rerr    error
 	polling polling
-	look    func() (done bool) // readOnce, made once, so that a call costs no allocation
 
 	// The call of the writer in progress.
 	iov  []unix.Iovec
@@ -66,8 +65,8 @@ func newSocket(nc net.Conn) (*socket, error) {
 		_ = s.Close()
 		return nil, errScarce
 	}
-	s.polling, s.look = newPolling(&pollers), s.readOnce
-	if err = s.in.open(s, unix.EPOLLIN, s.look); err == nil {
+	s.polling = newPolling(&pollers)
+	if err = s.in.open(s, unix.EPOLLIN, s.readOnce); err == nil {
 		err = s.out.open(s, unix.EPOLLOUT, s.writeOnce)
 	}
 	if err != nil {
@@ -170,7 +169,7 @@ func (s *socket) readv(first, next []byte, wait bool) (int, error) {
 // await reads when there is something to read, and says whether it had to wait for that.
 func (s *socket) await() (waited bool, err error) {
 	if s.polling.due() {
-		if err := s.in.silence(); err != nil || s.polling.look(s.look) {
+		if err := s.in.silence(); err != nil || s.polling.look(s.in.try) {
 			return false, err
 		}
 	}

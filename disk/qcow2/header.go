@@ -309,9 +309,11 @@ func (h *header) lengthShift() uint { return 62 - (h.clusterBits - 8) }
 
 // compressedRange is where an entry's compressed data lies. The length is counted in sectors, so that the last ones
 // of a file may run past its end by less than a sector.
-func (h *header) compressedRange(e uint64) (off, length int64) {
-	shift := h.lengthShift()
-	off = int64(e & (1<<shift - 1))
-	sectors := int64(e&(entryCompressed-1)>>shift) + 1
+func (h *header) compressedRange(e uint64) (off, length int64) { return splitEntry(e, h.lengthShift()) }
+
+// splitEntry is compressedRange for who knows lengthShift, as in a loop.
+func splitEntry(e uint64, lengthShift uint) (off, length int64) {
+	off = int64(e & (1<<lengthShift - 1))
+	sectors := int64(e&(entryCompressed-1)>>lengthShift) + 1
 	return off, sectors<<sectorBits - off&(sectorSize-1)
 }

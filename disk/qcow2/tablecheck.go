@@ -232,8 +232,7 @@ func (c *tableCheck) compressed(at int64) (next int64, err error) {
 		if e&entryCompressed == 0 {
 			break
 		}
-		off := int64(e & (1<<lengthShift - 1))
-		length := int64(e&(entryCompressed-1)>>lengthShift+1)<<sectorBits - off&(sectorSize-1)
+		off, length := splitEntry(e, lengthShift)
 		if e&entryCopied != 0 || off >= size || length > sectorsEnd-off || step > 8 && binary.BigEndian.Uint64(table[8:]) != 0 {
 			return next, c.badCompressed(next)
 		}
