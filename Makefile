@@ -17,7 +17,7 @@ BENCHFLAGS ?=
 IMAGE ?= kubevirt.io:disk
 
 .DEFAULT_GOAL := help
-.PHONY: build image run test lint fuzz bench peers demo clean help FORCE
+.PHONY: build image run test check lint fuzz bench peers demo clean help FORCE
 
 build: $(BIN) $(BIN)-linux-arm64 ## Build the static binaries into bin/ (this machine's, and linux/arm64)
 
@@ -38,6 +38,9 @@ test: ## Lint, fuzz for seconds, then every test with the race detector; install
 	$(MAKE) --no-print-directory lint
 	FUZZTIME=$(TEST_FUZZTIME) scripts/fuzz.sh
 	scripts/test.sh
+
+check: ## Lint, and the tests of the packages that changed (BASE=main: since main): the loop while working
+	scripts/check.sh
 
 lint: ## gofmt, go vet, staticcheck, shellcheck
 	scripts/lint.sh
