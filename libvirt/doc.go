@@ -11,7 +11,7 @@
 // Secrets are only referred to, by usage or UUID. No value of a secret is ever taken or rendered here: define the element of
 // Secret, and give libvirt the value by virSecretSetValue or `virsh secret-set-value --file`.
 //
-// What is wrong with an argument is told all at once, as FieldErrors.
+// What is wrong with an argument is told all at once: the error joins a FieldError for each field, and errors.As finds the first.
 //
 // The package imports libvirtxml and the standard library, nothing of the server.
 package libvirt

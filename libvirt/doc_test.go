@@ -1,0 +1,215 @@
+package libvirt
+
+import (
+	"go/ast"
+	"go/doc"
+	"go/parser"
+	"go/token"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// The documentation is all that the writer of a handler has: what it names has to be there.
+func TestDocumentationNamesWhatThereIs(t *testing.T) {
+	pkg := documented(t)
+	for place, text := range pkg.texts {
+		for _, name := range mixedCase.FindAllString(text, -1) {
+			require.True(t, pkg.names[name] || slices.Contains(foreign, name), "%s names %s, which does not exist", place, name)
+		}
+	}
+}
+
+// mixedCase is a word that can be nothing but the name of something in Go: FieldError, and Field in the middle of a
+// path as LUN.Number. Words of people with two capitals, as in QEMU or CHAP, have no small letter before one.
+var mixedCase = regexp.MustCompile(`\b[A-Z][A-Za-z0-9]*[a-z0-9][A-Z][A-Za-z0-9]*\b`)
+
+// foreign are names that look like those of Go and are those of others.
+var foreign = []string{"KubeVirt"}
+
+// TestHandlersPageNamesWhatThereIs takes the Go code of the page apart, and looks for names in its prose.
+func TestHandlersPageNamesWhatThereIs(t *testing.T) {
+	page, err := os.ReadFile("../docs/handlers.md")
+	require.NoError(t, err)
+	pkg := documented(t)
+	for _, name := range mixedCase.FindAllString(string(page), -1) {
+		require.True(t, pkg.names[name] || slices.Contains(foreign, name), "the page names %s, which does not exist", name)
+	}
+	code := goCode(string(page))
+	require.NotEmpty(t, code, "the page shows how the library is used")
+	found := 0
+	for _, block := range code {
+		body, err := parser.ParseFile(token.NewFileSet(), "handlers.md", "package p\nfunc _() {\n"+block+"\n}\n", 0)
+		require.NoError(t, err, block)
+		ast.Inspect(body, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.SelectorExpr:
+				if x, ok := n.X.(*ast.Ident); ok && x.Name == "libvirt" {
+					require.True(t, pkg.names[n.Sel.Name], "there is no libvirt.%s", n.Sel.Name)
+					found++
+				}
+			case *ast.CompositeLit:
+				if of, ok := n.Type.(*ast.SelectorExpr); ok {
+					for _, element := range n.Elts {
+						field, ok := element.(*ast.KeyValueExpr)
+						if !ok {
+							continue
+						}
+						name := of.Sel.Name + "." + field.Key.(*ast.Ident).Name
+						require.True(t, pkg.names[name], "there is no libvirt.%s", name)
+						found++
+					}
+				}
+			}
+			return true
+		})
+	}
+	require.Greater(t, found, 5)
+}
+
+// TestHandlersPageImports runs what the page says of importing the module, in a module of a handler, without a network: what else is
+// needed is in the cache of this machine's Go.
+func TestHandlersPageImports(t *testing.T) {
+	page, err := os.ReadFile("../docs/handlers.md")
+	require.NoError(t, err)
+	root, err := filepath.Abs("..")
+	require.NoError(t, err)
+	cache, err := exec.Command("go", "env", "GOMODCACHE").Output()
+	require.NoError(t, err)
+	var recipes []string
+	for _, block := range blocks(string(page)) {
+		if strings.Contains(block, "go mod edit -require") || strings.Contains(block, "go get ") {
+			recipes = append(recipes, block)
+		}
+	}
+	require.Len(t, recipes, 2, "a checkout, and a proxy")
+	for _, recipe := range recipes {
+		if _, err := os.Stat(filepath.Join(root, ".git")); err != nil && strings.Contains(recipe, "git ") {
+			t.Skip("these sources are not in git")
+		}
+		place := t.TempDir()
+		require.NoError(t, os.Symlink(root, filepath.Join(place, "kubevirt-disk")))
+		handler := filepath.Join(place, "handler")
+		require.NoError(t, os.Mkdir(handler, 0o755))
+		for name, text := range map[string]string{"go.mod": "module example.com/handler\n\ngo 1.26\n", "main.go": handlerSource} {
+			require.NoError(t, os.WriteFile(filepath.Join(handler, name), []byte(text), 0o644))
+		}
+		cmd := exec.Command("bash", "-euc", recipe+"\ngo run .")
+		cmd.Dir = handler
+		cmd.Env = append(os.Environ(), "GOENV="+place+"/env", "GOWORK=off", "GOFLAGS=-modcacherw", "GOSUMDB=off", "PROXY="+place+"/proxy")
+		downloaded := "file://" + strings.TrimSpace(string(cache)) + "/cache/download"
+		if strings.Contains(recipe, "GOPROXY") {
+			// Of its own, so that what the proxy has is taken; by the file, which the recipe changes.
+			cmd.Env = append(cmd.Env, "GOPROXY=", "GOMODCACHE="+place+"/cache")
+			require.NoError(t, os.WriteFile(place+"/env", []byte("GOPROXY="+downloaded+"\n"), 0o644))
+		} else {
+			cmd.Env = append(cmd.Env, "GOPROXY="+downloaded)
+		}
+		out, err := cmd.CombinedOutput()
+		require.NoError(t, err, "%s\n%s", recipe, out)
+		require.Contains(t, string(out), "LUN.Number: 0 is no disk")
+	}
+}
+
+const handlerSource = `package main
+
+import (
+	"fmt"
+
+	"kubevirt.io/disk/libvirt"
+)
+
+func main() {
+	_, err := libvirt.Disk(libvirt.LUN{Portals: []libvirt.Portal{{Host: "10.0.0.5"}}}, libvirt.Device{})
+	fmt.Println(err)
+}
+`
+
+// goCode is the blocks of a page that are Go.
+func goCode(page string) []string {
+	return slices.DeleteFunc(blocks(page), func(block string) bool { return !strings.Contains(block, "libvirt.LUN{") })
+}
+
+// blocks is the indented parts of a page.
+func blocks(page string) (all []string) {
+	block := ""
+	for line := range strings.Lines(page + "\n.\n") {
+		switch code, ok := strings.CutPrefix(line, "    "); {
+		case ok:
+			block += code
+		case strings.TrimSpace(line) != "" && block != "":
+			all = append(all, block)
+			block = ""
+		}
+	}
+	return all
+}
+
+// documentation is what the package says of itself.
+type documentation struct {
+	texts map[string]string // by what they are about
+	names map[string]bool   // what there is: X, and T.X for a field or method, of which X alone counts, too
+}
+
+func documented(t *testing.T) documentation {
+	t.Helper()
+	files := token.NewFileSet()
+	var parsed []*ast.File
+	entries, err := os.ReadDir(".")
+	require.NoError(t, err)
+	for _, e := range entries {
+		if strings.HasSuffix(e.Name(), ".go") && !strings.HasSuffix(e.Name(), "_test.go") {
+			f, err := parser.ParseFile(files, e.Name(), nil, parser.ParseComments)
+			require.NoError(t, err)
+			parsed = append(parsed, f)
+		}
+	}
+	pkg, err := doc.NewFromFiles(files, parsed, "kubevirt.io/disk/libvirt")
+	require.NoError(t, err)
+	d := documentation{texts: map[string]string{"the package": pkg.Doc}, names: map[string]bool{}}
+	add := func(of string, names []string, text string) {
+		for _, name := range names {
+			d.names[name] = true
+			if of != "" {
+				d.names[of+"."+name] = true
+			}
+		}
+		d.texts[strings.Join(append([]string{of}, names...), " ")] = text
+	}
+	values := func(all []*doc.Value) {
+		for _, v := range all {
+			add("", v.Names, v.Doc)
+		}
+	}
+	functions := func(of string, all []*doc.Func) {
+		for _, f := range all {
+			add(of, []string{f.Name}, f.Doc)
+		}
+	}
+	values(pkg.Consts)
+	values(pkg.Vars)
+	functions("", pkg.Funcs)
+	for _, typ := range pkg.Types {
+		add("", []string{typ.Name}, typ.Doc)
+		values(typ.Consts)
+		values(typ.Vars)
+		functions("", typ.Funcs)
+		functions(typ.Name, typ.Methods)
+		ast.Inspect(typ.Decl, func(n ast.Node) bool {
+			if field, ok := n.(*ast.Field); ok {
+				for _, name := range field.Names {
+					add(typ.Name, []string{name.Name}, field.Doc.Text()+field.Comment.Text())
+				}
+			}
+			return true
+		})
+	}
+	require.Contains(t, d.names, "LUN.Portals")
+	return d
+}
