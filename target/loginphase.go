@@ -142,19 +142,23 @@ func (d *loginDialog) exchange() (*session, error) {
 	if resp.Status != login.StatusSuccess {
 		return nil, d.refuse(&req, resp.Status, resp.Reason, resp.Err)
 	}
-	if name := d.machine.Result().InitiatorName; req.TSIH != 0 && name != "" {
-		return nil, d.refuseJoining(&req, name)
+	if req.TSIH != 0 && d.machine.Authenticated() {
+		return nil, d.refuseJoining(&req)
 	}
 	if !d.machine.Done() {
-		return nil, d.answer(&req, &resp, 0)
+		// The handle is repeated until the final response (RFC 7143 11.13.3).
+		return nil, d.answer(&req, &resp, req.TSIH)
 	}
 	return d.complete(&req, &resp)
 }
 
-// refuseJoining refuses a connection for a session that is to exist already: a session has one, and at error recovery level 0 none is taken over.
-// Whose session it is matters (RFC 7143 6.3.1, the table of logins).
-func (d *loginDialog) refuseJoining(req *pdu.LoginRequest, initiator string) error {
-	if d.c.srv.hasSession(sessionKey{initiator: initiator, isid: req.ISID}, req.TSIH) {
+// refuseJoining refuses a connection for a session that is to exist already: a session has one, and at error recovery
+// level 0 none is taken over. Whose session it is matters (RFC 7143 6.3.1, the table of logins). It is not answered
+// before the initiator has authenticated: a stranger would learn who has a session here. Nor does one user learn of
+// the sessions of another.
+func (d *loginDialog) refuseJoining(req *pdu.LoginRequest) error {
+	res := d.machine.Result()
+	if d.c.srv.hasSession(sessionKey{initiator: res.InitiatorName, isid: req.ISID}, req.TSIH, res.User) {
 		return d.refuse(req, login.StatusTooManyConnections, "too_many_connections", errors.New("a second connection for a session, which has one at most"))
 	}
 	return d.refuse(req, login.StatusSessionDoesNotExist, "no_such_session", fmt.Errorf("this initiator has no session of that identifier with handle %d", req.TSIH))

@@ -274,16 +274,16 @@ func (s *Server) remove(sess *session) {
 	}
 }
 
-// hasSession says whether an initiator has a session of this identifier and handle.
-func (s *Server) hasSession(key sessionKey, tsih uint16) bool {
+// hasSession says whether an initiator has a session of this identifier and handle, in which it is this user.
+func (s *Server) hasSession(key sessionKey, tsih uint16, user string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if o := s.sessions[key]; o != nil && o.tsih == tsih {
-		return true
+		return o.login.User == user
 	}
 	for o := range s.discovery {
 		if o.key == key && o.tsih == tsih {
-			return true
+			return o.login.User == user
 		}
 	}
 	return false
