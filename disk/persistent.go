@@ -11,8 +11,15 @@ import (
 
 // PersistentDirs says which directory of a volume holds the disk of each image: the volume itself for a single one, as a
 // file-system volume holds one disk, and otherwise a directory for each. An error is a *PersistentError, or one of the
-// file system.
+// file system. The volume itself must be there: a directory that was made in its place, because its name is a slip or nothing is
+// mounted, would die with the container, and what is written with it.
 func PersistentDirs(volume string, images []string) ([]string, error) {
+	switch st, err := os.Stat(volume); {
+	case err != nil:
+		return nil, err
+	case !st.IsDir():
+		return nil, &fs.PathError{Op: "stat", Path: volume, Err: unix.ENOTDIR}
+	}
 	alone := filepath.Join(volume, PersistentName)
 	single, err := present(alone)
 	if err != nil {

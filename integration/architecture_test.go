@@ -30,7 +30,7 @@ func TestOtherArchitecture(t *testing.T) {
 	dir, source, names := modeImages(t)
 	for _, c := range []config{
 		{env: map[string]string{"COPY_MODE": "clone"}},
-		{env: map[string]string{"COPY_MODE": "copy-on-write", "PERSISTENT_DIR": filepath.Join(t.TempDir(), "volume")}},
+		{env: map[string]string{"COPY_MODE": "copy-on-write", "PERSISTENT_DIR": t.TempDir()}},
 	} {
 		t.Run(c.env["COPY_MODE"], func(t *testing.T) {
 			c.binary, c.diskDir, c.stateDir = program, dir, t.TempDir()

@@ -87,7 +87,7 @@ func TestKilledAtomicWrites(t *testing.T) {
 	dir, state := diskDir(t, 8<<20), t.TempDir()
 	image, err := os.ReadFile(filepath.Join(dir, "disk.raw"))
 	require.NoError(t, err)
-	volume := filepath.Join(state, "volume")
+	volume := newVolume(t, state)
 	c := config{diskDir: dir, stateDir: state, env: map[string]string{"ACCESS_MODE": "write-shared", "PERSISTENT_DIR": volume}}
 	ranges := []*atomicRange{
 		{initiator: "iqn.2026-01.test:largest", lba: 1024, blocks: 256},

@@ -125,6 +125,14 @@ type config struct {
 	args     []string
 }
 
+// newVolume makes the directory of a volume, which the daemon wants to be there.
+func newVolume(t *testing.T, dir string) string {
+	t.Helper()
+	volume := filepath.Join(dir, "volume")
+	require.NoError(t, os.Mkdir(volume, 0o755))
+	return volume
+}
+
 // daemon is a running kubevirt-disk. When its test ends it is stopped with SIGTERM, unless the test has done so.
 type daemon struct {
 	*peers.Daemon

@@ -182,7 +182,7 @@ func TestImageWarnsOfNoVolume(t *testing.T) {
 		require.Equal(t, place.warns, strings.Contains(c.log(t), warning), place.option)
 		require.Zero(t, c.stop(t))
 	}
-	c := e.newContainer(t, image, append(withEnv("PERSISTENT_DIR=/tmp/data"), "--network=none"))
+	c := e.newContainer(t, image, append(withEnv("PERSISTENT_DIR=/tmp"), "--network=none"))
 	c.start(t)
 	untilReady(t, c)
 	// With the storage driver vfs the container's own layer is a directory of the machine like any other.

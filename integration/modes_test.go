@@ -39,7 +39,7 @@ func TestCopyModes(t *testing.T) {
 			t.Run(mode+"/"+kind, func(t *testing.T) {
 				c := config{diskDir: dir, stateDir: t.TempDir(), env: map[string]string{"COPY_MODE": mode}}
 				if kind == "persistent" {
-					c.env["PERSISTENT_DIR"] = filepath.Join(c.stateDir, "volume")
+					c.env["PERSISTENT_DIR"] = newVolume(t, c.stateDir)
 				}
 				d := changeAndKill(t, c, source, names)
 				qemuIO(t, d.url(1), []string{"write -P 0x77 0 64k"})
@@ -101,7 +101,7 @@ func TestPersistentCloneIsAPlainFile(t *testing.T) {
 	dir, source := t.TempDir(), filepath.Join(t.TempDir(), "source.raw")
 	makeRaw(t, source, modesSize)
 	makeQcow2(t, source, filepath.Join(dir, "disk.qcow2"), "", true)
-	volume := filepath.Join(t.TempDir(), "volume")
+	volume := t.TempDir()
 	d := start(t, config{diskDir: dir, env: map[string]string{"PERSISTENT_DIR": volume, "SIZE": "64Mi"}})
 	qemuIO(t, d.url(1), []string{"write -P 0x5a 60M 1M", "flush"})
 	d.until("the disk is complete", func() bool {
@@ -243,7 +243,7 @@ func TestReservationsOfAPersistentDisk(t *testing.T) {
 	ephemeral.stop()
 
 	c.stateDir = t.TempDir()
-	c.env["PERSISTENT_DIR"] = filepath.Join(c.stateDir, "volume")
+	c.env["PERSISTENT_DIR"] = newVolume(t, c.stateDir)
 	d := start(t, c)
 	s := loginTo(t, d, holder)
 	require.Zero(t, do(t, s, targettest.PersistOut(1, register)).Status)

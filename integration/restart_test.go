@@ -165,7 +165,8 @@ func TestRefusesToStart(t *testing.T) {
 		{"short secret", config{diskDir: good, env: map[string]string{"CHAP_USERNAME": testUser, "CHAP_PASSWORD": "short"}}, 2, []string{"12"}},
 		{"open to the world", config{diskDir: good, env: map[string]string{"LISTEN": "0.0.0.0:0"}}, 2, []string{"insecure-no-auth"}},
 		{"unknown copy mode", config{diskDir: good, env: map[string]string{"COPY_MODE": "cow"}}, 2, []string{"copy-on-write"}},
-		{"persistent directory", config{diskDir: good, env: map[string]string{"PERSISTENT_DIR": "/proc/volume"}}, 1, []string{"persistent", "/proc/volume"}},
+		{"persistent directory", config{diskDir: good, env: map[string]string{"PERSISTENT_DIR": "/proc/volume"}}, 1,
+			[]string{"persistent", "/proc/volume", "does not exist", "PERSISTENT_DIR"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			status, output := refused(t, c.config)

@@ -38,7 +38,7 @@ func (d *daemon) openDisks(ctx context.Context) error {
 	dirs := make([]string, len(disks)) // of persistent disks
 	if d.cfg.persistentDir != "" {
 		if dirs, err = disk.PersistentDirs(d.cfg.persistentDir, names(disks)); err != nil {
-			return err
+			return explainVolume(err, d.cfg.persistentDir)
 		}
 	}
 	d.state.set(metrics.StateOpening)

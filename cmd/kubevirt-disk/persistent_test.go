@@ -13,7 +13,7 @@ import (
 // image, and served without one.
 func TestServePersistentDisks(t *testing.T) {
 	l := newPlace(t, "a.raw")
-	volume := filepath.Join(t.TempDir(), "volume")
+	volume := t.TempDir()
 	env := append(l.env, "PERSISTENT_DIR="+volume)
 	serve := func(env ...string) *process {
 		p := launch(t, binary(t), env, "serve")
@@ -69,7 +69,7 @@ func TestServePersistentDisks(t *testing.T) {
 	status, _, stderr = run(t, env, "serve")
 	require.Equal(t, exitFailed, status)
 	require.Contains(t, stderr, "volumes of their own")
-	several := filepath.Join(t.TempDir(), "several")
+	several := t.TempDir()
 	p = serve(append(l.env, "PERSISTENT_DIR="+several)...)
 	require.Equal(t, exitDone, p.terminate())
 	for _, name := range []string{"a.raw", "b.raw"} {
@@ -83,6 +83,39 @@ func TestServePersistentDisks(t *testing.T) {
 	p = serve(append(l.env, "PERSISTENT_DIR="+own)...)
 	require.EqualValues(t, 8192, p.logged("serving a LUN", "size_bytes"))
 	require.Equal(t, exitDone, p.terminate())
+}
+
+// TestServeRefusesAVolumeThatIsNotThere: a slip in its name must not lose a disk with the pod. Where it comes from makes no difference.
+func TestServeRefusesAVolumeThatIsNotThere(t *testing.T) {
+	l := newPlace(t, "a.raw", "b.raw")
+	missing := filepath.Join(l.dir, "volume")
+	file, dangling := filepath.Join(l.dir, "file"), filepath.Join(l.dir, "dangling")
+	require.NoError(t, os.WriteFile(file, nil, 0o600))
+	require.NoError(t, os.Symlink(missing, dangling))
+	for _, c := range []struct {
+		env  []string
+		args []string
+		want []string
+	}{
+		{env: []string{"PERSISTENT_DIR=" + missing}, want: []string{missing, "does not exist"}},
+		{args: []string{"--persistent-dir=" + missing + "/deep"}, want: []string{missing, "does not exist"}},
+		{args: []string{"--config=" + yamlFile(t, "persistent-dir: "+missing)}, want: []string{missing, "does not exist"}},
+		{env: []string{"PERSISTENT_DIR=" + dangling}, want: []string{dangling, "does not exist"}},
+		{env: []string{"PERSISTENT_DIR=" + file}, want: []string{file, "is no directory"}},
+		{env: []string{"PERSISTENT_DIR=" + file + "/deep"}, want: []string{file, "is no directory"}},
+	} {
+		status, _, stderr := run(t, append(l.env, c.env...), append([]string{"serve"}, c.args...)...)
+		require.Equal(t, exitFailed, status, stderr)
+		for _, part := range append(c.want, "--persistent-dir (PERSISTENT_DIR)", "mount the volume") {
+			require.Contains(t, stderr, part)
+		}
+		require.NoDirExists(t, missing)
+	}
+	// What is below the volume is the daemon's own, and so is a work directory, which dies with the pod anyway.
+	volume := t.TempDir()
+	p := l.serve(t, "PERSISTENT_DIR="+volume, "WORK_DIR="+filepath.Join(l.dir, "another", "work"))
+	require.Equal(t, exitDone, p.terminate())
+	require.FileExists(t, filepath.Join(volume, "b.raw", "disk.img"))
 }
 
 // TestServeRemovesWhatIsLeftOfAnImageThatIsGone does so for the daemon that left it, and for no other one.

@@ -346,6 +346,7 @@ func TestServeRefusesToKeepDisksAmongImages(t *testing.T) {
 		require.NoError(t, err)
 		require.Len(t, files, 1, "nothing was made there")
 	}
+	require.NoError(t, os.Mkdir(filepath.Join(images, "disks"), 0o700))
 	p := l.serve(t, "PERSISTENT_DIR="+filepath.Join(images, "disks"))
 	require.Equal(t, exitDone, p.terminate())
 	p = l.serve(t, "PERSISTENT_DIR="+filepath.Join(images, "disks"))

@@ -1,9 +1,36 @@
 package main
 
 import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"syscall"
+
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/disk"
 )
+
+// explainVolume says what to do where the persistent directory is none.
+func explainVolume(err error, dir string) error {
+	what, action := "", "mount the volume there, or name the directory where it is mounted with"
+	switch {
+	case errors.As(err, new(*disk.PersistentError)):
+		return err
+	case errors.Is(err, fs.ErrNotExist):
+		what = "does not exist, and is not made, as what is written there would not survive"
+	case errors.Is(err, syscall.ENOTDIR):
+		what = "is no directory"
+	case errors.Is(err, fs.ErrPermission):
+		what = fmt.Sprintf("cannot be used by user %d", os.Geteuid())
+	default:
+		what = "cannot be used"
+	}
+	return fmt.Errorf("the persistent directory %q %s: %s %s: %w",
+		dir, what, action, nameOf(keyPersistentDir), withoutPath(err))
+}
 
 // warnWithoutVolume tells of a persistent directory that dies with the container: one that was made in its own layer because the volume was
 // forgotten or is mounted elsewhere, or one in memory. The disks are served all the same, as somebody may be trying things out.

@@ -52,9 +52,13 @@ func (s settings) duplicators(mode string) []duplicator {
 // hydrate serves an image in mode clone, to nobody, until the disk is complete. The setting names the directory that it lies in.
 func (s settings) hydrate(setting string) func(ctx context.Context, image, dir string) (usage, error) {
 	return func(ctx context.Context, image, dir string) (u usage, err error) {
+		place := filepath.Join(dir, "copy")
+		if err := os.MkdirAll(place, 0o755); err != nil {
+			return usage{}, err
+		}
 		settle()
 		begin := time.Now()
-		d, err := s.startOn(image, dir, map[string]string{"COPY_MODE": clone, setting: filepath.Join(dir, "copy")})
+		d, err := s.startOn(image, dir, map[string]string{"COPY_MODE": clone, setting: place})
 		if err != nil {
 			return usage{}, err
 		}
