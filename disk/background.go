@@ -30,6 +30,7 @@ type background struct {
 	log      *zap.Logger
 	progress *Progress
 	clone    bool
+	workers  *Workers
 	cancel   context.CancelFunc // ends the copying
 	abandon  context.CancelFunc // ends reading the image
 	retry    time.Duration      // how long it waits for an image that cannot be read
@@ -43,7 +44,7 @@ type background struct {
 func startBackground(o *opening, over *overlay, s *state) *background {
 	identifying, abandon := context.WithCancel(context.Background())
 	ctx, cancel := context.WithCancel(identifying)
-	b := &background{over: over, img: o.img, dir: o.dir, log: o.log, progress: o.opt.Progress, clone: o.opt.Mode == CopyClone,
+	b := &background{over: over, img: o.img, dir: o.dir, log: o.log, progress: o.opt.Progress, clone: o.opt.Mode == CopyClone, workers: o.opt.Workers,
 		cancel: cancel, abandon: abandon, retry: mediumRetry, state: s}
 	b.done.Go(func() {
 		if err := b.run(ctx, identifying); err != nil && !errors.Is(err, context.Canceled) {
@@ -69,7 +70,7 @@ func (b *background) run(ctx, identifying context.Context) error {
 	var along *readAlong
 	var contents []*contentHash
 	if !identified(b.state.Chain) {
-		contents = b.img.contents(&b.over.watch)
+		contents = b.img.contents(b.over.watch.rest)
 		along = &readAlong{img: b.img, content: contents[0]}
 	}
 	copying, copied := context.WithCancel(ctx)
@@ -87,16 +88,21 @@ func (b *background) run(ctx, identifying context.Context) error {
 	}
 	begin := time.Now()
 	_, data := b.over.copied()
-	h := newHydration(b.over, b.log, b.img.copyUnit())
-	h.progress, h.along = b.progress, along
+	h := newHydration(b.over, b.log, b.img.copyUnit(), b.workers.copying)
+	h.progress = b.progress
+	if along != nil {
+		h.follower = along
+	}
 	err := h.run(ctx)
-	along.end()
+	if along != nil {
+		along.end()
+	}
 	copied()
 	if err != nil {
 		return err
 	}
 	identity.Wait() // the state is its own until then
-	for err = copyTurns.do(ctx, b.complete); isScarce(err); err = copyTurns.do(ctx, b.complete) {
+	for err = b.workers.copying.Do(ctx, b.complete); isScarce(err); err = b.workers.copying.Do(ctx, b.complete) {
 		if err := sleep(ctx, spaceRetry); err != nil {
 			return err
 		}
@@ -141,7 +147,7 @@ func isScarce(err error) bool {
 // call has failed.
 func (b *background) identify(ctx context.Context, contents []*contentHash) error {
 	if !identified(b.state.Chain) {
-		chain, err := b.img.fingerprint(ctx, contents)
+		chain, err := b.img.fingerprint(ctx, contents, b.workers.hashing)
 		if err != nil {
 			return err
 		}
@@ -150,7 +156,7 @@ func (b *background) identify(ctx context.Context, contents []*contentHash) erro
 	if !b.unsaved {
 		return nil
 	}
-	err := hashTurns.do(ctx, func() error { return b.state.save(b.dir.state(), b.state.Durable) })
+	err := b.workers.hashing.Do(ctx, func() error { return b.state.save(b.dir.state(), b.state.Durable) })
 	b.unsaved = err != nil
 	return err
 }

@@ -11,6 +11,8 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/disk/internal/slots"
 )
 
 // unreadable makes every read of an open file fail, until back is called.
@@ -39,13 +41,13 @@ func identifying(t *testing.T) (*background, *observer.ObservedLogs) {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, work.close()) })
 	core, logs := observer.New(zap.WarnLevel)
-	return &background{img: img, dir: work, log: zap.New(core), retry: time.Millisecond, state: &state{Chain: img.unhashed()}}, logs
+	return &background{img: img, dir: work, log: zap.New(core), retry: time.Millisecond, workers: NewWorkers(), state: &state{Chain: img.unhashed()}}, logs
 }
 
 // An image that cannot be read for a while is known at the next start all the same: otherwise the disk is made again, or refused.
 func TestImageIsIdentifiedAfterErrors(t *testing.T) {
 	b, logs := identifying(t)
-	want, err := b.img.fingerprint(t.Context(), b.img.contents(nil))
+	want, err := b.img.fingerprint(t.Context(), b.img.contents(nil), slots.New(2, slots.Options{}))
 	require.NoError(t, err)
 	back := unreadable(t, b.img.top.below.file)
 	done := make(chan struct{})
@@ -95,12 +97,12 @@ func TestCopyingToAFullVolumeTakesNothing(t *testing.T) {
 	over := newOverlay(file, img, blocks, maps, size, overlayOptions{})
 	_, err = over.WriteAt(block('b', 64<<10), 1<<20)
 	require.NoError(t, err)
-	h := newHydration(over, zap.NewNop(), 0)
-	turn, err := h.turns.take(t.Context())
+	h := newHydration(over, zap.NewNop(), 0, slots.New(4, slots.Options{}))
+	slot, err := h.slots.Acquire(t.Context())
 	require.NoError(t, err)
-	defer turn.end()
+	defer slot.Release()
 	for range 5 {
-		_, _ = h.step(t.Context(), turn)
+		_, _ = h.step(t.Context(), slot)
 	}
 	require.True(t, h.paused.Load())
 	require.EqualValues(t, (size-1<<20-64<<10)/minGranule, blocks.clear.Load(), "one chunk has found space")
@@ -122,7 +124,7 @@ func TestMapsStayUntilTheDiskIsComplete(t *testing.T) {
 	path := put(t, t.TempDir(), "a.raw", sample(3<<20, 1), 0)
 	inst, _ := start(t, path, OpenOptions{PersistentDir: t.TempDir(), Mode: CopyOnWrite})
 	inst.copies.done.Wait()
-	require.NoError(t, newHydration(inst.Disk.(*overlay), zap.NewNop(), 0).run(t.Context()))
+	require.NoError(t, newHydration(inst.Disk.(*overlay), zap.NewNop(), 0, slots.New(4, slots.Options{})).run(t.Context()))
 	incomplete := func() {
 		t.Helper()
 		require.Error(t, inst.copies.complete())

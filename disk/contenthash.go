@@ -10,6 +10,8 @@ import (
 
 	"github.com/zeebo/xxh3"
 	"golang.org/x/sync/errgroup"
+
+	"kubevirt.io/disk/disk/internal/slots"
 )
 
 const (
@@ -28,9 +30,10 @@ const (
 // stored give the same result, a hole costs nothing, and the order is free. Who reads the file for another reason offers what it has
 // read, and the rest is read as soon as there are no offers, or few: the storage then has to give everything once only.
 type contentHash struct {
-	file  *os.File
-	size  int64
-	guest *guestWatch // who is not to be held up by the reading; nil: nobody
+	file *os.File
+	size int64
+	// pace is how long to leave the storage to the guest after a step that took so long; nil: there is no guest.
+	pace func(took time.Duration) time.Duration
 
 	sum     atomic.Uint64
 	noMore  chan struct{}
@@ -50,9 +53,9 @@ func newContentHash(f *os.File, size int64) *contentHash {
 	return &contentHash{file: f, size: size, noMore: make(chan struct{})}
 }
 
-// run returns the hash, after so many workers that have their turns have read what nobody offers. After an error, a *MediumError unless it
+// run returns the hash, after so many workers with slots have read what nobody offers. After an error, a *MediumError unless it
 // is ctx's, another call goes on.
-func (c *contentHash) run(ctx context.Context, workers int, turns *turns) (string, error) {
+func (c *contentHash) run(ctx context.Context, workers int, s *slots.Slots) (string, error) {
 	group, ctx := errgroup.WithContext(ctx)
 	for range workers {
 		group.Go(func() error {
@@ -60,15 +63,15 @@ func (c *contentHash) run(ctx context.Context, workers int, turns *turns) (strin
 				if err := c.waitForOffers(ctx); err != nil {
 					return err
 				}
-				turn, err := turns.take(ctx)
+				slot, err := s.Acquire(ctx)
 				if err != nil {
 					return err
 				}
 				var rest time.Duration
-				for more && err == nil && rest == 0 && turn.more() && c.offersFor() <= 0 {
-					more, rest, err = c.readNext(ctx, turn.buffer(min(fingerprintChunk, c.size)))
+				for more && err == nil && rest == 0 && slot.More() && c.offersFor() <= 0 {
+					more, rest, err = c.readNext(ctx, slot.Buffer(min(fingerprintChunk, c.size)))
 				}
-				turn.end()
+				slot.Release()
 				if err == nil && more {
 					err = sleep(ctx, rest)
 				}
@@ -156,12 +159,13 @@ func (c *contentHash) readNext(ctx context.Context, buf []byte) (more bool, rest
 	return true, c.rest(time.Since(begin)), nil
 }
 
-// rest is how long to leave the storage to the guest after a chunk that took so long. What is in memory takes none of it, and is better done with soon.
+// rest is how long to leave the storage to the guest after a chunk that took so long. What is in memory takes none of it,
+// and is better done with soon.
 func (c *contentHash) rest(took time.Duration) time.Duration {
-	if took < fromStorage {
+	if took < fromStorage || c.pace == nil {
 		return 0
 	}
-	return c.guest.rest(took)
+	return c.pace(took)
 }
 
 // chunkHash is what the chunk p at off adds to the hash.
@@ -243,18 +247,15 @@ func (c *contentHash) storedLocked() (int64, error) {
 	return c.off, nil
 }
 
-// readAlong offers what is copied of an image's disk to the hash of its file. nil: nothing is to be hashed.
+// readAlong offers what is copied of an image's disk to the hash of its file. It is the follower of a hydration.
 type readAlong struct {
 	img     *Image
 	content *contentHash
 }
 
-// untilChunk is how many bytes from off on are copied best at once: those to where a chunk of the file begins, or of a whole chunk, if
+// UntilChunk is how many bytes from off on are copied best at once: those to where a chunk of the file begins, or of a whole chunk, if
 // they lie there in one run with a whole chunk. 0: it does not matter.
-func (r *readAlong) untilChunk(off int64) int64 {
-	if r == nil {
-		return 0
-	}
+func (r *readAlong) UntilChunk(off int64) int64 {
 	at, n, ok := r.img.stored(off, 2*fingerprintChunk)
 	if !ok {
 		return 0
@@ -266,9 +267,9 @@ func (r *readAlong) untilChunk(off int64) int64 {
 	return 0
 }
 
-// saw offers len(p) bytes of the disk at off.
-func (r *readAlong) saw(p []byte, off int64) {
-	if r == nil || len(p) != fingerprintChunk {
+// Saw offers len(p) bytes of the disk at off.
+func (r *readAlong) Saw(p []byte, off int64) {
+	if len(p) != fingerprintChunk {
 		return
 	}
 	if at, n, ok := r.img.stored(off, fingerprintChunk); ok && n == fingerprintChunk {
@@ -277,8 +278,4 @@ func (r *readAlong) saw(p []byte, off int64) {
 }
 
 // end says that nothing more is copied.
-func (r *readAlong) end() {
-	if r != nil {
-		r.content.endOffers()
-	}
-}
+func (r *readAlong) end() { r.content.endOffers() }

@@ -11,6 +11,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
+
+	"kubevirt.io/disk/disk/internal/slots"
 )
 
 // hashFile is a file of chunks that hold data, zeros, or are holes, with an end inside a chunk.
@@ -42,7 +44,7 @@ func hashFile(t *testing.T, chunks int) (*os.File, int64) {
 func TestContentHashTakesOffers(t *testing.T) {
 	const chunks = 40
 	f, size := hashFile(t, chunks)
-	want, err := newContentHash(f, size).run(t.Context(), 3, newTurns(3))
+	want, err := newContentHash(f, size).run(t.Context(), 3, slots.New(3, slots.Options{}))
 	require.NoError(t, err)
 
 	t.Run("of everything, beside its own reading", func(t *testing.T) {
@@ -62,7 +64,7 @@ func TestContentHashTakesOffers(t *testing.T) {
 					}
 				})
 			}
-			got, err := c.run(t.Context(), 2, newTurns(2))
+			got, err := c.run(t.Context(), 2, slots.New(2, slots.Options{}))
 			offering.Wait()
 			require.NoError(t, err)
 			require.Equal(t, want, got)
@@ -82,7 +84,7 @@ func TestContentHashTakesOffers(t *testing.T) {
 		c.offer(p, size/fingerprintChunk*fingerprintChunk) // ends beyond the file
 		setOffers(c, time.Now(), time.Now().Add(time.Hour))
 		time.AfterFunc(10*time.Millisecond, c.endOffers)
-		got, err := c.run(t.Context(), 1, newTurns(1))
+		got, err := c.run(t.Context(), 1, slots.New(1, slots.Options{}))
 		require.NoError(t, err)
 		require.Equal(t, want, got)
 	})
@@ -95,7 +97,7 @@ func TestContentHashTakesOffers(t *testing.T) {
 		}
 		require.Positive(t, c.offersFor())
 		setOffers(c, time.Now().Add(-2*offersLast), time.Now().Add(time.Hour))
-		got, err := c.run(t.Context(), 1, newTurns(1))
+		got, err := c.run(t.Context(), 1, slots.New(1, slots.Options{}))
 		require.NoError(t, err)
 		require.Equal(t, want, got)
 	})
@@ -134,14 +136,14 @@ func TestContentHashTakesOffers(t *testing.T) {
 		require.NoError(t, err)
 		const short = 10*fingerprintChunk + 5
 		require.NoError(t, f.Truncate(short))
-		_, err = c.run(t.Context(), 1, newTurns(1))
+		_, err = c.run(t.Context(), 1, slots.New(1, slots.Options{}))
 		var medium *MediumError
 		require.ErrorAs(t, err, &medium)
 		require.EqualValues(t, 10*fingerprintChunk, medium.Off)
 		clear(whole[:10*fingerprintChunk]) // is not read again
 		_, err = f.WriteAt(whole, 0)
 		require.NoError(t, err)
-		got, err := c.run(t.Context(), 2, newTurns(2))
+		got, err := c.run(t.Context(), 2, slots.New(2, slots.Options{}))
 		require.NoError(t, err)
 		require.Equal(t, want, got)
 	})
@@ -181,22 +183,23 @@ func TestHydrationReadsForTheHash(t *testing.T) {
 		held, err := markHoles(img, blocks, maps.save)
 		require.NoError(t, err)
 		over := newOverlay(file, img, blocks, maps, held, overlayOptions{})
-		h := newHydration(over, zap.NewNop(), img.copyUnit())
-		h.along = &readAlong{img: img, content: newContentHash(img.top.file, img.top.stat.Size)}
+		h := newHydration(over, zap.NewNop(), img.copyUnit(), slots.New(4, slots.Options{}))
+		hash := &readAlong{img: img, content: newContentHash(img.top.file, img.top.stat.Size)}
+		h.follower = hash
 		require.NoError(t, h.pass(t.Context())) // run would wait for a guest first
 		require.Zero(t, blocks.clear.Load())
-		h.along.end()
+		hash.end()
 		taken := 0
-		h.along.content.offered.each(func(_, length int64) { taken += int(length / fingerprintChunk) })
+		hash.content.offered.each(func(_, length int64) { taken += int(length / fingerprintChunk) })
 		require.Equal(t, whole, taken)
 
 		got := make([]byte, size)
 		_, err = file.ReadAt(got, 0)
 		require.NoError(t, err)
 		require.True(t, bytes.Equal(content, got))
-		want, err := img.fingerprint(t.Context(), img.contents(nil))
+		want, err := img.fingerprint(t.Context(), img.contents(nil), slots.New(2, slots.Options{}))
 		require.NoError(t, err)
-		along, err := img.fingerprint(t.Context(), []*contentHash{h.along.content})
+		along, err := img.fingerprint(t.Context(), []*contentHash{hash.content}, slots.New(2, slots.Options{}))
 		require.NoError(t, err)
 		require.Equal(t, want, along)
 	}
@@ -210,19 +213,20 @@ func TestHydrationReadsForTheHash(t *testing.T) {
 // A guest that waits for the same storage is not held up by the reading of the whole image, which nobody waits for.
 func TestHashingLeavesStorageToTheGuest(t *testing.T) {
 	f, size := hashFile(t, 8)
-	want, err := newContentHash(f, size).run(t.Context(), 1, newTurns(1))
+	want, err := newContentHash(f, size).run(t.Context(), 1, slots.New(1, slots.Options{}))
 	require.NoError(t, err)
 	c := newContentHash(f, size)
-	c.guest = new(guestWatch)
 	require.Zero(t, c.rest(time.Second), "no guest")
-	c.guest.touch()
+	guest := new(guestWatch)
+	c.pace = guest.rest
+	guest.touch()
 	require.Equal(t, 3*time.Second, c.rest(time.Second))
 	require.Zero(t, c.rest(fromStorage/2), "what is in memory")
-	c.guest.activeAt.Store(0)
+	guest.activeAt.Store(0)
 	require.Zero(t, c.rest(time.Second), "the guest has been idle for a while")
 
-	c.guest.activeAt.Store(time.Now().Add(time.Hour).UnixNano())
-	got, err := c.run(t.Context(), 2, newTurns(2))
+	guest.activeAt.Store(time.Now().Add(time.Hour).UnixNano())
+	got, err := c.run(t.Context(), 2, slots.New(2, slots.Options{}))
 	require.NoError(t, err)
 	require.Equal(t, want, got)
 }

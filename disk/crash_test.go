@@ -11,6 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/disk/internal/slots"
 )
 
 var errCrashed = errors.New("the machine has crashed")
@@ -203,7 +205,7 @@ func (d *simDisk) open(m *machine) {
 	stored, err := markHoles(d.image, blocks, store.save)
 	require.NoError(d.t, err)
 	d.m, d.over, d.allowed = m, newOverlay(d.file, d.image, blocks, store, stored, d.opt), map[int64][][]byte{}
-	d.hydrate = newHydration(d.over, zap.NewNop(), 0)
+	d.hydrate = newHydration(d.over, zap.NewNop(), 0, slots.New(4, slots.Options{}))
 	d.hydrate.chunk, d.hydrate.retry = 3*minGranule, 0
 }
 

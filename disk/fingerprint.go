@@ -10,6 +10,8 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/disk/internal/slots"
 )
 
 // fileFingerprint identifies the content of one file of an image. The hash decides; what follows it only saves hashing
@@ -43,11 +45,12 @@ func fingerprintOf(l *layer, st *unix.Stat_t) fileFingerprint {
 	}
 }
 
-// contents are the hashes of the image's files, top first, of which nothing has been read yet. guest is who uses the disk meanwhile.
-func (m *Image) contents(guest *guestWatch) (all []*contentHash) {
+// contents are the hashes of the image's files, top first, of which nothing has been read yet. pace is how long to leave the
+// storage to the guest after a step that took so long; nil: there is no guest.
+func (m *Image) contents(pace func(took time.Duration) time.Duration) (all []*contentHash) {
 	m.top.chain(func(l *layer) {
 		c := newContentHash(l.file, l.stat.Size)
-		c.guest = guest
+		c.pace = pace
 		all = append(all, c)
 	})
 	return all
@@ -55,13 +58,15 @@ func (m *Image) contents(guest *guestWatch) (all []*contentHash) {
 
 // fingerprint identifies the image by the content of every file of its chain, top first. What is in the contents already is not read again,
 // also after an error: one of reading is a *MediumError.
-func (m *Image) fingerprint(ctx context.Context, contents []*contentHash) ([]fileFingerprint, error) {
+func (m *Image) fingerprint(ctx context.Context, contents []*contentHash, s *slots.Slots) (
+	[]fileFingerprint, error,
+) {
 	prints := m.unhashed()
 	group, ctx := errgroup.WithContext(ctx)
-	group.SetLimit(cap(hashTurns.places)) // no more goroutines than can have their turn
+	group.SetLimit(s.Count()) // no more goroutines than can have a slot
 	for i, content := range contents {
 		group.Go(func() (err error) {
-			prints[i].Hash, err = content.run(ctx, 1, hashTurns)
+			prints[i].Hash, err = content.run(ctx, 1, s)
 			if err != nil {
 				return fmt.Errorf("reading %s: %w", prints[i].Name, err)
 			}
@@ -137,7 +142,7 @@ func (m *Image) compareImage(ctx context.Context, old []fileFingerprint) (reason
 		case before.Hash == "":
 			err = fmt.Errorf("%s may have changed: %w", l.name, errNotIdentified)
 		default:
-			if print.Hash, err = newContentHash(l.file, print.Size).run(ctx, workers, newTurns(workers)); err != nil {
+			if print.Hash, err = newContentHash(l.file, print.Size).run(ctx, workers, slots.New(workers, slots.Options{})); err != nil {
 				err = fmt.Errorf("reading %s: %w", l.name, err)
 			} else if print.Hash != before.Hash {
 				reason = fmt.Sprintf("the image has changed: the content of %s is another one, of the same size", l.name)

@@ -41,9 +41,9 @@ func (w *guestWatch) active() bool {
 	return now-w.activeAt.Load() < int64(guestIdle)
 }
 
-// rest is how long a worker whose step took so long leaves storage and processors to the guest. A nil watch knows no guest.
+// rest is how long a worker whose step took so long leaves storage and processors to the guest.
 func (w *guestWatch) rest(took time.Duration) time.Duration {
-	if w == nil || !w.active() {
+	if !w.active() {
 		return 0
 	}
 	return dutyWhileBusy * took

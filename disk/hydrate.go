@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+
+	"kubevirt.io/disk/disk/internal/slots"
 )
 
 const (
@@ -23,14 +25,14 @@ const (
 )
 
 // hydration copies what an overlay's file does not have yet, beside the guest: first what the guest reads, then the
-// rest in order. Its workers have their turns with those of all other disks. One, the leader, waits for them; the others only use what no
-// other disk wants, and the guest does not.
+// rest in order. Its workers share slots with those of all other disks. One, the leader, waits for them; the others only
+// use what no other disk wants, and the guest does not.
 type hydration struct {
 	o        *overlay
 	log      *zap.Logger
 	progress *Progress // nil: nobody is told
 	begun    time.Time
-	turns    *turns
+	slots    *slots.Slots
 	chunk    int64 // bytes that are read at once, a multiple of the overlay's granule
 	workers  int
 	retry    time.Duration // how long it waits for space
@@ -42,18 +44,28 @@ type hydration struct {
 	failMu  sync.Mutex
 	failure error // guarded by failMu; the first of this pass over the image
 
-	along   *readAlong // nil: nobody wants to see what is read
-	out     *rawWriter
-	unsaved atomic.Int64 // bytes since the last checkpoint
-	helpers atomic.Int32 // workers beside the leader
-	paused  atomic.Bool  // no space is left
+	follower follower // nil: nobody wants to see what is read
+	out      *rawWriter
+	unsaved  atomic.Int64 // bytes since the last checkpoint
+	helpers  atomic.Int32 // workers beside the leader
+	paused   atomic.Bool  // no space is left
 }
 
-// newHydration copies what an overlay's file does not have. unit is what of the image is decoded as a whole, bytes; 0: nothing is.
-func newHydration(o *overlay, log *zap.Logger, unit int64) *hydration {
+// follower sees what a hydration reads of the image, so that nobody need read it again.
+type follower interface {
+	// UntilChunk is how many bytes from off on are best read at once; 0: it does not matter.
+	UntilChunk(off int64) int64
+	// Saw is told what was read at off. It does not keep p.
+	Saw(p []byte, off int64)
+}
+
+// newHydration copies what an overlay's file does not have. unit is what of the image is decoded as a whole, bytes; 0:
+// nothing is.
+func newHydration(o *overlay, log *zap.Logger, unit int64, s *slots.Slots) *hydration {
 	chunk := max(hydrationChunk, unit)
-	workers := max(1, min(cap(copyTurns.places), int(maxCopyBuffers/chunk)))
-	return &hydration{o: o, log: log, turns: copyTurns, chunk: chunk, workers: workers, retry: spaceRetry, ahead: -1, out: newServedWriter(o.file, nil)}
+	workers := max(1, min(s.Count(), int(maxCopyBuffers/chunk)))
+	return &hydration{o: o, log: log, slots: s, chunk: chunk, workers: workers, retry: spaceRetry, ahead: -1,
+		out: newServedWriter(o.file, nil)}
 }
 
 // run returns nil when the file has every block, or when ctx ends: its error then. It goes on after errors of storage, which
@@ -98,16 +110,16 @@ func (h *hydration) pass(ctx context.Context) error {
 	h.failure = nil
 	var helpers sync.WaitGroup
 	for more := true; more && ctx.Err() == nil; {
-		turn, err := h.turns.take(ctx)
+		slot, err := h.slots.Acquire(ctx)
 		if err != nil {
 			break
 		}
 		var rest time.Duration
-		for more && rest == 0 && turn.more() {
+		for more && rest == 0 && slot.More() {
 			h.recruit(ctx, &helpers)
-			more, rest = h.step(ctx, turn)
+			more, rest = h.step(ctx, slot)
 		}
-		turn.end()
+		slot.Release()
 		if sleep(ctx, rest) != nil {
 			break
 		}
@@ -121,19 +133,19 @@ func (h *hydration) pass(ctx context.Context) error {
 // recruit lets more workers help that no other disk wants, unless they would be in the guest's way.
 func (h *hydration) recruit(ctx context.Context, group *sync.WaitGroup) {
 	for int(h.helpers.Load()) < h.workers-1 && !h.o.watch.active() && !h.paused.Load() && h.leaves() {
-		first := h.turns.try()
+		first := h.slots.TryAcquire()
 		if first == nil {
 			return
 		}
 		h.helpers.Add(1)
 		group.Go(func() {
 			defer h.helpers.Add(-1)
-			for turn, more := first, true; turn != nil; turn = h.turns.try() {
-				for more && turn.more() && !h.o.watch.active() {
-					more, _ = h.step(ctx, turn)
+			for slot, more := first, true; slot != nil; slot = h.slots.TryAcquire() {
+				for more && slot.More() && !h.o.watch.active() {
+					more, _ = h.step(ctx, slot)
 					more = more && !h.paused.Load() && ctx.Err() == nil
 				}
-				turn.end()
+				slot.Release()
 				if !more || h.o.watch.active() {
 					return
 				}
@@ -150,13 +162,13 @@ func (h *hydration) leaves() bool {
 }
 
 // step copies one chunk, and tells whether there may be another one, and how long it is to wait before that.
-func (h *hydration) step(ctx context.Context, turn *turn) (more bool, rest time.Duration) {
+func (h *hydration) step(ctx context.Context, slot *slots.Slot) (more bool, rest time.Duration) {
 	first, last, ok := h.next()
 	if !ok {
 		return false, 0
 	}
 	begin := time.Now()
-	err := h.copyChunk(ctx, turn.buffer(min(h.chunk, h.o.Size())), first, last)
+	err := h.copyChunk(ctx, slot.Buffer(min(h.chunk, h.o.Size())), first, last)
 	now := time.Now()
 	switch {
 	case errors.Is(err, ErrNoSpace):
@@ -178,7 +190,7 @@ func (h *hydration) step(ctx context.Context, turn *turn) (more bool, rest time.
 	if h.paused.Swap(false) {
 		h.log.Info("there is space again, the image is being copied")
 	}
-	if h.progress != nil && now.Sub(h.begun) >= progressInterval && h.turns.mayLog(now, progressInterval) {
+	if h.progress != nil && now.Sub(h.begun) >= progressInterval && h.slots.MayLog(now, progressInterval) {
 		h.log.Info("copying the image", h.progress.fields(now.Sub(h.begun))...)
 	}
 	return true, h.o.watch.rest(now.Sub(begin))
@@ -222,8 +234,10 @@ func (h *hydration) next() (first, last int64, ok bool) {
 	}
 	first = max(block/perChunk*perChunk, h.cursor)
 	end := block/perChunk*perChunk + perChunk
-	if n := h.along.untilChunk(block * h.o.granule); n > 0 && n%h.o.granule == 0 && n <= h.chunk {
-		first, end = block, block+n/h.o.granule
+	if h.follower != nil {
+		if n := h.follower.UntilChunk(block * h.o.granule); n > 0 && n%h.o.granule == 0 && n <= h.chunk {
+			first, end = block, block+n/h.o.granule
+		}
 	}
 	last = min(end, h.o.blocks.blocks) - 1
 	h.cursor = last + 1
@@ -274,8 +288,8 @@ func (h *hydration) copyRun(ctx context.Context, buf []byte, first, end int64) e
 		}
 		return failure
 	}
-	if !h.o.watch.active() { // beside a guest it takes too long to be waited for
-		h.along.saw(p, off)
+	if h.follower != nil && !h.o.watch.active() { // beside a guest it takes too long to be waited for
+		h.follower.Saw(p, off)
 	}
 	if err := h.keep(p, off); err != nil {
 		return err

@@ -26,6 +26,7 @@ type OpenOptions struct {
 	// Durable makes Flush of an ephemeral disk reach storage. That of a persistent one, or of one served in place, always does.
 	Durable  bool
 	Log      *zap.Logger // nil: none
+	Workers  *Workers    // nil: this disk has its own
 	Progress *Progress   // nil: not wanted
 }
 
@@ -61,6 +62,9 @@ func Open(ctx context.Context, img *Image, opt OpenOptions) (*Instance, error) {
 	}
 	if opt.Log == nil {
 		opt.Log = zap.NewNop()
+	}
+	if opt.Workers == nil {
+		opt.Workers = NewWorkers()
 	}
 	if opt.Progress == nil {
 		opt.Progress = new(Progress)

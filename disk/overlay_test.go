@@ -9,6 +9,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
+
+	"kubevirt.io/disk/disk/internal/slots"
 )
 
 // spoiled is an image of which one block cannot be read.
@@ -106,14 +108,14 @@ func TestHydrationPunchesWhatIsThere(t *testing.T) {
 	held, err := markHoles(stored{content}, blocks, maps.save)
 	require.NoError(t, err)
 	over := newOverlay(file, stored{content}, blocks, maps, held, overlayOptions{})
-	require.NoError(t, newHydration(over, zap.NewNop(), 0).run(t.Context()))
+	require.NoError(t, newHydration(over, zap.NewNop(), 0, slots.New(4, slots.Options{})).run(t.Context()))
 	require.Equal(t, content.content, file.cache)
 	require.Equal(t, []int64{8 * minGranule}, file.at)
 }
 
 // Whoever waits for a disk that is copied comes first: copying would take the processors that the first read needs.
 func TestCopyingBeginsSlowly(t *testing.T) {
-	h := newHydration(newSimDisk(t, 1, overlayOptions{}).over, zap.NewNop(), 0)
+	h := newHydration(newSimDisk(t, 1, overlayOptions{}).over, zap.NewNop(), 0, slots.New(4, slots.Options{}))
 	h.begin(time.Now().Add(time.Minute - firstReads)) // which is a minute in the future still, however slow this machine is
 	require.True(t, h.o.watch.active())
 	h.begin(time.Now().Add(-firstReads))
@@ -152,7 +154,7 @@ func TestHydrationFollowsTheGuest(t *testing.T) {
 // Beside a guest no worker helps the first one.
 func TestHydrationLeavesProcessorsToTheGuest(t *testing.T) {
 	d := newSimDisk(t, 1, overlayOptions{})
-	d.hydrate.workers, d.hydrate.turns = 3, newTurns(3)
+	d.hydrate.workers, d.hydrate.slots = 3, slots.New(3, slots.Options{})
 	var helpers sync.WaitGroup
 	all := d.over.blocks.clear.Load()
 	d.hydrate.o.watch.activeAt.Store(time.Now().Add(time.Hour).UnixNano())
@@ -223,7 +225,7 @@ func TestDiskLargerThanItsImage(t *testing.T) {
 					require.NoError(t, err)
 					copy(want[off:], p)
 					require.Equal(t, -1, firstDifference(want, readAll(t, over, over.Size())), "%v of %d bytes at %d", op, length, off-last)
-					require.NoError(t, newHydration(over, zap.NewNop(), 0).pass(t.Context()))
+					require.NoError(t, newHydration(over, zap.NewNop(), 0, slots.New(4, slots.Options{})).pass(t.Context()))
 					over.dropBase()
 					require.Equal(t, -1, firstDifference(want, readAll(t, over, over.Size())), "copied after %v of %d bytes at %d", op, length, off-last)
 				}

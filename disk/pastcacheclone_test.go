@@ -14,6 +14,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/disk/internal/slots"
 )
 
 // counted counts the bytes that go past the cache.
@@ -113,7 +115,7 @@ func TestCloneGoesPastTheCacheBesideGuests(t *testing.T) {
 	held, err := markHoles(image, blocks, maps.save)
 	require.NoError(t, err)
 	over := newOverlay(d, image, blocks, maps, held, overlayOptions{})
-	h := newHydration(over, zap.NewNop(), 0)
+	h := newHydration(over, zap.NewNop(), 0, slots.New(4, slots.Options{}))
 	direct := &counted{WriterAt: past}
 	h.out = newServedWriter(d, direct)
 	h.out.pace.worth[pastCache] = 1e6 // whatever the storage is like

@@ -7,6 +7,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
+
+	"kubevirt.io/disk/disk/internal/slots"
 )
 
 // sparse makes a file that is a hole.
@@ -100,7 +102,7 @@ func TestClonePreallocates(t *testing.T) {
 	blocks := newBlockMap(blocksOf(size))
 	image := simImage{make([]byte, size)}
 	over := newOverlay(d, image, blocks, newMapStore(len(blocks.pages)), size, overlayOptions{})
-	h := newHydration(over, zap.NewNop(), 0)
+	h := newHydration(over, zap.NewNop(), 0, slots.New(4, slots.Options{}))
 	require.NoError(t, h.run(t.Context()))
 	if newPreallocator(d.file, nil) == nil {
 		require.Nil(t, h.out.places)

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk/internal/slots"
 )
 
 func exampleState() *state {
@@ -90,16 +92,16 @@ func TestFingerprintDoesNotDependOnHoles(t *testing.T) {
 	content := append(block(1, 4096), make([]byte, 5<<20)...)
 	full := openImage(t, put(t, dir, "full.raw", content, 0))
 	sparse := openImage(t, put(t, dir, "sparse.raw", content[:4096], int64(len(content))))
-	a, err := full.fingerprint(t.Context(), full.contents(nil))
+	a, err := full.fingerprint(t.Context(), full.contents(nil), slots.New(2, slots.Options{}))
 	require.NoError(t, err)
-	b, err := sparse.fingerprint(t.Context(), sparse.contents(nil))
+	b, err := sparse.fingerprint(t.Context(), sparse.contents(nil), slots.New(2, slots.Options{}))
 	require.NoError(t, err)
 	require.Equal(t, a[0].Hash, b[0].Hash)
 
 	// The same chunks in another place are another image.
 	shifted := append(make([]byte, 2<<20), content[:len(content)-2<<20]...)
 	other := openImage(t, put(t, dir, "shifted.raw", shifted, 0))
-	c, err := other.fingerprint(t.Context(), other.contents(nil))
+	c, err := other.fingerprint(t.Context(), other.contents(nil), slots.New(2, slots.Options{}))
 	require.NoError(t, err)
 	require.NotEqual(t, a[0].Hash, c[0].Hash)
 }
@@ -131,7 +133,7 @@ func TestTimesOfArchivesAreNotRelied(t *testing.T) {
 
 	dir := t.TempDir()
 	img := openImage(t, put(t, dir, "disk.raw", block(1, 1<<20), 0))
-	old, err := img.fingerprint(t.Context(), img.contents(nil))
+	old, err := img.fingerprint(t.Context(), img.contents(nil), slots.New(2, slots.Options{}))
 	require.NoError(t, err)
 	img.top.stat.Ctim.Nsec, old[0].CTime = 0, old[0].CTime/1e9*1e9
 	reason, same, err := img.compareImage(t.Context(), old)

@@ -14,6 +14,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
+
+	"kubevirt.io/disk/disk/internal/slots"
 )
 
 // watched is an image that counts who reads it at once, and lets a test hold a read up.
@@ -52,12 +54,12 @@ func (f *full) WriteAt(p []byte, off int64) (int, error) {
 }
 
 // copying is the hydration of a small disk that shares its turns with others.
-func copying(t *testing.T, turns *turns, base func(source) source) (*simDisk, *hydration) {
+func copying(t *testing.T, shared *slots.Slots, base func(source) source) (*simDisk, *hydration) {
 	d := newSimDisk(t, 1, overlayOptions{})
 	if base != nil {
 		d.over.base = base(d.over.base)
 	}
-	d.hydrate.turns, d.hydrate.workers = turns, cap(turns.places)
+	d.hydrate.slots, d.hydrate.workers = shared, shared.Count()
 	return d, d.hydrate
 }
 
@@ -72,12 +74,12 @@ func requireCopied(t *testing.T, d *simDisk) {
 
 // However many disks there are, no more workers than have a place read images, and have a buffer.
 func TestCopyingOfManyDisksIsBounded(t *testing.T) {
-	turns := newTurns(2)
+	shared := slots.New(2, slots.Options{})
 	var now, most atomic.Int32
 	var group sync.WaitGroup
 	var disks []*simDisk
 	for range 40 {
-		d, h := copying(t, turns, func(s source) source {
+		d, h := copying(t, shared, func(s source) source {
 			return &watched{source: s, now: &now, most: &most, hold: func() { time.Sleep(50 * time.Microsecond) }}
 		})
 		disks = append(disks, d)
@@ -85,7 +87,7 @@ func TestCopyingOfManyDisksIsBounded(t *testing.T) {
 	}
 	group.Wait()
 	require.EqualValues(t, 2, most.Load())
-	require.Len(t, turns.places, 2, "every place is free again")
+	require.Equal(t, 2, shared.Free(), "every place is free again")
 	for _, d := range disks {
 		requireCopied(t, d)
 	}
@@ -93,11 +95,11 @@ func TestCopyingOfManyDisksIsBounded(t *testing.T) {
 
 // A disk that is alone has every place, until another one wants it.
 func TestOneDiskHasEveryPlace(t *testing.T) {
-	turns := newTurns(3)
+	shared := slots.New(3, slots.Options{})
 	var now, most atomic.Int32
 	all := make(chan struct{})
 	var once sync.Once
-	d, h := copying(t, turns, func(s source) source {
+	d, h := copying(t, shared, func(s source) source {
 		return &watched{source: s, now: &now, most: &most, hold: func() {
 			if now.Load() == 3 {
 				once.Do(func() { close(all) })
@@ -110,30 +112,29 @@ func TestOneDiskHasEveryPlace(t *testing.T) {
 	})
 	require.NoError(t, h.pass(t.Context()))
 	require.EqualValues(t, 3, most.Load())
-	require.Len(t, turns.places, 3)
+	require.Equal(t, 3, shared.Free())
 	requireCopied(t, d)
 }
 
 // Storage that hangs below some images does not keep the others from being copied.
 func TestStalledImageKeepsNoPlace(t *testing.T) {
-	turns := newTurns(2)
-	turns.stall = 10 * time.Millisecond
+	shared := slots.New(2, slots.Options{Stall: 10 * time.Millisecond})
 	var now, most atomic.Int32
 	back := make(chan struct{})
 	var group sync.WaitGroup
 	var stalled []*simDisk
 	for range 3 {
-		d, h := copying(t, turns, func(s source) source { return &watched{source: s, now: &now, most: &most, hold: func() { <-back }} })
+		d, h := copying(t, shared, func(s source) source { return &watched{source: s, now: &now, most: &most, hold: func() { <-back }} })
 		stalled = append(stalled, d)
 		group.Go(func() { require.NoError(t, h.run(t.Context())) })
 	}
 	require.Eventually(t, func() bool { return now.Load() >= 2 }, 10*time.Second, time.Millisecond)
-	d, h := copying(t, turns, nil)
+	d, h := copying(t, shared, nil)
 	require.NoError(t, h.run(t.Context()))
 	requireCopied(t, d)
 	close(back)
 	group.Wait()
-	require.Len(t, turns.places, 2)
+	require.Equal(t, 2, shared.Free())
 	for _, d := range stalled {
 		requireCopied(t, d)
 	}
@@ -141,8 +142,8 @@ func TestStalledImageKeepsNoPlace(t *testing.T) {
 
 // While one disk waits for space or for an image that can be read, others are copied.
 func TestWaitingDiskKeepsNoPlace(t *testing.T) {
-	turns := newTurns(1)
-	d, h := copying(t, turns, nil)
+	shared := slots.New(1, slots.Options{})
+	d, h := copying(t, shared, nil)
 	file := &full{simFile: d.file, space: make(chan struct{})}
 	d.over.file = file
 	h.out, h.retry = newServedWriter(file, nil), time.Millisecond
@@ -150,13 +151,13 @@ func TestWaitingDiskKeepsNoPlace(t *testing.T) {
 	go func() { copied <- h.run(t.Context()) }()
 	require.Eventually(t, func() bool { return file.tries.Load() > 2 }, 10*time.Second, time.Millisecond)
 
-	_, unreadable := copying(t, turns, func(s source) source { return &spoiled{simImage: s.(simImage), block: 5} })
+	_, unreadable := copying(t, shared, func(s source) source { return &spoiled{simImage: s.(simImage), block: 5} })
 	ctx, cancel := context.WithCancel(t.Context())
 	waiting := make(chan error, 1)
 	go func() { waiting <- unreadable.run(ctx) }()
 	require.Eventually(t, func() bool { return unreadable.o.blocks.clear.Load() == 1 }, 10*time.Second, time.Millisecond)
 
-	other, h := copying(t, turns, nil)
+	other, h := copying(t, shared, nil)
 	require.NoError(t, h.run(t.Context()))
 	requireCopied(t, other)
 	cancel()
@@ -167,52 +168,52 @@ func TestWaitingDiskKeepsNoPlace(t *testing.T) {
 }
 
 // Who waits for a place can be stopped.
-func TestWaitingForATurnEndsWithTheContext(t *testing.T) {
-	turns := newTurns(1)
-	held, err := turns.take(t.Context())
+func TestWaitingForASlotEndsWithTheContext(t *testing.T) {
+	shared := slots.New(1, slots.Options{})
+	held, err := shared.Acquire(t.Context())
 	require.NoError(t, err)
-	_, h := copying(t, turns, nil)
+	_, h := copying(t, shared, nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- h.run(ctx) }()
 	cancel()
 	require.ErrorIs(t, <-ended, context.Canceled)
-	require.Nil(t, turns.try(), "the place is still held")
-	held.end()
-	held.end()
-	require.Len(t, turns.places, 1, "it is given back once")
+	require.Nil(t, shared.TryAcquire(), "the place is still held")
+	held.Release()
+	held.Release()
+	require.Equal(t, 1, shared.Free(), "it is given back once")
 }
 
 // Of many disks that are copied the log is told no more often than of one.
 func TestProgressOfAllDisksIsLoggedOnce(t *testing.T) {
 	core, logs := observer.New(zap.InfoLevel)
-	turns := newTurns(1)
+	shared := slots.New(1, slots.Options{})
 	for range 3 {
-		d, h := copying(t, turns, nil)
+		d, h := copying(t, shared, nil)
 		h.log, h.progress, h.begun = zap.New(core), new(Progress), time.Now().Add(-progressInterval)
 		h.progress.follow(d.over)
-		turn, err := turns.take(t.Context())
+		slot, err := shared.Acquire(t.Context())
 		require.NoError(t, err)
-		more, _ := h.step(t.Context(), turn)
+		more, _ := h.step(t.Context(), slot)
 		require.True(t, more)
-		turn.end()
+		slot.Release()
 	}
 	require.Equal(t, 1, logs.FilterMessage("copying the image").Len())
-	require.False(t, turns.mayLog(time.Now(), time.Hour))
-	require.True(t, turns.mayLog(time.Now().Add(progressInterval), progressInterval))
+	require.False(t, shared.MayLog(time.Now(), time.Hour))
+	require.True(t, shared.MayLog(time.Now().Add(progressInterval), progressInterval))
 }
 
 // A buffer is no larger than the disk, so that small ones take little however many they are.
 func TestBuffersAreNoLargerThanTheDisk(t *testing.T) {
-	turns := newTurns(1)
-	_, h := copying(t, turns, nil)
+	shared := slots.New(1, slots.Options{})
+	_, h := copying(t, shared, nil)
 	h.chunk = hydrationChunk
-	turn, err := turns.take(t.Context())
+	slot, err := shared.Acquire(t.Context())
 	require.NoError(t, err)
-	more, _ := h.step(t.Context(), turn)
+	more, _ := h.step(t.Context(), slot)
 	require.True(t, more)
-	require.LessOrEqual(t, cap(*turn.buf), simSize)
-	turn.end()
+	require.LessOrEqual(t, cap(slot.Buffer(0)), simSize)
+	slot.Release()
 }
 
 // A complete disk holds its own file and its lock open, and nothing that it does not need any more: a process has a limit.

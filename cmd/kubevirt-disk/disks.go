@@ -42,6 +42,7 @@ func (d *daemon) openDisks(ctx context.Context) error {
 		}
 	}
 	d.state.set(metrics.StateOpening)
+	workers := disk.NewWorkers()
 	for i, s := range disks {
 		instance, err := disk.Open(ctx, s.image, disk.OpenOptions{
 			Mode:          s.copyMode,
@@ -55,6 +56,7 @@ func (d *daemon) openDisks(ctx context.Context) error {
 			Durable:       d.cfg.ephemeralFlush,
 			Log:           d.log.With(zap.Uint16("lun", s.lun)),
 			Progress:      s.progress,
+			Workers:       workers,
 		})
 		if err != nil {
 			return fmt.Errorf("LUN %d (%s): %w", s.lun, s.name, err)

@@ -1,0 +1,90 @@
+package slots
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// waiting starts a worker that waits for a slot, and returns when it does.
+func waiting(t *testing.T, s *Slots, got func(*Slot)) (done <-chan struct{}) {
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		slot, err := s.Acquire(t.Context())
+		if err == nil {
+			got(slot)
+		}
+	}()
+	return ended
+}
+
+func TestWaitersAreServedInOrder(t *testing.T) {
+	s := New(1, Options{})
+	held, err := s.Acquire(t.Context())
+	require.NoError(t, err)
+	var mu sync.Mutex
+	var order []int
+	var ended []<-chan struct{}
+	for i := range 5 {
+		ended = append(ended, waiting(t, s, func(slot *Slot) {
+			mu.Lock()
+			order = append(order, i)
+			mu.Unlock()
+			slot.Release()
+		}))
+		time.Sleep(20 * time.Millisecond) // until it waits; where it does not yet, the order is not this test's to tell
+	}
+	require.Nil(t, s.TryAcquire())
+	held.Release()
+	for _, e := range ended {
+		<-e
+	}
+	require.Equal(t, []int{0, 1, 2, 3, 4}, order)
+	require.Equal(t, 1, s.Free())
+}
+
+func TestStalledWorkerLosesItsSlot(t *testing.T) {
+	s := New(1, Options{Stall: time.Millisecond})
+	stalled, err := s.Acquire(t.Context())
+	require.NoError(t, err)
+	other, err := s.Acquire(t.Context())
+	require.NoError(t, err)
+	require.False(t, stalled.More())
+	stalled.Release()
+	require.Zero(t, s.Free(), "it gave the slot back before")
+	other.Release()
+	other.Release()
+	require.Equal(t, 1, s.Free())
+}
+
+func TestDoEndsWithTheContext(t *testing.T) {
+	s := New(1, Options{})
+	held := s.TryAcquire()
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- s.Do(ctx, func() error { t.Error("called without a slot"); return nil }) }()
+	cancel()
+	require.ErrorIs(t, <-ended, context.Canceled)
+	held.Release()
+	require.ErrorIs(t, s.Do(ctx, func() error { t.Error("called after the end"); return nil }), context.Canceled)
+	called := false
+	require.NoError(t, s.Do(t.Context(), func() error { called = true; require.Zero(t, s.Free()); return nil }))
+	require.True(t, called)
+	require.Equal(t, 1, s.Free())
+}
+
+func TestBuffers(t *testing.T) {
+	s := New(1, Options{Buffer: 1 << 20})
+	slot := s.TryAcquire()
+	require.Len(t, slot.Buffer(512), 512)
+	require.LessOrEqual(t, cap(slot.Buffer(512)), 512, "a small one is not made larger than it has to be")
+	large := slot.Buffer(1 << 20)
+	require.Len(t, large, 1<<20)
+	require.Same(t, &large[0], &slot.Buffer(4096)[0], "what the worker has is used again")
+	slot.Release()
+	require.Len(t, s.TryAcquire().Buffer(2<<20), 2<<20)
+}
