@@ -2,7 +2,6 @@ package disk
 
 import (
 	"errors"
-	"os"
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
@@ -68,39 +67,16 @@ func Inspect(path string, opt ImageOptions) (ImageInfo, error) {
 		return ImageInfo{}, err
 	}
 	defer o.dir.close()
-	name := filepath.Base(path)
-	info := ImageInfo{Name: name, BackingChain: []BackingInfo{}}
-	o.refused = func(l *layer) {
-		use, err := l.usage()
-		if err != nil {
-			use = usage{} // it is refused already, so the size is all that is missing
-		}
-		info = l.describe(use)
-	}
-	img, err := o.openImage(name)
-	if err == nil {
-		info := img.Info()
-		return info, img.Close()
-	}
-	var refused *ImageError
-	if !errors.As(err, &refused) {
+	f, err := o.scan(filepath.Base(path))
+	switch {
+	case err != nil:
 		return ImageInfo{}, err
+	case f.image != nil:
+		return f.info, f.image.Close()
+	case f.refused.unreadable():
+		return ImageInfo{}, f.refused
 	}
-	if refused.unreadable() {
-		return ImageInfo{}, err
-	}
-	var st unix.Stat_t
-	if err := retry(func() error { return unix.Fstatat(int(o.dir.file.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW) }); err != nil {
-		return ImageInfo{}, &os.PathError{Op: "stat", Path: path, Err: err}
-	}
-	if st.Mode&unix.S_IFMT == unix.S_IFREG {
-		info.FileSize = st.Size
-	}
-	info.Format, info.Reason = refused.Format, refused.Explain()
-	if info.Format != FormatRaw && info.Version == 0 {
-		info.VirtualSize, info.AllocatedSize = 0, 0 // nothing has told them: they are those of the file, as of a raw image
-	}
-	return info, nil
+	return f.info, nil
 }
 
 // unreadable reports whether the file's own content could not be read, rather than not be accepted.

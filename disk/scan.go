@@ -7,6 +7,8 @@ import (
 	"io/fs"
 	"slices"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // ScanDir opens and validates every image of a directory, in natural order: disk2 comes before disk10.
@@ -18,66 +20,131 @@ import (
 // A *NoImagesError means that there is no file, a *ScanError lists every file that cannot be served. Any other error is
 // about the directory itself.
 func ScanDir(dir string, opt ImageOptions) (images []*Image, err error) {
-	d, err := openDirectory(dir)
+	found, subdirectories, err := scan(dir, opt)
 	if err != nil {
 		return nil, err
+	}
+	var refused []*ImageError
+	for _, f := range found {
+		if f.refused != nil {
+			refused = append(refused, f.refused)
+		} else {
+			images = append(images, f.image)
+		}
+	}
+	switch {
+	case len(refused) > 0:
+		closeAll(found)
+		return nil, &ScanError{Dir: dir, Files: refused}
+	case len(images) == 0:
+		return nil, &NoImagesError{Dir: dir, Directories: subdirectories}
+	}
+	return images, nil
+}
+
+// InspectDir describes every image that ScanDir finds in a directory, and what keeps the directory from being served, in natural
+// order. The error is about the directory itself, as that of ScanDir, also a *NoImagesError.
+func InspectDir(dir string, opt ImageOptions) ([]ImageInfo, error) {
+	found, subdirectories, err := scan(dir, opt)
+	if err != nil {
+		return nil, err
+	}
+	defer closeAll(found)
+	if len(found) == 0 {
+		return nil, &NoImagesError{Dir: dir, Directories: subdirectories}
+	}
+	all := make([]ImageInfo, len(found))
+	for i, f := range found {
+		all[i] = f.info
+	}
+	return all, nil
+}
+
+// scanned is a file of an image directory: an image, or what is wrong with it.
+type scanned struct {
+	image   *Image
+	refused *ImageError
+	info    ImageInfo
+}
+
+func closeAll(found []scanned) {
+	for _, f := range found {
+		if f.image != nil {
+			f.image.Close()
+		}
+	}
+}
+
+// scan looks at every file of a directory but those that are backing files of others.
+func scan(dir string, opt ImageOptions) (found []scanned, subdirectories []string, err error) {
+	d, err := openDirectory(dir)
+	if err != nil {
+		return nil, nil, err
 	}
 	defer d.close()
 	names, subdirectories, err := d.list()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-
-	var refused []*ImageError
 	backing := make(map[fileID]bool)
 	ids := make(map[string]fileID)
-	defer func() {
-		if err != nil {
-			for _, img := range images {
-				img.Close()
-			}
-			images = nil
-		}
-	}()
 	for _, name := range names {
 		o := &opener{dir: d, opt: opt}
-		img, err := o.openImage(name)
+		f, err := o.scan(name)
+		if err != nil {
+			closeAll(found)
+			return nil, nil, err
+		}
+		found = append(found, f)
 		if len(o.used) > 0 {
 			ids[name] = o.used[0]
 			for _, id := range o.used[1:] {
 				backing[id] = true
 			}
 		}
-		var bad *ImageError
-		switch {
-		case err == nil:
-			images = append(images, img)
-		case errors.As(err, &bad):
-			refused = append(refused, bad)
-		default:
-			return images, err
-		}
 	}
-
-	// A file in a loop is its own backing file; leaving it out would leave out its error.
-	refused = slices.DeleteFunc(refused, func(e *ImageError) bool {
-		id, known := ids[e.Name]
-		return known && backing[id] && e.Format != FormatQcow2
-	})
-	if len(refused) > 0 {
-		return images, &ScanError{Dir: dir, Files: refused}
-	}
-	images = slices.DeleteFunc(images, func(img *Image) bool {
-		if !backing[img.top.id()] {
+	return slices.DeleteFunc(found, func(f scanned) bool {
+		if id, known := ids[f.info.Name]; !known || !backing[id] {
 			return false
 		}
-		img.Close()
-		return true
-	})
-	if len(images) == 0 {
-		return nil, &NoImagesError{Dir: dir, Directories: subdirectories}
+		if f.image != nil {
+			f.image.Close()
+			return true
+		}
+		// A file in a loop is its own backing file; leaving it out would leave out its error.
+		return f.refused.Format != FormatQcow2
+	}), subdirectories, nil
+}
+
+// scan opens an image and describes it, also one that is refused. The error is about the file being unreadable otherwise.
+func (o *opener) scan(name string) (f scanned, err error) {
+	f.info = ImageInfo{Name: name, BackingChain: []BackingInfo{}}
+	o.refused = func(l *layer) {
+		use, err := l.usage()
+		if err != nil {
+			use = usage{} // it is refused already, so the size is all that is missing
+		}
+		f.info = l.describe(use)
 	}
-	return images, nil
+	if f.image, err = o.openImage(name); err == nil {
+		f.info = f.image.Info()
+		return f, nil
+	}
+	if !errors.As(err, &f.refused) {
+		return f, err
+	}
+	var st unix.Stat_t
+	if err := retry(func() error {
+		return unix.Fstatat(int(o.dir.file.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW)
+	}); err == nil && st.Mode&unix.S_IFMT == unix.S_IFREG {
+		f.info.FileSize = st.Size
+	}
+	f.info.Format, f.info.Reason = f.refused.Format, f.refused.Explain()
+	if f.info.Format != FormatRaw && f.info.Version == 0 {
+		// Nothing has told them: they are those of the file, as of a raw image.
+		f.info.VirtualSize, f.info.AllocatedSize = 0, 0
+	}
+	return f, nil
 }
 
 // list returns the names in the directory in natural order, subdirectories apart.

@@ -201,3 +201,44 @@ func TestInspect(t *testing.T) {
 	_, err = Inspect(filepath.Join(dir, "missing", "disk.raw"), ImageOptions{})
 	require.ErrorIs(t, err, os.ErrNotExist)
 }
+
+// TestInspectDir looks at a directory as ScanDir does, and describes what is good and what is not.
+func TestInspectDir(t *testing.T) {
+	dir := t.TempDir()
+	infos, err := InspectDir(dir, ImageOptions{})
+	require.ErrorAs(t, err, new(*NoImagesError))
+	require.Nil(t, infos)
+	_, err = InspectDir(filepath.Join(dir, "missing"), ImageOptions{})
+	require.ErrorIs(t, err, os.ErrNotExist)
+
+	require.NoError(t, os.MkdirAll(filepath.Join(dir, "lost+found"), 0o700))
+	put(t, dir, "disk2.raw", []byte("data"), 1024)
+	put(t, dir, "base", []byte("data"), 1<<20)
+	qemuImg(t, dir, "create", "-q", "-f", "qcow2", "-b", "base", "-F", "raw", "disk10.qcow2")
+	described := func() (all map[string]ImageInfo, order []string) {
+		infos, err := InspectDir(dir, ImageOptions{})
+		require.NoError(t, err)
+		all = map[string]ImageInfo{}
+		for _, info := range infos {
+			all[info.Name] = info
+			order = append(order, info.Name)
+		}
+		return all, order
+	}
+	all, order := described()
+	require.Equal(t, []string{"disk2.raw", "disk10.qcow2"}, order, "a backing file is no image of its own")
+	require.True(t, all["disk2.raw"].Servable)
+	require.Equal(t, "base", all["disk10.qcow2"].BackingChain[0].Name)
+
+	put(t, dir, "notes.txt", []byte("buy milk\n"), 0)
+	qemuImg(t, dir, "create", "-q", "-u", "-f", "qcow2", "-b", "/etc/passwd", "-F", "raw", "out.qcow2", "1M")
+	all, order = described()
+	require.Equal(t, []string{"disk2.raw", "disk10.qcow2", "notes.txt", "out.qcow2"}, order)
+	require.False(t, all["notes.txt"].Servable)
+	require.Contains(t, all["notes.txt"].Reason, "remove it from the image directory")
+	require.EqualValues(t, 9, all["notes.txt"].FileSize)
+	require.EqualValues(t, 1<<20, all["out.qcow2"].VirtualSize)
+	for name, reason := range scanErrors(t, dir) {
+		require.Equal(t, reason, all[name].Reason, "what is served and what is inspected are told the same")
+	}
+}

@@ -125,7 +125,7 @@ func TestInspectWhatWouldNotBeServed(t *testing.T) {
 	require.Contains(t, stderr, "notes.txt.missing")
 	status, _, stderr = run(t, nil, "inspect")
 	require.Equal(t, exitUsage, status)
-	require.Contains(t, stderr, "inspect IMAGE")
+	require.Contains(t, stderr, "inspect IMAGE|DIRECTORY...")
 }
 
 // TestInspectShowsWhatApplies: an image with everything there is to show, and a file about which nothing is known.
@@ -169,12 +169,12 @@ func TestConvertInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	// The last line is written when the file is there.
 	a := &app{stderr: writerFunc(func(p []byte) (int, error) { cancel(); return len(p), nil })}
-	require.NoError(t, a.convert(ctx, source, destination, false))
+	require.NoError(t, a.convert(ctx, source, destination, convertOptions{}))
 	require.FileExists(t, destination)
 	require.Error(t, ctx.Err())
 
 	require.NoError(t, os.Remove(destination))
-	require.EqualError(t, a.convert(ctx, source, destination, false), "interrupted: "+destination+" was not written")
+	require.EqualError(t, a.convert(ctx, source, destination, convertOptions{}), fmt.Sprintf("interrupted: %q was not written", destination))
 	entries, err := os.ReadDir(dir)
 	require.NoError(t, err)
 	require.Len(t, entries, 1, "nothing is left beside the image")
@@ -183,7 +183,7 @@ func TestConvertInterrupted(t *testing.T) {
 func TestConvertWhereNothingCanBeWritten(t *testing.T) {
 	for _, cause := range []error{syscall.EACCES, syscall.EPERM, syscall.EROFS} {
 		err := explainWrite(&fs.PathError{Op: "open", Path: "/out/b.raw.partial", Err: cause}, "/out/b.raw")
-		require.ErrorContains(t, err, fmt.Sprintf("/out/b.raw cannot be written by user %d: ", os.Geteuid()))
+		require.ErrorContains(t, err, fmt.Sprintf(`"/out/b.raw" cannot be written by user %d: `, os.Geteuid()))
 		require.ErrorIs(t, err, cause)
 	}
 	require.NoError(t, explainWrite(nil, "/out/b.raw"))
@@ -234,13 +234,13 @@ func TestConvert(t *testing.T) {
 	}
 	status, _, stderr = run(t, nil, "convert", source, filepath.Join(source, "c.raw"))
 	require.Equal(t, exitFailed, status)
-	require.Contains(t, stderr, source+" is no directory")
+	require.Contains(t, stderr, strconv.Quote(source)+" is no directory")
 	status, _, stderr = run(t, nil, "convert", filepath.Join(dir, "missing.raw"), filepath.Join(dir, "c.raw"))
 	require.Equal(t, exitFailed, status)
 	require.Contains(t, stderr, "missing.raw")
 	require.NoFileExists(t, filepath.Join(dir, "c.raw"))
 	for nowhere, want := range map[string]string{
-		filepath.Join(dir, "none", "c.raw"): "there is no directory " + filepath.Join(dir, "none") + "; make it, or name another file",
+		filepath.Join(dir, "none", "c.raw"): "there is no directory " + strconv.Quote(filepath.Join(dir, "none")) + "; make it, or name another file",
 		filepath.Join(dir, "none") + "/":    "is the name of a directory: name the file in it",
 	} {
 		status, _, stderr = run(t, nil, "convert", source, nowhere)
@@ -272,7 +272,6 @@ func TestConvertSaysWhatToNameInstead(t *testing.T) {
 		put("a.raw.gz", "\x1f\x8b\x08"):             `unpack it with "gzip -d" first`,
 		put("a.zip", "PK\x03\x04"):                  "extract the disk image from it, and name that",
 		link:                                        "is a symbolic link, not a regular file; name the image file itself",
-		dir:                                         "is a directory, not a regular file; name the image file itself",
 		filepath.Join(dir, "missing.raw"):           "missing.raw: does not exist; name a file that is there",
 		filepath.Join(dir, "nowhere", "a.raw"):      "a.raw cannot be opened: open " + filepath.Join(dir, "nowhere") + ": no such file or directory",
 		filepath.Join(dir, "notes.txt", "no-image"): "no-image cannot be opened: open " + filepath.Join(dir, "notes.txt") + ": not a directory",
@@ -286,6 +285,13 @@ func TestConvertSaysWhatToNameInstead(t *testing.T) {
 			require.NoFileExists(t, destination)
 		}
 	}
+}
+
+func TestConvertOfADirectory(t *testing.T) {
+	dir := t.TempDir()
+	status, _, stderr := run(t, nil, "convert", dir, filepath.Join(dir, "out.raw"))
+	require.Equal(t, exitFailed, status)
+	require.Contains(t, stderr, "is a directory, not a regular file; name the image file itself")
 }
 
 // The name of an image is not what a terminal should take for a command.

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -15,31 +16,102 @@ import (
 func (a *app) inspectCommand() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
-		Use:   "inspect IMAGE",
-		Short: "Show what an image is, and whether it would be served",
-		Long: `Validates an image as serve does, and shows its format, sizes, compression and backing files. Backing files are looked
-for in the image's own directory.
+		Use:   "inspect IMAGE|DIRECTORY...",
+		Short: "Show what images are, and whether they would be served",
+		Long: `Validates images as serve does, and shows the format, sizes, compression and backing files of each. Backing files are looked
+for in the image's own directory. Of a directory it looks at what serve --disk-dir would find in it.
 
-Exit status 1: the image would not be served; the output says why.`,
-		Args: usageArgs(cobra.ExactArgs(1)),
-		RunE: running(func(_ *cobra.Command, args []string) error {
-			info, err := disk.Inspect(args[0], disk.ImageOptions{})
-			if err != nil {
-				return err
-			}
-			if asJSON {
-				err = writeJSON(a.stdout, info)
-			} else {
-				err = writeInfo(a.stdout, info)
-			}
-			if err == nil && !info.Servable {
-				err = errSilent
-			}
-			return err
-		}),
+Exit status 1: one of them would not be served; the output says why. With --json one image is an object, and a directory or
+several images are an array.`,
+		Args: imageArgs(cobra.MinimumNArgs(1)),
+		RunE: running(func(_ *cobra.Command, args []string) error { return a.inspect(args, asJSON) }),
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
+}
+
+// inspected is one of several images that are looked at.
+type inspected struct {
+	Path string `json:"path"`
+	disk.ImageInfo
+}
+
+func (a *app) inspect(paths []string, asJSON bool) error {
+	if len(paths) == 1 && !isDirectory(paths[0]) {
+		return a.inspectOne(paths[0], asJSON)
+	}
+	all := []inspected{}
+	refused := refusal{verb: "would not be served"}
+	for _, path := range paths {
+		found, err := lookAt(path)
+		if err != nil {
+			refused.add(err)
+			continue
+		}
+		for _, info := range found {
+			all = append(all, info)
+			if !info.Servable {
+				refused.add(fmt.Errorf("%q %s", info.Path, info.Reason))
+			}
+		}
+	}
+	if err := a.printInspected(all, asJSON); err != nil {
+		return err
+	}
+	return refused.err()
+}
+
+func (a *app) printInspected(all []inspected, asJSON bool) error {
+	if asJSON {
+		return writeJSON(a.stdout, all)
+	}
+	for i, one := range all {
+		if i > 0 {
+			fmt.Fprintln(a.stdout)
+		}
+		one.Name = one.Path
+		if err := writeInfo(a.stdout, one.ImageInfo); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// lookAt describes an image, or those of a directory.
+func lookAt(path string) ([]inspected, error) {
+	if !isDirectory(path) {
+		info, err := inspectImage(path)
+		return []inspected{{path, info}}, err
+	}
+	infos, err := disk.InspectDir(path, disk.ImageOptions{})
+	var all []inspected
+	for _, info := range infos {
+		all = append(all, inspected{filepath.Join(path, info.Name), info})
+	}
+	return all, err
+}
+
+func (a *app) inspectOne(path string, asJSON bool) error {
+	info, err := inspectImage(path)
+	if err != nil {
+		return err
+	}
+	if asJSON {
+		err = writeJSON(a.stdout, info)
+	} else {
+		err = writeInfo(a.stdout, info)
+	}
+	if err == nil && !info.Servable {
+		err = errSilent
+	}
+	return err
+}
+
+func inspectImage(path string) (disk.ImageInfo, error) {
+	if err := checkSource(path); err != nil {
+		return disk.ImageInfo{}, err
+	}
+	return disk.Inspect(path, disk.ImageOptions{})
 }
 
 // writeInfo prints what applies to the image, a line each.

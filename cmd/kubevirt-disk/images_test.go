@@ -1,0 +1,217 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+// TestInspectSeveral names files and directories; one message lists what would not be served.
+func TestInspectSeveral(t *testing.T) {
+	l := newPlace(t, "a.raw", "b.raw")
+	dir := filepath.Join(l.dir, "disk")
+	demo := absolute(t, demoImage)
+	status, stdout, stderr := run(t, nil, "inspect", dir, demo)
+	require.Equal(t, exitDone, status, stderr)
+	require.Empty(t, stderr)
+	for _, path := range []string{dir + "/a.raw", dir + "/b.raw", demo} {
+		require.Contains(t, stdout, `"`+path+`"`)
+	}
+	require.Equal(t, 3, strings.Count(stdout, "servable"))
+	var all []map[string]any
+	for _, args := range [][]string{{dir, demo}, {dir}} {
+		status, stdout, _ = run(t, nil, append([]string{"inspect", "--json"}, args...)...)
+		require.Equal(t, exitDone, status)
+		require.NoError(t, json.Unmarshal([]byte(stdout), &all), "an array, also of a directory alone")
+		require.Len(t, all, 1+len(args))
+		require.Equal(t, dir+"/a.raw", all[0]["path"])
+		require.Equal(t, "a.raw", all[0]["name"])
+		require.Equal(t, true, all[0]["servable"])
+	}
+
+	notes, missing := filepath.Join(dir, "notes.txt"), filepath.Join(l.dir, "missing.raw")
+	require.NoError(t, os.WriteFile(notes, []byte("buy milk\n"), 0o644))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "b.vmdk"), []byte("KDMV"), 0o644))
+	status, stdout, stderr = run(t, nil, "inspect", dir, missing, demo)
+	require.Equal(t, exitFailed, status)
+	require.Contains(t, stderr, "3 images would not be served:")
+	for _, part := range []string{
+		`"` + notes + `" is a text file, not a disk image; remove it`, `"` + dir + `/b.vmdk" is a VMDK image; convert it`, "missing.raw",
+	} {
+		require.Contains(t, stderr, part)
+	}
+	require.Contains(t, stdout, "demo.qcow2", "the good ones are shown")
+	status, stdout, _ = run(t, nil, "inspect", "--json", dir, demo)
+	require.Equal(t, exitFailed, status)
+	require.NoError(t, json.Unmarshal([]byte(stdout), &all))
+	require.Len(t, all, 5)
+
+	empty := t.TempDir()
+	status, _, stderr = run(t, nil, "inspect", empty)
+	require.Equal(t, exitFailed, status)
+	require.Contains(t, stderr, "no disk image in")
+	require.Contains(t, stderr, empty)
+	status, stdout, _ = run(t, nil, "inspect", "--json", empty)
+	require.Equal(t, exitFailed, status)
+	require.JSONEq(t, "[]", stdout)
+}
+
+// TestInspectDirectoryAsServeDoes: backing files need no name of a raw disk, and one that is not beside the image is missed.
+func TestInspectDirectoryAsServeDoes(t *testing.T) {
+	if _, err := exec.LookPath("qemu-img"); err != nil {
+		t.Skip("needs qemu-img")
+	}
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "base"), bytes.Repeat([]byte("data"), 1024), 0o644))
+	create := exec.Command("qemu-img", "create", "-q", "-f", "qcow2", "-b", "base", "-F", "raw", "top.qcow2")
+	create.Dir = dir
+	require.NoError(t, create.Run())
+	status, stdout, stderr := run(t, nil, "inspect", dir)
+	require.Equal(t, exitDone, status, stderr)
+	require.Contains(t, stdout, `"base", raw`)
+	require.NoError(t, os.Remove(filepath.Join(dir, "base")))
+	status, _, stderr = run(t, nil, "inspect", dir)
+	require.Equal(t, exitFailed, status)
+	require.Contains(t, stderr, `has the backing file "base", which does not exist`)
+}
+
+// TestStandardInputIsNoImage: an image is read in any order.
+func TestStandardInputIsNoImage(t *testing.T) {
+	out := filepath.Join(t.TempDir(), "out.raw")
+	for _, args := range [][]string{{"inspect", "-"}, {"inspect", demoImage, "-"}, {"convert", "-", out}} {
+		status, _, stderr := run(t, nil, args...)
+		require.Equal(t, exitFailed, status, args)
+		require.Contains(t, stderr, "cannot be read from standard input", args)
+		require.Contains(t, stderr, `"./-"`, args)
+	}
+	require.NoFileExists(t, out)
+}
+
+// TestCredentialsAreNoNamesOfFiles: what a variable would be set to is not repeated.
+func TestCredentialsAreNoNamesOfFiles(t *testing.T) {
+	for _, args := range [][]string{{"inspect", "CHAP_PASSWORD=geheim"}, {"convert", "CHAP_PASSWORD=geheim", "out.raw"}} {
+		status, _, stderr := run(t, nil, args...)
+		require.Equal(t, exitUsage, status)
+		require.Contains(t, stderr, "CHAP credentials come from the environment")
+		require.NotContains(t, stderr, "geheim")
+	}
+}
+
+// TestConvertRefusesANameThatLies: what is called qcow2 is opened as such.
+func TestConvertRefusesANameThatLies(t *testing.T) {
+	dir := t.TempDir()
+	source := absolute(t, demoImage)
+	for name, want := range map[string]string{
+		"out.qcow2":    `says that it is a qcow2 image, and what is written is a raw disk: name it "` + dir + `/out.raw", or keep the name by --target-format=raw`,
+		"out.VMDK":     "a VMDK image",
+		"out.vhdx":     "a VHDX image",
+		"out.vdi":      "a VDI image",
+		"out.raw.gz":   `a compressed file, and what is written is a raw disk: name it "` + dir + `/out.raw"`,
+		"out.tar":      "an archive",
+		"a.b.img.zstd": `name it "` + dir + `/a.b.img"`,
+	} {
+		for _, flags := range [][]string{nil, {"--force"}} {
+			status, _, stderr := run(t, nil, append(append([]string{"convert"}, flags...), source, filepath.Join(dir, name))...)
+			require.Equal(t, exitFailed, status, name)
+			require.Contains(t, stderr, want)
+			require.NoFileExists(t, filepath.Join(dir, name))
+		}
+	}
+	for _, args := range [][]string{{"out.img"}, {"out"}, {"disk.1"}, {"out.raw", "--target-format=raw"}, {"out.qcow2", "--target-format", "raw"}} {
+		args[0] = filepath.Join(dir, args[0])
+		status, _, stderr := run(t, nil, append([]string{"convert", source}, args...)...)
+		require.Equal(t, exitDone, status, stderr)
+		require.FileExists(t, args[0])
+	}
+	for _, format := range []string{"qcow2", "", "RAW"} {
+		status, _, stderr := run(t, nil, "convert", source, filepath.Join(dir, "x.raw"), "--target-format="+format)
+		require.Equal(t, exitUsage, status, stderr)
+		require.Contains(t, stderr, "--target-format: \""+format+"\" is no format that can be written: use raw")
+	}
+}
+
+// TestConvertToStandardOutput writes the disk with its zeros into a pipe and into a file, and progress elsewhere.
+func TestConvertToStandardOutput(t *testing.T) {
+	dir := t.TempDir()
+	raw := filepath.Join(dir, "disk.raw")
+	source := absolute(t, demoImage)
+	status, _, stderr := run(t, nil, "convert", source, raw)
+	require.Equal(t, exitDone, status, stderr)
+	want, err := os.ReadFile(raw)
+	require.NoError(t, err)
+	cmd := exec.Command(binary(t), "convert", source, "-")
+	cmd.Dir = dir
+	var progress bytes.Buffer
+	cmd.Stderr = &progress
+	got, err := cmd.Output()
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(want, got))
+	require.Contains(t, progress.String(), "demo.qcow2: ")
+	require.NoFileExists(t, filepath.Join(dir, "-"))
+
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	require.NoError(t, err)
+	defer full.Close()
+	cmd = exec.Command(binary(t), "convert", source, "-")
+	progress.Reset()
+	cmd.Stdout, cmd.Stderr = full, &progress
+	require.Error(t, cmd.Run())
+	require.Contains(t, progress.String(), "standard output has only a part of the disk")
+	require.Contains(t, progress.String(), "no space left")
+}
+
+// TestConvertToStandardOutputInterrupted: a reader that does not read keeps nobody from stopping it.
+func TestConvertToStandardOutputInterrupted(t *testing.T) {
+	r, w, err := os.Pipe()
+	require.NoError(t, err)
+	defer r.Close()
+	cmd := exec.Command(binary(t), "convert", absolute(t, demoImage), "-")
+	var said output
+	cmd.Stdout, cmd.Stderr = w, &said
+	require.NoError(t, cmd.Start())
+	require.NoError(t, w.Close())
+	for !strings.Contains(said.String(), "%") { // then it is at work
+		time.Sleep(5 * time.Millisecond)
+	}
+	require.NoError(t, cmd.Process.Signal(unix.SIGTERM))
+	require.Error(t, cmd.Wait())
+	require.Equal(t, exitFailed, cmd.ProcessState.ExitCode())
+	require.Contains(t, said.String(), "interrupted: standard output has only a part of the disk")
+}
+
+// TestConvertDoesNotGarbleATerminal opens one as a shell would.
+func TestConvertDoesNotGarbleATerminal(t *testing.T) {
+	terminal := openTerminal(t)
+	var said bytes.Buffer
+	a := &app{stdout: terminal, stderr: &said}
+	err := a.convert(t.Context(), absolute(t, demoImage), "-", convertOptions{})
+	require.ErrorContains(t, err, "standard output is a terminal")
+	require.Empty(t, said.String())
+}
+
+// openTerminal returns the program's side of a new terminal.
+func openTerminal(t *testing.T) *os.File {
+	t.Helper()
+	person, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Skipf("needs a terminal: %v", err)
+	}
+	t.Cleanup(func() { person.Close() })
+	require.NoError(t, unix.IoctlSetPointerInt(int(person.Fd()), unix.TIOCSPTLCK, 0))
+	fd, _, errno := unix.Syscall(unix.SYS_IOCTL, person.Fd(), unix.TIOCGPTPEER, unix.O_RDWR|unix.O_NOCTTY)
+	if errno != 0 {
+		t.Skipf("needs a terminal: %v", errno)
+	}
+	terminal := os.NewFile(fd, "terminal")
+	t.Cleanup(func() { terminal.Close() })
+	require.True(t, isTerminal(terminal))
+	return terminal
+}
