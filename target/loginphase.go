@@ -152,13 +152,14 @@ func (d *loginDialog) exchange() (*session, error) {
 	return d.complete(&req, &resp)
 }
 
-// refuseJoining refuses a connection for a session that is to exist already: a session has one, and at error recovery
-// level 0 none is taken over. Whose session it is matters (RFC 7143 6.3.1, the table of logins). It is not answered
-// before the initiator has authenticated: a stranger would learn who has a session here. Nor does one user learn of
-// the sessions of another.
+// refuseJoining refuses a connection for a session that is to exist already: a session has one, and
+// at error recovery level 0 none is taken over. Whose session it is matters (RFC 7143 6.3.1, the table
+// of logins). It is not answered before the initiator has authenticated: a stranger would learn who
+// has a session here. Nor does one user learn of the sessions of another.
 func (d *loginDialog) refuseJoining(req *pdu.LoginRequest) error {
 	res := d.machine.Result()
-	if d.c.srv.hasSession(sessionKey{initiator: res.InitiatorName, isid: req.ISID}, req.TSIH, res.User) {
+	key := sessionKey{initiator: res.InitiatorName, isid: req.ISID}
+	if d.c.srv.hasSession(key, req.TSIH, res.User) {
 		return d.refuse(req, login.StatusTooManyConnections, "too_many_connections", errors.New("a second connection for a session, which has one at most"))
 	}
 	return d.refuse(req, login.StatusSessionDoesNotExist, "no_such_session", fmt.Errorf("this initiator has no session of that identifier with handle %d", req.TSIH))
@@ -185,6 +186,7 @@ func (d *loginDialog) complete(req *pdu.LoginRequest, resp *login.Response) (*se
 		// Attached before the session is known, as whoever finds it uses the nexus.
 		sess.nexus = c.srv.device.Attach(scsi.InitiatorPort{Name: res.InitiatorName, ISID: req.ISID})
 		sess.nexus.SetProtocolLevel(res.Params.ProtocolLevel)
+		sess.nexus.SetAddress(hostOf(c.remote))
 	}
 	c.takeSocket()
 	old, err := c.srv.register(sess)

@@ -34,6 +34,14 @@ func sourceOf(nc net.Conn) netip.Addr {
 	return addr
 }
 
+// hostOf is an address without its port.
+func hostOf(a net.Addr) string {
+	if tcp, ok := a.(*net.TCPAddr); ok {
+		return tcp.AddrPort().Addr().Unmap().String()
+	}
+	return a.String()
+}
+
 // pendingConns are the connections that have not logged in. Guarded by Server.mu.
 type pendingConns struct {
 	order list.List // of *conn, oldest first

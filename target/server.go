@@ -274,7 +274,8 @@ func (s *Server) remove(sess *session) {
 	}
 }
 
-// hasSession says whether an initiator has a session of this identifier and handle, in which it is this user.
+// hasSession says whether an initiator has a session of this identifier and handle, in which it is
+// this user.
 func (s *Server) hasSession(key sessionKey, tsih uint16, user string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -9,9 +9,9 @@ import (
 	. "kubevirt.io/disk/target/targettest"
 )
 
-// TestJoiningTellsNothingBeforeAuthentication logs in with the handle of a session that is there, and with others. Until
-// the initiator has authenticated the answers are the same, up to and with the refusal of a wrong secret; afterwards they
-// tell.
+// TestJoiningTellsNothingBeforeAuthentication logs in with the handle of a session that is there,
+// and with others. Until the initiator has authenticated the answers are the same, up to and with
+// the refusal of a wrong secret; afterwards they tell.
 func TestJoiningTellsNothingBeforeAuthentication(t *testing.T) {
 	s := start(t, withCHAP())
 	sess := s.login(t, LoginOptions{CHAP: good(), ISID: [6]byte{0x80, 3}})
@@ -27,9 +27,9 @@ func TestJoiningTellsNothingBeforeAuthentication(t *testing.T) {
 		{"a session", LoginID{ISID: sess.ISID, TSIH: sess.TSIH}, LoginOptions{}, 0x0206},
 		{"another handle", LoginID{ISID: sess.ISID, TSIH: sess.TSIH + 77}, LoginOptions{}, 0x020a},
 		{"another identifier", LoginID{ISID: [6]byte{0x80, 9}, TSIH: sess.TSIH}, LoginOptions{}, 0x020a},
-		{"another initiator", LoginID{ISID: sess.ISID, TSIH: sess.TSIH}, LoginOptions{Initiator: other.Initiator}, 0x020a},
-		{"a discovery session", LoginID{ISID: discovery.ISID, TSIH: discovery.TSIH}, LoginOptions{Discovery: true}, 0x0206},
-		{"no discovery session", LoginID{ISID: discovery.ISID, TSIH: sess.TSIH}, LoginOptions{Discovery: true}, 0x020a},
+		{"another initiator", LoginID{ISID: sess.ISID, TSIH: sess.TSIH}, other, 0x020a},
+		{"a discovery session", LoginID{ISID: discovery.ISID, TSIH: discovery.TSIH}, finder, 0x0206},
+		{"no discovery session", LoginID{ISID: discovery.ISID, TSIH: sess.TSIH}, finder, 0x020a},
 	} {
 		t.Run("6.3.1/"+c.name, func(t *testing.T) {
 			c.as.ISID, c.as.TSIH = c.id.ISID, c.id.TSIH
@@ -53,8 +53,8 @@ func TestJoiningTellsNothingBeforeAuthentication(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// TestJoiningIsRefusedWithoutAuthentication is the same where nobody has to authenticate, in both stages: there it is
-// answered at once.
+// TestJoiningIsRefusedWithoutAuthentication is the same where nobody has to authenticate, in both
+// stages: there it is answered at once.
 func TestJoiningIsRefusedWithoutAuthentication(t *testing.T) {
 	s := start(t)
 	sess := s.login(t, LoginOptions{ISID: [6]byte{0x80, 3}})

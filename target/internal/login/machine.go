@@ -53,8 +53,8 @@ func NewMachine(cfg *Config) *Machine {
 // Done says whether full feature phase is reached.
 func (m *Machine) Done() bool { return m.done }
 
-// Authenticated says whether the initiator has named itself, and proved who it is where that is required. Nothing that
-// is not for everybody may be told before.
+// Authenticated says whether the initiator has named itself, and proved who it is where that is
+// required. Nothing that is not for everybody may be told before.
 func (m *Machine) Authenticated() bool { return m.opened && m.authenticated() }
 
 // Result is what is known so far.

@@ -56,7 +56,7 @@ func (d *Device) mayReset(u *unit, n *Nexus) bool {
 	if !u.exclusive || d.admits(u, n) {
 		return true
 	}
-	d.logFenced(u, n)
+	d.logConflict(u, n, nil)
 	return false
 }
 
@@ -74,9 +74,18 @@ func (d *Device) admitsLocked(u *unit, n *Nexus) bool {
 
 // claim makes the initiator of the nexus the owner of an exclusive unit, unless it is taken.
 func (d *Device) claim(u *unit, n *Nexus) bool {
-	if !u.exclusive || u.owner.Load() == n.initiator || u.isGuest(n) {
+	if !u.exclusive {
 		return true
 	}
+	claimed := u.owner.Load() == n.initiator || u.isGuest(n) || d.take(u, n)
+	if claimed && !n.units[u.index].used.Load() {
+		d.firstUse(u, n)
+	}
+	return claimed
+}
+
+// take is claim where the initiator is not known to have the unit.
+func (d *Device) take(u *unit, n *Nexus) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if u.isGuest(n) {

@@ -55,7 +55,7 @@ func (c *copier) failed(segment int, cause *copyCause, written, total int64, bac
 
 // delivered is the status byte and the sense data with which a unit fails.
 func (c *copier) delivered(u *unit, err error) []byte {
-	status, sense := c.t.dev.Outcome(&Task{unit: u, cmd: c.t.cmd}, err, nil)
+	status, sense := c.t.dev.Outcome(&Task{Nexus: c.t.Nexus, unit: u, cmd: c.t.cmd}, err, nil)
 	return append([]byte{byte(status)}, sense...)
 }
 

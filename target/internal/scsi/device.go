@@ -97,6 +97,8 @@ type unit struct {
 	ranges     rangeTable
 	mode       modeState
 	faults     faultLog
+	refusals   conflictLog
+	sameNames  map[string]struct{} // guarded by Device.mu; what firstUse has warned of
 	sanitizing sanitizeState
 	atomics    sync.Mutex  // held by a WRITE ATOMIC: there is one record of what to put back
 	atomicKept atomic.Bool // a record may be there that has to go; written under atomics

@@ -120,7 +120,8 @@ func TestFencedAreLogged(t *testing.T) {
 	}
 	require.Equal(t, "GOOD", m.write("iqn.a"))
 	require.Equal(t, conflict, m.write("iqn.c"))
-	require.Zero(t, logs.Len(), "it is not fenced: the LUN is somebody else's")
+	require.Zero(t, logs.FilterMessageSnippet("fenced").Len(), "it is not fenced: the LUN is somebody else's")
+	require.Len(t, logs.TakeAll(), 1)
 	m.handOver("iqn.b")
 	require.Zero(t, logs.Len(), "nobody has tried")
 	refused(m.at["iqn.a"])

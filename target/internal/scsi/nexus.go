@@ -14,6 +14,7 @@ type Nexus struct {
 	initiator *initiator
 	units     []nexusUnit // by unit.index
 	level     uint16      // see SetProtocolLevel
+	address   string      // see SetAddress
 
 	copies []*copyOperation // guarded by Device.mu; in order of their beginning
 }
@@ -24,6 +25,7 @@ type nexusUnit struct {
 	barred   atomic.Uint32 // flags that a command needs because of a reservation; written under Device.mu
 	prevents bool          // guarded by Device.mu; medium removal
 	refused  atomic.Bool   // the log has it that the initiator is fenced
+	used     atomic.Bool   // it has used the medium, if the unit is exclusive
 }
 
 // Port tells whose nexus it is.
@@ -35,6 +37,10 @@ const levelRFC7144 = 2
 // SetProtocolLevel says what iSCSIProtocolLevel the session has negotiated, from 0 to 31 (RFC 7144 7.1.1): INQUIRY and REPORT
 // SUPPORTED TASK MANAGEMENT FUNCTIONS tell it. To be called before the first command.
 func (n *Nexus) SetProtocolLevel(level int) { n.level = uint16(level) }
+
+// SetAddress says where the initiator's end of the nexus is, without what differs between connections
+// of one machine. To be called before the first command.
+func (n *Nexus) SetAddress(address string) { n.address = address }
 
 // initiator is what the nexuses of one initiator name share.
 type initiator struct {

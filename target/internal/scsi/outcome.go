@@ -20,6 +20,9 @@ func (d *Device) Outcome(t *Task, err error, buf []byte) (Status, []byte) {
 	}
 	var status statusError
 	if errors.As(err, &status) {
+		if Status(status) == StatusReservationConflict && t != nil && t.unit != nil {
+			d.logConflict(t.unit, t.Nexus, t.cmd)
+		}
 		return Status(status), buf
 	}
 	var sense *senseError

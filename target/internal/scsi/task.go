@@ -63,7 +63,6 @@ func (d *Device) Prepare(t *Task) error {
 	}
 	t.cmd = cmd
 	if d.conflicts(u, t.Nexus, cmd.flags) && d.conflicts(u, t.Nexus, cmd.rights(&t.CDB)) {
-		d.logFenced(u, t.Nexus)
 		return errConflict
 	}
 	if cmd.flags&duringSanitize == 0 {

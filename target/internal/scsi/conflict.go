@@ -1,0 +1,193 @@
+package scsi
+
+import (
+	"fmt"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+// A guest that meets a reservation conflict sees an I/O error and nothing else, so the log says who
+// is in its way.
+
+const (
+	// conflictInterval is the time after which a conflict that goes on is logged again: an
+	// initiator may meet it a thousand times a second.
+	conflictInterval = 10 * time.Minute
+	// maxConflicts is how many initiator names a unit remembers for that. Who has no credential
+	// chooses them.
+	maxConflicts = 64
+)
+
+// conflictCause is why commands of an initiator end with RESERVATION CONFLICT.
+type conflictCause string
+
+const (
+	conflictOwner      conflictCause = "another initiator owns the LUN"
+	conflictReserve    conflictCause = "another initiator has reserved the LUN by RESERVE(6)"
+	conflictPersistent conflictCause = "a persistent reservation keeps the initiator out"
+	conflictKey        conflictCause = "the command does not fit the LUN's persistent reservations"
+)
+
+// conflictOf finds why a command of the nexus, or nil for a reset, has conflicted, and with whom.
+// The cause is empty where that is over.
+func (d *Device) conflictOf(u *unit, n *Nexus, cmd *command) (cause conflictCause, with string) {
+	if u.exclusive && !d.admits(u, n) {
+		return conflictOwner, u.ownerName()
+	}
+	if holder := u.reserved.Load(); holder != nil && holder != n {
+		return conflictReserve, holder.initiator.name
+	}
+	switch s := u.persistent.state.Load(); {
+	case s.admits(n.port):
+	case s.kind.shared():
+		return conflictPersistent, "everyone who is registered"
+	default:
+		return conflictPersistent, s.holder.Name
+	}
+	if cmd != nil {
+		switch cmd.opcode {
+		case opPersistOut, opReserve6, opRelease6:
+			return conflictKey, ""
+		}
+	}
+	return "", ""
+}
+
+// advice is what a person can do about a conflict.
+func (c conflictCause) advice(lun uint16, initiator string) string {
+	switch c {
+	case conflictOwner:
+		return fmt.Sprintf("shut the owner's guest down, so that its last session ends; for a live "+
+			"migration, handover --lun %d --to %s; for a cluster file system, access mode %s",
+			lun, initiator, AccessWriteShared)
+	case conflictReserve:
+		return "end the owner's session, or have it release the LUN"
+	case conflictPersistent:
+		return "register this initiator by the cluster software that has reserved the LUN, or have " +
+			"that release it; sg_persist --in --read-full-status shows all registrations"
+	}
+	return "compare the command's key with the one that the initiator has registered: sg_persist " +
+		"--in --read-full-status"
+}
+
+// logConflict tells of a command, or nil of a reset, that a reservation or the owner of the unit
+// stands against.
+func (d *Device) logConflict(u *unit, n *Nexus, cmd *command) {
+	if u.exclusive && u.isFenced(n) && !u.isGuest(n) {
+		d.logFenced(u, n)
+		return
+	}
+	name := n.initiator.name
+	cause, with := d.conflictOf(u, n, cmd)
+	if cause == "" {
+		return
+	}
+	now := conflictNote{cause: cause, with: with, at: time.Now()}
+	suppressed, ok := u.refusals.admit(name, now)
+	if !ok {
+		return
+	}
+	fields := []zap.Field{zap.Uint16("lun", u.number), zap.String("initiator", name),
+		zap.String("address", n.address)}
+	if cmd != nil {
+		fields = append(fields, zap.String("command", cmd.name))
+	}
+	if with != "" {
+		fields = append(fields, zap.String("owner", with))
+	}
+	if suppressed > 0 {
+		fields = append(fields, zap.Int64("not_logged_since", suppressed))
+	}
+	d.log.Warn("commands of an initiator end with RESERVATION CONFLICT: "+string(cause),
+		append(fields, zap.String("try", cause.advice(u.number, name)))...)
+}
+
+// conflictNote is what the log has of the conflicts of an initiator.
+type conflictNote struct {
+	cause      conflictCause
+	with       string
+	at         time.Time
+	suppressed int64
+}
+
+// conflictLog remembers what conflicts were logged. The zero value is ready; any number of
+// goroutines.
+type conflictLog struct {
+	mu   sync.Mutex
+	last map[string]*conflictNote // guarded by mu; by initiator name
+}
+
+// admit reports whether a conflict is to be logged, and how many were not since the last one. It is
+// once for each initiator, and again when the cause is another one or much time has passed.
+func (l *conflictLog) admit(initiator string, now conflictNote) (suppressed int64, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	last := l.last[initiator]
+	if last == nil {
+		if l.last == nil {
+			l.last = make(map[string]*conflictNote)
+		}
+		l.makeRoomLocked()
+		l.last[initiator] = &now
+		return 0, true
+	}
+	if last.cause == now.cause && last.with == now.with && now.at.Sub(last.at) < conflictInterval {
+		last.suppressed++
+		return 0, false
+	}
+	suppressed = last.suppressed
+	*last = now
+	return suppressed, true
+}
+
+// makeRoomLocked forgets what was logged longest ago, where there is no room for another initiator.
+func (l *conflictLog) makeRoomLocked() {
+	if len(l.last) < maxConflicts {
+		return
+	}
+	oldest := ""
+	for name, note := range l.last {
+		if oldest == "" || note.at.Before(l.last[oldest].at) {
+			oldest = name
+		}
+	}
+	delete(l.last, oldest)
+}
+
+// firstUse notes that a nexus uses the medium of an exclusive unit, and warns if one with the same
+// initiator name does from another address: two machines are one owner then. It is once for each
+// unit and name.
+func (d *Device) firstUse(u *unit, n *Nexus) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	n.units[u.index].used.Store(true)
+	if u.protected {
+		return
+	}
+	for o := range d.nexuses {
+		if o.initiator == n.initiator && o.address != n.address && o.units[u.index].used.Load() {
+			d.warnSameNameLocked(u, o, n)
+			return
+		}
+	}
+}
+
+func (d *Device) warnSameNameLocked(u *unit, first, second *Nexus) {
+	name := second.initiator.name
+	if _, told := u.sameNames[name]; told {
+		return
+	}
+	if u.sameNames == nil || len(u.sameNames) >= maxConflicts {
+		u.sameNames = make(map[string]struct{})
+	}
+	u.sameNames[name] = struct{}{}
+	d.log.Warn("one initiator name uses a LUN from two addresses: if these are two machines, "+
+		"both may write to it, and a handover can fence neither",
+		zap.Uint16("lun", u.number), zap.String("initiator", name),
+		zap.Strings("addresses", []string{first.address, second.address}),
+		zap.String("try", "give each machine a name of its own, by QEMU's -iscsi initiator-name= or the "+
+			"library's InitiatorName: QEMU's default name comes from the domain's UUID, and is the same "+
+			"at both ends of a live migration"))
+}

@@ -1,0 +1,43 @@
+package target_test
+
+import (
+	"net"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	"go.uber.org/zap/zaptest/observer"
+
+	"kubevirt.io/disk/target"
+	tt "kubevirt.io/disk/target/targettest"
+)
+
+// TestOneNameFromTwoHosts logs in by one name from one address and then from another one: sessions of
+// one host are told from those of two.
+func TestOneNameFromTwoHosts(t *testing.T) {
+	core, logs := observer.New(zapcore.WarnLevel)
+	s := newServer(t, func(o *target.Options) {
+		o.Log, o.LUNs[0].Access = zap.New(core), target.AccessWriteExclusive
+	})
+	use := func(host string, isid byte) {
+		from := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(host)}}
+		nc, err := from.Dial("tcp", s.addr.String())
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = nc.Close() })
+		c, err := tt.NewConn(nc).Login(tt.LoginOptions{ISID: [6]byte{0x80, isid}})
+		require.NoError(t, err)
+		_, err = c.ClearAttention(1)
+		require.NoError(t, err)
+		c.MustGood(t, tt.Read10(1, 0, 1))
+	}
+	use("127.0.0.1", 1)
+	use("127.0.0.1", 2)
+	require.Empty(t, logs.All(), "two ports of one address are one host")
+	use("127.0.0.2", 3)
+	use("127.0.0.2", 4)
+	require.Len(t, logs.All(), 1)
+	m := logs.All()[0].ContextMap()
+	require.Equal(t, tt.DefaultInitiator, m["initiator"])
+	require.ElementsMatch(t, []any{"127.0.0.1", "127.0.0.2"}, m["addresses"])
+}
