@@ -38,14 +38,14 @@ type background struct {
 
 	// What identifies the image uses these, and after that what completes the disk.
 	state   *state
-	unsaved bool // the file does not have the chain yet
+	unsaved bool // the file does not say all of it yet
 }
 
 func startBackground(o *opening, over *overlay, s *state) *background {
 	identifying, abandon := context.WithCancel(context.Background())
 	ctx, cancel := context.WithCancel(identifying)
 	b := &background{over: over, img: o.img, dir: o.dir, log: o.log, progress: o.opt.Progress, clone: o.opt.Mode == CopyClone, workers: o.opt.Workers,
-		cancel: cancel, abandon: abandon, retry: mediumRetry, state: s}
+		cancel: cancel, abandon: abandon, retry: mediumRetry, state: s, unsaved: s.stale}
 	b.done.Go(func() {
 		if err := b.run(ctx, identifying); err != nil && !errors.Is(err, context.Canceled) {
 			b.log.Error("the disk goes on with its image, but cannot be completed", zap.Error(err))

@@ -32,7 +32,7 @@ const (
 //	*.live                        the map of a disk that is not complete, as this boot of the machine knows it
 //	*.map                         the same as far as it has reached storage
 //	*.unit-*/                     what the logical unit keeps with the disk's content
-//	*.spare                       space for the next state of a disk that is durable, and in *.unit-*/ for what its unit keeps
+//	*.spare                       space for the next state, and in *.unit-*/ for what the unit keeps
 //
 // A name with the suffix ".partial" is being written; what a killed process left is removed at the next start.
 type diskDir struct {

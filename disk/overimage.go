@@ -303,11 +303,15 @@ func (o *opening) adjust(s *state) (grown bool, err error) {
 	if same && (s.Durable || s.Boot == before.Boot) && !s.stale {
 		return false, nil
 	}
-	s.stale = false
 	// A disk that stops being durable has to say so before anything is written without a flush.
 	err = s.save(o.dir.state(), s.Durable || before.Durable)
-	if same && s.Durable && isNoSpace(err) && len(s.Chain) > 0 {
-		err = nil // it is what saves reading the image the next time, and no reason not to serve a full volume
+	s.stale = err != nil
+	if isNoSpace(err) && s.Durable == before.Durable && len(s.Chain) > 0 {
+		// A volume that is not served stays full. What the file still says is true of the disk: the image is known again by its
+		// hash, the size by the file, and what is set is set at the next start, too. A disk without a chain may have no state yet.
+		o.log.Warn("no space is left to save the disk's settings: it is served with them, and they are saved later",
+			zap.String("disk", o.dir.disk()), zap.Error(err))
+		err = nil
 	}
 	return s.Size != was, o.spaceError(err)
 }

@@ -101,11 +101,19 @@ func markHoles(base source, m *blockMap, save func(page, word int64, words []byt
 		if first > last {
 			return nil
 		}
-		holes += last - first + 1
-		if m.allSet(first, last) {
-			return nil
+		if !m.allSet(first, last) {
+			if err := m.set(first, last, save); err != nil && !errors.Is(err, ErrNoSpace) {
+				return err
+			}
 		}
-		return m.set(first, last, save)
+		for first <= last { // a hole that cannot be saved for lack of space is read from the image as before
+			set, end := m.run(first, last)
+			if set {
+				holes += end - first
+			}
+			first = end
+		}
+		return nil
 	}
 	for off := int64(0); off < size; {
 		e, err := base.Extent(off, size-off)

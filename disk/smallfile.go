@@ -15,12 +15,13 @@ import (
 const maxSmall = 1 << 20
 
 // replaceSmall gives a file its content in one step: whatever happens, it has the old or the new one. With sync, which is
-// (*os.File).Sync, both the content and the name have reached storage after that, in this order, and with a spare in the same directory it needs no
-// other space: see keepSpare.
+// (*os.File).Sync, both the content and the name have reached storage after that, in this order. With a spare in the same
+// directory it needs no other space: see keepSpare.
 func replaceSmall(path string, content []byte, spare string, sync func(*os.File) error) error {
 	err := replaceByNew(path, content, sync)
 	if sync == nil {
-		return err
+		// Otherwise a crash could make a file of the spare again that is half written, or that promises what an earlier one did.
+		sync = (*os.File).Sync
 	}
 	if isNoSpace(err) && replaceBySpare(path, content, spare, sync) == nil {
 		err = nil

@@ -43,8 +43,9 @@ func (d *daemon) openDisks(ctx context.Context) error {
 	}
 	d.state.set(metrics.StateOpening)
 	workers := disk.NewWorkers()
+	swept := false
 	for i, s := range disks {
-		instance, err := disk.Open(ctx, s.image, disk.OpenOptions{
+		opt := disk.OpenOptions{
 			Mode:          s.copyMode,
 			WorkDir:       d.cfg.workDir,
 			PersistentDir: dirs[i],
@@ -57,7 +58,14 @@ func (d *daemon) openDisks(ctx context.Context) error {
 			Log:           d.log.With(zap.Uint16("lun", s.lun)),
 			Progress:      s.progress,
 			Workers:       workers,
-		})
+		}
+		instance, err := disk.Open(ctx, s.image, opt)
+		if errors.Is(err, disk.ErrNoSpace) && !swept {
+			// What takes the space may be the disk of an image that is gone, which is otherwise removed once all are served.
+			swept = true
+			d.sweep(ctx)
+			instance, err = disk.Open(ctx, s.image, opt)
+		}
 		if err != nil {
 			return fmt.Errorf("LUN %d (%s): %w", s.lun, s.name, err)
 		}

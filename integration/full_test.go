@@ -1,0 +1,86 @@
+package integration
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"regexp"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/metrics"
+	"kubevirt.io/disk/target/targettest"
+)
+
+// status is what the page of that name says.
+func (d *daemon) status() (page metrics.Status) {
+	d.t.Helper()
+	require.NoError(d.t, json.Unmarshal([]byte(d.get("/status")), &page))
+	return page
+}
+
+// The guest has filled the volume that everything of the daemon is on. The daemon is killed, and its image has another inode after the restart of
+// its container: what the guest wrote is there, after the next restart as well, and only with another image the space is given back.
+func TestRestartOnAFullVolume(t *testing.T) {
+	requireTools(t)
+	const diskSize, chunk = 32 << 20, 64 << 10
+	state, images := t.TempDir(), diskDir(t, diskSize)
+	mountTmpfs(t, state, "4m")
+	image := filepath.Join(images, "disk.raw")
+	want, err := os.ReadFile(image)
+	require.NoError(t, err)
+	c := config{diskDir: images, stateDir: state, env: map[string]string{"COPY_MODE": "copy-on-write"}}
+	d := start(t, c)
+	d.until("the image is known by its content", func() bool {
+		found, err := filepath.Glob(filepath.Join(state, "*", "disk.raw", "state.json"))
+		require.NoError(t, err)
+		require.Len(t, found, 1)
+		text, err := os.ReadFile(found[0])
+		require.NoError(t, err)
+		return regexp.MustCompile(`"xxh3":"[0-9a-f]+"`).Match(text)
+	})
+	s, full := loginTo(t, d, "iqn.2026-01.test:guest"), false
+	for _, n := range []int{chunk, 512} {
+		for off, refused := 0, 0; off < diskSize && refused == 0; off += n {
+			data := bytes.Repeat([]byte{byte(1 + off/n%255)}, n)
+			if bytes.Equal(want[off:off+n], data) {
+				continue
+			}
+			switch r := do(t, s, targettest.Write10(1, uint32(off/512), data)); r.Status {
+			case 0:
+				copy(want[off:], data)
+			default:
+				refused++
+				copy(want[off:], do(t, s, targettest.Read10(1, uint32(off/512), n/512)).Data)
+				full = true
+			}
+		}
+	}
+	require.True(t, full)
+	serial := d.status().LUNs[0].Serial
+	for _, mode := range []string{"copy-on-write", "copy-on-read", "copy-on-read", "clone"} {
+		d.kill()
+		copyOf, err := os.ReadFile(image)
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(image+".new", copyOf, 0o600))
+		require.NoError(t, os.Rename(image+".new", image))
+		c.env["COPY_MODE"] = mode
+		d = start(t, c)
+		require.Equal(t, serial, d.status().LUNs[0].Serial, d.Output())
+		s = loginTo(t, d, "iqn.2026-01.test:guest")
+		for off := 0; off < diskSize; off += chunk {
+			r := do(t, s, targettest.Read10(1, uint32(off/512), chunk/512))
+			require.Zero(t, r.Status)
+			require.True(t, bytes.Equal(want[off:off+chunk], r.Data), "mode %s, byte %d", mode, off)
+		}
+	}
+	// The disk of an image that is gone makes room for that of the one that is there now.
+	d.kill()
+	require.NoError(t, os.Rename(image, filepath.Join(images, "another.raw")))
+	c.env["COPY_MODE"] = "copy-on-write"
+	d = start(t, c)
+	require.NotEqual(t, serial, d.status().LUNs[0].Serial)
+	require.Contains(t, d.Output(), "removed the disk of an image that is gone")
+}
