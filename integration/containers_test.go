@@ -189,10 +189,11 @@ func (e *engine) buildFrom(t *testing.T, context, instructions string) string {
 }
 
 // build builds a Dockerfile, in the format that keeps the base image's health check, as docker build does.
-func (e *engine) build(t *testing.T, context, dockerfile string) string {
+func (e *engine) build(t *testing.T, context, dockerfile string, options ...string) string {
 	t.Helper()
 	name := fmt.Sprintf("user-%d", imageNumber.Add(1))
-	e.ok(t, "buildah", "build", "--quiet", "--format", "docker", "--tag", name, "--file", dockerfile, context)
+	args := append([]string{"build", "--quiet", "--format", "docker", "--tag", name, "--file", dockerfile}, options...)
+	e.ok(t, "buildah", append(args, context)...)
 	return name
 }
 

@@ -170,7 +170,12 @@ func TestImageExamples(t *testing.T) {
 
 	// What iscsi-ls makes of 8 MiB, 1, 2, 10 and 100 GiB: it reckons with the address of the last block, and rounds down.
 	sizes := map[string][]string{
-		"one": {"7M"}, "several": {"1023M", "1G", "9G"}, "boot-and-data": {"7M", "99G"}, "raw": {"7M"},
+		"one": {"7M"}, "several": {"1023M", "1G", "9G"}, "boot-and-data": {"7M", "99G"}, "raw": {"7M"}, "containerdisk": {"7M"},
+	}
+	// A containerDisk as KubeVirt has them: the image of user 107 in /disk, which nobody else may read.
+	require.NoError(t, os.WriteFile(at("containerdisk"), []byte("FROM scratch\nADD --chown=107:107 fedora.qcow2 /disk/\n"), 0o644))
+	options := map[string][]string{
+		"containerdisk": {"--build-arg", "CONTAINERDISK=localhost/" + e.build(t, context, at("containerdisk"))},
 	}
 	examples, err := filepath.Glob("../examples/images/*/Dockerfile")
 	require.NoError(t, err)
@@ -178,7 +183,7 @@ func TestImageExamples(t *testing.T) {
 	for _, dockerfile := range examples {
 		name := filepath.Base(filepath.Dir(dockerfile))
 		t.Run(name, func(t *testing.T) {
-			image := e.build(t, context, dockerfile)
+			image := e.build(t, context, dockerfile, options[name]...)
 			n := network{}
 			c := e.newContainer(t, image, append(withEnv(append(n.settings(), credential...)...), n.option()))
 			c.start(t)
@@ -191,5 +196,27 @@ func TestImageExamples(t *testing.T) {
 			require.Equal(t, sizes[name], found, list)
 			require.Zero(t, c.stop(t))
 		})
+	}
+}
+
+// TestImageInspectedWhenBuilt: a bad image fails the build, and what is printed says which and why.
+func TestImageInspectedWhenBuilt(t *testing.T) {
+	e := requireImages(t, "qemu-img")
+	context := t.TempDir()
+	at := func(name string) string { return filepath.Join(context, name) }
+	makeRaw(t, at("disk.raw"), 1<<20)
+	makeQcow2(t, at("disk.raw"), at("base.qcow2"), "", false)
+	require.NoError(t, os.WriteFile(at("notes.txt"), []byte("buy milk\n"), 0o644))
+	const inspect = `RUN ["/kubevirt-disk", "inspect", "/disk"]`
+	e.buildFrom(t, context, "ADD --chmod=0444 disk.raw base.qcow2 /disk/\n"+inspect)
+	for added, want := range map[string]string{
+		"ADD --chmod=0444 disk.raw notes.txt /disk/": "/disk/notes.txt",
+		"ADD --chmod=0400 disk.raw /disk/":           "cannot be read by user 107",
+	} {
+		dockerfile := filepath.Join(t.TempDir(), "Dockerfile")
+		require.NoError(t, os.WriteFile(dockerfile, []byte("FROM "+baseImage+"\n"+added+"\n"+inspect+"\n"), 0o644))
+		built := e.run(t, "buildah", "build", "--format", "docker", "--tag", "bad", "--file", dockerfile, context)
+		require.NotZero(t, built.status, "%s", built)
+		require.Contains(t, built.output, want)
 	}
 }
