@@ -109,3 +109,15 @@ func (e *MediumError) Error() string {
 }
 
 func (e *MediumError) Unwrap() error { return e.Err }
+
+// Usage is what a disk takes of the storage below it. Bytes.
+type Usage struct {
+	Used      int64 // storage that the disk takes
+	Available int64 // storage that it could still take, which others may take first
+}
+
+// Accountant is a disk that knows what storage it takes. Asked once, when the LUN is made.
+type Accountant interface {
+	// Usage may be out of date as soon as it returns. Same concurrency as ReadAt.
+	Usage() (Usage, error)
+}

@@ -195,24 +195,3 @@ func checkSpace(ctx context.Context, img *Image, dir string, workers int) error 
 	}
 	return nil
 }
-
-// availableSpace is what an unprivileged user can still write into the directory's file system. Bytes.
-func availableSpace(dir string) (int64, error) {
-	var st unix.Statfs_t
-	if err := retry(func() error { return unix.Statfs(dir, &st) }); err != nil {
-		return 0, &os.PathError{Op: "statfs", Path: dir, Err: err}
-	}
-	unit := st.Frsize
-	if unit <= 0 {
-		unit = st.Bsize
-	}
-	if unit <= 0 || st.Bavail > uint64(1<<63-1)/uint64(unit) {
-		return 1<<63 - 1, nil
-	}
-	return int64(st.Bavail) * unit, nil
-}
-
-// isNoSpace reports whether an error says that the file system, a quota or a limit on files is exhausted.
-func isNoSpace(err error) bool {
-	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.EFBIG)
-}

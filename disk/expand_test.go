@@ -18,44 +18,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// allocated is what a file takes on its file system. Bytes.
-func allocated(t *testing.T, path string) int64 {
-	t.Helper()
-	var st unix.Stat_t
-	require.NoError(t, unix.Stat(path, &st))
-	return st.Blocks * 512
-}
-
-// sample is content with data, zeros and text in runs of all lengths, the same for the same seed.
-func sample(size int, seed uint64) []byte {
-	r := rand.New(rand.NewPCG(seed, 0))
-	p := make([]byte, size)
-	for off := 0; off < size; {
-		n := min(size-off, 512*(1+r.IntN(1<<r.IntN(12))))
-		run := p[off : off+n]
-		switch r.IntN(3) {
-		case 0:
-			for i := range run {
-				run[i] = byte(r.Uint32())
-			}
-		case 1:
-			for i := range run {
-				run[i] = "kubevirt"[i%8]
-			}
-		}
-		off += n
-	}
-	return p
-}
-
-// readAll reads an image in pieces of an odd size.
-func readAll(t *testing.T, r io.ReaderAt, size int64) []byte {
-	t.Helper()
-	content, err := io.ReadAll(io.NewSectionReader(r, 0, size))
-	require.NoError(t, err)
-	return content
-}
-
 func TestConvert(t *testing.T) {
 	t.Cleanup(func() { goleak.VerifyNone(t) })
 	for _, c := range []struct {

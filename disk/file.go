@@ -257,3 +257,19 @@ func (f *File) writeError(off, length int64, err error) error {
 func outOfRange(op string, off, length, size int64) error {
 	return fmt.Errorf("%s of %d bytes at %d is outside of a disk of %d bytes", op, length, off, size)
 }
+
+var _ Accountant = (*File)(nil)
+
+// Usage asks the file system. Space that it counts in another way, as compressing ones do, is told as it tells it.
+func (f *File) Usage() (Usage, error) {
+	fd := int(f.file.Fd())
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return Usage{}, fmt.Errorf("space that %s takes: %w", f.file.Name(), err)
+	}
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(fd, &fs); err != nil {
+		return Usage{}, fmt.Errorf("space that is left for %s: %w", f.file.Name(), err)
+	}
+	return Usage{Used: st.Blocks * statBlock, Available: int64(fs.Bavail) * int64(fs.Bsize)}, nil
+}

@@ -141,12 +141,3 @@ func killOnce(t *testing.T, image, dir string, mode CopyMode, first uint64, writ
 	child.Wait() // it was killed
 	return last
 }
-
-func firstDifference(a, b []byte) int {
-	for i := 0; i < len(a); i += SectorSize {
-		if !bytes.Equal(a[i:i+SectorSize], b[i:i+SectorSize]) {
-			return i
-		}
-	}
-	return -1
-}

@@ -81,3 +81,13 @@ func readHolder(f *os.File) string {
 	}
 	return fmt.Sprintf("process %d on host %s", pid, printable(host))
 }
+
+// LockedError is a directory or file that another process uses.
+type LockedError struct {
+	Path   string
+	Holder string // who holds it, as far as that is known
+}
+
+func (e *LockedError) Error() string {
+	return fmt.Sprintf("%s is in use by %s; stop that one first, or give each its own", e.Path, e.Holder)
+}

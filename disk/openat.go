@@ -10,9 +10,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// openFlags never follow a link and never block: a FIFO without a writer would stop the start for ever.
-const openFlags = unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_NOCTTY | unix.O_CLOEXEC
-
 // resolveFlags keep a name inside the directory that it is resolved from, links and all.
 const resolveFlags = unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS
 
@@ -170,14 +167,5 @@ func explainOpen(err error, use fileUse) (reason, action string) {
 		return fmt.Sprintf("cannot be read by user %d: %v", os.Geteuid(), err), "make it readable for that user" + use.advice(added, "", added)
 	default:
 		return fmt.Sprintf("cannot be opened: %v", err), ""
-	}
-}
-
-// retry repeats a system call that a signal interrupted.
-func retry(call func() error) error {
-	for {
-		if err := call(); err != unix.EINTR {
-			return err
-		}
 	}
 }

@@ -442,3 +442,13 @@ func (o *overlay) copyBase(p []byte, off int64) error {
 
 // mark records that the file has the blocks.
 func (o *overlay) mark(first, last int64) error { return o.blocks.set(first, last, o.maps.save) }
+
+var _ Accountant = (*overlay)(nil)
+
+// Usage is that of the overlay's own file: what still lies in the image takes nothing of the storage that the disk is on.
+func (o *overlay) Usage() (Usage, error) {
+	if a, ok := o.file.(Accountant); ok {
+		return a.Usage()
+	}
+	return Usage{}, errors.ErrUnsupported
+}

@@ -2,50 +2,11 @@ package slots
 
 import (
 	"context"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 )
-
-// waiting starts a worker that waits for a slot, and returns when it does.
-func waiting(t *testing.T, s *Slots, got func(*Slot)) (done <-chan struct{}) {
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		slot, err := s.Acquire(t.Context())
-		if err == nil {
-			got(slot)
-		}
-	}()
-	return ended
-}
-
-func TestWaitersAreServedInOrder(t *testing.T) {
-	s := New(1, Options{})
-	held, err := s.Acquire(t.Context())
-	require.NoError(t, err)
-	var mu sync.Mutex
-	var order []int
-	var ended []<-chan struct{}
-	for i := range 5 {
-		ended = append(ended, waiting(t, s, func(slot *Slot) {
-			mu.Lock()
-			order = append(order, i)
-			mu.Unlock()
-			slot.Release()
-		}))
-		time.Sleep(20 * time.Millisecond) // until it waits; where it does not yet, the order is not this test's to tell
-	}
-	require.Nil(t, s.TryAcquire())
-	held.Release()
-	for _, e := range ended {
-		<-e
-	}
-	require.Equal(t, []int{0, 1, 2, 3, 4}, order)
-	require.Equal(t, 1, s.Free())
-}
 
 func TestStalledWorkerLosesItsSlot(t *testing.T) {
 	s := New(1, Options{Stall: time.Millisecond})

@@ -1,0 +1,116 @@
+package disk
+
+import (
+	"bytes"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+// needs skips a test whose tool is missing, or fails it where every tool has to be there.
+func needs(t testing.TB, tool string, present bool) {
+	t.Helper()
+	if present {
+		return
+	}
+	if os.Getenv("KUBEVIRT_DISK_REQUIRE_TOOLS") == "1" {
+		t.Fatalf("%s is required", tool)
+	}
+	t.Skipf("needs %s", tool)
+}
+
+// qemuImg runs qemu-img in a directory.
+func qemuImg(t testing.TB, dir string, args ...string) {
+	t.Helper()
+	path, err := exec.LookPath("qemu-img")
+	needs(t, "qemu-img", err == nil)
+	cmd := exec.Command(path, args...)
+	cmd.Dir = dir
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "qemu-img %v: %s", args, out)
+}
+
+// tinyFS mounts a file system of that many bytes.
+func tinyFS(t *testing.T, size string) string {
+	t.Helper()
+	needs(t, "root (to mount a small file system)", os.Geteuid() == 0)
+	dir := t.TempDir()
+	err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size="+size)
+	needs(t, "root with CAP_SYS_ADMIN (to mount a small file system)", err == nil)
+	t.Cleanup(func() { unix.Unmount(dir, unix.MNT_DETACH) })
+	return dir
+}
+
+// put writes a file of the directory, sparse up to size if that is more than the content.
+func put(t testing.TB, dir, name string, content []byte, size int64) string {
+	t.Helper()
+	path := filepath.Join(dir, name)
+	require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
+	require.NoError(t, os.WriteFile(path, content, 0o644))
+	if size > int64(len(content)) {
+		require.NoError(t, os.Truncate(path, size))
+	}
+	return path
+}
+
+// block is n bytes that are all b.
+func block(b byte, n int) []byte {
+	p := make([]byte, n)
+	for i := range p {
+		p[i] = b
+	}
+	return p
+}
+
+// allocated is what a file takes on its file system. Bytes.
+func allocated(t *testing.T, path string) int64 {
+	t.Helper()
+	var st unix.Stat_t
+	require.NoError(t, unix.Stat(path, &st))
+	return st.Blocks * 512
+}
+
+// sample is content with data, zeros and text in runs of all lengths, the same for the same seed.
+func sample(size int, seed uint64) []byte {
+	r := rand.New(rand.NewPCG(seed, 0))
+	p := make([]byte, size)
+	for off := 0; off < size; {
+		n := min(size-off, 512*(1+r.IntN(1<<r.IntN(12))))
+		run := p[off : off+n]
+		switch r.IntN(3) {
+		case 0:
+			for i := range run {
+				run[i] = byte(r.Uint32())
+			}
+		case 1:
+			for i := range run {
+				run[i] = "kubevirt"[i%8]
+			}
+		}
+		off += n
+	}
+	return p
+}
+
+// readAll reads an image in pieces of an odd size.
+func readAll(t *testing.T, r io.ReaderAt, size int64) []byte {
+	t.Helper()
+	content, err := io.ReadAll(io.NewSectionReader(r, 0, size))
+	require.NoError(t, err)
+	return content
+}
+
+func firstDifference(a, b []byte) int {
+	for i := 0; i < len(a); i += SectorSize {
+		if !bytes.Equal(a[i:i+SectorSize], b[i:i+SectorSize]) {
+			return i
+		}
+	}
+	return -1
+}

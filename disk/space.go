@@ -1,0 +1,28 @@
+package disk
+
+import "fmt"
+
+// SpaceError is a directory that has no room for what is to be written into it.
+type SpaceError struct {
+	Dir       string
+	What      string // what needs the space
+	Needed    int64  // bytes, in all; 0 where it is not known, as the disk filled up underway
+	Available int64  // bytes
+	FileSize  int64  // bytes: no file may be that large there, however much space is left; 0 where that is not what is wrong
+}
+
+func (e *SpaceError) Error() string {
+	if e.FileSize > 0 {
+		return fmt.Sprintf("%s takes a file of %s (%d bytes), and no file in %s can be that large, by its file system or a limit of the process (ulimit -f); "+
+			"use a volume with another file system, such as XFS", e.What, byteCount(e.FileSize), e.FileSize, e.Dir)
+	}
+	if e.Needed == 0 {
+		return fmt.Sprintf("%s: %s filled up while it was written, %s are left; make room or use a larger volume",
+			e.What, e.Dir, byteCount(e.Available))
+	}
+	return fmt.Sprintf("%s needs up to %s (%d bytes) in %s, where %s (%d bytes) are available; make room or use a larger volume",
+		e.What, byteCount(e.Needed), e.Needed, e.Dir, byteCount(e.Available), e.Available)
+}
+
+// Is makes the error one of ErrNoSpace.
+func (e *SpaceError) Is(target error) bool { return target == ErrNoSpace }
