@@ -103,6 +103,7 @@ func (b *background) run(ctx, identifying context.Context) error {
 	}
 	identity.Wait() // the state is its own until then
 	for err = b.workers.copying.Do(ctx, b.complete); isScarce(err); err = b.workers.copying.Do(ctx, b.complete) {
+		b.progress.wait(isNoSpace(err))
 		if err := sleep(ctx, spaceRetry); err != nil {
 			return err
 		}

@@ -98,6 +98,8 @@ func TestCopyingToAFullVolumeTakesNothing(t *testing.T) {
 	_, err = over.WriteAt(block('b', 64<<10), 1<<20)
 	require.NoError(t, err)
 	h := newHydration(over, zap.NewNop(), 0, slots.New(4, slots.Options{}))
+	progress := new(Progress)
+	h.progress = progress
 	slot, err := h.slots.Acquire(t.Context())
 	require.NoError(t, err)
 	defer slot.Release()
@@ -105,6 +107,7 @@ func TestCopyingToAFullVolumeTakesNothing(t *testing.T) {
 		_, _ = h.step(t.Context(), slot)
 	}
 	require.True(t, h.paused.Load())
+	require.True(t, progress.Waiting())
 	require.EqualValues(t, (size-1<<20-64<<10)/minGranule, blocks.clear.Load(), "one chunk has found space")
 	left, err := availableSpace(full)
 	require.NoError(t, err)

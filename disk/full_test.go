@@ -78,14 +78,17 @@ func TestEphemeralDiskOnAFullVolume(t *testing.T) {
 			"the mode":             func(_ *testing.T, _ string, opt *OpenOptions) { opt.Mode = CopyOnRead },
 			"the owner":            func(_ *testing.T, _ string, opt *OpenOptions) { opt.Owner = "another" },
 			"the serial":           func(_ *testing.T, _ string, opt *OpenOptions) { opt.Identity.Serial = "another" },
-			"the size":             func(_ *testing.T, _ string, opt *OpenOptions) { opt.Size += 4 << 20 },
+			"the size":             func(_ *testing.T, _ string, opt *OpenOptions) { opt.Size += 1 << 20 },
 			"whether it is cloned": func(_ *testing.T, _ string, opt *OpenOptions) { opt.Mode = CopyClone },
 		} {
 			for _, spare := range []string{"spare", "no spare"} {
+				if name == "ext4" && spare == "no spare" {
+					continue // as in tmpfs, and a stop waits for space
+				}
 				t.Run(name+"/"+change+"/"+spare, func(t *testing.T) {
 					t.Parallel()
 					path := put(t, t.TempDir(), "a.raw", append(sample(3<<20, 1), make([]byte, 64<<20)...), 0)
-					opt := OpenOptions{WorkDir: volume(t), Mode: CopyOnWrite, Owner: "us", Size: 68 << 20}
+					opt := OpenOptions{WorkDir: volume(t), Mode: CopyOnWrite, Owner: "us", Size: 12 << 20}
 					content, err := os.ReadFile(path)
 					require.NoError(t, err)
 					inst, _ := start(t, path, opt)
@@ -93,7 +96,7 @@ func TestEphemeralDiskOnAFullVolume(t *testing.T) {
 					content = guestFills(t, inst, content)
 					require.NoError(t, inst.Close())
 					serial := inst.Identity.Serial
-					for range 3 {
+					for range 2 {
 						if spare == "no spare" { // as an earlier version has left it
 							require.NoError(t, remove(inst.dir.state()+spareSuffix))
 						}

@@ -172,7 +172,7 @@ func (h *hydration) step(ctx context.Context, slot *slots.Slot) (more bool, rest
 	now := time.Now()
 	switch {
 	case errors.Is(err, ErrNoSpace):
-		if !h.paused.Swap(true) {
+		if h.pause(true) {
 			h.log.Warn("no space is left to copy the image; it goes on when there is some, and the disk works until then from the image", zap.Error(err))
 		}
 		h.o.giveBack(first, last)
@@ -187,13 +187,27 @@ func (h *hydration) step(ctx context.Context, slot *slots.Slot) (more bool, rest
 		var medium *MediumError
 		return errors.As(err, &medium), 0
 	}
-	if h.paused.Swap(false) {
+	if h.pause(false) {
 		h.log.Info("there is space again, the image is being copied")
 	}
 	if h.progress != nil && now.Sub(h.begun) >= progressInterval && h.slots.MayLog(now, progressInterval) {
 		h.log.Info("copying the image", h.progress.fields(now.Sub(h.begun))...)
 	}
 	return true, h.o.watch.rest(now.Sub(begin))
+}
+
+// pause notes whether space is missing, and reports whether that is news.
+func (h *hydration) pause(scarce bool) bool {
+	if h.paused.Load() == scarce {
+		return false
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	news := h.paused.Swap(scarce) != scarce
+	if news {
+		h.progress.wait(scarce)
+	}
+	return news
 }
 
 // rewind makes blocks from one on be handed out again that were not copied.

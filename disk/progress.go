@@ -14,6 +14,7 @@ type Progress struct {
 	total, done         atomic.Int64
 	dataTotal, dataDone atomic.Int64
 	finished            atomic.Bool
+	scarce              atomic.Bool // see Waiting
 }
 
 // Done is how many bytes of the virtual size are dealt with, holes included.
@@ -39,6 +40,16 @@ func (p *Progress) Data() (done, total int64) {
 // Finished tells whether the disk is complete.
 func (p *Progress) Finished() bool { return p.finished.Load() }
 
+// Waiting tells whether the copying waits for space, as on a full volume. The disk is served meanwhile.
+func (p *Progress) Waiting() bool { return p.scarce.Load() }
+
+// wait is called when the copying begins to wait for space, or goes on.
+func (p *Progress) wait(scarce bool) {
+	if p != nil {
+		p.scarce.Store(scarce)
+	}
+}
+
 // follow makes it tell what an overlay has copied.
 func (p *Progress) follow(o *overlay) {
 	_, data := o.copied()
@@ -49,6 +60,7 @@ func (p *Progress) follow(o *overlay) {
 func (p *Progress) start(total, data int64) {
 	p.served.Store(nil)
 	p.finished.Store(false)
+	p.wait(false)
 	p.done.Store(0)
 	p.dataDone.Store(0)
 	p.dataTotal.Store(data)
@@ -64,6 +76,7 @@ func (p *Progress) finish() {
 	p.done.Store(p.total.Load())
 	p.dataDone.Store(p.dataTotal.Load())
 	p.finished.Store(true)
+	p.wait(false)
 	p.served.Store(nil)
 }
 

@@ -147,9 +147,14 @@ func TestFullWorkDirectory(t *testing.T) {
 	require.NoError(t, os.Truncate(filler, size(t, filler)-256<<10))
 	d = start(t, config{diskDir: dir, env: map[string]string{"COPY_MODE": "clone", "WORK_DIR": work}})
 	d.until("it is out of space", func() bool { return strings.Contains(d.Output(), "no space is left to copy the image") })
+	require.True(t, d.status().LUNs[0].Copy.WaitsForSpace)
+	require.Contains(t, d.get("/metrics"), `kubevirt_disk_waits_for_space{image="disk.qcow2",lun="1"} 1`)
+	require.Less(t, d.status().LUNs[0].Space.Free, int64(4<<20))
 	require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source, d.url(1)), "identical")
 	require.NoError(t, os.Remove(filler))
 	d.until("the disk is complete", func() bool { return d.complete(1) })
+	require.False(t, d.status().LUNs[0].Copy.WaitsForSpace)
+	require.Contains(t, d.get("/metrics"), `kubevirt_disk_waits_for_space{image="disk.qcow2",lun="1"} 0`)
 	require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source, d.url(1)), "identical")
 }
 

@@ -28,6 +28,9 @@ var (
 	descCopied     = desc("image_copied_bytes", "How much of the data in an image the disk's own file holds.", "lun", "image")
 	descData       = desc("image_data_bytes", "How much data an image stores.", "lun", "image")
 	descComplete   = desc("disk_complete", "Whether the disk needs its image no more.", "lun", "image")
+	descWaits      = desc("waits_for_space", "Whether the copying of an image waits for space.", "lun", "image")
+	descUsed       = desc("lun_used_bytes", "What a LUN takes of the storage that its disk is on.", "lun", "image")
+	descFree       = desc("lun_free_bytes", "What the storage that a LUN's disk is on has left, for all that use it.", "lun", "image")
 	descReady      = desc("ready", "Whether every LUN can be used.")
 )
 
@@ -38,7 +41,7 @@ type collector struct{ m *Metrics }
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		descOperations, descErrors, descBytes, descDuration, descSessions, descAccepted, descRefused, descEnded,
-		descRejected, descPanics, descSize, descFailed, descCopied, descData, descComplete, descReady,
+		descRejected, descPanics, descSize, descFailed, descCopied, descData, descComplete, descWaits, descUsed, descFree, descReady,
 	} {
 		ch <- d
 	}
@@ -78,6 +81,14 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 			gauge(descCopied, float64(copied), lun, image)
 			gauge(descData, float64(data), lun, image)
 			gauge(descComplete, truth(d.Progress.Finished()), lun, image)
+			gauge(descWaits, truth(d.Progress.Waiting()), lun, image)
+		}
+		if d.Space == nil {
+			continue
+		}
+		if space := d.Space(); space != nil {
+			gauge(descUsed, float64(space.Used), lun, image)
+			gauge(descFree, float64(space.Free), lun, image)
 		}
 	}
 	gauge(descReady, truth(ready()))

@@ -76,7 +76,7 @@ func TestPages(t *testing.T) {
 	require.Equal(t, "iqn.x", s["target_name"])
 	lun := s["luns"].([]any)[0].(map[string]any)
 	require.Equal(t, "a<b>.raw", lun["image"])
-	require.Equal(t, map[string]any{"copied_bytes": 1.0, "data_bytes": 2.0, "total_bytes": 4.0, "complete": false}, lun["copy"])
+	require.Equal(t, map[string]any{"copied_bytes": 1.0, "data_bytes": 2.0, "total_bytes": 4.0, "complete": false, "waits_for_space": true}, lun["copy"])
 	require.Len(t, s["sessions"], 1)
 
 	status, _, _ = get(t, ts.URL+"/secrets")

@@ -20,6 +20,9 @@
 //	kubevirt_disk_image_copied_bytes             lun image                 of the data in the image
 //	kubevirt_disk_image_data_bytes               lun image
 //	kubevirt_disk_disk_complete                  lun image                 1: the image is not needed any more
+//	kubevirt_disk_waits_for_space                lun image                 1: copying goes on when there is room
+//	kubevirt_disk_lun_used_bytes                 lun image                 of the storage below
+//	kubevirt_disk_lun_free_bytes                 lun image                 that the storage below has left
 //	kubevirt_disk_ready                                                    1: every LUN can be used
 //	kubevirt_disk_build_info                     version commit goversion platform
 package metrics
@@ -96,15 +99,23 @@ type Progress interface {
 	Data() (copied, total int64) // bytes that the image stores
 	Total() int64                // bytes of the disk; 0 before it is made
 	Finished() bool              // the image is not needed any more
+	Waiting() bool               // for space
+}
+
+// Space is what a disk takes of the storage that it is on, and what that has left. Bytes.
+type Space struct {
+	Used int64 `json:"used_bytes"`
+	Free int64 `json:"free_bytes"` // others may take it first
 }
 
 // Disk is what there is to tell about a LUN whether or not anybody uses it.
 type Disk struct {
 	LUN      uint16
 	Image    string
-	Size     int64        // bytes
-	Progress Progress     // nil: nothing is copied
-	Failed   func() error // nil: it cannot tell; otherwise why the disk has failed for good, or nil
+	Size     int64         // bytes
+	Progress Progress      // nil: nothing is copied
+	Failed   func() error  // nil: it cannot tell; otherwise why the disk has failed for good, or nil
+	Space    func() *Space // nil: it cannot tell; nor can it at the moment where it returns nil. It does not wait for long
 }
 
 // SetDisks says which LUNs there are. Commands to other LUN numbers, which a peer may choose freely, are

@@ -21,10 +21,12 @@ type fixedProgress struct{ copied, data, total int64 }
 func (p fixedProgress) Data() (copied, data int64) { return p.copied, p.data }
 func (p fixedProgress) Total() int64               { return p.total }
 func (p fixedProgress) Finished() bool             { return p.copied == p.data }
+func (p fixedProgress) Waiting() bool              { return p.copied < p.data }
 
 func twoDisks() []Disk {
 	return []Disk{
-		{LUN: 1, Image: "fedora.qcow2", Size: 1 << 30, Progress: fixedProgress{copied: 1 << 20, data: 1 << 25, total: 1 << 30}, Failed: func() error { return nil }},
+		{LUN: 1, Image: "fedora.qcow2", Size: 1 << 30, Progress: fixedProgress{copied: 1 << 20, data: 1 << 25, total: 1 << 30}, Failed: func() error { return nil },
+			Space: func() *Space { return &Space{Used: 3 << 20, Free: 0} }},
 		{LUN: 2, Image: "data.raw", Size: 4096, Failed: func() error { return fmt.Errorf("flush failed") }},
 	}
 }
@@ -226,10 +228,15 @@ func TestDisksCopiesAndReadiness(t *testing.T) {
 	requireValue(t, m, 1<<20, "kubevirt_disk_image_copied_bytes", first)
 	requireValue(t, m, 1<<25, "kubevirt_disk_image_data_bytes", first)
 	requireValue(t, m, 0, "kubevirt_disk_disk_complete", first)
+	requireValue(t, m, 1, "kubevirt_disk_waits_for_space", first)
+	requireValue(t, m, 3<<20, "kubevirt_disk_lun_used_bytes", first)
+	requireValue(t, m, 0, "kubevirt_disk_lun_free_bytes", first)
 	requireValue(t, m, 0, "kubevirt_disk_lun_failed", first)
 	requireValue(t, m, 1, "kubevirt_disk_lun_failed", second)
 	_, exists := value(t, m, "kubevirt_disk_image_copied_bytes", second)
 	require.False(t, exists, "a disk that is served in place is not copied")
+	_, exists = value(t, m, "kubevirt_disk_lun_free_bytes", second)
+	require.False(t, exists, "it cannot tell")
 	requireValue(t, m, 0, "kubevirt_disk_ready", nil)
 	m.SetReady(func() bool { return true })
 	requireValue(t, m, 1, "kubevirt_disk_ready", nil)

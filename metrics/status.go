@@ -51,6 +51,7 @@ type LUNStatus struct {
 	Removable  bool        `json:"removable"`
 	Persistent bool        `json:"persistent"`        // survives the pod
 	Copy       *CopyStatus `json:"copy,omitempty"`    // in modes that copy the image
+	Space      *Space      `json:"space,omitempty"`   // of the storage that the disk is on, as far as that tells
 	Failure    string      `json:"failure,omitempty"` // why the disk has failed until the next restart
 }
 
@@ -60,10 +61,12 @@ type CopyStatus struct {
 	DataBytes   int64 `json:"data_bytes"`   // what the image stores
 	TotalBytes  int64 `json:"total_bytes"`  // capacity of the disk
 	Complete    bool  `json:"complete"`     // the image is not needed any more
+	// WaitsForSpace says that the copying goes on when there is room on the storage; the disk is served meanwhile.
+	WaitsForSpace bool `json:"waits_for_space"`
 }
 
 // NewCopyStatus reads progress.
 func NewCopyStatus(p Progress) *CopyStatus {
 	copied, data := p.Data()
-	return &CopyStatus{CopiedBytes: copied, DataBytes: data, TotalBytes: p.Total(), Complete: p.Finished()}
+	return &CopyStatus{CopiedBytes: copied, DataBytes: data, TotalBytes: p.Total(), Complete: p.Finished(), WaitsForSpace: p.Waiting()}
 }

@@ -26,6 +26,7 @@ type servedDisk struct {
 	image    *disk.Image    // nil: a persistent disk that is served without one
 	progress *disk.Progress // nil: nothing is copied in this mode
 	instance *disk.Instance // guarded by state.mu while pages are served; nil: not made yet, or closed
+	space    *spaceGauge    // guarded by state.mu; nil: not made yet, closed, or it cannot tell
 }
 
 // openDisks validates every image before it makes the first disk, so that a bad one is known at once.
@@ -212,7 +213,8 @@ func explainScan(err error, dir string) error {
 func (d *daemon) measured(disks []*servedDisk) []metrics.Disk {
 	var all []metrics.Disk
 	for _, s := range disks {
-		m := metrics.Disk{LUN: s.lun, Image: s.name, Size: s.capacity, Failed: func() error { return d.state.failure(s) }}
+		m := metrics.Disk{LUN: s.lun, Image: s.name, Size: s.capacity, Failed: func() error { return d.state.failure(s) },
+			Space: func() *metrics.Space { return d.state.space(s).now() }}
 		if s.progress != nil {
 			m.Progress = s.progress
 		}

@@ -56,7 +56,7 @@ func (s *state) setDisks(disks []*servedDisk) {
 func (s *state) opened(d *servedDisk, instance *disk.Instance) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	d.instance, d.capacity = instance, instance.Size()
+	d.instance, d.capacity, d.space = instance, instance.Size(), newSpaceGauge(instance.Disk)
 }
 
 func (s *state) setTarget(srv *target.Server) {
@@ -69,6 +69,12 @@ func (s *state) servedDisks() []*servedDisk {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.disks)
+}
+
+func (s *state) space(d *servedDisk) *spaceGauge {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return d.space
 }
 
 // failure says why a disk has failed for good, or nil.
@@ -98,7 +104,7 @@ func (s *state) takeInstances() []servedDisk {
 	for _, d := range s.disks {
 		if d.instance != nil {
 			all = append(all, *d)
-			d.instance = nil
+			d.instance, d.space = nil, nil
 		}
 	}
 	return all
@@ -143,10 +149,15 @@ func (s *state) status(d *daemon) metrics.Status {
 	if s.readyAt != nil {
 		page.ReadyAfterSeconds = s.readyAt.Sub(d.started).Seconds()
 	}
-	for _, one := range s.disks {
+	gauges := make([]*spaceGauge, len(s.disks))
+	for i, one := range s.disks {
 		page.LUNs = append(page.LUNs, d.lunStatusLocked(one))
+		gauges[i] = one.space
 	}
 	s.mu.Unlock()
+	for i, gauge := range gauges {
+		page.LUNs[i].Space = gauge.now()
+	}
 	switch {
 	case d.cfg.chap.Mutual():
 		page.Authentication = "mutual-chap"

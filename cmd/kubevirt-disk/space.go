@@ -1,0 +1,67 @@
+package main
+
+import (
+	"sync"
+	"time"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/metrics"
+)
+
+// spaceWait is how long a page waits for the storage of a disk.
+const spaceWait = 200 * time.Millisecond
+
+// spaceGauge tells what space a disk takes and has. Storage that hangs, as a file server that is gone, must not hold up the pages by
+// which people look for the reason: it is asked once, and until it answers the pages show what is known. A nil one knows nothing.
+type spaceGauge struct {
+	disk disk.Accountant
+
+	mu     sync.Mutex
+	last   *metrics.Space // guarded by mu; nil: not known
+	asking bool           // guarded by mu
+}
+
+// newSpaceGauge returns nil for a disk that cannot tell.
+func newSpaceGauge(d disk.Disk) *spaceGauge {
+	if a, ok := d.(disk.Accountant); ok {
+		return &spaceGauge{disk: a}
+	}
+	return nil
+}
+
+// now returns nil where nothing is known.
+func (g *spaceGauge) now() *metrics.Space {
+	if g == nil {
+		return nil
+	}
+	if answered := g.ask(); answered != nil {
+		select {
+		case <-answered:
+		case <-time.After(spaceWait):
+		}
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.last
+}
+
+// ask asks the storage, unless it still owes an answer: then it returns nil.
+func (g *spaceGauge) ask() (answered chan struct{}) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.asking {
+		return nil
+	}
+	g.asking, answered = true, make(chan struct{})
+	go func() {
+		defer close(answered)
+		usage, err := g.disk.Usage()
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		g.asking, g.last = false, nil
+		if err == nil {
+			g.last = &metrics.Space{Used: usage.Used, Free: usage.Available}
+		}
+	}()
+	return answered
+}

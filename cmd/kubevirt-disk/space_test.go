@@ -1,0 +1,53 @@
+package main
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/metrics"
+)
+
+// accountant is a disk whose storage may hang.
+type accountant struct {
+	brokenDisk
+	asked  int
+	answer chan error
+}
+
+func (a *accountant) Usage() (disk.Usage, error) {
+	a.asked++
+	if err := <-a.answer; err != nil {
+		return disk.Usage{}, err
+	}
+	return disk.Usage{Used: 1, Available: 2}, nil
+}
+
+// The page that is to tell of storage that hangs does not hang itself, and asks it once.
+func TestPagesDoNotWaitForStorage(t *testing.T) {
+	require.Nil(t, newSpaceGauge(&brokenDisk{}).now())
+	a := &accountant{answer: make(chan error, 1)}
+	d := newTestDaemon(t, a)
+	space := func() *metrics.Space { return d.state.status(d).LUNs[0].Space }
+	a.answer <- nil
+	require.Equal(t, &metrics.Space{Used: 1, Free: 2}, space())
+	for range 3 {
+		require.Equal(t, &metrics.Space{Used: 1, Free: 2}, space(), "what is known")
+	}
+	a.answer <- errors.New("broken")
+	gauge := d.state.space(d.state.servedDisks()[0])
+	require.Eventually(t, func() bool {
+		gauge.mu.Lock()
+		defer gauge.mu.Unlock()
+		return !gauge.asking
+	}, time.Minute, time.Millisecond)
+	require.Equal(t, 2, a.asked, "not before it has answered")
+	require.Nil(t, gauge.last)
+	a.answer <- nil
+	require.Equal(t, &metrics.Space{Used: 1, Free: 2}, space())
+	require.Len(t, d.state.takeInstances(), 1)
+	require.Nil(t, space(), "it is closed")
+}
