@@ -48,7 +48,7 @@ lint: ## gofmt, go vet, staticcheck, shellcheck
 fuzz: ## Run every fuzz test for FUZZTIME (60s)
 	FUZZTIME=$(FUZZTIME) scripts/fuzz.sh
 
-bench: $(BIN) peers ## Measure against tgtd, gotgt and qemu-img convert, as root (BENCHFLAGS=-h: what can be chosen)
+bench: $(BIN) peers ## Measure against tgtd, gotgt, qemu-img convert and a bare loop in C, as root (BENCHFLAGS=-h: what can be chosen)
 	$(GO) run ./integration/bench -server $(BIN) $(BENCHFLAGS)
 	KUBEVIRT_DISK_PEERS=$(CURDIR)/cache/gotgt $(GO) test -count=1 -run 'TestConformance(Peers)?$$' -v ./integration | grep -E '^(conformance:|---|FAIL)'
 

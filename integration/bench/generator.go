@@ -98,6 +98,7 @@ func generatorJobs(loads []generatorLoad) []job {
 	var jobs []job
 	for _, l := range loads {
 		jobs = append(jobs, job{name: l.String(), bytes: l.bytes, inside: true,
+			bare: !l.digests && l.bytes <= 256<<10,
 			run: func(ctx context.Context, url string, length time.Duration, _ float64) (client, error) {
 				return generate(ctx, l, url, length)
 			}})

@@ -30,7 +30,7 @@ type settings struct {
 	only    []string       // some of parts
 	folio   int            // KiB
 	loads   *regexp.Regexp // of the loads of "scsi" and "load", and the copies of "hydrate": those to measure
-	targets []string       // "kubevirt-disk", "tgtd", "gotgt"
+	targets []string       // "kubevirt-disk", "tgtd", "gotgt", "floor"
 }
 
 // parts are what can be measured.
@@ -66,7 +66,8 @@ func parse(args []string) (settings, error) {
 	flags.DurationVar(&s.length, "length", 2*time.Second, "of one measurement of SCSI load or of reads of an image that is not copied (iscsi-perf counts in seconds)")
 	flags.StringVar(&only, "only", strings.Join(parts, ","), "what to measure: common clients, our own load generator, the expansion of images, disks that copy their image, the time to the first read, reads of an image that is not copied, many disks of one image")
 	flags.StringVar(&loads, "loads", "", "a regular expression; only loads (and copies: \"zlib, convert\", \"zlib, persistent clone\") whose names match are measured")
-	flags.StringVar(&targets, "targets", "kubevirt-disk,tgtd,gotgt", "the targets to measure; the second is what the first is compared with")
+	flags.StringVar(&targets, "targets", "kubevirt-disk,tgtd,gotgt,floor",
+		"the targets to measure; the second is what the first is compared with, and floor is a bare loop of system calls in C")
 	if err := flags.Parse(args); err != nil {
 		return s, err
 	}
@@ -91,8 +92,8 @@ func parse(args []string) (settings, error) {
 		return s, fmt.Errorf("-loads: %w", err)
 	}
 	for _, name := range s.targets {
-		if !slices.Contains([]string{"kubevirt-disk", "tgtd", "gotgt"}, name) {
-			return s, fmt.Errorf("-targets: %q is none of kubevirt-disk, tgtd and gotgt", name)
+		if !slices.Contains([]string{"kubevirt-disk", "tgtd", "gotgt", floorName}, name) {
+			return s, fmt.Errorf("-targets: %q is none of kubevirt-disk, tgtd, gotgt and %s", name, floorName)
 		}
 	}
 	for _, path := range []*string{&s.server, &s.gotgt, &s.cache} {

@@ -15,6 +15,9 @@ import (
 // cache. It is a multiple of 256 KiB.
 const lunSize = 1 << 30
 
+// floorName is the candidate that is no target: the bare system calls, in C.
+const floorName = "floor"
+
 // candidate is a target and what was measured of it.
 type candidate struct {
 	name   string
@@ -38,6 +41,8 @@ func (c *candidate) start() error {
 		c.target, err = peers.StartOurs(c.server, filepath.Join(c.dir, "state"), c.raws[0], nil)
 	case "tgtd":
 		c.target, err = peers.StartTgtd(c.raws...)
+	case floorName:
+		c.target, err = peers.StartFloor(filepath.Join(c.dir, "state"), c.raws...)
 	case "gotgt":
 		c.target, err = peers.StartGotgt(c.server, filepath.Join(c.dir, "state"), c.raws...)
 	}
@@ -51,6 +56,7 @@ type job struct {
 	// probe says that run wants to be told the rate that is to be expected, which a first run then finds out.
 	probe  bool
 	inside bool // the client is part of this process
+	bare   bool // the floor can serve it, too
 	run    func(ctx context.Context, url string, length time.Duration, expected float64) (client, error)
 }
 
@@ -108,6 +114,9 @@ func measureSCSI(ctx context.Context, s settings, title string, jobs []job, luns
 
 // measure runs a job once. A target that hangs or dies is started again, and is not asked for this job again.
 func (c *candidate) measure(ctx context.Context, j job, length time.Duration) error {
+	if c.name == floorName && !j.bare {
+		c.trouble[j.name] = "–"
+	}
 	if c.trouble[j.name] != "" {
 		return nil
 	}
@@ -178,12 +187,21 @@ func printSCSI(jobs []job, all []*candidate) {
 	cpu := table{head: []string{"server CPU per operation"}}
 	own := table{head: []string{"the client's CPU per operation"}}
 	memory := table{head: []string{"anonymous memory"}}
+	var floor *candidate
+	for _, c := range all[1:] {
+		if c.name == floorName {
+			floor = c
+		}
+	}
 	for _, t := range []*table{&rates, &cpu, &own, &memory} {
 		for _, c := range all {
 			t.head = append(t.head, c.name)
 		}
 		if len(all) > 1 && t != &memory && t != &own {
 			t.head = append(t.head, all[0].name+" to "+all[1].name)
+			if floor != nil {
+				t.head = append(t.head, all[0].name+" to the floor")
+			}
 		}
 	}
 	for _, l := range jobs {
@@ -200,6 +218,10 @@ func printSCSI(jobs []job, all []*candidate) {
 		if len(all) > 1 {
 			rateRow = append(rateRow, ratio(median(all[0].rates[l.name]), median(all[1].rates[l.name])))
 			cpuRow = append(cpuRow, ratio(median(all[0].cpu[l.name]), median(all[1].cpu[l.name])))
+			if floor != nil {
+				rateRow = append(rateRow, ratio(median(all[0].rates[l.name]), median(floor.rates[l.name])))
+				cpuRow = append(cpuRow, ratio(median(all[0].cpu[l.name]), median(floor.cpu[l.name])))
+			}
 		}
 		rates.add(rateRow...)
 		cpu.add(cpuRow...)
