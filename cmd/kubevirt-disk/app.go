@@ -46,6 +46,11 @@ func (f *failure) Unwrap() error { return f.err }
 // errSilent is a failure of which the output already tells everything.
 var errSilent = errors.New("failed")
 
+// toldError is an error that the log has told already.
+type toldError struct{ error }
+
+func (e *toldError) Unwrap() error { return e.error }
+
 // run executes a command line, of which args[0] is the name that the binary was called by, and returns
 // the exit status.
 func (a *app) run(args []string) int {
@@ -71,28 +76,30 @@ func (a *app) execute(args []string) int {
 // report prints err for a person and returns the exit status.
 func (a *app) report(err error) int {
 	var failed *failure
+	var told *toldError
 	switch {
 	case err == nil:
 		return exitDone
 	case errors.Is(err, errSilent):
 		return exitFailed
-	case errors.As(err, &failed):
-		a.complain(err)
+	case !errors.As(err, &told):
+		// A terminal has a person before it, who has stopped it to read and goes on.
+		printTo(a.stderr, fmt.Sprintf("kubevirt-disk: %s\n", harmless(err.Error())), isTerminal(a.stderr))
+	}
+	if errors.As(err, &failed) {
 		return exitFailed
 	}
-	a.complain(err)
 	return exitUsage
 }
 
-// complain prints what ends the process, and does not keep it from ending where nobody reads a log. A terminal has a person before it, who
-// has stopped it to read and goes on.
-func (a *app) complain(err error) {
+// printTo prints what a person is to read. Unless it has to be read, nobody who does not read keeps anything from going on, or from ending.
+func printTo(w io.Writer, text string, hasToBeRead bool) {
 	printed := make(chan struct{})
 	go func() {
 		defer close(printed)
-		fmt.Fprintf(a.stderr, "kubevirt-disk: %s\n", harmless(err.Error()))
+		_, _ = io.WriteString(w, text)
 	}()
-	if isTerminal(a.stderr) {
+	if hasToBeRead {
 		<-printed
 		return
 	}
@@ -144,6 +151,8 @@ Exit status: 0 done, 1 failed while running, 2 wrong usage or configuration.`,
 	root.SetFlagErrorFunc(flagError)
 	root.AddCommand(a.serveCommand(), a.inspectCommand(), a.convertCommand(), a.xmlCommand(), a.healthcheckCommand(),
 		a.handoverCommand(), a.versionCommand())
+	addVersionFlag(root)
+	completeValues(root)
 	requireShell(root)
 	requireTopic(root)
 	return root
@@ -194,7 +203,26 @@ func flagError(cmd *cobra.Command, err error) error {
 			return fmt.Errorf("%w: %s", err, credentialsHint)
 		}
 	}
+	var invalid *pflag.InvalidValueError
+	if errors.As(err, &invalid) {
+		err = fmt.Errorf("--%s: %s", invalid.GetFlag().Name, invalidValue(invalid.GetFlag(), invalid.GetValue()))
+	}
 	return fmt.Errorf("%w: see %s --help", err, cmd.CommandPath())
+}
+
+// invalidValue says what a flag takes, in place of what the Go library says that has read it.
+func invalidValue(flag *pflag.Flag, value string) string {
+	switch kind := flag.Value.Type(); {
+	case kind == "duration":
+		return fmt.Sprintf("%q is no duration: write it as 90s or 5m", value)
+	case flag.Name == flagLUN:
+		return fmt.Sprintf("%q is no LUN: use 1 to %d", value, maxLUN)
+	case strings.HasPrefix(kind, "uint"):
+		return fmt.Sprintf("%q is no number: use one from 1", value)
+	case kind == "bool":
+		return fmt.Sprintf("%q is neither true nor false", value)
+	}
+	return fmt.Sprintf("%q is not understood", value)
 }
 
 // usageArgs adds where to read on to what is wrong with the arguments. What a variable would be set to is not repeated: it may be a password.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 
 	"github.com/spf13/pflag"
@@ -18,6 +19,8 @@ import (
 // config is a complete, checked configuration of serve.
 type config struct {
 	diskDir, workDir string
+	images           []string // that are served instead of those of diskDir; empty: none were named
+	temporary        bool     // workDir is to be made, and removed at the end
 	portals          []portal
 	targetName       string
 	persistentDir    string // "": none
@@ -35,8 +38,8 @@ type config struct {
 }
 
 // loadConfig resolves every setting and reports everything that is wrong with them at once, as a
-// *configError.
-func loadConfig(flags *pflag.FlagSet) (*config, error) {
+// *configError. Where images are named, they are served in place of the directory's.
+func loadConfig(flags *pflag.FlagSet, images ...string) (*config, error) {
 	l := load(flags)
 	c := &config{
 		diskDir:        l.text(keyDiskDir),
@@ -74,6 +77,9 @@ func loadConfig(flags *pflag.FlagSet) (*config, error) {
 		l.checkExposure(c.portals, c.chap.Enabled(), insecure)
 	}
 	l.checkPages(c.metricsListen, c.portals)
+	if len(images) > 0 {
+		l.useImages(c, images)
+	}
 	return c, l.problems.err()
 }
 
@@ -85,6 +91,9 @@ func (c *config) owner() string {
 	if abs, err := filepath.Abs(dir); err == nil {
 		dir = abs
 	}
+	if len(c.images) > 0 {
+		dir = "images by name" // in no directory of which others could tell that they are gone
+	}
 	return fmt.Sprintf("%s %s %v", host, dir, c.portals)
 }
 
@@ -93,8 +102,9 @@ func (c *config) owner() string {
 func (c *config) checkDirectories() error {
 	var wrong problems
 	for _, kept := range []struct{ key, dir string }{{keyPersistentDir, c.persistentDir}, {keyWorkDir, c.workDir}} {
-		if sameDirectory(c.diskDir, kept.dir) {
-			wrong.add(nameOf(kept.key), "%s is the directory of the images, too (--%s): name another one, which may be a directory in it", kept.dir, keyDiskDir)
+		if slices.ContainsFunc(c.imageDirs(), func(dir string) bool { return sameDirectory(dir, kept.dir) }) {
+			wrong.add(nameOf(kept.key), "%q is the directory of the images, too (--%s): name another one, which may be a directory in it",
+				kept.dir, keyDiskDir)
 		}
 	}
 	return wrong.err()
@@ -189,18 +199,15 @@ func (l *loader) metricsListen() *portal {
 
 func (l *loader) logConfig() logConfig {
 	var c logConfig
-	switch text := l.text(keyLogLevel); text {
-	case "debug", "info", "warn", "error":
+	if text := l.text(keyLogLevel); slices.Contains(logLevels, text) {
 		// It cannot fail for these.
 		c.level, _ = zapcore.ParseLevel(text)
-	default:
+	} else {
 		l.problems.add(l.name(keyLogLevel), "%q is no level: use debug, info, warn or error", text)
 	}
-	switch text := l.text(keyLogFormat); text {
-	case "", logConsole, logJSON:
-		c.format = text
-	default:
-		l.problems.add(l.name(keyLogFormat), "%q is no format: use console or json", text)
+	c.format = l.text(keyLogFormat)
+	if c.format != "" && !slices.Contains(logFormats, c.format) {
+		l.problems.add(l.name(keyLogFormat), "%q is no format: use console or json", c.format)
 	}
 	return c
 }

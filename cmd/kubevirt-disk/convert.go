@@ -24,7 +24,8 @@ func (a *app) convertCommand() *cobra.Command {
 		Long: `Expands an image, with its backing files, into a raw file in which zeros are holes. The file is written under a temporary
 name beside RAW, which appears when it is complete. Where RAW is -, the disk goes to standard output, zeros included.
 Progress goes to standard error.`,
-		Args: imageArgs(cobra.ExactArgs(2)),
+		Args:              imageArgs(cobra.ExactArgs(2)),
+		ValidArgsFunction: completeConvert,
 	}
 	cmd.Flags().BoolVar(&o.force, "force", false, "replace RAW if it is there")
 	cmd.Flags().StringVar(&o.targetFormat, flagTargetFormat, "", "`format` to write: raw (default raw, unless the name of RAW says another)")

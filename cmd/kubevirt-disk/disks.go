@@ -137,16 +137,18 @@ func (d *daemon) findDisks() ([]*servedDisk, error) {
 	if err := d.cfg.checkDirectories(); err != nil {
 		return nil, err
 	}
-	images, err := disk.ScanDir(d.cfg.diskDir, disk.ImageOptions{})
+	images, err := d.cfg.openImages()
 	var disks []*servedDisk
 	switch {
 	case err == nil:
 		for _, img := range images {
 			disks = append(disks, &servedDisk{name: img.Name(), format: img.Info().Format, capacity: img.Size(), image: img})
 		}
-	case d.cfg.persistentDir != "" && isNoImage(err) && disk.HasPersistent(d.cfg.persistentDir):
+	case len(d.cfg.images) == 0 && d.cfg.persistentDir != "" && isNoImage(err) && disk.HasPersistent(d.cfg.persistentDir):
 		d.log.Info("there is no image: the disk of the volume is served without one", zap.String("directory", d.cfg.persistentDir))
 		disks = append(disks, &servedDisk{name: disk.PersistentName, format: disk.FormatRaw})
+	case len(d.cfg.images) > 0:
+		return nil, err
 	default:
 		return nil, explainScan(err, d.cfg.diskDir)
 	}
@@ -171,9 +173,9 @@ func (d *daemon) findDisks() ([]*servedDisk, error) {
 	return disks, wrong.err()
 }
 
-// sweep removes what is left of images that are gone. Where no image was found, nothing is known to be gone.
+// sweep removes what is left of images that are gone. Where no image was found, or they were named, nothing is known to be gone.
 func (d *daemon) sweep(ctx context.Context) {
-	if slices.ContainsFunc(d.state.servedDisks(), func(s *servedDisk) bool { return s.image != nil }) {
+	if len(d.cfg.images) == 0 && slices.ContainsFunc(d.state.servedDisks(), func(s *servedDisk) bool { return s.image != nil }) {
 		disk.Sweep(ctx, d.cfg.workDir, d.cfg.diskDir, d.cfg.owner(), d.log)
 	}
 }

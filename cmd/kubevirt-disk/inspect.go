@@ -23,8 +23,9 @@ for in the image's own directory. Of a directory it looks at what serve --disk-d
 
 Exit status 1: one of them would not be served; the output says why. With --json one image is an object, and a directory or
 several images are an array.`,
-		Args: imageArgs(cobra.MinimumNArgs(1)),
-		RunE: running(func(_ *cobra.Command, args []string) error { return a.inspect(args, asJSON) }),
+		Args:              imageArgs(cobra.MinimumNArgs(1)),
+		ValidArgsFunction: completeImages,
+		RunE:              running(func(_ *cobra.Command, args []string) error { return a.inspect(args, asJSON) }),
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd

@@ -14,6 +14,12 @@ const (
 	logJSON    = "json"
 )
 
+// What the settings of the log can be.
+var (
+	logLevels  = []string{"debug", "info", "warn", "error"}
+	logFormats = []string{logConsole, logJSON}
+)
+
 // logConfig says what is logged and how.
 type logConfig struct {
 	level  zapcore.Level

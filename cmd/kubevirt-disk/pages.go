@@ -222,6 +222,7 @@ func (d *daemon) servePages(ctx context.Context) (closePages func(), err error) 
 		Ready:  d.state.ready,
 		Health: d.state.healthy,
 	}, log)), log)
+	d.pagesAt = l.Addr().String()
 	d.log.Info("metrics", zap.String("address", l.Addr().String()))
 	go func() {
 		// It returns when the server is closed; that nobody scrapes any more is no reason to stop serving disks.

@@ -22,8 +22,8 @@ import (
 
 func (a *app) serveCommand() *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "serve",
-		Short: "Serve every image of a directory as an iSCSI LUN, until SIGTERM",
+		Use:   "serve [IMAGE...]",
+		Short: "Serve every image of a directory, or those that are named, as an iSCSI LUN, until SIGTERM",
 		Long: `Serves every image of a directory as an iSCSI LUN, until SIGTERM, SIGINT or the end of its terminal, which drain and exit with
 status 0. A second SIGTERM or SIGINT ends the process at once.
 
@@ -34,17 +34,26 @@ Every setting has a flag, an environment variable (--copy-mode is COPY_MODE) and
 (copy-mode: clone). A flag wins over the environment, that over the file.
 
 CHAP credentials come from the environment or from files: CHAP_USERNAME and CHAP_PASSWORD, for mutual CHAP also
-CHAP_MUTUAL_USERNAME and CHAP_MUTUAL_PASSWORD, each also with the suffix _FILE. They are never flags.`,
-		Args: usageArgs(cobra.NoArgs),
+CHAP_MUTUAL_USERNAME and CHAP_MUTUAL_PASSWORD, each also with the suffix _FILE. They are never flags.
+
+For a person at a terminal: where images are named, these are LUN 1, 2 and so on, in place of a directory's, and what is printed on
+standard output says how to log in. There is no ready file then, and without --work-dir what is written is in a temporary directory
+that is removed at the end, in copy mode copy-on-write, unless these settings say otherwise.`,
+		Args:              imageArgs(cobra.ArbitraryArgs),
+		ValidArgsFunction: completeImages,
 	}
 	addFlags(cmd.Flags())
-	cmd.RunE = running(func(cmd *cobra.Command, _ []string) error {
-		cfg, err := loadConfig(cmd.Flags())
+	cmd.RunE = running(func(cmd *cobra.Command, args []string) error {
+		cfg, err := loadConfig(cmd.Flags(), args...)
 		if err != nil {
 			return err
 		}
 		ctx, stop := a.interruptible(cmd.Context())
 		defer stop()
+		removeWork, err := cfg.makeTemporary()
+		if err != nil {
+			return err
+		}
 		// The reader of the log may be gone, as tee is after the Ctrl-C that also ends this: that is no reason to die without draining.
 		signal.Ignore(syscall.SIGPIPE)
 		lines := newLogQueue(a.stderr)
@@ -55,10 +64,14 @@ CHAP_MUTUAL_USERNAME and CHAP_MUTUAL_PASSWORD, each also with the suffix _FILE. 
 		// A log that cannot be written must not change how the command ends.
 		defer func() { _ = log.Sync() }()
 		d := newDaemon(cfg, log)
-		d.pagesOptional = a.asWrapper && !cfg.metricsChosen
-		err = d.run(ctx)
+		d.pagesOptional = (a.asWrapper || len(args) > 0) && !cfg.metricsChosen
+		if len(args) > 0 {
+			d.tell = func(guide string) { printTo(a.stdout, guide, false) }
+		}
+		err = errors.Join(d.run(ctx), removeWork())
 		if err != nil && cfg.log.resolve(a.stderr).format == logJSON {
 			log.Error("serving has failed", zap.Error(err))
+			return &toldError{err}
 		}
 		return err
 	})
@@ -76,6 +89,8 @@ type daemon struct {
 	// pagesOptional says that a taken default port of the pages is no reason not to serve disks. Callers of the original
 	// wrapper start several in one pod, which has one network, and give each a port for its portal only.
 	pagesOptional bool
+	pagesAt       string             // the address of the pages; "": there are none
+	tell          func(guide string) // tells a person how to log in; nil: nobody wants to know
 }
 
 // startGCPercent lets the heap grow to 16 MiB before it is collected while the disks are opened. Percent, as GOGC.
@@ -242,6 +257,9 @@ func (d *daemon) announce() {
 	d.log.Info("ready", zap.String("target", s.TargetName), zap.Strings("portals", s.Portals), zap.String("authentication", s.Authentication),
 		zap.Duration("after", time.Since(d.started)),
 		zap.String("try", fmt.Sprintf("%s -s iscsi://%s%s", command, user, reachable(s.Portals[0]))))
+	if d.tell != nil {
+		d.tell(d.guide())
+	}
 	switch {
 	case d.cfg.chap.Enabled():
 	case slices.ContainsFunc(d.cfg.portals, func(p portal) bool { return !p.loopback() }):

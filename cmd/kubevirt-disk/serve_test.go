@@ -168,13 +168,25 @@ func TestServeFailures(t *testing.T) {
 				status, _, stderr := run(t, append(append(l.env, "LOG_FORMAT="+format), c.env...), "serve")
 				require.Equal(t, exitFailed, status, stderr)
 				for _, part := range c.want {
-					require.Contains(t, stderr, strings.ReplaceAll(part, "{dir}", l.dir), "for people, with line breaks as such")
+					require.Contains(t, told(stderr), strings.ReplaceAll(part, "{dir}", l.dir), "with line breaks as such")
 				}
 				require.NoFileExists(t, l.readyFile())
-				require.Equal(t, format == "json", strings.Contains(stderr, `"msg":"serving has failed"`), "for programs, once")
+				require.Equal(t, format == "json", strings.Contains(stderr, `"msg":"serving has failed"`), "for programs")
+				require.Equal(t, format == "console", strings.Contains(stderr, "kubevirt-disk: "), "for people, and either only once")
 			}
 		})
 	}
+}
+
+// told is what was printed, or written to the log as the error of an entry.
+func told(stderr string) string {
+	for line := range strings.Lines(stderr) {
+		var entry struct{ Error string }
+		if json.Unmarshal([]byte(line), &entry) == nil && entry.Error != "" {
+			return entry.Error
+		}
+	}
+	return stderr
 }
 
 func rawImage(l place) {
@@ -201,9 +213,9 @@ func TestServeRefusesWrongConfigurations(t *testing.T) {
 		"user short":     {args: []string{"-u" + testSecret}, want: []string{"-u", "CHAP_PASSWORD_FILE"}},
 		"password short": {args: []string{"-p" + testSecret}, want: []string{"-p", "CHAP_PASSWORD_FILE"}},
 		"password, bare": {args: []string{"CHAP_PASSWORD=" + testSecret}, want: []string{"CHAP_PASSWORD=", "environment", "CHAP_PASSWORD_FILE"}},
-		"argument":       {args: []string{"image.qcow2"}, want: []string{"image.qcow2", "usage"}},
-		"variable":       {args: []string{"COPY_MODE=none"}, want: []string{"COPY_MODE=none", "usage is"}},
-		"half a word":    {args: []string{"chap"}, want: []string{`"chap"`, "usage is"}},
+		"argument":       {args: []string{"image.qcow2"}, want: []string{`"image.qcow2" does not exist`, "--disk-dir"}},
+		"variable":       {args: []string{"COPY_MODE=none"}, want: []string{"COPY_MODE=none", "--disk-dir"}},
+		"half a word":    {args: []string{"chap"}, want: []string{`"chap"`, "--disk-dir"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			status, stdout, stderr := run(t, append(l.env, c.env...), append([]string{"serve"}, c.args...)...)
@@ -236,7 +248,7 @@ func TestServeRefusesDisksThatLookTheSame(t *testing.T) {
 		status, _, stderr := run(t, l.env, "serve", "--config="+yamlFile(t, settings))
 		require.Equal(t, want, status, stderr)
 		for _, part := range append(parts, "LUN 1 (a.raw) and LUN 2 (b.raw)", `"disks"`) {
-			require.Contains(t, stderr, part)
+			require.Contains(t, told(stderr), part)
 		}
 	}
 	refuses(exitUsage, "disks: {a.raw: {serial: same}, b.raw: {serial: same}}", "serial number, same,")

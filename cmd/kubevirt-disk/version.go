@@ -64,12 +64,23 @@ func (a *app) versionCommand() *cobra.Command {
 			if asJSON {
 				return writeJSON(a.stdout, b)
 			}
-			_, err := fmt.Fprintf(a.stdout, "kubevirt-disk %s\ncommit   %s\ngo       %s\nplatform %s\n", b.Version, b.Commit, b.GoVersion, b.Platform)
+			_, err := io.WriteString(a.stdout, versionText(b))
 			return err
 		}),
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
+}
+
+func versionText(b metrics.BuildInfo) string {
+	return fmt.Sprintf("kubevirt-disk %s\ncommit   %s\ngo       %s\nplatform %s\n", b.Version, b.Commit, b.GoVersion, b.Platform)
+}
+
+// addVersionFlag has --version print what the command version does.
+func addVersionFlag(root *cobra.Command) {
+	root.Version = versionText(buildInfo())
+	root.SetVersionTemplate("{{.Version}}")
+	root.Flags().Bool("version", false, "print what the command version does")
 }
 
 func writeJSON(w io.Writer, v any) error {

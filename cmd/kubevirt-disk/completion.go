@@ -1,0 +1,96 @@
+package main
+
+import (
+	"slices"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/libvirt"
+	"kubevirt.io/disk/target"
+)
+
+// imageExtensions are what images are called by, without the dot.
+var imageExtensions = []string{"qcow2", "raw", "img", "iso"}
+
+// choices are the values of flags that take one of a few words, for the shell.
+var choices = map[string][]string{
+	keyCopyMode: texts(disk.CopyClone, disk.CopyOnRead, disk.CopyOnWrite, disk.CopyNone),
+	keyAccessMode: texts(target.AccessWriteExclusive, target.AccessWriteShared,
+		target.AccessReadShared),
+	keyOnImageChange: texts(disk.ImageChangeFail, disk.ImageChangeKeep),
+	keyLogLevel:      logLevels,
+	keyLogFormat:     logFormats,
+	flagTargetFormat: targetFormats,
+
+	"bus":    texts(libvirt.BusVirtio, libvirt.BusSCSI, libvirt.BusSATA),
+	"device": texts(libvirt.KindDisk, libvirt.KindLUN),
+	"cache": texts(libvirt.CacheDefault, libvirt.CacheNone, libvirt.CacheWriteback, libvirt.CacheWritethrough,
+		libvirt.CacheDirectsync, libvirt.CacheUnsafe),
+	"io":            texts(libvirt.IOThreads, libvirt.IONative, libvirt.IOUring),
+	"discard":       texts(libvirt.DiscardUnmap, libvirt.DiscardIgnore),
+	"detect-zeroes": texts(libvirt.ZeroesOff, libvirt.ZeroesOn, libvirt.ZeroesUnmap),
+	"error-policy":  texts(libvirt.ErrorStop, libvirt.ErrorReport, libvirt.ErrorIgnore, libvirt.ErrorNoSpace),
+	"rerror-policy": texts(libvirt.ErrorStop, libvirt.ErrorReport, libvirt.ErrorIgnore),
+}
+
+// Flags that take the name of a directory or file. What others take, no shell knows.
+var (
+	directoryFlags = []string{keyDiskDir, keyWorkDir, keyPersistentDir}
+	fileFlags      = []string{keyReadyFile, keyControlSocket}
+)
+
+func texts[T ~string](values ...T) []string {
+	all := make([]string, len(values))
+	for i, v := range values {
+		all[i] = string(v)
+	}
+	return all
+}
+
+// completeValues tells the shell what the flags and arguments of all commands can be.
+func completeValues(root *cobra.Command) {
+	for _, cmd := range root.Commands() {
+		if slices.Contains([]string{"completion", "help"}, cmd.Name()) {
+			continue
+		}
+		cmd.Flags().VisitAll(func(f *pflag.Flag) {
+			// It fails where it is told twice.
+			_ = cmd.RegisterFlagCompletionFunc(f.Name, completionOf(f.Name))
+		})
+		if cmd.ValidArgsFunction == nil {
+			cmd.ValidArgsFunction = cobra.NoFileCompletions
+		}
+	}
+}
+
+func completionOf(flag string) cobra.CompletionFunc {
+	switch {
+	case choices[flag] != nil:
+		return cobra.FixedCompletions(choices[flag], cobra.ShellCompDirectiveNoFileComp)
+	case slices.Contains(directoryFlags, flag):
+		return cobra.FixedCompletions(nil, cobra.ShellCompDirectiveFilterDirs)
+	case slices.Contains(fileFlags, flag):
+		return cobra.FixedCompletions(nil, cobra.ShellCompDirectiveDefault)
+	case flag == flagConfig:
+		return cobra.FixedCompletions([]string{"yaml", "yml"}, cobra.ShellCompDirectiveFilterFileExt)
+	}
+	return cobra.NoFileCompletions
+}
+
+// completeImages is for commands whose arguments are images.
+func completeImages(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+	return imageExtensions, cobra.ShellCompDirectiveFilterFileExt
+}
+
+// completeConvert is for an image and the raw file that is made of it.
+func completeConvert(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	switch len(args) {
+	case 0:
+		return imageExtensions, cobra.ShellCompDirectiveFilterFileExt
+	case 1:
+		return []string{"raw", "img"}, cobra.ShellCompDirectiveFilterFileExt
+	}
+	return nil, cobra.ShellCompDirectiveNoFileComp
+}

@@ -1,0 +1,132 @@
+package main
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/target"
+)
+
+// complete asks for completion as the scripts of the shells do.
+func complete(t *testing.T, args ...string) (words []string, directive string) {
+	t.Helper()
+	var stdout bytes.Buffer
+	a := &app{stdout: &stdout, stderr: new(bytes.Buffer)}
+	require.Equal(t, exitDone, a.execute(append([]string{"__complete"}, args...)))
+	lines := strings.Split(strings.TrimSpace(stdout.String()), "\n")
+	last := len(lines) - 1
+	return lines[:last], lines[last]
+}
+
+const (
+	noFiles    = ":4"
+	extensions = ":8"
+	dirsOnly   = ":16"
+	anyFile    = ":0"
+)
+
+func TestCompletionOfValues(t *testing.T) {
+	for _, c := range []struct {
+		args      []string
+		want      []string
+		directive string
+	}{
+		{[]string{"serve", "--copy-mode", ""}, []string{"clone", "copy-on-read", "copy-on-write", "none"}, noFiles},
+		{[]string{"serve", "--access-mode", ""}, []string{"write-exclusive", "write-shared", "read-shared"}, noFiles},
+		{[]string{"serve", "--on-image-change", ""}, []string{"fail", "keep"}, noFiles},
+		{[]string{"serve", "--log-level", ""}, []string{"debug", "info", "warn", "error"}, noFiles},
+		{[]string{"serve", "--log-format", ""}, []string{"console", "json"}, noFiles},
+		{[]string{"serve", "--disk-dir", ""}, []string{}, dirsOnly},
+		{[]string{"serve", "--work-dir", ""}, []string{}, dirsOnly},
+		{[]string{"serve", "--persistent-dir", ""}, []string{}, dirsOnly},
+		{[]string{"serve", "--config", ""}, []string{"yaml", "yml"}, extensions},
+		{[]string{"serve", "--ready-file", ""}, []string{}, anyFile},
+		{[]string{"serve", "--size", ""}, []string{}, noFiles},
+		{[]string{"serve", "a.raw", ""}, imageExtensions, extensions},
+		{[]string{"inspect", ""}, imageExtensions, extensions},
+		{[]string{"convert", ""}, imageExtensions, extensions},
+		{[]string{"convert", "a.qcow2", ""}, []string{"raw", "img"}, extensions},
+		{[]string{"convert", "a.qcow2", "a.raw", ""}, []string{}, noFiles},
+		{[]string{"convert", "--target-format", ""}, []string{"raw"}, noFiles},
+		{[]string{"xml", "--bus", ""}, []string{"virtio", "scsi", "sata"}, noFiles},
+		{[]string{"xml", "--access-mode", ""}, choices[keyAccessMode], noFiles},
+		{[]string{"handover", ""}, []string{}, noFiles},
+		{[]string{"handover", "--control-socket", ""}, []string{}, anyFile},
+	} {
+		words, directive := complete(t, c.args...)
+		require.Equal(t, c.want, append([]string{}, words...), c.args)
+		require.Equal(t, c.directive, directive, c.args)
+	}
+}
+
+// TestCompletionIsAccepted: whatever a shell fills in is a value, and what a message lists is filled in.
+func TestCompletionIsAccepted(t *testing.T) {
+	cleanEnv(t)
+	for _, key := range []string{keyCopyMode, keyAccessMode, keyOnImageChange, keyLogLevel, keyLogFormat} {
+		_, err := tryConfig("--"+key+"=nonsense", "--listen=127.0.0.1:0")
+		require.Error(t, err)
+		for _, value := range choices[key] {
+			require.ErrorContains(t, err, value)
+			_, err := tryConfig("--"+key+"="+value, "--listen=127.0.0.1:0")
+			require.NoError(t, err)
+		}
+	}
+	for flag, values := range choices {
+		for _, value := range values {
+			switch flag {
+			case keyCopyMode:
+				_, err := disk.ParseCopyMode(value)
+				require.NoError(t, err)
+			case keyAccessMode:
+				_, err := target.ParseAccessMode(value)
+				require.NoError(t, err)
+			case keyOnImageChange, keyLogLevel, keyLogFormat, flagTargetFormat:
+			default: // those of xml
+				status, _, stderr := run(t, nil, "xml", "--host=10.0.0.1", "--lun=1", "--"+flag+"="+value, "--target-dev="+deviceFor(flag, value))
+				require.Equal(t, exitDone, status, "--%s=%s: %s", flag, value, stderr)
+			}
+		}
+	}
+}
+
+// deviceFor is a device that has what a flag asks for.
+func deviceFor(flag, value string) string {
+	if flag == "bus" && value == "virtio" {
+		return "vda"
+	}
+	return "sda"
+}
+
+func TestVersionFlag(t *testing.T) {
+	_, want, _ := run(t, nil, "version")
+	status, stdout, stderr := run(t, nil, "--version")
+	require.Equal(t, exitDone, status)
+	require.Equal(t, want, stdout)
+	require.Empty(t, stderr)
+}
+
+// TestFlagsSpeakPlainly: nobody reads the words of the Go library that has not understood a value.
+func TestFlagsSpeakPlainly(t *testing.T) {
+	for want, args := range map[string][]string{
+		`--for: "3" is no duration: write it as 90s or 5m`:       {"handover", "--lun=1", "--to=iqn.2020-01.a", "--for=3"},
+		`--lun: "x" is no LUN: use 1 to 16383`:                   {"handover", "--lun=x", "--finish"},
+		`--lun: "65536" is no LUN: use 1 to 16383`:               {"handover", "--lun=65536", "--finish"},
+		`--lun: "one" is no LUN: use 1 to 16383`:                 {"xml", "--lun=one"},
+		`--timeout: "3" is no duration: write it as 90s or 5m`:   {"healthcheck", "--timeout=3"},
+		`--timeout: "3s5" is no duration: write it as 90s or 5m`: {"xml", "--timeout=3s5"},
+		`--boot-order: "-1" is no number: use one from 1`:        {"xml", "--boot-order=-1"},
+		`--force: "perhaps" is neither true nor false`:           {"convert", "--force=perhaps", "a", "b"},
+		`--insecure-no-auth: "perhaps" is neither true nor`:      {"serve", "--insecure-no-auth=perhaps"},
+	} {
+		status, _, stderr := run(t, nil, args...)
+		require.Equal(t, exitUsage, status, args)
+		require.Contains(t, stderr, want)
+		require.NotContains(t, stderr, "strconv")
+		require.NotContains(t, stderr, "time:")
+		require.NotContains(t, stderr, "invalid argument")
+	}
+}

@@ -1,0 +1,211 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/metrics"
+)
+
+// What a person at a terminal wants of "serve IMAGE..." is other than what a container wants of "serve": nothing of it shall stay, no
+// file of the machine shall be needed, and how to log in is to be read at once.
+
+// useImages has the named images served instead of a directory's, with the defaults that fit that.
+func (l *loader) useImages(c *config, images []string) {
+	c.images = images
+	if l.flags.Changed(keyDiskDir) {
+		l.problems.add("--"+keyDiskDir, "goes without images as arguments, such as %q: name either", images[0])
+	}
+	for _, path := range images {
+		switch info, err := os.Stat(path); {
+		case path == standardStream:
+			l.problems.addError(checkSource(path))
+		case errors.Is(err, fs.ErrNotExist):
+			l.problems.add("serve", "%q does not exist: name images that are there, or their directory with --%s", path, keyDiskDir)
+		case err == nil && info.IsDir():
+			l.problems.add("serve", "%q is a directory: --%s=%s serves the images in it", path, keyDiskDir, path)
+		}
+	}
+	if l.source(keyReadyFile) == "" {
+		c.readyFile = ""
+	}
+	if l.source(keyWorkDir) != "" {
+		return
+	}
+	c.temporary = true
+	if l.source(keyCopyMode) == "" && c.persistentDir == "" {
+		c.common.copyMode = disk.CopyOnWrite
+	}
+}
+
+// makeTemporary makes the work directory where none was named. remove does so with all that is in it.
+func (c *config) makeTemporary() (remove func() error, err error) {
+	if !c.temporary {
+		return func() error { return nil }, nil
+	}
+	dir, remove, err := temporaryDir()
+	if err != nil {
+		return nil, fmt.Errorf("a temporary work directory cannot be made: name one with %s: %w", nameOf(keyWorkDir), err)
+	}
+	if rel, err := filepath.Rel(c.workDir, c.controlSocket); err == nil && c.controlSocket != "" && filepath.IsLocal(rel) {
+		c.controlSocket = filepath.Join(dir, rel)
+	}
+	c.workDir = dir
+	return remove, nil
+}
+
+const temporaryPrefix = "serve-"
+
+// temporaryDir is in the user's cache rather than in /tmp, which may be in memory and is of everybody. Only where there is no cache, it is
+// in /tmp.
+func temporaryDir() (dir string, remove func() error, err error) {
+	cache, err := os.UserCacheDir()
+	if err == nil {
+		cache = filepath.Join(cache, "kubevirt-disk")
+		err = os.MkdirAll(cache, 0o700)
+	}
+	if err != nil {
+		dir, err = os.MkdirTemp("", "kubevirt-disk-")
+		return dir, func() error { return os.RemoveAll(dir) }, err
+	}
+	all, err := os.Open(cache)
+	if err != nil {
+		return "", nil, err
+	}
+	defer all.Close()
+	lockDir(all) // so that nobody takes a directory that is not locked yet for one that was left
+	removeLeft(cache)
+	dir, err = os.MkdirTemp(cache, temporaryPrefix)
+	if err != nil {
+		return "", nil, err
+	}
+	lock, err := os.Open(dir)
+	if err != nil {
+		return "", nil, err
+	}
+	lockDir(lock)
+	return dir, func() error { return errors.Join(os.RemoveAll(dir), lock.Close()) }, nil
+}
+
+// removeLeft removes what daemons that were killed have left.
+func removeLeft(cache string) {
+	entries, _ := os.ReadDir(cache) // what cannot be read stays
+	for _, e := range entries {
+		path := filepath.Join(cache, e.Name())
+		if !e.IsDir() || !strings.HasPrefix(e.Name(), temporaryPrefix) {
+			continue
+		}
+		dir, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW, 0)
+		if err != nil {
+			continue
+		}
+		if unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil {
+			_ = os.RemoveAll(path) // the next one tries again
+		}
+		_ = dir.Close()
+	}
+}
+
+// openImages opens the images that are to be served, or none.
+func (c *config) openImages() ([]*disk.Image, error) {
+	if len(c.images) == 0 {
+		return disk.ScanDir(c.diskDir, disk.ImageOptions{})
+	}
+	var images []*disk.Image
+	refused := refusal{verb: "cannot be served"}
+	paths := map[string]string{}
+	for _, path := range c.images {
+		name := filepath.Base(path)
+		if other, twice := paths[name]; twice {
+			refused.add(fmt.Errorf("%q and %q have one name, by which disks are told apart: rename one of them, or leave one out", other, path))
+			continue
+		}
+		paths[name] = path
+		img, err := disk.OpenImage(path, disk.ImageOptions{})
+		if err != nil {
+			refused.add(err)
+			continue
+		}
+		images = append(images, img)
+	}
+	if err := refused.err(); err != nil {
+		for _, img := range images {
+			_ = img.Close() // it was only read
+		}
+		return nil, err
+	}
+	return images, nil
+}
+
+// imageDirs are the directories in which nothing of the disks is to be kept.
+func (c *config) imageDirs() []string {
+	if len(c.images) == 0 {
+		return []string{c.diskDir}
+	}
+	dirs := make([]string, len(c.images))
+	for i, path := range c.images {
+		dirs[i] = filepath.Dir(path)
+	}
+	return dirs
+}
+
+// guide tells a person what is served and how to log in.
+func (d *daemon) guide() string {
+	s := d.state.status(d)
+	var b strings.Builder
+	say := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
+	user, password := "", "without a password, which CHAP_USERNAME and CHAP_PASSWORD would set"
+	if d.cfg.chap.Enabled() {
+		user = d.cfg.chap.Initiator.Username + "@"
+		password = "with CHAP: let the clients read the password from LIBISCSI_CHAP_PASSWORD"
+	}
+	say("Serving as %s, %s:", s.TargetName, password)
+	for _, l := range s.LUNs {
+		say("  LUN %d  %q  %s", l.LUN, l.Image, shortSize(l.SizeBytes))
+	}
+	say("%s", d.whatStays(s.LUNs))
+	portal := reachable(s.Portals[0])
+	number := s.LUNs[0].LUN
+	if number > 255 {
+		number |= 1 << 14 // as libiscsi takes it for the first two bytes of the LUN's address
+	}
+	disk := fmt.Sprintf("iscsi://%s%s/%s/%d", user, portal, s.TargetName, number)
+	say("Log in from another terminal:\n")
+	say("  iscsi-ls -s iscsi://%s%s", user, portal)
+	say("  qemu-io -r -f raw -c 'read -v 0 512' %s", disk)
+	say("  qemu-img convert -O raw %s copy.raw", disk)
+	say("\nAs a disk of this machine (root, package open-iscsi):\n")
+	say("  iscsiadm -m discovery -t sendtargets -p %s", portal)
+	say("  iscsiadm -m node -T %s -p %s --login", s.TargetName, portal)
+	say("  iscsiadm -m node -T %s -p %s --logout", s.TargetName, portal)
+	if d.pagesAt != "" {
+		say("\nState and metrics: curl http://%s/status", reachable(d.pagesAt))
+	}
+	say("Ctrl-C ends it.")
+	return harmless(b.String())
+}
+
+// whatStays tells what becomes of what is written.
+func (d *daemon) whatStays(luns []metrics.LUNStatus) string {
+	inPlace := false
+	for _, l := range luns {
+		inPlace = inPlace || l.CopyMode == string(disk.CopyNone)
+	}
+	switch {
+	case inPlace:
+		return "In copy mode none, what is written is in the images themselves."
+	case d.cfg.persistentDir != "":
+		return fmt.Sprintf("The images are not written. What is written stays in %q.", d.cfg.persistentDir)
+	case d.cfg.temporary:
+		return fmt.Sprintf("The images are not written. What is written is in %q, and removed at the end; --%s=DIR keeps it.",
+			d.cfg.workDir, keyWorkDir)
+	}
+	return fmt.Sprintf("The images are not written. What is written stays in %q, for the next start with the same images.", d.cfg.workDir)
+}

@@ -1,0 +1,167 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+// namedPlace is a place for "serve IMAGE...": nothing but where a cache may be and which ports are free.
+func namedPlace(t *testing.T, images ...string) (l place, paths []string) {
+	t.Helper()
+	l = newPlace(t, images...)
+	l.env = []string{"XDG_CACHE_HOME=" + filepath.Join(l.dir, "cache"), "PORT=0", "METRICS_LISTEN=127.0.0.1:0"}
+	for _, name := range images {
+		paths = append(paths, filepath.Join(l.dir, "disk", name))
+	}
+	return l, paths
+}
+
+func serveNamed(t *testing.T, env []string, args ...string) *process {
+	t.Helper()
+	p := launch(t, binary(t), env, append([]string{"serve"}, args...)...)
+	p.until("it says how to log in", func() bool { return strings.Contains(p.stdout.String(), "Ctrl-C ends it.") })
+	return p
+}
+
+// TestServeNamedImages: the LUNs are in the order of the arguments, and nothing stays.
+func TestServeNamedImages(t *testing.T) {
+	l, paths := namedPlace(t, "a.raw", "b.raw", "c.raw")
+	p := serveNamed(t, l.env, paths[2], paths[0])
+	for _, part := range []string{
+		`LUN 1  "c.raw"  12 KiB`, `LUN 2  "a.raw"  4 KiB`, "without a password", "iscsi-ls -s iscsi://127.0.0.1:", "iscsiadm -m discovery",
+		"/iqn.2017-01.io.kubevirt:wrapper/1", "The images are not written", "removed at the end; --work-dir=DIR keeps it", "/status",
+	} {
+		require.Contains(t, p.stdout.String(), part)
+	}
+	_, status := p.page("/status")
+	require.Contains(t, status, `"copy_mode": "copy-on-write"`)
+	require.NotContains(t, status, "b.raw")
+	left, err := filepath.Glob(filepath.Join(l.dir, "cache", "kubevirt-disk", temporaryPrefix+"*"))
+	require.NoError(t, err)
+	require.Len(t, left, 1)
+	require.FileExists(t, filepath.Join(left[0], "a.raw", "disk.raw"))
+	require.Contains(t, p.stdout.String(), left[0])
+	status2, done, stderr := run(t, l.env, "handover", "--lun=1", "--to="+second, "--control-socket="+left[0]+"/control.sock")
+	require.Equal(t, exitDone, status2, stderr)
+	require.Contains(t, done, "LUN 1 is open to")
+	require.NoFileExists(t, "/tmp/healthy")
+	require.Equal(t, exitDone, p.terminate())
+	require.NoDirExists(t, left[0])
+	entries, err := os.ReadDir(filepath.Join(l.dir, "disk"))
+	require.NoError(t, err)
+	require.Len(t, entries, 3)
+}
+
+// TestServeNamedImagesTwice: two daemons do not meet, and what a killed one has left is removed.
+func TestServeNamedImagesTwice(t *testing.T) {
+	l, paths := namedPlace(t, "a.raw")
+	first := serveNamed(t, l.env, paths...)
+	killed := serveNamed(t, l.env, paths...)
+	cache := filepath.Join(l.dir, "cache", "kubevirt-disk")
+	count := func() int {
+		entries, err := os.ReadDir(cache)
+		require.NoError(t, err)
+		return len(entries)
+	}
+	require.Equal(t, 2, count())
+	require.NoError(t, killed.cmd.Process.Signal(unix.SIGKILL))
+	killed.status()
+	require.Equal(t, 2, count())
+	next := serveNamed(t, l.env, paths...)
+	require.Equal(t, 2, count(), "of the first and the next")
+	require.Equal(t, exitDone, first.terminate())
+	require.Equal(t, exitDone, next.terminate())
+	require.Zero(t, count())
+}
+
+// TestServeNamedImagesWithoutACache, as in a container: the directory for all is taken.
+func TestServeNamedImagesWithoutACache(t *testing.T) {
+	l, paths := namedPlace(t, "a.raw")
+	p := serveNamed(t, append(l.env, "XDG_CACHE_HOME=", "TMPDIR="+l.dir), paths...)
+	require.Contains(t, p.stdout.String(), `"`+l.dir+"/kubevirt-disk-")
+	require.Equal(t, exitDone, p.terminate())
+	left, err := filepath.Glob(l.dir + "/kubevirt-disk-*")
+	require.NoError(t, err)
+	require.Empty(t, left)
+}
+
+// TestServeNamedImagesSettings: what is set wins over what is made for a person at a terminal.
+func TestServeNamedImagesSettings(t *testing.T) {
+	l, paths := namedPlace(t, "a.raw")
+	work, volume, ready := filepath.Join(l.dir, "work"), filepath.Join(l.dir, "volume"), filepath.Join(l.dir, "ready")
+	require.NoError(t, os.Mkdir(volume, 0o755))
+	for _, c := range []struct {
+		flags []string
+		said  string
+		mode  string
+		kept  string
+	}{
+		{[]string{"--work-dir=" + work, "--ready-file=" + ready}, "What is written stays in \"" + work + "\", for the next start", "clone", work + "/a.raw/disk.raw"},
+		{[]string{"--persistent-dir=" + volume}, "What is written stays in \"" + volume + "\".", "clone", volume + "/disk.img"},
+		{[]string{"--copy-mode=none"}, "what is written is in the images themselves", "none", paths[0]},
+		{[]string{"--copy-mode=copy-on-read"}, "removed at the end", "copy-on-read", paths[0]},
+	} {
+		p := serveNamed(t, append(l.env, "CHAP_USERNAME=vm", "CHAP_PASSWORD="+testSecret, "LISTEN=127.0.0.1"), append(c.flags, paths...)...)
+		require.Contains(t, p.stdout.String(), c.said)
+		require.Contains(t, p.stdout.String(), "iscsi://vm@127.0.0.1:")
+		require.NotContains(t, p.stdout.String(), testSecret)
+		_, status := p.page("/status")
+		require.Contains(t, status, `"copy_mode": "`+c.mode+`"`)
+		require.Equal(t, exitDone, p.terminate())
+		require.FileExists(t, c.kept)
+		// Neither does the same daemon of a directory remove what was made of named images.
+		if c.flags[0] == "--work-dir="+work {
+			other := newPlace(t, "z.raw")
+			q := other.serve(t, "WORK_DIR="+work)
+			require.Equal(t, exitDone, q.terminate())
+			require.FileExists(t, c.kept)
+		}
+	}
+}
+
+// TestServeNamedImagesThatWillNotDo lists all that is wrong at once.
+func TestServeNamedImagesThatWillNotDo(t *testing.T) {
+	l, paths := namedPlace(t, "a.raw")
+	notes, dir := filepath.Join(l.dir, "notes.txt"), filepath.Join(l.dir, "disk")
+	require.NoError(t, os.WriteFile(notes, []byte("buy milk\n"), 0o644))
+	empty := filepath.Join(l.dir, "empty.raw")
+	require.NoError(t, os.WriteFile(empty, nil, 0o644))
+	again := filepath.Join(l.dir, "a.raw")
+	require.NoError(t, os.WriteFile(again, bytes.Repeat([]byte("data"), 1024), 0o644))
+	for name, c := range map[string]struct {
+		args   []string
+		status int
+		want   []string
+	}{
+		"several": {[]string{notes, paths[0], empty}, exitFailed,
+			[]string{"2 images cannot be served:", "is a text file, not a disk image; name a disk image instead", "empty.raw", "is empty"}},
+		"nothing of that name": {[]string{l.dir + "/missing.raw", "x.raw"}, exitUsage,
+			[]string{"2 errors", `/missing.raw" does not exist: name images that are there, or their directory with --disk-dir`, `"x.raw" does not exist`}},
+		"two of one name":      {[]string{paths[0], again}, exitFailed, []string{`have one name`, again}},
+		"one twice":            {[]string{paths[0], paths[0]}, exitFailed, []string{"have one name"}},
+		"a directory":          {[]string{dir}, exitUsage, []string{`"` + dir + `" is a directory: --disk-dir=` + dir + " serves the images in it"}},
+		"standard input":       {[]string{"-"}, exitUsage, []string{"cannot be read from standard input"}},
+		"a directory as well":  {[]string{"--disk-dir=" + dir, paths[0]}, exitUsage, []string{"--disk-dir: goes without images as arguments"}},
+		"a credential":         {[]string{"CHAP_PASSWORD=geheim"}, exitUsage, []string{"CHAP credentials come from the environment"}},
+		"nothing":              {[]string{""}, exitUsage, []string{"an argument is empty"}},
+		"disks beside images":  {[]string{"--work-dir=" + dir, paths[0]}, exitUsage, []string{"is the directory of the images, too"}},
+		"volume beside images": {[]string{"--persistent-dir=" + dir, paths[0]}, exitUsage, []string{"is the directory of the images, too"}},
+	} {
+		status, stdout, stderr := run(t, append(l.env, "LOG_FORMAT=console"), append([]string{"serve"}, c.args...)...)
+		require.Equal(t, c.status, status, "%s: %s", name, stderr)
+		require.Empty(t, stdout, name)
+		for _, part := range c.want {
+			require.Contains(t, stderr, part, name)
+		}
+		require.NotContains(t, stderr, "geheim")
+	}
+	left, err := filepath.Glob(filepath.Join(l.dir, "cache", "kubevirt-disk", "*"))
+	require.NoError(t, err)
+	require.Empty(t, left)
+}
