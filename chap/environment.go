@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
+	"path/filepath"
 	"strings"
 )
 
@@ -47,8 +49,8 @@ const (
 //   - CHAP_INITIATOR_NAME: the only iSCSI initiator name (see CheckInitiatorName) that may use the credential; any may without it.
 //
 // An empty variable is the same as none. Half a credential, sources that disagree and values that are not safe
-// to use are errors. Errors name all variables that are wrong, and never show a value, nor the name of a file,
-// which may be a secret put into the wrong variable.
+// to use are errors. Errors name all variables that are wrong, and never show a value. They show the name of a file where it is one on
+// this machine, or absolute in a directory that is there; anything else may be a secret that was put into the wrong variable.
 func FromEnvironment(lookup func(string) (string, bool), readFile func(string) ([]byte, error)) (Config, error) {
 	e := environment{lookup: lookup, readFile: readFile}
 	initiator := e.credential("credential of the initiator",
@@ -138,16 +140,29 @@ func (e *environment) valueOrFile(name string) setting {
 		if errors.As(err, &perr) {
 			err = perr.Err
 		}
-		return e.bad(path.from, "names a file that cannot be read: %w", err)
+		return e.bad(path.from, "names %s that cannot be read: %w", fileOf(path.value), err)
 	}
 	content := trimNewline(string(b))
 	switch {
 	case content == "":
-		return e.bad(path.from, "names a file that is empty")
+		return e.bad(path.from, "names the file %q, which is empty", path.value)
 	case plain.set() && plain.value != content:
 		return e.bad(path.from, "and %s disagree; set only one of them", name)
 	}
 	return setting{from: path.from, value: content}
+}
+
+// fileOf is a file for messages. What is no name on this machine is not shown, as it may be a secret that was put into the variable.
+func fileOf(path string) string {
+	known := path
+	if filepath.IsAbs(path) {
+		top, _, _ := strings.Cut(filepath.Clean(path)[1:], "/")
+		known = "/" + top // what is mounted below it may be what is missing
+	}
+	if _, err := os.Lstat(known); err != nil || known == "/" {
+		return "a file (not shown, as it may be a secret in the wrong variable)"
+	}
+	return fmt.Sprintf("the file %q", path)
 }
 
 // base64Or reads a base64 variable or, where that is empty, a plain one.

@@ -4,6 +4,8 @@ import (
 	"encoding/base64"
 	"errors"
 	"io/fs"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -152,8 +154,8 @@ func TestFromEnvironmentReportsOnce(t *testing.T) {
 		want string
 	}{
 		{vars{"CHAP_USERNAME": "alice", "CHAP_PASSWORD": "shortsecret"}, "CHAP_PASSWORD is shorter than 12 bytes; CHAP is not safe with less, use a random one"},
-		{vars{"CHAP_USERNAME": "alice", "CHAP_PASSWORD_FILE": "/none"}, "CHAP_PASSWORD_FILE names a file that cannot be read: file does not exist"},
-		{vars{"CHAP_USERNAME_FILE": "/none", "CHAP_PASSWORD": secretA}, "CHAP_USERNAME_FILE names a file that cannot be read: file does not exist"},
+		{vars{"CHAP_USERNAME": "alice", "CHAP_PASSWORD_FILE": "/none"}, "CHAP_PASSWORD_FILE names a file (not shown, as it may be a secret in the wrong variable) that cannot be read: file does not exist"},
+		{vars{"CHAP_USERNAME_FILE": "/none", "CHAP_PASSWORD": secretA}, "CHAP_USERNAME_FILE names a file (not shown, as it may be a secret in the wrong variable) that cannot be read: file does not exist"},
 		{vars{"USERNAME": "alice", "PASSWORD_BASE64": "!!!"}, "PASSWORD_BASE64 is not base64"},
 	} {
 		for name, value := range mutual {
@@ -170,4 +172,30 @@ func TestFromEnvironmentUnreadableFile(t *testing.T) {
 		func(string) ([]byte, error) { return nil, broken })
 	require.ErrorIs(t, err, broken)
 	require.ErrorContains(t, err, "CHAP_USERNAME_FILE")
+}
+
+// TestFromEnvironmentNamesFiles: a name that can only be that of a file is shown, and what may be a secret is not.
+func TestFromEnvironmentNamesFiles(t *testing.T) {
+	dir := t.TempDir()
+	there := filepath.Join(dir, "a b")
+	require.NoError(t, os.WriteFile(there, []byte("\n"), 0o600))
+	for path, want := range map[string]string{
+		filepath.Join(dir, "none", "password"): `CHAP_PASSWORD_FILE names the file "` + dir + `/none/password" that cannot be read: no such file or directory`,
+		dir:                                    `CHAP_PASSWORD_FILE names the file "` + dir + `" that cannot be read: is a directory`,
+		there:                                  `CHAP_PASSWORD_FILE names the file "` + there + `", which is empty`,
+	} {
+		_, err := FromEnvironment(func(name string) (string, bool) {
+			v, ok := vars{"CHAP_USERNAME": "alice", "CHAP_PASSWORD_FILE": path}[name]
+			return v, ok
+		}, os.ReadFile)
+		require.EqualError(t, err, want)
+	}
+	for _, secret := range []string{secretA, "/" + secretA, "/Zm9v/" + secretA, "./" + secretA, "../" + secretA} {
+		_, err := FromEnvironment(func(name string) (string, bool) {
+			v, ok := vars{"CHAP_USERNAME": "alice", "CHAP_PASSWORD_FILE": secret}[name]
+			return v, ok
+		}, os.ReadFile)
+		require.ErrorContains(t, err, "CHAP_PASSWORD_FILE names a file (not shown")
+		require.NotContains(t, err.Error(), secretA)
+	}
 }

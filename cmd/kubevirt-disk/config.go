@@ -120,8 +120,8 @@ func sameDirectory(a, b string) bool {
 	return err == nil && os.SameFile(first, second)
 }
 
-// readCredential reads a file that a CHAP variable names. Its name stays out of errors: it may be a secret
-// that was put into the wrong variable.
+// readCredential reads a file that a CHAP variable names. Its name stays out of errors, as package chap knows whether it can be shown: it may
+// be a secret that was put into the wrong variable.
 func readCredential(path string) ([]byte, error) {
 	text, err := readBounded(path)
 	return text, withoutPath(err)

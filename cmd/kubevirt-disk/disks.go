@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"slices"
+	"strings"
 	"syscall"
 
 	"go.uber.org/zap"
@@ -68,7 +69,7 @@ func (d *daemon) openDisks(ctx context.Context) error {
 			instance, err = disk.Open(ctx, s.image, opt)
 		}
 		if err != nil {
-			return fmt.Errorf("LUN %d (%s): %w", s.lun, s.name, err)
+			return fmt.Errorf("LUN %d (%s): %w", s.lun, s.name, explainSpace(err, s.copyMode))
 		}
 		d.state.opened(s, instance)
 	}
@@ -78,6 +79,16 @@ func (d *daemon) openDisks(ctx context.Context) error {
 	d.warnWithoutVolume()
 	d.metrics.SetDisks(d.measured(disks))
 	return nil
+}
+
+// explainSpace says how a disk takes less space, where a copy of its image does not fit.
+func explainSpace(err error, mode disk.CopyMode) error {
+	var space *disk.SpaceError
+	if mode != disk.CopyClone || !errors.As(err, &space) || space.Needed == 0 {
+		return err
+	}
+	return fmt.Errorf("%w, or copy only what the guest writes, with --%s=%s (%s)", err, keyCopyMode, disk.CopyOnWrite,
+		strings.Join(selectSettings([]string{keyCopyMode})[0].env, ", "))
 }
 
 // explainDescriptors says what to do where the process may not open as many files as the disks take.

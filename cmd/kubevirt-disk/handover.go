@@ -35,6 +35,9 @@ Who is fenced stays so, also after a restart of the daemon or of the machine, un
 migration back, or before a guest that was shut down elsewhere is started there (--to, start it, --finish).
 A restart in between leaves the LUN open, for the rest of the time and a minute at least.
 
+An owner named iqn.2008-11.org.linux-kvm:UUID (or with a machine's name) is a QEMU that was given no name. Source and destination of a
+migration have the same one then, are one initiator to the daemon, and cannot be handed over to each other: give each its own name.
+
 The daemon is asked through its control socket, and obeys its own user and root only.
 
 Exit status 0: done. 1: refused, with the reason, and nothing has changed; or the daemon has not answered in time, as its disk hangs, and
@@ -74,7 +77,7 @@ goes on with what was asked. The page /status tells who has a LUN, and who is fe
 		req.Seconds = open.Seconds()
 		done, err := askControl(cmd.Context(), socket, req)
 		if err == nil {
-			fmt.Fprintln(a.stdout, done)
+			fmt.Fprintln(a.stdout, explainInitiators(done))
 		}
 		return err
 	})
@@ -152,7 +155,7 @@ func askControl(ctx context.Context, path string, req handoverRequest) (string, 
 		return "", fmt.Errorf("the daemon's answer is not understood: %w", err)
 	}
 	if reply.Error != "" {
-		return "", errors.New(reply.Error)
+		return "", errors.New(explainInitiators(reply.Error))
 	}
 	return reply.Done, nil
 }

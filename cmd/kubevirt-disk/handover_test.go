@@ -87,6 +87,26 @@ func TestHandoverOfADaemonThatMayNotBeAsked(t *testing.T) {
 	require.EqualError(t, err, (&strangerError{"/work/control.sock"}).Error())
 }
 
+// TestHandoverExplainsTheNameOfAQEMU, which nobody has chosen and whose UUID is in no list of machines.
+func TestHandoverExplainsTheNameOfAQEMU(t *testing.T) {
+	const qemu = "iqn.2008-11.org.linux-kvm:3c7a1ef4-1a0b-4d4e-8a6f-0d5b4f6a2b11"
+	l := newPlace(t, "a.raw")
+	p := l.serve(t)
+	status, stdout, _ := run(t, l.env, "handover", "--lun=1", "--to="+qemu)
+	require.Equal(t, exitDone, status)
+	require.Contains(t, stdout, "LUN 1 is open to "+qemu+" too")
+	require.Contains(t, stdout, "is the default of a QEMU")
+	status, _, stderr := run(t, l.env, "handover", "--lun=1", "--finish")
+	require.Equal(t, exitFailed, status)
+	require.Contains(t, stderr, qemu+" is not logged in")
+	require.Contains(t, stderr, "xml --initiator-name")
+	status, stdout, _ = run(t, l.env, "handover", "--lun=1", "--cancel")
+	require.Equal(t, exitDone, status)
+	require.Contains(t, stdout, "is the default of a QEMU")
+	require.Equal(t, "LUN 1 is open to "+second, explainInitiators("LUN 1 is open to "+second))
+	require.Equal(t, exitDone, p.terminate())
+}
+
 // TestHandoverAsksSomethingElse: a server that is no daemon of this program.
 func TestHandoverAsksSomethingElse(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "control.sock")

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -9,6 +10,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/disk"
 )
 
 // namedPlace is a place for "serve IMAGE...": nothing but where a cache may be and which ports are free.
@@ -164,4 +167,31 @@ func TestServeNamedImagesThatWillNotDo(t *testing.T) {
 	left, err := filepath.Glob(filepath.Join(l.dir, "cache", "kubevirt-disk", "*"))
 	require.NoError(t, err)
 	require.Empty(t, left)
+}
+
+// TestTooLittleSpace: what takes less is named where a copy of the image does not fit, and nowhere else.
+func TestTooLittleSpace(t *testing.T) {
+	short := &disk.SpaceError{Dir: "/work", What: "the expanded disk of a.raw", Needed: 2 << 30, Available: 1 << 30}
+	err := fmt.Errorf("opening: %w", short)
+	require.ErrorContains(t, explainSpace(err, disk.CopyClone), "or copy only what the guest writes, with --copy-mode=copy-on-write (COPY_MODE)")
+	require.ErrorIs(t, explainSpace(err, disk.CopyClone), disk.ErrNoSpace)
+	require.Equal(t, err, explainSpace(err, disk.CopyOnWrite))
+	tooLarge := &disk.SpaceError{FileSize: 1 << 40}
+	require.Equal(t, error(tooLarge), explainSpace(tooLarge, disk.CopyClone))
+
+	if os.Geteuid() != 0 {
+		t.Skip("needs root (to mount a small file system)")
+	}
+	l := newPlace(t, "a.raw")
+	require.NoError(t, os.WriteFile(filepath.Join(l.dir, "disk", "a.raw"), bytes.Repeat([]byte("data"), 1<<20), 0o644))
+	work := t.TempDir()
+	if err := unix.Mount("tmpfs", work, "tmpfs", 0, "size=2m"); err != nil {
+		t.Skipf("needs to mount a small file system: %v", err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(work, unix.MNT_DETACH) })
+	status, _, stderr := run(t, append(l.env, "WORK_DIR="+work), "serve")
+	require.Equal(t, exitFailed, status)
+	require.Contains(t, stderr, "--copy-mode=copy-on-write (COPY_MODE)")
+	p := l.serve(t, "WORK_DIR="+work, "COPY_MODE=copy-on-write")
+	require.Equal(t, exitDone, p.terminate())
 }
