@@ -1,6 +1,9 @@
 package disk
 
-import "fmt"
+import (
+	"errors"
+	"fmt"
+)
 
 // SpaceError is a directory that has no room for what is to be written into it.
 type SpaceError struct {
@@ -26,3 +29,7 @@ func (e *SpaceError) Error() string {
 
 // Is makes the error one of ErrNoSpace.
 func (e *SpaceError) Is(target error) bool { return target == ErrNoSpace }
+
+// IsNoSpace reports whether an error says that there is no space, be it ErrNoSpace or what the
+// system says.
+func IsNoSpace(err error) bool { return errors.Is(err, ErrNoSpace) || isNoSpace(err) }

@@ -3,6 +3,7 @@ package target
 import (
 	"encoding/binary"
 	"errors"
+	"math"
 	"time"
 
 	"kubevirt.io/disk/target/internal/pdu"
@@ -36,9 +37,9 @@ type task struct {
 	scsi      scsi.Task
 	tag       uint32 // initiator task tag
 	cmdSN     uint32
-	expected  int64 // Expected Data Transfer Length, bytes
-	read      bool
-	write     bool
+	expectIn  int64 // bytes that the initiator expects to receive
+	expectOut int64 // bytes that it expects to send
+	bidi      bool  // it has said each; else they are the same, or one is 0
 	immediate bool
 	started   time.Duration // since the server's start
 	begun     time.Duration // the same, when all data of the last burst was there
@@ -86,16 +87,19 @@ func (s *session) newTask(run *runner, cmd *pdu.SCSICommand) (*task, error) {
 		t = new(task)
 	}
 	t.sess, t.tag, t.cmdSN, t.immediate = s, cmd.TaskTag, cmd.CmdSN, cmd.Immediate
-	t.expected, t.read, t.write = int64(cmd.ExpectedLength), cmd.Read, cmd.Write
+	t.expectIn, t.expectOut, t.bidi = 0, 0, false
+	if cmd.Read {
+		t.expectIn = int64(cmd.ExpectedLength)
+	}
+	if cmd.Write {
+		t.expectOut = int64(cmd.ExpectedLength)
+	}
 	t.state, t.owner, run.task = taskExecuting, run, t
 	t.started = time.Since(s.conn.srv.start)
 	t.begun = t.started
 	t.sent, t.snIn = 0, 0
 	t.scsi.Nexus, t.scsi.LUN, t.scsi.CDB, t.scsi.ExtendedCDB = s.nexus, cmd.LUN, cmd.CDB, nil
-	t.scsi.Offered = 0
-	if cmd.Write {
-		t.scsi.Offered = t.expected
-	}
+	t.scsi.Offered = t.expectOut
 	s.tasks[cmd.TaskTag] = t
 	return t, nil
 }
@@ -167,6 +171,9 @@ func (c *conn) handleSCSICommand(run *runner, h *pdu.Header, ahs []byte, seg *se
 	sess.received(cmd.CmdSN, cmd.Immediate)
 	if len(ext.ExtendedCDB) > 0 {
 		t.scsi.ExtendedCDB = append([]byte(nil), ext.ExtendedCDB...)
+	}
+	if ext.HasBidi && cmd.Read && cmd.Write {
+		t.bidi, t.expectIn = true, int64(ext.BidiReadLength)
 	}
 	if err := c.srv.device.Prepare(&t.scsi); err != nil {
 		return c.refuseCommand(t, &cmd, seg, err)
@@ -266,6 +273,7 @@ func (c *conn) respond(t *task, status scsi.Status, cause error) {
 	resp.Status = uint8(status)
 	resp.TaskTag = t.tag
 	resp.Overflow, resp.Underflow, resp.Residual = t.residual(cause != nil)
+	resp.BidiOverflow, resp.BidiUnderflow, resp.BidiResidual = t.bidiResidual(cause != nil)
 	resp.ExpDataSN = t.snIn // of Data-In alone: 0 for a write, however many R2Ts it had (RFC 7143 11.4.8)
 	var data []byte
 	if sense != nil {
@@ -289,26 +297,48 @@ func (c *conn) respond(t *task, status scsi.Status, cause error) {
 }
 
 // residual says how the data that the command moves differs from what the initiator expected, bytes
-// (RFC 7143 11.4.5.1). A command that failed moved what it moved.
+// (RFC 7143 11.4.5.1). A command that failed moved what it moved. Of a bidirectional one it is that
+// of the data to the target; see bidiResidual.
 func (t *task) residual(failed bool) (overflow, underflow bool, n uint32) {
-	var expected, moves int64
-	if t.read || t.write {
-		expected = t.expected
-	}
+	in, out := t.moves(failed)
 	switch {
-	case failed && t.read:
-		moves = t.sent
-	case failed:
-		moves = min(t.out.total, expected)
-	case t.scsi.Dir == scsi.DirIn && !t.write, t.scsi.Dir == scsi.DirOut && !t.read:
-		moves = t.scsi.Length
-	case t.scsi.Dir != scsi.DirNone:
-		// The initiator announced the other direction: nothing of what the command moves was expected.
-		expected, moves = 0, t.scsi.Length
+	case t.bidi:
+		return differ(out, t.expectOut)
+	case failed, t.scsi.Dir == scsi.DirNone:
+		return differ(in+out, max(t.expectIn, t.expectOut))
+	case t.scsi.Dir == scsi.DirIn: // of a command of the other direction nothing was expected
+		return differ(in, t.expectIn)
 	}
+	return differ(out, t.expectOut)
+}
+
+// bidiResidual is the residual of the data to the initiator of a bidirectional command (RFC 7143
+// 11.4.6).
+func (t *task) bidiResidual(failed bool) (overflow, underflow bool, n uint32) {
+	if !t.bidi {
+		return false, false, 0
+	}
+	in, _ := t.moves(failed)
+	return differ(in, t.expectIn)
+}
+
+// moves says how many bytes the command moves to the initiator and from it.
+func (t *task) moves(failed bool) (in, out int64) {
+	switch {
+	case failed:
+		return t.sent, t.out.total
+	case t.scsi.Dir == scsi.DirIn:
+		return t.scsi.Length, 0
+	case t.scsi.Dir == scsi.DirOut:
+		return 0, t.scsi.Length
+	}
+	return 0, 0
+}
+
+func differ(moves, expected int64) (overflow, underflow bool, n uint32) {
 	switch {
 	case moves > expected:
-		return true, false, uint32(min(moves-expected, 0xffffffff))
+		return true, false, uint32(min(moves-expected, math.MaxUint32))
 	case moves < expected:
 		return false, true, uint32(expected - moves)
 	}

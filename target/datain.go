@@ -8,10 +8,7 @@ import (
 // runRead executes a command that returns data. The data goes out a chunk at a time, so that a long READ
 // holds one chunk in memory; good status travels in the last Data-In (RFC 7143 11.7).
 func (c *conn) runRead(run *runner, t *task) error {
-	total := int64(0)
-	if t.read {
-		total = min(t.scsi.Length, t.expected)
-	}
+	total := min(t.scsi.Length, t.expectIn)
 	if total == 0 {
 		return c.finishTask(run, t)
 	}
@@ -37,11 +34,13 @@ func (c *conn) runRead(run *runner, t *task) error {
 			return c.sent(run)
 		}
 		off += int64(len(b.b))
-		if !c.sendChunk(run, t, b, total, last && status == scsi.StatusGood) {
+		// A bidirectional command has its status in a response of its own (RFC 7143 11.7.3).
+		good := last && status == scsi.StatusGood && !t.bidi
+		if !c.sendChunk(run, t, b, total, good) {
 			return c.sent(run)
 		}
 		if last {
-			if status != scsi.StatusGood {
+			if !good {
 				c.respond(t, status, nil)
 			}
 			return c.sent(run)

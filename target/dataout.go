@@ -46,10 +46,7 @@ const blockAlign = 4096
 func (c *conn) startWrite(run *runner, t *task, cmd *pdu.SCSICommand, seg *segment) error {
 	p := &t.sess.params
 	d := &t.out
-	announced := int64(0)
-	if t.write {
-		announced = t.expected
-	}
+	announced := t.expectOut
 	*d = dataOut{want: min(t.scsi.Length, announced), tag: pdu.ReservedTag}
 	unsolicited := min(announced, int64(p.FirstBurstLength))
 	// Without the F bit unsolicited Data-Out PDUs follow, up to the first burst.

@@ -131,7 +131,9 @@ func TestResidualOfWrites(t *testing.T) {
 			{"exact", 16, 16 * BlockSize, false, false, 0, 16 * BlockSize},
 			{"more expected than the CDB takes", 10, 16 * BlockSize, false, true, 6 * BlockSize, 10 * BlockSize},
 			{"less expected than the CDB takes", 16, 9 * BlockSize, true, false, 7 * BlockSize, 9 * BlockSize},
-			{"a part of a block", 16, 9*BlockSize + 100, true, false, 7*BlockSize - 100, 9 * BlockSize},
+			{"a part of a block", 16, 9*BlockSize + 100, true, false, 7*BlockSize - 100,
+				9*BlockSize + 100},
+			{"a part of the first block", 16, 200, true, false, 16*BlockSize - 200, 200},
 			{"no blocks", 0, 4 * BlockSize, false, true, 4 * BlockSize, 0},
 		} {
 			t.Run("11.4.5.1/"+tt.name, func(t *testing.T) {

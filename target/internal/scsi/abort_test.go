@@ -24,7 +24,7 @@ func TestAbortStopsLongCommands(t *testing.T) {
 			b := newBench(t)
 			b.write(0, pattern(8, 1))
 			b.disk.reset()
-			task := &Task{Nexus: b.nexus, LUN: lun1}
+			task := &Task{Nexus: b.nexus, LUN: lun1, Offered: int64(len(c.data))}
 			copy(task.CDB[:], c.cdb)
 			require.NoError(t, b.d.Prepare(task))
 			b.disk.enter = func(method string) {
@@ -61,6 +61,7 @@ func TestAbortedWriteComesToNothing(t *testing.T) {
 		cdb, data []byte
 	}{
 		{"WRITE(10)", cdb("2a 00 00000000 00 0008 00"), pattern(8, 1)},
+		{"WRITE(10) that is cut short", cdb("2a 00 00000000 00 0008 00"), pattern(8, 1)[:200]},
 		{"WRITE AND VERIFY(10)", cdb("2e 02 00000000 00 0008 00"), pattern(8, 1)},
 		{"ORWRITE(16)", cdb("8b 00 0000000000000000 00000008 00 00"), pattern(8, 1)},
 		{"COMPARE AND WRITE", cdb("89 00 0000000000000000 000000 08 00 00"), twice(fresh)},
@@ -76,7 +77,7 @@ func TestAbortedWriteComesToNothing(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			b := newBench(t, stored)
 			b.write(0, fresh)
-			task := &Task{Nexus: b.nexus, LUN: lun1}
+			task := &Task{Nexus: b.nexus, LUN: lun1, Offered: int64(len(c.data))}
 			copy(task.CDB[:], c.cdb)
 			require.NoError(t, b.d.Prepare(task))
 			b.disk.reset()

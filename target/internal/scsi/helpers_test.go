@@ -263,7 +263,7 @@ func (b *bench) runAs(n *Nexus, lun uint64, cdb []byte, data []byte) result {
 
 // drive carries out a command with data in chunks.
 func drive(d *Device, n *Nexus, lun uint64, cdb []byte, data []byte, chunk int64) result {
-	t := &Task{Nexus: n, LUN: lun}
+	t := &Task{Nexus: n, LUN: lun, Offered: int64(len(data))}
 	copy(t.CDB[:], cdb)
 	end := func(err error) result {
 		status, sense := d.Outcome(t, err, nil)

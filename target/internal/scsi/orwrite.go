@@ -3,21 +3,16 @@ package scsi
 // outOrWrite is the data of ORWRITE(16) (SBC-3 5.7): every bit that is one is set on the medium. Between reading and
 // writing a block no other command changes it.
 func outOrWrite(t *Task, off int64, p []byte) error {
-	p = p[:len(p)&^(BlockSize-1)]
-	if len(p) == 0 {
-		return nil
-	}
-	u := t.unit
-	at := t.off() + off
-	if err := t.lockRange(holdWrite, at, int64(len(p))); err != nil {
-		return err
-	}
-	defer u.ranges.unlock(&t.hold)
+	return t.writeOffered(t.off()+off, p, (*Task).orWrite)
+}
+
+// orWrite sets the bits of p on the medium; the caller holds the range.
+func (t *Task) orWrite(p []byte, at int64) error {
 	buf := scratch.Get().(*[scratchSize]byte)
 	defer scratch.Put(buf)
 	for len(p) > 0 {
 		chunk := buf[:min(len(p), scratchSize)]
-		if _, err := u.disk.ReadAt(chunk, at); err != nil {
+		if _, err := t.unit.disk.ReadAt(chunk, at); err != nil {
 			return err
 		}
 		for i := range chunk {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"runtime/debug"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"go.uber.org/zap"
@@ -37,19 +38,24 @@ func (d *Device) Outcome(t *Task, err error, buf []byte) (Status, []byte) {
 func (d *Device) diagnose(t *Task, err error) *senseError {
 	var medium *disk.MediumError
 	var store *storeError
+	failed := errors.Is(err, disk.ErrFailed) // whatever the cause of that was
 	switch {
 	case errors.As(err, &store):
 		d.logFault(t, faultReservations, "reservations could not be saved", err)
-		return &senseError{key: HardwareError, code: ascInternalFailure}
-	case errors.Is(err, disk.ErrNoSpace):
+		if disk.IsNoSpace(store.err) {
+			return errNoSpace
+		}
+		return errInternal
+	case errors.Is(err, disk.ErrNoSpace), !failed && disk.IsNoSpace(err): // also of a store
 		d.logFault(t, faultNoSpace, "disk is full: writes fail until space is freed", err)
-		return &senseError{key: DataProtect, code: ascSpaceAllocationFailed}
-	case errors.Is(err, disk.ErrReadOnly): // of a unit that may be written
+		return errNoSpace
+	case errors.Is(err, disk.ErrReadOnly), !failed && errors.Is(err,
+		syscall.EROFS): // of a unit that may be written
 		d.logFault(t, faultReadOnly, "storage has become read-only: writes fail until it is repaired", err)
 		return errWriteProtected
-	case errors.Is(err, disk.ErrFailed):
+	case failed:
 		d.logFault(t, faultFailed, "disk has failed: restart after repairing its storage", err)
-		return &senseError{key: HardwareError, code: ascInternalFailure}
+		return errInternal
 	case errors.As(err, &medium):
 		s := &senseError{key: MediumError, code: ascUnrecoveredRead, hasInfo: true, info: uint64(max(medium.Off, 0)) >> blockShift}
 		kind := faultRead
@@ -66,7 +72,7 @@ func (d *Device) diagnose(t *Task, err error) *senseError {
 		return s
 	}
 	d.logFault(t, faultOther, "command failed for an unexpected reason", err)
-	return &senseError{key: HardwareError, code: ascInternalFailure}
+	return errInternal
 }
 
 // fault is a cause of failing commands, as far as the log tells them apart.

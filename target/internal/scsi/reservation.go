@@ -70,8 +70,8 @@ func (r *reservations) save(lun uint16, next *persistentState) (err error) {
 	return nil
 }
 
-// storeError is a change that had to survive a loss of power and could not be saved. It is not unwrapped, as what its
-// cause means for the medium does not matter.
+// storeError is a change that had to survive a loss of power and could not be saved. It is not
+// unwrapped: that a range of storage failed says nothing of the medium here.
 type storeError struct{ err error }
 
 func (e *storeError) Error() string { return e.err.Error() }

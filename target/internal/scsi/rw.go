@@ -109,18 +109,41 @@ func prepareWrite(t *Task) error {
 }
 
 func outWrite(t *Task, off int64, p []byte) error {
-	// The initiator may have expected a transfer that ends within a block, which is then not written.
-	p = p[:len(p)&^(BlockSize-1)]
-	if len(p) == 0 {
-		return nil
+	return t.writeOffered(t.off()+off, p, (*Task).writeDisk)
+}
+
+// writeOffered has write change the blocks at off, of the disk, while no other command does. write
+// gets whole blocks. The initiator may have expected a transfer that ends within a block: the rest
+// of that block is written as the medium has it.
+func (t *Task) writeOffered(off int64, p []byte, write func(*Task, []byte, int64) error) error {
+	whole := len(p) &^ (BlockSize - 1)
+	length := int64(whole)
+	if whole < len(p) {
+		length += BlockSize
 	}
-	u := t.unit
-	off += t.off()
-	if err := t.lockRange(holdWrite, off, int64(len(p))); err != nil {
+	if err := t.lockRange(holdWrite, off, length); err != nil {
 		return err
 	}
-	defer u.ranges.unlock(&t.hold)
-	return t.writeDisk(p, off)
+	defer t.unit.ranges.unlock(&t.hold)
+	if whole > 0 {
+		if err := write(t, p[:whole], off); err != nil {
+			return err
+		}
+	}
+	if whole == len(p) {
+		return nil
+	}
+	return t.writeCut(off+int64(whole), p[whole:], write)
+}
+
+// writeCut has write change a block of which p is only the beginning; the caller holds it.
+func (t *Task) writeCut(off int64, p []byte, write func(*Task, []byte, int64) error) error {
+	block := make([]byte, BlockSize)
+	if _, err := t.unit.disk.ReadAt(block, off); err != nil {
+		return t.failedAt(off, err)
+	}
+	copy(block, p)
+	return write(t, block, off)
 }
 
 // writeDisk stores what the initiator sent; the caller holds the range.
@@ -129,10 +152,15 @@ func (t *Task) writeDisk(p []byte, off int64) error {
 	if err == nil {
 		return nil
 	}
-	return &writeError{err: err, stored: off + int64(n), durably: t.writesThrough()}
+	return t.failedAt(off+int64(n), err)
 }
 
-// writeError is a write that has failed.
+// failedAt is the error of a write that has stored everything before that offset of the disk.
+func (t *Task) failedAt(off int64, err error) error {
+	return &writeError{err: err, stored: off, durably: t.writesThrough()}
+}
+
+// writeError is a write that has failed, be it that it could not read what it needs.
 type writeError struct {
 	err     error
 	stored  int64 // the disk has what was to be written before that offset

@@ -78,24 +78,6 @@ func TestWriteForceUnitAccessFlushes(t *testing.T) {
 	}
 }
 
-func TestShortWriteLeavesPartialBlockOut(t *testing.T) {
-	for name, c := range map[string]string{
-		"WRITE(10)":                          "2a 00 00000000 00 0002 00",
-		"WRITE AND VERIFY(10)":               "2e 00 00000000 00 0002 00",
-		"WRITE AND VERIFY(10) that compares": "2e 02 00000000 00 0002 00",
-		"ORWRITE(16)":                        "8b 00 0000000000000000 00000002 00 00",
-	} {
-		t.Run(name, func(t *testing.T) {
-			b := newBench(t)
-			b.good(cdb(c), pattern(2, 9)[:700])
-			require.Equal(t, append(pattern(1, 9), make([]byte, BlockSize)...), b.good(cdb("28 00 00000000 00 0002 00"), nil))
-			b.disk.reset()
-			b.good(cdb(c), pattern(2, 9)[:500])
-			require.Zero(t, b.disk.count("write"), "there is no block of it")
-		})
-	}
-}
-
 // TestMaximumTransferLength reads as much as VPD page B0h allows, and a block more.
 func TestMaximumTransferLength(t *testing.T) {
 	b := newBench(t, func(l *LUN) { l.Disk = newMemDisk(1 << 30) })

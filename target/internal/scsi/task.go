@@ -148,7 +148,8 @@ func (t *Task) In(off int64, p []byte) error {
 }
 
 // Out takes the data that the initiator sent, from byte off. Calls ascend and do not overlap; each ends at a
-// block but the last. What the initiator did not send, because it expected a shorter transfer, never comes.
+// block but the last. What the initiator did not send, because it expected a shorter transfer,
+// never comes; so the last may end within a block.
 func (t *Task) Out(off int64, p []byte) error {
 	if t.Dir != DirOut || off < 0 || off+int64(len(p)) > t.Length {
 		return errPastEnd
@@ -158,7 +159,7 @@ func (t *Task) Out(off int64, p []byte) error {
 	}
 	t.moved = off + int64(len(p))
 	if t.Gather && t.moved < t.Length {
-		return errShortTransfer
+		return errTransferLength
 	}
 	return t.cmd.out(t, off, p)
 }
@@ -166,7 +167,7 @@ func (t *Task) Out(off int64, p []byte) error {
 // Finish executes what remains once the data has moved, and returns the status. It may wait for the disk.
 func (t *Task) Finish() (Status, error) {
 	if t.Gather && t.moved < t.Length {
-		return StatusCheckCondition, errShortTransfer
+		return StatusCheckCondition, errTransferLength
 	}
 	if t.cmd.finish != nil {
 		if t.moved == 0 { // else the medium has been accessed already
@@ -287,11 +288,12 @@ func (t *Task) expect(n int64, gather bool) {
 	}
 }
 
-// exactly refuses a command whose data the initiator and the CDB count differently: 256 blocks in a field of one
-// byte, or a buffer that is not one block. field is the CDB's length field.
-func (t *Task) exactly(field int) error {
+// exactly refuses a command for which the initiator means to send more than the CDB asks for: 256
+// blocks in a field of one byte, or a buffer that is not one block. Less than that is refused where
+// it ends.
+func (t *Task) exactly() error {
 	if t.Offered > t.Length {
-		return invalidField(field, 7)
+		return errTransferLength
 	}
 	return nil
 }

@@ -30,6 +30,9 @@ func prepareVerify(t *Task) error {
 	default:
 		return invalidField(1, 2)
 	}
+	if t.Offered < t.Length {
+		return errTransferLength // whether or not what is offered differs
+	}
 	return nil
 }
 
@@ -48,10 +51,7 @@ func outVerify(t *Task, off int64, p []byte) error {
 }
 
 func finishVerify(t *Task) (Status, error) {
-	switch {
-	case t.moved < t.Length:
-		return StatusCheckCondition, errShortTransfer
-	case t.bytchk() != verifyMedium:
+	if t.bytchk() != verifyMedium {
 		return StatusGood, nil
 	}
 	if err := t.forEachChunk(func(int64, []byte) error { return nil }); err != nil {

@@ -200,21 +200,38 @@ func TestCompareAndWrite(t *testing.T) {
 	}
 }
 
-// TestOfferedData checks commands whose data must be exactly as long as the CDB says.
+// TestOfferedData checks commands whose data must be exactly as long as the CDB says, or at least
+// that long. What is offered is the wrong amount whatever it has: that it differs from the medium
+// is not looked at.
 func TestOfferedData(t *testing.T) {
 	for _, c := range []struct {
 		name, cdb string
 		offered   int64
 	}{
 		{"COMPARE AND WRITE", "89 00 00 00 00 00 00 00 00 10 00 00 00 01 00 00", 4 * BlockSize},
+		{"COMPARE AND WRITE, a byte too much", "89 00 00 00 00 00 00 00 00 10 00 00 00 01 00 00",
+			2*BlockSize + 1},
 		{"COMPARE AND WRITE of 256 blocks", "89 00 00 00 00 00 00 00 00 10 00 00 00 00 00 00", 512 * BlockSize},
 		{"WRITE SAME", "41 00 00 00 00 08 00 04 00 00", 2 * BlockSize},
+		{"WRITE SAME without data", "93 01 0000000000000008 00000004 00 00", BlockSize},
+		{"WRITE ATOMIC(16)", "9c 00 0000000000000008 0000 0008 00 00", 9 * BlockSize},
+		{"VERIFY", "8f 02 0000000000000008 00000004 00 00", 4*BlockSize - 1},
+		{"VERIFY, some blocks", "2f 02 00000008 00 0004 00", 2 * BlockSize},
+		{"VERIFY of one block repeated", "8f 06 0000000000000008 00000004 00 00", 10},
 	} {
-		b := newBench(t)
+		b := newBench(t, stored)
 		task := &Task{Nexus: b.nexus, LUN: lun1, Offered: c.offered}
 		copy(task.CDB[:], cdb(c.cdb))
 		_, sense := b.d.Outcome(task, b.d.Prepare(task), nil)
-		require.Equal(t, "5/24/00", result{sense: sense}.code(), c.name)
+		require.Equal(t, "5/0e/03", result{sense: sense}.code(), c.name)
+	}
+	b := newBench(t)
+	for request, data := range map[string][]byte{
+		"2f 02 00000008 00 0004 00":              pattern(2, 7),
+		"af 02 00000008 00000004 00 00":          pattern(4, 7)[:1],
+		"89 00 0000000000000008 000000 01 00 00": pattern(4, 7),
+	} {
+		require.Equal(t, "5/0e/03", b.run(cdb(request), data).outcome(), request)
 	}
 }
 

@@ -17,16 +17,10 @@ func prepareWriteAndVerify(t *Task) error {
 
 // outWriteAndVerify reads back what it wrote, and with BYTCHK compares, before another write gets at the blocks.
 func outWriteAndVerify(t *Task, off int64, p []byte) error {
-	p = p[:len(p)&^(BlockSize-1)]
-	if len(p) == 0 {
-		return nil
-	}
-	u := t.unit
-	at := t.off() + off
-	if err := t.lockRange(holdWrite, at, int64(len(p))); err != nil {
-		return err
-	}
-	defer u.ranges.unlock(&t.hold)
+	return t.writeOffered(t.off()+off, p, (*Task).writeAndVerify)
+}
+
+func (t *Task) writeAndVerify(p []byte, at int64) error {
 	if err := t.writeDisk(p, at); err != nil {
 		return err
 	}
@@ -34,11 +28,11 @@ func outWriteAndVerify(t *Task, off int64, p []byte) error {
 	defer scratch.Put(buf)
 	for done := 0; done < len(p); done += scratchSize {
 		chunk := p[done:min(done+scratchSize, len(p))]
-		if _, err := u.disk.ReadAt(buf[:len(chunk)], at+int64(done)); err != nil {
+		if _, err := t.unit.disk.ReadAt(buf[:len(chunk)], at+int64(done)); err != nil {
 			return err
 		}
 		if t.bytchk() == verifyData {
-			if err := differs(chunk, buf[:len(chunk)], off+int64(done)); err != nil {
+			if err := differs(chunk, buf[:len(chunk)], at-t.off()+int64(done)); err != nil {
 				return err
 			}
 		}

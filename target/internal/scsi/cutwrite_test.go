@@ -1,0 +1,258 @@
+package scsi
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk"
+)
+
+// cutWrites are the commands that take less data than their CDB asks for: 2000 blocks from LBA 16
+// on, or 255.
+var cutWrites = []struct {
+	name, cdb string
+	ors       bool
+	flushes   int
+}{
+	{name: "WRITE(6)", cdb: "0a 00 0010 ff 00"},
+	{name: "WRITE(10)", cdb: "2a 00 00000010 00 07d0 00"},
+	{name: "WRITE(10) with FUA", cdb: "2a 08 00000010 00 07d0 00", flushes: 1},
+	{name: "WRITE(12)", cdb: "aa 00 00000010 000007d0 00 00"},
+	{name: "WRITE(16)", cdb: "8a 00 0000000000000010 000007d0 00 00"},
+	{name: "WRITE AND VERIFY(10)", cdb: "2e 00 00000010 00 07d0 00", flushes: 1},
+	{name: "WRITE AND VERIFY(12) that compares", cdb: "ae 02 00000010 000007d0 00 00", flushes: 1},
+	{name: "WRITE AND VERIFY(16) that compares", cdb: "8e 02 0000000000000010 000007d0 00 00",
+		flushes: 1},
+	{name: "ORWRITE(16)", cdb: "8b 00 0000000000000010 000007d0 00 00", ors: true},
+	{name: "ORWRITE(16) with FUA", cdb: "8b 08 0000000000000010 000007d0 00 00", ors: true,
+		flushes: 1},
+}
+
+// TestWriteThatIsCutShort offers less data than the CDB asks for, as the expected data transfer
+// length says. All of it is written, and nothing else changes, be it data or a hole.
+func TestWriteThatIsCutShort(t *testing.T) {
+	const blocks = 1100
+	for _, c := range cutWrites {
+		for _, n := range []int{0, 1, 200, 511, 512, 513, 700, 4096, 8192 + 3, 512<<10 + 1} {
+			for _, old := range [][]byte{pattern(blocks, 9), make([]byte, blocks*BlockSize)} {
+				if c.cdb[:2] == "0a" && n > 255*BlockSize {
+					continue
+				}
+				t.Run(fmt.Sprintf("%s of %d bytes over %d", c.name, n, old[0]), func(t *testing.T) {
+					b := newBench(t)
+					if old[0] != 0 {
+						b.write(16, old)
+					}
+					b.disk.reset()
+					data := pattern(blocks, 3)[:n]
+					b.good(cdb(c.cdb), data)
+					flushes := c.flushes
+					if n == 0 {
+						flushes = 0
+					}
+					require.Equal(t, flushes, b.disk.count("flush"))
+					want := bytes.Clone(old)
+					for i, v := range data {
+						if c.ors {
+							v |= want[i]
+						}
+						want[i] = v
+					}
+					require.True(t, bytes.Equal(want, b.read(16, blocks)))
+					require.Empty(t, b.d.units[0].ranges.held)
+				})
+			}
+		}
+	}
+}
+
+func TestCutWriteOfAProtectedUnit(t *testing.T) {
+	b := newBench(t, readOnly)
+	require.Equal(t, "7/27/00", b.run(cdb("2a 00 00000010 00 0002 00"), pattern(1,
+		1)[:200]).outcome())
+	require.Zero(t, b.disk.count("write"))
+}
+
+// blockDisk fails at one block, or stores something else there.
+type blockDisk struct {
+	thinDisk
+	off           int64
+	reads, writes error
+	flips         bool // a bit of what is stored
+}
+
+func (d *blockDisk) hit(off int64,
+	p []byte) bool {
+	return off <= d.off && d.off < off+int64(len(p))
+}
+
+func (d *blockDisk) ReadAt(p []byte, off int64) (int, error) {
+	if d.hit(off, p) && d.reads != nil {
+		return 0, d.reads
+	}
+	return d.thinDisk.ReadAt(p, off)
+}
+
+func (d *blockDisk) WriteAt(p []byte, off int64) (int, error) {
+	if d.hit(off, p) {
+		if d.writes != nil {
+			return 0, d.writes
+		}
+		if d.flips {
+			p = bytes.Clone(p)
+			p[d.off-off] ^= 1
+		}
+	}
+	return d.thinDisk.WriteAt(p, off)
+}
+
+// TestCutBlockThatFails has the block that is cut fail to be read or written. The whole blocks
+// before it are on the disk, and the sense data names the block where these are as durable as was
+// asked for: see TestBlockOfAFailedWrite.
+func TestCutBlockThatFails(t *testing.T) {
+	const lba, cut = 16, 18
+	read := &disk.MediumError{Op: "read", Off: 17 * BlockSize, Length: 4096,
+		Err: errors.New("input/output error")}
+	write := &disk.MediumError{Op: "write", Off: cut * BlockSize, Length: BlockSize,
+		Err: errors.New("input/output error")}
+	for _, c := range []struct {
+		name, cdb, want string
+		d               blockDisk
+	}{
+		{"read", "2a 00 00000010 00 0008 00", "f0 00 03 00000012 0a 00000000 1100 00 000000",
+			blockDisk{reads: read}},
+		{"read with FUA", "2a 08 00000010 00 0008 00",
+			"70 00 03 00000000 0a 00000000 1100 00 000000", blockDisk{reads: read}},
+		{"write", "2a 00 00000010 00 0008 00", "f0 00 03 00000012 0a 00000000 0c00 00 000000",
+			blockDisk{writes: write}},
+		{"no space", "2a 00 00000010 00 0008 00", "70 00 07 00000000 0a 00000000 2707 00 000000",
+			blockDisk{writes: disk.ErrNoSpace}},
+		{"no space, ORWRITE", "8b 00 0000000000000010 00000008 00 00",
+			"70 00 07 00000000 0a 00000000 2707 00 000000",
+			blockDisk{writes: disk.ErrNoSpace}},
+		{"read, ORWRITE", "8b 00 0000000000000010 00000008 00 00",
+			"f0 00 03 00000012 0a 00000000 1100 00 000000", blockDisk{reads: read}},
+		{"failed", "2a 00 00000010 00 0008 00", "70 00 04 00000000 0a 00000000 4400 00 000000",
+			blockDisk{writes: disk.ErrFailed}},
+		{"other content, WRITE AND VERIFY", "2e 02 00000010 00 0008 00",
+			"f0 00 0e 00000400 0a 00000000 1d00 00 000000", blockDisk{flips: true}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			broken := &c.d
+			broken.off = cut * BlockSize
+			b := newBench(t, func(l *LUN) { broken.thinDisk = l.Disk.(thinDisk); l.Disk = broken })
+			data := pattern(8, 5)[:(cut-lba)*BlockSize+200]
+			requireHex(t, c.want, b.run(cdb(c.cdb), data).sense)
+			require.Equal(t, data[:(cut-lba)*BlockSize], b.read(lba, cut-lba))
+			require.Empty(t, b.d.units[0].ranges.held)
+		})
+	}
+}
+
+// TestCutWriteOnAFullDisk has space for the whole blocks and none for the one that is cut.
+func TestCutWriteOnAFullDisk(t *testing.T) {
+	m := newMemDisk(testBlocks * BlockSize)
+	b := newBench(t, func(l *LUN) { l.Disk = fullDisk{thinDisk{m}, 1} })
+	data := pattern(9, 5)[:8*BlockSize+200]
+	require.Equal(t, "7/27/07", b.run(cdb("2a 00 00000010 00 0010 00"), data).outcome())
+	require.Equal(t, append(bytes.Clone(data[:8*BlockSize]), make([]byte, BlockSize)...), b.read(16,
+		9))
+}
+
+// TestCutBlockIsHeld lets a COMPARE AND WRITE of the block that is cut come between reading and
+// writing it: it waits, and finds what the write has left. So does another write.
+func TestCutBlockIsHeld(t *testing.T) {
+	b := newBench(t)
+	old := pattern(1, 9)
+	b.write(17, old)
+	stuck, release := b.hang("read")
+	ended := make(chan string, 3)
+	data := pattern(2, 5)[:BlockSize+200]
+	go func() { ended <- b.run(cdb("2a 00 00000010 00 0008 00"), data).outcome() }()
+	select {
+	case <-stuck:
+	case outcome := <-ended:
+		require.Fail(t, "it has not read the block", outcome)
+	}
+	merged := append(bytes.Clone(data[BlockSize:]), old[200:]...)
+	last := pattern(1, 77)
+	other := b.attach("iqn.b", 0)
+	go func() {
+		ended <- b.runAs(other, lun1, cdb("89 00 0000000000000011 000000 01 00 00"),
+			append(bytes.Clone(merged), last...)).outcome()
+	}()
+	b.waitsForRange(1)
+	go func() {
+		ended <- b.runAs(other, lun1, cdb("2a 00 00000011 00 0001 00"), pattern(1,
+			33)).outcome()
+	}()
+	b.waitsForRange(2)
+	close(release)
+	for range cap(ended) {
+		require.Equal(t, "GOOD", <-ended)
+	}
+	require.Equal(t, pattern(1, 33), b.read(17, 1))
+	require.Equal(t, data[:BlockSize], b.read(16, 1))
+}
+
+// TestNothingIsLostBesideACutWrite counts in the end of a block by COMPARE AND WRITE while others
+// write its beginning.
+func TestNothingIsLostBesideACutWrite(t *testing.T) {
+	b := newBench(t)
+	const adders, adds = 2, 100
+	read, swap := cdb("28 00 00000010 00 0001 00"), cdb("89 00 0000000000000010 000000 01 00 00")
+	var wg sync.WaitGroup
+	done := make(chan struct{})
+	for i := range 2 {
+		n := b.attach("iqn.w", byte(i))
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			for seed := byte(0); ; seed++ {
+				select {
+				case <-done:
+					return
+				default:
+				}
+				head := bytes.Repeat([]byte{seed}, 200)
+				if r := b.runAs(n, lun1, cdb("2a 00 00000010 00 0002 00"),
+					head); r.outcome() != "GOOD" {
+					t.Errorf("write: %s", r.outcome())
+					return
+				}
+			}
+		}()
+	}
+	var counting sync.WaitGroup
+	for i := range adders {
+		n := b.attach("iqn.c", byte(i))
+		counting.Add(1)
+		go func() {
+			defer counting.Done()
+			for added := 0; added < adds; {
+				before := b.runAs(n, lun1, read, nil).data
+				after := bytes.Clone(before)
+				binary.BigEndian.PutUint32(after[508:], binary.BigEndian.Uint32(after[508:])+1)
+				switch outcome := b.runAs(n, lun1, swap, append(before,
+					after...)).outcome(); outcome {
+				case "GOOD":
+					added++
+				case "e/1d/00":
+				default:
+					t.Errorf("COMPARE AND WRITE: %s", outcome)
+					return
+				}
+			}
+		}()
+	}
+	counting.Wait()
+	close(done)
+	wg.Wait()
+	require.EqualValues(t, adders*adds, binary.BigEndian.Uint32(b.read(16, 1)[508:]))
+}

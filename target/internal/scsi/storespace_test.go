@@ -1,0 +1,146 @@
+package scsi
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk"
+)
+
+// savingCommands are commands that save something before they end. make brings the unit there.
+func savingCommands() []struct {
+	name string
+	make func(b *bench)
+	run  func(b *bench) string
+} {
+	list := unhex("00 00 00 00" + cacheOff)
+	long := unhex("00 00 00 00 00 00 00 00" + cacheOff)
+	registered := func(b *bench) { b.mustPersist(b.nexus, saRegister, 0, 0, 1, bitAPTPL) }
+	return []struct {
+		name string
+		make func(b *bench)
+		run  func(b *bench) string
+	}{
+		{"WRITE ATOMIC(16)", nil, func(b *bench) string {
+			return b.run(cdb("9c 00 0000000000000008 0000 0010 00 00"), pattern(16, 2)).outcome()
+		}},
+		{"MODE SELECT(6)", nil, func(b *bench) string {
+			return b.run([]byte{opModeSelect6, bitPF | bitSP, 0, 0, byte(len(list)), 0},
+				list).outcome()
+		}},
+		{"MODE SELECT(10)", nil, func(b *bench) string {
+			return b.run([]byte{opModeSelect10, bitPF | bitSP, 0, 0, 0, 0, 0, 0, byte(len(long)),
+				0}, long).outcome()
+		}},
+		{"MODE SELECT without pages", nil,
+			func(b *bench) string { return b.run(cdb("15 11 00 00 00 00"), nil).outcome() }},
+		{"REGISTER", nil, func(b *bench) string {
+			return b.persist(b.nexus, saRegister, 0, 0, 1,
+				bitAPTPL)
+		}},
+		{"RESERVE", registered, func(b *bench) string {
+			return b.persist(b.nexus, saReserve,
+				typeExclusiveAccess, 1, 0)
+		}},
+		{"CLEAR", registered, func(b *bench) string {
+			return b.persist(b.nexus, saClear, 0, 1,
+				0)
+		}},
+		{"SANITIZE", nil, func(b *bench) string { return b.run(cdb(blockErase), nil).outcome() }},
+		{"EXIT FAILURE MODE", func(b *bench) {
+			b.d.units[0].sanitizing.phase.Store(uint32(sanitizeFailedFree))
+		}, func(b *bench) string {
+			return b.run(cdb("48 1f 00 00 00 00 00 0000 00"),
+				nil).outcome()
+		}},
+		{"WRITE behind an atomic one", func(b *bench) {
+			b.d.units[0].atomicKept.Store(true)
+		}, func(b *bench) string { return b.run(cdb(writeOne), pattern(1, 1)).outcome() }},
+		{"UNMAP behind an atomic one", func(b *bench) {
+			b.d.units[0].atomicKept.Store(true)
+		}, func(b *bench) string { return b.run(unmapCDB(8+16), unmapList(0, 8)).outcome() }},
+	}
+}
+
+// TestStoreWithoutSpace has nothing left for what a unit keeps. Initiators are told that, as of a
+// write on a full disk, however the store says it: Linux ends such a command with ENOSPC, and takes
+// a hardware error for a broken disk.
+func TestStoreWithoutSpace(t *testing.T) {
+	for _, c := range savingCommands() {
+		for name, cause := range map[string]error{
+			"space": syscall.ENOSPC,
+			"quota": fmt.Errorf("keep it: %w", &fs.PathError{Op: "write",
+				Path: "/volume/unit/x", Err: syscall.EDQUOT}),
+			"size":            &os.LinkError{Op: "rename", Old: "a", New: "b", Err: syscall.EFBIG},
+			"joined":          errors.Join(errors.New("close"), syscall.ENOSPC),
+			"no space":        fmt.Errorf("store: %w", disk.ErrNoSpace),
+			"no space needed": &disk.SpaceError{Dir: "/volume"},
+		} {
+			t.Run(c.name+"/"+name, func(t *testing.T) {
+				store := &keptStore{}
+				b := newBench(t, func(l *LUN) { l.Store = store })
+				if c.make != nil {
+					c.make(b)
+				}
+				store.failWith(cause)
+				require.Equal(t, "7/27/07", c.run(b))
+				store.failWith(nil)
+				require.Equal(t, "GOOD", c.run(b), "there is space again")
+			})
+		}
+	}
+}
+
+// TestStoreThatIsReadOnly is on a file system that has become read-only, as ext4 does after an
+// error. A failed disk stays one, whatever the cause of that was.
+func TestStoreThatIsReadOnly(t *testing.T) {
+	store := &keptStore{}
+	b := newBench(t, func(l *LUN) { l.Store = store })
+	store.failWith(&fs.PathError{Op: "open", Path: "/volume/unit/x", Err: syscall.EROFS})
+	request := cdb("9c 00 0000000000000008 0000 0010 00 00")
+	require.Equal(t, "7/27/00", b.run(request, pattern(16, 2)).outcome())
+	require.Equal(t, "7/27/00", b.run(cdb("15 11 00 00 00 00"), nil).outcome())
+	store.failWith(nil)
+	for _, cause := range []error{syscall.ENOSPC, syscall.EROFS} {
+		b.disk.failWith("flush", fmt.Errorf("%w: flush of disk.img: %w", disk.ErrFailed, cause))
+		require.Equal(t, "4/44/00", b.run(request, pattern(16, 2)).outcome())
+	}
+}
+
+// TestStoreOnAFullVolume fills the volume of a store, which has a spare of 32 KiB then: less than
+// an atomic write of the greatest length has to keep.
+func TestStoreOnAFullVolume(t *testing.T) {
+	volume := t.TempDir()
+	if err := syscall.Mount("tmpfs", volume, "tmpfs", 0, "size=512k"); err != nil {
+		t.Skipf("mounting a tmpfs takes root: %v", err)
+	}
+	defer func() { require.NoError(t, syscall.Unmount(volume, 0)) }()
+	store := disk.NewStore(filepath.Join(volume, "unit"), true)
+	b := newBench(t, func(l *LUN) { l.Store = store })
+	b.good(cdb("15 11 00 00 00 00"), nil) // there is a spare from now on
+	most := cdb("9c 00 0000000000000008 0000 0100 00 00")
+	b.good(most, pattern(256, 1))
+	filler := filepath.Join(volume, "filler")
+	f, err := os.Create(filler)
+	require.NoError(t, err)
+	for err == nil {
+		_, err = f.Write(make([]byte, 4096))
+	}
+	require.ErrorIs(t, err, syscall.ENOSPC)
+	require.NoError(t, f.Close())
+
+	require.Equal(t, "7/27/07", b.run(most, pattern(256, 2)).outcome())
+	require.True(t, bytes.Equal(pattern(256, 1), b.read(8, 256)), "nothing of it is left")
+	b.good(cdb("15 11 00 00 00 00"), nil)
+	b.good(cdb("9c 00 0000000000000008 0000 0008 00 00"), pattern(8, 2))
+	require.NoError(t, os.Remove(filler))
+	b.good(most, pattern(256, 3))
+}
