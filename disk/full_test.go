@@ -87,7 +87,7 @@ func TestEphemeralDiskOnAFullVolume(t *testing.T) {
 				}
 				t.Run(name+"/"+change+"/"+spare, func(t *testing.T) {
 					t.Parallel()
-					path := put(t, t.TempDir(), "a.raw", append(sample(3<<20, 1), make([]byte, 64<<20)...), 0)
+					path := put(t, t.TempDir(), "a.raw", append(sample(3<<20, 1), make([]byte, 1<<20)...), 0)
 					opt := OpenOptions{WorkDir: volume(t), Mode: CopyOnWrite, Owner: "us", Size: 12 << 20}
 					content, err := os.ReadFile(path)
 					require.NoError(t, err)
