@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"time"
 
@@ -57,8 +56,7 @@ func (o *opening) assemble(inst *Instance, s *state, fresh bool) error {
 	if s.Complete {
 		return o.assembleComplete(inst, s)
 	}
-	m := newBlockMap(blocksOf(s.ImageSize))
-	maps, stored, err := o.openMaps(m, s, fresh)
+	m, err := o.openMap(s, fresh)
 	if err != nil {
 		return err
 	}
@@ -70,9 +68,9 @@ func (o *opening) assemble(inst *Instance, s *state, fresh bool) error {
 		file, err = OpenFile(o.dir.disk(), FileOptions{Durable: o.durable(), Private: true})
 	}
 	if err != nil {
-		return errors.Join(err, maps.close())
+		return errors.Join(err, m.close())
 	}
-	over := newOverlay(file, o.img, m, maps, stored, overlayOptions{readOnly: o.opt.ReadOnly, copyReads: o.opt.Mode == CopyOnRead, unit: o.img.copyUnit()})
+	over := newOverlay(file, o.img, m.blocks, m.files, m.stored, overlayOptions{readOnly: o.opt.ReadOnly, copyReads: o.opt.Mode == CopyOnRead, unit: o.img.copyUnit()})
 	inst.Disk = over
 	o.opt.Progress.follow(over)
 	inst.copies = startBackground(o, over, s)
@@ -95,133 +93,39 @@ func (o *opening) assembleComplete(inst *Instance, s *state) error {
 	return nil
 }
 
-// openMaps reads what is known of the map, adds the image's holes, and opens the map's files, which then say the same. The
-// live file counts only within one boot and one volume: it is not flushed, so that it may be ahead of the data after a crash of the machine, and
-// in a snapshot of the volume.
-func (o *opening) openMaps(m *blockMap, s *state, fresh bool) (maps *mapStore, stored int64, err error) {
-	maps = newMapStore(len(m.pages))
+// openMap opens the map of a disk, with its files. Where durability changes, the state says so afterwards.
+func (o *opening) openMap(s *state, fresh bool) (m *diskMap, err error) {
+	volume, err := volumeID(o.dir.path)
+	if err != nil {
+		return nil, o.unread(err)
+	}
+	m = newDiskMap(mapOptions{live: o.dir.liveMap(), durable: o.dir.durableMap(), id: [16]byte(s.mapID()), imageSize: s.ImageSize,
+		boot: bootID(), volume: volume, wasDurable: s.Durable, isDurable: o.durable(), log: o.log})
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, maps.close())
+			err = errors.Join(err, m.close())
 		}
 	}()
-	header := mapHeader{granule: granuleFor(s.ImageSize), blocks: m.blocks, id: [16]byte(s.mapID())}
-	current := header
-	current.boot = bootID()
-	if current.volume, err = volumeID(o.dir.path); err != nil {
-		return maps, 0, o.unread(err)
-	}
 	if !fresh {
-		if err := o.mergeMaps(header, current, m, maps, s); err != nil {
-			return maps, 0, o.damaged(err)
+		if err := m.load(); err != nil {
+			return m, o.damaged(err)
 		}
-	}
-	save := maps.save
-	if fresh {
-		save = nil // both files will be made of the map as it is then
-	}
-	if stored, err = markHoles(o.img, m, save); err != nil {
-		return maps, 0, o.spaceError(err)
-	}
-	if maps.live == nil {
-		live, err := createMap(o.dir.liveMap(), current, m, false)
-		switch {
-		case err == nil:
-			maps.live = live // not before: a typed nil pointer would not be a nil interface
-		case isNoSpace(err) && maps.durable != nil && o.durable():
-			// A full volume has to be served, or the guest could not make room. What another machine has left of its own map would count again when the
-			// disk comes back to it.
-			if err := remove(o.dir.liveMap()); err != nil {
-				return maps, 0, err
-			}
-			o.log.Warn("no space is left for the map of the disk: until the next start, a daemon that is killed loses what was not flushed", zap.Error(err))
-		default:
-			return maps, 0, o.spaceError(err)
-		}
-	}
-	return maps, stored, o.spaceError(o.openDurableMap(header, m, maps, s, fresh))
-}
-
-// mergeMaps opens the map files of an existing disk and reads them.
-func (o *opening) mergeMaps(header, current mapHeader, m *blockMap, maps *mapStore, s *state) error {
-	if s.Durable {
-		// An earlier process may have been killed before it synced what it had written, or its sync may have failed. That is read all the same, and the
-		// kernel takes it for clean after such a failure: another sync would say that all is well, and only what is written again reaches storage.
-		durable, err := mergeMap(o.dir.durableMap(), header, m, func(page int64, stored bool) {
-			if stored {
-				maps.taint(page)
-			}
-		})
-		if err != nil {
-			return err
-		}
-		maps.durable = durable
-	}
-	if current.boot == "" && s.Durable {
-		return nil // nobody can tell which boot the live file is of
-	}
-	if !s.Durable {
-		current.volume = anyVolume // without the live file there is no disk, and nobody takes snapshots of one that dies with the pod
-	}
-	live, err := mergeMap(o.dir.liveMap(), current, m, func(page int64, _ bool) { maps.taint(page) })
-	switch {
-	case err == nil && (s.Durable || !o.durable()):
-		maps.live = live
-	case err == nil:
-		return live.Close() // it is made anew, as from now on its volume counts
-	case s.Durable && isDamaged(err):
-		err = nil // it is made anew
-	}
-	return err
-}
-
-// openDurableMap makes the disk durable, or no longer durable, where that is not what it was.
-func (o *opening) openDurableMap(header mapHeader, m *blockMap, maps *mapStore, s *state, fresh bool) error {
-	switch {
-	case !o.durable() && maps.durable != nil:
-		if err := maps.durable.Close(); err != nil {
-			return err
-		}
-		maps.durable = nil
-	case o.durable() && maps.durable == nil:
-		if !fresh {
+		if o.durable() && !s.Durable {
 			if err := o.dir.syncContent(s.Map); err != nil {
-				return err
+				return m, o.spaceError(err)
 			}
 		}
-		durable, err := createMap(o.dir.durableMap(), header, m, true)
-		if err != nil {
-			return err
-		}
-		maps.durable = durable
-		maps.untaint()
+	}
+	if err := m.begin(o.img, fresh); err != nil {
+		return m, o.spaceError(err)
 	}
 	if s.Durable == o.durable() {
-		return nil
+		return m, nil
 	}
 	// A disk that stops being durable has to say so before anything is written without a flush, and the live map has to be
 	// there by then, because nothing else is read any more.
 	s.Durable = o.durable()
-	return s.save(o.dir.state(), true)
-}
-
-// mergeMap opens a map file and reads it, see readMap; one that is not there is a *damagedError.
-func mergeMap(path string, header mapHeader, m *blockMap, news func(page int64, stored bool)) (*os.File, error) {
-	f, err := openMap(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, damagedMap("is missing")
-	}
-	if err != nil {
-		return nil, err
-	}
-	st, err := f.Stat()
-	if err == nil {
-		err = readMap(f, st.Size(), header, m, news)
-	}
-	if err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	return f, nil
+	return m, o.spaceError(s.save(o.dir.state(), true))
 }
 
 // remake makes a new disk in place of one that cannot be kept, for that reason; empty where there was none.
@@ -289,7 +193,7 @@ func (o *opening) adjust(s *state) (grown bool, err error) {
 	s.Mode, s.Owner, s.Identity = o.opt.Mode, o.owner(), o.identity(s.Identity)
 	s.Boot = bootID()
 	switch {
-	case !s.Complete: // openDurableMap has more to do
+	case !s.Complete: // openMap has more to do
 	case !o.durable():
 		s.Durable = false // whoever runs it without flushing makes it so
 	case !s.Durable:
