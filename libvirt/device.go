@@ -16,8 +16,9 @@ type Device struct {
 
 	BootOrder uint // 1: first; 0: not by this element
 
-	// Initiator is the iSCSI name by which QEMU logs in. A write-exclusive LUN belongs to one initiator name at a time. "": QEMU
-	// makes one of the domain's UUID.
+	// Initiator is the iSCSI name by which QEMU logs in: what InitiatorName makes. A write-exclusive
+	// LUN belongs to one initiator name at a time. "": QEMU makes one of the domain's UUID. Both
+	// machines of a live migration have that, so none can be fenced.
 	Initiator string
 
 	Cache           Cache       // "": CacheNone

@@ -5,8 +5,12 @@
 // with the cache mode that the first wrapper's handler used. The results are types of libvirt.org/go/libvirtxml, so that a
 // handler merges them into its own domain and sets whatever else it needs:
 //
-//	disk, err := libvirt.Disk(lun, libvirt.Device{Dev: "sda"})
+//	initiator, err := libvirt.InitiatorName("", domain.UUID)
+//	disk, err := libvirt.Disk(lun, libvirt.Device{Dev: "sda", Initiator: initiator})
 //	domain.Devices.Disks = append(domain.Devices.Disks, *disk)
+//
+// InitiatorName gives each machine a name of its own, by which the target knows the two machines of a
+// live migration apart.
 //
 // Secrets are only referred to, by usage or UUID. No value of a secret is ever taken or rendered here: define the element of
 // Secret, and give libvirt the value by virSecretSetValue or `virsh secret-set-value --file`.

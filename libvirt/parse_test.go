@@ -97,6 +97,7 @@ func TestParseWhatLibvirtShows(t *testing.T) {
       <driver name='qemu' type='raw' queues='2'/>
       <source protocol='iscsi' name='iqn.2017-01.io.kubevirt:wrapper/2' index='1'>
         <host name='10.0.0.5'/>
+        <initiator><iqn name='iqn.2017-01.io.kubevirt:node-1:vm'/></initiator>
         <auth username='u'><secret type='iscsi' uuid='01234567-89AB-cdef-0123-456789abcdef'/></auth>
         <privateData><objects/></privateData>
       </source>
@@ -115,7 +116,10 @@ func TestParseWhatLibvirtShows(t *testing.T) {
 		Portals: []Portal{{Host: "10.0.0.5", Port: 3260}}, TargetName: "iqn.2017-01.io.kubevirt:wrapper", Number: 2, WWN: "3c0ffee000000001",
 		Credential: Credential{Username: "u", SecretUUID: "01234567-89ab-cdef-0123-456789abcdef"}, AccessMode: WriteShared,
 	}, l)
-	require.Equal(t, Device{Dev: "sda", Bus: BusSCSI, Kind: KindDisk, Cache: CacheDefault, Discard: DiscardIgnore}, d)
+	require.Equal(t, Device{
+		Dev: "sda", Bus: BusSCSI, Kind: KindDisk, Initiator: "iqn.2017-01.io.kubevirt:node-1:vm",
+		Cache: CacheDefault, Discard: DiscardIgnore,
+	}, d)
 }
 
 func TestParseRefuses(t *testing.T) {
@@ -162,8 +166,14 @@ func TestParseRefuses(t *testing.T) {
 			require.Equal(t, c.field, wrong.Field, "%v", err)
 		})
 	}
+	named := `<disk type="network"><source protocol="iscsi" name="iqn.2020-01.a:b/1"><host name="a"/>` +
+		`<initiator><iqn name="Node-1"/></initiator></source>` + target + `</disk>`
+	var wrong *FieldError
+	_, _, err := ParseDisk(named)
+	require.ErrorAs(t, err, &wrong)
+	require.Equal(t, "disk/source/initiator/iqn/@name", wrong.Field)
 	good := `<disk type="network">` + source + target + `</disk>`
-	_, _, err := ParseDisk(good)
+	_, _, err = ParseDisk(good)
 	require.NoError(t, err)
 	for _, document := range []string{"", "disk", "<disk", "<domain></domain>", good + good, good + "<a", good[:len(good)-7]} {
 		_, _, err := ParseDisk(document)

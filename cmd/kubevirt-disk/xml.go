@@ -25,6 +25,7 @@ type xmlFlags struct {
 	kind          string
 	bootOrder     uint
 	initiator     string
+	domain        string
 	cache, io     string
 	discard       string
 	detectZeroes  string
@@ -40,6 +41,8 @@ const (
 	flagSerial       = "serial"
 	flagWWN          = "wwn"
 	flagChapUsername = "chap-username"
+	flagInitiator    = "initiator-name"
+	flagDomain       = "domain"
 )
 
 func (a *app) xmlCommand() *cobra.Command {
@@ -50,11 +53,16 @@ func (a *app) xmlCommand() *cobra.Command {
 		Long: `Prints the <disk> element by which a libvirt domain uses a LUN, or with --secret the <secret> element that it refers to. The
 LUN is one of a running daemon (--status-url), or told by flags. The password is in neither: libvirt gets it from a file.
 
-  kubevirt-disk xml --status-url http://10.0.0.5:9260 --chap-username vm --target-dev sda >disk.xml
+  kubevirt-disk xml --status-url http://10.0.0.5:9260 --chap-username vm --domain DOMAIN >disk.xml
   kubevirt-disk xml --status-url http://10.0.0.5:9260 --secret >secret.xml
   virsh secret-define secret.xml
   virsh secret-set-value UUID --file password --plain
   virsh attach-device DOMAIN disk.xml
+
+QEMU logs in by an initiator name that is made of this machine's name and --domain, so run it on the
+domain's machine. In a live migration the destination needs another name than the source, or the
+source cannot be fenced. The machine's name is NODE_NAME or POD_NAME of the environment, or else the
+hostname. Two domains of one machine need --domain to be kept apart.
 
 Exit status 1: the daemon does not answer, or the LUN is not ready.`,
 		Args: usageArgs(cobra.NoArgs),
@@ -92,7 +100,10 @@ func (f *xmlFlags) add(cmd *cobra.Command) {
 	flags.StringVar(&f.wwn, flagWWN, "", "WWN that the guest sees, 16 hexadecimal `digits`, empty for none (default with --status-url: the LUN's)")
 	flags.BoolVar(&f.readOnly, "read-only", false, "the guest sees a read-only disk (default by the access mode)")
 	flags.UintVar(&f.bootOrder, "boot-order", 0, "`place` in the boot order, from 1 (default none)")
-	flags.StringVar(&f.initiator, "initiator-name", "", "iSCSI `name` by which QEMU logs in (default made of the domain's UUID)")
+	flags.StringVar(&f.initiator, flagInitiator, "",
+		"iSCSI `name` by which QEMU logs in, empty for QEMU's own (default of machine and --domain)")
+	flags.StringVar(&f.domain, flagDomain, "",
+		"name or UUID of the `domain`, which becomes a part of the default of --initiator-name")
 	flags.StringVar(&f.cache, "cache", "", "QEMU's cache `mode` (default none)")
 	flags.StringVar(&f.io, "io", "", "QEMU's I/O `mode`: threads, native or io_uring")
 	flags.StringVar(&f.discard, "discard", "", "what becomes of the guest's discards: `mode` unmap or ignore (default unmap)")
@@ -121,7 +132,12 @@ func (f *xmlFlags) document(ctx context.Context, l *loader) (string, error) {
 		if f.credential != (libvirt.Credential{}) {
 			lun.Credential = f.reference(lun.TargetName)
 		}
-		text, err = libvirt.DiskXML(lun, f.device())
+		device := f.device()
+		device.Initiator = f.initiatorName(l)
+		if err := l.problems.err(); err != nil {
+			return "", err
+		}
+		text, err = libvirt.DiskXML(lun, device)
 	}
 	return text, l.explainFields(err)
 }
@@ -137,10 +153,27 @@ func (f *xmlFlags) reference(targetName string) libvirt.Credential {
 
 func (f *xmlFlags) device() libvirt.Device {
 	return libvirt.Device{
-		Dev: f.dev, Bus: libvirt.Bus(f.bus), Kind: libvirt.Kind(f.kind), BootOrder: f.bootOrder, Initiator: f.initiator,
+		Dev: f.dev, Bus: libvirt.Bus(f.bus), Kind: libvirt.Kind(f.kind), BootOrder: f.bootOrder,
 		Cache: libvirt.Cache(f.cache), IO: libvirt.IO(f.io), Discard: libvirt.Discard(f.discard), DetectZeroes: libvirt.Zeroes(f.detectZeroes),
 		ErrorPolicy: libvirt.ErrorPolicy(f.errorPolicy), ReadErrorPolicy: libvirt.ErrorPolicy(f.rerrorPolicy),
 	}
+}
+
+// initiatorName is the given one, or that of this machine. QEMU's own would be the same on both
+// machines of a live migration.
+func (f *xmlFlags) initiatorName(l *loader) string {
+	if l.flags.Changed(flagInitiator) {
+		if f.domain != "" {
+			l.problems.add("--"+flagDomain,
+				"is no part of a name that is given: leave it out, or leave out --%s", flagInitiator)
+		}
+		return f.initiator
+	}
+	name, err := libvirt.InitiatorName("", f.domain)
+	if err != nil {
+		l.problems.add("--"+flagInitiator, "has no default: %v, or give the name", err)
+	}
+	return name
 }
 
 // describedLUN is the LUN that the flags, or the settings of a daemon, tell of.
@@ -206,7 +239,7 @@ func (l *loader) explainFields(err error) error {
 		"LUN.Portals": flagHost, "LUN.Number": flagLUN, "LUN.Serial": flagSerial, "LUN.WWN": flagWWN,
 		"LUN.Credential.Username": flagChapUsername, "LUN.Credential.SecretUsage": "secret-usage", "LUN.Credential.SecretUUID": "secret-uuid",
 		"Credential.SecretUsage": "secret-usage", "Credential.SecretUUID": "secret-uuid",
-		"Device.Dev": "target-dev", "Device.Bus": "bus", "Device.Kind": "device", "Device.Initiator": "initiator-name", "Device.Cache": "cache",
+		"Device.Dev": "target-dev", "Device.Bus": "bus", "Device.Kind": "device", "Device.Initiator": flagInitiator, "Device.Cache": "cache",
 		"Device.IO": "io", "Device.Discard": "discard", "Device.DetectZeroes": "detect-zeroes", "Device.ErrorPolicy": "error-policy",
 		"Device.ReadErrorPolicy": "rerror-policy",
 	}

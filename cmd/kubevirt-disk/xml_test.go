@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"testing"
 	"time"
 
@@ -27,12 +28,16 @@ func xmlOf(t *testing.T, env []string, args ...string) (libvirt.LUN, libvirt.Dev
 }
 
 func TestXMLFromFlags(t *testing.T) {
-	lun, device := xmlOf(t, nil, "--host=10.0.0.5", "--port=3261", "--lun=2", "--chap-username=vm")
+	lun, device := xmlOf(t, []string{"NODE_NAME=node-1"}, "--host=10.0.0.5", "--port=3261", "--lun=2",
+		"--chap-username=vm")
 	require.Equal(t, libvirt.LUN{
 		Portals: []libvirt.Portal{{Host: "10.0.0.5", Port: 3261}}, TargetName: "iqn.2017-01.io.kubevirt:wrapper", Number: 2,
 		Credential: libvirt.Credential{Username: "vm", SecretUsage: "iqn.2017-01.io.kubevirt:wrapper"}, AccessMode: libvirt.WriteExclusive,
 	}, lun)
-	require.Equal(t, libvirt.Device{Dev: "vda", Bus: libvirt.BusVirtio, Kind: libvirt.KindDisk, Cache: libvirt.CacheNone, Discard: libvirt.DiscardUnmap}, device)
+	require.Equal(t, libvirt.Device{
+		Dev: "vda", Bus: libvirt.BusVirtio, Kind: libvirt.KindDisk, Initiator: "iqn.2017-01.io.kubevirt:node-1",
+		Cache: libvirt.CacheNone, Discard: libvirt.DiscardUnmap,
+	}, device)
 
 	lun, _ = xmlOf(t, nil, "--host=10.0.0.5:3261,10.0.0.6", "--port=3261", "--lun=2")
 	require.Equal(t, []libvirt.Portal{{Host: "10.0.0.5", Port: 3261}, {Host: "10.0.0.6", Port: 3261}}, lun.Portals)
@@ -55,6 +60,35 @@ func TestXMLFromFlags(t *testing.T) {
 	lun, device = xmlOf(t, nil, "--host=a", "--lun=1", "--device=lun", "--bus=scsi", "--read-only")
 	require.True(t, lun.ReadOnly)
 	require.Equal(t, libvirt.KindLUN, device.Kind)
+}
+
+// TestXMLNamesTheMachine: QEMU's own name is the same on both machines of a live migration, so that
+// none can be fenced.
+func TestXMLNamesTheMachine(t *testing.T) {
+	name := func(env []string, args ...string) string {
+		t.Helper()
+		_, device := xmlOf(t, env, append([]string{"--host=10.0.0.5", "--lun=1"}, args...)...)
+		return device.Initiator
+	}
+	node, pod := "NODE_NAME=node-1", "POD_NAME=virt-launcher-vm-x7k2p"
+	require.Equal(t, "iqn.2017-01.io.kubevirt:node-1", name([]string{node, pod}))
+	require.Equal(t, "iqn.2017-01.io.kubevirt:node-1:vm", name([]string{node, pod}, "--domain=vm"))
+	require.Equal(t, "iqn.2017-01.io.kubevirt:virt-launcher-vm-x7k2p:vm",
+		name([]string{pod}, "--domain=vm"))
+	require.Equal(t, "iqn.2017-01.io.kubevirt:node-2:vm",
+		name([]string{"NODE_NAME=node-2"}, "--domain=vm"))
+	require.NotEqual(t, name([]string{node}, "--domain=vm"), name([]string{node}, "--domain=VM"))
+	require.Equal(t, "iqn.2020-01.a:b", name([]string{node}, "--initiator-name=iqn.2020-01.a:b"))
+	require.Empty(t, name([]string{node}, "--initiator-name="), "QEMU's own is asked for")
+	status, _, stderr := run(t, []string{node}, "xml", "--host=10.0.0.5", "--lun=1", "--domain=vm",
+		"--initiator-name=iqn.2020-01.a:b")
+	require.Equal(t, exitUsage, status)
+	require.Contains(t, stderr, "--domain: is no part of a name that is given")
+	own, err := libvirt.InitiatorName("", "")
+	require.NoError(t, err, "this machine's hostname is no name: set NODE_NAME")
+	if os.Getenv("NODE_NAME") == "" && os.Getenv("POD_NAME") == "" {
+		require.Equal(t, own, name(nil))
+	}
 }
 
 func TestXMLSecret(t *testing.T) {
