@@ -137,12 +137,14 @@ func (g *kernelGuest) warnings(t *testing.T) []string {
 
 // document is a Markdown file with commands for a person.
 type document struct {
-	text   string
-	blocks map[string][]string // heading to its blocks of commands, those of the document itself under ""
-	unused map[string]bool     // headings that no test has asked for
+	text string
+	// blocks are heading to its blocks of commands, of a shell or in JSON; those of the document
+	// itself are under "".
+	blocks map[string][]string
+	unused map[string]bool // headings that no test has asked for
 }
 
-// readDocument reads a file of the directory examples.
+// readDocument reads a file, by its path from the directory examples.
 func readDocument(t *testing.T, name string) *document {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("..", "examples", name))
@@ -151,7 +153,7 @@ func readDocument(t *testing.T, name string) *document {
 	heading, block, inside := "", "", false
 	for line := range strings.Lines(doc.text) {
 		switch {
-		case line == "```sh\n":
+		case line == "```sh\n" || line == "```json\n":
 			block, inside = "", true
 		case line == "```\n" && inside:
 			doc.blocks[heading] = append(doc.blocks[heading], block)

@@ -3,6 +3,8 @@ package integration
 import (
 	"bytes"
 	"context"
+	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -44,7 +46,9 @@ func startLibvirtd(t *testing.T) *libvirtd {
 	}
 	// Without virtlogd, and without confining what runs as an ordinary user anyway.
 	l.file("config/libvirt/qemu.conf", "stdio_handler = \"file\"\nsecurity_driver = \"none\"\n")
-	l.file("libvirtd.conf", "log_outputs = \"3:stderr\"\n")
+	// Each is another machine to libvirt, which migrates nothing to itself.
+	l.file("libvirtd.conf", fmt.Sprintf(
+		"log_outputs = \"3:stderr\"\nhost_uuid = \"01234567-89ab-cdef-0123-%012x\"\n", rand.Int64N(1<<48)))
 	for _, sub := range []string{"run", "cache", "data"} {
 		require.NoError(t, os.MkdirAll(filepath.Join(dir, sub), 0o700))
 	}
@@ -77,7 +81,7 @@ func startLibvirtd(t *testing.T) *libvirtd {
 		}
 	})
 	require.Eventually(t, func() bool {
-		conn, err := net.Dial("unix", filepath.Join(dir, "run/libvirt/libvirt-sock"))
+		conn, err := net.Dial("unix", l.socket())
 		if err != nil {
 			return false
 		}
@@ -86,6 +90,12 @@ func startLibvirtd(t *testing.T) *libvirtd {
 	}, clientTimeout, 20*time.Millisecond, "libvirtd does not listen")
 	return l
 }
+
+// socket is where the daemon listens.
+func (l *libvirtd) socket() string { return filepath.Join(l.dir, "run/libvirt/libvirt-sock") }
+
+// uri is how programs reach the daemon that do not have its environment.
+func (l *libvirtd) uri() string { return "qemu+unix:///session?socket=" + l.socket() }
 
 // file writes a file below the daemon's directory, and returns its path.
 func (l *libvirtd) file(name, content string) string {

@@ -1,0 +1,311 @@
+package integration
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/integration/guest"
+)
+
+// writerScript writes block after block to the disk, each past every cache, and says so. A block
+// that cannot be written is tried once.
+const writerScript = `
+until test -b /dev/sda; do sleep 0.1; done
+n=0
+while test $n -lt 100000; do
+	if printf '%-512s' "block $n" |
+		dd of=/dev/sda bs=512 seek=$n conv=notrunc,fsync oflag=direct 2>/dev/null; then
+		echo "wrote $n"
+	else
+		echo "refused $n"
+	fi
+	n=$((n + 1))
+done
+`
+
+// buildWriter makes the guest that writes, and returns its kernel and its initramfs.
+func buildWriter(t *testing.T, dir string) (kernel, initrd string) {
+	t.Helper()
+	kernel, initrd, err := guest.Build(dir, guest.Options{
+		Init: writerScript, Modules: []string{"virtio_pci", "virtio_scsi", "sd_mod"},
+		CacheDir: filepath.Join("..", "cache", "guest"),
+	})
+	var fetch *guest.FetchError
+	if errors.As(err, &fetch) && os.Getenv(requireToolsEnv) != "1" {
+		t.Skip(err)
+	}
+	require.NoError(t, err)
+	return kernel, initrd
+}
+
+// writerDisk makes the image that the guest writes to, served in place, and returns its path.
+func writerDisk(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "disk", "vm.raw")
+	makeRaw(t, path, 64<<20)
+	return path
+}
+
+// blocksSaid returns the numbers of the blocks that the guest said of a word, "wrote" or "refused".
+func blocksSaid(console, word string) (list []int) {
+	for line := range strings.Lines(console) {
+		var n int
+		// A line that is not yet complete may have only a part of the number.
+		if strings.HasSuffix(line, "\n") && strings.HasPrefix(line, word+" ") {
+			if _, err := fmt.Sscanf(line, word+" %d", &n); err == nil {
+				list = append(list, n)
+			}
+		}
+	}
+	return list
+}
+
+// requireBlocks holds that the image has the first n blocks as the guest wrote them.
+func requireBlocks(t *testing.T, image string, n int) {
+	t.Helper()
+	content, err := os.ReadFile(image)
+	require.NoError(t, err)
+	for i := range n {
+		want := fmt.Sprintf("%-512s", fmt.Sprintf("block %d", i))
+		require.Equal(t, want, string(content[i*512:(i+1)*512]))
+	}
+}
+
+// migration follows a document's section in the directory dir.
+type migration struct {
+	t    *testing.T
+	doc  *document
+	dir  string
+	vars string // put before every block
+	env  []string
+	next int // the block of the section that follows
+}
+
+const migrationSection = "Try it with two QEMUs"
+
+// block returns the next block of the section, which must contain what it is about.
+func (m *migration) block(about string) string {
+	m.t.Helper()
+	text := m.doc.section(m.t, migrationSection, m.next)
+	m.next++
+	require.Contains(m.t, text, about)
+	return text
+}
+
+// command prepares the next block as a command, to which the guest's console belongs.
+func (m *migration) command(about, console string) *exec.Cmd {
+	m.t.Helper()
+	vars := m.vars + "guest=\"$guest -serial file:" + console + "\"\n"
+	cmd := exec.Command("bash", "-c", "set -e\n"+vars+m.block(about))
+	cmd.Dir, cmd.Env = m.dir, m.env
+	return cmd
+}
+
+// sh runs the next block to its end.
+func (m *migration) sh(about string) (output string, status int) {
+	m.t.Helper()
+	out, err := m.command(about, "none").CombinedOutput()
+	if err != nil {
+		require.ErrorAs(m.t, err, new(*exec.ExitError))
+		return string(out), 1
+	}
+	return string(out), 0
+}
+
+// machine starts the QEMU of the next block, and returns what speaks to it.
+func (m *migration) machine(name, about string) *qmp {
+	m.t.Helper()
+	cmd := m.command(about, name+".console")
+	// All of the block is one process group, so that its end ends QEMU.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	require.NoError(m.t, cmd.Start())
+	q := &qmp{t: m.t, name: name, ended: make(chan struct{})}
+	q.console = filepath.Join(m.dir, name+".console")
+	go func() {
+		_ = cmd.Wait()
+		close(q.ended)
+	}()
+	m.t.Cleanup(func() {
+		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+		<-q.ended
+		if m.t.Failed() {
+			m.t.Logf("%s: QEMU printed %q, and its guest last:\n%s",
+				name, out.String(), lastLines(q.said(), 20))
+		}
+	})
+	q.connect(filepath.Join(m.dir, name+".qmp"))
+	return q
+}
+
+// qmp is a running QEMU.
+type qmp struct {
+	t       *testing.T
+	name    string
+	ended   chan struct{}
+	console string // file
+	conn    net.Conn
+	answers *bufio.Scanner
+}
+
+func (q *qmp) connect(path string) {
+	q.t.Helper()
+	q.until("QEMU listens", func() bool {
+		conn, err := net.Dial("unix", path)
+		q.conn = conn
+		return err == nil
+	})
+	q.t.Cleanup(func() { q.conn.Close() })
+	q.answers = bufio.NewScanner(q.conn)
+	require.True(q.t, q.answers.Scan(), "QEMU greets")
+	q.ask(`{"execute": "qmp_capabilities"}`)
+}
+
+// ask sends a command and returns its answer.
+func (q *qmp) ask(command string) map[string]any {
+	q.t.Helper()
+	require.NoError(q.t, q.conn.SetDeadline(time.Now().Add(clientTimeout)))
+	_, err := fmt.Fprintln(q.conn, command)
+	require.NoError(q.t, err)
+	for q.answers.Scan() {
+		var answer struct {
+			Return any            `json:"return"`
+			Error  map[string]any `json:"error"`
+			Event  string         `json:"event"`
+		}
+		require.NoError(q.t, json.Unmarshal(q.answers.Bytes(), &answer))
+		if answer.Event != "" {
+			continue
+		}
+		require.Empty(q.t, answer.Error, "%s: %s", q.name, command)
+		object, _ := answer.Return.(map[string]any)
+		return object
+	}
+	require.Fail(q.t, "QEMU has gone", "%s: %s: %v", q.name, command, q.answers.Err())
+	return nil
+}
+
+// until waits for something of this machine.
+func (q *qmp) until(what string, holds func() bool) {
+	q.t.Helper()
+	for end := time.Now().Add(guestCommand); !holds(); time.Sleep(20 * time.Millisecond) {
+		select {
+		case <-q.ended:
+			require.Fail(q.t, "QEMU has ended", "%s, before %s", q.name, what)
+		default:
+		}
+		require.True(q.t, time.Now().Before(end), "%s: %s never", q.name, what)
+	}
+}
+
+// said is what the guest has printed on this machine.
+func (q *qmp) said() string {
+	text, err := os.ReadFile(q.console)
+	if err != nil {
+		return ""
+	}
+	return strings.ReplaceAll(string(text), "\r\n", "\n")
+}
+
+// says waits until the guest has said n times of a word what blocks it is true of.
+func (q *qmp) says(word string, n int) {
+	q.t.Helper()
+	q.until(fmt.Sprintf("the guest %s %d blocks", word, n), func() bool {
+		return len(blocksSaid(q.said(), word)) >= n
+	})
+}
+
+// TestLiveMigration follows docs/live-migration.md: a guest that writes moves from one QEMU to
+// another, and the LUN with it.
+func TestLiveMigration(t *testing.T) {
+	requireTools(t, "bash", "qemu-system-x86_64", "qemu-io", qemuISCSI, "apt-get", "dpkg-deb")
+	dir := t.TempDir()
+	kernel, initrd := buildWriter(t, dir)
+	image := writerDisk(t)
+	state := t.TempDir()
+	d := start(t, config{diskDir: filepath.Dir(image), stateDir: state, env: map[string]string{
+		"CHAP_USERNAME": "vm", "CHAP_PASSWORD": testPassword, "COPY_MODE": "none",
+	}})
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "password"), []byte(testPassword), 0o600))
+	path, err := binary()
+	require.NoError(t, err)
+	m := &migration{t: t, doc: readDocument(t, "../docs/live-migration.md"), dir: dir}
+	m.env = clientEnv("WORK_DIR="+filepath.Join(state, "work"),
+		"PATH="+filepath.Dir(path)+":"+os.Getenv("PATH"))
+	m.vars = "guest='-accel tcg -m 256 -nodefaults -no-user-config -display none -no-reboot" +
+		" -kernel " + kernel + " -initrd " + initrd + " -append console=ttyS0'\n" +
+		strings.Replace(m.block("portal="), "127.0.0.1:3260", d.Portals[0], 1)
+
+	const first, second = "iqn.2017-01.io.kubevirt:node-1:vm", "iqn.2017-01.io.kubevirt:node-2:vm"
+	source := m.machine("source", "initiator-name=$source")
+	source.says("wrote", 20)
+	out, status := m.sh("--to")
+	require.Zero(t, status, out)
+	require.Contains(t, out, second)
+	destination := m.machine("destination", "-incoming")
+	before := len(blocksSaid(source.said(), "wrote"))
+	source.says("wrote", before+20)
+	require.Empty(t, destination.said())
+
+	commands := strings.Split(strings.TrimSpace(m.block("migrate")), "\n")
+	require.Len(t, commands, 2)
+	source.ask(commands[0])
+	source.until("completed", func() bool {
+		status := source.ask(commands[1])["status"]
+		require.NotEqual(t, "failed", status)
+		return status == "completed"
+	})
+	destination.until("running", func() bool {
+		return destination.ask(`{"execute": "query-status"}`)["status"] == "running"
+	})
+	require.Equal(t, "postmigrate", source.ask(`{"execute": "query-status"}`)["status"])
+	out, status = m.sh("--finish")
+	require.Zero(t, status, out)
+	require.Contains(t, out, "the former one, "+first+", is fenced")
+	require.Contains(t, d.get("/status"), first)
+
+	out, status = m.sh("qemu-io")
+	require.NotZero(t, status, out)
+	require.Contains(t, out, "write failed: Input/output error")
+	destination.says("wrote", 20)
+	require.Empty(t, blocksSaid(destination.said(), "refused"))
+
+	// The first machine goes on with the guest that it still has in its memory. That may have to say
+	// of a block that it wrote before.
+	said := source.said()
+	source.ask(strings.TrimSpace(m.block("cont")))
+	source.says("refused", 3)
+	wrote, refused := blocksSaid(source.said(), "wrote"), blocksSaid(source.said(), "refused")
+	require.LessOrEqual(t, len(wrote), len(blocksSaid(said, "wrote"))+1,
+		"the first machine has written since")
+	require.Equal(t, len(wrote), refused[0])
+	source.ask(strings.TrimSpace(m.block("quit")))
+	<-source.ended
+	require.Empty(t, m.doc.blocks[migrationSection][m.next:],
+		"blocks of the document that nothing follows")
+
+	destination.says("wrote", 50)
+	destination.ask(`{"execute": "quit"}`)
+	<-destination.ended
+	require.Empty(t, blocksSaid(destination.said(), "refused"))
+	d.stop()
+	wrote = blocksSaid(said+destination.said(), "wrote")
+	for i, n := range wrote {
+		require.Equal(t, i, n, "the guest lost a block, or wrote one twice")
+	}
+	requireBlocks(t, image, len(wrote))
+}
