@@ -19,7 +19,7 @@ func Convert(ctx context.Context, img *Image, dst string, p *Progress) error {
 		return err
 	}
 	if err := checkDestination(img, dst+partialSuffix); err != nil {
-		return fmt.Errorf("%s is written under another name until it is complete: %w", dst, err)
+		return fmt.Errorf("%q is written under another name until it is complete: %w", dst, err)
 	}
 	if err := checkSpace(ctx, img, filepath.Dir(dst), 0); err != nil {
 		return err
@@ -53,11 +53,11 @@ func checkDestination(img *Image, dst string) error {
 		return &os.PathError{Op: "lstat", Path: dst, Err: err}
 	}
 	if err := checkRegular(&st); err != nil {
-		return fmt.Errorf("destination %s %w; name a file to create", dst, err)
+		return fmt.Errorf("destination %q %w; name a file to create", dst, err)
 	}
 	img.top.chain(func(l *layer) {
 		if l.id() == (fileID{uint64(st.Dev), st.Ino}) {
-			err = fmt.Errorf("destination %s is the image %s itself or one of its backing files; name another file", dst, img.Name())
+			err = fmt.Errorf("destination %q is the image %q itself or one of its backing files; name another file", dst, img.Name())
 		}
 	})
 	return err

@@ -35,9 +35,9 @@ type ScanError struct {
 func (e *ScanError) Error() string {
 	var b strings.Builder
 	if len(e.Files) == 1 {
-		fmt.Fprintf(&b, "1 file in %s cannot be served:", e.Dir)
+		fmt.Fprintf(&b, "1 file in %q cannot be served:", e.Dir)
 	} else {
-		fmt.Fprintf(&b, "%d files in %s cannot be served:", len(e.Files), e.Dir)
+		fmt.Fprintf(&b, "%d files in %q cannot be served:", len(e.Files), e.Dir)
 	}
 	for _, f := range e.Files {
 		b.WriteString("\n  ")
@@ -62,7 +62,7 @@ type NoImagesError struct {
 }
 
 func (e *NoImagesError) Error() string {
-	msg := fmt.Sprintf("no disk image in %s: add a qcow2 or raw image to that directory", e.Dir)
+	msg := fmt.Sprintf("no disk image in %q: add a qcow2 or raw image to that directory", e.Dir)
 	if len(e.Directories) > 0 {
 		names := make([]string, len(e.Directories))
 		for i, d := range e.Directories {

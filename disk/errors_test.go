@@ -19,8 +19,8 @@ func TestScanErrorIsTheErrorOfEveryFile(t *testing.T) {
 	require.ErrorIs(t, err, unix.EIO)
 	var image *ImageError
 	require.ErrorAs(t, err, &image)
-	require.Equal(t, "start: 2 files in /disk cannot be served:\n  a: is empty\n  b: cannot be read; fetch it again", err.Error())
-	require.Contains(t, (&ScanError{Dir: "/disk", Files: []*ImageError{image}}).Error(), "1 file in /disk")
+	require.Equal(t, "start: 2 files in \"/disk\" cannot be served:\n  \"a\": is empty\n  \"b\": cannot be read; fetch it again", err.Error())
+	require.Contains(t, (&ScanError{Dir: "/disk", Files: []*ImageError{image}}).Error(), `1 file in "/disk"`)
 }
 
 func TestExplainOpen(t *testing.T) {

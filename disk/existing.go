@@ -147,7 +147,7 @@ func (o *opening) adopt(st fs.FileInfo) (*state, error) {
 // unread is the error for a disk of which the system does not let be read what it is. It is neither made again, which would end what the guest
 // has written, nor is that advised: the next start may find it intact.
 func (o *opening) unread(err error) error {
-	return fmt.Errorf("the disk %s cannot be used now, and is left as it is: %w", o.dir.disk(), err)
+	return fmt.Errorf("the disk %q cannot be used now, and is left as it is: %w", o.dir.disk(), err)
 }
 
 // refuse is the error for a persistent disk; nil for an ephemeral one, which is made again instead.

@@ -164,16 +164,16 @@ func (c *copier) work(ctx context.Context, jobs <-chan job, store func(p []byte,
 // writeError explains an error of writing the expanded disk.
 func (c *copier) writeError(err error) error {
 	if errors.Is(err, unix.EFBIG) {
-		return &SpaceError{Dir: c.dir, What: "the expanded disk of " + c.img.Name(), FileSize: c.img.Size()}
+		return &SpaceError{Dir: c.dir, What: "the expanded disk of " + printable(c.img.Name()), FileSize: c.img.Size()}
 	}
 	if isNoSpace(err) {
 		available, statErr := availableSpace(c.dir)
 		if statErr != nil {
 			available = 0
 		}
-		return &SpaceError{Dir: c.dir, What: "the expanded disk of " + c.img.Name(), Available: available}
+		return &SpaceError{Dir: c.dir, What: "the expanded disk of " + printable(c.img.Name()), Available: available}
 	}
-	return fmt.Errorf("expanding %s: %w", c.img.Name(), err)
+	return fmt.Errorf("expanding %q: %w", c.img.Name(), err)
 }
 
 // checkSpace returns a *SpaceError where the directory has no room for the expanded image. Stored zeros need no room,
@@ -191,7 +191,7 @@ func checkSpace(ctx context.Context, img *Image, dir string, workers int) error 
 		}
 	}
 	if needed > available {
-		return &SpaceError{Dir: dir, What: "the expanded disk of " + img.Name(), Needed: needed, Available: available}
+		return &SpaceError{Dir: dir, What: "the expanded disk of " + printable(img.Name()), Needed: needed, Available: available}
 	}
 	return nil
 }

@@ -66,10 +66,10 @@ func newFile(f *os.File, opt FileOptions) (*File, error) {
 		return nil, err
 	}
 	if !st.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s is not a regular file", f.Name())
+		return nil, fmt.Errorf("%q is not a regular file", f.Name())
 	}
 	if st.Size() == 0 || st.Size()%SectorSize != 0 {
-		return nil, fmt.Errorf("%s has a size of %d bytes, which is no positive multiple of %d", f.Name(), st.Size(), SectorSize)
+		return nil, fmt.Errorf("%q has a size of %d bytes, which is no positive multiple of %d", f.Name(), st.Size(), SectorSize)
 	}
 	disk := &File{file: f, size: st.Size(), opt: opt, sync: unix.Fdatasync, forget: forgetCached}
 	if opt.Private {
@@ -147,7 +147,7 @@ func (f *File) Sync() error {
 	if err := retry(func() error { return f.sync(int(f.file.Fd())) }); err != nil {
 		// The kernel has dropped the pages or marked them clean, so a later success would mean nothing.
 		f.failed.Store(true)
-		return fmt.Errorf("%w: flush of %s: %w", ErrFailed, f.file.Name(), err)
+		return fmt.Errorf("%w: flush of %q: %w", ErrFailed, f.file.Name(), err)
 	}
 	return nil
 }
@@ -265,11 +265,11 @@ func (f *File) Usage() (Usage, error) {
 	fd := int(f.file.Fd())
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
-		return Usage{}, fmt.Errorf("space that %s takes: %w", f.file.Name(), err)
+		return Usage{}, fmt.Errorf("space that %q takes: %w", f.file.Name(), err)
 	}
 	var fs unix.Statfs_t
 	if err := unix.Fstatfs(fd, &fs); err != nil {
-		return Usage{}, fmt.Errorf("space that is left for %s: %w", f.file.Name(), err)
+		return Usage{}, fmt.Errorf("space that is left for %q: %w", f.file.Name(), err)
 	}
 	return Usage{Used: st.Blocks * statBlock, Available: int64(fs.Bavail) * int64(fs.Bsize)}, nil
 }

@@ -68,7 +68,7 @@ func (m *Image) fingerprint(ctx context.Context, contents []*contentHash, s *slo
 		group.Go(func() (err error) {
 			prints[i].Hash, err = content.run(ctx, 1, s)
 			if err != nil {
-				return fmt.Errorf("reading %s: %w", prints[i].Name, err)
+				return fmt.Errorf("reading %q: %w", prints[i].Name, err)
 			}
 			return nil
 		})
@@ -100,11 +100,11 @@ func (m *Image) checkUntouched() (err error) {
 	m.top.chain(func(l *layer) {
 		var st unix.Stat_t
 		if statErr := retry(func() error { return unix.Fstat(int(l.file.Fd()), &st) }); statErr != nil {
-			err = fmt.Errorf("%s: %w", l.name, statErr)
+			err = fmt.Errorf("%q: %w", l.name, statErr)
 			return
 		}
 		if st.Size != l.stat.Size || st.Mtim != l.stat.Mtim {
-			err = fmt.Errorf("%s was changed while it was read; start again when nothing writes to it", l.name)
+			err = fmt.Errorf("%q was changed while it was read; start again when nothing writes to it", l.name)
 		}
 	})
 	return err
@@ -124,10 +124,10 @@ func (m *Image) compareImage(ctx context.Context, old []fileFingerprint) (reason
 	}
 	for i := range now {
 		if now[i].Format != old[i].Format {
-			return fmt.Sprintf("%s is %s now, and was %s", now[i].Name, now[i].Format, old[i].Format), nil, nil
+			return fmt.Sprintf("%q is %s now, and was %s", now[i].Name, now[i].Format, old[i].Format), nil, nil
 		}
 		if now[i].Size != old[i].Size {
-			return fmt.Sprintf("the image has changed: %s has %d bytes now, and had %d", now[i].Name, now[i].Size, old[i].Size), nil, nil
+			return fmt.Sprintf("the image has changed: %q has %d bytes now, and had %d", now[i].Name, now[i].Size, old[i].Size), nil, nil
 		}
 	}
 	workers := runtime.GOMAXPROCS(0) // the start waits for it, and not for the copying of other disks
@@ -140,12 +140,12 @@ func (m *Image) compareImage(ctx context.Context, old []fileFingerprint) (reason
 		case print.untouched(before):
 			print.Hash = before.Hash
 		case before.Hash == "":
-			err = fmt.Errorf("%s may have changed: %w", l.name, errNotIdentified)
+			err = fmt.Errorf("%q may have changed: %w", l.name, errNotIdentified)
 		default:
 			if print.Hash, err = newContentHash(l.file, print.Size).run(ctx, workers, slots.New(workers, slots.Options{})); err != nil {
-				err = fmt.Errorf("reading %s: %w", l.name, err)
+				err = fmt.Errorf("reading %q: %w", l.name, err)
 			} else if print.Hash != before.Hash {
-				reason = fmt.Sprintf("the image has changed: the content of %s is another one, of the same size", l.name)
+				reason = fmt.Sprintf("the image has changed: the content of %q is another one, of the same size", l.name)
 			}
 		}
 	})

@@ -130,7 +130,7 @@ func (m *Image) ReadAt(p []byte, off int64) (int, error) {
 			err = io.ErrUnexpectedEOF // the file became shorter
 		}
 		return n, &MediumError{Op: "read", Off: off + int64(n), Length: int64(len(p) - n),
-			Err: fmt.Errorf("image %s: %w", m.name, err)}
+			Err: fmt.Errorf("image %q: %w", m.name, err)}
 	}
 	if atEnd {
 		return n, io.EOF
@@ -142,11 +142,11 @@ func (m *Image) ReadAt(p []byte, off int64) (int, error) {
 // of the chain stores. A run may continue in the next one of the same state.
 func (m *Image) Extent(off, length int64) (Extent, error) {
 	if off < 0 || length <= 0 || off >= m.top.size {
-		return Extent{}, fmt.Errorf("image %s: extent of %d bytes at %d is outside of its %d bytes", m.name, length, off, m.top.size)
+		return Extent{}, fmt.Errorf("image %q: extent of %d bytes at %d is outside of its %d bytes", m.name, length, off, m.top.size)
 	}
 	n, kind, err := m.top.extent(off, length)
 	if err != nil {
-		return Extent{}, &MediumError{Op: "read", Off: off, Length: length, Err: fmt.Errorf("image %s: %w", m.name, err)}
+		return Extent{}, &MediumError{Op: "read", Off: off, Length: length, Err: fmt.Errorf("image %q: %w", m.name, err)}
 	}
 	return Extent{Length: n, Data: kind != extentHole}, nil
 }

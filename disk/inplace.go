@@ -109,7 +109,7 @@ func (o *opening) openImageFile() (file *os.File, readOnly bool, err error) {
 	}
 	if err != nil {
 		reason, _ := explainOpen(err, useFound)
-		return nil, false, fmt.Errorf("image %s %s: %w", o.img.Path(), reason, err)
+		return nil, false, fmt.Errorf("image %q %s: %w", o.img.Path(), reason, err)
 	}
 	// Not compared by inode: an overlay file system may give the file another one when it is opened for writing.
 	if err := o.stillRaw(file, st); err != nil {
@@ -129,10 +129,10 @@ func (o *opening) openImageFile() (file *os.File, readOnly bool, err error) {
 func (o *opening) stillRaw(file *os.File, st *unix.Stat_t) error {
 	head, tail, err := readEnds(file, st.Size)
 	if err != nil {
-		return fmt.Errorf("image %s: %w", o.img.Path(), err)
+		return fmt.Errorf("image %q: %w", o.img.Path(), err)
 	}
 	if detect(head, tail) != nil || st.Size != o.img.Size() {
-		return fmt.Errorf("image %s was exchanged after it was validated; start again", o.img.Path())
+		return fmt.Errorf("image %q was exchanged after it was validated; start again", o.img.Path())
 	}
 	return nil
 }

@@ -77,7 +77,7 @@ func (l *layer) ReadAt(p []byte, off int64) (int, error) {
 func (l *layer) extent(off, length int64) (int64, extentKind, error) {
 	length = min(length, l.size-off)
 	if length <= 0 {
-		return 0, extentHole, fmt.Errorf("extent at %d is outside of %s, which has %d bytes", off, l.name, l.size)
+		return 0, extentHole, fmt.Errorf("extent at %d is outside of %q, which has %d bytes", off, l.name, l.size)
 	}
 	if l.content == nil {
 		n, data, err := seekExtent(l.file, off, length)

@@ -89,5 +89,5 @@ type LockedError struct {
 }
 
 func (e *LockedError) Error() string {
-	return fmt.Sprintf("%s is in use by %s; stop that one first, or give each its own", e.Path, e.Holder)
+	return fmt.Sprintf("%q is in use by %s; stop that one first, or give each its own", e.Path, e.Holder)
 }

@@ -152,7 +152,7 @@ func (o *opening) check() error {
 	case o.img != nil && o.opt.Size != 0 && o.opt.Size < o.img.Size():
 		return &SizeError{Image: o.name, Size: o.opt.Size, Reason: fmt.Sprintf("is less than the %d bytes (%s) of the image", o.img.Size(), byteCount(o.img.Size()))}
 	case o.opt.Identity.NAA != [8]byte{} && o.opt.Identity.NAA[0]>>4 != 3:
-		return fmt.Errorf("%s: the NAA identifier %x does not begin with 3 (locally assigned)", o.name, o.opt.Identity.NAA)
+		return fmt.Errorf("%q: the NAA identifier %x does not begin with 3 (locally assigned)", o.name, o.opt.Identity.NAA)
 	}
 	return nil
 }

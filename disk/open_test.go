@@ -102,7 +102,7 @@ func TestRestartDoesNotKeepTheDisk(t *testing.T) {
 		{"image of another size", func(t *testing.T, image, _ string) { require.NoError(t, os.Truncate(image, 4<<20)) }, "virtual size"},
 		{"image of the same size", func(t *testing.T, image, _ string) {
 			put(t, filepath.Dir(image), "disk.raw", sample(3<<20, 2), 0)
-		}, "content of disk.raw"},
+		}, `content of "disk.raw"`},
 		{"state is missing", func(t *testing.T, _, work string) { require.NoError(t, os.Remove(filepath.Join(work, stateName))) }, "state file is missing"},
 		{"state is damaged", func(t *testing.T, _, work string) {
 			path := filepath.Join(work, stateName)
@@ -130,7 +130,7 @@ func TestRestartDoesNotKeepTheDisk(t *testing.T) {
 			rewrite(t, work, func(s *state) { s.Boot = "another" })
 		}, "restarted"},
 		{"another mode", func(t *testing.T, _, work string) { rewrite(t, work, func(s *state) { s.Mode = CopyNone }) }, `copy mode "none"`},
-		{"state of another image", func(t *testing.T, _, work string) { rewrite(t, work, func(s *state) { s.Image = "x" }) }, "image x"},
+		{"state of another image", func(t *testing.T, _, work string) { rewrite(t, work, func(s *state) { s.Image = "x" }) }, `image "x"`},
 		{"state of another version", func(t *testing.T, _, work string) { rewrite(t, work, func(s *state) { s.Version = 1 }) }, "version 1"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -227,7 +227,7 @@ func TestOneWorkDirectoryOneDaemon(t *testing.T) {
 	require.Regexp(t, `process \d+`, locked.Holder)
 
 	lock := filepath.Join(work, "disk.raw", lockName)
-	for content, want := range map[string]string{"": "another process", "x": "another process", "12 elsewhere\n": "process 12 on host elsewhere"} {
+	for content, want := range map[string]string{"": "another process", "x": "another process", "12 elsewhere\n": `process 12 on host "elsewhere"`} {
 		require.NoError(t, os.WriteFile(lock, []byte(content), 0o600))
 		_, err = Open(t.Context(), openImage(t, path), OpenOptions{WorkDir: work})
 		require.ErrorAs(t, err, &locked)

@@ -55,7 +55,7 @@ func claimPartial(f *os.File, name string) (current bool, err error) {
 		return false, err
 	}
 	if !mine.Mode().IsRegular() {
-		return false, fmt.Errorf("%s is in the way and no regular file; remove it", name)
+		return false, fmt.Errorf("%q is in the way and no regular file; remove it", name)
 	}
 	if mine.Size() == 0 {
 		// ext4 takes a file that was truncated for one that is being replaced, and starts to write it out when it is closed.

@@ -37,5 +37,5 @@ type PersistentError struct {
 }
 
 func (e *PersistentError) Error() string {
-	return fmt.Sprintf("the persistent disk %s %s; %s", e.Path, e.Reason, e.Action)
+	return fmt.Sprintf("the persistent disk %q %s; %s", e.Path, e.Reason, e.Action)
 }

@@ -16,14 +16,14 @@ type SpaceError struct {
 
 func (e *SpaceError) Error() string {
 	if e.FileSize > 0 {
-		return fmt.Sprintf("%s takes a file of %s (%d bytes), and no file in %s can be that large, by its file system or a limit of the process (ulimit -f); "+
+		return fmt.Sprintf("%s takes a file of %s (%d bytes), and no file in %q can be that large, by its file system or a limit of the process (ulimit -f); "+
 			"use a volume with another file system, such as XFS", e.What, byteCount(e.FileSize), e.FileSize, e.Dir)
 	}
 	if e.Needed == 0 {
-		return fmt.Sprintf("%s: %s filled up while it was written, %s are left; make room or use a larger volume",
+		return fmt.Sprintf("%s: %q filled up while it was written, %s are left; make room or use a larger volume",
 			e.What, e.Dir, byteCount(e.Available))
 	}
-	return fmt.Sprintf("%s needs up to %s (%d bytes) in %s, where %s (%d bytes) are available; make room or use a larger volume",
+	return fmt.Sprintf("%s needs up to %s (%d bytes) in %q, where %s (%d bytes) are available; make room or use a larger volume",
 		e.What, byteCount(e.Needed), e.Needed, e.Dir, byteCount(e.Available), e.Available)
 }
 

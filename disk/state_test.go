@@ -111,7 +111,7 @@ func TestImageChangedWhileItWasRead(t *testing.T) {
 	img := openImage(t, path)
 	require.NoError(t, img.checkUntouched())
 	require.NoError(t, os.Chtimes(path, time.Unix(1, 0), time.Unix(1, 0)))
-	require.ErrorContains(t, img.checkUntouched(), "disk.raw was changed")
+	require.ErrorContains(t, img.checkUntouched(), `"disk.raw" was changed`)
 	_, err := Open(t.Context(), img, OpenOptions{WorkDir: t.TempDir()})
 	require.ErrorContains(t, err, "was changed while it was read")
 }
@@ -143,7 +143,7 @@ func TestTimesOfArchivesAreNotRelied(t *testing.T) {
 	old[0].Hash = "0123456789abcdef"
 	reason, _, err = img.compareImage(t.Context(), old)
 	require.NoError(t, err)
-	require.Contains(t, reason, "disk.raw is another one, of the same size")
+	require.Contains(t, reason, "\"disk.raw\" is another one, of the same size")
 }
 
 func FuzzState(f *testing.F) {

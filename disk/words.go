@@ -24,12 +24,5 @@ func byteCount(n int64) string {
 	return strconv.FormatFloat(math.Round(v*step)/step, 'f', -1, 64) + " " + units[unit:unit+1] + "iB"
 }
 
-// printable is a file name as it can stand in a message: names come from whoever built the image.
-func printable(name string) string {
-	for _, r := range name {
-		if r < ' ' || r == 0x7f || r == 0xfffd {
-			return fmt.Sprintf("%q", name)
-		}
-	}
-	return name
-}
+// printable is a file name as it can stand in a message: names come from whoever built the image, and have spaces in them.
+func printable(name string) string { return strconv.Quote(name) }

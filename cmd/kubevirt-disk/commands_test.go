@@ -272,9 +272,9 @@ func TestConvertSaysWhatToNameInstead(t *testing.T) {
 		put("a.raw.gz", "\x1f\x8b\x08"):             `unpack it with "gzip -d" first`,
 		put("a.zip", "PK\x03\x04"):                  "extract the disk image from it, and name that",
 		link:                                        "is a symbolic link, not a regular file; name the image file itself",
-		filepath.Join(dir, "missing.raw"):           "missing.raw: does not exist; name a file that is there",
-		filepath.Join(dir, "nowhere", "a.raw"):      "a.raw cannot be opened: open " + filepath.Join(dir, "nowhere") + ": no such file or directory",
-		filepath.Join(dir, "notes.txt", "no-image"): "no-image cannot be opened: open " + filepath.Join(dir, "notes.txt") + ": not a directory",
+		filepath.Join(dir, "missing.raw"):           "missing.raw\": does not exist; name a file that is there",
+		filepath.Join(dir, "nowhere", "a.raw"):      "a.raw\" cannot be opened: open " + filepath.Join(dir, "nowhere") + ": no such file or directory",
+		filepath.Join(dir, "notes.txt", "no-image"): "no-image\" cannot be opened: open " + filepath.Join(dir, "notes.txt") + ": not a directory",
 	} {
 		destination := filepath.Join(dir, "out.raw")
 		for _, args := range [][]string{{"convert", path, destination}, {"inspect", path}} {

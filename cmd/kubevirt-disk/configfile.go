@@ -24,28 +24,28 @@ func readConfigFile(path string) (map[string]any, map[string]diskOverrides, []st
 	var disks map[string]diskOverrides
 	text, err := readBounded(path)
 	if err != nil {
-		return values, nil, []string{fmt.Sprintf("%s cannot be read: %v", path, withoutPath(err))}
+		return values, nil, []string{fmt.Sprintf("%q cannot be read: %v", path, withoutPath(err))}
 	}
 	var doc, more yaml.Node
 	decoder := yaml.NewDecoder(bytes.NewReader(text))
 	if err := decoder.Decode(&doc); err != nil && !errors.Is(err, io.EOF) {
-		return values, nil, []string{fmt.Sprintf("%s is not YAML: %s", path, yamlProblem(err))}
+		return values, nil, []string{fmt.Sprintf("%q is not YAML: %s", path, yamlProblem(err))}
 	}
 	if err := decoder.Decode(&more); !errors.Is(err, io.EOF) {
-		return values, nil, []string{fmt.Sprintf("%s: more than one YAML document: want one", path)}
+		return values, nil, []string{fmt.Sprintf("%q: more than one YAML document: want one", path)}
 	}
 	if doc.Kind == 0 || len(doc.Content) == 0 || isNull(doc.Content[0]) {
 		return values, nil, nil // an empty file sets nothing
 	}
 	root := doc.Content[0]
 	if root.Kind != yaml.MappingNode {
-		return values, nil, []string{fmt.Sprintf("%s: line %d: want settings as \"key: value\"", path, root.Line)}
+		return values, nil, []string{fmt.Sprintf("%q: line %d: want settings as \"key: value\"", path, root.Line)}
 	}
 	var problems []string
 	for i := 0; i+1 < len(root.Content); i += 2 {
 		key, value := root.Content[i], root.Content[i+1]
 		complain := func(format string, args ...any) {
-			problems = append(problems, fmt.Sprintf("%s: line %d: %q %s", path, key.Line, key.Value, fmt.Sprintf(format, args...)))
+			problems = append(problems, fmt.Sprintf("%q: line %d: %q %s", path, key.Line, key.Value, fmt.Sprintf(format, args...)))
 		}
 		if key.Value == keyDisks && key.Kind == yaml.ScalarNode {
 			if disks != nil {

@@ -110,7 +110,7 @@ func listenUnix(path string) (net.Listener, error) {
 	case err != nil:
 		return nil, err
 	case info.Mode()&fs.ModeSocket == 0:
-		return nil, fmt.Errorf("%s is there already, and no socket", path)
+		return nil, fmt.Errorf("%q is there already, and no socket", path)
 	case !errors.Is(dialErr, unix.ECONNREFUSED):
 		// It is too busy to accept, or of another user, of whom the kernel does not tell whether he listens.
 		return nil, fmt.Errorf("another daemon uses it, or has left it: %w", dialErr)

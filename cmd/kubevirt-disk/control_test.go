@@ -267,7 +267,7 @@ func TestHandoverOfAnotherContainersDaemon(t *testing.T) {
 	require.NoError(t, checkDaemon("s", &unix.Ucred{Pid: 77}, false), "on a machine")
 	require.NoError(t, checkDaemon("s", nil, true), "the kernel does not tell")
 	for _, pid := range []int32{0, 77} {
-		require.ErrorContains(t, checkDaemon("/work/control.sock", &unix.Ucred{Pid: pid}, true), "/work/control.sock is the socket of a daemon in another container")
+		require.ErrorContains(t, checkDaemon("/work/control.sock", &unix.Ucred{Pid: pid}, true), "\"/work/control.sock\" is the socket of a daemon in another container")
 	}
 
 	path := filepath.Join(t.TempDir(), "control.sock")

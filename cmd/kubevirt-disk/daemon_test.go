@@ -89,7 +89,7 @@ func TestADiskThatHasFailedIsShownEverywhere(t *testing.T) {
 	b.failed.Store(true)
 	code, page = look("/healthz")
 	require.Equal(t, http.StatusServiceUnavailable, code)
-	require.Contains(t, page, "LUN 1 (a.raw)")
+	require.Contains(t, page, `LUN 1 ("a.raw")`)
 	_, page = look("/metrics")
 	require.Contains(t, page, `kubevirt_disk_lun_failed{image="a.raw",lun="1"} 1`)
 	_, page = look("/status")

@@ -69,7 +69,7 @@ func (d *daemon) openDisks(ctx context.Context) error {
 			instance, err = disk.Open(ctx, s.image, opt)
 		}
 		if err != nil {
-			return fmt.Errorf("LUN %d (%s): %w", s.lun, s.name, explainSpace(err, s.copyMode))
+			return fmt.Errorf("LUN %d (%q): %w", s.lun, s.name, explainSpace(err, s.copyMode))
 		}
 		d.state.opened(s, instance)
 	}
@@ -127,7 +127,7 @@ func checkIdentities(disks []*servedDisk, of func(s *servedDisk) disk.Identity) 
 	serials, naas := map[string]*servedDisk{}, map[[8]byte]*servedDisk{}
 	var all []error
 	same := func(other, s *servedDisk, what, value, key string) {
-		all = append(all, fmt.Errorf("LUN %d (%s) and LUN %d (%s) have the same %s, %s, and would be taken for one disk: give one of them another %q under %q in the configuration file",
+		all = append(all, fmt.Errorf("LUN %d (%q) and LUN %d (%q) have the same %s, %s, and would be taken for one disk: give one of them another %q under %q in the configuration file",
 			other.lun, other.name, s.lun, s.name, what, value, key, keyDisks))
 	}
 	for _, s := range disks {
@@ -209,12 +209,12 @@ func explainScan(err error, dir string) error {
 	var none *disk.NoImagesError
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return fmt.Errorf("the image directory %s does not exist: put images there, or name another directory with --%s (DISK_DIR): %w", dir, keyDiskDir, err)
+		return fmt.Errorf("the image directory %q does not exist: put images there, or name another directory with --%s (DISK_DIR): %w", dir, keyDiskDir, err)
 	case errors.Is(err, syscall.ENOTDIR):
-		return fmt.Errorf("%s is no directory: name the directory that the images are in, with --%s (DISK_DIR): %w", dir, keyDiskDir, err)
+		return fmt.Errorf("%q is no directory: name the directory that the images are in, with --%s (DISK_DIR): %w", dir, keyDiskDir, err)
 	case errors.As(err, new(*disk.ScanError)): // its files say what is wrong with each
 	case errors.Is(err, fs.ErrPermission):
-		return fmt.Errorf("the image directory %s cannot be read by user %d: make it readable for that user, or name another one with --%s (DISK_DIR): %w",
+		return fmt.Errorf("the image directory %q cannot be read by user %d: make it readable for that user, or name another one with --%s (DISK_DIR): %w",
 			dir, os.Geteuid(), keyDiskDir, err)
 	case errors.As(err, &none):
 		return fmt.Errorf("%w, or name another one with --%s (DISK_DIR)", err, keyDiskDir)
@@ -250,7 +250,7 @@ func (d *daemon) flushDisks(ctx context.Context) error {
 				return nil
 			}
 			if err := s.instance.Flush(); err != nil {
-				return fmt.Errorf("LUN %d (%s): acknowledged data may be lost: %w", s.lun, s.name, err)
+				return fmt.Errorf("LUN %d (%q): acknowledged data may be lost: %w", s.lun, s.name, err)
 			}
 			return nil
 		})
@@ -263,7 +263,7 @@ func (d *daemon) closeDisks(ctx context.Context) error {
 		disks := d.state.takeInstances()
 		return forAll(len(disks), len(disks), func(i int) error {
 			if err := disks[i].instance.Close(); err != nil {
-				return fmt.Errorf("LUN %d (%s): %w", disks[i].lun, disks[i].name, err)
+				return fmt.Errorf("LUN %d (%q): %w", disks[i].lun, disks[i].name, err)
 			}
 			return nil
 		})

@@ -134,14 +134,14 @@ func parseBytes(text string) (int64, error) {
 // readDisks reads the value of keyDisks. Errors of values are found when they are applied.
 func readDisks(path string, n *yaml.Node) (map[string]diskOverrides, []string) {
 	if n.Kind != yaml.MappingNode {
-		return nil, []string{fmt.Sprintf("%s: line %d: %q holds settings by the names of images: \"fedora.qcow2: {lun: 3}\"", path, n.Line, keyDisks)}
+		return nil, []string{fmt.Sprintf("%q: line %d: %q holds settings by the names of images: \"fedora.qcow2: {lun: 3}\"", path, n.Line, keyDisks)}
 	}
 	disks := map[string]diskOverrides{}
 	var problems []string
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		image, settings := n.Content[i], n.Content[i+1]
 		complain := func(line int, format string, args ...any) {
-			problems = append(problems, fmt.Sprintf("%s: line %d: %s: %s", path, line, image.Value, fmt.Sprintf(format, args...)))
+			problems = append(problems, fmt.Sprintf("%q: line %d: %q: %s", path, line, image.Value, fmt.Sprintf(format, args...)))
 		}
 		if _, twice := disks[image.Value]; twice {
 			complain(image.Line, "is set up twice")
@@ -151,7 +151,7 @@ func readDisks(path string, n *yaml.Node) (map[string]diskOverrides, []string) {
 			complain(settings.Line, "want its settings as \"key: value\"")
 			continue
 		}
-		d := diskOverrides{source: fmt.Sprintf("%q of %q in %s", keyDisks, image.Value, path), set: map[string]string{}}
+		d := diskOverrides{source: fmt.Sprintf("%q of %q in %q", keyDisks, image.Value, path), set: map[string]string{}}
 		for j := 0; j+1 < len(settings.Content); j += 2 {
 			key, value := settings.Content[j], settings.Content[j+1]
 			_, twice := d.set[key.Value]
@@ -202,7 +202,7 @@ func (c *config) settingsFor(images []string, p *problems) []diskSettings {
 			all[i].readOnly = true
 		}
 		if other, taken := users[all[i].lun]; taken {
-			p.add("LUN "+strconv.Itoa(int(all[i].lun)), "is wanted by %s and %s: give one of them another number under %q in the configuration file", other, name, keyDisks)
+			p.add("LUN "+strconv.Itoa(int(all[i].lun)), "is wanted by %q and %q: give one of them another number under %q in the configuration file", other, name, keyDisks)
 		}
 		users[all[i].lun] = name
 	}

@@ -44,7 +44,7 @@ func TestWrongSettingsOfSingleDisks(t *testing.T) {
 		"a.raw: {lun: x}":           "1 to 16383",
 		"a.raw: {lun: 16384}":       "1 to 16383",
 		"a.raw: {lun: 65537}":       "1 to 16383",
-		"a.raw: {lun: 2}":           "wanted by a.raw and b.raw",
+		"a.raw: {lun: 2}":           `wanted by "a.raw" and "b.raw"`,
 		"a.raw: {copy-mode: cow}":   "copy-on-write",
 		"a.raw: {access-mode: all}": "write-shared",
 		"a.raw: {size: much}":       "is no size",

@@ -91,7 +91,7 @@ const controlTimeout = 30 * time.Second
 type strangerError struct{ socket string }
 
 func (e *strangerError) Error() string {
-	return fmt.Sprintf("%s is the socket of a daemon in another container, which has the same work directory, and its LUNs are not those of this one: "+
+	return fmt.Sprintf("%q is the socket of a daemon in another container, which has the same work directory, and its LUNs are not those of this one: "+
 		"give the daemon of this container another %s", e.socket, nameOf(keyControlSocket))
 }
 
@@ -111,11 +111,11 @@ func explainAsk(err error, path string, lun uint16) error {
 	case errors.As(err, &stranger):
 		return stranger
 	case errors.Is(err, context.DeadlineExceeded):
-		return fmt.Errorf("the daemon at %s has not answered in time, and goes on with what was asked, as when its disk hangs: see in /status who has LUN %d, or ask again", path, lun)
+		return fmt.Errorf("the daemon at %q has not answered in time, and goes on with what was asked, as when its disk hangs: see in /status who has LUN %d, or ask again", path, lun)
 	case errors.Is(err, fs.ErrPermission):
-		return fmt.Errorf("user %d may not ask at %s: a daemon obeys its own user and root: %w", os.Geteuid(), path, withoutURL(err))
+		return fmt.Errorf("user %d may not ask at %q: a daemon obeys its own user and root: %w", os.Geteuid(), path, withoutURL(err))
 	}
-	return fmt.Errorf("no daemon answers at %s: %w: is it running, with the same %s or %s?", path, withoutURL(err), nameOf(keyWorkDir), nameOf(keyControlSocket))
+	return fmt.Errorf("no daemon answers at %q: %w: is it running, with the same %s or %s?", path, withoutURL(err), nameOf(keyWorkDir), nameOf(keyControlSocket))
 }
 
 // askControl sends a request to the daemon's control socket and returns what it did.

@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -26,7 +27,7 @@ func TestHandoverCommandLine(t *testing.T) {
 		status int
 		want   string
 	}{
-		"nobody is there":        {[]string{"--lun=1", "--finish"}, exitFailed, "no daemon answers at " + socket},
+		"nobody is there":        {[]string{"--lun=1", "--finish"}, exitFailed, "no daemon answers at " + strconv.Quote(socket)},
 		"no directory":           {[]string{"--lun=1", "--finish", "--control-socket=" + socket + "/none/c"}, exitFailed, "no daemon answers"},
 		"where it may be":        {[]string{"--lun=1", "--finish"}, exitFailed, "no such file or directory: is it running, with the same --work-dir (WORK_DIR) or --control-socket"},
 		"no LUN":                 {[]string{"--finish"}, exitUsage, "--lun: is missing"},
@@ -81,7 +82,7 @@ func TestHandoverTellsWhatTheDaemonSays(t *testing.T) {
 func TestHandoverOfADaemonThatMayNotBeAsked(t *testing.T) {
 	for _, cause := range []error{unix.EACCES, unix.EPERM} {
 		err := explainAsk(&url.Error{Op: "Post", URL: "http://daemon/handover", Err: &fs.PathError{Op: "open", Path: "/work", Err: cause}}, "/work/control.sock", 1)
-		require.EqualError(t, err, fmt.Sprintf("user %d may not ask at /work/control.sock: a daemon obeys its own user and root: open /work: %v", os.Geteuid(), cause))
+		require.EqualError(t, err, fmt.Sprintf("user %d may not ask at \"/work/control.sock\": a daemon obeys its own user and root: open /work: %v", os.Geteuid(), cause))
 	}
 	err := explainAsk(&url.Error{Op: "Post", URL: "http://daemon/handover", Err: &strangerError{"/work/control.sock"}}, "/work/control.sock", 1)
 	require.EqualError(t, err, (&strangerError{"/work/control.sock"}).Error())
@@ -127,7 +128,7 @@ func TestServeWithoutAControlSocket(t *testing.T) {
 	path := filepath.Join(l.dir, "socket")
 	require.NoError(t, os.WriteFile(path, []byte("precious"), 0o600))
 	p := l.serve(t, "CONTROL_SOCKET="+path)
-	require.Contains(t, p.logged("there is no control socket, so LUNs cannot be handed over", "error"), path+" is there already, and no socket")
+	require.Contains(t, p.logged("there is no control socket, so LUNs cannot be handed over", "error"), strconv.Quote(path)+" is there already, and no socket")
 	require.Contains(t, p.logged("there is no control socket, so LUNs cannot be handed over", "try"), "--control-socket")
 	require.Equal(t, exitDone, p.terminate())
 	require.FileExists(t, path)

@@ -78,7 +78,7 @@ func checkHealth(ctx context.Context, page *portal, chosen bool, readyFile strin
 	case err != nil:
 		return "", fmt.Errorf("not ready: %w", err)
 	case !info.Mode().IsRegular():
-		return "", fmt.Errorf("not ready: %s is no regular file: is it the daemon's %s?", readyFile, nameOf(keyReadyFile))
+		return "", fmt.Errorf("not ready: %q is no regular file: is it the daemon's %s?", readyFile, nameOf(keyReadyFile))
 	}
 	return "ok", nil
 }

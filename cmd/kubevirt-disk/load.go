@@ -92,7 +92,7 @@ func (l *loader) source(key string) string {
 	case l.env[key] != "":
 		return l.env[key]
 	case l.viper.InConfig(key):
-		return fmt.Sprintf("%q in %s", key, l.file)
+		return fmt.Sprintf("%q in %q", key, l.file)
 	}
 	return ""
 }

@@ -125,7 +125,7 @@ func (s *state) healthy() error {
 	var all []error
 	for _, d := range s.servedDisks() {
 		if err := s.failure(d); err != nil {
-			all = append(all, fmt.Errorf("LUN %d (%s): %w", d.lun, d.name, err))
+			all = append(all, fmt.Errorf("LUN %d (%q): %w", d.lun, d.name, err))
 		}
 	}
 	return errors.Join(all...)

@@ -53,7 +53,7 @@ func (r *readyFile) checkPlace() error {
 	if what == "" {
 		return nil
 	}
-	return fmt.Errorf("the ready file %s would take the place of %s: choose another place with %s, or none by an empty one",
+	return fmt.Errorf("the ready file %q would take the place of %s: choose another place with %s, or none by an empty one",
 		r.path, what, nameOf(keyReadyFile))
 }
 
@@ -167,7 +167,7 @@ func removeReadyFile(path string) error {
 		return nil
 	case errors.Is(err, syscall.EROFS):
 		// Said even of a file that is not there, which is as well: it could not be made later either.
-		return fmt.Errorf("the ready file %s is on a read-only file system: mount a volume there, or choose another place with %s, or none by an empty one", path, nameOf(keyReadyFile))
+		return fmt.Errorf("the ready file %q is on a read-only file system: mount a volume there, or choose another place with %s, or none by an empty one", path, nameOf(keyReadyFile))
 	}
 	return fmt.Errorf("the ready file cannot be removed, so that probes would take the LUNs for ready: remove it, or choose another place with %s: %w",
 		nameOf(keyReadyFile), err)

@@ -149,8 +149,8 @@ func TestServeFailures(t *testing.T) {
 	}{
 		"no image":                {want: []string{"{dir}/disk", "no disk image", "DISK_DIR"}},
 		"no directory":            {make: func(l place) { os.Remove(filepath.Join(l.dir, "disk")) }, want: []string{"{dir}/disk", "does not exist", "DISK_DIR"}},
-		"no directory but a file": {env: []string{"DISK_DIR=/etc/passwd"}, want: []string{"/etc/passwd is no directory", "DISK_DIR"}},
-		"files that are none":     {make: strayFiles, want: []string{"2 files in {dir}/disk", "\n  notes.txt: ", "\n  small.raw: "}},
+		"no directory but a file": {env: []string{"DISK_DIR=/etc/passwd"}, want: []string{`"/etc/passwd" is no directory`, "DISK_DIR"}},
+		"files that are none":     {make: strayFiles, want: []string{`2 files in "{dir}/disk"`, "\n  \"notes.txt\": ", "\n  \"small.raw\": "}},
 		"a portal that's taken":   {env: []string{"LISTEN=" + taken.Addr().String()}, make: rawImage, want: []string{taken.Addr().String(), "taken", "--port (PORT)"}},
 		"pages that are taken":    {env: []string{"METRICS_LISTEN=" + taken.Addr().String()}, make: rawImage, want: []string{taken.Addr().String(), "taken", "--metrics-listen (METRICS_LISTEN)"}},
 		"both are taken": {env: []string{"LISTEN=" + taken.Addr().String(), "METRICS_LISTEN=" + takenToo.Addr().String()}, make: rawImage,
@@ -247,7 +247,7 @@ func TestServeRefusesDisksThatLookTheSame(t *testing.T) {
 	refuses := func(want int, settings string, parts ...string) {
 		status, _, stderr := run(t, l.env, "serve", "--config="+yamlFile(t, settings))
 		require.Equal(t, want, status, stderr)
-		for _, part := range append(parts, "LUN 1 (a.raw) and LUN 2 (b.raw)", `"disks"`) {
+		for _, part := range append(parts, `LUN 1 ("a.raw") and LUN 2 ("b.raw")`, `"disks"`) {
 			require.Contains(t, told(stderr), part)
 		}
 	}

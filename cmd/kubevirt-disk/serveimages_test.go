@@ -195,3 +195,28 @@ func TestTooLittleSpace(t *testing.T) {
 	p := l.serve(t, "WORK_DIR="+work, "COPY_MODE=copy-on-write")
 	require.Equal(t, exitDone, p.terminate())
 }
+
+// TestPathsAreQuoted: where a name ends, and that it has a space, is to be seen.
+func TestPathsAreQuoted(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "my images")
+	bad := filepath.Join(dir, "a b.raw")
+	require.NoError(t, os.Mkdir(dir, 0o755))
+	quoted := `"` + dir + `"`
+	check := func(want string, args ...string) {
+		_, _, stderr := run(t, []string{"METRICS_LISTEN=127.0.0.1:0", "PORT=0", "READY_FILE="}, args...)
+		require.Contains(t, told(stderr), want, args)
+	}
+	check("no disk image in "+quoted, "serve", "--disk-dir="+dir)
+	check("no disk image in "+quoted, "inspect", dir)
+	check(quoted+" cannot be read", "serve", "--config="+dir)
+	check(`no daemon answers at "`+dir+`/control.sock"`, "handover", "--lun=1", "--finish", "--work-dir="+dir)
+	require.NoError(t, os.WriteFile(bad, []byte("x"), 0o644))
+	check("1 file in "+quoted+" cannot be served:\n  \"a b.raw\": has a size", "serve", "--disk-dir="+dir)
+	check(`"`+bad+`" has a size of 1 bytes`, "inspect", dir)
+	check(`"`+bad+`" is no directory`, "serve", "--disk-dir="+bad)
+	check(`"a b.raw": has a size`, "convert", bad, filepath.Join(dir, "out.raw"))
+	require.NoError(t, os.WriteFile(bad, make([]byte, 512), 0o644))
+	check(`destination "`+dir+`/a b.raw" is the image "a b.raw" itself`, "convert", "--force", bad, bad)
+	check(`"`+bad+`" is there already`, "convert", bad, bad)
+	check(`the ready file `+quoted, "serve", "--ready-file="+dir, "--disk-dir="+dir, "--work-dir="+dir+"/work")
+}
