@@ -82,7 +82,7 @@ func TestBlockCommands(t *testing.T) {
 		{"SBC-3 5.45/WRITE SAME to the end", writeSame(1, 0, end-4, 0, block), "", old},
 		{"SBC-3 5.45/WRITE SAME beyond the end", writeSame(1, 0, end-4, 5, block), "05/21/00", old},
 		{"SBC-3 5.45/WRITE SAME of more than a block of data", writeSame(1, 0, 8, 8, data),
-			"05/0E/03", old},
+			"05/24/00", old},
 		{"SBC-3 5.45/WRITE SAME without its block", writeSame(1, 0, 8, 8, nil), "05/0E/03", old},
 
 		{"SBC-3 5.2/COMPARE AND WRITE", compareWrite16(1, 8, old, data), "", data},

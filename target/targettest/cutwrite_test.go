@@ -106,24 +106,31 @@ func TestWrongAmountOfData(t *testing.T) {
 	for _, o := range []LoginOptions{{}, solicited} {
 		sess := s.login(t, o)
 		for name, c := range map[string]struct {
-			cdb  []byte
-			sent []int
+			cdb   []byte
+			takes int // bytes
+			sent  []int
 		}{
-			"COMPARE AND WRITE": {compareWrite16(1, 8, old, nil).CDB, []int{200, 8 * BlockSize,
+			"COMPARE AND WRITE": {compareWrite16(1, 8, old, nil).CDB, 16 * BlockSize, []int{200,
+				8 * BlockSize,
 				16*BlockSize - 1, 16*BlockSize + 1, 32 * BlockSize}},
-			"WRITE SAME": {cdb16(0x93, 0, 8, 8), []int{200, BlockSize - 1, BlockSize + 1,
+			"WRITE SAME": {cdb16(0x93, 0, 8, 8), BlockSize, []int{200, BlockSize - 1, BlockSize + 1,
 				8 * BlockSize}},
-			"WRITE ATOMIC": {writeAtomic(1, 8, old).CDB, []int{200, 8*BlockSize - 1,
+			"WRITE ATOMIC": {writeAtomic(1, 8, old).CDB, 8 * BlockSize, []int{200, 8*BlockSize - 1,
 				8*BlockSize + 1}},
-			"VERIFY": {verify(1, 1, 8, 8, nil).CDB, []int{200, BlockSize,
+			"VERIFY": {verify(1, 1, 8, 8, nil).CDB, 8 * BlockSize, []int{200, BlockSize,
 				8*BlockSize - 1}},
-			"VERIFY of a block": {verify(1, 3, 8, 8, nil).CDB, []int{200, BlockSize - 1}},
-			"UNMAP":             {unmap(1, 8, 8).CDB, []int{4, 23}},
+			"VERIFY of a block": {verify(1, 3, 8, 8, nil).CDB, BlockSize, []int{200,
+				BlockSize - 1}},
+			"UNMAP": {unmap(1, 8, 8).CDB, 24, []int{4, 23}},
 		} {
 			for _, n := range c.sent {
 				t.Run(fmt.Sprintf("%s/%d bytes", name, n), func(t *testing.T) {
 					sess.MustGood(t, Write10(1, 8, old))
-					sess.MustFail(t, Command{LUN: 1, CDB: c.cdb, Write: other[:n]}, "05/0E/03")
+					want := "05/0E/03"
+					if n > c.takes {
+						want = "05/24/00"
+					}
+					sess.MustFail(t, Command{LUN: 1, CDB: c.cdb, Write: other[:n]}, want)
 					require.Equal(t, old, sess.MustGood(t, Read10(1, 8, 8)).Data)
 				})
 			}

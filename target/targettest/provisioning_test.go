@@ -131,7 +131,7 @@ func TestProvisioning(t *testing.T) {
 		{"an anchor", "05/24/00", block16(2, 0x93, 0x18, 8, 8, make([]byte, BlockSize))},
 		{"protection information", "05/24/00", block16(2, 0x93, 0x20, 8, 8, make([]byte, BlockSize))},
 		{"half a block", "05/0E/03", block16(2, 0x93, 0, 8, 8, make([]byte, BlockSize/2))},
-		{"two blocks", "05/0E/03", block16(2, 0x93, 0, 8, 8, make([]byte, 2*BlockSize))},
+		{"two blocks", "05/24/00", block16(2, 0x93, 0, 8, 8, make([]byte, 2*BlockSize))},
 	} {
 		t.Run("SBC-3 5.45/WRITE SAME/"+tt.name, func(t *testing.T) {
 			fill()

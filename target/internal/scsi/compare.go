@@ -13,7 +13,7 @@ func prepareCompareAndWrite(t *Task) error {
 	}
 	t.fua = t.CDB[1]&bitFUA != 0
 	t.expect(2*t.length(), true)
-	return t.exactly()
+	return t.exactly(13)
 }
 
 // outCompareAndWrite holds the range exclusively, so that no other command sees or changes anything between

@@ -138,9 +138,9 @@ var (
 	errMediumNotPresent  = &senseError{key: NotReady, code: ascMediumNotPresent}
 	errRemovalPrevented  = &senseError{key: IllegalRequest, code: ascRemovalPrevented}
 	errSavingPages       = &senseError{key: IllegalRequest, code: ascSavingNotSupported}
-	// The initiator's expected data transfer length is not what the CDB asks for, of a command that
-	// needs just that.
-	errTransferLength = &senseError{key: IllegalRequest, code: ascInvalidFieldInIU}
+	// The initiator's expected data transfer length is too short for a command that needs all its
+	// data.
+	errShortTransfer = &senseError{key: IllegalRequest, code: ascInvalidFieldInIU}
 
 	errInvalidRelease        = &senseError{key: IllegalRequest, code: ascInvalidRelease}
 	errRegistrationResources = &senseError{key: IllegalRequest, code: ascRegistrationResources}

@@ -159,7 +159,7 @@ func (t *Task) Out(off int64, p []byte) error {
 	}
 	t.moved = off + int64(len(p))
 	if t.Gather && t.moved < t.Length {
-		return errTransferLength
+		return errShortTransfer
 	}
 	return t.cmd.out(t, off, p)
 }
@@ -167,7 +167,7 @@ func (t *Task) Out(off int64, p []byte) error {
 // Finish executes what remains once the data has moved, and returns the status. It may wait for the disk.
 func (t *Task) Finish() (Status, error) {
 	if t.Gather && t.moved < t.Length {
-		return StatusCheckCondition, errTransferLength
+		return StatusCheckCondition, errShortTransfer
 	}
 	if t.cmd.finish != nil {
 		if t.moved == 0 { // else the medium has been accessed already
@@ -289,11 +289,12 @@ func (t *Task) expect(n int64, gather bool) {
 }
 
 // exactly refuses a command for which the initiator means to send more than the CDB asks for: 256
-// blocks in a field of one byte, or a buffer that is not one block. Less than that is refused where
-// it ends.
-func (t *Task) exactly() error {
+// blocks in a field of one byte, or a buffer that is not one block. field is the CDB's length
+// field, which libiscsi's suite wants to see blamed. Less than that is refused where the command
+// ends.
+func (t *Task) exactly(field int) error {
 	if t.Offered > t.Length {
-		return errTransferLength
+		return invalidField(field, 7)
 	}
 	return nil
 }

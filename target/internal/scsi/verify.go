@@ -31,7 +31,7 @@ func prepareVerify(t *Task) error {
 		return invalidField(1, 2)
 	}
 	if t.Offered < t.Length {
-		return errTransferLength // whether or not what is offered differs
+		return errShortTransfer // whether or not what is offered differs
 	}
 	return nil
 }

@@ -29,7 +29,7 @@ func prepareWriteAtomic(t *Task) error {
 		return invalidField(12, 7)
 	}
 	t.expect(t.length(), true)
-	return t.exactly()
+	return t.exactly(12)
 }
 
 // atomicRecord is the header of what is kept while a WRITE ATOMIC is under way: the offset of the blocks in bytes. Their

@@ -17,7 +17,7 @@ func prepareWriteSame(t *Task) error {
 	if !t.withoutData() {
 		t.expect(BlockSize, true)
 	}
-	return t.exactly()
+	return t.exactly(t.cmd.layout.lengthField())
 }
 
 // withoutData reports NDOB: no data is sent, and the block is all zeros.
