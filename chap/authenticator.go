@@ -6,12 +6,13 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 )
 
 // Authenticator holds the credentials of a target and knows the challenges that its logins have outstanding.
 // It is safe for concurrent use.
 type Authenticator struct {
-	cfg Config
+	inForce atomic.Pointer[Config] // never changed once it is here
 
 	mu          sync.Mutex
 	outstanding map[string]struct{} // guarded by mu; challenges of exchanges that are not closed
@@ -20,17 +21,33 @@ type Authenticator struct {
 // NewAuthenticator makes an Authenticator. The configuration must have CHAP enabled: a target without
 // authentication has no Authenticator.
 func NewAuthenticator(cfg Config) (*Authenticator, error) {
-	if err := cfg.Validate(); err != nil {
+	a := &Authenticator{outstanding: make(map[string]struct{})}
+	if err := a.Replace(cfg); err != nil {
 		return nil, err
 	}
+	return a, nil
+}
+
+// Replace puts another configuration into force, which must have CHAP enabled: every login that has not come to its
+// end is judged by it, also one that had its challenge before. After an error the one before stays.
+func (a *Authenticator) Replace(cfg Config) error {
+	if err := cfg.Validate(); err != nil {
+		return err
+	}
 	if !cfg.Enabled() {
-		return nil, errors.New("chap: no credential for initiators")
+		return errors.New("chap: no credential for initiators")
 	}
 	cfg.Algorithms = slices.Clone(cfg.Algorithms)
 	if len(cfg.Algorithms) == 0 {
 		cfg.Algorithms = []Algorithm{MD5, SHA1, SHA256, SHA3_256}
 	}
-	return &Authenticator{cfg: cfg, outstanding: make(map[string]struct{})}, nil
+	a.inForce.Store(&cfg)
+	return nil
+}
+
+// Knows says whether a user could authenticate now: one whose credential was replaced could not.
+func (a *Authenticator) Knows(user string) bool {
+	return a.inForce.Load().Initiator.Username == user
 }
 
 // Begin starts the exchange of one login, of an initiator that calls itself initiatorName. The caller closes
@@ -74,7 +91,7 @@ func (a *Authenticator) selectAlgorithm(offer string) (alg Algorithm, spelled st
 		if err != nil || n > 255 {
 			continue // a value that is not understood is ignored
 		}
-		if alg := Algorithm(n); slices.Contains(a.cfg.Algorithms, alg) {
+		if alg := Algorithm(n); slices.Contains(a.inForce.Load().Algorithms, alg) {
 			return alg, item, true
 		}
 	}

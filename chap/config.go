@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -29,6 +30,10 @@ type Credential struct {
 // IsZero says whether there is neither a name nor a secret.
 func (c Credential) IsZero() bool { return c.Username == "" && c.Secret.IsZero() }
 
+func (c Credential) equal(o Credential) bool {
+	return c.Username == o.Username && c.Secret.Equal(o.Secret)
+}
+
 // Config says who may log in. The zero value turns CHAP off.
 type Config struct {
 	// Initiator is what initiators must present.
@@ -48,6 +53,12 @@ func (c Config) Enabled() bool { return !c.Initiator.IsZero() }
 
 // Mutual says whether the target can authenticate itself to an initiator.
 func (c Config) Mutual() bool { return !c.Target.IsZero() }
+
+// Equal says whether two configurations let the same initiators in, in the same way.
+func (c Config) Equal(o Config) bool {
+	return c.Initiator.equal(o.Initiator) && c.Target.equal(o.Target) &&
+		strings.EqualFold(c.InitiatorName, o.InitiatorName) && slices.Equal(c.Algorithms, o.Algorithms)
+}
 
 // Validate reports what makes the configuration unusable. It is satisfied with the zero value.
 func (c Config) Validate() error {

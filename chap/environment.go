@@ -17,9 +17,8 @@ const (
 	envPassword       = "CHAP_PASSWORD"
 	envMutualUsername = "CHAP_MUTUAL_USERNAME"
 	envMutualPassword = "CHAP_MUTUAL_PASSWORD"
+	envInitiatorName  = "CHAP_INITIATOR_NAME"
 	fileSuffix        = "_FILE"
-
-	envInitiatorName = "CHAP_INITIATOR_NAME"
 
 	// What the callers of the original wrapper set.
 	envOldUsername       = "USERNAME"
@@ -46,7 +45,8 @@ const (
 //     wins over the plain one: what initiators must present.
 //   - node.session.auth.username and .password: what initiators must present; .username_in and .password_in:
 //     what the target presents.
-//   - CHAP_INITIATOR_NAME: the only iSCSI initiator name (see CheckInitiatorName) that may use the credential; any may without it.
+//   - CHAP_INITIATOR_NAME: the only iSCSI initiator name (see CheckInitiatorName) that may use the credential; any may
+//     without it. It may be given as a file, too.
 //
 // An empty variable is the same as none. Half a credential, sources that disagree and values that are not safe
 // to use are errors. Errors name all variables that are wrong, and never show a value. They show the name of a file where it is one on
@@ -60,7 +60,7 @@ func FromEnvironment(lookup func(string) (string, bool), readFile func(string) (
 	target := e.credential("credential of the target (mutual CHAP)",
 		e.pair(e.valueOrFile(envMutualUsername), e.valueOrFile(envMutualPassword)),
 		e.pair(e.value(envKubeUsernameIn), e.value(envKubePasswordIn)))
-	name := e.value(envInitiatorName)
+	name := e.valueOrFile(envInitiatorName)
 	if name.set() {
 		if err := CheckInitiatorName(name.value); err != nil {
 			e.problem("%s %w", name.from, err)

@@ -39,7 +39,8 @@ func TestFromEnvironmentSources(t *testing.T) {
 	odd := "s?>s?>s?>s?>" // its base64 has both marks in which the alphabets differ
 	require.NotEqual(t, std.EncodeToString([]byte(odd)), url.EncodeToString([]byte(odd)))
 	files := vars{"/u": "alice\n", "/p": secretA + "\n", "/crlf": secretA + "\r\n", "/two": secretA + "\n\n", "/bare": secretA,
-		"/mu": "storage", "/mp": secretB}
+		"/mu": "storage", "/mp": secretB,
+		"/name": "iqn.2001-04.com.example:a\n"}
 	for _, tt := range []struct {
 		name string
 		vars vars
@@ -76,6 +77,8 @@ func TestFromEnvironmentSources(t *testing.T) {
 		{"sources by direction", vars{"USERNAME": "alice", "PASSWORD": secretA, "CHAP_MUTUAL_USERNAME": "storage", "CHAP_MUTUAL_PASSWORD": secretB},
 			Config{Initiator: alice, Target: storage}},
 		{"bound", vars{"CHAP_USERNAME": "alice", "CHAP_PASSWORD": secretA, "CHAP_INITIATOR_NAME": "iqn.2001-04.com.example:a"},
+			Config{Initiator: alice, InitiatorName: "iqn.2001-04.com.example:a"}},
+		{"bound by a file", vars{"CHAP_USERNAME": "alice", "CHAP_PASSWORD": secretA, "CHAP_INITIATOR_NAME_FILE": "/name"},
 			Config{Initiator: alice, InitiatorName: "iqn.2001-04.com.example:a"}},
 	} {
 		got, err := fromMap(tt.vars, files)
@@ -114,6 +117,8 @@ func TestFromEnvironmentRefuses(t *testing.T) {
 		{"mutual sources differ", good(vars{"CHAP_MUTUAL_USERNAME": "t", "CHAP_MUTUAL_PASSWORD": secretB, "node.session.auth.username_in": "u",
 			"node.session.auth.password_in": secretB}), []string{"CHAP_MUTUAL_USERNAME", "node.session.auth.username_in", "disagree"}},
 		{"file and variable differ", good(vars{"CHAP_PASSWORD_FILE": "/other"}), []string{"CHAP_PASSWORD_FILE", "CHAP_PASSWORD disagree"}},
+		{"bound by an empty file", good(vars{"CHAP_INITIATOR_NAME_FILE": "/empty"}),
+			[]string{"CHAP_INITIATOR_NAME_FILE", "empty"}},
 		{"short", vars{"CHAP_USERNAME": "alice", "CHAP_PASSWORD": "shortsecret"}, []string{"CHAP_PASSWORD", "12 bytes"}},
 		{"short original", vars{"USERNAME": "alice", "PASSWORD": "shortsecret"}, []string{"PASSWORD", "12 bytes"}},
 		{"short mutual", good(vars{"CHAP_MUTUAL_USERNAME": "t", "CHAP_MUTUAL_PASSWORD": "shortsecret"}), []string{"CHAP_MUTUAL_PASSWORD", "12 bytes"}},

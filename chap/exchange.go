@@ -125,22 +125,22 @@ func (e *Exchange) Verify(r Reply) (*Proof, error) {
 			return nil, err
 		}
 	}
-	if err := e.check(*r.Name, response); err != nil {
+	cfg := e.auth.inForce.Load()
+	if err := e.check(cfg, *r.Name, response); err != nil {
 		return nil, err
 	}
 	if back == nil {
 		e.user = *r.Name
 		return nil, nil
 	}
-	if !e.auth.cfg.Mutual() {
+	if !cfg.Mutual() {
 		return nil, fail(FailureAuthentication, "mutual_not_configured",
 			"user %s wants the target to authenticate itself, and there is no credential for that", quote(*r.Name))
 	}
 	e.user = *r.Name
 	// Only now: what answers whoever asks is an oracle for the target's secret.
-	target := e.auth.cfg.Target
-	answer := e.algorithm.Response(back.identifier, target.Secret.bytes(), back.challenge)
-	return &Proof{Name: target.Username, Response: FormatBinary(answer)}, nil
+	answer := e.algorithm.Response(back.identifier, cfg.Target.Secret.bytes(), back.challenge)
+	return &Proof{Name: cfg.Target.Username, Response: FormatBinary(answer)}, nil
 }
 
 // backChallenge is the initiator's challenge to the target.
@@ -170,8 +170,7 @@ func (e *Exchange) parseBackChallenge(r Reply) (*backChallenge, error) {
 }
 
 // check compares name, response and initiator name with what is configured, all of them always.
-func (e *Exchange) check(name string, response []byte) error {
-	cfg := &e.auth.cfg
+func (e *Exchange) check(cfg *Config, name string, response []byte) error {
 	expected := e.algorithm.Response(e.identifier, cfg.Initiator.Secret.bytes(), e.challenge)
 	rightSecret := subtle.ConstantTimeCompare(response, expected)
 

@@ -201,7 +201,7 @@ func (s *Server) register(sess *session) (old *session, err error) {
 		old = s.sessions[sess.key]
 	}
 	switch {
-	case old != nil && old.login.User != sess.login.User:
+	case old != nil && !s.mayReinstate(sess, old):
 		return nil, errNotYours
 	case old != nil: // it makes room
 	case len(s.sessions)+len(s.discovery) >= s.opt.Limits.MaxConnections:
@@ -223,6 +223,12 @@ func (s *Server) register(sess *session) (old *session, err error) {
 		s.sessions[sess.key] = sess
 	}
 	return old, nil
+}
+
+// mayReinstate says whether a session may take the place of another one. A user whose credential was replaced is nobody any more:
+// its initiator comes back by the new one, as after a broken connection, and has nobody else to wait for.
+func (s *Server) mayReinstate(sess, old *session) bool {
+	return old.login.User == sess.login.User || s.opt.Auth != nil && !s.opt.Auth.Knows(old.login.User)
 }
 
 // sameDiscoveryLocked is the discovery session that sess reinstates: of the same initiator and identifier, and where it

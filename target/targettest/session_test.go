@@ -192,6 +192,23 @@ func TestSessionOfAnother(t *testing.T) {
 	sess.MustGood(t, TestUnitReady(1))
 }
 
+// When the credential is replaced sessions go on, and their initiators come back by the new one, also where a new user takes the place of
+// a session of the old one: its connection may be broken without the target's knowing.
+func TestReplacedCredential(t *testing.T) {
+	var auth *chap.Authenticator
+	s := start(t, withCHAP(), func(o *target.Options) { auth = o.Auth })
+	sess := s.login(t, LoginOptions{CHAP: good()})
+	next := chap.Config{Initiator: chap.Credential{Username: "next", Secret: chap.NewSecret(targetPassword)}}
+	require.NoError(t, auth.Replace(next))
+	sess.MustGood(t, TestUnitReady(1))
+	s.refused(t, LoginOptions{CHAP: good()}, 0x0201)
+	sess.MustGood(t, TestUnitReady(1))
+	again := s.login(t, LoginOptions{CHAP: &CHAP{Username: "next", Password: targetPassword}})
+	again.MustGood(t, TestUnitReady(1))
+	require.Len(t, s.Sessions(), 1, "it has reinstated the other one")
+	require.Equal(t, "next", s.Sessions()[0].User)
+}
+
 // A peer that does not read is let go, and holds up nobody.
 func TestPeerThatDoesNotRead(t *testing.T) {
 	t.Parallel() // it mostly waits
