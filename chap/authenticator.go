@@ -28,8 +28,9 @@ func NewAuthenticator(cfg Config) (*Authenticator, error) {
 	return a, nil
 }
 
-// Replace puts another configuration into force, which must have CHAP enabled: every login that has not come to its
-// end is judged by it, also one that had its challenge before. After an error the one before stays.
+// Replace puts another configuration into force, which must have CHAP enabled: every login that has
+// not come to its end is judged by it, also one that had its challenge before. After an error the
+// one before stays.
 func (a *Authenticator) Replace(cfg Config) error {
 	if err := cfg.Validate(); err != nil {
 		return err

@@ -45,8 +45,8 @@ const (
 //     wins over the plain one: what initiators must present.
 //   - node.session.auth.username and .password: what initiators must present; .username_in and .password_in:
 //     what the target presents.
-//   - CHAP_INITIATOR_NAME: the only iSCSI initiator name (see CheckInitiatorName) that may use the credential; any may
-//     without it. It may be given as a file, too.
+//   - CHAP_INITIATOR_NAME: the only iSCSI initiator name (see CheckInitiatorName) that may use the
+//     credential; any may without it. It may be given as a file, too.
 //
 // An empty variable is the same as none. Half a credential, sources that disagree and values that are not safe
 // to use are errors. Errors name all variables that are wrong, and never show a value. They show the name of a file where it is one on

@@ -78,7 +78,8 @@ func TestFromEnvironmentSources(t *testing.T) {
 			Config{Initiator: alice, Target: storage}},
 		{"bound", vars{"CHAP_USERNAME": "alice", "CHAP_PASSWORD": secretA, "CHAP_INITIATOR_NAME": "iqn.2001-04.com.example:a"},
 			Config{Initiator: alice, InitiatorName: "iqn.2001-04.com.example:a"}},
-		{"bound by a file", vars{"CHAP_USERNAME": "alice", "CHAP_PASSWORD": secretA, "CHAP_INITIATOR_NAME_FILE": "/name"},
+		{"bound by a file", vars{"CHAP_USERNAME": "alice", "CHAP_PASSWORD": secretA,
+			"CHAP_INITIATOR_NAME_FILE": "/name"},
 			Config{Initiator: alice, InitiatorName: "iqn.2001-04.com.example:a"}},
 	} {
 		got, err := fromMap(tt.vars, files)

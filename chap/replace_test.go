@@ -17,13 +17,15 @@ func login(t *testing.T, a *Authenticator, user, secret string, between func()) 
 	require.NoError(t, err)
 	between()
 	answer := respond(t, c, secret)
-	return e.Verify(Reply{Name: &user, Response: &answer, Identifier: ptr("1"), Challenge: ptr("0x0102030405060708")})
+	return e.Verify(Reply{Name: &user, Response: &answer,
+		Identifier: ptr("1"), Challenge: ptr("0x0102030405060708")})
 }
 
 func TestReplace(t *testing.T) {
 	nothing := func() {}
 	first := Config{Initiator: aliceCred, Target: targetCred}
-	second := Config{Initiator: Credential{"carol", NewSecret(secretC)}, Target: Credential{"other", NewSecret(secretA + "-too")}}
+	second := Config{Initiator: Credential{"carol", NewSecret(secretC)},
+		Target: Credential{"other", NewSecret(secretA + "-too")}}
 	a := newAuth(t, first)
 	proof, err := login(t, a, "alice", secretA, nothing)
 	require.NoError(t, err)
@@ -63,7 +65,8 @@ func TestReplace(t *testing.T) {
 
 func TestConfigEqual(t *testing.T) {
 	base := func() Config {
-		return Config{Initiator: Credential{"alice", NewSecret(secretA)}, Target: Credential{"storage", NewSecret(secretB)},
+		return Config{Initiator: Credential{"alice", NewSecret(secretA)},
+			Target:        Credential{"storage", NewSecret(secretB)},
 			InitiatorName: initiatorIQN, Algorithms: []Algorithm{MD5}}
 	}
 	require.True(t, base().Equal(base()))

@@ -359,6 +359,7 @@ func (c *conn) observe(t *task, status uint8) {
 	if op == scsi.OpRead && moved <= chunkSize || op == scsi.OpWrite {
 		c.srv.watch.luns[number].slow(now - t.begun)
 	}
+	t.sess.work.count(op, moved)
 	c.srv.opt.Observer.CommandDone(CommandEvent{Initiator: t.sess.login.InitiatorName, LUN: number, Op: op,
 		Bytes: moved, Duration: now - t.started, Status: status})
 }

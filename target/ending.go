@@ -35,6 +35,8 @@ func endReason(cause error) string {
 		return "connection_closed"
 	case errors.Is(cause, errReinstated):
 		return "reinstated"
+	case errors.Is(cause, errKicked):
+		return "kicked"
 	case errors.Is(cause, errShutdown):
 		return "shutdown"
 	case errors.Is(cause, errPeerDead), errors.Is(cause, errPDUTimeout), errors.Is(cause, errWriteTimeout):

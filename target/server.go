@@ -225,8 +225,9 @@ func (s *Server) register(sess *session) (old *session, err error) {
 	return old, nil
 }
 
-// mayReinstate says whether a session may take the place of another one. A user whose credential was replaced is nobody any more:
-// its initiator comes back by the new one, as after a broken connection, and has nobody else to wait for.
+// mayReinstate says whether a session may take the place of another one. A user whose credential
+// was replaced is nobody any more: its initiator comes back by the new one, as after a broken
+// connection, and has nobody else to wait for.
 func (s *Server) mayReinstate(sess, old *session) bool {
 	return old.login.User == sess.login.User || s.opt.Auth != nil && !s.opt.Auth.Knows(old.login.User)
 }
@@ -319,4 +320,28 @@ func (s *Server) Sessions() []SessionInfo {
 	}
 	slices.SortFunc(list, func(a, b SessionInfo) int { return a.Since.Compare(b.Since) })
 	return list
+}
+
+// EndSessions ends the sessions that which picks, at once and without asking their initiators, and
+// tells which these were. Nothing keeps an initiator from logging in again. Their commands end
+// without an answer; calls of a disk that are in progress run on, and what they write may still
+// reach it. None of these sessions claims a LUN any more when it returns, unless such a write is
+// under way.
+func (s *Server) EndSessions(which func(SessionInfo) bool) []SessionInfo {
+	var ended []SessionInfo
+	for _, sess := range s.all() {
+		if info := sess.info(); which(info) {
+			sess.end(errKicked)
+			ended = append(ended, info)
+		}
+	}
+	slices.SortFunc(ended, func(a, b SessionInfo) int { return a.Since.Compare(b.Since) })
+	return ended
+}
+
+// SetAccess changes who may use a LUN, and whether it can be written, while it is served. A LUN
+// that was shared does not become write-exclusive, and one that was write-protected when the server
+// was made stays so. An error says why it cannot be, and nothing has changed.
+func (s *Server) SetAccess(lun uint16, mode AccessMode, readOnly bool) error {
+	return s.device.SetAccess(lun, mode, readOnly)
 }

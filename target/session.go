@@ -26,6 +26,7 @@ var (
 	errWriteTimeout = errors.New("the peer does not read what it is sent")
 	errTargetReset  = errors.New("the target was reset")
 	errNexusReset   = errors.New("the initiator has reset its session")
+	errKicked       = errors.New("the session was ended by an operator")
 	errLoggedOut    = errors.New("logout")
 	errBusy         = errors.New("no memory for the command's data")
 	errTooManyTasks = errors.New("more immediate commands than can be held")
@@ -82,6 +83,8 @@ type session struct {
 
 	counts bool // guarded by Server.mu; it is counted in Server.from
 
+	work sessionWork
+
 	open  atomic.Bool // the login response is queued: others may send on the connection
 	ended sync.Once
 }
@@ -96,7 +99,15 @@ func (s *session) info() SessionInfo {
 	s.mu.Lock()
 	n := len(s.tasks)
 	s.mu.Unlock()
+	used := []uint16{}
+	if s.nexus != nil {
+		used = s.conn.srv.device.UsedBy(s.nexus)
+	}
 	return SessionInfo{
+		LUNs:         used,
+		Commands:     s.work.commands.Load(),
+		BytesRead:    s.work.read.Load(),
+		BytesWritten: s.work.written.Load(),
 		Initiator:    s.login.InitiatorName,
 		Alias:        s.login.InitiatorAlias,
 		Remote:       s.conn.remote.String(),
@@ -126,6 +137,23 @@ type SessionInfo struct {
 	InFlight     int       `json:"in_flight"` // commands
 	HeaderDigest bool      `json:"header_digest"`
 	DataDigest   bool      `json:"data_digest"`
+	LUNs         []uint16  `json:"luns"`     // that it has read or written
+	Commands     uint64    `json:"commands"` // that have come to their end
+	BytesRead    uint64    `json:"bytes_read"`
+	BytesWritten uint64    `json:"bytes_written"`
+}
+
+// sessionWork is what a session has done.
+type sessionWork struct{ commands, read, written atomic.Uint64 }
+
+func (w *sessionWork) count(op scsi.Operation, moved int64) {
+	w.commands.Add(1)
+	switch op {
+	case scsi.OpRead:
+		w.read.Add(uint64(moved))
+	case scsi.OpWrite:
+		w.written.Add(uint64(moved))
+	}
 }
 
 // admission is what becomes of a PDU by its CmdSN.

@@ -258,16 +258,21 @@ func running(run func(*cobra.Command, []string) error) func(*cobra.Command, []st
 	}
 }
 
-// interruptible returns a context that ends with the first SIGTERM or SIGINT. A second one ends the process
-// at once with status 1, so that nothing that hangs can keep it alive. A closed terminal is like a first one, however often it says so,
-// unless the process was started to outlive it (nohup). The caller calls stop.
-func (a *app) interruptible(parent context.Context) (ctx context.Context, stop func()) {
+// interruptible returns a context that ends with the first SIGTERM or SIGINT. A second one ends the
+// process at once with status 1, so that nothing that hangs can keep it alive. A closed terminal is
+// like a first one, however often it says so, unless the process was started to outlive it (nohup).
+// Any other SIGHUP goes to hangups, unless one waits there; nil: it is like a closed terminal. The
+// caller calls stop.
+func (a *app) interruptible(parent context.Context, hangups chan<- struct{}) (
+	ctx context.Context, stop func()) {
 	ctx, cancel := context.WithCancel(parent)
 	signals := make(chan os.Signal, 2)
-	hangups := make(chan os.Signal, 1)
+	hungUp := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
-	if !signal.Ignored(syscall.SIGHUP) {
-		signal.Notify(hangups, syscall.SIGHUP)
+	outlives := signal.Ignored(syscall.SIGHUP)
+	hadTerminal := controllingTerminal() == nil
+	if hangups != nil || !outlives {
+		signal.Notify(hungUp, syscall.SIGHUP)
 	}
 	stopped := make(chan struct{})
 	go func() {
@@ -275,7 +280,16 @@ func (a *app) interruptible(parent context.Context) (ctx context.Context, stop f
 			select {
 			case <-stopped:
 				return
-			case <-hangups:
+			case <-hungUp:
+				// When a terminal closes, its processes have none any more before they are told.
+				closed := hadTerminal && errors.Is(controllingTerminal(), syscall.ENXIO)
+				if hangups != nil && (outlives || !closed) {
+					select {
+					case hangups <- struct{}{}:
+					default:
+					}
+					continue
+				}
 				n = max(n, 1)
 			case <-signals:
 				n++
@@ -288,8 +302,18 @@ func (a *app) interruptible(parent context.Context) (ctx context.Context, stop f
 	}()
 	return ctx, sync.OnceFunc(func() {
 		signal.Stop(signals)
-		signal.Stop(hangups)
+		signal.Stop(hungUp)
 		close(stopped)
 		cancel()
 	})
+}
+
+// controllingTerminal tells whether the process has a terminal that its signals come from: ENXIO,
+// it has none.
+func controllingTerminal() error {
+	f, err := os.OpenFile("/dev/tty", os.O_RDONLY|syscall.O_NOCTTY, 0)
+	if err != nil {
+		return err
+	}
+	return f.Close()
 }

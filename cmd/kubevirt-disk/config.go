@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/spf13/pflag"
 	"go.uber.org/zap/zapcore"
@@ -35,12 +36,14 @@ type config struct {
 	readyFile        string                   // "": none
 	log              logConfig
 	chap             chap.Config
+	chapFiles        bool              // of chap, something is from files
+	values           map[string]string // by key: what each setting is set to, as text
 }
 
 // loadConfig resolves every setting and reports everything that is wrong with them at once, as a
 // *configError. Where images are named, they are served in place of the directory's.
-func loadConfig(flags *pflag.FlagSet, images ...string) (*config, error) {
-	l := load(flags)
+func loadConfig(flags *pflag.FlagSet, read fileReader, images ...string) (*config, error) {
+	l := loadBy(read, flags)
 	c := &config{
 		diskDir:        l.text(keyDiskDir),
 		workDir:        l.text(keyWorkDir),
@@ -53,6 +56,10 @@ func loadConfig(flags *pflag.FlagSet, images ...string) (*config, error) {
 		common:         diskSettings{copyMode: l.copyMode(), copyModeSource: l.name(keyCopyMode), size: l.size(keySize)},
 		disks:          l.disks,
 		log:            l.logConfig(),
+		values:         map[string]string{},
+	}
+	for _, s := range settings {
+		c.values[s.key] = strings.Join(l.list(s.key), ",")
 	}
 	if err := libvirt.CheckName(c.targetName); err != nil {
 		l.problems.add(l.name(keyTargetName), "%v", err)
@@ -67,7 +74,7 @@ func loadConfig(flags *pflag.FlagSet, images ...string) (*config, error) {
 		l.problems.add(l.name(keyOnImageChange), "%v", err)
 	}
 	insecure := l.bool(keyInsecureNoAuth)
-	c.chap, err = chap.FromEnvironment(os.LookupEnv, readCredential)
+	c.chap, c.chapFiles, err = credentials(read)
 	if err != nil {
 		// Whether portals are protected cannot be judged, so that only the default is resolved.
 		l.problems.addError(err)
@@ -120,11 +127,16 @@ func sameDirectory(a, b string) bool {
 	return err == nil && os.SameFile(first, second)
 }
 
-// readCredential reads a file that a CHAP variable names. Its name stays out of errors, as package chap knows whether it can be shown: it may
-// be a secret that was put into the wrong variable.
-func readCredential(path string) ([]byte, error) {
-	text, err := readBounded(path)
-	return text, withoutPath(err)
+// credentials finds the credentials of the environment, and says whether files have a part in them.
+// The name of a file stays out of errors, as package chap knows whether it can be shown: it may be a
+// secret that was put into the wrong variable.
+func credentials(read fileReader) (c chap.Config, fromFiles bool, err error) {
+	c, err = chap.FromEnvironment(os.LookupEnv, func(path string) ([]byte, error) {
+		fromFiles = true
+		text, err := read(path)
+		return text, withoutPath(err)
+	})
+	return c, fromFiles, err
 }
 
 func (l *loader) copyMode() disk.CopyMode {

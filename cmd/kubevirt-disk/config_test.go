@@ -21,7 +21,8 @@ const testSecret = "correct-horse-battery-staple"
 func cleanEnv(t *testing.T) {
 	t.Helper()
 	names := []string{envConfig, "USERNAME", "PASSWORD", "USERNAME_BASE64", "PASSWORD_BASE64", "CHAP_USERNAME", "CHAP_PASSWORD",
-		"CHAP_USERNAME_FILE", "CHAP_PASSWORD_FILE", "CHAP_MUTUAL_USERNAME", "CHAP_MUTUAL_PASSWORD"}
+		"CHAP_USERNAME_FILE", "CHAP_PASSWORD_FILE", "CHAP_MUTUAL_USERNAME", "CHAP_MUTUAL_PASSWORD",
+		"CHAP_INITIATOR_NAME", "CHAP_INITIATOR_NAME_FILE"}
 	for _, s := range settings {
 		names = append(names, s.env...)
 	}
@@ -50,7 +51,7 @@ func tryConfig(args ...string) (*config, error) {
 	if err := flags.Parse(args); err != nil {
 		return nil, err
 	}
-	return loadConfig(flags)
+	return loadConfig(flags, readBounded)
 }
 
 func mustConfig(t *testing.T, args ...string) *config {

@@ -16,13 +16,17 @@ import (
 // maxConfigFile bounds what a file of settings or a credential can make the start read, bytes.
 const maxConfigFile = 1 << 20
 
+// fileReader reads a file of settings or of a credential.
+type fileReader func(path string) ([]byte, error)
+
 // readConfigFile reads the settings of a YAML file as text, which is how every source gives them, so that
 // one place checks them. A number keeps its spelling: 03260 is a port and not an octal number.
 // Messages quote keys but no values of unknown keys, as one may be a misplaced secret.
-func readConfigFile(path string) (map[string]any, map[string]diskOverrides, []string) {
+func readConfigFile(path string, read fileReader) (
+	map[string]any, map[string]diskOverrides, []string) {
 	values := map[string]any{}
 	var disks map[string]diskOverrides
-	text, err := readBounded(path)
+	text, err := read(path)
 	if err != nil {
 		return values, nil, []string{fmt.Sprintf("%q cannot be read: %v", path, withoutPath(err))}
 	}
@@ -99,7 +103,7 @@ func readWithin(path string, patience time.Duration) ([]byte, error) {
 	// To open a pipe may already take for ever. Whoever waits then goes with the process, which does not start.
 	go func() {
 		defer close(done)
-		text, err = readAtMost(path, maxConfigFile)
+		text, err = readAtMost(path, os.O_RDONLY, maxConfigFile, func(fs.FileMode) bool { return true })
 	}()
 	select {
 	case <-done:
@@ -109,12 +113,18 @@ func readWithin(path string, patience time.Duration) ([]byte, error) {
 	}
 }
 
-func readAtMost(path string, limit int) ([]byte, error) {
-	f, err := os.Open(path)
+func readAtMost(path string, flags, limit int, wanted func(fs.FileMode) bool) ([]byte, error) {
+	f, err := os.OpenFile(path, flags, 0)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
+	switch st, err := f.Stat(); {
+	case err != nil:
+		return nil, err
+	case !wanted(st.Mode()):
+		return nil, errNotRegular
+	}
 	text, err := io.ReadAll(io.LimitReader(f, int64(limit)+1))
 	if err != nil {
 		return nil, err

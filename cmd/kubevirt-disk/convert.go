@@ -33,7 +33,7 @@ Progress goes to standard error.`,
 		if err := o.check(cmd); err != nil {
 			return err
 		}
-		ctx, stop := a.interruptible(cmd.Context())
+		ctx, stop := a.interruptible(cmd.Context(), nil)
 		defer stop()
 		return a.convert(ctx, args[0], args[1], o)
 	})

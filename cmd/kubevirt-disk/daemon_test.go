@@ -200,7 +200,7 @@ func TestStopDuringTheCopy(t *testing.T) {
 func TestTheFirstSignalCancelsTheSecondEnds(t *testing.T) {
 	exited := make(chan int, 1)
 	a := &app{exit: func(status int) { exited <- status }}
-	ctx, stop := a.interruptible(t.Context())
+	ctx, stop := a.interruptible(t.Context(), nil)
 	defer stop()
 	require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGTERM))
 	select {
@@ -224,7 +224,7 @@ func TestAClosedTerminalIsAFirstSignal(t *testing.T) {
 	}
 	exited := make(chan int, 1)
 	a := &app{exit: func(status int) { exited <- status }}
-	ctx, stop := a.interruptible(t.Context())
+	ctx, stop := a.interruptible(t.Context(), nil)
 	defer stop()
 	for range 2 {
 		require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGHUP))
@@ -453,13 +453,13 @@ func TestControlSocketInTheWay(t *testing.T) {
 func TestLogFormats(t *testing.T) {
 	var b bytes.Buffer
 	require.Equal(t, logJSON, logConfig{}.resolve(&b).format, "a pipe gets JSON")
-	newLogger(logConfig{level: zapcore.WarnLevel}, &b).Info("quiet")
+	newLogger(logConfig{}, zapcore.WarnLevel, &b).Info("quiet")
 	require.Empty(t, b.String())
-	newLogger(logConfig{level: zapcore.WarnLevel}, &b).Warn("loud", zap.Error(errors.New("two\nlines")))
+	newLogger(logConfig{}, zapcore.WarnLevel, &b).Warn("loud", zap.Error(errors.New("two\nlines")))
 	require.Contains(t, b.String(), `"msg":"loud"`)
 	require.Contains(t, b.String(), `"error":"two\nlines"`)
 	b.Reset()
-	newLogger(logConfig{format: logConsole}, &b).Info("hello", zap.Int("lun", 1))
+	newLogger(logConfig{format: logConsole}, zapcore.InfoLevel, &b).Info("hello", zap.Int("lun", 1))
 	require.Contains(t, b.String(), `INFO  hello  {"lun": 1}`)
 }
 

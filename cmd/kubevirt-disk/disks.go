@@ -163,25 +163,39 @@ func (d *daemon) findDisks() ([]*servedDisk, error) {
 	default:
 		return nil, explainScan(err, d.cfg.diskDir)
 	}
-	var wrong problems
-	for i, settings := range d.cfg.settingsFor(names(disks), &wrong) {
-		s := disks[i]
-		s.diskSettings = settings
+	settings, err := d.cfg.settle(disks)
+	if err != nil {
+		return disks, err
+	}
+	for i, s := range disks {
+		s.diskSettings = settings[i]
 		if s.copyMode != disk.CopyNone {
 			s.progress = new(disk.Progress)
 		}
-		if s.image == nil {
+	}
+	return disks, nil
+}
+
+// settle is how each of the disks is to be served, or why it cannot be.
+func (c *config) settle(disks []*servedDisk) ([]diskSettings, error) {
+	var wrong problems
+	settings := c.settingsFor(names(disks), &wrong)
+	wanted := make([]*servedDisk, len(settings))
+	for i, s := range settings {
+		wanted[i] = &servedDisk{diskSettings: s, name: disks[i].name}
+		if disks[i].image == nil {
 			continue
 		}
-		if err := s.copyMode.Check(s.image); err != nil {
+		if err := s.copyMode.Check(disks[i].image); err != nil {
 			wrong.add(s.copyModeSource, "%v", err)
 		}
 	}
 	// Before the disks are made, as they would keep what they were given when the file is put right.
-	if err := checkIdentities(disks, func(s *servedDisk) disk.Identity { return s.identity }); err != nil {
+	identity := func(s *servedDisk) disk.Identity { return s.identity }
+	if err := checkIdentities(wanted, identity); err != nil {
 		wrong.addError(err)
 	}
-	return disks, wrong.err()
+	return settings, wrong.err()
 }
 
 // sweep removes what is left of images that are gone. Where no image was found, or they were named, nothing is known to be gone.

@@ -22,6 +22,8 @@ const keyDisks = "disks"
 const (
 	keySerial = "serial"
 	keyNAA    = "naa"
+
+	keyReadOnly = "read-only"
 )
 
 // maxLUN is the highest LUN of the flat addressing method, 14 bits (SAM-5 4.7.7).
@@ -88,8 +90,38 @@ var diskKeys = map[string]func(s *diskSettings, value string) error{
 		s.identity.NAA = [8]byte(naa)
 		return nil
 	},
-	"read-only": func(s *diskSettings, value string) (err error) { s.readOnly, err = parseTruth(value); return err },
+	keyReadOnly: func(s *diskSettings, value string) (err error) {
+		s.readOnly, err = parseTruth(value)
+		return err
+	},
 	"removable": func(s *diskSettings, value string) (err error) { s.removable, err = parseTruth(value); return err },
+}
+
+// commonDiskKeys are the settings for all disks that single ones may differ from.
+var commonDiskKeys = []string{keyCopyMode, keyAccessMode, keySize}
+
+// diskFields are the same keys as diskKeys, each with what it has set.
+var diskFields = map[string]func(s diskSettings) any{
+	"lun":         func(s diskSettings) any { return s.lun },
+	keyCopyMode:   func(s diskSettings) any { return s.copyMode },
+	keyAccessMode: func(s diskSettings) any { return s.accessMode },
+	keySize:       func(s diskSettings) any { return s.size },
+	keySerial:     func(s diskSettings) any { return s.identity.Serial },
+	keyNAA:        func(s diskSettings) any { return s.identity.NAA },
+	keyReadOnly:   func(s diskSettings) any { return s.readOnly },
+	"removable":   func(s diskSettings) any { return s.removable },
+}
+
+// changedKeys names the settings in which two disks differ.
+func changedKeys(a, b diskSettings) []string {
+	var keys []string
+	for key, field := range diskFields {
+		if field(a) != field(b) {
+			keys = append(keys, key)
+		}
+	}
+	slices.Sort(keys)
+	return keys
 }
 
 func parseTruth(value string) (bool, error) {

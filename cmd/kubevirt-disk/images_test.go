@@ -200,6 +200,13 @@ func TestConvertDoesNotGarbleATerminal(t *testing.T) {
 // openTerminal returns the program's side of a new terminal.
 func openTerminal(t *testing.T) *os.File {
 	t.Helper()
+	_, terminal := newTerminal(t)
+	return terminal
+}
+
+// newTerminal returns both sides of a new terminal.
+func newTerminal(t *testing.T) (person, terminal *os.File) {
+	t.Helper()
 	person, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
 	if err != nil {
 		t.Skipf("needs a terminal: %v", err)
@@ -210,8 +217,8 @@ func openTerminal(t *testing.T) *os.File {
 	if errno != 0 {
 		t.Skipf("needs a terminal: %v", errno)
 	}
-	terminal := os.NewFile(fd, "terminal")
+	terminal = os.NewFile(fd, "terminal")
 	t.Cleanup(func() { terminal.Close() })
 	require.True(t, isTerminal(terminal))
-	return terminal
+	return person, terminal
 }

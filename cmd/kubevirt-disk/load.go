@@ -15,6 +15,7 @@ type loader struct {
 	flags    *pflag.FlagSet
 	env      map[string]string // key to the variable that decides it
 	file     string
+	read     fileReader
 	disks    map[string]diskOverrides // by image; only in the file
 	problems problems
 }
@@ -22,7 +23,12 @@ type loader struct {
 // load reads the given settings (all without keys) from parsed flags, the environment and the file.
 // What is wrong is collected, so that a person sees everything at once.
 func load(flags *pflag.FlagSet, keys ...string) *loader {
-	l := &loader{viper: viper.New(), flags: flags, env: map[string]string{}}
+	return loadBy(readBounded, flags, keys...)
+}
+
+// loadBy is load with another way to read the file.
+func loadBy(read fileReader, flags *pflag.FlagSet, keys ...string) *loader {
+	l := &loader{viper: viper.New(), flags: flags, env: map[string]string{}, read: read}
 	l.viper.AllowEmptyEnv(true)
 	for _, s := range selectSettings(keys) {
 		l.viper.SetDefault(s.key, s.def)
@@ -75,7 +81,7 @@ func (l *loader) readFile() {
 		return
 	}
 	l.file = path
-	values, disks, problems := readConfigFile(path)
+	values, disks, problems := readConfigFile(path, l.read)
 	l.disks = disks
 	for _, p := range problems {
 		l.problems.add(source, "%s", p)

@@ -37,8 +37,9 @@ func (c logConfig) resolve(w io.Writer) logConfig {
 	return c
 }
 
-// newLogger makes a logger that writes to w. Stack traces are left to the one place that recovers panics.
-func newLogger(c logConfig, w io.Writer) *zap.Logger {
+// newLogger makes a logger that writes to w what level enables, which may change. Stack traces are
+// left to the one place that recovers panics.
+func newLogger(c logConfig, level zapcore.LevelEnabler, w io.Writer) *zap.Logger {
 	c = c.resolve(w)
 	encoding := zap.NewProductionEncoderConfig()
 	encoding.EncodeTime = zapcore.RFC3339NanoTimeEncoder
@@ -51,7 +52,7 @@ func newLogger(c logConfig, w io.Writer) *zap.Logger {
 		encoding.ConsoleSeparator = "  "
 		encoder = zapcore.NewConsoleEncoder(encoding)
 	}
-	core := zapcore.NewCore(encoder, zapcore.Lock(zapcore.AddSync(w)), c.level)
+	core := zapcore.NewCore(encoder, zapcore.Lock(zapcore.AddSync(w)), level)
 	return zap.New(core, zap.ErrorOutput(zapcore.Lock(zapcore.AddSync(w))))
 }
 

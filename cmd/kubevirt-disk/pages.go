@@ -77,6 +77,19 @@ func (s *state) space(d *servedDisk) *spaceGauge {
 	return d.space
 }
 
+// settings are those of a disk that are in force.
+func (s *state) settings(d *servedDisk) diskSettings {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return d.diskSettings
+}
+
+func (s *state) changeAccess(d *servedDisk, mode target.AccessMode, readOnly bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	d.accessMode, d.readOnly = mode, readOnly
+}
+
 // failure says why a disk has failed for good, or nil.
 func (s *state) failure(d *servedDisk) error {
 	s.mu.Lock()
@@ -188,7 +201,7 @@ func (d *daemon) lunStatusLocked(s *servedDisk) metrics.LUNStatus {
 		Ready:      s.instance != nil && d.state.now == metrics.StateReady,
 	}
 	if s.instance != nil {
-		lun.ReadOnly = s.instance.ReadOnly
+		lun.ReadOnly = s.readOnly || s.instance.ReadOnly
 		lun.Serial = s.instance.Identity.Serial
 		lun.Persistent = s.instance.Persistent
 		lun.NAA = hex.EncodeToString(s.instance.Identity.NAA[:])

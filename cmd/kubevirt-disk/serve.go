@@ -27,6 +27,11 @@ func (a *app) serveCommand() *cobra.Command {
 		Long: `Serves every image of a directory as an iSCSI LUN, until SIGTERM, SIGINT or the end of its terminal, which drain and exit with
 status 0. A second SIGTERM or SIGINT ends the process at once.
 
+SIGHUP reads the credential files and the configuration again. New logins need new credentials,
+also without SIGHUP, a few seconds after a file has changed; sessions go on. Of the settings
+log-level, access-mode (from write-exclusive) and read-only count at once, the others after a
+restart: the log names them. What cannot be used changes nothing.
+
 The portals are bound before images are expanded, so that a port that is taken is known at once. Connections made
 before the LUNs are ready are answered when they are: no login happens earlier. Wait for the ready file or /readyz.
 
@@ -44,11 +49,13 @@ that is removed at the end, in copy mode copy-on-write, unless these settings sa
 	}
 	addFlags(cmd.Flags())
 	cmd.RunE = running(func(cmd *cobra.Command, args []string) error {
-		cfg, err := loadConfig(cmd.Flags(), args...)
+		files := newRereader()
+		cfg, err := loadConfig(cmd.Flags(), files.read, args...)
 		if err != nil {
 			return err
 		}
-		ctx, stop := a.interruptible(cmd.Context())
+		hangups := make(chan struct{}, 1)
+		ctx, stop := a.interruptible(cmd.Context(), hangups)
 		defer stop()
 		removeWork, err := cfg.makeTemporary()
 		if err != nil {
@@ -57,7 +64,8 @@ that is removed at the end, in copy mode copy-on-write, unless these settings sa
 		// The reader of the log may be gone, as tee is after the Ctrl-C that also ends this: that is no reason to die without draining.
 		signal.Ignore(syscall.SIGPIPE)
 		lines := newLogQueue(a.stderr)
-		log := newLogger(cfg.log.resolve(a.stderr), lines)
+		level := zap.NewAtomicLevelAt(cfg.log.level)
+		log := newLogger(cfg.log.resolve(a.stderr), level, lines)
 		lines.tell = func(lost uint64) {
 			log.Warn("lines of the log were lost, as nobody read it", zap.Uint64("lines", lost))
 		}
@@ -67,6 +75,12 @@ that is removed at the end, in copy mode copy-on-write, unless these settings sa
 		d.pagesOptional = (a.asWrapper || len(args) > 0) && !cfg.metricsChosen
 		if len(args) > 0 {
 			d.tell = func(guide string) { printTo(a.stdout, guide, false) }
+		}
+		d.changes = changes{
+			hangups:     hangups,
+			config:      func() (*config, error) { return loadConfig(cmd.Flags(), files.read, args...) },
+			credentials: func() (chap.Config, error) { c, _, err := credentials(files.read); return c, err },
+			setLevel:    level.SetLevel,
 		}
 		err = errors.Join(d.run(ctx), removeWork())
 		if err != nil && cfg.log.resolve(a.stderr).format == logJSON {
@@ -86,6 +100,8 @@ type daemon struct {
 	started time.Time
 	state   state
 	ready   readyFile
+	changes changes
+	auth    *chap.Authenticator // nil: initiators need not authenticate
 	// pagesOptional says that a taken default port of the pages is no reason not to serve disks. Callers of the original
 	// wrapper start several in one pod, which has one network, and give each a port for its portal only.
 	pagesOptional bool
@@ -164,11 +180,11 @@ func (d *daemon) newTarget() (*target.Server, error) {
 		Log:        d.log,
 	}
 	if d.cfg.chap.Enabled() {
-		auth, err := chap.NewAuthenticator(d.cfg.chap)
-		if err != nil {
+		var err error
+		if d.auth, err = chap.NewAuthenticator(d.cfg.chap); err != nil {
 			return nil, err
 		}
-		opt.Auth = auth
+		opt.Auth = d.auth
 	}
 	for _, s := range d.state.servedDisks() {
 		lun := target.LUN{
@@ -200,6 +216,9 @@ func (d *daemon) serveTarget(ctx context.Context, srv *target.Server, listeners 
 	d.announce()
 	err := d.ready.write()
 	if err == nil {
+		following, stopFollowing := context.WithCancel(ctx)
+		defer stopFollowing()
+		go d.follow(following, srv) // not waited for: what it reads may hang
 		select {
 		case <-ctx.Done():
 			d.log.Info("stopping: initiators are asked to log out")

@@ -192,14 +192,16 @@ func TestSessionOfAnother(t *testing.T) {
 	sess.MustGood(t, TestUnitReady(1))
 }
 
-// When the credential is replaced sessions go on, and their initiators come back by the new one, also where a new user takes the place of
-// a session of the old one: its connection may be broken without the target's knowing.
+// When the credential is replaced sessions go on, and their initiators come back by the new one,
+// also where a new user takes the place of a session of the old one: its connection may be broken
+// without the target's knowing.
 func TestReplacedCredential(t *testing.T) {
 	var auth *chap.Authenticator
 	s := start(t, withCHAP(), func(o *target.Options) { auth = o.Auth })
 	sess := s.login(t, LoginOptions{CHAP: good()})
-	next := chap.Config{Initiator: chap.Credential{Username: "next", Secret: chap.NewSecret(targetPassword)}}
-	require.NoError(t, auth.Replace(next))
+	secret := chap.NewSecret(targetPassword)
+	next := chap.Credential{Username: "next", Secret: secret}
+	require.NoError(t, auth.Replace(chap.Config{Initiator: next}))
 	sess.MustGood(t, TestUnitReady(1))
 	s.refused(t, LoginOptions{CHAP: good()}, 0x0201)
 	sess.MustGood(t, TestUnitReady(1))

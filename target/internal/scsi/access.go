@@ -30,6 +30,39 @@ func ParseAccessMode(s string) (AccessMode, error) {
 	return "", fmt.Errorf("access mode %q is unknown; use %s, %s or %s", s, AccessWriteExclusive, AccessWriteShared, AccessReadShared)
 }
 
+// SetAccess changes who may use a LUN, and whether it can be written, while it is served. Commands
+// that were validated before go on; initiators are told of a write protection by a unit attention.
+// An error says why it cannot be, and nothing has changed. A LUN that was shared does not become
+// exclusive: several initiators may be writing, and of none is it known that it should be kept from
+// it. One that was write-protected from the beginning stays so, as its disk may have been opened
+// for reading only.
+func (d *Device) SetAccess(lun uint16, mode AccessMode, readOnly bool) error {
+	u := d.unitByNumber(lun)
+	if u == nil {
+		return fmt.Errorf("there is no LUN %d", lun)
+	}
+	exclusive, protected := mode == AccessWriteExclusive, readOnly || mode == AccessReadShared
+	u.persistent.mu.Lock() // a handover that is under way comes to its end
+	defer u.persistent.mu.Unlock()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	switch {
+	case exclusive && !u.exclusive.Load():
+		return fmt.Errorf("LUN %d becomes %s by a restart only: several initiators may be using it",
+			lun, AccessWriteExclusive)
+	case !protected && u.sealed:
+		return fmt.Errorf("LUN %d can be written after a restart only: its disk was opened for reading",
+			lun)
+	case !exclusive && u.handover.Load().Guest != "":
+		return fmt.Errorf("LUN %d is open for a handover: finish or cancel that first", lun)
+	}
+	u.exclusive.Store(exclusive)
+	if u.protected.Swap(protected) != protected {
+		d.raiseLocked(u, attnModeChanged, nil)
+	}
+	return nil
+}
+
 // admits reports whether commands of the nexus are free of a conflict with the owner of the unit.
 func (d *Device) admits(u *unit, n *Nexus) bool {
 	if u.owner.Load() == n.initiator || u.isGuest(n) {
@@ -53,7 +86,7 @@ func (d *Device) MayResetTarget(n *Nexus) bool {
 }
 
 func (d *Device) mayReset(u *unit, n *Nexus) bool {
-	if !u.exclusive || d.admits(u, n) {
+	if !u.exclusive.Load() || d.admits(u, n) {
 		return true
 	}
 	d.logConflict(u, n, nil)
@@ -62,19 +95,22 @@ func (d *Device) mayReset(u *unit, n *Nexus) bool {
 
 // stillAdmitted is errConflict where the initiator was fenced off since the command was validated.
 func (t *Task) stillAdmitted() error {
-	if t.unit.exclusive && !t.dev.admits(t.unit, t.Nexus) {
+	if t.unit.exclusive.Load() && !t.dev.admits(t.unit, t.Nexus) {
 		return errConflict
 	}
 	return nil
 }
 
 func (d *Device) admitsLocked(u *unit, n *Nexus) bool {
-	return !u.exclusive || u.isGuest(n) || d.releasedLocked(u, n)
+	return !u.exclusive.Load() || u.isGuest(n) || d.releasedLocked(u, n)
 }
 
 // claim makes the initiator of the nexus the owner of an exclusive unit, unless it is taken.
 func (d *Device) claim(u *unit, n *Nexus) bool {
-	if !u.exclusive {
+	if !u.exclusive.Load() {
+		if used := &n.units[u.index].used; !used.Load() {
+			used.Store(true)
+		}
 		return true
 	}
 	claimed := u.owner.Load() == n.initiator || u.isGuest(n) || d.take(u, n)

@@ -33,7 +33,7 @@ const (
 // conflictOf finds why a command of the nexus, or nil for a reset, has conflicted, and with whom.
 // The cause is empty where that is over.
 func (d *Device) conflictOf(u *unit, n *Nexus, cmd *command) (cause conflictCause, with string) {
-	if u.exclusive && !d.admits(u, n) {
+	if u.exclusive.Load() && !d.admits(u, n) {
 		return conflictOwner, u.ownerName()
 	}
 	if holder := u.reserved.Load(); holder != nil && holder != n {
@@ -75,7 +75,7 @@ func (c conflictCause) advice(lun uint16, initiator string) string {
 // logConflict tells of a command, or nil of a reset, that a reservation or the owner of the unit
 // stands against.
 func (d *Device) logConflict(u *unit, n *Nexus, cmd *command) {
-	if u.exclusive && u.isFenced(n) && !u.isGuest(n) {
+	if u.exclusive.Load() && u.isFenced(n) && !u.isGuest(n) {
 		d.logFenced(u, n)
 		return
 	}
@@ -163,7 +163,7 @@ func (d *Device) firstUse(u *unit, n *Nexus) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	n.units[u.index].used.Store(true)
-	if u.protected {
+	if u.protected.Load() {
 		return
 	}
 	for o := range d.nexuses {

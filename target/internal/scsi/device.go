@@ -68,9 +68,10 @@ type unit struct {
 	number    uint16
 	index     int // in Device.units
 	identity  disk.Identity
-	protected bool // write-protected for good
+	sealed    bool // write-protected for good: its disk may be, too
 	removable bool
-	exclusive bool
+	protected atomic.Bool // write-protected; written under Device.mu
+	exclusive atomic.Bool // written under persistent.mu and Device.mu
 
 	disk     disk.Disk
 	discards disk.Discarder  // nil: cannot
@@ -175,12 +176,13 @@ func newUnit(l LUN) (*unit, error) {
 	u := &unit{
 		number:    l.Number,
 		identity:  l.Identity,
-		protected: l.ReadOnly || access == AccessReadShared,
+		sealed:    l.ReadOnly || access == AccessReadShared,
 		removable: l.Removable,
-		exclusive: access == AccessWriteExclusive,
 		grown:     l.Grown,
 		disk:      l.Disk,
 	}
+	u.protected.Store(u.sealed)
+	u.exclusive.Store(access == AccessWriteExclusive)
 	u.discards, _ = l.Disk.(disk.Discarder)
 	u.zeroes, _ = l.Disk.(disk.Zeroer)
 	u.extents, _ = l.Disk.(disk.Extenter)

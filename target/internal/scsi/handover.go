@@ -190,7 +190,7 @@ func (d *Device) exclusiveUnit(lun uint16) (*unit, error) {
 	switch {
 	case u == nil:
 		return nil, fmt.Errorf("there is no LUN %d", lun)
-	case !u.exclusive:
+	case !u.exclusive.Load():
 		return nil, fmt.Errorf("LUN %d is open to every initiator anyway: its access mode is not %s", lun, AccessWriteExclusive)
 	}
 	return u, nil
@@ -214,7 +214,7 @@ func (u *unit) isFenced(n *Nexus) bool {
 
 // logFenced tells whoever wonders why a guest meets reservation conflicts, once for each session of a fenced initiator and each fence.
 func (d *Device) logFenced(u *unit, n *Nexus) {
-	if !u.exclusive || !u.isFenced(n) || u.isGuest(n) || n.units[u.index].refused.Swap(true) {
+	if !u.exclusive.Load() || !u.isFenced(n) || u.isGuest(n) || n.units[u.index].refused.Swap(true) {
 		return
 	}
 	name := n.initiator.name

@@ -65,7 +65,7 @@ func (u *unit) saveHandover(next *handoverState) error {
 // he has not been seen since a restart. It is called by commands that have claimed the unit, before they are answered. Prepare, where they
 // claim it, waits for no storage. A failure ends no service: without a restart nothing is lost by it.
 func (d *Device) keepOwner(u *unit) {
-	if !u.exclusive || u.store == nil || u.owner.Load() == u.kept.Load() {
+	if !u.exclusive.Load() || u.store == nil || u.owner.Load() == u.kept.Load() {
 		return
 	}
 	u.persistent.mu.Lock()
@@ -94,7 +94,7 @@ func (d *Device) keepOwner(u *unit) {
 // who has no nexus yet: others can take it like one that he has left, unless it is open.
 func (u *unit) restoreHandover() error {
 	s := &handoverState{}
-	if u.store != nil && u.exclusive {
+	if u.store != nil && u.exclusive.Load() {
 		content, err := u.store.Load(storedHandover)
 		if err != nil {
 			return fmt.Errorf("what a handover has left, without which it is unknown who may write to the disk: %w", err)

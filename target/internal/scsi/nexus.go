@@ -25,11 +25,22 @@ type nexusUnit struct {
 	barred   atomic.Uint32 // flags that a command needs because of a reservation; written under Device.mu
 	prevents bool          // guarded by Device.mu; medium removal
 	refused  atomic.Bool   // the log has it that the initiator is fenced
-	used     atomic.Bool   // it has used the medium, if the unit is exclusive
+	used     atomic.Bool   // it has used the medium
 }
 
 // Port tells whose nexus it is.
 func (n *Nexus) Port() InitiatorPort { return n.port }
+
+// UsedBy are the LUNs whose medium a nexus has accessed, ascending.
+func (d *Device) UsedBy(n *Nexus) []uint16 {
+	used := []uint16{}
+	for i, u := range d.units {
+		if n.units[i].used.Load() {
+			used = append(used, u.number)
+		}
+	}
+	return used
+}
 
 // levelRFC7144 is the protocol level with the task management functions of RFC 7144.
 const levelRFC7144 = 2

@@ -103,7 +103,7 @@ func (d *Device) conflicts(u *unit, n *Nexus, rights flags) bool {
 	if flags(n.units[u.index].barred.Load())&^rights != 0 {
 		return true
 	}
-	return rights&duringClaim == 0 && u.exclusive && !d.admits(u, n)
+	return rights&duringClaim == 0 && u.exclusive.Load() && !d.admits(u, n)
 }
 
 // rights are the command's, with those that only some of its forms have.

@@ -108,7 +108,7 @@ func (d *Device) prepareWithoutUnit(t *Task) error {
 // writable tells why a unit refuses writes, or nil.
 func (u *unit) writable() error {
 	switch {
-	case u.protected:
+	case u.protected.Load():
 		return errWriteProtected
 	case u.mode.softwareProtected():
 		return errSoftwareProtected

@@ -1,0 +1,190 @@
+package main
+
+import (
+	"encoding/json"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/metrics"
+	"kubevirt.io/disk/target/targettest"
+)
+
+const (
+	readAgain    = "the configuration was read again"
+	needsRestart = "settings have changed that count after a restart only"
+	unusable     = "the configuration was read again and cannot be used: nothing has changed"
+)
+
+// count is how many entries of the log have a message.
+func (p *process) count(message string) (n int) {
+	for _, e := range p.entries() {
+		if e["msg"] == message {
+			n++
+		}
+	}
+	return n
+}
+
+// hangUp sends SIGHUP and returns what the log says about it under the message.
+func (p *process) hangUp(message, field string) any {
+	p.t.Helper()
+	before := p.count(message)
+	require.NoError(p.t, p.cmd.Process.Signal(syscall.SIGHUP))
+	p.until(message, func() bool { return p.count(message) > before })
+	var last any
+	for _, e := range p.entries() {
+		if e["msg"] == message {
+			last = e[field]
+		}
+	}
+	return last
+}
+
+func (p *process) luns() []metrics.LUNStatus {
+	p.t.Helper()
+	_, body := p.page("/status")
+	var s metrics.Status
+	require.NoError(p.t, json.Unmarshal([]byte(body), &s))
+	return s.LUNs
+}
+
+// TestSIGHUP changes the configuration of a daemon that two machines use.
+func TestSIGHUP(t *testing.T) {
+	const first, second = "iqn.2020-01.test:first", "iqn.2020-01.test:second"
+	l := newPlace(t, "a.raw", "b.raw", "c.raw")
+	file := filepath.Join(l.dir, "config.yaml")
+	write := func(text string) { require.NoError(t, os.WriteFile(file, []byte(text), 0o600)) }
+	write("log-level: info\ndisks: {c.raw: {read-only: true}}\n")
+	p := l.serve(t, envConfig+"="+file)
+	one, two := p.login(first, 1, 2, 3), p.login(second, 1, 2, 3)
+	block := make([]byte, 512)
+	one.MustGood(t, targettest.Write10(1, 0, block))
+	one.MustGood(t, targettest.Write10(2, 0, block))
+	two.MustFail(t, targettest.Write10(1, 0, block), "status 0x18")
+
+	require.Empty(t, p.hangUp(readAgain, "changed"), "nothing has changed")
+	for name, text := range map[string]string{
+		"not YAML":            "log-level: [",
+		"an unknown key":      "disks: {a.raw: {colour: red}}",
+		"an unknown image":    "disks: {z.raw: {access-mode: write-shared}}",
+		"a wrong value":       "log-level: loud\ndisks: {a.raw: {access-mode: write-shared}}",
+		"equal serials":       "access-mode: write-shared\ndisks: {a.raw: {serial: s}, b.raw: {serial: s}}",
+		"a LUN that is taken": "disks: {a.raw: {lun: 2, access-mode: write-shared}}",
+	} {
+		write(text)
+		require.NotEmpty(t, p.hangUp(unusable, "error"), name)
+		two.MustFail(t, targettest.Write10(1, 0, block), "status 0x18")
+	}
+	require.NoError(t, os.Remove(file))
+	require.Contains(t, p.hangUp(unusable, "error"), "cannot be read")
+
+	write(`
+log-level: debug
+memory: 32Mi
+disks:
+  a.raw: {access-mode: write-shared, size: 1Mi}
+  b.raw: {read-only: true}
+  c.raw: {read-only: false}
+`)
+	require.Equal(t, []any{keyLogLevel, "a.raw: access-mode", "b.raw: read-only"},
+		p.hangUp(readAgain, "changed"))
+	p.until("it is said what waits", func() bool { return p.logged(needsRestart, "settings") != nil })
+	waits, _ := p.logged(needsRestart, "settings").([]any)
+	require.Len(t, waits, 3)
+	require.Equal(t, []any{keyMemory, "a.raw: size"}, waits[:2])
+	require.Contains(t, waits[2], "c.raw: read-only (LUN 3 can be written after a restart only")
+	two.MustGood(t, targettest.Write10(1, 0, block))
+	one.MustGood(t, targettest.Write10(1, 0, block))
+	one.MustFail(t, targettest.Write10(2, 0, block), "06/2A/01")
+	one.MustFail(t, targettest.Write10(2, 0, block), "07/27/00")
+	one.MustFail(t, targettest.Write10(3, 0, block), "07/27/00")
+	luns := p.luns()
+	require.Equal(t, "write-shared", luns[0].AccessMode)
+	require.Equal(t, []bool{false, true}, []bool{luns[0].ReadOnly, luns[1].ReadOnly})
+
+	// Back again: what was open for everybody does not become exclusive while it is used.
+	write("log-level: info\n")
+	require.Equal(t, []any{keyLogLevel, "b.raw: read-only"}, p.hangUp(readAgain, "changed"))
+	p.until("it is said again", func() bool { return p.count(needsRestart) == 2 })
+	one.MustFail(t, targettest.Write10(2, 0, block), "06/2A/01")
+	one.MustGood(t, targettest.Write10(2, 0, block))
+	two.MustGood(t, targettest.Write10(1, 0, block))
+	require.Equal(t, exitDone, p.terminate())
+}
+
+// TestSIGHUPReadsTheCredentialsAtOnce, and says nothing of a credential that the files do not
+// change.
+func TestSIGHUPReadsTheCredentialsAtOnce(t *testing.T) {
+	l := newPlace(t, "a.raw")
+	file := filepath.Join(l.dir, "password")
+	require.NoError(t, os.WriteFile(file, []byte(testSecret), 0o600))
+	p := l.serve(t, "CHAP_USERNAME=user", "CHAP_PASSWORD_FILE="+file)
+	require.Empty(t, p.hangUp(readAgain, "changed"))
+	require.NoError(t, os.WriteFile(file, nil, 0o600))
+	require.Contains(t, p.hangUp(unusable, "error"), "CHAP_PASSWORD_FILE")
+	login := targettest.LoginOptions{Target: wrapperTarget,
+		CHAP: &targettest.CHAP{Username: "user", Password: testSecret}}
+	targettest.MustLogin(t, p.portal(), login)
+	require.NoError(t, os.WriteFile(file, []byte(testSecret+"-2"), 0o600))
+	p.hangUp(readAgain, "changed")
+	_, err := targettest.Login(p.portal(), login)
+	require.Error(t, err)
+	login.CHAP.Password = testSecret + "-2"
+	targettest.MustLogin(t, p.portal(), login)
+	require.Equal(t, exitDone, p.terminate())
+	require.NotContains(t, p.stderr.String(), testSecret)
+}
+
+// TestAClosedTerminalEndsTheDaemon, as that is what a person wants who closes it; a SIGHUP from
+// anywhere else does not, nor the end of a terminal that the daemon was started to outlive.
+func TestAClosedTerminalEndsTheDaemon(t *testing.T) {
+	for name, command := range map[string]string{
+		"": `exec "$0" serve`, "nohup": `trap "" HUP; exec "$0" serve`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := newPlace(t, "a.raw")
+			person, terminal := newTerminal(t)
+			p := &process{t: t, done: make(chan struct{})}
+			p.cmd = exec.Command("/bin/sh", "-c", command, binary(t))
+			p.cmd.Env, p.cmd.Stdin, p.cmd.Stderr = append(l.env, "LOG_FORMAT=json"), terminal, &p.stderr
+			p.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
+			require.NoError(t, p.cmd.Start())
+			go func() {
+				_ = p.cmd.Wait()
+				close(p.done)
+			}()
+			t.Cleanup(func() { _ = p.cmd.Process.Kill(); <-p.done })
+			require.NoError(t, terminal.Close())
+			p.untilReady(l)
+			p.hangUp(readAgain, "changed")
+			before := p.count(readAgain)
+			require.NoError(t, person.Close())
+			if name == "" {
+				require.Equal(t, exitDone, p.status())
+				return
+			}
+			p.until("the configuration is read again", func() bool { return p.count(readAgain) > before })
+			require.Equal(t, exitDone, p.terminate())
+		})
+	}
+}
+
+// TestChangedKeys: whoever adds a setting of a disk says how a change of it is seen.
+func TestChangedKeys(t *testing.T) {
+	require.Equal(t, slices.Sorted(maps.Keys(diskKeys)), slices.Sorted(maps.Keys(diskFields)))
+	for key, value := range map[string]string{
+		"lun": "7", keyCopyMode: "none", keyAccessMode: "write-shared", keySize: "1Mi",
+		keySerial: "s", keyNAA: "3000000000000001", keyReadOnly: "true", "removable": "true",
+	} {
+		var changed diskSettings
+		require.NoError(t, diskKeys[key](&changed, value))
+		require.Equal(t, []string{key}, changedKeys(diskSettings{}, changed))
+	}
+}
