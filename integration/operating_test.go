@@ -115,7 +115,7 @@ func TestSeveralClients(t *testing.T) {
 	}
 	metrics := d.get("/metrics")
 	for i := range 3 {
-		require.Contains(t, metrics, fmt.Sprintf(`kubevirt_disk_operations_total{initiator="iqn.2026-01.test:client-%d",lun="%d",operation="read"}`, i, 1+i%2))
+		require.Contains(t, metrics, fmt.Sprintf(`kubevirt_disk_operations_total{initiator="iqn.2026-01.test:client-%d",lun="%d",operation="read",status="good"}`, i, 1+i%2))
 	}
 }
 

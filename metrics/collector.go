@@ -13,8 +13,8 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 
 // The descriptions of what collector emits.
 var (
-	descOperations = desc("operations_total", "SCSI commands that ended, by what they did.", "lun", "initiator", "operation")
-	descErrors     = desc("operation_errors_total", "SCSI commands that ended with another status than GOOD.", "lun", "initiator", "operation")
+	descOperations = desc("operations_total", "SCSI commands that ended, by what they did and how.", "lun", "initiator", "operation", "status")
+	descErrors     = desc("operation_errors_total", "SCSI commands that did not do what they were to do.", "lun", "initiator", "operation")
 	descBytes      = desc("transferred_bytes_total", "Bytes moved between initiator and disk.", "lun", "initiator", "operation")
 	descDuration   = desc("operation_duration_seconds", "Time from a command's arrival to its response being queued.", "lun", "initiator", "operation")
 	descSessions   = desc("sessions", "Sessions that are logged in.", "initiator", "type")
@@ -106,7 +106,12 @@ func (c *collector) collectUnit(ch chan<- prometheus.Metric, lun lunKey, initiat
 			continue
 		}
 		labels := []string{number, initiator, operations[i].String()}
-		ch <- prometheus.MustNewConstMetric(descOperations, prometheus.CounterValue, float64(n.count), labels...)
+		for s, count := range n.ended {
+			if count > 0 {
+				ch <- prometheus.MustNewConstMetric(descOperations, prometheus.CounterValue, float64(count),
+					number, initiator, operations[i].String(), statuses[s].label)
+			}
+		}
 		ch <- prometheus.MustNewConstMetric(descErrors, prometheus.CounterValue, float64(n.failed), labels...)
 		ch <- prometheus.MustNewConstMetric(descBytes, prometheus.CounterValue, float64(n.bytes), labels...)
 		cumulative, sum := make(map[float64]uint64, len(bounds)), uint64(0)
@@ -135,6 +140,7 @@ type group struct {
 // totals are read counters, by operation.
 type totals [len(operations)]struct {
 	count, nanos, bytes, failed uint64
+	ended                       [len(statuses)]uint64
 	buckets                     [len(bounds) + 1]uint64
 }
 
@@ -173,11 +179,16 @@ func (sum *totals) add(s *series) {
 		from, to := &s.ops[i], &sum[i]
 		to.nanos += from.nanos.Load()
 		to.bytes += from.bytes.Load()
-		to.failed += from.failed.Load()
-		for b := range from.buckets {
-			n := from.buckets[b].Load()
-			to.buckets[b] += n
-			to.count += n
-		}
+		from.outcomes.each(func(status int, l *latencies) {
+			for b := range l {
+				n := l[b].Load()
+				to.buckets[b] += n
+				to.count += n
+				to.ended[status] += n
+				if !statuses[status].fine {
+					to.failed += n
+				}
+			}
+		})
 	}
 }

@@ -100,24 +100,20 @@ type series struct {
 	ops [len(operations)]counters
 }
 
-// counters are of one operation. The number of commands is the sum of the buckets, so that the two can
-// never disagree on a page.
+// counters are of one operation. The number of commands, of each status and in all, is the sum of the
+// latencies, so that these can never disagree on a page.
 type counters struct {
-	buckets [len(bounds) + 1]atomic.Uint64
-	nanos   atomic.Uint64
-	bytes   atomic.Uint64
-	failed  atomic.Uint64
+	outcomes outcomes
+	nanos    atomic.Uint64
+	bytes    atomic.Uint64
 }
 
 func (s *series) count(e target.CommandEvent) {
 	c := &s.ops[operationIndex(e.Op)]
-	c.buckets[bucket(e.Duration)].Add(1)
+	c.outcomes.of(e.Status)[bucket(e.Duration)].Add(1)
 	c.nanos.Add(uint64(max(e.Duration, 0)))
 	if e.Bytes > 0 {
 		c.bytes.Add(uint64(e.Bytes))
-	}
-	if e.Status != 0 {
-		c.failed.Add(1)
 	}
 }
 

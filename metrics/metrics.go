@@ -5,8 +5,8 @@
 // additions. What peers say becomes label values, so the number of each is bounded; what comes after the
 // bound is counted together as "other".
 //
-//	kubevirt_disk_operations_total               lun initiator operation   commands that ended
-//	kubevirt_disk_operation_errors_total         lun initiator operation   of these, with another status than GOOD
+//	kubevirt_disk_operations_total               lun initiator operation status
+//	kubevirt_disk_operation_errors_total         lun initiator operation   of these, without success
 //	kubevirt_disk_transferred_bytes_total        lun initiator operation   between initiator and disk
 //	kubevirt_disk_operation_duration_seconds     lun initiator operation   histogram
 //	kubevirt_disk_sessions                       initiator type            in full feature phase, now

@@ -2,6 +2,7 @@ package metrics
 
 import (
 	"fmt"
+	"maps"
 	"strings"
 	"sync"
 	"testing"
@@ -84,6 +85,37 @@ func series3(lun, initiator, op string) map[string]string {
 	return map[string]string{"lun": lun, "initiator": initiator, "operation": op}
 }
 
+// ended is the labels of commands that ended with a status.
+func ended(series map[string]string, status string) map[string]string {
+	series = maps.Clone(series)
+	series["status"] = status
+	return series
+}
+
+// TestCommandsAreCountedByStatus gives commands every status that there is. Each is counted once, under
+// its own label or as other; what did what it was to do is no error.
+func TestCommandsAreCountedByStatus(t *testing.T) {
+	m := newTestMetrics()
+	read := series3("1", initiatorA, "read")
+	for code := range 256 {
+		took := time.Duration(code) * time.Millisecond
+		m.CommandDone(command(initiatorA, 1, target.OpRead, 512, took, uint8(code)))
+	}
+	for range 3 {
+		m.CommandDone(command(initiatorA, 1, target.OpRead, 0, time.Millisecond, 0x18))
+	}
+	want := map[string]float64{"good": 1, "check_condition": 1, "condition_met": 1, "busy": 1,
+		"reservation_conflict": 4, "task_set_full": 1, "aborted": 1, "other": 256 - 7}
+	series := testutil.CollectAndCount(&collector{m: m}, "kubevirt_disk_operations_total")
+	require.Equal(t, len(want), series)
+	for status, n := range want {
+		requireValue(t, m, n, "kubevirt_disk_operations_total", ended(read, status))
+	}
+	requireValue(t, m, 256+3-2, "kubevirt_disk_operation_errors_total", read)
+	requireValue(t, m, 256+3, "kubevirt_disk_operation_duration_seconds", read)
+	requireValue(t, m, 256*512, "kubevirt_disk_transferred_bytes_total", read)
+}
+
 func TestCommandsAreCountedByLUNInitiatorAndOperation(t *testing.T) {
 	m := newTestMetrics()
 	m.CommandDone(command(initiatorA, 1, target.OpRead, 4096, 30*time.Microsecond, 0))
@@ -92,15 +124,15 @@ func TestCommandsAreCountedByLUNInitiatorAndOperation(t *testing.T) {
 	m.CommandDone(command("iqn.b", 2, target.OpFlush, 0, 0, 0))
 
 	read := series3("1", initiatorA, "read")
-	requireValue(t, m, 2, "kubevirt_disk_operations_total", read)
+	requireValue(t, m, 2, "kubevirt_disk_operations_total", ended(read, "good"))
 	requireValue(t, m, 12288, "kubevirt_disk_transferred_bytes_total", read)
 	requireValue(t, m, 0, "kubevirt_disk_operation_errors_total", read)
 	requireValue(t, m, 2, "kubevirt_disk_operation_duration_seconds", read)
 	write := series3("1", initiatorA, "write")
 	requireValue(t, m, 1, "kubevirt_disk_operation_errors_total", write)
 	requireValue(t, m, 512, "kubevirt_disk_transferred_bytes_total", write)
-	requireValue(t, m, 1, "kubevirt_disk_operations_total", series3("2", "iqn.b", "flush"))
-	_, exists := value(t, m, "kubevirt_disk_operations_total", series3("2", "iqn.b", "read"))
+	requireValue(t, m, 1, "kubevirt_disk_operations_total", ended(series3("2", "iqn.b", "flush"), "good"))
+	_, exists := value(t, m, "kubevirt_disk_operations_total", ended(series3("2", "iqn.b", "read"), "good"))
 	require.False(t, exists, "an operation that nobody did has no series")
 }
 
@@ -138,7 +170,7 @@ func TestCommandsToLUNsThatAreNotThereAreCountedTogether(t *testing.T) {
 	for lun := uint16(3); lun < 5000; lun++ {
 		m.CommandDone(command(initiatorA, lun, target.OpOther, 36, time.Microsecond, 2))
 	}
-	requireValue(t, m, 4997, "kubevirt_disk_operations_total", series3("other", initiatorA, "other"))
+	requireValue(t, m, 4997, "kubevirt_disk_operations_total", ended(series3("other", initiatorA, "other"), "check_condition"))
 	require.Equal(t, 1, testutil.CollectAndCount(&collector{m: m}, "kubevirt_disk_operations_total"))
 }
 
@@ -150,7 +182,7 @@ func TestInitiatorsAreBounded(t *testing.T) {
 		m.CommandDone(command(name, 1, target.OpRead, 1, time.Microsecond, 0))
 	}
 	require.Equal(t, maxInitiators+1, testutil.CollectAndCount(&collector{m: m}, "kubevirt_disk_operations_total"))
-	requireValue(t, m, 1000-maxInitiators, "kubevirt_disk_operations_total", series3("1", "other", "read"))
+	requireValue(t, m, 1000-maxInitiators, "kubevirt_disk_operations_total", ended(series3("1", "other", "read"), "good"))
 	requireValue(t, m, 1000-maxInitiators, "kubevirt_disk_sessions", map[string]string{"initiator": "other", "type": "normal"})
 	for i := range 1000 {
 		m.SessionEnded(target.SessionEvent{Initiator: fmt.Sprintf("iqn.2020-01.com.example:%d", i), Reason: "logout"})
@@ -198,8 +230,8 @@ func TestNamesThatAreNoLabelsDoNotBreakThePage(t *testing.T) {
 	}
 	m.initiators.get("a second time, after the overflow").normal.Add(1)
 	require.Equal(t, 4, testutil.CollectAndCount(&collector{m: m}, "kubevirt_disk_operations_total"))
-	requireValue(t, m, 1, "kubevirt_disk_operations_total", series3("1", "iqn.\uFFFD", "read"))
-	requireValue(t, m, 2, "kubevirt_disk_operations_total", series3("1", "other", "read"))
+	requireValue(t, m, 1, "kubevirt_disk_operations_total", ended(series3("1", "iqn.\uFFFD", "read"), "good"))
+	requireValue(t, m, 2, "kubevirt_disk_operations_total", ended(series3("1", "other", "read"), "good"))
 }
 
 func TestLoginsSessionsAndBugs(t *testing.T) {

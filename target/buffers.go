@@ -36,6 +36,7 @@ type buffers struct {
 	limit    int64
 	used     atomic.Int64
 	received atomic.Int64 // of used: receive buffers
+	windows  int          // commands that sessions may have open; guarded by Server.mu
 	pools    [maxBufferShift - minBufferShift + 1]sync.Pool
 }
 
@@ -68,6 +69,22 @@ func (p *buffers) releaseReceive(b *buffer) {
 		p.received.Add(-fullBuffer)
 		b.release()
 	}
+}
+
+const (
+	// commandCost is what an open command counts for besides its data, bytes: its task, which is kept
+	// for the next one, its place in the session's table, and what is held of it before its turn.
+	commandCost = 1 << 10
+	// narrowWindow is the command window that every session has, however many there are.
+	narrowWindow = 8
+)
+
+// window is the width of a new session's command window. A quarter of the limit is for open commands:
+// each session gets at most an eighth of what is left of it, so that a few have all that they may, and
+// windows become narrower when there are many. A window that was told cannot be taken back.
+func (p *buffers) window(most int) int {
+	left := int(p.limit/4/commandCost) - p.windows
+	return min(max(left/8, narrowWindow), most)
 }
 
 // charge counts memory that is not a buffer, such as the stack of a goroutine that hangs in a disk. Bytes.

@@ -85,6 +85,7 @@ func (s *session) newTask(run *runner, cmd *pdu.SCSICommand) (*task, error) {
 		s.free = s.free[:n-1]
 	} else {
 		t = new(task)
+		s.conn.srv.pool.charge(commandCost)
 	}
 	t.sess, t.tag, t.cmdSN, t.immediate = s, cmd.TaskTag, cmd.CmdSN, cmd.Immediate
 	t.expectIn, t.expectOut, t.bidi = 0, 0, false
@@ -98,7 +99,7 @@ func (s *session) newTask(run *runner, cmd *pdu.SCSICommand) (*task, error) {
 	t.started = time.Since(s.conn.srv.start)
 	t.begun = t.started
 	t.sent, t.snIn = 0, 0
-	t.scsi.Nexus, t.scsi.LUN, t.scsi.CDB, t.scsi.ExtendedCDB = s.nexus, cmd.LUN, cmd.CDB, nil
+	t.scsi.Nexus, t.scsi.LUN, t.scsi.CDB = s.nexus, cmd.LUN, cmd.CDB
 	t.scsi.Offered = t.expectOut
 	s.tasks[cmd.TaskTag] = t
 	return t, nil
@@ -127,14 +128,24 @@ func (s *session) forgetLocked(t *task) {
 	if !answered {
 		s.tellLocked()
 	}
+	if s.closed {
+		s.releaseTask()
+		return
+	}
 	s.free = append(s.free, t)
+}
+
+// dropLocked forgets a task that ends without an answer.
+func (s *session) dropLocked(t *task) {
+	s.conn.observe(t, uint8(scsi.StatusTaskAborted))
+	s.forgetLocked(t)
 }
 
 // abortLocked ends a task without an answer: at once if it waits for data, else when its goroutine is done. Its tag is
 // free at once, its place in the window when it has ended.
 func (s *session) abortLocked(t *task) {
 	if t.state == taskCollecting {
-		s.forgetLocked(t)
+		s.dropLocked(t)
 		return
 	}
 	t.state = taskAborted
@@ -152,7 +163,7 @@ func (c *conn) handleSCSICommand(run *runner, h *pdu.Header, ahs []byte, seg *se
 	if ok, err := c.admit(h, ahs, seg); !ok {
 		return err
 	}
-	var ext pdu.AHS
+	var ext pdu.AHS // of which a longer CDB is not used: there is no command that has one
 	if len(ahs) > 0 {
 		var err error
 		if ext, err = pdu.ParseAHS(ahs); err != nil {
@@ -169,9 +180,6 @@ func (c *conn) handleSCSICommand(run *runner, h *pdu.Header, ahs []byte, seg *se
 		return c.refuse(pdu.RejectImmediate, seg)
 	}
 	sess.received(cmd.CmdSN, cmd.Immediate)
-	if len(ext.ExtendedCDB) > 0 {
-		t.scsi.ExtendedCDB = append([]byte(nil), ext.ExtendedCDB...)
-	}
 	if ext.HasBidi && cmd.Read && cmd.Write {
 		t.bidi, t.expectIn = true, int64(ext.BidiReadLength)
 	}
@@ -280,16 +288,17 @@ func (c *conn) respond(t *task, status scsi.Status, cause error) {
 		data = sense.b
 		resp.DataLen = len(data)
 	}
-	c.observe(t, uint8(status))
 	s := t.sess
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	aborted, run, acks := t.state == taskAborted, t.owner, t.out.total
-	s.forgetLocked(t)
-	if aborted {
+	if t.state == taskAborted {
+		s.dropLocked(t)
 		sense.release()
 		return
 	}
+	run, acks := t.owner, t.out.total
+	c.observe(t, uint8(status))
+	s.forgetLocked(t)
 	queued := c.tx.respond(&resp, acks, data, sense)
 	if run != nil {
 		run.queued = queued
@@ -356,7 +365,8 @@ func (c *conn) observe(t *task, status uint8) {
 	}
 	now := time.Since(c.srv.start)
 	op := t.scsi.Op()
-	if op == scsi.OpRead && moved <= chunkSize || op == scsi.OpWrite {
+	aborted := status == uint8(scsi.StatusTaskAborted) // perhaps after it waited for data, not for the disk
+	if !aborted && (op == scsi.OpRead && moved <= chunkSize || op == scsi.OpWrite) {
 		c.srv.watch.luns[number].slow(now - t.begun)
 	}
 	t.sess.work.count(op, moved)

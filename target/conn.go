@@ -44,6 +44,8 @@ type conn struct {
 	tags atomic.Uint32 // the last target transfer tag
 	ping pinger
 	text textExchange // belongs to the reader
+	// textHeld is what text counts for in the limit of memory, bytes; belongs to the reader.
+	textHeld int64
 
 	closeOnce sync.Once
 	cause     atomic.Pointer[error] // why fail was called
@@ -53,7 +55,7 @@ func newConn(s *Server, nc net.Conn) *conn {
 	c := &conn{srv: s, nc: nc, local: nc.LocalAddr(), remote: nc.RemoteAddr(), source: sourceOf(nc), gone: make(chan struct{})}
 	w := &plainWire{Conn: nc}
 	c.rx = receiver{buf: make([]byte, loginBuffer), beforeWait: c.beforeWait, beforeMore: c.tx.relieve, clock: &s.clock, wire: w}
-	c.tx.init(w, &s.clock, &window{})
+	c.tx.init(w, &s.clock, &window{}, &s.pool)
 	return c
 }
 
@@ -145,6 +147,8 @@ func (c *conn) releaseReader() {
 		delete(sess.held, sn)
 		h.release()
 	}
+	c.text = textExchange{}
+	c.countText()
 	c.rx.release(&c.srv.pool)
 }
 
@@ -194,7 +198,7 @@ func (c *conn) takeSocket() {
 
 func (c *conn) close() {
 	c.closeNetwork()
-	_ = c.tx.flush() // fails, and frees what was queued
+	c.tx.close() // fails to write, and frees what was queued
 	c.srv.drop(c)
 }
 

@@ -77,7 +77,7 @@ func (c *conn) finishTask(run *runner, t *task) error {
 func (c *conn) abandon(t *task) {
 	s := t.sess
 	s.mu.Lock()
-	s.forgetLocked(t)
+	s.dropLocked(t)
 	s.mu.Unlock()
 }
 
@@ -95,7 +95,7 @@ func (c *conn) sendChunk(run *runner, t *task, b *buffer, total int64, good bool
 	seg := int64(s.params.SendMaxDataSegment)
 	if t.state == taskAborted {
 		b.release()
-		s.forgetLocked(t)
+		s.dropLocked(t)
 		return false
 	}
 	p := pdu.DataIn{TaskTag: t.tag, TransferTag: pdu.ReservedTag}

@@ -122,7 +122,7 @@ func (c *conn) wait(t *task) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if t.state == taskAborted || s.closed {
-		s.forgetLocked(t)
+		s.dropLocked(t)
 		return
 	}
 	t.state, t.owner = taskCollecting, nil
@@ -295,7 +295,7 @@ func (c *conn) ask(t *task) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if t.state == taskAborted || s.closed {
-		s.forgetLocked(t)
+		s.dropLocked(t)
 		return nil
 	}
 	d.end = d.next + n

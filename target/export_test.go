@@ -12,6 +12,23 @@ import (
 // MemoryInUse is what the buffers of all sessions hold, bytes.
 func (s *Server) MemoryInUse() int64 { return s.pool.used.Load() }
 
+// DataInUse is MemoryInUse without the room that sessions keep for their next commands and answers.
+func (s *Server) DataInUse() int64 {
+	data := s.MemoryInUse()
+	for _, sess := range s.all() {
+		sess.mu.Lock()
+		data -= int64(len(sess.free)) * commandCost
+		sess.mu.Unlock()
+		sess.conn.tx.mu.Lock()
+		data -= int64(sess.conn.tx.places) * placeCost
+		if !sess.conn.tx.writing { // else it is the writer's
+			data -= int64(sess.conn.tx.iovCap) * iovCost
+		}
+		sess.conn.tx.mu.Unlock()
+	}
+	return data
+}
+
 // Connections is how many connections there are, of all kinds, and how many of them have not logged in.
 func (s *Server) Connections() (all, pending int) {
 	s.mu.Lock()

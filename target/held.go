@@ -10,12 +10,22 @@ import (
 // heldPDU is a numbered PDU that arrived before its turn, with its data.
 type heldPDU struct {
 	hdr  pdu.Header
-	ahs  []byte
+	ahs  *buffer
 	data *buffer
 	n    int
+	from *buffers // where heldCost is counted; nil: nowhere
 }
 
-func (h *heldPDU) release() { h.data.release() }
+// heldCost is what a held PDU counts for besides its data, bytes.
+const heldCost = 192
+
+func (h *heldPDU) release() {
+	h.ahs.release()
+	h.data.release()
+	if h.from != nil {
+		h.from.charge(-heldCost)
+	}
+}
 
 // hold keeps the PDU in hand until the numbers before it have arrived. There are never more of them than
 // the command window is wide.
@@ -32,7 +42,16 @@ func (c *conn) hold(h *pdu.Header, ahs []byte, seg *segment) error {
 	if err != nil {
 		return c.badData(h, err)
 	}
-	sess.held[cmdSN] = &heldPDU{hdr: *h, ahs: append([]byte(nil), ahs...), data: data, n: n}
+	var extra *buffer
+	if len(ahs) > 0 {
+		if extra = c.srv.pool.get(len(ahs)); extra == nil {
+			data.release()
+			return c.badData(h, errBusy)
+		}
+		copy(extra.b, ahs)
+	}
+	c.srv.pool.charge(heldCost)
+	sess.held[cmdSN] = &heldPDU{hdr: *h, ahs: extra, data: data, n: n, from: &c.srv.pool}
 	return nil
 }
 
@@ -69,7 +88,15 @@ func (c *conn) replay(run *runner) error {
 
 func (c *conn) replayOne(run *runner, h *heldPDU) error {
 	seg := segment{held: h.data, n: h.n, left: h.n, done: true}
-	defer func() { _ = seg.discard() }() // also where a bug ends the session
-	c.rx.hdr = h.hdr                     // a Reject carries it
-	return c.dispatch(run, &c.rx.hdr, h.ahs, &seg)
+	h.data = nil // it is the segment's
+	var ahs []byte
+	if h.ahs != nil {
+		ahs = h.ahs.b
+	}
+	defer func() { // also where a bug ends the session
+		h.release()
+		_ = seg.discard()
+	}()
+	c.rx.hdr = h.hdr // a Reject carries it
+	return c.dispatch(run, &c.rx.hdr, ahs, &seg)
 }

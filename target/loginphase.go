@@ -180,7 +180,6 @@ func (d *loginDialog) complete(req *pdu.LoginRequest, resp *login.Response) (*se
 		tasks:  make(map[uint32]*task),
 	}
 	sess.window.exp.Store(c.tx.sess.exp.Load())
-	sess.window.max.Store(sess.window.exp.Load() + uint32(c.srv.opt.Limits.CommandWindow) - 1)
 	if res.SessionType == login.Normal {
 		c.srv.endStale(res.InitiatorName)
 		// Attached before the session is known, as whoever finds it uses the nexus.

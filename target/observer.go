@@ -48,14 +48,14 @@ type SessionEvent struct {
 	Reason    string
 }
 
-// CommandEvent is one finished SCSI command.
+// CommandEvent is one SCSI command that has ended.
 type CommandEvent struct {
 	Initiator string
 	LUN       uint16
 	Op        Operation
 	Bytes     int64         // transferred between initiator and disk
 	Duration  time.Duration // from the command's arrival to its response being queued
-	Status    uint8         // SAM-5 status code
+	Status    uint8         // SAM-5 status code; TASK ABORTED (40h) if it ended without an answer
 }
 
 type nopObserver struct{}

@@ -76,9 +76,11 @@ type Limits struct {
 	MaxPendingLogins int
 	// LoginDelay is the longest that a login waits whose address has failed to authenticate several times within the
 	// last minute; default 2 s.
-	LoginDelay    time.Duration
-	CommandWindow int           // commands in flight per session; default 128
-	Memory        int64         // bytes of data buffers of all sessions together; default 64 MiB
+	LoginDelay time.Duration
+	// CommandWindow is how many commands a session may have in flight; fewer, but 8, when there are so
+	// many sessions that their open commands would take more than a quarter of Memory. Default 128.
+	CommandWindow int
+	Memory        int64         // bytes of data and open commands of all sessions together; default 64 MiB
 	LoginTimeout  time.Duration // from accept to full feature phase; default 15 s
 	PDUTimeout    time.Duration // from the first byte of a PDU to its last; default 30 s
 	NOPInterval   time.Duration // silence after which a peer is pinged; default 15 s

@@ -25,6 +25,11 @@ const (
 	// pduCost is what a PDU counts for besides its data, so that those without data have a limit, too. Bytes.
 	pduCost = 128
 
+	// placeCost is what a place in the queue counts for in the limit of memory, used or not, and
+	// iovCost one in the list of what a system call writes, here and as the socket has it. Bytes.
+	placeCost = pduCost
+	iovCost   = 24 + 16
+
 	// maxKept is how many PDUs the room that a connection keeps for its queue may hold.
 	maxKept = 256
 
@@ -58,6 +63,7 @@ type outgoing struct {
 type sender struct {
 	wire wire    // set before the first PDU of a session
 	sess *window // numbers to stamp; set before the first PDU
+	pool *buffers
 
 	headerDigest, dataDigest bool
 
@@ -66,11 +72,14 @@ type sender struct {
 	queue   []outgoing // guarded by mu
 	bytes   int        // guarded by mu; in queue and in the batch being written, with pduCost for each PDU
 	acked   int        // guarded by mu; the weight of the writes that the responses in queue acknowledge
+	places  int        // guarded by mu; in queue, in the batch being written, and in spare
+	closed  bool       // guarded by mu; no room is kept any more
 	writing bool       // guarded by mu; whoever set it owns the fields below
 	err     error      // guarded by mu; the first write error, after which nothing is sent
 
 	spare  []outgoing
 	iov    [][]byte
+	iovCap int // places in iov that are counted
 	statSN uint32
 
 	// writeSince is when the write in progress began, on the server's coarse clock; 0: none. wrote is when the last one ended.
@@ -78,8 +87,8 @@ type sender struct {
 	clock             *atomic.Int64
 }
 
-func (s *sender) init(to wire, clock *atomic.Int64, w *window) {
-	s.wire, s.clock, s.sess = to, clock, w
+func (s *sender) init(to wire, clock *atomic.Int64, w *window, pool *buffers) {
+	s.wire, s.clock, s.sess, s.pool = to, clock, w, pool
 	s.drained.L = &s.mu
 }
 
@@ -90,11 +99,49 @@ func (s *sender) put(sn snKind, data []byte, release *buffer) *outgoing {
 		s.queue = s.queue[:n+1]
 	} else {
 		s.queue = append(s.queue, outgoing{})
+		s.countLocked(cap(s.queue) - n)
 	}
 	o := &s.queue[n]
 	o.sn, o.data, o.release = sn, data, release
 	s.bytes += len(data) + pduCost
 	return o
+}
+
+// countLocked counts room for so many more PDUs.
+func (s *sender) countLocked(places int) {
+	s.places += places
+	s.pool.charge(int64(places) * placeCost)
+}
+
+// close writes what is queued, as far as it still can be, and keeps no room for more.
+func (s *sender) close() {
+	_ = s.flush()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closed = true
+	if !s.writing {
+		s.shrinkLocked()
+	}
+}
+
+// shrinkLocked gives back the room for PDUs that is not used, once the connection is closed. The
+// caller owns the write side, or nobody does.
+func (s *sender) shrinkLocked() {
+	if !s.closed || len(s.queue) > 0 {
+		return
+	}
+	s.countLocked(-cap(s.queue) - cap(s.spare))
+	s.queue, s.spare = nil, nil
+	s.keepIov(nil)
+}
+
+// keepIov keeps and counts the room for what a system call writes. The caller owns the write side.
+func (s *sender) keepIov(iov [][]byte) {
+	s.iov = iov
+	if n := cap(iov); n != s.iovCap {
+		s.pool.charge(int64(n-s.iovCap) * iovCost)
+		s.iovCap = n
+	}
 }
 
 type encoder interface{ Encode(*pdu.Header) }
@@ -152,12 +199,12 @@ func (s *sender) flush() error {
 	return s.err
 }
 
-// relieve is flush where much is queued.
+// relieve is flush where much is queued, or there is no memory for more.
 func (s *sender) relieve() error {
 	s.mu.Lock()
 	queued := s.bytes
 	s.mu.Unlock()
-	if queued < flushAt {
+	if queued < flushAt && !s.pool.exhausted() {
 		return nil
 	}
 	return s.flush()
@@ -193,8 +240,10 @@ func (s *sender) freeLocked(batch []outgoing) {
 		batch[i].release.release()
 		batch[i].data, batch[i].release = nil, nil
 	}
-	if cap(batch) <= maxKept {
+	if cap(batch) <= maxKept && !s.closed {
 		s.spare = batch[:0]
+	} else {
+		s.countLocked(-cap(batch))
 	}
 	s.drained.Broadcast()
 }
@@ -202,6 +251,7 @@ func (s *sender) freeLocked(batch []outgoing) {
 // doneLocked ends the writer's turn.
 func (s *sender) doneLocked() {
 	s.writing = false
+	s.shrinkLocked()
 	s.drained.Broadcast()
 }
 
@@ -268,11 +318,11 @@ func (s *sender) writePart(batch []outgoing) error {
 			iov = append(iov, tail)
 		}
 	}
-	s.iov = iov
+	s.keepIov(iov)
 	err := s.wire.writev(iov)
 	clear(s.iov) // the buffers go back to the pool
 	if cap(s.iov) > 3*maxKept {
-		s.iov = nil
+		s.keepIov(nil)
 	}
 	s.wrote.Store(s.clock.Load())
 	s.writeSince.Store(0)

@@ -17,7 +17,7 @@ func TestQueueIsBounded(t *testing.T) {
 	ours, theirs := net.Pipe()
 	s, clock, pool := new(sender), new(atomic.Int64), &buffers{limit: 1 << 20}
 	clock.Store(1)
-	s.init(&plainWire{Conn: ours}, clock, new(window))
+	s.init(&plainWire{Conn: ours}, clock, new(window), pool)
 	ping := func(release *buffer) {
 		var data []byte
 		if release != nil {
@@ -55,6 +55,7 @@ func TestQueueIsBounded(t *testing.T) {
 	require.NoError(t, theirs.Close())
 	require.Error(t, <-writer)
 	require.Error(t, <-reader)
+	s.close()
 	require.Zero(t, pool.used.Load(), "what was queued is given back")
 	require.Zero(t, bytes())
 }
@@ -64,7 +65,7 @@ func TestSlowPeerReads(t *testing.T) {
 	const parts = 4
 	ours, theirs := net.Pipe()
 	s, clock, pool := new(sender), new(atomic.Int64), &buffers{limit: 8 << 20}
-	s.init(&plainWire{Conn: ours}, clock, new(window))
+	s.init(&plainWire{Conn: ours}, clock, new(window), pool)
 	for range parts {
 		b := pool.get(maxQueued)
 		s.send(&pdu.NOPIn{TaskTag: 1, TransferTag: pdu.ReservedTag, DataLen: len(b.b)}, snAdvance, b.b, b)
@@ -80,6 +81,7 @@ func TestSlowPeerReads(t *testing.T) {
 	}
 	require.NoError(t, <-written)
 	require.Zero(t, s.writeSince.Load())
+	s.close()
 	require.Zero(t, pool.used.Load())
 	require.NoError(t, theirs.Close())
 	require.NoError(t, ours.Close())
@@ -101,7 +103,7 @@ func TestAnswersOfABusyReader(t *testing.T) {
 	for acks, each := range map[int64]int{0: flushAt / pduCost, 4 << 10: 15, 256 << 10: 4} {
 		w, clock := new(countingWire), new(atomic.Int64)
 		c := new(conn)
-		c.tx.init(w, clock, new(window))
+		c.tx.init(w, clock, new(window), &buffers{})
 		run := &runner{reading: true}
 		for range 3*each + 1 {
 			run.queued = c.tx.respond(&pdu.SCSIResponse{}, acks, nil, nil)

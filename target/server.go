@@ -217,6 +217,9 @@ func (s *Server) register(sess *session) (old *session, err error) {
 	s.pending.remove(sess.conn)
 	s.from[sess.conn.source]++
 	sess.counts = true
+	sess.width = s.pool.window(s.opt.Limits.CommandWindow)
+	s.pool.windows += sess.width
+	sess.window.max.Store(sess.window.exp.Load() + uint32(sess.width) - 1)
 	if sess.discovery() {
 		s.discovery[sess] = struct{}{}
 	} else {
@@ -276,6 +279,7 @@ func (s *Server) remove(sess *session) {
 		return
 	}
 	sess.counts = false
+	s.pool.windows -= sess.width
 	if s.from[sess.conn.source]--; s.from[sess.conn.source] == 0 {
 		delete(s.from, sess.conn.source)
 	}

@@ -76,6 +76,7 @@ type session struct {
 	closing   bool             // guarded by mu; the command window opens no further
 	missed    uint64           // guarded by mu; CmdSN of the request that was last rejected in its turn, plus 1; 0: none
 	free      []*task          // guarded by mu
+	width     int              // of the command window; set before it is open
 
 	held    map[uint32]*heldPDU          // by CmdSN; belongs to the reader
 	refused map[uint32]struct{}          // CmdSNs of rejected requests, while nothing else has them; belongs to the reader
@@ -219,7 +220,7 @@ func (s *session) refuse(cmdSN uint32) {
 	if s.refused == nil {
 		s.refused = make(map[uint32]struct{})
 	}
-	if len(s.refused) >= s.conn.srv.opt.Limits.CommandWindow {
+	if len(s.refused) >= s.width {
 		exp := s.window.exp.Load()
 		for sn := range s.refused {
 			if pdu.SNLess(sn, exp) {
@@ -249,7 +250,7 @@ func (s *session) reopenLocked() {
 		return
 	}
 	exp := s.window.exp.Load()
-	limit := exp - 1 + uint32(s.conn.srv.opt.Limits.CommandWindow-s.counted)
+	limit := exp - 1 + uint32(s.width-s.counted)
 	if uint64(exp)+1 == s.missed {
 		limit++ // who goes on without what was rejected needs room for the next request, also in a window for one
 	}
@@ -303,4 +304,11 @@ func (s *session) close() {
 	for _, t := range s.tasks {
 		s.abortLocked(t)
 	}
+	for range s.free {
+		s.releaseTask()
+	}
+	s.free = nil
 }
+
+// releaseTask ends the use of a task that no command will have any more.
+func (s *session) releaseTask() { s.conn.srv.pool.charge(-commandCost) }

@@ -14,7 +14,7 @@ import (
 // never goes back, and what is kept of rejected requests has a limit.
 func TestCommandNumbers(t *testing.T) {
 	for _, width := range []int{1, 2, 7} {
-		s := &session{conn: &conn{srv: &Server{opt: Options{Limits: Limits{CommandWindow: width}}}}}
+		s := &session{conn: &conn{srv: &Server{}}, width: width}
 		next := uint32(1<<32 - 500)
 		s.window.exp.Store(next)
 		s.window.max.Store(next + uint32(width) - 1)

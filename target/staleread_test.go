@@ -15,7 +15,7 @@ import (
 func TestStaleRead(t *testing.T) {
 	s := newServer(t)
 	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
-	before, window := s.MemoryInUse(), c.MaxCmdSN-c.CmdSN
+	before, window := s.DataInUse(), c.MaxCmdSN-c.CmdSN
 	calls := s.disks[0].Calls(disktest.OpRead)
 	block := make(chan struct{})
 	resume := sync.OnceFunc(func() { close(block) })
@@ -27,7 +27,7 @@ func TestStaleRead(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, pdu.TMComplete, got)
 	resume()
-	eventually(t, "nothing is held", func() bool { return s.MemoryInUse() <= before })
+	eventually(t, "nothing is held", func() bool { return s.DataInUse() <= before })
 	require.Equal(t, calls+1, s.disks[0].Calls(disktest.OpRead), "nobody wants the rest")
 	require.NoError(t, c.ExpectOnlyPing())
 	require.Equal(t, window, c.MaxCmdSN-c.CmdSN, "its place is given back once")
@@ -38,7 +38,7 @@ func TestStaleRead(t *testing.T) {
 func TestHeldDataIsNotKept(t *testing.T) {
 	s := newServer(t)
 	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
-	before := s.MemoryInUse()
+	before := s.DataInUse()
 	late, _, _ := c.Prepare(tt.TestUnitReady(1))
 	for _, cdb := range [][]byte{tt.TestUnitReady(1).CDB, tt.Read10(1, 1<<31, 1).CDB, tt.Read10(1, 0, 1).CDB} {
 		cmd, _, _ := c.Prepare(tt.Command{LUN: 1, CDB: cdb})
@@ -46,11 +46,11 @@ func TestHeldDataIsNotKept(t *testing.T) {
 	}
 	_, err := c.Ping(nil)
 	require.NoError(t, err)
-	require.Greater(t, s.MemoryInUse(), before, "they wait for the one before them")
+	require.Greater(t, s.DataInUse(), before, "they wait for the one before them")
 	require.NoError(t, c.Send(&late, nil))
 	for range 4 {
 		_, _, err := tt.Expect[pdu.SCSIResponse](c.Conn)
 		require.NoError(t, err)
 	}
-	eventually(t, "nothing is held", func() bool { return s.MemoryInUse() <= before })
+	eventually(t, "nothing is held", func() bool { return s.DataInUse() <= before })
 }

@@ -163,7 +163,7 @@ func TestSlowDisk(t *testing.T) {
 	}
 	require.Greater(t, slow.most.Load(), int64(1), "commands reach the disk side by side")
 	require.LessOrEqual(t, slow.most.Load(), int64(64))
-	eventually(t, "nothing is held", func() bool { return s.MemoryInUse() <= 64<<10 })
+	eventually(t, "nothing is held", func() bool { return s.DataInUse() <= 64<<10 })
 	for range 40 {
 		c.MustGood(t, tt.Read10(2, 0, 8))
 	}

@@ -231,7 +231,7 @@ func TestPeersThatStay(t *testing.T) {
 func TestAFailedBurstIsNotKept(t *testing.T) {
 	s := newServer(t)
 	c := tt.MustLogin(t, s.addr, tt.LoginOptions{Keys: tt.KV("InitialR2T", "Yes", "ImmediateData", "No")}, 1)
-	before := s.MemoryInUse()
+	before := s.DataInUse()
 	for range 4 {
 		write := tt.Write10(1, 0, make([]byte, 64<<10))
 		write.OnR2T = tt.HoldR2T
@@ -245,13 +245,13 @@ func TestAFailedBurstIsNotKept(t *testing.T) {
 		}
 		require.False(t, task.MustFinish(t).Good())
 	}
-	eventually(t, "nothing more is held", func() bool { return s.MemoryInUse() <= before })
+	eventually(t, "nothing more is held", func() bool { return s.DataInUse() <= before })
 }
 
 // TestABurstThatBreaksOffIsNotKept loses connections in the midst of a PDU of a burst, of one that has failed too. Their memory is free again.
 func TestABurstThatBreaksOffIsNotKept(t *testing.T) {
 	s := newServer(t)
-	before := s.MemoryInUse()
+	before := s.DataInUse()
 	for _, last := range []pdu.DataOut{{DataSN: 1}, {DataSN: 1, Final: true}, {DataSN: 7}, {DataSN: 7, Final: true}} {
 		c := tt.MustLogin(t, s.addr, tt.LoginOptions{Keys: tt.KV("InitialR2T", "Yes", "ImmediateData", "No")}, 1)
 		write := tt.Write10(1, 0, make([]byte, 64<<10))
@@ -265,6 +265,6 @@ func TestABurstThatBreaksOffIsNotKept(t *testing.T) {
 		whole := c.Bytes(&last, make([]byte, 32<<10))
 		require.NoError(t, c.SendRaw(whole[:len(whole)/2]))
 		require.NoError(t, c.Close())
-		eventually(t, "nothing is held", func() bool { return s.MemoryInUse() <= before })
+		eventually(t, "nothing is held", func() bool { return s.DataInUse() <= before })
 	}
 }

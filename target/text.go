@@ -37,6 +37,7 @@ func (c *conn) handleText(h *pdu.Header, seg *segment) error {
 		return c.badData(h, err)
 	}
 	defer data.release()
+	defer c.countText()
 	x := &c.text
 	switch {
 	case p.TransferTag == pdu.ReservedTag:
@@ -88,6 +89,17 @@ func (c *conn) handleText(h *pdu.Header, seg *segment) error {
 	}
 	c.tx.send(&resp, snAdvance, b.b, b)
 	return nil
+}
+
+// textKeyCost is what a key that is remembered counts for, bytes.
+const textKeyCost = 128
+
+// countText counts what the negotiation holds until its next PDU: an initiator may leave that for ever.
+func (c *conn) countText() {
+	x := &c.text
+	held := int64(cap(x.request)+cap(x.answer)) + int64(len(x.seen))*textKeyCost
+	c.srv.pool.charge(held - c.textHeld)
+	c.textHeld = held
 }
 
 // maxTextPairs is how many keys one negotiation may have.

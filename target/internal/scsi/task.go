@@ -13,11 +13,10 @@ import (
 type Task struct {
 	// Set by the transport before Prepare.
 
-	Nexus       *Nexus
-	LUN         uint64 // the 8-byte LUN structure
-	CDB         [16]byte
-	ExtendedCDB []byte // bytes 16 and up of a longer CDB, or nil
-	Offered     int64  // bytes that the initiator means to send
+	Nexus   *Nexus
+	LUN     uint64   // the 8-byte LUN structure
+	CDB     [16]byte // the first bytes of a longer one, of which no command is known
+	Offered int64    // bytes that the initiator means to send
 
 	// Set by Prepare.
 
@@ -193,8 +192,9 @@ func (t *Task) overtaken() error {
 	return t.unit.sanitizing.ready(true)
 }
 
-// maxKeptData is the capacity of parameter data that a task keeps when it is used again. Bytes.
-const maxKeptData = 4096
+// maxKeptData is the capacity of parameter data that a task keeps when it is used again: that of usual
+// ones. An initiator can have each of its open commands keep so much. Bytes.
+const maxKeptData = 256
 
 // Reset makes the task ready for another command.
 func (t *Task) Reset() {

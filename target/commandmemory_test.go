@@ -1,0 +1,160 @@
+package target_test
+
+import (
+	"io"
+	"net"
+	"runtime"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/target"
+	"kubevirt.io/disk/target/internal/pdu"
+	tt "kubevirt.io/disk/target/targettest"
+)
+
+// heap is what the process has allocated and still uses, bytes.
+func heap() int64 {
+	runtime.GC()
+	runtime.GC() // what was in pools goes with the second
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}
+
+// crowd logs so many sessions in, and returns them with their connections.
+func crowd(t *testing.T, s *server, sessions int, keys ...string) ([]*tt.Session, []net.Conn) {
+	t.Helper()
+	all, conns := make([]*tt.Session, sessions), make([]net.Conn, sessions)
+	for i := range all {
+		nc, err := net.Dial("tcp", s.addr.String())
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = nc.Close() })
+		o := tt.LoginOptions{ISID: [6]byte{0x80, byte(i >> 8), byte(i)}, Keys: tt.KV(keys...)}
+		c, err := tt.NewConn(nc).Login(o)
+		require.NoError(t, err)
+		_, err = c.ClearAttention(1)
+		require.NoError(t, err)
+		all[i], conns[i] = c, nc
+	}
+	return all, conns
+}
+
+// TestMemoryOfOpenCommands opens as many commands as many sessions may, each of which waits for
+// data, in whatever way makes them dearest. What they take is counted, and there is a limit to it.
+func TestMemoryOfOpenCommands(t *testing.T) {
+	const sessions, limit, most = 300, 16 << 20, 120
+	s := newServer(t, func(o *target.Options) {
+		o.Limits.Memory, o.Limits.MaxPerAddress = limit, sessions
+	})
+	all, conns := crowd(t, s, sessions, "InitialR2T", "Yes", "ImmediateData", "No")
+	counted, before := s.MemoryInUse(), heap()
+	answers := make([]byte, 1<<20)
+	commands := 0
+	for i, c := range all {
+		width := min(int(c.MaxCmdSN-c.CmdSN)+1, most)
+		require.GreaterOrEqual(t, width, 8, "what every session has")
+		require.True(t, i > 10 || width == most, "a few sessions have all that they may")
+		commands += width
+		var batch []byte
+		for n := range width {
+			if n < width-1 { // between the open ones, those that leave something behind
+				inquiry, _, _ := c.Prepare(tt.Command{LUN: 1, CDB: []byte{0x12, 1, 0x83, 1, 0, 0}, Read: 256})
+				inquiry.Immediate, inquiry.ExpectedLength = true, 0
+				batch = append(batch, c.Bytes(&inquiry, nil)...)
+				c.CmdSN--
+			}
+			cmd, _, _ := c.Prepare(tt.Write10(1, 0, make([]byte, 4096)))
+			cmd.Final = true
+			batch = append(batch, c.Bytes(&cmd, nil)...)
+		}
+		_, err := conns[i].Write(batch)
+		require.NoError(t, err)
+		_, err = io.ReadFull(conns[i], answers[:(2*width-1)*pdu.HeaderLen])
+		require.NoError(t, err)
+	}
+	open := 0
+	for _, info := range s.Sessions() {
+		open += info.InFlight
+	}
+	require.Equal(t, commands, open)
+	grown, counts := heap()-before, s.MemoryInUse()-counted
+	t.Logf("%d sessions with %d open commands: %d KiB more on the heap, %d KiB of it counted, %d bytes each",
+		sessions, commands, grown>>10, counts>>10, grown/int64(commands))
+	require.Less(t, grown, counts, "what is on the heap is counted")
+	require.Less(t, grown, int64(limit/2))
+	runtime.KeepAlive(all)
+	runtime.KeepAlive(answers)
+	for _, nc := range conns {
+		require.NoError(t, nc.Close())
+	}
+	eventually(t, "nothing is held", func() bool { return s.MemoryInUse() == 0 })
+}
+
+// TestMemoryOfWhatWaits has sessions make the target hold what is no command: PDUs before their
+// turn with all the header segments there can be, negotiations that are not gone on with, and
+// answers that are not read.
+func TestMemoryOfWhatWaits(t *testing.T) {
+	const sessions = 100
+	var keys []byte
+	for i := range 1000 {
+		keys = append(keys, "X-"+string(rune('a'+i%26))+string(rune('a'+i/26%26))+string(rune('a'+i/676))+"=\x00"...)
+	}
+	for name, hold := range map[string]func(c *tt.Session) []byte{
+		"held PDUs": func(c *tt.Session) (batch []byte) {
+			c.CmdSN++ // one is missing
+			ahs := make([]byte, 0, 1020)
+			for len(ahs)+244 <= 1020 {
+				ahs = pdu.AppendExtendedCDB(ahs, make([]byte, 240))
+			}
+			for range 8 {
+				cmd, _, _ := c.Prepare(tt.TestUnitReady(1))
+				batch = append(batch, c.Bytes(&cmd, nil, tt.WithAHS(ahs))...)
+			}
+			return batch
+		},
+		"a negotiation": func(c *tt.Session) []byte {
+			return c.Bytes(&pdu.TextRequest{Immediate: true, TaskTag: 1, TransferTag: pdu.ReservedTag,
+				CmdSN: c.CmdSN}, keys)
+		},
+		"answers": func(c *tt.Session) (batch []byte) {
+			ping := pdu.NOPOut{Immediate: true, TaskTag: 1, TransferTag: pdu.ReservedTag,
+				CmdSN: c.CmdSN}
+			for range 200 {
+				batch = append(batch, c.Bytes(&ping, nil)...)
+			}
+			return batch
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newServer(t)
+			all, conns := crowd(t, s, sessions)
+			counted, before := s.MemoryInUse(), heap()
+			for i, c := range all {
+				_, err := conns[i].Write(hold(c))
+				require.NoError(t, err)
+			}
+			read := make([]byte, 1<<20)
+			for _, nc := range conns {
+				if name != "held PDUs" {
+					_, err := nc.Read(read)
+					require.NoError(t, err)
+				}
+			}
+			eventually(t, "it is counted", func() bool { return s.MemoryInUse()-counted > sessions*3<<10 })
+			// Until all of it has arrived.
+			grown := heap() - before
+			counts := s.MemoryInUse() - counted
+			for again := int64(-1); again != counts; counts = s.MemoryInUse() - counted {
+				again, grown = counts, heap()-before
+			}
+			t.Logf("%d KiB more on the heap, %d KiB counted", grown>>10, counts>>10)
+			require.Less(t, grown, counts, "what is on the heap is counted")
+			runtime.KeepAlive(all)
+			for _, nc := range conns {
+				require.NoError(t, nc.Close())
+			}
+			eventually(t, "nothing is held", func() bool { return s.MemoryInUse() == 0 })
+		})
+	}
+}

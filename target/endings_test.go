@@ -1,0 +1,97 @@
+package target_test
+
+import (
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk/disktest"
+	"kubevirt.io/disk/target"
+	"kubevirt.io/disk/target/internal/pdu"
+	tt "kubevirt.io/disk/target/targettest"
+)
+
+// endings counts writes by the status that the observer is told.
+type endings struct {
+	*counts
+	mu     sync.Mutex
+	writes map[uint8]int // guarded by mu
+}
+
+func (e *endings) CommandDone(c target.CommandEvent) {
+	e.counts.CommandDone(c)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if c.Op == target.OpWrite {
+		e.writes[c.Status]++
+	}
+}
+
+func (e *endings) of(status uint8) int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.writes[status]
+}
+
+// TestEveryCommandIsCountedOnce ends commands in every way: with an answer, aborted while they wait
+// for data or are in the disk, and with their session. The observer is told of each once, and how
+// it ended.
+func TestEveryCommandIsCountedOnce(t *testing.T) {
+	const good, conflict, aborted = 0x00, 0x18, 0x40
+	seen := &endings{writes: map[uint8]int{}}
+	s := newServer(t, func(o *target.Options) {
+		seen.counts = o.Observer.(*counts)
+		o.Observer, o.LUNs[1].Access = seen, target.AccessWriteExclusive
+	})
+	solicited := tt.LoginOptions{Keys: tt.KV("InitialR2T", "Yes", "ImmediateData", "No")}
+	c := tt.MustLogin(t, s.addr, solicited, 1, 2)
+	data := make([]byte, 4096)
+	c.MustGood(t, tt.Write10(1, 0, data))
+	c.MustGood(t, tt.Write10(2, 0, data))
+	require.Equal(t, 2, seen.of(good))
+
+	other := tt.MustLogin(t, s.addr, tt.LoginOptions{Initiator: "iqn.2026-01.test:other"}, 1)
+	r, err := other.Do(tt.Write10(2, 0, data))
+	require.NoError(t, err)
+	if r.Sense.Key == 6 { // the unit attention after login
+		r, err = other.Do(tt.Write10(2, 0, data))
+		require.NoError(t, err)
+	}
+	require.EqualValues(t, conflict, r.Status)
+	require.Equal(t, 1, seen.of(conflict))
+
+	held := tt.Write10(1, 0, data)
+	held.OnR2T = tt.HoldR2T
+	abort := func(task *tt.Task) {
+		t.Helper()
+		_, err := c.TaskManagement(pdu.TaskManagementRequest{Immediate: true, Function: pdu.TMAbortTask,
+			LUN: tt.LUN(1), RefTaskTag: task.Tag()})
+		require.NoError(t, err)
+		c.Forget(task)
+	}
+	waiting := c.MustStart(t, held)
+	_, err = waiting.AwaitR2T()
+	require.NoError(t, err)
+	abort(waiting)
+	require.Equal(t, 1, seen.of(aborted), "it waited for data")
+
+	before := s.disks[0].Calls(disktest.OpWrite)
+	resume := stall(t, s.disks[0], disktest.OpWrite)
+	stuck := c.MustStart(t, held)
+	r2t, err := stuck.AwaitR2T()
+	require.NoError(t, err)
+	require.NoError(t, stuck.Answer(r2t))
+	eventually(t, "it is in the disk", func() bool { return s.disks[0].Calls(disktest.OpWrite) > before })
+	abort(stuck)
+	resume()
+	eventually(t, "it has ended", func() bool { return seen.of(aborted) == 2 })
+
+	last := c.MustStart(t, held)
+	_, err = last.AwaitR2T()
+	require.NoError(t, err)
+	require.NoError(t, c.Close())
+	eventually(t, "its session has ended", func() bool { return seen.of(aborted) == 3 })
+	require.Equal(t, 2, seen.of(good))
+	require.Equal(t, 1, seen.of(conflict))
+}
