@@ -15,6 +15,12 @@ import (
 // when it is complete; until then it is dst with the suffix ".partial". It is not flushed to storage. An image that is changed
 // meanwhile is an error. p may be nil.
 func Convert(ctx context.Context, img *Image, dst string, p *Progress) error {
+	// What the user has named may lead through links; beside the file, nothing that was put there does.
+	dir, err := resolved(filepath.Dir(dst))
+	if err != nil {
+		return err
+	}
+	dst = filepath.Join(dir, filepath.Base(dst))
 	if err := checkDestination(img, dst); err != nil {
 		return err
 	}

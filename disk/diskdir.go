@@ -36,6 +36,7 @@ const (
 //
 // A name with the suffix ".partial" is being written; what a killed process left is removed at the next start.
 type diskDir struct {
+	root       string // what the operator has named, links and all; "": path has none
 	path       string
 	lock       *os.File
 	diskFile   string // the names of the files
@@ -49,6 +50,7 @@ func openWorkDir(root, image string, durable bool) (*diskDir, error) {
 		return nil, errors.New("no work directory is set")
 	}
 	d := workDirOf(root, escapeName(image))
+	d.root = root
 	return d, d.open("work directory", lockName, durable)
 }
 
@@ -66,6 +68,10 @@ func openPersistentDir(path string) (*diskDir, error) {
 func (d *diskDir) open(what, lock string, durable bool) error {
 	explain := func(err error) error {
 		switch {
+		case errors.Is(err, unix.ELOOP):
+			return fmt.Errorf("%s: %w; a symbolic link is not followed there: remove it", what, err)
+		case errors.Is(err, errForeign):
+			return fmt.Errorf("%s: %w", what, err)
 		case errors.Is(err, unix.ENOTDIR):
 			return fmt.Errorf("%s: %w; name a directory, which is made if it is missing", what, err)
 		case errors.Is(err, unix.EROFS):
@@ -82,7 +88,7 @@ func (d *diskDir) open(what, lock string, durable bool) error {
 	err := errLockGone
 	for tries := 0; tries < 16 && (errors.Is(err, errLockGone) || errors.Is(err, fs.ErrNotExist)); tries++ {
 		// Until it is locked, another process may sweep it away.
-		if err = makeDirs(d.path, durable); errors.Is(err, fs.ErrNotExist) {
+		if err = d.make(durable); errors.Is(err, fs.ErrNotExist) {
 			continue
 		} else if err != nil {
 			return explain(err)
@@ -120,6 +126,34 @@ func (d *diskDir) syncNames() error {
 		}
 	}
 	return errors.Join(err, syncDir(d.path, (*os.File).Sync))
+}
+
+// make makes the directory. One that is there already must not be another user's, who could have put there what he likes; that of a
+// volume may be, as those who fill it may be others.
+func (d *diskDir) make(durable bool) error {
+	if d.root == "" {
+		return makeDirs(d.path, durable)
+	}
+	if err := makeDirs(d.root, durable); err != nil {
+		return err
+	}
+	root, err := resolved(d.root)
+	if err != nil {
+		return err
+	}
+	d.path = filepath.Join(root, filepath.Base(d.path))
+	err = makeDir(d.path)
+	switch {
+	case err == nil && durable:
+		return syncParent(d.path)
+	case err == nil:
+		return nil
+	}
+	there := checkOwner(d.path)
+	if errors.Is(there, fs.ErrNotExist) && !errors.Is(err, fs.ErrExist) {
+		return err // it cannot be made
+	}
+	return there
 }
 
 // makeDirs makes a directory and those above it that are missing. With durable their names have reached storage then, so that
@@ -171,14 +205,6 @@ func (d *diskDir) removeMaps() error {
 
 // close frees the lock.
 func (d *diskDir) close() error { return d.lock.Close() }
-
-// remove removes a file that may not be there.
-func remove(name string) error {
-	if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return nil
-}
 
 // escapeName makes a directory name of a file name, a different one for each: one that needs no quoting, does not
 // hide, and fits every file system.

@@ -59,6 +59,23 @@ func OpenFile(path string, opt FileOptions) (*File, error) {
 	return disk, nil
 }
 
+// openDiskFile is OpenFile for the file of a disk's own directory, to which no link leads.
+func openDiskFile(path string, opt FileOptions) (*File, error) {
+	flags := os.O_RDWR
+	if opt.ReadOnly {
+		flags = os.O_RDONLY
+	}
+	f, err := openFile(path, flags, 0)
+	if err != nil {
+		return nil, err
+	}
+	disk, err := newFile(f, opt)
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return disk, nil
+}
+
 // newFile makes a disk of an open file, which it then owns.
 func newFile(f *os.File, opt FileOptions) (*File, error) {
 	st, err := f.Stat()

@@ -41,7 +41,7 @@ func hasName(f *os.File, name string) (bool, error) {
 
 // acquireLock locks the file of that name, which is made if need be and then names this process. errLockGone: try again.
 func acquireLock(path, what string) (*os.File, error) {
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0o600)
+	f, err := openFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, err
 	}

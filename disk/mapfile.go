@@ -9,7 +9,6 @@ import (
 	"os"
 
 	"github.com/cespare/xxhash/v2"
-	"golang.org/x/sys/unix"
 )
 
 // storage is a file that a map is kept in.
@@ -179,5 +178,5 @@ func writeMapPages(f io.WriterAt, m *blockMap) (full []byte, err error) {
 }
 
 func openMap(path string) (*os.File, error) {
-	return os.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	return openFile(path, os.O_RDWR, 0)
 }

@@ -65,7 +65,7 @@ func (o *opening) assemble(inst *Instance, s *state, fresh bool) error {
 	}
 	var file *File
 	if err == nil {
-		file, err = OpenFile(o.dir.disk(), FileOptions{Durable: o.durable(), Private: true})
+		file, err = openDiskFile(o.dir.disk(), FileOptions{Durable: o.durable(), Private: true})
 	}
 	if err != nil {
 		return errors.Join(err, m.close())
@@ -83,7 +83,7 @@ func (o *opening) assembleComplete(inst *Instance, s *state) error {
 	if err := o.dir.removeMaps(); err != nil {
 		o.log.Warn("the map of the complete disk could not be removed", zap.Error(err))
 	}
-	file, err := OpenFile(o.dir.disk(), FileOptions{ReadOnly: o.opt.ReadOnly, Durable: o.durable(), Private: true})
+	file, err := openDiskFile(o.dir.disk(), FileOptions{ReadOnly: o.opt.ReadOnly, Durable: o.durable(), Private: true})
 	if err != nil {
 		return err
 	}
@@ -222,7 +222,7 @@ func (o *opening) adjust(s *state) (grown bool, err error) {
 
 // growFile makes the file larger, by a hole.
 func (o *opening) growFile(size int64) error {
-	f, err := os.OpenFile(o.dir.disk(), os.O_WRONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	f, err := openFile(o.dir.disk(), os.O_WRONLY, 0)
 	if err != nil {
 		return err
 	}
@@ -244,7 +244,7 @@ func (o *opening) resize(f *os.File, size int64) error {
 
 // syncFile makes a file durable that was written without that.
 func syncFile(path string) error {
-	f, err := os.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	f, err := openFile(path, os.O_RDWR, 0)
 	if err != nil {
 		return err
 	}

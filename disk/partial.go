@@ -18,28 +18,38 @@ type partial struct {
 	path string // the final one
 }
 
-// createPartial begins a file that is to be path. One that a killed process left behind is taken over and emptied; one
-// that is being written at the moment is a *LockedError.
+// createPartial begins a file that is to be path. One that a killed process left behind is removed, as it may be a link to another
+// file, or of another user; one that is being written at the moment is a *LockedError.
 func createPartial(path string, mode fs.FileMode) (*partial, error) {
 	name := path + partialSuffix
 	for range 16 {
-		f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, mode)
+		f, err := openFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, mode)
+		created := err == nil
+		if errors.Is(err, fs.ErrExist) {
+			f, err = openFile(name, os.O_RDONLY, 0)
+		}
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // it was there a moment ago
+		}
 		if err != nil {
 			return nil, err
 		}
 		current, err := claimPartial(f, name)
-		if err != nil {
-			return nil, errors.Join(err, f.Close())
+		if err == nil && current && !created {
+			err = remove(name)
 		}
-		if current {
+		switch {
+		case err != nil:
+			return nil, errors.Join(err, f.Close())
+		case current && created:
 			return &partial{file: f, path: path}, nil
 		}
-		f.Close() // the other process finished it in between, so this is its result by now
+		f.Close() // the other process finished it in between, so this is its result by now; or it was left behind
 	}
 	return nil, &LockedError{Path: name, Holder: "another process"}
 }
 
-// claimPartial locks and empties a partial file, unless it no longer has that name.
+// claimPartial locks a partial file, unless it no longer has that name.
 func claimPartial(f *os.File, name string) (current bool, err error) {
 	if err := lockFile(f); err != nil {
 		if errors.Is(err, unix.EWOULDBLOCK) {
@@ -57,20 +67,16 @@ func claimPartial(f *os.File, name string) (current bool, err error) {
 	if !mine.Mode().IsRegular() {
 		return false, fmt.Errorf("%q is in the way and no regular file; remove it", name)
 	}
-	if mine.Size() == 0 {
-		// ext4 takes a file that was truncated for one that is being replaced, and starts to write it out when it is closed.
-		return true, nil
-	}
-	return true, f.Truncate(0)
+	return true, nil
 }
 
 // finish gives the file its final name if what was done so far succeeded; otherwise it removes the file.
 func (p *partial) finish(err error) error {
 	name := p.path + partialSuffix
 	if err == nil {
-		if err = os.Rename(name, p.path); err == nil {
+		if err = rename(name, p.path, 0); err == nil {
 			return p.file.Close()
 		}
 	}
-	return errors.Join(err, os.Remove(name), p.file.Close())
+	return errors.Join(err, remove(name), p.file.Close())
 }

@@ -20,6 +20,10 @@ func PersistentDirs(volume string, images []string) ([]string, error) {
 	case !st.IsDir():
 		return nil, &fs.PathError{Op: "stat", Path: volume, Err: unix.ENOTDIR}
 	}
+	volume, err := resolved(volume) // below it no link is followed
+	if err != nil {
+		return nil, err
+	}
 	alone := filepath.Join(volume, PersistentName)
 	single, err := present(alone)
 	if err != nil {

@@ -49,7 +49,7 @@ func replaceByNew(path string, content []byte, sync func(*os.File) error) error 
 
 // readSmall returns the content of a file: fs.ErrNotExist if it is not there. Other errors complete the sentence "<file> ...".
 func readSmall(path string) ([]byte, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|openFlags, 0)
+	f, err := openFile(path, os.O_RDONLY, 0)
 	if errors.Is(err, unix.ELOOP) {
 		return nil, errors.New("is a symbolic link")
 	}
@@ -80,7 +80,7 @@ func isUnread(err error) bool {
 
 // syncDir makes the names in a directory durable.
 func syncDir(path string, sync func(*os.File) error) error {
-	dir, err := os.Open(path)
+	dir, err := openFile(path, os.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
 		return err
 	}

@@ -19,17 +19,20 @@ const (
 // else is taken, as by a guest that has filled its volume, is written into it: who may use a disk from now on, above all.
 func keepSpare(path string) {
 	var st unix.Stat_t
-	if unix.Lstat(path, &st) == nil && st.Blocks*statBlock >= spareSize {
+	if unix.Lstat(path, &st) == nil && st.Nlink == 1 && st.Blocks*statBlock >= spareSize {
 		return
 	}
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|openFlags, 0o600)
+	f, err := openFile(path, os.O_WRONLY|os.O_CREATE, 0o600)
+	if errors.Is(err, errLinked) && remove(path) == nil {
+		f, err = openFile(path, os.O_WRONLY|os.O_CREATE, 0o600)
+	}
 	if err != nil {
 		return
 	}
 	defer f.Close()
 	if retry(func() error { return unix.Fallocate(int(f.Fd()), 0, 0, spareSize) }) != nil {
 		if st, err := f.Stat(); err == nil && st.Size() == 0 {
-			_ = os.Remove(path)
+			_ = remove(path)
 		}
 	}
 }
@@ -41,7 +44,7 @@ func replaceBySpare(path string, content []byte, spare string, sync func(*os.Fil
 	if err := syncDir(filepath.Dir(path), sync); err != nil {
 		return err
 	}
-	f, err := os.OpenFile(spare, os.O_WRONLY|openFlags, 0)
+	f, err := openFile(spare, os.O_WRONLY, 0)
 	if err != nil {
 		return err
 	}
@@ -55,9 +58,9 @@ func replaceBySpare(path string, content []byte, spare string, sync func(*os.Fil
 	if err = errors.Join(err, f.Close()); err != nil {
 		return err
 	}
-	err = retry(func() error { return unix.Renameat2(unix.AT_FDCWD, spare, unix.AT_FDCWD, path, unix.RENAME_EXCHANGE) })
+	err = rename(spare, path, unix.RENAME_EXCHANGE)
 	if err != nil { // there was no such file, or the file system cannot do that
-		err = os.Rename(spare, path)
+		err = rename(spare, path, 0)
 	}
 	if err != nil {
 		return err

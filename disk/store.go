@@ -83,7 +83,7 @@ func (s *Store) Save(name string, data []byte) error {
 	if len(data) > maxSmall-storeSum {
 		return fmt.Errorf("%s cannot hold %d bytes, but at most %d", s.Where(name), len(data), maxSmall-storeSum)
 	}
-	if err := os.Mkdir(s.dir, 0o700); err == nil && s.sync != nil {
+	if err := makeDir(s.dir); err == nil && s.sync != nil {
 		if err := syncDir(filepath.Dir(s.dir), s.sync); err != nil {
 			return err
 		}
@@ -130,7 +130,7 @@ func (d *diskDir) clearUnits() error {
 	entries, err := os.ReadDir(d.path)
 	for _, e := range entries {
 		if strings.HasPrefix(e.Name(), d.diskFile+unitInfix) {
-			err = errors.Join(err, os.RemoveAll(filepath.Join(d.path, e.Name())))
+			err = errors.Join(err, removeAll(filepath.Join(d.path, e.Name())))
 		}
 	}
 	return err

@@ -21,6 +21,12 @@ func Sweep(ctx context.Context, workDir, imageDir, owner string, log *zap.Logger
 	if err != nil && !errors.Is(err, fs.ErrNotExist) { // where all disks are on volumes there may be none
 		log.Warn("the work directory was not searched for disks of images that are gone", zap.Error(err))
 	}
+	if err == nil {
+		workDir, err = resolved(workDir)
+	}
+	if err != nil {
+		return
+	}
 	for _, e := range entries {
 		if ctx.Err() != nil {
 			return
@@ -56,8 +62,11 @@ func (d *diskDir) sweep(imageDir, owner string, log *zap.Logger) error {
 	if _, gone := d.orphaned(imageDir, owner, log); !gone {
 		return nil // not locked: that would be in the way of whoever uses it
 	}
+	if err := checkOwner(d.path); err != nil {
+		return err
+	}
 	name := filepath.Join(d.path, lockName)
-	lock, err := os.OpenFile(name, os.O_RDWR|openFlags, 0)
+	lock, err := openFile(name, os.O_RDWR, 0)
 	if err != nil {
 		return err
 	}
@@ -90,7 +99,7 @@ func (d *diskDir) sweep(imageDir, owner string, log *zap.Logger) error {
 	if err := remove(name); err != nil {
 		return err
 	}
-	if err := os.Remove(d.path); err != nil && !errors.Is(err, unix.ENOTEMPTY) && !errors.Is(err, fs.ErrNotExist) {
+	if err := remove(d.path); err != nil && !errors.Is(err, unix.ENOTEMPTY) {
 		return err
 	}
 	log.Info("removed the disk of an image that is gone", zap.String("image", image), zap.String("directory", d.path),

@@ -148,7 +148,7 @@ type syncedFiles struct {
 var (
 	calledOn = regexp.MustCompile(`^(\w+)\(\d+<([^>]*)>`)
 	failed   = regexp.MustCompile(`\) += -1 `)
-	quoted   = regexp.MustCompile(`"([^"]*)"`)
+	named    = regexp.MustCompile(`(?:<([^>]*)>, )?"([^"]*)"`) // in a directory, which counts where the name is relative
 )
 
 // descriptor is the name of the file that a call is about, if it has one.
@@ -163,8 +163,11 @@ func descriptor(call string) string {
 func (s *syncedFiles) follow(call string, until int) {
 	name, _, _ := strings.Cut(call, "(")
 	var paths []string
-	for _, m := range quoted.FindAllStringSubmatch(call, -1) {
-		paths = append(paths, m[1])
+	for _, m := range named.FindAllStringSubmatch(call, -1) {
+		if !filepath.IsAbs(m[2]) && strings.HasPrefix(m[1], s.dir) {
+			m[2] = filepath.Join(m[1], m[2])
+		}
+		paths = append(paths, m[2])
 	}
 	if name == "faccessat" {
 		s.hear(paths[0])

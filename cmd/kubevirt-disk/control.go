@@ -124,14 +124,29 @@ func listenUnix(path string) (net.Listener, error) {
 		return nil, err
 	}
 	// Whoever connects before this is asked for his credentials all the same.
-	if err := os.Chmod(path, 0o600); err != nil {
-		return nil, errors.Join(err, l.Close())
-	}
-	made, err := os.Lstat(path)
+	made, err := restrict(dir, filepath.Base(path))
 	if err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
 	return &unixListener{Listener: l, path: path, made: made}, nil
+}
+
+// restrict lets only the own user connect to a socket, unless something else has its name by now, as a link to another file.
+func restrict(dir *os.File, name string) (fs.FileInfo, error) {
+	fd, err := unix.Openat(int(dir.Fd()), name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &fs.PathError{Op: "open", Path: filepath.Join(dir.Name(), name), Err: err}
+	}
+	socket := os.NewFile(uintptr(fd), filepath.Join(dir.Name(), name))
+	defer socket.Close()
+	info, err := socket.Stat()
+	if err == nil && info.Mode()&fs.ModeSocket == 0 {
+		err = fmt.Errorf("%s was replaced by something that is no socket", socket.Name())
+	}
+	if err != nil {
+		return nil, err
+	}
+	return info, os.Chmod(fmt.Sprintf("/proc/self/fd/%d", fd), 0o600) // a path descriptor has no other way
 }
 
 // lockDir keeps other daemons from making a socket in the directory until it is closed: one that listens in a moment looks as if it had been left.

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -121,8 +122,11 @@ func foreign(path string) string {
 		return ""
 	}
 	if info.Size() == int64(len(readyText)) {
-		if text, err := os.ReadFile(path); err == nil && string(text) == readyText {
-			return ""
+		if f, err := openUnlinked(path); err == nil {
+			defer f.Close()
+			if text, err := io.ReadAll(io.LimitReader(f, int64(len(readyText))+1)); err == nil && string(text) == readyText {
+				return ""
+			}
 		}
 	}
 	return "a file with other content"
@@ -130,12 +134,17 @@ func foreign(path string) string {
 
 // lockedByDaemon says whether the daemon that has made a ready file is running. Where a file system has no locks, it seems not to be.
 func lockedByDaemon(path string) bool {
-	f, err := os.Open(path)
+	f, err := openUnlinked(path)
 	if err != nil {
 		return false
 	}
 	defer f.Close()
 	return errors.Is(unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB), unix.EWOULDBLOCK)
+}
+
+// openUnlinked opens a file that was a regular one a moment ago. A link or a pipe that has its place by now is not followed or waited for.
+func openUnlinked(path string) (*os.File, error) {
+	return os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 }
 
 // writeAtomically makes a file that is locked as long as it is open.
