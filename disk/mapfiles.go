@@ -123,7 +123,7 @@ func (m *diskMap) makeLive() error {
 	}
 	// A full volume has to be served, or the guest could not make room. What another machine has left of its own map would count again when the
 	// disk comes back to it.
-	if err := os.Remove(m.opt.live); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := remove(m.opt.live); err != nil {
 		return err
 	}
 	m.opt.log.Warn("no space is left for the map of the disk: until the next start, a daemon that is killed loses what was not flushed", zap.Error(err))
