@@ -58,7 +58,8 @@ func (o *opener) image(name string) (*layer, error) {
 
 // checkImage applies the rules for a file that is to be a LUN, and opens what is below it.
 func (o *opener) checkImage(l *layer, head []byte) error {
-	if l.format == FormatRaw && (!hasRawExtension(l.name) || len(head) == 0) {
+	named := l.source != SourceContent || hasRawExtension(l.name)
+	if l.format == FormatRaw && (!named || len(head) == 0) {
 		return refuseUnknown(l.name, head, o.use)
 	}
 	if err := o.complete(l, 0); err != nil {
@@ -85,16 +86,57 @@ func (o *opener) open(name string, open openFunc, use fileUse) (l *layer, head [
 	head, tail, err := readEnds(file, st.Size)
 	if err != nil {
 		err = &ImageError{Name: name, Format: FormatUnknown, Reason: fmt.Sprintf("cannot be read: %v", err), Err: err}
-	} else if m := detect(head, tail); m != nil {
-		l.format = m.format
-		if m.format != FormatQcow2 {
-			err = m.refuse(name, use)
-		}
+	} else {
+		err = o.recognise(l, detect(head, tail), use)
 	}
 	if err != nil {
 		return nil, nil, errors.Join(err, file.Close())
 	}
 	return l, head, nil
+}
+
+// recognise sets what a layer is, of which the content looks like m; nil: like nothing that is
+// known. What a guest owns by now says nothing.
+func (o *opener) recognise(l *layer, m *magic, use fileUse) error {
+	served, err := o.dir.servedRaw(l.file)
+	if err != nil {
+		return &ImageError{Name: l.name, Format: FormatUnknown, Err: err,
+			Reason: fmt.Sprintf("cannot be asked whether it was served raw: %v", err)}
+	}
+	isQcow2 := m != nil && m.format == FormatQcow2
+	switch told := o.opt.Formats[l.name]; {
+	case told == FormatRaw:
+		l.source, l.looks = SourceTold, m
+	case told != "" && told != FormatQcow2:
+		_, err := ParseFormat(string(told))
+		return &ImageError{Name: l.name, Format: FormatUnknown, Err: err,
+			Reason: fmt.Sprintf("cannot be served: %v", err)}
+	case told == FormatQcow2 && !isQcow2:
+		e := &ImageError{Name: l.name, Format: FormatUnknown,
+			Reason: "is said to be qcow2, and does not begin with a qcow2 header",
+			Action: "correct the format, or leave it out"}
+		if m != nil {
+			e.Format, e.Reason = m.format, "is said to be qcow2, and is "+m.title
+		}
+		return e
+	case told == FormatQcow2 && served:
+		return &ImageError{Name: l.name, Format: FormatRaw,
+			Reason: "is said to be qcow2, and was served raw before, so that a guest may have written " +
+				"its qcow2 header",
+			Action: "leave the format out; or if the whole file was overwritten with an image since, " +
+				"copy it to a new file"}
+	case told == FormatQcow2:
+		l.format, l.source = FormatQcow2, SourceTold
+	case served:
+		l.source, l.looks = SourceServed, m
+	case isQcow2:
+		l.format, l.source = FormatQcow2, SourceContent
+	case m != nil:
+		return m.refuse(l.name, use)
+	default:
+		l.source = SourceContent
+	}
+	return nil
 }
 
 // complete validates the layer's content and opens everything below it. depth counts the layers above.
@@ -114,6 +156,14 @@ func (o *opener) complete(l *layer, depth int) error {
 	}
 	if l.header.backingName == "" {
 		return nil
+	}
+	if depth == 0 && l.source == SourceContent && hasRawExtension(l.name) {
+		// Its name makes it likely that it was a raw disk, of which nobody remembers that it was
+		// served, and that a guest wants to read other images.
+		return &ImageError{Name: l.name, Format: l.format,
+			Reason: fmt.Sprintf("is named as a raw disk, and begins with a qcow2 header that names "+
+				"the backing file %q", l.header.backingName),
+			Action: "name it .qcow2 if it is such an image, otherwise " + sayRaw(o.use, "the header")}
 	}
 	below, err := o.backing(l, depth+1)
 	if err != nil {
@@ -160,7 +210,7 @@ func (o *opener) backing(l *layer, depth int) (*layer, error) {
 		_, err = refuse("rebase it so that the chain ends", "has a loop in its backing files: %q is already part of the chain", name)
 	case below.format != declared:
 		_, err = refuse(fmt.Sprintf("correct it with \"qemu-img rebase -u -F %s -b %s %s\"", below.format, shellWord(name), shellWord(l.name)),
-			"says that its backing file %q is %s, but its content is %s", name, declared, below.format)
+			"says that its backing file %q is %s, but %s", name, declared, below.known())
 	default:
 		if err = o.complete(below, depth); errors.As(err, &refused) {
 			_, err = refuse(refused.Action, "has the backing file %q, which %s", name, refused.Reason)

@@ -111,7 +111,9 @@ func TestBackingChainDepthAndContent(t *testing.T) {
 
 	img := openImage(t, filepath.Join(dir, "8.qcow2"))
 	require.Len(t, img.Info().BackingChain, 8)
-	require.Equal(t, BackingInfo{Name: "0", Format: FormatRaw, VirtualSize: 1 << 20, FileSize: 1 << 20}, img.Info().BackingChain[7])
+	require.Equal(t, BackingInfo{Name: "0", Format: FormatRaw, FormatSource: SourceContent,
+		VirtualSize: 1 << 20, FileSize: 1 << 20},
+		img.Info().BackingChain[7])
 	p := make([]byte, 8192)
 	_, err = img.ReadAt(p, 0)
 	require.NoError(t, err)

@@ -41,6 +41,9 @@ func Convert(ctx context.Context, img *Image, dst string, p *Progress) error {
 	if err == nil {
 		err = img.checkUntouched() // the end of a raw file that became shorter has been read as a hole
 	}
+	if err == nil {
+		err = rememberCopy(out.file)
+	}
 	if err = out.finish(err); err != nil {
 		return err
 	}

@@ -17,6 +17,38 @@ const (
 	FormatUnknown Format = "unknown"
 )
 
+// ParseFormat reads what a person says that an image is. An empty text leaves it to the image.
+func ParseFormat(s string) (Format, error) {
+	switch f := Format(s); f {
+	case "", FormatRaw, FormatQcow2:
+		return f, nil
+	}
+	return "", fmt.Errorf("format %q is unknown: use %s or %s", s, FormatRaw, FormatQcow2)
+}
+
+// FormatSource is how it is known what an image is.
+type FormatSource string
+
+const (
+	// SourceContent: by what the file contains, and as nothing tells a raw one, by its name.
+	SourceContent FormatSource = "content"
+	// SourceServed: it was served raw, so that a guest may have written whatever it contains.
+	SourceServed FormatSource = "served"
+	// SourceTold: somebody has said so, by ImageOptions.Formats.
+	SourceTold FormatSource = "told"
+)
+
+// Reason is the source in words.
+func (s FormatSource) Reason() string {
+	switch s {
+	case SourceServed:
+		return "it was served raw before"
+	case SourceTold:
+		return "it is set to be that"
+	}
+	return "its content says so"
+}
+
 const (
 	headSize = 4096 // bytes of the beginning that detection reads
 	tailSize = 512  // bytes of the end: formats with a footer
@@ -144,7 +176,18 @@ func (m *magic) refuse(name string, use fileUse) *ImageError {
 	default:
 		e.Action = use.another()
 	}
+	if use != useBacking && hasRawExtension(name) {
+		e.Action += "; or " + sayRaw(use, "that")
+	}
 	return e
+}
+
+// sayRaw is how a person says that a file is a raw disk of which a guest has written what it looks
+// like.
+func sayRaw(use fileUse, what string) string {
+	how := use.advice(`set "format: raw" for it under "disks" in the configuration file`,
+		`say --format raw (for serve, "format: raw" under "disks" in the configuration file)`, "")
+	return how + " if it is a raw disk and a guest wrote " + what
 }
 
 // refuseUnknown is what to tell about a file that has no magic and no name of a raw disk.

@@ -17,6 +17,10 @@ const DefaultMaxVirtualSize = 64 << 40
 // ImageOptions limits what is accepted as an image. The zero value has the documented defaults.
 type ImageOptions struct {
 	MaxVirtualSize int64 // bytes; 0: DefaultMaxVirtualSize
+	// Formats is what files are, by their names relative to the directory: FormatRaw, whatever they
+	// contain, or FormatQcow2. The content of a file that is not named decides, unless it was
+	// served raw before.
+	Formats map[string]Format
 }
 
 func (o ImageOptions) maxVirtualSize() int64 {

@@ -9,8 +9,12 @@ import (
 
 // ImageInfo describes an image to people and programs. Sizes are bytes.
 type ImageInfo struct {
-	Name          string        `json:"name"`
-	Format        Format        `json:"format"`
+	Name   string `json:"name"`
+	Format Format `json:"format"`
+	// FormatSource is how the format is known; "" where it is none that is served.
+	FormatSource FormatSource `json:"format_source,omitempty"`
+	// LooksLike is what the content looks like, where that does not count.
+	LooksLike     Format        `json:"looks_like,omitempty"`
 	Version       int           `json:"version,omitempty"`      // of qcow2
 	VirtualSize   int64         `json:"virtual_size"`           // what a guest sees
 	AllocatedSize int64         `json:"allocated_size"`         // of the virtual size, what the chain stores: a clone takes that at most
@@ -24,13 +28,14 @@ type ImageInfo struct {
 
 // BackingInfo is one backing file of an image.
 type BackingInfo struct {
-	Name        string `json:"name"` // relative to the image directory
-	Format      Format `json:"format"`
-	Version     int    `json:"version,omitempty"`
-	VirtualSize int64  `json:"virtual_size"`
-	FileSize    int64  `json:"file_size"`
-	ClusterSize int64  `json:"cluster_size,omitempty"`
-	Compression string `json:"compression,omitempty"`
+	Name         string       `json:"name"` // relative to the image directory
+	Format       Format       `json:"format"`
+	FormatSource FormatSource `json:"format_source"`
+	Version      int          `json:"version,omitempty"`
+	VirtualSize  int64        `json:"virtual_size"`
+	FileSize     int64        `json:"file_size"`
+	ClusterSize  int64        `json:"cluster_size,omitempty"`
+	Compression  string       `json:"compression,omitempty"`
 }
 
 // Info describes the image. It may be called after Close.
@@ -45,13 +50,17 @@ func (l *layer) describe(use usage) ImageInfo {
 	info := ImageInfo{Name: l.name, VirtualSize: l.size, AllocatedSize: use.total(), BackingChain: []BackingInfo{}}
 	top := l
 	top.chain(func(l *layer) {
-		b := BackingInfo{Name: l.name, Format: l.format, Version: l.header.version, VirtualSize: l.size,
-			FileSize: l.stat.Size, ClusterSize: l.header.clusterSize, Compression: l.header.compression}
+		b := BackingInfo{Name: l.name, Format: l.format, FormatSource: l.source,
+			Version: l.header.version, VirtualSize: l.size, FileSize: l.stat.Size,
+			ClusterSize: l.header.clusterSize, Compression: l.header.compression}
 		if info.Compression == "" {
 			info.Compression = b.Compression
 		}
 		if l == top {
 			info.Format, info.Version, info.FileSize, info.ClusterSize = b.Format, b.Version, b.FileSize, b.ClusterSize
+			if info.FormatSource = b.FormatSource; l.looks != nil && l.looks.format != l.format {
+				info.LooksLike = l.looks.format
+			}
 		} else {
 			info.BackingChain = append(info.BackingChain, b)
 		}

@@ -112,7 +112,7 @@ func (o *opening) openImageFile() (file *os.File, readOnly bool, err error) {
 		return nil, false, fmt.Errorf("image %q %s: %w", o.img.Path(), reason, err)
 	}
 	// Not compared by inode: an overlay file system may give the file another one when it is opened for writing.
-	if err := o.stillRaw(file, st); err != nil {
+	if err := o.stillRaw(dir, file, st); err != nil {
 		return nil, false, errors.Join(err, file.Close())
 	}
 	if !readOnly {
@@ -121,17 +121,34 @@ func (o *opening) openImageFile() (file *os.File, readOnly bool, err error) {
 		} else if err != nil {
 			return nil, false, errors.Join(&os.PathError{Op: "flock", Path: o.img.Path(), Err: err}, file.Close())
 		}
+		o.rememberRaw(dir, file)
 	}
 	return file, readOnly, nil
 }
 
+// rememberRaw keeps with a file that it is served raw. Where that cannot be, the disk is served all
+// the same: a header that a guest writes may keep the next start from recognising it then, but is
+// not followed to another file.
+func (o *opening) rememberRaw(dir *directory, file *os.File) {
+	if err := dir.rememberRaw(file); err != nil {
+		o.log.Warn("that the disk is raw cannot be remembered with its file: say so by \"format: raw\" "+
+			"for it under \"disks\" in the configuration file, or a later start goes by what a guest "+
+			"has written",
+			zap.String("disk", file.Name()), zap.Error(err))
+	}
+}
+
 // stillRaw checks what was validated once more, as the file was opened a second time.
-func (o *opening) stillRaw(file *os.File, st *unix.Stat_t) error {
+func (o *opening) stillRaw(dir *directory, file *os.File, st *unix.Stat_t) error {
 	head, tail, err := readEnds(file, st.Size)
+	raw := err == nil && detect(head, tail) == nil || o.img.top.source == SourceTold
+	if err == nil && !raw {
+		raw, err = dir.servedRaw(file)
+	}
 	if err != nil {
 		return fmt.Errorf("image %q: %w", o.img.Path(), err)
 	}
-	if detect(head, tail) != nil || st.Size != o.img.Size() {
+	if !raw || st.Size != o.img.Size() {
 		return fmt.Errorf("image %q was exchanged after it was validated; start again", o.img.Path())
 	}
 	return nil

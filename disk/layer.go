@@ -17,6 +17,8 @@ const maxChainExtent = 64 << 20
 type layer struct {
 	name    string // relative to the image directory
 	format  Format
+	source  FormatSource
+	looks   *magic // what the content looks like, where something else decided what it is
 	file    *os.File
 	stat    unix.Stat_t
 	size    int64   // virtual, bytes
@@ -62,6 +64,17 @@ const (
 	extentCompressed                   // stored compressed: may be far smaller in the file
 	extentBelow                        // what the layer below holds, or zeros; never returned by layer.extent
 )
+
+// known completes a sentence about the layer's format.
+func (l *layer) known() string {
+	switch l.source {
+	case SourceServed:
+		return "it was served raw before, and a guest may have written what it contains"
+	case SourceTold:
+		return "it is set to be " + string(l.format)
+	}
+	return "its content is " + string(l.format)
+}
 
 func (l *layer) id() fileID { return fileID{uint64(l.stat.Dev), l.stat.Ino} }
 

@@ -70,6 +70,7 @@ func (o *opening) assemble(inst *Instance, s *state, fresh bool) error {
 	if err != nil {
 		return errors.Join(err, m.close())
 	}
+	o.rememberOwn(file.file)
 	over := newOverlay(file, o.img, m.blocks, m.files, m.stored, overlayOptions{readOnly: o.opt.ReadOnly, copyReads: o.opt.Mode == CopyOnRead, unit: o.img.copyUnit()})
 	inst.Disk = over
 	o.opt.Progress.follow(over)
@@ -87,6 +88,7 @@ func (o *opening) assembleComplete(inst *Instance, s *state) error {
 	if err != nil {
 		return err
 	}
+	o.rememberOwn(file.file)
 	o.opt.Progress.start(s.Size, 0)
 	o.opt.Progress.finish()
 	inst.Disk = file

@@ -155,7 +155,9 @@ func (d *directory) list() (names, subdirectories []string, err error) {
 	}
 	for _, e := range entries {
 		if e.Type()&fs.ModeDir != 0 {
-			subdirectories = append(subdirectories, e.Name())
+			if e.Name() != marksDir {
+				subdirectories = append(subdirectories, e.Name())
+			}
 		} else {
 			names = append(names, e.Name())
 		}

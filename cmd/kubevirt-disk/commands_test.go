@@ -105,6 +105,56 @@ func TestInspect(t *testing.T) {
 	}
 }
 
+// A person may say that a guest has written what an image looks like; what is assumed without that
+// is said.
+func TestInspectAndConvertSayWhatIsAssumed(t *testing.T) {
+	dir := t.TempDir()
+	image, out := filepath.Join(dir, "a.raw"), filepath.Join(dir, "out.raw")
+	content := append([]byte("LUKS\xba\xbe"), make([]byte, 4090)...)
+	require.NoError(t, os.WriteFile(image, content, 0o644))
+	status, stdout, _ := run(t, nil, "inspect", image)
+	require.Equal(t, exitFailed, status)
+	require.Contains(t, stdout, "or say --format raw (for serve, ")
+	status, stdout, stderr := run(t, nil, "inspect", "--format", "raw", image)
+	require.Equal(t, exitDone, status, stderr)
+	require.Contains(t, stdout, "format          raw\nknown by        --format; it looks like luks\n")
+	status, stdout, stderr = run(t, nil, "inspect", "--format", "raw", "--json", image)
+	require.Equal(t, exitDone, status, stderr)
+	require.Contains(t, stdout, `"format_source": "told"`)
+	require.Contains(t, stdout, `"looks_like": "luks"`)
+
+	status, _, stderr = run(t, nil, "convert", image, out)
+	require.Equal(t, exitFailed, status)
+	require.Contains(t, stderr, "say --format raw")
+	status, _, stderr = run(t, nil, "convert", "--format=raw", image, out)
+	require.Equal(t, exitDone, status, stderr)
+	require.Contains(t, stderr, "a.raw: raw, known by --format; it looks like luks\n")
+	got, err := os.ReadFile(out)
+	require.NoError(t, err)
+	require.Equal(t, content, got)
+	status, stdout, stderr = run(t, nil, "inspect", out)
+	require.Equal(t, exitDone, status, stderr)
+	require.Contains(t, stdout, "known by        its mark: it was made or served raw")
+
+	for _, command := range [][]string{{"inspect", image}, {"convert", image, out + "2"}} {
+		status, _, stderr = run(t, nil, append(command, "--format=vmdk")...)
+		require.Equal(t, exitUsage, status)
+		require.Contains(t, stderr, `--format: format "vmdk" is unknown: use raw or qcow2`)
+		status, stdout, stderr = run(t, nil, append(command, "--format=qcow2")...)
+		require.Equal(t, exitFailed, status)
+		require.Contains(t, stdout+stderr, "is said to be qcow2, and is a LUKS encrypted volume")
+	}
+	status, _, stderr = run(t, nil, "inspect", "--format=raw", image, dir)
+	require.Equal(t, exitUsage, status)
+	require.Contains(t, stderr, "is a directory: name the image in it")
+	status, stdout, stderr = run(t, nil, "inspect", "--format=raw", image, out)
+	require.Equal(t, exitDone, status, stderr)
+	require.Equal(t, 2, strings.Count(stdout, "known by        --format; it looks like luks"))
+	status, stdout, _ = run(t, nil, "inspect", absolute(t, demoImage))
+	require.Equal(t, exitDone, status)
+	require.Contains(t, stdout, "known by        its content; --format raw if a guest wrote it\n")
+}
+
 func TestInspectWhatWouldNotBeServed(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "notes.txt")
 	require.NoError(t, os.WriteFile(path, []byte("not a disk"), 0o644))
@@ -138,6 +188,7 @@ func TestInspectShowsWhatApplies(t *testing.T) {
 	}))
 	require.Equal(t, `image           "top.qcow2"
 format          qcow2 version 3
+known by        its content; --format raw if a guest wrote it
 virtual size    10 GiB (10737418240 bytes)
 allocated size  1 MiB (1048576 bytes)
 file size       192 KiB (196616 bytes)
@@ -168,7 +219,12 @@ func TestConvertInterrupted(t *testing.T) {
 	require.NoError(t, os.WriteFile(source, bytes.Repeat([]byte("data"), 4096), 0o644))
 	ctx, cancel := context.WithCancel(t.Context())
 	// The last line is written when the file is there.
-	a := &app{stderr: writerFunc(func(p []byte) (int, error) { cancel(); return len(p), nil })}
+	a := &app{stderr: writerFunc(func(p []byte) (int, error) {
+		if _, err := os.Stat(destination); err == nil {
+			cancel()
+		}
+		return len(p), nil
+	})}
 	require.NoError(t, a.convert(ctx, source, destination, convertOptions{}))
 	require.FileExists(t, destination)
 	require.Error(t, ctx.Err())
@@ -301,7 +357,8 @@ func TestConvertWritesOutTheName(t *testing.T) {
 	require.NoError(t, os.WriteFile(source, make([]byte, 4096), 0o644))
 	status, _, stderr := run(t, nil, "convert", source, filepath.Join(dir, "out.raw"))
 	require.Equal(t, exitDone, status, stderr)
-	require.True(t, strings.HasPrefix(stderr, `a\x1b[2J\nb.raw: 4 KiB`), "%q", stderr)
+	require.True(t, strings.HasPrefix(stderr, `a\x1b[2J\nb.raw: raw, known by its name`), "%q", stderr)
+	require.Contains(t, stderr, "\n"+`a\x1b[2J\nb.raw: 4 KiB`)
 }
 
 // called returns a link to the binary by which it is called by another name.

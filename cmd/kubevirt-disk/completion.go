@@ -23,6 +23,7 @@ var choices = map[string][]string{
 	keyLogLevel:      logLevels,
 	keyLogFormat:     logFormats,
 	flagTargetFormat: targetFormats,
+	keyFormat:        texts(disk.FormatRaw, disk.FormatQcow2),
 
 	"bus":    texts(libvirt.BusVirtio, libvirt.BusSCSI, libvirt.BusSATA),
 	"device": texts(libvirt.KindDisk, libvirt.KindLUN),

@@ -84,6 +84,9 @@ func TestCompletionIsAccepted(t *testing.T) {
 			case keyAccessMode:
 				_, err := target.ParseAccessMode(value)
 				require.NoError(t, err)
+			case keyFormat:
+				_, err := disk.ParseFormat(value)
+				require.NoError(t, err)
 			case keyOnImageChange, keyLogLevel, keyLogFormat, flagTargetFormat:
 			default: // those of xml
 				status, _, stderr := run(t, nil, "xml", "--host=10.0.0.1", "--lun=1", "--"+flag+"="+value, "--target-dev="+deviceFor(flag, value))

@@ -58,7 +58,7 @@ func TestConfigurationErrors(t *testing.T) {
 		"disks is no map":                 {file: "disks: [a.raw]", want: []string{"line 1", "fedora.qcow2"}},
 		"disk is no map":                  {file: "disks: {a.raw: 3}", want: []string{"a.raw", "key: value"}},
 		"disk set up twice":               {file: "disks:\n  a.raw: {lun: 3}\n  a.raw: {lun: 4}\n", want: []string{"line 3", "a.raw", "twice"}},
-		"unknown disk setting":            {file: "disks: {a.raw: {lunn: 3}}", want: []string{"a.raw", "lunn", "copy-mode, lun"}},
+		"unknown disk setting":            {file: "disks: {a.raw: {lunn: 3}}", want: []string{"a.raw", "lunn", "copy-mode, format, lun"}},
 		"disk setting twice":              {file: "disks: {a.raw: {lun: 3, lun: 4}}", want: []string{"lun", "twice"}},
 		"disk setting empty":              {file: "disks: {a.raw: {lun: }}", want: []string{"lun", "single value"}},
 		"access mode is unknown":          {args: []string{"--access-mode=all"}, want: []string{"--access-mode", "all", "write-shared"}},

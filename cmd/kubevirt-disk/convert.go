@@ -29,6 +29,7 @@ Progress goes to standard error.`,
 	}
 	cmd.Flags().BoolVar(&o.force, "force", false, "replace RAW if it is there")
 	cmd.Flags().StringVar(&o.targetFormat, flagTargetFormat, "", "`format` to write: raw (default raw, unless the name of RAW says another)")
+	addFormatFlag(cmd, &o.format)
 	cmd.RunE = running(func(cmd *cobra.Command, args []string) error {
 		if err := o.check(cmd); err != nil {
 			return err
@@ -48,6 +49,7 @@ var targetFormats = []string{string(disk.FormatRaw)}
 type convertOptions struct {
 	force        bool
 	targetFormat string // "": nothing was said
+	format       string // of the image; "": the image says
 }
 
 func (o convertOptions) check(cmd *cobra.Command) error {
@@ -62,16 +64,23 @@ func (a *app) convert(ctx context.Context, source, destination string, o convert
 	if err := checkSource(source); err != nil {
 		return err
 	}
+	opt, err := assumed(source, o.format)
+	if err != nil {
+		return err
+	}
 	if err := a.checkDestination(destination, o); err != nil {
 		return err
 	}
-	img, err := disk.OpenImage(source, disk.ImageOptions{})
+	img, err := disk.OpenImage(source, opt)
 	if err != nil {
 		return err
 	}
 	defer img.Close()
 	p := new(disk.Progress)
 	name := strings.ReplaceAll(harmless(img.Name()), "\n", `\n`) // a bar is one line
+	info := img.Info()
+	fmt.Fprintf(a.stderr, "%s: %s, known by %s\n",
+		name, formatText(info.Format, info.Version), assumption(info))
 	report := newReporter(a.stderr, isTerminal(a.stderr), name)
 	if destination == standardStream {
 		return a.stream(ctx, img, p, report)

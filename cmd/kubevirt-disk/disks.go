@@ -148,12 +148,21 @@ func (d *daemon) findDisks() ([]*servedDisk, error) {
 	if err := d.cfg.checkDirectories(); err != nil {
 		return nil, err
 	}
-	images, err := d.cfg.openImages()
+	var wrong problems
+	formats := d.cfg.formats(&wrong)
+	if err := wrong.err(); err != nil { // which the images would be refused for, in other words
+		return nil, err
+	}
+	images, err := d.cfg.openImages(disk.ImageOptions{Formats: formats})
 	var disks []*servedDisk
 	switch {
 	case err == nil:
 		for _, img := range images {
-			disks = append(disks, &servedDisk{name: img.Name(), format: img.Info().Format, capacity: img.Size(), image: img})
+			info := img.Info()
+			disks = append(disks, &servedDisk{
+				name: img.Name(), format: info.Format, capacity: img.Size(), image: img,
+			})
+			d.logAssumed(info)
 		}
 	case len(d.cfg.images) == 0 && d.cfg.persistentDir != "" && isNoImage(err) && disk.HasPersistent(d.cfg.persistentDir):
 		d.log.Info("there is no image: the disk of the volume is served without one", zap.String("directory", d.cfg.persistentDir))
@@ -179,11 +188,24 @@ func (d *daemon) findDisks() ([]*servedDisk, error) {
 // settle is how each of the disks is to be served, or why it cannot be.
 func (c *config) settle(disks []*servedDisk) ([]diskSettings, error) {
 	var wrong problems
-	settings := c.settingsFor(names(disks), &wrong)
+	var backing []string
+	for _, s := range disks {
+		if s.image == nil {
+			continue
+		}
+		for _, b := range s.image.Info().BackingChain {
+			backing = append(backing, b.Name)
+		}
+	}
+	settings := c.settingsFor(names(disks), &wrong, backing...)
 	wanted := make([]*servedDisk, len(settings))
 	for i, s := range settings {
 		wanted[i] = &servedDisk{diskSettings: s, name: disks[i].name}
 		if disks[i].image == nil {
+			if s.setFormat == disk.FormatQcow2 {
+				wrong.add(fmt.Sprintf("%q of %q", keyDisks, disks[i].name),
+					"key %q: the disk of a volume is always raw", keyFormat)
+			}
 			continue
 		}
 		if err := s.copyMode.Check(disks[i].image); err != nil {
@@ -196,6 +218,16 @@ func (c *config) settle(disks []*servedDisk) ([]diskSettings, error) {
 		wrong.addError(err)
 	}
 	return settings, wrong.err()
+}
+
+// logAssumed tells of an image that looks like something else than what it is served as.
+func (d *daemon) logAssumed(info disk.ImageInfo) {
+	if info.LooksLike != "" {
+		d.log.Info("an image is served as what it is, whatever it looks like by now",
+			zap.String("image", info.Name), zap.String("format", string(info.Format)),
+			zap.String("because", info.FormatSource.Reason()),
+			zap.String("looks_like", string(info.LooksLike)))
+	}
 }
 
 // sweep removes what is left of images that are gone. Where no image was found, or they were named, nothing is known to be gone.

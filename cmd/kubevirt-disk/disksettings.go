@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"maps"
 	"math"
@@ -20,6 +21,7 @@ const keyDisks = "disks"
 
 // Keys of one disk that messages name.
 const (
+	keyFormat = "format"
 	keySerial = "serial"
 	keyNAA    = "naa"
 
@@ -34,7 +36,8 @@ type diskSettings struct {
 	lun        uint16 // 0: its place among the images
 	copyMode   disk.CopyMode
 	accessMode target.AccessMode
-	size       int64 // bytes; 0: the image's
+	setFormat  disk.Format // of the image; "": not set
+	size       int64       // bytes; 0: the image's
 	identity   disk.Identity
 	readOnly   bool
 	removable  bool
@@ -64,6 +67,13 @@ var diskKeys = map[string]func(s *diskSettings, value string) error{
 	},
 	keyAccessMode: func(s *diskSettings, value string) (err error) {
 		s.accessMode, err = target.ParseAccessMode(value)
+		return err
+	},
+	keyFormat: func(s *diskSettings, value string) (err error) {
+		s.setFormat, err = disk.ParseFormat(value)
+		if err == nil && value == "" {
+			err = errors.New("is empty: use raw or qcow2, or leave it out")
+		}
 		return err
 	},
 	keySize: func(s *diskSettings, value string) (err error) {
@@ -106,6 +116,7 @@ var diskFields = map[string]func(s diskSettings) any{
 	keyCopyMode:   func(s diskSettings) any { return s.copyMode },
 	keyAccessMode: func(s diskSettings) any { return s.accessMode },
 	keySize:       func(s diskSettings) any { return s.size },
+	keyFormat:     func(s diskSettings) any { return s.setFormat },
 	keySerial:     func(s diskSettings) any { return s.identity.Serial },
 	keyNAA:        func(s diskSettings) any { return s.identity.NAA },
 	keyReadOnly:   func(s diskSettings) any { return s.readOnly },
@@ -215,9 +226,27 @@ func (d diskOverrides) apply(s *diskSettings, p *problems) {
 	}
 }
 
+// formats are those that the file sets, by the names of images and backing files. They are needed
+// to open them, before the other settings are.
+func (c *config) formats(p *problems) map[string]disk.Format {
+	all := map[string]disk.Format{}
+	for _, name := range slices.Sorted(maps.Keys(c.disks)) {
+		d := c.disks[name]
+		value, set := d.set[keyFormat]
+		if !set {
+			continue
+		}
+		var s diskSettings
+		diskOverrides{source: d.source, set: map[string]string{keyFormat: value}}.apply(&s, p)
+		all[name] = s.setFormat
+	}
+	return all
+}
+
 // settingsFor is how the disk of each image is served, in order. What is wrong is collected in p: also that the file sets up
-// a disk of which there is no image, and that two disks want one LUN.
-func (c *config) settingsFor(images []string, p *problems) []diskSettings {
+// a disk of which there is no image, and that two disks want one LUN. Of a backing file, nothing
+// but the format can be set.
+func (c *config) settingsFor(images []string, p *problems, backing ...string) []diskSettings {
 	if len(images) > maxLUN {
 		p.add("--"+keyDiskDir, "%d images are too many: a target has LUNs for %d", len(images), maxLUN)
 		return nil
@@ -239,7 +268,14 @@ func (c *config) settingsFor(images []string, p *problems) []diskSettings {
 		users[all[i].lun] = name
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.disks)) {
-		if !slices.Contains(images, name) {
+		_, format := c.disks[name].set[keyFormat]
+		below := slices.Contains(backing, name)
+		switch {
+		case slices.Contains(images, name) || below && format && len(c.disks[name].set) == 1:
+		case below:
+			p.add(c.disks[name].source,
+				"it is a backing file and no disk of its own: nothing but its %q can be set", keyFormat)
+		default:
 			p.add(c.disks[name].source, "there is no such image: the images are %s", strings.Join(images, ", "))
 		}
 	}

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"os"
+	"path/filepath"
 	"strconv"
 	"testing"
 
@@ -71,6 +73,37 @@ func TestWrongSettingsOfSingleDisks(t *testing.T) {
 	}
 }
 
+// The formats are needed before the images are opened; of a backing file nothing else can be set.
+func TestFormatsOfSingleDisks(t *testing.T) {
+	cleanEnv(t)
+	c := mustConfig(t, "--config="+yamlFile(t, `disks:
+  a.raw: {format: raw}
+  b.img: {format: qcow2, lun: 9}
+  base: {format: raw}
+  c: {lun: 4}
+`))
+	var wrong problems
+	want := map[string]disk.Format{
+		"a.raw": disk.FormatRaw, "b.img": disk.FormatQcow2, "base": disk.FormatRaw,
+	}
+	require.Equal(t, want, c.formats(&wrong))
+	got := c.settingsFor([]string{"a.raw", "b.img", "c"}, &wrong, "base")
+	require.NoError(t, wrong.err())
+	for i, format := range []disk.Format{disk.FormatRaw, disk.FormatQcow2, ""} {
+		require.Equal(t, format, got[i].setFormat)
+	}
+	c.settingsFor([]string{"a.raw", "b.img"}, &wrong, "base", "c")
+	require.ErrorContains(t, wrong.err(), `no disk of its own: nothing but its "format" can be set`)
+
+	for _, format := range []string{"vmdk", "''"} {
+		c = mustConfig(t, "--config="+yamlFile(t, "disks: {a.raw: {format: "+format+"}}"))
+		wrong = problems{}
+		c.formats(&wrong)
+		require.ErrorContains(t, wrong.err(), "use raw or qcow2")
+		require.ErrorContains(t, wrong.err(), `"a.raw"`)
+	}
+}
+
 // TestExtremeSettingsOfSingleDisks: what the messages name as the bounds is taken.
 func TestExtremeSettingsOfSingleDisks(t *testing.T) {
 	cleanEnv(t)
@@ -109,4 +142,43 @@ func TestParseSize(t *testing.T) {
 		_, err := parseSize(text)
 		require.Error(t, err, text)
 	}
+}
+
+// TestServeDisksOfSetFormats: a signature at the beginning is no reason to refuse what is said to
+// be raw, also below another image.
+func TestServeDisksOfSetFormats(t *testing.T) {
+	l := newPlace(t, "a.raw", "b.raw")
+	people := append(l.env, "LOG_FORMAT=console")
+	path := filepath.Join(l.dir, "disk", "a.raw")
+	content := append([]byte("LUKS\xba\xbe"), make([]byte, 4090)...)
+	require.NoError(t, os.WriteFile(path, content, 0o644))
+	status, _, stderr := run(t, people, "serve")
+	require.Equal(t, exitFailed, status)
+	require.Contains(t, stderr, `set "format: raw" for it under "disks" in the configuration file`)
+
+	env := func(disks string) []string {
+		return append(l.env, "KUBEVIRT_DISK_CONFIG="+yamlFile(t, "disks: "+disks))
+	}
+	p := launch(t, binary(t), env("{a.raw: {format: raw}}"), "serve")
+	p.untilReady(l)
+	const message = "an image is served as what it is, whatever it looks like by now"
+	require.Equal(t, "luks", p.logged(message, "looks_like"))
+	require.Equal(t, exitDone, p.terminate())
+	for disks, want := range map[string]string{
+		"{a.raw: {format: raww}}":  `format "raww" is unknown: use raw or qcow2`,
+		"{a.raw: {format: qcow2}}": "is said to be qcow2, and is a LUKS encrypted volume",
+	} {
+		_, _, stderr = run(t, append(env(disks), "LOG_FORMAT=console"), "serve")
+		require.Contains(t, stderr, want)
+	}
+
+	require.NoError(t, os.Remove(path))
+	require.NoError(t, os.Remove(filepath.Join(l.dir, "disk", "b.raw")))
+	volume := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(volume, "disk.img"), make([]byte, 4096), 0o644))
+	onVolume := append(env("{disk.img: {format: qcow2}}"),
+		"PERSISTENT_DIR="+volume, "LOG_FORMAT=console")
+	status, _, stderr = run(t, onVolume, "serve")
+	require.Equal(t, exitUsage, status)
+	require.Contains(t, stderr, "the disk of a volume is always raw")
 }

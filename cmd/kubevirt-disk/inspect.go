@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -15,6 +16,7 @@ import (
 
 func (a *app) inspectCommand() *cobra.Command {
 	var asJSON bool
+	var format string
 	cmd := &cobra.Command{
 		Use:   "inspect IMAGE|DIRECTORY...",
 		Short: "Show what images are, and whether they would be served",
@@ -25,9 +27,12 @@ Exit status 1: one of them would not be served; the output says why. With --json
 several images are an array.`,
 		Args:              imageArgs(cobra.MinimumNArgs(1)),
 		ValidArgsFunction: completeImages,
-		RunE:              running(func(_ *cobra.Command, args []string) error { return a.inspect(args, asJSON) }),
+		RunE: running(func(_ *cobra.Command, args []string) error {
+			return a.inspect(args, format, asJSON)
+		}),
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	addFormatFlag(cmd, &format)
 	return cmd
 }
 
@@ -37,14 +42,23 @@ type inspected struct {
 	disk.ImageInfo
 }
 
-func (a *app) inspect(paths []string, asJSON bool) error {
+func (a *app) inspect(paths []string, format string, asJSON bool) error {
+	if _, err := assumed("", format); err != nil {
+		return err
+	}
+	if at := slices.IndexFunc(paths, isDirectory); at >= 0 && format != "" {
+		var wrong problems
+		wrong.add("--"+keyFormat,
+			"is what an image is that is named, and %q is a directory: name the image in it", paths[at])
+		return wrong.err()
+	}
 	if len(paths) == 1 && !isDirectory(paths[0]) {
-		return a.inspectOne(paths[0], asJSON)
+		return a.inspectOne(paths[0], format, asJSON)
 	}
 	all := []inspected{}
 	refused := refusal{verb: "would not be served"}
 	for _, path := range paths {
-		found, err := lookAt(path)
+		found, err := lookAt(path, format)
 		if err != nil {
 			refused.add(err)
 			continue
@@ -79,9 +93,9 @@ func (a *app) printInspected(all []inspected, asJSON bool) error {
 }
 
 // lookAt describes an image, or those of a directory.
-func lookAt(path string) ([]inspected, error) {
+func lookAt(path, format string) ([]inspected, error) {
 	if !isDirectory(path) {
-		info, err := inspectImage(path)
+		info, err := inspectImage(path, format)
 		return []inspected{{path, info}}, err
 	}
 	infos, err := disk.InspectDir(path, disk.ImageOptions{})
@@ -92,8 +106,8 @@ func lookAt(path string) ([]inspected, error) {
 	return all, err
 }
 
-func (a *app) inspectOne(path string, asJSON bool) error {
-	info, err := inspectImage(path)
+func (a *app) inspectOne(path, format string, asJSON bool) error {
+	info, err := inspectImage(path, format)
 	if err != nil {
 		return err
 	}
@@ -108,11 +122,54 @@ func (a *app) inspectOne(path string, asJSON bool) error {
 	return err
 }
 
-func inspectImage(path string) (disk.ImageInfo, error) {
+func inspectImage(path, format string) (disk.ImageInfo, error) {
 	if err := checkSource(path); err != nil {
 		return disk.ImageInfo{}, err
 	}
-	return disk.Inspect(path, disk.ImageOptions{})
+	opt, err := assumed(path, format)
+	if err != nil {
+		return disk.ImageInfo{}, err
+	}
+	return disk.Inspect(path, opt)
+}
+
+// addFormatFlag adds the flag by which a person says what an image is.
+func addFormatFlag(cmd *cobra.Command, format *string) {
+	cmd.Flags().StringVar(format, keyFormat, "",
+		"what the image is, `raw` or qcow2: raw if a guest has written its content "+
+			"(default as it was served, or else by its content)")
+}
+
+// assumed is how an image is opened of which a person says what it is; "": the image says. An error
+// is one of usage.
+func assumed(path, format string) (disk.ImageOptions, error) {
+	f, err := disk.ParseFormat(format)
+	if err != nil {
+		var wrong problems
+		wrong.add("--"+keyFormat, "%v", err)
+		return disk.ImageOptions{}, wrong.err()
+	}
+	return disk.ImageOptions{Formats: map[string]disk.Format{filepath.Base(path): f}}, nil
+}
+
+// assumption completes the words "known by" for the format of an image, and says what to do where
+// that is wrong.
+func assumption(info disk.ImageInfo) string {
+	var text string
+	switch {
+	case info.FormatSource == disk.SourceServed:
+		text = "its mark: it was made or served raw, so that its content is a guest's"
+	case info.FormatSource == disk.SourceTold:
+		text = "--" + keyFormat
+	case info.Format == disk.FormatRaw:
+		text = "its name, as its content is of no other format"
+	default:
+		text = "its content; --" + keyFormat + " raw if a guest wrote it"
+	}
+	if info.LooksLike != "" {
+		text += fmt.Sprintf("; it looks like %s", info.LooksLike)
+	}
+	return text
 }
 
 // writeInfo prints what applies to the image, a line each.
@@ -122,6 +179,7 @@ func writeInfo(w io.Writer, info disk.ImageInfo) error {
 	row("image", strconv.Quote(info.Name))
 	row("format", formatText(info.Format, info.Version))
 	if info.Servable {
+		row("known by", assumption(info))
 		row("virtual size", sizeText(info.VirtualSize))
 		row("allocated size", sizeText(info.AllocatedSize))
 	}

@@ -182,6 +182,7 @@ func TestChangedKeys(t *testing.T) {
 	for key, value := range map[string]string{
 		"lun": "7", keyCopyMode: "none", keyAccessMode: "write-shared", keySize: "1Mi",
 		keySerial: "s", keyNAA: "3000000000000001", keyReadOnly: "true", "removable": "true",
+		keyFormat: "raw",
 	} {
 		var changed diskSettings
 		require.NoError(t, diskKeys[key](&changed, value))

@@ -114,9 +114,9 @@ func removeLeft(cache string) {
 }
 
 // openImages opens the images that are to be served, or none.
-func (c *config) openImages() ([]*disk.Image, error) {
+func (c *config) openImages(opt disk.ImageOptions) ([]*disk.Image, error) {
 	if len(c.images) == 0 {
-		return disk.ScanDir(c.diskDir, disk.ImageOptions{})
+		return disk.ScanDir(c.diskDir, opt)
 	}
 	var images []*disk.Image
 	refused := refusal{verb: "cannot be served"}
@@ -128,7 +128,7 @@ func (c *config) openImages() ([]*disk.Image, error) {
 			continue
 		}
 		paths[name] = path
-		img, err := disk.OpenImage(path, disk.ImageOptions{})
+		img, err := disk.OpenImage(path, opt)
 		if err != nil {
 			refused.add(err)
 			continue

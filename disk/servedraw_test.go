@@ -1,0 +1,380 @@
+package disk
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+const guestSize = 1 << 20
+
+// guestWrites are what a guest may write to its raw disk so that it looks like something else.
+func guestWrites(t testing.TB) map[string]func(d Disk) {
+	at := func(off int64, sector string) func(Disk) {
+		return func(d Disk) {
+			p := make([]byte, SectorSize)
+			copy(p, sector)
+			_, err := d.WriteAt(p, off)
+			require.NoError(t, err)
+		}
+	}
+	dir := t.TempDir()
+	put(t, dir, "secret.raw", nil, guestSize)
+	overlayOn(t, dir, "top.qcow2", "secret.raw", "raw")
+	header, err := os.ReadFile(filepath.Join(dir, "top.qcow2"))
+	require.NoError(t, err)
+	return map[string]func(Disk){
+		"luks": at(0, "LUKS\xba\xbe\x00\x02"),
+		"gzip": at(0, "\x1f\x8b\x08"),
+		"vmdk": at(0, "KDMV"),
+		"tar":  at(0, strings.Repeat("\x00", 257)+"ustar"),
+		"vhd":  at(guestSize-SectorSize, "conectix"),
+		"qcow2": func(d Disk) {
+			padded := append(header, make([]byte, -len(header)&(SectorSize-1))...)
+			_, err := d.WriteAt(padded, 0)
+			require.NoError(t, err)
+		},
+	}
+}
+
+// startScanned serves a file of a directory as a daemon does: all of its files are validated first.
+func startScanned(t *testing.T, dir, name string, images int, opt OpenOptions) *Instance {
+	t.Helper()
+	all, err := ScanDir(dir, ImageOptions{})
+	require.NoError(t, err)
+	require.Len(t, all, images, "the others are served, too")
+	var inst *Instance
+	for _, img := range all {
+		if img.Name() != name {
+			require.NoError(t, img.Close())
+			continue
+		}
+		require.Equal(t, FormatRaw, img.Info().Format)
+		inst, err = Open(t.Context(), img, opt)
+		require.NoError(t, err)
+		t.Cleanup(func() { inst.Close() })
+	}
+	require.NotNil(t, inst)
+	return inst
+}
+
+// What was served raw stays raw, whatever the guest has written to it, in every copy mode, also
+// after the work directory is lost, and under another name.
+func TestServedRawStaysRaw(t *testing.T) {
+	for looks, write := range guestWrites(t) {
+		t.Run(looks, func(t *testing.T) {
+			dir := t.TempDir()
+			content := sample(guestSize, 1)
+			put(t, dir, "a.raw", content, 0)
+			put(t, dir, "secret.raw", block('s', guestSize), 0)
+			inst := startScanned(t, dir, "a.raw", 2, OpenOptions{WorkDir: t.TempDir(), Mode: CopyNone})
+			write(inst)
+			want := readAll(t, inst, guestSize)
+			require.NotEqual(t, content, want)
+			require.NoError(t, inst.Close())
+
+			name := "a.raw"
+			for _, mode := range []CopyMode{CopyNone, CopyOnWrite, CopyOnRead, CopyClone, CopyNone} {
+				inst := startScanned(t, dir, name, 2, OpenOptions{WorkDir: t.TempDir(), Mode: mode})
+				require.True(t, bytes.Equal(want, readAll(t, inst, guestSize)), mode)
+				require.NoError(t, inst.Close())
+			}
+			info, err := Inspect(filepath.Join(dir, name), ImageOptions{})
+			require.NoError(t, err)
+			require.Equal(t, FormatRaw, info.Format)
+			require.Equal(t, SourceServed, info.FormatSource)
+			require.Equal(t, Format(looks), info.LooksLike)
+			require.True(t, info.Servable)
+
+			require.NoError(t, os.Rename(filepath.Join(dir, name), filepath.Join(dir, "renamed")))
+			inst = startScanned(t, dir, "renamed", 2, OpenOptions{WorkDir: t.TempDir(), Mode: CopyOnWrite})
+			require.True(t, bytes.Equal(want, readAll(t, inst, guestSize)))
+			require.NoError(t, inst.Close())
+			require.NoError(t, os.Rename(filepath.Join(dir, "renamed"), filepath.Join(dir, name)))
+
+			// Another file of that name is one of which nothing is known.
+			require.NoError(t, os.WriteFile(filepath.Join(dir, "new"), want, 0o644))
+			require.NoError(t, os.Rename(filepath.Join(dir, "new"), filepath.Join(dir, name)))
+			reason := scanErrors(t, dir)[name]
+			require.Contains(t, reason, `set "format: raw" for it under "disks"`)
+
+			images, err := ScanDir(dir, ImageOptions{Formats: map[string]Format{name: FormatRaw}})
+			require.NoError(t, err)
+			require.Len(t, images, 2)
+			require.Equal(t, SourceTold, images[0].Info().FormatSource)
+			require.True(t, bytes.Equal(want, readAll(t, images[0], guestSize)))
+			for _, img := range images {
+				require.NoError(t, img.Close())
+			}
+		})
+	}
+}
+
+// A file system without extended attributes keeps it beside the file.
+func TestServedRawWithoutAttributes(t *testing.T) {
+	needs(t, "root (to mount a file system)", os.Geteuid() == 0)
+	dir := t.TempDir()
+	err := unix.Mount("ramfs", dir, "ramfs", 0, "")
+	needs(t, "root with CAP_SYS_ADMIN (to mount a file system)", err == nil)
+	t.Cleanup(func() { unix.Unmount(dir, unix.MNT_DETACH) })
+	path := put(t, dir, "a.raw", nil, guestSize)
+	f, err := os.Open(path)
+	require.NoError(t, err)
+	require.ErrorIs(t, setRawMark(f), unix.EOPNOTSUPP,
+		"the test needs a file system without attributes")
+	require.NoError(t, f.Close())
+
+	inst := startScanned(t, dir, "a.raw", 1, OpenOptions{WorkDir: t.TempDir(), Mode: CopyNone})
+	guestWrites(t)["luks"](inst)
+	want := readAll(t, inst, guestSize)
+	require.NoError(t, inst.Close())
+	require.NoError(t, os.Rename(path, filepath.Join(dir, "b.raw")))
+	for _, mode := range []CopyMode{CopyNone, CopyOnWrite} {
+		inst = startScanned(t, dir, "b.raw", 1, OpenOptions{WorkDir: t.TempDir(), Mode: mode})
+		require.True(t, bytes.Equal(want, readAll(t, inst, guestSize)))
+		require.NoError(t, inst.Close())
+	}
+
+	require.NoError(t, os.Remove(filepath.Join(dir, "b.raw")))
+	_, err = ScanDir(dir, ImageOptions{})
+	var none *NoImagesError
+	require.ErrorAs(t, err, &none)
+	require.Empty(t, none.Directories, "the subdirectory is our own")
+	put(t, dir, "b.raw", want, 0)
+	require.Contains(t, scanErrors(t, dir)["b.raw"], "LUKS")
+
+	// The disk of a volume keeps it there, too.
+	volume := filepath.Join(dir, "volume")
+	put(t, volume, PersistentName, nil, guestSize)
+	inst, err = Open(t.Context(), nil, OpenOptions{PersistentDir: volume})
+	require.NoError(t, err)
+	guestWrites(t)["qcow2"](inst)
+	want = readAll(t, inst, guestSize)
+	require.NoError(t, inst.Close())
+	img := openImage(t, filepath.Join(volume, PersistentName))
+	require.Equal(t, SourceServed, img.Info().FormatSource)
+	require.True(t, bytes.Equal(want, readAll(t, img, guestSize)))
+}
+
+// Where nothing can be remembered, the disk is served, the log says what to do, and a header that
+// names another file is still not followed.
+func TestServedRawThatCannotBeRemembered(t *testing.T) {
+	needs(t, "root (to mount a file system)", os.Geteuid() == 0)
+	from, dir := t.TempDir(), t.TempDir()
+	err := unix.Mount("ramfs", from, "ramfs", 0, "")
+	needs(t, "root with CAP_SYS_ADMIN (to mount a file system)", err == nil)
+	t.Cleanup(func() { unix.Unmount(from, unix.MNT_DETACH) })
+	put(t, from, "a.raw", nil, guestSize)
+	path := put(t, dir, "a.raw", nil, 0)
+	put(t, dir, "secret.raw", block('s', guestSize), 0)
+	require.NoError(t, unix.Mount(filepath.Join(from, "a.raw"), path, "", unix.MS_BIND, ""))
+	t.Cleanup(func() { unix.Unmount(path, unix.MNT_DETACH) })
+	inst, logs := start(t, path, OpenOptions{WorkDir: t.TempDir(), Mode: CopyNone})
+	require.Equal(t, 1, logs.FilterMessageSnippet(`say so by "format: raw"`).Len())
+	guestWrites(t)["qcow2"](inst)
+	require.NoError(t, inst.Close())
+	require.Contains(t, scanErrors(t, dir)["a.raw"], "is named as a raw disk")
+}
+
+// A disk that was written before anybody remembered, or a copy of one, does not read another file
+// of the directory.
+func TestHeaderOfAGuestIsNotFollowed(t *testing.T) {
+	dir := t.TempDir()
+	put(t, dir, "secret.raw", block('s', guestSize), 0)
+	overlayOn(t, dir, "a.raw", "secret.raw", "raw")
+	require.NoError(t, os.Truncate(filepath.Join(dir, "a.raw"), guestSize))
+	reason := scanErrors(t, dir)["a.raw"]
+	require.Contains(t, reason, `begins with a qcow2 header that names the backing file "secret.raw"`)
+	require.Contains(t, reason, `otherwise set "format: raw"`)
+	_, err := OpenImage(filepath.Join(dir, "a.raw"), ImageOptions{})
+	require.ErrorContains(t, err, "otherwise say --format raw")
+
+	told := func(f Format) ImageOptions { return ImageOptions{Formats: map[string]Format{"a.raw": f}} }
+	img, err := OpenImage(filepath.Join(dir, "a.raw"), told(FormatQcow2))
+	require.NoError(t, err)
+	require.Equal(t, block('s', 512), readAll(t, img, 512))
+	require.NoError(t, img.Close())
+	img, err = OpenImage(filepath.Join(dir, "a.raw"), told(FormatRaw))
+	require.NoError(t, err)
+	require.Equal(t, []byte("QFI\xfb"), readAll(t, img, 4))
+	require.NoError(t, img.Close())
+}
+
+// What somebody says of an image must be so, and must not make a header that a guest may have
+// written count.
+func TestToldFormat(t *testing.T) {
+	dir := t.TempDir()
+	put(t, dir, "plain.raw", nil, guestSize)
+	put(t, dir, "no-name", nil, guestSize)
+	put(t, dir, "disk.vmdk", []byte("KDMV"), guestSize)
+	put(t, dir, "odd.raw", nil, 700)
+	put(t, dir, "empty.raw", nil, 0)
+	open := func(name string, f Format) (*Image, error) {
+		return OpenImage(filepath.Join(dir, name), ImageOptions{Formats: map[string]Format{name: f}})
+	}
+	for _, name := range []string{"plain.raw", "no-name", "disk.vmdk"} {
+		img, err := open(name, FormatRaw)
+		require.NoError(t, err)
+		require.Equal(t, SourceTold, img.Info().FormatSource)
+		require.NoError(t, img.Close())
+	}
+	for _, c := range []struct {
+		name   string
+		format Format
+		want   string
+	}{
+		{"plain.raw", FormatQcow2, "does not begin with a qcow2 header"},
+		{"disk.vmdk", FormatQcow2, "is a VMDK image"},
+		{"plain.raw", "vmdk", `format "vmdk" is unknown: use raw or qcow2`},
+		{"odd.raw", FormatRaw, "no multiple of 512"},
+		{"empty.raw", FormatRaw, "is empty"},
+		{"missing.raw", FormatRaw, "does not exist"},
+	} {
+		_, err := open(c.name, c.format)
+		require.ErrorContains(t, err, c.want)
+	}
+
+	inst, _ := start(t, filepath.Join(dir, "plain.raw"),
+		OpenOptions{WorkDir: t.TempDir(), Mode: CopyNone})
+	guestWrites(t)["qcow2"](inst)
+	require.NoError(t, inst.Close())
+	_, err := open("plain.raw", FormatQcow2)
+	require.ErrorContains(t, err, "was served raw before")
+
+	// In mode none it is served as it is said to be.
+	img, err := open("disk.vmdk", FormatRaw)
+	require.NoError(t, err)
+	inst, err = Open(t.Context(), img, OpenOptions{WorkDir: t.TempDir(), Mode: CopyNone})
+	require.NoError(t, err)
+	require.NoError(t, inst.Close())
+}
+
+// A disk that is only read stays what it is: nothing is remembered of it.
+func TestServedReadOnlyIsNotRemembered(t *testing.T) {
+	path := put(t, t.TempDir(), "a.raw", nil, guestSize)
+	inst, _ := start(t, path, OpenOptions{WorkDir: t.TempDir(), Mode: CopyNone, ReadOnly: true})
+	require.NoError(t, inst.Close())
+	require.Equal(t, SourceContent, openImage(t, path).Info().FormatSource)
+}
+
+// Below another image, too, what was served raw is raw.
+func TestServedRawAsBackingFile(t *testing.T) {
+	dir := t.TempDir()
+	put(t, dir, "base.raw", nil, guestSize)
+	put(t, dir, "secret.raw", block('s', guestSize), 0)
+	inst, _ := start(t, filepath.Join(dir, "base.raw"),
+		OpenOptions{WorkDir: t.TempDir(), Mode: CopyNone})
+	guestWrites(t)["qcow2"](inst)
+	want := readAll(t, inst, guestSize)
+	require.NoError(t, inst.Close())
+
+	qemuImg(t, dir, "create", "-q", "-f", "qcow2", "-F", "raw", "-b", "base.raw", "top.qcow2")
+	img := openImage(t, filepath.Join(dir, "top.qcow2"))
+	require.True(t, bytes.Equal(want, readAll(t, img, guestSize)))
+	require.Equal(t, SourceServed, img.Info().BackingChain[0].FormatSource)
+
+	qemuImg(t, dir, "rebase", "-u", "-F", "qcow2", "-b", "base.raw", "top.qcow2")
+	_, err := OpenImage(filepath.Join(dir, "top.qcow2"), ImageOptions{})
+	require.ErrorContains(t, err, "it was served raw before")
+}
+
+// The files of disks of our own are raw for whoever looks at them later, also one that a volume has
+// brought along.
+func TestOwnDiskFilesAreRaw(t *testing.T) {
+	image := put(t, t.TempDir(), "image.raw", block('i', guestSize), 0)
+	work, volume, brought := t.TempDir(), t.TempDir(), t.TempDir()
+	put(t, brought, PersistentName, nil, guestSize)
+	for _, opt := range []OpenOptions{
+		{WorkDir: work}, {PersistentDir: volume}, {PersistentDir: brought},
+		{PersistentDir: t.TempDir(), Mode: CopyOnWrite},
+	} {
+		inst, _ := start(t, image, opt)
+		guestWrites(t)["qcow2"](inst)
+		if inst.copies != nil {
+			inst.copies.done.Wait()
+		}
+		require.NoError(t, inst.Close())
+		info, err := Inspect(inst.Path, ImageOptions{})
+		require.NoError(t, err)
+		require.True(t, info.Servable, info.Reason)
+		require.Equal(t, SourceServed, info.FormatSource)
+
+		inst, _ = start(t, image, opt)
+		require.Equal(t, []byte("QFI\xfb"), readAll(t, inst, 4))
+		require.NoError(t, inst.Close())
+	}
+}
+
+// A volume may bring along a disk of which a guest has written the beginning elsewhere: it is raw
+// by where it lies.
+func TestBroughtDiskIsNotProbed(t *testing.T) {
+	for looks, write := range guestWrites(t) {
+		volume := t.TempDir()
+		path := put(t, volume, PersistentName, nil, guestSize)
+		f, err := OpenFile(path, FileOptions{})
+		require.NoError(t, err)
+		write(f)
+		want := readAll(t, f, guestSize)
+		require.NoError(t, f.Close())
+		for range 2 {
+			inst, err := Open(t.Context(), nil, OpenOptions{PersistentDir: volume})
+			require.NoError(t, err, looks)
+			require.True(t, bytes.Equal(want, readAll(t, inst, guestSize)), looks)
+			require.NoError(t, inst.Close())
+		}
+	}
+}
+
+// A disk in a qcow2 image may begin like something else, too; its raw copy is known to be raw.
+func TestConvertedDiskIsRaw(t *testing.T) {
+	dir := t.TempDir()
+	put(t, dir, "in.raw", []byte("LUKS\xba\xbe\x00\x02"), guestSize)
+	qemuImg(t, dir, "convert", "-f", "raw", "-O", "qcow2", "in.raw", "a.qcow2")
+	out := filepath.Join(dir, "out.raw")
+	require.NoError(t, Convert(t.Context(), openImage(t, filepath.Join(dir, "a.qcow2")), out, nil))
+	require.Equal(t, SourceServed, openImage(t, out).Info().FormatSource)
+
+	// One that looks like a disk is recognised as ever, so that another image may be written over
+	// it.
+	plain := put(t, dir, "plain.raw", nil, guestSize)
+	require.NoError(t, Convert(t.Context(), openImage(t, plain), out, nil))
+	require.Equal(t, SourceContent, openImage(t, out).Info().FormatSource)
+
+	// What a killed process left is not what is written in its place.
+	left, err := os.OpenFile(out+partialSuffix, os.O_RDWR|os.O_CREATE, 0o644)
+	require.NoError(t, err)
+	require.NoError(t, left.Truncate(4096))
+	require.NoError(t, setRawMark(left))
+	require.NoError(t, left.Close())
+	require.NoError(t, Convert(t.Context(), openImage(t, plain), out, nil))
+	require.Equal(t, SourceContent, openImage(t, out).Info().FormatSource)
+}
+
+// TestServeRawUntilKilled is the process that TestServedRawSurvivesKill kills.
+func TestServeRawUntilKilled(t *testing.T) {
+	path := os.Getenv(killedImage)
+	if path == "" || os.Getenv(killedMode) != string(CopyNone) {
+		t.Skip("is run by TestServedRawSurvivesKill")
+	}
+	inst, _ := start(t, path, OpenOptions{Mode: CopyNone, WorkDir: os.Getenv(killedDir)})
+	guestWrites(t)["luks"](inst)
+	require.NoError(t, unix.Kill(os.Getpid(), unix.SIGKILL))
+}
+
+func TestServedRawSurvivesKill(t *testing.T) {
+	dir := t.TempDir()
+	path := put(t, dir, "a.raw", nil, guestSize)
+	child := exec.Command(os.Args[0], "-test.run=^TestServeRawUntilKilled$")
+	child.Env = append(os.Environ(),
+		killedImage+"="+path, killedDir+"="+t.TempDir(), killedMode+"="+string(CopyNone))
+	out, err := child.CombinedOutput()
+	require.ErrorContains(t, err, "killed", "%s", out)
+	inst := startScanned(t, dir, "a.raw", 1, OpenOptions{WorkDir: t.TempDir(), Mode: CopyOnWrite})
+	require.Equal(t, []byte("LUKS\xba\xbe"), readAll(t, inst, 6))
+}
