@@ -83,11 +83,23 @@ func loadConfig(flags *pflag.FlagSet, read fileReader, images ...string) (*confi
 		c.portals = l.portals(c.chap.Enabled())
 		l.checkExposure(c.portals, c.chap.Enabled(), insecure)
 	}
+	if err == nil && !c.metricsChosen {
+		c.hidePages()
+	}
 	l.checkPages(c.metricsListen, c.portals)
 	if len(images) > 0 {
 		l.useImages(c, images)
 	}
 	return c, l.problems.err()
+}
+
+// hidePages leaves the pages, of which nobody has said where they are to be, to whom the disks are
+// left without CHAP: they name images, initiators and addresses.
+func (c *config) hidePages() {
+	remote := func(p portal) bool { return !p.loopback() }
+	if !c.chap.Enabled() && !slices.ContainsFunc(c.portals, remote) {
+		c.metricsListen.addr = loopback4()
+	}
 }
 
 // owner tells this daemon from others that use the same work directory, by what stays the same over restarts. Daemons of one

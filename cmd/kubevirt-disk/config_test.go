@@ -87,7 +87,7 @@ var settingCases = []struct {
 	{key: keyCopyMode, def: "clone", inFile: "none", inEnv: "copy-on-write", asFlag: "copy-on-read", got: func(c *config) string { return string(c.common.copyMode) }},
 	{key: keyAccessMode, def: "write-exclusive", inFile: "write-shared", inEnv: "read-shared", asFlag: "write-exclusive",
 		got: func(c *config) string { return string(c.common.accessMode) }},
-	{key: keyMetricsListen, def: ":9260", inFile: "127.0.0.1:1", inEnv: "127.0.0.1:2", asFlag: "127.0.0.1:3",
+	{key: keyMetricsListen, def: "127.0.0.1:9260", inFile: "127.0.0.1:1", inEnv: "127.0.0.1:2", asFlag: "127.0.0.1:3",
 		got: func(c *config) string { return c.metricsListen.String() }},
 	{key: keyReadyFile, def: "/tmp/healthy", inFile: "/f", inEnv: "/e", asFlag: "/a", got: func(c *config) string { return c.readyFile }},
 	{key: keyLogLevel, def: "info", inFile: "debug", inEnv: "warn", asFlag: "error", got: func(c *config) string { return c.log.level.String() }},
@@ -237,6 +237,34 @@ func TestTheNamesOfTheTargetNameMayAgree(t *testing.T) {
 	require.Equal(t, "iqn.2020-01.flag", mustConfig(t, "--target-name=iqn.2020-01.flag").targetName, "a flag decides")
 	t.Setenv("TARGET_NAME", "")
 	require.Equal(t, "iqn.2020-01.different", mustConfig(t).targetName)
+}
+
+// TestPagesBesideALocalTarget: where only this machine reaches the disks, and nobody has said where
+// the pages are to be, only it reaches the pages.
+func TestPagesBesideALocalTarget(t *testing.T) {
+	for _, c := range []struct {
+		args []string
+		chap bool
+		want string
+	}{
+		{want: "127.0.0.1:9260"},
+		{args: []string{"--port=3261"}, want: "127.0.0.1:9260"},
+		{args: []string{"--listen=[::1],127.0.0.2"}, want: "127.0.0.1:9260"},
+		{args: []string{"--metrics-listen=:9260"}, want: ":9260"},
+		{args: []string{"--metrics-listen=0.0.0.0"}, want: "0.0.0.0:9260"},
+		{args: []string{"--listen=0.0.0.0", "--insecure-no-auth"}, want: ":9260"},
+		{args: []string{"--listen=127.0.0.1,10.0.0.1", "--insecure-no-auth"}, want: ":9260"},
+		{chap: true, want: ":9260"},
+		{chap: true, args: []string{"--listen=127.0.0.1"}, want: ":9260"},
+	} {
+		cleanEnv(t)
+		if c.chap {
+			withCHAP(t)
+		}
+		require.Equal(t, c.want, mustConfig(t, c.args...).metricsListen.String(), c.args)
+	}
+	cleanEnv(t)
+	require.Nil(t, mustConfig(t, "--metrics-listen=").metricsListen)
 }
 
 // TestPagesThatWereChosen: only the default address of the pages may be given up.

@@ -31,8 +31,7 @@ type handoverRequest struct {
 
 // handoverAnswer is how that went.
 type handoverAnswer struct {
-	Done  string `json:"done,omitempty"`
-	Error string `json:"error,omitempty"`
+	Done string `json:"done"`
 }
 
 // control carries out what is asked through the control socket: by the daemon's own user or root, whom the kernel names.
@@ -72,12 +71,16 @@ func (d *daemon) serveControl(srv *target.Server) (closeControl func()) {
 	l, err := listenUnix(path)
 	if err != nil {
 		// The disks can be served all the same.
-		d.log.Warn("there is no control socket, so LUNs cannot be handed over", zap.String("socket", path), zap.Error(err),
+		d.log.Warn("there is no control socket, so handover, sessions and kick find no daemon",
+			zap.String("socket", path), zap.Error(err),
 			zap.String("try", "another --"+keyControlSocket+", or \"\" to do without"))
 		return c.stopTimers
 	}
 	mux := http.NewServeMux()
-	mux.HandleFunc("POST /handover", c.handle)
+	mux.HandleFunc("POST /handover", authorized(c.handle))
+	sessions := &sessionControl{srv: srv, log: c.log}
+	mux.HandleFunc("GET "+pathSessions, authorized(sessions.list))
+	mux.HandleFunc("POST "+pathKick, authorized(sessions.kick))
 	server := &http.Server{Handler: mux, ConnContext: withPeer, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 5 * time.Second, MaxHeaderBytes: 4 << 10}
 	go func() {
 		// It returns when it is closed; a daemon that cannot be controlled any more goes on serving.
@@ -212,29 +215,50 @@ func peerOf(c net.Conn) (peer *unix.Ucred) {
 	return peer
 }
 
-func (c *control) handle(w http.ResponseWriter, r *http.Request) {
-	peer, ok := r.Context().Value(peerKey{}).(*unix.Ucred)
-	if !ok || peer.Uid != 0 && int(peer.Uid) != os.Geteuid() {
-		answer(w, http.StatusForbidden, handoverAnswer{Error: "only the user of the daemon and root may do that"})
-		return
+// controlError is the answer to what is not done.
+type controlError struct {
+	Error string `json:"error"`
+}
+
+// authorized answers the daemon's own user and root only.
+func authorized(handle func(w http.ResponseWriter, r *http.Request, user uint32)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		peer, ok := r.Context().Value(peerKey{}).(*unix.Ucred)
+		if !ok || peer.Uid != 0 && int(peer.Uid) != os.Geteuid() {
+			answer(w, http.StatusForbidden, controlError{"only the user of the daemon and root may do that"})
+			return
+		}
+		handle(w, r, peer.Uid)
 	}
-	var req handoverRequest
+}
+
+// understand reads a request, and answers it where that fails.
+func understand(w http.ResponseWriter, r *http.Request, req any) bool {
 	decoder := json.NewDecoder(http.MaxBytesReader(w, r.Body, 4<<10))
 	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(&req); err != nil {
-		answer(w, http.StatusBadRequest, handoverAnswer{Error: "the request is not understood: " + err.Error()})
+	err := decoder.Decode(req)
+	if err != nil {
+		answer(w, http.StatusBadRequest, controlError{"the request is not understood: " + err.Error()})
+	}
+	return err == nil
+}
+
+func (c *control) handle(w http.ResponseWriter, r *http.Request, user uint32) {
+	var req handoverRequest
+	if !understand(w, r, &req) {
 		return
 	}
 	done, err := c.do(r.Context(), req)
 	if err != nil {
-		answer(w, http.StatusConflict, handoverAnswer{Error: err.Error()})
+		answer(w, http.StatusConflict, controlError{err.Error()})
 		return
 	}
-	c.log.Info("handover", zap.String("action", req.Action), zap.Uint16("lun", req.LUN), zap.String("done", done), zap.Uint32("by_user", peer.Uid))
+	c.log.Info("handover", zap.String("action", req.Action), zap.Uint16("lun", req.LUN),
+		zap.String("done", done), zap.Uint32("by_user", user))
 	answer(w, http.StatusOK, handoverAnswer{Done: done})
 }
 
-func answer(w http.ResponseWriter, status int, a handoverAnswer) {
+func answer(w http.ResponseWriter, status int, a any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
 	_ = json.NewEncoder(w).Encode(a) // nobody listens any more

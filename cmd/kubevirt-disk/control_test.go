@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"sync"
@@ -255,7 +256,7 @@ func TestHandoverWithoutAnAnswer(t *testing.T) {
 	defer l.Close()
 	ctx, stop := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer stop()
-	_, err = askControl(ctx, path, handoverRequest{Action: "finish", LUN: 3})
+	err = handoverPending(3).ask(ctx, path, http.MethodPost, pathHandover, handoverRequest{}, nil)
 	require.ErrorContains(t, err, "goes on with what was asked")
 	require.ErrorContains(t, err, "LUN 3")
 	require.NotContains(t, err.Error(), "no daemon answers")

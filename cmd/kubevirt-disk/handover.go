@@ -1,19 +1,11 @@
 package main
 
 import (
-	"bytes"
-	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"io/fs"
-	"net"
 	"net/http"
-	"os"
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 )
 
 func (a *app) handoverCommand() *cobra.Command {
@@ -75,87 +67,19 @@ goes on with what was asked. The page /status tells who has a LUN, and who is fe
 			return err
 		}
 		req.Seconds = open.Seconds()
-		done, err := askControl(cmd.Context(), socket, req)
+		var reply handoverAnswer
+		client := handoverPending(req.LUN)
+		err := client.ask(cmd.Context(), socket, http.MethodPost, pathHandover, req, &reply)
 		if err == nil {
-			fmt.Fprintln(a.stdout, explainInitiators(done))
+			fmt.Fprintln(a.stdout, explainInitiators(reply.Done))
 		}
 		return err
 	})
 	return cmd
 }
 
-// controlTimeout is longer than the abort of commands on a slow disk should take.
-const controlTimeout = 30 * time.Second
-
-// strangerError is a control socket of another daemon than the one of this container.
-type strangerError struct{ socket string }
-
-func (e *strangerError) Error() string {
-	return fmt.Sprintf("%q is the socket of a daemon in another container, which has the same work directory, and its LUNs are not those of this one: "+
-		"give the daemon of this container another %s", e.socket, nameOf(keyControlSocket))
-}
-
-// checkDaemon refuses the daemon of another container where this one has its own, as that one's LUN of the same number would be handed over.
-// Containers that share a work directory share the default socket, which is that of whoever came first.
-func checkDaemon(socket string, peer *unix.Ucred, ownIsInit bool) error {
-	if ownIsInit && peer != nil && peer.Pid != 1 {
-		return &strangerError{socket}
-	}
-	return nil
-}
-
-// explainAsk says what to do where a daemon could not be asked for a LUN, or has not answered.
-func explainAsk(err error, path string, lun uint16) error {
-	var stranger *strangerError
-	switch {
-	case errors.As(err, &stranger):
-		return stranger
-	case errors.Is(err, context.DeadlineExceeded):
-		return fmt.Errorf("the daemon at %q has not answered in time, and goes on with what was asked, as when its disk hangs: see in /status who has LUN %d, or ask again", path, lun)
-	case errors.Is(err, fs.ErrPermission):
-		return fmt.Errorf("user %d may not ask at %q: a daemon obeys its own user and root: %w", os.Geteuid(), path, withoutURL(err))
-	}
-	return fmt.Errorf("no daemon answers at %q: %w: is it running, with the same %s or %s?", path, withoutURL(err), nameOf(keyWorkDir), nameOf(keyControlSocket))
-}
-
-// askControl sends a request to the daemon's control socket and returns what it did.
-func askControl(ctx context.Context, path string, req handoverRequest) (string, error) {
-	ctx, stop := context.WithTimeout(ctx, controlTimeout)
-	defer stop()
-	body, err := json.Marshal(req)
-	if err != nil {
-		return "", err
-	}
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		dir, short, err := shortPath(path)
-		if err != nil {
-			return nil, err
-		}
-		defer dir.Close()
-		c, err := new(net.Dialer).DialContext(ctx, "unix", short)
-		if err != nil {
-			return nil, err
-		}
-		if err := checkDaemon(path, peerOf(c), daemonIsInit()); err != nil {
-			return nil, errors.Join(err, c.Close())
-		}
-		return c, nil
-	}}}
-	httpReq, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://daemon/handover", bytes.NewReader(body))
-	if err != nil {
-		return "", err
-	}
-	res, err := client.Do(httpReq)
-	if err != nil {
-		return "", explainAsk(err, path, req.LUN)
-	}
-	defer res.Body.Close()
-	var reply handoverAnswer
-	if err := json.NewDecoder(res.Body).Decode(&reply); err != nil {
-		return "", fmt.Errorf("the daemon's answer is not understood: %w", err)
-	}
-	if reply.Error != "" {
-		return "", errors.New(explainInitiators(reply.Error))
-	}
-	return reply.Done, nil
+// handoverPending is what is said where the daemon has not answered in time.
+func handoverPending(lun uint16) controlClient {
+	return controlClient{pending: fmt.Sprintf("goes on with what was asked, as when its disk hangs: "+
+		"see in /status who has LUN %d, or ask again", lun)}
 }

@@ -81,10 +81,12 @@ func TestHandoverTellsWhatTheDaemonSays(t *testing.T) {
 
 func TestHandoverOfADaemonThatMayNotBeAsked(t *testing.T) {
 	for _, cause := range []error{unix.EACCES, unix.EPERM} {
-		err := explainAsk(&url.Error{Op: "Post", URL: "http://daemon/handover", Err: &fs.PathError{Op: "open", Path: "/work", Err: cause}}, "/work/control.sock", 1)
+		err := handoverPending(1).explain(&url.Error{Op: "Post", URL: "http://daemon/handover",
+			Err: &fs.PathError{Op: "open", Path: "/work", Err: cause}}, "/work/control.sock")
 		require.EqualError(t, err, fmt.Sprintf("user %d may not ask at \"/work/control.sock\": a daemon obeys its own user and root: open /work: %v", os.Geteuid(), cause))
 	}
-	err := explainAsk(&url.Error{Op: "Post", URL: "http://daemon/handover", Err: &strangerError{"/work/control.sock"}}, "/work/control.sock", 1)
+	err := handoverPending(1).explain(&url.Error{Op: "Post", URL: "http://daemon/handover",
+		Err: &strangerError{"/work/control.sock"}}, "/work/control.sock")
 	require.EqualError(t, err, (&strangerError{"/work/control.sock"}).Error())
 }
 
@@ -118,8 +120,9 @@ func TestHandoverAsksSomethingElse(t *testing.T) {
 	server.Listener = l
 	server.Start()
 	defer server.Close()
-	_, err = askControl(t.Context(), path, handoverRequest{Action: "finish", LUN: 1})
-	require.ErrorContains(t, err, "the daemon's answer is not understood")
+	var client controlClient
+	err = client.ask(t.Context(), path, http.MethodPost, pathHandover, handoverRequest{}, nil)
+	require.ErrorContains(t, err, "does not know what was asked")
 }
 
 // TestServeWithoutAControlSocket: disks are served where there can be none, and the log says why and what to do.
@@ -128,8 +131,9 @@ func TestServeWithoutAControlSocket(t *testing.T) {
 	path := filepath.Join(l.dir, "socket")
 	require.NoError(t, os.WriteFile(path, []byte("precious"), 0o600))
 	p := l.serve(t, "CONTROL_SOCKET="+path)
-	require.Contains(t, p.logged("there is no control socket, so LUNs cannot be handed over", "error"), strconv.Quote(path)+" is there already, and no socket")
-	require.Contains(t, p.logged("there is no control socket, so LUNs cannot be handed over", "try"), "--control-socket")
+	const said = "there is no control socket, so handover, sessions and kick find no daemon"
+	require.Contains(t, p.logged(said, "error"), strconv.Quote(path)+" is there already, and no socket")
+	require.Contains(t, p.logged(said, "try"), "--control-socket")
 	require.Equal(t, exitDone, p.terminate())
 	require.FileExists(t, path)
 }
@@ -160,7 +164,7 @@ func TestControlObeysItsUserAndRoot(t *testing.T) {
 			request = request.WithContext(context.WithValue(request.Context(), peerKey{}, c.peer))
 		}
 		w := httptest.NewRecorder()
-		newControl(luns, zap.New(core)).handle(w, request)
+		authorized(newControl(luns, zap.New(core)).handle)(w, request)
 		require.Equal(t, c.status, w.Code, name)
 		require.Contains(t, w.Body.String(), c.answer, name)
 		if c.status == http.StatusOK {

@@ -1,0 +1,111 @@
+package integration
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// bench has QEMU write in the background. It comes to its end when all is written.
+type bench struct {
+	t     *testing.T
+	cmd   *exec.Cmd
+	out   strings.Builder
+	ended chan error
+}
+
+func startBench(t *testing.T, url string) *bench {
+	t.Helper()
+	b := &bench{t: t, ended: make(chan error, 1)}
+	b.cmd = exec.CommandContext(t.Context(), "qemu-img", "bench", "-w", "-f", "raw",
+		"-c", "60000", "-d", "8", "-s", "4096", "--pattern=0x5a", url)
+	b.cmd.Env = clientEnv()
+	b.cmd.Stdout, b.cmd.Stderr = &b.out, &b.out
+	require.NoError(t, b.cmd.Start())
+	go func() { b.ended <- b.cmd.Wait() }()
+	return b
+}
+
+func (b *bench) completes() {
+	b.t.Helper()
+	select {
+	case err := <-b.ended:
+		require.NoError(b.t, err, b.out.String())
+	case <-time.After(2 * clientTimeout):
+		b.cmd.Process.Kill()
+		b.t.Fatalf("qemu-img has not come to its end: %s", b.out.String())
+	}
+	require.Contains(b.t, b.out.String(), "Run completed")
+}
+
+// TestKickedQEMU ends QEMU's session while it writes: it logs in again by itself, and nothing of
+// its work is missing.
+func TestKickedQEMU(t *testing.T) {
+	requireTools(t, "qemu-img", "qemu-io", qemuISCSI)
+	program, err := binary()
+	require.NoError(t, err)
+	state := t.TempDir()
+	d := start(t, config{diskDir: diskDir(t, 32<<20), stateDir: state, env: chapEnv})
+	work := "WORK_DIR=" + filepath.Join(state, "work")
+	type session struct {
+		Initiator string
+		TSIH      uint16
+		LUNs      []uint16
+		Written   int64 `json:"bytes_written"`
+	}
+	sessions := func() (all []session) {
+		list := okEnv(t, []string{work}, program, "sessions", "--json")
+		require.NoError(t, json.Unmarshal([]byte(list), &all))
+		return all
+	}
+	b := startBench(t, d.chapURL(testUser, testPassword, 1))
+	ended := map[uint16]bool{}
+	for range 3 {
+		var now []session
+		d.until("QEMU is logged in and writes", func() bool {
+			now = sessions()
+			return len(now) == 1 && !ended[now[0].TSIH] && now[0].Written > 1<<20 || len(b.ended) > 0
+		})
+		if len(b.ended) > 0 {
+			break // a fast machine
+		}
+		require.Equal(t, []uint16{1}, now[0].LUNs)
+		okEnv(t, []string{work}, program, "kick", "--initiator", now[0].Initiator)
+		ended[now[0].TSIH] = true
+	}
+	require.NotEmpty(t, ended)
+	b.completes()
+	ok(t, "qemu-io", "-f", "raw", "-c", "read -P 0x5a 0 32M", d.chapURL(testUser, testPassword, 1))
+	require.Contains(t, d.Output(), `"reason":"kicked"`)
+}
+
+// TestRotatedCredential gives the daemon another secret while QEMU writes: it goes on, and who
+// comes next needs the new one.
+func TestRotatedCredential(t *testing.T) {
+	requireTools(t, "qemu-img", "qemu-io", qemuISCSI, "iscsi-ls")
+	secret := filepath.Join(t.TempDir(), "password")
+	require.NoError(t, os.WriteFile(secret, []byte(testPassword+"\n"), 0o600))
+	const next = testPassword + "-next"
+	d := start(t, config{diskDir: diskDir(t, 32<<20), env: map[string]string{
+		"CHAP_USERNAME": testUser, "CHAP_PASSWORD_FILE": secret}})
+	b := startBench(t, d.chapURL(testUser, testPassword, 1))
+	d.until("QEMU writes", func() bool { return d.operations("write") > 100 })
+	require.NoError(t, os.WriteFile(secret+".new", []byte(next+"\n"), 0o600))
+	require.NoError(t, os.Rename(secret+".new", secret))
+	list := func(password string) int {
+		env := []string{"LIBISCSI_CHAP_USERNAME=" + testUser, "LIBISCSI_CHAP_PASSWORD=" + password}
+		return client(t, env, "iscsi-ls", d.portalURL()).status
+	}
+	d.until("the new secret counts", func() bool { return list(next) == 0 })
+	require.NotZero(t, list(testPassword))
+	b.completes()
+	ok(t, "qemu-io", "-f", "raw", "-c", "read -P 0x5a 0 32M", d.chapURL(testUser, next, 1))
+
+	require.NotContains(t, d.Output(), testPassword)
+}
