@@ -206,7 +206,7 @@ func TestImageSaysWhatIsMissing(t *testing.T) {
 		status      int
 		says        []string
 	}{
-		{"no image", baseImage, nil, 1, []string{"no disk image in /disk", "add a qcow2 or raw image"}},
+		{"no image", baseImage, nil, 1, []string{"no disk image in", "/disk", "add a qcow2 or raw image"}},
 		{"an image that only root can read", unreadable, nil, 1, []string{"disk.raw", "user 107", "ADD --chmod=0444"}},
 		{"no volume for the disks", image, []string{"--read-only"}, 1, []string{"/var/lib/kubevirt-disk", "read-only", "mount a volume", "user 107"}},
 		{"no /tmp", image, []string{"--read-only", "--read-only-tmpfs=false"}, 1, []string{"/tmp/healthy", "mount a volume", "READY_FILE"}},
