@@ -42,7 +42,7 @@ test: ## Lint, fuzz for seconds, then every test with the race detector; install
 check: ## Lint, and the tests of the packages that changed (BASE=main: since main): the loop while working
 	scripts/check.sh
 
-lint: ## gofmt, go vet, staticcheck, shellcheck
+lint: ## gofmt, Markdown of at most 120 columns, go vet, staticcheck, shellcheck
 	scripts/lint.sh
 
 fuzz: ## Run every fuzz test for FUZZTIME (60s)

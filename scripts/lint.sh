@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# gofmt, go vet, staticcheck and shellcheck over the whole tree; any finding fails.
+# gofmt, the width of Markdown, go vet, staticcheck and shellcheck over the whole tree; any finding fails.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -14,6 +14,12 @@ unformatted=$(git ls-files --cached --others --exclude-standard '*.go' | xargs -
 if [ -n "$unformatted" ]; then
 	echo "$unformatted"
 	found gofmt
+fi
+
+# Characters, not bytes, which C.UTF-8 sees to. Tables and code count, too.
+mapfile -d '' -t pages < <(git ls-files -z --cached --others --exclude-standard '*.md')
+if LC_ALL=C.UTF-8 grep -nHE '^.{121}' "${pages[@]}"; then
+	found 'the width of Markdown (at most 120 columns)'
 fi
 
 # fetch has the go command load what it needs into its cache, and tries more than once, as a module proxy may fail.
