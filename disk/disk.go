@@ -12,7 +12,7 @@ import (
 // SectorSize is the granularity of every disk: its size is a multiple of it. Bytes.
 const SectorSize = 512
 
-// Disk is a random-access block device of a fixed size. All offsets and lengths are bytes.
+// Disk is a random-access block device. All offsets and lengths are bytes.
 //
 // The caller (the SCSI device server) validates ranges before it calls: off and len(p) lie inside
 // [0, Size()). Every method may be called from any number of goroutines at once, except Close, which is
@@ -33,7 +33,9 @@ type Disk interface {
 	// Flush and write returns ErrFailed, because nobody can tell what was lost.
 	Flush() error
 
-	// Size is the capacity in bytes, a multiple of SectorSize.
+	// Size is the capacity in bytes, a multiple of SectorSize. It may grow while the disk is
+	// served, and never shrinks; whoever has enlarged it tells the target, which asks again. It
+	// does not wait for storage.
 	Size() int64
 
 	// Close releases the disk. It does not flush.

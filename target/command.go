@@ -101,6 +101,7 @@ func (s *session) newTask(run *runner, cmd *pdu.SCSICommand) (*task, error) {
 	t.sent, t.snIn = 0, 0
 	t.scsi.Nexus, t.scsi.LUN, t.scsi.CDB = s.nexus, cmd.LUN, cmd.CDB
 	t.scsi.Offered = t.expectOut
+	s.conn.srv.device.Address(&t.scsi)
 	s.tasks[cmd.TaskTag] = t
 	return t, nil
 }
@@ -367,7 +368,7 @@ func (c *conn) observe(t *task, status uint8) {
 	op := t.scsi.Op()
 	aborted := status == uint8(scsi.StatusTaskAborted) // perhaps after it waited for data, not for the disk
 	if !aborted && (op == scsi.OpRead && moved <= chunkSize || op == scsi.OpWrite) {
-		c.srv.watch.luns[number].slow(now - t.begun)
+		c.srv.watch.of(t).slow(now - t.begun)
 	}
 	t.sess.work.count(op, moved)
 	c.srv.opt.Observer.CommandDone(CommandEvent{Initiator: t.sess.login.InitiatorName, LUN: number, Op: op,

@@ -36,6 +36,8 @@ type conn struct {
 	// busy is the number of the disk call that the reader is in, or 0; see handoff.go.
 	busy  atomic.Uint64
 	calls uint64 // how many there were; belongs to the reader
+	// reader is who has the reading role. It is read while busy tells that the reader is in a call.
+	reader *runner
 	// slowSince is when the reader met the first command since it last waited that keeps a processor busy, since the server's start;
 	// 0: none. It belongs to the reader.
 	slowSince time.Duration
@@ -96,16 +98,19 @@ func (c *conn) loginPhase() (ok bool) {
 // side; once the watchdog has taken that away, it only finishes the command in hand.
 type runner struct {
 	reading bool
-	call    uint64    // number of the disk call that it is in as the reader; 0: none
-	passed  *lunWatch // where its command was passed on because the disk is slow
-	queued  int       // what waited for the network when it queued something last; see sender.weightLocked
-	task    *task     // the one in hand, or one before it; see ownedLocked
-	buf     *buffer   // read into, and not queued yet
+	call    uint64      // number of the disk call that it is in as the reader; 0: none
+	lun     *lunWatch   // where that call is, or was
+	lost    atomic.Bool // the reading role, over the command in hand: it is in the disk, or was
+	passed  *lunWatch   // where its command was passed on because the disk is slow
+	queued  int         // what waited for the network when it queued last; see sender.weightLocked
+	task    *task       // the one in hand, or one before it; see ownedLocked
+	buf     *buffer     // read into, and not queued yet
 }
 
 // readLoop is the body of the reading goroutine in full feature phase.
 func (c *conn) readLoop() {
 	run := &runner{reading: true}
+	c.reader = run
 	defer c.recoverRunner(run)
 	for {
 		err := c.step(run)

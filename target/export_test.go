@@ -37,7 +37,14 @@ func (s *Server) Connections() (all, pending int) {
 }
 
 // Stalls is how many disk calls of a LUN are in progress in which the watchdog has found a reader stalled.
-func (s *Server) Stalls(lun uint16) int { return int(s.watch.luns[lun].stalled.Load()) }
+func (s *Server) Stalls(lun uint16) (calls int) {
+	for _, l := range *s.watch.luns.Load() {
+		if l.number == lun {
+			calls += int(l.stalled.Load())
+		}
+	}
+	return calls
+}
 
 // FailLogins makes an address one from which authentication has just failed so often.
 func (s *Server) FailLogins(from netip.Addr, times int) {
@@ -72,3 +79,6 @@ func (s *Server) BeginReinstatement(initiator string) error {
 	}
 	return errors.New("it is not logged in")
 }
+
+// WatchedLUNs is how many LUNs the watchdog looks after.
+func (s *Server) WatchedLUNs() int { return len(*s.watch.luns.Load()) }

@@ -52,11 +52,13 @@ type watchdog struct {
 	wake   chan struct{}
 	calls  atomic.Uint32 // not 0: there was a call since the last look
 
-	luns []lunWatch // by LUN number
+	luns atomic.Pointer[[]*lunWatch] // never nil; replaced under Server.mu
+	none lunWatch                    // for commands to a LUN that does not exist
 }
 
 // lunWatch is what the watchdog knows of a LUN.
 type lunWatch struct {
+	number  uint16
 	stalled atomic.Int32 // calls in progress in which a reader lost its role
 	stuck   atomic.Bool  // there has been one for stuckTicks
 	ticks   int          // looks at which there was one, since there was none; belongs to the watchdog
@@ -65,25 +67,29 @@ type lunWatch struct {
 	passed atomic.Int32 // commands in progress that were passed on for that reason
 }
 
-// A call is named by its number on the connection and, in the lowest bits, the LUN that it is for.
-const lunBits = 16
-
-func (w *watchdog) lun(call uint64) *lunWatch { return &w.luns[call&(1<<lunBits-1)] }
+// of is what the watchdog knows of the LUN that a command is for.
+func (w *watchdog) of(t *task) *lunWatch {
+	if l, ok := t.scsi.Host().(*lunWatch); ok {
+		return l
+	}
+	return &w.none
+}
 
 // enter marks that the reader begins a disk call. It does nothing for a goroutine that is no longer the reader.
 func (c *conn) enter(run *runner, t *task) {
 	if !run.reading {
 		return
 	}
-	lun, _ := t.scsi.LUNNumber()
 	w := &c.srv.watch
-	if l := &w.luns[lun]; l.stuck.Load() || l.armed.Load() > 0 && l.pass(run) || c.shares(run, t, l) {
+	l := w.of(t)
+	if l.stuck.Load() || l.armed.Load() > 0 && l.pass(run) || c.shares(run, t, l) {
 		run.reading = false
+		run.lost.Store(true)
 		c.handOn()
 		return
 	}
 	c.calls++
-	run.call = c.calls<<lunBits | uint64(lun)
+	run.call, run.lun = c.calls, l
 	c.busy.Store(run.call)
 	if w.calls.Load() == 0 {
 		w.calls.Store(1)
@@ -100,8 +106,8 @@ func (c *conn) leave(run *runner) {
 	}
 	if !c.busy.CompareAndSwap(run.call, 0) {
 		run.reading = false
-		if l := c.srv.watch.lun(run.call); l.stalled.Add(-1) == 0 {
-			l.stuck.Store(false)
+		if run.lun.stalled.Add(-1) == 0 {
+			run.lun.stuck.Store(false)
 		}
 	}
 	run.call = 0
@@ -152,7 +158,8 @@ func (s *Server) lookForStalls() (busy bool) {
 		if call != 0 {
 			busy = true
 			if call == c.watched && c.busy.CompareAndSwap(call, 0) {
-				s.watch.lun(call).stalled.Add(1)
+				c.reader.lun.stalled.Add(1)
+				c.reader.lost.Store(true)
 				c.handOn()
 			}
 		}
@@ -164,11 +171,11 @@ func (s *Server) lookForStalls() (busy bool) {
 
 // age counts how long each LUN has had stalled calls, and says whether one has.
 func (s *Server) age() (stalled bool) {
-	for i := range s.watch.luns {
-		l := &s.watch.luns[i]
+	for _, l := range *s.watch.luns.Load() {
 		if l.stalled.Load() <= 0 {
 			if l.ticks >= hungTicks {
-				s.log.Info("the disk answers again", zap.Int("lun", i), zap.Duration("after", time.Duration(l.ticks)*stallTick))
+				s.log.Info("the disk answers again", zap.Uint16("lun", l.number),
+					zap.Duration("after", time.Duration(l.ticks)*stallTick))
 			}
 			l.ticks = 0
 			l.stuck.Store(false)
@@ -180,7 +187,7 @@ func (s *Server) age() (stalled bool) {
 		}
 		if l.ticks == hungTicks {
 			s.log.Warn("the disk does not answer: what it or its image lies on hangs, and the guest's commands with it",
-				zap.Int("lun", i), zap.Duration("since", time.Duration(l.ticks)*stallTick))
+				zap.Uint16("lun", l.number), zap.Duration("since", time.Duration(l.ticks)*stallTick))
 		}
 	}
 	return stalled

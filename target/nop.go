@@ -119,6 +119,11 @@ func (s *Server) checkTimeouts(sess *session, now int64) {
 // sendSoon sends a PDU on behalf of a goroutine that must not wait for the network. The session has not ended.
 func (c *conn) sendSoon(p encoder, sn snKind) {
 	c.tx.send(p, sn, nil, nil)
+	c.flushSoon()
+}
+
+// flushSoon writes what is queued, on behalf of such a goroutine.
+func (c *conn) flushSoon() {
 	c.spawn(func() {
 		if err := c.tx.flush(); err != nil {
 			c.fail(err)

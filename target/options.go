@@ -51,7 +51,8 @@ type Options struct {
 	Alias          string // TargetAlias shown to initiators; default none
 	PortalGroupTag uint16 // default 1
 
-	LUNs []LUN
+	LUNs  []LUN // that are served from the beginning; see Server.AddLUN
+	Empty bool  // there need not be any from the beginning
 
 	Auth     *chap.Authenticator // nil: initiators need not authenticate
 	Observer Observer            // nil: nobody is told
@@ -138,23 +139,28 @@ func (o *Options) resolve() error {
 	seen := make(map[uint16]string, len(o.LUNs))
 	for i := range o.LUNs {
 		l := &o.LUNs[i]
-		switch other, dup := seen[l.Number]; {
-		case l.Disk == nil:
-			return fmt.Errorf("LUN %d (%s) has no disk", l.Number, l.Name)
-		case l.Number == 0 || l.Number > maxLUNNumber:
-			return fmt.Errorf("LUN %d (%s): a LUN number is 1 to %d", l.Number, l.Name, maxLUNNumber)
-		case dup:
+		if err := l.check(); err != nil {
+			return err
+		}
+		if other, dup := seen[l.Number]; dup {
 			return fmt.Errorf("LUN %d is given to both %s and %s", l.Number, other, l.Name)
 		}
 		seen[l.Number] = l.Name
-		if l.Access == "" {
-			l.Access = AccessWriteExclusive
-		}
 	}
-	if len(o.LUNs) == 0 {
+	if len(o.LUNs) == 0 && !o.Empty {
 		return errors.New("a target needs at least one LUN")
 	}
 	return o.Limits.resolve()
+}
+
+func (l *LUN) check() error {
+	switch {
+	case l.Disk == nil:
+		return fmt.Errorf("LUN %d (%s) has no disk", l.Number, l.Name)
+	case l.Number == 0 || l.Number > maxLUNNumber:
+		return fmt.Errorf("LUN %d (%s): a LUN number is 1 to %d", l.Number, l.Name, maxLUNNumber)
+	}
+	return nil
 }
 
 func (l *Limits) resolve() error {

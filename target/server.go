@@ -64,12 +64,12 @@ func New(opt Options) (*Server, error) {
 	if err := opt.resolve(); err != nil {
 		return nil, fmt.Errorf("target: %w", err)
 	}
-	luns := make([]scsi.LUN, len(opt.LUNs))
-	for i, l := range opt.LUNs {
-		luns[i] = scsi.LUN{Number: l.Number, Disk: l.Disk, Identity: l.Identity, ReadOnly: l.ReadOnly,
-			Removable: l.Removable, Access: l.Access, Volatile: l.Volatile, Grown: l.Grown,
-			Store: l.Store}
+	luns, watched := make([]scsi.LUN, len(opt.LUNs)), make([]*lunWatch, len(opt.LUNs))
+	for i := range opt.LUNs {
+		watched[i] = &lunWatch{number: opt.LUNs[i].Number}
+		luns[i] = opt.LUNs[i].unit(watched[i])
 	}
+	opt.LUNs = nil // they come and go: see luns.go
 	s := &Server{}
 	device, err := scsi.NewDevice(scsi.Options{Vendor: opt.Vendor, Product: opt.Product, Revision: opt.Revision,
 		TargetName: opt.TargetName, PortalGroupTag: opt.PortalGroupTag, Log: opt.Log, Abort: s.abortFenced,
@@ -96,11 +96,7 @@ func New(opt Options) (*Server, error) {
 	}
 	s.pool.limit = opt.Limits.Memory
 	s.watch.wake = make(chan struct{}, 1)
-	highest := uint16(0)
-	for i := range opt.LUNs {
-		highest = max(highest, opt.LUNs[i].Number)
-	}
-	s.watch.luns = make([]lunWatch, highest+1)
+	s.watch.luns.Store(&watched)
 	s.clock.Store(1)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	return s, nil

@@ -57,12 +57,12 @@ func TestTheLogTellsOfAHangingDisk(t *testing.T) {
 		return len(tells("does not answer")) > 0
 	})
 	reading.MustFinish(t)
-	require.Equal(t, int64(1), tells("does not answer")[0].ContextMap()["lun"])
+	require.Equal(t, uint16(1), tells("does not answer")[0].ContextMap()["lun"])
 	require.Empty(t, tells("answers again"))
 	resume()
 	hung.MustFinish(t)
 	eventually(t, "the log tells", func() bool { return len(tells("answers again")) > 0 })
-	require.Equal(t, int64(1), tells("answers again")[0].ContextMap()["lun"])
+	require.Equal(t, uint16(1), tells("answers again")[0].ContextMap()["lun"])
 	require.Len(t, tells("does not answer"), 1, "not of the slow one")
 }
 

@@ -73,7 +73,7 @@ func (c *conn) manage(p *pdu.TaskManagementRequest) pdu.TMResponse {
 	sess, dev := c.session(), c.srv.device
 	switch p.Function {
 	case pdu.TMAbortTask, pdu.TMAbortTaskSet, pdu.TMClearTaskSet, pdu.TMLogicalUnitReset:
-		if !dev.LUNExists(p.LUN) {
+		if !dev.LUNExists(p.LUN) && !(p.Function == pdu.TMAbortTask && sess.hasTask(p)) {
 			return pdu.TMLUNNotExist
 		}
 	}
@@ -154,6 +154,15 @@ func (s *session) abortTask(p *pdu.TaskManagementRequest) pdu.TMResponse {
 	return pdu.TMTaskNotExist
 }
 
+// hasTask reports whether the session has the very task that a request refers to. It may be for a
+// LUN that was removed.
+func (s *session) hasTask(p *pdu.TaskManagementRequest) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t := s.tasks[p.RefTaskTag]
+	return t != nil && t.scsi.LUN == p.LUN
+}
+
 // isManagement reports whether a task tag is that of a task management request that has not been executed yet.
 func (s *session) isManagement(tag uint32) bool {
 	for _, h := range s.held {
@@ -222,7 +231,7 @@ func nopHeader(cmdSN uint32) (h pdu.Header) {
 
 // abortLUN ends the session's tasks on one LUN, in whichever way they address it, and returns how many there were.
 func (s *session) abortLUN(lun uint64) int {
-	return s.abortTasks(func(t *task) bool { return s.conn.srv.device.SameUnit(t.scsi.LUN, lun) })
+	return s.abortTasks(func(t *task) bool { return t.scsi.For(lun) })
 }
 
 func (s *session) abortAll() { s.abortTasks(func(*task) bool { return true }) }

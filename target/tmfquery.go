@@ -62,7 +62,7 @@ func (s *session) hasTasks(lun uint64) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, t := range s.tasks {
-		if s.conn.srv.device.SameUnit(t.scsi.LUN, lun) {
+		if t.scsi.For(lun) {
 			return true
 		}
 	}

@@ -37,10 +37,11 @@ func ParseAccessMode(s string) (AccessMode, error) {
 // it. One that was write-protected from the beginning stays so, as its disk may have been opened
 // for reading only.
 func (d *Device) SetAccess(lun uint16, mode AccessMode, readOnly bool) error {
-	u := d.unitByNumber(lun)
-	if u == nil {
+	u := d.luns.Load().at(lun)
+	if u == nil || !u.begin() {
 		return fmt.Errorf("there is no LUN %d", lun)
 	}
+	defer u.end()
 	exclusive, protected := mode == AccessWriteExclusive, readOnly || mode == AccessReadShared
 	u.persistent.mu.Lock() // a handover that is under way comes to its end
 	defer u.persistent.mu.Unlock()
@@ -82,7 +83,8 @@ func (d *Device) MayReset(lun uint64, n *Nexus) bool {
 
 // MayResetTarget is MayReset for all logical units, which a target reset is for.
 func (d *Device) MayResetTarget(n *Nexus) bool {
-	return !slices.ContainsFunc(d.units, func(u *unit) bool { return !d.mayReset(u, n) })
+	units := d.luns.Load().units
+	return !slices.ContainsFunc(units, func(u *unit) bool { return !d.mayReset(u, n) })
 }
 
 func (d *Device) mayReset(u *unit, n *Nexus) bool {
@@ -106,18 +108,15 @@ func (d *Device) admitsLocked(u *unit, n *Nexus) bool {
 }
 
 // claim makes the initiator of the nexus the owner of an exclusive unit, unless it is taken.
-func (d *Device) claim(u *unit, n *Nexus) bool {
-	if !u.exclusive.Load() {
-		if used := &n.units[u.index].used; !used.Load() {
-			used.Store(true)
-		}
-		return true
+func (d *Device) claim(at *nexusUnit, n *Nexus) bool {
+	u := at.unit
+	if u.exclusive.Load() && u.owner.Load() != n.initiator && !u.isGuest(n) && !d.take(u, n) {
+		return false
 	}
-	claimed := u.owner.Load() == n.initiator || u.isGuest(n) || d.take(u, n)
-	if claimed && !n.units[u.index].used.Load() {
-		d.firstUse(u, n)
+	if !at.used.Load() {
+		d.firstUse(at, n)
 	}
-	return claimed
+	return true
 }
 
 // take is claim where the initiator is not known to have the unit.
@@ -160,7 +159,7 @@ type Holders struct {
 
 // Holders tells who has an exclusive unit; of other units it is nobody.
 func (d *Device) Holders(lun uint16) (h Holders) {
-	u := d.unitByNumber(lun)
+	u := d.luns.Load().at(lun)
 	if u == nil {
 		return Holders{}
 	}

@@ -162,7 +162,7 @@ func atomicCrashes(t *testing.T, m *crashing, rounds int) error {
 		m.in, m.down = 1+m.random.IntN(30), false
 		if device := start(); device != nil {
 			nexus := device.Attach(InitiatorPort{Name: "iqn.a"})
-			nexus.units[0].pending.Store(0)
+			nexus.nth(0).pending.Store(0)
 			for !m.down {
 				g := ranges[m.random.IntN(len(ranges))]
 				g.sent++

@@ -69,7 +69,11 @@ func (d *Device) PendingAttention(lun uint64, n *Nexus) (info [3]byte, pending b
 	if u == nil {
 		return info, false
 	}
-	p := n.units[u.index].pending.Load()
+	at := n.at(u)
+	if at == nil {
+		return info, false
+	}
+	p := at.pending.Load()
 	if p == 0 {
 		return info, false
 	}
@@ -85,8 +89,15 @@ func (d *Device) PendingAttention(lun uint64, n *Nexus) (info [3]byte, pending b
 func (d *Device) raiseLocked(u *unit, c attention, except *Nexus) {
 	for n := range d.nexuses {
 		if n != except {
-			n.units[u.index].raise(c)
+			n.raise(u, c)
 		}
+	}
+}
+
+// raise establishes the condition for the nexus at a unit, unless that is removed.
+func (n *Nexus) raise(u *unit, c attention) {
+	if at := n.at(u); at != nil {
+		at.raise(c)
 	}
 }
 
@@ -107,7 +118,7 @@ func (d *Device) ResetLUN(lun uint64) {
 func (d *Device) ResetTarget() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for _, u := range d.units {
+	for _, u := range d.luns.Load().units {
 		d.resetLocked(u)
 	}
 }
@@ -130,7 +141,7 @@ func (d *Device) TasksCleared(lun uint64, by *Nexus, affected []*Nexus) {
 	}
 	for _, n := range affected {
 		if n != by {
-			n.units[u.index].raise(attnClearedByOther)
+			n.raise(u, attnClearedByOther)
 		}
 	}
 }

@@ -40,21 +40,21 @@ func TestAttentionAndCommands(t *testing.T) {
 		{"REPORT SUPPORTED OPERATION CODES", "a3 0c 00 00 00 00 00 00 01 00 00 00", "6/29/03", false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			b.nexus.units[0].pending.Store(0)
+			b.nexus.nth(0).pending.Store(0)
 			b.d.ResetLUN(lun1)
 			r := b.run(cdb(c.cdb), nil)
 			require.Equal(t, c.want, r.outcome())
 			if c.name == "REQUEST SENSE" {
 				requireHex(t, "70 00 06 00000000 0a 00000000 2903 00 000000", r.data)
 			}
-			require.Equal(t, c.stays, b.nexus.units[0].pending.Load() != 0)
+			require.Equal(t, c.stays, b.nexus.nth(0).pending.Load() != 0)
 		})
 	}
 }
 
 func TestAttentionsAreReportedInOrder(t *testing.T) {
 	b := newBench(t)
-	a := &b.nexus.units[0]
+	a := b.nexus.nth(0)
 	a.raise(attnLUNsChanged | attnClearedByOther | attnNexusLoss | attnInquiryChanged)
 	a.raise(attnModeChanged | attnCapacityChanged | attnReset | attnPowerOn)
 	for _, want := range []string{"6/29/00", "6/29/03", "6/29/07", "6/2a/09", "6/2a/01", "6/2f/00", "6/3f/03", "6/3f/0e", "GOOD"} {
@@ -64,7 +64,7 @@ func TestAttentionsAreReportedInOrder(t *testing.T) {
 
 func TestReportLUNsDeliversTheNews(t *testing.T) {
 	b := newBench(t)
-	b.nexus.units[0].raise(attnLUNsChanged | attnModeChanged)
+	b.nexus.nth(0).raise(attnLUNsChanged | attnModeChanged)
 	b.good(cdb("a0 00 00 00 00 00 00 00 01 00 00 00"), nil)
 	require.Equal(t, "6/2a/01", b.run(cdb(testReady), nil).outcome())
 	require.Equal(t, "GOOD", b.run(cdb(testReady), nil).outcome())
@@ -122,11 +122,11 @@ func TestPendingAttention(t *testing.T) {
 		require.False(t, pending)
 		require.Zero(t, info)
 	}
-	b.nexus.units[0].raise(attnNexusLoss)
+	b.nexus.nth(0).raise(attnNexusLoss)
 	info, pending := b.d.PendingAttention(lun1, b.nexus)
 	require.True(t, pending)
 	require.Equal(t, [3]byte{0x16, 0x29, 0x07}, info, "one, UNIT ATTENTION")
-	b.nexus.units[0].raise(attnPowerOn)
+	b.nexus.nth(0).raise(attnPowerOn)
 	info, _ = b.d.PendingAttention(lun1, b.nexus)
 	require.Equal(t, [3]byte{0x26, 0x29, 0x00}, info, "several, the one of highest precedence")
 	require.Equal(t, "6/29/00", b.run(cdb(testReady), nil).outcome(), "they are still pending")

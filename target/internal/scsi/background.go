@@ -30,6 +30,24 @@ func (b *background) begin() bool {
 
 func (b *background) end() { b.wg.Done() }
 
+// beginLonger counts a goroutine that is about to start and uses a unit's disk, or refuses it
+// because the device is closed or the unit removed.
+func (u *unit) beginLonger(d *Device) bool {
+	if !u.begin() {
+		return false
+	}
+	if !d.background.begin() {
+		u.end()
+		return false
+	}
+	return true
+}
+
+func (u *unit) endLonger(d *Device) {
+	d.background.end()
+	u.end()
+}
+
 // Close stops what the device does on its own and waits until no disk call of that is in progress. A sanitize operation
 // that is interrupted ends as failed.
 func (d *Device) Close() {

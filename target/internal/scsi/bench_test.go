@@ -19,7 +19,7 @@ func mediumCommand(b testing.TB, opcode byte) (run func()) {
 	d, err := NewDevice(Options{}, []LUN{{Number: 1, Disk: noDisk{}, Identity: testIdentity()}})
 	require.NoError(b, err)
 	n := d.Attach(InitiatorPort{Name: "iqn.a"})
-	n.units[0].pending.Store(0)
+	n.nth(0).pending.Store(0)
 	t := &Task{}
 	p := make([]byte, 4096)
 	buf := make([]byte, 0, 64)

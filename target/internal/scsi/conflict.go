@@ -156,18 +156,25 @@ func (l *conflictLog) makeRoomLocked() {
 	delete(l.last, oldest)
 }
 
-// firstUse notes that a nexus uses the medium of an exclusive unit, and warns if one with the same
-// initiator name does from another address: two machines are one owner then. It is once for each
+// firstUse notes that a nexus uses the medium of a unit. It warns if one with the same initiator name
+// uses an exclusive unit from another address: two machines are one owner then. It is once for each
 // unit and name.
-func (d *Device) firstUse(u *unit, n *Nexus) {
+func (d *Device) firstUse(at *nexusUnit, n *Nexus) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	n.units[u.index].used.Store(true)
-	if u.protected.Load() {
+	u := at.unit
+	if n.at(u) != at || at.used.Swap(true) {
+		return // the unit is removed, and the command comes to nothing
+	}
+	d.rememberTenantLocked(u, n)
+	if !u.exclusive.Load() || u.protected.Load() {
 		return
 	}
 	for o := range d.nexuses {
-		if o.initiator == n.initiator && o.address != n.address && o.units[u.index].used.Load() {
+		if o.initiator != n.initiator || o.address == n.address {
+			continue
+		}
+		if theirs := o.at(u); theirs != nil && theirs.used.Load() {
 			d.warnSameNameLocked(u, o, n)
 			return
 		}

@@ -227,7 +227,7 @@ func TestOneNameFromTwoAddresses(t *testing.T) {
 			for n := range b.d.nexuses {
 				b.d.Detach(n)
 			}
-			require.LessOrEqual(t, len(b.d.units[0].sameNames), maxConflicts)
+			require.LessOrEqual(t, len(b.d.nth(0).sameNames), maxConflicts)
 		}
 		require.Len(t, logs.All(), 3*maxConflicts)
 	})

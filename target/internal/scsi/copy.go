@@ -111,7 +111,7 @@ func (d *Device) copyUnit(own *unit, target *copyTarget) *unit {
 	case own.identity.NAA == target.naa:
 		return own
 	}
-	for _, u := range d.units {
+	for _, u := range d.luns.Load().units {
 		if u.identity.NAA == target.naa {
 			return u
 		}

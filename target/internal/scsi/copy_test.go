@@ -52,7 +52,7 @@ func (b *copyBench) copy(list []byte) result { return b.run(extendedCopy(list), 
 
 // nothingHeld checks that no copy has left anything that others would wait for.
 func (b *copyBench) nothingHeld() {
-	for _, u := range b.d.units {
+	for _, u := range b.d.luns.Load().units {
 		require.Empty(b.t, u.ranges.held, "LUN %d", u.number)
 	}
 }
@@ -214,7 +214,7 @@ func TestCopySegmentFails(t *testing.T) {
 				require.Equal(b.t, "GOOD", b.runAs(b.nexus, lun2, cdb(eject), nil).outcome())
 			}},
 		{name: "destination is being sanitized", targets: both, segment: good, want: "a/0d/01", sks: "000000", source: none, dest: "02 2/04/1b", residual: -1,
-			prepare: func(b *copyBench) { b.d.units[1].sanitizing.phase.Store(uint32(sanitizeRunning)) }},
+			prepare: func(b *copyBench) { b.d.nth(1).sanitizing.phase.Store(uint32(sanitizeRunning)) }},
 		{name: "source could not be sanitized", targets: both, segment: block(1, 0, 8, 0, 100), want: "a/0d/01", sks: "000000", source: "02 3/31/03", dest: none, residual: -1,
 			prepare: func(b *copyBench) {
 				b.other.failWith("discard", disk.ErrNoSpace)
@@ -324,7 +324,7 @@ func TestCopyClaims(t *testing.T) {
 func TestCopyLocksTheFirstUnitFirst(t *testing.T) {
 	for _, segment := range []string{block(0, 1, 8, 0, 0), block(1, 0, 8, 0, 0)} {
 		b := newCopyBench(t)
-		one, two := &b.d.units[0].ranges, &b.d.units[1].ranges
+		one, two := &b.d.nth(0).ranges, &b.d.nth(1).ranges
 		var h hold
 		one.lockOne(&h, holdExclusive, b.nexus.initiator, 0, memPage)
 		done := make(chan result)
@@ -397,5 +397,5 @@ func TestCopyFromAUnitThatIsSanitized(t *testing.T) {
 	case <-time.After(time.Minute):
 		require.Fail(t, "the copy waits for the end of the SANITIZE")
 	}
-	require.Empty(t, b.d.units[0].ranges.held)
+	require.Empty(t, b.d.nth(0).ranges.held)
 }

@@ -95,7 +95,7 @@ func TestCopyStatus(t *testing.T) {
 	require.Equal(t, "5/24/00", b.runAs(b.nexus, lun2, receiveCopy(saCopyStatus, 6), nil).outcome())
 	require.Equal(t, "5/24/00", b.runAs(b.attach("iqn.b", 0), lun1, receiveCopy(saCopyStatus, 6), nil).outcome())
 	b.d.ResetLUN(lun2)
-	require.NotNil(t, b.nexus.copyLocked(b.d.units[0], 6))
+	require.NotNil(t, b.nexus.copyLocked(b.d.nth(0), 6))
 	b.d.ResetLUN(lun1)
 	require.Equal(t, "6/29/03", status(6))
 	require.Equal(t, "5/24/00", status(6))

@@ -57,11 +57,20 @@ func (c *copier) segment(i int) *senseError {
 		c.op.bytes.Add(uint64(n))
 	}
 	if !dst.unit.mode.writeBack() {
-		if err := dst.unit.disk.Flush(); err != nil {
+		if err := dst.unit.flush(); err != nil {
 			return c.failed(i, &copyCause{dest: dst.unit, err: err}, 0, total, backwards)
 		}
 	}
 	return nil
+}
+
+// flush is for a unit that the copy was not sent to, which may be removed at any time.
+func (u *unit) flush() error {
+	if !u.begin() {
+		return errLUNNotSupported
+	}
+	defer u.end()
+	return u.disk.Flush()
 }
 
 // find is the logical unit that a CSCD descriptor ID, whose field is at offset field of the segment descriptor, stands
@@ -86,7 +95,7 @@ func checkSegment(segment int, u *unit, lba, count uint64, field int) *senseErro
 	if u.checkRange(lba, count) == nil {
 		return nil
 	}
-	if lba < u.blocks {
+	if lba < u.blocks.Load() {
 		field = segmentBlocks
 	}
 	return copyAborted(ascNone, segment, field)
@@ -103,6 +112,16 @@ type copyCause struct {
 // abort, a reset or a preemption has been answered. It is looked at before, too: a SANITIZE holds all of its unit for hours, and the
 // other one must not be kept from everybody for so long.
 func (c *copier) step(src, dst *participant, from, to, n int64) *copyCause {
+	// A unit that is removed ends the copy as it ends a READ or WRITE, and its disk is not released
+	// in the midst of a step.
+	if !src.unit.begin() {
+		return &copyCause{source: src.unit, err: errLUNNotSupported}
+	}
+	defer src.unit.end()
+	if !dst.unit.begin() {
+		return &copyCause{dest: dst.unit, err: errLUNNotSupported}
+	}
+	defer dst.unit.end()
 	if cause := c.admitBoth(src, dst); cause != nil {
 		return cause
 	}
@@ -151,7 +170,7 @@ func (c *copier) lock(src, dst *unit, from, to, n int64) {
 	switch {
 	case src == dst:
 		src.ranges.lockPair(&c.read, &c.write)
-	case src.index < dst.index:
+	case src.order < dst.order:
 		src.ranges.lock(&c.read)
 		dst.ranges.lock(&c.write)
 	default:
@@ -172,10 +191,13 @@ func (c *copier) admit(p *participant, writes bool) error {
 	if writes {
 		rights = 0
 	}
+	at := n.at(u)
 	switch {
+	case at == nil || u.removed() || at.stranger.Load():
+		return errLUNNotSupported
 	case u.resets.Load() != p.resets:
 		return &senseError{key: UnitAttention, code: ascBusDeviceReset}
-	case d.conflicts(u, n, rights):
+	case d.conflicts(at, n, rights):
 		return errConflict
 	case u.ejected.Load():
 		return errMediumNotPresent
@@ -188,7 +210,7 @@ func (c *copier) admit(p *participant, writes bool) error {
 			return err
 		}
 	}
-	if !d.claim(u, n) {
+	if !d.claim(at, n) {
 		return errConflict
 	}
 	return nil

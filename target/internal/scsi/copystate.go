@@ -57,7 +57,7 @@ func (t *Task) endCopy(op *copyOperation, failure *senseError) {
 	defer d.mu.Unlock()
 	d.copying--
 	op.task = nil
-	if t.aborted.Load() {
+	if t.aborted.Load() || t.unit.removed() {
 		n.dropCopyLocked(op)
 		return
 	}

@@ -139,7 +139,7 @@ func TestSanitizeForgetsWhatWasToBePutBack(t *testing.T) {
 			require.NoError(t, err)
 			require.NotEmpty(t, kept)
 			b.good(c.cdb, c.list)
-			require.NoError(t, b.d.units[0].undoAtomic(), "the next start")
+			require.NoError(t, b.d.nth(0).undoAtomic(), "the next start")
 			require.Equal(t, bytes.Repeat([]byte{c.want}, 8*BlockSize), b.read(0, 8))
 		})
 	}

@@ -1,9 +1,9 @@
 package scsi
 
 import (
+	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -23,9 +23,10 @@ type Options struct {
 	Log            *zap.Logger
 	Panicked       func() // called when work of the device's own has panicked; nil: nobody is told
 
-	// Abort ends the commands of these nexuses at a LUN without an answer, except one: it calls Task.Abort of each that executes,
-	// and does not wait for it. Nil: the transport has no commands but that one.
-	Abort func(lun uint16, nexuses []*Nexus, except *Task)
+	// Abort ends those commands of these nexuses that are meant, without an answer: it calls
+	// Task.Abort of each that executes, and does not wait for it. Nil: the transport has no other
+	// commands.
+	Abort func(nexuses []*Nexus, meant func(*Task) bool)
 }
 
 // LUN is a disk and how it is presented.
@@ -39,6 +40,7 @@ type LUN struct {
 	Store     Store      // nil: nothing is kept
 	Volatile  bool       // a loss of power ends the disk: it keeps no reservations through one (APTPL)
 	Grown     bool       // larger than when initiators last saw it: they are told (2A/09)
+	Host      any        // what the transport keeps with the LUN; see Task.Host
 }
 
 // MaxLUN is the highest LUN that flat space addressing can name (SAM-5 4.7.8).
@@ -50,23 +52,33 @@ type Device struct {
 	opt    Options
 	log    *zap.Logger
 	faults faultLog
-	units  []*unit // ascending by number
-	byLUN  []*unit // by LUN; nil where there is none
+	luns   atomic.Pointer[inventory] // never nil; written under mu
 	// orphans is what LUNs without a disk answer.
 	orphans    *opcodeTable
 	background background
 
 	mu         sync.Mutex
-	nexuses    map[*Nexus]struct{}        // guarded by mu
-	initiators map[string]*initiator      // guarded by mu
-	known      map[InitiatorPort]struct{} // guarded by mu
-	copying    int                        // guarded by mu; EXTENDED COPY commands under way
+	nexuses    map[*Nexus]struct{}      // guarded by mu
+	initiators map[string]*initiator    // guarded by mu
+	known      map[InitiatorPort]uint64 // guarded by mu; changes as the port came or left last
+	copying    int                      // guarded by mu; EXTENDED COPY commands under way
+	changes    uint64                   // guarded by mu; of the inventory, and of the units' sizes
+
+	enrolled uint64        // guarded by mu; units that there have been
+	slots    int           // guarded by mu; that nexuses have for units
+	vacated  []int         // guarded by mu; slots without a unit
+	leaving  []leavingUnit // guarded by mu; at least all removed units that are in use
+
+	// tenants is which disk a port has last used under a LUN. Guarded by mu.
+	tenants map[uint16]map[InitiatorPort][8]byte
 }
 
 // unit is a logical unit.
 type unit struct {
 	number    uint16
-	index     int // in Device.units
+	slot      int    // in the nexuses' tables
+	order     uint64 // of all units that there have been; in which two of them are locked
+	host      any
 	identity  disk.Identity
 	sealed    bool // write-protected for good: its disk may be, too
 	removable bool
@@ -83,9 +95,14 @@ type unit struct {
 
 	table  *opcodeTable
 	resets atomic.Uint32 // how many it has had
-	blocks uint64        // capacity in logical blocks
+	blocks atomic.Uint64 // capacity in logical blocks; written under resizing
 	owner  atomic.Pointer[initiator]
 	grown  bool // every initiator port is told so at its first nexus
+
+	resizing sync.Mutex
+	grownAt  uint64             // guarded by Device.mu; Device.changes when it last grew
+	ctx      context.Context    // ends when the unit is removed, or the device closed
+	cancel   context.CancelFunc // of ctx
 	// kept is the owner that keepOwner has dealt with last; written under persistent.mu.
 	kept atomic.Pointer[initiator]
 	// handover is who is admitted beside the owner, and who is fenced: never nil, written under persistent.mu and Device.mu.
@@ -95,6 +112,7 @@ type unit struct {
 	reserved   atomic.Pointer[Nexus]
 	persistent reservations
 	ejected    atomic.Bool // written under Device.mu
+	uses
 	ranges     rangeTable
 	mode       modeState
 	faults     faultLog
@@ -133,26 +151,27 @@ func NewDevice(opt Options, luns []LUN) (*Device, error) {
 		log:        opt.Log,
 		nexuses:    map[*Nexus]struct{}{},
 		initiators: map[string]*initiator{},
-		known:      map[InitiatorPort]struct{}{},
+		known:      map[InitiatorPort]uint64{},
+		tenants:    map[uint16]map[InitiatorPort][8]byte{},
 	}
 	d.background.init()
-	for _, l := range luns {
+	units := make([]*unit, len(luns))
+	taken := make(map[uint16]bool, len(luns))
+	for i, l := range luns {
+		if taken[l.Number] {
+			return nil, takenError(l.Number)
+		}
+		taken[l.Number] = true
 		u, err := newUnit(l)
 		if err != nil {
 			return nil, fmt.Errorf("LUN %d: %w", l.Number, err)
 		}
-		d.units = append(d.units, u)
+		units[i] = u
 	}
-	slices.SortFunc(d.units, func(a, b *unit) int { return int(a.number) - int(b.number) })
-	for i, u := range d.units {
-		u.index = i
-		if n := int(u.number) + 1; n > len(d.byLUN) {
-			d.byLUN = append(d.byLUN, make([]*unit, n-len(d.byLUN))...)
-		}
-		if d.byLUN[u.number] != nil {
-			return nil, fmt.Errorf("LUN %d is given to two disks; give each a number of its own", u.number)
-		}
-		d.byLUN[u.number] = u
+	inv := newInventory(units)
+	d.luns.Store(inv)
+	for _, u := range inv.units {
+		d.enrolLocked(u) // nobody else has the device yet
 	}
 	return d, nil
 }
@@ -180,9 +199,11 @@ func newUnit(l LUN) (*unit, error) {
 		removable: l.Removable,
 		grown:     l.Grown,
 		disk:      l.Disk,
+		host:      l.Host,
 	}
 	u.protected.Store(u.sealed)
 	u.exclusive.Store(access == AccessWriteExclusive)
+	u.idle = make(chan struct{})
 	u.discards, _ = l.Disk.(disk.Discarder)
 	u.zeroes, _ = l.Disk.(disk.Zeroer)
 	u.extents, _ = l.Disk.(disk.Extenter)
@@ -192,7 +213,7 @@ func newUnit(l LUN) (*unit, error) {
 	if !l.Volatile {
 		u.persistent.store = l.Store
 	}
-	u.blocks = uint64(l.Disk.Size()) >> blockShift
+	u.blocks.Store(uint64(l.Disk.Size()) >> blockShift)
 	u.table = opcodeTableOf(abilities{discards: u.discards != nil, removable: u.removable, store: u.store != nil, extents: u.extents != nil})
 	u.ranges.init()
 	if err := u.restore(); err != nil {
@@ -226,8 +247,9 @@ func decodeLUN(lun uint64) (uint16, bool) {
 	return 0, false
 }
 
-// encodeLUN is the inverse of decodeLUN: the shorter addressing method that can name it.
-func encodeLUN(number uint16) uint64 {
+// EncodeLUN is the 8-byte LUN structure of a number: the shorter addressing method that can name
+// it.
+func EncodeLUN(number uint16) uint64 {
 	if number <= 0xff {
 		return uint64(number) << 48
 	}
@@ -240,14 +262,7 @@ func (d *Device) unit(lun uint64) *unit {
 	if !ok {
 		return nil
 	}
-	return d.unitByNumber(number)
-}
-
-func (d *Device) unitByNumber(number uint16) *unit {
-	if int(number) >= len(d.byLUN) {
-		return nil
-	}
-	return d.byLUN[number]
+	return d.luns.Load().at(number)
 }
 
 // SameUnit reports whether two 8-byte LUNs address the same logical unit: peripheral device and flat space addressing are two

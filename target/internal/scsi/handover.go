@@ -31,6 +31,7 @@ func (d *Device) Admit(lun uint16, initiator string, until time.Time) error {
 	if err != nil {
 		return err
 	}
+	defer u.end()
 	u.persistent.mu.Lock()
 	defer u.persistent.mu.Unlock()
 	next := *u.handover.Load()
@@ -76,7 +77,7 @@ func (d *Device) Withdraw(lun uint16) (guest string, err error) {
 
 // Openings are the LUNs that are open, as after a restart.
 func (d *Device) Openings() (openings []Opening) {
-	for _, u := range d.units {
+	for _, u := range d.luns.Load().units {
 		if h := u.handover.Load(); h.Guest != "" {
 			openings = append(openings, Opening{LUN: u.number, To: h.Guest, Until: h.Until})
 		}
@@ -99,6 +100,7 @@ func (d *Device) fenceOff(lun uint16, find func(*unit) (ending, error), fenced f
 	if err != nil {
 		return ending{}, err
 	}
+	defer u.end()
 	how, nexuses, err := d.closeTo(u, find, fenced, commit)
 	if err == nil {
 		d.fence(u, nexuses, nil, func(name string) bool { return fenced(name, how.guest) })
@@ -136,9 +138,9 @@ func (d *Device) closeTo(u *unit, find func(*unit) (ending, error), fenced func(
 			return ending{}, fmt.Errorf("LUN %d was taken by %s meanwhile, and stays open to %s; try again", u.number, u.ownerName(), now.guest)
 		}
 		for n := range d.nexuses {
-			if fenced(n.initiator.name, how.guest) {
-				n.units[u.index].prevents = false
-				n.units[u.index].refused.Store(false)
+			if at := n.at(u); at != nil && fenced(n.initiator.name, how.guest) {
+				at.prevents = false
+				at.refused.Store(false)
 				nexuses = append(nexuses, n)
 			}
 		}
@@ -185,12 +187,14 @@ func (d *Device) heirLocked(u *unit) (ending, error) {
 	return ending{guest: how.guest, owner: how.guest, loser: how.owner}, nil
 }
 
+// exclusiveUnit finds a unit that has an owner, and keeps its store until u.end.
 func (d *Device) exclusiveUnit(lun uint16) (*unit, error) {
-	u := d.unitByNumber(lun)
+	u := d.luns.Load().at(lun)
 	switch {
-	case u == nil:
+	case u == nil || !u.begin():
 		return nil, fmt.Errorf("there is no LUN %d", lun)
 	case !u.exclusive.Load():
+		u.end()
 		return nil, fmt.Errorf("LUN %d is open to every initiator anyway: its access mode is not %s", lun, AccessWriteExclusive)
 	}
 	return u, nil
@@ -214,7 +218,10 @@ func (u *unit) isFenced(n *Nexus) bool {
 
 // logFenced tells whoever wonders why a guest meets reservation conflicts, once for each session of a fenced initiator and each fence.
 func (d *Device) logFenced(u *unit, n *Nexus) {
-	if !u.exclusive.Load() || !u.isFenced(n) || u.isGuest(n) || n.units[u.index].refused.Swap(true) {
+	if !u.exclusive.Load() || !u.isFenced(n) || u.isGuest(n) {
+		return
+	}
+	if at := n.at(u); at == nil || at.refused.Swap(true) {
 		return
 	}
 	name := n.initiator.name

@@ -14,7 +14,7 @@ func TestHandOver(t *testing.T) {
 	b := newBench(t, exclusive)
 	number := uint16(1)
 	var fenced []*Nexus
-	b.d.opt.Abort = func(_ uint16, nexuses []*Nexus, _ *Task) { fenced = nexuses }
+	b.d.opt.Abort = func(nexuses []*Nexus, _ func(*Task) bool) { fenced = nexuses }
 	second, third := b.attach("iqn.b", 0), b.attach("iqn.c", 0)
 	read := func(n *Nexus) string { return b.runAs(n, lun1, cdb(readOne), nil).outcome() }
 	write := func(n *Nexus) string { return b.runAs(n, lun1, cdb(writeOne), pattern(1, 1)).outcome() }
@@ -279,7 +279,7 @@ func TestHandOverOvertakesChanges(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			store := &keptStore{}
 			b := newBench(t, exclusive, removableLUN, func(l *LUN) { l.Store = store })
-			u := b.d.units[0]
+			u := b.d.nth(0)
 			b.good(cdb(writeOne), pattern(1, 1))
 			u.sanitizing.phase.Store(uint32(c.phase))
 			task := &Task{Nexus: b.nexus, LUN: lun1}
@@ -288,7 +288,7 @@ func TestHandOverOvertakesChanges(t *testing.T) {
 			second := b.attach("iqn.b", 0)
 			require.NoError(t, b.admit("iqn.b"))
 			ended := error(nil)
-			b.d.opt.Abort = func(uint16, []*Nexus, *Task) { ended = carryOut(task, c.data) }
+			b.d.opt.Abort = func([]*Nexus, func(*Task) bool) { ended = carryOut(task, c.data) }
 			require.NoError(t, b.finish())
 			require.ErrorIs(t, ended, errConflict)
 			require.EqualValues(t, c.phase, u.sanitizing.phase.Load())
@@ -361,7 +361,7 @@ func TestFencedAllowRemoval(t *testing.T) {
 
 	require.Equal(t, "GOOD", b.runAs(second, lun1, cdb(load), nil).outcome())
 	require.NoError(t, b.admit(first.initiator.name))
-	first.units[0].pending.Store(0)
+	first.nth(0).pending.Store(0)
 	prevents(first)
 	require.Equal(t, "5/53/02", b.runAs(second, lun1, cdb(eject), nil).outcome())
 	require.NoError(t, withdraw(b.d, 1))

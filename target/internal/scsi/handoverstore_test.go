@@ -354,10 +354,10 @@ func TestOwnerComesDuringHandOver(t *testing.T) {
 func TestGuestDoesNotClaim(t *testing.T) {
 	m := newMigration(t)
 	m.at["iqn.b"] = m.attach("iqn.b", 0)
-	u := m.d.units[0]
+	u := m.d.nth(0)
 	m.d.mu.Lock()
 	admitted := make(chan bool)
-	go func() { admitted <- m.d.claim(u, m.at["iqn.b"]) }()
+	go func() { admitted <- m.d.claim(m.at["iqn.b"].at(u), m.at["iqn.b"]) }()
 	time.Sleep(50 * time.Millisecond) // until it waits for the lock
 	u.handover.Store(&handoverState{Guest: "iqn.b"})
 	m.d.mu.Unlock()

@@ -189,11 +189,25 @@ func readSharedLUN(l *LUN) { l.Access = AccessReadShared }
 // attach makes a nexus without pending unit attentions.
 func (b *bench) attach(name string, isid byte) *Nexus {
 	n := b.d.Attach(InitiatorPort{Name: name, ISID: [6]byte{isid}})
-	for i := range n.units {
-		n.units[i].pending.Store(0)
-	}
+	n.forgetAttentions()
 	return n
 }
+
+// forgetAttentions ends the pending unit attentions of the nexus at all units.
+func (n *Nexus) forgetAttentions() {
+	for i := range *n.slots.Load() {
+		if at := n.nth(i); at != nil {
+			at.pending.Store(0)
+		}
+	}
+}
+
+// nth is one of the units of the device, in the order of their numbers.
+func (d *Device) nth(i int) *unit { return d.luns.Load().units[i] }
+
+// nth is what the nexus has of one of the units that the device was made with, in the order of
+// their numbers.
+func (n *Nexus) nth(i int) *nexusUnit { return (*n.slots.Load())[i].Load() }
 
 const lun1 = uint64(1) << 48
 
@@ -246,7 +260,7 @@ func (b *bench) hang(method string) (arrived, goOn chan struct{}) {
 // waitsForRange waits until so many commands wait for a range of the disk.
 func (b *bench) waitsForRange(commands int) {
 	b.t.Helper()
-	r := &b.d.units[0].ranges
+	r := &b.d.nth(0).ranges
 	require.Eventually(b.t, func() bool {
 		r.mu.Lock()
 		defer r.mu.Unlock()

@@ -44,6 +44,7 @@ func prepareInquiry(t *Task) error {
 	if t.CDB[2] != 0 {
 		return invalidField(2, 7) // a page code without EVPD
 	}
+	t.probed(allocation)
 	opt := &t.dev.opt
 	var b [inquiryLen]byte
 	b[0] = t.peripheral()

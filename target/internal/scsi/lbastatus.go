@@ -63,7 +63,7 @@ var errEmptyExtent = errors.New("disk reports an empty extent")
 // is.
 func (u *unit) extent(lba uint64) (count uint32, data bool, err error) {
 	start := int64(lba) << blockShift
-	end := min(int64(u.blocks)<<blockShift, start+math.MaxUint32<<blockShift)
+	end := min(int64(u.blocks.Load())<<blockShift, start+math.MaxUint32<<blockShift)
 	at := start
 	for step := 0; step < maxExtentSteps && at < end; step++ {
 		e, err := u.extents.Extent(at, end-at)

@@ -71,7 +71,7 @@ func (d *Device) cacheFlushed(u *unit, flush uint64, by *Nexus) {
 // resetModeLocked returns the mode pages to what is saved. Where that ends the write cache, what it holds is brought to storage: a reset
 // is for a disk that hangs, perhaps, and does not wait for it.
 func (d *Device) resetModeLocked(u *unit) {
-	if flush := u.mode.enterLocked(u.mode.saved.Load()); flush != 0 && d.background.begin() {
+	if flush := u.mode.enterLocked(u.mode.saved.Load()); flush != 0 && u.beginLonger(d) {
 		go d.flushAfterReset(u, flush)
 	}
 }
@@ -79,7 +79,7 @@ func (d *Device) resetModeLocked(u *unit) {
 // flushAfterReset flushes the disk. If it cannot, modeUnflushed stays, as what was acknowledged may be lost; the disk lets nothing else
 // succeed from then on (disk.Disk).
 func (d *Device) flushAfterReset(u *unit, flush uint64) {
-	defer d.background.end()
+	defer u.endLonger(d)
 	defer func() {
 		if p := recover(); p != nil {
 			d.panicked(p)
@@ -225,7 +225,7 @@ func prepareModeSense10(t *Task) error {
 	case t.CDB[1]&bitLLBAA != 0:
 		t.data[4] = bitLong
 		t.data[7] = longDescriptorLen
-		t.data = binary.BigEndian.AppendUint64(t.data, t.unit.blocks)
+		t.data = binary.BigEndian.AppendUint64(t.data, t.unit.blocks.Load())
 		t.data = binary.BigEndian.AppendUint64(t.data, BlockSize)
 	default:
 		t.data[7] = shortDescriptorLen
@@ -248,7 +248,7 @@ func (t *Task) deviceSpecific() byte {
 }
 
 func (t *Task) appendShortDescriptor(b []byte) []byte {
-	blocks := min(t.unit.blocks, math.MaxUint32)
+	blocks := min(t.unit.blocks.Load(), math.MaxUint32)
 	b = binary.BigEndian.AppendUint32(b, uint32(blocks))
 	return binary.BigEndian.AppendUint32(b, BlockSize)
 }

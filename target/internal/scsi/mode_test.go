@@ -94,7 +94,7 @@ func TestModeSelectAccepts(t *testing.T) {
 				send = modeSelect10
 			}
 			require.Equal(t, "GOOD", send(b, c.list).outcome())
-			require.Equal(t, c.state, b.d.units[0].mode.bits.Load())
+			require.Equal(t, c.state, b.d.nth(0).mode.bits.Load())
 		})
 	}
 }
@@ -121,7 +121,7 @@ func TestModeSelectRefuses(t *testing.T) {
 			r := modeSelect6(b, c.list)
 			require.Equal(t, c.want, r.outcome())
 			requireHex(t, c.pointer, r.sense[15:18])
-			require.EqualValues(t, modeDefault, b.d.units[0].mode.bits.Load())
+			require.EqualValues(t, modeDefault, b.d.nth(0).mode.bits.Load())
 		})
 	}
 	b := newBench(t)
@@ -129,7 +129,7 @@ func TestModeSelectRefuses(t *testing.T) {
 	require.Equal(t, "5/24/00", b.run(cdb("15 11 00 00 04 00"), unhex(header)).outcome(), "save pages")
 	require.Equal(t, "5/0e/03", b.run(cdb("15 10 00 00 08 00"), unhex(header)).outcome(), "initiator sends less than the list")
 	require.Equal(t, "5/26/00", modeSelect6(b, header+"08 12 00 00 00000000 00000000 00000000 00000000 0a 0a 01 10 0000 0000 0000 0000").outcome())
-	require.EqualValues(t, modeDefault, b.d.units[0].mode.bits.Load(), "nothing is changed by a list that is refused")
+	require.EqualValues(t, modeDefault, b.d.nth(0).mode.bits.Load(), "nothing is changed by a list that is refused")
 }
 
 func TestModeSelectTellsOtherNexuses(t *testing.T) {
@@ -166,7 +166,7 @@ func TestWriteCacheOffFlushesEveryWrite(t *testing.T) {
 	b.good(cdb("28 00 00 00 00 00 00 00 01 00"), nil)
 	require.Equal(t, 5, b.disk.count("flush"))
 	b.d.ResetLUN(lun1)
-	require.True(t, b.d.units[0].mode.writeBack(), "a reset returns to the defaults")
+	require.True(t, b.d.nth(0).mode.writeBack(), "a reset returns to the defaults")
 }
 
 // TestResetFlushesTheWriteCache resets a unit to a saved WCE=0. What was acknowledged with the cache is durable before an initiator can see that
@@ -234,7 +234,7 @@ func TestResetFlushesTheWriteCache(t *testing.T) {
 		b.good(unsaved, on)
 		goOn()
 		b.d.Close()
-		require.True(t, b.d.units[0].mode.writeBack())
+		require.True(t, b.d.nth(0).mode.writeBack())
 		requireHex(t, "17 00 10 00"+saveable, b.good(cdb(caching), nil))
 	})
 	t.Run("another reset meanwhile", func(t *testing.T) {
@@ -246,7 +246,7 @@ func TestResetFlushesTheWriteCache(t *testing.T) {
 		pending(b.nexus)
 		b.disk.enter = nil
 		require.True(t, b.d.background.begin())
-		b.d.flushAfterReset(b.d.units[0], 2) // it may have begun before that write
+		b.d.flushAfterReset(b.d.nth(0), 2) // it may have begun before that write
 		requireHex(t, "17 00 10 00"+saveable, b.good(cdb(caching), nil))
 		goOn()
 		b.d.Close()
@@ -329,7 +329,7 @@ func FuzzModeSelect(f *testing.F) {
 	f.Add(unhex("0000 00 00 01 00 0010 0000000000004e20 00000000 00000200"+controlPage), true)
 	f.Add(unhex("00 00 00 00 0a 0a 04 10 0800 0000 0000 0000"), false)
 	f.Add(unhex("00 00 00 00"+provisioningModePage), false)
-	u := newBench(f, accounted).d.units[0]
+	u := newBench(f, accounted).d.nth(0)
 	f.Fuzz(func(t *testing.T, list []byte, long bool) {
 		state, err := u.parseModeSelect(list, long, modeDefault)
 		if err != nil {

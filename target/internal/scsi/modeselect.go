@@ -96,7 +96,7 @@ func (t *Task) changeMode(change func(state uint32) (uint32, error)) (err error)
 
 // parseModeSelect reads a mode parameter list (SPC-4 7.5.4) and returns the mode state that it makes of state.
 func (u *unit) parseModeSelect(p []byte, long bool, state uint32) (uint32, error) {
-	at, err := parseModeHeader(p, long, u.blocks)
+	at, err := parseModeHeader(p, long, u.blocks.Load())
 	if err != nil {
 		return 0, err
 	}

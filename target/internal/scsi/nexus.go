@@ -12,20 +12,24 @@ type InitiatorPort struct {
 type Nexus struct {
 	port      InitiatorPort
 	initiator *initiator
-	units     []nexusUnit // by unit.index
-	level     uint16      // see SetProtocolLevel
-	address   string      // see SetAddress
+	slots     atomic.Pointer[nexusUnits] // never nil; written under Device.mu
+	level     uint16                     // see SetProtocolLevel
+	address   string                     // see SetAddress
+	told      atomic.Bool                // by an asynchronous event, to ask for the list of units
 
 	copies []*copyOperation // guarded by Device.mu; in order of their beginning
 }
 
-// nexusUnit is what a logical unit keeps for a nexus.
+// nexusUnit is what a logical unit keeps for a nexus: the I_T_L nexus (SAM-5 4.7).
 type nexusUnit struct {
+	unit *unit
 	attentions
+	stranger atomic.Bool   // it has used another disk under this number; written under Device.mu
+	sudden   bool          // the unit came while the nexus was there
 	barred   atomic.Uint32 // flags that a command needs because of a reservation; written under Device.mu
 	prevents bool          // guarded by Device.mu; medium removal
 	refused  atomic.Bool   // the log has it that the initiator is fenced
-	used     atomic.Bool   // it has used the medium
+	used     atomic.Bool   // it has used the medium; written under Device.mu
 }
 
 // Port tells whose nexus it is.
@@ -34,8 +38,8 @@ func (n *Nexus) Port() InitiatorPort { return n.port }
 // UsedBy are the LUNs whose medium a nexus has accessed, ascending.
 func (d *Device) UsedBy(n *Nexus) []uint16 {
 	used := []uint16{}
-	for i, u := range d.units {
-		if n.units[i].used.Load() {
+	for _, u := range d.luns.Load().units {
+		if at := n.at(u); at != nil && at.used.Load() {
 			used = append(used, u.number)
 		}
 	}
@@ -76,18 +80,25 @@ func (d *Device) Attach(p InitiatorPort) *Nexus {
 	in.nexuses++
 
 	cause := attnPowerOn
-	if _, known := d.known[p]; known {
+	seen, known := d.known[p]
+	if known {
 		cause = attnNexusLoss
-	} else if len(d.known) < maxKnownPorts {
-		d.known[p] = struct{}{}
 	}
-	n := &Nexus{port: p, initiator: in, units: make([]nexusUnit, len(d.units))}
-	for i, u := range d.units {
-		n.units[i].raise(cause)
-		if u.grown && cause == attnPowerOn {
-			n.units[i].raise(attnCapacityChanged)
+	if known || len(d.known) < maxKnownPorts {
+		d.known[p] = d.changes
+	}
+	n := &Nexus{port: p, initiator: in}
+	slots := make(nexusUnits, d.slots)
+	n.slots.Store(&slots)
+	for _, u := range d.luns.Load().units {
+		at := n.meetLocked(d, u)
+		at.raise(cause)
+		if u.grown && !known || known && u.grownAt > seen {
+			at.raise(attnCapacityChanged)
 		}
-		u.barNexusLocked(n)
+		if known && d.changes > seen {
+			at.raise(attnLUNsChanged)
+		}
 	}
 	d.nexuses[n] = struct{}{}
 	return n
@@ -103,7 +114,10 @@ func (d *Device) Detach(n *Nexus) {
 	}
 	delete(d.nexuses, n)
 	n.initiator.nexuses--
-	for _, u := range d.units {
+	if _, known := d.known[n.port]; known {
+		d.known[n.port] = d.changes
+	}
+	for _, u := range d.luns.Load().units {
 		if u.reserved.Load() == n {
 			d.reserveLocked(u, nil)
 		}

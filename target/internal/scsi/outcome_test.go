@@ -57,7 +57,7 @@ func TestFaultsAreLoggedOnce(t *testing.T) {
 	d, err := NewDevice(Options{Log: zap.New(core)}, []LUN{{Number: 3, Disk: m, Identity: testIdentity(), Access: AccessWriteShared}})
 	require.NoError(t, err)
 	n := d.Attach(InitiatorPort{Name: "iqn.a"})
-	n.units[0].pending.Store(0)
+	n.nth(0).pending.Store(0)
 	m.failWith("write", disk.ErrNoSpace)
 	m.failWith("read", errors.New("surprise"))
 	for range 100 {

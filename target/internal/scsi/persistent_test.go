@@ -76,7 +76,7 @@ func (b *bench) reservation() string {
 
 // pending takes the unit attentions of a nexus.
 func pending(n *Nexus) (codes []string) {
-	for sense := n.units[0].take(); sense != nil; sense = n.units[0].take() {
+	for sense := n.nth(0).take(); sense != nil; sense = n.nth(0).take() {
 		codes = append(codes, fmt.Sprintf("%04x", uint16(sense.code)))
 	}
 	return codes

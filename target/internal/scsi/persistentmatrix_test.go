@@ -53,8 +53,8 @@ func matrixCommands(b *bench) map[string][]byte {
 		"PREVENT ALLOW MEDIUM REMOVAL, SET": cdb("1e 00 00 00 01 00"),
 	}
 next:
-	for i := range b.d.units[0].table.commands {
-		c := &b.d.units[0].table.commands[i]
+	for i := range b.d.nth(0).table.commands {
+		c := &b.d.nth(0).table.commands[i]
 		for _, own := range ownRules {
 			if strings.HasPrefix(c.name, own) {
 				continue next
@@ -92,7 +92,7 @@ func TestConflictMatrix(t *testing.T) {
 	check := func(n *Nexus, column int) {
 		t.Helper()
 		for name, request := range commands {
-			n.units[0].pending.Store(0)
+			n.nth(0).pending.Store(0)
 			task := &Task{Nexus: n, LUN: lun1}
 			copy(task.CDB[:], request)
 			want := "A"
@@ -127,7 +127,7 @@ func TestConflictMatrix(t *testing.T) {
 	check(stranger, -1)
 	pending(registered)
 	b.mustPersist(registered, saClear, 0, 2, 0)
-	holder.units[0].pending.Store(0)
+	holder.nth(0).pending.Store(0)
 	require.Equal(t, "GOOD", b.runAs(holder, lun1, cdb(reserve), nil).outcome())
 	check(stranger, 5)
 	require.Equal(t, "GOOD", b.runAs(holder, lun1, cdb(release), nil).outcome())
@@ -144,7 +144,7 @@ func TestReserveAmongRegistrations(t *testing.T) {
 		for _, c := range []string{reserve, release} {
 			require.Equal(t, want, b.runAs(n, lun1, cdb(c), nil).outcome(), "%s of %s", c, n.port.Name)
 		}
-		require.Nil(t, b.d.units[0].reserved.Load())
+		require.Nil(t, b.d.nth(0).reserved.Load())
 	}
 	b.register(b.nexus, 1)
 	b.register(registered, 2)

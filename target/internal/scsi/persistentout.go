@@ -115,7 +115,7 @@ func outPersist(t *Task, _ int64, p []byte) error {
 		if err := t.wanted(); err != nil {
 			return nil, err
 		}
-		if !t.dev.claim(t.unit, t.Nexus) {
+		if !t.dev.claim(t.at, t.Nexus) {
 			return nil, errConflict
 		}
 		e := s.edit(t.Nexus.port)

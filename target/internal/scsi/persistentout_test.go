@@ -153,7 +153,7 @@ func TestPersistOutCommands(t *testing.T) {
 func TestPersistConcurrently(t *testing.T) {
 	m := &memStore{}
 	b := newBench(t, func(l *LUN) { l.Store = m })
-	u := b.d.units[0]
+	u := b.d.nth(0)
 	var wg sync.WaitGroup
 	for i := range 8 {
 		wg.Go(func() {
@@ -183,7 +183,7 @@ func TestPersistConcurrently(t *testing.T) {
 	require.Nil(t, u.reserved.Load())
 	s := u.persistent.state.Load()
 	for n := range b.d.nexuses {
-		require.Equal(t, s.bars(n.port), flags(n.units[0].barred.Load()), n.port.Name)
+		require.Equal(t, s.bars(n.port), flags(n.nth(0).barred.Load()), n.port.Name)
 	}
 	stored, err := decodePersistent(m.content)
 	require.NoError(t, err)
@@ -243,7 +243,7 @@ func FuzzPersistOut(f *testing.F) {
 				id, size, err := parseTransportID(rest[24:24+length], 0)
 				require.NoError(t, err)
 				require.Equal(t, length, size)
-				require.NotNil(t, b.d.units[0].persistent.state.Load().find(id.port))
+				require.NotNil(t, b.d.nth(0).persistent.state.Load().find(id.port))
 				rest = rest[24+length:]
 			}
 		}

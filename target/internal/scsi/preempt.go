@@ -8,8 +8,8 @@ func (d *Device) abortPreempted(t *Task, removed []InitiatorPort) {
 	d.mu.Lock()
 	var nexuses []*Nexus
 	for n := range d.nexuses {
-		if slices.Contains(removed, n.port) {
-			n.units[t.unit.index].prevents = false
+		if at := n.at(t.unit); at != nil && slices.Contains(removed, n.port) {
+			at.prevents = false
 			nexuses = append(nexuses, n)
 		}
 	}
@@ -24,16 +24,10 @@ func (d *Device) abortPreempted(t *Task, removed []InitiatorPort) {
 // ended leave writes behind that a slow disk still works on, so that it is not the nexuses that are waited for.
 func (d *Device) fence(u *unit, nexuses []*Nexus, except *Task, initiators func(name string) bool) {
 	if d.opt.Abort != nil && len(nexuses) > 0 {
-		d.opt.Abort(u.number, nexuses, except)
+		d.opt.Abort(nexuses, func(t *Task) bool { return t.unit == u && t != except })
 	}
 	// What was aborted before it holds its blocks changes nothing when it does (see Task.lockRange).
 	u.ranges.drain(initiators)
-}
-
-// Addresses reports whether an 8-byte LUN is one of the forms in which the logical unit can be addressed.
-func (d *Device) Addresses(number uint16, lun uint64) bool {
-	u := d.unit(lun)
-	return u != nil && u.number == number
 }
 
 // drain waits for the writes of these initiators that are under way, not for those that begin later.

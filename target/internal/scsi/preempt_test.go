@@ -97,9 +97,9 @@ func TestPreemptAndAbortFences(t *testing.T) {
 	b.mustPersist(second, saReserve, typeWriteExclusiveRO, 2, 0)
 
 	var aborted []*Nexus
-	b.d.opt.Abort = func(lun uint16, nexuses []*Nexus, except *Task) {
-		assert.EqualValues(t, 1, lun)
-		assert.EqualValues(t, saPreemptAndAbort, except.CDB[1])
+	b.d.opt.Abort = func(nexuses []*Nexus, meant func(*Task) bool) {
+		assert.True(t, meant(&Task{unit: b.d.nth(0)}))
+		assert.False(t, meant(&Task{}), "not of this unit")
 		assert.Equal(t, []string{"2a05"}, pending(second))
 		assert.Equal(t, conflict, b.runAs(second, lun1, cdb(writeOne), pattern(1, 9)).outcome(), "fenced off before anything is aborted")
 		aborted = nexuses
@@ -122,14 +122,14 @@ func TestPreemptAndAbortFences(t *testing.T) {
 	close(release)
 	require.Equal(t, "GOOD", <-done)
 	require.Equal(t, "GOOD", <-written)
-	require.Empty(t, b.d.units[0].ranges.held)
+	require.Empty(t, b.d.nth(0).ranges.held)
 }
 
 // TestPreemptDoesNotAbort checks that only PREEMPT AND ABORT ends commands, and that of nexuses without a session there
 // are none to end.
 func TestPreemptDoesNotAbort(t *testing.T) {
 	b := newBench(t)
-	b.d.opt.Abort = func(uint16, []*Nexus, *Task) { t.Error("nothing is to be aborted") }
+	b.d.opt.Abort = func([]*Nexus, func(*Task) bool) { t.Error("nothing is to be aborted") }
 	second := b.attach("iqn.b", 0)
 	b.register(b.nexus, 1)
 	b.register(second, 2)
@@ -140,11 +140,15 @@ func TestPreemptDoesNotAbort(t *testing.T) {
 	b.mustPersist(b.nexus, saPreemptAndAbort, 0, 1, 2)
 }
 
-func TestAddresses(t *testing.T) {
+func TestTaskFor(t *testing.T) {
 	b := newBench(t)
-	require.True(t, b.d.Addresses(1, lun1))
-	require.True(t, b.d.Addresses(1, 0x4001<<48), "flat space addressing")
-	require.False(t, b.d.Addresses(2, lun1))
-	require.False(t, b.d.Addresses(1, 9<<48))
-	require.False(t, b.d.Addresses(9, 9<<48), "there is no such LUN")
+	task := &Task{Nexus: b.nexus, LUN: lun1}
+	b.d.Address(task)
+	require.True(t, task.For(lun1))
+	require.True(t, task.For(0x4001<<48), "flat space addressing")
+	require.False(t, task.For(9<<48))
+	nowhere := &Task{Nexus: b.nexus, LUN: 9 << 48}
+	b.d.Address(nowhere)
+	require.True(t, nowhere.For(9<<48), "there is no such LUN, and it is the one that was meant")
+	require.False(t, nowhere.For(8<<48))
 }

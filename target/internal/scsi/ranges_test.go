@@ -79,7 +79,7 @@ func TestStuckWriteIsNotOvertaken(t *testing.T) {
 			close(goOn)
 			wg.Wait()
 			require.Equal(t, later.want, b.read(0, 1))
-			require.Empty(t, b.d.units[0].ranges.held)
+			require.Empty(t, b.d.nth(0).ranges.held)
 		})
 	}
 }
@@ -217,7 +217,7 @@ func TestCompareAndWriteIsAtomic(t *testing.T) {
 	}
 	wg.Wait()
 	require.EqualValues(t, workers*rounds, value(b.read(16, blocks)))
-	r := &b.d.units[0].ranges
+	r := &b.d.nth(0).ranges
 	require.Empty(t, r.held)
 	require.Zero(t, r.readers.Load())
 	require.Zero(t, r.exclusive.Load())

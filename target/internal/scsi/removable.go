@@ -45,7 +45,7 @@ func finishStartStop(t *Task) (Status, error) {
 	}
 	// SPC-4 forbids removal; that loading is refused as well is what libiscsi's conformance suite wants (PreventAllow.Eject).
 	for n := range d.nexuses {
-		if n.units[u.index].prevents {
+		if at := n.at(u); at != nil && at.prevents {
 			return StatusCheckCondition, errRemovalPrevented
 		}
 	}
@@ -71,13 +71,15 @@ func finishPreventAllow(t *Task) (Status, error) {
 	if !t.dev.admitsLocked(t.unit, t.Nexus) {
 		return StatusReservationConflict, errConflict // it was fenced off meanwhile
 	}
-	t.Nexus.units[t.unit.index].prevents = t.CDB[4]&bitPrevent != 0
+	t.at.prevents = t.CDB[4]&bitPrevent != 0
 	return StatusGood, nil
 }
 
 // allowRemovalLocked forgets that nexuses prevent the removal of the medium.
 func (d *Device) allowRemovalLocked(u *unit) {
 	for n := range d.nexuses {
-		n.units[u.index].prevents = false
+		if at := n.at(u); at != nil {
+			at.prevents = false
+		}
 	}
 }

@@ -18,8 +18,8 @@ func TestEjectAndLoad(t *testing.T) {
 	other := b.attach("iqn.b", 0)
 	b.good(cdb(eject), nil)
 	require.Equal(t, 1, b.disk.count("flush"), "what was written is durable before the medium leaves")
-	for i := range b.d.units[0].table.commands {
-		c := &b.d.units[0].table.commands[i]
+	for i := range b.d.nth(0).table.commands {
+		c := &b.d.nth(0).table.commands[i]
 		request := make([]byte, 16)
 		request[0], request[1] = c.opcode, c.action
 		switch c.opcode {
@@ -104,7 +104,7 @@ func TestPreventionEnds(t *testing.T) {
 			holder := b.attach("iqn.b", 0)
 			require.Equal(t, "GOOD", b.runAs(holder, lun1, cdb(prevent), nil).outcome())
 			end(b, holder)
-			b.nexus.units[0].pending.Store(0)
+			b.nexus.nth(0).pending.Store(0)
 			b.good(cdb(eject), nil)
 		})
 	}

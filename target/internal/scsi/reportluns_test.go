@@ -15,9 +15,7 @@ func newLUNs(t *testing.T, numbers ...uint16) (*Device, *Nexus) {
 	d, err := NewDevice(Options{}, luns)
 	require.NoError(t, err)
 	n := d.Attach(InitiatorPort{Name: "iqn.a"})
-	for i := range n.units {
-		n.units[i].pending.Store(0)
-	}
+	n.forgetAttentions()
 	return d, n
 }
 
@@ -67,7 +65,7 @@ func TestLUNAddressing(t *testing.T) {
 		require.Equal(t, c.want == "GOOD", d.LUNExists(c.lun), c.name)
 	}
 	for _, number := range []uint16{0, 1, 255, 256, MaxLUN} {
-		got, ok := decodeLUN(encodeLUN(number))
+		got, ok := decodeLUN(EncodeLUN(number))
 		require.True(t, ok)
 		require.Equal(t, number, got)
 	}

@@ -9,7 +9,7 @@ func prepareRequestSense(t *Task) error {
 	sense := &senseError{}
 	if t.unit == nil {
 		sense = errLUNNotSupported
-	} else if pending := t.Nexus.units[t.unit.index].take(); pending != nil {
+	} else if pending := t.at.take(); pending != nil {
 		sense = pending
 	} else if sanitizePhase(t.unit.sanitizing.phase.Load()) == sanitizeRunning {
 		sense = t.unit.sanitizing.inProgress()

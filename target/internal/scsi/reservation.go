@@ -53,7 +53,7 @@ func (d *Device) publishLocked(u *unit, e *persistentEdit) {
 	d.barLocked(u)
 	for n := range d.nexuses {
 		if c := e.notices[n.port]; c != 0 {
-			n.units[u.index].raise(c)
+			n.raise(u, c)
 		}
 	}
 }
@@ -79,16 +79,19 @@ func (e *storeError) Error() string { return e.err.Error() }
 // barLocked works out what every nexus needs at the unit.
 func (d *Device) barLocked(u *unit) {
 	for n := range d.nexuses {
-		u.barNexusLocked(n)
+		if at := n.at(u); at != nil {
+			at.barLocked(n)
+		}
 	}
 }
 
-func (u *unit) barNexusLocked(n *Nexus) {
-	needs := u.persistent.state.Load().bars(n.port)
-	if holder := u.reserved.Load(); holder != nil && holder != n {
+// barLocked works out what one nexus needs. The caller has Device.mu.
+func (at *nexusUnit) barLocked(n *Nexus) {
+	needs := at.unit.persistent.state.Load().bars(n.port)
+	if holder := at.unit.reserved.Load(); holder != nil && holder != n {
 		needs |= duringReserve
 	}
-	n.units[u.index].barred.Store(uint32(needs))
+	at.barred.Store(uint32(needs))
 }
 
 // reserveLocked makes the nexus (nil: nobody) the holder of the RESERVE(6) reservation.
@@ -99,11 +102,11 @@ func (d *Device) reserveLocked(u *unit, n *Nexus) {
 }
 
 // conflicts reports whether a command that has these rights conflicts with a reservation or with the owner of the unit.
-func (d *Device) conflicts(u *unit, n *Nexus, rights flags) bool {
-	if flags(n.units[u.index].barred.Load())&^rights != 0 {
+func (d *Device) conflicts(at *nexusUnit, n *Nexus, rights flags) bool {
+	if flags(at.barred.Load())&^rights != 0 {
 		return true
 	}
-	return rights&duringClaim == 0 && u.exclusive.Load() && !d.admits(u, n)
+	return rights&duringClaim == 0 && at.unit.exclusive.Load() && !d.admits(at.unit, n)
 }
 
 // rights are the command's, with those that only some of its forms have.

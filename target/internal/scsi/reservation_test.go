@@ -53,7 +53,7 @@ func TestReservationEnds(t *testing.T) {
 			require.Equal(t, "GOOD", b.runAs(holder, lun1, cdb(reserve), nil).outcome())
 			require.Equal(t, conflict, b.run(cdb(testReady), nil).outcome())
 			end(b, holder)
-			b.nexus.units[0].pending.Store(0)
+			b.nexus.nth(0).pending.Store(0)
 			require.Equal(t, "GOOD", b.run(cdb(testReady), nil).outcome())
 		})
 	}

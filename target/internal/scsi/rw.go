@@ -30,7 +30,7 @@ func (t *Task) inRange() error { return t.unit.checkRange(t.lba, t.count) }
 
 // checkRange refuses a range that is not inside the capacity. An empty one needs a valid address too.
 func (u *unit) checkRange(lba, count uint64) error {
-	blocks := u.blocks
+	blocks := u.blocks.Load()
 	if lba >= blocks {
 		return outOfRange(lba)
 	}

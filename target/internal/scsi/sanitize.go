@@ -56,12 +56,13 @@ type sanitizeRun struct {
 	pattern  []byte // one logical block
 	done     chan struct{}
 	err      error // valid when done is closed
+	size     int64 // bytes of one pass: what the disk grows by meanwhile was never written
 	finished int64 // bytes, of all passes
 }
 
 var (
 	errSanitizeFailed = &senseError{key: MediumError, code: ascSanitizeFailed}
-	errStopped        = errors.New("the target is stopping")
+	errStopped        = errors.New("the target is stopping, or the LUN was removed")
 	errPanicked       = errors.New("the disk failed unexpectedly")
 )
 
@@ -218,18 +219,18 @@ func (t *Task) beginSanitize(run *sanitizeRun) error {
 	if s.running != nil {
 		return s.inProgress()
 	}
-	if !d.background.begin() {
+	if !run.unit.beginLonger(d) {
 		return errStopped
 	}
 	if err := run.unit.rememberSanitize(failedPhase(run.free), sanitizePhase(s.phase.Load())); err != nil {
-		d.background.end()
+		run.unit.endLonger(d)
 		return err
 	}
 	s.running = run
 	s.progress.Store(0)
 	s.phase.Store(uint32(sanitizeRunning))
 	go func() {
-		defer d.background.end()
+		defer run.unit.endLonger(d)
 		d.runSanitize(run)
 	}()
 	return nil
@@ -263,9 +264,10 @@ func (d *Device) runSanitize(run *sanitizeRun) {
 	lun := zap.Uint16("lun", u.number)
 	d.log.Info("sanitizing a disk: its content is erased", lun, zap.Int("passes", run.passes))
 	var h hold
-	u.ranges.lockOne(&h, holdExclusive, nil, 0, u.disk.Size())
+	run.size = int64(u.blocks.Load()) << blockShift
+	u.ranges.lockOne(&h, holdExclusive, nil, 0, run.size)
 	defer u.ranges.unlock(&h)
-	if err = run.carryOut(d.background.ctx); err == nil {
+	if err = run.carryOut(u.ctx); err == nil {
 		d.log.Info("the disk is sanitized", lun)
 	}
 }

@@ -119,7 +119,7 @@ func TestSanitizeBlockErase(t *testing.T) {
 func TestSanitizeInSteps(t *testing.T) {
 	for _, erase := range []string{blockErase, cryptoErase} {
 		b := newBench(t, func(l *LUN) { l.Disk = thinDisk{newMemDisk(2*eraseStep + 3*memPage)} })
-		b.disk = b.d.units[0].disk.(thinDisk).memDisk
+		b.disk = b.d.nth(0).disk.(thinDisk).memDisk
 		for _, lba := range []uint32{0, eraseStep/BlockSize - 8, eraseStep / BlockSize, 2 * eraseStep / BlockSize, (2*eraseStep + 2*memPage) / BlockSize} {
 			b.write(lba, pattern(8, 1))
 		}
@@ -195,7 +195,7 @@ func TestCommandsDuringSanitize(t *testing.T) {
 	b.d.Detach(b.nexus)
 	back := b.attach("iqn.a", 1)
 	require.Equal(t, inProgress, b.runAs(back, lun1, cdb(testReady), nil).outcome())
-	run := b.d.units[0].sanitizing.running
+	run := b.d.nth(0).sanitizing.running
 	release()
 	<-run.done
 	require.Equal(t, "GOOD", b.runAs(back, lun1, cdb(testReady), nil).outcome())
@@ -205,8 +205,8 @@ func TestCommandsDuringSanitize(t *testing.T) {
 
 func TestSanitizeProgress(t *testing.T) {
 	b := newBench(t)
-	u := b.d.units[0]
-	run := &sanitizeRun{unit: u, passes: 4}
+	u := b.d.nth(0)
+	run := &sanitizeRun{unit: u, passes: 4, size: u.disk.Size()}
 	run.advance(u.disk.Size())
 	require.EqualValues(t, 1<<14, u.sanitizing.progress.Load(), "one pass of four")
 	requireHex(t, "70 00 02 00000000 0a 00000000 04 1b 00 80 4000", u.sanitizing.inProgress().appendTo(nil, false))
@@ -223,7 +223,7 @@ func TestSanitizeWaitsForWhatIsUnderWay(t *testing.T) {
 	request, list := overwrite(bitImmedSanitize, 1, []byte{0xaa})
 	other := b.attach("iqn.b", 0)
 	require.Equal(t, "GOOD", b.runAs(other, lun1, request, list).outcome())
-	run := b.d.units[0].sanitizing.running
+	run := b.d.nth(0).sanitizing.running
 	require.Equal(t, inProgress, b.runAs(other, lun1, cdb(testReady), nil).outcome())
 	release()
 	require.Equal(t, StatusGood, (<-written).status)
@@ -293,7 +293,7 @@ func TestCloseInterruptsSanitize(t *testing.T) {
 	request, list := overwrite(bitImmedSanitize|bitAUSE, 31, []byte{1})
 	b.good(request, list)
 	<-entered
-	run := b.d.units[0].sanitizing.running
+	run := b.d.nth(0).sanitizing.running
 	b.d.background.cancel()
 	release()
 	b.d.Close()

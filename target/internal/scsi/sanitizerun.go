@@ -26,12 +26,11 @@ func (r *sanitizeRun) carryOut(ctx context.Context) error {
 
 // erase gives all blocks back, which then read as zeros.
 func (r *sanitizeRun) erase(ctx context.Context) error {
-	size := r.unit.disk.Size()
-	for at := int64(0); at < size; at += eraseStep {
+	for at := int64(0); at < r.size; at += eraseStep {
 		if ctx.Err() != nil {
 			return errStopped
 		}
-		n := min(eraseStep, size-at)
+		n := min(eraseStep, r.size-at)
 		if err := r.unit.discards.Discard(at, n); err != nil {
 			return err
 		}
@@ -46,9 +45,8 @@ func (r *sanitizeRun) erase(ctx context.Context) error {
 // the space is given back, and giving back is brought to storage too. Blocks read as zeros then. It takes as long as writing
 // what is allocated, and as for an overwrite, storage that never writes in place may keep the former blocks for a while.
 func (r *sanitizeRun) shred(ctx context.Context) error {
-	size := r.unit.disk.Size()
-	for at := int64(0); at < size; at += eraseStep {
-		n := min(eraseStep, size-at)
+	for at := int64(0); at < r.size; at += eraseStep {
+		n := min(eraseStep, r.size-at)
 		written, err := r.scramble(ctx, at, n)
 		if err != nil {
 			return err
@@ -101,18 +99,17 @@ func (r *sanitizeRun) overwrite(ctx context.Context) error {
 	for i := 0; i < scratchSize; i += BlockSize {
 		copy(buf[i:], r.pattern)
 	}
-	size := r.unit.disk.Size()
 	for pass := range r.passes {
 		if pass > 0 && r.invert {
 			for i := range buf {
 				buf[i] = ^buf[i]
 			}
 		}
-		for at := int64(0); at < size; at += scratchSize {
+		for at := int64(0); at < r.size; at += scratchSize {
 			if ctx.Err() != nil {
 				return errStopped
 			}
-			n := min(scratchSize, size-at)
+			n := min(scratchSize, r.size-at)
 			if _, err := r.unit.disk.WriteAt(buf[:n], at); err != nil {
 				return err
 			}
@@ -127,7 +124,7 @@ func (r *sanitizeRun) overwrite(ctx context.Context) error {
 
 func (r *sanitizeRun) advance(n int64) {
 	r.finished += n
-	total := float64(r.unit.disk.Size()) * float64(r.passes)
+	total := float64(r.size) * float64(r.passes)
 	r.unit.sanitizing.progress.Store(uint32(65536 * (float64(r.finished) / total)))
 }
 

@@ -85,7 +85,7 @@ func TestSavedModePages(t *testing.T) {
 	again.good([]byte{opModeSelect6, bitPF, 0, 0, 16, 0}, unhex("00 00 00 00 0a 0a 04 10 0000 0000 0000 0000"))
 	again.good([]byte{opModeSelect10, bitPF | bitSP, 0, 0, 0, 0, 0, 0, 0, 0}, nil)
 	third := newBench(t, kept)
-	require.EqualValues(t, modeDSense, third.d.units[0].mode.bits.Load())
+	require.EqualValues(t, modeDSense, third.d.nth(0).mode.bits.Load())
 }
 
 // TestResetDuringModeSelect resets the logical unit while a MODE SELECT that saves pages is held up by the store. What is in force
@@ -116,8 +116,8 @@ func TestResetDuringModeSelect(t *testing.T) {
 			close(goOn)
 			require.Equal(t, "GOOD", <-done)
 			require.ErrorIs(t, <-next, errAborted)
-			require.Zero(t, b.d.units[0].mode.bits.Load())
-			require.Zero(t, b.d.units[0].mode.saved.Load())
+			require.Zero(t, b.d.nth(0).mode.bits.Load())
+			require.Zero(t, b.d.nth(0).mode.saved.Load())
 		})
 	}
 }
@@ -133,7 +133,7 @@ func TestModePagesThatCannotBeSaved(t *testing.T) {
 	store.failWith(errors.New("disk full"))
 	list := unhex("00 00 00 00" + cacheOff)
 	require.Equal(t, "4/44/00", b.run([]byte{opModeSelect6, bitPF | bitSP, 0, 0, byte(len(list)), 0}, list).outcome())
-	require.True(t, b.d.units[0].mode.writeBack(), "what is not saved is not changed either")
+	require.True(t, b.d.nth(0).mode.writeBack(), "what is not saved is not changed either")
 	require.Equal(t, "4/44/00", b.run(cdb("15 11 00 00 00 00"), nil).outcome())
 	require.Equal(t, "4/44/00", b.run(cdb(blockErase), nil).outcome())
 	require.Zero(t, b.disk.count("discard"), "an operation that could not be recorded does not begin")

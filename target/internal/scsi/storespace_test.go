@@ -56,16 +56,16 @@ func savingCommands() []struct {
 		}},
 		{"SANITIZE", nil, func(b *bench) string { return b.run(cdb(blockErase), nil).outcome() }},
 		{"EXIT FAILURE MODE", func(b *bench) {
-			b.d.units[0].sanitizing.phase.Store(uint32(sanitizeFailedFree))
+			b.d.nth(0).sanitizing.phase.Store(uint32(sanitizeFailedFree))
 		}, func(b *bench) string {
 			return b.run(cdb("48 1f 00 00 00 00 00 0000 00"),
 				nil).outcome()
 		}},
 		{"WRITE behind an atomic one", func(b *bench) {
-			b.d.units[0].atomicKept.Store(true)
+			b.d.nth(0).atomicKept.Store(true)
 		}, func(b *bench) string { return b.run(cdb(writeOne), pattern(1, 1)).outcome() }},
 		{"UNMAP behind an atomic one", func(b *bench) {
-			b.d.units[0].atomicKept.Store(true)
+			b.d.nth(0).atomicKept.Store(true)
 		}, func(b *bench) string { return b.run(unmapCDB(8+16), unmapList(0, 8)).outcome() }},
 	}
 }

@@ -38,7 +38,7 @@ func TestReportAllOpcodes(t *testing.T) {
 		b := newBench(t, change)
 		plain := b.good(cdb("a3 0c 00 00 00 00 00 01 00 00 00 00"), nil)
 		timed := b.good(cdb("a3 0c 80 00 00 00 00 01 00 00 00 00"), nil)
-		commands := b.d.units[0].table.commands
+		commands := b.d.nth(0).table.commands
 		require.Len(t, plain, 4+8*len(commands))
 		require.EqualValues(t, len(plain)-4, binary.BigEndian.Uint32(plain))
 		require.Len(t, timed, 4+20*len(commands))
@@ -65,8 +65,8 @@ func TestReportAllOpcodes(t *testing.T) {
 // a pointer to that bit, on every command.
 func TestUsageMapIsWhatIsAccepted(t *testing.T) {
 	b := newBench(t, removableLUN, stored)
-	for i := range b.d.units[0].table.commands {
-		c := &b.d.units[0].table.commands[i]
+	for i := range b.d.nth(0).table.commands {
+		c := &b.d.nth(0).table.commands[i]
 		require.Contains(t, []int{6, 10, 12, 16}, len(c.usage), c.name)
 		require.Equal(t, c.opcode, c.usage[0], c.name)
 		for at := 1; at < len(c.usage); at++ {
@@ -91,7 +91,7 @@ func TestUsageMapIsWhatIsAccepted(t *testing.T) {
 // TestUnknownOpcodes checks that what is not in the table is refused.
 func TestUnknownOpcodes(t *testing.T) {
 	b := newBench(t)
-	table := b.d.units[0].table
+	table := b.d.nth(0).table
 	for op := range 256 {
 		if table.first[op] == 0 {
 			require.Equal(t, "5/20/00", b.run([]byte{byte(op), 0, 0, 0, 0, 0}, nil).outcome(), "%02x", op)
@@ -117,8 +117,8 @@ func TestReportTaskManagement(t *testing.T) {
 // FuzzCommand sends arbitrary CDBs with arbitrary data through the whole life of a command.
 func FuzzCommand(f *testing.F) {
 	seed := newBench(f, removableLUN, accounted, stored)
-	for i := range seed.d.units[0].table.commands {
-		c := &seed.d.units[0].table.commands[i]
+	for i := range seed.d.nth(0).table.commands {
+		c := &seed.d.nth(0).table.commands[i]
 		request := make([]byte, 16)
 		copy(request, c.usage)
 		f.Add(request, pattern(2, 1), uint8(1), false)
@@ -147,7 +147,7 @@ func FuzzCommand(f *testing.F) {
 			require.LessOrEqual(t, len(sense), 252)
 			require.NotEqual(t, "4/44/00", result{sense: sense}.code(), "nothing that an initiator sends is our failure")
 		}
-		cmd, _ := b.d.units[0].table.lookup(&task.CDB)
+		cmd, _ := b.d.nth(0).table.lookup(&task.CDB)
 		if err := b.d.Prepare(task); err != nil {
 			end(err)
 			return

@@ -24,8 +24,12 @@ type Task struct {
 	Length int64 // bytes that the CDB asks to transfer; of parameter data, what exists of it
 	Gather bool  // Out wants all Length bytes in one call
 
-	dev   *Device
-	unit  *unit // nil: no logical unit
+	// Set by Device.Address, and never changed until Reset.
+
+	dev  *Device
+	unit *unit      // nil: no logical unit
+	at   *nexusUnit // nil: no logical unit
+
 	cmd   *command
 	lba   uint64
 	count uint64 // logical blocks
@@ -41,19 +45,50 @@ type Task struct {
 
 var errPastEnd = errors.New("transport moved data that the command does not have")
 
+// Address finds the logical unit that the command is for, by Nexus and LUN: it is settled then,
+// whatever happens to that number later. A transport of which other goroutines look for commands
+// calls it with the lock held under which they do.
+func (d *Device) Address(t *Task) {
+	t.dev = d
+	if u := d.unit(t.LUN); u != nil {
+		if at := t.Nexus.at(u); at != nil { // else the unit was removed a moment ago
+			t.unit, t.at = u, at
+		}
+	}
+}
+
+// For reports whether the command is for the logical unit that this 8-byte LUN addresses now.
+func (t *Task) For(lun uint64) bool {
+	u := t.dev.unit(lun)
+	return t.unit == u && (u != nil || t.LUN == lun)
+}
+
+// Removed reports whether the logical unit that the command was for is removed.
+func (t *Task) Removed() bool { return t.unit != nil && t.unit.removed() }
+
+// What the transport says besides of logical units that come and go.
+var (
+	ErrRemoved     error = errLUNNotSupported // ends a command whose logical unit is removed
+	ErrLUNsChanged error = &senseError{key: UnitAttention, code: ascLUNsChanged}
+)
+
 // Prepare validates the command completely and fills in Dir, Length and Gather. It never waits for a disk. After an
 // error the command is over.
 func (d *Device) Prepare(t *Task) error {
-	t.dev = d
-	u := d.unit(t.LUN)
-	t.unit = u
+	if t.dev == nil {
+		d.Address(t)
+	}
+	u := t.unit
 	if u == nil {
 		return d.prepareWithoutUnit(t)
 	}
 	cmd, cdbErr := u.table.lookup(&t.CDB)
+	if t.at.stranger.Load() && (cmd == nil || cmd.flags&duringAttention == 0) {
+		return errLUNNotSupported
+	}
 	// SAM-5 5.14.1: a pending unit attention comes before anything else is said about the command.
-	if pending := &t.Nexus.units[u.index]; pending.pending.Load() != 0 && (cmd == nil || cmd.flags&duringAttention == 0) {
-		if sense := pending.take(); sense != nil {
+	if t.at.pending.Load() != 0 && (cmd == nil || cmd.flags&duringAttention == 0) {
+		if sense := t.at.take(); sense != nil {
 			return sense
 		}
 	}
@@ -61,7 +96,7 @@ func (d *Device) Prepare(t *Task) error {
 		return cdbErr
 	}
 	t.cmd = cmd
-	if d.conflicts(u, t.Nexus, cmd.flags) && d.conflicts(u, t.Nexus, cmd.rights(&t.CDB)) {
+	if d.conflicts(t.at, t.Nexus, cmd.flags) && d.conflicts(t.at, t.Nexus, cmd.rights(&t.CDB)) {
 		return errConflict
 	}
 	if cmd.flags&duringSanitize == 0 {
@@ -85,7 +120,7 @@ func (d *Device) Prepare(t *Task) error {
 			return err
 		}
 	}
-	if cmd.flags&usesMedium != 0 && !d.claim(u, t.Nexus) {
+	if cmd.flags&usesMedium != 0 && !d.claim(t.at, t.Nexus) {
 		return errConflict
 	}
 	return nil
@@ -135,15 +170,17 @@ func (t *Task) In(off int64, p []byte) error {
 	if t.Dir != DirIn || off < 0 || off+int64(len(p)) > t.Length {
 		return errPastEnd
 	}
-	if err := t.overtaken(); err != nil {
+	if t.cmd.in == nil { // the answer is there, and no disk is asked
+		t.moved = off + int64(len(p))
+		copy(p, t.data[off:])
+		return nil
+	}
+	if err := t.begin(true); err != nil {
 		return err
 	}
+	defer t.unit.end() // also where the disk panics
 	t.moved = off + int64(len(p))
-	if t.cmd.in != nil {
-		return t.cmd.in(t, off, p)
-	}
-	copy(p, t.data[off:])
-	return nil
+	return t.cmd.in(t, off, p)
 }
 
 // Out takes the data that the initiator sent, from byte off. Calls ascend and do not overlap; each ends at a
@@ -153,9 +190,10 @@ func (t *Task) Out(off int64, p []byte) error {
 	if t.Dir != DirOut || off < 0 || off+int64(len(p)) > t.Length {
 		return errPastEnd
 	}
-	if err := t.overtaken(); err != nil {
+	if err := t.begin(true); err != nil {
 		return err
 	}
+	defer t.unit.end() // also where the disk panics
 	t.moved = off + int64(len(p))
 	if t.Gather && t.moved < t.Length {
 		return errShortTransfer
@@ -168,24 +206,37 @@ func (t *Task) Finish() (Status, error) {
 	if t.Gather && t.moved < t.Length {
 		return StatusCheckCondition, errShortTransfer
 	}
-	if t.cmd.finish != nil {
-		if t.moved == 0 { // else the medium has been accessed already
-			if err := t.overtaken(); err != nil {
-				return StatusCheckCondition, err
-			}
-		}
-		return t.cmd.finish(t)
+	if t.cmd.finish == nil {
+		return StatusGood, nil
 	}
-	return StatusGood, nil
+	if err := t.begin(t.moved == 0); err != nil { // else the medium has been accessed already
+		return StatusCheckCondition, err
+	}
+	defer t.unit.end() // also where the disk panics
+	return t.cmd.finish(t)
 }
 
-// overtaken tells that a sanitize operation has begun since the command was validated, as while it waited for data. It comes before every
-// access to the medium, so that it also sees to it that whoever has claimed the unit is remembered.
-func (t *Task) overtaken() error {
-	if t.cmd.flags&usesMedium == 0 {
+// begin comes before everything that uses the disk or its store, and keeps them until unit.end.
+// Before the first access to the medium it sees to it that whoever has claimed the unit is
+// remembered, and asks whether the command may still go on. After an error nothing is kept.
+func (t *Task) begin(first bool) error {
+	if !t.unit.begin() {
+		return errLUNNotSupported
+	}
+	if !first || t.cmd.flags&usesMedium == 0 {
 		return nil
 	}
 	t.dev.keepOwner(t.unit)
+	if err := t.overtaken(); err != nil {
+		t.unit.end()
+		return err
+	}
+	return nil
+}
+
+// overtaken tells that a sanitize operation has begun since the command was validated, as while it
+// waited for data.
+func (t *Task) overtaken() error {
 	if t.cmd.flags&sanitizes != 0 {
 		return nil
 	}
@@ -212,10 +263,14 @@ func (t *Task) Abort() { t.aborted.Store(true) }
 // errAborted ends a command that was aborted; nobody is told.
 var errAborted = &senseError{key: AbortedCommand, code: ascNone}
 
-// wanted is errAborted once the command is aborted. What takes many disk calls asks before each.
+// wanted is an error once the command is aborted, or its unit removed. What takes many disk calls
+// asks before each.
 func (t *Task) wanted() error {
 	if t.aborted.Load() {
 		return errAborted
+	}
+	if t.unit.removed() {
+		return errLUNNotSupported
 	}
 	return nil
 }
@@ -227,9 +282,10 @@ func (t *Task) lockRange(kind holdKind, off, length int64) error {
 	return t.lockHold()
 }
 
-// lockHold waits for the ranges that t.hold has. It is errAborted once the command is aborted: whoever has ended it may have
-// been told so, and have written the same blocks since. So nothing that changes the medium may look before it holds what it
-// changes. Nor may it write what the next start would undo.
+// lockHold waits for the ranges that t.hold has. It fails once the command is aborted: whoever has
+// ended it may have been told so, and have written the same blocks since. So nothing that changes
+// the medium may look before it holds what it changes. Nor may it write what the next start would
+// undo.
 func (t *Task) lockHold() error {
 	u := t.unit
 	for {
@@ -254,6 +310,15 @@ func (t *Task) LUNNumber() (uint16, bool) {
 		return 0, false
 	}
 	return t.unit.number, true
+}
+
+// Host is what the transport keeps with the logical unit that the command is for; nil where there
+// is none.
+func (t *Task) Host() any {
+	if t.unit == nil {
+		return nil
+	}
+	return t.unit.host
 }
 
 // Op classifies the command; OpOther before Prepare.
@@ -301,7 +366,12 @@ func (t *Task) exactly(field int) error {
 
 // Slow reports whether the READ is worth another processor, as the disk estimates it.
 func (t *Task) Slow() bool {
-	return t.unit != nil && t.unit.estimate != nil && t.cmd != nil && t.cmd.op == OpRead && t.Dir == DirIn && t.unit.estimate.Slow(t.off()+t.moved)
+	if t.unit == nil || t.unit.estimate == nil || t.cmd == nil || t.cmd.op != OpRead ||
+		t.Dir != DirIn || !t.unit.begin() {
+		return false
+	}
+	defer t.unit.end()
+	return t.unit.estimate.Slow(t.off() + t.moved)
 }
 
 // off and length are the medium range of the command in bytes.

@@ -27,7 +27,7 @@ func outUnmap(t *Task, _ int64, p []byte) error {
 	spans := make([]span, 0, len(ranges))
 	total := uint64(0)
 	for i, r := range ranges {
-		if r.count == 0 && r.lba <= u.blocks {
+		if r.count == 0 && r.lba <= u.blocks.Load() {
 			continue // SBC-3 5.28.2: it unmaps nothing, and is no error
 		}
 		if err := u.checkRange(r.lba, uint64(r.count)); err != nil {

@@ -38,7 +38,7 @@ func TestBlockOfAFailedWrite(t *testing.T) {
 		{"half a block more", "2a 00 00000008 00 0008 00", "f0 00 03 0000000a 0a 00000000 0c00 00 000000", 2*BlockSize + 100, write, nil},
 		{"FUA", "2a 08 00000008 00 0008 00", "70 00 03 00000000 0a 00000000 0c00 00 000000", 2 * BlockSize, write, nil},
 		{"without write cache", "2a 00 00000008 00 0008 00", "70 00 03 00000000 0a 00000000 0c00 00 000000", 2 * BlockSize, write,
-			func(b *bench) { b.d.units[0].mode.bits.Store(0) }},
+			func(b *bench) { b.d.nth(0).mode.bits.Store(0) }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b := newBench(t, func(l *LUN) { l.Disk = &shortDisk{l.Disk.(thinDisk), c.stores, c.err} })
@@ -78,7 +78,7 @@ func TestCommandsThatReadFail(t *testing.T) {
 			b.disk.failWith("read", &disk.MediumError{Op: "read", Off: 8 * BlockSize, Length: BlockSize, Err: errors.New("input/output error")})
 			require.Equal(t, "3/11/00", b.run(cdb(c.cdb), c.data).outcome())
 			require.Equal(t, c.writes, b.disk.count("write"))
-			require.Empty(t, b.d.units[0].ranges.held)
+			require.Empty(t, b.d.nth(0).ranges.held)
 		})
 	}
 }

@@ -9,7 +9,7 @@ func prepareWriteSame(t *Task) error {
 		return err
 	}
 	if t.count == 0 {
-		t.count = t.unit.blocks - t.lba
+		t.count = t.unit.blocks.Load() - t.lba
 	}
 	if err := t.limited(maxWriteSame); err != nil {
 		return err

@@ -1,0 +1,343 @@
+package integration
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/disktest"
+	"kubevirt.io/disk/target"
+)
+
+// runningTarget is a target of this process, as the daemon has none yet of which LUNs come and go.
+type runningTarget struct {
+	*target.Server
+	portal string
+}
+
+// resizable is a disk in memory whose size can be changed.
+type resizable struct {
+	*disktest.Memory
+	size atomic.Int64
+}
+
+func (d *resizable) Size() int64 { return d.size.Load() }
+
+const runningSize = 64 << 20
+
+// runningLUN is a LUN on an empty disk of its own.
+func runningLUN(number uint16, id uint64) (target.LUN, *resizable) {
+	d := &resizable{Memory: disktest.NewMemory(4 * runningSize)}
+	d.size.Store(runningSize)
+	identity := disk.Identity{
+		Serial: fmt.Sprintf("running-%d", id),
+		NAA:    [8]byte{0x30, 6: byte(id >> 8), 7: byte(id)},
+	}
+	return target.LUN{Number: number, Name: "running", Disk: d, Identity: identity,
+		Access: target.AccessWriteShared}, d
+}
+
+// startTarget serves LUN 1 until the test ends.
+func startTarget(t *testing.T) *runningTarget {
+	t.Helper()
+	one, _ := runningLUN(1, 1)
+	s, err := target.New(target.Options{LUNs: []target.LUN{one}})
+	require.NoError(t, err)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	served := make(chan error, 1)
+	go func() { served <- s.Serve(l) }()
+	t.Cleanup(func() {
+		require.NoError(t, s.Close())
+		require.ErrorIs(t, <-served, target.ErrServerClosed)
+	})
+	return &runningTarget{Server: s, portal: l.Addr().String()}
+}
+
+func (s *runningTarget) add(t *testing.T, number uint16, id uint64) *resizable {
+	t.Helper()
+	l, d := runningLUN(number, id)
+	require.NoError(t, s.AddLUN(l))
+	return d
+}
+
+// remove removes a LUN and waits until its disk is released.
+func (s *runningTarget) remove(t *testing.T, number uint16) {
+	t.Helper()
+	released, err := s.RemoveLUN(number)
+	require.NoError(t, err)
+	<-released
+}
+
+// TestKernelLUNsComeAndGo has the kernel find, lose and see grow a disk while it uses another one
+// of the same session.
+func TestKernelLUNsComeAndGo(t *testing.T) {
+	s := startTarget(t)
+	g := startKernelGuest(t)
+	g.prelude = fmt.Sprintf(`PORTAL=%s TARGET=%s
+# disk is the name of the kernel's disk of a LUN, once udev has made its link.
+disk() {
+	LINK=/dev/disk/by-path/ip-$PORTAL-iscsi-$TARGET-lun-$1
+	test -e $LINK && basename $(readlink -f $LINK)
+}
+# await waits until a command succeeds.
+await() {
+	for i in $(seq 600); do if "$@"; then return 0; fi; sleep 0.1; done
+	echo "never: $*"
+	dmesg | tail -20
+	return 1
+}
+size() { test "$(blockdev --getsize64 /dev/$1)" = $2; }
+`, s.portal, target.DefaultTargetName)
+	g.ok(t, `iscsiadm -m discovery -t sendtargets -p $PORTAL
+iscsiadm -m node -T $TARGET -p $PORTAL --login
+await disk 1
+BUSY=$(disk 1)
+cat >/tmp/busy.sh <<'END'
+n=0
+while test ! -e /tmp/stop; do
+	dd if=/dev/urandom of=/tmp/want bs=64k count=16 2>/tmp/dd.log &&
+	dd if=/tmp/want of=/dev/$1 bs=64k seek=$((n % 32 * 16)) oflag=direct 2>/tmp/dd.log &&
+	dd if=/dev/$1 bs=64k skip=$((n % 32 * 16)) count=16 iflag=direct of=/tmp/got 2>/tmp/dd.log &&
+	cmp /tmp/want /tmp/got || { cat /tmp/dd.log; echo failed >/tmp/result; exit 1; }
+	n=$((n + 1))
+	echo $n >/tmp/rounds
+done
+echo good >/tmp/result
+END
+setsid sh /tmp/busy.sh $BUSY >/tmp/busy.log 2>&1 </dev/null &
+await test -s /tmp/rounds`)
+
+	// The asynchronous message alone has iscsid look for LUNs.
+	d := s.add(t, 2, 2)
+	g.ok(t, fmt.Sprintf(`await disk 2
+D=$(disk 2)
+size $D %d
+dd if=/dev/urandom of=/tmp/two bs=64k count=16
+dd if=/tmp/two of=/dev/$D bs=64k oflag=direct
+dd if=/dev/$D bs=64k count=16 iflag=direct | cmp - /tmp/two`, runningSize))
+
+	// A disk that has grown shows it when it is looked at again, without a new session.
+	d.size.Store(2 * runningSize)
+	require.NoError(t, s.ResizeLUN(2))
+	g.ok(t, fmt.Sprintf(`D=$(disk 2)
+dd if=/dev/$D bs=64k count=1 iflag=direct of=/dev/null
+dmesg | grep -q "Capacity data has changed"
+iscsiadm -m session --rescan
+await size $D %d
+dd if=/tmp/two of=/dev/$D bs=64k seek=%d oflag=direct`, 2*runningSize, (2*runningSize>>16)-16))
+
+	// A disk that is removed fails, and so does the kernel's name for it when another disk has its
+	// number. That one is not touched.
+	s.remove(t, 2)
+	g.ok(t, `! dd if=/tmp/two of=/dev/$(disk 2) bs=64k count=1 oflag=direct`)
+	another := s.add(t, 2, 3)
+	g.ok(t, `D=$(disk 2)
+! dd if=/tmp/two of=/dev/$D bs=64k count=1 oflag=direct
+iscsiadm -m session --rescan
+udevadm settle
+! dd if=/tmp/two of=/dev/$D bs=64k count=1 oflag=direct`)
+	require.Zero(t, another.Allocated(), "a write for the removed disk")
+	g.ok(t, `D=$(disk 2)
+echo 1 >/sys/block/$D/device/delete
+await test ! -e /sys/block/$D
+iscsiadm -m session --rescan
+await disk 2
+D=$(disk 2)
+cat /sys/block/$D/device/wwid
+grep -q running-3 /sys/block/$D/device/wwid
+dd if=/tmp/two of=/dev/$D bs=64k oflag=direct
+dd if=/dev/$D bs=64k count=16 iflag=direct | cmp - /tmp/two`)
+	require.Positive(t, another.Allocated())
+
+	// Several at once, and found by hand.
+	for n := range uint16(5) {
+		s.add(t, 30+n, 30+uint64(n))
+	}
+	g.ok(t, `iscsiadm -m session --rescan
+for n in 30 31 32 33 34; do await disk $n; done
+ROUNDS=$(cat /tmp/rounds)
+more() { test $(cat /tmp/rounds) -gt $ROUNDS; }
+await more
+touch /tmp/stop
+await test -e /tmp/result
+cat /tmp/busy.log
+grep good /tmp/result
+iscsiadm -m node -T $TARGET -p $PORTAL --logout`)
+}
+
+// monitor is QEMU with a SCSI controller and no guest, by its monitor.
+type monitor struct {
+	t   *testing.T
+	in  io.Writer
+	out *bufio.Scanner
+	nbd string // the socket of its NBD server
+}
+
+func startMonitor(t *testing.T) *monitor {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "qemu-system-x86_64", "-S", "-M", "q35", "-nodefaults",
+		"-display", "none", "-m", "64", "-device", "virtio-scsi-pci,id=scsi0", "-qmp", "stdio")
+	in, err := cmd.StdinPipe()
+	require.NoError(t, err)
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() {
+		_ = in.Close()
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	m := &monitor{t: t, in: in, out: bufio.NewScanner(out), nbd: filepath.Join(t.TempDir(), "nbd")}
+	require.True(t, m.out.Scan(), "the greeting")
+	m.good("qmp_capabilities", nil)
+	m.good("nbd-server-start", map[string]any{"addr": map[string]any{"type": "unix",
+		"data": map[string]any{"path": m.nbd}}})
+	return m
+}
+
+// do executes a command and returns what it returns, or its error.
+func (m *monitor) do(command string, arguments map[string]any) (string, error) {
+	m.t.Helper()
+	request := map[string]any{"execute": command}
+	if arguments != nil {
+		request["arguments"] = arguments
+	}
+	text, err := json.Marshal(request)
+	require.NoError(m.t, err)
+	_, err = m.in.Write(append(text, '\n'))
+	require.NoError(m.t, err)
+	for m.out.Scan() {
+		var answer struct {
+			Return json.RawMessage `json:"return"`
+			Error  *struct {
+				Desc string `json:"desc"`
+			} `json:"error"`
+		}
+		require.NoError(m.t, json.Unmarshal(m.out.Bytes(), &answer))
+		switch {
+		case answer.Error != nil:
+			return "", fmt.Errorf("%s: %s", command, answer.Error.Desc)
+		case answer.Return != nil:
+			return string(answer.Return), nil
+		}
+	}
+	m.t.Fatalf("%s: QEMU has ended: %v", command, m.out.Err())
+	return "", nil
+}
+
+func (m *monitor) good(command string, arguments map[string]any) string {
+	m.t.Helper()
+	answer, err := m.do(command, arguments)
+	require.NoError(m.t, err)
+	return answer
+}
+
+// plug gives the machine a LUN, and offers it by NBD as well: the test reads and writes in the
+// place of a guest.
+func (m *monitor) plug(s *runningTarget, lun int) {
+	m.t.Helper()
+	node := fmt.Sprintf("node%d", lun)
+	m.good("blockdev-add", iscsiNode(s, lun))
+	m.good("device_add", map[string]any{"driver": "scsi-hd", "id": fmt.Sprintf("disk%d", lun),
+		"drive": node, "bus": "scsi0.0", "share-rw": true})
+	m.export(lun)
+}
+
+func (m *monitor) export(lun int) {
+	m.t.Helper()
+	node := fmt.Sprintf("node%d", lun)
+	m.good("block-export-add", map[string]any{"type": "nbd", "id": "export-" + node,
+		"node-name": node, "writable": true})
+}
+
+// withdraw ends an export, which does not let the disk be resized, and waits until it has ended.
+func (m *monitor) withdraw(lun int) {
+	m.t.Helper()
+	m.good("block-export-del", map[string]any{"id": fmt.Sprintf("export-node%d", lun), "mode": "hard"})
+	require.Eventually(m.t, func() bool {
+		return !strings.Contains(m.good("query-block-exports", nil), fmt.Sprintf("export-node%d", lun))
+	}, guestCommand, 10*time.Millisecond)
+}
+
+func iscsiNode(s *runningTarget, lun int) map[string]any {
+	return map[string]any{"driver": "iscsi", "node-name": fmt.Sprintf("node%d", lun), "lun": lun,
+		"transport": "tcp", "portal": s.portal, "target": target.DefaultTargetName}
+}
+
+// unplug takes a LUN away from the machine.
+func (m *monitor) unplug(lun int) {
+	m.t.Helper()
+	m.withdraw(lun)
+	m.good("device_del", map[string]any{"id": fmt.Sprintf("disk%d", lun)})
+	require.Eventually(m.t, func() bool {
+		_, err := m.do("blockdev-del", map[string]any{"node-name": fmt.Sprintf("node%d", lun)})
+		return err == nil
+	}, guestCommand, 100*time.Millisecond)
+}
+
+// io runs a command of qemu-io on a disk of the machine.
+func (m *monitor) io(lun int, command string) (output string, status int) {
+	m.t.Helper()
+	url := fmt.Sprintf("nbd+unix:///node%d?socket=%s", lun, m.nbd)
+	r := client(m.t, nil, "qemu-io", "-f", "raw", "-c", command, url)
+	return r.output, r.status
+}
+
+// works writes a pattern to a disk of the machine and reads it back.
+func (m *monitor) works(lun, pattern int, at int64) {
+	m.t.Helper()
+	for _, command := range []string{"write", "read"} {
+		output, status := m.io(lun, fmt.Sprintf("%s -P %d %d 64k", command, pattern, at))
+		require.Zero(m.t, status, output)
+		require.NotContains(m.t, output, "ailed")
+	}
+}
+
+// TestQEMULUNsComeAndGo plugs LUNs into a running QEMU that were added after it was started, has it
+// see one grow, and takes them away.
+func TestQEMULUNsComeAndGo(t *testing.T) {
+	requireTools(t, "qemu-system-x86_64", "qemu-io", qemuISCSI)
+	s := startTarget(t)
+	m := startMonitor(t)
+	m.plug(s, 1)
+	m.works(1, 1, 0)
+	_, err := m.do("blockdev-add", iscsiNode(s, 2))
+	require.Error(t, err, "there is none yet")
+
+	d := s.add(t, 2, 2)
+	m.plug(s, 2)
+	m.works(2, 2, 0)
+	m.works(1, 3, 0)
+	d.size.Store(2 * runningSize)
+	require.NoError(t, s.ResizeLUN(2))
+	m.withdraw(2)
+	m.good("block_resize", map[string]any{"node-name": "node2", "size": 2 * runningSize})
+	m.export(2)
+	m.works(2, 4, 2*runningSize-64<<10)
+
+	s.remove(t, 2)
+	output, _ := m.io(2, "read 0 512")
+	require.Contains(t, output, "failed")
+	another := s.add(t, 2, 3)
+	output, _ = m.io(2, "write -P 5 0 64k")
+	require.Contains(t, output, "failed")
+	require.Zero(t, another.Allocated(), "a write for the removed disk")
+	m.works(1, 6, 0)
+	m.unplug(2)
+	m.plug(s, 2)
+	m.works(2, 7, 0)
+	require.Positive(t, another.Allocated())
+	m.works(1, 8, 0)
+}

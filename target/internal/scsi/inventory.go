@@ -1,0 +1,347 @@
+package scsi
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"sync"
+	"sync/atomic"
+)
+
+// Logical units come and go while the device works. A command takes no lock for that: it loads the
+// inventory, and keeps the unit that it finds there, whatever has that number later. Everything
+// that belongs to a unit is in unit and in nexusUnit, so that nothing of it can reach the next unit
+// of that number.
+
+// inventory is the logical units of a device. It is replaced, and never changed once it is
+// published.
+type inventory struct {
+	units []*unit // ascending by number
+	byLUN []*unit // by number; nil where there is none
+}
+
+func newInventory(units []*unit) *inventory {
+	slices.SortFunc(units, func(a, b *unit) int { return cmp.Compare(a.number, b.number) })
+	inv := &inventory{units: units}
+	if len(units) > 0 {
+		inv.byLUN = make([]*unit, int(units[len(units)-1].number)+1)
+	}
+	for _, u := range units {
+		inv.byLUN[u.number] = u
+	}
+	return inv
+}
+
+// at is the unit of this number; nil if there is none.
+func (inv *inventory) at(number uint16) *unit {
+	if int(number) >= len(inv.byLUN) {
+		return nil
+	}
+	return inv.byLUN[number]
+}
+
+// removedUse is what a removed unit's count of uses begins at.
+const removedUse = math.MinInt64
+
+// uses counts what uses a unit's disk or store at the moment, so that they are released when
+// nothing does.
+type uses struct {
+	n    atomic.Int64  // negative once the unit is removed
+	idle chan struct{} // closed when the unit is removed and nothing uses it
+	once sync.Once
+}
+
+// begin keeps disk and store until end. It refuses where the unit is removed.
+func (s *uses) begin() bool {
+	if s.n.Add(1) > 0 {
+		return true
+	}
+	s.end()
+	return false
+}
+
+func (s *uses) end() {
+	if s.n.Add(-1) == removedUse {
+		s.once.Do(func() { close(s.idle) })
+	}
+}
+
+// remove lets no use begin any more.
+func (s *uses) remove() {
+	if s.n.Add(removedUse) == removedUse {
+		s.once.Do(func() { close(s.idle) })
+	}
+}
+
+func (s *uses) removed() bool { return s.n.Load() < 0 }
+
+// leavingUnit is a unit that is removed, and whose disk is still in use.
+type leavingUnit struct {
+	number uint16
+	naa    [8]byte
+	idle   chan struct{}
+}
+
+// Add puts a disk into the inventory. It may wait for the disk's store, and nothing else waits for
+// that. Every nexus gets unit attentions: REPORTED LUNS DATA HAS CHANGED at all units (SPC-4 6.33),
+// and POWER ON at the new one. It returns the nexuses that are also to be told by an asynchronous
+// event.
+func (d *Device) Add(l LUN) (map[*Nexus]struct{}, error) {
+	if err := d.vacant(&l); err != nil { // before anything is done to the disk
+		return nil, err
+	}
+	u, err := newUnit(l)
+	if err != nil {
+		return nil, fmt.Errorf("LUN %d: %w", l.Number, err)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.vacantLocked(&l); err != nil { // another one may have been faster
+		return nil, err
+	}
+	d.enrolLocked(u)
+	for n := range d.nexuses {
+		at := n.meetLocked(d, u)
+		at.sudden = true // nobody has it yet
+		at.raise(attnPowerOn)
+	}
+	d.luns.Store(newInventory(append(slices.Clone(d.luns.Load().units), u)))
+	return d.inventoryChangedLocked(), nil
+}
+
+func (d *Device) vacant(l *LUN) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.vacantLocked(l)
+}
+
+// vacantLocked refuses a LUN that is taken, and a disk that is here already: initiators would take
+// the two for paths to one disk.
+func (d *Device) vacantLocked(l *LUN) error {
+	inv := d.luns.Load()
+	if inv.at(l.Number) != nil {
+		return takenError(l.Number)
+	}
+	for _, u := range inv.units {
+		if u.identity.NAA == l.Identity.NAA {
+			return fmt.Errorf("LUN %d has the same identifier as LUN %d, %x: serve each disk once",
+				l.Number, u.number, l.Identity.NAA)
+		}
+	}
+	d.pruneLocked()
+	for _, old := range d.leaving {
+		if old.naa == l.Identity.NAA {
+			return fmt.Errorf("LUN %d: the disk is still used by commands to LUN %d, which was removed; "+
+				"wait until it is released", l.Number, old.number)
+		}
+	}
+	return nil
+}
+
+func takenError(number uint16) error {
+	return fmt.Errorf("LUN %d is given to two disks; give each a number of its own", number)
+}
+
+// pruneLocked forgets the removed units whose disks are released.
+func (d *Device) pruneLocked() {
+	d.leaving = slices.DeleteFunc(d.leaving, func(u leavingUnit) bool {
+		select {
+		case <-u.idle:
+			return true
+		default:
+			return false
+		}
+	})
+}
+
+// enrolLocked gives a unit its place in the tables of the nexuses.
+func (d *Device) enrolLocked(u *unit) {
+	d.enrolled++
+	u.order = d.enrolled
+	u.ctx, u.cancel = context.WithCancel(d.background.ctx)
+	if n := len(d.vacated); n > 0 {
+		u.slot = d.vacated[n-1]
+		d.vacated = d.vacated[:n-1]
+		return
+	}
+	u.slot = d.slots
+	d.slots++
+}
+
+// Removal is what Remove leaves to do.
+type Removal struct {
+	Released <-chan struct{}     // closed when nothing uses the disk and its store any more
+	Tell     map[*Nexus]struct{} // who is also to be told by an asynchronous event
+	Host     any                 // LUN.Host
+}
+
+// Remove takes a unit out of the inventory. Commands to it that come later end with LOGICAL UNIT
+// NOT SUPPORTED (SPC-4 4.5.1, SAM-5 5.11), and so do those that are under way, when they are about
+// to use the disk next. Every nexus gets a unit attention at the units that are left.
+func (d *Device) Remove(number uint16) (*Removal, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	inv := d.luns.Load()
+	u := inv.at(number)
+	if u == nil {
+		return nil, fmt.Errorf("there is no LUN %d", number)
+	}
+	left := slices.DeleteFunc(slices.Clone(inv.units), func(o *unit) bool { return o == u })
+	d.luns.Store(newInventory(left))
+	for n := range d.nexuses {
+		n.forgetLocked(u)
+	}
+	d.vacated = append(d.vacated, u.slot)
+	u.remove()
+	u.cancel()
+	d.pruneLocked()
+	d.leaving = append(d.leaving, leavingUnit{u.number, u.identity.NAA, u.idle})
+	return &Removal{Released: u.idle, Tell: d.inventoryChangedLocked(), Host: u.host}, nil
+}
+
+// inventoryChangedLocked tells every nexus at every unit that the list of units is another one. Who
+// has been told by an asynchronous event, and has not asked for the list since, is not told so
+// again: one that ignores these events must not be sent any number of them.
+func (d *Device) inventoryChangedLocked() map[*Nexus]struct{} {
+	d.changes++
+	for _, u := range d.luns.Load().units {
+		d.raiseLocked(u, attnLUNsChanged, nil)
+	}
+	tell := make(map[*Nexus]struct{})
+	for n := range d.nexuses {
+		if !n.told.Swap(true) {
+			tell[n] = struct{}{}
+		}
+	}
+	return tell
+}
+
+// Resize takes up the size that a disk has by now, which can only have grown, and tells every nexus
+// (2A/09, SBC-3 4.7).
+func (d *Device) Resize(number uint16) error {
+	u := d.luns.Load().at(number)
+	if u == nil || !u.begin() {
+		return fmt.Errorf("there is no LUN %d", number)
+	}
+	defer u.end()
+	u.resizing.Lock()
+	defer u.resizing.Unlock()
+	size, before := u.disk.Size(), u.blocks.Load()
+	switch blocks := uint64(size) >> blockShift; {
+	case size%BlockSize != 0:
+		return fmt.Errorf("LUN %d: disk size %d is not a multiple of %d", number, size, BlockSize)
+	case size < 0 || blocks < before:
+		return fmt.Errorf("LUN %d: the disk has become smaller, from %d to %d bytes, and a LUN can only "+
+			"grow: remove it, and add it again", number, before<<blockShift, size)
+	case blocks == before:
+		return nil
+	default:
+		u.blocks.Store(blocks)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.changes++
+	u.grownAt = d.changes
+	d.raiseLocked(u, attnCapacityChanged, nil)
+	return nil
+}
+
+// nexusUnits is what a nexus has of each unit, by unit.slot. A slot changes hands with its unit.
+type nexusUnits []atomic.Pointer[nexusUnit]
+
+// at is what the nexus has of a unit; nil where the unit is removed.
+func (n *Nexus) at(u *unit) *nexusUnit {
+	if slots := *n.slots.Load(); u.slot < len(slots) {
+		if p := slots[u.slot].Load(); p != nil && p.unit == u {
+			return p
+		}
+	}
+	return nil
+}
+
+// meetLocked makes what the nexus has of a unit that is about to be in the inventory. The caller
+// has Device.mu.
+func (n *Nexus) meetLocked(d *Device, u *unit) *nexusUnit {
+	slots := *n.slots.Load()
+	if u.slot >= len(slots) {
+		grown := make(nexusUnits, max(d.slots, 2*len(slots)))
+		for i := range slots {
+			grown[i].Store(slots[i].Load())
+		}
+		n.slots.Store(&grown)
+		slots = grown
+	}
+	p := &nexusUnit{unit: u}
+	if former, ok := d.tenants[u.number][n.port]; ok && former != u.identity.NAA {
+		p.stranger.Store(true)
+	}
+	p.barLocked(n)
+	slots[u.slot].Store(p)
+	return p
+}
+
+// forgetLocked drops what the nexus has of a removed unit. The caller has Device.mu.
+func (n *Nexus) forgetLocked(u *unit) {
+	(*n.slots.Load())[u.slot].Store(nil)
+	n.copies = slices.DeleteFunc(n.copies, func(op *copyOperation) bool {
+		return op.unit == u && op.task == nil
+	})
+}
+
+// maxTenants bounds for how many initiator ports it is known which disk they have used under a LUN.
+const maxTenants = 256
+
+// Initiators go on by the number of a LUN, also after a unit attention: Linux sends the command again
+// that met it, to whatever disk has that number by then. So an initiator port that has used one disk
+// under a number meets LOGICAL UNIT NOT SUPPORTED where another disk has it, until it has probed that:
+// by the standard INQUIRY of 36 bytes with which initiators begin to set up a disk. The tools of udev ask
+// for more, of the disks that are set up, as often as somebody has closed them, and keep the kernel
+// from nothing. In a session that has begun since, any standard INQUIRY will do.
+
+// probeLen is the allocation length of that INQUIRY, bytes: what every device has had since SCSI-2.
+const probeLen = 36
+
+// probed is called for each standard INQUIRY.
+func (t *Task) probed(allocation uint32) {
+	if at := t.at; at != nil && at.stranger.Load() && (allocation == probeLen || !at.sudden) {
+		t.dev.introduce(at, t.Nexus)
+	}
+}
+
+// rememberTenantLocked notes which disk the port uses under this number.
+func (d *Device) rememberTenantLocked(u *unit, n *Nexus) {
+	ports := d.tenants[u.number]
+	if ports == nil {
+		ports = make(map[InitiatorPort][8]byte)
+		d.tenants[u.number] = ports
+	}
+	if _, known := ports[n.port]; !known && len(ports) >= maxTenants {
+		d.evictTenantLocked(ports)
+	}
+	ports[n.port] = u.identity.NAA
+}
+
+// evictTenantLocked makes room for another port: one without a session goes first.
+func (d *Device) evictTenantLocked(ports map[InitiatorPort][8]byte) {
+	attached := make(map[InitiatorPort]struct{}, len(d.nexuses))
+	for n := range d.nexuses {
+		attached[n.port] = struct{}{}
+	}
+	var victim InitiatorPort
+	for victim = range ports {
+		if _, ok := attached[victim]; !ok {
+			break
+		}
+	}
+	delete(ports, victim)
+}
+
+// introduce lets a nexus use a unit that it was a stranger to.
+func (d *Device) introduce(p *nexusUnit, n *Nexus) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.tenants[p.unit.number], n.port)
+	p.stranger.Store(false)
+}

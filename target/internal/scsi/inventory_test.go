@@ -1,0 +1,278 @@
+package scsi
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk"
+)
+
+// another is a LUN 1 on an empty disk that is not the one of the bench.
+func another(id byte, change ...func(*LUN)) (LUN, *memDisk) {
+	m := newMemDisk(testBlocks * BlockSize)
+	l := LUN{Number: 1, Disk: thinDisk{m}, Access: AccessWriteShared,
+		Identity: disk.Identity{Serial: "another", NAA: [8]byte{0x30, 7: id}}}
+	for _, c := range change {
+		c(&l)
+	}
+	return l, m
+}
+
+func (b *bench) remove() <-chan struct{} {
+	b.t.Helper()
+	removal, err := b.d.Remove(1)
+	require.NoError(b.t, err)
+	return removal.Released
+}
+
+func (b *bench) add(l LUN) {
+	b.t.Helper()
+	_, err := b.d.Add(l)
+	require.NoError(b.t, err)
+}
+
+func released(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// TestNothingOfARemovedUnitReachesTheNext leaves a unit with all the state that it can have, and
+// gives its number to another disk.
+func TestNothingOfARemovedUnitReachesTheNext(t *testing.T) {
+	b := newBench(t, exclusive, removableLUN, stored)
+	second := b.attach("iqn.b", 0)
+	b.good(cdb(writeOne), pattern(1, 1))
+	require.NoError(t, b.admit("iqn.b"))
+	require.NoError(t, b.finish()) // iqn.b owns it, and iqn.a is fenced
+	require.Equal(t, "GOOD", b.runAs(second, lun1, cdb(writeOne), pattern(1, 1)).outcome())
+	as := *b
+	as.nexus = second
+	as.good(cdb(prevent), nil)
+	as.register(second, 7)
+	require.Equal(t, "GOOD", as.persist(second, saReserve, typeExclusiveAccess, 7, 0))
+	for _, page := range []string{
+		"08 12 00 00 00000000 00000000 00000000 00000000",
+		"0a 0a 04 10 0800 0000 0000 0000",
+	} {
+		require.Equal(t, "GOOD", modeSelect6(&as, "00 00 00 00"+page).outcome())
+	}
+	require.NoError(t, b.admit("iqn.c"))
+	b.nexus.nth(0).raise(attnModeChanged | attnMediumChanged)
+	late := &Task{Nexus: second, LUN: lun1}
+	copy(late.CDB[:], cdb("12 00 00 00 60 00"))
+	require.NoError(t, b.d.Prepare(late))
+
+	require.True(t, released(b.remove()))
+	fresh, m := another(9, exclusive, removableLUN, stored)
+	b.add(fresh)
+	require.NoError(t, carryOut(late, nil), "it was answered before it was removed")
+	mistaken := b.runAs(second, lun1, cdb(writeOne), pattern(1, 1))
+	require.Equal(t, "5/25/00", mistaken.outcome(), "it has the other disk in mind")
+	b.good(cdb("12 00 00 00 60 00"), nil)
+	require.Equal(t, "5/25/00", b.run(cdb(testReady), nil).outcome(), "a tool has looked")
+	b.good(cdb("12 00 00 00 24 00"), nil)
+	require.Equal(t, []string{"2900", "3f0e"}, pending(b.nexus))
+	require.Equal(t, Holders{}, b.d.Holders(1))
+	require.Empty(t, b.d.Openings())
+	require.Equal(t, "0:", b.keys())
+	require.Equal(t, "none", b.reservation())
+	const saveable = "88 12 04 00 00000000 00000000 00000000 00000000"
+	requireHex(t, "17 00 10 00"+saveable, b.good(cdb("1a 08 08 00 ff 00"), nil))
+	b.good(cdb(writeOne), pattern(1, 1))
+	b.good(cdb(eject), nil)
+	require.Equal(t, 1, m.count("write"))
+	require.Equal(t, "iqn.a", b.d.Holders(1).Owner)
+	require.Equal(t, "5/25/00", b.runAs(second, lun1, cdb(testReady), nil).outcome())
+	require.Equal(t, "GOOD", b.runAs(second, lun1, cdb("12 00 00 00 24 00"), nil).outcome())
+	require.Equal(t, []string{"2900", "3f0e"}, pending(second))
+	owned := b.runAs(second, lun1, cdb(testReady), nil)
+	require.Equal(t, conflict, owned.outcome(), "another one owns it")
+}
+
+// TestCommandOfARemovedUnit removes a unit between each two steps of a command. What comes later
+// does not reach any disk.
+func TestCommandOfARemovedUnit(t *testing.T) {
+	for name, c := range map[string]struct {
+		cdb  []byte
+		data []byte
+	}{
+		"READ":        {cdb: cdb(readOne)},
+		"WRITE":       {cdb: cdb(writeOne), data: pattern(1, 1)},
+		"flush":       {cdb: cdb("35 00 00000000 00 0000 00")},
+		"RESERVE(6)":  {cdb: cdb("16 00 00 00 00 00")},
+		"MODE SELECT": {cdb: cdb("15 10 00 00 10 00"), data: unhex("00000000" + controlPage)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, stored)
+			task := &Task{Nexus: b.nexus, LUN: lun1}
+			copy(task.CDB[:], c.cdb)
+			require.NoError(t, b.d.Prepare(task))
+			idle := b.remove()
+			require.True(t, released(idle), "it has not begun to use the disk")
+			require.True(t, task.Removed())
+			fresh, m := another(9)
+			b.add(fresh)
+			require.False(t, task.For(lun1))
+			if task.Dir == DirIn {
+				require.ErrorIs(t, task.In(0, make([]byte, task.Length)), errLUNNotSupported)
+			} else {
+				require.ErrorIs(t, carryOut(task, c.data), errLUNNotSupported)
+			}
+			require.Zero(t, b.disk.count("read")+b.disk.count("write")+b.disk.count("flush"))
+			require.Zero(t, m.count("read")+m.count("write")+m.count("flush"))
+			require.Nil(t, b.d.nth(0).reserved.Load())
+		})
+	}
+}
+
+// TestRemovedUnitIsReleasedLast has the unit's disk and store in use by what is no command when it
+// is removed.
+func TestRemovedUnitIsReleasedLast(t *testing.T) {
+	t.Run("a reset that flushes", func(t *testing.T) {
+		b := newBench(t, stored)
+		arrived, goOn := b.hang("flush")
+		b.d.nth(0).mode.saved.Store(0) // so that a reset ends the write cache
+		b.d.ResetLUN(lun1)
+		<-arrived
+		idle := b.remove()
+		require.False(t, released(idle))
+		close(goOn)
+		<-idle
+	})
+	t.Run("a handover that is saved", func(t *testing.T) {
+		entered, gate := make(chan struct{}), make(chan struct{})
+		b := newBench(t, exclusive, func(l *LUN) {
+			l.Store = &keptStore{saving: func() {
+				close(entered)
+				<-gate
+			}}
+		})
+		done := make(chan error)
+		go func() { done <- b.admit("iqn.b") }()
+		<-entered
+		idle := b.remove()
+		require.False(t, released(idle))
+		require.ErrorContains(t, b.admit("iqn.b"), "no LUN 1")
+		close(gate)
+		require.NoError(t, <-done)
+		<-idle
+	})
+}
+
+func TestUses(t *testing.T) {
+	u := uses{idle: make(chan struct{})}
+	require.True(t, u.begin())
+	require.True(t, u.begin())
+	u.end()
+	u.remove()
+	require.False(t, u.begin())
+	require.False(t, released(u.idle))
+	require.True(t, u.removed())
+	u.end()
+	require.True(t, released(u.idle))
+	require.False(t, u.begin(), "nor is it released twice")
+}
+
+// TestOvertakenOnlyAsks: whoever asks whether a sanitize operation has overtaken a command writes
+// nothing.
+func TestOvertakenOnlyAsks(t *testing.T) {
+	saves := 0
+	b := newBench(t, exclusive, func(l *LUN) { l.Store = &keptStore{saving: func() { saves++ }} })
+	task := &Task{Nexus: b.nexus, LUN: lun1}
+	copy(task.CDB[:], cdb(readOne))
+	require.NoError(t, b.d.Prepare(task))
+	require.NoError(t, task.overtaken())
+	require.Zero(t, saves)
+	require.NoError(t, task.In(0, make([]byte, BlockSize)))
+	require.Equal(t, 1, saves, "the claim, before the first access")
+}
+
+// TestSlotsAreUsedAgain: the tables of nexuses do not grow with units that come and go.
+func TestSlotsAreUsedAgain(t *testing.T) {
+	b := newBench(t)
+	for i := range 1000 {
+		l, _ := another(byte(i))
+		l.Number = uint16(2 + i%7)
+		b.add(l)
+		l2, _ := another(byte(i), func(l *LUN) { l.Identity.NAA[6] = 1 })
+		l2.Number = uint16(20 + i%3)
+		b.add(l2)
+		for _, n := range []uint16{l.Number, l2.Number} {
+			_, err := b.d.Remove(n)
+			require.NoError(t, err)
+		}
+	}
+	require.LessOrEqual(t, len(*b.nexus.slots.Load()), 8)
+	require.LessOrEqual(t, len(b.d.leaving), 1)
+	require.Len(t, b.d.luns.Load().units, 1)
+	late := b.attach("iqn.b", 0)
+	require.Equal(t, "GOOD", b.runAs(late, lun1, cdb(testReady), nil).outcome())
+}
+
+// TestTenantsAreBounded: of initiators without a session it is forgotten which disk they had first.
+func TestTenantsAreBounded(t *testing.T) {
+	b := newBench(t)
+	b.good(cdb(writeOne), pattern(1, 1))
+	for i := range 2 * maxTenants {
+		n := b.attach(fmt.Sprintf("iqn.%d", i), 1)
+		require.Equal(t, "GOOD", b.runAs(n, lun1, cdb(readOne), nil).outcome())
+		b.d.Detach(n)
+	}
+	require.Len(t, b.d.tenants[1], maxTenants)
+	b.remove()
+	l, _ := another(9)
+	b.add(l)
+	require.Equal(t, "5/25/00", b.run(cdb(writeOne), pattern(1, 1)).outcome())
+}
+
+// TestInitiatorThatWasAway learns what has changed when it logs in again.
+func TestInitiatorThatWasAway(t *testing.T) {
+	b := newBench(t)
+	b.d.Detach(b.nexus)
+	l, _ := another(9)
+	l.Number = 2
+	b.add(l)
+	back := b.d.Attach(InitiatorPort{Name: "iqn.a"})
+	require.Equal(t, []string{"2907", "3f0e"}, pending(back))
+	b.d.Detach(back)
+	require.Equal(t, []string{"2907"}, pending(b.d.Attach(InitiatorPort{Name: "iqn.a"})))
+	require.Equal(t, []string{"2900"}, pending(b.d.Attach(InitiatorPort{Name: "iqn.b"})))
+}
+
+// TestHangingStoreHoldsUpNobody adds a LUN whose store hangs, while another one comes and goes.
+func TestHangingStoreHoldsUpNobody(t *testing.T) {
+	b := newBench(t)
+	entered, gate := make(chan struct{}), make(chan struct{})
+	slow, _ := another(9, func(l *LUN) { l.Number, l.Store = 2, loadingStore{entered, gate} })
+	done := make(chan error)
+	go func() {
+		_, err := b.d.Add(slow)
+		done <- err
+	}()
+	<-entered
+	other, _ := another(8)
+	other.Number = 2
+	b.add(other)
+	require.Equal(t, "6/3f/0e", b.run(cdb(testReady), nil).outcome())
+	close(gate)
+	require.ErrorContains(t, <-done, "LUN 2 is given to two disks")
+}
+
+type loadingStore struct{ entered, gate chan struct{} }
+
+func (s loadingStore) Load(string) ([]byte, error) {
+	select {
+	case s.entered <- struct{}{}:
+	case <-s.gate:
+	}
+	<-s.gate
+	return nil, nil
+}
+func (loadingStore) Save(string, []byte) error { return nil }
+func (loadingStore) Where(string) string       { return "" }

@@ -1,0 +1,230 @@
+package target_test
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/disktest"
+	"kubevirt.io/disk/target"
+	"kubevirt.io/disk/target/internal/pdu"
+	tt "kubevirt.io/disk/target/targettest"
+)
+
+const (
+	stormLUNs  = 6       // numbers that disks come to and go from, beginning with firstStorm
+	firstStorm = 10      // LUN 1 and 2 stay
+	stormSize  = 1 << 20 // of a disk, at first; it may grow to twice of that
+	stormPace  = 2       // rounds of the initiators between two changes, at least
+)
+
+// stormDisk is a disk that knows who may use it. Its first block tells which one it is, in words of
+// 8 bytes; initiators write the other blocks, and put the number of the disk there that they have
+// found.
+type stormDisk struct {
+	*disktest.Memory
+	id     uint64
+	size   atomic.Int64
+	closed atomic.Bool
+	wrong  func(string, ...any)
+}
+
+func (d *stormDisk) Size() int64 { return d.size.Load() }
+
+func (d *stormDisk) use() {
+	if d.closed.Load() {
+		d.wrong("disk %d is used after it was released", d.id)
+	}
+}
+
+func (d *stormDisk) ReadAt(p []byte, off int64) (int, error) {
+	d.use()
+	defer d.use()
+	if off == 0 && len(p) >= 8 {
+		n, err := d.Memory.ReadAt(p, off)
+		binary.BigEndian.PutUint64(p, d.id)
+		return n, err
+	}
+	return d.Memory.ReadAt(p, off)
+}
+
+func (d *stormDisk) WriteAt(p []byte, off int64) (int, error) {
+	d.use()
+	defer d.use()
+	if got := binary.BigEndian.Uint64(p); got != d.id {
+		d.wrong("disk %d is written what was meant for disk %d", d.id, got)
+	}
+	return d.Memory.WriteAt(p, off)
+}
+
+func (d *stormDisk) Flush() error {
+	d.use()
+	return d.Memory.Flush()
+}
+
+func stormIdentity(id uint64) disk.Identity {
+	i := disk.Identity{Serial: fmt.Sprintf("storm-%d", id)}
+	binary.BigEndian.PutUint64(i.NAA[:], 0x3000000000000000|id<<8)
+	return i
+}
+
+// TestLUNsComeAndGo has disks come, grow and go at random, ten thousand times, while initiators use
+// whatever disk they find, and do not always take notice. No disk is used after its release, none
+// gets what was meant for another one, and LUN 2 stays as it is.
+func TestLUNsComeAndGo(t *testing.T) {
+	changes := 10_000
+	if testing.Short() {
+		changes = 1000
+	}
+	s := newServer(t)
+	wrong := func(format string, args ...any) { t.Errorf(format, args...) }
+	ctx, stop := context.WithCancel(t.Context())
+	var users sync.WaitGroup
+	var sent, used, ended atomic.Int64
+	for i := range 4 {
+		name := fmt.Sprintf("iqn.2026-01.test:%d", i)
+		sess := tt.MustLogin(t, s.addr, tt.LoginOptions{Initiator: name}, 2)
+		users.Go(func() {
+			defer ended.Add(1)
+			if err := useDisks(ctx, sess, uint64(i), &sent, &used); err != nil {
+				wrong("initiator %d: %v", i, err)
+			}
+		})
+	}
+	random := rand.New(rand.NewPCG(1, 0))
+	here := map[uint16]*stormDisk{}
+	next := uint64(1)
+	var memory, after runtime.MemStats
+	for i := range changes {
+		for sent.Load() < int64(i)*stormPace && ended.Load() == 0 {
+			runtime.Gosched()
+		}
+		number := uint16(firstStorm + random.IntN(stormLUNs))
+		d := here[number]
+		switch {
+		case d == nil:
+			d = &stormDisk{Memory: disktest.NewMemory(2 * stormSize), id: next, wrong: wrong}
+			d.size.Store(stormSize)
+			next++
+			require.NoError(t, s.AddLUN(target.LUN{Number: number, Name: "storm", Disk: d,
+				Identity: stormIdentity(d.id), Access: target.AccessWriteShared}))
+			here[number] = d
+		case random.IntN(3) == 0 && d.Size() < 2*stormSize:
+			d.size.Add(4096)
+			require.NoError(t, s.ResizeLUN(number))
+		default:
+			released, err := s.RemoveLUN(number)
+			require.NoError(t, err)
+			delete(here, number)
+			users.Go(func() {
+				<-released
+				d.closed.Store(true)
+			})
+		}
+		switch i {
+		case changes / 4:
+			runtime.GC()
+			runtime.ReadMemStats(&memory)
+		case changes - 1:
+			runtime.GC()
+			runtime.ReadMemStats(&after)
+		}
+	}
+	stop()
+	users.Wait()
+	require.Positive(t, used.Load())
+	require.Less(t, after.HeapAlloc, memory.HeapAlloc+16<<20, "memory grows with the changes")
+	require.Equal(t, 2+len(here), s.WatchedLUNs())
+	t.Logf("%d of %d commands used a disk that comes and goes; heap %d and %d KiB", used.Load(),
+		sent.Load(), memory.HeapAlloc>>10, after.HeapAlloc>>10)
+}
+
+// useDisks looks for disks and uses them, until ctx ends.
+func useDisks(ctx context.Context, sess *tt.Session, seed uint64, sent, used *atomic.Int64) error {
+	random := rand.New(rand.NewPCG(seed, 1))
+	var known [stormLUNs]uint64 // the disks as they were found
+	for n := uint64(0); ctx.Err() == nil; n++ {
+		sent.Add(1)
+		if r, err := sess.Do(tt.Write10(2, uint32(seed), block(n))); err != nil {
+			return err
+		} else if !r.Good() && r.Sense.Key != 6 {
+			return fmt.Errorf("LUN 2: %s", r.Failed())
+		}
+		sess.Inbox()
+		i := random.IntN(stormLUNs)
+		lun := uint16(firstStorm + i)
+		switch random.IntN(6) {
+		case 0: // look
+			known[i] = 0
+			if _, err := sess.Do(tt.Inquiry(lun, 36)); err != nil {
+				return err
+			}
+			if r, err := again(sess, tt.Read10(lun, 0, 1)); err != nil {
+				return err
+			} else if r.Good() {
+				known[i] = binary.BigEndian.Uint64(r.Data)
+				used.Add(1)
+			}
+			continue
+		case 1:
+			if _, err := sess.Do(tt.ReportLUNs(1024)); err != nil {
+				return err
+			}
+			continue
+		}
+		if known[i] == 0 {
+			continue
+		}
+		c := tt.Write10(lun, 1+uint32(random.IntN(1000)), block(known[i]))
+		if n%2 == 0 {
+			c.NoImmediate = true // so that an R2T asks for the data
+		}
+		switch n % 16 {
+		case 3:
+			c = tt.SynchronizeCache10(lun)
+		case 7:
+			c = tt.Read10(lun, 8, 64)
+		}
+		r, err := again(sess, c)
+		switch {
+		case err != nil:
+			return err
+		case r.Good():
+			used.Add(1)
+		case r.Sense.Key != 6 && r.Failed() != "05/25/00":
+			return fmt.Errorf("LUN %d: %s", lun, r.Failed())
+		}
+		if n%64 == 0 {
+			// Of its own tasks it has none. A reset would leave those of others without an answer.
+			if _, err := sess.TaskManagement(pdu.TaskManagementRequest{Immediate: true,
+				Function: pdu.TMAbortTaskSet, LUN: tt.LUN(lun)}); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// again sends a command until it meets no unit attention, as initiators do.
+func again(sess *tt.Session, c tt.Command) (r *tt.Result, err error) {
+	for range 4 {
+		if r, err = sess.Do(c); err != nil || r.Sense.Key != 6 {
+			break
+		}
+	}
+	return r, err
+}
+
+func block(word uint64) []byte {
+	b := make([]byte, tt.BlockSize)
+	binary.BigEndian.PutUint64(b, word)
+	return b
+}
