@@ -82,16 +82,23 @@ func temporaryDir() (dir string, remove func() error, err error) {
 	defer all.Close()
 	lockDir(all) // so that nobody takes a directory that is not locked yet for one that was left
 	removeLeft(cache)
-	dir, err = os.MkdirTemp(cache, temporaryPrefix)
+	own, err := os.MkdirTemp(cache, temporaryPrefix)
 	if err != nil {
 		return "", nil, err
 	}
-	lock, err := os.Open(dir)
+	lock, err := os.Open(own)
 	if err != nil {
 		return "", nil, err
 	}
 	lockDir(lock)
-	return dir, func() error { return errors.Join(os.RemoveAll(dir), lock.Close()) }, nil
+	remove = func() error { return errors.Join(os.RemoveAll(own), lock.Close()) }
+	// Not the locked directory itself: that of a control socket is locked when the socket is made,
+	// which would wait for this lock.
+	work := filepath.Join(own, "work")
+	if err := os.Mkdir(work, 0o700); err != nil {
+		return "", nil, errors.Join(err, remove())
+	}
+	return work, remove, nil
 }
 
 // removeLeft removes what daemons that were killed have left.

@@ -48,9 +48,10 @@ func TestServeNamedImages(t *testing.T) {
 	left, err := filepath.Glob(filepath.Join(l.dir, "cache", "kubevirt-disk", temporaryPrefix+"*"))
 	require.NoError(t, err)
 	require.Len(t, left, 1)
-	require.FileExists(t, filepath.Join(left[0], "a.raw", "disk.raw"))
-	require.Contains(t, p.stdout.String(), left[0])
-	status2, done, stderr := run(t, l.env, "handover", "--lun=1", "--to="+second, "--control-socket="+left[0]+"/control.sock")
+	work := filepath.Join(left[0], "work")
+	require.FileExists(t, filepath.Join(work, "a.raw", "disk.raw"))
+	require.Contains(t, p.stdout.String(), work)
+	status2, done, stderr := run(t, l.env, "handover", "--lun=1", "--to="+second, "--control-socket="+work+"/control.sock")
 	require.Equal(t, exitDone, status2, stderr)
 	require.Contains(t, done, "LUN 1 is open to")
 	require.NoFileExists(t, "/tmp/healthy")
@@ -81,6 +82,19 @@ func TestServeNamedImagesTwice(t *testing.T) {
 	require.Equal(t, exitDone, first.terminate())
 	require.Equal(t, exitDone, next.terminate())
 	require.Zero(t, count())
+}
+
+// TestTemporaryDirectoryIsNotLocked: the start would wait for the lock when it makes its socket there.
+func TestTemporaryDirectoryIsNotLocked(t *testing.T) {
+	t.Setenv("XDG_CACHE_HOME", t.TempDir())
+	path, remove, err := temporaryDir()
+	require.NoError(t, err)
+	dir, err := os.Open(path)
+	require.NoError(t, err)
+	defer dir.Close()
+	require.NoError(t, unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB))
+	require.NoError(t, remove())
+	require.NoDirExists(t, filepath.Dir(path))
 }
 
 // TestServeNamedImagesWithoutACache, as in a container: the directory for all is taken.
