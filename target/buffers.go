@@ -90,6 +90,9 @@ func (p *buffers) window(most int) int {
 // charge counts memory that is not a buffer, such as the stack of a goroutine that hangs in a disk. Bytes.
 func (p *buffers) charge(n int64) { p.used.Add(n) }
 
+// scarce says that half of the limit is in use: what is kept only to be fast is given back then.
+func (p *buffers) scarce() bool { return p.used.Load() > p.limit/2 }
+
 // exhausted says that the limit is reached.
 func (p *buffers) exhausted() bool { return p.used.Load() >= p.limit }
 

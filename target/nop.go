@@ -70,8 +70,12 @@ func (s *Server) runJanitor() {
 		}
 		now := int64(time.Since(s.start)) + 1
 		s.clock.Store(now)
+		scarce := s.pool.scarce()
 		for _, sess := range s.all() {
 			s.checkTimeouts(sess, now)
+			if scarce && sess.open.Load() && now-sess.conn.tx.wrote.Load() > int64(2*janitorTick) {
+				sess.trim() // else sessions that are idle would keep those that work from it
+			}
 		}
 		if now/int64(logEvery) != (now-int64(janitorTick))/int64(logEvery) {
 			s.logPushedOut()

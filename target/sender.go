@@ -124,15 +124,25 @@ func (s *sender) close() {
 	}
 }
 
-// shrinkLocked gives back the room for PDUs that is not used, once the connection is closed. The
-// caller owns the write side, or nobody does.
+// trim gives back the room for PDUs, if none is on its way.
+func (s *sender) trim() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.writing {
+		s.shrinkLocked()
+	}
+}
+
+// shrinkLocked gives back the room for PDUs that is not used. The caller owns the write side, or
+// nobody does.
 func (s *sender) shrinkLocked() {
-	if !s.closed || len(s.queue) > 0 {
+	if len(s.queue) > 0 {
 		return
 	}
 	s.countLocked(-cap(s.queue) - cap(s.spare))
 	s.queue, s.spare = nil, nil
 	s.keepIov(nil)
+	s.wire.trim()
 }
 
 // keepIov keeps and counts the room for what a system call writes. The caller owns the write side.
@@ -251,7 +261,9 @@ func (s *sender) freeLocked(batch []outgoing) {
 // doneLocked ends the writer's turn.
 func (s *sender) doneLocked() {
 	s.writing = false
-	s.shrinkLocked()
+	if s.closed {
+		s.shrinkLocked()
+	}
 	s.drained.Broadcast()
 }
 

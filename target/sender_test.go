@@ -91,6 +91,7 @@ func TestSlowPeerReads(t *testing.T) {
 type countingWire struct{ calls []int }
 
 func (w *countingWire) readv(_, _ []byte, _ bool) (int, error) { return 0, io.EOF }
+func (w *countingWire) trim()                                  {}
 func (w *countingWire) ended() bool                            { return false }
 func (w *countingWire) writev(data [][]byte) error {
 	w.calls = append(w.calls, len(data))

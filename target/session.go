@@ -304,6 +304,18 @@ func (s *session) close() {
 	for _, t := range s.tasks {
 		s.abortLocked(t)
 	}
+	s.dropFreeLocked()
+}
+
+// trim gives back the room that the session keeps for its next commands and answers.
+func (s *session) trim() {
+	s.mu.Lock()
+	s.dropFreeLocked()
+	s.mu.Unlock()
+	s.conn.tx.trim()
+}
+
+func (s *session) dropFreeLocked() {
 	for range s.free {
 		s.releaseTask()
 	}

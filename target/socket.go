@@ -233,6 +233,9 @@ func (s *socket) writev(data [][]byte) error {
 	return err
 }
 
+// trim is wire's.
+func (s *socket) trim() { s.iov = nil }
+
 // writeOnce writes as much as the peer takes now. It says whether the call is over.
 func (s *socket) writeOnce() (done bool) {
 	s.mu.RLock()

@@ -16,6 +16,9 @@ type wire interface {
 	readv(first, next []byte, wait bool) (int, error)
 	// writev sends all of data.
 	writev(data [][]byte) error
+	// trim gives back the room that writev keeps for the next call. It does not run together with
+	// writev.
+	trim()
 	// ended looks whether the peer has closed the connection, and nothing is left to read. It takes nothing from the reader, and does
 	// not wait; any goroutine may ask.
 	ended() bool
@@ -43,6 +46,8 @@ func (w *plainWire) writev(data [][]byte) error {
 	_, err := w.left.WriteTo(w.Conn)
 	return err
 }
+
+func (w *plainWire) trim() {} // there is none
 
 func (w *plainWire) ended() (end bool) {
 	sc, ok := w.Conn.(syscall.Conn)

@@ -1,0 +1,37 @@
+package target_test
+
+import (
+	"strconv"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/target"
+	tt "kubevirt.io/disk/target/targettest"
+)
+
+// TestIdleSessionsLeaveMemory has many sessions do a lot at once, and then nothing. The room that
+// they keep for more does not keep the memory from another one.
+func TestIdleSessionsLeaveMemory(t *testing.T) {
+	const sessions, blocks, segment = 160, 200, 512
+	s := newServer(t, func(o *target.Options) { o.Limits.Memory = 4 << 20 })
+	all, _ := crowd(t, s, sessions, "MaxRecvDataSegmentLength", strconv.Itoa(segment))
+	for _, c := range all {
+		for range 2 { // what is queued has two places, by turns
+			_, err := c.Do(tt.Read10(1, 0, blocks)) // GOOD, or BUSY towards the end
+			require.NoError(t, err)
+		}
+	}
+	t.Logf("%d KiB", s.MemoryInUse()>>10)
+	other, err := tt.Dial(s.addr)
+	require.NoError(t, err)
+	c, err := other.Login(tt.LoginOptions{ISID: [6]byte{0x80, 0xff}})
+	require.NoError(t, err)
+	_, err = c.ClearAttention(1)
+	require.NoError(t, err)
+	eventually(t, "there is memory for a command", func() bool {
+		r, err := c.Do(tt.Read10(1, 0, blocks))
+		require.NoError(t, err)
+		return r.Status == 0
+	})
+}
