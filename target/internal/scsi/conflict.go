@@ -2,6 +2,7 @@ package scsi
 
 import (
 	"fmt"
+	"maps"
 	"sync"
 	"time"
 
@@ -15,8 +16,8 @@ const (
 	// conflictInterval is the time after which a conflict that goes on is logged again: an
 	// initiator may meet it a thousand times a second.
 	conflictInterval = 10 * time.Minute
-	// maxConflicts is how many initiator names a unit remembers for that. Who has no credential
-	// chooses them.
+	// maxConflicts is how many conflicts a unit remembers for that, and so how many lines there are in
+	// that time. Who has no credential chooses the names in them.
 	maxConflicts = 64
 )
 
@@ -84,8 +85,7 @@ func (d *Device) logConflict(u *unit, n *Nexus, cmd *command) {
 	if cause == "" {
 		return
 	}
-	now := conflictNote{cause: cause, with: with, at: time.Now()}
-	suppressed, ok := u.refusals.admit(name, now)
+	suppressed, ok := u.refusals.admit(conflictNote{name, cause, with}, time.Now())
 	if !ok {
 		return
 	}
@@ -104,10 +104,15 @@ func (d *Device) logConflict(u *unit, n *Nexus, cmd *command) {
 		append(fields, zap.String("try", cause.advice(u.number, name)))...)
 }
 
-// conflictNote is what the log has of the conflicts of an initiator.
+// conflictNote is what a line of the log tells of: who met which conflict, and with whom.
 type conflictNote struct {
-	cause      conflictCause
-	with       string
+	initiator string
+	cause     conflictCause
+	with      string
+}
+
+// conflictTold is when a conflict was logged, and how often it was not since.
+type conflictTold struct {
 	at         time.Time
 	suppressed int64
 }
@@ -116,44 +121,41 @@ type conflictNote struct {
 // goroutines.
 type conflictLog struct {
 	mu   sync.Mutex
-	last map[string]*conflictNote // guarded by mu; by initiator name
+	last map[conflictNote]*conflictTold // guarded by mu
 }
 
-// admit reports whether a conflict is to be logged, and how many were not since the last one. It is
-// once for each initiator, and again when the cause is another one or much time has passed.
-func (l *conflictLog) admit(initiator string, now conflictNote) (suppressed int64, ok bool) {
+// admit reports whether a conflict is to be logged, and how many of the same were not since the last
+// time. It is once in conflictInterval, and not while that many others have been told of.
+func (l *conflictLog) admit(note conflictNote, now time.Time) (suppressed int64, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	last := l.last[initiator]
-	if last == nil {
-		if l.last == nil {
-			l.last = make(map[string]*conflictNote)
-		}
-		l.makeRoomLocked()
-		l.last[initiator] = &now
-		return 0, true
-	}
-	if last.cause == now.cause && last.with == now.with && now.at.Sub(last.at) < conflictInterval {
-		last.suppressed++
+	told := l.last[note]
+	switch {
+	case told != nil && now.Sub(told.at) < conflictInterval:
+		told.suppressed++
+		return 0, false
+	case told != nil:
+		suppressed = told.suppressed
+	case !l.makeRoomLocked(now):
 		return 0, false
 	}
-	suppressed = last.suppressed
-	*last = now
+	if l.last == nil {
+		l.last = make(map[conflictNote]*conflictTold)
+	}
+	l.last[note] = &conflictTold{at: now}
 	return suppressed, true
 }
 
-// makeRoomLocked forgets what was logged longest ago, where there is no room for another initiator.
-func (l *conflictLog) makeRoomLocked() {
+// makeRoomLocked forgets what was logged long ago, where there is no room for another conflict. It
+// says whether there is some.
+func (l *conflictLog) makeRoomLocked(now time.Time) bool {
 	if len(l.last) < maxConflicts {
-		return
+		return true
 	}
-	oldest := ""
-	for name, note := range l.last {
-		if oldest == "" || note.at.Before(l.last[oldest].at) {
-			oldest = name
-		}
-	}
-	delete(l.last, oldest)
+	maps.DeleteFunc(l.last, func(_ conflictNote, told *conflictTold) bool {
+		return now.Sub(told.at) >= conflictInterval
+	})
+	return len(l.last) < maxConflicts
 }
 
 // firstUse notes that a nexus uses the medium of a unit. It warns if one with the same initiator name

@@ -135,28 +135,35 @@ func leaves(b *bench, n *Nexus) { b.d.Detach(n) }
 
 func clears(b *bench, n *Nexus) { require.Equal(b.t, "GOOD", b.persist(n, saClear, 0, 5, 0)) }
 
-// TestConflictLogIsBounded: initiators without a credential may choose any number of names.
+// TestConflictLogIsBounded: initiators without a credential may choose any number of names, and
+// meet conflicts of different causes by turns. The log has only so many lines of that in a time.
 func TestConflictLogIsBounded(t *testing.T) {
-	var l conflictLog
-	at := time.Unix(1e9, 0)
-	note := func() conflictNote {
-		at = at.Add(time.Second)
-		return conflictNote{cause: conflictOwner, with: "iqn.a", at: at}
+	causes := []conflictCause{conflictPersistent, conflictKey, conflictReserve}
+	for name, note := range map[string]func(i int) conflictNote{
+		"names":  func(i int) conflictNote { return conflictNote{initiator: fmt.Sprint("iqn.", i%100)} },
+		"causes": func(i int) conflictNote { return conflictNote{cause: causes[i%3]} },
+		"owners": func(i int) conflictNote { return conflictNote{with: fmt.Sprint("iqn.", i%100)} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			var l conflictLog
+			begin := time.Unix(1e9, 0)
+			for round := range 3 {
+				at := begin.Add(time.Duration(round) * conflictInterval)
+				logged, unlogged := 0, int64(0)
+				for i := range 10 * maxConflicts {
+					suppressed, ok := l.admit(note(i), at.Add(time.Duration(i)*time.Second/2))
+					if ok {
+						logged++
+						unlogged += suppressed
+					}
+					require.LessOrEqual(t, len(l.last), maxConflicts)
+				}
+				require.LessOrEqual(t, logged, maxConflicts)
+				require.NotZero(t, logged, "one that goes on is told of again")
+				require.Equal(t, round > 0, unlogged > 0, "with how many there were meanwhile")
+			}
+		})
 	}
-	for i := range 10 * maxConflicts {
-		_, ok := l.admit(fmt.Sprint("iqn.", i), note())
-		require.True(t, ok)
-		require.LessOrEqual(t, len(l.last), maxConflicts)
-	}
-	last := fmt.Sprint("iqn.", 10*maxConflicts-1)
-	for range 3 {
-		_, ok := l.admit(last, note())
-		require.False(t, ok)
-	}
-	at = at.Add(conflictInterval)
-	suppressed, ok := l.admit(last, note())
-	require.True(t, ok, "it still goes on")
-	require.EqualValues(t, 3, suppressed)
 }
 
 // TestOneNameFromTwoAddresses uses a LUN as two machines of one initiator name do, at both ends of
