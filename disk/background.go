@@ -8,18 +8,9 @@ import (
 
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/disk/internal/slots"
 )
-
-// closer runs something once and remembers its error.
-type closer struct {
-	once sync.Once
-	err  error
-}
-
-func (c *closer) do(f func() error) error {
-	c.once.Do(func() { c.err = f() })
-	return c.err
-}
 
 // background is what goes on beside an overlay that is served: its image is read once, so that it is known again at the
 // next start, and in mode clone it is copied until it is not needed any more.
@@ -71,14 +62,14 @@ func (b *background) run(ctx, identifying context.Context) error {
 	var contents []*contentHash
 	if !identified(b.state.Chain) {
 		contents = b.img.contents(b.over.watch.rest)
-		along = &readAlong{img: b.img, content: contents[0]}
+		along = newReadAlong(b.img, contents[0])
 	}
 	copying, copied := context.WithCancel(ctx)
 	defer copied()
 	var identity sync.WaitGroup
 	identity.Go(func() {
 		if !b.clone {
-			_ = sleep(identifying, firstReads) // which copying does by itself
+			_ = slots.Rest(identifying, firstReads) // which copying does by itself
 		}
 		b.keepIdentifying(identifying, copying, contents)
 	})
@@ -104,7 +95,7 @@ func (b *background) run(ctx, identifying context.Context) error {
 	identity.Wait() // the state is its own until then
 	for err = b.workers.copying.Do(ctx, b.complete); isScarce(err); err = b.workers.copying.Do(ctx, b.complete) {
 		b.progress.wait(isNoSpace(err))
-		if err := sleep(ctx, spaceRetry); err != nil {
+		if err := slots.Rest(ctx, spaceRetry); err != nil {
 			return err
 		}
 	}
@@ -128,10 +119,10 @@ func (b *background) keepIdentifying(ctx, copying context.Context, contents []*c
 		case err == nil:
 			return
 		case isScarce(err):
-			_ = sleep(ctx, spaceRetry)
+			_ = slots.Rest(ctx, spaceRetry)
 		case errors.As(err, &medium) && !last:
 			b.log.Warn("the image cannot be read now to know it again later, and is tried again", zap.Error(err), zap.Duration("after", b.retry))
-			_ = sleep(copying, b.retry)
+			_ = slots.Rest(copying, b.retry)
 		default:
 			b.log.Warn("a later start will not know the image again", zap.Error(err))
 			return

@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"strconv"
 	"testing"
 	"time"
 
@@ -15,12 +16,21 @@ import (
 	"kubevirt.io/disk/disk/internal/slots"
 )
 
-// unreadable makes every read of an open file fail, until back is called.
-func unreadable(t *testing.T, f *os.File) (back func()) {
-	other, err := os.OpenFile(f.Name(), os.O_WRONLY, 0)
+// unreadable makes every read of a file that this process has open fail, until back is called.
+func unreadable(t *testing.T, path string) (back func()) {
+	fd := -1
+	entries, err := os.ReadDir("/proc/self/fd")
+	require.NoError(t, err)
+	for _, e := range entries {
+		if name, err := os.Readlink(filepath.Join("/proc/self/fd", e.Name())); err == nil && name == path {
+			fd, err = strconv.Atoi(e.Name())
+			require.NoError(t, err)
+		}
+	}
+	require.NotEqual(t, -1, fd, "%s is not open", path)
+	other, err := os.OpenFile(path, os.O_WRONLY, 0)
 	require.NoError(t, err)
 	defer other.Close()
-	fd := int(f.Fd())
 	good, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
 	require.NoError(t, err)
 	require.NoError(t, unix.Dup3(int(other.Fd()), fd, unix.O_CLOEXEC))
@@ -33,10 +43,10 @@ func unreadable(t *testing.T, f *os.File) (back func()) {
 // identifying is what is to identify an image of one backing file, and what it logs.
 func identifying(t *testing.T) (*background, *observer.ObservedLogs) {
 	dir := t.TempDir()
-	content := block('a', 3*fingerprintChunk)
+	content := block('a', 3<<20)
 	put(t, dir, "base.raw", content, 0)
 	qemuImg(t, dir, "create", "-f", "qcow2", "-b", "base.raw", "-F", "raw", "top.qcow2")
-	img := openImage(t, filepath.Join(dir, "top.qcow2"))
+	img := openGood(t, filepath.Join(dir, "top.qcow2"))
 	work, err := openWorkDir(t.TempDir(), "top.qcow2", false)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, work.close()) })
@@ -49,7 +59,7 @@ func TestImageIsIdentifiedAfterErrors(t *testing.T) {
 	b, logs := identifying(t)
 	want, err := b.img.fingerprint(t.Context(), b.img.contents(nil), slots.New(2, slots.Options{}))
 	require.NoError(t, err)
-	back := unreadable(t, b.img.top.below.file)
+	back := unreadable(t, filepath.Join(filepath.Dir(b.img.Path()), "base.raw"))
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -88,7 +98,7 @@ func TestImageIsIdentifiedWithoutDescriptors(t *testing.T) {
 func TestCopyingToAFullVolumeTakesNothing(t *testing.T) {
 	const size = 4 << 20
 	full := tinyFS(t, "1536k")
-	img := openImage(t, put(t, t.TempDir(), "a.raw", block('a', size), 0))
+	img := openGood(t, put(t, t.TempDir(), "a.raw", block('a', size), 0))
 	file, err := OpenFile(put(t, full, "disk.img", nil, size), FileOptions{Private: true})
 	require.NoError(t, err)
 	defer file.Close()
@@ -148,7 +158,7 @@ func TestMapsStayUntilTheDiskIsComplete(t *testing.T) {
 // A disk that is copied is not kept from being complete by an image that cannot be read, as in a part that holds nothing of the disk.
 func TestCompleteDiskDoesNotWaitForItsImage(t *testing.T) {
 	b, logs := identifying(t)
-	defer unreadable(t, b.img.top.below.file)()
+	defer unreadable(t, filepath.Join(filepath.Dir(b.img.Path()), "base.raw"))()
 	b.retry = time.Hour
 	copying, copied := context.WithCancel(t.Context())
 	done := make(chan struct{})

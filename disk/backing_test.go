@@ -14,29 +14,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// overlay makes a qcow2 image on a backing file that qemu-img does not look at.
-func overlayOn(t testing.TB, dir, name, backing, format string) {
-	t.Helper()
-	args := []string{"create", "-q", "-u", "-f", "qcow2", "-b", backing}
-	if format != "" {
-		args = append(args, "-F", format)
-	} else {
-		// qemu-img no longer makes such images, so the name of the format is blanked out below.
-		args = append(args, "-F", "raw")
-	}
-	qemuImg(t, dir, append(args, name, "1M")...)
-	if format != "" {
-		return
-	}
-	file := filepath.Join(dir, name)
-	content, err := os.ReadFile(file)
-	require.NoError(t, err)
-	at := bytes.Index(content, []byte("\xe2\x79\x2a\xca\x00\x00\x00\x03raw"))
-	require.Positive(t, at, "the header extension with the format")
-	copy(content[at:], "\x12\x34\x56\x78") // an extension that nobody knows
-	require.NoError(t, os.WriteFile(file, content, 0o644))
-}
-
 func TestBackingFilesThatAreRefused(t *testing.T) {
 	outside := t.TempDir()
 	secret := put(t, outside, "secret.raw", []byte("secret"), 1<<20)

@@ -90,18 +90,6 @@ func (m *blockMap) word(index int64) uint64 {
 	return p.words[index%mapPageWords].Load()
 }
 
-// wordMask is the bits of blocks first to last that lie in a word.
-func wordMask(index, first, last int64) uint64 {
-	mask := ^uint64(0)
-	if index == first/64 {
-		mask &= ^uint64(0) << (first % 64)
-	}
-	if index == last/64 {
-		mask &= ^uint64(0) >> (63 - last%64)
-	}
-	return mask
-}
-
 // allSet reports whether the blocks first to last are all set.
 func (m *blockMap) allSet(first, last int64) bool {
 	for w := first / 64; w <= last/64; w++ {

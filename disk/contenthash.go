@@ -73,7 +73,7 @@ func (c *contentHash) run(ctx context.Context, workers int, s *slots.Slots) (str
 				}
 				slot.Release()
 				if err == nil && more {
-					err = sleep(ctx, rest)
+					err = slots.Rest(ctx, rest)
 				}
 				if err != nil {
 					return err
@@ -251,6 +251,10 @@ func (c *contentHash) storedLocked() (int64, error) {
 type readAlong struct {
 	img     *Image
 	content *contentHash
+}
+
+func newReadAlong(img *Image, content *contentHash) *readAlong {
+	return &readAlong{img: img, content: content}
 }
 
 // UntilChunk is how many bytes from off on are copied best at once: those to where a chunk of the file begins, or of a whole chunk, if

@@ -1,16 +1,15 @@
 package disk
 
 import (
-	"bytes"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/zap"
 
 	"kubevirt.io/disk/disk/internal/slots"
 )
@@ -165,51 +164,6 @@ func setOffers(c *contentHash, first, last time.Time) {
 	c.first, c.last = first, last
 }
 
-// TestHydrationReadsForTheHash has an image be copied whose clusters lie in its file in one run: every chunk of the file in that run is
-// hashed on the way, and the hash is that of the file.
-func TestHydrationReadsForTheHash(t *testing.T) {
-	const size = 8 << 20
-	dir := t.TempDir()
-	content := make([]byte, size)
-	_, _ = rand.NewChaCha8([32]byte{2}).Read(content)
-	raw := put(t, dir, "plain.raw", content, size)
-	copyOf := func(t *testing.T, path string, whole int) {
-		img := openImage(t, path)
-		file, err := OpenFile(put(t, dir, "disk.img", nil, size), FileOptions{Private: true})
-		require.NoError(t, err)
-		defer file.Close()
-		blocks := newBlockMap(blocksOf(size))
-		maps := newMapStore(len(blocks.pages))
-		held, err := markHoles(img, blocks, maps.save)
-		require.NoError(t, err)
-		over := newOverlay(file, img, blocks, maps, held, overlayOptions{})
-		h := newHydration(over, zap.NewNop(), img.copyUnit(), slots.New(4, slots.Options{}))
-		hash := &readAlong{img: img, content: newContentHash(img.top.file, img.top.stat.Size)}
-		h.follower = hash
-		require.NoError(t, h.pass(t.Context())) // run would wait for a guest first
-		require.Zero(t, blocks.clear.Load())
-		hash.end()
-		taken := 0
-		hash.content.offered.each(func(_, length int64) { taken += int(length / fingerprintChunk) })
-		require.Equal(t, whole, taken)
-
-		got := make([]byte, size)
-		_, err = file.ReadAt(got, 0)
-		require.NoError(t, err)
-		require.True(t, bytes.Equal(content, got))
-		want, err := img.fingerprint(t.Context(), img.contents(nil), slots.New(2, slots.Options{}))
-		require.NoError(t, err)
-		along, err := img.fingerprint(t.Context(), []*contentHash{hash.content}, slots.New(2, slots.Options{}))
-		require.NoError(t, err)
-		require.Equal(t, want, along)
-	}
-	t.Run("raw", func(t *testing.T) { copyOf(t, raw, 8) })
-	t.Run("qcow2", func(t *testing.T) {
-		qemuImg(t, dir, "convert", "-O", "qcow2", "plain.raw", "plain.qcow2")
-		copyOf(t, filepath.Join(dir, "plain.qcow2"), 7) // the first chunk of the file begins with tables
-	})
-}
-
 // A guest that waits for the same storage is not held up by the reading of the whole image, which nobody waits for.
 func TestHashingLeavesStorageToTheGuest(t *testing.T) {
 	f, size := hashFile(t, 8)
@@ -217,15 +171,15 @@ func TestHashingLeavesStorageToTheGuest(t *testing.T) {
 	require.NoError(t, err)
 	c := newContentHash(f, size)
 	require.Zero(t, c.rest(time.Second), "no guest")
-	guest := new(guestWatch)
-	c.pace = guest.rest
-	guest.touch()
+	var paced atomic.Int64
+	c.pace = func(took time.Duration) time.Duration {
+		paced.Add(1)
+		return 3 * took
+	}
 	require.Equal(t, 3*time.Second, c.rest(time.Second))
 	require.Zero(t, c.rest(fromStorage/2), "what is in memory")
-	guest.activeAt.Store(0)
-	require.Zero(t, c.rest(time.Second), "the guest has been idle for a while")
+	require.EqualValues(t, 1, paced.Load())
 
-	guest.activeAt.Store(time.Now().Add(time.Hour).UnixNano())
 	got, err := c.run(t.Context(), 2, slots.New(2, slots.Options{}))
 	require.NoError(t, err)
 	require.Equal(t, want, got)

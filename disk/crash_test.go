@@ -48,7 +48,7 @@ func newSimDisk(t *testing.T, seed uint64, opt overlayOptions) *simDisk {
 	blockMap := make([]byte, mapHeaderSize+mapPageSize)
 	header := simHeader()
 	copy(blockMap, header.encode(nil))
-	d := &simDisk{t: t, image: simImage{content}, file: newSimFile(m, make([]byte, simSize)), durable: newSimFile(m, blockMap), opt: opt, expected: bytes.Clone(content)}
+	d := &simDisk{t: t, image: simImage{content: content}, file: newSimFile(m, make([]byte, simSize)), durable: newSimFile(m, blockMap), opt: opt, expected: bytes.Clone(content)}
 	d.open(m)
 	return d
 }

@@ -7,6 +7,7 @@ package disk
 import (
 	"errors"
 	"fmt"
+	"syscall"
 )
 
 // SectorSize is the granularity of every disk: its size is a multiple of it. Bytes.
@@ -122,4 +123,11 @@ type Usage struct {
 type Accountant interface {
 	// Usage may be out of date as soon as it returns. Same concurrency as ReadAt.
 	Usage() (Usage, error)
+}
+
+// IsNoSpace reports whether an error says that there is no space, be it ErrNoSpace or what the
+// system says.
+func IsNoSpace(err error) bool {
+	return errors.Is(err, ErrNoSpace) || errors.Is(err, syscall.ENOSPC) ||
+		errors.Is(err, syscall.EDQUOT) || errors.Is(err, syscall.EFBIG)
 }

@@ -23,6 +23,9 @@ const (
 	stateName = "state.json"
 )
 
+// unitInfix parts the name of the disk's file from the identifier of its content, in the name of a store's directory.
+const unitInfix = ".unit-"
+
 // diskDir is the directory that one disk lives in, held by its lock. That of an ephemeral disk is
 // <work directory>/<image>, a persistent one has a directory of a volume. The names differ; the files are
 //
@@ -201,6 +204,33 @@ func (d *diskDir) clear() error {
 // removeMaps removes the maps of a disk that is complete.
 func (d *diskDir) removeMaps() error {
 	return errors.Join(remove(d.liveMap()), remove(d.durableMap()))
+}
+
+// syncContent makes durable what was written without that: the disk, and what its unit has kept with that content.
+func (d *diskDir) syncContent(content string) error {
+	if err := syncFile(d.disk()); err != nil {
+		return err
+	}
+	unit := d.disk() + unitInfix + content
+	entries, err := os.ReadDir(unit)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	for _, e := range entries {
+		err = errors.Join(err, syncFile(filepath.Join(unit, e.Name())))
+	}
+	return errors.Join(err, syncDir(unit, (*os.File).Sync), syncParent(unit))
+}
+
+// clearUnits removes what units have kept of a disk that is about to be replaced.
+func (d *diskDir) clearUnits() error {
+	entries, err := os.ReadDir(d.path)
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), d.diskFile+unitInfix) {
+			err = errors.Join(err, removeAll(filepath.Join(d.path, e.Name())))
+		}
+	}
+	return err
 }
 
 // close frees the lock.

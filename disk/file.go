@@ -98,6 +98,9 @@ func newFile(f *os.File, opt FileOptions) (*File, error) {
 	return disk, nil
 }
 
+// Name is the path that the file was opened by.
+func (f *File) Name() string { return f.file.Name() }
+
 func (f *File) Size() int64 { return f.size }
 
 // ReadOnly tells whether every write returns ErrReadOnly.

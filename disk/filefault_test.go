@@ -84,19 +84,6 @@ func TestSyncReachesStorage(t *testing.T) {
 	f.sync = func(int) error { calls++; return nil }
 	require.NoError(t, f.Sync())
 	require.Equal(t, 1, calls)
-
-	blocks := newBlockMap(blocksOf(f.Size()))
-	maps := newMapStore(len(blocks.pages))
-	held, err := markHoles(image, blocks, maps.save)
-	require.NoError(t, err)
-	o := newOverlay(f, image, blocks, maps, held, overlayOptions{})
-	require.NoError(t, o.Flush())
-	require.Equal(t, 1, calls)
-	require.NoError(t, o.Sync())
-	require.Equal(t, 2, calls)
-	f.sync = func(int) error { return unix.EIO }
-	require.ErrorIs(t, o.Sync(), ErrFailed)
-	require.ErrorIs(t, o.Sync(), ErrFailed)
 }
 
 func TestFullFileSystem(t *testing.T) {

@@ -2,6 +2,7 @@ package disk
 
 import (
 	"bytes"
+	"errors"
 	"io"
 	"math/rand/v2"
 	"os"
@@ -113,4 +114,63 @@ func firstDifference(a, b []byte) int {
 		}
 	}
 	return -1
+}
+
+// fill leaves no space in a file system: the first function that it returns takes what has become free since, and the second one gives all back.
+func fill(t *testing.T, dir string) (more, free func()) {
+	t.Helper()
+	filler, err := os.Create(filepath.Join(dir, "filler"))
+	require.NoError(t, err)
+	t.Cleanup(func() { filler.Close() })
+	more = func() {
+		for size := 1 << 20; size > 0; {
+			if _, err := filler.Write(make([]byte, size)); err != nil {
+				require.True(t, errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT), "%v", err)
+				size /= 2
+			}
+		}
+	}
+	more()
+	return more, func() { require.NoError(t, errors.Join(filler.Close(), os.Remove(filler.Name()))) }
+}
+
+// fileNames are the names of entries.
+func fileNames(entries []os.DirEntry) (names []string) {
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+// sparse makes an open file of zeros that takes no space.
+// sparse makes a file that is a hole.
+func sparse(t *testing.T, size int64) *os.File {
+	t.Helper()
+	f, err := os.OpenFile(put(t, t.TempDir(), "disk.raw", nil, size), os.O_RDWR, 0)
+	require.NoError(t, err)
+	t.Cleanup(func() { f.Close() })
+	return f
+}
+
+// overlay makes a qcow2 image on a backing file that qemu-img does not look at.
+func overlayOn(t testing.TB, dir, name, backing, format string) {
+	t.Helper()
+	args := []string{"create", "-q", "-u", "-f", "qcow2", "-b", backing}
+	if format != "" {
+		args = append(args, "-F", format)
+	} else {
+		// qemu-img no longer makes such images, so the name of the format is blanked out below.
+		args = append(args, "-F", "raw")
+	}
+	qemuImg(t, dir, append(args, name, "1M")...)
+	if format != "" {
+		return
+	}
+	file := filepath.Join(dir, name)
+	content, err := os.ReadFile(file)
+	require.NoError(t, err)
+	at := bytes.Index(content, []byte("\xe2\x79\x2a\xca\x00\x00\x00\x03raw"))
+	require.Positive(t, at, "the header extension with the format")
+	copy(content[at:], "\x12\x34\x56\x78") // an extension that nobody knows
+	require.NoError(t, os.WriteFile(file, content, 0o644))
 }

@@ -130,7 +130,7 @@ func TestEphemeralDiskOnAFullVolume(t *testing.T) {
 // Where an image is found to have more holes than at the last start, and that cannot be saved, the disk is read as before.
 func TestHolesThatCannotBeSaved(t *testing.T) {
 	const size = 3 * mapPageBlocks * minGranule
-	img := openImage(t, put(t, t.TempDir(), "a.raw", block('a', 1<<20), size))
+	img := openGood(t, put(t, t.TempDir(), "a.raw", block('a', 1<<20), size))
 	m := newBlockMap(blocksOf(size))
 	full := fmt.Errorf("%w: %w", ErrNoSpace, unix.ENOSPC)
 	stored, err := markHoles(img, m, func(page, _ int64, _ []byte) error {

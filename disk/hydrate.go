@@ -3,6 +3,7 @@ package disk
 import (
 	"context"
 	"errors"
+	"io"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -45,10 +46,16 @@ type hydration struct {
 	failure error // guarded by failMu; the first of this pass over the image
 
 	follower follower // nil: nobody wants to see what is read
-	out      *rawWriter
+	out      chunkWriter
 	unsaved  atomic.Int64 // bytes since the last checkpoint
 	helpers  atomic.Int32 // workers beside the leader
 	paused   atomic.Bool  // no space is left
+}
+
+// chunkWriter writes parts of chunks to the disk's file.
+type chunkWriter interface {
+	Write(p []byte, off int64) error        // as is fastest
+	WriteThrough(p []byte, off int64) error // through the page cache
 }
 
 // follower sees what a hydration reads of the image, so that nobody need read it again.
@@ -65,7 +72,7 @@ func newHydration(o *overlay, log *zap.Logger, unit int64, s *slots.Slots) *hydr
 	chunk := max(hydrationChunk, unit)
 	workers := max(1, min(s.Count(), int(maxCopyBuffers/chunk)))
 	return &hydration{o: o, log: log, slots: s, chunk: chunk, workers: workers, retry: spaceRetry, ahead: -1,
-		out: newServedWriter(o.file, nil)}
+		out: newServedWriter(o.file, nil, nil, servedWorth)}
 }
 
 // run returns nil when the file has every block, or when ctx ends: its error then. It goes on after errors of storage, which
@@ -73,11 +80,12 @@ func newHydration(o *overlay, log *zap.Logger, unit int64, s *slots.Slots) *hydr
 func (h *hydration) run(ctx context.Context) error {
 	h.begin(time.Now())
 	if f, ok := h.o.file.(*File); ok && h.o.blocks.clear.Load()*h.o.granule >= pastCacheFrom {
+		var past io.WriterAt
 		if direct := f.openPastCache(); direct != nil {
 			defer direct.Close()
-			h.out = newServedWriter(f, direct)
+			past = direct
 		}
-		h.out.places = newPreallocator(f.file, h.o.watch.active)
+		h.out = newServedWriter(f, past, f.newPlaces(h.o.watch.active), servedWorth)
 	}
 	for {
 		failure := h.pass(ctx)
@@ -91,7 +99,7 @@ func (h *hydration) run(ctx context.Context) error {
 		}
 		if failure != nil {
 			h.log.Warn("a part of the image cannot be copied now, and is tried again later", zap.Error(failure), zap.Duration("after", mediumRetry))
-			if err := sleep(ctx, mediumRetry); err != nil {
+			if err := slots.Rest(ctx, mediumRetry); err != nil {
 				return err
 			}
 		}
@@ -120,7 +128,7 @@ func (h *hydration) pass(ctx context.Context) error {
 			more, rest = h.step(ctx, slot)
 		}
 		slot.Release()
-		if sleep(ctx, rest) != nil {
+		if slots.Rest(ctx, rest) != nil {
 			break
 		}
 	}
@@ -330,22 +338,7 @@ func (h *hydration) keep(p []byte, off int64) error {
 // storage to take each of them.
 func (h *hydration) write(p []byte, off int64) error {
 	if h.o.watch.active() {
-		return h.out.writeThrough(p, off)
+		return h.out.WriteThrough(p, off)
 	}
-	return h.out.write(p, off)
-}
-
-// sleep waits, or returns ctx's error when it ends before.
-func sleep(ctx context.Context, d time.Duration) error {
-	if d <= 0 {
-		return ctx.Err()
-	}
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	return h.out.Write(p, off)
 }

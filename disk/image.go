@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"sync"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -43,7 +44,7 @@ type Image struct {
 	info ImageInfo
 	use  usage
 
-	closed closer
+	close func() error // once
 }
 
 // usage is what an image takes when it is expanded, at most: zeros inside stored data take nothing. Bytes.
@@ -77,7 +78,7 @@ func (o *opener) openImage(name string) (*Image, error) {
 	if err != nil {
 		return nil, err
 	}
-	img := &Image{name: name, path: filepath.Join(o.dir.path, name), dir: o.dir.path, top: top}
+	img := &Image{name: name, path: filepath.Join(o.dir.path, name), dir: o.dir.path, top: top, close: sync.OnceValue(top.close)}
 	if img.use, err = top.usage(); err != nil {
 		err = &ImageError{Name: name, Format: top.format, Reason: fmt.Sprintf("cannot be read: %v", err), Err: err}
 		return nil, errors.Join(err, top.close())
@@ -112,6 +113,9 @@ func (m *Image) Path() string { return m.path }
 
 // Size is the virtual size, a positive multiple of SectorSize.
 func (m *Image) Size() int64 { return m.top.size }
+
+// dataSize is what the image stores, bytes: zeros inside of that take nothing when it is expanded.
+func (m *Image) dataSize() int64 { return m.use.total() }
 
 func (m *Image) format() Format { return m.top.format }
 
@@ -166,7 +170,7 @@ func (m *Image) Slow(off int64) bool {
 
 // Close closes every file of the image. Calls after the first do nothing.
 func (m *Image) Close() error {
-	return m.closed.do(m.top.close)
+	return m.close()
 }
 
 // stored tells where the bytes at off lie in the image's own file, as they are and in one run, and how many of length those are. Not ok:

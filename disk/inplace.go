@@ -3,7 +3,6 @@ package disk
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"time"
@@ -47,7 +46,8 @@ func (o *opening) inPlace(context.Context) (*Instance, error) {
 	o.opt.Progress.finish()
 	o.log.Info("serving the image file in place", zap.String("disk", o.img.Path()), zap.Bool("read_only", readOnly),
 		zap.String("serial", s.Identity.Serial))
-	return &Instance{Disk: disk, Identity: s.Identity, Path: o.img.Path(), ReadOnly: readOnly, Kept: kept, Created: s.Created, content: s.Map}, nil
+	return &Instance{Disk: disk, Identity: s.Identity, Path: o.img.Path(), ReadOnly: readOnly, Kept: kept,
+		Created: s.Created, content: s.Map, durable: true}, nil
 }
 
 // recall brings the state of an earlier start to what is served now, and reports whether that is the same file. Another one, as when an
@@ -75,81 +75,31 @@ func (o *opening) recall(s *state, kept bool, file *os.File, readOnly bool) (sam
 	return false, o.dir.clearUnits()
 }
 
-// fileInstance tells files of one name apart: by the number of the inode, and by when that was made, as numbers are used again. "": it
-// cannot be told.
-func fileInstance(f *os.File) string {
-	var st unix.Statx_t
-	err := retry(func() error {
-		return unix.Statx(int(f.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_INO|unix.STATX_BTIME, &st)
-	})
-	if err != nil || st.Mask&unix.STATX_INO == 0 {
-		return ""
-	}
-	return fmt.Sprintf("%d-%d.%09d", st.Ino, st.Btime.Sec, st.Btime.Nsec)
-}
-
 // openImageFile opens the image's own file for writing, and locks it: two daemons that write to one file destroy it.
 // Where it cannot be written it is opened read-only.
 func (o *opening) openImageFile() (file *os.File, readOnly bool, err error) {
-	dir, err := openDirectory(o.img.dir)
-	if err != nil {
-		return nil, false, err
-	}
-	defer dir.close()
 	readOnly = o.opt.ReadOnly
-	access := unix.O_RDWR
-	if readOnly {
-		access = unix.O_RDONLY
-	}
-	file, st, err := dir.openAs(o.img.Name(), access)
+	file, err = o.img.openRaw(!readOnly)
 	if !readOnly && (errors.Is(err, unix.EROFS) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM)) {
 		o.log.Warn("the image file cannot be written, so the disk is read-only", zap.Error(err))
 		readOnly = true
-		file, st, err = dir.openAs(o.img.Name(), unix.O_RDONLY)
+		file, err = o.img.openRaw(false)
 	}
-	if err != nil {
-		reason, _ := explainOpen(err, useFound)
-		return nil, false, fmt.Errorf("image %q %s: %w", o.img.Path(), reason, err)
+	if err != nil || readOnly {
+		return file, readOnly, err
 	}
-	// Not compared by inode: an overlay file system may give the file another one when it is opened for writing.
-	if err := o.stillRaw(dir, file, st); err != nil {
-		return nil, false, errors.Join(err, file.Close())
+	if err := lockFile(file); errors.Is(err, unix.EWOULDBLOCK) {
+		return nil, false, errors.Join(&LockedError{Path: "image " + o.img.Path(), Holder: "another process"}, file.Close())
+	} else if err != nil {
+		return nil, false, errors.Join(&os.PathError{Op: "flock", Path: o.img.Path(), Err: err}, file.Close())
 	}
-	if !readOnly {
-		if err := lockFile(file); errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, false, errors.Join(&LockedError{Path: "image " + o.img.Path(), Holder: "another process"}, file.Close())
-		} else if err != nil {
-			return nil, false, errors.Join(&os.PathError{Op: "flock", Path: o.img.Path(), Err: err}, file.Close())
-		}
-		o.rememberRaw(dir, file)
-	}
-	return file, readOnly, nil
-}
-
-// rememberRaw keeps with a file that it is served raw. Where that cannot be, the disk is served all
-// the same: a header that a guest writes may keep the next start from recognising it then, but is
-// not followed to another file.
-func (o *opening) rememberRaw(dir *directory, file *os.File) {
-	if err := dir.rememberRaw(file); err != nil {
+	// Where that cannot be, the disk is served all the same: a header that a guest writes may keep the next start from
+	// recognising it then, but is not followed to another file.
+	if err := o.img.rememberRaw(file); err != nil {
 		o.log.Warn("that the disk is raw cannot be remembered with its file: say so by \"format: raw\" "+
 			"for it under \"disks\" in the configuration file, or a later start goes by what a guest "+
 			"has written",
 			zap.String("disk", file.Name()), zap.Error(err))
 	}
-}
-
-// stillRaw checks what was validated once more, as the file was opened a second time.
-func (o *opening) stillRaw(dir *directory, file *os.File, st *unix.Stat_t) error {
-	head, tail, err := readEnds(file, st.Size)
-	raw := err == nil && detect(head, tail) == nil || o.img.top.source == SourceTold
-	if err == nil && !raw {
-		raw, err = dir.servedRaw(file)
-	}
-	if err != nil {
-		return fmt.Errorf("image %q: %w", o.img.Path(), err)
-	}
-	if !raw || st.Size != o.img.Size() {
-		return fmt.Errorf("image %q was exchanged after it was validated; start again", o.img.Path())
-	}
-	return nil
+	return file, false, nil
 }

@@ -51,7 +51,7 @@ func TestWriteUntilKilled(t *testing.T) {
 	if os.Getenv(killedImage) == "" {
 		t.Skip("is run by TestKill")
 	}
-	inst, err := Open(t.Context(), openImage(t, os.Getenv(killedImage)), killOptions(os.Getenv(killedDir), os.Getenv(killedMode)))
+	inst, err := Open(t.Context(), openGood(t, os.Getenv(killedImage)), killOptions(os.Getenv(killedDir), os.Getenv(killedMode)))
 	require.NoError(t, err)
 	n, err := strconv.ParseUint(os.Getenv(killedFirst), 10, 64)
 	require.NoError(t, err)
@@ -91,7 +91,7 @@ func TestKill(t *testing.T) {
 						copy(model[off:], p)
 						acknowledged++
 					}
-					img := openImage(t, image)
+					img := openGood(t, image)
 					inst, err := Open(t.Context(), img, killOptions(dir, string(mode)))
 					require.NoError(t, err)
 					require.True(t, inst.Kept || last == 0)

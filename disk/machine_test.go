@@ -122,7 +122,7 @@ func (f *simFile) Discard(off, length int64) error {
 func (f *simFile) Extent(off, length int64) (Extent, error) {
 	f.m.mu.Lock()
 	defer f.m.mu.Unlock()
-	zero, n := leadingRun(f.cache[off:off+length], off)
+	zero, n := zeroRun(f.cache[off:off+length], off)
 	return Extent{Length: int64(n), Data: !zero}, nil
 }
 
@@ -146,6 +146,22 @@ func (s simImage) ReadAt(p []byte, off int64) (int, error) {
 }
 
 func (s simImage) Extent(off, length int64) (Extent, error) {
-	zero, n := leadingRun(s.content[off:off+length], off)
+	zero, n := zeroRun(s.content[off:off+length], off)
 	return Extent{Length: int64(n), Data: !zero}, nil
+}
+
+// zeroRun tells whether p, which is at off, begins with blocks of zeros or of data, and how many bytes those are.
+func zeroRun(p []byte, off int64) (zero bool, n int) {
+	const block = 4 << 10
+	for n < len(p) {
+		end := min(n+block-int((off+int64(n))%block), len(p))
+		z := len(bytes.Trim(p[n:end], "\x00")) == 0
+		if n == 0 {
+			zero = z
+		} else if z != zero {
+			break
+		}
+		n = end
+	}
+	return zero, n
 }

@@ -2,6 +2,7 @@ package disk
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -199,7 +200,8 @@ func TestRestartAfterAFailedFlush(t *testing.T) {
 	_, err = inst.WriteAt(block('l', 512), 1<<20) // the rest of the block comes from the image
 	require.NoError(t, err)
 	readAll(t, inst, inst.Size()) // and so does everything else
-	inst.Disk.(*overlay).file.(*File).sync = func(int) error { return unix.EIO }
+	over := inst.Disk.(*overlay)
+	over.file = &unflushed{over.file}
 	require.ErrorIs(t, inst.Flush(), ErrFailed)
 	_, err = inst.WriteAt(block('x', 512), 4096)
 	require.ErrorIs(t, err, ErrFailed)
@@ -301,3 +303,8 @@ func TestEphemeralDiskOnAnotherMount(t *testing.T) {
 		require.NoError(t, again.Close())
 	}
 }
+
+// unflushed is a disk's file that storage does not take.
+type unflushed struct{ blockFile }
+
+func (unflushed) Flush() error { return fmt.Errorf("%w: %w", ErrFailed, unix.EIO) }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"go.uber.org/zap"
@@ -45,9 +46,10 @@ type Instance struct {
 
 	dir     *diskDir
 	content string // identifies what is on the disk
+	durable bool   // a flush reaches storage
 	img     *Image // nil: served without one
 	copies  *background
-	closed  closer
+	closed  func() error // once
 }
 
 // Open makes a disk of an image. It returns when the disk can be used; in mode clone the image is copied meanwhile, and
@@ -104,6 +106,7 @@ func Open(ctx context.Context, img *Image, opt OpenOptions) (*Instance, error) {
 		return nil, errors.Join(err, o.dir.close())
 	}
 	inst.Image, inst.Mode, inst.dir, inst.img, inst.Persistent = o.name, opt.Mode, o.dir, img, o.dir.persistent
+	inst.closed = sync.OnceValue(inst.end)
 	if inst.copies == nil && img != nil {
 		// Nothing reads it any more.
 		if err := img.Close(); err != nil {
@@ -114,18 +117,22 @@ func Open(ctx context.Context, img *Image, opt OpenOptions) (*Instance, error) {
 }
 
 // Close ends the copying, closes the disk and the image, and frees the directory. Calls after the first do nothing.
-func (i *Instance) Close() error {
-	return i.closed.do(func() error {
-		if i.copies != nil {
-			i.copies.stop()
-		}
-		errs := []error{i.Disk.Close()}
-		if i.img != nil {
-			errs = append(errs, i.img.Close())
-		}
-		return errors.Join(append(errs, i.dir.close())...)
-	})
+func (i *Instance) Close() error { return i.closed() }
+
+func (i *Instance) end() error {
+	if i.copies != nil {
+		i.copies.stop()
+	}
+	errs := []error{i.Disk.Close()}
+	if i.img != nil {
+		errs = append(errs, i.img.Close())
+	}
+	return errors.Join(append(errs, i.dir.close())...)
 }
+
+// Store is where the logical unit of this disk keeps what belongs to its content, and goes when that is replaced: saved mode
+// pages, reservations, what an interrupted write has to put back. It is as durable as the disk.
+func (i *Instance) Store() *Store { return NewStore(i.dir.disk()+unitInfix+i.content, i.durable) }
 
 // opening is one call of Open, with the disk's directory locked.
 type opening struct {

@@ -20,7 +20,7 @@ func start(t *testing.T, path string, opt OpenOptions) (*Instance, *observer.Obs
 	t.Helper()
 	core, logs := observer.New(zap.DebugLevel)
 	opt.Log = zap.New(core)
-	inst, err := Open(t.Context(), openImage(t, path), opt)
+	inst, err := Open(t.Context(), openGood(t, path), opt)
 	require.NoError(t, err)
 	t.Cleanup(func() { inst.Close() })
 	return inst, logs
@@ -220,7 +220,7 @@ func TestOneWorkDirectoryOneDaemon(t *testing.T) {
 	dir, work := t.TempDir(), t.TempDir()
 	path := put(t, dir, "disk.raw", []byte("data"), 1<<20)
 	first, _ := start(t, path, OpenOptions{WorkDir: work})
-	_, err := Open(t.Context(), openImage(t, path), OpenOptions{WorkDir: work})
+	_, err := Open(t.Context(), openGood(t, path), OpenOptions{WorkDir: work})
 	var locked *LockedError
 	require.ErrorAs(t, err, &locked)
 	require.Contains(t, err.Error(), work)
@@ -229,7 +229,7 @@ func TestOneWorkDirectoryOneDaemon(t *testing.T) {
 	lock := filepath.Join(work, "disk.raw", lockName)
 	for content, want := range map[string]string{"": "another process", "x": "another process", "12 elsewhere\n": `process 12 on host "elsewhere"`} {
 		require.NoError(t, os.WriteFile(lock, []byte(content), 0o600))
-		_, err = Open(t.Context(), openImage(t, path), OpenOptions{WorkDir: work})
+		_, err = Open(t.Context(), openGood(t, path), OpenOptions{WorkDir: work})
 		require.ErrorAs(t, err, &locked)
 		require.Equal(t, want, locked.Holder)
 	}
@@ -245,7 +245,7 @@ func TestModeNoneServesTheFileItself(t *testing.T) {
 	first, _ := start(t, path, opt)
 	require.Equal(t, path, first.Path)
 	require.False(t, first.ReadOnly)
-	require.True(t, first.Disk.(*File).opt.Durable)
+	require.True(t, first.durable)
 	_, err := first.WriteAt(block('w', 512), 512)
 	require.NoError(t, err)
 	require.NoError(t, first.Flush())
@@ -254,7 +254,7 @@ func TestModeNoneServesTheFileItself(t *testing.T) {
 	require.Equal(t, block('w', 512), content[512:1024])
 
 	// Another daemon, even with a work directory of its own, cannot write to the same file.
-	_, err = Open(t.Context(), openImage(t, path), OpenOptions{WorkDir: t.TempDir(), Mode: CopyNone})
+	_, err = Open(t.Context(), openGood(t, path), OpenOptions{WorkDir: t.TempDir(), Mode: CopyNone})
 	var locked *LockedError
 	require.ErrorAs(t, err, &locked)
 	require.Contains(t, err.Error(), path)
@@ -295,7 +295,7 @@ func TestModeNoneOnAReadOnlyFileSystem(t *testing.T) {
 func TestModeNoneOfAnExchangedFile(t *testing.T) {
 	dir := t.TempDir()
 	path := put(t, dir, "disk.raw", []byte("data"), 1<<20)
-	img := openImage(t, path)
+	img := openGood(t, path)
 	require.NoError(t, os.Rename(path, path+".old"))
 	put(t, dir, "disk.raw", []byte("QFI\xfb"), 1<<20)
 	_, err := Open(t.Context(), img, OpenOptions{WorkDir: t.TempDir(), Mode: CopyNone})
@@ -305,7 +305,7 @@ func TestModeNoneOfAnExchangedFile(t *testing.T) {
 func TestModes(t *testing.T) {
 	dir := t.TempDir()
 	qemuImg(t, dir, "create", "-q", "-f", "qcow2", "a.qcow2", "1M")
-	img := openImage(t, filepath.Join(dir, "a.qcow2"))
+	img := openGood(t, filepath.Join(dir, "a.qcow2"))
 	var mode *UnsupportedModeError
 	_, err := Open(t.Context(), img, OpenOptions{WorkDir: dir, Mode: CopyNone})
 	require.ErrorAs(t, err, &mode)
@@ -331,12 +331,12 @@ func TestModes(t *testing.T) {
 func TestWorkDirThatCannotBeUsed(t *testing.T) {
 	dir := t.TempDir()
 	path := put(t, dir, "disk.raw", []byte("data"), 1<<20)
-	_, err := Open(t.Context(), openImage(t, path), OpenOptions{})
+	_, err := Open(t.Context(), openGood(t, path), OpenOptions{})
 	require.ErrorContains(t, err, "work directory")
-	_, err = Open(t.Context(), openImage(t, path), OpenOptions{WorkDir: put(t, dir, "file", nil, 0)})
+	_, err = Open(t.Context(), openGood(t, path), OpenOptions{WorkDir: put(t, dir, "file", nil, 0)})
 	require.ErrorContains(t, err, "work directory")
 	require.ErrorContains(t, err, "name a directory")
-	_, err = Open(t.Context(), openImage(t, path), OpenOptions{WorkDir: t.TempDir(), PersistentDir: put(t, dir, PersistentName, nil, 512)})
+	_, err = Open(t.Context(), openGood(t, path), OpenOptions{WorkDir: t.TempDir(), PersistentDir: put(t, dir, PersistentName, nil, 512)})
 	require.ErrorContains(t, err, "persistent directory")
 	require.ErrorContains(t, err, "name a directory", "and not the file in it")
 }

@@ -31,7 +31,8 @@ func (o *opening) overImage(ctx context.Context) (*Instance, error) {
 			return nil, err
 		}
 	}
-	inst := &Instance{Identity: s.Identity, Path: o.dir.disk(), ReadOnly: o.opt.ReadOnly, Kept: kept, Grown: grown, Created: s.Created, content: s.Map}
+	inst := &Instance{Identity: s.Identity, Path: o.dir.disk(), ReadOnly: o.opt.ReadOnly, Kept: kept, Grown: grown,
+		Created: s.Created, content: s.Map, durable: o.durable()}
 	err = o.assemble(inst, s, !kept)
 	if damaged := new(damagedError); kept && !o.dir.persistent && errors.As(err, &damaged) {
 		if s, err = o.remake(ctx, damaged.Error()); err == nil {
@@ -44,7 +45,7 @@ func (o *opening) overImage(ctx context.Context) (*Instance, error) {
 	}
 	if !kept {
 		o.log.Info("made a disk of the image", zap.String("format", string(o.img.format())), zap.Int64("size", inst.Size()),
-			zap.Int64("data", o.img.use.total()), zap.String("disk", o.dir.disk()), zap.String("serial", inst.Identity.Serial),
+			zap.Int64("data", o.img.dataSize()), zap.String("disk", o.dir.disk()), zap.String("serial", inst.Identity.Serial),
 			zap.Duration("duration", time.Since(begin)))
 	}
 	return inst, nil
@@ -73,7 +74,7 @@ func (o *opening) assemble(inst *Instance, s *state, fresh bool) error {
 	o.rememberOwn(file.file)
 	over := newOverlay(file, o.img, m.blocks, m.files, m.stored, overlayOptions{readOnly: o.opt.ReadOnly, copyReads: o.opt.Mode == CopyOnRead, unit: o.img.copyUnit()})
 	inst.Disk = over
-	o.opt.Progress.follow(over)
+	o.opt.Progress.follow(over.Size(), over.copied)
 	inst.copies = startBackground(o, over, s)
 	return nil
 }
@@ -220,6 +221,20 @@ func (o *opening) adjust(s *state) (grown bool, err error) {
 		err = nil
 	}
 	return s.Size != was, o.spaceError(err)
+}
+
+// rememberOwn keeps with the disk's own file that it is raw, for whoever takes it for an image by
+// itself: inspect and convert, or a daemon that gets the volume as its directory of images. The
+// disk does not depend on it.
+func (o *opening) rememberOwn(file *os.File) {
+	beside := ""
+	if o.dir.persistent {
+		beside = o.dir.path
+	}
+	if err := markRaw(file, beside); err != nil {
+		o.log.Debug("that the disk is raw cannot be remembered with its file",
+			zap.String("disk", file.Name()), zap.Error(err))
+	}
 }
 
 // growFile makes the file larger, by a hole.

@@ -378,3 +378,13 @@ func TestLargeRangesHaveTheirTurn(t *testing.T) {
 	require.Equal(t, "one", <-order)
 	queued(0)
 }
+
+// Beside a guest that does something, who took some time in storage rests three times as long.
+func TestGuestIsLeftItsStorage(t *testing.T) {
+	guest := new(guestWatch)
+	require.Zero(t, guest.rest(time.Second))
+	guest.touch()
+	require.Equal(t, 3*time.Second, guest.rest(time.Second))
+	guest.activeAt.Store(0)
+	require.Zero(t, guest.rest(time.Second), "the guest has been idle for a while")
+}

@@ -3,7 +3,6 @@ package disk
 import (
 	"bytes"
 	"errors"
-	"io"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -219,33 +218,4 @@ func TestPastCacheErrors(t *testing.T) {
 	d.failed.Store(true)
 	_, err = past.WriteAt(p, 0)
 	require.ErrorIs(t, err, ErrFailed)
-}
-
-// slowDirect is storage past the cache during whose first write the guest comes back.
-type slowDirect struct {
-	io.WriterAt
-	guest  func()
-	writes int
-}
-
-func (s *slowDirect) WriteAt(p []byte, off int64) (int, error) {
-	if s.writes++; s.writes == 1 {
-		s.guest()
-	}
-	return s.WriterAt.WriteAt(p, off)
-}
-
-// A chunk of many runs that goes past the cache lets a guest through that comes meanwhile, and may wait for a block of it.
-func TestGuestThatComesBackWaitsForOneWrite(t *testing.T) {
-	d := newSimDisk(t, 1, overlayOptions{})
-	direct := &slowDirect{WriterAt: d.file, guest: d.over.watch.touch}
-	d.hydrate.chunk = simSize/minGranule*minGranule + minGranule // with holes in it, and so of many runs
-	d.hydrate.out = newServedWriter(d.file, direct)
-	d.hydrate.out.pace.way = pastCache
-	first, last, ok := d.hydrate.next()
-	require.True(t, ok)
-	content := d.image.content[first*minGranule:]
-	require.NoError(t, d.hydrate.keep(content[:min(int64(len(content)), (last+1-first)*minGranule)], first*minGranule))
-	require.Equal(t, 1, direct.writes, "the others go through the cache")
-	require.Zero(t, d.over.blocks.clear.Load())
 }

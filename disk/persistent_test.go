@@ -33,7 +33,7 @@ func TestImageThatWasNeverRead(t *testing.T) {
 
 	moved(t, path, content)
 	var refused *PersistentError
-	_, err = Open(t.Context(), openImage(t, path), opt)
+	_, err = Open(t.Context(), openGood(t, path), opt)
 	require.ErrorAs(t, err, &refused)
 	require.ErrorContains(t, err, "before its image had been read once")
 	require.ErrorContains(t, err, "--on-image-change=keep")
@@ -50,7 +50,7 @@ func TestImageThatWasNeverRead(t *testing.T) {
 	require.NotEmpty(t, s.Chain[0].Hash, "from now on it is known")
 
 	moved(t, path, sample(3<<20, 2))
-	_, err = Open(t.Context(), openImage(t, path), opt)
+	_, err = Open(t.Context(), openGood(t, path), opt)
 	require.ErrorAs(t, err, &refused)
 	require.ErrorContains(t, err, "still needs the image")
 }
@@ -65,7 +65,7 @@ func TestKeptDiskDoesNotReadItsImage(t *testing.T) {
 	require.NoError(t, inst.Close())
 	moved(t, path, sample(3<<20, 2))
 	var refused *PersistentError
-	_, err := Open(t.Context(), openImage(t, path), opt)
+	_, err := Open(t.Context(), openGood(t, path), opt)
 	require.ErrorAs(t, err, &refused)
 	opt.OnImageChange = ImageChangeKeep
 	kept, logs := start(t, path, opt)

@@ -38,3 +38,6 @@ func (p *preallocator) before(off, length int64) {
 		p.useless.Store(true)
 	}
 }
+
+// newPlaces is newPreallocator for the file of a disk.
+func (f *File) newPlaces(busy func() bool) *preallocator { return newPreallocator(f.file, busy) }

@@ -6,19 +6,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/zap"
-
-	"kubevirt.io/disk/disk/internal/slots"
 )
-
-// sparse makes a file that is a hole.
-func sparse(t *testing.T, size int64) *os.File {
-	t.Helper()
-	f, err := os.OpenFile(put(t, t.TempDir(), "disk.raw", nil, size), os.O_RDWR, 0)
-	require.NoError(t, err)
-	t.Cleanup(func() { f.Close() })
-	return f
-}
 
 // A range that is large enough gets its place, and reads as zeros as before, within the file's size.
 func TestPreallocator(t *testing.T) {
@@ -91,25 +79,4 @@ func TestRawWriterPreallocates(t *testing.T) {
 	got, err := os.ReadFile(f.Name())
 	require.NoError(t, err)
 	require.True(t, bytes.Equal(content, got))
-}
-
-// A clone has a preallocator where the file system is one for it, and uses it only while no guest is there.
-func TestClonePreallocates(t *testing.T) {
-	const size = pastCacheFrom
-	d, err := OpenFile(sparse(t, size).Name(), FileOptions{Private: true})
-	require.NoError(t, err)
-	defer d.Close()
-	blocks := newBlockMap(blocksOf(size))
-	image := simImage{make([]byte, size)}
-	over := newOverlay(d, image, blocks, newMapStore(len(blocks.pages)), size, overlayOptions{})
-	h := newHydration(over, zap.NewNop(), 0, slots.New(4, slots.Options{}))
-	require.NoError(t, h.run(t.Context()))
-	if newPreallocator(d.file, nil) == nil {
-		require.Nil(t, h.out.places)
-		return
-	}
-	require.NotNil(t, h.out.places)
-	require.False(t, h.out.places.busy())
-	over.watch.touch()
-	require.True(t, h.out.places.busy())
 }

@@ -10,7 +10,7 @@ import (
 // Progress tells how much of an image has been copied: by an expansion while it runs, or into a disk that is served
 // meanwhile. The zero value is ready to use; every method may be called at any time by any goroutine.
 type Progress struct {
-	served              atomic.Pointer[overlay] // nil: the counters below are what is known
+	served              atomic.Pointer[followed] // nil: the counters below are what is known
 	total, done         atomic.Int64
 	dataTotal, dataDone atomic.Int64
 	finished            atomic.Bool
@@ -19,9 +19,9 @@ type Progress struct {
 
 // Done is how many bytes of the virtual size are dealt with, holes included.
 func (p *Progress) Done() int64 {
-	if o := p.served.Load(); o != nil {
-		done, total := o.copied()
-		return o.Size() - (total - done)
+	if served := p.served.Load(); served != nil {
+		done, data := (*served)()
+		return p.total.Load() - (data - done)
 	}
 	return p.done.Load()
 }
@@ -31,8 +31,8 @@ func (p *Progress) Total() int64 { return p.total.Load() }
 
 // Data is how many of the bytes that the image stores have been copied, of how many: what the remaining time depends on.
 func (p *Progress) Data() (done, total int64) {
-	if o := p.served.Load(); o != nil {
-		return o.copied()
+	if served := p.served.Load(); served != nil {
+		return (*served)()
 	}
 	return p.dataDone.Load(), p.dataTotal.Load()
 }
@@ -50,11 +50,14 @@ func (p *Progress) wait(scarce bool) {
 	}
 }
 
-// follow makes it tell what an overlay has copied.
-func (p *Progress) follow(o *overlay) {
-	_, data := o.copied()
-	p.start(o.Size(), data)
-	p.served.Store(o)
+// followed tells how many bytes of the data of an image are in a disk that is served, of how many.
+type followed = func() (done, data int64)
+
+// follow makes it tell what has been copied of an image into a disk of that size.
+func (p *Progress) follow(size int64, served followed) {
+	_, data := served()
+	p.start(size, data)
+	p.served.Store(&served)
 }
 
 func (p *Progress) start(total, data int64) {

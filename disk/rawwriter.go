@@ -53,18 +53,24 @@ func newRawWriter(cached, direct io.WriterAt) *rawWriter {
 	return &rawWriter{cached: cached, direct: direct, pace: newPace(direct != nil)}
 }
 
+// servedWorth is what the speed past the page cache counts for a disk that is served, to that through it: what is in the cache the guest need
+// not wait for.
+const servedWorth = 1. / cacheWorth
+
 // newServedWriter is newRawWriter for the file of a disk that is served meanwhile, and that the guest writes to in small pieces later.
-func newServedWriter(cached, direct io.WriterAt) *rawWriter {
+// worth is what the speed of the direct way counts to that of the others, see servedWorth.
+func newServedWriter(cached, direct io.WriterAt, places *preallocator, worth float64) *rawWriter {
 	w := newRawWriter(cached, direct)
 	w.pace.rates[largeFolios] = 0
-	w.pace.worth[pastCache] = 1. / cacheWorth
+	w.pace.worth[pastCache] = worth
+	w.places = places
 	return w
 }
 
 // store writes what is not zero of p, by blocks of the file system, into a file that is a hole there: zeros stay one. It returns how
 // many bytes it has written.
 func (w *rawWriter) store(p []byte, off int64) (written int64, err error) {
-	return dataRuns(p, off, w.write)
+	return dataRuns(p, off, w.Write)
 }
 
 // count only tells how many bytes store would write.
@@ -72,10 +78,10 @@ func count(p []byte, off int64) (written int64, err error) {
 	return dataRuns(p, off, func([]byte, int64) error { return nil })
 }
 
-// write writes all of p in the way that is fastest.
-func (w *rawWriter) write(p []byte, off int64) error {
+// Write writes all of p in the way that is fastest.
+func (w *rawWriter) Write(p []byte, off int64) error {
 	if off%holeSize != 0 || len(p)%holeSize != 0 {
-		return w.writeThrough(p, off)
+		return w.WriteThrough(p, off)
 	}
 	for len(p) > 0 {
 		var n int
@@ -96,8 +102,8 @@ func (w *rawWriter) write(p []byte, off int64) error {
 	return nil
 }
 
-// writeThrough writes all of p through the cache.
-func (w *rawWriter) writeThrough(p []byte, off int64) error {
+// WriteThrough writes all of p through the cache.
+func (w *rawWriter) WriteThrough(p []byte, off int64) error {
 	_, err := w.writeCached(smallFolios, p, off, cachedWrite, true)
 	return err
 }
@@ -129,7 +135,7 @@ func (w *rawWriter) writeDirect(p []byte, off int64) (int, error) {
 	n, err := w.tryDirect(p, off)
 	switch {
 	case errors.Is(err, errThroughCache):
-		return len(p), w.writeThrough(p, off)
+		return len(p), w.WriteThrough(p, off)
 	case errors.Is(err, unix.EINVAL):
 		w.pace.exclude(pastCache) // the storage wants another alignment
 		return 0, nil

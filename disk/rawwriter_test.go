@@ -138,3 +138,25 @@ func TestRawWriter(t *testing.T) {
 		})
 	}
 }
+
+func TestLeadingRun(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 1))
+	for range 200 {
+		p := sample(512*(1+r.IntN(64)), r.Uint64())
+		off := int64(r.IntN(64)) * 512
+		for at := 0; at < len(p); {
+			zero, n := leadingRun(p[at:], off+int64(at))
+			require.Positive(t, n)
+			if zero {
+				require.Equal(t, make([]byte, n), p[at:at+n])
+			}
+			if end := off + int64(at+n); at+n < len(p) {
+				require.Zero(t, end%holeSize, "runs end at blocks of the file system")
+			}
+			at += n
+		}
+	}
+	require.False(t, allZero([]byte{0, 0, 0, 0, 0, 0, 0, 0, 1}))
+	require.False(t, allZero([]byte{0, 1}))
+	require.True(t, allZero(nil))
+}

@@ -62,3 +62,15 @@ func (s *regionSet) each(f func(off, length int64)) {
 		}
 	}
 }
+
+// wordMask is the bits of blocks first to last that lie in a word.
+func wordMask(index, first, last int64) uint64 {
+	mask := ^uint64(0)
+	if index == first/64 {
+		mask &= ^uint64(0) << (first % 64)
+	}
+	if index == last/64 {
+		mask &= ^uint64(0) >> (63 - last%64)
+	}
+	return mask
+}

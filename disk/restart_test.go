@@ -44,8 +44,8 @@ func TestRestartWithADamagedMap(t *testing.T) {
 			require.Contains(t, dropReason(logs), "its map file")
 			require.False(t, again.Kept)
 			require.NotEqual(t, first.Identity, again.Identity, "it has other content")
-			require.NotEqual(t, first.Store().dir, again.Store().dir)
-			require.NoDirExists(t, first.Store().dir)
+			require.NotEqual(t, filepath.Dir(first.Store().Where("kept")), filepath.Dir(again.Store().Where("kept")))
+			require.NoDirExists(t, filepath.Dir(first.Store().Where("kept")))
 			require.Equal(t, -1, firstDifference(content, readAll(t, again, again.Size())))
 			_, err := again.WriteAt(block('n', 512), 1024)
 			require.NoError(t, err)
@@ -68,7 +68,7 @@ func TestRestartWithADamagedMap(t *testing.T) {
 			require.NoError(t, err)
 			damage(t, first.dir.durableMap())
 			for range 2 {
-				_, err = Open(t.Context(), openImage(t, path), opt)
+				_, err = Open(t.Context(), openGood(t, path), opt)
 				var refused *PersistentError
 				require.ErrorAs(t, err, &refused)
 				require.ErrorContains(t, err, "is not complete, and its map file")
@@ -147,7 +147,7 @@ func TestRestartWithAnotherSize(t *testing.T) {
 		next(0, 6<<20, true)
 		for _, size := range []int64{4 << 20, 6<<20 - 512} {
 			opt.Size = size
-			_, err := Open(t.Context(), openImage(t, path), opt)
+			_, err := Open(t.Context(), openGood(t, path), opt)
 			var refused *SizeError
 			require.ErrorAs(t, err, &refused)
 			require.ErrorContains(t, err, "never made smaller")
@@ -171,7 +171,7 @@ func TestReadsAreKeptInOneMode(t *testing.T) {
 // Only who copies everything needs space for everything.
 func TestLargeImageInASmallDirectory(t *testing.T) {
 	path := put(t, t.TempDir(), "a.raw", sample(3<<20, 1), 0)
-	_, err := Open(t.Context(), openImage(t, path), OpenOptions{WorkDir: tinyFS(t, "1m"), Mode: CopyClone})
+	_, err := Open(t.Context(), openGood(t, path), OpenOptions{WorkDir: tinyFS(t, "1m"), Mode: CopyClone})
 	var space *SpaceError
 	require.ErrorAs(t, err, &space)
 	for _, mode := range []CopyMode{CopyOnRead, CopyOnWrite} {
@@ -199,14 +199,14 @@ func TestDiskThatIsOnTheVolumeAlready(t *testing.T) {
 		put(t, lost.PersistentDir, PersistentName, content, 0)
 		name := left(&diskDir{path: lost.PersistentDir, diskFile: PersistentName})
 		put(t, lost.PersistentDir, filepath.Base(name), []byte("a map"), 0)
-		_, err := Open(t.Context(), openImage(t, path), lost)
+		_, err := Open(t.Context(), openGood(t, path), lost)
 		require.ErrorContains(t, err, "has lost its state file, and is not complete without it")
 		require.FileExists(t, name)
 	}
 	for _, size := range []int64{0, 100, 1<<20 + 1} {
 		odd := OpenOptions{PersistentDir: t.TempDir()}
 		put(t, odd.PersistentDir, PersistentName, nil, size)
-		_, err := Open(t.Context(), openImage(t, path), odd)
+		_, err := Open(t.Context(), openGood(t, path), odd)
 		require.ErrorContains(t, err, "which is no positive multiple of 512")
 	}
 }

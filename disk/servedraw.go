@@ -8,7 +8,6 @@ import (
 	"slices"
 
 	"github.com/cespare/xxhash/v2"
-	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 )
 
@@ -62,31 +61,69 @@ func (d *directory) rememberRaw(file *os.File) error {
 	return nil
 }
 
-// rememberOwn keeps with the disk's own file that it is raw, for whoever takes it for an image by
-// itself: inspect and convert, or a daemon that gets the volume as its directory of images. The
-// disk does not depend on it.
-func (o *opening) rememberOwn(file *os.File) {
+// openRaw opens the file of a raw image once more, for writing too if so asked, and checks again that it is raw: a guest
+// is to own its content from then on. It is not compared by inode, as an overlay file system may give the file another one
+// when it is opened for writing.
+func (m *Image) openRaw(write bool) (*os.File, error) {
+	dir, err := openDirectory(m.dir)
+	if err != nil {
+		return nil, err
+	}
+	defer dir.close()
+	access := unix.O_RDONLY
+	if write {
+		access = unix.O_RDWR
+	}
+	file, st, err := dir.openAs(m.name, access)
+	if err != nil {
+		reason, _ := explainOpen(err, useFound)
+		return nil, fmt.Errorf("image %q %s: %w", m.path, reason, err)
+	}
+	head, tail, err := readEnds(file, st.Size)
+	raw := err == nil && detect(head, tail) == nil || m.top.source == SourceTold
+	if err == nil && !raw {
+		raw, err = dir.servedRaw(file)
+	}
+	if err == nil && (!raw || st.Size != m.top.size) {
+		err = errors.New("was exchanged after it was validated; start again")
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("image %q %w", m.path, err), file.Close())
+	}
+	return file, nil
+}
+
+// rememberRaw keeps with the file of the image, which openRaw has opened, that it is served raw. It is to be called before a
+// guest can write.
+func (m *Image) rememberRaw(file *os.File) error {
+	dir, err := openDirectory(m.dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(dir.rememberRaw(file), dir.close())
+}
+
+// markRaw keeps with a file that it is raw: with the file itself, or where that cannot be in the directory that it is in. No
+// directory: not there.
+func markRaw(file *os.File, beside string) error {
 	marked, err := hasRawMark(file)
 	if marked {
-		return
+		return nil
 	}
 	if err == nil {
 		err = setRawMark(file)
 	}
-	if err != nil && o.dir.persistent {
-		dir, dirErr := openDirectory(o.dir.path)
-		if dirErr == nil {
-			dirErr = errors.Join(dir.markBeside(file), dir.close())
-		}
-		if dirErr == nil {
-			return
-		}
-		err = errors.Join(err, dirErr)
+	if err == nil || beside == "" {
+		return err
 	}
-	if err != nil {
-		o.log.Debug("that the disk is raw cannot be remembered with its file",
-			zap.String("disk", file.Name()), zap.Error(err))
+	dir, dirErr := openDirectory(beside)
+	if dirErr == nil {
+		dirErr = errors.Join(dir.markBeside(file), dir.close())
 	}
+	if dirErr == nil {
+		return nil
+	}
+	return errors.Join(err, dirErr)
 }
 
 // rememberCopy keeps with a raw copy that it is raw, where it looks like something else: a guest
@@ -210,4 +247,17 @@ func markName(file *os.File) (string, error) {
 		return "", fmt.Errorf("%q: the file system does not tell its files apart: %w", file.Name(), err)
 	}
 	return path.Join(marksDir, "raw-"+id), nil
+}
+
+// fileInstance tells files of one name apart: by the number of the inode, and by when that was made, as numbers are used again. "": it
+// cannot be told.
+func fileInstance(f *os.File) string {
+	var st unix.Statx_t
+	err := retry(func() error {
+		return unix.Statx(int(f.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_INO|unix.STATX_BTIME, &st)
+	})
+	if err != nil || st.Mask&unix.STATX_INO == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%d-%d.%09d", st.Ino, st.Btime.Sec, st.Btime.Nsec)
 }

@@ -101,7 +101,7 @@ func TestServedRawStaysRaw(t *testing.T) {
 			// Another file of that name is one of which nothing is known.
 			require.NoError(t, os.WriteFile(filepath.Join(dir, "new"), want, 0o644))
 			require.NoError(t, os.Rename(filepath.Join(dir, "new"), filepath.Join(dir, name)))
-			reason := scanErrors(t, dir)[name]
+			reason := scanReasons(t, dir)[name]
 			require.Contains(t, reason, `set "format: raw" for it under "disks"`)
 
 			images, err := ScanDir(dir, ImageOptions{Formats: map[string]Format{name: FormatRaw}})
@@ -126,7 +126,7 @@ func TestServedRawWithoutAttributes(t *testing.T) {
 	path := put(t, dir, "a.raw", nil, guestSize)
 	f, err := os.Open(path)
 	require.NoError(t, err)
-	require.ErrorIs(t, setRawMark(f), unix.EOPNOTSUPP,
+	require.ErrorIs(t, markRaw(f, ""), unix.EOPNOTSUPP,
 		"the test needs a file system without attributes")
 	require.NoError(t, f.Close())
 
@@ -147,7 +147,7 @@ func TestServedRawWithoutAttributes(t *testing.T) {
 	require.ErrorAs(t, err, &none)
 	require.Empty(t, none.Directories, "the subdirectory is our own")
 	put(t, dir, "b.raw", want, 0)
-	require.Contains(t, scanErrors(t, dir)["b.raw"], "LUKS")
+	require.Contains(t, scanReasons(t, dir)["b.raw"], "LUKS")
 
 	// The disk of a volume keeps it there, too.
 	volume := filepath.Join(dir, "volume")
@@ -157,7 +157,7 @@ func TestServedRawWithoutAttributes(t *testing.T) {
 	guestWrites(t)["qcow2"](inst)
 	want = readAll(t, inst, guestSize)
 	require.NoError(t, inst.Close())
-	img := openImage(t, filepath.Join(volume, PersistentName))
+	img := openGood(t, filepath.Join(volume, PersistentName))
 	require.Equal(t, SourceServed, img.Info().FormatSource)
 	require.True(t, bytes.Equal(want, readAll(t, img, guestSize)))
 }
@@ -179,7 +179,7 @@ func TestServedRawThatCannotBeRemembered(t *testing.T) {
 	require.Equal(t, 1, logs.FilterMessageSnippet(`say so by "format: raw"`).Len())
 	guestWrites(t)["qcow2"](inst)
 	require.NoError(t, inst.Close())
-	require.Contains(t, scanErrors(t, dir)["a.raw"], "is named as a raw disk")
+	require.Contains(t, scanReasons(t, dir)["a.raw"], "is named as a raw disk")
 }
 
 // A disk that was written before anybody remembered, or a copy of one, does not read another file
@@ -189,7 +189,7 @@ func TestHeaderOfAGuestIsNotFollowed(t *testing.T) {
 	put(t, dir, "secret.raw", block('s', guestSize), 0)
 	overlayOn(t, dir, "a.raw", "secret.raw", "raw")
 	require.NoError(t, os.Truncate(filepath.Join(dir, "a.raw"), guestSize))
-	reason := scanErrors(t, dir)["a.raw"]
+	reason := scanReasons(t, dir)["a.raw"]
 	require.Contains(t, reason, `begins with a qcow2 header that names the backing file "secret.raw"`)
 	require.Contains(t, reason, `otherwise set "format: raw"`)
 	_, err := OpenImage(filepath.Join(dir, "a.raw"), ImageOptions{})
@@ -260,7 +260,7 @@ func TestServedReadOnlyIsNotRemembered(t *testing.T) {
 	path := put(t, t.TempDir(), "a.raw", nil, guestSize)
 	inst, _ := start(t, path, OpenOptions{WorkDir: t.TempDir(), Mode: CopyNone, ReadOnly: true})
 	require.NoError(t, inst.Close())
-	require.Equal(t, SourceContent, openImage(t, path).Info().FormatSource)
+	require.Equal(t, SourceContent, openGood(t, path).Info().FormatSource)
 }
 
 // Below another image, too, what was served raw is raw.
@@ -275,7 +275,7 @@ func TestServedRawAsBackingFile(t *testing.T) {
 	require.NoError(t, inst.Close())
 
 	qemuImg(t, dir, "create", "-q", "-f", "qcow2", "-F", "raw", "-b", "base.raw", "top.qcow2")
-	img := openImage(t, filepath.Join(dir, "top.qcow2"))
+	img := openGood(t, filepath.Join(dir, "top.qcow2"))
 	require.True(t, bytes.Equal(want, readAll(t, img, guestSize)))
 	require.Equal(t, SourceServed, img.Info().BackingChain[0].FormatSource)
 
@@ -287,14 +287,14 @@ func TestServedRawAsBackingFile(t *testing.T) {
 // The files of disks of our own are raw for whoever looks at them later, also one that a volume has
 // brought along.
 func TestOwnDiskFilesAreRaw(t *testing.T) {
-	image := put(t, t.TempDir(), "image.raw", block('i', guestSize), 0)
+	path := put(t, t.TempDir(), "image.raw", block('i', guestSize), 0)
 	work, volume, brought := t.TempDir(), t.TempDir(), t.TempDir()
 	put(t, brought, PersistentName, nil, guestSize)
 	for _, opt := range []OpenOptions{
 		{WorkDir: work}, {PersistentDir: volume}, {PersistentDir: brought},
 		{PersistentDir: t.TempDir(), Mode: CopyOnWrite},
 	} {
-		inst, _ := start(t, image, opt)
+		inst, _ := start(t, path, opt)
 		guestWrites(t)["qcow2"](inst)
 		if inst.copies != nil {
 			inst.copies.done.Wait()
@@ -305,7 +305,7 @@ func TestOwnDiskFilesAreRaw(t *testing.T) {
 		require.True(t, info.Servable, info.Reason)
 		require.Equal(t, SourceServed, info.FormatSource)
 
-		inst, _ = start(t, image, opt)
+		inst, _ = start(t, path, opt)
 		require.Equal(t, []byte("QFI\xfb"), readAll(t, inst, 4))
 		require.NoError(t, inst.Close())
 	}
@@ -337,23 +337,23 @@ func TestConvertedDiskIsRaw(t *testing.T) {
 	put(t, dir, "in.raw", []byte("LUKS\xba\xbe\x00\x02"), guestSize)
 	qemuImg(t, dir, "convert", "-f", "raw", "-O", "qcow2", "in.raw", "a.qcow2")
 	out := filepath.Join(dir, "out.raw")
-	require.NoError(t, Convert(t.Context(), openImage(t, filepath.Join(dir, "a.qcow2")), out, nil))
-	require.Equal(t, SourceServed, openImage(t, out).Info().FormatSource)
+	require.NoError(t, Convert(t.Context(), openGood(t, filepath.Join(dir, "a.qcow2")), out, nil))
+	require.Equal(t, SourceServed, openGood(t, out).Info().FormatSource)
 
 	// One that looks like a disk is recognised as ever, so that another image may be written over
 	// it.
 	plain := put(t, dir, "plain.raw", nil, guestSize)
-	require.NoError(t, Convert(t.Context(), openImage(t, plain), out, nil))
-	require.Equal(t, SourceContent, openImage(t, out).Info().FormatSource)
+	require.NoError(t, Convert(t.Context(), openGood(t, plain), out, nil))
+	require.Equal(t, SourceContent, openGood(t, out).Info().FormatSource)
 
 	// What a killed process left is not what is written in its place.
 	left, err := os.OpenFile(out+partialSuffix, os.O_RDWR|os.O_CREATE, 0o644)
 	require.NoError(t, err)
 	require.NoError(t, left.Truncate(4096))
-	require.NoError(t, setRawMark(left))
+	require.NoError(t, markRaw(left, ""))
 	require.NoError(t, left.Close())
-	require.NoError(t, Convert(t.Context(), openImage(t, plain), out, nil))
-	require.Equal(t, SourceContent, openImage(t, out).Info().FormatSource)
+	require.NoError(t, Convert(t.Context(), openGood(t, plain), out, nil))
+	require.Equal(t, SourceContent, openGood(t, out).Info().FormatSource)
 }
 
 // TestServeRawUntilKilled is the process that TestServedRawSurvivesKill kills.

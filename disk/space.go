@@ -1,7 +1,6 @@
 package disk
 
 import (
-	"errors"
 	"fmt"
 )
 
@@ -29,7 +28,3 @@ func (e *SpaceError) Error() string {
 
 // Is makes the error one of ErrNoSpace.
 func (e *SpaceError) Is(target error) bool { return target == ErrNoSpace }
-
-// IsNoSpace reports whether an error says that there is no space, be it ErrNoSpace or what the
-// system says.
-func IsNoSpace(err error) bool { return errors.Is(err, ErrNoSpace) || isNoSpace(err) }

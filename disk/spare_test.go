@@ -2,7 +2,6 @@ package disk
 
 import (
 	"bytes"
-	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -12,24 +11,6 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 )
-
-// fill leaves no space in a file system: the first function that it returns takes what has become free since, and the second one gives all back.
-func fill(t *testing.T, dir string) (more, free func()) {
-	t.Helper()
-	filler, err := os.Create(filepath.Join(dir, "filler"))
-	require.NoError(t, err)
-	t.Cleanup(func() { filler.Close() })
-	more = func() {
-		for size := 1 << 20; size > 0; {
-			if _, err := filler.Write(make([]byte, size)); err != nil {
-				require.True(t, isNoSpace(err), "%v", err)
-				size /= 2
-			}
-		}
-	}
-	more()
-	return more, func() { require.NoError(t, errors.Join(filler.Close(), os.Remove(filler.Name()))) }
-}
 
 // savedFile looks at a directory as a kernel does that loses power: a file has the content that was there when it was synced, or anything where that
 // has changed since, and names are those of the last sync of the directory, or later ones.
@@ -165,26 +146,6 @@ func TestStoreOnAFullVolume(t *testing.T) {
 		got, err := ephemeral.Load("reservations")
 		require.NoError(t, err)
 		require.Equal(t, block(byte(i), 100), got)
-	}
-}
-
-// A disk on a full volume is served also where its state has to say something else from now on.
-func TestFullVolumeWithOtherSettings(t *testing.T) {
-	volume := tinyFS(t, "8m")
-	path := put(t, t.TempDir(), "a.raw", sample(1<<20, 1), 0)
-	opt := OpenOptions{PersistentDir: volume, Mode: CopyOnWrite}
-	inst, _ := start(t, path, opt)
-	inst.copies.done.Wait()
-	require.NoError(t, inst.Close())
-	fill(t, volume)
-	for _, serial := range []string{"another", "and another"} {
-		opt.Identity.Serial = serial
-		again, _ := start(t, path, opt)
-		require.True(t, again.Kept)
-		require.NoError(t, again.Close())
-		s, err := loadState(again.dir.state())
-		require.NoError(t, err)
-		require.Equal(t, serial, s.Identity.Serial)
 	}
 }
 

@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 
 	"github.com/cespare/xxhash/v2"
@@ -91,47 +90,4 @@ func (s *Store) Save(name string, data []byte) error {
 		return err
 	}
 	return replaceSmall(s.Where(name), binary.LittleEndian.AppendUint64(append([]byte(nil), data...), xxhash.Sum64(data)), s.spare(), s.sync)
-}
-
-// unitInfix parts the name of the disk's file from the identifier of its content, in the name of a store's directory.
-const unitInfix = ".unit-"
-
-// Store is where the logical unit of this disk keeps what belongs to its content, and goes when that is replaced: saved mode
-// pages, reservations, what an interrupted write has to put back. It is as durable as the disk.
-func (i *Instance) Store() *Store { return NewStore(i.dir.disk()+unitInfix+i.content, i.durable()) }
-
-// durable tells whether a Flush reaches storage.
-func (i *Instance) durable() bool {
-	f, ok := i.Disk.(*File)
-	if !ok {
-		f = i.Disk.(*overlay).file.(*File)
-	}
-	return f.opt.Durable
-}
-
-// syncContent makes durable what was written without that: the disk, and what its unit has kept with that content.
-func (d *diskDir) syncContent(content string) error {
-	if err := syncFile(d.disk()); err != nil {
-		return err
-	}
-	unit := d.disk() + unitInfix + content
-	entries, err := os.ReadDir(unit)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	for _, e := range entries {
-		err = errors.Join(err, syncFile(filepath.Join(unit, e.Name())))
-	}
-	return errors.Join(err, syncDir(unit, (*os.File).Sync), syncParent(unit))
-}
-
-// clearUnits removes what units have kept of a disk that is about to be replaced.
-func (d *diskDir) clearUnits() error {
-	entries, err := os.ReadDir(d.path)
-	for _, e := range entries {
-		if strings.HasPrefix(e.Name(), d.diskFile+unitInfix) {
-			err = errors.Join(err, removeAll(filepath.Join(d.path, e.Name())))
-		}
-	}
-	return err
 }

@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 )
 
@@ -98,13 +97,6 @@ func TestStoreFails(t *testing.T) {
 	require.Equal(t, []string{spareSuffix, "kept", "taken"}, fileNames(entries))
 }
 
-func fileNames(entries []os.DirEntry) (names []string) {
-	for _, e := range entries {
-		names = append(names, e.Name())
-	}
-	return names
-}
-
 // Whatever else is in a file of the store is noticed, and the message says which one.
 func TestStoreRefuses(t *testing.T) {
 	for want, make := range map[string]func(path string) error{
@@ -131,82 +123,5 @@ func TestStoreRefuses(t *testing.T) {
 		put(t, dir, "sanitize", bad, 0)
 		_, err := s.Load("sanitize")
 		require.ErrorContains(t, err, "damaged", "bit %d", i)
-	}
-}
-
-// What a logical unit keeps belongs to the content of its disk: it stays while the disk is kept, whatever it is called by then,
-// and goes with it.
-func TestStoreGoesWithTheDisk(t *testing.T) {
-	dir, work := t.TempDir(), t.TempDir()
-	path := put(t, dir, "disk.raw", sample(1<<20, 1), 0)
-	opt := OpenOptions{WorkDir: work}
-
-	first, _ := start(t, path, opt)
-	require.NoError(t, first.Store().Save("mode-pages", []byte("x")))
-	require.NoError(t, first.Close())
-
-	opt.Identity.Serial = "another"
-	again, _ := start(t, path, opt)
-	require.True(t, again.Kept)
-	kept, err := again.Store().Load("mode-pages")
-	require.NoError(t, err)
-	require.Equal(t, "x", string(kept))
-	require.NoError(t, again.Close())
-
-	put(t, dir, "disk.raw", sample(1<<20, 2), 0)
-	other, _ := start(t, path, opt)
-	require.False(t, other.Kept)
-	require.NotEqual(t, first.Store().dir, other.Store().dir)
-	require.NoDirExists(t, first.Store().dir)
-}
-
-func TestStoreIsAsDurableAsTheDisk(t *testing.T) {
-	path := put(t, t.TempDir(), "disk.raw", sample(1<<20, 1), 0)
-	for want, opt := range map[bool][]OpenOptions{
-		true:  {{Durable: true}, {Mode: CopyNone}, {Mode: CopyOnWrite, PersistentDir: t.TempDir()}},
-		false: {{}, {Mode: CopyOnWrite}},
-	} {
-		for _, o := range opt {
-			o.WorkDir = t.TempDir()
-			inst, _ := start(t, path, o)
-			require.Equal(t, want, inst.Store().sync != nil, "%+v", o)
-			require.NoError(t, inst.Close())
-		}
-	}
-}
-
-// What a unit has kept of an image that is served in place is not applied to another file of its name: an atomic write that was interrupted
-// would put blocks of the one into the other.
-func TestStoreOfAnExchangedFile(t *testing.T) {
-	dir := t.TempDir()
-	path := put(t, dir, "disk.raw", []byte("data"), 1<<20)
-	opt := OpenOptions{Mode: CopyNone, WorkDir: t.TempDir()}
-	first, _ := start(t, path, opt)
-	require.False(t, first.Kept)
-	require.NoError(t, first.Store().Save("kept", []byte("x")))
-	require.NoError(t, first.Close())
-	for _, readOnly := range []bool{false, true, false} {
-		opt.ReadOnly = readOnly
-		again, logs := start(t, path, opt)
-		require.True(t, again.Kept)
-		kept, err := again.Store().Load("kept")
-		require.NoError(t, err)
-		require.Equal(t, "x", string(kept))
-		require.Empty(t, logs.FilterLevelExact(zap.WarnLevel).All())
-		require.NoError(t, again.Close())
-	}
-
-	put(t, dir, "new.raw", []byte("data"), 1<<20)
-	require.NoError(t, os.Rename(filepath.Join(dir, "new.raw"), path))
-	for i := range 2 {
-		other, logs := start(t, path, opt)
-		require.Equal(t, i > 0, other.Kept)
-		require.Equal(t, first.Identity, other.Identity)
-		require.Equal(t, 1-i, logs.FilterMessageSnippet("is another one").Len())
-		kept, err := other.Store().Load("kept")
-		require.NoError(t, err)
-		require.Empty(t, kept)
-		require.NoDirExists(t, first.Store().dir)
-		require.NoError(t, other.Close())
 	}
 }

@@ -181,7 +181,7 @@ func TestSweepBesideAStart(t *testing.T) {
 	}()
 	opened := 0
 	for range 300 {
-		inst, err := Open(t.Context(), openImage(t, path), OpenOptions{WorkDir: work, Owner: "us", Mode: CopyOnWrite})
+		inst, err := Open(t.Context(), openGood(t, path), OpenOptions{WorkDir: work, Owner: "us", Mode: CopyOnWrite})
 		if locked := new(LockedError); errors.As(err, &locked) {
 			continue
 		}

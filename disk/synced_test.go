@@ -74,8 +74,9 @@ func TestKeepPromises(t *testing.T) {
 			say(sayKept + "what an earlier process wrote and did not flush")
 			say(sayOwing)
 			unit := inst.Store()
-			unit.sync = syncFilesOnly
-			require.NoError(t, unit.Save("mode-pages", []byte("killed before the name is synced")))
+			kept := unit.Where("mode-pages")
+			require.NoError(t, os.MkdirAll(filepath.Dir(kept), 0o700))
+			require.NoError(t, replaceSmall(kept, []byte("killed before the name is synced"), "", syncFilesOnly))
 			content, err := os.ReadFile(inst.dir.state())
 			require.NoError(t, err)
 			require.NoError(t, inst.Close())

@@ -146,7 +146,7 @@ func TestWaitingDiskKeepsNoPlace(t *testing.T) {
 	d, h := copying(t, shared, nil)
 	file := &full{simFile: d.file, space: make(chan struct{})}
 	d.over.file = file
-	h.out, h.retry = newServedWriter(file, nil), time.Millisecond
+	h.out, h.retry = newServedWriter(file, nil, nil, servedWorth), time.Millisecond
 	copied := make(chan error, 1)
 	go func() { copied <- h.run(t.Context()) }()
 	require.Eventually(t, func() bool { return file.tries.Load() > 2 }, 10*time.Second, time.Millisecond)
@@ -191,7 +191,7 @@ func TestProgressOfAllDisksIsLoggedOnce(t *testing.T) {
 	for range 3 {
 		d, h := copying(t, shared, nil)
 		h.log, h.progress, h.begun = zap.New(core), new(Progress), time.Now().Add(-progressInterval)
-		h.progress.follow(d.over)
+		h.progress.follow(d.over.Size(), d.over.copied)
 		slot, err := shared.Acquire(t.Context())
 		require.NoError(t, err)
 		more, _ := h.step(t.Context(), slot)

@@ -50,7 +50,7 @@ func TestAStartShortOfDescriptorsKeepsTheDisk(t *testing.T) {
 
 				refused := 0
 				for extra := uint64(0); ; extra++ {
-					img := openImage(t, path)
+					img := openGood(t, path)
 					probe, err := os.Open(path)
 					require.NoError(t, err)
 					next := uint64(probe.Fd())

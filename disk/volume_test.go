@@ -77,9 +77,9 @@ func TestSnapshotOfAVolumeOnTheSameMachine(t *testing.T) {
 func TestDirectoryErrorsSayWhatToDo(t *testing.T) {
 	path := put(t, t.TempDir(), "disk.raw", block(1, 8192), 0)
 	full := tinyFS(t, "16k,nr_inodes=1")
-	_, err := Open(t.Context(), openImage(t, path), OpenOptions{WorkDir: full})
+	_, err := Open(t.Context(), openGood(t, path), OpenOptions{WorkDir: full})
 	require.ErrorContains(t, err, "no space left on device; make room")
 	require.NoError(t, unix.Mount("", full, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
-	_, err = Open(t.Context(), openImage(t, path), OpenOptions{WorkDir: full})
+	_, err = Open(t.Context(), openGood(t, path), OpenOptions{WorkDir: full})
 	require.ErrorContains(t, err, "read-only file system; mount a volume there that user 0 can write to")
 }

@@ -61,17 +61,17 @@ func (d *daemon) openDisks(ctx context.Context) error {
 			Progress:      s.progress,
 			Workers:       workers,
 		}
-		instance, err := disk.Open(ctx, s.image, opt)
+		inst, err := disk.Open(ctx, s.image, opt)
 		if errors.Is(err, disk.ErrNoSpace) && !swept {
 			// What takes the space may be the disk of an image that is gone, which is otherwise removed once all are served.
 			swept = true
 			d.sweep(ctx)
-			instance, err = disk.Open(ctx, s.image, opt)
+			inst, err = disk.Open(ctx, s.image, opt)
 		}
 		if err != nil {
 			return fmt.Errorf("LUN %d (%q): %w", s.lun, s.name, explainSpace(err, s.copyMode))
 		}
-		d.state.opened(s, instance)
+		d.state.opened(s, inst)
 	}
 	if err := checkIdentities(disks, func(s *servedDisk) disk.Identity { return s.instance.Identity }); err != nil {
 		return err

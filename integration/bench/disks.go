@@ -277,8 +277,8 @@ func (s settings) coldRate(ctx context.Context, c starter, image string, depth i
 }
 
 // coldLoad is the load of cold reads of an image.
-func coldLoad(image string, depth int) (generatorLoad, error) {
-	opened, err := disk.OpenImage(image, disk.ImageOptions{})
+func coldLoad(path string, depth int) (generatorLoad, error) {
+	opened, err := disk.OpenImage(path, disk.ImageOptions{})
 	if err != nil {
 		return generatorLoad{}, err
 	}

@@ -141,3 +141,18 @@ func (b *Slot) give() {
 		b.of.free <- struct{}{}
 	}
 }
+
+// Rest waits without a slot, or returns ctx's error when it ends before.
+func Rest(ctx context.Context, d time.Duration) error {
+	if d <= 0 {
+		return ctx.Err()
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
