@@ -1,7 +1,6 @@
-// Package disk turns untrusted disk images into the block devices that a target serves.
+// Package disk says what a disk is: the interfaces that a target serves, identity, and the errors that mean something to it.
 //
-// A Disk is what the SCSI layer reads and writes. An Image is a validated, read-only disk image
-// (qcow2 or raw) of the image directory. Open makes a Disk of an Image by copy mode.
+// A Disk is what the SCSI layer reads and writes. disk/image reads images, and disk/instance makes disks of them.
 package disk
 
 import (

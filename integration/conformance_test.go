@@ -97,7 +97,7 @@ func startForSuite(t *testing.T, env map[string]string, args ...string) (urls []
 func serveForSuite(t *testing.T, lun target.LUN, limits target.Limits) (urls []string, alive func() error) {
 	lun.Number, lun.Name, lun.Access = 1, "lun.raw", target.AccessWriteShared
 	lun.Identity = disk.Identity{Serial: t.Name()[max(0, len(t.Name())-32):], NAA: [8]byte{0x30, 7: byte(len(t.Name()))}}
-	lun.Store = disk.NewStore(filepath.Join(t.TempDir(), "unit"), false)
+	lun.Store = disktest.NewStore(filepath.Join(t.TempDir(), "unit"), false)
 	server, err := target.New(target.Options{LUNs: []target.LUN{lun}, Limits: limits})
 	require.NoError(t, err)
 	l, err := net.Listen("tcp", "127.0.0.1:0")

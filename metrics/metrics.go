@@ -94,7 +94,7 @@ func New(build BuildInfo) *Metrics {
 	return m
 }
 
-// Progress is how much of an image was copied; disk.Progress is one.
+// Progress is how much of an image was copied; image.Progress is one.
 type Progress interface {
 	Data() (copied, total int64) // bytes that the image stores
 	Total() int64                // bytes of the disk; 0 before it is made

@@ -28,7 +28,7 @@ const (
 // ParseAccessMode reads an access mode as the configuration spells it.
 func ParseAccessMode(s string) (AccessMode, error) { return scsi.ParseAccessMode(s) }
 
-// Store keeps what a logical unit must remember over a loss of power; disk.Store is one.
+// Store keeps what a logical unit must remember over a loss of power; that of an instance.Instance is one.
 type Store = scsi.Store
 
 // LUN is one disk and how it is served.

@@ -20,7 +20,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/integration/peers"
 )
 
@@ -181,10 +181,10 @@ func TestInspectWhatWouldNotBeServed(t *testing.T) {
 // TestInspectShowsWhatApplies: an image with everything there is to show, and a file about which nothing is known.
 func TestInspectShowsWhatApplies(t *testing.T) {
 	var b bytes.Buffer
-	require.NoError(t, writeInfo(&b, disk.ImageInfo{
-		Name: "top.qcow2", Format: disk.FormatQcow2, Version: 3, VirtualSize: 10 << 30, AllocatedSize: 1 << 20, FileSize: 196616, ClusterSize: 64 << 10,
+	require.NoError(t, writeInfo(&b, image.Info{
+		Name: "top.qcow2", Format: image.FormatQcow2, Version: 3, VirtualSize: 10 << 30, AllocatedSize: 1 << 20, FileSize: 196616, ClusterSize: 64 << 10,
 		Compression: "zstd", Servable: true,
-		BackingChain: []disk.BackingInfo{{Name: "a b.qcow2", Format: disk.FormatQcow2, Version: 2, VirtualSize: 5 << 30}, {Name: "base", Format: disk.FormatRaw, VirtualSize: 512}},
+		BackingChain: []image.BackingInfo{{Name: "a b.qcow2", Format: image.FormatQcow2, Version: 2, VirtualSize: 5 << 30}, {Name: "base", Format: image.FormatRaw, VirtualSize: 512}},
 	}))
 	require.Equal(t, `image           "top.qcow2"
 format          qcow2 version 3
@@ -200,7 +200,7 @@ servable        yes
 `, b.String())
 
 	b.Reset()
-	require.NoError(t, writeInfo(&b, disk.ImageInfo{Name: "x", FileSize: 1024, Reason: "is strange"}))
+	require.NoError(t, writeInfo(&b, image.Info{Name: "x", FileSize: 1024, Reason: "is strange"}))
 	require.Equal(t, `image      "x"
 format     unknown
 file size  1 KiB (1024 bytes)
@@ -208,7 +208,7 @@ servable   no: it is strange
 `, b.String())
 
 	b.Reset()
-	require.NoError(t, writeInfo(&b, disk.ImageInfo{Name: "x.raw", Format: disk.FormatRaw, Servable: true}))
+	require.NoError(t, writeInfo(&b, image.Info{Name: "x.raw", Format: image.FormatRaw, Servable: true}))
 	require.Contains(t, b.String(), "compression     none\nbacking file    none\n")
 }
 

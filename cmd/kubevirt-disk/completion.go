@@ -6,7 +6,8 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/disk/instance"
 	"kubevirt.io/disk/libvirt"
 	"kubevirt.io/disk/target"
 )
@@ -16,14 +17,14 @@ var imageExtensions = []string{"qcow2", "raw", "img", "iso"}
 
 // choices are the values of flags that take one of a few words, for the shell.
 var choices = map[string][]string{
-	keyCopyMode: texts(disk.CopyClone, disk.CopyOnRead, disk.CopyOnWrite, disk.CopyNone),
+	keyCopyMode: texts(instance.CopyClone, instance.CopyOnRead, instance.CopyOnWrite, instance.CopyNone),
 	keyAccessMode: texts(target.AccessWriteExclusive, target.AccessWriteShared,
 		target.AccessReadShared),
-	keyOnImageChange: texts(disk.ImageChangeFail, disk.ImageChangeKeep),
+	keyOnImageChange: texts(instance.ImageChangeFail, instance.ImageChangeKeep),
 	keyLogLevel:      logLevels,
 	keyLogFormat:     logFormats,
 	flagTargetFormat: targetFormats,
-	keyFormat:        texts(disk.FormatRaw, disk.FormatQcow2),
+	keyFormat:        texts(image.FormatRaw, image.FormatQcow2),
 
 	"bus":    texts(libvirt.BusVirtio, libvirt.BusSCSI, libvirt.BusSATA),
 	"device": texts(libvirt.KindDisk, libvirt.KindLUN),

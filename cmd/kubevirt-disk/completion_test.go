@@ -7,7 +7,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/disk/instance"
 	"kubevirt.io/disk/target"
 )
 
@@ -79,13 +80,13 @@ func TestCompletionIsAccepted(t *testing.T) {
 		for _, value := range values {
 			switch flag {
 			case keyCopyMode:
-				_, err := disk.ParseCopyMode(value)
+				_, err := instance.ParseCopyMode(value)
 				require.NoError(t, err)
 			case keyAccessMode:
 				_, err := target.ParseAccessMode(value)
 				require.NoError(t, err)
 			case keyFormat:
-				_, err := disk.ParseFormat(value)
+				_, err := image.ParseFormat(value)
 				require.NoError(t, err)
 			case keyOnImageChange, keyLogLevel, keyLogFormat, flagTargetFormat:
 			default: // those of xml

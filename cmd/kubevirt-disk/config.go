@@ -12,7 +12,8 @@ import (
 	"go.uber.org/zap/zapcore"
 
 	"kubevirt.io/disk/chap"
-	"kubevirt.io/disk/disk"
+
+	"kubevirt.io/disk/disk/instance"
 	"kubevirt.io/disk/libvirt"
 	"kubevirt.io/disk/target"
 )
@@ -25,7 +26,7 @@ type config struct {
 	portals          []portal
 	targetName       string
 	persistentDir    string // "": none
-	onImageChange    disk.ImageChange
+	onImageChange    instance.ImageChange
 	ephemeralFlush   bool
 	controlSocket    string // path; "": none
 	limits           target.Limits
@@ -70,7 +71,7 @@ func loadConfig(flags *pflag.FlagSet, read fileReader, images ...string) (*confi
 	}
 	c.controlSocket = l.controlSocket()
 	c.limits = target.Limits{Memory: l.bytes(keyMemory, parseMemory), MaxConnections: l.count(keyMaxSessions), MaxPerAddress: l.count(keyMaxPerAddress)}
-	if c.onImageChange, err = disk.ParseImageChange(l.text(keyOnImageChange)); err != nil {
+	if c.onImageChange, err = instance.ParseImageChange(l.text(keyOnImageChange)); err != nil {
 		l.problems.add(l.name(keyOnImageChange), "%v", err)
 	}
 	insecure := l.bool(keyInsecureNoAuth)
@@ -151,8 +152,8 @@ func credentials(read fileReader) (c chap.Config, fromFiles bool, err error) {
 	return c, fromFiles, err
 }
 
-func (l *loader) copyMode() disk.CopyMode {
-	mode, err := disk.ParseCopyMode(l.text(keyCopyMode))
+func (l *loader) copyMode() instance.CopyMode {
+	mode, err := instance.ParseCopyMode(l.text(keyCopyMode))
 	if err == nil {
 		err = mode.Check(nil)
 	}

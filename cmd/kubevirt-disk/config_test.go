@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap/zapcore"
 
-	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/instance"
 	"kubevirt.io/disk/target"
 )
 
@@ -155,7 +155,7 @@ func TestDefaults(t *testing.T) {
 	cleanEnv(t)
 	c := mustConfig(t)
 	require.Equal(t, "127.0.0.1:3260", portalTexts(c), "without CHAP only this machine is served")
-	require.Equal(t, disk.CopyClone, c.common.copyMode)
+	require.Equal(t, instance.CopyClone, c.common.copyMode)
 	require.Equal(t, target.AccessWriteExclusive, c.common.accessMode)
 	require.Equal(t, logConfig{level: zapcore.InfoLevel}, c.log)
 	require.False(t, c.chap.Enabled())

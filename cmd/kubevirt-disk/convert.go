@@ -13,7 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/image"
 )
 
 func (a *app) convertCommand() *cobra.Command {
@@ -44,7 +44,7 @@ Progress goes to standard error.`,
 const flagTargetFormat = "target-format"
 
 // targetFormats are what convert can write.
-var targetFormats = []string{string(disk.FormatRaw)}
+var targetFormats = []string{string(image.FormatRaw)}
 
 type convertOptions struct {
 	force        bool
@@ -71,12 +71,12 @@ func (a *app) convert(ctx context.Context, source, destination string, o convert
 	if err := a.checkDestination(destination, o); err != nil {
 		return err
 	}
-	img, err := disk.OpenImage(source, opt)
+	img, err := image.Open(source, opt)
 	if err != nil {
 		return err
 	}
 	defer img.Close()
-	p := new(disk.Progress)
+	p := new(image.Progress)
 	name := strings.ReplaceAll(harmless(img.Name()), "\n", `\n`) // a bar is one line
 	info := img.Info()
 	fmt.Fprintf(a.stderr, "%s: %s, known by %s\n",
@@ -85,7 +85,7 @@ func (a *app) convert(ctx context.Context, source, destination string, o convert
 	if destination == standardStream {
 		return a.stream(ctx, img, p, report)
 	}
-	err = report.while(p, func() error { return disk.Convert(ctx, img, destination, p) })
+	err = report.while(p, func() error { return image.Convert(ctx, img, destination, p) })
 	if err != nil && ctx.Err() != nil {
 		return fmt.Errorf("interrupted: %q was not written", destination)
 	}
@@ -93,10 +93,10 @@ func (a *app) convert(ctx context.Context, source, destination string, o convert
 }
 
 // stream writes the disk to standard output.
-func (a *app) stream(ctx context.Context, img *disk.Image, p *disk.Progress, report *reporter) error {
+func (a *app) stream(ctx context.Context, img *image.Image, p *image.Progress, report *reporter) error {
 	err := report.while(p, func() error {
 		done := make(chan error, 1)
-		go func() { done <- disk.Stream(ctx, img, a.stdout, p) }()
+		go func() { done <- image.Stream(ctx, img, a.stdout, p) }()
 		select {
 		case err := <-done:
 			return err
@@ -152,7 +152,7 @@ func (a *app) checkDestination(destination string, o convertOptions) error {
 		return fmt.Errorf("%q cannot be written: %q is no directory; name another file", destination, filepath.Dir(destination))
 	case err != nil:
 		return err
-	case !o.force && info.Mode().IsRegular(): // anything else is not replaced even so, as disk.Convert says
+	case !o.force && info.Mode().IsRegular(): // anything else is not replaced even so, as image.Convert says
 		return fmt.Errorf("%q is there already: name another file, or replace it with --force", destination)
 	}
 	return nil

@@ -26,6 +26,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/instance"
 	"kubevirt.io/disk/metrics"
 )
 
@@ -57,10 +58,10 @@ func (b *brokenDisk) Close() error { b.closed.Store(true); return nil }
 func newTestDaemon(t *testing.T, d disk.Disk) *daemon {
 	t.Helper()
 	daemon := newDaemon(&config{targetName: "iqn.2020-01.x"}, zap.NewNop())
-	s := &servedDisk{diskSettings: diskSettings{lun: 1, copyMode: disk.CopyNone}, name: "a.raw", capacity: 512}
+	s := &servedDisk{diskSettings: diskSettings{lun: 1, copyMode: instance.CopyNone}, name: "a.raw", capacity: 512}
 	daemon.state.setDisks([]*servedDisk{s})
 	daemon.metrics.SetDisks(daemon.measured([]*servedDisk{s}))
-	daemon.state.opened(s, &disk.Instance{Disk: d})
+	daemon.state.opened(s, &instance.Instance{Disk: d})
 	daemon.state.set(metrics.StateReady)
 	return daemon
 }
@@ -136,7 +137,7 @@ func TestTooFewDescriptors(t *testing.T) {
 	too := d.explainDescriptors(&os.PathError{Op: "open", Path: "x", Err: syscall.EMFILE})
 	require.ErrorIs(t, too, syscall.EMFILE)
 	require.ErrorContains(t, too, "1 disks take, up to 2, and one more")
-	d.state.servedDisks()[0].copyMode = disk.CopyClone
+	d.state.servedDisks()[0].copyMode = instance.CopyClone
 	require.ErrorContains(t, d.explainDescriptors(syscall.EMFILE), "up to 4, and")
 	d.cfg.persistentDir = "/volume"
 	require.ErrorContains(t, d.explainDescriptors(syscall.EMFILE), "up to 5, and")

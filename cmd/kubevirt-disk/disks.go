@@ -15,6 +15,8 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/disk/instance"
 	"kubevirt.io/disk/metrics"
 )
 
@@ -22,12 +24,12 @@ import (
 type servedDisk struct {
 	diskSettings
 	name     string
-	format   disk.Format
-	capacity int64          // bytes
-	image    *disk.Image    // nil: a persistent disk that is served without one
-	progress *disk.Progress // nil: nothing is copied in this mode
-	instance *disk.Instance // guarded by state.mu while pages are served; nil: not made yet, or closed
-	space    *spaceGauge    // guarded by state.mu; nil: not made yet, closed, or it cannot tell
+	format   image.Format
+	capacity int64              // bytes
+	image    *image.Image       // nil: a persistent disk that is served without one
+	progress *image.Progress    // nil: nothing is copied in this mode
+	instance *instance.Instance // guarded by state.mu while pages are served; nil: not made yet, or closed
+	space    *spaceGauge        // guarded by state.mu; nil: not made yet, closed, or it cannot tell
 }
 
 // openDisks validates every image before it makes the first disk, so that a bad one is known at once.
@@ -39,15 +41,15 @@ func (d *daemon) openDisks(ctx context.Context) error {
 	}
 	dirs := make([]string, len(disks)) // of persistent disks
 	if d.cfg.persistentDir != "" {
-		if dirs, err = disk.PersistentDirs(d.cfg.persistentDir, names(disks)); err != nil {
+		if dirs, err = instance.PersistentDirs(d.cfg.persistentDir, names(disks)); err != nil {
 			return explainVolume(err, d.cfg.persistentDir)
 		}
 	}
 	d.state.set(metrics.StateOpening)
-	workers := disk.NewWorkers()
+	workers := instance.NewWorkers()
 	swept := false
 	for i, s := range disks {
-		opt := disk.OpenOptions{
+		opt := instance.Options{
 			Mode:          s.copyMode,
 			WorkDir:       d.cfg.workDir,
 			PersistentDir: dirs[i],
@@ -61,12 +63,12 @@ func (d *daemon) openDisks(ctx context.Context) error {
 			Progress:      s.progress,
 			Workers:       workers,
 		}
-		inst, err := disk.Open(ctx, s.image, opt)
+		inst, err := instance.Open(ctx, s.image, opt)
 		if errors.Is(err, disk.ErrNoSpace) && !swept {
 			// What takes the space may be the disk of an image that is gone, which is otherwise removed once all are served.
 			swept = true
 			d.sweep(ctx)
-			inst, err = disk.Open(ctx, s.image, opt)
+			inst, err = instance.Open(ctx, s.image, opt)
 		}
 		if err != nil {
 			return fmt.Errorf("LUN %d (%q): %w", s.lun, s.name, explainSpace(err, s.copyMode))
@@ -82,12 +84,12 @@ func (d *daemon) openDisks(ctx context.Context) error {
 }
 
 // explainSpace says how a disk takes less space, where a copy of its image does not fit.
-func explainSpace(err error, mode disk.CopyMode) error {
-	var space *disk.SpaceError
-	if mode != disk.CopyClone || !errors.As(err, &space) || space.Needed == 0 {
+func explainSpace(err error, mode instance.CopyMode) error {
+	var space *image.SpaceError
+	if mode != instance.CopyClone || !errors.As(err, &space) || space.Needed == 0 {
 		return err
 	}
-	return fmt.Errorf("%w, or copy only what the guest writes, with --%s=%s (%s)", err, keyCopyMode, disk.CopyOnWrite,
+	return fmt.Errorf("%w, or copy only what the guest writes, with --%s=%s (%s)", err, keyCopyMode, instance.CopyOnWrite,
 		strings.Join(selectSettings([]string{keyCopyMode})[0].env, ", "))
 }
 
@@ -111,7 +113,7 @@ func (d *daemon) explainDescriptors(err error) error {
 // which a disk that survives a crash of the machine has two.
 func (d *daemon) openFiles(s *servedDisk) int {
 	switch {
-	case s.copyMode == disk.CopyNone:
+	case s.copyMode == instance.CopyNone:
 		return 2
 	case d.cfg.persistentDir != "" || d.cfg.ephemeralFlush:
 		return 5
@@ -153,7 +155,7 @@ func (d *daemon) findDisks() ([]*servedDisk, error) {
 	if err := wrong.err(); err != nil { // which the images would be refused for, in other words
 		return nil, err
 	}
-	images, err := d.cfg.openImages(disk.ImageOptions{Formats: formats})
+	images, err := d.cfg.openImages(image.Options{Formats: formats})
 	var disks []*servedDisk
 	switch {
 	case err == nil:
@@ -164,9 +166,9 @@ func (d *daemon) findDisks() ([]*servedDisk, error) {
 			})
 			d.logAssumed(info)
 		}
-	case len(d.cfg.images) == 0 && d.cfg.persistentDir != "" && isNoImage(err) && disk.HasPersistent(d.cfg.persistentDir):
+	case len(d.cfg.images) == 0 && d.cfg.persistentDir != "" && isNoImage(err) && instance.HasPersistent(d.cfg.persistentDir):
 		d.log.Info("there is no image: the disk of the volume is served without one", zap.String("directory", d.cfg.persistentDir))
-		disks = append(disks, &servedDisk{name: disk.PersistentName, format: disk.FormatRaw})
+		disks = append(disks, &servedDisk{name: instance.PersistentName, format: image.FormatRaw})
 	case len(d.cfg.images) > 0:
 		return nil, err
 	default:
@@ -178,8 +180,8 @@ func (d *daemon) findDisks() ([]*servedDisk, error) {
 	}
 	for i, s := range disks {
 		s.diskSettings = settings[i]
-		if s.copyMode != disk.CopyNone {
-			s.progress = new(disk.Progress)
+		if s.copyMode != instance.CopyNone {
+			s.progress = new(image.Progress)
 		}
 	}
 	return disks, nil
@@ -202,7 +204,7 @@ func (c *config) settle(disks []*servedDisk) ([]diskSettings, error) {
 	for i, s := range settings {
 		wanted[i] = &servedDisk{diskSettings: s, name: disks[i].name}
 		if disks[i].image == nil {
-			if s.setFormat == disk.FormatQcow2 {
+			if s.setFormat == image.FormatQcow2 {
 				wrong.add(fmt.Sprintf("%q of %q", keyDisks, disks[i].name),
 					"key %q: the disk of a volume is always raw", keyFormat)
 			}
@@ -221,7 +223,7 @@ func (c *config) settle(disks []*servedDisk) ([]diskSettings, error) {
 }
 
 // logAssumed tells of an image that looks like something else than what it is served as.
-func (d *daemon) logAssumed(info disk.ImageInfo) {
+func (d *daemon) logAssumed(info image.Info) {
 	if info.LooksLike != "" {
 		d.log.Info("an image is served as what it is, whatever it looks like by now",
 			zap.String("image", info.Name), zap.String("format", string(info.Format)),
@@ -233,7 +235,7 @@ func (d *daemon) logAssumed(info disk.ImageInfo) {
 // sweep removes what is left of images that are gone. Where no image was found, or they were named, nothing is known to be gone.
 func (d *daemon) sweep(ctx context.Context) {
 	if len(d.cfg.images) == 0 && slices.ContainsFunc(d.state.servedDisks(), func(s *servedDisk) bool { return s.image != nil }) {
-		disk.Sweep(ctx, d.cfg.workDir, d.cfg.diskDir, d.cfg.owner(), d.log)
+		instance.Sweep(ctx, d.cfg.workDir, d.cfg.diskDir, d.cfg.owner(), d.log)
 	}
 }
 
@@ -247,18 +249,18 @@ func names(disks []*servedDisk) []string {
 
 // isNoImage reports whether there is nothing to scan.
 func isNoImage(err error) bool {
-	var none *disk.NoImagesError
+	var none *image.NoImagesError
 	return errors.As(err, &none) || errors.Is(err, fs.ErrNotExist)
 }
 
 func explainScan(err error, dir string) error {
-	var none *disk.NoImagesError
+	var none *image.NoImagesError
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("the image directory %q does not exist: put images there, or name another directory with --%s (DISK_DIR): %w", dir, keyDiskDir, err)
 	case errors.Is(err, syscall.ENOTDIR):
 		return fmt.Errorf("%q is no directory: name the directory that the images are in, with --%s (DISK_DIR): %w", dir, keyDiskDir, err)
-	case errors.As(err, new(*disk.ScanError)): // its files say what is wrong with each
+	case errors.As(err, new(*image.ScanError)): // its files say what is wrong with each
 	case errors.Is(err, fs.ErrPermission):
 		return fmt.Errorf("the image directory %q cannot be read by user %d: make it readable for that user, or name another one with --%s (DISK_DIR): %w",
 			dir, os.Geteuid(), keyDiskDir, err)

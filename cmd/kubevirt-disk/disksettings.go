@@ -13,6 +13,8 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/disk/instance"
 	"kubevirt.io/disk/target"
 )
 
@@ -34,10 +36,10 @@ const maxLUN = 1<<14 - 1
 // diskSettings is how one disk is served.
 type diskSettings struct {
 	lun        uint16 // 0: its place among the images
-	copyMode   disk.CopyMode
+	copyMode   instance.CopyMode
 	accessMode target.AccessMode
-	setFormat  disk.Format // of the image; "": not set
-	size       int64       // bytes; 0: the image's
+	setFormat  image.Format // of the image; "": not set
+	size       int64        // bytes; 0: the image's
 	identity   disk.Identity
 	readOnly   bool
 	removable  bool
@@ -62,7 +64,7 @@ var diskKeys = map[string]func(s *diskSettings, value string) error{
 		return nil
 	},
 	keyCopyMode: func(s *diskSettings, value string) (err error) {
-		s.copyMode, err = disk.ParseCopyMode(value)
+		s.copyMode, err = instance.ParseCopyMode(value)
 		return err
 	},
 	keyAccessMode: func(s *diskSettings, value string) (err error) {
@@ -70,7 +72,7 @@ var diskKeys = map[string]func(s *diskSettings, value string) error{
 		return err
 	},
 	keyFormat: func(s *diskSettings, value string) (err error) {
-		s.setFormat, err = disk.ParseFormat(value)
+		s.setFormat, err = image.ParseFormat(value)
 		if err == nil && value == "" {
 			err = errors.New("is empty: use raw or qcow2, or leave it out")
 		}
@@ -228,8 +230,8 @@ func (d diskOverrides) apply(s *diskSettings, p *problems) {
 
 // formats are those that the file sets, by the names of images and backing files. They are needed
 // to open them, before the other settings are.
-func (c *config) formats(p *problems) map[string]disk.Format {
-	all := map[string]disk.Format{}
+func (c *config) formats(p *problems) map[string]image.Format {
+	all := map[string]image.Format{}
 	for _, name := range slices.Sorted(maps.Keys(c.disks)) {
 		d := c.disks[name]
 		value, set := d.set[keyFormat]

@@ -9,6 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/disk/instance"
 	"kubevirt.io/disk/target"
 )
 
@@ -31,11 +33,11 @@ disks:
 	got := c.settingsFor([]string{"boot.qcow2", "data.raw", "plain.raw", "zero.raw"}, &wrong)
 	require.NoError(t, wrong.err())
 	require.Equal(t, []diskSettings{
-		{lun: 1, copyMode: disk.CopyOnWrite, copyModeSource: "--copy-mode", accessMode: target.AccessReadShared, size: 1 << 30, readOnly: true},
-		{lun: 7, copyMode: disk.CopyNone, copyModeSource: got[1].copyModeSource, accessMode: target.AccessWriteShared, size: 20 << 30,
+		{lun: 1, copyMode: instance.CopyOnWrite, copyModeSource: "--copy-mode", accessMode: target.AccessReadShared, size: 1 << 30, readOnly: true},
+		{lun: 7, copyMode: instance.CopyNone, copyModeSource: got[1].copyModeSource, accessMode: target.AccessWriteShared, size: 20 << 30,
 			identity: disk.Identity{Serial: "DATA-1", NAA: [8]byte{0x30, 0, 0, 0, 0, 0, 0, 0x42}}, removable: true},
-		{lun: 3, copyMode: disk.CopyOnWrite, copyModeSource: "--copy-mode", accessMode: target.AccessWriteExclusive, size: 1 << 30, readOnly: true},
-		{lun: 4, copyMode: disk.CopyOnWrite, copyModeSource: "--copy-mode", accessMode: target.AccessWriteExclusive, size: 1 << 30},
+		{lun: 3, copyMode: instance.CopyOnWrite, copyModeSource: "--copy-mode", accessMode: target.AccessWriteExclusive, size: 1 << 30, readOnly: true},
+		{lun: 4, copyMode: instance.CopyOnWrite, copyModeSource: "--copy-mode", accessMode: target.AccessWriteExclusive, size: 1 << 30},
 	}, got)
 	require.Contains(t, got[1].copyModeSource, `"data.raw"`)
 }
@@ -83,13 +85,13 @@ func TestFormatsOfSingleDisks(t *testing.T) {
   c: {lun: 4}
 `))
 	var wrong problems
-	want := map[string]disk.Format{
-		"a.raw": disk.FormatRaw, "b.img": disk.FormatQcow2, "base": disk.FormatRaw,
+	want := map[string]image.Format{
+		"a.raw": image.FormatRaw, "b.img": image.FormatQcow2, "base": image.FormatRaw,
 	}
 	require.Equal(t, want, c.formats(&wrong))
 	got := c.settingsFor([]string{"a.raw", "b.img", "c"}, &wrong, "base")
 	require.NoError(t, wrong.err())
-	for i, format := range []disk.Format{disk.FormatRaw, disk.FormatQcow2, ""} {
+	for i, format := range []image.Format{image.FormatRaw, image.FormatQcow2, ""} {
 		require.Equal(t, format, got[i].setFormat)
 	}
 	c.settingsFor([]string{"a.raw", "b.img"}, &wrong, "base", "c")

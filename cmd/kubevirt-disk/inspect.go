@@ -11,7 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/image"
 )
 
 func (a *app) inspectCommand() *cobra.Command {
@@ -39,7 +39,7 @@ several images are an array.`,
 // inspected is one of several images that are looked at.
 type inspected struct {
 	Path string `json:"path"`
-	disk.ImageInfo
+	image.Info
 }
 
 func (a *app) inspect(paths []string, format string, asJSON bool) error {
@@ -85,7 +85,7 @@ func (a *app) printInspected(all []inspected, asJSON bool) error {
 			fmt.Fprintln(a.stdout)
 		}
 		one.Name = one.Path
-		if err := writeInfo(a.stdout, one.ImageInfo); err != nil {
+		if err := writeInfo(a.stdout, one.Info); err != nil {
 			return err
 		}
 	}
@@ -98,7 +98,7 @@ func lookAt(path, format string) ([]inspected, error) {
 		info, err := inspectImage(path, format)
 		return []inspected{{path, info}}, err
 	}
-	infos, err := disk.InspectDir(path, disk.ImageOptions{})
+	infos, err := image.InspectDir(path, image.Options{})
 	var all []inspected
 	for _, info := range infos {
 		all = append(all, inspected{filepath.Join(path, info.Name), info})
@@ -122,15 +122,15 @@ func (a *app) inspectOne(path, format string, asJSON bool) error {
 	return err
 }
 
-func inspectImage(path, format string) (disk.ImageInfo, error) {
+func inspectImage(path, format string) (image.Info, error) {
 	if err := checkSource(path); err != nil {
-		return disk.ImageInfo{}, err
+		return image.Info{}, err
 	}
 	opt, err := assumed(path, format)
 	if err != nil {
-		return disk.ImageInfo{}, err
+		return image.Info{}, err
 	}
-	return disk.Inspect(path, opt)
+	return image.Inspect(path, opt)
 }
 
 // addFormatFlag adds the flag by which a person says what an image is.
@@ -142,26 +142,26 @@ func addFormatFlag(cmd *cobra.Command, format *string) {
 
 // assumed is how an image is opened of which a person says what it is; "": the image says. An error
 // is one of usage.
-func assumed(path, format string) (disk.ImageOptions, error) {
-	f, err := disk.ParseFormat(format)
+func assumed(path, format string) (image.Options, error) {
+	f, err := image.ParseFormat(format)
 	if err != nil {
 		var wrong problems
 		wrong.add("--"+keyFormat, "%v", err)
-		return disk.ImageOptions{}, wrong.err()
+		return image.Options{}, wrong.err()
 	}
-	return disk.ImageOptions{Formats: map[string]disk.Format{filepath.Base(path): f}}, nil
+	return image.Options{Formats: map[string]image.Format{filepath.Base(path): f}}, nil
 }
 
 // assumption completes the words "known by" for the format of an image, and says what to do where
 // that is wrong.
-func assumption(info disk.ImageInfo) string {
+func assumption(info image.Info) string {
 	var text string
 	switch {
-	case info.FormatSource == disk.SourceServed:
+	case info.FormatSource == image.SourceServed:
 		text = "its mark: it was made or served raw, so that its content is a guest's"
-	case info.FormatSource == disk.SourceTold:
+	case info.FormatSource == image.SourceTold:
 		text = "--" + keyFormat
-	case info.Format == disk.FormatRaw:
+	case info.Format == image.FormatRaw:
 		text = "its name, as its content is of no other format"
 	default:
 		text = "its content; --" + keyFormat + " raw if a guest wrote it"
@@ -173,7 +173,7 @@ func assumption(info disk.ImageInfo) string {
 }
 
 // writeInfo prints what applies to the image, a line each.
-func writeInfo(w io.Writer, info disk.ImageInfo) error {
+func writeInfo(w io.Writer, info image.Info) error {
 	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
 	row := func(name, value string) { fmt.Fprintf(t, "%s\t%s\n", name, value) }
 	row("image", strconv.Quote(info.Name))
@@ -202,7 +202,7 @@ func writeInfo(w io.Writer, info disk.ImageInfo) error {
 	return t.Flush()
 }
 
-func formatText(f disk.Format, version int) string {
+func formatText(f image.Format, version int) string {
 	switch {
 	case f == "":
 		return "unknown"

@@ -14,6 +14,7 @@ import (
 	"go.uber.org/zap"
 
 	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/instance"
 	"kubevirt.io/disk/metrics"
 	"kubevirt.io/disk/target"
 )
@@ -53,7 +54,7 @@ func (s *state) setDisks(disks []*servedDisk) {
 	s.disks = disks
 }
 
-func (s *state) opened(d *servedDisk, instance *disk.Instance) {
+func (s *state) opened(d *servedDisk, instance *instance.Instance) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	d.instance, d.capacity, d.space = instance, instance.Size(), newSpaceGauge(instance.Disk)

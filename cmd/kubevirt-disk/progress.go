@@ -26,7 +26,7 @@ func newReporter(w io.Writer, terminal bool, name string) *reporter {
 	return r
 }
 
-// progress is a disk.Progress, or what a test says.
+// progress is an image.Progress, or what a test says.
 type progress interface {
 	Done() int64
 	Total() int64              // of the virtual size, as Done: how far it is

@@ -10,7 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/disk/instance"
 	"kubevirt.io/disk/metrics"
 )
 
@@ -41,7 +42,7 @@ func (l *loader) useImages(c *config, images []string) {
 	}
 	c.temporary = true
 	if l.source(keyCopyMode) == "" && c.persistentDir == "" {
-		c.common.copyMode = disk.CopyOnWrite
+		c.common.copyMode = instance.CopyOnWrite
 	}
 }
 
@@ -121,11 +122,11 @@ func removeLeft(cache string) {
 }
 
 // openImages opens the images that are to be served, or none.
-func (c *config) openImages(opt disk.ImageOptions) ([]*disk.Image, error) {
+func (c *config) openImages(opt image.Options) ([]*image.Image, error) {
 	if len(c.images) == 0 {
-		return disk.ScanDir(c.diskDir, opt)
+		return image.ScanDir(c.diskDir, opt)
 	}
-	var images []*disk.Image
+	var images []*image.Image
 	refused := refusal{verb: "cannot be served"}
 	paths := map[string]string{}
 	for _, path := range c.images {
@@ -135,7 +136,7 @@ func (c *config) openImages(opt disk.ImageOptions) ([]*disk.Image, error) {
 			continue
 		}
 		paths[name] = path
-		img, err := disk.OpenImage(path, opt)
+		img, err := image.Open(path, opt)
 		if err != nil {
 			refused.add(err)
 			continue
@@ -203,7 +204,7 @@ func (d *daemon) guide() string {
 func (d *daemon) whatStays(luns []metrics.LUNStatus) string {
 	inPlace := false
 	for _, l := range luns {
-		inPlace = inPlace || l.CopyMode == string(disk.CopyNone)
+		inPlace = inPlace || l.CopyMode == string(instance.CopyNone)
 	}
 	switch {
 	case inPlace:

@@ -10,14 +10,14 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
-	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/instance"
 )
 
 // explainVolume says what to do where the persistent directory is none.
 func explainVolume(err error, dir string) error {
 	what, action := "", "mount the volume there, or name the directory where it is mounted with"
 	switch {
-	case errors.As(err, new(*disk.PersistentError)):
+	case errors.As(err, new(*instance.PersistentError)):
 		return err
 	case errors.Is(err, fs.ErrNotExist):
 		what = "does not exist, and is not made, as what is written there would not survive"

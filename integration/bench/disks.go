@@ -13,7 +13,7 @@ import (
 	"strings"
 	"time"
 
-	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/integration/peers"
 	"kubevirt.io/disk/target/targettest"
 )
@@ -278,7 +278,7 @@ func (s settings) coldRate(ctx context.Context, c starter, image string, depth i
 
 // coldLoad is the load of cold reads of an image.
 func coldLoad(path string, depth int) (generatorLoad, error) {
-	opened, err := disk.OpenImage(path, disk.ImageOptions{})
+	opened, err := image.Open(path, image.Options{})
 	if err != nil {
 		return generatorLoad{}, err
 	}

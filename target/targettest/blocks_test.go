@@ -9,7 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/disktest"
 	"kubevirt.io/disk/target"
 	. "kubevirt.io/disk/target/targettest"
 )
@@ -25,7 +25,7 @@ func cdb16(opcode, b1 byte, lba uint64, blocks uint32) []byte {
 
 // withStore gives LUN 1 a place to keep things.
 func withStore(t *testing.T) func(*target.Options) {
-	store := disk.NewStore(filepath.Join(t.TempDir(), "unit"), false)
+	store := disktest.NewStore(filepath.Join(t.TempDir(), "unit"), false)
 	return func(o *target.Options) { o.LUNs[0].Store = store }
 }
 

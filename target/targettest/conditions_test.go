@@ -34,7 +34,7 @@ func modePage(t *testing.T, sess *Session, lun uint16, code byte) string {
 }
 
 func TestModePages(t *testing.T) {
-	store := disk.NewStore(t.TempDir(), true)
+	store := disktest.NewStore(t.TempDir(), true)
 	kept := func(o *target.Options) { o.LUNs[0].Store = store }
 	s := start(t, kept)
 	sess, second := s.login(t, LoginOptions{}), s.login(t, other)

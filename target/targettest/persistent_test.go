@@ -11,7 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/disktest"
 	"kubevirt.io/disk/target"
 	"kubevirt.io/disk/target/internal/pdu"
 	. "kubevirt.io/disk/target/targettest"
@@ -215,7 +215,7 @@ func TestPersistentReservationsOfExclusiveLUN(t *testing.T) {
 // store.
 func TestPersistThroughPowerLoss(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "unit")
-	withFile := func(o *target.Options) { o.LUNs[0].Store = disk.NewStore(dir, true) }
+	withFile := func(o *target.Options) { o.LUNs[0].Store = disktest.NewStore(dir, true) }
 	s := start(t, withFile)
 	sess, second := s.login(t, LoginOptions{}), s.login(t, other)
 	require.Equal(t, byte(0x01), sess.MustGood(t, PersistIn(1, ReportCapabilities, 8)).Data[2]&0x01, "PTPL_C")
@@ -240,7 +240,7 @@ func TestPersistThroughPowerLoss(t *testing.T) {
 
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "reservations"), []byte("no longer what it was"), 0o600))
 	_, err := target.New(target.Options{LUNs: []target.LUN{{Number: 1, Name: "one.raw", Disk: s.disk, Identity: identity(1),
-		Store: disk.NewStore(dir, true)}}})
+		Store: disktest.NewStore(dir, true)}}})
 	require.ErrorContains(t, err, "LUN 1")
 	require.ErrorContains(t, err, "reservations is damaged: its checksum is wrong; remove it")
 	_, err = net.Dial(s.addr.Network(), s.addr.String())

@@ -8,7 +8,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest"
 	"kubevirt.io/disk/target"
 	"kubevirt.io/disk/target/internal/pdu"
@@ -184,7 +183,7 @@ func TestSanitizeFailure(t *testing.T) {
 // TestSanitizeAndShutdown stops a server in the middle of an operation: it waits for the disk call that is in progress, and
 // for no more.
 func TestSanitizeAndShutdown(t *testing.T) {
-	store := disk.NewStore(t.TempDir(), true)
+	store := disktest.NewStore(t.TempDir(), true)
 	kept := func(o *target.Options) { o.LUNs[0].Store = store }
 	s := start(t, kept)
 	gate := make(chan struct{})

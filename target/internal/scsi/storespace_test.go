@@ -13,6 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/disktest"
+	"kubevirt.io/disk/disk/image"
 )
 
 // savingCommands are commands that save something before they end. make brings the unit there.
@@ -82,7 +84,7 @@ func TestStoreWithoutSpace(t *testing.T) {
 			"size":            &os.LinkError{Op: "rename", Old: "a", New: "b", Err: syscall.EFBIG},
 			"joined":          errors.Join(errors.New("close"), syscall.ENOSPC),
 			"no space":        fmt.Errorf("store: %w", disk.ErrNoSpace),
-			"no space needed": &disk.SpaceError{Dir: "/volume"},
+			"no space needed": &image.SpaceError{Dir: "/volume"},
 		} {
 			t.Run(c.name+"/"+name, func(t *testing.T) {
 				store := &keptStore{}
@@ -123,7 +125,7 @@ func TestStoreOnAFullVolume(t *testing.T) {
 		t.Skipf("mounting a tmpfs takes root: %v", err)
 	}
 	defer func() { require.NoError(t, syscall.Unmount(volume, 0)) }()
-	store := disk.NewStore(filepath.Join(volume, "unit"), true)
+	store := disktest.NewStore(filepath.Join(volume, "unit"), true)
 	b := newBench(t, func(l *LUN) { l.Store = store })
 	b.good(cdb("15 11 00 00 00 00"), nil) // there is a spare from now on
 	most := cdb("9c 00 0000000000000008 0000 0100 00 00")

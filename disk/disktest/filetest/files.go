@@ -1,0 +1,178 @@
+package filetest
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/disk"
+)
+
+// needs skips a test whose tool is missing, or fails it where every tool has to be there.
+func Needs(t testing.TB, tool string, present bool) {
+	t.Helper()
+	if present {
+		return
+	}
+	if os.Getenv("KUBEVIRT_DISK_REQUIRE_TOOLS") == "1" {
+		t.Fatalf("%s is required", tool)
+	}
+	t.Skipf("needs %s", tool)
+}
+
+// qemuImg runs qemu-img in a directory.
+func QemuImg(t testing.TB, dir string, args ...string) {
+	t.Helper()
+	path, err := exec.LookPath("qemu-img")
+	Needs(t, "qemu-img", err == nil)
+	cmd := exec.Command(path, args...)
+	cmd.Dir = dir
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "qemu-img %v: %s", args, out)
+}
+
+// tinyFS mounts a file system of that many bytes.
+func TinyFS(t *testing.T, size string) string {
+	t.Helper()
+	Needs(t, "root (to mount a small file system)", os.Geteuid() == 0)
+	dir := t.TempDir()
+	err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size="+size)
+	Needs(t, "root with CAP_SYS_ADMIN (to mount a small file system)", err == nil)
+	t.Cleanup(func() { unix.Unmount(dir, unix.MNT_DETACH) })
+	return dir
+}
+
+// put writes a file of the directory, sparse up to size if that is more than the content.
+func Put(t testing.TB, dir, name string, content []byte, size int64) string {
+	t.Helper()
+	path := filepath.Join(dir, name)
+	require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
+	require.NoError(t, os.WriteFile(path, content, 0o644))
+	if size > int64(len(content)) {
+		require.NoError(t, os.Truncate(path, size))
+	}
+	return path
+}
+
+// block is n bytes that are all b.
+func Block(b byte, n int) []byte {
+	p := make([]byte, n)
+	for i := range p {
+		p[i] = b
+	}
+	return p
+}
+
+// allocated is what a file takes on its file system. Bytes.
+func Allocated(t *testing.T, path string) int64 {
+	t.Helper()
+	var st unix.Stat_t
+	require.NoError(t, unix.Stat(path, &st))
+	return st.Blocks * 512
+}
+
+// sample is content with data, zeros and text in runs of all lengths, the same for the same seed.
+func Sample(size int, seed uint64) []byte {
+	r := rand.New(rand.NewPCG(seed, 0))
+	p := make([]byte, size)
+	for off := 0; off < size; {
+		n := min(size-off, 512*(1+r.IntN(1<<r.IntN(12))))
+		run := p[off : off+n]
+		switch r.IntN(3) {
+		case 0:
+			for i := range run {
+				run[i] = byte(r.Uint32())
+			}
+		case 1:
+			for i := range run {
+				run[i] = "kubevirt"[i%8]
+			}
+		}
+		off += n
+	}
+	return p
+}
+
+// readAll reads an image in pieces of an odd size.
+func ReadAll(t *testing.T, r io.ReaderAt, size int64) []byte {
+	t.Helper()
+	content, err := io.ReadAll(io.NewSectionReader(r, 0, size))
+	require.NoError(t, err)
+	return content
+}
+
+func FirstDifference(a, b []byte) int {
+	for i := 0; i < len(a); i += disk.SectorSize {
+		if !bytes.Equal(a[i:i+disk.SectorSize], b[i:i+disk.SectorSize]) {
+			return i
+		}
+	}
+	return -1
+}
+
+// fill leaves no space in a file system: the first function that it returns takes what has become free since, and the second one gives all back.
+func Fill(t *testing.T, dir string) (more, free func()) {
+	t.Helper()
+	filler, err := os.Create(filepath.Join(dir, "filler"))
+	require.NoError(t, err)
+	t.Cleanup(func() { filler.Close() })
+	more = func() {
+		for size := 1 << 20; size > 0; {
+			if _, err := filler.Write(make([]byte, size)); err != nil {
+				require.True(t, errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT), "%v", err)
+				size /= 2
+			}
+		}
+	}
+	more()
+	return more, func() { require.NoError(t, errors.Join(filler.Close(), os.Remove(filler.Name()))) }
+}
+
+// fileNames are the names of entries.
+func FileNames(entries []os.DirEntry) (names []string) {
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+// sparse makes an open file of zeros that takes no space.
+// sparse makes a file that is a hole.
+func Sparse(t *testing.T, size int64) *os.File {
+	t.Helper()
+	f, err := os.OpenFile(Put(t, t.TempDir(), "disk.raw", nil, size), os.O_RDWR, 0)
+	require.NoError(t, err)
+	t.Cleanup(func() { f.Close() })
+	return f
+}
+
+// overlay makes a qcow2 image on a backing file that qemu-img does not look at.
+func OverlayOn(t testing.TB, dir, name, backing, format string) {
+	t.Helper()
+	args := []string{"create", "-q", "-u", "-f", "qcow2", "-b", backing}
+	if format != "" {
+		args = append(args, "-F", format)
+	} else {
+		// qemu-img no longer makes such images, so the name of the format is blanked out below.
+		args = append(args, "-F", "raw")
+	}
+	QemuImg(t, dir, append(args, name, "1M")...)
+	if format != "" {
+		return
+	}
+	file := filepath.Join(dir, name)
+	content, err := os.ReadFile(file)
+	require.NoError(t, err)
+	at := bytes.Index(content, []byte("\xe2\x79\x2a\xca\x00\x00\x00\x03raw"))
+	require.Positive(t, at, "the header extension with the format")
+	copy(content[at:], "\x12\x34\x56\x78") // an extension that nobody knows
+	require.NoError(t, os.WriteFile(file, content, 0o644))
+}

@@ -1,0 +1,262 @@
+package image
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"path"
+	"slices"
+	"strings"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/internal/osfile"
+	"kubevirt.io/disk/disk/internal/words"
+)
+
+// maxBackingDepth is how many backing files an image may stand on.
+const maxBackingDepth = 8
+
+// fileUse is what a file is opened for, which decides what to do about one that will not do.
+type fileUse int
+
+const (
+	useFound   fileUse = iota // an image, found in the image directory
+	useNamed                  // an image that a person has named, in whatever directory it is
+	useBacking                // a backing file of either
+)
+
+// advice is what to do, by the use.
+func (u fileUse) advice(found, named, backing string) string {
+	return [...]string{useFound: found, useNamed: named, useBacking: backing}[u]
+}
+
+// another is what to do about a file that nothing makes an image of.
+func (u fileUse) another() string {
+	return u.advice("remove it from the image directory", "name a disk image instead", "put a disk image in its place, or rebase the image that names it")
+}
+
+// opener opens one image and the backing files it needs.
+type opener struct {
+	dir  *directory
+	opt  Options
+	use  fileUse  // of the image itself
+	used []fileID // the image and its backing files, also those of an image that was then refused
+
+	refused func(*layer) // if set: is told of a file that was recognised and then refused, while it is open
+}
+
+// image opens a file of the directory as an image that can be served. Refused files are an *ImageError.
+func (o *opener) image(name string) (*layer, error) {
+	l, head, err := o.open(name, o.dir.open, o.use)
+	if err != nil {
+		return nil, err
+	}
+	if err := o.checkImage(l, head); err != nil {
+		if o.refused != nil {
+			o.refused(l)
+		}
+		return nil, errors.Join(err, l.close())
+	}
+	return l, nil
+}
+
+// checkImage applies the rules for a file that is to be a LUN, and opens what is below it.
+func (o *opener) checkImage(l *layer, head []byte) error {
+	named := l.source != SourceContent || hasRawExtension(l.name)
+	if l.format == FormatRaw && (!named || len(head) == 0) {
+		return refuseUnknown(l.name, head, o.use)
+	}
+	if err := o.complete(l, 0); err != nil {
+		return err
+	}
+	if l.size%disk.SectorSize != 0 || l.size == 0 {
+		return &Error{Name: l.name, Format: l.format,
+			Reason: fmt.Sprintf("has a size of %d bytes, which is no multiple of %d", l.size, disk.SectorSize),
+			Action: "fetch it again if it is incomplete, or resize it with \"qemu-img resize\""}
+	}
+	return nil
+}
+
+// open opens a file by the given method and recognises its content. Nothing below it is opened yet. head is what the
+// content begins with.
+func (o *opener) open(name string, open openFunc, use fileUse) (l *layer, head []byte, err error) {
+	file, st, err := open(name)
+	if err != nil {
+		reason, action := explainOpen(err, use)
+		return nil, nil, &Error{Name: name, Format: FormatUnknown, Reason: reason, Action: action, Err: err}
+	}
+	l = &layer{name: name, format: FormatRaw, file: file, stat: *st, size: st.Size}
+	o.used = append(o.used, l.id())
+	head, tail, err := readEnds(file, st.Size)
+	if err != nil {
+		err = &Error{Name: name, Format: FormatUnknown, Reason: fmt.Sprintf("cannot be read: %v", err), Err: err}
+	} else {
+		err = o.recognise(l, detect(head, tail), use)
+	}
+	if err != nil {
+		return nil, nil, errors.Join(err, file.Close())
+	}
+	return l, head, nil
+}
+
+// recognise sets what a layer is, of which the content looks like m; nil: like nothing that is
+// known. What a guest owns by now says nothing.
+func (o *opener) recognise(l *layer, m *magic, use fileUse) error {
+	served, err := o.dir.servedRaw(l.file)
+	if err != nil {
+		return &Error{Name: l.name, Format: FormatUnknown, Err: err,
+			Reason: fmt.Sprintf("cannot be asked whether it was served raw: %v", err)}
+	}
+	isQcow2 := m != nil && m.format == FormatQcow2
+	switch told := o.opt.Formats[l.name]; {
+	case told == FormatRaw:
+		l.source, l.looks = SourceTold, m
+	case told != "" && told != FormatQcow2:
+		_, err := ParseFormat(string(told))
+		return &Error{Name: l.name, Format: FormatUnknown, Err: err,
+			Reason: fmt.Sprintf("cannot be served: %v", err)}
+	case told == FormatQcow2 && !isQcow2:
+		e := &Error{Name: l.name, Format: FormatUnknown,
+			Reason: "is said to be qcow2, and does not begin with a qcow2 header",
+			Action: "correct the format, or leave it out"}
+		if m != nil {
+			e.Format, e.Reason = m.format, "is said to be qcow2, and is "+m.title
+		}
+		return e
+	case told == FormatQcow2 && served:
+		return &Error{Name: l.name, Format: FormatRaw,
+			Reason: "is said to be qcow2, and was served raw before, so that a guest may have written " +
+				"its qcow2 header",
+			Action: "leave the format out; or if the whole file was overwritten with an image since, " +
+				"copy it to a new file"}
+	case told == FormatQcow2:
+		l.format, l.source = FormatQcow2, SourceTold
+	case served:
+		l.source, l.looks = SourceServed, m
+	case isQcow2:
+		l.format, l.source = FormatQcow2, SourceContent
+	case m != nil:
+		return m.refuse(l.name, use)
+	default:
+		l.source = SourceContent
+	}
+	return nil
+}
+
+// complete validates the layer's content and opens everything below it. depth counts the layers above.
+func (o *opener) complete(l *layer, depth int) error {
+	limit := o.opt.maxVirtualSize()
+	if l.format == FormatQcow2 {
+		c, err := openQcow2(l, limit)
+		if err != nil {
+			return refuseQcow2(l.name, err)
+		}
+		l.content, l.header, l.size = c, c.header(), c.Size()
+	}
+	if l.size > limit {
+		return &Error{Name: l.name, Format: l.format,
+			Reason: fmt.Sprintf("has a size of %s, more than the limit of %s", words.Bytes(l.size), words.Bytes(limit)),
+			Action: "raise the limit if the image is to be trusted"}
+	}
+	if l.header.backingName == "" {
+		return nil
+	}
+	if depth == 0 && l.source == SourceContent && hasRawExtension(l.name) {
+		// Its name makes it likely that it was a raw disk, of which nobody remembers that it was
+		// served, and that a guest wants to read other images.
+		return &Error{Name: l.name, Format: l.format,
+			Reason: fmt.Sprintf("is named as a raw disk, and begins with a qcow2 header that names "+
+				"the backing file %q", l.header.backingName),
+			Action: "name it .qcow2 if it is such an image, otherwise " + sayRaw(o.use, "the header")}
+	}
+	below, err := o.backing(l, depth+1)
+	if err != nil {
+		return err
+	}
+	l.below = below
+	l.content.setBelow(below)
+	return nil
+}
+
+// backing opens the backing file that a layer names: a claim of the image, so everything about it is checked.
+func (o *opener) backing(l *layer, depth int) (*layer, error) {
+	refuse := func(action, reason string, args ...any) (*layer, error) {
+		return nil, &Error{Name: l.name, Format: l.format, Reason: fmt.Sprintf(reason, args...), Action: action}
+	}
+	name, err := backingName(l.name, l.header.backingName)
+	if err != nil {
+		return refuse("rebase it with \"qemu-img rebase\" on a file of the image directory, or flatten it with \"qemu-img convert\"",
+			"names the backing file %q: %v", l.header.backingName, err)
+	}
+	if depth > maxBackingDepth {
+		return refuse("flatten it with \"qemu-img convert\"", "has more than %d backing files in a chain", maxBackingDepth)
+	}
+	declared := Format(l.header.backingFormat)
+	if declared == "" {
+		return refuse(fmt.Sprintf("name it with \"qemu-img rebase -u -F FORMAT -b %s %s\"", shellWord(name), shellWord(l.name)),
+			"does not name the format of its backing file %q", name)
+	}
+	if declared != FormatRaw && declared != FormatQcow2 {
+		return refuse("convert the backing file to qcow2 and rebase the image on it",
+			"names the format %q for its backing file %q, and only raw and qcow2 are supported", string(declared), name)
+	}
+	seen := slices.Clone(o.used)
+	below, _, err := o.open(name, o.dir.openBeneath, useBacking)
+	var refused *Error
+	if errors.As(err, &refused) {
+		return refuse(refused.Action, "has the backing file %q, which %s", name, refused.Reason)
+	}
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case slices.Contains(seen, below.id()):
+		_, err = refuse("rebase it so that the chain ends", "has a loop in its backing files: %q is already part of the chain", name)
+	case below.format != declared:
+		_, err = refuse(fmt.Sprintf("correct it with \"qemu-img rebase -u -F %s -b %s %s\"", below.format, shellWord(name), shellWord(l.name)),
+			"says that its backing file %q is %s, but %s", name, declared, below.known())
+	default:
+		if err = o.complete(below, depth); errors.As(err, &refused) {
+			_, err = refuse(refused.Action, "has the backing file %q, which %s", name, refused.Reason)
+		}
+	}
+	if err != nil {
+		return nil, errors.Join(err, below.close())
+	}
+	return below, nil
+}
+
+// backingName turns the name in an image's header into one relative to the image directory. Only what is certainly a
+// relative path to below the image's own directory passes; QEMU would take the rest for other paths, protocols or
+// JSON descriptions of whole block graphs.
+func backingName(overlay, claim string) (string, error) {
+	switch {
+	case strings.HasPrefix(claim, "json:"):
+		return "", errors.New("a json: description is not accepted")
+	case path.IsAbs(claim):
+		return "", errors.New("an absolute path is not accepted")
+	case strings.ContainsRune(claim, 0):
+		return "", errors.New("the name contains a zero byte")
+	}
+	// As QEMU does it: a colon before the first slash makes a protocol.
+	if i := strings.IndexAny(claim, ":/"); i >= 0 && claim[i] == ':' {
+		return "", fmt.Errorf("the protocol %q is not accepted", claim[:i])
+	}
+	if slices.Contains(strings.Split(claim, "/"), "..") {
+		return "", errors.New("a path with .. is not accepted")
+	}
+	return path.Join(path.Dir(overlay), claim), nil
+}
+
+// readEnds reads what detection looks at.
+func readEnds(r io.ReaderAt, size int64) (head, tail []byte, err error) {
+	head = make([]byte, min(size, headSize))
+	if err := osfile.ReadFull(r, head, 0); err != nil {
+		return nil, nil, err
+	}
+	tail = make([]byte, min(size, tailSize))
+	if err := osfile.ReadFull(r, tail, size-int64(len(tail))); err != nil {
+		return nil, nil, err
+	}
+	return head, tail, nil
+}

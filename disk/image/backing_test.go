@@ -1,0 +1,228 @@
+package image
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/disk/disktest/filetest"
+)
+
+func TestBackingFilesThatAreRefused(t *testing.T) {
+	outside := t.TempDir()
+	secret := filetest.Put(t, outside, "secret.raw", []byte("secret"), 1<<20)
+	for _, c := range []struct{ name, backing, format, reason string }{
+		{"absolute path", secret, "raw", "absolute"},
+		{"the password file", "/etc/passwd", "raw", "absolute"},
+		{"parent directory", "../" + filepath.Base(outside) + "/secret.raw", "raw", ".."},
+		{"parent directory further down", "sub/../../x.raw", "raw", ".."},
+		{"json description", `json:{"driver":"raw","file":{"driver":"file","filename":"/etc/passwd"}}`, "raw", "json:"},
+		{"nbd", "nbd://127.0.0.1/x", "raw", `protocol "nbd"`},
+		{"nbd short", "nbd:127.0.0.1:10809", "raw", `protocol "nbd"`},
+		{"https", "https://example.org/base.raw", "raw", `protocol "https"`},
+		{"file protocol", "file:base.raw", "raw", `protocol "file"`},
+		{"fat", "fat:/etc", "raw", `protocol "fat"`},
+		{"missing", "missing.raw", "raw", "does not exist"},
+		{"link out of the directory", "link-out", "raw", "symbolic link"},
+		{"link inside of the directory", "link-in", "raw", "symbolic link"},
+		{"through a linked directory", "link-dir/secret.raw", "raw", "symbolic link"},
+		{"fifo", "fifo", "raw", "FIFO"},
+		{"device", "null", "raw", "character device"},
+		{"directory", "sub", "raw", "directory"},
+		{"directory itself", ".", "raw", "directory"},
+		{"no format", "base.raw", "", "does not name the format"},
+		{"format that is not supported", "base.vmdk", "vmdk", `"vmdk"`},
+		{"raw that is a VMDK", "base.vmdk", "raw", "VMDK"},
+		{"qcow2 that is raw", "base.raw", "qcow2", "its content is raw"},
+		{"raw that is qcow2", "base.qcow2", "raw", "its content is qcow2"},
+		{"itself", "./top.qcow2", "qcow2", "loop"},
+		{"damaged", "damaged.qcow2", "qcow2", `backing file "damaged.qcow2", which is not valid`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			dir := t.TempDir()
+			filetest.Put(t, dir, "base.raw", []byte("base"), 1<<20)
+			filetest.Put(t, dir, "base.vmdk", []byte("KDMV"), 1<<20)
+			filetest.Put(t, dir, "sub/x.raw", []byte("x"), 512)
+			filetest.Put(t, dir, "damaged.qcow2", []byte("QFI\xfb\x00\x00\x00\x09"), 1024)
+			filetest.QemuImg(t, dir, "create", "-q", "-f", "qcow2", "base.qcow2", "1M")
+			require.NoError(t, os.Symlink(secret, filepath.Join(dir, "link-out")))
+			require.NoError(t, os.Symlink("base.raw", filepath.Join(dir, "link-in")))
+			require.NoError(t, os.Symlink(outside, filepath.Join(dir, "link-dir")))
+			require.NoError(t, unix.Mkfifo(filepath.Join(dir, "fifo"), 0o644))
+			if err := unix.Mknod(filepath.Join(dir, "null"), unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))); err != nil && c.backing == "null" {
+				filetest.Needs(t, "root (to make a device)", false)
+			}
+			filetest.OverlayOn(t, dir, "top.qcow2", c.backing, c.format)
+			_, err := Open(filepath.Join(dir, "top.qcow2"), Options{})
+			var bad *Error
+			require.ErrorAs(t, err, &bad)
+			require.Equal(t, "top.qcow2", bad.Name)
+			require.Contains(t, bad.Reason, c.reason)
+			require.NotEmpty(t, bad.Action)
+
+			info, err := Inspect(filepath.Join(dir, "top.qcow2"), Options{})
+			require.NoError(t, err, "it can be read, only not served")
+			require.False(t, info.Servable)
+			require.Equal(t, FormatQcow2, info.Format)
+			require.Contains(t, info.Reason, c.reason)
+		})
+	}
+}
+
+func TestBackingChainDepthAndContent(t *testing.T) {
+	dir := t.TempDir()
+	filetest.Put(t, dir, "0", filetest.Block('0', 4096), 1<<20) // no extension: the overlay names its format
+	format := "raw"
+	for i := 1; i <= maxBackingDepth+1; i++ {
+		filetest.OverlayOn(t, dir, fmt.Sprintf("%d.qcow2", i), strings.TrimSuffix(fmt.Sprintf("%d.qcow2", i-1), map[bool]string{true: ".qcow2"}[i == 1]), format)
+		format = "qcow2"
+	}
+	_, err := Open(filepath.Join(dir, "9.qcow2"), Options{})
+	require.ErrorContains(t, err, "more than 8 backing files")
+
+	img := openImage(t, filepath.Join(dir, "8.qcow2"))
+	require.Len(t, img.Info().BackingChain, 8)
+	require.Equal(t, BackingInfo{Name: "0", Format: FormatRaw, FormatSource: SourceContent,
+		VirtualSize: 1 << 20, FileSize: 1 << 20},
+		img.Info().BackingChain[7])
+	p := make([]byte, 8192)
+	_, err = img.ReadAt(p, 0)
+	require.NoError(t, err)
+	require.Equal(t, append(filetest.Block('0', 4096), make([]byte, 4096)...), p)
+	require.Less(t, img.Info().AllocatedSize, int64(1<<20), "holes of the raw backing file are holes")
+
+	require.NoError(t, os.Remove(filepath.Join(dir, "9.qcow2")))
+	images, err := ScanDir(dir, Options{})
+	require.NoError(t, err)
+	require.Equal(t, []string{"8.qcow2"}, names(images), "backing files are no LUNs")
+}
+
+func TestBackingLoopIsListedForEveryFileOfIt(t *testing.T) {
+	dir := t.TempDir()
+	filetest.OverlayOn(t, dir, "a.qcow2", "b.qcow2", "qcow2")
+	filetest.OverlayOn(t, dir, "b.qcow2", "c.qcow2", "qcow2")
+	filetest.OverlayOn(t, dir, "c.qcow2", "a.qcow2", "qcow2")
+	require.NoError(t, os.Link(filepath.Join(dir, "a.qcow2"), filepath.Join(dir, "d.qcow2")))
+	reasons := scanErrors(t, dir)
+	require.Len(t, reasons, 4)
+	for name, reason := range reasons {
+		require.Contains(t, reason, "loop", name)
+	}
+}
+
+func TestBackingFilesInSubdirectories(t *testing.T) {
+	dir := t.TempDir()
+	filetest.Put(t, dir, "base/deep/root", filetest.Block('r', 4096), 1<<20)
+	filetest.OverlayOn(t, dir, "base/mid.qcow2", "deep/root", "raw") // relative to the file that names it
+	filetest.OverlayOn(t, dir, "top.qcow2", "./base/mid.qcow2", "qcow2")
+	images, err := ScanDir(dir, Options{})
+	require.NoError(t, err)
+	require.Len(t, images, 1)
+	p := make([]byte, 4096)
+	_, err = images[0].ReadAt(p, 0)
+	require.NoError(t, err)
+	require.Equal(t, filetest.Block('r', 4096), p)
+	names(images)
+}
+
+// A backing file of another size: shorter reads as zeros, longer is cut off, a ragged end is filled up. As QEMU has it.
+func TestBackingFilesOfAnotherSize(t *testing.T) {
+	for name, size := range map[string]int{"empty": 0, "ragged": 70001, "longer": 3 << 20} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			base := filetest.Block('b', size)
+			filetest.Put(t, dir, "base.raw", base, 0)
+			filetest.OverlayOn(t, dir, "top.qcow2", "base.raw", "raw")
+			img := openImage(t, filepath.Join(dir, "top.qcow2"))
+			want := append(base, make([]byte, 1<<20)...)[:1<<20]
+			got := make([]byte, 1<<20)
+			_, err := img.ReadAt(got, 0)
+			require.NoError(t, err)
+			require.True(t, bytes.Equal(want, got))
+			require.LessOrEqual(t, img.use.total(), min(int64(size), 1<<20)+4096)
+		})
+	}
+}
+
+func TestOffendingBackingFileOfABadOverlayIsNotReportedItself(t *testing.T) {
+	dir := t.TempDir()
+	filetest.Put(t, dir, "base", []byte("base"), 1<<20)
+	filetest.OverlayOn(t, dir, "top.qcow2", "base", "raw")
+	filetest.Put(t, dir, "stray", filetest.Block(1, 512), 0)
+	reasons := scanErrors(t, dir)
+	require.Len(t, reasons, 1)
+	require.Contains(t, reasons, "stray")
+}
+
+func TestWithoutOpenat2(t *testing.T) {
+	dir := t.TempDir()
+	filetest.Put(t, dir, "base.raw", []byte("base"), 1<<20)
+	filetest.Put(t, dir, "sub/base.raw", []byte("base"), 1<<20)
+	require.NoError(t, os.Symlink("base.raw", filepath.Join(dir, "link.raw")))
+	for _, missing := range []unix.Errno{unix.ENOSYS, unix.EPERM} {
+		d, err := openDirectory(dir)
+		require.NoError(t, err)
+		d.openat2 = func(int, string, *unix.OpenHow) (int, error) { return -1, missing }
+		f, _, err := d.openBeneath("base.raw")
+		require.NoError(t, err)
+		f.Close()
+		_, _, err = d.openBeneath("sub/base.raw")
+		require.ErrorIs(t, err, errNoOpenat2)
+		reason, action := explainOpen(err, useBacking)
+		require.Contains(t, reason, "openat2")
+		require.NotEmpty(t, action)
+		_, _, err = d.openBeneath("link.raw")
+		require.Error(t, err)
+		d.close()
+	}
+}
+
+func TestOpenat2IsAskedAgain(t *testing.T) {
+	dir := t.TempDir()
+	filetest.Put(t, dir, "base.raw", []byte("base"), 512)
+	d, err := openDirectory(dir)
+	require.NoError(t, err)
+	defer d.close()
+	calls := 0
+	d.openat2 = func(fd int, path string, how *unix.OpenHow) (int, error) {
+		if calls++; calls%3 != 0 {
+			return -1, unix.EAGAIN
+		}
+		require.Equal(t, uint64(unix.RESOLVE_BENEATH), how.Resolve&unix.RESOLVE_BENEATH)
+		require.Equal(t, uint64(unix.RESOLVE_NO_SYMLINKS), how.Resolve&unix.RESOLVE_NO_SYMLINKS)
+		return unix.Openat2(fd, path, how)
+	}
+	f, _, err := d.openBeneath("base.raw")
+	require.NoError(t, err)
+	content, err := io.ReadAll(f)
+	require.NoError(t, err)
+	require.Len(t, content, 512)
+	f.Close()
+}
+
+func FuzzBackingName(f *testing.F) {
+	for _, s := range []string{"base.raw", "../x", "/etc/passwd", "json:{}", "nbd:x", "a/../b", "a:b", "a/b:c", "./x", "", "x\x00y", ".."} {
+		f.Add("top.qcow2", s)
+		f.Add("sub/top.qcow2", s)
+	}
+	f.Fuzz(func(t *testing.T, overlay, claim string) {
+		if !filepath.IsLocal(overlay) {
+			return
+		}
+		name, err := backingName(overlay, claim)
+		if err != nil {
+			return
+		}
+		if !filepath.IsLocal(name) || path.IsAbs(name) {
+			t.Fatalf("%q in %q becomes %q", claim, overlay, name)
+		}
+	})
+}

@@ -1,0 +1,240 @@
+package image
+
+import (
+	"bytes"
+	"fmt"
+	"path"
+	"strings"
+)
+
+// Format is what a file's content is, by the name that people and qemu-img know it by.
+type Format string
+
+const (
+	FormatRaw   Format = "raw"
+	FormatQcow2 Format = "qcow2"
+	// FormatUnknown: nothing that is recognised, and no name that would make it raw.
+	FormatUnknown Format = "unknown"
+)
+
+// ParseFormat reads what a person says that an image is. An empty text leaves it to the image.
+func ParseFormat(s string) (Format, error) {
+	switch f := Format(s); f {
+	case "", FormatRaw, FormatQcow2:
+		return f, nil
+	}
+	return "", fmt.Errorf("format %q is unknown: use %s or %s", s, FormatRaw, FormatQcow2)
+}
+
+// FormatSource is how it is known what an image is.
+type FormatSource string
+
+const (
+	// SourceContent: by what the file contains, and as nothing tells a raw one, by its name.
+	SourceContent FormatSource = "content"
+	// SourceServed: it was served raw, so that a guest may have written whatever it contains.
+	SourceServed FormatSource = "served"
+	// SourceTold: somebody has said so, by ImageOptions.Formats.
+	SourceTold FormatSource = "told"
+)
+
+// Reason is the source in words.
+func (s FormatSource) Reason() string {
+	switch s {
+	case SourceServed:
+		return "it was served raw before"
+	case SourceTold:
+		return "it is set to be that"
+	}
+	return "its content says so"
+}
+
+const (
+	headSize = 4096 // bytes of the beginning that detection reads
+	tailSize = 512  // bytes of the end: formats with a footer
+)
+
+// rawExtensions are the file names by which a file without any magic is a raw disk.
+var rawExtensions = []string{".raw", ".img", ".iso"}
+
+// kind groups formats by what a person has to do about them.
+type kind int
+
+const (
+	kindImage   kind = iota // a disk image that qemu-img can convert
+	kindPacked              // a compressed file: unpack it
+	kindArchive             // a container of files: extract the disk from it
+	kindOther               // no disk at all
+)
+
+// magic is one way to recognise a format: data at an offset from the beginning, or from the end where it is negative.
+type magic struct {
+	format Format
+	title  string // as it stands in a message, with its article
+	kind   kind
+	offset int
+	data   string
+	tool   string // of kindPacked: what unpacks it; of kindImage: the name that qemu-img has for it, where that differs
+}
+
+// magics is searched in order: the first that matches decides. A partition table, a boot sector or a file system is no
+// format, since that is what a raw disk consists of.
+var magics = []magic{
+	{FormatQcow2, "a qcow2 image", kindImage, 0, "QFI\xfb", ""},
+	{"qed", "a QED image", kindImage, 0, "QED\x00", ""},
+	{"vmdk", "a VMDK image", kindImage, 0, "KDMV", ""},
+	{"vmdk", "a VMDK image of ESX", kindImage, 0, "COWD", ""},
+	{"vmdk", "a VMDK image of ESX (SESparse)", kindImage, 0, "\xbe\xba\xfe\xca\x00\x00\x00\x00", ""},
+	{"vmdk", "a VMDK descriptor", kindImage, 0, "# Disk DescriptorFile", ""},
+	{"vhdx", "a VHDX image", kindImage, 0, "vhdxfile", ""},
+	{"vhd", "a VHD image", kindImage, 0, "conectix", "vpc"},
+	{"vhd", "a fixed VHD image (its footer is at the end)", kindImage, -512, "conectix", "vpc"},
+	{"vhd", "a fixed VHD image (its footer is at the end)", kindImage, -511, "conectix", "vpc"},
+	{"vdi", "a VDI image of VirtualBox", kindImage, 0x40, "\x7f\x10\xda\xbe", ""},
+	{"parallels", "a Parallels image", kindImage, 0, "WithoutFreeSpace", ""},
+	{"parallels", "a Parallels image", kindImage, 0, "WithouFreSpacExt", ""},
+	{"bochs", "a Bochs image", kindImage, 0, "Bochs Virtual HD Image", ""},
+	{"cloop", "a cloop image", kindImage, 0, "#!/bin/sh\n#V2.0 Format\nmodprobe cloop", ""},
+	{"dmg", "an Apple disk image (its trailer is at the end)", kindImage, -512, "koly", ""},
+	{"luks", "a LUKS encrypted volume", kindOther, 0, "LUKS\xba\xbe", ""},
+	{"ewf", "an EnCase evidence file", kindOther, 0, "EVF\x09\x0d\x0a\xff\x00", ""},
+	{"wim", "a Windows imaging (WIM) file", kindOther, 0, "MSWIM\x00\x00\x00", ""},
+	{"simg", "an Android sparse image", kindPacked, 0, "\x3a\xff\x26\xed", "simg2img"},
+
+	{"xz", "an xz compressed file", kindPacked, 0, "\xfd7zXZ\x00", "xz -d"},
+	{"gzip", "a gzip compressed file", kindPacked, 0, "\x1f\x8b\x08", "gzip -d"},
+	{"zstd", "a zstd compressed file", kindPacked, 0, "\x28\xb5\x2f\xfd", "zstd -d"},
+	{"bzip2", "a bzip2 compressed file", kindPacked, 4, "1AY&SY", "bzip2 -d"},
+	{"bzip2", "an empty bzip2 compressed file", kindPacked, 4, "\x17\x72\x45\x38\x50\x90", "bzip2 -d"},
+	{"lz4", "an lz4 compressed file", kindPacked, 0, "\x04\x22\x4d\x18", "lz4 -d"},
+	{"lz4", "an lz4 compressed file", kindPacked, 0, "\x02\x21\x4c\x18", "lz4 -d"},
+	{"lzma", "an lzma compressed file", kindPacked, 0, "\x5d\x00\x00\x80\x00", "xz -d"},
+	{"lzip", "an lzip compressed file", kindPacked, 0, "LZIP", "lzip -d"},
+	{"lzop", "an lzop compressed file", kindPacked, 0, "\x89LZO\x00\r\n\x1a\n", "lzop -d"},
+	{"compress", "a file made by compress", kindPacked, 0, "\x1f\x9d", "gzip -d"},
+
+	{"zip", "a zip archive", kindArchive, 0, "PK\x03\x04", ""},
+	{"zip", "an empty zip archive", kindArchive, 0, "PK\x05\x06", ""},
+	{"zip", "a split zip archive", kindArchive, 0, "PK\x07\x08", ""},
+	{"7z", "a 7-Zip archive", kindArchive, 0, "7z\xbc\xaf\x27\x1c", ""},
+	{"rar", "a RAR archive", kindArchive, 0, "Rar!\x1a\x07", ""},
+	{"tar", "a tar archive", kindArchive, 257, "ustar", ""},
+	{"cpio", "a cpio archive", kindArchive, 0, "070701", ""},
+	{"cpio", "a cpio archive", kindArchive, 0, "070702", ""},
+	{"cpio", "a cpio archive", kindArchive, 0, "070707", ""},
+	{"ar", "an ar archive or Debian package", kindArchive, 0, "!<arch>\n", ""},
+	{"rpm", "an RPM package", kindArchive, 0, "\xed\xab\xee\xdb", ""},
+
+	{"elf", "an ELF program or library", kindOther, 0, "\x7fELF", ""},
+	{"lfs-pointer", "a Git LFS pointer, not the file that it stands for", kindOther, 0, "version https://git-lfs", ""},
+	{"html", "an HTML page, perhaps a failed download", kindOther, 0, "<!DOCTYPE ", ""},
+	{"html", "an HTML page, perhaps a failed download", kindOther, 0, "<!doctype ", ""},
+	{"html", "an HTML page, perhaps a failed download", kindOther, 0, "<html", ""},
+}
+
+// match reports whether the content that begins with head and ends with tail has the magic.
+func (m *magic) match(head, tail []byte) bool {
+	data, at := head, m.offset
+	if at < 0 {
+		data, at = tail, len(tail)+at
+	}
+	return at >= 0 && at+len(m.data) <= len(data) && string(data[at:at+len(m.data)]) == m.data
+}
+
+// detect recognises a file by its first bytes (up to headSize) and its last ones (up to tailSize). It returns nil for
+// content that has no magic, which is a raw disk where the name says so.
+func detect(head, tail []byte) *magic {
+	for i := range magics {
+		if magics[i].match(head, tail) {
+			return &magics[i]
+		}
+	}
+	return nil
+}
+
+// refuse is what to tell about a file whose format is recognised and not served.
+func (m *magic) refuse(name string, use fileUse) *Error {
+	e := &Error{Name: name, Format: m.format, Reason: "is " + m.title}
+	stem := strings.TrimSuffix(name, path.Ext(name))
+	switch {
+	case m.format == "tar" && strings.EqualFold(path.Ext(name), ".ova"):
+		e.Reason = "is an OVA appliance, a tar archive"
+		e.Action = "extract it with \"tar -xf\" and convert the disk inside with \"qemu-img convert -O qcow2\""
+	case m.kind == kindImage:
+		tool := m.tool
+		if tool == "" {
+			tool = string(m.format)
+		}
+		e.Action = fmt.Sprintf("convert it with \"qemu-img convert -f %s -O qcow2 %s %s\"",
+			tool, shellWord(name), shellWord(stem+".qcow2"))
+	case m.kind == kindPacked:
+		e.Action = fmt.Sprintf("unpack it with %q %s", m.tool, use.advice("before it is added", "first", "before it is added"))
+	case m.kind == kindArchive:
+		e.Action = "extract the disk image from it, and " + use.advice("add only that", "name that", "put that in its place")
+	case m.format == "luks":
+		e.Action = "decrypt it first: a key cannot be given to the server"
+	default:
+		e.Action = use.another()
+	}
+	if use != useBacking && hasRawExtension(name) {
+		e.Action += "; or " + sayRaw(use, "that")
+	}
+	return e
+}
+
+// sayRaw is how a person says that a file is a raw disk of which a guest has written what it looks
+// like.
+func sayRaw(use fileUse, what string) string {
+	how := use.advice(`set "format: raw" for it under "disks" in the configuration file`,
+		`say --format raw (for serve, "format: raw" under "disks" in the configuration file)`, "")
+	return how + " if it is a raw disk and a guest wrote " + what
+}
+
+// refuseUnknown is what to tell about a file that has no magic and no name of a raw disk.
+func refuseUnknown(name string, head []byte, use fileUse) *Error {
+	e := &Error{Name: name, Format: FormatUnknown}
+	switch ext := strings.ToLower(path.Ext(name)); {
+	case len(head) == 0:
+		e.Reason = "is empty"
+		e.Action = use.another()
+	case ext == ".qcow2" || ext == ".qcow":
+		e.Reason = fmt.Sprintf("is named %s but does not begin with a qcow2 header", ext)
+		e.Action = "fetch or build it again, or name it .raw if that is what it is"
+	case looksLikeText(head):
+		e.Reason = "is a text file, not a disk image"
+		e.Action = use.another()
+	default:
+		e.Reason = "is no format that is known, and its name does not say that it is a raw disk"
+		e.Action = "name it .raw, .img or .iso if it is one, otherwise " + use.another()
+	}
+	return e
+}
+
+// hasRawExtension reports whether the name says that the file is a raw disk; ISO images often have theirs in capitals.
+func hasRawExtension(name string) bool {
+	ext := strings.ToLower(path.Ext(name))
+	for _, e := range rawExtensions {
+		if e == ext {
+			return true
+		}
+	}
+	return false
+}
+
+// looksLikeText reports whether head has no control characters but those that text has. It only improves a message.
+func looksLikeText(head []byte) bool {
+	return !bytes.ContainsFunc(head, func(r rune) bool {
+		return r == 0xfffd || r == 0x7f || r < ' ' && r != '\n' && r != '\r' && r != '\t' && r != '\f'
+	})
+}
+
+// shellWord quotes a file name for a command line that a person will copy, where it needs quoting.
+func shellWord(name string) string {
+	plain := strings.IndexFunc(name, func(r rune) bool {
+		return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("._-+@%", r))
+	}) < 0
+	if plain && name != "" && name[0] != '-' {
+		return name
+	}
+	return "'" + strings.ReplaceAll(name, "'", `'\''`) + "'"
+}

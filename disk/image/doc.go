@@ -1,0 +1,10 @@
+// Package image recognises, validates and reads disk images that come from strangers: qcow2 with its backing files, and raw.
+//
+// ScanDir, ScanFiles or Open gives an Image, whose whole metadata has been checked by then. It is read as a disk by any
+// number of goroutines, never written, and closed once. Convert and Stream expand it, and tell a Progress how far they are.
+//
+// Who keeps a disk that was made of an image knows it again by its Fingerprint: the hash of the content of each of its files.
+// A Hash is run beside the guest, and a ReadAlong gives it what is copied anyway.
+//
+// What was once served raw stays raw, whatever a guest has written there since: Image.OpenRaw and Image.RememberRaw.
+package image

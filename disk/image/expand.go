@@ -1,0 +1,201 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"sync/atomic"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/disk/internal/osfile"
+	"kubevirt.io/disk/disk/internal/rawfile"
+	"kubevirt.io/disk/disk/internal/words"
+)
+
+const (
+	// chunkSize is what a worker reads at once, unless the image has larger clusters. Bytes.
+	chunkSize = 2 << 20
+	// maxCopyBuffers bounds the memory of all workers' buffers. Bytes.
+	MaxCopyBuffers = 16 << 20
+)
+
+// copier expands an image into a sparse raw file. One goroutine walks the extents and hands out chunks in order. The workers
+// read, decode and write them side by side: every cluster is decoded once.
+type copier struct {
+	img      *Image
+	dst      *os.File // nil: only count what would be written
+	dir      string   // where dst is, for messages
+	progress *Progress
+	chunk    int64
+	workers  int
+	written  atomic.Int64
+}
+
+// job is a part of one chunk for a worker.
+type job struct {
+	off, length int64
+	data        int64 // bytes of it that the image stores
+	covered     int64 // bytes that are dealt with when it is done: with the hole before it
+}
+
+// newCopier prepares an expansion with at most that many workers, 0 for four more than processors: those that write, or
+// wait for storage, keep no processor from decoding.
+func newCopier(img *Image, dst *os.File, p *Progress, workers int) *copier {
+	if workers <= 0 {
+		workers = runtime.GOMAXPROCS(0) + 4
+	}
+	if p == nil {
+		p = new(Progress)
+	}
+	c := &copier{img: img, dst: dst, progress: p, chunk: chunkSize}
+	if dst != nil {
+		c.dir = filepath.Dir(dst.Name())
+	}
+	// A compressed cluster is decoded as a whole, so a chunk holds whole clusters of every layer.
+	img.top.chain(func(l *layer) { c.chunk = max(c.chunk, l.header.clusterSize) })
+	c.workers = max(1, min(workers, int(MaxCopyBuffers/c.chunk)))
+	return c
+}
+
+// run copies everything. It returns how many bytes were written; the rest of the file is a hole.
+func (c *copier) run(ctx context.Context) (written int64, err error) {
+	c.progress.Start(c.img.Size(), c.img.use.total())
+	store := rawfile.Count
+	if c.dst != nil {
+		if err := osfile.Retry(func() error { return c.dst.Truncate(c.img.Size()) }); err != nil {
+			return 0, c.writeError(err)
+		}
+		var past io.WriterAt
+		if direct, err := rawfile.OpenDirect(c.dst); err == nil {
+			defer direct.Close() // what it wrote is in the file
+			past = direct
+		}
+		out := rawfile.NewWriter(c.dst, past)
+		out.Places = rawfile.NewPlaces(c.dst, nil)
+		store = out.Store
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	jobs := make(chan job)
+	group.Go(func() error {
+		defer close(jobs)
+		return c.walk(ctx, func(j job) error {
+			select {
+			case jobs <- j:
+				return nil
+			case <-ctx.Done(): // perhaps because a worker has failed
+				return ctx.Err()
+			}
+		})
+	})
+	for range c.workers {
+		group.Go(func() error { return c.work(ctx, jobs, store) })
+	}
+	err = group.Wait()
+	return c.written.Load(), err
+}
+
+// walk cuts what the image stores into jobs of at most one chunk.
+func (c *copier) walk(ctx context.Context, hand func(job) error) error {
+	var pending job
+	covered := int64(0) // everything below is in a job that was handed out
+	send := func() error {
+		if pending.length == 0 {
+			return nil
+		}
+		end := pending.off + pending.length
+		pending.covered = end - covered
+		next := pending
+		covered, pending = end, job{}
+		return hand(next)
+	}
+	err := c.img.top.walk(0, c.img.Size(), func(off, n int64, kind extentKind) error {
+		end := off + n
+		if kind == extentHole {
+			return ctx.Err()
+		}
+		for off < end {
+			if pending.length > 0 && off/c.chunk != pending.off/c.chunk {
+				if err := send(); err != nil {
+					return err
+				}
+			}
+			if pending.length == 0 {
+				pending.off = off
+			}
+			stop := min(end, (off/c.chunk+1)*c.chunk)
+			pending.length = stop - pending.off // a hole in between is read as zeros
+			pending.data += stop - off
+			off = stop
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	return send()
+}
+
+// work copies jobs until there are none left.
+func (c *copier) work(ctx context.Context, jobs <-chan job, store func(p []byte, off int64) (int64, error)) error {
+	var buf []byte
+	for j := range jobs {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if buf == nil {
+			buf = make([]byte, c.chunk)
+		}
+		p := buf[:j.length]
+		if n, err := c.img.ReadAt(p, j.off); n < len(p) {
+			return err
+		}
+		n, err := store(p, j.off)
+		c.written.Add(n)
+		if err != nil {
+			return c.writeError(err)
+		}
+		c.progress.add(j.covered, j.data)
+	}
+	return nil
+}
+
+// writeError explains an error of writing the expanded disk.
+func (c *copier) writeError(err error) error {
+	if errors.Is(err, unix.EFBIG) {
+		return &SpaceError{Dir: c.dir, What: "the expanded disk of " + words.Name(c.img.Name()), FileSize: c.img.Size()}
+	}
+	if osfile.IsFull(err) {
+		available, statErr := osfile.AvailableSpace(c.dir)
+		if statErr != nil {
+			available = 0
+		}
+		return &SpaceError{Dir: c.dir, What: "the expanded disk of " + words.Name(c.img.Name()), Available: available}
+	}
+	return fmt.Errorf("expanding %q: %w", c.img.Name(), err)
+}
+
+// checkSpace returns a *SpaceError where the directory has no room for the expanded image. Stored zeros need no room,
+// but telling them apart takes reading everything; that is done only where it decides, and only for what is stored as
+// it is: a compressed image could claim to hold terabytes of zeros, and keep us busy for hours.
+func CheckSpace(ctx context.Context, img *Image, dir string, workers int) error {
+	available, err := osfile.AvailableSpace(dir)
+	if err != nil {
+		return err
+	}
+	needed := img.use.total()
+	if needed > available && img.use.compressed == 0 {
+		if needed, err = newCopier(img, nil, nil, workers).run(ctx); err != nil {
+			return err
+		}
+	}
+	if needed > available {
+		return &SpaceError{Dir: dir, What: "the expanded disk of " + words.Name(img.Name()), Needed: needed, Available: available}
+	}
+	return nil
+}

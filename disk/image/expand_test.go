@@ -1,0 +1,284 @@
+package image
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	"go.uber.org/zap/zapcore"
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/disktest/filetest"
+	"kubevirt.io/disk/disk/internal/smallfile"
+)
+
+func TestConvert(t *testing.T) {
+	t.Cleanup(func() { goleak.VerifyNone(t) })
+	for _, c := range []struct {
+		name string
+		args []string
+	}{
+		{"raw", nil},
+		{"plain", []string{}},
+		{"version 2", []string{"-o", "compat=0.10"}},
+		{"small clusters", []string{"-o", "cluster_size=512"}},
+		{"large clusters", []string{"-c", "-o", "cluster_size=2M"}},
+		{"zlib", []string{"-c"}},
+		{"zstd", []string{"-c", "-o", "compression_type=zstd"}},
+		{"subclusters", []string{"-o", "extended_l2=on,cluster_size=128k"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			dir := t.TempDir()
+			want := filetest.Sample(9<<20+512, 1)
+			path := filetest.Put(t, dir, "in.raw", want, 0)
+			if c.args != nil {
+				args := append([]string{"convert", "-f", "raw", "-O", "qcow2"}, c.args...)
+				filetest.QemuImg(t, dir, append(args, "in.raw", "in.qcow2")...)
+				path = filepath.Join(dir, "in.qcow2")
+			}
+			img := openImage(t, path)
+			require.True(t, bytes.Equal(want, filetest.ReadAll(t, img, img.Size())))
+			out := filepath.Join(dir, "out.raw")
+			var p Progress
+			require.NoError(t, Convert(t.Context(), img, out, &p))
+			got, err := os.ReadFile(out)
+			require.NoError(t, err)
+			require.True(t, bytes.Equal(want, got))
+			require.True(t, p.Finished())
+			require.EqualValues(t, len(want), p.Done())
+			require.EqualValues(t, len(want), p.Total())
+			require.Less(t, filetest.Allocated(t, out), int64(len(want))*9/10, "zeros are holes")
+			require.NoFileExists(t, out+smallfile.PartialSuffix)
+		})
+	}
+}
+
+func TestConvertOfAChainWithHoles(t *testing.T) {
+	dir := t.TempDir()
+	base := append(filetest.Block('b', 1<<20), make([]byte, 100<<20)...)
+	filetest.Put(t, dir, "base", base[:1<<20], int64(len(base)))
+	filetest.QemuImg(t, dir, "create", "-q", "-f", "qcow2", "-b", "base", "-F", "raw", "top.qcow2")
+	img := openImage(t, filepath.Join(dir, "top.qcow2"))
+	require.EqualValues(t, 1<<20, img.Info().AllocatedSize)
+	e, err := img.Extent(0, img.Size())
+	require.NoError(t, err)
+	require.Equal(t, disk.Extent{Length: 1 << 20, Data: true}, e)
+	e, err = img.Extent(1<<20, img.Size()-1<<20)
+	require.NoError(t, err)
+	require.False(t, e.Data)
+	_, err = img.Extent(img.Size(), 1)
+	require.Error(t, err)
+	out := filepath.Join(dir, "out.raw")
+	require.NoError(t, Convert(t.Context(), img, out, nil))
+	require.EqualValues(t, 1<<20, filetest.Allocated(t, out))
+	got, err := os.ReadFile(out)
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(base, got))
+}
+
+func TestImageReadAtItsEnd(t *testing.T) {
+	img := openImage(t, filetest.Put(t, t.TempDir(), "disk.raw", filetest.Block(7, 1024), 0))
+	p := make([]byte, 1024)
+	n, err := img.ReadAt(p, 512)
+	require.Equal(t, 512, n)
+	require.Equal(t, io.EOF, err)
+	_, err = img.ReadAt(p, 1024)
+	require.Equal(t, io.EOF, err)
+	_, err = img.ReadAt(p, -1)
+	require.Error(t, err)
+
+	require.NoError(t, os.Truncate(img.Path(), 512))
+	_, err = img.ReadAt(p, 0)
+	var medium *disk.MediumError
+	require.ErrorAs(t, err, &medium)
+	require.EqualValues(t, 512, medium.Off)
+}
+
+func TestConvertDestinations(t *testing.T) {
+	dir := t.TempDir()
+	filetest.Put(t, dir, "base.raw", []byte("base"), 1<<20)
+	filetest.QemuImg(t, dir, "create", "-q", "-f", "qcow2", "-b", "base.raw", "-F", "raw", "top.qcow2")
+	img := openImage(t, filepath.Join(dir, "top.qcow2"))
+	for name, want := range map[string]string{"top.qcow2": "itself", "base.raw": "backing", "fifo": "FIFO", "link": "symbolic link", "sub": "directory"} {
+		switch name {
+		case "fifo":
+			require.NoError(t, unix.Mkfifo(filepath.Join(dir, name), 0o644))
+		case "link":
+			require.NoError(t, os.Symlink("base.raw", filepath.Join(dir, name)))
+		case "sub":
+			require.NoError(t, os.Mkdir(filepath.Join(dir, name), 0o755))
+		}
+		require.ErrorContains(t, Convert(t.Context(), img, filepath.Join(dir, name), nil), want)
+	}
+	require.Error(t, Convert(t.Context(), img, filepath.Join(dir, "missing", "out.raw"), nil))
+
+	// As a download that was never renamed.
+	unfinished := filepath.Join(dir, "disk.img"+smallfile.PartialSuffix)
+	filetest.QemuImg(t, dir, "create", "-q", "-f", "qcow2", unfinished, "1M")
+	before, err := os.ReadFile(unfinished)
+	require.NoError(t, err)
+	require.ErrorContains(t, Convert(t.Context(), openImage(t, unfinished), filepath.Join(dir, "disk.img"), nil), `is the image "disk.img.partial" itself`)
+	after, err := os.ReadFile(unfinished)
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(before, after), "the image is not touched")
+
+	// What a killed process left behind is taken over, an older result is replaced.
+	out := filetest.Put(t, dir, "out.raw", filetest.Block(9, 5<<20), 0)
+	filetest.Put(t, dir, "out.raw"+smallfile.PartialSuffix, filetest.Block(8, 5<<20), 0)
+	require.NoError(t, Convert(t.Context(), img, out, nil))
+	got, err := os.ReadFile(out)
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(append([]byte("base"), make([]byte, 1<<20-4)...), got))
+
+	// One that is being written is left alone.
+	busy, err := smallfile.Create(out, 0o600)
+	require.NoError(t, err)
+	var locked *smallfile.LockedError
+	require.ErrorAs(t, Convert(t.Context(), img, out, nil), &locked)
+	require.ErrorIs(t, busy.Finish(context.Canceled), context.Canceled)
+	require.NoFileExists(t, out+smallfile.PartialSuffix)
+}
+
+func TestCancelledExpansionLeavesNothing(t *testing.T) {
+	t.Cleanup(func() { goleak.VerifyNone(t) })
+	dir := t.TempDir()
+	img := openImage(t, filetest.Put(t, dir, "disk.raw", filetest.Sample(8<<20, 3), 0))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.ErrorIs(t, Convert(ctx, img, filepath.Join(dir, "out.raw"), nil), context.Canceled)
+	left, err := filepath.Glob(filepath.Join(dir, "out.raw*"))
+	require.NoError(t, err)
+	require.Empty(t, left)
+}
+
+// TestExpansionOfAnImageThatCannotBeRead tells where, although other workers wait for what could not be read.
+func TestExpansionOfAnImageThatCannotBeRead(t *testing.T) {
+	t.Cleanup(func() { goleak.VerifyNone(t) })
+	dir := t.TempDir()
+	filetest.Put(t, dir, "in.raw", filetest.Block(1, 24<<20), 0)
+	for _, option := range []string{"-q", "-c"} {
+		filetest.QemuImg(t, dir, "convert", option, "-f", "raw", "-O", "qcow2", "in.raw", "in.qcow2")
+		img := openImage(t, filepath.Join(dir, "in.qcow2"))
+		require.NoError(t, os.Truncate(img.Path(), img.Info().FileSize/2))
+		out, err := smallfile.Create(filepath.Join(dir, "out.raw"), 0o600)
+		require.NoError(t, err)
+		_, err = newCopier(img, out.File, nil, 8).run(t.Context())
+		var medium *disk.MediumError
+		require.ErrorAs(t, out.Finish(err), &medium)
+		require.NoFileExists(t, filepath.Join(dir, "out.raw"))
+	}
+}
+
+// A raw image that is cut off while it is converted would otherwise end in zeros.
+func TestConvertOfAnImageThatIsChanged(t *testing.T) {
+	t.Cleanup(func() { goleak.VerifyNone(t) })
+	dir := t.TempDir()
+	img := openImage(t, filetest.Put(t, dir, "disk.raw", filetest.Block(1, 4<<20), 0))
+	require.NoError(t, os.Truncate(img.Path(), 2<<20))
+	require.ErrorContains(t, Convert(t.Context(), img, filepath.Join(dir, "out.raw"), nil), `"disk.raw" was changed`)
+	left, err := filepath.Glob(filepath.Join(dir, "out.raw*"))
+	require.NoError(t, err)
+	require.Empty(t, left)
+}
+
+func TestNotEnoughSpaceIsFoundOutFirst(t *testing.T) {
+	small := filetest.TinyFS(t, "1m")
+	dir := t.TempDir()
+	img := openImage(t, filetest.Put(t, dir, "disk.raw", filetest.Block(5, 3<<20), 0))
+	var space *SpaceError
+	err := Convert(t.Context(), img, filepath.Join(small, "out.raw"), nil)
+	require.ErrorAs(t, err, &space)
+	require.ErrorIs(t, err, disk.ErrNoSpace)
+	require.EqualValues(t, 3<<20, space.Needed)
+	require.Positive(t, space.Available)
+	require.LessOrEqual(t, space.Available, int64(1<<20))
+	require.Equal(t, small, space.Dir)
+	for _, part := range []string{small, "3145728", fmt.Sprint(space.Available), "disk.raw"} {
+		require.Contains(t, err.Error(), part)
+	}
+	entries, err := os.ReadDir(small)
+	require.NoError(t, err)
+	require.Empty(t, entries)
+
+	// A file that is full of stored zeros, as container layers make of a sparse one, does fit.
+	zeros := openImage(t, filetest.Put(t, dir, "zeros.raw", append(filetest.Block(5, 256<<10), make([]byte, 8<<20)...), 0))
+	require.Greater(t, zeros.use.total(), int64(8<<20))
+	require.NoError(t, Convert(t.Context(), zeros, filepath.Join(small, "out.raw"), nil))
+
+	// A compressed image counts in full: it could keep us busy with terabytes of zeros.
+	filetest.QemuImg(t, dir, "convert", "-c", "-f", "raw", "-O", "qcow2", "disk.raw", "bomb.qcow2")
+	bomb := openImage(t, filepath.Join(dir, "bomb.qcow2"))
+	require.Less(t, bomb.Info().FileSize, int64(1<<20))
+	require.EqualValues(t, 3<<20, bomb.use.compressed)
+	require.ErrorAs(t, Convert(t.Context(), bomb, filepath.Join(small, "bomb.raw"), nil), &space)
+}
+
+func TestFileSystemThatFillsUpMeanwhile(t *testing.T) {
+	small := filetest.TinyFS(t, "1m")
+	img := openImage(t, filetest.Put(t, t.TempDir(), "disk.raw", filetest.Block(5, 3<<20), 0))
+	out, err := smallfile.Create(filepath.Join(small, "disk.raw"), 0o600)
+	require.NoError(t, err)
+	_, err = newCopier(img, out.File, nil, 2).run(t.Context())
+	err = out.Finish(err)
+	var space *SpaceError
+	require.ErrorAs(t, err, &space)
+	require.ErrorIs(t, err, disk.ErrNoSpace)
+	require.Contains(t, err.Error(), small)
+	entries, err := os.ReadDir(small)
+	require.NoError(t, err)
+	require.Empty(t, entries)
+}
+
+func TestProgressFields(t *testing.T) {
+	var p Progress
+	p.Start(1000, 500)
+	p.add(400, 250)
+	fields := zapcore.NewMapObjectEncoder()
+	for _, field := range p.Fields(5 * time.Second) {
+		field.AddTo(fields)
+	}
+	require.EqualValues(t, 40, fields.Fields["percent"])
+	require.Contains(t, fields.Fields, "mib_per_s")
+	require.Equal(t, 5*time.Second, fields.Fields["eta"])
+	require.False(t, p.Finished())
+	p.Finish()
+	require.EqualValues(t, 1000, p.Done())
+	data, total := p.Data()
+	require.Equal(t, total, data)
+}
+
+func BenchmarkConvert(b *testing.B) {
+	dir := b.TempDir()
+	const size = 64 << 20
+	content := filetest.Sample(size, 9)
+	filetest.Put(b, dir, "in.raw", content, 0)
+	for _, c := range []struct {
+		name string
+		args []string
+	}{{"plain", nil}, {"zlib", []string{"-c"}}, {"zstd", []string{"-c", "-o", "compression_type=zstd"}}} {
+		b.Run(c.name, func(b *testing.B) {
+			name := c.name + ".qcow2"
+			filetest.QemuImg(b, dir, append(append([]string{"convert", "-f", "raw", "-O", "qcow2"}, c.args...), "in.raw", name)...)
+			img := openImage(b, filepath.Join(dir, name))
+			b.SetBytes(size)
+			out := filepath.Join(dir, "out.raw")
+			for b.Loop() {
+				if err := Convert(b.Context(), img, out, nil); err != nil {
+					b.Fatal(err)
+				}
+				// A rename over an existing file makes some file systems write the new one to storage at once.
+				if err := os.Remove(out); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}

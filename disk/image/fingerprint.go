@@ -1,0 +1,157 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/disk/internal/osfile"
+	"kubevirt.io/disk/disk/internal/slots"
+)
+
+// fileFingerprint identifies the content of one file of an image. The hash decides; what follows it only saves hashing
+// a file again that has not been touched. Times are nanoseconds since 1970.
+type Fingerprint struct {
+	Name   string `json:"name"` // only for messages
+	Format Format `json:"format"`
+	Size   int64  `json:"size"`
+	Hash   string `json:"xxh3"`
+
+	Dev   uint64 `json:"dev"`
+	Ino   uint64 `json:"ino"`
+	MTime int64  `json:"mtime"`
+	CTime int64  `json:"ctime"`
+}
+
+// untouched reports whether both describe one file at one moment. That is what the time of the last change tells, where the kernel has
+// set it: nobody else can. In read-only file systems that are made of an archive (squashfs, EROFS, those that fetch an image as it is read)
+// it is a time of the archive, in whole seconds, and with builds that are reproducible all the other numbers of another image are often the
+// same, too. A time in whole seconds only counts where there is no hash to go by.
+func (f *Fingerprint) untouched(g *Fingerprint) bool {
+	same := f.Size == g.Size && f.Dev == g.Dev && f.Ino == g.Ino && f.MTime == g.MTime && f.CTime == g.CTime
+	return same && (f.CTime%int64(time.Second) != 0 || f.Hash == "" && g.Hash == "")
+}
+
+// fingerprintOf is what is known of a layer without reading it.
+func fingerprintOf(l *layer, st *unix.Stat_t) Fingerprint {
+	return Fingerprint{
+		Name: l.name, Format: l.format, Size: st.Size,
+		Dev: uint64(st.Dev), Ino: st.Ino, MTime: st.Mtim.Nano(), CTime: st.Ctim.Nano(),
+	}
+}
+
+// contents are the hashes of the image's files, top first, of which nothing has been read yet. pace is how long to leave the
+// storage to the guest after a step that took so long; nil: there is no guest.
+func (m *Image) Hashes(pace func(took time.Duration) time.Duration) (all []*Hash) {
+	m.top.chain(func(l *layer) {
+		c := newHash(l.file, l.stat.Size)
+		c.pace = pace
+		all = append(all, c)
+	})
+	return all
+}
+
+// fingerprint identifies the image by the content of every file of its chain, top first. What is in the contents already is not read again,
+// also after an error: one of reading is a *MediumError.
+func (m *Image) Fingerprint(ctx context.Context, contents []*Hash, s *slots.Slots) (
+	[]Fingerprint, error,
+) {
+	prints := m.Unhashed()
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(s.Count()) // no more goroutines than can have a slot
+	for i, content := range contents {
+		group.Go(func() (err error) {
+			prints[i].Hash, err = content.run(ctx, 1, s)
+			if err != nil {
+				return fmt.Errorf("reading %q: %w", prints[i].Name, err)
+			}
+			return nil
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return nil, err
+	}
+	return prints, m.CheckUntouched()
+}
+
+// errNotIdentified is an image of which nobody can tell whether it is the one of the fingerprint.
+var ErrNotIdentified = errors.New("the disk was stopped before its image had been read once to recognise it, or the image could not be read")
+
+// identified reports whether the fingerprint says what the content is.
+func Identified(prints []Fingerprint) bool {
+	return !slices.ContainsFunc(prints, func(p Fingerprint) bool { return p.Hash == "" })
+}
+
+// unhashed is the fingerprint of the image without hashes.
+func (m *Image) Unhashed() []Fingerprint {
+	var prints []Fingerprint
+	m.top.chain(func(l *layer) { prints = append(prints, fingerprintOf(l, &l.stat)) })
+	return prints
+}
+
+// checkUntouched returns an error if a file of the image was changed after it was opened: then what was read of it may
+// be neither the old nor the new image.
+func (m *Image) CheckUntouched() (err error) {
+	m.top.chain(func(l *layer) {
+		var st unix.Stat_t
+		if statErr := osfile.Retry(func() error { return unix.Fstat(int(l.file.Fd()), &st) }); statErr != nil {
+			err = fmt.Errorf("%q: %w", l.name, statErr)
+			return
+		}
+		if st.Size != l.stat.Size || st.Mtim != l.stat.Mtim {
+			err = fmt.Errorf("%q was changed while it was read; start again when nothing writes to it", l.name)
+		}
+	})
+	return err
+}
+
+// touched reports whether a file of the image has to be read to know whether it is the one of the fingerprint.
+func (m *Image) Touched(old []Fingerprint) bool {
+	return !slices.EqualFunc(m.Unhashed(), old, func(now, before Fingerprint) bool { return now.untouched(&before) })
+}
+
+// compareImage reports why the image is not the one of the fingerprint, or "" if it is. Then it also returns the
+// fingerprint as it is now. Only what may have changed is read. errNotIdentified: it cannot be told.
+func (m *Image) Compare(ctx context.Context, old []Fingerprint) (reason string, now []Fingerprint, err error) {
+	now = m.Unhashed()
+	if len(now) != len(old) {
+		return fmt.Sprintf("the image has %d backing files now, and had %d", len(now)-1, len(old)-1), nil, nil
+	}
+	for i := range now {
+		if now[i].Format != old[i].Format {
+			return fmt.Sprintf("%q is %s now, and was %s", now[i].Name, now[i].Format, old[i].Format), nil, nil
+		}
+		if now[i].Size != old[i].Size {
+			return fmt.Sprintf("the image has changed: %q has %d bytes now, and had %d", now[i].Name, now[i].Size, old[i].Size), nil, nil
+		}
+	}
+	workers := runtime.GOMAXPROCS(0) // the start waits for it, and not for the copying of other disks
+	i := 0
+	m.top.chain(func(l *layer) {
+		print, before := &now[i], &old[i]
+		i++
+		switch {
+		case reason != "" || err != nil:
+		case print.untouched(before):
+			print.Hash = before.Hash
+		case before.Hash == "":
+			err = fmt.Errorf("%q may have changed: %w", l.name, ErrNotIdentified)
+		default:
+			if print.Hash, err = newHash(l.file, print.Size).run(ctx, workers, slots.New(workers, slots.Options{})); err != nil {
+				err = fmt.Errorf("reading %q: %w", l.name, err)
+			} else if print.Hash != before.Hash {
+				reason = fmt.Sprintf("the image has changed: the content of %q is another one, of the same size", l.name)
+			}
+		}
+	})
+	if reason != "" || err != nil {
+		return reason, nil, err
+	}
+	return "", now, nil
+}

@@ -1,0 +1,190 @@
+package image
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/internal/words"
+)
+
+// DefaultMaxVirtualSize is the largest virtual size that an image may claim, where nothing else is set. Bytes.
+const DefaultMaxVirtualSize = 64 << 40
+
+// ImageOptions limits what is accepted as an image. The zero value has the documented defaults.
+type Options struct {
+	MaxVirtualSize int64 // bytes; 0: DefaultMaxVirtualSize
+	// Formats is what files are, by their names relative to the directory: FormatRaw, whatever they
+	// contain, or FormatQcow2. The content of a file that is not named decides, unless it was
+	// served raw before.
+	Formats map[string]Format
+}
+
+func (o Options) maxVirtualSize() int64 {
+	if o.MaxVirtualSize <= 0 {
+		return DefaultMaxVirtualSize
+	}
+	return o.MaxVirtualSize
+}
+
+// openFunc is how a file is opened: from the image directory, or by the name that an image claims.
+type openFunc func(name string) (*os.File, *unix.Stat_t, error)
+
+// Image is a validated, read-only disk image with its backing files. Its methods, except Close, may be called by any
+// number of goroutines.
+type Image struct {
+	name string
+	path string
+	dir  string
+	top  *layer
+	info Info
+	use  usage
+
+	close func() error // once
+}
+
+// usage is what an image takes when it is expanded, at most: zeros inside stored data take nothing. Bytes.
+type usage struct{ plain, compressed int64 }
+
+func (u usage) total() int64 { return u.plain + u.compressed }
+
+// OpenImage opens and validates one image. Its backing files are looked for in its own directory only. A file that is
+// not accepted is an *ImageError.
+func Open(path string, opt Options) (*Image, error) {
+	o, err := openerOf(path, opt)
+	if err != nil {
+		return nil, err
+	}
+	defer o.dir.close()
+	return o.openImage(filepath.Base(path))
+}
+
+// openerOf opens the directory of an image that a person has named. The caller closes it.
+func openerOf(path string, opt Options) (*opener, error) {
+	dir, err := openDirectory(filepath.Dir(path))
+	if err != nil {
+		return nil, fmt.Errorf("%s cannot be opened: %w", words.Name(path), errors.Unwrap(err))
+	}
+	return &opener{dir: dir, opt: opt, use: useNamed}, nil
+}
+
+// openImage makes an Image of a file of the directory.
+func (o *opener) openImage(name string) (*Image, error) {
+	top, err := o.image(name)
+	if err != nil {
+		return nil, err
+	}
+	img := &Image{name: name, path: filepath.Join(o.dir.path, name), dir: o.dir.path, top: top, close: sync.OnceValue(top.close)}
+	if img.use, err = top.usage(); err != nil {
+		err = &Error{Name: name, Format: top.format, Reason: fmt.Sprintf("cannot be read: %v", err), Err: err}
+		return nil, errors.Join(err, top.close())
+	}
+	img.info = top.describe(img.use)
+	img.info.Servable = true
+	return img, nil
+}
+
+// usage is what the layer takes, with everything of the layers below that it does not cover.
+func (l *layer) usage() (u usage, err error) {
+	if l.content != nil && l.below == nil {
+		return l.content.usage(), nil
+	}
+	err = l.walk(0, l.size, func(_, n int64, kind extentKind) error {
+		switch kind {
+		case extentPlain:
+			u.plain += n
+		case extentCompressed:
+			u.compressed += n
+		}
+		return nil
+	})
+	return u, err
+}
+
+// Name is the file's name in the image directory.
+func (m *Image) Name() string { return m.name }
+
+// Path is where the image was opened.
+func (m *Image) Path() string { return m.path }
+
+// Size is the virtual size, a positive multiple of SectorSize.
+func (m *Image) Size() int64 { return m.top.size }
+
+// dataSize is what the image stores, bytes: zeros inside of that take nothing when it is expanded.
+func (m *Image) DataSize() int64 { return m.use.total() }
+
+func (m *Image) Format() Format { return m.top.format }
+
+// ReadAt reads the image as a disk, with its backing files. At the end it returns io.EOF with what there is. Content
+// that cannot be read or decoded is a *MediumError.
+func (m *Image) ReadAt(p []byte, off int64) (int, error) {
+	if off < 0 {
+		return 0, &disk.MediumError{Op: "read", Off: off, Length: int64(len(p)), Err: syscall.EINVAL}
+	}
+	if off >= m.top.size {
+		return 0, io.EOF
+	}
+	atEnd := false
+	if rest := m.top.size - off; int64(len(p)) > rest {
+		p, atEnd = p[:rest], true
+	}
+	n, err := m.top.ReadAt(p, off)
+	if n < len(p) {
+		if err == nil || err == io.EOF {
+			err = io.ErrUnexpectedEOF // the file became shorter
+		}
+		return n, &disk.MediumError{Op: "read", Off: off + int64(n), Length: int64(len(p) - n),
+			Err: fmt.Errorf("image %q: %w", m.name, err)}
+	}
+	if atEnd {
+		return n, io.EOF
+	}
+	return n, nil
+}
+
+// Extent describes the run that begins at off, at most length bytes of it and not past the end: a hole is what no file
+// of the chain stores. A run may continue in the next one of the same state.
+func (m *Image) Extent(off, length int64) (disk.Extent, error) {
+	if off < 0 || length <= 0 || off >= m.top.size {
+		return disk.Extent{}, fmt.Errorf("image %q: extent of %d bytes at %d is outside of its %d bytes", m.name, length, off, m.top.size)
+	}
+	n, kind, err := m.top.extent(off, length)
+	if err != nil {
+		return disk.Extent{}, &disk.MediumError{Op: "read", Off: off, Length: length, Err: fmt.Errorf("image %q: %w", m.name, err)}
+	}
+	return disk.Extent{Length: n, Data: kind != extentHole}, nil
+}
+
+// Slow reports whether a read at off has to be decompressed, in whichever file of the chain it is. See Estimator.
+func (m *Image) Slow(off int64) bool {
+	slow, below := false, true
+	for l := m.top; below && l != nil && l.content != nil && off < l.size; l = l.below {
+		slow, below = l.content.slow(off)
+	}
+	return slow
+}
+
+// Close closes every file of the image. Calls after the first do nothing.
+func (m *Image) Close() error {
+	return m.close()
+}
+
+// stored tells where the bytes at off lie in the image's own file, as they are and in one run, and how many of length those are. Not ok:
+// nowhere, or elsewhere.
+func (m *Image) stored(off, length int64) (at, n int64, ok bool) {
+	switch l := m.top; {
+	case off < 0 || off >= l.size:
+		return 0, 0, false
+	case l.content == nil:
+		return off, min(length, l.size-off), true
+	default:
+		return l.content.stored(off, length)
+	}
+}

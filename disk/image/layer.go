@@ -1,0 +1,163 @@
+package image
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/internal/osfile"
+	"kubevirt.io/disk/disk/internal/words"
+)
+
+// maxChainExtent bounds one answer about a chain of files. Bytes.
+const maxChainExtent = 64 << 20
+
+// layer is one file of an image: the image itself or one of its backing files. It is read-only and safe for any number
+// of goroutines.
+type layer struct {
+	name    string // relative to the image directory
+	format  Format
+	source  FormatSource
+	looks   *magic // what the content looks like, where something else decided what it is
+	file    *os.File
+	stat    unix.Stat_t
+	size    int64   // virtual, bytes
+	content content // nil: raw
+	header  header
+	below   *layer // the backing file, or nil
+}
+
+// content is the reader of a format that stores a disk in its own way.
+type content interface {
+	// ReadAt reads the disk, with what the layer below holds.
+	io.ReaderAt
+	Size() int64
+	// extent describes the run that begins at off, at most length bytes of it.
+	extent(off, length int64) (int64, extentKind, error)
+	// usage is what the layer itself stores.
+	usage() usage
+	// stored tells where the bytes at off lie in the layer's own file, as they are and in one run, and how many of length those are.
+	stored(off, length int64) (at, n int64, ok bool)
+	// slow reports whether a read of the layer's own content at off has to be decompressed, or whether that is the layer's below to say. It
+	// does not wait for storage.
+	slow(off int64) (slow, below bool)
+	setBelow(l *layer)
+	header() header
+}
+
+// header is what a format says about an image. The backing file's name and format come from the image, so they are
+// claims that are not to be trusted.
+type header struct {
+	version       int
+	clusterSize   int64  // bytes; 0: no clusters
+	compression   string // of the clusters that are compressed; "" if there are none
+	backingName   string // "": none
+	backingFormat string
+}
+
+// extentKind is what a run of bytes costs to copy.
+type extentKind int
+
+const (
+	extentHole       extentKind = iota // reads as zeros, nothing is stored
+	extentPlain                        // stored as it is
+	extentCompressed                   // stored compressed: may be far smaller in the file
+	extentBelow                        // what the layer below holds, or zeros; never returned by layer.extent
+)
+
+// known completes a sentence about the layer's format.
+func (l *layer) known() string {
+	switch l.source {
+	case SourceServed:
+		return "it was served raw before, and a guest may have written what it contains"
+	case SourceTold:
+		return "it is set to be " + string(l.format)
+	}
+	return "its content is " + string(l.format)
+}
+
+func (l *layer) id() fileID { return fileID{uint64(l.stat.Dev), l.stat.Ino} }
+
+// ReadAt reads the layer as a disk: with what its backing files hold. Past the end it returns io.EOF.
+func (l *layer) ReadAt(p []byte, off int64) (int, error) {
+	if l.content != nil {
+		return l.content.ReadAt(p, off)
+	}
+	return l.file.ReadAt(p, off)
+}
+
+// extent describes the run that begins at off, at most length bytes of it. The run need not be the longest possible.
+func (l *layer) extent(off, length int64) (int64, extentKind, error) {
+	length = min(length, l.size-off)
+	if length <= 0 {
+		return 0, extentHole, fmt.Errorf("extent at %d is outside of %q, which has %d bytes", off, l.name, l.size)
+	}
+	if l.content == nil {
+		n, data, err := osfile.SeekExtent(l.file, off, length)
+		if data {
+			return n, extentPlain, err
+		}
+		return n, extentHole, err
+	}
+	if l.below != nil {
+		// The layer would look as far as its own run goes, however short the ones below are.
+		length = min(length, maxChainExtent)
+	}
+	n, kind, err := l.content.extent(off, length)
+	if err != nil || kind != extentBelow {
+		return n, kind, err
+	}
+	if l.below == nil || off >= l.below.size { // a shorter backing file reads as zeros past its end
+		return n, extentHole, nil
+	}
+	return l.below.extent(off, n)
+}
+
+// walk calls f for the runs of [off, end), in order and without gaps, each layer's tables read once. What cannot be read is a
+// *MediumError.
+func (l *layer) walk(off, end int64, f func(off, n int64, kind extentKind) error) error {
+	for off < end {
+		n, kind, err := end-off, extentHole, error(nil)
+		switch {
+		case off >= l.size: // above a shorter backing file
+		case l.content == nil:
+			n, kind, err = l.extent(off, end-off)
+		default:
+			n, kind, err = l.content.extent(off, min(end, l.size)-off)
+		}
+		if err != nil {
+			return &disk.MediumError{Op: "read", Off: off, Length: end - off, Err: fmt.Errorf("image %s: %w", words.Name(l.name), err)}
+		}
+		switch {
+		case kind != extentBelow:
+			err = f(off, n, kind)
+		case l.below == nil:
+			err = f(off, n, extentHole)
+		default:
+			err = l.below.walk(off, off+n, f)
+		}
+		if err != nil {
+			return err
+		}
+		off += n
+	}
+	return nil
+}
+
+// chain calls f for the layer and everything below it.
+func (l *layer) chain(f func(*layer)) {
+	for ; l != nil; l = l.below {
+		f(l)
+	}
+}
+
+// close closes the layer and everything below it.
+func (l *layer) close() error {
+	var errs []error
+	l.chain(func(l *layer) { errs = append(errs, l.file.Close()) })
+	return errors.Join(errs...)
+}

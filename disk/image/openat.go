@@ -1,0 +1,173 @@
+package image
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/disk/internal/osfile"
+)
+
+// resolveFlags keep a name inside the directory that it is resolved from, links and all.
+const resolveFlags = unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS
+
+// errNoOpenat2 is a name with a slash where it cannot be resolved safely.
+var errNoOpenat2 = errors.New("is in a subdirectory, and the kernel or the container's seccomp profile lacks openat2, " +
+	"without which no subdirectory is opened")
+
+// fileID tells whether two names are one file.
+type fileID struct{ dev, ino uint64 }
+
+// directory is the image directory, held open so that every name is resolved in the directory that was scanned.
+type directory struct {
+	file *os.File
+	path string
+	// openat2 is the system call; a field because kernels before 5.6 and some seccomp profiles do not have it.
+	openat2 func(dirfd int, path string, how *unix.OpenHow) (int, error)
+}
+
+// openDirectory opens the image directory. Its own path may contain links: the operator gave it.
+func openDirectory(path string) (*directory, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("image directory: %w", err)
+	}
+	return &directory{file: f, path: path, openat2: unix.Openat2}, nil
+}
+
+func (d *directory) close() error { return d.file.Close() }
+
+// notRegularError is a name that is there and is no regular file.
+type notRegularError struct{ what string }
+
+func (e *notRegularError) Error() string { return "is " + e.what + ", not a regular file" }
+
+// open opens the regular file of that name in the directory itself.
+func (d *directory) open(name string) (*os.File, *unix.Stat_t, error) {
+	return d.openAs(name, unix.O_RDONLY)
+}
+
+// openAs is open with O_RDONLY or O_RDWR.
+func (d *directory) openAs(name string, access int) (*os.File, *unix.Stat_t, error) {
+	fd := int(d.file.Fd())
+	// Looked at first, because merely opening a device can have an effect. Should it be exchanged in between, openFlags
+	// and the second look make it harmless.
+	var st unix.Stat_t
+	if err := osfile.Retry(func() error { return unix.Fstatat(fd, name, &st, unix.AT_SYMLINK_NOFOLLOW) }); err != nil {
+		return nil, nil, err
+	}
+	if err := checkRegular(&st); err != nil {
+		return nil, nil, err
+	}
+	return d.finish(name, func() (int, error) { return unix.Openat(fd, name, osfile.OpenFlags|access, 0) })
+}
+
+// openBeneath opens the regular file that a relative path names, which never leaves the directory and never goes
+// through a link. Where openat2 is missing, only a name in the directory itself is accepted.
+func (d *directory) openBeneath(name string) (*os.File, *unix.Stat_t, error) {
+	probe, err := d.resolve(name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC)
+	if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EPERM) {
+		if strings.Contains(name, "/") {
+			return nil, nil, errNoOpenat2
+		}
+		return d.open(name)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	var st unix.Stat_t
+	err = osfile.Retry(func() error { return unix.Fstat(probe, &st) })
+	unix.Close(probe)
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := checkRegular(&st); err != nil {
+		return nil, nil, err
+	}
+	return d.finish(name, func() (int, error) { return d.resolve(name, osfile.OpenFlags|unix.O_RDONLY) })
+}
+
+// resolve is openat2 with the rules for untrusted names.
+func (d *directory) resolve(name string, flags uint64) (fd int, err error) {
+	how := &unix.OpenHow{Flags: flags, Resolve: resolveFlags}
+	// EAGAIN: the kernel could not rule out that a concurrent rename moved the path out of the directory.
+	for range 16 {
+		err = osfile.Retry(func() (err error) {
+			fd, err = d.openat2(int(d.file.Fd()), name, how)
+			return err
+		})
+		if err != unix.EAGAIN {
+			break
+		}
+	}
+	return fd, err
+}
+
+// finish opens by the given call and looks at what it got.
+func (d *directory) finish(name string, open func() (int, error)) (*os.File, *unix.Stat_t, error) {
+	var fd int
+	err := osfile.Retry(func() (err error) { fd, err = open(); return err })
+	if err != nil {
+		return nil, nil, err
+	}
+	var st unix.Stat_t
+	if err = osfile.Retry(func() error { return unix.Fstat(fd, &st) }); err == nil {
+		err = checkRegular(&st)
+	}
+	if err == nil {
+		err = unix.SetNonblock(fd, false)
+	}
+	if err != nil {
+		unix.Close(fd)
+		return nil, nil, err
+	}
+	return os.NewFile(uintptr(fd), filepath.Join(d.path, name)), &st, nil
+}
+
+// checkRegular returns a *notRegularError for everything that is not a regular file.
+func checkRegular(st *unix.Stat_t) error {
+	switch st.Mode & unix.S_IFMT {
+	case unix.S_IFREG:
+		return nil
+	case unix.S_IFLNK:
+		return &notRegularError{"a symbolic link"}
+	case unix.S_IFDIR:
+		return &notRegularError{"a directory"}
+	case unix.S_IFIFO:
+		return &notRegularError{"a named pipe (FIFO)"}
+	case unix.S_IFSOCK:
+		return &notRegularError{"a socket"}
+	case unix.S_IFBLK:
+		return &notRegularError{"a block device"}
+	case unix.S_IFCHR:
+		return &notRegularError{"a character device"}
+	default:
+		return &notRegularError{fmt.Sprintf("a file of type %#o", st.Mode&unix.S_IFMT)}
+	}
+}
+
+// explainOpen turns an error of open or openBeneath into a reason and what to do.
+func explainOpen(err error, use fileUse) (reason, action string) {
+	var special *notRegularError
+	switch {
+	case errors.As(err, &special):
+		return special.Error(), use.advice("put the image file itself there, or remove it", "name the image file itself", "put the file itself there")
+	case errors.Is(err, errNoOpenat2):
+		return errNoOpenat2.Error(), "put the file into the directory of the image itself"
+	case errors.Is(err, unix.ELOOP):
+		return "is a symbolic link, or is reached through one", "put the image file itself there"
+	case errors.Is(err, unix.EXDEV):
+		return "lies outside the directory of the image", "put it into that directory"
+	case errors.Is(err, unix.ENOENT):
+		return "does not exist", use.advice("add it to the image directory", "name a file that is there", "add it to the directory of the image")
+	case errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM):
+		const added = ": with chmod before it is added, or with \"ADD --chmod=0444\""
+		return fmt.Sprintf("cannot be read by user %d: %v", os.Geteuid(), err), "make it readable for that user" + use.advice(added, "", added)
+	default:
+		return fmt.Sprintf("cannot be opened: %v", err), ""
+	}
+}

@@ -1,0 +1,73 @@
+package image
+
+import (
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/disk/qcow2"
+)
+
+// qcow2Content is a qcow2 image as the content of a layer.
+type qcow2Content struct{ *qcow2.Image }
+
+// openQcow2 validates a layer's file as a qcow2 image.
+func openQcow2(l *layer, maxVirtualSize int64) (content, error) {
+	img, err := qcow2.Open(l.file, l.stat.Size, qcow2.Options{MaxVirtualSize: maxVirtualSize, WillRead: func(off, length int64) {
+		_ = unix.Fadvise(int(l.file.Fd()), off, length, unix.FADV_WILLNEED) // where that is not known, it is read when it is needed
+	}})
+	if err != nil {
+		return nil, err
+	}
+	return qcow2Content{img}, nil
+}
+
+// refuseQcow2 is what to tell about an image that openQcow2 does not accept: it cannot be read, is not supported, or is damaged.
+func refuseQcow2(name string, err error) *Error {
+	e := &Error{Name: name, Format: FormatQcow2, Err: err}
+	switch format := new(qcow2.FormatError); {
+	case !errors.As(err, &format):
+		e.Reason = fmt.Sprintf("cannot be read: %v", err)
+	case format.Action != "":
+		e.Reason, e.Action = "cannot be served: "+format.Why, format.Action
+	default:
+		e.Reason, e.Action = "is not valid: "+format.Why, "check it with \"qemu-img check\", and fetch or build it again"
+	}
+	return e
+}
+
+func (c qcow2Content) extent(off, length int64) (int64, extentKind, error) {
+	n, kind, err := c.Extent(off, length)
+	if err != nil {
+		return 0, extentHole, err
+	}
+	n = min(n, length)
+	switch kind {
+	case qcow2.KindZero:
+		return n, extentHole, nil
+	case qcow2.KindCompressed:
+		return n, extentCompressed, nil
+	case qcow2.KindUnallocated:
+		return n, extentBelow, nil
+	default:
+		return n, extentPlain, nil
+	}
+}
+
+func (c qcow2Content) stored(off, length int64) (at, n int64, ok bool) { return c.Stored(off, length) }
+
+func (c qcow2Content) usage() usage {
+	info := c.Info()
+	return usage{plain: info.PlainSize, compressed: info.CompressedSize}
+}
+
+func (c qcow2Content) slow(off int64) (slow, below bool) { return c.Decodes(off) }
+
+func (c qcow2Content) setBelow(l *layer) { c.SetBacking(l, l.size) }
+
+func (c qcow2Content) header() header {
+	info := c.Info()
+	return header{version: info.Version, clusterSize: info.ClusterSize, compression: info.Compression,
+		backingName: info.BackingFile, backingFormat: info.BackingFormat}
+}

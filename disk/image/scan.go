@@ -1,0 +1,201 @@
+package image
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/disk/internal/osfile"
+)
+
+// ScanDir opens and validates every image of a directory, in natural order: disk2 comes before disk10.
+//
+// Every file counts, a hidden one too: whatever lies there unnoticed would otherwise be neither served nor missed.
+// Subdirectories are not searched; they may hold backing files (and file systems bring a lost+found). A file that
+// another image uses as its backing file is no image of its own, and may have any name.
+//
+// A *NoImagesError means that there is no file, a *ScanError lists every file that cannot be served. Any other error is
+// about the directory itself.
+func ScanDir(dir string, opt Options) (images []*Image, err error) {
+	found, subdirectories, err := scan(dir, opt)
+	if err != nil {
+		return nil, err
+	}
+	var refused []*Error
+	for _, f := range found {
+		if f.refused != nil {
+			refused = append(refused, f.refused)
+		} else {
+			images = append(images, f.image)
+		}
+	}
+	switch {
+	case len(refused) > 0:
+		closeAll(found)
+		return nil, &ScanError{Dir: dir, Files: refused}
+	case len(images) == 0:
+		return nil, &NoImagesError{Dir: dir, Directories: subdirectories}
+	}
+	return images, nil
+}
+
+// InspectDir describes every image that ScanDir finds in a directory, and what keeps the directory from being served, in natural
+// order. The error is about the directory itself, as that of ScanDir, also a *NoImagesError.
+func InspectDir(dir string, opt Options) ([]Info, error) {
+	found, subdirectories, err := scan(dir, opt)
+	if err != nil {
+		return nil, err
+	}
+	defer closeAll(found)
+	if len(found) == 0 {
+		return nil, &NoImagesError{Dir: dir, Directories: subdirectories}
+	}
+	all := make([]Info, len(found))
+	for i, f := range found {
+		all[i] = f.info
+	}
+	return all, nil
+}
+
+// scanned is a file of an image directory: an image, or what is wrong with it.
+type scanned struct {
+	image   *Image
+	refused *Error
+	info    Info
+}
+
+func closeAll(found []scanned) {
+	for _, f := range found {
+		if f.image != nil {
+			f.image.Close()
+		}
+	}
+}
+
+// scan looks at every file of a directory but those that are backing files of others.
+func scan(dir string, opt Options) (found []scanned, subdirectories []string, err error) {
+	d, err := openDirectory(dir)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer d.close()
+	names, subdirectories, err := d.list()
+	if err != nil {
+		return nil, nil, err
+	}
+	backing := make(map[fileID]bool)
+	ids := make(map[string]fileID)
+	for _, name := range names {
+		o := &opener{dir: d, opt: opt}
+		f, err := o.scan(name)
+		if err != nil {
+			closeAll(found)
+			return nil, nil, err
+		}
+		found = append(found, f)
+		if len(o.used) > 0 {
+			ids[name] = o.used[0]
+			for _, id := range o.used[1:] {
+				backing[id] = true
+			}
+		}
+	}
+	return slices.DeleteFunc(found, func(f scanned) bool {
+		if id, known := ids[f.info.Name]; !known || !backing[id] {
+			return false
+		}
+		if f.image != nil {
+			f.image.Close()
+			return true
+		}
+		// A file in a loop is its own backing file; leaving it out would leave out its error.
+		return f.refused.Format != FormatQcow2
+	}), subdirectories, nil
+}
+
+// scan opens an image and describes it, also one that is refused. The error is about the file being unreadable otherwise.
+func (o *opener) scan(name string) (f scanned, err error) {
+	f.info = Info{Name: name, BackingChain: []BackingInfo{}}
+	o.refused = func(l *layer) {
+		use, err := l.usage()
+		if err != nil {
+			use = usage{} // it is refused already, so the size is all that is missing
+		}
+		f.info = l.describe(use)
+	}
+	if f.image, err = o.openImage(name); err == nil {
+		f.info = f.image.Info()
+		return f, nil
+	}
+	if !errors.As(err, &f.refused) {
+		return f, err
+	}
+	var st unix.Stat_t
+	if err := osfile.Retry(func() error {
+		return unix.Fstatat(int(o.dir.file.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW)
+	}); err == nil && st.Mode&unix.S_IFMT == unix.S_IFREG {
+		f.info.FileSize = st.Size
+	}
+	f.info.Format, f.info.Reason = f.refused.Format, f.refused.Explain()
+	if f.info.Format != FormatRaw && f.info.Version == 0 {
+		// Nothing has told them: they are those of the file, as of a raw image.
+		f.info.VirtualSize, f.info.AllocatedSize = 0, 0
+	}
+	return f, nil
+}
+
+// list returns the names in the directory in natural order, subdirectories apart.
+func (d *directory) list() (names, subdirectories []string, err error) {
+	entries, err := d.file.ReadDir(-1)
+	if err != nil {
+		return nil, nil, fmt.Errorf("image directory: %w", err)
+	}
+	for _, e := range entries {
+		if e.Type()&fs.ModeDir != 0 {
+			if e.Name() != marksDir {
+				subdirectories = append(subdirectories, e.Name())
+			}
+		} else {
+			names = append(names, e.Name())
+		}
+	}
+	slices.SortFunc(names, naturalCompare)
+	slices.SortFunc(subdirectories, naturalCompare)
+	return names, subdirectories, nil
+}
+
+// naturalCompare orders names as people do: runs of digits by their value. Names of equal order are ordered by bytes,
+// so that the order is total and every start gives the same LUN numbers.
+func naturalCompare(a, b string) int {
+	x, y := a, b
+	for x != "" && y != "" {
+		dx, dy := digits(x), digits(y)
+		if dx == 0 || dy == 0 {
+			if x[0] != y[0] {
+				return cmp.Compare(x[0], y[0])
+			}
+			x, y = x[1:], y[1:]
+			continue
+		}
+		nx, ny := strings.TrimLeft(x[:dx], "0"), strings.TrimLeft(y[:dy], "0")
+		if c := cmp.Or(cmp.Compare(len(nx), len(ny)), cmp.Compare(nx, ny)); c != 0 {
+			return c
+		}
+		x, y = x[dx:], y[dy:]
+	}
+	return cmp.Or(cmp.Compare(len(x), len(y)), cmp.Compare(a, b))
+}
+
+// digits is the length of the run of digits that s begins with.
+func digits(s string) int {
+	n := 0
+	for n < len(s) && s[n] >= '0' && s[n] <= '9' {
+		n++
+	}
+	return n
+}

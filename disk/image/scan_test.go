@@ -1,0 +1,246 @@
+package image
+
+import (
+	"encoding/json"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/disk/disktest/filetest"
+)
+
+func names(images []*Image) []string {
+	var list []string
+	for _, img := range images {
+		list = append(list, img.Name())
+		img.Close()
+	}
+	return list
+}
+
+func TestScanInNaturalOrder(t *testing.T) {
+	dir := t.TempDir()
+	want := []string{".hidden.raw", "Disk3.img", "a.iso", "disk1.raw", "disk2.raw", "disk10.raw", "disk10b.RAW", "x.img"}
+	for _, name := range want {
+		filetest.Put(t, dir, name, []byte("data"), 1024)
+	}
+	require.NoError(t, os.MkdirAll(filepath.Join(dir, "lost+found"), 0o700))
+	filetest.Put(t, dir, "sub/not-looked-at.txt", []byte("x"), 0)
+	images, err := ScanDir(dir, Options{})
+	require.NoError(t, err)
+	require.Equal(t, want, names(images))
+}
+
+func TestNaturalCompare(t *testing.T) {
+	want := []string{"", "0", "00", "01", "1", "2", "10", "10a", "10b", "99999999999999999999999", "a", "a1", "a1b", "a2", "a10", "b"}
+	for i, a := range want {
+		for j, b := range want {
+			require.Equal(t, i-j < 0, naturalCompare(a, b) < 0, "%q %q", a, b)
+			require.Equal(t, i == j, naturalCompare(a, b) == 0, "%q %q", a, b)
+		}
+	}
+}
+
+func FuzzNaturalCompare(f *testing.F) {
+	f.Add("a1", "a01", "a10")
+	f.Add("0", "00", "")
+	f.Fuzz(func(t *testing.T, a, b, c string) {
+		if naturalCompare(a, b) != -naturalCompare(b, a) || (naturalCompare(a, b) == 0) != (a == b) {
+			t.Fatalf("%q and %q have no order", a, b)
+		}
+		if naturalCompare(a, b) < 0 && naturalCompare(b, c) < 0 && naturalCompare(a, c) >= 0 {
+			t.Fatalf("%q, %q, %q are in no order", a, b, c)
+		}
+	})
+}
+
+func TestScanWithoutImages(t *testing.T) {
+	dir := t.TempDir()
+	_, err := ScanDir(dir, Options{})
+	var none *NoImagesError
+	require.ErrorAs(t, err, &none)
+	require.Contains(t, err.Error(), dir)
+
+	filetest.Put(t, dir, "images/disk.raw", []byte("data"), 512)
+	_, err = ScanDir(dir, Options{})
+	require.ErrorAs(t, err, &none)
+	require.Contains(t, err.Error(), "images")
+
+	_, err = ScanDir(filepath.Join(dir, "missing"), Options{})
+	require.ErrorIs(t, err, os.ErrNotExist)
+	require.Contains(t, err.Error(), "missing")
+	_, err = ScanDir(filetest.Put(t, dir, "file", nil, 0), Options{})
+	require.Error(t, err)
+	require.False(t, errors.As(err, &none))
+}
+
+// Everything in the directory that is no image stands in one message; nothing blocks.
+func TestScanListsEveryOffendingFile(t *testing.T) {
+	dir, outside := t.TempDir(), t.TempDir()
+	filetest.Put(t, dir, "good.raw", []byte("data"), 1024)
+	filetest.Put(t, dir, "zz.txt", []byte("a stray note\n"), 0)
+	filetest.Put(t, dir, ".gitkeep", nil, 0)
+	filetest.Put(t, dir, "odd.img", []byte("data"), 1000)
+	filetest.Put(t, dir, "short.raw", []byte("data"), 0)
+	filetest.Put(t, dir, "empty.raw", nil, 0)
+	filetest.Put(t, dir, "vm.raw", []byte("KDMV"), 512)
+	filetest.Put(t, dir, "disk.raw.xz", []byte("\xfd7zXZ\x00"), 512)
+	filetest.Put(t, dir, "disk.img.gz", []byte("\x1f\x8b\x08"), 512)
+	filetest.Put(t, dir, "noext", filetest.Block(1, 512), 0)
+	filetest.Put(t, dir, "fake.qcow2", filetest.Block(1, 512), 0)
+	filetest.Put(t, dir, "broken.qcow2", []byte("QFI\xfb\x00\x00\x00\x03"), 512)
+	filetest.Put(t, dir, "bad\nname\x1b.bin", filetest.Block(1, 512), 0)
+	secret := filetest.Put(t, outside, "secret.raw", []byte("secret"), 512)
+	require.NoError(t, os.Symlink(secret, filepath.Join(dir, "link-out.raw")))
+	require.NoError(t, os.Symlink("good.raw", filepath.Join(dir, "link-in.raw")))
+	require.NoError(t, os.Symlink("nowhere", filepath.Join(dir, "dangling.raw")))
+	require.NoError(t, os.Symlink(outside, filepath.Join(dir, "..data")))
+	require.NoError(t, unix.Mkfifo(filepath.Join(dir, "fifo.raw"), 0o644))
+	socket, err := net.Listen("unix", filepath.Join(dir, "sock.raw"))
+	require.NoError(t, err)
+	defer socket.Close()
+	want := map[string]string{
+		"zz.txt": "text file", ".gitkeep": "empty", "odd.img": "1000 bytes", "short.raw": "4 bytes", "empty.raw": "empty",
+		"vm.raw": "VMDK", "disk.raw.xz": "xz -d", "disk.img.gz": "gzip -d", "noext": ".raw", "fake.qcow2": "qcow2 header",
+		"broken.qcow2": "not valid", "link-out.raw": "symbolic link", "link-in.raw": "symbolic link", "dangling.raw": "symbolic link",
+		"..data": "symbolic link", "fifo.raw": "FIFO", "sock.raw": "socket", "bad\nname\x1b.bin": ".raw",
+	}
+	if unix.Mknod(filepath.Join(dir, "null.raw"), unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))) == nil {
+		want["null.raw"] = "character device"
+	}
+	if unix.Mknod(filepath.Join(dir, "loop.raw"), unix.S_IFBLK|0o666, int(unix.Mkdev(7, 250))) == nil {
+		want["loop.raw"] = "block device"
+	}
+	reasons := scanErrors(t, dir)
+	for name, reason := range want {
+		require.Contains(t, reasons[name], reason, "%q", name)
+	}
+	require.Len(t, reasons, len(want))
+
+	_, err = ScanDir(dir, Options{})
+	require.NotContains(t, err.Error(), "\x1b", "a name cannot control the terminal")
+	require.NotContains(t, err.Error(), "good.raw:")
+	var bad *ScanError
+	require.ErrorAs(t, err, &bad)
+	require.True(t, slices.IsSortedFunc(bad.Files, func(a, b *Error) int { return naturalCompare(a.Name, b.Name) }))
+}
+
+func TestScanOfAFileThatCannotBeRead(t *testing.T) {
+	if os.Geteuid() == 0 {
+		t.Skip("needs a user other than root, who can read everything")
+	}
+	dir := t.TempDir()
+	require.NoError(t, os.Chmod(filetest.Put(t, dir, "disk.raw", []byte("data"), 512), 0))
+	require.Contains(t, scanErrors(t, dir)["disk.raw"], "cannot be read by user")
+}
+
+func TestSizeLimitOfRawImages(t *testing.T) {
+	dir := t.TempDir()
+	filetest.Put(t, dir, "disk.raw", []byte("data"), 1<<20)
+	_, err := ScanDir(dir, Options{MaxVirtualSize: 1<<20 - 1})
+	require.ErrorContains(t, err, "limit")
+	images, err := ScanDir(dir, Options{MaxVirtualSize: 1 << 20})
+	require.NoError(t, err)
+	names(images)
+}
+
+func TestInspect(t *testing.T) {
+	dir := t.TempDir()
+	info, err := Inspect(filetest.Put(t, dir, "disk.raw", filetest.Block(1, 8192), 1<<20), Options{})
+	require.NoError(t, err)
+	require.True(t, info.Servable)
+	require.Empty(t, info.Reason)
+	require.Equal(t, FormatRaw, info.Format)
+	require.EqualValues(t, 1<<20, info.VirtualSize)
+	require.EqualValues(t, 1<<20, info.FileSize)
+	require.NotNil(t, info.BackingChain, "an empty list in JSON, not null")
+
+	info, err = Inspect(filetest.Put(t, dir, "notes.txt", []byte("text"), 0), Options{})
+	require.NoError(t, err)
+	require.False(t, info.Servable)
+	require.Contains(t, info.Reason, "text file")
+	require.EqualValues(t, 4, info.FileSize)
+	require.Zero(t, info.VirtualSize, "it is no disk")
+	require.NotNil(t, info.BackingChain)
+
+	info, err = Inspect(filetest.Put(t, dir, "cut.qcow2", []byte("QFI\xfb\x00\x00\x00\x03"), 1<<16), Options{})
+	require.NoError(t, err)
+	require.Equal(t, FormatQcow2, info.Format)
+	require.EqualValues(t, 1<<16, info.FileSize)
+	require.Zero(t, info.VirtualSize, "its header does not say one")
+	require.Zero(t, info.AllocatedSize)
+
+	link := filepath.Join(dir, "link.raw")
+	require.NoError(t, os.Symlink("disk.raw", link))
+	info, err = Inspect(link, Options{})
+	require.NoError(t, err)
+	require.False(t, info.Servable)
+	require.Contains(t, info.Reason, "symbolic link")
+
+	// What a refused image says about itself is shown all the same.
+	filetest.QemuImg(t, dir, "create", "-q", "-u", "-f", "qcow2", "-b", "/etc/passwd", "-F", "raw", "top.qcow2", "1M")
+	info, err = Inspect(filepath.Join(dir, "top.qcow2"), Options{})
+	require.NoError(t, err)
+	require.False(t, info.Servable)
+	require.Equal(t, 3, info.Version)
+	require.EqualValues(t, 1<<20, info.VirtualSize)
+	require.EqualValues(t, 64<<10, info.ClusterSize)
+	require.Contains(t, info.Reason, "absolute")
+	text, err := json.Marshal(info)
+	require.NoError(t, err)
+	for _, key := range []string{"format", "version", "virtual_size", "allocated_size", "cluster_size", "backing_chain", "servable", "reason"} {
+		require.Contains(t, string(text), `"`+key+`":`)
+	}
+
+	_, err = Inspect(filepath.Join(dir, "missing.raw"), Options{})
+	require.ErrorIs(t, err, os.ErrNotExist)
+	_, err = Inspect(filepath.Join(dir, "missing", "disk.raw"), Options{})
+	require.ErrorIs(t, err, os.ErrNotExist)
+}
+
+// TestInspectDir looks at a directory as ScanDir does, and describes what is good and what is not.
+func TestInspectDir(t *testing.T) {
+	dir := t.TempDir()
+	infos, err := InspectDir(dir, Options{})
+	require.ErrorAs(t, err, new(*NoImagesError))
+	require.Nil(t, infos)
+	_, err = InspectDir(filepath.Join(dir, "missing"), Options{})
+	require.ErrorIs(t, err, os.ErrNotExist)
+
+	require.NoError(t, os.MkdirAll(filepath.Join(dir, "lost+found"), 0o700))
+	filetest.Put(t, dir, "disk2.raw", []byte("data"), 1024)
+	filetest.Put(t, dir, "base", []byte("data"), 1<<20)
+	filetest.QemuImg(t, dir, "create", "-q", "-f", "qcow2", "-b", "base", "-F", "raw", "disk10.qcow2")
+	described := func() (all map[string]Info, order []string) {
+		infos, err := InspectDir(dir, Options{})
+		require.NoError(t, err)
+		all = map[string]Info{}
+		for _, info := range infos {
+			all[info.Name] = info
+			order = append(order, info.Name)
+		}
+		return all, order
+	}
+	all, order := described()
+	require.Equal(t, []string{"disk2.raw", "disk10.qcow2"}, order, "a backing file is no image of its own")
+	require.True(t, all["disk2.raw"].Servable)
+	require.Equal(t, "base", all["disk10.qcow2"].BackingChain[0].Name)
+
+	filetest.Put(t, dir, "notes.txt", []byte("buy milk\n"), 0)
+	filetest.QemuImg(t, dir, "create", "-q", "-u", "-f", "qcow2", "-b", "/etc/passwd", "-F", "raw", "out.qcow2", "1M")
+	all, order = described()
+	require.Equal(t, []string{"disk2.raw", "disk10.qcow2", "notes.txt", "out.qcow2"}, order)
+	require.False(t, all["notes.txt"].Servable)
+	require.Contains(t, all["notes.txt"].Reason, "remove it from the image directory")
+	require.EqualValues(t, 9, all["notes.txt"].FileSize)
+	require.EqualValues(t, 1<<20, all["out.qcow2"].VirtualSize)
+	for name, reason := range scanErrors(t, dir) {
+		require.Equal(t, reason, all[name].Reason, "what is served and what is inspected are told the same")
+	}
+}

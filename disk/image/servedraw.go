@@ -1,0 +1,265 @@
+package image
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"slices"
+
+	"github.com/cespare/xxhash/v2"
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/disk/internal/osfile"
+)
+
+// What was once served raw stays raw: from then on a guest owns the content, and may write there
+// whatever looks like another format. So it is remembered with the file itself, by an extended
+// attribute, which a rename keeps and a file that takes its place does not have. Where the file
+// system has none, an empty file in a subdirectory beside it says so, by the identity of the file.
+const (
+	rawAttribute = "user.kubevirt-disk.format"
+	rawValue     = "raw"
+	marksDir     = ".kubevirt-disk"
+)
+
+// servedRaw reports whether an open file of the directory was served raw. An error says that it
+// could not be asked: then the content must not decide either.
+func (d *directory) servedRaw(file *os.File) (bool, error) {
+	marked, err := hasRawMark(file)
+	if marked || err != nil {
+		return marked, err
+	}
+	name, err := markName(file)
+	if err != nil {
+		return false, err
+	}
+	var st unix.Stat_t
+	err = osfile.Retry(func() error {
+		return unix.Fstatat(int(d.file.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW)
+	})
+	switch {
+	case err == nil:
+		return true, nil
+	case errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR):
+		return false, nil
+	}
+	return false, &os.PathError{Op: "stat", Path: path.Join(d.path, name), Err: err}
+}
+
+// rememberRaw keeps that an open file of the directory is served raw, durably. It is to be called
+// before a guest can write.
+func (d *directory) rememberRaw(file *os.File) error {
+	marked, err := d.servedRaw(file)
+	if marked || err != nil {
+		return err
+	}
+	if err = setRawMark(file); err == nil {
+		return osfile.Retry(file.Sync)
+	}
+	if besideErr := d.markBeside(file); besideErr != nil {
+		return errors.Join(err, besideErr)
+	}
+	return nil
+}
+
+// openRaw opens the file of a raw image once more, for writing too if so asked, and checks again that it is raw: a guest
+// is to own its content from then on. It is not compared by inode, as an overlay file system may give the file another one
+// when it is opened for writing.
+func (m *Image) OpenRaw(write bool) (*os.File, error) {
+	dir, err := openDirectory(m.dir)
+	if err != nil {
+		return nil, err
+	}
+	defer dir.close()
+	access := unix.O_RDONLY
+	if write {
+		access = unix.O_RDWR
+	}
+	file, st, err := dir.openAs(m.name, access)
+	if err != nil {
+		reason, _ := explainOpen(err, useFound)
+		return nil, fmt.Errorf("image %q %s: %w", m.path, reason, err)
+	}
+	head, tail, err := readEnds(file, st.Size)
+	raw := err == nil && detect(head, tail) == nil || m.top.source == SourceTold
+	if err == nil && !raw {
+		raw, err = dir.servedRaw(file)
+	}
+	if err == nil && (!raw || st.Size != m.top.size) {
+		err = errors.New("was exchanged after it was validated; start again")
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("image %q %w", m.path, err), file.Close())
+	}
+	return file, nil
+}
+
+// rememberRaw keeps with the file of the image, which openRaw has opened, that it is served raw. It is to be called before a
+// guest can write.
+func (m *Image) RememberRaw(file *os.File) error {
+	dir, err := openDirectory(m.dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(dir.rememberRaw(file), dir.close())
+}
+
+// markRaw keeps with a file that it is raw: with the file itself, or where that cannot be in the directory that it is in. No
+// directory: not there.
+func MarkRaw(file *os.File, beside string) error {
+	marked, err := hasRawMark(file)
+	if marked {
+		return nil
+	}
+	if err == nil {
+		err = setRawMark(file)
+	}
+	if err == nil || beside == "" {
+		return err
+	}
+	dir, dirErr := openDirectory(beside)
+	if dirErr == nil {
+		dirErr = errors.Join(dir.markBeside(file), dir.close())
+	}
+	if dirErr == nil {
+		return nil
+	}
+	return errors.Join(err, dirErr)
+}
+
+// rememberCopy keeps with a raw copy that it is raw, where it looks like something else: a guest
+// has written that to the disk in the image. Where the file system cannot keep it, a person has to
+// say so, as for every file of which the history is not known.
+func rememberCopy(file *os.File) error {
+	st, err := file.Stat()
+	if err != nil {
+		return err
+	}
+	head, tail, err := readEnds(file, st.Size())
+	if err == nil && detect(head, tail) != nil {
+		_ = setRawMark(file)
+	}
+	return err
+}
+
+// hasRawMark reports whether the file itself says that it was served raw.
+func hasRawMark(file *os.File) (bool, error) {
+	value := make([]byte, len(rawValue)+1)
+	n := 0
+	err := osfile.Retry(func() (err error) {
+		n, err = unix.Fgetxattr(int(file.Fd()), rawAttribute, value)
+		return err
+	})
+	switch {
+	case err == nil:
+		return string(value[:n]) == rawValue, nil
+	case noAttribute(err):
+		return false, nil
+	}
+	return false, &os.PathError{Op: "getxattr", Path: file.Name(), Err: err}
+}
+
+// noAttribute reports whether an error of reading the attribute means that there is none: it is not
+// set, it is another program's, the file system has none, or a sandbox does not let them be used.
+func noAttribute(err error) bool {
+	none := []error{
+		unix.ENODATA, unix.ERANGE, unix.EOPNOTSUPP, unix.ENOSYS, unix.EPERM, unix.EACCES,
+	}
+	return slices.ContainsFunc(none, func(e error) bool { return errors.Is(err, e) })
+}
+
+// setRawMark makes the file itself say that it is raw.
+func setRawMark(file *os.File) error {
+	err := osfile.Retry(func() error {
+		return unix.Fsetxattr(int(file.Fd()), rawAttribute, []byte(rawValue), 0)
+	})
+	if err != nil {
+		return &os.PathError{Op: "setxattr", Path: file.Name(), Err: err}
+	}
+	return nil
+}
+
+// markBeside makes the file that says it of a file whose file system has no attributes.
+func (d *directory) markBeside(file *os.File) error {
+	var dir, st unix.Stat_t
+	err := errors.Join(unix.Fstat(int(d.file.Fd()), &dir), unix.Fstat(int(file.Fd()), &st))
+	if err != nil {
+		return err
+	}
+	// As that of a single file that is mounted into a container, which dies before the file.
+	if dir.Dev != st.Dev {
+		return fmt.Errorf("%q is another file system than that of the file", d.path)
+	}
+	name, err := markName(file)
+	if err != nil {
+		return err
+	}
+	fd := int(d.file.Fd())
+	err = osfile.Retry(func() error { return unix.Mkdirat(fd, marksDir, 0o755) })
+	if err != nil && !errors.Is(err, unix.EEXIST) {
+		return &os.PathError{Op: "mkdir", Path: path.Join(d.path, marksDir), Err: err}
+	}
+	marks, err := d.openMarks()
+	if err != nil {
+		return err
+	}
+	defer marks.Close()
+	mark := -1
+	err = osfile.Retry(func() (err error) {
+		flags := unix.O_WRONLY | unix.O_CREAT | unix.O_EXCL | osfile.OpenFlags
+		mark, err = unix.Openat(int(marks.Fd()), path.Base(name), flags, 0o444)
+		return err
+	})
+	if err != nil && !errors.Is(err, unix.EEXIST) {
+		return &os.PathError{Op: "create", Path: path.Join(d.path, name), Err: err}
+	}
+	if err == nil {
+		unix.Close(mark)
+	}
+	return errors.Join(osfile.Retry(marks.Sync), osfile.Retry(d.file.Sync))
+}
+
+// openMarks opens the subdirectory with the marks.
+func (d *directory) openMarks() (*os.File, error) {
+	fd := -1
+	err := osfile.Retry(func() (err error) {
+		fd, err = unix.Openat(int(d.file.Fd()), marksDir, unix.O_DIRECTORY|osfile.OpenFlags, 0)
+		return err
+	})
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: path.Join(d.path, marksDir), Err: err}
+	}
+	return os.NewFile(uintptr(fd), path.Join(d.path, marksDir)), nil
+}
+
+// markName is the name of the mark of a file: by its handle, which also tells files apart that got
+// the same inode one after the other, or where the file system has no handles, by what else does
+// so.
+func markName(file *os.File) (string, error) {
+	var handle unix.FileHandle
+	err := osfile.Retry(func() (err error) {
+		handle, _, err = unix.NameToHandleAt(int(file.Fd()), "", unix.AT_EMPTY_PATH)
+		return err
+	})
+	id := ""
+	if err == nil {
+		id = fmt.Sprintf("%d-%016x", handle.Type(), xxhash.Sum64(handle.Bytes()))
+	} else if id = FileInstance(file); id == "" {
+		return "", fmt.Errorf("%q: the file system does not tell its files apart: %w", file.Name(), err)
+	}
+	return path.Join(marksDir, "raw-"+id), nil
+}
+
+// fileInstance tells files of one name apart: by the number of the inode, and by when that was made, as numbers are used again. "": it
+// cannot be told.
+func FileInstance(f *os.File) string {
+	var st unix.Statx_t
+	err := osfile.Retry(func() error {
+		return unix.Statx(int(f.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_INO|unix.STATX_BTIME, &st)
+	})
+	if err != nil || st.Mask&unix.STATX_INO == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%d-%d.%09d", st.Ino, st.Btime.Sec, st.Btime.Nsec)
+}

@@ -1,0 +1,33 @@
+package image
+
+import (
+	"fmt"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/internal/words"
+)
+
+// SpaceError is a directory that has no room for what is to be written into it.
+type SpaceError struct {
+	Dir       string
+	What      string // what needs the space
+	Needed    int64  // bytes, in all; 0 where it is not known, as the disk filled up underway
+	Available int64  // bytes
+	FileSize  int64  // bytes: no file may be that large there, however much space is left; 0 where that is not what is wrong
+}
+
+func (e *SpaceError) Error() string {
+	if e.FileSize > 0 {
+		return fmt.Sprintf("%s takes a file of %s (%d bytes), and no file in %q can be that large, by its file system or a limit of the process (ulimit -f); "+
+			"use a volume with another file system, such as XFS", e.What, words.Bytes(e.FileSize), e.FileSize, e.Dir)
+	}
+	if e.Needed == 0 {
+		return fmt.Sprintf("%s: %q filled up while it was written, %s are left; make room or use a larger volume",
+			e.What, e.Dir, words.Bytes(e.Available))
+	}
+	return fmt.Sprintf("%s needs up to %s (%d bytes) in %q, where %s (%d bytes) are available; make room or use a larger volume",
+		e.What, words.Bytes(e.Needed), e.Needed, e.Dir, words.Bytes(e.Available), e.Available)
+}
+
+// Is makes the error one of ErrNoSpace.
+func (e *SpaceError) Is(target error) bool { return target == disk.ErrNoSpace }

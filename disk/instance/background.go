@@ -1,0 +1,182 @@
+package instance
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/disk/internal/osfile"
+	"kubevirt.io/disk/disk/internal/slots"
+)
+
+// background is what goes on beside an overlay that is served: its image is read once, so that it is known again at the
+// next start, and in mode clone it is copied until it is not needed any more.
+type background struct {
+	over     *overlay
+	img      *image.Image
+	dir      *diskDir
+	log      *zap.Logger
+	progress *image.Progress
+	clone    bool
+	workers  *Workers
+	cancel   context.CancelFunc // ends the copying
+	abandon  context.CancelFunc // ends reading the image
+	retry    time.Duration      // how long it waits for an image that cannot be read
+	done     sync.WaitGroup
+
+	// What identifies the image uses these, and after that what completes the disk.
+	state   *state
+	unsaved bool // the file does not say all of it yet
+}
+
+func startBackground(o *opening, over *overlay, s *state) *background {
+	identifying, abandon := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(identifying)
+	b := &background{over: over, img: o.img, dir: o.dir, log: o.log, progress: o.opt.Progress, clone: o.opt.Mode == CopyClone, workers: o.opt.Workers,
+		cancel: cancel, abandon: abandon, retry: mediumRetry, state: s, unsaved: s.stale}
+	b.done.Go(func() {
+		if err := b.run(ctx, identifying); err != nil && !errors.Is(err, context.Canceled) {
+			b.log.Error("the disk goes on with its image, but cannot be completed", zap.Error(err))
+		}
+	})
+	return b
+}
+
+// identifyGrace is how long a stop waits for the image to be read, without which the next start may not know it again.
+const identifyGrace = 2 * time.Second
+
+// stop ends it, and waits.
+func (b *background) stop() {
+	b.cancel()
+	grace := time.AfterFunc(identifyGrace, b.abandon)
+	b.done.Wait()
+	grace.Stop()
+	b.abandon()
+}
+
+func (b *background) run(ctx, identifying context.Context) error {
+	var along *image.ReadAlong
+	var contents []*image.Hash
+	if !image.Identified(b.state.Chain) {
+		contents = b.img.Hashes(b.over.watch.rest)
+		along = image.NewReadAlong(b.img, contents[0])
+	}
+	copying, copied := context.WithCancel(ctx)
+	defer copied()
+	var identity sync.WaitGroup
+	identity.Go(func() {
+		if !b.clone {
+			_ = slots.Rest(identifying, firstReads) // which copying does by itself
+		}
+		b.keepIdentifying(identifying, copying, contents)
+	})
+	defer identity.Wait()
+	if !b.clone {
+		return nil
+	}
+	begin := time.Now()
+	_, data := b.over.copied()
+	h := newHydration(b.over, b.log, b.img.CopyUnit(), b.workers.copying)
+	h.progress = b.progress
+	if along != nil {
+		h.follower = along
+	}
+	err := h.run(ctx)
+	if along != nil {
+		along.End()
+	}
+	copied()
+	if err != nil {
+		return err
+	}
+	identity.Wait() // the state is its own until then
+	for err = b.workers.copying.Do(ctx, b.complete); isScarce(err); err = b.workers.copying.Do(ctx, b.complete) {
+		b.progress.Wait(osfile.IsFull(err))
+		if err := slots.Rest(ctx, spaceRetry); err != nil {
+			return err
+		}
+	}
+	if err != nil {
+		return err
+	}
+	elapsed := time.Since(begin)
+	b.log.Info("the disk is complete, the image is not needed any more", zap.Int64("bytes", data), zap.Duration("duration", elapsed),
+		zap.Float64("mib_per_s", image.Tenths(float64(data)/(1<<20)/max(elapsed.Seconds(), 1e-9))))
+	return nil
+}
+
+// keepIdentifying identifies the image, also after errors of storage, which may be temporary. When copying has ended it tries only once more,
+// as a disk that is complete does not wait for an image that nobody can read.
+func (b *background) keepIdentifying(ctx, copying context.Context, contents []*image.Hash) {
+	for {
+		last := copying.Err() != nil
+		err := b.identify(ctx, contents)
+		var medium *disk.MediumError
+		switch {
+		case err == nil:
+			return
+		case isScarce(err):
+			_ = slots.Rest(ctx, spaceRetry)
+		case errors.As(err, &medium) && !last:
+			b.log.Warn("the image cannot be read now to know it again later, and is tried again", zap.Error(err), zap.Duration("after", b.retry))
+			_ = slots.Rest(copying, b.retry)
+		default:
+			b.log.Warn("a later start will not know the image again", zap.Error(err))
+			return
+		}
+	}
+}
+
+// isScarce reports whether an error says that there is too little of something that others may give back: space, or descriptors.
+func isScarce(err error) bool {
+	return osfile.IsFull(err) || errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE)
+}
+
+// identify adds the hash of the image's content to the state, unless it is there: then there are no contents. It goes on where an earlier
+// call has failed.
+func (b *background) identify(ctx context.Context, contents []*image.Hash) error {
+	if !image.Identified(b.state.Chain) {
+		chain, err := b.img.Fingerprint(ctx, contents, b.workers.hashing)
+		if err != nil {
+			return err
+		}
+		b.state.Chain, b.unsaved = chain, true
+	}
+	if !b.unsaved {
+		return nil
+	}
+	err := b.workers.hashing.Do(ctx, func() error { return b.state.save(b.dir.state(), b.state.Durable) })
+	b.unsaved = err != nil
+	return err
+}
+
+// complete makes the file the whole disk: everything is copied. The map is not needed any more then, nor is the image.
+func (b *background) complete() error {
+	if err := b.img.CheckUntouched(); err != nil {
+		return err
+	}
+	if err := b.over.Flush(); err != nil {
+		return err
+	}
+	done := *b.state
+	done.Complete = true
+	if err := done.save(b.dir.state(), done.Durable); err != nil {
+		return err
+	}
+	*b.state = done
+	if err := b.dir.removeMaps(); err != nil {
+		b.log.Warn("the map of the complete disk could not be removed", zap.Error(err))
+	}
+	if err := b.over.dropMaps(); err != nil {
+		b.log.Warn("closing the map of the complete disk failed", zap.Error(err))
+	}
+	b.over.dropBase()
+	b.progress.Finish()
+	return b.img.Close()
+}

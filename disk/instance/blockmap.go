@@ -1,0 +1,257 @@
+package instance
+
+import (
+	"bytes"
+	"encoding/binary"
+	"math/bits"
+	"sync"
+	"sync/atomic"
+
+	"kubevirt.io/disk/disk/internal/rawfile"
+)
+
+const (
+	// mapPageWords is how many words of 64 blocks a page of the map holds. A page is what is allocated, and 4 KiB in a file.
+	mapPageWords  = 512
+	mapPageBlocks = mapPageWords * 64
+	mapPageSize   = mapPageWords * 8
+
+	// minGranule is the smallest block that the map distinguishes: what guests write at least. Bytes.
+	minGranule = 4 << 10
+	// maxMapBlocks bounds the map of one disk: 32 MiB of bits. Larger images have larger blocks.
+	maxMapBlocks = 1 << 28
+)
+
+// granuleFor is the block size of the map of an image of that many bytes: 4 KiB up to 1 TiB, 64 KiB at 16 TiB.
+func granuleFor(size int64) int64 {
+	granule := int64(minGranule)
+	for (size+granule-1)/granule > maxMapBlocks {
+		granule <<= 1
+	}
+	return granule
+}
+
+// fullWords is a page of which all blocks are set, as it is saved.
+var fullWords = bytes.Repeat([]byte{0xff}, mapPageSize)
+
+// blockMap says for every block of an image who has its content: the disk's own file (set) or the image (clear). A
+// block is only ever set, never cleared, so whoever sees it set can rely on it without a lock. All methods may be
+// called from any number of goroutines; set calls for one block must not overlap (rangeLocks).
+type blockMap struct {
+	blocks int64
+	clear  atomic.Int64 // blocks that are clear
+	pages  []atomic.Pointer[mapPage]
+	full   *mapPage // stands for every page of which all blocks are set
+}
+
+// mapPage is a part of a map; bits past the end of the map are set.
+type mapPage struct {
+	mu    sync.Mutex // held while bits are set
+	words [mapPageWords]atomic.Uint64
+	unset int // guarded by mu
+}
+
+func newBlockMap(blocks int64) *blockMap {
+	m := &blockMap{blocks: blocks, full: new(mapPage), pages: make([]atomic.Pointer[mapPage], (blocks+mapPageBlocks-1)/mapPageBlocks)}
+	for i := range m.full.words {
+		m.full.words[i].Store(^uint64(0))
+	}
+	m.clear.Store(blocks)
+	return m
+}
+
+// page returns a page to set bits of, allocated if it was all clear.
+func (m *blockMap) page(index int64) *mapPage {
+	for {
+		if p := m.pages[index].Load(); p != nil {
+			return p
+		}
+		p := &mapPage{unset: mapPageBlocks}
+		p.words[0].Store(0) // memory that is read before it is written is mapped twice, and to exchange that interrupts all processors
+		if rest := m.blocks - index*mapPageBlocks; rest < mapPageBlocks {
+			p.unset = int(rest)
+			for b := rest; b < mapPageBlocks; b++ {
+				p.words[b/64].Or(1 << (b % 64))
+			}
+		}
+		if m.pages[index].CompareAndSwap(nil, p) {
+			return p
+		}
+	}
+}
+
+// word returns 64 blocks of the map, bits of those past its end set.
+func (m *blockMap) word(index int64) uint64 {
+	p := m.pages[index/mapPageWords].Load()
+	if p == nil {
+		if rest := m.blocks - index*64; rest < 64 {
+			return ^uint64(0) << max(rest, 0)
+		}
+		return 0
+	}
+	return p.words[index%mapPageWords].Load()
+}
+
+// allSet reports whether the blocks first to last are all set.
+func (m *blockMap) allSet(first, last int64) bool {
+	for w := first / 64; w <= last/64; w++ {
+		if w%mapPageWords == 0 && m.pages[w/mapPageWords].Load() == m.full {
+			w += mapPageWords - 1
+			continue
+		}
+		if mask := rawfile.WordMask(w, first, last); m.word(w)&mask != mask {
+			return false
+		}
+	}
+	return true
+}
+
+// run describes the blocks from first on that are in the same state, as far as last: the first one after them. Blocks may be set
+// meanwhile, so that each word is looked at once: a run is never empty.
+func (m *blockMap) run(first, last int64) (set bool, end int64) {
+	w := first / 64
+	word := m.word(w)
+	set = word>>(first%64)&1 == 1
+	differ := func(word uint64) uint64 {
+		if set {
+			return ^word
+		}
+		return word
+	}
+	for other := differ(word) & (^uint64(0) << (first % 64)); ; other = differ(m.word(w)) {
+		if other != 0 {
+			return set, min(last+1, w*64+int64(bits.TrailingZeros64(other)))
+		}
+		if w++; w > last/64 {
+			return set, last + 1
+		}
+	}
+}
+
+// nextClear is the first clear block from first on; m.blocks if there is none.
+func (m *blockMap) nextClear(first int64) int64 {
+	for first < m.blocks {
+		switch m.pages[first/mapPageBlocks].Load() {
+		case nil:
+			return first
+		case m.full:
+			first = (first/mapPageBlocks + 1) * mapPageBlocks
+			continue
+		}
+		last := min(m.blocks, (first/mapPageBlocks+1)*mapPageBlocks) - 1
+		set, end := m.run(first, last)
+		if !set {
+			return first
+		}
+		first = end
+	}
+	return m.blocks
+}
+
+// set sets the blocks first to last. save is told of each page before its bits are set, with its new words from the
+// given one on; when it fails, these and the following blocks stay as they were. nil: nothing is saved.
+func (m *blockMap) set(first, last int64, save func(page, word int64, words []byte) error) error {
+	for first <= last {
+		end := min(last, (first/mapPageBlocks+1)*mapPageBlocks-1)
+		if err := m.setInPage(first, end, save); err != nil {
+			return err
+		}
+		first = end + 1
+	}
+	return nil
+}
+
+func (m *blockMap) setInPage(first, last int64, save func(page, word int64, words []byte) error) error {
+	index := first / mapPageBlocks
+	if first%mapPageBlocks == 0 && last+1 == min(m.blocks, first+mapPageBlocks) && m.pages[index].Load() == nil {
+		return m.setPage(index, save)
+	}
+	p := m.page(index)
+	if p == m.full {
+		return nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	low, high := first/64, last/64
+	if save != nil {
+		buf := mapBuffers.Get().(*[mapPageSize]byte)
+		defer mapBuffers.Put(buf)
+		words := buf[:0]
+		for w := low; w <= high; w++ {
+			words = binary.LittleEndian.AppendUint64(words, p.words[w%mapPageWords].Load()|rawfile.WordMask(w, first, last))
+		}
+		if err := save(index, low%mapPageWords, words); err != nil {
+			return err
+		}
+	}
+	added := 0
+	for w := low; w <= high; w++ {
+		mask := rawfile.WordMask(w, first, last)
+		old := p.words[w%mapPageWords].Or(mask)
+		added += bits.OnesCount64(mask &^ old)
+	}
+	p.unset -= added
+	if p.unset == 0 {
+		m.pages[index].Store(m.full)
+	}
+	m.clear.Add(-int64(added))
+	return nil
+}
+
+// setPage sets all blocks of a page of which none is set. Nobody else sets any of it meanwhile, as the calls would overlap. There is
+// no page yet that snapshotPage could wait for, so both use the lock of the full one.
+func (m *blockMap) setPage(index int64, save func(page, word int64, words []byte) error) error {
+	m.full.mu.Lock()
+	defer m.full.mu.Unlock()
+	blocks := min(m.blocks-index*mapPageBlocks, mapPageBlocks)
+	if save != nil {
+		if err := save(index, 0, fullWords[:(blocks+63)/64*8]); err != nil {
+			return err
+		}
+	}
+	m.pages[index].Store(m.full)
+	m.clear.Add(-blocks)
+	return nil
+}
+
+// copyPage writes a page as it is now to buf, of mapPageSize bytes.
+func (m *blockMap) copyPage(index int64, buf []byte) {
+	for i := range int64(mapPageWords) {
+		binary.LittleEndian.PutUint64(buf[i*8:], m.word(index*mapPageWords+i))
+	}
+}
+
+// snapshotPage is copyPage without any set call half-way: what save was told of before is in it.
+func (m *blockMap) snapshotPage(index int64, buf []byte) {
+	p := m.pages[index].Load()
+	if p == nil {
+		p = m.full
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	m.copyPage(index, buf)
+}
+
+// mergePage sets the blocks that are set in buf, of mapPageSize bytes, and reports whether any was not set before.
+func (m *blockMap) mergePage(index int64, buf []byte) (news bool) {
+	p := m.page(index)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p == m.full {
+		return false
+	}
+	for i := range int64(mapPageWords) {
+		word := binary.LittleEndian.Uint64(buf[i*8:])
+		old := p.words[i].Or(word)
+		p.unset -= bits.OnesCount64(word &^ old)
+		m.clear.Add(-int64(bits.OnesCount64(word &^ old)))
+		news = news || word&^old != 0
+	}
+	if p.unset == 0 {
+		m.pages[index].Store(m.full)
+	}
+	return news
+}
+
+// mapBuffers holds what a page's words are encoded in before they are saved.
+var mapBuffers = sync.Pool{New: func() any { return new([mapPageSize]byte) }}

@@ -1,0 +1,272 @@
+package instance
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/disktest/filetest"
+	"kubevirt.io/disk/disk/internal/slots"
+)
+
+// simDisk is an overlay on such files, and what its sectors may be after a crash.
+type simDisk struct {
+	t        *testing.T
+	m        *filetest.Machine
+	image    filetest.SimImage
+	file     *filetest.SimFile
+	durable  *filetest.SimFile
+	live     *filetest.SimFile
+	over     *overlay
+	hydrate  *hydration
+	expected []byte             // what reads return now
+	allowed  map[int64][][]byte // sectors: what a crash may leave of them: as of the last flush, or any later version
+	opt      overlayOptions
+}
+
+// simSize ends inside a block that the image stores.
+const simSize = 34*minGranule + 3*disk.SectorSize
+
+func simHeader() mapHeader {
+	return mapHeader{granule: granuleFor(simSize), blocks: blocksOf(simSize)}
+}
+
+func newSimDisk(t *testing.T, seed uint64, opt overlayOptions) *simDisk {
+	random := rand.New(rand.NewPCG(seed, 7))
+	content := make([]byte, simSize)
+	for i := range content {
+		if i/minGranule%5 != 3 { // every fifth block is a hole
+			content[i] = byte(1 + random.IntN(255))
+		}
+	}
+	m := &filetest.Machine{Random: random, CrashIn: -1}
+	blockMap := make([]byte, mapHeaderSize+mapPageSize)
+	header := simHeader()
+	copy(blockMap, header.encode(nil))
+	d := &simDisk{t: t, image: filetest.SimImage{Content: content}, file: filetest.NewSimFile(m, make([]byte, simSize)), durable: filetest.NewSimFile(m, blockMap), opt: opt, expected: bytes.Clone(content)}
+	d.open(m)
+	return d
+}
+
+// open starts with the files as they are, as after a crash: the live map counts for nothing then.
+func (d *simDisk) open(m *filetest.Machine) {
+	blocks := newBlockMap(blocksOf(simSize))
+	require.NoError(d.t, readMap(d.durable, d.durable.Size(), simHeader(), blocks, func(int64, bool) {}))
+	store := newMapStore(len(blocks.pages))
+	d.live = filetest.NewSimFile(m, make([]byte, mapHeaderSize+mapPageSize))
+	store.live, store.durable = d.live, d.durable
+	stored, err := markHoles(d.image, blocks, store.save)
+	require.NoError(d.t, err)
+	d.m, d.over, d.allowed = m, newOverlay(d.file, d.image, blocks, store, stored, d.opt), map[int64][][]byte{}
+	d.hydrate = newHydration(d.over, zap.NewNop(), 0, slots.New(4, slots.Options{}))
+	d.hydrate.chunk, d.hydrate.retry = 3*minGranule, 0
+}
+
+// attempt notes what the disk may hold when a change of the range is cut off.
+func (d *simDisk) attempt(p []byte, off int64) {
+	for i := int64(0); i < int64(len(p)); i += disk.SectorSize {
+		sector := (off + i) / disk.SectorSize
+		if d.allowed[sector] == nil {
+			d.allowed[sector] = [][]byte{bytes.Clone(d.expected[off+i : off+i+disk.SectorSize])}
+		}
+		d.allowed[sector] = append(d.allowed[sector], bytes.Clone(p[i:i+disk.SectorSize]))
+	}
+}
+
+// operate does one random thing.
+func (d *simDisk) operate() error {
+	r := d.m.Random
+	off := r.Int64N(simSize/disk.SectorSize) * disk.SectorSize
+	length := min((1+r.Int64N(1<<r.IntN(7)))*disk.SectorSize, simSize-off)
+	switch r.IntN(8) {
+	case 0:
+		if err := d.over.Flush(); err != nil {
+			return err
+		}
+		clear(d.allowed)
+		return nil
+	case 1:
+		p := make([]byte, length)
+		d.attempt(p, off)
+		op := []func(int64, int64) error{d.over.Discard, d.over.Zero}[r.IntN(2)]
+		if err := op(off, length); err != nil {
+			return err
+		}
+		copy(d.expected[off:], p)
+		return nil
+	case 2:
+		if first, last, ok := d.hydrate.next(); ok {
+			return d.hydrate.copyChunk(d.t.Context(), make([]byte, d.hydrate.chunk), first, last)
+		}
+		return nil
+	case 3:
+		p := make([]byte, length)
+		if _, err := d.over.ReadAt(p, off); err != nil {
+			return err
+		}
+		require.True(d.t, bytes.Equal(d.expected[off:off+length], p), "%d bytes at %d", length, off)
+		return nil
+	}
+	p := make([]byte, length)
+	for i := range p {
+		p[i] = byte(1 + r.IntN(255))
+	}
+	d.attempt(p, off)
+	if _, err := d.over.WriteAt(p, off); err != nil {
+		return err
+	}
+	copy(d.expected[off:], p)
+	return nil
+}
+
+// recover starts again after a crash. It returns the first sector that holds what it never may.
+func (d *simDisk) recover() error {
+	m := &filetest.Machine{Random: d.m.Random, CrashIn: -1}
+	d.file, d.durable = d.file.Crash(m), d.durable.Crash(m)
+	d.opt.copyReads = false // reading is not to change anything here
+	before := d.allowed
+	d.open(m)
+	got := make([]byte, simSize)
+	if _, err := d.over.ReadAt(got, 0); err != nil {
+		return err
+	}
+	for sector := range int64(simSize / disk.SectorSize) {
+		part := got[sector*disk.SectorSize : (sector+1)*disk.SectorSize]
+		may := before[sector]
+		if may == nil {
+			may = [][]byte{d.expected[sector*disk.SectorSize : (sector+1)*disk.SectorSize]}
+		}
+		found := false
+		for _, p := range may {
+			found = found || bytes.Equal(p, part)
+		}
+		if !found {
+			return fmt.Errorf("sector %d holds neither what was flushed nor what was written later", sector)
+		}
+	}
+	d.expected = got
+	return nil
+}
+
+// killed is what another process reads that starts after this one was killed: everything that was written to files is there.
+func (d *simDisk) killed() []byte {
+	blocks := newBlockMap(blocksOf(simSize))
+	for _, f := range []*filetest.SimFile{d.durable, d.live} {
+		blocks.mergePage(0, f.Cache[mapHeaderSize:])
+	}
+	_, err := markHoles(d.image, blocks, nil)
+	require.NoError(d.t, err)
+	return filetest.ReadAll(d.t, newOverlay(d.file, d.image, blocks, newMapStore(len(blocks.pages)), 0, overlayOptions{}), simSize)
+}
+
+// crashes lets a disk crash so many times, each time at a random call to storage, and returns what was found wrong.
+func crashes(t *testing.T, seed uint64, opt overlayOptions, rounds int, prepare func(*simDisk)) error {
+	d := newSimDisk(t, seed, opt)
+	for range rounds {
+		d.opt = opt
+		prepare(d)
+		d.m.CrashIn = 1 + d.m.Random.IntN(60)
+		var err error
+		for err == nil {
+			err = d.operate()
+		}
+		if !errors.Is(err, filetest.ErrCrashed) {
+			return fmt.Errorf("an operation failed without a crash: %w", err)
+		}
+		if err := d.recover(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// TestCrashPoints replays crashes of the machine that drop and tear what was not flushed. Whatever was acknowledged and flushed is
+// there, and every sector holds one thing that was once in it.
+func TestCrashPoints(t *testing.T) {
+	const seeds, rounds = 60, 25
+	for name, opt := range map[string]overlayOptions{"copy-on-write": {}, "copy-on-read": {copyReads: true, unit: 2 * minGranule}} {
+		t.Run(name, func(t *testing.T) {
+			for seed := range uint64(seeds) {
+				require.NoError(t, crashes(t, seed, opt, rounds, func(*simDisk) {}), "seed %d", seed)
+			}
+		})
+	}
+}
+
+// The harness finds what it is there for: storage that does not do what a flush asks of it loses data.
+func TestCrashPointsFindLostData(t *testing.T) {
+	for name, lie := range map[string]func(*simDisk){
+		"data is not flushed before the map": func(d *simDisk) { d.file.Lies = true },
+		"the map is not flushed":             func(d *simDisk) { d.durable.Lies = true },
+	} {
+		t.Run(name, func(t *testing.T) {
+			found := false
+			for seed := uint64(0); seed < 40 && !found; seed++ {
+				found = crashes(t, seed, overlayOptions{}, 25, lie) != nil
+			}
+			require.True(t, found)
+		})
+	}
+}
+
+// TestFaultAtEveryCall fails each call to storage in turn. Whatever fails, reads return what was written or what was there
+// before, and when storage works again so does the disk, unless a flush has failed.
+func TestFaultAtEveryCall(t *testing.T) {
+	for _, cause := range []error{fmt.Errorf("%w: %w", disk.ErrNoSpace, unix.ENOSPC), &disk.MediumError{Op: "write", Err: errors.New("input/output error")}} {
+		for failing := range 250 {
+			d := newSimDisk(t, uint64(failing), overlayOptions{copyReads: failing%2 == 0})
+			calls := 0
+			d.m.Fail = func() error {
+				calls++
+				if calls == failing {
+					return cause
+				}
+				return nil
+			}
+			var err error
+			for i := 0; i < 150 && calls < failing; i++ {
+				err = d.operate()
+			}
+			if err == nil { // the call was that of a read, which does not mind
+				require.Equal(t, d.expected, d.killed())
+				continue
+			}
+			require.ErrorIs(t, err, cause)
+			failed := errors.Is(err, disk.ErrFailed)
+			got := make([]byte, simSize)
+			_, readErr := d.over.ReadAt(got, 0)
+			require.NoError(t, readErr, "the disk stays readable")
+			for sector := range int64(simSize / disk.SectorSize) {
+				part := got[sector*disk.SectorSize : (sector+1)*disk.SectorSize]
+				if bytes.Equal(part, d.expected[sector*disk.SectorSize:(sector+1)*disk.SectorSize]) {
+					continue
+				}
+				require.NotEmpty(t, d.allowed[sector], "sector %d", sector)
+				require.Contains(t, d.allowed[sector], part, "sector %d", sector)
+			}
+			copy(d.expected, got)
+			_, err = d.over.WriteAt(make([]byte, disk.SectorSize), 0)
+			if failed {
+				require.ErrorIs(t, err, disk.ErrFailed)
+				require.ErrorIs(t, d.over.Flush(), disk.ErrFailed)
+				continue
+			}
+			require.NoError(t, err)
+			clear(d.expected[:disk.SectorSize])
+			for range 100 {
+				require.NoError(t, d.operate())
+			}
+			require.Equal(t, d.expected, d.killed())
+			require.NoError(t, d.over.Flush())
+			clear(d.allowed)
+			require.NoError(t, d.recover())
+		}
+	}
+}

@@ -1,0 +1,259 @@
+package instance
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/cespare/xxhash/v2"
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/disk/internal/osfile"
+	"kubevirt.io/disk/disk/internal/smallfile"
+)
+
+const (
+	// maxEscaped is the longest directory name that is made of an image's name as it is. Bytes.
+	maxEscaped = 200
+
+	// PersistentName is the file of a persistent disk: the one that a file-system volume holds.
+	PersistentName = "disk.img"
+
+	diskName  = "disk.raw"
+	stateName = "state.json"
+)
+
+// unitInfix parts the name of the disk's file from the identifier of its content, in the name of a store's directory.
+const unitInfix = ".unit-"
+
+// diskDir is the directory that one disk lives in, held by its lock. That of an ephemeral disk is
+// <work directory>/<image>, a persistent one has a directory of a volume. The names differ; the files are
+//
+//	lock                          who uses it
+//	disk.raw  disk.img            the disk's own file
+//	state.json  disk.img.state    its identity, the image it was made of, and whether it is complete without it
+//	*.live                        the map of a disk that is not complete, as this boot of the machine knows it
+//	*.map                         the same as far as it has reached storage
+//	*.unit-*/                     what the logical unit keeps with the disk's content
+//	*.spare                       space for the next state, and in *.unit-*/ for what the unit keeps
+//
+// A name with the suffix ".partial" is being written; what a killed process left is removed at the next start.
+type diskDir struct {
+	root       string // what the operator has named, links and all; "": path has none
+	path       string
+	lock       *os.File
+	diskFile   string // the names of the files
+	stateFile  string
+	persistent bool
+}
+
+// openWorkDir makes, locks and tidies the directory of an image's ephemeral disk.
+func openWorkDir(root, image string, durable bool) (*diskDir, error) {
+	if root == "" {
+		return nil, errors.New("no work directory is set")
+	}
+	d := workDirOf(root, escapeName(image))
+	d.root = root
+	return d, d.open("work directory", smallfile.LockName, durable)
+}
+
+// workDirOf is a directory in a work directory, which need not exist.
+func workDirOf(root, name string) *diskDir {
+	return &diskDir{path: filepath.Join(root, name), diskFile: diskName, stateFile: stateName}
+}
+
+// openPersistentDir makes, locks and tidies the directory of a persistent disk.
+func openPersistentDir(path string) (*diskDir, error) {
+	d := &diskDir{path: path, diskFile: PersistentName, stateFile: PersistentName + ".state", persistent: true}
+	return d, d.open("persistent directory", PersistentName+".lock", true)
+}
+
+func (d *diskDir) open(what, lock string, durable bool) error {
+	explain := func(err error) error {
+		switch {
+		case errors.Is(err, unix.ELOOP):
+			return fmt.Errorf("%s: %w; a symbolic link is not followed there: remove it", what, err)
+		case errors.Is(err, osfile.ErrForeign):
+			return fmt.Errorf("%s: %w", what, err)
+		case errors.Is(err, unix.ENOTDIR):
+			return fmt.Errorf("%s: %w; name a directory, which is made if it is missing", what, err)
+		case errors.Is(err, unix.EROFS):
+			return fmt.Errorf("%s: %w; mount a volume there that user %d can write to", what, err, os.Geteuid())
+		case errors.Is(err, fs.ErrPermission):
+			return fmt.Errorf("%s: %w; user %d must be able to write there", what, err, os.Geteuid())
+		case osfile.IsFull(err):
+			return fmt.Errorf("%s: %w; make room or use a larger volume", what, err)
+		case errors.Is(err, unix.ENOLCK) || errors.Is(err, errors.ErrUnsupported):
+			return fmt.Errorf("%s: %w; its file system must be one that has locks", what, err)
+		}
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	err := smallfile.ErrLockGone
+	for tries := 0; tries < 16 && (errors.Is(err, smallfile.ErrLockGone) || errors.Is(err, fs.ErrNotExist)); tries++ {
+		// Until it is locked, another process may sweep it away.
+		if err = d.make(durable); errors.Is(err, fs.ErrNotExist) {
+			continue
+		} else if err != nil {
+			return explain(err)
+		}
+		d.lock, err = smallfile.AcquireLock(filepath.Join(d.path, lock), what+" "+d.path)
+	}
+	if err != nil {
+		var locked *smallfile.LockedError
+		if errors.As(err, &locked) {
+			return err
+		}
+		return explain(err)
+	}
+	for _, name := range []string{d.disk(), d.state(), d.liveMap(), d.durableMap()} {
+		if err := osfile.Remove(name + smallfile.PartialSuffix); err != nil {
+			return errors.Join(err, d.close())
+		}
+	}
+	if !durable {
+		return nil
+	}
+	if err := d.syncNames(); err != nil {
+		return errors.Join(explain(err), d.close())
+	}
+	return nil
+}
+
+// syncNames makes durable what the files are called, also those of units: a process that was killed may have given a name that has not reached
+// storage, and what is flushed from now on relies on it.
+func (d *diskDir) syncNames() error {
+	entries, err := os.ReadDir(d.path)
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), d.diskFile+unitInfix) {
+			err = errors.Join(err, smallfile.SyncDir(filepath.Join(d.path, e.Name()), (*os.File).Sync))
+		}
+	}
+	return errors.Join(err, smallfile.SyncDir(d.path, (*os.File).Sync))
+}
+
+// make makes the directory. One that is there already must not be another user's, who could have put there what he likes; that of a
+// volume may be, as those who fill it may be others.
+func (d *diskDir) make(durable bool) error {
+	if d.root == "" {
+		return makeDirs(d.path, durable)
+	}
+	if err := makeDirs(d.root, durable); err != nil {
+		return err
+	}
+	root, err := osfile.Resolved(d.root)
+	if err != nil {
+		return err
+	}
+	d.path = filepath.Join(root, filepath.Base(d.path))
+	err = osfile.MakeDir(d.path)
+	switch {
+	case err == nil && durable:
+		return smallfile.SyncParent(d.path)
+	case err == nil:
+		return nil
+	}
+	there := osfile.CheckOwner(d.path)
+	if errors.Is(there, fs.ErrNotExist) && !errors.Is(err, fs.ErrExist) {
+		return err // it cannot be made
+	}
+	return there
+}
+
+// makeDirs makes a directory and those above it that are missing. With durable their names have reached storage then, so that
+// what is flushed in them can be found. fs.ErrNotExist: one was removed at the same moment.
+func makeDirs(path string, durable bool) error {
+	err := os.Mkdir(path, 0o700)
+	if errors.Is(err, fs.ErrNotExist) {
+		if err = makeDirs(filepath.Dir(path), durable); err == nil {
+			err = os.Mkdir(path, 0o700)
+		}
+	}
+	if err == nil && durable {
+		return smallfile.SyncParent(path)
+	}
+	if err == nil {
+		return nil
+	}
+	st, statErr := os.Stat(path)
+	switch {
+	case statErr == nil && st.IsDir():
+		return nil // also where the file system is read-only
+	case errors.Is(statErr, fs.ErrNotExist) && errors.Is(err, fs.ErrExist):
+		return statErr // it was there a moment ago
+	case statErr == nil:
+		return &fs.PathError{Op: "mkdir", Path: path, Err: unix.ENOTDIR}
+	}
+	return err
+}
+
+func (d *diskDir) disk() string       { return filepath.Join(d.path, d.diskFile) }
+func (d *diskDir) state() string      { return filepath.Join(d.path, d.stateFile) }
+func (d *diskDir) liveMap() string    { return d.disk() + ".live" }
+func (d *diskDir) durableMap() string { return d.disk() + ".map" }
+
+// clear removes an ephemeral disk. Its state goes first: without it a disk is never taken for a good one.
+func (d *diskDir) clear() error {
+	for _, name := range []string{d.state(), d.state() + smallfile.SpareSuffix, d.liveMap(), d.durableMap(), d.disk()} {
+		if err := osfile.Remove(name); err != nil {
+			return err
+		}
+	}
+	return d.clearUnits()
+}
+
+// removeMaps removes the maps of a disk that is complete.
+func (d *diskDir) removeMaps() error {
+	return errors.Join(osfile.Remove(d.liveMap()), osfile.Remove(d.durableMap()))
+}
+
+// syncContent makes durable what was written without that: the disk, and what its unit has kept with that content.
+func (d *diskDir) syncContent(content string) error {
+	if err := syncFile(d.disk()); err != nil {
+		return err
+	}
+	unit := d.disk() + unitInfix + content
+	entries, err := os.ReadDir(unit)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	for _, e := range entries {
+		err = errors.Join(err, syncFile(filepath.Join(unit, e.Name())))
+	}
+	return errors.Join(err, smallfile.SyncDir(unit, (*os.File).Sync), smallfile.SyncParent(unit))
+}
+
+// clearUnits removes what units have kept of a disk that is about to be replaced.
+func (d *diskDir) clearUnits() error {
+	entries, err := os.ReadDir(d.path)
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), d.diskFile+unitInfix) {
+			err = errors.Join(err, osfile.RemoveAll(filepath.Join(d.path, e.Name())))
+		}
+	}
+	return err
+}
+
+// close frees the lock.
+func (d *diskDir) close() error { return d.lock.Close() }
+
+// escapeName makes a directory name of a file name, a different one for each: one that needs no quoting, does not
+// hide, and fits every file system.
+func escapeName(name string) string {
+	var b strings.Builder
+	for i := range len(name) {
+		c := name[i]
+		if c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' ||
+			c == '-' || c == '_' || c == '.' && i > 0 {
+			b.WriteByte(c)
+		} else {
+			fmt.Fprintf(&b, "%%%02X", c)
+		}
+	}
+	if b.Len() <= maxEscaped {
+		return b.String()
+	}
+	return fmt.Sprintf("%s%%~%016x", b.String()[:maxEscaped-18], xxhash.Sum64String(name))
+}

@@ -1,0 +1,44 @@
+package instance
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk/disktest/filetest"
+)
+
+// countedWays counts how chunks are written, and has a guest come with the first one.
+type countedWays struct {
+	*filetest.SimFile
+	guest             func()
+	anyWay, throughIt int
+}
+
+func (w *countedWays) Write(p []byte, off int64) error {
+	w.anyWay++
+	w.guest()
+	_, err := w.WriteAt(p, off)
+	return err
+}
+
+func (w *countedWays) WriteThrough(p []byte, off int64) error {
+	w.throughIt++
+	_, err := w.WriteAt(p, off)
+	return err
+}
+
+// A chunk of many runs lets a guest through that comes meanwhile, and may wait for a block of it: the rest goes through the page cache.
+func TestGuestThatComesBackWaitsForOneWrite(t *testing.T) {
+	d := newSimDisk(t, 1, overlayOptions{})
+	out := &countedWays{SimFile: d.file, guest: d.over.watch.touch}
+	d.hydrate.chunk = simSize/minGranule*minGranule + minGranule // with holes in it, and so of many runs
+	d.hydrate.out = out
+	first, last, ok := d.hydrate.next()
+	require.True(t, ok)
+	content := d.image.Content[first*minGranule:]
+	require.NoError(t, d.hydrate.keep(content[:min(int64(len(content)), (last+1-first)*minGranule)], first*minGranule))
+	require.Equal(t, 1, out.anyWay, "the others go through the cache")
+	require.Positive(t, out.throughIt)
+	require.Zero(t, d.over.blocks.clear.Load())
+}

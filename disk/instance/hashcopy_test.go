@@ -1,0 +1,72 @@
+package instance
+
+import (
+	"bytes"
+	"math/rand/v2"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+	"kubevirt.io/disk/disk/disktest/filetest"
+	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/disk/internal/rawfile"
+	"kubevirt.io/disk/disk/internal/slots"
+)
+
+// seenChunks counts the whole chunks that a hydration has read in one.
+type seenChunks struct {
+	*image.ReadAlong
+	whole int
+}
+
+func (s *seenChunks) Saw(p []byte, off int64) {
+	if len(p) == 1<<20 && s.UntilChunk(off) == int64(len(p)) {
+		s.whole++
+	}
+	s.ReadAlong.Saw(p, off)
+}
+
+// TestHydrationReadsForTheHash has an image be copied whose clusters lie in its file in one run: every chunk of the file in that run is
+// hashed on the way, and the hash is that of the file.
+func TestHydrationReadsForTheHash(t *testing.T) {
+	const size = 8 << 20
+	dir := t.TempDir()
+	content := make([]byte, size)
+	_, _ = rand.NewChaCha8([32]byte{2}).Read(content)
+	raw := filetest.Put(t, dir, "plain.raw", content, size)
+	copyOf := func(t *testing.T, path string, whole int) {
+		img := openGood(t, path)
+		file, err := rawfile.Open(filetest.Put(t, dir, "disk.img", nil, size), rawfile.Options{Private: true})
+		require.NoError(t, err)
+		defer file.Close()
+		blocks := newBlockMap(blocksOf(size))
+		maps := newMapStore(len(blocks.pages))
+		held, err := markHoles(img, blocks, maps.save)
+		require.NoError(t, err)
+		over := newOverlay(file, img, blocks, maps, held, overlayOptions{})
+		h := newHydration(over, zap.NewNop(), img.CopyUnit(), slots.New(4, slots.Options{}))
+		hashes := img.Hashes(nil)
+		seen := &seenChunks{ReadAlong: image.NewReadAlong(img, hashes[0])}
+		h.follower = seen
+		require.NoError(t, h.pass(t.Context())) // run would wait for a guest first
+		require.Zero(t, blocks.clear.Load())
+		seen.End()
+		require.Equal(t, whole, seen.whole)
+
+		got := make([]byte, size)
+		_, err = file.ReadAt(got, 0)
+		require.NoError(t, err)
+		require.True(t, bytes.Equal(content, got))
+		want, err := img.Fingerprint(t.Context(), img.Hashes(nil), slots.New(2, slots.Options{}))
+		require.NoError(t, err)
+		along, err := img.Fingerprint(t.Context(), hashes, slots.New(2, slots.Options{}))
+		require.NoError(t, err)
+		require.Equal(t, want, along)
+	}
+	t.Run("raw", func(t *testing.T) { copyOf(t, raw, 8) })
+	t.Run("qcow2", func(t *testing.T) {
+		filetest.QemuImg(t, dir, "convert", "-O", "qcow2", "plain.raw", "plain.qcow2")
+		copyOf(t, filepath.Join(dir, "plain.qcow2"), 7) // the first chunk of the file begins with tables
+	})
+}

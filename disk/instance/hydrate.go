@@ -1,0 +1,347 @@
+package instance
+
+import (
+	"context"
+	"errors"
+	"io"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/disk/internal/rawfile"
+	"kubevirt.io/disk/disk/internal/slots"
+)
+
+const (
+	// checkpointEvery is how much is copied between two checkpoints of a durable disk: what a crash makes it copy again. Bytes.
+	checkpointEvery = 256 << 20
+	// hydrationChunk is what a worker copies at once, unless the image has larger clusters. The guest may have to wait for it. Bytes.
+	hydrationChunk = 1 << 20
+	// pastCacheFrom is how much there has to be to copy for a way past the page cache to be worth opening. Bytes.
+	pastCacheFrom = 64 << 20
+	// spaceRetry and mediumRetry are how long hydration waits after an error before it tries again.
+	spaceRetry  = time.Second
+	mediumRetry = 30 * time.Second
+)
+
+// hydration copies what an overlay's file does not have yet, beside the guest: first what the guest reads, then the
+// rest in order. Its workers share slots with those of all other disks. One, the leader, waits for them; the others only
+// use what no other disk wants, and the guest does not.
+type hydration struct {
+	o        *overlay
+	log      *zap.Logger
+	progress *image.Progress // nil: nobody is told
+	begun    time.Time
+	slots    *slots.Slots
+	chunk    int64 // bytes that are read at once, a multiple of the overlay's granule
+	workers  int
+	retry    time.Duration // how long it waits for space
+
+	mu     sync.Mutex
+	cursor int64 // guarded by mu; blocks before it were handed out
+	ahead  int64 // guarded by mu; the block after what the guest read last; -1: none
+
+	failMu  sync.Mutex
+	failure error // guarded by failMu; the first of this pass over the image
+
+	follower follower // nil: nobody wants to see what is read
+	out      chunkWriter
+	unsaved  atomic.Int64 // bytes since the last checkpoint
+	helpers  atomic.Int32 // workers beside the leader
+	paused   atomic.Bool  // no space is left
+}
+
+// chunkWriter writes parts of chunks to the disk's file.
+type chunkWriter interface {
+	Write(p []byte, off int64) error        // as is fastest
+	WriteThrough(p []byte, off int64) error // through the page cache
+}
+
+// follower sees what a hydration reads of the image, so that nobody need read it again.
+type follower interface {
+	// UntilChunk is how many bytes from off on are best read at once; 0: it does not matter.
+	UntilChunk(off int64) int64
+	// Saw is told what was read at off. It does not keep p.
+	Saw(p []byte, off int64)
+}
+
+// newHydration copies what an overlay's file does not have. unit is what of the image is decoded as a whole, bytes; 0:
+// nothing is.
+func newHydration(o *overlay, log *zap.Logger, unit int64, s *slots.Slots) *hydration {
+	chunk := max(hydrationChunk, unit)
+	workers := max(1, min(s.Count(), int(image.MaxCopyBuffers/chunk)))
+	return &hydration{o: o, log: log, slots: s, chunk: chunk, workers: workers, retry: spaceRetry, ahead: -1,
+		out: rawfile.NewServedWriter(o.file, nil, nil, rawfile.ServedWorth)}
+}
+
+// run returns nil when the file has every block, or when ctx ends: its error then. It goes on after errors of storage, which
+// may be temporary, and ends with the disk's failure.
+func (h *hydration) run(ctx context.Context) error {
+	h.begin(time.Now())
+	if f, ok := h.o.file.(*rawfile.File); ok && h.o.blocks.clear.Load()*h.o.granule >= pastCacheFrom {
+		var past io.WriterAt
+		if direct := f.OpenPastCache(); direct != nil {
+			defer direct.Close()
+			past = direct
+		}
+		h.out = rawfile.NewServedWriter(f, past, f.NewPlaces(h.o.watch.active), rawfile.ServedWorth)
+	}
+	for {
+		failure := h.pass(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case errors.Is(failure, disk.ErrFailed):
+			return failure
+		case h.o.blocks.clear.Load() == 0:
+			return nil
+		}
+		if failure != nil {
+			h.log.Warn("a part of the image cannot be copied now, and is tried again later", zap.Error(failure), zap.Duration("after", mediumRetry))
+			if err := slots.Rest(ctx, mediumRetry); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// begin notes when copying begins, and lets it go slowly during the first reads.
+func (h *hydration) begin(now time.Time) {
+	h.begun = now
+	h.o.watch.activeAt.Store(now.Add(firstReads - guestIdle).UnixNano())
+}
+
+// pass goes over the image once. It returns the first error of the image, after it has tried the rest, or the disk's failure.
+func (h *hydration) pass(ctx context.Context) error {
+	h.rewind(0)
+	h.failure = nil
+	var helpers sync.WaitGroup
+	for more := true; more && ctx.Err() == nil; {
+		slot, err := h.slots.Acquire(ctx)
+		if err != nil {
+			break
+		}
+		var rest time.Duration
+		for more && rest == 0 && slot.More() {
+			h.recruit(ctx, &helpers)
+			more, rest = h.step(ctx, slot)
+		}
+		slot.Release()
+		if slots.Rest(ctx, rest) != nil {
+			break
+		}
+	}
+	helpers.Wait()
+	h.failMu.Lock()
+	defer h.failMu.Unlock()
+	return h.failure
+}
+
+// recruit lets more workers help that no other disk wants, unless they would be in the guest's way.
+func (h *hydration) recruit(ctx context.Context, group *sync.WaitGroup) {
+	for int(h.helpers.Load()) < h.workers-1 && !h.o.watch.active() && !h.paused.Load() && h.leaves() {
+		first := h.slots.TryAcquire()
+		if first == nil {
+			return
+		}
+		h.helpers.Add(1)
+		group.Go(func() {
+			defer h.helpers.Add(-1)
+			for slot, more := first, true; slot != nil; slot = h.slots.TryAcquire() {
+				for more && slot.More() && !h.o.watch.active() {
+					more, _ = h.step(ctx, slot)
+					more = more && !h.paused.Load() && ctx.Err() == nil
+				}
+				slot.Release()
+				if !more || h.o.watch.active() {
+					return
+				}
+			}
+		})
+	}
+}
+
+// leaves reports whether more chunks are left than the one that the leader copies next.
+func (h *hydration) leaves() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.o.blocks.nextClear(h.cursor+h.chunk/h.o.granule) < h.o.blocks.blocks
+}
+
+// step copies one chunk, and tells whether there may be another one, and how long it is to wait before that.
+func (h *hydration) step(ctx context.Context, slot *slots.Slot) (more bool, rest time.Duration) {
+	first, last, ok := h.next()
+	if !ok {
+		return false, 0
+	}
+	begin := time.Now()
+	err := h.copyChunk(ctx, slot.Buffer(min(h.chunk, h.o.Size())), first, last)
+	now := time.Now()
+	switch {
+	case errors.Is(err, disk.ErrNoSpace):
+		if h.pause(true) {
+			h.log.Warn("no space is left to copy the image; it goes on when there is some, and the disk works until then from the image", zap.Error(err))
+		}
+		h.o.giveBack(first, last)
+		h.rewind(first)
+		return true, max(h.retry, 1)
+	case err != nil:
+		h.failMu.Lock()
+		if h.failure == nil || errors.Is(err, disk.ErrFailed) {
+			h.failure = err
+		}
+		h.failMu.Unlock()
+		var medium *disk.MediumError
+		return errors.As(err, &medium), 0
+	}
+	if h.pause(false) {
+		h.log.Info("there is space again, the image is being copied")
+	}
+	if h.progress != nil && now.Sub(h.begun) >= image.ProgressInterval && h.slots.MayLog(now, image.ProgressInterval) {
+		h.log.Info("copying the image", h.progress.Fields(now.Sub(h.begun))...)
+	}
+	return true, h.o.watch.rest(now.Sub(begin))
+}
+
+// pause notes whether space is missing, and reports whether that is news.
+func (h *hydration) pause(scarce bool) bool {
+	if h.paused.Load() == scarce {
+		return false
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	news := h.paused.Swap(scarce) != scarce
+	if news {
+		h.progress.Wait(scarce)
+	}
+	return news
+}
+
+// rewind makes blocks from one on be handed out again that were not copied.
+func (h *hydration) rewind(block int64) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.cursor = min(h.cursor, block)
+}
+
+// next hands out the blocks of a chunk that has some to copy.
+func (h *hydration) next() (first, last int64, ok bool) {
+	perChunk := h.chunk / h.o.granule
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for {
+		block := h.ahead
+		h.ahead = -1
+		if off, recent := h.o.watch.take(); recent {
+			block = off / h.o.granule
+		}
+		if block < 0 {
+			break
+		}
+		first = block / perChunk * perChunk
+		if first >= h.o.blocks.blocks {
+			continue
+		}
+		last = min(first+perChunk, h.o.blocks.blocks) - 1
+		if !h.o.blocks.allSet(first, last) {
+			h.ahead = last + 1 // most reads go on
+			return first, last, true
+		}
+	}
+	block := h.o.blocks.nextClear(h.cursor)
+	if block >= h.o.blocks.blocks {
+		h.cursor = block
+		return 0, 0, false
+	}
+	first = max(block/perChunk*perChunk, h.cursor)
+	end := block/perChunk*perChunk + perChunk
+	if h.follower != nil {
+		if n := h.follower.UntilChunk(block * h.o.granule); n > 0 && n%h.o.granule == 0 && n <= h.chunk {
+			first, end = block, block+n/h.o.granule
+		}
+	}
+	last = min(end, h.o.blocks.blocks) - 1
+	h.cursor = last + 1
+	return first, last, true
+}
+
+// copyChunk copies the blocks of a chunk that are still in the image.
+func (h *hydration) copyChunk(ctx context.Context, buf []byte, first, last int64) error {
+	var failure error
+	for first <= last {
+		set, end := h.o.blocks.run(first, last)
+		if !set {
+			if err := h.copyRun(ctx, buf, first, end); err != nil {
+				var medium *disk.MediumError
+				if !errors.As(err, &medium) {
+					return err
+				}
+				failure = err
+			}
+		}
+		first = end
+	}
+	return failure
+}
+
+// copyRun copies the blocks first to end-1. Where the image cannot be read it goes block by block, so that only what
+// cannot be read is missing.
+func (h *hydration) copyRun(ctx context.Context, buf []byte, first, end int64) error {
+	o := h.o
+	off := first * o.granule
+	p := buf[:min(end*o.granule, o.Size())-off]
+	if n, err := o.readSourceLocked(p, off); n < len(p) {
+		if err == nil {
+			return nil // the guest has changed or read it all in the meantime
+		}
+		if end-first == 1 {
+			return err
+		}
+		var failure error
+		for block := first; block < end; block++ {
+			if err := h.copyRun(ctx, buf, block, block+1); err != nil {
+				var medium *disk.MediumError
+				if !errors.As(err, &medium) {
+					return err
+				}
+				failure = err
+			}
+		}
+		return failure
+	}
+	if h.follower != nil && !h.o.watch.active() { // beside a guest it takes too long to be waited for
+		h.follower.Saw(p, off)
+	}
+	if err := h.keep(p, off); err != nil {
+		return err
+	}
+	if o.maps.durable != nil && h.unsaved.Add(int64(len(p))) >= checkpointEvery {
+		h.unsaved.Store(0)
+		if err := o.Flush(); err != nil && !errors.Is(err, disk.ErrNoSpace) {
+			return err
+		}
+	}
+	return ctx.Err()
+}
+
+// keep stores a chunk.
+func (h *hydration) keep(p []byte, off int64) error {
+	if h.o.failed.Load() {
+		return disk.ErrFailed
+	}
+	return h.o.keep(p, off, h.write)
+}
+
+// write stores a part of a chunk. Beside an active guest that goes through the page cache: what it has just read it soon reads again, and
+// its own writes and reads have the storage for themselves. Also one that came while a chunk of many parts is stored need not wait for the
+// storage to take each of them.
+func (h *hydration) write(p []byte, off int64) error {
+	if h.o.watch.active() {
+		return h.out.WriteThrough(p, off)
+	}
+	return h.out.Write(p, off)
+}

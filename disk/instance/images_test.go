@@ -1,0 +1,33 @@
+package instance
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk/image"
+)
+
+// scanReasons scans a directory that cannot be served, and returns what is said of each file.
+func scanReasons(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	images, err := image.ScanDir(dir, image.Options{})
+	var bad *image.ScanError
+	require.ErrorAs(t, err, &bad)
+	require.Nil(t, images)
+	reasons := make(map[string]string)
+	for _, f := range bad.Files {
+		reasons[f.Name] = f.Explain()
+		require.Contains(t, err.Error(), f.Error(), "the message lists every file")
+	}
+	return reasons
+}
+
+// openGood opens an image that has to be good, and closes it in the end.
+func openGood(t testing.TB, path string) *image.Image {
+	t.Helper()
+	img, err := image.Open(path, image.Options{})
+	require.NoError(t, err)
+	t.Cleanup(func() { img.Close() })
+	return img
+}

@@ -1,0 +1,146 @@
+package instance
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/disktest/filetest"
+)
+
+// The environment tells the test binary that it is the process to be killed, and what disk it writes to.
+const (
+	killedImage = "KUBEVIRT_DISK_TEST_IMAGE"
+	killedDir   = "KUBEVIRT_DISK_TEST_DIR"
+	killedMode  = "KUBEVIRT_DISK_TEST_MODE"
+	killedFirst = "KUBEVIRT_DISK_TEST_FIRST" // number of the first write
+	killRounds  = "KUBEVIRT_DISK_KILL_ROUNDS"
+)
+
+const killSize = 24 << 20
+
+// killWrite is where write number n goes and what it stores: some cover blocks, some only a part of one.
+func killWrite(n uint64) (off int64, p []byte) {
+	r := rand.New(rand.NewPCG(n, 3))
+	off = r.Int64N(killSize/disk.SectorSize-64) * disk.SectorSize
+	if r.IntN(2) == 0 {
+		off = off / minGranule * minGranule
+	}
+	p = bytes.Repeat(binary.LittleEndian.AppendUint64(nil, n), disk.SectorSize/8*(1+r.IntN(16)))
+	return off, p
+}
+
+func killOptions(dir, mode string) Options {
+	opt := Options{Mode: CopyMode(mode), WorkDir: filepath.Join(dir, "work")}
+	if filepath.Base(dir) == "persistent" {
+		opt.PersistentDir = filepath.Join(dir, "volume")
+	}
+	return opt
+}
+
+// TestWriteUntilKilled is the process that TestKill kills: it writes, and says so once a write is acknowledged.
+func TestWriteUntilKilled(t *testing.T) {
+	if os.Getenv(killedImage) == "" {
+		t.Skip("is run by TestKill")
+	}
+	inst, err := Open(t.Context(), openGood(t, os.Getenv(killedImage)), killOptions(os.Getenv(killedDir), os.Getenv(killedMode)))
+	require.NoError(t, err)
+	n, err := strconv.ParseUint(os.Getenv(killedFirst), 10, 64)
+	require.NoError(t, err)
+	out := bufio.NewWriter(os.Stdout)
+	for ; ; n++ {
+		off, p := killWrite(n)
+		_, err := inst.WriteAt(p, off)
+		require.NoError(t, err)
+		fmt.Fprintf(out, "written %d\n", n)
+		require.NoError(t, out.Flush())
+		if n%64 == 0 {
+			require.NoError(t, inst.Flush())
+		}
+	}
+}
+
+// TestKill ends a process that writes to a disk with SIGKILL, again and again, while its image is being copied. The page cache
+// survives that, so that every write that was acknowledged is there, and the image everywhere else.
+func TestKill(t *testing.T) {
+	rounds := 24
+	if n, err := strconv.Atoi(os.Getenv(killRounds)); err == nil {
+		rounds = n
+	}
+	content := filetest.Sample(killSize, 1)
+	image := filetest.Put(t, t.TempDir(), "disk.raw", content, 0)
+	for _, mode := range []CopyMode{CopyOnWrite, CopyOnRead, CopyClone} {
+		for _, kind := range []string{"ephemeral", "persistent"} {
+			t.Run(string(mode)+"/"+kind, func(t *testing.T) {
+				t.Parallel()
+				dir := filepath.Join(t.TempDir(), kind)
+				model := bytes.Clone(content)
+				next, acknowledged := uint64(1), 0
+				for round := range rounds / 6 {
+					last := killOnce(t, image, dir, mode, next, round%2 == 1)
+					for ; next <= last; next++ {
+						off, p := killWrite(next)
+						copy(model[off:], p)
+						acknowledged++
+					}
+					img := openGood(t, image)
+					inst, err := Open(t.Context(), img, killOptions(dir, string(mode)))
+					require.NoError(t, err)
+					require.True(t, inst.Kept || last == 0)
+					got := filetest.ReadAll(t, inst, inst.Size())
+					// The write in flight may be there as a whole, in part, or not at all.
+					off, p := killWrite(next)
+					for i := 0; i < len(p); i += disk.SectorSize {
+						if at := int(off) + i; bytes.Equal(got[at:at+disk.SectorSize], p[i:i+disk.SectorSize]) {
+							copy(model[at:], p[i:i+disk.SectorSize])
+						}
+					}
+					next++
+					if at := filetest.FirstDifference(model, got); at >= 0 {
+						t.Fatalf("after write %d the disk differs at byte %d", last, at)
+					}
+					require.NoError(t, inst.Close())
+				}
+				require.Positive(t, acknowledged, "the process was always killed too early")
+			})
+		}
+	}
+}
+
+// killOnce runs the process for a random time, if asked from its first write on, however long it takes to start, and returns the number of
+// the last write that it was sure of.
+func killOnce(t *testing.T, image, dir string, mode CopyMode, first uint64, writing bool) (last uint64) {
+	child := exec.Command(os.Args[0], "-test.run=^TestWriteUntilKilled$")
+	child.Env = append(os.Environ(), killedImage+"="+image, killedDir+"="+dir, killedMode+"="+string(mode), killedFirst+"="+strconv.FormatUint(first, 10))
+	out, err := child.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, child.Start())
+	after := time.Duration(20+rand.IntN(400)) * time.Millisecond
+	timer := time.AfterFunc(after, func() { child.Process.Kill() })
+	defer timer.Stop()
+	if writing {
+		timer.Stop()
+	}
+	last = first - 1
+	for lines := bufio.NewScanner(out); lines.Scan(); {
+		if writing && last < first {
+			timer.Reset(after)
+		}
+		if _, err := fmt.Sscanf(lines.Text(), "written %d", &last); err != nil {
+			t.Errorf("the process says %q", lines.Text())
+		}
+	}
+	child.Wait() // it was killed
+	return last
+}

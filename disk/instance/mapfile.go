@@ -1,0 +1,186 @@
+package instance
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/cespare/xxhash/v2"
+
+	"kubevirt.io/disk/disk/internal/osfile"
+	"kubevirt.io/disk/disk/internal/rawfile"
+	"kubevirt.io/disk/disk/internal/smallfile"
+)
+
+// storage is a file that a map is kept in.
+type storage interface {
+	io.ReaderAt
+	io.WriterAt
+	io.Closer
+	Sync() error
+}
+
+// mapHeaderSize is where the pages begin in a map file, page by page, sparse. Bytes.
+const mapHeaderSize = 4 << 10
+
+var mapMagic = [8]byte{'K', 'V', 'D', 'M', 'A', 'P', '1', '\n'}
+
+// mapHeader identifies a map file: which disk it belongs to, and, for one that is not synced, the boot of the kernel and the volume
+// whose page cache it is in. Encoded little-endian, in mapHeaderSize bytes:
+//
+//	   0  magic
+//	   8  granule, bytes
+//	  16  blocks
+//	  24  identifier of the disk's map, 16 bytes
+//	  40  boot, 36 characters, zeros for a file that survives one
+//	  80  volumeID, at most 48 characters, zeros as well
+//	1024  a bit for each page of which all blocks were set when the file was made: such a page need not be stored
+//	4088  xxhash64 of the bytes before
+//
+// What is not named is zero.
+type mapHeader struct {
+	granule, blocks int64
+	id              [16]byte
+	boot, volume    string
+}
+
+const (
+	mapBootLength   = 36
+	mapVolumeBegin  = 80
+	mapVolumeLength = 48
+	mapFullBegin    = 1 << 10
+	mapFullLength   = maxMapBlocks / mapPageBlocks / 8
+	mapHeaderBody   = mapHeaderSize - 8
+)
+
+// encode returns the header of a file, with the bits of full pages.
+func (h *mapHeader) encode(full []byte) []byte {
+	buf := make([]byte, mapHeaderSize)
+	copy(buf, mapMagic[:])
+	binary.LittleEndian.PutUint64(buf[8:], uint64(h.granule))
+	binary.LittleEndian.PutUint64(buf[16:], uint64(h.blocks))
+	copy(buf[24:40], h.id[:])
+	copy(buf[40:40+mapBootLength], h.boot)
+	copy(buf[mapVolumeBegin:mapVolumeBegin+mapVolumeLength], h.volume)
+	copy(buf[mapFullBegin:mapFullBegin+mapFullLength], full)
+	binary.LittleEndian.PutUint64(buf[mapHeaderBody:], xxhash.Sum64(buf[:mapHeaderBody]))
+	return buf
+}
+
+// anyVolume in a header that a file is compared with: that it is the same one does not matter.
+const anyVolume = "*"
+
+// readMap merges a file's pages into a map, and calls news for those that the map did not know as they are: with stored for
+// those that have a place of their own in the file. A file that is not the one that header describes is a *damagedError; other errors say nothing of it.
+func readMap(f storage, size int64, header mapHeader, m *blockMap, news func(page int64, stored bool)) error {
+	buf := make([]byte, mapHeaderSize)
+	if err := osfile.ReadFull(f, buf, 0); errors.Is(err, io.ErrUnexpectedEOF) {
+		return damagedMap("is too short")
+	} else if err != nil {
+		return err
+	}
+	full := bytes.Clone(buf[mapFullBegin : mapFullBegin+mapFullLength])
+	if header.volume == anyVolume {
+		header.volume = string(buf[mapVolumeBegin : mapVolumeBegin+mapVolumeLength])
+	}
+	if !bytes.Equal(buf, header.encode(full)) {
+		return damagedMap("belongs to another disk, another volume or another start of the machine, or is damaged")
+	}
+	for index := range int64(len(m.pages)) {
+		off := mapHeaderSize + index*mapPageSize
+		stored := full[index/8]>>(index%8)&1 == 0
+		switch {
+		case !stored:
+			copy(buf, fullWords)
+		case off < size:
+			clear(buf)
+			n, err := f.ReadAt(buf[:min(mapPageSize, size-off)], off)
+			if errors.Is(err, io.EOF) && n == 0 {
+				return damagedMap("has become shorter while it was read")
+			} else if err != nil && !errors.Is(err, io.EOF) {
+				return err
+			}
+			if rawfile.AllZero(buf) {
+				continue
+			}
+		default:
+			continue
+		}
+		if m.mergePage(index, buf) {
+			news(index, stored)
+		}
+	}
+	return nil
+}
+
+func damagedMap(format string, args ...any) error {
+	return &damagedError{"map file", fmt.Sprintf(format, args...)}
+}
+
+// createMap makes a map file with the content of a map, in place of an older one. With durable it has reached storage.
+func createMap(path string, header mapHeader, m *blockMap, durable bool) (*os.File, error) {
+	out, err := smallfile.Create(path, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	fill := func() error {
+		full, err := writeMapPages(out.File, m)
+		if err != nil {
+			return err
+		}
+		if _, err := out.File.WriteAt(header.encode(full), 0); err != nil {
+			return err
+		}
+		if durable {
+			return out.File.Sync()
+		}
+		return nil
+	}
+	if err := out.Finish(fill()); err != nil {
+		return nil, err
+	}
+	if durable {
+		if err := smallfile.SyncParent(path); err != nil {
+			return nil, err
+		}
+	}
+	return openMap(path)
+}
+
+// mapChunk is how much of a new map is written at once, bytes: a few system calls for a large image, and not such large folios in the
+// page cache that each later change of a few bytes would have ext4 go through hundreds of blocks.
+const mapChunk = 8 * mapPageSize
+
+// writeMapPages writes the pages of a map as they are now to a new file, neighbours together. One that is all clear stays a hole, and one
+// of which all blocks are set has its bit in full.
+func writeMapPages(f io.WriterAt, m *blockMap) (full []byte, err error) {
+	full = make([]byte, mapFullLength)
+	chunk := make([]byte, 0, mapChunk)
+	for index := range int64(len(m.pages)) {
+		p := m.pages[index].Load()
+		if p == m.full {
+			full[index/8] |= 1 << (index % 8)
+		} else if p != nil {
+			chunk = chunk[:len(chunk)+mapPageSize]
+			m.copyPage(index, chunk[len(chunk)-mapPageSize:])
+			index++ // behind the chunk
+			if len(chunk) < mapChunk && index < int64(len(m.pages)) {
+				continue
+			}
+		}
+		if len(chunk) > 0 {
+			if _, err := f.WriteAt(chunk, mapHeaderSize+index*mapPageSize-int64(len(chunk))); err != nil {
+				return nil, err
+			}
+			chunk = chunk[:0]
+		}
+	}
+	return full, nil
+}
+
+func openMap(path string) (*os.File, error) {
+	return osfile.OpenFile(path, os.O_RDWR, 0)
+}

@@ -1,0 +1,313 @@
+package instance
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/disktest/filetest"
+)
+
+// reboot makes a work directory look as if the machine had been restarted since: the live map is of another boot.
+func reboot(t *testing.T, inst *Instance) {
+	t.Helper()
+	require.NoError(t, inst.Close())
+	s, err := loadState(inst.dir.state())
+	require.NoError(t, err)
+	s.Boot = "another"
+	require.NoError(t, s.save(inst.dir.state(), false))
+	f, err := os.OpenFile(inst.dir.liveMap(), os.O_RDWR, 0)
+	require.NoError(t, err)
+	header := mapHeader{granule: granuleFor(s.ImageSize), blocks: blocksOf(s.ImageSize), id: [16]byte(s.mapID()), boot: "another"}
+	_, err = f.WriteAt(header.encode(nil), 0)
+	require.NoError(t, err)
+	require.NoError(t, f.Close())
+}
+
+// The same raw image may be stored with a hole at one start and with zeros at the next, as when it is copied to another
+// machine. What the guest wrote there is on the disk all the same.
+func TestWritesWhereTheImageHadAHole(t *testing.T) {
+	const size = 4 << 20
+	content := make([]byte, size)
+	copy(content[1<<20:], filetest.Sample(1<<20, 1))
+	for name, again := range map[string]func(*testing.T, *Instance){
+		"killed":    func(t *testing.T, inst *Instance) { require.NoError(t, inst.Close()) },
+		"restarted": reboot,
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			opt := Options{Mode: CopyOnWrite, PersistentDir: t.TempDir()}
+			want := bytes.Clone(content)
+			path := filepath.Join(dir, "disk.raw")
+			for i, sparse := range []bool{false, true, false, true} {
+				filetest.Put(t, dir, "new.raw", content, 0)
+				if sparse {
+					require.NoError(t, os.Truncate(filetest.Put(t, dir, "new.raw", nil, 0), size))
+					f, err := os.OpenFile(filepath.Join(dir, "new.raw"), os.O_WRONLY, 0)
+					require.NoError(t, err)
+					_, err = f.WriteAt(content[1<<20:2<<20], 1<<20)
+					require.NoError(t, err)
+					require.NoError(t, f.Close())
+				}
+				require.NoError(t, os.Rename(filepath.Join(dir, "new.raw"), path))
+				inst, _ := start(t, path, opt)
+				inst.copies.done.Wait()
+				require.Equal(t, i > 0, inst.Kept)
+				require.Equal(t, -1, filetest.FirstDifference(want, filetest.ReadAll(t, inst, size)), "start %d", i)
+				for _, off := range []int{8192*i + 512, 3<<20 + 8192*i} {
+					_, err := inst.WriteAt(filetest.Block(byte('a'+i), 4096), int64(off))
+					require.NoError(t, err)
+					copy(want[off:], filetest.Block(byte('a'+i), 4096))
+				}
+				require.NoError(t, inst.Flush())
+				again(t, inst)
+			}
+		})
+	}
+}
+
+// What a large image does not store costs nothing, and a map that is intact is not written again.
+func TestMapsAreWrittenOnce(t *testing.T) {
+	const size = 1 << 40
+	dir, volume := t.TempDir(), t.TempDir()
+	path := filetest.Put(t, dir, "disk.raw", filetest.Sample(8192, 1), size)
+	watch, err := unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC)
+	require.NoError(t, err)
+	defer unix.Close(watch)
+	_, err = unix.InotifyAddWatch(watch, volume, unix.IN_MOVED_TO)
+	require.NoError(t, err)
+	made := func() (count int) {
+		events := make([]byte, 64<<10)
+		n, err := unix.Read(watch, events)
+		if err != unix.EAGAIN {
+			require.NoError(t, err)
+			count = strings.Count(string(events[:n]), PersistentName+".live\x00") + strings.Count(string(events[:n]), PersistentName+".map\x00")
+		}
+		return count
+	}
+	opt := Options{Mode: CopyOnWrite, PersistentDir: volume}
+	inst, _ := start(t, path, opt)
+	require.Equal(t, 2, made(), "one file of each kind")
+	require.NoError(t, inst.Flush())
+	for _, name := range []string{inst.dir.liveMap(), inst.dir.durableMap()} {
+		require.LessOrEqual(t, filetest.Allocated(t, name), int64(64<<10))
+	}
+	_, err = inst.WriteAt(filetest.Block('w', 4096), size/2)
+	require.NoError(t, err)
+	require.NoError(t, inst.Close())
+
+	again, _ := start(t, path, opt)
+	require.Zero(t, made())
+	p := make([]byte, 4096)
+	_, err = again.ReadAt(p, size/2)
+	require.NoError(t, err)
+	require.Equal(t, filetest.Block('w', 4096), p)
+	_, err = again.WriteAt(filetest.Block('x', 4096), 0)
+	require.NoError(t, err)
+	require.NoError(t, again.Flush())
+
+	reboot(t, again)
+	third, _ := start(t, path, opt)
+	require.Equal(t, 1, made(), "a live map of another boot is of no use")
+	_, err = third.ReadAt(p, 0)
+	require.NoError(t, err)
+	require.Equal(t, filetest.Block('x', 4096), p)
+}
+
+// A flush is also one of what an earlier process wrote that was killed: nobody can tell what of it the guest still waits for.
+func TestFlushOfWhatAnEarlierProcessWrote(t *testing.T) {
+	path := filetest.Put(t, t.TempDir(), "disk.raw", filetest.Block('a', 1<<20), 0)
+	opt := Options{Mode: CopyOnWrite, PersistentDir: t.TempDir()}
+	inst, _ := start(t, path, opt)
+	inst.copies.done.Wait()
+	_, err := inst.WriteAt(filetest.Block('w', 4096), 8192)
+	require.NoError(t, err)
+	require.NoError(t, inst.Close())
+	again, _ := start(t, path, opt)
+	require.NoError(t, again.Flush())
+	reboot(t, again)
+	third, _ := start(t, path, opt)
+	p := make([]byte, 4096)
+	_, err = third.ReadAt(p, 8192)
+	require.NoError(t, err)
+	require.Equal(t, filetest.Block('w', 4096), p)
+}
+
+// A process that is killed after a clone was recorded as complete leaves its maps.
+func TestMapsOfACompleteDiskAreRemoved(t *testing.T) {
+	path := filetest.Put(t, t.TempDir(), "disk.raw", filetest.Sample(3<<20, 1), 0)
+	opt := Options{PersistentDir: t.TempDir()}
+	inst, _ := start(t, path, opt)
+	settle(t, inst)
+	require.NoError(t, inst.Close())
+	maps := []string{inst.dir.liveMap(), inst.dir.durableMap()}
+	for _, name := range maps {
+		require.NoFileExists(t, name)
+		require.NoError(t, os.WriteFile(name, []byte("left behind"), 0o600))
+	}
+	again, _ := start(t, path, opt)
+	require.True(t, again.Kept)
+	for _, name := range maps {
+		require.NoFileExists(t, name)
+	}
+	require.True(t, bytes.Equal(filetest.Sample(3<<20, 1), filetest.ReadAll(t, again, again.Size())))
+}
+
+// An incomplete disk that was flushed to storage is kept through a restart of the machine also where it need not be flushed
+// any more: what is on storage is read before that is recorded.
+func TestDiskThatStopsBeingDurable(t *testing.T) {
+	path := filetest.Put(t, t.TempDir(), "disk.raw", filetest.Sample(3<<20, 1), 0)
+	opt := Options{WorkDir: t.TempDir(), Mode: CopyOnWrite, Durable: true}
+	inst, _ := start(t, path, opt)
+	_, err := inst.WriteAt(filetest.Block('w', 8192), 4096)
+	require.NoError(t, err)
+	require.NoError(t, inst.Flush())
+	reboot(t, inst)
+
+	opt.Durable = false
+	for range 2 {
+		again, logs := start(t, path, opt)
+		require.True(t, again.Kept, dropReason(logs))
+		p := make([]byte, 8192)
+		_, err = again.ReadAt(p, 4096)
+		require.NoError(t, err)
+		require.Equal(t, filetest.Block('w', 8192), p)
+		require.NoError(t, again.Close())
+	}
+	reboot(t, inst)
+	lost, logs := start(t, path, opt)
+	require.False(t, lost.Kept, "it was not flushed this time")
+	require.Contains(t, dropReason(logs), "restarted")
+}
+
+// When a flush fails, the kernel forgets pages that it could not write. What was copied of the image since the last flush is read from the
+// image again after a restart, and not from where the lost pages were.
+func TestRestartAfterAFailedFlush(t *testing.T) {
+	content := make([]byte, 3<<20)
+	for i := range content {
+		content[i] = byte(1 + i%251)
+	}
+	path := filetest.Put(t, t.TempDir(), "disk.raw", content, 0)
+	opt := Options{Mode: CopyOnRead, PersistentDir: t.TempDir()}
+	inst, _ := start(t, path, opt)
+	_, err := inst.WriteAt(filetest.Block('f', 4096), 4096)
+	require.NoError(t, err)
+	require.NoError(t, inst.Flush())
+	_, err = inst.WriteAt(filetest.Block('l', 512), 1<<20) // the rest of the block comes from the image
+	require.NoError(t, err)
+	filetest.ReadAll(t, inst, inst.Size()) // and so does everything else
+	over := inst.Disk.(*overlay)
+	over.file = &unflushed{over.file}
+	require.ErrorIs(t, inst.Flush(), disk.ErrFailed)
+	_, err = inst.WriteAt(filetest.Block('x', 512), 4096)
+	require.ErrorIs(t, err, disk.ErrFailed)
+	require.NoError(t, inst.Close())
+
+	f, err := os.OpenFile(inst.Path, os.O_RDWR, 0)
+	require.NoError(t, err)
+	_, err = f.WriteAt(make([]byte, 2<<20), 1<<20)
+	require.NoError(t, err)
+	require.NoError(t, f.Close())
+	again, _ := start(t, path, opt)
+	require.True(t, again.Kept)
+	copy(content[4096:], filetest.Block('f', 4096))
+	require.Equal(t, -1, filetest.FirstDifference(content, filetest.ReadAll(t, again, again.Size())))
+	require.NoError(t, again.Flush())
+}
+
+// unsyncable is a map file whose sync fails.
+type unsyncable struct{ storage }
+
+func (unsyncable) Sync() error { return unix.EIO }
+
+// onStorage is a map file, with what of it has reached storage: what was written since it was opened.
+type onStorage struct {
+	storage
+	platter *os.File
+}
+
+func (f onStorage) WriteAt(p []byte, off int64) (int, error) {
+	if _, err := f.platter.WriteAt(p, off); err != nil {
+		return 0, err
+	}
+	return f.storage.WriteAt(p, off)
+}
+
+// When the sync of the map fails, the kernel takes for clean what has not reached storage. The next process reads it like that, and what it then
+// flushes survives the machine all the same.
+func TestFlushAfterTheMapCouldNotBeSynced(t *testing.T) {
+	path := filetest.Put(t, t.TempDir(), "disk.raw", filetest.Block('a', 1<<20), 0)
+	opt := Options{Mode: CopyOnWrite, PersistentDir: t.TempDir()}
+	inst, _ := start(t, path, opt)
+	inst.copies.done.Wait()
+	content, err := os.ReadFile(inst.dir.durableMap())
+	require.NoError(t, err)
+	platter, err := os.OpenFile(filetest.Put(t, t.TempDir(), "map", content, 0), os.O_RDWR, 0)
+	require.NoError(t, err)
+	defer platter.Close()
+	_, err = inst.WriteAt(filetest.Block('w', 4096), 8192)
+	require.NoError(t, err)
+	over := inst.Disk.(*overlay)
+	over.maps.durable = unsyncable{over.maps.durable}
+	require.ErrorIs(t, inst.Flush(), disk.ErrFailed)
+	require.NoError(t, inst.Close())
+
+	again, _ := start(t, path, opt)
+	over = again.Disk.(*overlay)
+	over.maps.durable = onStorage{over.maps.durable, platter}
+	require.NoError(t, again.Flush())
+	reboot(t, again)
+	content, err = os.ReadFile(platter.Name())
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(again.dir.durableMap(), content, 0o600))
+	third, _ := start(t, path, opt)
+	require.True(t, third.Kept)
+	p := make([]byte, 4096)
+	_, err = third.ReadAt(p, 8192)
+	require.NoError(t, err)
+	require.Equal(t, filetest.Block('w', 4096), p)
+}
+
+// An ephemeral disk is the same one wherever its directory is mounted by now. When it is durable from then on, what a killed process has written
+// counts on that mount.
+func TestEphemeralDiskOnAnotherMount(t *testing.T) {
+	path := filetest.Put(t, t.TempDir(), "disk.raw", filetest.Block('a', 1<<20), 0)
+	opt := Options{Mode: CopyOnWrite, WorkDir: t.TempDir()}
+	inst, _ := start(t, path, opt)
+	_, err := inst.WriteAt(filetest.Block('w', 4096), 8192)
+	require.NoError(t, err)
+	require.NoError(t, inst.Close())
+	s, err := loadState(inst.dir.state())
+	require.NoError(t, err)
+	f, err := os.OpenFile(inst.dir.liveMap(), os.O_RDWR, 0)
+	require.NoError(t, err)
+	header := mapHeader{granule: granuleFor(s.ImageSize), blocks: blocksOf(s.ImageSize), id: [16]byte(s.mapID()), boot: bootID(), volume: "another"}
+	_, err = f.WriteAt(header.encode(nil), 0)
+	require.NoError(t, err)
+	require.NoError(t, f.Close())
+
+	opt.Durable = true
+	want := filetest.Block('a', 1<<20)
+	copy(want[8192:], filetest.Block('w', 4096))
+	for _, off := range []int{65536, 131072} {
+		again, logs := start(t, path, opt)
+		require.True(t, again.Kept, dropReason(logs))
+		require.Equal(t, -1, filetest.FirstDifference(want, filetest.ReadAll(t, again, again.Size())))
+		_, err = again.WriteAt(filetest.Block('d', 4096), int64(off))
+		require.NoError(t, err)
+		copy(want[off:], filetest.Block('d', 4096))
+		require.NoError(t, again.Close())
+	}
+}
+
+// unflushed is a disk's file that storage does not take.
+type unflushed struct{ blockFile }
+
+func (unflushed) Flush() error { return fmt.Errorf("%w: %w", disk.ErrFailed, unix.EIO) }

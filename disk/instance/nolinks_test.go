@@ -1,0 +1,233 @@
+package instance
+
+import (
+	"bytes"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/disk/disktest/filetest"
+	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/disk/internal/smallfile"
+)
+
+// foreign is a directory with files of somebody else, and a check that it is as it was.
+func foreign(t *testing.T, names ...string) (dir string, unchanged func()) {
+	t.Helper()
+	dir = t.TempDir()
+	for _, name := range names {
+		filetest.Put(t, dir, name, filetest.Block('f', 1<<20), 0) // as large as a disk
+	}
+	return dir, func() {
+		t.Helper()
+		entries, err := os.ReadDir(dir)
+		require.NoError(t, err)
+		require.ElementsMatch(t, names, filetest.FileNames(entries))
+		for _, name := range names {
+			content, err := os.ReadFile(filepath.Join(dir, name))
+			require.NoError(t, err)
+			require.True(t, bytes.Equal(filetest.Block('f', 1<<20), content), name)
+		}
+	}
+}
+
+// A link in the place of a disk's directory leads nowhere, and says so.
+func TestDirectoryThatIsALink(t *testing.T) {
+	victim, unchanged := foreign(t, smallfile.LockName, diskName, stateName, PersistentName, PersistentName+".lock")
+	path := filetest.Put(t, t.TempDir(), "a.raw", filetest.Sample(1<<20, 1), 0)
+	for _, mode := range []CopyMode{CopyClone, CopyOnWrite, CopyNone} {
+		work := t.TempDir()
+		require.NoError(t, os.Symlink(victim, filepath.Join(work, "a.raw")))
+		_, err := Open(t.Context(), openGood(t, path), Options{WorkDir: work, Mode: mode})
+		require.ErrorContains(t, err, "symbolic link")
+		require.ErrorContains(t, err, filepath.Join(work, "a.raw"))
+		unchanged()
+	}
+	volume := t.TempDir()
+	require.NoError(t, os.Symlink(victim, filepath.Join(volume, "a.raw")))
+	dirs, err := PersistentDirs(volume, []string{"a.raw", "b.raw"})
+	require.NoError(t, err)
+	_, err = Open(t.Context(), openGood(t, path), Options{PersistentDir: dirs[0]})
+	require.ErrorContains(t, err, "symbolic link")
+	unchanged()
+}
+
+// Whatever file of a disk is replaced by a link, symbolic or hard, the file of somebody else that it leads to stays as it is.
+func TestFilesThatAreLinks(t *testing.T) {
+	path := filetest.Put(t, t.TempDir(), "a.raw", filetest.Sample(1<<20, 1), 0)
+	for kind, link := range map[string]func(old, new string) error{"symbolic": os.Symlink, "hard": os.Link} {
+		for _, persistent := range []bool{false, true} {
+			for _, mode := range []CopyMode{CopyClone, CopyOnWrite} {
+				for _, name := range []string{"lock", "", ".live", ".map", ".live.partial", ".partial", "state", "state.partial", "state.spare", "unit", "unit/kept",
+					"unit/kept.partial", "unit/.spare"} {
+					t.Run(kind+"/"+string(mode)+"/"+name, func(t *testing.T) {
+						victim, unchanged := foreign(t, "kept")
+						opt := Options{WorkDir: t.TempDir(), Mode: mode}
+						if persistent {
+							opt = Options{PersistentDir: t.TempDir(), Mode: mode}
+						}
+						inst, _ := start(t, path, opt)
+						inst.copies.done.Wait()
+						require.NoError(t, inst.Store().Save("kept", []byte("x")))
+						require.NoError(t, inst.Close())
+						store, place, target := filepath.Dir(inst.Store().Where("kept")), inst.dir.disk()+name, filepath.Join(victim, "kept")
+						switch base, rest, _ := strings.Cut(name, "/"); {
+						case name == "lock":
+							place = inst.dir.lock.Name()
+						case strings.HasPrefix(name, "state"):
+							place = inst.dir.state() + strings.TrimPrefix(name, "state")
+						case name == "unit" && kind == "hard":
+							return // there are none of directories
+						case name == "unit":
+							place, target = store, victim
+						case base == "unit":
+							place = filepath.Join(store, rest)
+						}
+						require.NoError(t, os.RemoveAll(place))
+						require.NoError(t, link(target, place))
+
+						for range 2 {
+							opt.Identity.Serial += "s" // so that the state is saved
+							img := openGood(t, path)
+							again, err := Open(t.Context(), img, opt)
+							unchanged()
+							if err != nil {
+								require.ErrorContains(t, err, inst.dir.path)
+								continue
+							}
+							_, err = again.WriteAt(filetest.Block('w', 4096), 0)
+							require.NoError(t, err)
+							_ = again.Store().Save("kept", filetest.Block('k', 100))
+							_ = again.Store().Save("kept", nil)
+							require.NoError(t, again.Flush())
+							require.NoError(t, again.Close())
+							unchanged()
+						}
+					})
+				}
+			}
+		}
+	}
+}
+
+// Who can rename the directory of a disk that is served does not get anything written elsewhere.
+func TestDirectoryThatIsExchanged(t *testing.T) {
+	victim, unchanged := foreign(t, stateName, diskName)
+	path := filetest.Put(t, t.TempDir(), "a.raw", filetest.Sample(1<<20, 1), 0)
+	work := t.TempDir()
+	inst, _ := start(t, path, Options{WorkDir: work, Mode: CopyOnWrite})
+	inst.copies.done.Wait()
+	require.NoError(t, os.Rename(inst.dir.path, filepath.Join(work, "away")))
+	require.NoError(t, os.Symlink(victim, inst.dir.path))
+	require.ErrorIs(t, inst.Store().Save("kept", []byte("x")), unix.ELOOP)
+	require.ErrorIs(t, inst.copies.state.save(inst.dir.state(), true), unix.ELOOP)
+	require.ErrorIs(t, inst.dir.removeMaps(), unix.ELOOP)
+	require.ErrorIs(t, inst.dir.clear(), unix.ELOOP)
+	unchanged()
+}
+
+// What the operator has named may be a link, or lie behind one, as /var/run does.
+func TestLinksOfTheOperator(t *testing.T) {
+	real, links := t.TempDir(), t.TempDir()
+	require.NoError(t, os.Mkdir(filepath.Join(real, "below"), 0o700))
+	require.NoError(t, os.Symlink(real, filepath.Join(links, "run")))
+	path := filetest.Put(t, t.TempDir(), "a.raw", filetest.Sample(1<<20, 1), 0)
+	for _, dir := range []string{"run", "run/below", "run/new"} {
+		opt := Options{WorkDir: filepath.Join(links, dir), Owner: "us"}
+		inst, _ := start(t, path, opt)
+		settle(t, inst)
+		require.NoError(t, inst.Close())
+		again, _ := start(t, path, opt)
+		require.True(t, again.Kept)
+		require.NoError(t, again.Close())
+		left, _ := sweep(t, opt.WorkDir, t.TempDir(), "us")
+		require.NotContains(t, left, "a.raw")
+	}
+	for _, images := range [][]string{{"a.raw"}, {"a.raw", "b.raw"}} {
+		dirs, err := PersistentDirs(filepath.Join(links, "run"), images)
+		require.NoError(t, err)
+		inst, _ := start(t, path, Options{PersistentDir: dirs[0]})
+		require.NoError(t, inst.Close())
+		require.NoError(t, os.RemoveAll(filepath.Join(real, PersistentName)))
+	}
+	img := openGood(t, path)
+	require.NoError(t, image.Convert(t.Context(), img, filepath.Join(links, "run", "out.raw"), nil))
+	require.FileExists(t, filepath.Join(real, "out.raw"))
+}
+
+// An ephemeral disk is not made in a directory that somebody else has made, unless a group shares it.
+func TestDirectoryOfAnother(t *testing.T) {
+	filetest.Needs(t, "root (to make a directory of another user)", os.Geteuid() == 0)
+	path := filetest.Put(t, t.TempDir(), "a.raw", filetest.Sample(1<<20, 1), 0)
+	for name, c := range map[string]struct {
+		mode     fs.FileMode
+		uid, gid int
+		refused  bool
+	}{
+		"ours":                 {0o700, 0, 0, false},
+		"of a group volume":    {0o770 | fs.ModeSetgid, 1234, 0, false},
+		"of another":           {0o700, 1234, 1234, true},
+		"of another, readable": {0o755, 1234, 0, true},
+		"for everybody":        {0o777, 1234, 1234, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			work := t.TempDir()
+			dir := filepath.Join(work, "a.raw")
+			require.NoError(t, os.Mkdir(dir, 0o700))
+			require.NoError(t, os.Chown(dir, c.uid, c.gid))
+			require.NoError(t, os.Chmod(dir, c.mode))
+			inst, err := Open(t.Context(), openGood(t, path), Options{WorkDir: work})
+			if !c.refused {
+				require.NoError(t, err)
+				require.NoError(t, inst.Close())
+				return
+			}
+			require.ErrorContains(t, err, dir)
+			require.ErrorContains(t, err, "belongs to user 1234")
+			entries, err := os.ReadDir(dir)
+			require.NoError(t, err)
+			require.Empty(t, entries)
+		})
+	}
+}
+
+// A sweep does not reach through links, and leaves what is another user's.
+func TestSweepFollowsNoLinks(t *testing.T) {
+	victim, unchanged := foreign(t, "kept")
+	path, work := filetest.Put(t, t.TempDir(), "a.raw", filetest.Sample(1<<20, 1), 0), t.TempDir()
+	inst, _ := start(t, path, Options{WorkDir: work, Mode: CopyOnWrite, Owner: "us"})
+	require.NoError(t, inst.Close())
+	require.NoError(t, os.Symlink(victim, inst.dir.disk()+unitInfix+"x"))
+	require.NoError(t, os.MkdirAll(filepath.Join(filepath.Dir(inst.Store().Where("kept")), "below"), 0o700))
+	require.NoError(t, os.Symlink(victim, filepath.Join(filepath.Dir(inst.Store().Where("kept")), "below", "link")))
+	elsewhere := t.TempDir()
+	require.NoError(t, os.Rename(inst.dir.path, filepath.Join(elsewhere, "a.raw")))
+	require.NoError(t, os.Symlink(filepath.Join(elsewhere, "a.raw"), inst.dir.path))
+	left, _ := sweep(t, work, t.TempDir(), "us")
+	require.Equal(t, []string{"a.raw"}, left)
+	// As where it becomes a link after the names were read.
+	d := workDirOf(work, "a.raw")
+	require.NoError(t, d.sweep(t.TempDir(), "us", zap.NewNop()))
+	require.FileExists(t, filepath.Join(elsewhere, "a.raw", diskName))
+	left, _ = sweep(t, elsewhere, t.TempDir(), "us")
+	require.Empty(t, left)
+	unchanged()
+}
+
+func TestConvertToALink(t *testing.T) {
+	img := openGood(t, filetest.Put(t, t.TempDir(), "a.raw", filetest.Sample(1<<20, 1), 0))
+	victim, unchanged := foreign(t, "kept")
+	for kind, link := range map[string]func(old, new string) error{"symbolic": os.Symlink, "hard": os.Link} {
+		out := filepath.Join(t.TempDir(), "out.raw")
+		require.NoError(t, link(filepath.Join(victim, "kept"), out+smallfile.PartialSuffix))
+		err := image.Convert(t.Context(), img, out, nil)
+		require.Equal(t, kind == "symbolic", err != nil, "what was left behind is removed, and a link is named: %v", err)
+		unchanged()
+	}
+}

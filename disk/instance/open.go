@@ -1,0 +1,204 @@
+package instance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/disk/internal/osfile"
+	"kubevirt.io/disk/disk/internal/smallfile"
+	"kubevirt.io/disk/disk/internal/words"
+)
+
+// OpenOptions says how a disk is made of an image.
+type Options struct {
+	Mode    CopyMode // empty: CopyClone
+	WorkDir string   // holds ephemeral disks and their state; made if it is missing
+	// PersistentDir is the directory of a volume that holds the disk instead, as PersistentName; made if it is missing.
+	PersistentDir string
+	OnImageChange ImageChange
+	// Owner says who serves an ephemeral disk, in a way that stays the same over restarts: only the same owner's Sweep removes it.
+	Owner string
+	Size  int64 // of the disk, bytes, at least the image's; 0: the image's, or what the disk has had so far
+	// Identity is what is to be used of it instead of a random one: a serial unless it is empty, an NAA unless it is zero.
+	Identity disk.Identity
+	ReadOnly bool // every write is refused
+	// Durable makes Flush of an ephemeral disk reach storage. That of a persistent one, or of one served in place, always does.
+	Durable  bool
+	Log      *zap.Logger     // nil: none
+	Workers  *Workers        // nil: this disk has its own
+	Progress *image.Progress // nil: not wanted
+}
+
+// Instance is a disk that was made of an image. The optional interfaces are those of the embedded Disk.
+type Instance struct {
+	disk.Disk
+	Identity   disk.Identity
+	Image      string   // file name in the image directory
+	Mode       CopyMode // as it is served
+	Path       string   // of the raw file that holds the disk
+	ReadOnly   bool     // writes are refused: as asked, or because the file cannot be written
+	Kept       bool     // the disk of an earlier start, with what was written to it
+	Grown      bool     // it is larger than it was at the earlier start
+	Persistent bool     // it survives the pod
+	Created    time.Time
+
+	dir     *diskDir
+	content string       // identifies what is on the disk
+	durable bool         // a flush reaches storage
+	img     *image.Image // nil: served without one
+	copies  *background
+	closed  func() error // once
+}
+
+// Open makes a disk of an image. It returns when the disk can be used; in mode clone the image is copied meanwhile, and
+// is not needed any more when Progress is finished. The instance then owns the image and closes it; after an error the
+// caller still does. A nil image is the one of a persistent disk that is complete without it.
+//
+// Errors: *UnsupportedModeError, *LockedError where another process uses the disk, *SpaceError where it does not fit,
+// *SizeError, and *PersistentError for a persistent disk that must not be used like that.
+func Open(ctx context.Context, img *image.Image, opt Options) (*Instance, error) {
+	if opt.Mode == "" {
+		opt.Mode = CopyClone
+	}
+	if opt.Log == nil {
+		opt.Log = zap.NewNop()
+	}
+	if opt.Workers == nil {
+		opt.Workers = NewWorkers()
+	}
+	if opt.Progress == nil {
+		opt.Progress = new(image.Progress)
+	}
+	o := &opening{img: img, opt: opt, name: PersistentName}
+	if img != nil {
+		o.name = img.Name()
+		if err := opt.Mode.Check(img); err != nil {
+			return nil, err
+		}
+	}
+	o.log = opt.Log.With(zap.String("image", o.name))
+	if err := o.check(); err != nil {
+		return nil, err
+	}
+	var err error
+	if opt.PersistentDir != "" {
+		o.dir, err = openPersistentDir(opt.PersistentDir)
+	} else {
+		o.dir, err = openWorkDir(opt.WorkDir, o.name, opt.Durable)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err = ctx.Err(); err == nil && img != nil {
+		err = img.CheckUntouched()
+	}
+	make := o.overImage
+	if opt.Mode == CopyNone {
+		make = o.inPlace
+	}
+	var inst *Instance
+	if err == nil {
+		inst, err = make(ctx)
+	}
+	if err != nil {
+		return nil, errors.Join(err, o.dir.close())
+	}
+	inst.Image, inst.Mode, inst.dir, inst.img, inst.Persistent = o.name, opt.Mode, o.dir, img, o.dir.persistent
+	inst.closed = sync.OnceValue(inst.end)
+	if inst.copies == nil && img != nil {
+		// Nothing reads it any more.
+		if err := img.Close(); err != nil {
+			o.log.Warn("closing the image failed", zap.Error(err))
+		}
+	}
+	return inst, nil
+}
+
+// Close ends the copying, closes the disk and the image, and frees the directory. Calls after the first do nothing.
+func (i *Instance) Close() error { return i.closed() }
+
+func (i *Instance) end() error {
+	if i.copies != nil {
+		i.copies.stop()
+	}
+	errs := []error{i.Disk.Close()}
+	if i.img != nil {
+		errs = append(errs, i.img.Close())
+	}
+	return errors.Join(append(errs, i.dir.close())...)
+}
+
+// Store is where the logical unit of this disk keeps what belongs to its content, and goes when that is replaced: saved mode
+// pages, reservations, what an interrupted write has to put back. It is as durable as the disk.
+func (i *Instance) Store() *smallfile.Store {
+	return smallfile.NewStore(i.dir.disk()+unitInfix+i.content, i.durable)
+}
+
+// opening is one call of Open, with the disk's directory locked.
+type opening struct {
+	img  *image.Image // nil: none, only for a persistent disk that is complete
+	name string
+	opt  Options
+	dir  *diskDir
+	log  *zap.Logger
+}
+
+// check refuses options that contradict each other.
+func (o *opening) check() error {
+	switch {
+	case o.img == nil && o.opt.PersistentDir == "":
+		return errors.New("a disk needs an image")
+	case o.opt.Mode == CopyNone && o.opt.PersistentDir != "":
+		return &UnsupportedModeError{Mode: CopyNone, Image: o.name, Reason: "serves the image itself, and a persistent disk is a copy of it",
+			Use: fmt.Sprintf("use %q, or leave the persistent directory out", string(CopyClone))}
+	case o.opt.Mode == CopyNone && o.opt.Size != 0 && o.opt.Size != o.img.Size():
+		return &UnsupportedModeError{Mode: CopyNone, Image: o.name, Reason: "serves the image file as it is, so the disk cannot have another size",
+			Use: fmt.Sprintf("use %q, or enlarge the file", string(CopyClone))}
+	case o.opt.Size < 0 || o.opt.Size%disk.SectorSize != 0:
+		return &SizeError{Image: o.name, Size: o.opt.Size, Reason: fmt.Sprintf("is not a multiple of %d bytes", disk.SectorSize)}
+	case o.img != nil && o.opt.Size != 0 && o.opt.Size < o.img.Size():
+		return &SizeError{Image: o.name, Size: o.opt.Size, Reason: fmt.Sprintf("is less than the %d bytes (%s) of the image", o.img.Size(), words.Bytes(o.img.Size()))}
+	case o.opt.Identity.NAA != [8]byte{} && o.opt.Identity.NAA[0]>>4 != 3:
+		return fmt.Errorf("%q: the NAA identifier %x does not begin with 3 (locally assigned)", o.name, o.opt.Identity.NAA)
+	}
+	return nil
+}
+
+// durable reports whether a flush reaches storage.
+func (o *opening) durable() bool { return o.dir.persistent || o.opt.Durable }
+
+// owner is what the state says of who serves the disk.
+func (o *opening) owner() string {
+	if o.dir.persistent {
+		return "" // nobody removes it, and it may go to another machine
+	}
+	return o.opt.Owner
+}
+
+// identity is the given one, completed by another.
+func (o *opening) identity(or disk.Identity) disk.Identity {
+	id := o.opt.Identity
+	if id.Serial == "" {
+		id.Serial = or.Serial
+	}
+	if id.NAA == [8]byte{} {
+		id.NAA = or.NAA
+	}
+	return id
+}
+
+// spaceError explains an error of writing something small into the disk's directory.
+func (o *opening) spaceError(err error) error {
+	if err == nil || !osfile.IsFull(err) {
+		return err
+	}
+	return &image.SpaceError{Dir: o.dir.path, What: "the state in " + filepath.Base(o.dir.path), Available: 0}
+}

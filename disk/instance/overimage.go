@@ -1,0 +1,287 @@
+package instance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/disk/internal/osfile"
+	"kubevirt.io/disk/disk/internal/rawfile"
+	"kubevirt.io/disk/disk/internal/smallfile"
+	"kubevirt.io/disk/disk/internal/words"
+)
+
+// overImage makes the disk of every mode but CopyNone: the file of an earlier start where it is still the right one, or
+// a new one, with the image below it until it is complete.
+func (o *opening) overImage(ctx context.Context) (*Instance, error) {
+	begin := time.Now()
+	s, reason, err := o.existing(ctx)
+	if err != nil {
+		return nil, err
+	}
+	kept, grown := s != nil, false
+	if kept {
+		if grown, err = o.adjust(s); err != nil {
+			return nil, err
+		}
+		o.log.Info("keeping the existing disk, with what was written to it", zap.String("disk", o.dir.disk()),
+			zap.String("serial", s.Identity.Serial), zap.Time("created", s.Created), zap.Bool("complete", s.Complete))
+	} else {
+		if s, err = o.remake(ctx, reason); err != nil {
+			return nil, err
+		}
+	}
+	inst := &Instance{Identity: s.Identity, Path: o.dir.disk(), ReadOnly: o.opt.ReadOnly, Kept: kept, Grown: grown,
+		Created: s.Created, content: s.Map, durable: o.durable()}
+	err = o.assemble(inst, s, !kept)
+	if damaged := new(damagedError); kept && !o.dir.persistent && errors.As(err, &damaged) {
+		if s, err = o.remake(ctx, damaged.Error()); err == nil {
+			kept, inst.Identity, inst.Kept, inst.Grown, inst.Created, inst.content = false, s.Identity, false, false, s.Created, s.Map
+			err = o.assemble(inst, s, true)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	if !kept {
+		o.log.Info("made a disk of the image", zap.String("format", string(o.img.Format())), zap.Int64("size", inst.Size()),
+			zap.Int64("data", o.img.DataSize()), zap.String("disk", o.dir.disk()), zap.String("serial", inst.Identity.Serial),
+			zap.Duration("duration", time.Since(begin)))
+	}
+	return inst, nil
+}
+
+// assemble opens the file and, while the disk is not complete, lays it over the image. The file of a new disk is made after
+// its maps: without them it would be taken for one that has lost them.
+func (o *opening) assemble(inst *Instance, s *state, fresh bool) error {
+	if s.Complete {
+		return o.assembleComplete(inst, s)
+	}
+	m, err := o.openMap(s, fresh)
+	if err != nil {
+		return err
+	}
+	if fresh {
+		err = o.spaceError(o.createFile(s))
+	}
+	var file *rawfile.File
+	if err == nil {
+		file, err = rawfile.OpenDiskFile(o.dir.disk(), rawfile.Options{Durable: o.durable(), Private: true})
+	}
+	if err != nil {
+		return errors.Join(err, m.close())
+	}
+	o.rememberOwn(file.File)
+	over := newOverlay(file, o.img, m.blocks, m.files, m.stored, overlayOptions{readOnly: o.opt.ReadOnly, copyReads: o.opt.Mode == CopyOnRead, unit: o.img.CopyUnit()})
+	inst.Disk = over
+	o.opt.Progress.Follow(over.Size(), over.copied)
+	inst.copies = startBackground(o, over, s)
+	return nil
+}
+
+// assembleComplete opens a file that is the whole disk.
+func (o *opening) assembleComplete(inst *Instance, s *state) error {
+	// A process that was killed after the disk was complete may have left them.
+	if err := o.dir.removeMaps(); err != nil {
+		o.log.Warn("the map of the complete disk could not be removed", zap.Error(err))
+	}
+	file, err := rawfile.OpenDiskFile(o.dir.disk(), rawfile.Options{ReadOnly: o.opt.ReadOnly, Durable: o.durable(), Private: true})
+	if err != nil {
+		return err
+	}
+	o.rememberOwn(file.File)
+	o.opt.Progress.Start(s.Size, 0)
+	o.opt.Progress.Finish()
+	inst.Disk = file
+	return nil
+}
+
+// openMap opens the map of a disk, with its files. Where durability changes, the state says so afterwards.
+func (o *opening) openMap(s *state, fresh bool) (m *diskMap, err error) {
+	volume, err := volumeID(o.dir.path)
+	if err != nil {
+		return nil, o.unread(err)
+	}
+	m = newDiskMap(mapOptions{live: o.dir.liveMap(), durable: o.dir.durableMap(), id: [16]byte(s.mapID()), imageSize: s.ImageSize,
+		boot: bootID(), volume: volume, wasDurable: s.Durable, isDurable: o.durable(), log: o.log})
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, m.close())
+		}
+	}()
+	if !fresh {
+		if err := m.load(); err != nil {
+			return m, o.damaged(err)
+		}
+		if o.durable() && !s.Durable {
+			if err := o.dir.syncContent(s.Map); err != nil {
+				return m, o.spaceError(err)
+			}
+		}
+	}
+	if err := m.begin(o.img, fresh); err != nil {
+		return m, o.spaceError(err)
+	}
+	if s.Durable == o.durable() {
+		return m, nil
+	}
+	// A disk that stops being durable has to say so before anything is written without a flush, and the live map has to be
+	// there by then, because nothing else is read any more.
+	s.Durable = o.durable()
+	return m, o.spaceError(s.save(o.dir.state(), true))
+}
+
+// remake makes a new disk in place of one that cannot be kept, for that reason; empty where there was none.
+func (o *opening) remake(ctx context.Context, reason string) (*state, error) {
+	if reason != "" {
+		o.log.Warn("the existing disk is not kept, it is made of the image again", zap.String("reason", reason), zap.String("disk", o.dir.disk()))
+	}
+	return o.create(ctx)
+}
+
+// create makes the state of a new disk, which comes before everything else: a file without one is taken for a complete disk.
+func (o *opening) create(ctx context.Context) (*state, error) {
+	if o.img == nil {
+		return nil, &PersistentError{Path: o.dir.disk(), Reason: "is not there yet, and there is no image to make it of", Action: "add the image to the container"}
+	}
+	if err := o.dir.clear(); err != nil {
+		return nil, err
+	}
+	if o.opt.Mode == CopyClone {
+		if err := image.CheckSpace(ctx, o.img, o.dir.path, 0); err != nil {
+			return nil, err
+		}
+	}
+	s := &state{Version: stateVersion, Image: o.name, Owner: o.owner(), Mode: o.opt.Mode, Size: max(o.img.Size(), o.opt.Size), ImageSize: o.img.Size(),
+		Identity: o.identity(newIdentity()), Created: time.Now().UTC(), Durable: o.durable(), Map: newMapID(), Boot: bootID(), Chain: o.img.Unhashed()}
+	return s, o.spaceError(s.save(o.dir.state(), s.Durable))
+}
+
+// createFile makes the file of a new disk: a hole.
+func (o *opening) createFile(s *state) error {
+	out, err := smallfile.Create(o.dir.disk(), 0o600)
+	if err != nil {
+		return err
+	}
+	err = o.resize(out.File, s.Size)
+	if err == nil && s.Durable {
+		err = osfile.Retry(out.File.Sync)
+	}
+	if err = out.Finish(err); err == nil && s.Durable {
+		err = smallfile.SyncParent(o.dir.disk())
+	}
+	return err
+}
+
+// adjust brings a kept disk's state to what is asked for now: its size, identity, mode and durability.
+func (o *opening) adjust(s *state) (grown bool, err error) {
+	before, was := *s, s.Size
+	st, err := os.Lstat(o.dir.disk())
+	if err != nil {
+		return false, err
+	}
+	// Someone may have enlarged the file; the new part reads as zeros. A sector that it has only a part of is made a whole one below.
+	s.Size = max(s.Size, (st.Size()+disk.SectorSize-1)/disk.SectorSize*disk.SectorSize)
+	if o.opt.Size != 0 {
+		if o.opt.Size < s.Size {
+			return false, &SizeError{Image: o.name, Size: o.opt.Size, Reason: fmt.Sprintf("is less than the %d bytes (%s) that the disk has already, and a disk is never made smaller", s.Size, words.Bytes(s.Size))}
+		}
+		s.Size = o.opt.Size
+	}
+	if st.Size() < s.Size {
+		if err := o.growFile(s.Size); err != nil {
+			return false, o.spaceError(err)
+		}
+	}
+	s.Mode, s.Owner, s.Identity = o.opt.Mode, o.owner(), o.identity(s.Identity)
+	s.Boot = bootID()
+	switch {
+	case !s.Complete: // openMap has more to do
+	case !o.durable():
+		s.Durable = false // whoever runs it without flushing makes it so
+	case !s.Durable:
+		if err := o.dir.syncContent(s.Map); err != nil {
+			return false, err
+		}
+		s.Durable = true
+	}
+	same := s.Mode == before.Mode && s.Owner == before.Owner && s.Identity == before.Identity && s.Size == before.Size && s.Durable == before.Durable
+	// The boot says nothing of a disk that is durable.
+	if same && (s.Durable || s.Boot == before.Boot) && !s.stale {
+		return false, nil
+	}
+	// A disk that stops being durable has to say so before anything is written without a flush.
+	err = s.save(o.dir.state(), s.Durable || before.Durable)
+	s.stale = err != nil
+	if osfile.IsFull(err) && s.Durable == before.Durable && len(s.Chain) > 0 {
+		// A volume that is not served stays full. What the file still says is true of the disk: the image is known again by its
+		// hash, the size by the file, and what is set is set at the next start, too. A disk without a chain may have no state yet.
+		o.log.Warn("no space is left to save the disk's settings: it is served with them, and they are saved later",
+			zap.String("disk", o.dir.disk()), zap.Error(err))
+		err = nil
+	}
+	return s.Size != was, o.spaceError(err)
+}
+
+// rememberOwn keeps with the disk's own file that it is raw, for whoever takes it for an image by
+// itself: inspect and convert, or a daemon that gets the volume as its directory of images. The
+// disk does not depend on it.
+func (o *opening) rememberOwn(file *os.File) {
+	beside := ""
+	if o.dir.persistent {
+		beside = o.dir.path
+	}
+	if err := image.MarkRaw(file, beside); err != nil {
+		o.log.Debug("that the disk is raw cannot be remembered with its file",
+			zap.String("disk", file.Name()), zap.Error(err))
+	}
+}
+
+// growFile makes the file larger, by a hole.
+func (o *opening) growFile(size int64) error {
+	f, err := osfile.OpenFile(o.dir.disk(), os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	err = o.resize(f, size)
+	if err == nil && o.durable() {
+		err = osfile.Retry(f.Sync)
+	}
+	return errors.Join(err, f.Close())
+}
+
+// resize gives the disk's file its size. What a file system admits is less than the space it has: 16 TiB in ext4.
+func (o *opening) resize(f *os.File, size int64) error {
+	err := osfile.Retry(func() error { return f.Truncate(size) })
+	if errors.Is(err, unix.EFBIG) {
+		return &image.SpaceError{Dir: o.dir.path, What: "the disk of " + words.Name(o.name), FileSize: size}
+	}
+	return err
+}
+
+// syncFile makes a file durable that was written without that.
+func syncFile(path string) error {
+	f, err := osfile.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	return errors.Join(osfile.Retry(f.Sync), f.Close())
+}
+
+// damaged is why a disk whose map cannot be read is not served.
+func (o *opening) damaged(err error) error {
+	if !isDamaged(err) {
+		return o.unread(err)
+	}
+	if !o.dir.persistent {
+		return err // it is made again
+	}
+	return fmt.Errorf("%w: %w", o.refuse("is not complete, and "+err.Error(), "restore the volume from a backup, or remove "+PersistentName+"* in that directory to begin anew with the image"), err)
+}

@@ -1,0 +1,458 @@
+package instance
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"sync/atomic"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/disk/internal/rawfile"
+)
+
+// source is the read-only content that an overlay lies over.
+type source interface {
+	// ReadAt fills p or returns an error; it is not called past the end.
+	io.ReaderAt
+	Size() int64
+	Extent(off, length int64) (disk.Extent, error)
+}
+
+// blockFile is the disk's own content: a file, sparse, of the disk's size.
+type blockFile interface {
+	disk.Disk
+	disk.Discarder
+	disk.Zeroer
+	disk.Extenter
+	disk.Syncer
+}
+
+// overlay is a disk over a read-only image: every copy mode but CopyNone. A block of the map has its content either in
+// the disk's own file or, as long as nobody changed or copied it, in the image. It implements Disk, Discarder, Zeroer,
+// Extenter and Syncer.
+//
+// What holds it together: a block is marked in the map only after its whole content is in the file, and is never
+// unmarked. So a marked block needs no lock, and what a failed or lost write left in the file below a block that is
+// not marked is never seen.
+type overlay struct {
+	file    blockFile
+	granule int64
+	mapped  int64 // bytes that the map covers: the image's size, rounded up to blocks; what lies behind is in the file
+	stored  int64 // bytes that the image stores, in whole blocks
+	opt     overlayOptions
+	blocks  *blockMap
+	maps    *mapStore
+	locks   rangeLocks
+	scratch sync.Pool // *[]byte of opt.unit bytes
+	failed  atomic.Bool
+	mapless atomic.Bool // the disk is complete: the map's files are closed, and say nothing any more
+
+	baseMu sync.RWMutex
+	base   source // guarded by baseMu; nil when every block is marked and the image is not needed any more
+
+	flushMu sync.Mutex // one checkpoint at a time
+	watch   guestWatch
+}
+
+// overlayOptions say how an overlay is used.
+type overlayOptions struct {
+	readOnly  bool
+	copyReads bool  // what is read from the image is kept (CopyOnRead)
+	unit      int64 // bytes, a multiple of the map's granule: what is copied from the image at once
+}
+
+var (
+	_ disk.Discarder = (*overlay)(nil)
+	_ disk.Zeroer    = (*overlay)(nil)
+	_ disk.Extenter  = (*overlay)(nil)
+	_ disk.Syncer    = (*overlay)(nil)
+	_ disk.Estimator = (*overlay)(nil)
+	_ disk.Estimator = (*image.Image)(nil)
+)
+
+// newOverlay puts a file over an image. The map knows what the file holds already, and what the image does not store
+// (markHoles), which leaves stored bytes of it.
+func newOverlay(file blockFile, base source, m *blockMap, maps *mapStore, stored int64, opt overlayOptions) *overlay {
+	o := &overlay{file: file, granule: granuleFor(base.Size()), stored: stored, opt: opt, blocks: m, maps: maps, base: base}
+	o.mapped = m.blocks * o.granule
+	o.opt.unit = max(o.opt.unit, o.granule)
+	o.scratch.New = func() any {
+		buf := make([]byte, o.opt.unit)
+		return &buf
+	}
+	return o
+}
+
+// blocksOf is how many blocks the map of an image of that many bytes has.
+func blocksOf(size int64) int64 {
+	granule := granuleFor(size)
+	return (size + granule - 1) / granule
+}
+
+// markHoles marks the blocks of which the image stores nothing, as a hole in the file reads the same, and returns how many
+// bytes the others have. What is marked has to be saved like any other mark, because the guest may write there from now on:
+// whether a raw file has a hole somewhere or stores zeros can differ from one start to the next.
+func markHoles(base source, m *blockMap, save func(page, word int64, words []byte) error) (stored int64, err error) {
+	size, granule, hole, holes := base.Size(), granuleFor(base.Size()), int64(0), int64(0) // hole: where the current one begins
+	mark := func(end int64) error {
+		first := (hole + granule - 1) / granule
+		last := end/granule - 1
+		if end == size {
+			last = m.blocks - 1
+		}
+		if first > last {
+			return nil
+		}
+		if !m.allSet(first, last) {
+			if err := m.set(first, last, save); err != nil && !errors.Is(err, disk.ErrNoSpace) {
+				return err
+			}
+		}
+		for first <= last { // a hole that cannot be saved for lack of space is read from the image as before
+			set, end := m.run(first, last)
+			if set {
+				holes += end - first
+			}
+			first = end
+		}
+		return nil
+	}
+	for off := int64(0); off < size; {
+		e, err := base.Extent(off, size-off)
+		if err != nil {
+			return 0, err
+		}
+		off += e.Length
+		if e.Data {
+			if err := mark(off - e.Length); err != nil {
+				return 0, err
+			}
+			hole = off
+		}
+	}
+	err = mark(size)
+	return (m.blocks - holes) * granule, err
+}
+
+// copied is how many of the bytes that the image stores the file has, in whole blocks, of how many.
+func (o *overlay) copied() (done, total int64) {
+	return o.stored - o.blocks.clear.Load()*o.granule, o.stored
+}
+
+func (o *overlay) Size() int64 { return o.file.Size() }
+
+// span is the blocks of the map that a range touches; first > last if none.
+func (o *overlay) span(off, length int64) (first, last int64) {
+	return off / o.granule, (min(off+length, o.mapped)+o.granule-1)/o.granule - 1
+}
+
+// owned reports whether the file has the whole range.
+func (o *overlay) owned(off, length int64) bool {
+	first, last := o.span(off, length)
+	return first > last || o.blocks.allSet(first, last)
+}
+
+// run describes the bytes from off on that are all in the file or all in the image, at most length of them.
+func (o *overlay) run(off, length int64) (own bool, n int64) {
+	if off >= o.mapped {
+		return true, length
+	}
+	first, last := o.span(off, length)
+	own, end := o.blocks.run(first, last)
+	if end > last && own {
+		return true, length // with what lies behind the map
+	}
+	return own, min(length, end*o.granule-off)
+}
+
+// ReadAt reads what the guest wrote, and the image where it wrote nothing. Concurrency: as Disk.
+func (o *overlay) ReadAt(p []byte, off int64) (int, error) {
+	o.watch.touch()
+	if off < 0 || off > o.Size()-int64(len(p)) {
+		return 0, rawfile.OutOfRange("read", off, int64(len(p)), o.Size())
+	}
+	for done := 0; done < len(p); {
+		at := off + int64(done)
+		own, length := o.run(at, int64(len(p)-done))
+		part := p[done : done+int(length)]
+		n, err := 0, error(nil)
+		switch {
+		case own:
+			n, err = o.file.ReadAt(part, at)
+		case o.opt.copyReads:
+			n, err = o.readKeeping(part, at)
+		default:
+			n, err = o.readBase(part, at)
+		}
+		done += n
+		if err != nil {
+			return done, err
+		}
+	}
+	return len(p), nil
+}
+
+// readBase reads the image, whose blocks in the range were not marked a moment ago. It may return less than asked for,
+// without an error, when they all are by now.
+func (o *overlay) readBase(p []byte, off int64) (int, error) {
+	o.watch.missed(off)
+	return o.readSourceLocked(p, off)
+}
+
+// readSourceLocked reads the image as long as it is there: 0 bytes without an error if it is not.
+func (o *overlay) readSourceLocked(p []byte, off int64) (int, error) {
+	o.baseMu.RLock()
+	defer o.baseMu.RUnlock()
+	if o.base == nil {
+		return 0, nil
+	}
+	return readSource(o.base, p, off)
+}
+
+// readSource fills p from the image: past its end there are zeros.
+func readSource(base source, p []byte, off int64) (int, error) {
+	inside := max(0, min(int64(len(p)), base.Size()-off))
+	clear(p[inside:])
+	if n, err := base.ReadAt(p[:inside], off); int64(n) < inside {
+		return n, err
+	}
+	return len(p), nil
+}
+
+// WriteAt stores p in the file. Where it covers a block only in part, the rest comes from the image first. A write of nothing only
+// says whether the disk can be written: whoever watches asks so, and that does not slow the copying down. Concurrency and durability:
+// as Disk.
+func (o *overlay) WriteAt(p []byte, off int64) (int, error) {
+	if len(p) > 0 {
+		o.watch.touch()
+	}
+	if err := o.writable(); err != nil {
+		return 0, err
+	}
+	length := int64(len(p))
+	if off < 0 || off > o.Size()-length {
+		return 0, rawfile.OutOfRange("write", off, length, o.Size())
+	}
+	if o.owned(off, length) {
+		return o.file.WriteAt(p, off)
+	}
+	if err := o.change(changeWrite, p, off, length); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
+
+// Discard makes the range a hole of the file. Concurrency and durability: as Disk.
+func (o *overlay) Discard(off, length int64) error { return o.deallocate(changeDiscard, off, length) }
+
+// Zero makes the range read as zeros. Concurrency and durability: as Disk.
+func (o *overlay) Zero(off, length int64) error { return o.deallocate(changeZero, off, length) }
+
+func (o *overlay) deallocate(op change, off, length int64) error {
+	o.watch.touch()
+	if err := o.writable(); err != nil {
+		return err
+	}
+	if off < 0 || length < 0 || off > o.Size()-length {
+		return rawfile.OutOfRange(op.String(), off, length, o.Size())
+	}
+	if o.owned(off, length) {
+		return o.apply(op, nil, off, length)
+	}
+	return o.change(op, nil, off, length)
+}
+
+// Extent describes what is allocated in the file or stored in the image. Concurrency: as Disk.
+func (o *overlay) Extent(off, length int64) (disk.Extent, error) {
+	if off < 0 || length <= 0 || off > o.Size()-length {
+		return disk.Extent{}, rawfile.OutOfRange("extent", off, length, o.Size())
+	}
+	own, n := o.run(off, length)
+	if own {
+		return o.file.Extent(off, n)
+	}
+	o.baseMu.RLock()
+	defer o.baseMu.RUnlock()
+	switch {
+	case o.base == nil:
+		return o.file.Extent(off, n)
+	case off >= o.base.Size():
+		return disk.Extent{Length: n}, nil
+	}
+	return o.base.Extent(off, min(n, o.base.Size()-off))
+}
+
+// Slow reports whether a read at off has to be decompressed. See Estimator.
+func (o *overlay) Slow(off int64) bool {
+	if off >= o.mapped || o.blocks.allSet(off/o.granule, off/o.granule) {
+		return false
+	}
+	o.baseMu.RLock()
+	defer o.baseMu.RUnlock()
+	e, ok := o.base.(disk.Estimator)
+	return ok && e.Slow(off)
+}
+
+// Close closes the file and the map. The image is the caller's to close.
+func (o *overlay) Close() error {
+	if o.mapless.Load() {
+		return o.file.Close()
+	}
+	return errors.Join(o.file.Close(), o.maps.close())
+}
+
+// dropBase lets go of the image, when every block is in the file.
+func (o *overlay) dropBase() {
+	o.baseMu.Lock()
+	defer o.baseMu.Unlock()
+	o.base = nil
+}
+
+// dropMaps closes the map's files, when every block is marked and the disk is known to be complete without them.
+func (o *overlay) dropMaps() error {
+	// Who marks blocks that had been marked meanwhile may still be about to save that. Later ones save nothing: every page is full.
+	o.locks.lock(0, o.blocks.blocks-1)
+	defer o.locks.unlock(0, o.blocks.blocks-1)
+	o.flushMu.Lock()
+	defer o.flushMu.Unlock()
+	o.mapless.Store(true)
+	return o.maps.close()
+}
+
+// writable returns why nothing can be written at all, or nil.
+func (o *overlay) writable() error {
+	if o.opt.readOnly {
+		return disk.ErrReadOnly
+	}
+	if o.failed.Load() {
+		return disk.ErrFailed
+	}
+	return nil
+}
+
+// change is what is done to a range.
+type change int
+
+const (
+	changeWrite change = iota
+	changeDiscard
+	changeZero
+)
+
+func (c change) String() string {
+	switch c {
+	case changeWrite:
+		return "write"
+	case changeDiscard:
+		return "discard"
+	case changeZero:
+		return "zeroing"
+	}
+	return fmt.Sprintf("change %d", int(c))
+}
+
+func (o *overlay) apply(op change, p []byte, off, length int64) error {
+	switch op {
+	case changeDiscard:
+		return o.file.Discard(off, length)
+	case changeZero:
+		return o.file.Zero(off, length)
+	default:
+		_, err := o.file.WriteAt(p, off)
+		return err
+	}
+}
+
+// change does op to a range of which blocks may not be marked yet, and marks them.
+func (o *overlay) change(op change, p []byte, off, length int64) error {
+	first, last := o.span(off, length)
+	o.locks.lock(first, last)
+	defer o.locks.unlock(first, last)
+	end := off + length
+	headBegin, headEnd := o.bounds(first)
+	tailBegin, tailEnd := o.bounds(last)
+	head := off > headBegin && !o.blocks.allSet(first, first)
+	tail := end < tailEnd && !o.blocks.allSet(last, last)
+	if op == changeWrite && first == last && (head || tail) {
+		return o.mergeBlock(p, off, first)
+	}
+	if head {
+		if err := o.copyEdge(headBegin, min(off, headEnd)); err != nil {
+			return err
+		}
+	}
+	if tail {
+		if err := o.copyEdge(max(end, tailBegin), tailEnd); err != nil {
+			return err
+		}
+	}
+	if err := o.apply(op, p, off, length); err != nil {
+		return err
+	}
+	return o.mark(first, last)
+}
+
+// bounds is where a block begins and ends. The last one of the image may be shorter than the others in the image, but
+// the disk may be larger than the image.
+func (o *overlay) bounds(block int64) (begin, end int64) {
+	return block * o.granule, min((block+1)*o.granule, o.Size())
+}
+
+// mergeBlock writes one block at once: the image's content with p in it.
+func (o *overlay) mergeBlock(p []byte, off, block int64) error {
+	buf := o.scratch.Get().(*[]byte)
+	defer o.scratch.Put(buf)
+	begin, end := o.bounds(block)
+	content := (*buf)[:end-begin]
+	if err := o.copyBase(content, begin); err != nil {
+		return err
+	}
+	written := copy(content[off-begin:], p)
+	if _, err := o.file.WriteAt(content, begin); err != nil {
+		return err
+	}
+	if rest := p[written:]; len(rest) > 0 { // behind the image
+		if _, err := o.file.WriteAt(rest, off+int64(written)); err != nil {
+			return err
+		}
+	}
+	return o.mark(block, block)
+}
+
+// copyEdge copies a part of a block from the image to the file.
+func (o *overlay) copyEdge(begin, end int64) error {
+	buf := o.scratch.Get().(*[]byte)
+	defer o.scratch.Put(buf)
+	content := (*buf)[:end-begin]
+	if err := o.copyBase(content, begin); err != nil {
+		return err
+	}
+	_, err := o.file.WriteAt(content, begin)
+	return err
+}
+
+// copyBase reads blocks of the image that are locked and not marked, so that the image is still there.
+func (o *overlay) copyBase(p []byte, off int64) error {
+	o.baseMu.RLock()
+	defer o.baseMu.RUnlock()
+	if o.base == nil {
+		return fmt.Errorf("block at %d has no content: the image was dropped too early", off)
+	}
+	_, err := readSource(o.base, p, off)
+	return err
+}
+
+// mark records that the file has the blocks.
+func (o *overlay) mark(first, last int64) error { return o.blocks.set(first, last, o.maps.save) }
+
+var _ disk.Accountant = (*overlay)(nil)
+
+// Usage is that of the overlay's own file: what still lies in the image takes nothing of the storage that the disk is on.
+func (o *overlay) Usage() (disk.Usage, error) {
+	if a, ok := o.file.(disk.Accountant); ok {
+		return a.Usage()
+	}
+	return disk.Usage{}, errors.ErrUnsupported
+}

@@ -1,0 +1,392 @@
+package instance
+
+import (
+	"bytes"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/disktest/filetest"
+	"kubevirt.io/disk/disk/internal/slots"
+)
+
+// spoiled is an image of which one block cannot be read.
+type spoiled struct {
+	filetest.SimImage
+	block int64
+}
+
+func (s *spoiled) ReadAt(p []byte, off int64) (int, error) {
+	bad := s.block * minGranule
+	if s.block >= 0 && off < bad+minGranule && bad < off+int64(len(p)) {
+		n := copy(p[:max(0, bad-off)], s.Content[off:])
+		return n, &disk.MediumError{Op: "read", Off: off + int64(n), Length: int64(len(p) - n), Err: errors.New("input/output error")}
+	}
+	return s.SimImage.ReadAt(p, off)
+}
+
+// What the image cannot give is missing, and nothing else: not for reads beside it, nor for what the guest writes there, nor for the
+// copying, which completes when the image is readable again or the guest has written the block.
+func TestUnreadableBlockOfTheImage(t *testing.T) {
+	for _, copyReads := range []bool{false, true} {
+		d := newSimDisk(t, 1, overlayOptions{copyReads: copyReads, unit: 4 * minGranule})
+		d.over.base = &spoiled{SimImage: d.image, block: 5}
+		p := make([]byte, minGranule)
+		var medium *disk.MediumError
+		_, err := d.over.ReadAt(p, 5*minGranule)
+		require.ErrorAs(t, err, &medium)
+		require.EqualValues(t, 5*minGranule, medium.Off)
+		for _, block := range []int64{4, 6} {
+			_, err := d.over.ReadAt(p, block*minGranule)
+			require.NoError(t, err)
+			require.Equal(t, d.expected[block*minGranule:(block+1)*minGranule], p)
+		}
+		n, err := d.over.WriteAt(make([]byte, disk.SectorSize), 5*minGranule)
+		require.ErrorAs(t, err, &medium, "the rest of the block is not known")
+		require.Zero(t, n, "wherever storage failed, nothing is stored")
+
+		err = d.hydrate.pass(t.Context())
+		require.ErrorAs(t, err, &medium)
+		require.EqualValues(t, 1, d.over.blocks.clear.Load(), "everything else is copied")
+		_, err = d.over.WriteAt(make([]byte, minGranule), 5*minGranule)
+		require.NoError(t, err, "a whole block needs nothing of the image")
+		require.NoError(t, d.hydrate.run(t.Context()))
+		d.over.dropBase()
+		clear(d.expected[5*minGranule : 6*minGranule])
+		got := make([]byte, simSize)
+		_, err = d.over.ReadAt(got, 0)
+		require.NoError(t, err)
+		require.Equal(t, d.expected, got)
+	}
+}
+
+// A write that covers whole blocks reads nothing of the image, one that does not reads only the blocks at its ends.
+func TestWholeBlocksReadNothing(t *testing.T) {
+	d := newSimDisk(t, 1, overlayOptions{})
+	counted := &counting{source: d.image}
+	d.over.base = counted
+	_, err := d.over.WriteAt(make([]byte, 3*minGranule), 4*minGranule)
+	require.NoError(t, err)
+	require.Zero(t, counted.reads)
+	require.NoError(t, d.over.Discard(20*minGranule, 2*minGranule))
+	require.Zero(t, counted.reads)
+	_, err = d.over.WriteAt(make([]byte, 3*minGranule), 24*minGranule+disk.SectorSize)
+	require.NoError(t, err)
+	require.Equal(t, 2, counted.reads)
+}
+
+// stored is an image that stores its zeros too.
+type stored struct{ filetest.SimImage }
+
+func (s stored) Extent(_, length int64) (disk.Extent, error) {
+	return disk.Extent{Length: length, Data: true}, nil
+}
+
+// punching is a file that notes what is made a hole of it.
+type punching struct {
+	*filetest.SimFile
+	at []int64
+}
+
+func (p *punching) Discard(off, length int64) error {
+	p.at = append(p.at, off)
+	return p.SimFile.Discard(off, length)
+}
+
+// Zeros of the image become holes of the file, also where it holds what a lost write left, and nothing is done where it holds nothing.
+func TestHydrationPunchesWhatIsThere(t *testing.T) {
+	content := newSimDisk(t, 1, overlayOptions{}).image
+	file := &punching{SimFile: filetest.NewSimFile(&filetest.Machine{CrashIn: -1}, make([]byte, simSize))}
+	clear(content.Content[9*minGranule : 10*minGranule])
+	_, err := file.WriteAt(filetest.Block('x', minGranule), 9*minGranule) // the end of a hole of the image, which has one at every fifth block
+	require.NoError(t, err)
+	blocks := newBlockMap(blocksOf(simSize))
+	maps := newMapStore(len(blocks.pages))
+	held, err := markHoles(stored{content}, blocks, maps.save)
+	require.NoError(t, err)
+	over := newOverlay(file, stored{content}, blocks, maps, held, overlayOptions{})
+	require.NoError(t, newHydration(over, zap.NewNop(), 0, slots.New(4, slots.Options{})).run(t.Context()))
+	require.Equal(t, content.Content, file.Cache)
+	require.Equal(t, []int64{8 * minGranule}, file.at)
+}
+
+// Whoever waits for a disk that is copied comes first: copying would take the processors that the first read needs.
+func TestCopyingBeginsSlowly(t *testing.T) {
+	h := newHydration(newSimDisk(t, 1, overlayOptions{}).over, zap.NewNop(), 0, slots.New(4, slots.Options{}))
+	h.begin(time.Now().Add(time.Minute - firstReads)) // which is a minute in the future still, however slow this machine is
+	require.True(t, h.o.watch.active())
+	h.begin(time.Now().Add(-firstReads))
+	require.False(t, h.o.watch.active())
+}
+
+type counting struct {
+	source
+	reads int
+}
+
+func (c *counting) ReadAt(p []byte, off int64) (int, error) {
+	c.reads++
+	return c.source.ReadAt(p, off)
+}
+
+// What the guest read last is copied first, and what follows it next.
+func TestHydrationFollowsTheGuest(t *testing.T) {
+	d := newSimDisk(t, 1, overlayOptions{})
+	d.hydrate.chunk = 2 * minGranule
+	_, err := d.over.ReadAt(make([]byte, disk.SectorSize), 20*minGranule)
+	require.NoError(t, err)
+	var order []int64
+	for {
+		first, last, ok := d.hydrate.next()
+		if !ok {
+			break
+		}
+		order = append(order, first)
+		require.NoError(t, d.hydrate.copyChunk(t.Context(), make([]byte, d.hydrate.chunk), first, last))
+	}
+	require.Equal(t, []int64{20, 22, 24}, order[:3])
+	require.Zero(t, d.over.blocks.clear.Load())
+}
+
+// Beside a guest no worker helps the first one.
+func TestHydrationLeavesProcessorsToTheGuest(t *testing.T) {
+	d := newSimDisk(t, 1, overlayOptions{})
+	d.hydrate.workers, d.hydrate.slots = 3, slots.New(3, slots.Options{})
+	var helpers sync.WaitGroup
+	all := d.over.blocks.clear.Load()
+	d.hydrate.o.watch.activeAt.Store(time.Now().Add(time.Hour).UnixNano())
+	d.hydrate.recruit(t.Context(), &helpers)
+	helpers.Wait()
+	require.Equal(t, all, d.over.blocks.clear.Load())
+	d.hydrate.o.watch.activeAt.Store(0)
+	d.hydrate.recruit(t.Context(), &helpers)
+	helpers.Wait()
+	require.Zero(t, d.over.blocks.clear.Load())
+}
+
+// What the guest does slows the copying down. Pages for monitoring ask whether the disk has failed with a write of nothing, often: that
+// is no guest.
+func TestWatchingTheDiskIsNoGuest(t *testing.T) {
+	d := newSimDisk(t, 1, overlayOptions{})
+	_, err := d.over.WriteAt(nil, 0)
+	require.NoError(t, err)
+	require.False(t, d.hydrate.o.watch.active())
+	for name, act := range map[string]func() error{
+		"read":    func() error { _, err := d.over.ReadAt(make([]byte, disk.SectorSize), 0); return err },
+		"write":   func() error { _, err := d.over.WriteAt(make([]byte, disk.SectorSize), 0); return err },
+		"discard": func() error { return d.over.Discard(0, disk.SectorSize) },
+		"zero":    func() error { return d.over.Zero(0, disk.SectorSize) },
+	} {
+		d.hydrate.o.watch.activeAt.Store(0)
+		require.NoError(t, act())
+		require.True(t, d.hydrate.o.watch.active(), name)
+	}
+}
+
+// largerDisk is a disk that is larger than its image, which ends within a block, and what is on it.
+func largerDisk(t *testing.T, opt overlayOptions) (over *overlay, want []byte) {
+	image := newSimDisk(t, 1, opt).image
+	want = append(bytes.Clone(image.Content), make([]byte, 6*minGranule-3*disk.SectorSize)...)
+	blocks := newBlockMap(blocksOf(simSize))
+	maps := newMapStore(len(blocks.pages))
+	held, err := markHoles(image, blocks, maps.save)
+	require.NoError(t, err)
+	file := filetest.NewSimFile(&filetest.Machine{CrashIn: -1}, make([]byte, len(want)))
+	return newOverlay(file, image, blocks, maps, held, opt), want
+}
+
+// Around the end of the image, which the file has a block of only in part, the disk has what was written to it, the image, and zeros behind
+// that, whatever was in the buffers.
+func TestDiskLargerThanItsImage(t *testing.T) {
+	const last = 34 * minGranule // where the last block of the image begins
+	for _, opt := range []overlayOptions{{}, {copyReads: true, unit: 2 * minGranule}} {
+		for off := int64(last - disk.SectorSize); off <= last+minGranule; off += disk.SectorSize {
+			for _, length := range []int64{disk.SectorSize, 2 * disk.SectorSize, minGranule, 2*minGranule + disk.SectorSize} {
+				for _, op := range []change{changeWrite, changeDiscard, changeZero} {
+					over, want := largerDisk(t, opt)
+					buf := over.scratch.Get().(*[]byte)
+					copy(*buf, filetest.Block('s', len(*buf)))
+					over.scratch.Put(buf)
+					p := filetest.Block('w', int(length))
+					var err error
+					switch op {
+					case changeWrite:
+						_, err = over.WriteAt(p, off)
+					case changeDiscard:
+						clear(p)
+						err = over.Discard(off, length)
+					case changeZero:
+						clear(p)
+						err = over.Zero(off, length)
+					}
+					require.NoError(t, err)
+					copy(want[off:], p)
+					require.Equal(t, -1, filetest.FirstDifference(want, filetest.ReadAll(t, over, over.Size())), "%v of %d bytes at %d", op, length, off-last)
+					require.NoError(t, newHydration(over, zap.NewNop(), 0, slots.New(4, slots.Options{})).pass(t.Context()))
+					over.dropBase()
+					require.Equal(t, -1, filetest.FirstDifference(want, filetest.ReadAll(t, over, over.Size())), "copied after %v of %d bytes at %d", op, length, off-last)
+				}
+			}
+		}
+	}
+}
+
+// halves is an image of which each block stores only a half, as one of small clusters.
+type halves struct {
+	filetest.SimImage
+	stored int64 // which one
+}
+
+func (h halves) Extent(off, length int64) (disk.Extent, error) {
+	end := (off/(minGranule/2) + 1) * (minGranule / 2)
+	return disk.Extent{Length: min(length, end-off), Data: off/(minGranule/2)%2 == h.stored}, nil
+}
+
+// A block is in the file only if the image stores nothing of it at all.
+func TestHolesThatAreNoWholeBlocks(t *testing.T) {
+	for half, want := range []int64{35, 34} { // the last block ends before its second half
+		blocks := newBlockMap(blocksOf(simSize))
+		held, err := markHoles(halves{newSimDisk(t, 1, overlayOptions{}).image, int64(half)}, blocks, nil)
+		require.NoError(t, err)
+		require.Equal(t, want*minGranule, held)
+		require.Equal(t, want, blocks.clear.Load())
+	}
+}
+
+// What gives space back waits for a guest that is writing: its block is not marked yet. And it leaves what is marked.
+func TestGivingBackSparesTheGuest(t *testing.T) {
+	d := newSimDisk(t, 1, overlayOptions{})
+	_, err := d.over.WriteAt(filetest.Block('g', minGranule), 7*minGranule)
+	require.NoError(t, err)
+	d.over.locks.lock(5, 5)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		d.over.giveBack(4, 6)
+	}()
+	select {
+	case <-done:
+		t.Fatal("it did not wait")
+	case <-time.After(50 * time.Millisecond):
+	}
+	_, err = d.file.WriteAt(filetest.Block('g', minGranule), 5*minGranule)
+	require.NoError(t, err)
+	require.NoError(t, d.over.mark(5, 5))
+	d.over.locks.unlock(5, 5)
+	<-done
+	for _, written := range []int64{5, 7} {
+		p := make([]byte, minGranule)
+		_, err = d.over.ReadAt(p, written*minGranule)
+		require.NoError(t, err)
+		require.Equal(t, filetest.Block('g', minGranule), p)
+	}
+}
+
+// The files of the map are closed when nobody is about to save a change any more, who would else fail.
+func TestMapsAreDroppedAfterTheLastChange(t *testing.T) {
+	d := newSimDisk(t, 1, overlayOptions{})
+	d.over.locks.lock(3, 3)
+	dropped := make(chan error, 1)
+	go func() { dropped <- d.over.dropMaps() }()
+	select {
+	case <-dropped:
+		t.Fatal("it did not wait")
+	case <-time.After(50 * time.Millisecond):
+	}
+	d.over.locks.unlock(3, 3)
+	require.NoError(t, <-dropped)
+}
+
+// The map of the largest images stays small, and its bits add up.
+func TestMapsOfLargeImages(t *testing.T) {
+	for size, granule := range map[int64]int64{1 << 20: 4 << 10, 1 << 40: 4 << 10, 1<<40 + 1: 8 << 10, 16 << 40: 64 << 10, 64 << 40: 256 << 10} {
+		require.Equal(t, granule, granuleFor(size))
+		require.LessOrEqual(t, blocksOf(size), int64(maxMapBlocks))
+	}
+	m := newBlockMap(3*mapPageBlocks + 5)
+	require.NoError(t, m.set(10, 2*mapPageBlocks+3, nil))
+	require.EqualValues(t, 3*mapPageBlocks+5-(2*mapPageBlocks-6), m.clear.Load())
+	set, end := m.run(0, m.blocks-1)
+	require.False(t, set)
+	require.EqualValues(t, 10, end)
+	set, end = m.run(10, m.blocks-1)
+	require.True(t, set)
+	require.EqualValues(t, 2*mapPageBlocks+4, end)
+	require.Equal(t, m.full, m.pages[1].Load(), "a page that is all set takes no memory")
+	require.EqualValues(t, 2*mapPageBlocks+4, m.nextClear(10))
+	require.NoError(t, m.set(0, m.blocks-1, nil))
+	require.Zero(t, m.clear.Load())
+	require.True(t, m.allSet(0, m.blocks-1))
+	require.Equal(t, m.blocks, m.nextClear(0))
+}
+
+// Ranges that do not overlap are held at once, others one after the other.
+func TestRangeLocks(t *testing.T) {
+	var l rangeLocks
+	l.lock(10, 20)
+	l.lock(21, 30)
+	l.lock(0, 9)
+	taken := make(chan struct{})
+	go func() {
+		l.lock(20, 21)
+		close(taken)
+	}()
+	l.unlock(10, 20)
+	select {
+	case <-taken:
+		t.Fatal("it overlaps a range that is held")
+	default:
+	}
+	l.unlock(21, 30)
+	<-taken
+	l.unlock(20, 21)
+	l.unlock(0, 9)
+	require.Empty(t, l.queue)
+}
+
+// A discard of the whole disk waits for the writes that came before it, and not for those that came later: there is always one.
+func TestLargeRangesHaveTheirTurn(t *testing.T) {
+	var l rangeLocks
+	queued := func(n int) {
+		require.Eventually(t, func() bool {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			return len(l.queue) == n
+		}, 30*time.Second, time.Millisecond)
+	}
+	l.lock(3, 3)
+	order := make(chan string, 2)
+	go func() {
+		l.lock(0, 100)
+		order <- "all"
+		l.unlock(0, 100)
+	}()
+	queued(2)
+	go func() {
+		l.lock(50, 50)
+		order <- "one"
+		l.unlock(50, 50)
+	}()
+	queued(3)
+	l.lock(200, 200) // not in the way of anybody
+	l.unlock(200, 200)
+	l.unlock(3, 3)
+	require.Equal(t, "all", <-order)
+	require.Equal(t, "one", <-order)
+	queued(0)
+}
+
+// Beside a guest that does something, who took some time in storage rests three times as long.
+func TestGuestIsLeftItsStorage(t *testing.T) {
+	guest := new(guestWatch)
+	require.Zero(t, guest.rest(time.Second))
+	guest.touch()
+	require.Equal(t, 3*time.Second, guest.rest(time.Second))
+	guest.activeAt.Store(0)
+	require.Zero(t, guest.rest(time.Second), "the guest has been idle for a while")
+}

@@ -1,0 +1,127 @@
+package instance
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/disktest/filetest"
+	"kubevirt.io/disk/disk/internal/smallfile"
+)
+
+// moved gives a file another inode.
+func moved(t *testing.T, path string, content []byte) {
+	t.Helper()
+	filetest.Put(t, filepath.Dir(path), "moved", content, 0)
+	require.NoError(t, os.Rename(filepath.Join(filepath.Dir(path), "moved"), path))
+}
+
+// A disk that was stopped before its image was recognised needs somebody to vouch for an image in another file; one that has
+// changed is nobody's to vouch for.
+func TestImageThatWasNeverRead(t *testing.T) {
+	content := filetest.Sample(3<<20, 1)
+	path := filetest.Put(t, t.TempDir(), "a.raw", content, 0)
+	opt := Options{PersistentDir: t.TempDir(), Mode: CopyOnWrite}
+	inst, _ := start(t, path, opt)
+	inst.copies.done.Wait()
+	_, err := inst.WriteAt(filetest.Block('w', 512), 512)
+	require.NoError(t, err)
+	require.NoError(t, inst.Close())
+	s, err := loadState(inst.dir.state())
+	require.NoError(t, err)
+	s.Chain[0].Hash = ""
+	require.NoError(t, s.save(inst.dir.state(), true))
+
+	moved(t, path, content)
+	var refused *PersistentError
+	_, err = Open(t.Context(), openGood(t, path), opt)
+	require.ErrorAs(t, err, &refused)
+	require.ErrorContains(t, err, "before its image had been read once")
+	require.ErrorContains(t, err, "--on-image-change=keep")
+
+	opt.OnImageChange = ImageChangeKeep
+	kept, _ := start(t, path, opt)
+	require.True(t, kept.Kept)
+	copy(content[512:], filetest.Block('w', 512))
+	require.Equal(t, -1, filetest.FirstDifference(content, filetest.ReadAll(t, kept, kept.Size())))
+	kept.copies.done.Wait()
+	require.NoError(t, kept.Close())
+	s, err = loadState(inst.dir.state())
+	require.NoError(t, err)
+	require.NotEmpty(t, s.Chain[0].Hash, "from now on it is known")
+
+	moved(t, path, filetest.Sample(3<<20, 2))
+	_, err = Open(t.Context(), openGood(t, path), opt)
+	require.ErrorAs(t, err, &refused)
+	require.ErrorContains(t, err, "still needs the image")
+}
+
+// A complete disk that is kept whatever its image is does not wait for the image to be read.
+func TestKeptDiskDoesNotReadItsImage(t *testing.T) {
+	content := filetest.Sample(3<<20, 1)
+	path := filetest.Put(t, t.TempDir(), "a.raw", content, 0)
+	opt := Options{PersistentDir: t.TempDir()}
+	inst, _ := start(t, path, opt)
+	settle(t, inst)
+	require.NoError(t, inst.Close())
+	moved(t, path, filetest.Sample(3<<20, 2))
+	var refused *PersistentError
+	_, err := Open(t.Context(), openGood(t, path), opt)
+	require.ErrorAs(t, err, &refused)
+	opt.OnImageChange = ImageChangeKeep
+	kept, logs := start(t, path, opt)
+	require.Zero(t, logs.FilterMessageSnippet("checking whether the image").Len())
+	require.Equal(t, -1, filetest.FirstDifference(content, filetest.ReadAll(t, kept, kept.Size())))
+}
+
+// A volume without any space left is served after a restart of the machine, so that the guest can make room.
+func TestFullVolumeIsServed(t *testing.T) {
+	for _, mode := range []CopyMode{CopyOnWrite, CopyClone} {
+		t.Run(string(mode), func(t *testing.T) {
+			volume := filetest.TinyFS(t, "8m")
+			path := filetest.Put(t, t.TempDir(), "a.raw", filetest.Sample(3<<20, 1), 0)
+			opt := Options{PersistentDir: volume, Mode: mode}
+			inst, _ := start(t, path, opt)
+			inst.copies.done.Wait()
+			_, err := inst.WriteAt(filetest.Block('w', 1<<20), 0)
+			require.NoError(t, err)
+			require.NoError(t, inst.Flush())
+			if mode == CopyClone {
+				require.NoError(t, inst.Close())
+				s, err := loadState(inst.dir.state())
+				require.NoError(t, err)
+				s.Boot = "another"
+				require.NoError(t, s.save(inst.dir.state(), true))
+			} else {
+				reboot(t, inst)
+			}
+			require.NoError(t, os.Remove(inst.dir.state()+smallfile.SpareSuffix), "as an earlier version has left it")
+			filetest.Fill(t, volume)
+			moved(t, path, filetest.Sample(3<<20, 1))
+
+			again, logs := start(t, path, opt)
+			require.True(t, again.Kept)
+			if mode == CopyOnWrite {
+				require.Equal(t, 1, logs.FilterMessageSnippet("no space is left for the map").Len())
+				require.NoFileExists(t, again.dir.liveMap(), "it is of another machine, to which the disk may come back")
+			}
+			p := make([]byte, 1<<20)
+			_, err = again.ReadAt(p, 0)
+			require.NoError(t, err)
+			require.Equal(t, filetest.Block('w', 1<<20), p)
+			require.NoError(t, again.Disk.(disk.Discarder).Discard(0, 1<<20))
+			_, err = again.WriteAt(filetest.Block('x', 4096), 2<<20)
+			require.NoError(t, err, "there is room again")
+			require.NoError(t, again.Flush())
+			require.NoError(t, again.Close())
+			third, _ := start(t, path, opt)
+			p = p[:4096]
+			_, err = third.ReadAt(p, 2<<20)
+			require.NoError(t, err)
+			require.Equal(t, filetest.Block('x', 4096), p)
+		})
+	}
+}

@@ -1,0 +1,45 @@
+package instance
+
+import (
+	"fmt"
+
+	"kubevirt.io/disk/disk/internal/words"
+)
+
+// UnsupportedModeError is a copy mode that an image cannot be served in.
+type UnsupportedModeError struct {
+	Mode   CopyMode
+	Image  string // empty: the mode is not supported for any image
+	Reason string
+	Use    string // what to use instead
+}
+
+func (e *UnsupportedModeError) Error() string {
+	msg := fmt.Sprintf("copy mode %q", string(e.Mode))
+	if e.Image != "" {
+		msg += " for " + words.Name(e.Image)
+	}
+	return msg + ": " + e.Reason + "; " + e.Use
+}
+
+// SizeError is a size that a disk cannot have.
+type SizeError struct {
+	Image  string
+	Size   int64  // bytes, as asked for
+	Reason string // what is wrong: completes the sentence "the size ..."
+}
+
+func (e *SizeError) Error() string {
+	return fmt.Sprintf("%s: the size of %d bytes %s", words.Name(e.Image), e.Size, e.Reason)
+}
+
+// PersistentError is a persistent disk that is not served, so that nothing on it is lost.
+type PersistentError struct {
+	Path   string // of the disk's file
+	Reason string // what is wrong: completes the sentence "the persistent disk ..."
+	Action string // what to do about it
+}
+
+func (e *PersistentError) Error() string {
+	return fmt.Sprintf("the persistent disk %q %s; %s", e.Path, e.Reason, e.Action)
+}

@@ -1,0 +1,240 @@
+package instance
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/disk/disktest/filetest"
+	"kubevirt.io/disk/disk/image"
+)
+
+// A disk that is not complete is nothing without its map. An ephemeral one is made again, as a new one; a persistent one is left as it is for
+// whoever has a backup, unless only that map is gone which holds until the machine is restarted.
+func TestRestartWithADamagedMap(t *testing.T) {
+	content := filetest.Sample(3<<20, 1)
+	damage := map[string]func(t *testing.T, path string){
+		"missing":   func(t *testing.T, path string) { require.NoError(t, os.Remove(path)) },
+		"too short": func(t *testing.T, path string) { require.NoError(t, os.Truncate(path, mapHeaderSize-1)) },
+		"flipped": func(t *testing.T, path string) {
+			f, err := os.OpenFile(path, os.O_RDWR, 0)
+			require.NoError(t, err)
+			defer f.Close()
+			_, err = f.WriteAt([]byte{0x55}, 26)
+			require.NoError(t, err)
+		},
+	}
+	for name, damage := range damage {
+		t.Run(name, func(t *testing.T) {
+			path := filetest.Put(t, t.TempDir(), "a.raw", content, 0)
+			use := func(opt Options) *Instance {
+				inst, _ := start(t, path, opt)
+				inst.copies.done.Wait()
+				_, err := inst.WriteAt(filetest.Block('w', 512), 512)
+				require.NoError(t, err)
+				require.NoError(t, inst.Flush())
+				require.NoError(t, inst.Store().Save("kept", []byte("x")))
+				require.NoError(t, inst.Close())
+				return inst
+			}
+			opt := Options{WorkDir: t.TempDir(), Mode: CopyOnWrite}
+			first := use(opt)
+			damage(t, first.dir.liveMap())
+			again, logs := start(t, path, opt)
+			require.Contains(t, dropReason(logs), "its map file")
+			require.False(t, again.Kept)
+			require.NotEqual(t, first.Identity, again.Identity, "it has other content")
+			require.NotEqual(t, filepath.Dir(first.Store().Where("kept")), filepath.Dir(again.Store().Where("kept")))
+			require.NoDirExists(t, filepath.Dir(first.Store().Where("kept")))
+			require.Equal(t, -1, filetest.FirstDifference(content, filetest.ReadAll(t, again, again.Size())))
+			_, err := again.WriteAt(filetest.Block('n', 512), 1024)
+			require.NoError(t, err)
+			again.copies.done.Wait()
+			require.NoError(t, again.Close())
+			third, _ := start(t, path, opt)
+			require.True(t, third.Kept)
+			require.Equal(t, again.Identity, third.Identity)
+			require.Equal(t, filetest.Block('n', 512), filetest.ReadAll(t, third, 1536)[1024:])
+
+			opt = Options{PersistentDir: t.TempDir(), Mode: CopyOnWrite}
+			first = use(opt)
+			damage(t, first.dir.liveMap())
+			again, _ = start(t, path, opt)
+			require.True(t, again.Kept)
+			require.Equal(t, filetest.Block('w', 512), filetest.ReadAll(t, again, 1024)[512:])
+			again.copies.done.Wait()
+			require.NoError(t, again.Close())
+			before, err := os.ReadFile(first.dir.disk())
+			require.NoError(t, err)
+			damage(t, first.dir.durableMap())
+			for range 2 {
+				_, err = Open(t.Context(), openGood(t, path), opt)
+				var refused *PersistentError
+				require.ErrorAs(t, err, &refused)
+				require.ErrorContains(t, err, "is not complete, and its map file")
+				require.ErrorContains(t, err, "backup")
+			}
+			after, err := os.ReadFile(first.dir.disk())
+			require.NoError(t, err)
+			require.Equal(t, -1, filetest.FirstDifference(before, after))
+			require.FileExists(t, first.dir.state())
+		})
+	}
+}
+
+// A map is only that of the disk, the boot and the volume that it names.
+func TestMapOfAnotherDisk(t *testing.T) {
+	own := mapHeader{granule: minGranule, blocks: 100, id: [16]byte{1, 15: 2}, boot: "a boot", volume: "a volume"}
+	path := filepath.Join(t.TempDir(), "map")
+	f, err := createMap(path, own, newBlockMap(100), false)
+	require.NoError(t, err)
+	require.NoError(t, f.Close())
+	merge := func(header mapHeader) error {
+		f, err := mergeMap(path, header, newBlockMap(100), func(int64, bool) {})
+		if err == nil {
+			require.NoError(t, f.Close())
+		}
+		return err
+	}
+	require.NoError(t, merge(own))
+	for name, change := range map[string]func(*mapHeader){
+		"granule": func(h *mapHeader) { h.granule *= 2 },
+		"blocks":  func(h *mapHeader) { h.blocks++ },
+		"id":      func(h *mapHeader) { h.id[15]++ },
+		"boot":    func(h *mapHeader) { h.boot = "" },
+		"volume":  func(h *mapHeader) { h.volume += "x" },
+	} {
+		other := own
+		change(&other)
+		require.True(t, isDamaged(merge(other)), name)
+	}
+}
+
+// fullFile has no space.
+type fullFile struct{}
+
+func (fullFile) WriteAt([]byte, int64) (int, error) { return 0, unix.ENOSPC }
+
+func TestMapThatCannotBeWritten(t *testing.T) {
+	m := newBlockMap(mapPageBlocks)
+	require.NoError(t, m.set(3, 3, nil))
+	_, err := writeMapPages(fullFile{}, m)
+	require.ErrorIs(t, err, unix.ENOSPC)
+}
+
+// A disk is as large as it has ever been, whether it or its file was made so, and is never made smaller.
+func TestRestartWithAnotherSize(t *testing.T) {
+	path := filetest.Put(t, t.TempDir(), "a.raw", filetest.Sample(3<<20, 1), 0)
+	for _, mode := range []CopyMode{CopyOnWrite, CopyClone} {
+		opt := Options{PersistentDir: t.TempDir(), Mode: mode}
+		next := func(size, want int64, grown bool) {
+			t.Helper()
+			opt.Size = size
+			inst, _ := start(t, path, opt)
+			require.Equal(t, want, inst.Size())
+			require.Equal(t, grown, inst.Grown)
+			p := make([]byte, 512)
+			_, err := inst.ReadAt(p, want-512)
+			require.NoError(t, err)
+			_, err = inst.WriteAt(p, want-512)
+			require.NoError(t, err)
+			require.NoError(t, inst.Close())
+		}
+		next(0, 3<<20, false)
+		next(5<<20, 5<<20, true)
+		next(0, 5<<20, false)
+		require.NoError(t, os.Truncate(filepath.Join(opt.PersistentDir, PersistentName), 6<<20-100))
+		next(0, 6<<20, true)
+		for _, size := range []int64{4 << 20, 6<<20 - 512} {
+			opt.Size = size
+			_, err := Open(t.Context(), openGood(t, path), opt)
+			var refused *SizeError
+			require.ErrorAs(t, err, &refused)
+			require.ErrorContains(t, err, "never made smaller")
+		}
+		next(0, 6<<20, false)
+	}
+}
+
+// What is read is kept in one mode, and not in the other: it would fill the work directory of who has chosen that to save space.
+func TestReadsAreKeptInOneMode(t *testing.T) {
+	path := filetest.Put(t, t.TempDir(), "a.raw", filetest.Block('a', 1<<20), 0)
+	for mode, kept := range map[CopyMode]int64{CopyOnRead: 64 << 10, CopyOnWrite: 0} {
+		inst, _ := start(t, path, Options{WorkDir: t.TempDir(), Mode: mode})
+		_, err := inst.ReadAt(make([]byte, 64<<10), 128<<10)
+		require.NoError(t, err)
+		copied, _ := inst.Disk.(*overlay).copied()
+		require.Equal(t, kept, copied, mode)
+	}
+}
+
+// Only who copies everything needs space for everything.
+func TestLargeImageInASmallDirectory(t *testing.T) {
+	path := filetest.Put(t, t.TempDir(), "a.raw", filetest.Sample(3<<20, 1), 0)
+	_, err := Open(t.Context(), openGood(t, path), Options{WorkDir: filetest.TinyFS(t, "1m"), Mode: CopyClone})
+	var space *image.SpaceError
+	require.ErrorAs(t, err, &space)
+	for _, mode := range []CopyMode{CopyOnRead, CopyOnWrite} {
+		inst, _ := start(t, path, Options{WorkDir: filetest.TinyFS(t, "1m"), Mode: mode})
+		require.EqualValues(t, 3<<20, inst.Size())
+	}
+}
+
+// A disk that somebody has put on the volume is served as it is. One that has lost its state is not such a disk.
+func TestDiskThatIsOnTheVolumeAlready(t *testing.T) {
+	path := filetest.Put(t, t.TempDir(), "a.raw", filetest.Sample(3<<20, 1), 0)
+	content := filetest.Sample(2<<20, 2)
+	opt := Options{PersistentDir: t.TempDir()}
+	filetest.Put(t, opt.PersistentDir, PersistentName, content, 0)
+	inst, _ := start(t, path, opt)
+	require.True(t, inst.Kept)
+	require.Equal(t, -1, filetest.FirstDifference(content, filetest.ReadAll(t, inst, inst.Size())))
+	require.NoError(t, inst.Close())
+	again, _ := start(t, path, opt)
+	require.Equal(t, inst.Identity, again.Identity, "it is known from now on")
+	require.NoError(t, again.Close())
+
+	for _, left := range []func(*diskDir) string{(*diskDir).liveMap, (*diskDir).durableMap} {
+		lost := Options{PersistentDir: t.TempDir()}
+		filetest.Put(t, lost.PersistentDir, PersistentName, content, 0)
+		name := left(&diskDir{path: lost.PersistentDir, diskFile: PersistentName})
+		filetest.Put(t, lost.PersistentDir, filepath.Base(name), []byte("a map"), 0)
+		_, err := Open(t.Context(), openGood(t, path), lost)
+		require.ErrorContains(t, err, "has lost its state file, and is not complete without it")
+		require.FileExists(t, name)
+	}
+	for _, size := range []int64{0, 100, 1<<20 + 1} {
+		odd := Options{PersistentDir: t.TempDir()}
+		filetest.Put(t, odd.PersistentDir, PersistentName, nil, size)
+		_, err := Open(t.Context(), openGood(t, path), odd)
+		require.ErrorContains(t, err, "which is no positive multiple of 512")
+	}
+}
+
+// A complete disk that is not flushed any more says so, or a restart of the machine would keep what only the page cache had.
+func TestCompleteDiskThatStopsBeingDurable(t *testing.T) {
+	content := filetest.Sample(1<<20, 1)
+	path := filetest.Put(t, t.TempDir(), "a.raw", content, 0)
+	opt := Options{WorkDir: t.TempDir(), Durable: true, Owner: "one"}
+	first, _ := start(t, path, opt)
+	settle(t, first)
+	require.NoError(t, first.Close())
+	for _, durable := range []bool{true, false} {
+		opt.Durable, opt.Owner = durable, "another"
+		inst, _ := start(t, path, opt)
+		require.True(t, inst.Kept)
+		_, err := inst.WriteAt(filetest.Block('w', 512), 0)
+		require.NoError(t, err)
+		require.NoError(t, inst.Flush())
+		require.NoError(t, inst.Close())
+		s, err := loadState(inst.dir.state())
+		require.NoError(t, err)
+		require.Equal(t, durable, s.Durable)
+		require.Equal(t, "another", s.Owner, "who may sweep it from now on")
+		require.True(t, s.survivesBoot(bootID()))
+		require.Equal(t, durable, s.survivesBoot("another"))
+	}
+}

@@ -1,0 +1,123 @@
+package instance
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/disk/internal/osfile"
+	"kubevirt.io/disk/disk/internal/smallfile"
+)
+
+// Sweep removes what is left in a work directory of images that are gone, and logs what it gave back. Only a directory is
+// touched that certainly is what the same owner has left: its state is intact and names the owner and an image of which
+// imageDir has no file any more, and nobody holds its lock. Call it when the images of this run have been opened, so that a
+// directory of images that is not there is not taken for an empty one. Files in it that are not the disk's stay. It ends early
+// when ctx does, and goes on where it ended the next time.
+func Sweep(ctx context.Context, workDir, imageDir, owner string, log *zap.Logger) {
+	entries, err := os.ReadDir(workDir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) { // where all disks are on volumes there may be none
+		log.Warn("the work directory was not searched for disks of images that are gone", zap.Error(err))
+	}
+	if err == nil {
+		workDir, err = osfile.Resolved(workDir)
+	}
+	if err != nil {
+		return
+	}
+	for _, e := range entries {
+		if ctx.Err() != nil {
+			return
+		}
+		if !e.IsDir() {
+			continue
+		}
+		d := workDirOf(workDir, e.Name())
+		if err := d.sweep(imageDir, owner, log); err != nil {
+			log.Warn("the disk of an image that is gone could not be removed", zap.String("directory", d.path), zap.Error(err))
+		}
+	}
+}
+
+// orphaned reports whether the directory is what the owner has left of an image that is gone.
+func (d *diskDir) orphaned(imageDir, owner string, log *zap.Logger) (image string, gone bool) {
+	s, err := loadState(d.state())
+	if err != nil || escapeName(s.Image) != filepath.Base(d.path) {
+		return "", false
+	}
+	if _, err := os.Lstat(filepath.Join(imageDir, s.Image)); !errors.Is(err, fs.ErrNotExist) {
+		return "", false
+	}
+	if s.Owner != owner {
+		log.Info("a disk in the work directory is of no image here, and is kept because another daemon may need it",
+			zap.String("directory", d.path), zap.String("last_served_by", s.Owner), zap.String("this_is", owner))
+		return "", false
+	}
+	return s.Image, true
+}
+
+func (d *diskDir) sweep(imageDir, owner string, log *zap.Logger) error {
+	if _, gone := d.orphaned(imageDir, owner, log); !gone {
+		return nil // not locked: that would be in the way of whoever uses it
+	}
+	if err := osfile.CheckOwner(d.path); err != nil {
+		return err
+	}
+	name := filepath.Join(d.path, smallfile.LockName)
+	lock, err := osfile.OpenFile(name, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	if err := smallfile.LockFile(lock); errors.Is(err, unix.EWOULDBLOCK) {
+		return nil
+	} else if err != nil {
+		return &os.PathError{Op: "flock", Path: name, Err: err}
+	}
+	if current, err := smallfile.HasName(lock, name); err != nil || !current {
+		return err
+	}
+	// It may have been used in between.
+	image, gone := d.orphaned(imageDir, owner, log)
+	if !gone {
+		return nil
+	}
+	before := usedIn(d.path)
+	// The state goes last: by that the next call knows the directory if this one is killed.
+	err = d.clearUnits()
+	for _, file := range []string{d.disk(), d.liveMap(), d.durableMap(), d.state() + smallfile.SpareSuffix, d.state()} {
+		if err == nil {
+			err = errors.Join(osfile.Remove(file+smallfile.PartialSuffix), osfile.Remove(file))
+		}
+	}
+	if err != nil {
+		return err
+	}
+	// Whoever has opened the lock file meanwhile notices that it lost its name. The directory stays if it holds anything else.
+	if err := osfile.Remove(name); err != nil {
+		return err
+	}
+	if err := osfile.Remove(d.path); err != nil && !errors.Is(err, unix.ENOTEMPTY) {
+		return err
+	}
+	log.Info("removed the disk of an image that is gone", zap.String("image", image), zap.String("directory", d.path),
+		zap.Int64("bytes", before-usedIn(d.path)))
+	return nil
+}
+
+// usedIn is what the files in a directory take of the storage. Bytes.
+func usedIn(dir string) (used int64) {
+	_ = filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+		var st unix.Stat_t
+		if err == nil && unix.Lstat(path, &st) == nil {
+			used += st.Blocks * osfile.StatBlock
+		}
+		return nil // it is only for the log
+	})
+	return used
+}

@@ -1,0 +1,204 @@
+package instance
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+
+	"kubevirt.io/disk/disk/disktest/filetest"
+	"kubevirt.io/disk/disk/internal/smallfile"
+)
+
+// sweep runs Sweep and returns the directories that are left, and what was logged.
+func sweep(t *testing.T, work, images, owner string) (left []string, logs *observer.ObservedLogs) {
+	t.Helper()
+	core, logs := observer.New(zap.DebugLevel)
+	Sweep(t.Context(), work, images, owner, zap.New(core))
+	entries, err := os.ReadDir(work)
+	require.NoError(t, err)
+	for _, e := range entries {
+		left = append(left, e.Name())
+	}
+	return left, logs
+}
+
+func TestSweepRemovesTheDiskOfAnImageThatIsGone(t *testing.T) {
+	images, work := t.TempDir(), t.TempDir()
+	for _, name := range []string{"gone one.raw", "kept.raw", "in place.raw"} {
+		filetest.Put(t, images, name, filetest.Sample(3<<20, 1), 0)
+	}
+	opt := Options{WorkDir: work, Owner: "us", Mode: CopyOnWrite}
+	var used int64
+	for _, name := range []string{"gone one.raw", "kept.raw"} {
+		inst, _ := start(t, filepath.Join(images, name), opt)
+		_, err := inst.WriteAt(filetest.Block('w', 1<<20), 0)
+		require.NoError(t, err)
+		require.NoError(t, inst.Store().Save("mode-pages", []byte("x")))
+		require.NoError(t, inst.Close())
+		used = usedIn(inst.dir.path)
+	}
+	opt.Mode = CopyNone
+	inPlace, _ := start(t, filepath.Join(images, "in place.raw"), opt)
+	require.NoError(t, inPlace.Close())
+	filetest.Put(t, work, "control.sock", nil, 0)
+	all := []string{"control.sock", "gone%20one.raw", "in%20place.raw", "kept.raw"}
+	left, logs := sweep(t, work, images, "us")
+	require.Equal(t, all, left, "all images are there")
+	require.Zero(t, logs.Len())
+
+	require.NoError(t, os.Remove(filepath.Join(images, "gone one.raw")))
+	require.NoError(t, os.Remove(filepath.Join(images, "in place.raw")))
+	// What a killed process left.
+	filetest.Put(t, filepath.Join(work, "gone%20one.raw"), diskName+smallfile.PartialSuffix, []byte("x"), 0)
+	left, logs = sweep(t, work, images, "us")
+	require.Equal(t, []string{"control.sock", "kept.raw"}, left)
+	removed := logs.FilterMessage("removed the disk of an image that is gone").All()
+	require.Len(t, removed, 2)
+	require.Equal(t, "gone one.raw", removed[0].ContextMap()["image"])
+	require.InDelta(t, used, removed[0].ContextMap()["bytes"], 16<<10)
+	require.FileExists(t, filepath.Join(images, "kept.raw"))
+}
+
+// Whatever may be needed by anyone is left alone.
+func TestSweepKeeps(t *testing.T) {
+	for name, prepare := range map[string]func(t *testing.T, inst *Instance, images string){
+		"a disk that is served": func(t *testing.T, inst *Instance, _ string) {},
+		"that of another owner": func(t *testing.T, inst *Instance, _ string) {
+			require.NoError(t, inst.Close())
+			rewrite(t, inst.dir.path, func(s *state) { s.Owner = "them" })
+		},
+		"that of nobody": func(t *testing.T, inst *Instance, _ string) {
+			require.NoError(t, inst.Close())
+			rewrite(t, inst.dir.path, func(s *state) { s.Owner = "" })
+		},
+		"one with a damaged state": func(t *testing.T, inst *Instance, _ string) {
+			require.NoError(t, inst.Close())
+			require.NoError(t, os.Truncate(inst.dir.state(), 20))
+		},
+		"one without a state": func(t *testing.T, inst *Instance, _ string) {
+			require.NoError(t, inst.Close())
+			require.NoError(t, os.Remove(inst.dir.state()))
+		},
+		"a copy under another name": func(t *testing.T, inst *Instance, _ string) {
+			require.NoError(t, inst.Close())
+			require.NoError(t, os.Rename(inst.dir.path, inst.dir.path+"-backup"))
+		},
+		"that of a file that is no image": func(t *testing.T, inst *Instance, images string) {
+			require.NoError(t, inst.Close())
+			filetest.Put(t, images, "a.raw", []byte("cannot be opened"), 0)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			images, work := t.TempDir(), t.TempDir()
+			inst, _ := start(t, filetest.Put(t, images, "a.raw", []byte("data"), 1<<20), Options{WorkDir: work, Owner: "us", Mode: CopyOnWrite})
+			require.NoError(t, os.Remove(filepath.Join(images, "a.raw")))
+			prepare(t, inst, images)
+			left, logs := sweep(t, work, images, "us")
+			require.Len(t, left, 1)
+			require.FileExists(t, filepath.Join(work, left[0], diskName))
+			require.Zero(t, logs.FilterMessageSnippet("removed").Len())
+			require.Zero(t, logs.FilterLevelExact(zap.WarnLevel).Len())
+		})
+	}
+}
+
+// A volume whose disks survive may lie where ephemeral disks were.
+func TestSweepSaysNothingWithoutAWorkDirectory(t *testing.T) {
+	core, logs := observer.New(zap.DebugLevel)
+	Sweep(t.Context(), filepath.Join(t.TempDir(), "none"), t.TempDir(), "us", zap.New(core))
+	require.Zero(t, logs.Len())
+}
+
+func TestSweepNeverTouchesAPersistentDisk(t *testing.T) {
+	images, work := t.TempDir(), t.TempDir()
+	path := filetest.Put(t, images, "a.raw", filetest.Sample(1<<20, 1), 0)
+	ephemeral, _ := start(t, path, Options{WorkDir: work, Owner: "us"})
+	require.NoError(t, ephemeral.Close())
+	dirs, err := PersistentDirs(work, []string{"a.raw", "b.raw"})
+	require.NoError(t, err)
+	require.Equal(t, filepath.Join(work, "a.raw"), dirs[0])
+	persistent, _ := start(t, path, Options{PersistentDir: dirs[0], Owner: "us"})
+	settle(t, persistent)
+	require.NoError(t, persistent.Store().Save("mode-pages", []byte("x")))
+	require.NoError(t, persistent.Close())
+	require.NoError(t, os.Remove(path))
+
+	left, logs := sweep(t, work, images, "us")
+	require.Equal(t, []string{"a.raw"}, left)
+	require.Equal(t, 1, logs.FilterMessageSnippet("removed").Len())
+	require.NoFileExists(t, ephemeral.Path)
+	filetest.Put(t, images, "a.raw", filetest.Sample(1<<20, 1), 0)
+	again, _ := start(t, path, Options{PersistentDir: dirs[0]})
+	require.True(t, again.Kept)
+	require.Equal(t, persistent.Identity, again.Identity)
+	kept, err := again.Store().Load("mode-pages")
+	require.NoError(t, err)
+	require.Equal(t, "x", string(kept))
+	require.NoError(t, again.Close())
+
+	before, err := os.ReadDir(dirs[0])
+	require.NoError(t, err)
+	require.NoError(t, os.Remove(path))
+	sweep(t, work, images, "us")
+	after, err := os.ReadDir(dirs[0])
+	require.NoError(t, err)
+	require.Equal(t, before, after)
+}
+
+// A process that is killed while it removes a disk leaves what the next one goes on with.
+func TestSweepGoesOn(t *testing.T) {
+	images, work := t.TempDir(), t.TempDir()
+	path := filetest.Put(t, images, "a.raw", filetest.Sample(1<<20, 1), 0)
+	inst, _ := start(t, path, Options{WorkDir: work, Owner: "us", Mode: CopyOnWrite})
+	require.NoError(t, inst.Close())
+	require.NoError(t, os.Remove(inst.Path))
+	again, _ := start(t, path, Options{WorkDir: work, Owner: "us", Mode: CopyOnWrite})
+	require.False(t, again.Kept, "the image is back")
+	require.NoError(t, again.Close())
+	require.NoError(t, os.Remove(path))
+	require.NoError(t, os.Remove(inst.Path))
+	left, _ := sweep(t, work, images, "us")
+	require.Empty(t, left)
+}
+
+// Who opens a disk while it is swept away either finds it in use, or has it for itself.
+func TestSweepBesideAStart(t *testing.T) {
+	images, work, none := t.TempDir(), t.TempDir(), t.TempDir()
+	path := filetest.Put(t, images, "a.raw", []byte("data"), 1<<20)
+	stop, swept := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(swept)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				Sweep(t.Context(), work, none, "us", zap.NewNop())
+			}
+		}
+	}()
+	opened := 0
+	for range 300 {
+		inst, err := Open(t.Context(), openGood(t, path), Options{WorkDir: work, Owner: "us", Mode: CopyOnWrite})
+		if locked := new(smallfile.LockedError); errors.As(err, &locked) {
+			continue
+		}
+		require.NoError(t, err)
+		opened++
+		for _, name := range []string{inst.dir.disk(), inst.dir.state(), inst.dir.liveMap(), inst.dir.lock.Name()} {
+			require.FileExists(t, name)
+		}
+		current, err := smallfile.HasName(inst.dir.lock, inst.dir.lock.Name())
+		require.NoError(t, err)
+		require.True(t, current)
+		require.NoError(t, inst.Close())
+	}
+	close(stop)
+	<-swept
+	require.Positive(t, opened)
+}

@@ -1,0 +1,260 @@
+package instance
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/disk/disktest/filetest"
+	"kubevirt.io/disk/disk/internal/smallfile"
+)
+
+// tracedDir tells the test binary that it is the process whose system calls are looked at, and where it works.
+const tracedDir = "KUBEVIRT_DISK_TEST_TRACED"
+
+// What the process says to whoever reads its system calls, as the name of a file that is looked for.
+const (
+	sayKept  = "kept: "  // all that there is has to be on storage
+	sayOwing = "owing: " // from now on nothing has to be, until the next promise
+	sayBound = "bound: " // from now on what the state says has to be true
+)
+
+func syncFilesOnly(f *os.File) error {
+	if st, err := f.Stat(); err != nil || st.IsDir() {
+		return err
+	}
+	return f.Sync()
+}
+
+func say(what string) { _ = unix.Access(what, unix.F_OK) }
+
+// TestKeepPromises is the process that TestPromisesReachStorage looks at: it makes disks durable in every way that there is.
+func TestKeepPromises(t *testing.T) {
+	dir := os.Getenv(tracedDir)
+	if dir == "" {
+		t.Skip("is run by TestPromisesReachStorage")
+	}
+	image := filepath.Join(dir, "disk.raw")
+	use := func(promise string, opt Options, write bool) {
+		inst, _ := start(t, image, opt)
+		if inst.copies != nil {
+			inst.copies.done.Wait() // also where nothing is copied: the image is identified
+			if opt.Mode == CopyClone && promise != sayOwing {
+				say(sayKept + "a clone that is complete")
+			}
+		}
+		if write {
+			_, err := inst.WriteAt(filetest.Block('w', 8192), 512)
+			require.NoError(t, err)
+			require.NoError(t, inst.Flush())
+			require.NoError(t, inst.Store().Save("mode-pages", []byte("kept")))
+		}
+		say(promise)
+		require.NoError(t, inst.Close())
+	}
+	for _, mode := range []CopyMode{CopyOnWrite, CopyClone} {
+		volume := Options{Mode: mode, PersistentDir: filepath.Join(dir, "volume", string(mode))}
+		use(sayKept+"a new persistent disk, "+string(mode), volume, true)
+		volume.Size = 32 << 20
+		use(sayKept+"a larger one", volume, false)
+		if mode == CopyOnWrite {
+			inst, _ := start(t, image, volume)
+			_, err := inst.WriteAt(filetest.Block('k', 8192), 2<<20)
+			require.NoError(t, err)
+			over := inst.Disk.(*overlay)
+			require.NoError(t, over.maps.takeDirty(checkpointPages, over.savePages), "killed before the map is synced")
+			require.NoError(t, inst.Close())
+			inst, _ = start(t, image, volume)
+			require.NoError(t, inst.Flush())
+			say(sayKept + "what an earlier process wrote and did not flush")
+			say(sayOwing)
+			unit := inst.Store()
+			kept := unit.Where("mode-pages")
+			require.NoError(t, os.MkdirAll(filepath.Dir(kept), 0o700))
+			require.NoError(t, smallfile.Replace(kept, []byte("killed before the name is synced"), "", syncFilesOnly))
+			content, err := os.ReadFile(inst.dir.state())
+			require.NoError(t, err)
+			require.NoError(t, inst.Close())
+			require.NoError(t, smallfile.Replace(inst.dir.state(), content, "", syncFilesOnly))
+			inst, _ = start(t, image, volume)
+			say(sayKept + "what an earlier process gave its name")
+			require.NoError(t, inst.Close())
+		}
+
+		pod := Options{Mode: mode, WorkDir: filepath.Join(dir, string(mode))}
+		say(sayOwing)
+		use(sayOwing, pod, true)
+		say(sayBound)
+		pod.Durable = true
+		use(sayKept+"a disk that is durable from now on, "+string(mode), pod, true)
+		pod.Durable = false
+		use(sayKept+"a disk that says that it is not any more", pod, false)
+	}
+}
+
+// TestPromisesReachStorage looks at the system calls of a process that makes disks durable, as a kernel does that loses power: what was
+// written counts once the file was synced, and a name once its directory was. No state is put in place before what it says is there.
+func TestPromisesReachStorage(t *testing.T) {
+	strace, err := exec.LookPath("strace")
+	filetest.Needs(t, "strace", err == nil)
+	filetest.Needs(t, "the right to trace a process", exec.Command(strace, "-o", os.DevNull, "true").Run() == nil)
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	require.NoError(t, err)
+	filetest.Put(t, dir, "disk.raw", filetest.Sample(3<<20, 1), 0)
+	for _, mode := range []CopyMode{CopyOnWrite, CopyClone} { // directories that were there before
+		require.NoError(t, os.MkdirAll(filepath.Join(dir, string(mode), "disk.raw"), 0o700))
+	}
+	trace := filepath.Join(t.TempDir(), "trace")
+	child := exec.Command(strace, "-f", "-qq", "-y", "-s", "0", "-e", "signal=none", "-o", trace, "-e",
+		"trace=openat,mkdirat,write,pwrite64,ftruncate,fallocate,copy_file_range,fsync,fdatasync,renameat,renameat2,unlinkat,faccessat",
+		os.Args[0], "-test.run=^TestKeepPromises$")
+	child.Env = append(os.Environ(), tracedDir+"="+dir)
+	out, err := child.CombinedOutput()
+	require.NoError(t, err, string(out))
+	text, err := os.ReadFile(trace)
+	require.NoError(t, err)
+	s := &syncedFiles{t: t, dir: dir, changes: map[string]int{}, stored: map[string]int{}, bound: true}
+	begun, syncing := map[string]string{}, map[string]int{}
+	for line := range bytes.Lines(text) {
+		thread, call, _ := strings.Cut(strings.TrimSpace(string(line)), " ")
+		call = strings.TrimSpace(call)
+		if first, cut := strings.CutSuffix(call, " <unfinished ...>"); cut {
+			begun[thread], syncing[thread] = first, s.changes[descriptor(first)]
+			continue
+		}
+		until := s.changes[descriptor(call)]
+		if _, rest, resumed := strings.Cut(call, " resumed>"); resumed && strings.HasPrefix(call, "<... ") {
+			call, until = begun[thread]+rest, syncing[thread]
+		}
+		s.follow(call, until)
+	}
+	require.Equal(t, 11, s.promises)
+}
+
+// syncedFiles is what is known of files below a directory by the system calls that change them.
+type syncedFiles struct {
+	t        *testing.T
+	dir      string
+	changes  map[string]int // of a file or of the names in a directory, so far
+	stored   map[string]int // how many of them are on storage
+	bound    bool
+	promises int
+}
+
+var (
+	calledOn = regexp.MustCompile(`^(\w+)\(\d+<([^>]*)>`)
+	failed   = regexp.MustCompile(`\) += -1 `)
+	named    = regexp.MustCompile(`(?:<([^>]*)>, )?"([^"]*)"`) // in a directory, which counts where the name is relative
+)
+
+// descriptor is the name of the file that a call is about, if it has one.
+func descriptor(call string) string {
+	if m := calledOn.FindStringSubmatch(call); m != nil {
+		return m[2]
+	}
+	return ""
+}
+
+// follow notes what a call has done. What a sync has brought to storage is what had been changed before it began.
+func (s *syncedFiles) follow(call string, until int) {
+	name, _, _ := strings.Cut(call, "(")
+	var paths []string
+	for _, m := range named.FindAllStringSubmatch(call, -1) {
+		if !filepath.IsAbs(m[2]) && strings.HasPrefix(m[1], s.dir) {
+			m[2] = filepath.Join(m[1], m[2])
+		}
+		paths = append(paths, m[2])
+	}
+	if name == "faccessat" {
+		s.hear(paths[0])
+		return
+	}
+	if failed.MatchString(call) {
+		return
+	}
+	switch name {
+	case "openat":
+		if _, known := s.changes[paths[0]]; !known && strings.Contains(call, "O_CREAT") {
+			s.change(paths[0])
+			s.rename(paths[0])
+		}
+	case "mkdirat":
+		s.rename(paths[0])
+	case "renameat", "renameat2":
+		from, to := paths[0], paths[1]
+		if s.bound {
+			require.Empty(s.t, s.missing(from), "%s gets its name", to)
+			if isState(to) || filepath.Ext(to) == ".map" {
+				require.Empty(s.t, s.claimed(), "%s says that it is there", to)
+			}
+		}
+		s.changes[to], s.stored[to] = s.changes[from], s.stored[from]
+		s.forget(from)
+		s.rename(to)
+	case "unlinkat":
+		s.forget(paths[0])
+	case "fsync", "fdatasync":
+		s.stored[descriptor(call)] = until
+	default:
+		s.change(descriptor(call))
+	}
+}
+
+// change notes a change of what matters: the live map is of no use once the machine was restarted, nor is who has the lock, nor a spare.
+func (s *syncedFiles) change(path string) {
+	if strings.HasPrefix(path, s.dir) && !strings.HasSuffix(path, smallfile.LockName) && !strings.Contains(path, ".live") && !strings.HasSuffix(path, smallfile.SpareSuffix) {
+		s.changes[path]++
+	}
+}
+
+func (s *syncedFiles) forget(path string) {
+	delete(s.changes, path)
+	delete(s.stored, path)
+}
+
+// rename notes that something has that name now, unless it is one that does not count yet.
+func (s *syncedFiles) rename(path string) {
+	if !strings.HasSuffix(path, smallfile.LockName) && !strings.Contains(path, ".live") && !strings.HasSuffix(path, smallfile.PartialSuffix) && !strings.HasSuffix(path, smallfile.SpareSuffix) {
+		s.change(filepath.Dir(path))
+	}
+}
+
+// missing are the files of that name, or all of them, of which something would be lost.
+func (s *syncedFiles) missing(path string) (missing []string) {
+	for name, n := range s.changes {
+		if s.stored[name] < n && (name == path || path == "" && !strings.HasSuffix(name, smallfile.PartialSuffix)) {
+			missing = append(missing, name)
+		}
+	}
+	return missing
+}
+
+// claimed are the files of which something would be lost that a state or a map says is there. Of a disk with a map only the next flush says
+// so, and of a state only itself.
+func (s *syncedFiles) claimed() []string {
+	return slices.DeleteFunc(s.missing(""), func(name string) bool { return s.changes[name+".map"] > 0 || isState(name) })
+}
+
+func isState(name string) bool {
+	return filepath.Ext(name) == ".state" || filepath.Base(name) == stateName
+}
+
+func (s *syncedFiles) hear(what string) {
+	switch {
+	case strings.HasPrefix(what, sayKept):
+		require.Empty(s.t, s.missing(""), what)
+		s.bound, s.promises = true, s.promises+1
+	case what == sayOwing:
+		s.bound = false
+	case what == sayBound:
+		s.bound = true
+	}
+}

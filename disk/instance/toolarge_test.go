@@ -1,0 +1,82 @@
+package instance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/disk/disktest/filetest"
+	"kubevirt.io/disk/disk/image"
+)
+
+// What a file system admits as the size of a file has nothing to do with how much space is left.
+func TestFilesThatAreTooLarge(t *testing.T) {
+	const size = 40 << 40
+	dir, work := t.TempDir(), t.TempDir()
+	if err := os.Truncate(filetest.Put(t, dir, "probe", nil, 0), size); !errors.Is(err, unix.EFBIG) {
+		require.NoError(t, err)
+		t.Skip("needs a file system with a limit of less than 40 TiB for a file, as ext4")
+	}
+	filetest.QemuImg(t, dir, "create", "-q", "-f", "qcow2", "large.qcow2", fmt.Sprint(size))
+	img := openGood(t, filepath.Join(dir, "large.qcow2"))
+	small := filetest.Put(t, dir, "small.raw", filetest.Block(1, 8192), 0)
+	kept, _ := start(t, small, Options{WorkDir: work})
+	require.NoError(t, kept.Close())
+	open := func(img *image.Image, opt Options) error {
+		_, err := Open(t.Context(), img, opt)
+		return err
+	}
+	for name, err := range map[string]error{
+		"convert":         image.Convert(t.Context(), img, filepath.Join(dir, "out.raw"), nil),
+		"ephemeral":       open(img, Options{WorkDir: work}),
+		"persistent":      open(img, Options{PersistentDir: filepath.Join(dir, "volume"), Mode: CopyOnWrite}),
+		"grown later":     open(openGood(t, small), Options{WorkDir: work, Size: size}),
+		"larger at first": open(openGood(t, small), Options{PersistentDir: filepath.Join(dir, "other"), Size: size}),
+	} {
+		t.Run(name, func(t *testing.T) {
+			var space *image.SpaceError
+			require.ErrorAs(t, err, &space)
+			require.EqualValues(t, size, space.FileSize)
+			for _, part := range []string{"40 TiB (43980465111040 bytes)", space.Dir, "another file system"} {
+				require.ErrorContains(t, err, part)
+			}
+			require.NotContains(t, err.Error(), "filled up")
+		})
+	}
+	again, _ := start(t, small, Options{WorkDir: work})
+	require.True(t, again.Kept, "the disk is as it was")
+	require.False(t, again.Grown)
+}
+
+// A clone that cannot fit is refused before anything is made.
+func TestCloneThatDoesNotFit(t *testing.T) {
+	small := filetest.TinyFS(t, "1m")
+	img := openGood(t, filetest.Put(t, t.TempDir(), "disk.raw", filetest.Block(5, 3<<20), 0))
+	_, err := Open(t.Context(), img, Options{WorkDir: small})
+	var space *image.SpaceError
+	require.ErrorAs(t, err, &space)
+	entries, err := os.ReadDir(small)
+	require.NoError(t, err)
+	require.Len(t, entries, 1, "only the directory with the lock")
+}
+
+// A start that is stopped leaves no disk.
+func TestCancelledStartLeavesNothing(t *testing.T) {
+	dir := t.TempDir()
+	img := openGood(t, filetest.Put(t, dir, "disk.raw", filetest.Sample(8<<20, 3), 0))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := Open(ctx, img, Options{WorkDir: filepath.Join(dir, "work")})
+	require.ErrorIs(t, err, context.Canceled)
+	for _, pattern := range []string{"work/*/disk*", "work/*/state*"} {
+		left, err := filepath.Glob(filepath.Join(dir, pattern))
+		require.NoError(t, err)
+		require.Empty(t, left)
+	}
+}

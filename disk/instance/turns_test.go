@@ -1,0 +1,268 @@
+package instance
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/disktest/filetest"
+	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/disk/internal/rawfile"
+	"kubevirt.io/disk/disk/internal/slots"
+)
+
+// watched is an image that counts who reads it at once, and lets a test hold a read up.
+type watched struct {
+	source
+	now, most *atomic.Int32
+	hold      func()
+}
+
+func (w *watched) ReadAt(p []byte, off int64) (int, error) {
+	now := w.now.Add(1)
+	defer w.now.Add(-1)
+	for most := w.most.Load(); now > most && !w.most.CompareAndSwap(most, now); most = w.most.Load() {
+	}
+	if w.hold != nil {
+		w.hold()
+	}
+	return w.source.ReadAt(p, off)
+}
+
+// full is a file without space until the channel is closed.
+type full struct {
+	*filetest.SimFile
+	space chan struct{}
+	tries atomic.Int32
+}
+
+func (f *full) WriteAt(p []byte, off int64) (int, error) {
+	select {
+	case <-f.space:
+		return f.SimFile.WriteAt(p, off)
+	default:
+		f.tries.Add(1)
+		return 0, disk.ErrNoSpace
+	}
+}
+
+// copying is the hydration of a small disk that shares its turns with others.
+func copying(t *testing.T, shared *slots.Slots, base func(source) source) (*simDisk, *hydration) {
+	d := newSimDisk(t, 1, overlayOptions{})
+	if base != nil {
+		d.over.base = base(d.over.base)
+	}
+	d.hydrate.slots, d.hydrate.workers = shared, shared.Count()
+	return d, d.hydrate
+}
+
+func requireCopied(t *testing.T, d *simDisk) {
+	require.Zero(t, d.over.blocks.clear.Load())
+	d.over.dropBase()
+	got := make([]byte, simSize)
+	_, err := d.over.ReadAt(got, 0)
+	require.NoError(t, err)
+	require.Equal(t, d.expected, got)
+}
+
+// However many disks there are, no more workers than have a place read images, and have a buffer.
+func TestCopyingOfManyDisksIsBounded(t *testing.T) {
+	shared := slots.New(2, slots.Options{})
+	var now, most atomic.Int32
+	var group sync.WaitGroup
+	var disks []*simDisk
+	for range 40 {
+		d, h := copying(t, shared, func(s source) source {
+			return &watched{source: s, now: &now, most: &most, hold: func() { time.Sleep(50 * time.Microsecond) }}
+		})
+		disks = append(disks, d)
+		group.Go(func() { require.NoError(t, h.run(t.Context())) })
+	}
+	group.Wait()
+	require.EqualValues(t, 2, most.Load())
+	require.Equal(t, 2, shared.Free(), "every place is free again")
+	for _, d := range disks {
+		requireCopied(t, d)
+	}
+}
+
+// A disk that is alone has every place, until another one wants it.
+func TestOneDiskHasEveryPlace(t *testing.T) {
+	shared := slots.New(3, slots.Options{})
+	var now, most atomic.Int32
+	all := make(chan struct{})
+	var once sync.Once
+	d, h := copying(t, shared, func(s source) source {
+		return &watched{source: s, now: &now, most: &most, hold: func() {
+			if now.Load() == 3 {
+				once.Do(func() { close(all) })
+			}
+			select {
+			case <-all:
+			case <-time.After(10 * time.Second):
+			}
+		}}
+	})
+	require.NoError(t, h.pass(t.Context()))
+	require.EqualValues(t, 3, most.Load())
+	require.Equal(t, 3, shared.Free())
+	requireCopied(t, d)
+}
+
+// Storage that hangs below some images does not keep the others from being copied.
+func TestStalledImageKeepsNoPlace(t *testing.T) {
+	shared := slots.New(2, slots.Options{Stall: 10 * time.Millisecond})
+	var now, most atomic.Int32
+	back := make(chan struct{})
+	var group sync.WaitGroup
+	var stalled []*simDisk
+	for range 3 {
+		d, h := copying(t, shared, func(s source) source { return &watched{source: s, now: &now, most: &most, hold: func() { <-back }} })
+		stalled = append(stalled, d)
+		group.Go(func() { require.NoError(t, h.run(t.Context())) })
+	}
+	require.Eventually(t, func() bool { return now.Load() >= 2 }, 10*time.Second, time.Millisecond)
+	d, h := copying(t, shared, nil)
+	require.NoError(t, h.run(t.Context()))
+	requireCopied(t, d)
+	close(back)
+	group.Wait()
+	require.Equal(t, 2, shared.Free())
+	for _, d := range stalled {
+		requireCopied(t, d)
+	}
+}
+
+// While one disk waits for space or for an image that can be read, others are copied.
+func TestWaitingDiskKeepsNoPlace(t *testing.T) {
+	shared := slots.New(1, slots.Options{})
+	d, h := copying(t, shared, nil)
+	file := &full{SimFile: d.file, space: make(chan struct{})}
+	d.over.file = file
+	h.out, h.retry = rawfile.NewServedWriter(file, nil, nil, rawfile.ServedWorth), time.Millisecond
+	copied := make(chan error, 1)
+	go func() { copied <- h.run(t.Context()) }()
+	require.Eventually(t, func() bool { return file.tries.Load() > 2 }, 10*time.Second, time.Millisecond)
+
+	_, unreadable := copying(t, shared, func(s source) source { return &spoiled{SimImage: s.(filetest.SimImage), block: 5} })
+	ctx, cancel := context.WithCancel(t.Context())
+	waiting := make(chan error, 1)
+	go func() { waiting <- unreadable.run(ctx) }()
+	require.Eventually(t, func() bool { return unreadable.o.blocks.clear.Load() == 1 }, 10*time.Second, time.Millisecond)
+
+	other, h := copying(t, shared, nil)
+	require.NoError(t, h.run(t.Context()))
+	requireCopied(t, other)
+	cancel()
+	require.ErrorIs(t, <-waiting, context.Canceled)
+	close(file.space)
+	require.NoError(t, <-copied)
+	requireCopied(t, d)
+}
+
+// Who waits for a place can be stopped.
+func TestWaitingForASlotEndsWithTheContext(t *testing.T) {
+	shared := slots.New(1, slots.Options{})
+	held, err := shared.Acquire(t.Context())
+	require.NoError(t, err)
+	_, h := copying(t, shared, nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- h.run(ctx) }()
+	cancel()
+	require.ErrorIs(t, <-ended, context.Canceled)
+	require.Nil(t, shared.TryAcquire(), "the place is still held")
+	held.Release()
+	held.Release()
+	require.Equal(t, 1, shared.Free(), "it is given back once")
+}
+
+// Of many disks that are copied the log is told no more often than of one.
+func TestProgressOfAllDisksIsLoggedOnce(t *testing.T) {
+	core, logs := observer.New(zap.InfoLevel)
+	shared := slots.New(1, slots.Options{})
+	for range 3 {
+		d, h := copying(t, shared, nil)
+		h.log, h.progress, h.begun = zap.New(core), new(image.Progress), time.Now().Add(-image.ProgressInterval)
+		h.progress.Follow(d.over.Size(), d.over.copied)
+		slot, err := shared.Acquire(t.Context())
+		require.NoError(t, err)
+		more, _ := h.step(t.Context(), slot)
+		require.True(t, more)
+		slot.Release()
+	}
+	require.Equal(t, 1, logs.FilterMessage("copying the image").Len())
+	require.False(t, shared.MayLog(time.Now(), time.Hour))
+	require.True(t, shared.MayLog(time.Now().Add(image.ProgressInterval), image.ProgressInterval))
+}
+
+// A buffer is no larger than the disk, so that small ones take little however many they are.
+func TestBuffersAreNoLargerThanTheDisk(t *testing.T) {
+	shared := slots.New(1, slots.Options{})
+	_, h := copying(t, shared, nil)
+	h.chunk = hydrationChunk
+	slot, err := shared.Acquire(t.Context())
+	require.NoError(t, err)
+	more, _ := h.step(t.Context(), slot)
+	require.True(t, more)
+	require.LessOrEqual(t, cap(slot.Buffer(0)), simSize)
+	slot.Release()
+}
+
+// A complete disk holds its own file and its lock open, and nothing that it does not need any more: a process has a limit.
+func TestCompleteDiskHoldsTwoFiles(t *testing.T) {
+	for name, persistent := range map[string]bool{"ephemeral": false, "persistent": true} {
+		t.Run(name, func(t *testing.T) {
+			dir, work := t.TempDir(), t.TempDir()
+			img, err := image.Open(filetest.Put(t, dir, "a.raw", filetest.Block('a', 64<<10), 0), image.Options{})
+			require.NoError(t, err)
+			opt := Options{WorkDir: work, Progress: new(image.Progress)}
+			if persistent {
+				opt.PersistentDir = work
+			}
+			inst, err := Open(t.Context(), img, opt)
+			require.NoError(t, err)
+			written := make(chan error, 1)
+			go func() { // all the while
+				var err error
+				for i := int64(0); err == nil && i < 64 || !opt.Progress.Finished(); i++ {
+					_, writeErr := inst.WriteAt(filetest.Block('b', 512), i%64*1024)
+					err = errors.Join(err, writeErr, inst.Flush())
+				}
+				written <- err
+			}()
+			require.NoError(t, <-written)
+			require.Eventually(t, func() bool { return len(openFiles(t, dir)) == 0 }, 10*time.Second, time.Millisecond)
+			require.Len(t, openFiles(t, work), 2, "%v", openFiles(t, work))
+			_, err = inst.WriteAt(filetest.Block('c', 512), 0)
+			require.NoError(t, err)
+			require.NoError(t, inst.Flush())
+			require.NoError(t, inst.Close())
+			require.Empty(t, openFiles(t, work))
+		})
+	}
+}
+
+// openFiles is what this process has open below a directory.
+func openFiles(t *testing.T, dir string) (names []string) {
+	entries, err := os.ReadDir("/proc/self/fd")
+	require.NoError(t, err)
+	for _, e := range entries {
+		// The descriptor of the listing is gone by now.
+		if name, err := os.Readlink(filepath.Join("/proc/self/fd", e.Name())); err == nil && strings.HasPrefix(name, dir) {
+			names = append(names, name)
+		}
+	}
+	return names
+}

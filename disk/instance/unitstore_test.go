@@ -1,0 +1,89 @@
+package instance
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+
+	"kubevirt.io/disk/disk/disktest/filetest"
+)
+
+// What a logical unit keeps belongs to the content of its disk: it stays while the disk is kept, whatever it is called by then,
+// and goes with it.
+func TestStoreGoesWithTheDisk(t *testing.T) {
+	dir, work := t.TempDir(), t.TempDir()
+	path := filetest.Put(t, dir, "disk.raw", filetest.Sample(1<<20, 1), 0)
+	opt := Options{WorkDir: work}
+
+	first, _ := start(t, path, opt)
+	require.NoError(t, first.Store().Save("mode-pages", []byte("x")))
+	require.NoError(t, first.Close())
+
+	opt.Identity.Serial = "another"
+	again, _ := start(t, path, opt)
+	require.True(t, again.Kept)
+	kept, err := again.Store().Load("mode-pages")
+	require.NoError(t, err)
+	require.Equal(t, "x", string(kept))
+	require.NoError(t, again.Close())
+
+	filetest.Put(t, dir, "disk.raw", filetest.Sample(1<<20, 2), 0)
+	other, _ := start(t, path, opt)
+	require.False(t, other.Kept)
+	require.NotEqual(t, filepath.Dir(first.Store().Where("kept")), filepath.Dir(other.Store().Where("kept")))
+	require.NoDirExists(t, filepath.Dir(first.Store().Where("kept")))
+}
+
+func TestStoreIsAsDurableAsTheDisk(t *testing.T) {
+	path := filetest.Put(t, t.TempDir(), "disk.raw", filetest.Sample(1<<20, 1), 0)
+	for want, opt := range map[bool][]Options{
+		true:  {{Durable: true}, {Mode: CopyNone}, {Mode: CopyOnWrite, PersistentDir: t.TempDir()}},
+		false: {{}, {Mode: CopyOnWrite}},
+	} {
+		for _, o := range opt {
+			o.WorkDir = t.TempDir()
+			inst, _ := start(t, path, o)
+			require.Equal(t, want, inst.durable, "%+v", o)
+			require.NoError(t, inst.Close())
+		}
+	}
+}
+
+// What a unit has kept of an image that is served in place is not applied to another file of its name: an atomic write that was interrupted
+// would put blocks of the one into the other.
+func TestStoreOfAnExchangedFile(t *testing.T) {
+	dir := t.TempDir()
+	path := filetest.Put(t, dir, "disk.raw", []byte("data"), 1<<20)
+	opt := Options{Mode: CopyNone, WorkDir: t.TempDir()}
+	first, _ := start(t, path, opt)
+	require.False(t, first.Kept)
+	require.NoError(t, first.Store().Save("kept", []byte("x")))
+	require.NoError(t, first.Close())
+	for _, readOnly := range []bool{false, true, false} {
+		opt.ReadOnly = readOnly
+		again, logs := start(t, path, opt)
+		require.True(t, again.Kept)
+		kept, err := again.Store().Load("kept")
+		require.NoError(t, err)
+		require.Equal(t, "x", string(kept))
+		require.Empty(t, logs.FilterLevelExact(zap.WarnLevel).All())
+		require.NoError(t, again.Close())
+	}
+
+	filetest.Put(t, dir, "new.raw", []byte("data"), 1<<20)
+	require.NoError(t, os.Rename(filepath.Join(dir, "new.raw"), path))
+	for i := range 2 {
+		other, logs := start(t, path, opt)
+		require.Equal(t, i > 0, other.Kept)
+		require.Equal(t, first.Identity, other.Identity)
+		require.Equal(t, 1-i, logs.FilterMessageSnippet("is another one").Len())
+		kept, err := other.Store().Load("kept")
+		require.NoError(t, err)
+		require.Empty(t, kept)
+		require.NoDirExists(t, filepath.Dir(first.Store().Where("kept")))
+		require.NoError(t, other.Close())
+	}
+}

@@ -1,0 +1,150 @@
+package instance
+
+import (
+	"errors"
+	"math"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/disk/disktest/filetest"
+	"kubevirt.io/disk/disk/internal/smallfile"
+)
+
+// limitDescriptors lets the process have descriptors below limit only, until the function that it returns is called.
+func limitDescriptors(t *testing.T, limit uint64) (restore func()) {
+	t.Helper()
+	var before unix.Rlimit
+	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &before))
+	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: limit, Max: before.Max}))
+	return func() { require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &before)) }
+}
+
+// TestAStartShortOfDescriptorsKeepsTheDisk starts with as many descriptors as are open and one more, and so on, until that is enough. Whatever it
+// is that cannot be opened, the guest's writes are there afterwards.
+func TestAStartShortOfDescriptorsKeepsTheDisk(t *testing.T) {
+	for _, mode := range []CopyMode{CopyOnWrite, CopyClone, CopyNone} {
+		for _, persistent := range []bool{false, true} {
+			if mode == CopyNone && persistent {
+				continue // there is no such disk
+			}
+			name := string(mode)
+			if persistent {
+				name += ", persistent"
+			}
+			t.Run(name, func(t *testing.T) {
+				path := filetest.Put(t, t.TempDir(), "a.raw", filetest.Sample(3<<20, 1), 0)
+				opt := Options{WorkDir: t.TempDir(), Mode: mode}
+				if persistent {
+					opt = Options{PersistentDir: t.TempDir(), Mode: mode}
+				}
+				first, _ := start(t, path, opt)
+				if first.copies != nil && mode == CopyClone {
+					first.copies.done.Wait()
+				}
+				want := filetest.Block('w', 1<<20)
+				_, err := first.WriteAt(want, 0)
+				require.NoError(t, err)
+				id := first.Identity
+				require.NoError(t, first.Close())
+
+				refused := 0
+				for extra := uint64(0); ; extra++ {
+					img := openGood(t, path)
+					probe, err := os.Open(path)
+					require.NoError(t, err)
+					next := uint64(probe.Fd())
+					require.NoError(t, probe.Close())
+					restore := limitDescriptors(t, next+extra)
+					again, err := Open(t.Context(), img, opt)
+					if err == nil {
+						err = again.Close()
+						restore()
+						require.NoError(t, err)
+						break
+					}
+					restore()
+					img.Close()
+					require.ErrorIs(t, err, unix.EMFILE)
+					require.NotContains(t, err.Error(), "remove")
+					refused++
+				}
+				require.Greater(t, refused, 1, "the state and more are opened one after the other")
+				again, logs := start(t, path, opt)
+				require.True(t, again.Kept, "%v", dropReason(logs))
+				require.Equal(t, id, again.Identity)
+				got := make([]byte, len(want))
+				_, err = again.ReadAt(got, 0)
+				require.NoError(t, err)
+				require.Equal(t, want, got)
+			})
+		}
+	}
+}
+
+// Where no descriptor is left, neither the boot nor the volume becomes another one: what the guest wrote would not count there.
+func TestBootAndVolumeAreTheSameWithoutDescriptors(t *testing.T) {
+	dir := t.TempDir()
+	boot := bootID()
+	volume, err := volumeID(dir)
+	require.NoError(t, err)
+	restore := limitDescriptors(t, 0)
+	bootNow := bootID()
+	volumeNow, err := volumeID(dir)
+	restore()
+	require.Equal(t, boot, bootNow)
+	if err == nil { // an overlay file system, of which nothing is asked
+		require.Equal(t, volume, volumeNow)
+	} else {
+		require.ErrorIs(t, err, unix.EMFILE)
+	}
+}
+
+// failingReads is storage that fails.
+type failingReads struct{ storage }
+
+func (failingReads) ReadAt([]byte, int64) (int, error) {
+	return 0, &os.PathError{Op: "read", Path: "map", Err: unix.EIO}
+}
+
+func TestAMapThatStorageDoesNotLetBeReadIsNotDamaged(t *testing.T) {
+	m := newBlockMap(16)
+	err := readMap(failingReads{}, math.MaxInt64, mapHeader{}, m, func(int64, bool) {})
+	require.ErrorIs(t, err, unix.EIO)
+	require.False(t, isDamaged(err))
+}
+
+func TestWhatAUnitKeptIsNotToBeRemovedBecauseItCannotBeOpened(t *testing.T) {
+	s := smallfile.NewStore(t.TempDir(), false)
+	require.NoError(t, s.Save("handover", []byte("somebody is fenced")))
+	restore := limitDescriptors(t, 0)
+	_, err := s.Load("handover")
+	restore()
+	require.ErrorIs(t, err, unix.EMFILE)
+	require.NotContains(t, err.Error(), "remove")
+	require.NoError(t, os.WriteFile(s.Where("handover"), []byte("cut off"), 0o600))
+	_, err = s.Load("handover")
+	require.ErrorContains(t, err, "remove")
+}
+
+// A file name is bytes, and the state file is text.
+func TestRestartKeepsTheDiskOfAnImageWhoseNameIsNoText(t *testing.T) {
+	for _, mode := range []CopyMode{CopyClone, CopyNone} {
+		dir := t.TempDir()
+		path := filepath.Join(dir, "b\xfcro.raw")
+		err := os.WriteFile(path, filetest.Sample(1<<20, 1), 0o600)
+		if errors.Is(err, unix.EILSEQ) {
+			t.Skip("the file system takes names in UTF-8 only")
+		}
+		require.NoError(t, err)
+		opt := Options{WorkDir: t.TempDir(), Mode: mode}
+		first, _ := start(t, path, opt)
+		require.NoError(t, first.Close())
+		again, logs := start(t, path, opt)
+		require.True(t, again.Kept, "%s: %v", mode, dropReason(logs))
+		require.Equal(t, first.Identity, again.Identity)
+	}
+}

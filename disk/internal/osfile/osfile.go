@@ -1,0 +1,95 @@
+package osfile
+
+import (
+	"errors"
+	"io"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/disk"
+)
+
+// openFlags never follow a link and never block: a FIFO without a writer would stop the start for ever.
+const OpenFlags = unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_NOCTTY | unix.O_CLOEXEC
+
+// retry repeats a system call that a signal interrupted.
+func Retry(call func() error) error {
+	for {
+		if err := call(); err != unix.EINTR {
+			return err
+		}
+	}
+}
+
+// seekExtent describes the run of a file that begins at off, at most length bytes of it, with data false for a hole.
+// A file system that does not know says that all is data. lseek moves the descriptor's offset, which nothing here uses.
+func SeekExtent(f *os.File, off, length int64) (n int64, data bool, err error) {
+	fd := int(f.Fd())
+	// A hole can be punched between the two questions; then they are asked again.
+	for range 4 {
+		begin, err := seek(fd, off, unix.SEEK_DATA)
+		switch {
+		case err == unix.ENXIO: // no data from here to the end
+			return length, false, nil
+		case err == unix.EINVAL || err == unix.EOPNOTSUPP:
+			return length, true, nil
+		case err != nil:
+			return 0, false, &os.PathError{Op: "seek", Path: f.Name(), Err: err}
+		case begin > off:
+			return min(begin-off, length), false, nil
+		}
+		end, err := seek(fd, off, unix.SEEK_HOLE)
+		if err == unix.ENXIO {
+			return length, false, nil
+		}
+		if err != nil {
+			return 0, false, &os.PathError{Op: "seek", Path: f.Name(), Err: err}
+		}
+		if end > off {
+			return min(end-off, length), true, nil
+		}
+	}
+	return min(disk.SectorSize, length), true, nil // taking a hole for data is always right
+}
+
+func seek(fd int, off int64, whence int) (at int64, err error) {
+	err = Retry(func() (err error) { at, err = unix.Seek(fd, off, whence); return err })
+	return at, err
+}
+
+// readFull fills p from r at off: an end of file before that is an error.
+func ReadFull(r io.ReaderAt, p []byte, off int64) error {
+	n, err := r.ReadAt(p, off)
+	if n == len(p) {
+		return nil
+	}
+	if err == nil || errors.Is(err, io.EOF) {
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}
+
+// availableSpace is what an unprivileged user can still write into the directory's file system. Bytes.
+func AvailableSpace(dir string) (int64, error) {
+	var st unix.Statfs_t
+	if err := Retry(func() error { return unix.Statfs(dir, &st) }); err != nil {
+		return 0, &os.PathError{Op: "statfs", Path: dir, Err: err}
+	}
+	unit := st.Frsize
+	if unit <= 0 {
+		unit = st.Bsize
+	}
+	if unit <= 0 || st.Bavail > uint64(1<<63-1)/uint64(unit) {
+		return 1<<63 - 1, nil
+	}
+	return int64(st.Bavail) * unit, nil
+}
+
+// isNoSpace reports whether an error says that the file system, a quota or a limit on files is exhausted.
+func IsFull(err error) bool {
+	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.EFBIG)
+}
+
+// statBlock is the unit of st_blocks, whatever the block size of the file system. Bytes.
+const StatBlock = 512

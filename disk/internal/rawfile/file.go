@@ -1,0 +1,298 @@
+package rawfile
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/internal/osfile"
+)
+
+// FileOptions says how a raw file is served as a disk.
+type Options struct {
+	ReadOnly bool
+	// Durable makes Flush reach storage. Without it Flush promises only that the data survives the end of the process.
+	Durable bool
+	// Private says that nobody else changes the file, so that what is known of its holes stays true.
+	Private bool
+}
+
+// File is a disk over a raw file. It implements Disk, Discarder, Zeroer, Extenter and Syncer.
+type File struct {
+	File    *os.File
+	size    int64
+	opt     Options
+	noPunch atomic.Bool // the file system cannot punch holes: zeros are written instead
+	failed  atomic.Bool // a flush failed
+	holes   *holeMap    // nil: others may change the file
+	guard   *cacheGuard // nil: as holes, or read-only
+
+	flushMu sync.Mutex // one fdatasync at a time: the kernel tells of a failure only once per open file
+	sync    func(fd int) error
+	forget  func(fd int) error // drops what the page cache has of the file and takes for clean
+}
+
+var (
+	_ disk.Discarder = (*File)(nil)
+	_ disk.Zeroer    = (*File)(nil)
+	_ disk.Extenter  = (*File)(nil)
+	_ disk.Syncer    = (*File)(nil)
+)
+
+// OpenFile opens a regular file, whose size is a positive multiple of SectorSize, as a disk.
+func Open(path string, opt Options) (*File, error) {
+	flags := os.O_RDWR
+	if opt.ReadOnly {
+		flags = os.O_RDONLY
+	}
+	f, err := os.OpenFile(path, flags|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	disk, err := FromOpen(f, opt)
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return disk, nil
+}
+
+// openDiskFile is OpenFile for the file of a disk's own directory, to which no link leads.
+func OpenDiskFile(path string, opt Options) (*File, error) {
+	flags := os.O_RDWR
+	if opt.ReadOnly {
+		flags = os.O_RDONLY
+	}
+	f, err := osfile.OpenFile(path, flags, 0)
+	if err != nil {
+		return nil, err
+	}
+	disk, err := FromOpen(f, opt)
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return disk, nil
+}
+
+// newFile makes a disk of an open file, which it then owns.
+func FromOpen(f *os.File, opt Options) (*File, error) {
+	st, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !st.Mode().IsRegular() {
+		return nil, fmt.Errorf("%q is not a regular file", f.Name())
+	}
+	if st.Size() == 0 || st.Size()%disk.SectorSize != 0 {
+		return nil, fmt.Errorf("%q has a size of %d bytes, which is no positive multiple of %d", f.Name(), st.Size(), disk.SectorSize)
+	}
+	disk := &File{File: f, size: st.Size(), opt: opt, sync: unix.Fdatasync, forget: forgetCached}
+	if opt.Private {
+		disk.holes = newHoleMap(disk)
+		if !opt.ReadOnly {
+			disk.guard = newCacheGuard(disk.size, disk.holes)
+		}
+	}
+	return disk, nil
+}
+
+// Name is the path that the file was opened by.
+func (f *File) Name() string { return f.File.Name() }
+
+func (f *File) Size() int64 { return f.size }
+
+// ReadOnly tells whether every write returns ErrReadOnly.
+func (f *File) ReadOnly() bool { return f.opt.ReadOnly }
+
+// ReadAt reads from the page cache or the storage below it. Concurrency: as Disk.
+func (f *File) ReadAt(p []byte, off int64) (int, error) {
+	if off >= 0 && off <= f.size-int64(len(p)) && f.holes.empty(off, int64(len(p))) {
+		clear(p)
+		return len(p), nil
+	}
+	n, err := f.File.ReadAt(p, off)
+	if err == nil {
+		return n, nil
+	}
+	if err == io.EOF {
+		err = io.ErrUnexpectedEOF // someone made the file shorter
+	}
+	return n, &disk.MediumError{Op: "read", Off: off + int64(n), Length: int64(len(p) - n), Err: err}
+}
+
+// WriteAt stores p in the page cache. Concurrency and durability: as Disk.
+func (f *File) WriteAt(p []byte, off int64) (n int, err error) {
+	if err := f.writable(); err != nil {
+		return 0, err
+	}
+	// Writing past the end would make the file grow, which no caller may do and nobody would notice.
+	if off < 0 || off > f.size-int64(len(p)) {
+		return 0, OutOfRange("write", off, int64(len(p)), f.size)
+	}
+	f.guard.through(off, int64(len(p)))
+	f.holes.note(off, int64(len(p)))
+	for n < len(p) {
+		m, err := f.File.WriteAt(p[n:min(n+cachedWrite, len(p))], off+int64(n))
+		n += m
+		if err != nil {
+			return n, f.writeError(off+int64(n), int64(len(p)-n), err)
+		}
+	}
+	return n, nil
+}
+
+// Flush makes what was written durable, if the disk is. Durability: as Disk.
+func (f *File) Flush() error {
+	if f.failed.Load() {
+		return disk.ErrFailed
+	}
+	if !f.opt.Durable {
+		return nil
+	}
+	return f.Sync()
+}
+
+// Sync makes what was written reach storage. See Syncer.
+func (f *File) Sync() error {
+	if f.opt.ReadOnly {
+		return nil
+	}
+	f.flushMu.Lock()
+	defer f.flushMu.Unlock()
+	if f.failed.Load() {
+		return disk.ErrFailed
+	}
+	if err := osfile.Retry(func() error { return f.sync(int(f.File.Fd())) }); err != nil {
+		// The kernel has dropped the pages or marked them clean, so a later success would mean nothing.
+		f.failed.Store(true)
+		return fmt.Errorf("%w: flush of %q: %w", disk.ErrFailed, f.File.Name(), err)
+	}
+	return nil
+}
+
+// Discard punches a hole. Concurrency and durability: as Disk.
+func (f *File) Discard(off, length int64) error { return f.deallocate("discard", off, length) }
+
+// Zero gives the space back too: a guest that zeroes a whole disk must not fill the work directory. Concurrency and
+// durability: as Disk.
+func (f *File) Zero(off, length int64) error {
+	if length > 0 && length < holeSize {
+		// No block can be freed, and a write in the page cache is cheaper than a call to the file system.
+		return f.writeZeros(off, length)
+	}
+	return f.deallocate("write", off, length)
+}
+
+// deallocate makes the range a hole as far as whole blocks lie in it, and zeros elsewhere.
+func (f *File) deallocate(op string, off, length int64) error {
+	if err := f.writable(); err != nil {
+		return err
+	}
+	if off < 0 || length < 0 || off > f.size-length {
+		return OutOfRange(op, off, length, f.size)
+	}
+	if length == 0 {
+		return nil
+	}
+	if f.noPunch.Load() {
+		return f.writeZeros(off, length)
+	}
+	f.guard.through(off, length) // what is zeroed of a block at either end is dirty
+	err := osfile.Retry(func() error {
+		return unix.Fallocate(int(f.File.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, off, length)
+	})
+	switch err {
+	case nil:
+		return nil
+	case unix.EOPNOTSUPP, unix.ENOSYS:
+		f.noPunch.Store(true)
+		return f.writeZeros(off, length)
+	default:
+		return f.writeError(off, length, &os.PathError{Op: "fallocate", Path: f.File.Name(), Err: err})
+	}
+}
+
+// writeZeros stores zeros where the file system has no better way.
+func (f *File) writeZeros(off, length int64) error {
+	for length > 0 {
+		n, err := f.WriteAt(zeros[:min(length, int64(len(zeros)))], off)
+		if err != nil {
+			return err
+		}
+		off, length = off+int64(n), length-int64(n)
+	}
+	return nil
+}
+
+// Extent asks the file system what is allocated. Concurrency: as Disk; while the range is being written, the answer may
+// be the one from before or after it.
+func (f *File) Extent(off, length int64) (disk.Extent, error) {
+	if off < 0 || length <= 0 || off > f.size-length {
+		return disk.Extent{}, OutOfRange("extent", off, length, f.size)
+	}
+	n, data, err := osfile.SeekExtent(f.File, off, length)
+	if err != nil {
+		return disk.Extent{}, &disk.MediumError{Op: "read", Off: off, Length: length, Err: err}
+	}
+	return disk.Extent{Length: n, Data: data}, nil
+}
+
+// Close closes the file. It does not flush. After a flush that failed, the page cache has what storage has not, as if that were clean, until it
+// needs the memory: who serves the file next would build upon what is gone later, and so is to find what storage has.
+func (f *File) Close() error {
+	if f.failed.Load() {
+		_ = f.forget(int(f.File.Fd())) // where it fails, reads are as they are without it
+	}
+	return f.File.Close()
+}
+
+func forgetCached(fd int) error { return unix.Fadvise(fd, 0, 0, unix.FADV_DONTNEED) }
+
+// writable returns why nothing can be written at all, or nil.
+func (f *File) writable() error {
+	if f.opt.ReadOnly {
+		return disk.ErrReadOnly
+	}
+	if f.failed.Load() {
+		return disk.ErrFailed
+	}
+	return nil
+}
+
+// writeError turns an error of the file system into one of the package, for the range that was not written.
+func (f *File) writeError(off, length int64, err error) error {
+	switch {
+	case osfile.IsFull(err):
+		return fmt.Errorf("%w: %w", disk.ErrNoSpace, err)
+	case errors.Is(err, unix.EROFS) || errors.Is(err, unix.EBADF) || errors.Is(err, unix.EPERM):
+		return fmt.Errorf("%w: %w", disk.ErrReadOnly, err)
+	default:
+		return &disk.MediumError{Op: "write", Off: off, Length: length, Err: err}
+	}
+}
+
+// outOfRange is a range that the caller should have refused.
+func OutOfRange(op string, off, length, size int64) error {
+	return fmt.Errorf("%s of %d bytes at %d is outside of a disk of %d bytes", op, length, off, size)
+}
+
+var _ disk.Accountant = (*File)(nil)
+
+// Usage asks the file system. Space that it counts in another way, as compressing ones do, is told as it tells it.
+func (f *File) Usage() (disk.Usage, error) {
+	fd := int(f.File.Fd())
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return disk.Usage{}, fmt.Errorf("space that %q takes: %w", f.File.Name(), err)
+	}
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(fd, &fs); err != nil {
+		return disk.Usage{}, fmt.Errorf("space that is left for %q: %w", f.File.Name(), err)
+	}
+	return disk.Usage{Used: st.Blocks * osfile.StatBlock, Available: int64(fs.Bavail) * int64(fs.Bsize)}, nil
+}

@@ -1,0 +1,223 @@
+package rawfile
+
+import (
+	"bytes"
+	"errors"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/disk"
+)
+
+// bypassed is a new private file of that size with its way past the cache, where the file system has one.
+func bypassed(t *testing.T, size int64) (*File, *cacheBypass) {
+	t.Helper()
+	f, err := os.Create(filepath.Join(t.TempDir(), "disk.img"))
+	require.NoError(t, err)
+	require.NoError(t, f.Truncate(size))
+	require.NoError(t, f.Close())
+	d, err := Open(f.Name(), Options{Private: true, Durable: true})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, d.Close()) })
+	past := d.OpenPastCache()
+	if past == nil {
+		t.Skip("skipped: the temporary directory is neither on ext4 nor on XFS")
+	}
+	t.Cleanup(func() { require.NoError(t, past.Close()) })
+	return d, past
+}
+
+// What the guest writes through the cache, and what is copied past it, into blocks between, never meet in a folio: no flush fails, and every
+// block has what was written to it last.
+func TestPastCacheBesideGuest(t *testing.T) {
+	const size, block, run = 64 << 20, 4 << 10, 64 << 10
+	d, past := bypassed(t, size)
+	var group sync.WaitGroup
+	done := make(chan struct{})
+	group.Go(func() { // flushes tell of every conflict since the last one
+		for {
+			if err := d.Flush(); err != nil {
+				t.Error(err)
+				return
+			}
+			select {
+			case <-done:
+				return
+			case <-time.After(time.Millisecond):
+			}
+		}
+	})
+	want := make([]byte, size)
+	var through, around atomic.Int64
+	var guest, copies sync.WaitGroup
+	// The first block of each run is the guest's, which comes sooner or later than the copying; the others are copied.
+	var copied atomic.Int64
+	var nearby [run]byte
+	guest.Go(func() {
+		r := rand.New(rand.NewPCG(1, 2))
+		for i := range size / run {
+			for copied.Load() < int64(i)-16 {
+				runtime.Gosched()
+			}
+			off := int64((i + 16 - r.IntN(32) + size/run) % (size / run) * run)
+			if _, err := d.ReadAt(nearby[:], off); err != nil { // makes a large folio
+				t.Error(err)
+			}
+			p := want[off : off+block]
+			for j := range p {
+				p[j] = byte(r.Uint32()) | 1
+			}
+			if _, err := d.WriteAt(p, off); err != nil {
+				t.Error(err)
+			}
+			if i%7 == 0 {
+				clear(p)
+				if err := d.Discard(off, block); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+	})
+	for worker := range 3 {
+		copies.Go(func() {
+			r := rand.New(rand.NewPCG(3, uint64(worker)))
+			buf := make([]byte, 1<<20) // on the heap, and so aligned
+			for i := worker; i < size/run; i += 3 {
+				off := int64(i*run + block)
+				p := buf[:run-block]
+				for j := range p {
+					p[j] = byte(r.Uint32()) | 1
+				}
+				copy(want[off:], p)
+				_, err := past.WriteAt(p, off)
+				if errors.Is(err, errThroughCache) {
+					through.Add(1)
+					_, err = d.WriteAt(p, off)
+				} else {
+					around.Add(1)
+				}
+				copied.Add(1)
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	guest.Wait()
+	copies.Wait()
+	close(done)
+	group.Wait()
+	t.Logf("%d runs went past the cache, %d through it", around.Load(), through.Load())
+	require.NoError(t, d.Flush())
+	got := make([]byte, size)
+	_, err := d.ReadAt(got, 0)
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(want, got))
+}
+
+// Whoever comes to a region while something is on its way past the cache waits for that, and nothing passes after it came.
+func TestCacheGuard(t *testing.T) {
+	g := newCacheGuard(8<<20, &holeMap{written: NewRegions(8<<20, holeRegion)})
+	require.True(t, g.begin(2<<20, 4096))
+	require.True(t, g.begin(3<<20, 4096), "two may be on their way")
+	g.through(0, 2<<20) // another region
+	g.through(4<<20, 4096)
+	came := make(chan struct{})
+	go func() {
+		g.through(4<<20-512, 1024)
+		close(came)
+	}()
+	g.end(2<<20, 4096)
+	select {
+	case <-came:
+		t.Fatal("it did not wait")
+	case <-time.After(20 * time.Millisecond):
+	}
+	g.end(3<<20, 4096)
+	<-came
+	for _, off := range []int64{0, 2<<20 - 512, 2 << 20, 4<<20 - 4096, 6<<20 - 4096} {
+		require.False(t, g.begin(off, 4096), off)
+	}
+	require.True(t, g.begin(6<<20, 4096))
+	require.False(t, (*cacheGuard)(nil).begin(0, 4096))
+	(*cacheGuard)(nil).through(0, 4096)
+}
+
+// A guest waits for what is on its way, and not for all that could pass while it waits: storage may be slow.
+func TestCacheGuardLetsNothingPassWhoWaits(t *testing.T) {
+	g := newCacheGuard(8<<20, &holeMap{written: NewRegions(8<<20, holeRegion)})
+	require.True(t, g.begin(0, 4096))
+	came := make(chan struct{})
+	go func() {
+		g.through(1<<20, 4096)
+		close(came)
+	}()
+	require.Eventually(t, func() bool {
+		passes := g.begin(8192, 4096)
+		if passes {
+			g.end(8192, 4096)
+		}
+		return !passes // it waits
+	}, 10*time.Second, time.Millisecond, "the guest is passed for ever")
+	select {
+	case <-came:
+		t.Fatal("it did not wait for what was on its way")
+	default:
+	}
+	g.end(0, 4096)
+	<-came
+}
+
+// What a file holds when it is opened may be dirty still.
+func TestCacheGuardKnowsOldContent(t *testing.T) {
+	holes := &holeMap{written: NewRegions(8<<20, holeRegion)}
+	holes.note(3<<20, 1)
+	g := newCacheGuard(8<<20-512, holes)
+	require.True(t, g.begin(2<<20-4096, 4096))
+	require.False(t, g.begin(2<<20, 4096), "a folio may begin there")
+	require.True(t, g.begin(4<<20, 4096))
+	require.True(t, g.begin(7<<20, 4096))
+	require.False(t, newCacheGuard(4096, nil).begin(0, 4096), "nothing is known of the file")
+}
+
+// The guard knows the regions of which the file holds anything, and no others.
+func TestCacheGuardOfAnyContent(t *testing.T) {
+	r := rand.New(rand.NewPCG(5, 5))
+	for range 200 {
+		size := (1 + r.Int64N(400<<20/disk.SectorSize)) * disk.SectorSize
+		holes := &holeMap{written: NewRegions(size, holeRegion)}
+		for range r.IntN(20) {
+			off := r.Int64N(size)
+			holes.note(off, 1+r.Int64N(min(size-off, 1<<(20+r.IntN(10)))))
+		}
+		g := newCacheGuard(size, holes)
+		for off := int64(0); off < size; off += cacheRegion {
+			n := min(cacheRegion, size-off)
+			require.Equal(t, holes.empty(off, n), g.begin(off, n), "%d of %d", off, size)
+		}
+	}
+}
+
+func TestPastCacheErrors(t *testing.T) {
+	d, past := bypassed(t, 8<<20)
+	p := make([]byte, 8192)
+	_, err := past.WriteAt(p[1:4097], 4096)
+	require.ErrorIs(t, err, unix.EINVAL, "the memory is not aligned")
+	_, err = past.WriteAt(p, 8<<20-4096)
+	require.ErrorContains(t, err, "outside of a disk")
+	n, err := past.WriteAt(nil, 0)
+	require.NoError(t, err)
+	require.Zero(t, n)
+	d.failed.Store(true)
+	_, err = past.WriteAt(p, 0)
+	require.ErrorIs(t, err, disk.ErrFailed)
+}

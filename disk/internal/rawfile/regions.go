@@ -1,0 +1,76 @@
+package rawfile
+
+import (
+	"math/bits"
+	"sync/atomic"
+)
+
+// regionSet is a set of regions of a file. One is only ever added, so whoever sees it there can rely on it without a lock. Any number
+// of goroutines.
+type Regions struct {
+	region int64           // bytes
+	bits   []atomic.Uint64 // a bit for each region
+}
+
+// newRegionSet returns an empty set for a file of size bytes.
+func NewRegions(size, region int64) *Regions {
+	regions := (size + region - 1) / region
+	return &Regions{region: region, bits: make([]atomic.Uint64, (regions+63)/64)}
+}
+
+// add adds every region that the range touches. The range is not empty.
+func (s *Regions) Add(off, length int64) {
+	first, last := off/s.region, (off+length-1)/s.region
+	for w := first / 64; w <= last/64; w++ {
+		if mask := WordMask(w, first, last); s.bits[w].Load()&mask != mask {
+			s.bits[w].Or(mask)
+		}
+	}
+}
+
+// touches reports whether a part of the range, which is not empty, is in a region of the set.
+func (s *Regions) touches(off, length int64) bool {
+	first, last := off/s.region, (off+length-1)/s.region
+	for w := first / 64; w <= last/64; w++ {
+		if s.bits[w].Load()&WordMask(w, first, last) != 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// covers reports whether the whole range, which is not empty, is in regions of the set.
+func (s *Regions) Covers(off, length int64) bool {
+	first, last := off/s.region, (off+length-1)/s.region
+	for w := first / 64; w <= last/64; w++ {
+		if mask := WordMask(w, first, last); s.bits[w].Load()&mask != mask {
+			return false
+		}
+	}
+	return true
+}
+
+// each calls f for the regions of the set, a range for those that lie together in a word: what is large and empty takes no time. The last
+// range may go past the end of the file.
+func (s *Regions) each(f func(off, length int64)) {
+	for w := range s.bits {
+		for word := s.bits[w].Load(); word != 0; {
+			first := bits.TrailingZeros64(word)
+			count := bits.TrailingZeros64(^(word >> first))
+			f(int64(w*64+first)*s.region, int64(count)*s.region)
+			word &^= (1<<count - 1) << first
+		}
+	}
+}
+
+// wordMask is the bits of blocks first to last that lie in a word.
+func WordMask(index, first, last int64) uint64 {
+	mask := ^uint64(0)
+	if index == first/64 {
+		mask &= ^uint64(0) << (first % 64)
+	}
+	if index == last/64 {
+		mask &= ^uint64(0) >> (63 - last%64)
+	}
+	return mask
+}

@@ -1,0 +1,37 @@
+package rawfile_test
+
+import (
+	"bytes"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk/internal/rawfile"
+)
+
+func TestFileUsage(t *testing.T) {
+	const size = 64 << 20
+	d, err := rawfile.Open(sparseFile(t, size), rawfile.Options{Durable: true})
+	require.NoError(t, err)
+	before, err := d.Usage()
+	require.NoError(t, err)
+	require.Less(t, before.Used, int64(1<<20), "a hole takes nothing")
+	require.Positive(t, before.Available)
+
+	_, err = d.WriteAt(bytes.Repeat([]byte{7}, 16<<20), 0)
+	require.NoError(t, err)
+	require.NoError(t, d.Flush(), "delayed allocation is over")
+	after, err := d.Usage()
+	require.NoError(t, err)
+	require.GreaterOrEqual(t, after.Used, before.Used+16<<20)
+	require.Less(t, after.Used, int64(size/2))
+
+	require.NoError(t, d.Discard(0, 16<<20))
+	freed, err := d.Usage()
+	require.NoError(t, err)
+	require.Less(t, freed.Used, after.Used)
+
+	require.NoError(t, d.Close())
+	_, err = d.Usage()
+	require.ErrorContains(t, err, "disk.raw", "a disk that is gone says which")
+}

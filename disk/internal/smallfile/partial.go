@@ -1,0 +1,84 @@
+package smallfile
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/disk/internal/osfile"
+)
+
+// partialSuffix marks a file that is still being written.
+const PartialSuffix = ".partial"
+
+// partial is a file on its way to its final name.
+type partial struct {
+	File *os.File
+	path string // the final one
+}
+
+// createPartial begins a file that is to be path. One that a killed process left behind is removed, as it may be a link to another
+// file, or of another user; one that is being written at the moment is a *LockedError.
+func Create(path string, mode fs.FileMode) (*partial, error) {
+	name := path + PartialSuffix
+	for range 16 {
+		f, err := osfile.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, mode)
+		created := err == nil
+		if errors.Is(err, fs.ErrExist) {
+			f, err = osfile.OpenFile(name, os.O_RDONLY, 0)
+		}
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // it was there a moment ago
+		}
+		if err != nil {
+			return nil, err
+		}
+		current, err := claimPartial(f, name)
+		if err == nil && current && !created {
+			err = osfile.Remove(name)
+		}
+		switch {
+		case err != nil:
+			return nil, errors.Join(err, f.Close())
+		case current && created:
+			return &partial{File: f, path: path}, nil
+		}
+		f.Close() // the other process finished it in between, so this is its result by now; or it was left behind
+	}
+	return nil, &LockedError{Path: name, Holder: "another process"}
+}
+
+// claimPartial locks a partial file, unless it no longer has that name.
+func claimPartial(f *os.File, name string) (current bool, err error) {
+	if err := LockFile(f); err != nil {
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return false, &LockedError{Path: name, Holder: "another process that writes it"}
+		}
+		return false, &os.PathError{Op: "flock", Path: name, Err: err}
+	}
+	if current, err := HasName(f, name); err != nil || !current {
+		return false, err
+	}
+	mine, err := f.Stat()
+	if err != nil {
+		return false, err
+	}
+	if !mine.Mode().IsRegular() {
+		return false, fmt.Errorf("%q is in the way and no regular file; remove it", name)
+	}
+	return true, nil
+}
+
+// finish gives the file its final name if what was done so far succeeded; otherwise it removes the file.
+func (p *partial) Finish(err error) error {
+	name := p.path + PartialSuffix
+	if err == nil {
+		if err = osfile.Rename(name, p.path, 0); err == nil {
+			return p.File.Close()
+		}
+	}
+	return errors.Join(err, osfile.Remove(name), p.File.Close())
+}

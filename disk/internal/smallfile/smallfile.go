@@ -1,0 +1,93 @@
+package smallfile
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/disk/internal/osfile"
+)
+
+// maxSmall bounds a file that is read and replaced as a whole. Bytes.
+const maxSmall = 1 << 20
+
+// replaceSmall gives a file its content in one step: whatever happens, it has the old or the new one. With sync, which is
+// (*os.File).Sync, both the content and the name have reached storage after that, in this order. With a spare in the same
+// directory it needs no other space: see keepSpare.
+func Replace(path string, content []byte, spare string, sync func(*os.File) error) error {
+	err := replaceByNew(path, content, sync)
+	if sync == nil {
+		// Otherwise a crash could make a file of the spare again that is half written, or that promises what an earlier one did.
+		sync = (*os.File).Sync
+	}
+	if osfile.IsFull(err) && replaceBySpare(path, content, spare, sync) == nil {
+		err = nil
+	}
+	if err == nil {
+		keepSpare(spare)
+	}
+	return err
+}
+
+func replaceByNew(path string, content []byte, sync func(*os.File) error) error {
+	out, err := Create(path, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = out.File.Write(content)
+	if err == nil && sync != nil {
+		err = sync(out.File)
+	}
+	if err = out.Finish(err); err == nil && sync != nil {
+		err = SyncDir(filepath.Dir(path), sync)
+	}
+	return err
+}
+
+// readSmall returns the content of a file: fs.ErrNotExist if it is not there. Other errors complete the sentence "<file> ...".
+func Read(path string) ([]byte, error) {
+	f, err := osfile.OpenFile(path, os.O_RDONLY, 0)
+	if errors.Is(err, unix.ELOOP) {
+		return nil, errors.New("is a symbolic link")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cannot be opened: %w", err)
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		return nil, errors.New("is not a regular file")
+	}
+	content, err := io.ReadAll(io.LimitReader(f, maxSmall+1))
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("cannot be read: %w", err)
+	case len(content) > maxSmall:
+		return nil, errors.New("is far too large")
+	}
+	return content, nil
+}
+
+// isUnread reports whether an error of readSmall says nothing of what is in the file, which is there: the system did not let it be read, as for
+// lack of descriptors.
+func IsUnread(err error) bool {
+	var system *fs.PathError
+	return errors.As(err, &system) && !errors.Is(err, fs.ErrNotExist)
+}
+
+// syncDir makes the names in a directory durable.
+func SyncDir(path string, sync func(*os.File) error) error {
+	dir, err := osfile.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return err
+	}
+	return errors.Join(sync(dir), dir.Close())
+}
+
+// syncParent makes the name of a file durable.
+func SyncParent(path string) error { return SyncDir(filepath.Dir(path), (*os.File).Sync) }

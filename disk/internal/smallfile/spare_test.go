@@ -1,0 +1,162 @@
+package smallfile
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/disk/disktest/filetest"
+	"kubevirt.io/disk/disk/internal/osfile"
+)
+
+// savedFile looks at a directory as a kernel does that loses power: a file has the content that was there when it was synced, or anything where that
+// has changed since, and names are those of the last sync of the directory, or later ones.
+type savedFile struct {
+	t        *testing.T
+	path     string
+	allowed  []string // what the file may contain
+	names    map[string]uint64
+	contents map[uint64]string
+	guest    func() // takes the space that is free
+	calls    int
+	failAt   int // the number of the sync that fails
+}
+
+func (s *savedFile) now() (names map[string]uint64, contents map[uint64]string) {
+	names, contents = map[string]uint64{}, map[uint64]string{}
+	entries, err := os.ReadDir(filepath.Dir(s.path))
+	require.NoError(s.t, err)
+	for _, e := range entries {
+		st, err := e.Info()
+		require.NoError(s.t, err)
+		content, err := os.ReadFile(filepath.Join(filepath.Dir(s.path), e.Name()))
+		require.NoError(s.t, err)
+		inode := st.Sys().(*syscall.Stat_t).Ino
+		names[e.Name()], contents[inode] = inode, string(content)
+	}
+	return names, contents
+}
+
+// sync is called in place of (*os.File).Sync.
+func (s *savedFile) sync(f *os.File) error {
+	s.check()
+	s.guest()
+	if s.calls++; s.calls == s.failAt {
+		return unix.EIO
+	}
+	st, err := f.Stat()
+	require.NoError(s.t, err)
+	names, contents := s.now()
+	if st.IsDir() {
+		s.names = names
+	} else {
+		s.contents[st.Sys().(*syscall.Stat_t).Ino] = contents[st.Sys().(*syscall.Stat_t).Ino]
+	}
+	return nil
+}
+
+// check crashes the machine.
+func (s *savedFile) check() {
+	s.t.Helper()
+	names, contents := s.now()
+	for when, names := range map[string]map[string]uint64{"the names before": s.names, "the names now": names} {
+		inode := names[filepath.Base(s.path)]
+		stored, known := s.contents[inode]
+		require.True(s.t, known, "%s: what the file contains has not reached storage", when)
+		require.True(s.t, slices.Contains(s.allowed, stored), when)
+		if now, there := contents[inode]; there {
+			require.Equal(s.t, stored, now, "%s: the file is being written to", when)
+		}
+	}
+}
+
+// A file is replaced also where no space is left, at every moment as safely as elsewhere, and whatever is not brought to storage.
+func TestReplacingOnAFullVolume(t *testing.T) {
+	const saves, syncs = 6, 4 // of each the directory, the spare, and the directory again; the first one also of a new file
+	for failAt := range saves*syncs + 1 {
+		dir := filetest.TinyFS(t, "256k")
+		path := filepath.Join(dir, "owner")
+		spare := filepath.Join(dir, SpareSuffix)
+		content := []byte("first")
+		require.NoError(t, Replace(path, content, spare, (*os.File).Sync))
+		s := &savedFile{t: t, path: path, failAt: failAt, allowed: []string{string(content)}}
+		if failAt%2 == 1 { // an earlier process was killed before the names had reached storage
+			require.NoError(t, os.WriteFile(spare, content, 0))
+		}
+		s.names, s.contents = s.now()
+		if failAt%2 == 1 {
+			require.NoError(t, unix.Renameat2(unix.AT_FDCWD, spare, unix.AT_FDCWD, path, unix.RENAME_EXCHANGE))
+		}
+		var free func()
+		s.guest, free = filetest.Fill(t, dir)
+		require.True(t, osfile.IsFull(replaceByNew(path, filetest.Block('x', 4096), (*os.File).Sync)), "there is no space")
+		for i := range saves {
+			next := filetest.Block(byte('a'+i), []int{1, 4096, 9, 4000}[i%4])
+			s.allowed = append(s.allowed, string(next))
+			err := Replace(path, next, spare, s.sync)
+			s.check()
+			if err == nil {
+				got, err := os.ReadFile(path)
+				require.NoError(t, err)
+				require.Equal(t, next, got)
+				s.allowed = []string{string(next)}
+				require.Equal(t, s.names["owner"], func() uint64 { names, _ := s.now(); return names["owner"] }())
+			} else {
+				require.True(t, s.failAt > 0 && s.failAt <= s.calls, "%v", err)
+			}
+		}
+		free()
+		require.NoError(t, Replace(path, []byte("last"), spare, (*os.File).Sync))
+		st, err := os.Stat(spare)
+		require.NoError(t, err)
+		require.EqualValues(t, spareSize, st.Sys().(*syscall.Stat_t).Blocks*osfile.StatBlock, "it has its space again")
+	}
+}
+
+// What a unit keeps can be replaced on a full volume, for ever, and something new can be kept once.
+func TestStoreOnAFullVolume(t *testing.T) {
+	volume := filetest.TinyFS(t, "256k")
+	s := NewStore(filepath.Join(volume, "unit"), true)
+	require.NoError(t, s.Save("handover", []byte("first")))
+	_, free := filetest.Fill(t, volume)
+	for i := range 20 {
+		want := filetest.Block(byte(i), 1+i*200)
+		require.NoError(t, s.Save("handover", want))
+		got, err := s.Load("handover")
+		require.NoError(t, err)
+		require.Equal(t, want, got)
+	}
+	require.ErrorIs(t, s.Save("handover", make([]byte, spareSize+1)), unix.ENOSPC)
+	got, err := s.Load("handover")
+	require.NoError(t, err)
+	require.Equal(t, filetest.Block(19, 1+19*200), got)
+
+	require.NoError(t, s.Save("atomic-write", []byte("what was there before")))
+	require.NoError(t, s.Save("atomic-write", nil))
+	require.NoError(t, s.Save("handover", []byte("the spare is back")))
+	free()
+
+	filetest.Fill(t, volume)
+	ephemeral := NewStore(s.dir, false)
+	for i := range 3 {
+		require.NoError(t, ephemeral.Save("reservations", filetest.Block(byte(i), 100)))
+		got, err := ephemeral.Load("reservations")
+		require.NoError(t, err)
+		require.Equal(t, filetest.Block(byte(i), 100), got)
+	}
+}
+
+// Where no file gets space before it is written there is no spare, and nothing is left of the attempt.
+func TestNoSpare(t *testing.T) {
+	dir := filetest.TinyFS(t, "64k")
+	spare := filepath.Join(dir, SpareSuffix)
+	filetest.Put(t, dir, "most", bytes.Repeat([]byte{1}, 44<<10), 0)
+	require.NoError(t, Replace(filepath.Join(dir, "owner"), []byte("x"), spare, (*os.File).Sync))
+	require.NoFileExists(t, spare)
+}

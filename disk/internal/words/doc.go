@@ -1,0 +1,2 @@
+// Package words puts sizes and file names into messages for people.
+package words

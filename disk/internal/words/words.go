@@ -1,0 +1,28 @@
+package words
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+)
+
+// byteCount is a size for people: three digits, or four before the next binary unit.
+func Bytes(n int64) string {
+	const units = "KMGTPE"
+	if n < 1024 {
+		return fmt.Sprintf("%d B", n)
+	}
+	v, unit := float64(n)/1024, 0
+	for v >= 1023.5 && unit < len(units)-1 {
+		v /= 1024
+		unit++
+	}
+	step := 1.0
+	for step < 100 && v*step < 100 {
+		step *= 10
+	}
+	return strconv.FormatFloat(math.Round(v*step)/step, 'f', -1, 64) + " " + units[unit:unit+1] + "iB"
+}
+
+// printable is a file name as it can stand in a message: names come from whoever built the image, and have spaces in them.
+func Name(name string) string { return strconv.Quote(name) }
