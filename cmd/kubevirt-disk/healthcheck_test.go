@@ -1,0 +1,157 @@
+package main
+
+import (
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"kubevirt.io/disk/integration/peers"
+)
+
+func TestHealthcheck(t *testing.T) {
+	var code atomic.Int32
+	var asked atomic.Value
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	require.NoError(t, err)
+	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked.Store(r.URL.Path)
+		w.WriteHeader(int(code.Load()))
+		fmt.Fprintln(w, "the reason")
+	})}
+	go func() { _ = srv.Serve(l) }()
+	defer srv.Close()
+	_, port, _ := net.SplitHostPort(l.Addr().String())
+
+	for _, c := range []struct {
+		env, args []string
+		path      string
+	}{
+		{env: []string{"METRICS_LISTEN=:" + port}, path: "/readyz"},
+		{env: []string{"METRICS_LISTEN=0.0.0.0:" + port}, args: []string{"--live"}, path: "/healthz"},
+		{env: []string{"METRICS_LISTEN=127.0.0.1:" + port, "http_proxy=http://192.0.2.1:1"}, path: "/readyz"},
+		{args: []string{"--metrics-listen=localhost:" + port}, path: "/readyz"},
+		{args: []string{"--config=" + yamlFile(t, "metrics-listen: 127.0.0.1:"+port+"\ndisk-dir: /x\n")}, path: "/readyz"},
+		{env: []string{"METRICS_LISTEN=:" + port, "COPY_MODE=nonsense", "CHAP_USERNAME=half"}, path: "/readyz"},
+	} {
+		for want, answer := range map[int]int{exitDone: http.StatusOK, exitFailed: http.StatusServiceUnavailable} {
+			code.Store(int32(answer))
+			asked.Store("")
+			status, stdout, stderr := run(t, c.env, append([]string{"healthcheck"}, c.args...)...)
+			require.Equal(t, want, status, stderr)
+			require.Equal(t, c.path, asked.Load())
+			require.Contains(t, stdout+stderr, "the reason")
+		}
+	}
+}
+
+// TestHealthcheckOfAnotherContainer: at the default address of the pages, a daemon of another container of the pod may answer. What it says
+// is not about this one, unless somebody has named the address.
+func TestHealthcheckOfAnotherContainer(t *testing.T) {
+	place := "mnt:[1]"
+	ts := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set(placeHeader, place)
+		fmt.Fprintln(w, "ok of whom")
+	}))
+	defer ts.Close()
+	page := mustPortal(t, ts.Listener.Addr().String())
+	ready := filepath.Join(t.TempDir(), "healthy")
+	check := func(chosen bool, readyFile string, live bool) (string, error) {
+		return checkHealth(t.Context(), &page, chosen, readyFile, live)
+	}
+	_, err := check(false, ready, false)
+	require.ErrorContains(t, err, "not ready")
+	require.NoError(t, os.WriteFile(ready, nil, 0o644))
+	answer, err := check(false, ready, false)
+	require.NoError(t, err)
+	require.Equal(t, "ok", answer)
+	for _, c := range []struct {
+		readyFile string
+		live      bool
+	}{{"", false}, {ready, true}} {
+		_, err = check(false, c.readyFile, c.live)
+		require.ErrorContains(t, err, "no page of the daemon in this container")
+		require.ErrorContains(t, err, "METRICS_LISTEN")
+	}
+	for _, own := range []string{containerPlace(), ""} {
+		place = own
+		answer, err = check(false, "", true)
+		require.NoError(t, err)
+		require.Equal(t, "ok of whom", answer)
+	}
+	place = "mnt:[1]"
+	answer, err = check(true, "", true)
+	require.NoError(t, err)
+	require.Equal(t, "ok of whom", answer)
+}
+
+// TestTimeoutsOfQuestions asks a daemon that never answers.
+func TestTimeoutsOfQuestions(t *testing.T) {
+	never := make(chan struct{})
+	ts := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-never }))
+	defer ts.Close()
+	defer close(never)
+	for _, args := range [][]string{
+		{"healthcheck", "--timeout=100ms", "--metrics-listen=" + ts.Listener.Addr().String()}, {"xml", "--timeout=100ms", "--status-url=" + ts.URL},
+	} {
+		status, stdout, stderr := run(t, nil, args...)
+		require.Equal(t, exitFailed, status)
+		require.Empty(t, stdout)
+		require.Contains(t, stderr, "deadline exceeded")
+	}
+}
+
+func TestHealthcheckWithoutADaemonOrPages(t *testing.T) {
+	port, err := peers.FreePort()
+	require.NoError(t, err)
+	gone := fmt.Sprintf("127.0.0.1:%d", port)
+	status, _, stderr := run(t, []string{"METRICS_LISTEN=" + gone}, "healthcheck")
+	require.Equal(t, exitFailed, status)
+	require.Contains(t, stderr, gone)
+	require.Contains(t, stderr, "is the daemon running")
+
+	ready := filepath.Join(t.TempDir(), "healthy")
+	off := []string{"METRICS_LISTEN=", "READY_FILE=" + ready}
+	status, _, stderr = run(t, off, "healthcheck")
+	require.Equal(t, exitFailed, status)
+	require.Contains(t, stderr, ready)
+	require.NoError(t, os.WriteFile(ready, nil, 0o644))
+	status, stdout, _ := run(t, off, "healthcheck")
+	require.Equal(t, exitDone, status)
+	require.Equal(t, "ok\n", stdout)
+	status, _, _ = run(t, []string{"METRICS_LISTEN=127.0.0.1:0", "READY_FILE=" + ready}, "healthcheck")
+	require.Equal(t, exitDone, status, "port 0 says nothing about where the pages are")
+	status, _, _ = run(t, off, "healthcheck", "--live")
+	require.Equal(t, exitFailed, status)
+	status, _, stderr = run(t, []string{"METRICS_LISTEN=", "READY_FILE=" + filepath.Dir(ready)}, "healthcheck")
+	require.Equal(t, exitFailed, status)
+	require.Contains(t, stderr, "is no regular file")
+	status, _, _ = run(t, []string{"METRICS_LISTEN=", "READY_FILE="}, "healthcheck")
+	require.Equal(t, exitFailed, status)
+	status, _, _ = run(t, nil, "healthcheck", "--metrics-listen=nowhere")
+	require.Equal(t, exitUsage, status)
+}
+
+func TestHealthcheckOfADaemon(t *testing.T) {
+	l := newPlace(t, "a.raw")
+	p := l.serve(t)
+	address := p.logged("metrics", "address").(string)
+	_, place, err := askPage(t.Context(), "http://"+address+"/readyz")
+	require.NoError(t, err)
+	require.Equal(t, containerPlace(), place, "a daemon tells where it is")
+	require.NotEmpty(t, place)
+	for _, args := range [][]string{{"healthcheck"}, {"healthcheck", "--live"}} {
+		status, stdout, stderr := run(t, []string{"METRICS_LISTEN=" + address}, args...)
+		require.Equal(t, exitDone, status, stderr)
+		require.Equal(t, "ok", strings.TrimSpace(stdout))
+	}
+	require.Equal(t, exitDone, p.terminate())
+	status, _, _ := run(t, []string{"METRICS_LISTEN=" + address}, "healthcheck")
+	require.Equal(t, exitFailed, status)
+}
