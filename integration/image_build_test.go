@@ -34,7 +34,7 @@ func TestImageBuild(t *testing.T) {
 			require.Len(t, found, 1)
 			image := found[0]
 			require.Equal(t, "linux/"+arch, image.Os+"/"+image.Architecture)
-			require.Less(t, image.Size, int64(20<<20))
+			require.Less(t, image.Size, int64(15<<20), "the binary has grown: does something keep text/template, and so every method?")
 			require.Equal(t, "107:107", image.Config.User, "a number, of which Kubernetes knows that it is not root")
 			require.Equal(t, []string{"/kubevirt-disk"}, image.Config.Entrypoint)
 			require.Equal(t, []string{"serve"}, image.Config.Cmd)
