@@ -173,10 +173,11 @@ func (d *Device) firstUse(at *nexusUnit, n *Nexus) {
 		return
 	}
 	for o := range d.nexuses {
-		if o.initiator != n.initiator || o.address == n.address {
-			continue
+		theirs := o.at(u)
+		if theirs == nil || !theirs.used.Load() {
+			continue // it may have no address yet, as its session begins
 		}
-		if theirs := o.at(u); theirs != nil && theirs.used.Load() {
+		if o.initiator == n.initiator && o.address != n.address {
 			d.warnSameNameLocked(u, o, n)
 			return
 		}

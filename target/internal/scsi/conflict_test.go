@@ -3,6 +3,7 @@ package scsi
 import (
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -219,6 +220,25 @@ func TestOneNameFromTwoAddresses(t *testing.T) {
 		second.SetAddress("192.0.2.2")
 		require.Equal(t, "GOOD", b.runAs(second, lun1, cdb(writeOne), pattern(1, 1)).outcome())
 		require.Empty(t, logs.All())
+	})
+	t.Run("while others log in", func(t *testing.T) {
+		b := newBench(t, exclusive)
+		b.nexus.SetAddress("192.0.2.1")
+		var logins sync.WaitGroup
+		logins.Go(func() {
+			for range 1000 {
+				n := b.d.Attach(InitiatorPort{Name: "iqn.a", ISID: [6]byte{9}})
+				n.SetAddress("192.0.2.2")
+				b.d.Detach(n)
+			}
+		})
+		for range 1000 {
+			n := b.attach("iqn.a", 1)
+			n.SetAddress("192.0.2.1")
+			require.Equal(t, "GOOD", b.runAs(n, lun1, cdb(readOne), nil).outcome())
+			b.d.Detach(n)
+		}
+		logins.Wait()
 	})
 	t.Run("names are bounded", func(t *testing.T) {
 		b := newBench(t, exclusive)
