@@ -70,9 +70,18 @@ func (o *opener) checkImage(l *layer, head []byte) error {
 		return err
 	}
 	if l.size%disk.SectorSize != 0 || l.size == 0 {
-		return &Error{Name: l.name, Format: l.format,
+		e := &Error{Name: l.name, Format: l.format,
 			Reason: fmt.Sprintf("has a size of %d bytes, which is no multiple of %d", l.size, disk.SectorSize),
 			Action: "fetch it again if it is incomplete, or resize it with \"qemu-img resize\""}
+		if l.looks != nil {
+			e.Reason = fmt.Sprintf("looks like %s, is taken for a raw disk, as %s, and as such %s",
+				l.looks.format, l.source.Reason(), e.Reason)
+			e.Action = "if the whole file was overwritten with an image since, copy it to a new file"
+			if l.source == SourceTold {
+				e.Action = "correct the format, or leave it out"
+			}
+		}
+		return e
 	}
 	return nil
 }

@@ -220,6 +220,7 @@ func TestToldFormat(t *testing.T) {
 	filetest.Put(t, dir, "no-name", nil, guestSize)
 	filetest.Put(t, dir, "disk.vmdk", []byte("KDMV"), guestSize)
 	filetest.Put(t, dir, "odd.raw", nil, 700)
+	filetest.Put(t, dir, "odd.vmdk", []byte("KDMV"), 700)
 	filetest.Put(t, dir, "empty.raw", nil, 0)
 	open := func(name string, f image.Format) (*image.Image, error) {
 		return image.Open(filepath.Join(dir, name), image.Options{Formats: map[string]image.Format{name: f}})
@@ -239,6 +240,9 @@ func TestToldFormat(t *testing.T) {
 		{"disk.vmdk", image.FormatQcow2, "is a VMDK image"},
 		{"plain.raw", "vmdk", `format "vmdk" is unknown: use raw or qcow2`},
 		{"odd.raw", image.FormatRaw, "no multiple of 512"},
+		{"odd.vmdk", image.FormatRaw,
+			"looks like vmdk, is taken for a raw disk, as it is set to be that"},
+		{"odd.vmdk", image.FormatRaw, "correct the format"},
 		{"empty.raw", image.FormatRaw, "is empty"},
 		{"missing.raw", image.FormatRaw, "does not exist"},
 	} {
@@ -259,6 +263,19 @@ func TestToldFormat(t *testing.T) {
 	inst, err = Open(t.Context(), img, Options{WorkDir: t.TempDir(), Mode: CopyNone})
 	require.NoError(t, err)
 	require.NoError(t, inst.Close())
+}
+
+// TestServedRawAndOverwritten: a file keeps its mark when an image is copied over it, and an image
+// seldom has the size of a disk. The message says what the file is taken for, and why.
+func TestServedRawAndOverwritten(t *testing.T) {
+	path := filetest.Put(t, t.TempDir(), "a.raw", nil, guestSize)
+	inst, _ := start(t, path, Options{WorkDir: t.TempDir(), Mode: CopyNone})
+	require.NoError(t, inst.Close())
+	require.NoError(t, os.WriteFile(path, []byte("QFI\xfb, in 196616 bytes"), 0o600))
+	_, err := image.Open(path, image.Options{})
+	require.ErrorContains(t, err,
+		"looks like qcow2, is taken for a raw disk, as it was served raw before")
+	require.ErrorContains(t, err, "copy it to a new file")
 }
 
 // A disk that is only read stays what it is: nothing is remembered of it.
