@@ -94,25 +94,32 @@ func (d *daemon) reload(r *rotation, luns lunAccess, inForce map[string]string) 
 	return values
 }
 
-// changeDisk gives a disk what of its new settings can change while it is served, and names what
-// did and what did not.
+// changeDisk gives a disk what of its new settings can change while it is served, each by itself, and
+// names what did and what did not.
 func (d *daemon) changeDisk(s *servedDisk, next diskSettings, luns lunAccess) (
 	done, later []string) {
-	name := func(key string) string { return s.name + ": " + key }
-	var access []string
-	for _, key := range changedKeys(d.state.settings(s), next) {
-		if key == keyAccessMode || key == keyReadOnly {
-			access = append(access, name(key))
+	now := d.state.settings(s)
+	keys := changedKeys(now, next)
+	if next.readOnly {
+		slices.Reverse(keys) // so that nobody writes who gets access only by the other change
+	}
+	for _, key := range keys {
+		name, to := s.name+": "+key, now
+		switch key {
+		case keyAccessMode:
+			to.accessMode = next.accessMode
+		case keyReadOnly:
+			to.readOnly = next.readOnly
+		default:
+			later = append(later, name)
 			continue
 		}
-		later = append(later, name(key))
+		if err := luns.SetAccess(s.lun, to.accessMode, to.readOnly); err != nil {
+			later = append(later, name+" ("+err.Error()+")")
+			continue
+		}
+		d.state.changeAccess(s, to.accessMode, to.readOnly)
+		done, now = append(done, name), to
 	}
-	if len(access) == 0 {
-		return nil, later
-	}
-	if err := luns.SetAccess(s.lun, next.accessMode, next.readOnly); err != nil {
-		return nil, append(later, access[0]+" ("+err.Error()+")")
-	}
-	d.state.changeAccess(s, next.accessMode, next.readOnly)
-	return access, later
+	return done, later
 }

@@ -116,6 +116,15 @@ disks:
 	one.MustFail(t, targettest.Write10(2, 0, block), "06/2A/01")
 	one.MustGood(t, targettest.Write10(2, 0, block))
 	two.MustGood(t, targettest.Write10(1, 0, block))
+
+	// A change that can be is not held up by another one of the same disk that cannot.
+	write("log-level: info\ndisks: {a.raw: {access-mode: write-exclusive, read-only: true}}\n")
+	require.Equal(t, []any{"a.raw: read-only"}, p.hangUp(readAgain, "changed"))
+	two.MustFail(t, targettest.Write10(1, 0, block), "06/2A/01")
+	two.MustFail(t, targettest.Write10(1, 0, block), "07/27/00")
+	luns = p.luns()
+	require.Equal(t, "write-shared", luns[0].AccessMode)
+	require.True(t, luns[0].ReadOnly)
 	require.Equal(t, exitDone, p.terminate())
 }
 
