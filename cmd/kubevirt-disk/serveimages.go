@@ -64,17 +64,24 @@ func (c *config) makeTemporary() (remove func() error, err error) {
 
 const temporaryPrefix = "serve-"
 
-// temporaryDir is in the user's cache rather than in /tmp, which may be in memory and is of everybody. Only where there is no cache, it is
-// in /tmp.
+// temporaryDir is in the user's cache rather than in /tmp, which may be in memory and is of everybody. Only where there is no cache, or it
+// cannot be written, it is in /tmp.
 func temporaryDir() (dir string, remove func() error, err error) {
 	cache, err := os.UserCacheDir()
 	if err == nil {
-		cache = filepath.Join(cache, "kubevirt-disk")
-		err = os.MkdirAll(cache, 0o700)
+		dir, remove, err = cachedDir(filepath.Join(cache, "kubevirt-disk"))
 	}
 	if err != nil {
 		dir, err = os.MkdirTemp("", "kubevirt-disk-")
 		return dir, func() error { return os.RemoveAll(dir) }, err
+	}
+	return dir, remove, nil
+}
+
+// cachedDir makes a temporary directory, and removes those that were left.
+func cachedDir(cache string) (dir string, remove func() error, err error) {
+	if err := os.MkdirAll(cache, 0o700); err != nil {
+		return "", nil, err
 	}
 	all, err := os.Open(cache)
 	if err != nil {

@@ -99,6 +99,20 @@ func TestTemporaryDirectoryIsNotLocked(t *testing.T) {
 	require.NoDirExists(t, filepath.Dir(path))
 }
 
+// TestTemporaryDirectoryWithoutAWritableCache, as where the home directory is mounted read-only.
+func TestTemporaryDirectoryWithoutAWritableCache(t *testing.T) {
+	cache, tmp := t.TempDir(), t.TempDir()
+	// Nobody, not even root, makes a directory in this one.
+	require.NoError(t, os.Symlink("/proc/self", filepath.Join(cache, "kubevirt-disk")))
+	t.Setenv("XDG_CACHE_HOME", cache)
+	t.Setenv("TMPDIR", tmp)
+	path, remove, err := temporaryDir()
+	require.NoError(t, err)
+	require.Equal(t, tmp, filepath.Dir(path))
+	require.NoError(t, remove())
+	require.NoDirExists(t, path)
+}
+
 // TestServeNamedImagesWithoutACache, as in a container: the directory for all is taken.
 func TestServeNamedImagesWithoutACache(t *testing.T) {
 	l, paths := namedPlace(t, "a.raw")
