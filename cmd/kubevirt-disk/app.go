@@ -34,6 +34,7 @@ type app struct {
 	stdout, stderr io.Writer
 	exit           func(status int) // ends the process at once, without clean-up
 	asWrapper      bool             // called as the original wrapper: nobody may have room for its pages
+	sameRequest    time.Duration    // for so long after a signal to stop, another one counts as the same
 }
 
 // failure is an error of a command that was used rightly: exit status 1. Every other error that reaches
@@ -276,6 +277,7 @@ func (a *app) interruptible(parent context.Context, hangups chan<- struct{}) (
 	}
 	stopped := make(chan struct{})
 	go func() {
+		var first time.Time
 		for n := 0; ; {
 			select {
 			case <-stopped:
@@ -292,7 +294,14 @@ func (a *app) interruptible(parent context.Context, hangups chan<- struct{}) (
 				}
 				n = max(n, 1)
 			case <-signals:
+				// One request may come twice: timeout(1) tells the process, and then its group.
+				if n > 0 && time.Since(first) < a.sameRequest {
+					continue
+				}
 				n++
+			}
+			if n == 1 {
+				first = time.Now()
 			}
 			if n > 1 {
 				a.exit(exitFailed)

@@ -135,7 +135,7 @@ func (a *app) checkDestination(destination string, o convertOptions) error {
 	}
 	if said := formatOfName(destination); said != "" && o.targetFormat == "" {
 		stem := strings.TrimSuffix(destination, filepath.Ext(destination))
-		if !hasExtension(stem, rawExtensions) {
+		if !image.HasRawExtension(stem) {
 			stem += ".raw"
 		}
 		return fmt.Errorf("the name %q says that it is %s, and what is written is a raw disk: name it %q, or keep the name by --%s=raw",
@@ -157,9 +157,6 @@ func (a *app) checkDestination(destination string, o convertOptions) error {
 	}
 	return nil
 }
-
-// rawExtensions are what raw disks are called by.
-var rawExtensions = []string{".raw", ".img", ".iso"}
 
 func hasExtension(name string, extensions []string) bool {
 	return slices.Contains(extensions, strings.ToLower(filepath.Ext(name)))

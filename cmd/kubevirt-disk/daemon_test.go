@@ -219,6 +219,18 @@ func TestTheFirstSignalCancelsTheSecondEnds(t *testing.T) {
 	}
 }
 
+// One request may come twice, as timeout(1) sends it to a process and then to its group: it drains all the same.
+func TestOneRequestThatComesTwice(t *testing.T) {
+	exited := make(chan int, 1)
+	a := &app{exit: func(status int) { exited <- status }, sameRequest: time.Hour}
+	ctx, stop := a.interruptible(t.Context(), nil)
+	defer stop()
+	require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGTERM))
+	<-ctx.Done()
+	require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGTERM))
+	require.Never(t, func() bool { return len(exited) > 0 }, 50*time.Millisecond, time.Millisecond)
+}
+
 func TestAClosedTerminalIsAFirstSignal(t *testing.T) {
 	if signal.Ignored(syscall.SIGHUP) {
 		t.Skip("skipped: the tests were started to outlive their terminal")

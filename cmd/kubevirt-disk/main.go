@@ -5,6 +5,7 @@ package main
 
 import (
 	"os"
+	"time"
 )
 
 // Set by the linker: -X main.version=v1.2.3 -X main.commit=0123abcd.
@@ -14,6 +15,7 @@ var (
 )
 
 func main() {
-	a := &app{stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr, exit: os.Exit}
+	a := &app{stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr, exit: os.Exit,
+		sameRequest: 100 * time.Millisecond}
 	os.Exit(a.run(os.Args))
 }

@@ -62,7 +62,7 @@ func (o *opener) image(name string) (*layer, error) {
 
 // checkImage applies the rules for a file that is to be a LUN, and opens what is below it.
 func (o *opener) checkImage(l *layer, head []byte) error {
-	named := l.source != SourceContent || hasRawExtension(l.name)
+	named := l.source != SourceContent || HasRawExtension(l.name)
 	if l.format == FormatRaw && (!named || len(head) == 0) {
 		return refuseUnknown(l.name, head, o.use)
 	}
@@ -170,7 +170,7 @@ func (o *opener) complete(l *layer, depth int) error {
 	if l.header.backingName == "" {
 		return nil
 	}
-	if depth == 0 && l.source == SourceContent && hasRawExtension(l.name) {
+	if depth == 0 && l.source == SourceContent && HasRawExtension(l.name) {
 		// Its name makes it likely that it was a raw disk, of which nobody remembers that it was
 		// served, and that a guest wants to read other images.
 		return &Error{Name: l.name, Format: l.format,
@@ -222,7 +222,12 @@ func (o *opener) backing(l *layer, depth int) (*layer, error) {
 	case slices.Contains(seen, below.id()):
 		_, err = refuse("rebase it so that the chain ends", "has a loop in its backing files: %q is already part of the chain", name)
 	case below.format != declared:
-		_, err = refuse(fmt.Sprintf("correct it with \"qemu-img rebase -u -F %s -b %s %s\"", below.format, shellWord(name), shellWord(l.name)),
+		action := fmt.Sprintf("correct it with \"qemu-img rebase -u -F %s -b %s %s\"",
+			below.format, shellWord(name), shellWord(l.name))
+		if declared == FormatRaw {
+			action = "set \"format: raw\" for the backing file if a guest has written to it, otherwise " + action
+		}
+		_, err = refuse(action,
 			"says that its backing file %q is %s, but %s", name, declared, below.known())
 	default:
 		if err = o.complete(below, depth); errors.As(err, &refused) {

@@ -176,7 +176,7 @@ func (m *magic) refuse(name string, use fileUse) *Error {
 	default:
 		e.Action = use.another()
 	}
-	if use != useBacking && hasRawExtension(name) {
+	if use != useBacking && HasRawExtension(name) {
 		e.Action += "; or " + sayRaw(use, "that")
 	}
 	return e
@@ -210,8 +210,8 @@ func refuseUnknown(name string, head []byte, use fileUse) *Error {
 	return e
 }
 
-// hasRawExtension reports whether the name says that the file is a raw disk; ISO images often have theirs in capitals.
-func hasRawExtension(name string) bool {
+// HasRawExtension reports whether the name says that the file is a raw disk; ISO images often have theirs in capitals.
+func HasRawExtension(name string) bool {
 	ext := strings.ToLower(path.Ext(name))
 	for _, e := range rawExtensions {
 		if e == ext {
