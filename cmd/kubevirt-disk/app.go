@@ -19,6 +19,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
 )
 
 // The exit statuses of the contract.
@@ -271,7 +272,7 @@ func (a *app) interruptible(parent context.Context, hangups chan<- struct{}) (
 	hungUp := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
 	outlives := signal.Ignored(syscall.SIGHUP)
-	hadTerminal := controllingTerminal() == nil
+	hadTerminal, terminals := controllingTerminal() == nil, standardTerminals()
 	if hangups != nil || !outlives {
 		signal.Notify(hungUp, syscall.SIGHUP)
 	}
@@ -284,7 +285,7 @@ func (a *app) interruptible(parent context.Context, hangups chan<- struct{}) (
 				return
 			case <-hungUp:
 				// When a terminal closes, its processes have none any more before they are told.
-				closed := hadTerminal && errors.Is(controllingTerminal(), syscall.ENXIO)
+				closed := anyHungUp(terminals) || hadTerminal && errors.Is(controllingTerminal(), syscall.ENXIO)
 				if hangups != nil && (outlives || !closed) {
 					select {
 					case hangups <- struct{}{}:
@@ -314,6 +315,24 @@ func (a *app) interruptible(parent context.Context, hangups chan<- struct{}) (
 		signal.Stop(hungUp)
 		close(stopped)
 		cancel()
+	})
+}
+
+// standardTerminals are the standard streams of the process that are terminals.
+func standardTerminals() (fds []int) {
+	for fd := range 3 {
+		if _, err := unix.IoctlGetTermios(fd, unix.TCGETS); err == nil {
+			fds = append(fds, fd)
+		}
+	}
+	return fds
+}
+
+// anyHungUp reports whether one of the terminals was closed, which the kernel marks before it tells anybody.
+func anyHungUp(terminals []int) bool {
+	return slices.ContainsFunc(terminals, func(fd int) bool {
+		_, err := unix.IoctlGetTermios(fd, unix.TCGETS)
+		return errors.Is(err, unix.EIO)
 	})
 }
 

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"math/rand/v2"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -17,12 +18,12 @@ import (
 // seenChunks counts the whole chunks that a hydration has read in one.
 type seenChunks struct {
 	*image.ReadAlong
-	whole int
+	whole atomic.Int64
 }
 
 func (s *seenChunks) Saw(p []byte, off int64) {
 	if len(p) == 1<<20 && s.UntilChunk(off) == int64(len(p)) {
-		s.whole++
+		s.whole.Add(1)
 	}
 	s.ReadAlong.Saw(p, off)
 }
@@ -52,7 +53,7 @@ func TestHydrationReadsForTheHash(t *testing.T) {
 		require.NoError(t, h.pass(t.Context())) // run would wait for a guest first
 		require.Zero(t, blocks.clear.Load())
 		seen.End()
-		require.Equal(t, whole, seen.whole)
+		require.EqualValues(t, whole, seen.whole.Load())
 
 		got := make([]byte, size)
 		_, err = file.ReadAt(got, 0)
