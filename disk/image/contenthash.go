@@ -29,7 +29,7 @@ const (
 	fromStorage = 2 * time.Millisecond
 )
 
-// contentHash hashes a file's chunks that are not all zeros, each with its offset, and adds the hashes up: so a hole and zeros that are
+// Hash hashes a file's chunks that are not all zeros, each with its offset, and adds the hashes up: so a hole and zeros that are
 // stored give the same result, a hole costs nothing, and the order is free. Who reads the file for another reason offers what it has
 // read, and the rest is read as soon as there are no offers, or few: the storage then has to give everything once only.
 type Hash struct {
@@ -250,7 +250,7 @@ func (c *Hash) storedLocked() (int64, error) {
 	return c.off, nil
 }
 
-// readAlong offers what is copied of an image's disk to the hash of its file. It is the follower of a hydration.
+// ReadAlong offers what is copied of an image's disk to the hash of its file. It is the follower of a hydration.
 type ReadAlong struct {
 	img     *Image
 	content *Hash
@@ -284,5 +284,5 @@ func (r *ReadAlong) Saw(p []byte, off int64) {
 	}
 }
 
-// end says that nothing more is copied.
+// End says that nothing more is copied.
 func (r *ReadAlong) End() { r.content.endOffers() }

@@ -75,7 +75,7 @@ func checkDestination(img *Image, dst string) error {
 	return err
 }
 
-// copyUnit is what is copied of the image at once: the largest cluster that is compressed as a whole. Bytes.
+// CopyUnit is what is copied of the image at once: the largest cluster that is compressed as a whole. Bytes.
 func (m *Image) CopyUnit() int64 {
 	unit := int64(0)
 	m.top.chain(func(l *layer) {

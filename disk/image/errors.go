@@ -7,7 +7,7 @@ import (
 	"kubevirt.io/disk/disk/internal/words"
 )
 
-// ImageError is one file that is not served: what is wrong with it and what to do.
+// Error is one file that is not served: what is wrong with it and what to do.
 type Error struct {
 	Name   string // of the file, relative to the image directory
 	Format Format // as far as it was recognised

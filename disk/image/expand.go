@@ -180,7 +180,7 @@ func (c *copier) writeError(err error) error {
 	return fmt.Errorf("expanding %q: %w", c.img.Name(), err)
 }
 
-// checkSpace returns a *SpaceError where the directory has no room for the expanded image. Stored zeros need no room,
+// CheckSpace returns a *SpaceError where the directory has no room for the expanded image. Stored zeros need no room,
 // but telling them apart takes reading everything; that is done only where it decides, and only for what is stored as
 // it is: a compressed image could claim to hold terabytes of zeros, and keep us busy for hours.
 func CheckSpace(ctx context.Context, img *Image, dir string, workers int) error {

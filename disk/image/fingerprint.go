@@ -15,7 +15,7 @@ import (
 	"kubevirt.io/disk/disk/internal/slots"
 )
 
-// fileFingerprint identifies the content of one file of an image. The hash decides; what follows it only saves hashing
+// Fingerprint identifies the content of one file of an image. The hash decides; what follows it only saves hashing
 // a file again that has not been touched. Times are nanoseconds since 1970.
 type Fingerprint struct {
 	Name   string `json:"name"` // only for messages
@@ -46,7 +46,7 @@ func fingerprintOf(l *layer, st *unix.Stat_t) Fingerprint {
 	}
 }
 
-// contents are the hashes of the image's files, top first, of which nothing has been read yet. pace is how long to leave the
+// Hashes are the hashes of the image's files, top first, of which nothing has been read yet. pace is how long to leave the
 // storage to the guest after a step that took so long; nil: there is no guest.
 func (m *Image) Hashes(pace func(took time.Duration) time.Duration) (all []*Hash) {
 	m.top.chain(func(l *layer) {
@@ -57,7 +57,7 @@ func (m *Image) Hashes(pace func(took time.Duration) time.Duration) (all []*Hash
 	return all
 }
 
-// fingerprint identifies the image by the content of every file of its chain, top first. What is in the contents already is not read again,
+// Fingerprint identifies the image by the content of every file of its chain, top first. What is in the contents already is not read again,
 // also after an error: one of reading is a *MediumError.
 func (m *Image) Fingerprint(ctx context.Context, contents []*Hash, s *slots.Slots) (
 	[]Fingerprint, error,
@@ -80,22 +80,22 @@ func (m *Image) Fingerprint(ctx context.Context, contents []*Hash, s *slots.Slot
 	return prints, m.CheckUntouched()
 }
 
-// errNotIdentified is an image of which nobody can tell whether it is the one of the fingerprint.
+// ErrNotIdentified is an image of which nobody can tell whether it is the one of the fingerprint.
 var ErrNotIdentified = errors.New("the disk was stopped before its image had been read once to recognise it, or the image could not be read")
 
-// identified reports whether the fingerprint says what the content is.
+// Identified reports whether the fingerprint says what the content is.
 func Identified(prints []Fingerprint) bool {
 	return !slices.ContainsFunc(prints, func(p Fingerprint) bool { return p.Hash == "" })
 }
 
-// unhashed is the fingerprint of the image without hashes.
+// Unhashed is the fingerprint of the image without hashes.
 func (m *Image) Unhashed() []Fingerprint {
 	var prints []Fingerprint
 	m.top.chain(func(l *layer) { prints = append(prints, fingerprintOf(l, &l.stat)) })
 	return prints
 }
 
-// checkUntouched returns an error if a file of the image was changed after it was opened: then what was read of it may
+// CheckUntouched returns an error if a file of the image was changed after it was opened: then what was read of it may
 // be neither the old nor the new image.
 func (m *Image) CheckUntouched() (err error) {
 	m.top.chain(func(l *layer) {
@@ -111,12 +111,12 @@ func (m *Image) CheckUntouched() (err error) {
 	return err
 }
 
-// touched reports whether a file of the image has to be read to know whether it is the one of the fingerprint.
+// Touched reports whether a file of the image has to be read to know whether it is the one of the fingerprint.
 func (m *Image) Touched(old []Fingerprint) bool {
 	return !slices.EqualFunc(m.Unhashed(), old, func(now, before Fingerprint) bool { return now.untouched(&before) })
 }
 
-// compareImage reports why the image is not the one of the fingerprint, or "" if it is. Then it also returns the
+// Compare reports why the image is not the one of the fingerprint, or "" if it is. Then it also returns the
 // fingerprint as it is now. Only what may have changed is read. errNotIdentified: it cannot be told.
 func (m *Image) Compare(ctx context.Context, old []Fingerprint) (reason string, now []Fingerprint, err error) {
 	now = m.Unhashed()

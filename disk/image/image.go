@@ -18,7 +18,7 @@ import (
 // DefaultMaxVirtualSize is the largest virtual size that an image may claim, where nothing else is set. Bytes.
 const DefaultMaxVirtualSize = 64 << 40
 
-// ImageOptions limits what is accepted as an image. The zero value has the documented defaults.
+// Options limits what is accepted as an image. The zero value has the documented defaults.
 type Options struct {
 	MaxVirtualSize int64 // bytes; 0: DefaultMaxVirtualSize
 	// Formats is what files are, by their names relative to the directory: FormatRaw, whatever they
@@ -55,7 +55,7 @@ type usage struct{ plain, compressed int64 }
 
 func (u usage) total() int64 { return u.plain + u.compressed }
 
-// OpenImage opens and validates one image. Its backing files are looked for in its own directory only. A file that is
+// Open opens and validates one image. Its backing files are looked for in its own directory only. A file that is
 // not accepted is an *ImageError.
 func Open(path string, opt Options) (*Image, error) {
 	o, err := openerOf(path, opt)
@@ -117,7 +117,7 @@ func (m *Image) Path() string { return m.path }
 // Size is the virtual size, a positive multiple of SectorSize.
 func (m *Image) Size() int64 { return m.top.size }
 
-// dataSize is what the image stores, bytes: zeros inside of that take nothing when it is expanded.
+// DataSize is what the image stores, bytes: zeros inside of that take nothing when it is expanded.
 func (m *Image) DataSize() int64 { return m.use.total() }
 
 func (m *Image) Format() Format { return m.top.format }

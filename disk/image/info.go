@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ImageInfo describes an image to people and programs. Sizes are bytes.
+// Info describes an image to people and programs. Sizes are bytes.
 type Info struct {
 	Name   string `json:"name"`
 	Format Format `json:"format"`

@@ -43,7 +43,7 @@ func (p *Progress) Finished() bool { return p.finished.Load() }
 // Waiting tells whether the copying waits for space, as on a full volume. The disk is served meanwhile.
 func (p *Progress) Waiting() bool { return p.scarce.Load() }
 
-// wait is called when the copying begins to wait for space, or goes on.
+// Wait is called when the copying begins to wait for space, or goes on.
 func (p *Progress) Wait(scarce bool) {
 	if p != nil {
 		p.scarce.Store(scarce)
@@ -53,7 +53,7 @@ func (p *Progress) Wait(scarce bool) {
 // followed tells how many bytes of the data of an image are in a disk that is served, of how many.
 type followed = func() (done, data int64)
 
-// follow makes it tell what has been copied of an image into a disk of that size.
+// Follow makes it tell what has been copied of an image into a disk of that size.
 func (p *Progress) Follow(size int64, served followed) {
 	_, data := served()
 	p.Start(size, data)
@@ -83,10 +83,10 @@ func (p *Progress) Finish() {
 	p.served.Store(nil)
 }
 
-// progressInterval is how often the log is told how far the disks that are being copied are, all together.
+// ProgressInterval is how often the log is told how far the disks that are being copied are, all together.
 const ProgressInterval = 2 * time.Second
 
-// fields is the progress after the given time, for a log.
+// Fields is the progress after the given time, for a log.
 func (p *Progress) Fields(elapsed time.Duration) []zap.Field {
 	done, total := p.Done(), p.Total()
 	percent := 100.0

@@ -63,7 +63,7 @@ func (d *directory) rememberRaw(file *os.File) error {
 	return nil
 }
 
-// openRaw opens the file of a raw image once more, for writing too if so asked, and checks again that it is raw: a guest
+// OpenRaw opens the file of a raw image once more, for writing too if so asked, and checks again that it is raw: a guest
 // is to own its content from then on. It is not compared by inode, as an overlay file system may give the file another one
 // when it is opened for writing.
 func (m *Image) OpenRaw(write bool) (*os.File, error) {
@@ -95,7 +95,7 @@ func (m *Image) OpenRaw(write bool) (*os.File, error) {
 	return file, nil
 }
 
-// rememberRaw keeps with the file of the image, which openRaw has opened, that it is served raw. It is to be called before a
+// RememberRaw keeps with the file of the image, which openRaw has opened, that it is served raw. It is to be called before a
 // guest can write.
 func (m *Image) RememberRaw(file *os.File) error {
 	dir, err := openDirectory(m.dir)
@@ -105,7 +105,7 @@ func (m *Image) RememberRaw(file *os.File) error {
 	return errors.Join(dir.rememberRaw(file), dir.close())
 }
 
-// markRaw keeps with a file that it is raw: with the file itself, or where that cannot be in the directory that it is in. No
+// MarkRaw keeps with a file that it is raw: with the file itself, or where that cannot be in the directory that it is in. No
 // directory: not there.
 func MarkRaw(file *os.File, beside string) error {
 	marked, err := hasRawMark(file)
@@ -251,7 +251,7 @@ func markName(file *os.File) (string, error) {
 	return path.Join(marksDir, "raw-"+id), nil
 }
 
-// fileInstance tells files of one name apart: by the number of the inode, and by when that was made, as numbers are used again. "": it
+// FileInstance tells files of one name apart: by the number of the inode, and by when that was made, as numbers are used again. "": it
 // cannot be told.
 func FileInstance(f *os.File) string {
 	var st unix.Statx_t

@@ -17,7 +17,7 @@ import (
 	"kubevirt.io/disk/disk/internal/words"
 )
 
-// OpenOptions says how a disk is made of an image.
+// Options says how a disk is made of an image.
 type Options struct {
 	Mode    CopyMode // empty: CopyClone
 	WorkDir string   // holds ephemeral disks and their state; made if it is missing

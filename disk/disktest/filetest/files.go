@@ -50,7 +50,7 @@ func TinyFS(t *testing.T, size string) string {
 	return dir
 }
 
-// put writes a file of the directory, sparse up to size if that is more than the content.
+// Put writes a file of the directory, sparse up to size if that is more than the content.
 func Put(t testing.TB, dir, name string, content []byte, size int64) string {
 	t.Helper()
 	path := filepath.Join(dir, name)
@@ -62,7 +62,7 @@ func Put(t testing.TB, dir, name string, content []byte, size int64) string {
 	return path
 }
 
-// block is n bytes that are all b.
+// Block is n bytes that are all b.
 func Block(b byte, n int) []byte {
 	p := make([]byte, n)
 	for i := range p {
@@ -71,7 +71,7 @@ func Block(b byte, n int) []byte {
 	return p
 }
 
-// allocated is what a file takes on its file system. Bytes.
+// Allocated is what a file takes on its file system. Bytes.
 func Allocated(t *testing.T, path string) int64 {
 	t.Helper()
 	var st unix.Stat_t
@@ -79,7 +79,7 @@ func Allocated(t *testing.T, path string) int64 {
 	return st.Blocks * 512
 }
 
-// sample is content with data, zeros and text in runs of all lengths, the same for the same seed.
+// Sample is content with data, zeros and text in runs of all lengths, the same for the same seed.
 func Sample(size int, seed uint64) []byte {
 	r := rand.New(rand.NewPCG(seed, 0))
 	p := make([]byte, size)
@@ -101,7 +101,7 @@ func Sample(size int, seed uint64) []byte {
 	return p
 }
 
-// readAll reads an image in pieces of an odd size.
+// ReadAll reads an image in pieces of an odd size.
 func ReadAll(t *testing.T, r io.ReaderAt, size int64) []byte {
 	t.Helper()
 	content, err := io.ReadAll(io.NewSectionReader(r, 0, size))
@@ -136,7 +136,7 @@ func Fill(t *testing.T, dir string) (more, free func()) {
 	return more, func() { require.NoError(t, errors.Join(filler.Close(), os.Remove(filler.Name()))) }
 }
 
-// fileNames are the names of entries.
+// FileNames are the names of entries.
 func FileNames(entries []os.DirEntry) (names []string) {
 	for _, e := range entries {
 		names = append(names, e.Name())
@@ -144,7 +144,7 @@ func FileNames(entries []os.DirEntry) (names []string) {
 	return names
 }
 
-// sparse makes an open file of zeros that takes no space.
+// Sparse makes an open file of zeros that takes no space.
 // sparse makes a file that is a hole.
 func Sparse(t *testing.T, size int64) *os.File {
 	t.Helper()
@@ -154,7 +154,7 @@ func Sparse(t *testing.T, size int64) *os.File {
 	return f
 }
 
-// overlay makes a qcow2 image on a backing file that qemu-img does not look at.
+// OverlayOn makes a qcow2 image on a backing file that qemu-img does not look at.
 func OverlayOn(t testing.TB, dir, name, backing, format string) {
 	t.Helper()
 	args := []string{"create", "-q", "-u", "-f", "qcow2", "-b", backing}

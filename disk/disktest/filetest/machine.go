@@ -12,7 +12,7 @@ import (
 
 var ErrCrashed = errors.New("the machine has crashed")
 
-// machine is a computer that can crash: a countdown of calls to storage, shared by its files.
+// Machine is a computer that can crash: a countdown of calls to storage, shared by its files.
 type Machine struct {
 	mu      sync.Mutex
 	Random  *rand.Rand
@@ -35,7 +35,7 @@ func (m *Machine) step() (torn bool, err error) {
 	return torn, err
 }
 
-// simFile is a file with a volatile cache. A crash keeps, sector by sector and independently of each other, anything that was
+// SimFile is a file with a volatile cache. A crash keeps, sector by sector and independently of each other, anything that was
 // written since the last sync, or nothing of it. It implements blockFile and storage.
 type SimFile struct {
 	m        *Machine
@@ -128,7 +128,7 @@ func (f *SimFile) Extent(off, length int64) (disk.Extent, error) {
 	return disk.Extent{Length: int64(n), Data: !zero}, nil
 }
 
-// crash is what the file holds when the machine starts again.
+// Crash is what the file holds when the machine starts again.
 func (f *SimFile) Crash(m *Machine) *SimFile {
 	for sector, versions := range f.versions {
 		if i := f.m.Random.IntN(len(versions) + 1); i > 0 {
@@ -138,7 +138,7 @@ func (f *SimFile) Crash(m *Machine) *SimFile {
 	return NewSimFile(m, f.platter)
 }
 
-// simImage is an image in memory with holes.
+// SimImage is an image in memory with holes.
 type SimImage struct{ Content []byte }
 
 func (s SimImage) Size() int64 { return int64(len(s.Content)) }

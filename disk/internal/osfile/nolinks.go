@@ -16,10 +16,10 @@ import (
 // go through no symbolic link, wherever in the path it is, so that nobody makes us write to a file of their choice. The links in
 // what an operator has named are resolved once, by resolved.
 
-// resolved is the path of a directory without links. It must be there.
+// Resolved is the path of a directory without links. It must be there.
 func Resolved(dir string) (string, error) { return filepath.EvalSymlinks(dir) }
 
-// errLinked is a file to be written to that has another name.
+// ErrLinked is a file to be written to that has another name.
 var ErrLinked = errors.New("the file has other names (hard links), by which it may be somebody else's; remove the link, or the file")
 
 // openDir opens a directory in order to do something in it.
@@ -80,7 +80,7 @@ func in(op, path string, do func(dir int, name string) error) error {
 	return nil
 }
 
-// openFile is os.OpenFile that also refuses, with errLinked, to open for writing what has another name.
+// OpenFile is os.OpenFile that also refuses, with errLinked, to open for writing what has another name.
 func OpenFile(path string, flags int, mode fs.FileMode) (f *os.File, err error) {
 	err = in("open", path, func(dir int, name string) error {
 		fd, err := unix.Openat(dir, name, flags|OpenFlags, uint32(mode.Perm()))
@@ -106,7 +106,7 @@ func OpenFile(path string, flags int, mode fs.FileMode) (f *os.File, err error) 
 	return f, err
 }
 
-// remove removes a file, or an empty directory, that may not be there.
+// Remove removes a file, or an empty directory, that may not be there.
 func Remove(path string) error {
 	err := in("remove", path, func(dir int, name string) error {
 		err := unix.Unlinkat(dir, name, 0)
@@ -123,7 +123,7 @@ func Remove(path string) error {
 	return err
 }
 
-// removeAll removes a directory that may not be there, with all that is in it.
+// RemoveAll removes a directory that may not be there, with all that is in it.
 func RemoveAll(path string) error {
 	err := Remove(path)
 	if !errors.Is(err, unix.ENOTEMPTY) && !errors.Is(err, unix.EEXIST) {
@@ -146,7 +146,7 @@ func readNames(path string) ([]string, error) {
 	return dir.Readdirnames(-1)
 }
 
-// rename gives a file another name in its directory, with unix.RENAME_EXCHANGE in exchange for the one that has it.
+// Rename gives a file another name in its directory, with unix.RENAME_EXCHANGE in exchange for the one that has it.
 func Rename(from, to string, flags uint) error {
 	return in("rename", to, func(dir int, name string) error {
 		if flags == 0 {
@@ -156,12 +156,12 @@ func Rename(from, to string, flags uint) error {
 	})
 }
 
-// makeDir makes a directory for us alone.
+// MakeDir makes a directory for us alone.
 func MakeDir(path string) error {
 	return in("mkdir", path, func(dir int, name string) error { return unix.Mkdirat(dir, name, 0o700) })
 }
 
-// checkOwner refuses a directory that somebody else has made, who could put into it what he likes. It is ours, or root's, or it may be
+// CheckOwner refuses a directory that somebody else has made, who could put into it what he likes. It is ours, or root's, or it may be
 // written by a group that we are in, as in a volume that Kubernetes gives a group (fsGroup): there one user may come after another.
 func CheckOwner(path string) error {
 	dir, err := OpenFile(path, unix.O_RDONLY|unix.O_DIRECTORY, 0)
@@ -182,7 +182,7 @@ func CheckOwner(path string) error {
 		st.Uid, os.Geteuid(), ErrForeign)}
 }
 
-// errForeign is a directory of another user.
+// ErrForeign is a directory of another user.
 var ErrForeign = errors.New("the directory of another user is not used")
 
 // madeAs is the user that what we make in a directory belongs to, where the file system has its own idea of that, as file servers do; -1 where

@@ -13,7 +13,7 @@ import (
 // openFlags never follow a link and never block: a FIFO without a writer would stop the start for ever.
 const OpenFlags = unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_NOCTTY | unix.O_CLOEXEC
 
-// retry repeats a system call that a signal interrupted.
+// Retry repeats a system call that a signal interrupted.
 func Retry(call func() error) error {
 	for {
 		if err := call(); err != unix.EINTR {
@@ -22,7 +22,7 @@ func Retry(call func() error) error {
 	}
 }
 
-// seekExtent describes the run of a file that begins at off, at most length bytes of it, with data false for a hole.
+// SeekExtent describes the run of a file that begins at off, at most length bytes of it, with data false for a hole.
 // A file system that does not know says that all is data. lseek moves the descriptor's offset, which nothing here uses.
 func SeekExtent(f *os.File, off, length int64) (n int64, data bool, err error) {
 	fd := int(f.Fd())
@@ -58,7 +58,7 @@ func seek(fd int, off int64, whence int) (at int64, err error) {
 	return at, err
 }
 
-// readFull fills p from r at off: an end of file before that is an error.
+// ReadFull fills p from r at off: an end of file before that is an error.
 func ReadFull(r io.ReaderAt, p []byte, off int64) error {
 	n, err := r.ReadAt(p, off)
 	if n == len(p) {
@@ -70,7 +70,7 @@ func ReadFull(r io.ReaderAt, p []byte, off int64) error {
 	return err
 }
 
-// availableSpace is what an unprivileged user can still write into the directory's file system. Bytes.
+// AvailableSpace is what an unprivileged user can still write into the directory's file system. Bytes.
 func AvailableSpace(dir string) (int64, error) {
 	var st unix.Statfs_t
 	if err := Retry(func() error { return unix.Statfs(dir, &st) }); err != nil {
@@ -86,10 +86,10 @@ func AvailableSpace(dir string) (int64, error) {
 	return int64(st.Bavail) * unit, nil
 }
 
-// isNoSpace reports whether an error says that the file system, a quota or a limit on files is exhausted.
+// IsFull reports whether an error says that the file system, a quota or a limit on files is exhausted.
 func IsFull(err error) bool {
 	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.EFBIG)
 }
 
-// statBlock is the unit of st_blocks, whatever the block size of the file system. Bytes.
+// StatBlock is the unit of st_blocks, whatever the block size of the file system. Bytes.
 const StatBlock = 512

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -14,7 +15,7 @@ import (
 	"kubevirt.io/disk/disk/internal/osfile"
 )
 
-// FileOptions says how a raw file is served as a disk.
+// Options says how a raw file is served as a disk.
 type Options struct {
 	ReadOnly bool
 	// Durable makes Flush reach storage. Without it Flush promises only that the data survives the end of the process.
@@ -45,30 +46,23 @@ var (
 	_ disk.Syncer    = (*File)(nil)
 )
 
-// OpenFile opens a regular file, whose size is a positive multiple of SectorSize, as a disk.
-func Open(path string, opt Options) (*File, error) {
-	flags := os.O_RDWR
-	if opt.ReadOnly {
-		flags = os.O_RDONLY
-	}
-	f, err := os.OpenFile(path, flags|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, err
-	}
-	disk, err := FromOpen(f, opt)
-	if err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	return disk, nil
-}
+// Open opens a regular file, whose size is a positive multiple of SectorSize, as a disk.
+func Open(path string, opt Options) (*File, error) { return openBy(os.OpenFile, path, opt) }
 
-// openDiskFile is OpenFile for the file of a disk's own directory, to which no link leads.
+// OpenDiskFile is Open for the file of a disk's own directory, to which no link leads.
 func OpenDiskFile(path string, opt Options) (*File, error) {
+	return openBy(osfile.OpenFile, path, opt)
+}
+
+// openBy opens a file by a function like os.OpenFile.
+func openBy(open func(path string, flags int, mode fs.FileMode) (*os.File, error), path string, opt Options) (
+	*File, error,
+) {
 	flags := os.O_RDWR
 	if opt.ReadOnly {
 		flags = os.O_RDONLY
 	}
-	f, err := osfile.OpenFile(path, flags, 0)
+	f, err := open(path, flags|osfile.OpenFlags, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -79,7 +73,7 @@ func OpenDiskFile(path string, opt Options) (*File, error) {
 	return disk, nil
 }
 
-// newFile makes a disk of an open file, which it then owns.
+// FromOpen makes a disk of an open file, which it then owns.
 func FromOpen(f *os.File, opt Options) (*File, error) {
 	st, err := f.Stat()
 	if err != nil {
@@ -276,7 +270,7 @@ func (f *File) writeError(off, length int64, err error) error {
 	}
 }
 
-// outOfRange is a range that the caller should have refused.
+// OutOfRange is a range that the caller should have refused.
 func OutOfRange(op string, off, length, size int64) error {
 	return fmt.Errorf("%s of %d bytes at %d is outside of a disk of %d bytes", op, length, off, size)
 }

@@ -106,7 +106,7 @@ type cacheBypass struct {
 	direct *os.File
 }
 
-// openPastCache returns nil where the file has no such way: where it is not known what others do with it, or that the file system drops
+// OpenPastCache returns nil where the file has no such way: where it is not known what others do with it, or that the file system drops
 // what the cache holds of a range that is written past it, as ext4 and XFS do.
 func (f *File) OpenPastCache() *cacheBypass {
 	if os.Getpagesize() != 4<<10 {
@@ -134,7 +134,7 @@ func fileSystem(f *os.File) int64 {
 	return st.Type
 }
 
-// openDirect opens a file again, for writing past the page cache.
+// OpenDirect opens a file again, for writing past the page cache.
 func OpenDirect(f *os.File) (*os.File, error) {
 	return os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", f.Fd()), os.O_WRONLY|unix.O_DIRECT|unix.O_CLOEXEC, 0)
 }

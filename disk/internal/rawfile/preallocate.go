@@ -12,7 +12,7 @@ import (
 // preallocateFrom is the least that is worth a system call of its own. Bytes.
 const preallocateFrom = 256 << 10
 
-// preallocator gives ranges of a file their place on storage before they are written through the page cache: ext4 reserves space for each block
+// Places gives ranges of a file their place on storage before they are written through the page cache: ext4 reserves space for each block
 // of a write, and notes that for each, which is two fifths of what it costs to fill a new file. File systems that do so once for a write would
 // only do it twice. A nil one does nothing. Any number of goroutines.
 type Places struct {
@@ -21,7 +21,7 @@ type Places struct {
 	useless atomic.Bool // the file cannot have places before it is written, as without extents
 }
 
-// newPreallocator returns nil where it is of no use.
+// NewPlaces returns nil where it is of no use.
 func NewPlaces(f *os.File, busy func() bool) *Places {
 	if fileSystem(f) != unix.EXT4_SUPER_MAGIC {
 		return nil
@@ -41,5 +41,5 @@ func (p *Places) before(off, length int64) {
 	}
 }
 
-// newPlaces is newPreallocator for the file of a disk.
+// NewPlaces is newPreallocator for the file of a disk.
 func (f *File) NewPlaces(busy func() bool) *Places { return NewPlaces(f.File, busy) }

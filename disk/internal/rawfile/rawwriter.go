@@ -34,7 +34,7 @@ const (
 // zeros is compared with and written from; nothing writes to it.
 var zeros [256 << 10]byte
 
-// rawWriter writes to a file through the page cache or past it, as is faster: the cache is bound by how soon the kernel finds
+// Writer writes to a file through the page cache or past it, as is faster: the cache is bound by how soon the kernel finds
 // memory, which takes ten times as long as copying where the host of a virtual machine has to give it first, and by how much may be
 // dirty; storage may be faster than that, or slower by far. Any number of goroutines.
 type Writer struct {
@@ -47,17 +47,17 @@ type Writer struct {
 	order sync.RWMutex
 }
 
-// newRawWriter writes by either of two ways to the same file. The direct one, nil if there is none, returns EINVAL where it does not
+// NewWriter writes by either of two ways to the same file. The direct one, nil if there is none, returns EINVAL where it does not
 // work, and errThroughCache where it does not for this range; it has written nothing then.
 func NewWriter(cached, direct io.WriterAt) *Writer {
 	return &Writer{cached: cached, direct: direct, pace: newPace(direct != nil)}
 }
 
-// servedWorth is what the speed past the page cache counts for a disk that is served, to that through it: what is in the cache the guest need
+// ServedWorth is what the speed past the page cache counts for a disk that is served, to that through it: what is in the cache the guest need
 // not wait for.
 const ServedWorth = 1. / cacheWorth
 
-// newServedWriter is newRawWriter for the file of a disk that is served meanwhile, and that the guest writes to in small pieces later.
+// NewServedWriter is newRawWriter for the file of a disk that is served meanwhile, and that the guest writes to in small pieces later.
 // worth is what the speed of the direct way counts to that of the others, see servedWorth.
 func NewServedWriter(cached, direct io.WriterAt, places *Places, worth float64) *Writer {
 	w := NewWriter(cached, direct)
@@ -67,13 +67,13 @@ func NewServedWriter(cached, direct io.WriterAt, places *Places, worth float64) 
 	return w
 }
 
-// store writes what is not zero of p, by blocks of the file system, into a file that is a hole there: zeros stay one. It returns how
+// Store writes what is not zero of p, by blocks of the file system, into a file that is a hole there: zeros stay one. It returns how
 // many bytes it has written.
 func (w *Writer) Store(p []byte, off int64) (written int64, err error) {
 	return dataRuns(p, off, w.Write)
 }
 
-// count only tells how many bytes store would write.
+// Count only tells how many bytes store would write.
 func Count(p []byte, off int64) (written int64, err error) {
 	return dataRuns(p, off, func([]byte, int64) error { return nil })
 }
@@ -281,7 +281,7 @@ func dataRuns(p []byte, off int64, f func(p []byte, off int64) error) (done int6
 	return done, nil
 }
 
-// leadingRun is how much of p, which is at off in the file, consists of zero blocks only, or of other blocks only.
+// LeadingRun is how much of p, which is at off in the file, consists of zero blocks only, or of other blocks only.
 func LeadingRun(p []byte, off int64) (zero bool, n int) {
 	for n < len(p) {
 		block := min(len(p)-n, holeSize-int((off+int64(n))%holeSize))
@@ -295,7 +295,7 @@ func LeadingRun(p []byte, off int64) (zero bool, n int) {
 	return zero, n
 }
 
-// allZero reports whether p, at most holeSize bytes, is all zeros. Most blocks show in their first word that they are
+// AllZero reports whether p, at most holeSize bytes, is all zeros. Most blocks show in their first word that they are
 // not.
 func AllZero(p []byte) bool {
 	if len(p) >= 8 && binary.NativeEndian.Uint64(p) != 0 {

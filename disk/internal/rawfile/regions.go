@@ -5,20 +5,20 @@ import (
 	"sync/atomic"
 )
 
-// regionSet is a set of regions of a file. One is only ever added, so whoever sees it there can rely on it without a lock. Any number
+// Regions is a set of regions of a file. One is only ever added, so whoever sees it there can rely on it without a lock. Any number
 // of goroutines.
 type Regions struct {
 	region int64           // bytes
 	bits   []atomic.Uint64 // a bit for each region
 }
 
-// newRegionSet returns an empty set for a file of size bytes.
+// NewRegions returns an empty set for a file of size bytes.
 func NewRegions(size, region int64) *Regions {
 	regions := (size + region - 1) / region
 	return &Regions{region: region, bits: make([]atomic.Uint64, (regions+63)/64)}
 }
 
-// add adds every region that the range touches. The range is not empty.
+// Add adds every region that the range touches. The range is not empty.
 func (s *Regions) Add(off, length int64) {
 	first, last := off/s.region, (off+length-1)/s.region
 	for w := first / 64; w <= last/64; w++ {
@@ -39,7 +39,7 @@ func (s *Regions) touches(off, length int64) bool {
 	return false
 }
 
-// covers reports whether the whole range, which is not empty, is in regions of the set.
+// Covers reports whether the whole range, which is not empty, is in regions of the set.
 func (s *Regions) Covers(off, length int64) bool {
 	first, last := off/s.region, (off+length-1)/s.region
 	for w := first / 64; w <= last/64; w++ {
@@ -63,7 +63,7 @@ func (s *Regions) each(f func(off, length int64)) {
 	}
 }
 
-// wordMask is the bits of blocks first to last that lie in a word.
+// WordMask is the bits of blocks first to last that lie in a word.
 func WordMask(index, first, last int64) uint64 {
 	mask := ^uint64(0)
 	if index == first/64 {

@@ -14,22 +14,22 @@ import (
 	"kubevirt.io/disk/disk/internal/words"
 )
 
-// lockName is the file in an image's work directory whose lock makes one process its owner. It is removed only by Sweep.
+// LockName is the file in an image's work directory whose lock makes one process its owner. It is removed only by Sweep.
 const LockName = "lock"
 
-// errLockGone is a lock file that was removed before it could be locked.
+// ErrLockGone is a lock file that was removed before it could be locked.
 var ErrLockGone = errors.New("the lock file was removed while it was locked")
 
 // maxHolder bounds what is read of a lock file. Bytes.
 const maxHolder = 256
 
-// lockFile takes the exclusive lock of an open file without waiting: EWOULDBLOCK where another one has it. The kernel
+// LockFile takes the exclusive lock of an open file without waiting: EWOULDBLOCK where another one has it. The kernel
 // frees it with the last descriptor, so also a holder that was killed frees it.
 func LockFile(f *os.File) error {
 	return osfile.Retry(func() error { return unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) })
 }
 
-// hasName reports whether an open file is still the one of that name.
+// HasName reports whether an open file is still the one of that name.
 func HasName(f *os.File, name string) (bool, error) {
 	mine, err := f.Stat()
 	if err != nil {
@@ -42,7 +42,7 @@ func HasName(f *os.File, name string) (bool, error) {
 	return err == nil && os.SameFile(mine, now), err
 }
 
-// acquireLock locks the file of that name, which is made if need be and then names this process. errLockGone: try again.
+// AcquireLock locks the file of that name, which is made if need be and then names this process. errLockGone: try again.
 func AcquireLock(path, what string) (*os.File, error) {
 	f, err := osfile.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {

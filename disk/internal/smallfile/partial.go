@@ -11,7 +11,7 @@ import (
 	"kubevirt.io/disk/disk/internal/osfile"
 )
 
-// partialSuffix marks a file that is still being written.
+// PartialSuffix marks a file that is still being written.
 const PartialSuffix = ".partial"
 
 // partial is a file on its way to its final name.
@@ -20,7 +20,7 @@ type partial struct {
 	path string // the final one
 }
 
-// createPartial begins a file that is to be path. One that a killed process left behind is removed, as it may be a link to another
+// Create begins a file that is to be path. One that a killed process left behind is removed, as it may be a link to another
 // file, or of another user; one that is being written at the moment is a *LockedError.
 func Create(path string, mode fs.FileMode) (*partial, error) {
 	name := path + PartialSuffix
@@ -72,7 +72,7 @@ func claimPartial(f *os.File, name string) (current bool, err error) {
 	return true, nil
 }
 
-// finish gives the file its final name if what was done so far succeeded; otherwise it removes the file.
+// Finish gives the file its final name if what was done so far succeeded; otherwise it removes the file.
 func (p *partial) Finish(err error) error {
 	name := p.path + PartialSuffix
 	if err == nil {

@@ -16,7 +16,7 @@ import (
 // maxSmall bounds a file that is read and replaced as a whole. Bytes.
 const maxSmall = 1 << 20
 
-// replaceSmall gives a file its content in one step: whatever happens, it has the old or the new one. With sync, which is
+// Replace gives a file its content in one step: whatever happens, it has the old or the new one. With sync, which is
 // (*os.File).Sync, both the content and the name have reached storage after that, in this order. With a spare in the same
 // directory it needs no other space: see keepSpare.
 func Replace(path string, content []byte, spare string, sync func(*os.File) error) error {
@@ -49,7 +49,7 @@ func replaceByNew(path string, content []byte, sync func(*os.File) error) error 
 	return err
 }
 
-// readSmall returns the content of a file: fs.ErrNotExist if it is not there. Other errors complete the sentence "<file> ...".
+// Read returns the content of a file: fs.ErrNotExist if it is not there. Other errors complete the sentence "<file> ...".
 func Read(path string) ([]byte, error) {
 	f, err := osfile.OpenFile(path, os.O_RDONLY, 0)
 	if errors.Is(err, unix.ELOOP) {
@@ -73,14 +73,14 @@ func Read(path string) ([]byte, error) {
 	return content, nil
 }
 
-// isUnread reports whether an error of readSmall says nothing of what is in the file, which is there: the system did not let it be read, as for
+// IsUnread reports whether an error of readSmall says nothing of what is in the file, which is there: the system did not let it be read, as for
 // lack of descriptors.
 func IsUnread(err error) bool {
 	var system *fs.PathError
 	return errors.As(err, &system) && !errors.Is(err, fs.ErrNotExist)
 }
 
-// syncDir makes the names in a directory durable.
+// SyncDir makes the names in a directory durable.
 func SyncDir(path string, sync func(*os.File) error) error {
 	dir, err := osfile.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
@@ -89,5 +89,5 @@ func SyncDir(path string, sync func(*os.File) error) error {
 	return errors.Join(sync(dir), dir.Close())
 }
 
-// syncParent makes the name of a file durable.
+// SyncParent makes the name of a file durable.
 func SyncParent(path string) error { return SyncDir(filepath.Dir(path), (*os.File).Sync) }

@@ -6,7 +6,7 @@ import (
 	"strconv"
 )
 
-// byteCount is a size for people: three digits, or four before the next binary unit.
+// Bytes is a size for people: three digits, or four before the next binary unit.
 func Bytes(n int64) string {
 	const units = "KMGTPE"
 	if n < 1024 {
@@ -24,5 +24,5 @@ func Bytes(n int64) string {
 	return strconv.FormatFloat(math.Round(v*step)/step, 'f', -1, 64) + " " + units[unit:unit+1] + "iB"
 }
 
-// printable is a file name as it can stand in a message: names come from whoever built the image, and have spaces in them.
+// Name is a file name as it can stand in a message: names come from whoever built the image, and have spaces in them.
 func Name(name string) string { return strconv.Quote(name) }
