@@ -4,6 +4,7 @@
 package disk
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"syscall"
@@ -82,6 +83,16 @@ type Estimator interface {
 	Slow(off int64) bool
 }
 
+// Distant is a disk of which content may lie far away, so that a call may wait for it. Asked once,
+// when the LUN is made.
+type Distant interface {
+	// Within returns the disk for one command. It has the optional interfaces that the disk has, and
+	// its calls do not outlast ctx by more than one attempt: a call that still waits for content
+	// then returns ErrNotNow. Only waiting ends with ctx: what is under way in the disk's own
+	// storage is finished. The result is not closed.
+	Within(ctx context.Context) Disk
+}
+
 // Identity distinguishes one disk instance from every other one, so that two pods of one image never look
 // like two paths to one disk. It is kept with the disk's state.
 type Identity struct {
@@ -94,6 +105,9 @@ var (
 	ErrNoSpace = errors.New("no space left for the disk")
 	// ErrReadOnly: the disk cannot be written.
 	ErrReadOnly = errors.New("disk is read-only")
+	// ErrNotNow: content cannot be had at the moment, and nothing is lost. The call has changed nothing
+	// that a reader could see, or what its error says, and may be made again.
+	ErrNotNow = errors.New("the content cannot be had now")
 	// ErrFailed: an earlier flush failed, so that acknowledged data may be lost; only a restart clears it.
 	ErrFailed = errors.New("disk has failed: an earlier flush did not reach storage")
 )
