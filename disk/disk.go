@@ -84,13 +84,21 @@ type Estimator interface {
 }
 
 // Distant is a disk of which content may lie far away, so that a call may wait for it. Asked once,
-// when the LUN is made.
+// when the LUN is made. The disk's own methods wait for as long as it takes; a command uses those of
+// Within.
 type Distant interface {
-	// Within returns the disk for one command. It has the optional interfaces that the disk has, and
-	// its calls do not outlast ctx by more than one attempt: a call that still waits for content
-	// then returns ErrNotNow. Only waiting ends with ctx: what is under way in the disk's own
-	// storage is finished. The result is not closed.
+	// Within returns the disk for one command. It has the optional interfaces that the disk has. Its
+	// calls wait for content until ctx ends, and then return ErrNotNow soon. They may do so before
+	// where waiting is of no use at the moment: the command is then held, and the call made again a
+	// little later. Only waiting ends with ctx: what is under way in the disk's own storage is
+	// finished. The result is not closed.
 	Within(ctx context.Context) Disk
+
+	// ReadWaits and WriteWaits report whether a call for the range would have to wait for content
+	// that is not here. A write does where it needs the rest of a block, and so does a discard or
+	// zeroing. They do not wait themselves. Only hints: an answer may be out of date at once.
+	ReadWaits(off, length int64) bool
+	WriteWaits(off, length int64) bool
 }
 
 // Identity distinguishes one disk instance from every other one, so that two pods of one image never look
@@ -105,8 +113,9 @@ var (
 	ErrNoSpace = errors.New("no space left for the disk")
 	// ErrReadOnly: the disk cannot be written.
 	ErrReadOnly = errors.New("disk is read-only")
-	// ErrNotNow: content cannot be had at the moment, and nothing is lost. The call has changed nothing
-	// that a reader could see, or what its error says, and may be made again.
+	// ErrNotNow: content cannot be had at the moment, and nothing is lost. The call may be made again.
+	// A write has changed nothing beyond the bytes that it reports as stored; a discard or zeroing may
+	// have changed a part of its range.
 	ErrNotNow = errors.New("the content cannot be had now")
 	// ErrFailed: an earlier flush failed, so that acknowledged data may be lost; only a restart clears it.
 	ErrFailed = errors.New("disk has failed: an earlier flush did not reach storage")
