@@ -9,8 +9,8 @@ import (
 	"sync/atomic"
 )
 
-// Authenticator holds the credentials of a target and knows the challenges that its logins have outstanding.
-// It is safe for concurrent use.
+// Authenticator holds the credentials of a target and knows the challenges that its logins have
+// outstanding. It is safe for concurrent use.
 type Authenticator struct {
 	inForce atomic.Pointer[Config] // never changed once it is here
 
@@ -18,8 +18,8 @@ type Authenticator struct {
 	outstanding map[string]struct{} // guarded by mu; challenges of exchanges that are not closed
 }
 
-// NewAuthenticator makes an Authenticator. The configuration must have CHAP enabled: a target without
-// authentication has no Authenticator.
+// NewAuthenticator makes an Authenticator. The configuration must have CHAP enabled: a target
+// without authentication has no Authenticator.
 func NewAuthenticator(cfg Config) (*Authenticator, error) {
 	a := &Authenticator{outstanding: make(map[string]struct{})}
 	if err := a.Replace(cfg); err != nil {
@@ -51,8 +51,8 @@ func (a *Authenticator) Knows(user string) bool {
 	return a.inForce.Load().Initiator.Username == user
 }
 
-// Begin starts the exchange of one login, of an initiator that calls itself initiatorName. The caller closes
-// the exchange when the login ends, whichever way.
+// Begin starts the exchange of one login, of an initiator that calls itself initiatorName. The
+// caller closes the exchange when the login ends, whichever way.
 func (a *Authenticator) Begin(initiatorName string) *Exchange {
 	return &Exchange{auth: a, initiatorName: initiatorName}
 }

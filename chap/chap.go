@@ -1,5 +1,5 @@
-// Package chap authenticates iSCSI initiators, and the target to them, by CHAP (RFC 1994; RFC 7143 9.2.1
-// and 12.1.3), and finds the credentials in the environment.
+// Package chap authenticates iSCSI initiators, and the target to them, by CHAP (RFC 1994; RFC 7143
+// 9.2.1 and 12.1.3), and finds the credentials in the environment.
 //
 // One Authenticator serves all logins of a target. A login drives one Exchange of it:
 //
@@ -22,8 +22,8 @@ import (
 	"hash"
 )
 
-// Algorithm is a digest that CHAP responses are made with, by its number in CHAP_A (RFC 7143 12.1.3 and the
-// IANA registry "PPP Authentication Algorithms").
+// Algorithm is a digest that CHAP responses are made with, by its number in CHAP_A (RFC 7143 12.1.3
+// and the IANA registry "PPP Authentication Algorithms").
 type Algorithm int
 
 // The algorithms.
@@ -64,8 +64,8 @@ func (a Algorithm) Size() int {
 	return 0
 }
 
-// Response computes the response to a challenge (RFC 1994 4.1). It returns nil if the algorithm is not
-// supported.
+// Response computes the response to a challenge (RFC 1994 4.1). It returns nil if the algorithm is
+// not supported.
 func (a Algorithm) Response(identifier byte, secret, challenge []byte) []byte {
 	var h hash.Hash
 	switch a {

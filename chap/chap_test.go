@@ -21,7 +21,8 @@ func sequence(n int) []byte {
 	return b
 }
 
-// TestResponseVectors compares with values that Python's hashlib computed: digest(identifier, secret, challenge).
+// TestResponseVectors compares with values that Python's hashlib computed: digest(identifier,
+// secret, challenge).
 func TestResponseVectors(t *testing.T) {
 	long := strings.Repeat("\xff", 255)
 	for _, tt := range []struct {
@@ -37,12 +38,18 @@ func TestResponseVectors(t *testing.T) {
 		{SHA1, 0, "twelve bytes", sequence(16), "f4544661fd20ce969c93f697bfb80e8c63d638b9"},
 		{SHA1, 0x27, kubevirtSecret, sequence(32), "2c1df27fccc3441bf2d3ab530f1b04117b2eda3b"},
 		{SHA1, 255, long, make([]byte, 1024), "ddf4ef8a189a82555c62ff8c158689e0e48b0275"},
-		{SHA256, 0, "twelve bytes", sequence(16), "9cb0ff2d079be3316b712b0002511bb7b8e77e7605205c9415e3b6ca219e327f"},
-		{SHA256, 0x27, kubevirtSecret, sequence(32), "ad74b9b69f03d9d3e88567e87bda85ca08956d83f2c43a641f17dbb940a44725"},
-		{SHA256, 255, long, make([]byte, 1024), "dd7ac05782dd14131ef55b0709740e428c4aa19894c4a252a9a98f42db7e4bc8"},
-		{SHA3_256, 0, "twelve bytes", sequence(16), "d7e13c852aef28b78ea1cd06b46349687cbd452a64f20dd60e193426262b6e06"},
-		{SHA3_256, 0x27, kubevirtSecret, sequence(32), "ee79867a66a6f1fd2da1d41d88dcd6e621f147090419426e1d54e648c3d64e06"},
-		{SHA3_256, 255, long, make([]byte, 1024), "ad4baccc6db4c2665618998309bcd9824fbc136365bf38d462a9ddbea44617d1"},
+		{SHA256, 0, "twelve bytes", sequence(16),
+			"9cb0ff2d079be3316b712b0002511bb7b8e77e7605205c9415e3b6ca219e327f"},
+		{SHA256, 0x27, kubevirtSecret, sequence(32),
+			"ad74b9b69f03d9d3e88567e87bda85ca08956d83f2c43a641f17dbb940a44725"},
+		{SHA256, 255, long, make([]byte, 1024),
+			"dd7ac05782dd14131ef55b0709740e428c4aa19894c4a252a9a98f42db7e4bc8"},
+		{SHA3_256, 0, "twelve bytes", sequence(16),
+			"d7e13c852aef28b78ea1cd06b46349687cbd452a64f20dd60e193426262b6e06"},
+		{SHA3_256, 0x27, kubevirtSecret, sequence(32),
+			"ee79867a66a6f1fd2da1d41d88dcd6e621f147090419426e1d54e648c3d64e06"},
+		{SHA3_256, 255, long, make([]byte, 1024),
+			"ad4baccc6db4c2665618998309bcd9824fbc136365bf38d462a9ddbea44617d1"},
 	} {
 		got := tt.alg.Response(tt.identifier, []byte(tt.secret), tt.challenge)
 		require.Equal(t, tt.want, hex.EncodeToString(got), "%v of %d bytes", tt.alg, len(tt.secret))
@@ -61,7 +68,8 @@ func TestSecretIsNeverShown(t *testing.T) {
 		Target: Credential{Username: "bob", Secret: NewSecret(value + "2")}}
 	auth, err := NewAuthenticator(cfg)
 	require.NoError(t, err)
-	for _, v := range []any{cfg, &cfg, cfg.Initiator, cfg.Initiator.Secret, &cfg.Initiator.Secret, holder{cfg}, &holder{cfg}, auth, auth.Begin("x")} {
+	for _, v := range []any{cfg, &cfg, cfg.Initiator, cfg.Initiator.Secret, &cfg.Initiator.Secret,
+		holder{cfg}, &holder{cfg}, auth, auth.Begin("x")} {
 		for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x", "%d"} {
 			shown := fmt.Sprintf(verb, v)
 			require.NotContains(t, shown, value, verb)
@@ -103,23 +111,31 @@ func TestConfigValidate(t *testing.T) {
 		{"44 bytes", Config{Initiator: Credential{"alice", secret(44)}}, ""},
 		{"255 bytes", Config{Initiator: Credential{"alice", secret(255)}}, ""},
 		{"256 bytes", Config{Initiator: Credential{"alice", secret(256)}}, "longer than 255 bytes"},
-		{"control", Config{Initiator: Credential{"alice", NewSecret("0123456789abc\n")}}, "control character"},
-		{"DEL", Config{Initiator: Credential{"alice", NewSecret("0123456789abc\x7f")}}, "control character"},
+		{"control", Config{Initiator: Credential{"alice", NewSecret("0123456789abc\n")}},
+			"control character"},
+		{"DEL", Config{Initiator: Credential{"alice", NewSecret("0123456789abc\x7f")}},
+			"control character"},
 		{"no secret", Config{Initiator: Credential{Username: "alice"}}, "no secret"},
 		{"no user", Config{Initiator: Credential{Secret: secret(16)}}, "no user name"},
-		{"long user", Config{Initiator: Credential{strings.Repeat("u", 256), secret(16)}}, "longer than 255"},
+		{"long user", Config{Initiator: Credential{strings.Repeat("u", 256), secret(16)}},
+			"longer than 255"},
 		{"longest user", Config{Initiator: Credential{strings.Repeat("u", 255), secret(16)}}, ""},
 		{"NUL in user", Config{Initiator: Credential{"a\x00b", secret(16)}}, "control character"},
 		{"user not UTF-8", Config{Initiator: Credential{"a\xff", secret(16)}}, "UTF-8"},
 		{"only mutual", Config{Target: other}, "needs both"},
-		{"bad mutual", Config{Initiator: good, Target: Credential{"t", secret(11)}}, "target's secret is shorter"},
-		{"same secret", Config{Initiator: good, Target: Credential{"t", secret(16)}}, "two different ones"},
+		{"bad mutual", Config{Initiator: good, Target: Credential{"t", secret(11)}},
+			"target's secret is shorter"},
+		{"same secret", Config{Initiator: good, Target: Credential{"t", secret(16)}},
+			"two different ones"},
 		{"bound name", Config{Initiator: good, InitiatorName: "iqn.2001-04.com.example:a"}, ""},
 		{"bound name of nothing", Config{InitiatorName: "iqn.2001-04.com.example:a"}, "not there"},
 		{"bound name with a space", Config{Initiator: good, InitiatorName: "iqn a"}, "space"},
-		{"bound name too long", Config{Initiator: good, InitiatorName: "iqn.2001-04.com.example:" + strings.Repeat("n", 200)}, "223"},
+		{"bound name too long",
+			Config{Initiator: good, InitiatorName: "iqn.2001-04.com.example:" + strings.Repeat("n",
+				200)}, "223"},
 		{"bound name not UTF-8", Config{Initiator: good, InitiatorName: "\xff"}, "UTF-8"},
-		{"bound name that is a user's", Config{Initiator: good, InitiatorName: "alice"}, "iqn.1994-05.com.example:host"},
+		{"bound name that is a user's", Config{Initiator: good, InitiatorName: "alice"},
+			"iqn.1994-05.com.example:host"},
 		{"algorithms", Config{Initiator: good, Algorithms: []Algorithm{SHA256, SHA3_256}}, ""},
 		{"unknown algorithm", Config{Initiator: good, Algorithms: []Algorithm{4}}, "not supported"},
 	} {
@@ -138,9 +154,12 @@ func TestConfigValidate(t *testing.T) {
 
 func TestCheckInitiatorName(t *testing.T) {
 	for _, name := range []string{
-		"iqn.1994-05.com.example", "iqn.1994-05.com.example:host", "IQN.1994-05.com.Example:Host", "iqn.2010-11.ronnie:iscsi-inq",
-		"iqn.2008-11.org.linux-kvm:My_VM", "iqn.2008-11.org.linux-kvm:default_vm", "iqn.1991-05.com.microsoft:PC_1.example.com",
-		"iqn.1994-05.com.example:h\u00f6st", "eui.02004567A425678D", "naa.52004567ba64678d", "NAA.62004567BA64678D0123456789ABCDEF",
+		"iqn.1994-05.com.example", "iqn.1994-05.com.example:host", "IQN.1994-05.com.Example:Host",
+		"iqn.2010-11.ronnie:iscsi-inq",
+		"iqn.2008-11.org.linux-kvm:My_VM", "iqn.2008-11.org.linux-kvm:default_vm",
+		"iqn.1991-05.com.microsoft:PC_1.example.com",
+		"iqn.1994-05.com.example:h\u00f6st", "eui.02004567A425678D", "naa.52004567ba64678d",
+		"NAA.62004567BA64678D0123456789ABCDEF",
 		"iqn.2001-04.com.example:" + strings.Repeat("a", maxNameLen-24),
 	} {
 		require.NoError(t, CheckInitiatorName(name), name)

@@ -11,8 +11,8 @@ import (
 )
 
 const (
-	// MinSecretLen is the length of a secret that RFC 7143 9.2.1 asks for where no IPsec protects the
-	// connection: 96 bits. Bytes.
+	// MinSecretLen is the length of a secret that RFC 7143 9.2.1 asks for where no IPsec protects
+	// the connection: 96 bits. Bytes.
 	MinSecretLen = 12
 	// MaxSecretLen and MaxUsernameLen are the longest that are accepted, bytes.
 	MaxSecretLen   = 255
@@ -38,13 +38,14 @@ func (c Credential) equal(o Credential) bool {
 type Config struct {
 	// Initiator is what initiators must present.
 	Initiator Credential
-	// Target is what the target presents to an initiator that asks (mutual CHAP). It needs Initiator, and
-	// another secret than that.
+	// Target is what the target presents to an initiator that asks (mutual CHAP). It needs
+	// Initiator, and another secret than that.
 	Target Credential
 	// InitiatorName, if not empty, is the only iSCSI initiator name that may use the credential
 	// (RFC 7143 9.2). Letter case does not matter.
 	InitiatorName string
-	// Algorithms are those that may be used; empty means all. Which of them is used is the initiator's choice.
+	// Algorithms are those that may be used; empty means all. Which of them is used is the
+	// initiator's choice.
 	Algorithms []Algorithm
 }
 
@@ -57,7 +58,8 @@ func (c Config) Mutual() bool { return !c.Target.IsZero() }
 // Equal says whether two configurations let the same initiators in, in the same way.
 func (c Config) Equal(o Config) bool {
 	return c.Initiator.equal(o.Initiator) && c.Target.equal(o.Target) &&
-		strings.EqualFold(c.InitiatorName, o.InitiatorName) && slices.Equal(c.Algorithms, o.Algorithms)
+		strings.EqualFold(c.InitiatorName, o.InitiatorName) &&
+		slices.Equal(c.Algorithms, o.Algorithms)
 }
 
 // Validate reports what makes the configuration unusable. It is satisfied with the zero value.
@@ -83,9 +85,11 @@ func (c Config) Validate() error {
 	}
 	switch {
 	case c.Mutual() && !c.Enabled():
-		return errors.New("chap: there is a credential for the target but none for initiators; mutual CHAP needs both")
+		return errors.New("chap: there is a credential for the target but none for initiators; " +
+			"mutual CHAP needs both")
 	case c.Mutual() && c.Target.Secret.Equal(c.Initiator.Secret):
-		return errors.New("chap: the target's secret is the initiator's too; use two different ones (RFC 7143 9.2.1)")
+		return errors.New("chap: the target's secret is the initiator's too; use two different " +
+			"ones (RFC 7143 9.2.1)")
 	case c.InitiatorName != "" && !c.Enabled():
 		return errors.New("chap: an initiator name is bound to a credential that is not there")
 	}
@@ -103,17 +107,23 @@ func (c Config) Validate() error {
 }
 
 var (
-	errControl      = errors.New("contains a control character; is there a newline at its end?")
-	errNotUTF8      = errors.New("is not valid UTF-8 text")
-	errNameTooLong  = fmt.Errorf("is longer than the %d bytes of an iSCSI name", maxNameLen)
-	errUserTooLong  = fmt.Errorf("is longer than %d bytes", MaxUsernameLen)
-	errSecretLong   = fmt.Errorf("is longer than %d bytes", MaxSecretLen)
-	errSecretShort  = fmt.Errorf("is shorter than %d bytes; CHAP is not safe with less, use a random one", MinSecretLen)
-	errNameNotAName = errors.New("contains a space or what does not print, which no iSCSI name does")
-	errNameType     = errors.New("is no iSCSI name, which begins with iqn., eui. or naa.: want one as iqn.1994-05.com.example:host")
-	errNotIQN       = errors.New("is no iSCSI qualified name: want iqn.YEAR-MONTH.REVERSED-DOMAIN:NAME, as iqn.1994-05.com.example:host")
-	errNotEUI       = errors.New(`is no EUI name: want "eui." and 16 hexadecimal digits, as eui.02004567a425678d`)
-	errNotNAA       = errors.New(`is no NAA name: want "naa." and 16 or 32 hexadecimal digits, as naa.52004567ba64678d`)
+	errControl     = errors.New("contains a control character; is there a newline at its end?")
+	errNotUTF8     = errors.New("is not valid UTF-8 text")
+	errNameTooLong = fmt.Errorf("is longer than the %d bytes of an iSCSI name", maxNameLen)
+	errUserTooLong = fmt.Errorf("is longer than %d bytes", MaxUsernameLen)
+	errSecretLong  = fmt.Errorf("is longer than %d bytes", MaxSecretLen)
+	errSecretShort = fmt.Errorf("is shorter than %d bytes; CHAP is not safe with less, use a "+
+		"random one", MinSecretLen)
+	errNameNotAName = errors.New("contains a space or what does not print, which no iSCSI name " +
+		"does")
+	errNameType = errors.New("is no iSCSI name, which begins with iqn., eui. or naa.: want " +
+		"one as iqn.1994-05.com.example:host")
+	errNotIQN = errors.New("is no iSCSI qualified name: want " +
+		"iqn.YEAR-MONTH.REVERSED-DOMAIN:NAME, as iqn.1994-05.com.example:host")
+	errNotEUI = errors.New(
+		`is no EUI name: want "eui." and 16 hexadecimal digits, as eui.02004567a425678d`)
+	errNotNAA = errors.New(
+		`is no NAA name: want "naa." and 16 or 32 hexadecimal digits, as naa.52004567ba64678d`)
 )
 
 // Of initiator names in lower case (RFC 7143 4.2.7.4 to 4.2.7.6).
@@ -152,9 +162,11 @@ func checkSecret(s Secret) error {
 	return nil
 }
 
-// CheckInitiatorName tells whether an initiator can log in by a name that a person has typed, and the name has a type (RFC 7143 4.2.7.3),
-// without which it is rather a slip. Letter case does not matter. A free part may have what a machine or a VM is called, as
-// iqn.2008-11.org.linux-kvm:My_VM, which the standard would not have. An error does not show the name, which it is to be put after.
+// CheckInitiatorName tells whether an initiator can log in by a name that a person has typed, and
+// the name has a type (RFC 7143 4.2.7.3), without which it is rather a slip. Letter case does not
+// matter. A free part may have what a machine or a VM is called, as
+// iqn.2008-11.org.linux-kvm:My_VM, which the standard would not have. An error does not show the
+// name, which it is to be put after.
 func CheckInitiatorName(name string) error {
 	folded := strings.ToLower(name)
 	switch {
@@ -162,7 +174,10 @@ func CheckInitiatorName(name string) error {
 		return errNameTooLong
 	case !utf8.ValidString(name):
 		return errNotUTF8
-	case strings.ContainsFunc(folded, func(r rune) bool { return unicode.IsSpace(r) || !unicode.IsPrint(r) }):
+	case strings.ContainsFunc(folded, func(r rune) bool {
+		return unicode.IsSpace(r) ||
+			!unicode.IsPrint(r)
+	}):
 		return errNameNotAName
 	case strings.HasPrefix(folded, "iqn."):
 		if !iqnPattern.MatchString(folded) {

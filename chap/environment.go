@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// The environment variables that carry credentials. Those of the first group also work with the suffix _FILE,
-// and then name a file that holds the value.
+// The environment variables that carry credentials. Those of the first group also work with the
+// suffix _FILE, and then name a file that holds the value.
 const (
 	envUsername       = "CHAP_USERNAME"
 	envPassword       = "CHAP_PASSWORD"
@@ -26,36 +26,40 @@ const (
 	envOldUsernameBase64 = "USERNAME_BASE64"
 	envOldPasswordBase64 = "PASSWORD_BASE64"
 
-	// The keys of a Kubernetes secret of type iscsi-chap, as envFrom passes them on. As in open-iscsi, from
-	// whom the names come, "in" is what comes in to the initiator: the target's credential.
+	// The keys of a Kubernetes secret of type iscsi-chap, as envFrom passes them on. As in
+	// open-iscsi, from whom the names come, "in" is what comes in to the initiator: the target's
+	// credential.
 	envKubeUsername   = "node.session.auth.username"
 	envKubePassword   = "node.session.auth.password"
 	envKubeUsernameIn = "node.session.auth.username_in"
 	envKubePasswordIn = "node.session.auth.password_in"
 )
 
-// FromEnvironment finds the CHAP configuration. lookup is os.LookupEnv and readFile os.ReadFile, or their
-// like. The variables are:
+// FromEnvironment finds the CHAP configuration. lookup is os.LookupEnv and readFile os.ReadFile, or
+// their like. The variables are:
 //
 //   - CHAP_USERNAME and CHAP_PASSWORD: what initiators must present; CHAP_MUTUAL_USERNAME and
-//     CHAP_MUTUAL_PASSWORD: what the target presents to an initiator that asks. Each of the four may instead
-//     be given as a file, named by the variable with the suffix _FILE; one newline at the file's end does not
-//     count.
-//   - USERNAME and PASSWORD, or USERNAME_BASE64 and PASSWORD_BASE64 (standard or URL alphabet), each of which
-//     wins over the plain one: what initiators must present.
-//   - node.session.auth.username and .password: what initiators must present; .username_in and .password_in:
-//     what the target presents.
+//     CHAP_MUTUAL_PASSWORD: what the target presents to an initiator that asks. Each of the four
+//     may instead be given as a file, named by the variable with the suffix _FILE; one newline at
+//     the file's end does not count.
+//   - USERNAME and PASSWORD, or USERNAME_BASE64 and PASSWORD_BASE64 (standard or URL alphabet),
+//     each of which wins over the plain one: what initiators must present.
+//   - node.session.auth.username and .password: what initiators must present; .username_in and
+//     .password_in: what the target presents.
 //   - CHAP_INITIATOR_NAME: the only iSCSI initiator name (see CheckInitiatorName) that may use the
 //     credential; any may without it. It may be given as a file, too.
 //
-// An empty variable is the same as none. Half a credential, sources that disagree and values that are not safe
-// to use are errors. Errors name all variables that are wrong, and never show a value. They show the name of a file where it is one on
-// this machine, or absolute in a directory that is there; anything else may be a secret that was put into the wrong variable.
-func FromEnvironment(lookup func(string) (string, bool), readFile func(string) ([]byte, error)) (Config, error) {
+// An empty variable is the same as none. Half a credential, sources that disagree and values that
+// are not safe to use are errors. Errors name all variables that are wrong, and never show a value.
+// They show the name of a file where it is one on this machine, or absolute in a directory that is
+// there; anything else may be a secret that was put into the wrong variable.
+func FromEnvironment(lookup func(string) (string, bool),
+	readFile func(string) ([]byte, error)) (Config, error) {
 	e := environment{lookup: lookup, readFile: readFile}
 	initiator := e.credential("credential of the initiator",
 		e.pair(e.valueOrFile(envUsername), e.valueOrFile(envPassword)),
-		e.pair(e.base64Or(envOldUsernameBase64, envOldUsername), e.base64Or(envOldPasswordBase64, envOldPassword)),
+		e.pair(e.base64Or(envOldUsernameBase64, envOldUsername),
+			e.base64Or(envOldPasswordBase64, envOldPassword)),
 		e.pair(e.value(envKubeUsername), e.value(envKubePassword)))
 	target := e.credential("credential of the target (mutual CHAP)",
 		e.pair(e.valueOrFile(envMutualUsername), e.valueOrFile(envMutualPassword)),
@@ -71,11 +75,14 @@ func FromEnvironment(lookup func(string) (string, bool), readFile func(string) (
 	}
 	switch {
 	case target.set() && !initiator.set():
-		e.problem("%s set mutual CHAP, but there is no credential for initiators; set %s and %s too",
+		e.problem("%s set mutual CHAP, but there is no credential for initiators; set %s and %s "+
+			"too",
 			target.names(), envUsername, envPassword)
 	case target.set() && target.password.value == initiator.password.value:
-		e.problem("%s and %s hold the same secret, with which a peer could answer one challenge by the other "+
-			"(RFC 7143 9.2.1); use two different ones", initiator.password.from, target.password.from)
+		e.problem("%s and %s hold the same secret, with which a peer could answer one challenge "+
+			"by the other "+
+			"(RFC 7143 9.2.1); use two different ones", initiator.password.from,
+			target.password.from)
 	case name.set() && !initiator.set():
 		e.problem("%s binds a credential to an initiator, but there is none; set %s and %s too",
 			name.from, envUsername, envPassword)
@@ -83,7 +90,8 @@ func FromEnvironment(lookup func(string) (string, bool), readFile func(string) (
 	if len(e.problems) > 0 {
 		return Config{}, errors.Join(e.problems...)
 	}
-	return Config{Initiator: initiator.credential(), Target: target.credential(), InitiatorName: name.value}, nil
+	return Config{Initiator: initiator.credential(), Target: target.credential(),
+		InitiatorName: name.value}, nil
 }
 
 // setting is the value of a variable. One that is not set has the name of the variable to set.
@@ -152,7 +160,8 @@ func (e *environment) valueOrFile(name string) setting {
 	return setting{from: path.from, value: content}
 }
 
-// fileOf is a file for messages. What is no name on this machine is not shown, as it may be a secret that was put into the variable.
+// fileOf is a file for messages. What is no name on this machine is not shown, as it may be a
+// secret that was put into the variable.
 func fileOf(path string) string {
 	known := path
 	if filepath.IsAbs(path) {
@@ -177,7 +186,8 @@ func (e *environment) base64Or(encoded, plain string) setting {
 	if err != nil {
 		return e.bad(encoded, "is not base64")
 	}
-	// The original wrapper took it through a shell, which drops the newline that "echo secret | base64" adds.
+	// The original wrapper took it through a shell, which drops the newline that "echo secret |
+	// base64" adds.
 	content := trimNewline(string(b))
 	if content == "" {
 		return e.bad(encoded, "is base64 of nothing")
@@ -203,7 +213,8 @@ func (e *environment) pair(username, password setting) pair {
 		if username.from == envOldUsername {
 			hint = ". Desktop sessions set USERNAME by themselves: unset it where you did not"
 		}
-		e.problem("%s is set but %s is not; a credential needs both%s", username.from, password.from, hint)
+		e.problem("%s is set but %s is not; a credential needs both%s", username.from,
+			password.from, hint)
 		return pair{}
 	case password.set() && !username.set():
 		e.problem("%s is set but %s is not; a credential needs both", password.from, username.from)
@@ -235,7 +246,8 @@ func (e *environment) credential(what string, sources ...pair) pair {
 		case !first.set():
 			first = p
 		case first.username.value != p.username.value || first.password.value != p.password.value:
-			e.problem("%s disagree with %s about the %s; set only one of the pairs", first.names(), p.names(), what)
+			e.problem("%s disagree with %s about the %s; set only one of the pairs", first.names(),
+				p.names(), what)
 		}
 	}
 	return first

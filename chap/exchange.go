@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// minChallengeLen is the shortest challenge that is sent, bytes. One is as long as the digest where that is
-// longer (RFC 1994 2.3 wants the length of the response at least).
+// minChallengeLen is the shortest challenge that is sent, bytes. One is as long as the digest where
+// that is longer (RFC 1994 2.3 wants the length of the response at least).
 const minChallengeLen = 16
 
 // FailureKind tells the login which status an exchange ends with (RFC 7143 9.2).
@@ -18,9 +18,11 @@ type FailureKind uint8
 
 // The kinds of failure.
 const (
-	FailureAuthentication FailureKind = iota + 1 // not who it claims to be, or no way to find out: status 0201
-	FailureMissing                               // a key of the step is missing: status 0207
-	FailureProtocol                              // a key or value is not as the step defines it: status 0200
+	// not who it claims to be, or no way to find out: status 0201
+	FailureAuthentication FailureKind = iota + 1
+	FailureMissing                    // a key of the step is missing: status 0207
+	// a key or value is not as the step defines it: status 0200
+	FailureProtocol
 )
 
 // String names the kind.
@@ -56,7 +58,8 @@ type Challenge struct {
 	Challenge  string // CHAP_C
 }
 
-// Reply is what the initiator sends in answer to a challenge. A nil value is a key that was not sent.
+// Reply is what the initiator sends in answer to a challenge. A nil value is a key that was not
+// sent.
 type Reply struct {
 	Name       *string // CHAP_N
 	Response   *string // CHAP_R
@@ -70,7 +73,8 @@ type Proof struct {
 	Response string // CHAP_R
 }
 
-// Exchange is the CHAP part of one login. It belongs to one goroutine; Start and Verify are called once each.
+// Exchange is the CHAP part of one login. It belongs to one goroutine; Start and Verify are called
+// once each.
 type Exchange struct {
 	auth          *Authenticator
 	initiatorName string
@@ -81,7 +85,8 @@ type Exchange struct {
 	user       string
 }
 
-// Start chooses of the algorithms that the initiator offers (CHAP_A) and returns the challenge. Errors are *Error.
+// Start chooses of the algorithms that the initiator offers (CHAP_A) and returns the challenge.
+// Errors are *Error.
 func (e *Exchange) Start(offer string) (Challenge, error) {
 	alg, spelled, ok := e.auth.selectAlgorithm(offer)
 	if !ok {
@@ -93,14 +98,16 @@ func (e *Exchange) Start(offer string) (Challenge, error) {
 	_, _ = rand.Read(id[:])
 	e.algorithm, e.identifier = alg, id[0]
 	e.challenge = e.auth.challenge(max(minChallengeLen, alg.Size()))
-	return Challenge{Algorithm: spelled, Identifier: strconv.Itoa(int(e.identifier)), Challenge: FormatBinary(e.challenge)}, nil
+	return Challenge{Algorithm: spelled, Identifier: strconv.Itoa(int(e.identifier)),
+		Challenge: FormatBinary(e.challenge)}, nil
 }
 
-// Verify checks the initiator's reply to the challenge. If the initiator is who it claims to be and asks the
-// target for the same, it returns the target's proof; without that, nil. Errors are *Error.
+// Verify checks the initiator's reply to the challenge. If the initiator is who it claims to be and
+// asks the target for the same, it returns the target's proof; without that, nil. Errors are
+// *Error.
 //
-// To the initiator an unknown user is the same as a wrong password or a name that the credential is not bound
-// to: status, work done and time. Reason and text are for the log only.
+// To the initiator an unknown user is the same as a wrong password or a name that the credential is
+// not bound to: status, work done and time. Reason and text are for the log only.
 func (e *Exchange) Verify(r Reply) (*Proof, error) {
 	if e.challenge == nil {
 		return nil, fail(FailureProtocol, "chap_out_of_order", "a response without a challenge")
@@ -135,7 +142,8 @@ func (e *Exchange) Verify(r Reply) (*Proof, error) {
 	}
 	if !cfg.Mutual() {
 		return nil, fail(FailureAuthentication, "mutual_not_configured",
-			"user %s wants the target to authenticate itself, and there is no credential for that", quote(*r.Name))
+			"user %s wants the target to authenticate itself, and there is no credential for that",
+			quote(*r.Name))
 	}
 	e.user = *r.Name
 	// Only now: what answers whoever asks is an oracle for the target's secret.
@@ -162,7 +170,8 @@ func (e *Exchange) parseBackChallenge(r Reply) (*backChallenge, error) {
 		return nil, fail(FailureProtocol, "bad_chap_c", "CHAP_C %v", err)
 	}
 	if e.auth.isOutstanding(challenge) {
-		// The peer would have us answer our own challenge (RFC 7143 9.2.1), of this login or of another.
+		// The peer would have us answer our own challenge (RFC 7143 9.2.1), of this login or of
+		// another.
 		return nil, fail(FailureAuthentication, "reflected_challenge",
 			"the initiator sent back a challenge of this target as its own")
 	}
@@ -190,8 +199,9 @@ func (e *Exchange) check(cfg *Config, name string, response []byte) error {
 	case rightSecret&rightUser&rightName&^sameSecret == 1:
 		return nil
 	case sameSecret == 1:
-		return fail(FailureAuthentication, "same_secret", "user %s answered with the target's own secret; "+
-			"the two directions need different ones", quote(name))
+		return fail(FailureAuthentication, "same_secret",
+			"user %s answered with the target's own secret; "+
+				"the two directions need different ones", quote(name))
 	case rightUser == 0:
 		return fail(FailureAuthentication, "unknown_user", "there is no user %s", quote(name))
 	case rightSecret == 0:

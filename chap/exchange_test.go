@@ -90,7 +90,9 @@ func TestExchange(t *testing.T) {
 	for _, alg := range []Algorithm{MD5, SHA1, SHA256, SHA3_256} {
 		for _, n := range []int{12, 16, 44, 255} {
 			secret, own := strings.Repeat("i", n), strings.Repeat("t", n)
-			auth := newAuth(t, Config{Initiator: Credential{"alice", NewSecret(secret)}, Target: Credential{"storage", NewSecret(own)}})
+			auth := newAuth(t,
+				Config{Initiator: Credential{"alice", NewSecret(secret)},
+					Target: Credential{"storage", NewSecret(own)}})
 			for _, mutual := range []bool{false, true} {
 				e := auth.Begin(initiatorIQN)
 				c, err := e.Start(strconv.Itoa(int(alg)))
@@ -100,7 +102,8 @@ func TestExchange(t *testing.T) {
 				require.Len(t, sent, max(16, alg.Size()))
 				r := Reply{Name: ptr("alice"), Response: ptr(respond(t, c, secret))}
 				if mutual {
-					r.Identifier, r.Challenge = ptr("200"), ptr("0x0102030405060708090a0b0c0d0e0f10")
+					r.Identifier, r.Challenge = ptr("200"),
+						ptr("0x0102030405060708090a0b0c0d0e0f10")
 				}
 				proof, err := e.Verify(r)
 				require.NoError(t, err)
@@ -127,34 +130,80 @@ func TestVerifyFailures(t *testing.T) {
 		reason string
 	}{
 		{"no name", func(r *Reply, _ Challenge) { r.Name = nil }, FailureMissing, "missing_chap_n"},
-		{"no response", func(r *Reply, _ Challenge) { r.Response = nil }, FailureMissing, "missing_chap_r"},
-		{"no response but a challenge", func(r *Reply, c Challenge) { *r = Reply{Name: r.Name, Identifier: backI, Challenge: backC} }, FailureMissing, "missing_chap_r"},
-		{"no identifier", func(r *Reply, _ Challenge) { r.Challenge = backC }, FailureMissing, "missing_chap_i"},
-		{"no challenge", func(r *Reply, _ Challenge) { r.Identifier = backI }, FailureMissing, "missing_chap_c"},
-		{"unknown user", func(r *Reply, _ Challenge) { r.Name = ptr("bob") }, FailureAuthentication, "unknown_user"},
-		{"empty user", func(r *Reply, _ Challenge) { r.Name = ptr("") }, FailureAuthentication, "unknown_user"},
-		{"user in another case", func(r *Reply, _ Challenge) { r.Name = ptr("Alice") }, FailureAuthentication, "unknown_user"},
-		{"user in hex is plain text", func(r *Reply, _ Challenge) { r.Name = ptr("0x616c696365") }, FailureAuthentication, "unknown_user"},
-		{"user in base64 is plain text", func(r *Reply, _ Challenge) { r.Name = ptr("0bYWxpY2U=") }, FailureAuthentication, "unknown_user"},
-		{"wrong password", func(r *Reply, c Challenge) { r.Response = ptr(respond(t, c, "not the password")) }, FailureAuthentication, "bad_password"},
-		{"the target's secret", func(r *Reply, c Challenge) { r.Response = ptr(respond(t, c, secretB)) }, FailureAuthentication, "same_secret"},
-		{"short response", func(r *Reply, _ Challenge) { r.Response = ptr((*r.Response)[:32]) }, FailureAuthentication, "bad_password"},
-		{"long response", func(r *Reply, _ Challenge) { *r.Response += "00" }, FailureAuthentication, "bad_password"},
-		{"1024 bytes", func(r *Reply, _ Challenge) { r.Response = ptr("0x" + strings.Repeat("00", 1024)) }, FailureAuthentication, "bad_password"},
-		{"1025 bytes", func(r *Reply, _ Challenge) { r.Response = ptr("0x" + strings.Repeat("00", 1025)) }, FailureProtocol, "bad_chap_r"},
-		{"bad hex", func(r *Reply, _ Challenge) { *r.Response = (*r.Response)[:33] + "g" }, FailureProtocol, "bad_chap_r"},
-		{"bad base64", func(r *Reply, _ Challenge) { *r.Response = "0b!" }, FailureProtocol, "bad_chap_r"},
-		{"no encoding", func(r *Reply, _ Challenge) { *r.Response = (*r.Response)[2:] }, FailureProtocol, "bad_chap_r"},
-		{"empty response", func(r *Reply, _ Challenge) { *r.Response = "0x" }, FailureProtocol, "bad_chap_r"},
-		{"identifier 256", func(r *Reply, _ Challenge) { r.Identifier, r.Challenge = ptr("256"), backC }, FailureProtocol, "bad_chap_i"},
-		{"identifier -1", func(r *Reply, _ Challenge) { r.Identifier, r.Challenge = ptr("-1"), backC }, FailureProtocol, "bad_chap_i"},
-		{"identifier empty", func(r *Reply, _ Challenge) { r.Identifier, r.Challenge = ptr(""), backC }, FailureProtocol, "bad_chap_i"},
+		{"no response", func(r *Reply, _ Challenge) { r.Response = nil }, FailureMissing,
+			"missing_chap_r"},
+		{"no response but a challenge",
+			func(r *Reply, c Challenge) {
+				*r = Reply{Name: r.Name, Identifier: backI,
+					Challenge: backC}
+			}, FailureMissing, "missing_chap_r"},
+		{"no identifier", func(r *Reply, _ Challenge) { r.Challenge = backC }, FailureMissing,
+			"missing_chap_i"},
+		{"no challenge", func(r *Reply, _ Challenge) { r.Identifier = backI }, FailureMissing,
+			"missing_chap_c"},
+		{"unknown user", func(r *Reply, _ Challenge) { r.Name = ptr("bob") }, FailureAuthentication,
+			"unknown_user"},
+		{"empty user", func(r *Reply, _ Challenge) { r.Name = ptr("") }, FailureAuthentication,
+			"unknown_user"},
+		{"user in another case", func(r *Reply, _ Challenge) { r.Name = ptr("Alice") },
+			FailureAuthentication, "unknown_user"},
+		{"user in hex is plain text", func(r *Reply, _ Challenge) { r.Name = ptr("0x616c696365") },
+			FailureAuthentication, "unknown_user"},
+		{"user in base64 is plain text", func(r *Reply, _ Challenge) { r.Name = ptr("0bYWxpY2U=") },
+			FailureAuthentication, "unknown_user"},
+		{"wrong password", func(r *Reply,
+			c Challenge) {
+			r.Response = ptr(respond(t, c, "not the password"))
+		}, FailureAuthentication, "bad_password"},
+		{"the target's secret",
+			func(r *Reply, c Challenge) { r.Response = ptr(respond(t, c, secretB)) },
+			FailureAuthentication, "same_secret"},
+		{"short response", func(r *Reply, _ Challenge) { r.Response = ptr((*r.Response)[:32]) },
+			FailureAuthentication, "bad_password"},
+		{"long response", func(r *Reply, _ Challenge) { *r.Response += "00" },
+			FailureAuthentication, "bad_password"},
+		{"1024 bytes", func(r *Reply,
+			_ Challenge) {
+			r.Response = ptr("0x" + strings.Repeat("00", 1024))
+		}, FailureAuthentication, "bad_password"},
+		{"1025 bytes", func(r *Reply,
+			_ Challenge) {
+			r.Response = ptr("0x" + strings.Repeat("00", 1025))
+		}, FailureProtocol, "bad_chap_r"},
+		{"bad hex", func(r *Reply, _ Challenge) { *r.Response = (*r.Response)[:33] + "g" },
+			FailureProtocol, "bad_chap_r"},
+		{"bad base64", func(r *Reply, _ Challenge) { *r.Response = "0b!" }, FailureProtocol,
+			"bad_chap_r"},
+		{"no encoding", func(r *Reply, _ Challenge) { *r.Response = (*r.Response)[2:] },
+			FailureProtocol, "bad_chap_r"},
+		{"empty response", func(r *Reply, _ Challenge) { *r.Response = "0x" }, FailureProtocol,
+			"bad_chap_r"},
+		{"identifier 256", func(r *Reply, _ Challenge) {
+			r.Identifier, r.Challenge = ptr("256"),
+				backC
+		}, FailureProtocol, "bad_chap_i"},
+		{"identifier -1", func(r *Reply, _ Challenge) {
+			r.Identifier, r.Challenge = ptr("-1"),
+				backC
+		}, FailureProtocol, "bad_chap_i"},
+		{"identifier empty", func(r *Reply, _ Challenge) {
+			r.Identifier, r.Challenge = ptr(""),
+				backC
+		}, FailureProtocol, "bad_chap_i"},
 		{"challenge of 1025 bytes", func(r *Reply, _ Challenge) {
 			r.Identifier, r.Challenge = backI, ptr("0x"+strings.Repeat("00", 1025))
 		}, FailureProtocol, "bad_chap_c"},
-		{"challenge in no encoding", func(r *Reply, _ Challenge) { r.Identifier, r.Challenge = backI, ptr("1234") }, FailureProtocol, "bad_chap_c"},
-		{"empty challenge", func(r *Reply, _ Challenge) { r.Identifier, r.Challenge = backI, ptr("0x") }, FailureProtocol, "bad_chap_c"},
-		{"our challenge", func(r *Reply, c Challenge) { r.Identifier, r.Challenge = backI, ptr(c.Challenge) }, FailureAuthentication, "reflected_challenge"},
+		{"challenge in no encoding",
+			func(r *Reply, _ Challenge) { r.Identifier, r.Challenge = backI, ptr("1234") },
+			FailureProtocol, "bad_chap_c"},
+		{"empty challenge", func(r *Reply, _ Challenge) {
+			r.Identifier, r.Challenge = backI,
+				ptr("0x")
+		}, FailureProtocol, "bad_chap_c"},
+		{"our challenge", func(r *Reply, c Challenge) {
+			r.Identifier, r.Challenge = backI,
+				ptr(c.Challenge)
+		}, FailureAuthentication, "reflected_challenge"},
 		{"our challenge in capitals", func(r *Reply, c Challenge) {
 			r.Identifier, r.Challenge = backI, ptr("0X"+strings.ToUpper(c.Challenge[2:]))
 		}, FailureAuthentication, "reflected_challenge"},
@@ -164,10 +213,12 @@ func TestVerifyFailures(t *testing.T) {
 			r.Identifier, r.Challenge = backI, ptr("0b"+base64.StdEncoding.EncodeToString(b))
 		}, FailureAuthentication, "reflected_challenge"},
 		{"our challenge and a wrong password", func(r *Reply, c Challenge) {
-			r.Identifier, r.Challenge, r.Response = backI, ptr(c.Challenge), ptr(respond(t, c, "not the password"))
+			r.Identifier, r.Challenge, r.Response = backI, ptr(c.Challenge),
+				ptr(respond(t, c, "not the password"))
 		}, FailureAuthentication, "reflected_challenge"},
 		{"wrong password, mutual", func(r *Reply, c Challenge) {
-			r.Identifier, r.Challenge, r.Response = backI, backC, ptr(respond(t, c, "not the password"))
+			r.Identifier, r.Challenge, r.Response = backI, backC,
+				ptr(respond(t, c, "not the password"))
 		}, FailureAuthentication, "bad_password"},
 	} {
 		auth := newAuth(t, Config{Initiator: aliceCred, Target: targetCred})
@@ -203,11 +254,13 @@ func TestEncodings(t *testing.T) {
 			require.NoError(t, err)
 			response, err := ParseBinary(respond(t, c, secretA), MaxBinaryLen)
 			require.NoError(t, err)
-			proof, err := e.Verify(Reply{ptr("alice"), ptr(encode(response)), ptr(id), ptr(encode(raw))})
+			proof, err := e.Verify(Reply{ptr("alice"), ptr(encode(response)), ptr(id),
+				ptr(encode(raw))})
 			require.NoError(t, err)
 			n, err := ParseNumber(id)
 			require.NoError(t, err)
-			require.Equal(t, FormatBinary(MD5.Response(byte(n), []byte(secretB), raw)), proof.Response)
+			require.Equal(t, FormatBinary(MD5.Response(byte(n), []byte(secretB), raw)),
+				proof.Response)
 			e.Close()
 		}
 	}
@@ -232,7 +285,8 @@ func TestReflectionAcrossLogins(t *testing.T) {
 		second := auth.Begin(initiatorIQN)
 		c, err := second.Start(offer)
 		require.NoError(t, err)
-		_, err = second.Verify(Reply{ptr("alice"), ptr(respond(t, c, secretA)), ptr("1"), ptr(victim.Challenge)})
+		_, err = second.Verify(Reply{ptr("alice"), ptr(respond(t, c, secretA)), ptr("1"),
+			ptr(victim.Challenge)})
 		requireFailure(t, err, FailureAuthentication, "reflected_challenge")
 		second.Close()
 	}
@@ -240,7 +294,8 @@ func TestReflectionAcrossLogins(t *testing.T) {
 	third := auth.Begin(initiatorIQN)
 	c, err := third.Start("5")
 	require.NoError(t, err)
-	proof, err := third.Verify(Reply{ptr("alice"), ptr(respond(t, c, secretA)), ptr("1"), ptr(victim.Challenge)})
+	proof, err := third.Verify(Reply{ptr("alice"), ptr(respond(t, c, secretA)), ptr("1"),
+		ptr(victim.Challenge)})
 	require.NoError(t, err)
 	require.NotNil(t, proof)
 }
@@ -342,7 +397,8 @@ func TestConcurrentExchanges(t *testing.T) {
 				e := auth.Begin(initiatorIQN)
 				c, err := e.Start("5")
 				if err == nil {
-					_, err = e.Verify(Reply{ptr("alice"), ptr(respond(t, c, secretA)), ptr("1"), ptr("0x0102")})
+					_, err = e.Verify(Reply{ptr("alice"), ptr(respond(t, c, secretA)), ptr("1"),
+						ptr("0x0102")})
 				}
 				e.Close()
 				errs <- err

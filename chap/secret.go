@@ -9,10 +9,11 @@ import (
 // redacted stands where a secret would be shown.
 const redacted = "[redacted]"
 
-// Secret is a CHAP secret. No way of printing or marshalling it shows it. The zero value is no secret.
+// Secret is a CHAP secret. No way of printing or marshalling it shows it. The zero value is no
+// secret.
 type Secret struct {
-	// A pointer, because the fmt package does not call the methods below for what lies in an unexported
-	// field of somebody's struct, but does not follow pointers there either.
+	// A pointer, because the fmt package does not call the methods below for what lies in an
+	// unexported field of somebody's struct, but does not follow pointers there either.
 	value *string
 }
 

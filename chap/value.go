@@ -20,8 +20,8 @@ var (
 	errNotNumber   = errors.New("is not a number")
 )
 
-// ParseBinary decodes a binary-value of RFC 7143 6.1: a hex-constant or a base64-constant of at least one and
-// at most max bytes. Errors do not show the value.
+// ParseBinary decodes a binary-value of RFC 7143 6.1: a hex-constant or a base64-constant of at
+// least one and at most max bytes. Errors do not show the value.
 func ParseBinary(value string, max int) ([]byte, error) {
 	if len(value) < 2 || value[0] != '0' {
 		return nil, errNotBinary
@@ -37,7 +37,8 @@ func ParseBinary(value string, max int) ([]byte, error) {
 }
 
 func parseHex(digits string, max int) ([]byte, error) {
-	// A constant of n digits is (n+1)/2 bytes long: an odd one lacks the leading zero of its first byte.
+	// A constant of n digits is (n+1)/2 bytes long: an odd one lacks the leading zero of its first
+	// byte.
 	n := (len(digits) + 1) / 2
 	switch {
 	case n == 0:
@@ -79,8 +80,8 @@ func tooLong(max int) error { return fmt.Errorf("is longer than %d bytes", max) 
 // FormatBinary encodes b as a hex-constant, which every initiator reads.
 func FormatBinary(b []byte) string { return "0x" + hex.EncodeToString(b) }
 
-// ParseNumber decodes a numerical-value of RFC 7143 6.1: a decimal-constant without leading zeros, or a
-// hex-constant. Errors do not show the value.
+// ParseNumber decodes a numerical-value of RFC 7143 6.1: a decimal-constant without leading zeros,
+// or a hex-constant. Errors do not show the value.
 func ParseNumber(value string) (uint64, error) {
 	digits, base := value, 10
 	switch {

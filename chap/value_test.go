@@ -68,13 +68,15 @@ func TestParseBinary(t *testing.T) {
 }
 
 func TestParseNumber(t *testing.T) {
-	for in, want := range map[string]uint64{"0": 0, "1": 1, "255": 255, "0x0": 0, "0xfF": 255, "0X10": 16, "0x001": 1,
+	for in, want := range map[string]uint64{"0": 0, "1": 1, "255": 255, "0x0": 0, "0xfF": 255,
+		"0X10": 16, "0x001": 1,
 		"18446744073709551615": 1<<64 - 1, "0xffffffffffffffff": 1<<64 - 1} {
 		got, err := ParseNumber(in)
 		require.NoError(t, err, in)
 		require.Equal(t, want, got, in)
 	}
-	for _, in := range []string{"", "-1", "+1", "00", "01", "012", "0b1", "1 ", " 1", "1.0", "1_0", "0x", "0xg", "0x-1", "x1", "1~2", "Yes",
+	for _, in := range []string{"", "-1", "+1", "00", "01", "012", "0b1", "1 ", " 1", "1.0", "1_0",
+		"0x", "0xg", "0x-1", "x1", "1~2", "Yes",
 		"18446744073709551616", "0x10000000000000000"} {
 		_, err := ParseNumber(in)
 		require.Error(t, err, in)
@@ -82,7 +84,8 @@ func TestParseNumber(t *testing.T) {
 }
 
 func FuzzParseBinary(f *testing.F) {
-	for _, s := range []string{"", "0x", "0b", "0x1", "0xdead", "0XDEAD", "0b3q2+7w==", "0B3q2+7w=", "0bAA==", "1", "0x\x00"} {
+	for _, s := range []string{"", "0x", "0b", "0x1", "0xdead", "0XDEAD", "0b3q2+7w==", "0B3q2+7w=",
+		"0bAA==", "1", "0x\x00"} {
 		f.Add(s, 4)
 	}
 	f.Fuzz(func(t *testing.T, s string, max int) {

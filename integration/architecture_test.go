@@ -17,10 +17,14 @@ import (
 	"kubevirt.io/disk/target/targettest"
 )
 
-// TestOtherArchitecture runs the binary of the other machine that the image is built for in QEMU's user mode: disks of compressed images are
-// read, written, killed and read again, an initiator uses CHAP and both digests, and an image is converted.
+// TestOtherArchitecture runs the binary of the other machine that the image is built for in QEMU's
+// user mode: disks of compressed images are read, written, killed and read again, an initiator uses
+// CHAP and both digests, and an image is converted.
 func TestOtherArchitecture(t *testing.T) {
-	other, supported := map[string]struct{ name, emulator string }{"amd64": {"arm64", "qemu-aarch64"}, "arm64": {"amd64", "qemu-x86_64"}}[runtime.GOARCH]
+	other, supported := map[string]struct {
+		name,
+		emulator string
+	}{"amd64": {"arm64", "qemu-aarch64"}, "arm64": {"amd64", "qemu-x86_64"}}[runtime.GOARCH]
 	if !supported {
 		t.Skip("the image is not built for this machine")
 	}
@@ -41,9 +45,14 @@ func TestOtherArchitecture(t *testing.T) {
 		d := start(t, config{binary: program, diskDir: diskDir(t, 8<<20), env: chapEnv})
 		addr, err := net.ResolveTCPAddr("tcp", d.Portals[0])
 		require.NoError(t, err)
-		for _, algorithm := range []chap.Algorithm{chap.MD5, chap.SHA1, chap.SHA256, chap.SHA3_256} {
-			s := targettest.MustLogin(t, addr, targettest.LoginOptions{HeaderDigest: true, DataDigest: true, CHAP: &targettest.CHAP{
-				Offer: strconv.Itoa(int(algorithm)), Username: testUser, Password: testPassword}}, 1)
+		for _, algorithm := range []chap.Algorithm{chap.MD5, chap.SHA1, chap.SHA256,
+			chap.SHA3_256} {
+			s := targettest.MustLogin(t, addr,
+				targettest.LoginOptions{HeaderDigest: true, DataDigest: true,
+					CHAP: &targettest.CHAP{
+						Offer: strconv.Itoa(int(algorithm)), Username: testUser,
+						Password: testPassword}},
+				1)
 			data := bytes.Repeat([]byte{byte(algorithm)}, 64<<10)
 			require.True(t, do(t, s, targettest.Write10(1, 0, data)).Good())
 			require.Equal(t, data, do(t, s, targettest.Read10(1, 0, 128)).Data)
@@ -54,12 +63,14 @@ func TestOtherArchitecture(t *testing.T) {
 		for _, name := range names {
 			raw := filepath.Join(t.TempDir(), "converted.raw")
 			ok(t, program, "convert", filepath.Join(dir, name), raw)
-			require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source, raw), "identical", name)
+			require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source, raw),
+				"identical", name)
 		}
 	})
 }
 
-// emulated builds the binary for another architecture, and returns a program of this one that runs it.
+// emulated builds the binary for another architecture, and returns a program of this one that runs
+// it.
 func emulated(t *testing.T, arch, emulator string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -69,6 +80,7 @@ func emulated(t *testing.T, arch, emulator string) string {
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch)
 	out, err := cmd.CombinedOutput()
 	require.NoError(t, err, "%s", out)
-	require.NoError(t, os.WriteFile(program, fmt.Appendf(nil, "#!/bin/sh\nexec %s '%s' \"$@\"\n", emulator, built), 0o755))
+	require.NoError(t, os.WriteFile(program,
+		fmt.Appendf(nil, "#!/bin/sh\nexec %s '%s' \"$@\"\n", emulator, built), 0o755))
 	return program
 }

@@ -18,7 +18,8 @@ import (
 	"kubevirt.io/disk/target/targettest"
 )
 
-// atomicRange is where one initiator sends atomic writes to: each is a generation, and every block of it says which.
+// atomicRange is where one initiator sends atomic writes to: each is a generation, and every block
+// of it says which.
 type atomicRange struct {
 	initiator string
 	lba       uint64
@@ -32,7 +33,8 @@ type atomicRange struct {
 func (r *atomicRange) content(generation uint64) []byte {
 	p := make([]byte, 0, r.blocks*512)
 	for i := range r.blocks {
-		header := bin.BigEndian.AppendUint64(bin.BigEndian.AppendUint64(nil, generation), r.lba+uint64(i))
+		header := bin.BigEndian.AppendUint64(bin.BigEndian.AppendUint64(nil, generation),
+			r.lba+uint64(i))
 		p = append(p, bytes.Repeat(header, 512/len(header))...)
 	}
 	return p
@@ -51,7 +53,8 @@ func (r *atomicRange) write(s *targettest.Session) error {
 			return nil // killed
 		}
 		if !result.Good() {
-			return fmt.Errorf("%s: WRITE ATOMIC of %d blocks: %s", r.initiator, r.blocks, result.Failed())
+			return fmt.Errorf("%s: WRITE ATOMIC of %d blocks: %s", r.initiator, r.blocks,
+				result.Failed())
 		}
 		r.answered = r.sent
 		r.answers.Add(1)
@@ -68,16 +71,18 @@ func (r *atomicRange) check(t *testing.T, s *targettest.Session, image []byte) {
 		found, want = 0, image[r.lba*512:][:len(got)]
 	}
 	for i := range r.blocks {
-		require.Equal(t, want[i*512:][:512], got[i*512:][:512], "block %d of %d is not of generation %d, as the first one", i, r.blocks, found)
+		require.Equal(t, want[i*512:][:512], got[i*512:][:512],
+			"block %d of %d is not of generation %d, as the first one", i, r.blocks, found)
 	}
 	require.GreaterOrEqual(t, found, r.answered, "an atomic write that was acknowledged is lost")
 	require.LessOrEqual(t, found, r.sent)
 	r.sent, r.answered = found, found
 }
 
-// TestKilledAtomicWrites ends the daemon with SIGKILL, again and again, while initiators send atomic writes to a persistent disk: at
-// any moment, and while there is something to be put back. Each range holds exactly one generation afterwards, and none older than what
-// was acknowledged last.
+// TestKilledAtomicWrites ends the daemon with SIGKILL, again and again, while initiators send
+// atomic writes to a persistent disk: at any moment, and while there is something to be put back.
+// Each range holds exactly one generation afterwards, and none older than what was acknowledged
+// last.
 func TestKilledAtomicWrites(t *testing.T) {
 	requireTools(t)
 	rounds := 24
@@ -88,7 +93,8 @@ func TestKilledAtomicWrites(t *testing.T) {
 	image, err := os.ReadFile(filepath.Join(dir, "disk.raw"))
 	require.NoError(t, err)
 	volume := newVolume(t, state)
-	c := config{diskDir: dir, stateDir: state, env: map[string]string{"ACCESS_MODE": "write-shared", "PERSISTENT_DIR": volume}}
+	c := config{diskDir: dir, stateDir: state,
+		env: map[string]string{"ACCESS_MODE": "write-shared", "PERSISTENT_DIR": volume}}
 	ranges := []*atomicRange{
 		{initiator: "iqn.2026-01.test:largest", lba: 1024, blocks: 256},
 		{initiator: "iqn.2026-01.test:middle", lba: 4096, blocks: 64},
@@ -107,7 +113,8 @@ func TestKilledAtomicWrites(t *testing.T) {
 		time.Sleep(time.Duration(rand.IntN(100)) * time.Millisecond)
 		switch {
 		case round == 0: // slow storage may take longer for one than it has in any other round
-			d.until("an atomic write is acknowledged", func() bool { return ranges[2].answers.Load() > 0 })
+			d.until("an atomic write is acknowledged",
+				func() bool { return ranges[2].answers.Load() > 0 })
 		case round%2 == 1:
 			awaitAtomicRecord(t, volume)
 		}
@@ -120,7 +127,8 @@ func TestKilledAtomicWrites(t *testing.T) {
 			undone++
 		}
 		d = start(t, c)
-		require.Empty(t, atomicRecords(t, volume), "what was to be put back is forgotten once that is done")
+		require.Empty(t, atomicRecords(t, volume),
+			"what was to be put back is forgotten once that is done")
 		s := loginTo(t, d, "iqn.2026-01.test:reader")
 		for _, r := range ranges {
 			answered += r.answered - begin[r]
@@ -128,12 +136,14 @@ func TestKilledAtomicWrites(t *testing.T) {
 		}
 		d.kill()
 	}
-	t.Logf("%d atomic writes were acknowledged; in %d of %d rounds one had to be undone", answered, undone, rounds)
+	t.Logf("%d atomic writes were acknowledged; in %d of %d rounds one had to be undone", answered,
+		undone, rounds)
 	require.Positive(t, answered)
 	require.Positive(t, undone, "the daemon was never killed in the midst of an atomic write")
 }
 
-// atomicRecords are the files in which a disk of the volume keeps what an atomic write replaces, while one is under way.
+// atomicRecords are the files in which a disk of the volume keeps what an atomic write replaces,
+// while one is under way.
 func atomicRecords(t *testing.T, volume string) []string {
 	t.Helper()
 	records, err := filepath.Glob(filepath.Join(volume, "*.unit-*", "atomic-write"))

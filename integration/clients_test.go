@@ -49,7 +49,8 @@ func TestClientsSeeTheLUNs(t *testing.T) {
 	makeRaw(t, filepath.Join(dir, "disk10.raw"), 16<<20)
 	for _, listen := range []string{"127.0.0.1:0", secondLoopback()} {
 		t.Run(listen, func(t *testing.T) {
-			d := start(t, config{diskDir: dir, env: map[string]string{"LISTEN": listen, "ACCESS_MODE": "write-shared"}})
+			d := start(t, config{diskDir: dir,
+				env: map[string]string{"LISTEN": listen, "ACCESS_MODE": "write-shared"}})
 			list := ok(t, "iscsi-ls", "-s", d.portalURL())
 			require.Contains(t, list, "Target:"+peers.DefaultTarget+" Portal:"+d.Portals[0]+",1")
 			require.Contains(t, list, "Lun:1 ")
@@ -62,9 +63,12 @@ func TestClientsSeeTheLUNs(t *testing.T) {
 				serials[i] = ok(t, "iscsi-inq", "-e", "1", "-c", "128", d.url(i+1))
 			}
 			require.NotEqual(t, serials[0], serials[1])
-			require.Contains(t, ok(t, "iscsi-readcapacity16", d.url(1)), "Total size:8388608", "disk2 comes before disk10")
+			require.Contains(t, ok(t, "iscsi-readcapacity16", d.url(1)), "Total size:8388608",
+				"disk2 comes before disk10")
 			require.Contains(t, ok(t, "iscsi-readcapacity16", d.url(2)), "Total size:16777216")
-			require.Contains(t, ok(t, "iscsi-perf", "-b", "8", "-m", "32", "-r", "-t", "1", d.url(1)), "iops average")
+			require.Contains(t,
+				ok(t, "iscsi-perf", "-b", "8", "-m", "32", "-r", "-t", "1", d.url(1)),
+				"iops average")
 			require.NotZero(t, client(t, nil, "iscsi-inq", d.url(3)).status, "there is no LUN 3")
 		})
 	}
@@ -79,22 +83,27 @@ func TestCHAPClients(t *testing.T) {
 	require.Contains(t, okEnv(t, good, "iscsi-inq", d.url(1)), "KUBEVIRT")
 	ok(t, "qemu-img", "info", d.chapURL(testUser, testPassword, 1))
 	for name, env := range map[string][]string{
-		"wrong password": {"LIBISCSI_CHAP_USERNAME=" + testUser, "LIBISCSI_CHAP_PASSWORD=not-the-password"},
-		"wrong user":     {"LIBISCSI_CHAP_USERNAME=nobody", "LIBISCSI_CHAP_PASSWORD=" + testPassword},
-		"no credential":  nil,
+		"wrong password": {"LIBISCSI_CHAP_USERNAME=" + testUser,
+			"LIBISCSI_CHAP_PASSWORD=not-the-password"},
+		"wrong user": {"LIBISCSI_CHAP_USERNAME=nobody",
+			"LIBISCSI_CHAP_PASSWORD=" + testPassword},
+		"no credential": nil,
 	} {
 		t.Run(name, func(t *testing.T) {
-			for _, r := range []result{client(t, env, "iscsi-ls", d.portalURL()), client(t, env, "iscsi-inq", d.url(1))} {
+			for _, r := range []result{client(t, env, "iscsi-ls", d.portalURL()),
+				client(t, env, "iscsi-inq", d.url(1))} {
 				require.NotZero(t, r.status, "%s", r)
 				require.NotContains(t, r.output, "KUBEVIRT")
 				require.NotContains(t, r.output, "Target:"+peers.DefaultTarget)
 			}
 		})
 	}
-	require.NotZero(t, client(t, nil, "qemu-img", "info", d.chapURL(testUser, "not-the-password", 1)).status)
+	require.NotZero(t, client(t, nil, "qemu-img", "info",
+		d.chapURL(testUser, "not-the-password", 1)).status)
 	metrics := d.get("/metrics")
 	require.Contains(t, metrics, `reason="bad_password"`)
-	for what, text := range map[string]string{"log": d.Output(), "metrics": metrics, "status": d.get("/status")} {
+	for what, text := range map[string]string{"log": d.Output(), "metrics": metrics,
+		"status": d.get("/status")} {
 		require.NotContains(t, text, testPassword, "the secret is in the %s", what)
 	}
 }
@@ -103,9 +112,11 @@ func TestCHAPClients(t *testing.T) {
 func TestMutualCHAP(t *testing.T) {
 	requireTools(t, "iscsi-inq")
 	d := start(t, config{diskDir: diskDir(t, 8<<20),
-		env: with(chapEnv, "CHAP_MUTUAL_USERNAME", mutualUser, "CHAP_MUTUAL_PASSWORD", mutualSecret)})
+		env: with(chapEnv, "CHAP_MUTUAL_USERNAME", mutualUser, "CHAP_MUTUAL_PASSWORD",
+			mutualSecret)})
 	env := func(user, secret string) []string {
-		return []string{"LIBISCSI_CHAP_USERNAME=" + testUser, "LIBISCSI_CHAP_PASSWORD=" + testPassword,
+		return []string{"LIBISCSI_CHAP_USERNAME=" + testUser,
+			"LIBISCSI_CHAP_PASSWORD=" + testPassword,
 			"LIBISCSI_CHAP_TARGET_USERNAME=" + user, "LIBISCSI_CHAP_TARGET_PASSWORD=" + secret}
 	}
 	require.Contains(t, okEnv(t, env(mutualUser, mutualSecret), "iscsi-inq", d.url(1)), "KUBEVIRT")
@@ -120,29 +131,38 @@ func TestCredentialSources(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(files, "p"), []byte(testPassword+"\n"), 0o600))
 	dir := diskDir(t, 8<<20)
 	for name, env := range map[string]map[string]string{
-		"files":      {"CHAP_USERNAME_FILE": filepath.Join(files, "u"), "CHAP_PASSWORD_FILE": filepath.Join(files, "p")},
-		"original":   {"USERNAME": testUser, "PASSWORD": testPassword},
-		"base64":     {"USERNAME_BASE64": "Z3Vlc3Q=", "PASSWORD_BASE64": "YS1sb25nLXNlY3JldC0xMjM0"},
-		"Kubernetes": {"node.session.auth.username": testUser, "node.session.auth.password": testPassword},
+		"files": {"CHAP_USERNAME_FILE": filepath.Join(files, "u"),
+			"CHAP_PASSWORD_FILE": filepath.Join(files, "p")},
+		"original": {"USERNAME": testUser, "PASSWORD": testPassword},
+		"base64": {"USERNAME_BASE64": "Z3Vlc3Q=",
+			"PASSWORD_BASE64": "YS1sb25nLXNlY3JldC0xMjM0"},
+		"Kubernetes": {"node.session.auth.username": testUser,
+			"node.session.auth.password": testPassword},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := start(t, config{diskDir: dir, env: env})
 			require.NotZero(t, client(t, nil, "iscsi-inq", d.url(1)).status)
-			okEnv(t, []string{"LIBISCSI_CHAP_USERNAME=" + testUser, "LIBISCSI_CHAP_PASSWORD=" + testPassword}, "iscsi-inq", d.url(1))
+			okEnv(t, []string{"LIBISCSI_CHAP_USERNAME=" + testUser,
+				"LIBISCSI_CHAP_PASSWORD=" + testPassword}, "iscsi-inq", d.url(1))
 		})
 	}
 }
 
-// TestHeaderDigest turns header digests on and off with QEMU. libiscsi's own tools do not ask for them, and libiscsi knows no
-// data digests: those are tested by the initiator of target/targettest.
+// TestHeaderDigest turns header digests on and off with QEMU. libiscsi's own tools do not ask for
+// them, and libiscsi knows no data digests: those are tested by the initiator of target/targettest.
 func TestHeaderDigest(t *testing.T) {
 	requireTools(t, "qemu-io", qemuISCSI)
 	d := start(t, config{diskDir: diskDir(t, 8<<20)})
 	for digest, want := range map[string]bool{"crc32c": true, "none": false} {
-		ok(t, "qemu-io", "--image-opts", "driver=iscsi,transport=tcp,portal="+d.Portals[0]+",target="+peers.DefaultTarget+",lun=1,header-digest="+digest,
+		ok(t, "qemu-io", "--image-opts", "driver=iscsi,transport=tcp,portal="+d.Portals[0]+
+			",target="+peers.DefaultTarget+",lun=1,header-digest="+digest,
 			"-c", "write -P 9 0 3M", "-c", "read -P 9 0 3M", "-c", "flush")
 		d.until(fmt.Sprintf("a login with header_digest %t", want), func() bool {
-			return slices.ContainsFunc(d.Log(), func(e map[string]any) bool { return e["msg"] == "login" && e["header_digest"] == want })
+			return slices.ContainsFunc(d.Log(),
+				func(e map[string]any) bool {
+					return e["msg"] == "login" && e["header_digest"] ==
+						want
+				})
 		})
 	}
 }
@@ -158,13 +178,16 @@ func TestWriteAndReadBack(t *testing.T) {
 		}
 		return ok(t, "qemu-io", append(args, d.url(1))...)
 	}
-	qemuIO("write -P 0x11 0 4k", "write -P 0x22 1M 3M", "write -P 0x33 512 512", "write -f -P 0x44 10M 64k",
+	qemuIO("write -P 0x11 0 4k", "write -P 0x22 1M 3M", "write -P 0x33 512 512",
+		"write -f -P 0x44 10M 64k",
 		"write -P 0x55 20M 8M", "discard 22M 1M", "write -z 23M 1M", "flush")
-	qemuIO("read -P 0x11 0 512", "read -P 0x33 512 512", "read -P 0x22 1M 3M", "read -P 0x44 10M 64k",
+	qemuIO("read -P 0x11 0 512", "read -P 0x33 512 512", "read -P 0x22 1M 3M",
+		"read -P 0x44 10M 64k",
 		"read -P 0x55 20M 2M", "read -P 0 22M 2M", "read -P 0x55 24M 4M")
 	copied := filepath.Join(t.TempDir(), "copy.raw")
 	ok(t, "qemu-img", "convert", "-f", "raw", "-O", "raw", d.url(1), copied)
-	require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", copied, d.url(1)), "identical")
+	require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", copied, d.url(1)),
+		"identical")
 	b, err := os.ReadFile(copied)
 	require.NoError(t, err)
 	require.Equal(t, byte(0x44), b[10<<20+100])
@@ -173,10 +196,12 @@ func TestWriteAndReadBack(t *testing.T) {
 	fresh := filepath.Join(t.TempDir(), "fresh.raw")
 	makeRawSeed(t, fresh, 32<<20, 99)
 	ok(t, "qemu-img", "convert", "-n", "-f", "raw", "-O", "raw", fresh, d.url(1))
-	require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", fresh, d.url(1)), "identical")
+	require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", fresh, d.url(1)),
+		"identical")
 }
 
-// TestImageKinds serves every kind of image next to each other, and compares each LUN with what qemu-img reads.
+// TestImageKinds serves every kind of image next to each other, and compares each LUN with what
+// qemu-img reads.
 func TestImageKinds(t *testing.T) {
 	requireTools(t, "qemu-img", qemuISCSI)
 	source := filepath.Join(t.TempDir(), "source.raw")
@@ -189,7 +214,8 @@ func TestImageKinds(t *testing.T) {
 	makeQcow2(t, source, at("04.qcow2"), "compression_type=zstd", true)
 	makeQcow2(t, source, at("05.qcow2"), "extended_l2=on", false)
 	makeQcow2(t, source, at("base.qcow2"), "", true)
-	ok(t, "qemu-img", "create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", "base.qcow2", at("06.qcow2"))
+	ok(t, "qemu-img", "create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", "base.qcow2",
+		at("06.qcow2"))
 	ok(t, "qemu-io", "-f", "qcow2", "-c", "write -P 7 64k 64k", at("06.qcow2"))
 	d := start(t, config{diskDir: dir})
 	for lun := 1; lun <= 6; lun++ {
@@ -197,12 +223,15 @@ func TestImageKinds(t *testing.T) {
 		if lun == 1 {
 			name, format = "01.img", "raw"
 		}
-		require.Contains(t, ok(t, "qemu-img", "compare", "-f", format, "-F", "raw", at(name), d.url(lun)), "identical", name)
+		require.Contains(t, ok(t, "qemu-img", "compare", "-f", format, "-F", "raw", at(name),
+			d.url(lun)), "identical", name)
 	}
-	require.NotZero(t, client(t, nil, "qemu-img", "info", d.url(7)).status, "a backing file is no LUN of its own")
+	require.NotZero(t, client(t, nil, "qemu-img", "info", d.url(7)).status,
+		"a backing file is no LUN of its own")
 }
 
-// TestHighLUNs reads LUNs of both addressing methods by the name that the library gives QEMU, which sends the number in it as it is.
+// TestHighLUNs reads LUNs of both addressing methods by the name that the library gives QEMU, which
+// sends the number in it as it is.
 func TestHighLUNs(t *testing.T) {
 	requireTools(t, "qemu-img", qemuISCSI)
 	dir := t.TempDir()
@@ -219,11 +248,13 @@ func TestHighLUNs(t *testing.T) {
 	portal, err := libvirt.ParsePortal(d.Portals[0])
 	require.NoError(t, err)
 	for _, lun := range luns {
-		disk, err := libvirt.Disk(libvirt.LUN{Portals: []libvirt.Portal{portal}, TargetName: peers.DefaultTarget, Number: lun}, libvirt.Device{})
+		disk, err := libvirt.Disk(libvirt.LUN{Portals: []libvirt.Portal{portal},
+			TargetName: peers.DefaultTarget, Number: lun}, libvirt.Device{})
 		require.NoError(t, err)
 		url := d.portalURL() + "/" + disk.Source.Network.Name
 		image := filepath.Join(dir, fmt.Sprintf("%d.raw", lun))
-		require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", image, url), "identical", "LUN %d", lun)
+		require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", image, url),
+			"identical", "LUN %d", lun)
 	}
 }
 
@@ -244,8 +275,10 @@ func TestGarbage(t *testing.T) {
 	d := start(t, config{diskDir: diskDir(t, 8<<20)})
 	s := loginTo(t, d, "iqn.2026-01.test:bystander")
 	for _, garbage := range []string{
-		"GET / HTTP/1.1\r\nHost: x\r\n\r\n", strings.Repeat("\xff", 4096), strings.Repeat("\x00", 4096), "\x43",
-		"\x43\x87\x00\x00\xff\xff\xff\xff" + strings.Repeat("\x00", 40), "\x01" + strings.Repeat("A", 47),
+		"GET / HTTP/1.1\r\nHost: x\r\n\r\n", strings.Repeat("\xff", 4096),
+		strings.Repeat("\x00", 4096), "\x43",
+		"\x43\x87\x00\x00\xff\xff\xff\xff" + strings.Repeat("\x00", 40),
+		"\x01" + strings.Repeat("A", 47),
 	} {
 		c, err := net.Dial("tcp", d.Portals[0])
 		require.NoError(t, err)

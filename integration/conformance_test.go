@@ -20,10 +20,12 @@ import (
 	"kubevirt.io/disk/target"
 )
 
-// conformanceSize is the size of the LUN: the suite wants at least 8000 blocks of 512 bytes, some tests 16 MiB.
+// conformanceSize is the size of the LUN: the suite wants at least 8000 blocks of 512 bytes, some
+// tests 16 MiB.
 const conformanceSize = 64 << 20
 
-// slowWrite is how long the slow LUN takes for a write, so that overwriting it takes about ten seconds.
+// slowWrite is how long the slow LUN takes for a write, so that overwriting it takes about ten
+// seconds.
 const slowWrite = 40 * time.Millisecond
 
 // conformanceLUN is a configuration of the matrix and how to offer it.
@@ -45,46 +47,57 @@ func conformanceMatrix() []conformanceLUN {
 		{
 			Configuration: conformance.Configuration{Name: "thin, two paths", Except: tooFast},
 			start: func(t *testing.T) ([]string, func() error) {
-				return startForSuite(t, map[string]string{"ACCESS_MODE": "write-shared", "LISTEN": "127.0.0.1:0," + secondLoopback()})
+				return startForSuite(t,
+					map[string]string{"ACCESS_MODE": "write-shared",
+						"LISTEN": "127.0.0.1:0," + secondLoopback()})
 			},
 		},
 		{
 			Configuration: conformance.Configuration{Name: "removable", Except: tooFast},
 			start: func(t *testing.T) ([]string, func() error) {
 				settings := filepath.Join(t.TempDir(), "config.yaml")
-				require.NoError(t, os.WriteFile(settings, []byte("disks:\n  lun.raw:\n    removable: true\n"), 0o600))
-				return startForSuite(t, map[string]string{"ACCESS_MODE": "write-shared"}, "--config", settings)
+				require.NoError(t, os.WriteFile(settings, []byte("disks:\n  lun.raw:\n    "+
+					"removable: true\n"), 0o600))
+				return startForSuite(t, map[string]string{"ACCESS_MODE": "write-shared"},
+					"--config", settings)
 			},
 		},
 		{
 			Configuration: conformance.Configuration{Name: "read-only", Only: []string{
 				// The other suites write, and count it as a failure that they cannot.
-				"Inquiry", "Mandatory", "Prefetch10", "Prefetch16", "Read6", "Read10", "Read12", "Read16", "ReadCapacity10", "ReadCapacity16",
-				"ReadDefectData10", "ReadDefectData12", "ReadOnly", "ReportSupportedOpcodes", "TestUnitReady",
+				"Inquiry", "Mandatory", "Prefetch10", "Prefetch16", "Read6", "Read10", "Read12",
+				"Read16", "ReadCapacity10", "ReadCapacity16",
+				"ReadDefectData10", "ReadDefectData12", "ReadOnly", "ReportSupportedOpcodes",
+				"TestUnitReady",
 			}},
 			start: func(t *testing.T) ([]string, func() error) {
 				return startForSuite(t, map[string]string{"ACCESS_MODE": "read-shared"})
 			},
 		},
 		{
-			Configuration: conformance.Configuration{Name: "slow", Only: []string{"Sanitize.Reset"}},
-			timeout:       3 * time.Minute, // it looks once a minute whether the overwrite has ended
+			Configuration: conformance.Configuration{Name: "slow",
+				Only: []string{"Sanitize.Reset"}},
+			// it looks once a minute whether the overwrite has ended
+			timeout: 3 * time.Minute,
 			start: func(t *testing.T) ([]string, func() error) {
 				slow := disktest.NewFault(disktest.NewMemory(conformanceSize))
 				slow.Inject(disktest.Rule{Op: disktest.OpWrite, Delay: slowWrite})
 				// The suite sleeps for a minute at a time, and answers no pings meanwhile.
-				return serveForSuite(t, target.LUN{Disk: slow}, target.Limits{NOPInterval: 2 * time.Minute})
+				return serveForSuite(t, target.LUN{Disk: slow},
+					target.Limits{NOPInterval: 2 * time.Minute})
 			},
 		},
 	}
 }
 
 // startForSuite starts the daemon with one LUN and returns a URL for each of two paths to it.
-func startForSuite(t *testing.T, env map[string]string, args ...string) (urls []string, alive func() error) {
+func startForSuite(t *testing.T, env map[string]string, args ...string) (urls []string,
+	alive func() error) {
 	dir := t.TempDir()
 	makeRaw(t, filepath.Join(dir, "lun.raw"), conformanceSize)
 	d := start(t, config{diskDir: dir, env: env, args: args})
-	urls = []string{d.url(1), strings.Replace(d.url(1), d.Portals[0], d.Portals[len(d.Portals)-1], 1)}
+	urls = []string{d.url(1), strings.Replace(d.url(1), d.Portals[0], d.Portals[len(d.Portals)-1],
+		1)}
 	return urls, func() error {
 		if !d.Running() {
 			return fmt.Errorf("kubevirt-disk has ended:\n%s", d.Output())
@@ -94,9 +107,11 @@ func startForSuite(t *testing.T, env map[string]string, args ...string) (urls []
 }
 
 // serveForSuite serves a LUN that the daemon has no setting for, by the same server.
-func serveForSuite(t *testing.T, lun target.LUN, limits target.Limits) (urls []string, alive func() error) {
+func serveForSuite(t *testing.T, lun target.LUN, limits target.Limits) (urls []string,
+	alive func() error) {
 	lun.Number, lun.Name, lun.Access = 1, "lun.raw", target.AccessWriteShared
-	lun.Identity = disk.Identity{Serial: t.Name()[max(0, len(t.Name())-32):], NAA: [8]byte{0x30, 7: byte(len(t.Name()))}}
+	lun.Identity = disk.Identity{Serial: t.Name()[max(0, len(t.Name())-32):],
+		NAA: [8]byte{0x30, 7: byte(len(t.Name()))}}
 	lun.Store = disktest.NewStore(filepath.Join(t.TempDir(), "unit"), false)
 	server, err := target.New(target.Options{LUNs: []target.LUN{lun}, Limits: limits})
 	require.NoError(t, err)
@@ -113,7 +128,8 @@ func serveForSuite(t *testing.T, lun target.LUN, limits target.Limits) (urls []s
 	return []string{url, url}, func() error { return nil }
 }
 
-// TestConformance runs libiscsi's suite over the matrix and holds the outcome against conformance/expected.txt.
+// TestConformance runs libiscsi's suite over the matrix and holds the outcome against
+// conformance/expected.txt.
 func TestConformance(t *testing.T) {
 	requireTools(t, conformance.Tool)
 	file, err := os.Open("conformance/expected.txt")
@@ -155,8 +171,9 @@ func TestConformance(t *testing.T) {
 	}
 }
 
-// TestConformancePeers runs the same suite against tgtd and gotgt and prints how they do. It says nothing about our code, so it
-// only runs where KUBEVIRT_DISK_PEERS names the directory that holds gotgt (see scripts/build-gotgt.sh).
+// TestConformancePeers runs the same suite against tgtd and gotgt and prints how they do. It says
+// nothing about our code, so it only runs where KUBEVIRT_DISK_PEERS names the directory that holds
+// gotgt (see scripts/build-gotgt.sh).
 func TestConformancePeers(t *testing.T) {
 	gotgtDir := os.Getenv("KUBEVIRT_DISK_PEERS")
 	if gotgtDir == "" {
@@ -167,8 +184,11 @@ func TestConformancePeers(t *testing.T) {
 	require.NoError(t, err)
 
 	for name, startPeer := range map[string]func(dir, raw string) (*peers.Target, error){
-		"tgtd":  func(_, raw string) (*peers.Target, error) { return peers.StartTgtd(raw) },
-		"gotgt": func(dir, raw string) (*peers.Target, error) { return peers.StartGotgt(gotgt, dir, raw) },
+		"tgtd": func(_, raw string) (*peers.Target, error) { return peers.StartTgtd(raw) },
+		"gotgt": func(dir, raw string) (*peers.Target,
+			error) {
+			return peers.StartGotgt(gotgt, dir, raw)
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			raw := filepath.Join(t.TempDir(), "lun.raw")
@@ -204,7 +224,8 @@ func report(t *testing.T, name string, results []conformance.Result) {
 		byOutcome[r.Outcome] = append(byOutcome[r.Outcome], r.Name)
 	}
 	text := fmt.Sprintf("conformance: %s: %s\n", name, conformance.Count(results))
-	for _, outcome := range []conformance.Outcome{conformance.Failed, conformance.Hung, conformance.Skipped} {
+	for _, outcome := range []conformance.Outcome{conformance.Failed, conformance.Hung,
+		conformance.Skipped} {
 		if names := byOutcome[outcome]; len(names) > 0 {
 			sort.Strings(names)
 			text += fmt.Sprintf("conformance: %s %s: %s\n", name, outcome, strings.Join(names, " "))
@@ -219,7 +240,8 @@ func report(t *testing.T, name string, results []conformance.Result) {
 	}
 }
 
-// TestConformanceHarness shows that the harness tells a failing target from a passing one: nothing listens there.
+// TestConformanceHarness shows that the harness tells a failing target from a passing one: nothing
+// listens there.
 func TestConformanceHarness(t *testing.T) {
 	requireTools(t, conformance.Tool)
 	port, err := peers.FreePort()

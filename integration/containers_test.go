@@ -19,14 +19,16 @@ import (
 // baseImage is what a user's Dockerfile says after FROM.
 const baseImage = "kubevirt.io:disk"
 
-// engine runs buildah and podman on a storage of its own, so that nothing of the machine is used or left behind.
+// engine runs buildah and podman on a storage of its own, so that nothing of the machine is used or
+// left behind.
 type engine struct {
 	dir  string
 	vars []string // what leads buildah and podman to the storage
 	env  []string // a client's environment with vars
 }
 
-// newEngine makes the storage in a new directory. Its path is short, because podman makes sockets in it.
+// newEngine makes the storage in a new directory. Its path is short, because podman makes sockets
+// in it.
 func newEngine() (*engine, error) {
 	dir, err := os.MkdirTemp("", "kd-image-")
 	if err != nil {
@@ -34,7 +36,8 @@ func newEngine() (*engine, error) {
 	}
 	e := &engine{dir: dir}
 	for name, text := range map[string]string{
-		"storage.conf": fmt.Sprintf("[storage]\ndriver = %q\ngraphroot = %q\nrunroot = %q\n", storageDriver(dir), e.path("graph"), e.path("run")),
+		"storage.conf": fmt.Sprintf("[storage]\ndriver = %q\ngraphroot = %q\nrunroot = %q\n",
+			storageDriver(dir), e.path("graph"), e.path("run")),
 		"containers.conf": fmt.Sprintf(`[containers]
 default_ulimits = [%s]
 [engine]
@@ -51,7 +54,8 @@ network_config_dir = %q
 			return nil, errors.Join(err, e.remove())
 		}
 	}
-	e.vars = []string{"CONTAINERS_STORAGE_CONF=" + e.path("storage.conf"), "CONTAINERS_CONF=" + e.path("containers.conf"),
+	e.vars = []string{"CONTAINERS_STORAGE_CONF=" + e.path("storage.conf"),
+		"CONTAINERS_CONF=" + e.path("containers.conf"),
 		"BUILDAH_ISOLATION=chroot", "DISABLE_HC_SYSTEMD=true"}
 	e.env = clientEnv(e.vars...)
 	return e, nil
@@ -59,7 +63,8 @@ network_config_dir = %q
 
 func (e *engine) path(name string) string { return filepath.Join(e.dir, name) }
 
-// storageDriver is overlay where the kernel and the file system can do it, and vfs, which copies, elsewhere.
+// storageDriver is overlay where the kernel and the file system can do it, and vfs, which copies,
+// elsewhere.
 func storageDriver(dir string) string {
 	at := func(name string) string { return filepath.Join(dir, "probe", name) }
 	for _, name := range []string{"lower", "upper", "work", "merged"} {
@@ -68,7 +73,8 @@ func storageDriver(dir string) string {
 		}
 	}
 	defer os.RemoveAll(at(""))
-	options := fmt.Sprintf("lowerdir=%s,upperdir=%s,workdir=%s", at("lower"), at("upper"), at("work"))
+	options := fmt.Sprintf("lowerdir=%s,upperdir=%s,workdir=%s", at("lower"), at("upper"),
+		at("work"))
 	if syscall.Mount("overlay", at("merged"), "overlay", 0, options) != nil {
 		return "vfs"
 	}
@@ -76,7 +82,8 @@ func storageDriver(dir string) string {
 	return "overlay"
 }
 
-// ulimits are small enough for any process. Podman's own are larger than what root without CAP_SYS_RESOURCE may set.
+// ulimits are small enough for any process. Podman's own are larger than what root without
+// CAP_SYS_RESOURCE may set.
 func ulimits() string {
 	const enough, nproc = 16384, 6 // nproc is RLIMIT_NPROC, which package syscall lacks
 	var all []string
@@ -92,7 +99,8 @@ func ulimits() string {
 
 // remove ends every container and removes the storage.
 func (e *engine) remove() error {
-	_, _ = e.finally("podman", "rm", "--force", "--all", "--time", "0") // without podman there are no containers
+	// without podman there are no containers
+	_, _ = e.finally("podman", "rm", "--force", "--all", "--time", "0")
 	for _, mount := range mountsBelow(e.dir) {
 		_ = syscall.Unmount(mount, syscall.MNT_DETACH)
 	}
@@ -103,7 +111,8 @@ func (e *engine) remove() error {
 func mountsBelow(dir string) (mounts []string) {
 	table, _ := os.ReadFile("/proc/self/mounts")
 	for line := range strings.Lines(string(table)) {
-		if fields := strings.Fields(line); len(fields) > 1 && strings.HasPrefix(fields[1], dir+"/") {
+		if fields := strings.Fields(line); len(fields) > 1 &&
+			strings.HasPrefix(fields[1], dir+"/") {
 			mounts = append([]string{fields[1]}, mounts...)
 		}
 	}
@@ -132,7 +141,8 @@ func (e *engine) finally(name string, args ...string) (string, error) {
 	return string(out), err
 }
 
-// images is the engine that the tests share, with the base image in it, made once per run by what a person would type.
+// images is the engine that the tests share, with the base image in it, made once per run by what a
+// person would type.
 var images = sync.OnceValues(func() (*engine, error) {
 	imagesMade.Store(true)
 	e, err := newEngine()
@@ -145,7 +155,8 @@ var images = sync.OnceValues(func() (*engine, error) {
 
 var imagesMade atomic.Bool
 
-// makeImage runs `make image`, as a user with the umask and further variables, and returns what it printed.
+// makeImage runs `make image`, as a user with the umask and further variables, and returns what it
+// printed.
 func (e *engine) makeImage(umask string, vars ...string) (string, error) {
 	cmd := exec.Command("sh", "-c", "umask "+umask+" && exec make --no-print-directory image")
 	cmd.Dir = ".."
@@ -180,19 +191,23 @@ func requireRoot(t *testing.T) {
 	t.Skip("needs root")
 }
 
-// buildFrom builds a user's image and returns its name: a Dockerfile (after FROM) in a directory of the given files.
+// buildFrom builds a user's image and returns its name: a Dockerfile (after FROM) in a directory of
+// the given files.
 func (e *engine) buildFrom(t *testing.T, context, instructions string) string {
 	t.Helper()
 	dockerfile := filepath.Join(t.TempDir(), "Dockerfile")
-	require.NoError(t, os.WriteFile(dockerfile, []byte("FROM "+baseImage+"\n"+instructions+"\n"), 0o644))
+	require.NoError(t, os.WriteFile(dockerfile, []byte("FROM "+baseImage+"\n"+instructions+"\n"),
+		0o644))
 	return e.build(t, context, dockerfile)
 }
 
-// build builds a Dockerfile, in the format that keeps the base image's health check, as docker build does.
+// build builds a Dockerfile, in the format that keeps the base image's health check, as docker
+// build does.
 func (e *engine) build(t *testing.T, context, dockerfile string, options ...string) string {
 	t.Helper()
 	name := fmt.Sprintf("user-%d", imageNumber.Add(1))
-	args := append([]string{"build", "--quiet", "--format", "docker", "--tag", name, "--file", dockerfile}, options...)
+	args := append([]string{"build", "--quiet", "--format", "docker", "--tag", name, "--file",
+		dockerfile}, options...)
 	e.ok(t, "buildah", append(args, context)...)
 	return name
 }

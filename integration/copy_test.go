@@ -10,21 +10,24 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestCopyOffload has QEMU copy a LUN to another one by EXTENDED COPY: no block goes through the client, and what is not
-// allocated stays so.
+// TestCopyOffload has QEMU copy a LUN to another one by EXTENDED COPY: no block goes through the
+// client, and what is not allocated stays so.
 func TestCopyOffload(t *testing.T) {
 	requireTools(t, "qemu-img", qemuISCSI)
 	dir, state := t.TempDir(), t.TempDir()
 	const size, used = 64 << 20, 24 << 20
 	makeRaw(t, filepath.Join(dir, "a.raw"), used)
 	require.NoError(t, os.Truncate(filepath.Join(dir, "a.raw"), size))
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "b.raw"), bytes.Repeat([]byte("old data"), 16<<20/8), 0o644))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "b.raw"),
+		bytes.Repeat([]byte("old data"), 16<<20/8), 0o644))
 	require.NoError(t, os.Truncate(filepath.Join(dir, "b.raw"), size))
 	d := start(t, config{diskDir: dir, stateDir: state})
 	ok(t, "qemu-img", "convert", "-C", "-n", "-f", "raw", "-O", "raw", d.url(1), d.url(2))
 	require.Zero(t, d.operations("read"), "the target copies by itself")
-	require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", d.url(1), d.url(2)), "identical")
-	require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", filepath.Join(dir, "a.raw"), d.url(2)), "identical")
+	require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", d.url(1), d.url(2)),
+		"identical")
+	require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw",
+		filepath.Join(dir, "a.raw"), d.url(2)), "identical")
 	d.stop()
 
 	allocated := int64(0)
@@ -38,5 +41,6 @@ func TestCopyOffload(t *testing.T) {
 		}
 		return err
 	}))
-	require.Less(t, allocated, int64(8<<20), "bytes of both disks: the destination has given back what the source does not use")
+	require.Less(t, allocated, int64(8<<20), "bytes of both disks: the destination has given "+
+		"back what the source does not use")
 }

@@ -10,8 +10,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestDemoObeysTheEnvironment runs the demo where its usual ports may be taken: at the portals and pages that the variables name, which the
-// daemon's message about a taken port tells a person to set, and with hints that fit.
+// TestDemoObeysTheEnvironment runs the demo where its usual ports may be taken: at the portals and
+// pages that the variables name, which the daemon's message about a taken port tells a person to
+// set, and with hints that fit.
 func TestDemoObeysTheEnvironment(t *testing.T) {
 	requireTools(t, "bash")
 	for _, c := range []struct {
@@ -20,9 +21,11 @@ func TestDemoObeysTheEnvironment(t *testing.T) {
 		env            map[string]string
 	}{
 		{listen: "127.0.0.1:#", hint: "127.0.0.1:#", pages: "127.0.0.1:#", address: "127.0.0.1:#"},
-		{listen: "localhost:#,127.0.0.2:0", hint: "127.0.0.1:#", pages: ":#", address: "127.0.0.1:#"},
+		{listen: "localhost:#,127.0.0.2:0", hint: "127.0.0.1:#", pages: ":#",
+			address: "127.0.0.1:#"},
 		{listen: ":#", hint: testUser + "@127.0.0.1:#", pages: "", env: chapEnv},
-		{listen: "0.0.0.0:#", hint: "127.0.0.1:#", pages: "0.0.0.0:#", address: "127.0.0.1:#", env: map[string]string{"INSECURE_NO_AUTH": "true"}},
+		{listen: "0.0.0.0:#", hint: "127.0.0.1:#", pages: "0.0.0.0:#", address: "127.0.0.1:#",
+			env: map[string]string{"INSECURE_NO_AUTH": "true"}},
 		{listen: "127.0.0.1", hint: "127.0.0.1:#", pages: "", env: map[string]string{"PORT": "#"}},
 		{listen: "", hint: "127.0.0.1:#", pages: "", env: map[string]string{"PORT": "#"}},
 		{listen: "[::1]:#", hint: "[::1]:#", pages: "[::1]:#", address: "[::1]:#"},
@@ -35,7 +38,8 @@ func TestDemoObeysTheEnvironment(t *testing.T) {
 			}
 			_, port, _ := strings.Cut(freePortal(t), ":")
 			_, pagesPort, _ := strings.Cut(freePortal(t), ":")
-			env := map[string]string{"LISTEN": withPort(c.listen, port), "METRICS_LISTEN": withPort(c.pages, pagesPort)}
+			env := map[string]string{"LISTEN": withPort(c.listen, port),
+				"METRICS_LISTEN": withPort(c.pages, pagesPort)}
 			for name, value := range c.env {
 				env[name] = withPort(value, port)
 			}
@@ -49,7 +53,8 @@ func TestDemoObeysTheEnvironment(t *testing.T) {
 				require.Contains(t, d.Output(), "METRICS_LISTEN is empty")
 				return
 			}
-			require.Contains(t, d.Output(), "curl http://"+withPort(c.address, pagesPort)+"/status\n")
+			require.Contains(t, d.Output(),
+				"curl http://"+withPort(c.address, pagesPort)+"/status\n")
 			d.Metrics = withPort(c.address, pagesPort)
 			require.Contains(t, d.get("/status"), "demo.qcow2")
 		})
@@ -67,6 +72,7 @@ func demo(t *testing.T) string {
 	script, err := filepath.Abs("../scripts/run-demo.sh")
 	require.NoError(t, err)
 	path := filepath.Join(t.TempDir(), "demo")
-	require.NoError(t, os.WriteFile(path, fmt.Appendf(nil, "#!/bin/sh\nexec '%s' '%s'\n", script, built), 0o755))
+	require.NoError(t, os.WriteFile(path,
+		fmt.Appendf(nil, "#!/bin/sh\nexec '%s' '%s'\n", script, built), 0o755))
 	return path
 }

@@ -13,8 +13,9 @@ import (
 	"kubevirt.io/disk/target/targettest"
 )
 
-// TestOutOfDescriptors lets a flood of connections take every descriptor that the daemon may have. Established I/O goes on, logins
-// work in the midst of it, and nothing has to be restarted when the flood is over.
+// TestOutOfDescriptors lets a flood of connections take every descriptor that the daemon may have.
+// Established I/O goes on, logins work in the midst of it, and nothing has to be restarted when the
+// flood is over.
 func TestOutOfDescriptors(t *testing.T) {
 	requireTools(t)
 	d := start(t, config{diskDir: diskDir(t, 8<<20)})
@@ -36,10 +37,14 @@ func TestOutOfDescriptors(t *testing.T) {
 		require.Equal(t, want, do(t, s, readBlock(1, 7)).Data)
 		addr, err := net.ResolveTCPAddr("tcp", d.Portals[0])
 		require.NoError(t, err)
-		other, err := targettest.Login(addr, targettest.LoginOptions{Initiator: "iqn.2026-01.test:late", Discovery: true})
+		other, err := targettest.Login(addr,
+			targettest.LoginOptions{Initiator: "iqn.2026-01.test:late", Discovery: true})
 		require.NoError(t, err)
 		logout(t, other)
 	}
-	d.until("the log tells", func() bool { return strings.Contains(d.Output(), "cannot accept a connection") })
+	d.until("the log tells", func() bool {
+		return strings.Contains(d.Output(),
+			"cannot accept a connection")
+	})
 	require.True(t, do(t, s, readBlock(1, 7)).Good())
 }

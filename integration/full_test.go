@@ -21,8 +21,9 @@ func (d *daemon) status() (page metrics.Status) {
 	return page
 }
 
-// The guest has filled the volume that everything of the daemon is on. The daemon is killed, and its image has another inode after the restart of
-// its container: what the guest wrote is there, after the next restart as well, and only with another image the space is given back.
+// The guest has filled the volume that everything of the daemon is on. The daemon is killed, and
+// its image has another inode after the restart of its container: what the guest wrote is there,
+// after the next restart as well, and only with another image the space is given back.
 func TestRestartOnAFullVolume(t *testing.T) {
 	requireTools(t)
 	const diskSize, chunk = 32 << 20, 64 << 10
@@ -31,7 +32,8 @@ func TestRestartOnAFullVolume(t *testing.T) {
 	image := filepath.Join(images, "disk.raw")
 	want, err := os.ReadFile(image)
 	require.NoError(t, err)
-	c := config{diskDir: images, stateDir: state, env: map[string]string{"COPY_MODE": "copy-on-write"}}
+	c := config{diskDir: images, stateDir: state,
+		env: map[string]string{"COPY_MODE": "copy-on-write"}}
 	d := start(t, c)
 	d.until("the image is known by its content", func() bool {
 		found, err := filepath.Glob(filepath.Join(state, "*", "disk.raw", "state.json"))

@@ -43,11 +43,13 @@ var (
 	variable     = regexp.MustCompile(`\$\{?([a-z]+)`) // not Grafana's own, which begin with __
 )
 
-// TestGrafanaDashboard holds the dashboard to the metrics that a daemon in use really shows, with the labels that they really have.
+// TestGrafanaDashboard holds the dashboard to the metrics that a daemon in use really shows, with
+// the labels that they really have.
 func TestGrafanaDashboard(t *testing.T) {
 	requireTools(t)
 	d := start(t, config{diskDir: diskDir(t, 8<<20), env: chapEnv})
-	session := targettest.LoginOptions{Initiator: "iqn.2026-01.test:grafana", CHAP: &targettest.CHAP{Username: testUser, Password: testPassword}}
+	session := targettest.LoginOptions{Initiator: "iqn.2026-01.test:grafana",
+		CHAP: &targettest.CHAP{Username: testUser, Password: testPassword}}
 	portal, err := net.ResolveTCPAddr("tcp", d.Portals[0])
 	require.NoError(t, err)
 	_, err = targettest.Login(portal, targettest.LoginOptions{Initiator: session.Initiator})
@@ -72,7 +74,8 @@ func TestGrafanaDashboard(t *testing.T) {
 	for _, v := range dashboard.Templating.List {
 		variables = append(variables, v.Name)
 	}
-	scraped := []string{"namespace", "pod", "instance", "le"} // what Prometheus adds, or a histogram has
+	// what Prometheus adds, or a histogram has
+	scraped := []string{"namespace", "pod", "instance", "le"}
 	ids := map[int]bool{}
 	taken := map[[2]int]string{}
 	for _, p := range dashboard.Panels {
@@ -90,7 +93,8 @@ func TestGrafanaDashboard(t *testing.T) {
 		require.NotEmpty(t, p.Targets, p.Title)
 		for _, target := range p.Targets {
 			require.Equal(t, "${datasource}", target.Datasource.UID, p.Title)
-			require.Equal(t, strings.Count(target.Expr, "("), strings.Count(target.Expr, ")"), target.Expr)
+			require.Equal(t, strings.Count(target.Expr, "("), strings.Count(target.Expr, ")"),
+				target.Expr)
 			for _, v := range variable.FindAllStringSubmatch(target.Expr, -1) {
 				require.Contains(t, variables, v[1], target.Expr)
 			}
@@ -101,7 +105,8 @@ func TestGrafanaDashboard(t *testing.T) {
 			}
 			require.NotEmpty(t, known, target.Expr)
 			for _, label := range labelsIn(target.Expr, target.LegendFormat) {
-				require.True(t, slices.Contains(known, label) || slices.Contains(scraped, label), "%s: no metric of %q has label %q", p.Title, target.Expr, label)
+				require.True(t, slices.Contains(known, label) || slices.Contains(scraped, label),
+					"%s: no metric of %q has label %q", p.Title, target.Expr, label)
 			}
 		}
 	}

@@ -15,13 +15,15 @@ import (
 )
 
 // handover runs the command on the daemon of a state directory, as another user unless that is 0.
-func handover(t *testing.T, stateDir string, user uint32, args ...string) (status int, output string) {
+func handover(t *testing.T, stateDir string, user uint32, args ...string) (status int,
+	output string) {
 	t.Helper()
 	path, err := binary()
 	require.NoError(t, err)
 	cmd := exec.Command(path, append([]string{"handover"}, args...)...)
 	if user != 0 {
-		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user, Gid: user}}
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user,
+			Gid: user}}
 	}
 	cmd.Env = clientEnv("WORK_DIR=" + filepath.Join(stateDir, "work"))
 	out, err := cmd.CombinedOutput()
@@ -31,7 +33,8 @@ func handover(t *testing.T, stateDir string, user uint32, args ...string) (statu
 	return cmd.ProcessState.ExitCode(), string(out)
 }
 
-// TestHandoverOfALUN is the sequence of a live migration, with two initiators that are logged in at the same time.
+// TestHandoverOfALUN is the sequence of a live migration, with two initiators that are logged in at
+// the same time.
 func TestHandoverOfALUN(t *testing.T) {
 	requireTools(t)
 	state := t.TempDir()
@@ -55,8 +58,10 @@ func TestHandoverOfALUN(t *testing.T) {
 	status, out = handover(t, state, 0, "--lun=1", "--finish")
 	require.Zero(t, status, out)
 	require.Contains(t, out, "the former one, "+first+", is fenced")
-	d.until("the log tells who is fenced", func() bool { return strings.Contains(d.Output(), first+", is fenced") })
-	require.Equal(t, targettest.StatusReservationConflict, do(t, from, targettest.Write10(1, 7, write(3))).Status, "the first one is fenced")
+	d.until("the log tells who is fenced",
+		func() bool { return strings.Contains(d.Output(), first+", is fenced") })
+	require.Equal(t, targettest.StatusReservationConflict,
+		do(t, from, targettest.Write10(1, 7, write(3))).Status, "the first one is fenced")
 	require.Equal(t, targettest.StatusReservationConflict, do(t, from, readBlock(1, 7)).Status)
 	require.Zero(t, do(t, to, targettest.Write10(1, 7, write(4))).Status)
 	require.Equal(t, write(4), do(t, to, readBlock(1, 7)).Data)
@@ -64,13 +69,15 @@ func TestHandoverOfALUN(t *testing.T) {
 	// The time is over and nobody has come: it stays where it is.
 	status, out = handover(t, state, 0, "--lun=1", "--to=iqn.2026-01.test:never", "--for=1ms")
 	require.Zero(t, status, out)
-	d.until("the time is over", func() bool { return strings.Contains(d.Output(), "the LUN stays with its owner") })
+	d.until("the time is over",
+		func() bool { return strings.Contains(d.Output(), "the LUN stays with its owner") })
 	require.Zero(t, do(t, to, targettest.Write10(1, 7, write(5))).Status)
 
-	// A refused --finish leaves the time as it is, so that the LUN does not stay open for good. Where the machine is so slow that the time is
-	// over before --finish comes, it has more time.
+	// A refused --finish leaves the time as it is, so that the LUN does not stay open for good.
+	// Where the machine is so slow that the time is over before --finish comes, it has more time.
 	for open := time.Second; ; open *= 2 {
-		status, out = handover(t, state, 0, "--lun=1", "--to=iqn.2026-01.test:never", "--for="+open.String())
+		status, out = handover(t, state, 0, "--lun=1", "--to=iqn.2026-01.test:never",
+			"--for="+open.String())
 		require.Zero(t, status, out)
 		ended := strings.Count(d.Output(), "and the LUN stays with its owner")
 		status, out = handover(t, state, 0, "--lun=1", "--finish")
@@ -79,18 +86,24 @@ func TestHandoverOfALUN(t *testing.T) {
 			continue
 		}
 		require.Contains(t, out, "not logged in")
-		d.until("that time is over too", func() bool { return strings.Count(d.Output(), "and the LUN stays with its owner") > ended })
+		d.until("that time is over too",
+			func() bool {
+				return strings.Count(d.Output(), "and the LUN stays with its owner") >
+					ended
+			})
 		break
 	}
 
 	// The time is over and the other one is there: that is the end of the first.
 	status, out = handover(t, state, 0, "--lun=1", "--to="+first, "--for=1ms")
 	require.Zero(t, status, out)
-	d.until("the former owner is fenced", func() bool { return strings.Contains(d.Output(), "the former owner is fenced") })
+	d.until("the former owner is fenced",
+		func() bool { return strings.Contains(d.Output(), "the former owner is fenced") })
 	require.Equal(t, targettest.StatusReservationConflict, do(t, to, readBlock(1, 7)).Status)
 	require.Equal(t, write(5), do(t, from, readBlock(1, 7)).Data)
 
-	for _, wrong := range [][]string{{"--lun=1"}, {"--to=" + second}, {"--lun=1", "--finish", "--cancel"}, {"--lun=1", "--finish", "--for=3s"}} {
+	for _, wrong := range [][]string{{"--lun=1"}, {"--to=" + second},
+		{"--lun=1", "--finish", "--cancel"}, {"--lun=1", "--finish", "--for=3s"}} {
 		status, out = handover(t, state, 0, wrong...)
 		require.Equal(t, 2, status, "%s: %s", wrong, out)
 	}
@@ -117,8 +130,8 @@ func TestHandoverOfALUN(t *testing.T) {
 	require.Contains(t, out, "no daemon answers")
 }
 
-// TestHandoverSurvivesARestart ends the daemon after a handover and during one. The initiator that logs in first afterwards, as the former
-// owner's does by itself, gets no more than it had.
+// TestHandoverSurvivesARestart ends the daemon after a handover and during one. The initiator that
+// logs in first afterwards, as the former owner's does by itself, gets no more than it had.
 func TestHandoverSurvivesARestart(t *testing.T) {
 	requireTools(t)
 	const first, second = "iqn.2026-01.test:source", "iqn.2026-01.test:destination"
@@ -133,7 +146,10 @@ func TestHandoverSurvivesARestart(t *testing.T) {
 				status, out := handover(t, c.stateDir, 0, append([]string{"--lun=1"}, args...)...)
 				require.Zero(t, status, out)
 			}
-			write := func(n *targettest.Session, b byte) any { return do(t, n, targettest.Write10(1, 7, block(7, b))).Status }
+			write := func(n *targettest.Session,
+				b byte) any {
+				return do(t, n, targettest.Write10(1, 7, block(7, b))).Status
+			}
 			d := start(t, c)
 			require.Zero(t, write(loginTo(t, d, first), 1))
 			to := loginTo(t, d, second)
@@ -144,8 +160,10 @@ func TestHandoverSurvivesARestart(t *testing.T) {
 
 			d = start(t, c)
 			from := loginTo(t, d, first)
-			require.Equal(t, targettest.StatusReservationConflict, write(from, 3), "it is back first")
-			require.Equal(t, targettest.StatusReservationConflict, do(t, from, readBlock(1, 7)).Status)
+			require.Equal(t, targettest.StatusReservationConflict, write(from, 3),
+				"it is back first")
+			require.Equal(t, targettest.StatusReservationConflict,
+				do(t, from, readBlock(1, 7)).Status)
 			require.Contains(t, d.get("/status"), first, "who is fenced")
 			to = loginTo(t, d, second)
 			require.Equal(t, block(7, 2), do(t, to, readBlock(1, 7)).Data)
@@ -174,12 +192,13 @@ func TestHandoverSurvivesARestart(t *testing.T) {
 				dir = c.env["PERSISTENT_DIR"]
 			}
 			var kept string
-			require.NoError(t, filepath.WalkDir(dir, func(path string, e os.DirEntry, err error) error {
-				if err == nil && e.Name() == "handover" {
-					kept = path
-				}
-				return err
-			}))
+			require.NoError(t,
+				filepath.WalkDir(dir, func(path string, e os.DirEntry, err error) error {
+					if err == nil && e.Name() == "handover" {
+						kept = path
+					}
+					return err
+				}))
 			require.NoError(t, os.Truncate(kept, 20))
 			_, err := tryStart(t, c)
 			require.ErrorContains(t, err, kept)
@@ -191,14 +210,19 @@ func TestHandoverSurvivesARestart(t *testing.T) {
 	}
 }
 
-// TestHandoverOnAFullVolume: that the guest has filled its volume is no reason not to let it go, and who lost it stays out.
+// TestHandoverOnAFullVolume: that the guest has filled its volume is no reason not to let it go,
+// and who lost it stays out.
 func TestHandoverOnAFullVolume(t *testing.T) {
 	requireTools(t)
 	const first, second = "iqn.2026-01.test:source", "iqn.2026-01.test:destination"
 	volume := t.TempDir()
 	mountTmpfs(t, volume, "8m")
-	c := config{diskDir: diskDir(t, 1<<20), stateDir: t.TempDir(), env: map[string]string{"PERSISTENT_DIR": volume}}
-	write := func(n *targettest.Session, b byte) any { return do(t, n, targettest.Write10(1, 7, block(7, b))).Status }
+	c := config{diskDir: diskDir(t, 1<<20), stateDir: t.TempDir(),
+		env: map[string]string{"PERSISTENT_DIR": volume}}
+	write := func(n *targettest.Session,
+		b byte) any {
+		return do(t, n, targettest.Write10(1, 7, block(7, b))).Status
+	}
 	d := start(t, c)
 	d.until("the disk is complete", func() bool { return d.complete(1) })
 	require.Zero(t, write(loginTo(t, d, first), 1))

@@ -24,18 +24,24 @@ import (
 	"kubevirt.io/disk/integration/peers"
 )
 
-// clientTimeout bounds every client; a client that hangs fails its test by name instead of the whole run.
+// clientTimeout bounds every client; a client that hangs fails its test by name instead of the
+// whole run.
 const clientTimeout = 60 * time.Second
 
 // requireToolsEnv makes a missing tool a failure instead of a skip.
 const requireToolsEnv = "KUBEVIRT_DISK_REQUIRE_TOOLS"
 
 var packageOf = map[string]string{
-	"iscsi-ls": "libiscsi-bin", "iscsi-inq": "libiscsi-bin", "iscsi-perf": "libiscsi-bin", "iscsi-readcapacity16": "libiscsi-bin",
-	"iscsi-test-cu": "libiscsi-bin", "qemu-img": "qemu-utils", "qemu-io": "qemu-utils", qemuISCSI: "qemu-block-extra", "tgtd": "tgt",
-	"libvirtd": "libvirt-daemon", qemuDriver: "libvirt-daemon-driver-qemu", "virsh": "libvirt-clients", "virt-xml-validate": "libvirt-clients",
-	"xmllint": "libxml2-utils", "qemu-system-x86_64": "qemu-system-x86", "apt-get": "apt", "bash": "bash", "dpkg-deb": "dpkg",
-	"buildah": "buildah", "podman": "podman", "runc": "runc", "e2fsck": "e2fsprogs", "debugfs": "e2fsprogs", "docker-registry": "docker-registry", "ip": "iproute2",
+	"iscsi-ls": "libiscsi-bin", "iscsi-inq": "libiscsi-bin", "iscsi-perf": "libiscsi-bin",
+	"iscsi-readcapacity16": "libiscsi-bin",
+	"iscsi-test-cu":        "libiscsi-bin", "qemu-img": "qemu-utils", "qemu-io": "qemu-utils",
+	qemuISCSI: "qemu-block-extra", "tgtd": "tgt",
+	"libvirtd": "libvirt-daemon", qemuDriver: "libvirt-daemon-driver-qemu",
+	"virsh": "libvirt-clients", "virt-xml-validate": "libvirt-clients",
+	"xmllint": "libxml2-utils", "qemu-system-x86_64": "qemu-system-x86", "apt-get": "apt",
+	"bash": "bash", "dpkg-deb": "dpkg",
+	"buildah": "buildah", "podman": "podman", "runc": "runc", "e2fsck": "e2fsprogs",
+	"debugfs": "e2fsprogs", "docker-registry": "docker-registry", "ip": "iproute2",
 	"qemu-aarch64": "qemu-user", "qemu-x86_64": "qemu-user",
 }
 
@@ -47,11 +53,13 @@ const qemuDriver = "libvirt's QEMU driver"
 
 // modulesOf are the places of what is no program.
 var modulesOf = map[string][]string{
-	qemuISCSI:  {"/usr/lib/*/qemu/block-iscsi.so", "/usr/lib/qemu/block-iscsi.so"},
-	qemuDriver: {"/usr/lib/*/libvirt/connection-driver/libvirt_driver_qemu.so", "/usr/lib*/libvirt/connection-driver/libvirt_driver_qemu.so"},
+	qemuISCSI: {"/usr/lib/*/qemu/block-iscsi.so", "/usr/lib/qemu/block-iscsi.so"},
+	qemuDriver: {"/usr/lib/*/libvirt/connection-driver/libvirt_driver_qemu.so",
+		"/usr/lib*/libvirt/connection-driver/libvirt_driver_qemu.so"},
 }
 
-// requireTools skips the test when a tool is missing, or fails it when the environment asks for that.
+// requireTools skips the test when a tool is missing, or fails it when the environment asks for
+// that.
 func requireTools(t *testing.T, tools ...string) {
 	t.Helper()
 	if runtime.GOOS != "linux" {
@@ -85,7 +93,8 @@ func haveTool(tool string) bool {
 	return err == nil
 }
 
-// binary builds kubevirt-disk once per run and returns its path. Tests that run with the race detector test a binary that has it, too.
+// binary builds kubevirt-disk once per run and returns its path. Tests that run with the race
+// detector test a binary that has it, too.
 var binary = sync.OnceValues(func() (string, error) {
 	dir, err := os.MkdirTemp("", "kubevirt-disk-integration-")
 	if err != nil {
@@ -133,7 +142,8 @@ func newVolume(t *testing.T, dir string) string {
 	return volume
 }
 
-// daemon is a running kubevirt-disk. When its test ends it is stopped with SIGTERM, unless the test has done so.
+// daemon is a running kubevirt-disk. When its test ends it is stopped with SIGTERM, unless the test
+// has done so.
 type daemon struct {
 	*peers.Daemon
 	t       *testing.T
@@ -159,7 +169,8 @@ func tryStart(t *testing.T, c config) (*daemon, error) {
 	if c.stateDir == "" {
 		c.stateDir = t.TempDir()
 	}
-	started, err := peers.StartDaemon(peers.DaemonOptions{Binary: c.binary, DiskDir: c.diskDir, StateDir: c.stateDir, Env: c.env, Args: c.args})
+	started, err := peers.StartDaemon(peers.DaemonOptions{Binary: c.binary, DiskDir: c.diskDir,
+		StateDir: c.stateDir, Env: c.env, Args: c.args})
 	if err != nil {
 		return nil, err
 	}
@@ -181,7 +192,8 @@ func lastLines(text string, n int) string {
 	return strings.Join(lines[max(0, len(lines)-n-1):], "")
 }
 
-// refused starts a daemon that must end at once, and returns its exit status and all that it printed.
+// refused starts a daemon that must end at once, and returns its exit status and all that it
+// printed.
 func refused(t *testing.T, c config) (int, string) {
 	t.Helper()
 	_, err := tryStart(t, c)
@@ -190,8 +202,8 @@ func refused(t *testing.T, c config) (int, string) {
 	return exit.Status, exit.Output
 }
 
-// stop ends the daemon with SIGTERM and checks what must hold at the end of every run: it drained and exited with 0, the ready file is
-// gone, and no panic was caught or printed.
+// stop ends the daemon with SIGTERM and checks what must hold at the end of every run: it drained
+// and exited with 0, the ready file is gone, and no panic was caught or printed.
 func (d *daemon) stop() {
 	d.t.Helper()
 	d.stopped = true
@@ -275,7 +287,8 @@ func (r result) String() string {
 
 // clientEnv is the environment of a client: nothing of ours, the given variables added.
 func clientEnv(extra ...string) []string {
-	return append([]string{"PATH=" + os.Getenv("PATH") + ":/usr/sbin", "LC_ALL=C.UTF-8", "HOME=" + os.TempDir()}, extra...)
+	return append([]string{"PATH=" + os.Getenv("PATH") + ":/usr/sbin", "LC_ALL=C.UTF-8",
+		"HOME=" + os.TempDir()}, extra...)
 }
 
 // client runs a client to its end.
@@ -313,7 +326,8 @@ func okEnv(t *testing.T, env []string, name string, args ...string) string {
 	return r.output
 }
 
-// secondLoopback is a portal on loopback beside 127.0.0.1, of the other address family where the machine has it.
+// secondLoopback is a portal on loopback beside 127.0.0.1, of the other address family where the
+// machine has it.
 func secondLoopback() string {
 	const six, four = "[::1]:0", "127.0.0.2:0"
 	l, err := net.Listen("tcp", six)
@@ -324,7 +338,8 @@ func secondLoopback() string {
 	return six
 }
 
-// freePortal returns a loopback address that nobody else gets by chance, for tests that start a daemon twice at the same one.
+// freePortal returns a loopback address that nobody else gets by chance, for tests that start a
+// daemon twice at the same one.
 func freePortal(t *testing.T) string {
 	t.Helper()
 	port, err := peers.FreePort()

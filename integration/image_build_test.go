@@ -30,22 +30,28 @@ func TestImageBuild(t *testing.T) {
 				}
 			}
 			id := instance(t, e, arch)
-			require.NoError(t, json.Unmarshal([]byte(e.ok(t, "podman", "image", "inspect", id)), &found))
+			require.NoError(t, json.Unmarshal([]byte(e.ok(t, "podman", "image", "inspect", id)),
+				&found))
 			require.Len(t, found, 1)
 			image := found[0]
 			require.Equal(t, "linux/"+arch, image.Os+"/"+image.Architecture)
-			require.Less(t, image.Size, int64(15<<20), "the binary has grown: does something keep text/template, and so every method?")
-			require.Equal(t, "107:107", image.Config.User, "a number, of which Kubernetes knows that it is not root")
+			require.Less(t, image.Size, int64(15<<20),
+				"the binary has grown: does something keep text/template, and so every method?")
+			require.Equal(t, "107:107", image.Config.User,
+				"a number, of which Kubernetes knows that it is not root")
 			require.Equal(t, []string{"/kubevirt-disk"}, image.Config.Entrypoint)
 			require.Equal(t, []string{"serve"}, image.Config.Cmd)
 			require.Equal(t, []string{"PATH=/bin"}, image.Config.Env)
-			require.Equal(t, []string{"CMD", "/kubevirt-disk", "healthcheck"}, image.Healthcheck.Test)
+			require.Equal(t, []string{"CMD", "/kubevirt-disk", "healthcheck"},
+				image.Healthcheck.Test)
 			require.Contains(t, image.Config.ExposedPorts, "3260/tcp")
 			require.Contains(t, image.Config.ExposedPorts, "9260/tcp")
-			for _, label := range []string{"title", "description", "documentation", "licenses", "vendor", "created", "revision", "version"} {
+			for _, label := range []string{"title", "description", "documentation", "licenses",
+				"vendor", "created", "revision", "version"} {
 				require.NotEmpty(t, image.Config.Labels["org.opencontainers.image."+label], label)
 			}
-			require.Regexp(t, `^[0-9a-f]{40}$`, image.Config.Labels["org.opencontainers.image.revision"])
+			require.Regexp(t, `^[0-9a-f]{40}$`,
+				image.Config.Labels["org.opencontainers.image.revision"])
 		}
 	})
 	t.Run("files", func(t *testing.T) {
@@ -57,22 +63,23 @@ func TestImageBuild(t *testing.T) {
 			link     string
 		}
 		found := map[string]file{}
-		require.NoError(t, filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
-			require.NoError(t, err)
-			info, err := entry.Info()
-			require.NoError(t, err)
-			stat := info.Sys().(*syscall.Stat_t)
-			one := file{mode: info.Mode(), uid: stat.Uid, gid: stat.Gid}
-			if info.Mode().Type() == fs.ModeSymlink {
-				one.mode = fs.ModeSymlink
-				one.link, err = os.Readlink(path)
+		require.NoError(t, filepath.WalkDir(root,
+			func(path string, entry fs.DirEntry, err error) error {
 				require.NoError(t, err)
-			}
-			if name := strings.TrimPrefix(path, root); name != "" {
-				found[name] = one
-			}
-			return nil
-		}))
+				info, err := entry.Info()
+				require.NoError(t, err)
+				stat := info.Sys().(*syscall.Stat_t)
+				one := file{mode: info.Mode(), uid: stat.Uid, gid: stat.Gid}
+				if info.Mode().Type() == fs.ModeSymlink {
+					one.mode = fs.ModeSymlink
+					one.link, err = os.Readlink(path)
+					require.NoError(t, err)
+				}
+				if name := strings.TrimPrefix(path, root); name != "" {
+					found[name] = one
+				}
+				return nil
+			}))
 		require.Equal(t, map[string]file{
 			"/kubevirt-disk":         {mode: 0o755},
 			"/entry-point.sh":        {mode: fs.ModeSymlink, link: "kubevirt-disk"},
@@ -92,17 +99,23 @@ func TestImageBuild(t *testing.T) {
 		t.Cleanup(func() { require.NoError(t, another.remove()) })
 		printed, err := another.makeImage("077")
 		require.NoError(t, err)
-		lines := regexp.MustCompile(`(?m)^linux/(amd64|arm64) +(sha256:[0-9a-f]{64}) +[0-9.]+MiB unpacked, [0-9.]+MiB in a registry$`).FindAllStringSubmatch(printed, -1)
+		lines := regexp.MustCompile(
+			`(?m)^linux/(amd64|arm64) +(sha256:[0-9a-f]{64}) +[0-9.]+MiB unpacked, [0-9.]+MiB in a registry$`).FindAllStringSubmatch(printed, -1)
 		require.Len(t, lines, 2, printed)
 		for i, instance := range manifests(t, e) {
-			require.Equal(t, []string{instance.Platform.Architecture, instance.Digest}, lines[i][1:])
+			require.Equal(t, []string{instance.Platform.Architecture, instance.Digest},
+				lines[i][1:])
 		}
 
-		// The build of another commit takes the place of this one, and what a user has built of this one stays.
+		// The build of another commit takes the place of this one, and what a user has built of
+		// this one stays.
 		context := t.TempDir()
 		makeRaw(t, filepath.Join(context, "disk.raw"), 1<<20)
 		user := another.buildFrom(t, context, "ADD --chmod=0444 disk.raw /disk/")
-		count := func() int { return len(strings.Fields(another.ok(t, "podman", "images", "--all", "--quiet"))) }
+		count := func() int {
+			return len(
+				strings.Fields(another.ok(t, "podman", "images", "--all", "--quiet")))
+		}
 		before := count()
 		_, err = another.makeImage("022", "VERSION=another")
 		require.NoError(t, err)
@@ -112,8 +125,10 @@ func TestImageBuild(t *testing.T) {
 		untilReady(t, c)
 		require.Zero(t, c.stop(t))
 
-		// The base image stays when the images that were made of it go, and when somebody tidies up.
-		another.ok(t, "podman", "rmi", another.buildFrom(t, context, "ADD --chmod=0444 disk.raw /disk/"))
+		// The base image stays when the images that were made of it go, and when somebody tidies
+		// up.
+		another.ok(t, "podman", "rmi", another.buildFrom(t, context, "ADD --chmod=0444 disk.raw "+
+			"/disk/"))
 		another.ok(t, "podman", "image", "prune", "--force")
 		another.buildFrom(t, context, "ADD --chmod=0444 disk.raw /disk/")
 	})
@@ -128,7 +143,8 @@ type manifest struct {
 func manifests(t *testing.T, e *engine) []manifest {
 	t.Helper()
 	var list struct{ Manifests []manifest }
-	require.NoError(t, json.Unmarshal([]byte(e.ok(t, "buildah", "manifest", "inspect", baseImage)), &list))
+	require.NoError(t, json.Unmarshal([]byte(e.ok(t, "buildah", "manifest", "inspect", baseImage)),
+		&list))
 	require.Len(t, list.Manifests, 2)
 	return list.Manifests
 }
@@ -168,14 +184,19 @@ func TestImageExamples(t *testing.T) {
 	// A mode that user 107 could not read: the Dockerfiles set another.
 	require.NoError(t, os.Chmod(at("fedora.qcow2"), 0o600))
 
-	// What iscsi-ls makes of 8 MiB, 1, 2, 10 and 100 GiB: it reckons with the address of the last block, and rounds down.
+	// What iscsi-ls makes of 8 MiB, 1, 2, 10 and 100 GiB: it reckons with the address of the last
+	// block, and rounds down.
 	sizes := map[string][]string{
-		"one": {"7M"}, "several": {"1023M", "1G", "9G"}, "boot-and-data": {"7M", "99G"}, "raw": {"7M"}, "containerdisk": {"7M"},
+		"one": {"7M"}, "several": {"1023M", "1G", "9G"}, "boot-and-data": {"7M", "99G"},
+		"raw": {"7M"}, "containerdisk": {"7M"},
 	}
-	// A containerDisk as KubeVirt has them: the image of user 107 in /disk, which nobody else may read.
-	require.NoError(t, os.WriteFile(at("containerdisk"), []byte("FROM scratch\nADD --chown=107:107 fedora.qcow2 /disk/\n"), 0o644))
+	// A containerDisk as KubeVirt has them: the image of user 107 in /disk, which nobody else may
+	// read.
+	require.NoError(t, os.WriteFile(at("containerdisk"),
+		[]byte("FROM scratch\nADD --chown=107:107 fedora.qcow2 /disk/\n"), 0o644))
 	options := map[string][]string{
-		"containerdisk": {"--build-arg", "CONTAINERDISK=localhost/" + e.build(t, context, at("containerdisk"))},
+		"containerdisk": {"--build-arg",
+			"CONTAINERDISK=localhost/" + e.build(t, context, at("containerdisk"))},
 	}
 	examples, err := filepath.Glob("../examples/images/*/Dockerfile")
 	require.NoError(t, err)
@@ -185,7 +206,8 @@ func TestImageExamples(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			image := e.build(t, context, dockerfile, options[name]...)
 			n := network{}
-			c := e.newContainer(t, image, append(withEnv(append(n.settings(), credential...)...), n.option()))
+			c := e.newContainer(t, image,
+				append(withEnv(append(n.settings(), credential...)...), n.option()))
 			c.start(t)
 			untilReady(t, c)
 			list := okEnv(t, chapClient, "iscsi-ls", "-s", "iscsi://"+n.portal(t, c))
@@ -214,8 +236,10 @@ func TestImageInspectedWhenBuilt(t *testing.T) {
 		"ADD --chmod=0400 disk.raw /disk/":           "cannot be read by user 107",
 	} {
 		dockerfile := filepath.Join(t.TempDir(), "Dockerfile")
-		require.NoError(t, os.WriteFile(dockerfile, []byte("FROM "+baseImage+"\n"+added+"\n"+inspect+"\n"), 0o644))
-		built := e.run(t, "buildah", "build", "--format", "docker", "--tag", "bad", "--file", dockerfile, context)
+		require.NoError(t, os.WriteFile(dockerfile,
+			[]byte("FROM "+baseImage+"\n"+added+"\n"+inspect+"\n"), 0o644))
+		built := e.run(t, "buildah", "build", "--format", "docker", "--tag", "bad", "--file",
+			dockerfile, context)
 		require.NotZero(t, built.status, "%s", built)
 		require.Contains(t, built.output, want)
 	}

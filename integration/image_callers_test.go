@@ -20,11 +20,15 @@ import (
 )
 
 // asWrapper is the command of the original wrapper's callers.
-func asWrapper(port string) string { return fmt.Sprintf(`--entrypoint=["/entry-point.sh",%q]`, port) }
+func asWrapper(port string) string {
+	return fmt.Sprintf(`--entrypoint=["/entry-point.sh",%q]`,
+		port)
+}
 
-// TestImageOriginalCallers starts containers as the controller of the first KubeVirt releases did: two disks in one pod, each with its
-// port as the command's argument and in the environment, a target name, a secret of 32 random bytes twice encoded, and
-// `cat /tmp/healthy` as readiness probe. Nothing else is set.
+// TestImageOriginalCallers starts containers as the controller of the first KubeVirt releases did:
+// two disks in one pod, each with its port as the command's argument and in the environment, a
+// target name, a secret of 32 random bytes twice encoded, and `cat /tmp/healthy` as readiness
+// probe. Nothing else is set.
 func TestImageOriginalCallers(t *testing.T) {
 	e := requireImages(t, "qemu-img", qemuISCSI)
 	image, source := oneDisk(t, e)
@@ -39,8 +43,10 @@ func TestImageOriginalCallers(t *testing.T) {
 	var first *container
 	for _, port := range []string{"3261", "3262"} {
 		wwn := "iqn.2017-01.io.kubevirt:disk-" + port
-		c := e.newContainer(t, image, append([]string{n.option(), asWrapper(port)}, withEnv("PORT="+port, "WWN="+wwn,
-			"USERNAME_BASE64="+base64.StdEncoding.EncodeToString([]byte(user)), "PASSWORD_BASE64="+base64.StdEncoding.EncodeToString([]byte(password)))...))
+		c := e.newContainer(t, image,
+			append([]string{n.option(), asWrapper(port)}, withEnv("PORT="+port, "WWN="+wwn,
+				"USERNAME_BASE64="+base64.StdEncoding.EncodeToString([]byte(user)),
+				"PASSWORD_BASE64="+base64.StdEncoding.EncodeToString([]byte(password)))...))
 		c.start(t)
 		untilReady(t, c)
 		if first == nil {
@@ -48,34 +54,45 @@ func TestImageOriginalCallers(t *testing.T) {
 		}
 		require.Equal(t, "0.0.0.0:"+port, logged(c.log(t), "portal", "address"))
 		url := fmt.Sprintf("iscsi://%s%%%s@%s:%s/%s/1", user, password, n.host, port, wwn)
-		require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source, url), "identical")
+		require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source, url),
+			"identical")
 		if port == "3262" {
-			require.Contains(t, c.log(t), "no metrics and status pages: their port is taken", "the pod has one network")
-			require.Zero(t, c.exec(t, "kubevirt-disk", "healthcheck").status, "the ready file decides")
+			require.Contains(t, c.log(t), "no metrics and status pages: their port is taken",
+				"the pod has one network")
+			require.Zero(t, c.exec(t, "kubevirt-disk", "healthcheck").status,
+				"the ready file decides")
 			r := c.exec(t, "kubevirt-disk", "healthcheck", "--live")
-			require.NotZero(t, r.status, "what the other container's daemon says is not about this one")
+			require.NotZero(t, r.status, "what the other container's daemon says is not about "+
+				"this one")
 			require.Contains(t, r.output, "no page of the daemon in this container")
 			require.Zero(t, first.stop(t))
-			require.Zero(t, c.exec(t, "kubevirt-disk", "healthcheck").status, "nor is it, that there is none any more")
+			require.Zero(t, c.exec(t, "kubevirt-disk", "healthcheck").status,
+				"nor is it, that there is none any more")
 		}
 	}
 	t.Run("base64 wins, and without PORT it is 3260", func(t *testing.T) {
-		c := e.newContainer(t, image, append([]string{n.option(), `--entrypoint=["/entry-point.sh"]`}, withEnv("USERNAME=plain", "PASSWORD=a-plain-password",
-			"USERNAME_BASE64="+base64.StdEncoding.EncodeToString([]byte(testUser)), "PASSWORD_BASE64="+base64.StdEncoding.EncodeToString([]byte(testPassword)))...))
+		c := e.newContainer(t, image,
+			append([]string{n.option(), `--entrypoint=["/entry-point.sh"]`},
+				withEnv("USERNAME=plain", "PASSWORD=a-plain-password",
+					"USERNAME_BASE64="+base64.StdEncoding.EncodeToString([]byte(testUser)),
+					"PASSWORD_BASE64="+base64.StdEncoding.EncodeToString([]byte(testPassword)))...))
 		c.start(t)
 		untilReady(t, c)
 		ok(t, "qemu-img", "info", lunURL(n.host+":3260", 1))
 	})
 	t.Run("no image", func(t *testing.T) {
-		c := e.newContainer(t, baseImage, append([]string{"--network=none", asWrapper("3261")}, withEnv("USERNAME="+user, "PASSWORD="+password)...))
+		c := e.newContainer(t, baseImage,
+			append([]string{"--network=none", asWrapper("3261")},
+				withEnv("USERNAME="+user, "PASSWORD="+password)...))
 		c.start(t)
 		require.Equal(t, 1, c.wait(t))
 		require.Contains(t, c.log(t), "/disk")
 	})
 }
 
-// The original wrapper's defects, by their numbers in the list of its contract: 1 to 8 are below. 9, that "readonly" and "serial" are
-// lost in the XML of a domain, is not one of the image: package libvirt renders that, and tests it.
+// The original wrapper's defects, by their numbers in the list of its contract: 1 to 8 are below.
+// 9, that "readonly" and "serial" are lost in the XML of a domain, is not one of the image: package
+// libvirt renders that, and tests it.
 
 // TestWrapperDefect1 is that only one image was served, the last one by name, even if it was none.
 func TestWrapperDefect1(t *testing.T) {
@@ -86,28 +103,32 @@ func TestWrapperDefect1(t *testing.T) {
 	}
 	require.NoError(t, os.WriteFile(filepath.Join(context, "zz.txt"), []byte("notes\n"), 0o644))
 
-	stray := e.newContainer(t, e.buildFrom(t, context, "ADD a.raw b.raw zz.txt /disk/"), []string{"--network=none"})
+	stray := e.newContainer(t, e.buildFrom(t, context, "ADD a.raw b.raw zz.txt /disk/"),
+		[]string{"--network=none"})
 	stray.start(t)
 	require.Equal(t, 1, stray.wait(t))
 	require.Contains(t, stray.log(t), "zz.txt")
 
 	n := namespace(t)
-	both := e.newContainer(t, e.buildFrom(t, context, "ADD a.raw b.raw /disk/"), append(withEnv(credential...), n.option()))
+	both := e.newContainer(t, e.buildFrom(t, context, "ADD a.raw b.raw /disk/"),
+		append(withEnv(credential...), n.option()))
 	both.start(t)
 	untilReady(t, both)
 	for i, name := range []string{"a.raw", "b.raw"} {
-		require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", filepath.Join(context, name), lunURL(n.portal(t, both), i+1)), "identical")
+		require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw",
+			filepath.Join(context, name), lunURL(n.portal(t, both), i+1)), "identical")
 	}
 }
 
-// TestWrapperDefect2 is that the expanded file went into /disk: a restart in place converted the image again, and the guest's writes
-// were lost, or it took an old file for that of another image.
+// TestWrapperDefect2 is that the expanded file went into /disk: a restart in place converted the
+// image again, and the guest's writes were lost, or it took an old file for that of another image.
 func TestWrapperDefect2(t *testing.T) {
 	e := requireImages(t, "qemu-img", "qemu-io", qemuISCSI)
 	image, _ := oneDisk(t, e)
 	n := namespace(t)
 	work := emptyDir(t)
-	options := append(withEnv(credential...), n.option(), asWrapper("3260"), "--volume="+work+":/var/lib/kubevirt-disk")
+	options := append(withEnv(credential...), n.option(), asWrapper("3260"),
+		"--volume="+work+":/var/lib/kubevirt-disk")
 	c := e.newContainer(t, image, options)
 	c.start(t)
 	untilReady(t, c)
@@ -127,30 +148,35 @@ func TestWrapperDefect2(t *testing.T) {
 	other := e.newContainer(t, e.buildFrom(t, context, "ADD disk.qcow2 /disk"), options)
 	other.start(t)
 	untilReady(t, other)
-	require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source, lunURL(n.portal(t, other), 1)), "identical")
+	require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source,
+		lunURL(n.portal(t, other), 1)), "identical")
 }
 
 // changesBelow lists what a container has changed of its image in a directory.
 func changesBelow(t *testing.T, c *container, dir string) (changes []string) {
 	t.Helper()
 	for line := range strings.Lines(c.e.ok(t, "podman", "diff", c.name)) {
-		if _, path, _ := strings.Cut(strings.TrimSpace(line), " "); path == dir || strings.HasPrefix(path, dir+"/") {
+		if _, path, _ := strings.Cut(strings.TrimSpace(line), " "); path == dir ||
+			strings.HasPrefix(path, dir+"/") {
 			changes = append(changes, line)
 		}
 	}
 	return changes
 }
 
-// TestWrapperDefect3 is that a raw image was served in place, so that the first write had the union file system copy all of it.
+// TestWrapperDefect3 is that a raw image was served in place, so that the first write had the union
+// file system copy all of it.
 func TestWrapperDefect3(t *testing.T) {
 	e := requireImages(t, "qemu-io", qemuISCSI)
 	context := t.TempDir()
 	makeRaw(t, filepath.Join(context, "disk.raw"), 8<<20)
 	n := namespace(t)
-	c := e.newContainer(t, e.buildFrom(t, context, "ADD disk.raw /disk"), append(withEnv(credential...), n.option()))
+	c := e.newContainer(t, e.buildFrom(t, context, "ADD disk.raw /disk"),
+		append(withEnv(credential...), n.option()))
 	c.start(t)
 	untilReady(t, c)
-	ok(t, "qemu-io", "-f", "raw", "-c", "write -P 0x42 0 64k", "-c", "flush", lunURL(n.portal(t, c), 1))
+	ok(t, "qemu-io", "-f", "raw", "-c", "write -P 0x42 0 64k", "-c", "flush",
+		lunURL(n.portal(t, c), 1))
 	require.Empty(t, changesBelow(t, c, "/disk"))
 	require.NotEmpty(t, changesBelow(t, c, "/var/lib/kubevirt-disk"))
 }
@@ -159,8 +185,10 @@ func TestWrapperDefect3(t *testing.T) {
 func TestWrapperDefect4(t *testing.T) {
 	e := requireImages(t, "qemu-img")
 	image, _ := oneDisk(t, e)
-	for _, half := range [][]string{{"USERNAME=guest"}, {"USERNAME_BASE64=Z3Vlc3Q="}, {"USERNAME=guest", "PASSWORD="}} {
-		c := e.newContainer(t, image, append([]string{"--network=none", asWrapper("3260")}, withEnv(half...)...))
+	for _, half := range [][]string{{"USERNAME=guest"}, {"USERNAME_BASE64=Z3Vlc3Q="},
+		{"USERNAME=guest", "PASSWORD="}} {
+		c := e.newContainer(t, image,
+			append([]string{"--network=none", asWrapper("3260")}, withEnv(half...)...))
 		c.start(t)
 		require.Equal(t, 2, c.wait(t))
 		require.Contains(t, c.log(t), "PASSWORD")
@@ -168,18 +196,22 @@ func TestWrapperDefect4(t *testing.T) {
 	}
 }
 
-// TestWrapperDefect5 is that logins were accepted before the account was bound to the target, and that the password stood on a command
-// line. An initiator without a credential tries from the start on, so that it is the first whom the target answers.
+// TestWrapperDefect5 is that logins were accepted before the account was bound to the target, and
+// that the password stood on a command line. An initiator without a credential tries from the start
+// on, so that it is the first whom the target answers.
 func TestWrapperDefect5(t *testing.T) {
 	e := requireImages(t, "qemu-img", "iscsi-ls")
 	image, _ := oneDisk(t, e)
 	n := namespace(t)
-	options := append(withEnv("USERNAME="+testUser, "PASSWORD="+testPassword), n.option(), asWrapper("3260"))
+	options := append(withEnv("USERNAME="+testUser, "PASSWORD="+testPassword), n.option(),
+		asWrapper("3260"))
 	c := e.newContainer(t, image, append(options, hardened[1:]...))
 	address, err := net.ResolveTCPAddr("tcp", n.host+":3260")
 	require.NoError(t, err)
 	intrude := func() (refused bool, err error) {
-		s, err := targettest.Login(address, targettest.LoginOptions{Initiator: "iqn.2026-01.test:early", Target: peers.DefaultTarget})
+		s, err := targettest.Login(address,
+			targettest.LoginOptions{Initiator: "iqn.2026-01.test:early",
+				Target: peers.DefaultTarget})
 		if err == nil {
 			_ = s.Close()
 		}
@@ -207,21 +239,26 @@ func TestWrapperDefect5(t *testing.T) {
 	require.NotContains(t, c.log(t), testPassword)
 }
 
-// TestWrapperDefect6 is a readiness that was a fixed sleep, after the whole image had been converted. Here the probe says yes when a login
-// works and the data is right, which does not wait for the image to be copied.
+// TestWrapperDefect6 is a readiness that was a fixed sleep, after the whole image had been
+// converted. Here the probe says yes when a login works and the data is right, which does not wait
+// for the image to be copied.
 func TestWrapperDefect6(t *testing.T) {
 	e := requireImages(t, "qemu-img", qemuISCSI)
 	image, source := oneDisk(t, e)
 	for _, mode := range []string{"clone", "copy-on-write"} {
 		t.Run(mode, func(t *testing.T) {
 			n := namespace(t)
-			c := e.newContainer(t, image, append(withEnv(append([]string{"COPY_MODE=" + mode}, credential...)...), n.option(), asWrapper("3260")))
+			c := e.newContainer(t, image,
+				append(withEnv(append([]string{"COPY_MODE=" + mode}, credential...)...), n.option(),
+					asWrapper("3260")))
 			c.start(t)
 			untilReady(t, c)
-			require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source, lunURL(n.portal(t, c), 1)), "identical")
+			require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source,
+				lunURL(n.portal(t, c), 1)), "identical")
 			require.Equal(t, "ready\n", c.exec(t, "cat", "/tmp/healthy").output)
 			if mode == "copy-on-write" {
-				require.Contains(t, page(t, "http://"+n.host+":9260/metrics"), `kubevirt_disk_image_copied_bytes{image="disk.qcow2",lun="1"} 0`)
+				require.Contains(t, page(t, "http://"+n.host+":9260/metrics"),
+					`kubevirt_disk_image_copied_bytes{image="disk.qcow2",lun="1"} 0`)
 			}
 			require.Zero(t, c.stop(t))
 			left := filepath.Join(e.ok(t, "podman", "mount", c.name), "tmp", "healthy")
@@ -241,8 +278,8 @@ func page(t *testing.T, url string) string {
 	return string(body)
 }
 
-// TestWrapperDefect7 is that the format was guessed without limits: an image could exhaust memory or disk, or name a file of the host as
-// its backing file.
+// TestWrapperDefect7 is that the format was guessed without limits: an image could exhaust memory
+// or disk, or name a file of the host as its backing file.
 func TestWrapperDefect7(t *testing.T) {
 	e := requireImages(t, "qemu-img")
 	for _, c := range []struct {
@@ -251,10 +288,12 @@ func TestWrapperDefect7(t *testing.T) {
 		says string
 	}{
 		{"a backing file of the host", func(t *testing.T, path string) {
-			ok(t, "qemu-img", "create", "-q", "-u", "-f", "qcow2", "-b", "/etc/passwd", "-F", "raw", path, "1M")
+			ok(t, "qemu-img", "create", "-q", "-u", "-f", "qcow2", "-b", "/etc/passwd", "-F", "raw",
+				path, "1M")
 		}, "/etc/passwd"},
 		{"a backing file outside the directory", func(t *testing.T, path string) {
-			ok(t, "qemu-img", "create", "-q", "-u", "-f", "qcow2", "-b", "../kubevirt-disk", "-F", "raw", path, "1M")
+			ok(t, "qemu-img", "create", "-q", "-u", "-f", "qcow2", "-b", "../kubevirt-disk", "-F",
+				"raw", path, "1M")
 		}, "../kubevirt-disk"},
 		{"a raw file that begins as a qcow2", func(t *testing.T, path string) {
 			header := append([]byte("QFI\xfb\x00\x00\x00\x03"), make([]byte, 1<<20-8)...)
@@ -277,7 +316,8 @@ func TestWrapperDefect7(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			context := t.TempDir()
 			c.make(t, filepath.Join(context, "disk.qcow2"))
-			options := append(withEnv(credential...), "--network=none", "--tmpfs=/var/lib/kubevirt-disk:size=1m", "--memory=256m")
+			options := append(withEnv(credential...), "--network=none",
+				"--tmpfs=/var/lib/kubevirt-disk:size=1m", "--memory=256m")
 			s := e.newContainer(t, e.buildFrom(t, context, "ADD disk.qcow2 /disk"), options)
 			s.start(t)
 			require.Equal(t, 1, s.wait(t))

@@ -16,7 +16,8 @@ import (
 	"kubevirt.io/disk/integration/peers"
 )
 
-// registry starts a container registry on a free loopback port, which ends with the test, and returns its address.
+// registry starts a container registry on a free loopback port, which ends with the test, and
+// returns its address.
 func registry(t *testing.T) string {
 	t.Helper()
 	port, err := peers.FreePort()
@@ -24,7 +25,8 @@ func registry(t *testing.T) string {
 	address := fmt.Sprintf("127.0.0.1:%d", port)
 	dir := t.TempDir()
 	config := filepath.Join(dir, "config.yml")
-	require.NoError(t, os.WriteFile(config, []byte(fmt.Sprintf("version: 0.1\nlog: {level: error}\nstorage: {filesystem: {rootdirectory: %q}}\nhttp: {addr: %q}\n",
+	require.NoError(t, os.WriteFile(config, []byte(fmt.Sprintf("version: 0.1\nlog: {level: "+
+		"error}\nstorage: {filesystem: {rootdirectory: %q}}\nhttp: {addr: %q}\n",
 		filepath.Join(dir, "data"), address)), 0o644))
 	cmd := exec.Command("docker-registry", "serve", config)
 	cmd.Env = clientEnv()
@@ -43,19 +45,23 @@ func registry(t *testing.T) string {
 	return address
 }
 
-// TestImageRegistry pushes the base image to a registry, as `make image` says to, and has another machine's storage, which has never seen
-// it, build a user's image from there, push that, and a third one run it.
+// TestImageRegistry pushes the base image to a registry, as `make image` says to, and has another
+// machine's storage, which has never seen it, build a user's image from there, push that, and a
+// third one run it.
 func TestImageRegistry(t *testing.T) {
 	e := requireImages(t, "docker-registry", "iscsi-ls", "qemu-img")
 	address := registry(t)
 	remote := address + "/" + baseImage
-	e.ok(t, "buildah", "manifest", "push", "--all", "--tls-verify=false", baseImage, "docker://"+remote)
+	e.ok(t, "buildah", "manifest", "push", "--all", "--tls-verify=false", baseImage,
+		"docker://"+remote)
 	for _, m := range manifests(t, e) {
 		// What the registry has is what `make image` has printed.
-		answer, err := http.Head("http://" + address + "/v2/" + strings.TrimSuffix(baseImage, ":disk") + "/manifests/" + m.Digest)
+		answer, err := http.Head("http://" + address + "/v2/" +
+			strings.TrimSuffix(baseImage, ":disk") + "/manifests/" + m.Digest)
 		require.NoError(t, err)
 		require.NoError(t, answer.Body.Close())
-		require.Equal(t, http.StatusOK, answer.StatusCode, "%s in the registry", m.Platform.Architecture)
+		require.Equal(t, http.StatusOK, answer.StatusCode, "%s in the registry",
+			m.Platform.Architecture)
 	}
 
 	elsewhere := func() *engine {
@@ -67,16 +73,19 @@ func TestImageRegistry(t *testing.T) {
 	context := t.TempDir()
 	makeRaw(t, filepath.Join(context, "disk.raw"), 4<<20)
 	dockerfile := filepath.Join(context, "Dockerfile")
-	require.NoError(t, os.WriteFile(dockerfile, []byte("FROM "+remote+"\nADD disk.raw /disk/\n"), 0o644))
+	require.NoError(t, os.WriteFile(dockerfile, []byte("FROM "+remote+"\nADD disk.raw /disk/\n"),
+		0o644))
 	user := address + "/my-disk:1"
 	builder := elsewhere()
-	builder.ok(t, "buildah", "build", "--quiet", "--format", "docker", "--tls-verify=false", "--tag", user, context)
+	builder.ok(t, "buildah", "build", "--quiet", "--format", "docker", "--tls-verify=false",
+		"--tag", user, context)
 	builder.ok(t, "buildah", "push", "--tls-verify=false", user)
 
 	node := elsewhere()
 	node.ok(t, "podman", "pull", "--quiet", "--tls-verify=false", user)
 	n := network{}
-	c := node.newContainer(t, user, append(withEnv(append(n.settings(), credential...)...), n.option()))
+	c := node.newContainer(t, user,
+		append(withEnv(append(n.settings(), credential...)...), n.option()))
 	c.start(t)
 	untilReady(t, c)
 	require.Contains(t, okEnv(t, chapClient, "iscsi-ls", "-s", "iscsi://"+n.portal(t, c)), "Lun:1 ")

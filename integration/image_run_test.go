@@ -12,7 +12,8 @@ import (
 )
 
 // chapClient is the tests' credential as libiscsi's tools take it.
-var chapClient = []string{"LIBISCSI_CHAP_USERNAME=" + testUser, "LIBISCSI_CHAP_PASSWORD=" + testPassword}
+var chapClient = []string{"LIBISCSI_CHAP_USERNAME=" + testUser,
+	"LIBISCSI_CHAP_PASSWORD=" + testPassword}
 
 // credential is the same as the daemon takes it.
 var credential = []string{"CHAP_USERNAME=" + testUser, "CHAP_PASSWORD=" + testPassword}
@@ -20,7 +21,8 @@ var credential = []string{"CHAP_USERNAME=" + testUser, "CHAP_PASSWORD=" + testPa
 // hardened are the options of a container that may do nothing that it does not need.
 var hardened = []string{"--read-only", "--cap-drop=all", "--security-opt=no-new-privileges"}
 
-// oneDisk builds an image with one compressed qcow2, and returns its name and a raw file of the same content.
+// oneDisk builds an image with one compressed qcow2, and returns its name and a raw file of the
+// same content.
 func oneDisk(t *testing.T, e *engine) (image, source string) {
 	t.Helper()
 	context := t.TempDir()
@@ -30,8 +32,9 @@ func oneDisk(t *testing.T, e *engine) (image, source string) {
 	return e.buildFrom(t, context, "ADD disk.qcow2 /disk"), source
 }
 
-// TestImageContainers runs a user's image with podman and with runc, in the host's network and in one of its own, hardened, with a
-// volume as work directory: it is logged in to with CHAP, stopped with SIGTERM, and started again with its writes kept.
+// TestImageContainers runs a user's image with podman and with runc, in the host's network and in
+// one of its own, hardened, with a volume as work directory: it is logged in to with CHAP, stopped
+// with SIGTERM, and started again with its writes kept.
 func TestImageContainers(t *testing.T) {
 	e := requireImages(t, "qemu-img", "qemu-io", "iscsi-ls", "iscsi-inq", qemuISCSI)
 	image, source := oneDisk(t, e)
@@ -40,7 +43,8 @@ func TestImageContainers(t *testing.T) {
 		runc bool
 		own  bool // network
 	}{
-		{"podman", false, false}, {"podman in its own network", false, true}, {"runc", true, false}, {"runc in its own network", true, true},
+		{"podman", false, false}, {"podman in its own network", false, true}, {"runc", true, false},
+		{"runc in its own network", true, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var n network
@@ -50,32 +54,39 @@ func TestImageContainers(t *testing.T) {
 			work := emptyDir(t)
 			again := func() sandbox {
 				if c.runc {
-					return e.newBundle(t, image, work, n.path, append(n.settings(), credential...)...)
+					return e.newBundle(t, image, work, n.path,
+						append(n.settings(), credential...)...)
 				}
-				options := append([]string{n.option(), "--volume=" + work + ":/var/lib/kubevirt-disk"}, hardened...)
-				return e.newContainer(t, image, append(options, withEnv(append(n.settings(), credential...)...)...))
+				options := append([]string{n.option(),
+					"--volume=" + work + ":/var/lib/kubevirt-disk"}, hardened...)
+				return e.newContainer(t, image,
+					append(options, withEnv(append(n.settings(), credential...)...)...))
 			}
 			s := again()
 			s.start(t)
 			untilReady(t, s)
 			confined(t, s)
 			portal := n.portal(t, s)
-			for _, env := range [][]string{nil, {"LIBISCSI_CHAP_USERNAME=" + testUser, "LIBISCSI_CHAP_PASSWORD=not-the-password"}} {
+			for _, env := range [][]string{nil,
+				{"LIBISCSI_CHAP_USERNAME=" + testUser, "LIBISCSI_CHAP_PASSWORD=not-the-password"}} {
 				require.NotZero(t, client(t, env, "iscsi-ls", "iscsi://"+portal).status)
 			}
 			require.Contains(t, okEnv(t, chapClient, "iscsi-ls", "-s", "iscsi://"+portal), "Lun:1 ")
-			require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source, lunURL(portal, 1)), "identical")
+			require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source,
+				lunURL(portal, 1)), "identical")
 			ok(t, "qemu-io", "-f", "raw", "-c", "write -P 0x77 1M 1M", lunURL(portal, 1))
 			serial := logged(s.log(t), "serving a LUN", "serial")
 			require.Zero(t, s.exec(t, "kubevirt-disk", "healthcheck").status)
 			require.Zero(t, s.stop(t))
 			require.NotEmpty(t, logged(s.log(t), "stopped", "time"), s.log(t))
 
-			// The same container, and then another one with the same volume, which is what Kubernetes starts.
+			// The same container, and then another one with the same volume, which is what
+			// Kubernetes starts.
 			for _, next := range []sandbox{s, again()} {
 				next.start(t)
 				untilReady(t, next)
-				ok(t, "qemu-io", "-r", "-f", "raw", "-c", "read -P 0x77 1M 1M", lunURL(n.portal(t, next), 1))
+				ok(t, "qemu-io", "-r", "-f", "raw", "-c", "read -P 0x77 1M 1M",
+					lunURL(n.portal(t, next), 1))
 				require.Equal(t, serial, logged(next.log(t), "serving a LUN", "serial"))
 				require.Zero(t, next.stop(t))
 			}
@@ -83,7 +94,8 @@ func TestImageContainers(t *testing.T) {
 	}
 }
 
-// confined looks at the process from outside: user, capabilities, new privileges, and no secret on the command line.
+// confined looks at the process from outside: user, capabilities, new privileges, and no secret on
+// the command line.
 func confined(t *testing.T, s sandbox) {
 	t.Helper()
 	proc := filepath.Join("/proc", s.pid(t))
@@ -105,18 +117,21 @@ func confined(t *testing.T, s sandbox) {
 	require.Equal(t, "/kubevirt-disk\x00serve\x00", string(line))
 }
 
-// TestImageOfAnyUser runs the image as platforms do that give containers a user of their own choice, without a volume: OpenShift takes
-// any number and group 0. The health check of the image is asked as well.
+// TestImageOfAnyUser runs the image as platforms do that give containers a user of their own
+// choice, without a volume: OpenShift takes any number and group 0. The health check of the image
+// is asked as well.
 func TestImageOfAnyUser(t *testing.T) {
 	e := requireImages(t, "qemu-img", "iscsi-ls")
 	image, _ := oneDisk(t, e)
 	for _, user := range []string{"1000650000:0", "1234:1234"} {
 		t.Run(user, func(t *testing.T) {
 			n := namespace(t)
-			c := e.newContainer(t, image, append(withEnv(credential...), n.option(), "--user="+user, "--cap-drop=all"))
+			c := e.newContainer(t, image,
+				append(withEnv(credential...), n.option(), "--user="+user, "--cap-drop=all"))
 			c.start(t)
 			untilReady(t, c)
-			require.Contains(t, okEnv(t, chapClient, "iscsi-ls", "-s", "iscsi://"+n.portal(t, c)), "Lun:1 ")
+			require.Contains(t, okEnv(t, chapClient, "iscsi-ls", "-s", "iscsi://"+n.portal(t, c)),
+				"Lun:1 ")
 			e.ok(t, "podman", "healthcheck", "run", c.name)
 			require.Equal(t, "healthy", c.inspect(t, "{{.State.Health.Status}}"))
 			require.Zero(t, c.stop(t))
@@ -124,8 +139,8 @@ func TestImageOfAnyUser(t *testing.T) {
 	}
 }
 
-// TestImagesThatShareAWorkDirectory runs two containers on one volume. The control socket is that of the first: a handover in the second must
-// not hand over a LUN of the first.
+// TestImagesThatShareAWorkDirectory runs two containers on one volume. The control socket is that
+// of the first: a handover in the second must not hand over a LUN of the first.
 func TestImagesThatShareAWorkDirectory(t *testing.T) {
 	e := requireImages(t, "qemu-img")
 	first, source := oneDisk(t, e)
@@ -135,7 +150,9 @@ func TestImagesThatShareAWorkDirectory(t *testing.T) {
 	shared := t.TempDir()
 	require.NoError(t, os.Chmod(shared, 0o777))
 	run := func(image string, variables ...string) *container {
-		c := e.newContainer(t, image, append(withEnv(variables...), "--network=none", "--volume="+shared+":/var/lib/kubevirt-disk"))
+		c := e.newContainer(t, image,
+			append(withEnv(variables...), "--network=none",
+				"--volume="+shared+":/var/lib/kubevirt-disk"))
 		c.start(t)
 		untilReady(t, c)
 		return c
@@ -169,14 +186,16 @@ func TestImageWarnsOfNoVolume(t *testing.T) {
 	volatile := func(dir string) bool {
 		var st unix.Statfs_t
 		require.NoError(t, unix.Statfs(dir, &st))
-		return slices.Contains([]int64{unix.OVERLAYFS_SUPER_MAGIC, unix.TMPFS_MAGIC, unix.RAMFS_MAGIC}, int64(st.Type))
+		return slices.Contains([]int64{unix.OVERLAYFS_SUPER_MAGIC, unix.TMPFS_MAGIC,
+			unix.RAMFS_MAGIC}, int64(st.Type))
 	}
 	places := []struct {
 		option string
 		warns  bool
 	}{{"--tmpfs=/data:mode=1777", true}, {"--volume=" + volume + ":/data", volatile(volume)}}
 	for _, place := range places {
-		c := e.newContainer(t, image, append(withEnv("PERSISTENT_DIR=/data"), "--network=none", place.option))
+		c := e.newContainer(t, image,
+			append(withEnv("PERSISTENT_DIR=/data"), "--network=none", place.option))
 		c.start(t)
 		untilReady(t, c)
 		require.Equal(t, place.warns, strings.Contains(c.log(t), warning), place.option)
@@ -185,12 +204,15 @@ func TestImageWarnsOfNoVolume(t *testing.T) {
 	c := e.newContainer(t, image, append(withEnv("PERSISTENT_DIR=/tmp"), "--network=none"))
 	c.start(t)
 	untilReady(t, c)
-	// With the storage driver vfs the container's own layer is a directory of the machine like any other.
-	require.Equal(t, storageDriver(e.dir) == "overlay" || volatile(e.dir), strings.Contains(c.log(t), warning))
+	// With the storage driver vfs the container's own layer is a directory of the machine like any
+	// other.
+	require.Equal(t, storageDriver(e.dir) == "overlay" || volatile(e.dir),
+		strings.Contains(c.log(t), warning))
 	require.Zero(t, c.stop(t))
 }
 
-// TestImageSaysWhatIsMissing starts images that cannot work as they are: each ends with a status and a message that says what to do.
+// TestImageSaysWhatIsMissing starts images that cannot work as they are: each ends with a status
+// and a message that says what to do.
 func TestImageSaysWhatIsMissing(t *testing.T) {
 	e := requireImages(t, "qemu-img")
 	image, _ := oneDisk(t, e)
@@ -206,11 +228,16 @@ func TestImageSaysWhatIsMissing(t *testing.T) {
 		status      int
 		says        []string
 	}{
-		{"no image", baseImage, nil, 1, []string{"no disk image in", "/disk", "add a qcow2 or raw image"}},
-		{"an image that only root can read", unreadable, nil, 1, []string{"disk.raw", "user 107", "ADD --chmod=0444"}},
-		{"no volume for the disks", image, []string{"--read-only"}, 1, []string{"/var/lib/kubevirt-disk", "read-only", "mount a volume", "user 107"}},
-		{"no /tmp", image, []string{"--read-only", "--read-only-tmpfs=false"}, 1, []string{"/tmp/healthy", "mount a volume", "READY_FILE"}},
-		{"half a credential", image, withEnv("CHAP_USERNAME=" + testUser), 2, []string{"CHAP_PASSWORD"}},
+		{"no image", baseImage, nil, 1, []string{"no disk image in", "/disk", "add a qcow2 or " +
+			"raw image"}},
+		{"an image that only root can read", unreadable, nil, 1,
+			[]string{"disk.raw", "user 107", "ADD --chmod=0444"}},
+		{"no volume for the disks", image, []string{"--read-only"}, 1,
+			[]string{"/var/lib/kubevirt-disk", "read-only", "mount a volume", "user 107"}},
+		{"no /tmp", image, []string{"--read-only", "--read-only-tmpfs=false"}, 1,
+			[]string{"/tmp/healthy", "mount a volume", "READY_FILE"}},
+		{"half a credential", image, withEnv("CHAP_USERNAME=" + testUser), 2,
+			[]string{"CHAP_PASSWORD"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := e.newContainer(t, c.image, append([]string{"--network=none"}, c.options...))

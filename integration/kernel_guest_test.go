@@ -21,8 +21,9 @@ const (
 	guestCommand = 8 * time.Minute
 )
 
-// kernelGuest is a running guest with the kernel's initiator, udev and the tools of a person who debugs. The host's loopback
-// addresses are reached under their own names, so that an address that the daemon tells in a discovery is good in the guest.
+// kernelGuest is a running guest with the kernel's initiator, udev and the tools of a person who
+// debugs. The host's loopback addresses are reached under their own names, so that an address that
+// the daemon tells in a discovery is good in the guest.
 type kernelGuest struct {
 	*guest.Machine
 	prelude string // put before every script: variables
@@ -49,8 +50,9 @@ iscsid
 dmesg -C
 `
 
-// readAhead lets the guest read little ahead. The TCP of QEMU's user network knows windows of 64 KiB at most, and stalls for 5 seconds when
-// one has been closed, which takes more data on the way than that.
+// readAhead lets the guest read little ahead. The TCP of QEMU's user network knows windows of 64
+// KiB at most, and stalls for 5 seconds when one has been closed, which takes more data on the way
+// than that.
 const readAhead = `ACTION=="add", SUBSYSTEM=="block", KERNEL=="sd*[!0-9]", ATTR{queue/read_ahead_kb}="16"
 `
 
@@ -79,7 +81,8 @@ func startKernelGuest(t *testing.T) *kernelGuest {
 	return &kernelGuest{Machine: m}
 }
 
-// run executes a script up to the first command that fails, and returns what it printed and its status.
+// run executes a script up to the first command that fails, and returns what it printed and its
+// status.
 func (g *kernelGuest) run(t *testing.T, script string, line func(string)) (string, int) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), guestCommand)
@@ -105,20 +108,22 @@ func (g *kernelGuest) refused(t *testing.T, script string) string {
 	return output
 }
 
-// commands returns the SCSI commands that the guest's kernel has sent since the last call, as its trace point prints them, such as
-// "UNMAP regions=1 raw=42 00 ...".
+// commands returns the SCSI commands that the guest's kernel has sent since the last call, as its
+// trace point prints them, such as "UNMAP regions=1 raw=42 00 ...".
 func (g *kernelGuest) commands(t *testing.T) []string {
 	t.Helper()
 	var list []string
-	for _, m := range regexp.MustCompile(`cmnd=\((.*)\)`).FindAllStringSubmatch(g.ok(t, "cat /sys/kernel/tracing/trace; : >/sys/kernel/tracing/trace"), -1) {
+	for _, m := range regexp.MustCompile(`cmnd=\((.*)\)`).FindAllStringSubmatch(
+		g.ok(t, "cat /sys/kernel/tracing/trace; : >/sys/kernel/tracing/trace"), -1) {
 		list = append(list, m[1])
 	}
 	return list
 }
 
-// about recognises how the kernel's messages about disks, file systems and iSCSI begin. Other warnings are about the kernel itself,
-// or about an emulated machine that waits for its processor.
-var about = regexp.MustCompile(`^ *(sd|scsi|iscsi|connection|session|EXT4|JBD2|Buffer I/O|I/O|blk|critical|device offline|Aborting)`)
+// about recognises how the kernel's messages about disks, file systems and iSCSI begin. Other
+// warnings are about the kernel itself, or about an emulated machine that waits for its processor.
+var about = regexp.MustCompile(
+	`^ *(sd|scsi|iscsi|connection|session|EXT4|JBD2|Buffer I/O|I/O|blk|critical|device offline|Aborting)`)
 
 // usual says nothing bad: the attention that a target establishes for each new session.
 const usual = "Power-on or device reset occurred"
@@ -127,7 +132,8 @@ const usual = "Power-on or device reset occurred"
 func (g *kernelGuest) warnings(t *testing.T) []string {
 	t.Helper()
 	var list []string
-	for line := range strings.Lines(g.ok(t, "dmesg --level=emerg,alert,crit,err,warn --notime; dmesg -C")) {
+	for line := range strings.Lines(g.ok(t, "dmesg --level=emerg,alert,crit,err,warn --notime; "+
+		"dmesg -C")) {
 		if about.MatchString(line) && !strings.Contains(line, usual) {
 			list = append(list, strings.TrimSpace(line))
 		}
@@ -172,7 +178,8 @@ func readDocument(t *testing.T, name string) *document {
 // section returns a section's only or n-th block.
 func (d *document) section(t *testing.T, heading string, n int) string {
 	t.Helper()
-	require.Greater(t, len(d.blocks[heading]), n, "the document has no such block under %q", heading)
+	require.Greater(t, len(d.blocks[heading]), n, "the document has no such block under %q",
+		heading)
 	delete(d.unused, heading)
 	return d.blocks[heading][n]
 }

@@ -32,8 +32,8 @@ func blank(t *testing.T, names ...string) string {
 	return dir
 }
 
-// TestKernelInitiator follows examples/iscsiadm.md in a guest with Debian's kernel, checks what that kernel makes of the LUNs, and
-// kills the daemon under it.
+// TestKernelInitiator follows examples/iscsiadm.md in a guest with Debian's kernel, checks what
+// that kernel makes of the LUNs, and kills the daemon under it.
 func TestKernelInitiator(t *testing.T) {
 	requireTools(t, "e2fsck", "debugfs")
 	k := &kernelTest{all: t, kernelGuest: startKernelGuest(t), doc: readDocument(t, "iscsiadm.md")}
@@ -102,7 +102,8 @@ func (k *kernelTest) disk(image string) string {
 // fileSystem partitions a LUN and uses it, as the document says.
 func (k *kernelTest) fileSystem(t *testing.T) {
 	k.serve(t, config{diskDir: blank(k.all, "disk.raw")})
-	require.Contains(t, k.follow(t, "Log in")[0], k.d.Portals[0]+",1 iqn.2017-01.io.kubevirt:wrapper\n")
+	require.Contains(t, k.follow(t, "Log in")[0],
+		k.d.Portals[0]+",1 iqn.2017-01.io.kubevirt:wrapper\n")
 	look := k.follow(t, "Look at it")[0]
 	require.Regexp(t, `(?m)^sda +256M disk +512 +4096 +4K +512M iscsi +0x3[0-9a-f]{15}$`, look)
 	require.Contains(t, look, "\nwrite back\n")
@@ -113,7 +114,8 @@ func (k *kernelTest) fileSystem(t *testing.T) {
 	full := allocated(t, k.disk("disk.raw"))
 	require.Greater(t, full, int64(8<<20), written)
 	require.Contains(t, k.ok(t, k.doc.section(t, "Use it", 1)), "trimmed")
-	require.Less(t, allocated(t, k.disk("disk.raw")), full+4<<20, "what was trimmed is still allocated")
+	require.Less(t, allocated(t, k.disk("disk.raw")), full+4<<20,
+		"what was trimmed is still allocated")
 
 	require.Contains(t, k.follow(t, "Look for changes")[0], "Rescanning session")
 	again := k.follow(t, "Log out, and log in again")
@@ -123,7 +125,8 @@ func (k *kernelTest) fileSystem(t *testing.T) {
 	e2fsck(t, k.disk("disk.raw")+"?offset=1048576", "-fn")
 }
 
-// detected checks what the kernel has found out about a LUN, and which commands it has used therefore.
+// detected checks what the kernel has found out about a LUN, and which commands it has used
+// therefore.
 func (k *kernelTest) detected(t *testing.T) {
 	k.serve(t, config{diskDir: blank(k.all, "disk.raw")})
 	k.follow(t, "Log in")
@@ -165,7 +168,8 @@ dd if=/dev/zero of=$DISK bs=4k count=1 conv=fsync
 echo "write back" | tee device/scsi_disk/*/cache_type
 test "$(cat queue/write_cache)" = "write back"`)
 
-	// What is written directly, discarded and zeroed in ranges of all sizes reads back as it should.
+	// What is written directly, discarded and zeroed in ranges of all sizes reads back as it
+	// should.
 	k.ok(t, `dd if=/dev/urandom of=/tmp/want bs=1M count=8
 dd if=/tmp/want of=$DISK bs=8M oflag=direct
 dd if=/tmp/want of=/tmp/odd bs=512 count=77
@@ -188,14 +192,16 @@ test "$(dd if=$DISK bs=32k count=256 iflag=direct | md5sum)" = "$(md5sum </tmp/w
 		"zeroing":                    `WRITE_SAME_16 .* unmap=0`,
 		"zeroing that frees storage": `WRITE_SAME_16 .* unmap=1`,
 	} {
-		require.True(t, regexp.MustCompile(pattern).MatchString(sent), "the kernel does not use %s: %s", what, pattern)
+		require.True(t, regexp.MustCompile(pattern).MatchString(sent),
+			"the kernel does not use %s: %s", what, pattern)
 	}
 	k.ok(t, "iscsiadm -m node -T $TARGET -p $PORTAL --logout; iscsiadm -m node -o delete")
 	require.Empty(t, k.warnings(t))
 }
 
-// second logs another initiator in while the first owns the LUN, as the destination of a migration does. It is refused the medium, but
-// learns of the write cache, so that it flushes when the first has left and the LUN has become its own.
+// second logs another initiator in while the first owns the LUN, as the destination of a migration
+// does. It is refused the medium, but learns of the write cache, so that it flushes when the first
+// has left and the LUN has become its own.
 func (k *kernelTest) second(t *testing.T) {
 	k.serve(t, config{diskDir: blank(k.all, "disk.raw")})
 	k.follow(t, "Log in")
@@ -207,7 +213,8 @@ iscsiadm -m node -o new -T $TARGET -p $PORTAL -I other
 iscsiadm -m node -T $TARGET -p $PORTAL -I other --login
 udevadm wait --settle --timeout=30 /sys/block/sdb`)
 	require.Equal(t, "write back\n", k.ok(t, "cat /sys/block/sdb/device/scsi_disk/*/cache_type"))
-	require.Contains(t, k.refused(t, "dd if=/dev/sdb bs=4k count=1 iflag=direct"), "Invalid exchange")
+	require.Contains(t, k.refused(t, "dd if=/dev/sdb bs=4k count=1 iflag=direct"),
+		"Invalid exchange")
 	k.ok(t, "iscsiadm -m node -T $TARGET -p $PORTAL -I default --logout")
 	k.commands(t)
 	k.ok(t, "dd if=/dev/urandom of=/dev/sdb bs=4k count=1 conv=fsync")
@@ -218,56 +225,66 @@ iscsiadm -m iface -I other -o delete`)
 	require.Contains(t, k.ok(t, "dmesg; dmesg -C"), "reservation conflict")
 }
 
-// chap logs in with and without credentials, right ones and wrong ones. It leaves the guest logged in to LUN 1 and 2, with mutual
-// CHAP and digests.
+// chap logs in with and without credentials, right ones and wrong ones. It leaves the guest logged
+// in to LUN 1 and 2, with mutual CHAP and digests.
 func (k *kernelTest) chap(t *testing.T) {
-	k.serve(t, config{diskDir: blank(k.all, "disk1.raw", "disk2.raw"), env: with(kernelCHAP, "LISTEN", freePortal(t))})
+	k.serve(t, config{diskDir: blank(k.all, "disk1.raw", "disk2.raw"),
+		env: with(kernelCHAP, "LISTEN", freePortal(t))})
 	discover := "iscsiadm -m discovery -t sendtargets -p $PORTAL"
 	require.Contains(t, k.refused(t, discover), "initiator failed authorization")
 	k.ok(t, "iscsiadm -m node -o new -T $TARGET -p $PORTAL")
 	login := "iscsiadm -m node -T $TARGET -p $PORTAL --login"
-	require.Contains(t, k.refused(t, login), "(24 - iSCSI login failed due to authorization failure)")
+	require.Contains(t, k.refused(t, login), "(24 - iSCSI login failed due to authorization "+
+		"failure)")
 	k.ok(t, "cp -p /etc/iscsi/iscsid.conf /tmp/iscsid.conf")
 	oneWay, mutual := k.doc.section(t, "With CHAP", 0), k.doc.section(t, "With mutual CHAP", 0)
-	require.Contains(t, k.refused(t, strings.ReplaceAll(oneWay, kernelCHAP["CHAP_PASSWORD"], "not-the-password")), "initiator failed authorization")
+	require.Contains(t, k.refused(t,
+		strings.ReplaceAll(oneWay, kernelCHAP["CHAP_PASSWORD"], "not-the-password")),
+		"initiator failed authorization")
 	k.ok(t, "cp -p /tmp/iscsid.conf /etc/iscsi/iscsid.conf")
 
 	k.ok(t, oneWay)
 	require.Contains(t, k.session(t), "username_in: <empty>")
-	require.Equal(t, "600\n", k.ok(t, "stat -c %a /etc/iscsi/nodes/$TARGET/*/default"), "others can read the secret")
+	require.Equal(t, "600\n", k.ok(t, "stat -c %a /etc/iscsi/nodes/$TARGET/*/default"),
+		"others can read the secret")
 
 	k.ok(t, "cp -p /etc/iscsi/iscsid.conf /tmp/iscsid.conf")
 	wrong := strings.ReplaceAll(mutual, kernelCHAP["CHAP_MUTUAL_PASSWORD"], "not-the-target")
-	require.Contains(t, k.refused(t, wrong), "received incorrect CHAP response from target", "the initiator does not refuse a target that cannot prove itself")
+	require.Contains(t, k.refused(t, wrong), "received incorrect CHAP response from target",
+		"the initiator does not refuse a target that cannot prove itself")
 	k.ok(t, "cp -p /tmp/iscsid.conf /etc/iscsi/iscsid.conf; "+login)
 	k.ok(t, mutual)
 	require.Contains(t, k.session(t), "username_in: wrapper")
 
 	require.Regexp(t, `HeaderDigest: CRC32C\s+DataDigest: CRC32C`, k.follow(t, "With digests")[0])
-	forwarded := k.doc.section(t, "Through a Service, a port-forward or other address translation", 0)
+	forwarded := k.doc.section(t, "Through a Service, a port-forward or other address translation",
+		0)
 	require.Contains(t, forwarded, "FORWARDED=127.0.0.1:3260\n")
 	out := k.ok(t, strings.Replace(forwarded, "127.0.0.1:3260", "10.0.2.2:"+k.d.Port(), 1))
 	require.Contains(t, out, "tcp: [")
-	for _, secret := range []string{kernelCHAP["CHAP_PASSWORD"], kernelCHAP["CHAP_MUTUAL_PASSWORD"]} {
+	for _, secret := range []string{kernelCHAP["CHAP_PASSWORD"],
+		kernelCHAP["CHAP_MUTUAL_PASSWORD"]} {
 		require.Contains(t, k.doc.text, "= "+secret+"\n")
 		require.NotContains(t, k.d.Output(), secret)
 	}
 	k.onlyLostConnections(t)
 }
 
-// onlyLostConnections checks that the kernel has complained of nothing but connections that the target has closed, and udev's reads
-// of a disk that a logout took away, of which it does not print all.
+// onlyLostConnections checks that the kernel has complained of nothing but connections that the
+// target has closed, and udev's reads of a disk that a logout took away, of which it does not print
+// all.
 func (k *kernelTest) onlyLostConnections(t *testing.T) {
 	t.Helper()
 	for _, warning := range k.warnings(t) {
-		require.Regexp(t, `^\w+: \d+ callbacks suppressed$|^ *connection\d+:0: detected conn error \(1020\)|^device offline error, dev \w+, sector \d+ op 0x0:\(READ\)|^Buffer I/O error on dev \w+, logical block \d+, async page read|^scsi [\d:]+: rejecting I/O to dead device$`, warning)
+		require.Regexp(t,
+			`^\w+: \d+ callbacks suppressed$|^ *connection\d+:0: detected conn error \(1020\)|^device offline error, dev \w+, sector \d+ op 0x0:\(READ\)|^Buffer I/O error on dev \w+, logical block \d+, async page read|^scsi [\d:]+: rejecting I/O to dead device$`, warning)
 	}
 }
 
 func (k *kernelTest) session(t *testing.T) string { return k.ok(t, "iscsiadm -m session -P 2") }
 
-// writer writes files, each synced before its name and sum are printed. Another one is written all the time, so that writes are
-// under way whenever the daemon goes.
+// writer writes files, each synced before its name and sum are printed. Another one is written all
+// the time, so that writes are under way whenever the daemon goes.
 const writer = `
 mkfs.ext4 -q -F $DISK
 mount $DISK /mnt
@@ -284,13 +301,17 @@ rm /tmp/load
 wait
 `
 
-// restarts kills and stops the daemon while the guest writes. The file system that the daemon has at the moment of its death is
-// sound and has every file that was synced before, and so has the one that the guest ends up with.
+// restarts kills and stops the daemon while the guest writes. The file system that the daemon has
+// at the moment of its death is sound and has every file that was synced before, and so has the one
+// that the guest ends up with.
 func (k *kernelTest) restarts(t *testing.T) {
 	k.follow(t, "When the daemon restarts")
 	copied := filepath.Join(t.TempDir(), "copy.raw")
 	var synced, before []string
-	restart := func() { k.serve(t, config{diskDir: k.config.diskDir, stateDir: k.config.stateDir, env: k.config.env}) }
+	restart := func() {
+		k.serve(t, config{diskDir: k.config.diskDir, stateDir: k.config.stateDir,
+			env: k.config.env})
+	}
 	output, status := k.run(t, writer, func(line string) {
 		sum, ok := strings.CutPrefix(line, "synced ")
 		if !ok {
@@ -301,7 +322,8 @@ func (k *kernelTest) restarts(t *testing.T) {
 		case 12:
 			k.d.kill()
 			before = synced[:12:12]
-			require.NoError(t, exec.Command("cp", "--sparse=always", k.disk("disk1.raw"), copied).Run())
+			require.NoError(t,
+				exec.Command("cp", "--sparse=always", k.disk("disk1.raw"), copied).Run())
 			restart()
 		case 24:
 			k.d.stop()
@@ -317,7 +339,8 @@ func (k *kernelTest) restarts(t *testing.T) {
 	e2fsck(t, copied, "-fn")
 	hasFiles(t, copied, before)
 
-	sums := k.ok(t, "umount /mnt\ne2fsck -fn $DISK\nmount -o ro $DISK /mnt\nmd5sum /mnt/file*\numount /mnt")
+	sums := k.ok(t, "umount /mnt\ne2fsck -fn $DISK\nmount -o ro $DISK /mnt\nmd5sum "+
+		"/mnt/file*\numount /mnt")
 	for _, sum := range synced {
 		name, want, _ := strings.Cut(sum, " ")
 		require.Contains(t, sums, want+"  /mnt/"+name+"\n")
@@ -352,13 +375,15 @@ iscsiadm -m node -T $TARGET -p $PORTAL --logout`)
 	e2fsck(t, k.disk("disk2.raw"), "-fn")
 }
 
-// e2fsck checks a file system; anything that it would mend fails the test. Replaying the journal is no mending.
+// e2fsck checks a file system; anything that it would mend fails the test. Replaying the journal is
+// no mending.
 func e2fsck(t *testing.T, device string, args ...string) {
 	t.Helper()
 	ok(t, "e2fsck", append(args, device)...)
 }
 
-// hasFiles checks files of an ext4 file system, each told as its name and MD5 sum, without mounting it.
+// hasFiles checks files of an ext4 file system, each told as its name and MD5 sum, without mounting
+// it.
 func hasFiles(t *testing.T, device string, sums []string) {
 	t.Helper()
 	for _, sum := range sums {

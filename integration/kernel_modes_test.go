@@ -13,8 +13,8 @@ import (
 // kernelModes are the LUNs of TestKernelOnEveryMode, in order.
 var kernelModes = []string{"copy-on-write", "copy-on-read", "clone", "none"}
 
-// TestKernelOnEveryMode has Linux run programs from a root file system on a LUN of each copy mode at once, write to it, and find
-// everything after the daemon was killed and started again.
+// TestKernelOnEveryMode has Linux run programs from a root file system on a LUN of each copy mode
+// at once, write to it, and find everything after the daemon was killed and started again.
 func TestKernelOnEveryMode(t *testing.T) {
 	requireTools(t, "mke2fs", "e2fsck", "qemu-img")
 	k := &kernelTest{all: t, kernelGuest: startKernelGuest(t), doc: readDocument(t, "iscsiadm.md")}
@@ -41,20 +41,25 @@ func TestKernelOnEveryMode(t *testing.T) {
 	k.serve(t, configOf(dir, settings, "", "LISTEN="+freePortal(t)))
 	k.follow(t, "Log in")
 
-	// A program of the file system runs from it: the guest puts its own there first, as it is static.
+	// A program of the file system runs from it: the guest puts its own there first, as it is
+	// static.
 	each := func(script string) string {
 		return `for n in 1 2 3 4; do D=${DISK%1}$n; M=/mnt/$n; ` + script + `; done
 `
 	}
 	sum := strings.Fields(ok(t, "md5sum", filepath.Join(root, "data")))[0]
-	out := k.ok(t, each(`udevadm wait --timeout=30 $D; mkdir -p $M; mount $D $M; cp /bin/busybox $M/bin/; chroot $M /bin/busybox md5sum /data`))
+	out := k.ok(t,
+		each(
+			`udevadm wait --timeout=30 $D; mkdir -p $M; mount $D $M; cp /bin/busybox $M/bin/; chroot $M /bin/busybox md5sum /data`))
 	require.Equal(t, len(kernelModes), strings.Count(out, sum), out)
 	k.ok(t, each(`chroot $M /bin/busybox sh -c 'echo written in '$n' >/note; sync'`))
 	state := k.config.stateDir
 	k.d.kill()
 	k.serve(t, configOf(dir, settings, state, "LISTEN="+k.d.Portals[0]))
-	out = k.ok(t, each(`chroot $M /bin/busybox md5sum /bin/busybox; chroot $M /bin/busybox cat /note; dd if=/dev/zero of=$M/more bs=64k count=16 conv=fsync 2>/dev/null; rm $M/more; fstrim $M; umount $M`)+
-		"iscsiadm -m node -T $TARGET -p $PORTAL --logout\n")
+	out = k.ok(t,
+		each(
+			`chroot $M /bin/busybox md5sum /bin/busybox; chroot $M /bin/busybox cat /note; dd if=/dev/zero of=$M/more bs=64k count=16 conv=fsync 2>/dev/null; rm $M/more; fstrim $M; umount $M`)+
+			"iscsiadm -m node -T $TARGET -p $PORTAL --logout\n")
 	require.Equal(t, len(kernelModes), strings.Count(out, strings.TrimSpace(busybox)), out)
 	for n := range kernelModes {
 		require.Contains(t, out, "written in "+string(rune('1'+n)))
@@ -64,11 +69,13 @@ func TestKernelOnEveryMode(t *testing.T) {
 	k.d.stop()
 	e2fsck(t, filepath.Join(state, "work", "3-clone.qcow2", "disk.raw"), "-fn")
 	e2fsck(t, filepath.Join(dir, "4-none.raw"), "-fn")
-	require.NoError(t, exec.Command("cmp", filepath.Join(dir, "1-copy-on-write.qcow2"), filepath.Join(dir, "2-copy-on-read.qcow2")).Run(), "images are never written")
+	require.NoError(t, exec.Command("cmp", filepath.Join(dir, "1-copy-on-write.qcow2"),
+		filepath.Join(dir, "2-copy-on-read.qcow2")).Run(), "images are never written")
 }
 
 func configOf(diskDir, settings, stateDir string, env ...string) config {
-	c := config{diskDir: diskDir, stateDir: stateDir, env: map[string]string{"KUBEVIRT_DISK_CONFIG": settings}}
+	c := config{diskDir: diskDir, stateDir: stateDir,
+		env: map[string]string{"KUBEVIRT_DISK_CONFIG": settings}}
 	for _, e := range env {
 		name, value, _ := strings.Cut(e, "=")
 		c.env[name] = value

@@ -18,9 +18,10 @@ import (
 	"kubevirt.io/disk/target/targettest"
 )
 
-// runPod starts the disk's container of a pod as the pod says: arguments, environment, secrets, volumes and security context. It returns
-// the container and where on this machine the volumes are.
-func runPod(t *testing.T, e *engine, image string, n network, pod *corev1.PodTemplateSpec, secrets map[string]*corev1.Secret) (*container, map[string]string) {
+// runPod starts the disk's container of a pod as the pod says: arguments, environment, secrets,
+// volumes and security context. It returns the container and where on this machine the volumes are.
+func runPod(t *testing.T, e *engine, image string, n network, pod *corev1.PodTemplateSpec,
+	secrets map[string]*corev1.Secret) (*container, map[string]string) {
 	t.Helper()
 	spec := diskContainer(t, pod)
 	options := []string{n.option()}
@@ -37,7 +38,8 @@ func runPod(t *testing.T, e *engine, image string, n network, pod *corev1.PodTem
 		places[v.Name] = emptyDir(t)
 		if v.Secret != nil {
 			for key, value := range secrets[v.Secret.SecretName].StringData {
-				require.NoError(t, os.WriteFile(filepath.Join(places[v.Name], key), []byte(value), 0o644))
+				require.NoError(t, os.WriteFile(filepath.Join(places[v.Name], key), []byte(value),
+					0o644))
 			}
 		}
 	}
@@ -63,8 +65,8 @@ func runPod(t *testing.T, e *engine, image string, n network, pod *corev1.PodTem
 	return c, places
 }
 
-// TestKubernetesExamplesRun runs the disk of each pod with podman, asks what the kubelet and Prometheus would, and uses it as the VM of
-// the pod, or a VM elsewhere, does.
+// TestKubernetesExamplesRun runs the disk of each pod with podman, asks what the kubelet and
+// Prometheus would, and uses it as the VM of the pod, or a VM elsewhere, does.
 func TestKubernetesExamplesRun(t *testing.T) {
 	e := requireImages(t, "qemu-img", "qemu-io", "ip", qemuISCSI)
 	image, _ := oneDisk(t, e)
@@ -88,19 +90,26 @@ func TestKubernetesExamplesRun(t *testing.T) {
 			}
 			startup := spec.StartupProbe.HTTPGet
 			require.Eventually(t, func() bool {
-				return page(ports[startup.Port.String()], startup.Path) == http.StatusOK || !c.running(t)
+				return page(ports[startup.Port.String()], startup.Path) == http.StatusOK ||
+					!c.running(t)
 			}, clientTimeout, clientTimeout/1000)
-			for _, probe := range []*corev1.Probe{spec.StartupProbe, spec.ReadinessProbe, spec.LivenessProbe} {
-				require.Equal(t, http.StatusOK, page(ports[probe.HTTPGet.Port.String()], probe.HTTPGet.Path), probe.HTTPGet.Path)
+			for _, probe := range []*corev1.Probe{spec.StartupProbe, spec.ReadinessProbe,
+				spec.LivenessProbe} {
+				require.Equal(t, http.StatusOK,
+					page(ports[probe.HTTPGet.Port.String()], probe.HTTPGet.Path),
+					probe.HTTPGet.Path)
 			}
-			require.Equal(t, http.StatusOK, page(ports["metrics"], pod.Annotations["prometheus.io/path"]))
+			require.Equal(t, http.StatusOK,
+				page(ports["metrics"], pod.Annotations["prometheus.io/path"]))
 
 			secret := all.secrets["my-fedora-chap"].StringData
 			if vm := pod.Spec.Containers[0]; vm.Name == "vm" {
 				// QEMU's own tool opens the disk by the VM's own arguments, in the pod's network.
 				args := []string{"netns", "exec", filepath.Base(n.path), "qemu-io"}
 				for i, arg := range vm.Args {
-					arg = strings.NewReplacer("$(CHAP_USERNAME)", secret[vm.Env[0].ValueFrom.SecretKeyRef.Key], vm.VolumeMounts[0].MountPath, places[vm.VolumeMounts[0].Name]).Replace(arg)
+					arg = strings.NewReplacer("$(CHAP_USERNAME)",
+						secret[vm.Env[0].ValueFrom.SecretKeyRef.Key], vm.VolumeMounts[0].MountPath,
+						places[vm.VolumeMounts[0].Name]).Replace(arg)
 					switch {
 					case i > 0 && vm.Args[i-1] == "-object":
 						args = append(args, "--object", arg)
@@ -110,11 +119,15 @@ func TestKubernetesExamplesRun(t *testing.T) {
 				}
 				require.Len(t, args, 8)
 				ok(t, "ip", append(args, "-c", "write -P 5 0 64k", "-c", "read -P 5 0 64k")...)
-				require.NotZero(t, client(t, nil, "qemu-img", "info", lunURL(n.host+":3260", 1)).status, "the disk is the pod's alone")
+				require.NotZero(t,
+					client(t, nil, "qemu-img", "info", lunURL(n.host+":3260", 1)).status,
+					"the disk is the pod's alone")
 			} else {
-				url := fmt.Sprintf("iscsi://%s%%%s@%s:%d/iqn.2017-01.io.kubevirt:wrapper/1", secret["node.session.auth.username"],
+				url := fmt.Sprintf("iscsi://%s%%%s@%s:%d/iqn.2017-01.io.kubevirt:wrapper/1",
+					secret["node.session.auth.username"],
 					secret["node.session.auth.password"], n.host, ports["iscsi"])
-				ok(t, "qemu-io", "-f", "raw", "-c", "write -P 5 0 64k", "-c", "read -P 5 0 64k", url)
+				ok(t, "qemu-io", "-f", "raw", "-c", "write -P 5 0 64k", "-c", "read -P 5 0 64k",
+					url)
 				disk, err := os.Open(filepath.Join(places["data"], "disk.img"))
 				require.NoError(t, err, "the disk is on the volume claim")
 				defer disk.Close()
@@ -129,7 +142,8 @@ func TestKubernetesExamplesRun(t *testing.T) {
 	}
 }
 
-// migrate hands the disk of a pod over from one initiator to another, by the commands of the examples.
+// migrate hands the disk of a pod over from one initiator to another, by the commands of the
+// examples.
 func migrate(t *testing.T, c *container, host string, secret map[string]string) {
 	t.Helper()
 	const first, second = "iqn.2017-01.io.kubevirt:source", "iqn.2017-01.io.kubevirt:destination"
@@ -138,13 +152,16 @@ func migrate(t *testing.T, c *container, host string, secret map[string]string) 
 	address, err := net.ResolveTCPAddr("tcp", host+":3260")
 	require.NoError(t, err)
 	login := func(initiator string) *targettest.Session {
-		return targettest.MustLogin(t, address, targettest.LoginOptions{Initiator: initiator, Target: peers.DefaultTarget,
-			CHAP: &targettest.CHAP{Username: secret["node.session.auth.username"], Password: secret["node.session.auth.password"]}}, 1)
+		return targettest.MustLogin(t, address,
+			targettest.LoginOptions{Initiator: initiator, Target: peers.DefaultTarget,
+				CHAP: &targettest.CHAP{Username: secret["node.session.auth.username"],
+					Password: secret["node.session.auth.password"]}}, 1)
 	}
 	source, destination := login(first), login(second)
 	require.True(t, do(t, source, readBlock(1, 0)).Good())
 	require.False(t, do(t, destination, readBlock(1, 0)).Good())
-	steps := regexp.MustCompile(`kubectl exec deploy/my-fedora-disk -- (.*)`).FindAllStringSubmatch(string(readme), -1)
+	steps := regexp.MustCompile(`kubectl exec deploy/my-fedora-disk -- (.*)`).FindAllStringSubmatch(
+		string(readme), -1)
 	require.Len(t, steps, 2)
 	for i, step := range steps {
 		r := c.exec(t, strings.Fields(step[1])...)

@@ -24,7 +24,8 @@ import (
 
 // kubernetesExamples are the objects of the examples for Kubernetes.
 type kubernetesExamples struct {
-	pods     map[string]*corev1.PodTemplateSpec // by the name of the pod, or of what makes pods of it
+	// by the name of the pod, or of what makes pods of it
+	pods     map[string]*corev1.PodTemplateSpec
 	deployed map[string]*appsv1.Deployment
 	services []*corev1.Service
 	policies []*networkingv1.NetworkPolicy
@@ -32,11 +33,12 @@ type kubernetesExamples struct {
 	claims   map[string]*corev1.PersistentVolumeClaim
 }
 
-// readKubernetesExamples decodes every document as the API server does with strict field validation: a field that the type does not
-// have, or that is there twice, is an error.
+// readKubernetesExamples decodes every document as the API server does with strict field
+// validation: a field that the type does not have, or that is there twice, is an error.
 func readKubernetesExamples(t *testing.T) kubernetesExamples {
 	t.Helper()
-	all := kubernetesExamples{pods: map[string]*corev1.PodTemplateSpec{}, deployed: map[string]*appsv1.Deployment{}, secrets: map[string]*corev1.Secret{},
+	all := kubernetesExamples{pods: map[string]*corev1.PodTemplateSpec{},
+		deployed: map[string]*appsv1.Deployment{}, secrets: map[string]*corev1.Secret{},
 		claims: map[string]*corev1.PersistentVolumeClaim{}}
 	files, err := filepath.Glob("../examples/kubernetes/*.yaml")
 	require.NoError(t, err)
@@ -70,10 +72,12 @@ func readKubernetesExamples(t *testing.T) kubernetesExamples {
 
 func decodeStrictly(text []byte) (objects []runtime.Object, err error) {
 	scheme := runtime.NewScheme()
-	if err := errors.Join(corev1.AddToScheme(scheme), appsv1.AddToScheme(scheme), networkingv1.AddToScheme(scheme)); err != nil {
+	if err := errors.Join(corev1.AddToScheme(scheme), appsv1.AddToScheme(scheme),
+		networkingv1.AddToScheme(scheme)); err != nil {
 		return nil, err
 	}
-	decoder := json.NewSerializerWithOptions(json.DefaultMetaFactory, scheme, scheme, json.SerializerOptions{Yaml: true, Strict: true})
+	decoder := json.NewSerializerWithOptions(json.DefaultMetaFactory, scheme, scheme,
+		json.SerializerOptions{Yaml: true, Strict: true})
 	for documents := yaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(text))); ; {
 		document, err := documents.Read()
 		if errors.Is(err, io.EOF) {
@@ -91,10 +95,12 @@ func decodeStrictly(text []byte) (objects []runtime.Object, err error) {
 }
 
 func TestStrictDecodingBites(t *testing.T) {
-	const pod = "apiVersion: v1\nkind: Pod\nmetadata: {name: x}\nspec:\n  containers:\n  - name: x\n    image: x\n"
+	const pod = "apiVersion: v1\nkind: Pod\nmetadata: {name: x}\nspec:\n  containers:\n  - name: " +
+		"x\n    image: x\n"
 	_, err := decodeStrictly([]byte(pod))
 	require.NoError(t, err)
-	for _, wrong := range []string{"    imagepullPolicy: Never\n", "    readonlyRootFilesystem: true\n", "    image: y\n"} {
+	for _, wrong := range []string{"    imagepullPolicy: Never\n",
+		"    readonlyRootFilesystem: true\n", "    image: y\n"} {
 		_, err := decodeStrictly([]byte(pod + wrong))
 		require.Error(t, err, wrong)
 	}
@@ -117,8 +123,9 @@ func diskContainer(t *testing.T, pod *corev1.PodTemplateSpec) *corev1.Container 
 	return nil
 }
 
-// TestKubernetesExamples checks what the API server and the admission of a cluster would: strict types, the restricted pod security
-// standard, and that what refers to something refers to what is there.
+// TestKubernetesExamples checks what the API server and the admission of a cluster would: strict
+// types, the restricted pod security standard, and that what refers to something refers to what is
+// there.
 func TestKubernetesExamples(t *testing.T) {
 	all := readKubernetesExamples(t)
 	require.ElementsMatch(t, []string{"vm-env", "vm-files", "my-fedora-disk"}, keys(all.pods))
@@ -128,7 +135,8 @@ func TestKubernetesExamples(t *testing.T) {
 			require.Empty(t, brokenReferences(pod, all))
 			c := diskContainer(t, pod)
 			require.True(t, *c.SecurityContext.ReadOnlyRootFilesystem)
-			for probe, want := range map[*corev1.Probe]string{c.StartupProbe: "/readyz", c.ReadinessProbe: "/readyz", c.LivenessProbe: "/healthz"} {
+			for probe, want := range map[*corev1.Probe]string{c.StartupProbe: "/readyz",
+				c.ReadinessProbe: "/readyz", c.LivenessProbe: "/healthz"} {
 				require.NotNil(t, probe)
 				require.Equal(t, want, probe.HTTPGet.Path)
 			}
@@ -139,12 +147,15 @@ func TestKubernetesExamples(t *testing.T) {
 			// The daemon takes up to 10 seconds to drain.
 			require.Greater(t, *pod.Spec.TerminationGracePeriodSeconds, int64(10))
 			port := pod.Annotations["prometheus.io/port"]
-			require.True(t, slices.ContainsFunc(c.Ports, func(p corev1.ContainerPort) bool { return fmt.Sprint(p.ContainerPort) == port }), port)
+			require.True(t, slices.ContainsFunc(c.Ports,
+				func(p corev1.ContainerPort) bool { return fmt.Sprint(p.ContainerPort) == port }),
+				port)
 		})
 	}
 	for name, d := range all.deployed {
 		require.Equal(t, d.Spec.Selector.MatchLabels, d.Spec.Template.Labels)
-		require.EqualValues(t, 1, *d.Spec.Replicas, "two would be two disks behind one name: %s", name)
+		require.EqualValues(t, 1, *d.Spec.Replicas, "two would be two disks behind one name: %s",
+			name)
 		require.Equal(t, appsv1.RecreateDeploymentStrategyType, d.Spec.Strategy.Type)
 	}
 	for _, s := range all.services {
@@ -183,7 +194,8 @@ func portNames(pod *corev1.PodTemplateSpec) (names []string) {
 	return names
 }
 
-// restrictedViolations lists what breaks the restricted pod security standard (policy "restricted", of Kubernetes 1.25 and later).
+// restrictedViolations lists what breaks the restricted pod security standard (policy "restricted",
+// of Kubernetes 1.25 and later).
 func restrictedViolations(pod *corev1.PodSpec) (found []string) {
 	bad := func(format string, args ...any) { found = append(found, fmt.Sprintf(format, args...)) }
 	if pod.HostNetwork || pod.HostPID || pod.HostIPC {
@@ -195,7 +207,8 @@ func restrictedViolations(pod *corev1.PodSpec) (found []string) {
 	}
 	for _, v := range pod.Volumes {
 		s := v.VolumeSource
-		if s.ConfigMap == nil && s.CSI == nil && s.DownwardAPI == nil && s.EmptyDir == nil && s.Ephemeral == nil && s.PersistentVolumeClaim == nil &&
+		if s.ConfigMap == nil && s.CSI == nil && s.DownwardAPI == nil && s.EmptyDir == nil &&
+			s.Ephemeral == nil && s.PersistentVolumeClaim == nil &&
 			s.Projected == nil && s.Secret == nil {
 			bad("volume %s is of a kind that is not allowed", v.Name)
 		}
@@ -213,7 +226,8 @@ func restrictedViolations(pod *corev1.PodSpec) (found []string) {
 		}
 		if own.Capabilities == nil || !slices.Contains(own.Capabilities.Drop, "ALL") {
 			bad("%s: capabilities are not dropped", c.Name)
-		} else if slices.ContainsFunc(own.Capabilities.Add, func(c corev1.Capability) bool { return c != "NET_BIND_SERVICE" }) {
+		} else if slices.ContainsFunc(own.Capabilities.Add,
+			func(c corev1.Capability) bool { return c != "NET_BIND_SERVICE" }) {
 			bad("%s: capabilities are added", c.Name)
 		}
 		nonRoot := shared.RunAsNonRoot
@@ -232,7 +246,8 @@ func restrictedViolations(pod *corev1.PodSpec) (found []string) {
 		if own.SeccompProfile != nil {
 			seccomp = own.SeccompProfile
 		}
-		if seccomp == nil || seccomp.Type != corev1.SeccompProfileTypeRuntimeDefault && seccomp.Type != corev1.SeccompProfileTypeLocalhost {
+		if seccomp == nil || seccomp.Type != corev1.SeccompProfileTypeRuntimeDefault &&
+			seccomp.Type != corev1.SeccompProfileTypeLocalhost {
 			bad("%s: no seccomp profile", c.Name)
 		}
 		if own.ProcMount != nil && *own.ProcMount != corev1.DefaultProcMount {
@@ -252,14 +267,20 @@ func TestRestrictedRulesBite(t *testing.T) {
 	pod := corev1.PodSpec{
 		HostNetwork:     true,
 		SecurityContext: &corev1.PodSecurityContext{RunAsNonRoot: &no},
-		Volumes:         []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/"}}}},
-		Containers:      []corev1.Container{{Name: "c", Ports: []corev1.ContainerPort{{HostPort: 1}}}},
+		Volumes: []corev1.Volume{
+			{Name: "v", VolumeSource: corev1.VolumeSource{
+				HostPath: &corev1.HostPathVolumeSource{Path: "/"}}}},
+		Containers: []corev1.Container{
+			{Name: "c", Ports: []corev1.ContainerPort{{HostPort: 1}}}},
 	}
-	require.Equal(t, []string{"a namespace of the host", "volume v is of a kind that is not allowed", "c: privilege escalation",
-		"c: capabilities are not dropped", "c: may run as root", "c: no seccomp profile", "c: host port"}, restrictedViolations(&pod))
+	require.Equal(t, []string{"a namespace of the host",
+		"volume v is of a kind that is not allowed", "c: privilege escalation",
+		"c: capabilities are not dropped", "c: may run as root", "c: no seccomp profile",
+		"c: host port"}, restrictedViolations(&pod))
 }
 
-// brokenReferences lists volumes, claims, secrets, their keys, and ports that a pod names and nobody has.
+// brokenReferences lists volumes, claims, secrets, their keys, and ports that a pod names and
+// nobody has.
 func brokenReferences(pod *corev1.PodTemplateSpec, all kubernetesExamples) (found []string) {
 	bad := func(format string, args ...any) { found = append(found, fmt.Sprintf(format, args...)) }
 	volumes, used := map[string]bool{}, map[string]bool{}
@@ -288,12 +309,17 @@ func brokenReferences(pod *corev1.PodTemplateSpec, all kubernetesExamples) (foun
 			if e.ValueFrom == nil {
 				continue
 			}
-			if s := all.secrets[e.ValueFrom.SecretKeyRef.Name]; s == nil || s.StringData[e.ValueFrom.SecretKeyRef.Key] == "" {
+			if s := all.secrets[e.ValueFrom.SecretKeyRef.Name]; s == nil ||
+				s.StringData[e.ValueFrom.SecretKeyRef.Key] == "" {
 				bad("%s: %s has no such key of a secret", c.Name, e.Name)
 			}
 		}
 		for _, p := range []*corev1.Probe{c.StartupProbe, c.ReadinessProbe, c.LivenessProbe} {
-			if p != nil && !slices.ContainsFunc(c.Ports, func(port corev1.ContainerPort) bool { return port.Name == p.HTTPGet.Port.String() }) {
+			if p != nil && !slices.ContainsFunc(c.Ports,
+				func(port corev1.ContainerPort) bool {
+					return port.Name ==
+						p.HTTPGet.Port.String()
+				}) {
 				bad("%s: a probe asks port %s", c.Name, p.HTTPGet.Port.String())
 			}
 		}
@@ -306,8 +332,8 @@ func brokenReferences(pod *corev1.PodTemplateSpec, all kubernetesExamples) (foun
 	return found
 }
 
-// TestKubernetesSettings holds the variables and flags of the examples to those that the daemon knows. That the credentials' are right
-// is seen where the examples are run.
+// TestKubernetesSettings holds the variables and flags of the examples to those that the daemon
+// knows. That the credentials' are right is seen where the examples are run.
 func TestKubernetesSettings(t *testing.T) {
 	requireTools(t)
 	path, err := binary()
@@ -337,7 +363,8 @@ func TestKubernetesSettings(t *testing.T) {
 			}
 		}
 		for _, port := range c.Ports {
-			require.Regexp(t, fmt.Sprintf(`default (0\.0\.0\.0|")?:%d\b`, port.ContainerPort), help, port.Name)
+			require.Regexp(t, fmt.Sprintf(`default (0\.0\.0\.0|")?:%d\b`, port.ContainerPort), help,
+				port.Name)
 		}
 	}
 }

@@ -54,7 +54,8 @@ func TestLibvirtMigration(t *testing.T) {
 	}
 
 	doc := readDocument(t, "../docs/live-migration.md")
-	cmd := exec.CommandContext(t.Context(), "bash", "-c", "set -e\n"+doc.section(t, "With libvirt", 0))
+	cmd := exec.CommandContext(t.Context(), "bash", "-c",
+		"set -e\n"+doc.section(t, "With libvirt", 0))
 	cmd.Dir = t.TempDir()
 	cmd.Env = clientEnv("WORK_DIR="+filepath.Join(state, "work"),
 		"PATH="+filepath.Dir(path)+":"+os.Getenv("PATH"),

@@ -24,18 +24,23 @@ import (
 	"kubevirt.io/disk/metrics"
 )
 
-// TestLibvirtSchema holds what the library and the command print against libvirt's own schemas: each disk in a domain, and the
-// secrets.
+// TestLibvirtSchema holds what the library and the command print against libvirt's own schemas:
+// each disk in a domain, and the secrets.
 func TestLibvirtSchema(t *testing.T) {
 	requireTools(t, "virt-xml-validate", "xmllint")
 	lun := libvirt.LUN{
-		Portals: []libvirt.Portal{{Host: "10.0.0.5"}}, TargetName: "iqn.2017-01.io.kubevirt:wrapper", Number: 1,
-		Credential: libvirt.Credential{Username: "vm", SecretUsage: "vm-disk"}, Serial: "0123456789abcdef0123",
+		Portals:    []libvirt.Portal{{Host: "10.0.0.5"}},
+		TargetName: "iqn.2017-01.io.kubevirt:wrapper", Number: 1,
+		Credential: libvirt.Credential{Username: "vm", SecretUsage: "vm-disk"},
+		Serial:     "0123456789abcdef0123",
 	}
 	shared, named, identified := lun, lun, lun
-	shared.AccessMode, shared.Portals = libvirt.ReadShared, []libvirt.Portal{{Host: "fd00::5", Port: 3261}}
-	named.AccessMode, named.Portals = libvirt.WriteShared, []libvirt.Portal{{Host: "disk.example.com"}}
-	named.Credential = libvirt.Credential{Username: "vm", SecretUUID: "01234567-89ab-cdef-0123-456789abcdef"}
+	shared.AccessMode, shared.Portals = libvirt.ReadShared,
+		[]libvirt.Portal{{Host: "fd00::5", Port: 3261}}
+	named.AccessMode, named.Portals = libvirt.WriteShared,
+		[]libvirt.Portal{{Host: "disk.example.com"}}
+	named.Credential = libvirt.Credential{Username: "vm",
+		SecretUUID: "01234567-89ab-cdef-0123-456789abcdef"}
 	identified.WWN, identified.Credential = "3c0ffee000000001", libvirt.Credential{}
 	passed := identified
 	passed.Serial, passed.WWN = "", ""
@@ -49,11 +54,16 @@ func TestLibvirtSchema(t *testing.T) {
 		device libvirt.Device
 	}{
 		{lun, libvirt.Device{}},
-		{lun, libvirt.Device{Bus: libvirt.BusSATA, BootOrder: 1, IO: libvirt.IOThreads, Cache: libvirt.CacheUnsafe}},
-		{shared, libvirt.Device{Dev: "vdb", Cache: libvirt.CacheWritethrough, IO: libvirt.IOUring, Discard: libvirt.DiscardIgnore}},
-		{named, libvirt.Device{Dev: "vdc", Cache: libvirt.CacheDirectsync, IO: libvirt.IONative, DetectZeroes: libvirt.ZeroesUnmap}},
-		{identified, libvirt.Device{Dev: "sdb", ErrorPolicy: libvirt.ErrorNoSpace, ReadErrorPolicy: libvirt.ErrorReport, BootOrder: 2}},
-		{passed, libvirt.Device{Dev: "sdc", Kind: libvirt.KindLUN, Initiator: "iqn.2020-01.org.example:vm", Cache: libvirt.CacheDefault}},
+		{lun, libvirt.Device{Bus: libvirt.BusSATA, BootOrder: 1, IO: libvirt.IOThreads,
+			Cache: libvirt.CacheUnsafe}},
+		{shared, libvirt.Device{Dev: "vdb", Cache: libvirt.CacheWritethrough, IO: libvirt.IOUring,
+			Discard: libvirt.DiscardIgnore}},
+		{named, libvirt.Device{Dev: "vdc", Cache: libvirt.CacheDirectsync, IO: libvirt.IONative,
+			DetectZeroes: libvirt.ZeroesUnmap}},
+		{identified, libvirt.Device{Dev: "sdb", ErrorPolicy: libvirt.ErrorNoSpace,
+			ReadErrorPolicy: libvirt.ErrorReport, BootOrder: 2}},
+		{passed, libvirt.Device{Dev: "sdc", Kind: libvirt.KindLUN,
+			Initiator: "iqn.2020-01.org.example:vm", Cache: libvirt.CacheDefault}},
 	} {
 		disk, err := libvirt.Disk(c.lun, c.device)
 		require.NoError(t, err)
@@ -62,7 +72,8 @@ func TestLibvirtSchema(t *testing.T) {
 	path, err := binary()
 	require.NoError(t, err)
 	var printed libvirtxml.DomainDisk
-	require.NoError(t, printed.Unmarshal(ok(t, path, "xml", "--host=10.0.0.5", "--lun=300", "--target-dev=sdd", "--chap-username=vm")))
+	require.NoError(t, printed.Unmarshal(ok(t, path, "xml", "--host=10.0.0.5", "--lun=300",
+		"--target-dev=sdd", "--chap-username=vm")))
 	domain.Devices.Disks = append(domain.Devices.Disks, printed)
 	document, err := domain.Marshal()
 	require.NoError(t, err)
@@ -75,8 +86,10 @@ func TestLibvirtSchema(t *testing.T) {
 	}
 	validate(t, ok(t, path, "xml", "--secret"), "secret")
 	bad := filepath.Join(t.TempDir(), "bad.xml")
-	require.NoError(t, os.WriteFile(bad, []byte(strings.Replace(document, `bus="sata"`, `bus="none"`, 1)), 0o644))
-	require.NotZero(t, client(t, nil, "virt-xml-validate", bad, "domain").status, "the schema refuses what is wrong")
+	require.NoError(t, os.WriteFile(bad,
+		[]byte(strings.Replace(document, `bus="sata"`, `bus="none"`, 1)), 0o644))
+	require.NotZero(t, client(t, nil, "virt-xml-validate", bad, "domain").status,
+		"the schema refuses what is wrong")
 }
 
 func validate(t *testing.T, document, schema string) {
@@ -92,7 +105,8 @@ const (
 	kubevirtPassword = "Zx7-qT_b2LrWm0nUe9KsAaHc4VdYpJ6fXgQ1iB8oR5E="
 )
 
-// guestScript uses /dev/sda, then /dev/sdb, which comes and goes while it runs. It says what it found, a line each.
+// guestScript uses /dev/sda, then /dev/sdb, which comes and goes while it runs. It says what it
+// found, a line each.
 const guestScript = `
 await() { # await TEST...: until it holds
 	until "$@"; do sleep 0.1; done
@@ -120,8 +134,9 @@ read -r answer
 echo "sda again: $(sum sda 5 1)"
 `
 
-// TestLibvirtDomain runs a virtual machine in a real libvirtd. It uses one LUN by virtio-scsi with CHAP, another is attached and
-// detached while it runs, by IPv6 where there is any and passed through to the guest. What the guest, the daemon and the images say must agree.
+// TestLibvirtDomain runs a virtual machine in a real libvirtd. It uses one LUN by virtio-scsi with
+// CHAP, another is attached and detached while it runs, by IPv6 where there is any and passed
+// through to the guest. What the guest, the daemon and the images say must agree.
 func TestLibvirtDomain(t *testing.T) {
 	requireTools(t, libvirtTools...)
 	const mib = 1 << 20
@@ -129,7 +144,8 @@ func TestLibvirtDomain(t *testing.T) {
 	l := startLibvirtd(t)
 	kernel, initrd, err := guest.Build(l.dir, guest.Options{
 		Init: guestScript, Modules: []string{"virtio_pci", "virtio_scsi", "sd_mod"},
-		Files: map[string]string{"/pattern": string(pattern)}, CacheDir: filepath.Join("..", "cache", "guest"),
+		Files:    map[string]string{"/pattern": string(pattern)},
+		CacheDir: filepath.Join("..", "cache", "guest"),
 	})
 	var fetch *guest.FetchError
 	if errors.As(err, &fetch) && os.Getenv(requireToolsEnv) != "1" {
@@ -157,15 +173,18 @@ func TestLibvirtDomain(t *testing.T) {
 	kubevirtDisk, err := binary()
 	require.NoError(t, err)
 	xml := func(args ...string) string {
-		return ok(t, kubevirtDisk, append([]string{"xml", "--status-url=http://" + d.Metrics}, args...)...)
+		return ok(t, kubevirtDisk,
+			append([]string{"xml", "--status-url=http://" + d.Metrics}, args...)...)
 	}
 	const uuid, initiator = "01234567-89ab-cdef-0123-456789abcdef", "iqn.2020-01.org.example:vm"
 	l.defineSecret(xml("--secret"), kubevirtPassword)
 	l.defineSecret(xml("--secret", "--secret-uuid="+uuid), kubevirtPassword)
 
 	console := l.listen("console")
-	disk := xml("--lun=1", "--target-dev=sda", "--chap-username="+kubevirtUser, "--initiator-name="+initiator, "--error-policy=stop")
-	l.virsh("define", l.file("domain.xml", domainXML(t, disk, kernel, initrd, console.Addr().String())))
+	disk := xml("--lun=1", "--target-dev=sda", "--chap-username="+kubevirtUser,
+		"--initiator-name="+initiator, "--error-policy=stop")
+	l.virsh("define", l.file("domain.xml",
+		domainXML(t, disk, kernel, initrd, console.Addr().String())))
 	t.Cleanup(func() { _, _ = l.tryVirsh("destroy", "guest") }) // it outlives its libvirtd
 	l.virsh("start", "guest")
 	lines := readConsole(t, console)
@@ -179,11 +198,13 @@ func TestLibvirtDomain(t *testing.T) {
 
 	said("waiting for sdb")
 	portal := d.Portals[1]
-	hot := l.file("sdb.xml", xml("--lun=2", "--target-dev=sdb", "--device=lun", "--host="+portal, "--chap-username="+kubevirtUser, "--secret-uuid="+uuid))
+	hot := l.file("sdb.xml", xml("--lun=2", "--target-dev=sdb", "--device=lun", "--host="+portal,
+		"--chap-username="+kubevirtUser, "--secret-uuid="+uuid))
 	l.virsh("attach-device", "guest", hot, "--live")
 	serial, _, _ := strings.Cut(serialAndWWN(t, status, 2), " ")
 	// Linux prefers the designator with vendor and serial number to a NAA that is locally assigned.
-	require.Equal(t, "KUBEVIRT "+serial+" t10.KUBEVIRTDISK "+serial, said("sdb identity: "), "the guest sees the target itself")
+	require.Equal(t, "KUBEVIRT "+serial+" t10.KUBEVIRTDISK "+serial, said("sdb identity: "),
+		"the guest sees the target itself")
 	require.Equal(t, before[2], said("sdb read: "))
 	require.Equal(t, sha256Text(pattern), said("sdb wrote: "))
 	require.Equal(t, sha256Text(make([]byte, 2*mib)), said("sdb discarded: "))
@@ -199,15 +220,20 @@ func TestLibvirtDomain(t *testing.T) {
 	for n := 1; n <= 2; n++ {
 		content, err := os.ReadFile(image(n))
 		require.NoError(t, err)
-		require.True(t, bytes.Equal(pattern, content[5*mib:6*mib]), "LUN %d has what the guest wrote", n)
+		require.True(t, bytes.Equal(pattern, content[5*mib:6*mib]),
+			"LUN %d has what the guest wrote", n)
 		require.Equal(t, sha256Text(make([]byte, 2*mib)), sum(n, 1, 2))
-		require.EqualValues(t, 4*mib, nextData(t, image(n), mib), "what the guest discarded is a hole, as is the MiB behind it")
-		require.EqualValues(t, mib, d.sample("kubevirt_disk_transferred_bytes_total", n, "write"), "LUN %d: the guest wrote 1 MiB and nothing else", n)
-		require.GreaterOrEqual(t, d.sample("kubevirt_disk_transferred_bytes_total", n, "read"), float64(4*mib))
+		require.EqualValues(t, 4*mib, nextData(t, image(n), mib),
+			"what the guest discarded is a hole, as is the MiB behind it")
+		require.EqualValues(t, mib, d.sample("kubevirt_disk_transferred_bytes_total", n, "write"),
+			"LUN %d: the guest wrote 1 MiB and nothing else", n)
+		require.GreaterOrEqual(t, d.sample("kubevirt_disk_transferred_bytes_total", n, "read"),
+			float64(4*mib))
 		require.Positive(t, d.sample("kubevirt_disk_operations_total", n, "discard"))
 		require.Positive(t, d.sample("kubevirt_disk_operations_total", n, "flush"))
 		for _, operation := range []string{"read", "write", "flush", "discard"} {
-			require.Zero(t, d.sample("kubevirt_disk_operation_errors_total", n, operation), operation)
+			require.Zero(t, d.sample("kubevirt_disk_operation_errors_total", n, operation),
+				operation)
 		}
 	}
 	require.Contains(t, d.get("/metrics"), `initiator="`+initiator+`"`)
@@ -227,22 +253,27 @@ func TestLibvirtDomain(t *testing.T) {
 	require.NotContains(t, attached+l.virsh("secret-list"), kubevirtPassword)
 }
 
-// domainXML is a domain with the one disk, that boots the guest and has its console on a Unix socket.
+// domainXML is a domain with the one disk, that boots the guest and has its console on a Unix
+// socket.
 func domainXML(t *testing.T, disk, kernel, initrd, console string) string {
 	t.Helper()
 	var d libvirtxml.DomainDisk
 	require.NoError(t, d.Unmarshal(disk))
 	controller := uint(0)
 	domain := libvirtxml.Domain{
-		Type: "qemu", Name: "guest", Memory: &libvirtxml.DomainMemory{Value: 256, Unit: "MiB"}, VCPU: &libvirtxml.DomainVCPU{Value: 1},
+		Type: "qemu", Name: "guest", Memory: &libvirtxml.DomainMemory{Value: 256, Unit: "MiB"},
+		VCPU: &libvirtxml.DomainVCPU{Value: 1},
 		OS: &libvirtxml.DomainOS{
-			Type: &libvirtxml.DomainOSType{Arch: "x86_64", Machine: "pc", Type: "hvm"}, Kernel: kernel, Initrd: initrd,
+			Type:   &libvirtxml.DomainOSType{Arch: "x86_64", Machine: "pc", Type: "hvm"},
+			Kernel: kernel, Initrd: initrd,
 			Cmdline: "console=ttyS0 quiet panic=-1",
 		},
-		Features: &libvirtxml.DomainFeatureList{ACPI: &libvirtxml.DomainFeature{}}, // without it the guest cannot power off
+		// without it the guest cannot power off
+		Features: &libvirtxml.DomainFeatureList{ACPI: &libvirtxml.DomainFeature{}},
 		Devices: &libvirtxml.DomainDeviceList{
-			Controllers: []libvirtxml.DomainController{{Type: "scsi", Index: &controller, Model: "virtio-scsi"}},
-			Disks:       []libvirtxml.DomainDisk{d},
+			Controllers: []libvirtxml.DomainController{{Type: "scsi", Index: &controller,
+				Model: "virtio-scsi"}},
+			Disks: []libvirtxml.DomainDisk{d},
 			Serials: []libvirtxml.DomainSerial{{Source: &libvirtxml.DomainChardevSource{
 				UNIX: &libvirtxml.DomainChardevSourceUNIX{Mode: "connect", Path: console},
 			}}},
@@ -302,19 +333,22 @@ func (c *consoleLines) until(t *testing.T, prefix string) string {
 		select {
 		case line, more := <-c.lines:
 			if !more {
-				require.Fail(t, "the guest has ended", "it never printed %q, but:\n%s", prefix, strings.Join(c.seen, "\n"))
+				require.Fail(t, "the guest has ended", "it never printed %q, but:\n%s", prefix,
+					strings.Join(c.seen, "\n"))
 			}
 			c.seen = append(c.seen, line)
 			if rest, ok := strings.CutPrefix(line, prefix); ok {
 				return rest
 			}
 		case <-timeout:
-			require.Fail(t, "the guest hangs", "it has not printed %q, but:\n%s", prefix, strings.Join(c.seen, "\n"))
+			require.Fail(t, "the guest hangs", "it has not printed %q, but:\n%s", prefix,
+				strings.Join(c.seen, "\n"))
 		}
 	}
 }
 
-// serialAndWWN are a LUN's serial number and NAA identifier of a status page, as a guest shows them.
+// serialAndWWN are a LUN's serial number and NAA identifier of a status page, as a guest shows
+// them.
 func serialAndWWN(t *testing.T, page string, lun uint16) string {
 	t.Helper()
 	var status metrics.Status
@@ -332,7 +366,8 @@ func serialAndWWN(t *testing.T, page string, lun uint16) string {
 func (d *daemon) sample(metric string, lun int, operation string) (sum float64) {
 	d.t.Helper()
 	for line := range strings.Lines(d.get("/metrics")) {
-		if strings.HasPrefix(line, metric+"{") && strings.Contains(line, fmt.Sprintf(`lun="%d",operation="%s"`, lun, operation)) {
+		if strings.HasPrefix(line, metric+"{") &&
+			strings.Contains(line, fmt.Sprintf(`lun="%d",operation="%s"`, lun, operation)) {
 			_, value, _ := strings.Cut(line, "} ")
 			var n float64
 			_, err := fmt.Sscan(value, &n)

@@ -17,8 +17,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// libvirtd is a libvirt daemon of its own for a test, in session mode: everything that it keeps is below one directory. As root it
-// runs as nobody, because it would be the system's daemon otherwise.
+// libvirtd is a libvirt daemon of its own for a test, in session mode: everything that it keeps is
+// below one directory. As root it runs as nobody, because it would be the system's daemon
+// otherwise.
 type libvirtd struct {
 	t   *testing.T
 	dir string // readable for the daemon's user, and short, as it holds sockets
@@ -27,7 +28,8 @@ type libvirtd struct {
 }
 
 // libvirtTools are what the domain test needs.
-var libvirtTools = []string{"libvirtd", qemuDriver, "virsh", "qemu-system-x86_64", qemuISCSI, "apt-get", "dpkg-deb"}
+var libvirtTools = []string{"libvirtd", qemuDriver, "virsh", "qemu-system-x86_64", qemuISCSI,
+	"apt-get", "dpkg-deb"}
 
 func startLibvirtd(t *testing.T) *libvirtd {
 	t.Helper()
@@ -40,7 +42,8 @@ func startLibvirtd(t *testing.T) *libvirtd {
 		l.uid = &syscall.Credential{Uid: 65534, Gid: 65534}
 	}
 	for variable, name := range map[string]string{
-		"HOME": "", "XDG_RUNTIME_DIR": "run", "XDG_CONFIG_HOME": "config", "XDG_CACHE_HOME": "cache", "XDG_DATA_HOME": "data",
+		"HOME": "", "XDG_RUNTIME_DIR": "run", "XDG_CONFIG_HOME": "config",
+		"XDG_CACHE_HOME": "cache", "XDG_DATA_HOME": "data",
 	} {
 		l.env = append(l.env, variable+"="+filepath.Join(dir, name))
 	}
@@ -48,13 +51,15 @@ func startLibvirtd(t *testing.T) *libvirtd {
 	l.file("config/libvirt/qemu.conf", "stdio_handler = \"file\"\nsecurity_driver = \"none\"\n")
 	// Each is another machine to libvirt, which migrates nothing to itself.
 	l.file("libvirtd.conf", fmt.Sprintf(
-		"log_outputs = \"3:stderr\"\nhost_uuid = \"01234567-89ab-cdef-0123-%012x\"\n", rand.Int64N(1<<48)))
+		"log_outputs = \"3:stderr\"\nhost_uuid = \"01234567-89ab-cdef-0123-%012x\"\n",
+		rand.Int64N(1<<48)))
 	for _, sub := range []string{"run", "cache", "data"} {
 		require.NoError(t, os.MkdirAll(filepath.Join(dir, sub), 0o700))
 	}
 	l.own()
 
-	cmd := l.command(context.Background(), "libvirtd", "--config", filepath.Join(dir, "libvirtd.conf"))
+	cmd := l.command(context.Background(), "libvirtd", "--config",
+		filepath.Join(dir, "libvirtd.conf"))
 	cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
 	var log bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &log, &log
@@ -144,7 +149,8 @@ func (l *libvirtd) tryVirsh(args ...string) (string, error) {
 	// Clean-up runs after the test's own context has ended.
 	ctx, cancel := context.WithTimeout(context.Background(), clientTimeout)
 	defer cancel()
-	out, err := l.command(ctx, "virsh", append([]string{"-c", "qemu:///session"}, args...)...).CombinedOutput()
+	out, err := l.command(ctx, "virsh",
+		append([]string{"-c", "qemu:///session"}, args...)...).CombinedOutput()
 	return strings.TrimSpace(string(out)), err
 }
 

@@ -265,9 +265,11 @@ func (m *monitor) export(lun int) {
 // withdraw ends an export, which does not let the disk be resized, and waits until it has ended.
 func (m *monitor) withdraw(lun int) {
 	m.t.Helper()
-	m.good("block-export-del", map[string]any{"id": fmt.Sprintf("export-node%d", lun), "mode": "hard"})
+	m.good("block-export-del",
+		map[string]any{"id": fmt.Sprintf("export-node%d", lun), "mode": "hard"})
 	require.Eventually(m.t, func() bool {
-		return !strings.Contains(m.good("query-block-exports", nil), fmt.Sprintf("export-node%d", lun))
+		return !strings.Contains(m.good("query-block-exports", nil),
+			fmt.Sprintf("export-node%d", lun))
 	}, guestCommand, 10*time.Millisecond)
 }
 

@@ -284,8 +284,8 @@ func TestLiveMigration(t *testing.T) {
 	destination.says("wrote", 20)
 	require.Empty(t, blocksSaid(destination.said(), "refused"))
 
-	// The first machine goes on with the guest that it still has in its memory. That may have to say
-	// of a block that it wrote before.
+	// The first machine goes on with the guest that it still has in its memory. That may have to
+	// say of a block that it wrote before.
 	said := source.said()
 	source.ask(strings.TrimSpace(m.block("cont")))
 	source.says("refused", 3)

@@ -17,7 +17,8 @@ import (
 
 const modesSize = 48 << 20
 
-// modeImages makes a directory with one image of each kind, all of the same content, and returns the content as a raw file.
+// modeImages makes a directory with one image of each kind, all of the same content, and returns
+// the content as a raw file.
 func modeImages(t *testing.T) (dir, source string, names []string) {
 	t.Helper()
 	dir, source = t.TempDir(), filepath.Join(t.TempDir(), "source.raw")
@@ -29,15 +30,17 @@ func modeImages(t *testing.T) (dir, source string, names []string) {
 	return dir, source, []string{"1-plain.raw", "2-plain.qcow2", "3-zlib.qcow2", "4-zstd.qcow2"}
 }
 
-// TestCopyModes has QEMU use every kind of image in every mode that copies, ephemeral and persistent: what it reads is the image,
-// what it writes, zeroes and discards is there, and both are after the daemon was killed.
+// TestCopyModes has QEMU use every kind of image in every mode that copies, ephemeral and
+// persistent: what it reads is the image, what it writes, zeroes and discards is there, and both
+// are after the daemon was killed.
 func TestCopyModes(t *testing.T) {
 	requireTools(t, "qemu-img", "qemu-io", qemuISCSI)
 	dir, source, names := modeImages(t)
 	for _, mode := range []string{"copy-on-write", "copy-on-read", "clone"} {
 		for _, kind := range []string{"ephemeral", "persistent"} {
 			t.Run(mode+"/"+kind, func(t *testing.T) {
-				c := config{diskDir: dir, stateDir: t.TempDir(), env: map[string]string{"COPY_MODE": mode}}
+				c := config{diskDir: dir, stateDir: t.TempDir(),
+					env: map[string]string{"COPY_MODE": mode}}
 				if kind == "persistent" {
 					c.env["PERSISTENT_DIR"] = newVolume(t, c.stateDir)
 				}
@@ -60,14 +63,16 @@ func TestCopyModes(t *testing.T) {
 	}
 }
 
-// changeAndKill writes to disks of one content, kills the daemon, and finds the content with what was written in a new one, which it returns.
+// changeAndKill writes to disks of one content, kills the daemon, and finds the content with what
+// was written in a new one, which it returns.
 func changeAndKill(t *testing.T, c config, source string, names []string) *daemon {
 	t.Helper()
 	want := filepath.Join(t.TempDir(), "want.raw")
 	content, err := os.ReadFile(source)
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(want, content, 0o644))
-	changes := []string{"write -P 0x5a 1M 3M", "write -P 0xa5 7680 1024", "write -z 20M 2M", "discard 40M 4M", "write -P 0x11 33554432 512", "flush"}
+	changes := []string{"write -P 0x5a 1M 3M", "write -P 0xa5 7680 1024", "write -z 20M 2M",
+		"discard 40M 4M", "write -P 0x11 33554432 512", "flush"}
 	qemuIO(t, want, changes)
 	qemuIO(t, want, []string{"write -z 40M 4M"}) // what a discarded range of the disk reads as
 
@@ -79,7 +84,8 @@ func changeAndKill(t *testing.T, c config, source string, names []string) *daemo
 	d = start(t, c)
 	for i, name := range names {
 		t.Log(name)
-		require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", want, d.url(i+1)), "identical")
+		require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", want,
+			d.url(i+1)), "identical")
 	}
 	return d
 }
@@ -95,34 +101,41 @@ func qemuIO(t *testing.T, url string, commands []string) {
 	require.NotContains(t, out, "failed", "%s", commands)
 }
 
-// A persistent disk in mode clone ends as disk.img alone: it is the image with the guest's changes, for whoever mounts the volume.
+// A persistent disk in mode clone ends as disk.img alone: it is the image with the guest's changes,
+// for whoever mounts the volume.
 func TestPersistentCloneIsAPlainFile(t *testing.T) {
 	requireTools(t, "qemu-img", "qemu-io", qemuISCSI)
 	dir, source := t.TempDir(), filepath.Join(t.TempDir(), "source.raw")
 	makeRaw(t, source, modesSize)
 	makeQcow2(t, source, filepath.Join(dir, "disk.qcow2"), "", true)
 	volume := t.TempDir()
-	d := start(t, config{diskDir: dir, env: map[string]string{"PERSISTENT_DIR": volume, "SIZE": "64Mi"}})
+	d := start(t, config{diskDir: dir,
+		env: map[string]string{"PERSISTENT_DIR": volume, "SIZE": "64Mi"}})
 	qemuIO(t, d.url(1), []string{"write -P 0x5a 60M 1M", "flush"})
 	d.until("the disk is complete", func() bool {
-		return strings.Contains(d.get("/status"), `"complete": true`) || strings.Contains(d.get("/status"), `"complete":true`)
+		return strings.Contains(d.get("/status"), `"complete": true`) ||
+			strings.Contains(d.get("/status"), `"complete":true`)
 	})
 	d.stop()
 	qemuIO(t, source, []string{"truncate 64M", "write -P 0x5a 60M 1M"})
-	require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source, filepath.Join(volume, "disk.img")), "identical")
+	require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source,
+		filepath.Join(volume, "disk.img")), "identical")
 	left, err := filepath.Glob(filepath.Join(volume, "*"))
 	require.NoError(t, err)
 	var names []string
 	for _, path := range left {
-		name, _, _ := strings.Cut(filepath.Base(path), "unit-") // the rest differs from disk to disk
+		// the rest differs from disk to disk
+		name, _, _ := strings.Cut(filepath.Base(path), "unit-")
 		names = append(names, name)
 	}
-	// The map is gone. What the logical unit keeps is whom it belonged to, for a handover after a restart. The state has space to be saved anew.
-	require.Equal(t, []string{"disk.img", "disk.img.lock", "disk.img.state", "disk.img.state.spare", "disk.img."}, names)
+	// The map is gone. What the logical unit keeps is whom it belonged to, for a handover after a
+	// restart. The state has space to be saved anew.
+	require.Equal(t, []string{"disk.img", "disk.img.lock", "disk.img.state", "disk.img.state.spare",
+		"disk.img."}, names)
 }
 
-// The directory of the disks is full: the guest's writes fail as a full thin disk does, it can read, and goes on when there is
-// space again; so does the copying.
+// The directory of the disks is full: the guest's writes fail as a full thin disk does, it can
+// read, and goes on when there is space again; so does the copying.
 func TestFullWorkDirectory(t *testing.T) {
 	requireTools(t, "qemu-img", "qemu-io", qemuISCSI)
 	dir, source := t.TempDir(), filepath.Join(t.TempDir(), "source.raw")
@@ -130,48 +143,62 @@ func TestFullWorkDirectory(t *testing.T) {
 	makeQcow2(t, source, filepath.Join(dir, "disk.qcow2"), "", true)
 	work := t.TempDir() // not where the ready file is, for which copying would leave no space
 	mountTmpfs(t, work, "96m")
-	d := start(t, config{diskDir: dir, env: map[string]string{"COPY_MODE": "copy-on-write", "WORK_DIR": work}})
+	d := start(t, config{diskDir: dir,
+		env: map[string]string{"COPY_MODE": "copy-on-write", "WORK_DIR": work}})
 	filler := filepath.Join(work, "filler")
 	fill(t, filler)
 	r := client(t, nil, "qemu-io", "-f", "raw", "-c", "write -P 0x5a 0 2M", d.url(1))
 	require.True(t, r.status != 0 || strings.Contains(r.output, "failed"), "%s", r)
-	require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source, d.url(1)), "identical")
+	require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source, d.url(1)),
+		"identical")
 	require.NoError(t, os.Remove(filler))
 	qemuIO(t, d.url(1), []string{"write -P 0x5a 0 2M", "flush"})
 	qemuIO(t, source, []string{"write -P 0x5a 0 2M"})
-	require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source, d.url(1)), "identical")
+	require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source, d.url(1)),
+		"identical")
 	d.stop()
 
 	// Copying waits for space, and then completes the same disk.
 	fill(t, filler)
 	require.NoError(t, os.Truncate(filler, size(t, filler)-256<<10))
-	d = start(t, config{diskDir: dir, env: map[string]string{"COPY_MODE": "clone", "WORK_DIR": work}})
-	d.until("it is out of space", func() bool { return strings.Contains(d.Output(), "no space is left to copy the image") })
+	d = start(t, config{diskDir: dir,
+		env: map[string]string{"COPY_MODE": "clone", "WORK_DIR": work}})
+	d.until("it is out of space",
+		func() bool { return strings.Contains(d.Output(), "no space is left to copy the image") })
 	require.True(t, d.status().LUNs[0].Copy.WaitsForSpace)
-	require.Contains(t, d.get("/metrics"), `kubevirt_disk_waits_for_space{image="disk.qcow2",lun="1"} 1`)
+	require.Contains(t, d.get("/metrics"),
+		`kubevirt_disk_waits_for_space{image="disk.qcow2",lun="1"} 1`)
 	require.Less(t, d.status().LUNs[0].Space.Free, int64(4<<20))
-	require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source, d.url(1)), "identical")
+	require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source, d.url(1)),
+		"identical")
 	require.NoError(t, os.Remove(filler))
 	d.until("the disk is complete", func() bool { return d.complete(1) })
 	require.False(t, d.status().LUNs[0].Copy.WaitsForSpace)
-	require.Contains(t, d.get("/metrics"), `kubevirt_disk_waits_for_space{image="disk.qcow2",lun="1"} 0`)
-	require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source, d.url(1)), "identical")
+	require.Contains(t, d.get("/metrics"),
+		`kubevirt_disk_waits_for_space{image="disk.qcow2",lun="1"} 0`)
+	require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source, d.url(1)),
+		"identical")
 }
 
-// TestReadyFileOnAFullFileSystem: that there is no space for its content, as where copying has taken the last, does not keep disks from being served.
+// TestReadyFileOnAFullFileSystem: that there is no space for its content, as where copying has
+// taken the last, does not keep disks from being served.
 func TestReadyFileOnAFullFileSystem(t *testing.T) {
 	state := t.TempDir()
 	mountTmpfs(t, state, "64k")
 	fill(t, filepath.Join(state, "filler"))
-	d := start(t, config{diskDir: diskDir(t, 1<<20), stateDir: state, env: map[string]string{"WORK_DIR": t.TempDir()}})
+	d := start(t, config{diskDir: diskDir(t, 1<<20), stateDir: state,
+		env: map[string]string{"WORK_DIR": t.TempDir()}})
 	require.Zero(t, size(t, d.ReadyFile))
 	require.Equal(t, "ok\n", d.get("/readyz"))
 	d.stop()
 	require.NoFileExists(t, d.ReadyFile)
-	d = start(t, config{diskDir: diskDir(t, 1<<20), stateDir: state, env: map[string]string{"WORK_DIR": t.TempDir()}})
+	d = start(t, config{diskDir: diskDir(t, 1<<20), stateDir: state,
+		env: map[string]string{"WORK_DIR": t.TempDir()}})
 	d.kill()
 	require.FileExists(t, d.ReadyFile)
-	start(t, config{diskDir: diskDir(t, 1<<20), stateDir: state, env: map[string]string{"WORK_DIR": t.TempDir()}}) // in the place of what a killed one has left
+	// in the place of what a killed one has left
+	start(t, config{diskDir: diskDir(t, 1<<20), stateDir: state,
+		env: map[string]string{"WORK_DIR": t.TempDir()}})
 }
 
 // fill takes all the space that is left.
@@ -235,16 +262,19 @@ func fileStat(t *testing.T, path string) *unix.Stat_t {
 func size(t *testing.T, path string) int64      { return fileStat(t, path).Size }
 func allocated(t *testing.T, path string) int64 { return fileStat(t, path).Blocks * 512 }
 
-// What an initiator reserves on a persistent disk, to be kept through a loss of power, is there after the daemon was killed. An
-// ephemeral disk promises no such thing, and says so.
+// What an initiator reserves on a persistent disk, to be kept through a loss of power, is there
+// after the daemon was killed. An ephemeral disk promises no such thing, and says so.
 func TestReservationsOfAPersistentDisk(t *testing.T) {
 	requireTools(t)
 	const holder, other = "iqn.2026-01.test:holder", "iqn.2026-01.test:other"
 	const key = 0x1234
-	register := targettest.Persist{Action: targettest.PersistRegister, ActionKey: key, Bits: targettest.APTPL}
-	c := config{diskDir: diskDir(t, 1<<20), stateDir: t.TempDir(), env: map[string]string{"ACCESS_MODE": "write-shared"}}
+	register := targettest.Persist{Action: targettest.PersistRegister, ActionKey: key,
+		Bits: targettest.APTPL}
+	c := config{diskDir: diskDir(t, 1<<20), stateDir: t.TempDir(),
+		env: map[string]string{"ACCESS_MODE": "write-shared"}}
 	ephemeral := start(t, c)
-	require.Equal(t, targettest.StatusCheckCondition, do(t, loginTo(t, ephemeral, holder), targettest.PersistOut(1, register)).Status)
+	require.Equal(t, targettest.StatusCheckCondition,
+		do(t, loginTo(t, ephemeral, holder), targettest.PersistOut(1, register)).Status)
 	ephemeral.stop()
 
 	c.stateDir = t.TempDir()
@@ -252,10 +282,14 @@ func TestReservationsOfAPersistentDisk(t *testing.T) {
 	d := start(t, c)
 	s := loginTo(t, d, holder)
 	require.Zero(t, do(t, s, targettest.PersistOut(1, register)).Status)
-	require.Zero(t, do(t, s, targettest.PersistOut(1, targettest.Persist{Action: targettest.PersistReserve, Type: targettest.WriteExclusive, Key: key})).Status)
+	require.Zero(t,
+		do(t, s, targettest.PersistOut(1,
+			targettest.Persist{Action: targettest.PersistReserve, Type: targettest.WriteExclusive,
+				Key: key})).Status)
 	d.kill()
 	d = start(t, c)
 	write := targettest.Write10(1, 0, block(0, 1))
-	require.Equal(t, targettest.StatusReservationConflict, do(t, loginTo(t, d, other), write).Status)
+	require.Equal(t, targettest.StatusReservationConflict,
+		do(t, loginTo(t, d, other), write).Status)
 	require.Zero(t, do(t, loginTo(t, d, holder), write).Status)
 }

@@ -16,29 +16,34 @@ import (
 	"kubevirt.io/disk/integration/peers"
 )
 
-// TestOriginalWrapperCallers starts the daemon as the first KubeVirt releases start the wrapper that it replaces: a port, a target
-// name and a credential in the environment, and the image as LUN 1.
+// TestOriginalWrapperCallers starts the daemon as the first KubeVirt releases start the wrapper
+// that it replaces: a port, a target name and a credential in the environment, and the image as LUN
+// 1.
 func TestOriginalWrapperCallers(t *testing.T) {
 	requireTools(t, "iscsi-ls", "qemu-img", qemuISCSI)
 	portal := freePortal(t)
 	_, port, _ := strings.Cut(portal, ":")
 	const wwn = "iqn.2017-01.io.kubevirt:my-disk"
 	d := start(t, config{diskDir: diskDir(t, 8<<20), env: map[string]string{
-		"LISTEN": "127.0.0.1", "PORT": port, "WWN": wwn, "USERNAME": testUser, "PASSWORD": testPassword}})
+		"LISTEN": "127.0.0.1", "PORT": port, "WWN": wwn, "USERNAME": testUser,
+		"PASSWORD": testPassword}})
 	require.Equal(t, []string{portal}, d.Portals)
-	list := okEnv(t, []string{"LIBISCSI_CHAP_USERNAME=" + testUser, "LIBISCSI_CHAP_PASSWORD=" + testPassword}, "iscsi-ls", d.portalURL())
+	list := okEnv(t, []string{"LIBISCSI_CHAP_USERNAME=" + testUser,
+		"LIBISCSI_CHAP_PASSWORD=" + testPassword}, "iscsi-ls", d.portalURL())
 	require.Contains(t, list, "Target:"+wwn)
-	ok(t, "qemu-img", "info", fmt.Sprintf("iscsi://%s%%%s@%s/%s/1", testUser, testPassword, portal, wwn))
+	ok(t, "qemu-img", "info", fmt.Sprintf("iscsi://%s%%%s@%s/%s/1", testUser, testPassword, portal,
+		wwn))
 }
 
-// TestQEMUSurvivesARestart stops the daemon while QEMU writes, and starts it again at the same place: QEMU logs in again by itself,
-// and its work comes to a good end.
+// TestQEMUSurvivesARestart stops the daemon while QEMU writes, and starts it again at the same
+// place: QEMU logs in again by itself, and its work comes to a good end.
 func TestQEMUSurvivesARestart(t *testing.T) {
 	requireTools(t, "qemu-img", qemuISCSI)
 	dir, state := diskDir(t, 32<<20), t.TempDir()
 	env := with(chapEnv, "LISTEN", freePortal(t))
 	c := config{diskDir: dir, stateDir: state, env: env}
-	for name, stop := range map[string]func(*daemon){"SIGTERM": (*daemon).stop, "kill -9": (*daemon).kill} {
+	for name, stop := range map[string]func(*daemon){"SIGTERM": (*daemon).stop,
+		"kill -9": (*daemon).kill} {
 		t.Run(name, func(t *testing.T) {
 			// On a busy machine QEMU may have written all before this test gets to stop the daemon.
 			for try := 1; writeOverARestart(t, c, stop) == 0; try++ {
@@ -48,11 +53,13 @@ func TestQEMUSurvivesARestart(t *testing.T) {
 	}
 }
 
-// writeOverARestart has QEMU write while a daemon is stopped and started again, and returns how many writes the second one was given.
+// writeOverARestart has QEMU write while a daemon is stopped and started again, and returns how
+// many writes the second one was given.
 func writeOverARestart(t *testing.T, c config, stop func(*daemon)) (rest int) {
 	t.Helper()
 	d := start(t, c)
-	bench := exec.CommandContext(t.Context(), "qemu-img", "bench", "-w", "-f", "raw", "-c", "60000", "-d", "8", "-s", "4096",
+	bench := exec.CommandContext(t.Context(), "qemu-img", "bench", "-w", "-f", "raw", "-c", "60000",
+		"-d", "8", "-s", "4096",
 		"--pattern=0x5a", d.chapURL(testUser, testPassword, 1))
 	bench.Env = clientEnv()
 	var out strings.Builder
@@ -83,7 +90,8 @@ func (d *daemon) operations(kind string) (sum int) {
 	d.t.Helper()
 	for line := range strings.Lines(d.get("/metrics")) {
 		var n float64
-		if strings.HasPrefix(line, "kubevirt_disk_operations_total{") && strings.Contains(line, `operation="`+kind+`"`) {
+		if strings.HasPrefix(line, "kubevirt_disk_operations_total{") &&
+			strings.Contains(line, `operation="`+kind+`"`) {
 			_, value, _ := strings.Cut(line, "} ")
 			_, err := fmt.Sscan(value, &n)
 			require.NoError(d.t, err, line)
@@ -93,19 +101,24 @@ func (d *daemon) operations(kind string) (sum int) {
 	return sum
 }
 
-// TestSeveralClients has three of libiscsi's load generators read different LUNs at once, over both address families.
+// TestSeveralClients has three of libiscsi's load generators read different LUNs at once, over both
+// address families.
 func TestSeveralClients(t *testing.T) {
 	requireTools(t, "iscsi-perf")
 	dir := t.TempDir()
 	makeRaw(t, filepath.Join(dir, "a.raw"), 8<<20)
 	makeRaw(t, filepath.Join(dir, "b.raw"), 8<<20)
-	d := start(t, config{diskDir: dir, env: map[string]string{"LISTEN": "127.0.0.1:0," + secondLoopback(), "ACCESS_MODE": "write-shared"}})
+	d := start(t, config{diskDir: dir,
+		env: map[string]string{"LISTEN": "127.0.0.1:0," + secondLoopback(),
+			"ACCESS_MODE": "write-shared"}})
 	require.Len(t, d.Portals, 2)
 	results := make(chan result)
 	for i := range 3 {
 		url := fmt.Sprintf("iscsi://%s/%s/%d", d.Portals[i%2], peers.DefaultTarget, 1+i%2)
 		go func() {
-			results <- client(t, nil, "iscsi-perf", "-i", fmt.Sprintf("iqn.2026-01.test:client-%d", i), "-r", "-b", "8", "-m", "16", "-t", "1", url)
+			results <- client(t, nil, "iscsi-perf", "-i",
+				fmt.Sprintf("iqn.2026-01.test:client-%d", i), "-r", "-b", "8", "-m", "16", "-t",
+				"1", url)
 		}()
 	}
 	for range 3 {
@@ -115,7 +128,9 @@ func TestSeveralClients(t *testing.T) {
 	}
 	metrics := d.get("/metrics")
 	for i := range 3 {
-		require.Contains(t, metrics, fmt.Sprintf(`kubevirt_disk_operations_total{initiator="iqn.2026-01.test:client-%d",lun="%d",operation="read",status="good"}`, i, 1+i%2))
+		require.Contains(t, metrics,
+			fmt.Sprintf(
+				`kubevirt_disk_operations_total{initiator="iqn.2026-01.test:client-%d",lun="%d",operation="read",status="good"}`, i, 1+i%2))
 	}
 }
 
@@ -127,7 +142,8 @@ func TestAccessModes(t *testing.T) {
 		writes bool
 	}{{"write-shared", true}, {"read-shared", false}} {
 		t.Run(c.mode, func(t *testing.T) {
-			d := start(t, config{diskDir: diskDir(t, 8<<20), env: map[string]string{"ACCESS_MODE": c.mode}})
+			d := start(t, config{diskDir: diskDir(t, 8<<20),
+				env: map[string]string{"ACCESS_MODE": c.mode}})
 			first := loginTo(t, d, "iqn.2026-01.test:first")
 			require.True(t, do(t, first, readBlock(1, 0)).Good())
 			ok(t, "qemu-io", "-r", "-f", "raw", "-c", "read 0 64k", d.url(1))
@@ -137,7 +153,8 @@ func TestAccessModes(t *testing.T) {
 	}
 }
 
-// TestStatusPages looks at what an operator sees while a client is logged in, and that health checks answer.
+// TestStatusPages looks at what an operator sees while a client is logged in, and that health
+// checks answer.
 func TestStatusPages(t *testing.T) {
 	requireTools(t)
 	d := start(t, config{diskDir: diskDir(t, 8<<20)})
@@ -172,14 +189,17 @@ func TestStatusPages(t *testing.T) {
 	path, err := binary()
 	require.NoError(t, err)
 	for _, args := range [][]string{{"healthcheck"}, {"healthcheck", "--live"}} {
-		okEnv(t, []string{"METRICS_LISTEN=" + d.Metrics, "READY_FILE=" + d.ReadyFile}, path, args...)
+		okEnv(t, []string{"METRICS_LISTEN=" + d.Metrics, "READY_FILE=" + d.ReadyFile}, path,
+			args...)
 	}
 	logout(t, s)
 	d.stop()
-	require.NotZero(t, client(t, []string{"METRICS_LISTEN=" + d.Metrics}, path, "healthcheck").status)
+	require.NotZero(t, client(t, []string{"METRICS_LISTEN=" + d.Metrics}, path,
+		"healthcheck").status)
 }
 
-// TestStopWhileCopying stops a daemon that has just begun to copy an image: it ends with 0, and a later start goes on.
+// TestStopWhileCopying stops a daemon that has just begun to copy an image: it ends with 0, and a
+// later start goes on.
 func TestStopWhileCopying(t *testing.T) {
 	requireTools(t, "qemu-img")
 	source := filepath.Join(t.TempDir(), "source.raw")
@@ -189,7 +209,8 @@ func TestStopWhileCopying(t *testing.T) {
 	path, err := binary()
 	require.NoError(t, err)
 	serve := exec.Command(path, "serve")
-	serve.Env = clientEnv("DISK_DIR="+dir, "WORK_DIR="+filepath.Join(state, "work"), "READY_FILE="+filepath.Join(state, "ready"),
+	serve.Env = clientEnv("DISK_DIR="+dir, "WORK_DIR="+filepath.Join(state, "work"),
+		"READY_FILE="+filepath.Join(state, "ready"),
 		"LISTEN=127.0.0.1:0", "METRICS_LISTEN=", "LOG_FORMAT=json")
 	log, err := serve.StderrPipe()
 	require.NoError(t, err)
@@ -206,6 +227,7 @@ func TestStopWhileCopying(t *testing.T) {
 
 	d := start(t, config{diskDir: dir, stateDir: state})
 	if haveTool(qemuISCSI) {
-		require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source, d.url(1)), "identical")
+		require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source,
+			d.url(1)), "identical")
 	}
 }

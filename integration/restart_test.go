@@ -47,11 +47,12 @@ func block(lba uint32, round byte) []byte {
 	return b
 }
 
-// TestStopUnderLoad stops the daemon, with SIGTERM and with kill -9, while an initiator writes. Everything that was
-// acknowledged is there after a restart with the same image.
+// TestStopUnderLoad stops the daemon, with SIGTERM and with kill -9, while an initiator writes.
+// Everything that was acknowledged is there after a restart with the same image.
 func TestStopUnderLoad(t *testing.T) {
 	requireTools(t)
-	for name, stop := range map[string]func(*daemon){"SIGTERM": (*daemon).stop, "kill -9": (*daemon).kill} {
+	for name, stop := range map[string]func(*daemon){"SIGTERM": (*daemon).stop,
+		"kill -9": (*daemon).kill} {
 		t.Run(name, func(t *testing.T) {
 			dir, state := diskDir(t, 32<<20), t.TempDir()
 			d := start(t, config{diskDir: dir, stateDir: state})
@@ -94,7 +95,8 @@ func TestStopUnderLoad(t *testing.T) {
 	}
 }
 
-// TestChangedImage replaces the image: the old disk is not served again, and the log says which and why.
+// TestChangedImage replaces the image: the old disk is not served again, and the log says which and
+// why.
 func TestChangedImage(t *testing.T) {
 	requireTools(t)
 	dir, state := diskDir(t, 8<<20), t.TempDir()
@@ -117,7 +119,8 @@ func TestChangedImage(t *testing.T) {
 // TestSeveralInitiators has several of them write and read a shared LUN at once.
 func TestSeveralInitiators(t *testing.T) {
 	requireTools(t)
-	d := start(t, config{diskDir: diskDir(t, 32<<20), env: map[string]string{"ACCESS_MODE": "write-shared"}})
+	d := start(t, config{diskDir: diskDir(t, 32<<20),
+		env: map[string]string{"ACCESS_MODE": "write-shared"}})
 	const each = 200
 	done := make(chan error)
 	for i := range uint32(4) {
@@ -142,7 +145,8 @@ func TestSeveralInitiators(t *testing.T) {
 	}
 }
 
-// TestRefusesToStart is what a person meets who gets it wrong: an exit status and a message that says what to do.
+// TestRefusesToStart is what a person meets who gets it wrong: an exit status and a message that
+// says what to do.
 func TestRefusesToStart(t *testing.T) {
 	requireTools(t)
 	stray := t.TempDir()
@@ -161,11 +165,18 @@ func TestRefusesToStart(t *testing.T) {
 		{"no image", config{diskDir: empty}, 1, []string{empty}},
 		{"no directory", config{diskDir: empty + "/missing"}, 1, []string{empty + "/missing"}},
 		{"stray files", config{diskDir: stray}, 1, []string{"zz.txt", "odd.img", "link.raw"}},
-		{"begun a credential", config{diskDir: good, env: map[string]string{"CHAP_USERNAME": testUser}}, 2, []string{"CHAP_USERNAME", "CHAP_PASSWORD"}},
-		{"short secret", config{diskDir: good, env: map[string]string{"CHAP_USERNAME": testUser, "CHAP_PASSWORD": "short"}}, 2, []string{"12"}},
-		{"open to the world", config{diskDir: good, env: map[string]string{"LISTEN": "0.0.0.0:0"}}, 2, []string{"insecure-no-auth"}},
-		{"unknown copy mode", config{diskDir: good, env: map[string]string{"COPY_MODE": "cow"}}, 2, []string{"copy-on-write"}},
-		{"persistent directory", config{diskDir: good, env: map[string]string{"PERSISTENT_DIR": "/proc/volume"}}, 1,
+		{"begun a credential",
+			config{diskDir: good, env: map[string]string{"CHAP_USERNAME": testUser}}, 2,
+			[]string{"CHAP_USERNAME", "CHAP_PASSWORD"}},
+		{"short secret", config{diskDir: good,
+			env: map[string]string{"CHAP_USERNAME": testUser, "CHAP_PASSWORD": "short"}}, 2,
+			[]string{"12"}},
+		{"open to the world", config{diskDir: good, env: map[string]string{"LISTEN": "0.0.0.0:0"}},
+			2, []string{"insecure-no-auth"}},
+		{"unknown copy mode", config{diskDir: good, env: map[string]string{"COPY_MODE": "cow"}}, 2,
+			[]string{"copy-on-write"}},
+		{"persistent directory",
+			config{diskDir: good, env: map[string]string{"PERSISTENT_DIR": "/proc/volume"}}, 1,
 			[]string{"persistent", "/proc/volume", "does not exist", "PERSISTENT_DIR"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

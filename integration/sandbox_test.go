@@ -17,7 +17,8 @@ import (
 	"kubevirt.io/disk/integration/peers"
 )
 
-// sandbox is a container that podman or runc runs. It may be started again after it has been stopped.
+// sandbox is a container that podman or runc runs. It may be started again after it has been
+// stopped.
 type sandbox interface {
 	start(t *testing.T)
 	exec(t *testing.T, args ...string) result
@@ -30,12 +31,13 @@ type sandbox interface {
 	stop(t *testing.T) int
 }
 
-// untilReady asks as the original wrapper's callers do, until the LUNs can be used. What was logged until then is in the log, where
-// podman's monitor may take it later than the file appears.
+// untilReady asks as the original wrapper's callers do, until the LUNs can be used. What was logged
+// until then is in the log, where podman's monitor may take it later than the file appears.
 func untilReady(t *testing.T, s sandbox) {
 	t.Helper()
 	require.Eventually(t, func() bool {
-		return s.exec(t, "cat", "/tmp/healthy").status == 0 && strings.Count(s.log(t), `"msg":"ready"`) >= s.starts() || !s.running(t)
+		return s.exec(t, "cat", "/tmp/healthy").status == 0 &&
+			strings.Count(s.log(t), `"msg":"ready"`) >= s.starts() || !s.running(t)
 	}, clientTimeout, 20*time.Millisecond, "not ready, and not ended")
 	require.True(t, s.running(t), "it has ended:\n%s", s.log(t))
 }
@@ -43,7 +45,8 @@ func untilReady(t *testing.T, s sandbox) {
 // untilLogged waits until the log has a text.
 func untilLogged(t *testing.T, s sandbox, text string) {
 	t.Helper()
-	require.Eventually(t, func() bool { return strings.Contains(s.log(t), text) }, clientTimeout, 20*time.Millisecond, "%s is not logged", text)
+	require.Eventually(t, func() bool { return strings.Contains(s.log(t), text) }, clientTimeout,
+		20*time.Millisecond, "%s is not logged", text)
 }
 
 // logged returns a field of the last entry with a message in a log of JSON lines.
@@ -66,17 +69,21 @@ type container struct {
 	started int // how often, into one log
 }
 
-// newContainer prepares a container of an image with further options for podman run; command is what follows the image.
-func (e *engine) newContainer(t *testing.T, image string, options []string, command ...string) *container {
+// newContainer prepares a container of an image with further options for podman run; command is
+// what follows the image.
+func (e *engine) newContainer(t *testing.T, image string, options []string,
+	command ...string) *container {
 	t.Helper()
 	c := &container{e: e, name: fmt.Sprintf("run-%d", imageNumber.Add(1))}
-	c.args = append(append(append([]string{"run", "--detach", "--name", c.name}, options...), image), command...)
+	c.args = append(append(append([]string{"run", "--detach", "--name", c.name}, options...),
+		image), command...)
 	t.Cleanup(func() {
 		if t.Failed() {
 			printed, _ := e.finally("podman", "logs", c.name)
 			t.Logf("%s printed:\n%s", c.name, lastLines(printed, 60))
 		}
-		if out, err := e.finally("podman", "rm", "--force", "--ignore", "--time", "0", "--volumes", c.name); err != nil {
+		if out, err := e.finally("podman", "rm", "--force", "--ignore", "--time", "0", "--volumes",
+			c.name); err != nil {
 			t.Errorf("podman rm: %v\n%s", err, out)
 		}
 	})
@@ -103,10 +110,13 @@ func (c *container) inspect(t *testing.T, format string) string {
 	return c.e.ok(t, "podman", "inspect", "--format", format, c.name)
 }
 
-func (c *container) running(t *testing.T) bool { return c.inspect(t, "{{.State.Running}}") == "true" }
-func (c *container) pid(t *testing.T) string   { return c.inspect(t, "{{.State.Pid}}") }
-func (c *container) log(t *testing.T) string   { return c.e.ok(t, "podman", "logs", c.name) }
-func (c *container) starts() int               { return c.started }
+func (c *container) running(t *testing.T) bool {
+	return c.inspect(t, "{{.State.Running}}") ==
+		"true"
+}
+func (c *container) pid(t *testing.T) string { return c.inspect(t, "{{.State.Pid}}") }
+func (c *container) log(t *testing.T) string { return c.e.ok(t, "podman", "logs", c.name) }
+func (c *container) starts() int             { return c.started }
 
 func (c *container) stop(t *testing.T) int {
 	t.Helper()
@@ -122,16 +132,17 @@ func (c *container) wait(t *testing.T) int {
 	return status
 }
 
-// bundle is a sandbox of runc alone: what a runtime under Kubernetes does, with the configuration in our hands.
+// bundle is a sandbox of runc alone: what a runtime under Kubernetes does, with the configuration
+// in our hands.
 type bundle struct {
 	e       *engine
 	dir, id string
 	cmd     *exec.Cmd // of the last start
 }
 
-// newBundle unpacks an image and makes a configuration for it: the image's user, entry point and command, a read-only root file
-// system, no capabilities, no new privileges, a tmpfs at /tmp, and work as the work directory. netns is the path of a network
-// namespace, "" the host's.
+// newBundle unpacks an image and makes a configuration for it: the image's user, entry point and
+// command, a read-only root file system, no capabilities, no new privileges, a tmpfs at /tmp, and
+// work as the work directory. netns is the path of a network namespace, "" the host's.
 func (e *engine) newBundle(t *testing.T, image, work, netns string, env ...string) *bundle {
 	t.Helper()
 	b := &bundle{e: e, dir: t.TempDir(), id: fmt.Sprintf("runc-%d", imageNumber.Add(1))}
@@ -151,7 +162,8 @@ func (e *engine) newBundle(t *testing.T, image, work, netns string, env ...strin
 		User   string
 		Config struct{ Entrypoint, Cmd, Env []string }
 	}
-	require.NoError(t, json.Unmarshal([]byte(e.ok(t, "podman", "image", "inspect", image)), &images))
+	require.NoError(t, json.Unmarshal([]byte(e.ok(t, "podman", "image", "inspect", image)),
+		&images))
 	require.Len(t, images, 1)
 	require.Equal(t, "107:107", images[0].User)
 	e.ok(t, "runc", "spec", "--bundle", b.dir)
@@ -170,9 +182,12 @@ func (e *engine) newBundle(t *testing.T, image, work, netns string, env ...strin
 	process["noNewPrivileges"] = true
 	spec["root"] = map[string]any{"path": root, "readonly": true}
 	spec["mounts"] = append(spec["mounts"].([]any),
-		map[string]any{"destination": "/tmp", "type": "tmpfs", "source": "tmpfs", "options": []string{"nosuid", "nodev", "noexec", "mode=1777"}},
-		map[string]any{"destination": "/var/lib/kubevirt-disk", "type": "bind", "source": work, "options": []string{"rbind", "rw", "nosuid", "nodev"}})
-	namespaces := []any{map[string]any{"type": "pid"}, map[string]any{"type": "ipc"}, map[string]any{"type": "uts"}, map[string]any{"type": "mount"}}
+		map[string]any{"destination": "/tmp", "type": "tmpfs", "source": "tmpfs",
+			"options": []string{"nosuid", "nodev", "noexec", "mode=1777"}},
+		map[string]any{"destination": "/var/lib/kubevirt-disk", "type": "bind", "source": work,
+			"options": []string{"rbind", "rw", "nosuid", "nodev"}})
+	namespaces := []any{map[string]any{"type": "pid"}, map[string]any{"type": "ipc"},
+		map[string]any{"type": "uts"}, map[string]any{"type": "mount"}}
 	if netns != "" {
 		namespaces = append(namespaces, map[string]any{"type": "network", "path": netns})
 	}
@@ -197,7 +212,8 @@ func (b *bundle) start(t *testing.T) {
 	b.cmd.Env = b.e.env
 	b.cmd.Stdout, b.cmd.Stderr = out, out
 	require.NoError(t, b.cmd.Start())
-	require.Eventually(t, func() bool { return b.running(t) }, clientTimeout, 10*time.Millisecond, "runc does not start it")
+	require.Eventually(t, func() bool { return b.running(t) }, clientTimeout, 10*time.Millisecond,
+		"runc does not start it")
 }
 
 func (b *bundle) exec(t *testing.T, args ...string) result {
@@ -279,7 +295,8 @@ func (n network) option() string {
 	return "--network=ns:" + n.path
 }
 
-// settings are the variables that a container needs in the network: in a namespace of its own none, as nothing else is there.
+// settings are the variables that a container needs in the network: in a namespace of its own none,
+// as nothing else is there.
 func (n network) settings() []string {
 	if n.path == "" {
 		return []string{"LISTEN=127.0.0.1:0", "METRICS_LISTEN=127.0.0.1:0"}
@@ -298,7 +315,8 @@ func (n network) portal(t *testing.T, s sandbox) string {
 
 // lunURL is the URL of a LUN of the default target with the tests' credential.
 func lunURL(portal string, lun int) string {
-	return fmt.Sprintf("iscsi://%s%%%s@%s/%s/%d", testUser, testPassword, portal, peers.DefaultTarget, lun)
+	return fmt.Sprintf("iscsi://%s%%%s@%s/%s/%d", testUser, testPassword, portal,
+		peers.DefaultTarget, lun)
 }
 
 // emptyDir is a volume as a pod gets it: everybody may write, and it outlives a container.

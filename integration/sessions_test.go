@@ -70,7 +70,8 @@ func TestKickedQEMU(t *testing.T) {
 		var now []session
 		d.until("QEMU is logged in and writes", func() bool {
 			now = sessions()
-			return len(now) == 1 && !ended[now[0].TSIH] && now[0].Written > 1<<20 || len(b.ended) > 0
+			return len(now) == 1 && !ended[now[0].TSIH] && now[0].Written > 1<<20 ||
+				len(b.ended) > 0
 		})
 		if len(b.ended) > 0 {
 			break // a fast machine

@@ -12,14 +12,16 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// maxFileLines is the hard cap on the length of a Go file: the folder listing is to be a table of contents.
+// maxFileLines is the hard cap on the length of a Go file: the folder listing is to be a table of
+// contents.
 const maxFileLines = 500
 
-// outsideLibraries are the packages that own their process: commands and tests' programs. The rules below bind all others.
+// outsideLibraries are the packages that own their process: commands and tests' programs. The rules
+// below bind all others.
 var outsideLibraries = []string{"cmd/...", "scripts/...", "integration/..."}
 
-// TestLibrarySource holds the packages below cmd to what a library owes its caller: it never ends the process, does nothing at
-// import, and has no logger of its own.
+// TestLibrarySource holds the packages below cmd to what a library owes its caller: it never ends
+// the process, does nothing at import, and has no logger of its own.
 func TestLibrarySource(t *testing.T) {
 	checked := 0
 	for _, pkg := range listPackages(t) {
@@ -29,7 +31,8 @@ func TestLibrarySource(t *testing.T) {
 		for _, name := range pkg.GoFiles {
 			checked++
 			fset := token.NewFileSet()
-			file, err := parser.ParseFile(fset, filepath.Join(pkg.Dir, name), nil, parser.SkipObjectResolution)
+			file, err := parser.ParseFile(fset, filepath.Join(pkg.Dir, name), nil,
+				parser.SkipObjectResolution)
 			require.NoError(t, err)
 			for _, violation := range sourceViolations(fset, file) {
 				t.Errorf("%s/%s: %s", pkg.ImportPath, name, violation)
@@ -49,7 +52,8 @@ func TestFileLength(t *testing.T) {
 			file, err := parser.ParseFile(fset, path, nil, parser.SkipObjectResolution)
 			require.NoError(t, err)
 			if lines := fset.File(file.FileStart).LineCount(); lines > maxFileLines {
-				t.Errorf("%s/%s has %d lines, more than %d: split it by what it deals with", pkg.ImportPath, filepath.Base(path), lines, maxFileLines)
+				t.Errorf("%s/%s has %d lines, more than %d: split it by what it deals with",
+					pkg.ImportPath, filepath.Base(path), lines, maxFileLines)
 			}
 		}
 	}
@@ -100,7 +104,8 @@ func (t) init() { defer func() { recover() }() }
 func sourceViolations(fset *token.FileSet, file *ast.File) []string {
 	var found []string
 	report := func(node ast.Node, format string, args ...any) {
-		found = append(found, fmt.Sprintf("line %d: ", fset.Position(node.Pos()).Line)+fmt.Sprintf(format, args...))
+		found = append(found, fmt.Sprintf("line %d: ", fset.Position(node.Pos()).Line)+
+			fmt.Sprintf(format, args...))
 	}
 	for _, decl := range file.Decls {
 		switch decl := decl.(type) {
@@ -110,7 +115,8 @@ func sourceViolations(fset *token.FileSet, file *ast.File) []string {
 			}
 		case *ast.GenDecl:
 			for _, spec := range decl.Specs {
-				if value, ok := spec.(*ast.ValueSpec); ok && decl.Tok == token.VAR && mentionsLogger(value) {
+				if value, ok := spec.(*ast.ValueSpec); ok && decl.Tok == token.VAR &&
+					mentionsLogger(value) {
 					report(value, "a logger as package variable: take it in the options")
 				}
 			}
@@ -134,7 +140,8 @@ func sourceViolations(fset *token.FileSet, file *ast.File) []string {
 			switch name := pkg.Name + "." + fun.Sel.Name; {
 			case name == "os.Exit":
 				report(call, "os.Exit: return an error, the command decides")
-			case pkg.Name == "log" && packageLevelLog(fun.Sel.Name), name == "zap.L", name == "zap.S", name == "zap.ReplaceGlobals":
+			case pkg.Name == "log" && packageLevelLog(fun.Sel.Name), name == "zap.L",
+				name == "zap.S", name == "zap.ReplaceGlobals":
 				report(call, "%s: a library has no logger of its own", name)
 			}
 		}
@@ -143,7 +150,8 @@ func sourceViolations(fset *token.FileSet, file *ast.File) []string {
 	return found
 }
 
-// packageLevelLog tells the functions of package log that write to its global logger; a variable that is named log has none of them.
+// packageLevelLog tells the functions of package log that write to its global logger; a variable
+// that is named log has none of them.
 func packageLevelLog(function string) bool {
 	for _, prefix := range []string{"Print", "Fatal", "Panic"} {
 		rest, ok := strings.CutPrefix(function, prefix)
@@ -164,7 +172,8 @@ func mentionsLogger(spec *ast.ValueSpec) bool {
 		if sel, ok := node.(*ast.SelectorExpr); ok {
 			if pkg, ok := sel.X.(*ast.Ident); ok {
 				switch pkg.Name + "." + sel.Sel.Name {
-				case "zap.Logger", "zap.SugaredLogger", "zap.New", "zap.NewNop", "zap.L", "zap.S", "log.Logger", "log.New", "slog.Logger", "slog.New", "slog.Default":
+				case "zap.Logger", "zap.SugaredLogger", "zap.New", "zap.NewNop", "zap.L", "zap.S",
+					"log.Logger", "log.New", "slog.Logger", "slog.New", "slog.Default":
 					found = true
 				}
 			}

@@ -14,22 +14,24 @@ import (
 	"kubevirt.io/disk/metrics"
 )
 
-// TestWrapperDefect9 is that readonly and serial, which the user put on the disk, were dropped from the XML. Here both come from the
-// daemon that serves it, or from the flags.
+// TestWrapperDefect9 is that readonly and serial, which the user put on the disk, were dropped from
+// the XML. Here both come from the daemon that serves it, or from the flags.
 func TestWrapperDefect9(t *testing.T) {
 	requireTools(t)
 	path, err := binary()
 	require.NoError(t, err)
 	dir := diskDir(t, 1<<20)
 	settings := filepath.Join(t.TempDir(), "config.yaml")
-	require.NoError(t, os.WriteFile(settings, []byte("disks: {disk.raw: {serial: of-the-user, read-only: true}}\n"), 0o644))
+	require.NoError(t, os.WriteFile(settings,
+		[]byte("disks: {disk.raw: {serial: of-the-user, read-only: true}}\n"), 0o644))
 	d := start(t, configOf(dir, settings, ""))
 	var page metrics.Status
 	require.NoError(t, json.Unmarshal([]byte(d.get("/status")), &page))
 	require.Equal(t, "of-the-user", page.LUNs[0].Serial)
 	for name, args := range map[string][]string{
 		"of the daemon": {"--status-url", "http://" + d.Metrics},
-		"of the flags":  {"--host", "10.0.0.1", "--lun", "1", "--serial", "of-the-user", "--read-only"},
+		"of the flags": {"--host", "10.0.0.1", "--lun", "1", "--serial", "of-the-user",
+			"--read-only"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cmd := exec.Command(path, append([]string{"xml", "--target-dev", "sda"}, args...)...)

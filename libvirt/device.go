@@ -16,17 +16,20 @@ type Device struct {
 
 	BootOrder uint // 1: first; 0: not by this element
 
-	// Initiator is the iSCSI name by which QEMU logs in: what InitiatorName makes. A write-exclusive
-	// LUN belongs to one initiator name at a time. "": QEMU makes one of the domain's UUID. Both
-	// machines of a live migration have that, so none can be fenced.
+	// Initiator is the iSCSI name by which QEMU logs in: what InitiatorName makes. A
+	// write-exclusive LUN belongs to one initiator name at a time. "": QEMU makes one of the
+	// domain's UUID. Both machines of a live migration have that, so none can be fenced.
 	Initiator string
 
-	Cache           Cache       // "": CacheNone
-	IO              IO          // "": QEMU's default
-	Discard         Discard     // "": DiscardUnmap
-	DetectZeroes    Zeroes      // "": QEMU's default, ZeroesOff
-	ErrorPolicy     ErrorPolicy // what happens on an error; "": QEMU's default, which stops on full storage and reports the rest
-	ReadErrorPolicy ErrorPolicy // for reads, where it is to differ; "": as ErrorPolicy. Never ErrorNoSpace
+	Cache        Cache   // "": CacheNone
+	IO           IO      // "": QEMU's default
+	Discard      Discard // "": DiscardUnmap
+	DetectZeroes Zeroes  // "": QEMU's default, ZeroesOff
+	// what happens on an error; "": QEMU's default, which stops on full storage and reports the
+	// rest
+	ErrorPolicy ErrorPolicy
+	// for reads, where it is to differ; "": as ErrorPolicy. Never ErrorNoSpace
+	ReadErrorPolicy ErrorPolicy
 }
 
 // Bus is the kind of controller that a disk is attached to.
@@ -45,8 +48,9 @@ type Kind string
 // The kinds.
 const (
 	KindDisk Kind = "disk" // QEMU emulates a disk
-	// KindLUN passes the guest's commands on to the target, so that reservations and the target's own identity reach the guest.
-	// It needs BusSCSI, and has neither LUN.Serial nor LUN.WWN, as the target tells its own.
+	// KindLUN passes the guest's commands on to the target, so that reservations and the target's
+	// own identity reach the guest. It needs BusSCSI, and has neither LUN.Serial nor LUN.WWN, as
+	// the target tells its own.
 	KindLUN Kind = "lun"
 )
 
@@ -110,7 +114,8 @@ func zeroes() []Zeroes     { return []Zeroes{ZeroesOff, ZeroesOn, ZeroesUnmap} }
 func dis() []Discard       { return []Discard{DiscardUnmap, DiscardIgnore} }
 func reads() []ErrorPolicy { return []ErrorPolicy{ErrorStop, ErrorReport, ErrorIgnore} }
 func caches() []Cache {
-	return []Cache{CacheDefault, CacheNone, CacheWriteback, CacheWritethrough, CacheDirectsync, CacheUnsafe}
+	return []Cache{CacheDefault, CacheNone, CacheWriteback, CacheWritethrough, CacheDirectsync,
+		CacheUnsafe}
 }
 
 // prefix begins the device names of a bus.
@@ -121,8 +126,8 @@ func (b Bus) prefix() string {
 	return "sd"
 }
 
-// maxSerial is how many characters of a serial number the guest gets to see: virtio 1.2 5.2.6.1 and ATA have 20, and QEMU's SCSI
-// disks 36.
+// maxSerial is how many characters of a serial number the guest gets to see: virtio 1.2 5.2.6.1 and
+// ATA have 20, and QEMU's SCSI disks 36.
 func (b Bus) maxSerial() int {
 	if b == BusSCSI {
 		return 36
@@ -162,7 +167,8 @@ func (d Device) check(p *problems) {
 	if !devPattern.MatchString(d.Dev) {
 		p.add("Device.Dev", "%q is no device name: want vda, sda and so on", d.Dev)
 	} else if slices.Contains(buses(), d.Bus) && !strings.HasPrefix(d.Dev, d.Bus.prefix()) {
-		p.add("Device.Dev", "%q does not fit the bus %s, whose disks are %sa and so on", d.Dev, d.Bus, d.Bus.prefix())
+		p.add("Device.Dev", "%q does not fit the bus %s, whose disks are %sa and so on", d.Dev,
+			d.Bus, d.Bus.prefix())
 	}
 	known(p, "Device.Kind", d.Kind, kinds())
 	known(p, "Device.Cache", d.Cache, caches())
@@ -195,7 +201,8 @@ func checkTogether(l LUN, d Device, p *problems) {
 	case d.Kind == KindLUN:
 		p.add("LUN.Serial", "a disk of kind lun has the target's own: leave it empty")
 	case len(l.Serial) > d.Bus.maxSerial():
-		p.add("LUN.Serial", "%q has %d characters, of which a guest sees %d on the bus %s: shorten it", l.Serial, len(l.Serial), d.Bus.maxSerial(), d.Bus)
+		p.add("LUN.Serial", "%q has %d characters, of which a guest sees %d on the bus %s: "+
+			"shorten it", l.Serial, len(l.Serial), d.Bus.maxSerial(), d.Bus)
 	}
 	switch {
 	case l.WWN == "":
@@ -220,5 +227,6 @@ func knownOrEmpty[T ~string](p *problems, field string, value T, values []T) {
 
 // printable tells whether XML can hold a text and a person can read it.
 func printable(text string) bool {
-	return utf8.ValidString(text) && !strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) })
+	return utf8.ValidString(text) &&
+		!strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) })
 }

@@ -48,12 +48,16 @@ func Disk(l LUN, d Device) (*libvirtxml.DomainDisk, error) {
 }
 
 func source(l LUN, d Device) *libvirtxml.DomainDiskSourceNetwork {
-	network := &libvirtxml.DomainDiskSourceNetwork{Protocol: "iscsi", Name: l.TargetName + "/" + strconv.Itoa(addressOf(l.Number))}
+	network := &libvirtxml.DomainDiskSourceNetwork{Protocol: "iscsi",
+		Name: l.TargetName + "/" + strconv.Itoa(addressOf(l.Number))}
 	for _, portal := range l.Portals {
-		network.Hosts = append(network.Hosts, libvirtxml.DomainDiskSourceHost{Name: portal.Host, Port: strconv.Itoa(int(portal.Port))})
+		network.Hosts = append(network.Hosts,
+			libvirtxml.DomainDiskSourceHost{Name: portal.Host,
+				Port: strconv.Itoa(int(portal.Port))})
 	}
 	if d.Initiator != "" {
-		network.Initiator = &libvirtxml.DomainDiskSourceNetworkInitiator{IQN: &libvirtxml.DomainDiskSourceNetworkIQN{Name: d.Initiator}}
+		network.Initiator = &libvirtxml.DomainDiskSourceNetworkInitiator{
+			IQN: &libvirtxml.DomainDiskSourceNetworkIQN{Name: d.Initiator}}
 	}
 	return network
 }
@@ -82,12 +86,14 @@ func DiskXML(l LUN, d Device) (string, error) {
 	return text, nil
 }
 
-// HotplugXML is the document for virDomainAttachDeviceFlags and virDomainDetachDeviceFlags, `virsh attach-device` and `virsh
-// detach-device`: DiskXML of a device that can be plugged into a running domain. One that cannot is an error. With BusSCSI the
-// domain should have a controller of model virtio-scsi, as libvirt otherwise plugs in another one.
+// HotplugXML is the document for virDomainAttachDeviceFlags and virDomainDetachDeviceFlags, `virsh
+// attach-device` and `virsh detach-device`: DiskXML of a device that can be plugged into a running
+// domain. One that cannot is an error. With BusSCSI the domain should have a controller of model
+// virtio-scsi, as libvirt otherwise plugs in another one.
 func HotplugXML(l LUN, d Device) (string, error) {
 	if d.withDefaults().Bus == BusSATA {
-		return "", &FieldError{Field: "Device.Bus", Problem: "sata disks cannot be hot-plugged: want scsi or virtio"}
+		return "", &FieldError{Field: "Device.Bus",
+			Problem: "sata disks cannot be hot-plugged: want scsi or virtio"}
 	}
 	return DiskXML(l, d)
 }

@@ -19,7 +19,8 @@ func demoLUN() LUN {
 	}
 }
 
-// TestTheOriginalElements renders everything that the first wrapper's handler rendered, for a caller that sets nothing else.
+// TestTheOriginalElements renders everything that the first wrapper's handler rendered, for a
+// caller that sets nothing else.
 func TestTheOriginalElements(t *testing.T) {
 	text, err := DiskXML(demoLUN(), Device{})
 	require.NoError(t, err)
@@ -47,12 +48,14 @@ func TestEveryElement(t *testing.T) {
 		Portals:    []Portal{{Host: "fd00::5"}, {Host: "disk.example.com", Port: 3261}},
 		TargetName: "iqn.2017-01.io.kubevirt:wrapper",
 		Number:     300,
-		Credential: Credential{Username: "u", SecretUUID: "01234567-89AB-cdef-0123-456789abcdef", SecretUsage: "not this one"},
+		Credential: Credential{Username: "u", SecretUUID: "01234567-89AB-cdef-0123-456789abcdef",
+			SecretUsage: "not this one"},
 		AccessMode: ReadShared,
 		Serial:     "0123456789abcdef0123",
 		WWN:        "0x3C0FFEE000000001",
 	}, Device{
-		Dev: "sdb", Bus: BusSCSI, BootOrder: 2, Initiator: "iqn.2020-01.org.example:vm", Cache: CacheDirectsync, IO: IONative, Discard: DiscardUnmap,
+		Dev: "sdb", Bus: BusSCSI, BootOrder: 2, Initiator: "iqn.2020-01.org.example:vm",
+		Cache: CacheDirectsync, IO: IONative, Discard: DiscardUnmap,
 		DetectZeroes: ZeroesUnmap, ErrorPolicy: ErrorNoSpace, ReadErrorPolicy: ErrorReport,
 	})
 	require.NoError(t, err)
@@ -138,53 +141,143 @@ func TestWhatIsWrongIsNamed(t *testing.T) {
 		field  string
 		says   string
 	}{
-		"no portal":                    {func(l *LUN, _ *Device) { l.Portals = nil }, "LUN.Portals", "no host"},
-		"an empty host":                {func(l *LUN, _ *Device) { l.Portals = append(l.Portals, Portal{}) }, "LUN.Portals[1].Host", "empty"},
-		"every address":                {func(l *LUN, _ *Device) { l.Portals[0].Host = "0.0.0.0" }, "LUN.Portals[0].Host", "every address"},
-		"every IPv6 address":           {func(l *LUN, _ *Device) { l.Portals[0].Host = "::" }, "LUN.Portals[0].Host", "every address"},
-		"an address with a zone":       {func(l *LUN, _ *Device) { l.Portals[0].Host = "fe80::1%eth0" }, "LUN.Portals[0].Host", "zone"},
-		"brackets":                     {func(l *LUN, _ *Device) { l.Portals[0].Host = "[::1]" }, "LUN.Portals[0].Host", "brackets"},
-		"a host with a port":           {func(l *LUN, _ *Device) { l.Portals[0].Host = "a:1" }, "LUN.Portals[0].Host", "DNS name"},
-		"no target name":               {func(l *LUN, _ *Device) { l.TargetName = "" }, "LUN.TargetName", "empty"},
-		"a bad IQN":                    {func(l *LUN, _ *Device) { l.TargetName = "iqn.bad" }, "LUN.TargetName", "iqn.bad"},
-		"a target name with a LUN":     {func(l *LUN, _ *Device) { l.TargetName += "/1" }, "LUN.TargetName", "'/'"},
-		"LUN 0":                        {func(l *LUN, _ *Device) { l.Number = 0 }, "LUN.Number", "begin at 1"},
-		"a negative LUN":               {func(l *LUN, _ *Device) { l.Number = -1 }, "LUN.Number", "-1"},
-		"too high a LUN":               {func(l *LUN, _ *Device) { l.Number = 16384 }, "LUN.Number", "16383"},
-		"a secret without a user":      {func(l *LUN, _ *Device) { l.Credential.Username = "" }, "LUN.Credential.Username", "empty"},
-		"a user with a newline":        {func(l *LUN, _ *Device) { l.Credential.Username = "a\nb" }, "LUN.Credential.Username", "control"},
-		"a user that is no UTF-8":      {func(l *LUN, _ *Device) { l.Credential.Username = "a\xff" }, "LUN.Credential.Username", "no UTF-8"},
-		"a user without a secret":      {func(l *LUN, _ *Device) { l.Credential.SecretUsage = "" }, "LUN.Credential.SecretUsage", "reference"},
-		"a usage with a slash":         {func(l *LUN, _ *Device) { l.Credential.SecretUsage = "a/b" }, "LUN.Credential.SecretUsage", "a/b"},
-		"a usage with a newline":       {func(l *LUN, _ *Device) { l.Credential.SecretUsage = "a\nb" }, "LUN.Credential.SecretUsage", "control"},
-		"a UUID that is none":          {func(l *LUN, _ *Device) { l.Credential.SecretUUID = "1234" }, "LUN.Credential.SecretUUID", "1234"},
-		"an access mode":               {func(l *LUN, _ *Device) { l.AccessMode = "rw" }, "LUN.AccessMode", "write-exclusive, write-shared or read-shared"},
-		"a serial's characters":        {func(l *LUN, _ *Device) { l.Serial = "a/b" }, "LUN.Serial", "a/b"},
-		"a serial that virtio cuts":    {func(l *LUN, _ *Device) { l.Serial = "0123456789abcdef01234" }, "LUN.Serial", "21 characters"},
-		"a serial that SATA cuts":      {func(l *LUN, d *Device) { l.Serial = "0123456789abcdef01234"; d.Bus = BusSATA }, "LUN.Serial", "21 characters"},
-		"a serial that SCSI cuts":      {func(l *LUN, d *Device) { l.Serial = "0123456789abcdef0123456789abcdef01234"; d.Dev = "sda" }, "LUN.Serial", "37 characters"},
-		"a WWN that is none":           {func(l *LUN, d *Device) { l.WWN = "naa.3"; d.Dev = "sda" }, "LUN.WWN", "16 hexadecimal"},
-		"a WWN of a virtio disk":       {func(l *LUN, _ *Device) { l.WWN = "3c0ffee000000001" }, "LUN.WWN", "virtio"},
-		"a WWN of a SATA disk":         {func(l *LUN, d *Device) { l.WWN = "3c0ffee000000001"; d.Bus = BusSATA }, "LUN.WWN", "sata"},
-		"a bus":                        {func(_ *LUN, d *Device) { d.Bus = "ide" }, "Device.Bus", "virtio, scsi or sata"},
-		"sda on virtio":                {func(_ *LUN, d *Device) { d.Dev = "sda"; d.Bus = BusVirtio }, "Device.Dev", "vda"},
-		"vda on scsi":                  {func(_ *LUN, d *Device) { d.Dev = "vda"; d.Bus = BusSCSI }, "Device.Dev", "sda"},
-		"a partition":                  {func(_ *LUN, d *Device) { d.Dev = "vda1" }, "Device.Dev", "vda1"},
-		"a path":                       {func(_ *LUN, d *Device) { d.Dev = "/dev/vda" }, "Device.Dev", "/dev/vda"},
-		"a kind":                       {func(_ *LUN, d *Device) { d.Kind = "cdrom" }, "Device.Kind", "disk or lun"},
-		"a LUN on virtio":              {func(_ *LUN, d *Device) { d.Kind = KindLUN }, "Device.Kind", "scsi"},
-		"a LUN with a serial":          {func(l *LUN, d *Device) { *d = Device{Kind: KindLUN, Dev: "sda"}; l.Serial = "a" }, "LUN.Serial", "target's own"},
-		"a LUN with a WWN":             {func(l *LUN, d *Device) { *d = Device{Kind: KindLUN, Dev: "sda"}; l.WWN = "3c0ffee000000001" }, "LUN.WWN", "target's own"},
-		"a cache mode":                 {func(_ *LUN, d *Device) { d.Cache = "fast" }, "Device.Cache", "writeback"},
-		"an I/O mode":                  {func(_ *LUN, d *Device) { d.IO = "aio" }, "Device.IO", "io_uring"},
-		"native I/O through a cache":   {func(_ *LUN, d *Device) { d.IO = IONative; d.Cache = CacheWriteback }, "Device.IO", "writeback"},
-		"a discard mode":               {func(_ *LUN, d *Device) { d.Discard = "on" }, "Device.Discard", "unmap or ignore"},
-		"a mode of zeros":              {func(_ *LUN, d *Device) { d.DetectZeroes = "yes" }, "Device.DetectZeroes", "off, on or unmap"},
-		"zeros discarded, kept mapped": {func(_ *LUN, d *Device) { d.DetectZeroes = ZeroesUnmap; d.Discard = DiscardIgnore }, "Device.DetectZeroes", "ignore"},
-		"an error policy":              {func(_ *LUN, d *Device) { d.ErrorPolicy = "retry" }, "Device.ErrorPolicy", "enospace"},
-		"a policy that reads lack":     {func(_ *LUN, d *Device) { d.ReadErrorPolicy = ErrorNoSpace }, "Device.ReadErrorPolicy", "stop, report or ignore"},
-		"an initiator":                 {func(_ *LUN, d *Device) { d.Initiator = "vm" }, "Device.Initiator", "vm"},
-		"a read-only SATA disk":        {func(l *LUN, d *Device) { l.ReadOnly = true; d.Bus = BusSATA }, "Device.Bus", "read-only"},
+		"no portal": {func(l *LUN, _ *Device) { l.Portals = nil }, "LUN.Portals",
+			"no host"},
+		"an empty host": {func(l *LUN,
+			_ *Device) {
+			l.Portals = append(l.Portals, Portal{})
+		}, "LUN.Portals[1].Host", "empty"},
+		"every address": {func(l *LUN, _ *Device) { l.Portals[0].Host = "0.0.0.0" },
+			"LUN.Portals[0].Host", "every address"},
+		"every IPv6 address": {func(l *LUN, _ *Device) { l.Portals[0].Host = "::" },
+			"LUN.Portals[0].Host", "every address"},
+		"an address with a zone": {func(l *LUN,
+			_ *Device) {
+			l.Portals[0].Host = "fe80::1%eth0"
+		}, "LUN.Portals[0].Host", "zone"},
+		"brackets": {func(l *LUN, _ *Device) { l.Portals[0].Host = "[::1]" },
+			"LUN.Portals[0].Host", "brackets"},
+		"a host with a port": {func(l *LUN, _ *Device) { l.Portals[0].Host = "a:1" },
+			"LUN.Portals[0].Host", "DNS name"},
+		"no target name": {func(l *LUN, _ *Device) { l.TargetName = "" },
+			"LUN.TargetName", "empty"},
+		"a bad IQN": {func(l *LUN, _ *Device) { l.TargetName = "iqn.bad" },
+			"LUN.TargetName", "iqn.bad"},
+		"a target name with a LUN": {func(l *LUN, _ *Device) { l.TargetName += "/1" },
+			"LUN.TargetName", "'/'"},
+		"LUN 0": {func(l *LUN, _ *Device) { l.Number = 0 }, "LUN.Number",
+			"begin at 1"},
+		"a negative LUN": {func(l *LUN, _ *Device) { l.Number = -1 }, "LUN.Number",
+			"-1"},
+		"too high a LUN": {func(l *LUN, _ *Device) { l.Number = 16384 }, "LUN.Number",
+			"16383"},
+		"a secret without a user": {func(l *LUN, _ *Device) { l.Credential.Username = "" },
+			"LUN.Credential.Username", "empty"},
+		"a user with a newline": {func(l *LUN, _ *Device) { l.Credential.Username = "a\nb" },
+			"LUN.Credential.Username", "control"},
+		"a user that is no UTF-8": {func(l *LUN,
+			_ *Device) {
+			l.Credential.Username = "a\xff"
+		}, "LUN.Credential.Username", "no UTF-8"},
+		"a user without a secret": {func(l *LUN, _ *Device) { l.Credential.SecretUsage = "" },
+			"LUN.Credential.SecretUsage", "reference"},
+		"a usage with a slash": {func(l *LUN,
+			_ *Device) {
+			l.Credential.SecretUsage = "a/b"
+		}, "LUN.Credential.SecretUsage", "a/b"},
+		"a usage with a newline": {func(l *LUN,
+			_ *Device) {
+			l.Credential.SecretUsage = "a\nb"
+		}, "LUN.Credential.SecretUsage", "control"},
+		"a UUID that is none": {func(l *LUN,
+			_ *Device) {
+			l.Credential.SecretUUID = "1234"
+		}, "LUN.Credential.SecretUUID", "1234"},
+		"an access mode": {func(l *LUN, _ *Device) { l.AccessMode = "rw" },
+			"LUN.AccessMode", "write-exclusive, write-shared or read-shared"},
+		"a serial's characters": {func(l *LUN, _ *Device) { l.Serial = "a/b" }, "LUN.Serial",
+			"a/b"},
+		"a serial that virtio cuts": {func(l *LUN,
+			_ *Device) {
+			l.Serial = "0123456789abcdef01234"
+		}, "LUN.Serial", "21 characters"},
+		"a serial that SATA cuts": {func(l *LUN,
+			d *Device) {
+			l.Serial = "0123456789abcdef01234"
+			d.Bus = BusSATA
+		}, "LUN.Serial", "21 characters"},
+		"a serial that SCSI cuts": {func(l *LUN,
+			d *Device) {
+			l.Serial = "0123456789abcdef0123456789abcdef01234"
+			d.Dev = "sda"
+		}, "LUN.Serial", "37 characters"},
+		"a WWN that is none": {func(l *LUN, d *Device) { l.WWN = "naa.3"; d.Dev = "sda" },
+			"LUN.WWN", "16 hexadecimal"},
+		"a WWN of a virtio disk": {func(l *LUN, _ *Device) { l.WWN = "3c0ffee000000001" },
+			"LUN.WWN", "virtio"},
+		"a WWN of a SATA disk": {func(l *LUN,
+			d *Device) {
+			l.WWN = "3c0ffee000000001"
+			d.Bus = BusSATA
+		}, "LUN.WWN", "sata"},
+		"a bus": {func(_ *LUN, d *Device) { d.Bus = "ide" }, "Device.Bus",
+			"virtio, scsi or sata"},
+		"sda on virtio": {func(_ *LUN,
+			d *Device) {
+			d.Dev = "sda"
+			d.Bus = BusVirtio
+		}, "Device.Dev", "vda"},
+		"vda on scsi": {func(_ *LUN, d *Device) { d.Dev = "vda"; d.Bus = BusSCSI },
+			"Device.Dev", "sda"},
+		"a partition": {func(_ *LUN, d *Device) { d.Dev = "vda1" }, "Device.Dev",
+			"vda1"},
+		"a path": {func(_ *LUN, d *Device) { d.Dev = "/dev/vda" },
+			"Device.Dev", "/dev/vda"},
+		"a kind": {func(_ *LUN, d *Device) { d.Kind = "cdrom" },
+			"Device.Kind", "disk or lun"},
+		"a LUN on virtio": {func(_ *LUN, d *Device) { d.Kind = KindLUN },
+			"Device.Kind", "scsi"},
+		"a LUN with a serial": {func(l *LUN,
+			d *Device) {
+			*d = Device{Kind: KindLUN, Dev: "sda"}
+			l.Serial = "a"
+		}, "LUN.Serial", "target's own"},
+		"a LUN with a WWN": {func(l *LUN,
+			d *Device) {
+			*d = Device{Kind: KindLUN, Dev: "sda"}
+			l.WWN = "3c0ffee000000001"
+		}, "LUN.WWN", "target's own"},
+		"a cache mode": {func(_ *LUN, d *Device) { d.Cache = "fast" },
+			"Device.Cache", "writeback"},
+		"an I/O mode": {func(_ *LUN, d *Device) { d.IO = "aio" }, "Device.IO",
+			"io_uring"},
+		"native I/O through a cache": {func(_ *LUN,
+			d *Device) {
+			d.IO = IONative
+			d.Cache = CacheWriteback
+		}, "Device.IO", "writeback"},
+		"a discard mode": {func(_ *LUN, d *Device) { d.Discard = "on" },
+			"Device.Discard", "unmap or ignore"},
+		"a mode of zeros": {func(_ *LUN, d *Device) { d.DetectZeroes = "yes" },
+			"Device.DetectZeroes", "off, on or unmap"},
+		"zeros discarded, kept mapped": {func(_ *LUN,
+			d *Device) {
+			d.DetectZeroes = ZeroesUnmap
+			d.Discard = DiscardIgnore
+		}, "Device.DetectZeroes", "ignore"},
+		"an error policy": {func(_ *LUN, d *Device) { d.ErrorPolicy = "retry" },
+			"Device.ErrorPolicy", "enospace"},
+		"a policy that reads lack": {func(_ *LUN,
+			d *Device) {
+			d.ReadErrorPolicy = ErrorNoSpace
+		}, "Device.ReadErrorPolicy", "stop, report or ignore"},
+		"an initiator": {func(_ *LUN, d *Device) { d.Initiator = "vm" },
+			"Device.Initiator", "vm"},
+		"a read-only SATA disk": {func(l *LUN,
+			d *Device) {
+			l.ReadOnly = true
+			d.Bus = BusSATA
+		}, "Device.Bus", "read-only"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l, d := demoLUN(), Device{}
@@ -223,7 +316,8 @@ func TestForADevice(t *testing.T) {
 		d           Device
 		serial, wwn string
 	}{
-		{Device{}, "s", ""}, {Device{Dev: "sda"}, "s", l.WWN}, {Device{Bus: BusSATA}, "s", ""}, {Device{Dev: "sda", Kind: KindLUN}, "", ""},
+		{Device{}, "s", ""}, {Device{Dev: "sda"}, "s", l.WWN}, {Device{Bus: BusSATA}, "s", ""},
+		{Device{Dev: "sda", Kind: KindLUN}, "", ""},
 	} {
 		disk, err := Disk(l.For(c.d), c.d)
 		require.NoError(t, err)
@@ -250,8 +344,10 @@ func TestSecret(t *testing.T) {
 	secret, err := Secret(Credential{SecretUUID: "01234567-89AB-cdef-0123-456789abcdef"})
 	require.NoError(t, err)
 	require.Equal(t, "01234567-89ab-cdef-0123-456789abcdef", secret.UUID)
-	require.Equal(t, "01234567-89ab-cdef-0123-456789abcdef", secret.Usage.Target, "libvirt refuses a disk's secret that is for no iSCSI")
-	secret, err = Secret(Credential{SecretUUID: "01234567-89ab-cdef-0123-456789abcdef", SecretUsage: "name"})
+	require.Equal(t, "01234567-89ab-cdef-0123-456789abcdef", secret.Usage.Target,
+		"libvirt refuses a disk's secret that is for no iSCSI")
+	secret, err = Secret(Credential{SecretUUID: "01234567-89ab-cdef-0123-456789abcdef",
+		SecretUsage: "name"})
 	require.NoError(t, err)
 	require.Equal(t, "name", secret.Usage.Target)
 	for field, c := range map[string]Credential{
@@ -267,15 +363,19 @@ func TestSecret(t *testing.T) {
 
 func TestParsePortal(t *testing.T) {
 	for text, want := range map[string]Portal{
-		"10.0.0.5": {Host: "10.0.0.5"}, "10.0.0.5:3261": {Host: "10.0.0.5", Port: 3261}, "::1": {Host: "::1"}, "[::1]": {Host: "::1"},
-		"[fd00::5]:3261": {Host: "fd00::5", Port: 3261}, "disk.example.com:3260": {Host: "disk.example.com", Port: 3260},
-		"a:03260": {Host: "a", Port: 3260}, strings.Repeat("a.", 126) + "a": {Host: strings.Repeat("a.", 126) + "a"},
+		"10.0.0.5": {Host: "10.0.0.5"}, "10.0.0.5:3261": {Host: "10.0.0.5", Port: 3261},
+		"::1": {Host: "::1"}, "[::1]": {Host: "::1"},
+		"[fd00::5]:3261":                {Host: "fd00::5", Port: 3261},
+		"disk.example.com:3260":         {Host: "disk.example.com", Port: 3260},
+		"a:03260":                       {Host: "a", Port: 3260},
+		strings.Repeat("a.", 126) + "a": {Host: strings.Repeat("a.", 126) + "a"},
 	} {
 		got, err := ParsePortal(text)
 		require.NoError(t, err, text)
 		require.Equal(t, want, got)
 	}
-	for _, text := range []string{"", ":3260", "a:b", "a:0", "a:65536", "0.0.0.0:3260", "a b", "[::1]:x", "http://a", "a:1:2", strings.Repeat("a.", 126) + "ab"} {
+	for _, text := range []string{"", ":3260", "a:b", "a:0", "a:65536", "0.0.0.0:3260", "a b",
+		"[::1]:x", "http://a", "a:1:2", strings.Repeat("a.", 126) + "ab"} {
 		_, err := ParsePortal(text)
 		require.Error(t, err, text)
 	}

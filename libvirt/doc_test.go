@@ -21,31 +21,36 @@ func TestDocumentationNamesWhatThereIs(t *testing.T) {
 	pkg := documented(t)
 	for place, text := range pkg.texts {
 		for _, name := range mixedCase.FindAllString(text, -1) {
-			require.True(t, pkg.names[name] || slices.Contains(foreign, name), "%s names %s, which does not exist", place, name)
+			require.True(t, pkg.names[name] || slices.Contains(foreign, name),
+				"%s names %s, which does not exist", place, name)
 		}
 	}
 }
 
-// mixedCase is a word that can be nothing but the name of something in Go: FieldError, and Field in the middle of a
-// path as LUN.Number. Words of people with two capitals, as in QEMU or CHAP, have no small letter before one.
+// mixedCase is a word that can be nothing but the name of something in Go: FieldError, and Field in
+// the middle of a path as LUN.Number. Words of people with two capitals, as in QEMU or CHAP, have
+// no small letter before one.
 var mixedCase = regexp.MustCompile(`\b[A-Z][A-Za-z0-9]*[a-z0-9][A-Z][A-Za-z0-9]*\b`)
 
 // foreign are names that look like those of Go and are those of others.
 var foreign = []string{"KubeVirt"}
 
-// TestHandlersPageNamesWhatThereIs takes the Go code of the page apart, and looks for names in its prose.
+// TestHandlersPageNamesWhatThereIs takes the Go code of the page apart, and looks for names in its
+// prose.
 func TestHandlersPageNamesWhatThereIs(t *testing.T) {
 	page, err := os.ReadFile("../docs/handlers.md")
 	require.NoError(t, err)
 	pkg := documented(t)
 	for _, name := range mixedCase.FindAllString(string(page), -1) {
-		require.True(t, pkg.names[name] || slices.Contains(foreign, name), "the page names %s, which does not exist", name)
+		require.True(t, pkg.names[name] || slices.Contains(foreign, name),
+			"the page names %s, which does not exist", name)
 	}
 	code := goCode(string(page))
 	require.NotEmpty(t, code, "the page shows how the library is used")
 	found := 0
 	for _, block := range code {
-		body, err := parser.ParseFile(token.NewFileSet(), "handlers.md", "package p\nfunc _() {\n"+block+"\n}\n", 0)
+		body, err := parser.ParseFile(token.NewFileSet(), "handlers.md",
+			"package p\nfunc _() {\n"+block+"\n}\n", 0)
 		require.NoError(t, err, block)
 		ast.Inspect(body, func(n ast.Node) bool {
 			switch n := n.(type) {
@@ -73,8 +78,8 @@ func TestHandlersPageNamesWhatThereIs(t *testing.T) {
 	require.Greater(t, found, 5)
 }
 
-// TestHandlersPageImports runs what the page says of importing the module, in a module of a handler, without a network: what else is
-// needed is in the cache of this machine's Go.
+// TestHandlersPageImports runs what the page says of importing the module, in a module of a
+// handler, without a network: what else is needed is in the cache of this machine's Go.
 func TestHandlersPageImports(t *testing.T) {
 	page, err := os.ReadFile("../docs/handlers.md")
 	require.NoError(t, err)
@@ -90,24 +95,29 @@ func TestHandlersPageImports(t *testing.T) {
 	}
 	require.Len(t, recipes, 2, "a checkout, and a proxy")
 	for _, recipe := range recipes {
-		if _, err := os.Stat(filepath.Join(root, ".git")); err != nil && strings.Contains(recipe, "git ") {
+		if _, err := os.Stat(filepath.Join(root, ".git")); err != nil && strings.Contains(recipe,
+			"git ") {
 			t.Skip("these sources are not in git")
 		}
 		place := t.TempDir()
 		require.NoError(t, os.Symlink(root, filepath.Join(place, "kubevirt-disk")))
 		handler := filepath.Join(place, "handler")
 		require.NoError(t, os.Mkdir(handler, 0o755))
-		for name, text := range map[string]string{"go.mod": "module example.com/handler\n\ngo 1.26\n", "main.go": handlerSource} {
+		for name, text := range map[string]string{
+			"go.mod": "module example.com/handler\n\ngo 1.26\n", "main.go": handlerSource} {
 			require.NoError(t, os.WriteFile(filepath.Join(handler, name), []byte(text), 0o644))
 		}
 		cmd := exec.Command("bash", "-euc", recipe+"\ngo run .")
 		cmd.Dir = handler
-		cmd.Env = append(os.Environ(), "GOENV="+place+"/env", "GOWORK=off", "GOFLAGS=-modcacherw", "GOSUMDB=off", "PROXY="+place+"/proxy")
+		cmd.Env = append(os.Environ(), "GOENV="+place+"/env", "GOWORK=off", "GOFLAGS=-modcacherw",
+			"GOSUMDB=off", "PROXY="+place+"/proxy")
 		downloaded := "file://" + strings.TrimSpace(string(cache)) + "/cache/download"
 		if strings.Contains(recipe, "GOPROXY") {
-			// Of its own, so that what the proxy has is taken; by the file, which the recipe changes.
+			// Of its own, so that what the proxy has is taken; by the file, which the recipe
+			// changes.
 			cmd.Env = append(cmd.Env, "GOPROXY=", "GOMODCACHE="+place+"/cache")
-			require.NoError(t, os.WriteFile(place+"/env", []byte("GOPROXY="+downloaded+"\n"), 0o644))
+			require.NoError(t, os.WriteFile(place+"/env", []byte("GOPROXY="+downloaded+"\n"),
+				0o644))
 		} else {
 			cmd.Env = append(cmd.Env, "GOPROXY="+downloaded)
 		}
@@ -133,7 +143,8 @@ func main() {
 
 // goCode is the blocks of a page that are Go.
 func goCode(page string) []string {
-	return slices.DeleteFunc(blocks(page), func(block string) bool { return !strings.Contains(block, "libvirt.LUN{") })
+	return slices.DeleteFunc(blocks(page),
+		func(block string) bool { return !strings.Contains(block, "libvirt.LUN{") })
 }
 
 // blocks is the indented parts of a page.
@@ -154,7 +165,8 @@ func blocks(page string) (all []string) {
 // documentation is what the package says of itself.
 type documentation struct {
 	texts map[string]string // by what they are about
-	names map[string]bool   // what there is: X, and T.X for a field or method, of which X alone counts, too
+	// what there is: X, and T.X for a field or method, of which X alone counts, too
+	names map[string]bool
 }
 
 func documented(t *testing.T) documentation {

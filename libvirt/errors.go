@@ -5,10 +5,12 @@ import (
 	"fmt"
 )
 
-// FieldError is one wrong field of an argument. Where several are wrong, they are joined; errors.As finds the first.
+// FieldError is one wrong field of an argument. Where several are wrong, they are joined; errors.As
+// finds the first.
 type FieldError struct {
-	// Field is its path: of Go fields ("LUN.Portals[0].Host", "Device.Bus") in what Disk and Secret are given, of XML
-	// ("disk/source/host[1]/@name") in what ParseDisk reads, and of keys ("disks[0].source.iscsi.portal") in ParseSources.
+	// Field is its path: of Go fields ("LUN.Portals[0].Host", "Device.Bus") in what Disk and Secret
+	// are given, of XML ("disk/source/host[1]/@name") in what ParseDisk reads, and of keys
+	// ("disks[0].source.iscsi.portal") in ParseSources.
 	Field   string
 	Problem string // what is wrong and what is wanted, without the field's name
 }
@@ -18,7 +20,8 @@ func (e *FieldError) Error() string { return e.Field + ": " + e.Problem }
 // problems collects all that is wrong with an argument.
 type problems struct {
 	list []error
-	name func(field string) string // translates the path of a Go field into what the caller knows; nil: as it is
+	// translates the path of a Go field into what the caller knows; nil: as it is
+	name func(field string) string
 }
 
 func (p *problems) add(field, format string, args ...any) {

@@ -35,8 +35,9 @@ func Example() {
 		Type: "kvm",
 		Name: "vm",
 		Devices: &libvirtxml.DomainDeviceList{
-			Controllers: []libvirtxml.DomainController{{Type: "scsi", Index: &index, Model: "virtio-scsi"}},
-			Disks:       []libvirtxml.DomainDisk{*disk},
+			Controllers: []libvirtxml.DomainController{{Type: "scsi", Index: &index,
+				Model: "virtio-scsi"}},
+			Disks: []libvirtxml.DomainDisk{*disk},
 		},
 	}
 	document, err := domain.Marshal()
@@ -104,7 +105,7 @@ func ExampleDisk_errors() {
 	}, libvirt.Device{Dev: "sda", Bus: libvirt.BusVirtio})
 	fmt.Println(err)
 	// Output:
-	// LUN.Portals[0].Host: 0.0.0.0 stands for every address of the target's machine: want one that the virtual machine's host can reach
+	// LUN.Portals[0].Host: 0.0.0.0 means every address: want one that the VM's host can reach
 	// LUN.Number: 0 is no disk: the LUNs of disks begin at 1
 	// Device.Dev: "sda" does not fit the bus virtio, whose disks are vda and so on
 }
@@ -120,7 +121,8 @@ func ExampleParseDisk() {
 		fmt.Println(err)
 		return
 	}
-	fmt.Println(lun.Portals[0], lun.TargetName, lun.Number, lun.Credential.Username, lun.Credential.SecretUsage)
+	fmt.Println(lun.Portals[0], lun.TargetName, lun.Number, lun.Credential.Username,
+		lun.Credential.SecretUsage)
 	fmt.Println(device.Dev, device.Bus, device.Cache)
 	// Output:
 	// 10.0.0.5:3261 iqn.2017-01.io.kubevirt:wrapper 1 vm vm-disk

@@ -17,8 +17,9 @@ const DefaultPort = 3260
 // maxLUN is the highest LUN of the flat addressing method, 14 bits (SAM-5 4.7.7).
 const maxLUN = 1<<14 - 1
 
-// QEMU takes the number behind a target's name for the first two bytes of a LUN's address as they are sent. Up to maxPeripheral they
-// are the number itself, the peripheral device addressing method; above they have the two bits of the flat one (SAM-5 4.7.7).
+// QEMU takes the number behind a target's name for the first two bytes of a LUN's address as they
+// are sent. Up to maxPeripheral they are the number itself, the peripheral device addressing
+// method; above they have the two bits of the flat one (SAM-5 4.7.7).
 const (
 	maxPeripheral = 1<<8 - 1
 	flatMethod    = 1 << 14
@@ -32,7 +33,8 @@ func addressOf(number int) int {
 	return number
 }
 
-// numberOf is the inverse. A number above maxPeripheral without the method is none that QEMU reaches, but only one LUN can be meant.
+// numberOf is the inverse. A number above maxPeripheral without the method is none that QEMU
+// reaches, but only one LUN can be meant.
 func numberOf(address int) int {
 	if address >= flatMethod {
 		return address - flatMethod
@@ -42,8 +44,9 @@ func numberOf(address int) int {
 
 // LUN is a served disk: where it is, and what a virtual machine is to know of it.
 type LUN struct {
-	// Portals are the addresses of the target, at least one, the preferred first. All become <host> elements; libvirt's QEMU
-	// driver connects to the first, and libvirt's schema for validation allows no second.
+	// Portals are the addresses of the target, at least one, the preferred first. All become <host>
+	// elements; libvirt's QEMU driver connects to the first, and libvirt's schema for validation
+	// allows no second.
 	Portals []Portal
 
 	TargetName string // iSCSI name
@@ -52,15 +55,16 @@ type LUN struct {
 	Credential Credential // the zero value: the target asks for none
 
 	AccessMode AccessMode // "": WriteExclusive
-	// ReadOnly shows the guest a read-only disk; it is always so with ReadShared. With WriteShared the element is that of
-	// ReadShared, and is read back so.
+	// ReadOnly shows the guest a read-only disk; it is always so with ReadShared. With WriteShared
+	// the element is that of ReadShared, and is read back so.
 	ReadOnly bool
 
-	// Serial is what the guest shows as the disk's serial number: letters, digits, '_', '.', '+', '-' and spaces, at most 36 with
-	// BusSCSI and 20 with the others. "": none.
+	// Serial is what the guest shows as the disk's serial number: letters, digits, '_', '.', '+',
+	// '-' and spaces, at most 36 with BusSCSI and 20 with the others. "": none.
 	Serial string
 
-	// WWN is the disk's NAA identifier, 16 hexadecimal digits. Only disks of BusSCSI have one. "": none.
+	// WWN is the disk's NAA identifier, 16 hexadecimal digits. Only disks of BusSCSI have one. "":
+	// none.
 	WWN string
 }
 
@@ -78,7 +82,8 @@ func ParsePortal(text string) (Portal, error) {
 	} else if _, err := netip.ParseAddr(text); err != nil && strings.Contains(text, ":") {
 		host, port, err := net.SplitHostPort(text)
 		if err != nil {
-			return Portal{}, fmt.Errorf("%q is no portal: want HOST, HOST:PORT or [IPv6]:PORT", text)
+			return Portal{}, fmt.Errorf("%q is no portal: want HOST, HOST:PORT or [IPv6]:PORT",
+				text)
 		}
 		p.Host = host
 		if p.Port, err = parsePort(port); err != nil {
@@ -115,15 +120,16 @@ type AccessMode string
 const (
 	WriteExclusive AccessMode = "write-exclusive" // one virtual machine
 	WriteShared    AccessMode = "write-shared"    // several, for cluster file systems: <shareable>
-	ReadShared     AccessMode = "read-shared"     // several, and nobody writes: <shareable> and <readonly>
+	// several, and nobody writes: <shareable> and <readonly>
+	ReadShared AccessMode = "read-shared"
 )
 
 func accessModes() []AccessMode { return []AccessMode{WriteExclusive, WriteShared, ReadShared} }
 
 // Credential is a CHAP user, and a libvirt secret that holds the password, by reference.
 type Credential struct {
-	// Username is passed on as it is. libvirt's schema for validation knows only letters, digits, '_', '+' and '-' in it; libvirt
-	// itself takes any.
+	// Username is passed on as it is. libvirt's schema for validation knows only letters, digits,
+	// '_', '+' and '-' in it; libvirt itself takes any.
 	Username string
 
 	SecretUsage string // the usage name of the secret; no '/'
@@ -154,8 +160,9 @@ func (c Credential) withDefaults() Credential {
 	return c
 }
 
-// For returns the LUN without the identity that such a device has no place for: serial number and WWN of a KindLUN, the WWN of a
-// disk that is not on BusSCSI. It is for callers that know a LUN's identity whatever the device; Disk refuses what does not fit.
+// For returns the LUN without the identity that such a device has no place for: serial number and
+// WWN of a KindLUN, the WWN of a disk that is not on BusSCSI. It is for callers that know a LUN's
+// identity whatever the device; Disk refuses what does not fit.
 func (l LUN) For(d Device) LUN {
 	d = d.withDefaults()
 	if d.Kind == KindLUN {
@@ -168,7 +175,8 @@ func (l LUN) For(d Device) LUN {
 }
 
 var (
-	dnsPattern    = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*\.?$`)
+	dnsPattern = regexp.MustCompile(
+		`^[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*\.?$`)
 	wwnPattern    = regexp.MustCompile(`^[0-9a-f]{16}$`)
 	serialPattern = regexp.MustCompile(`^[A-Za-z0-9_.+-]([A-Za-z0-9_.+ -]*[A-Za-z0-9_.+-])?$`)
 	uuidPattern   = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
@@ -196,7 +204,8 @@ func (l LUN) check(p *problems) {
 		p.add("LUN.AccessMode", "%q is unknown: want %s", l.AccessMode, oneOf(accessModes()))
 	}
 	if l.Serial != "" && !serialPattern.MatchString(l.Serial) {
-		p.add("LUN.Serial", "%q has other characters than libvirt takes: letters, digits, '_', '.', '+', '-', and spaces between them", l.Serial)
+		p.add("LUN.Serial", "%q has other characters than libvirt takes: letters, digits, '_', "+
+			"'.', '+', '-', and spaces between them", l.Serial)
 	}
 	if l.WWN != "" && !wwnPattern.MatchString(l.WWN) {
 		p.add("LUN.WWN", "%q is no WWN: want 16 hexadecimal digits", l.WWN)
@@ -210,14 +219,17 @@ func checkHost(host string) error {
 	if addr, err := netip.ParseAddr(host); err == nil {
 		switch {
 		case addr.IsUnspecified():
-			return fmt.Errorf("%s stands for every address of the target's machine: want one that the virtual machine's host can reach", host)
+			return fmt.Errorf("%s means every address: want one that the VM's host can reach",
+				host)
 		case addr.Zone() != "":
-			return fmt.Errorf("%q has a zone, which libvirt does not take: want an address without one", host)
+			return fmt.Errorf("%q has a zone, which libvirt does not take: want an address "+
+				"without one", host)
 		}
 		return nil
 	}
 	if len(host) > 253 || !dnsPattern.MatchString(host) {
-		return fmt.Errorf("%q is neither an IP address (IPv6 without brackets) nor a DNS name", host)
+		return fmt.Errorf("%q is neither an IP address (IPv6 without brackets) nor a DNS name",
+			host)
 	}
 	return nil
 }
@@ -233,13 +245,16 @@ func (c Credential) check(p *problems, field string) {
 
 func (c Credential) checkReference(p *problems, field string) {
 	if c.SecretUUID == "" && c.SecretUsage == "" {
-		p.add(field+".SecretUsage", "it is empty, and so is SecretUUID: want the reference to a libvirt secret")
+		p.add(field+".SecretUsage", "it is empty, and so is SecretUUID: want the reference to a "+
+			"libvirt secret")
 	}
 	if c.SecretUUID != "" && !uuidPattern.MatchString(c.SecretUUID) {
-		p.add(field+".SecretUUID", "%q is no UUID: want 01234567-89ab-cdef-0123-456789abcdef", c.SecretUUID)
+		p.add(field+".SecretUUID", "%q is no UUID: want 01234567-89ab-cdef-0123-456789abcdef",
+			c.SecretUUID)
 	}
 	if strings.Contains(c.SecretUsage, "/") || !printable(c.SecretUsage) {
-		p.add(field+".SecretUsage", "%q has '/' or control characters, which libvirt does not take", c.SecretUsage)
+		p.add(field+".SecretUsage", "%q has '/' or control characters, which libvirt does not take",
+			c.SecretUsage)
 	}
 }
 

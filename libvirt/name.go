@@ -12,22 +12,25 @@ const maxNameLength = 223
 
 var (
 	// A date, a reversed domain name, and a free part after a colon (RFC 7143 4.2.7.4).
-	iqnPattern = regexp.MustCompile(`^iqn\.[0-9]{4}-(0[1-9]|1[0-2])\.[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*(:.+)?$`)
+	iqnPattern = regexp.MustCompile(
+		`^iqn\.[0-9]{4}-(0[1-9]|1[0-2])\.[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*(:.+)?$`)
 	// RFC 7143 4.2.7.5; its own examples have digits in upper case.
 	euiPattern = regexp.MustCompile(`^eui\.[0-9A-Fa-f]{16}$`)
 	// RFC 7143 4.2.7.6: 64 or 128 bits.
 	naaPattern = regexp.MustCompile(`^naa\.([0-9A-Fa-f]{16}|[0-9A-Fa-f]{32})$`)
 )
 
-// CheckName tells whether a text is an iSCSI name, of a target or an initiator, as a login can use it. Names are compared byte for
-// byte once they are normalised (RFC 7143 4.2.7.2), so a name that is not is refused: changed in silence, it would not be the
-// one that a person then types elsewhere.
+// CheckName tells whether a text is an iSCSI name, of a target or an initiator, as a login can use
+// it. Names are compared byte for byte once they are normalised (RFC 7143 4.2.7.2), so a name that
+// is not is refused: changed in silence, it would not be the one that a person then types
+// elsewhere.
 func CheckName(name string) error {
 	switch {
 	case name == "":
 		return errors.New("the name is empty: want one as iqn.2017-01.io.kubevirt:wrapper")
 	case len(name) > maxNameLength:
-		return fmt.Errorf("the name is %d bytes long: an iSCSI name has at most %d", len(name), maxNameLength)
+		return fmt.Errorf("the name is %d bytes long: an iSCSI name has at most %d", len(name),
+			maxNameLength)
 	case strings.HasPrefix(name, "iqn."):
 		return checkIQN(name)
 	case strings.HasPrefix(name, "eui."):
@@ -36,10 +39,12 @@ func CheckName(name string) error {
 		}
 	case strings.HasPrefix(name, "naa."):
 		if !naaPattern.MatchString(name) {
-			return fmt.Errorf("%q is no NAA name: want \"naa.\" and 16 or 32 hexadecimal digits", name)
+			return fmt.Errorf("%q is no NAA name: want \"naa.\" and 16 or 32 hexadecimal digits",
+				name)
 		}
 	default:
-		return fmt.Errorf("%q is no iSCSI name: it begins with iqn., eui. or naa., as in iqn.2017-01.io.kubevirt:wrapper", name)
+		return fmt.Errorf("%q is no iSCSI name: it begins with iqn., eui. or naa., as in "+
+			"iqn.2017-01.io.kubevirt:wrapper", name)
 	}
 	return nil
 }
@@ -49,13 +54,16 @@ func checkIQN(name string) error {
 		switch {
 		case 'a' <= r && r <= 'z', '0' <= r && r <= '9', r == '-', r == '.', r == ':':
 		case 'A' <= r && r <= 'Z':
-			return fmt.Errorf("%q has upper-case letters, which iSCSI names do not: use %q", name, strings.ToLower(name))
+			return fmt.Errorf("%q has upper-case letters, which iSCSI names do not: use %q", name,
+				strings.ToLower(name))
 		default:
-			return fmt.Errorf("%q has the character %q: an iSCSI name has a-z, 0-9, '-', '.' and ':'", name, r)
+			return fmt.Errorf("%q has the character %q: an iSCSI name has a-z, 0-9, '-', '.' and "+
+				"':'", name, r)
 		}
 	}
 	if !iqnPattern.MatchString(name) {
-		return fmt.Errorf("%q is no iSCSI qualified name: want iqn.YEAR-MONTH.REVERSED-DOMAIN[:NAME], as in iqn.2017-01.io.kubevirt:wrapper", name)
+		return fmt.Errorf("%q is no iSCSI qualified name: want "+
+			"iqn.YEAR-MONTH.REVERSED-DOMAIN[:NAME], as in iqn.2017-01.io.kubevirt:wrapper", name)
 	}
 	return nil
 }

@@ -9,8 +9,10 @@ import (
 
 func TestCheckName(t *testing.T) {
 	for _, name := range []string{
-		"iqn.2017-01.io.kubevirt:wrapper", "iqn.2001-04.com.example", "iqn.2001-04.com.example:storage:diskarrays-sn-a8675309",
-		"iqn.2001-12.com.ex-ample:storage.tape1.sys1.xyz", "eui.02004567A425678D", "eui.02004567a425678d",
+		"iqn.2017-01.io.kubevirt:wrapper", "iqn.2001-04.com.example",
+		"iqn.2001-04.com.example:storage:diskarrays-sn-a8675309",
+		"iqn.2001-12.com.ex-ample:storage.tape1.sys1.xyz", "eui.02004567A425678D",
+		"eui.02004567a425678d",
 		"naa.52004567BA64678D", "naa.62004567BA64678D0123456789ABCDEF",
 		"iqn.2001-04.com.example:" + strings.Repeat("a", maxNameLength-24),
 	} {

@@ -12,9 +12,10 @@ import (
 	"libvirt.org/go/libvirtxml"
 )
 
-// ParseDisk reads a <disk> element, as Disk made it or as libvirt shows it of a domain, back into a LUN and a device. What an
-// element leaves out comes back as the value that it stands for: the port, the cache mode CacheDefault, DiscardIgnore. Elements that
-// tell nothing of a LUN (alias, address, statistics and the like) are passed over; one that changes what the guest would see of
+// ParseDisk reads a <disk> element, as Disk made it or as libvirt shows it of a domain, back into a
+// LUN and a device. What an element leaves out comes back as the value that it stands for: the
+// port, the cache mode CacheDefault, DiscardIgnore. Elements that tell nothing of a LUN (alias,
+// address, statistics and the like) are passed over; one that changes what the guest would see of
 // it, such as encryption, and a disk that Disk would not make, is an error.
 func ParseDisk(document string) (LUN, Device, error) {
 	decoder := xml.NewDecoder(strings.NewReader(document))
@@ -25,7 +26,8 @@ func ParseDisk(document string) (LUN, Device, error) {
 	for {
 		switch token, err := decoder.Token(); t := token.(type) {
 		case xml.StartElement:
-			return LUN{}, Device{}, fmt.Errorf("more than a <disk> element: <%s> follows", t.Name.Local)
+			return LUN{}, Device{},
+				fmt.Errorf("more than a <disk> element: <%s> follows", t.Name.Local)
 		default:
 			if errors.Is(err, io.EOF) {
 				return FromDisk(&disk)
@@ -41,11 +43,14 @@ func ParseDisk(document string) (LUN, Device, error) {
 func FromDisk(disk *libvirtxml.DomainDisk) (LUN, Device, error) {
 	p := problems{name: xmlName}
 	if disk.Source == nil || disk.Source.Network == nil {
-		return LUN{}, Device{}, &FieldError{Field: "disk/@type", Problem: `it is no network disk: want "network"`}
+		return LUN{}, Device{},
+			&FieldError{Field: "disk/@type", Problem: `it is no network disk: want "network"`}
 	}
 	network := disk.Source.Network
 	if network.Protocol != "iscsi" {
-		return LUN{}, Device{}, &FieldError{Field: "disk/source/@protocol", Problem: fmt.Sprintf("%q is another protocol: want iscsi", network.Protocol)}
+		return LUN{}, Device{},
+			&FieldError{Field: "disk/source/@protocol",
+				Problem: fmt.Sprintf("%q is another protocol: want iscsi", network.Protocol)}
 	}
 	var l LUN
 	l.Portals = portals(network.Hosts, &p)
@@ -85,7 +90,8 @@ func portals(hosts []libvirtxml.DomainDiskSourceHost, p *problems) []Portal {
 	for i, host := range hosts {
 		portal := Portal{Host: host.Name, Port: DefaultPort}
 		if host.Transport != "" && host.Transport != "tcp" {
-			p.add(fmt.Sprintf("disk/source/host[%d]/@transport", i+1), "%q is no transport of iSCSI: want tcp", host.Transport)
+			p.add(fmt.Sprintf("disk/source/host[%d]/@transport", i+1),
+				"%q is no transport of iSCSI: want tcp", host.Transport)
 		}
 		if host.Port != "" {
 			var err error
@@ -101,7 +107,8 @@ func portals(hosts []libvirtxml.DomainDiskSourceHost, p *problems) []Portal {
 func sourceName(name string, p *problems) (target string, number int) {
 	target, lun, ok := strings.Cut(name, "/")
 	if !ok {
-		p.add("disk/source/@name", "%q has no LUN, which libvirt takes for LUN 0: want TARGET/LUN, from 1", name)
+		p.add("disk/source/@name", "%q has no LUN, which libvirt takes for LUN 0: want "+
+			"TARGET/LUN, from 1", name)
 		return target, 0
 	}
 	address, err := strconv.ParseUint(lun, 10, 15)
@@ -121,7 +128,8 @@ func credential(a *libvirtxml.DomainDiskAuth, p *problems) Credential {
 		return c
 	}
 	if a.Secret.Type != "iscsi" {
-		p.add("disk/auth/secret/@type", "%q is no secret of an iSCSI disk: want iscsi", a.Secret.Type)
+		p.add("disk/auth/secret/@type", "%q is no secret of an iSCSI disk: want iscsi",
+			a.Secret.Type)
 	}
 	c.SecretUsage, c.SecretUUID = a.Secret.Usage, a.Secret.UUID
 	if c.SecretUUID != "" {
@@ -149,7 +157,8 @@ func device(disk *libvirtxml.DomainDisk, p *problems) Device {
 			d.Discard = Discard(driver.Discard)
 		}
 		d.IO, d.DetectZeroes = IO(driver.IO), Zeroes(driver.DetectZeros)
-		d.ErrorPolicy, d.ReadErrorPolicy = ErrorPolicy(driver.ErrorPolicy), ErrorPolicy(driver.RErrorPolicy)
+		d.ErrorPolicy, d.ReadErrorPolicy = ErrorPolicy(driver.ErrorPolicy),
+			ErrorPolicy(driver.RErrorPolicy)
 	}
 	if disk.Target == nil || disk.Target.Dev == "" {
 		p.add("disk/target/@dev", "it is missing: want the device name")
@@ -181,7 +190,8 @@ func refuseForeign(disk *libvirtxml.DomainDisk, p *problems) {
 
 var hostField = regexp.MustCompile(`^LUN\.Portals\[(\d+)\]\.Host$`)
 
-// xmlName translates the path of a Go field to where XML has it; what is no Go field stays as it is.
+// xmlName translates the path of a Go field to where XML has it; what is no Go field stays as it
+// is.
 func xmlName(field string) string {
 	if m := hostField.FindStringSubmatch(field); m != nil {
 		i, err := strconv.Atoi(m[1])
@@ -190,13 +200,19 @@ func xmlName(field string) string {
 		}
 	}
 	names := map[string]string{
-		"LUN.Portals": "disk/source/host", "LUN.TargetName": "disk/source/@name", "LUN.Number": "disk/source/@name",
-		"LUN.Credential.Username": "disk/auth/@username", "LUN.Credential.SecretUsage": "disk/auth/secret/@usage",
-		"LUN.Credential.SecretUUID": "disk/auth/secret/@uuid", "LUN.Serial": "disk/serial", "LUN.WWN": "disk/wwn",
-		"Device.Dev": "disk/target/@dev", "Device.Bus": "disk/target/@bus", "Device.Kind": "disk/@device", "Device.Cache": "disk/driver/@cache",
-		"Device.IO": "disk/driver/@io", "Device.Discard": "disk/driver/@discard", "Device.DetectZeroes": "disk/driver/@detect_zeroes",
-		"Device.ErrorPolicy": "disk/driver/@error_policy", "Device.ReadErrorPolicy": "disk/driver/@rerror_policy",
-		"Device.Initiator": "disk/source/initiator/iqn/@name",
+		"LUN.Portals": "disk/source/host", "LUN.TargetName": "disk/source/@name",
+		"LUN.Number":                 "disk/source/@name",
+		"LUN.Credential.Username":    "disk/auth/@username",
+		"LUN.Credential.SecretUsage": "disk/auth/secret/@usage",
+		"LUN.Credential.SecretUUID":  "disk/auth/secret/@uuid", "LUN.Serial": "disk/serial",
+		"LUN.WWN":    "disk/wwn",
+		"Device.Dev": "disk/target/@dev", "Device.Bus": "disk/target/@bus",
+		"Device.Kind": "disk/@device", "Device.Cache": "disk/driver/@cache",
+		"Device.IO": "disk/driver/@io", "Device.Discard": "disk/driver/@discard",
+		"Device.DetectZeroes":    "disk/driver/@detect_zeroes",
+		"Device.ErrorPolicy":     "disk/driver/@error_policy",
+		"Device.ReadErrorPolicy": "disk/driver/@rerror_policy",
+		"Device.Initiator":       "disk/source/initiator/iqn/@name",
 	}
 	if name, ok := names[field]; ok {
 		return name

@@ -12,25 +12,31 @@ func pick[T any](r *rand.Rand, values ...T) T { return values[r.IntN(len(values)
 // randomDisk makes a LUN and a device that Disk takes, with its defaults filled in.
 func randomDisk(r *rand.Rand) (LUN, Device) {
 	l := LUN{
-		TargetName: pick(r, "iqn.2017-01.io.kubevirt:wrapper", "iqn.2001-04.com.example", "eui.02004567A425678D", "naa.52004567BA64678D"),
+		TargetName: pick(r, "iqn.2017-01.io.kubevirt:wrapper", "iqn.2001-04.com.example",
+			"eui.02004567A425678D", "naa.52004567BA64678D"),
 		Number:     1 + r.IntN(maxLUN),
 		AccessMode: pick(r, accessModes()...),
 		ReadOnly:   r.IntN(3) == 0,
 	}
 	for range 1 + r.IntN(3) {
-		l.Portals = append(l.Portals, Portal{Host: pick(r, "10.0.0.5", "fd00::5", "disk.example.com"), Port: uint16(1 + r.IntN(65535))})
+		l.Portals = append(l.Portals,
+			Portal{Host: pick(r, "10.0.0.5", "fd00::5", "disk.example.com"),
+				Port: uint16(1 + r.IntN(65535))})
 	}
 	switch r.IntN(3) {
 	case 0:
-		l.Credential = Credential{Username: pick(r, "u", `a<&>"'b`, "3q2-7w_xyz0=", "ü ser"), SecretUsage: pick(r, "demo", `<a "&" 'b'>`)}
+		l.Credential = Credential{Username: pick(r, "u", `a<&>"'b`, "3q2-7w_xyz0=", "ü ser"),
+			SecretUsage: pick(r, "demo", `<a "&" 'b'>`)}
 	case 1:
 		l.Credential = Credential{Username: "u", SecretUUID: "01234567-89ab-cdef-0123-456789abcdef"}
 	}
 	d := Device{
-		Bus: pick(r, buses()...), Kind: KindDisk, Cache: pick(r, caches()...), Discard: pick(r, dis()...),
-		IO: pick(r, "", IOThreads, IOUring), DetectZeroes: pick(r, "", ZeroesOff, ZeroesOn),
-		ErrorPolicy: pick(r, append(reads(), "", ErrorNoSpace)...), ReadErrorPolicy: pick(r, append(reads(), "")...),
-		BootOrder: uint(r.IntN(3)), Initiator: pick(r, "", "iqn.2020-01.org.example:vm"),
+		Bus: pick(r, buses()...), Kind: KindDisk, Cache: pick(r, caches()...),
+		Discard: pick(r, dis()...),
+		IO:      pick(r, "", IOThreads, IOUring), DetectZeroes: pick(r, "", ZeroesOff, ZeroesOn),
+		ErrorPolicy:     pick(r, append(reads(), "", ErrorNoSpace)...),
+		ReadErrorPolicy: pick(r, append(reads(), "")...),
+		BootOrder:       uint(r.IntN(3)), Initiator: pick(r, "", "iqn.2020-01.org.example:vm"),
 	}
 	d.Dev = d.Bus.prefix() + pick(r, "a", "z", "aa")
 	if l.AccessMode == WriteShared || d.Bus == BusSATA {
@@ -43,7 +49,8 @@ func randomDisk(r *rand.Rand) (LUN, Device) {
 	case d.Bus == BusSCSI && r.IntN(3) == 0:
 		d.Kind = KindLUN
 	case d.Bus == BusSCSI:
-		l.Serial, l.WWN = pick(r, "", "0123456789abcdef0123456789abcdef0123"), pick(r, "", "3c0ffee000000001")
+		l.Serial, l.WWN = pick(r, "", "0123456789abcdef0123456789abcdef0123"),
+			pick(r, "", "3c0ffee000000001")
 	default:
 		l.Serial = pick(r, "", "a b+c.d_e-f")
 	}
@@ -64,7 +71,8 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
-// TestAddressOfALUN: QEMU sends the number in the name as the first two bytes of the LUN, and a LUN above 255 has an addressing method in them.
+// TestAddressOfALUN: QEMU sends the number in the name as the first two bytes of the LUN, and a LUN
+// above 255 has an addressing method in them.
 func TestAddressOfALUN(t *testing.T) {
 	for _, c := range []struct {
 		number int
@@ -89,8 +97,8 @@ func TestAddressOfALUN(t *testing.T) {
 	}
 }
 
-// TestParseWhatLibvirtShows reads a disk as `virsh dumpxml` prints it of a running domain, the credential inside <source> as other
-// handlers write it.
+// TestParseWhatLibvirtShows reads a disk as `virsh dumpxml` prints it of a running domain, the
+// credential inside <source> as other handlers write it.
 func TestParseWhatLibvirtShows(t *testing.T) {
 	l, d, err := ParseDisk(`
     <disk type='network' device='disk' snapshot='no'>
@@ -113,8 +121,10 @@ func TestParseWhatLibvirtShows(t *testing.T) {
 `)
 	require.NoError(t, err)
 	require.Equal(t, LUN{
-		Portals: []Portal{{Host: "10.0.0.5", Port: 3260}}, TargetName: "iqn.2017-01.io.kubevirt:wrapper", Number: 2, WWN: "3c0ffee000000001",
-		Credential: Credential{Username: "u", SecretUUID: "01234567-89ab-cdef-0123-456789abcdef"}, AccessMode: WriteShared,
+		Portals:    []Portal{{Host: "10.0.0.5", Port: 3260}},
+		TargetName: "iqn.2017-01.io.kubevirt:wrapper", Number: 2, WWN: "3c0ffee000000001",
+		Credential: Credential{Username: "u", SecretUUID: "01234567-89ab-cdef-0123-456789abcdef"},
+		AccessMode: WriteShared,
 	}, l)
 	require.Equal(t, Device{
 		Dev: "sda", Bus: BusSCSI, Kind: KindDisk, Initiator: "iqn.2017-01.io.kubevirt:node-1:vm",
@@ -126,38 +136,51 @@ func TestParseRefuses(t *testing.T) {
 	const source = `<source protocol="iscsi" name="iqn.2020-01.a:b/1"><host name="a"/></source>`
 	const target = `<target dev="sda" bus="scsi"/>`
 	for name, c := range map[string]struct{ document, field string }{
-		"a file":                {`<disk type="file"><source file="/a"/>` + target + `</disk>`, "disk/@type"},
-		"no source":             {`<disk>` + target + `</disk>`, "disk/@type"},
-		"another protocol":      {`<disk type="network"><source protocol="rbd" name="a/1"/>` + target + `</disk>`, "disk/source/@protocol"},
-		"no name":               {`<disk type="network"><source protocol="iscsi"><host name="a"/></source>` + target + `</disk>`, "disk/source/@name"},
-		"no LUN":                {`<disk type="network"><source protocol="iscsi" name="iqn.2020-01.a:b"><host name="a"/></source>` + target + `</disk>`, "disk/source/@name"},
-		"LUN 0":                 {`<disk type="network"><source protocol="iscsi" name="iqn.2020-01.a:b/0"><host name="a"/></source>` + target + `</disk>`, "disk/source/@name"},
-		"flat LUN 0":            {`<disk type="network"><source protocol="iscsi" name="iqn.2020-01.a:b/16384"><host name="a"/></source>` + target + `</disk>`, "disk/source/@name"},
-		"too high a LUN":        {`<disk type="network"><source protocol="iscsi" name="iqn.2020-01.a:b/32768"><host name="a"/></source>` + target + `</disk>`, "disk/source/@name"},
-		"a LUN that is none":    {`<disk type="network"><source protocol="iscsi" name="iqn.2020-01.a:b/x"><host name="a"/></source>` + target + `</disk>`, "disk/source/@name"},
-		"a bad IQN":             {`<disk type="network"><source protocol="iscsi" name="b/1"><host name="a"/></source>` + target + `</disk>`, "disk/source/@name"},
-		"no host":               {`<disk type="network"><source protocol="iscsi" name="iqn.2020-01.a:b/1"/>` + target + `</disk>`, "disk/source/host"},
-		"a bad host":            {`<disk type="network"><source protocol="iscsi" name="iqn.2020-01.a:b/1"><host name="a"/><host name="b c"/></source>` + target + `</disk>`, "disk/source/host[2]/@name"},
-		"a port":                {`<disk type="network"><source protocol="iscsi" name="iqn.2020-01.a:b/1"><host name="a" port="x"/></source>` + target + `</disk>`, "disk/source/host[1]/@port"},
-		"a transport":           {`<disk type="network"><source protocol="iscsi" name="iqn.2020-01.a:b/1"><host transport="unix" socket="/a"/></source>` + target + `</disk>`, "disk/source/host[1]/@transport"},
-		"no target":             {`<disk type="network">` + source + `</disk>`, "disk/target/@dev"},
-		"another bus":           {`<disk type="network">` + source + `<target dev="sda" bus="usb"/></disk>`, "disk/target/@bus"},
-		"another device":        {`<disk type="network" device="cdrom">` + source + target + `</disk>`, "disk/@device"},
-		"another driver":        {`<disk type="network"><driver name="xen"/>` + source + target + `</disk>`, "disk/driver/@name"},
-		"a format":              {`<disk type="network"><driver type="qcow2"/>` + source + target + `</disk>`, "disk/driver/@type"},
-		"a cache mode":          {`<disk type="network"><driver cache="x"/>` + source + target + `</disk>`, "disk/driver/@cache"},
-		"auth without a secret": {`<disk type="network"><auth username="u"/>` + source + target + `</disk>`, "disk/auth/secret"},
-		"auth without a user":   {`<disk type="network"><auth><secret type="iscsi" usage="a"/></auth>` + source + target + `</disk>`, "disk/auth/@username"},
-		"a secret of no name":   {`<disk type="network"><auth username="u"><secret type="iscsi"/></auth>` + source + target + `</disk>`, "disk/auth/secret"},
-		"a secret of Ceph":      {`<disk type="network"><auth username="u"><secret type="ceph" usage="a"/></auth>` + source + target + `</disk>`, "disk/auth/secret/@type"},
-		"encryption":            {`<disk type="network">` + source + target + `<encryption format="luks"/></disk>`, "disk/encryption"},
-		"encryption, inside":    {`<disk type="network"><source protocol="iscsi" name="iqn.2020-01.a:b/1"><host name="a"/><encryption format="luks"/></source>` + target + `</disk>`, "disk/source/encryption"},
-		"a part of it":          {`<disk type="network"><source protocol="iscsi" name="iqn.2020-01.a:b/1"><host name="a"/><slices><slice type="storage" offset="512" size="512"/></slices></source>` + target + `</disk>`, "disk/source/slices"},
-		"a snapshot":            {`<disk type="network"><source protocol="iscsi" name="iqn.2020-01.a:b/1"><host name="a"/><snapshot name="s"/></source>` + target + `</disk>`, "disk/source/snapshot"},
-		"transient":             {`<disk type="network">` + source + target + `<transient/></disk>`, "disk/transient"},
-		"a read-only SATA disk": {`<disk type="network">` + source + `<target dev="sda" bus="sata"/><readonly/></disk>`, "disk/target/@bus"},
-		"a serial of a LUN":     {`<disk type="network" device="lun">` + source + target + `<serial>a</serial></disk>`, "disk/serial"},
-		"a serial":              {`<disk type="network">` + source + target + `<serial>a/b</serial></disk>`, "disk/serial"},
+		"a file": {`<disk type="file"><source file="/a"/>` + target + `</disk>`,
+			"disk/@type"},
+		"no source": {`<disk>` + target + `</disk>`, "disk/@type"},
+		"another protocol": {`<disk type="network"><source protocol="rbd" name="a/1"/>` +
+			target + `</disk>`, "disk/source/@protocol"},
+		"no name":            {`<disk type="network"><source protocol="iscsi"><host name="a"/></source>` + target + `</disk>`, "disk/source/@name"},
+		"no LUN":             {`<disk type="network"><source protocol="iscsi" name="iqn.2020-01.a:b"><host name="a"/></source>` + target + `</disk>`, "disk/source/@name"},
+		"LUN 0":              {`<disk type="network"><source protocol="iscsi" name="iqn.2020-01.a:b/0"><host name="a"/></source>` + target + `</disk>`, "disk/source/@name"},
+		"flat LUN 0":         {`<disk type="network"><source protocol="iscsi" name="iqn.2020-01.a:b/16384"><host name="a"/></source>` + target + `</disk>`, "disk/source/@name"},
+		"too high a LUN":     {`<disk type="network"><source protocol="iscsi" name="iqn.2020-01.a:b/32768"><host name="a"/></source>` + target + `</disk>`, "disk/source/@name"},
+		"a LUN that is none": {`<disk type="network"><source protocol="iscsi" name="iqn.2020-01.a:b/x"><host name="a"/></source>` + target + `</disk>`, "disk/source/@name"},
+		"a bad IQN":          {`<disk type="network"><source protocol="iscsi" name="b/1"><host name="a"/></source>` + target + `</disk>`, "disk/source/@name"},
+		"no host":            {`<disk type="network"><source protocol="iscsi" name="iqn.2020-01.a:b/1"/>` + target + `</disk>`, "disk/source/host"},
+		"a bad host":         {`<disk type="network"><source protocol="iscsi" name="iqn.2020-01.a:b/1"><host name="a"/><host name="b c"/></source>` + target + `</disk>`, "disk/source/host[2]/@name"},
+		"a port":             {`<disk type="network"><source protocol="iscsi" name="iqn.2020-01.a:b/1"><host name="a" port="x"/></source>` + target + `</disk>`, "disk/source/host[1]/@port"},
+		"a transport":        {`<disk type="network"><source protocol="iscsi" name="iqn.2020-01.a:b/1"><host transport="unix" socket="/a"/></source>` + target + `</disk>`, "disk/source/host[1]/@transport"},
+		"no target":          {`<disk type="network">` + source + `</disk>`, "disk/target/@dev"},
+		"another bus": {`<disk type="network">` + source +
+			`<target dev="sda" bus="usb"/></disk>`, "disk/target/@bus"},
+		"another device": {`<disk type="network" device="cdrom">` + source + target +
+			`</disk>`, "disk/@device"},
+		"another driver": {`<disk type="network"><driver name="xen"/>` + source + target +
+			`</disk>`, "disk/driver/@name"},
+		"a format": {`<disk type="network"><driver type="qcow2"/>` + source + target +
+			`</disk>`, "disk/driver/@type"},
+		"a cache mode": {`<disk type="network"><driver cache="x"/>` + source + target +
+			`</disk>`, "disk/driver/@cache"},
+		"auth without a secret": {`<disk type="network"><auth username="u"/>` + source + target +
+			`</disk>`, "disk/auth/secret"},
+		"auth without a user": {`<disk type="network"><auth><secret type="iscsi" usage="a"/></auth>` + source + target + `</disk>`, "disk/auth/@username"},
+		"a secret of no name": {`<disk type="network"><auth username="u"><secret type="iscsi"/></auth>` + source + target + `</disk>`, "disk/auth/secret"},
+		"a secret of Ceph":    {`<disk type="network"><auth username="u"><secret type="ceph" usage="a"/></auth>` + source + target + `</disk>`, "disk/auth/secret/@type"},
+		"encryption": {`<disk type="network">` + source + target +
+			`<encryption format="luks"/></disk>`, "disk/encryption"},
+		"encryption, inside": {`<disk type="network"><source protocol="iscsi" name="iqn.2020-01.a:b/1"><host name="a"/><encryption format="luks"/></source>` + target + `</disk>`, "disk/source/encryption"},
+		"a part of it":       {`<disk type="network"><source protocol="iscsi" name="iqn.2020-01.a:b/1"><host name="a"/><slices><slice type="storage" offset="512" size="512"/></slices></source>` + target + `</disk>`, "disk/source/slices"},
+		"a snapshot":         {`<disk type="network"><source protocol="iscsi" name="iqn.2020-01.a:b/1"><host name="a"/><snapshot name="s"/></source>` + target + `</disk>`, "disk/source/snapshot"},
+		"transient": {`<disk type="network">` + source + target + `<transient/></disk>`,
+			"disk/transient"},
+		"a read-only SATA disk": {`<disk type="network">` + source +
+			`<target dev="sda" bus="sata"/><readonly/></disk>`, "disk/target/@bus"},
+		"a serial of a LUN": {`<disk type="network" device="lun">` + source + target +
+			`<serial>a</serial></disk>`, "disk/serial"},
+		"a serial": {`<disk type="network">` + source + target +
+			`<serial>a/b</serial></disk>`, "disk/serial"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, _, err := ParseDisk(c.document)
@@ -175,13 +198,15 @@ func TestParseRefuses(t *testing.T) {
 	good := `<disk type="network">` + source + target + `</disk>`
 	_, _, err = ParseDisk(good)
 	require.NoError(t, err)
-	for _, document := range []string{"", "disk", "<disk", "<domain></domain>", good + good, good + "<a", good[:len(good)-7]} {
+	for _, document := range []string{"", "disk", "<disk", "<domain></domain>", good + good,
+		good + "<a", good[:len(good)-7]} {
 		_, _, err := ParseDisk(document)
 		require.Error(t, err, document)
 	}
 }
 
-// FuzzParseDisk holds that nothing makes ParseDisk panic, and that what it takes can be rendered and is then read back the same.
+// FuzzParseDisk holds that nothing makes ParseDisk panic, and that what it takes can be rendered
+// and is then read back the same.
 func FuzzParseDisk(f *testing.F) {
 	r := rand.New(rand.NewPCG(3, 4))
 	for range 20 {

@@ -9,9 +9,9 @@ import (
 	"strconv"
 )
 
-// ParseSources reads the disk sources of a virtual machine's specification, which people write in YAML, and returns their LUNs in
-// order. It takes what a YAML or JSON decoder makes of the text, and any of its levels: the map with "disks", one disk with
-// "source", or one source with "iscsi":
+// ParseSources reads the disk sources of a virtual machine's specification, which people write in
+// YAML, and returns their LUNs in order. It takes what a YAML or JSON decoder makes of the text,
+// and any of its levels: the map with "disks", one disk with "source", or one source with "iscsi":
 //
 //	disks:
 //	  - source:
@@ -23,8 +23,9 @@ import (
 //	        lun: 2
 //	    access-mode: write-exclusive
 //
-// The LUN may also stand beside "iscsi", as in the answers of dynamic sources. "portal" is the target's name there. "access-mode"
-// is one of AccessMode's names, or "read-only". How a disk is copied is the server's matter, and passed over.
+// The LUN may also stand beside "iscsi", as in the answers of dynamic sources. "portal" is the
+// target's name there. "access-mode" is one of AccessMode's names, or "read-only". How a disk is
+// copied is the server's matter, and passed over.
 func ParseSources(document map[string]any) ([]LUN, error) {
 	var p problems
 	var luns []LUN
@@ -97,7 +98,8 @@ func parseSource(source map[string]any, path string, l *LUN, p *problems) (lunPa
 	iscsiPath := join(path, "iscsi")
 	iscsi, ok := source["iscsi"].(map[string]any)
 	if !ok {
-		p.add(iscsiPath, "it is missing: a source of another kind (there is %v) tells no LUN until it is resolved", slices.Sorted(maps.Keys(source)))
+		p.add(iscsiPath, "it is missing: a source of another kind (there is %v) tells no LUN "+
+			"until it is resolved", slices.Sorted(maps.Keys(source)))
 		return ""
 	}
 	refuseOthers(iscsi, iscsiPath, p, "host", "portal", "lun")

@@ -17,7 +17,8 @@ func decode(t *testing.T, text string) map[string]any {
 	return document
 }
 
-// Both nestings that the proposal of disk sources shows: the LUN inside and beside "iscsi", and both forms around them.
+// Both nestings that the proposal of disk sources shows: the LUN inside and beside "iscsi", and
+// both forms around them.
 const (
 	specDisks = `
 disks:
@@ -49,7 +50,8 @@ copy: {mode: clone}
 
 func TestSourcesOfTheProposal(t *testing.T) {
 	want := []LUN{{
-		Portals: []Portal{{Host: "iscsi-demo-target", Port: 3260}}, TargetName: "iqn.2017-01.io.kubevirt:sn.42", Number: 2, AccessMode: WriteExclusive,
+		Portals:    []Portal{{Host: "iscsi-demo-target", Port: 3260}},
+		TargetName: "iqn.2017-01.io.kubevirt:sn.42", Number: 2, AccessMode: WriteExclusive,
 	}}
 	for _, text := range []string{specDisks, dynamicAnswer, oneDisk} {
 		document := decode(t, text)
@@ -85,35 +87,41 @@ disks:
 `))
 	require.NoError(t, err)
 	require.Equal(t, []LUN{
-		{Portals: []Portal{{Host: "a", Port: 3261}}, TargetName: "iqn.2017-01.io.kubevirt:a", Number: 1, AccessMode: WriteExclusive, ReadOnly: true},
-		{Portals: []Portal{{Host: "fd00::5", Port: 3260}}, TargetName: "iqn.2017-01.io.kubevirt:b", Number: 2, AccessMode: ReadShared, ReadOnly: true},
+		{Portals: []Portal{{Host: "a", Port: 3261}}, TargetName: "iqn.2017-01.io.kubevirt:a",
+			Number: 1, AccessMode: WriteExclusive, ReadOnly: true},
+		{Portals: []Portal{{Host: "fd00::5", Port: 3260}}, TargetName: "iqn.2017-01.io.kubevirt:b",
+			Number: 2, AccessMode: ReadShared, ReadOnly: true},
 	}, luns)
 }
 
 func TestSourcesRefuse(t *testing.T) {
 	for name, c := range map[string]struct{ text, field string }{
-		"nothing":                 {`{}`, "iscsi"},
-		"a claim":                 {`disks: [{source: {pvc: {claimname: some-pvc-name}}}]`, "disks[0].source.iscsi"},
-		"no list":                 {`disks: {source: 1}`, "disks"},
-		"no map":                  {`disks: [1]`, "disks[0]"},
-		"a source that is none":   {`source: 1`, "source"},
-		"no host":                 {`iscsi: {portal: iqn.2017-01.io.kubevirt:a, lun: 1}`, "iscsi.host"},
-		"a host without a name":   {`iscsi: {host: {port: 1}, portal: iqn.2017-01.io.kubevirt:a, lun: 1}`, "iscsi.host.name"},
-		"a misspelt key":          {`iscsi: {host: {name: a, Port: 1}, portal: iqn.2017-01.io.kubevirt:a, lun: 1}`, "iscsi.host.Port"},
-		"another misspelt key":    {`iscsi: {host: {name: a}, target: iqn.2017-01.io.kubevirt:a, portal: iqn.2017-01.io.kubevirt:a, lun: 1}`, "iscsi.target"},
-		"port 0":                  {`iscsi: {host: {name: a, port: 0}, portal: iqn.2017-01.io.kubevirt:a, lun: 1}`, "iscsi.host.port"},
-		"too high a port":         {`iscsi: {host: {name: a, port: 68796}, portal: iqn.2017-01.io.kubevirt:a, lun: 1}`, "iscsi.host.port"},
-		"a port of text":          {`iscsi: {host: {name: a, port: http}, portal: iqn.2017-01.io.kubevirt:a, lun: 1}`, "iscsi.host.port"},
-		"a fraction of a port":    {`iscsi: {host: {name: a, port: 3260.5}, portal: iqn.2017-01.io.kubevirt:a, lun: 1}`, "iscsi.host.port"},
-		"no portal":               {`iscsi: {host: {name: a}, lun: 1}`, "iscsi.portal"},
-		"a portal that is no IQN": {`source: {iscsi: {host: {name: a}, portal: 10.0.0.5, lun: 1}}`, "source.iscsi.portal"},
-		"no LUN":                  {`iscsi: {host: {name: a}, portal: iqn.2017-01.io.kubevirt:a}`, "iscsi.lun"},
-		"LUN 0":                   {`iscsi: {host: {name: a}, portal: iqn.2017-01.io.kubevirt:a, lun: 0}`, "iscsi.lun"},
-		"LUN 0 beside":            {`disks: [{source: {iscsi: {host: {name: a}, portal: iqn.2017-01.io.kubevirt:a}, lun: 0}}]`, "disks[0].source.lun"},
-		"a LUN of text":           {`iscsi: {host: {name: a}, portal: iqn.2017-01.io.kubevirt:a, lun: one}`, "iscsi.lun"},
-		"two LUNs":                {`iscsi: {host: {name: a}, portal: iqn.2017-01.io.kubevirt:a, lun: 1}` + "\nlun: 2", "iscsi.lun"},
-		"a LUN of text beside":    {`iscsi: {host: {name: a}, portal: iqn.2017-01.io.kubevirt:a, lun: 1}` + "\nlun: two", "iscsi.lun"},
-		"an access mode":          {`{source: {iscsi: {host: {name: a}, portal: iqn.2017-01.io.kubevirt:a, lun: 1}}, access-mode: rw}`, "access-mode"},
+		"nothing": {`{}`, "iscsi"},
+		"a claim": {`disks: [{source: {pvc: {claimname: some-pvc-name}}}]`,
+			"disks[0].source.iscsi"},
+		"no list":               {`disks: {source: 1}`, "disks"},
+		"no map":                {`disks: [1]`, "disks[0]"},
+		"a source that is none": {`source: 1`, "source"},
+		"no host": {`iscsi: {portal: iqn.2017-01.io.kubevirt:a, lun: 1}`,
+			"iscsi.host"},
+		"a host without a name": {`iscsi: {host: {port: 1}, portal: iqn.2017-01.io.kubevirt:a, lun: 1}`, "iscsi.host.name"},
+		"a misspelt key":        {`iscsi: {host: {name: a, Port: 1}, portal: iqn.2017-01.io.kubevirt:a, lun: 1}`, "iscsi.host.Port"},
+		"another misspelt key":  {`iscsi: {host: {name: a}, target: iqn.2017-01.io.kubevirt:a, portal: iqn.2017-01.io.kubevirt:a, lun: 1}`, "iscsi.target"},
+		"port 0":                {`iscsi: {host: {name: a, port: 0}, portal: iqn.2017-01.io.kubevirt:a, lun: 1}`, "iscsi.host.port"},
+		"too high a port":       {`iscsi: {host: {name: a, port: 68796}, portal: iqn.2017-01.io.kubevirt:a, lun: 1}`, "iscsi.host.port"},
+		"a port of text":        {`iscsi: {host: {name: a, port: http}, portal: iqn.2017-01.io.kubevirt:a, lun: 1}`, "iscsi.host.port"},
+		"a fraction of a port":  {`iscsi: {host: {name: a, port: 3260.5}, portal: iqn.2017-01.io.kubevirt:a, lun: 1}`, "iscsi.host.port"},
+		"no portal":             {`iscsi: {host: {name: a}, lun: 1}`, "iscsi.portal"},
+		"a portal that is no IQN": {`source: {iscsi: {host: {name: a}, portal: 10.0.0.5, lun: 1}}`,
+			"source.iscsi.portal"},
+		"no LUN": {`iscsi: {host: {name: a}, portal: iqn.2017-01.io.kubevirt:a}`,
+			"iscsi.lun"},
+		"LUN 0":                {`iscsi: {host: {name: a}, portal: iqn.2017-01.io.kubevirt:a, lun: 0}`, "iscsi.lun"},
+		"LUN 0 beside":         {`disks: [{source: {iscsi: {host: {name: a}, portal: iqn.2017-01.io.kubevirt:a}, lun: 0}}]`, "disks[0].source.lun"},
+		"a LUN of text":        {`iscsi: {host: {name: a}, portal: iqn.2017-01.io.kubevirt:a, lun: one}`, "iscsi.lun"},
+		"two LUNs":             {`iscsi: {host: {name: a}, portal: iqn.2017-01.io.kubevirt:a, lun: 1}` + "\nlun: 2", "iscsi.lun"},
+		"a LUN of text beside": {`iscsi: {host: {name: a}, portal: iqn.2017-01.io.kubevirt:a, lun: 1}` + "\nlun: two", "iscsi.lun"},
+		"an access mode":       {`{source: {iscsi: {host: {name: a}, portal: iqn.2017-01.io.kubevirt:a, lun: 1}}, access-mode: rw}`, "access-mode"},
 		"an access mode of a number": {`disks: [{source: {iscsi: {host: {name: a}, portal: iqn.2017-01.io.kubevirt:a, lun: 1}}, access-mode: 1}]`,
 			"disks[0].access-mode"},
 	} {
@@ -125,7 +133,9 @@ func TestSourcesRefuse(t *testing.T) {
 			require.Equal(t, c.field, wrong.Field, "%v", err)
 		})
 	}
-	_, err := ParseSources(decode(t, `disks: [{}, {source: {iscsi: {host: {name: a}, portal: x, lun: 1}}}]`))
+	_,
+		err := ParseSources(decode(t,
+		`disks: [{}, {source: {iscsi: {host: {name: a}, portal: x, lun: 1}}}]`))
 	require.ErrorContains(t, err, "disks[0].iscsi: ")
 	require.ErrorContains(t, err, "disks[1].source.iscsi.portal: ")
 }

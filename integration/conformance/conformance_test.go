@@ -8,8 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// transcript is the suite's output in the shapes that it has: messages before the verdict, on the line of the test and below it,
-// assertions after it, and a process that ended in the middle.
+// transcript is the suite's output in the shapes that it has: messages before the verdict, on the
+// line of the test and below it, assertions after it, and a process that ended in the middle.
 const transcript = `
      CUnit - A unit testing framework for C - Version 2.1-3
 
@@ -52,7 +52,8 @@ func TestParse(t *testing.T) {
 		{"OrWrite.Endless", Hung, ""},
 	}, parse(transcript))
 
-	complete := parse(transcript + "passed\n\nRun Summary:    Type  Total    Ran Passed Failed Inactive\n")
+	complete := parse(transcript + "passed\n\nRun Summary:    Type  Total    Ran Passed Failed " +
+		"Inactive\n")
 	require.Equal(t, Result{"OrWrite.Endless", Passed, ""}, complete[len(complete)-1])
 	require.Empty(t, parse("Failed to connect to SCSI device 0\n"))
 }

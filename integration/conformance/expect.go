@@ -13,8 +13,9 @@ type Expectation struct {
 	Reason  string
 }
 
-// ReadExpectations reads lines of the form "failed Suite.Test: reason" or "skipped Suite.Test: reason", of which one may name several
-// tests that share a reason; empty lines and those that start with # are comments. Every line needs a reason.
+// ReadExpectations reads lines of the form "failed Suite.Test: reason" or "skipped Suite.Test:
+// reason", of which one may name several tests that share a reason; empty lines and those that
+// start with # are comments. Every line needs a reason.
 func ReadExpectations(r io.Reader) (map[string]Expectation, error) {
 	expected := make(map[string]Expectation)
 	lines := bufio.NewScanner(r)
@@ -42,7 +43,8 @@ func ReadExpectations(r io.Reader) (map[string]Expectation, error) {
 		}
 		for _, name := range strings.Fields(names) {
 			if strings.Count(name, ".") != 1 {
-				return nil, fmt.Errorf("line %d: %q is no test name of the form Suite.Test", number, name)
+				return nil, fmt.Errorf("line %d: %q is no test name of the form Suite.Test", number,
+					name)
 			}
 			if _, twice := expected[name]; twice {
 				return nil, fmt.Errorf("line %d: %s is listed twice", number, name)
@@ -53,8 +55,8 @@ func ReadExpectations(r io.Reader) (map[string]Expectation, error) {
 	return expected, lines.Err()
 }
 
-// Compare returns one sentence for each difference that a run must not have: a test that is worse than listed, and a listed one that has
-// become better, so that the list gets shorter.
+// Compare returns one sentence for each difference that a run must not have: a test that is worse
+// than listed, and a listed one that has become better, so that the list gets shorter.
 func Compare(results []Result, expected map[string]Expectation) []string {
 	var problems []string
 	seen := make(map[string]bool, len(results))
@@ -63,17 +65,23 @@ func Compare(results []Result, expected map[string]Expectation) []string {
 		e, listed := expected[r.Name]
 		switch {
 		case !listed && r.Outcome != Passed:
-			problems = append(problems, fmt.Sprintf("%s %s and is not listed: %s", r.Name, r.Outcome, r.Detail))
+			problems = append(problems,
+				fmt.Sprintf("%s %s and is not listed: %s", r.Name, r.Outcome, r.Detail))
 		case !listed:
 		case r.Outcome == Hung, r.Outcome == Failed && e.Outcome == Skipped:
-			problems = append(problems, fmt.Sprintf("%s %s, it is only expected as %s: %s", r.Name, r.Outcome, e.Outcome, r.Detail))
+			problems = append(problems,
+				fmt.Sprintf("%s %s, it is only expected as %s: %s", r.Name, r.Outcome, e.Outcome,
+					r.Detail))
 		case r.Outcome != e.Outcome:
-			problems = append(problems, fmt.Sprintf("%s %s now: remove its line, %q", r.Name, r.Outcome, e.Outcome.String()+" "+r.Name+": "+e.Reason))
+			problems = append(problems,
+				fmt.Sprintf("%s %s now: remove its line, %q", r.Name, r.Outcome,
+					e.Outcome.String()+" "+r.Name+": "+e.Reason))
 		}
 	}
 	for name := range expected {
 		if !seen[name] {
-			problems = append(problems, fmt.Sprintf("%s is listed, but the suite has no such test: remove its line", name))
+			problems = append(problems, fmt.Sprintf("%s is listed, but the suite has no such "+
+				"test: remove its line", name))
 		}
 	}
 	return problems
@@ -101,5 +109,6 @@ func Count(results []Result) Totals {
 }
 
 func (t Totals) String() string {
-	return fmt.Sprintf("%d passed, %d failed, %d skipped, %d hung", t.Passed, t.Failed, t.Skipped, t.Hung)
+	return fmt.Sprintf("%d passed, %d failed, %d skipped, %d hung", t.Passed, t.Failed, t.Skipped,
+		t.Hung)
 }

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// Configuration is a way to offer a LUN. No single one can pass every test: some want a medium that can be removed, others one that cannot
-// be written.
+// Configuration is a way to offer a LUN. No single one can pass every test: some want a medium that
+// can be removed, others one that cannot be written.
 type Configuration struct {
 	Name string
 	// Only has the tests or suites to run; nil: all.
@@ -16,8 +16,8 @@ type Configuration struct {
 	Except map[string]string
 }
 
-// Selected picks the tests of this configuration, in the suite's order. Names of tests that the suite does not have are an error, so that
-// the lists do not outlive what they are for.
+// Selected picks the tests of this configuration, in the suite's order. Names of tests that the
+// suite does not have are an error, so that the lists do not outlive what they are for.
 func (c *Configuration) Selected(all []string) ([]string, error) {
 	known := func(name string) bool {
 		return slices.ContainsFunc(all, func(test string) bool { return covers(name, test) })
@@ -37,7 +37,8 @@ func (c *Configuration) Selected(all []string) ([]string, error) {
 		if _, excepted := c.Except[test]; excepted {
 			continue
 		}
-		if c.Only == nil || slices.ContainsFunc(c.Only, func(name string) bool { return covers(name, test) }) {
+		if c.Only == nil || slices.ContainsFunc(c.Only,
+			func(name string) bool { return covers(name, test) }) {
 			selected = append(selected, test)
 		}
 	}
@@ -47,8 +48,9 @@ func (c *Configuration) Selected(all []string) ([]string, error) {
 // covers says whether name is the test or its suite.
 func covers(name, test string) bool { return name == test || strings.HasPrefix(test, name+".") }
 
-// Merge makes one result of each test of the runs, in the order of all, which also has tests that no run had. A test that failed or hung in
-// one configuration has failed, whatever it did in the others; else it has passed if it passed in one of them.
+// Merge makes one result of each test of the runs, in the order of all, which also has tests that
+// no run had. A test that failed or hung in one configuration has failed, whatever it did in the
+// others; else it has passed if it passed in one of them.
 func Merge(all []string, runs map[string][]Result) []Result {
 	merged := make([]Result, len(all))
 	at := make(map[string]int, len(all))
@@ -65,7 +67,8 @@ func Merge(all []string, runs map[string][]Result) []Result {
 		for _, r := range runs[configuration] {
 			m := &merged[at[r.Name]]
 			switch {
-			case m.Outcome == Failed, m.Outcome == Hung, m.Outcome == Passed && r.Outcome == Skipped:
+			case m.Outcome == Failed, m.Outcome == Hung,
+				m.Outcome == Passed && r.Outcome == Skipped:
 			case r.Outcome == Passed:
 				m.Outcome, m.Detail = Passed, ""
 			default:

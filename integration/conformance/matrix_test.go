@@ -17,10 +17,14 @@ func TestSelected(t *testing.T) {
 		{"all", Configuration{}, all, ""},
 		{"a suite", Configuration{Only: []string{"Read10"}}, all[:2], ""},
 		{"a suite is no prefix", Configuration{Only: []string{"Read1"}}, nil, "no Read1"},
-		{"tests", Configuration{Only: []string{"Sanitize.Reset", "Read10.Async"}}, []string{all[1], all[3]}, ""},
-		{"all but one", Configuration{Except: map[string]string{"Sanitize.Reset": "r"}}, all[:3], ""},
-		{"a suite but one", Configuration{Only: []string{"Read10"}, Except: map[string]string{"Read10.Async": "r"}}, all[:1], ""},
-		{"an exception that is gone", Configuration{Except: map[string]string{"Read10.Gone": "r"}}, nil, "no Read10.Gone"},
+		{"tests", Configuration{Only: []string{"Sanitize.Reset", "Read10.Async"}},
+			[]string{all[1], all[3]}, ""},
+		{"all but one", Configuration{Except: map[string]string{"Sanitize.Reset": "r"}}, all[:3],
+			""},
+		{"a suite but one", Configuration{Only: []string{"Read10"},
+			Except: map[string]string{"Read10.Async": "r"}}, all[:1], ""},
+		{"an exception that is gone", Configuration{Except: map[string]string{"Read10.Gone": "r"}},
+			nil, "no Read10.Gone"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got, err := c.configuration.Selected(all)
@@ -35,7 +39,8 @@ func TestSelected(t *testing.T) {
 }
 
 func TestMerge(t *testing.T) {
-	all := []string{"A.Both", "A.OneSkips", "A.BothSkip", "A.OneFails", "A.OneHangs", "A.SkipsAndFails", "A.Nowhere", "A.OnlySecond"}
+	all := []string{"A.Both", "A.OneSkips", "A.BothSkip", "A.OneFails", "A.OneHangs",
+		"A.SkipsAndFails", "A.Nowhere", "A.OnlySecond"}
 	require.Equal(t, []Result{
 		{"A.Both", Passed, ""},
 		{"A.OneSkips", Passed, ""},
@@ -47,12 +52,15 @@ func TestMerge(t *testing.T) {
 		{"A.OnlySecond", Passed, ""},
 	}, Merge(all, map[string][]Result{
 		"first": {
-			{"A.Both", Passed, ""}, {"A.OneSkips", Skipped, "d"}, {"A.BothSkip", Skipped, "d1"}, {"A.OneFails", Failed, "d"},
+			{"A.Both", Passed, ""}, {"A.OneSkips", Skipped, "d"}, {"A.BothSkip", Skipped, "d1"},
+			{"A.OneFails", Failed, "d"},
 			{"A.OneHangs", Passed, ""}, {"A.SkipsAndFails", Skipped, "d"},
 		},
 		"second": {
-			{"A.Both", Passed, ""}, {"A.OneSkips", Passed, ""}, {"A.BothSkip", Skipped, "d2"}, {"A.OneFails", Passed, ""},
-			{"A.OneHangs", Hung, "d"}, {"A.SkipsAndFails", Failed, "d"}, {"A.OnlySecond", Passed, ""},
+			{"A.Both", Passed, ""}, {"A.OneSkips", Passed, ""}, {"A.BothSkip", Skipped, "d2"},
+			{"A.OneFails", Passed, ""},
+			{"A.OneHangs", Hung, "d"}, {"A.SkipsAndFails", Failed, "d"},
+			{"A.OnlySecond", Passed, ""},
 		},
 	}))
 }

@@ -1,6 +1,7 @@
-// Package conformance runs libiscsi's conformance suite, iscsi-test-cu (Debian package libiscsi-bin), against a target, one
-// process per test so that a hang or a lost connection costs that test alone, and compares the outcome with a list
-// of expected failures that may only get shorter.
+// Package conformance runs libiscsi's conformance suite, iscsi-test-cu (Debian package
+// libiscsi-bin), against a target, one process per test so that a hang or a lost connection costs
+// that test alone, and compares the outcome with a list of expected failures that may only get
+// shorter.
 package conformance
 
 import (
@@ -40,8 +41,8 @@ type Result struct {
 	Detail  string // what the suite said first, for a failure or a skip
 }
 
-// parse reads the verbose output of a run. A test is skipped when a message says so, whatever verdict follows; a test whose
-// verdict is missing (its process died or was killed) is Hung.
+// parse reads the verbose output of a run. A test is skipped when a message says so, whatever
+// verdict follows; a test whose verdict is missing (its process died or was killed) is Hung.
 func parse(output string) []Result {
 	var results []Result
 	var suite string
@@ -74,7 +75,8 @@ func parse(output string) []Result {
 		if current == nil {
 			continue
 		}
-		// The verdict starts its line (that of the test, when the test said nothing); what the suite says while it tidies up may follow it.
+		// The verdict starts its line (that of the test, when the test said nothing); what the
+		// suite says while it tidies up may follow it.
 		switch text := strings.TrimSpace(line); {
 		case verdict && current.Outcome != Failed:
 		case strings.HasPrefix(line, "passed"):
@@ -97,6 +99,7 @@ func parse(output string) []Result {
 // note keeps the first thing that was said.
 func (r *Result) note(text string) {
 	if r.Detail == "" {
-		r.Detail = strings.TrimSpace(strings.TrimPrefix(strings.TrimPrefix(text, "[SKIPPED]"), "[FAILED]"))
+		r.Detail = strings.TrimSpace(strings.TrimPrefix(strings.TrimPrefix(text, "[SKIPPED]"),
+			"[FAILED]"))
 	}
 }

@@ -19,7 +19,8 @@ type Options struct {
 	Tests   []string      // "Suite.Test"; nil: all that the suite has
 	Timeout time.Duration // of each test; default 2 min
 	Env     []string      // environment of the suite; nil: this process's
-	// Before is called before each test, for instance to start a target again that has died. It returns the URLs to use.
+	// Before is called before each test, for instance to start a target again that has died. It
+	// returns the URLs to use.
 	Before func() ([]string, error)
 }
 
@@ -76,7 +77,8 @@ func Run(ctx context.Context, opt Options) ([]Result, error) {
 func runOne(ctx context.Context, test string, opt Options) (Result, error) {
 	limited, cancel := context.WithTimeout(ctx, opt.Timeout)
 	defer cancel()
-	args := append([]string{"--dataloss", "--allow-sanitize", "--verbose", "--test=ALL." + test}, opt.URLs...)
+	args := append([]string{"--dataloss", "--allow-sanitize", "--verbose", "--test=ALL." + test},
+		opt.URLs...)
 	cmd := exec.CommandContext(limited, Tool, args...)
 	cmd.Env = opt.Env
 	cmd.WaitDelay = 15 * time.Second

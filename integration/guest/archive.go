@@ -8,12 +8,14 @@ import (
 	"strings"
 )
 
-// archive is an initramfs in the kernel's "newc" form of cpio (Documentation/driver-api/early-userspace/buffer-format.rst): per
-// entry a header of 110 bytes of text, the name with its NUL, and the content, the latter two padded to 4 bytes. It is written
-// here, and not by cpio(1), so that device nodes and owners need no root. It is not compressed, because QEMU's emulation would take
-// longer to expand it than to load it.
+// archive is an initramfs in the kernel's "newc" form of cpio
+// (Documentation/driver-api/early-userspace/buffer-format.rst): per entry a header of 110 bytes of
+// text, the name with its NUL, and the content, the latter two padded to 4 bytes. It is written
+// here, and not by cpio(1), so that device nodes and owners need no root. It is not compressed,
+// because QEMU's emulation would take longer to expand it than to load it.
 //
-// Its root is merged as Debian's is: /bin, /sbin, /lib and /lib64 are links into /usr, whatever spelling a package has.
+// Its root is merged as Debian's is: /bin, /sbin, /lib and /lib64 are links into /usr, whatever
+// spelling a package has.
 type archive struct {
 	buf   bytes.Buffer
 	inode int
@@ -78,7 +80,8 @@ func (a *archive) device(name string, major, minor int) {
 
 func (a *archive) entry(name string, mode uint32, major, minor int, content []byte) {
 	a.inode++
-	fmt.Fprintf(&a.buf, "070701%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x", a.inode, mode, 0, 0, 1, 0, len(content), 0, 0,
+	fmt.Fprintf(&a.buf, "070701%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x", a.inode, mode,
+		0, 0, 1, 0, len(content), 0, 0,
 		major, minor, len(name)+1, 0)
 	a.buf.WriteString(name)
 	a.buf.WriteByte(0)

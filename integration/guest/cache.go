@@ -15,7 +15,8 @@ import (
 // kernelPackage depends on the package of Debian's current kernel.
 const kernelPackage = "linux-image-amd64"
 
-// FetchError says that packages could not be had: apt-get is missing, knows one of them not, or has no network.
+// FetchError says that packages could not be had: apt-get is missing, knows one of them not, or has
+// no network.
 type FetchError struct {
 	Packages []string
 	Output   string // what apt-get printed
@@ -23,13 +24,15 @@ type FetchError struct {
 }
 
 func (e *FetchError) Error() string {
-	return fmt.Sprintf("the Debian packages %s cannot be fetched: %v: %s", strings.Join(e.Packages, ", "), e.Err, strings.TrimSpace(e.Output))
+	return fmt.Sprintf("the Debian packages %s cannot be fetched: %v: %s",
+		strings.Join(e.Packages, ", "), e.Err, strings.TrimSpace(e.Output))
 }
 
 func (e *FetchError) Unwrap() error { return e.Err }
 
-// cache is a directory of unpacked packages: PACKAGE/root is the tree, PACKAGE/control its control paragraph. A package is
-// there completely or not at all. It is locked against other processes while it is open.
+// cache is a directory of unpacked packages: PACKAGE/root is the tree, PACKAGE/control its control
+// paragraph. A package is there completely or not at all. It is locked against other processes
+// while it is open.
 type cache struct {
 	dir  string
 	lock *os.File
@@ -72,7 +75,8 @@ func (c *cache) kernel() (string, error) {
 	return "", fmt.Errorf("%s depends on no kernel, only on %v", kernelPackage, depends)
 }
 
-// unpack returns the trees of packages and of the libraries that they need, those of the packages last, as these are to win.
+// unpack returns the trees of packages and of the libraries that they need, those of the packages
+// last, as these are to win.
 func (c *cache) unpack(names []string) ([]string, error) {
 	if err := c.fetchClosure(names); err != nil {
 		return nil, err
@@ -105,8 +109,8 @@ func (c *cache) unpack(names []string) ([]string, error) {
 	return trees, nil
 }
 
-// fetchClosure brings packages and the libraries that they need into the cache, a level of dependencies at a time: apt-get needs
-// longer to start than to fetch.
+// fetchClosure brings packages and the libraries that they need into the cache, a level of
+// dependencies at a time: apt-get needs longer to start than to fetch.
 func (c *cache) fetchClosure(names []string) error {
 	seen := map[string]bool{}
 	for level := names; len(level) > 0; {
@@ -134,10 +138,11 @@ func (c *cache) fetchClosure(names []string) error {
 	return nil
 }
 
-// libraries are those of the dependencies that a program needs to start. Others (debconf, udev, an init system) are for the
-// installation, or are busybox's part here.
+// libraries are those of the dependencies that a program needs to start. Others (debconf, udev, an
+// init system) are for the installation, or are busybox's part here.
 func libraries(depends []string) []string {
-	return slices.DeleteFunc(depends, func(name string) bool { return !strings.HasPrefix(name, "lib") })
+	return slices.DeleteFunc(depends,
+		func(name string) bool { return !strings.HasPrefix(name, "lib") })
 }
 
 // fetch returns a package's tree and its dependencies, from the cache or by apt-get.
@@ -185,18 +190,23 @@ func (c *cache) require(names []string) error {
 
 // download fetches packages into a directory and returns their files by name.
 func download(dir string, names []string) (map[string]string, error) {
-	// Not asked to, apt-get downloads as a user that cannot write into this directory, and warns about it. A mirror may fail once.
+	// Not asked to, apt-get downloads as a user that cannot write into this directory, and warns
+	// about it. A mirror may fail once.
 	get := func(args ...string) ([]byte, error) {
-		cmd := exec.Command("apt-get", append([]string{"-q", "-o", "APT::Sandbox::User=root", "-o", "Acquire::Retries=3"}, args...)...)
+		cmd := exec.Command("apt-get",
+			append([]string{"-q", "-o", "APT::Sandbox::User=root", "-o", "Acquire::Retries=3"},
+				args...)...)
 		cmd.Dir = dir
 		return cmd.CombinedOutput()
 	}
 	all := append([]string{"download"}, names...)
 	out, err := get(all...)
 	if err != nil && os.Geteuid() == 0 {
-		// The lists of packages are absent on a fresh machine, and on an old one they name files that are gone.
+		// The lists of packages are absent on a fresh machine, and on an old one they name files
+		// that are gone.
 		if more, updateErr := get("update"); updateErr != nil {
-			return nil, &FetchError{Packages: names, Output: string(out) + string(more), Err: updateErr}
+			return nil, &FetchError{Packages: names, Output: string(out) + string(more),
+				Err: updateErr}
 		}
 		out, err = get(all...)
 	}
@@ -214,7 +224,8 @@ func download(dir string, names []string) (map[string]string, error) {
 	}
 	for _, name := range names {
 		if debs[name] == "" {
-			return nil, &FetchError{Packages: names, Output: string(out), Err: fmt.Errorf("apt-get left no file of %s", name)}
+			return nil, &FetchError{Packages: names, Output: string(out),
+				Err: fmt.Errorf("apt-get left no file of %s", name)}
 		}
 	}
 	return debs, nil
@@ -225,7 +236,8 @@ func install(deb, work, home string) error {
 	if err := os.Mkdir(work, 0o755); err != nil {
 		return err
 	}
-	if out, err := exec.Command("dpkg-deb", "-x", deb, filepath.Join(work, "root")).CombinedOutput(); err != nil {
+	if out, err := exec.Command("dpkg-deb", "-x", deb,
+		filepath.Join(work, "root")).CombinedOutput(); err != nil {
 		return fmt.Errorf("unpack %s: %w: %s", deb, err, out)
 	}
 	control, err := exec.Command("dpkg-deb", "-f", deb).Output()
@@ -238,7 +250,8 @@ func install(deb, work, home string) error {
 	return os.Rename(work, home)
 }
 
-// dependencies lists the packages that a control paragraph depends on: of alternatives the first, without versions.
+// dependencies lists the packages that a control paragraph depends on: of alternatives the first,
+// without versions.
 func dependencies(control string) []string {
 	var names []string
 	for line := range strings.Lines(control) {

@@ -1,13 +1,14 @@
-// Package guest makes a small Linux guest for tests: Debian's kernel and an initramfs of busybox, the kernel modules and the
-// packages that a test names, and its script. Nothing is installed on this machine; packages are fetched with apt-get, unpacked
-// into a directory, and kept there for the next run. It works on Debian and its derivatives, on amd64.
+// Package guest makes a small Linux guest for tests: Debian's kernel and an initramfs of busybox,
+// the kernel modules and the packages that a test names, and its script. Nothing is installed on
+// this machine; packages are fetched with apt-get, unpacked into a directory, and kept there for
+// the next run. It works on Debian and its derivatives, on amd64.
 //
 // The guest is booted by QEMU without a boot loader and without a disk of its own:
 //
 //	qemu-system-x86_64 -kernel KERNEL -initrd INITRD -append "console=ttyS0 quiet panic=-1" -nographic -no-reboot ...
 //
-// Its script has standard output and standard error on the console. When the script ends, the guest prints Ended and the exit
-// status, and powers off.
+// Its script has standard output and standard error on the console. When the script ends, the guest
+// prints Ended and the exit status, and powers off.
 package guest
 
 import (
@@ -24,29 +25,32 @@ const Ended = "guest: the script has ended with status"
 
 // Options say what is in a guest.
 type Options struct {
-	// Init is a script for /bin/sh, which is dash. When it runs, /proc, /sys, /dev and /run are mounted, busybox's commands are
-	// in PATH, and Modules are loaded. It needs no "#!" line.
+	// Init is a script for /bin/sh, which is dash. When it runs, /proc, /sys, /dev and /run are
+	// mounted, busybox's commands are in PATH, and Modules are loaded. It needs no "#!" line.
 	Init string
 
-	// Modules are kernel modules by name, "virtio_scsi". They are loaded in this order, each after those that it depends on.
+	// Modules are kernel modules by name, "virtio_scsi". They are loaded in this order, each after
+	// those that it depends on.
 	Modules []string
 
-	// Packages are Debian packages that are unpacked into the guest's root, with the libraries that they depend on. Commands
-	// of a package take precedence over busybox's.
+	// Packages are Debian packages that are unpacked into the guest's root, with the libraries that
+	// they depend on. Commands of a package take precedence over busybox's.
 	Packages []string
 
-	// Files are more files of the guest by their absolute path. One that begins with "#!" is executable.
+	// Files are more files of the guest by their absolute path. One that begins with "#!" is
+	// executable.
 	Files map[string]string
 
 	// CacheDir keeps fetched packages, about 500 MiB for the kernel. It may be shared by processes.
 	CacheDir string
 }
 
-// Build writes a guest's kernel and initramfs into dir, which exists, and returns their paths. A package that cannot be fetched
-// is a *FetchError.
+// Build writes a guest's kernel and initramfs into dir, which exists, and returns their paths. A
+// package that cannot be fetched is a *FetchError.
 func Build(dir string, opt Options) (kernel, initrd string, err error) {
 	if opt.CacheDir == "" {
-		return "", "", errors.New("guest: CacheDir is empty: name the directory that keeps the packages")
+		return "", "", errors.New("guest: CacheDir is empty: name the directory that keeps the " +
+			"packages")
 	}
 	cache, err := openCache(opt.CacheDir)
 	if err != nil {
@@ -94,7 +98,8 @@ func writeInitrd(path, kernelTree string, trees []string, opt Options) error {
 		return err
 	}
 	a := newArchive()
-	for _, dir := range []string{"dev", "proc", "sys", "run", "tmp", "mnt", "etc", "root", "var/lib"} {
+	for _, dir := range []string{"dev", "proc", "sys", "run", "tmp", "mnt", "etc", "root",
+		"var/lib"} {
 		a.dir(dir)
 	}
 	// Otherwise the kernel gives the first process no standard output.
@@ -120,9 +125,10 @@ func writeInitrd(path, kernelTree string, trees []string, opt Options) error {
 	return os.WriteFile(path, a.bytes(), 0o644)
 }
 
-// unwanted are directories of packages that no test looks into, relative to the root. The hardware database is bigger than the rest of
-// udev, and read only when it is compiled.
-var unwanted = []string{"usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/lintian", "usr/share/bash-completion", "usr/share/info",
+// unwanted are directories of packages that no test looks into, relative to the root. The hardware
+// database is bigger than the rest of udev, and read only when it is compiled.
+var unwanted = []string{"usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/lintian",
+	"usr/share/bash-completion", "usr/share/info",
 	"usr/lib/udev/hwdb.d"}
 
 // addTree adds what a package unpacks to.
@@ -164,8 +170,8 @@ func addTree(a *archive, tree string) error {
 	})
 }
 
-// firstProcess is /init of every guest. The script runs as a child, so that nothing that it does can leave the guest running or
-// make the kernel panic for want of a first process.
+// firstProcess is /init of every guest. The script runs as a child, so that nothing that it does
+// can leave the guest running or make the kernel panic for want of a first process.
 const firstProcess = `#!/bin/busybox sh
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8
 /bin/busybox mount -t proc proc /proc

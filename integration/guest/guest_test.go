@@ -47,8 +47,8 @@ func build(t *testing.T, opt Options) (kernel, initrd string) {
 	return kernel, initrd
 }
 
-// TestBoot boots a guest in QEMU: its modules are loaded with their dependencies, commands of a package and of busybox work, and
-// it powers off with the script's exit status told.
+// TestBoot boots a guest in QEMU: its modules are loaded with their dependencies, commands of a
+// package and of busybox work, and it powers off with the script's exit status told.
 func TestBoot(t *testing.T) {
 	requireTools(t, map[string]string{"qemu-system-x86_64": "qemu-system-x86"})
 	kernel, initrd := build(t, Options{
@@ -62,12 +62,15 @@ exit 7
 `,
 		Modules:  []string{"virtio-pci", "virtio_scsi", "sd_mod"},
 		Packages: []string{"e2fsprogs"},
-		Files:    map[string]string{"/etc/greeting": "hello\n", "/usr/local/bin/own": "#!/bin/sh\necho \"$0 runs\"\n"},
+		Files: map[string]string{"/etc/greeting": "hello\n",
+			"/usr/local/bin/own": "#!/bin/sh\necho \"$0 runs\"\n"},
 	})
 	ctx, cancel := context.WithTimeout(t.Context(), bootTimeout)
 	defer cancel()
-	out, err := exec.CommandContext(ctx, "qemu-system-x86_64", "-accel", "tcg", "-m", "256", "-nodefaults", "-nographic", "-serial", "stdio", "-no-reboot",
-		"-kernel", kernel, "-initrd", initrd, "-append", "console=ttyS0 quiet panic=-1").CombinedOutput()
+	out, err := exec.CommandContext(ctx, "qemu-system-x86_64", "-accel", "tcg", "-m", "256",
+		"-nodefaults", "-nographic", "-serial", "stdio", "-no-reboot",
+		"-kernel", kernel, "-initrd", initrd, "-append",
+		"console=ttyS0 quiet panic=-1").CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	text := strings.ReplaceAll(string(out), "\r\n", "\n")
 	require.Contains(t, text, "sd_mod\nvirtio_pci\nvirtio_scsi\n")
@@ -85,17 +88,21 @@ func TestBuildRefuses(t *testing.T) {
 
 	requireTools(t, map[string]string{"apt-get": "apt", "dpkg-deb": "dpkg"})
 	build(t, Options{})
-	_, _, err = Build(t.TempDir(), Options{Modules: []string{"no_such_module"}, CacheDir: filepath.Join("..", "..", "cache", "guest")})
+	_, _, err = Build(t.TempDir(),
+		Options{Modules: []string{"no_such_module"},
+			CacheDir: filepath.Join("..", "..", "cache", "guest")})
 	require.ErrorContains(t, err, `no module "no_such_module"`)
 }
 
 func TestDependencies(t *testing.T) {
 	require.Equal(t, []string{"libblkid1", "libc6", "logsave"}, dependencies("Package: e2fsprogs\n"+
-		"Pre-Depends: libblkid1 (>= 2.36), libc6 (>= 2.34)\nDepends: logsave | other, libc6:any\nRecommends: libnot\n"))
+		"Pre-Depends: libblkid1 (>= 2.36), libc6 (>= 2.34)\nDepends: logsave | other, "+
+		"libc6:any\nRecommends: libnot\n"))
 	require.Empty(t, dependencies("Package: static\n"))
 }
 
-// TestArchive reads an initramfs back: directories come before what is in them, the root is merged, and every entry is aligned.
+// TestArchive reads an initramfs back: directories come before what is in them, the root is merged,
+// and every entry is aligned.
 func TestArchive(t *testing.T) {
 	a := newArchive()
 	a.file("/lib/modules/x.ko", 0o644, []byte("abc"))
@@ -129,6 +136,8 @@ func TestArchive(t *testing.T) {
 		}
 		data = data[(body+size+3)&^3:]
 	}
-	require.Equal(t, []string{"usr", "usr/bin", "bin", "usr/sbin", "sbin", "usr/lib", "lib", "usr/lib64", "lib64",
-		"usr/lib/modules", "usr/lib/modules/x.ko", "usr/bin/tool", "usr/sbin/link", "dev", "dev/console", "TRAILER!!!"}, names)
+	require.Equal(t, []string{"usr", "usr/bin", "bin", "usr/sbin", "sbin", "usr/lib", "lib",
+		"usr/lib64", "lib64",
+		"usr/lib/modules", "usr/lib/modules/x.ko", "usr/bin/tool", "usr/sbin/link", "dev",
+		"dev/console", "TRAILER!!!"}, names)
 }

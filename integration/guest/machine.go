@@ -16,7 +16,8 @@ import (
 
 // MachineOptions say what to boot and how.
 type MachineOptions struct {
-	// Guest is what is in the guest. Its Init runs once, before the first command, in the shell that waits for them.
+	// Guest is what is in the guest. Its Init runs once, before the first command, in the shell
+	// that waits for them.
 	Guest Options
 	// Dir gets the kernel, the initramfs and the console's log. It exists.
 	Dir string
@@ -26,8 +27,9 @@ type MachineOptions struct {
 	Args []string
 }
 
-// Machine is a running guest that executes commands. It has a network card in QEMU's user network, not configured: there the host's
-// loopback is 10.0.2.2, and the guest may call itself 10.0.2.15. For use by one goroutine at a time, but for Close and Console.
+// Machine is a running guest that executes commands. It has a network card in QEMU's user network,
+// not configured: there the host's loopback is 10.0.2.2, and the guest may call itself 10.0.2.15.
+// For use by one goroutine at a time, but for Close and Console.
 type Machine struct {
 	cmd     *exec.Cmd
 	in      io.WriteCloser
@@ -39,14 +41,15 @@ type Machine struct {
 	done    chan struct{} // closed when QEMU has ended
 }
 
-// shellPort is the name of the virtio port that carries commands to the guest and their output back, byte for byte, which a
-// serial line with its line discipline does not.
+// shellPort is the name of the virtio port that carries commands to the guest and their output
+// back, byte for byte, which a serial line with its line discipline does not.
 const shellPort = "shell"
 
 // shellModules are what the machine's own devices need.
 var shellModules = []string{"virtio_pci", "virtio_console", "virtio_net"}
 
-// shell reads scripts, each ended by a line that says so, and runs them. A script's variables are gone when it ends.
+// shell reads scripts, each ended by a line that says so, and runs them. A script's variables are
+// gone when it ends.
 const shell = `
 for port in /sys/class/virtio-ports/*; do
 	if [ "$(cat "$port/name")" = ` + shellPort + ` ]; then
@@ -69,8 +72,8 @@ while IFS= read -r line <&3; do
 done
 `
 
-// Start builds a guest, boots it in QEMU under software emulation, and returns when it waits for commands. ctx bounds the boot. A
-// package that cannot be fetched is a *FetchError.
+// Start builds a guest, boots it in QEMU under software emulation, and returns when it waits for
+// commands. ctx bounds the boot. A package that cannot be fetched is a *FetchError.
 func Start(ctx context.Context, opt MachineOptions) (*Machine, error) {
 	opt.Guest.Init += shell
 	opt.Guest.Modules = append(append([]string(nil), shellModules...), opt.Guest.Modules...)
@@ -83,10 +86,13 @@ func Start(ctx context.Context, opt MachineOptions) (*Machine, error) {
 	}
 	console := filepath.Join(opt.Dir, "console")
 	cmd := exec.Command("qemu-system-x86_64", append([]string{
-		"-accel", "tcg", "-machine", "q35", "-cpu", "max", "-m", fmt.Sprint(opt.Memory), "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
-		"-kernel", kernel, "-initrd", initrd, "-append", "console=ttyS0 quiet panic=-1 mitigations=off",
+		"-accel", "tcg", "-machine", "q35", "-cpu", "max", "-m", fmt.Sprint(opt.Memory),
+		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
+		"-kernel", kernel, "-initrd", initrd, "-append",
+		"console=ttyS0 quiet panic=-1 mitigations=off",
 		"-chardev", "file,id=console,path=" + console, "-serial", "chardev:console",
-		"-chardev", "stdio,id=shell,signal=off", "-device", "virtio-serial-pci", "-device", "virtserialport,chardev=shell,name=" + shellPort,
+		"-chardev", "stdio,id=shell,signal=off", "-device", "virtio-serial-pci", "-device",
+		"virtserialport,chardev=shell,name=" + shellPort,
 		"-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net,romfile=",
 	}, opt.Args...)...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -130,9 +136,9 @@ type Result struct {
 	Status int
 }
 
-// Run executes a script with /bin/sh, which is dash, in a shell of its own. line is called with each line as it is printed, without
-// its end; nil is allowed. The error is about the machine, never about the script's status; after one, or when ctx is done, the
-// machine is gone.
+// Run executes a script with /bin/sh, which is dash, in a shell of its own. line is called with
+// each line as it is printed, without its end; nil is allowed. The error is about the machine,
+// never about the script's status; after one, or when ctx is done, the machine is gone.
 func (m *Machine) Run(ctx context.Context, script string, line func(string)) (Result, error) {
 	defer context.AfterFunc(ctx, m.kill)()
 	m.count++
@@ -141,7 +147,8 @@ func (m *Machine) Run(ctx context.Context, script string, line func(string)) (Re
 		return Result{}, m.failed(ctx, "command", err)
 	}
 	var output strings.Builder
-	blank := false // an empty line that is not reported yet: the last belongs to the end of the command
+	// an empty line that is not reported yet: the last belongs to the end of the command
+	blank := false
 	for {
 		text, err := m.out.ReadString('\n')
 		if err != nil {
@@ -173,7 +180,8 @@ func (m *Machine) failed(ctx context.Context, doing string, err error) error {
 	if cause := context.Cause(ctx); cause != nil {
 		err = cause
 	}
-	return fmt.Errorf("guest: %s: %w; QEMU printed %q, the console ends:\n%s", doing, err, m.errors, lastLines(m.Console(), 20))
+	return fmt.Errorf("guest: %s: %w; QEMU printed %q, the console ends:\n%s", doing, err, m.errors,
+		lastLines(m.Console(), 20))
 }
 
 func lastLines(text string, n int) string {

@@ -20,8 +20,8 @@ type moduleSet struct {
 	order []string // the chosen ones, each after those that it depends on
 }
 
-// findModules chooses modules by name from an unpacked kernel package. The package has no modules.dep, which is made at
-// installation, so dependencies are read from the modules themselves.
+// findModules chooses modules by name from an unpacked kernel package. The package has no
+// modules.dep, which is made at installation, so dependencies are read from the modules themselves.
 func findModules(kernelTree string, names []string) (*moduleSet, error) {
 	found, err := filepath.Glob(filepath.Join(kernelTree, "lib", "modules", "*"))
 	if err != nil {
@@ -30,7 +30,8 @@ func findModules(kernelTree string, names []string) (*moduleSet, error) {
 	if len(found) != 1 {
 		return nil, fmt.Errorf("%s/lib/modules has %d kernels, want one", kernelTree, len(found))
 	}
-	m := &moduleSet{dir: found[0], paths: map[string]string{}, built: map[string]bool{}, deps: map[string][]string{}, alias: map[string][]string{}}
+	m := &moduleSet{dir: found[0], paths: map[string]string{}, built: map[string]bool{},
+		deps: map[string][]string{}, alias: map[string][]string{}}
 	err = filepath.WalkDir(m.dir, func(path string, entry fs.DirEntry, err error) error {
 		if err == nil && strings.HasSuffix(path, ".ko") {
 			m.paths[moduleName(path)] = strings.TrimPrefix(path, m.dir+"/")
@@ -81,7 +82,8 @@ func (m *moduleSet) choose(name string) error {
 	for _, soft := range info["softdep"] {
 		if list, ok := strings.CutPrefix(soft, "pre: "); ok {
 			for _, dep := range strings.Fields(list) {
-				// It may name an alias or a module of another configuration; the kernel does without.
+				// It may name an alias or a module of another configuration; the kernel does
+				// without.
 				if m.paths[moduleName(dep)] != "" {
 					needs = append(needs, dep)
 				}
@@ -127,8 +129,8 @@ func moduleInfo(path string) (map[string][]string, error) {
 	return info, nil
 }
 
-// add puts the chosen modules into an initramfs, with the indexes that modprobe reads: dependencies, and the aliases by which the
-// kernel asks for one.
+// add puts the chosen modules into an initramfs, with the indexes that modprobe reads:
+// dependencies, and the aliases by which the kernel asks for one.
 func (m *moduleSet) add(a *archive) error {
 	root := "lib/modules/" + filepath.Base(m.dir) + "/"
 	var deps, aliases strings.Builder
@@ -159,7 +161,8 @@ func (m *moduleSet) add(a *archive) error {
 	return nil
 }
 
-// closure lists all that a module depends on, nearest first, as modules.dep has it: modprobe loads from the end.
+// closure lists all that a module depends on, nearest first, as modules.dep has it: modprobe loads
+// from the end.
 func (m *moduleSet) closure(name string) []string {
 	wanted := map[string]bool{}
 	var mark func(string)

@@ -30,8 +30,8 @@ func (n name) String() string {
 	return n.Package + " " + n.Test
 }
 
-// summary collects what happened. Tests and subtests count alike; a package that fails without a failed test (a build
-// failure, a panic, a data race at exit, a timeout) counts as one failure.
+// summary collects what happened. Tests and subtests count alike; a package that fails without a
+// failed test (a build failure, a panic, a data race at exit, a timeout) counts as one failure.
 type summary struct {
 	w                       io.Writer
 	output                  map[name]*bytes.Buffer
@@ -44,7 +44,8 @@ func newSummary(w io.Writer) *summary {
 	return &summary{w: w, output: map[name]*bytes.Buffer{}, failedIn: map[string]int{}}
 }
 
-// read consumes the stream. A line that is no event is passed through: the go command prints some errors that way.
+// read consumes the stream. A line that is no event is passed through: the go command prints some
+// errors that way.
 func (s *summary) read(r io.Reader) error {
 	lines := bufio.NewReaderSize(r, 1<<20)
 	for {
@@ -66,7 +67,8 @@ func (s *summary) read(r io.Reader) error {
 	}
 }
 
-// resultPrefix begins a line that a test prints as a result of its own, and that is shown even where it passes.
+// resultPrefix begins a line that a test prints as a result of its own, and that is shown even
+// where it passes.
 const resultPrefix = "conformance: "
 
 func (s *summary) add(e event) {

@@ -27,23 +27,31 @@ func encode(reqs ...Request) []byte {
 func decode(b []byte) (reqs []Request) {
 	for len(b) >= 4 {
 		n := min(int(binary.BigEndian.Uint16(b[2:])), len(b)-4)
-		reqs = append(reqs, Request{CSG: Stage(b[0] >> 2 & 3), NSG: Stage(b[0] & 3), Transit: b[0]&0x80 != 0,
+		reqs = append(reqs, Request{CSG: Stage(b[0] >> 2 & 3), NSG: Stage(b[0] & 3),
+			Transit:  b[0]&0x80 != 0,
 			Continue: b[0]&0x40 != 0, VersionMin: b[1], Data: b[4 : 4+n]})
 		b = b[4+n:]
 	}
 	return reqs
 }
 
-// FuzzMachine feeds a machine whatever comes. With authentication the right response cannot be guessed, so that
-// the machine must never be done.
+// FuzzMachine feeds a machine whatever comes. With authentication the right response cannot be
+// guessed, so that the machine must never be done.
 func FuzzMachine(f *testing.F) {
-	f.Add(true, encode(Request{NSG: 1, Transit: true, Data: normal("AuthMethod=CHAP,None")}, Request{Data: text("CHAP_A=5,7")},
-		Request{NSG: 3, Transit: true, Data: text("CHAP_N="+user, "CHAP_R=0x00112233445566778899aabbccddeeff", "CHAP_I=1", "CHAP_C=0x00")}))
+	f.Add(true, encode(Request{NSG: 1, Transit: true, Data: normal("AuthMethod=CHAP,None")},
+		Request{Data: text("CHAP_A=5,7")},
+		Request{NSG: 3, Transit: true,
+			Data: text("CHAP_N="+user, "CHAP_R=0x00112233445566778899aabbccddeeff", "CHAP_I=1",
+				"CHAP_C=0x00")}))
 	f.Add(true, encode(Request{Data: normal()}, Request{Data: text("AuthMethod=CHAP", "CHAP_A=6")}))
-	f.Add(true, encode(Request{CSG: 1, NSG: 3, Transit: true, Data: normal("HeaderDigest=CRC32C,None")}))
-	f.Add(false, encode(Request{NSG: 1, Transit: true, Data: normal("AuthMethod=None")}, Request{CSG: 1, NSG: 3, Transit: true,
-		Data: text("MaxBurstLength=512", "FirstBurstLength=0x200", "InitialR2T=No", "HeaderDigest=CRC32C", "X-a=b")}))
-	f.Add(false, encode(Request{CSG: 1, Continue: true, Data: discovery("Max")}, Request{CSG: 1, NSG: 3, Transit: true, Data: []byte("Connections=1\x00")}))
+	f.Add(true, encode(Request{CSG: 1, NSG: 3, Transit: true,
+		Data: normal("HeaderDigest=CRC32C,None")}))
+	f.Add(false, encode(Request{NSG: 1, Transit: true, Data: normal("AuthMethod=None")},
+		Request{CSG: 1, NSG: 3, Transit: true,
+			Data: text("MaxBurstLength=512", "FirstBurstLength=0x200", "InitialR2T=No",
+				"HeaderDigest=CRC32C", "X-a=b")}))
+	f.Add(false, encode(Request{CSG: 1, Continue: true, Data: discovery("Max")},
+		Request{CSG: 1, NSG: 3, Transit: true, Data: []byte("Connections=1\x00")}))
 	f.Add(false, encode(Request{VersionMin: 1, Data: []byte("=")}))
 	required := chapConfig(f)
 	f.Fuzz(func(t *testing.T, auth bool, input []byte) {
@@ -79,11 +87,13 @@ func checkResponse(t *testing.T, req *Request, resp *Response) {
 	switch {
 	case len(resp.Data) > maxSegment:
 		t.Fatalf("a segment of %d bytes", len(resp.Data))
-	case (resp.Status == StatusSuccess) != (resp.Err == nil) || (resp.Err == nil) != (resp.Reason == ""):
+	case (resp.Status == StatusSuccess) != (resp.Err == nil) || (resp.Err == nil) !=
+		(resp.Reason == ""):
 		t.Fatalf("contradicting response %+v", resp)
 	case resp.Status != StatusSuccess && (resp.Transit || resp.Continue || len(resp.Data) > 0):
 		t.Fatalf("a refusal with more than a status: %+v", resp)
-	case resp.Transit && (!req.Transit || resp.Continue || resp.NSG > req.NSG || resp.NSG <= req.CSG):
+	case resp.Transit && (!req.Transit || resp.Continue || resp.NSG > req.NSG ||
+		resp.NSG <= req.CSG):
 		t.Fatalf("transition %+v of request %+v", resp, req)
 	case req.Continue && len(resp.Data) > 0:
 		t.Fatal("text in the answer to a request that is not complete")
@@ -105,9 +115,11 @@ func checkParams(t *testing.T, r Result) {
 		t.Fatalf("result %+v", r)
 	case r.SessionType == Normal && r.TargetName != targetIQN:
 		t.Fatalf("logged in to %q", r.TargetName)
-	case p.FirstBurstLength > p.MaxBurstLength || p.FirstBurstLength < minLength || p.MaxBurstLength > maxLength,
+	case p.FirstBurstLength > p.MaxBurstLength || p.FirstBurstLength < minLength ||
+		p.MaxBurstLength > maxLength,
 		p.SendMaxDataSegment < minLength || p.SendMaxDataSegment > maxLength,
-		p.MaxConnections != 1 || p.ErrorRecoveryLevel != 0 || p.MaxOutstandingR2T != 1 || p.ProtocolLevel > 2,
+		p.MaxConnections != 1 || p.ErrorRecoveryLevel != 0 || p.MaxOutstandingR2T != 1 ||
+			p.ProtocolLevel > 2,
 		!p.DataPDUInOrder || !p.DataSequenceInOrder:
 		t.Fatalf("parameters %+v", p)
 	}

@@ -30,7 +30,8 @@ func text(pairs ...string) []byte {
 
 // normal is the first text of a normal session, with more keys after it.
 func normal(more ...string) []byte {
-	return append(text("InitiatorName="+hostIQN, "SessionType=Normal", "TargetName="+targetIQN), text(more...)...)
+	return append(text("InitiatorName="+hostIQN, "SessionType=Normal", "TargetName="+targetIQN),
+		text(more...)...)
 }
 
 func discovery(more ...string) []byte {
@@ -149,14 +150,16 @@ func (i *initiator) challenge(first []byte) map[string]string {
 func (i *initiator) secure(first []byte, nsg Stage) Response {
 	i.t.Helper()
 	keys := i.challenge(first)
-	resp, _ := i.ok(SecurityNegotiation, nsg, true, text("CHAP_N="+user, "CHAP_R="+answer(i.t, keys, secret)))
+	resp, _ := i.ok(SecurityNegotiation, nsg, true,
+		text("CHAP_N="+user, "CHAP_R="+answer(i.t, keys, secret)))
 	require.True(i.t, resp.Transit)
 	require.Equal(i.t, nsg, resp.NSG)
 	return resp
 }
 
 // operate negotiates keys in a session without authentication, to the end.
-func operate(t testing.TB, cfg *Config, first func(...string) []byte, keys ...string) (map[string]string, Params) {
+func operate(t testing.TB, cfg *Config, first func(...string) []byte,
+	keys ...string) (map[string]string, Params) {
 	t.Helper()
 	i := newInitiator(t, cfg)
 	resp, got := i.ok(OperationalNegotiation, FullFeature, true, first(keys...))

@@ -1,7 +1,9 @@
-// Package login is the login phase of an iSCSI connection, and the negotiation of text keys, from the target's
-// side (RFC 7143 sections 6, 12 and 13). It knows neither connections nor PDUs: text goes in and text comes out.
+// Package login is the login phase of an iSCSI connection, and the negotiation of text keys, from
+// the target's side (RFC 7143 sections 6, 12 and 13). It knows neither connections nor PDUs: text
+// goes in and text comes out.
 //
-// The data segments of login and text PDUs are pairs, each ended by a zero byte, and may be cut anywhere:
+// The data segments of login and text PDUs are pairs, each ended by a zero byte, and may be cut
+// anywhere:
 //
 //	InitiatorName=iqn.2001-04.com.example:host NUL SessionType=Normal NUL AuthMethod=CHAP,None NUL
 //
@@ -61,10 +63,11 @@ func (t SessionType) String() string {
 	return fmt.Sprintf("SessionType(%d)", uint8(t))
 }
 
-// Limits are what the target agrees to at most. A zero field is its default; what is outside the range of the
-// standard is moved to its nearest end.
+// Limits are what the target agrees to at most. A zero field is its default; what is outside the
+// range of the standard is moved to its nearest end.
 type Limits struct {
-	MaxRecvDataSegmentLength int // the longest data segment that the target receives, bytes; default 262144
+	// the longest data segment that the target receives, bytes; default 262144
+	MaxRecvDataSegmentLength int
 	MaxBurstLength           int // bytes of a solicited sequence; default 1048576
 	FirstBurstLength         int // bytes of unsolicited data of a command; default 262144
 	MaxOutstandingR2T        int // per command; default 1
@@ -77,8 +80,8 @@ type Config struct {
 	PortalGroupTag uint16
 	Auth           *chap.Authenticator // nil: initiators need not authenticate
 	Limits         Limits
-	// MaxKeyBytes bounds the text that one login may send in all, bytes. The default is 16384; less than the
-	// 8192 that the standard demands (RFC 7143 6.1) counts as 8192.
+	// MaxKeyBytes bounds the text that one login may send in all, bytes. The default is 16384; less
+	// than the 8192 that the standard demands (RFC 7143 6.1) counts as 8192.
 	MaxKeyBytes int
 }
 
@@ -108,10 +111,11 @@ type Request struct {
 type Response struct {
 	CSG, NSG          Stage
 	Transit, Continue bool
-	Status            Status // if it is not StatusSuccess, the connection closes after this response
-	Data              []byte
-	Err               error  // why the login was refused, for the log; nil if it was not
-	Reason            string // why the login was refused, as a short stable label; "" if it was not
+	// if it is not StatusSuccess, the connection closes after this response
+	Status Status
+	Data   []byte
+	Err    error  // why the login was refused, for the log; nil if it was not
+	Reason string // why the login was refused, as a short stable label; "" if it was not
 }
 
 // Result is what a login has found out so far; complete when the machine is done.

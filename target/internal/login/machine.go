@@ -7,11 +7,11 @@ import (
 )
 
 const (
-	// maxSegment is the longest data segment of a Login Response: the default of MaxRecvDataSegmentLength,
-	// which is in force until the end of login (RFC 7143 6.3). Bytes.
+	// maxSegment is the longest data segment of a Login Response: the default of
+	// MaxRecvDataSegmentLength, which is in force until the end of login (RFC 7143 6.3). Bytes.
 	maxSegment = 8192
-	// maxSteps bounds the requests of a login that bring no part of a longer text. The standard wants at least
-	// six exchanges to be possible (6.2).
+	// maxSteps bounds the requests of a login that bring no part of a longer text. The standard
+	// wants at least six exchanges to be possible (6.2).
 	maxSteps = 64
 )
 
@@ -64,8 +64,8 @@ func (m *Machine) Result() Result {
 	return r
 }
 
-// Close gives up the login: a challenge that is outstanding no longer is. It may be called at any time, and
-// more than once.
+// Close gives up the login: a challenge that is outstanding no longer is. It may be called at any
+// time, and more than once.
 func (m *Machine) Close() {
 	if m.exchange != nil {
 		m.exchange.Close()
@@ -76,7 +76,8 @@ func (m *Machine) Close() {
 	}
 }
 
-// Step handles a request. After a response with another status than success every further request is refused.
+// Step handles a request. After a response with another status than success every further request
+// is refused.
 func (m *Machine) Step(req *Request) Response {
 	resp, r := m.step(req)
 	if r != nil {
@@ -94,17 +95,20 @@ func (m *Machine) step(req *Request) (Response, *refusal) {
 	}
 	if !req.Continue || len(req.Data) == 0 {
 		if m.steps++; m.steps > maxSteps {
-			return Response{}, refuse(StatusInitiatorError, "too_many_steps", "no end of the login after %d requests", maxSteps)
+			return Response{}, refuse(StatusInitiatorError, "too_many_steps", "no end of the "+
+				"login after %d requests", maxSteps)
 		}
 	}
 	if len(m.out) > 0 { // this request only fetches the rest of the response (RFC 7143 6.2)
 		if len(req.Data) > 0 || req.Continue {
-			return Response{}, refuse(StatusInitiatorError, "unexpected_text", "text in a request that was to fetch the rest of a response")
+			return Response{}, refuse(StatusInitiatorError, "unexpected_text", "text in a "+
+				"request that was to fetch the rest of a response")
 		}
 		return m.respond(req)
 	}
 	if m.received += len(req.Data); m.received > m.cfg.maxKeyBytes() {
-		return Response{}, refuse(StatusInitiatorError, "too_much_text", "more than %d bytes of login text", m.cfg.maxKeyBytes())
+		return Response{}, refuse(StatusInitiatorError, "too_much_text",
+			"more than %d bytes of login text", m.cfg.maxKeyBytes())
 	}
 	if req.Continue {
 		m.pending = append(m.pending, req.Data...)
@@ -128,7 +132,8 @@ func (m *Machine) step(req *Request) (Response, *refusal) {
 // checkHeader enforces what holds for the fields of every request (RFC 7143 6.3, 11.12).
 func (m *Machine) checkHeader(req *Request) *refusal {
 	if m.done || m.failed {
-		return refuse(StatusInitiatorError, "login_over", "a Login Request after the end of the login")
+		return refuse(StatusInitiatorError, "login_over",
+			"a Login Request after the end of the login")
 	}
 	if !m.started {
 		m.started = true
@@ -137,24 +142,31 @@ func (m *Machine) checkHeader(req *Request) *refusal {
 		m.stage = req.CSG
 		switch {
 		case req.VersionMin > 0: // the only version is 0
-			return refuse(StatusUnsupportedVersion, "unsupported_version", "versions %d to %d are asked for, and only 0 is supported",
+			return refuse(StatusUnsupportedVersion, "unsupported_version",
+				"versions %d to %d are asked for, and only 0 is supported",
 				req.VersionMin, req.VersionMax)
 		case req.CSG != SecurityNegotiation && req.CSG != OperationalNegotiation:
-			return refuse(StatusInitiatorError, "bad_stage", "a login cannot begin in stage %v", req.CSG)
+			return refuse(StatusInitiatorError, "bad_stage", "a login cannot begin in stage %v",
+				req.CSG)
 		}
 	}
 	f := &m.first
 	switch {
 	case req.VersionMin != f.VersionMin || req.VersionMax != f.VersionMax:
-		return refuse(StatusInitiatorError, "header_changed", "the version range changed during login")
+		return refuse(StatusInitiatorError, "header_changed",
+			"the version range changed during login")
 	case req.ISID != f.ISID || req.TSIH != f.TSIH || req.CID != f.CID:
-		return refuse(StatusInitiatorError, "header_changed", "ISID, TSIH or CID changed during login")
+		return refuse(StatusInitiatorError, "header_changed",
+			"ISID, TSIH or CID changed during login")
 	case req.CSG != m.stage:
-		return refuse(StatusInitiatorError, "bad_stage", "a request of stage %v in stage %v", req.CSG, m.stage)
+		return refuse(StatusInitiatorError, "bad_stage", "a request of stage %v in stage %v",
+			req.CSG, m.stage)
 	case req.Transit && req.Continue:
 		return refuse(StatusInitiatorError, "bad_flags", "T and C bit are both set")
-	case req.Transit && (req.NSG <= m.stage || req.NSG != OperationalNegotiation && req.NSG != FullFeature):
-		return refuse(StatusInitiatorError, "bad_stage", "a transition from stage %v to %v", m.stage, req.NSG)
+	case req.Transit && (req.NSG <= m.stage || req.NSG != OperationalNegotiation &&
+		req.NSG != FullFeature):
+		return refuse(StatusInitiatorError, "bad_stage", "a transition from stage %v to %v",
+			m.stage, req.NSG)
 	}
 	return nil
 }
@@ -162,9 +174,11 @@ func (m *Machine) checkHeader(req *Request) *refusal {
 // handle answers the keys of one whole text; the answers go to out.
 func (m *Machine) handle(req *Request, pairs []Pair) *refusal {
 	if r := checkPairs(pairs, m.seen); r != nil {
-		// libiscsi, and QEMU by it, names itself again after it has offered CHAP and was answered None. RFC 7143 6.2 has such a login refused.
+		// libiscsi, and QEMU by it, names itself again after it has offered CHAP and was answered
+		// None. RFC 7143 6.2 has such a login refused.
 		if m.cfg.Auth == nil && m.auth == authDone && m.stage == OperationalNegotiation {
-			r.text += ", as by libiscsi and QEMU where they have a credential and the target has none: give it to the target, too, or take it from the initiator"
+			r.text += ", as by libiscsi and QEMU where they have a credential and the target has " +
+				"none: give it to the target, too, or take it from the initiator"
 		}
 		return r
 	}
@@ -187,7 +201,8 @@ func (m *Machine) handle(req *Request, pairs []Pair) *refusal {
 		case role == roleOperational && m.stage == OperationalNegotiation:
 			operational = append(operational, p)
 		default:
-			return refuse(StatusInitiatorError, "key_not_allowed", "key %s is not allowed here, in stage %v", p.Key, m.stage)
+			return refuse(StatusInitiatorError, "key_not_allowed",
+				"key %s is not allowed here, in stage %v", p.Key, m.stage)
 		}
 	}
 	m.opened = true
@@ -201,13 +216,14 @@ func (m *Machine) handle(req *Request, pairs []Pair) *refusal {
 	if !m.declared {
 		m.declared = true
 		m.neg.params.RecvMaxDataSegment = m.neg.limits.MaxRecvDataSegmentLength
-		m.out = AppendPair(m.out, keyMaxRecvDataSegmentLength, strconv.Itoa(m.neg.limits.MaxRecvDataSegmentLength))
+		m.out = AppendPair(m.out, keyMaxRecvDataSegmentLength,
+			strconv.Itoa(m.neg.limits.MaxRecvDataSegmentLength))
 	}
 	return nil
 }
 
-// respond makes the response of the text in out, and takes the transition if it is asked for and nothing
-// stands against it.
+// respond makes the response of the text in out, and takes the transition if it is asked for and
+// nothing stands against it.
 func (m *Machine) respond(req *Request) (Response, *refusal) {
 	resp := Response{CSG: m.stage}
 	n := min(len(m.out), maxSegment)

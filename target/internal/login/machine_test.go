@@ -13,24 +13,33 @@ func TestLoginWithoutAuthentication(t *testing.T) {
 	cfg := openConfig()
 	cfg.TargetAlias, cfg.PortalGroupTag = "the disk", 7
 	i := newInitiator(t, cfg)
-	resp, keys := i.ok(SecurityNegotiation, OperationalNegotiation, true, normal("InitiatorAlias=my \x07host", "AuthMethod=CHAP,None"))
+	resp, keys := i.ok(SecurityNegotiation, OperationalNegotiation, true,
+		normal("InitiatorAlias=my \x07host", "AuthMethod=CHAP,None"))
 	require.True(t, resp.Transit)
 	require.Equal(t, OperationalNegotiation, resp.NSG)
-	require.Equal(t, map[string]string{"TargetPortalGroupTag": "7", "TargetAlias": "the disk", "AuthMethod": "None"}, keys)
+	require.Equal(t, map[string]string{"TargetPortalGroupTag": "7", "TargetAlias": "the disk",
+		"AuthMethod": "None"}, keys)
 	require.False(t, i.m.Done())
-	resp, keys = i.ok(OperationalNegotiation, FullFeature, true, text("HeaderDigest=CRC32C,None", "DataDigest=None", "InitialR2T=No",
-		"ImmediateData=Yes", "MaxRecvDataSegmentLength=262144", "MaxBurstLength=16776192", "FirstBurstLength=262144", "MaxOutstandingR2T=1",
-		"MaxConnections=1", "ErrorRecoveryLevel=0", "DefaultTime2Wait=2", "DefaultTime2Retain=0", "IFMarker=No", "OFMarker=No",
-		"DataPDUInOrder=Yes", "DataSequenceInOrder=Yes"))
+	resp, keys = i.ok(OperationalNegotiation, FullFeature, true,
+		text("HeaderDigest=CRC32C,None", "DataDigest=None", "InitialR2T=No",
+			"ImmediateData=Yes", "MaxRecvDataSegmentLength=262144", "MaxBurstLength=16776192",
+			"FirstBurstLength=262144", "MaxOutstandingR2T=1",
+			"MaxConnections=1", "ErrorRecoveryLevel=0", "DefaultTime2Wait=2",
+			"DefaultTime2Retain=0",
+			"IFMarker=No", "OFMarker=No",
+			"DataPDUInOrder=Yes", "DataSequenceInOrder=Yes"))
 	require.True(t, resp.Transit)
 	require.Equal(t, FullFeature, resp.NSG)
 	require.True(t, i.m.Done())
 	require.Equal(t, "CRC32C", keys["HeaderDigest"])
 	require.NotContains(t, keys, "TargetPortalGroupTag")
 	require.Equal(t, Result{
-		InitiatorName: hostIQN, InitiatorAlias: "my host", TargetName: targetIQN, SessionType: Normal,
-		Params: Params{HeaderDigest: true, SendMaxDataSegment: 262144, RecvMaxDataSegment: 262144, MaxBurstLength: 1048576,
-			FirstBurstLength: 262144, MaxOutstandingR2T: 1, ImmediateData: true, DataPDUInOrder: true, DataSequenceInOrder: true,
+		InitiatorName: hostIQN, InitiatorAlias: "my host", TargetName: targetIQN,
+		SessionType: Normal,
+		Params: Params{HeaderDigest: true, SendMaxDataSegment: 262144, RecvMaxDataSegment: 262144,
+			MaxBurstLength:   1048576,
+			FirstBurstLength: 262144, MaxOutstandingR2T: 1, ImmediateData: true,
+			DataPDUInOrder: true, DataSequenceInOrder: true,
 			DefaultTime2Wait: 2, MaxConnections: 1, ProtocolLevel: 1},
 	}, i.m.Result())
 	over := i.m.Step(&Request{CSG: OperationalNegotiation, NSG: FullFeature, Transit: true})
@@ -44,7 +53,8 @@ func TestDiscoverySession(t *testing.T) {
 	i := newInitiator(t, cfg)
 	resp, keys := i.ok(OperationalNegotiation, FullFeature, true, discovery())
 	require.True(t, resp.Transit)
-	require.Equal(t, map[string]string{"TargetPortalGroupTag": "1", "MaxRecvDataSegmentLength": "262144"}, keys)
+	require.Equal(t, map[string]string{"TargetPortalGroupTag": "1",
+		"MaxRecvDataSegmentLength": "262144"}, keys)
 	require.Equal(t, Discovery, i.m.Result().SessionType)
 	require.Empty(t, i.m.Result().TargetName)
 }
@@ -57,48 +67,69 @@ func TestNames(t *testing.T) {
 		reason string
 	}{
 		{"empty", nil, StatusMissingParameter, "missing_initiator_name"},
-		{"no initiator", text("TargetName=" + targetIQN), StatusMissingParameter, "missing_initiator_name"},
-		{"no target", text("InitiatorName=" + hostIQN), StatusMissingParameter, "missing_target_name"},
-		{"no target in a normal session", text("InitiatorName="+hostIQN, "SessionType=Normal"), StatusMissingParameter, "missing_target_name"},
-		{"discovery without initiator", text("SessionType=Discovery"), StatusMissingParameter, "missing_initiator_name"},
-		{"empty initiator", text("InitiatorName=", "TargetName="+targetIQN), StatusInitiatorError, "bad_initiator_name"},
-		{"initiator with a space", text("InitiatorName=iqn a", "TargetName="+targetIQN), StatusInitiatorError, "bad_initiator_name"},
-		{"initiator with a newline", text("InitiatorName=iqn\na", "TargetName="+targetIQN), StatusInitiatorError, "bad_initiator_name"},
-		{"long initiator", text("InitiatorName="+repeat("n", 224), "TargetName="+targetIQN), StatusInitiatorError, "bad_text"},
-		{"unknown target", text("InitiatorName="+hostIQN, "TargetName=iqn.2001-04.com.example:other"), StatusNotFound, "unknown_target"},
-		{"longer target", text("InitiatorName="+hostIQN, "TargetName="+targetIQN+"x"), StatusNotFound, "unknown_target"},
-		{"empty target", text("InitiatorName="+hostIQN, "TargetName="), StatusNotFound, "unknown_target"},
-		{"bad session type", normalWith("SessionType=discovery"), StatusSessionTypeNotSupported, "bad_session_type"},
-		{"initiator twice", normal("InitiatorName=" + hostIQN), StatusInitiatorError, "duplicate_key"},
+		{"no initiator", text("TargetName=" + targetIQN), StatusMissingParameter,
+			"missing_initiator_name"},
+		{"no target", text("InitiatorName=" + hostIQN), StatusMissingParameter,
+			"missing_target_name"},
+		{"no target in a normal session", text("InitiatorName="+hostIQN, "SessionType=Normal"),
+			StatusMissingParameter, "missing_target_name"},
+		{"discovery without initiator", text("SessionType=Discovery"), StatusMissingParameter,
+			"missing_initiator_name"},
+		{"empty initiator", text("InitiatorName=", "TargetName="+targetIQN), StatusInitiatorError,
+			"bad_initiator_name"},
+		{"initiator with a space", text("InitiatorName=iqn a", "TargetName="+targetIQN),
+			StatusInitiatorError, "bad_initiator_name"},
+		{"initiator with a newline", text("InitiatorName=iqn\na", "TargetName="+targetIQN),
+			StatusInitiatorError, "bad_initiator_name"},
+		{"long initiator", text("InitiatorName="+repeat("n", 224), "TargetName="+targetIQN),
+			StatusInitiatorError, "bad_text"},
+		{"unknown target", text("InitiatorName="+hostIQN,
+			"TargetName=iqn.2001-04.com.example:other"), StatusNotFound, "unknown_target"},
+		{"longer target", text("InitiatorName="+hostIQN, "TargetName="+targetIQN+"x"),
+			StatusNotFound, "unknown_target"},
+		{"empty target", text("InitiatorName="+hostIQN, "TargetName="), StatusNotFound,
+			"unknown_target"},
+		{"bad session type", normalWith("SessionType=discovery"), StatusSessionTypeNotSupported,
+			"bad_session_type"},
+		{"initiator twice", normal("InitiatorName=" + hostIQN), StatusInitiatorError,
+			"duplicate_key"},
 		{"target's key", normal("TargetAlias=x"), StatusInitiatorError, "key_not_allowed"},
 		{"target's tag", normal("TargetPortalGroupTag=1"), StatusInitiatorError, "key_not_allowed"},
 		{"address", normal("TargetAddress=1.2.3.4"), StatusInitiatorError, "key_not_allowed"},
 		{"SendTargets", normal("SendTargets=All"), StatusInitiatorError, "key_not_allowed"},
 		{"reserved value", normal("X-foo=NotUnderstood"), StatusInitiatorError, "reserved_value"},
-		{"rejected proposal", normal("MaxBurstLength=Reject"), StatusInitiatorError, "reserved_value"},
+		{"rejected proposal", normal("MaxBurstLength=Reject"), StatusInitiatorError,
+			"reserved_value"},
 		{"no zero byte", []byte("InitiatorName=" + hostIQN), StatusInitiatorError, "bad_text"},
 		{"key of 64", normal(repeat("K", 64) + "=v"), StatusInitiatorError, "bad_text"},
 		{"value of 256", normal("X-foo=" + repeat("v", 256)), StatusInitiatorError, "bad_text"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			for _, stage := range []Stage{SecurityNegotiation, OperationalNegotiation} {
-				newInitiator(t, openConfig()).refused(&Request{CSG: stage, NSG: FullFeature, Transit: true, Data: tt.data}, tt.status, tt.reason)
+				newInitiator(t, openConfig()).refused(&Request{CSG: stage, NSG: FullFeature,
+					Transit: true, Data: tt.data}, tt.status, tt.reason)
 			}
 		})
 	}
 	for name, want := range map[string]string{
-		hostIQN: hostIQN, strings.ToUpper(hostIQN): hostIQN, "eui.02004567A425678D": "eui.02004567a425678d", "naa.52004567BA64678D": "naa.52004567ba64678d",
-		"x": "x", repeat("n", 223): repeat("n", 223), "iqn.2001-04.com.example:bücher": "iqn.2001-04.com.example:bücher",
+		hostIQN: hostIQN, strings.ToUpper(hostIQN): hostIQN,
+		"eui.02004567A425678D": "eui.02004567a425678d",
+		"naa.52004567BA64678D": "naa.52004567ba64678d",
+		"x":                    "x", repeat("n", 223): repeat("n", 223),
+		"iqn.2001-04.com.example:bücher": "iqn.2001-04.com.example:bücher",
 	} {
 		i := newInitiator(t, openConfig())
-		i.ok(OperationalNegotiation, FullFeature, true, text("InitiatorName="+name, "TargetName="+strings.ToUpper(targetIQN)))
+		i.ok(OperationalNegotiation, FullFeature, true,
+			text("InitiatorName="+name, "TargetName="+strings.ToUpper(targetIQN)))
 		require.Equal(t, want, i.m.Result().InitiatorName)
 		require.Equal(t, targetIQN, i.m.Result().TargetName)
 	}
 	// What was asked for is known to the log though it was refused.
 	i := newInitiator(t, openConfig())
-	i.refused(&Request{Data: text("InitiatorName="+hostIQN, "TargetName=other")}, StatusNotFound, "unknown_target")
-	require.Equal(t, Result{InitiatorName: hostIQN, TargetName: "other", Params: defaultParams()}, i.m.Result())
+	i.refused(&Request{Data: text("InitiatorName="+hostIQN, "TargetName=other")}, StatusNotFound,
+		"unknown_target")
+	require.Equal(t, Result{InitiatorName: hostIQN, TargetName: "other", Params: defaultParams()},
+		i.m.Result())
 }
 
 func normalWith(more ...string) []byte {
@@ -113,31 +144,39 @@ func TestNamesOnlyFirst(t *testing.T) {
 		if strings.HasPrefix(late, "SessionType") {
 			reason = "duplicate_key"
 		}
-		i.refused(&Request{CSG: OperationalNegotiation, Data: text(late)}, StatusInitiatorError, reason)
+		i.refused(&Request{CSG: OperationalNegotiation, Data: text(late)}, StatusInitiatorError,
+			reason)
 	}
 	i := newInitiator(t, openConfig())
 	i.ok(OperationalNegotiation, 0, false, normalWith())
-	i.refused(&Request{CSG: OperationalNegotiation, Data: text("SessionType=Normal")}, StatusInitiatorError, "key_not_allowed")
+	i.refused(&Request{CSG: OperationalNegotiation, Data: text("SessionType=Normal")},
+		StatusInitiatorError, "key_not_allowed")
 }
 
 func TestDuplicateAcrossRequests(t *testing.T) {
-	for _, key := range []string{"MaxBurstLength=65536", "X-com.example.a=b", "InitiatorAlias=x", "MaxRecvDataSegmentLength=8192"} {
+	for _, key := range []string{"MaxBurstLength=65536", "X-com.example.a=b", "InitiatorAlias=x",
+		"MaxRecvDataSegmentLength=8192"} {
 		i := newInitiator(t, openConfig())
 		i.ok(OperationalNegotiation, 0, false, normal(key))
-		i.refused(&Request{CSG: OperationalNegotiation, Data: text(key)}, StatusInitiatorError, "duplicate_key")
-		newInitiator(t, openConfig()).refused(&Request{CSG: OperationalNegotiation, Data: normal(key, key)}, StatusInitiatorError, "duplicate_key")
+		i.refused(&Request{CSG: OperationalNegotiation, Data: text(key)}, StatusInitiatorError,
+			"duplicate_key")
+		newInitiator(t, openConfig()).refused(&Request{CSG: OperationalNegotiation,
+			Data: normal(key, key)}, StatusInitiatorError, "duplicate_key")
 	}
 	// Across the stages, too.
 	i := newInitiator(t, openConfig())
 	i.ok(SecurityNegotiation, OperationalNegotiation, true, normal("InitiatorAlias=x"))
-	i.refused(&Request{CSG: OperationalNegotiation, Data: text("InitiatorAlias=y")}, StatusInitiatorError, "duplicate_key")
+	i.refused(&Request{CSG: OperationalNegotiation, Data: text("InitiatorAlias=y")},
+		StatusInitiatorError, "duplicate_key")
 }
 
-// libiscsi does this where it has a credential and the target asks for none. A person has to learn that from the log.
+// libiscsi does this where it has a credential and the target asks for none. A person has to learn
+// that from the log.
 func TestDuplicateNameAfterCHAPWasNotWanted(t *testing.T) {
 	i := newInitiator(t, openConfig())
 	i.ok(SecurityNegotiation, OperationalNegotiation, true, normal("AuthMethod=CHAP,None"))
-	r := i.refused(&Request{CSG: OperationalNegotiation, Data: normal()}, StatusInitiatorError, "duplicate_key")
+	r := i.refused(&Request{CSG: OperationalNegotiation, Data: normal()}, StatusInitiatorError,
+		"duplicate_key")
 	require.ErrorContains(t, r.Err, "the target has none")
 }
 
@@ -151,21 +190,26 @@ func TestKeysOfTheOtherStage(t *testing.T) {
 		default:
 			continue
 		}
-		newInitiator(t, openConfig()).refused(&Request{CSG: stage, Data: normal(key + "=1")}, StatusInitiatorError, "key_not_allowed")
+		newInitiator(t, openConfig()).refused(&Request{CSG: stage, Data: normal(key + "=1")},
+			StatusInitiatorError, "key_not_allowed")
 	}
 }
 
 func TestVersion(t *testing.T) {
-	newInitiator(t, openConfig()).refused(&Request{VersionMin: 1, VersionMax: 1, Data: normal()}, StatusUnsupportedVersion, "unsupported_version")
+	newInitiator(t, openConfig()).refused(&Request{VersionMin: 1, VersionMax: 1, Data: normal()},
+		StatusUnsupportedVersion, "unsupported_version")
 	i := newInitiator(t, openConfig())
-	resp := i.m.Step(&Request{CSG: OperationalNegotiation, VersionMax: 3, Data: normal()}) // 0 is within 0 to 3
+	// 0 is within 0 to 3
+	resp := i.m.Step(&Request{CSG: OperationalNegotiation, VersionMax: 3, Data: normal()})
 	require.Equal(t, StatusSuccess, resp.Status)
-	i.refused(&Request{CSG: OperationalNegotiation, VersionMax: 2}, StatusInitiatorError, "header_changed")
+	i.refused(&Request{CSG: OperationalNegotiation, VersionMax: 2}, StatusInitiatorError,
+		"header_changed")
 }
 
 func TestHeaderChanges(t *testing.T) {
 	for _, change := range []func(*Request){
-		func(r *Request) { r.ISID[5]++ }, func(r *Request) { r.TSIH++ }, func(r *Request) { r.CID++ },
+		func(r *Request) { r.ISID[5]++ }, func(r *Request) { r.TSIH++ },
+		func(r *Request) { r.CID++ },
 		func(r *Request) { r.VersionMin, r.VersionMax = 1, 1 },
 	} {
 		i := newInitiator(t, openConfig())
@@ -201,17 +245,20 @@ func TestTooMuchText(t *testing.T) {
 		i := newInitiator(t, cfg)
 		sent := 0
 		for sent+1000 <= want {
-			resp := i.m.Step(&Request{CSG: OperationalNegotiation, Continue: true, Data: make([]byte, 1000)})
+			resp := i.m.Step(&Request{CSG: OperationalNegotiation, Continue: true,
+				Data: make([]byte, 1000)})
 			require.Equal(t, StatusSuccess, resp.Status)
 			sent += 1000
 		}
-		i.refused(&Request{CSG: OperationalNegotiation, Continue: true, Data: make([]byte, want-sent+1)}, StatusInitiatorError, "too_much_text")
+		i.refused(&Request{CSG: OperationalNegotiation, Continue: true,
+			Data: make([]byte, want-sent+1)}, StatusInitiatorError, "too_much_text")
 		require.LessOrEqual(t, cap(i.m.pending), 2*want)
 	}
 	// Spread over stages it is still the text of one login.
 	i = newInitiator(t, openConfig())
 	i.ok(OperationalNegotiation, 0, false, big)
-	i.refused(&Request{CSG: OperationalNegotiation, Data: make([]byte, 8193)}, StatusInitiatorError, "too_much_text")
+	i.refused(&Request{CSG: OperationalNegotiation, Data: make([]byte, 8193)}, StatusInitiatorError,
+		"too_much_text")
 }
 
 // TestLongResponse answers so much that it takes several responses, which the initiator fetches.
@@ -227,7 +274,8 @@ func TestLongResponse(t *testing.T) {
 	require.Less(t, len(data), 16384)
 	i := newInitiator(t, openConfig())
 	var got []byte
-	resp := i.m.Step(&Request{CSG: OperationalNegotiation, NSG: FullFeature, Transit: true, Data: data})
+	resp := i.m.Step(&Request{CSG: OperationalNegotiation, NSG: FullFeature, Transit: true,
+		Data: data})
 	for n := 0; resp.Continue; n++ {
 		require.Equal(t, StatusSuccess, resp.Status)
 		require.Len(t, resp.Data, 8192)
@@ -242,7 +290,8 @@ func TestLongResponse(t *testing.T) {
 	require.True(t, resp.Transit)
 	require.True(t, i.m.Done())
 
-	for _, bad := range []*Request{{CSG: OperationalNegotiation, Data: text("X-a=b")}, {CSG: OperationalNegotiation, Continue: true}} {
+	for _, bad := range []*Request{{CSG: OperationalNegotiation, Data: text("X-a=b")},
+		{CSG: OperationalNegotiation, Continue: true}} {
 		i := newInitiator(t, openConfig())
 		require.True(t, i.m.Step(&Request{CSG: OperationalNegotiation, Data: data}).Continue)
 		i.refused(bad, StatusInitiatorError, "unexpected_text")
@@ -254,9 +303,11 @@ func TestTooManySteps(t *testing.T) {
 		i := newInitiator(t, openConfig())
 		i.ok(OperationalNegotiation, 0, false, normal())
 		for range 63 {
-			require.Equal(t, StatusSuccess, i.m.Step(&Request{CSG: OperationalNegotiation, Continue: again}).Status)
+			require.Equal(t, StatusSuccess,
+				i.m.Step(&Request{CSG: OperationalNegotiation, Continue: again}).Status)
 		}
-		i.refused(&Request{CSG: OperationalNegotiation, Continue: again}, StatusInitiatorError, "too_many_steps")
+		i.refused(&Request{CSG: OperationalNegotiation, Continue: again}, StatusInitiatorError,
+			"too_many_steps")
 	}
 }
 
@@ -264,7 +315,8 @@ func TestClosedMachine(t *testing.T) {
 	m := NewMachine(openConfig())
 	m.Close()
 	m.Close()
-	resp := m.Step(&Request{CSG: OperationalNegotiation, NSG: FullFeature, Transit: true, Data: normal()})
+	resp := m.Step(&Request{CSG: OperationalNegotiation, NSG: FullFeature, Transit: true,
+		Data: normal()})
 	require.Equal(t, StatusInitiatorError, resp.Status)
 	var r *refusal
 	require.True(t, errors.As(resp.Err, &r))
@@ -272,11 +324,14 @@ func TestClosedMachine(t *testing.T) {
 
 func TestStrings(t *testing.T) {
 	require.Equal(t, "SecurityNegotiation LoginOperationalNegotiation Stage(2) FullFeaturePhase",
-		fmt.Sprint(SecurityNegotiation, " ", OperationalNegotiation, " ", Stage(2), " ", FullFeature))
-	require.Equal(t, "Normal Discovery SessionType(7)", fmt.Sprint(Normal, " ", Discovery, " ", SessionType(7)))
+		fmt.Sprint(SecurityNegotiation, " ", OperationalNegotiation, " ", Stage(2), " ",
+			FullFeature))
+	require.Equal(t, "Normal Discovery SessionType(7)",
+		fmt.Sprint(Normal, " ", Discovery, " ", SessionType(7)))
 	require.Equal(t, "Status(1234)", Status(0x1234).String())
 	seen := map[string]bool{}
-	for _, s := range []Status{0, 0x101, 0x102, 0x200, 0x201, 0x202, 0x203, 0x204, 0x205, 0x206, 0x207, 0x208, 0x209, 0x20a, 0x20b, 0x300, 0x301, 0x302} {
+	for _, s := range []Status{0, 0x101, 0x102, 0x200, 0x201, 0x202, 0x203, 0x204, 0x205, 0x206,
+		0x207, 0x208, 0x209, 0x20a, 0x20b, 0x300, 0x301, 0x302} {
 		require.NotContains(t, s.String(), "Status(")
 		require.False(t, seen[s.String()])
 		seen[s.String()] = true

@@ -6,8 +6,8 @@ import (
 	"unicode"
 )
 
-// open deals with what the first text of a login must have (RFC 7143 6.3): who logs in, to what, and for
-// what kind of session.
+// open deals with what the first text of a login must have (RFC 7143 6.3): who logs in, to what,
+// and for what kind of session.
 func (m *Machine) open(pairs []Pair) *refusal {
 	var initiator, target, kind *string
 	for i := range pairs {
@@ -21,11 +21,13 @@ func (m *Machine) open(pairs []Pair) *refusal {
 		}
 	}
 	if initiator == nil {
-		return refuse(StatusMissingParameter, "missing_initiator_name", "the first request has no InitiatorName")
+		return refuse(StatusMissingParameter, "missing_initiator_name",
+			"the first request has no InitiatorName")
 	}
 	name, ok := normalName(*initiator)
 	if !ok {
-		return refuse(StatusInitiatorError, "bad_initiator_name", "InitiatorName %s is not an iSCSI name", quote(*initiator))
+		return refuse(StatusInitiatorError, "bad_initiator_name",
+			"InitiatorName %s is not an iSCSI name", quote(*initiator))
 	}
 	m.res.InitiatorName = name
 	if kind != nil {
@@ -34,7 +36,8 @@ func (m *Machine) open(pairs []Pair) *refusal {
 		case Discovery.String():
 			m.res.SessionType = Discovery
 		default:
-			return refuse(StatusSessionTypeNotSupported, "bad_session_type", "there is no session type %s", quote(*kind))
+			return refuse(StatusSessionTypeNotSupported, "bad_session_type",
+				"there is no session type %s", quote(*kind))
 		}
 	}
 	m.neg.discovery = m.res.SessionType == Discovery
@@ -43,15 +46,18 @@ func (m *Machine) open(pairs []Pair) *refusal {
 	}
 	if !m.neg.discovery {
 		if target == nil {
-			return refuse(StatusMissingParameter, "missing_target_name", "the first request of a normal session has no TargetName")
+			return refuse(StatusMissingParameter, "missing_target_name",
+				"the first request of a normal session has no TargetName")
 		}
 		if !SameName(*target, m.cfg.TargetName) {
-			return refuse(StatusNotFound, "unknown_target", "there is no target %s here; it is %s", quote(*target), m.cfg.TargetName)
+			return refuse(StatusNotFound, "unknown_target", "there is no target %s here; it is %s",
+				quote(*target), m.cfg.TargetName)
 		}
 		m.res.TargetName = m.cfg.TargetName
 	}
 	if m.stage == OperationalNegotiation && m.cfg.Auth != nil {
-		return refuse(StatusAuthenticationFailure, "no_auth_offered", "the initiator skips authentication, which is required")
+		return refuse(StatusAuthenticationFailure, "no_auth_offered",
+			"the initiator skips authentication, which is required")
 	}
 	// For all session types (RFC 7143 6.3.1).
 	m.out = AppendPair(m.out, keyTargetPortalGroupTag, strconv.Itoa(int(m.cfg.PortalGroupTag)))
@@ -61,16 +67,17 @@ func (m *Machine) open(pairs []Pair) *refusal {
 	return nil
 }
 
-// SameName tells whether two texts are the same iSCSI name. Letter case does not matter (RFC 7143 4.2.7.1).
+// SameName tells whether two texts are the same iSCSI name. Letter case does not matter (RFC 7143
+// 4.2.7.1).
 func SameName(a, b string) bool {
 	x, ok := normalName(a)
 	y, _ := normalName(b)
 	return ok && x == y
 }
 
-// normalName puts an iSCSI name into the form in which names are compared (RFC 7143 4.2.7.2). Whether it begins
-// with a registered type is not looked at, as there are initiators that are named otherwise. ok is false for
-// what can be no name.
+// normalName puts an iSCSI name into the form in which names are compared (RFC 7143 4.2.7.2).
+// Whether it begins with a registered type is not looked at, as there are initiators that are named
+// otherwise. ok is false for what can be no name.
 func normalName(name string) (normal string, ok bool) {
 	normal = strings.ToLower(name)
 	if normal == "" || len(normal) > maxNameLen || strings.ContainsFunc(normal, notOfName) {

@@ -23,8 +23,9 @@ const (
 	anySession
 )
 
-// numericKey is a key whose values are numbers. The answer to an offer within the range is what pick makes of
-// it, which obeys the key's result function: Minimum must not exceed the offer, Maximum not be below it.
+// numericKey is a key whose values are numbers. The answer to an offer within the range is what
+// pick makes of it, which obeys the key's result function: Minimum must not exceed the offer,
+// Maximum not be below it.
 type numericKey struct {
 	scope    scope
 	min, max int
@@ -40,7 +41,8 @@ var numericKeys = map[string]numericKey{
 	keyMaxBurstLength: {normalOnly, minLength, maxLength,
 		func(offer int, n *negotiation) int { return min(offer, n.limits.MaxBurstLength) },
 		func(p *Params) *int { return &p.MaxBurstLength }},
-	// The answer also makes the two burst lengths consistent, as far as MaxBurstLength is known by now.
+	// The answer also makes the two burst lengths consistent, as far as MaxBurstLength is known by
+	// now.
 	keyFirstBurstLength: {normalOnly, minLength, maxLength,
 		func(offer int, n *negotiation) int {
 			return min(offer, n.limits.FirstBurstLength, n.params.MaxBurstLength)
@@ -49,8 +51,8 @@ var numericKeys = map[string]numericKey{
 	keyMaxOutstandingR2T: {normalOnly, 1, 65535,
 		func(offer int, n *negotiation) int { return min(offer, n.limits.MaxOutstandingR2T) },
 		func(p *Params) *int { return &p.MaxOutstandingR2T }},
-	// Nothing is kept for a lost connection at error recovery level 0: there is nothing to wait for, and
-	// nothing to be had afterwards.
+	// Nothing is kept for a lost connection at error recovery level 0: there is nothing to wait
+	// for, and nothing to be had afterwards.
 	keyDefaultTime2Wait: {anySession, 0, 3600,
 		func(offer int, _ *negotiation) int { return max(offer, 0) },
 		func(p *Params) *int { return &p.DefaultTime2Wait }},
@@ -75,10 +77,14 @@ type booleanKey struct {
 }
 
 var booleanKeys = map[string]booleanKey{
-	keyInitialR2T:          {normalOnly, true, false, func(p *Params) *bool { return &p.InitialR2T }},
-	keyImmediateData:       {normalOnly, false, true, func(p *Params) *bool { return &p.ImmediateData }},
-	keyDataPDUInOrder:      {normalOnly, true, true, func(p *Params) *bool { return &p.DataPDUInOrder }},
-	keyDataSequenceInOrder: {normalOnly, true, true, func(p *Params) *bool { return &p.DataSequenceInOrder }},
+	keyInitialR2T: {normalOnly, true, false,
+		func(p *Params) *bool { return &p.InitialR2T }},
+	keyImmediateData: {normalOnly, false, true,
+		func(p *Params) *bool { return &p.ImmediateData }},
+	keyDataPDUInOrder: {normalOnly, true, true,
+		func(p *Params) *bool { return &p.DataPDUInOrder }},
+	keyDataSequenceInOrder: {normalOnly, true, true,
+		func(p *Params) *bool { return &p.DataSequenceInOrder }},
 }
 
 const (
@@ -86,8 +92,8 @@ const (
 	taskReportingRFC3720 = "RFC3720"
 )
 
-// answer handles the operational keys of one step, in order, but for FirstBurstLength, which depends on others
-// and comes last. The answers are appended to out.
+// answer handles the operational keys of one step, in order, but for FirstBurstLength, which
+// depends on others and comes last. The answers are appended to out.
 func (n *negotiation) answer(out []byte, pairs []Pair) ([]byte, *refusal) {
 	var first *Pair
 	for i, p := range pairs {
@@ -99,7 +105,8 @@ func (n *negotiation) answer(out []byte, pairs []Pair) ([]byte, *refusal) {
 			length, ok := parseNumber(p.Value, minLength, maxLength)
 			if !ok {
 				// A declaration cannot be rejected (RFC 7143 7.12).
-				return nil, refuse(StatusInitiatorError, "bad_value", "key %s is not a number from %d to %d", p.Key, minLength, maxLength)
+				return nil, refuse(StatusInitiatorError, "bad_value",
+					"key %s is not a number from %d to %d", p.Key, minLength, maxLength)
 			}
 			n.params.SendMaxDataSegment = length
 			continue
@@ -116,8 +123,8 @@ func (n *negotiation) answer(out []byte, pairs []Pair) ([]byte, *refusal) {
 	return out, nil
 }
 
-// value answers one negotiated key. What is not admissible is answered with Reject, and the parameter stays
-// as it is (RFC 7143 6.2.2).
+// value answers one negotiated key. What is not admissible is answered with Reject, and the
+// parameter stays as it is (RFC 7143 6.2.2).
 func (n *negotiation) value(p Pair) string {
 	if k, ok := numericKeys[p.Key]; ok {
 		return n.numeric(k, p.Value)
@@ -136,7 +143,8 @@ func (n *negotiation) value(p Pair) string {
 		}
 		return firstOf(p.Value, taskReportingRFC3720)
 	case keyIFMarker, keyOFMarker:
-		return valueNo // obsolete; No rather than Reject, as older initiators expect a boolean (RFC 7143 13.25)
+		// obsolete; No rather than Reject, as older initiators expect a boolean (RFC 7143 13.25)
+		return valueNo
 	}
 	return valueReject // IFMarkInt, OFMarkInt
 }
@@ -182,8 +190,8 @@ func digest(offer string, param *bool) string {
 	return value
 }
 
-// firstOf returns the first item of a list that is supported, in the initiator's order (RFC 7143 6.2.1), or
-// Reject.
+// firstOf returns the first item of a list that is supported, in the initiator's order (RFC 7143
+// 6.2.1), or Reject.
 func firstOf(offer string, supported ...string) string {
 	for item := range strings.SplitSeq(offer, ",") {
 		for _, s := range supported {

@@ -8,14 +8,15 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestNumericKeys offers each key values all over its range, in either notation, and checks the result against
-// the result function of its section of RFC 7143: the answer is what the function makes of the offer and our
-// limit, and it is in force.
+// TestNumericKeys offers each key values all over its range, in either notation, and checks the
+// result against the result function of its section of RFC 7143: the answer is what the function
+// makes of the offer and our limit, and it is in force.
 func TestNumericKeys(t *testing.T) {
 	minimum := func(a, b int) int { return min(a, b) }
 	maximum := func(a, b int) int { return max(a, b) }
 	cfg := openConfig()
-	cfg.Limits = Limits{MaxRecvDataSegmentLength: 65536, MaxBurstLength: 1 << 19, FirstBurstLength: 1 << 17, MaxOutstandingR2T: 4}
+	cfg.Limits = Limits{MaxRecvDataSegmentLength: 65536, MaxBurstLength: 1 << 19,
+		FirstBurstLength: 1 << 17, MaxOutstandingR2T: 4}
 	for _, tt := range []struct {
 		key      string
 		min, max int
@@ -24,12 +25,17 @@ func TestNumericKeys(t *testing.T) {
 		got      func(Params) int
 	}{
 		{"MaxConnections", 1, 65535, 1, minimum, func(p Params) int { return p.MaxConnections }},
-		{"MaxBurstLength", 512, 1<<24 - 1, 1 << 19, minimum, func(p Params) int { return p.MaxBurstLength }},
-		{"FirstBurstLength", 512, 1<<24 - 1, 1 << 17, minimum, func(p Params) int { return p.FirstBurstLength }},
+		{"MaxBurstLength", 512, 1<<24 - 1, 1 << 19, minimum,
+			func(p Params) int { return p.MaxBurstLength }},
+		{"FirstBurstLength", 512, 1<<24 - 1, 1 << 17, minimum,
+			func(p Params) int { return p.FirstBurstLength }},
 		{"DefaultTime2Wait", 0, 3600, 0, maximum, func(p Params) int { return p.DefaultTime2Wait }},
-		{"DefaultTime2Retain", 0, 3600, 0, minimum, func(p Params) int { return p.DefaultTime2Retain }},
-		{"MaxOutstandingR2T", 1, 65535, 4, minimum, func(p Params) int { return p.MaxOutstandingR2T }},
-		{"ErrorRecoveryLevel", 0, 2, 0, minimum, func(p Params) int { return p.ErrorRecoveryLevel }},
+		{"DefaultTime2Retain", 0, 3600, 0, minimum,
+			func(p Params) int { return p.DefaultTime2Retain }},
+		{"MaxOutstandingR2T", 1, 65535, 4, minimum,
+			func(p Params) int { return p.MaxOutstandingR2T }},
+		{"ErrorRecoveryLevel", 0, 2, 0, minimum,
+			func(p Params) int { return p.ErrorRecoveryLevel }},
 		{"iSCSIProtocolLevel", 0, 31, 2, minimum, func(p Params) int { return p.ProtocolLevel }},
 	} {
 		extra := []string{}
@@ -54,7 +60,8 @@ func TestNumericKeys(t *testing.T) {
 			try(n, "0x"+strconv.FormatInt(int64(n), 16))
 		}
 		defaults := defaultParams()
-		for _, bad := range []string{"", "-1", "Yes", "None", "1.5", "007", " 1", "1,2", "512~1024", "0x", "4294967296", "99999999999999999999",
+		for _, bad := range []string{"", "-1", "Yes", "None", "1.5", "007", " 1", "1,2", "512~1024",
+			"0x", "4294967296", "99999999999999999999",
 			strconv.Itoa(tt.max + 1), strconv.Itoa(tt.min - 1)} {
 			keys, params := operate(t, cfg, normal, tt.key+"="+bad)
 			require.Equal(t, "Reject", keys[tt.key], "%s=%s", tt.key, bad)
@@ -80,7 +87,8 @@ func TestBooleanKeys(t *testing.T) {
 		for offer, value := range map[bool]string{true: "Yes", false: "No"} {
 			keys, params := operate(t, openConfig(), normal, tt.key+"="+value)
 			want := tt.fn(offer, tt.ours)
-			require.Equal(t, map[bool]string{true: "Yes", false: "No"}[want], keys[tt.key], "%s=%s", tt.key, value)
+			require.Equal(t, map[bool]string{true: "Yes", false: "No"}[want], keys[tt.key], "%s=%s",
+				tt.key, value)
 			require.Equal(t, want, tt.got(params), "%s=%s", tt.key, value)
 		}
 		for _, bad := range []string{"", "yes", "YES", "true", "1", "Yes,No", "None", "Yes "} {
@@ -93,8 +101,9 @@ func TestBooleanKeys(t *testing.T) {
 
 func TestDigests(t *testing.T) {
 	for offer, want := range map[string]string{
-		"None": "None", "CRC32C": "CRC32C", "CRC32C,None": "CRC32C", "None,CRC32C": "None", "Y-foo,CRC32C,None": "CRC32C",
-		"": "Reject", "Y-foo": "Reject", "crc32c": "Reject", "CRC32C ": "Reject",
+		"None": "None", "CRC32C": "CRC32C", "CRC32C,None": "CRC32C", "None,CRC32C": "None",
+		"Y-foo,CRC32C,None": "CRC32C",
+		"":                  "Reject", "Y-foo": "Reject", "crc32c": "Reject", "CRC32C ": "Reject",
 	} {
 		for _, key := range []string{"HeaderDigest", "DataDigest"} {
 			for _, first := range []func(...string) []byte{normal, discovery} {
@@ -131,7 +140,8 @@ func TestOtherKeys(t *testing.T) {
 		require.Equal(t, want, params, tt.sent)
 	}
 	// Declarations are not answered.
-	for _, sent := range []string{"InitiatorAlias=x", "X#NodeArchitecture=Linux/6.1,CPU/arm64", "MaxRecvDataSegmentLength=4096"} {
+	for _, sent := range []string{"InitiatorAlias=x", "X#NodeArchitecture=Linux/6.1,CPU/arm64",
+		"MaxRecvDataSegmentLength=4096"} {
 		keys, _ := operate(t, openConfig(), normal, sent)
 		require.Equal(t, map[string]string{"MaxRecvDataSegmentLength": "262144"}, keys, sent)
 	}
@@ -139,17 +149,21 @@ func TestOtherKeys(t *testing.T) {
 
 func TestMaxRecvDataSegmentLength(t *testing.T) {
 	for _, first := range []func(...string) []byte{normal, discovery} {
-		for sent, want := range map[string]int{"512": 512, "8192": 8192, "0x40000": 262144, "16777215": 1<<24 - 1} {
+		for sent, want := range map[string]int{"512": 512, "8192": 8192, "0x40000": 262144,
+			"16777215": 1<<24 - 1} {
 			cfg := openConfig()
 			cfg.Limits.MaxRecvDataSegmentLength = 65536
 			keys, params := operate(t, cfg, first, "MaxRecvDataSegmentLength="+sent)
-			require.Equal(t, "65536", keys["MaxRecvDataSegmentLength"], "it is declared, not negotiated")
+			require.Equal(t, "65536", keys["MaxRecvDataSegmentLength"],
+				"it is declared, not negotiated")
 			require.Equal(t, want, params.SendMaxDataSegment)
 			require.Equal(t, 65536, params.RecvMaxDataSegment)
 		}
 	}
-	for _, bad := range []string{"0", "511", "16777216", "", "-512", "None", "512~1024", "4294967808"} {
-		newInitiator(t, openConfig()).refused(&Request{CSG: OperationalNegotiation, NSG: FullFeature, Transit: true,
+	for _, bad := range []string{"0", "511", "16777216", "", "-512", "None", "512~1024",
+		"4294967808"} {
+		newInitiator(t, openConfig()).refused(&Request{CSG: OperationalNegotiation,
+			NSG: FullFeature, Transit: true,
 			Data: normal("MaxRecvDataSegmentLength=" + bad)}, StatusInitiatorError, "bad_value")
 	}
 	// Declared once, with the first operational answer; without that stage it stays at the default.
@@ -172,17 +186,26 @@ func TestBurstLengths(t *testing.T) {
 		refused     bool
 		description string
 	}{
-		{[]string{"FirstBurstLength=65536", "MaxBurstLength=262144"}, "65536", [2]int{65536, 262144}, false, "consistent"},
-		{[]string{"FirstBurstLength=262144", "MaxBurstLength=65536"}, "65536", [2]int{65536, 65536}, false, "made consistent, though it comes first"},
-		{[]string{"MaxBurstLength=1024", "FirstBurstLength=0xffffff"}, "1024", [2]int{1024, 1024}, false, "made consistent"},
-		{[]string{"MaxBurstLength=16384"}, "", [2]int{}, true, "the default of FirstBurstLength exceeds it"},
-		{[]string{"MaxBurstLength=16384", "InitialR2T=Yes", "ImmediateData=No"}, "", [2]int{16384, 16384}, false, "no unsolicited data"},
-		{[]string{"FirstBurstLength=4096", "InitialR2T=Yes", "ImmediateData=No"}, "Irrelevant", [2]int{65536, 262144}, false, "irrelevant"},
-		{[]string{"FirstBurstLength=4096", "InitialR2T=No", "ImmediateData=No"}, "4096", [2]int{4096, 262144}, false, "Data-Out only"},
-		{[]string{"FirstBurstLength=4096", "InitialR2T=Yes", "ImmediateData=Yes"}, "4096", [2]int{4096, 262144}, false, "immediate only"},
+		{[]string{"FirstBurstLength=65536", "MaxBurstLength=262144"}, "65536",
+			[2]int{65536, 262144}, false, "consistent"},
+		{[]string{"FirstBurstLength=262144", "MaxBurstLength=65536"}, "65536", [2]int{65536, 65536},
+			false, "made consistent, though it comes first"},
+		{[]string{"MaxBurstLength=1024", "FirstBurstLength=0xffffff"}, "1024", [2]int{1024, 1024},
+			false, "made consistent"},
+		{[]string{"MaxBurstLength=16384"}, "", [2]int{}, true,
+			"the default of FirstBurstLength exceeds it"},
+		{[]string{"MaxBurstLength=16384", "InitialR2T=Yes", "ImmediateData=No"}, "",
+			[2]int{16384, 16384}, false, "no unsolicited data"},
+		{[]string{"FirstBurstLength=4096", "InitialR2T=Yes", "ImmediateData=No"}, "Irrelevant",
+			[2]int{65536, 262144}, false, "irrelevant"},
+		{[]string{"FirstBurstLength=4096", "InitialR2T=No", "ImmediateData=No"}, "4096",
+			[2]int{4096, 262144}, false, "Data-Out only"},
+		{[]string{"FirstBurstLength=4096", "InitialR2T=Yes", "ImmediateData=Yes"}, "4096",
+			[2]int{4096, 262144}, false, "immediate only"},
 	} {
 		i := newInitiator(t, openConfig())
-		resp := i.m.Step(&Request{CSG: OperationalNegotiation, NSG: FullFeature, Transit: true, Data: normal(tt.keys...)})
+		resp := i.m.Step(&Request{CSG: OperationalNegotiation, NSG: FullFeature, Transit: true,
+			Data: normal(tt.keys...)})
 		if tt.refused {
 			i.requireRefused(resp, StatusInitiatorError, "inconsistent_parameters")
 			continue
@@ -201,19 +224,27 @@ func TestBurstLengths(t *testing.T) {
 	i = newInitiator(t, openConfig())
 	i.ok(OperationalNegotiation, 0, false, normal("FirstBurstLength=65536"))
 	i.ok(OperationalNegotiation, 0, false, text("MaxBurstLength=16384"))
-	i.refused(&Request{CSG: OperationalNegotiation, NSG: FullFeature, Transit: true}, StatusInitiatorError, "inconsistent_parameters")
+	i.refused(&Request{CSG: OperationalNegotiation, NSG: FullFeature, Transit: true},
+		StatusInitiatorError, "inconsistent_parameters")
 }
 
 func TestDiscoveryIrrelevant(t *testing.T) {
-	keys, params := operate(t, openConfig(), discovery, "MaxConnections=8", "InitialR2T=No", "ImmediateData=No", "MaxBurstLength=512",
-		"FirstBurstLength=512", "MaxOutstandingR2T=2", "DataPDUInOrder=No", "DataSequenceInOrder=No", "TaskReporting=RFC3720",
-		"iSCSIProtocolLevel=2", "ErrorRecoveryLevel=2", "DefaultTime2Wait=7", "DefaultTime2Retain=7", "HeaderDigest=None",
+	keys, params := operate(t, openConfig(), discovery, "MaxConnections=8", "InitialR2T=No",
+		"ImmediateData=No", "MaxBurstLength=512",
+		"FirstBurstLength=512", "MaxOutstandingR2T=2", "DataPDUInOrder=No",
+		"DataSequenceInOrder=No", "TaskReporting=RFC3720",
+		"iSCSIProtocolLevel=2", "ErrorRecoveryLevel=2", "DefaultTime2Wait=7",
+		"DefaultTime2Retain=7", "HeaderDigest=None",
 		"X-com.example.a=b", "IFMarker=No")
 	require.Equal(t, map[string]string{
-		"MaxConnections": "Irrelevant", "InitialR2T": "Irrelevant", "ImmediateData": "Irrelevant", "MaxBurstLength": "Irrelevant",
-		"FirstBurstLength": "Irrelevant", "MaxOutstandingR2T": "Irrelevant", "DataPDUInOrder": "Irrelevant",
-		"DataSequenceInOrder": "Irrelevant", "TaskReporting": "Irrelevant", "iSCSIProtocolLevel": "Irrelevant",
-		"ErrorRecoveryLevel": "0", "DefaultTime2Wait": "7", "DefaultTime2Retain": "0", "HeaderDigest": "None",
+		"MaxConnections": "Irrelevant", "InitialR2T": "Irrelevant", "ImmediateData": "Irrelevant",
+		"MaxBurstLength":   "Irrelevant",
+		"FirstBurstLength": "Irrelevant", "MaxOutstandingR2T": "Irrelevant",
+		"DataPDUInOrder":      "Irrelevant",
+		"DataSequenceInOrder": "Irrelevant", "TaskReporting": "Irrelevant",
+		"iSCSIProtocolLevel": "Irrelevant",
+		"ErrorRecoveryLevel": "0", "DefaultTime2Wait": "7", "DefaultTime2Retain": "0",
+		"HeaderDigest":    "None",
 		"X-com.example.a": "NotUnderstood", "IFMarker": "No", "MaxRecvDataSegmentLength": "262144",
 	}, keys)
 	want := defaultParams()
@@ -224,5 +255,6 @@ func TestDiscoveryIrrelevant(t *testing.T) {
 func TestLimits(t *testing.T) {
 	require.Equal(t, Limits{262144, 1048576, 262144, 1}, Limits{}.resolve())
 	require.Equal(t, Limits{512, 512, 512, 1}, Limits{1, 2, 3, -1}.resolve())
-	require.Equal(t, Limits{maxLength, maxLength, maxLength, 65535}, Limits{1 << 30, 1 << 30, 1 << 30, 1 << 30}.resolve())
+	require.Equal(t, Limits{maxLength, maxLength, maxLength, 65535},
+		Limits{1 << 30, 1 << 30, 1 << 30, 1 << 30}.resolve())
 }

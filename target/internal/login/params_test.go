@@ -9,16 +9,21 @@ import (
 func TestNegotiateText(t *testing.T) {
 	p := defaultParams()
 	p.HeaderDigest = true
-	pairs, err := ParsePairs(text("MaxRecvDataSegmentLength=0x10000", "InitiatorAlias=new", "X-com.example.a=1", "Foo=None",
-		"X#NodeArchitecture=a", "HeaderDigest=None", "MaxBurstLength=512", "InitiatorName=x", "TargetName=x", "SessionType=Normal",
-		"AuthMethod=None", "CHAP_A=5", "CHAP_N=Reject", "TargetAlias=x", "SendTargets=All", "IFMarker=No", "ErrorRecoveryLevel=0",
+	pairs, err := ParsePairs(text("MaxRecvDataSegmentLength=0x10000", "InitiatorAlias=new",
+		"X-com.example.a=1", "Foo=None",
+		"X#NodeArchitecture=a", "HeaderDigest=None", "MaxBurstLength=512", "InitiatorName=x",
+		"TargetName=x", "SessionType=Normal",
+		"AuthMethod=None", "CHAP_A=5", "CHAP_N=Reject", "TargetAlias=x", "SendTargets=All",
+		"IFMarker=No", "ErrorRecoveryLevel=0",
 		"iSCSIProtocolLevel=2", "TaskReporting=RFC3720"))
 	require.NoError(t, err)
 	reply, updated, err := p.NegotiateText(pairs)
 	require.NoError(t, err)
 	want := []Pair{{"X-com.example.a", "NotUnderstood"}, {"Foo", "NotUnderstood"}}
-	for _, key := range []string{"HeaderDigest", "MaxBurstLength", "InitiatorName", "TargetName", "SessionType", "AuthMethod", "CHAP_A",
-		"CHAP_N", "TargetAlias", "SendTargets", "IFMarker", "ErrorRecoveryLevel", "iSCSIProtocolLevel", "TaskReporting"} {
+	for _, key := range []string{"HeaderDigest", "MaxBurstLength", "InitiatorName", "TargetName",
+		"SessionType", "AuthMethod", "CHAP_A",
+		"CHAP_N", "TargetAlias", "SendTargets", "IFMarker", "ErrorRecoveryLevel",
+		"iSCSIProtocolLevel", "TaskReporting"} {
 		want = append(want, Pair{key, "Reject"})
 	}
 	require.Equal(t, want, reply)
@@ -79,7 +84,8 @@ func FuzzNegotiateText(f *testing.F) {
 		}
 		for _, r := range reply {
 			known := roles[r.Key] != roleUnknown
-			if r.Value != valueReject && r.Value != valueNotUnderstood || known != (r.Value == valueReject) {
+			if r.Value != valueReject && r.Value != valueNotUnderstood ||
+				known != (r.Value == valueReject) {
 				t.Fatalf("answer %v", r)
 			}
 		}

@@ -56,7 +56,8 @@ func unexpected(keys map[string]*string, allowed ...string) *refusal {
 		}
 	}
 	if len(keys) > n {
-		return refuse(StatusInitiatorError, "auth_out_of_order", "authentication keys that do not belong to this step")
+		return refuse(StatusInitiatorError, "auth_out_of_order",
+			"authentication keys that do not belong to this step")
 	}
 	return nil
 }
@@ -71,7 +72,8 @@ func (m *Machine) chooseMethod(req *Request, keys map[string]*string) *refusal {
 		switch {
 		case m.cfg.Auth == nil:
 		case req.Transit || m.proposed:
-			return refuse(StatusAuthenticationFailure, "no_auth_offered", "the initiator offers no authentication, which is required")
+			return refuse(StatusAuthenticationFailure, "no_auth_offered",
+				"the initiator offers no authentication, which is required")
 		default:
 			// The initiator leaves the proposal to the target (RFC 7143 6.3.2).
 			m.proposed = true
@@ -86,9 +88,11 @@ func (m *Machine) chooseMethod(req *Request, keys map[string]*string) *refusal {
 	if firstOf(*offer, method) == valueReject {
 		if m.cfg.Auth == nil {
 			return refuse(StatusAuthenticationFailure, "no_common_auth",
-				"the initiator offers %s and insists on authentication, for which the target has no credentials", quote(*offer))
+				"the initiator offers %s and insists on authentication, for which the target has "+
+					"no credentials", quote(*offer))
 		}
-		return refuse(StatusAuthenticationFailure, "no_auth_offered", "the initiator offers %s, and CHAP is required", quote(*offer))
+		return refuse(StatusAuthenticationFailure, "no_auth_offered",
+			"the initiator offers %s, and CHAP is required", quote(*offer))
 	}
 	m.auth = authDone
 	if method == methodCHAP {

@@ -16,7 +16,8 @@ func TestCHAPLogin(t *testing.T) {
 			i.secure(first("AuthMethod=CHAP,None"), nsg)
 			require.Equal(t, nsg == FullFeature, i.m.Done())
 			if nsg == OperationalNegotiation {
-				resp, _ := i.ok(OperationalNegotiation, FullFeature, true, text("HeaderDigest=None"))
+				resp, _ := i.ok(OperationalNegotiation, FullFeature, true,
+					text("HeaderDigest=None"))
 				require.True(t, resp.Transit)
 				require.True(t, i.m.Done())
 			}
@@ -33,7 +34,8 @@ func TestMutualCHAPLogin(t *testing.T) {
 		text("CHAP_N="+user, "CHAP_R="+answer(t, keys, secret), "CHAP_I=0xff", "CHAP_C="+backC))
 	require.True(t, resp.Transit)
 	require.Equal(t, map[string]string{"CHAP_N": ownUser,
-		"CHAP_R": answer(t, map[string]string{"CHAP_A": "7", "CHAP_I": "255", "CHAP_C": backC}, ownSecret)}, got)
+		"CHAP_R": answer(t, map[string]string{"CHAP_A": "7", "CHAP_I": "255", "CHAP_C": backC},
+			ownSecret)}, got)
 }
 
 // TestTransitWaitsForAuthentication asks for the transition in every request from the first on.
@@ -45,13 +47,15 @@ func TestTransitWaitsForAuthentication(t *testing.T) {
 		require.Equal(t, "CHAP", keys["AuthMethod"])
 		resp, keys = i.ok(SecurityNegotiation, nsg, true, text("CHAP_A=5"))
 		require.False(t, resp.Transit)
-		resp, _ = i.ok(SecurityNegotiation, nsg, true, text("CHAP_N="+user, "CHAP_R="+answer(t, keys, secret)))
+		resp, _ = i.ok(SecurityNegotiation, nsg, true,
+			text("CHAP_N="+user, "CHAP_R="+answer(t, keys, secret)))
 		require.True(t, resp.Transit)
 	}
 	// Authenticated with T=0: the next request may move on, with nothing to say.
 	i := newInitiator(t, chapConfig(t))
 	keys := i.challenge(normal("AuthMethod=CHAP"))
-	resp, _ := i.ok(SecurityNegotiation, 0, false, text("CHAP_N="+user, "CHAP_R="+answer(t, keys, secret)))
+	resp, _ := i.ok(SecurityNegotiation, 0, false,
+		text("CHAP_N="+user, "CHAP_R="+answer(t, keys, secret)))
 	require.False(t, resp.Transit)
 	resp, _ = i.ok(SecurityNegotiation, FullFeature, true, nil)
 	require.True(t, resp.Transit)
@@ -61,8 +65,9 @@ func TestTransitWaitsForAuthentication(t *testing.T) {
 func TestAuthMethod(t *testing.T) {
 	const noAuth, noCommon = "no_auth_offered", "no_common_auth"
 	for _, tt := range []struct {
-		offer          string
-		required, open string // the answer; or a reason in snake_case, for which the login is refused
+		offer string
+		// the answer; or a reason in snake_case, for which the login is refused
+		required, open string
 	}{
 		{"None", noAuth, "None"},
 		{"CHAP", "CHAP", noCommon},
@@ -82,7 +87,8 @@ func TestAuthMethod(t *testing.T) {
 				cfg, want = chapConfig(t), tt.required
 			}
 			i := newInitiator(t, cfg)
-			req := &Request{NSG: OperationalNegotiation, Transit: true, Data: normal("AuthMethod=" + tt.offer)}
+			req := &Request{NSG: OperationalNegotiation, Transit: true,
+				Data: normal("AuthMethod=" + tt.offer)}
 			if strings.Contains(want, "_") {
 				i.refused(req, StatusAuthenticationFailure, want)
 				continue
@@ -97,11 +103,14 @@ func TestAuthMethod(t *testing.T) {
 func TestAuthenticationIsRequired(t *testing.T) {
 	for _, first := range []func(...string) []byte{normal, discovery} {
 		for _, nsg := range []Stage{OperationalNegotiation, FullFeature} {
-			newInitiator(t, chapConfig(t)).refused(&Request{NSG: nsg, Transit: true, Data: first()}, StatusAuthenticationFailure, "no_auth_offered")
-			newInitiator(t, chapConfig(t)).refused(&Request{NSG: nsg, Transit: true, Data: first("AuthMethod=None")}, StatusAuthenticationFailure, "no_auth_offered")
+			newInitiator(t, chapConfig(t)).refused(&Request{NSG: nsg, Transit: true, Data: first()},
+				StatusAuthenticationFailure, "no_auth_offered")
+			newInitiator(t, chapConfig(t)).refused(&Request{NSG: nsg, Transit: true,
+				Data: first("AuthMethod=None")}, StatusAuthenticationFailure, "no_auth_offered")
 		}
 		for _, transit := range []bool{false, true} {
-			newInitiator(t, chapConfig(t)).refused(&Request{CSG: OperationalNegotiation, NSG: FullFeature, Transit: transit, Data: first()},
+			newInitiator(t, chapConfig(t)).refused(&Request{CSG: OperationalNegotiation,
+				NSG: FullFeature, Transit: transit, Data: first()},
 				StatusAuthenticationFailure, "no_auth_offered")
 		}
 	}
@@ -116,7 +125,8 @@ func TestTargetProposes(t *testing.T) {
 	_, keys = i.ok(SecurityNegotiation, 0, false, text("AuthMethod=CHAP", "CHAP_A=8"))
 	require.Equal(t, "8", keys["CHAP_A"])
 	require.NotContains(t, keys, "AuthMethod")
-	resp, _ = i.ok(SecurityNegotiation, FullFeature, true, text("CHAP_N="+user, "CHAP_R="+answer(t, keys, secret)))
+	resp, _ = i.ok(SecurityNegotiation, FullFeature, true,
+		text("CHAP_N="+user, "CHAP_R="+answer(t, keys, secret)))
 	require.True(t, resp.Transit)
 
 	// It did not wait for a proposal but is slow with its own.
@@ -139,7 +149,8 @@ func TestMethodAndAlgorithmsTogether(t *testing.T) {
 	_, keys := i.ok(SecurityNegotiation, 0, false, normal("AuthMethod=CHAP", "CHAP_A=9,6"))
 	require.Equal(t, "CHAP", keys["AuthMethod"])
 	require.Equal(t, "6", keys["CHAP_A"])
-	resp, _ := i.ok(SecurityNegotiation, FullFeature, true, text("CHAP_N="+user, "CHAP_R="+answer(t, keys, secret)))
+	resp, _ := i.ok(SecurityNegotiation, FullFeature, true,
+		text("CHAP_N="+user, "CHAP_R="+answer(t, keys, secret)))
 	require.True(t, resp.Transit)
 }
 
@@ -153,31 +164,52 @@ func TestCHAPOutOfOrder(t *testing.T) {
 		status Status
 		reason string
 	}{
-		{"all in one", chapConfig(t), nil, normal("AuthMethod=CHAP", "CHAP_A=5", "CHAP_N="+user, "CHAP_R=0x00"), StatusInitiatorError, outOfOrder},
+		{"all in one", chapConfig(t), nil,
+			normal("AuthMethod=CHAP", "CHAP_A=5", "CHAP_N="+user, "CHAP_R=0x00"),
+			StatusInitiatorError, outOfOrder},
 		{"no method", chapConfig(t), nil, normal("CHAP_A=5"), StatusInitiatorError, outOfOrder},
-		{"response before the algorithm", chapConfig(t), nil, normal("AuthMethod=CHAP", "CHAP_N="+user, "CHAP_R=0x00"), StatusInitiatorError, outOfOrder},
-		{"response with the algorithm", chapConfig(t), [][]byte{normal("AuthMethod=CHAP")}, text("CHAP_A=5", "CHAP_N="+user, "CHAP_R=0x00"), StatusInitiatorError, outOfOrder},
-		{"no algorithm", chapConfig(t), [][]byte{normal("AuthMethod=CHAP")}, nil, StatusMissingParameter, "missing_chap_a"},
-		{"response instead of the algorithm", chapConfig(t), [][]byte{normal("AuthMethod=CHAP")}, text("CHAP_N="+user, "CHAP_R=0x00"), StatusMissingParameter, "missing_chap_a"},
-		{"algorithm 56", chapConfig(t), [][]byte{normal("AuthMethod=CHAP")}, text("CHAP_A=56"), StatusAuthenticationFailure, "no_common_algorithm"},
-		{"empty list", chapConfig(t), [][]byte{normal("AuthMethod=CHAP")}, text("CHAP_A="), StatusAuthenticationFailure, "no_common_algorithm"},
-		{"nothing after the challenge", chapConfig(t), [][]byte{normal("AuthMethod=CHAP"), text("CHAP_A=5")}, nil, StatusMissingParameter, "missing_chap_n"},
-		{"no name", chapConfig(t), [][]byte{normal("AuthMethod=CHAP"), text("CHAP_A=5")}, text("CHAP_R=0x00"), StatusMissingParameter, "missing_chap_n"},
-		{"no response", chapConfig(t), [][]byte{normal("AuthMethod=CHAP"), text("CHAP_A=5")}, text("CHAP_N=" + user), StatusMissingParameter, "missing_chap_r"},
-		{"challenge without response", chapConfig(t), [][]byte{normal("AuthMethod=CHAP"), text("CHAP_A=5")}, text("CHAP_N="+user, "CHAP_I=1", "CHAP_C=0x00"),
+		{"response before the algorithm", chapConfig(t), nil,
+			normal("AuthMethod=CHAP", "CHAP_N="+user, "CHAP_R=0x00"), StatusInitiatorError,
+			outOfOrder},
+		{"response with the algorithm", chapConfig(t), [][]byte{normal("AuthMethod=CHAP")},
+			text("CHAP_A=5", "CHAP_N="+user, "CHAP_R=0x00"), StatusInitiatorError, outOfOrder},
+		{"no algorithm", chapConfig(t), [][]byte{normal("AuthMethod=CHAP")}, nil,
+			StatusMissingParameter, "missing_chap_a"},
+		{"response instead of the algorithm", chapConfig(t), [][]byte{normal("AuthMethod=CHAP")},
+			text("CHAP_N="+user, "CHAP_R=0x00"), StatusMissingParameter, "missing_chap_a"},
+		{"algorithm 56", chapConfig(t), [][]byte{normal("AuthMethod=CHAP")}, text("CHAP_A=56"),
+			StatusAuthenticationFailure, "no_common_algorithm"},
+		{"empty list", chapConfig(t), [][]byte{normal("AuthMethod=CHAP")}, text("CHAP_A="),
+			StatusAuthenticationFailure, "no_common_algorithm"},
+		{"nothing after the challenge", chapConfig(t),
+			[][]byte{normal("AuthMethod=CHAP"), text("CHAP_A=5")}, nil, StatusMissingParameter,
+			"missing_chap_n"},
+		{"no name", chapConfig(t), [][]byte{normal("AuthMethod=CHAP"), text("CHAP_A=5")},
+			text("CHAP_R=0x00"), StatusMissingParameter, "missing_chap_n"},
+		{"no response", chapConfig(t), [][]byte{normal("AuthMethod=CHAP"), text("CHAP_A=5")},
+			text("CHAP_N=" + user), StatusMissingParameter, "missing_chap_r"},
+		{"challenge without response", chapConfig(t),
+			[][]byte{normal("AuthMethod=CHAP"), text("CHAP_A=5")},
+			text("CHAP_N="+user, "CHAP_I=1", "CHAP_C=0x00"),
 			StatusMissingParameter, "missing_chap_r"},
-		{"algorithm twice", chapConfig(t), [][]byte{normal("AuthMethod=CHAP"), text("CHAP_A=5")}, text("CHAP_A=6"), StatusInitiatorError, "duplicate_key"},
-		{"method twice", chapConfig(t), [][]byte{normal("AuthMethod=CHAP")}, text("AuthMethod=CHAP"), StatusInitiatorError, "duplicate_key"},
-		{"digest among it", chapConfig(t), [][]byte{normal("AuthMethod=CHAP")}, text("CHAP_A=5", "HeaderDigest=None"), StatusInitiatorError, "key_not_allowed"},
-		{"CHAP when None is agreed on", openConfig(), [][]byte{normal("AuthMethod=CHAP,None")}, text("CHAP_A=5"), StatusInitiatorError, outOfOrder},
-		{"CHAP without a method", openConfig(), nil, normal("CHAP_A=5"), StatusInitiatorError, outOfOrder},
+		{"algorithm twice", chapConfig(t), [][]byte{normal("AuthMethod=CHAP"), text("CHAP_A=5")},
+			text("CHAP_A=6"), StatusInitiatorError, "duplicate_key"},
+		{"method twice", chapConfig(t), [][]byte{normal("AuthMethod=CHAP")},
+			text("AuthMethod=CHAP"), StatusInitiatorError, "duplicate_key"},
+		{"digest among it", chapConfig(t), [][]byte{normal("AuthMethod=CHAP")},
+			text("CHAP_A=5", "HeaderDigest=None"), StatusInitiatorError, "key_not_allowed"},
+		{"CHAP when None is agreed on", openConfig(), [][]byte{normal("AuthMethod=CHAP,None")},
+			text("CHAP_A=5"), StatusInitiatorError, outOfOrder},
+		{"CHAP without a method", openConfig(), nil, normal("CHAP_A=5"), StatusInitiatorError,
+			outOfOrder},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			i := newInitiator(t, tt.cfg)
 			for _, data := range tt.before {
 				i.ok(SecurityNegotiation, 0, false, data)
 			}
-			i.refused(&Request{NSG: FullFeature, Transit: true, Data: tt.data}, tt.status, tt.reason)
+			i.refused(&Request{NSG: FullFeature, Transit: true, Data: tt.data}, tt.status,
+				tt.reason)
 		})
 	}
 }
@@ -187,7 +219,8 @@ func TestCHAPAfterSuccess(t *testing.T) {
 		i := newInitiator(t, chapConfig(t))
 		keys := i.challenge(normal("AuthMethod=CHAP"))
 		i.ok(SecurityNegotiation, 0, false, text("CHAP_N="+user, "CHAP_R="+answer(t, keys, secret)))
-		i.refused(&Request{NSG: FullFeature, Transit: true, Data: late}, StatusInitiatorError, "auth_out_of_order")
+		i.refused(&Request{NSG: FullFeature, Transit: true, Data: late}, StatusInitiatorError,
+			"auth_out_of_order")
 	}
 }
 
@@ -203,11 +236,20 @@ func TestCHAPResponses(t *testing.T) {
 			return text("CHAP_N="+user, "CHAP_R="+answer(t, k, "not the password"))
 		},
 			StatusAuthenticationFailure, "bad_password"},
-		{"unknown user", func(k map[string]string) []byte { return text("CHAP_N=bob", "CHAP_R="+answer(t, k, secret)) },
+		{"unknown user", func(k map[string]string) []byte {
+			return text("CHAP_N=bob",
+				"CHAP_R="+answer(t, k, secret))
+		},
 			StatusAuthenticationFailure, "unknown_user"},
-		{"user in hex", func(k map[string]string) []byte { return text("CHAP_N=0x616c696365", "CHAP_R="+answer(t, k, secret)) },
+		{"user in hex", func(k map[string]string) []byte {
+			return text("CHAP_N=0x616c696365",
+				"CHAP_R="+answer(t, k, secret))
+		},
 			StatusAuthenticationFailure, "unknown_user"},
-		{"our secret", func(k map[string]string) []byte { return text("CHAP_N="+user, "CHAP_R="+answer(t, k, ownSecret)) },
+		{"our secret", func(k map[string]string) []byte {
+			return text("CHAP_N="+user,
+				"CHAP_R="+answer(t, k, ownSecret))
+		},
 			StatusAuthenticationFailure, "same_secret"},
 		{"our challenge back", func(k map[string]string) []byte {
 			return text("CHAP_N="+user, "CHAP_R="+answer(t, k, secret), back(k["CHAP_C"]))
@@ -215,38 +257,56 @@ func TestCHAPResponses(t *testing.T) {
 		{"response without its end", func(k map[string]string) []byte {
 			return text("CHAP_N="+user, "CHAP_R="+answer(t, k, secret)[:40])
 		}, StatusAuthenticationFailure, "bad_password"},
-		{"response not in hex", func(k map[string]string) []byte { return text("CHAP_N="+user, "CHAP_R=0xzz") }, StatusInitiatorError, "bad_chap_r"},
-		{"response of 1024", func(k map[string]string) []byte { return text("CHAP_N="+user, "CHAP_R=0x"+repeat("ab", 1024)) },
+		{"response not in hex",
+			func(k map[string]string) []byte { return text("CHAP_N="+user, "CHAP_R=0xzz") },
+			StatusInitiatorError, "bad_chap_r"},
+		{"response of 1024", func(k map[string]string) []byte {
+			return text("CHAP_N="+user,
+				"CHAP_R=0x"+repeat("ab", 1024))
+		},
 			StatusAuthenticationFailure, "bad_password"},
-		{"response of 1025", func(k map[string]string) []byte { return text("CHAP_N="+user, "CHAP_R=0x"+repeat("ab", 1025)) },
+		{"response of 1025", func(k map[string]string) []byte {
+			return text("CHAP_N="+user,
+				"CHAP_R=0x"+repeat("ab", 1025))
+		},
 			StatusInitiatorError, "bad_chap_r"},
 		{"identifier of 256", func(k map[string]string) []byte {
 			return text("CHAP_N="+user, "CHAP_R="+answer(t, k, secret), "CHAP_I=256", "CHAP_C=0x00")
 		}, StatusInitiatorError, "bad_chap_i"},
 		{"challenge of 1025", func(k map[string]string) []byte {
-			return text("CHAP_N="+user, "CHAP_R="+answer(t, k, secret), back("0x"+repeat("ab", 1025)))
+			return text("CHAP_N="+user, "CHAP_R="+answer(t, k, secret),
+				back("0x"+repeat("ab", 1025)))
 		}, StatusInitiatorError, "bad_chap_c"},
 	} {
 		i := newInitiator(t, chapConfig(t))
 		keys := i.challenge(normal("AuthMethod=CHAP"))
-		resp := i.refused(&Request{NSG: OperationalNegotiation, Transit: true, Data: tt.reply(keys)}, tt.status, tt.reason)
+		resp := i.refused(&Request{NSG: OperationalNegotiation, Transit: true,
+			Data: tt.reply(keys)}, tt.status, tt.reason)
 		require.NotContains(t, resp.Err.Error(), keys["CHAP_C"][2:], tt.name)
 		require.Empty(t, i.m.Result().User, tt.name)
 	}
 }
 
-// TestIndistinguishable: but for the log there is no difference between the ways of not being known.
+// TestIndistinguishable: but for the log there is no difference between the ways of not being
+// known.
 func TestIndistinguishable(t *testing.T) {
 	var seen []Response
 	for _, reply := range []func(k map[string]string) []byte{
 		func(k map[string]string) []byte {
 			return text("CHAP_N="+user, "CHAP_R="+answer(t, k, "not the password"))
 		},
-		func(k map[string]string) []byte { return text("CHAP_N=bob", "CHAP_R="+answer(t, k, secret)) },
-		func(k map[string]string) []byte { return text("CHAP_N=", "CHAP_R="+answer(t, k, "not the password")) },
+		func(k map[string]string) []byte {
+			return text("CHAP_N=bob",
+				"CHAP_R="+answer(t, k, secret))
+		},
+		func(k map[string]string) []byte {
+			return text("CHAP_N=",
+				"CHAP_R="+answer(t, k, "not the password"))
+		},
 	} {
 		i := newInitiator(t, chapConfig(t))
-		resp := i.m.Step(&Request{NSG: FullFeature, Transit: true, Data: reply(i.challenge(normal("AuthMethod=CHAP")))})
+		resp := i.m.Step(&Request{NSG: FullFeature, Transit: true,
+			Data: reply(i.challenge(normal("AuthMethod=CHAP")))})
 		resp.Err, resp.Reason = nil, ""
 		seen = append(seen, resp)
 	}
@@ -260,35 +320,43 @@ func TestReflectionFromParallelLogin(t *testing.T) {
 	cfg := chapConfig(t)
 	a, b := newInitiator(t, cfg), newInitiator(t, cfg)
 	ka, kb := a.challenge(normal("AuthMethod=CHAP")), b.challenge(normal("AuthMethod=CHAP"))
-	b.refused(&Request{Data: text("CHAP_N="+user, "CHAP_R="+answer(t, kb, secret), "CHAP_I="+ka["CHAP_I"], "CHAP_C="+ka["CHAP_C"])},
+	b.refused(&Request{Data: text("CHAP_N="+user, "CHAP_R="+answer(t, kb, secret),
+		"CHAP_I="+ka["CHAP_I"], "CHAP_C="+ka["CHAP_C"])},
 		StatusAuthenticationFailure, "reflected_challenge")
 	// A login that was given up leaves nothing behind that a later one could clash with.
 	a.m.Close()
 	c := newInitiator(t, cfg)
 	kc := c.challenge(normal("AuthMethod=CHAP"))
-	c.ok(SecurityNegotiation, FullFeature, true, text("CHAP_N="+user, "CHAP_R="+answer(t, kc, secret), "CHAP_I=1", "CHAP_C="+ka["CHAP_C"]))
+	c.ok(SecurityNegotiation, FullFeature, true,
+		text("CHAP_N="+user, "CHAP_R="+answer(t, kc, secret), "CHAP_I=1", "CHAP_C="+ka["CHAP_C"]))
 	require.True(t, c.m.Done())
 }
 
 func TestBoundInitiatorName(t *testing.T) {
-	bind := func(name string) func(*chap.Config) { return func(c *chap.Config) { c.InitiatorName = name } }
+	bind := func(name string) func(
+		*chap.Config) {
+		return func(c *chap.Config) { c.InitiatorName = name }
+	}
 	i := newInitiator(t, chapConfig(t, bind(strings.ToUpper(hostIQN))))
 	i.secure(normal("AuthMethod=CHAP"), FullFeature)
 	i = newInitiator(t, chapConfig(t, bind("iqn.2001-04.com.example:other")))
 	keys := i.challenge(normal("AuthMethod=CHAP"))
-	i.refused(&Request{Data: text("CHAP_N="+user, "CHAP_R="+answer(t, keys, secret))}, StatusAuthenticationFailure, "wrong_initiator_name")
+	i.refused(&Request{Data: text("CHAP_N="+user, "CHAP_R="+answer(t, keys, secret))},
+		StatusAuthenticationFailure, "wrong_initiator_name")
 }
 
 func TestMutualNotConfigured(t *testing.T) {
 	i := newInitiator(t, chapConfig(t, func(c *chap.Config) { c.Target = chap.Credential{} }))
 	keys := i.challenge(normal("AuthMethod=CHAP"))
-	i.refused(&Request{Data: text("CHAP_N="+user, "CHAP_R="+answer(t, keys, secret), "CHAP_I=1", "CHAP_C=0x01")},
+	i.refused(&Request{Data: text("CHAP_N="+user, "CHAP_R="+answer(t, keys, secret), "CHAP_I=1",
+		"CHAP_C=0x01")},
 		StatusAuthenticationFailure, "mutual_not_configured")
 }
 
 func TestUnknownKeysDuringSecurity(t *testing.T) {
 	i := newInitiator(t, chapConfig(t))
-	_, keys := i.ok(SecurityNegotiation, 0, false, normal("AuthMethod=CHAP", "X-com.example.a=b", "X#NodeArchitecture=x"))
+	_, keys := i.ok(SecurityNegotiation, 0, false,
+		normal("AuthMethod=CHAP", "X-com.example.a=b", "X#NodeArchitecture=x"))
 	require.Equal(t, "NotUnderstood", keys["X-com.example.a"])
 	require.NotContains(t, keys, "X#NodeArchitecture")
 }

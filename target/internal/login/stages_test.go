@@ -7,7 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestFirstStageMatrix sends every combination of CSG, NSG, T and C in the first request (RFC 7143 6.3, 11.12).
+// TestFirstStageMatrix sends every combination of CSG, NSG, T and C in the first request (RFC 7143
+// 6.3, 11.12).
 func TestFirstStageMatrix(t *testing.T) {
 	for csg := range Stage(4) {
 		for nsg := range Stage(4) {
@@ -15,7 +16,8 @@ func TestFirstStageMatrix(t *testing.T) {
 				for _, more := range []bool{false, true} {
 					name := fmt.Sprintf("CSG %d NSG %d T %v C %v", csg, nsg, transit, more)
 					i := newInitiator(t, openConfig())
-					resp := i.m.Step(&Request{CSG: csg, NSG: nsg, Transit: transit, Continue: more, Data: normal()})
+					resp := i.m.Step(&Request{CSG: csg, NSG: nsg, Transit: transit, Continue: more,
+						Data: normal()})
 					switch {
 					case csg >= 2:
 						i.requireRefused(resp, StatusInitiatorError, "bad_stage")
@@ -50,14 +52,16 @@ func TestLaterStageMatrix(t *testing.T) {
 			for nsg := range Stage(4) {
 				for _, transit := range []bool{false, true} {
 					for _, more := range []bool{false, true} {
-						name := fmt.Sprintf("in %v: CSG %d NSG %d T %v C %v", now, csg, nsg, transit, more)
+						name := fmt.Sprintf("in %v: CSG %d NSG %d T %v C %v", now, csg, nsg,
+							transit, more)
 						i := newInitiator(t, openConfig())
 						if now == SecurityNegotiation {
 							i.ok(SecurityNegotiation, 0, false, normal())
 						} else {
 							i.ok(SecurityNegotiation, OperationalNegotiation, true, normal())
 						}
-						resp := i.m.Step(&Request{CSG: csg, NSG: nsg, Transit: transit, Continue: more})
+						resp := i.m.Step(&Request{CSG: csg, NSG: nsg, Transit: transit,
+							Continue: more})
 						switch {
 						case csg != now:
 							i.requireRefused(resp, StatusInitiatorError, "bad_stage")
@@ -95,9 +99,11 @@ func TestPortalGroupTagOnlyOnceAndFirst(t *testing.T) {
 
 // TestSplitAnywhere cuts the text of a request in two at every position, and into single bytes.
 func TestSplitAnywhere(t *testing.T) {
-	data := normal("HeaderDigest=CRC32C", "X-com.example.a=b=c", "MaxBurstLength=65536", "FirstBurstLength=4096", "InitiatorAlias=a")
+	data := normal("HeaderDigest=CRC32C", "X-com.example.a=b=c", "MaxBurstLength=65536",
+		"FirstBurstLength=4096", "InitiatorAlias=a")
 	i := newInitiator(t, openConfig())
-	want := i.m.Step(&Request{CSG: OperationalNegotiation, NSG: FullFeature, Transit: true, Data: data})
+	want := i.m.Step(&Request{CSG: OperationalNegotiation, NSG: FullFeature, Transit: true,
+		Data: data})
 	require.True(t, i.m.Done())
 	result := i.m.Result()
 	run := func(parts ...[]byte) {
@@ -109,7 +115,8 @@ func TestSplitAnywhere(t *testing.T) {
 			require.Equal(t, Response{CSG: OperationalNegotiation}, resp)
 			clear(buf) // the machine must not have kept it
 		}
-		resp := i.m.Step(&Request{CSG: OperationalNegotiation, NSG: FullFeature, Transit: true, Data: parts[len(parts)-1]})
+		resp := i.m.Step(&Request{CSG: OperationalNegotiation, NSG: FullFeature, Transit: true,
+			Data: parts[len(parts)-1]})
 		require.Equal(t, want, resp)
 		require.Equal(t, result, i.m.Result())
 	}

@@ -5,8 +5,8 @@ import (
 	"strconv"
 )
 
-// Status is the outcome of a Login Request: Status-Class in the upper byte, Status-Detail in the lower
-// (RFC 7143 11.13.5).
+// Status is the outcome of a Login Request: Status-Class in the upper byte, Status-Detail in the
+// lower (RFC 7143 11.13.5).
 type Status uint16
 
 // All statuses of RFC 7143.
@@ -80,7 +80,8 @@ func (s Status) String() string {
 	return fmt.Sprintf("Status(%04x)", uint16(s))
 }
 
-// refusal is why a login ends without a session. Its text contains no secret, challenge or response.
+// refusal is why a login ends without a session. Its text contains no secret, challenge or
+// response.
 type refusal struct {
 	status Status
 	reason string // snake_case, stable

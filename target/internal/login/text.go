@@ -10,8 +10,9 @@ import (
 )
 
 const (
-	maxKeyLen   = 63  // bytes (RFC 7143 6.1, standard-label)
-	maxValueLen = 255 // bytes of a value, or of one item of a list, for which nothing else is said (6.1)
+	maxKeyLen = 63 // bytes (RFC 7143 6.1, standard-label)
+	// bytes of a value, or of one item of a list, for which nothing else is said (6.1)
+	maxValueLen = 255
 	maxNameLen  = 223 // bytes of an iSCSI name (4.2.7.2)
 )
 
@@ -31,10 +32,10 @@ type Pair struct{ Key, Value string }
 // errUnended is text whose last pair has no zero byte after it.
 var errUnended = errors.New("the last key=value pair does not end in a zero byte")
 
-// ParsePairs splits the text of one negotiation step (RFC 7143 6.1): pairs of a key of at most 63 characters
-// and a value of UTF-8 text, each ended by a zero byte. A key with a capital or a small letter at its beginning
-// is a key, known or not. A zero byte too much is ignored: some initiators count the padding of a data segment
-// as text. Errors do not show values.
+// ParsePairs splits the text of one negotiation step (RFC 7143 6.1): pairs of a key of at most 63
+// characters and a value of UTF-8 text, each ended by a zero byte. A key with a capital or a small
+// letter at its beginning is a key, known or not. A zero byte too much is ignored: some initiators
+// count the padding of a data segment as text. Errors do not show values.
 func ParsePairs(data []byte) ([]Pair, error) {
 	var pairs []Pair
 	for len(data) > 0 {
@@ -54,7 +55,8 @@ func ParsePairs(data []byte) ([]Pair, error) {
 		case len(key) == 0:
 			return nil, errors.New("a key=value pair without a key")
 		case len(key) > maxKeyLen:
-			return nil, fmt.Errorf("key %s has %d characters, over the limit of %d", quote(string(key)), len(key), maxKeyLen)
+			return nil, fmt.Errorf("key %s has %d characters, over the limit of %d",
+				quote(string(key)), len(key), maxKeyLen)
 		case bytes.ContainsFunc(key, notOfKey):
 			return nil, fmt.Errorf("key %s has a character that no key has", quote(string(key)))
 		case !utf8.Valid(value):
@@ -62,7 +64,8 @@ func ParsePairs(data []byte) ([]Pair, error) {
 		}
 		p := Pair{Key: string(key), Value: string(value)}
 		if n, limit := longest(p), maxLen(p.Key); n > limit {
-			return nil, fmt.Errorf("the value of key %s has %d bytes, over the limit of %d", p.Key, n, limit)
+			return nil, fmt.Errorf("the value of key %s has %d bytes, over the limit of %d", p.Key,
+				n, limit)
 		}
 		pairs = append(pairs, p)
 	}
@@ -77,8 +80,8 @@ func AppendPair(dst []byte, key, value string) []byte {
 	return append(dst, 0)
 }
 
-// notOfKey finds what is in no key: a standard-label has letters, digits and a few marks. The # is that of
-// X#NodeArchitecture and its like.
+// notOfKey finds what is in no key: a standard-label has letters, digits and a few marks. The # is
+// that of X#NodeArchitecture and its like.
 func notOfKey(r rune) bool {
 	switch {
 	case r >= 'a' && r <= 'z', r >= 'A' && r <= 'Z', r >= '0' && r <= '9':
@@ -98,7 +101,8 @@ func maxLen(key string) int {
 	return maxValueLen
 }
 
-// longest is the length that the limit of a pair's key is for: of a list it is that of the longest item.
+// longest is the length that the limit of a pair's key is for: of a list it is that of the longest
+// item.
 func longest(p Pair) int {
 	switch p.Key {
 	case keyAuthMethod, keyChapA, keyHeaderDigest, keyDataDigest, keyTaskReporting:
@@ -111,8 +115,9 @@ func longest(p Pair) int {
 	return len(p.Value)
 }
 
-// checkPairs enforces what holds for every negotiation: no key twice (RFC 7143 6.3, 6.4), and none of the
-// words of an answer as a proposal (6.2). seen has the keys of the negotiation so far and takes up the new ones.
+// checkPairs enforces what holds for every negotiation: no key twice (RFC 7143 6.3, 6.4), and none
+// of the words of an answer as a proposal (6.2). seen has the keys of the negotiation so far and
+// takes up the new ones.
 func checkPairs(pairs []Pair, seen map[string]struct{}) *refusal {
 	for _, p := range pairs {
 		if _, twice := seen[p.Key]; twice {
@@ -127,7 +132,8 @@ func checkPairs(pairs []Pair, seen map[string]struct{}) *refusal {
 		}
 		switch p.Value {
 		case valueReject, valueIrrelevant, valueNotUnderstood:
-			return refuse(StatusInitiatorError, "reserved_value", "key %s has the value %s, which is only an answer", p.Key, p.Value)
+			return refuse(StatusInitiatorError, "reserved_value",
+				"key %s has the value %s, which is only an answer", p.Key, p.Value)
 		}
 	}
 	return nil

@@ -18,14 +18,18 @@ func TestParsePairs(t *testing.T) {
 		{"A=b=c=\x00B=,\x00", []Pair{{"A", "b=c="}, {"B", ","}}},
 		{"A=b\x00\x00\x00", []Pair{{"A", "b"}}}, // padding
 		{"\x00A=b\x00", []Pair{{"A", "b"}}},
-		{"A=b\x00A=b\x00", []Pair{{"A", "b"}, {"A", "b"}}}, // whether that is allowed depends on the key
+		// whether that is allowed depends on the key
+		{"A=b\x00A=b\x00", []Pair{{"A", "b"}, {"A", "b"}}},
 		{"sENDtARGETS=All\x00", []Pair{{"sENDtARGETS", "All"}}},
-		{"X-com.example.do_it=1\x00X#NodeArchitecture=a/1,b\x00", []Pair{{"X-com.example.do_it", "1"}, {"X#NodeArchitecture", "a/1,b"}}},
+		{"X-com.example.do_it=1\x00X#NodeArchitecture=a/1,b\x00",
+			[]Pair{{"X-com.example.do_it", "1"}, {"X#NodeArchitecture", "a/1,b"}}},
 		{"InitiatorAlias=Büro Ω\x00", []Pair{{"InitiatorAlias", "Büro Ω"}}},
-		{repeat("K", 63) + "=" + repeat("v", 255) + "\x00", []Pair{{repeat("K", 63), repeat("v", 255)}}},
+		{repeat("K", 63) + "=" + repeat("v", 255) + "\x00",
+			[]Pair{{repeat("K", 63), repeat("v", 255)}}},
 		{"TargetName=" + repeat("n", 223) + "\x00", []Pair{{"TargetName", repeat("n", 223)}}},
 		{"CHAP_R=0x" + repeat("0", 2050) + "\x00", []Pair{{"CHAP_R", "0x" + repeat("0", 2050)}}},
-		{"HeaderDigest=" + repeat("v", 255) + "," + repeat("w", 255) + "\x00", []Pair{{"HeaderDigest", repeat("v", 255) + "," + repeat("w", 255)}}},
+		{"HeaderDigest=" + repeat("v", 255) + "," + repeat("w", 255) + "\x00",
+			[]Pair{{"HeaderDigest", repeat("v", 255) + "," + repeat("w", 255)}}},
 	} {
 		got, err := ParsePairs([]byte(tt.in))
 		require.NoError(t, err, "%q", tt.in)

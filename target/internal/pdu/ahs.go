@@ -11,8 +11,8 @@ const (
 	ahsHeaderLen = 3 // AHSLength and AHSType
 )
 
-// maxExtendedCDB is what a variable-length CDB has beyond its first 16 bytes at most: 8 bytes and up to 252 more
-// after its additional length field (SPC-4 4.2.3).
+// maxExtendedCDB is what a variable-length CDB has beyond its first 16 bytes at most: 8 bytes and
+// up to 252 more after its additional length field (SPC-4 4.2.3).
 const maxExtendedCDB = 8 + 252 - 16
 
 // AHS is what the additional header segments of a command say.
@@ -23,13 +23,15 @@ type AHS struct {
 }
 
 var (
-	errAHSTruncated = &FieldError{OpSCSICommand, "additional header segment", "runs past TotalAHSLength"}
-	errAHSTwice     = &FieldError{OpSCSICommand, "additional header segment", "comes twice with one type"}
-	errAHSLength    = &FieldError{OpSCSICommand, "AHSLength", "is not one that the type allows"}
+	errAHSTruncated = &FieldError{OpSCSICommand, "additional header segment",
+		"runs past TotalAHSLength"}
+	errAHSTwice = &FieldError{OpSCSICommand, "additional header segment",
+		"comes twice with one type"}
+	errAHSLength = &FieldError{OpSCSICommand, "AHSLength", "is not one that the type allows"}
 )
 
-// ParseAHS reads the additional header segments of a SCSI Command (RFC 7143 11.2.2). Types that it does not
-// know are skipped.
+// ParseAHS reads the additional header segments of a SCSI Command (RFC 7143 11.2.2). Types that it
+// does not know are skipped.
 //
 //	byte 0-1  AHSLength: bytes after the type, reserved byte included
 //	     2    AHSType

@@ -16,9 +16,11 @@ const (
 	AsyncVendor          AsyncEvent = 255
 )
 
-var asyncEventNames = map[AsyncEvent]string{AsyncSCSI: "SCSI event", AsyncLogoutRequest: "logout request",
+var asyncEventNames = map[AsyncEvent]string{AsyncSCSI: "SCSI event",
+	AsyncLogoutRequest:  "logout request",
 	AsyncDropConnection: "connection will drop", AsyncDropAll: "all connections will drop",
-	AsyncRenegotiate: "negotiation request", AsyncTaskTermination: "tasks terminated", AsyncVendor: "vendor-specific"}
+	AsyncRenegotiate: "negotiation request", AsyncTaskTermination: "tasks terminated",
+	AsyncVendor: "vendor-specific"}
 
 func (e AsyncEvent) String() string { return enumName(asyncEventNames, e) }
 
@@ -37,8 +39,10 @@ func (p *AsyncMessage) Decode(h *Header) error {
 	if err := h.expectFinal(OpAsyncMessage); err != nil {
 		return err
 	}
-	*p = AsyncMessage{LUN: h.u64(8), StatSN: h.u32(24), ExpCmdSN: h.u32(28), MaxCmdSN: h.u32(32), Event: AsyncEvent(h[36]),
-		VendorCode: h[37], Parameter1: h.u16(38), Parameter2: h.u16(40), Parameter3: h.u16(42), DataLen: h.DataLen()}
+	*p = AsyncMessage{LUN: h.u64(8), StatSN: h.u32(24), ExpCmdSN: h.u32(28), MaxCmdSN: h.u32(32),
+		Event:      AsyncEvent(h[36]),
+		VendorCode: h[37], Parameter1: h.u16(38), Parameter2: h.u16(40), Parameter3: h.u16(42),
+		DataLen: h.DataLen()}
 	return nil
 }
 

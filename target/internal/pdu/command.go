@@ -47,8 +47,10 @@ func (p *SCSICommand) Decode(h *Header) error {
 	if err := h.expect(OpSCSICommand); err != nil {
 		return err
 	}
-	*p = SCSICommand{Immediate: h.Immediate(), Final: h.Final(), Read: h[1]&bitRead != 0, Write: h[1]&bitWrite != 0,
-		Attr: TaskAttr(h[1] & attrMask), Priority: h[2] >> 4, LUN: h.u64(8), TaskTag: h.u32(16), ExpectedLength: h.u32(20), CmdSN: h.u32(24),
+	*p = SCSICommand{Immediate: h.Immediate(), Final: h.Final(), Read: h[1]&bitRead != 0,
+		Write: h[1]&bitWrite != 0,
+		Attr:  TaskAttr(h[1] & attrMask), Priority: h[2] >> 4, LUN: h.u64(8), TaskTag: h.u32(16),
+		ExpectedLength: h.u32(20), CmdSN: h.u32(24),
 		ExpStatSN: h.u32(28), CDB: [16]byte(h[32:48]), AHSLen: h.AHSLen(), DataLen: h.DataLen()}
 	return h.expectTaskTag(OpSCSICommand)
 }
@@ -71,6 +73,8 @@ func (p *SCSICommand) Encode(h *Header) {
 }
 
 func (p *SCSICommand) String() string {
-	return fmt.Sprintf("SCSI Command tag=%#x lun=%#016x cdb=%x expected=%d read=%t write=%t final=%t immediate=%t attr=%v priority=%d cmdsn=%d data=%d",
-		p.TaskTag, p.LUN, p.CDB, p.ExpectedLength, p.Read, p.Write, p.Final, p.Immediate, p.Attr, p.Priority, p.CmdSN, p.DataLen)
+	return fmt.Sprintf("SCSI Command tag=%#x lun=%#016x cdb=%x expected=%d read=%t write=%t "+
+		"final=%t immediate=%t attr=%v priority=%d cmdsn=%d data=%d",
+		p.TaskTag, p.LUN, p.CDB, p.ExpectedLength, p.Read, p.Write, p.Final, p.Immediate, p.Attr,
+		p.Priority, p.CmdSN, p.DataLen)
 }

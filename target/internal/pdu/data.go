@@ -19,8 +19,9 @@ func (p *DataOut) Decode(h *Header) error {
 	if err := h.expect(OpDataOut); err != nil {
 		return err
 	}
-	*p = DataOut{Final: h.Final(), LUN: h.u64(8), TaskTag: h.u32(16), TransferTag: h.u32(20), ExpStatSN: h.u32(28),
-		DataSN: h.u32(36), BufferOffset: h.u32(40), DataLen: h.DataLen()}
+	*p = DataOut{Final: h.Final(), LUN: h.u64(8), TaskTag: h.u32(16), TransferTag: h.u32(20),
+		ExpStatSN: h.u32(28),
+		DataSN:    h.u32(36), BufferOffset: h.u32(40), DataLen: h.DataLen()}
 	return nil
 }
 
@@ -63,8 +64,10 @@ func (p *DataIn) Decode(h *Header) error {
 	if err := h.expect(OpDataIn); err != nil {
 		return err
 	}
-	*p = DataIn{Final: h.Final(), Acknowledge: h[1]&bitAcknowledge != 0, HasStatus: h[1]&bitStatus != 0, LUN: h.u64(8),
-		TaskTag: h.u32(16), TransferTag: h.u32(20), ExpCmdSN: h.u32(28), MaxCmdSN: h.u32(32), DataSN: h.u32(36),
+	*p = DataIn{Final: h.Final(), Acknowledge: h[1]&bitAcknowledge != 0,
+		HasStatus: h[1]&bitStatus != 0, LUN: h.u64(8),
+		TaskTag: h.u32(16), TransferTag: h.u32(20), ExpCmdSN: h.u32(28), MaxCmdSN: h.u32(32),
+		DataSN:       h.u32(36),
 		BufferOffset: h.u32(40), DataLen: h.DataLen()}
 	if p.HasStatus { // without it these fields have no meaning (RFC 7143 11.7.3)
 		p.Overflow, p.Underflow = h[1]&bitOverflow != 0, h[1]&bitUnderflow != 0
@@ -74,7 +77,8 @@ func (p *DataIn) Decode(h *Header) error {
 	case p.HasStatus && !p.Final:
 		return &FieldError{OpDataIn, "S bit", "is 1 without the F bit"}
 	case p.Acknowledge && p.TransferTag == ReservedTag:
-		return &FieldError{OpDataIn, "target transfer tag", "is the reserved value with the A bit 1"}
+		return &FieldError{OpDataIn, "target transfer tag",
+			"is the reserved value with the A bit 1"}
 	case p.Overflow && p.Underflow:
 		return &FieldError{OpDataIn, "O and U bits", "are both 1"}
 	}
@@ -104,6 +108,8 @@ func (p *DataIn) Encode(h *Header) {
 }
 
 func (p *DataIn) String() string {
-	return fmt.Sprintf("SCSI Data-In tag=%#x datasn=%d offset=%d data=%d final=%t has_status=%t status=%#x residual=%d statsn=%d",
-		p.TaskTag, p.DataSN, p.BufferOffset, p.DataLen, p.Final, p.HasStatus, p.Status, p.Residual, p.StatSN)
+	return fmt.Sprintf("SCSI Data-In tag=%#x datasn=%d offset=%d data=%d final=%t has_status=%t "+
+		"status=%#x residual=%d statsn=%d",
+		p.TaskTag, p.DataSN, p.BufferOffset, p.DataLen, p.Final, p.HasStatus, p.Status, p.Residual,
+		p.StatSN)
 }

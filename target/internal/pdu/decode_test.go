@@ -11,8 +11,10 @@ import (
 )
 
 func newByOpcode(op Opcode) codec {
-	for _, p := range []codec{&NOPOut{}, &SCSICommand{}, &TaskManagementRequest{}, &LoginRequest{}, &TextRequest{}, &DataOut{},
-		&LogoutRequest{}, &SNACKRequest{}, &NOPIn{}, &SCSIResponse{}, &TaskManagementResponse{}, &LoginResponse{},
+	for _, p := range []codec{&NOPOut{}, &SCSICommand{}, &TaskManagementRequest{}, &LoginRequest{},
+		&TextRequest{}, &DataOut{},
+		&LogoutRequest{}, &SNACKRequest{}, &NOPIn{}, &SCSIResponse{}, &TaskManagementResponse{},
+		&LoginResponse{},
 		&TextResponse{}, &DataIn{}, &LogoutResponse{}, &R2T{}, &AsyncMessage{}, &Reject{}} {
 		var h Header
 		p.Encode(&h)
@@ -23,15 +25,16 @@ func newByOpcode(op Opcode) codec {
 	return nil
 }
 
-// Whatever header a decoder accepts, encoding it and decoding it again gives the same PDU: nothing that a field holds is
-// lost, and nothing is written where it would be read as another field.
+// Whatever header a decoder accepts, encoding it and decoding it again gives the same PDU: nothing
+// that a field holds is lost, and nothing is written where it would be read as another field.
 func TestRoundTrip(t *testing.T) {
 	for op := range opcodeNames {
 		t.Run(op.String(), func(t *testing.T) {
 			accepted := 0
 			check := func(raw Header) bool {
 				raw[0] = raw[0]&bitImmediate | byte(op)
-				// Random lengths and bits are refused mostly: clear what most opcodes have to have clear.
+				// Random lengths and bits are refused mostly: clear what most opcodes have to have
+				// clear.
 				if raw[47]&1 == 0 {
 					raw[1] |= bitFinal
 					raw[4], raw[5], raw[6], raw[7] = 0, 0, 0, 0
@@ -63,11 +66,13 @@ func TestRoundTrip(t *testing.T) {
 				}
 				return reflect.DeepEqual(p, q)
 			}
-			require.NoError(t, quick.Check(check, &quick.Config{MaxCount: 2000, Values: func(v []reflect.Value, r *rand.Rand) {
-				var h Header
-				r.Read(h[:])
-				v[0] = reflect.ValueOf(h)
-			}}))
+			require.NoError(t,
+				quick.Check(check,
+					&quick.Config{MaxCount: 2000, Values: func(v []reflect.Value, r *rand.Rand) {
+						var h Header
+						r.Read(h[:])
+						v[0] = reflect.ValueOf(h)
+					}}))
 			require.Greater(t, accepted, 100, "the property was hardly tested")
 		})
 	}
@@ -90,39 +95,59 @@ func TestDecodeRefuses(t *testing.T) {
 		field string
 	}{
 		{"11.2.1.2/another opcode", &NOPOut{Immediate: true}, func(h *Header) { h[0]++ }, "opcode"},
-		{"11.2.1.5/additional header in a NOP-Out", &NOPOut{}, func(h *Header) { h.SetAHSLen(4) }, "TotalAHSLength"},
-		{"11.2.1.5/additional header in a Data-Out", &DataOut{}, func(h *Header) { h.SetAHSLen(4) }, "TotalAHSLength"},
-		{"11.2.1.8/reserved tag on a command", &SCSICommand{TaskTag: ReservedTag}, none, "initiator task tag"},
-		{"11.2.1.8/reserved tag on a task management request", &TaskManagementRequest{TaskTag: ReservedTag}, none, "initiator task tag"},
-		{"11.2.1.8/reserved tag on a text request", &TextRequest{TaskTag: ReservedTag}, none, "initiator task tag"},
-		{"11.2.1.8/reserved tag on a logout", &LogoutRequest{TaskTag: ReservedTag}, none, "initiator task tag"},
-		{"11.4.1/both residuals", &SCSIResponse{Overflow: true, Underflow: true}, none, "O and U bits"},
-		{"11.4.1/both bidirectional residuals", &SCSIResponse{BidiOverflow: true, BidiUnderflow: true}, none, "O and U bits"},
-		{"11.4.1/residual without completion", &SCSIResponse{Response: 1, Underflow: true}, none, "residual bits"},
+		{"11.2.1.5/additional header in a NOP-Out", &NOPOut{}, func(h *Header) { h.SetAHSLen(4) },
+			"TotalAHSLength"},
+		{"11.2.1.5/additional header in a Data-Out", &DataOut{}, func(h *Header) { h.SetAHSLen(4) },
+			"TotalAHSLength"},
+		{"11.2.1.8/reserved tag on a command", &SCSICommand{TaskTag: ReservedTag}, none,
+			"initiator task tag"},
+		{"11.2.1.8/reserved tag on a task management request",
+			&TaskManagementRequest{TaskTag: ReservedTag}, none, "initiator task tag"},
+		{"11.2.1.8/reserved tag on a text request", &TextRequest{TaskTag: ReservedTag}, none,
+			"initiator task tag"},
+		{"11.2.1.8/reserved tag on a logout", &LogoutRequest{TaskTag: ReservedTag}, none,
+			"initiator task tag"},
+		{"11.4.1/both residuals", &SCSIResponse{Overflow: true, Underflow: true}, none,
+			"O and U bits"},
+		{"11.4.1/both bidirectional residuals",
+			&SCSIResponse{BidiOverflow: true, BidiUnderflow: true}, none, "O and U bits"},
+		{"11.4.1/residual without completion", &SCSIResponse{Response: 1, Underflow: true}, none,
+			"residual bits"},
 		{"11.4/final bit", &SCSIResponse{}, clearFinal, "F bit"},
 		{"11.5/final bit", &TaskManagementRequest{}, clearFinal, "F bit"},
 		{"11.5.2/data", &TaskManagementRequest{}, oneByte, "DataSegmentLength"},
 		{"11.6/final bit", &TaskManagementResponse{}, clearFinal, "F bit"},
-		{"11.7.2/acknowledgement without transfer tag", &DataIn{Acknowledge: true, TransferTag: ReservedTag}, none, "target transfer tag"},
-		{"11.7.3/status before the last", &DataIn{HasStatus: true, Final: true}, clearFinal, "S bit"},
-		{"11.7.3/both residuals", &DataIn{HasStatus: true, Final: true, Overflow: true, Underflow: true}, none, "O and U bits"},
+		{"11.7.2/acknowledgement without transfer tag",
+			&DataIn{Acknowledge: true, TransferTag: ReservedTag}, none, "target transfer tag"},
+		{"11.7.3/status before the last", &DataIn{HasStatus: true, Final: true}, clearFinal,
+			"S bit"},
+		{"11.7.3/both residuals",
+			&DataIn{HasStatus: true, Final: true, Overflow: true, Underflow: true}, none,
+			"O and U bits"},
 		{"11.8/final bit", &R2T{DesiredLength: 1}, clearFinal, "F bit"},
 		{"11.8.1/data", &R2T{DesiredLength: 1}, oneByte, "DataSegmentLength"},
 		{"11.8.4/nothing desired", &R2T{}, none, "desired data transfer length"},
-		{"11.8.5/reserved transfer tag", &R2T{DesiredLength: 1, TransferTag: ReservedTag}, none, "target transfer tag"},
+		{"11.8.5/reserved transfer tag", &R2T{DesiredLength: 1, TransferTag: ReservedTag}, none,
+			"target transfer tag"},
 		{"11.9/final bit", &AsyncMessage{}, clearFinal, "F bit"},
-		{"11.10.2/final and continued", &TextRequest{Final: true, Continue: true}, none, "F and C bits"},
-		{"11.11.2/final and continued", &TextResponse{Final: true, Continue: true}, none, "F and C bits"},
-		{"11.11.1/final with transfer tag", &TextResponse{Final: true}, none, "target transfer tag"},
-		{"11.11.1/more to come without transfer tag", &TextResponse{TransferTag: ReservedTag}, none, "target transfer tag"},
+		{"11.10.2/final and continued", &TextRequest{Final: true, Continue: true}, none,
+			"F and C bits"},
+		{"11.11.2/final and continued", &TextResponse{Final: true, Continue: true}, none,
+			"F and C bits"},
+		{"11.11.1/final with transfer tag", &TextResponse{Final: true}, none,
+			"target transfer tag"},
+		{"11.11.1/more to come without transfer tag", &TextResponse{TransferTag: ReservedTag}, none,
+			"target transfer tag"},
 		{"11.14/final bit", &LogoutRequest{}, clearFinal, "F bit"},
 		{"11.14.2/data", &LogoutRequest{}, oneByte, "DataSegmentLength"},
 		{"11.15/final bit", &LogoutResponse{}, clearFinal, "F bit"},
 		{"11.16/final bit", &SNACKRequest{}, clearFinal, "F bit"},
 		{"11.17.4/no rejected header", &Reject{DataLen: 47}, none, "DataSegmentLength"},
 		{"11.18/final bit", &NOPOut{}, clearFinal, "F bit"},
-		{"11.19/unasked with data", &NOPIn{TaskTag: ReservedTag, DataLen: 1}, none, "DataSegmentLength"},
-		{"11.19.1/answer with transfer tag", &NOPIn{TaskTag: 1, TransferTag: 1}, none, "target transfer tag"},
+		{"11.19/unasked with data", &NOPIn{TaskTag: ReservedTag, DataLen: 1}, none,
+			"DataSegmentLength"},
+		{"11.19.1/answer with transfer tag", &NOPIn{TaskTag: 1, TransferTag: 1}, none,
+			"target transfer tag"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -19,8 +19,8 @@ func Digest(segments ...[]byte) uint32 {
 // UpdateDigest continues a digest; it begins with 0.
 func UpdateDigest(d uint32, p []byte) uint32 { return crc32.Update(d, castagnoli, p) }
 
-// PutDigest writes a digest as it stands on the wire: the reflected CRC's lowest byte first (RFC 7143 13.1,
-// appendix A).
+// PutDigest writes a digest as it stands on the wire: the reflected CRC's lowest byte first (RFC
+// 7143 13.1, appendix A).
 func PutDigest(p []byte, d uint32) { binary.LittleEndian.PutUint32(p, d) }
 
 // AppendDigest appends a digest as PutDigest writes it.

@@ -13,7 +13,8 @@ func TestDigest(t *testing.T) {
 	for i := range up {
 		up[i], down[i] = byte(i), byte(31-i)
 	}
-	read10 := []byte{0x01, 0xc0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x14, 0, 0, 0, 0, 0, 0x04, 0, 0, 0, 0, 0x14,
+	read10 := []byte{0x01, 0xc0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x14, 0, 0, 0, 0, 0,
+		0x04, 0, 0, 0, 0, 0x14,
 		0, 0, 0, 0x18, 0x28, 0, 0, 0, 0, 0, 0, 0, 0x02, 0, 0, 0, 0, 0, 0, 0}
 	for _, tt := range []struct {
 		name string
@@ -33,8 +34,10 @@ func TestDigest(t *testing.T) {
 			PutDigest(wire[:], d)
 			require.Equal(t, tt.want, wire[:])
 			require.Equal(t, d, Digest(tt.data[:5], nil, tt.data[5:]), "in pieces")
-			require.Equal(t, d, UpdateDigest(UpdateDigest(0, tt.data[:7]), tt.data[7:]), "continued")
-			require.NotEqual(t, d, Digest(append([]byte{tt.data[0] ^ 1}, tt.data[1:]...)), "a flipped bit")
+			require.Equal(t, d, UpdateDigest(UpdateDigest(0, tt.data[:7]), tt.data[7:]),
+				"continued")
+			require.NotEqual(t, d, Digest(append([]byte{tt.data[0] ^ 1}, tt.data[1:]...)),
+				"a flipped bit")
 		})
 	}
 }
@@ -45,7 +48,8 @@ func TestSerialNumbers(t *testing.T) {
 		less bool
 	}{
 		{0, 0, false}, {0, 1, true}, {1, 0, false}, {0xffffffff, 0, true}, {0, 0xffffffff, false},
-		{0xfffffff0, 0x10, true}, {0x10, 0xfffffff0, false}, {0, 0x7fffffff, true}, {0x7fffffff, 0, false},
+		{0xfffffff0, 0x10, true}, {0x10, 0xfffffff0, false}, {0, 0x7fffffff, true},
+		{0x7fffffff, 0, false},
 	} {
 		require.Equal(t, tt.less, SNLess(tt.a, tt.b), "%#x < %#x", tt.a, tt.b)
 	}

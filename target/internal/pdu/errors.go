@@ -2,24 +2,30 @@ package pdu
 
 import "fmt"
 
-// FieldError is a header or an additional header segment that the standard forbids whatever the session's state is.
-// Its framing is sound: the data segment can be skipped and the PDU answered by a Reject (RFC 7143 7.7).
+// FieldError is a header or an additional header segment that the standard forbids whatever the
+// session's state is. Its framing is sound: the data segment can be skipped and the PDU answered by
+// a Reject (RFC 7143 7.7).
 type FieldError struct {
 	Opcode Opcode // what the PDU was decoded as
 	Field  string
 	Why    string
 }
 
-func (e *FieldError) Error() string { return fmt.Sprintf("%v PDU: %s %s", e.Opcode, e.Field, e.Why) }
+func (e *FieldError) Error() string {
+	return fmt.Sprintf("%v PDU: %s %s", e.Opcode, e.Field,
+		e.Why)
+}
 
-// expect checks the opcode, and that there are additional header segments only where they may be: in a SCSI
-// Command (RFC 7143 11.2.1.5). Reserved bits are not looked at, as a later standard may use them.
+// expect checks the opcode, and that there are additional header segments only where they may be:
+// in a SCSI Command (RFC 7143 11.2.1.5). Reserved bits are not looked at, as a later standard may
+// use them.
 func (h *Header) expect(op Opcode) error {
 	if got := h.Opcode(); got != op {
 		return &FieldError{op, "opcode", "is that of " + got.String()}
 	}
 	if h.AHSLen() != 0 && op != OpSCSICommand {
-		return &FieldError{op, "TotalAHSLength", "is not 0, and only a SCSI Command has additional header segments"}
+		return &FieldError{op, "TotalAHSLength",
+			"is not 0, and only a SCSI Command has additional header segments"}
 	}
 	return nil
 }

@@ -7,7 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// FuzzDecode feeds any header to the decoder of its opcode, and what that accepts back through Encode.
+// FuzzDecode feeds any header to the decoder of its opcode, and what that accepts back through
+// Encode.
 func FuzzDecode(f *testing.F) {
 	for _, g := range goldens {
 		h := header(f, g.hex)

@@ -1,6 +1,6 @@
-// Package pdu is the wire format of iSCSI: one struct per opcode, and the basic header segment that it is
-// decoded from and encoded to (RFC 7143 11). It knows lengths and fields, and nothing of what they mean to a
-// session. Nothing here allocates but the parser of additional header segments.
+// Package pdu is the wire format of iSCSI: one struct per opcode, and the basic header segment that
+// it is decoded from and encoded to (RFC 7143 11). It knows lengths and fields, and nothing of what
+// they mean to a session. Nothing here allocates but the parser of additional header segments.
 //
 // Every PDU begins with a basic header segment (BHS) of 48 bytes, big-endian:
 //
@@ -13,8 +13,8 @@
 //	      20-47  opcode-specific; of a target's PDUs mostly
 //	             20 Target Transfer Tag, 24 StatSN, 28 ExpCmdSN, 32 MaxCmdSN
 //
-// It is followed by additional header segments, the header digest, the data segment padded to a multiple of 4
-// bytes, and the data digest, each where it is present.
+// It is followed by additional header segments, the header digest, the data segment padded to a
+// multiple of 4 bytes, and the data digest, each where it is present.
 package pdu
 
 import (
@@ -64,13 +64,16 @@ const (
 )
 
 var opcodeNames = map[Opcode]string{
-	OpNOPOut: "NOP-Out", OpSCSICommand: "SCSI Command", OpTaskManagementRequest: "Task Management Request",
-	OpLoginRequest: "Login Request", OpTextRequest: "Text Request", OpDataOut: "SCSI Data-Out",
+	OpNOPOut: "NOP-Out", OpSCSICommand: "SCSI Command",
+	OpTaskManagementRequest: "Task Management Request",
+	OpLoginRequest:          "Login Request", OpTextRequest: "Text Request",
+	OpDataOut:       "SCSI Data-Out",
 	OpLogoutRequest: "Logout Request", OpSNACKRequest: "SNACK Request", OpNOPIn: "NOP-In",
 	OpSCSIResponse: "SCSI Response", OpTaskManagementResponse: "Task Management Response",
 	OpLoginResponse: "Login Response", OpTextResponse: "Text Response", OpDataIn: "SCSI Data-In",
-	OpLogoutResponse: "Logout Response", OpR2T: "Ready To Transfer", OpAsyncMessage: "Asynchronous Message",
-	OpReject: "Reject",
+	OpLogoutResponse: "Logout Response", OpR2T: "Ready To Transfer",
+	OpAsyncMessage: "Asynchronous Message",
+	OpReject:       "Reject",
 }
 
 func (o Opcode) String() string { return enumName(opcodeNames, o) }
@@ -119,8 +122,8 @@ func (h *Header) TaskTag() uint32 { return h.u32(16) }
 // CmdSN is the number of a request that has one.
 func (h *Header) CmdSN() uint32 { return h.u32(24) }
 
-// Numbered reports whether a PDU in full feature phase uses up its CmdSN: a request other than Data-Out and SNACK, which have none,
-// that is not immediate (RFC 7143 4.2.2.1).
+// Numbered reports whether a PDU in full feature phase uses up its CmdSN: a request other than
+// Data-Out and SNACK, which have none, that is not immediate (RFC 7143 4.2.2.1).
 func (h *Header) Numbered() bool {
 	switch h.Opcode() {
 	case OpNOPOut, OpSCSICommand, OpTaskManagementRequest, OpTextRequest, OpLogoutRequest:

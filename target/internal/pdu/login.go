@@ -22,14 +22,17 @@ type LoginRequest struct {
 	DataLen                int // bytes
 }
 
-// Decode reads a header. Stages and bits that contradict each other are the login's to refuse, as it has a status
-// for them. The I bit is not looked at: a Login Request counts as immediate in any case (RFC 7143 11.12).
+// Decode reads a header. Stages and bits that contradict each other are the login's to refuse, as
+// it has a status for them. The I bit is not looked at: a Login Request counts as immediate in any
+// case (RFC 7143 11.12).
 func (p *LoginRequest) Decode(h *Header) error {
 	if err := h.expect(OpLoginRequest); err != nil {
 		return err
 	}
-	*p = LoginRequest{Transit: h[1]&bitTransit != 0, Continue: h[1]&bitContinue != 0, CSG: h[1] >> stageShift & stageMask,
-		NSG: h[1] & stageMask, VersionMax: h[2], VersionMin: h[3], ISID: [6]byte(h[8:14]), TSIH: h.u16(14), TaskTag: h.u32(16),
+	*p = LoginRequest{Transit: h[1]&bitTransit != 0, Continue: h[1]&bitContinue != 0,
+		CSG: h[1] >> stageShift & stageMask,
+		NSG: h[1] & stageMask, VersionMax: h[2], VersionMin: h[3], ISID: [6]byte(h[8:14]),
+		TSIH: h.u16(14), TaskTag: h.u32(16),
 		CID: h.u16(20), CmdSN: h.u32(24), ExpStatSN: h.u32(28), DataLen: h.DataLen()}
 	return nil
 }
@@ -50,7 +53,8 @@ func (p *LoginRequest) Encode(h *Header) {
 }
 
 func (p *LoginRequest) String() string {
-	return fmt.Sprintf("Login Request tag=%#x csg=%d nsg=%d transit=%t continue=%t isid=%x tsih=%d cid=%d data=%d",
+	return fmt.Sprintf("Login Request tag=%#x csg=%d nsg=%d transit=%t continue=%t isid=%x "+
+		"tsih=%d cid=%d data=%d",
 		p.TaskTag, p.CSG, p.NSG, p.Transit, p.Continue, p.ISID, p.TSIH, p.CID, p.DataLen)
 }
 
@@ -72,9 +76,12 @@ func (p *LoginResponse) Decode(h *Header) error {
 	if err := h.expect(OpLoginResponse); err != nil {
 		return err
 	}
-	*p = LoginResponse{Transit: h[1]&bitTransit != 0, Continue: h[1]&bitContinue != 0, CSG: h[1] >> stageShift & stageMask,
-		NSG: h[1] & stageMask, VersionMax: h[2], VersionActive: h[3], ISID: [6]byte(h[8:14]), TSIH: h.u16(14), TaskTag: h.u32(16),
-		StatSN: h.u32(24), ExpCmdSN: h.u32(28), MaxCmdSN: h.u32(32), StatusClass: h[36], StatusDetail: h[37], DataLen: h.DataLen()}
+	*p = LoginResponse{Transit: h[1]&bitTransit != 0, Continue: h[1]&bitContinue != 0,
+		CSG: h[1] >> stageShift & stageMask,
+		NSG: h[1] & stageMask, VersionMax: h[2], VersionActive: h[3], ISID: [6]byte(h[8:14]),
+		TSIH: h.u16(14), TaskTag: h.u32(16),
+		StatSN: h.u32(24), ExpCmdSN: h.u32(28), MaxCmdSN: h.u32(32), StatusClass: h[36],
+		StatusDetail: h[37], DataLen: h.DataLen()}
 	return nil
 }
 
@@ -95,6 +102,8 @@ func (p *LoginResponse) Encode(h *Header) {
 }
 
 func (p *LoginResponse) String() string {
-	return fmt.Sprintf("Login Response tag=%#x csg=%d nsg=%d transit=%t continue=%t tsih=%d status=%02x%02x data=%d",
-		p.TaskTag, p.CSG, p.NSG, p.Transit, p.Continue, p.TSIH, p.StatusClass, p.StatusDetail, p.DataLen)
+	return fmt.Sprintf("Login Response tag=%#x csg=%d nsg=%d transit=%t continue=%t tsih=%d "+
+		"status=%02x%02x data=%d",
+		p.TaskTag, p.CSG, p.NSG, p.Transit, p.Continue, p.TSIH, p.StatusClass, p.StatusDetail,
+		p.DataLen)
 }

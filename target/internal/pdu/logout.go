@@ -13,7 +13,8 @@ const (
 )
 
 var logoutReasonNames = map[LogoutReason]string{LogoutCloseSession: "close the session",
-	LogoutCloseConnection: "close the connection", LogoutRemoveConnection: "remove the connection for recovery"}
+	LogoutCloseConnection:  "close the connection",
+	LogoutRemoveConnection: "remove the connection for recovery"}
 
 func (r LogoutReason) String() string { return enumName(logoutReasonNames, r) }
 
@@ -28,7 +29,8 @@ const (
 	LogoutCleanupFailed        LogoutResult = 3
 )
 
-var logoutResultNames = map[LogoutResult]string{LogoutSuccess: "closed", LogoutCIDNotFound: "CID not found",
+var logoutResultNames = map[LogoutResult]string{LogoutSuccess: "closed",
+	LogoutCIDNotFound:          "CID not found",
 	LogoutRecoveryNotSupported: "recovery not supported", LogoutCleanupFailed: "cleanup failed"}
 
 func (r LogoutResult) String() string { return enumName(logoutResultNames, r) }
@@ -47,7 +49,8 @@ func (p *LogoutRequest) Decode(h *Header) error {
 	if err := h.expectBare(OpLogoutRequest); err != nil {
 		return err
 	}
-	*p = LogoutRequest{Immediate: h.Immediate(), Reason: LogoutReason(h[1] & 0x7f), TaskTag: h.u32(16), CID: h.u16(20),
+	*p = LogoutRequest{Immediate: h.Immediate(), Reason: LogoutReason(h[1] & 0x7f),
+		TaskTag: h.u32(16), CID: h.u16(20),
 		CmdSN: h.u32(24), ExpStatSN: h.u32(28)}
 	return h.expectTaskTag(OpLogoutRequest)
 }
@@ -79,7 +82,8 @@ func (p *LogoutResponse) Decode(h *Header) error {
 	if err := h.expectBare(OpLogoutResponse); err != nil {
 		return err
 	}
-	*p = LogoutResponse{Response: LogoutResult(h[2]), TaskTag: h.u32(16), StatSN: h.u32(24), ExpCmdSN: h.u32(28),
+	*p = LogoutResponse{Response: LogoutResult(h[2]), TaskTag: h.u32(16), StatSN: h.u32(24),
+		ExpCmdSN: h.u32(28),
 		MaxCmdSN: h.u32(32), Time2Wait: h.u16(40), Time2Retain: h.u16(42)}
 	return nil
 }

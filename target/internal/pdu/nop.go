@@ -11,13 +11,14 @@ type NOPOut struct {
 	DataLen              int // bytes
 }
 
-// Decode reads a header. A PDU that asks for no answer must be immediate (RFC 7143 11.18.1); whether one that is not
-// uses up its CmdSN is the session's to decide, so it is no error here.
+// Decode reads a header. A PDU that asks for no answer must be immediate (RFC 7143 11.18.1);
+// whether one that is not uses up its CmdSN is the session's to decide, so it is no error here.
 func (p *NOPOut) Decode(h *Header) error {
 	if err := h.expectFinal(OpNOPOut); err != nil {
 		return err
 	}
-	*p = NOPOut{Immediate: h.Immediate(), LUN: h.u64(8), TaskTag: h.u32(16), TransferTag: h.u32(20), CmdSN: h.u32(24),
+	*p = NOPOut{Immediate: h.Immediate(), LUN: h.u64(8), TaskTag: h.u32(16), TransferTag: h.u32(20),
+		CmdSN:     h.u32(24),
 		ExpStatSN: h.u32(28), DataLen: h.DataLen()}
 	return nil
 }
@@ -34,7 +35,8 @@ func (p *NOPOut) Encode(h *Header) {
 }
 
 func (p *NOPOut) String() string {
-	return fmt.Sprintf("NOP-Out tag=%#x ttt=%#x immediate=%t data=%d", p.TaskTag, p.TransferTag, p.Immediate, p.DataLen)
+	return fmt.Sprintf("NOP-Out tag=%#x ttt=%#x immediate=%t data=%d", p.TaskTag, p.TransferTag,
+		p.Immediate, p.DataLen)
 }
 
 // NOPIn answers a ping of the initiator, or is one of ours (RFC 7143 11.19).
@@ -50,7 +52,8 @@ func (p *NOPIn) Decode(h *Header) error {
 	if err := h.expectFinal(OpNOPIn); err != nil {
 		return err
 	}
-	*p = NOPIn{LUN: h.u64(8), TaskTag: h.u32(16), TransferTag: h.u32(20), StatSN: h.u32(24), ExpCmdSN: h.u32(28),
+	*p = NOPIn{LUN: h.u64(8), TaskTag: h.u32(16), TransferTag: h.u32(20), StatSN: h.u32(24),
+		ExpCmdSN: h.u32(28),
 		MaxCmdSN: h.u32(32), DataLen: h.DataLen()}
 	switch {
 	case p.TaskTag == ReservedTag && p.DataLen != 0:
@@ -74,5 +77,6 @@ func (p *NOPIn) Encode(h *Header) {
 }
 
 func (p *NOPIn) String() string {
-	return fmt.Sprintf("NOP-In tag=%#x ttt=%#x statsn=%d data=%d", p.TaskTag, p.TransferTag, p.StatSN, p.DataLen)
+	return fmt.Sprintf("NOP-In tag=%#x ttt=%#x statsn=%d data=%d", p.TaskTag, p.TransferTag,
+		p.StatSN, p.DataLen)
 }

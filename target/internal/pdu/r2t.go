@@ -17,7 +17,8 @@ func (p *R2T) Decode(h *Header) error {
 	if err := h.expectBare(OpR2T); err != nil {
 		return err
 	}
-	*p = R2T{LUN: h.u64(8), TaskTag: h.u32(16), TransferTag: h.u32(20), StatSN: h.u32(24), ExpCmdSN: h.u32(28),
+	*p = R2T{LUN: h.u64(8), TaskTag: h.u32(16), TransferTag: h.u32(20), StatSN: h.u32(24),
+		ExpCmdSN: h.u32(28),
 		MaxCmdSN: h.u32(32), R2TSN: h.u32(36), BufferOffset: h.u32(40), DesiredLength: h.u32(44)}
 	switch {
 	case p.DesiredLength == 0:
@@ -44,5 +45,6 @@ func (p *R2T) Encode(h *Header) {
 }
 
 func (p *R2T) String() string {
-	return fmt.Sprintf("R2T tag=%#x ttt=%#x r2tsn=%d offset=%d length=%d", p.TaskTag, p.TransferTag, p.R2TSN, p.BufferOffset, p.DesiredLength)
+	return fmt.Sprintf("R2T tag=%#x ttt=%#x r2tsn=%d offset=%d length=%d", p.TaskTag, p.TransferTag,
+		p.R2TSN, p.BufferOffset, p.DesiredLength)
 }

@@ -20,7 +20,8 @@ const (
 	RejectWaitingForLogout           RejectReason = 0x0c
 )
 
-var rejectReasonNames = map[RejectReason]string{RejectDataDigest: "data digest error", RejectSNACK: "SNACK reject",
+var rejectReasonNames = map[RejectReason]string{RejectDataDigest: "data digest error",
+	RejectSNACK:         "SNACK reject",
 	RejectProtocolError: "protocol error", RejectNotSupported: "command not supported",
 	RejectImmediate: "immediate command reject", RejectTaskInProgress: "task in progress",
 	RejectInvalidDataAck: "invalid data ACK", RejectInvalidPDUField: "invalid PDU field",
@@ -29,7 +30,8 @@ var rejectReasonNames = map[RejectReason]string{RejectDataDigest: "data digest e
 
 func (r RejectReason) String() string { return enumName(rejectReasonNames, r) }
 
-// Reject answers a PDU that was not accepted; its data segment is that PDU's header (RFC 7143 11.17).
+// Reject answers a PDU that was not accepted; its data segment is that PDU's header (RFC 7143
+// 11.17).
 type Reject struct {
 	Reason                     RejectReason
 	StatSN, ExpCmdSN, MaxCmdSN uint32
@@ -42,7 +44,8 @@ func (p *Reject) Decode(h *Header) error {
 	if err := h.expectFinal(OpReject); err != nil {
 		return err
 	}
-	*p = Reject{Reason: RejectReason(h[2]), StatSN: h.u32(24), ExpCmdSN: h.u32(28), MaxCmdSN: h.u32(32), DataSN: h.u32(36), DataLen: h.DataLen()}
+	*p = Reject{Reason: RejectReason(h[2]), StatSN: h.u32(24), ExpCmdSN: h.u32(28),
+		MaxCmdSN: h.u32(32), DataSN: h.u32(36), DataLen: h.DataLen()}
 	if p.DataLen < HeaderLen {
 		return &FieldError{OpReject, "DataSegmentLength", "has no room for the rejected header"}
 	}

@@ -16,16 +16,17 @@ const (
 type SCSIResponse struct {
 	BidiOverflow, BidiUnderflow bool
 	Overflow, Underflow         bool
-	Response                    uint8  // 0: completed at the target
-	Status                      uint8  // SAM-5 status code
-	StatusQualifier             uint16 // more about the status, 0 below protocol level 2 (RFC 7144 5.2.1)
-	TaskTag                     uint32
-	SNACKTag                    uint32
-	StatSN, ExpCmdSN, MaxCmdSN  uint32
-	ExpDataSN                   uint32 // how many Data-In PDUs the command had
-	BidiResidual                uint32 // bytes
-	Residual                    uint32 // bytes
-	DataLen                     int    // of the sense data with its length, bytes
+	Response                    uint8 // 0: completed at the target
+	Status                      uint8 // SAM-5 status code
+	// more about the status, 0 below protocol level 2 (RFC 7144 5.2.1)
+	StatusQualifier            uint16
+	TaskTag                    uint32
+	SNACKTag                   uint32
+	StatSN, ExpCmdSN, MaxCmdSN uint32
+	ExpDataSN                  uint32 // how many Data-In PDUs the command had
+	BidiResidual               uint32 // bytes
+	Residual                   uint32 // bytes
+	DataLen                    int    // of the sense data with its length, bytes
 }
 
 // Decode reads a header.
@@ -33,15 +34,19 @@ func (p *SCSIResponse) Decode(h *Header) error {
 	if err := h.expectFinal(OpSCSIResponse); err != nil {
 		return err
 	}
-	*p = SCSIResponse{BidiOverflow: h[1]&bitBidiOverflow != 0, BidiUnderflow: h[1]&bitBidiUnderflow != 0,
-		Overflow: h[1]&bitOverflow != 0, Underflow: h[1]&bitUnderflow != 0, Response: h[2], Status: h[3], StatusQualifier: h.u16(8), TaskTag: h.u32(16),
-		SNACKTag: h.u32(20), StatSN: h.u32(24), ExpCmdSN: h.u32(28), MaxCmdSN: h.u32(32), ExpDataSN: h.u32(36),
+	*p = SCSIResponse{BidiOverflow: h[1]&bitBidiOverflow != 0,
+		BidiUnderflow: h[1]&bitBidiUnderflow != 0,
+		Overflow:      h[1]&bitOverflow != 0, Underflow: h[1]&bitUnderflow != 0, Response: h[2],
+		Status: h[3], StatusQualifier: h.u16(8), TaskTag: h.u32(16),
+		SNACKTag: h.u32(20), StatSN: h.u32(24), ExpCmdSN: h.u32(28), MaxCmdSN: h.u32(32),
+		ExpDataSN:    h.u32(36),
 		BidiResidual: h.u32(40), Residual: h.u32(44), DataLen: h.DataLen()}
 	switch {
 	case p.Overflow && p.Underflow || p.BidiOverflow && p.BidiUnderflow:
 		return &FieldError{OpSCSIResponse, "O and U bits", "are both 1"}
 	case p.Response != 0 && (p.Overflow || p.Underflow || p.BidiOverflow || p.BidiUnderflow):
-		return &FieldError{OpSCSIResponse, "residual bits", "are 1 in a response other than completed at target"}
+		return &FieldError{OpSCSIResponse, "residual bits",
+			"are 1 in a response other than completed at target"}
 	}
 	return nil
 }
@@ -67,6 +72,8 @@ func (p *SCSIResponse) Encode(h *Header) {
 }
 
 func (p *SCSIResponse) String() string {
-	return fmt.Sprintf("SCSI Response tag=%#x response=%#x status=%#x qualifier=%#x overflow=%t underflow=%t residual=%d statsn=%d data=%d",
-		p.TaskTag, p.Response, p.Status, p.StatusQualifier, p.Overflow, p.Underflow, p.Residual, p.StatSN, p.DataLen)
+	return fmt.Sprintf("SCSI Response tag=%#x response=%#x status=%#x qualifier=%#x overflow=%t "+
+		"underflow=%t residual=%d statsn=%d data=%d",
+		p.TaskTag, p.Response, p.Status, p.StatusQualifier, p.Overflow, p.Underflow, p.Residual,
+		p.StatSN, p.DataLen)
 }

@@ -2,7 +2,8 @@ package pdu
 
 import "fmt"
 
-// SNACKRequest asks for PDUs to be sent again, which error recovery level 0 does not do (RFC 7143 11.16).
+// SNACKRequest asks for PDUs to be sent again, which error recovery level 0 does not do (RFC 7143
+// 11.16).
 type SNACKRequest struct {
 	Type                 uint8
 	LUN                  uint64
@@ -16,8 +17,9 @@ func (p *SNACKRequest) Decode(h *Header) error {
 	if err := h.expectBare(OpSNACKRequest); err != nil {
 		return err
 	}
-	*p = SNACKRequest{Type: h[1] & 0x0f, LUN: h.u64(8), TaskTag: h.u32(16), TransferTag: h.u32(20), ExpStatSN: h.u32(28),
-		BegRun: h.u32(40), RunLength: h.u32(44)}
+	*p = SNACKRequest{Type: h[1] & 0x0f, LUN: h.u64(8), TaskTag: h.u32(16), TransferTag: h.u32(20),
+		ExpStatSN: h.u32(28),
+		BegRun:    h.u32(40), RunLength: h.u32(44)}
 	return nil
 }
 
@@ -34,5 +36,6 @@ func (p *SNACKRequest) Encode(h *Header) {
 }
 
 func (p *SNACKRequest) String() string {
-	return fmt.Sprintf("SNACK Request type=%d tag=%#x begrun=%d length=%d", p.Type, p.TaskTag, p.BegRun, p.RunLength)
+	return fmt.Sprintf("SNACK Request type=%d tag=%#x begrun=%d length=%d", p.Type, p.TaskTag,
+		p.BegRun, p.RunLength)
 }

@@ -21,10 +21,14 @@ const (
 	TMQueryAsyncEvent  TMFunction = 12
 )
 
-var tmFunctionNames = map[TMFunction]string{TMAbortTask: "ABORT TASK", TMAbortTaskSet: "ABORT TASK SET",
-	TMClearACA: "CLEAR ACA", TMClearTaskSet: "CLEAR TASK SET", TMLogicalUnitReset: "LOGICAL UNIT RESET",
-	TMTargetWarmReset: "TARGET WARM RESET", TMTargetColdReset: "TARGET COLD RESET", TMTaskReassign: "TASK REASSIGN",
-	TMQueryTask: "QUERY TASK", TMQueryTaskSet: "QUERY TASK SET", TMITNexusReset: "I_T NEXUS RESET",
+var tmFunctionNames = map[TMFunction]string{TMAbortTask: "ABORT TASK",
+	TMAbortTaskSet: "ABORT TASK SET",
+	TMClearACA:     "CLEAR ACA", TMClearTaskSet: "CLEAR TASK SET",
+	TMLogicalUnitReset: "LOGICAL UNIT RESET",
+	TMTargetWarmReset:  "TARGET WARM RESET", TMTargetColdReset: "TARGET COLD RESET",
+	TMTaskReassign: "TASK REASSIGN",
+	TMQueryTask:    "QUERY TASK", TMQueryTaskSet: "QUERY TASK SET",
+	TMITNexusReset:    "I_T NEXUS RESET",
 	TMQueryAsyncEvent: "QUERY ASYNCHRONOUS EVENT"}
 
 func (f TMFunction) String() string { return enumName(tmFunctionNames, f) }
@@ -45,10 +49,13 @@ const (
 	TMRejected             TMResponse = 255
 )
 
-var tmResponseNames = map[TMResponse]string{TMComplete: "function complete", TMTaskNotExist: "task does not exist",
-	TMLUNNotExist: "LUN does not exist", TMTaskStillAllegiant: "task still allegiant",
-	TMReassignNotSupported: "task allegiance reassignment not supported", TMNotSupported: "function not supported",
-	TMAuthorizationFailed: "function authorization failed", TMSucceeded: "function succeeded", TMRejected: "function rejected"}
+var tmResponseNames = map[TMResponse]string{TMComplete: "function complete",
+	TMTaskNotExist: "task does not exist",
+	TMLUNNotExist:  "LUN does not exist", TMTaskStillAllegiant: "task still allegiant",
+	TMReassignNotSupported: "task allegiance reassignment not supported",
+	TMNotSupported:         "function not supported",
+	TMAuthorizationFailed:  "function authorization failed", TMSucceeded: "function succeeded",
+	TMRejected: "function rejected"}
 
 func (r TMResponse) String() string { return enumName(tmResponseNames, r) }
 
@@ -69,8 +76,10 @@ func (p *TaskManagementRequest) Decode(h *Header) error {
 	if err := h.expectBare(OpTaskManagementRequest); err != nil {
 		return err
 	}
-	*p = TaskManagementRequest{Immediate: h.Immediate(), Function: TMFunction(h[1] & 0x7f), LUN: h.u64(8), TaskTag: h.u32(16),
-		RefTaskTag: h.u32(20), CmdSN: h.u32(24), ExpStatSN: h.u32(28), RefCmdSN: h.u32(32), ExpDataSN: h.u32(36)}
+	*p = TaskManagementRequest{Immediate: h.Immediate(), Function: TMFunction(h[1] & 0x7f),
+		LUN: h.u64(8), TaskTag: h.u32(16),
+		RefTaskTag: h.u32(20), CmdSN: h.u32(24), ExpStatSN: h.u32(28), RefCmdSN: h.u32(32),
+		ExpDataSN: h.u32(36)}
 	return h.expectTaskTag(OpTaskManagementRequest)
 }
 
@@ -88,13 +97,15 @@ func (p *TaskManagementRequest) Encode(h *Header) {
 }
 
 func (p *TaskManagementRequest) String() string {
-	return fmt.Sprintf("Task Management Request %v tag=%#x ref=%#x lun=%#016x", p.Function, p.TaskTag, p.RefTaskTag, p.LUN)
+	return fmt.Sprintf("Task Management Request %v tag=%#x ref=%#x lun=%#016x", p.Function,
+		p.TaskTag, p.RefTaskTag, p.LUN)
 }
 
 // TaskManagementResponse tells the outcome (RFC 7143 11.6, RFC 7144 6.4).
 type TaskManagementResponse struct {
-	Response                   TMResponse
-	Additional                 [3]byte // additional response information (SAM-5 7), 0 below protocol level 2
+	Response TMResponse
+	// additional response information (SAM-5 7), 0 below protocol level 2
+	Additional                 [3]byte
 	TaskTag                    uint32
 	StatSN, ExpCmdSN, MaxCmdSN uint32
 }
@@ -104,7 +115,8 @@ func (p *TaskManagementResponse) Decode(h *Header) error {
 	if err := h.expectBare(OpTaskManagementResponse); err != nil {
 		return err
 	}
-	*p = TaskManagementResponse{Response: TMResponse(h[2]), Additional: [3]byte(h[8:11]), TaskTag: h.u32(16), StatSN: h.u32(24), ExpCmdSN: h.u32(28), MaxCmdSN: h.u32(32)}
+	*p = TaskManagementResponse{Response: TMResponse(h[2]), Additional: [3]byte(h[8:11]),
+		TaskTag: h.u32(16), StatSN: h.u32(24), ExpCmdSN: h.u32(28), MaxCmdSN: h.u32(32)}
 	return nil
 }
 
@@ -120,5 +132,6 @@ func (p *TaskManagementResponse) Encode(h *Header) {
 }
 
 func (p *TaskManagementResponse) String() string {
-	return fmt.Sprintf("Task Management Response %v additional=%x tag=%#x statsn=%d", p.Response, p.Additional, p.TaskTag, p.StatSN)
+	return fmt.Sprintf("Task Management Response %v additional=%x tag=%#x statsn=%d", p.Response,
+		p.Additional, p.TaskTag, p.StatSN)
 }

@@ -17,8 +17,10 @@ func (p *TextRequest) Decode(h *Header) error {
 	if err := h.expect(OpTextRequest); err != nil {
 		return err
 	}
-	*p = TextRequest{Immediate: h.Immediate(), Final: h.Final(), Continue: h[1]&bitContinue != 0, LUN: h.u64(8),
-		TaskTag: h.u32(16), TransferTag: h.u32(20), CmdSN: h.u32(24), ExpStatSN: h.u32(28), DataLen: h.DataLen()}
+	*p = TextRequest{Immediate: h.Immediate(), Final: h.Final(), Continue: h[1]&bitContinue != 0,
+		LUN:     h.u64(8),
+		TaskTag: h.u32(16), TransferTag: h.u32(20), CmdSN: h.u32(24), ExpStatSN: h.u32(28),
+		DataLen: h.DataLen()}
 	if p.Final && p.Continue {
 		return &FieldError{OpTextRequest, "F and C bits", "are both 1"}
 	}
@@ -38,7 +40,8 @@ func (p *TextRequest) Encode(h *Header) {
 }
 
 func (p *TextRequest) String() string {
-	return fmt.Sprintf("Text Request tag=%#x ttt=%#x final=%t continue=%t data=%d", p.TaskTag, p.TransferTag, p.Final, p.Continue, p.DataLen)
+	return fmt.Sprintf("Text Request tag=%#x ttt=%#x final=%t continue=%t data=%d", p.TaskTag,
+		p.TransferTag, p.Final, p.Continue, p.DataLen)
 }
 
 // TextResponse answers a TextRequest (RFC 7143 11.11).
@@ -55,13 +58,15 @@ func (p *TextResponse) Decode(h *Header) error {
 	if err := h.expect(OpTextResponse); err != nil {
 		return err
 	}
-	*p = TextResponse{Final: h.Final(), Continue: h[1]&bitContinue != 0, LUN: h.u64(8), TaskTag: h.u32(16), TransferTag: h.u32(20),
+	*p = TextResponse{Final: h.Final(), Continue: h[1]&bitContinue != 0, LUN: h.u64(8),
+		TaskTag: h.u32(16), TransferTag: h.u32(20),
 		StatSN: h.u32(24), ExpCmdSN: h.u32(28), MaxCmdSN: h.u32(32), DataLen: h.DataLen()}
 	switch {
 	case p.Final && p.Continue:
 		return &FieldError{OpTextResponse, "F and C bits", "are both 1"}
 	case p.Final != (p.TransferTag == ReservedTag):
-		return &FieldError{OpTextResponse, "target transfer tag", "must be the reserved value exactly where the F bit is 1"}
+		return &FieldError{OpTextResponse, "target transfer tag",
+			"must be the reserved value exactly where the F bit is 1"}
 	}
 	return nil
 }

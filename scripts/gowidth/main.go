@@ -1,0 +1,79 @@
+// gowidth names the lines of Go files that are wider than 100 columns, and exits with 1 if there
+// are any. A tab counts as 4 columns. Raw strings are data and may be as wide as they are.
+package main
+
+import (
+	"fmt"
+	"go/scanner"
+	"go/token"
+	"os"
+	"strings"
+)
+
+const (
+	maxColumns = 100
+	tabColumns = 4
+)
+
+func main() {
+	found := false
+	for _, path := range os.Args[1:] {
+		src, err := os.ReadFile(path)
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "gowidth:", err)
+			os.Exit(2)
+		}
+		for _, line := range wide(src) {
+			found = true
+			fmt.Printf("%s:%d: the line is wider than %d columns\n", path, line, maxColumns)
+		}
+	}
+	if found {
+		os.Exit(1)
+	}
+}
+
+// wide returns the numbers of the lines that are too wide, counted from 1.
+func wide(src []byte) []int {
+	raw := rawLines(src)
+	var found []int
+	for i, line := range strings.Split(string(src), "\n") {
+		if !raw[i+1] && columns(line) > maxColumns {
+			found = append(found, i+1)
+		}
+	}
+	return found
+}
+
+func columns(line string) (n int) {
+	for _, r := range line {
+		if r == '\t' {
+			n += tabColumns - n%tabColumns
+		} else {
+			n++
+		}
+	}
+	return n
+}
+
+// rawLines are the lines on which a part of a raw string stands.
+func rawLines(src []byte) map[int]bool {
+	fset := token.NewFileSet()
+	file := fset.AddFile("", -1, len(src))
+	var s scanner.Scanner
+	s.Init(file, src, nil, 0)
+	lines := make(map[int]bool)
+	for {
+		pos, tok, literal := s.Scan()
+		if tok == token.EOF {
+			return lines
+		}
+		if tok != token.STRING || literal[0] != '`' {
+			continue
+		}
+		first := file.Line(pos)
+		for i := range strings.Count(literal, "\n") + 1 {
+			lines[first+i] = true
+		}
+	}
+}
