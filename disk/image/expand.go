@@ -22,7 +22,7 @@ const (
 	// chunkSize is what a worker reads at once, unless the image has larger clusters. Bytes.
 	chunkSize = 2 << 20
 	// maxCopyBuffers bounds the memory of all workers' buffers. Bytes.
-	MaxCopyBuffers = 16 << 20
+	maxCopyBuffers = 16 << 20
 )
 
 // copier expands an image into a sparse raw file. One goroutine walks the extents and hands out chunks in order. The workers
@@ -59,7 +59,7 @@ func newCopier(img *Image, dst *os.File, p *Progress, workers int) *copier {
 	}
 	// A compressed cluster is decoded as a whole, so a chunk holds whole clusters of every layer.
 	img.top.chain(func(l *layer) { c.chunk = max(c.chunk, l.header.clusterSize) })
-	c.workers = max(1, min(workers, int(MaxCopyBuffers/c.chunk)))
+	c.workers = max(1, min(workers, int(maxCopyBuffers/c.chunk)))
 	return c
 }
 

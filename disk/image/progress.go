@@ -83,9 +83,6 @@ func (p *Progress) Finish() {
 	p.served.Store(nil)
 }
 
-// ProgressInterval is how often the log is told how far the disks that are being copied are, all together.
-const ProgressInterval = 2 * time.Second
-
 // Fields is the progress after the given time, for a log.
 func (p *Progress) Fields(elapsed time.Duration) []zap.Field {
 	done, total := p.Done(), p.Total()

@@ -13,12 +13,13 @@ import (
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/internal/osfile"
 	"kubevirt.io/disk/disk/internal/slots"
+	"kubevirt.io/disk/disk/overlay"
 )
 
 // background is what goes on beside an overlay that is served: its image is read once, so that it is known again at the
 // next start, and in mode clone it is copied until it is not needed any more.
 type background struct {
-	over     *overlay
+	over     *overlay.Disk
 	img      *image.Image
 	dir      *diskDir
 	log      *zap.Logger
@@ -35,11 +36,11 @@ type background struct {
 	unsaved bool // the file does not say all of it yet
 }
 
-func startBackground(o *opening, over *overlay, s *state) *background {
+func startBackground(o *opening, over *overlay.Disk, s *state) *background {
 	identifying, abandon := context.WithCancel(context.Background())
 	ctx, cancel := context.WithCancel(identifying)
 	b := &background{over: over, img: o.img, dir: o.dir, log: o.log, progress: o.opt.Progress, clone: o.opt.Mode == CopyClone, workers: o.opt.Workers,
-		cancel: cancel, abandon: abandon, retry: mediumRetry, state: s, unsaved: s.stale}
+		cancel: cancel, abandon: abandon, retry: readRetry, state: s, unsaved: s.stale}
 	b.done.Go(func() {
 		if err := b.run(ctx, identifying); err != nil && !errors.Is(err, context.Canceled) {
 			b.log.Error("the disk goes on with its image, but cannot be completed", zap.Error(err))
@@ -47,6 +48,13 @@ func startBackground(o *opening, over *overlay, s *state) *background {
 	})
 	return b
 }
+
+const (
+	// scarceRetry is how long saving the state waits where there is no space for it, or no descriptor.
+	scarceRetry = time.Second
+	// readRetry is how long identifying an image waits that cannot be read.
+	readRetry = 30 * time.Second
+)
 
 // identifyGrace is how long a stop waits for the image to be read, without which the next start may not know it again.
 const identifyGrace = 2 * time.Second
@@ -64,7 +72,7 @@ func (b *background) run(ctx, identifying context.Context) error {
 	var along *image.ReadAlong
 	var contents []*image.Hash
 	if !image.Identified(b.state.Chain) {
-		contents = b.img.Hashes(b.over.watch.rest)
+		contents = b.img.Hashes(b.over.Rest)
 		along = image.NewReadAlong(b.img, contents[0])
 	}
 	copying, copied := context.WithCancel(ctx)
@@ -72,7 +80,7 @@ func (b *background) run(ctx, identifying context.Context) error {
 	var identity sync.WaitGroup
 	identity.Go(func() {
 		if !b.clone {
-			_ = slots.Rest(identifying, firstReads) // which copying does by itself
+			_ = slots.Rest(identifying, overlay.FirstReads) // which copying does by itself
 		}
 		b.keepIdentifying(identifying, copying, contents)
 	})
@@ -81,13 +89,12 @@ func (b *background) run(ctx, identifying context.Context) error {
 		return nil
 	}
 	begin := time.Now()
-	_, data := b.over.copied()
-	h := newHydration(b.over, b.log, b.img.CopyUnit(), b.workers.copying)
-	h.progress = b.progress
+	_, data := b.over.Copied()
+	opt := overlay.CopyOptions{Slots: b.workers.copying, Log: b.log, Progress: b.progress}
 	if along != nil {
-		h.follower = along
+		opt.Follower = along
 	}
-	err := h.run(ctx)
+	err := b.over.Copy(ctx, opt)
 	if along != nil {
 		along.End()
 	}
@@ -98,7 +105,7 @@ func (b *background) run(ctx, identifying context.Context) error {
 	identity.Wait() // the state is its own until then
 	for err = b.workers.copying.Do(ctx, b.complete); isScarce(err); err = b.workers.copying.Do(ctx, b.complete) {
 		b.progress.Wait(osfile.IsFull(err))
-		if err := slots.Rest(ctx, spaceRetry); err != nil {
+		if err := slots.Rest(ctx, scarceRetry); err != nil {
 			return err
 		}
 	}
@@ -122,7 +129,7 @@ func (b *background) keepIdentifying(ctx, copying context.Context, contents []*i
 		case err == nil:
 			return
 		case isScarce(err):
-			_ = slots.Rest(ctx, spaceRetry)
+			_ = slots.Rest(ctx, scarceRetry)
 		case errors.As(err, &medium) && !last:
 			b.log.Warn("the image cannot be read now to know it again later, and is tried again", zap.Error(err), zap.Duration("after", b.retry))
 			_ = slots.Rest(copying, b.retry)
@@ -173,10 +180,9 @@ func (b *background) complete() error {
 	if err := b.dir.removeMaps(); err != nil {
 		b.log.Warn("the map of the complete disk could not be removed", zap.Error(err))
 	}
-	if err := b.over.dropMaps(); err != nil {
+	if err := b.over.Detach(); err != nil {
 		b.log.Warn("closing the map of the complete disk failed", zap.Error(err))
 	}
-	b.over.dropBase()
 	b.progress.Finish()
 	return b.img.Close()
 }

@@ -2,9 +2,11 @@ package instance
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -15,10 +17,9 @@ import (
 
 	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/disk/image"
-	"kubevirt.io/disk/disk/internal/osfile"
-	"kubevirt.io/disk/disk/internal/rawfile"
 	"kubevirt.io/disk/disk/internal/slots"
 	"kubevirt.io/disk/disk/internal/smallfile"
+	"kubevirt.io/disk/disk/overlay"
 )
 
 // unreadable makes every read of a file that this process has open fail, until back is called.
@@ -90,7 +91,7 @@ func TestImageIsIdentifiedWithoutDescriptors(t *testing.T) {
 	}()
 	select {
 	case <-done: // it gave up
-	case <-time.After(spaceRetry / 4):
+	case <-time.After(scarceRetry / 4):
 	}
 	restore()
 	<-done
@@ -99,50 +100,13 @@ func TestImageIsIdentifiedWithoutDescriptors(t *testing.T) {
 	require.FileExists(t, b.dir.state())
 }
 
-// Copying to a full volume leaves the guest, and what is kept beside the disk, the space that does not suffice for a chunk.
-func TestCopyingToAFullVolumeTakesNothing(t *testing.T) {
-	const size = 4 << 20
-	full := filetest.TinyFS(t, "1536k")
-	img := openGood(t, filetest.Put(t, t.TempDir(), "a.raw", filetest.Block('a', size), 0))
-	file, err := rawfile.Open(filetest.Put(t, full, "disk.img", nil, size), rawfile.Options{Private: true})
-	require.NoError(t, err)
-	defer file.Close()
-	blocks := newBlockMap(blocksOf(size))
-	maps := newMapStore(len(blocks.pages))
-	over := newOverlay(file, img, blocks, maps, size, overlayOptions{})
-	_, err = over.WriteAt(filetest.Block('b', 64<<10), 1<<20)
-	require.NoError(t, err)
-	h := newHydration(over, zap.NewNop(), 0, slots.New(4, slots.Options{}))
-	progress := new(image.Progress)
-	h.progress = progress
-	slot, err := h.slots.Acquire(t.Context())
-	require.NoError(t, err)
-	defer slot.Release()
-	for range 5 {
-		_, _ = h.step(t.Context(), slot)
-	}
-	require.True(t, h.paused.Load())
-	require.True(t, progress.Waiting())
-	require.EqualValues(t, (size-1<<20-64<<10)/minGranule, blocks.clear.Load(), "one chunk has found space")
-	left, err := osfile.AvailableSpace(full)
-	require.NoError(t, err)
-	require.EqualValues(t, 512<<10-64<<10, left)
-	require.NoError(t, smallfile.Replace(filepath.Join(full, "state"), filetest.Block('s', 4096), "", nil))
-	_, err = over.WriteAt(filetest.Block('c', 256<<10), 3<<20)
-	require.NoError(t, err)
-	want := filetest.Block('a', size)
-	copy(want[1<<20:], filetest.Block('b', 64<<10))
-	copy(want[3<<20:], filetest.Block('c', 256<<10))
-	require.Equal(t, -1, filetest.FirstDifference(want, filetest.ReadAll(t, over, size)))
-}
-
 // A disk whose blocks are all copied has its maps until its state says that it is complete. That it never does where the image was changed
 // meanwhile: nobody can tell what was copied.
 func TestMapsStayUntilTheDiskIsComplete(t *testing.T) {
 	path := filetest.Put(t, t.TempDir(), "a.raw", filetest.Sample(3<<20, 1), 0)
 	inst, _ := start(t, path, Options{PersistentDir: t.TempDir(), Mode: CopyOnWrite})
 	inst.copies.done.Wait()
-	require.NoError(t, newHydration(inst.Disk.(*overlay), zap.NewNop(), 0, slots.New(4, slots.Options{})).run(t.Context()))
+	require.NoError(t, inst.copies.over.Copy(t.Context(), overlay.CopyOptions{Slots: overlay.NewSlots()}))
 	incomplete := func() {
 		t.Helper()
 		require.Error(t, inst.copies.complete())
@@ -180,4 +144,51 @@ func TestCompleteDiskDoesNotWaitForItsImage(t *testing.T) {
 	}
 	require.False(t, image.Identified(b.state.Chain))
 	require.Equal(t, 1, logs.FilterMessage("a later start will not know the image again").Len())
+}
+
+// A complete disk holds its own file and its lock open, and nothing that it does not need any more: a process has a limit.
+func TestCompleteDiskHoldsTwoFiles(t *testing.T) {
+	for name, persistent := range map[string]bool{"ephemeral": false, "persistent": true} {
+		t.Run(name, func(t *testing.T) {
+			dir, work := t.TempDir(), t.TempDir()
+			img, err := image.Open(filetest.Put(t, dir, "a.raw", filetest.Block('a', 64<<10), 0), image.Options{})
+			require.NoError(t, err)
+			opt := Options{WorkDir: work, Progress: new(image.Progress)}
+			if persistent {
+				opt.PersistentDir = work
+			}
+			inst, err := Open(t.Context(), img, opt)
+			require.NoError(t, err)
+			written := make(chan error, 1)
+			go func() { // all the while
+				var err error
+				for i := int64(0); err == nil && i < 64 || !opt.Progress.Finished(); i++ {
+					_, writeErr := inst.WriteAt(filetest.Block('b', 512), i%64*1024)
+					err = errors.Join(err, writeErr, inst.Flush())
+				}
+				written <- err
+			}()
+			require.NoError(t, <-written)
+			require.Eventually(t, func() bool { return len(openFiles(t, dir)) == 0 }, 10*time.Second, time.Millisecond)
+			require.Len(t, openFiles(t, work), 2, "%v", openFiles(t, work))
+			_, err = inst.WriteAt(filetest.Block('c', 512), 0)
+			require.NoError(t, err)
+			require.NoError(t, inst.Flush())
+			require.NoError(t, inst.Close())
+			require.Empty(t, openFiles(t, work))
+		})
+	}
+}
+
+// openFiles is what this process has open below a directory.
+func openFiles(t *testing.T, dir string) (names []string) {
+	entries, err := os.ReadDir("/proc/self/fd")
+	require.NoError(t, err)
+	for _, e := range entries {
+		// The descriptor of the listing is gone by now.
+		if name, err := os.Readlink(filepath.Join("/proc/self/fd", e.Name())); err == nil && strings.HasPrefix(name, dir) {
+			names = append(names, name)
+		}
+	}
+	return names
 }

@@ -2,14 +2,12 @@ package instance
 
 import (
 	"bytes"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest/filetest"
@@ -130,23 +128,4 @@ func TestEphemeralDiskOnAFullVolume(t *testing.T) {
 			}
 		}
 	}
-}
-
-// Where an image is found to have more holes than at the last start, and that cannot be saved, the disk is read as before.
-func TestHolesThatCannotBeSaved(t *testing.T) {
-	const size = 3 * mapPageBlocks * minGranule
-	img := openGood(t, filetest.Put(t, t.TempDir(), "a.raw", filetest.Block('a', 1<<20), size))
-	m := newBlockMap(blocksOf(size))
-	full := fmt.Errorf("%w: %w", disk.ErrNoSpace, unix.ENOSPC)
-	stored, err := markHoles(img, m, func(page, _ int64, _ []byte) error {
-		if page > 0 {
-			return full
-		}
-		return nil
-	})
-	require.NoError(t, err)
-	require.Equal(t, m.clear.Load()*minGranule, stored, "nothing is copied yet")
-	require.EqualValues(t, 2*mapPageBlocks*minGranule+1<<20, stored)
-	_, err = markHoles(img, newBlockMap(blocksOf(size)), func(int64, int64, []byte) error { return unix.EIO })
-	require.ErrorIs(t, err, unix.EIO)
 }

@@ -35,7 +35,7 @@ func killWrite(n uint64) (off int64, p []byte) {
 	r := rand.New(rand.NewPCG(n, 3))
 	off = r.Int64N(killSize/disk.SectorSize-64) * disk.SectorSize
 	if r.IntN(2) == 0 {
-		off = off / minGranule * minGranule
+		off = off / 4096 * 4096 // the block of a map
 	}
 	p = bytes.Repeat(binary.LittleEndian.AppendUint64(nil, n), disk.SectorSize/8*(1+r.IntN(16)))
 	return off, p

@@ -16,6 +16,7 @@ import (
 	"kubevirt.io/disk/disk/internal/rawfile"
 	"kubevirt.io/disk/disk/internal/smallfile"
 	"kubevirt.io/disk/disk/internal/words"
+	"kubevirt.io/disk/disk/overlay"
 )
 
 // overImage makes the disk of every mode but CopyNone: the file of an earlier start where it is still the right one, or
@@ -41,7 +42,7 @@ func (o *opening) overImage(ctx context.Context) (*Instance, error) {
 	inst := &Instance{Identity: s.Identity, Path: o.dir.disk(), ReadOnly: o.opt.ReadOnly, Kept: kept, Grown: grown,
 		Created: s.Created, content: s.Map, durable: o.durable()}
 	err = o.assemble(inst, s, !kept)
-	if damaged := new(damagedError); kept && !o.dir.persistent && errors.As(err, &damaged) {
+	if damaged := new(overlay.DamagedError); kept && !o.dir.persistent && errors.As(err, &damaged) {
 		if s, err = o.remake(ctx, damaged.Error()); err == nil {
 			kept, inst.Identity, inst.Kept, inst.Grown, inst.Created, inst.content = false, s.Identity, false, false, s.Created, s.Map
 			err = o.assemble(inst, s, true)
@@ -76,12 +77,13 @@ func (o *opening) assemble(inst *Instance, s *state, fresh bool) error {
 		file, err = rawfile.OpenDiskFile(o.dir.disk(), rawfile.Options{Durable: o.durable(), Private: true})
 	}
 	if err != nil {
-		return errors.Join(err, m.close())
+		return errors.Join(err, m.Close())
 	}
 	o.rememberOwn(file.File)
-	over := newOverlay(file, o.img, m.blocks, m.files, m.stored, overlayOptions{readOnly: o.opt.ReadOnly, copyReads: o.opt.Mode == CopyOnRead, unit: o.img.CopyUnit()})
+	over := overlay.New(file, o.img, m, overlay.Options{ReadOnly: o.opt.ReadOnly,
+		CopyReads: o.opt.Mode == CopyOnRead, Unit: o.img.CopyUnit()})
 	inst.Disk = over
-	o.opt.Progress.Follow(over.Size(), over.copied)
+	o.opt.Progress.Follow(over.Size(), over.Copied)
 	inst.copies = startBackground(o, over, s)
 	return nil
 }
@@ -104,38 +106,39 @@ func (o *opening) assembleComplete(inst *Instance, s *state) error {
 }
 
 // openMap opens the map of a disk, with its files. Where durability changes, the state says so afterwards.
-func (o *opening) openMap(s *state, fresh bool) (m *diskMap, err error) {
+func (o *opening) openMap(s *state, fresh bool) (*overlay.Map, error) {
 	volume, err := volumeID(o.dir.path)
 	if err != nil {
 		return nil, o.unread(err)
 	}
-	m = newDiskMap(mapOptions{live: o.dir.liveMap(), durable: o.dir.durableMap(), id: [16]byte(s.mapID()), imageSize: s.ImageSize,
-		boot: bootID(), volume: volume, wasDurable: s.Durable, isDurable: o.durable(), log: o.log})
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, m.close())
-		}
-	}()
-	if !fresh {
-		if err := m.load(); err != nil {
-			return m, o.damaged(err)
-		}
-		if o.durable() && !s.Durable {
-			if err := o.dir.syncContent(s.Map); err != nil {
-				return m, o.spaceError(err)
-			}
+	opt := overlay.MapOptions{Live: o.dir.liveMap(), Durable: o.dir.durableMap(),
+		ID: [16]byte(s.mapID()), ImageSize: s.ImageSize, Boot: bootID(), Volume: volume,
+		WasDurable: s.Durable, IsDurable: o.durable(), Log: o.log}
+	var m *overlay.Map
+	if fresh {
+		m = overlay.NewMap(opt)
+	} else if m, err = overlay.LoadMap(opt); err != nil {
+		return nil, o.damaged(err)
+	}
+	if err := o.beginMap(m, s, fresh); err != nil {
+		return nil, errors.Join(o.spaceError(err), m.Close())
+	}
+	return m, nil
+}
+
+func (o *opening) beginMap(m *overlay.Map, s *state, fresh bool) error {
+	if !fresh && o.durable() && !s.Durable {
+		if err := o.dir.syncContent(s.Map); err != nil {
+			return err
 		}
 	}
-	if err := m.begin(o.img, fresh); err != nil {
-		return m, o.spaceError(err)
-	}
-	if s.Durable == o.durable() {
-		return m, nil
+	if err := m.Begin(o.img); err != nil || s.Durable == o.durable() {
+		return err
 	}
 	// A disk that stops being durable has to say so before anything is written without a flush, and the live map has to be
 	// there by then, because nothing else is read any more.
 	s.Durable = o.durable()
-	return m, o.spaceError(s.save(o.dir.state(), true))
+	return s.save(o.dir.state(), true)
 }
 
 // remake makes a new disk in place of one that cannot be kept, for that reason; empty where there was none.
@@ -277,7 +280,7 @@ func syncFile(path string) error {
 
 // damaged is why a disk whose map cannot be read is not served.
 func (o *opening) damaged(err error) error {
-	if !isDamaged(err) {
+	if damaged := new(overlay.DamagedError); !errors.As(err, &damaged) {
 		return o.unread(err)
 	}
 	if !o.dir.persistent {

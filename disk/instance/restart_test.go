@@ -6,10 +6,10 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/disk/overlay"
 )
 
 // A disk that is not complete is nothing without its map. An ephemeral one is made again, as a new one; a persistent one is left as it is for
@@ -85,46 +85,6 @@ func TestRestartWithADamagedMap(t *testing.T) {
 	}
 }
 
-// A map is only that of the disk, the boot and the volume that it names.
-func TestMapOfAnotherDisk(t *testing.T) {
-	own := mapHeader{granule: minGranule, blocks: 100, id: [16]byte{1, 15: 2}, boot: "a boot", volume: "a volume"}
-	path := filepath.Join(t.TempDir(), "map")
-	f, err := createMap(path, own, newBlockMap(100), false)
-	require.NoError(t, err)
-	require.NoError(t, f.Close())
-	merge := func(header mapHeader) error {
-		f, err := mergeMap(path, header, newBlockMap(100), func(int64, bool) {})
-		if err == nil {
-			require.NoError(t, f.Close())
-		}
-		return err
-	}
-	require.NoError(t, merge(own))
-	for name, change := range map[string]func(*mapHeader){
-		"granule": func(h *mapHeader) { h.granule *= 2 },
-		"blocks":  func(h *mapHeader) { h.blocks++ },
-		"id":      func(h *mapHeader) { h.id[15]++ },
-		"boot":    func(h *mapHeader) { h.boot = "" },
-		"volume":  func(h *mapHeader) { h.volume += "x" },
-	} {
-		other := own
-		change(&other)
-		require.True(t, isDamaged(merge(other)), name)
-	}
-}
-
-// fullFile has no space.
-type fullFile struct{}
-
-func (fullFile) WriteAt([]byte, int64) (int, error) { return 0, unix.ENOSPC }
-
-func TestMapThatCannotBeWritten(t *testing.T) {
-	m := newBlockMap(mapPageBlocks)
-	require.NoError(t, m.set(3, 3, nil))
-	_, err := writeMapPages(fullFile{}, m)
-	require.ErrorIs(t, err, unix.ENOSPC)
-}
-
 // A disk is as large as it has ever been, whether it or its file was made so, and is never made smaller.
 func TestRestartWithAnotherSize(t *testing.T) {
 	path := filetest.Put(t, t.TempDir(), "a.raw", filetest.Sample(3<<20, 1), 0)
@@ -166,7 +126,7 @@ func TestReadsAreKeptInOneMode(t *testing.T) {
 		inst, _ := start(t, path, Options{WorkDir: t.TempDir(), Mode: mode})
 		_, err := inst.ReadAt(make([]byte, 64<<10), 128<<10)
 		require.NoError(t, err)
-		copied, _ := inst.Disk.(*overlay).copied()
+		copied, _ := inst.Disk.(*overlay.Disk).Copied()
 		require.Equal(t, kept, copied, mode)
 	}
 }

@@ -77,18 +77,13 @@ func (s *state) save(path string, durable bool) error {
 	return smallfile.Replace(path, append(text, '\n'), path+smallfile.SpareSuffix, sync)
 }
 
-// damagedError is a state or map file that is there but says nothing that can be relied on.
-type damagedError struct{ what, reason string }
+// damagedError is a state file that is there but says nothing that can be relied on.
+type damagedError struct{ reason string }
 
-func (e *damagedError) Error() string { return "its " + e.what + " " + e.reason }
-
-func isDamaged(err error) bool {
-	var damaged *damagedError
-	return errors.As(err, &damaged)
-}
+func (e *damagedError) Error() string { return "its state file " + e.reason }
 
 func damagedState(format string, args ...any) error {
-	return &damagedError{"state file", fmt.Sprintf(format, args...)}
+	return &damagedError{fmt.Sprintf(format, args...)}
 }
 
 // loadState reads a state file: fs.ErrNotExist without one, *damagedError for one that is not intact. After any other error it may be

@@ -2,7 +2,6 @@ package instance
 
 import (
 	"errors"
-	"math"
 	"os"
 	"path/filepath"
 	"testing"
@@ -101,20 +100,6 @@ func TestBootAndVolumeAreTheSameWithoutDescriptors(t *testing.T) {
 	} else {
 		require.ErrorIs(t, err, unix.EMFILE)
 	}
-}
-
-// failingReads is storage that fails.
-type failingReads struct{ storage }
-
-func (failingReads) ReadAt([]byte, int64) (int, error) {
-	return 0, &os.PathError{Op: "read", Path: "map", Err: unix.EIO}
-}
-
-func TestAMapThatStorageDoesNotLetBeReadIsNotDamaged(t *testing.T) {
-	m := newBlockMap(16)
-	err := readMap(failingReads{}, math.MaxInt64, mapHeader{}, m, func(int64, bool) {})
-	require.ErrorIs(t, err, unix.EIO)
-	require.False(t, isDamaged(err))
 }
 
 func TestWhatAUnitKeptIsNotToBeRemovedBecauseItCannotBeOpened(t *testing.T) {

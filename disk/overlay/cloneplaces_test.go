@@ -1,10 +1,10 @@
-package instance
+package overlay
 
 import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/zap"
+
 	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/disk/internal/rawfile"
 	"kubevirt.io/disk/disk/internal/slots"
@@ -18,8 +18,8 @@ func TestClonePreallocates(t *testing.T) {
 	defer d.Close()
 	blocks := newBlockMap(blocksOf(size))
 	image := filetest.SimImage{Content: make([]byte, size)}
-	over := newOverlay(d, image, blocks, newMapStore(len(blocks.pages)), size, overlayOptions{})
-	h := newHydration(over, zap.NewNop(), 0, slots.New(4, slots.Options{}))
+	over := newDisk(d, image, blocks, newMapStore(len(blocks.pages)), size, Options{})
+	h := newHydration(over, CopyOptions{Slots: slots.New(4, slots.Options{})})
 	require.NoError(t, h.run(t.Context()))
 	places := h.out.(*rawfile.Writer).Places
 	if d.NewPlaces(nil) == nil {

@@ -1,4 +1,4 @@
-package instance
+package overlay
 
 import (
 	"bytes"
@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk"
@@ -36,7 +35,7 @@ func (c *counted) WriteAt(p []byte, off int64) (int, error) {
 // cloneGuest changes and reads a disk at random, in the runs of it that are its own, and knows what has to be there.
 type cloneGuest struct {
 	t      *testing.T
-	over   *overlay
+	over   *Disk
 	want   []byte // shared: each guest uses its own runs
 	number int64
 	random *rand.Rand
@@ -124,8 +123,8 @@ func TestCloneGoesPastTheCacheBesideGuests(t *testing.T) {
 	image := filetest.SimImage{Content: content}
 	held, err := markHoles(image, blocks, maps.save)
 	require.NoError(t, err)
-	over := newOverlay(d, image, blocks, maps, held, overlayOptions{})
-	h := newHydration(over, zap.NewNop(), 0, slots.New(4, slots.Options{}))
+	over := newDisk(d, image, blocks, maps, held, Options{})
+	h := newHydration(over, CopyOptions{Slots: slots.New(4, slots.Options{})})
 	direct := &counted{WriterAt: past}
 	h.out = rawfile.NewServedWriter(d, direct, d.NewPlaces(nil), 1e6) // past the cache, whatever the storage is like
 
@@ -173,7 +172,7 @@ func TestCloneGoesPastTheCacheBesideGuests(t *testing.T) {
 				}
 				off := first * over.granule
 				p := buf[:min((last+1)*over.granule, size)-off]
-				if n, err := over.readSourceLocked(p, off); n < len(p) {
+				if n, err := over.readImageLocked(p, off); n < len(p) {
 					t.Error(n, err)
 				}
 				if err := over.keep(p, off, h.out.Write); err != nil {
@@ -191,7 +190,7 @@ func TestCloneGoesPastTheCacheBesideGuests(t *testing.T) {
 	require.Zero(t, blocks.clear.Load())
 	t.Logf("%d MiB went past the cache beside %d calls of guests", direct.bytes.Load()>>20, ops.Load())
 	require.Greater(t, direct.bytes.Load(), int64(guestsLeave/4))
-	over.dropBase()
+	over.dropImage()
 	require.NoError(t, over.Flush())
 	requireContent := func(got []byte) {
 		require.Equal(t, -1, filetest.FirstDifference(want, got))

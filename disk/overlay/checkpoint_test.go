@@ -1,4 +1,4 @@
-package instance
+package overlay
 
 import (
 	"math/rand/v2"
@@ -30,7 +30,7 @@ func (f *flushing) Flush() error {
 // What the guest writes while the data is flushed is not on storage yet, so that the map that is saved next must not speak of it.
 func TestCheckpointSpeaksOfFlushedDataOnly(t *testing.T) {
 	for seed := range uint64(10) { // a crash keeps some sectors
-		d := newSimDisk(t, seed, overlayOptions{})
+		d := newSimDisk(t, seed, Options{})
 		write := func(b byte, blockNumber int64) {
 			p := filetest.Block(b, minGranule)
 			d.attempt(p, blockNumber*minGranule)
@@ -50,7 +50,7 @@ func TestCheckpointSpeaksOfFlushedDataOnly(t *testing.T) {
 
 // A flush that finds another one under way has to wait for it: that one has taken over what both promise.
 func TestFlushWaitsForTheOneBefore(t *testing.T) {
-	d := newSimDisk(t, 1, overlayOptions{})
+	d := newSimDisk(t, 1, Options{})
 	_, err := d.over.WriteAt(filetest.Block('a', minGranule), minGranule)
 	require.NoError(t, err)
 	begun, release := make(chan struct{}), make(chan struct{})

@@ -1,4 +1,4 @@
-package instance
+package overlay
 
 import (
 	"bytes"
@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk"
@@ -24,11 +23,11 @@ type simDisk struct {
 	file     *filetest.SimFile
 	durable  *filetest.SimFile
 	live     *filetest.SimFile
-	over     *overlay
+	over     *Disk
 	hydrate  *hydration
 	expected []byte             // what reads return now
 	allowed  map[int64][][]byte // sectors: what a crash may leave of them: as of the last flush, or any later version
-	opt      overlayOptions
+	opt      Options
 }
 
 // simSize ends inside a block that the image stores.
@@ -38,7 +37,7 @@ func simHeader() mapHeader {
 	return mapHeader{granule: granuleFor(simSize), blocks: blocksOf(simSize)}
 }
 
-func newSimDisk(t *testing.T, seed uint64, opt overlayOptions) *simDisk {
+func newSimDisk(t *testing.T, seed uint64, opt Options) *simDisk {
 	random := rand.New(rand.NewPCG(seed, 7))
 	content := make([]byte, simSize)
 	for i := range content {
@@ -64,8 +63,8 @@ func (d *simDisk) open(m *filetest.Machine) {
 	store.live, store.durable = d.live, d.durable
 	stored, err := markHoles(d.image, blocks, store.save)
 	require.NoError(d.t, err)
-	d.m, d.over, d.allowed = m, newOverlay(d.file, d.image, blocks, store, stored, d.opt), map[int64][][]byte{}
-	d.hydrate = newHydration(d.over, zap.NewNop(), 0, slots.New(4, slots.Options{}))
+	d.m, d.over, d.allowed = m, newDisk(d.file, d.image, blocks, store, stored, d.opt), map[int64][][]byte{}
+	d.hydrate = newHydration(d.over, CopyOptions{Slots: slots.New(4, slots.Options{})})
 	d.hydrate.chunk, d.hydrate.retry = 3*minGranule, 0
 }
 
@@ -130,7 +129,7 @@ func (d *simDisk) operate() error {
 func (d *simDisk) recover() error {
 	m := &filetest.Machine{Random: d.m.Random, CrashIn: -1}
 	d.file, d.durable = d.file.Crash(m), d.durable.Crash(m)
-	d.opt.copyReads = false // reading is not to change anything here
+	d.opt.CopyReads = false // reading is not to change anything here
 	before := d.allowed
 	d.open(m)
 	got := make([]byte, simSize)
@@ -163,11 +162,11 @@ func (d *simDisk) killed() []byte {
 	}
 	_, err := markHoles(d.image, blocks, nil)
 	require.NoError(d.t, err)
-	return filetest.ReadAll(d.t, newOverlay(d.file, d.image, blocks, newMapStore(len(blocks.pages)), 0, overlayOptions{}), simSize)
+	return filetest.ReadAll(d.t, newDisk(d.file, d.image, blocks, newMapStore(len(blocks.pages)), 0, Options{}), simSize)
 }
 
 // crashes lets a disk crash so many times, each time at a random call to storage, and returns what was found wrong.
-func crashes(t *testing.T, seed uint64, opt overlayOptions, rounds int, prepare func(*simDisk)) error {
+func crashes(t *testing.T, seed uint64, opt Options, rounds int, prepare func(*simDisk)) error {
 	d := newSimDisk(t, seed, opt)
 	for range rounds {
 		d.opt = opt
@@ -191,7 +190,7 @@ func crashes(t *testing.T, seed uint64, opt overlayOptions, rounds int, prepare 
 // there, and every sector holds one thing that was once in it.
 func TestCrashPoints(t *testing.T) {
 	const seeds, rounds = 60, 25
-	for name, opt := range map[string]overlayOptions{"copy-on-write": {}, "copy-on-read": {copyReads: true, unit: 2 * minGranule}} {
+	for name, opt := range map[string]Options{"copy-on-write": {}, "copy-on-read": {CopyReads: true, Unit: 2 * minGranule}} {
 		t.Run(name, func(t *testing.T) {
 			for seed := range uint64(seeds) {
 				require.NoError(t, crashes(t, seed, opt, rounds, func(*simDisk) {}), "seed %d", seed)
@@ -209,7 +208,7 @@ func TestCrashPointsFindLostData(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			found := false
 			for seed := uint64(0); seed < 40 && !found; seed++ {
-				found = crashes(t, seed, overlayOptions{}, 25, lie) != nil
+				found = crashes(t, seed, Options{}, 25, lie) != nil
 			}
 			require.True(t, found)
 		})
@@ -221,7 +220,7 @@ func TestCrashPointsFindLostData(t *testing.T) {
 func TestFaultAtEveryCall(t *testing.T) {
 	for _, cause := range []error{fmt.Errorf("%w: %w", disk.ErrNoSpace, unix.ENOSPC), &disk.MediumError{Op: "write", Err: errors.New("input/output error")}} {
 		for failing := range 250 {
-			d := newSimDisk(t, uint64(failing), overlayOptions{copyReads: failing%2 == 0})
+			d := newSimDisk(t, uint64(failing), Options{CopyReads: failing%2 == 0})
 			calls := 0
 			d.m.Fail = func() error {
 				calls++

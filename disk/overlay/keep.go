@@ -1,4 +1,4 @@
-package instance
+package overlay
 
 import (
 	"kubevirt.io/disk/disk/internal/rawfile"
@@ -6,19 +6,19 @@ import (
 
 // readKeeping reads the image in whole units, and keeps them. That they cannot be kept, because there is no space, does
 // not concern the reader.
-func (o *overlay) readKeeping(p []byte, off int64) (int, error) {
+func (o *Disk) readKeeping(p []byte, off int64) (int, error) {
 	o.watch.missed(off)
 	buf := o.scratch.Get().(*[]byte)
 	defer o.scratch.Put(buf)
-	begin := off / o.opt.unit * o.opt.unit
-	unit := (*buf)[:min(o.opt.unit, min(o.mapped, o.Size())-begin)]
+	begin := off / o.opt.Unit * o.opt.Unit
+	unit := (*buf)[:min(o.opt.Unit, min(o.mapped, o.Size())-begin)]
 	o.baseMu.RLock()
 	defer o.baseMu.RUnlock()
 	if o.base == nil {
 		return 0, nil
 	}
-	if _, err := readSource(o.base, unit, begin); err != nil {
-		return readSource(o.base, p, off) // of the range alone: the error may be elsewhere in the unit
+	if _, err := readImage(o.base, unit, begin); err != nil {
+		return readImage(o.base, p, off) // of the range alone: the error may be elsewhere in the unit
 	}
 	if !o.failed.Load() {
 		_ = o.keep(unit, begin, o.writeFile)
@@ -29,7 +29,7 @@ func (o *overlay) readKeeping(p []byte, off int64) (int, error) {
 
 // keep stores what was read from the image in the blocks that are still not marked: a guest's change wins. The range
 // begins at a block and ends at one or at the end of the image. What is not zero goes to the file by write.
-func (o *overlay) keep(p []byte, off int64, write func(p []byte, off int64) error) error {
+func (o *Disk) keep(p []byte, off int64, write func(p []byte, off int64) error) error {
 	first, last := o.span(off, int64(len(p)))
 	o.locks.lock(first, last)
 	defer o.locks.unlock(first, last)
@@ -51,7 +51,7 @@ func (o *overlay) keep(p []byte, off int64, write func(p []byte, off int64) erro
 }
 
 // store puts p into the file, zeros as holes. The file may hold something there that a lost write left.
-func (o *overlay) store(p []byte, off int64, write func(p []byte, off int64) error) error {
+func (o *Disk) store(p []byte, off int64, write func(p []byte, off int64) error) error {
 	for len(p) > 0 {
 		zero, n := rawfile.LeadingRun(p, off)
 		var err error
@@ -70,7 +70,7 @@ func (o *overlay) store(p []byte, off int64, write func(p []byte, off int64) err
 
 // giveBack frees what the file has taken below blocks that are not marked: what is left of a full volume belongs to the guest, and to the small
 // files beside the disk. Where that fails it only takes longer.
-func (o *overlay) giveBack(first, last int64) {
+func (o *Disk) giveBack(first, last int64) {
 	o.locks.lock(first, last)
 	defer o.locks.unlock(first, last)
 	for block := first; block <= last; {
@@ -84,13 +84,13 @@ func (o *overlay) giveBack(first, last int64) {
 	}
 }
 
-func (o *overlay) writeFile(p []byte, off int64) error {
+func (o *Disk) writeFile(p []byte, off int64) error {
 	_, err := o.file.WriteAt(p, off)
 	return err
 }
 
 // punch makes a range of the file a hole that mostly is one: asking is cheaper than changing it.
-func (o *overlay) punch(off, length int64) error {
+func (o *Disk) punch(off, length int64) error {
 	if e, err := o.file.Extent(off, length); err == nil && !e.Data && e.Length == length {
 		return nil
 	}

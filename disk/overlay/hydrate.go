@@ -1,4 +1,4 @@
-package instance
+package overlay
 
 import (
 	"context"
@@ -11,7 +11,6 @@ import (
 	"go.uber.org/zap"
 
 	"kubevirt.io/disk/disk"
-	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/internal/rawfile"
 	"kubevirt.io/disk/disk/internal/slots"
 )
@@ -28,16 +27,16 @@ const (
 	mediumRetry = 30 * time.Second
 )
 
-// hydration copies what an overlay's file does not have yet, beside the guest: first what the guest reads, then the
+// hydration copies what a disk's file does not have yet, beside the guest: first what the guest reads, then the
 // rest in order. Its workers share slots with those of all other disks. One, the leader, waits for them; the others only
 // use what no other disk wants, and the guest does not.
 type hydration struct {
-	o        *overlay
+	o        *Disk
 	log      *zap.Logger
-	progress *image.Progress // nil: nobody is told
+	progress Progress // nil: nobody is told
 	begun    time.Time
 	slots    *slots.Slots
-	chunk    int64 // bytes that are read at once, a multiple of the overlay's granule
+	chunk    int64 // bytes that are read at once, a multiple of the map's granule
 	workers  int
 	retry    time.Duration // how long it waits for space
 
@@ -48,7 +47,7 @@ type hydration struct {
 	failMu  sync.Mutex
 	failure error // guarded by failMu; the first of this pass over the image
 
-	follower follower // nil: nobody wants to see what is read
+	follower Follower // nil: nobody wants to see what is read
 	out      chunkWriter
 	unsaved  atomic.Int64 // bytes since the last checkpoint
 	helpers  atomic.Int32 // workers beside the leader
@@ -61,20 +60,14 @@ type chunkWriter interface {
 	WriteThrough(p []byte, off int64) error // through the page cache
 }
 
-// follower sees what a hydration reads of the image, so that nobody need read it again.
-type follower interface {
-	// UntilChunk is how many bytes from off on are best read at once; 0: it does not matter.
-	UntilChunk(off int64) int64
-	// Saw is told what was read at off. It does not keep p.
-	Saw(p []byte, off int64)
-}
-
-// newHydration copies what an overlay's file does not have. unit is what of the image is decoded as a whole, bytes; 0:
-// nothing is.
-func newHydration(o *overlay, log *zap.Logger, unit int64, s *slots.Slots) *hydration {
-	chunk := max(hydrationChunk, unit)
-	workers := max(1, min(s.Count(), int(image.MaxCopyBuffers/chunk)))
-	return &hydration{o: o, log: log, slots: s, chunk: chunk, workers: workers, retry: spaceRetry, ahead: -1,
+func newHydration(o *Disk, opt CopyOptions) *hydration {
+	if opt.Log == nil {
+		opt.Log = zap.NewNop()
+	}
+	chunk := max(hydrationChunk, o.opt.Unit)
+	workers := max(1, min(opt.Slots.Count(), int(maxBuffers/chunk)))
+	return &hydration{o: o, log: opt.Log, progress: opt.Progress, follower: opt.Follower,
+		slots: opt.Slots, chunk: chunk, workers: workers, retry: spaceRetry, ahead: -1,
 		out: rawfile.NewServedWriter(o.file, nil, nil, rawfile.ServedWorth)}
 }
 
@@ -112,7 +105,7 @@ func (h *hydration) run(ctx context.Context) error {
 // begin notes when copying begins, and lets it go slowly during the first reads.
 func (h *hydration) begin(now time.Time) {
 	h.begun = now
-	h.o.watch.activeAt.Store(now.Add(firstReads - guestIdle).UnixNano())
+	h.o.watch.activeAt.Store(now.Add(FirstReads - guestIdle).UnixNano())
 }
 
 // pass goes over the image once. It returns the first error of the image, after it has tried the rest, or the disk's failure.
@@ -201,7 +194,7 @@ func (h *hydration) step(ctx context.Context, slot *slots.Slot) (more bool, rest
 	if h.pause(false) {
 		h.log.Info("there is space again, the image is being copied")
 	}
-	if h.progress != nil && now.Sub(h.begun) >= image.ProgressInterval && h.slots.MayLog(now, image.ProgressInterval) {
+	if h.progress != nil && now.Sub(h.begun) >= logEvery && h.slots.MayLog(now, logEvery) {
 		h.log.Info("copying the image", h.progress.Fields(now.Sub(h.begun))...)
 	}
 	return true, h.o.watch.rest(now.Sub(begin))
@@ -215,7 +208,7 @@ func (h *hydration) pause(scarce bool) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	news := h.paused.Swap(scarce) != scarce
-	if news {
+	if news && h.progress != nil {
 		h.progress.Wait(scarce)
 	}
 	return news
@@ -294,7 +287,7 @@ func (h *hydration) copyRun(ctx context.Context, buf []byte, first, end int64) e
 	o := h.o
 	off := first * o.granule
 	p := buf[:min(end*o.granule, o.Size())-off]
-	if n, err := o.readSourceLocked(p, off); n < len(p) {
+	if n, err := o.readImageLocked(p, off); n < len(p) {
 		if err == nil {
 			return nil // the guest has changed or read it all in the meantime
 		}

@@ -1,4 +1,4 @@
-package instance
+package overlay
 
 import (
 	"testing"
@@ -30,7 +30,7 @@ func (w *countedWays) WriteThrough(p []byte, off int64) error {
 
 // A chunk of many runs lets a guest through that comes meanwhile, and may wait for a block of it: the rest goes through the page cache.
 func TestGuestThatComesBackWaitsForOneWrite(t *testing.T) {
-	d := newSimDisk(t, 1, overlayOptions{})
+	d := newSimDisk(t, 1, Options{})
 	out := &countedWays{SimFile: d.file, guest: d.over.watch.touch}
 	d.hydrate.chunk = simSize/minGranule*minGranule + minGranule // with holes in it, and so of many runs
 	d.hydrate.out = out

@@ -1,4 +1,4 @@
-package instance
+package overlay
 
 import (
 	"errors"
@@ -6,22 +6,25 @@ import (
 	"io"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"kubevirt.io/disk/disk"
-	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/internal/rawfile"
 )
 
-// source is the read-only content that an overlay lies over.
-type source interface {
+// Image is the read-only content that a disk lies over. It may be a disk.Estimator, too.
+type Image interface {
 	// ReadAt fills p or returns an error; it is not called past the end.
 	io.ReaderAt
 	Size() int64
+	// Extent describes the run that begins at off, at most length bytes of it. A hole is what the
+	// image does not store.
 	Extent(off, length int64) (disk.Extent, error)
 }
 
-// blockFile is the disk's own content: a file, sparse, of the disk's size.
-type blockFile interface {
+// File is the disk's own content: a file, sparse, of the disk's size. It may be a disk.Accountant,
+// too.
+type File interface {
 	disk.Disk
 	disk.Discarder
 	disk.Zeroer
@@ -29,57 +32,66 @@ type blockFile interface {
 	disk.Syncer
 }
 
-// overlay is a disk over a read-only image: every copy mode but CopyNone. A block of the map has its content either in
-// the disk's own file or, as long as nobody changed or copied it, in the image. It implements Disk, Discarder, Zeroer,
-// Extenter and Syncer.
+// Disk is a disk over a read-only image. A block of the map has its content either in the disk's
+// own file or, as long as nobody changed or copied it, in the image. It implements disk.Disk,
+// Discarder, Zeroer, Extenter, Syncer, Estimator and Accountant.
 //
 // What holds it together: a block is marked in the map only after its whole content is in the file, and is never
 // unmarked. So a marked block needs no lock, and what a failed or lost write left in the file below a block that is
 // not marked is never seen.
-type overlay struct {
-	file    blockFile
+type Disk struct {
+	file    File
 	granule int64
 	mapped  int64 // bytes that the map covers: the image's size, rounded up to blocks; what lies behind is in the file
 	stored  int64 // bytes that the image stores, in whole blocks
-	opt     overlayOptions
+	opt     Options
 	blocks  *blockMap
 	maps    *mapStore
 	locks   rangeLocks
-	scratch sync.Pool // *[]byte of opt.unit bytes
+	scratch sync.Pool // *[]byte of opt.Unit bytes
 	failed  atomic.Bool
 	mapless atomic.Bool // the disk is complete: the map's files are closed, and say nothing any more
 
 	baseMu sync.RWMutex
-	base   source // guarded by baseMu; nil when every block is marked and the image is not needed any more
+	base   Image // guarded by baseMu; nil when every block is marked and the image is not needed any more
 
 	flushMu sync.Mutex // one checkpoint at a time
 	watch   guestWatch
 }
 
-// overlayOptions say how an overlay is used.
-type overlayOptions struct {
-	readOnly  bool
-	copyReads bool  // what is read from the image is kept (CopyOnRead)
-	unit      int64 // bytes, a multiple of the map's granule: what is copied from the image at once
+// Options say how a disk is used.
+type Options struct {
+	ReadOnly  bool // every write is refused
+	CopyReads bool // what is read from the image is kept in the file
+	// Unit is what of the image is decoded as a whole, and so kept as a whole. Bytes: a power of
+	// two. 0: a block of the map.
+	Unit int64
 }
 
 var (
-	_ disk.Discarder = (*overlay)(nil)
-	_ disk.Zeroer    = (*overlay)(nil)
-	_ disk.Extenter  = (*overlay)(nil)
-	_ disk.Syncer    = (*overlay)(nil)
-	_ disk.Estimator = (*overlay)(nil)
-	_ disk.Estimator = (*image.Image)(nil)
+	_ disk.Disk       = (*Disk)(nil)
+	_ disk.Discarder  = (*Disk)(nil)
+	_ disk.Zeroer     = (*Disk)(nil)
+	_ disk.Extenter   = (*Disk)(nil)
+	_ disk.Syncer     = (*Disk)(nil)
+	_ disk.Estimator  = (*Disk)(nil)
+	_ disk.Accountant = (*Disk)(nil)
 )
 
-// newOverlay puts a file over an image. The map knows what the file holds already, and what the image does not store
-// (markHoles), which leaves stored bytes of it.
-func newOverlay(file blockFile, base source, m *blockMap, maps *mapStore, stored int64, opt overlayOptions) *overlay {
-	o := &overlay{file: file, granule: granuleFor(base.Size()), stored: stored, opt: opt, blocks: m, maps: maps, base: base}
+// New puts a file over an image. The map has been begun with that image; from now on it is the
+// disk's to close. The image stays the caller's, who closes it after the disk, or after Detach.
+func New(file File, img Image, m *Map, opt Options) *Disk {
+	return newDisk(file, img, m.blocks, m.files, m.stored, opt)
+}
+
+// newDisk is New for a map in its parts. It knows what the file holds already, and what the image
+// does not store (markHoles), which leaves stored bytes of it.
+func newDisk(file File, base Image, m *blockMap, maps *mapStore, stored int64, opt Options) *Disk {
+	o := &Disk{file: file, granule: granuleFor(base.Size()), stored: stored, opt: opt, blocks: m, maps: maps, base: base}
 	o.mapped = m.blocks * o.granule
-	o.opt.unit = max(o.opt.unit, o.granule)
+	o.opt.Unit = max(o.opt.Unit, o.granule)
 	o.scratch.New = func() any {
-		buf := make([]byte, o.opt.unit)
+		buf := make([]byte, o.opt.Unit)
 		return &buf
 	}
 	return o
@@ -94,7 +106,7 @@ func blocksOf(size int64) int64 {
 // markHoles marks the blocks of which the image stores nothing, as a hole in the file reads the same, and returns how many
 // bytes the others have. What is marked has to be saved like any other mark, because the guest may write there from now on:
 // whether a raw file has a hole somewhere or stores zeros can differ from one start to the next.
-func markHoles(base source, m *blockMap, save func(page, word int64, words []byte) error) (stored int64, err error) {
+func markHoles(base Image, m *blockMap, save func(page, word int64, words []byte) error) (stored int64, err error) {
 	size, granule, hole, holes := base.Size(), granuleFor(base.Size()), int64(0), int64(0) // hole: where the current one begins
 	mark := func(end int64) error {
 		first := (hole + granule - 1) / granule
@@ -136,26 +148,27 @@ func markHoles(base source, m *blockMap, save func(page, word int64, words []byt
 	return (m.blocks - holes) * granule, err
 }
 
-// copied is how many of the bytes that the image stores the file has, in whole blocks, of how many.
-func (o *overlay) copied() (done, total int64) {
+// Copied is how many of the bytes that the image stores the file has, in whole blocks, of how many.
+func (o *Disk) Copied() (done, total int64) {
 	return o.stored - o.blocks.clear.Load()*o.granule, o.stored
 }
 
-func (o *overlay) Size() int64 { return o.file.Size() }
+// Size is that of the file, which may be larger than the image.
+func (o *Disk) Size() int64 { return o.file.Size() }
 
 // span is the blocks of the map that a range touches; first > last if none.
-func (o *overlay) span(off, length int64) (first, last int64) {
+func (o *Disk) span(off, length int64) (first, last int64) {
 	return off / o.granule, (min(off+length, o.mapped)+o.granule-1)/o.granule - 1
 }
 
 // owned reports whether the file has the whole range.
-func (o *overlay) owned(off, length int64) bool {
+func (o *Disk) owned(off, length int64) bool {
 	first, last := o.span(off, length)
 	return first > last || o.blocks.allSet(first, last)
 }
 
 // run describes the bytes from off on that are all in the file or all in the image, at most length of them.
-func (o *overlay) run(off, length int64) (own bool, n int64) {
+func (o *Disk) run(off, length int64) (own bool, n int64) {
 	if off >= o.mapped {
 		return true, length
 	}
@@ -168,7 +181,7 @@ func (o *overlay) run(off, length int64) (own bool, n int64) {
 }
 
 // ReadAt reads what the guest wrote, and the image where it wrote nothing. Concurrency: as Disk.
-func (o *overlay) ReadAt(p []byte, off int64) (int, error) {
+func (o *Disk) ReadAt(p []byte, off int64) (int, error) {
 	o.watch.touch()
 	if off < 0 || off > o.Size()-int64(len(p)) {
 		return 0, rawfile.OutOfRange("read", off, int64(len(p)), o.Size())
@@ -181,7 +194,7 @@ func (o *overlay) ReadAt(p []byte, off int64) (int, error) {
 		switch {
 		case own:
 			n, err = o.file.ReadAt(part, at)
-		case o.opt.copyReads:
+		case o.opt.CopyReads:
 			n, err = o.readKeeping(part, at)
 		default:
 			n, err = o.readBase(part, at)
@@ -196,23 +209,23 @@ func (o *overlay) ReadAt(p []byte, off int64) (int, error) {
 
 // readBase reads the image, whose blocks in the range were not marked a moment ago. It may return less than asked for,
 // without an error, when they all are by now.
-func (o *overlay) readBase(p []byte, off int64) (int, error) {
+func (o *Disk) readBase(p []byte, off int64) (int, error) {
 	o.watch.missed(off)
-	return o.readSourceLocked(p, off)
+	return o.readImageLocked(p, off)
 }
 
-// readSourceLocked reads the image as long as it is there: 0 bytes without an error if it is not.
-func (o *overlay) readSourceLocked(p []byte, off int64) (int, error) {
+// readImageLocked reads the image as long as it is there: 0 bytes without an error if it is not.
+func (o *Disk) readImageLocked(p []byte, off int64) (int, error) {
 	o.baseMu.RLock()
 	defer o.baseMu.RUnlock()
 	if o.base == nil {
 		return 0, nil
 	}
-	return readSource(o.base, p, off)
+	return readImage(o.base, p, off)
 }
 
-// readSource fills p from the image: past its end there are zeros.
-func readSource(base source, p []byte, off int64) (int, error) {
+// readImage fills p from the image: past its end there are zeros.
+func readImage(base Image, p []byte, off int64) (int, error) {
 	inside := max(0, min(int64(len(p)), base.Size()-off))
 	clear(p[inside:])
 	if n, err := base.ReadAt(p[:inside], off); int64(n) < inside {
@@ -224,7 +237,7 @@ func readSource(base source, p []byte, off int64) (int, error) {
 // WriteAt stores p in the file. Where it covers a block only in part, the rest comes from the image first. A write of nothing only
 // says whether the disk can be written: whoever watches asks so, and that does not slow the copying down. Concurrency and durability:
 // as Disk.
-func (o *overlay) WriteAt(p []byte, off int64) (int, error) {
+func (o *Disk) WriteAt(p []byte, off int64) (int, error) {
 	if len(p) > 0 {
 		o.watch.touch()
 	}
@@ -245,12 +258,12 @@ func (o *overlay) WriteAt(p []byte, off int64) (int, error) {
 }
 
 // Discard makes the range a hole of the file. Concurrency and durability: as Disk.
-func (o *overlay) Discard(off, length int64) error { return o.deallocate(changeDiscard, off, length) }
+func (o *Disk) Discard(off, length int64) error { return o.deallocate(changeDiscard, off, length) }
 
 // Zero makes the range read as zeros. Concurrency and durability: as Disk.
-func (o *overlay) Zero(off, length int64) error { return o.deallocate(changeZero, off, length) }
+func (o *Disk) Zero(off, length int64) error { return o.deallocate(changeZero, off, length) }
 
-func (o *overlay) deallocate(op change, off, length int64) error {
+func (o *Disk) deallocate(op change, off, length int64) error {
 	o.watch.touch()
 	if err := o.writable(); err != nil {
 		return err
@@ -265,7 +278,7 @@ func (o *overlay) deallocate(op change, off, length int64) error {
 }
 
 // Extent describes what is allocated in the file or stored in the image. Concurrency: as Disk.
-func (o *overlay) Extent(off, length int64) (disk.Extent, error) {
+func (o *Disk) Extent(off, length int64) (disk.Extent, error) {
 	if off < 0 || length <= 0 || off > o.Size()-length {
 		return disk.Extent{}, rawfile.OutOfRange("extent", off, length, o.Size())
 	}
@@ -285,7 +298,7 @@ func (o *overlay) Extent(off, length int64) (disk.Extent, error) {
 }
 
 // Slow reports whether a read at off has to be decompressed. See Estimator.
-func (o *overlay) Slow(off int64) bool {
+func (o *Disk) Slow(off int64) bool {
 	if off >= o.mapped || o.blocks.allSet(off/o.granule, off/o.granule) {
 		return false
 	}
@@ -296,22 +309,34 @@ func (o *overlay) Slow(off int64) bool {
 }
 
 // Close closes the file and the map. The image is the caller's to close.
-func (o *overlay) Close() error {
+func (o *Disk) Close() error {
 	if o.mapless.Load() {
 		return o.file.Close()
 	}
 	return errors.Join(o.file.Close(), o.maps.close())
 }
 
-// dropBase lets go of the image, when every block is in the file.
-func (o *overlay) dropBase() {
+// Detach lets go of the map and the image, when every block is in the file and the disk is known to
+// be complete without them. The image may be closed then. An error is one of closing the map.
+func (o *Disk) Detach() error {
+	err := o.dropMaps()
+	o.dropImage()
+	return err
+}
+
+// Rest is how long what goes on beside the guest, and took so long for a step of its own, leaves
+// storage and processors to the guest before the next one: 0 where that does nothing.
+func (o *Disk) Rest(took time.Duration) time.Duration { return o.watch.rest(took) }
+
+// dropImage lets go of the image, when every block is in the file.
+func (o *Disk) dropImage() {
 	o.baseMu.Lock()
 	defer o.baseMu.Unlock()
 	o.base = nil
 }
 
 // dropMaps closes the map's files, when every block is marked and the disk is known to be complete without them.
-func (o *overlay) dropMaps() error {
+func (o *Disk) dropMaps() error {
 	// Who marks blocks that had been marked meanwhile may still be about to save that. Later ones save nothing: every page is full.
 	o.locks.lock(0, o.blocks.blocks-1)
 	defer o.locks.unlock(0, o.blocks.blocks-1)
@@ -322,8 +347,8 @@ func (o *overlay) dropMaps() error {
 }
 
 // writable returns why nothing can be written at all, or nil.
-func (o *overlay) writable() error {
-	if o.opt.readOnly {
+func (o *Disk) writable() error {
+	if o.opt.ReadOnly {
 		return disk.ErrReadOnly
 	}
 	if o.failed.Load() {
@@ -353,7 +378,7 @@ func (c change) String() string {
 	return fmt.Sprintf("change %d", int(c))
 }
 
-func (o *overlay) apply(op change, p []byte, off, length int64) error {
+func (o *Disk) apply(op change, p []byte, off, length int64) error {
 	switch op {
 	case changeDiscard:
 		return o.file.Discard(off, length)
@@ -366,7 +391,7 @@ func (o *overlay) apply(op change, p []byte, off, length int64) error {
 }
 
 // change does op to a range of which blocks may not be marked yet, and marks them.
-func (o *overlay) change(op change, p []byte, off, length int64) error {
+func (o *Disk) change(op change, p []byte, off, length int64) error {
 	first, last := o.span(off, length)
 	o.locks.lock(first, last)
 	defer o.locks.unlock(first, last)
@@ -396,12 +421,12 @@ func (o *overlay) change(op change, p []byte, off, length int64) error {
 
 // bounds is where a block begins and ends. The last one of the image may be shorter than the others in the image, but
 // the disk may be larger than the image.
-func (o *overlay) bounds(block int64) (begin, end int64) {
+func (o *Disk) bounds(block int64) (begin, end int64) {
 	return block * o.granule, min((block+1)*o.granule, o.Size())
 }
 
 // mergeBlock writes one block at once: the image's content with p in it.
-func (o *overlay) mergeBlock(p []byte, off, block int64) error {
+func (o *Disk) mergeBlock(p []byte, off, block int64) error {
 	buf := o.scratch.Get().(*[]byte)
 	defer o.scratch.Put(buf)
 	begin, end := o.bounds(block)
@@ -422,7 +447,7 @@ func (o *overlay) mergeBlock(p []byte, off, block int64) error {
 }
 
 // copyEdge copies a part of a block from the image to the file.
-func (o *overlay) copyEdge(begin, end int64) error {
+func (o *Disk) copyEdge(begin, end int64) error {
 	buf := o.scratch.Get().(*[]byte)
 	defer o.scratch.Put(buf)
 	content := (*buf)[:end-begin]
@@ -434,23 +459,22 @@ func (o *overlay) copyEdge(begin, end int64) error {
 }
 
 // copyBase reads blocks of the image that are locked and not marked, so that the image is still there.
-func (o *overlay) copyBase(p []byte, off int64) error {
+func (o *Disk) copyBase(p []byte, off int64) error {
 	o.baseMu.RLock()
 	defer o.baseMu.RUnlock()
 	if o.base == nil {
 		return fmt.Errorf("block at %d has no content: the image was dropped too early", off)
 	}
-	_, err := readSource(o.base, p, off)
+	_, err := readImage(o.base, p, off)
 	return err
 }
 
 // mark records that the file has the blocks.
-func (o *overlay) mark(first, last int64) error { return o.blocks.set(first, last, o.maps.save) }
+func (o *Disk) mark(first, last int64) error { return o.blocks.set(first, last, o.maps.save) }
 
-var _ disk.Accountant = (*overlay)(nil)
-
-// Usage is that of the overlay's own file: what still lies in the image takes nothing of the storage that the disk is on.
-func (o *overlay) Usage() (disk.Usage, error) {
+// Usage is that of the disk's own file: what still lies in the image takes nothing of the storage
+// that the disk is on.
+func (o *Disk) Usage() (disk.Usage, error) {
 	if a, ok := o.file.(disk.Accountant); ok {
 		return a.Usage()
 	}

@@ -1,4 +1,4 @@
-package instance
+package overlay
 
 import (
 	"errors"
@@ -10,7 +10,7 @@ import (
 	"kubevirt.io/disk/disk/internal/osfile"
 )
 
-// mapStore keeps the map of an overlay in files. The live file is written with every change and never synced: what it
+// mapStore keeps the map of a disk in files. The live file is written with every change and never synced: what it
 // says is true as long as the kernel runs, so that a process that is killed loses nothing that it acknowledged. The
 // durable file, which only a disk that must survive a crash of the machine has, is written by a checkpoint, after the
 // data that it speaks of has reached storage.

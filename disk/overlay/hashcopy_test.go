@@ -1,4 +1,4 @@
-package instance
+package overlay
 
 import (
 	"bytes"
@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/zap"
+
 	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/internal/rawfile"
@@ -45,8 +45,8 @@ func TestHydrationReadsForTheHash(t *testing.T) {
 		maps := newMapStore(len(blocks.pages))
 		held, err := markHoles(img, blocks, maps.save)
 		require.NoError(t, err)
-		over := newOverlay(file, img, blocks, maps, held, overlayOptions{})
-		h := newHydration(over, zap.NewNop(), img.CopyUnit(), slots.New(4, slots.Options{}))
+		over := newDisk(file, img, blocks, maps, held, Options{Unit: img.CopyUnit()})
+		h := newHydration(over, CopyOptions{Slots: slots.New(4, slots.Options{})})
 		hashes := img.Hashes(nil)
 		seen := &seenChunks{ReadAlong: image.NewReadAlong(img, hashes[0])}
 		h.follower = seen

@@ -1,4 +1,4 @@
-package instance
+package overlay
 
 import (
 	"errors"
@@ -14,7 +14,7 @@ const checkpointPages = 256
 // Flush makes what was written durable, if the disk is: the data first, then the map that says where it is, each with
 // its own barrier. Between the two a crash leaves blocks that are written but not marked, which nobody was promised.
 // Durability: as Disk.
-func (o *overlay) Flush() error {
+func (o *Disk) Flush() error {
 	if o.failed.Load() {
 		return disk.ErrFailed
 	}
@@ -38,7 +38,7 @@ func (o *overlay) Flush() error {
 }
 
 // Sync is Flush, and brings the data to storage also where Flush does not. See Syncer.
-func (o *overlay) Sync() error {
+func (o *Disk) Sync() error {
 	if err := o.Flush(); err != nil || o.maps.durable != nil {
 		return err
 	}
@@ -46,7 +46,7 @@ func (o *overlay) Sync() error {
 }
 
 // checkpoint makes the data durable, and then the map. After ErrFailed nobody can tell what was lost.
-func (o *overlay) checkpoint() error {
+func (o *Disk) checkpoint() error {
 	saved := false
 	err := o.maps.takeDirty(checkpointPages, func(pages []int64) error {
 		saved = true
@@ -65,7 +65,7 @@ func (o *overlay) checkpoint() error {
 }
 
 // savePages saves pages as they were before the data was flushed.
-func (o *overlay) savePages(pages []int64) error {
+func (o *Disk) savePages(pages []int64) error {
 	copies := make([]byte, len(pages)*mapPageSize)
 	for i, page := range pages {
 		o.blocks.snapshotPage(page, copies[i*mapPageSize:(i+1)*mapPageSize])

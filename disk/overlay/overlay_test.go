@@ -1,4 +1,4 @@
-package instance
+package overlay
 
 import (
 	"bytes"
@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/zap"
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest/filetest"
@@ -34,7 +33,7 @@ func (s *spoiled) ReadAt(p []byte, off int64) (int, error) {
 // copying, which completes when the image is readable again or the guest has written the block.
 func TestUnreadableBlockOfTheImage(t *testing.T) {
 	for _, copyReads := range []bool{false, true} {
-		d := newSimDisk(t, 1, overlayOptions{copyReads: copyReads, unit: 4 * minGranule})
+		d := newSimDisk(t, 1, Options{CopyReads: copyReads, Unit: 4 * minGranule})
 		d.over.base = &spoiled{SimImage: d.image, block: 5}
 		p := make([]byte, minGranule)
 		var medium *disk.MediumError
@@ -56,7 +55,7 @@ func TestUnreadableBlockOfTheImage(t *testing.T) {
 		_, err = d.over.WriteAt(make([]byte, minGranule), 5*minGranule)
 		require.NoError(t, err, "a whole block needs nothing of the image")
 		require.NoError(t, d.hydrate.run(t.Context()))
-		d.over.dropBase()
+		d.over.dropImage()
 		clear(d.expected[5*minGranule : 6*minGranule])
 		got := make([]byte, simSize)
 		_, err = d.over.ReadAt(got, 0)
@@ -67,8 +66,8 @@ func TestUnreadableBlockOfTheImage(t *testing.T) {
 
 // A write that covers whole blocks reads nothing of the image, one that does not reads only the blocks at its ends.
 func TestWholeBlocksReadNothing(t *testing.T) {
-	d := newSimDisk(t, 1, overlayOptions{})
-	counted := &counting{source: d.image}
+	d := newSimDisk(t, 1, Options{})
+	counted := &counting{Image: d.image}
 	d.over.base = counted
 	_, err := d.over.WriteAt(make([]byte, 3*minGranule), 4*minGranule)
 	require.NoError(t, err)
@@ -100,7 +99,7 @@ func (p *punching) Discard(off, length int64) error {
 
 // Zeros of the image become holes of the file, also where it holds what a lost write left, and nothing is done where it holds nothing.
 func TestHydrationPunchesWhatIsThere(t *testing.T) {
-	content := newSimDisk(t, 1, overlayOptions{}).image
+	content := newSimDisk(t, 1, Options{}).image
 	file := &punching{SimFile: filetest.NewSimFile(&filetest.Machine{CrashIn: -1}, make([]byte, simSize))}
 	clear(content.Content[9*minGranule : 10*minGranule])
 	_, err := file.WriteAt(filetest.Block('x', minGranule), 9*minGranule) // the end of a hole of the image, which has one at every fifth block
@@ -109,34 +108,34 @@ func TestHydrationPunchesWhatIsThere(t *testing.T) {
 	maps := newMapStore(len(blocks.pages))
 	held, err := markHoles(stored{content}, blocks, maps.save)
 	require.NoError(t, err)
-	over := newOverlay(file, stored{content}, blocks, maps, held, overlayOptions{})
-	require.NoError(t, newHydration(over, zap.NewNop(), 0, slots.New(4, slots.Options{})).run(t.Context()))
+	over := newDisk(file, stored{content}, blocks, maps, held, Options{})
+	require.NoError(t, newHydration(over, CopyOptions{Slots: slots.New(4, slots.Options{})}).run(t.Context()))
 	require.Equal(t, content.Content, file.Cache)
 	require.Equal(t, []int64{8 * minGranule}, file.at)
 }
 
 // Whoever waits for a disk that is copied comes first: copying would take the processors that the first read needs.
 func TestCopyingBeginsSlowly(t *testing.T) {
-	h := newHydration(newSimDisk(t, 1, overlayOptions{}).over, zap.NewNop(), 0, slots.New(4, slots.Options{}))
-	h.begin(time.Now().Add(time.Minute - firstReads)) // which is a minute in the future still, however slow this machine is
+	h := newHydration(newSimDisk(t, 1, Options{}).over, CopyOptions{Slots: slots.New(4, slots.Options{})})
+	h.begin(time.Now().Add(time.Minute - FirstReads)) // which is a minute in the future still, however slow this machine is
 	require.True(t, h.o.watch.active())
-	h.begin(time.Now().Add(-firstReads))
+	h.begin(time.Now().Add(-FirstReads))
 	require.False(t, h.o.watch.active())
 }
 
 type counting struct {
-	source
+	Image
 	reads int
 }
 
 func (c *counting) ReadAt(p []byte, off int64) (int, error) {
 	c.reads++
-	return c.source.ReadAt(p, off)
+	return c.Image.ReadAt(p, off)
 }
 
 // What the guest read last is copied first, and what follows it next.
 func TestHydrationFollowsTheGuest(t *testing.T) {
-	d := newSimDisk(t, 1, overlayOptions{})
+	d := newSimDisk(t, 1, Options{})
 	d.hydrate.chunk = 2 * minGranule
 	_, err := d.over.ReadAt(make([]byte, disk.SectorSize), 20*minGranule)
 	require.NoError(t, err)
@@ -155,7 +154,7 @@ func TestHydrationFollowsTheGuest(t *testing.T) {
 
 // Beside a guest no worker helps the first one.
 func TestHydrationLeavesProcessorsToTheGuest(t *testing.T) {
-	d := newSimDisk(t, 1, overlayOptions{})
+	d := newSimDisk(t, 1, Options{})
 	d.hydrate.workers, d.hydrate.slots = 3, slots.New(3, slots.Options{})
 	var helpers sync.WaitGroup
 	all := d.over.blocks.clear.Load()
@@ -172,7 +171,7 @@ func TestHydrationLeavesProcessorsToTheGuest(t *testing.T) {
 // What the guest does slows the copying down. Pages for monitoring ask whether the disk has failed with a write of nothing, often: that
 // is no guest.
 func TestWatchingTheDiskIsNoGuest(t *testing.T) {
-	d := newSimDisk(t, 1, overlayOptions{})
+	d := newSimDisk(t, 1, Options{})
 	_, err := d.over.WriteAt(nil, 0)
 	require.NoError(t, err)
 	require.False(t, d.hydrate.o.watch.active())
@@ -189,7 +188,7 @@ func TestWatchingTheDiskIsNoGuest(t *testing.T) {
 }
 
 // largerDisk is a disk that is larger than its image, which ends within a block, and what is on it.
-func largerDisk(t *testing.T, opt overlayOptions) (over *overlay, want []byte) {
+func largerDisk(t *testing.T, opt Options) (over *Disk, want []byte) {
 	image := newSimDisk(t, 1, opt).image
 	want = append(bytes.Clone(image.Content), make([]byte, 6*minGranule-3*disk.SectorSize)...)
 	blocks := newBlockMap(blocksOf(simSize))
@@ -197,14 +196,14 @@ func largerDisk(t *testing.T, opt overlayOptions) (over *overlay, want []byte) {
 	held, err := markHoles(image, blocks, maps.save)
 	require.NoError(t, err)
 	file := filetest.NewSimFile(&filetest.Machine{CrashIn: -1}, make([]byte, len(want)))
-	return newOverlay(file, image, blocks, maps, held, opt), want
+	return newDisk(file, image, blocks, maps, held, opt), want
 }
 
 // Around the end of the image, which the file has a block of only in part, the disk has what was written to it, the image, and zeros behind
 // that, whatever was in the buffers.
 func TestDiskLargerThanItsImage(t *testing.T) {
 	const last = 34 * minGranule // where the last block of the image begins
-	for _, opt := range []overlayOptions{{}, {copyReads: true, unit: 2 * minGranule}} {
+	for _, opt := range []Options{{}, {CopyReads: true, Unit: 2 * minGranule}} {
 		for off := int64(last - disk.SectorSize); off <= last+minGranule; off += disk.SectorSize {
 			for _, length := range []int64{disk.SectorSize, 2 * disk.SectorSize, minGranule, 2*minGranule + disk.SectorSize} {
 				for _, op := range []change{changeWrite, changeDiscard, changeZero} {
@@ -227,8 +226,8 @@ func TestDiskLargerThanItsImage(t *testing.T) {
 					require.NoError(t, err)
 					copy(want[off:], p)
 					require.Equal(t, -1, filetest.FirstDifference(want, filetest.ReadAll(t, over, over.Size())), "%v of %d bytes at %d", op, length, off-last)
-					require.NoError(t, newHydration(over, zap.NewNop(), 0, slots.New(4, slots.Options{})).pass(t.Context()))
-					over.dropBase()
+					require.NoError(t, newHydration(over, CopyOptions{Slots: slots.New(4, slots.Options{})}).pass(t.Context()))
+					over.dropImage()
 					require.Equal(t, -1, filetest.FirstDifference(want, filetest.ReadAll(t, over, over.Size())), "copied after %v of %d bytes at %d", op, length, off-last)
 				}
 			}
@@ -251,7 +250,7 @@ func (h halves) Extent(off, length int64) (disk.Extent, error) {
 func TestHolesThatAreNoWholeBlocks(t *testing.T) {
 	for half, want := range []int64{35, 34} { // the last block ends before its second half
 		blocks := newBlockMap(blocksOf(simSize))
-		held, err := markHoles(halves{newSimDisk(t, 1, overlayOptions{}).image, int64(half)}, blocks, nil)
+		held, err := markHoles(halves{newSimDisk(t, 1, Options{}).image, int64(half)}, blocks, nil)
 		require.NoError(t, err)
 		require.Equal(t, want*minGranule, held)
 		require.Equal(t, want, blocks.clear.Load())
@@ -260,7 +259,7 @@ func TestHolesThatAreNoWholeBlocks(t *testing.T) {
 
 // What gives space back waits for a guest that is writing: its block is not marked yet. And it leaves what is marked.
 func TestGivingBackSparesTheGuest(t *testing.T) {
-	d := newSimDisk(t, 1, overlayOptions{})
+	d := newSimDisk(t, 1, Options{})
 	_, err := d.over.WriteAt(filetest.Block('g', minGranule), 7*minGranule)
 	require.NoError(t, err)
 	d.over.locks.lock(5, 5)
@@ -289,7 +288,7 @@ func TestGivingBackSparesTheGuest(t *testing.T) {
 
 // The files of the map are closed when nobody is about to save a change any more, who would else fail.
 func TestMapsAreDroppedAfterTheLastChange(t *testing.T) {
-	d := newSimDisk(t, 1, overlayOptions{})
+	d := newSimDisk(t, 1, Options{})
 	d.over.locks.lock(3, 3)
 	dropped := make(chan error, 1)
 	go func() { dropped <- d.over.dropMaps() }()

@@ -1,10 +1,9 @@
-package instance
+package overlay
 
 import (
 	"bytes"
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 
@@ -74,11 +73,11 @@ func (h *mapHeader) encode(full []byte) []byte {
 const anyVolume = "*"
 
 // readMap merges a file's pages into a map, and calls news for those that the map did not know as they are: with stored for
-// those that have a place of their own in the file. A file that is not the one that header describes is a *damagedError; other errors say nothing of it.
+// those that have a place of their own in the file. A file that is not the one that header describes is a *DamagedError; other errors say nothing of it.
 func readMap(f storage, size int64, header mapHeader, m *blockMap, news func(page int64, stored bool)) error {
 	buf := make([]byte, mapHeaderSize)
 	if err := osfile.ReadFull(f, buf, 0); errors.Is(err, io.ErrUnexpectedEOF) {
-		return damagedMap("is too short")
+		return &DamagedError{"is too short"}
 	} else if err != nil {
 		return err
 	}
@@ -87,7 +86,7 @@ func readMap(f storage, size int64, header mapHeader, m *blockMap, news func(pag
 		header.volume = string(buf[mapVolumeBegin : mapVolumeBegin+mapVolumeLength])
 	}
 	if !bytes.Equal(buf, header.encode(full)) {
-		return damagedMap("belongs to another disk, another volume or another start of the machine, or is damaged")
+		return &DamagedError{"belongs to another disk, another volume or another start of the machine, or is damaged"}
 	}
 	for index := range int64(len(m.pages)) {
 		off := mapHeaderSize + index*mapPageSize
@@ -99,7 +98,7 @@ func readMap(f storage, size int64, header mapHeader, m *blockMap, news func(pag
 			clear(buf)
 			n, err := f.ReadAt(buf[:min(mapPageSize, size-off)], off)
 			if errors.Is(err, io.EOF) && n == 0 {
-				return damagedMap("has become shorter while it was read")
+				return &DamagedError{"has become shorter while it was read"}
 			} else if err != nil && !errors.Is(err, io.EOF) {
 				return err
 			}
@@ -116,8 +115,15 @@ func readMap(f storage, size int64, header mapHeader, m *blockMap, news func(pag
 	return nil
 }
 
-func damagedMap(format string, args ...any) error {
-	return &damagedError{"map file", fmt.Sprintf(format, args...)}
+// DamagedError is a map file that says nothing that can be relied on: it is missing, damaged, or
+// that of something else.
+type DamagedError struct{ reason string }
+
+func (e *DamagedError) Error() string { return "its map file " + e.reason }
+
+func isDamaged(err error) bool {
+	var damaged *DamagedError
+	return errors.As(err, &damaged)
 }
 
 // createMap makes a map file with the content of a map, in place of an older one. With durable it has reached storage.

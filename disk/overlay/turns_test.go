@@ -1,11 +1,7 @@
-package instance
+package overlay
 
 import (
 	"context"
-	"errors"
-	"os"
-	"path/filepath"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -24,7 +20,7 @@ import (
 
 // watched is an image that counts who reads it at once, and lets a test hold a read up.
 type watched struct {
-	source
+	Image
 	now, most *atomic.Int32
 	hold      func()
 }
@@ -37,7 +33,7 @@ func (w *watched) ReadAt(p []byte, off int64) (int, error) {
 	if w.hold != nil {
 		w.hold()
 	}
-	return w.source.ReadAt(p, off)
+	return w.Image.ReadAt(p, off)
 }
 
 // full is a file without space until the channel is closed.
@@ -58,8 +54,8 @@ func (f *full) WriteAt(p []byte, off int64) (int, error) {
 }
 
 // copying is the hydration of a small disk that shares its turns with others.
-func copying(t *testing.T, shared *slots.Slots, base func(source) source) (*simDisk, *hydration) {
-	d := newSimDisk(t, 1, overlayOptions{})
+func copying(t *testing.T, shared *slots.Slots, base func(Image) Image) (*simDisk, *hydration) {
+	d := newSimDisk(t, 1, Options{})
 	if base != nil {
 		d.over.base = base(d.over.base)
 	}
@@ -69,7 +65,7 @@ func copying(t *testing.T, shared *slots.Slots, base func(source) source) (*simD
 
 func requireCopied(t *testing.T, d *simDisk) {
 	require.Zero(t, d.over.blocks.clear.Load())
-	d.over.dropBase()
+	d.over.dropImage()
 	got := make([]byte, simSize)
 	_, err := d.over.ReadAt(got, 0)
 	require.NoError(t, err)
@@ -83,8 +79,8 @@ func TestCopyingOfManyDisksIsBounded(t *testing.T) {
 	var group sync.WaitGroup
 	var disks []*simDisk
 	for range 40 {
-		d, h := copying(t, shared, func(s source) source {
-			return &watched{source: s, now: &now, most: &most, hold: func() { time.Sleep(50 * time.Microsecond) }}
+		d, h := copying(t, shared, func(s Image) Image {
+			return &watched{Image: s, now: &now, most: &most, hold: func() { time.Sleep(50 * time.Microsecond) }}
 		})
 		disks = append(disks, d)
 		group.Go(func() { require.NoError(t, h.run(t.Context())) })
@@ -103,8 +99,8 @@ func TestOneDiskHasEveryPlace(t *testing.T) {
 	var now, most atomic.Int32
 	all := make(chan struct{})
 	var once sync.Once
-	d, h := copying(t, shared, func(s source) source {
-		return &watched{source: s, now: &now, most: &most, hold: func() {
+	d, h := copying(t, shared, func(s Image) Image {
+		return &watched{Image: s, now: &now, most: &most, hold: func() {
 			if now.Load() == 3 {
 				once.Do(func() { close(all) })
 			}
@@ -128,7 +124,7 @@ func TestStalledImageKeepsNoPlace(t *testing.T) {
 	var group sync.WaitGroup
 	var stalled []*simDisk
 	for range 3 {
-		d, h := copying(t, shared, func(s source) source { return &watched{source: s, now: &now, most: &most, hold: func() { <-back }} })
+		d, h := copying(t, shared, func(s Image) Image { return &watched{Image: s, now: &now, most: &most, hold: func() { <-back }} })
 		stalled = append(stalled, d)
 		group.Go(func() { require.NoError(t, h.run(t.Context())) })
 	}
@@ -155,7 +151,7 @@ func TestWaitingDiskKeepsNoPlace(t *testing.T) {
 	go func() { copied <- h.run(t.Context()) }()
 	require.Eventually(t, func() bool { return file.tries.Load() > 2 }, 10*time.Second, time.Millisecond)
 
-	_, unreadable := copying(t, shared, func(s source) source { return &spoiled{SimImage: s.(filetest.SimImage), block: 5} })
+	_, unreadable := copying(t, shared, func(s Image) Image { return &spoiled{SimImage: s.(filetest.SimImage), block: 5} })
 	ctx, cancel := context.WithCancel(t.Context())
 	waiting := make(chan error, 1)
 	go func() { waiting <- unreadable.run(ctx) }()
@@ -194,8 +190,9 @@ func TestProgressOfAllDisksIsLoggedOnce(t *testing.T) {
 	shared := slots.New(1, slots.Options{})
 	for range 3 {
 		d, h := copying(t, shared, nil)
-		h.log, h.progress, h.begun = zap.New(core), new(image.Progress), time.Now().Add(-image.ProgressInterval)
-		h.progress.Follow(d.over.Size(), d.over.copied)
+		progress := new(image.Progress)
+		progress.Follow(d.over.Size(), d.over.Copied)
+		h.log, h.progress, h.begun = zap.New(core), progress, time.Now().Add(-logEvery)
 		slot, err := shared.Acquire(t.Context())
 		require.NoError(t, err)
 		more, _ := h.step(t.Context(), slot)
@@ -204,7 +201,7 @@ func TestProgressOfAllDisksIsLoggedOnce(t *testing.T) {
 	}
 	require.Equal(t, 1, logs.FilterMessage("copying the image").Len())
 	require.False(t, shared.MayLog(time.Now(), time.Hour))
-	require.True(t, shared.MayLog(time.Now().Add(image.ProgressInterval), image.ProgressInterval))
+	require.True(t, shared.MayLog(time.Now().Add(logEvery), logEvery))
 }
 
 // A buffer is no larger than the disk, so that small ones take little however many they are.
@@ -218,51 +215,4 @@ func TestBuffersAreNoLargerThanTheDisk(t *testing.T) {
 	require.True(t, more)
 	require.LessOrEqual(t, cap(slot.Buffer(0)), simSize)
 	slot.Release()
-}
-
-// A complete disk holds its own file and its lock open, and nothing that it does not need any more: a process has a limit.
-func TestCompleteDiskHoldsTwoFiles(t *testing.T) {
-	for name, persistent := range map[string]bool{"ephemeral": false, "persistent": true} {
-		t.Run(name, func(t *testing.T) {
-			dir, work := t.TempDir(), t.TempDir()
-			img, err := image.Open(filetest.Put(t, dir, "a.raw", filetest.Block('a', 64<<10), 0), image.Options{})
-			require.NoError(t, err)
-			opt := Options{WorkDir: work, Progress: new(image.Progress)}
-			if persistent {
-				opt.PersistentDir = work
-			}
-			inst, err := Open(t.Context(), img, opt)
-			require.NoError(t, err)
-			written := make(chan error, 1)
-			go func() { // all the while
-				var err error
-				for i := int64(0); err == nil && i < 64 || !opt.Progress.Finished(); i++ {
-					_, writeErr := inst.WriteAt(filetest.Block('b', 512), i%64*1024)
-					err = errors.Join(err, writeErr, inst.Flush())
-				}
-				written <- err
-			}()
-			require.NoError(t, <-written)
-			require.Eventually(t, func() bool { return len(openFiles(t, dir)) == 0 }, 10*time.Second, time.Millisecond)
-			require.Len(t, openFiles(t, work), 2, "%v", openFiles(t, work))
-			_, err = inst.WriteAt(filetest.Block('c', 512), 0)
-			require.NoError(t, err)
-			require.NoError(t, inst.Flush())
-			require.NoError(t, inst.Close())
-			require.Empty(t, openFiles(t, work))
-		})
-	}
-}
-
-// openFiles is what this process has open below a directory.
-func openFiles(t *testing.T, dir string) (names []string) {
-	entries, err := os.ReadDir("/proc/self/fd")
-	require.NoError(t, err)
-	for _, e := range entries {
-		// The descriptor of the listing is gone by now.
-		if name, err := os.Readlink(filepath.Join("/proc/self/fd", e.Name())); err == nil && strings.HasPrefix(name, dir) {
-			names = append(names, name)
-		}
-	}
-	return names
 }

@@ -1,4 +1,4 @@
-package instance
+package overlay
 
 import (
 	"testing"
@@ -32,7 +32,7 @@ func TestSyncOfAnOverlayReachesStorage(t *testing.T) {
 	maps := newMapStore(len(blocks.pages))
 	held, err := markHoles(image, blocks, maps.save)
 	require.NoError(t, err)
-	o := newOverlay(f, image, blocks, maps, held, overlayOptions{})
+	o := newDisk(f, image, blocks, maps, held, Options{})
 	require.NoError(t, o.Flush())
 	require.Zero(t, f.calls)
 	require.NoError(t, o.Sync())

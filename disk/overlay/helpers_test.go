@@ -1,0 +1,18 @@
+package overlay
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk/image"
+)
+
+// openGood opens an image that has to be good, and closes it in the end.
+func openGood(t testing.TB, path string) *image.Image {
+	t.Helper()
+	img, err := image.Open(path, image.Options{})
+	require.NoError(t, err)
+	t.Cleanup(func() { img.Close() })
+	return img
+}

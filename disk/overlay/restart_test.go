@@ -1,0 +1,192 @@
+package overlay
+
+import (
+	"bytes"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/disktest/filetest"
+	"kubevirt.io/disk/disk/internal/rawfile"
+)
+
+// disks is where one durable disk lives, over several processes.
+type disks struct {
+	dir  string
+	img  Image
+	opt  Options
+	boot string // of the machine
+}
+
+func (d *disks) file() string { return filepath.Join(d.dir, "disk") }
+
+func (d *disks) durableMap() string { return filepath.Join(d.dir, "map") }
+
+// start makes the disk, or opens the existing one.
+func (d *disks) start(t *testing.T) *Disk {
+	t.Helper()
+	opt := MapOptions{Live: filepath.Join(d.dir, "live"), Durable: d.durableMap(), ImageSize: d.img.Size(),
+		Boot: d.boot, Volume: "a volume", WasDurable: true, IsDurable: true, Log: zap.NewNop()}
+	m := NewMap(opt)
+	_, err := os.Stat(d.file())
+	if err == nil {
+		m, err = LoadMap(opt)
+		require.NoError(t, err)
+	} else {
+		filetest.Put(t, d.dir, "disk", nil, d.img.Size())
+	}
+	require.NoError(t, m.Begin(d.img))
+	file, err := rawfile.OpenDiskFile(d.file(), rawfile.Options{Durable: true, Private: true})
+	require.NoError(t, err)
+	return New(file, d.img, m, d.opt)
+}
+
+// When a flush fails, the kernel forgets pages that it could not write. What was copied of the image since the last flush is read from the
+// image again after a restart, and not from where the lost pages were.
+func TestRestartAfterAFailedFlush(t *testing.T) {
+	content := make([]byte, 3<<20)
+	for i := range content {
+		content[i] = byte(1 + i%251)
+	}
+	d := &disks{dir: t.TempDir(), img: filetest.SimImage{Content: bytes.Clone(content)},
+		opt: Options{CopyReads: true}, boot: "a boot"}
+	over := d.start(t)
+	_, err := over.WriteAt(filetest.Block('f', 4096), 4096)
+	require.NoError(t, err)
+	require.NoError(t, over.Flush())
+	_, err = over.WriteAt(filetest.Block('l', 512), 1<<20) // the rest of the block comes from the image
+	require.NoError(t, err)
+	filetest.ReadAll(t, over, over.Size()) // and so does everything else
+	over.file = &unflushed{over.file}
+	require.ErrorIs(t, over.Flush(), disk.ErrFailed)
+	_, err = over.WriteAt(filetest.Block('x', 512), 4096)
+	require.ErrorIs(t, err, disk.ErrFailed)
+	require.NoError(t, over.Close())
+
+	f, err := os.OpenFile(d.file(), os.O_RDWR, 0)
+	require.NoError(t, err)
+	_, err = f.WriteAt(make([]byte, 2<<20), 1<<20)
+	require.NoError(t, err)
+	require.NoError(t, f.Close())
+	again := d.start(t)
+	copy(content[4096:], filetest.Block('f', 4096))
+	require.Equal(t, -1, filetest.FirstDifference(content, filetest.ReadAll(t, again, again.Size())))
+	require.NoError(t, again.Flush())
+	require.NoError(t, again.Close())
+}
+
+// unflushed is a disk's file that storage does not take.
+type unflushed struct{ File }
+
+func (unflushed) Flush() error { return fmt.Errorf("%w: %w", disk.ErrFailed, unix.EIO) }
+
+// unsyncable is a map file whose sync fails.
+type unsyncable struct{ storage }
+
+func (unsyncable) Sync() error { return unix.EIO }
+
+// onStorage is a map file, with what of it has reached storage: what was written since it was opened.
+type onStorage struct {
+	storage
+	platter *os.File
+}
+
+func (f onStorage) WriteAt(p []byte, off int64) (int, error) {
+	if _, err := f.platter.WriteAt(p, off); err != nil {
+		return 0, err
+	}
+	return f.storage.WriteAt(p, off)
+}
+
+// When the sync of the map fails, the kernel takes for clean what has not reached storage. The next process reads it like that, and what it then
+// flushes survives the machine all the same.
+func TestFlushAfterTheMapCouldNotBeSynced(t *testing.T) {
+	d := &disks{dir: t.TempDir(), img: filetest.SimImage{Content: filetest.Block('a', 1<<20)}, boot: "a boot"}
+	over := d.start(t)
+	content, err := os.ReadFile(d.durableMap())
+	require.NoError(t, err)
+	platter, err := os.OpenFile(filetest.Put(t, t.TempDir(), "map", content, 0), os.O_RDWR, 0)
+	require.NoError(t, err)
+	defer platter.Close()
+	_, err = over.WriteAt(filetest.Block('w', 4096), 8192)
+	require.NoError(t, err)
+	over.maps.durable = unsyncable{over.maps.durable}
+	require.ErrorIs(t, over.Flush(), disk.ErrFailed)
+	require.NoError(t, over.Close())
+
+	again := d.start(t)
+	again.maps.durable = onStorage{again.maps.durable, platter}
+	require.NoError(t, again.Flush())
+	require.NoError(t, again.Close())
+	content, err = os.ReadFile(platter.Name())
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(d.durableMap(), content, 0o600))
+	d.boot = "another boot"
+	third := d.start(t)
+	p := make([]byte, 4096)
+	_, err = third.ReadAt(p, 8192)
+	require.NoError(t, err)
+	require.Equal(t, filetest.Block('w', 4096), p)
+	require.NoError(t, third.Close())
+}
+
+// A map is only that of the disk, the boot and the volume that it names.
+func TestMapOfAnotherDisk(t *testing.T) {
+	own := mapHeader{granule: minGranule, blocks: 100, id: [16]byte{1, 15: 2}, boot: "a boot", volume: "a volume"}
+	path := filepath.Join(t.TempDir(), "map")
+	f, err := createMap(path, own, newBlockMap(100), false)
+	require.NoError(t, err)
+	require.NoError(t, f.Close())
+	merge := func(header mapHeader) error {
+		f, err := mergeMap(path, header, newBlockMap(100), func(int64, bool) {})
+		if err == nil {
+			require.NoError(t, f.Close())
+		}
+		return err
+	}
+	require.NoError(t, merge(own))
+	for name, change := range map[string]func(*mapHeader){
+		"granule": func(h *mapHeader) { h.granule *= 2 },
+		"blocks":  func(h *mapHeader) { h.blocks++ },
+		"id":      func(h *mapHeader) { h.id[15]++ },
+		"boot":    func(h *mapHeader) { h.boot = "" },
+		"volume":  func(h *mapHeader) { h.volume += "x" },
+	} {
+		other := own
+		change(&other)
+		require.True(t, isDamaged(merge(other)), name)
+	}
+}
+
+// fullFile has no space.
+type fullFile struct{}
+
+func (fullFile) WriteAt([]byte, int64) (int, error) { return 0, unix.ENOSPC }
+
+func TestMapThatCannotBeWritten(t *testing.T) {
+	m := newBlockMap(mapPageBlocks)
+	require.NoError(t, m.set(3, 3, nil))
+	_, err := writeMapPages(fullFile{}, m)
+	require.ErrorIs(t, err, unix.ENOSPC)
+}
+
+// failingReads is storage that fails.
+type failingReads struct{ storage }
+
+func (failingReads) ReadAt([]byte, int64) (int, error) {
+	return 0, &os.PathError{Op: "read", Path: "map", Err: unix.EIO}
+}
+
+func TestAMapThatStorageDoesNotLetBeReadIsNotDamaged(t *testing.T) {
+	m := newBlockMap(16)
+	err := readMap(failingReads{}, math.MaxInt64, mapHeader{}, m, func(int64, bool) {})
+	require.ErrorIs(t, err, unix.EIO)
+	require.False(t, isDamaged(err))
+}
