@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -59,7 +60,7 @@ func (s settings) starters() []starter {
 			return "iscsi://" + d.Portals[0] + "/" + peers.DefaultTarget + "/1", d.Kill, nil
 		}
 	}
-	return []starter{
+	all := []starter{
 		{"kubevirt-disk, copy-on-write", ours("copy-on-write")},
 		{"kubevirt-disk, clone", ours("clone")},
 		{"qemu-img convert, tgtd", func(image, dir string) (string, func() error, error) {
@@ -74,6 +75,12 @@ func (s settings) starters() []starter {
 			return t.URL, t.Stop, nil
 		}},
 	}
+	if earlier, ok := s.earlier(); ok {
+		for _, c := range earlier.starters()[:2] {
+			all = append(all, starter{c.name + ", " + beforeName, c.start})
+		}
+	}
+	return all
 }
 
 // startOn serves one image of a directory that may hold others.
@@ -102,7 +109,7 @@ func measureStart(ctx context.Context, s settings) error {
 		}
 		all := s.starters()
 		if strings.HasSuffix(image, tenfold) {
-			all = all[:2] // a minute, and 18 GiB, each time
+			all = slices.Delete(all, 2, 3) // a minute, and 18 GiB, each time
 		}
 		times := make([][]float64, len(all))
 		for round := range s.rounds {
@@ -237,7 +244,7 @@ func (s settings) imageServers() []starter {
 		}
 		return nbdScheme + socket, stop, nil
 	}
-	return []starter{
+	all := []starter{
 		s.starters()[0],
 		{"qemu-nbd", func(image, dir string) (string, func() error, error) {
 			socket := filepath.Join(dir, "nbd")
@@ -252,6 +259,11 @@ func (s settings) imageServers() []starter {
 			return url, stop, err
 		}},
 	}
+	if earlier, ok := s.earlier(); ok {
+		all = append(all, earlier.imageServers()[0])
+		all[3].name += ", " + beforeName
+	}
+	return all
 }
 
 // coldRate is how many reads per second a server of an image answers that has just been started.

@@ -60,6 +60,10 @@ func measureExpansion(ctx context.Context, s settings) error {
 			return []string{"qemu-img", "convert", "-m", "8", "-W", "-O", "raw", image, raw}
 		}},
 	}
+	if s.before != "" {
+		expanders = append(expanders, expander{"kubevirt-disk convert, " + beforeName,
+			func(image, raw string) []string { return []string{s.before, "convert", image, raw} }})
+	}
 	out := table{head: []string{"image", "command", "time", "to qemu-img convert", "MiB/s", "CPU", "to qemu-img convert", "peak memory"}}
 	raw := filepath.Join(s.cache, "expanded.raw")
 	defer os.Remove(raw)

@@ -28,6 +28,12 @@ const (
 // flushed: by ours as it goes on and before it calls the disk complete, by qemu-img when it closes a file that it does not write with
 // its default cache mode, "unsafe".
 func (s settings) duplicators(mode string) []duplicator {
+	if earlier, ok := s.earlier(); ok {
+		s.before = ""
+		before := earlier.duplicators(mode)[0]
+		before.name += ", " + beforeName
+		return append(s.duplicators(mode), before)
+	}
 	qemu := func(name string, options ...string) duplicator {
 		return duplicator{name, func(ctx context.Context, image, dir string) (usage, error) {
 			raw := filepath.Join(dir, "disk.raw")

@@ -23,6 +23,7 @@ import (
 // settings are the flags.
 type settings struct {
 	server  string         // path of kubevirt-disk
+	before  string         // path of an earlier kubevirt-disk; "": none
 	gotgt   string         // path of gotgt
 	cache   string         // directory of images and raw files
 	rounds  int            // how often each measurement is repeated
@@ -30,7 +31,7 @@ type settings struct {
 	only    []string       // some of parts
 	folio   int            // KiB
 	loads   *regexp.Regexp // of the loads of "scsi" and "load", and the copies of "hydrate": those to measure
-	targets []string       // "kubevirt-disk", "tgtd", "gotgt", "floor"
+	targets []string       // "kubevirt-disk", "tgtd", "gotgt", "floor", beforeName
 }
 
 // parts are what can be measured.
@@ -59,6 +60,8 @@ func parse(args []string) (settings, error) {
 	var only, targets, loads string
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.StringVar(&s.server, "server", "bin/kubevirt-disk", "the kubevirt-disk to measure")
+	flags.StringVar(&s.before, "before", "",
+		"an earlier kubevirt-disk, which takes its turn in every measurement as well")
 	flags.StringVar(&s.gotgt, "gotgt", "cache/gotgt/gotgt", "gotgt, as scripts/build-gotgt.sh built it")
 	flags.StringVar(&s.cache, "cache", "cache/bench", "directory for images and raw files; wants 10 GiB and is kept")
 	flags.IntVar(&s.folio, "folio", 32, "size of the folios of the page cache that hold the raw files of SCSI load, KiB, a power of 2: who filled it decides, as read-ahead (128 unless set up otherwise) or who unpacked an image (4 to 16)")
@@ -96,7 +99,12 @@ func parse(args []string) (settings, error) {
 			return s, fmt.Errorf("-targets: %q is none of kubevirt-disk, tgtd, gotgt and %s", name, floorName)
 		}
 	}
-	for _, path := range []*string{&s.server, &s.gotgt, &s.cache} {
+	paths := []*string{&s.server, &s.gotgt, &s.cache}
+	if s.before != "" {
+		paths = append(paths, &s.before)
+		s.targets = append(s.targets, beforeName)
+	}
+	for _, path := range paths {
 		absolute, err := filepath.Abs(*path)
 		if err != nil {
 			return s, err
@@ -104,6 +112,13 @@ func parse(args []string) (settings, error) {
 		*path = absolute
 	}
 	return s, nil
+}
+
+// earlier are the settings that measure the earlier build; ok: there is one.
+func (s settings) earlier() (earlier settings, ok bool) {
+	earlier = s
+	earlier.server, earlier.before = s.before, ""
+	return earlier, s.before != ""
 }
 
 // chosen are the jobs to measure.

@@ -18,6 +18,9 @@ const lunSize = 1 << 30
 // floorName is the candidate that is no target: the bare system calls, in C.
 const floorName = "floor"
 
+// beforeName is how the earlier build is called.
+const beforeName = "before"
+
 // candidate is a target and what was measured of it.
 type candidate struct {
 	name   string
@@ -37,7 +40,7 @@ type candidate struct {
 func (c *candidate) start() error {
 	var err error
 	switch c.name {
-	case "kubevirt-disk":
+	case "kubevirt-disk", beforeName:
 		c.target, err = peers.StartOurs(c.server, filepath.Join(c.dir, "state"), c.raws[0], nil)
 	case "tgtd":
 		c.target, err = peers.StartTgtd(c.raws...)
@@ -76,7 +79,9 @@ func measureSCSI(ctx context.Context, s settings, title string, jobs []job, luns
 		}
 	}()
 	for _, name := range s.targets {
-		c := &candidate{name: name, dir: filepath.Join(s.cache, name), server: map[string]string{"kubevirt-disk": s.server, "gotgt": s.gotgt}[name],
+		c := &candidate{name: name, dir: filepath.Join(s.cache, name),
+			server: map[string]string{
+				"kubevirt-disk": s.server, beforeName: s.before, "gotgt": s.gotgt}[name],
 			rates: map[string][]float64{}, cpu: map[string][]float64{}, own: map[string][]float64{}, trouble: map[string]string{}}
 		for n := range luns {
 			raw := filepath.Join(c.dir, fmt.Sprintf("disk-%d", luns), fmt.Sprintf("lun-%03d.raw", n+1))
