@@ -10,12 +10,12 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"kubevirt.io/disk/metrics"
+	"kubevirt.io/disk/pages"
 	"kubevirt.io/disk/target/targettest"
 )
 
 // status is what the page of that name says.
-func (d *daemon) status() (page metrics.Status) {
+func (d *daemon) status() (page pages.Status) {
 	d.t.Helper()
 	require.NoError(d.t, json.Unmarshal([]byte(d.get("/status")), &page))
 	return page

@@ -21,7 +21,7 @@ import (
 
 	"kubevirt.io/disk/integration/guest"
 	"kubevirt.io/disk/libvirt"
-	"kubevirt.io/disk/metrics"
+	"kubevirt.io/disk/pages"
 )
 
 // TestLibvirtSchema holds what the library and the command print against libvirt's own schemas:
@@ -351,7 +351,7 @@ func (c *consoleLines) until(t *testing.T, prefix string) string {
 // them.
 func serialAndWWN(t *testing.T, page string, lun uint16) string {
 	t.Helper()
-	var status metrics.Status
+	var status pages.Status
 	require.NoError(t, json.Unmarshal([]byte(page), &status))
 	for _, one := range status.LUNs {
 		if one.LUN == lun {

@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"kubevirt.io/disk/metrics"
+	"kubevirt.io/disk/pages"
 	"kubevirt.io/disk/target/targettest"
 )
 
@@ -232,7 +232,7 @@ func mountTmpfs(t *testing.T, dir, size string) {
 // complete reports whether a LUN needs its image no more, as the status page has it.
 func (d *daemon) complete(lun uint16) bool {
 	d.t.Helper()
-	var page metrics.Status
+	var page pages.Status
 	require.NoError(d.t, json.Unmarshal([]byte(d.get("/status")), &page))
 	for _, l := range page.LUNs {
 		if l.LUN == lun && l.Copy != nil {

@@ -88,7 +88,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		}
 		if space := d.Space(); space != nil {
 			gauge(descUsed, float64(space.Used), lun, image)
-			gauge(descFree, float64(space.Free), lun, image)
+			gauge(descFree, float64(space.Available), lun, image)
 		}
 	}
 	gauge(descReady, truth(ready()))

@@ -1,161 +1,35 @@
 package metrics
 
 import (
-	"bufio"
-	"encoding/json"
-	"errors"
 	"io"
-	"net"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
-
-	"kubevirt.io/disk/target"
 )
 
-func get(t *testing.T, url string) (int, string, http.Header) {
-	t.Helper()
-	res, err := http.Get(url)
-	require.NoError(t, err)
-	defer res.Body.Close()
-	body, err := io.ReadAll(res.Body)
-	require.NoError(t, err)
-	return res.StatusCode, string(body), res.Header
-}
-
-func TestPages(t *testing.T) {
+// TestPage asks for the page over HTTP: what the daemon tells, and what the process does.
+func TestPage(t *testing.T) {
 	m := full()
-	var notReady, unhealthy error
-	ts := httptest.NewServer(m.Handler(Pages{
-		Status: func() Status {
-			return Status{State: StateOpening, TargetName: "iqn.x", Portals: []string{"127.0.0.1:3260"}, Authentication: "chap",
-				LUNs:     []LUNStatus{{LUN: 1, Image: "a<b>.raw", SizeBytes: 512, Copy: NewCopyStatus(fixedProgress{copied: 1, data: 2, total: 4})}},
-				Sessions: []target.SessionInfo{{Initiator: initiatorA}}}
-		},
-		Ready:  func() error { return notReady },
-		Health: func() error { return unhealthy },
-	}, zap.NewNop()))
+	ts := httptest.NewServer(m.Handler(zap.NewNop()))
 	defer ts.Close()
-
-	for _, path := range []string{"/healthz", "/readyz"} {
-		status, body, header := get(t, ts.URL+path)
-		require.Equal(t, http.StatusOK, status)
-		require.Equal(t, "ok\n", body)
-		require.Equal(t, "no-store", header.Get("Cache-Control"))
+	get := func() string {
+		res, err := http.Get(ts.URL)
+		require.NoError(t, err)
+		defer res.Body.Close()
+		require.Equal(t, http.StatusOK, res.StatusCode)
+		body, err := io.ReadAll(res.Body)
+		require.NoError(t, err)
+		return string(body)
 	}
-	_, page, _ := get(t, ts.URL+"/metrics")
+	ready := true
+	m.SetReady(func() bool { return ready })
+	page := get()
 	require.Contains(t, page, "kubevirt_disk_ready 1")
 	require.Contains(t, page, "go_goroutines")
 	require.Contains(t, page, "process_open_fds")
-
-	notReady = errors.New("fedora.qcow2: 40 % expanded")
-	status, body, _ := get(t, ts.URL+"/readyz")
-	require.Equal(t, http.StatusServiceUnavailable, status)
-	require.Contains(t, body, "40 % expanded")
-	status, _, _ = get(t, ts.URL+"/healthz")
-	require.Equal(t, http.StatusOK, status, "not ready is not unhealthy")
-	_, page, _ = get(t, ts.URL+"/metrics")
-	require.Contains(t, page, "kubevirt_disk_ready 0")
-
-	unhealthy = errors.New("LUN 2 (data.raw): disk has failed")
-	status, body, _ = get(t, ts.URL+"/healthz")
-	require.Equal(t, http.StatusServiceUnavailable, status)
-	require.Contains(t, body, "data.raw")
-
-	status, body, header := get(t, ts.URL+"/status")
-	require.Equal(t, http.StatusOK, status)
-	require.Equal(t, "application/json", header.Get("Content-Type"))
-	var s map[string]any
-	require.NoError(t, json.Unmarshal([]byte(body), &s))
-	require.Equal(t, "opening", s["state"])
-	require.Equal(t, "iqn.x", s["target_name"])
-	lun := s["luns"].([]any)[0].(map[string]any)
-	require.Equal(t, "a<b>.raw", lun["image"])
-	require.Equal(t, map[string]any{"copied_bytes": 1.0, "data_bytes": 2.0, "total_bytes": 4.0, "complete": false, "waits_for_space": true}, lun["copy"])
-	require.Len(t, s["sessions"], 1)
-
-	status, _, _ = get(t, ts.URL+"/secrets")
-	require.Equal(t, http.StatusNotFound, status)
-	res, err := http.Post(ts.URL+"/status", "text/plain", nil)
-	require.NoError(t, err)
-	require.NoError(t, res.Body.Close())
-	require.Equal(t, http.StatusMethodNotAllowed, res.StatusCode)
-}
-
-func TestServerBoundsSlowClients(t *testing.T) {
-	s := NewServer(http.NotFoundHandler(), zap.NewNop())
-	require.NotZero(t, s.ReadHeaderTimeout)
-	require.NotZero(t, s.ReadTimeout)
-	require.NotZero(t, s.WriteTimeout)
-	require.NotZero(t, s.IdleTimeout)
-	require.NotZero(t, s.MaxHeaderBytes)
-}
-
-// TestManyConnections: clients that connect and stay cost little, and a probe or a scrape that comes after them is answered.
-func TestManyConnections(t *testing.T) {
-	ts := httptest.NewUnstartedServer(nil)
-	ts.Config = NewServer(full().Handler(Pages{
-		Status: func() Status { return Status{} }, Ready: func() error { return nil }, Health: func() error { return nil },
-	}, zap.NewNop()), zap.NewNop())
-	ts.Start()
-	defer ts.Close()
-	address := ts.Listener.Addr().String()
-	var all []net.Conn
-	for range 4 * maxConnections {
-		c, err := net.Dial("tcp", address)
-		require.NoError(t, err)
-		defer c.Close()
-		_, err = io.WriteString(c, "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
-		require.NoError(t, err)
-		_, err = http.ReadResponse(bufio.NewReader(c), nil)
-		require.NoError(t, err)
-		all = append(all, c)
-	}
-	status, _, _ := get(t, ts.URL+"/readyz")
-	require.Equal(t, http.StatusOK, status)
-	// Which ones are just kept depends on when the server noticed their silence.
-	for _, c := range all[:2*maxConnections] {
-		// Much sooner than the server ends what is idle.
-		require.NoError(t, c.SetReadDeadline(time.Now().Add(time.Minute)))
-		_, err := c.Read(make([]byte, 1))
-		require.Error(t, err)
-		require.NotErrorIs(t, err, os.ErrDeadlineExceeded)
-	}
-	last := all[len(all)-1]
-	_, err := io.WriteString(last, "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
-	require.NoError(t, err)
-	_, err = http.ReadResponse(bufio.NewReader(last), nil)
-	require.NoError(t, err, "one that came late is kept")
-}
-
-// TestShortConnectionsPushNobodyOut: a scraper that keeps its connection is not closed for the sake of probes that have ended.
-func TestShortConnectionsPushNobodyOut(t *testing.T) {
-	ts := httptest.NewUnstartedServer(nil)
-	ts.Config = NewServer(http.NotFoundHandler(), zap.NewNop())
-	ts.Start()
-	defer ts.Close()
-	ask := func(c net.Conn, more string) {
-		_, err := io.WriteString(c, "GET /healthz HTTP/1.1\r\nHost: x\r\n"+more+"\r\n")
-		require.NoError(t, err)
-		_, err = http.ReadResponse(bufio.NewReader(c), nil)
-		require.NoError(t, err)
-	}
-	stays, err := net.Dial("tcp", ts.Listener.Addr().String())
-	require.NoError(t, err)
-	defer stays.Close()
-	ask(stays, "")
-	for range 2 * maxConnections {
-		c, err := net.Dial("tcp", ts.Listener.Addr().String())
-		require.NoError(t, err)
-		ask(c, "Connection: close\r\n")
-		_, err = io.Copy(io.Discard, c)
-		require.NoError(t, err)
-		require.NoError(t, c.Close())
-	}
-	ask(stays, "")
+	ready = false
+	require.Contains(t, get(), "kubevirt_disk_ready 0")
 }

@@ -1,30 +1,3 @@
-// Package metrics counts what a target does and shows it: Prometheus collectors, and pages for health,
-// readiness and state.
-//
-// Counting is on the request path: one SCSI command costs two map look-ups without a lock and four atomic
-// additions. What peers say becomes label values, so the number of each is bounded; what comes after the
-// bound is counted together as "other".
-//
-//	kubevirt_disk_operations_total               lun initiator operation status
-//	kubevirt_disk_operation_errors_total         lun initiator operation   of these, without success
-//	kubevirt_disk_transferred_bytes_total        lun initiator operation   between initiator and disk
-//	kubevirt_disk_operation_duration_seconds     lun initiator operation   histogram
-//	kubevirt_disk_sessions                       initiator type            in full feature phase, now
-//	kubevirt_disk_logins_accepted_total          type
-//	kubevirt_disk_logins_refused_total           reason
-//	kubevirt_disk_sessions_ended_total           reason
-//	kubevirt_disk_pdus_rejected_total            reason
-//	kubevirt_disk_panics_caught_total
-//	kubevirt_disk_lun_size_bytes                 lun image
-//	kubevirt_disk_lun_failed                     lun image                 1: only a restart brings it back
-//	kubevirt_disk_image_copied_bytes             lun image                 of the data in the image
-//	kubevirt_disk_image_data_bytes               lun image
-//	kubevirt_disk_disk_complete                  lun image                 1: the image is not needed any more
-//	kubevirt_disk_waits_for_space                lun image                 1: copying goes on when there is room
-//	kubevirt_disk_lun_used_bytes                 lun image                 of the storage below
-//	kubevirt_disk_lun_free_bytes                 lun image                 that the storage below has left
-//	kubevirt_disk_ready                                                    1: every LUN can be used
-//	kubevirt_disk_build_info                     version commit goversion platform
 package metrics
 
 import (
@@ -34,6 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
+	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/target"
 )
 
@@ -42,10 +16,7 @@ const namespace = "kubevirt_disk"
 
 // BuildInfo says which binary is running.
 type BuildInfo struct {
-	Version   string `json:"version"`
-	Commit    string `json:"commit"`
-	GoVersion string `json:"go_version"`
-	Platform  string `json:"platform"`
+	Version, Commit, GoVersion, Platform string
 }
 
 // Metrics counts events of a target; it is the target's Observer. All methods may be called by any number
@@ -102,20 +73,16 @@ type Progress interface {
 	Waiting() bool               // for space
 }
 
-// Space is what a disk takes of the storage that it is on, and what that has left. Bytes.
-type Space struct {
-	Used int64 `json:"used_bytes"`
-	Free int64 `json:"free_bytes"` // others may take it first
-}
-
 // Disk is what there is to tell about a LUN whether or not anybody uses it.
 type Disk struct {
 	LUN      uint16
 	Image    string
-	Size     int64         // bytes
-	Progress Progress      // nil: nothing is copied
-	Failed   func() error  // nil: it cannot tell; otherwise why the disk has failed for good, or nil
-	Space    func() *Space // nil: it cannot tell; nor can it at the moment where it returns nil. It does not wait for long
+	Size     int64        // bytes
+	Progress Progress     // nil: nothing is copied
+	Failed   func() error // nil: it cannot tell; otherwise why the disk has failed for good, or nil
+	// Space is what the disk takes of its storage, and what that has left. nil: it cannot tell; nor can
+	// it at the moment where it returns nil. It does not wait for long.
+	Space func() *disk.Usage
 }
 
 // SetDisks says which LUNs there are. Commands to other LUN numbers, which a peer may choose freely, are

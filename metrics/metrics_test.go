@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/target"
 )
 
@@ -27,7 +28,7 @@ func (p fixedProgress) Waiting() bool              { return p.copied < p.data }
 func twoDisks() []Disk {
 	return []Disk{
 		{LUN: 1, Image: "fedora.qcow2", Size: 1 << 30, Progress: fixedProgress{copied: 1 << 20, data: 1 << 25, total: 1 << 30}, Failed: func() error { return nil },
-			Space: func() *Space { return &Space{Used: 3 << 20, Free: 0} }},
+			Space: func() *disk.Usage { return &disk.Usage{Used: 3 << 20} }},
 		{LUN: 2, Image: "data.raw", Size: 4096, Failed: func() error { return fmt.Errorf("flush failed") }},
 	}
 }

@@ -27,7 +27,7 @@ import (
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/instance"
-	"kubevirt.io/disk/metrics"
+	"kubevirt.io/disk/pages"
 )
 
 // brokenDisk is a disk of which a flush has failed, or hangs.
@@ -62,16 +62,14 @@ func newTestDaemon(t *testing.T, d disk.Disk) *daemon {
 	daemon.state.setDisks([]*servedDisk{s})
 	daemon.metrics.SetDisks(daemon.measured([]*servedDisk{s}))
 	daemon.state.opened(s, &instance.Instance{Disk: d})
-	daemon.state.set(metrics.StateReady)
+	daemon.state.set(pages.StateReady)
 	return daemon
 }
 
 func TestADiskThatHasFailedIsShownEverywhere(t *testing.T) {
 	b := &brokenDisk{}
 	d := newTestDaemon(t, b)
-	ts := httptest.NewServer(d.metrics.Handler(metrics.Pages{
-		Status: func() metrics.Status { return d.state.status(d) }, Ready: d.state.ready, Health: d.state.healthy,
-	}, zap.NewNop()))
+	ts := httptest.NewServer(d.pages(zap.NewNop()))
 	defer ts.Close()
 	look := func(path string) (int, string) {
 		res, err := http.Get(ts.URL + path)
@@ -169,9 +167,9 @@ func TestTakenPagePort(t *testing.T) {
 func TestReadyTellsWhatIsMissing(t *testing.T) {
 	d := newTestDaemon(t, &brokenDisk{})
 	require.NoError(t, d.state.ready())
-	d.state.set(metrics.StateStopping)
+	d.state.set(pages.StateStopping)
 	require.EqualError(t, d.state.ready(), "stopping")
-	d.state.set(metrics.StateOpening)
+	d.state.set(pages.StateOpening)
 	require.EqualError(t, d.state.ready(), "opening")
 }
 

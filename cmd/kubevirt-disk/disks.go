@@ -18,6 +18,7 @@ import (
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/instance"
 	"kubevirt.io/disk/metrics"
+	"kubevirt.io/disk/pages"
 )
 
 // servedDisk is an image on its way to be a LUN.
@@ -45,7 +46,7 @@ func (d *daemon) openDisks(ctx context.Context) error {
 			return explainVolume(err, d.cfg.persistentDir)
 		}
 	}
-	d.state.set(metrics.StateOpening)
+	d.state.set(pages.StateOpening)
 	workers := instance.NewWorkers()
 	swept := false
 	for i, s := range disks {
@@ -274,8 +275,9 @@ func explainScan(err error, dir string) error {
 func (d *daemon) measured(disks []*servedDisk) []metrics.Disk {
 	var all []metrics.Disk
 	for _, s := range disks {
-		m := metrics.Disk{LUN: s.lun, Image: s.name, Size: s.capacity, Failed: func() error { return d.state.failure(s) },
-			Space: func() *metrics.Space { return d.state.space(s).now() }}
+		m := metrics.Disk{LUN: s.lun, Image: s.name, Size: s.capacity,
+			Failed: func() error { return d.state.failure(s) },
+			Space:  func() *disk.Usage { return d.state.space(s).now() }}
 		if s.progress != nil {
 			m.Progress = s.progress
 		}

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"kubevirt.io/disk/pages"
 )
 
 func (a *app) healthcheckCommand() *cobra.Command {
@@ -59,7 +61,7 @@ func checkHealth(ctx context.Context, page *portal, chosen bool, readyFile strin
 		url := "http://" + local(*page).String() + path
 		answer, place, err := askPage(ctx, url)
 		// The containers of a pod share one network, and not their files. A daemon whose pages found their port taken is there without any.
-		elsewhere := place != "" && place != containerPlace()
+		elsewhere := place != "" && place != pages.Place()
 		without := errors.Is(err, syscall.ECONNREFUSED) && daemonIsInit()
 		if chosen || !elsewhere && !without {
 			return answer, err
@@ -110,7 +112,7 @@ func askPage(ctx context.Context, url string) (answer, place string, err error) 
 		return "", "", fmt.Errorf("nobody answers: %w: is the daemon running, with the same %s?", err, nameOf(keyMetricsListen))
 	}
 	defer res.Body.Close()
-	place = res.Header.Get(placeHeader)
+	place = res.Header.Get(pages.PlaceHeader)
 	body, err := io.ReadAll(io.LimitReader(res.Body, maxAnswer))
 	if err != nil {
 		return "", place, fmt.Errorf("%s: %w", url, err)
@@ -122,35 +124,10 @@ func askPage(ctx context.Context, url string) (answer, place string, err error) 
 	return answer, place, nil
 }
 
-// placeHeader tells with every page in which container its daemon is.
-const placeHeader = "Kubevirt-Disk-Place"
-
-// containerPlace names the container of this process by its view of the file systems, which each container has one of its own of. "": it cannot
-// be told.
-func containerPlace() string {
-	place, err := os.Readlink("/proc/self/ns/mnt")
-	if err != nil {
-		return ""
-	}
-	return place
-}
-
 // daemonIsInit says whether the daemon is the first process of this container: then it runs, as the container does, and has made or removed the
 // ready file.
 func daemonIsInit() bool {
 	first, err := os.Readlink("/proc/1/exe")
 	own, ownErr := os.Readlink("/proc/self/exe")
 	return err == nil && ownErr == nil && first == own
-}
-
-// withPlace has a handler tell where it is.
-func withPlace(h http.Handler) http.Handler {
-	place := containerPlace()
-	if place == "" {
-		return h
-	}
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set(placeHeader, place)
-		h.ServeHTTP(w, r)
-	})
 }

@@ -12,7 +12,9 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
 	"kubevirt.io/disk/integration/peers"
+	"kubevirt.io/disk/pages"
 )
 
 func TestHealthcheck(t *testing.T) {
@@ -56,7 +58,7 @@ func TestHealthcheck(t *testing.T) {
 func TestHealthcheckOfAnotherContainer(t *testing.T) {
 	place := "mnt:[1]"
 	ts := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set(placeHeader, place)
+		w.Header().Set(pages.PlaceHeader, place)
 		fmt.Fprintln(w, "ok of whom")
 	}))
 	defer ts.Close()
@@ -79,7 +81,7 @@ func TestHealthcheckOfAnotherContainer(t *testing.T) {
 		require.ErrorContains(t, err, "no page of the daemon in this container")
 		require.ErrorContains(t, err, "METRICS_LISTEN")
 	}
-	for _, own := range []string{containerPlace(), ""} {
+	for _, own := range []string{pages.Place(), ""} {
 		place = own
 		answer, err = check(false, "", true)
 		require.NoError(t, err)
@@ -144,7 +146,7 @@ func TestHealthcheckOfADaemon(t *testing.T) {
 	address := p.logged("metrics", "address").(string)
 	_, place, err := askPage(t.Context(), "http://"+address+"/readyz")
 	require.NoError(t, err)
-	require.Equal(t, containerPlace(), place, "a daemon tells where it is")
+	require.Equal(t, pages.Place(), place, "a daemon tells where it is")
 	require.NotEmpty(t, place)
 	for _, args := range [][]string{{"healthcheck"}, {"healthcheck", "--live"}} {
 		status, stdout, stderr := run(t, []string{"METRICS_LISTEN=" + address}, args...)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"slices"
 	"sync"
 	"syscall"
@@ -15,25 +16,25 @@ import (
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/instance"
-	"kubevirt.io/disk/metrics"
+	"kubevirt.io/disk/pages"
 	"kubevirt.io/disk/target"
 )
 
 // state is what the pages tell about a daemon.
 type state struct {
 	mu      sync.Mutex
-	now     metrics.State  // guarded by mu
+	now     pages.State    // guarded by mu
 	readyAt *time.Time     // guarded by mu
 	portals []string       // guarded by mu; as bound
 	disks   []*servedDisk  // guarded by mu
 	target  *target.Server // guarded by mu; nil before it serves
 }
 
-func (s *state) set(now metrics.State) {
+func (s *state) set(now pages.State) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.now = now
-	if now == metrics.StateReady {
+	if now == pages.StateReady {
 		t := time.Now()
 		s.readyAt = &t
 	}
@@ -128,7 +129,7 @@ func (s *state) takeInstances() []servedDisk {
 func (s *state) ready() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.now == metrics.StateReady {
+	if s.now == pages.StateReady {
 		return nil
 	}
 	return errors.New(string(s.now))
@@ -145,16 +146,16 @@ func (s *state) healthy() error {
 	return errors.Join(all...)
 }
 
-func (s *state) status(d *daemon) metrics.Status {
+func (s *state) status(d *daemon) pages.Status {
 	s.mu.Lock()
 	srv := s.target
-	page := metrics.Status{
+	page := pages.Status{
 		State:          s.now,
-		Ready:          s.now == metrics.StateReady,
+		Ready:          s.now == pages.StateReady,
 		TargetName:     d.cfg.targetName,
 		Portals:        append([]string{}, s.portals...),
 		Authentication: "none",
-		LUNs:           []metrics.LUNStatus{},
+		LUNs:           []pages.LUNStatus{},
 		Sessions:       []target.SessionInfo{},
 		StartedAt:      d.started,
 		ReadyAt:        s.readyAt,
@@ -170,7 +171,9 @@ func (s *state) status(d *daemon) metrics.Status {
 	}
 	s.mu.Unlock()
 	for i, gauge := range gauges {
-		page.LUNs[i].Space = gauge.now()
+		if u := gauge.now(); u != nil {
+			page.LUNs[i].Space = &pages.Space{Used: u.Used, Free: u.Available}
+		}
 	}
 	switch {
 	case d.cfg.chap.Mutual():
@@ -189,8 +192,8 @@ func (s *state) status(d *daemon) metrics.Status {
 }
 
 // lunStatusLocked is called with state.mu held.
-func (d *daemon) lunStatusLocked(s *servedDisk) metrics.LUNStatus {
-	lun := metrics.LUNStatus{
+func (d *daemon) lunStatusLocked(s *servedDisk) pages.LUNStatus {
+	lun := pages.LUNStatus{
 		LUN:        s.lun,
 		Image:      s.name,
 		Format:     string(s.format),
@@ -199,7 +202,7 @@ func (d *daemon) lunStatusLocked(s *servedDisk) metrics.LUNStatus {
 		AccessMode: string(s.accessMode),
 		ReadOnly:   s.readOnly,
 		Removable:  s.removable,
-		Ready:      s.instance != nil && d.state.now == metrics.StateReady,
+		Ready:      s.instance != nil && d.state.now == pages.StateReady,
 	}
 	if s.instance != nil {
 		lun.ReadOnly = s.readOnly || s.instance.ReadOnly
@@ -208,7 +211,11 @@ func (d *daemon) lunStatusLocked(s *servedDisk) metrics.LUNStatus {
 		lun.NAA = hex.EncodeToString(s.instance.Identity.NAA[:])
 	}
 	if s.progress != nil {
-		lun.Copy = metrics.NewCopyStatus(s.progress)
+		copied, data := s.progress.Data()
+		lun.Copy = &pages.CopyStatus{
+			CopiedBytes: copied, DataBytes: data, TotalBytes: s.progress.Total(),
+			Complete: s.progress.Finished(), WaitsForSpace: s.progress.Waiting(),
+		}
 	}
 	if err := d.state.failureLocked(s); err != nil {
 		lun.Failure = err.Error()
@@ -231,11 +238,7 @@ func (d *daemon) servePages(ctx context.Context) (closePages func(), err error) 
 		return func() {}, explainListen(err, "metrics address", *p, keyMetricsListen)
 	}
 	log := d.log.Named("http")
-	srv := metrics.NewServer(withPlace(d.metrics.Handler(metrics.Pages{
-		Status: func() metrics.Status { return d.state.status(d) },
-		Ready:  d.state.ready,
-		Health: d.state.healthy,
-	}, log)), log)
+	srv := pages.NewServer(d.pages(log), log)
 	d.pagesAt = l.Addr().String()
 	d.log.Info("metrics", zap.String("address", l.Addr().String()))
 	go func() {
@@ -243,4 +246,16 @@ func (d *daemon) servePages(ctx context.Context) (closePages func(), err error) 
 		_ = srv.Serve(l)
 	}()
 	return func() { _ = srv.Close() }, nil
+}
+
+// pages are all pages of the daemon.
+func (d *daemon) pages(log *zap.Logger) http.Handler {
+	mux := http.NewServeMux()
+	pages.Register(mux, pages.Source{
+		Status: func() pages.Status { return d.state.status(d) },
+		Ready:  d.state.ready,
+		Health: d.state.healthy,
+	})
+	mux.Handle("GET /metrics", d.metrics.Handler(log))
+	return mux
 }

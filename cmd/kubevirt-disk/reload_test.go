@@ -12,7 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"kubevirt.io/disk/metrics"
+	"kubevirt.io/disk/pages"
 	"kubevirt.io/disk/target/targettest"
 )
 
@@ -47,10 +47,10 @@ func (p *process) hangUp(message, field string) any {
 	return last
 }
 
-func (p *process) luns() []metrics.LUNStatus {
+func (p *process) luns() []pages.LUNStatus {
 	p.t.Helper()
 	_, body := p.page("/status")
-	var s metrics.Status
+	var s pages.Status
 	require.NoError(p.t, json.Unmarshal([]byte(body), &s))
 	return s.LUNs
 }

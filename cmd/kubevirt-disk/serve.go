@@ -17,6 +17,7 @@ import (
 
 	"kubevirt.io/disk/chap"
 	"kubevirt.io/disk/metrics"
+	"kubevirt.io/disk/pages"
 	"kubevirt.io/disk/target"
 )
 
@@ -116,12 +117,15 @@ const startGCPercent = 400
 const startGCTime = time.Second
 
 func newDaemon(cfg *config, log *zap.Logger) *daemon {
-	return &daemon{cfg: cfg, log: log, metrics: metrics.New(buildInfo()), started: time.Now(), ready: readyFile{path: cfg.readyFile}}
+	d := &daemon{cfg: cfg, log: log, metrics: metrics.New(metrics.BuildInfo(buildInfo())),
+		started: time.Now(), ready: readyFile{path: cfg.readyFile}}
+	d.metrics.SetReady(func() bool { return d.state.ready() == nil })
+	return d
 }
 
 // run serves until ctx ends, which is no error, at whatever point that happens.
 func (d *daemon) run(ctx context.Context) error {
-	d.state.set(metrics.StateStarting)
+	d.state.set(pages.StateStarting)
 	b := buildInfo()
 	d.log.Info("starting", zap.String("version", b.Version), zap.String("commit", b.Commit))
 	// Both are tried, so that who starts a second daemon in one network learns at once of all that is taken.
@@ -212,7 +216,7 @@ func (d *daemon) serveTarget(ctx context.Context, srv *target.Server, listeners 
 	for _, l := range listeners {
 		go func() { served <- srv.Serve(l) }()
 	}
-	d.state.set(metrics.StateReady)
+	d.state.set(pages.StateReady)
 	d.announce()
 	err := d.ready.write()
 	if err == nil {
@@ -240,7 +244,7 @@ const (
 func (d *daemon) stop(srv *target.Server) error {
 	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
 	defer cancel()
-	d.state.set(metrics.StateStopping)
+	d.state.set(pages.StateStopping)
 	removeErr := d.ready.remove()
 
 	drain, cancelDrain := context.WithTimeout(ctx, drainTimeout)

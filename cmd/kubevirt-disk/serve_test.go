@@ -15,7 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"kubevirt.io/disk/metrics"
+	"kubevirt.io/disk/pages"
 	"kubevirt.io/disk/target/targettest"
 )
 
@@ -33,17 +33,17 @@ func TestServeFromStartToStop(t *testing.T) {
 	code, body = p.page("/healthz")
 	require.Equal(t, http.StatusOK, code, body)
 
-	var s metrics.Status
+	var s pages.Status
 	p.until("both disks are complete", func() bool {
 		code, body = p.page("/status")
 		require.Equal(t, http.StatusOK, code)
-		s = metrics.Status{}
+		s = pages.Status{}
 		require.NoError(t, json.Unmarshal([]byte(body), &s))
 		return s.LUNs[0].Copy.Complete && s.LUNs[1].Copy.Complete
 	})
 	require.Positive(t, s.ReadyAfterSeconds)
 	require.True(t, s.Ready)
-	require.Equal(t, metrics.StateReady, s.State)
+	require.Equal(t, pages.StateReady, s.State)
 	require.NotNil(t, s.ReadyAt)
 	require.Equal(t, "iqn.2017-01.io.kubevirt:wrapper", s.TargetName)
 	require.Equal(t, []string{portal}, s.Portals)
@@ -372,10 +372,10 @@ func TestStatusTellsWhoHasALUN(t *testing.T) {
 	p := l.serve(t)
 	portal, err := netip.ParseAddrPort(p.logged("portal", "address").(string))
 	require.NoError(t, err)
-	luns := func() []metrics.LUNStatus {
+	luns := func() []pages.LUNStatus {
 		code, body := p.page("/status")
 		require.Equal(t, http.StatusOK, code)
-		var s metrics.Status
+		var s pages.Status
 		require.NoError(t, json.Unmarshal([]byte(body), &s))
 		return s.LUNs
 	}

@@ -12,7 +12,7 @@ import (
 
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/instance"
-	"kubevirt.io/disk/metrics"
+	"kubevirt.io/disk/pages"
 )
 
 // What a person at a terminal wants of "serve IMAGE..." is other than what a container wants of "serve": nothing of it shall stay, no
@@ -208,7 +208,7 @@ func (d *daemon) guide() string {
 }
 
 // whatStays tells what becomes of what is written.
-func (d *daemon) whatStays(luns []metrics.LUNStatus) string {
+func (d *daemon) whatStays(luns []pages.LUNStatus) string {
 	inPlace := false
 	for _, l := range luns {
 		inPlace = inPlace || l.CopyMode == string(instance.CopyNone)

@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"kubevirt.io/disk/disk"
-	"kubevirt.io/disk/metrics"
 )
 
 // spaceWait is how long a page waits for the storage of a disk.
@@ -17,8 +16,8 @@ type spaceGauge struct {
 	disk disk.Accountant
 
 	mu     sync.Mutex
-	last   *metrics.Space // guarded by mu; nil: not known
-	asking bool           // guarded by mu
+	last   *disk.Usage // guarded by mu; nil: not known
+	asking bool        // guarded by mu
 }
 
 // newSpaceGauge returns nil for a disk that cannot tell.
@@ -30,7 +29,7 @@ func newSpaceGauge(d disk.Disk) *spaceGauge {
 }
 
 // now returns nil where nothing is known.
-func (g *spaceGauge) now() *metrics.Space {
+func (g *spaceGauge) now() *disk.Usage {
 	if g == nil {
 		return nil
 	}
@@ -60,7 +59,7 @@ func (g *spaceGauge) ask() (answered chan struct{}) {
 		defer g.mu.Unlock()
 		g.asking, g.last = false, nil
 		if err == nil {
-			g.last = &metrics.Space{Used: usage.Used, Free: usage.Available}
+			g.last = &usage
 		}
 	}()
 	return answered

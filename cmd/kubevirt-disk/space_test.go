@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk"
-	"kubevirt.io/disk/metrics"
+	"kubevirt.io/disk/pages"
 )
 
 // accountant is a disk whose storage may hang.
@@ -31,11 +31,11 @@ func TestPagesDoNotWaitForStorage(t *testing.T) {
 	require.Nil(t, newSpaceGauge(&brokenDisk{}).now())
 	a := &accountant{answer: make(chan error, 1)}
 	d := newTestDaemon(t, a)
-	space := func() *metrics.Space { return d.state.status(d).LUNs[0].Space }
+	space := func() *pages.Space { return d.state.status(d).LUNs[0].Space }
 	a.answer <- nil
-	require.Equal(t, &metrics.Space{Used: 1, Free: 2}, space())
+	require.Equal(t, &pages.Space{Used: 1, Free: 2}, space())
 	for range 3 {
-		require.Equal(t, &metrics.Space{Used: 1, Free: 2}, space(), "what is known")
+		require.Equal(t, &pages.Space{Used: 1, Free: 2}, space(), "what is known")
 	}
 	a.answer <- errors.New("broken")
 	gauge := d.state.space(d.state.servedDisks()[0])
@@ -47,7 +47,7 @@ func TestPagesDoNotWaitForStorage(t *testing.T) {
 	require.Equal(t, 2, a.asked, "not before it has answered")
 	require.Nil(t, gauge.last)
 	a.answer <- nil
-	require.Equal(t, &metrics.Space{Used: 1, Free: 2}, space())
+	require.Equal(t, &pages.Space{Used: 1, Free: 2}, space())
 	require.Len(t, d.state.takeInstances(), 1)
 	require.Nil(t, space(), "it is closed")
 }

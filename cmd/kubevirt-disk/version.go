@@ -9,12 +9,12 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"kubevirt.io/disk/metrics"
+	"kubevirt.io/disk/pages"
 )
 
 // buildInfo says which binary this is: what the linker was told, else what the Go tool recorded.
-func buildInfo() metrics.BuildInfo {
-	b := metrics.BuildInfo{
+func buildInfo() pages.BuildInfo {
+	b := pages.BuildInfo{
 		Version:   version,
 		Commit:    commit,
 		GoVersion: runtime.Version(),
@@ -72,7 +72,7 @@ func (a *app) versionCommand() *cobra.Command {
 	return cmd
 }
 
-func versionText(b metrics.BuildInfo) string {
+func versionText(b pages.BuildInfo) string {
 	return fmt.Sprintf("kubevirt-disk %s\ncommit   %s\ngo       %s\nplatform %s\n", b.Version, b.Commit, b.GoVersion, b.Platform)
 }
 

@@ -10,7 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"kubevirt.io/disk/metrics"
+	"kubevirt.io/disk/pages"
 	"kubevirt.io/disk/target/targettest"
 )
 
@@ -113,7 +113,7 @@ func TestTheCredentialIsInForce(t *testing.T) {
 	login.CHAP = &targettest.CHAP{Username: "user", Password: testSecret}
 	targettest.MustLogin(t, p.portal(), login)
 	_, body := p.page("/status")
-	var s metrics.Status
+	var s pages.Status
 	require.NoError(t, json.Unmarshal([]byte(body), &s))
 	require.Equal(t, "chap", s.Authentication)
 	require.Len(t, s.Sessions, 1)

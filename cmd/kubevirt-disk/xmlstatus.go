@@ -13,7 +13,7 @@ import (
 	"strings"
 
 	"kubevirt.io/disk/libvirt"
-	"kubevirt.io/disk/metrics"
+	"kubevirt.io/disk/pages"
 )
 
 // servedLUN asks the daemon of --status-url for the LUN of --lun, or its only one.
@@ -86,7 +86,7 @@ func statusPage(text string) (*url.URL, error) {
 // maxStatus bounds what is read of a status page, bytes. A session takes a few hundred.
 const maxStatus = 16 << 20
 
-func askStatus(ctx context.Context, page string) (*metrics.Status, error) {
+func askStatus(ctx context.Context, page string) (*pages.Status, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, page, nil)
 	if err != nil {
 		return nil, err
@@ -99,7 +99,7 @@ func askStatus(ctx context.Context, page string) (*metrics.Status, error) {
 	if res.StatusCode != http.StatusOK {
 		return nil, fmt.Errorf("%s answers %s", page, res.Status)
 	}
-	var status metrics.Status
+	var status pages.Status
 	if err := json.NewDecoder(io.LimitReader(res.Body, maxStatus)).Decode(&status); err != nil {
 		return nil, fmt.Errorf("%s is no status page of kubevirt-disk: %w", page, err)
 	}
@@ -119,13 +119,13 @@ func withoutURL(err error) error {
 }
 
 // choose finds the LUN in a status, which must be ready: only then its serial number is known.
-func (f *xmlFlags) choose(status *metrics.Status, l *loader) (metrics.LUNStatus, error) {
+func (f *xmlFlags) choose(status *pages.Status, l *loader) (pages.LUNStatus, error) {
 	var numbers []string
 	for _, one := range status.LUNs {
 		numbers = append(numbers, fmt.Sprintf("%d (%s)", one.LUN, one.Image))
 	}
 	list := strings.Join(numbers, ", ")
-	var found *metrics.LUNStatus
+	var found *pages.LUNStatus
 	for i, one := range status.LUNs {
 		if int(one.LUN) == f.lun || !l.flags.Changed(flagLUN) && len(status.LUNs) == 1 {
 			found = &status.LUNs[i]
@@ -133,22 +133,22 @@ func (f *xmlFlags) choose(status *metrics.Status, l *loader) (metrics.LUNStatus,
 	}
 	switch {
 	case len(status.LUNs) == 0:
-		return metrics.LUNStatus{}, fmt.Errorf("the daemon has no LUN yet, it is %s: ask again when /readyz answers 200", status.State)
+		return pages.LUNStatus{}, fmt.Errorf("the daemon has no LUN yet, it is %s: ask again when /readyz answers 200", status.State)
 	case found == nil && l.flags.Changed(flagLUN):
 		l.problems.add("--"+flagLUN, "the daemon has no LUN %d: it has %s", f.lun, list)
-		return metrics.LUNStatus{}, l.problems.err()
+		return pages.LUNStatus{}, l.problems.err()
 	case found == nil:
 		l.problems.add("--"+flagLUN, "is missing: the daemon has %s", list)
-		return metrics.LUNStatus{}, l.problems.err()
+		return pages.LUNStatus{}, l.problems.err()
 	case !found.Ready:
-		return metrics.LUNStatus{}, fmt.Errorf("LUN %d (%s) is not ready: ask again when /readyz answers 200", found.LUN, found.Image)
+		return pages.LUNStatus{}, fmt.Errorf("LUN %d (%s) is not ready: ask again when /readyz answers 200", found.LUN, found.Image)
 	}
 	return *found, nil
 }
 
 // servedPortals are those of --host, or else the first of the daemon that can be reached from outside of its machine, or from
 // inside where it was asked there. A daemon that listens on every address is reached where its status page is.
-func (f *xmlFlags) servedPortals(status *metrics.Status, pageHost string, l *loader) []libvirt.Portal {
+func (f *xmlFlags) servedPortals(status *pages.Status, pageHost string, l *loader) []libvirt.Portal {
 	var addrs []netip.AddrPort
 	for _, text := range status.Portals {
 		// One that is none is of a daemon that listens in a way that this one does not know.

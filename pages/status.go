@@ -1,4 +1,4 @@
-package metrics
+package pages
 
 import (
 	"time"
@@ -33,6 +33,14 @@ type Status struct {
 	Build             BuildInfo `json:"build"`
 }
 
+// BuildInfo says which binary is running.
+type BuildInfo struct {
+	Version   string `json:"version"`
+	Commit    string `json:"commit"`
+	GoVersion string `json:"go_version"`
+	Platform  string `json:"platform"`
+}
+
 // LUNStatus is one LUN of Status.
 type LUNStatus struct {
 	LUN        uint16      `json:"lun"`
@@ -65,8 +73,8 @@ type CopyStatus struct {
 	WaitsForSpace bool `json:"waits_for_space"`
 }
 
-// NewCopyStatus reads progress.
-func NewCopyStatus(p Progress) *CopyStatus {
-	copied, data := p.Data()
-	return &CopyStatus{CopiedBytes: copied, DataBytes: data, TotalBytes: p.Total(), Complete: p.Finished(), WaitsForSpace: p.Waiting()}
+// Space is what a disk takes of the storage that it is on, and what that has left. Bytes.
+type Space struct {
+	Used int64 `json:"used_bytes"`
+	Free int64 `json:"free_bytes"` // others may take it first
 }

@@ -1,0 +1,45 @@
+package pages
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+)
+
+// Source is where the pages get what they show. The functions are called by many requests at once
+// and must not block; all are required.
+type Source struct {
+	Status func() Status
+	Ready  func() error // nil once every LUN can be used; otherwise what is missing
+	Health func() error // nil while a restart would help nothing; otherwise what has failed
+}
+
+// Register has mux serve /healthz, /readyz and /status.
+func Register(mux *http.ServeMux, s Source) {
+	mux.HandleFunc("GET /healthz", probe(s.Health))
+	mux.HandleFunc("GET /readyz", probe(s.Ready))
+	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		w.Header().Set("Cache-Control", "no-store")
+		e := json.NewEncoder(w)
+		e.SetIndent("", "  ")
+		e.SetEscapeHTML(false)
+		// What fails here is the connection to somebody who no longer listens.
+		_ = e.Encode(s.Status())
+	})
+}
+
+// probe answers 200, or 503 and the reason.
+func probe(check func() error) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		w.Header().Set("Cache-Control", "no-store")
+		w.Header().Set("X-Content-Type-Options", "nosniff")
+		if err := check(); err != nil {
+			w.WriteHeader(http.StatusServiceUnavailable)
+			fmt.Fprintln(w, err)
+			return
+		}
+		fmt.Fprintln(w, "ok")
+	}
+}
