@@ -86,8 +86,7 @@ func TestAbortedWriteComesToNothing(t *testing.T) {
 			for _, method := range []string{"write", "discard", "zero"} {
 				require.Zero(t, b.disk.count(method), method)
 			}
-			require.Empty(t, b.d.nth(0).ranges.held)
-			require.Zero(t, b.d.nth(0).ranges.exclusive.Load())
+			require.Zero(t, b.d.nth(0).ranges.State())
 			require.Equal(t, fresh, b.good(cdb("28 00 00000000 00 0008 00"), nil))
 		})
 	}

@@ -147,7 +147,7 @@ func (d *Device) releasedLocked(u *unit, n *Nexus) bool {
 // have left the disk: one that is stuck there would otherwise surface under the next owner. Nor while the unit is open to a guest, who is
 // about to be the next owner: in a live migration the first machine logs out before the LUN is handed over, and in a restart both are gone.
 func (d *Device) heldLocked(u *unit, owner *initiator) bool {
-	return owner.nexuses > 0 || u.handover.Load().Guest != "" || u.ranges.writing(owner)
+	return owner.nexuses > 0 || u.handover.Load().Guest != "" || u.ranges.Writing(owner.name)
 }
 
 // Holders are who has an exclusive unit.

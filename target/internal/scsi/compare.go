@@ -1,5 +1,7 @@
 package scsi
 
+import "kubevirt.io/disk/internal/rangelock"
+
 // prepareCompareAndWrite is COMPARE AND WRITE (SBC-3 5.2): the data are the blocks to compare, followed by as
 // many to write.
 func prepareCompareAndWrite(t *Task) error {
@@ -23,10 +25,10 @@ func outCompareAndWrite(t *Task, _ int64, p []byte) error {
 	buf := scratch.Get().(*[scratchSize]byte)
 	defer scratch.Put(buf)
 	medium := buf[:t.length()]
-	if err := t.lockRange(holdExclusive, t.off(), t.length()); err != nil {
+	if err := t.lockRange(rangelock.Exclusive, t.off(), t.length()); err != nil {
 		return err
 	}
-	defer u.ranges.unlock(&t.hold)
+	defer u.ranges.Unlock(&t.hold)
 	if _, err := u.disk.ReadAt(medium, t.off()); err != nil {
 		return err
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/internal/rangelock"
 )
 
 // copyBench is a bench with a second disk, LUN 2.
@@ -53,7 +54,7 @@ func (b *copyBench) copy(list []byte) result { return b.run(extendedCopy(list), 
 // nothingHeld checks that no copy has left anything that others would wait for.
 func (b *copyBench) nothingHeld() {
 	for _, u := range b.d.luns.Load().units {
-		require.Empty(b.t, u.ranges.held, "LUN %d", u.number)
+		require.Zero(b.t, u.ranges.State(), "LUN %d", u.number)
 	}
 }
 
@@ -325,20 +326,14 @@ func TestCopyLocksTheFirstUnitFirst(t *testing.T) {
 	for _, segment := range []string{block(0, 1, 8, 0, 0), block(1, 0, 8, 0, 0)} {
 		b := newCopyBench(t)
 		one, two := &b.d.nth(0).ranges, &b.d.nth(1).ranges
-		var h hold
-		one.lockOne(&h, holdExclusive, b.nexus.initiator, 0, memPage)
+		var h rangelock.Hold
+		h.Set(rangelock.Exclusive, "iqn.a", 0, memPage)
+		one.Lock(&h)
 		done := make(chan result)
 		go func() { done <- b.copy(copyParameters(1, 0, both, segment)) }()
-		require.Eventually(t, func() bool {
-			one.mu.Lock()
-			defer one.mu.Unlock()
-			return one.waiting == 1
-		}, 10*time.Second, time.Millisecond)
-		two.mu.Lock()
-		held := len(two.held)
-		two.mu.Unlock()
-		require.Zero(t, held)
-		one.unlock(&h)
+		b.waitsForRange(1)
+		require.Zero(t, two.State())
+		one.Unlock(&h)
 		require.Equal(t, "GOOD", (<-done).outcome())
 	}
 }
@@ -397,5 +392,5 @@ func TestCopyFromAUnitThatIsSanitized(t *testing.T) {
 	case <-time.After(time.Minute):
 		require.Fail(t, "the copy waits for the end of the SANITIZE")
 	}
-	require.Empty(t, b.d.nth(0).ranges.held)
+	require.Zero(t, b.d.nth(0).ranges.State())
 }

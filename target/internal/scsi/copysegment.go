@@ -1,5 +1,7 @@
 package scsi
 
+import "kubevirt.io/disk/internal/rangelock"
+
 // copier carries out one EXTENDED COPY.
 type copier struct {
 	t       *Task
@@ -9,8 +11,8 @@ type copier struct {
 	targets []participant // as list.targets
 	buf     *[scratchSize]byte
 	runs    [maxCopyRuns]copyRun
-	read    hold
-	write   hold
+	read    rangelock.Hold
+	write   rangelock.Hold
 }
 
 // participant is a logical unit that a copy reads or writes.
@@ -164,24 +166,24 @@ func (c *copier) admitBoth(src, dst *participant) *copyCause {
 
 // lock holds both ranges. Of two units the first is locked first, by every copy, so that no two wait for each other.
 func (c *copier) lock(src, dst *unit, from, to, n int64) {
-	by := c.t.Nexus.initiator
-	c.read.set(holdRead, by, from, n)
-	c.write.set(holdWrite, by, to, n)
+	by := c.t.Nexus.initiator.name
+	c.read.Set(rangelock.Read, by, from, n)
+	c.write.Set(rangelock.Write, by, to, n)
 	switch {
 	case src == dst:
-		src.ranges.lockPair(&c.read, &c.write)
+		src.ranges.LockPair(&c.read, &c.write)
 	case src.order < dst.order:
-		src.ranges.lock(&c.read)
-		dst.ranges.lock(&c.write)
+		src.ranges.Lock(&c.read)
+		dst.ranges.Lock(&c.write)
 	default:
-		dst.ranges.lock(&c.write)
-		src.ranges.lock(&c.read)
+		dst.ranges.Lock(&c.write)
+		src.ranges.Lock(&c.read)
 	}
 }
 
 func (c *copier) unlock(src, dst *unit) {
-	src.ranges.unlock(&c.read)
-	dst.ranges.unlock(&c.write)
+	src.ranges.Unlock(&c.read)
+	dst.ranges.Unlock(&c.write)
 }
 
 // admit asks what a READ or WRITE of the same initiator to the unit would be asked.

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/internal/rangelock"
 )
 
 // givingDisk is a memDisk that gives space back, and does not tell what is allocated.
@@ -72,7 +73,10 @@ func TestCryptoErase(t *testing.T) {
 			})
 			b.good(cdb(cryptoErase), nil)
 			require.Equal(t, c.want, *calls)
-			require.Equal(t, []span{{0x10 * BlockSize, memPage}, {0x1000 * BlockSize, memPage}}, b.disk.written)
+			want := []rangelock.Span{
+				{Off: 0x10 * BlockSize, Length: memPage}, {Off: 0x1000 * BlockSize, Length: memPage},
+			}
+			require.Equal(t, want, b.disk.written)
 			b.disk.enter = nil
 			require.Zero(t, b.disk.allocated())
 			require.Equal(t, make([]byte, 8*BlockSize), b.read(0x10, 8))
@@ -89,8 +93,8 @@ func TestCryptoEraseUntold(t *testing.T) {
 	b.good(cdb(cryptoErase), nil)
 	written := int64(0)
 	for _, s := range b.disk.written {
-		require.Equal(t, written, s.off)
-		written += s.length
+		require.Equal(t, written, s.Off)
+		written += s.Length
 	}
 	require.Equal(t, b.disk.Size(), written, "all of it")
 	require.Zero(t, b.disk.allocated())

@@ -10,6 +10,7 @@ import (
 	"go.uber.org/zap"
 
 	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/internal/rangelock"
 )
 
 // Options describe the target device. The zero value works.
@@ -113,7 +114,11 @@ type unit struct {
 	persistent reservations
 	ejected    atomic.Bool // written under Device.mu
 	uses
-	ranges     rangeTable
+	// ranges orders the accesses to the medium that must not overtake each other, by bytes. A command
+	// can be aborted while its disk call still runs. So that its data never lands on top of a newer
+	// write, every write holds its range as long as its disk calls take. What must see and change the
+	// medium in one step, as COMPARE AND WRITE, holds its range exclusively: reads wait, too.
+	ranges     rangelock.Table
 	mode       modeState
 	faults     faultLog
 	refusals   conflictLog
@@ -215,7 +220,6 @@ func newUnit(l LUN) (*unit, error) {
 	}
 	u.blocks.Store(uint64(l.Disk.Size()) >> blockShift)
 	u.table = opcodeTableOf(abilities{discards: u.discards != nil, removable: u.removable, store: u.store != nil, extents: u.extents != nil})
-	u.ranges.init()
 	if err := u.restore(); err != nil {
 		return nil, err
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/internal/rangelock"
 )
 
 // memDisk is a disk in memory that counts calls and fails on demand. It promises what disk.Disk says.
@@ -22,7 +23,7 @@ type memDisk struct {
 	calls   map[string]int           // guarded by mu
 	fail    map[string]error         // guarded by mu; by method
 	enter   func(method string)      // called outside mu when a call begins
-	written []span                   // guarded by mu
+	written []rangelock.Span         // guarded by mu
 }
 
 const memPage = 4096
@@ -92,7 +93,7 @@ func (m *memDisk) WriteAt(p []byte, off int64) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	m.written = append(m.written, span{off, int64(len(p))})
+	m.written = append(m.written, rangelock.Span{Off: off, Length: int64(len(p))})
 	m.each(off, int64(len(p)), true, func(page *[memPage]byte, from, to, at int64) { copy(page[from:to], p[at:]) })
 	return len(p), nil
 }
@@ -261,11 +262,8 @@ func (b *bench) hang(method string) (arrived, goOn chan struct{}) {
 func (b *bench) waitsForRange(commands int) {
 	b.t.Helper()
 	r := &b.d.nth(0).ranges
-	require.Eventually(b.t, func() bool {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		return r.waiting == commands
-	}, time.Minute, time.Millisecond)
+	waiting := func() bool { return r.State().Waiting == commands }
+	require.Eventually(b.t, waiting, time.Minute, time.Millisecond)
 }
 
 // run carries out a command on LUN 1 as the transport does; data is what the initiator sends, cut off at Length.

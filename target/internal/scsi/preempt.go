@@ -27,32 +27,5 @@ func (d *Device) fence(u *unit, nexuses []*Nexus, except *Task, initiators func(
 		d.opt.Abort(nexuses, func(t *Task) bool { return t.unit == u && t != except })
 	}
 	// What was aborted before it holds its blocks changes nothing when it does (see Task.lockRange).
-	u.ranges.drain(initiators)
-}
-
-// drain waits for the writes of these initiators that are under way, not for those that begin later.
-func (r *rangeTable) drain(initiators func(name string) bool) {
-	place := &hold{kind: holdRead} // without a range it is in nobody's way
-	r.mu.Lock()
-	r.held = append(r.held, place)
-	for r.writesBeforeLocked(place, initiators) {
-		r.waiting++
-		r.changed.Wait()
-		r.waiting--
-	}
-	r.mu.Unlock()
-	r.unlock(place)
-}
-
-// writesBeforeLocked reports whether a write of these initiators came before a place.
-func (r *rangeTable) writesBeforeLocked(place *hold, initiators func(name string) bool) bool {
-	for _, h := range r.held {
-		if h == place {
-			return false
-		}
-		if h.kind != holdRead && h.by != nil && initiators(h.by.name) {
-			return true
-		}
-	}
-	return false
+	u.ranges.Drain(initiators)
 }

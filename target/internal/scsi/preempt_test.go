@@ -122,7 +122,7 @@ func TestPreemptAndAbortFences(t *testing.T) {
 	close(release)
 	require.Equal(t, "GOOD", <-done)
 	require.Equal(t, "GOOD", <-written)
-	require.Empty(t, b.d.nth(0).ranges.held)
+	require.Zero(t, b.d.nth(0).ranges.State())
 }
 
 // TestPreemptDoesNotAbort checks that only PREEMPT AND ABORT ends commands, and that of nexuses without a session there

@@ -8,39 +8,6 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestSpansOverlap(t *testing.T) {
-	for _, c := range []struct {
-		a, b span
-		want bool
-	}{
-		{span{0, 10}, span{10, 10}, false},
-		{span{0, 11}, span{10, 10}, true},
-		{span{10, 10}, span{0, 10}, false},
-		{span{5, 1}, span{0, 10}, true},
-		{span{5, 0}, span{0, 10}, false},
-	} {
-		require.Equal(t, c.want, c.a.overlaps(c.b))
-		require.Equal(t, c.want, c.b.overlaps(c.a))
-	}
-}
-
-func TestHoldKinds(t *testing.T) {
-	for _, c := range []struct {
-		a, b holdKind
-		want bool
-	}{
-		{holdRead, holdRead, false},
-		{holdRead, holdWrite, false},
-		{holdRead, holdExclusive, true},
-		{holdWrite, holdWrite, true},
-		{holdWrite, holdExclusive, true},
-		{holdExclusive, holdExclusive, true},
-	} {
-		require.Equal(t, c.want, c.a.conflicts(c.b))
-		require.Equal(t, c.want, c.b.conflicts(c.a))
-	}
-}
-
 // TestStuckWriteIsNotOvertaken holds a write in the disk, as if it had been aborted, and checks that later writes of
 // its blocks come after it in order, and that other blocks are not held up.
 func TestStuckWriteIsNotOvertaken(t *testing.T) {
@@ -79,7 +46,7 @@ func TestStuckWriteIsNotOvertaken(t *testing.T) {
 			close(goOn)
 			wg.Wait()
 			require.Equal(t, later.want, b.read(0, 1))
-			require.Empty(t, b.d.nth(0).ranges.held)
+			require.Zero(t, b.d.nth(0).ranges.State())
 		})
 	}
 }
@@ -217,10 +184,7 @@ func TestCompareAndWriteIsAtomic(t *testing.T) {
 	}
 	wg.Wait()
 	require.EqualValues(t, workers*rounds, value(b.read(16, blocks)))
-	r := &b.d.nth(0).ranges
-	require.Empty(t, r.held)
-	require.Zero(t, r.readers.Load())
-	require.Zero(t, r.exclusive.Load())
+	require.Zero(t, b.d.nth(0).ranges.State())
 }
 
 // TestManyNexuses attaches, works, resets and detaches from many goroutines at once, for the race detector.

@@ -1,6 +1,10 @@
 package scsi
 
-import "encoding/binary"
+import (
+	"encoding/binary"
+
+	"kubevirt.io/disk/internal/rangelock"
+)
 
 // address reads address, length and flags of a CDB by its command's layout and checks them against the capacity.
 func (t *Task) address() error {
@@ -90,8 +94,8 @@ func inRead(t *Task, off int64, p []byte) error { return t.readDisk(t.off()+off,
 // readDisk reads from the disk, but not in the midst of an exclusive command on the same range.
 func (t *Task) readDisk(off int64, p []byte) error {
 	u := t.unit
-	placed := u.ranges.enterRead(&t.hold, t.Nexus.initiator, off, int64(len(p)))
-	defer u.ranges.leaveRead(&t.hold, placed) // also where the disk panics: other sessions go on
+	placed := u.ranges.EnterRead(&t.hold, t.Nexus.initiator.name, off, int64(len(p)))
+	defer u.ranges.LeaveRead(&t.hold, placed) // also where the disk panics: other sessions go on
 	_, err := u.disk.ReadAt(p, off)
 	return err
 }
@@ -115,10 +119,10 @@ func outWrite(t *Task, off int64, p []byte) error {
 	}
 	// The same for whole blocks; nearly every write is this one, and a call through a function
 	// value shows in its time.
-	if err := t.lockRange(holdWrite, off, int64(len(p))); err != nil {
+	if err := t.lockRange(rangelock.Write, off, int64(len(p))); err != nil {
 		return err
 	}
-	defer t.unit.ranges.unlock(&t.hold)
+	defer t.unit.ranges.Unlock(&t.hold)
 	return t.writeDisk(p, off)
 }
 
@@ -131,10 +135,10 @@ func (t *Task) writeOffered(off int64, p []byte, write func(*Task, []byte, int64
 	if whole < len(p) {
 		length += BlockSize
 	}
-	if err := t.lockRange(holdWrite, off, length); err != nil {
+	if err := t.lockRange(rangelock.Write, off, length); err != nil {
 		return err
 	}
-	defer t.unit.ranges.unlock(&t.hold)
+	defer t.unit.ranges.Unlock(&t.hold)
 	if whole > 0 {
 		if err := write(t, p[:whole], off); err != nil {
 			return err

@@ -7,6 +7,8 @@ import (
 	"sync/atomic"
 
 	"go.uber.org/zap"
+
+	"kubevirt.io/disk/internal/rangelock"
 )
 
 // Bits and service actions of SANITIZE (SBC-4 5.30).
@@ -206,10 +208,10 @@ func (t *Task) sanitize(run *sanitizeRun) error {
 
 func (t *Task) beginSanitize(run *sanitizeRun) error {
 	// No range is needed yet, but whoever fences the initiator off waits for a beginning that is under way.
-	if err := t.lockRange(holdWrite, 0, 0); err != nil {
+	if err := t.lockRange(rangelock.Write, 0, 0); err != nil {
 		return err
 	}
-	defer t.unit.ranges.unlock(&t.hold)
+	defer t.unit.ranges.Unlock(&t.hold)
 	d, s := t.dev, &run.unit.sanitizing
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -263,10 +265,11 @@ func (d *Device) runSanitize(run *sanitizeRun) {
 	}()
 	lun := zap.Uint16("lun", u.number)
 	d.log.Info("sanitizing a disk: its content is erased", lun, zap.Int("passes", run.passes))
-	var h hold
+	var h rangelock.Hold
 	run.size = int64(u.blocks.Load()) << blockShift
-	u.ranges.lockOne(&h, holdExclusive, nil, 0, run.size)
-	defer u.ranges.unlock(&h)
+	h.Set(rangelock.Exclusive, "", 0, run.size)
+	u.ranges.Lock(&h)
+	defer u.ranges.Unlock(&h)
 	if err = run.carryOut(u.ctx); err == nil {
 		d.log.Info("the disk is sanitized", lun)
 	}

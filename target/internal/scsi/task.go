@@ -6,6 +6,8 @@ import (
 	"math/bits"
 	"sync"
 	"sync/atomic"
+
+	"kubevirt.io/disk/internal/rangelock"
 )
 
 // Task is one SCSI command on its way through the device server. The transport owns it and uses it again
@@ -38,7 +40,7 @@ type Task struct {
 	flushes uint64
 	moved   int64 // bytes that In or Out has handled
 	data    []byte
-	hold    hold
+	hold    rangelock.Hold
 
 	aborted atomic.Bool
 }
@@ -277,8 +279,8 @@ func (t *Task) wanted() error {
 
 // lockRange holds a range of the medium for what the command does to it; the caller unlocks t.hold. After an error nothing is
 // held: see lockHold.
-func (t *Task) lockRange(kind holdKind, off, length int64) error {
-	t.hold.set(kind, t.Nexus.initiator, off, length)
+func (t *Task) lockRange(mode rangelock.Mode, off, length int64) error {
+	t.hold.Set(mode, t.Nexus.initiator.name, off, length)
 	return t.lockHold()
 }
 
@@ -292,12 +294,12 @@ func (t *Task) lockHold() error {
 		if err := u.settleAtomic(); err != nil {
 			return err
 		}
-		u.ranges.lock(&t.hold)
+		u.ranges.Lock(&t.hold)
 		err := t.wanted()
 		if err == nil && !u.atomicKept.Load() {
 			return nil
 		}
-		u.ranges.unlock(&t.hold)
+		u.ranges.Unlock(&t.hold)
 		if err != nil {
 			return err
 		}

@@ -1,6 +1,10 @@
 package scsi
 
-import "encoding/binary"
+import (
+	"encoding/binary"
+
+	"kubevirt.io/disk/internal/rangelock"
+)
 
 const (
 	unmapHeaderLen     = 8
@@ -24,7 +28,7 @@ func outUnmap(t *Task, _ int64, p []byte) error {
 	if err != nil {
 		return err
 	}
-	spans := make([]span, 0, len(ranges))
+	spans := make([]rangelock.Span, 0, len(ranges))
 	total := uint64(0)
 	for i, r := range ranges {
 		if r.count == 0 && r.lba <= u.blocks.Load() {
@@ -36,23 +40,25 @@ func outUnmap(t *Task, _ int64, p []byte) error {
 		if total += uint64(r.count); total > maxUnmap {
 			return invalidParameter(unmapHeaderLen+unmapDescriptorLen*i+8, 7)
 		}
-		spans = append(spans, span{int64(r.lba) << blockShift, int64(r.count) << blockShift})
+		spans = append(spans, rangelock.Span{
+			Off: int64(r.lba) << blockShift, Length: int64(r.count) << blockShift,
+		})
 	}
 	if len(spans) == 0 {
 		return nil
 	}
 	// All ranges are held until the end: were the command aborted while the disk is stuck in one of them, the
 	// others must not be unmapped under data that is written meanwhile.
-	t.hold.kind, t.hold.by, t.hold.spans = holdWrite, t.Nexus.initiator, spans
+	t.hold.SetSpans(rangelock.Write, t.Nexus.initiator.name, spans)
 	if err := t.lockHold(); err != nil {
 		return err
 	}
-	defer u.ranges.unlock(&t.hold)
+	defer u.ranges.Unlock(&t.hold)
 	for _, s := range spans {
 		if err := t.wanted(); err != nil {
 			return err
 		}
-		if err := u.discards.Discard(s.off, s.length); err != nil {
+		if err := u.discards.Discard(s.Off, s.Length); err != nil {
 			return err
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/internal/rangelock"
 )
 
 // Limits of WRITE ATOMIC that VPD page B0h reports, in logical blocks: whole physical blocks, and no more than one
@@ -49,8 +50,9 @@ func outWriteAtomic(t *Task, _ int64, p []byte) error {
 	before := record[atomicRecord:]
 	u.atomics.Lock()
 	defer u.atomics.Unlock()
-	u.ranges.lockOne(&t.hold, holdExclusive, t.Nexus.initiator, t.off(), t.length())
-	defer u.ranges.unlock(&t.hold)
+	t.hold.Set(rangelock.Exclusive, t.Nexus.initiator.name, t.off(), t.length())
+	u.ranges.Lock(&t.hold)
+	defer u.ranges.Unlock(&t.hold)
 	if err := t.wanted(); err != nil { // see Task.lockHold; what was kept is replaced here
 		return err
 	}

@@ -78,7 +78,7 @@ func TestCommandsThatReadFail(t *testing.T) {
 			b.disk.failWith("read", &disk.MediumError{Op: "read", Off: 8 * BlockSize, Length: BlockSize, Err: errors.New("input/output error")})
 			require.Equal(t, "3/11/00", b.run(cdb(c.cdb), c.data).outcome())
 			require.Equal(t, c.writes, b.disk.count("write"))
-			require.Empty(t, b.d.nth(0).ranges.held)
+			require.Zero(t, b.d.nth(0).ranges.State())
 		})
 	}
 }

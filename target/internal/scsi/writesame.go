@@ -1,6 +1,10 @@
 package scsi
 
-import "encoding/binary"
+import (
+	"encoding/binary"
+
+	"kubevirt.io/disk/internal/rangelock"
+)
 
 // prepareWriteSame is WRITE SAME(10) and (16) (SBC-3 5.44, 5.45). A number of blocks of zero reaches to the end; that
 // too is limited by the MAXIMUM WRITE SAME LENGTH of VPD page B0h.
@@ -39,10 +43,10 @@ func finishWriteSame(t *Task) (Status, error) {
 // what was asked for, which is zeros (SBC-3 5.44: LBPRZ).
 func (t *Task) writeSame(block *[BlockSize]byte) error {
 	u := t.unit
-	if err := t.lockRange(holdWrite, t.off(), t.length()); err != nil {
+	if err := t.lockRange(rangelock.Write, t.off(), t.length()); err != nil {
 		return err
 	}
-	defer u.ranges.unlock(&t.hold)
+	defer u.ranges.Unlock(&t.hold)
 	if *block == ([BlockSize]byte{}) {
 		switch {
 		case t.CDB[1]&bitUnmap != 0:
