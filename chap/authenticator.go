@@ -9,10 +9,10 @@ import (
 	"sync/atomic"
 )
 
-// Authenticator holds the credentials of a target and knows the challenges that its logins have
-// outstanding. It is safe for concurrent use.
+// Authenticator holds a target's credentials and the challenges that its logins have outstanding.
+// It is safe for concurrent use.
 type Authenticator struct {
-	inForce atomic.Pointer[Config] // never changed once it is here
+	inForce atomic.Pointer[Config] // never changed after it is stored
 
 	mu          sync.Mutex
 	outstanding map[string]struct{} // guarded by mu; challenges of exchanges that are not closed
@@ -28,9 +28,9 @@ func NewAuthenticator(cfg Config) (*Authenticator, error) {
 	return a, nil
 }
 
-// Replace puts another configuration into force, which must have CHAP enabled: every login that has
-// not come to its end is judged by it, also one that had its challenge before. After an error the
-// one before stays.
+// Replace puts another configuration into force. It must have CHAP enabled. A login that is still
+// under way is judged by the new one, even if it already has its challenge. After an error the old
+// configuration stays.
 func (a *Authenticator) Replace(cfg Config) error {
 	if err := cfg.Validate(); err != nil {
 		return err
@@ -46,18 +46,18 @@ func (a *Authenticator) Replace(cfg Config) error {
 	return nil
 }
 
-// Knows says whether a user could authenticate now: one whose credential was replaced could not.
+// Knows says whether user could log in now. It could not if its credential has been replaced.
 func (a *Authenticator) Knows(user string) bool {
 	return a.inForce.Load().Initiator.Username == user
 }
 
-// Begin starts the exchange of one login, of an initiator that calls itself initiatorName. The
-// caller closes the exchange when the login ends, whichever way.
+// Begin starts the exchange of one login; initiatorName is what the initiator calls itself. The
+// caller closes the exchange when the login ends, however it ends.
 func (a *Authenticator) Begin(initiatorName string) *Exchange {
 	return &Exchange{auth: a, initiatorName: initiatorName}
 }
 
-// challenge makes a challenge of n bytes that no exchange has outstanding, and registers it.
+// challenge makes and registers a challenge of n bytes that no other exchange has outstanding.
 func (a *Authenticator) challenge(n int) []byte {
 	c := make([]byte, n)
 	a.mu.Lock()
@@ -84,13 +84,13 @@ func (a *Authenticator) forget(challenge []byte) {
 	delete(a.outstanding, string(challenge))
 }
 
-// selectAlgorithm returns the first of the initiator's list that is allowed, as the list spells it
-// (RFC 7143 6.2.1).
+// selectAlgorithm returns the first algorithm in the initiator's list that is allowed, and how the
+// list spells it (RFC 7143 6.2.1).
 func (a *Authenticator) selectAlgorithm(offer string) (alg Algorithm, spelled string, ok bool) {
 	for item := range strings.SplitSeq(offer, ",") {
 		n, err := ParseNumber(item)
 		if err != nil || n > 255 {
-			continue // a value that is not understood is ignored
+			continue // ignored, as 6.2.1 asks for values that are not understood
 		}
 		if alg := Algorithm(n); slices.Contains(a.inForce.Load().Algorithms, alg) {
 			return alg, item, true

@@ -1,7 +1,7 @@
-// Package chap authenticates iSCSI initiators, and the target to them, by CHAP (RFC 1994; RFC 7143
-// 9.2.1 and 12.1.3), and finds the credentials in the environment.
+// Package chap authenticates iSCSI initiators to the target, and the target to initiators, by CHAP
+// (RFC 1994; RFC 7143 9.2.1 and 12.1.3). It also reads the credentials from the environment.
 //
-// One Authenticator serves all logins of a target. A login drives one Exchange of it:
+// One Authenticator serves all logins of a target. Each login runs one Exchange:
 //
 //	initiator                               target
 //	CHAP_A=<algorithms, in order>      ->   Exchange.Start
@@ -22,7 +22,7 @@ import (
 	"hash"
 )
 
-// Algorithm is a digest that CHAP responses are made with, by its number in CHAP_A (RFC 7143 12.1.3
+// Algorithm is the digest of a CHAP response. Its value is its number in CHAP_A (RFC 7143 12.1.3
 // and the IANA registry "PPP Authentication Algorithms").
 type Algorithm int
 

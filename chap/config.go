@@ -11,23 +11,23 @@ import (
 )
 
 const (
-	// MinSecretLen is the length of a secret that RFC 7143 9.2.1 asks for where no IPsec protects
-	// the connection: 96 bits. Bytes.
+	// MinSecretLen is the shortest secret, in bytes. RFC 7143 9.2.1 asks for 96 bits where IPsec
+	// does not protect the connection.
 	MinSecretLen = 12
-	// MaxSecretLen and MaxUsernameLen are the longest that are accepted, bytes.
+	// MaxSecretLen and MaxUsernameLen are the longest that are accepted, in bytes.
 	MaxSecretLen   = 255
 	MaxUsernameLen = 255
-	// maxNameLen is the longest iSCSI name, bytes (RFC 7143 4.2.7.2).
+	// maxNameLen is the longest iSCSI name, in bytes (RFC 7143 4.2.7.2).
 	maxNameLen = 223
 )
 
-// Credential is a user name (CHAP_N) and its secret. The zero value is none.
+// Credential is a user name (CHAP_N) and its secret. The zero value means no credential.
 type Credential struct {
 	Username string
 	Secret   Secret
 }
 
-// IsZero says whether there is neither a name nor a secret.
+// IsZero says whether both the name and the secret are missing.
 func (c Credential) IsZero() bool { return c.Username == "" && c.Secret.IsZero() }
 
 func (c Credential) equal(o Credential) bool {
@@ -39,13 +39,12 @@ type Config struct {
 	// Initiator is what initiators must present.
 	Initiator Credential
 	// Target is what the target presents to an initiator that asks (mutual CHAP). It needs
-	// Initiator, and another secret than that.
+	// Initiator, and its secret must differ from Initiator's.
 	Target Credential
 	// InitiatorName, if not empty, is the only iSCSI initiator name that may use the credential
 	// (RFC 7143 9.2). Letter case does not matter.
 	InitiatorName string
-	// Algorithms are those that may be used; empty means all. Which of them is used is the
-	// initiator's choice.
+	// Algorithms are those that are allowed; empty means all. The initiator chooses among them.
 	Algorithms []Algorithm
 }
 
@@ -62,7 +61,7 @@ func (c Config) Equal(o Config) bool {
 		slices.Equal(c.Algorithms, o.Algorithms)
 }
 
-// Validate reports what makes the configuration unusable. It is satisfied with the zero value.
+// Validate reports what makes the configuration unusable. The zero value is valid.
 func (c Config) Validate() error {
 	for _, e := range []struct {
 		direction string
@@ -88,10 +87,11 @@ func (c Config) Validate() error {
 		return errors.New("chap: there is a credential for the target but none for initiators; " +
 			"mutual CHAP needs both")
 	case c.Mutual() && c.Target.Secret.Equal(c.Initiator.Secret):
-		return errors.New("chap: the target's secret is the initiator's too; use two different " +
-			"ones (RFC 7143 9.2.1)")
+		return errors.New("chap: the target and the initiator have the same secret; use two " +
+			"different ones (RFC 7143 9.2.1)")
 	case c.InitiatorName != "" && !c.Enabled():
-		return errors.New("chap: an initiator name is bound to a credential that is not there")
+		return errors.New("chap: an initiator name is set, but there is no credential to bind it " +
+			"to")
 	}
 	if c.InitiatorName != "" {
 		if err := CheckInitiatorName(c.InitiatorName); err != nil {
@@ -112,29 +112,29 @@ var (
 	errNameTooLong = fmt.Errorf("is longer than the %d bytes of an iSCSI name", maxNameLen)
 	errUserTooLong = fmt.Errorf("is longer than %d bytes", MaxUsernameLen)
 	errSecretLong  = fmt.Errorf("is longer than %d bytes", MaxSecretLen)
-	errSecretShort = fmt.Errorf("is shorter than %d bytes; CHAP is not safe with less, use a "+
-		"random one", MinSecretLen)
-	errNameNotAName = errors.New("contains a space or what does not print, which no iSCSI name " +
-		"does")
-	errNameType = errors.New("is no iSCSI name, which begins with iqn., eui. or naa.: want " +
-		"one as iqn.1994-05.com.example:host")
-	errNotIQN = errors.New("is no iSCSI qualified name: want " +
-		"iqn.YEAR-MONTH.REVERSED-DOMAIN:NAME, as iqn.1994-05.com.example:host")
+	errSecretShort = fmt.Errorf("is shorter than %d bytes, which is not safe for CHAP; use a "+
+		"longer, random one", MinSecretLen)
+	errNameNotAName = errors.New("contains a space or an unprintable character, and an iSCSI " +
+		"name has neither")
+	errNameType = errors.New("is not an iSCSI name: it must begin with iqn., eui. or naa., " +
+		"like iqn.1994-05.com.example:host")
+	errNotIQN = errors.New("is not an iSCSI qualified name: want " +
+		"iqn.YEAR-MONTH.REVERSED-DOMAIN:NAME, like iqn.1994-05.com.example:host")
 	errNotEUI = errors.New(
-		`is no EUI name: want "eui." and 16 hexadecimal digits, as eui.02004567a425678d`)
-	errNotNAA = errors.New(
-		`is no NAA name: want "naa." and 16 or 32 hexadecimal digits, as naa.52004567ba64678d`)
+		`is not an EUI name: want "eui." and 16 hexadecimal digits, like eui.02004567a425678d`)
+	errNotNAA = errors.New(`is not an NAA name: want "naa." and 16 or 32 hexadecimal digits, ` +
+		`like naa.52004567ba64678d`)
 )
 
-// Of initiator names in lower case (RFC 7143 4.2.7.4 to 4.2.7.6).
+// Patterns for initiator names in lower case (RFC 7143 4.2.7.4 to 4.2.7.6).
 var (
 	iqnPattern = regexp.MustCompile(`^iqn\.[0-9]{4}-(0[1-9]|1[0-2])\.[^.:].*$`)
 	euiPattern = regexp.MustCompile(`^eui\.[0-9a-f]{16}$`)
 	naaPattern = regexp.MustCompile(`^naa\.([0-9a-f]{16}|[0-9a-f]{32})$`)
 )
 
-// checkUsername and checkSecret return what is wrong, without the value, to be put after
-// the name of the thing.
+// checkUsername and checkSecret say what is wrong. The caller puts the name of the thing in front.
+// Neither shows the value.
 func checkUsername(name string) error {
 	switch {
 	case len(name) > MaxUsernameLen:
@@ -162,11 +162,11 @@ func checkSecret(s Secret) error {
 	return nil
 }
 
-// CheckInitiatorName tells whether an initiator can log in by a name that a person has typed, and
-// the name has a type (RFC 7143 4.2.7.3), without which it is rather a slip. Letter case does not
-// matter. A free part may have what a machine or a VM is called, as
-// iqn.2008-11.org.linux-kvm:My_VM, which the standard would not have. An error does not show the
-// name, which it is to be put after.
+// CheckInitiatorName checks an initiator name that a person has typed. The name must have a type
+// (RFC 7143 4.2.7.3): without one it is probably a typing error. Letter case does not matter. The
+// free part may hold whatever a machine or a VM is called, for example
+// iqn.2008-11.org.linux-kvm:My_VM, although the standard does not allow that. The error does not
+// show the name; the caller puts it in front.
 func CheckInitiatorName(name string) error {
 	folded := strings.ToLower(name)
 	switch {

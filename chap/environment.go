@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// The environment variables that carry credentials. Those of the first group also work with the
-// suffix _FILE, and then name a file that holds the value.
+// The environment variables that carry credentials. Those of the first group may have the suffix
+// _FILE: then they name a file that holds the value.
 const (
 	envUsername       = "CHAP_USERNAME"
 	envPassword       = "CHAP_PASSWORD"
@@ -20,14 +20,14 @@ const (
 	envInitiatorName  = "CHAP_INITIATOR_NAME"
 	fileSuffix        = "_FILE"
 
-	// What the callers of the original wrapper set.
+	// Callers of the original wrapper set these.
 	envOldUsername       = "USERNAME"
 	envOldPassword       = "PASSWORD"
 	envOldUsernameBase64 = "USERNAME_BASE64"
 	envOldPasswordBase64 = "PASSWORD_BASE64"
 
-	// The keys of a Kubernetes secret of type iscsi-chap, as envFrom passes them on. As in
-	// open-iscsi, from whom the names come, "in" is what comes in to the initiator: the target's
+	// The keys of a Kubernetes secret of type iscsi-chap, as envFrom passes them on. The names are
+	// those of open-iscsi, where "in" means what comes in to the initiator: the target's
 	// credential.
 	envKubeUsername   = "node.session.auth.username"
 	envKubePassword   = "node.session.auth.password"
@@ -35,24 +35,24 @@ const (
 	envKubePasswordIn = "node.session.auth.password_in"
 )
 
-// FromEnvironment finds the CHAP configuration. lookup is os.LookupEnv and readFile os.ReadFile, or
-// their like. The variables are:
+// FromEnvironment reads the CHAP configuration from the environment. lookup is usually os.LookupEnv
+// and readFile os.ReadFile. The variables are:
 //
 //   - CHAP_USERNAME and CHAP_PASSWORD: what initiators must present; CHAP_MUTUAL_USERNAME and
-//     CHAP_MUTUAL_PASSWORD: what the target presents to an initiator that asks. Each of the four
-//     may instead be given as a file, named by the variable with the suffix _FILE; one newline at
-//     the file's end does not count.
-//   - USERNAME and PASSWORD, or USERNAME_BASE64 and PASSWORD_BASE64 (standard or URL alphabet),
-//     each of which wins over the plain one: what initiators must present.
+//     CHAP_MUTUAL_PASSWORD: what the target presents to an initiator that asks. With the suffix
+//     _FILE each of the four names a file that holds the value; one newline at the file's end
+//     does not count.
+//   - USERNAME and PASSWORD, or USERNAME_BASE64 and PASSWORD_BASE64 (standard or URL alphabet):
+//     what initiators must present. The base64 variable wins over the plain one.
 //   - node.session.auth.username and .password: what initiators must present; .username_in and
 //     .password_in: what the target presents.
 //   - CHAP_INITIATOR_NAME: the only iSCSI initiator name (see CheckInitiatorName) that may use the
-//     credential; any may without it. It may be given as a file, too.
+//     credential. Without it any name may. It may be given as a file, too.
 //
-// An empty variable is the same as none. Half a credential, sources that disagree and values that
-// are not safe to use are errors. Errors name all variables that are wrong, and never show a value.
-// They show the name of a file where it is one on this machine, or absolute in a directory that is
-// there; anything else may be a secret that was put into the wrong variable.
+// An empty variable counts as unset. It is an error if half a credential is missing, if sources
+// disagree, or if a value is not safe to use. Errors name all variables that are wrong, and never
+// show a value. They show a file's name only if the file is on this machine, or if the path is
+// absolute and its top directory exists: anything else may be a secret in the wrong variable.
 func FromEnvironment(lookup func(string) (string, bool),
 	readFile func(string) ([]byte, error)) (Config, error) {
 	e := environment{lookup: lookup, readFile: readFile}
@@ -71,7 +71,7 @@ func FromEnvironment(lookup func(string) (string, bool),
 		}
 	}
 	if len(e.problems) > 0 {
-		return Config{}, errors.Join(e.problems...) // what follows would only repeat it
+		return Config{}, errors.Join(e.problems...) // later checks would only repeat them
 	}
 	switch {
 	case target.set() && !initiator.set():
@@ -79,9 +79,8 @@ func FromEnvironment(lookup func(string) (string, bool),
 			"too",
 			target.names(), envUsername, envPassword)
 	case target.set() && target.password.value == initiator.password.value:
-		e.problem("%s and %s hold the same secret, with which a peer could answer one challenge "+
-			"by the other "+
-			"(RFC 7143 9.2.1); use two different ones", initiator.password.from,
+		e.problem("%s and %s hold the same secret, so a peer could use one challenge to answer "+
+			"the other (RFC 7143 9.2.1); use two different ones", initiator.password.from,
 			target.password.from)
 	case name.set() && !initiator.set():
 		e.problem("%s binds a credential to an initiator, but there is none; set %s and %s too",
@@ -94,16 +93,16 @@ func FromEnvironment(lookup func(string) (string, bool),
 		InitiatorName: name.value}, nil
 }
 
-// setting is the value of a variable. One that is not set has the name of the variable to set.
+// setting is the value of a variable. If it is not set, from is the variable to set.
 type setting struct {
 	from  string // the variable, for messages
 	value string
-	bad   bool // a problem has been reported, and nothing more is to be said of it
+	bad   bool // already reported; say nothing more about it
 }
 
 func (s setting) set() bool { return s.value != "" }
 
-// pair is a user name and a password of one source.
+// pair is a user name and a password from one source.
 type pair struct{ username, password setting }
 
 func (p pair) set() bool { return p.username.set() && p.password.set() }
@@ -136,7 +135,7 @@ func (e *environment) value(name string) setting {
 	return setting{from: name, value: v}
 }
 
-// valueOrFile reads a variable or the file that the same name with _FILE names.
+// valueOrFile reads a variable, or the file that the variable with the suffix _FILE names.
 func (e *environment) valueOrFile(name string) setting {
 	plain, path := e.value(name), e.value(name+fileSuffix)
 	if !path.set() {
@@ -160,13 +159,13 @@ func (e *environment) valueOrFile(name string) setting {
 	return setting{from: path.from, value: content}
 }
 
-// fileOf is a file for messages. What is no name on this machine is not shown, as it may be a
-// secret that was put into the variable.
+// fileOf names a file in a message. It hides a path that does not exist on this machine: that may
+// be a secret in the wrong variable.
 func fileOf(path string) string {
 	known := path
 	if filepath.IsAbs(path) {
 		top, _, _ := strings.Cut(filepath.Clean(path)[1:], "/")
-		known = "/" + top // what is mounted below it may be what is missing
+		known = "/" + top // the mount below it may be what is missing
 	}
 	if _, err := os.Lstat(known); err != nil || known == "/" {
 		return "a file (not shown, as it may be a secret in the wrong variable)"
@@ -174,23 +173,24 @@ func fileOf(path string) string {
 	return fmt.Sprintf("the file %q", path)
 }
 
-// base64Or reads a base64 variable or, where that is empty, a plain one.
+// base64Or reads a base64 variable or, if that is empty, a plain one.
 func (e *environment) base64Or(encoded, plain string) setting {
 	v := e.value(encoded)
 	if !v.set() {
 		return e.value(plain)
 	}
-	// One alphabet, no padding and no line breaks, which encoders put in.
+	// Accept both alphabets, with or without padding, and drop the line breaks that encoders put
+	// in.
 	digits := strings.NewReplacer("-", "+", "_", "/", "\r", "", "\n", "", " ", "").Replace(v.value)
 	b, err := base64.RawStdEncoding.DecodeString(strings.TrimRight(digits, "="))
 	if err != nil {
 		return e.bad(encoded, "is not base64")
 	}
-	// The original wrapper took it through a shell, which drops the newline that "echo secret |
-	// base64" adds.
+	// The original wrapper passed the value through a shell, which drops the newline that "echo
+	// secret | base64" adds.
 	content := trimNewline(string(b))
 	if content == "" {
-		return e.bad(encoded, "is base64 of nothing")
+		return e.bad(encoded, "is the base64 of nothing")
 	}
 	return setting{from: encoded, value: content}
 }
@@ -203,7 +203,7 @@ func trimNewline(s string) string {
 	return s
 }
 
-// pair puts a user name and a password together and checks each.
+// pair joins a user name and a password and checks both.
 func (e *environment) pair(username, password setting) pair {
 	switch {
 	case username.bad || password.bad:
@@ -237,7 +237,7 @@ func (e *environment) pair(username, password setting) pair {
 	return pair{username: username, password: password}
 }
 
-// credential makes one of the sources that are set. They may repeat each other but not differ.
+// credential chooses among the sources that are set. They may repeat each other but not differ.
 func (e *environment) credential(what string, sources ...pair) pair {
 	var first pair
 	for _, p := range sources {

@@ -36,7 +36,7 @@ func TestFromEnvironmentSources(t *testing.T) {
 	alice := Credential{"alice", NewSecret(secretA)}
 	storage := Credential{"storage", NewSecret(secretB)}
 	std, url := base64.StdEncoding, base64.RawURLEncoding
-	odd := "s?>s?>s?>s?>" // its base64 has both marks in which the alphabets differ
+	odd := "s?>s?>s?>s?>" // its base64 has both characters by which the alphabets differ
 	require.NotEqual(t, std.EncodeToString([]byte(odd)), url.EncodeToString([]byte(odd)))
 	files := vars{"/u": "alice\n", "/p": secretA + "\n", "/crlf": secretA + "\r\n",
 		"/two": secretA + "\n\n", "/bare": secretA,
@@ -201,7 +201,7 @@ func TestFromEnvironmentRefuses(t *testing.T) {
 		{"bad binding", good(vars{"CHAP_INITIATOR_NAME": "iqn a"}),
 			[]string{"CHAP_INITIATOR_NAME", "space"}},
 		{"user as binding", good(vars{"CHAP_INITIATOR_NAME": "alice"}),
-			[]string{"CHAP_INITIATOR_NAME is no iSCSI name", "iqn.1994-05.com.example:host"}},
+			[]string{"CHAP_INITIATOR_NAME is not an iSCSI name", "iqn.1994-05.com.example:host"}},
 	} {
 		got, err := fromMap(tt.vars, files)
 		require.Error(t, err, tt.name)
@@ -215,8 +215,8 @@ func TestFromEnvironmentRefuses(t *testing.T) {
 	}
 }
 
-// TestFromEnvironmentReportsOnce: a person is not told that something is missing which he has set,
-// though wrongly.
+// TestFromEnvironmentReportsOnce: a variable that is set to a bad value is not reported as missing
+// too.
 func TestFromEnvironmentReportsOnce(t *testing.T) {
 	mutual := vars{"CHAP_MUTUAL_USERNAME": "t", "CHAP_MUTUAL_PASSWORD": secretB,
 		"CHAP_INITIATOR_NAME": "iqn.2001-04.com.example:a"}
@@ -225,7 +225,8 @@ func TestFromEnvironmentReportsOnce(t *testing.T) {
 		want string
 	}{
 		{vars{"CHAP_USERNAME": "alice", "CHAP_PASSWORD": "shortsecret"},
-			"CHAP_PASSWORD is shorter than 12 bytes; CHAP is not safe with less, use a random one"},
+			"CHAP_PASSWORD is shorter than 12 bytes, which is not safe for CHAP; use a longer, " +
+				"random one"},
 		{vars{"CHAP_USERNAME": "alice", "CHAP_PASSWORD_FILE": "/none"},
 			"CHAP_PASSWORD_FILE names a file (not shown, as it may be a secret in the wrong " +
 				"variable) that cannot be read: file does not exist"},
@@ -253,8 +254,8 @@ func TestFromEnvironmentUnreadableFile(t *testing.T) {
 	require.ErrorContains(t, err, "CHAP_USERNAME_FILE")
 }
 
-// TestFromEnvironmentNamesFiles: a name that can only be that of a file is shown, and what may be a
-// secret is not.
+// TestFromEnvironmentNamesFiles: an error shows a path that can only be a file's, and hides one
+// that may be a secret.
 func TestFromEnvironmentNamesFiles(t *testing.T) {
 	dir := t.TempDir()
 	there := filepath.Join(dir, "a b")

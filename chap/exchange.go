@@ -9,19 +9,20 @@ import (
 	"strings"
 )
 
-// minChallengeLen is the shortest challenge that is sent, bytes. One is as long as the digest where
-// that is longer (RFC 1994 2.3 wants the length of the response at least).
+// minChallengeLen is the shortest challenge that is sent, in bytes. With a longer digest the
+// challenge is as long as the digest: RFC 1994 2.3 wants at least the length of the response.
 const minChallengeLen = 16
 
-// FailureKind tells the login which status an exchange ends with (RFC 7143 9.2).
+// FailureKind tells the login which status to end with after a failed exchange (RFC 7143 9.2).
 type FailureKind uint8
 
 // The kinds of failure.
 const (
-	// not who it claims to be, or no way to find out: status 0201
+	// The initiator is not who it claims to be, or there is no way to find out: status 0201.
 	FailureAuthentication FailureKind = iota + 1
-	FailureMissing                    // a key of the step is missing: status 0207
-	// a key or value is not as the step defines it: status 0200
+	// A key of the step is missing: status 0207.
+	FailureMissing
+	// A key or value is not what the step defines: status 0200.
 	FailureProtocol
 )
 
@@ -51,15 +52,14 @@ func fail(kind FailureKind, reason, format string, args ...any) *Error {
 	return &Error{Kind: kind, Reason: reason, text: fmt.Sprintf(format, args...)}
 }
 
-// Challenge is what the target sends to an initiator, in the spelling of the keys.
+// Challenge is what the target sends to an initiator, spelled as the keys are.
 type Challenge struct {
 	Algorithm  string // CHAP_A
 	Identifier string // CHAP_I
 	Challenge  string // CHAP_C
 }
 
-// Reply is what the initiator sends in answer to a challenge. A nil value is a key that was not
-// sent.
+// Reply is the initiator's answer to a challenge. A nil value is a key that was not sent.
 type Reply struct {
 	Name       *string // CHAP_N
 	Response   *string // CHAP_R
@@ -67,13 +67,13 @@ type Reply struct {
 	Challenge  *string // CHAP_C
 }
 
-// Proof is how the target authenticates itself, in the spelling of the keys.
+// Proof authenticates the target to the initiator, spelled as the keys are.
 type Proof struct {
 	Name     string // CHAP_N
 	Response string // CHAP_R
 }
 
-// Exchange is the CHAP part of one login. It belongs to one goroutine; Start and Verify are called
+// Exchange is the CHAP part of one login. It belongs to one goroutine, which calls Start and Verify
 // once each.
 type Exchange struct {
 	auth          *Authenticator
@@ -85,7 +85,7 @@ type Exchange struct {
 	user       string
 }
 
-// Start chooses of the algorithms that the initiator offers (CHAP_A) and returns the challenge.
+// Start chooses one of the algorithms that the initiator offers (CHAP_A) and returns the challenge.
 // Errors are *Error.
 func (e *Exchange) Start(offer string) (Challenge, error) {
 	alg, spelled, ok := e.auth.selectAlgorithm(offer)
@@ -102,12 +102,12 @@ func (e *Exchange) Start(offer string) (Challenge, error) {
 		Challenge: FormatBinary(e.challenge)}, nil
 }
 
-// Verify checks the initiator's reply to the challenge. If the initiator is who it claims to be and
-// asks the target for the same, it returns the target's proof; without that, nil. Errors are
-// *Error.
+// Verify checks the initiator's reply to the challenge. If the reply is right, the initiator is
+// authenticated; if it also asks the target to authenticate itself, Verify returns the target's
+// proof, otherwise nil. Errors are *Error.
 //
-// To the initiator an unknown user is the same as a wrong password or a name that the credential is
-// not bound to: status, work done and time. Reason and text are for the log only.
+// An initiator cannot tell an unknown user from a wrong password or a name that the credential is
+// not bound to: status, work done and time are the same. Reason and text are for the log only.
 func (e *Exchange) Verify(r Reply) (*Proof, error) {
 	if e.challenge == nil {
 		return nil, fail(FailureProtocol, "chap_out_of_order", "a response without a challenge")
@@ -142,11 +142,12 @@ func (e *Exchange) Verify(r Reply) (*Proof, error) {
 	}
 	if !cfg.Mutual() {
 		return nil, fail(FailureAuthentication, "mutual_not_configured",
-			"user %s wants the target to authenticate itself, and there is no credential for that",
+			"user %s wants the target to authenticate itself, but the target has no credential",
 			quote(*r.Name))
 	}
 	e.user = *r.Name
-	// Only now: what answers whoever asks is an oracle for the target's secret.
+	// Answer only now: whoever answers before the initiator has proved itself is an oracle for the
+	// target's secret.
 	answer := e.algorithm.Response(back.identifier, cfg.Target.Secret.bytes(), back.challenge)
 	return &Proof{Name: cfg.Target.Username, Response: FormatBinary(answer)}, nil
 }
@@ -170,15 +171,16 @@ func (e *Exchange) parseBackChallenge(r Reply) (*backChallenge, error) {
 		return nil, fail(FailureProtocol, "bad_chap_c", "CHAP_C %v", err)
 	}
 	if e.auth.isOutstanding(challenge) {
-		// The peer would have us answer our own challenge (RFC 7143 9.2.1), of this login or of
-		// another.
+		// The peer sent back our own challenge, of this login or of another, for us to answer (RFC
+		// 7143 9.2.1).
 		return nil, fail(FailureAuthentication, "reflected_challenge",
-			"the initiator sent back a challenge of this target as its own")
+			"the initiator sent back one of this target's challenges as its own")
 	}
 	return &backChallenge{identifier: byte(id), challenge: challenge}, nil
 }
 
-// check compares name, response and initiator name with what is configured, all of them always.
+// check compares name, response and initiator name with the configuration. It always compares all
+// three, so that the time tells nothing.
 func (e *Exchange) check(cfg *Config, name string, response []byte) error {
 	expected := e.algorithm.Response(e.identifier, cfg.Initiator.Secret.bytes(), e.challenge)
 	rightSecret := subtle.ConstantTimeCompare(response, expected)
@@ -189,7 +191,7 @@ func (e *Exchange) check(cfg *Config, name string, response []byte) error {
 		sameSecret = subtle.ConstantTimeCompare(response, own)
 	}
 
-	// The names are compared by digest, so that the time does not tell the length either.
+	// Compare digests of the names, so that the time does not tell their length either.
 	rightUser := equalText(name, cfg.Initiator.Username)
 	rightName := 1
 	if cfg.InitiatorName != "" {
@@ -205,7 +207,8 @@ func (e *Exchange) check(cfg *Config, name string, response []byte) error {
 	case rightUser == 0:
 		return fail(FailureAuthentication, "unknown_user", "there is no user %s", quote(name))
 	case rightSecret == 0:
-		return fail(FailureAuthentication, "bad_password", "wrong password of user %s", quote(name))
+		return fail(FailureAuthentication, "bad_password", "wrong password for user %s",
+			quote(name))
 	}
 	return fail(FailureAuthentication, "wrong_initiator_name",
 		"user %s may not log in as initiator %s", quote(name), quote(e.initiatorName))
@@ -214,7 +217,7 @@ func (e *Exchange) check(cfg *Config, name string, response []byte) error {
 // User is the name that the initiator has authenticated as, or "".
 func (e *Exchange) User() string { return e.user }
 
-// Close ends the exchange: its challenge is no longer outstanding. It may be called more than once.
+// Close ends the exchange and frees its challenge. It may be called more than once.
 func (e *Exchange) Close() {
 	if e.challenge != nil {
 		e.auth.forget(e.challenge)
@@ -227,10 +230,10 @@ func equalText(a, b string) int {
 	return subtle.ConstantTimeCompare(x[:], y[:])
 }
 
-// maxQuoted is how much of a string that a peer sent appears in a message, bytes.
+// maxQuoted is how many bytes of a peer's string a message may show.
 const maxQuoted = 64
 
-// quote makes an untrusted string harmless in a log, and short.
+// quote makes an untrusted string short and harmless in a log.
 func quote(s string) string {
 	if len(s) > maxQuoted {
 		return strconv.QuoteToASCII(s[:maxQuoted]) + "..."

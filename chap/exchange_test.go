@@ -27,7 +27,7 @@ func newAuth(t testing.TB, cfg Config) *Authenticator {
 
 func ptr(s string) *string { return &s }
 
-// respond computes CHAP_R as an initiator does, from the keys that it got.
+// respond computes CHAP_R from the challenge, as an initiator does.
 func respond(t testing.TB, c Challenge, secret string) string {
 	t.Helper()
 	alg, err := ParseNumber(c.Algorithm)
@@ -85,7 +85,7 @@ func TestAlgorithmChoice(t *testing.T) {
 	}
 }
 
-// TestExchange runs each algorithm in both directions with secrets of the lengths in use.
+// TestExchange runs each algorithm in both directions, with secrets of common lengths.
 func TestExchange(t *testing.T) {
 	for _, alg := range []Algorithm{MD5, SHA1, SHA256, SHA3_256} {
 		for _, n := range []int{12, 16, 44, 255} {
@@ -238,7 +238,7 @@ func TestVerifyFailures(t *testing.T) {
 	}
 }
 
-// TestEncodings has responses and challenges in every spelling that is allowed.
+// TestEncodings sends responses and challenges in every spelling that is allowed.
 func TestEncodings(t *testing.T) {
 	auth := newAuth(t, Config{Initiator: aliceCred, Target: targetCred})
 	raw := sequence(1024)
@@ -290,7 +290,7 @@ func TestReflectionAcrossLogins(t *testing.T) {
 		requireFailure(t, err, FailureAuthentication, "reflected_challenge")
 		second.Close()
 	}
-	first.Close() // the challenge is as good as any other from here on
+	first.Close() // from here on the challenge is not outstanding
 	third := auth.Begin(initiatorIQN)
 	c, err := third.Start("5")
 	require.NoError(t, err)
@@ -324,7 +324,7 @@ func TestInitiatorNameBinding(t *testing.T) {
 	}
 }
 
-// TestWhatAPeerSentIsQuoted: nobody writes lines of his own into the log, nor long ones.
+// TestWhatAPeerSentIsQuoted: a peer can write neither lines of its own nor long lines into the log.
 func TestWhatAPeerSentIsQuoted(t *testing.T) {
 	auth := newAuth(t, Config{Initiator: aliceCred, InitiatorName: initiatorIQN})
 	for _, hostile := range []string{"a\nlevel=info\x1b[2J\u202e", strings.Repeat("n\n", 5000)} {
@@ -359,7 +359,7 @@ func TestVerifyWithoutChallenge(t *testing.T) {
 	requireFailure(t, err, FailureProtocol, "chap_out_of_order")
 }
 
-// TestChallengesNeverRepeat also finds every identifier in use.
+// TestChallengesNeverRepeat also checks that every identifier gets used.
 func TestChallengesNeverRepeat(t *testing.T) {
 	n := 1_000_000
 	if testing.Short() {

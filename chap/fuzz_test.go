@@ -8,8 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// FuzzValues decodes what a peer sends as a number or a binary value. What is accepted is within
-// its bounds and means the same when it is written again.
+// FuzzValues decodes numbers and binary values that a peer sends. An accepted value is within its
+// bounds, and means the same when it is encoded again.
 func FuzzValues(f *testing.F) {
 	for _, seed := range []string{"", "0", "255", "256", "-1", "0x", "0xff", "0XfF", "0x123", "0b",
 		"0bAQID", "0BAQ==", "0bAR==", "0b\n", "18446744073709551616",
@@ -34,8 +34,8 @@ func FuzzValues(f *testing.F) {
 	})
 }
 
-// FuzzExchange answers a challenge with anything. Nobody gets in, as the right answer is not in
-// reach, and no error tells a secret.
+// FuzzExchange answers a challenge with anything. Nobody gets in, because the fuzzer cannot reach
+// the right answer, and no error shows a secret.
 func FuzzExchange(f *testing.F) {
 	f.Add("5", "alice", "0x00", "1", "0x01", byte(15))
 	f.Add("5,6,7,8", "storage", "0bAAAA", "256", "0x", byte(3))

@@ -8,7 +8,7 @@ import (
 
 const secretC = "another-secret-of-carol"
 
-// login runs one exchange, which between its challenge and the answer may have something happen.
+// login runs one exchange and calls between after the challenge and before the answer.
 func login(t *testing.T, a *Authenticator, user, secret string, between func()) (*Proof, error) {
 	t.Helper()
 	e := a.Begin(initiatorIQN)
@@ -32,7 +32,7 @@ func TestReplace(t *testing.T) {
 	require.Equal(t, "storage", proof.Name)
 	require.True(t, a.Knows("alice"))
 
-	// A login that has its challenge already is judged by what is in force when it answers.
+	// A login that already has its challenge is judged by the configuration at its answer.
 	replace := func() { require.NoError(t, a.Replace(second)) }
 	_, err = login(t, a, "alice", secretA, replace)
 	requireFailure(t, err, FailureAuthentication, "unknown_user")
@@ -44,7 +44,7 @@ func TestReplace(t *testing.T) {
 	_, err = login(t, a, "alice", secretA, back)
 	require.NoError(t, err)
 
-	// What cannot be used changes nothing.
+	// A bad configuration changes nothing.
 	for _, bad := range []Config{
 		{},
 		{Initiator: Credential{"alice", NewSecret("short")}},

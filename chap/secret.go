@@ -6,18 +6,17 @@ import (
 	"io"
 )
 
-// redacted stands where a secret would be shown.
+// redacted is shown in place of a secret.
 const redacted = "[redacted]"
 
-// Secret is a CHAP secret. No way of printing or marshalling it shows it. The zero value is no
-// secret.
+// Secret is a CHAP secret. Printing or marshalling never shows it. The zero value is no secret.
 type Secret struct {
-	// A pointer, because the fmt package does not call the methods below for what lies in an
-	// unexported field of somebody's struct, but does not follow pointers there either.
+	// It is a pointer because fmt does not call the methods below for an unexported field of
+	// somebody's struct, and does not follow pointers there either.
 	value *string
 }
 
-// NewSecret returns the secret of these bytes.
+// NewSecret returns the secret with these bytes.
 func NewSecret(value string) Secret {
 	if value == "" {
 		return Secret{}

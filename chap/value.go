@@ -9,13 +9,13 @@ import (
 	"strings"
 )
 
-// MaxBinaryLen is the longest challenge or response, bytes when decoded (RFC 7143 12.1.3).
+// MaxBinaryLen is the longest challenge or response, in bytes after decoding (RFC 7143 12.1.3).
 const MaxBinaryLen = 1024
 
 var (
 	errNotBinary   = errors.New("is neither hexadecimal (0x...) nor base64 (0b...)")
 	errEmptyBinary = errors.New("is empty")
-	errBadHex      = errors.New("contains what is not a hexadecimal digit")
+	errBadHex      = errors.New("contains a character that is not a hexadecimal digit")
 	errBadBase64   = errors.New("is not well-formed base64")
 	errNotNumber   = errors.New("is not a number")
 )
@@ -37,8 +37,8 @@ func ParseBinary(value string, max int) ([]byte, error) {
 }
 
 func parseHex(digits string, max int) ([]byte, error) {
-	// A constant of n digits is (n+1)/2 bytes long: an odd one lacks the leading zero of its first
-	// byte.
+	// A constant of n digits is (n+1)/2 bytes long. With an odd number of digits, the first byte
+	// lacks its leading zero.
 	n := (len(digits) + 1) / 2
 	switch {
 	case n == 0:

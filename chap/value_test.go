@@ -39,9 +39,9 @@ func TestParseBinary(t *testing.T) {
 		{"0b3q2+7w=", nil},    // half of it
 		{"0b3q2+7w===", nil},  // too much
 		{"0b3q2-7w==", nil},   // the other alphabet
-		{"0b3q2+\n7w==", nil}, // what the decoder would skip
+		{"0b3q2+\n7w==", nil}, // the decoder would skip it
 		{"0b3q2+7x==", nil},   // bits that are not in the value
-		{"0b3q2+7w==00", nil}, // something behind
+		{"0b3q2+7w==00", nil}, // something after it
 		{"0xdeadbeef\x00", nil},
 		{FormatBinary(full), full},
 		{FormatBinary(append([]byte{0}, full...)), nil},
