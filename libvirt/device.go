@@ -14,21 +14,22 @@ type Device struct {
 	Bus  Bus    // "": by Dev, BusSCSI for sd names and BusVirtio for vd names
 	Kind Kind   // "": KindDisk
 
-	BootOrder uint // 1: first; 0: not by this element
+	BootOrder uint // 1: first; 0: the element has no boot order
 
-	// Initiator is the iSCSI name by which QEMU logs in: what InitiatorName makes. A
-	// write-exclusive LUN belongs to one initiator name at a time. "": QEMU makes one of the
-	// domain's UUID. Both machines of a live migration have that, so none can be fenced.
+	// Initiator is the iSCSI name that QEMU logs in with; InitiatorName makes one. A
+	// write-exclusive LUN belongs to one initiator name at a time. "": QEMU derives a name from the
+	// domain's UUID. Both machines of a live migration have that UUID, so the target cannot fence
+	// either of them.
 	Initiator string
 
 	Cache        Cache   // "": CacheNone
 	IO           IO      // "": QEMU's default
 	Discard      Discard // "": DiscardUnmap
 	DetectZeroes Zeroes  // "": QEMU's default, ZeroesOff
-	// what happens on an error; "": QEMU's default, which stops on full storage and reports the
-	// rest
+	// What happens on an error. "": QEMU's default, which stops on full storage and reports the
+	// rest.
 	ErrorPolicy ErrorPolicy
-	// for reads, where it is to differ; "": as ErrorPolicy. Never ErrorNoSpace
+	// The policy for reads, if it differs. "": as ErrorPolicy. ErrorNoSpace is not allowed.
 	ReadErrorPolicy ErrorPolicy
 }
 
@@ -38,7 +39,7 @@ type Bus string
 // The buses.
 const (
 	BusVirtio Bus = "virtio" // virtio-blk
-	BusSCSI   Bus = "scsi"   // a controller of the domain, which should be of model virtio-scsi
+	BusSCSI   Bus = "scsi"   // on a controller of the domain, best of model virtio-scsi
 	BusSATA   Bus = "sata"   // cannot be hot-plugged, and has no read-only disks
 )
 
@@ -49,8 +50,8 @@ type Kind string
 const (
 	KindDisk Kind = "disk" // QEMU emulates a disk
 	// KindLUN passes the guest's commands on to the target, so that reservations and the target's
-	// own identity reach the guest. It needs BusSCSI, and has neither LUN.Serial nor LUN.WWN, as
-	// the target tells its own.
+	// own identity reach the guest. It needs BusSCSI. LUN.Serial and LUN.WWN must be empty, because
+	// the guest sees the target's own.
 	KindLUN Kind = "lun"
 )
 
@@ -67,7 +68,7 @@ const (
 	CacheUnsafe       Cache = "unsafe"
 )
 
-// IO is how QEMU does I/O. For an iSCSI disk QEMU uses the network whatever it says.
+// IO is how QEMU does I/O. An iSCSI disk uses the network whatever the value.
 type IO string
 
 // The modes of I/O.
@@ -77,10 +78,10 @@ const (
 	IOUring   IO = "io_uring"
 )
 
-// Discard says whether the guest's discards reach the target, which then gives the space back.
+// Discard says whether the guest's discards reach the target, which then frees the space.
 type Discard string
 
-// The choices.
+// The values of Discard.
 const (
 	DiscardUnmap  Discard = "unmap"
 	DiscardIgnore Discard = "ignore"
@@ -89,11 +90,11 @@ const (
 // Zeroes says whether QEMU looks for zeros in what the guest writes.
 type Zeroes string
 
-// The choices.
+// The values of Zeroes.
 const (
 	ZeroesOff   Zeroes = "off"
 	ZeroesOn    Zeroes = "on"
-	ZeroesUnmap Zeroes = "unmap" // and discards them; with DiscardUnmap
+	ZeroesUnmap Zeroes = "unmap" // look for zeros and discard them; needs DiscardUnmap
 )
 
 // ErrorPolicy says what happens to the guest when a command fails.
@@ -118,7 +119,7 @@ func caches() []Cache {
 		CacheUnsafe}
 }
 
-// prefix begins the device names of a bus.
+// prefix is what the device names of a bus begin with.
 func (b Bus) prefix() string {
 	if b == BusVirtio {
 		return "vd"
@@ -126,8 +127,8 @@ func (b Bus) prefix() string {
 	return "sd"
 }
 
-// maxSerial is how many characters of a serial number the guest gets to see: virtio 1.2 5.2.6.1 and
-// ATA have 20, and QEMU's SCSI disks 36.
+// maxSerial is how many characters of a serial number the guest sees: 20 with virtio (virtio 1.2
+// 5.2.6.1) and ATA, 36 with QEMU's SCSI disks.
 func (b Bus) maxSerial() int {
 	if b == BusSCSI {
 		return 36
@@ -135,7 +136,7 @@ func (b Bus) maxSerial() int {
 	return 20
 }
 
-// withDefaults fills in what empty fields stand for.
+// withDefaults replaces empty fields with their defaults.
 func (d Device) withDefaults() Device {
 	if d.Bus == "" {
 		d.Bus = BusVirtio
@@ -158,14 +159,14 @@ func (d Device) withDefaults() Device {
 	return d
 }
 
-// devPattern has no digits: those name partitions.
+// devPattern allows no digits, because those name partitions.
 var devPattern = regexp.MustCompile(`^(vd|sd)[a-z]{1,3}$`)
 
-// check looks at a device with its defaults filled in.
+// check validates a device whose defaults are filled in.
 func (d Device) check(p *problems) {
 	known(p, "Device.Bus", d.Bus, buses())
 	if !devPattern.MatchString(d.Dev) {
-		p.add("Device.Dev", "%q is no device name: want vda, sda and so on", d.Dev)
+		p.add("Device.Dev", "%q is not a device name: want vda, sda and so on", d.Dev)
 	} else if slices.Contains(buses(), d.Bus) && !strings.HasPrefix(d.Dev, d.Bus.prefix()) {
 		p.add("Device.Dev", "%q does not fit the bus %s, whose disks are %sa and so on", d.Dev,
 			d.Bus, d.Bus.prefix())
@@ -181,17 +182,19 @@ func (d Device) check(p *problems) {
 		p.addError("Device.Initiator", CheckName(d.Initiator))
 	}
 	if d.IO == IONative && d.Cache != CacheNone && d.Cache != CacheDirectsync {
-		p.add("Device.IO", "native needs the cache mode none or directsync, and it is %s", d.Cache)
+		p.add("Device.IO", "native needs the cache mode none or directsync; the mode is %s",
+			d.Cache)
 	}
 	if d.DetectZeroes == ZeroesUnmap && d.Discard != DiscardUnmap {
-		p.add("Device.DetectZeroes", "unmap needs the discard mode unmap, and it is %s", d.Discard)
+		p.add("Device.DetectZeroes", "unmap needs the discard mode unmap; the mode is %s",
+			d.Discard)
 	}
 	if d.Kind == KindLUN && d.Bus != BusSCSI {
-		p.add("Device.Kind", "lun needs the bus scsi, and it is %s", d.Bus)
+		p.add("Device.Kind", "lun needs the bus scsi; the bus is %s", d.Bus)
 	}
 }
 
-// checkTogether looks at what a LUN and a device cannot have together.
+// checkTogether finds combinations of a LUN and a device that do not work.
 func checkTogether(l LUN, d Device, p *problems) {
 	if l.ReadOnly && d.Bus == BusSATA {
 		p.add("Device.Bus", "sata has no read-only disks: want scsi or virtio")
@@ -199,17 +202,17 @@ func checkTogether(l LUN, d Device, p *problems) {
 	switch {
 	case l.Serial == "":
 	case d.Kind == KindLUN:
-		p.add("LUN.Serial", "a disk of kind lun has the target's own: leave it empty")
+		p.add("LUN.Serial", "the guest of a disk of kind lun sees the target's own: leave it empty")
 	case len(l.Serial) > d.Bus.maxSerial():
-		p.add("LUN.Serial", "%q has %d characters, of which a guest sees %d on the bus %s: "+
+		p.add("LUN.Serial", "%q has %d characters, but a guest sees only %d on the bus %s: "+
 			"shorten it", l.Serial, len(l.Serial), d.Bus.maxSerial(), d.Bus)
 	}
 	switch {
 	case l.WWN == "":
 	case d.Kind == KindLUN:
-		p.add("LUN.WWN", "a disk of kind lun has the target's own: leave it empty")
+		p.add("LUN.WWN", "the guest of a disk of kind lun sees the target's own: leave it empty")
 	case d.Bus != BusSCSI:
-		p.add("LUN.WWN", "disks on the bus %s have none: leave it empty, or use scsi", d.Bus)
+		p.add("LUN.WWN", "disks on the bus %s have no WWN: leave it empty, or use scsi", d.Bus)
 	}
 }
 
@@ -225,7 +228,7 @@ func knownOrEmpty[T ~string](p *problems, field string, value T, values []T) {
 	}
 }
 
-// printable tells whether XML can hold a text and a person can read it.
+// printable says whether XML can hold a text and a person can read it.
 func printable(text string) bool {
 	return utf8.ValidString(text) &&
 		!strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) })

@@ -7,7 +7,7 @@ import (
 	"libvirt.org/go/libvirtxml"
 )
 
-// Disk returns the <disk> element by which a domain uses a LUN. It is the caller's to change.
+// Disk returns the <disk> element that makes a LUN a disk of a domain. The caller may change it.
 func Disk(l LUN, d Device) (*libvirtxml.DomainDisk, error) {
 	l, d = l.withDefaults(), d.withDefaults()
 	var p problems
@@ -73,7 +73,7 @@ func auth(c Credential) *libvirtxml.DomainDiskAuth {
 	return &libvirtxml.DomainDiskAuth{Username: c.Username, Secret: secret}
 }
 
-// DiskXML is Disk as text, indented, without an end of line.
+// DiskXML returns Disk as indented text without a newline at the end.
 func DiskXML(l LUN, d Device) (string, error) {
 	disk, err := Disk(l, d)
 	if err != nil {
@@ -86,10 +86,10 @@ func DiskXML(l LUN, d Device) (string, error) {
 	return text, nil
 }
 
-// HotplugXML is the document for virDomainAttachDeviceFlags and virDomainDetachDeviceFlags, `virsh
-// attach-device` and `virsh detach-device`: DiskXML of a device that can be plugged into a running
-// domain. One that cannot is an error. With BusSCSI the domain should have a controller of model
-// virtio-scsi, as libvirt otherwise plugs in another one.
+// HotplugXML returns the document for virDomainAttachDeviceFlags and virDomainDetachDeviceFlags,
+// and for `virsh attach-device` and `virsh detach-device`. It is DiskXML, with an error for a
+// device that cannot be plugged into a running domain. With BusSCSI the domain should already have
+// a controller of model virtio-scsi; otherwise libvirt plugs in another model.
 func HotplugXML(l LUN, d Device) (string, error) {
 	if d.withDefaults().Bus == BusSATA {
 		return "", &FieldError{Field: "Device.Bus",

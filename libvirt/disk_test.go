@@ -9,7 +9,7 @@ import (
 	"libvirt.org/go/libvirtxml"
 )
 
-// demoLUN is a LUN that asks for nothing special.
+// demoLUN is a LUN without special settings.
 func demoLUN() LUN {
 	return LUN{
 		Portals:    []Portal{{Host: "10.0.0.5", Port: 3261}},
@@ -19,8 +19,7 @@ func demoLUN() LUN {
 	}
 }
 
-// TestTheOriginalElements renders everything that the first wrapper's handler rendered, for a
-// caller that sets nothing else.
+// TestTheOriginalElements renders what the first wrapper's handler rendered, with nothing else set.
 func TestTheOriginalElements(t *testing.T) {
 	text, err := DiskXML(demoLUN(), Device{})
 	require.NoError(t, err)
@@ -100,7 +99,7 @@ func TestAccessModes(t *testing.T) {
 	}
 }
 
-// TestDiskLeavesItsArguments: one LUN is used for several devices, also at once.
+// TestDiskLeavesItsArguments: callers use one LUN for several devices, also concurrently.
 func TestDiskLeavesItsArguments(t *testing.T) {
 	l := demoLUN()
 	l.Portals[0].Port = 0
@@ -134,7 +133,7 @@ func TestWithoutACredentialThereIsNoAuth(t *testing.T) {
 	require.Nil(t, disk.Auth)
 }
 
-// TestWhatIsWrongIsNamed changes a good LUN and device in one place each.
+// TestWhatIsWrongIsNamed changes one thing in a good LUN and device.
 func TestWhatIsWrongIsNamed(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(*LUN, *Device)
@@ -175,10 +174,10 @@ func TestWhatIsWrongIsNamed(t *testing.T) {
 			"LUN.Credential.Username", "empty"},
 		"a user with a newline": {func(l *LUN, _ *Device) { l.Credential.Username = "a\nb" },
 			"LUN.Credential.Username", "control"},
-		"a user that is no UTF-8": {func(l *LUN,
+		"a user that is not UTF-8": {func(l *LUN,
 			_ *Device) {
 			l.Credential.Username = "a\xff"
-		}, "LUN.Credential.Username", "no UTF-8"},
+		}, "LUN.Credential.Username", "not UTF-8"},
 		"a user without a secret": {func(l *LUN, _ *Device) { l.Credential.SecretUsage = "" },
 			"LUN.Credential.SecretUsage", "reference"},
 		"a usage with a slash": {func(l *LUN,
@@ -189,7 +188,7 @@ func TestWhatIsWrongIsNamed(t *testing.T) {
 			_ *Device) {
 			l.Credential.SecretUsage = "a\nb"
 		}, "LUN.Credential.SecretUsage", "control"},
-		"a UUID that is none": {func(l *LUN,
+		"a bad UUID": {func(l *LUN,
 			_ *Device) {
 			l.Credential.SecretUUID = "1234"
 		}, "LUN.Credential.SecretUUID", "1234"},
@@ -211,7 +210,7 @@ func TestWhatIsWrongIsNamed(t *testing.T) {
 			l.Serial = "0123456789abcdef0123456789abcdef01234"
 			d.Dev = "sda"
 		}, "LUN.Serial", "37 characters"},
-		"a WWN that is none": {func(l *LUN, d *Device) { l.WWN = "naa.3"; d.Dev = "sda" },
+		"a bad WWN": {func(l *LUN, d *Device) { l.WWN = "naa.3"; d.Dev = "sda" },
 			"LUN.WWN", "16 hexadecimal"},
 		"a WWN of a virtio disk": {func(l *LUN, _ *Device) { l.WWN = "3c0ffee000000001" },
 			"LUN.WWN", "virtio"},
@@ -289,12 +288,12 @@ func TestWhatIsWrongIsNamed(t *testing.T) {
 			require.Contains(t, wrong.Problem, c.says)
 			var joined interface{ Unwrap() []error }
 			require.True(t, errors.As(err, &joined))
-			require.Len(t, joined.Unwrap(), 1, "one mistake is one error: %v", err)
+			require.Len(t, joined.Unwrap(), 1, "one mistake must give one error: %v", err)
 		})
 	}
 }
 
-func TestAllThatIsWrongIsToldAtOnce(t *testing.T) {
+func TestAllErrorsAreReportedAtOnce(t *testing.T) {
 	_, err := DiskXML(LUN{}, Device{Bus: "ide"})
 	for _, field := range []string{"LUN.Portals", "LUN.TargetName", "LUN.Number", "Device.Bus"} {
 		require.ErrorContains(t, err, field+": ")
@@ -345,7 +344,7 @@ func TestSecret(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "01234567-89ab-cdef-0123-456789abcdef", secret.UUID)
 	require.Equal(t, "01234567-89ab-cdef-0123-456789abcdef", secret.Usage.Target,
-		"libvirt refuses a disk's secret that is for no iSCSI")
+		"libvirt lets a disk use only a secret for iSCSI")
 	secret, err = Secret(Credential{SecretUUID: "01234567-89ab-cdef-0123-456789abcdef",
 		SecretUsage: "name"})
 	require.NoError(t, err)

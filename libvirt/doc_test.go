@@ -16,7 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The documentation is all that the writer of a handler has: what it names has to be there.
+// The documentation is all that the author of a handler has: every name in it must exist.
 func TestDocumentationNamesWhatThereIs(t *testing.T) {
 	pkg := documented(t)
 	for place, text := range pkg.texts {
@@ -27,16 +27,15 @@ func TestDocumentationNamesWhatThereIs(t *testing.T) {
 	}
 }
 
-// mixedCase is a word that can be nothing but the name of something in Go: FieldError, and Field in
-// the middle of a path as LUN.Number. Words of people with two capitals, as in QEMU or CHAP, have
-// no small letter before one.
+// mixedCase matches words that can only be Go names: FieldError, or Field in a path such as
+// LUN.Number. Ordinary words with two capitals, such as QEMU or CHAP, have no lower-case letter
+// before one.
 var mixedCase = regexp.MustCompile(`\b[A-Z][A-Za-z0-9]*[a-z0-9][A-Z][A-Za-z0-9]*\b`)
 
-// foreign are names that look like those of Go and are those of others.
+// foreign are names that look like Go names but are not ours.
 var foreign = []string{"KubeVirt"}
 
-// TestHandlersPageNamesWhatThereIs takes the Go code of the page apart, and looks for names in its
-// prose.
+// TestHandlersPageNamesWhatThereIs parses the Go code of the page, and looks for names in its text.
 func TestHandlersPageNamesWhatThereIs(t *testing.T) {
 	page, err := os.ReadFile("../docs/handlers.md")
 	require.NoError(t, err)
@@ -46,7 +45,7 @@ func TestHandlersPageNamesWhatThereIs(t *testing.T) {
 			"the page names %s, which does not exist", name)
 	}
 	code := goCode(string(page))
-	require.NotEmpty(t, code, "the page shows how the library is used")
+	require.NotEmpty(t, code, "the page must show how to use the library")
 	found := 0
 	for _, block := range code {
 		body, err := parser.ParseFile(token.NewFileSet(), "handlers.md",
@@ -78,8 +77,8 @@ func TestHandlersPageNamesWhatThereIs(t *testing.T) {
 	require.Greater(t, found, 5)
 }
 
-// TestHandlersPageImports runs what the page says of importing the module, in a module of a
-// handler, without a network: what else is needed is in the cache of this machine's Go.
+// TestHandlersPageImports runs the page's commands for importing the module, in a handler's module.
+// It needs no network: everything else is in the module cache of this machine.
 func TestHandlersPageImports(t *testing.T) {
 	page, err := os.ReadFile("../docs/handlers.md")
 	require.NoError(t, err)
@@ -97,7 +96,7 @@ func TestHandlersPageImports(t *testing.T) {
 	for _, recipe := range recipes {
 		if _, err := os.Stat(filepath.Join(root, ".git")); err != nil && strings.Contains(recipe,
 			"git ") {
-			t.Skip("these sources are not in git")
+			t.Skip("these sources are not in a git repository")
 		}
 		place := t.TempDir()
 		require.NoError(t, os.Symlink(root, filepath.Join(place, "kubevirt-disk")))
@@ -113,8 +112,8 @@ func TestHandlersPageImports(t *testing.T) {
 			"GOSUMDB=off", "PROXY="+place+"/proxy")
 		downloaded := "file://" + strings.TrimSpace(string(cache)) + "/cache/download"
 		if strings.Contains(recipe, "GOPROXY") {
-			// Of its own, so that what the proxy has is taken; by the file, which the recipe
-			// changes.
+			// With its own module cache, so that the module comes from the proxy. The proxy is set
+			// in the file, which the recipe changes.
 			cmd.Env = append(cmd.Env, "GOPROXY=", "GOMODCACHE="+place+"/cache")
 			require.NoError(t, os.WriteFile(place+"/env", []byte("GOPROXY="+downloaded+"\n"),
 				0o644))
@@ -123,7 +122,7 @@ func TestHandlersPageImports(t *testing.T) {
 		}
 		out, err := cmd.CombinedOutput()
 		require.NoError(t, err, "%s\n%s", recipe, out)
-		require.Contains(t, string(out), "LUN.Number: 0 is no disk")
+		require.Contains(t, string(out), "LUN.Number: 0 is not a disk")
 	}
 }
 
@@ -141,13 +140,13 @@ func main() {
 }
 `
 
-// goCode is the blocks of a page that are Go.
+// goCode returns the blocks of a page that are Go code.
 func goCode(page string) []string {
 	return slices.DeleteFunc(blocks(page),
 		func(block string) bool { return !strings.Contains(block, "libvirt.LUN{") })
 }
 
-// blocks is the indented parts of a page.
+// blocks returns the indented blocks of a page.
 func blocks(page string) (all []string) {
 	block := ""
 	for line := range strings.Lines(page + "\n.\n") {
@@ -162,10 +161,10 @@ func blocks(page string) (all []string) {
 	return all
 }
 
-// documentation is what the package says of itself.
+// documentation is the package's documentation.
 type documentation struct {
-	texts map[string]string // by what they are about
-	// what there is: X, and T.X for a field or method, of which X alone counts, too
+	texts map[string]string // by the thing that they document
+	// The names that exist: X, and T.X for a field or method, which X alone stands for, too.
 	names map[string]bool
 }
 

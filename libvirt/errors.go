@@ -5,11 +5,11 @@ import (
 	"fmt"
 )
 
-// FieldError is one wrong field of an argument. Where several are wrong, they are joined; errors.As
-// finds the first.
+// FieldError reports one wrong field of an argument. If several fields are wrong, their errors are
+// joined; errors.As finds the first.
 type FieldError struct {
-	// Field is its path: of Go fields ("LUN.Portals[0].Host", "Device.Bus") in what Disk and Secret
-	// are given, of XML ("disk/source/host[1]/@name") in what ParseDisk reads, and of keys
+	// Field is the path of the field: Go fields ("LUN.Portals[0].Host", "Device.Bus") in the
+	// arguments of Disk and Secret, XML ("disk/source/host[1]/@name") in ParseDisk, and keys
 	// ("disks[0].source.iscsi.portal") in ParseSources.
 	Field   string
 	Problem string // what is wrong and what is wanted, without the field's name
@@ -17,10 +17,10 @@ type FieldError struct {
 
 func (e *FieldError) Error() string { return e.Field + ": " + e.Problem }
 
-// problems collects all that is wrong with an argument.
+// problems collects everything that is wrong with an argument.
 type problems struct {
 	list []error
-	// translates the path of a Go field into what the caller knows; nil: as it is
+	// name translates the path of a Go field into what the caller knows. nil: no translation.
 	name func(field string) string
 }
 

@@ -9,7 +9,7 @@ import (
 	"kubevirt.io/disk/libvirt"
 )
 
-// A handler adds the disk of a pod to its domain, and defines the secret first.
+// A handler defines the secret and adds the disk of a pod to its domain.
 func Example() {
 	lun := libvirt.LUN{
 		Portals:    []libvirt.Portal{{Host: "10.0.0.5", Port: 3261}},
@@ -72,7 +72,7 @@ func Example() {
 	// </domain>
 }
 
-// The document that `virsh attach-device` takes, and `virsh detach-device` as well.
+// The document works for `virsh attach-device` and `virsh detach-device`.
 func ExampleHotplugXML() {
 	document, err := libvirt.HotplugXML(libvirt.LUN{
 		Portals:    []libvirt.Portal{{Host: "fd00::5"}},
@@ -97,7 +97,7 @@ func ExampleHotplugXML() {
 	// </disk>
 }
 
-// What is wrong is told all at once, by field.
+// The error reports all mistakes at once, by field.
 func ExampleDisk_errors() {
 	_, err := libvirt.Disk(libvirt.LUN{
 		Portals:    []libvirt.Portal{{Host: "0.0.0.0"}},
@@ -106,7 +106,7 @@ func ExampleDisk_errors() {
 	fmt.Println(err)
 	// Output:
 	// LUN.Portals[0].Host: 0.0.0.0 means every address: want one that the VM's host can reach
-	// LUN.Number: 0 is no disk: the LUNs of disks begin at 1
+	// LUN.Number: 0 is not a disk: the LUNs of disks begin at 1
 	// Device.Dev: "sda" does not fit the bus virtio, whose disks are vda and so on
 }
 
@@ -129,7 +129,7 @@ func ExampleParseDisk() {
 	// vda virtio none
 }
 
-// The disk sources of a virtual machine's specification. Any decoder of YAML or JSON will do.
+// Read the disk sources of a virtual machine's specification. Any YAML or JSON decoder will do.
 func ExampleParseSources() {
 	var document map[string]any
 	if err := yaml.Unmarshal([]byte(`

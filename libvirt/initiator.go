@@ -9,26 +9,26 @@ import (
 	"strings"
 )
 
-// initiatorPrefix begins the names that InitiatorName makes.
+// initiatorPrefix is what the names of InitiatorName begin with.
 const initiatorPrefix = "iqn.2017-01.io.kubevirt:"
 
 // maxNamePart leaves room for the machine, a colon and the domain.
 const maxNamePart = (maxNameLength - len(initiatorPrefix) - 1) / 2
 
-// The variables that tell a machine's name in a cluster, from the downward API.
+// The variables that hold a machine's name in a cluster, from the downward API.
 const (
 	envNode = "NODE_NAME"
 	envPod  = "POD_NAME"
 )
 
-// InitiatorName is the iSCSI name by which a domain on a machine should log in: for
-// Device.Initiator. It is the same each time, and another one for every machine and every domain.
-// So the two machines of a live migration are two initiators to the target, which can then fence
-// the first. QEMU's own name is made of the domain's UUID, which both machines have.
+// InitiatorName returns the iSCSI name that a domain on a machine should log in with: use it for
+// Device.Initiator. It is the same each time, and differs for every machine and every domain. So
+// the target sees the two machines of a live migration as two initiators, and can fence the first.
+// QEMU's own name comes from the domain's UUID, which both machines have.
 //
-// An empty machine is Machine, this one. A domain is known by its name or UUID. Without one, all
-// domains of the machine have the same name, and a write-exclusive LUN does not keep them apart.
-// What iSCSI names cannot have is replaced, and a hash added.
+// An empty machine means Machine, this one. domain is the domain's name or UUID. If it is empty,
+// all domains of the machine have the same name, and a write-exclusive LUN does not keep them
+// apart. Characters that an iSCSI name cannot have are replaced, and a hash is added.
 func InitiatorName(machine, domain string) (string, error) {
 	if machine == "" {
 		var err error
@@ -43,9 +43,9 @@ func InitiatorName(machine, domain string) (string, error) {
 	return name, nil
 }
 
-// Machine is what this machine is called, unlike every other that a guest can migrate to: the
-// environment's NODE_NAME, else its POD_NAME, else the hostname. Pods of KubeVirt need one of the
-// variables, as their hostname is the virtual machine's.
+// Machine returns the name of this machine. It must differ from that of every other machine that a
+// guest can migrate to. It is the environment's NODE_NAME, else its POD_NAME, else the hostname.
+// Pods of KubeVirt need one of the variables, because their hostname is the virtual machine's.
 func Machine() (string, error) {
 	for _, variable := range []string{envNode, envPod} {
 		if name := os.Getenv(variable); name != "" {
@@ -69,13 +69,13 @@ func distinguishes(hostname string) error {
 	case "":
 		return errors.New("this machine has no hostname: set " + envNode)
 	case "localhost", "(none)":
-		return fmt.Errorf("this machine is called %q, as others are: set %s", hostname, envNode)
+		return fmt.Errorf("this machine is called %q, like many others: set %s", hostname, envNode)
 	}
 	return nil
 }
 
-// namePart makes a part of an iSCSI name of a text. One that has to be changed gets a hash, so that
-// it stays apart from others.
+// namePart turns a text into a part of an iSCSI name. If characters had to be replaced it adds a
+// hash, so that different texts stay different.
 func namePart(text string) string {
 	part := strings.Map(func(r rune) rune {
 		switch {

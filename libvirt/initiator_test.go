@@ -38,7 +38,7 @@ func TestInitiatorName(t *testing.T) {
 		if c.want != "" {
 			require.Equal(t, c.want, name)
 		}
-		require.Empty(t, seen[name], "%q of %q has the name of another", c.domain, c.machine)
+		require.Empty(t, seen[name], "%q on %q has the same name as another", c.domain, c.machine)
 		seen[name] = c.machine + " " + c.domain
 		again, err := InitiatorName(c.machine, c.domain)
 		require.NoError(t, err)

@@ -17,15 +17,15 @@ const DefaultPort = 3260
 // maxLUN is the highest LUN of the flat addressing method, 14 bits (SAM-5 4.7.7).
 const maxLUN = 1<<14 - 1
 
-// QEMU takes the number behind a target's name for the first two bytes of a LUN's address as they
-// are sent. Up to maxPeripheral they are the number itself, the peripheral device addressing
-// method; above they have the two bits of the flat one (SAM-5 4.7.7).
+// QEMU uses the number after a target's name as the first two bytes of a LUN's address on the wire.
+// Up to maxPeripheral these bytes are the number itself (peripheral device addressing). Above that
+// they also carry the two bits of the flat addressing method (SAM-5 4.7.7).
 const (
 	maxPeripheral = 1<<8 - 1
 	flatMethod    = 1 << 14
 )
 
-// addressOf is what QEMU has to be told of a LUN.
+// addressOf is the number that QEMU needs for a LUN.
 func addressOf(number int) int {
 	if number > maxPeripheral {
 		return flatMethod + number
@@ -33,8 +33,8 @@ func addressOf(number int) int {
 	return number
 }
 
-// numberOf is the inverse. A number above maxPeripheral without the method is none that QEMU
-// reaches, but only one LUN can be meant.
+// numberOf is the inverse. QEMU reaches no LUN by a number above maxPeripheral without the method
+// bits, but it is clear which LUN is meant.
 func numberOf(address int) int {
 	if address >= flatMethod {
 		return address - flatMethod
@@ -42,25 +42,25 @@ func numberOf(address int) int {
 	return address
 }
 
-// LUN is a served disk: where it is, and what a virtual machine is to know of it.
+// LUN is a served disk: where it is, and what a virtual machine needs to know about it.
 type LUN struct {
-	// Portals are the addresses of the target, at least one, the preferred first. All become <host>
-	// elements; libvirt's QEMU driver connects to the first, and libvirt's schema for validation
-	// allows no second.
+	// Portals are the addresses of the target: at least one, the preferred one first. All become
+	// <host> elements. libvirt's QEMU driver connects to the first, and libvirt's validation schema
+	// allows only one.
 	Portals []Portal
 
 	TargetName string // iSCSI name
 	Number     int    // 1 to 16383
 
-	Credential Credential // the zero value: the target asks for none
+	Credential Credential // the zero value: the target does not use CHAP
 
 	AccessMode AccessMode // "": WriteExclusive
-	// ReadOnly shows the guest a read-only disk; it is always so with ReadShared. With WriteShared
-	// the element is that of ReadShared, and is read back so.
+	// ReadOnly makes the guest's disk read-only. With ReadShared it always is. WriteShared with
+	// ReadOnly renders the same element as ReadShared, and is parsed back as that.
 	ReadOnly bool
 
-	// Serial is what the guest shows as the disk's serial number: letters, digits, '_', '.', '+',
-	// '-' and spaces, at most 36 with BusSCSI and 20 with the others. "": none.
+	// Serial is the disk's serial number in the guest: letters, digits, '_', '.', '+', '-' and
+	// spaces, at most 36 characters with BusSCSI and 20 with the others. "": none.
 	Serial string
 
 	// WWN is the disk's NAA identifier, 16 hexadecimal digits. Only disks of BusSCSI have one. "":
@@ -82,7 +82,7 @@ func ParsePortal(text string) (Portal, error) {
 	} else if _, err := netip.ParseAddr(text); err != nil && strings.Contains(text, ":") {
 		host, port, err := net.SplitHostPort(text)
 		if err != nil {
-			return Portal{}, fmt.Errorf("%q is no portal: want HOST, HOST:PORT or [IPv6]:PORT",
+			return Portal{}, fmt.Errorf("%q is not a portal: want HOST, HOST:PORT or [IPv6]:PORT",
 				text)
 		}
 		p.Host = host
@@ -99,7 +99,7 @@ func ParsePortal(text string) (Portal, error) {
 func parsePort(text string) (uint16, error) {
 	n, err := strconv.ParseUint(text, 10, 16)
 	if err != nil || n == 0 {
-		return 0, fmt.Errorf("%q is no port: want 1 to 65535", text)
+		return 0, fmt.Errorf("%q is not a port: want 1 to 65535", text)
 	}
 	return uint16(n), nil
 }
@@ -116,29 +116,29 @@ func (p Portal) String() string {
 // AccessMode says who may use the disk at the same time.
 type AccessMode string
 
-// The access modes, by the names that kubevirt-disk has for them.
+// The access modes. The names are those of kubevirt-disk.
 const (
 	WriteExclusive AccessMode = "write-exclusive" // one virtual machine
 	WriteShared    AccessMode = "write-shared"    // several, for cluster file systems: <shareable>
-	// several, and nobody writes: <shareable> and <readonly>
+	// several, all of them readers: <shareable> and <readonly>
 	ReadShared AccessMode = "read-shared"
 )
 
 func accessModes() []AccessMode { return []AccessMode{WriteExclusive, WriteShared, ReadShared} }
 
-// Credential is a CHAP user, and a libvirt secret that holds the password, by reference.
+// Credential is a CHAP user, and a reference to the libvirt secret that holds the password.
 type Credential struct {
-	// Username is passed on as it is. libvirt's schema for validation knows only letters, digits,
-	// '_', '+' and '-' in it; libvirt itself takes any.
+	// Username is passed on unchanged. libvirt's validation schema allows only letters, digits,
+	// '_', '+' and '-'; libvirt itself takes any name.
 	Username string
 
 	SecretUsage string // the usage name of the secret; no '/'
-	SecretUUID  string // refers to the secret instead of SecretUsage, where it is not empty
+	SecretUUID  string // if not empty, used instead of SecretUsage
 }
 
 func (c Credential) isZero() bool { return c == Credential{} }
 
-// withDefaults fills in what empty fields stand for.
+// withDefaults replaces empty fields with their defaults.
 func (l LUN) withDefaults() LUN {
 	l.Portals = slices.Clone(l.Portals)
 	for i := range l.Portals {
@@ -160,9 +160,9 @@ func (c Credential) withDefaults() Credential {
 	return c
 }
 
-// For returns the LUN without the identity that such a device has no place for: serial number and
-// WWN of a KindLUN, the WWN of a disk that is not on BusSCSI. It is for callers that know a LUN's
-// identity whatever the device; Disk refuses what does not fit.
+// For returns the LUN without the identity that the device cannot show: the serial number and the
+// WWN with KindLUN, the WWN of a disk that is not on BusSCSI. It is for callers that fill in the
+// identity for every device; Disk refuses what does not fit.
 func (l LUN) For(d Device) LUN {
 	d = d.withDefaults()
 	if d.Kind == KindLUN {
@@ -182,7 +182,7 @@ var (
 	uuidPattern   = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
 )
 
-// check looks at a LUN with its defaults filled in.
+// check validates a LUN whose defaults are filled in.
 func (l LUN) check(p *problems) {
 	if len(l.Portals) == 0 {
 		p.add("LUN.Portals", "there is no host: want at least one")
@@ -193,9 +193,9 @@ func (l LUN) check(p *problems) {
 	p.addError("LUN.TargetName", CheckName(l.TargetName))
 	switch {
 	case l.Number == 0:
-		p.add("LUN.Number", "0 is no disk: the LUNs of disks begin at 1")
+		p.add("LUN.Number", "0 is not a disk: the LUNs of disks begin at 1")
 	case l.Number < 0 || l.Number > maxLUN:
-		p.add("LUN.Number", "%d is no LUN: want 1 to %d", l.Number, maxLUN)
+		p.add("LUN.Number", "%d is not a LUN: want 1 to %d", l.Number, maxLUN)
 	}
 	if !l.Credential.isZero() {
 		l.Credential.check(p, "LUN.Credential")
@@ -204,11 +204,11 @@ func (l LUN) check(p *problems) {
 		p.add("LUN.AccessMode", "%q is unknown: want %s", l.AccessMode, oneOf(accessModes()))
 	}
 	if l.Serial != "" && !serialPattern.MatchString(l.Serial) {
-		p.add("LUN.Serial", "%q has other characters than libvirt takes: letters, digits, '_', "+
-			"'.', '+', '-', and spaces between them", l.Serial)
+		p.add("LUN.Serial", "%q has characters that libvirt does not take: want letters, digits, "+
+			"'_', '.', '+', '-', and spaces between them", l.Serial)
 	}
 	if l.WWN != "" && !wwnPattern.MatchString(l.WWN) {
-		p.add("LUN.WWN", "%q is no WWN: want 16 hexadecimal digits", l.WWN)
+		p.add("LUN.WWN", "%q is not a WWN: want 16 hexadecimal digits", l.WWN)
 	}
 }
 
@@ -238,7 +238,7 @@ func (c Credential) check(p *problems, field string) {
 	if c.Username == "" {
 		p.add(field+".Username", "it is empty: want the CHAP user name that belongs to the secret")
 	} else if !printable(c.Username) {
-		p.add(field+".Username", "%q has control characters, or is no UTF-8", c.Username)
+		p.add(field+".Username", "%q has control characters, or is not UTF-8", c.Username)
 	}
 	c.checkReference(p, field)
 }
@@ -249,7 +249,7 @@ func (c Credential) checkReference(p *problems, field string) {
 			"libvirt secret")
 	}
 	if c.SecretUUID != "" && !uuidPattern.MatchString(c.SecretUUID) {
-		p.add(field+".SecretUUID", "%q is no UUID: want 01234567-89ab-cdef-0123-456789abcdef",
+		p.add(field+".SecretUUID", "%q is not a UUID: want 01234567-89ab-cdef-0123-456789abcdef",
 			c.SecretUUID)
 	}
 	if strings.Contains(c.SecretUsage, "/") || !printable(c.SecretUsage) {

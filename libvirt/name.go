@@ -14,20 +14,19 @@ var (
 	// A date, a reversed domain name, and a free part after a colon (RFC 7143 4.2.7.4).
 	iqnPattern = regexp.MustCompile(
 		`^iqn\.[0-9]{4}-(0[1-9]|1[0-2])\.[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*(:.+)?$`)
-	// RFC 7143 4.2.7.5; its own examples have digits in upper case.
+	// RFC 7143 4.2.7.5; its own examples have upper-case digits.
 	euiPattern = regexp.MustCompile(`^eui\.[0-9A-Fa-f]{16}$`)
 	// RFC 7143 4.2.7.6: 64 or 128 bits.
 	naaPattern = regexp.MustCompile(`^naa\.([0-9A-Fa-f]{16}|[0-9A-Fa-f]{32})$`)
 )
 
-// CheckName tells whether a text is an iSCSI name, of a target or an initiator, as a login can use
-// it. Names are compared byte for byte once they are normalised (RFC 7143 4.2.7.2), so a name that
-// is not is refused: changed in silence, it would not be the one that a person then types
-// elsewhere.
+// CheckName says whether an initiator or a target can use a text as its iSCSI name. Names are
+// normalised and then compared byte for byte (RFC 7143 4.2.7.2). A name that is not normalised is
+// refused: if it were changed silently, it would not match what a person types elsewhere.
 func CheckName(name string) error {
 	switch {
 	case name == "":
-		return errors.New("the name is empty: want one as iqn.2017-01.io.kubevirt:wrapper")
+		return errors.New("the name is empty: want one like iqn.2017-01.io.kubevirt:wrapper")
 	case len(name) > maxNameLength:
 		return fmt.Errorf("the name is %d bytes long: an iSCSI name has at most %d", len(name),
 			maxNameLength)
@@ -35,15 +34,17 @@ func CheckName(name string) error {
 		return checkIQN(name)
 	case strings.HasPrefix(name, "eui."):
 		if !euiPattern.MatchString(name) {
-			return fmt.Errorf("%q is no EUI name: want \"eui.\" and 16 hexadecimal digits", name)
+			return fmt.Errorf("%q is not an EUI name: want \"eui.\" and 16 hexadecimal digits",
+				name)
 		}
 	case strings.HasPrefix(name, "naa."):
 		if !naaPattern.MatchString(name) {
-			return fmt.Errorf("%q is no NAA name: want \"naa.\" and 16 or 32 hexadecimal digits",
+			return fmt.Errorf("%q is not an NAA name: want \"naa.\" and 16 or 32 hexadecimal "+
+				"digits",
 				name)
 		}
 	default:
-		return fmt.Errorf("%q is no iSCSI name: it begins with iqn., eui. or naa., as in "+
+		return fmt.Errorf("%q is not an iSCSI name: it must begin with iqn., eui. or naa., as in "+
 			"iqn.2017-01.io.kubevirt:wrapper", name)
 	}
 	return nil
@@ -54,7 +55,7 @@ func checkIQN(name string) error {
 		switch {
 		case 'a' <= r && r <= 'z', '0' <= r && r <= '9', r == '-', r == '.', r == ':':
 		case 'A' <= r && r <= 'Z':
-			return fmt.Errorf("%q has upper-case letters, which iSCSI names do not: use %q", name,
+			return fmt.Errorf("%q has upper-case letters, and an iSCSI name must not: use %q", name,
 				strings.ToLower(name))
 		default:
 			return fmt.Errorf("%q has the character %q: an iSCSI name has a-z, 0-9, '-', '.' and "+
@@ -62,7 +63,7 @@ func checkIQN(name string) error {
 		}
 	}
 	if !iqnPattern.MatchString(name) {
-		return fmt.Errorf("%q is no iSCSI qualified name: want "+
+		return fmt.Errorf("%q is not an iSCSI qualified name: want "+
 			"iqn.YEAR-MONTH.REVERSED-DOMAIN[:NAME], as in iqn.2017-01.io.kubevirt:wrapper", name)
 	}
 	return nil

@@ -12,39 +12,40 @@ import (
 	"libvirt.org/go/libvirtxml"
 )
 
-// ParseDisk reads a <disk> element, as Disk made it or as libvirt shows it of a domain, back into a
-// LUN and a device. What an element leaves out comes back as the value that it stands for: the
-// port, the cache mode CacheDefault, DiscardIgnore. Elements that tell nothing of a LUN (alias,
-// address, statistics and the like) are passed over; one that changes what the guest would see of
-// it, such as encryption, and a disk that Disk would not make, is an error.
+// ParseDisk reads a <disk> element into a LUN and a device. The element may come from Disk or from
+// libvirt. What it leaves out comes back as libvirt's default: the port, the cache mode
+// CacheDefault, DiscardIgnore. Elements that say nothing about the LUN (alias, address, statistics
+// and the like) are ignored. Elements that change what the guest sees of it, such as encryption,
+// are errors, and so is any disk that Disk would not make.
 func ParseDisk(document string) (LUN, Device, error) {
 	decoder := xml.NewDecoder(strings.NewReader(document))
 	var disk libvirtxml.DomainDisk
 	if err := decoder.Decode(&disk); err != nil {
-		return LUN{}, Device{}, fmt.Errorf("no <disk> element: %w", err)
+		return LUN{}, Device{}, fmt.Errorf("not a <disk> element: %w", err)
 	}
 	for {
 		switch token, err := decoder.Token(); t := token.(type) {
 		case xml.StartElement:
 			return LUN{}, Device{},
-				fmt.Errorf("more than a <disk> element: <%s> follows", t.Name.Local)
+				fmt.Errorf("<%s> follows the <disk> element: want nothing after it", t.Name.Local)
 		default:
 			if errors.Is(err, io.EOF) {
 				return FromDisk(&disk)
 			}
 			if err != nil {
-				return LUN{}, Device{}, fmt.Errorf("more than a <disk> element: %w", err)
+				return LUN{}, Device{}, fmt.Errorf("after the <disk> element: %w", err)
 			}
 		}
 	}
 }
 
-// FromDisk is ParseDisk for an element that is parsed already, as one of a libvirtxml.Domain.
+// FromDisk is ParseDisk for an element that is already parsed, for example one of a
+// libvirtxml.Domain.
 func FromDisk(disk *libvirtxml.DomainDisk) (LUN, Device, error) {
 	p := problems{name: xmlName}
 	if disk.Source == nil || disk.Source.Network == nil {
 		return LUN{}, Device{},
-			&FieldError{Field: "disk/@type", Problem: `it is no network disk: want "network"`}
+			&FieldError{Field: "disk/@type", Problem: `it is not a network disk: want "network"`}
 	}
 	network := disk.Source.Network
 	if network.Protocol != "iscsi" {
@@ -67,14 +68,14 @@ func FromDisk(disk *libvirtxml.DomainDisk) (LUN, Device, error) {
 	}
 	given := disk.Auth
 	if given == nil {
-		given = network.Auth // the other place that libvirt takes it from
+		given = network.Auth // libvirt accepts it here too
 	}
 	l.Credential = credential(given, &p)
 	d := device(disk, &p)
 	refuseForeign(disk, &p)
 	l, d = l.withDefaults(), d.withDefaults()
 	if len(p.list) == 0 {
-		// Otherwise these would repeat it.
+		// With problems so far, these checks would only repeat them.
 		l.check(&p)
 		d.check(&p)
 		checkTogether(l, d, &p)
@@ -91,7 +92,7 @@ func portals(hosts []libvirtxml.DomainDiskSourceHost, p *problems) []Portal {
 		portal := Portal{Host: host.Name, Port: DefaultPort}
 		if host.Transport != "" && host.Transport != "tcp" {
 			p.add(fmt.Sprintf("disk/source/host[%d]/@transport", i+1),
-				"%q is no transport of iSCSI: want tcp", host.Transport)
+				"iSCSI does not use the transport %q: want tcp", host.Transport)
 		}
 		if host.Port != "" {
 			var err error
@@ -103,17 +104,17 @@ func portals(hosts []libvirtxml.DomainDiskSourceHost, p *problems) []Portal {
 	return all
 }
 
-// sourceName takes TARGET/LUN apart.
+// sourceName splits TARGET/LUN.
 func sourceName(name string, p *problems) (target string, number int) {
 	target, lun, ok := strings.Cut(name, "/")
 	if !ok {
-		p.add("disk/source/@name", "%q has no LUN, which libvirt takes for LUN 0: want "+
+		p.add("disk/source/@name", "%q has no LUN, so libvirt would use LUN 0: want "+
 			"TARGET/LUN, from 1", name)
 		return target, 0
 	}
 	address, err := strconv.ParseUint(lun, 10, 15)
 	if err != nil {
-		p.add("disk/source/@name", "%q: %q is no LUN: want 1 to %d", name, lun, maxLUN)
+		p.add("disk/source/@name", "%q: %q is not a LUN: want 1 to %d", name, lun, maxLUN)
 	}
 	return target, numberOf(int(address))
 }
@@ -124,11 +125,11 @@ func credential(a *libvirtxml.DomainDiskAuth, p *problems) Credential {
 	}
 	c := Credential{Username: a.Username}
 	if a.Secret == nil {
-		p.add("disk/auth/secret", "there is none: want the reference to a libvirt secret")
+		p.add("disk/auth/secret", "it is missing: want the reference to a libvirt secret")
 		return c
 	}
 	if a.Secret.Type != "iscsi" {
-		p.add("disk/auth/secret/@type", "%q is no secret of an iSCSI disk: want iscsi",
+		p.add("disk/auth/secret/@type", "a secret of type %q is not for an iSCSI disk: want iscsi",
 			a.Secret.Type)
 	}
 	c.SecretUsage, c.SecretUUID = a.Secret.Usage, a.Secret.UUID
@@ -174,7 +175,7 @@ func device(disk *libvirtxml.DomainDisk, p *problems) Device {
 	return d
 }
 
-// refuseForeign refuses elements that make the guest's disk something else than the LUN.
+// refuseForeign refuses elements that make the guest's disk something other than the LUN.
 func refuseForeign(disk *libvirtxml.DomainDisk, p *problems) {
 	refuse := func(is bool, field, what string) {
 		if is {
@@ -190,8 +191,7 @@ func refuseForeign(disk *libvirtxml.DomainDisk, p *problems) {
 
 var hostField = regexp.MustCompile(`^LUN\.Portals\[(\d+)\]\.Host$`)
 
-// xmlName translates the path of a Go field to where XML has it; what is no Go field stays as it
-// is.
+// xmlName translates the path of a Go field to its place in the XML. Anything else stays as it is.
 func xmlName(field string) string {
 	if m := hostField.FindStringSubmatch(field); m != nil {
 		i, err := strconv.Atoi(m[1])

@@ -9,7 +9,7 @@ import (
 
 func pick[T any](r *rand.Rand, values ...T) T { return values[r.IntN(len(values))] }
 
-// randomDisk makes a LUN and a device that Disk takes, with its defaults filled in.
+// randomDisk makes a LUN and a device that Disk accepts, with the defaults filled in.
 func randomDisk(r *rand.Rand) (LUN, Device) {
 	l := LUN{
 		TargetName: pick(r, "iqn.2017-01.io.kubevirt:wrapper", "iqn.2001-04.com.example",
@@ -57,7 +57,7 @@ func randomDisk(r *rand.Rand) (LUN, Device) {
 	return l.withDefaults(), d
 }
 
-// TestRoundTrip reads back what Disk renders, on random LUNs and devices.
+// TestRoundTrip parses what Disk renders from random LUNs and devices.
 func TestRoundTrip(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 2000 {
@@ -71,13 +71,13 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
-// TestAddressOfALUN: QEMU sends the number in the name as the first two bytes of the LUN, and a LUN
-// above 255 has an addressing method in them.
+// TestAddressOfALUN: QEMU sends the number in the name as the first two bytes of the LUN. For a LUN
+// above 255 these also hold the addressing method.
 func TestAddressOfALUN(t *testing.T) {
 	for _, c := range []struct {
 		number int
 		name   string
-		other  string // read as the same LUN, but not rendered
+		other  string // parsed as the same LUN, but never rendered
 	}{
 		{1, "a/1", "a/16385"},
 		{255, "a/255", "a/16639"},
@@ -97,8 +97,8 @@ func TestAddressOfALUN(t *testing.T) {
 	}
 }
 
-// TestParseWhatLibvirtShows reads a disk as `virsh dumpxml` prints it of a running domain, the
-// credential inside <source> as other handlers write it.
+// TestParseWhatLibvirtShows parses a disk as `virsh dumpxml` prints it for a running domain. The
+// credential is inside <source>, where other handlers write it.
 func TestParseWhatLibvirtShows(t *testing.T) {
 	l, d, err := ParseDisk(`
     <disk type='network' device='disk' snapshot='no'>
@@ -141,18 +141,18 @@ func TestParseRefuses(t *testing.T) {
 		"no source": {`<disk>` + target + `</disk>`, "disk/@type"},
 		"another protocol": {`<disk type="network"><source protocol="rbd" name="a/1"/>` +
 			target + `</disk>`, "disk/source/@protocol"},
-		"no name":            {`<disk type="network"><source protocol="iscsi"><host name="a"/></source>` + target + `</disk>`, "disk/source/@name"},
-		"no LUN":             {`<disk type="network"><source protocol="iscsi" name="iqn.2020-01.a:b"><host name="a"/></source>` + target + `</disk>`, "disk/source/@name"},
-		"LUN 0":              {`<disk type="network"><source protocol="iscsi" name="iqn.2020-01.a:b/0"><host name="a"/></source>` + target + `</disk>`, "disk/source/@name"},
-		"flat LUN 0":         {`<disk type="network"><source protocol="iscsi" name="iqn.2020-01.a:b/16384"><host name="a"/></source>` + target + `</disk>`, "disk/source/@name"},
-		"too high a LUN":     {`<disk type="network"><source protocol="iscsi" name="iqn.2020-01.a:b/32768"><host name="a"/></source>` + target + `</disk>`, "disk/source/@name"},
-		"a LUN that is none": {`<disk type="network"><source protocol="iscsi" name="iqn.2020-01.a:b/x"><host name="a"/></source>` + target + `</disk>`, "disk/source/@name"},
-		"a bad IQN":          {`<disk type="network"><source protocol="iscsi" name="b/1"><host name="a"/></source>` + target + `</disk>`, "disk/source/@name"},
-		"no host":            {`<disk type="network"><source protocol="iscsi" name="iqn.2020-01.a:b/1"/>` + target + `</disk>`, "disk/source/host"},
-		"a bad host":         {`<disk type="network"><source protocol="iscsi" name="iqn.2020-01.a:b/1"><host name="a"/><host name="b c"/></source>` + target + `</disk>`, "disk/source/host[2]/@name"},
-		"a port":             {`<disk type="network"><source protocol="iscsi" name="iqn.2020-01.a:b/1"><host name="a" port="x"/></source>` + target + `</disk>`, "disk/source/host[1]/@port"},
-		"a transport":        {`<disk type="network"><source protocol="iscsi" name="iqn.2020-01.a:b/1"><host transport="unix" socket="/a"/></source>` + target + `</disk>`, "disk/source/host[1]/@transport"},
-		"no target":          {`<disk type="network">` + source + `</disk>`, "disk/target/@dev"},
+		"no name":        {`<disk type="network"><source protocol="iscsi"><host name="a"/></source>` + target + `</disk>`, "disk/source/@name"},
+		"no LUN":         {`<disk type="network"><source protocol="iscsi" name="iqn.2020-01.a:b"><host name="a"/></source>` + target + `</disk>`, "disk/source/@name"},
+		"LUN 0":          {`<disk type="network"><source protocol="iscsi" name="iqn.2020-01.a:b/0"><host name="a"/></source>` + target + `</disk>`, "disk/source/@name"},
+		"flat LUN 0":     {`<disk type="network"><source protocol="iscsi" name="iqn.2020-01.a:b/16384"><host name="a"/></source>` + target + `</disk>`, "disk/source/@name"},
+		"too high a LUN": {`<disk type="network"><source protocol="iscsi" name="iqn.2020-01.a:b/32768"><host name="a"/></source>` + target + `</disk>`, "disk/source/@name"},
+		"a bad LUN":      {`<disk type="network"><source protocol="iscsi" name="iqn.2020-01.a:b/x"><host name="a"/></source>` + target + `</disk>`, "disk/source/@name"},
+		"a bad IQN":      {`<disk type="network"><source protocol="iscsi" name="b/1"><host name="a"/></source>` + target + `</disk>`, "disk/source/@name"},
+		"no host":        {`<disk type="network"><source protocol="iscsi" name="iqn.2020-01.a:b/1"/>` + target + `</disk>`, "disk/source/host"},
+		"a bad host":     {`<disk type="network"><source protocol="iscsi" name="iqn.2020-01.a:b/1"><host name="a"/><host name="b c"/></source>` + target + `</disk>`, "disk/source/host[2]/@name"},
+		"a port":         {`<disk type="network"><source protocol="iscsi" name="iqn.2020-01.a:b/1"><host name="a" port="x"/></source>` + target + `</disk>`, "disk/source/host[1]/@port"},
+		"a transport":    {`<disk type="network"><source protocol="iscsi" name="iqn.2020-01.a:b/1"><host transport="unix" socket="/a"/></source>` + target + `</disk>`, "disk/source/host[1]/@transport"},
+		"no target":      {`<disk type="network">` + source + `</disk>`, "disk/target/@dev"},
 		"another bus": {`<disk type="network">` + source +
 			`<target dev="sda" bus="usb"/></disk>`, "disk/target/@bus"},
 		"another device": {`<disk type="network" device="cdrom">` + source + target +
@@ -205,8 +205,7 @@ func TestParseRefuses(t *testing.T) {
 	}
 }
 
-// FuzzParseDisk holds that nothing makes ParseDisk panic, and that what it takes can be rendered
-// and is then read back the same.
+// FuzzParseDisk: ParseDisk never panics, and what it accepts renders and parses back unchanged.
 func FuzzParseDisk(f *testing.F) {
 	r := rand.New(rand.NewPCG(3, 4))
 	for range 20 {

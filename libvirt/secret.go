@@ -6,10 +6,10 @@ import (
 	"libvirt.org/go/libvirtxml"
 )
 
-// Secret returns the <secret> element that a disk with this credential refers to: kept by libvirt
-// across restarts, and not readable by its clients. Without a usage name it gets its UUID as one,
-// as libvirt lets disks use only secrets that are for iSCSI. The value, which is the CHAP password,
-// is set separately.
+// Secret returns the <secret> element that a disk with this credential refers to. libvirt keeps it
+// across restarts, and its clients cannot read it. Without a usage name the secret gets its UUID as
+// one, because libvirt lets disks use only secrets that are for iSCSI. The value, which is the CHAP
+// password, is set separately.
 func Secret(c Credential) (*libvirtxml.Secret, error) {
 	c = c.withDefaults()
 	var p problems
@@ -29,7 +29,7 @@ func Secret(c Credential) (*libvirtxml.Secret, error) {
 	}, nil
 }
 
-// SecretXML is Secret as text, indented, without an end of line: the document for
+// SecretXML returns Secret as indented text without a newline at the end. It is the document for
 // virSecretDefineXML and `virsh secret-define`.
 func SecretXML(c Credential) (string, error) {
 	secret, err := Secret(c)

@@ -9,9 +9,10 @@ import (
 	"strconv"
 )
 
-// ParseSources reads the disk sources of a virtual machine's specification, which people write in
-// YAML, and returns their LUNs in order. It takes what a YAML or JSON decoder makes of the text,
-// and any of its levels: the map with "disks", one disk with "source", or one source with "iscsi":
+// ParseSources reads the disk sources of a virtual machine's specification and returns their LUNs
+// in order. People write these in YAML; the argument is what a YAML or JSON decoder makes of the
+// text. It may be any of three levels: the map with "disks", one disk with "source", or one source
+// with "iscsi":
 //
 //	disks:
 //	  - source:
@@ -23,9 +24,9 @@ import (
 //	        lun: 2
 //	    access-mode: write-exclusive
 //
-// The LUN may also stand beside "iscsi", as in the answers of dynamic sources. "portal" is the
-// target's name there. "access-mode" is one of AccessMode's names, or "read-only". How a disk is
-// copied is the server's matter, and passed over.
+// "lun" may also stand beside "iscsi", as in the answers of dynamic sources. Here "portal" is the
+// target's name. "access-mode" is one of the names of AccessMode, or "read-only". Keys that say how
+// the server copies a disk are ignored.
 func ParseSources(document map[string]any) ([]LUN, error) {
 	var p problems
 	var luns []LUN
@@ -65,7 +66,7 @@ func parseDiskSpec(value any, path string, p *problems) LUN {
 	switch mode, ok := spec["access-mode"].(string); {
 	case spec["access-mode"] == nil:
 	case !ok:
-		p.add(join(path, "access-mode"), "want a text: %s or read-only", oneOf(accessModes()))
+		p.add(join(path, "access-mode"), "want a string: %s or read-only", oneOf(accessModes()))
 	case mode == "read-only":
 		l.ReadOnly = true
 	default:
@@ -75,7 +76,7 @@ func parseDiskSpec(value any, path string, p *problems) LUN {
 	lunPath := parseSource(source, sourcePath, &l, p)
 	l = l.withDefaults()
 	if len(p.list) > before {
-		return l // what is missing would only be reported again as empty
+		return l // check would only report missing values again, as empty
 	}
 	checked := problems{name: func(field string) string {
 		switch field {
@@ -93,12 +94,12 @@ func parseDiskSpec(value any, path string, p *problems) LUN {
 	return l
 }
 
-// parseSource reads the map that has "iscsi", and returns where in it the LUN stands.
+// parseSource reads the map that has "iscsi". It returns the path of the LUN in it.
 func parseSource(source map[string]any, path string, l *LUN, p *problems) (lunPath string) {
 	iscsiPath := join(path, "iscsi")
 	iscsi, ok := source["iscsi"].(map[string]any)
 	if !ok {
-		p.add(iscsiPath, "it is missing: a source of another kind (there is %v) tells no LUN "+
+		p.add(iscsiPath, "it is missing: another kind of source (this has %v) names no LUN "+
 			"until it is resolved", slices.Sorted(maps.Keys(source)))
 		return ""
 	}
@@ -113,7 +114,7 @@ func parseSource(source map[string]any, path string, l *LUN, p *problems) (lunPa
 	if port, given := host["port"]; given {
 		n, ok := integer(port)
 		if !ok || n < 1 || n > math.MaxUint16 {
-			p.add(join(iscsiPath, "host.port"), "%v is no port: want 1 to 65535", port)
+			p.add(join(iscsiPath, "host.port"), "%v is not a port: want 1 to 65535", port)
 		}
 		portal.Port = uint16(n)
 	}
@@ -132,18 +133,19 @@ func parseSource(source map[string]any, path string, l *LUN, p *problems) (lunPa
 	}
 	n, ok := integer(inside)
 	if !ok {
-		p.add(lunPath, "%v is no LUN: want 1 to %d", inside, maxLUN)
+		p.add(lunPath, "%v is not a LUN: want 1 to %d", inside, maxLUN)
 	}
 	if isInside && isBeside {
 		if other, ok := integer(beside); !ok || other != n {
-			p.add(lunPath, "%v is not the LUN beside iscsi, %v: want it once", inside, beside)
+			p.add(lunPath, "%v differs from the LUN beside iscsi, %v: want only one", inside,
+				beside)
 		}
 	}
 	l.Number = n
 	return lunPath
 }
 
-// refuseOthers reports keys that would have no effect, most likely misspelt.
+// refuseOthers reports unknown keys. They would have no effect and are most likely misspelt.
 func refuseOthers(m map[string]any, path string, p *problems, keys ...string) {
 	for _, key := range slices.Sorted(maps.Keys(m)) {
 		if !slices.Contains(keys, key) {
@@ -152,7 +154,7 @@ func refuseOthers(m map[string]any, path string, p *problems, keys ...string) {
 	}
 }
 
-// integer reads a number in any form that decoders of YAML and JSON have for it, and from a text.
+// integer reads a number as decoders of YAML and JSON represent it, or from a string.
 func integer(value any) (int, bool) {
 	switch v := value.(type) {
 	case int:

@@ -9,7 +9,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// decode makes of a text what a YAML decoder makes of it.
+// decode runs a YAML decoder on a text.
 func decode(t *testing.T, text string) map[string]any {
 	t.Helper()
 	var document map[string]any
@@ -17,8 +17,8 @@ func decode(t *testing.T, text string) map[string]any {
 	return document
 }
 
-// Both nestings that the proposal of disk sources shows: the LUN inside and beside "iscsi", and
-// both forms around them.
+// The proposal for disk sources shows two nestings, with the LUN inside and beside "iscsi", and two
+// forms around them.
 const (
 	specDisks = `
 disks:
@@ -59,7 +59,7 @@ func TestSourcesOfTheProposal(t *testing.T) {
 		require.NoError(t, err, text)
 		require.Equal(t, want, luns)
 
-		// JSON has other types for the numbers.
+		// A JSON decoder uses other types for the numbers.
 		asJSON, err := json.Marshal(document)
 		require.NoError(t, err)
 		var again map[string]any
@@ -99,9 +99,9 @@ func TestSourcesRefuse(t *testing.T) {
 		"nothing": {`{}`, "iscsi"},
 		"a claim": {`disks: [{source: {pvc: {claimname: some-pvc-name}}}]`,
 			"disks[0].source.iscsi"},
-		"no list":               {`disks: {source: 1}`, "disks"},
-		"no map":                {`disks: [1]`, "disks[0]"},
-		"a source that is none": {`source: 1`, "source"},
+		"no list":      {`disks: {source: 1}`, "disks"},
+		"no map":       {`disks: [1]`, "disks[0]"},
+		"a bad source": {`source: 1`, "source"},
 		"no host": {`iscsi: {portal: iqn.2017-01.io.kubevirt:a, lun: 1}`,
 			"iscsi.host"},
 		"a host without a name": {`iscsi: {host: {port: 1}, portal: iqn.2017-01.io.kubevirt:a, lun: 1}`, "iscsi.host.name"},
@@ -112,7 +112,7 @@ func TestSourcesRefuse(t *testing.T) {
 		"a port of text":        {`iscsi: {host: {name: a, port: http}, portal: iqn.2017-01.io.kubevirt:a, lun: 1}`, "iscsi.host.port"},
 		"a fraction of a port":  {`iscsi: {host: {name: a, port: 3260.5}, portal: iqn.2017-01.io.kubevirt:a, lun: 1}`, "iscsi.host.port"},
 		"no portal":             {`iscsi: {host: {name: a}, lun: 1}`, "iscsi.portal"},
-		"a portal that is no IQN": {`source: {iscsi: {host: {name: a}, portal: 10.0.0.5, lun: 1}}`,
+		"a portal that is not an IQN": {`source: {iscsi: {host: {name: a}, portal: 10.0.0.5, lun: 1}}`,
 			"source.iscsi.portal"},
 		"no LUN": {`iscsi: {host: {name: a}, portal: iqn.2017-01.io.kubevirt:a}`,
 			"iscsi.lun"},

@@ -61,7 +61,7 @@ func TestHandoverTellsWhatTheDaemonSays(t *testing.T) {
 	}{
 		{[]string{"--lun=1", "--finish"}, exitFailed, "LUN 1 is open to nobody but its owner; open it first"},
 		{[]string{"--lun=7", "--to=" + second}, exitFailed, "there is no LUN 7"},
-		{[]string{"--lun=1", "--to=somebody"}, exitFailed, "is no iSCSI name"},
+		{[]string{"--lun=1", "--to=somebody"}, exitFailed, "is not an iSCSI name"},
 		{[]string{"--lun=1", "--to=" + second, "--for=5m"}, exitDone, "LUN 1 is open to " + second + " too, for 5m0s"},
 		{[]string{"--lun=1", "--finish"}, exitFailed, second + " is not logged in"},
 		{[]string{"--lun=1", "--cancel"}, exitDone, second + " is fenced"},
