@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// encode makes a fuzz input of requests: flags, length, data.
+// encode turns requests into a fuzz input: flags, length, data.
 func encode(reqs ...Request) []byte {
 	var b []byte
 	for _, r := range reqs {
@@ -35,8 +35,8 @@ func decode(b []byte) (reqs []Request) {
 	return reqs
 }
 
-// FuzzMachine feeds a machine whatever comes. With authentication the right response cannot be
-// guessed, so that the machine must never be done.
+// FuzzMachine feeds anything to a machine. With authentication the fuzzer cannot guess the right
+// response, so the machine must never be done.
 func FuzzMachine(f *testing.F) {
 	f.Add(true, encode(Request{NSG: 1, Transit: true, Data: normal("AuthMethod=CHAP,None")},
 		Request{Data: text("CHAP_A=5,7")},
@@ -70,7 +70,7 @@ func FuzzMachine(f *testing.F) {
 			}
 			checkResponse(t, &req, &resp)
 			if over && resp.Status == StatusSuccess {
-				t.Fatal("success after the end")
+				t.Fatal("a request succeeded after the end")
 			}
 			over = over || resp.Status != StatusSuccess || m.Done()
 		}
@@ -89,7 +89,7 @@ func checkResponse(t *testing.T, req *Request, resp *Response) {
 		t.Fatalf("a segment of %d bytes", len(resp.Data))
 	case (resp.Status == StatusSuccess) != (resp.Err == nil) || (resp.Err == nil) !=
 		(resp.Reason == ""):
-		t.Fatalf("contradicting response %+v", resp)
+		t.Fatalf("the response contradicts itself: %+v", resp)
 	case resp.Status != StatusSuccess && (resp.Transit || resp.Continue || len(resp.Data) > 0):
 		t.Fatalf("a refusal with more than a status: %+v", resp)
 	case resp.Transit && (!req.Transit || resp.Continue || resp.NSG > req.NSG ||
@@ -104,7 +104,7 @@ func checkResponse(t *testing.T, req *Request, resp *Response) {
 		return
 	}
 	if len(resp.Data) != maxSegment {
-		t.Fatal("a response is continued though it has room")
+		t.Fatal("a response is continued although it had room")
 	}
 }
 
@@ -114,7 +114,7 @@ func checkParams(t *testing.T, r Result) {
 	case r.InitiatorName == "" || len(r.InitiatorName) > maxNameLen || r.User != "":
 		t.Fatalf("result %+v", r)
 	case r.SessionType == Normal && r.TargetName != targetIQN:
-		t.Fatalf("logged in to %q", r.TargetName)
+		t.Fatalf("logged in to the wrong target %q", r.TargetName)
 	case p.FirstBurstLength > p.MaxBurstLength || p.FirstBurstLength < minLength ||
 		p.MaxBurstLength > maxLength,
 		p.SendMaxDataSegment < minLength || p.SendMaxDataSegment > maxLength,

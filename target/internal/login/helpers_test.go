@@ -19,7 +19,7 @@ const (
 	ownSecret = "fedcba9876543210"
 )
 
-// text makes the data segment of these key=value strings.
+// text makes a data segment from key=value strings.
 func text(pairs ...string) []byte {
 	var b []byte
 	for _, p := range pairs {
@@ -28,7 +28,7 @@ func text(pairs ...string) []byte {
 	return b
 }
 
-// normal is the first text of a normal session, with more keys after it.
+// normal is the first text of a normal session, followed by more keys.
 func normal(more ...string) []byte {
 	return append(text("InitiatorName="+hostIQN, "SessionType=Normal", "TargetName="+targetIQN),
 		text(more...)...)
@@ -58,7 +58,7 @@ func chapConfig(t testing.TB, change ...func(*chap.Config)) *Config {
 	return c
 }
 
-// keysOf parses a response. A key that comes twice fails the test.
+// keysOf parses a response. A duplicate key fails the test.
 func keysOf(t testing.TB, data []byte) map[string]string {
 	t.Helper()
 	pairs, err := ParsePairs(data)
@@ -83,7 +83,7 @@ func newInitiator(t testing.TB, cfg *Config) *initiator {
 	return i
 }
 
-// ok sends text and wants success; it returns the keys of the answer.
+// ok sends text and expects success. It returns the keys of the answer.
 func (i *initiator) ok(csg, nsg Stage, transit bool, data []byte) (Response, map[string]string) {
 	i.t.Helper()
 	resp := i.m.Step(&Request{CSG: csg, NSG: nsg, Transit: transit, Data: data})
@@ -98,7 +98,7 @@ func (i *initiator) ok(csg, nsg Stage, transit bool, data []byte) (Response, map
 	return resp, keysOf(i.t, resp.Data)
 }
 
-// refused sends a request and wants this refusal.
+// refused sends a request and expects this refusal.
 func (i *initiator) refused(req *Request, status Status, reason string) Response {
 	i.t.Helper()
 	resp := i.m.Step(req)
@@ -123,7 +123,7 @@ func (i *initiator) requireRefused(resp Response, status Status, reason string) 
 	require.Equal(i.t, "login_over", again.Reason)
 }
 
-// answer computes CHAP_R for the challenge in these keys.
+// answer computes CHAP_R for the challenge in keys.
 func answer(t testing.TB, keys map[string]string, secret string) string {
 	t.Helper()
 	alg, err := strconv.Atoi(keys["CHAP_A"])
@@ -135,7 +135,7 @@ func answer(t testing.TB, keys map[string]string, secret string) string {
 	return chap.FormatBinary(chap.Algorithm(alg).Response(byte(id), []byte(secret), c))
 }
 
-// challenge goes as far as the target's challenge.
+// challenge logs in as far as the target's challenge.
 func (i *initiator) challenge(first []byte) map[string]string {
 	i.t.Helper()
 	resp, keys := i.ok(SecurityNegotiation, OperationalNegotiation, false, first)
@@ -157,7 +157,7 @@ func (i *initiator) secure(first []byte, nsg Stage) Response {
 	return resp
 }
 
-// operate negotiates keys in a session without authentication, to the end.
+// operate negotiates keys in a session without authentication, up to full feature phase.
 func operate(t testing.TB, cfg *Config, first func(...string) []byte,
 	keys ...string) (map[string]string, Params) {
 	t.Helper()

@@ -1,6 +1,6 @@
 package login
 
-// The keys that the standard defines for what we do (RFC 7143 sections 12 and 13, RFC 7144 7.1.1).
+// The keys of the standard that concern us (RFC 7143 sections 12 and 13, RFC 7144 7.1.1).
 const (
 	keySessionType    = "SessionType"
 	keyInitiatorName  = "InitiatorName"
@@ -44,21 +44,21 @@ const (
 	keyNodeArchitecture = "X#NodeArchitecture"
 )
 
-// role says when an initiator may send a key, and so what becomes of it elsewhere.
+// role says when an initiator may send a key.
 type role uint8
 
 const (
-	roleUnknown     role = iota // NotUnderstood, whenever it comes
+	roleUnknown     role = iota // answered with NotUnderstood at any time
 	roleName                    // declared in the first request, in either stage
 	roleAlias                   // declared at any time
 	roleSecurity                // in SecurityNegotiation
 	roleOperational             // in OperationalNegotiation
-	roleTargetOnly              // never: only a target sends it
+	roleTargetOnly              // never; only a target sends it
 	roleFullFeature             // in full feature phase
-	roleIgnored                 // at any time, and nothing may depend on it (RFC 7143 13.26.2)
+	roleIgnored                 // at any time, without effect (RFC 7143 13.26.2)
 )
 
-// roles has every key that must not be answered with NotUnderstood (RFC 7143 6.2).
+// roles holds every key that must not be answered with NotUnderstood (RFC 7143 6.2).
 var roles = map[string]role{
 	keySessionType:    roleName,
 	keyInitiatorName:  roleName,

@@ -1,13 +1,13 @@
-// Package login is the login phase of an iSCSI connection, and the negotiation of text keys, from
-// the target's side (RFC 7143 sections 6, 12 and 13). It knows neither connections nor PDUs: text
-// goes in and text comes out.
+// Package login is the target's side of the login phase of an iSCSI connection, and of the
+// negotiation of text keys (RFC 7143 sections 6, 12 and 13). It knows neither connections nor PDUs:
+// text goes in and text comes out.
 //
-// The data segments of login and text PDUs are pairs, each ended by a zero byte, and may be cut
-// anywhere:
+// The data segments of login and text PDUs are key=value pairs. Each ends with a zero byte. They
+// may be cut anywhere:
 //
 //	InitiatorName=iqn.2001-04.com.example:host NUL SessionType=Normal NUL AuthMethod=CHAP,None NUL
 //
-// A login goes through stages, which the initiator moves on with the T bit, and never back:
+// A login goes through stages. The initiator moves on with the T bit, and never goes back:
 //
 //	SecurityNegotiation (0)     names, AuthMethod, CHAP          -> 1 or 3
 //	OperationalNegotiation (1)  digests, lengths, data transfer  -> 3
@@ -63,25 +63,25 @@ func (t SessionType) String() string {
 	return fmt.Sprintf("SessionType(%d)", uint8(t))
 }
 
-// Limits are what the target agrees to at most. A zero field is its default; what is outside the
-// range of the standard is moved to its nearest end.
+// Limits are the most that the target agrees to. A zero field means the default. A value outside
+// the standard's range is moved to the nearest end of the range.
 type Limits struct {
-	// the longest data segment that the target receives, bytes; default 262144
+	// The longest data segment that the target receives, in bytes; default 262144.
 	MaxRecvDataSegmentLength int
 	MaxBurstLength           int // bytes of a solicited sequence; default 1048576
-	FirstBurstLength         int // bytes of unsolicited data of a command; default 262144
+	FirstBurstLength         int // bytes of unsolicited data per command; default 262144
 	MaxOutstandingR2T        int // per command; default 1
 }
 
-// Config is what all logins of a target have in common. It is not changed while it is in use.
+// Config is common to all logins of a target. It must not change while it is in use.
 type Config struct {
-	TargetName     string // the only name that a normal session can be logged in to
+	TargetName     string // the only target that a normal session can log in to
 	TargetAlias    string // declared in normal sessions; "": none
 	PortalGroupTag uint16
 	Auth           *chap.Authenticator // nil: initiators need not authenticate
 	Limits         Limits
-	// MaxKeyBytes bounds the text that one login may send in all, bytes. The default is 16384; less
-	// than the 8192 that the standard demands (RFC 7143 6.1) counts as 8192.
+	// MaxKeyBytes is how many bytes of text one login may send in total. The default is 16384.
+	// Values below 8192, which the standard demands (RFC 7143 6.1), count as 8192.
 	MaxKeyBytes int
 }
 
@@ -111,19 +111,19 @@ type Request struct {
 type Response struct {
 	CSG, NSG          Stage
 	Transit, Continue bool
-	// if it is not StatusSuccess, the connection closes after this response
+	// With any status but StatusSuccess, the connection closes after this response.
 	Status Status
 	Data   []byte
 	Err    error  // why the login was refused, for the log; nil if it was not
 	Reason string // why the login was refused, as a short stable label; "" if it was not
 }
 
-// Result is what a login has found out so far; complete when the machine is done.
+// Result is what the login has found out so far. It is complete when the machine is done.
 type Result struct {
 	InitiatorName  string // lower case
 	InitiatorAlias string
-	TargetName     string // what the initiator asked for; "" in a discovery session that names none
+	TargetName     string // what the initiator asked for; may be "" in a discovery session
 	SessionType    SessionType
-	User           string // as whom the initiator has authenticated; "" without authentication
+	User           string // the authenticated user; "" without authentication
 	Params         Params
 }

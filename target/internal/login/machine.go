@@ -7,11 +7,11 @@ import (
 )
 
 const (
-	// maxSegment is the longest data segment of a Login Response: the default of
-	// MaxRecvDataSegmentLength, which is in force until the end of login (RFC 7143 6.3). Bytes.
+	// maxSegment is the longest data segment of a Login Response, in bytes. It is the default of
+	// MaxRecvDataSegmentLength, which applies until the end of login (RFC 7143 6.3).
 	maxSegment = 8192
-	// maxSteps bounds the requests of a login that bring no part of a longer text. The standard
-	// wants at least six exchanges to be possible (6.2).
+	// maxSteps limits the requests of a login, not counting those that only continue a longer text.
+	// The standard wants at least six exchanges to be possible (6.2).
 	maxSteps = 64
 )
 
@@ -23,25 +23,25 @@ type Machine struct {
 	failed bool
 
 	first   Request // header fields of the first request; Data is nil
-	started bool    // first is there
-	opened  bool    // the first whole text has been answered
+	started bool    // first is set
+	opened  bool    // the first complete text has been answered
 	steps   int
 
-	pending  []byte              // text of requests with the C bit
-	received int                 // bytes of text, in all
-	seen     map[string]struct{} // keys
-	out      []byte              // text of the response that is not sent yet
+	pending  []byte              // text of earlier requests with the C bit
+	received int                 // bytes of text in total
+	seen     map[string]struct{} // keys received so far
+	out      []byte              // response text that is not sent yet
 
 	auth     authState
 	proposed bool // the target has proposed the AuthMethod
 	exchange *chap.Exchange
 
-	declared bool // our MaxRecvDataSegmentLength
+	declared bool // our MaxRecvDataSegmentLength has been sent
 	neg      negotiation
 	res      Result
 }
 
-// NewMachine makes the machine of a new connection. The caller closes it when the login is over.
+// NewMachine makes the machine for a new connection. The caller closes it when the login is over.
 func NewMachine(cfg *Config) *Machine {
 	return &Machine{
 		cfg:  cfg,
@@ -50,11 +50,11 @@ func NewMachine(cfg *Config) *Machine {
 	}
 }
 
-// Done says whether full feature phase is reached.
+// Done says whether the login has reached full feature phase.
 func (m *Machine) Done() bool { return m.done }
 
-// Authenticated says whether the initiator has named itself, and proved who it is where that is
-// required. Nothing that is not for everybody may be told before.
+// Authenticated says whether the initiator has named itself and, if authentication is required, has
+// authenticated. Before that, tell it only what everybody may know.
 func (m *Machine) Authenticated() bool { return m.opened && m.authenticated() }
 
 // Result is what is known so far.
@@ -64,8 +64,8 @@ func (m *Machine) Result() Result {
 	return r
 }
 
-// Close gives up the login: a challenge that is outstanding no longer is. It may be called at any
-// time, and more than once.
+// Close gives up the login and its outstanding challenge. It may be called at any time, and more
+// than once.
 func (m *Machine) Close() {
 	if m.exchange != nil {
 		m.exchange.Close()
@@ -76,8 +76,8 @@ func (m *Machine) Close() {
 	}
 }
 
-// Step handles a request. After a response with another status than success every further request
-// is refused.
+// Step handles a request. Once a response has a status other than success, every further request is
+// refused.
 func (m *Machine) Step(req *Request) Response {
 	resp, r := m.step(req)
 	if r != nil {
@@ -95,14 +95,14 @@ func (m *Machine) step(req *Request) (Response, *refusal) {
 	}
 	if !req.Continue || len(req.Data) == 0 {
 		if m.steps++; m.steps > maxSteps {
-			return Response{}, refuse(StatusInitiatorError, "too_many_steps", "no end of the "+
-				"login after %d requests", maxSteps)
+			return Response{}, refuse(StatusInitiatorError, "too_many_steps",
+				"the login has not ended after %d requests", maxSteps)
 		}
 	}
 	if len(m.out) > 0 { // this request only fetches the rest of the response (RFC 7143 6.2)
 		if len(req.Data) > 0 || req.Continue {
-			return Response{}, refuse(StatusInitiatorError, "unexpected_text", "text in a "+
-				"request that was to fetch the rest of a response")
+			return Response{}, refuse(StatusInitiatorError, "unexpected_text",
+				"text in a request that should only fetch the rest of a response")
 		}
 		return m.respond(req)
 	}
@@ -129,7 +129,7 @@ func (m *Machine) step(req *Request) (Response, *refusal) {
 	return m.respond(req)
 }
 
-// checkHeader enforces what holds for the fields of every request (RFC 7143 6.3, 11.12).
+// checkHeader checks the header fields that every request has (RFC 7143 6.3, 11.12).
 func (m *Machine) checkHeader(req *Request) *refusal {
 	if m.done || m.failed {
 		return refuse(StatusInitiatorError, "login_over",
@@ -143,7 +143,7 @@ func (m *Machine) checkHeader(req *Request) *refusal {
 		switch {
 		case req.VersionMin > 0: // the only version is 0
 			return refuse(StatusUnsupportedVersion, "unsupported_version",
-				"versions %d to %d are asked for, and only 0 is supported",
+				"the initiator asks for versions %d to %d, but only 0 is supported",
 				req.VersionMin, req.VersionMax)
 		case req.CSG != SecurityNegotiation && req.CSG != OperationalNegotiation:
 			return refuse(StatusInitiatorError, "bad_stage", "a login cannot begin in stage %v",
@@ -159,10 +159,10 @@ func (m *Machine) checkHeader(req *Request) *refusal {
 		return refuse(StatusInitiatorError, "header_changed",
 			"ISID, TSIH or CID changed during login")
 	case req.CSG != m.stage:
-		return refuse(StatusInitiatorError, "bad_stage", "a request of stage %v in stage %v",
+		return refuse(StatusInitiatorError, "bad_stage", "a request for stage %v in stage %v",
 			req.CSG, m.stage)
 	case req.Transit && req.Continue:
-		return refuse(StatusInitiatorError, "bad_flags", "T and C bit are both set")
+		return refuse(StatusInitiatorError, "bad_flags", "the T and C bits are both set")
 	case req.Transit && (req.NSG <= m.stage || req.NSG != OperationalNegotiation &&
 		req.NSG != FullFeature):
 		return refuse(StatusInitiatorError, "bad_stage", "a transition from stage %v to %v",
@@ -171,14 +171,14 @@ func (m *Machine) checkHeader(req *Request) *refusal {
 	return nil
 }
 
-// handle answers the keys of one whole text; the answers go to out.
+// handle answers the keys of one complete text. The answers go to out.
 func (m *Machine) handle(req *Request, pairs []Pair) *refusal {
 	if r := checkPairs(pairs, m.seen); r != nil {
-		// libiscsi, and QEMU by it, names itself again after it has offered CHAP and was answered
-		// None. RFC 7143 6.2 has such a login refused.
+		// After libiscsi, and so QEMU, has offered CHAP and got None as the answer, it sends its
+		// name again. RFC 7143 6.2 requires us to refuse such a login.
 		if m.cfg.Auth == nil && m.auth == authDone && m.stage == OperationalNegotiation {
-			r.text += ", as by libiscsi and QEMU where they have a credential and the target has " +
-				"none: give it to the target, too, or take it from the initiator"
+			r.text += ". libiscsi and QEMU do this if they have a credential and the target has " +
+				"none: give it to the target, too, or remove it from the initiator"
 		}
 		return r
 	}
@@ -195,7 +195,7 @@ func (m *Machine) handle(req *Request, pairs []Pair) *refusal {
 		case role == roleIgnored:
 		case role == roleAlias:
 			m.res.InitiatorAlias = printable(p.Value)
-		case role == roleName && !m.opened: // open has dealt with it
+		case role == roleName && !m.opened: // handled by open
 		case role == roleSecurity && m.stage == SecurityNegotiation:
 			security = append(security, p)
 		case role == roleOperational && m.stage == OperationalNegotiation:
@@ -222,8 +222,8 @@ func (m *Machine) handle(req *Request, pairs []Pair) *refusal {
 	return nil
 }
 
-// respond makes the response of the text in out, and takes the transition if it is asked for and
-// nothing stands against it.
+// respond makes the response from the text in out. It also makes the transition, if the initiator
+// asks for it and nothing prevents it.
 func (m *Machine) respond(req *Request) (Response, *refusal) {
 	resp := Response{CSG: m.stage}
 	n := min(len(m.out), maxSegment)

@@ -124,7 +124,7 @@ func TestNames(t *testing.T) {
 		require.Equal(t, want, i.m.Result().InitiatorName)
 		require.Equal(t, targetIQN, i.m.Result().TargetName)
 	}
-	// What was asked for is known to the log though it was refused.
+	// The log needs to know what was asked for, even if it was refused.
 	i := newInitiator(t, openConfig())
 	i.refused(&Request{Data: text("InitiatorName="+hostIQN, "TargetName=other")}, StatusNotFound,
 		"unknown_target")
@@ -163,16 +163,15 @@ func TestDuplicateAcrossRequests(t *testing.T) {
 		newInitiator(t, openConfig()).refused(&Request{CSG: OperationalNegotiation,
 			Data: normal(key, key)}, StatusInitiatorError, "duplicate_key")
 	}
-	// Across the stages, too.
+	// Also across stages.
 	i := newInitiator(t, openConfig())
 	i.ok(SecurityNegotiation, OperationalNegotiation, true, normal("InitiatorAlias=x"))
 	i.refused(&Request{CSG: OperationalNegotiation, Data: text("InitiatorAlias=y")},
 		StatusInitiatorError, "duplicate_key")
 }
 
-// libiscsi does this where it has a credential and the target asks for none. A person has to learn
-// that from the log.
-func TestDuplicateNameAfterCHAPWasNotWanted(t *testing.T) {
+// libiscsi does this if it has a credential and the target asks for none. The log must explain it.
+func TestDuplicateNameAfterCHAPWasDeclined(t *testing.T) {
 	i := newInitiator(t, openConfig())
 	i.ok(SecurityNegotiation, OperationalNegotiation, true, normal("AuthMethod=CHAP,None"))
 	r := i.refused(&Request{CSG: OperationalNegotiation, Data: normal()}, StatusInitiatorError,
@@ -221,7 +220,7 @@ func TestHeaderChanges(t *testing.T) {
 }
 
 func TestTooMuchText(t *testing.T) {
-	// 8192 bytes in one request, and in pieces.
+	// 8192 bytes, first in one request and then in pieces.
 	var big []byte
 	for n := 0; len(big) < 8192-300; n++ {
 		big = append(big, text(fmt.Sprintf("X-com.example.key%d=%s", n, repeat("v", 200)))...)
@@ -254,14 +253,14 @@ func TestTooMuchText(t *testing.T) {
 			Data: make([]byte, want-sent+1)}, StatusInitiatorError, "too_much_text")
 		require.LessOrEqual(t, cap(i.m.pending), 2*want)
 	}
-	// Spread over stages it is still the text of one login.
+	// The limit is for the whole login, over all stages.
 	i = newInitiator(t, openConfig())
 	i.ok(OperationalNegotiation, 0, false, big)
 	i.refused(&Request{CSG: OperationalNegotiation, Data: make([]byte, 8193)}, StatusInitiatorError,
 		"too_much_text")
 }
 
-// TestLongResponse answers so much that it takes several responses, which the initiator fetches.
+// TestLongResponse makes an answer so long that the initiator has to fetch it in several responses.
 func TestLongResponse(t *testing.T) {
 	var data []byte
 	want := map[string]string{"TargetPortalGroupTag": "1", "MaxRecvDataSegmentLength": "262144"}

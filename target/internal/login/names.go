@@ -6,7 +6,7 @@ import (
 	"unicode"
 )
 
-// open deals with what the first text of a login must have (RFC 7143 6.3): who logs in, to what,
+// open handles what the first text of a login must contain (RFC 7143 6.3): who logs in, to what,
 // and for what kind of session.
 func (m *Machine) open(pairs []Pair) *refusal {
 	var initiator, target, kind *string
@@ -37,7 +37,7 @@ func (m *Machine) open(pairs []Pair) *refusal {
 			m.res.SessionType = Discovery
 		default:
 			return refuse(StatusSessionTypeNotSupported, "bad_session_type",
-				"there is no session type %s", quote(*kind))
+				"unknown session type %s", quote(*kind))
 		}
 	}
 	m.neg.discovery = m.res.SessionType == Discovery
@@ -50,16 +50,16 @@ func (m *Machine) open(pairs []Pair) *refusal {
 				"the first request of a normal session has no TargetName")
 		}
 		if !SameName(*target, m.cfg.TargetName) {
-			return refuse(StatusNotFound, "unknown_target", "there is no target %s here; it is %s",
+			return refuse(StatusNotFound, "unknown_target", "there is no target %s here, only %s",
 				quote(*target), m.cfg.TargetName)
 		}
 		m.res.TargetName = m.cfg.TargetName
 	}
 	if m.stage == OperationalNegotiation && m.cfg.Auth != nil {
 		return refuse(StatusAuthenticationFailure, "no_auth_offered",
-			"the initiator skips authentication, which is required")
+			"the initiator skips authentication, but the target requires it")
 	}
-	// For all session types (RFC 7143 6.3.1).
+	// Sent in all session types (RFC 7143 6.3.1).
 	m.out = AppendPair(m.out, keyTargetPortalGroupTag, strconv.Itoa(int(m.cfg.PortalGroupTag)))
 	if m.cfg.TargetAlias != "" && !m.neg.discovery {
 		m.out = AppendPair(m.out, keyTargetAlias, m.cfg.TargetAlias)
@@ -67,7 +67,7 @@ func (m *Machine) open(pairs []Pair) *refusal {
 	return nil
 }
 
-// SameName tells whether two texts are the same iSCSI name. Letter case does not matter (RFC 7143
+// SameName says whether two texts are the same iSCSI name. Letter case does not matter (RFC 7143
 // 4.2.7.1).
 func SameName(a, b string) bool {
 	x, ok := normalName(a)
@@ -75,9 +75,9 @@ func SameName(a, b string) bool {
 	return ok && x == y
 }
 
-// normalName puts an iSCSI name into the form in which names are compared (RFC 7143 4.2.7.2).
-// Whether it begins with a registered type is not looked at, as there are initiators that are named
-// otherwise. ok is false for what can be no name.
+// normalName puts an iSCSI name into the form that is compared (RFC 7143 4.2.7.2). It accepts names
+// without a registered type, because some initiators have such names. ok is false if the text
+// cannot be a name.
 func normalName(name string) (normal string, ok bool) {
 	normal = strings.ToLower(name)
 	if normal == "" || len(normal) > maxNameLen || strings.ContainsFunc(normal, notOfName) {
@@ -86,10 +86,10 @@ func normalName(name string) (normal string, ok bool) {
 	return normal, true
 }
 
-// notOfName finds white space, control characters, and what has no look of its own.
+// notOfName finds white space, control characters and other characters that do not print.
 func notOfName(r rune) bool { return unicode.IsSpace(r) || !unicode.IsPrint(r) }
 
-// printable leaves out of a text for people what does not print.
+// printable removes unprintable characters from a text that people read.
 func printable(s string) string {
 	return strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) {

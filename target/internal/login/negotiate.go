@@ -15,7 +15,7 @@ type negotiation struct {
 	params    Params
 }
 
-// scope says in which sessions a key means something.
+// scope says in which sessions a key has a meaning.
 type scope uint8
 
 const (
@@ -23,9 +23,9 @@ const (
 	anySession
 )
 
-// numericKey is a key whose values are numbers. The answer to an offer within the range is what
-// pick makes of it, which obeys the key's result function: Minimum must not exceed the offer,
-// Maximum not be below it.
+// numericKey is a key whose values are numbers. pick computes the answer to an offer within the
+// range. It obeys the key's result function: with Minimum the answer must not exceed the offer,
+// with Maximum it must not be below it.
 type numericKey struct {
 	scope    scope
 	min, max int
@@ -33,7 +33,7 @@ type numericKey struct {
 	param    func(*Params) *int
 }
 
-// numericKeys has all but MaxRecvDataSegmentLength, which is declared.
+// numericKeys has all of them but MaxRecvDataSegmentLength, which is declared, not negotiated.
 var numericKeys = map[string]numericKey{
 	keyMaxConnections: {normalOnly, 1, 65535,
 		func(offer int, _ *negotiation) int { return min(offer, 1) },
@@ -41,8 +41,7 @@ var numericKeys = map[string]numericKey{
 	keyMaxBurstLength: {normalOnly, minLength, maxLength,
 		func(offer int, n *negotiation) int { return min(offer, n.limits.MaxBurstLength) },
 		func(p *Params) *int { return &p.MaxBurstLength }},
-	// The answer also makes the two burst lengths consistent, as far as MaxBurstLength is known by
-	// now.
+	// The answer must not exceed MaxBurstLength, as far as that is known by now.
 	keyFirstBurstLength: {normalOnly, minLength, maxLength,
 		func(offer int, n *negotiation) int {
 			return min(offer, n.limits.FirstBurstLength, n.params.MaxBurstLength)
@@ -51,8 +50,8 @@ var numericKeys = map[string]numericKey{
 	keyMaxOutstandingR2T: {normalOnly, 1, 65535,
 		func(offer int, n *negotiation) int { return min(offer, n.limits.MaxOutstandingR2T) },
 		func(p *Params) *int { return &p.MaxOutstandingR2T }},
-	// Nothing is kept for a lost connection at error recovery level 0: there is nothing to wait
-	// for, and nothing to be had afterwards.
+	// At error recovery level 0 nothing is kept for a lost connection. So there is nothing to wait
+	// for, and nothing to retain.
 	keyDefaultTime2Wait: {anySession, 0, 3600,
 		func(offer int, _ *negotiation) int { return max(offer, 0) },
 		func(p *Params) *int { return &p.DefaultTime2Wait }},
@@ -92,8 +91,8 @@ const (
 	taskReportingRFC3720 = "RFC3720"
 )
 
-// answer handles the operational keys of one step, in order, but for FirstBurstLength, which
-// depends on others and comes last. The answers are appended to out.
+// answer handles the operational keys of one step in order, and appends the answers to out.
+// FirstBurstLength depends on other keys, so it comes last.
 func (n *negotiation) answer(out []byte, pairs []Pair) ([]byte, *refusal) {
 	var first *Pair
 	for i, p := range pairs {
@@ -123,8 +122,8 @@ func (n *negotiation) answer(out []byte, pairs []Pair) ([]byte, *refusal) {
 	return out, nil
 }
 
-// value answers one negotiated key. What is not admissible is answered with Reject, and the
-// parameter stays as it is (RFC 7143 6.2.2).
+// value answers one negotiated key. An inadmissible value is answered with Reject and leaves the
+// parameter unchanged (RFC 7143 6.2.2).
 func (n *negotiation) value(p Pair) string {
 	if k, ok := numericKeys[p.Key]; ok {
 		return n.numeric(k, p.Value)
@@ -143,7 +142,8 @@ func (n *negotiation) value(p Pair) string {
 		}
 		return firstOf(p.Value, taskReportingRFC3720)
 	case keyIFMarker, keyOFMarker:
-		// obsolete; No rather than Reject, as older initiators expect a boolean (RFC 7143 13.25)
+		// Obsolete. The answer is No rather than Reject, because older initiators expect a boolean
+		// (RFC 7143 13.25).
 		return valueNo
 	}
 	return valueReject // IFMarkInt, OFMarkInt
@@ -190,8 +190,8 @@ func digest(offer string, param *bool) string {
 	return value
 }
 
-// firstOf returns the first item of a list that is supported, in the initiator's order (RFC 7143
-// 6.2.1), or Reject.
+// firstOf returns the first supported item of a list in the initiator's order (RFC 7143 6.2.1), or
+// Reject.
 func firstOf(offer string, supported ...string) string {
 	for item := range strings.SplitSeq(offer, ",") {
 		for _, s := range supported {
@@ -203,7 +203,7 @@ func firstOf(offer string, supported ...string) string {
 	return valueReject
 }
 
-// parseNumber reads a numerical-value within a range, which lies within that of int.
+// parseNumber reads a numerical-value between min and max, which are within int32.
 func parseNumber(value string, min, max int) (int, bool) {
 	v, err := chap.ParseNumber(value)
 	if err != nil || v > math.MaxInt32 || int(v) < min || int(v) > max {

@@ -8,9 +8,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestNumericKeys offers each key values all over its range, in either notation, and checks the
-// result against the result function of its section of RFC 7143: the answer is what the function
-// makes of the offer and our limit, and it is in force.
+// TestNumericKeys offers values from the whole range of each key, in both notations. The answer
+// must be what the result function of the key's section in RFC 7143 makes of the offer and our
+// limit, and it must take effect.
 func TestNumericKeys(t *testing.T) {
 	minimum := func(a, b int) int { return min(a, b) }
 	maximum := func(a, b int) int { return max(a, b) }
@@ -166,7 +166,7 @@ func TestMaxRecvDataSegmentLength(t *testing.T) {
 			NSG: FullFeature, Transit: true,
 			Data: normal("MaxRecvDataSegmentLength=" + bad)}, StatusInitiatorError, "bad_value")
 	}
-	// Declared once, with the first operational answer; without that stage it stays at the default.
+	// It is declared once, with the first operational answer. Without that stage the default stays.
 	i := newInitiator(t, openConfig())
 	_, keys := i.ok(OperationalNegotiation, 0, false, normal())
 	require.Contains(t, keys, "MaxRecvDataSegmentLength")
@@ -189,7 +189,7 @@ func TestBurstLengths(t *testing.T) {
 		{[]string{"FirstBurstLength=65536", "MaxBurstLength=262144"}, "65536",
 			[2]int{65536, 262144}, false, "consistent"},
 		{[]string{"FirstBurstLength=262144", "MaxBurstLength=65536"}, "65536", [2]int{65536, 65536},
-			false, "made consistent, though it comes first"},
+			false, "made consistent, although it comes first"},
 		{[]string{"MaxBurstLength=1024", "FirstBurstLength=0xffffff"}, "1024", [2]int{1024, 1024},
 			false, "made consistent"},
 		{[]string{"MaxBurstLength=16384"}, "", [2]int{}, true,
@@ -215,7 +215,7 @@ func TestBurstLengths(t *testing.T) {
 		p := i.m.Result().Params
 		require.Equal(t, tt.params, [2]int{p.FirstBurstLength, p.MaxBurstLength}, tt.description)
 	}
-	// Agreed on one after the other: the check waits for the end.
+	// The two are agreed on one after the other. The check waits for the end.
 	i := newInitiator(t, openConfig())
 	i.ok(OperationalNegotiation, 0, false, normal("MaxBurstLength=16384"))
 	i.ok(OperationalNegotiation, 0, false, text("FirstBurstLength=16384"))

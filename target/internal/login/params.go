@@ -6,12 +6,12 @@ import (
 )
 
 // Params are the operational parameters of a session and its connection (RFC 7143 section 13).
-// Lengths are bytes, times are seconds.
+// Lengths are in bytes, times in seconds.
 type Params struct {
 	HeaderDigest, DataDigest bool // CRC32C; false: none
-	// MaxRecvDataSegmentLength of the initiator: the longest segment to send it
+	// The initiator's MaxRecvDataSegmentLength: the longest segment that we may send.
 	SendMaxDataSegment int
-	// MaxRecvDataSegmentLength of the target: the longest segment it may be sent
+	// The target's MaxRecvDataSegmentLength: the longest segment that we may be sent.
 	RecvMaxDataSegment  int
 	MaxBurstLength      int
 	FirstBurstLength    int // at most MaxBurstLength
@@ -27,18 +27,17 @@ type Params struct {
 	ProtocolLevel       int // iSCSIProtocolLevel (RFC 7144 7.1.1)
 }
 
-// LevelRFC7144 is the iSCSIProtocolLevel that is required for the features of RFC 7144: its task
-// management functions, command priority and status qualifiers. It is the highest that is
-// negotiated.
+// LevelRFC7144 is the iSCSIProtocolLevel that the features of RFC 7144 need: its task management
+// functions, command priority and status qualifiers. It is the highest that we negotiate.
 const LevelRFC7144 = 2
 
-// The range of every length key (RFC 7143 13.12 to 13.14), bytes.
+// The range of every length key, in bytes (RFC 7143 13.12 to 13.14).
 const (
 	minLength = 512
 	maxLength = 1<<24 - 1
 )
 
-// defaultParams are those that hold where a key is not negotiated.
+// defaultParams are the values of keys that are not negotiated.
 func defaultParams() Params {
 	return Params{
 		SendMaxDataSegment:  8192,
@@ -57,9 +56,9 @@ func defaultParams() Params {
 	}
 }
 
-// checkBursts enforces that FirstBurstLength does not exceed MaxBurstLength (RFC 7143 13.14), once
-// everything is negotiated (6.2). Where there can be no unsolicited data the first length means
-// nothing.
+// checkBursts checks, after the negotiation (6.2), that FirstBurstLength does not exceed
+// MaxBurstLength (RFC 7143 13.14). If there can be no unsolicited data, FirstBurstLength has no
+// meaning.
 func (p *Params) checkBursts() *refusal {
 	if p.FirstBurstLength > p.MaxBurstLength {
 		if !p.InitialR2T || p.ImmediateData {
@@ -72,7 +71,7 @@ func (p *Params) checkBursts() *refusal {
 	return nil
 }
 
-// resolve returns the limits with defaults in place and within the ranges of the standard.
+// resolve fills in defaults and moves values into the ranges of the standard.
 func (l Limits) resolve() Limits {
 	length := func(v, def int) int {
 		if v == 0 {
@@ -92,10 +91,10 @@ func (l Limits) resolve() Limits {
 	}
 }
 
-// NegotiateText answers the pairs of a text negotiation in full feature phase (RFC 7143 6.4) and
-// returns the parameters that hold afterwards. SendTargets is not for it. Keys that belong to the
-// login are answered with Reject, which leaves them as they are. On an error, which deserves a
-// Reject PDU (protocol error), nothing has changed.
+// NegotiateText answers the pairs of a text negotiation in full feature phase (RFC 7143 6.4), and
+// returns the parameters after it. It does not handle SendTargets. Keys that belong to the login
+// are answered with Reject and stay unchanged. On an error nothing has changed; the caller answers
+// with a Reject PDU (protocol error).
 func (p Params) NegotiateText(pairs []Pair) (reply []Pair, updated Params, err error) {
 	if r := checkPairs(pairs, make(map[string]struct{}, len(pairs))); r != nil {
 		return nil, p, r

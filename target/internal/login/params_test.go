@@ -51,7 +51,7 @@ func TestNegotiateTextRefuses(t *testing.T) {
 		reply, updated, err := p.NegotiateText(bad)
 		require.Error(t, err, "%v", bad)
 		require.Nil(t, reply)
-		require.Equal(t, p, updated, "nothing of a failed negotiation takes effect: %v", bad)
+		require.Equal(t, p, updated, "a failed negotiation must have no effect: %v", bad)
 	}
 }
 

@@ -8,14 +8,14 @@ import (
 
 const methodCHAP = "CHAP"
 
-// authState is how far SecurityNegotiation has come.
+// authState is how far SecurityNegotiation has got.
 type authState uint8
 
 const (
-	authOpen      authState = iota // no method is chosen
-	authStart                      // CHAP; its algorithms are expected
-	authChallenge                  // CHAP; the response to the challenge is expected
-	authDone                       // authenticated, or agreed on None where that is allowed
+	authOpen      authState = iota // no method chosen yet
+	authStart                      // CHAP; waiting for its algorithms
+	authChallenge                  // CHAP; waiting for the response to the challenge
+	authDone                       // authenticated, or agreed on None if that is allowed
 )
 
 // authenticated says whether the security stage may end.
@@ -33,7 +33,7 @@ func (m *Machine) security(req *Request, pairs []Pair) *refusal {
 		if r := m.chooseMethod(req, keys); r != nil {
 			return r
 		}
-		// An initiator may send the first step of CHAP with its choice of it.
+		// An initiator may send the first step of CHAP together with its choice of CHAP.
 		if m.auth == authStart && keys[keyChapA] == nil {
 			return unexpected(keys, keyAuthMethod)
 		}
@@ -47,7 +47,7 @@ func (m *Machine) security(req *Request, pairs []Pair) *refusal {
 	return unexpected(keys, keyAuthMethod)
 }
 
-// unexpected refuses keys other than those of the step (RFC 7143 9.2).
+// unexpected refuses keys that do not belong to the step (RFC 7143 9.2).
 func unexpected(keys map[string]*string, allowed ...string) *refusal {
 	n := 0
 	for _, key := range allowed {
@@ -73,7 +73,7 @@ func (m *Machine) chooseMethod(req *Request, keys map[string]*string) *refusal {
 		case m.cfg.Auth == nil:
 		case req.Transit || m.proposed:
 			return refuse(StatusAuthenticationFailure, "no_auth_offered",
-				"the initiator offers no authentication, which is required")
+				"the initiator offers no authentication, but the target requires it")
 		default:
 			// The initiator leaves the proposal to the target (RFC 7143 6.3.2).
 			m.proposed = true
@@ -88,18 +88,18 @@ func (m *Machine) chooseMethod(req *Request, keys map[string]*string) *refusal {
 	if firstOf(*offer, method) == valueReject {
 		if m.cfg.Auth == nil {
 			return refuse(StatusAuthenticationFailure, "no_common_auth",
-				"the initiator offers %s and insists on authentication, for which the target has "+
-					"no credentials", quote(*offer))
+				"the initiator offers %s and insists on authentication, but the target has no "+
+					"credentials", quote(*offer))
 		}
 		return refuse(StatusAuthenticationFailure, "no_auth_offered",
-			"the initiator offers %s, and CHAP is required", quote(*offer))
+			"the initiator offers %s, but the target requires CHAP", quote(*offer))
 	}
 	m.auth = authDone
 	if method == methodCHAP {
 		m.auth = authStart
 	}
 	if m.proposed && keys[keyChapA] != nil {
-		return nil // it is the answer to our proposal
+		return nil // this answers our proposal
 	}
 	m.out = AppendPair(m.out, keyAuthMethod, method)
 	return nil
@@ -145,7 +145,7 @@ func (m *Machine) finishCHAP(keys map[string]*string) *refusal {
 	return nil
 }
 
-// refuseCHAP finds the status of a failed exchange (RFC 7143 9.2).
+// refuseCHAP finds the status for a failed exchange (RFC 7143 9.2).
 func refuseCHAP(err error) *refusal {
 	var failure *chap.Error
 	if !errors.As(err, &failure) {

@@ -38,7 +38,7 @@ func TestMutualCHAPLogin(t *testing.T) {
 			ownSecret)}, got)
 }
 
-// TestTransitWaitsForAuthentication asks for the transition in every request from the first on.
+// TestTransitWaitsForAuthentication asks for the transition in every request from the first one.
 func TestTransitWaitsForAuthentication(t *testing.T) {
 	for _, nsg := range []Stage{OperationalNegotiation, FullFeature} {
 		i := newInitiator(t, chapConfig(t))
@@ -51,7 +51,7 @@ func TestTransitWaitsForAuthentication(t *testing.T) {
 			text("CHAP_N="+user, "CHAP_R="+answer(t, keys, secret)))
 		require.True(t, resp.Transit)
 	}
-	// Authenticated with T=0: the next request may move on, with nothing to say.
+	// Authenticated with T=0: the next request may move on without text.
 	i := newInitiator(t, chapConfig(t))
 	keys := i.challenge(normal("AuthMethod=CHAP"))
 	resp, _ := i.ok(SecurityNegotiation, 0, false,
@@ -66,7 +66,7 @@ func TestAuthMethod(t *testing.T) {
 	const noAuth, noCommon = "no_auth_offered", "no_common_auth"
 	for _, tt := range []struct {
 		offer string
-		// the answer; or a reason in snake_case, for which the login is refused
+		// the answer, or the snake_case reason why the login is refused
 		required, open string
 	}{
 		{"None", noAuth, "None"},
@@ -116,7 +116,7 @@ func TestAuthenticationIsRequired(t *testing.T) {
 	}
 }
 
-// TestTargetProposes is the case in which the initiator leaves the proposal of a method to us.
+// TestTargetProposes: the initiator lets us propose a method.
 func TestTargetProposes(t *testing.T) {
 	i := newInitiator(t, chapConfig(t))
 	resp, keys := i.ok(SecurityNegotiation, 0, false, normal())
@@ -129,7 +129,7 @@ func TestTargetProposes(t *testing.T) {
 		text("CHAP_N="+user, "CHAP_R="+answer(t, keys, secret)))
 	require.True(t, resp.Transit)
 
-	// It did not wait for a proposal but is slow with its own.
+	// The initiator did not wait for our proposal; its own just comes late.
 	i = newInitiator(t, chapConfig(t))
 	i.ok(SecurityNegotiation, 0, false, normal())
 	_, keys = i.ok(SecurityNegotiation, 0, false, text("AuthMethod=CHAP,None"))
@@ -287,8 +287,7 @@ func TestCHAPResponses(t *testing.T) {
 	}
 }
 
-// TestIndistinguishable: but for the log there is no difference between the ways of not being
-// known.
+// TestIndistinguishable: whatever is wrong with a credential, only the log shows a difference.
 func TestIndistinguishable(t *testing.T) {
 	var seen []Response
 	for _, reply := range []func(k map[string]string) []byte{
@@ -315,7 +314,7 @@ func TestIndistinguishable(t *testing.T) {
 	require.Equal(t, seen[0], seen[2])
 }
 
-// TestReflectionFromParallelLogin has the challenge of one connection sent back on another.
+// TestReflectionFromParallelLogin sends the challenge of one connection back on another.
 func TestReflectionFromParallelLogin(t *testing.T) {
 	cfg := chapConfig(t)
 	a, b := newInitiator(t, cfg), newInitiator(t, cfg)
@@ -323,7 +322,7 @@ func TestReflectionFromParallelLogin(t *testing.T) {
 	b.refused(&Request{Data: text("CHAP_N="+user, "CHAP_R="+answer(t, kb, secret),
 		"CHAP_I="+ka["CHAP_I"], "CHAP_C="+ka["CHAP_C"])},
 		StatusAuthenticationFailure, "reflected_challenge")
-	// A login that was given up leaves nothing behind that a later one could clash with.
+	// A login that was given up leaves nothing behind that could clash with a later one.
 	a.m.Close()
 	c := newInitiator(t, cfg)
 	kc := c.challenge(normal("AuthMethod=CHAP"))

@@ -45,7 +45,8 @@ func TestFirstStageMatrix(t *testing.T) {
 	}
 }
 
-// TestLaterStageMatrix is in a stage already: no other is taken, and none is gone back to.
+// TestLaterStageMatrix begins within a stage. A request for another stage is refused, and so is a
+// step back.
 func TestLaterStageMatrix(t *testing.T) {
 	for _, now := range []Stage{SecurityNegotiation, OperationalNegotiation} {
 		for csg := range Stage(4) {
@@ -131,7 +132,7 @@ func TestSplitAnywhere(t *testing.T) {
 	run(append(single, nil)...)
 }
 
-// TestUnchangedWithoutTransit: T=0 never advances, however often it is sent.
+// TestUnchangedWithoutTransit: with T=0 the stage never advances, however often it is sent.
 func TestUnchangedWithoutTransit(t *testing.T) {
 	i := newInitiator(t, openConfig())
 	resp, _ := i.ok(OperationalNegotiation, FullFeature, false, normal())

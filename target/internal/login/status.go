@@ -80,7 +80,7 @@ func (s Status) String() string {
 	return fmt.Sprintf("Status(%04x)", uint16(s))
 }
 
-// refusal is why a login ends without a session. Its text contains no secret, challenge or
+// refusal says why a login ends without a session. Its text contains no secret, challenge or
 // response.
 type refusal struct {
 	status Status
@@ -94,10 +94,10 @@ func refuse(status Status, reason, format string, args ...any) *refusal {
 	return &refusal{status: status, reason: reason, text: fmt.Sprintf(format, args...)}
 }
 
-// maxQuoted is how much of a string that a peer sent appears in a message, bytes.
+// maxQuoted is how many bytes of a peer's string a message may show.
 const maxQuoted = 64
 
-// quote makes an untrusted string harmless in a log, and short.
+// quote makes an untrusted string short and harmless in a log.
 func quote(s string) string {
 	if len(s) > maxQuoted {
 		return strconv.QuoteToASCII(s[:maxQuoted]) + "..."

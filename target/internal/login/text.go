@@ -11,12 +11,12 @@ import (
 
 const (
 	maxKeyLen = 63 // bytes (RFC 7143 6.1, standard-label)
-	// bytes of a value, or of one item of a list, for which nothing else is said (6.1)
+	// bytes of a value, or of one item of a list, unless the standard says otherwise (6.1)
 	maxValueLen = 255
 	maxNameLen  = 223 // bytes of an iSCSI name (4.2.7.2)
 )
 
-// Values that stand for an answer and can be neither proposed nor declared (RFC 7143 6.2).
+// These values can only be answers. They can be neither proposed nor declared (RFC 7143 6.2).
 const (
 	valueReject        = "Reject"
 	valueIrrelevant    = "Irrelevant"
@@ -29,12 +29,12 @@ const (
 // Pair is one key=value.
 type Pair struct{ Key, Value string }
 
-// errUnended is text whose last pair has no zero byte after it.
+// errUnended means that the last pair has no zero byte after it.
 var errUnended = errors.New("the last key=value pair does not end in a zero byte")
 
-// ParsePairs splits the text of one negotiation step (RFC 7143 6.1): pairs of a key of at most 63
-// characters and a value of UTF-8 text, each ended by a zero byte. A key with a capital or a small
-// letter at its beginning is a key, known or not. A zero byte too much is ignored: some initiators
+// ParsePairs splits the text of one negotiation step (RFC 7143 6.1). Each pair has a key of at most
+// 63 characters and a value of UTF-8 text, and ends with a zero byte. A key may be unknown, and may
+// begin with a capital or a small letter. An extra zero byte is ignored, because some initiators
 // count the padding of a data segment as text. Errors do not show values.
 func ParsePairs(data []byte) ([]Pair, error) {
 	var pairs []Pair
@@ -58,7 +58,8 @@ func ParsePairs(data []byte) ([]Pair, error) {
 			return nil, fmt.Errorf("key %s has %d characters, over the limit of %d",
 				quote(string(key)), len(key), maxKeyLen)
 		case bytes.ContainsFunc(key, notOfKey):
-			return nil, fmt.Errorf("key %s has a character that no key has", quote(string(key)))
+			return nil, fmt.Errorf("key %s has a character that is not allowed in a key",
+				quote(string(key)))
 		case !utf8.Valid(value):
 			return nil, fmt.Errorf("the value of key %s is not UTF-8", key)
 		}
@@ -80,8 +81,8 @@ func AppendPair(dst []byte, key, value string) []byte {
 	return append(dst, 0)
 }
 
-// notOfKey finds what is in no key: a standard-label has letters, digits and a few marks. The # is
-// that of X#NodeArchitecture and its like.
+// notOfKey finds characters that a key cannot have: a standard-label has letters, digits and a few
+// marks. X#NodeArchitecture and similar keys also have a #.
 func notOfKey(r rune) bool {
 	switch {
 	case r >= 'a' && r <= 'z', r >= 'A' && r <= 'Z', r >= '0' && r <= '9':
@@ -90,19 +91,18 @@ func notOfKey(r rune) bool {
 	return !strings.ContainsRune(".-+@_#", r)
 }
 
-// maxLen is the longest value of a key, bytes.
+// maxLen is the longest value of a key, in bytes.
 func maxLen(key string) int {
 	switch key {
 	case keyChapC, keyChapR:
-		return math.MaxInt // their length is that of what they encode, which the decoder bounds
+		return math.MaxInt // the decoder limits the length after decoding
 	case keyInitiatorName, keyTargetName:
 		return maxNameLen
 	}
 	return maxValueLen
 }
 
-// longest is the length that the limit of a pair's key is for: of a list it is that of the longest
-// item.
+// longest is the length that maxLen limits: of a value, or of a list's longest item.
 func longest(p Pair) int {
 	switch p.Key {
 	case keyAuthMethod, keyChapA, keyHeaderDigest, keyDataDigest, keyTaskReporting:
@@ -115,9 +115,9 @@ func longest(p Pair) int {
 	return len(p.Value)
 }
 
-// checkPairs enforces what holds for every negotiation: no key twice (RFC 7143 6.3, 6.4), and none
-// of the words of an answer as a proposal (6.2). seen has the keys of the negotiation so far and
-// takes up the new ones.
+// checkPairs checks what holds for every negotiation: no key comes twice (RFC 7143 6.3, 6.4), and
+// no reserved word is proposed (6.2). seen holds the keys of the negotiation so far; checkPairs
+// adds the new ones.
 func checkPairs(pairs []Pair, seen map[string]struct{}) *refusal {
 	for _, p := range pairs {
 		if _, twice := seen[p.Key]; twice {
@@ -127,13 +127,13 @@ func checkPairs(pairs []Pair, seen map[string]struct{}) *refusal {
 		switch p.Key {
 		case keyChapN, keyInitiatorAlias: // free text
 			continue
-		case keyAuthMethod: // may be the answer to our proposal
+		case keyAuthMethod: // it may answer our proposal
 			continue
 		}
 		switch p.Value {
 		case valueReject, valueIrrelevant, valueNotUnderstood:
 			return refuse(StatusInitiatorError, "reserved_value",
-				"key %s has the value %s, which is only an answer", p.Key, p.Value)
+				"key %s has the value %s, which can only be an answer", p.Key, p.Value)
 		}
 	}
 	return nil

@@ -18,7 +18,7 @@ func TestParsePairs(t *testing.T) {
 		{"A=b=c=\x00B=,\x00", []Pair{{"A", "b=c="}, {"B", ","}}},
 		{"A=b\x00\x00\x00", []Pair{{"A", "b"}}}, // padding
 		{"\x00A=b\x00", []Pair{{"A", "b"}}},
-		// whether that is allowed depends on the key
+		// ParsePairs allows duplicates; whether they are allowed depends on the key
 		{"A=b\x00A=b\x00", []Pair{{"A", "b"}, {"A", "b"}}},
 		{"sENDtARGETS=All\x00", []Pair{{"sENDtARGETS", "All"}}},
 		{"X-com.example.do_it=1\x00X#NodeArchitecture=a/1,b\x00",

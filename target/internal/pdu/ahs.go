@@ -11,11 +11,11 @@ const (
 	ahsHeaderLen = 3 // AHSLength and AHSType
 )
 
-// maxExtendedCDB is what a variable-length CDB has beyond its first 16 bytes at most: 8 bytes and
-// up to 252 more after its additional length field (SPC-4 4.2.3).
+// maxExtendedCDB is how many bytes of a variable-length CDB follow its first 16. Such a CDB has at
+// most 8 bytes and 252 more after its additional length field (SPC-4 4.2.3).
 const maxExtendedCDB = 8 + 252 - 16
 
-// AHS is what the additional header segments of a command say.
+// AHS is the content of a command's additional header segments.
 type AHS struct {
 	ExtendedCDB    []byte // the CDB's bytes after the first 16; shares the parsed memory
 	HasBidi        bool
@@ -26,12 +26,12 @@ var (
 	errAHSTruncated = &FieldError{OpSCSICommand, "additional header segment",
 		"runs past TotalAHSLength"}
 	errAHSTwice = &FieldError{OpSCSICommand, "additional header segment",
-		"comes twice with one type"}
-	errAHSLength = &FieldError{OpSCSICommand, "AHSLength", "is not one that the type allows"}
+		"comes twice with the same type"}
+	errAHSLength = &FieldError{OpSCSICommand, "AHSLength", "is not allowed for the type"}
 )
 
-// ParseAHS reads the additional header segments of a SCSI Command (RFC 7143 11.2.2). Types that it
-// does not know are skipped.
+// ParseAHS reads the additional header segments of a SCSI Command (RFC 7143 11.2.2). It skips
+// unknown types.
 //
 //	byte 0-1  AHSLength: bytes after the type, reserved byte included
 //	     2    AHSType
@@ -84,7 +84,7 @@ func AppendExtendedCDB(dst, cdb []byte) []byte {
 	return dst
 }
 
-// AppendBidiLength appends the segment with the read length of a bidirectional command, bytes.
+// AppendBidiLength appends the segment with the read length of a bidirectional command, in bytes.
 func AppendBidiLength(dst []byte, n uint32) []byte {
 	return binary.BigEndian.AppendUint32(append(dst, 0, 5, ahsBidiLength, 0), n)
 }

@@ -55,7 +55,7 @@ func TestParseAHSRefuses(t *testing.T) {
 		{"11.2.2.4/short", []byte{0, 4, 2, 0, 1, 2, 3, 0}},
 		{"11.2.2.4/long", []byte{0, 6, 2, 0, 1, 2, 3, 4, 5, 0, 0, 0}},
 		{"11.2.2.4/twice", []byte{0, 5, 2, 0, 1, 2, 3, 4, 0, 5, 2, 0, 1, 2, 3, 4}},
-		{"the second is cut off", []byte{0, 5, 2, 0, 1, 2, 3, 4, 0, 5, 2, 0}},
+		{"the second one is cut off", []byte{0, 5, 2, 0, 1, 2, 3, 4, 0, 5, 2, 0}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got, err := ParseAHS(tt.in)

@@ -2,7 +2,7 @@ package pdu
 
 import "fmt"
 
-// AsyncEvent is what an asynchronous message tells (RFC 7143 11.9.1).
+// AsyncEvent is what an asynchronous message reports (RFC 7143 11.9.1).
 type AsyncEvent uint8
 
 // The asynchronous events.
@@ -24,7 +24,7 @@ var asyncEventNames = map[AsyncEvent]string{AsyncSCSI: "SCSI event",
 
 func (e AsyncEvent) String() string { return enumName(asyncEventNames, e) }
 
-// AsyncMessage tells the initiator of an event (RFC 7143 11.9).
+// AsyncMessage reports an event to the initiator (RFC 7143 11.9).
 type AsyncMessage struct {
 	LUN                                uint64
 	StatSN, ExpCmdSN, MaxCmdSN         uint32

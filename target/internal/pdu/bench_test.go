@@ -27,7 +27,7 @@ func BenchmarkDataInEncode(b *testing.B) {
 	}
 }
 
-// No decoder or encoder allocates: they are called once per PDU.
+// TestNoAllocation: decoders and encoders run once per PDU, so they must not allocate.
 func TestNoAllocation(t *testing.T) {
 	for _, g := range goldens {
 		h, p := header(t, g.hex), g.pdu

@@ -31,7 +31,7 @@ type SCSICommand struct {
 	Final          bool // no unsolicited Data-Out follows
 	Read, Write    bool // the direction of the data that the initiator expects
 	Attr           TaskAttr
-	Priority       uint8 // of commands with the simple attribute, 1 to 15; 0: none (RFC 7144 5.1.1)
+	Priority       uint8 // with the simple attribute: 1 to 15; 0: none (RFC 7144 5.1.1)
 	LUN            uint64
 	TaskTag        uint32
 	ExpectedLength uint32 // Expected Data Transfer Length, bytes

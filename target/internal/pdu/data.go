@@ -2,12 +2,12 @@ package pdu
 
 import "fmt"
 
-// DataOut carries data for a command, asked for by an R2T or not (RFC 7143 11.7).
+// DataOut carries data for a command, with or without an R2T asking for it (RFC 7143 11.7).
 type DataOut struct {
 	Final        bool // the last of its sequence
 	LUN          uint64
 	TaskTag      uint32
-	TransferTag  uint32 // of the R2T; reserved: unsolicited
+	TransferTag  uint32 // of the R2T; ReservedTag: unsolicited
 	ExpStatSN    uint32
 	DataSN       uint32 // within the sequence
 	BufferOffset uint32 // bytes
@@ -42,7 +42,8 @@ func (p *DataOut) String() string {
 		p.TaskTag, p.TransferTag, p.DataSN, p.BufferOffset, p.DataLen, p.Final)
 }
 
-// DataIn carries data of a command to the initiator, and good status with the last (RFC 7143 11.7).
+// DataIn carries data of a command to the initiator. The last one may also carry good status (RFC
+// 7143 11.7).
 type DataIn struct {
 	Final                      bool // the last of its sequence
 	Acknowledge                bool

@@ -25,15 +25,15 @@ func newByOpcode(op Opcode) codec {
 	return nil
 }
 
-// Whatever header a decoder accepts, encoding it and decoding it again gives the same PDU: nothing
-// that a field holds is lost, and nothing is written where it would be read as another field.
+// TestRoundTrip encodes every PDU that a decoder accepts, and decodes it again. Both PDUs must be
+// equal: no field loses anything, and none overwrites another.
 func TestRoundTrip(t *testing.T) {
 	for op := range opcodeNames {
 		t.Run(op.String(), func(t *testing.T) {
 			accepted := 0
 			check := func(raw Header) bool {
 				raw[0] = raw[0]&bitImmediate | byte(op)
-				// Random lengths and bits are refused mostly: clear what most opcodes have to have
+				// Random lengths and bits are mostly refused: clear those that most opcodes need
 				// clear.
 				if raw[47]&1 == 0 {
 					raw[1] |= bitFinal
@@ -73,7 +73,7 @@ func TestRoundTrip(t *testing.T) {
 						r.Read(h[:])
 						v[0] = reflect.ValueOf(h)
 					}}))
-			require.Greater(t, accepted, 100, "the property was hardly tested")
+			require.Greater(t, accepted, 100, "too few headers were accepted to test anything")
 		})
 	}
 }
@@ -161,7 +161,7 @@ func TestDecodeRefuses(t *testing.T) {
 	}
 }
 
-// Reserved bits are not looked at, as a later standard may define them.
+// Decoders ignore reserved bits, because a later standard may define them.
 func TestDecodeIgnoresReserved(t *testing.T) {
 	var h Header
 	want := TaskManagementRequest{Function: TMQueryTask, TaskTag: 1}
@@ -172,13 +172,13 @@ func TestDecodeIgnoresReserved(t *testing.T) {
 	require.NoError(t, got.Decode(&h))
 	require.Equal(t, want, got)
 
-	// A Login Request counts as immediate in any case (11.12).
+	// A Login Request always counts as immediate (11.12).
 	h = Header{}
 	(&LoginRequest{TaskTag: 1}).Encode(&h)
 	h[0] &^= bitImmediate
 	require.NoError(t, new(LoginRequest).Decode(&h))
 
-	// Without status its fields have no meaning (11.7.3).
+	// Without status, the status fields have no meaning (11.7.3).
 	h = Header{0: byte(OpDataIn), 1: bitOverflow | bitUnderflow, 3: 2, 24: 1, 44: 1}
 	var d DataIn
 	require.NoError(t, d.Decode(&h))

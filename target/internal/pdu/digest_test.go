@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The examples of RFC 7143 A.4, as bytes on the wire.
+// TestDigest runs the examples of RFC 7143 A.4, with the digests as bytes on the wire.
 func TestDigest(t *testing.T) {
 	up, down := make([]byte, 32), make([]byte, 32)
 	for i := range up {
@@ -37,7 +37,7 @@ func TestDigest(t *testing.T) {
 			require.Equal(t, d, UpdateDigest(UpdateDigest(0, tt.data[:7]), tt.data[7:]),
 				"continued")
 			require.NotEqual(t, d, Digest(append([]byte{tt.data[0] ^ 1}, tt.data[1:]...)),
-				"a flipped bit")
+				"a flipped bit must change the digest")
 		})
 	}
 }

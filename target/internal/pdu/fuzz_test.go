@@ -7,8 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// FuzzDecode feeds any header to the decoder of its opcode, and what that accepts back through
-// Encode.
+// FuzzDecode decodes any header by its opcode, and encodes what is accepted.
 func FuzzDecode(f *testing.F) {
 	for _, g := range goldens {
 		h := header(f, g.hex)

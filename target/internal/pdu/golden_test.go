@@ -9,15 +9,14 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// codec is what every PDU type has.
+// codec is what every PDU type implements.
 type codec interface {
 	Decode(*Header) error
 	Encode(*Header)
 	String() string
 }
 
-// golden is one PDU and its header, written down from the drawings of RFC 7143 11, one line per 8
-// bytes.
+// golden is a PDU and its header, taken from the drawings in RFC 7143 11, with 8 bytes on a line.
 type golden struct {
 	name string
 	pdu  codec
@@ -285,7 +284,7 @@ func header(t testing.TB, s string) Header {
 	return Header(b)
 }
 
-// fresh is a new value of p's type, filled with what a reuse could leave behind.
+// fresh is a new value of p's type, filled with garbage as a reused one would be.
 func fresh(p codec) codec {
 	v := reflect.New(reflect.TypeOf(p).Elem())
 	for i := range v.Elem().NumField() {
@@ -306,7 +305,7 @@ func TestGolden(t *testing.T) {
 	for _, g := range goldens {
 		t.Run(g.name, func(t *testing.T) {
 			want := header(t, g.hex)
-			got := Header{47: 0xff} // left behind by the buffer's last use
+			got := Header{47: 0xff} // garbage from the buffer's last use
 			g.pdu.Encode(&got)
 			require.Equal(t, hex.EncodeToString(want[:]), hex.EncodeToString(got[:]))
 

@@ -1,6 +1,6 @@
-// Package pdu is the wire format of iSCSI: one struct per opcode, and the basic header segment that
-// it is decoded from and encoded to (RFC 7143 11). It knows lengths and fields, and nothing of what
-// they mean to a session. Nothing here allocates but the parser of additional header segments.
+// Package pdu is the wire format of iSCSI: the basic header segment, and one struct per opcode that
+// is decoded from it and encoded to it (RFC 7143 11). It checks lengths and fields but does not
+// know what they mean to a session. Only the parser of additional header segments allocates.
 //
 // Every PDU begins with a basic header segment (BHS) of 48 bytes, big-endian:
 //
@@ -13,8 +13,8 @@
 //	      20-47  opcode-specific; of a target's PDUs mostly
 //	             20 Target Transfer Tag, 24 StatSN, 28 ExpCmdSN, 32 MaxCmdSN
 //
-// It is followed by additional header segments, the header digest, the data segment padded to a
-// multiple of 4 bytes, and the data digest, each where it is present.
+// Additional header segments, the header digest, the data segment (padded to a multiple of 4 bytes)
+// and the data digest follow, if they are present.
 package pdu
 
 import (
@@ -22,13 +22,13 @@ import (
 	"fmt"
 )
 
-// HeaderLen is the length of the basic header segment, bytes.
+// HeaderLen is the length of the basic header segment, in bytes.
 const HeaderLen = 48
 
-// MaxDataLen is the longest data segment that a header can announce, bytes.
+// MaxDataLen is the longest data segment that a header can announce, in bytes.
 const MaxDataLen = 1<<24 - 1
 
-// ReservedTag is the value of a task tag or transfer tag that names nothing.
+// ReservedTag is the task tag or transfer tag that stands for none.
 const ReservedTag uint32 = 0xffffffff
 
 const (
@@ -41,7 +41,7 @@ const (
 // Opcode is the kind of a PDU (RFC 7143 11.2.1.2).
 type Opcode uint8
 
-// The opcodes: up to 0x1f from an initiator, from 0x20 from a target.
+// The opcodes. Initiators send those up to 0x1f, targets those from 0x20.
 const (
 	OpNOPOut                 Opcode = 0x00
 	OpSCSICommand            Opcode = 0x01
@@ -78,7 +78,7 @@ var opcodeNames = map[Opcode]string{
 
 func (o Opcode) String() string { return enumName(opcodeNames, o) }
 
-// enumName is the name of an enum's value, or its number where it has none.
+// enumName is the name of an enum value, or its number if it has no name.
 func enumName[T ~uint8](names map[T]string, v T) string {
 	if s, ok := names[v]; ok {
 		return s
@@ -98,19 +98,20 @@ func (h *Header) Immediate() bool { return h[0]&bitImmediate != 0 }
 // Final is the F bit.
 func (h *Header) Final() bool { return h[1]&bitFinal != 0 }
 
-// AHSLen is the length of all additional header segments, bytes; at most 1020.
+// AHSLen is the length of all additional header segments, in bytes; at most 1020.
 func (h *Header) AHSLen() int { return int(h[4]) * 4 }
 
-// DataLen is the length of the data segment, bytes without padding; at most MaxDataLen.
+// DataLen is the length of the data segment, in bytes without padding; at most MaxDataLen.
 func (h *Header) DataLen() int { return int(h[5])<<16 | int(h[6])<<8 | int(h[7]) }
 
-// PaddedDataLen is the length of the data segment with its padding, bytes.
+// PaddedDataLen is the length of the data segment with its padding, in bytes.
 func (h *Header) PaddedDataLen() int { return (h.DataLen() + 3) &^ 3 }
 
-// SetAHSLen sets the length of the additional header segments, bytes, a multiple of 4 up to 1020.
+// SetAHSLen sets the length of the additional header segments, in bytes: a multiple of 4, at most
+// 1020.
 func (h *Header) SetAHSLen(n int) { h[4] = byte(n / 4) }
 
-// SetDataLen sets the length of the data segment, bytes.
+// SetDataLen sets the length of the data segment, in bytes.
 func (h *Header) SetDataLen(n int) { h[5], h[6], h[7] = byte(n>>16), byte(n>>8), byte(n) }
 
 // LUN is the LUN field of a request that has one.
@@ -119,11 +120,11 @@ func (h *Header) LUN() uint64 { return h.u64(8) }
 // TaskTag is the initiator task tag.
 func (h *Header) TaskTag() uint32 { return h.u32(16) }
 
-// CmdSN is the number of a request that has one.
+// CmdSN is the CmdSN of a request that has one.
 func (h *Header) CmdSN() uint32 { return h.u32(24) }
 
-// Numbered reports whether a PDU in full feature phase uses up its CmdSN: a request other than
-// Data-Out and SNACK, which have none, that is not immediate (RFC 7143 4.2.2.1).
+// Numbered says whether a PDU in full feature phase uses up its CmdSN. It does if it is a request
+// other than Data-Out and SNACK, which have no CmdSN, and is not immediate (RFC 7143 4.2.2.1).
 func (h *Header) Numbered() bool {
 	switch h.Opcode() {
 	case OpNOPOut, OpSCSICommand, OpTaskManagementRequest, OpTextRequest, OpLogoutRequest:

@@ -22,9 +22,9 @@ type LoginRequest struct {
 	DataLen                int // bytes
 }
 
-// Decode reads a header. Stages and bits that contradict each other are the login's to refuse, as
-// it has a status for them. The I bit is not looked at: a Login Request counts as immediate in any
-// case (RFC 7143 11.12).
+// Decode reads a header. It accepts stages and bits that contradict each other: the login refuses
+// those, because it has a status for them. It ignores the I bit, because a Login Request always
+// counts as immediate (RFC 7143 11.12).
 func (p *LoginRequest) Decode(h *Header) error {
 	if err := h.expect(OpLoginRequest); err != nil {
 		return err
@@ -64,7 +64,7 @@ type LoginResponse struct {
 	CSG, NSG                   uint8
 	VersionMax, VersionActive  uint8
 	ISID                       [6]byte
-	TSIH                       uint16 // 0 but in the last one
+	TSIH                       uint16 // 0 except in the last one
 	TaskTag                    uint32
 	StatSN, ExpCmdSN, MaxCmdSN uint32
 	StatusClass, StatusDetail  uint8

@@ -2,7 +2,7 @@ package pdu
 
 import "fmt"
 
-// LogoutReason is what a logout is to end (RFC 7143 11.14.1).
+// LogoutReason says what a logout ends (RFC 7143 11.14.1).
 type LogoutReason uint8
 
 // The logout reasons.
@@ -69,7 +69,7 @@ func (p *LogoutRequest) String() string {
 	return fmt.Sprintf("Logout Request tag=%#x reason=%v cid=%d", p.TaskTag, p.Reason, p.CID)
 }
 
-// LogoutResponse tells the outcome (RFC 7143 11.15).
+// LogoutResponse answers a LogoutRequest (RFC 7143 11.15).
 type LogoutResponse struct {
 	Response                   LogoutResult
 	TaskTag                    uint32

@@ -2,7 +2,7 @@ package pdu
 
 import "fmt"
 
-// NOPOut is a ping of the initiator, or its answer to ours (RFC 7143 11.18).
+// NOPOut is the initiator's ping, or its answer to ours (RFC 7143 11.18).
 type NOPOut struct {
 	Immediate            bool
 	LUN                  uint64
@@ -11,8 +11,8 @@ type NOPOut struct {
 	DataLen              int // bytes
 }
 
-// Decode reads a header. A PDU that asks for no answer must be immediate (RFC 7143 11.18.1);
-// whether one that is not uses up its CmdSN is the session's to decide, so it is no error here.
+// Decode reads a header. A PDU that asks for no answer must be immediate (RFC 7143 11.18.1). Decode
+// does not check this: the session decides whether a PDU that is not immediate uses up its CmdSN.
 func (p *NOPOut) Decode(h *Header) error {
 	if err := h.expectFinal(OpNOPOut); err != nil {
 		return err
@@ -39,7 +39,7 @@ func (p *NOPOut) String() string {
 		p.Immediate, p.DataLen)
 }
 
-// NOPIn answers a ping of the initiator, or is one of ours (RFC 7143 11.19).
+// NOPIn is our ping, or our answer to the initiator's (RFC 7143 11.19).
 type NOPIn struct {
 	LUN                        uint64
 	TaskTag, TransferTag       uint32
@@ -57,7 +57,7 @@ func (p *NOPIn) Decode(h *Header) error {
 		MaxCmdSN: h.u32(32), DataLen: h.DataLen()}
 	switch {
 	case p.TaskTag == ReservedTag && p.DataLen != 0:
-		return &FieldError{OpNOPIn, "DataSegmentLength", "is not 0 in a PDU that answers no ping"}
+		return &FieldError{OpNOPIn, "DataSegmentLength", "is not 0, but this PDU does not answer a ping"}
 	case p.TaskTag != ReservedTag && p.TransferTag != ReservedTag:
 		return &FieldError{OpNOPIn, "target transfer tag", "is set in the answer to a ping"}
 	}

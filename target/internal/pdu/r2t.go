@@ -2,7 +2,7 @@ package pdu
 
 import "fmt"
 
-// R2T asks for data of a command (RFC 7143 11.8).
+// R2T asks the initiator for data of a command (RFC 7143 11.8).
 type R2T struct {
 	LUN                        uint64
 	TaskTag, TransferTag       uint32

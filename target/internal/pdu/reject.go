@@ -2,7 +2,7 @@ package pdu
 
 import "fmt"
 
-// RejectReason is why a PDU was not accepted (RFC 7143 11.17.1).
+// RejectReason says why a PDU was not accepted (RFC 7143 11.17.1).
 type RejectReason uint8
 
 // The reject reasons.
@@ -30,7 +30,7 @@ var rejectReasonNames = map[RejectReason]string{RejectDataDigest: "data digest e
 
 func (r RejectReason) String() string { return enumName(rejectReasonNames, r) }
 
-// Reject answers a PDU that was not accepted; its data segment is that PDU's header (RFC 7143
+// Reject answers a PDU that was not accepted. Its data segment is the header of that PDU (RFC 7143
 // 11.17).
 type Reject struct {
 	Reason                     RejectReason

@@ -2,7 +2,7 @@ package pdu
 
 import "fmt"
 
-// Bits of byte 1 of a SCSI Response and a Data-In.
+// Bits of byte 1 in a SCSI Response and a Data-In.
 const (
 	bitBidiOverflow  = 0x10
 	bitBidiUnderflow = 0x08
@@ -18,7 +18,7 @@ type SCSIResponse struct {
 	Overflow, Underflow         bool
 	Response                    uint8 // 0: completed at the target
 	Status                      uint8 // SAM-5 status code
-	// more about the status, 0 below protocol level 2 (RFC 7144 5.2.1)
+	// more about the status; 0 below protocol level 2 (RFC 7144 5.2.1)
 	StatusQualifier            uint16
 	TaskTag                    uint32
 	SNACKTag                   uint32
@@ -26,7 +26,7 @@ type SCSIResponse struct {
 	ExpDataSN                  uint32 // how many Data-In PDUs the command had
 	BidiResidual               uint32 // bytes
 	Residual                   uint32 // bytes
-	DataLen                    int    // of the sense data with its length, bytes
+	DataLen                    int    // of the sense data with its length field, bytes
 }
 
 // Decode reads a header.
@@ -46,7 +46,7 @@ func (p *SCSIResponse) Decode(h *Header) error {
 		return &FieldError{OpSCSIResponse, "O and U bits", "are both 1"}
 	case p.Response != 0 && (p.Overflow || p.Underflow || p.BidiOverflow || p.BidiUnderflow):
 		return &FieldError{OpSCSIResponse, "residual bits",
-			"are 1 in a response other than completed at target"}
+			"are 1, but the command was not completed at the target"}
 	}
 	return nil
 }

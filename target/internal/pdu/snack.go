@@ -2,7 +2,7 @@ package pdu
 
 import "fmt"
 
-// SNACKRequest asks for PDUs to be sent again, which error recovery level 0 does not do (RFC 7143
+// SNACKRequest asks the target to send PDUs again. At error recovery level 0 we do not (RFC 7143
 // 11.16).
 type SNACKRequest struct {
 	Type                 uint8

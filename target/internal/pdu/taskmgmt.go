@@ -101,10 +101,10 @@ func (p *TaskManagementRequest) String() string {
 		p.TaskTag, p.RefTaskTag, p.LUN)
 }
 
-// TaskManagementResponse tells the outcome (RFC 7143 11.6, RFC 7144 6.4).
+// TaskManagementResponse answers a TaskManagementRequest (RFC 7143 11.6, RFC 7144 6.4).
 type TaskManagementResponse struct {
 	Response TMResponse
-	// additional response information (SAM-5 7), 0 below protocol level 2
+	// additional response information (SAM-5 7); 0 below protocol level 2
 	Additional                 [3]byte
 	TaskTag                    uint32
 	StatSN, ExpCmdSN, MaxCmdSN uint32

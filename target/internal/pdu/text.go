@@ -66,7 +66,7 @@ func (p *TextResponse) Decode(h *Header) error {
 		return &FieldError{OpTextResponse, "F and C bits", "are both 1"}
 	case p.Final != (p.TransferTag == ReservedTag):
 		return &FieldError{OpTextResponse, "target transfer tag",
-			"must be the reserved value exactly where the F bit is 1"}
+			"must be the reserved value if, and only if, the F bit is 1"}
 	}
 	return nil
 }
