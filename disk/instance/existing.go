@@ -38,58 +38,92 @@ func ParseImageChange(s string) (ImageChange, error) {
 	return "", fmt.Errorf("%q is unknown: use %s or %s", s, ImageChangeFail, ImageChangeKeep)
 }
 
-// existing returns the state of the disk that is there, if it can be used with this image. Otherwise reason says why
-// not; it is empty where there is none. A persistent disk is never given up: then err says why not and what to do.
-func (o *opening) existing(ctx context.Context) (s *state, reason string, err error) {
+// verdict is what becomes of the disk that an earlier start has left.
+type verdict struct {
+	what   outcome
+	state  *state // keep: what is known of the disk
+	reason string // remake: why the disk is not kept; empty where there is none
+	err    error  // refuse: why, and what to do about it
+}
+
+type outcome int
+
+const (
+	keep   outcome = iota // it is served again
+	remake                // it is made of the image
+	refuse                // it is left as it is, and not served
+)
+
+// Advice for a persistent disk that is refused.
+const (
+	beginAnew     = "remove " + PersistentName + "* in that directory to begin anew"
+	restoreVolume = "restore the volume from a backup, or " + beginAnew + " with the image"
+)
+
+// judge says what becomes of the disk that is there.
+func (o *opening) judge(ctx context.Context) verdict {
 	st, err := os.Lstat(o.dir.disk())
 	if errors.Is(err, fs.ErrNotExist) {
 		if s, err := loadState(o.dir.state()); err == nil && s.Mode != CopyNone {
-			return nil, "its file is missing", nil
+			return verdict{what: remake, reason: "its file is missing"}
 		}
-		return nil, "", nil
+		return verdict{what: remake}
 	}
 	if err != nil {
-		return nil, "", err
+		return verdict{what: refuse, err: err}
 	}
 	if !st.Mode().IsRegular() {
-		return nil, "its file is not a regular file", o.refuse("is not a regular file", "remove it")
+		return o.unfit("its file is not a regular file", "is not a regular file", "remove it")
 	}
-	s, err = loadState(o.dir.state())
-	if errors.Is(err, fs.ErrNotExist) && o.dir.persistent {
-		s, err = o.adopt(st)
-		return s, "", err
-	}
-	if smallfile.IsUnread(err) {
-		return nil, "", o.unread(err)
-	}
-	if err != nil {
+	s, err := loadState(o.dir.state())
+	switch {
+	case errors.Is(err, fs.ErrNotExist) && o.dir.persistent:
+		return o.adopt(st)
+	case smallfile.IsUnread(err):
+		return verdict{what: refuse, err: o.unread(err)}
+	case err != nil:
 		reason := stateReason(err)
-		return nil, reason, o.refuse("cannot be used: "+reason, "restore the volume from a backup, or remove "+PersistentName+"* in that directory to begin anew with the image")
+		return o.unfit(reason, "cannot be used: "+reason, restoreVolume)
 	}
 	if reason := o.unsuitable(s, st.Size()); reason != "" {
-		return nil, reason, o.refuse("cannot be used: "+reason, "use another volume for this image, or remove "+PersistentName+"* in that directory to begin anew")
+		return o.unfit(reason, "cannot be used: "+reason, "use another volume for this image, or "+beginAnew)
 	}
-	reason, err = o.checkImage(ctx, s)
+	return o.judgeImage(ctx, s)
+}
+
+// judgeImage says what becomes of a disk that only the image may not suit.
+func (o *opening) judgeImage(ctx context.Context, s *state) verdict {
+	reason, err := o.checkImage(ctx, s)
 	unsure := errors.Is(err, image.ErrNotIdentified)
 	if unsure {
 		reason, err = err.Error(), nil
 	}
 	switch {
 	case err != nil:
-		return nil, "", err
+		return verdict{what: refuse, err: err}
 	case reason == "":
-		return s, "", nil
+		return verdict{what: keep, state: s}
 	case o.opt.OnImageChange == ImageChangeKeep && o.dir.persistent && (s.Complete || unsure):
 		o.log.Warn("the disk is kept although its image is or may be another one now", zap.String("reason", reason), zap.String("disk", o.dir.disk()))
-		return s, "", nil
-	case o.dir.persistent && unsure && !s.Complete:
-		err = o.refuse("may have been made of another image, which it still needs: "+reason, "set --on-image-change=keep once if the image is certainly the same one, or use another volume")
-	case o.dir.persistent && s.Complete:
-		err = o.refuse("was made of another image: "+reason, "set --on-image-change=keep to serve the disk as it is, or use another volume for the new image")
-	case o.dir.persistent:
-		err = o.refuse("still needs the image that it was made of: "+reason, "start it with the old image, in copy mode clone until it is complete, or use another volume for the new image")
+		return verdict{what: keep, state: s}
+	case s.Complete:
+		return o.unfit(reason, "was made of another image: "+reason,
+			"set --on-image-change=keep to serve the disk as it is, or use another volume for the new image")
+	case unsure:
+		return o.unfit(reason, "may have been made of another image, which it still needs: "+reason,
+			"set --on-image-change=keep once if the image is certainly the same one, or use another volume")
 	}
-	return nil, reason, err
+	return o.unfit(reason, "still needs the image that it was made of: "+reason,
+		"start it with the old image, in copy mode clone until it is complete, or use another volume for the new image")
+}
+
+// unfit is the verdict on a disk that cannot be kept: an ephemeral one is made again for that
+// reason, and a persistent one is refused.
+func (o *opening) unfit(reason, refusal, action string) verdict {
+	if o.dir.persistent {
+		return verdict{what: refuse, err: o.refusal(refusal, action)}
+	}
+	return verdict{what: remake, reason: reason}
 }
 
 // unsuitable is why a state cannot be that of this disk, apart from the content of the image.
@@ -135,18 +169,22 @@ func (o *opening) checkImage(ctx context.Context, s *state) (reason string, err 
 }
 
 // adopt takes a file that came with the volume for a complete disk.
-func (o *opening) adopt(st fs.FileInfo) (*state, error) {
+func (o *opening) adopt(st fs.FileInfo) verdict {
 	for _, name := range []string{o.dir.liveMap(), o.dir.durableMap()} {
 		if _, err := os.Lstat(name); err == nil {
-			return nil, o.refuse("has lost its state file, and is not complete without it", "restore the volume from a backup, or remove "+PersistentName+"* in that directory to begin anew with the image")
+			return verdict{what: refuse,
+				err: o.refusal("has lost its state file, and is not complete without it", restoreVolume)}
 		}
 	}
 	if st.Size() == 0 || st.Size()%disk.SectorSize != 0 {
-		return nil, o.refuse(fmt.Sprintf("has a size of %d bytes, which is no positive multiple of %d", st.Size(), disk.SectorSize), "make it a raw disk")
+		return verdict{what: refuse,
+			err: o.refusal(fmt.Sprintf("has a size of %d bytes, which is no positive multiple of %d",
+				st.Size(), disk.SectorSize), "make it a raw disk")}
 	}
 	o.log.Info("the volume has a disk already: it is served as it is, without the image", zap.String("disk", o.dir.disk()))
-	return &state{Version: stateVersion, Image: o.name, Mode: o.opt.Mode, Size: st.Size(), Identity: newIdentity(), Created: time.Now().UTC(),
-		Durable: true, Complete: true, Map: newMapID(), Boot: bootID(), stale: true}, nil
+	s := &state{Version: stateVersion, Image: o.name, Mode: o.opt.Mode, Size: st.Size(), Identity: newIdentity(), Created: time.Now().UTC(),
+		Durable: true, Complete: true, Map: newMapID(), Boot: bootID(), stale: true}
+	return verdict{what: keep, state: s}
 }
 
 // unread is the error for a disk of which the system does not let be read what it is. It is neither made again, which would end what the guest
@@ -155,10 +193,7 @@ func (o *opening) unread(err error) error {
 	return fmt.Errorf("the disk %q cannot be used now, and is left as it is: %w", o.dir.disk(), err)
 }
 
-// refuse is the error for a persistent disk; nil for an ephemeral one, which is made again instead.
-func (o *opening) refuse(reason, action string) error {
-	if !o.dir.persistent {
-		return nil
-	}
+// refusal is the error for a persistent disk that cannot be used.
+func (o *opening) refusal(reason, action string) error {
 	return &PersistentError{Path: o.dir.disk(), Reason: reason, Action: action}
 }

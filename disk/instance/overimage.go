@@ -22,52 +22,66 @@ import (
 // overImage makes the disk of every mode but CopyNone: the file of an earlier start where it is still the right one, or
 // a new one, with the image below it until it is complete.
 func (o *opening) overImage(ctx context.Context) (*Instance, error) {
+	switch v := o.judge(ctx); v.what {
+	case keep:
+		inst, err := o.resume(v.state)
+		if damaged := new(overlay.DamagedError); !o.dir.persistent && errors.As(err, &damaged) {
+			return o.remake(ctx, damaged.Error())
+		}
+		return inst, err
+	case remake:
+		return o.remake(ctx, v.reason)
+	default:
+		return nil, v.err
+	}
+}
+
+// resume serves the disk of an earlier start again.
+func (o *opening) resume(s *state) (*Instance, error) {
+	grown, err := o.adjust(s)
+	if err != nil {
+		return nil, err
+	}
+	o.log.Info("keeping the existing disk, with what was written to it", zap.String("disk", o.dir.disk()),
+		zap.String("serial", s.Identity.Serial), zap.Time("created", s.Created), zap.Bool("complete", s.Complete))
+	inst, err := o.assemble(s, false)
+	if err != nil {
+		return nil, err
+	}
+	inst.Kept, inst.Grown = true, grown
+	return inst, nil
+}
+
+// remake makes a new disk, in place of one that cannot be kept for that reason; empty where there
+// was none.
+func (o *opening) remake(ctx context.Context, reason string) (*Instance, error) {
 	begin := time.Now()
-	s, reason, err := o.existing(ctx)
+	if reason != "" {
+		o.log.Warn("the existing disk is not kept, it is made of the image again", zap.String("reason", reason), zap.String("disk", o.dir.disk()))
+	}
+	s, err := o.create(ctx)
 	if err != nil {
 		return nil, err
 	}
-	kept, grown := s != nil, false
-	if kept {
-		if grown, err = o.adjust(s); err != nil {
-			return nil, err
-		}
-		o.log.Info("keeping the existing disk, with what was written to it", zap.String("disk", o.dir.disk()),
-			zap.String("serial", s.Identity.Serial), zap.Time("created", s.Created), zap.Bool("complete", s.Complete))
-	} else {
-		if s, err = o.remake(ctx, reason); err != nil {
-			return nil, err
-		}
-	}
-	inst := &Instance{Identity: s.Identity, Path: o.dir.disk(), ReadOnly: o.opt.ReadOnly, Kept: kept, Grown: grown,
-		Created: s.Created, content: s.Map, durable: o.durable()}
-	err = o.assemble(inst, s, !kept)
-	if damaged := new(overlay.DamagedError); kept && !o.dir.persistent && errors.As(err, &damaged) {
-		if s, err = o.remake(ctx, damaged.Error()); err == nil {
-			kept, inst.Identity, inst.Kept, inst.Grown, inst.Created, inst.content = false, s.Identity, false, false, s.Created, s.Map
-			err = o.assemble(inst, s, true)
-		}
-	}
+	inst, err := o.assemble(s, true)
 	if err != nil {
 		return nil, err
 	}
-	if !kept {
-		o.log.Info("made a disk of the image", zap.String("format", string(o.img.Format())), zap.Int64("size", inst.Size()),
-			zap.Int64("data", o.img.DataSize()), zap.String("disk", o.dir.disk()), zap.String("serial", inst.Identity.Serial),
-			zap.Duration("duration", time.Since(begin)))
-	}
+	o.log.Info("made a disk of the image", zap.String("format", string(o.img.Format())), zap.Int64("size", inst.Size()),
+		zap.Int64("data", o.img.DataSize()), zap.String("disk", o.dir.disk()), zap.String("serial", inst.Identity.Serial),
+		zap.Duration("duration", time.Since(begin)))
 	return inst, nil
 }
 
 // assemble opens the file and, while the disk is not complete, lays it over the image. The file of a new disk is made after
 // its maps: without them it would be taken for one that has lost them.
-func (o *opening) assemble(inst *Instance, s *state, fresh bool) error {
+func (o *opening) assemble(s *state, fresh bool) (*Instance, error) {
 	if s.Complete {
-		return o.assembleComplete(inst, s)
+		return o.assembleComplete(s)
 	}
 	m, err := o.openMap(s, fresh)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if fresh {
 		err = o.spaceError(o.createFile(s))
@@ -77,32 +91,37 @@ func (o *opening) assemble(inst *Instance, s *state, fresh bool) error {
 		file, err = rawfile.OpenDiskFile(o.dir.disk(), rawfile.Options{Durable: o.durable(), Private: true})
 	}
 	if err != nil {
-		return errors.Join(err, m.Close())
+		return nil, errors.Join(err, m.Close())
 	}
 	o.rememberOwn(file.File)
 	over := overlay.New(file, o.img, m, overlay.Options{ReadOnly: o.opt.ReadOnly,
 		CopyReads: o.opt.Mode == CopyOnRead, Unit: o.img.CopyUnit()})
-	inst.Disk = over
 	o.opt.Progress.Follow(over.Size(), over.Copied)
+	inst := o.instance(over, s)
 	inst.copies = startBackground(o, over, s)
-	return nil
+	return inst, nil
+}
+
+// instance is what is served, of a disk and its state.
+func (o *opening) instance(d disk.Disk, s *state) *Instance {
+	return &Instance{Disk: d, Identity: s.Identity, Path: o.dir.disk(), ReadOnly: o.opt.ReadOnly,
+		Created: s.Created, content: s.Map, durable: o.durable()}
 }
 
 // assembleComplete opens a file that is the whole disk.
-func (o *opening) assembleComplete(inst *Instance, s *state) error {
+func (o *opening) assembleComplete(s *state) (*Instance, error) {
 	// A process that was killed after the disk was complete may have left them.
 	if err := o.dir.removeMaps(); err != nil {
 		o.log.Warn("the map of the complete disk could not be removed", zap.Error(err))
 	}
 	file, err := rawfile.OpenDiskFile(o.dir.disk(), rawfile.Options{ReadOnly: o.opt.ReadOnly, Durable: o.durable(), Private: true})
 	if err != nil {
-		return err
+		return nil, err
 	}
 	o.rememberOwn(file.File)
 	o.opt.Progress.Start(s.Size, 0)
 	o.opt.Progress.Finish()
-	inst.Disk = file
-	return nil
+	return o.instance(file, s), nil
 }
 
 // openMap opens the map of a disk, with its files. Where durability changes, the state says so afterwards.
@@ -139,14 +158,6 @@ func (o *opening) beginMap(m *overlay.Map, s *state, fresh bool) error {
 	// there by then, because nothing else is read any more.
 	s.Durable = o.durable()
 	return s.save(o.dir.state(), true)
-}
-
-// remake makes a new disk in place of one that cannot be kept, for that reason; empty where there was none.
-func (o *opening) remake(ctx context.Context, reason string) (*state, error) {
-	if reason != "" {
-		o.log.Warn("the existing disk is not kept, it is made of the image again", zap.String("reason", reason), zap.String("disk", o.dir.disk()))
-	}
-	return o.create(ctx)
 }
 
 // create makes the state of a new disk, which comes before everything else: a file without one is taken for a complete disk.
@@ -286,5 +297,5 @@ func (o *opening) damaged(err error) error {
 	if !o.dir.persistent {
 		return err // it is made again
 	}
-	return fmt.Errorf("%w: %w", o.refuse("is not complete, and "+err.Error(), "restore the volume from a backup, or remove "+PersistentName+"* in that directory to begin anew with the image"), err)
+	return fmt.Errorf("%w: %w", o.refusal("is not complete, and "+err.Error(), restoreVolume), err)
 }
