@@ -12,6 +12,7 @@ import (
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/internal/osfile"
+	"kubevirt.io/disk/disk/internal/rawfile"
 	"kubevirt.io/disk/disk/internal/slots"
 	"kubevirt.io/disk/disk/overlay"
 )
@@ -20,6 +21,7 @@ import (
 // next start, and in mode clone it is copied until it is not needed any more.
 type background struct {
 	over     *overlay.Disk
+	file     *rawfile.File // of over
 	img      *image.Image
 	dir      *diskDir
 	log      *zap.Logger
@@ -36,10 +38,11 @@ type background struct {
 	unsaved bool // the file does not say all of it yet
 }
 
-func startBackground(o *opening, over *overlay.Disk, s *state) *background {
+func startBackground(o *opening, over *overlay.Disk, file *rawfile.File, s *state) *background {
 	identifying, abandon := context.WithCancel(context.Background())
 	ctx, cancel := context.WithCancel(identifying)
-	b := &background{over: over, img: o.img, dir: o.dir, log: o.log, progress: o.opt.Progress, clone: o.opt.Mode == CopyClone, workers: o.opt.Workers,
+	b := &background{over: over, file: file, img: o.img, dir: o.dir, log: o.log,
+		progress: o.opt.Progress, clone: o.opt.Mode == CopyClone, workers: o.opt.Workers,
 		cancel: cancel, abandon: abandon, retry: readRetry, state: s, unsaved: s.stale}
 	b.done.Go(func() {
 		if err := b.run(ctx, identifying); err != nil && !errors.Is(err, context.Canceled) {
@@ -90,7 +93,8 @@ func (b *background) run(ctx, identifying context.Context) error {
 	}
 	begin := time.Now()
 	_, data := b.over.Copied()
-	opt := overlay.CopyOptions{Slots: b.workers.copying, Log: b.log, Progress: b.progress}
+	opt := overlay.CopyOptions{Slots: b.workers.copying, Log: b.log, Progress: b.progress,
+		Writer: b.file.ServedWriter}
 	if along != nil {
 		opt.Follower = along
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -17,6 +18,7 @@ import (
 
 	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/disk/internal/rawfile"
 	"kubevirt.io/disk/disk/internal/slots"
 	"kubevirt.io/disk/disk/internal/smallfile"
 	"kubevirt.io/disk/disk/overlay"
@@ -146,7 +148,42 @@ func TestCompleteDiskDoesNotWaitForItsImage(t *testing.T) {
 	require.Equal(t, 1, logs.FilterMessage("a later start will not know the image again").Len())
 }
 
-// A complete disk holds its own file and its lock open, and nothing that it does not need any more: a process has a limit.
+// A large clone is given the way past the page cache that its file has, until it is complete.
+func TestLargeCloneMayGoPastTheCache(t *testing.T) {
+	probe, err := rawfile.Open(filetest.Sparse(t, 1<<20).Name(), rawfile.Options{Private: true})
+	require.NoError(t, err)
+	past := probe.OpenPastCache()
+	require.NoError(t, probe.Close())
+	if past == nil {
+		t.Skip("skipped: the temporary directory is neither on ext4 nor on XFS")
+	}
+	require.NoError(t, past.Close())
+	path := filetest.Put(t, t.TempDir(), "a.raw", filetest.Block('a', 64<<20), 0)
+	opt := Options{WorkDir: t.TempDir(), Workers: NewWorkers(), Progress: new(image.Progress)}
+	var held []*slots.Slot
+	for range opt.Workers.copying.Count() {
+		slot, err := opt.Workers.copying.Acquire(t.Context())
+		require.NoError(t, err)
+		held = append(held, slot)
+	}
+	inst, _ := start(t, path, opt)
+	ways := func(n int) func() bool {
+		return func() bool {
+			open := openFiles(t, inst.Path) // the map's files, too
+			other := func(name string) bool { return name != inst.Path }
+			return len(slices.DeleteFunc(open, other)) == n
+		}
+	}
+	require.Eventually(t, ways(2), time.Minute, time.Millisecond)
+	for _, slot := range held {
+		slot.Release()
+	}
+	require.Eventually(t, opt.Progress.Finished, time.Minute, time.Millisecond)
+	require.True(t, ways(1)())
+}
+
+// A complete disk holds its own file and its lock open, and nothing that it does not need any
+// more: a process has a limit.
 func TestCompleteDiskHoldsTwoFiles(t *testing.T) {
 	for name, persistent := range map[string]bool{"ephemeral": false, "persistent": true} {
 		t.Run(name, func(t *testing.T) {

@@ -98,7 +98,7 @@ func (o *opening) assemble(s *state, fresh bool) (*Instance, error) {
 		CopyReads: o.opt.Mode == CopyOnRead, Unit: o.img.CopyUnit()})
 	o.opt.Progress.Follow(over.Size(), over.Copied)
 	inst := o.instance(over, s)
-	inst.copies = startBackground(o, over, s)
+	inst.copies = startBackground(o, over, file, s)
 	return inst, nil
 }
 

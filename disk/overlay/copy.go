@@ -7,6 +7,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"kubevirt.io/disk/disk/internal/rawfile"
 	"kubevirt.io/disk/disk/internal/slots"
 )
 
@@ -24,7 +25,13 @@ type CopyOptions struct {
 	Log      *zap.Logger  // nil: none
 	Progress Progress     // nil: nobody is told
 	Follower Follower     // nil: nobody wants to see what is read
+	// Writer is a faster way to write to the disk's file. nil: there is none.
+	Writer OpenWriter
 }
+
+// OpenWriter opens a way to write much to a file, which done closes. busy reports whether the guest
+// does something, so that what would make it wait is left out.
+type OpenWriter func(busy func() bool) (w *rawfile.Writer, done func())
 
 // Progress is told how the copying goes on. Any number of goroutines.
 type Progress interface {

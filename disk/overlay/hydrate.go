@@ -3,7 +3,6 @@ package overlay
 import (
 	"context"
 	"errors"
-	"io"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -20,8 +19,9 @@ const (
 	checkpointEvery = 256 << 20
 	// hydrationChunk is what a worker copies at once, unless the image has larger clusters. The guest may have to wait for it. Bytes.
 	hydrationChunk = 1 << 20
-	// pastCacheFrom is how much there has to be to copy for a way past the page cache to be worth opening. Bytes.
-	pastCacheFrom = 64 << 20
+	// writerFrom is how much there has to be to copy for another way to write it to be worth
+	// opening. Bytes.
+	writerFrom = 64 << 20
 	// spaceRetry and mediumRetry are how long hydration waits after an error before it tries again.
 	spaceRetry  = time.Second
 	mediumRetry = 30 * time.Second
@@ -47,7 +47,8 @@ type hydration struct {
 	failMu  sync.Mutex
 	failure error // guarded by failMu; the first of this pass over the image
 
-	follower Follower // nil: nobody wants to see what is read
+	follower Follower   // nil: nobody wants to see what is read
+	writer   OpenWriter // nil: out is what there is
 	out      chunkWriter
 	unsaved  atomic.Int64 // bytes since the last checkpoint
 	helpers  atomic.Int32 // workers beside the leader
@@ -67,7 +68,8 @@ func newHydration(o *Disk, opt CopyOptions) *hydration {
 	chunk := max(hydrationChunk, o.opt.Unit)
 	workers := max(1, min(opt.Slots.Count(), int(maxBuffers/chunk)))
 	return &hydration{o: o, log: opt.Log, progress: opt.Progress, follower: opt.Follower,
-		slots: opt.Slots, chunk: chunk, workers: workers, retry: spaceRetry, ahead: -1,
+		writer: opt.Writer, slots: opt.Slots, chunk: chunk, workers: workers,
+		retry: spaceRetry, ahead: -1,
 		out: rawfile.NewServedWriter(o.file, nil, nil, rawfile.ServedWorth)}
 }
 
@@ -75,13 +77,10 @@ func newHydration(o *Disk, opt CopyOptions) *hydration {
 // may be temporary, and ends with the disk's failure.
 func (h *hydration) run(ctx context.Context) error {
 	h.begin(time.Now())
-	if f, ok := h.o.file.(*rawfile.File); ok && h.o.blocks.clear.Load()*h.o.granule >= pastCacheFrom {
-		var past io.WriterAt
-		if direct := f.OpenPastCache(); direct != nil {
-			defer direct.Close()
-			past = direct
-		}
-		h.out = rawfile.NewServedWriter(f, past, f.NewPlaces(h.o.watch.active), rawfile.ServedWorth)
+	if h.writer != nil && h.o.blocks.clear.Load()*h.o.granule >= writerFrom {
+		out, done := h.writer(h.o.watch.active)
+		defer done()
+		h.out = out
 	}
 	for {
 		failure := h.pass(ctx)

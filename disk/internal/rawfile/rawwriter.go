@@ -67,6 +67,17 @@ func NewServedWriter(cached, direct io.WriterAt, places *Places, worth float64) 
 	return w
 }
 
+// ServedWriter is NewServedWriter with what this file has: a way past the page cache, and places,
+// unless busy says that the guest does something. done closes it.
+func (f *File) ServedWriter(busy func() bool) (w *Writer, done func()) {
+	direct := f.OpenPastCache()
+	if direct == nil {
+		return NewServedWriter(f, nil, f.NewPlaces(busy), ServedWorth), func() {}
+	}
+	w = NewServedWriter(f, direct, f.NewPlaces(busy), ServedWorth)
+	return w, func() { _ = direct.Close() }
+}
+
 // Store writes what is not zero of p, by blocks of the file system, into a file that is a hole there: zeros stay one. It returns how
 // many bytes it has written.
 func (w *Writer) Store(p []byte, off int64) (written int64, err error) {
