@@ -12,11 +12,13 @@ import (
 
 var ErrCrashed = errors.New("the machine has crashed")
 
-// Machine is a computer that can crash: a countdown of calls to storage, shared by its files.
+// Machine is a computer that can crash, in the midst of any call that changes its storage, or whose
+// process can be killed there. Its files and stores share a countdown of such calls. After it, none
+// succeeds; SimFile.Crash or SimFile.Killed has what the next start finds.
 type Machine struct {
 	mu      sync.Mutex
 	Random  *rand.Rand
-	CrashIn int          // calls until it crashes; negative: never
+	CrashIn int          // calls until it crashes; 0: it has; negative: never
 	Fail    func() error // called with every call that changes something; nil: no fault
 }
 
@@ -35,8 +37,9 @@ func (m *Machine) step() (torn bool, err error) {
 	return torn, err
 }
 
-// SimFile is a file with a volatile cache. A crash keeps, sector by sector and independently of each other, anything that was
-// written since the last sync, or nothing of it. It implements blockFile and storage.
+// SimFile is a file with a volatile cache, and a disk with every optional interface but Accountant. A
+// crash keeps, sector by sector and independently of each other, anything that was written since the
+// last sync, or nothing of it. The write in which it happens has come to some sector.
 type SimFile struct {
 	m        *Machine
 	Cache    []byte
@@ -75,11 +78,16 @@ func (f *SimFile) WriteAt(p []byte, off int64) (int, error) {
 	if f.failed {
 		return 0, disk.ErrFailed
 	}
+	first := off / disk.SectorSize
+	if torn {
+		sectors := (off+int64(len(p))+disk.SectorSize-1)/disk.SectorSize - first
+		cut := (first+f.m.Random.Int64N(sectors+1))*disk.SectorSize - off
+		p = p[:max(0, min(int64(len(p)), cut))]
+	}
 	copy(f.Cache[off:], p)
-	for sector := off / disk.SectorSize; sector*disk.SectorSize < off+int64(len(p)); sector++ {
-		if !torn || f.m.Random.IntN(2) == 0 {
-			f.versions[sector] = append(f.versions[sector], bytes.Clone(f.Cache[sector*disk.SectorSize:min(int64(len(f.Cache)), (sector+1)*disk.SectorSize)]))
-		}
+	for sector := first; sector*disk.SectorSize < off+int64(len(p)); sector++ {
+		end := min(int64(len(f.Cache)), (sector+1)*disk.SectorSize)
+		f.versions[sector] = append(f.versions[sector], bytes.Clone(f.Cache[sector*disk.SectorSize:end]))
 	}
 	if torn {
 		return 0, ErrCrashed
@@ -128,7 +136,13 @@ func (f *SimFile) Extent(off, length int64) (disk.Extent, error) {
 	return disk.Extent{Length: int64(n), Data: !zero}, nil
 }
 
-// Crash is what the file holds when the machine starts again.
+// Killed is the file that the next process finds, on the machine m, where only the process has ended:
+// all that was written is there, and may be lost in a crash as before.
+func (f *SimFile) Killed(m *Machine) *SimFile {
+	return &SimFile{m: m, Cache: f.Cache, platter: f.platter, versions: f.versions}
+}
+
+// Crash is the file that m finds, which is the machine that starts again.
 func (f *SimFile) Crash(m *Machine) *SimFile {
 	for sector, versions := range f.versions {
 		if i := f.m.Random.IntN(len(versions) + 1); i > 0 {
@@ -136,6 +150,47 @@ func (f *SimFile) Crash(m *Machine) *SimFile {
 		}
 	}
 	return NewSimFile(m, f.platter)
+}
+
+// SimStore is the store of a logical unit. What Save has returned for outlives a crash; of what a
+// crash has cut off all is saved, or nothing.
+type SimStore struct {
+	m    *Machine
+	kept map[string][]byte
+
+	KeepsNothing bool // it does wrong: what is to be saved is not
+	KeepsForever bool // it does wrong: what is to be forgotten is not
+}
+
+func NewSimStore(m *Machine) *SimStore { return &SimStore{m: m, kept: map[string][]byte{}} }
+
+func (s *SimStore) Load(name string) ([]byte, error) {
+	s.m.mu.Lock()
+	defer s.m.mu.Unlock()
+	return s.kept[name], nil
+}
+
+func (s *SimStore) Where(name string) string { return name }
+
+// Save keeps data under a name. Without data nothing is kept there any more.
+func (s *SimStore) Save(name string, data []byte) error {
+	s.m.mu.Lock()
+	defer s.m.mu.Unlock()
+	torn, err := s.m.step()
+	if err != nil {
+		return err
+	}
+	wrong := s.KeepsNothing
+	if len(data) == 0 {
+		wrong = s.KeepsForever
+	}
+	if !wrong && !(torn && s.m.Random.IntN(2) == 0) {
+		s.kept[name] = bytes.Clone(data)
+	}
+	if torn {
+		return ErrCrashed
+	}
+	return nil
 }
 
 // SimImage is an image in memory with holes.

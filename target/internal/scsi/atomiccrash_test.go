@@ -3,117 +3,20 @@ package scsi
 import (
 	"bytes"
 	"encoding/binary"
-	"errors"
 	"fmt"
-	"maps"
 	"math/rand/v2"
-	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk/disktest/filetest"
 )
 
-// crashing is a machine that stops in the midst of one of the calls to its storage, and starts again.
-type crashing struct {
-	random *rand.Rand
-	in     int  // calls until it stops; negative: it does not
-	down   bool // nothing works any more
-	power  bool // what was not flushed is lost, and not only the process
+// wrongs are what storage may do wrong, and what a crash is.
+type wrongs struct {
+	keepsNothing, keepsForever, flushesNothing bool
 
-	keepsNothing, keepsForever, flushesNothing bool // what the storage does wrong
-}
-
-var errCrash = errors.New("the machine has stopped")
-
-// step counts a call, and tells whether the machine stops in it.
-func (m *crashing) step() bool {
-	m.in--
-	m.down = m.down || m.in == 0
-	return m.down
-}
-
-// crashDisk is a disk with a page cache.
-type crashDisk struct {
-	*crashing
-	cache, platter []byte
-	unflushed      map[int64][][]byte // by block: what a loss of power may leave
-}
-
-func (d *crashDisk) Size() int64  { return int64(len(d.cache)) }
-func (d *crashDisk) Close() error { return nil }
-
-func (d *crashDisk) ReadAt(p []byte, off int64) (int, error) {
-	if d.down {
-		return 0, errCrash
-	}
-	return copy(p, d.cache[off:]), nil
-}
-
-func (d *crashDisk) WriteAt(p []byte, off int64) (int, error) {
-	if d.down {
-		return 0, errCrash
-	}
-	if d.step() {
-		p = p[:d.random.IntN(len(p)/BlockSize+1)*BlockSize]
-	}
-	copy(d.cache[off:], p)
-	for at := 0; at < len(p); at += BlockSize {
-		block := (off + int64(at)) / BlockSize
-		d.unflushed[block] = append(d.unflushed[block], bytes.Clone(p[at:at+BlockSize]))
-	}
-	if d.down {
-		return 0, errCrash
-	}
-	return len(p), nil
-}
-
-func (d *crashDisk) Flush() error {
-	if d.down || d.step() {
-		return errCrash
-	}
-	if !d.flushesNothing {
-		copy(d.platter, d.cache)
-		clear(d.unflushed)
-	}
-	return nil
-}
-
-// restart is the disk of the machine that starts again.
-func (d *crashDisk) restart() {
-	if !d.power {
-		return
-	}
-	for _, block := range slices.Sorted(maps.Keys(d.unflushed)) {
-		if versions := d.unflushed[block]; d.random.IntN(2) == 0 {
-			copy(d.platter[block*BlockSize:], versions[d.random.IntN(len(versions))])
-		}
-	}
-	clear(d.unflushed)
-	copy(d.cache, d.platter)
-}
-
-// crashStore has saved what Save has returned for; what is cut off may have been saved, or not.
-type crashStore struct {
-	*crashing
-	kept map[string][]byte
-}
-
-func (s *crashStore) Load(name string) ([]byte, error) { return s.kept[name], nil }
-func (s *crashStore) Where(name string) string         { return name }
-
-func (s *crashStore) Save(name string, data []byte) error {
-	if s.down {
-		return errCrash
-	}
-	crash := s.step()
-	forget := len(data) == 0
-	if !(forget && s.keepsForever) && !(!forget && s.keepsNothing) && !(crash && s.random.IntN(2) == 0) {
-		s.kept[name] = bytes.Clone(data)
-	}
-	if crash {
-		return errCrash
-	}
-	return nil
+	power bool // what was not flushed is lost, and not only the process
 }
 
 // generations are what atomic writes have done to one range: each stores its number in every block.
@@ -141,52 +44,70 @@ func (g *generations) check(content []byte) error {
 	return nil
 }
 
-// atomicCrashes lets a machine stop that many times while it serves atomic writes, also while it starts, and returns what was found
-// wrong with the ranges.
-func atomicCrashes(t *testing.T, m *crashing, rounds int) error {
+// atomicCrashes lets a machine stop that many times while it serves atomic writes, also while it
+// starts, and returns what was found wrong with the ranges.
+func atomicCrashes(t *testing.T, seed uint64, w wrongs, rounds int) error {
 	const size = 512 * BlockSize
-	d := &crashDisk{crashing: m, cache: make([]byte, size), platter: make([]byte, size), unflushed: map[int64][][]byte{}}
-	store := &crashStore{crashing: m, kept: map[string][]byte{}}
+	m := &filetest.Machine{Random: rand.New(rand.NewPCG(seed, 11)), CrashIn: -1}
+	file, store := filetest.NewSimFile(m, make([]byte, size)), filetest.NewSimStore(m)
+	store.KeepsNothing, store.KeepsForever = w.keepsNothing, w.keepsForever
 	ranges := []*generations{{lba: 0, blocks: 64}, {lba: 64, blocks: 8}, {lba: 72, blocks: maxAtomic}}
+	down := func() bool { return m.CrashIn == 0 }
 	// start serves the disk; nil: the machine has stopped before it could.
 	start := func() *Device {
-		device, err := NewDevice(Options{}, []LUN{{Number: 1, Disk: d, Identity: testIdentity(), Access: AccessWriteShared, Store: store}})
-		if m.down {
+		file.Lies = w.flushesNothing
+		device, err := NewDevice(Options{}, []LUN{{
+			Number: 1, Disk: file, Identity: testIdentity(), Access: AccessWriteShared, Store: store,
+		}})
+		if down() {
 			return nil
 		}
 		require.NoError(t, err)
 		t.Cleanup(device.Close)
 		return device
 	}
+	stopped := func() {
+		if w.power {
+			file = file.Crash(m)
+		} else {
+			file = file.Killed(m)
+		}
+	}
+	// soon is so many calls to storage, or no crash at all.
+	soon := func() int {
+		if calls := m.Random.IntN(4); calls > 0 {
+			return calls
+		}
+		return -1
+	}
 	for range rounds {
-		m.in, m.down = 1+m.random.IntN(30), false
+		m.CrashIn = 1 + m.Random.IntN(30)
 		if device := start(); device != nil {
 			nexus := device.Attach(InitiatorPort{Name: "iqn.a"})
 			nexus.nth(0).pending.Store(0)
-			for !m.down {
-				g := ranges[m.random.IntN(len(ranges))]
+			for !down() {
+				g := ranges[m.Random.IntN(len(ranges))]
 				g.sent++
 				request := make([]byte, 16)
 				request[0] = opWriteAtomic16
 				binary.BigEndian.PutUint64(request[2:], g.lba)
 				binary.BigEndian.PutUint16(request[12:], uint16(g.blocks))
-				if r := drive(device, nexus, lun1, request, g.content(g.sent), size); r.status == StatusGood {
+				r := drive(device, nexus, lun1, request, g.content(g.sent), size)
+				if r.status == StatusGood {
 					g.answered = g.sent
-				} else if !m.down {
+				} else if !down() {
 					return fmt.Errorf("a write failed without a crash: %s", r.outcome())
 				}
 			}
 		}
-		d.restart()
+		stopped()
 		// What the next start makes of it, which may stop too.
-		m.down = false
-		for m.in = m.random.IntN(4); start() == nil; m.in = m.random.IntN(4) {
-			m.down = false
-			d.restart()
+		for m.CrashIn = soon(); start() == nil; m.CrashIn = soon() {
+			stopped()
 		}
-		m.in = -1
+		m.CrashIn = -1
 		for _, g := range ranges {
-			if err := g.check(d.cache[g.lba*BlockSize:][:g.blocks*BlockSize]); err != nil {
+			if err := g.check(file.Cache[g.lba*BlockSize:][:g.blocks*BlockSize]); err != nil {
 				return err
 			}
 		}
@@ -200,8 +121,7 @@ func TestAtomicWriteCrashPoints(t *testing.T) {
 	for name, power := range map[string]bool{"killed": false, "without power": true} {
 		t.Run(name, func(t *testing.T) {
 			for seed := range uint64(40) {
-				m := &crashing{random: rand.New(rand.NewPCG(seed, 11)), power: power}
-				require.NoError(t, atomicCrashes(t, m, 25), "seed %d", seed)
+				require.NoError(t, atomicCrashes(t, seed, wrongs{power: power}, 25), "seed %d", seed)
 			}
 		})
 	}
@@ -210,20 +130,18 @@ func TestAtomicWriteCrashPoints(t *testing.T) {
 // The harness finds what it is there for.
 func TestAtomicWriteCrashPointsFind(t *testing.T) {
 	for name, c := range map[string]struct {
-		machine crashing
-		want    string
+		wrongs wrongs
+		want   string
 	}{
-		"nothing is put back, killed":           {crashing{keepsNothing: true}, "mix"},
-		"nothing is put back, without power":    {crashing{keepsNothing: true, power: true}, "mix"},
-		"what was acknowledged is undone":       {crashing{keepsForever: true}, "was acknowledged"},
-		"it is forgotten before it was flushed": {crashing{flushesNothing: true, power: true}, "range"},
+		"nothing is put back, killed":           {wrongs{keepsNothing: true}, "mix"},
+		"nothing is put back, without power":    {wrongs{keepsNothing: true, power: true}, "mix"},
+		"what was acknowledged is undone":       {wrongs{keepsForever: true}, "was acknowledged"},
+		"it is forgotten before it was flushed": {wrongs{flushesNothing: true, power: true}, "range"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var err error
 			for seed := uint64(0); seed < 40 && err == nil; seed++ {
-				m := c.machine
-				m.random = rand.New(rand.NewPCG(seed, 11))
-				err = atomicCrashes(t, &m, 25)
+				err = atomicCrashes(t, seed, c.wrongs, 25)
 			}
 			require.ErrorContains(t, err, c.want)
 		})
