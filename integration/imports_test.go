@@ -71,6 +71,8 @@ var importRules = []importRule{
 	{pkg: "pages", only: []string{"target", "disk"}, why: "pages tell of the server and the disks"},
 	{pkg: "pages", never: []string{"metrics", "github.com/prometheus/...", "github.com/spf13/..."}, deep: true,
 		why: "a client decodes /status without a library for metrics"},
+	{pkg: "internal/problems", only: []string{}, foreign: []string{}, deep: true,
+		why: "every part that checks a configuration uses it"},
 	{pkg: "target/...", never: []string{"metrics", "pages", "registry/...", "cmd/...",
 		"github.com/spf13/...", "github.com/prometheus/..."}, deep: true,
 		why: "the server can be embedded without command line, registry or monitoring"},

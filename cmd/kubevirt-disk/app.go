@@ -20,6 +20,8 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/internal/problems"
 )
 
 // The exit statuses of the contract.
@@ -252,7 +254,7 @@ func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 func running(run func(*cobra.Command, []string) error) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
 		err := run(cmd, args)
-		var wrong *configError
+		var wrong *problems.Error
 		if err == nil || errors.As(err, &wrong) {
 			return err
 		}

@@ -14,6 +14,7 @@ import (
 	"kubevirt.io/disk/chap"
 
 	"kubevirt.io/disk/disk/instance"
+	"kubevirt.io/disk/internal/problems"
 	"kubevirt.io/disk/libvirt"
 	"kubevirt.io/disk/target"
 )
@@ -42,7 +43,7 @@ type config struct {
 }
 
 // loadConfig resolves every setting and reports everything that is wrong with them at once, as a
-// *configError. Where images are named, they are served in place of the directory's.
+// *problems.Error. Where images are named, they are served in place of the directory's.
 func loadConfig(flags *pflag.FlagSet, read fileReader, images ...string) (*config, error) {
 	l := loadBy(read, flags)
 	c := &config{
@@ -63,22 +64,22 @@ func loadConfig(flags *pflag.FlagSet, read fileReader, images ...string) (*confi
 		c.values[s.key] = strings.Join(l.list(s.key), ",")
 	}
 	if err := libvirt.CheckName(c.targetName); err != nil {
-		l.problems.add(l.name(keyTargetName), "%v", err)
+		l.problems.Add(l.name(keyTargetName), "%v", err)
 	}
 	var err error
 	if c.common.accessMode, err = target.ParseAccessMode(l.text(keyAccessMode)); err != nil {
-		l.problems.add(l.name(keyAccessMode), "%v", err)
+		l.problems.Add(l.name(keyAccessMode), "%v", err)
 	}
 	c.controlSocket = l.controlSocket()
 	c.limits = target.Limits{Memory: l.bytes(keyMemory, parseMemory), MaxConnections: l.count(keyMaxSessions), MaxPerAddress: l.count(keyMaxPerAddress)}
 	if c.onImageChange, err = instance.ParseImageChange(l.text(keyOnImageChange)); err != nil {
-		l.problems.add(l.name(keyOnImageChange), "%v", err)
+		l.problems.Add(l.name(keyOnImageChange), "%v", err)
 	}
 	insecure := l.bool(keyInsecureNoAuth)
 	c.chap, c.chapFiles, err = credentials(read)
 	if err != nil {
 		// Whether portals are protected cannot be judged, so that only the default is resolved.
-		l.problems.addError(err)
+		l.problems.AddError(err)
 		c.portals = l.portals(true)
 	} else {
 		c.portals = l.portals(c.chap.Enabled())
@@ -91,7 +92,7 @@ func loadConfig(flags *pflag.FlagSet, read fileReader, images ...string) (*confi
 	if len(images) > 0 {
 		l.useImages(c, images)
 	}
-	return c, l.problems.err()
+	return c, l.problems.Err()
 }
 
 // hidePages leaves the pages, of which nobody has said where they are to be, to whom the disks are
@@ -120,14 +121,14 @@ func (c *config) owner() string {
 // checkDirectories refuses to keep disks where images are searched for. The next start would take their files for images, and ask the person
 // to remove what the disks need.
 func (c *config) checkDirectories() error {
-	var wrong problems
+	var wrong problems.List
 	for _, kept := range []struct{ key, dir string }{{keyPersistentDir, c.persistentDir}, {keyWorkDir, c.workDir}} {
 		if slices.ContainsFunc(c.imageDirs(), func(dir string) bool { return sameDirectory(dir, kept.dir) }) {
-			wrong.add(nameOf(kept.key), "%q is the directory of the images, too (--%s): name another one, which may be a directory in it",
+			wrong.Add(nameOf(kept.key), "%q is the directory of the images, too (--%s): name another one, which may be a directory in it",
 				kept.dir, keyDiskDir)
 		}
 	}
-	return wrong.err()
+	return wrong.Err()
 }
 
 // sameDirectory reports whether two names are those of one directory that is there.
@@ -158,7 +159,7 @@ func (l *loader) copyMode() instance.CopyMode {
 		err = mode.Check(nil)
 	}
 	if err != nil {
-		l.problems.add(l.name(keyCopyMode), "%v", err)
+		l.problems.Add(l.name(keyCopyMode), "%v", err)
 	}
 	return mode
 }
@@ -176,7 +177,7 @@ func (l *loader) controlSocket() string {
 func (l *loader) count(key string) int {
 	n, err := strconv.Atoi(l.text(key))
 	if err != nil || n < 1 || n > target.MostConnections {
-		l.problems.add(l.name(key), "%q is no number from 1 to %d", l.text(key), target.MostConnections)
+		l.problems.Add(l.name(key), "%q is no number from 1 to %d", l.text(key), target.MostConnections)
 	}
 	return n
 }
@@ -205,7 +206,7 @@ func parseMemory(text string) (int64, error) {
 func (l *loader) bytes(key string, parse func(text string) (int64, error)) int64 {
 	n, err := parse(l.text(key))
 	if err != nil {
-		l.problems.add(l.name(key), "%v", err)
+		l.problems.Add(l.name(key), "%v", err)
 	}
 	return n
 }
@@ -217,7 +218,7 @@ func (l *loader) metricsListen() *portal {
 	}
 	p, _, err := parsePortal(text, defaultMetricsPort)
 	if err != nil {
-		l.problems.add(l.name(keyMetricsListen), "%v", err)
+		l.problems.Add(l.name(keyMetricsListen), "%v", err)
 	}
 	return &p
 }
@@ -228,11 +229,11 @@ func (l *loader) logConfig() logConfig {
 		// It cannot fail for these.
 		c.level, _ = zapcore.ParseLevel(text)
 	} else {
-		l.problems.add(l.name(keyLogLevel), "%q is no level: use debug, info, warn or error", text)
+		l.problems.Add(l.name(keyLogLevel), "%q is no level: use debug, info, warn or error", text)
 	}
 	c.format = l.text(keyLogFormat)
 	if c.format != "" && !slices.Contains(logFormats, c.format) {
-		l.problems.add(l.name(keyLogFormat), "%q is no format: use console or json", c.format)
+		l.problems.Add(l.name(keyLogFormat), "%q is no format: use console or json", c.format)
 	}
 	return c
 }
@@ -241,7 +242,7 @@ func (l *loader) bool(key string) bool {
 	text := l.text(key)
 	v, err := strconv.ParseBool(text)
 	if err != nil {
-		l.problems.add(l.name(key), "%q is neither true nor false", text)
+		l.problems.Add(l.name(key), "%q is neither true nor false", text)
 	}
 	return v
 }

@@ -11,6 +11,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/problems"
 )
 
 // TestConfigurationErrors shows for each mistake that it is refused, by the place to change and what to do.
@@ -94,7 +96,7 @@ func TestConfigurationErrors(t *testing.T) {
 				args = append(args, "--config="+yamlFile(t, c.file))
 			}
 			_, err := tryConfig(args...)
-			var wrong *configError
+			var wrong *problems.Error
 			require.ErrorAs(t, err, &wrong)
 			for _, part := range c.want {
 				require.Contains(t, err.Error(), part)
@@ -109,9 +111,9 @@ func TestEveryErrorIsReportedAtOnce(t *testing.T) {
 	t.Setenv("CHAP_USERNAME", "user")
 	t.Setenv("CHAP_MUTUAL_PASSWORD", "also half a credential")
 	_, err := tryConfig("--port=x", "--log-level=loud", "--config="+yamlFile(t, "unknown: 1\ntarget-name: disk\n"))
-	var wrong *configError
+	var wrong *problems.Error
 	require.ErrorAs(t, err, &wrong)
-	require.Len(t, wrong.problems, 7, "%v", err)
+	require.Len(t, wrong.Unwrap(), 7, "%v", err)
 	for _, part := range []string{"COPY_MODE", "CHAP_PASSWORD", "CHAP_MUTUAL_USERNAME", "--port", "--log-level", `"unknown"`, `"target-name" in`, "7 errors"} {
 		require.Contains(t, err.Error(), part)
 	}
@@ -214,13 +216,4 @@ func TestHintsForUnknownKeys(t *testing.T) {
 	} {
 		require.Equal(t, want, unknownKeyHint(key), key)
 	}
-}
-
-func TestProblems(t *testing.T) {
-	var p problems
-	require.NoError(t, p.err())
-	p.add("PORT", "is %d", 1)
-	require.EqualError(t, p.err(), "wrong configuration: PORT: is 1")
-	p.addError(errors.Join(errors.New("a"), errors.New("b")))
-	require.EqualError(t, p.err(), "wrong configuration, 3 errors:\n  PORT: is 1\n  a\n  b")
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/internal/problems"
 )
 
 func (a *app) convertCommand() *cobra.Command {
@@ -53,11 +54,11 @@ type convertOptions struct {
 }
 
 func (o convertOptions) check(cmd *cobra.Command) error {
-	var wrong problems
+	var wrong problems.List
 	if cmd.Flags().Changed(flagTargetFormat) && !slices.Contains(targetFormats, o.targetFormat) {
-		wrong.add("--"+flagTargetFormat, "%q is no format that can be written: use %s", o.targetFormat, strings.Join(targetFormats, " or "))
+		wrong.Add("--"+flagTargetFormat, "%q is no format that can be written: use %s", o.targetFormat, strings.Join(targetFormats, " or "))
 	}
-	return wrong.err()
+	return wrong.Err()
 }
 
 func (a *app) convert(ctx context.Context, source, destination string, o convertOptions) error {

@@ -17,6 +17,7 @@ import (
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/instance"
+	"kubevirt.io/disk/internal/problems"
 	"kubevirt.io/disk/metrics"
 	"kubevirt.io/disk/pages"
 )
@@ -151,9 +152,9 @@ func (d *daemon) findDisks() ([]*servedDisk, error) {
 	if err := d.cfg.checkDirectories(); err != nil {
 		return nil, err
 	}
-	var wrong problems
+	var wrong problems.List
 	formats := d.cfg.formats(&wrong)
-	if err := wrong.err(); err != nil { // which the images would be refused for, in other words
+	if err := wrong.Err(); err != nil { // which the images would be refused for, in other words
 		return nil, err
 	}
 	images, err := d.cfg.openImages(image.Options{Formats: formats})
@@ -190,7 +191,7 @@ func (d *daemon) findDisks() ([]*servedDisk, error) {
 
 // settle is how each of the disks is to be served, or why it cannot be.
 func (c *config) settle(disks []*servedDisk) ([]diskSettings, error) {
-	var wrong problems
+	var wrong problems.List
 	var backing []string
 	for _, s := range disks {
 		if s.image == nil {
@@ -206,21 +207,21 @@ func (c *config) settle(disks []*servedDisk) ([]diskSettings, error) {
 		wanted[i] = &servedDisk{diskSettings: s, name: disks[i].name}
 		if disks[i].image == nil {
 			if s.setFormat == image.FormatQcow2 {
-				wrong.add(fmt.Sprintf("%q of %q", keyDisks, disks[i].name),
+				wrong.Add(fmt.Sprintf("%q of %q", keyDisks, disks[i].name),
 					"key %q: the disk of a volume is always raw", keyFormat)
 			}
 			continue
 		}
 		if err := s.copyMode.Check(disks[i].image); err != nil {
-			wrong.add(s.copyModeSource, "%v", err)
+			wrong.Add(s.copyModeSource, "%v", err)
 		}
 	}
 	// Before the disks are made, as they would keep what they were given when the file is put right.
 	identity := func(s *servedDisk) disk.Identity { return s.identity }
 	if err := checkIdentities(wanted, identity); err != nil {
-		wrong.addError(err)
+		wrong.AddError(err)
 	}
-	return settings, wrong.err()
+	return settings, wrong.Err()
 }
 
 // logAssumed tells of an image that looks like something else than what it is served as.

@@ -15,6 +15,7 @@ import (
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/instance"
+	"kubevirt.io/disk/internal/problems"
 	"kubevirt.io/disk/target"
 )
 
@@ -217,10 +218,10 @@ func readDisks(path string, n *yaml.Node) (map[string]diskOverrides, []string) {
 }
 
 // apply changes settings to what the file says about the disk.
-func (d diskOverrides) apply(s *diskSettings, p *problems) {
+func (d diskOverrides) apply(s *diskSettings, p *problems.List) {
 	for _, key := range slices.Sorted(maps.Keys(d.set)) {
 		if err := diskKeys[key](s, strings.TrimSpace(d.set[key])); err != nil {
-			p.add(fmt.Sprintf("%s, key %q", d.source, key), "%v", err)
+			p.Add(fmt.Sprintf("%s, key %q", d.source, key), "%v", err)
 		}
 		if key == keyCopyMode {
 			s.copyModeSource = fmt.Sprintf("%s, key %q", d.source, key)
@@ -230,7 +231,7 @@ func (d diskOverrides) apply(s *diskSettings, p *problems) {
 
 // formats are those that the file sets, by the names of images and backing files. They are needed
 // to open them, before the other settings are.
-func (c *config) formats(p *problems) map[string]image.Format {
+func (c *config) formats(p *problems.List) map[string]image.Format {
 	all := map[string]image.Format{}
 	for _, name := range slices.Sorted(maps.Keys(c.disks)) {
 		d := c.disks[name]
@@ -248,9 +249,9 @@ func (c *config) formats(p *problems) map[string]image.Format {
 // settingsFor is how the disk of each image is served, in order. What is wrong is collected in p: also that the file sets up
 // a disk of which there is no image, and that two disks want one LUN. Of a backing file, nothing
 // but the format can be set.
-func (c *config) settingsFor(images []string, p *problems, backing ...string) []diskSettings {
+func (c *config) settingsFor(images []string, p *problems.List, backing ...string) []diskSettings {
 	if len(images) > maxLUN {
-		p.add("--"+keyDiskDir, "%d images are too many: a target has LUNs for %d", len(images), maxLUN)
+		p.Add("--"+keyDiskDir, "%d images are too many: a target has LUNs for %d", len(images), maxLUN)
 		return nil
 	}
 	all := make([]diskSettings, len(images))
@@ -265,7 +266,7 @@ func (c *config) settingsFor(images []string, p *problems, backing ...string) []
 			all[i].readOnly = true
 		}
 		if other, taken := users[all[i].lun]; taken {
-			p.add("LUN "+strconv.Itoa(int(all[i].lun)), "is wanted by %q and %q: give one of them another number under %q in the configuration file", other, name, keyDisks)
+			p.Add("LUN "+strconv.Itoa(int(all[i].lun)), "is wanted by %q and %q: give one of them another number under %q in the configuration file", other, name, keyDisks)
 		}
 		users[all[i].lun] = name
 	}
@@ -275,10 +276,10 @@ func (c *config) settingsFor(images []string, p *problems, backing ...string) []
 		switch {
 		case slices.Contains(images, name) || below && format && len(c.disks[name].set) == 1:
 		case below:
-			p.add(c.disks[name].source,
+			p.Add(c.disks[name].source,
 				"it is a backing file and no disk of its own: nothing but its %q can be set", keyFormat)
 		default:
-			p.add(c.disks[name].source, "there is no such image: the images are %s", strings.Join(images, ", "))
+			p.Add(c.disks[name].source, "there is no such image: the images are %s", strings.Join(images, ", "))
 		}
 	}
 	return all

@@ -11,6 +11,7 @@ import (
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/instance"
+	"kubevirt.io/disk/internal/problems"
 	"kubevirt.io/disk/target"
 )
 
@@ -29,9 +30,9 @@ disks:
   boot.qcow2: {access-mode: read-shared}
   plain.raw: {read-only: true}
 `))
-	var wrong problems
+	var wrong problems.List
 	got := c.settingsFor([]string{"boot.qcow2", "data.raw", "plain.raw", "zero.raw"}, &wrong)
-	require.NoError(t, wrong.err())
+	require.NoError(t, wrong.Err())
 	require.Equal(t, []diskSettings{
 		{lun: 1, copyMode: instance.CopyOnWrite, copyModeSource: "--copy-mode", accessMode: target.AccessReadShared, size: 1 << 30, readOnly: true},
 		{lun: 7, copyMode: instance.CopyNone, copyModeSource: got[1].copyModeSource, accessMode: target.AccessWriteShared, size: 20 << 30,
@@ -68,9 +69,9 @@ func TestWrongSettingsOfSingleDisks(t *testing.T) {
 		t.Run(text, func(t *testing.T) {
 			cleanEnv(t)
 			c := mustConfig(t, "--config="+yamlFile(t, "disks:\n  "+text+"\n"))
-			var wrong problems
+			var wrong problems.List
 			c.settingsFor([]string{"a.raw", "b.raw"}, &wrong)
-			require.ErrorContains(t, wrong.err(), want)
+			require.ErrorContains(t, wrong.Err(), want)
 		})
 	}
 }
@@ -84,25 +85,25 @@ func TestFormatsOfSingleDisks(t *testing.T) {
   base: {format: raw}
   c: {lun: 4}
 `))
-	var wrong problems
+	var wrong problems.List
 	want := map[string]image.Format{
 		"a.raw": image.FormatRaw, "b.img": image.FormatQcow2, "base": image.FormatRaw,
 	}
 	require.Equal(t, want, c.formats(&wrong))
 	got := c.settingsFor([]string{"a.raw", "b.img", "c"}, &wrong, "base")
-	require.NoError(t, wrong.err())
+	require.NoError(t, wrong.Err())
 	for i, format := range []image.Format{image.FormatRaw, image.FormatQcow2, ""} {
 		require.Equal(t, format, got[i].setFormat)
 	}
 	c.settingsFor([]string{"a.raw", "b.img"}, &wrong, "base", "c")
-	require.ErrorContains(t, wrong.err(), `no disk of its own: nothing but its "format" can be set`)
+	require.ErrorContains(t, wrong.Err(), `no disk of its own: nothing but its "format" can be set`)
 
 	for _, format := range []string{"vmdk", "''"} {
 		c = mustConfig(t, "--config="+yamlFile(t, "disks: {a.raw: {format: "+format+"}}"))
-		wrong = problems{}
+		wrong = problems.List{}
 		c.formats(&wrong)
-		require.ErrorContains(t, wrong.err(), "use raw or qcow2")
-		require.ErrorContains(t, wrong.err(), `"a.raw"`)
+		require.ErrorContains(t, wrong.Err(), "use raw or qcow2")
+		require.ErrorContains(t, wrong.Err(), `"a.raw"`)
 	}
 }
 
@@ -111,9 +112,9 @@ func TestExtremeSettingsOfSingleDisks(t *testing.T) {
 	cleanEnv(t)
 	const serial = "!~23456789abcdef0123456789abcdef0123"
 	c := mustConfig(t, "--config="+yamlFile(t, "disks: {a.raw: {lun: 16383, serial: '"+serial+"', naa: '0X3FFFFFFFFFFFFFFF'}, b.raw: {lun: 1}}"))
-	var wrong problems
+	var wrong problems.List
 	got := c.settingsFor([]string{"a.raw", "b.raw"}, &wrong)
-	require.NoError(t, wrong.err())
+	require.NoError(t, wrong.Err())
 	require.Equal(t, []uint16{16383, 1}, []uint16{got[0].lun, got[1].lun})
 	require.Equal(t, disk.Identity{Serial: serial, NAA: [8]byte{0x3f, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff}}, got[0].identity)
 }
@@ -125,12 +126,12 @@ func TestMoreImagesThanLUNs(t *testing.T) {
 		images[i] = strconv.Itoa(i)
 	}
 	c := mustConfig(t)
-	var wrong problems
+	var wrong problems.List
 	all := c.settingsFor(images[1:], &wrong)
-	require.NoError(t, wrong.err())
+	require.NoError(t, wrong.Err())
 	require.EqualValues(t, maxLUN, all[maxLUN-1].lun)
 	c.settingsFor(images, &wrong)
-	require.ErrorContains(t, wrong.err(), "16384 images are too many: a target has LUNs for 16383")
+	require.ErrorContains(t, wrong.Err(), "16384 images are too many: a target has LUNs for 16383")
 }
 
 func TestParseSize(t *testing.T) {

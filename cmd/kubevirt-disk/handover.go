@@ -55,15 +55,15 @@ goes on with what was asked. The page /status tells who has a LUN, and who is fe
 		}
 		switch {
 		case req.LUN == 0:
-			l.problems.add("--lun", "is missing: name the LUN")
+			l.problems.Add("--lun", "is missing: name the LUN")
 		case chosen != 1:
-			l.problems.add("handover", "give one of --to, --finish and --cancel")
+			l.problems.Add("handover", "give one of --to, --finish and --cancel")
 		case open < 0 || open > 0 && req.Action != "open":
-			l.problems.add("--for", "goes with --to, and is not negative")
+			l.problems.Add("--for", "goes with --to, and is not negative")
 		case socket == "":
-			l.problems.add("--"+keyControlSocket, "is empty, so there is no daemon to ask")
+			l.problems.Add("--"+keyControlSocket, "is empty, so there is no daemon to ask")
 		}
-		if err := l.problems.err(); err != nil {
+		if err := l.problems.Err(); err != nil {
 			return err
 		}
 		req.Seconds = open.Seconds()

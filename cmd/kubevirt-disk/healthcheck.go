@@ -37,7 +37,7 @@ Exit status 0: yes. 1: no, or nobody answers.`,
 	cmd.RunE = running(func(cmd *cobra.Command, _ []string) error {
 		l := load(cmd.Flags(), keys...)
 		page, readyFile := l.metricsListen(), l.text(keyReadyFile)
-		if err := l.problems.err(); err != nil {
+		if err := l.problems.Err(); err != nil {
 			return err
 		}
 		ctx, cancel := context.WithTimeout(cmd.Context(), timeout)

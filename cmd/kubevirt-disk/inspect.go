@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/internal/problems"
 )
 
 func (a *app) inspectCommand() *cobra.Command {
@@ -47,10 +48,10 @@ func (a *app) inspect(paths []string, format string, asJSON bool) error {
 		return err
 	}
 	if at := slices.IndexFunc(paths, isDirectory); at >= 0 && format != "" {
-		var wrong problems
-		wrong.add("--"+keyFormat,
+		var wrong problems.List
+		wrong.Add("--"+keyFormat,
 			"is what an image is that is named, and %q is a directory: name the image in it", paths[at])
-		return wrong.err()
+		return wrong.Err()
 	}
 	if len(paths) == 1 && !isDirectory(paths[0]) {
 		return a.inspectOne(paths[0], format, asJSON)
@@ -145,9 +146,9 @@ func addFormatFlag(cmd *cobra.Command, format *string) {
 func assumed(path, format string) (image.Options, error) {
 	f, err := image.ParseFormat(format)
 	if err != nil {
-		var wrong problems
-		wrong.add("--"+keyFormat, "%v", err)
-		return image.Options{}, wrong.err()
+		var wrong problems.List
+		wrong.Add("--"+keyFormat, "%v", err)
+		return image.Options{}, wrong.Err()
 	}
 	return image.Options{Formats: map[string]image.Format{filepath.Base(path): f}}, nil
 }

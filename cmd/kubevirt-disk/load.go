@@ -7,6 +7,8 @@ import (
 
 	"github.com/spf13/pflag"
 	"github.com/spf13/viper"
+
+	"kubevirt.io/disk/internal/problems"
 )
 
 // loader finds what each setting is set to, and by what, so that an error can name the place to change.
@@ -17,7 +19,7 @@ type loader struct {
 	file     string
 	read     fileReader
 	disks    map[string]diskOverrides // by image; only in the file
-	problems problems
+	problems problems.List
 }
 
 // load reads the given settings (all without keys) from parsed flags, the environment and the file.
@@ -43,7 +45,7 @@ func loadBy(read fileReader, flags *pflag.FlagSet, keys ...string) *loader {
 	l.readFile()
 	for _, s := range selectSettings(keys) {
 		if source := l.source(s.key); source != "" && !s.empty && l.isEmpty(s.key) {
-			l.problems.add(source, "is empty: give it a value or leave it out")
+			l.problems.Add(source, "is empty: give it a value or leave it out")
 		}
 	}
 	return l
@@ -60,7 +62,7 @@ func (l *loader) pickEnv(s setting, decidedByFlag bool) string {
 		case picked == "":
 			picked, value = name, v
 		case v != value && !decidedByFlag:
-			l.problems.add(picked+" and "+name, "disagree (%q and %q): set only one of them", value, v)
+			l.problems.Add(picked+" and "+name, "disagree (%q and %q): set only one of them", value, v)
 		}
 	}
 	return picked
@@ -77,14 +79,14 @@ func (l *loader) readFile() {
 		}
 	}
 	if path == "" {
-		l.problems.add(source, "is empty: name a file or leave it out")
+		l.problems.Add(source, "is empty: name a file or leave it out")
 		return
 	}
 	l.file = path
 	values, disks, problems := readConfigFile(path, l.read)
 	l.disks = disks
 	for _, p := range problems {
-		l.problems.add(source, "%s", p)
+		l.problems.Add(source, "%s", p)
 	}
 	// It fails only for a nil map.
 	_ = l.viper.MergeConfigMap(values)

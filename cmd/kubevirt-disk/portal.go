@@ -110,7 +110,7 @@ func (l *loader) portals(chap bool) []portal {
 	if portSet {
 		p, err := parsePort(l.text(keyPort))
 		if err != nil {
-			l.problems.add(l.source(keyPort), "%v", err)
+			l.problems.Add(l.source(keyPort), "%v", err)
 			return nil
 		}
 		port = p
@@ -127,19 +127,19 @@ func (l *loader) portals(chap bool) []portal {
 		p, explicit, err := parsePortal(e, port)
 		switch {
 		case err != nil:
-			l.problems.add(l.source(keyListen), "%v", err)
+			l.problems.Add(l.source(keyListen), "%v", err)
 			continue
 		case explicit && portSet && p.port != port:
-			l.problems.add(l.source(keyListen)+" and "+l.source(keyPort), "%q has another port than %d: give the port only once", e, port)
+			l.problems.Add(l.source(keyListen)+" and "+l.source(keyPort), "%q has another port than %d: give the port only once", e, port)
 			continue
 		}
 		switch i := slices.IndexFunc(all, p.clashes); {
 		case i < 0:
 		case all[i] == p:
-			l.problems.add(l.source(keyListen), "%s is listed twice", p)
+			l.problems.Add(l.source(keyListen), "%s is listed twice", p)
 			continue
 		default:
-			l.problems.add(l.source(keyListen), "one of %s and %s has the other in it: leave that out", all[i], p)
+			l.problems.Add(l.source(keyListen), "one of %s and %s has the other in it: leave that out", all[i], p)
 		}
 		all = append(all, p)
 	}
@@ -159,7 +159,7 @@ func (l *loader) checkPages(pages *portal, portals []portal) {
 	}
 	at := both(*pages, []portal{*pages})
 	if slices.ContainsFunc(portals, func(p portal) bool { return at.clashes(both(p, portals)) }) {
-		l.problems.add(l.name(keyMetricsListen), "port %d is that of the portals, too: choose another one for either, the latter with %s", at.port, nameOf(keyPort))
+		l.problems.Add(l.name(keyMetricsListen), "port %d is that of the portals, too: choose another one for either, the latter with %s", at.port, nameOf(keyPort))
 	}
 }
 
@@ -173,7 +173,7 @@ func (l *loader) checkExposure(portals []portal, chap, accepted bool) {
 	}
 	for _, p := range portals {
 		if !p.loopback() {
-			l.problems.add(l.name(keyListen), "%s is not a loopback address, and %v", p, errNoAuth)
+			l.problems.Add(l.name(keyListen), "%s is not a loopback address, and %v", p, errNoAuth)
 		}
 	}
 }

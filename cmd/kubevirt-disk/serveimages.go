@@ -22,16 +22,16 @@ import (
 func (l *loader) useImages(c *config, images []string) {
 	c.images = images
 	if l.flags.Changed(keyDiskDir) {
-		l.problems.add("--"+keyDiskDir, "goes without images as arguments, such as %q: name either", images[0])
+		l.problems.Add("--"+keyDiskDir, "goes without images as arguments, such as %q: name either", images[0])
 	}
 	for _, path := range images {
 		switch info, err := os.Stat(path); {
 		case path == standardStream:
-			l.problems.addError(checkSource(path))
+			l.problems.AddError(checkSource(path))
 		case errors.Is(err, fs.ErrNotExist):
-			l.problems.add("serve", "%q does not exist: name images that are there, or their directory with --%s", path, keyDiskDir)
+			l.problems.Add("serve", "%q does not exist: name images that are there, or their directory with --%s", path, keyDiskDir)
 		case err == nil && info.IsDir():
-			l.problems.add("serve", "%q is a directory: --%s=%s serves the images in it", path, keyDiskDir, path)
+			l.problems.Add("serve", "%q is a directory: --%s=%s serves the images in it", path, keyDiskDir, path)
 		}
 	}
 	if l.source(keyReadyFile) == "" {

@@ -98,7 +98,7 @@ Exit status 0: done, also where nobody is logged in. 1: nobody answers, or not t
 	cmd.RunE = running(func(cmd *cobra.Command, _ []string) error {
 		l := load(cmd.Flags(), keys...)
 		socket := l.socketToAsk()
-		if err := l.problems.err(); err != nil {
+		if err := l.problems.Err(); err != nil {
 			return err
 		}
 		var reply sessionsAnswer
@@ -121,7 +121,7 @@ Exit status 0: done, also where nobody is logged in. 1: nobody answers, or not t
 func (l *loader) socketToAsk() string {
 	socket := l.controlSocket()
 	if socket == "" {
-		l.problems.add("--"+keyControlSocket, "is empty, so there is no daemon to ask")
+		l.problems.Add("--"+keyControlSocket, "is empty, so there is no daemon to ask")
 	}
 	return socket
 }
@@ -180,15 +180,15 @@ Exit status 0: done. 1: there is no such session, or nobody answers, or not to t
 		socket := l.socketToAsk()
 		switch number, err := strconv.ParseUint(session, 10, 16); {
 		case (req.Initiator == "") == (session == ""):
-			l.problems.add("kick", "give one of --initiator and --session")
+			l.problems.Add("kick", "give one of --initiator and --session")
 		case session == "":
 		case err != nil || number == 0:
-			l.problems.add("--session", "%q is no session: the command sessions lists their numbers",
+			l.problems.Add("--session", "%q is no session: the command sessions lists their numbers",
 				session)
 		default:
 			req.Session = uint16(number)
 		}
-		if err := l.problems.err(); err != nil {
+		if err := l.problems.Err(); err != nil {
 			return err
 		}
 		var reply kickAnswer

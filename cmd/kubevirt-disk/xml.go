@@ -134,7 +134,7 @@ func (f *xmlFlags) document(ctx context.Context, l *loader) (string, error) {
 		}
 		device := f.device()
 		device.Initiator = f.initiatorName(l)
-		if err := l.problems.err(); err != nil {
+		if err := l.problems.Err(); err != nil {
 			return "", err
 		}
 		text, err = libvirt.DiskXML(lun, device)
@@ -164,14 +164,14 @@ func (f *xmlFlags) device() libvirt.Device {
 func (f *xmlFlags) initiatorName(l *loader) string {
 	if l.flags.Changed(flagInitiator) {
 		if f.domain != "" {
-			l.problems.add("--"+flagDomain,
+			l.problems.Add("--"+flagDomain,
 				"is no part of a name that is given: leave it out, or leave out --%s", flagInitiator)
 		}
 		return f.initiator
 	}
 	name, err := libvirt.InitiatorName("", f.domain)
 	if err != nil {
-		l.problems.add("--"+flagInitiator, "has no default: %v, or give the name", err)
+		l.problems.Add("--"+flagInitiator, "has no default: %v, or give the name", err)
 	}
 	return name
 }
@@ -184,15 +184,15 @@ func (f *xmlFlags) describedLUN(l *loader) (libvirt.LUN, error) {
 	lun.Portals = f.portals(l, l.connectPort(defaultPort, true))
 	if f.secretElement {
 		// Of a secret only its name matters.
-		return lun, l.problems.err()
+		return lun, l.problems.Err()
 	}
 	if !l.flags.Changed(flagLUN) {
-		l.problems.add("--"+flagLUN, "is missing: name the LUN, from 1, or the daemon that serves it (--%s)", flagStatusURL)
+		l.problems.Add("--"+flagLUN, "is missing: name the LUN, from 1, or the daemon that serves it (--%s)", flagStatusURL)
 	}
 	if len(f.hosts) == 0 {
-		l.problems.add("--"+flagHost, "is missing: name the target's address, or the daemon that serves it (--%s)", flagStatusURL)
+		l.problems.Add("--"+flagHost, "is missing: name the target's address, or the daemon that serves it (--%s)", flagStatusURL)
 	}
-	return lun, l.problems.err()
+	return lun, l.problems.Err()
 }
 
 // connectPort is the port for addresses that name none: of --port, or where settings count, of any place that sets it.
@@ -205,7 +205,7 @@ func (l *loader) connectPort(otherwise uint16, settings bool) uint16 {
 		err = errors.New("0 is no port to connect to: want 1 to 65535")
 	}
 	if err != nil {
-		l.problems.add(l.source(keyPort), "%v", err)
+		l.problems.Add(l.source(keyPort), "%v", err)
 		return otherwise
 	}
 	return port
@@ -218,19 +218,19 @@ func (f *xmlFlags) portals(l *loader, port uint16) []libvirt.Portal {
 		p, err := libvirt.ParsePortal(strings.TrimSpace(host))
 		switch {
 		case err != nil:
-			l.problems.add("--"+flagHost, "%v", err)
+			l.problems.Add("--"+flagHost, "%v", err)
 			continue
 		case p.Port == 0:
 			p.Port = port
 		case l.flags.Changed(keyPort) && p.Port != port:
-			l.problems.add("--"+flagHost+" and --"+keyPort, "%q has another port than %d: give the port only once", host, port)
+			l.problems.Add("--"+flagHost+" and --"+keyPort, "%q has another port than %d: give the port only once", host, port)
 		}
 		all = append(all, p)
 	}
 	return all
 }
 
-// explainFields names the flag of each field that the library refuses, as a *configError.
+// explainFields names the flag of each field that the library refuses, as a *problems.Error.
 func (l *loader) explainFields(err error) error {
 	if err == nil {
 		return nil
@@ -261,7 +261,7 @@ func (l *loader) explainFields(err error) error {
 		case "LUN.AccessMode":
 			source = l.name(keyAccessMode)
 		}
-		l.problems.add(source, "%s", wrong.Problem)
+		l.problems.Add(source, "%s", wrong.Problem)
 	}
-	return l.problems.err()
+	return l.problems.Err()
 }

@@ -270,17 +270,17 @@ func TestXMLFindsThePortal(t *testing.T) {
 		got := new(xmlFlags).servedPortals(&pages.Status{Portals: c.bound}, c.page, l)
 		if c.want == "" {
 			require.Empty(t, got, "nobody listens there")
-			require.ErrorContains(t, l.problems.err(), "--host: is missing")
+			require.ErrorContains(t, l.problems.Err(), "--host: is missing")
 			continue
 		}
-		require.NoError(t, l.problems.err())
+		require.NoError(t, l.problems.Err())
 		require.Equal(t, c.want, got[0].String())
 	}
 
 	f := xmlFlags{}
 	l := &loader{flags: (&app{}).xmlCommand().Flags()}
 	require.Empty(t, f.servedPortals(&pages.Status{Portals: []string{"127.0.0.1:3260", "[::1]:3260"}}, "10.0.0.5", l))
-	require.ErrorContains(t, l.problems.err(), "--host: is missing")
+	require.ErrorContains(t, l.problems.Err(), "--host: is missing")
 	f.hosts = []string{"10.0.0.5"}
 	require.Equal(t, []libvirt.Portal{{Host: "10.0.0.5", Port: 3265}}, f.servedPortals(&pages.Status{Portals: []string{"127.0.0.1:3265"}}, "10.0.0.5", l))
 }

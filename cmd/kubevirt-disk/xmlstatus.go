@@ -20,15 +20,15 @@ import (
 func (f *xmlFlags) servedLUN(ctx context.Context, l *loader) (libvirt.LUN, error) {
 	for _, key := range []string{keyTargetName, keyAccessMode} {
 		if l.flags.Changed(key) {
-			l.problems.add("--"+key, "the daemon tells it: leave it out, or leave out --%s", flagStatusURL)
+			l.problems.Add("--"+key, "the daemon tells it: leave it out, or leave out --%s", flagStatusURL)
 		}
 	}
 	page, err := statusPage(f.statusURL)
 	if err != nil {
-		l.problems.add("--"+flagStatusURL, "%v", err)
-		return libvirt.LUN{}, l.problems.err()
+		l.problems.Add("--"+flagStatusURL, "%v", err)
+		return libvirt.LUN{}, l.problems.Err()
 	}
-	if err := l.problems.err(); err != nil {
+	if err := l.problems.Err(); err != nil {
 		return libvirt.LUN{}, err
 	}
 	status, err := askStatus(ctx, page.String())
@@ -57,12 +57,12 @@ func (f *xmlFlags) servedLUN(ctx context.Context, l *loader) (libvirt.LUN, error
 	}
 	switch asks, given := status.Authentication != "none", f.credential.Username != ""; {
 	case asks && !given:
-		l.problems.add("--"+flagChapUsername, "is missing: the daemon at %s asks for CHAP", page.Host)
+		l.problems.Add("--"+flagChapUsername, "is missing: the daemon at %s asks for CHAP", page.Host)
 	case given && !asks:
-		l.problems.add("--"+flagChapUsername, "the daemon at %s has no CHAP, and QEMU cannot log in to such a one with a credential: leave it out, or give the daemon one, too", page.Host)
+		l.problems.Add("--"+flagChapUsername, "the daemon at %s has no CHAP, and QEMU cannot log in to such a one with a credential: leave it out, or give the daemon one, too", page.Host)
 	}
 	lun.Portals = f.servedPortals(status, page.Hostname(), l)
-	return lun, l.problems.err()
+	return lun, l.problems.Err()
 }
 
 // statusPage is the address of /status, of the URL of that page or of none.
@@ -135,11 +135,11 @@ func (f *xmlFlags) choose(status *pages.Status, l *loader) (pages.LUNStatus, err
 	case len(status.LUNs) == 0:
 		return pages.LUNStatus{}, fmt.Errorf("the daemon has no LUN yet, it is %s: ask again when /readyz answers 200", status.State)
 	case found == nil && l.flags.Changed(flagLUN):
-		l.problems.add("--"+flagLUN, "the daemon has no LUN %d: it has %s", f.lun, list)
-		return pages.LUNStatus{}, l.problems.err()
+		l.problems.Add("--"+flagLUN, "the daemon has no LUN %d: it has %s", f.lun, list)
+		return pages.LUNStatus{}, l.problems.Err()
 	case found == nil:
-		l.problems.add("--"+flagLUN, "is missing: the daemon has %s", list)
-		return pages.LUNStatus{}, l.problems.err()
+		l.problems.Add("--"+flagLUN, "is missing: the daemon has %s", list)
+		return pages.LUNStatus{}, l.problems.Err()
 	case !found.Ready:
 		return pages.LUNStatus{}, fmt.Errorf("LUN %d (%s) is not ready: ask again when /readyz answers 200", found.LUN, found.Image)
 	}
@@ -175,7 +175,7 @@ func (f *xmlFlags) servedPortals(status *pages.Status, pageHost string, l *loade
 		return f.portals(l, l.connectPort(port, false))
 	}
 	if len(usable) == 0 {
-		l.problems.add("--"+flagHost, "is missing: of the daemon's portals (%s) none can be reached where its page is; name an address that leads to one", strings.Join(status.Portals, ", "))
+		l.problems.Add("--"+flagHost, "is missing: of the daemon's portals (%s) none can be reached where its page is; name an address that leads to one", strings.Join(status.Portals, ", "))
 		return nil
 	}
 	// libvirt's schema allows one, and QEMU uses one.
