@@ -37,7 +37,8 @@ func TestPages(t *testing.T) {
 				State: StateOpening, TargetName: "iqn.x", Portals: []string{"127.0.0.1:3260"},
 				Authentication: "chap",
 				LUNs: []LUNStatus{{LUN: 1, Image: "a<b>.raw", SizeBytes: 512,
-					Copy: &CopyStatus{CopiedBytes: 1, DataBytes: 2, TotalBytes: 4, WaitsForSpace: true}}},
+					Copy: &CopyStatus{CopiedBytes: 1, DataBytes: 2, TotalBytes: 4,
+						WaitsForSpace: true}}},
 				Sessions: []target.SessionInfo{{Initiator: "iqn.1993-08.org.debian:01:aaaa"}},
 			}
 		},
@@ -86,7 +87,8 @@ func TestPages(t *testing.T) {
 	require.Equal(t, http.StatusMethodNotAllowed, res.StatusCode)
 }
 
-// TestPagesTellWhereTheyAre: a client in another container of the pod sees that they are not its own.
+// TestPagesTellWhereTheyAre: a client in another container of the pod sees that they are not its
+// own.
 func TestPagesTellWhereTheyAre(t *testing.T) {
 	require.NotEmpty(t, Place())
 	ts := httptest.NewServer(NewServer(http.NotFoundHandler(), zap.NewNop()).Handler)
@@ -104,7 +106,8 @@ func TestServerBoundsSlowClients(t *testing.T) {
 	require.NotZero(t, s.MaxHeaderBytes)
 }
 
-// TestManyConnections: clients that connect and stay cost little, and a probe or a scrape that comes after them is answered.
+// TestManyConnections: clients that connect and stay cost little, and a probe or a scrape that
+// comes after them is answered.
 func TestManyConnections(t *testing.T) {
 	ts := httptest.NewUnstartedServer(nil)
 	mux := http.NewServeMux()
@@ -142,7 +145,8 @@ func TestManyConnections(t *testing.T) {
 	require.NoError(t, err, "one that came late is kept")
 }
 
-// TestShortConnectionsPushNobodyOut: a scraper that keeps its connection is not closed for the sake of probes that have ended.
+// TestShortConnectionsPushNobodyOut: a scraper that keeps its connection is not closed for the sake
+// of probes that have ended.
 func TestShortConnectionsPushNobodyOut(t *testing.T) {
 	ts := httptest.NewUnstartedServer(nil)
 	ts.Config = NewServer(http.NotFoundHandler(), zap.NewNop())

@@ -9,10 +9,10 @@ import (
 	"go.uber.org/zap"
 )
 
-// NewServer returns an HTTP server for h, of which each answer tells by the header PlaceHeader where
-// the daemon is. Slow or silent clients hold nothing for long, and many of them not much: beyond
-// maxConnections the one that has been silent longest is closed, so that they take neither the
-// memory nor the descriptors of the disks, and a probe is answered all the same.
+// NewServer returns an HTTP server for h, of which each answer tells by the header PlaceHeader
+// where the daemon is. Slow or silent clients hold nothing for long, and many of them not much:
+// beyond maxConnections the one that has been silent longest is closed, so that they take neither
+// the memory nor the descriptors of the disks, and a probe is answered all the same.
 func NewServer(h http.Handler, log *zap.Logger) *http.Server {
 	return &http.Server{
 		Handler:           withPlace(h),

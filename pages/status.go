@@ -43,15 +43,18 @@ type BuildInfo struct {
 
 // LUNStatus is one LUN of Status.
 type LUNStatus struct {
-	LUN        uint16      `json:"lun"`
-	Image      string      `json:"image"`
-	Format     string      `json:"format"`
-	SizeBytes  int64       `json:"size_bytes"`
-	CopyMode   string      `json:"copy_mode"`
-	AccessMode string      `json:"access_mode"`
-	Owner      string      `json:"owner,omitempty"`   // the initiator that a write-exclusive LUN belongs to at the moment
-	OpenTo     string      `json:"open_to,omitempty"` // the one that a handover has opened it to as well
-	Fenced     []string    `json:"fenced,omitempty"`  // who lost a handover of it, and is kept out until it is opened to them again
+	LUN        uint16 `json:"lun"`
+	Image      string `json:"image"`
+	Format     string `json:"format"`
+	SizeBytes  int64  `json:"size_bytes"`
+	CopyMode   string `json:"copy_mode"`
+	AccessMode string `json:"access_mode"`
+	// Owner is the initiator that a write-exclusive LUN belongs to at the moment.
+	Owner  string `json:"owner,omitempty"`
+	OpenTo string `json:"open_to,omitempty"` // who may use it too, by a handover
+	// Fenced are those who lost a handover of it. They are kept out until it is opened to them
+	// again.
+	Fenced     []string    `json:"fenced,omitempty"`
 	ReadOnly   bool        `json:"read_only"`
 	Serial     string      `json:"serial,omitempty"` // once the disk is made
 	NAA        string      `json:"naa,omitempty"`    // 16 hexadecimal digits
@@ -59,17 +62,19 @@ type LUNStatus struct {
 	Removable  bool        `json:"removable"`
 	Persistent bool        `json:"persistent"`        // survives the pod
 	Copy       *CopyStatus `json:"copy,omitempty"`    // in modes that copy the image
-	Space      *Space      `json:"space,omitempty"`   // of the storage that the disk is on, as far as that tells
-	Failure    string      `json:"failure,omitempty"` // why the disk has failed until the next restart
+	Space      *Space      `json:"space,omitempty"`   // as far as the storage tells
+	Failure    string      `json:"failure,omitempty"` // why it has failed until the next start
 }
 
-// CopyStatus is how much of an image the disk's own file holds. All of the disk is served from the start.
+// CopyStatus is how much of an image the disk's own file holds. All of the disk is served from the
+// start.
 type CopyStatus struct {
 	CopiedBytes int64 `json:"copied_bytes"` // of the data in the image
 	DataBytes   int64 `json:"data_bytes"`   // what the image stores
 	TotalBytes  int64 `json:"total_bytes"`  // capacity of the disk
 	Complete    bool  `json:"complete"`     // the image is not needed any more
-	// WaitsForSpace says that the copying goes on when there is room on the storage; the disk is served meanwhile.
+	// WaitsForSpace says that the copying goes on when there is room on the storage; the disk is
+	// served meanwhile.
 	WaitsForSpace bool `json:"waits_for_space"`
 }
 

@@ -14,7 +14,6 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -373,92 +372,6 @@ func TestReadyFileInNoDirectory(t *testing.T) {
 	err := r.clear()
 	require.ErrorIs(t, err, fs.ErrNotExist)
 	require.ErrorContains(t, err, "--ready-file (READY_FILE)")
-}
-
-// TestControlSocketOfTheNext: a daemon that has lost its socket does not take the one of the next away when it ends.
-func TestControlSocketOfTheNext(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "control.sock")
-	first, err := listenUnix(path)
-	require.NoError(t, err)
-	require.NoError(t, os.Remove(path))
-	second, err := listenUnix(path)
-	require.NoError(t, err)
-	require.NoError(t, first.Close())
-	require.FileExists(t, path)
-	require.NoError(t, second.Close())
-	require.NoFileExists(t, path)
-}
-
-// TestControlSocketOfDaemonsThatStartTogether: of several that find what a killed one left, one replaces it, and the others leave that alone.
-func TestControlSocketOfDaemonsThatStartTogether(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "control.sock")
-	for range 50 {
-		left, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-		require.NoError(t, err)
-		left.SetUnlinkOnClose(false)
-		require.NoError(t, left.Close())
-		var listeners [4]net.Listener
-		var daemons sync.WaitGroup
-		for i := range listeners {
-			daemons.Go(func() {
-				if l, err := listenUnix(path); err == nil {
-					listeners[i] = l
-				}
-			})
-		}
-		daemons.Wait()
-		c, err := net.Dial("unix", path)
-		require.NoError(t, err, "nobody listens")
-		require.NoError(t, c.Close())
-		made := 0
-		for _, l := range listeners {
-			if l != nil {
-				made++
-				require.NoError(t, l.Close())
-			}
-		}
-		require.Equal(t, 1, made)
-	}
-}
-
-// TestControlSocketOfABusyDaemon: one that has no time to accept is running, and keeps its socket.
-func TestControlSocketOfABusyDaemon(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "control.sock")
-	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM, 0)
-	require.NoError(t, err)
-	defer unix.Close(fd)
-	require.NoError(t, unix.Bind(fd, &unix.SockaddrUnix{Name: path}))
-	require.NoError(t, unix.Listen(fd, 0))
-	for err == nil { // until its queue is full
-		var c net.Conn
-		if c, err = net.Dial("unix", path); err == nil {
-			defer c.Close()
-		}
-	}
-	require.ErrorIs(t, err, unix.EAGAIN)
-	_, err = listenUnix(path)
-	require.ErrorContains(t, err, "another daemon uses it")
-	require.FileExists(t, path)
-}
-
-// TestControlSocketInTheWay: what a killed daemon left is replaced, and nothing else.
-func TestControlSocketInTheWay(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "control.sock")
-	left, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-	require.NoError(t, err)
-	_, err = listenUnix(path)
-	require.ErrorContains(t, err, "another daemon uses it")
-	left.SetUnlinkOnClose(false)
-	require.NoError(t, left.Close())
-	l, err := listenUnix(path)
-	require.NoError(t, err)
-	require.NoError(t, l.Close())
-	require.NoFileExists(t, path)
-
-	require.NoError(t, os.WriteFile(path, []byte("precious"), 0o600))
-	_, err = listenUnix(path)
-	require.ErrorContains(t, err, "no socket")
-	require.FileExists(t, path)
 }
 
 func TestLogFormats(t *testing.T) {

@@ -2,14 +2,15 @@ package main
 
 import (
 	"fmt"
-	"net/http"
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"kubevirt.io/disk/internal/control"
 )
 
 func (a *app) handoverCommand() *cobra.Command {
-	var req handoverRequest
+	var req control.Handover
 	var finish, cancel bool
 	var open time.Duration
 	cmd := &cobra.Command{
@@ -47,7 +48,9 @@ goes on with what was asked. The page /status tells who has a LUN, and who is fe
 		l := load(cmd.Flags(), keys...)
 		socket := l.controlSocket()
 		chosen := 0
-		for action, on := range map[string]bool{"open": req.To != "", "finish": finish, "cancel": cancel} {
+		for action, on := range map[control.Action]bool{
+			control.ActionOpen: req.To != "", control.ActionFinish: finish, control.ActionCancel: cancel,
+		} {
 			if on {
 				req.Action = action
 				chosen++
@@ -58,7 +61,7 @@ goes on with what was asked. The page /status tells who has a LUN, and who is fe
 			l.problems.Add("--lun", "is missing: name the LUN")
 		case chosen != 1:
 			l.problems.Add("handover", "give one of --to, --finish and --cancel")
-		case open < 0 || open > 0 && req.Action != "open":
+		case open < 0 || open > 0 && req.Action != control.ActionOpen:
 			l.problems.Add("--for", "goes with --to, and is not negative")
 		case socket == "":
 			l.problems.Add("--"+keyControlSocket, "is empty, so there is no daemon to ask")
@@ -67,19 +70,18 @@ goes on with what was asked. The page /status tells who has a LUN, and who is fe
 			return err
 		}
 		req.Seconds = open.Seconds()
-		var reply handoverAnswer
-		client := handoverPending(req.LUN)
-		err := client.ask(cmd.Context(), socket, http.MethodPost, pathHandover, req, &reply)
-		if err == nil {
-			fmt.Fprintln(a.stdout, explainInitiators(reply.Done))
+		done, err := daemonAt(socket).Handover(cmd.Context(), req)
+		if err != nil {
+			return explainControl(err, socket, handoverPending(req.LUN))
 		}
-		return err
+		fmt.Fprintln(a.stdout, explainInitiators(done))
+		return nil
 	})
 	return cmd
 }
 
-// handoverPending is what is said where the daemon has not answered in time.
-func handoverPending(lun uint16) controlClient {
-	return controlClient{pending: fmt.Sprintf("goes on with what was asked, as when its disk hangs: "+
-		"see in /status who has LUN %d, or ask again", lun)}
+// handoverPending is what the daemon does that has not answered in time.
+func handoverPending(lun uint16) string {
+	return fmt.Sprintf("goes on with what was asked, as when its disk hangs: "+
+		"see in /status who has LUN %d, or ask again", lun)
 }

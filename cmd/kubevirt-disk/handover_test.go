@@ -4,21 +4,18 @@ import (
 	"context"
 	"fmt"
 	"io/fs"
-	"net/http"
-	"net/http/httptest"
-	"net/url"
 	"os"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/zap"
-	"go.uber.org/zap/zaptest/observer"
 	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/internal/control"
 )
+
+const second = "iqn.2026-01.test:destination"
 
 func TestHandoverCommandLine(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "control.sock") // of no daemon
@@ -79,15 +76,25 @@ func TestHandoverTellsWhatTheDaemonSays(t *testing.T) {
 	require.Equal(t, exitDone, p.terminate())
 }
 
+// TestHandoverOfADaemonThatMayNotBeAsked, or that has not answered: what a person is told.
 func TestHandoverOfADaemonThatMayNotBeAsked(t *testing.T) {
+	const socket = "/work/control.sock"
+	explain := func(err error) error { return explainControl(err, socket, handoverPending(3)) }
 	for _, cause := range []error{unix.EACCES, unix.EPERM} {
-		err := handoverPending(1).explain(&url.Error{Op: "Post", URL: "http://daemon/handover",
-			Err: &fs.PathError{Op: "open", Path: "/work", Err: cause}}, "/work/control.sock")
-		require.EqualError(t, err, fmt.Sprintf("user %d may not ask at \"/work/control.sock\": a daemon obeys its own user and root: open /work: %v", os.Geteuid(), cause))
+		err := explain(&fs.PathError{Op: "open", Path: "/work", Err: cause})
+		require.EqualError(t, err, fmt.Sprintf("user %d may not ask at %q: a daemon obeys its own user "+
+			"and root: open /work: %v", os.Geteuid(), socket, cause))
 	}
-	err := handoverPending(1).explain(&url.Error{Op: "Post", URL: "http://daemon/handover",
-		Err: &strangerError{"/work/control.sock"}}, "/work/control.sock")
-	require.EqualError(t, err, (&strangerError{"/work/control.sock"}).Error())
+	require.ErrorContains(t, explain(control.ErrStranger),
+		`"/work/control.sock" is the socket of a daemon in another container`)
+	require.ErrorContains(t, explain(control.ErrStranger), "--control-socket")
+	late := explain(context.DeadlineExceeded)
+	require.ErrorContains(t, late, "goes on with what was asked")
+	require.ErrorContains(t, late, "LUN 3")
+	require.NotContains(t, late.Error(), "no daemon answers")
+	require.ErrorContains(t, explain(control.ErrUnknown), "does not know what was asked: is it of")
+	broken := &control.AnswerError{Err: fs.ErrPermission}
+	require.ErrorContains(t, explain(broken), "the daemon's answer is not understood")
 }
 
 // TestHandoverExplainsTheNameOfAQEMU, which nobody has chosen and whose UUID is in no list of machines.
@@ -110,21 +117,6 @@ func TestHandoverExplainsTheNameOfAQEMU(t *testing.T) {
 	require.Equal(t, exitDone, p.terminate())
 }
 
-// TestHandoverAsksSomethingElse: a server that is no daemon of this program.
-func TestHandoverAsksSomethingElse(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "control.sock")
-	l, err := listenUnix(path)
-	require.NoError(t, err)
-	server := httptest.NewUnstartedServer(http.NotFoundHandler())
-	require.NoError(t, server.Listener.Close())
-	server.Listener = l
-	server.Start()
-	defer server.Close()
-	var client controlClient
-	err = client.ask(t.Context(), path, http.MethodPost, pathHandover, handoverRequest{}, nil)
-	require.ErrorContains(t, err, "does not know what was asked")
-}
-
 // TestServeWithoutAControlSocket: disks are served where there can be none, and the log says why and what to do.
 func TestServeWithoutAControlSocket(t *testing.T) {
 	l := newPlace(t, "a.raw")
@@ -136,82 +128,4 @@ func TestServeWithoutAControlSocket(t *testing.T) {
 	require.Contains(t, p.logged(said, "try"), "--control-socket")
 	require.Equal(t, exitDone, p.terminate())
 	require.FileExists(t, path)
-}
-
-// TestControlObeysItsUserAndRoot asks in the way of a process of each user. Whoever is refused changes nothing and learns nothing.
-func TestControlObeysItsUserAndRoot(t *testing.T) {
-	own := uint32(os.Geteuid())
-	for name, c := range map[string]struct {
-		peer   any // of the connection
-		body   string
-		status int
-		answer string
-	}{
-		"the own user":        {&unix.Ucred{Uid: own}, `{"action": "open", "lun": 2, "to": "` + second + `"}`, http.StatusOK, `{"done":"LUN 2 is open to ` + second},
-		"root":                {&unix.Ucred{Uid: 0}, `{"action": "open", "lun": 2, "to": "` + second + `"}`, http.StatusOK, `{"done":"LUN 2 is open to ` + second},
-		"another user":        {&unix.Ucred{Uid: own + 1}, `{"action": "open", "lun": 2, "to": "` + second + `"}`, http.StatusForbidden, `{"error":"only the user of the daemon`},
-		"nobody knows who":    {nil, `{"action": "open", "lun": 2, "to": "` + second + `"}`, http.StatusForbidden, `{"error":"only the user of the daemon`},
-		"what is refused":     {&unix.Ucred{Uid: own}, `{"action": "finish", "lun": 3}`, http.StatusConflict, `{"error":"not handed over"`},
-		"no action":           {&unix.Ucred{Uid: own}, `{"action": "steal", "lun": 2}`, http.StatusConflict, `{"error":"\"steal\" is no action`},
-		"a key of the future": {&unix.Ucred{Uid: own}, `{"action": "open", "lun": 2, "to": "` + second + `", "force": true}`, http.StatusBadRequest, `{"error":"the request is not understood`},
-		"no JSON":             {&unix.Ucred{Uid: own}, `open`, http.StatusBadRequest, `{"error":"the request is not understood`},
-		"far too much":        {&unix.Ucred{Uid: own}, strings.Repeat(" ", 1<<20) + `{}`, http.StatusBadRequest, `{"error":"the request is not understood`},
-	} {
-		luns := newFakeLUNs()
-		core, log := observer.New(zap.InfoLevel)
-		request := httptest.NewRequest(http.MethodPost, "/handover", strings.NewReader(c.body))
-		if c.peer != nil {
-			request = request.WithContext(context.WithValue(request.Context(), peerKey{}, c.peer))
-		}
-		w := httptest.NewRecorder()
-		authorized(newControl(luns, zap.New(core)).handle)(w, request)
-		require.Equal(t, c.status, w.Code, name)
-		require.Contains(t, w.Body.String(), c.answer, name)
-		if c.status == http.StatusOK {
-			require.Len(t, luns.opened, 1, name)
-			require.Equal(t, 1, log.FilterMessage("handover").FilterField(zap.String("action", "open")).Len(), name)
-			continue
-		}
-		require.Empty(t, luns.opened, name)
-		require.Empty(t, log.All(), name)
-	}
-}
-
-// TestEndOfAHandoverEndsItsTime: who is told that it is finished or cancelled need not fear that its time still runs out, and where that was
-// refused, it still does.
-func TestEndOfAHandoverEndsItsTime(t *testing.T) {
-	for _, action := range []string{"finish", "cancel"} {
-		luns := newFakeLUNs()
-		c := newControl(luns, zap.NewNop())
-		defer c.stopTimers()
-		_, err := c.do(t.Context(), openFor(2, time.Hour))
-		require.NoError(t, err)
-		luns.broken, luns.once = unix.ENOSPC, false
-		_, err = c.do(t.Context(), handoverRequest{Action: action, LUN: 2})
-		require.ErrorIs(t, err, unix.ENOSPC)
-		require.Contains(t, c.openings, uint16(2), action)
-		luns.broken = nil
-		_, err = c.do(t.Context(), handoverRequest{Action: action, LUN: 2})
-		require.NoError(t, err)
-		require.Empty(t, c.openings, action)
-	}
-}
-
-// TestHandoverRunsOut: the log tells who is fenced, or that nobody is.
-func TestHandoverRunsOut(t *testing.T) {
-	luns := newFakeLUNs()
-	core, log := observer.New(zap.InfoLevel)
-	c := newControl(luns, zap.New(core))
-	for former, said := range map[string]string{"": "nobody is fenced", "iqn.2026-01.test:source": "the former owner is fenced"} {
-		luns.owner[2] = former
-		_, err := c.do(t.Context(), openFor(2, time.Hour))
-		require.NoError(t, err)
-		c.expire(2, c.openings[2])
-		lines := log.TakeAll()
-		require.Len(t, lines, 1)
-		require.Contains(t, lines[0].Message, said)
-		require.Equal(t, zap.InfoLevel, lines[0].Level)
-		require.Equal(t, former, lines[0].ContextMap()["fenced"])
-		require.Empty(t, c.openings)
-	}
 }

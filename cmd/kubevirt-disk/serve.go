@@ -16,6 +16,7 @@ import (
 	"go.uber.org/zap"
 
 	"kubevirt.io/disk/chap"
+	"kubevirt.io/disk/internal/control"
 	"kubevirt.io/disk/metrics"
 	"kubevirt.io/disk/pages"
 	"kubevirt.io/disk/target"
@@ -231,6 +232,22 @@ func (d *daemon) serveTarget(ctx context.Context, srv *target.Server, listeners 
 		}
 	}
 	return errors.Join(err, d.stop(srv))
+}
+
+// serveControl answers at the control socket, and has handovers go on that were open at the last
+// stop.
+func (d *daemon) serveControl(srv *target.Server) (closeControl func()) {
+	c := control.New(srv, d.log.Named("control"))
+	if d.cfg.controlSocket == "" {
+		return c.Close
+	}
+	if err := c.Listen(d.cfg.controlSocket); err != nil {
+		// The disks can be served all the same.
+		d.log.Warn("there is no control socket, so handover, sessions and kick find no daemon",
+			zap.String("socket", d.cfg.controlSocket), zap.Error(err),
+			zap.String("try", "another --"+keyControlSocket+", or \"\" to do without"))
+	}
+	return c.Close
 }
 
 const (

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -107,6 +108,18 @@ func cachedDir(cache string) (dir string, remove func() error, err error) {
 		return "", nil, errors.Join(err, remove())
 	}
 	return work, remove, nil
+}
+
+// lockDir waits a moment for the lock of a directory, which keeps others from it until it is closed.
+// Where there are no locks, or somebody keeps one, that is no reason not to go on.
+func lockDir(dir *os.File) {
+	for end := time.Now().Add(2 * time.Second); time.Now().Before(end); {
+		err := unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if !errors.Is(err, unix.EWOULDBLOCK) {
+			return
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
 }
 
 // removeLeft removes what daemons that were killed have left.

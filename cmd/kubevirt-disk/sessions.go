@@ -4,80 +4,16 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"net/http"
 	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
-	"go.uber.org/zap"
 
+	"kubevirt.io/disk/internal/control"
 	"kubevirt.io/disk/target"
 )
-
-// kickRequest is what the command kick asks of the daemon: one of the two.
-type kickRequest struct {
-	Initiator string `json:"initiator,omitempty"` // every session of this name
-	Session   uint16 `json:"session,omitempty"`   // its target session identifying handle
-}
-
-// kickAnswer is which sessions have ended.
-type kickAnswer struct {
-	Ended []target.SessionInfo `json:"ended"`
-}
-
-// sessionsAnswer is who is logged in, oldest first.
-type sessionsAnswer struct {
-	Sessions []target.SessionInfo `json:"sessions"`
-}
-
-// sessionControl carries out what is asked about sessions through the control socket.
-type sessionControl struct {
-	srv sessionServer
-	log *zap.Logger
-}
-
-// sessionServer is what of the server that is for.
-type sessionServer interface {
-	Sessions() []target.SessionInfo
-	EndSessions(which func(target.SessionInfo) bool) []target.SessionInfo
-}
-
-func (c *sessionControl) list(w http.ResponseWriter, _ *http.Request, _ uint32) {
-	answer(w, http.StatusOK, sessionsAnswer{c.srv.Sessions()})
-}
-
-func (c *sessionControl) kick(w http.ResponseWriter, r *http.Request, user uint32) {
-	var req kickRequest
-	if !understand(w, r, &req) {
-		return
-	}
-	if (req.Initiator == "") == (req.Session == 0) {
-		answer(w, http.StatusBadRequest, controlError{"name an initiator or a session"})
-		return
-	}
-	ended := c.srv.EndSessions(func(s target.SessionInfo) bool {
-		return s.TSIH == req.Session || strings.EqualFold(s.Initiator, req.Initiator)
-	})
-	if len(ended) == 0 {
-		answer(w, http.StatusConflict, controlError{req.unknown()})
-		return
-	}
-	for _, s := range ended {
-		c.log.Info("a session was ended by an operator", zap.String("initiator", s.Initiator),
-			zap.String("remote", s.Remote), zap.Uint16("tsih", s.TSIH), zap.Uint32("by_user", user))
-	}
-	answer(w, http.StatusOK, kickAnswer{ended})
-}
-
-func (r kickRequest) unknown() string {
-	what := fmt.Sprintf("session %d", r.Session)
-	if r.Initiator != "" {
-		what = fmt.Sprintf("session of %q", r.Initiator)
-	}
-	return "there is no " + what + ": the command sessions lists those that there are"
-}
 
 func (a *app) sessionsCommand() *cobra.Command {
 	var asJSON bool
@@ -101,18 +37,16 @@ Exit status 0: done, also where nobody is logged in. 1: nobody answers, or not t
 		if err := l.problems.Err(); err != nil {
 			return err
 		}
-		var reply sessionsAnswer
-		client := controlClient{pending: "may be busy: ask again"}
-		err := client.ask(cmd.Context(), socket, http.MethodGet, pathSessions, nil, &reply)
+		sessions, err := daemonAt(socket).Sessions(cmd.Context())
 		if err != nil {
-			return err
+			return explainControl(err, socket, "may be busy: ask again")
 		}
 		if asJSON {
 			encoder := json.NewEncoder(a.stdout)
 			encoder.SetIndent("", "  ")
-			return encoder.Encode(append([]target.SessionInfo{}, reply.Sessions...))
+			return encoder.Encode(append([]target.SessionInfo{}, sessions...))
 		}
-		return printSessions(a.stdout, reply.Sessions)
+		return printSessions(a.stdout, sessions)
 	})
 	return cmd
 }
@@ -153,7 +87,7 @@ func printSessions(w io.Writer, sessions []target.SessionInfo) error {
 }
 
 func (a *app) kickCommand() *cobra.Command {
-	var req kickRequest
+	var req control.Kick
 	var session string
 	cmd := &cobra.Command{
 		Use:   "kick (--initiator IQN | --session NUMBER)",
@@ -191,13 +125,11 @@ Exit status 0: done. 1: there is no such session, or nobody answers, or not to t
 		if err := l.problems.Err(); err != nil {
 			return err
 		}
-		var reply kickAnswer
-		client := controlClient{pending: "may have ended the session: see sessions"}
-		err := client.ask(cmd.Context(), socket, http.MethodPost, pathKick, req, &reply)
+		ended, err := daemonAt(socket).Kick(cmd.Context(), req)
 		if err != nil {
-			return err
+			return explainControl(err, socket, "may have ended the session: see sessions")
 		}
-		for _, s := range reply.Ended {
+		for _, s := range ended {
 			fmt.Fprintf(a.stdout, "ended session %d of %s, from %s\n",
 				s.TSIH, harmless(s.Initiator), s.Remote)
 		}

@@ -1,0 +1,42 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+
+	"kubevirt.io/disk/internal/control"
+)
+
+// daemonAt is the daemon at a control socket.
+func daemonAt(socket string) control.Client {
+	return control.Client{Socket: socket, OwnIsInit: daemonIsInit()}
+}
+
+// explainControl says what to do where a daemon could not be asked, or has not answered or obeyed.
+// pending is what it does meanwhile that has not answered in time.
+func explainControl(err error, socket, pending string) error {
+	var refused *control.RefusedError
+	switch {
+	case errors.As(err, &refused):
+		return errors.New(explainInitiators(refused.Reason))
+	case errors.As(err, new(*control.AnswerError)):
+		return err
+	case errors.Is(err, control.ErrUnknown):
+		return fmt.Errorf(
+			"the daemon at %q does not know what was asked: is it of another version?", socket)
+	case errors.Is(err, control.ErrStranger):
+		return fmt.Errorf("%q is the socket of a daemon in another container, which has the "+
+			"same work directory, and its LUNs are not those of this one: "+
+			"give the daemon of this container another %s", socket, nameOf(keyControlSocket))
+	case errors.Is(err, context.DeadlineExceeded):
+		return fmt.Errorf("the daemon at %q has not answered in time, and %s", socket, pending)
+	case errors.Is(err, fs.ErrPermission):
+		return fmt.Errorf("user %d may not ask at %q: a daemon obeys its own user and root: %w",
+			os.Geteuid(), socket, err)
+	}
+	return fmt.Errorf("no daemon answers at %q: %w: is it running, with the same %s or %s?",
+		socket, err, nameOf(keyWorkDir), nameOf(keyControlSocket))
+}

@@ -1,0 +1,118 @@
+package control
+
+import (
+	"errors"
+	"slices"
+	"time"
+
+	"go.uber.org/zap"
+
+	"kubevirt.io/disk/target"
+)
+
+// arm ends the time that a LUN is open when it is over; 0: not by itself.
+func (h *handovers) arm(lun uint16, after time.Duration) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if o := h.openings[lun]; o != nil {
+		o.timer.Stop()
+		delete(h.openings, lun)
+	}
+	if after > 0 && !h.closed {
+		o := new(opening)
+		o.timer = time.AfterFunc(after, func() { h.expire(lun, o) })
+		h.openings[lun] = o
+	}
+}
+
+// resumeGrace is the least time that a LUN is open after a restart: the machine that the guest runs
+// on has to log in again before it can be told who is to be fenced. Initiators try at least every
+// 30 seconds.
+const resumeGrace = time.Minute
+
+// resume takes up the time of the LUNs that were open when their disks were last served.
+func (h *handovers) resume(wanted func(lun uint16) bool) {
+	for _, o := range h.target.Openings() {
+		if !wanted(o.LUN) {
+			continue
+		}
+		log := h.log.With(zap.Uint16("lun", o.LUN), zap.String("to", o.To))
+		if o.Until.IsZero() {
+			log.Info("the LUN is still open for a handover, until it is finished or cancelled")
+			continue
+		}
+		left := max(time.Until(o.Until), resumeGrace)
+		h.arm(o.LUN, left)
+		log.Info("the LUN is still open for a handover", zap.Duration("for", left))
+	}
+}
+
+// expireAgain is when a time that is over is ended again, after storage has failed that has to note
+// it.
+const expireAgain = 10 * time.Second
+
+// expire fences the former owner, unless the new one is not there: then the guest is still where it
+// was. Nobody can tell that where the handover fails for another reason, as storage does, and it is
+// tried again. It does nothing where the time was extended, or the handover has ended, meanwhile.
+func (h *handovers) expire(lun uint16, o *opening) {
+	turn := h.turn(lun)
+	turn <- struct{}{}
+	defer func() { <-turn }()
+	if !h.over(lun, o) {
+		return
+	}
+	former, err := h.target.HandOver(lun)
+	if err == nil {
+		said := "the time of the handover is over: the former owner is fenced"
+		if former == "" {
+			said = "the time of the handover is over, and nobody is fenced, as nobody is known " +
+				"to have used the LUN before"
+		}
+		h.log.Info(said, zap.Uint16("lun", lun), zap.String("fenced", former))
+		return
+	}
+	failed, fenced := err, ""
+	if errors.Is(err, target.ErrNotLoggedIn) {
+		fenced, failed = h.target.Withdraw(lun)
+	}
+	if failed != nil && !h.isOpen(lun) {
+		return // the LUN was removed
+	}
+	if failed != nil {
+		h.arm(lun, expireAgain)
+		h.log.Error(
+			"the time of the handover is over, but the LUN is open to both initiators still",
+			zap.Uint16("lun", lun), zap.Error(failed),
+			zap.Duration("tried_again_after", expireAgain))
+		return
+	}
+	h.log.Warn("the time of the handover is over, and the LUN stays with its owner",
+		zap.Uint16("lun", lun), zap.String("fenced", fenced), zap.Error(err))
+}
+
+// over takes the time of a LUN away, if it still is the one that has run out.
+func (h *handovers) over(lun uint16, o *opening) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.openings[lun] != o {
+		return false
+	}
+	delete(h.openings, lun)
+	return true
+}
+
+// isOpen reports whether a LUN is open to a second initiator.
+func (h *handovers) isOpen(lun uint16) bool {
+	return slices.ContainsFunc(h.target.Openings(), func(o target.Opening) bool {
+		return o.LUN == lun
+	})
+}
+
+func (h *handovers) stopTimers() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.closed = true
+	for _, o := range h.openings {
+		o.timer.Stop()
+	}
+}

@@ -1,0 +1,163 @@
+package control
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+	"golang.org/x/sys/unix"
+)
+
+// TestHandoverThatCannotRunOut: the log has one line about it, which does not say that it is over,
+// and no time begins any more once the daemon stops.
+func TestHandoverThatCannotRunOut(t *testing.T) {
+	luns := newFakeLUNs()
+	core, log := observer.New(zap.InfoLevel)
+	c := newHandovers(luns, zap.New(core))
+	_, err := c.do(t.Context(), openFor(2, time.Hour))
+	require.NoError(t, err)
+	luns.broken = unix.ENOSPC
+	c.expire(2, c.openings[2])
+	lines := log.TakeAll()
+	require.Len(t, lines, 1)
+	require.Equal(t, zap.ErrorLevel, lines[0].Level)
+	require.Contains(t, c.openings, uint16(2), "it is tried again")
+
+	timer := c.openings[2].timer
+	c.stopTimers()
+	require.False(t, timer.Stop(), "it is stopped already")
+	c.arm(3, time.Hour)
+	require.NotContains(t, c.openings, uint16(3))
+}
+
+// TestHandoverRunsOutOnBrokenStorage has a time run out that cannot be ended, as storage fails: the
+// log says that the LUN is open to both, and it is ended when storage works again.
+func TestHandoverRunsOutOnBrokenStorage(t *testing.T) {
+	f := newFakeLUNs()
+	f.broken = errors.New("no space left")
+	core, log := observer.New(zap.WarnLevel)
+	c := newHandovers(f, zap.New(core))
+	defer c.stopTimers()
+	_, err := c.do(t.Context(), openFor(2, time.Hour))
+	require.NoError(t, err)
+	for i, absent := range []bool{false, true} {
+		f.absent = absent
+		c.expire(2, c.openings[2])
+		said := log.FilterMessageSnippet("open to both").FilterField(zap.Error(f.broken))
+		require.Len(t, said.All(), i+1)
+		require.Contains(t, c.openings, uint16(2), "it is tried again")
+	}
+	f.broken, f.absent = nil, false
+	c.expire(2, c.openings[2])
+	owner, guest := f.state(2)
+	require.Equal(t, second, owner)
+	require.Empty(t, guest)
+}
+
+// TestHandoverRunsOutWithoutTheSecond has a time run out when the second machine is not there: the
+// guest is where it was.
+func TestHandoverRunsOutWithoutTheSecond(t *testing.T) {
+	f := newFakeLUNs()
+	f.absent = true
+	core, log := observer.New(zap.InfoLevel)
+	c := newHandovers(f, zap.New(core))
+	_, err := c.do(t.Context(), openFor(2, time.Hour))
+	require.NoError(t, err)
+	c.expire(2, c.openings[2])
+	require.Equal(t, second, log.All()[0].ContextMap()["fenced"])
+	owner, guest := f.state(2)
+	require.Empty(t, owner)
+	require.Empty(t, guest)
+	require.Empty(t, c.openings)
+}
+
+// TestHandoverRunsOutOnWeakStorage has storage fail for a moment only: the second machine, which
+// the guest runs on, is not fenced for that.
+func TestHandoverRunsOutOnWeakStorage(t *testing.T) {
+	f := newFakeLUNs()
+	f.broken, f.once = errors.New("no space left"), true
+	c := newHandovers(f, zap.NewNop())
+	defer c.stopTimers()
+	_, err := c.do(t.Context(), openFor(2, time.Hour))
+	require.NoError(t, err)
+	c.expire(2, c.openings[2])
+	_, guest := f.state(2)
+	require.Equal(t, second, guest)
+	c.expire(2, c.openings[2])
+	owner, _ := f.state(2)
+	require.Equal(t, second, owner)
+}
+
+// TestHandoverResumed restarts the daemon while LUNs are open: the time goes on, and is long enough
+// that both machines can log in again.
+func TestHandoverResumed(t *testing.T) {
+	f := newFakeLUNs()
+	c := newHandovers(f, zap.NewNop())
+	for lun, open := range map[uint16]time.Duration{2: time.Hour, 3: time.Nanosecond, 4: 0} {
+		req := openFor(lun, 0)
+		req.Seconds = open.Seconds()
+		_, err := c.do(t.Context(), req)
+		require.NoError(t, err)
+	}
+	c.stopTimers()
+
+	core, log := observer.New(zap.InfoLevel)
+	again := newHandovers(f, zap.New(core))
+	defer again.stopTimers()
+	again.resume(func(uint16) bool { return true })
+	require.Contains(t, again.openings, uint16(2))
+	require.Contains(t, again.openings, uint16(3), "neither ended at once nor open for good")
+	require.NotContains(t, again.openings, uint16(4), "until it is finished or cancelled")
+	left := map[any]any{}
+	for _, line := range log.All() {
+		left[line.ContextMap()["lun"]] = line.ContextMap()["for"]
+	}
+	require.Len(t, left, 3)
+	require.Greater(t, left[uint16(2)], 30*time.Minute)
+	require.Equal(t, resumeGrace, left[uint16(3)])
+	require.Nil(t, left[uint16(4)])
+}
+
+// TestEndOfAHandoverEndsItsTime: who is told that it is finished or cancelled need not fear that
+// its time still runs out, and where that was refused, it still does.
+func TestEndOfAHandoverEndsItsTime(t *testing.T) {
+	for _, action := range []Action{ActionFinish, ActionCancel} {
+		luns := newFakeLUNs()
+		c := newHandovers(luns, zap.NewNop())
+		defer c.stopTimers()
+		_, err := c.do(t.Context(), openFor(2, time.Hour))
+		require.NoError(t, err)
+		luns.broken, luns.once = unix.ENOSPC, false
+		_, err = c.do(t.Context(), Handover{Action: action, LUN: 2})
+		require.ErrorIs(t, err, unix.ENOSPC)
+		require.Contains(t, c.openings, uint16(2), action)
+		luns.broken = nil
+		_, err = c.do(t.Context(), Handover{Action: action, LUN: 2})
+		require.NoError(t, err)
+		require.Empty(t, c.openings, action)
+	}
+}
+
+// TestHandoverRunsOut: the log tells who is fenced, or that nobody is.
+func TestHandoverRunsOut(t *testing.T) {
+	luns := newFakeLUNs()
+	core, log := observer.New(zap.InfoLevel)
+	c := newHandovers(luns, zap.New(core))
+	for former, said := range map[string]string{
+		"": "nobody is fenced", "iqn.2026-01.test:source": "the former owner is fenced",
+	} {
+		luns.owner[2] = former
+		_, err := c.do(t.Context(), openFor(2, time.Hour))
+		require.NoError(t, err)
+		c.expire(2, c.openings[2])
+		lines := log.TakeAll()
+		require.Len(t, lines, 1)
+		require.Contains(t, lines[0].Message, said)
+		require.Equal(t, zap.InfoLevel, lines[0].Level)
+		require.Equal(t, former, lines[0].ContextMap()["fenced"])
+		require.Empty(t, c.openings)
+	}
+}

@@ -1,0 +1,156 @@
+package control
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"net/http"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"kubevirt.io/disk/chap"
+	"kubevirt.io/disk/target"
+)
+
+// luns is what of a target handovers are for.
+type luns interface {
+	Admit(lun uint16, initiator string, until time.Time) error
+	HandOver(lun uint16) (former string, err error)
+	Withdraw(lun uint16) (guest string, err error)
+	Openings() []target.Opening
+}
+
+// handovers carries out handovers, one at a time at each LUN, and ends those whose time is over.
+type handovers struct {
+	target luns
+	log    *zap.Logger
+
+	mu       sync.Mutex
+	turns    map[uint16]chan struct{} // guarded by mu; each has room for the one who acts on a LUN
+	openings map[uint16]*opening      // guarded by mu; of LUNs that are open for a time
+	closed   bool                     // guarded by mu; no time runs out any more
+}
+
+// opening is the time that a LUN is open.
+type opening struct{ timer *time.Timer }
+
+func newHandovers(target luns, log *zap.Logger) *handovers {
+	return &handovers{target: target, log: log,
+		turns: map[uint16]chan struct{}{}, openings: map[uint16]*opening{}}
+}
+
+func (h *handovers) handle(w http.ResponseWriter, r *http.Request, user uint32) {
+	var req Handover
+	if !understand(w, r, &req) {
+		return
+	}
+	done, err := h.do(r.Context(), req)
+	if err != nil {
+		answer(w, http.StatusConflict, refusal{err.Error()})
+		return
+	}
+	h.log.Info("handover", zap.String("action", string(req.Action)), zap.Uint16("lun", req.LUN),
+		zap.String("done", done), zap.Uint32("by_user", user))
+	answer(w, http.StatusOK, handoverAnswer{Done: done})
+}
+
+func (h *handovers) do(ctx context.Context, req Handover) (done string, err error) {
+	if req.Action == ActionOpen {
+		if err := chap.CheckInitiatorName(req.To); err != nil {
+			return "", fmt.Errorf("the name of the initiator, %q, %w", req.To, err)
+		}
+		// What a Duration does not hold would leave the LUN open for ever.
+		if req.Seconds < 0 || req.Seconds >= time.Duration(math.MaxInt64).Seconds() {
+			return "", fmt.Errorf("a LUN cannot be open for %g seconds", req.Seconds)
+		}
+	}
+	end, err := h.begin(ctx, req.LUN)
+	if err != nil {
+		return "", err
+	}
+	defer end()
+	switch req.Action {
+	case ActionOpen:
+		return h.open(req)
+	case ActionFinish:
+		err = h.end(req.LUN, func(lun uint16) error {
+			former, err := h.target.HandOver(lun)
+			done = handedOver(lun, former)
+			return err
+		})
+		return done, err
+	case ActionCancel:
+		err = h.end(req.LUN, func(lun uint16) error {
+			fenced, err := h.target.Withdraw(lun)
+			done = fmt.Sprintf("LUN %d stays with its owner, and %s is fenced", lun, fenced)
+			return err
+		})
+		return done, err
+	}
+	return "", fmt.Errorf("%q is no action: use open, finish or cancel", req.Action)
+}
+
+func (h *handovers) open(req Handover) (done string, err error) {
+	open := time.Duration(req.Seconds * float64(time.Second))
+	said, until := "until it is finished or cancelled", time.Time{}
+	if open > 0 {
+		said, until = fmt.Sprintf("for %v", open), time.Now().Add(open)
+	}
+	if err := h.target.Admit(req.LUN, req.To, until); err != nil {
+		return "", err
+	}
+	h.arm(req.LUN, open)
+	return fmt.Sprintf("LUN %d is open to %s too, %s", req.LUN, req.To, said), nil
+}
+
+// handedOver is what a person is told of a handover, with the former owner's name, if there was
+// any.
+func handedOver(lun uint16, former string) string {
+	if former == "" {
+		return fmt.Sprintf("LUN %d has a new owner, and nobody is fenced, as nobody is known to "+
+			"have used it before: to fence a machine that may still have the guest, open the LUN "+
+			"to its name by --to and close it again by --cancel", lun)
+	}
+	return fmt.Sprintf("LUN %d has a new owner, and the former one, %s, is fenced", lun, former)
+}
+
+// turnWait is how long a request waits for the one before it: shorter than the client's patience,
+// so that the client learns why, and than the server's ReadTimeout, with which net/http ends the
+// context of a request.
+const turnWait = 3 * time.Second
+
+// begin waits until nobody else acts on a LUN; end lets the next one. So nobody is told that a LUN
+// is open which is being handed over. Other LUNs, and the end of the daemon, wait for no slow disk.
+func (h *handovers) begin(ctx context.Context, lun uint16) (end func(), err error) {
+	ctx, stop := context.WithTimeout(ctx, turnWait)
+	defer stop()
+	turn := h.turn(lun)
+	select {
+	case turn <- struct{}{}:
+		return func() { <-turn }, nil
+	case <-ctx.Done():
+		return nil, fmt.Errorf("the handover of LUN %d is ending, and its disk still works for "+
+			"the initiator that is fenced; try again when it answers", lun)
+	}
+}
+
+func (h *handovers) turn(lun uint16) chan struct{} {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.turns[lun] == nil {
+		h.turns[lun] = make(chan struct{}, 1)
+	}
+	return h.turns[lun]
+}
+
+// end ends a handover before its time. Where that is refused nothing changes, the time that it has
+// left included.
+func (h *handovers) end(lun uint16, how func(lun uint16) error) error {
+	err := how(lun)
+	if err == nil {
+		h.arm(lun, 0)
+	}
+	return err
+}

@@ -1,0 +1,236 @@
+package control
+
+import (
+	"context"
+	"errors"
+	"math"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+
+	"kubevirt.io/disk/target"
+)
+
+// fakeLUNs are LUNs that "a" owns. Each handover of LUN 1 waits for a word of the test, as one does
+// for the disk or for storage.
+type fakeLUNs struct {
+	begun, goOn chan struct{}
+
+	mu     sync.Mutex
+	owner  map[uint16]string // guarded by mu; the others are those of "a"
+	guest  map[uint16]string // guarded by mu
+	broken error             // guarded by mu; what storage answers
+	once   bool              // guarded by mu; storage works again after it has answered so
+	absent bool              // guarded by mu; the second initiator is not logged in
+	opened []target.Opening  // guarded by mu; what Admit was asked for
+}
+
+func newFakeLUNs() *fakeLUNs {
+	return &fakeLUNs{
+		begun: make(chan struct{}, 8), goOn: make(chan struct{}),
+		owner: map[uint16]string{}, guest: map[uint16]string{},
+	}
+}
+
+func (f *fakeLUNs) Admit(lun uint16, initiator string, until time.Time) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.owner[lun] == initiator {
+		return errors.New("it belongs to that one")
+	}
+	f.guest[lun] = initiator
+	f.opened = append(f.opened, target.Opening{LUN: lun, To: initiator, Until: until})
+	return nil
+}
+
+func (f *fakeLUNs) Openings() []target.Opening {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.opened
+}
+
+func (f *fakeLUNs) HandOver(lun uint16) (former string, err error) {
+	if lun == 1 {
+		f.begun <- struct{}{}
+		<-f.goOn
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	switch err := f.broken; {
+	case f.absent:
+		return "", target.ErrNotLoggedIn
+	case err != nil:
+		if f.once {
+			f.broken = nil
+		}
+		return "", err
+	case f.guest[lun] == "":
+		return "", errors.New("not handed over")
+	}
+	former, f.owner[lun] = f.owner[lun], f.guest[lun]
+	delete(f.guest, lun)
+	return former, nil
+}
+
+func (f *fakeLUNs) Withdraw(lun uint16) (guest string, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.broken != nil {
+		return "", f.broken
+	}
+	guest = f.guest[lun]
+	delete(f.guest, lun)
+	return guest, nil
+}
+
+func (f *fakeLUNs) state(lun uint16) (owner, guest string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.owner[lun], f.guest[lun]
+}
+
+const second = "iqn.2026-01.test:destination"
+
+func openFor(lun uint16, d time.Duration) Handover {
+	return Handover{Action: ActionOpen, LUN: lun, To: second, Seconds: d.Seconds()}
+}
+
+// TestHandoverToWhoeverCanLogIn: an initiator is named as its machine or VM is, and by a person in
+// the letters that he likes.
+func TestHandoverToWhoeverCanLogIn(t *testing.T) {
+	c := newHandovers(newFakeLUNs(), zap.NewNop())
+	for _, name := range []string{
+		second, "iqn.2008-11.org.linux-kvm:My_VM", "eui.02004567A425678D",
+	} {
+		_, err := c.do(t.Context(), Handover{Action: ActionOpen, LUN: 2, To: name})
+		require.NoError(t, err)
+	}
+	for _, name := range []string{
+		"destination", "iqn.2026-1.test:destination", "iqn.2026-01.test:the destination",
+	} {
+		_, err := c.do(t.Context(), Handover{Action: ActionOpen, LUN: 2, To: name})
+		require.ErrorContains(t, err, name)
+	}
+}
+
+// TestHandoverForNoTime: a time that cannot be counted is refused, as the LUN would be open for
+// ever.
+func TestHandoverForNoTime(t *testing.T) {
+	luns := newFakeLUNs()
+	c := newHandovers(luns, zap.NewNop())
+	defer c.stopTimers()
+	longest := time.Duration(math.MaxInt64).Seconds()
+	for _, seconds := range []float64{-1, -1e-300, 1e10, 1e300, longest} {
+		req := Handover{Action: ActionOpen, LUN: 2, To: second, Seconds: seconds}
+		_, err := c.do(t.Context(), req)
+		require.ErrorContains(t, err, "cannot be open for")
+	}
+	require.Empty(t, luns.opened)
+}
+
+// TestHandoverTellsWhoIsFenced ends handovers of a LUN that nobody has used before, and of one that
+// has an owner: a person must not believe that a machine is fenced that is not.
+func TestHandoverTellsWhoIsFenced(t *testing.T) {
+	c := newHandovers(newFakeLUNs(), zap.NewNop())
+	defer c.stopTimers()
+	for _, step := range []struct{ to, told string }{
+		{second, "nobody is fenced"},
+		{"iqn.2026-01.test:third", "the former one, " + second + ", is fenced"},
+	} {
+		_, err := c.do(t.Context(), Handover{Action: ActionOpen, LUN: 2, To: step.to})
+		require.NoError(t, err)
+		done, err := c.do(t.Context(), Handover{Action: ActionFinish, LUN: 2})
+		require.NoError(t, err)
+		require.Contains(t, done, step.told)
+	}
+	const misspelt = "iqn.2026-01.test:destinatoin"
+	_, err := c.do(t.Context(), Handover{Action: ActionOpen, LUN: 2, To: misspelt})
+	require.NoError(t, err)
+	done, err := c.do(t.Context(), Handover{Action: ActionCancel, LUN: 2})
+	require.NoError(t, err)
+	require.Contains(t, done, misspelt+" is fenced")
+}
+
+// TestHandoverExtendedAtItsEnd extends the time of a handover in the moment in which it runs out:
+// either it goes on, or the one who asked learns that it has ended.
+func TestHandoverExtendedAtItsEnd(t *testing.T) {
+	t.Run("too late", func(t *testing.T) {
+		f := newFakeLUNs()
+		c := newHandovers(f, zap.NewNop())
+		defer c.stopTimers()
+		_, err := c.do(t.Context(), openFor(1, time.Millisecond))
+		require.NoError(t, err)
+		<-f.begun
+		extended := make(chan error, 1)
+		go func() {
+			_, err := c.do(t.Context(), openFor(1, time.Hour))
+			extended <- err
+		}()
+		select {
+		case err := <-extended:
+			require.Error(t, err, "nobody knows yet how the handover ends")
+		case <-time.After(100 * time.Millisecond):
+		}
+		close(f.goOn)
+		require.ErrorContains(t, <-extended, "belongs")
+		owner, guest := f.state(1)
+		require.Equal(t, second, owner)
+		require.Empty(t, guest)
+	})
+	t.Run("in time", func(t *testing.T) {
+		f := newFakeLUNs()
+		c := newHandovers(f, zap.NewNop())
+		defer c.stopTimers()
+		_, err := c.do(t.Context(), openFor(2, time.Hour))
+		require.NoError(t, err)
+		first := c.openings[2]
+		_, err = c.do(t.Context(), openFor(2, time.Hour))
+		require.NoError(t, err)
+		c.expire(2, first) // its timer had fired already
+		owner, guest := f.state(2)
+		require.Empty(t, owner)
+		require.Equal(t, second, guest)
+
+		// What another request has ended does not run out either, nor does it end what was opened
+		// since.
+		last := c.openings[2]
+		_, err = c.do(t.Context(), Handover{Action: ActionCancel, LUN: 2})
+		require.NoError(t, err)
+		_, err = c.do(t.Context(), openFor(2, 0))
+		require.NoError(t, err)
+		c.expire(2, last)
+		owner, guest = f.state(2)
+		require.Empty(t, owner)
+		require.Equal(t, second, guest)
+	})
+}
+
+// TestHandoverThatHangs has a disk that does not end the commands of the fenced initiator: other
+// LUNs and the end of the daemon do not wait for it, and who asks for the same LUN learns what he
+// waits for, or goes away.
+func TestHandoverThatHangs(t *testing.T) {
+	f := newFakeLUNs()
+	c := newHandovers(f, zap.NewNop())
+	_, err := c.do(t.Context(), openFor(1, 0))
+	require.NoError(t, err)
+	finished := make(chan error, 1)
+	go func() {
+		_, err := c.do(t.Context(), Handover{Action: ActionFinish, LUN: 1})
+		finished <- err
+	}()
+	<-f.begun
+	_, err = c.do(t.Context(), openFor(2, time.Hour))
+	require.NoError(t, err)
+	gone, leave := context.WithCancel(t.Context())
+	leave()
+	_, err = c.do(gone, Handover{Action: ActionCancel, LUN: 1})
+	require.ErrorContains(t, err, "the handover of LUN 1 is ending")
+	c.stopTimers()
+	close(f.goOn)
+	require.NoError(t, <-finished)
+	owner, _ := f.state(1)
+	require.Equal(t, second, owner)
+}

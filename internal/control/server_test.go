@@ -1,0 +1,150 @@
+package control
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/target"
+)
+
+// TestControlObeysItsUserAndRoot asks in the way of a process of each user. Whoever is refused
+// changes nothing and learns nothing.
+func TestControlObeysItsUserAndRoot(t *testing.T) {
+	own := uint32(os.Geteuid())
+	const open = `{"action": "open", "lun": 2, "to": "` + second + `"}`
+	const opened, forbidden = `{"done":"LUN 2 is open to ` + second,
+		`{"error":"only the user of the daemon`
+	const misread = `{"error":"the request is not understood`
+	user := func(uid uint32) *unix.Ucred { return &unix.Ucred{Uid: uid} }
+	for name, c := range map[string]struct {
+		peer   any // of the connection
+		body   string
+		status int
+		answer string
+	}{
+		"the own user":     {user(own), open, http.StatusOK, opened},
+		"root":             {user(0), open, http.StatusOK, opened},
+		"another user":     {user(own + 1), open, http.StatusForbidden, forbidden},
+		"nobody knows who": {nil, open, http.StatusForbidden, forbidden},
+		"what is refused": {user(own), `{"action": "finish", "lun": 3}`,
+			http.StatusConflict, `{"error":"not handed over"`},
+		"no action": {user(own), `{"action": "steal", "lun": 2}`,
+			http.StatusConflict, `{"error":"\"steal\" is no action`},
+		"a key of the future": {user(own), open[:len(open)-1] + `, "force": true}`,
+			http.StatusBadRequest, misread},
+		"no JSON": {user(own), `open`, http.StatusBadRequest, misread},
+		"far too much": {user(own), strings.Repeat(" ", 1<<20) + `{}`,
+			http.StatusBadRequest, misread},
+	} {
+		luns := newFakeLUNs()
+		core, log := observer.New(zap.InfoLevel)
+		request := httptest.NewRequest(http.MethodPost, "/handover", strings.NewReader(c.body))
+		if c.peer != nil {
+			request = request.WithContext(context.WithValue(request.Context(), peerKey{}, c.peer))
+		}
+		w := httptest.NewRecorder()
+		authorized(newHandovers(luns, zap.New(core)).handle)(w, request)
+		require.Equal(t, c.status, w.Code, name)
+		require.Contains(t, w.Body.String(), c.answer, name)
+		if c.status == http.StatusOK {
+			require.Len(t, luns.opened, 1, name)
+			said := log.FilterMessage("handover").FilterField(zap.String("action", "open"))
+			require.Equal(t, 1, said.Len(), name)
+			continue
+		}
+		require.Empty(t, luns.opened, name)
+		require.Empty(t, log.All(), name)
+	}
+}
+
+// fakeTarget is a target with two sessions.
+type fakeTarget struct {
+	*fakeLUNs
+	sessions []target.SessionInfo
+}
+
+func (f *fakeTarget) Sessions() []target.SessionInfo { return f.sessions }
+
+func (f *fakeTarget) EndSessions(which func(target.SessionInfo) bool) (ended []target.SessionInfo) {
+	for _, s := range f.sessions {
+		if which(s) {
+			ended = append(ended, s)
+		}
+	}
+	return ended
+}
+
+// TestClientAndServer ask and answer through a socket. It is gone when the server is closed.
+func TestClientAndServer(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "made", "control.sock")
+	luns := &fakeTarget{newFakeLUNs(), []target.SessionInfo{
+		{TSIH: 1, Initiator: second}, {TSIH: 2, Initiator: "iqn.x"},
+	}}
+	s := New(luns, zap.NewNop())
+	require.NoError(t, s.Listen(path))
+	c := Client{Socket: path}
+	done, err := c.Handover(t.Context(), Handover{Action: ActionOpen, LUN: 2, To: second})
+	require.NoError(t, err)
+	require.Contains(t, done, "LUN 2 is open to "+second)
+	_, err = c.Handover(t.Context(), Handover{Action: ActionFinish, LUN: 3})
+	var refused *RefusedError
+	require.ErrorAs(t, err, &refused)
+	require.Equal(t, "not handed over", refused.Reason)
+
+	all, err := c.Sessions(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, luns.sessions, all)
+	ended, err := c.Kick(t.Context(), Kick{Initiator: strings.ToUpper(second)})
+	require.NoError(t, err)
+	require.Equal(t, luns.sessions[:1], ended)
+	for _, req := range []Kick{{Session: 3}, {}, {Session: 1, Initiator: second}} {
+		_, err = c.Kick(t.Context(), req)
+		require.ErrorAs(t, err, &refused, "%v", req)
+	}
+	s.Close()
+	require.NoFileExists(t, path)
+	_, err = c.Sessions(t.Context())
+	require.ErrorIs(t, err, fs.ErrNotExist)
+}
+
+// TestLUNsThatComeAndGo: the time of a handover ends with its LUN, and does not hand over the next
+// disk of that number. That one's own time goes on where it was open when it was last served.
+func TestLUNsThatComeAndGo(t *testing.T) {
+	luns := &fakeTarget{fakeLUNs: newFakeLUNs()}
+	core, log := observer.New(zap.InfoLevel)
+	s := New(luns, zap.New(core))
+	defer s.Close()
+	_, err := s.handovers.do(t.Context(), openFor(2, time.Hour))
+	require.NoError(t, err)
+	former := s.handovers.openings[2]
+	luns.opened, luns.broken = nil, errors.New("there is no LUN 2")
+	s.Removed(2)
+	require.Empty(t, s.handovers.openings)
+
+	// Had the time run out just before, it would not be tried again either.
+	s.handovers.openings[2] = former
+	s.handovers.expire(2, former)
+	require.Empty(t, s.handovers.openings)
+	require.Empty(t, log.TakeAll())
+
+	until := time.Now().Add(time.Hour)
+	luns.opened = []target.Opening{
+		{LUN: 2, To: second, Until: until}, {LUN: 3, To: second, Until: until},
+	}
+	s.Added(2)
+	require.Contains(t, s.handovers.openings, uint16(2))
+	require.NotContains(t, s.handovers.openings, uint16(3))
+}

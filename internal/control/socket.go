@@ -1,0 +1,115 @@
+package control
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// listen makes a socket that only the own user can connect to. One that a killed daemon left is
+// replaced.
+func listen(path string) (net.Listener, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return nil, err
+	}
+	dir, short, err := shortPath(path)
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	lockDir(dir)
+	c, dialErr := net.Dial("unix", short)
+	if dialErr == nil {
+		_ = c.Close()
+		return nil, fmt.Errorf("another daemon uses it: %w", unix.EADDRINUSE)
+	}
+	switch info, err := os.Lstat(path); {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		return nil, err
+	case info.Mode()&fs.ModeSocket == 0:
+		return nil, fmt.Errorf("%q is there already, and no socket", path)
+	case !errors.Is(dialErr, unix.ECONNREFUSED):
+		// It is too busy to accept, or of another user, of whom the kernel does not tell whether it
+		// listens.
+		return nil, fmt.Errorf("another daemon uses it, or has left it: %w", dialErr)
+	default:
+		if err := os.Remove(path); err != nil {
+			return nil, err
+		}
+	}
+	l, err := net.Listen("unix", short)
+	if err != nil {
+		return nil, err
+	}
+	// A connection that is made before this is asked for its user all the same.
+	made, err := restrict(dir, filepath.Base(path))
+	if err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	return &listener{Listener: l, path: path, made: made}, nil
+}
+
+// restrict lets only the own user connect to a socket. Something else may have its name by now, as
+// a link to another file: that is an error, and is left as it is.
+func restrict(dir *os.File, name string) (fs.FileInfo, error) {
+	fd, err := unix.Openat(int(dir.Fd()), name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &fs.PathError{Op: "open", Path: filepath.Join(dir.Name(), name), Err: err}
+	}
+	socket := os.NewFile(uintptr(fd), filepath.Join(dir.Name(), name))
+	defer socket.Close()
+	info, err := socket.Stat()
+	if err == nil && info.Mode()&fs.ModeSocket == 0 {
+		err = fmt.Errorf("%s was replaced by something that is no socket", socket.Name())
+	}
+	if err != nil {
+		return nil, err
+	}
+	// A path descriptor has no other way.
+	return info, os.Chmod(fmt.Sprintf("/proc/self/fd/%d", fd), 0o600)
+}
+
+// lockDir keeps other daemons from making a socket in the directory until it is closed: one that
+// listens in a moment looks as if it had been left. Where there are no locks, or somebody keeps
+// one, that is no reason to do without the socket.
+func lockDir(dir *os.File) {
+	for end := time.Now().Add(2 * time.Second); time.Now().Before(end); {
+		err := unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if !errors.Is(err, unix.EWOULDBLOCK) {
+			return
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// listener removes the socket by its own name when it is closed, unless that is another daemon's by
+// then.
+type listener struct {
+	net.Listener
+	path string
+	made fs.FileInfo
+}
+
+func (l *listener) Close() error {
+	err := l.Listener.Close()
+	if there, statErr := os.Lstat(l.path); statErr == nil && os.SameFile(l.made, there) {
+		_ = os.Remove(l.path)
+	}
+	return err
+}
+
+// shortPath names a socket by its open directory, as the address of a socket holds 107 bytes only.
+func shortPath(path string) (dir *os.File, short string, err error) {
+	dir, err = os.Open(filepath.Dir(path))
+	if err != nil {
+		return nil, "", err
+	}
+	return dir, fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), filepath.Base(path)), nil
+}

@@ -1,0 +1,129 @@
+package control
+
+import (
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+// TestControlSocketOfTheNext: a daemon that has lost its socket does not take the one of the next
+// away when it ends.
+func TestControlSocketOfTheNext(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "control.sock")
+	first, err := listen(path)
+	require.NoError(t, err)
+	require.NoError(t, os.Remove(path))
+	second, err := listen(path)
+	require.NoError(t, err)
+	require.NoError(t, first.Close())
+	require.FileExists(t, path)
+	require.NoError(t, second.Close())
+	require.NoFileExists(t, path)
+}
+
+// TestControlSocketOfDaemonsThatStartTogether: of several that find what a killed one left, one
+// replaces it, and the others leave that alone.
+func TestControlSocketOfDaemonsThatStartTogether(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "control.sock")
+	for range 50 {
+		left, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+		require.NoError(t, err)
+		left.SetUnlinkOnClose(false)
+		require.NoError(t, left.Close())
+		var listeners [4]net.Listener
+		var daemons sync.WaitGroup
+		for i := range listeners {
+			daemons.Go(func() {
+				if l, err := listen(path); err == nil {
+					listeners[i] = l
+				}
+			})
+		}
+		daemons.Wait()
+		c, err := net.Dial("unix", path)
+		require.NoError(t, err, "nobody listens")
+		require.NoError(t, c.Close())
+		made := 0
+		for _, l := range listeners {
+			if l != nil {
+				made++
+				require.NoError(t, l.Close())
+			}
+		}
+		require.Equal(t, 1, made)
+	}
+}
+
+// TestControlSocketOfABusyDaemon: one that has no time to accept is running, and keeps its socket.
+func TestControlSocketOfABusyDaemon(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "control.sock")
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM, 0)
+	require.NoError(t, err)
+	defer unix.Close(fd)
+	require.NoError(t, unix.Bind(fd, &unix.SockaddrUnix{Name: path}))
+	require.NoError(t, unix.Listen(fd, 0))
+	for err == nil { // until its queue is full
+		var c net.Conn
+		if c, err = net.Dial("unix", path); err == nil {
+			defer c.Close()
+		}
+	}
+	require.ErrorIs(t, err, unix.EAGAIN)
+	_, err = listen(path)
+	require.ErrorContains(t, err, "another daemon uses it")
+	require.FileExists(t, path)
+}
+
+// TestControlSocketInTheWay: what a killed daemon left is replaced, and nothing else.
+func TestControlSocketInTheWay(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "control.sock")
+	left, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	require.NoError(t, err)
+	_, err = listen(path)
+	require.ErrorContains(t, err, "another daemon uses it")
+	left.SetUnlinkOnClose(false)
+	require.NoError(t, left.Close())
+	l, err := listen(path)
+	require.NoError(t, err)
+	require.NoError(t, l.Close())
+	require.NoFileExists(t, path)
+
+	require.NoError(t, os.WriteFile(path, []byte("precious"), 0o600))
+	_, err = listen(path)
+	require.ErrorContains(t, err, "no socket")
+	require.FileExists(t, path)
+}
+
+// A socket that was exchanged for a link before it could be restricted is no way to change the mode
+// of another file.
+func TestControlSocketThatBecomesALink(t *testing.T) {
+	dir := t.TempDir()
+	victim := filepath.Join(t.TempDir(), "victim")
+	require.NoError(t, os.WriteFile(victim, nil, 0o644))
+	require.NoError(t, os.Chmod(victim, 0o644))
+	require.NoError(t, os.Symlink(victim, filepath.Join(dir, "link")))
+	l, err := net.Listen("unix", filepath.Join(dir, "socket"))
+	require.NoError(t, err)
+	defer l.Close()
+	d, err := os.Open(dir)
+	require.NoError(t, err)
+	defer d.Close()
+	_, err = restrict(d, "link")
+	require.ErrorContains(t, err, "no socket")
+	_, err = restrict(d, "none")
+	require.ErrorIs(t, err, os.ErrNotExist)
+	info, err := os.Stat(victim)
+	require.NoError(t, err)
+	require.EqualValues(t, 0o644, info.Mode())
+	made, err := restrict(d, "socket")
+	require.NoError(t, err)
+	info, err = os.Lstat(filepath.Join(dir, "socket"))
+	require.NoError(t, err)
+	require.True(t, os.SameFile(made, info))
+	require.EqualValues(t, 0o600, info.Mode().Perm())
+}
