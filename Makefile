@@ -8,10 +8,10 @@ COMMIT ?= $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
 LDFLAGS := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)
 BUILD := CGO_ENABLED=0 GOOS=linux $(GO) build -trimpath -ldflags '$(LDFLAGS)'
 
-# Seconds that each fuzz test runs: short in `make test`, longer in `make fuzz`.
+# Seconds for each fuzz test: few in `make test`, more in `make fuzz`.
 FUZZTIME ?= 60s
 TEST_FUZZTIME ?= 3s
-# Passed to the benchmark program, for instance BENCHFLAGS='-rounds 3 -only scsi'.
+# Options of the benchmark program, for example BENCHFLAGS='-rounds 3 -only scsi'.
 BENCHFLAGS ?=
 # The name that `make image` gives the base image.
 IMAGE ?= kubevirt.io:disk
@@ -39,26 +39,26 @@ test: ## Lint, fuzz for seconds, then every test with the race detector; install
 	FUZZTIME=$(TEST_FUZZTIME) scripts/fuzz.sh
 	scripts/test.sh
 
-check: ## Lint, and the tests of the packages that changed (BASE=main: since main): the loop while working
+check: ## The everyday loop: lint, and the tests of the packages that changed (BASE=main: since main)
 	scripts/check.sh
 
-lint: ## gofmt, Markdown of at most 120 columns, go vet, staticcheck, shellcheck
+lint: ## Check with gofmt, go vet, staticcheck and shellcheck, and Markdown for at most 120 columns
 	scripts/lint.sh
 
 fuzz: ## Run every fuzz test for FUZZTIME (60s)
 	FUZZTIME=$(FUZZTIME) scripts/fuzz.sh
 
-bench: $(BIN) peers ## Measure against tgtd, gotgt, qemu-img convert and a bare loop in C, as root (BENCHFLAGS=-h: what can be chosen)
+bench: $(BIN) peers ## Measure against tgtd, gotgt, qemu-img convert and a bare loop in C, as root (BENCHFLAGS=-h lists the options)
 	$(GO) run ./integration/bench -server $(BIN) $(BENCHFLAGS)
 	KUBEVIRT_DISK_PEERS=$(CURDIR)/cache/gotgt $(GO) test -count=1 -run 'TestConformance(Peers)?$$' -v ./integration | grep -E '^(conformance:|---|FAIL)'
 
-peers: ## Build gotgt, the peer that the comparison is measured against, into cache/
+peers: ## Build gotgt, a peer of the benchmarks, into cache/
 	scripts/build-gotgt.sh cache/gotgt
 
 demo: ## Make the demo disk of examples/demo again (needs mke2fs and qemu-img)
 	examples/demo/make-demo.sh
 
-clean: ## Remove what was built and what benchmarks keep
+clean: ## Remove the binaries, and the files that benchmarks keep
 	rm -rf bin cache
 
 help: ## Show this list

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds gotgt, the measured peer, from its own module (integration/peers/gotgt) into the directory given. Its dependencies stay
-# out of ours.
+# Builds gotgt, a peer that we measure, from its own module (integration/peers/gotgt) into the given
+# directory. The separate module keeps its dependencies out of ours.
 set -euo pipefail
 
 [ $# = 1 ] || {

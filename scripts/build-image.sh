@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Builds the base image with buildah, as a manifest list for linux/amd64 and linux/arm64 of two static binaries, and prints digests
-# and sizes. The same binaries, version and time give the same digests.
+# Builds the base image with buildah: a manifest list with a static binary each for linux/amd64 and
+# linux/arm64. Prints digests and sizes. The same binaries, version and time give the same digests.
 #
-# VERSION and REVISION become labels; SOURCE_DATE_EPOCH is the time of every file and of the image (default: of the last commit).
-# Where images are kept is buildah's business: CONTAINERS_STORAGE_CONF names another place.
+# VERSION and REVISION become labels. SOURCE_DATE_EPOCH is the time of every file and of the image;
+# the default is the time of the last commit. buildah decides where images are kept:
+# CONTAINERS_STORAGE_CONF names another place.
 set -euo pipefail
 
 [ $# = 3 ] || {
@@ -18,12 +19,13 @@ command -v buildah >/dev/null || {
 	exit 1
 }
 
-limit=$((20 << 20)) # what an image may take unpacked, bytes
+limit=$((20 << 20)) # the largest unpacked image, in bytes
 epoch=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 0)}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# lay_out ARCH makes the trees that the Containerfile copies. The modes are ours and not those of a umask.
+# lay_out ARCH makes the trees that the Containerfile copies. It sets every mode, so that no umask
+# decides.
 lay_out() {
 	local root=$work/linux-$1/root state=$work/linux-$1/state
 	install -d -m 0755 "$root" "$root/bin" "$root/disk" "$root/var" "$root/var/lib" "$state"
@@ -35,7 +37,7 @@ lay_out() {
 	install -d -m 1777 "$state/kubevirt-disk"
 }
 
-# The docker format, because only that one has a HEALTHCHECK.
+# Only the docker format has a HEALTHCHECK.
 build() { # build ARCH: prints the id of the image
 	buildah build --quiet --platform "linux/$1" --format docker --timestamp "$epoch" --identity-label=false --no-cache \
 		--build-arg "CREATED=$(date -u -d "@$epoch" +%Y-%m-%dT%H:%M:%SZ)" \
@@ -43,8 +45,8 @@ build() { # build ARCH: prints the id of the image
 		--file Containerfile "$work"
 }
 
-# buildah writes the random name of the container that it built in into an image of the docker format. This takes it out and
-# leaves the image in a directory; it prints the id of the image without it.
+# In the docker format, buildah writes the random name of its build container into the image. This
+# removes it, leaves the image in a directory, and prints the id of the changed image.
 normalise() { # normalise ARCH ID DIRECTORY
 	local id=$2 dir=$3 size digest
 	buildah push --quiet "$id" "dir:$dir"
@@ -57,7 +59,7 @@ normalise() { # normalise ARCH ID DIRECTORY
 	buildah rmi "$id" >/dev/null
 }
 
-# report prints digest and size, in a registry and unpacked, of the image in a directory.
+# report prints the digest of the image in a directory, and its size packed and unpacked.
 report() { # report ARCH DIRECTORY
 	local digest layers packed=0 unpacked=0
 	digest=$(sha256sum <"$2/manifest.json" | cut -d ' ' -f 1)
@@ -81,7 +83,7 @@ members() {
 	buildah images --all --no-trunc --format '{{.Digest}} {{.ID}}' | grep -F "$digests" | sed 's/.* sha256://'
 }
 
-# A list would grow, so what was built under this name before goes.
+# A manifest list only grows, so first remove the one of the last build.
 mapfile -t former < <(members)
 buildah manifest rm "$image" >/dev/null 2>&1 || buildah rmi "$image" >/dev/null 2>&1 || true
 buildah manifest create "$image" >/dev/null
@@ -90,11 +92,13 @@ for arch in amd64 arm64; do
 	id=$(build "$arch")
 	id=$(normalise "$arch" "$id" "$work/image-$arch")
 	buildah manifest add --os linux --arch "$arch" "$image" "$id" >/dev/null
-	# Without a name of its own, `podman image prune`, and `podman rmi` of an image that was made of it, would take it away from the list.
+  # Without a name of its own the image could be removed from under the list, by `podman image prune`
+  # or by `podman rmi` of an image that was made from it.
 	buildah tag "$id" "$image-$arch"
 	report "$arch" "$work/image-$arch"
 done
-# The images of the former list have no name, and nobody would ever remove them. One from which an image of a user was made stays with that.
+# The images of the former list have no name, so nobody would ever remove them. One stays if a
+# user's image was made from it.
 for id in "${former[@]}"; do
 	grep -qx "$id" <(members) || buildah rmi "$id" >/dev/null 2>&1 || true
 done

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The loop while working: lint, and the tests of the packages that changed since a commit. The default is what is not
-# committed yet, and the last commit where everything is. BASE=main checks all that a branch adds.
+# The everyday loop: lint, and the tests of the packages that changed since a commit. The default is
+# everything that is not committed yet; if everything is committed, the last commit. BASE=main
+# checks all that a branch adds.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

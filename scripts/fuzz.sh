@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs every fuzz test of the module for FUZZTIME, one after the other: `go test -fuzz` takes one at a time.
-# Arguments are packages; the default is all of them. Without a limit, making an interesting input smaller may take the
-# whole time of a short run.
+# Runs every fuzz test of the module for FUZZTIME, one after the other, because `go test -fuzz`
+# takes one at a time. Arguments are packages; the default is all of them. Minimizing is limited:
+# otherwise it can take all the time of a short run.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -9,15 +9,16 @@ go=${GO:-go}
 fuzztime=${FUZZTIME:-60s}
 [ $# -gt 0 ] || set -- ./...
 
-# Only packages with a fuzz test are built; `go test -list` alone would link all test binaries.
+# Build only the packages with a fuzz test: `go test -list` alone would link all test binaries.
 mapfile -t packages < <("$go" list -f '{{.ImportPath}} {{.Dir}}' "$@" | while read -r package dir; do
 	if grep -qs '^func Fuzz' "$dir"/*_test.go; then
 		echo "$package"
 	fi
 done)
 
-# fuzz PACKAGE NAME: the go command may take the end of the time itself for a failure, on a machine that is short of processors: it
-# then says no more than that. Such a run found nothing and is made again; one that found something names the input.
+# fuzz PACKAGE NAME: on a machine short of processors, the go command may report the end of the time
+# as a failure, and prints nothing else. Such a run found nothing and is repeated. A run that found
+# something names the input.
 fuzz() {
 	local try
 	for try in 1 2 3; do
@@ -27,7 +28,7 @@ fuzz() {
 		if ! grep -q '^ *context deadline exceeded$' <<<"$out" || grep -q -e 'Failing input' -e 'panic:' -e '_test.go:' <<<"$out"; then
 			return 1
 		fi
-		echo "fuzz: $2 ran into the end of its time, try $try"
+		echo "fuzz: $2 failed only because its time ended, try $try"
 	done
 	return 1
 }

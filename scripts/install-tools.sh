@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Installs the clients and tools that the tests drive, where one is missing and this is root on Debian or Ubuntu. Elsewhere it
-# names what is missing: the tests that need it then skip, or fail when KUBEVIRT_DISK_REQUIRE_TOOLS=1.
+# Installs missing clients and tools of the tests, if this is root on Debian or Ubuntu. Elsewhere it
+# prints what is missing: the tests that need it then skip, or fail if
+# KUBEVIRT_DISK_REQUIRE_TOOLS=1.
 set -euo pipefail
 
 missing=()
-need() { # need PACKAGE TEST...: the package is missing when the test fails
+need() { # need PACKAGE TEST...: if the test fails, PACKAGE is missing
 	local package=$1
 	shift
 	"$@" >/dev/null 2>&1 || missing+=("$package")
@@ -36,7 +37,7 @@ need runc has runc
 need docker-registry has docker-registry
 need iproute2 has ip
 need strace has strace
-need gcc has gcc # the race detector links with it
+need gcc has gcc # for the race detector
 need libc6-dev test -e /usr/include/stdlib.h
 
 if [ ${#missing[@]} = 0 ]; then
@@ -52,7 +53,8 @@ fi
 
 echo "install-tools: installing ${missing[*]}"
 export DEBIAN_FRONTEND=noninteractive
-# apt_get tries more than once: a mirror may fail, and on a machine that has just started others hold apt's locks.
+# apt_get retries: a mirror may fail, and on a machine that has just started others hold apt's
+# locks.
 apt_get() {
 	local try
 	for try in 1 2 3; do
@@ -64,12 +66,13 @@ apt_get() {
 	done
 	return 1
 }
-apt_get update || echo "install-tools: the lists of packages are used as they are" >&2
+apt_get update || echo "install-tools: apt-get update failed; using the old package lists" >&2
 apt_get install -y --no-install-recommends "${missing[@]}" >/dev/null
 for service in tgt docker-registry; do
 	case " ${missing[*]} " in
 	*" $service "*)
-		# The package starts a daemon; tgt's is on port 3260, which `make run` wants. The tests start their own.
+		# The package starts a daemon; tgt's uses port 3260, which `make run` needs. The tests start
+		# their own.
 		if [ -d /run/systemd/system ]; then
 			systemctl disable --now "$service" || true
 		fi

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# gofmt, the width of Markdown, go vet, staticcheck and shellcheck over the whole tree; any finding fails.
+# Checks the whole tree with gofmt, go vet, staticcheck and shellcheck, and the width of Markdown.
+# Any finding fails.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -16,13 +17,13 @@ if [ -n "$unformatted" ]; then
 	found gofmt
 fi
 
-# Characters, not bytes, which C.UTF-8 sees to. Tables and code count, too.
+# Counts characters, not bytes, thanks to C.UTF-8. Tables and code count, too.
 mapfile -d '' -t pages < <(git ls-files -z --cached --others --exclude-standard '*.md')
 if LC_ALL=C.UTF-8 grep -nHE '^.{121}' "${pages[@]}"; then
 	found 'the width of Markdown (at most 120 columns)'
 fi
 
-# fetch has the go command load what it needs into its cache, and tries more than once, as a module proxy may fail.
+# fetch loads what the go command needs into its cache. It retries, because a module proxy may fail.
 fetch() {
 	local try
 	for try in 1 2 3; do

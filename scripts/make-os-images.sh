@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# Makes disk images with a real operating system in them, for benchmarks: a Debian root file system by debootstrap, ext4, more than
-# 1 GiB of data in 10 GiB, as plain, zlib and zstd qcow2, and the zlib one with a virtual size of 100 GiB. They are made once and kept.
-# With "tenfold", or some of "plain-tenfold", "zlib-tenfold" and "zstd-tenfold", also images with ten times the data: the 10 GiB ten
-# times one after the other, in 100 GiB. Together these take 35 GiB of disk, and minutes of compressing.
-# Usage: make-os-images.sh DIRECTORY [TENFOLD...] (as root, with debootstrap, e2fsprogs and qemu-utils)
+# Makes disk images with a real operating system, for benchmarks: a Debian root file system by
+# debootstrap on ext4, with more than 1 GiB of data in 10 GiB. There is a plain, a zlib and a zstd
+# qcow2, and the zlib one with a virtual size of 100 GiB. They are made once and kept. With
+# "tenfold", or some of "plain-tenfold", "zlib-tenfold" and "zstd-tenfold", it also makes images
+# with ten times the data: the 10 GiB ten times in a row, in 100 GiB. These take 35 GiB of disk
+# together, and compressing them takes minutes. Usage: make-os-images.sh DIRECTORY [TENFOLD...] (as
+# root, with debootstrap, e2fsprogs and qemu-utils)
 set -euo pipefail
 
 dir=${1:?usage: make-os-images.sh DIRECTORY [TENFOLD...]}
@@ -40,7 +42,7 @@ if [ ! -e "$dir/plain.qcow2" ]; then
 	mv "$dir/plain.new" "$dir/plain.qcow2"
 	rm "$dir/source.raw"
 fi
-make_image() { # make_image NAME COPIES OPTION...: of that many plain ones, one after the other
+make_image() { # make_image NAME COPIES OPTION...: COPIES plain images in a row
 	local name=$1 copies=$2 i sources=()
 	shift 2
 	[ -e "$dir/$name.qcow2" ] && return
@@ -54,14 +56,14 @@ zlib=(-c)
 zstd=(-c -o compression_type=zstd)
 make_image zlib 1 "${zlib[@]}"
 make_image zstd 1 "${zstd[@]}"
-# Ten times as large in its tables only.
+# Ten times as large, but only in its tables.
 if [ ! -e "$dir/zlib-100g.qcow2" ]; then
 	cp "$dir/zlib.qcow2" "$dir/large.new"
 	qemu-img resize -q "$dir/large.new" 100G
 	mv "$dir/large.new" "$dir/zlib-100g.qcow2"
 fi
-# Ten times as large in its data. The sources are the same file, so nothing else has to be stored. What order the clusters are in does
-# not matter to what these are for, and in any order they are compressed side by side.
+# Ten times the data. All sources are the same file, so nothing else has to be stored. The order of
+# the clusters does not matter here, so -W may write them out of order and compress in parallel.
 for name in "${large[@]}"; do
 	options=(-m 16 -W)
 	case $name in

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Serves the demo disk on loopback in the foreground and says how to log in. Ctrl-C ends it.
-# The variables of the daemon hold here, too: LISTEN or PORT, METRICS_LISTEN, WORK_DIR, READY_FILE; CHAP_USERNAME and CHAP_PASSWORD
-# turn CHAP on. METRICS_PORT is the port of the pages only.
+# Serves the demo disk on loopback, in the foreground, and prints how to log in. Ctrl-C ends it. The
+# daemon's variables work here, too: LISTEN or PORT, METRICS_LISTEN, WORK_DIR and READY_FILE.
+# CHAP_USERNAME and CHAP_PASSWORD turn CHAP on. METRICS_PORT sets only the port of the pages.
 set -euo pipefail
 
 [ $# = 1 ] || {
@@ -11,7 +11,8 @@ set -euo pipefail
 binary=$(realpath "$1")
 cd "$(dirname "$0")/.."
 
-# reachable ADDRESS PORT: prints how a client on this machine reaches what the daemon listens on; PORT is for an ADDRESS without one.
+# reachable ADDRESS PORT: prints how a client on this machine reaches the daemon's listen ADDRESS.
+# PORT is the default port.
 reachable() {
 	local host=$1 port=$2
 	case $1 in
@@ -27,7 +28,7 @@ reachable() {
 	::) host='[::1]' ;;
 	*:*) host="[$host]" ;;
 	esac
-	# Which one a free port is, only the log tells.
+	# Only the log tells which free port it is.
 	[ "$port" != 0 ] || port=PORT
 	echo "$host:$port"
 }
@@ -41,16 +42,16 @@ target=${TARGET_NAME:-${WWN:-iqn.2017-01.io.kubevirt:wrapper}}
 portal=$(reachable "${LISTEN%%,*}" "${PORT:-3260}")
 mkdir -p "$WORK_DIR"
 
-# Desktop sessions set it, and without a password it would be half a credential.
+# Desktop sessions set USERNAME. Without a password that is half a credential.
 [ -n "${PASSWORD:-}${PASSWORD_BASE64:-}" ] || unset USERNAME
 
 user=
-hint='without a password, which CHAP_USERNAME and CHAP_PASSWORD would set'
+hint='without a password (set CHAP_USERNAME and CHAP_PASSWORD to require one)'
 if [ -n "${CHAP_USERNAME:-}" ]; then
 	user="$CHAP_USERNAME@"
 	hint='with CHAP: let the clients read the password from LIBISCSI_CHAP_PASSWORD'
 fi
-pages='they are off, as METRICS_LISTEN is empty'
+pages='off, because METRICS_LISTEN is empty'
 [ -z "$METRICS_LISTEN" ] || pages="curl http://$(reachable "$METRICS_LISTEN" 9260)/status"
 
 cat <<EOF

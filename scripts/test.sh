@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs every Go test with the race detector and prints the failures, what was skipped, and the totals as the last line.
-# Arguments are passed to `go test`; the default is every package.
+# Runs every Go test with the race detector. Prints the failures, what was skipped and why, and the
+# totals as the last line. Arguments are passed to `go test`; the default is every package.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

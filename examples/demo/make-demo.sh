@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Makes disk/demo.qcow2: a 32 MiB disk with an ext2 file system whose README.txt says what it is, and the same greeting as text
-# in its first sector (ext2 leaves the first 1024 bytes free), so that it can be recognised without mounting it.
-# Fixed identifiers and times, so that the same tools make the same bytes again. Needs mke2fs and qemu-img, no root.
+# Makes disk/demo.qcow2: a 32 MiB disk with an ext2 file system. Its README.txt says what it is. The
+# first sector, which ext2 leaves free, has a greeting as text, so that the disk can be recognised
+# without mounting it. Identifiers and times are fixed, so the same tools make the same bytes again.
+# Needs mke2fs and qemu-img, but not root.
 set -euo pipefail
 cd "$(dirname "$0")"
 

@@ -8,8 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// transcript is the suite's output in the shapes that it has: messages before the verdict, on the
-// line of the test and below it, assertions after it, and a process that ended in the middle.
+// transcript has the suite's output in every shape: messages before the verdict, on the line of the
+// test and below it, assertions after it, and a process that ended in the middle.
 const transcript = `
      CUnit - A unit testing framework for C - Version 2.1-3
 
@@ -76,7 +76,7 @@ skipped NoMedia.NoMediaSBC Inquiry.EVPD: needs a removable LUN
 		"failed A.B:  ":                 "A.B has no reason",
 		"broken A.B: x":                 `"broken" is neither`,
 		"failed: x":                     "names no test",
-		"failed A: x":                   `"A" is no test name`,
+		"failed A: x":                   `"A" is not a test name`,
 		"failed A.B: x\nskipped A.B: y": "line 2: A.B is listed twice",
 	} {
 		_, err := ReadExpectations(strings.NewReader(text))
@@ -108,8 +108,8 @@ func TestCompare(t *testing.T) {
 	require.Equal(t, []string{
 		`A.FailsNoMore passed now: remove its line, "failed A.FailsNoMore: r"`,
 		`A.SkipsNow skipped now: remove its line, "failed A.SkipsNow: r"`,
-		"A.FailsNow failed, it is only expected as skipped: d",
-		"A.Hangs hung, it is only expected as failed: d",
+		"A.FailsNow failed but is expected as skipped: d",
+		"A.Hangs hung but is expected as failed: d",
 		"A.New failed and is not listed: d",
 		"A.NewSkip skipped and is not listed: d",
 		"A.Gone is listed, but the suite has no such test: remove its line",

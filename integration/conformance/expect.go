@@ -14,8 +14,8 @@ type Expectation struct {
 }
 
 // ReadExpectations reads lines of the form "failed Suite.Test: reason" or "skipped Suite.Test:
-// reason", of which one may name several tests that share a reason; empty lines and those that
-// start with # are comments. Every line needs a reason.
+// reason". A line may name several tests that share the reason. Empty lines and lines that start
+// with # are ignored. Every line needs a reason.
 func ReadExpectations(r io.Reader) (map[string]Expectation, error) {
 	expected := make(map[string]Expectation)
 	lines := bufio.NewScanner(r)
@@ -43,7 +43,8 @@ func ReadExpectations(r io.Reader) (map[string]Expectation, error) {
 		}
 		for _, name := range strings.Fields(names) {
 			if strings.Count(name, ".") != 1 {
-				return nil, fmt.Errorf("line %d: %q is no test name of the form Suite.Test", number,
+				return nil, fmt.Errorf("line %d: %q is not a test name of the form Suite.Test",
+					number,
 					name)
 			}
 			if _, twice := expected[name]; twice {
@@ -55,8 +56,8 @@ func ReadExpectations(r io.Reader) (map[string]Expectation, error) {
 	return expected, lines.Err()
 }
 
-// Compare returns one sentence for each difference that a run must not have: a test that is worse
-// than listed, and a listed one that has become better, so that the list gets shorter.
+// Compare returns one sentence for each difference that must not be: a test that is worse than
+// listed, or a listed one that has become better, so that the list can only get shorter.
 func Compare(results []Result, expected map[string]Expectation) []string {
 	var problems []string
 	seen := make(map[string]bool, len(results))
@@ -70,7 +71,7 @@ func Compare(results []Result, expected map[string]Expectation) []string {
 		case !listed:
 		case r.Outcome == Hung, r.Outcome == Failed && e.Outcome == Skipped:
 			problems = append(problems,
-				fmt.Sprintf("%s %s, it is only expected as %s: %s", r.Name, r.Outcome, e.Outcome,
+				fmt.Sprintf("%s %s but is expected as %s: %s", r.Name, r.Outcome, e.Outcome,
 					r.Detail))
 		case r.Outcome != e.Outcome:
 			problems = append(problems,
@@ -90,7 +91,7 @@ func Compare(results []Result, expected map[string]Expectation) []string {
 // Totals counts the outcomes.
 type Totals struct{ Passed, Failed, Skipped, Hung int }
 
-// Count adds up the outcomes of a run.
+// Count counts the outcomes of a run.
 func Count(results []Result) Totals {
 	var t Totals
 	for _, r := range results {

@@ -6,18 +6,18 @@ import (
 	"strings"
 )
 
-// Configuration is a way to offer a LUN. No single one can pass every test: some want a medium that
-// can be removed, others one that cannot be written.
+// Configuration is one way to offer a LUN. No single way passes every test: some tests want a
+// removable medium, others a write-protected one.
 type Configuration struct {
 	Name string
-	// Only has the tests or suites to run; nil: all.
+	// Only names the tests or suites to run; nil: all.
 	Only []string
-	// Except has tests that this LUN cannot pass by what it is, each with its reason.
+	// Except names the tests that this kind of LUN cannot pass, with the reasons.
 	Except map[string]string
 }
 
-// Selected picks the tests of this configuration, in the suite's order. Names of tests that the
-// suite does not have are an error, so that the lists do not outlive what they are for.
+// Selected picks the tests of this configuration, in the suite's order. It fails if a list names a
+// test that the suite does not have, so that the lists stay up to date.
 func (c *Configuration) Selected(all []string) ([]string, error) {
 	known := func(name string) bool {
 		return slices.ContainsFunc(all, func(test string) bool { return covers(name, test) })
@@ -48,9 +48,9 @@ func (c *Configuration) Selected(all []string) ([]string, error) {
 // covers says whether name is the test or its suite.
 func covers(name, test string) bool { return name == test || strings.HasPrefix(test, name+".") }
 
-// Merge makes one result of each test of the runs, in the order of all, which also has tests that
-// no run had. A test that failed or hung in one configuration has failed, whatever it did in the
-// others; else it has passed if it passed in one of them.
+// Merge makes one result for each test, in the order of all, which includes tests that no run had.
+// A test has failed if it failed or hung in any configuration; otherwise it has passed if it passed
+// in any.
 func Merge(all []string, runs map[string][]Result) []Result {
 	merged := make([]Result, len(all))
 	at := make(map[string]int, len(all))

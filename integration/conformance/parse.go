@@ -1,7 +1,7 @@
 // Package conformance runs libiscsi's conformance suite, iscsi-test-cu (Debian package
-// libiscsi-bin), against a target, one process per test so that a hang or a lost connection costs
-// that test alone, and compares the outcome with a list of expected failures that may only get
-// shorter.
+// libiscsi-bin), against a target. It runs one process per test, so that a hang or a lost
+// connection costs only that test. It compares the outcome with a list of expected failures, which
+// may only get shorter.
 package conformance
 
 import (
@@ -12,7 +12,7 @@ import (
 // Outcome is how one test ended.
 type Outcome int
 
-// The outcomes. The suite itself counts a skipped test as passed; here it is kept apart.
+// The outcomes. The suite counts a skipped test as passed; we do not.
 const (
 	Passed Outcome = iota
 	Failed
@@ -38,11 +38,11 @@ func (o Outcome) String() string {
 type Result struct {
 	Name    string // "Suite.Test"
 	Outcome Outcome
-	Detail  string // what the suite said first, for a failure or a skip
+	Detail  string // the suite's first message about a failure or a skip
 }
 
-// parse reads the verbose output of a run. A test is skipped when a message says so, whatever
-// verdict follows; a test whose verdict is missing (its process died or was killed) is Hung.
+// parse reads the verbose output of a run. A test is Skipped if a message says so, whatever the
+// verdict. A test without a verdict, because its process died or was killed, is Hung.
 func parse(output string) []Result {
 	var results []Result
 	var suite string
@@ -75,8 +75,8 @@ func parse(output string) []Result {
 		if current == nil {
 			continue
 		}
-		// The verdict starts its line (that of the test, when the test said nothing); what the
-		// suite says while it tidies up may follow it.
+		// The verdict is at the start of a line; it is on the test's own line if the test printed
+		// nothing. Messages from the clean-up may follow it.
 		switch text := strings.TrimSpace(line); {
 		case verdict && current.Outcome != Failed:
 		case strings.HasPrefix(line, "passed"):
@@ -96,7 +96,7 @@ func parse(output string) []Result {
 	return results
 }
 
-// note keeps the first thing that was said.
+// note keeps the first message.
 func (r *Result) note(text string) {
 	if r.Detail == "" {
 		r.Detail = strings.TrimSpace(strings.TrimPrefix(strings.TrimPrefix(text, "[SKIPPED]"),

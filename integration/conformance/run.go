@@ -16,15 +16,15 @@ const Tool = "iscsi-test-cu"
 // Options say what to run.
 type Options struct {
 	URLs    []string      // one, or two paths to the same LUN for the multipath tests
-	Tests   []string      // "Suite.Test"; nil: all that the suite has
+	Tests   []string      // "Suite.Test"; nil: all of the suite
 	Timeout time.Duration // of each test; default 2 min
 	Env     []string      // environment of the suite; nil: this process's
-	// Before is called before each test, for instance to start a target again that has died. It
-	// returns the URLs to use.
+	// Before runs before each test, for example to restart a target that has died. It returns the
+	// URLs to use.
 	Before func() ([]string, error)
 }
 
-// List returns the tests that the installed suite has, in its order.
+// List returns the tests of the installed suite, in its order.
 func List(ctx context.Context) ([]string, error) {
 	out, err := exec.CommandContext(ctx, Tool, "-l").CombinedOutput()
 	var exit *exec.ExitError
@@ -44,7 +44,7 @@ func List(ctx context.Context) ([]string, error) {
 	return tests, nil
 }
 
-// Run runs the tests one after the other; the LUN's content is lost.
+// Run runs the tests one after the other. It overwrites the LUN.
 func Run(ctx context.Context, opt Options) ([]Result, error) {
 	if opt.Timeout == 0 {
 		opt.Timeout = 2 * time.Minute
@@ -100,7 +100,7 @@ func runOne(ctx context.Context, test string, opt Options) (Result, error) {
 			return result, nil
 		}
 	}
-	// The test did not even begin: the suite could not log in, or hung while doing so.
+	// The test did not even begin: the suite could not log in, or hung in the login.
 	detail := strings.Join(strings.Fields(out.String()), " ")
 	if detail == "" {
 		detail = reason(limited, opt.Timeout, err)
@@ -110,7 +110,7 @@ func runOne(ctx context.Context, test string, opt Options) (Result, error) {
 
 func reason(limited context.Context, timeout time.Duration, err error) string {
 	if limited.Err() != nil {
-		return fmt.Sprintf("no end after %v", timeout)
+		return fmt.Sprintf("did not end within %v", timeout)
 	}
 	return fmt.Sprintf("no verdict: %v", err)
 }

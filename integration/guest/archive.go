@@ -9,13 +9,13 @@ import (
 )
 
 // archive is an initramfs in the kernel's "newc" form of cpio
-// (Documentation/driver-api/early-userspace/buffer-format.rst): per entry a header of 110 bytes of
-// text, the name with its NUL, and the content, the latter two padded to 4 bytes. It is written
-// here, and not by cpio(1), so that device nodes and owners need no root. It is not compressed,
-// because QEMU's emulation would take longer to expand it than to load it.
+// (Documentation/driver-api/early-userspace/buffer-format.rst). An entry is a header of 110 bytes
+// of text, the name with its NUL, and the content; name and content are padded to 4 bytes. We write
+// it ourselves, because cpio(1) needs root for device nodes and owners. It is not compressed,
+// because QEMU's emulation takes longer to expand it than to load it.
 //
-// Its root is merged as Debian's is: /bin, /sbin, /lib and /lib64 are links into /usr, whatever
-// spelling a package has.
+// The root is merged as Debian's is: /bin, /sbin, /lib and /lib64 are links into /usr, whichever
+// path a package uses.
 type archive struct {
 	buf   bytes.Buffer
 	inode int
@@ -47,7 +47,7 @@ func clean(name string) string {
 	return name
 }
 
-// dir adds a directory and those above it, unless they are there.
+// dir adds a directory and its parents, unless they are there.
 func (a *archive) dir(name string) {
 	name = clean(name)
 	if a.dirs[name] {
@@ -58,7 +58,7 @@ func (a *archive) dir(name string) {
 	a.entry(name, 0o040755, 0, 0, nil)
 }
 
-// file adds a regular file; of two with one name the kernel keeps the later.
+// file adds a regular file. If two have the same name, the kernel keeps the later one.
 func (a *archive) file(name string, mode fs.FileMode, content []byte) {
 	name = clean(name)
 	a.dir(path.Dir(name))

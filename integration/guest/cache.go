@@ -15,8 +15,8 @@ import (
 // kernelPackage depends on the package of Debian's current kernel.
 const kernelPackage = "linux-image-amd64"
 
-// FetchError says that packages could not be had: apt-get is missing, knows one of them not, or has
-// no network.
+// FetchError says that packages could not be fetched: apt-get is missing, does not know one of
+// them, or has no network.
 type FetchError struct {
 	Packages []string
 	Output   string // what apt-get printed
@@ -31,8 +31,8 @@ func (e *FetchError) Error() string {
 func (e *FetchError) Unwrap() error { return e.Err }
 
 // cache is a directory of unpacked packages: PACKAGE/root is the tree, PACKAGE/control its control
-// paragraph. A package is there completely or not at all. It is locked against other processes
-// while it is open.
+// paragraph. A package is there completely or not at all. While the cache is open, a lock keeps
+// other processes out.
 type cache struct {
 	dir  string
 	lock *os.File
@@ -57,7 +57,7 @@ func openCache(dir string) (*cache, error) {
 	return &cache{dir: dir, lock: lock}, nil
 }
 
-// close gives the lock back.
+// close releases the lock.
 func (c *cache) close() { c.lock.Close() }
 
 // kernel returns the tree of the kernel's package.
@@ -75,8 +75,8 @@ func (c *cache) kernel() (string, error) {
 	return "", fmt.Errorf("%s depends on no kernel, only on %v", kernelPackage, depends)
 }
 
-// unpack returns the trees of packages and of the libraries that they need, those of the packages
-// last, as these are to win.
+// unpack returns the trees of packages and of the libraries that they need. The packages come last,
+// so that their files win.
 func (c *cache) unpack(names []string) ([]string, error) {
 	if err := c.fetchClosure(names); err != nil {
 		return nil, err
@@ -109,8 +109,8 @@ func (c *cache) unpack(names []string) ([]string, error) {
 	return trees, nil
 }
 
-// fetchClosure brings packages and the libraries that they need into the cache, a level of
-// dependencies at a time: apt-get needs longer to start than to fetch.
+// fetchClosure fetches packages and the libraries that they need into the cache. It fetches one
+// level of dependencies at a time, because apt-get takes longer to start than to fetch.
 func (c *cache) fetchClosure(names []string) error {
 	seen := map[string]bool{}
 	for level := names; len(level) > 0; {
@@ -138,14 +138,14 @@ func (c *cache) fetchClosure(names []string) error {
 	return nil
 }
 
-// libraries are those of the dependencies that a program needs to start. Others (debconf, udev, an
-// init system) are for the installation, or are busybox's part here.
+// libraries are the dependencies that a program needs to start. The others (debconf, udev, an init
+// system) are for the installation, or busybox replaces them.
 func libraries(depends []string) []string {
 	return slices.DeleteFunc(depends,
 		func(name string) bool { return !strings.HasPrefix(name, "lib") })
 }
 
-// fetch returns a package's tree and its dependencies, from the cache or by apt-get.
+// fetch returns a package's tree and its dependencies, from the cache or with apt-get.
 func (c *cache) fetch(name string) (tree string, depends []string, err error) {
 	if err := c.require([]string{name}); err != nil {
 		return "", nil, err
@@ -157,7 +157,7 @@ func (c *cache) fetch(name string) (tree string, depends []string, err error) {
 	return filepath.Join(c.dir, name, "root"), dependencies(string(control)), nil
 }
 
-// require downloads those of the packages that are not in the cache.
+// require downloads the packages that are not in the cache.
 func (c *cache) require(names []string) error {
 	var missing []string
 	for _, name := range names {
@@ -190,8 +190,8 @@ func (c *cache) require(names []string) error {
 
 // download fetches packages into a directory and returns their files by name.
 func download(dir string, names []string) (map[string]string, error) {
-	// Not asked to, apt-get downloads as a user that cannot write into this directory, and warns
-	// about it. A mirror may fail once.
+	// By default apt-get downloads as a user that cannot write into this directory, and warns about
+	// it. Retry, because a mirror may fail once.
 	get := func(args ...string) ([]byte, error) {
 		cmd := exec.Command("apt-get",
 			append([]string{"-q", "-o", "APT::Sandbox::User=root", "-o", "Acquire::Retries=3"},
@@ -202,8 +202,7 @@ func download(dir string, names []string) (map[string]string, error) {
 	all := append([]string{"download"}, names...)
 	out, err := get(all...)
 	if err != nil && os.Geteuid() == 0 {
-		// The lists of packages are absent on a fresh machine, and on an old one they name files
-		// that are gone.
+		// A fresh machine has no package lists, and those of an old one name files that are gone.
 		if more, updateErr := get("update"); updateErr != nil {
 			return nil, &FetchError{Packages: names, Output: string(out) + string(more),
 				Err: updateErr}
@@ -225,13 +224,13 @@ func download(dir string, names []string) (map[string]string, error) {
 	for _, name := range names {
 		if debs[name] == "" {
 			return nil, &FetchError{Packages: names, Output: string(out),
-				Err: fmt.Errorf("apt-get left no file of %s", name)}
+				Err: fmt.Errorf("apt-get fetched no file for %s", name)}
 		}
 	}
 	return debs, nil
 }
 
-// install unpacks a package into a directory beside its place, then moves it there.
+// install unpacks a package into a work directory, then moves it to its place.
 func install(deb, work, home string) error {
 	if err := os.Mkdir(work, 0o755); err != nil {
 		return err
@@ -250,8 +249,8 @@ func install(deb, work, home string) error {
 	return os.Rename(work, home)
 }
 
-// dependencies lists the packages that a control paragraph depends on: of alternatives the first,
-// without versions.
+// dependencies lists the packages that a control paragraph depends on, without versions, and only
+// the first of alternatives.
 func dependencies(control string) []string {
 	var names []string
 	for line := range strings.Lines(control) {

@@ -1,14 +1,14 @@
-// Package guest makes a small Linux guest for tests: Debian's kernel and an initramfs of busybox,
-// the kernel modules and the packages that a test names, and its script. Nothing is installed on
-// this machine; packages are fetched with apt-get, unpacked into a directory, and kept there for
-// the next run. It works on Debian and its derivatives, on amd64.
+// Package guest makes a small Linux guest for tests: Debian's kernel, and an initramfs with
+// busybox, a test's script, and the kernel modules and packages that the test names. It installs
+// nothing on this machine. It fetches packages with apt-get, unpacks them into a directory, and
+// keeps them for the next run. It works on Debian and its derivatives, on amd64.
 //
-// The guest is booted by QEMU without a boot loader and without a disk of its own:
+// QEMU boots the guest without a boot loader and without a disk of its own:
 //
 //	qemu-system-x86_64 -kernel KERNEL -initrd INITRD -append "console=ttyS0 quiet panic=-1" -nographic -no-reboot ...
 //
-// Its script has standard output and standard error on the console. When the script ends, the guest
-// prints Ended and the exit status, and powers off.
+// The script's standard output and standard error go to the console. When the script ends, the
+// guest prints Ended and the exit status, and powers off.
 package guest
 
 import (
@@ -20,33 +20,33 @@ import (
 	"strings"
 )
 
-// Ended begins the guest's last line; the exit status of Options.Init follows it after a space.
+// Ended begins the guest's last line. A space and the exit status of Options.Init follow.
 const Ended = "guest: the script has ended with status"
 
-// Options say what is in a guest.
+// Options say what goes into a guest.
 type Options struct {
 	// Init is a script for /bin/sh, which is dash. When it runs, /proc, /sys, /dev and /run are
 	// mounted, busybox's commands are in PATH, and Modules are loaded. It needs no "#!" line.
 	Init string
 
-	// Modules are kernel modules by name, "virtio_scsi". They are loaded in this order, each after
-	// those that it depends on.
+	// Modules are the names of kernel modules, for example "virtio_scsi". They are loaded in this
+	// order, each after its dependencies.
 	Modules []string
 
-	// Packages are Debian packages that are unpacked into the guest's root, with the libraries that
-	// they depend on. Commands of a package take precedence over busybox's.
+	// Packages are Debian packages. They are unpacked into the guest's root, with the libraries
+	// that they depend on. Their commands take precedence over busybox's.
 	Packages []string
 
-	// Files are more files of the guest by their absolute path. One that begins with "#!" is
+	// Files are additional files by their absolute paths. A file that begins with "#!" is
 	// executable.
 	Files map[string]string
 
-	// CacheDir keeps fetched packages, about 500 MiB for the kernel. It may be shared by processes.
+	// CacheDir keeps the fetched packages, about 500 MiB for the kernel. Processes may share it.
 	CacheDir string
 }
 
-// Build writes a guest's kernel and initramfs into dir, which exists, and returns their paths. A
-// package that cannot be fetched is a *FetchError.
+// Build writes a guest's kernel and initramfs into the existing directory dir, and returns their
+// paths. The error is a *FetchError if a package cannot be fetched.
 func Build(dir string, opt Options) (kernel, initrd string, err error) {
 	if opt.CacheDir == "" {
 		return "", "", errors.New("guest: CacheDir is empty: name the directory that keeps the " +
@@ -61,7 +61,7 @@ func Build(dir string, opt Options) (kernel, initrd string, err error) {
 	if err != nil {
 		return "", "", fmt.Errorf("guest: %w", err)
 	}
-	// Busybox's own shell prefers its applets to commands that a package brought.
+	// Busybox's own shell would prefer its applets to the commands of a package.
 	trees, err := cache.unpack(append([]string{"busybox-static", "dash"}, opt.Packages...))
 	if err != nil {
 		return "", "", fmt.Errorf("guest: %w", err)
@@ -102,7 +102,7 @@ func writeInitrd(path, kernelTree string, trees []string, opt Options) error {
 		"var/lib"} {
 		a.dir(dir)
 	}
-	// Otherwise the kernel gives the first process no standard output.
+	// Without it the kernel gives the first process no standard output.
 	a.device("dev/console", 5, 1)
 	for _, tree := range trees {
 		if err := addTree(a, tree); err != nil {
@@ -125,13 +125,13 @@ func writeInitrd(path, kernelTree string, trees []string, opt Options) error {
 	return os.WriteFile(path, a.bytes(), 0o644)
 }
 
-// unwanted are directories of packages that no test looks into, relative to the root. The hardware
-// database is bigger than the rest of udev, and read only when it is compiled.
+// unwanted are directories of packages, relative to the root, that no test needs. The hardware
+// database is bigger than the rest of udev, and is only read when it is compiled.
 var unwanted = []string{"usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/lintian",
 	"usr/share/bash-completion", "usr/share/info",
 	"usr/lib/udev/hwdb.d"}
 
-// addTree adds what a package unpacks to.
+// addTree adds an unpacked package.
 func addTree(a *archive, tree string) error {
 	return filepath.WalkDir(tree, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil {
@@ -170,17 +170,17 @@ func addTree(a *archive, tree string) error {
 	})
 }
 
-// firstProcess is /init of every guest. The script runs as a child, so that nothing that it does
-// can leave the guest running or make the kernel panic for want of a first process.
+// firstProcess is /init of every guest. It runs the script as a child, so the script can neither
+// keep the guest running nor make the kernel panic because the first process has ended.
 const firstProcess = `#!/bin/busybox sh
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8
 /bin/busybox mount -t proc proc /proc
 /bin/busybox mount -t sysfs sysfs /sys
 /bin/busybox mount -t devtmpfs devtmpfs /dev
 /bin/busybox mount -t tmpfs tmpfs /run
-# What the kernel complains of is in its log. On the console it would cut lines of the script's in two.
+# The kernel's complaints are in its log. On the console they would split the script's lines.
 echo 1 >/proc/sys/kernel/printk
-# Commands that a package brought stay: those are the errors.
+# Commands that a package brought stay; these are the errors.
 /bin/busybox --install -s 2>/dev/null
 while read -r module; do
 	[ -z "$module" ] || modprobe "$module" || echo "guest: module $module cannot be loaded"

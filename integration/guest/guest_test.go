@@ -16,7 +16,7 @@ import (
 
 const bootTimeout = 8 * time.Minute
 
-// skip names what is missing, or fails where every tool is required.
+// skip skips the test because something is missing, or fails it if every tool is required.
 func skip(t *testing.T, what string) {
 	t.Helper()
 	if os.Getenv("KUBEVIRT_DISK_REQUIRE_TOOLS") == "1" {
@@ -47,8 +47,8 @@ func build(t *testing.T, opt Options) (kernel, initrd string) {
 	return kernel, initrd
 }
 
-// TestBoot boots a guest in QEMU: its modules are loaded with their dependencies, commands of a
-// package and of busybox work, and it powers off with the script's exit status told.
+// TestBoot boots a guest in QEMU. Its modules are loaded with their dependencies, commands of a
+// package and of busybox work, and it reports the script's exit status and powers off.
 func TestBoot(t *testing.T) {
 	requireTools(t, map[string]string{"qemu-system-x86_64": "qemu-system-x86"})
 	kernel, initrd := build(t, Options{
@@ -101,8 +101,8 @@ func TestDependencies(t *testing.T) {
 	require.Empty(t, dependencies("Package: static\n"))
 }
 
-// TestArchive reads an initramfs back: directories come before what is in them, the root is merged,
-// and every entry is aligned.
+// TestArchive parses an initramfs: directories come before their entries, the root is merged, and
+// every entry is aligned.
 func TestArchive(t *testing.T) {
 	a := newArchive()
 	a.file("/lib/modules/x.ko", 0o644, []byte("abc"))

@@ -16,39 +16,39 @@ import (
 
 // MachineOptions say what to boot and how.
 type MachineOptions struct {
-	// Guest is what is in the guest. Its Init runs once, before the first command, in the shell
-	// that waits for them.
+	// Guest is what goes into the guest. Its Init runs once, before the first command, in the shell
+	// that waits for commands.
 	Guest Options
-	// Dir gets the kernel, the initramfs and the console's log. It exists.
+	// Dir receives the kernel, the initramfs and the console's log. It must exist.
 	Dir string
-	// Memory of the guest in MiB; 0 is 512. The initramfs lives in it.
+	// Memory is the guest's memory in MiB; 0 means 512. It also holds the initramfs.
 	Memory int
-	// Args are more arguments for QEMU.
+	// Args are additional arguments for QEMU.
 	Args []string
 }
 
-// Machine is a running guest that executes commands. It has a network card in QEMU's user network,
-// not configured: there the host's loopback is 10.0.2.2, and the guest may call itself 10.0.2.15.
-// For use by one goroutine at a time, but for Close and Console.
+// Machine is a running guest that executes commands. Its network card is in QEMU's user network and
+// is not configured: the host's loopback is 10.0.2.2 there, and the guest may use 10.0.2.15. Only
+// Close and Console may be called while another call runs.
 type Machine struct {
 	cmd     *exec.Cmd
 	in      io.WriteCloser
 	pipe    *os.File
 	out     *bufio.Reader // of pipe
-	errors  *bytes.Buffer // what QEMU printed; readable when the process has been waited for
+	errors  *bytes.Buffer // what QEMU printed; readable after done is closed
 	console string
 	count   int
 	done    chan struct{} // closed when QEMU has ended
 }
 
-// shellPort is the name of the virtio port that carries commands to the guest and their output
-// back, byte for byte, which a serial line with its line discipline does not.
+// shellPort is the name of the virtio port that carries commands to the guest and output back. It
+// keeps every byte, unlike a serial line with its line discipline.
 const shellPort = "shell"
 
 // shellModules are what the machine's own devices need.
 var shellModules = []string{"virtio_pci", "virtio_console", "virtio_net"}
 
-// shell reads scripts, each ended by a line that says so, and runs them. A script's variables are
+// shell reads scripts and runs them. A line that says so ends each script. A script's variables are
 // gone when it ends.
 const shell = `
 for port in /sys/class/virtio-ports/*; do
@@ -72,8 +72,8 @@ while IFS= read -r line <&3; do
 done
 `
 
-// Start builds a guest, boots it in QEMU under software emulation, and returns when it waits for
-// commands. ctx bounds the boot. A package that cannot be fetched is a *FetchError.
+// Start builds a guest, boots it in QEMU under software emulation, and returns when the guest waits
+// for commands. ctx limits the boot. The error is a *FetchError if a package cannot be fetched.
 func Start(ctx context.Context, opt MachineOptions) (*Machine, error) {
 	opt.Guest.Init += shell
 	opt.Guest.Modules = append(append([]string(nil), shellModules...), opt.Guest.Modules...)
@@ -101,7 +101,7 @@ func Start(ctx context.Context, opt MachineOptions) (*Machine, error) {
 	if m.in, err = cmd.StdinPipe(); err != nil {
 		return nil, err
 	}
-	// Not StdoutPipe: that must not be read once the process is waited for.
+	// Not StdoutPipe: nobody may read that once Wait has been called.
 	var theirs *os.File
 	if m.pipe, theirs, err = os.Pipe(); err != nil {
 		return nil, err
@@ -136,9 +136,9 @@ type Result struct {
 	Status int
 }
 
-// Run executes a script with /bin/sh, which is dash, in a shell of its own. line is called with
-// each line as it is printed, without its end; nil is allowed. The error is about the machine,
-// never about the script's status; after one, or when ctx is done, the machine is gone.
+// Run executes a script with /bin/sh, which is dash, in a new shell. If line is not nil, it gets
+// each line as it is printed, without its end. An error is about the machine, never about the
+// script's status. After an error, or when ctx is done, the machine is gone.
 func (m *Machine) Run(ctx context.Context, script string, line func(string)) (Result, error) {
 	defer context.AfterFunc(ctx, m.kill)()
 	m.count++
@@ -147,7 +147,7 @@ func (m *Machine) Run(ctx context.Context, script string, line func(string)) (Re
 		return Result{}, m.failed(ctx, "command", err)
 	}
 	var output strings.Builder
-	// an empty line that is not reported yet: the last belongs to the end of the command
+	// an empty line that is not reported yet, because the last one belongs to the end marker
 	blank := false
 	for {
 		text, err := m.out.ReadString('\n')
@@ -189,7 +189,8 @@ func lastLines(text string, n int) string {
 	return strings.Join(lines[max(0, len(lines)-n-1):], "")
 }
 
-// Console is all that the guest's console has shown so far: messages of the kernel and of Init.
+// Console is everything that the guest's console has shown so far: messages of the kernel and of
+// Init.
 func (m *Machine) Console() string {
 	text, err := os.ReadFile(m.console)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -200,7 +201,7 @@ func (m *Machine) Console() string {
 
 func (m *Machine) kill() { _ = m.cmd.Process.Kill() }
 
-// Close switches the machine off, as pulling its plug does. It may be called again.
+// Close switches the machine off, like pulling its plug. It may be called again.
 func (m *Machine) Close() {
 	m.kill()
 	<-m.done

@@ -11,8 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestMachine runs commands in a guest: their output comes back byte for byte and line by line,
-// their status is told, and one that hangs ends the machine with an error that shows the console.
+// TestMachine runs commands in a guest. Their output comes back byte for byte and line by line,
+// with their status. A command that hangs ends the machine with an error that shows the console.
 func TestMachine(t *testing.T) {
 	requireTools(t, map[string]string{"qemu-system-x86_64": "qemu-system-x86", "apt-get": "apt",
 		"dpkg-deb": "dpkg"})

@@ -10,18 +10,18 @@ import (
 	"strings"
 )
 
-// moduleSet is a choice of a kernel's modules that is closed under their dependencies.
+// moduleSet is a selection of a kernel's modules, with everything that they depend on.
 type moduleSet struct {
-	dir   string            // of all modules, in the unpacked package: .../lib/modules/VERSION
+	dir   string            // the modules in the unpacked package: .../lib/modules/VERSION
 	paths map[string]string // every module of the kernel by name, relative to dir
 	built map[string]bool   // modules that are part of the kernel image
 	deps  map[string][]string
 	alias map[string][]string
-	order []string // the chosen ones, each after those that it depends on
+	order []string // the chosen modules, dependencies first
 }
 
-// findModules chooses modules by name from an unpacked kernel package. The package has no
-// modules.dep, which is made at installation, so dependencies are read from the modules themselves.
+// findModules chooses modules by name from an unpacked kernel package. modules.dep is only made at
+// installation, so the dependencies come from the modules themselves.
 func findModules(kernelTree string, names []string) (*moduleSet, error) {
 	found, err := filepath.Glob(filepath.Join(kernelTree, "lib", "modules", "*"))
 	if err != nil {
@@ -56,7 +56,7 @@ func findModules(kernelTree string, names []string) (*moduleSet, error) {
 	return m, nil
 }
 
-// moduleName is the name of a module of a path; the kernel takes '-' and '_' for the same.
+// moduleName is the name of the module in a path. The kernel treats '-' and '_' as equal.
 func moduleName(path string) string {
 	return strings.ReplaceAll(strings.TrimSuffix(filepath.Base(path), ".ko"), "-", "_")
 }
@@ -82,8 +82,8 @@ func (m *moduleSet) choose(name string) error {
 	for _, soft := range info["softdep"] {
 		if list, ok := strings.CutPrefix(soft, "pre: "); ok {
 			for _, dep := range strings.Fields(list) {
-				// It may name an alias or a module of another configuration; the kernel does
-				// without.
+				// It may be an alias, or a module of another configuration. The kernel does without
+				// it.
 				if m.paths[moduleName(dep)] != "" {
 					needs = append(needs, dep)
 				}
@@ -105,7 +105,7 @@ func (m *moduleSet) choose(name string) error {
 	return nil
 }
 
-// moduleInfo reads the section .modinfo of a module: texts "key=value", each ended by NUL.
+// moduleInfo reads a module's section .modinfo: "key=value" texts that end with NUL.
 func moduleInfo(path string) (map[string][]string, error) {
 	file, err := elf.Open(path)
 	if err != nil {
@@ -129,8 +129,8 @@ func moduleInfo(path string) (map[string][]string, error) {
 	return info, nil
 }
 
-// add puts the chosen modules into an initramfs, with the indexes that modprobe reads:
-// dependencies, and the aliases by which the kernel asks for one.
+// add puts the chosen modules into an initramfs, with the indexes for modprobe: the dependencies,
+// and the aliases that the kernel asks for.
 func (m *moduleSet) add(a *archive) error {
 	root := "lib/modules/" + filepath.Base(m.dir) + "/"
 	var deps, aliases strings.Builder
@@ -152,7 +152,7 @@ func (m *moduleSet) add(a *archive) error {
 	a.file(root+"modules.dep", 0o644, []byte(deps.String()))
 	a.file(root+"modules.alias", 0o644, []byte(aliases.String()))
 	a.file(root+"modules.symbols", 0o644, nil)
-	// A module that is named but built in must not look as if it were missing.
+	// Without this list, a module that is built in would look missing.
 	builtin, err := os.ReadFile(filepath.Join(m.dir, "modules.builtin"))
 	if err != nil {
 		return err
@@ -161,8 +161,8 @@ func (m *moduleSet) add(a *archive) error {
 	return nil
 }
 
-// closure lists all that a module depends on, nearest first, as modules.dep has it: modprobe loads
-// from the end.
+// closure lists everything that a module depends on, nearest first, as in modules.dep: modprobe
+// loads from the end.
 func (m *moduleSet) closure(name string) []string {
 	wanted := map[string]bool{}
 	var mark func(string)

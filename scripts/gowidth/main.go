@@ -1,5 +1,5 @@
-// gowidth names the lines of Go files that are wider than 100 columns, and exits with 1 if there
-// are any. A tab counts as 4 columns. Raw strings are data and may be as wide as they are.
+// gowidth lists the lines of Go files that are wider than 100 columns, and exits with 1 if there
+// are any. A tab counts as 4 columns. Raw strings are data and may have any width.
 package main
 
 import (
@@ -33,7 +33,7 @@ func main() {
 	}
 }
 
-// wide returns the numbers of the lines that are too wide, counted from 1.
+// wide returns the numbers, from 1, of the lines that are too wide.
 func wide(src []byte) []int {
 	raw := rawLines(src)
 	var found []int
@@ -56,7 +56,7 @@ func columns(line string) (n int) {
 	return n
 }
 
-// rawLines are the lines on which a part of a raw string stands.
+// rawLines are the lines that contain a part of a raw string.
 func rawLines(src []byte) map[int]bool {
 	fset := token.NewFileSet()
 	file := fset.AddFile("", -1, len(src))

@@ -1,6 +1,6 @@
 // Command testsum reads the event stream of `go test -json` on its standard input. It prints a line
-// per package, the output of what failed, and the reasons of what was skipped; its last line is the
-// totals. It exits with 1 where anything failed, so that a pipeline into it loses no failure.
+// per package, the output of failures, the reasons of skips, and the totals as the last line. It
+// exits with 1 if anything failed, so that a pipeline does not lose the failure.
 package main
 
 import (

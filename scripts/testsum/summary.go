@@ -20,7 +20,7 @@ type event struct {
 	Elapsed    float64
 }
 
-// name identifies a test of a package; Test is empty for the package itself.
+// name identifies a test of a package. Test is empty for the package itself.
 type name struct{ Package, Test string }
 
 func (n name) String() string {
@@ -30,7 +30,7 @@ func (n name) String() string {
 	return n.Package + " " + n.Test
 }
 
-// summary collects what happened. Tests and subtests count alike; a package that fails without a
+// summary collects what happened. Tests and subtests count alike. A package that fails without a
 // failed test (a build failure, a panic, a data race at exit, a timeout) counts as one failure.
 type summary struct {
 	w                       io.Writer
@@ -44,8 +44,8 @@ func newSummary(w io.Writer) *summary {
 	return &summary{w: w, output: map[name]*bytes.Buffer{}, failedIn: map[string]int{}}
 }
 
-// read consumes the stream. A line that is no event is passed through: the go command prints some
-// errors that way.
+// read consumes the stream. It prints lines that are not events unchanged, because the go command
+// reports some errors that way.
 func (s *summary) read(r io.Reader) error {
 	lines := bufio.NewReaderSize(r, 1<<20)
 	for {
@@ -67,8 +67,7 @@ func (s *summary) read(r io.Reader) error {
 	}
 }
 
-// resultPrefix begins a line that a test prints as a result of its own, and that is shown even
-// where it passes.
+// resultPrefix marks a line that is a test's result, which is shown even if the test passes.
 const resultPrefix = "conformance: "
 
 func (s *summary) add(e event) {
@@ -122,7 +121,7 @@ func (s *summary) fail(n name, elapsed float64) {
 	s.drop(n)
 }
 
-// reason is what a skipped test said, without the framing lines of the testing package.
+// reason is what a skipped test printed, without the framing lines of the testing package.
 func (s *summary) reason(n name) string {
 	out := s.output[n]
 	if out == nil {
@@ -143,7 +142,7 @@ func (s *summary) reason(n name) string {
 
 func (s *summary) drop(n name) { delete(s.output, n) }
 
-// finish reports tests that never ended (their process died), then the skips and the totals.
+// finish reports tests that never ended because their process died, then the skips and the totals.
 func (s *summary) finish() {
 	var open []string
 	for n, out := range s.output {

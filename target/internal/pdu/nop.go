@@ -57,7 +57,8 @@ func (p *NOPIn) Decode(h *Header) error {
 		MaxCmdSN: h.u32(32), DataLen: h.DataLen()}
 	switch {
 	case p.TaskTag == ReservedTag && p.DataLen != 0:
-		return &FieldError{OpNOPIn, "DataSegmentLength", "is not 0, but this PDU does not answer a ping"}
+		return &FieldError{OpNOPIn, "DataSegmentLength",
+			"is not 0, but this PDU does not answer a ping"}
 	case p.TaskTag != ReservedTag && p.TransferTag != ReservedTag:
 		return &FieldError{OpNOPIn, "target transfer tag", "is set in the answer to a ping"}
 	}
