@@ -17,9 +17,9 @@ import (
 	"kubevirt.io/disk/target/targettest"
 )
 
-// TestOtherArchitecture runs the binary of the other machine that the image is built for in QEMU's
-// user mode: disks of compressed images are read, written, killed and read again, an initiator uses
-// CHAP and both digests, and an image is converted.
+// TestOtherArchitecture runs the image's other binary in QEMU's user mode. It reads and writes
+// disks of compressed images, kills the daemon and reads them again, logs in with CHAP and both
+// digests, and converts an image.
 func TestOtherArchitecture(t *testing.T) {
 	other, supported := map[string]struct {
 		name,
@@ -69,8 +69,8 @@ func TestOtherArchitecture(t *testing.T) {
 	})
 }
 
-// emulated builds the binary for another architecture, and returns a program of this one that runs
-// it.
+// emulated builds the binary for another architecture. It returns a program for this machine that
+// runs it.
 func emulated(t *testing.T, arch, emulator string) string {
 	t.Helper()
 	dir := t.TempDir()

@@ -18,13 +18,13 @@ import (
 	"kubevirt.io/disk/target/targettest"
 )
 
-// atomicRange is where one initiator sends atomic writes to: each is a generation, and every block
-// of it says which.
+// atomicRange is the range that one initiator writes atomically. Each write is a generation, and
+// every block says its generation.
 type atomicRange struct {
 	initiator string
 	lba       uint64
 	blocks    int
-	sent      uint64 // the last generation that the target was given
+	sent      uint64 // the last generation that was sent
 	answered  uint64 // the last one that it acknowledged
 	answers   atomic.Uint64
 }
@@ -40,7 +40,7 @@ func (r *atomicRange) content(generation uint64) []byte {
 	return p
 }
 
-// write sends a generation after the other until the target is gone.
+// write sends one generation after the other until the target is gone.
 func (r *atomicRange) write(s *targettest.Session) error {
 	for {
 		r.sent++
@@ -61,7 +61,7 @@ func (r *atomicRange) write(s *targettest.Session) error {
 	}
 }
 
-// check reads the range after a restart, and goes on from the generation that it holds.
+// check reads the range after a restart and continues from the generation that it holds.
 func (r *atomicRange) check(t *testing.T, s *targettest.Session, image []byte) {
 	t.Helper()
 	got := do(t, s, targettest.Read10(1, uint32(r.lba), r.blocks)).Data
@@ -72,17 +72,17 @@ func (r *atomicRange) check(t *testing.T, s *targettest.Session, image []byte) {
 	}
 	for i := range r.blocks {
 		require.Equal(t, want[i*512:][:512], got[i*512:][:512],
-			"block %d of %d is not of generation %d, as the first one", i, r.blocks, found)
+			"block %d of %d is not of generation %d, unlike the first", i, r.blocks, found)
 	}
-	require.GreaterOrEqual(t, found, r.answered, "an atomic write that was acknowledged is lost")
+	require.GreaterOrEqual(t, found, r.answered, "an acknowledged atomic write is lost")
 	require.LessOrEqual(t, found, r.sent)
 	r.sent, r.answered = found, found
 }
 
-// TestKilledAtomicWrites ends the daemon with SIGKILL, again and again, while initiators send
-// atomic writes to a persistent disk: at any moment, and while there is something to be put back.
-// Each range holds exactly one generation afterwards, and none older than what was acknowledged
-// last.
+// TestKilledAtomicWrites kills the daemon with SIGKILL, again and again, while initiators send
+// atomic writes to a persistent disk. It kills it at any moment, also while an atomic write has yet
+// to be undone. Afterwards each range holds exactly one generation, which is not older than the
+// last acknowledged one.
 func TestKilledAtomicWrites(t *testing.T) {
 	requireTools(t)
 	rounds := 24
@@ -112,7 +112,7 @@ func TestKilledAtomicWrites(t *testing.T) {
 		}
 		time.Sleep(time.Duration(rand.IntN(100)) * time.Millisecond)
 		switch {
-		case round == 0: // slow storage may take longer for one than it has in any other round
+		case round == 0: // on slow storage one write may take longer than any other round lasts
 			d.until("an atomic write is acknowledged",
 				func() bool { return ranges[2].answers.Load() > 0 })
 		case round%2 == 1:
@@ -128,7 +128,7 @@ func TestKilledAtomicWrites(t *testing.T) {
 		}
 		d = start(t, c)
 		require.Empty(t, atomicRecords(t, volume),
-			"what was to be put back is forgotten once that is done")
+			"the undo record must be gone once the write is undone")
 		s := loginTo(t, d, "iqn.2026-01.test:reader")
 		for _, r := range ranges {
 			answered += r.answered - begin[r]
@@ -139,11 +139,11 @@ func TestKilledAtomicWrites(t *testing.T) {
 	t.Logf("%d atomic writes were acknowledged; in %d of %d rounds one had to be undone", answered,
 		undone, rounds)
 	require.Positive(t, answered)
-	require.Positive(t, undone, "the daemon was never killed in the midst of an atomic write")
+	require.Positive(t, undone, "the daemon was never killed during an atomic write")
 }
 
-// atomicRecords are the files in which a disk of the volume keeps what an atomic write replaces,
-// while one is under way.
+// atomicRecords lists the files in which a disk of the volume keeps, during an atomic write, what
+// the write replaces.
 func atomicRecords(t *testing.T, volume string) []string {
 	t.Helper()
 	records, err := filepath.Glob(filepath.Join(volume, "*.unit-*", "atomic-write"))
@@ -154,6 +154,6 @@ func atomicRecords(t *testing.T, volume string) []string {
 func awaitAtomicRecord(t *testing.T, volume string) {
 	t.Helper()
 	for deadline := time.Now().Add(clientTimeout); len(atomicRecords(t, volume)) == 0; {
-		require.True(t, time.Now().Before(deadline), "no atomic write keeps anything")
+		require.True(t, time.Now().Before(deadline), "no atomic write has made a record")
 	}
 }

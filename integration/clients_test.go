@@ -24,7 +24,7 @@ const (
 
 var chapEnv = map[string]string{"CHAP_USERNAME": testUser, "CHAP_PASSWORD": testPassword}
 
-// with returns env with more variables.
+// with returns env with additional variables.
 func with(env map[string]string, more ...string) map[string]string {
 	all := make(map[string]string)
 	for k, v := range env {
@@ -36,12 +36,12 @@ func with(env map[string]string, more ...string) map[string]string {
 	return all
 }
 
-// chapURL is the URL of a LUN with user and password, as QEMU takes it.
+// chapURL is the URL of a LUN with user and password, in QEMU's form.
 func (d *daemon) chapURL(user, password string, lun int) string {
 	return strings.Replace(d.url(lun), "iscsi://", "iscsi://"+user+"%"+password+"@", 1)
 }
 
-// TestClientsSeeTheLUNs runs each of libiscsi's tools over IPv4 and IPv6, and with several LUNs.
+// TestClientsSeeTheLUNs runs each of libiscsi's tools, over IPv4 and IPv6, with several LUNs.
 func TestClientsSeeTheLUNs(t *testing.T) {
 	requireTools(t, "iscsi-ls", "iscsi-inq", "iscsi-readcapacity16", "iscsi-perf")
 	dir := t.TempDir()
@@ -64,7 +64,7 @@ func TestClientsSeeTheLUNs(t *testing.T) {
 			}
 			require.NotEqual(t, serials[0], serials[1])
 			require.Contains(t, ok(t, "iscsi-readcapacity16", d.url(1)), "Total size:8388608",
-				"disk2 comes before disk10")
+				"disk2 must come before disk10")
 			require.Contains(t, ok(t, "iscsi-readcapacity16", d.url(2)), "Total size:16777216")
 			require.Contains(t,
 				ok(t, "iscsi-perf", "-b", "8", "-m", "32", "-r", "-t", "1", d.url(1)),
@@ -74,7 +74,7 @@ func TestClientsSeeTheLUNs(t *testing.T) {
 	}
 }
 
-// TestCHAPClients logs in with the right password, a wrong one and none, for discovery too.
+// TestCHAPClients logs in with the right password, a wrong one and none, also for discovery.
 func TestCHAPClients(t *testing.T) {
 	requireTools(t, "iscsi-ls", "iscsi-inq", "qemu-img", qemuISCSI)
 	d := start(t, config{diskDir: diskDir(t, 8<<20), env: chapEnv})
@@ -108,7 +108,7 @@ func TestCHAPClients(t *testing.T) {
 	}
 }
 
-// TestMutualCHAP has the target prove itself as well.
+// TestMutualCHAP makes the target prove itself as well.
 func TestMutualCHAP(t *testing.T) {
 	requireTools(t, "iscsi-inq")
 	d := start(t, config{diskDir: diskDir(t, 8<<20),
@@ -123,7 +123,7 @@ func TestMutualCHAP(t *testing.T) {
 	require.NotZero(t, client(t, env(mutualUser, "not-that-secret"), "iscsi-inq", d.url(1)).status)
 }
 
-// TestCredentialSources starts the daemon with each way to give a credential.
+// TestCredentialSources starts the daemon with each way of giving a credential.
 func TestCredentialSources(t *testing.T) {
 	requireTools(t, "iscsi-inq")
 	files := t.TempDir()
@@ -149,7 +149,7 @@ func TestCredentialSources(t *testing.T) {
 }
 
 // TestHeaderDigest turns header digests on and off with QEMU. libiscsi's own tools do not ask for
-// them, and libiscsi knows no data digests: those are tested by the initiator of target/targettest.
+// them, and libiscsi does not support data digests: the initiator of target/targettest tests those.
 func TestHeaderDigest(t *testing.T) {
 	requireTools(t, "qemu-io", qemuISCSI)
 	d := start(t, config{diskDir: diskDir(t, 8<<20)})
@@ -167,7 +167,7 @@ func TestHeaderDigest(t *testing.T) {
 	}
 }
 
-// TestWriteAndReadBack writes through one client and reads back through others.
+// TestWriteAndReadBack writes with one client and reads back with others.
 func TestWriteAndReadBack(t *testing.T) {
 	requireTools(t, "qemu-io", "qemu-img", qemuISCSI)
 	d := start(t, config{diskDir: diskDir(t, 32<<20)})
@@ -192,7 +192,7 @@ func TestWriteAndReadBack(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, byte(0x44), b[10<<20+100])
 
-	// And the other way: a whole disk is written by convert, and read by qemu-io.
+	// And the other way round: convert writes a whole disk, and qemu-io reads it.
 	fresh := filepath.Join(t.TempDir(), "fresh.raw")
 	makeRawSeed(t, fresh, 32<<20, 99)
 	ok(t, "qemu-img", "convert", "-n", "-f", "raw", "-O", "raw", fresh, d.url(1))
@@ -200,8 +200,8 @@ func TestWriteAndReadBack(t *testing.T) {
 		"identical")
 }
 
-// TestImageKinds serves every kind of image next to each other, and compares each LUN with what
-// qemu-img reads.
+// TestImageKinds serves images of every kind together, and compares each LUN with what qemu-img
+// reads.
 func TestImageKinds(t *testing.T) {
 	requireTools(t, "qemu-img", qemuISCSI)
 	source := filepath.Join(t.TempDir(), "source.raw")
@@ -227,11 +227,11 @@ func TestImageKinds(t *testing.T) {
 			d.url(lun)), "identical", name)
 	}
 	require.NotZero(t, client(t, nil, "qemu-img", "info", d.url(7)).status,
-		"a backing file is no LUN of its own")
+		"a backing file must not be a LUN of its own")
 }
 
-// TestHighLUNs reads LUNs of both addressing methods by the name that the library gives QEMU, which
-// sends the number in it as it is.
+// TestHighLUNs reads LUNs of both addressing methods. It uses the names that the library makes for
+// QEMU, which sends the number in the name unchanged.
 func TestHighLUNs(t *testing.T) {
 	requireTools(t, "qemu-img", qemuISCSI)
 	dir := t.TempDir()
@@ -258,7 +258,7 @@ func TestHighLUNs(t *testing.T) {
 	}
 }
 
-// TestExclusive gives a write-exclusive LUN to one initiator name at a time.
+// TestExclusive: a write-exclusive LUN belongs to one initiator name at a time.
 func TestExclusive(t *testing.T) {
 	requireTools(t, "iscsi-perf", "qemu-io", qemuISCSI)
 	d := start(t, config{diskDir: diskDir(t, 8<<20)})
@@ -270,7 +270,7 @@ func TestExclusive(t *testing.T) {
 	ok(t, "qemu-io", "-f", "raw", "-c", "read 0 512", d.url(1))
 }
 
-// TestGarbage sends what is no iSCSI to the portal while a client works.
+// TestGarbage sends garbage to the portal while a client works.
 func TestGarbage(t *testing.T) {
 	d := start(t, config{diskDir: diskDir(t, 8<<20)})
 	s := loginTo(t, d, "iqn.2026-01.test:bystander")

@@ -20,28 +20,28 @@ import (
 	"kubevirt.io/disk/target"
 )
 
-// conformanceSize is the size of the LUN: the suite wants at least 8000 blocks of 512 bytes, some
-// tests 16 MiB.
+// conformanceSize is the size of the LUN. The suite wants at least 8000 blocks of 512 bytes, and
+// some tests 16 MiB.
 const conformanceSize = 64 << 20
 
-// slowWrite is how long the slow LUN takes for a write, so that overwriting it takes about ten
+// slowWrite is how long a write to the slow LUN takes. Overwriting that LUN takes about ten
 // seconds.
 const slowWrite = 40 * time.Millisecond
 
-// conformanceLUN is a configuration of the matrix and how to offer it.
+// conformanceLUN is a configuration of the matrix, and how to offer it.
 type conformanceLUN struct {
 	conformance.Configuration
 	timeout time.Duration // of each test; 0: the default
-	// start returns the LUN's URLs, and a check that is called before each test.
+	// start returns the LUN's URLs, and a check to run before each test.
 	start func(t *testing.T) (urls []string, alive func() error)
 }
 
-// tooFast is why only the slow LUN runs a test.
+// tooFast holds tests that only the slow LUN can pass, and why.
 var tooFast = map[string]string{
 	"Sanitize.Reset": "wants an overwrite of the LUN to take more than four seconds",
 }
 
-// conformanceMatrix is what it takes to run every test of the suite.
+// conformanceMatrix has the configurations that together run every test of the suite.
 func conformanceMatrix() []conformanceLUN {
 	return []conformanceLUN{
 		{
@@ -64,7 +64,7 @@ func conformanceMatrix() []conformanceLUN {
 		},
 		{
 			Configuration: conformance.Configuration{Name: "read-only", Only: []string{
-				// The other suites write, and count it as a failure that they cannot.
+				// The other suites write, and fail because they cannot.
 				"Inquiry", "Mandatory", "Prefetch10", "Prefetch16", "Read6", "Read10", "Read12",
 				"Read16", "ReadCapacity10", "ReadCapacity16",
 				"ReadDefectData10", "ReadDefectData12", "ReadOnly", "ReportSupportedOpcodes",
@@ -77,12 +77,12 @@ func conformanceMatrix() []conformanceLUN {
 		{
 			Configuration: conformance.Configuration{Name: "slow",
 				Only: []string{"Sanitize.Reset"}},
-			// it looks once a minute whether the overwrite has ended
+			// it checks once a minute whether the overwrite has ended
 			timeout: 3 * time.Minute,
 			start: func(t *testing.T) ([]string, func() error) {
 				slow := disktest.NewFault(disktest.NewMemory(conformanceSize))
 				slow.Inject(disktest.Rule{Op: disktest.OpWrite, Delay: slowWrite})
-				// The suite sleeps for a minute at a time, and answers no pings meanwhile.
+				// The suite sleeps for a minute at a time, and does not answer pings meanwhile.
 				return serveForSuite(t, target.LUN{Disk: slow},
 					target.Limits{NOPInterval: 2 * time.Minute})
 			},
@@ -90,7 +90,7 @@ func conformanceMatrix() []conformanceLUN {
 	}
 }
 
-// startForSuite starts the daemon with one LUN and returns a URL for each of two paths to it.
+// startForSuite starts the daemon with one LUN and returns a URL for each of the two paths to it.
 func startForSuite(t *testing.T, env map[string]string, args ...string) (urls []string,
 	alive func() error) {
 	dir := t.TempDir()
@@ -106,7 +106,7 @@ func startForSuite(t *testing.T, env map[string]string, args ...string) (urls []
 	}
 }
 
-// serveForSuite serves a LUN that the daemon has no setting for, by the same server.
+// serveForSuite serves a LUN that the daemon has no setting for, with the same server.
 func serveForSuite(t *testing.T, lun target.LUN, limits target.Limits) (urls []string,
 	alive func() error) {
 	lun.Number, lun.Name, lun.Access = 1, "lun.raw", target.AccessWriteShared
@@ -128,7 +128,7 @@ func serveForSuite(t *testing.T, lun target.LUN, limits target.Limits) (urls []s
 	return []string{url, url}, func() error { return nil }
 }
 
-// TestConformance runs libiscsi's suite over the matrix and holds the outcome against
+// TestConformance runs libiscsi's suite over the matrix and compares the outcome with
 // conformance/expected.txt.
 func TestConformance(t *testing.T) {
 	requireTools(t, conformance.Tool)
@@ -171,9 +171,9 @@ func TestConformance(t *testing.T) {
 	}
 }
 
-// TestConformancePeers runs the same suite against tgtd and gotgt and prints how they do. It says
-// nothing about our code, so it only runs where KUBEVIRT_DISK_PEERS names the directory that holds
-// gotgt (see scripts/build-gotgt.sh).
+// TestConformancePeers runs the suite against tgtd and gotgt and prints how they do. It says
+// nothing about our code, so it only runs if KUBEVIRT_DISK_PEERS names the directory of gotgt (see
+// scripts/build-gotgt.sh).
 func TestConformancePeers(t *testing.T) {
 	gotgtDir := os.Getenv("KUBEVIRT_DISK_PEERS")
 	if gotgtDir == "" {
@@ -217,7 +217,7 @@ func TestConformancePeers(t *testing.T) {
 	}
 }
 
-// report prints the totals and the names of what did not pass, also when the test passes.
+// report prints the totals and the names of the tests that did not pass, even if this test passes.
 func report(t *testing.T, name string, results []conformance.Result) {
 	byOutcome := make(map[conformance.Outcome][]string)
 	for _, r := range results {
@@ -240,8 +240,7 @@ func report(t *testing.T, name string, results []conformance.Result) {
 	}
 }
 
-// TestConformanceHarness shows that the harness tells a failing target from a passing one: nothing
-// listens there.
+// TestConformanceHarness checks that the harness notices a failing target: here nothing listens.
 func TestConformanceHarness(t *testing.T) {
 	requireTools(t, conformance.Tool)
 	port, err := peers.FreePort()

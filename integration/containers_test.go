@@ -16,18 +16,18 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// baseImage is what a user's Dockerfile says after FROM.
+// baseImage is the name after FROM in a user's Dockerfile.
 const baseImage = "kubevirt.io:disk"
 
-// engine runs buildah and podman on a storage of its own, so that nothing of the machine is used or
-// left behind.
+// engine runs buildah and podman on a storage of its own. So it uses nothing of the machine, and
+// leaves nothing behind.
 type engine struct {
 	dir  string
-	vars []string // what leads buildah and podman to the storage
+	vars []string // they tell buildah and podman where the storage is
 	env  []string // a client's environment with vars
 }
 
-// newEngine makes the storage in a new directory. Its path is short, because podman makes sockets
+// newEngine makes the storage in a new directory. The path is short, because podman makes sockets
 // in it.
 func newEngine() (*engine, error) {
 	dir, err := os.MkdirTemp("", "kd-image-")
@@ -63,8 +63,8 @@ network_config_dir = %q
 
 func (e *engine) path(name string) string { return filepath.Join(e.dir, name) }
 
-// storageDriver is overlay where the kernel and the file system can do it, and vfs, which copies,
-// elsewhere.
+// storageDriver is overlay if the kernel and the file system support it. Otherwise it is vfs, which
+// copies.
 func storageDriver(dir string) string {
 	at := func(name string) string { return filepath.Join(dir, "probe", name) }
 	for _, name := range []string{"lower", "upper", "work", "merged"} {
@@ -82,8 +82,8 @@ func storageDriver(dir string) string {
 	return "overlay"
 }
 
-// ulimits are small enough for any process. Podman's own are larger than what root without
-// CAP_SYS_RESOURCE may set.
+// ulimits are low enough for any user. Podman's defaults are higher than root may set without
+// CAP_SYS_RESOURCE.
 func ulimits() string {
 	const enough, nproc = 16384, 6 // nproc is RLIMIT_NPROC, which package syscall lacks
 	var all []string
@@ -107,7 +107,7 @@ func (e *engine) remove() error {
 	return os.RemoveAll(e.dir)
 }
 
-// mountsBelow lists what is mounted in a directory, the last one first.
+// mountsBelow lists the mounts in a directory, the last one first.
 func mountsBelow(dir string) (mounts []string) {
 	table, _ := os.ReadFile("/proc/self/mounts")
 	for line := range strings.Lines(string(table)) {
@@ -119,13 +119,13 @@ func mountsBelow(dir string) (mounts []string) {
 	return mounts
 }
 
-// run runs buildah, podman or anything else that works on the storage.
+// run runs buildah, podman or any other tool on the storage.
 func (e *engine) run(t *testing.T, name string, args ...string) result {
 	t.Helper()
 	return client(t, e.env, name, args...)
 }
 
-// ok is run for what must succeed; it returns the output without white space around.
+// ok is run for commands that must succeed. It returns the output without surrounding white space.
 func (e *engine) ok(t *testing.T, name string, args ...string) string {
 	t.Helper()
 	r := e.run(t, name, args...)
@@ -133,7 +133,7 @@ func (e *engine) ok(t *testing.T, name string, args ...string) string {
 	return strings.TrimSpace(r.output)
 }
 
-// finally is run after the end of a test, whose context is over then.
+// finally runs a command after the test, when the test's context is over.
 func (e *engine) finally(name string, args ...string) (string, error) {
 	cmd := exec.Command(name, args...)
 	cmd.Env = e.env
@@ -141,8 +141,8 @@ func (e *engine) finally(name string, args ...string) (string, error) {
 	return string(out), err
 }
 
-// images is the engine that the tests share, with the base image in it, made once per run by what a
-// person would type.
+// images is the engine that the tests share. It is made once per run, and contains the base image,
+// built with the command that a person would use.
 var images = sync.OnceValues(func() (*engine, error) {
 	imagesMade.Store(true)
 	e, err := newEngine()
@@ -155,12 +155,11 @@ var images = sync.OnceValues(func() (*engine, error) {
 
 var imagesMade atomic.Bool
 
-// makeImage runs `make image`, as a user with the umask and further variables, and returns what it
-// printed.
+// makeImage runs `make image` with a umask and additional variables, and returns what it printed.
 func (e *engine) makeImage(umask string, vars ...string) (string, error) {
 	cmd := exec.Command("sh", "-c", "umask "+umask+" && exec make --no-print-directory image")
 	cmd.Dir = ".."
-	// It compiles, so that it needs what the go command needs of the environment.
+	// It compiles, so it needs the environment of the go command.
 	cmd.Env = append(append(os.Environ(), e.vars...), vars...)
 	out, err := cmd.CombinedOutput()
 	if err != nil {
@@ -169,7 +168,7 @@ func (e *engine) makeImage(umask string, vars ...string) (string, error) {
 	return string(out), nil
 }
 
-// requireImages returns the shared engine, or skips the test where it cannot be.
+// requireImages returns the shared engine, or skips the test if there can be none.
 func requireImages(t *testing.T, tools ...string) *engine {
 	t.Helper()
 	requireTools(t, append([]string{"buildah", "podman", "runc"}, tools...)...)
@@ -191,8 +190,8 @@ func requireRoot(t *testing.T) {
 	t.Skip("needs root")
 }
 
-// buildFrom builds a user's image and returns its name: a Dockerfile (after FROM) in a directory of
-// the given files.
+// buildFrom builds a user's image and returns its name. instructions is the Dockerfile after FROM;
+// context is the directory of its files.
 func (e *engine) buildFrom(t *testing.T, context, instructions string) string {
 	t.Helper()
 	dockerfile := filepath.Join(t.TempDir(), "Dockerfile")
@@ -201,8 +200,7 @@ func (e *engine) buildFrom(t *testing.T, context, instructions string) string {
 	return e.build(t, context, dockerfile)
 }
 
-// build builds a Dockerfile, in the format that keeps the base image's health check, as docker
-// build does.
+// build builds a Dockerfile in the docker format, which keeps the base image's health check.
 func (e *engine) build(t *testing.T, context, dockerfile string, options ...string) string {
 	t.Helper()
 	name := fmt.Sprintf("user-%d", imageNumber.Add(1))
@@ -212,15 +210,15 @@ func (e *engine) build(t *testing.T, context, dockerfile string, options ...stri
 	return name
 }
 
-// imageNumber tells the images and containers of a run apart.
+// imageNumber gives the images and containers of a run different names.
 var imageNumber atomic.Int64
 
-// removeImages removes the shared engine, where a test has made it.
+// removeImages removes the shared engine, if a test has made it.
 func removeImages() error {
 	if !imagesMade.Load() {
 		return nil
 	}
-	e, _ := images() // a failed one has been removed, or has its storage to remove
+	e, _ := images() // if it failed, it is removed already or its storage still has to be
 	if e == nil {
 		return nil
 	}

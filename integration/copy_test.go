@@ -10,8 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestCopyOffload has QEMU copy a LUN to another one by EXTENDED COPY: no block goes through the
-// client, and what is not allocated stays so.
+// TestCopyOffload makes QEMU copy one LUN to another with EXTENDED COPY. No block goes through the
+// client, and unallocated blocks stay unallocated.
 func TestCopyOffload(t *testing.T) {
 	requireTools(t, "qemu-img", qemuISCSI)
 	dir, state := t.TempDir(), t.TempDir()
@@ -23,7 +23,7 @@ func TestCopyOffload(t *testing.T) {
 	require.NoError(t, os.Truncate(filepath.Join(dir, "b.raw"), size))
 	d := start(t, config{diskDir: dir, stateDir: state})
 	ok(t, "qemu-img", "convert", "-C", "-n", "-f", "raw", "-O", "raw", d.url(1), d.url(2))
-	require.Zero(t, d.operations("read"), "the target copies by itself")
+	require.Zero(t, d.operations("read"), "the target must copy by itself")
 	require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", d.url(1), d.url(2)),
 		"identical")
 	require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw",
@@ -41,6 +41,6 @@ func TestCopyOffload(t *testing.T) {
 		}
 		return err
 	}))
-	require.Less(t, allocated, int64(8<<20), "bytes of both disks: the destination has given "+
-		"back what the source does not use")
+	require.Less(t, allocated, int64(8<<20), "bytes of both disks: the destination must free "+
+		"what the source does not use")
 }

@@ -10,14 +10,13 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestDemoObeysTheEnvironment runs the demo where its usual ports may be taken: at the portals and
-// pages that the variables name, which the daemon's message about a taken port tells a person to
-// set, and with hints that fit.
+// TestDemoObeysTheEnvironment runs the demo with other ports, as the daemon's message about a taken
+// port advises. The demo must use the portals and pages of the variables, and its hints must fit.
 func TestDemoObeysTheEnvironment(t *testing.T) {
 	requireTools(t, "bash")
 	for _, c := range []struct {
-		listen, hint   string // #: the port
-		pages, address string // #: their port
+		listen, hint   string // # stands for the port
+		pages, address string // # stands for their port
 		env            map[string]string
 	}{
 		{listen: "127.0.0.1:#", hint: "127.0.0.1:#", pages: "127.0.0.1:#", address: "127.0.0.1:#"},
@@ -61,10 +60,10 @@ func TestDemoObeysTheEnvironment(t *testing.T) {
 	}
 }
 
-// withPort puts a port where text has a #.
+// withPort replaces each # in text by a port.
 func withPort(text, port string) string { return strings.ReplaceAll(text, "#", port) }
 
-// demo is a program that runs the script of make run.
+// demo is a program that runs the script of `make run`.
 func demo(t *testing.T) string {
 	t.Helper()
 	built, err := binary()

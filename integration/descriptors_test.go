@@ -13,9 +13,8 @@ import (
 	"kubevirt.io/disk/target/targettest"
 )
 
-// TestOutOfDescriptors lets a flood of connections take every descriptor that the daemon may have.
-// Established I/O goes on, logins work in the midst of it, and nothing has to be restarted when the
-// flood is over.
+// TestOutOfDescriptors: a flood of connections takes every descriptor that the daemon may have.
+// Established I/O continues, logins work during the flood, and nothing needs a restart afterwards.
 func TestOutOfDescriptors(t *testing.T) {
 	requireTools(t)
 	d := start(t, config{diskDir: diskDir(t, 8<<20)})
@@ -42,7 +41,7 @@ func TestOutOfDescriptors(t *testing.T) {
 		require.NoError(t, err)
 		logout(t, other)
 	}
-	d.until("the log tells", func() bool {
+	d.until("the log mentions it", func() bool {
 		return strings.Contains(d.Output(),
 			"cannot accept a connection")
 	})

@@ -14,16 +14,17 @@ import (
 	"kubevirt.io/disk/target/targettest"
 )
 
-// status is what the page of that name says.
+// status returns the /status page.
 func (d *daemon) status() (page pages.Status) {
 	d.t.Helper()
 	require.NoError(d.t, json.Unmarshal([]byte(d.get("/status")), &page))
 	return page
 }
 
-// The guest has filled the volume that everything of the daemon is on. The daemon is killed, and
-// its image has another inode after the restart of its container: what the guest wrote is there,
-// after the next restart as well, and only with another image the space is given back.
+// TestRestartOnAFullVolume: the guest has filled the volume that holds everything of the daemon.
+// The daemon is killed, and when its container restarts, the image has another inode. What the
+// guest wrote must still be there, and after the next restart, too. Only another image frees the
+// space.
 func TestRestartOnAFullVolume(t *testing.T) {
 	requireTools(t)
 	const diskSize, chunk = 32 << 20, 64 << 10
@@ -35,7 +36,7 @@ func TestRestartOnAFullVolume(t *testing.T) {
 	c := config{diskDir: images, stateDir: state,
 		env: map[string]string{"COPY_MODE": "copy-on-write"}}
 	d := start(t, c)
-	d.until("the image is known by its content", func() bool {
+	d.until("the image's hash is known", func() bool {
 		found, err := filepath.Glob(filepath.Join(state, "*", "disk.raw", "state.json"))
 		require.NoError(t, err)
 		require.Len(t, found, 1)
@@ -78,7 +79,7 @@ func TestRestartOnAFullVolume(t *testing.T) {
 			require.True(t, bytes.Equal(want[off:off+chunk], r.Data), "mode %s, byte %d", mode, off)
 		}
 	}
-	// The disk of an image that is gone makes room for that of the one that is there now.
+	// The disk of a removed image makes room for the disk of the present image.
 	d.kill()
 	require.NoError(t, os.Rename(image, filepath.Join(images, "another.raw")))
 	c.env["COPY_MODE"] = "copy-on-write"

@@ -14,7 +14,7 @@ import (
 	"kubevirt.io/disk/target/targettest"
 )
 
-// grafanaDashboard is what the test looks at of a dashboard.
+// grafanaDashboard has the parts of a dashboard that the test checks.
 type grafanaDashboard struct {
 	UID, Title    string
 	SchemaVersion int
@@ -36,15 +36,15 @@ type grafanaDashboard struct {
 
 var (
 	metricName = regexp.MustCompile(`\b(kubevirt_disk|process|go)_[a-z0-9_]+\b`)
-	// The labels by which an expression selects and sums, and those of a legend.
+	// Labels in the selectors and sums of an expression, and in a legend.
 	labelMatcher = regexp.MustCompile(`[{,]\s*([a-z_]+)\s*(?:=~|!~|!=|=)`)
 	labelList    = regexp.MustCompile(`\b(?:by|on)\s*\(([^)]*)\)`)
 	labelLegend  = regexp.MustCompile(`\{\{(\w+)\}\}`)
-	variable     = regexp.MustCompile(`\$\{?([a-z]+)`) // not Grafana's own, which begin with __
+	variable     = regexp.MustCompile(`\$\{?([a-z]+)`) // without Grafana's own, which begin with __
 )
 
-// TestGrafanaDashboard holds the dashboard to the metrics that a daemon in use really shows, with
-// the labels that they really have.
+// TestGrafanaDashboard: a daemon in use shows every metric that the dashboard names, with the
+// labels that the dashboard uses.
 func TestGrafanaDashboard(t *testing.T) {
 	requireTools(t)
 	d := start(t, config{diskDir: diskDir(t, 8<<20), env: chapEnv})
@@ -60,7 +60,7 @@ func TestGrafanaDashboard(t *testing.T) {
 	second := targettest.MustLogin(t, portal, session, 1)
 	require.True(t, do(t, second, readBlock(1, 0)).Good())
 	labels := labelsOf(d.get("/metrics"))
-	// Only a peer that breaks the protocol makes them.
+	// Only a peer that breaks the protocol causes these.
 	labels["kubevirt_disk_pdus_rejected_total"] = []string{"reason"}
 
 	text, err := os.ReadFile("../examples/kubernetes/grafana-dashboard.json")
@@ -74,7 +74,7 @@ func TestGrafanaDashboard(t *testing.T) {
 	for _, v := range dashboard.Templating.List {
 		variables = append(variables, v.Name)
 	}
-	// what Prometheus adds, or a histogram has
+	// labels that Prometheus adds, and that of a histogram
 	scraped := []string{"namespace", "pod", "instance", "le"}
 	ids := map[int]bool{}
 	taken := map[[2]int]string{}
@@ -85,7 +85,7 @@ func TestGrafanaDashboard(t *testing.T) {
 		for x := range p.GridPos.W {
 			for y := range p.GridPos.H {
 				at := [2]int{p.GridPos.X + x, p.GridPos.Y + y}
-				require.Empty(t, taken[at], "%q lies on %q", p.Title, taken[at])
+				require.Empty(t, taken[at], "%q overlaps %q", p.Title, taken[at])
 				require.Less(t, at[0], 24, p.Title)
 				taken[at] = p.Title
 			}
@@ -112,7 +112,7 @@ func TestGrafanaDashboard(t *testing.T) {
 	}
 }
 
-// labelsIn are the labels that an expression and its legend name.
+// labelsIn are the labels that an expression and its legend use.
 func labelsIn(expr, legend string) (all []string) {
 	for _, m := range labelMatcher.FindAllStringSubmatch(expr, -1) {
 		all = append(all, m[1])
@@ -128,7 +128,7 @@ func labelsIn(expr, legend string) (all []string) {
 	return all
 }
 
-// labelsOf reads the metrics of a page in the text format, with the names of their labels.
+// labelsOf returns the metrics of a page in the text format, with the names of their labels.
 func labelsOf(page string) map[string][]string {
 	found := map[string][]string{}
 	for line := range strings.Lines(page) {

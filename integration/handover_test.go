@@ -14,7 +14,7 @@ import (
 	"kubevirt.io/disk/target/targettest"
 )
 
-// handover runs the command on the daemon of a state directory, as another user unless that is 0.
+// handover runs the command against the daemon of a state directory, as user.
 func handover(t *testing.T, stateDir string, user uint32, args ...string) (status int,
 	output string) {
 	t.Helper()
@@ -33,8 +33,8 @@ func handover(t *testing.T, stateDir string, user uint32, args ...string) (statu
 	return cmd.ProcessState.ExitCode(), string(out)
 }
 
-// TestHandoverOfALUN is the sequence of a live migration, with two initiators that are logged in at
-// the same time.
+// TestHandoverOfALUN goes through a live migration with two initiators that are logged in at the
+// same time.
 func TestHandoverOfALUN(t *testing.T) {
 	requireTools(t)
 	state := t.TempDir()
@@ -51,30 +51,30 @@ func TestHandoverOfALUN(t *testing.T) {
 	status, out = handover(t, state, 0, "--lun=1", "--to="+second, "--for=5m")
 	require.Zero(t, status, out)
 	require.Contains(t, out, second)
-	require.Equal(t, write(1), do(t, to, readBlock(1, 7)).Data, "both can use it")
+	require.Equal(t, write(1), do(t, to, readBlock(1, 7)).Data, "both must be able to use it")
 	require.Zero(t, do(t, from, targettest.Write10(1, 7, write(2))).Status)
 	require.Equal(t, write(2), do(t, to, readBlock(1, 7)).Data)
 
 	status, out = handover(t, state, 0, "--lun=1", "--finish")
 	require.Zero(t, status, out)
 	require.Contains(t, out, "the former one, "+first+", is fenced")
-	d.until("the log tells who is fenced",
+	d.until("the log says who is fenced",
 		func() bool { return strings.Contains(d.Output(), first+", is fenced") })
 	require.Equal(t, targettest.StatusReservationConflict,
-		do(t, from, targettest.Write10(1, 7, write(3))).Status, "the first one is fenced")
+		do(t, from, targettest.Write10(1, 7, write(3))).Status, "the first one must be fenced")
 	require.Equal(t, targettest.StatusReservationConflict, do(t, from, readBlock(1, 7)).Status)
 	require.Zero(t, do(t, to, targettest.Write10(1, 7, write(4))).Status)
 	require.Equal(t, write(4), do(t, to, readBlock(1, 7)).Data)
 
-	// The time is over and nobody has come: it stays where it is.
+	// The time ends and nobody has come: the LUN stays with its owner.
 	status, out = handover(t, state, 0, "--lun=1", "--to=iqn.2026-01.test:never", "--for=1ms")
 	require.Zero(t, status, out)
 	d.until("the time is over",
 		func() bool { return strings.Contains(d.Output(), "the LUN stays with its owner") })
 	require.Zero(t, do(t, to, targettest.Write10(1, 7, write(5))).Status)
 
-	// A refused --finish leaves the time as it is, so that the LUN does not stay open for good.
-	// Where the machine is so slow that the time is over before --finish comes, it has more time.
+	// A refused --finish does not change the time, so that the LUN does not stay open for good. On
+	// a slow machine the time may end before --finish comes; then try again with more time.
 	for open := time.Second; ; open *= 2 {
 		status, out = handover(t, state, 0, "--lun=1", "--to=iqn.2026-01.test:never",
 			"--for="+open.String())
@@ -94,7 +94,7 @@ func TestHandoverOfALUN(t *testing.T) {
 		break
 	}
 
-	// The time is over and the other one is there: that is the end of the first.
+	// The time ends and the other one is there: the first one is fenced.
 	status, out = handover(t, state, 0, "--lun=1", "--to="+first, "--for=1ms")
 	require.Zero(t, status, out)
 	d.until("the former owner is fenced",
@@ -111,7 +111,7 @@ func TestHandoverOfALUN(t *testing.T) {
 	require.Equal(t, 1, status)
 	require.Contains(t, out, "nonsense")
 
-	// Another user is not obeyed, even where the files would let him.
+	// The daemon refuses another user, even if the file modes would allow the request.
 	if os.Geteuid() == 0 {
 		path, err := binary()
 		require.NoError(t, err)
@@ -130,8 +130,9 @@ func TestHandoverOfALUN(t *testing.T) {
 	require.Contains(t, out, "no daemon answers")
 }
 
-// TestHandoverSurvivesARestart ends the daemon after a handover and during one. The initiator that
-// logs in first afterwards, as the former owner's does by itself, gets no more than it had.
+// TestHandoverSurvivesARestart ends the daemon after a handover and during one. The first initiator
+// to log in afterwards may be the former owner, which reconnects by itself. It must get no more
+// than it had.
 func TestHandoverSurvivesARestart(t *testing.T) {
 	requireTools(t)
 	const first, second = "iqn.2026-01.test:source", "iqn.2026-01.test:destination"
@@ -161,7 +162,7 @@ func TestHandoverSurvivesARestart(t *testing.T) {
 			d = start(t, c)
 			from := loginTo(t, d, first)
 			require.Equal(t, targettest.StatusReservationConflict, write(from, 3),
-				"it is back first")
+				"although it is back first")
 			require.Equal(t, targettest.StatusReservationConflict,
 				do(t, from, readBlock(1, 7)).Status)
 			require.Contains(t, d.get("/status"), first, "who is fenced")
@@ -169,7 +170,7 @@ func TestHandoverSurvivesARestart(t *testing.T) {
 			require.Equal(t, block(7, 2), do(t, to, readBlock(1, 7)).Data)
 			require.Zero(t, write(to, 4))
 
-			// Back again: the daemon ends in the midst of it.
+			// And back: this time the daemon ends during the handover.
 			must("--to="+first, "--for=1h")
 			d.kill()
 			d = start(t, c)
@@ -186,7 +187,7 @@ func TestHandoverSurvivesARestart(t *testing.T) {
 			require.Zero(t, write(from, 8))
 			d.stop()
 
-			// Where that cannot be read, nobody may guess.
+			// If the record cannot be read, the daemon must not guess.
 			dir := c.stateDir
 			if persistent {
 				dir = c.env["PERSISTENT_DIR"]
@@ -210,8 +211,8 @@ func TestHandoverSurvivesARestart(t *testing.T) {
 	}
 }
 
-// TestHandoverOnAFullVolume: that the guest has filled its volume is no reason not to let it go,
-// and who lost it stays out.
+// TestHandoverOnAFullVolume: a handover works even if the guest has filled its volume, and the
+// former owner stays fenced.
 func TestHandoverOnAFullVolume(t *testing.T) {
 	requireTools(t)
 	const first, second = "iqn.2026-01.test:source", "iqn.2026-01.test:destination"

@@ -24,8 +24,8 @@ import (
 	"kubevirt.io/disk/integration/peers"
 )
 
-// clientTimeout bounds every client; a client that hangs fails its test by name instead of the
-// whole run.
+// clientTimeout limits every client. A client that hangs fails its own test instead of the whole
+// run.
 const clientTimeout = 60 * time.Second
 
 // requireToolsEnv makes a missing tool a failure instead of a skip.
@@ -45,21 +45,20 @@ var packageOf = map[string]string{
 	"qemu-aarch64": "qemu-user", "qemu-x86_64": "qemu-user",
 }
 
-// qemuISCSI stands for QEMU's iSCSI driver, a module of its own in Debian.
+// qemuISCSI stands for QEMU's iSCSI driver, which is a separate module in Debian.
 const qemuISCSI = "QEMU's iscsi driver"
 
-// qemuDriver stands for libvirt's QEMU driver, a module of its own, too.
+// qemuDriver stands for libvirt's QEMU driver, which is also a separate module.
 const qemuDriver = "libvirt's QEMU driver"
 
-// modulesOf are the places of what is no program.
+// modulesOf has the files of tools that are not programs.
 var modulesOf = map[string][]string{
 	qemuISCSI: {"/usr/lib/*/qemu/block-iscsi.so", "/usr/lib/qemu/block-iscsi.so"},
 	qemuDriver: {"/usr/lib/*/libvirt/connection-driver/libvirt_driver_qemu.so",
 		"/usr/lib*/libvirt/connection-driver/libvirt_driver_qemu.so"},
 }
 
-// requireTools skips the test when a tool is missing, or fails it when the environment asks for
-// that.
+// requireTools skips the test if a tool is missing, or fails it if the environment says so.
 func requireTools(t *testing.T, tools ...string) {
 	t.Helper()
 	if runtime.GOOS != "linux" {
@@ -93,8 +92,8 @@ func haveTool(tool string) bool {
 	return err == nil
 }
 
-// binary builds kubevirt-disk once per run and returns its path. Tests that run with the race
-// detector test a binary that has it, too.
+// binary builds kubevirt-disk once per run and returns its path. If the tests run with the race
+// detector, so does the binary.
 var binary = sync.OnceValues(func() (string, error) {
 	dir, err := os.MkdirTemp("", "kubevirt-disk-integration-")
 	if err != nil {
@@ -125,16 +124,16 @@ func TestMain(m *testing.M) {
 	os.Exit(status)
 }
 
-// config says how a test wants the daemon started.
+// config says how to start the daemon.
 type config struct {
-	binary   string // default: kubevirt-disk of this machine
+	binary   string // default: kubevirt-disk for this machine
 	diskDir  string
 	stateDir string // default: a new one
 	env      map[string]string
 	args     []string
 }
 
-// newVolume makes the directory of a volume, which the daemon wants to be there.
+// newVolume makes the directory of a volume, which must exist before the daemon starts.
 func newVolume(t *testing.T, dir string) string {
 	t.Helper()
 	volume := filepath.Join(dir, "volume")
@@ -142,8 +141,8 @@ func newVolume(t *testing.T, dir string) string {
 	return volume
 }
 
-// daemon is a running kubevirt-disk. When its test ends it is stopped with SIGTERM, unless the test
-// has done so.
+// daemon is a running kubevirt-disk. At the end of its test it is stopped with SIGTERM, unless the
+// test has stopped it already.
 type daemon struct {
 	*peers.Daemon
 	t       *testing.T
@@ -158,7 +157,7 @@ func start(t *testing.T, c config) *daemon {
 	return d
 }
 
-// tryStart is start for a daemon that is expected to refuse: the error is a *peers.ExitError then.
+// tryStart is start for a daemon that may refuse. The error is a *peers.ExitError then.
 func tryStart(t *testing.T, c config) (*daemon, error) {
 	t.Helper()
 	if c.binary == "" {
@@ -186,14 +185,13 @@ func tryStart(t *testing.T, c config) (*daemon, error) {
 	return d, nil
 }
 
-// lastLines keeps a failure readable where the daemon has logged thousands of logins.
+// lastLines keeps a failure readable if the daemon has logged thousands of logins.
 func lastLines(text string, n int) string {
 	lines := strings.SplitAfter(text, "\n")
 	return strings.Join(lines[max(0, len(lines)-n-1):], "")
 }
 
-// refused starts a daemon that must end at once, and returns its exit status and all that it
-// printed.
+// refused starts a daemon that must end at once. It returns its exit status and what it printed.
 func refused(t *testing.T, c config) (int, string) {
 	t.Helper()
 	_, err := tryStart(t, c)
@@ -202,8 +200,8 @@ func refused(t *testing.T, c config) (int, string) {
 	return exit.Status, exit.Output
 }
 
-// stop ends the daemon with SIGTERM and checks what must hold at the end of every run: it drained
-// and exited with 0, the ready file is gone, and no panic was caught or printed.
+// stop ends the daemon with SIGTERM and checks what every run must end with: it drained and exited
+// with 0, the ready file is gone, and there was no panic.
 func (d *daemon) stop() {
 	d.t.Helper()
 	d.stopped = true
@@ -230,7 +228,7 @@ func (d *daemon) stop() {
 	}
 }
 
-// kill ends the daemon without giving it a chance to tidy up.
+// kill ends the daemon without letting it clean up.
 func (d *daemon) kill() {
 	d.t.Helper()
 	d.stopped = true
@@ -285,7 +283,7 @@ func (r result) String() string {
 	return fmt.Sprintf("%s\nexit status %d\n%s", r.command, r.status, r.output)
 }
 
-// clientEnv is the environment of a client: nothing of ours, the given variables added.
+// clientEnv is the environment of a client: none of our variables, only the given ones.
 func clientEnv(extra ...string) []string {
 	return append([]string{"PATH=" + os.Getenv("PATH") + ":/usr/sbin", "LC_ALL=C.UTF-8",
 		"HOME=" + os.TempDir()}, extra...)
@@ -326,8 +324,8 @@ func okEnv(t *testing.T, env []string, name string, args ...string) string {
 	return r.output
 }
 
-// secondLoopback is a portal on loopback beside 127.0.0.1, of the other address family where the
-// machine has it.
+// secondLoopback is a loopback portal besides 127.0.0.1. It is an IPv6 address if the machine has
+// IPv6.
 func secondLoopback() string {
 	const six, four = "[::1]:0", "127.0.0.2:0"
 	l, err := net.Listen("tcp", six)
@@ -338,8 +336,8 @@ func secondLoopback() string {
 	return six
 }
 
-// freePortal returns a loopback address that nobody else gets by chance, for tests that start a
-// daemon twice at the same one.
+// freePortal returns a loopback address with a free port, for tests that start a daemon twice at
+// the same address.
 func freePortal(t *testing.T) string {
 	t.Helper()
 	port, err := peers.FreePort()

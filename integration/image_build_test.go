@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestImageBuild looks at what `make image` has built.
+// TestImageBuild checks what `make image` has built.
 func TestImageBuild(t *testing.T) {
 	e := requireImages(t)
 	t.Run("configuration", func(t *testing.T) {
@@ -36,9 +36,9 @@ func TestImageBuild(t *testing.T) {
 			image := found[0]
 			require.Equal(t, "linux/"+arch, image.Os+"/"+image.Architecture)
 			require.Less(t, image.Size, int64(15<<20),
-				"the binary has grown: does something keep text/template, and so every method?")
+				"the binary has grown: is text/template linked, which keeps every method?")
 			require.Equal(t, "107:107", image.Config.User,
-				"a number, of which Kubernetes knows that it is not root")
+				"it must be a number, so that Kubernetes knows that it is not root")
 			require.Equal(t, []string{"/kubevirt-disk"}, image.Config.Entrypoint)
 			require.Equal(t, []string{"serve"}, image.Config.Cmd)
 			require.Equal(t, []string{"PATH=/bin"}, image.Config.Env)
@@ -107,8 +107,8 @@ func TestImageBuild(t *testing.T) {
 				lines[i][1:])
 		}
 
-		// The build of another commit takes the place of this one, and what a user has built of
-		// this one stays.
+		// The build of another commit replaces this one. An image that a user has built from this
+		// one stays.
 		context := t.TempDir()
 		makeRaw(t, filepath.Join(context, "disk.raw"), 1<<20)
 		user := another.buildFrom(t, context, "ADD --chmod=0444 disk.raw /disk/")
@@ -125,8 +125,8 @@ func TestImageBuild(t *testing.T) {
 		untilReady(t, c)
 		require.Zero(t, c.stop(t))
 
-		// The base image stays when the images that were made of it go, and when somebody tidies
-		// up.
+		// The base image stays when somebody removes images that were made from it, or prunes
+		// images.
 		another.ok(t, "podman", "rmi", another.buildFrom(t, context, "ADD --chmod=0444 disk.raw "+
 			"/disk/"))
 		another.ok(t, "podman", "image", "prune", "--force")
@@ -134,7 +134,7 @@ func TestImageBuild(t *testing.T) {
 	})
 }
 
-// manifest is an entry of the list that is the base image.
+// manifest is an entry of the base image's manifest list.
 type manifest struct {
 	Digest   string
 	Platform struct{ Architecture, OS string }
@@ -181,17 +181,17 @@ func TestImageExamples(t *testing.T) {
 	}
 	require.NoError(t, os.Link(at("fedora.qcow2"), at("boot.qcow2")))
 	ok(t, "qemu-img", "create", "-q", "-f", "qcow2", at("data.qcow2"), "100G")
-	// A mode that user 107 could not read: the Dockerfiles set another.
+	// User 107 cannot read a file with this mode, but the Dockerfiles set another mode.
 	require.NoError(t, os.Chmod(at("fedora.qcow2"), 0o600))
 
-	// What iscsi-ls makes of 8 MiB, 1, 2, 10 and 100 GiB: it reckons with the address of the last
-	// block, and rounds down.
+	// What iscsi-ls prints for 8 MiB, 1, 2, 10 and 100 GiB: it calculates with the last block's
+	// address, and rounds down.
 	sizes := map[string][]string{
 		"one": {"7M"}, "several": {"1023M", "1G", "9G"}, "boot-and-data": {"7M", "99G"},
 		"raw": {"7M"}, "containerdisk": {"7M"},
 	}
-	// A containerDisk as KubeVirt has them: the image of user 107 in /disk, which nobody else may
-	// read.
+	// A containerDisk in KubeVirt's form: the image in /disk belongs to user 107, and nobody else
+	// may read it.
 	require.NoError(t, os.WriteFile(at("containerdisk"),
 		[]byte("FROM scratch\nADD --chown=107:107 fedora.qcow2 /disk/\n"), 0o644))
 	options := map[string][]string{
@@ -221,7 +221,8 @@ func TestImageExamples(t *testing.T) {
 	}
 }
 
-// TestImageInspectedWhenBuilt: a bad image fails the build, and what is printed says which and why.
+// TestImageInspectedWhenBuilt: a bad image fails the build, and the output says which image and
+// why.
 func TestImageInspectedWhenBuilt(t *testing.T) {
 	e := requireImages(t, "qemu-img")
 	context := t.TempDir()

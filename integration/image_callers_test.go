@@ -19,7 +19,7 @@ import (
 	"kubevirt.io/disk/target/targettest"
 )
 
-// asWrapper is the command of the original wrapper's callers.
+// asWrapper is the command that the original wrapper's callers use.
 func asWrapper(port string) string {
 	return fmt.Sprintf(`--entrypoint=["/entry-point.sh",%q]`,
 		port)
@@ -27,8 +27,8 @@ func asWrapper(port string) string {
 
 // TestImageOriginalCallers starts containers as the controller of the first KubeVirt releases did:
 // two disks in one pod, each with its port as the command's argument and in the environment, a
-// target name, a secret of 32 random bytes twice encoded, and `cat /tmp/healthy` as readiness
-// probe. Nothing else is set.
+// target name, a secret of 32 random bytes encoded twice, and `cat /tmp/healthy` as readiness
+// probe. It sets nothing else.
 func TestImageOriginalCallers(t *testing.T) {
 	e := requireImages(t, "qemu-img", qemuISCSI)
 	image, source := oneDisk(t, e)
@@ -58,16 +58,16 @@ func TestImageOriginalCallers(t *testing.T) {
 			"identical")
 		if port == "3262" {
 			require.Contains(t, c.log(t), "no metrics and status pages: their port is taken",
-				"the pod has one network")
+				"the containers of the pod share one network")
 			require.Zero(t, c.exec(t, "kubevirt-disk", "healthcheck").status,
-				"the ready file decides")
+				"the ready file must decide")
 			r := c.exec(t, "kubevirt-disk", "healthcheck", "--live")
 			require.NotZero(t, r.status, "what the other container's daemon says is not about "+
 				"this one")
 			require.Contains(t, r.output, "no page of the daemon in this container")
 			require.Zero(t, first.stop(t))
 			require.Zero(t, c.exec(t, "kubevirt-disk", "healthcheck").status,
-				"nor is it, that there is none any more")
+				"not even if there is no page any more")
 		}
 	}
 	t.Run("base64 wins, and without PORT it is 3260", func(t *testing.T) {
@@ -90,11 +90,12 @@ func TestImageOriginalCallers(t *testing.T) {
 	})
 }
 
-// The original wrapper's defects, by their numbers in the list of its contract: 1 to 8 are below.
-// 9, that "readonly" and "serial" are lost in the XML of a domain, is not one of the image: package
-// libvirt renders that, and tests it.
+// The original wrapper's defects 1 to 8, numbered as in the list of its contract, are below. Defect
+// 9 is that "readonly" and "serial" get lost in the XML of a domain. It is not a defect of the
+// image: package libvirt renders the XML, and tests it.
 
-// TestWrapperDefect1 is that only one image was served, the last one by name, even if it was none.
+// TestWrapperDefect1: the wrapper served only one image, the last one by name, even if it was not
+// an image.
 func TestWrapperDefect1(t *testing.T) {
 	e := requireImages(t, "qemu-img", qemuISCSI)
 	context := t.TempDir()
@@ -120,8 +121,8 @@ func TestWrapperDefect1(t *testing.T) {
 	}
 }
 
-// TestWrapperDefect2 is that the expanded file went into /disk: a restart in place converted the
-// image again, and the guest's writes were lost, or it took an old file for that of another image.
+// TestWrapperDefect2: the wrapper put the expanded file into /disk. A restart in place converted
+// the image again and lost the guest's writes, or took an old file for that of another image.
 func TestWrapperDefect2(t *testing.T) {
 	e := requireImages(t, "qemu-img", "qemu-io", qemuISCSI)
 	image, _ := oneDisk(t, e)
@@ -140,7 +141,7 @@ func TestWrapperDefect2(t *testing.T) {
 	ok(t, "qemu-io", "-r", "-f", "raw", "-c", "read -P 0x42 0 64k", lunURL(n.portal(t, c), 1))
 	require.Zero(t, c.stop(t))
 
-	// Another image of the same name, on the same volume.
+	// Another image with the same name, on the same volume.
 	context := t.TempDir()
 	source := filepath.Join(t.TempDir(), "source.raw")
 	makeRawSeed(t, source, 16<<20, 7)
@@ -152,7 +153,7 @@ func TestWrapperDefect2(t *testing.T) {
 		lunURL(n.portal(t, other), 1)), "identical")
 }
 
-// changesBelow lists what a container has changed of its image in a directory.
+// changesBelow lists what a container has changed in a directory of its image.
 func changesBelow(t *testing.T, c *container, dir string) (changes []string) {
 	t.Helper()
 	for line := range strings.Lines(c.e.ok(t, "podman", "diff", c.name)) {
@@ -164,7 +165,7 @@ func changesBelow(t *testing.T, c *container, dir string) (changes []string) {
 	return changes
 }
 
-// TestWrapperDefect3 is that a raw image was served in place, so that the first write had the union
+// TestWrapperDefect3: the wrapper served a raw image in place, so the first write made the union
 // file system copy all of it.
 func TestWrapperDefect3(t *testing.T) {
 	e := requireImages(t, "qemu-io", qemuISCSI)
@@ -181,7 +182,7 @@ func TestWrapperDefect3(t *testing.T) {
 	require.NotEmpty(t, changesBelow(t, c, "/var/lib/kubevirt-disk"))
 }
 
-// TestWrapperDefect4 is that a username without a password left the target open to everyone.
+// TestWrapperDefect4: a username without a password left the target open to everyone.
 func TestWrapperDefect4(t *testing.T) {
 	e := requireImages(t, "qemu-img")
 	image, _ := oneDisk(t, e)
@@ -196,9 +197,9 @@ func TestWrapperDefect4(t *testing.T) {
 	}
 }
 
-// TestWrapperDefect5 is that logins were accepted before the account was bound to the target, and
-// that the password stood on a command line. An initiator without a credential tries from the start
-// on, so that it is the first whom the target answers.
+// TestWrapperDefect5: the wrapper accepted logins before it had bound the account to the target,
+// and the password was on a command line. Here an initiator without a credential tries from the
+// start, so the target answers it first.
 func TestWrapperDefect5(t *testing.T) {
 	e := requireImages(t, "qemu-img", "iscsi-ls")
 	image, _ := oneDisk(t, e)
@@ -229,7 +230,7 @@ func TestWrapperDefect5(t *testing.T) {
 	}()
 	c.start(t)
 	untilReady(t, c)
-	require.Error(t, <-answer, "an initiator without a credential was in first")
+	require.Error(t, <-answer, "an initiator without a credential was let in")
 	refused, err := intrude()
 	require.True(t, refused, err)
 	okEnv(t, chapClient, "iscsi-ls", "iscsi://"+n.host+":3260")
@@ -239,9 +240,9 @@ func TestWrapperDefect5(t *testing.T) {
 	require.NotContains(t, c.log(t), testPassword)
 }
 
-// TestWrapperDefect6 is a readiness that was a fixed sleep, after the whole image had been
-// converted. Here the probe says yes when a login works and the data is right, which does not wait
-// for the image to be copied.
+// TestWrapperDefect6: readiness was a fixed sleep, after the whole image had been converted. Here
+// the probe succeeds when a login works and the data is right. It does not wait until the image is
+// copied.
 func TestWrapperDefect6(t *testing.T) {
 	e := requireImages(t, "qemu-img", qemuISCSI)
 	image, source := oneDisk(t, e)
@@ -262,7 +263,7 @@ func TestWrapperDefect6(t *testing.T) {
 			}
 			require.Zero(t, c.stop(t))
 			left := filepath.Join(e.ok(t, "podman", "mount", c.name), "tmp", "healthy")
-			require.NoFileExists(t, left, "and no longer after the end")
+			require.NoFileExists(t, left, "it must be gone after the end")
 		})
 	}
 }
@@ -278,8 +279,8 @@ func page(t *testing.T, url string) string {
 	return string(body)
 }
 
-// TestWrapperDefect7 is that the format was guessed without limits: an image could exhaust memory
-// or disk, or name a file of the host as its backing file.
+// TestWrapperDefect7: the wrapper guessed the format and had no limits. An image could exhaust
+// memory or disk, or name a file of the host as its backing file.
 func TestWrapperDefect7(t *testing.T) {
 	e := requireImages(t, "qemu-img")
 	for _, c := range []struct {
@@ -328,7 +329,7 @@ func TestWrapperDefect7(t *testing.T) {
 	}
 }
 
-// TestWrapperDefect8 is that every wrapper in the world showed the same SCSI identity.
+// TestWrapperDefect8: every wrapper in the world showed the same SCSI identity.
 func TestWrapperDefect8(t *testing.T) {
 	e := requireImages(t, "qemu-img", "iscsi-inq")
 	image, _ := oneDisk(t, e)

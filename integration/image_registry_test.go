@@ -16,8 +16,8 @@ import (
 	"kubevirt.io/disk/integration/peers"
 )
 
-// registry starts a container registry on a free loopback port, which ends with the test, and
-// returns its address.
+// registry starts a container registry on a free loopback port and returns its address. It ends
+// with the test.
 func registry(t *testing.T) string {
 	t.Helper()
 	port, err := peers.FreePort()
@@ -45,9 +45,9 @@ func registry(t *testing.T) string {
 	return address
 }
 
-// TestImageRegistry pushes the base image to a registry, as `make image` says to, and has another
-// machine's storage, which has never seen it, build a user's image from there, push that, and a
-// third one run it.
+// TestImageRegistry pushes the base image to a registry, as `make image` says. A second machine's
+// storage, which has never seen the image, builds a user's image from it and pushes that. A third
+// one runs it.
 func TestImageRegistry(t *testing.T) {
 	e := requireImages(t, "docker-registry", "iscsi-ls", "qemu-img")
 	address := registry(t)
@@ -55,7 +55,7 @@ func TestImageRegistry(t *testing.T) {
 	e.ok(t, "buildah", "manifest", "push", "--all", "--tls-verify=false", baseImage,
 		"docker://"+remote)
 	for _, m := range manifests(t, e) {
-		// What the registry has is what `make image` has printed.
+		// The registry has what `make image` has printed.
 		answer, err := http.Head("http://" + address + "/v2/" +
 			strings.TrimSuffix(baseImage, ":disk") + "/manifests/" + m.Digest)
 		require.NoError(t, err)

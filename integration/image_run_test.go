@@ -11,18 +11,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// chapClient is the tests' credential as libiscsi's tools take it.
+// chapClient is the tests' credential in the form that libiscsi's tools take.
 var chapClient = []string{"LIBISCSI_CHAP_USERNAME=" + testUser,
 	"LIBISCSI_CHAP_PASSWORD=" + testPassword}
 
-// credential is the same as the daemon takes it.
+// credential is the same one in the form that the daemon takes.
 var credential = []string{"CHAP_USERNAME=" + testUser, "CHAP_PASSWORD=" + testPassword}
 
-// hardened are the options of a container that may do nothing that it does not need.
+// hardened are the options of a container that may do only what it needs.
 var hardened = []string{"--read-only", "--cap-drop=all", "--security-opt=no-new-privileges"}
 
-// oneDisk builds an image with one compressed qcow2, and returns its name and a raw file of the
-// same content.
+// oneDisk builds an image with one compressed qcow2. It returns the image's name and a raw file
+// with the same content.
 func oneDisk(t *testing.T, e *engine) (image, source string) {
 	t.Helper()
 	context := t.TempDir()
@@ -32,16 +32,16 @@ func oneDisk(t *testing.T, e *engine) (image, source string) {
 	return e.buildFrom(t, context, "ADD disk.qcow2 /disk"), source
 }
 
-// TestImageContainers runs a user's image with podman and with runc, in the host's network and in
-// one of its own, hardened, with a volume as work directory: it is logged in to with CHAP, stopped
-// with SIGTERM, and started again with its writes kept.
+// TestImageContainers runs a user's image with podman and with runc, in the host's network and in a
+// network of its own, hardened, with a volume as work directory. An initiator logs in with CHAP.
+// The container is stopped with SIGTERM and started again, and the writes are still there.
 func TestImageContainers(t *testing.T) {
 	e := requireImages(t, "qemu-img", "qemu-io", "iscsi-ls", "iscsi-inq", qemuISCSI)
 	image, source := oneDisk(t, e)
 	for _, c := range []struct {
 		name string
 		runc bool
-		own  bool // network
+		own  bool // in a network of its own
 	}{
 		{"podman", false, false}, {"podman in its own network", false, true}, {"runc", true, false},
 		{"runc in its own network", true, true},
@@ -80,8 +80,8 @@ func TestImageContainers(t *testing.T) {
 			require.Zero(t, s.stop(t))
 			require.NotEmpty(t, logged(s.log(t), "stopped", "time"), s.log(t))
 
-			// The same container, and then another one with the same volume, which is what
-			// Kubernetes starts.
+			// Start the same container again, then another one with the same volume, as Kubernetes
+			// does.
 			for _, next := range []sandbox{s, again()} {
 				next.start(t)
 				untilReady(t, next)
@@ -94,7 +94,7 @@ func TestImageContainers(t *testing.T) {
 	}
 }
 
-// confined looks at the process from outside: user, capabilities, new privileges, and no secret on
+// confined checks the process from outside: user, capabilities, no new privileges, and no secret on
 // the command line.
 func confined(t *testing.T, s sandbox) {
 	t.Helper()
@@ -117,9 +117,8 @@ func confined(t *testing.T, s sandbox) {
 	require.Equal(t, "/kubevirt-disk\x00serve\x00", string(line))
 }
 
-// TestImageOfAnyUser runs the image as platforms do that give containers a user of their own
-// choice, without a volume: OpenShift takes any number and group 0. The health check of the image
-// is asked as well.
+// TestImageOfAnyUser runs the image without a volume, as platforms do that choose the users of
+// their containers: OpenShift takes any number, and group 0. It also runs the image's health check.
 func TestImageOfAnyUser(t *testing.T) {
 	e := requireImages(t, "qemu-img", "iscsi-ls")
 	image, _ := oneDisk(t, e)
@@ -139,8 +138,8 @@ func TestImageOfAnyUser(t *testing.T) {
 	}
 }
 
-// TestImagesThatShareAWorkDirectory runs two containers on one volume. The control socket is that
-// of the first: a handover in the second must not hand over a LUN of the first.
+// TestImagesThatShareAWorkDirectory runs two containers on one volume. The control socket belongs
+// to the first: a handover in the second must not hand over a LUN of the first.
 func TestImagesThatShareAWorkDirectory(t *testing.T) {
 	e := requireImages(t, "qemu-img")
 	first, source := oneDisk(t, e)
@@ -175,14 +174,14 @@ func TestImagesThatShareAWorkDirectory(t *testing.T) {
 	untilLogged(t, two, `"msg":"handover"`)
 }
 
-// TestImageWarnsOfNoVolume keeps a persistent disk where it dies with the container.
+// TestImageWarnsOfNoVolume: the persistent disk would be lost with the container.
 func TestImageWarnsOfNoVolume(t *testing.T) {
 	e := requireImages(t, "qemu-img")
 	image, _ := oneDisk(t, e)
 	const warning = "the persistent disks will be lost"
 	volume := t.TempDir()
 	require.NoError(t, os.Chmod(volume, 0o777))
-	// The machine of the tests may itself be a container, or have its temporary files in memory.
+	// The test machine may itself be a container, or keep its temporary files in memory.
 	volatile := func(dir string) bool {
 		var st unix.Statfs_t
 		require.NoError(t, unix.Statfs(dir, &st))
@@ -204,15 +203,15 @@ func TestImageWarnsOfNoVolume(t *testing.T) {
 	c := e.newContainer(t, image, append(withEnv("PERSISTENT_DIR=/tmp"), "--network=none"))
 	c.start(t)
 	untilReady(t, c)
-	// With the storage driver vfs the container's own layer is a directory of the machine like any
-	// other.
+	// With the storage driver vfs, the container's own layer is an ordinary directory of the
+	// machine.
 	require.Equal(t, storageDriver(e.dir) == "overlay" || volatile(e.dir),
 		strings.Contains(c.log(t), warning))
 	require.Zero(t, c.stop(t))
 }
 
-// TestImageSaysWhatIsMissing starts images that cannot work as they are: each ends with a status
-// and a message that says what to do.
+// TestImageSaysWhatIsMissing starts images that cannot work. Each ends with a status and a message
+// that says what to do.
 func TestImageSaysWhatIsMissing(t *testing.T) {
 	e := requireImages(t, "qemu-img")
 	image, _ := oneDisk(t, e)

@@ -9,7 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// makeRaw makes a raw image with data in every other MiB and holes between, the same at every run.
+// makeRaw makes a raw image with data in every other MiB and holes between. It is the same at every
+// run.
 func makeRaw(t *testing.T, path string, size int64) {
 	t.Helper()
 	makeRawSeed(t, path, size, 1)
@@ -25,7 +26,7 @@ func makeRawSeed(t *testing.T, path string, size int64, seed uint64) {
 	chunk := make([]byte, 64<<10)
 	random := rand.New(rand.NewPCG(seed, 0))
 	for off := int64(0); off < size; off += 2 << 20 {
-		// Half random, half text, so that compression has something to do and cannot do everything.
+		// Half is random and half is text, so that it compresses in part.
 		for i := range chunk {
 			chunk[i] = byte(random.UintN(256))
 			if i >= len(chunk)/2 {
@@ -38,7 +39,7 @@ func makeRawSeed(t *testing.T, path string, size int64, seed uint64) {
 	require.NoError(t, file.Close())
 }
 
-// makeQcow2 converts a raw image with qemu-img; options are those of -o.
+// makeQcow2 converts a raw image with qemu-img. options are for its -o.
 func makeQcow2(t *testing.T, raw, path, options string, compress bool) {
 	t.Helper()
 	args := []string{"convert", "-f", "raw", "-O", "qcow2"}
@@ -51,7 +52,7 @@ func makeQcow2(t *testing.T, raw, path, options string, compress bool) {
 	ok(t, "qemu-img", append(args, raw, path)...)
 }
 
-// diskDir makes an image directory with one raw image of the size.
+// diskDir makes an image directory with one raw image of this size.
 func diskDir(t *testing.T, size int64) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "disk")
