@@ -36,7 +36,7 @@ var fullWords = bytes.Repeat([]byte{0xff}, mapPageSize)
 
 // blockMap says for every block of an image who has its content: the disk's own file (set) or the image (clear). A
 // block is only ever set, never cleared, so whoever sees it set can rely on it without a lock. All methods may be
-// called from any number of goroutines; set calls for one block must not overlap (rangeLocks).
+// called from any number of goroutines; set calls for one block must not overlap (blockLocks).
 type blockMap struct {
 	blocks int64
 	clear  atomic.Int64 // blocks that are clear

@@ -31,8 +31,8 @@ func (o *Disk) readKeeping(p []byte, off int64) (int, error) {
 // begins at a block and ends at one or at the end of the image. What is not zero goes to the file by write.
 func (o *Disk) keep(p []byte, off int64, write func(p []byte, off int64) error) error {
 	first, last := o.span(off, int64(len(p)))
-	o.locks.lock(first, last)
-	defer o.locks.unlock(first, last)
+	held := o.locks.lock(first, last)
+	defer o.locks.unlock(held)
 	for block := first; block <= last; {
 		set, end := o.blocks.run(block, last)
 		if !set {
@@ -71,8 +71,8 @@ func (o *Disk) store(p []byte, off int64, write func(p []byte, off int64) error)
 // giveBack frees what the file has taken below blocks that are not marked: what is left of a full volume belongs to the guest, and to the small
 // files beside the disk. Where that fails it only takes longer.
 func (o *Disk) giveBack(first, last int64) {
-	o.locks.lock(first, last)
-	defer o.locks.unlock(first, last)
+	held := o.locks.lock(first, last)
+	defer o.locks.unlock(held)
 	for block := first; block <= last; {
 		set, end := o.blocks.run(block, last)
 		if !set {

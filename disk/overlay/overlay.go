@@ -47,7 +47,7 @@ type Disk struct {
 	opt     Options
 	blocks  *blockMap
 	maps    *mapStore
-	locks   rangeLocks
+	locks   blockLocks
 	scratch sync.Pool // *[]byte of opt.Unit bytes
 	failed  atomic.Bool
 	mapless atomic.Bool // the disk is complete: the map's files are closed, and say nothing any more
@@ -338,8 +338,8 @@ func (o *Disk) dropImage() {
 // dropMaps closes the map's files, when every block is marked and the disk is known to be complete without them.
 func (o *Disk) dropMaps() error {
 	// Who marks blocks that had been marked meanwhile may still be about to save that. Later ones save nothing: every page is full.
-	o.locks.lock(0, o.blocks.blocks-1)
-	defer o.locks.unlock(0, o.blocks.blocks-1)
+	held := o.locks.lock(0, o.blocks.blocks-1)
+	defer o.locks.unlock(held)
 	o.flushMu.Lock()
 	defer o.flushMu.Unlock()
 	o.mapless.Store(true)
@@ -393,8 +393,8 @@ func (o *Disk) apply(op change, p []byte, off, length int64) error {
 // change does op to a range of which blocks may not be marked yet, and marks them.
 func (o *Disk) change(op change, p []byte, off, length int64) error {
 	first, last := o.span(off, length)
-	o.locks.lock(first, last)
-	defer o.locks.unlock(first, last)
+	held := o.locks.lock(first, last)
+	defer o.locks.unlock(held)
 	end := off + length
 	headBegin, headEnd := o.bounds(first)
 	tailBegin, tailEnd := o.bounds(last)

@@ -262,7 +262,7 @@ func TestGivingBackSparesTheGuest(t *testing.T) {
 	d := newSimDisk(t, 1, Options{})
 	_, err := d.over.WriteAt(filetest.Block('g', minGranule), 7*minGranule)
 	require.NoError(t, err)
-	d.over.locks.lock(5, 5)
+	held := d.over.locks.lock(5, 5)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -276,7 +276,7 @@ func TestGivingBackSparesTheGuest(t *testing.T) {
 	_, err = d.file.WriteAt(filetest.Block('g', minGranule), 5*minGranule)
 	require.NoError(t, err)
 	require.NoError(t, d.over.mark(5, 5))
-	d.over.locks.unlock(5, 5)
+	d.over.locks.unlock(held)
 	<-done
 	for _, written := range []int64{5, 7} {
 		p := make([]byte, minGranule)
@@ -289,7 +289,7 @@ func TestGivingBackSparesTheGuest(t *testing.T) {
 // The files of the map are closed when nobody is about to save a change any more, who would else fail.
 func TestMapsAreDroppedAfterTheLastChange(t *testing.T) {
 	d := newSimDisk(t, 1, Options{})
-	d.over.locks.lock(3, 3)
+	held := d.over.locks.lock(3, 3)
 	dropped := make(chan error, 1)
 	go func() { dropped <- d.over.dropMaps() }()
 	select {
@@ -297,7 +297,7 @@ func TestMapsAreDroppedAfterTheLastChange(t *testing.T) {
 		t.Fatal("it did not wait")
 	case <-time.After(50 * time.Millisecond):
 	}
-	d.over.locks.unlock(3, 3)
+	d.over.locks.unlock(held)
 	require.NoError(t, <-dropped)
 }
 
@@ -322,62 +322,6 @@ func TestMapsOfLargeImages(t *testing.T) {
 	require.Zero(t, m.clear.Load())
 	require.True(t, m.allSet(0, m.blocks-1))
 	require.Equal(t, m.blocks, m.nextClear(0))
-}
-
-// Ranges that do not overlap are held at once, others one after the other.
-func TestRangeLocks(t *testing.T) {
-	var l rangeLocks
-	l.lock(10, 20)
-	l.lock(21, 30)
-	l.lock(0, 9)
-	taken := make(chan struct{})
-	go func() {
-		l.lock(20, 21)
-		close(taken)
-	}()
-	l.unlock(10, 20)
-	select {
-	case <-taken:
-		t.Fatal("it overlaps a range that is held")
-	default:
-	}
-	l.unlock(21, 30)
-	<-taken
-	l.unlock(20, 21)
-	l.unlock(0, 9)
-	require.Empty(t, l.queue)
-}
-
-// A discard of the whole disk waits for the writes that came before it, and not for those that came later: there is always one.
-func TestLargeRangesHaveTheirTurn(t *testing.T) {
-	var l rangeLocks
-	queued := func(n int) {
-		require.Eventually(t, func() bool {
-			l.mu.Lock()
-			defer l.mu.Unlock()
-			return len(l.queue) == n
-		}, 30*time.Second, time.Millisecond)
-	}
-	l.lock(3, 3)
-	order := make(chan string, 2)
-	go func() {
-		l.lock(0, 100)
-		order <- "all"
-		l.unlock(0, 100)
-	}()
-	queued(2)
-	go func() {
-		l.lock(50, 50)
-		order <- "one"
-		l.unlock(50, 50)
-	}()
-	queued(3)
-	l.lock(200, 200) // not in the way of anybody
-	l.unlock(200, 200)
-	l.unlock(3, 3)
-	require.Equal(t, "all", <-order)
-	require.Equal(t, "one", <-order)
-	queued(0)
 }
 
 // Beside a guest that does something, who took some time in storage rests three times as long.

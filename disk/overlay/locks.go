@@ -1,0 +1,27 @@
+package overlay
+
+import (
+	"sync"
+
+	"kubevirt.io/disk/internal/rangelock"
+)
+
+// blockLocks give exclusive use of ranges of blocks, first come, first served. The zero value is ready
+// to use.
+type blockLocks struct{ table rangelock.Table }
+
+// holds are *rangelock.Hold.
+var holds = sync.Pool{New: func() any { return new(rangelock.Hold) }}
+
+// lock waits for the blocks first to last, and holds them until unlock.
+func (l *blockLocks) lock(first, last int64) *rangelock.Hold {
+	h := holds.Get().(*rangelock.Hold)
+	h.Set(rangelock.Write, "", first, last-first+1)
+	l.table.Lock(h)
+	return h
+}
+
+func (l *blockLocks) unlock(h *rangelock.Hold) {
+	l.table.Unlock(h)
+	holds.Put(h)
+}
