@@ -15,18 +15,18 @@ import (
 	"kubevirt.io/disk/integration/guest"
 )
 
-// Bounds for what the guest does, several times what it takes on a busy machine.
+// Time limits for the guest, several times what it needs on a busy machine.
 const (
 	guestBoot    = 8 * time.Minute
 	guestCommand = 8 * time.Minute
 )
 
-// kernelGuest is a running guest with the kernel's initiator, udev and the tools of a person who
-// debugs. The host's loopback addresses are reached under their own names, so that an address that
-// the daemon tells in a discovery is good in the guest.
+// kernelGuest is a running guest with the kernel's initiator, udev and debugging tools. It reaches
+// the host's loopback addresses under their own names. So an address that the daemon reports in a
+// discovery works in the guest.
 type kernelGuest struct {
 	*guest.Machine
-	prelude string // put before every script: variables
+	prelude string // variables, put before every script
 }
 
 // kernelGuestInit runs in the guest before the first command.
@@ -50,8 +50,8 @@ iscsid
 dmesg -C
 `
 
-// readAhead lets the guest read little ahead. The TCP of QEMU's user network knows windows of 64
-// KiB at most, and stalls for 5 seconds when one has been closed, which takes more data on the way
+// readAhead makes the guest read little ahead. The TCP of QEMU's user network has windows of at
+// most 64 KiB. It stalls for 5 seconds when a window has closed, which needs more data on the way
 // than that.
 const readAhead = `ACTION=="add", SUBSYSTEM=="block", KERNEL=="sd*[!0-9]", ATTR{queue/read_ahead_kb}="16"
 `
@@ -81,8 +81,7 @@ func startKernelGuest(t *testing.T) *kernelGuest {
 	return &kernelGuest{Machine: m}
 }
 
-// run executes a script up to the first command that fails, and returns what it printed and its
-// status.
+// run executes a script up to the first command that fails. It returns the output and the status.
 func (g *kernelGuest) run(t *testing.T, script string, line func(string)) (string, int) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), guestCommand)
@@ -92,7 +91,7 @@ func (g *kernelGuest) run(t *testing.T, script string, line func(string)) (strin
 	return r.Output, r.Status
 }
 
-// ok executes a script that must succeed, and returns what it printed.
+// ok executes a script that must succeed, and returns its output.
 func (g *kernelGuest) ok(t *testing.T, script string) string {
 	t.Helper()
 	output, status := g.run(t, script, nil)
@@ -100,7 +99,7 @@ func (g *kernelGuest) ok(t *testing.T, script string) string {
 	return output
 }
 
-// refused executes a script that must fail, and returns what it printed.
+// refused executes a script that must fail, and returns its output.
 func (g *kernelGuest) refused(t *testing.T, script string) string {
 	t.Helper()
 	output, status := g.run(t, script, nil)
@@ -108,8 +107,8 @@ func (g *kernelGuest) refused(t *testing.T, script string) string {
 	return output
 }
 
-// commands returns the SCSI commands that the guest's kernel has sent since the last call, as its
-// trace point prints them, such as "UNMAP regions=1 raw=42 00 ...".
+// commands returns the SCSI commands that the guest's kernel has sent since the last call. They
+// look as the kernel's trace point prints them, for example "UNMAP regions=1 raw=42 00 ...".
 func (g *kernelGuest) commands(t *testing.T) []string {
 	t.Helper()
 	var list []string
@@ -120,15 +119,15 @@ func (g *kernelGuest) commands(t *testing.T) []string {
 	return list
 }
 
-// about recognises how the kernel's messages about disks, file systems and iSCSI begin. Other
-// warnings are about the kernel itself, or about an emulated machine that waits for its processor.
+// about matches the start of kernel messages about disks, file systems and iSCSI. Other warnings
+// are about the kernel itself, or about an emulated machine that waits for its processor.
 var about = regexp.MustCompile(
 	`^ *(sd|scsi|iscsi|connection|session|EXT4|JBD2|Buffer I/O|I/O|blk|critical|device offline|Aborting)`)
 
-// usual says nothing bad: the attention that a target establishes for each new session.
+// usual is a harmless message: the unit attention that a target establishes for each new session.
 const usual = "Power-on or device reset occurred"
 
-// warnings returns what the guest's kernel has complained of since the last call.
+// warnings returns what the guest's kernel has complained about since the last call.
 func (g *kernelGuest) warnings(t *testing.T) []string {
 	t.Helper()
 	var list []string
@@ -141,16 +140,16 @@ func (g *kernelGuest) warnings(t *testing.T) []string {
 	return list
 }
 
-// document is a Markdown file with commands for a person.
+// document is a Markdown file with commands for people.
 type document struct {
 	text string
-	// blocks are heading to its blocks of commands, of a shell or in JSON; those of the document
-	// itself are under "".
+	// blocks maps a heading to its code blocks, which are shell commands or JSON. Blocks before the
+	// first heading are under "".
 	blocks map[string][]string
-	unused map[string]bool // headings that no test has asked for
+	unused map[string]bool // headings that no test has used
 }
 
-// readDocument reads a file, by its path from the directory examples.
+// readDocument reads a file. Its path is relative to the directory examples.
 func readDocument(t *testing.T, name string) *document {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("..", "examples", name))
@@ -175,7 +174,7 @@ func readDocument(t *testing.T, name string) *document {
 	return doc
 }
 
-// section returns a section's only or n-th block.
+// section returns the n-th block of a section, from 0.
 func (d *document) section(t *testing.T, heading string, n int) string {
 	t.Helper()
 	require.Greater(t, len(d.blocks[heading]), n, "the document has no such block under %q",

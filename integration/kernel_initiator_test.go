@@ -15,7 +15,7 @@ import (
 
 const kernelInitiator = "iqn.2026-01.test:kernel"
 
-// What examples/iscsiadm.md has for credentials.
+// The credentials in examples/iscsiadm.md.
 var kernelCHAP = map[string]string{
 	"CHAP_USERNAME": "vm", "CHAP_PASSWORD": "a-secret-of-the-vm",
 	"CHAP_MUTUAL_USERNAME": "wrapper", "CHAP_MUTUAL_PASSWORD": "a-secret-of-the-target",
@@ -32,12 +32,12 @@ func blank(t *testing.T, names ...string) string {
 	return dir
 }
 
-// TestKernelInitiator follows examples/iscsiadm.md in a guest with Debian's kernel, checks what
-// that kernel makes of the LUNs, and kills the daemon under it.
+// TestKernelInitiator follows examples/iscsiadm.md in a guest with Debian's kernel. It checks how
+// the kernel sees the LUNs, and kills the daemon while the guest uses them.
 func TestKernelInitiator(t *testing.T) {
 	requireTools(t, "e2fsck", "debugfs")
 	k := &kernelTest{all: t, kernelGuest: startKernelGuest(t), doc: readDocument(t, "iscsiadm.md")}
-	// Each part builds upon the one before.
+	// Each part builds on the one before.
 	parts := []struct {
 		name string
 		run  func(*kernelTest, *testing.T)
@@ -52,12 +52,12 @@ func TestKernelInitiator(t *testing.T) {
 	ran := 0
 	for _, part := range parts {
 		if !t.Run(part.name, func(t *testing.T) { ran++; part.run(k, t) }) {
-			t.Logf("the guest's kernel said last:\n%s", lastLines(k.ok(t, "dmesg"), 40))
+			t.Logf("the guest's kernel printed last:\n%s", lastLines(k.ok(t, "dmesg"), 40))
 			t.FailNow()
 		}
 	}
 	if ran == len(parts) {
-		require.Empty(t, k.doc.unused, "sections of the document that nothing follows")
+		require.Empty(t, k.doc.unused, "no part follows these sections of the document")
 	}
 }
 
@@ -70,7 +70,7 @@ type kernelTest struct {
 	config config
 }
 
-// serve starts a daemon, and lets the guest's variables name it.
+// serve starts a daemon, and sets the guest's variables for it.
 func (k *kernelTest) serve(t *testing.T, c config) {
 	t.Helper()
 	if c.stateDir == "" {
@@ -83,7 +83,7 @@ func (k *kernelTest) serve(t *testing.T, c config) {
 	k.prelude = strings.Replace(variables, portal, "PORTAL="+k.d.Portals[0]+"\n", 1)
 }
 
-// follow runs the blocks of a section and returns what each printed.
+// follow runs the blocks of a section and returns their outputs.
 func (k *kernelTest) follow(t *testing.T, heading string) []string {
 	t.Helper()
 	var out []string
@@ -94,7 +94,7 @@ func (k *kernelTest) follow(t *testing.T, heading string) []string {
 	return out
 }
 
-// disk is the file in which the daemon keeps an image's disk.
+// disk is the file in which the daemon keeps the disk of an image.
 func (k *kernelTest) disk(image string) string {
 	return filepath.Join(k.config.stateDir, "work", image, "disk.raw")
 }
@@ -115,7 +115,7 @@ func (k *kernelTest) fileSystem(t *testing.T) {
 	require.Greater(t, full, int64(8<<20), written)
 	require.Contains(t, k.ok(t, k.doc.section(t, "Use it", 1)), "trimmed")
 	require.Less(t, allocated(t, k.disk("disk.raw")), full+4<<20,
-		"what was trimmed is still allocated")
+		"trimmed space is still allocated")
 
 	require.Contains(t, k.follow(t, "Look for changes")[0], "Rescanning session")
 	again := k.follow(t, "Log out, and log in again")
@@ -125,8 +125,8 @@ func (k *kernelTest) fileSystem(t *testing.T) {
 	e2fsck(t, k.disk("disk.raw")+"?offset=1048576", "-fn")
 }
 
-// detected checks what the kernel has found out about a LUN, and which commands it has used
-// therefore.
+// detected checks what the kernel has found out about a LUN, and which commands it uses as a
+// result.
 func (k *kernelTest) detected(t *testing.T) {
 	k.serve(t, config{diskDir: blank(k.all, "disk.raw")})
 	k.follow(t, "Log in")
@@ -160,7 +160,7 @@ grep . ro removable alignment_offset device/vendor device/state device/queue_dep
 	queue/*_block_size queue/*_io_size queue/rotational queue/write_cache queue/fua queue/discard_granularity \
 	queue/discard_max_bytes queue/write_zeroes_max_bytes | sed 's,scsi_disk/[^/]*,scsi_disk,; s/ *$//' | grep -v hw_ | LC_ALL=C sort`))
 
-	// The kernel can turn the write cache off and on, and sends no flushes while it is off.
+	// The kernel can turn the write cache off and on. It sends no flushes while the cache is off.
 	k.ok(t, `cd /sys/block/$(basename $(readlink -f $DISK))
 echo "write through" | tee device/scsi_disk/*/cache_type
 test "$(cat queue/write_cache)" = "write through"
@@ -168,8 +168,7 @@ dd if=/dev/zero of=$DISK bs=4k count=1 conv=fsync
 echo "write back" | tee device/scsi_disk/*/cache_type
 test "$(cat queue/write_cache)" = "write back"`)
 
-	// What is written directly, discarded and zeroed in ranges of all sizes reads back as it
-	// should.
+	// Direct writes, discards and zeroing in ranges of all sizes must read back correctly.
 	k.ok(t, `dd if=/dev/urandom of=/tmp/want bs=1M count=8
 dd if=/tmp/want of=$DISK bs=8M oflag=direct
 dd if=/tmp/want of=/tmp/odd bs=512 count=77
@@ -193,15 +192,15 @@ test "$(dd if=$DISK bs=32k count=256 iflag=direct | md5sum)" = "$(md5sum </tmp/w
 		"zeroing that frees storage": `WRITE_SAME_16 .* unmap=1`,
 	} {
 		require.True(t, regexp.MustCompile(pattern).MatchString(sent),
-			"the kernel does not use %s: %s", what, pattern)
+			"the kernel has not sent %s: %s", what, pattern)
 	}
 	k.ok(t, "iscsiadm -m node -T $TARGET -p $PORTAL --logout; iscsiadm -m node -o delete")
 	require.Empty(t, k.warnings(t))
 }
 
 // second logs another initiator in while the first owns the LUN, as the destination of a migration
-// does. It is refused the medium, but learns of the write cache, so that it flushes when the first
-// has left and the LUN has become its own.
+// does. It may not use the medium, but it learns about the write cache. So it flushes once the
+// first has left and it owns the LUN.
 func (k *kernelTest) second(t *testing.T) {
 	k.serve(t, config{diskDir: blank(k.all, "disk.raw")})
 	k.follow(t, "Log in")
@@ -225,7 +224,7 @@ iscsiadm -m iface -I other -o delete`)
 	require.Contains(t, k.ok(t, "dmesg; dmesg -C"), "reservation conflict")
 }
 
-// chap logs in with and without credentials, right ones and wrong ones. It leaves the guest logged
+// chap logs in with and without credentials, with right and wrong ones. It leaves the guest logged
 // in to LUN 1 and 2, with mutual CHAP and digests.
 func (k *kernelTest) chap(t *testing.T) {
 	k.serve(t, config{diskDir: blank(k.all, "disk1.raw", "disk2.raw"),
@@ -246,12 +245,12 @@ func (k *kernelTest) chap(t *testing.T) {
 	k.ok(t, oneWay)
 	require.Contains(t, k.session(t), "username_in: <empty>")
 	require.Equal(t, "600\n", k.ok(t, "stat -c %a /etc/iscsi/nodes/$TARGET/*/default"),
-		"others can read the secret")
+		"other users can read the secret")
 
 	k.ok(t, "cp -p /etc/iscsi/iscsid.conf /tmp/iscsid.conf")
 	wrong := strings.ReplaceAll(mutual, kernelCHAP["CHAP_MUTUAL_PASSWORD"], "not-the-target")
 	require.Contains(t, k.refused(t, wrong), "received incorrect CHAP response from target",
-		"the initiator does not refuse a target that cannot prove itself")
+		"the initiator must refuse a target that cannot prove itself")
 	k.ok(t, "cp -p /tmp/iscsid.conf /etc/iscsi/iscsid.conf; "+login)
 	k.ok(t, mutual)
 	require.Contains(t, k.session(t), "username_in: wrapper")
@@ -270,9 +269,9 @@ func (k *kernelTest) chap(t *testing.T) {
 	k.onlyLostConnections(t)
 }
 
-// onlyLostConnections checks that the kernel has complained of nothing but connections that the
-// target has closed, and udev's reads of a disk that a logout took away, of which it does not print
-// all.
+// onlyLostConnections checks that the kernel complained only about connections that the target
+// closed, and about udev's reads of a disk that a logout removed. The kernel does not print all of
+// those.
 func (k *kernelTest) onlyLostConnections(t *testing.T) {
 	t.Helper()
 	for _, warning := range k.warnings(t) {
@@ -283,8 +282,8 @@ func (k *kernelTest) onlyLostConnections(t *testing.T) {
 
 func (k *kernelTest) session(t *testing.T) string { return k.ok(t, "iscsiadm -m session -P 2") }
 
-// writer writes files, each synced before its name and sum are printed. Another one is written all
-// the time, so that writes are under way whenever the daemon goes.
+// writer writes files, and syncs each before it prints the file's name and sum. It also rewrites
+// another file all the time, so that writes are under way whenever the daemon goes.
 const writer = `
 mkfs.ext4 -q -F $DISK
 mount $DISK /mnt
@@ -302,8 +301,8 @@ wait
 `
 
 // restarts kills and stops the daemon while the guest writes. The file system that the daemon has
-// at the moment of its death is sound and has every file that was synced before, and so has the one
-// that the guest ends up with.
+// when it dies is sound, and has every file that was synced before. So has the file system at the
+// end.
 func (k *kernelTest) restarts(t *testing.T) {
 	k.follow(t, "When the daemon restarts")
 	copied := filepath.Join(t.TempDir(), "copy.raw")
@@ -350,7 +349,7 @@ func (k *kernelTest) restarts(t *testing.T) {
 	k.onlyLostConnections(t)
 }
 
-// twoLUNs writes two LUNs at once.
+// twoLUNs writes to two LUNs at once.
 func (k *kernelTest) twoLUNs(t *testing.T) {
 	k.ok(t, `DISK2=${DISK%1}2
 both() { # both COMMAND: at once, with each disk as $1 and its number as $2
@@ -375,15 +374,15 @@ iscsiadm -m node -T $TARGET -p $PORTAL --logout`)
 	e2fsck(t, k.disk("disk2.raw"), "-fn")
 }
 
-// e2fsck checks a file system; anything that it would mend fails the test. Replaying the journal is
-// no mending.
+// e2fsck checks a file system. Anything that it would repair fails the test; replaying the journal
+// is not a repair.
 func e2fsck(t *testing.T, device string, args ...string) {
 	t.Helper()
 	ok(t, "e2fsck", append(args, device)...)
 }
 
-// hasFiles checks files of an ext4 file system, each told as its name and MD5 sum, without mounting
-// it.
+// hasFiles checks files of an ext4 file system without mounting it. Each sum is a name and an MD5
+// sum.
 func hasFiles(t *testing.T, device string, sums []string) {
 	t.Helper()
 	for _, sum := range sums {

@@ -13,8 +13,8 @@ import (
 // kernelModes are the LUNs of TestKernelOnEveryMode, in order.
 var kernelModes = []string{"copy-on-write", "copy-on-read", "clone", "none"}
 
-// TestKernelOnEveryMode has Linux run programs from a root file system on a LUN of each copy mode
-// at once, write to it, and find everything after the daemon was killed and started again.
+// TestKernelOnEveryMode: Linux runs programs from root file systems on LUNs of all copy modes at
+// once, and writes to them. It finds everything after the daemon was killed and started again.
 func TestKernelOnEveryMode(t *testing.T) {
 	requireTools(t, "mke2fs", "e2fsck", "qemu-img")
 	k := &kernelTest{all: t, kernelGuest: startKernelGuest(t), doc: readDocument(t, "iscsiadm.md")}
@@ -41,8 +41,8 @@ func TestKernelOnEveryMode(t *testing.T) {
 	k.serve(t, configOf(dir, settings, "", "LISTEN="+freePortal(t)))
 	k.follow(t, "Log in")
 
-	// A program of the file system runs from it: the guest puts its own there first, as it is
-	// static.
+	// Run a program from the file system itself. The guest copies its own busybox there first,
+	// which is static.
 	each := func(script string) string {
 		return `for n in 1 2 3 4; do D=${DISK%1}$n; M=/mnt/$n; ` + script + `; done
 `
@@ -64,13 +64,13 @@ func TestKernelOnEveryMode(t *testing.T) {
 	for n := range kernelModes {
 		require.Contains(t, out, "written in "+string(rune('1'+n)))
 	}
-	// What the host can see without the daemon: the disks that need no image.
+	// Now look at the disks on the host, without the daemon: those that need no image.
 	k.d.until("the clone is complete", func() bool { return k.d.complete(3) })
 	k.d.stop()
 	e2fsck(t, filepath.Join(state, "work", "3-clone.qcow2", "disk.raw"), "-fn")
 	e2fsck(t, filepath.Join(dir, "4-none.raw"), "-fn")
 	require.NoError(t, exec.Command("cmp", filepath.Join(dir, "1-copy-on-write.qcow2"),
-		filepath.Join(dir, "2-copy-on-read.qcow2")).Run(), "images are never written")
+		filepath.Join(dir, "2-copy-on-read.qcow2")).Run(), "images must never be written")
 }
 
 func configOf(diskDir, settings, stateDir string, env ...string) config {

@@ -18,8 +18,8 @@ import (
 	"kubevirt.io/disk/target/targettest"
 )
 
-// runPod starts the disk's container of a pod as the pod says: arguments, environment, secrets,
-// volumes and security context. It returns the container and where on this machine the volumes are.
+// runPod starts the disk's container as the pod says: arguments, environment, secrets, volumes and
+// security context. It returns the container, and where its volumes are on this machine.
 func runPod(t *testing.T, e *engine, image string, n network, pod *corev1.PodTemplateSpec,
 	secrets map[string]*corev1.Secret) (*container, map[string]string) {
 	t.Helper()
@@ -51,7 +51,7 @@ func runPod(t *testing.T, e *engine, image string, n network, pod *corev1.PodTem
 		options = append(options, "--volume="+places[m.Name]+":"+m.MountPath+":"+mode)
 	}
 	if *spec.SecurityContext.ReadOnlyRootFilesystem {
-		// Kubernetes mounts nothing that the pod does not name.
+		// Kubernetes mounts only what the pod names.
 		options = append(options, "--read-only", "--read-only-tmpfs=false")
 	}
 	if !*spec.SecurityContext.AllowPrivilegeEscalation {
@@ -65,8 +65,8 @@ func runPod(t *testing.T, e *engine, image string, n network, pod *corev1.PodTem
 	return c, places
 }
 
-// TestKubernetesExamplesRun runs the disk of each pod with podman, asks what the kubelet and
-// Prometheus would, and uses it as the VM of the pod, or a VM elsewhere, does.
+// TestKubernetesExamplesRun runs the disk of each pod with podman. It asks what the kubelet and
+// Prometheus would ask, and uses the disk as the VM of the pod, or a VM elsewhere, does.
 func TestKubernetesExamplesRun(t *testing.T) {
 	e := requireImages(t, "qemu-img", "qemu-io", "ip", qemuISCSI)
 	image, _ := oneDisk(t, e)
@@ -104,7 +104,7 @@ func TestKubernetesExamplesRun(t *testing.T) {
 
 			secret := all.secrets["my-fedora-chap"].StringData
 			if vm := pod.Spec.Containers[0]; vm.Name == "vm" {
-				// QEMU's own tool opens the disk by the VM's own arguments, in the pod's network.
+				// QEMU's own tool opens the disk with the VM's arguments, in the pod's network.
 				args := []string{"netns", "exec", filepath.Base(n.path), "qemu-io"}
 				for i, arg := range vm.Args {
 					arg = strings.NewReplacer("$(CHAP_USERNAME)",
@@ -121,7 +121,7 @@ func TestKubernetesExamplesRun(t *testing.T) {
 				ok(t, "ip", append(args, "-c", "write -P 5 0 64k", "-c", "read -P 5 0 64k")...)
 				require.NotZero(t,
 					client(t, nil, "qemu-img", "info", lunURL(n.host+":3260", 1)).status,
-					"the disk is the pod's alone")
+					"only the pod may reach the disk")
 			} else {
 				url := fmt.Sprintf("iscsi://%s%%%s@%s:%d/iqn.2017-01.io.kubevirt:wrapper/1",
 					secret["node.session.auth.username"],
@@ -129,7 +129,7 @@ func TestKubernetesExamplesRun(t *testing.T) {
 				ok(t, "qemu-io", "-f", "raw", "-c", "write -P 5 0 64k", "-c", "read -P 5 0 64k",
 					url)
 				disk, err := os.Open(filepath.Join(places["data"], "disk.img"))
-				require.NoError(t, err, "the disk is on the volume claim")
+				require.NoError(t, err, "the disk must be on the volume claim")
 				defer disk.Close()
 				start := make([]byte, 64<<10)
 				_, err = disk.Read(start)
@@ -142,7 +142,7 @@ func TestKubernetesExamplesRun(t *testing.T) {
 	}
 }
 
-// migrate hands the disk of a pod over from one initiator to another, by the commands of the
+// migrate hands the disk of a pod over from one initiator to another, with the commands of the
 // examples.
 func migrate(t *testing.T, c *container, host string, secret map[string]string) {
 	t.Helper()

@@ -22,9 +22,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/yaml"
 )
 
-// kubernetesExamples are the objects of the examples for Kubernetes.
+// kubernetesExamples are the objects in the examples for Kubernetes.
 type kubernetesExamples struct {
-	// by the name of the pod, or of what makes pods of it
+	// by the name of the pod, or of the object that makes the pod
 	pods     map[string]*corev1.PodTemplateSpec
 	deployed map[string]*appsv1.Deployment
 	services []*corev1.Service
@@ -34,7 +34,7 @@ type kubernetesExamples struct {
 }
 
 // readKubernetesExamples decodes every document as the API server does with strict field
-// validation: a field that the type does not have, or that is there twice, is an error.
+// validation: an unknown or duplicate field is an error.
 func readKubernetesExamples(t *testing.T) kubernetesExamples {
 	t.Helper()
 	all := kubernetesExamples{pods: map[string]*corev1.PodTemplateSpec{},
@@ -63,7 +63,7 @@ func readKubernetesExamples(t *testing.T) kubernetesExamples {
 			case *corev1.Secret:
 				all.secrets[o.Name] = o
 			default:
-				t.Errorf("%s: nothing checks a %T", file, object)
+				t.Errorf("%s: no test checks a %T", file, object)
 			}
 		}
 	}
@@ -106,12 +106,12 @@ func TestStrictDecodingBites(t *testing.T) {
 	}
 }
 
-// containersOf are all containers of a pod.
+// containersOf returns all containers of a pod.
 func containersOf(pod *corev1.PodTemplateSpec) []corev1.Container {
 	return slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers)
 }
 
-// diskContainer is the container that serves the disk.
+// diskContainer returns the container that serves the disk.
 func diskContainer(t *testing.T, pod *corev1.PodTemplateSpec) *corev1.Container {
 	t.Helper()
 	for _, c := range containersOf(pod) {
@@ -123,9 +123,8 @@ func diskContainer(t *testing.T, pod *corev1.PodTemplateSpec) *corev1.Container 
 	return nil
 }
 
-// TestKubernetesExamples checks what the API server and the admission of a cluster would: strict
-// types, the restricted pod security standard, and that what refers to something refers to what is
-// there.
+// TestKubernetesExamples checks what a cluster's API server and admission would: strict types, the
+// restricted pod security standard, and that every reference has a target.
 func TestKubernetesExamples(t *testing.T) {
 	all := readKubernetesExamples(t)
 	require.ElementsMatch(t, []string{"vm-env", "vm-files", "my-fedora-disk"}, keys(all.pods))
@@ -154,7 +153,8 @@ func TestKubernetesExamples(t *testing.T) {
 	}
 	for name, d := range all.deployed {
 		require.Equal(t, d.Spec.Selector.MatchLabels, d.Spec.Template.Labels)
-		require.EqualValues(t, 1, *d.Spec.Replicas, "two would be two disks behind one name: %s",
+		require.EqualValues(t, 1, *d.Spec.Replicas,
+			"two replicas would be two disks behind one name: %s",
 			name)
 		require.Equal(t, appsv1.RecreateDeploymentStrategyType, d.Spec.Strategy.Type)
 	}
@@ -194,7 +194,7 @@ func portNames(pod *corev1.PodTemplateSpec) (names []string) {
 	return names
 }
 
-// restrictedViolations lists what breaks the restricted pod security standard (policy "restricted",
+// restrictedViolations lists what breaks the restricted pod security standard (policy "restricted"
 // of Kubernetes 1.25 and later).
 func restrictedViolations(pod *corev1.PodSpec) (found []string) {
 	bad := func(format string, args ...any) { found = append(found, fmt.Sprintf(format, args...)) }
@@ -210,7 +210,7 @@ func restrictedViolations(pod *corev1.PodSpec) (found []string) {
 		if s.ConfigMap == nil && s.CSI == nil && s.DownwardAPI == nil && s.EmptyDir == nil &&
 			s.Ephemeral == nil && s.PersistentVolumeClaim == nil &&
 			s.Projected == nil && s.Secret == nil {
-			bad("volume %s is of a kind that is not allowed", v.Name)
+			bad("volume %s has a kind that is not allowed", v.Name)
 		}
 	}
 	for _, c := range slices.Concat(pod.InitContainers, pod.Containers) {
@@ -274,13 +274,13 @@ func TestRestrictedRulesBite(t *testing.T) {
 			{Name: "c", Ports: []corev1.ContainerPort{{HostPort: 1}}}},
 	}
 	require.Equal(t, []string{"a namespace of the host",
-		"volume v is of a kind that is not allowed", "c: privilege escalation",
+		"volume v has a kind that is not allowed", "c: privilege escalation",
 		"c: capabilities are not dropped", "c: may run as root", "c: no seccomp profile",
 		"c: host port"}, restrictedViolations(&pod))
 }
 
-// brokenReferences lists volumes, claims, secrets, their keys, and ports that a pod names and
-// nobody has.
+// brokenReferences lists the volumes, claims, secrets, keys and ports that a pod refers to but that
+// do not exist.
 func brokenReferences(pod *corev1.PodTemplateSpec, all kubernetesExamples) (found []string) {
 	bad := func(format string, args ...any) { found = append(found, fmt.Sprintf(format, args...)) }
 	volumes, used := map[string]bool{}, map[string]bool{}
@@ -332,8 +332,8 @@ func brokenReferences(pod *corev1.PodTemplateSpec, all kubernetesExamples) (foun
 	return found
 }
 
-// TestKubernetesSettings holds the variables and flags of the examples to those that the daemon
-// knows. That the credentials' are right is seen where the examples are run.
+// TestKubernetesSettings: the daemon knows every variable and flag of the examples. Running the
+// examples shows that the credentials' variables are right.
 func TestKubernetesSettings(t *testing.T) {
 	requireTools(t)
 	path, err := binary()

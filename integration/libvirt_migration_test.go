@@ -14,7 +14,7 @@ import (
 	"kubevirt.io/disk/libvirt"
 )
 
-// TestLibvirtMigration follows docs/live-migration.md with two libvirt daemons: a domain that
+// TestLibvirtMigration follows docs/live-migration.md with two libvirt daemons. A domain that
 // writes moves from one to the other, where its disk has another initiator name.
 func TestLibvirtMigration(t *testing.T) {
 	requireTools(t, append(libvirtTools, "bash")...)
@@ -38,7 +38,7 @@ func TestLibvirtMigration(t *testing.T) {
 		return xml(node, "--domain=vm", "--chap-username=vm", "--target-dev=sda")
 	}
 	require.Equal(t, strings.Replace(disk("node-1"), first, second, 1), disk("node-2"),
-		"the machines differ in the name only")
+		"the XML must differ only in the initiator name")
 
 	console := node1.listen("console")
 	document := domainXML(t, disk("node-1"), kernel, initrd, console.Addr().String())
@@ -73,7 +73,7 @@ func TestLibvirtMigration(t *testing.T) {
 		last = after.until(t, "wrote ")
 	}
 	_, err = node1.tryVirsh("dominfo", "vm")
-	require.Error(t, err, "the domain is gone from the first machine")
+	require.Error(t, err, "the domain must be gone from the first machine")
 	for _, options := range [][]string{nil, {"--inactive"}} {
 		var domain libvirtxml.Domain
 		shown := node2.virsh(append([]string{"dumpxml", "vm"}, options...)...)

@@ -24,8 +24,8 @@ import (
 	"kubevirt.io/disk/pages"
 )
 
-// TestLibvirtSchema holds what the library and the command print against libvirt's own schemas:
-// each disk in a domain, and the secrets.
+// TestLibvirtSchema validates what the library and the command print against libvirt's own schemas:
+// each disk within a domain, and the secrets.
 func TestLibvirtSchema(t *testing.T) {
 	requireTools(t, "virt-xml-validate", "xmllint")
 	lun := libvirt.LUN{
@@ -89,7 +89,7 @@ func TestLibvirtSchema(t *testing.T) {
 	require.NoError(t, os.WriteFile(bad,
 		[]byte(strings.Replace(document, `bus="sata"`, `bus="none"`, 1)), 0o644))
 	require.NotZero(t, client(t, nil, "virt-xml-validate", bad, "domain").status,
-		"the schema refuses what is wrong")
+		"the schema must refuse a wrong disk")
 }
 
 func validate(t *testing.T, document, schema string) {
@@ -99,14 +99,14 @@ func validate(t *testing.T, document, schema string) {
 	require.Contains(t, ok(t, "virt-xml-validate", path, schema), "validates", document)
 }
 
-// A credential as KubeVirt makes them: each part is 32 random bytes in base64url.
+// A credential in KubeVirt's form: each part is 32 random bytes in base64url.
 const (
 	kubevirtUser     = "kGd2w9-1pV_7hJtq0YbNzR4cXlA6sE8uTfMiOoWvQ3I="
 	kubevirtPassword = "Zx7-qT_b2LrWm0nUe9KsAaHc4VdYpJ6fXgQ1iB8oR5E="
 )
 
-// guestScript uses /dev/sda, then /dev/sdb, which comes and goes while it runs. It says what it
-// found, a line each.
+// guestScript uses /dev/sda, then /dev/sdb, which comes and goes while the script runs. It prints
+// one line for each finding.
 const guestScript = `
 await() { # await TEST...: until it holds
 	until "$@"; do sleep 0.1; done
@@ -134,9 +134,9 @@ read -r answer
 echo "sda again: $(sum sda 5 1)"
 `
 
-// TestLibvirtDomain runs a virtual machine in a real libvirtd. It uses one LUN by virtio-scsi with
-// CHAP, another is attached and detached while it runs, by IPv6 where there is any and passed
-// through to the guest. What the guest, the daemon and the images say must agree.
+// TestLibvirtDomain runs a virtual machine in a real libvirtd. It uses one LUN over virtio-scsi
+// with CHAP. A second LUN is attached and detached while it runs; this one is passed through to the
+// guest, over IPv6 if the machine has it. The guest, the daemon and the images must agree.
 func TestLibvirtDomain(t *testing.T) {
 	requireTools(t, libvirtTools...)
 	const mib = 1 << 20
@@ -153,7 +153,7 @@ func TestLibvirtDomain(t *testing.T) {
 	}
 	require.NoError(t, err)
 
-	// Served in place, so that the images are what the guest has.
+	// Served in place, so that the images show what the guest has.
 	images := filepath.Join(t.TempDir(), "disk")
 	image := func(n int) string { return filepath.Join(images, fmt.Sprintf("%d.raw", n)) }
 	for n := 1; n <= 2; n++ {
@@ -202,9 +202,9 @@ func TestLibvirtDomain(t *testing.T) {
 		"--chap-username="+kubevirtUser, "--secret-uuid="+uuid))
 	l.virsh("attach-device", "guest", hot, "--live")
 	serial, _, _ := strings.Cut(serialAndWWN(t, status, 2), " ")
-	// Linux prefers the designator with vendor and serial number to a NAA that is locally assigned.
+	// Linux prefers the designator with vendor and serial number to a locally assigned NAA.
 	require.Equal(t, "KUBEVIRT "+serial+" t10.KUBEVIRTDISK "+serial, said("sdb identity: "),
-		"the guest sees the target itself")
+		"the guest must see the target's own identity")
 	require.Equal(t, before[2], said("sdb read: "))
 	require.Equal(t, sha256Text(pattern), said("sdb wrote: "))
 	require.Equal(t, sha256Text(make([]byte, 2*mib)), said("sdb discarded: "))
@@ -212,7 +212,7 @@ func TestLibvirtDomain(t *testing.T) {
 	said("sdb may go")
 	l.virsh("detach-device", "guest", hot, "--live")
 	said("sdb is gone")
-	// A domain that ended now would end the detaching, too.
+	// If the domain ended now, that would end the detaching, too.
 	lines.answer(t)
 	require.Equal(t, sha256Text(pattern), said("sda again: "))
 	require.Equal(t, "0", said(guest.Ended+" "))
@@ -221,12 +221,12 @@ func TestLibvirtDomain(t *testing.T) {
 		content, err := os.ReadFile(image(n))
 		require.NoError(t, err)
 		require.True(t, bytes.Equal(pattern, content[5*mib:6*mib]),
-			"LUN %d has what the guest wrote", n)
+			"LUN %d must have what the guest wrote", n)
 		require.Equal(t, sha256Text(make([]byte, 2*mib)), sum(n, 1, 2))
 		require.EqualValues(t, 4*mib, nextData(t, image(n), mib),
-			"what the guest discarded is a hole, as is the MiB behind it")
+			"what the guest discarded, and the MiB after it, must be a hole")
 		require.EqualValues(t, mib, d.sample("kubevirt_disk_transferred_bytes_total", n, "write"),
-			"LUN %d: the guest wrote 1 MiB and nothing else", n)
+			"LUN %d: the guest must have written 1 MiB and nothing else", n)
 		require.GreaterOrEqual(t, d.sample("kubevirt_disk_transferred_bytes_total", n, "read"),
 			float64(4*mib))
 		require.Positive(t, d.sample("kubevirt_disk_operations_total", n, "discard"))
@@ -238,7 +238,7 @@ func TestLibvirtDomain(t *testing.T) {
 	}
 	require.Contains(t, d.get("/metrics"), `initiator="`+initiator+`"`)
 
-	// What libvirt shows of its disks is what they were made of.
+	// libvirt must show the disks that we made.
 	var domain libvirtxml.Domain
 	require.NoError(t, domain.Unmarshal(attached))
 	require.Len(t, domain.Devices.Disks, 2)
@@ -253,8 +253,7 @@ func TestLibvirtDomain(t *testing.T) {
 	require.NotContains(t, attached+l.virsh("secret-list"), kubevirtPassword)
 }
 
-// domainXML is a domain with the one disk, that boots the guest and has its console on a Unix
-// socket.
+// domainXML is a domain with one disk, which boots the guest and has its console on a Unix socket.
 func domainXML(t *testing.T, disk, kernel, initrd, console string) string {
 	t.Helper()
 	var d libvirtxml.DomainDisk
@@ -268,7 +267,7 @@ func domainXML(t *testing.T, disk, kernel, initrd, console string) string {
 			Kernel: kernel, Initrd: initrd,
 			Cmdline: "console=ttyS0 quiet panic=-1",
 		},
-		// without it the guest cannot power off
+		// without ACPI the guest cannot power off
 		Features: &libvirtxml.DomainFeatureList{ACPI: &libvirtxml.DomainFeature{}},
 		Devices: &libvirtxml.DomainDeviceList{
 			Controllers: []libvirtxml.DomainController{{Type: "scsi", Index: &controller,
@@ -295,7 +294,7 @@ func (l *libvirtd) listen(name string) net.Listener {
 	return listener
 }
 
-// consoleLines are what a guest prints.
+// consoleLines are the lines that a guest prints.
 type consoleLines struct {
 	conn  net.Conn
 	lines chan string
@@ -347,8 +346,8 @@ func (c *consoleLines) until(t *testing.T, prefix string) string {
 	}
 }
 
-// serialAndWWN are a LUN's serial number and NAA identifier of a status page, as a guest shows
-// them.
+// serialAndWWN returns a LUN's serial number and NAA identifier from a status page, in the form
+// that a guest prints.
 func serialAndWWN(t *testing.T, page string, lun uint16) string {
 	t.Helper()
 	var status pages.Status
@@ -362,7 +361,7 @@ func serialAndWWN(t *testing.T, page string, lun uint16) string {
 	return ""
 }
 
-// sample adds up the samples of a metric for a LUN and an operation, whoever the initiator is.
+// sample adds up a metric for a LUN and an operation, over all initiators.
 func (d *daemon) sample(metric string, lun int, operation string) (sum float64) {
 	d.t.Helper()
 	for line := range strings.Lines(d.get("/metrics")) {
@@ -390,7 +389,7 @@ func sha256Text(b []byte) string {
 	return hex.EncodeToString(hash[:])
 }
 
-// nextData returns where a file's first data from an offset on begins.
+// nextData returns the offset of a file's first data at or after an offset.
 func nextData(t *testing.T, path string, from int64) int64 {
 	t.Helper()
 	file, err := os.Open(path)

@@ -17,12 +17,12 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// libvirtd is a libvirt daemon of its own for a test, in session mode: everything that it keeps is
-// below one directory. As root it runs as nobody, because it would be the system's daemon
-// otherwise.
+// libvirtd is a libvirt daemon for one test, in session mode. It keeps everything below one
+// directory. If the test runs as root, the daemon runs as nobody; otherwise it would be the
+// system's daemon.
 type libvirtd struct {
 	t   *testing.T
-	dir string // readable for the daemon's user, and short, as it holds sockets
+	dir string // readable by the daemon's user; short, because it holds sockets
 	env []string
 	uid *syscall.Credential
 }
@@ -47,9 +47,9 @@ func startLibvirtd(t *testing.T) *libvirtd {
 	} {
 		l.env = append(l.env, variable+"="+filepath.Join(dir, name))
 	}
-	// Without virtlogd, and without confining what runs as an ordinary user anyway.
+	// No virtlogd, and no confinement of processes that are an ordinary user's anyway.
 	l.file("config/libvirt/qemu.conf", "stdio_handler = \"file\"\nsecurity_driver = \"none\"\n")
-	// Each is another machine to libvirt, which migrates nothing to itself.
+	// Each needs a host UUID of its own, because libvirt does not migrate to the same machine.
 	l.file("libvirtd.conf", fmt.Sprintf(
 		"log_outputs = \"3:stderr\"\nhost_uuid = \"01234567-89ab-cdef-0123-%012x\"\n",
 		rand.Int64N(1<<48)))
@@ -92,14 +92,14 @@ func startLibvirtd(t *testing.T) *libvirtd {
 		}
 		conn.Close()
 		return true
-	}, clientTimeout, 20*time.Millisecond, "libvirtd does not listen")
+	}, clientTimeout, 20*time.Millisecond, "libvirtd is not listening")
 	return l
 }
 
-// socket is where the daemon listens.
+// socket is the path that the daemon listens on.
 func (l *libvirtd) socket() string { return filepath.Join(l.dir, "run/libvirt/libvirt-sock") }
 
-// uri is how programs reach the daemon that do not have its environment.
+// uri is how programs without the daemon's environment reach it.
 func (l *libvirtd) uri() string { return "qemu+unix:///session?socket=" + l.socket() }
 
 // file writes a file below the daemon's directory, and returns its path.
@@ -125,7 +125,7 @@ func (l *libvirtd) own() {
 	}))
 }
 
-// command prepares a command that runs as the daemon's user, in its environment.
+// command prepares a command that runs as the daemon's user, with its environment.
 func (l *libvirtd) command(ctx context.Context, name string, args ...string) *exec.Cmd {
 	if _, err := exec.LookPath(name); err != nil {
 		name = filepath.Join("/usr/sbin", name)
@@ -137,7 +137,7 @@ func (l *libvirtd) command(ctx context.Context, name string, args ...string) *ex
 	return cmd
 }
 
-// virsh runs a command that must succeed, and returns what it printed.
+// virsh runs a command that must succeed, and returns its output.
 func (l *libvirtd) virsh(args ...string) string {
 	l.t.Helper()
 	out, err := l.tryVirsh(args...)
@@ -146,7 +146,7 @@ func (l *libvirtd) virsh(args ...string) string {
 }
 
 func (l *libvirtd) tryVirsh(args ...string) (string, error) {
-	// Clean-up runs after the test's own context has ended.
+	// The clean-up runs after the test's own context has ended.
 	ctx, cancel := context.WithTimeout(context.Background(), clientTimeout)
 	defer cancel()
 	out, err := l.command(ctx, "virsh",
@@ -154,11 +154,11 @@ func (l *libvirtd) tryVirsh(args ...string) (string, error) {
 	return strings.TrimSpace(string(out)), err
 }
 
-// defineSecret defines a secret and gives it its value, which is on no command line.
+// defineSecret defines a secret and sets its value, which is on no command line.
 func (l *libvirtd) defineSecret(document, value string) {
 	l.t.Helper()
 	path := l.file("secret.xml", document)
-	// "Secret UUID created"
+	// It prints "Secret UUID created".
 	fields := strings.Fields(l.virsh("secret-define", path))
 	require.Len(l.t, fields, 3)
 	l.virsh("secret-set-value", fields[1], "--file", l.file("secret.value", value), "--plain")

@@ -20,13 +20,13 @@ import (
 	"kubevirt.io/disk/target"
 )
 
-// runningTarget is a target of this process, as the daemon has none yet of which LUNs come and go.
+// runningTarget is a target in this process, because LUNs do not come and go in the daemon yet.
 type runningTarget struct {
 	*target.Server
 	portal string
 }
 
-// resizable is a disk in memory whose size can be changed.
+// resizable is a disk in memory that can change its size.
 type resizable struct {
 	*disktest.Memory
 	size atomic.Int64
@@ -80,8 +80,8 @@ func (s *runningTarget) remove(t *testing.T, number uint16) {
 	<-released
 }
 
-// TestKernelLUNsComeAndGo has the kernel find, lose and see grow a disk while it uses another one
-// of the same session.
+// TestKernelLUNsComeAndGo: the kernel finds a disk, sees it grow and loses it, while it uses
+// another disk in the same session.
 func TestKernelLUNsComeAndGo(t *testing.T) {
 	s := startTarget(t)
 	g := startKernelGuest(t)
@@ -119,7 +119,7 @@ END
 setsid sh /tmp/busy.sh $BUSY >/tmp/busy.log 2>&1 </dev/null &
 await test -s /tmp/rounds`)
 
-	// The asynchronous message alone has iscsid look for LUNs.
+	// iscsid looks for LUNs because of the asynchronous message alone.
 	d := s.add(t, 2, 2)
 	g.ok(t, fmt.Sprintf(`await disk 2
 D=$(disk 2)
@@ -128,7 +128,7 @@ dd if=/dev/urandom of=/tmp/two bs=64k count=16
 dd if=/tmp/two of=/dev/$D bs=64k oflag=direct
 dd if=/dev/$D bs=64k count=16 iflag=direct | cmp - /tmp/two`, runningSize))
 
-	// A disk that has grown shows it when it is looked at again, without a new session.
+	// The kernel notices that a disk has grown when it looks again, without a new session.
 	d.size.Store(2 * runningSize)
 	require.NoError(t, s.ResizeLUN(2))
 	g.ok(t, fmt.Sprintf(`D=$(disk 2)
@@ -138,8 +138,8 @@ iscsiadm -m session --rescan
 await size $D %d
 dd if=/tmp/two of=/dev/$D bs=64k seek=%d oflag=direct`, 2*runningSize, (2*runningSize>>16)-16))
 
-	// A disk that is removed fails, and so does the kernel's name for it when another disk has its
-	// number. That one is not touched.
+	// A removed disk fails. The kernel's name for it also fails when another disk gets its number.
+	// The other disk stays untouched.
 	s.remove(t, 2)
 	g.ok(t, `! dd if=/tmp/two of=/dev/$(disk 2) bs=64k count=1 oflag=direct`)
 	another := s.add(t, 2, 3)
@@ -148,7 +148,7 @@ dd if=/tmp/two of=/dev/$D bs=64k seek=%d oflag=direct`, 2*runningSize, (2*runnin
 iscsiadm -m session --rescan
 udevadm settle
 ! dd if=/tmp/two of=/dev/$D bs=64k count=1 oflag=direct`)
-	require.Zero(t, another.Allocated(), "a write for the removed disk")
+	require.Zero(t, another.Allocated(), "a write for the removed disk reached the other one")
 	g.ok(t, `D=$(disk 2)
 echo 1 >/sys/block/$D/device/delete
 await test ! -e /sys/block/$D
@@ -161,7 +161,7 @@ dd if=/tmp/two of=/dev/$D bs=64k oflag=direct
 dd if=/dev/$D bs=64k count=16 iflag=direct | cmp - /tmp/two`)
 	require.Positive(t, another.Allocated())
 
-	// Several at once, and found by hand.
+	// Several at once, found by a rescan.
 	for n := range uint16(5) {
 		s.add(t, 30+n, 30+uint64(n))
 	}
@@ -177,7 +177,7 @@ grep good /tmp/result
 iscsiadm -m node -T $TARGET -p $PORTAL --logout`)
 }
 
-// monitor is QEMU with a SCSI controller and no guest, by its monitor.
+// monitor drives a QEMU with a SCSI controller and no guest, over its monitor.
 type monitor struct {
 	t   *testing.T
 	in  io.Writer
@@ -207,7 +207,7 @@ func startMonitor(t *testing.T) *monitor {
 	return m
 }
 
-// do executes a command and returns what it returns, or its error.
+// do executes a command and returns its result, or its error.
 func (m *monitor) do(command string, arguments map[string]any) (string, error) {
 	m.t.Helper()
 	request := map[string]any{"execute": command}
@@ -244,7 +244,7 @@ func (m *monitor) good(command string, arguments map[string]any) string {
 	return answer
 }
 
-// plug gives the machine a LUN, and offers it by NBD as well: the test reads and writes in the
+// plug gives the machine a LUN, and exports it over NBD, so that the test can read and write in
 // place of a guest.
 func (m *monitor) plug(s *runningTarget, lun int) {
 	m.t.Helper()
@@ -262,7 +262,7 @@ func (m *monitor) export(lun int) {
 		"node-name": node, "writable": true})
 }
 
-// withdraw ends an export, which does not let the disk be resized, and waits until it has ended.
+// withdraw ends an export, because an exported disk cannot be resized, and waits for the end.
 func (m *monitor) withdraw(lun int) {
 	m.t.Helper()
 	m.good("block-export-del",
@@ -278,7 +278,7 @@ func iscsiNode(s *runningTarget, lun int) map[string]any {
 		"transport": "tcp", "portal": s.portal, "target": target.DefaultTargetName}
 }
 
-// unplug takes a LUN away from the machine.
+// unplug removes a LUN from the machine.
 func (m *monitor) unplug(lun int) {
 	m.t.Helper()
 	m.withdraw(lun)
@@ -289,7 +289,7 @@ func (m *monitor) unplug(lun int) {
 	}, guestCommand, 100*time.Millisecond)
 }
 
-// io runs a command of qemu-io on a disk of the machine.
+// io runs a qemu-io command on a disk of the machine.
 func (m *monitor) io(lun int, command string) (output string, status int) {
 	m.t.Helper()
 	url := fmt.Sprintf("nbd+unix:///node%d?socket=%s", lun, m.nbd)
@@ -307,8 +307,8 @@ func (m *monitor) works(lun, pattern int, at int64) {
 	}
 }
 
-// TestQEMULUNsComeAndGo plugs LUNs into a running QEMU that were added after it was started, has it
-// see one grow, and takes them away.
+// TestQEMULUNsComeAndGo plugs LUNs into a running QEMU that were added after it started. QEMU sees
+// one grow, and they are unplugged again.
 func TestQEMULUNsComeAndGo(t *testing.T) {
 	requireTools(t, "qemu-system-x86_64", "qemu-io", qemuISCSI)
 	s := startTarget(t)
@@ -316,7 +316,7 @@ func TestQEMULUNsComeAndGo(t *testing.T) {
 	m.plug(s, 1)
 	m.works(1, 1, 0)
 	_, err := m.do("blockdev-add", iscsiNode(s, 2))
-	require.Error(t, err, "there is none yet")
+	require.Error(t, err, "there must be no LUN 2 yet")
 
 	d := s.add(t, 2, 2)
 	m.plug(s, 2)
@@ -335,7 +335,7 @@ func TestQEMULUNsComeAndGo(t *testing.T) {
 	another := s.add(t, 2, 3)
 	output, _ = m.io(2, "write -P 5 0 64k")
 	require.Contains(t, output, "failed")
-	require.Zero(t, another.Allocated(), "a write for the removed disk")
+	require.Zero(t, another.Allocated(), "a write for the removed disk reached the other one")
 	m.works(1, 6, 0)
 	m.unplug(2)
 	m.plug(s, 2)

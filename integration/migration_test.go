@@ -20,8 +20,8 @@ import (
 	"kubevirt.io/disk/integration/guest"
 )
 
-// writerScript writes block after block to the disk, each past every cache, and says so. A block
-// that cannot be written is tried once.
+// writerScript writes block after block to the disk, each past every cache, and prints the number
+// of each. It tries each block only once.
 const writerScript = `
 until test -b /dev/sda; do sleep 0.1; done
 n=0
@@ -51,7 +51,8 @@ func buildWriter(t *testing.T, dir string) (kernel, initrd string) {
 	return kernel, initrd
 }
 
-// writerDisk makes the image that the guest writes to, served in place, and returns its path.
+// writerDisk makes the image that the guest writes to, which is served in place, and returns its
+// path.
 func writerDisk(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "disk", "vm.raw")
@@ -59,11 +60,12 @@ func writerDisk(t *testing.T) string {
 	return path
 }
 
-// blocksSaid returns the numbers of the blocks that the guest said of a word, "wrote" or "refused".
+// blocksSaid returns the numbers of the blocks that the guest has printed after a word, "wrote" or
+// "refused".
 func blocksSaid(console, word string) (list []int) {
 	for line := range strings.Lines(console) {
 		var n int
-		// A line that is not yet complete may have only a part of the number.
+		// An incomplete line may have only a part of the number.
 		if strings.HasSuffix(line, "\n") && strings.HasPrefix(line, word+" ") {
 			if _, err := fmt.Sscanf(line, word+" %d", &n); err == nil {
 				list = append(list, n)
@@ -73,7 +75,7 @@ func blocksSaid(console, word string) (list []int) {
 	return list
 }
 
-// requireBlocks holds that the image has the first n blocks as the guest wrote them.
+// requireBlocks checks that the image has the first n blocks as the guest wrote them.
 func requireBlocks(t *testing.T, image string, n int) {
 	t.Helper()
 	content, err := os.ReadFile(image)
@@ -84,19 +86,19 @@ func requireBlocks(t *testing.T, image string, n int) {
 	}
 }
 
-// migration follows a document's section in the directory dir.
+// migration follows a section of a document, in the directory dir.
 type migration struct {
 	t    *testing.T
 	doc  *document
 	dir  string
 	vars string // put before every block
 	env  []string
-	next int // the block of the section that follows
+	next int // the next block of the section
 }
 
 const migrationSection = "Try it with two QEMUs"
 
-// block returns the next block of the section, which must contain what it is about.
+// block returns the next block of the section, which must contain the word about.
 func (m *migration) block(about string) string {
 	m.t.Helper()
 	text := m.doc.section(m.t, migrationSection, m.next)
@@ -105,7 +107,7 @@ func (m *migration) block(about string) string {
 	return text
 }
 
-// command prepares the next block as a command, to which the guest's console belongs.
+// command prepares the next block as a command. The guest's console goes to the file console.
 func (m *migration) command(about, console string) *exec.Cmd {
 	m.t.Helper()
 	vars := m.vars + "guest=\"$guest -serial file:" + console + "\"\n"
@@ -125,11 +127,11 @@ func (m *migration) sh(about string) (output string, status int) {
 	return string(out), 0
 }
 
-// machine starts the QEMU of the next block, and returns what speaks to it.
+// machine starts the QEMU of the next block, and connects to its monitor.
 func (m *migration) machine(name, about string) *qmp {
 	m.t.Helper()
 	cmd := m.command(about, name+".console")
-	// All of the block is one process group, so that its end ends QEMU.
+	// The whole block is one process group, so that killing the group ends QEMU.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
@@ -144,7 +146,7 @@ func (m *migration) machine(name, about string) *qmp {
 		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
 		<-q.ended
 		if m.t.Failed() {
-			m.t.Logf("%s: QEMU printed %q, and its guest last:\n%s",
+			m.t.Logf("%s: QEMU printed %q; its guest printed last:\n%s",
 				name, out.String(), lastLines(q.said(), 20))
 		}
 	})
@@ -195,11 +197,11 @@ func (q *qmp) ask(command string) map[string]any {
 		object, _ := answer.Return.(map[string]any)
 		return object
 	}
-	require.Fail(q.t, "QEMU has gone", "%s: %s: %v", q.name, command, q.answers.Err())
+	require.Fail(q.t, "QEMU is gone", "%s: %s: %v", q.name, command, q.answers.Err())
 	return nil
 }
 
-// until waits for something of this machine.
+// until waits for a condition on this machine.
 func (q *qmp) until(what string, holds func() bool) {
 	q.t.Helper()
 	for end := time.Now().Add(guestCommand); !holds(); time.Sleep(20 * time.Millisecond) {
@@ -221,7 +223,7 @@ func (q *qmp) said() string {
 	return strings.ReplaceAll(string(text), "\r\n", "\n")
 }
 
-// says waits until the guest has said n times of a word what blocks it is true of.
+// says waits until the guest has printed the word for n blocks.
 func (q *qmp) says(word string, n int) {
 	q.t.Helper()
 	q.until(fmt.Sprintf("the guest %s %d blocks", word, n), func() bool {
@@ -230,7 +232,7 @@ func (q *qmp) says(word string, n int) {
 }
 
 // TestLiveMigration follows docs/live-migration.md: a guest that writes moves from one QEMU to
-// another, and the LUN with it.
+// another, together with the LUN.
 func TestLiveMigration(t *testing.T) {
 	requireTools(t, "bash", "qemu-system-x86_64", "qemu-io", qemuISCSI, "apt-get", "dpkg-deb")
 	dir := t.TempDir()
@@ -284,19 +286,19 @@ func TestLiveMigration(t *testing.T) {
 	destination.says("wrote", 20)
 	require.Empty(t, blocksSaid(destination.said(), "refused"))
 
-	// The first machine goes on with the guest that it still has in its memory. That may have to
-	// say of a block that it wrote before.
+	// The first machine resumes the guest that it still has in its memory. That guest may print
+	// once more that it wrote a block.
 	said := source.said()
 	source.ask(strings.TrimSpace(m.block("cont")))
 	source.says("refused", 3)
 	wrote, refused := blocksSaid(source.said(), "wrote"), blocksSaid(source.said(), "refused")
 	require.LessOrEqual(t, len(wrote), len(blocksSaid(said, "wrote"))+1,
-		"the first machine has written since")
+		"the first machine has written after the handover")
 	require.Equal(t, len(wrote), refused[0])
 	source.ask(strings.TrimSpace(m.block("quit")))
 	<-source.ended
 	require.Empty(t, m.doc.blocks[migrationSection][m.next:],
-		"blocks of the document that nothing follows")
+		"the test must follow every block of the document")
 
 	destination.says("wrote", 50)
 	destination.ask(`{"execute": "quit"}`)

@@ -17,7 +17,7 @@ import (
 
 const modesSize = 48 << 20
 
-// modeImages makes a directory with one image of each kind, all of the same content, and returns
+// modeImages makes a directory with one image of each kind, all with the same content, and returns
 // the content as a raw file.
 func modeImages(t *testing.T) (dir, source string, names []string) {
 	t.Helper()
@@ -30,9 +30,9 @@ func modeImages(t *testing.T) (dir, source string, names []string) {
 	return dir, source, []string{"1-plain.raw", "2-plain.qcow2", "3-zlib.qcow2", "4-zstd.qcow2"}
 }
 
-// TestCopyModes has QEMU use every kind of image in every mode that copies, ephemeral and
-// persistent: what it reads is the image, what it writes, zeroes and discards is there, and both
-// are after the daemon was killed.
+// TestCopyModes: QEMU uses every kind of image in every mode that copies, ephemeral and persistent.
+// It reads the image, and writes, zeroes and discards. All of it must be there after the daemon was
+// killed.
 func TestCopyModes(t *testing.T) {
 	requireTools(t, "qemu-img", "qemu-io", qemuISCSI)
 	dir, source, names := modeImages(t)
@@ -47,7 +47,7 @@ func TestCopyModes(t *testing.T) {
 				d := changeAndKill(t, c, source, names)
 				qemuIO(t, d.url(1), []string{"write -P 0x77 0 64k"})
 				d.stop()
-				// After that nothing but the changes is in a copy-on-write disk.
+				// Now a copy-on-write disk has nothing but the changes.
 				for _, name := range names {
 					path := filepath.Join(c.stateDir, "work", name, "disk.raw")
 					if kind == "persistent" {
@@ -63,8 +63,8 @@ func TestCopyModes(t *testing.T) {
 	}
 }
 
-// changeAndKill writes to disks of one content, kills the daemon, and finds the content with what
-// was written in a new one, which it returns.
+// changeAndKill writes to disks with the same content and kills the daemon. A new daemon, which it
+// returns, must have the content and the changes.
 func changeAndKill(t *testing.T, c config, source string, names []string) *daemon {
 	t.Helper()
 	want := filepath.Join(t.TempDir(), "want.raw")
@@ -74,7 +74,7 @@ func changeAndKill(t *testing.T, c config, source string, names []string) *daemo
 	changes := []string{"write -P 0x5a 1M 3M", "write -P 0xa5 7680 1024", "write -z 20M 2M",
 		"discard 40M 4M", "write -P 0x11 33554432 512", "flush"}
 	qemuIO(t, want, changes)
-	qemuIO(t, want, []string{"write -z 40M 4M"}) // what a discarded range of the disk reads as
+	qemuIO(t, want, []string{"write -z 40M 4M"}) // what a discarded range reads as
 
 	d := start(t, c)
 	for i := range names {
@@ -90,7 +90,7 @@ func changeAndKill(t *testing.T, c config, source string, names []string) *daemo
 	return d
 }
 
-// qemuIO runs commands of qemu-io on a raw disk.
+// qemuIO runs qemu-io commands on a raw disk.
 func qemuIO(t *testing.T, url string, commands []string) {
 	t.Helper()
 	args := []string{"-f", "raw", "-d", "unmap"}
@@ -101,8 +101,8 @@ func qemuIO(t *testing.T, url string, commands []string) {
 	require.NotContains(t, out, "failed", "%s", commands)
 }
 
-// A persistent disk in mode clone ends as disk.img alone: it is the image with the guest's changes,
-// for whoever mounts the volume.
+// TestPersistentCloneIsAPlainFile: in mode clone, a complete persistent disk is only disk.img. It
+// has the image and the guest's changes, for anybody who mounts the volume.
 func TestPersistentCloneIsAPlainFile(t *testing.T) {
 	requireTools(t, "qemu-img", "qemu-io", qemuISCSI)
 	dir, source := t.TempDir(), filepath.Join(t.TempDir(), "source.raw")
@@ -124,24 +124,25 @@ func TestPersistentCloneIsAPlainFile(t *testing.T) {
 	require.NoError(t, err)
 	var names []string
 	for _, path := range left {
-		// the rest differs from disk to disk
+		// the rest differs between disks
 		name, _, _ := strings.Cut(filepath.Base(path), "unit-")
 		names = append(names, name)
 	}
-	// The map is gone. What the logical unit keeps is whom it belonged to, for a handover after a
-	// restart. The state has space to be saved anew.
+	// The map is gone. The unit's file keeps the owner, for a handover after a restart. The state
+	// has spare space, so that it can always be saved again.
 	require.Equal(t, []string{"disk.img", "disk.img.lock", "disk.img.state", "disk.img.state.spare",
 		"disk.img."}, names)
 }
 
-// The directory of the disks is full: the guest's writes fail as a full thin disk does, it can
-// read, and goes on when there is space again; so does the copying.
+// TestFullWorkDirectory: the directory of the disks is full. The guest's writes fail as on a full
+// thin disk, and its reads work. When there is space again the guest goes on, and so does the
+// copying.
 func TestFullWorkDirectory(t *testing.T) {
 	requireTools(t, "qemu-img", "qemu-io", qemuISCSI)
 	dir, source := t.TempDir(), filepath.Join(t.TempDir(), "source.raw")
 	makeRaw(t, source, modesSize)
 	makeQcow2(t, source, filepath.Join(dir, "disk.qcow2"), "", true)
-	work := t.TempDir() // not where the ready file is, for which copying would leave no space
+	work := t.TempDir() // not with the ready file, for which copying would leave no space
 	mountTmpfs(t, work, "96m")
 	d := start(t, config{diskDir: dir,
 		env: map[string]string{"COPY_MODE": "copy-on-write", "WORK_DIR": work}})
@@ -158,7 +159,7 @@ func TestFullWorkDirectory(t *testing.T) {
 		"identical")
 	d.stop()
 
-	// Copying waits for space, and then completes the same disk.
+	// Copying waits for space, then completes the same disk.
 	fill(t, filler)
 	require.NoError(t, os.Truncate(filler, size(t, filler)-256<<10))
 	d = start(t, config{diskDir: dir,
@@ -180,8 +181,8 @@ func TestFullWorkDirectory(t *testing.T) {
 		"identical")
 }
 
-// TestReadyFileOnAFullFileSystem: that there is no space for its content, as where copying has
-// taken the last, does not keep disks from being served.
+// TestReadyFileOnAFullFileSystem: disks are served even if there is no space for the content of the
+// ready file, for example because copying took the last of it.
 func TestReadyFileOnAFullFileSystem(t *testing.T) {
 	state := t.TempDir()
 	mountTmpfs(t, state, "64k")
@@ -196,7 +197,7 @@ func TestReadyFileOnAFullFileSystem(t *testing.T) {
 		env: map[string]string{"WORK_DIR": t.TempDir()}})
 	d.kill()
 	require.FileExists(t, d.ReadyFile)
-	// in the place of what a killed one has left
+	// in place of the file that a killed daemon left
 	start(t, config{diskDir: diskDir(t, 1<<20), stateDir: state,
 		env: map[string]string{"WORK_DIR": t.TempDir()}})
 }
@@ -229,7 +230,7 @@ func mountTmpfs(t *testing.T, dir, size string) {
 	t.Cleanup(func() { require.NoError(t, unix.Unmount(dir, unix.MNT_DETACH)) })
 }
 
-// complete reports whether a LUN needs its image no more, as the status page has it.
+// complete says whether a LUN no longer needs its image, according to the status page.
 func (d *daemon) complete(lun uint16) bool {
 	d.t.Helper()
 	var page pages.Status
@@ -242,7 +243,7 @@ func (d *daemon) complete(lun uint16) bool {
 	return false
 }
 
-// until waits for a condition, as long as the daemon runs.
+// until waits for a condition while the daemon runs.
 func (d *daemon) until(what string, condition func() bool) {
 	d.t.Helper()
 	for deadline := time.Now().Add(clientTimeout); !condition(); time.Sleep(20 * time.Millisecond) {
@@ -258,12 +259,13 @@ func fileStat(t *testing.T, path string) *unix.Stat_t {
 	return &st
 }
 
-// size is a file's length, allocated what it takes on its file system. Bytes.
+// size is a file's length; allocated is the space that it takes on its file system. Both in bytes.
 func size(t *testing.T, path string) int64      { return fileStat(t, path).Size }
 func allocated(t *testing.T, path string) int64 { return fileStat(t, path).Blocks * 512 }
 
-// What an initiator reserves on a persistent disk, to be kept through a loss of power, is there
-// after the daemon was killed. An ephemeral disk promises no such thing, and says so.
+// TestReservationsOfAPersistentDisk: an initiator makes a reservation that persists through power
+// loss (APTPL). A persistent disk still has it after the daemon was killed. An ephemeral disk says
+// that it does not keep any.
 func TestReservationsOfAPersistentDisk(t *testing.T) {
 	requireTools(t)
 	const holder, other = "iqn.2026-01.test:holder", "iqn.2026-01.test:other"

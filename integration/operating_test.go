@@ -16,9 +16,8 @@ import (
 	"kubevirt.io/disk/integration/peers"
 )
 
-// TestOriginalWrapperCallers starts the daemon as the first KubeVirt releases start the wrapper
-// that it replaces: a port, a target name and a credential in the environment, and the image as LUN
-// 1.
+// TestOriginalWrapperCallers starts the daemon as the first KubeVirt releases started the original
+// wrapper: with a port, a target name and a credential in the environment, and the image as LUN 1.
 func TestOriginalWrapperCallers(t *testing.T) {
 	requireTools(t, "iscsi-ls", "qemu-img", qemuISCSI)
 	portal := freePortal(t)
@@ -36,7 +35,7 @@ func TestOriginalWrapperCallers(t *testing.T) {
 }
 
 // TestQEMUSurvivesARestart stops the daemon while QEMU writes, and starts it again at the same
-// place: QEMU logs in again by itself, and its work comes to a good end.
+// address. QEMU logs in again by itself and completes its work.
 func TestQEMUSurvivesARestart(t *testing.T) {
 	requireTools(t, "qemu-img", qemuISCSI)
 	dir, state := diskDir(t, 32<<20), t.TempDir()
@@ -45,16 +44,16 @@ func TestQEMUSurvivesARestart(t *testing.T) {
 	for name, stop := range map[string]func(*daemon){"SIGTERM": (*daemon).stop,
 		"kill -9": (*daemon).kill} {
 		t.Run(name, func(t *testing.T) {
-			// On a busy machine QEMU may have written all before this test gets to stop the daemon.
+			// On a busy machine QEMU may have written everything before the test stops the daemon.
 			for try := 1; writeOverARestart(t, c, stop) == 0; try++ {
-				require.Less(t, try, 10, "the second daemon never had anything to do")
+				require.Less(t, try, 10, "QEMU always finished before the restart")
 			}
 		})
 	}
 }
 
-// writeOverARestart has QEMU write while a daemon is stopped and started again, and returns how
-// many writes the second one was given.
+// writeOverARestart makes QEMU write while a daemon is stopped and started again. It returns how
+// many writes the second daemon received.
 func writeOverARestart(t *testing.T, c config, stop func(*daemon)) (rest int) {
 	t.Helper()
 	d := start(t, c)
@@ -76,7 +75,7 @@ func writeOverARestart(t *testing.T, c config, stop func(*daemon)) (rest int) {
 		require.NoError(t, err, out.String())
 	case <-time.After(2 * clientTimeout):
 		bench.Process.Kill()
-		t.Fatalf("qemu-img has not come to its end: %s", out.String())
+		t.Fatalf("qemu-img has not ended: %s", out.String())
 	}
 	require.Contains(t, out.String(), "Run completed")
 	rest = d.operations("write")
@@ -85,7 +84,7 @@ func writeOverARestart(t *testing.T, c config, stop func(*daemon)) (rest int) {
 	return rest
 }
 
-// operations is how many commands of a kind the daemon has counted, of all LUNs and initiators.
+// operations is how many commands of a kind the daemon has counted, over all LUNs and initiators.
 func (d *daemon) operations(kind string) (sum int) {
 	d.t.Helper()
 	for line := range strings.Lines(d.get("/metrics")) {
@@ -101,7 +100,7 @@ func (d *daemon) operations(kind string) (sum int) {
 	return sum
 }
 
-// TestSeveralClients has three of libiscsi's load generators read different LUNs at once, over both
+// TestSeveralClients: three of libiscsi's load generators read different LUNs at once, over both
 // address families.
 func TestSeveralClients(t *testing.T) {
 	requireTools(t, "iscsi-perf")
@@ -134,7 +133,7 @@ func TestSeveralClients(t *testing.T) {
 	}
 }
 
-// TestAccessModes writes, and tries to, in the modes that let several initiators in.
+// TestAccessModes writes, or tries to, in the modes that allow several initiators.
 func TestAccessModes(t *testing.T) {
 	requireTools(t, "qemu-io", qemuISCSI)
 	for _, c := range []struct {
@@ -153,8 +152,8 @@ func TestAccessModes(t *testing.T) {
 	}
 }
 
-// TestStatusPages looks at what an operator sees while a client is logged in, and that health
-// checks answer.
+// TestStatusPages checks what an operator sees while a client is logged in, and that health checks
+// answer.
 func TestStatusPages(t *testing.T) {
 	requireTools(t)
 	d := start(t, config{diskDir: diskDir(t, 8<<20)})
@@ -198,8 +197,8 @@ func TestStatusPages(t *testing.T) {
 		"healthcheck").status)
 }
 
-// TestStopWhileCopying stops a daemon that has just begun to copy an image: it ends with 0, and a
-// later start goes on.
+// TestStopWhileCopying stops a daemon that has just begun to copy an image. It exits with 0, and
+// the next start continues.
 func TestStopWhileCopying(t *testing.T) {
 	requireTools(t, "qemu-img")
 	source := filepath.Join(t.TempDir(), "source.raw")

@@ -2,6 +2,6 @@
 
 package integration
 
-// raceEnabled tells whether the tests run with the race detector; the daemon is then built with it,
-// too.
+// raceEnabled says whether the tests run with the race detector. If so, the daemon is built with
+// it, too.
 const raceEnabled = false

@@ -13,7 +13,7 @@ import (
 	"kubevirt.io/disk/target/targettest"
 )
 
-// loginTo logs an initiator of our own in, for what no client can be made to do.
+// loginTo logs in with our own initiator, for what other clients cannot do.
 func loginTo(t *testing.T, d *daemon, initiator string) *targettest.Session {
 	t.Helper()
 	addr, err := net.ResolveTCPAddr("tcp", d.Portals[0])
@@ -40,7 +40,7 @@ func logout(t *testing.T, s *targettest.Session) {
 	require.NoError(t, err)
 }
 
-// block is a block that tells its own address and the writer's round.
+// block is a block that contains its own address and the writer's round.
 func block(lba uint32, round byte) []byte {
 	b := bytes.Repeat([]byte{round}, 512)
 	bin.BigEndian.PutUint32(b, lba)
@@ -95,8 +95,8 @@ func TestStopUnderLoad(t *testing.T) {
 	}
 }
 
-// TestChangedImage replaces the image: the old disk is not served again, and the log says which and
-// why.
+// TestChangedImage replaces the image. The daemon does not serve the old disk again, and the log
+// says which disk and why.
 func TestChangedImage(t *testing.T) {
 	requireTools(t)
 	dir, state := diskDir(t, 8<<20), t.TempDir()
@@ -116,7 +116,7 @@ func TestChangedImage(t *testing.T) {
 	require.Contains(t, d.Output(), "changed")
 }
 
-// TestSeveralInitiators has several of them write and read a shared LUN at once.
+// TestSeveralInitiators: several initiators write and read a shared LUN at once.
 func TestSeveralInitiators(t *testing.T) {
 	requireTools(t)
 	d := start(t, config{diskDir: diskDir(t, 32<<20),
@@ -145,8 +145,8 @@ func TestSeveralInitiators(t *testing.T) {
 	}
 }
 
-// TestRefusesToStart is what a person meets who gets it wrong: an exit status and a message that
-// says what to do.
+// TestRefusesToStart: a wrong configuration ends with an exit status and a message that says what
+// to do.
 func TestRefusesToStart(t *testing.T) {
 	requireTools(t)
 	stray := t.TempDir()
@@ -165,7 +165,7 @@ func TestRefusesToStart(t *testing.T) {
 		{"no image", config{diskDir: empty}, 1, []string{empty}},
 		{"no directory", config{diskDir: empty + "/missing"}, 1, []string{empty + "/missing"}},
 		{"stray files", config{diskDir: stray}, 1, []string{"zz.txt", "odd.img", "link.raw"}},
-		{"begun a credential",
+		{"half a credential",
 			config{diskDir: good, env: map[string]string{"CHAP_USERNAME": testUser}}, 2,
 			[]string{"CHAP_USERNAME", "CHAP_PASSWORD"}},
 		{"short secret", config{diskDir: good,

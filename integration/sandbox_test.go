@@ -17,39 +17,38 @@ import (
 	"kubevirt.io/disk/integration/peers"
 )
 
-// sandbox is a container that podman or runc runs. It may be started again after it has been
-// stopped.
+// sandbox is a container that podman or runc runs. After a stop it may be started again.
 type sandbox interface {
 	start(t *testing.T)
 	exec(t *testing.T, args ...string) result
 	running(t *testing.T) bool
 	pid(t *testing.T) string
 	log(t *testing.T) string
-	// starts is how many of them the log is of.
+	// starts is how many starts the log covers.
 	starts() int
 	// stop sends SIGTERM and returns the exit status.
 	stop(t *testing.T) int
 }
 
-// untilReady asks as the original wrapper's callers do, until the LUNs can be used. What was logged
-// until then is in the log, where podman's monitor may take it later than the file appears.
+// untilReady asks as the original wrapper's callers do, until the LUNs can be used. It also waits
+// for the log, because podman's monitor may write it after the ready file appears.
 func untilReady(t *testing.T, s sandbox) {
 	t.Helper()
 	require.Eventually(t, func() bool {
 		return s.exec(t, "cat", "/tmp/healthy").status == 0 &&
 			strings.Count(s.log(t), `"msg":"ready"`) >= s.starts() || !s.running(t)
-	}, clientTimeout, 20*time.Millisecond, "not ready, and not ended")
+	}, clientTimeout, 20*time.Millisecond, "neither ready nor ended")
 	require.True(t, s.running(t), "it has ended:\n%s", s.log(t))
 }
 
-// untilLogged waits until the log has a text.
+// untilLogged waits until the log contains a text.
 func untilLogged(t *testing.T, s sandbox, text string) {
 	t.Helper()
 	require.Eventually(t, func() bool { return strings.Contains(s.log(t), text) }, clientTimeout,
 		20*time.Millisecond, "%s is not logged", text)
 }
 
-// logged returns a field of the last entry with a message in a log of JSON lines.
+// logged returns a field of the last entry with a message, from a log of JSON lines.
 func logged(log, message, field string) (value string) {
 	for line := range strings.Lines(log) {
 		var entry map[string]any
@@ -60,17 +59,17 @@ func logged(log, message, field string) (value string) {
 	return value
 }
 
-// container is a sandbox of podman.
+// container is a sandbox that podman runs.
 type container struct {
 	e    *engine
 	name string
-	args []string // of podman run, after its own
+	args []string // of podman: run and what follows
 
-	started int // how often, into one log
+	started int // how often; all starts share one log
 }
 
-// newContainer prepares a container of an image with further options for podman run; command is
-// what follows the image.
+// newContainer prepares a container of an image with additional options for podman run. command
+// follows the image.
 func (e *engine) newContainer(t *testing.T, image string, options []string,
 	command ...string) *container {
 	t.Helper()
@@ -132,8 +131,8 @@ func (c *container) wait(t *testing.T) int {
 	return status
 }
 
-// bundle is a sandbox of runc alone: what a runtime under Kubernetes does, with the configuration
-// in our hands.
+// bundle is a sandbox that runc alone runs, as a runtime under Kubernetes does. Here we make the
+// configuration ourselves.
 type bundle struct {
 	e       *engine
 	dir, id string
@@ -142,7 +141,7 @@ type bundle struct {
 
 // newBundle unpacks an image and makes a configuration for it: the image's user, entry point and
 // command, a read-only root file system, no capabilities, no new privileges, a tmpfs at /tmp, and
-// work as the work directory. netns is the path of a network namespace, "" the host's.
+// work as the work directory. netns is the path of a network namespace; "" means the host's.
 func (e *engine) newBundle(t *testing.T, image, work, netns string, env ...string) *bundle {
 	t.Helper()
 	b := &bundle{e: e, dir: t.TempDir(), id: fmt.Sprintf("runc-%d", imageNumber.Add(1))}
@@ -213,7 +212,7 @@ func (b *bundle) start(t *testing.T) {
 	b.cmd.Stdout, b.cmd.Stderr = out, out
 	require.NoError(t, b.cmd.Start())
 	require.Eventually(t, func() bool { return b.running(t) }, clientTimeout, 10*time.Millisecond,
-		"runc does not start it")
+		"runc has not started it")
 }
 
 func (b *bundle) exec(t *testing.T, args ...string) result {
@@ -254,17 +253,17 @@ func (b *bundle) starts() int { return 1 }
 func (b *bundle) stop(t *testing.T) int {
 	t.Helper()
 	require.Zero(t, b.runc(t, "kill", b.id, "TERM").status)
-	_ = b.cmd.Wait() // the status tells
+	_ = b.cmd.Wait() // ProcessState has the status
 	return b.cmd.ProcessState.ExitCode()
 }
 
-// network is where a container runs and how it is reached.
+// network is where a container runs, and how to reach it.
 type network struct {
 	path string // of the network namespace; "": the host's
 	host string // the address at which a client reaches it
 }
 
-// namespace makes a network namespace of its own, as a pod has it, that is linked to the host's.
+// namespace makes a network namespace, as a pod has one, and links it to the host's.
 func namespace(t *testing.T) network {
 	t.Helper()
 	requireTools(t, "ip")
@@ -287,7 +286,7 @@ func namespace(t *testing.T) network {
 	return network{path: "/run/netns/" + name, host: theirs}
 }
 
-// option is the network as podman run takes it.
+// option is the network as an option of podman run.
 func (n network) option() string {
 	if n.path == "" {
 		return "--network=host"
@@ -295,8 +294,8 @@ func (n network) option() string {
 	return "--network=ns:" + n.path
 }
 
-// settings are the variables that a container needs in the network: in a namespace of its own none,
-// as nothing else is there.
+// settings are the variables that a container needs in the network. In a namespace of its own it
+// needs none, because nothing else is there.
 func (n network) settings() []string {
 	if n.path == "" {
 		return []string{"LISTEN=127.0.0.1:0", "METRICS_LISTEN=127.0.0.1:0"}
@@ -313,13 +312,13 @@ func (n network) portal(t *testing.T, s sandbox) string {
 	return logged(s.log(t), "portal", "address")
 }
 
-// lunURL is the URL of a LUN of the default target with the tests' credential.
+// lunURL is the URL of a LUN of the default target, with the tests' credential.
 func lunURL(portal string, lun int) string {
 	return fmt.Sprintf("iscsi://%s%%%s@%s/%s/%d", testUser, testPassword, portal,
 		peers.DefaultTarget, lun)
 }
 
-// emptyDir is a volume as a pod gets it: everybody may write, and it outlives a container.
+// emptyDir is a volume like a pod's: everybody may write to it, and it outlives a container.
 func emptyDir(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -327,7 +326,7 @@ func emptyDir(t *testing.T) string {
 	return dir
 }
 
-// withEnv makes podman's options of variables.
+// withEnv turns variables into options of podman.
 func withEnv(variables ...string) (options []string) {
 	for _, v := range variables {
 		options = append(options, "--env="+v)

@@ -11,9 +11,9 @@ import (
 	"kubevirt.io/disk/target/targettest"
 )
 
-// TestGuestDoesNotDecideWhatItsDiskIs has a guest write what looks like another format to a disk
-// that is served in place. After kill -9, in another container, that disk has what was written, in
-// every copy mode, and the other disk is served, too.
+// TestGuestDoesNotDecideWhatItsDiskIs: a guest writes what looks like another format to a disk that
+// is served in place. After kill -9, in another container, the disk must have what was written, in
+// every copy mode. The other disk must be served, too.
 func TestGuestDoesNotDecideWhatItsDiskIs(t *testing.T) {
 	requireTools(t, "qemu-img")
 	const size, blocks = 8 << 20, 8 << 20 / 512

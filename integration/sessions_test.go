@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// bench has QEMU write in the background. It comes to its end when all is written.
+// bench is a QEMU that writes in the background. It ends when everything is written.
 type bench struct {
 	t     *testing.T
 	cmd   *exec.Cmd
@@ -39,13 +39,13 @@ func (b *bench) completes() {
 		require.NoError(b.t, err, b.out.String())
 	case <-time.After(2 * clientTimeout):
 		b.cmd.Process.Kill()
-		b.t.Fatalf("qemu-img has not come to its end: %s", b.out.String())
+		b.t.Fatalf("qemu-img has not ended: %s", b.out.String())
 	}
 	require.Contains(b.t, b.out.String(), "Run completed")
 }
 
-// TestKickedQEMU ends QEMU's session while it writes: it logs in again by itself, and nothing of
-// its work is missing.
+// TestKickedQEMU ends QEMU's session while it writes. QEMU logs in again by itself, and none of its
+// writes is missing.
 func TestKickedQEMU(t *testing.T) {
 	requireTools(t, "qemu-img", "qemu-io", qemuISCSI)
 	program, err := binary()
@@ -74,7 +74,7 @@ func TestKickedQEMU(t *testing.T) {
 				len(b.ended) > 0
 		})
 		if len(b.ended) > 0 {
-			break // a fast machine
+			break // it finished first, on a fast machine
 		}
 		require.Equal(t, []uint16{1}, now[0].LUNs)
 		okEnv(t, []string{work}, program, "kick", "--initiator", now[0].Initiator)
@@ -86,8 +86,8 @@ func TestKickedQEMU(t *testing.T) {
 	require.Contains(t, d.Output(), `"reason":"kicked"`)
 }
 
-// TestRotatedCredential gives the daemon another secret while QEMU writes: it goes on, and who
-// comes next needs the new one.
+// TestRotatedCredential gives the daemon another secret while QEMU writes. QEMU continues, and new
+// logins need the new secret.
 func TestRotatedCredential(t *testing.T) {
 	requireTools(t, "qemu-img", "qemu-io", qemuISCSI, "iscsi-ls")
 	secret := filepath.Join(t.TempDir(), "password")
@@ -103,7 +103,7 @@ func TestRotatedCredential(t *testing.T) {
 		env := []string{"LIBISCSI_CHAP_USERNAME=" + testUser, "LIBISCSI_CHAP_PASSWORD=" + password}
 		return client(t, env, "iscsi-ls", d.portalURL()).status
 	}
-	d.until("the new secret counts", func() bool { return list(next) == 0 })
+	d.until("the new secret is in force", func() bool { return list(next) == 0 })
 	require.NotZero(t, list(testPassword))
 	b.completes()
 	ok(t, "qemu-io", "-f", "raw", "-c", "read -P 0x5a 0 32M", d.chapURL(testUser, next, 1))

@@ -12,16 +12,16 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// maxFileLines is the hard cap on the length of a Go file: the folder listing is to be a table of
-// contents.
+// maxFileLines is the most lines that a Go file may have. With short files a folder listing is a
+// table of contents.
 const maxFileLines = 500
 
-// outsideLibraries are the packages that own their process: commands and tests' programs. The rules
-// below bind all others.
+// outsideLibraries are the packages that own their process: commands and the tests' programs. The
+// rules below apply to all others.
 var outsideLibraries = []string{"cmd/...", "scripts/...", "integration/..."}
 
-// TestLibrarySource holds the packages below cmd to what a library owes its caller: it never ends
-// the process, does nothing at import, and has no logger of its own.
+// TestLibrarySource checks what the packages below cmd owe their callers as libraries: they never
+// end the process, do nothing at import, and have no logger of their own.
 func TestLibrarySource(t *testing.T) {
 	checked := 0
 	for _, pkg := range listPackages(t) {
@@ -42,7 +42,7 @@ func TestLibrarySource(t *testing.T) {
 	require.NotZero(t, checked)
 }
 
-// TestFileLength holds every Go file, tests included, to the cap.
+// TestFileLength checks the length of every Go file, tests included.
 func TestFileLength(t *testing.T) {
 	for _, pkg := range listPackages(t) {
 		files, err := filepath.Glob(filepath.Join(pkg.Dir, "*.go"))
@@ -52,7 +52,7 @@ func TestFileLength(t *testing.T) {
 			file, err := parser.ParseFile(fset, path, nil, parser.SkipObjectResolution)
 			require.NoError(t, err)
 			if lines := fset.File(file.FileStart).LineCount(); lines > maxFileLines {
-				t.Errorf("%s/%s has %d lines, more than %d: split it by what it deals with",
+				t.Errorf("%s/%s has %d lines, more than %d: split it by subject",
 					pkg.ImportPath, filepath.Base(path), lines, maxFileLines)
 			}
 		}
@@ -100,7 +100,7 @@ func (t) init() { defer func() { recover() }() }
 	}, sourceViolations(fset, file))
 }
 
-// sourceViolations returns one sentence for each breach in a file.
+// sourceViolations returns one sentence for each violation in a file.
 func sourceViolations(fset *token.FileSet, file *ast.File) []string {
 	var found []string
 	report := func(node ast.Node, format string, args ...any) {
@@ -150,8 +150,8 @@ func sourceViolations(fset *token.FileSet, file *ast.File) []string {
 	return found
 }
 
-// packageLevelLog tells the functions of package log that write to its global logger; a variable
-// that is named log has none of them.
+// packageLevelLog says whether a function of package log writes to its global logger. A method of a
+// variable named log does not.
 func packageLevelLog(function string) bool {
 	for _, prefix := range []string{"Print", "Fatal", "Panic"} {
 		rest, ok := strings.CutPrefix(function, prefix)
@@ -162,7 +162,7 @@ func packageLevelLog(function string) bool {
 	return false
 }
 
-// mentionsLogger finds a zap, log or slog logger in the type or the value of a variable.
+// mentionsLogger says whether the type or the value of a variable is a zap, log or slog logger.
 func mentionsLogger(spec *ast.ValueSpec) bool {
 	found := false
 	ast.Inspect(spec, func(node ast.Node) bool {

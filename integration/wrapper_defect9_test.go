@@ -14,8 +14,8 @@ import (
 	"kubevirt.io/disk/pages"
 )
 
-// TestWrapperDefect9 is that readonly and serial, which the user put on the disk, were dropped from
-// the XML. Here both come from the daemon that serves it, or from the flags.
+// TestWrapperDefect9: the original wrapper dropped readonly and serial, which the user had set on
+// the disk, from the XML. Here both come from the daemon that serves the disk, or from the flags.
 func TestWrapperDefect9(t *testing.T) {
 	requireTools(t)
 	path, err := binary()
