@@ -169,8 +169,8 @@ func TestLargeCloneMayGoPastTheCache(t *testing.T) {
 	inst, _ := start(t, path, opt)
 	ways := func(n int) func() bool {
 		return func() bool {
-			open := openFiles(t, inst.Path) // the map's files, too
-			other := func(name string) bool { return name != inst.Path }
+			open := openFiles(t, inst.path) // the map's files, too
+			other := func(name string) bool { return name != inst.path }
 			return len(slices.DeleteFunc(open, other)) == n
 		}
 	}

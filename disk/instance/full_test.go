@@ -106,7 +106,7 @@ func TestEphemeralDiskOnAFullVolume(t *testing.T) {
 						filetest.Fill(t, opt.WorkDir)
 						settings(t, path, &opt)
 						again, _ := start(t, path, opt)
-						require.True(t, again.Kept)
+						require.True(t, again.kept)
 						if opt.Identity.Serial != "" {
 							serial = opt.Identity.Serial
 						}
@@ -120,7 +120,7 @@ func TestEphemeralDiskOnAFullVolume(t *testing.T) {
 					}
 					require.NoError(t, os.Remove(filepath.Join(opt.WorkDir, "filler")))
 					again, _ := start(t, path, opt)
-					require.True(t, again.Kept)
+					require.True(t, again.kept)
 					require.NoError(t, again.Disk.(disk.Discarder).Discard(4<<10, 1<<20))
 					clear(content[4<<10 : 4<<10+1<<20])
 					require.Equal(t, -1, filetest.FirstDifference(content, filetest.ReadAll(t, again, int64(len(content)))))

@@ -20,7 +20,7 @@ func TestFullVolumeWithOtherSettings(t *testing.T) {
 	for _, serial := range []string{"another", "and another"} {
 		opt.Identity.Serial = serial
 		again, _ := start(t, path, opt)
-		require.True(t, again.Kept)
+		require.True(t, again.kept)
 		require.NoError(t, again.Close())
 		s, err := loadState(again.dir.state())
 		require.NoError(t, err)

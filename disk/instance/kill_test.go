@@ -97,7 +97,7 @@ func TestKill(t *testing.T) {
 					img := openGood(t, image)
 					inst, err := Open(t.Context(), img, killOptions(dir, string(mode)))
 					require.NoError(t, err)
-					require.True(t, inst.Kept || last == 0)
+					require.True(t, inst.kept || last == 0)
 					got := filetest.ReadAll(t, inst, inst.Size())
 					// The write in flight may be there as a whole, in part, or not at all.
 					off, p := killWrite(next)

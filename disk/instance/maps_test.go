@@ -79,7 +79,7 @@ func TestWritesWhereTheImageHadAHole(t *testing.T) {
 				require.NoError(t, os.Rename(filepath.Join(dir, "new.raw"), path))
 				inst, _ := start(t, path, opt)
 				inst.copies.done.Wait()
-				require.Equal(t, i > 0, inst.Kept)
+				require.Equal(t, i > 0, inst.kept)
 				require.Equal(t, -1, filetest.FirstDifference(want, filetest.ReadAll(t, inst, size)), "start %d", i)
 				for _, off := range []int{8192*i + 512, 3<<20 + 8192*i} {
 					_, err := inst.WriteAt(filetest.Block(byte('a'+i), 4096), int64(off))
@@ -173,7 +173,7 @@ func TestMapsOfACompleteDiskAreRemoved(t *testing.T) {
 		require.NoError(t, os.WriteFile(name, []byte("left behind"), 0o600))
 	}
 	again, _ := start(t, path, opt)
-	require.True(t, again.Kept)
+	require.True(t, again.kept)
 	for _, name := range maps {
 		require.NoFileExists(t, name)
 	}
@@ -194,7 +194,7 @@ func TestDiskThatStopsBeingDurable(t *testing.T) {
 	opt.Durable = false
 	for range 2 {
 		again, logs := start(t, path, opt)
-		require.True(t, again.Kept, dropReason(logs))
+		require.True(t, again.kept, dropReason(logs))
 		p := make([]byte, 8192)
 		_, err = again.ReadAt(p, 4096)
 		require.NoError(t, err)
@@ -203,7 +203,7 @@ func TestDiskThatStopsBeingDurable(t *testing.T) {
 	}
 	reboot(t, inst)
 	lost, logs := start(t, path, opt)
-	require.False(t, lost.Kept, "it was not flushed this time")
+	require.False(t, lost.kept, "it was not flushed this time")
 	require.Contains(t, dropReason(logs), "restarted")
 }
 
@@ -223,7 +223,7 @@ func TestEphemeralDiskOnAnotherMount(t *testing.T) {
 	copy(want[8192:], filetest.Block('w', 4096))
 	for _, off := range []int{65536, 131072} {
 		again, logs := start(t, path, opt)
-		require.True(t, again.Kept, dropReason(logs))
+		require.True(t, again.kept, dropReason(logs))
 		require.Equal(t, -1, filetest.FirstDifference(want, filetest.ReadAll(t, again, again.Size())))
 		_, err = again.WriteAt(filetest.Block('d', 4096), int64(off))
 		require.NoError(t, err)

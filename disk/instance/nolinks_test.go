@@ -144,7 +144,7 @@ func TestLinksOfTheOperator(t *testing.T) {
 		settle(t, inst)
 		require.NoError(t, inst.Close())
 		again, _ := start(t, path, opt)
-		require.True(t, again.Kept)
+		require.True(t, again.kept)
 		require.NoError(t, again.Close())
 		left, _ := sweep(t, opt.WorkDir, t.TempDir(), "us")
 		require.NotContains(t, left, "a.raw")

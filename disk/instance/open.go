@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"path/filepath"
 	"sync"
-	"time"
 
 	"go.uber.org/zap"
 
@@ -41,15 +40,12 @@ type Options struct {
 type Instance struct {
 	disk.Disk
 	Identity   disk.Identity
-	Image      string   // file name in the image directory
-	Mode       CopyMode // as it is served
-	Path       string   // of the raw file that holds the disk
-	ReadOnly   bool     // writes are refused: as asked, or because the file cannot be written
-	Kept       bool     // the disk of an earlier start, with what was written to it
-	Grown      bool     // it is larger than it was at the earlier start
-	Persistent bool     // it survives the pod
-	Created    time.Time
+	ReadOnly   bool // writes are refused: as asked, or because the file cannot be written
+	Grown      bool // it is larger than it was at the earlier start
+	Persistent bool // it survives the pod
 
+	path    string // of the raw file that holds the disk
+	kept    bool   // the disk of an earlier start, with what was written to it
 	dir     *diskDir
 	content string       // identifies what is on the disk
 	durable bool         // a flush reaches storage
@@ -111,7 +107,7 @@ func Open(ctx context.Context, img *image.Image, opt Options) (*Instance, error)
 	if err != nil {
 		return nil, errors.Join(err, o.dir.close())
 	}
-	inst.Image, inst.Mode, inst.dir, inst.img, inst.Persistent = o.name, opt.Mode, o.dir, img, o.dir.persistent
+	inst.dir, inst.img, inst.Persistent = o.dir, img, o.dir.persistent
 	inst.closed = sync.OnceValue(inst.end)
 	if inst.copies == nil && img != nil {
 		// Nothing reads it any more.

@@ -60,24 +60,28 @@ func TestRestartKeepsTheDiskOfTheSameImage(t *testing.T) {
 	opt := Options{WorkDir: work}
 
 	first, logs := start(t, path, opt)
-	require.False(t, first.Kept)
+	require.False(t, first.kept)
 	require.Empty(t, dropReason(logs), "nothing was there")
 	require.Equal(t, 1, logs.FilterMessage("made a disk of the image").Len())
-	require.Equal(t, filepath.Join(work, "disk.raw", "disk.raw"), first.Path)
+	require.Equal(t, filepath.Join(work, "disk.raw", "disk.raw"), first.path)
 	require.Len(t, first.Identity.Serial, 20)
 	require.Equal(t, byte(3), first.Identity.NAA[0]>>4)
-	require.Equal(t, "disk.raw", first.Image)
-	require.Equal(t, CopyClone, first.Mode)
-	_, err := first.WriteAt(filetest.Block('w', 8192), 4096)
+	before, err := loadState(first.dir.state())
+	require.NoError(t, err)
+	require.Equal(t, "disk.raw", before.Image)
+	require.Equal(t, CopyClone, before.Mode)
+	_, err = first.WriteAt(filetest.Block('w', 8192), 4096)
 	require.NoError(t, err)
 	copy(content[4096:], filetest.Block('w', 8192))
 	require.NoError(t, first.Close())
 	require.NoError(t, first.Close())
 
 	again, logs := start(t, path, opt)
-	require.True(t, again.Kept)
+	require.True(t, again.kept)
 	require.Equal(t, first.Identity, again.Identity)
-	require.True(t, first.Created.Equal(again.Created))
+	after, err := loadState(again.dir.state())
+	require.NoError(t, err)
+	require.True(t, before.Created.Equal(after.Created))
 	require.True(t, bytes.Equal(content, filetest.ReadAll(t, again, again.Size())))
 	require.Equal(t, 1, logs.FilterMessageSnippet("keeping the existing disk").Len())
 	require.Zero(t, logs.FilterMessageSnippet("checking whether the image").Len(), "nothing is read")
@@ -91,7 +95,7 @@ func TestRestartKeepsTheDiskOfTheSameImage(t *testing.T) {
 	require.NoError(t, os.Chtimes(path, time.Unix(1, 0), time.Unix(1, 0)))
 	moved, logs := start(t, path, opt)
 	require.Equal(t, 1, logs.FilterMessageSnippet("checking whether the image").Len(), "it takes its time")
-	require.True(t, moved.Kept)
+	require.True(t, moved.kept)
 	require.Equal(t, first.Identity, moved.Identity)
 	require.NoError(t, moved.Close())
 	s, err := loadState(filepath.Join(work, "disk.raw", stateName))
@@ -150,7 +154,7 @@ func TestRestartDoesNotKeepTheDisk(t *testing.T) {
 			c.change(t, path, filepath.Join(work, "disk.raw"))
 
 			again, logs := start(t, path, opt)
-			require.False(t, again.Kept)
+			require.False(t, again.kept)
 			require.Contains(t, dropReason(logs), c.reason)
 			require.NotEqual(t, first.Identity, again.Identity)
 			want, err := os.ReadFile(path)
@@ -158,7 +162,7 @@ func TestRestartDoesNotKeepTheDisk(t *testing.T) {
 			require.True(t, bytes.Equal(want, filetest.ReadAll(t, again, again.Size())), "the image as it is now")
 			require.NoError(t, again.Close())
 			third, _ := start(t, path, opt)
-			require.True(t, third.Kept)
+			require.True(t, third.kept)
 		})
 	}
 }
@@ -181,16 +185,16 @@ func TestRestartNoticesAChangedBackingFile(t *testing.T) {
 	first, _ := start(t, top, opt)
 	require.NoError(t, first.Close())
 	again, _ := start(t, top, opt)
-	require.True(t, again.Kept)
+	require.True(t, again.kept)
 	require.NoError(t, again.Close())
 	filetest.Put(t, dir, "base.raw", filetest.Sample(1<<20, 2), 0)
 	changed, logs := start(t, top, opt)
-	require.False(t, changed.Kept)
+	require.False(t, changed.kept)
 	require.Contains(t, dropReason(logs), "base.raw")
 	require.NoError(t, changed.Close())
 	filetest.QemuImg(t, dir, "rebase", "-f", "qcow2", "-b", "", "top.qcow2")
 	flat, logs := start(t, top, opt)
-	require.False(t, flat.Kept)
+	require.False(t, flat.kept)
 	require.Contains(t, dropReason(logs), "0 backing files now, and had 1")
 }
 
@@ -213,7 +217,7 @@ func TestStartAfterAKillInTheMiddle(t *testing.T) {
 			}
 			filetest.Put(t, filepath.Join(work, "disk.raw"), smallfile.LockName, []byte("1 gone\n"), 0)
 			inst, _ := start(t, path, Options{WorkDir: work})
-			require.False(t, inst.Kept)
+			require.False(t, inst.kept)
 			require.True(t, bytes.Equal(content, filetest.ReadAll(t, inst, inst.Size())))
 			left, err := filepath.Glob(filepath.Join(work, "*", "*"+smallfile.PartialSuffix))
 			require.NoError(t, err)
@@ -241,7 +245,7 @@ func TestOneWorkDirectoryOneDaemon(t *testing.T) {
 	}
 	require.NoError(t, first.Close())
 	again, _ := start(t, path, Options{WorkDir: work})
-	require.True(t, again.Kept)
+	require.True(t, again.kept)
 }
 
 func TestModeNoneServesTheFileItself(t *testing.T) {
@@ -249,7 +253,7 @@ func TestModeNoneServesTheFileItself(t *testing.T) {
 	path := filetest.Put(t, dir, "disk.raw", []byte("data"), 1<<20)
 	opt := Options{WorkDir: work, Mode: CopyNone}
 	first, _ := start(t, path, opt)
-	require.Equal(t, path, first.Path)
+	require.Equal(t, path, first.path)
 	require.False(t, first.ReadOnly)
 	require.True(t, first.durable)
 	_, err := first.WriteAt(filetest.Block('w', 512), 512)
@@ -282,7 +286,7 @@ func TestModeNoneServesTheFileItself(t *testing.T) {
 	require.NotEqual(t, first.Identity, clone.Identity)
 	require.NoError(t, clone.Close())
 	back, logs := start(t, path, opt)
-	require.NoFileExists(t, clone.Path)
+	require.NoFileExists(t, clone.path)
 	require.Equal(t, 1, logs.FilterMessageSnippet("removing the disk of an earlier start").Len())
 	require.NotEqual(t, clone.Identity, back.Identity)
 }
@@ -362,7 +366,7 @@ func TestDurableDiskSurvivesARestartOfTheMachine(t *testing.T) {
 		{true, false}, {true, true}, {false, true}, {false, false}, // what ran without flushing is not kept
 	} {
 		inst, _ := start(t, path, Options{WorkDir: work, Durable: c.durable})
-		require.Equal(t, c.kept, inst.Kept, "start %d", i)
+		require.Equal(t, c.kept, inst.kept, "start %d", i)
 		require.NoError(t, inst.Close())
 		rewrite(t, filepath.Join(work, "disk.raw"), func(s *state) { s.Boot = "another" })
 	}
@@ -393,7 +397,7 @@ func TestCompleteClone(t *testing.T) {
 	require.Equal(t, 1, logs.FilterMessageSnippet("the disk is complete").Len())
 	done, data := progress.Data()
 	require.Equal(t, data, done)
-	require.NoFileExists(t, first.Path+".live")
+	require.NoFileExists(t, first.path+".live")
 	require.True(t, bytes.Equal(content, filetest.ReadAll(t, first, first.Size())))
 	_, err := first.WriteAt(filetest.Block('w', 512), 512)
 	require.NoError(t, err)
@@ -401,7 +405,7 @@ func TestCompleteClone(t *testing.T) {
 	require.NoError(t, first.Close())
 
 	again, _ := start(t, path, Options{WorkDir: work, Mode: CopyOnWrite})
-	require.True(t, again.Kept)
+	require.True(t, again.kept)
 	require.IsType(t, (*rawfile.File)(nil), again.Disk)
 	require.True(t, bytes.Equal(content, filetest.ReadAll(t, again, again.Size())))
 }
@@ -413,7 +417,7 @@ func TestModesOfOneDisk(t *testing.T) {
 	path := filetest.Put(t, dir, "disk.raw", content, 0)
 	for i, mode := range []CopyMode{CopyOnWrite, CopyOnRead, CopyClone} {
 		inst, _ := start(t, path, Options{WorkDir: work, Mode: mode})
-		require.Equal(t, i > 0, inst.Kept)
+		require.Equal(t, i > 0, inst.kept)
 		off := 1<<20 + i*4096 + 512
 		_, err := inst.WriteAt(filetest.Block(byte('a'+i), 1024), int64(off))
 		require.NoError(t, err)

@@ -48,7 +48,7 @@ func (o *opening) resume(s *state) (*Instance, error) {
 	if err != nil {
 		return nil, err
 	}
-	inst.Kept, inst.Grown = true, grown
+	inst.kept, inst.Grown = true, grown
 	return inst, nil
 }
 
@@ -88,7 +88,7 @@ func (o *opening) assemble(s *state, fresh bool) (*Instance, error) {
 	}
 	var file *rawfile.File
 	if err == nil {
-		file, err = rawfile.OpenDiskFile(o.dir.disk(), rawfile.Options{Durable: o.durable(), Private: true})
+		file, err = rawfile.Open(o.dir.disk(), rawfile.Options{Durable: o.durable(), Private: true})
 	}
 	if err != nil {
 		return nil, errors.Join(err, m.Close())
@@ -104,8 +104,8 @@ func (o *opening) assemble(s *state, fresh bool) (*Instance, error) {
 
 // instance is what is served, of a disk and its state.
 func (o *opening) instance(d disk.Disk, s *state) *Instance {
-	return &Instance{Disk: d, Identity: s.Identity, Path: o.dir.disk(), ReadOnly: o.opt.ReadOnly,
-		Created: s.Created, content: s.Map, durable: o.durable()}
+	return &Instance{Disk: d, Identity: s.Identity, path: o.dir.disk(), ReadOnly: o.opt.ReadOnly,
+		content: s.Map, durable: o.durable()}
 }
 
 // assembleComplete opens a file that is the whole disk.
@@ -114,7 +114,7 @@ func (o *opening) assembleComplete(s *state) (*Instance, error) {
 	if err := o.dir.removeMaps(); err != nil {
 		o.log.Warn("the map of the complete disk could not be removed", zap.Error(err))
 	}
-	file, err := rawfile.OpenDiskFile(o.dir.disk(), rawfile.Options{ReadOnly: o.opt.ReadOnly, Durable: o.durable(), Private: true})
+	file, err := rawfile.Open(o.dir.disk(), rawfile.Options{ReadOnly: o.opt.ReadOnly, Durable: o.durable(), Private: true})
 	if err != nil {
 		return nil, err
 	}

@@ -44,7 +44,7 @@ func TestImageThatWasNeverRead(t *testing.T) {
 
 	opt.OnImageChange = ImageChangeKeep
 	kept, _ := start(t, path, opt)
-	require.True(t, kept.Kept)
+	require.True(t, kept.kept)
 	copy(content[512:], filetest.Block('w', 512))
 	require.Equal(t, -1, filetest.FirstDifference(content, filetest.ReadAll(t, kept, kept.Size())))
 	kept.copies.done.Wait()
@@ -103,7 +103,7 @@ func TestFullVolumeIsServed(t *testing.T) {
 			moved(t, path, filetest.Sample(3<<20, 1))
 
 			again, logs := start(t, path, opt)
-			require.True(t, again.Kept)
+			require.True(t, again.kept)
 			if mode == CopyOnWrite {
 				require.Equal(t, 1, logs.FilterMessageSnippet("no space is left for the map").Len())
 				require.NoFileExists(t, again.dir.liveMap(), "it is of another machine, to which the disk may come back")

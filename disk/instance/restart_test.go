@@ -45,7 +45,7 @@ func TestRestartWithADamagedMap(t *testing.T) {
 			damage(t, first.dir.liveMap())
 			again, logs := start(t, path, opt)
 			require.Contains(t, dropReason(logs), "its map file")
-			require.False(t, again.Kept)
+			require.False(t, again.kept)
 			require.NotEqual(t, first.Identity, again.Identity, "it has other content")
 			require.NotEqual(t, filepath.Dir(first.Store().Where("kept")), filepath.Dir(again.Store().Where("kept")))
 			require.NoDirExists(t, filepath.Dir(first.Store().Where("kept")))
@@ -55,7 +55,7 @@ func TestRestartWithADamagedMap(t *testing.T) {
 			again.copies.done.Wait()
 			require.NoError(t, again.Close())
 			third, _ := start(t, path, opt)
-			require.True(t, third.Kept)
+			require.True(t, third.kept)
 			require.Equal(t, again.Identity, third.Identity)
 			require.Equal(t, filetest.Block('n', 512), filetest.ReadAll(t, third, 1536)[1024:])
 
@@ -63,7 +63,7 @@ func TestRestartWithADamagedMap(t *testing.T) {
 			first = use(opt)
 			damage(t, first.dir.liveMap())
 			again, _ = start(t, path, opt)
-			require.True(t, again.Kept)
+			require.True(t, again.kept)
 			require.Equal(t, filetest.Block('w', 512), filetest.ReadAll(t, again, 1024)[512:])
 			again.copies.done.Wait()
 			require.NoError(t, again.Close())
@@ -150,7 +150,7 @@ func TestDiskThatIsOnTheVolumeAlready(t *testing.T) {
 	opt := Options{PersistentDir: t.TempDir()}
 	filetest.Put(t, opt.PersistentDir, PersistentName, content, 0)
 	inst, _ := start(t, path, opt)
-	require.True(t, inst.Kept)
+	require.True(t, inst.kept)
 	require.Equal(t, -1, filetest.FirstDifference(content, filetest.ReadAll(t, inst, inst.Size())))
 	require.NoError(t, inst.Close())
 	again, _ := start(t, path, opt)
@@ -185,7 +185,7 @@ func TestCompleteDiskThatStopsBeingDurable(t *testing.T) {
 	for _, durable := range []bool{true, false} {
 		opt.Durable, opt.Owner = durable, "another"
 		inst, _ := start(t, path, opt)
-		require.True(t, inst.Kept)
+		require.True(t, inst.kept)
 		_, err := inst.WriteAt(filetest.Block('w', 512), 0)
 		require.NoError(t, err)
 		require.NoError(t, inst.Flush())

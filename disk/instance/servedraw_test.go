@@ -323,7 +323,7 @@ func TestOwnDiskFilesAreRaw(t *testing.T) {
 			inst.copies.done.Wait()
 		}
 		require.NoError(t, inst.Close())
-		info, err := image.Inspect(inst.Path, image.Options{})
+		info, err := image.Inspect(inst.path, image.Options{})
 		require.NoError(t, err)
 		require.True(t, info.Servable, info.Reason)
 		require.Equal(t, image.SourceServed, info.FormatSource)

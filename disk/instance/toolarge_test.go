@@ -50,7 +50,7 @@ func TestFilesThatAreTooLarge(t *testing.T) {
 		})
 	}
 	again, _ := start(t, small, Options{WorkDir: work})
-	require.True(t, again.Kept, "the disk is as it was")
+	require.True(t, again.kept, "the disk is as it was")
 	require.False(t, again.Grown)
 }
 

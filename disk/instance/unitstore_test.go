@@ -24,7 +24,7 @@ func TestStoreGoesWithTheDisk(t *testing.T) {
 
 	opt.Identity.Serial = "another"
 	again, _ := start(t, path, opt)
-	require.True(t, again.Kept)
+	require.True(t, again.kept)
 	kept, err := again.Store().Load("mode-pages")
 	require.NoError(t, err)
 	require.Equal(t, "x", string(kept))
@@ -32,7 +32,7 @@ func TestStoreGoesWithTheDisk(t *testing.T) {
 
 	filetest.Put(t, dir, "disk.raw", filetest.Sample(1<<20, 2), 0)
 	other, _ := start(t, path, opt)
-	require.False(t, other.Kept)
+	require.False(t, other.kept)
 	require.NotEqual(t, filepath.Dir(first.Store().Where("kept")), filepath.Dir(other.Store().Where("kept")))
 	require.NoDirExists(t, filepath.Dir(first.Store().Where("kept")))
 }
@@ -59,13 +59,13 @@ func TestStoreOfAnExchangedFile(t *testing.T) {
 	path := filetest.Put(t, dir, "disk.raw", []byte("data"), 1<<20)
 	opt := Options{Mode: CopyNone, WorkDir: t.TempDir()}
 	first, _ := start(t, path, opt)
-	require.False(t, first.Kept)
+	require.False(t, first.kept)
 	require.NoError(t, first.Store().Save("kept", []byte("x")))
 	require.NoError(t, first.Close())
 	for _, readOnly := range []bool{false, true, false} {
 		opt.ReadOnly = readOnly
 		again, logs := start(t, path, opt)
-		require.True(t, again.Kept)
+		require.True(t, again.kept)
 		kept, err := again.Store().Load("kept")
 		require.NoError(t, err)
 		require.Equal(t, "x", string(kept))
@@ -77,7 +77,7 @@ func TestStoreOfAnExchangedFile(t *testing.T) {
 	require.NoError(t, os.Rename(filepath.Join(dir, "new.raw"), path))
 	for i := range 2 {
 		other, logs := start(t, path, opt)
-		require.Equal(t, i > 0, other.Kept)
+		require.Equal(t, i > 0, other.kept)
 		require.Equal(t, first.Identity, other.Identity)
 		require.Equal(t, 1-i, logs.FilterMessageSnippet("is another one").Len())
 		kept, err := other.Store().Load("kept")

@@ -73,7 +73,7 @@ func TestAStartShortOfDescriptorsKeepsTheDisk(t *testing.T) {
 				}
 				require.Greater(t, refused, 1, "the state and more are opened one after the other")
 				again, logs := start(t, path, opt)
-				require.True(t, again.Kept, "%v", dropReason(logs))
+				require.True(t, again.kept, "%v", dropReason(logs))
 				require.Equal(t, id, again.Identity)
 				got := make([]byte, len(want))
 				_, err = again.ReadAt(got, 0)
@@ -129,7 +129,7 @@ func TestRestartKeepsTheDiskOfAnImageWhoseNameIsNoText(t *testing.T) {
 		first, _ := start(t, path, opt)
 		require.NoError(t, first.Close())
 		again, logs := start(t, path, opt)
-		require.True(t, again.Kept, "%s: %v", mode, dropReason(logs))
+		require.True(t, again.kept, "%s: %v", mode, dropReason(logs))
 		require.Equal(t, first.Identity, again.Identity)
 	}
 }

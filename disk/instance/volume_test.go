@@ -54,7 +54,7 @@ func TestSnapshotOfAVolumeOnTheSameMachine(t *testing.T) {
 			copy(want[4096:], filetest.Block('f', 4096))
 			opt.PersistentDir = restored
 			clone, _ := start(t, path, opt)
-			require.True(t, clone.Kept)
+			require.True(t, clone.kept)
 			require.Equal(t, inst.Identity, clone.Identity)
 			require.Equal(t, -1, filetest.FirstDifference(want, filetest.ReadAll(t, clone, clone.Size())))
 			_, err = clone.WriteAt(filetest.Block('c', 512), 2<<20)

@@ -126,7 +126,7 @@ func TestCloneGoesPastTheCacheBesideGuests(t *testing.T) {
 	over := newDisk(d, image, blocks, maps, held, Options{})
 	h := newHydration(over, CopyOptions{Slots: slots.New(4, slots.Options{})})
 	direct := &counted{WriterAt: past}
-	h.out = rawfile.NewServedWriter(d, direct, d.NewPlaces(nil), 1e6) // past the cache, whatever the storage is like
+	h.out = rawfile.NewServedWriter(d, direct, rawfile.NewPlaces(d.File, nil), 1e6) // past the cache, whatever the storage is like
 
 	want := bytes.Clone(content)
 	var ops, chunks atomic.Int64
@@ -196,7 +196,7 @@ func TestCloneGoesPastTheCacheBesideGuests(t *testing.T) {
 		require.Equal(t, -1, filetest.FirstDifference(want, got))
 	}
 	requireContent(filetest.ReadAll(t, over, size))
-	f, err := os.Open(d.Name())
+	f, err := os.Open(d.File.Name())
 	require.NoError(t, err)
 	defer f.Close()
 	require.NoError(t, unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED))

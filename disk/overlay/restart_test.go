@@ -43,7 +43,7 @@ func (d *disks) start(t *testing.T) *Disk {
 		filetest.Put(t, d.dir, "disk", nil, d.img.Size())
 	}
 	require.NoError(t, m.Begin(d.img))
-	file, err := rawfile.OpenDiskFile(d.file(), rawfile.Options{Durable: true, Private: true})
+	file, err := rawfile.Open(d.file(), rawfile.Options{Durable: true, Private: true})
 	require.NoError(t, err)
 	return New(file, d.img, m, d.opt)
 }

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -46,23 +45,14 @@ var (
 	_ disk.Syncer    = (*File)(nil)
 )
 
-// Open opens a regular file, whose size is a positive multiple of SectorSize, as a disk.
-func Open(path string, opt Options) (*File, error) { return openBy(os.OpenFile, path, opt) }
-
-// OpenDiskFile is Open for the file of a disk's own directory, to which no link leads.
-func OpenDiskFile(path string, opt Options) (*File, error) {
-	return openBy(osfile.OpenFile, path, opt)
-}
-
-// openBy opens a file by a function like os.OpenFile.
-func openBy(open func(path string, flags int, mode fs.FileMode) (*os.File, error), path string, opt Options) (
-	*File, error,
-) {
+// Open opens a regular file, whose size is a positive multiple of SectorSize, as a disk. It follows
+// no link, wherever in the path that is.
+func Open(path string, opt Options) (*File, error) {
 	flags := os.O_RDWR
 	if opt.ReadOnly {
 		flags = os.O_RDONLY
 	}
-	f, err := open(path, flags|osfile.OpenFlags, 0)
+	f, err := osfile.OpenFile(path, flags|osfile.OpenFlags, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -95,13 +85,8 @@ func FromOpen(f *os.File, opt Options) (*File, error) {
 	return disk, nil
 }
 
-// Name is the path that the file was opened by.
-func (f *File) Name() string { return f.File.Name() }
-
+// Size is what the file had when it was opened.
 func (f *File) Size() int64 { return f.size }
-
-// ReadOnly tells whether every write returns ErrReadOnly.
-func (f *File) ReadOnly() bool { return f.opt.ReadOnly }
 
 // ReadAt reads from the page cache or the storage below it. Concurrency: as Disk.
 func (f *File) ReadAt(p []byte, off int64) (int, error) {

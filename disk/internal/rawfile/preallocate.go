@@ -17,7 +17,7 @@ const preallocateFrom = 256 << 10
 // only do it twice. A nil one does nothing. Any number of goroutines.
 type Places struct {
 	file    *os.File
-	Busy    func() bool // a guest uses the file, and should not wait for a journal as well; nil: nobody does
+	busy    func() bool // a guest uses the file, and should not wait for a journal as well; nil: nobody does
 	useless atomic.Bool // the file cannot have places before it is written, as without extents
 }
 
@@ -26,13 +26,13 @@ func NewPlaces(f *os.File, busy func() bool) *Places {
 	if fileSystem(f) != unix.EXT4_SUPER_MAGIC {
 		return nil
 	}
-	return &Places{file: f, Busy: busy}
+	return &Places{file: f, busy: busy}
 }
 
 // before is called before a range is written that reads as zeros until then, and still does afterwards. What goes wrong is no matter, as the write
 // meets it, too.
 func (p *Places) before(off, length int64) {
-	if p == nil || length < preallocateFrom || p.useless.Load() || p.Busy != nil && p.Busy() {
+	if p == nil || length < preallocateFrom || p.useless.Load() || p.busy != nil && p.busy() {
 		return
 	}
 	err := osfile.Retry(func() error { return unix.Fallocate(int(p.file.Fd()), unix.FALLOC_FL_KEEP_SIZE, off, length) })
@@ -40,6 +40,3 @@ func (p *Places) before(off, length int64) {
 		p.useless.Store(true)
 	}
 }
-
-// NewPlaces is newPreallocator for the file of a disk.
-func (f *File) NewPlaces(busy func() bool) *Places { return NewPlaces(f.File, busy) }

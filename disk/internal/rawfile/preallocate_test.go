@@ -17,14 +17,14 @@ func TestPreallocator(t *testing.T) {
 	var none *Places
 	none.before(0, size)
 	guest := true
-	p := &Places{file: f, Busy: func() bool { return guest }}
+	p := &Places{file: f, busy: func() bool { return guest }}
 	p.before(0, size) // beside a guest
 	guest = false
 	p.before(0, preallocateFrom-1)
 	require.Zero(t, filetest.Allocated(t, f.Name()))
 	p.before(size-preallocateFrom, preallocateFrom)
 	require.EqualValues(t, preallocateFrom, filetest.Allocated(t, f.Name()))
-	p.Busy = nil
+	p.busy = nil
 	p.before(0, preallocateFrom)
 	require.EqualValues(t, 2*preallocateFrom, filetest.Allocated(t, f.Name()))
 	content, err := os.ReadFile(f.Name())
@@ -46,6 +46,23 @@ func TestPreallocator(t *testing.T) {
 	require.NoError(t, err)
 	defer other.Close()
 	require.Nil(t, NewPlaces(other, nil), "not of ext4")
+}
+
+// What is written into a disk that is served has its place before, unless the guest does something.
+func TestServedWriterGivesPlaces(t *testing.T) {
+	d, err := Open(filetest.Sparse(t, 1<<20).Name(), Options{Private: true})
+	require.NoError(t, err)
+	defer d.Close()
+	guest := false
+	w, done := d.ServedWriter(func() bool { return guest })
+	defer done()
+	if NewPlaces(d.File, nil) == nil {
+		require.Nil(t, w.Places)
+		return
+	}
+	require.False(t, w.Places.busy())
+	guest = true
+	require.True(t, w.Places.busy())
 }
 
 // placed is a file of which each large write has to find its place allocated.

@@ -57,8 +57,8 @@ func NewWriter(cached, direct io.WriterAt) *Writer {
 // not wait for.
 const ServedWorth = 1. / cacheWorth
 
-// NewServedWriter is newRawWriter for the file of a disk that is served meanwhile, and that the guest writes to in small pieces later.
-// worth is what the speed of the direct way counts to that of the others, see servedWorth.
+// NewServedWriter is NewWriter for the file of a disk that is served meanwhile, and that the guest writes to in small pieces later.
+// worth is what the speed of the direct way counts to that of the others, see ServedWorth.
 func NewServedWriter(cached, direct io.WriterAt, places *Places, worth float64) *Writer {
 	w := NewWriter(cached, direct)
 	w.pace.rates[largeFolios] = 0
@@ -70,11 +70,11 @@ func NewServedWriter(cached, direct io.WriterAt, places *Places, worth float64) 
 // ServedWriter is NewServedWriter with what this file has: a way past the page cache, and places,
 // unless busy says that the guest does something. done closes it.
 func (f *File) ServedWriter(busy func() bool) (w *Writer, done func()) {
-	direct := f.OpenPastCache()
+	places, direct := NewPlaces(f.File, busy), f.OpenPastCache()
 	if direct == nil {
-		return NewServedWriter(f, nil, f.NewPlaces(busy), ServedWorth), func() {}
+		return NewServedWriter(f, nil, places, ServedWorth), func() {}
 	}
-	w = NewServedWriter(f, direct, f.NewPlaces(busy), ServedWorth)
+	w = NewServedWriter(f, direct, places, ServedWorth)
 	return w, func() { _ = direct.Close() }
 }
 
