@@ -66,6 +66,8 @@ var importRules = []importRule{
 		why: "the server serves any Disk; image formats and monitoring are other packages' work"},
 	{pkg: "target/...", never: []string{"disk/image", "disk/overlay", "disk/instance", "disk/qcow2/..."}, deep: true,
 		why: "the server serves any disk, and gets no image format with the interface"},
+	{pkg: "registry/cache", only: []string{}, deep: true,
+		why: "what is cached is bytes with a digest, wherever they come from"},
 	{pkg: "metrics", only: []string{"target", "disk"},
 		why: "Prometheus series observe the server and the disks, and are no pages"},
 	{pkg: "pages", only: []string{"target", "disk"}, why: "pages tell of the server and the disks"},

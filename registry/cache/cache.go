@@ -1,0 +1,182 @@
+package cache
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"regexp"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+const (
+	// MinChunkSize and MaxChunkSize bound what is fetched at once, bytes.
+	MinChunkSize = 64 << 10
+	MaxChunkSize = 1 << 20
+	// MinSize is the least limit of a cache: a few segments of a few blobs. Bytes.
+	MinSize = 256 << 20
+
+	// version is the directory of the format that this program knows.
+	version = "v1"
+	// fetches is how many chunks are fetched at once, and prefetches how many of these nobody waits
+	// for.
+	fetches    = 16
+	prefetches = 12
+	// maxOpen is how many segment files are kept open.
+	maxOpen = 1024
+)
+
+// Options says how a cache behaves.
+type Options struct {
+	// Size is the limit of what the directory takes, of all processes that share it, bytes. It may
+	// be passed for a moment by what is fetched meanwhile. 0: no limit.
+	Size int64
+	Log  *zap.Logger // nil: none
+}
+
+// Stats is what a cache has done since it was opened.
+type Stats struct {
+	Fetched      int64 // chunks that were fetched
+	FetchedBytes int64
+	Wrong        int64 // fetches that brought other content than their digest says
+	Damaged      int64 // chunks of the directory that had other content than was written
+	Unsaved      int64 // chunks that could not be written to the directory
+}
+
+// Cache is a directory of chunks. Its methods, except Close, may be called by any number of
+// goroutines.
+type Cache struct {
+	root *os.Root
+	opt  Options
+	log  *zap.Logger
+	life context.Context // ends with Close
+	end  context.CancelFunc
+	work sync.WaitGroup
+
+	slots    chan struct{} // one for each fetch under way
+	prefetch chan struct{} // one for each of these that nobody waits for
+	crowded  chan struct{} // asks the sweeper to look at once
+	written  atomic.Int64  // bytes since the sweeper was asked last
+
+	fetched, fetchedBytes, wrong, damaged, unsaved atomic.Int64
+	lastWarning                                    atomic.Int64 // nanoseconds since 1970
+
+	mu    sync.Mutex
+	blobs map[*Blob]struct{} // guarded by mu
+	open  []*slot            // guarded by mu; slots with an open segment, opened longest ago first
+}
+
+// Open opens the cache in a directory, which is made if it is missing. Several processes may do so
+// at once. Who may use it is up to the directory: files are made for its owner and its group.
+func Open(dir string, opt Options) (*Cache, error) {
+	if opt.Size != 0 && opt.Size < MinSize {
+		return nil, fmt.Errorf("the cache's size is %d bytes: want at least %d", opt.Size, MinSize)
+	}
+	if opt.Log == nil {
+		opt.Log = zap.NewNop()
+	}
+	if err := os.MkdirAll(dir, 0o770); err != nil {
+		return nil, fmt.Errorf("the cache directory cannot be made: %w", err)
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, fmt.Errorf("the cache directory cannot be opened: %w", err)
+	}
+	if err := root.Mkdir(version, 0o770); err != nil && !errors.Is(err, os.ErrExist) {
+		return nil, errors.Join(fmt.Errorf("the cache cannot be written: %w", err), root.Close())
+	}
+	c := &Cache{root: root, opt: opt, log: opt.Log, slots: make(chan struct{}, fetches),
+		prefetch: make(chan struct{}, prefetches), crowded: make(chan struct{}, 1),
+		blobs: make(map[*Blob]struct{})}
+	c.life, c.end = context.WithCancel(context.Background())
+	c.work.Go(c.sweep)
+	return c, nil
+}
+
+// Close ends what goes on in the background and closes every file. No call is under way any more.
+func (c *Cache) Close() error {
+	c.end()
+	c.work.Wait()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, s := range c.open {
+		s.drop()
+	}
+	c.open = nil
+	return c.root.Close()
+}
+
+// Stats is what the cache has done so far.
+func (c *Cache) Stats() Stats {
+	return Stats{Fetched: c.fetched.Load(), FetchedBytes: c.fetchedBytes.Load(),
+		Wrong: c.wrong.Load(), Damaged: c.damaged.Load(), Unsaved: c.unsaved.Load()}
+}
+
+// BlobOptions says what a blob is and where it comes from.
+type BlobOptions struct {
+	Digest    string // names the blob, as sha256:0123...
+	Size      int64  // bytes
+	ChunkSize int64  // bytes, a power of 2 from MinChunkSize to MaxChunkSize
+	// Fetch fills p with the bytes of the blob from off on: one whole chunk. It may take long, and
+	// tries again by itself what is worth that, until ctx ends. Any number of goroutines.
+	Fetch func(ctx context.Context, p []byte, off int64) error
+	// Verify returns an error if p is not the content of the chunk with that number; nil: nobody
+	// can tell. Any number of goroutines.
+	Verify func(chunk int64, p []byte) error
+}
+
+var digestForm = regexp.MustCompile(`^[a-z0-9]{2,16}:[0-9a-f]{32,128}$`)
+
+// Blob opens a blob. It is closed with the cache.
+func (c *Cache) Blob(opt BlobOptions) (*Blob, error) {
+	switch {
+	case !digestForm.MatchString(opt.Digest):
+		return nil, fmt.Errorf("%q is no digest: want sha256: and 64 hexadecimal digits",
+			opt.Digest)
+	case opt.Size < 0:
+		return nil, fmt.Errorf("blob %s: the size is %d bytes", opt.Digest, opt.Size)
+	case opt.ChunkSize < MinChunkSize || opt.ChunkSize > MaxChunkSize ||
+		opt.ChunkSize&(opt.ChunkSize-1) != 0:
+		return nil, fmt.Errorf("blob %s: the chunk size is %d bytes: want a power of 2 from %d "+
+			"to %d",
+			opt.Digest, opt.ChunkSize, MinChunkSize, MaxChunkSize)
+	}
+	algorithm, digits, _ := cutDigest(opt.Digest)
+	dir := path.Join(version, algorithm+"-"+digits, strconv.FormatInt(opt.ChunkSize, 10))
+	b := &Blob{cache: c, opt: opt, dir: dir, calls: make(map[int64]*call),
+		slots: make([]slot, (opt.Size+SegmentSize-1)/SegmentSize)}
+	for i := range b.slots {
+		b.slots[i].blob, b.slots[i].number = b, int64(i)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.blobs[b] = struct{}{}
+	return b, nil
+}
+
+func cutDigest(digest string) (algorithm, digits string, ok bool) {
+	for i := range digest {
+		if digest[i] == ':' {
+			return digest[:i], digest[i+1:], true
+		}
+	}
+	return digest, "", false
+}
+
+// warnEvery is how often a directory that cannot be written is complained of.
+const warnEvery = time.Minute
+
+// warn says what is wrong with the directory, but not each time.
+func (c *Cache) warn(message string, err error) {
+	now, last := time.Now().UnixNano(), c.lastWarning.Load()
+	if last != 0 && now-last < int64(warnEvery) || !c.lastWarning.CompareAndSwap(last, now) {
+		return
+	}
+	c.log.Warn(message, zap.Error(err))
+}

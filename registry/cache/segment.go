@@ -1,0 +1,212 @@
+package cache
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"sync"
+	"sync/atomic"
+
+	"github.com/cespare/xxhash/v2"
+	"golang.org/x/sys/unix"
+)
+
+// SegmentSize is how much of a blob one file holds, bytes. It is what is removed at once.
+const SegmentSize = 16 << 20
+
+// The header of a segment takes the first page of its file. All numbers are little-endian:
+//
+//	0     magic, with the version of the format
+//	8     chunk size, bytes (4 bytes)
+//	12    number of the segment (4)
+//	16    size of the blob, bytes (8)
+//	24    XXH64 of what stands before it (8)
+//	1024  for each chunk the XXH64 of its content, or 1 where that is 0; 0: it is not here (8)
+const (
+	headerSize  = 4096
+	headerMagic = "KVDCACH\x01"
+	checkedSize = 24
+	sumsAt      = 1024
+	sumSize     = 8
+)
+
+// errDamaged is a segment file that was not written like that by this program.
+var errDamaged = errors.New("is damaged")
+
+// segmentHeader says what a segment is of.
+type segmentHeader struct {
+	chunkSize int64 // bytes
+	number    int64
+	blobSize  int64 // bytes
+}
+
+func (h segmentHeader) encode() []byte {
+	p := make([]byte, checkedSize+sumSize)
+	copy(p, headerMagic)
+	binary.LittleEndian.PutUint32(p[8:], uint32(h.chunkSize))
+	binary.LittleEndian.PutUint32(p[12:], uint32(h.number))
+	binary.LittleEndian.PutUint64(p[16:], uint64(h.blobSize))
+	binary.LittleEndian.PutUint64(p[checkedSize:], xxhash.Sum64(p[:checkedSize]))
+	return p
+}
+
+// contentSum is what the header says of a chunk that is here.
+func contentSum(p []byte) uint64 { return max(xxhash.Sum64(p), 1) }
+
+// segment is an open segment file. The zero count of users is 1: that of the blob that opened it.
+type segment struct {
+	file    *os.File
+	checked []atomic.Bool // by chunk of the segment: its content here was checked by this process
+	used    atomic.Bool   // since the sweeper last looked
+
+	users  atomic.Int32
+	closed sync.Once
+}
+
+// acquire keeps the file open until release, or reports false where it is closed already.
+func (s *segment) acquire() bool {
+	for {
+		n := s.users.Load()
+		if n == 0 {
+			return false
+		}
+		if s.users.CompareAndSwap(n, n+1) {
+			return true
+		}
+	}
+}
+
+func (s *segment) release() {
+	if s.users.Add(-1) == 0 {
+		s.file.Close() // nothing was promised of what it holds
+	}
+}
+
+// retire gives up what keeps an unused segment open. Calls after the first do nothing.
+func (s *segment) retire() { s.closed.Do(s.release) }
+
+// openSegment opens the file of a segment, which it makes if it is missing, and again if it is
+// damaged.
+func openSegment(root *os.Root, name string, h segmentHeader) (*segment, error) {
+	const flags = os.O_RDWR | os.O_CREATE | unix.O_NOFOLLOW | unix.O_NONBLOCK
+	for range 3 {
+		f, err := root.OpenFile(name, flags, 0o660)
+		if err != nil {
+			return nil, err
+		}
+		err = prepare(f, h)
+		if err == nil {
+			s := &segment{file: f, checked: make([]atomic.Bool, SegmentSize/h.chunkSize)}
+			s.users.Store(1)
+			return s, nil
+		}
+		f.Close()
+		if !errors.Is(err, errDamaged) {
+			return nil, err
+		}
+		if err := root.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+	}
+	return nil, fmt.Errorf("segment %s %w again as soon as it is made", name, errDamaged)
+}
+
+// prepare writes the header of a new file, and compares that of another one.
+func prepare(f *os.File, h segmentHeader) error {
+	unlock, err := lockRange(f, 0, 1, unix.F_OFD_SETLKW)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	st, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	want := h.encode()
+	switch {
+	case !st.Mode().IsRegular():
+		return fmt.Errorf("%w: it is no regular file", errDamaged)
+	case st.Size() == 0:
+		if _, err := f.WriteAt(want, 0); err != nil {
+			return err
+		}
+		return f.Truncate(headerSize)
+	case st.Size() < headerSize:
+		return errDamaged
+	}
+	got := make([]byte, len(want))
+	if _, err := f.ReadAt(got, 0); err != nil {
+		return err
+	}
+	if string(got) != string(want) {
+		return errDamaged
+	}
+	return nil
+}
+
+// load reads the chunk i of the segment. ok: it is here, and is what was written.
+func (s *segment) load(i int64, p []byte) (ok bool) {
+	var stored [sumSize]byte
+	if _, err := s.file.ReadAt(stored[:], sumsAt+i*sumSize); err != nil {
+		return false
+	}
+	sum := binary.LittleEndian.Uint64(stored[:])
+	if sum == 0 {
+		return false
+	}
+	// A chunk of the blob's end is shorter than others.
+	if _, err := s.file.ReadAt(p, s.at(i)); err != nil {
+		return false
+	}
+	return contentSum(p) == sum
+}
+
+// store writes the chunk i. Its sum follows the content: a process that dies in between leaves a
+// chunk that is not here.
+func (s *segment) store(i int64, p []byte) error {
+	if _, err := s.file.WriteAt(p, s.at(i)); err != nil {
+		return err
+	}
+	var sum [sumSize]byte
+	binary.LittleEndian.PutUint64(sum[:], contentSum(p))
+	_, err := s.file.WriteAt(sum[:], sumsAt+i*sumSize)
+	return err
+}
+
+// forget makes the chunk one that is not here.
+func (s *segment) forget(i int64) error {
+	_, err := s.file.WriteAt(make([]byte, sumSize), sumsAt+i*sumSize)
+	return err
+}
+
+// at is where the chunk i lies in the file.
+func (s *segment) at(i int64) int64 {
+	return headerSize + i*(SegmentSize/int64(len(s.checked)))
+}
+
+// unlinked reports whether somebody has removed the file.
+func (s *segment) unlinked() bool {
+	var st unix.Stat_t
+	return unix.Fstat(int(s.file.Fd()), &st) == nil && st.Nlink == 0
+}
+
+// lockRange locks bytes of a file against other openings of it, which is what other processes have.
+// With F_OFD_SETLK it does not wait: unix.EAGAIN.
+func lockRange(f *os.File, start, length int64, cmd int) (unlock func(), err error) {
+	lock := unix.Flock_t{Type: unix.F_WRLCK, Whence: 0, Start: start, Len: length}
+	for {
+		err = unix.FcntlFlock(f.Fd(), cmd, &lock)
+		if err != unix.EINTR {
+			break
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	return func() {
+		lock.Type = unix.F_UNLCK
+		_ = unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &lock)
+	}, nil
+}

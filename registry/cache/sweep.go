@@ -1,0 +1,169 @@
+package cache
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path"
+	"slices"
+	"syscall"
+	"time"
+
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// sweepEvery is how often the sweeper looks, and so how exactly it is known what was used when.
+	sweepEvery = 30 * time.Second
+	// enough is to how much of its limit a cache is brought that is too large.
+	enough = 0.9
+)
+
+// stored counts what was written, and wakes the sweeper after a part of the limit.
+func (c *Cache) stored(n int64) {
+	if c.opt.Size > 0 && c.written.Add(n) > c.opt.Size/32 {
+		c.written.Store(0)
+		select {
+		case c.crowded <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// sweep notes what is used, and removes what was used longest ago, until the cache is closed.
+func (c *Cache) sweep() {
+	tick := time.NewTicker(sweepEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-c.life.Done():
+			c.touch()
+			return
+		case <-tick.C:
+		case <-c.crowded:
+		}
+		c.touch()
+		if c.opt.Size > 0 {
+			if err := c.shrink(); err != nil {
+				c.warn("the cache cannot be kept below its size", err)
+			}
+		}
+	}
+}
+
+// touch tells all processes which segments this one has used, and closes those that another one
+// removed.
+func (c *Cache) touch() {
+	c.mu.Lock()
+	open := slices.Clone(c.open)
+	c.mu.Unlock()
+	for _, s := range open {
+		seg := s.acquire()
+		if seg == nil {
+			continue
+		}
+		if seg.unlinked() {
+			s.drop()
+		} else if seg.used.Swap(false) {
+			if err := unix.Futimes(int(seg.file.Fd()), nil); err != nil {
+				c.warn("the cache cannot note what is used", err)
+			}
+		}
+		seg.release()
+	}
+}
+
+// found is a segment file of the directory.
+type found struct {
+	name  string
+	bytes int64 // that it takes
+	used  time.Time
+}
+
+// shrink removes segments if the directory is over its limit, unless another process does.
+func (c *Cache) shrink() error {
+	lock, err := c.root.OpenFile(path.Join(version, "lock"),
+		os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o660)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	unlock, err := lockRange(lock, 0, 1, unix.F_OFD_SETLK)
+	if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EACCES) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	all, total, err := c.segments()
+	if err != nil || total <= c.opt.Size {
+		return err
+	}
+	slices.SortFunc(all, func(a, b found) int { return a.used.Compare(b.used) })
+	before, removed := total, 0
+	for _, f := range all {
+		if float64(total) <= enough*float64(c.opt.Size) {
+			break
+		}
+		if err := c.root.Remove(f.name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		total -= f.bytes
+		removed++
+	}
+	c.touch() // lets go of what was removed
+	c.removeEmpty(all)
+	c.log.Info("the cache was over its size, and what was used longest ago was removed",
+		zap.Int64("bytes", before), zap.Int64("left", total), zap.Int("segments", removed))
+	return nil
+}
+
+// segments are all segment files of the directory, of every process, and the bytes that they take.
+func (c *Cache) segments() (all []found, total int64, err error) {
+	err = fs.WalkDir(c.root.FS(), version, func(name string, d fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // removed meanwhile
+		}
+		if err != nil || !d.Type().IsRegular() || path.Dir(name) == version {
+			return err
+		}
+		info, err := d.Info()
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		f := found{name: name, bytes: info.Size(), used: info.ModTime()}
+		if st, ok := info.Sys().(*syscall.Stat_t); ok {
+			f.bytes = st.Blocks * 512
+		}
+		all = append(all, f)
+		total += f.bytes
+		return nil
+	})
+	return all, total, err
+}
+
+// removeEmpty removes directories in which nothing is left. One that is in use again by then stays.
+func (c *Cache) removeEmpty(all []found) {
+	seen := make(map[string]bool)
+	for _, f := range all {
+		for dir := path.Dir(f.name); dir != version; dir = path.Dir(dir) {
+			if seen[dir] {
+				break
+			}
+			seen[dir] = true
+		}
+	}
+	dirs := make([]string, 0, len(seen))
+	for dir := range seen {
+		dirs = append(dirs, dir)
+	}
+	slices.SortFunc(dirs, func(a, b string) int { return len(b) - len(a) }) // the inner ones first
+	for _, dir := range dirs {
+		_ = c.root.Remove(dir) // it is not empty, mostly
+	}
+}

@@ -1,0 +1,236 @@
+package cache
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+// segmentFiles are the segments of a directory, by their number.
+func segmentFiles(t *testing.T, dir string) map[string]os.FileInfo {
+	t.Helper()
+	names, err := filepath.Glob(filepath.Join(dir, version, "*", "*", "*"))
+	require.NoError(t, err)
+	all := make(map[string]os.FileInfo)
+	for _, name := range names {
+		info, err := os.Stat(name)
+		require.NoError(t, err)
+		all[filepath.Base(name)] = info
+	}
+	return all
+}
+
+func TestLeastRecentlyUsedGoes(t *testing.T) {
+	const size = 6 * SegmentSize
+	dir := t.TempDir()
+	f := new(far)
+	c := openCache(t, dir, Options{})
+	b := openBlob(t, c, size, f)
+	for n := range int64(6) {
+		requireRead(t, b, n*SegmentSize, SegmentSize/4)
+	}
+	old := time.Now().Add(-time.Hour)
+	for name := range segmentFiles(t, dir) {
+		require.NoError(t, os.Chtimes(filepath.Join(dir, b.dir, name), old, old))
+	}
+	c.touch() // what was used until now
+	for name := range segmentFiles(t, dir) {
+		require.NoError(t, os.Chtimes(filepath.Join(dir, b.dir, name), old, old))
+	}
+	requireRead(t, b, 2*SegmentSize, 10)
+	requireRead(t, b, 4*SegmentSize+testChunk, 10)
+	c.touch()
+	c.opt.Size = 3 * (SegmentSize/4 + headerSize) // room for two
+	require.NoError(t, c.shrink())
+	left := segmentFiles(t, dir)
+	require.Len(t, left, 2)
+	require.Contains(t, left, "2")
+	require.Contains(t, left, "4")
+
+	before := f.fetches.Load()
+	requireRead(t, b, 2*SegmentSize, SegmentSize/4)
+	require.Equal(t, before, f.fetches.Load())
+	requireRead(t, b, 0, 10)
+	require.Equal(t, before+1, f.fetches.Load(), "what was removed is fetched again")
+	require.Contains(t, segmentFiles(t, dir), "0")
+
+	c.opt.Size = 1
+	require.NoError(t, c.shrink())
+	require.Empty(t, segmentFiles(t, dir))
+	requireRead(t, b, 0, size) // its directory is gone
+}
+
+// TestRemovalUnderLoad removes segments all the time while others read, in two caches of one
+// directory.
+func TestRemovalUnderLoad(t *testing.T) {
+	const size = 4 * SegmentSize
+	dir := t.TempDir()
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	var all sync.WaitGroup
+	for range 2 {
+		c := openCache(t, dir, Options{})
+		c.opt.Size = 2 * SegmentSize
+		b := openBlob(t, c, size, new(far))
+		all.Go(func() {
+			for ctx.Err() == nil {
+				c.touch()
+				if err := c.shrink(); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+		for range 4 {
+			all.Go(func() {
+				for range 1500 {
+					off := rand.Int64N(size - 3*testChunk)
+					p := make([]byte, 1+rand.IntN(2*testChunk))
+					if _, err := b.ReadAt(ctx, p, off); err != nil && ctx.Err() == nil {
+						t.Error(err)
+					} else if err == nil && !bytes.Equal(p, contentAt(off, int64(len(p)))) {
+						t.Errorf("wrong content at %d", off)
+					}
+				}
+				stop()
+			})
+		}
+	}
+	all.Wait()
+}
+
+func TestCacheOnAFullDisk(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("skipped: only root can mount a small file system")
+	}
+	dir := t.TempDir()
+	require.NoError(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "size=1m"))
+	t.Cleanup(func() { require.NoError(t, unix.Unmount(dir, 0)) })
+	f := new(far)
+	c, err := Open(dir, Options{})
+	require.NoError(t, err)
+	b := openBlob(t, c, SegmentSize+10, f)
+	for range 2 {
+		requireRead(t, b, 0, SegmentSize+10)
+	}
+	require.Positive(t, c.Stats().Unsaved)
+	// A guest that reads on, little by little, does not have the same chunk fetched each time.
+	before := f.fetches.Load()
+	for off := int64(0); off < testChunk; off += 4096 {
+		requireRead(t, b, 10*SegmentSize/16+off, 4096)
+	}
+	require.LessOrEqual(t, f.fetches.Load(), before+2)
+	require.NoError(t, c.Close())
+}
+
+func TestForeignFilesInTheCache(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		put  func(t *testing.T, path string)
+	}{
+		{"a directory", func(t *testing.T,
+			path string) {
+			require.NoError(t, os.Mkdir(path, 0o700))
+		}},
+		{"a FIFO", func(t *testing.T,
+			path string) {
+			require.NoError(t, unix.Mkfifo(path, 0o600))
+		}},
+		{"a link out of it", func(t *testing.T, path string) {
+			require.NoError(t, os.Symlink("/etc/passwd", path))
+		}},
+		{"another file", func(t *testing.T, path string) {
+			require.NoError(t, os.WriteFile(path, []byte(strings.Repeat("x", 3*headerSize)), 0o600))
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			dir := t.TempDir()
+			b := openBlob(t, openCache(t, dir, Options{}), 3*testChunk, new(far))
+			require.NoError(t, os.MkdirAll(filepath.Join(dir, b.dir), 0o700))
+			test.put(t, filepath.Join(dir, b.dir, "0"))
+			requireRead(t, b, 0, 3*testChunk)
+			requireRead(t, b, 0, 3*testChunk)
+		})
+	}
+}
+
+func FuzzSegment(f *testing.F) {
+	header := segmentHeader{chunkSize: testChunk, blobSize: 2 * testChunk}
+	whole := make([]byte, headerSize+2*testChunk)
+	copy(whole, header.encode())
+	f.Add(whole, 0, byte(0))
+	f.Add(whole[:headerSize], 8, byte(1))
+	f.Add([]byte{}, 0, byte(0))
+	f.Fuzz(func(t *testing.T, content []byte, at int, with byte) {
+		if at >= 0 && at < len(content) {
+			content = bytes.Clone(content)
+			content[at] ^= with
+		}
+		dir := t.TempDir()
+		path := filepath.Join(dir, "0")
+		require.NoError(t, os.WriteFile(path, content, 0o600))
+		root, err := os.OpenRoot(dir)
+		require.NoError(t, err)
+		defer root.Close()
+		s, err := openSegment(root, "0", header)
+		require.NoError(t, err)
+		defer s.retire()
+		p := make([]byte, testChunk)
+		for i := range int64(2) {
+			if s.load(i, p) {
+				var sum [sumSize]byte
+				_, err := s.file.ReadAt(sum[:], sumsAt+i*sumSize)
+				require.NoError(t, err)
+				require.NotEqual(t, [sumSize]byte{}, sum)
+			}
+			require.NoError(t, s.store(i, p))
+			require.True(t, s.load(i, p))
+			require.NoError(t, s.forget(i))
+			require.False(t, s.load(i, p))
+		}
+	})
+}
+
+// BenchmarkRead compares reads of 4 KiB of what is cached with reads of a plain file.
+func BenchmarkRead(b *testing.B) {
+	const size = 8 * SegmentSize
+	c := openCache(b, b.TempDir(), Options{})
+	blob := openBlob(b, c, size, new(far))
+	requireRead(b, blob, 0, size)
+	plain, err := os.Create(filepath.Join(b.TempDir(), "plain"))
+	require.NoError(b, err)
+	defer plain.Close()
+	_, err = plain.Write(contentAt(0, size))
+	require.NoError(b, err)
+	ctx := context.Background()
+	for _, candidate := range []struct {
+		name string
+		read func(p []byte, off int64) (int, error)
+	}{
+		{"cache", func(p []byte, off int64) (int, error) { return blob.ReadAt(ctx, p, off) }},
+		{"file", plain.ReadAt},
+	} {
+		b.Run(candidate.name, func(b *testing.B) {
+			b.ReportAllocs()
+			b.SetBytes(4096)
+			b.RunParallel(func(pb *testing.PB) {
+				p := make([]byte, 4096)
+				for pb.Next() {
+					if _, err := candidate.read(p, rand.Int64N(size/4096)*4096); err != nil {
+						b.Error(errors.New("read failed"), err)
+						return
+					}
+				}
+			})
+		})
+	}
+}
