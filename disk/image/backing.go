@@ -1,9 +1,11 @@
 package image
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"path"
 	"slices"
 	"strings"
@@ -37,7 +39,11 @@ func (u fileUse) another() string {
 
 // opener opens one image and the backing files it needs.
 type opener struct {
-	dir  *directory
+	dir *directory // nil: the files lie elsewhere
+	// How files are opened: the image, and by the names that images claim, its backing files. The
+	// file is nil if they are none of this machine.
+	find, findBelow func(name string) (Source, *os.File, error)
+
 	opt  Options
 	use  fileUse  // of the image itself
 	used []fileID // the image and its backing files, also those of an image that was then refused
@@ -46,12 +52,12 @@ type opener struct {
 }
 
 // image opens a file of the directory as an image that can be served. Refused files are an *ImageError.
-func (o *opener) image(name string) (*layer, error) {
-	l, head, err := o.open(name, o.dir.open, o.use)
+func (o *opener) image(ctx context.Context, name string) (*layer, error) {
+	l, head, err := o.open(ctx, name, o.find, o.use)
 	if err != nil {
 		return nil, err
 	}
-	if err := o.checkImage(l, head); err != nil {
+	if err := o.checkImage(ctx, l, head); err != nil {
 		if o.refused != nil {
 			o.refused(l)
 		}
@@ -61,12 +67,12 @@ func (o *opener) image(name string) (*layer, error) {
 }
 
 // checkImage applies the rules for a file that is to be a LUN, and opens what is below it.
-func (o *opener) checkImage(l *layer, head []byte) error {
+func (o *opener) checkImage(ctx context.Context, l *layer, head []byte) error {
 	named := l.source != SourceContent || HasRawExtension(l.name)
 	if l.format == FormatRaw && (!named || len(head) == 0) {
 		return refuseUnknown(l.name, head, o.use)
 	}
-	if err := o.complete(l, 0); err != nil {
+	if err := o.complete(ctx, l, 0); err != nil {
 		return err
 	}
 	if l.size%disk.SectorSize != 0 || l.size == 0 {
@@ -88,30 +94,47 @@ func (o *opener) checkImage(l *layer, head []byte) error {
 
 // open opens a file by the given method and recognises its content. Nothing below it is opened yet. head is what the
 // content begins with.
-func (o *opener) open(name string, open openFunc, use fileUse) (l *layer, head []byte, err error) {
-	file, st, err := open(name)
+func (o *opener) open(ctx context.Context, name string,
+	find func(name string) (Source, *os.File, error), use fileUse,
+) (l *layer, head []byte, err error) {
+	source, file, err := find(name)
+	if errors.Is(err, disk.ErrNotNow) {
+		return nil, nil, err
+	}
 	if err != nil {
 		reason, action := explainOpen(err, use)
 		return nil, nil, &Error{Name: name, Format: FormatUnknown, Reason: reason, Action: action, Err: err}
 	}
-	l = &layer{name: name, format: FormatRaw, file: file, stat: *st, size: st.Size}
+	l = &layer{name: name, format: FormatRaw, bytes: source, local: file, size: source.Size()}
 	o.used = append(o.used, l.id())
-	head, tail, err := readEnds(file, st.Size)
+	head, tail, err := readEnds(within{ctx, source}, source.Size())
 	if err != nil {
-		err = &Error{Name: name, Format: FormatUnknown, Reason: fmt.Sprintf("cannot be read: %v", err), Err: err}
+		err = refuseUnread(name, FormatUnknown, err)
 	} else {
 		err = o.recognise(l, detect(head, tail), use)
 	}
 	if err != nil {
-		return nil, nil, errors.Join(err, file.Close())
+		return nil, nil, errors.Join(err, source.Close())
 	}
 	return l, head, nil
+}
+
+// refuseUnread is what to tell about a file that could not be read, or that cannot be read now.
+func refuseUnread(name string, format Format, err error) error {
+	if errors.Is(err, disk.ErrNotNow) {
+		return fmt.Errorf("image %s: %w", words.Name(name), err)
+	}
+	reason := fmt.Sprintf("cannot be read: %v", err)
+	return &Error{Name: name, Format: format, Reason: reason, Err: err}
 }
 
 // recognise sets what a layer is, of which the content looks like m; nil: like nothing that is
 // known. What a guest owns by now says nothing.
 func (o *opener) recognise(l *layer, m *magic, use fileUse) error {
-	served, err := o.dir.servedRaw(l.file)
+	served, err := false, error(nil)
+	if l.local != nil {
+		served, err = o.dir.servedRaw(l.local)
+	}
 	if err != nil {
 		return &Error{Name: l.name, Format: FormatUnknown, Err: err,
 			Reason: fmt.Sprintf("cannot be asked whether it was served raw: %v", err)}
@@ -153,10 +176,10 @@ func (o *opener) recognise(l *layer, m *magic, use fileUse) error {
 }
 
 // complete validates the layer's content and opens everything below it. depth counts the layers above.
-func (o *opener) complete(l *layer, depth int) error {
+func (o *opener) complete(ctx context.Context, l *layer, depth int) error {
 	limit := o.opt.maxVirtualSize()
 	if l.format == FormatQcow2 {
-		c, err := openQcow2(l, limit)
+		c, err := openQcow2(ctx, l, limit)
 		if err != nil {
 			return refuseQcow2(l.name, err)
 		}
@@ -178,7 +201,7 @@ func (o *opener) complete(l *layer, depth int) error {
 				"the backing file %q", l.header.backingName),
 			Action: "name it .qcow2 if it is such an image, otherwise " + sayRaw(o.use, "the header")}
 	}
-	below, err := o.backing(l, depth+1)
+	below, err := o.backing(ctx, l, depth+1)
 	if err != nil {
 		return err
 	}
@@ -188,7 +211,7 @@ func (o *opener) complete(l *layer, depth int) error {
 }
 
 // backing opens the backing file that a layer names: a claim of the image, so everything about it is checked.
-func (o *opener) backing(l *layer, depth int) (*layer, error) {
+func (o *opener) backing(ctx context.Context, l *layer, depth int) (*layer, error) {
 	refuse := func(action, reason string, args ...any) (*layer, error) {
 		return nil, &Error{Name: l.name, Format: l.format, Reason: fmt.Sprintf(reason, args...), Action: action}
 	}
@@ -210,7 +233,7 @@ func (o *opener) backing(l *layer, depth int) (*layer, error) {
 			"names the format %q for its backing file %q, and only raw and qcow2 are supported", string(declared), name)
 	}
 	seen := slices.Clone(o.used)
-	below, _, err := o.open(name, o.dir.openBeneath, useBacking)
+	below, _, err := o.open(ctx, name, o.findBelow, useBacking)
 	var refused *Error
 	if errors.As(err, &refused) {
 		return refuse(refused.Action, "has the backing file %q, which %s", name, refused.Reason)
@@ -230,7 +253,7 @@ func (o *opener) backing(l *layer, depth int) (*layer, error) {
 		_, err = refuse(action,
 			"says that its backing file %q is %s, but %s", name, declared, below.known())
 	default:
-		if err = o.complete(below, depth); errors.As(err, &refused) {
+		if err = o.complete(ctx, below, depth); errors.As(err, &refused) {
 			_, err = refuse(refused.Action, "has the backing file %q, which %s", name, refused.Reason)
 		}
 	}

@@ -200,7 +200,7 @@ func TestOpenat2IsAskedAgain(t *testing.T) {
 		require.Equal(t, uint64(unix.RESOLVE_NO_SYMLINKS), how.Resolve&unix.RESOLVE_NO_SYMLINKS)
 		return unix.Openat2(fd, path, how)
 	}
-	f, _, err := d.openBeneath("base.raw")
+	_, f, err := d.openBeneath("base.raw")
 	require.NoError(t, err)
 	content, err := io.ReadAll(f)
 	require.NoError(t, err)

@@ -3,7 +3,6 @@ package image
 import (
 	"context"
 	"fmt"
-	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -12,7 +11,6 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"kubevirt.io/disk/disk"
-	"kubevirt.io/disk/disk/internal/osfile"
 	"kubevirt.io/disk/disk/internal/rawfile"
 	"kubevirt.io/disk/disk/internal/slots"
 )
@@ -33,8 +31,8 @@ const (
 // stored give the same result, a hole costs nothing, and the order is free. Who reads the file for another reason offers what it has
 // read, and the rest is read as soon as there are no offers, or few: the storage then has to give everything once only.
 type Hash struct {
-	file *os.File
-	size int64
+	bytes Source
+	size  int64
 	// pace is how long to leave the storage to the guest after a step that took so long; nil: there is no guest.
 	pace func(took time.Duration) time.Duration
 
@@ -52,12 +50,12 @@ type Hash struct {
 	last         time.Time        // guarded by mu; when the last one came
 }
 
-func newHash(f *os.File, size int64) *Hash {
-	return &Hash{file: f, size: size, noMore: make(chan struct{})}
+func newHash(s Source) *Hash {
+	return &Hash{bytes: s, size: s.Size(), noMore: make(chan struct{})}
 }
 
-// run returns the hash, after so many workers with slots have read what nobody offers. After an error, a *MediumError unless it
-// is ctx's, another call goes on.
+// run returns the hash, after so many workers with slots have read what nobody offers. After an
+// error, one of unread unless it is ctx's, another call goes on.
 func (c *Hash) run(ctx context.Context, workers int, s *slots.Slots) (string, error) {
 	group, ctx := errgroup.WithContext(ctx)
 	for range workers {
@@ -148,8 +146,8 @@ func (c *Hash) readNext(ctx context.Context, buf []byte) (more bool, rest time.D
 	}
 	p := buf[:min(fingerprintChunk, c.size-off)]
 	if err = ctx.Err(); err == nil {
-		if err = osfile.ReadFull(c.file, p, off); err != nil {
-			err = &disk.MediumError{Op: "read", Off: off, Length: int64(len(p)), Err: err}
+		if err = readFull(ctx, c.bytes, p, off); err != nil {
+			err = unread(ctx, off, int64(len(p)), err)
 		}
 	}
 	if err != nil {
@@ -231,19 +229,20 @@ func (c *Hash) next() (int64, error) {
 // storedLocked returns where the next chunk begins in which something is stored; size if there are no more.
 func (c *Hash) storedLocked() (int64, error) {
 	for c.off < c.size && c.off >= c.dataEnd {
-		n, data, err := osfile.SeekExtent(c.file, c.off, c.size-c.off)
+		e, err := c.bytes.Extent(c.off, c.size-c.off)
+		end := c.off + e.Length
 		switch {
 		case err != nil:
 			return 0, err
-		case data:
-			c.dataEnd = c.off + n
-		case c.off+n == c.size:
+		case e.Data:
+			c.dataEnd = end
+		case end == c.size:
 			c.off = c.size
 		default:
-			end := (c.off + n) / fingerprintChunk * fingerprintChunk
-			if end <= c.off { // it ends inside of this chunk
-				c.dataEnd = c.off + n
+			if end/fingerprintChunk*fingerprintChunk <= c.off { // it ends inside of this chunk
+				c.dataEnd = end
 			}
+			end = end / fingerprintChunk * fingerprintChunk
 			c.off = max(c.off, end)
 		}
 	}
@@ -263,7 +262,7 @@ func NewReadAlong(img *Image, content *Hash) *ReadAlong {
 // UntilChunk is how many bytes from off on are copied best at once: those to where a chunk of the file begins, or of a whole chunk, if
 // they lie there in one run with a whole chunk. 0: it does not matter.
 func (r *ReadAlong) UntilChunk(off int64) int64 {
-	at, n, ok := r.img.stored(off, 2*fingerprintChunk)
+	at, n, ok := r.img.stored(context.Background(), off, 2*fingerprintChunk)
 	if !ok {
 		return 0
 	}
@@ -279,7 +278,8 @@ func (r *ReadAlong) Saw(p []byte, off int64) {
 	if len(p) != fingerprintChunk {
 		return
 	}
-	if at, n, ok := r.img.stored(off, fingerprintChunk); ok && n == fingerprintChunk {
+	at, n, ok := r.img.stored(context.Background(), off, fingerprintChunk)
+	if ok && n == fingerprintChunk {
 		r.content.offer(p, at)
 	}
 }

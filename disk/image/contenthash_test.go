@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/internal/slots"
@@ -41,15 +42,19 @@ func hashFile(t *testing.T, chunks int) (*os.File, int64) {
 	return f, size
 }
 
+func hashOf(f *os.File, size int64) *Hash {
+	return newHash(&fileSource{file: f, stat: unix.Stat_t{Size: size}})
+}
+
 func TestContentHashTakesOffers(t *testing.T) {
 	const chunks = 40
 	f, size := hashFile(t, chunks)
-	want, err := newHash(f, size).run(t.Context(), 3, slots.New(3, slots.Options{}))
+	want, err := hashOf(f, size).run(t.Context(), 3, slots.New(3, slots.Options{}))
 	require.NoError(t, err)
 
 	t.Run("of everything, beside its own reading", func(t *testing.T) {
 		for seed := range uint64(20) {
-			c := newHash(f, size)
+			c := hashOf(f, size)
 			var offering sync.WaitGroup
 			for worker := range 3 {
 				offering.Go(func() {
@@ -72,7 +77,7 @@ func TestContentHashTakesOffers(t *testing.T) {
 	})
 
 	t.Run("and reads what was not offered when they end", func(t *testing.T) {
-		c := newHash(f, size)
+		c := hashOf(f, size)
 		p := make([]byte, fingerprintChunk)
 		for i := range 10 {
 			offerChunk(t, c, p, i)
@@ -90,7 +95,7 @@ func TestContentHashTakesOffers(t *testing.T) {
 	})
 
 	t.Run("and does not wait for those that are slow", func(t *testing.T) {
-		c := newHash(f, size)
+		c := hashOf(f, size)
 		p := make([]byte, fingerprintChunk)
 		for i := range 10 {
 			offerChunk(t, c, p, i)
@@ -103,7 +108,7 @@ func TestContentHashTakesOffers(t *testing.T) {
 	})
 
 	t.Run("and does not wait for what it has", func(t *testing.T) {
-		c := newHash(f, size)
+		c := hashOf(f, size)
 		p := make([]byte, fingerprintChunk)
 		offerChunk(t, c, p, 0)
 		setOffers(c, time.Now(), time.Now().Add(-2*offersLast))
@@ -112,7 +117,7 @@ func TestContentHashTakesOffers(t *testing.T) {
 	})
 
 	t.Run("and waits for a copying that is behind its reading", func(t *testing.T) {
-		c := newHash(f, size)
+		c := hashOf(f, size)
 		p := make([]byte, fingerprintChunk)
 		for range 2 {
 			more, _, err := c.readNext(t.Context(), p)
@@ -130,7 +135,7 @@ func TestContentHashTakesOffers(t *testing.T) {
 	})
 
 	t.Run("and goes on after an error", func(t *testing.T) {
-		c := newHash(f, size)
+		c := hashOf(f, size)
 		whole := make([]byte, size)
 		_, err := f.ReadAt(whole, 0)
 		require.NoError(t, err)
@@ -153,7 +158,7 @@ func TestContentHashTakesOffers(t *testing.T) {
 func offerChunk(t *testing.T, c *Hash, p []byte, chunk int) {
 	t.Helper()
 	off := int64(chunk) * fingerprintChunk
-	_, err := c.file.ReadAt(p, off)
+	_, err := c.bytes.ReadAt(t.Context(), p, off)
 	require.NoError(t, err)
 	c.offer(p, off)
 }
@@ -168,9 +173,9 @@ func setOffers(c *Hash, first, last time.Time) {
 // A guest that waits for the same storage is not held up by the reading of the whole image, which nobody waits for.
 func TestHashingLeavesStorageToTheGuest(t *testing.T) {
 	f, size := hashFile(t, 8)
-	want, err := newHash(f, size).run(t.Context(), 1, slots.New(1, slots.Options{}))
+	want, err := hashOf(f, size).run(t.Context(), 1, slots.New(1, slots.Options{}))
 	require.NoError(t, err)
-	c := newHash(f, size)
+	c := hashOf(f, size)
 	require.Zero(t, c.rest(time.Second), "no guest")
 	var paced atomic.Int64
 	c.pace = func(took time.Duration) time.Duration {

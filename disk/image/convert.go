@@ -68,7 +68,7 @@ func checkDestination(img *Image, dst string) error {
 		return fmt.Errorf("destination %q %w; name a file to create", dst, err)
 	}
 	img.top.chain(func(l *layer) {
-		if l.id() == (fileID{uint64(st.Dev), st.Ino}) {
+		if l.id() == (fileID{dev: uint64(st.Dev), ino: st.Ino}) {
 			err = fmt.Errorf("destination %q is the image %q itself or one of its backing files; name another file", dst, img.Name())
 		}
 	})

@@ -180,7 +180,9 @@ func TestQcow2ThatIsNotServed(t *testing.T) {
 		"data.qcow2":    `cannot be served: the image keeps its data in an external file (incompatible feature bit 2); convert it with "qemu-img convert -O qcow2"`,
 		"first.qcow2":   `cannot be served: its version 1 is not supported, and versions 2 and 3 are; convert it with "qemu-img convert -f qcow -O qcow2"`,
 	}, scanErrors(t, dir))
-	unreadable := refuseQcow2("disk.qcow2", fmt.Errorf("reading the header: %w", unix.EIO))
+	var unreadable *Error
+	err = refuseQcow2("disk.qcow2", fmt.Errorf("reading the header: %w", unix.EIO))
+	require.ErrorAs(t, err, &unreadable)
 	require.Equal(t, "cannot be read: reading the header: input/output error", unreadable.Explain())
 	require.True(t, unreadable.unreadable())
 }

@@ -114,7 +114,7 @@ func (c *copier) walk(ctx context.Context, hand func(job) error) error {
 		covered, pending = end, job{}
 		return hand(next)
 	}
-	err := c.img.top.walk(0, c.img.Size(), func(off, n int64, kind extentKind) error {
+	err := c.img.top.walk(ctx, 0, c.img.Size(), func(off, n int64, kind extentKind) error {
 		end := off + n
 		if kind == extentHole {
 			return ctx.Err()
@@ -152,7 +152,7 @@ func (c *copier) work(ctx context.Context, jobs <-chan job, store func(p []byte,
 			buf = make([]byte, c.chunk)
 		}
 		p := buf[:j.length]
-		if n, err := c.img.ReadAt(p, j.off); n < len(p) {
+		if n, err := c.img.ReadAtContext(ctx, p, j.off); n < len(p) {
 			return err
 		}
 		n, err := store(p, j.off)

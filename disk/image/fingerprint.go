@@ -9,48 +9,40 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
-	"golang.org/x/sys/unix"
 
-	"kubevirt.io/disk/disk/internal/osfile"
 	"kubevirt.io/disk/disk/internal/slots"
 )
 
-// Fingerprint identifies the content of one file of an image. The hash decides; what follows it only saves hashing
-// a file again that has not been touched. Times are nanoseconds since 1970.
+// Fingerprint identifies the content of one file of an image, by its digest where that is known
+// from the beginning, and otherwise by its hash.
 type Fingerprint struct {
 	Name   string `json:"name"` // only for messages
 	Format Format `json:"format"`
 	Size   int64  `json:"size"`
-	Hash   string `json:"xxh3"`
-
-	Dev   uint64 `json:"dev"`
-	Ino   uint64 `json:"ino"`
-	MTime int64  `json:"mtime"`
-	CTime int64  `json:"ctime"`
+	Hash   string `json:"xxh3"` // "": not known, or not needed
+	Identity
 }
+
+// identified reports whether the fingerprint says what the content is.
+func (f *Fingerprint) identified() bool { return f.Hash != "" || f.Digest != "" }
 
 // untouched reports whether both describe one file at one moment. That is what the time of the last change tells, where the kernel has
 // set it: nobody else can. In read-only file systems that are made of an archive (squashfs, EROFS, those that fetch an image as it is read)
 // it is a time of the archive, in whole seconds, and with builds that are reproducible all the other numbers of another image are often the
 // same, too. A time in whole seconds only counts where there is no hash to go by.
 func (f *Fingerprint) untouched(g *Fingerprint) bool {
+	if f.Digest != "" || g.Digest != "" {
+		return f.Digest == g.Digest && f.Size == g.Size
+	}
 	same := f.Size == g.Size && f.Dev == g.Dev && f.Ino == g.Ino && f.MTime == g.MTime && f.CTime == g.CTime
 	return same && (f.CTime%int64(time.Second) != 0 || f.Hash == "" && g.Hash == "")
-}
-
-// fingerprintOf is what is known of a layer without reading it.
-func fingerprintOf(l *layer, st *unix.Stat_t) Fingerprint {
-	return Fingerprint{
-		Name: l.name, Format: l.format, Size: st.Size,
-		Dev: uint64(st.Dev), Ino: st.Ino, MTime: st.Mtim.Nano(), CTime: st.Ctim.Nano(),
-	}
 }
 
 // Hashes are the hashes of the image's files, top first, of which nothing has been read yet. pace is how long to leave the
 // storage to the guest after a step that took so long; nil: there is no guest.
 func (m *Image) Hashes(pace func(took time.Duration) time.Duration) (all []*Hash) {
 	m.top.chain(func(l *layer) {
-		c := newHash(l.file, l.stat.Size)
+		c := newHash(l.bytes)
 		c.pace = pace
 		all = append(all, c)
 	})
@@ -66,6 +58,9 @@ func (m *Image) Fingerprint(ctx context.Context, contents []*Hash, s *slots.Slot
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(s.Count()) // no more goroutines than can have a slot
 	for i, content := range contents {
+		if prints[i].identified() {
+			continue
+		}
 		group.Go(func() (err error) {
 			prints[i].Hash, err = content.run(ctx, 1, s)
 			if err != nil {
@@ -85,13 +80,17 @@ var ErrNotIdentified = errors.New("the disk was stopped before its image had bee
 
 // Identified reports whether the fingerprint says what the content is.
 func Identified(prints []Fingerprint) bool {
-	return !slices.ContainsFunc(prints, func(p Fingerprint) bool { return p.Hash == "" })
+	return !slices.ContainsFunc(prints, func(p Fingerprint) bool { return !p.identified() })
 }
 
 // Unhashed is the fingerprint of the image without hashes.
 func (m *Image) Unhashed() []Fingerprint {
 	var prints []Fingerprint
-	m.top.chain(func(l *layer) { prints = append(prints, fingerprintOf(l, &l.stat)) })
+	m.top.chain(func(l *layer) {
+		prints = append(prints, Fingerprint{
+			Name: l.name, Format: l.format, Size: l.bytes.Size(), Identity: l.bytes.Identity(),
+		})
+	})
 	return prints
 }
 
@@ -99,13 +98,8 @@ func (m *Image) Unhashed() []Fingerprint {
 // be neither the old nor the new image.
 func (m *Image) CheckUntouched() (err error) {
 	m.top.chain(func(l *layer) {
-		var st unix.Stat_t
-		if statErr := osfile.Retry(func() error { return unix.Fstat(int(l.file.Fd()), &st) }); statErr != nil {
-			err = fmt.Errorf("%q: %w", l.name, statErr)
-			return
-		}
-		if st.Size != l.stat.Size || st.Mtim != l.stat.Mtim {
-			err = fmt.Errorf("%q was changed while it was read; start again when nothing writes to it", l.name)
+		if changed := l.bytes.Check(); changed != nil {
+			err = fmt.Errorf("%q %w", l.name, changed)
 		}
 	})
 	return err
@@ -140,10 +134,18 @@ func (m *Image) Compare(ctx context.Context, old []Fingerprint) (reason string, 
 		case reason != "" || err != nil:
 		case print.untouched(before):
 			print.Hash = before.Hash
+		case print.Digest != "" && before.Digest != "":
+			reason = fmt.Sprintf("the image has changed: %q is %s now, and was %s",
+				l.name, print.Digest, before.Digest)
+		case before.Digest != "":
+			reason = fmt.Sprintf(
+				"the image has changed: %q was known by its digest, %s, and has none now",
+				l.name, before.Digest)
 		case before.Hash == "":
 			err = fmt.Errorf("%q may have changed: %w", l.name, ErrNotIdentified)
 		default:
-			if print.Hash, err = newHash(l.file, print.Size).run(ctx, workers, slots.New(workers, slots.Options{})); err != nil {
+			s := slots.New(workers, slots.Options{})
+			if print.Hash, err = newHash(l.bytes).run(ctx, workers, s); err != nil {
 				err = fmt.Errorf("reading %q: %w", l.name, err)
 			} else if print.Hash != before.Hash {
 				reason = fmt.Sprintf("the image has changed: the content of %q is another one, of the same size", l.name)

@@ -1,6 +1,7 @@
 package image
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -8,8 +9,6 @@ import (
 	"path/filepath"
 	"sync"
 	"syscall"
-
-	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/internal/words"
@@ -34,18 +33,16 @@ func (o Options) maxVirtualSize() int64 {
 	return o.MaxVirtualSize
 }
 
-// openFunc is how a file is opened: from the image directory, or by the name that an image claims.
-type openFunc func(name string) (*os.File, *unix.Stat_t, error)
-
 // Image is a validated, read-only disk image with its backing files. Its methods, except Close, may be called by any
 // number of goroutines.
 type Image struct {
-	name string
-	path string
-	dir  string
-	top  *layer
-	info Info
-	use  usage
+	name     string
+	path     string // "": it is no file of this machine
+	dir      string
+	top      *layer
+	info     Info
+	use      usage
+	parallel int
 
 	close func() error // once
 }
@@ -63,7 +60,26 @@ func Open(path string, opt Options) (*Image, error) {
 		return nil, err
 	}
 	defer o.dir.close()
-	return o.openImage(filepath.Base(path))
+	return o.openFile(filepath.Base(path))
+}
+
+// OpenSource opens and validates an image that lies elsewhere than in a directory of this machine.
+// open opens its files: the image by the given name, and its backing files by the names that images
+// claim. These are relative to where the image is, "base.qcow2" or "bases/x.raw", and never lead
+// out of there. An error of open that is fs.ErrNotExist is a file that is missing. The image closes
+// what was opened.
+//
+// A file that is not accepted is an *Error. disk.ErrNotNow: ctx ended before everything could be
+// read.
+func OpenSource(ctx context.Context, name string,
+	open func(ctx context.Context, name string) (Source, error), opt Options,
+) (*Image, error) {
+	find := func(name string) (Source, *os.File, error) {
+		s, err := open(ctx, name)
+		return s, nil, err
+	}
+	o := &opener{find: find, findBelow: find, opt: opt}
+	return o.openImage(ctx, name)
 }
 
 // openerOf opens the directory of an image that a person has named. The caller closes it.
@@ -72,19 +88,33 @@ func openerOf(path string, opt Options) (*opener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s cannot be opened: %w", words.Name(path), errors.Unwrap(err))
 	}
-	return &opener{dir: dir, opt: opt, use: useNamed}, nil
+	return openerIn(dir, opt, useNamed), nil
 }
 
-// openImage makes an Image of a file of the directory.
-func (o *opener) openImage(name string) (*Image, error) {
-	top, err := o.image(name)
+// openerIn opens images of a directory, which stays the caller's.
+func openerIn(dir *directory, opt Options, use fileUse) *opener {
+	return &opener{dir: dir, find: dir.open, findBelow: dir.openBeneath, opt: opt, use: use}
+}
+
+// openFile makes an Image of a file of the directory.
+func (o *opener) openFile(name string) (*Image, error) {
+	img, err := o.openImage(context.Background(), name)
+	if err == nil {
+		img.path, img.dir = filepath.Join(o.dir.path, name), o.dir.path
+	}
+	return img, err
+}
+
+// openImage makes an Image.
+func (o *opener) openImage(ctx context.Context, name string) (*Image, error) {
+	top, err := o.image(ctx, name)
 	if err != nil {
 		return nil, err
 	}
-	img := &Image{name: name, path: filepath.Join(o.dir.path, name), dir: o.dir.path, top: top, close: sync.OnceValue(top.close)}
-	if img.use, err = top.usage(); err != nil {
-		err = &Error{Name: name, Format: top.format, Reason: fmt.Sprintf("cannot be read: %v", err), Err: err}
-		return nil, errors.Join(err, top.close())
+	img := &Image{name: name, top: top, close: sync.OnceValue(top.close)}
+	top.chain(func(l *layer) { img.parallel = max(img.parallel, l.bytes.Parallel()) })
+	if img.use, err = top.usage(ctx); err != nil {
+		return nil, errors.Join(refuseUnread(name, top.format, err), top.close())
 	}
 	img.info = top.describe(img.use)
 	img.info.Servable = true
@@ -92,11 +122,11 @@ func (o *opener) openImage(name string) (*Image, error) {
 }
 
 // usage is what the layer takes, with everything of the layers below that it does not cover.
-func (l *layer) usage() (u usage, err error) {
+func (l *layer) usage(ctx context.Context) (u usage, err error) {
 	if l.content != nil && l.below == nil {
 		return l.content.usage(), nil
 	}
-	err = l.walk(0, l.size, func(_, n int64, kind extentKind) error {
+	err = l.walk(ctx, 0, l.size, func(_, n int64, kind extentKind) error {
 		switch kind {
 		case extentPlain:
 			u.plain += n
@@ -111,7 +141,7 @@ func (l *layer) usage() (u usage, err error) {
 // Name is the file's name in the image directory.
 func (m *Image) Name() string { return m.name }
 
-// Path is where the image was opened.
+// Path is the image's file; "" if it is no file of this machine.
 func (m *Image) Path() string { return m.path }
 
 // Size is the virtual size, a positive multiple of SectorSize.
@@ -122,9 +152,19 @@ func (m *Image) DataSize() int64 { return m.use.total() }
 
 func (m *Image) Format() Format { return m.top.format }
 
-// ReadAt reads the image as a disk, with its backing files. At the end it returns io.EOF with what there is. Content
-// that cannot be read or decoded is a *MediumError.
+// Parallel is how many reads of the image are worth having on their way at once, because it is far
+// away; 1: it is near. Only reading one that is far away may have to wait for more than storage.
+func (m *Image) Parallel() int { return max(1, m.parallel) }
+
+// ReadAt is ReadAtContext with a context that never ends.
 func (m *Image) ReadAt(p []byte, off int64) (int, error) {
+	return m.ReadAtContext(context.Background(), p, off)
+}
+
+// ReadAtContext reads the image as a disk, with its backing files. At the end it returns io.EOF
+// with what there is. Content that cannot be read or decoded is a *disk.MediumError.
+// disk.ErrNotNow: ctx ended before it could be read.
+func (m *Image) ReadAtContext(ctx context.Context, p []byte, off int64) (int, error) {
 	if off < 0 {
 		return 0, &disk.MediumError{Op: "read", Off: off, Length: int64(len(p)), Err: syscall.EINVAL}
 	}
@@ -135,13 +175,13 @@ func (m *Image) ReadAt(p []byte, off int64) (int, error) {
 	if rest := m.top.size - off; int64(len(p)) > rest {
 		p, atEnd = p[:rest], true
 	}
-	n, err := m.top.ReadAt(p, off)
+	n, err := m.top.ReadAt(ctx, p, off)
 	if n < len(p) {
 		if err == nil || err == io.EOF {
 			err = io.ErrUnexpectedEOF // the file became shorter
 		}
-		return n, &disk.MediumError{Op: "read", Off: off + int64(n), Length: int64(len(p) - n),
-			Err: fmt.Errorf("image %q: %w", m.name, err)}
+		err = fmt.Errorf("image %q: %w", m.name, err)
+		return n, unread(ctx, off+int64(n), int64(len(p)-n), err)
 	}
 	if atEnd {
 		return n, io.EOF
@@ -155,9 +195,10 @@ func (m *Image) Extent(off, length int64) (disk.Extent, error) {
 	if off < 0 || length <= 0 || off >= m.top.size {
 		return disk.Extent{}, fmt.Errorf("image %q: extent of %d bytes at %d is outside of its %d bytes", m.name, length, off, m.top.size)
 	}
-	n, kind, err := m.top.extent(off, length)
+	ctx := context.Background()
+	n, kind, err := m.top.extent(ctx, off, length)
 	if err != nil {
-		return disk.Extent{}, &disk.MediumError{Op: "read", Off: off, Length: length, Err: fmt.Errorf("image %q: %w", m.name, err)}
+		return disk.Extent{}, unread(ctx, off, length, fmt.Errorf("image %q: %w", m.name, err))
 	}
 	return disk.Extent{Length: n, Data: kind != extentHole}, nil
 }
@@ -178,13 +219,13 @@ func (m *Image) Close() error {
 
 // stored tells where the bytes at off lie in the image's own file, as they are and in one run, and how many of length those are. Not ok:
 // nowhere, or elsewhere.
-func (m *Image) stored(off, length int64) (at, n int64, ok bool) {
+func (m *Image) stored(ctx context.Context, off, length int64) (at, n int64, ok bool) {
 	switch l := m.top; {
 	case off < 0 || off >= l.size:
 		return 0, 0, false
 	case l.content == nil:
 		return off, min(length, l.size-off), true
 	default:
-		return l.content.stored(off, length)
+		return l.content.stored(ctx, off, length)
 	}
 }

@@ -51,7 +51,7 @@ func (l *layer) describe(use usage) Info {
 	top := l
 	top.chain(func(l *layer) {
 		b := BackingInfo{Name: l.name, Format: l.format, FormatSource: l.source,
-			Version: l.header.version, VirtualSize: l.size, FileSize: l.stat.Size,
+			Version: l.header.version, VirtualSize: l.size, FileSize: l.bytes.Size(),
 			ClusterSize: l.header.clusterSize, Compression: l.header.compression}
 		if info.Compression == "" {
 			info.Compression = b.Compression

@@ -1,16 +1,13 @@
 package image
 
 import (
+	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 
-	"golang.org/x/sys/unix"
-
-	"kubevirt.io/disk/disk"
-	"kubevirt.io/disk/disk/internal/osfile"
 	"kubevirt.io/disk/disk/internal/words"
+	"kubevirt.io/disk/disk/qcow2"
 )
 
 // maxChainExtent bounds one answer about a chain of files. Bytes.
@@ -23,10 +20,10 @@ type layer struct {
 	format  Format
 	source  FormatSource
 	looks   *magic // what the content looks like, where something else decided what it is
-	file    *os.File
-	stat    unix.Stat_t
-	size    int64   // virtual, bytes
-	content content // nil: raw
+	bytes   Source
+	local   *os.File // of bytes; nil: they are no file of this machine
+	size    int64    // virtual, bytes
+	content content  // nil: raw
 	header  header
 	below   *layer // the backing file, or nil
 }
@@ -34,14 +31,14 @@ type layer struct {
 // content is the reader of a format that stores a disk in its own way.
 type content interface {
 	// ReadAt reads the disk, with what the layer below holds.
-	io.ReaderAt
+	qcow2.Reader
 	Size() int64
 	// extent describes the run that begins at off, at most length bytes of it.
-	extent(off, length int64) (int64, extentKind, error)
+	extent(ctx context.Context, off, length int64) (int64, extentKind, error)
 	// usage is what the layer itself stores.
 	usage() usage
 	// stored tells where the bytes at off lie in the layer's own file, as they are and in one run, and how many of length those are.
-	stored(off, length int64) (at, n int64, ok bool)
+	stored(ctx context.Context, off, length int64) (at, n int64, ok bool)
 	// slow reports whether a read of the layer's own content at off has to be decompressed, or whether that is the layer's below to say. It
 	// does not wait for storage.
 	slow(off int64) (slow, below bool)
@@ -80,57 +77,72 @@ func (l *layer) known() string {
 	return "its content is " + string(l.format)
 }
 
-func (l *layer) id() fileID { return fileID{uint64(l.stat.Dev), l.stat.Ino} }
+// id tells whether two layers are one file.
+func (l *layer) id() fileID {
+	id := l.bytes.Identity()
+	switch {
+	case id.Digest != "":
+		return fileID{digest: id.Digest}
+	case l.local != nil:
+		return fileID{dev: id.Dev, ino: id.Ino}
+	}
+	return fileID{name: l.name}
+}
 
 // ReadAt reads the layer as a disk: with what its backing files hold. Past the end it returns io.EOF.
-func (l *layer) ReadAt(p []byte, off int64) (int, error) {
-	if l.content != nil {
-		return l.content.ReadAt(p, off)
+func (l *layer) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
+	switch {
+	case l.content != nil:
+		return l.content.ReadAt(ctx, p, off)
+	case l.local != nil:
+		return l.local.ReadAt(p, off)
 	}
-	return l.file.ReadAt(p, off)
+	return l.bytes.ReadAt(ctx, p, off)
 }
 
 // extent describes the run that begins at off, at most length bytes of it. The run need not be the longest possible.
-func (l *layer) extent(off, length int64) (int64, extentKind, error) {
+func (l *layer) extent(ctx context.Context, off, length int64) (int64, extentKind, error) {
 	length = min(length, l.size-off)
 	if length <= 0 {
 		return 0, extentHole, fmt.Errorf("extent at %d is outside of %q, which has %d bytes", off, l.name, l.size)
 	}
 	if l.content == nil {
-		n, data, err := osfile.SeekExtent(l.file, off, length)
-		if data {
-			return n, extentPlain, err
+		e, err := l.bytes.Extent(off, length)
+		if e.Data {
+			return e.Length, extentPlain, err
 		}
-		return n, extentHole, err
+		return e.Length, extentHole, err
 	}
 	if l.below != nil {
 		// The layer would look as far as its own run goes, however short the ones below are.
 		length = min(length, maxChainExtent)
 	}
-	n, kind, err := l.content.extent(off, length)
+	n, kind, err := l.content.extent(ctx, off, length)
 	if err != nil || kind != extentBelow {
 		return n, kind, err
 	}
 	if l.below == nil || off >= l.below.size { // a shorter backing file reads as zeros past its end
 		return n, extentHole, nil
 	}
-	return l.below.extent(off, n)
+	return l.below.extent(ctx, off, n)
 }
 
-// walk calls f for the runs of [off, end), in order and without gaps, each layer's tables read once. What cannot be read is a
-// *MediumError.
-func (l *layer) walk(off, end int64, f func(off, n int64, kind extentKind) error) error {
+// walk calls f for the runs of [off, end), in order and without gaps, each layer's tables read
+// once. Errors of reading are those of unread.
+func (l *layer) walk(ctx context.Context, off, end int64,
+	f func(off, n int64, kind extentKind) error,
+) error {
 	for off < end {
 		n, kind, err := end-off, extentHole, error(nil)
 		switch {
 		case off >= l.size: // above a shorter backing file
 		case l.content == nil:
-			n, kind, err = l.extent(off, end-off)
+			n, kind, err = l.extent(ctx, off, end-off)
 		default:
-			n, kind, err = l.content.extent(off, min(end, l.size)-off)
+			n, kind, err = l.content.extent(ctx, off, min(end, l.size)-off)
 		}
 		if err != nil {
-			return &disk.MediumError{Op: "read", Off: off, Length: end - off, Err: fmt.Errorf("image %s: %w", words.Name(l.name), err)}
+			return unread(ctx, off, end-off, fmt.Errorf("image %s: %w", words.Name(l.name), err))
 		}
 		switch {
 		case kind != extentBelow:
@@ -138,7 +150,7 @@ func (l *layer) walk(off, end int64, f func(off, n int64, kind extentKind) error
 		case l.below == nil:
 			err = f(off, n, extentHole)
 		default:
-			err = l.below.walk(off, off+n, f)
+			err = l.below.walk(ctx, off, off+n, f)
 		}
 		if err != nil {
 			return err
@@ -158,6 +170,6 @@ func (l *layer) chain(f func(*layer)) {
 // close closes the layer and everything below it.
 func (l *layer) close() error {
 	var errs []error
-	l.chain(func(l *layer) { errs = append(errs, l.file.Close()) })
+	l.chain(func(l *layer) { errs = append(errs, l.bytes.Close()) })
 	return errors.Join(errs...)
 }

@@ -3,6 +3,7 @@ package image
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -19,8 +20,13 @@ const resolveFlags = unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESO
 var errNoOpenat2 = errors.New("is in a subdirectory, and the kernel or the container's seccomp profile lacks openat2, " +
 	"without which no subdirectory is opened")
 
-// fileID tells whether two names are one file.
-type fileID struct{ dev, ino uint64 }
+// fileID tells whether two names are one file: by its digest, by where it is on this machine, or
+// else by its name.
+type fileID struct {
+	digest   string
+	dev, ino uint64
+	name     string
+}
 
 // directory is the image directory, held open so that every name is resolved in the directory that was scanned.
 type directory struct {
@@ -47,8 +53,15 @@ type notRegularError struct{ what string }
 func (e *notRegularError) Error() string { return "is " + e.what + ", not a regular file" }
 
 // open opens the regular file of that name in the directory itself.
-func (d *directory) open(name string) (*os.File, *unix.Stat_t, error) {
-	return d.openAs(name, unix.O_RDONLY)
+func (d *directory) open(name string) (Source, *os.File, error) {
+	return asSource(d.openAs(name, unix.O_RDONLY))
+}
+
+func asSource(f *os.File, st *unix.Stat_t, err error) (Source, *os.File, error) {
+	if err != nil {
+		return nil, nil, err
+	}
+	return &fileSource{f, *st}, f, nil
 }
 
 // openAs is open with O_RDONLY or O_RDWR.
@@ -68,7 +81,7 @@ func (d *directory) openAs(name string, access int) (*os.File, *unix.Stat_t, err
 
 // openBeneath opens the regular file that a relative path names, which never leaves the directory and never goes
 // through a link. Where openat2 is missing, only a name in the directory itself is accepted.
-func (d *directory) openBeneath(name string) (*os.File, *unix.Stat_t, error) {
+func (d *directory) openBeneath(name string) (Source, *os.File, error) {
 	probe, err := d.resolve(name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC)
 	if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EPERM) {
 		if strings.Contains(name, "/") {
@@ -88,7 +101,9 @@ func (d *directory) openBeneath(name string) (*os.File, *unix.Stat_t, error) {
 	if err := checkRegular(&st); err != nil {
 		return nil, nil, err
 	}
-	return d.finish(name, func() (int, error) { return d.resolve(name, osfile.OpenFlags|unix.O_RDONLY) })
+	return asSource(d.finish(name, func() (int, error) {
+		return d.resolve(name, osfile.OpenFlags|unix.O_RDONLY)
+	}))
 }
 
 // resolve is openat2 with the rules for untrusted names.
@@ -162,7 +177,7 @@ func explainOpen(err error, use fileUse) (reason, action string) {
 		return "is a symbolic link, or is reached through one", "put the image file itself there"
 	case errors.Is(err, unix.EXDEV):
 		return "lies outside the directory of the image", "put it into that directory"
-	case errors.Is(err, unix.ENOENT):
+	case errors.Is(err, fs.ErrNotExist):
 		return "does not exist", use.advice("add it to the image directory", "name a file that is there", "add it to the directory of the image")
 	case errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM):
 		const added = ": with chmod before it is added, or with \"ADD --chmod=0444\""

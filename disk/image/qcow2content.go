@@ -1,10 +1,8 @@
 package image
 
 import (
+	"context"
 	"errors"
-	"fmt"
-
-	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk/qcow2"
 )
@@ -13,10 +11,10 @@ import (
 type qcow2Content struct{ *qcow2.Image }
 
 // openQcow2 validates a layer's file as a qcow2 image.
-func openQcow2(l *layer, maxVirtualSize int64) (content, error) {
-	img, err := qcow2.Open(l.file, l.stat.Size, qcow2.Options{MaxVirtualSize: maxVirtualSize, WillRead: func(off, length int64) {
-		_ = unix.Fadvise(int(l.file.Fd()), off, length, unix.FADV_WILLNEED) // where that is not known, it is read when it is needed
-	}})
+func openQcow2(ctx context.Context, l *layer, maxVirtualSize int64) (content, error) {
+	img, err := qcow2.Open(ctx, l.bytes, l.bytes.Size(), qcow2.Options{
+		MaxVirtualSize: maxVirtualSize, WillRead: l.bytes.WillRead, Parallel: l.bytes.Parallel(),
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -24,11 +22,11 @@ func openQcow2(l *layer, maxVirtualSize int64) (content, error) {
 }
 
 // refuseQcow2 is what to tell about an image that openQcow2 does not accept: it cannot be read, is not supported, or is damaged.
-func refuseQcow2(name string, err error) *Error {
+func refuseQcow2(name string, err error) error {
 	e := &Error{Name: name, Format: FormatQcow2, Err: err}
 	switch format := new(qcow2.FormatError); {
 	case !errors.As(err, &format):
-		e.Reason = fmt.Sprintf("cannot be read: %v", err)
+		return refuseUnread(name, FormatQcow2, err)
 	case format.Action != "":
 		e.Reason, e.Action = "cannot be served: "+format.Why, format.Action
 	default:
@@ -37,8 +35,8 @@ func refuseQcow2(name string, err error) *Error {
 	return e
 }
 
-func (c qcow2Content) extent(off, length int64) (int64, extentKind, error) {
-	n, kind, err := c.Extent(off, length)
+func (c qcow2Content) extent(ctx context.Context, off, length int64) (int64, extentKind, error) {
+	n, kind, err := c.Extent(ctx, off, length)
 	if err != nil {
 		return 0, extentHole, err
 	}
@@ -55,7 +53,9 @@ func (c qcow2Content) extent(off, length int64) (int64, extentKind, error) {
 	}
 }
 
-func (c qcow2Content) stored(off, length int64) (at, n int64, ok bool) { return c.Stored(off, length) }
+func (c qcow2Content) stored(ctx context.Context, off, length int64) (at, n int64, ok bool) {
+	return c.Stored(ctx, off, length)
+}
 
 func (c qcow2Content) usage() usage {
 	info := c.Info()

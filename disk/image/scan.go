@@ -2,6 +2,7 @@ package image
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -91,7 +92,7 @@ func scan(dir string, opt Options) (found []scanned, subdirectories []string, er
 	backing := make(map[fileID]bool)
 	ids := make(map[string]fileID)
 	for _, name := range names {
-		o := &opener{dir: d, opt: opt}
+		o := openerIn(d, opt, useFound)
 		f, err := o.scan(name)
 		if err != nil {
 			closeAll(found)
@@ -122,13 +123,13 @@ func scan(dir string, opt Options) (found []scanned, subdirectories []string, er
 func (o *opener) scan(name string) (f scanned, err error) {
 	f.info = Info{Name: name, BackingChain: []BackingInfo{}}
 	o.refused = func(l *layer) {
-		use, err := l.usage()
+		use, err := l.usage(context.Background())
 		if err != nil {
 			use = usage{} // it is refused already, so the size is all that is missing
 		}
 		f.info = l.describe(use)
 	}
-	if f.image, err = o.openImage(name); err == nil {
+	if f.image, err = o.openFile(name); err == nil {
 		f.info = f.image.Info()
 		return f, nil
 	}

@@ -28,7 +28,7 @@ func Stream(ctx context.Context, img *Image, w io.Writer, p *Progress) error {
 			case <-ctx.Done():
 				return ctx.Err()
 			}
-			group.Go(func() error { return part.read(c, unused) })
+			group.Go(func() error { return part.read(ctx, c, unused) })
 		}
 		return nil
 	})
@@ -68,7 +68,7 @@ type piece struct {
 	data        int64 // bytes of it that the image stores
 }
 
-func (p *piece) read(c *copier, unused <-chan []byte) error {
+func (p *piece) read(ctx context.Context, c *copier, unused <-chan []byte) error {
 	var buf []byte
 	select {
 	case buf = <-unused:
@@ -76,10 +76,10 @@ func (p *piece) read(c *copier, unused <-chan []byte) error {
 		buf = make([]byte, c.chunk)
 	}
 	p.content = buf[:p.length]
-	if n, err := c.img.ReadAt(p.content, p.off); n < len(p.content) {
+	if n, err := c.img.ReadAtContext(ctx, p.content, p.off); n < len(p.content) {
 		return err
 	}
-	err := c.img.top.walk(p.off, p.off+p.length, func(_, n int64, kind extentKind) error {
+	err := c.img.top.walk(ctx, p.off, p.off+p.length, func(_, n int64, kind extentKind) error {
 		if kind != extentHole {
 			p.data += n
 		}

@@ -3,12 +3,23 @@ package qcow2
 import (
 	"bytes"
 	"compress/flate"
+	"context"
 	"encoding/binary"
+	"io"
 	"testing"
 
 	"github.com/klauspost/compress/zstd"
 	"github.com/stretchr/testify/require"
 )
+
+// near is what is read without a context.
+type near struct{ r io.ReaderAt }
+
+func (n near) ReadAt(_ context.Context, p []byte, off int64) (int, error) {
+	return n.r.ReadAt(p, off)
+}
+
+var bg = context.Background()
 
 // image is a small image that tests take apart. Its clusters: 0 header, 1 refcount table, 2 refcount block, 3 L1
 // table, 4 L2 table, 5 and up data.
@@ -78,7 +89,7 @@ func zstandard(t testing.TB, p []byte) []byte {
 }
 
 func (im *image) open() (*Image, error) {
-	return Open(bytes.NewReader(im.b), int64(len(im.b)), Options{})
+	return Open(bg, near{bytes.NewReader(im.b)}, int64(len(im.b)), Options{})
 }
 
 // opensAs opens the image and reads all of it, which has to be want.
@@ -87,7 +98,7 @@ func (im *image) opensAs(t *testing.T, want []byte) *Image {
 	got, err := im.open()
 	require.NoError(t, err)
 	p := make([]byte, len(want))
-	_, err = got.ReadAt(p, 0)
+	_, err = got.ReadAt(bg, p, 0)
 	require.NoError(t, err)
 	require.True(t, bytes.Equal(want, p))
 	got.holdsNothing(t)

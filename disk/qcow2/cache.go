@@ -1,6 +1,7 @@
 package qcow2
 
 import (
+	"context"
 	"errors"
 	"runtime"
 	"sync"
@@ -16,12 +17,16 @@ const (
 // errNotLoaded is for those who waited for a block, the loading of which panicked.
 var errNotLoaded = errors.New("an internal error kept a cluster from being read")
 
-// cache keeps the blocks that were used last: clusters of decoded data or L2 tables, by their number. What is being
-// loaded is loaded once, and whoever wants it waits. Blocks of different shards share no lock, and none is held while
-// one is loaded or read. Memory is allocated when a slot is used for the first time, and used again for other blocks.
+// cache keeps the blocks that were used last: clusters of decoded data or L2 tables, by their
+// number. What is being loaded is loaded once, and whoever wants it waits. Blocks of different
+// shards share no lock, and none is held while one is loaded or read. Memory is allocated when a
+// slot is used for the first time, and used again for other blocks.
+//
+// Each reader waits only as long as its own context lasts. When that of the one who loads a block
+// ends, the next reader who waits for the block loads it.
 type cache struct {
 	size   int64 // of a block, bytes
-	load   func(p []byte, at uint64) error
+	load   func(ctx context.Context, p []byte, at uint64) error
 	shards []shard
 
 	// What is loaded aside is not kept: more readers than slots, as large clusters have few. One for each processor keeps them all
@@ -45,6 +50,7 @@ type slot struct {
 	loading bool  // guarded by shard.mu
 	valid   int64 // guarded by shard.mu; bytes of data, from the beginning, that are loaded
 	err     error // guarded by shard.mu; of loading
+	gaveUp  bool  // guarded by shard.mu; it was not loaded because the loader's context ended
 	data    []byte
 }
 
@@ -58,7 +64,9 @@ type pinned struct {
 }
 
 // init prepares a cache for blocks of size bytes. load fills p with a block, or its beginning, from the place in the file that get is told.
-func (c *cache) init(size, memory int64, load func(p []byte, at uint64) error) {
+func (c *cache) init(size, memory int64,
+	load func(ctx context.Context, p []byte, at uint64) error,
+) {
 	slots := max(min(memory/size, 1024), minSlots)
 	c.size, c.load = size, load
 	c.shards = make([]shard, min(slots/minSlots, maxShards))
@@ -75,49 +83,74 @@ func (c *cache) init(size, memory int64, load func(p []byte, at uint64) error) {
 
 // get returns a block, which is at the given place of the file, and has to be released. Its first need bytes are there; a block of
 // which more is wanted later is then loaded whole. A failure is not kept.
-func (c *cache) get(key int64, at uint64, need int64) (pinned, error) {
+func (c *cache) get(ctx context.Context, key int64, at uint64, need int64) (pinned, error) {
 	s := &c.shards[uint64(key)%uint64(len(c.shards))]
 	s.mu.Lock()
 	s.clock++
-	b := s.findLocked(key)
-	if b != nil {
-		b.pins++
-		b.used = s.clock
-		for b.loading {
-			s.loaded.Wait()
-		}
-		err, enough := b.err, b.valid >= need
-		if err == nil && enough {
-			s.mu.Unlock()
-			return pinned{data: b.data, slot: b, shard: s}, nil
-		}
-		b.pins--
-		if err != nil {
-			s.mu.Unlock()
-			return pinned{}, err
-		}
+	b, err := s.waitLocked(ctx, key)
+	switch {
+	case err != nil:
+		s.mu.Unlock()
+		return pinned{}, err
+	case b == nil:
+		b = s.freeLocked()
+	case b.valid >= need:
+		s.mu.Unlock()
+		return pinned{data: b.data, slot: b, shard: s}, nil
+	default:
 		need = c.size
-		if b.pins > 0 { // it is not changed while it is read
+		if b.pins--; b.pins > 0 { // it is not changed while it is read
 			b = nil
 		}
-	} else {
-		b = s.freeLocked()
 	}
 	if b == nil { // more readers than slots, or of more than others want of it
 		s.mu.Unlock()
-		return c.loadAside(at)
+		return c.loadAside(ctx, at)
 	}
-	b.key, b.used, b.pins, b.loading, b.err, b.valid = key, s.clock, 1, true, nil, 0
+	b.key, b.used, b.pins, b.valid = key, s.clock, 1, 0
+	b.loading, b.err, b.gaveUp = true, nil, false
 	s.mu.Unlock()
 
-	if err := c.fill(s, b, at, need); err != nil {
+	if err := c.fill(ctx, s, b, at, need); err != nil {
 		return pinned{}, err
 	}
 	return pinned{data: b.data, slot: b, shard: s}, nil
 }
 
+// waitLocked returns the slot of a block, with a pin, when what is loaded of it is there; nil if it
+// is in none. It returns the error of whoever was loading the block, or ctx's when that ends
+// before.
+func (s *shard) waitLocked(ctx context.Context, key int64) (*slot, error) {
+	for b := s.findLocked(key); b != nil; b = s.findLocked(key) {
+		b.pins++
+		b.used = s.clock
+		if b.loading && ctx.Done() != nil {
+			stop := context.AfterFunc(ctx, func() {
+				s.mu.Lock()
+				defer s.mu.Unlock()
+				s.loaded.Broadcast()
+			})
+			defer stop()
+		}
+		for b.loading && ctx.Err() == nil {
+			s.loaded.Wait()
+		}
+		if !b.loading && b.err == nil {
+			return b, nil
+		}
+		b.pins--
+		switch {
+		case b.loading:
+			return nil, ctx.Err()
+		case !b.gaveUp:
+			return nil, b.err
+		}
+	}
+	return nil, nil
+}
+
 // fill loads a slot. Also where that panics, which ends no more than a session, whoever waits for the block goes on, and the slot is free.
-func (c *cache) fill(s *shard, b *slot, at uint64, need int64) (err error) {
+func (c *cache) fill(ctx context.Context, s *shard, b *slot, at uint64, need int64) (err error) {
 	err = errNotLoaded
 	defer func() {
 		s.mu.Lock()
@@ -126,20 +159,25 @@ func (c *cache) fill(s *shard, b *slot, at uint64, need int64) (err error) {
 		if err != nil {
 			b.key = -1
 			b.pins--
+			b.gaveUp = ctx.Err() != nil
 		}
 		s.loaded.Broadcast()
 	}()
 	if b.data == nil {
 		b.data = make([]byte, c.size)
 	}
-	err = c.load(b.data[:need], at)
+	err = c.load(ctx, b.data[:need], at)
 	return err
 }
 
 // loadAside loads a whole block that is not kept. It may have to wait for others to release theirs, so nobody asks for one who holds one of
 // the same cache.
-func (c *cache) loadAside(at uint64) (p pinned, err error) {
-	c.places <- struct{}{}
+func (c *cache) loadAside(ctx context.Context, at uint64) (p pinned, err error) {
+	select {
+	case c.places <- struct{}{}:
+	case <-ctx.Done():
+		return pinned{}, ctx.Err()
+	}
 	buf, _ := c.buffers.Get().(*[]byte)
 	if buf == nil {
 		data := make([]byte, c.size)
@@ -153,7 +191,7 @@ func (c *cache) loadAside(at uint64) (p pinned, err error) {
 			p = pinned{}
 		}
 	}()
-	err = c.load(p.data, at)
+	err = c.load(ctx, p.data, at)
 	return p, err
 }
 

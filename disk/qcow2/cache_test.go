@@ -2,6 +2,7 @@ package qcow2
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"math/rand/v2"
 	"runtime"
@@ -39,6 +40,15 @@ func (f *countedFile) ReadAt(p []byte, off int64) (int, error) {
 // compressedImage is an image of whole compressed clusters of 64 KiB, one behind the other, and its content.
 func compressedImage(t testing.TB, clusters int, kind uint8) (*Image, *countedFile, []byte) {
 	t.Helper()
+	im, content := compressedFile(t, clusters, kind)
+	file := &countedFile{Reader: bytes.NewReader(im.b)}
+	got, err := Open(bg, near{file}, int64(len(im.b)), Options{})
+	require.NoError(t, err)
+	return got, file, content
+}
+
+func compressedFile(t testing.TB, clusters int, kind uint8) (*image, []byte) {
+	t.Helper()
 	const bits = 16
 	im := newImage(bits, uint64(clusters)<<bits, clusters)
 	encode := deflated
@@ -55,10 +65,7 @@ func compressedImage(t testing.TB, clusters int, kind uint8) (*Image, *countedFi
 		im.compressed(i, at, data)
 		at += len(data)
 	}
-	file := &countedFile{Reader: bytes.NewReader(im.b)}
-	got, err := Open(file, int64(len(im.b)), Options{})
-	require.NoError(t, err)
-	return got, file, content
+	return im, content
 }
 
 func TestSequentialReadsDecodeOnce(t *testing.T) {
@@ -67,7 +74,7 @@ func TestSequentialReadsDecodeOnce(t *testing.T) {
 		got := make([]byte, len(content))
 		before := file.reads.Load()
 		for off := 0; off < len(got); off += 4096 {
-			_, err := im.ReadAt(got[off:off+4096], int64(off))
+			_, err := im.ReadAt(bg, got[off:off+4096], int64(off))
 			require.NoError(t, err)
 		}
 		require.True(t, bytes.Equal(content, got))
@@ -80,13 +87,14 @@ func TestReadsInTheMiddleDecodeToThere(t *testing.T) {
 	for _, kind := range []uint8{compressionZlib, compressionZstd} {
 		im, _, content := compressedImage(t, 4, kind)
 		var loaded []int
-		im.decoded.init(im.hdr.clusterSize(), decodedCacheBytes, func(p []byte, at uint64) error {
+		load := func(_ context.Context, p []byte, at uint64) error {
 			loaded = append(loaded, len(p))
-			return im.loadCluster(p, at)
-		})
+			return im.loadCluster(bg, p, at)
+		}
+		im.decoded.init(im.hdr.clusterSize(), decodedCacheBytes, load)
 		read := func(off int) {
 			p := make([]byte, 4096)
-			_, err := im.ReadAt(p, int64(off))
+			_, err := im.ReadAt(bg, p, int64(off))
 			require.NoError(t, err)
 			require.True(t, bytes.Equal(content[off:][:4096], p), "%d", off)
 		}
@@ -109,7 +117,7 @@ func TestReadsInTheMiddleDecodeToThere(t *testing.T) {
 			require.Empty(t, loaded)
 		}
 		require.False(t, decodes(im, 60<<10))
-		_, _, err := im.sameKind(0, 1<<16)
+		_, _, err := im.sameKind(bg, 0, 1<<16)
 		require.NoError(t, err)
 		im.holdsNothing(t)
 	}
@@ -117,23 +125,23 @@ func TestReadsInTheMiddleDecodeToThere(t *testing.T) {
 
 func TestMoreOfABlockThatIsRead(t *testing.T) {
 	var c cache
-	c.init(8, 64, func(p []byte, at uint64) error {
+	c.init(8, 64, func(_ context.Context, p []byte, at uint64) error {
 		copy(p, "abcdefgh")
 		return nil
 	})
-	first, err := c.get(0, 1, 3)
+	first, err := c.get(bg, 0, 1, 3)
 	require.NoError(t, err)
 	require.Equal(t, "abc\x00\x00\x00\x00\x00", string(first.data))
-	second, err := c.get(0, 1, 4)
+	second, err := c.get(bg, 0, 1, 4)
 	require.NoError(t, err)
 	require.Equal(t, "abcdefgh", string(second.data))
 	require.Equal(t, "abc\x00\x00\x00\x00\x00", string(first.data), "what is read does not change")
 	first.release()
 	second.release()
-	third, err := c.get(0, 1, 4)
+	third, err := c.get(bg, 0, 1, 4)
 	require.NoError(t, err)
 	require.Equal(t, "abcdefgh", string(third.data))
-	fourth, err := c.get(0, 1, 8)
+	fourth, err := c.get(bg, 0, 1, 8)
 	require.NoError(t, err)
 	require.Same(t, third.slot, fourth.slot)
 	third.release()
@@ -145,13 +153,13 @@ func TestWholeClustersAreReadTogether(t *testing.T) {
 		im, file, content := compressedImage(t, 40, kind)
 		got := make([]byte, len(content))
 		before := file.reads.Load()
-		_, err := im.ReadAt(got, 0)
+		_, err := im.ReadAt(bg, got, 0)
 		require.NoError(t, err)
 		require.True(t, bytes.Equal(content, got))
 		require.LessOrEqual(t, file.reads.Load()-before, int64(4), "for 40 clusters")
 
 		// From the middle of a cluster into the middle of another one.
-		_, err = im.ReadAt(got[:5<<16], 1000)
+		_, err = im.ReadAt(bg, got[:5<<16], 1000)
 		require.NoError(t, err)
 		require.True(t, bytes.Equal(content[1000:][:5<<16], got[:5<<16]))
 	}
@@ -205,12 +213,12 @@ func TestDamagedClusterAmongOthers(t *testing.T) {
 	got, err := im.open()
 	require.NoError(t, err)
 	p := make([]byte, 3*cs)
-	n, err := got.ReadAt(p, 0)
+	n, err := got.ReadAt(bg, p, 0)
 	require.ErrorContains(t, err, "guest offset 65536:")
 	require.ErrorAs(t, err, new(*FormatError))
 	require.Equal(t, cs, n)
 	require.True(t, bytes.Equal(content[:cs], p[:cs]))
-	_, err = got.ReadAt(p[:cs], 2*cs)
+	_, err = got.ReadAt(bg, p[:cs], 2*cs)
 	require.NoError(t, err)
 	require.True(t, bytes.Equal(content[2*cs:], p[:cs]))
 }
@@ -221,7 +229,7 @@ func TestReadersOfOneBlockLoadItOnce(t *testing.T) {
 	var loads atomic.Int64
 	begun, goOn := make(chan struct{}), make(chan struct{})
 	var c cache
-	c.init(8, 64, func(p []byte, at uint64) error {
+	c.init(8, 64, func(_ context.Context, p []byte, at uint64) error {
 		loads.Add(1)
 		close(begun)
 		<-goOn
@@ -232,7 +240,7 @@ func TestReadersOfOneBlockLoadItOnce(t *testing.T) {
 	var wg sync.WaitGroup
 	for range readers {
 		wg.Go(func() {
-			b, err := c.get(0, 1, 8)
+			b, err := c.get(bg, 0, 1, 8)
 			if err != nil || string(b.data) != "abcdefgh" {
 				t.Errorf("%q, %v", b.data, err)
 			}
@@ -255,7 +263,7 @@ func TestCacheFailuresAndFullShards(t *testing.T) {
 	fail := true
 	loads := 0
 	var c cache
-	c.init(8, 0, func(p []byte, at uint64) error {
+	c.init(8, 0, func(_ context.Context, p []byte, at uint64) error {
 		loads++
 		if fail {
 			return failure
@@ -263,26 +271,26 @@ func TestCacheFailuresAndFullShards(t *testing.T) {
 		p[0] = byte(at)
 		return nil
 	})
-	_, err := c.get(1, 1, 8)
+	_, err := c.get(bg, 1, 1, 8)
 	require.ErrorIs(t, err, failure)
 	fail = false
 	var held []pinned
 	for i := range int64(minSlots) {
-		b, err := c.get(i, uint64(i), 8)
+		b, err := c.get(bg, i, uint64(i), 8)
 		require.NoError(t, err)
 		held = append(held, b)
 	}
 	// Every slot is being read: one more block is loaded, and not kept.
 	for range 2 {
 		before := loads
-		b, err := c.get(100, 100, 8)
+		b, err := c.get(bg, 100, 100, 8)
 		require.NoError(t, err)
 		require.EqualValues(t, 100, b.data[0])
 		b.release()
 		require.Equal(t, before+1, loads)
 	}
 	fail = true
-	_, err = c.get(100, 100, 8)
+	_, err = c.get(bg, 100, 100, 8)
 	require.ErrorIs(t, err, failure)
 	fail = false
 	for i, b := range held {
@@ -291,13 +299,13 @@ func TestCacheFailuresAndFullShards(t *testing.T) {
 	}
 	// The one that was not used for longest makes room.
 	for _, key := range []int64{0, 2, 3, 100} {
-		b, err := c.get(key, uint64(key), 8)
+		b, err := c.get(bg, key, uint64(key), 8)
 		require.NoError(t, err)
 		b.release()
 	}
 	before := loads
 	for _, key := range []int64{0, 2, 3, 100} {
-		b, err := c.get(key, uint64(key), 8)
+		b, err := c.get(bg, key, uint64(key), 8)
 		require.NoError(t, err)
 		require.EqualValues(t, key, b.data[0])
 		b.release()
@@ -312,7 +320,7 @@ func TestCacheBoundsWhatIsLoadedAside(t *testing.T) {
 	failure := errors.New("no luck")
 	var now, most atomic.Int64
 	var c cache
-	c.init(8, 0, func(p []byte, at uint64) error {
+	c.init(8, 0, func(_ context.Context, p []byte, at uint64) error {
 		most.Store(max(most.Load(), now.Add(1)))
 		defer now.Add(-1)
 		time.Sleep(100 * time.Microsecond)
@@ -327,7 +335,7 @@ func TestCacheBoundsWhatIsLoadedAside(t *testing.T) {
 		wg.Go(func() {
 			for j := range uint64(20) {
 				at := (i*20 + j) % 250
-				b, err := c.get(int64(at), at, 8)
+				b, err := c.get(bg, int64(at), at, 8)
 				switch {
 				case at%3 == 0:
 					if !errors.Is(err, failure) {
@@ -359,7 +367,8 @@ func TestParallelReads(t *testing.T) {
 				for range 30 {
 					off := r.IntN(len(content))
 					p := p[:min(1+r.IntN(1<<(4+r.IntN(14))), len(content)-off)]
-					if _, err := im.ReadAt(p, int64(off)); err != nil || !bytes.Equal(content[off:off+len(p)], p) {
+					_, err := im.ReadAt(bg, p, int64(off))
+					if err != nil || !bytes.Equal(content[off:off+len(p)], p) {
 						t.Errorf("%d bytes at %d: %v", len(p), off, err)
 						return
 					}
@@ -382,7 +391,7 @@ func TestReadsDoNotAllocate(t *testing.T) {
 		read := func(size int) func() {
 			off := 0
 			return func() {
-				if _, err := im.ReadAt(p[:size], int64(off)); err != nil {
+				if _, err := im.ReadAt(bg, p[:size], int64(off)); err != nil {
 					t.Error(err)
 				}
 				off = (off + 7<<16 + size) % (len(content) - size)
@@ -403,7 +412,7 @@ func TestPanicWhileLoading(t *testing.T) {
 	var c cache
 	loading, waits := make(chan struct{}), make(chan struct{})
 	broken := true
-	c.init(512, 0, func(p []byte, at uint64) error {
+	c.init(512, 0, func(_ context.Context, p []byte, at uint64) error {
 		if broken {
 			if loading != nil {
 				close(loading)
@@ -418,12 +427,12 @@ func TestPanicWhileLoading(t *testing.T) {
 	first := make(chan any, 1)
 	go func() {
 		defer func() { first <- recover() }()
-		_, _ = c.get(1, 0, 512)
+		_, _ = c.get(bg, 1, 0, 512)
 	}()
 	<-begun
 	second := make(chan error, 1)
 	go func() {
-		_, err := c.get(1, 0, 512)
+		_, err := c.get(bg, 1, 0, 512)
 		second <- err
 	}()
 	s := &c.shards[1%len(c.shards)]
@@ -437,59 +446,15 @@ func TestPanicWhileLoading(t *testing.T) {
 	require.Equal(t, "a bug", <-first)
 	require.ErrorIs(t, <-second, errNotLoaded)
 	for range runtime.GOMAXPROCS(0) + 1 {
-		require.Panics(t, func() { _, _ = c.loadAside(0) })
+		require.Panics(t, func() { _, _ = c.loadAside(bg, 0) })
 	}
 	broken = false
 	for range 2 {
-		p, err := c.get(1, 0, 512)
+		p, err := c.get(bg, 1, 0, 512)
 		require.NoError(t, err)
 		p.release()
 	}
-	p, err := c.loadAside(0)
+	p, err := c.loadAside(bg, 0)
 	require.NoError(t, err)
 	p.release()
-}
-
-func BenchmarkRead(b *testing.B) {
-	for _, kind := range []uint8{compressionZlib, compressionZstd} {
-		im, _, content := compressedImage(b, 192, kind)
-		b.Run(im.Info().Compression+"/sequential 4 KiB", func(b *testing.B) {
-			p := make([]byte, 4096)
-			b.SetBytes(4096)
-			b.ReportAllocs()
-			off := 0
-			for b.Loop() {
-				if _, err := im.ReadAt(p, int64(off)); err != nil {
-					b.Fatal(err)
-				}
-				off = (off + 4096) % len(content)
-			}
-		})
-		b.Run(im.Info().Compression+"/random 4 KiB", func(b *testing.B) {
-			b.SetBytes(4096)
-			b.ReportAllocs()
-			b.RunParallel(func(pb *testing.PB) {
-				p := make([]byte, 4096)
-				r := rand.New(rand.NewPCG(rand.Uint64(), 0))
-				for pb.Next() {
-					if _, err := im.ReadAt(p, int64(r.IntN(len(content)/4096))*4096); err != nil {
-						b.Error(err)
-						return
-					}
-				}
-			})
-		})
-		b.Run(im.Info().Compression+"/sequential 1 MiB", func(b *testing.B) {
-			p := make([]byte, 1<<20)
-			b.SetBytes(1 << 20)
-			b.ReportAllocs()
-			off := 0
-			for b.Loop() {
-				if _, err := im.ReadAt(p, int64(off)); err != nil {
-					b.Fatal(err)
-				}
-				off = (off + 1<<20) % len(content)
-			}
-		})
-	}
 }

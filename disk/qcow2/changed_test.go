@@ -38,9 +38,9 @@ func TestTableIsChangedAfterValidation(t *testing.T) {
 				}
 				for _, n := range []int{512, cs, 4 * cs} {
 					for off := int64(0); off < 4*cs; off += cs / 2 {
-						_, _ = got.ReadAt(make([]byte, n), off)
+						_, _ = got.ReadAt(bg, make([]byte, n), off)
 						got.Decodes(off)
-						_, _, err := got.Extent(off, got.Size()-off)
+						_, _, err := got.Extent(bg, off, got.Size()-off)
 						require.NoError(t, err)
 					}
 				}
@@ -72,7 +72,7 @@ func TestTableIsChangedBetweenReads(t *testing.T) {
 		}
 		got.tables.init(cs, tableCacheBytes, got.loadTable) // as if it had been dropped
 		off := r.Int64N(32 * cs)
-		_, _ = got.ReadAt(p[:1+r.IntN(len(p))], off)
+		_, _ = got.ReadAt(bg, p[:1+r.IntN(len(p))], off)
 	}
 }
 
@@ -105,18 +105,18 @@ func TestFileBecomesShorter(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			file := &shrinkingFile{im.b, int64(len(im.b))}
-			got, err := Open(file, file.size, Options{})
+			got, err := Open(bg, near{file}, file.size, Options{})
 			require.NoError(t, err)
-			got.SetBacking(&shrinkingFile{make([]byte, 8*cs), 3 * cs}, 8*cs)
+			got.SetBacking(near{&shrinkingFile{make([]byte, 8*cs), 3 * cs}}, 8*cs)
 			file.size = c.size
-			n, err := got.ReadAt(make([]byte, c.n), c.off)
+			n, err := got.ReadAt(bg, make([]byte, c.n), c.off)
 			require.Zero(t, n)
 			require.ErrorIs(t, err, io.ErrUnexpectedEOF)
 			require.NotErrorIs(t, err, io.EOF)
 		})
 	}
 	for _, size := range []int64{atL1*cs + 4, atL2*cs + 512, cs, 200} { // while it is opened
-		_, err := Open(&shrinkingFile{im.b, size}, int64(len(im.b)), Options{})
+		_, err := Open(bg, near{&shrinkingFile{im.b, size}}, int64(len(im.b)), Options{})
 		require.ErrorIs(t, err, io.ErrUnexpectedEOF, size)
 		require.NotErrorIs(t, err, io.EOF)
 	}

@@ -1,6 +1,7 @@
 package qcow2
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"sync"
@@ -159,11 +160,11 @@ func (c *codec) input(n int64) *[]byte {
 func (c *codec) release(b *[]byte) { c.inputs.Put(b) }
 
 // loadCluster fills p with the cluster that an L2 entry says is compressed, or its beginning.
-func (im *Image) loadCluster(p []byte, entry uint64) error {
+func (im *Image) loadCluster(ctx context.Context, p []byte, entry uint64) error {
 	begin, end := im.storedRange(entry)
 	b := im.codec.input(end - begin)
 	defer im.codec.release(b)
-	if err := readFull(im.r, *b, begin); err != nil {
+	if err := readFull(ctx, im.r, *b, begin); err != nil {
 		return fmt.Errorf("reading compressed data at %#x: %w", begin, err)
 	}
 	return im.codec.decode(p, *b, begin)

@@ -14,7 +14,7 @@ func TestLargestVirtualSize(t *testing.T) {
 		for _, size := range []uint64{math.MaxInt64, math.MaxInt64 &^ 511} {
 			im := newImage(bits, size, 1)
 			im.put32(36, 1)
-			_, err := Open(hugeFile{im.b}, 1<<38, Options{MaxVirtualSize: math.MaxInt64})
+			_, err := Open(bg, near{hugeFile{im.b}}, 1<<38, Options{MaxVirtualSize: math.MaxInt64})
 			require.ErrorContains(t, err, "the virtual size needs")
 		}
 	}
@@ -23,9 +23,9 @@ func TestLargestVirtualSize(t *testing.T) {
 // TestTooManyClusters: what the maps of the file's clusters take is bounded by their number.
 func TestTooManyClusters(t *testing.T) {
 	im := newImage(9, 8<<9, 1)
-	_, err := Open(hugeFile{im.b}, maxClusters<<9, Options{})
+	_, err := Open(bg, near{hugeFile{im.b}}, maxClusters<<9, Options{})
 	require.NoError(t, err)
-	_, err = Open(hugeFile{im.b}, maxClusters<<9+1, Options{})
+	_, err = Open(bg, near{hugeFile{im.b}}, maxClusters<<9+1, Options{})
 	require.ErrorContains(t, err, "too many")
 }
 
@@ -144,7 +144,7 @@ func TestSubclusters(t *testing.T) {
 		kind Kind
 	}{0: {3 * sub, KindUnallocated}, 3*sub + 10: {2*sub - 10, KindData}, 5 * sub: {sub, KindZero}, 31 * sub: {cs + sub, KindData},
 		2*cs + 4*sub: {sub, KindZero}, 2*cs + 5*sub: {sub + 512, KindData}} {
-		n, kind, err := got.Extent(off, size-off)
+		n, kind, err := got.Extent(bg, off, size-off)
 		require.NoError(t, err)
 		require.Equal(t, c.kind, kind, off)
 		require.Equal(t, c.n, n, off)
@@ -166,12 +166,12 @@ func TestReadsLeaveNothingOfTheBuffer(t *testing.T) {
 		want := make([]byte, 8*cs)
 		copy(want, bytes.Repeat([]byte{7}, 1000))
 		if backing > 0 {
-			got.SetBacking(bytes.NewReader(bytes.Repeat([]byte{9}, backing)), int64(backing))
+			got.SetBacking(near{bytes.NewReader(bytes.Repeat([]byte{9}, backing))}, int64(backing))
 			copy(want[2*cs:], bytes.Repeat([]byte{9}, 1000))
 		}
 		for _, off := range []int{0, 2*cs + 999, 2*cs + 1000, 4 * cs} { // also where there is nothing of the backing file at all
 			p := bytes.Repeat([]byte{0xa5}, 8*cs-off)
-			_, err = got.ReadAt(p, int64(off))
+			_, err = got.ReadAt(bg, p, int64(off))
 			require.NoError(t, err)
 			require.True(t, bytes.Equal(want[off:], p), off)
 		}
@@ -227,16 +227,16 @@ func TestScatteredClusters(t *testing.T) {
 	for _, c := range []struct{ off, length, host, n int64 }{
 		{0, 4 * cs, (atData + 2) * cs, 2 * cs}, {cs + 5, 10, (atData+3)*cs + 5, 10}, {2*cs + 512, 4 * cs, atData*cs + 512, cs},
 	} {
-		host, n, ok := got.Stored(c.off, c.length)
+		host, n, ok := got.Stored(bg, c.off, c.length)
 		require.True(t, ok)
 		require.Equal(t, []int64{c.host, c.n}, []int64{host, n})
 	}
 	for _, off := range []int64{-1, 3*cs + 512, math.MaxInt64} {
-		_, _, ok := got.Stored(off, 1)
+		_, _, ok := got.Stored(bg, off, 1)
 		require.False(t, ok)
-		_, _, err := got.Extent(off, 1)
+		_, _, err := got.Extent(bg, off, 1)
 		require.ErrorContains(t, err, "outside the image")
 	}
-	_, _, err := got.Extent(0, 3*cs+513)
+	_, _, err := got.Extent(bg, 0, 3*cs+513)
 	require.ErrorContains(t, err, "outside the image")
 }

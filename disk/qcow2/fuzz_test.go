@@ -9,11 +9,11 @@ import (
 func readAll(im *Image) {
 	p := make([]byte, 64<<10)
 	for off := int64(0); off < im.Size() && off < 8<<20; {
-		n, _, err := im.Extent(off, im.Size()-off)
+		n, _, err := im.Extent(bg, off, im.Size()-off)
 		if err != nil {
 			return
 		}
-		_, _ = im.ReadAt(p[:min(n, int64(len(p)), im.Size()-off)], off)
+		_, _ = im.ReadAt(bg, p[:min(n, int64(len(p)), im.Size()-off)], off)
 		off += n
 	}
 }
@@ -30,7 +30,8 @@ func FuzzOpen(f *testing.F) {
 		f.Add(im.b)
 	}
 	f.Fuzz(func(_ *testing.T, b []byte) {
-		im, err := Open(bytes.NewReader(b), int64(len(b)), Options{MaxVirtualSize: 1 << 30})
+		opt := Options{MaxVirtualSize: 1 << 30}
+		im, err := Open(bg, near{bytes.NewReader(b)}, int64(len(b)), opt)
 		if err == nil {
 			readAll(im)
 		}

@@ -18,6 +18,7 @@
 package qcow2
 
 import (
+	"context"
 	"encoding/binary"
 	"fmt"
 	"io"
@@ -122,9 +123,9 @@ func (h *header) l2Entries() int64 { return h.clusterSize() / h.entrySize() }
 // to it.
 func (h *header) l1Need() int64 { return (h.size-1)/(h.l2Entries()<<h.clusterBits) + 1 }
 
-func readHeader(r io.ReaderAt, fileSize int64, opt Options) (*header, error) {
+func readHeader(ctx context.Context, r Reader, fileSize int64, opt Options) (*header, error) {
 	var fixed [headerLenV3 + 1]byte
-	n, err := r.ReadAt(fixed[:min(int64(len(fixed)), fileSize)], 0)
+	n, err := r.ReadAt(ctx, fixed[:min(int64(len(fixed)), fileSize)], 0)
 	if err != nil && err != io.EOF {
 		return nil, fmt.Errorf("reading the header: %w", err)
 	}
@@ -202,7 +203,7 @@ func readHeader(r io.ReaderAt, fileSize int64, opt Options) (*header, error) {
 	if h.refTableOffset, err = h.table("refcount table", u64(48), h.refTableLen<<h.clusterBits, maxRefTableBytes, fileSize); err != nil {
 		return nil, err
 	}
-	return h, h.readNames(r, fileSize, headerLen, u64(8), u32(16))
+	return h, h.readNames(ctx, r, fileSize, headerLen, u64(8), u32(16))
 }
 
 func encryptionName(method uint32) string {
@@ -252,9 +253,11 @@ func (h *header) table(what string, offset uint64, length, limit, fileSize int64
 }
 
 // readNames reads the header extensions and the backing file's name, all inside the first cluster.
-func (h *header) readNames(r io.ReaderAt, fileSize, headerLen int64, nameOffset uint64, nameLen uint32) error {
+func (h *header) readNames(ctx context.Context, r Reader, fileSize, headerLen int64,
+	nameOffset uint64, nameLen uint32,
+) error {
 	first := make([]byte, min(h.clusterSize(), fileSize))
-	if err := readFull(r, first, 0); err != nil {
+	if err := readFull(ctx, r, first, 0); err != nil {
 		return fmt.Errorf("reading the header: %w", err)
 	}
 	if headerLen > int64(len(first)) {

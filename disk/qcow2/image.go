@@ -1,6 +1,7 @@
 package qcow2
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -13,6 +14,17 @@ type Options struct {
 	// WillRead is told what of the file is read soon, one byte or more, so that storage can be asked for several things at once. nil: nobody wants to know.
 	// It is called by several goroutines, and should not wait.
 	WillRead func(off, length int64)
+	// Parallel is how many reads are worth having on their way at once, because the file is far
+	// away and each of them takes long however short it is. 0 or 1: it is near.
+	Parallel int
+}
+
+// Reader is the file of an image, or the disk that its backing file holds. It may be called by any
+// number of goroutines.
+type Reader interface {
+	// ReadAt fills p, or returns an error and how many bytes it has read, as an io.ReaderAt does.
+	// One that has to wait for what is far away does so until ctx ends, and its error says so.
+	ReadAt(ctx context.Context, p []byte, off int64) (int, error)
 }
 
 // Info describes an image.
@@ -34,7 +46,7 @@ type Info struct {
 // Image is an open, validated image. Its methods may be called from any number of goroutines at once, but for
 // SetBacking.
 type Image struct {
-	r        io.ReaderAt
+	r        Reader
 	fileSize int64
 	hdr      *header
 	l1       []uint64
@@ -45,14 +57,15 @@ type Image struct {
 	decoded  cache    // decoded clusters, by their guest cluster
 	codec    codec
 
-	backing     io.ReaderAt
+	backing     Reader
 	backingSize int64
 }
 
-// Open reads and validates an image of fileSize bytes: header, extensions, every table, and that no two entries
-// claim the same place. What it finds wrong is a *FormatError; other errors are those of r.
-func Open(r io.ReaderAt, fileSize int64, opt Options) (*Image, error) {
-	h, err := readHeader(r, fileSize, opt)
+// Open reads and validates an image of fileSize bytes: header, extensions, every table, and that no
+// two entries claim the same place. What it finds wrong is a *FormatError; other errors are those
+// of r. ctx is for opening alone.
+func Open(ctx context.Context, r Reader, fileSize int64, opt Options) (*Image, error) {
+	h, err := readHeader(ctx, r, fileSize, opt)
 	if err != nil {
 		return nil, err
 	}
@@ -68,10 +81,10 @@ func Open(r io.ReaderAt, fileSize int64, opt Options) (*Image, error) {
 	im.passing.init(h.clusterSize(), 0, im.loadTable)
 	im.decoded.init(h.clusterSize(), decodedCacheBytes, im.loadCluster)
 	im.codec.init(h)
-	if err := im.readL1(); err != nil {
+	if err := im.readL1(ctx); err != nil {
 		return nil, err
 	}
-	plain, compressed, err := newValidator(im, willRead).run()
+	plain, compressed, err := newValidator(im, willRead).run(ctx, opt.Parallel)
 	if err != nil {
 		return nil, err
 	}
@@ -86,9 +99,9 @@ func Open(r io.ReaderAt, fileSize int64, opt Options) (*Image, error) {
 }
 
 // readL1 loads the entries that the virtual size needs; more than that is never looked at.
-func (im *Image) readL1() error {
+func (im *Image) readL1(ctx context.Context) error {
 	raw := make([]byte, im.hdr.l1Need()*8)
-	if err := readFull(im.r, raw, im.hdr.l1Offset); err != nil {
+	if err := readFull(ctx, im.r, raw, im.hdr.l1Offset); err != nil {
 		return fmt.Errorf("reading the L1 table: %w", err)
 	}
 	im.l1 = make([]uint64, len(raw)/8)
@@ -99,8 +112,8 @@ func (im *Image) readL1() error {
 }
 
 // loadTable fills p with the L2 table at off.
-func (im *Image) loadTable(p []byte, off uint64) error {
-	if err := readFull(im.r, p, int64(off)); err != nil {
+func (im *Image) loadTable(ctx context.Context, p []byte, off uint64) error {
+	if err := readFull(ctx, im.r, p, int64(off)); err != nil {
 		return fmt.Errorf("reading the L2 table at %#x: %w", off, err)
 	}
 	return nil
@@ -114,7 +127,7 @@ func (im *Image) Info() Info { return im.info }
 
 // SetBacking gives the image the content of its backing file; past its end the backing file reads as zeros. It
 // is called before the image is read.
-func (im *Image) SetBacking(r io.ReaderAt, size int64) { im.backing, im.backingSize = r, size }
+func (im *Image) SetBacking(r Reader, size int64) { im.backing, im.backingSize = r, size }
 
 // Kind is what an image says about a range of its guest.
 type Kind uint8
@@ -151,7 +164,9 @@ type piece struct {
 
 // tableAt finds the L2 table of a guest offset, which has to be released, and cuts what is asked for at the table's end. A
 // table without data is none: everything there is unallocated. keep says that it will be wanted again.
-func (im *Image) tableAt(off, length int64, keep bool) (table pinned, first, limit int64, err error) {
+func (im *Image) tableAt(ctx context.Context, off, length int64, keep bool) (
+	table pinned, first, limit int64, err error,
+) {
 	h := im.hdr
 	cluster, perTable := off>>h.clusterBits, h.l2Entries()
 	index := cluster / perTable
@@ -161,22 +176,24 @@ func (im *Image) tableAt(off, length int64, keep bool) (table pinned, first, lim
 		if !keep && !c.has(index, h.clusterSize()) {
 			c = &im.passing
 		}
-		table, err = c.get(index, l2, h.clusterSize())
+		table, err = c.get(ctx, index, l2, h.clusterSize())
 	}
 	return table, cluster % perTable, limit, err
 }
 
 // locate describes the run at off that is read in one go, at most length bytes of it and never beyond its L2 table.
-func (im *Image) locate(off, length int64) (piece, error) {
-	return im.join(off, length, func(p, q piece) bool {
+func (im *Image) locate(ctx context.Context, off, length int64) (piece, error) {
+	return im.join(ctx, off, length, func(p, q piece) bool {
 		return q.kind == p.kind && q.kind != KindCompressed && (q.kind != KindData || q.host == p.host+p.n)
 	})
 }
 
 // join describes the pieces at off that belong together, at most length bytes of them and never beyond their L2 table.
-func (im *Image) join(off, length int64, together func(p, q piece) bool) (piece, error) {
+func (im *Image) join(ctx context.Context, off, length int64, together func(p, q piece) bool) (
+	piece, error,
+) {
 	h := im.hdr
-	table, first, limit, err := im.tableAt(off, length, true)
+	table, first, limit, err := im.tableAt(ctx, off, length, true)
 	if err != nil {
 		return piece{}, err
 	}
@@ -209,13 +226,13 @@ func (im *Image) join(off, length int64, together func(p, q piece) bool) (piece,
 // sameKind describes the run of one kind at off, wherever it is stored, at most length bytes of it and never beyond its L2
 // table. Whole disks are gone through like that before they are served, so it looks at nothing but the kind, and does not
 // fill the memory with tables.
-func (im *Image) sameKind(off, length int64) (n int64, kind Kind, err error) {
+func (im *Image) sameKind(ctx context.Context, off, length int64) (n int64, kind Kind, err error) {
 	h := im.hdr
 	if h.extended() {
-		p, err := im.join(off, length, func(p, q piece) bool { return q.kind == p.kind })
+		p, err := im.join(ctx, off, length, func(p, q piece) bool { return q.kind == p.kind })
 		return p.n, p.kind, err
 	}
-	table, first, limit, err := im.tableAt(off, length, false)
+	table, first, limit, err := im.tableAt(ctx, off, length, false)
 	if err != nil || table.data == nil {
 		return limit, KindUnallocated, err
 	}
@@ -297,8 +314,8 @@ func (h *header) subclusterPiece(bits uint64, host, within int64) piece {
 }
 
 // Extent describes the run of one kind that begins at off, at most length bytes of it. off and length lie inside
-// the virtual size.
-func (im *Image) Extent(off, length int64) (n int64, kind Kind, err error) {
+// the virtual size. It may have to read tables, as ReadAt does.
+func (im *Image) Extent(ctx context.Context, off, length int64) (n int64, kind Kind, err error) {
 	if off < 0 || length <= 0 || off > im.hdr.size-length {
 		return 0, 0, fmt.Errorf("extent of %d bytes at %d is outside the image", length, off)
 	}
@@ -307,7 +324,7 @@ func (im *Image) Extent(off, length int64) (n int64, kind Kind, err error) {
 		return n, kind, nil
 	}
 	for n < length {
-		m, next, err := im.sameKind(off+n, length-n)
+		m, next, err := im.sameKind(ctx, off+n, length-n)
 		if err != nil {
 			return 0, 0, err
 		}
@@ -321,12 +338,12 @@ func (im *Image) Extent(off, length int64) (n int64, kind Kind, err error) {
 }
 
 // Stored tells where in the image's file the guest bytes at off lie, and how many of length lie there in one run, as they are; not ok
-// where they do not. It looks no further than an L2 table reaches.
-func (im *Image) Stored(off, length int64) (host, n int64, ok bool) {
+// where they do not. It looks no further than an L2 table reaches, and may have to read that.
+func (im *Image) Stored(ctx context.Context, off, length int64) (host, n int64, ok bool) {
 	if off < 0 || length <= 0 || off >= im.hdr.size {
 		return 0, 0, false
 	}
-	p, err := im.locate(off, min(length, im.hdr.size-off))
+	p, err := im.locate(ctx, off, min(length, im.hdr.size-off))
 	return p.host, p.n, err == nil && p.kind == KindData
 }
 
@@ -352,9 +369,11 @@ func (im *Image) Decodes(off int64) (decodes, below bool) {
 	return kind == KindCompressed && !im.decoded.has(cluster, within+1), kind == KindUnallocated
 }
 
-// ReadAt reads guest bytes, from the backing file where the image has none. It reads len(p) bytes or fails; reading
-// across the end of the virtual size returns io.EOF with what there is.
-func (im *Image) ReadAt(p []byte, off int64) (int, error) {
+// ReadAt reads guest bytes, from the backing file where the image has none. It reads len(p) bytes
+// or fails; reading across the end of the virtual size returns io.EOF with what there is. When ctx
+// ends, it does not wait any longer for what others are reading, and its error is ctx's or that of
+// the Reader. What others read at the same time goes on.
+func (im *Image) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	if off < 0 {
 		return 0, fmt.Errorf("read at %d", off)
 	}
@@ -368,7 +387,7 @@ func (im *Image) ReadAt(p []byte, off int64) (int, error) {
 	done := 0
 	for done < len(p) {
 		at := off + int64(done)
-		run, err := im.locate(at, int64(len(p)-done))
+		run, err := im.locate(ctx, at, int64(len(p)-done))
 		if err != nil {
 			return done, err
 		}
@@ -378,11 +397,11 @@ func (im *Image) ReadAt(p []byte, off int64) (int, error) {
 		case KindZero:
 			clear(dst)
 		case KindUnallocated:
-			err = im.readBacking(dst, at)
+			err = im.readBacking(ctx, dst, at)
 		case KindData:
-			err = im.readHost(dst, run.host)
+			err = im.readHost(ctx, dst, run.host)
 		case KindCompressed:
-			if n, err = im.readCompressed(p[done:], at, run.entry); err != nil {
+			if n, err = im.readCompressed(ctx, p[done:], at, run.entry); err != nil {
 				done += n
 				at += int64(n)
 			}
@@ -396,16 +415,16 @@ func (im *Image) ReadAt(p []byte, off int64) (int, error) {
 }
 
 // readHost reads stored bytes. The file may end within the last cluster, whose rest is zeros.
-func (im *Image) readHost(p []byte, host int64) error {
+func (im *Image) readHost(ctx context.Context, p []byte, host int64) error {
 	n := max(min(int64(len(p)), im.fileSize-host), 0)
 	clear(p[n:])
 	if n == 0 {
 		return nil
 	}
-	return readFull(im.r, p[:n], host)
+	return readFull(ctx, im.r, p[:n], host)
 }
 
-func (im *Image) readBacking(p []byte, off int64) error {
+func (im *Image) readBacking(ctx context.Context, p []byte, off int64) error {
 	n := int64(0)
 	if im.backing != nil {
 		n = max(min(int64(len(p)), im.backingSize-off), 0)
@@ -414,15 +433,15 @@ func (im *Image) readBacking(p []byte, off int64) error {
 	if n == 0 {
 		return nil
 	}
-	if err := readFull(im.backing, p[:n], off); err != nil {
+	if err := readFull(ctx, im.backing, p[:n], off); err != nil {
 		return fmt.Errorf("backing file: %w", err)
 	}
 	return nil
 }
 
 // readFull fills p from r at off. Where r ends before that, it became shorter since it was opened, which is not the end of the disk.
-func readFull(r io.ReaderAt, p []byte, off int64) error {
-	n, err := r.ReadAt(p, off)
+func readFull(ctx context.Context, r Reader, p []byte, off int64) error {
+	n, err := r.ReadAt(ctx, p, off)
 	switch {
 	case n == len(p):
 		return nil

@@ -34,7 +34,7 @@ func BenchmarkOpen(b *testing.B) {
 			}
 			b.ReportAllocs()
 			for b.Loop() {
-				_, err := Open(hugeFile{im.b}, int64(end+cs), Options{})
+				_, err := Open(bg, near{hugeFile{im.b}}, int64(end+cs), Options{})
 				require.NoError(b, err)
 			}
 		})

@@ -1,6 +1,9 @@
 package qcow2
 
-import "fmt"
+import (
+	"context"
+	"fmt"
+)
 
 const (
 	// maxPacked is how much compressed data is read at once, where one cluster's is not more. Bytes.
@@ -15,17 +18,19 @@ const (
 // together. It returns how many bytes it read. One that is wanted in part is kept, so that reading on in small steps
 // decodes it once. One that is read somewhere in its middle is decoded as far as that, as whoever reads so reads elsewhere next; a second
 // such read decodes it whole.
-func (im *Image) readCompressed(p []byte, off int64, entry uint64) (int, error) {
+func (im *Image) readCompressed(ctx context.Context, p []byte, off int64, entry uint64) (
+	int, error,
+) {
 	size := im.hdr.clusterSize()
 	within := off & (size - 1)
 	if within == 0 && int64(len(p)) >= size {
-		return im.readPacked(p, off)
+		return im.readPacked(ctx, p, off)
 	}
 	need := min(within+int64(len(p)), size)
 	if within == 0 || need > size*3/4 || !im.codec.stopsEarly() {
 		need = size
 	}
-	b, err := im.decoded.get(off>>im.hdr.clusterBits, entry, need)
+	b, err := im.decoded.get(ctx, off>>im.hdr.clusterBits, entry, need)
 	if err != nil {
 		return 0, err
 	}
@@ -36,11 +41,12 @@ func (im *Image) readCompressed(p []byte, off int64, entry uint64) (int, error) 
 
 // readPacked reads whole compressed clusters, the first one at off, with one read of the file. Which ones lie behind it in
 // the guest's order mostly lie so in the file.
-func (im *Image) readPacked(p []byte, off int64) (int, error) {
+func (im *Image) readPacked(ctx context.Context, p []byte, off int64) (int, error) {
 	h := im.hdr
 	size := h.clusterSize()
 	var entries [maxPackedRun]uint64
-	run, err := im.packedRun(entries[:min(int64(len(p))/size, maxPackedRun)], off>>h.clusterBits)
+	most := min(int64(len(p))/size, maxPackedRun)
+	run, err := im.packedRun(ctx, entries[:most], off>>h.clusterBits)
 	if err != nil {
 		return 0, err
 	}
@@ -51,7 +57,7 @@ func (im *Image) readPacked(p []byte, off int64) (int, error) {
 	}
 	b := im.codec.input(end - begin)
 	defer im.codec.release(b)
-	if err := readFull(im.r, *b, begin); err != nil {
+	if err := readFull(ctx, im.r, *b, begin); err != nil {
 		return 0, fmt.Errorf("reading compressed data at %#x: %w", begin, err)
 	}
 	for i, e := range entries[:run] {
@@ -65,10 +71,10 @@ func (im *Image) readPacked(p []byte, off int64) (int, error) {
 
 // packedRun fills entries with those of the guest cluster, which is compressed, and the ones after it, up to the first
 // that does not lie behind the others. It returns how many there are, at least one.
-func (im *Image) packedRun(entries []uint64, cluster int64) (int, error) {
+func (im *Image) packedRun(ctx context.Context, entries []uint64, cluster int64) (int, error) {
 	perTable := im.hdr.l2Entries()
 	index := cluster / perTable
-	table, err := im.tables.get(index, im.l1[index]&offsetMask, im.hdr.clusterSize())
+	table, err := im.tables.get(ctx, index, im.l1[index]&offsetMask, im.hdr.clusterSize())
 	if err != nil {
 		return 0, err
 	}

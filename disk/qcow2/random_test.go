@@ -2,6 +2,7 @@ package qcow2_test
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -38,6 +39,13 @@ func runTool(t testing.TB, name string, args ...string) {
 	require.NoError(t, err, "%s %s: %s", name, strings.Join(args, " "), out)
 }
 
+// nearFile is what is read without a context.
+type nearFile struct{ file *os.File }
+
+func (n nearFile) ReadAt(_ context.Context, p []byte, off int64) (int, error) {
+	return n.file.ReadAt(p, off)
+}
+
 // openFile opens an image and, by the names in it, its backing files, all in one directory.
 func openFile(t testing.TB, path string) *qcow2.Image {
 	t.Helper()
@@ -46,7 +54,7 @@ func openFile(t testing.TB, path string) *qcow2.Image {
 	t.Cleanup(func() { _ = f.Close() })
 	st, err := f.Stat()
 	require.NoError(t, err)
-	im, err := qcow2.Open(f, st.Size(), qcow2.Options{})
+	im, err := qcow2.Open(t.Context(), nearFile{f}, st.Size(), qcow2.Options{})
 	require.NoError(t, err, path)
 	if name := im.Info().BackingFile; name != "" {
 		base := filepath.Join(filepath.Dir(path), filepath.Base(name))
@@ -56,7 +64,7 @@ func openFile(t testing.TB, path string) *qcow2.Image {
 			t.Cleanup(func() { _ = b.Close() })
 			bst, err := b.Stat()
 			require.NoError(t, err)
-			im.SetBacking(b, bst.Size())
+			im.SetBacking(nearFile{b}, bst.Size())
 		} else {
 			b := openFile(t, base)
 			im.SetBacking(b, b.Size())
@@ -235,7 +243,7 @@ func randomWrites(r *rand.Rand, size int64, compress bool, file string) []string
 func compareImage(t *testing.T, r *rand.Rand, im *qcow2.Image, want []byte) {
 	require.Equal(t, int64(len(want)), im.Size())
 	got := bytes.Repeat([]byte{0xa5}, len(want)) // zeros have to be written, too
-	n, err := im.ReadAt(got, 0)
+	n, err := im.ReadAt(t.Context(), got, 0)
 	require.NoError(t, err)
 	require.Equal(t, len(want), n)
 	if !bytes.Equal(got, want) {
@@ -246,19 +254,19 @@ func compareImage(t *testing.T, r *rand.Rand, im *qcow2.Image, want []byte) {
 	for range 20 {
 		off := r.Int64N(im.Size())
 		part := bytes.Repeat([]byte{0xa5}, int(min(im.Size()-off, r.Int64N(200<<10)+1)))
-		_, err := im.ReadAt(part, off)
+		_, err := im.ReadAt(t.Context(), part, off)
 		require.NoError(t, err)
 		require.True(t, bytes.Equal(want[off:off+int64(len(part))], part), "%d bytes at %d", len(part), off)
 	}
 	stored := make(map[qcow2.Kind]int64)
 	for off := int64(0); off < im.Size(); {
-		n, kind, err := im.Extent(off, im.Size()-off)
+		n, kind, err := im.Extent(t.Context(), off, im.Size()-off)
 		require.NoError(t, err)
 		require.Positive(t, n)
 		stored[kind] += n
 		within := r.Int64N(n)
 		length := r.Int64N(n-within) + 1
-		part, same, err := im.Extent(off+within, length)
+		part, same, err := im.Extent(t.Context(), off+within, length)
 		require.NoError(t, err)
 		require.Equal(t, kind, same, "%d bytes from %d of the run of %d bytes at %d", length, within, n, off)
 		require.Equal(t, length, part, "%d bytes from %d of the run of %d bytes at %d", length, within, n, off)

@@ -55,10 +55,10 @@ func TestRuns(t *testing.T) {
 			runs := im.runs
 			defer func() { im.runs = runs }()
 			im.runs = nil
-			return im.Extent(off, im.Size()-off)
+			return im.Extent(bg, off, im.Size()-off)
 		}
 		for off := int64(0); off < im.Size(); {
-			n, kind, err := im.Extent(off, im.Size()-off)
+			n, kind, err := im.Extent(bg, off, im.Size()-off)
 			require.NoError(t, err)
 			m, of, err := fromTables(off)
 			require.NoError(t, err)
@@ -66,7 +66,7 @@ func TestRuns(t *testing.T) {
 			require.Equal(t, m, n, off)
 			from, length := off+r.Int64N(n), int64(1)
 			length += r.Int64N(im.Size() - from)
-			cut, kind, err := im.Extent(from, length)
+			cut, kind, err := im.Extent(bg, from, length)
 			require.NoError(t, err)
 			require.Equal(t, of, kind)
 			require.Equal(t, min(length, off+n-from), cut)

@@ -2,6 +2,7 @@ package qcow2
 
 import (
 	"cmp"
+	"context"
 	"slices"
 )
 
@@ -117,7 +118,7 @@ type startSpan struct {
 func newStarts(im *Image) starts { return starts{large: newStartSet(im), twice: newStartSet(im)} }
 
 // checkStarts fails if compressed data is used twice.
-func (v *validator) checkStarts(checks []*tableCheck) error {
+func (v *validator) checkStarts(ctx context.Context, checks []*tableCheck) error {
 	all := newStarts(v.im)
 	for _, c := range checks {
 		all.small = append(all.small, c.starts.small...)
@@ -128,7 +129,7 @@ func (v *validator) checkStarts(checks []*tableCheck) error {
 	if err := notTwice(all.small); err != nil || all.twice.empty() {
 		return err
 	}
-	found, err := v.startsIn(&all.twice, all.spans)
+	found, err := v.startsIn(ctx, &all.twice, all.spans)
 	if err != nil {
 		return err
 	}
@@ -146,13 +147,15 @@ func notTwice(list []int64) error {
 }
 
 // startsIn reads the tables again that may have data that begins at one of the places, and returns where all of it begins, also what is small.
-func (v *validator) startsIn(places *startSet, spans []startSpan) (list []int64, err error) {
+func (v *validator) startsIn(ctx context.Context, places *startSet, spans []startSpan) (
+	list []int64, err error,
+) {
 	c := &tableCheck{validator: v}
 	for _, span := range spans {
 		if !places.any(span.first, span.last) {
 			continue
 		}
-		if err := c.load(span.entry); err != nil {
+		if err := c.load(ctx, span.entry); err != nil {
 			return nil, err
 		}
 		for at := int64(0); at < int64(len(c.table)); at += c.entrySize() {

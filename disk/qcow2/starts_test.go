@@ -61,7 +61,7 @@ func TestCompressedDataUsedTwice(t *testing.T) {
 			im.put64(im.l2(entry), entryCompressed|uint64(c.sectors-1)<<(62-(bits-8))|uint64(c.off))
 		}
 		want := usedTwice(claims, place)
-		_, err := Open(bytes.NewReader(im.b), int64(len(im.b)), Options{})
+		_, err := Open(bg, near{bytes.NewReader(im.b)}, int64(len(im.b)), Options{})
 		if want {
 			require.ErrorContains(t, err, "is used by more than one cluster", "%d: %v", round, claims)
 		} else {
@@ -158,7 +158,7 @@ func TestTableThatChangesWhileItIsValidated(t *testing.T) {
 		im.put64(im.l2(i), entryCompressed|1<<(62-(bits-8))|off)
 	}
 	r := &changing{Reader: bytes.NewReader(im.b), table: atL2 * cs, then: bytes.Repeat([]byte{0x7f}, cs)}
-	_, err := Open(r, int64(len(im.b)), Options{})
+	_, err := Open(bg, near{r}, int64(len(im.b)), Options{})
 	require.NoError(t, err)
 	require.Equal(t, 2, r.times)
 }

@@ -2,6 +2,7 @@ package qcow2
 
 import (
 	"bytes"
+	"context"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -33,7 +34,7 @@ func TestDecodesDoesNotWaitForStorage(t *testing.T) {
 	im.data(0, atData, 'a')
 	im.compressed(1, (atData+1)<<16, deflated(t, words(1<<16, 1)))
 	file := &stuckFile{Reader: bytes.NewReader(im.b), stuck: make(chan struct{}), back: make(chan struct{})}
-	got, err := Open(file, int64(len(im.b)), Options{})
+	got, err := Open(bg, near{file}, int64(len(im.b)), Options{})
 	require.NoError(t, err)
 	close(file.stuck)
 	ask := func(off int64) (slow, below bool) {
@@ -57,7 +58,7 @@ func TestDecodesDoesNotWaitForStorage(t *testing.T) {
 	}
 	read := make(chan error, 1)
 	go func() {
-		_, err := got.ReadAt(make([]byte, 512), 0)
+		_, err := got.ReadAt(bg, make([]byte, 512), 0)
 		read <- err
 	}()
 	require.Eventually(t, func() bool { return file.asked.Load() == 1 }, 10*time.Second, time.Millisecond)
@@ -80,14 +81,14 @@ func decodes(im *Image, off int64) bool {
 // TestShards puts many blocks into a cache of several shards: each is found where it was put, by whoever asks.
 func TestShards(t *testing.T) {
 	var c cache
-	c.init(8, 64*8, func(p []byte, at uint64) error {
+	c.init(8, 64*8, func(_ context.Context, p []byte, at uint64) error {
 		p[0] = byte(at)
 		return nil
 	})
 	require.Len(t, c.shards, maxShards)
 	for key := range int64(64) {
 		require.False(t, c.has(1000+key, 1))
-		b, err := c.get(1000+key, uint64(key), 8)
+		b, err := c.get(bg, 1000+key, uint64(key), 8)
 		require.NoError(t, err)
 		b.release()
 	}

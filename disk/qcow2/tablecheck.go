@@ -1,6 +1,7 @@
 package qcow2
 
 import (
+	"context"
 	"encoding/binary"
 	"math"
 	"math/bits"
@@ -28,7 +29,7 @@ type claims struct {
 }
 
 // run takes one table after the other, until there are none left or one is bad.
-func (c *tableCheck) run() error {
+func (c *tableCheck) run(ctx context.Context) error {
 	for !c.failed.Load() {
 		i := c.next.Add(1) - 1
 		if i >= int64(len(c.im.l1)) {
@@ -38,7 +39,7 @@ func (c *tableCheck) run() error {
 		if c.im.l1[i]&offsetMask == 0 {
 			continue
 		}
-		err := c.load(i)
+		err := c.load(ctx, i)
 		if err == nil {
 			err = c.check()
 		}
@@ -46,22 +47,25 @@ func (c *tableCheck) run() error {
 			c.failed.Store(true)
 			return err
 		}
-		if c.span.last > 0 {
-			c.starts.spans = append(c.starts.spans, c.span)
-		}
 	}
 	return nil
 }
 
 // load reads the L2 table of an entry of the L1 table, as much of it as is ever read.
-func (c *tableCheck) load(entry int64) error {
+func (c *tableCheck) load(ctx context.Context, entry int64) error {
 	if c.buf == nil {
 		c.buf = make([]byte, c.clusterSize())
 	}
+	c.begin(entry, c.buf)
+	return c.im.loadTable(ctx, c.buf, c.im.l1[entry]&offsetMask)
+}
+
+// begin makes the L2 table of an entry of the L1 table, which is in buf, the one to look at.
+func (c *tableCheck) begin(entry int64, buf []byte) {
 	c.first = entry * c.l2Entries()
-	c.table = c.buf[:min(c.l2Entries(), (c.size+c.clusterSize()-1)>>c.clusterBits-c.first)*c.entrySize()]
+	clusters := (c.size + c.clusterSize() - 1) >> c.clusterBits
+	c.table = buf[:min(c.l2Entries(), clusters-c.first)*c.entrySize()]
 	c.span = startSpan{entry: entry, first: math.MaxInt64}
-	return c.im.loadTable(c.buf, c.im.l1[entry]&offsetMask)
 }
 
 func (c *tableCheck) check() error {
@@ -92,7 +96,13 @@ func (c *tableCheck) check() error {
 	if err := c.takeData(); err != nil {
 		return err
 	}
-	return c.takePacked()
+	if err := c.takePacked(); err != nil {
+		return err
+	}
+	if c.span.last > 0 {
+		c.starts.spans = append(c.starts.spans, c.span)
+	}
+	return nil
 }
 
 // entryAt is the entry at byte at of the table: its two words, of which the second is zero where there is only one.

@@ -185,7 +185,7 @@ func TestAccepted(t *testing.T) {
 		got, err := im.open()
 		require.NoError(t, err)
 		p := make([]byte, cs)
-		_, err = got.ReadAt(p, 0)
+		_, err = got.ReadAt(bg, p, 0)
 		require.NoError(t, err)
 		require.Equal(t, make([]byte, cs), p)
 	})
@@ -196,7 +196,7 @@ func TestAccepted(t *testing.T) {
 		got, err := im.open()
 		require.NoError(t, err)
 		p := make([]byte, cs)
-		_, err = got.ReadAt(p, 0)
+		_, err = got.ReadAt(bg, p, 0)
 		require.NoError(t, err)
 		require.Equal(t, append(bytes.Repeat([]byte{7}, 1000), make([]byte, cs-1000)...), p)
 	})
@@ -214,7 +214,7 @@ func TestAccepted(t *testing.T) {
 	t.Run("reading past the end", func(t *testing.T) {
 		got, err := newImage(bits, 8*cs, 1).open()
 		require.NoError(t, err)
-		n, err := got.ReadAt(make([]byte, 1024), 8*cs-512)
+		n, err := got.ReadAt(bg, make([]byte, 1024), 8*cs-512)
 		require.Equal(t, 512, n)
 		require.ErrorIs(t, err, io.EOF)
 	})
@@ -246,12 +246,12 @@ func TestCompressed(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, kind, got.Info().Compression)
 			p := make([]byte, 2*cs)
-			_, err = got.ReadAt(p, 0)
+			_, err = got.ReadAt(bg, p, 0)
 			require.NoError(t, err)
 			require.Equal(t, append(bytes.Clone(want), want...), p)
 			part := make([]byte, 10)
 			for off := int64(cs - 5); off < cs+5; off++ {
-				_, err = got.ReadAt(part, off)
+				_, err = got.ReadAt(bg, part, off)
 				require.NoError(t, err)
 				require.Equal(t, p[off:off+10], part)
 			}
@@ -261,10 +261,11 @@ func TestCompressed(t *testing.T) {
 			im.compressed(3, atData*cs, encode(t, want[:cs-1]))
 			got, err := im.open()
 			require.NoError(t, err)
-			_, err = got.ReadAt(make([]byte, 512), 3*cs) // somewhere inside only the data before would be looked at
+			// Somewhere inside, only the data before would be looked at.
+			_, err = got.ReadAt(bg, make([]byte, 512), 3*cs)
 			require.ErrorContains(t, err, "guest offset 196608")
 			require.ErrorAs(t, err, new(*FormatError))
-			_, err = got.ReadAt(make([]byte, 512), 0)
+			_, err = got.ReadAt(bg, make([]byte, 512), 0)
 			require.NoError(t, err, "the rest of the image is readable")
 		})
 		t.Run(kind+" that yields more", func(t *testing.T) {
@@ -273,7 +274,7 @@ func TestCompressed(t *testing.T) {
 			got, err := im.open()
 			require.NoError(t, err)
 			p := make([]byte, cs)
-			_, err = got.ReadAt(p, 0)
+			_, err = got.ReadAt(bg, p, 0)
 			if kind == "zstd" { // QEMU, too, asks for the end of the frame, and of deflate only for enough of it
 				require.ErrorAs(t, err, new(*FormatError))
 				return
@@ -290,7 +291,7 @@ func TestCompressed(t *testing.T) {
 				got, err := im.open()
 				require.NoError(t, err)
 				p := make([]byte, cs)
-				_, err = got.ReadAt(p, 0)
+				_, err = got.ReadAt(bg, p, 0)
 				require.NoError(t, err)
 				require.Equal(t, want, p)
 			})
@@ -315,7 +316,7 @@ func TestCompressed(t *testing.T) {
 			im.compressed(0, atData*cs, bytes.Repeat([]byte{0xff}, 2000))
 			got, err := im.open()
 			require.NoError(t, err)
-			_, err = got.ReadAt(make([]byte, 512), 0)
+			_, err = got.ReadAt(bg, make([]byte, 512), 0)
 			require.ErrorAs(t, err, new(*FormatError))
 		})
 	}
@@ -337,12 +338,12 @@ func TestMemory(t *testing.T) {
 	im := newImage(21, 64<<40, 0)
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	got, err := Open(hugeFile{im.b}, 64<<40, Options{})
+	got, err := Open(bg, near{hugeFile{im.b}}, 64<<40, Options{})
 	runtime.ReadMemStats(&after)
 	require.NoError(t, err)
 	require.Equal(t, int64(64<<40), got.Size())
 	require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(16<<20))
-	n, kind, err := got.Extent(0, got.Size())
+	n, kind, err := got.Extent(bg, 0, got.Size())
 	require.NoError(t, err)
 	require.Equal(t, KindUnallocated, kind)
 	require.Equal(t, got.Size(), n)
@@ -369,7 +370,7 @@ func TestMemoryOfScatteredClusters(t *testing.T) {
 	}
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	got, err := Open(hugeFile{im.b}, fileSize, Options{})
+	got, err := Open(bg, near{hugeFile{im.b}}, fileSize, Options{})
 	runtime.ReadMemStats(&after)
 	require.NoError(t, err)
 	require.EqualValues(t, (parts-1)<<bits, got.Info().PlainSize)
@@ -383,14 +384,14 @@ func TestReadError(t *testing.T) {
 	im.data(0, atData, 1)
 	broken := errors.New("disk on fire")
 	for limit := range int64(atData) {
-		_, err := Open(failsFrom{im.b, limit << 16, broken}, int64(len(im.b)), Options{})
+		_, err := Open(bg, near{failsFrom{im.b, limit << 16, broken}}, int64(len(im.b)), Options{})
 		if limit != 2 { // the refcount block is not read
 			require.ErrorIs(t, err, broken, "cluster %d", limit)
 		}
 	}
-	got, err := Open(failsFrom{im.b, atData << 16, broken}, int64(len(im.b)), Options{})
+	got, err := Open(bg, near{failsFrom{im.b, atData << 16, broken}}, int64(len(im.b)), Options{})
 	require.NoError(t, err)
-	_, err = got.ReadAt(make([]byte, 512), 0)
+	_, err = got.ReadAt(bg, make([]byte, 512), 0)
 	require.ErrorIs(t, err, broken)
 	require.ErrorContains(t, err, "guest offset 0")
 }

@@ -1,6 +1,7 @@
 package qcow2
 
 import (
+	"context"
 	"encoding/binary"
 	"fmt"
 	"runtime"
@@ -47,13 +48,14 @@ func newValidator(im *Image, willRead func(off, length int64)) *validator {
 	return &validator{header: im.hdr, im: im, willRead: willRead, metadata: newClusterSet(clusters), data: newClusterSet(clusters), packed: newClusterSet(clusters)}
 }
 
-// run returns how many guest bytes the file stores as they are, and how many compressed.
-func (v *validator) run() (plain, compressed int64, err error) {
+// run returns how many guest bytes the file stores as they are, and how many compressed. parallel
+// is that of Options.
+func (v *validator) run(ctx context.Context, parallel int) (plain, compressed int64, err error) {
 	v.metadata.add(0, 1) // the header
 	if err := v.claim("L1 table", v.l1Offset, int64(v.l1Size)*8); err != nil {
 		return 0, 0, err
 	}
-	if err := v.refcounts(); err != nil {
+	if err := v.refcounts(ctx, parallel > 1); err != nil {
 		return 0, 0, err
 	}
 	var empty runList // parts of the guest that have no table
@@ -72,18 +74,13 @@ func (v *validator) run() (plain, compressed int64, err error) {
 			return 0, 0, err
 		}
 	}
-	for i := range min(tablesAhead, int64(len(v.im.l1))) {
-		v.expect(i)
-	}
 	checks := make([]*tableCheck, min(runtime.GOMAXPROCS(0), maxChecks, len(v.im.l1)))
-	var group errgroup.Group
-	for i := range checks {
-		group.Go(func() error {
-			checks[i] = &tableCheck{validator: v, starts: newStarts(v.im)} // made here, far from that of another processor, or the two would wait for each other's cache lines
-			return checks[i].run()
-		})
+	if parallel > 1 {
+		err = v.checkFar(ctx, checks, parallel)
+	} else {
+		err = v.checkNear(ctx, checks)
 	}
-	if err := group.Wait(); err != nil {
+	if err != nil {
 		return 0, 0, err
 	}
 	runs := []runList{empty}
@@ -92,13 +89,34 @@ func (v *validator) run() (plain, compressed int64, err error) {
 		plain += checks[i].plainSize
 		compressed += checks[i].compressedSize
 	}
-	if err := v.checkStarts(checks); err != nil {
+	if err := v.checkStarts(ctx, checks); err != nil {
 		return 0, 0, err
 	}
 	if !v.extended() {
 		v.im.runs = joinRuns(runs...)
 	}
 	return plain, compressed, nil
+}
+
+// checkNear looks at all L2 tables. Each goroutine reads those that it looks at.
+func (v *validator) checkNear(ctx context.Context, checks []*tableCheck) error {
+	for i := range min(tablesAhead, int64(len(v.im.l1))) {
+		v.expect(i)
+	}
+	var group errgroup.Group
+	for i := range checks {
+		group.Go(func() error {
+			checks[i] = v.newCheck()
+			return checks[i].run(ctx)
+		})
+	}
+	return group.Wait()
+}
+
+// newCheck is called by the goroutine that uses it: what two of them make lies far from each other,
+// or their processors would wait for each other's cache lines.
+func (v *validator) newCheck() *tableCheck {
+	return &tableCheck{validator: v, starts: newStarts(v.im)}
 }
 
 // expect announces that the L2 table of an L1 entry will be read, if there are both.
@@ -130,14 +148,18 @@ func (v *validator) claim(what string, off, length int64) error {
 }
 
 // refcounts takes the refcount table and its blocks, so that nothing else points there. What they say is not needed.
-func (v *validator) refcounts() error {
-	length := v.refTableLen << v.clusterBits
+func (v *validator) refcounts(ctx context.Context, far bool) error {
+	length, atOnce := v.refTableLen<<v.clusterBits, int64(64<<10)
+	if far {
+		atOnce = maxFarRead
+	}
 	if err := v.claim("refcount table", v.refTableOffset, length); err != nil {
 		return err
 	}
-	page := make([]byte, min(length, 64<<10))
+	page := make([]byte, min(length, atOnce))
 	for done := int64(0); done < length; done += int64(len(page)) {
-		if err := readFull(v.im.r, page[:min(int64(len(page)), length-done)], v.refTableOffset+done); err != nil {
+		part := page[:min(int64(len(page)), length-done)]
+		if err := readFull(ctx, v.im.r, part, v.refTableOffset+done); err != nil {
 			return fmt.Errorf("reading the refcount table: %w", err)
 		}
 		for i := 0; i+8 <= len(page) && done+int64(i) < length; i += 8 {

@@ -104,7 +104,7 @@ func TestTablesAreAnnounced(t *testing.T) {
 			im.put64(atL1*cs+8*i, e)
 		}
 		l := &listener{ReaderAt: bytes.NewReader(im.b), announced: map[int64]int64{}}
-		_, err := Open(l, int64(len(im.b)), Options{WillRead: l.willRead})
+		_, err := Open(bg, near{l}, int64(len(im.b)), Options{WillRead: l.willRead})
 		require.NoError(t, err)
 		seen := 0
 		for i, off := range l.read {
@@ -129,7 +129,7 @@ func TestNothingIsNotAnnounced(t *testing.T) {
 	im := newImage(9, 8<<9, 1)
 	im.put32(56, 0)
 	l := &listener{ReaderAt: bytes.NewReader(im.b), announced: map[int64]int64{}}
-	_, err := Open(l, int64(len(im.b)), Options{WillRead: l.willRead})
+	_, err := Open(bg, near{l}, int64(len(im.b)), Options{WillRead: l.willRead})
 	require.NoError(t, err)
 	require.Empty(t, l.announced)
 }

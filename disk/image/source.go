@@ -1,0 +1,128 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/internal/osfile"
+)
+
+// Source is the bytes of one file of an image, wherever they lie: in a file of this machine, or far
+// away. It may be called by any number of goroutines. All offsets and lengths are bytes.
+type Source interface {
+	// ReadAt fills p from off on, or returns an error and how many bytes it has read. If bytes
+	// cannot be had now, it waits for them until ctx ends, and then returns disk.ErrNotNow. After
+	// any other error the range is lost.
+	ReadAt(ctx context.Context, p []byte, off int64) (int, error)
+
+	// Size is how many bytes there are. It does not change, nor do the following two.
+	Size() int64
+	Identity() Identity
+	// Parallel is how many reads are worth having on their way at once, because the source is far
+	// away: each of them takes long, however short it is. 0 or 1: it is near.
+	Parallel() int
+
+	// Extent describes the run that begins at off, at most length bytes of it. What is not known is
+	// data. It does not wait for what is far away.
+	Extent(off, length int64) (disk.Extent, error)
+
+	// WillRead is told what is read soon: length is at least 1. It does not wait.
+	WillRead(off, length int64)
+
+	// Check returns an error if the bytes may not be those any more that were there when the source
+	// was opened. It completes the sentence "<file> ...", and does not wait for what is far away.
+	Check() error
+
+	// Close is called once, after every other call has returned.
+	Close() error
+}
+
+// Identity tells sources apart.
+type Identity struct {
+	// Digest names the content, where it is known from the beginning, as that of a blob: if the
+	// digests of two sources are the same, so is the content. "": only reading all of it tells what
+	// it is.
+	Digest string `json:"digest,omitempty"`
+
+	// These are of a file, and all zero for everything else. They only save reading a file again
+	// that has not been touched. Times are nanoseconds since 1970.
+	Dev   uint64 `json:"dev"`
+	Ino   uint64 `json:"ino"`
+	MTime int64  `json:"mtime"`
+	CTime int64  `json:"ctime"`
+}
+
+// fileSource is a file of this machine.
+type fileSource struct {
+	file *os.File
+	stat unix.Stat_t // when it was opened
+}
+
+func (s *fileSource) ReadAt(_ context.Context, p []byte, off int64) (int, error) {
+	return s.file.ReadAt(p, off)
+}
+
+func (s *fileSource) Size() int64 { return s.stat.Size }
+
+func (s *fileSource) Identity() Identity {
+	return Identity{
+		Dev: uint64(s.stat.Dev), Ino: s.stat.Ino,
+		MTime: s.stat.Mtim.Nano(), CTime: s.stat.Ctim.Nano(),
+	}
+}
+
+func (s *fileSource) Parallel() int { return 1 }
+
+func (s *fileSource) Extent(off, length int64) (disk.Extent, error) {
+	n, data, err := osfile.SeekExtent(s.file, off, length)
+	return disk.Extent{Length: n, Data: data}, err
+}
+
+// WillRead makes the kernel read ahead. Where it does not, the file is read when it is needed.
+func (s *fileSource) WillRead(off, length int64) {
+	_ = unix.Fadvise(int(s.file.Fd()), off, length, unix.FADV_WILLNEED)
+}
+
+func (s *fileSource) Check() error {
+	var st unix.Stat_t
+	if err := osfile.Retry(func() error { return unix.Fstat(int(s.file.Fd()), &st) }); err != nil {
+		return fmt.Errorf("cannot be asked whether it was changed: %w", err)
+	}
+	if st.Size != s.stat.Size || st.Mtim != s.stat.Mtim {
+		return errors.New("was changed while it was read; start again when nothing writes to it")
+	}
+	return nil
+}
+
+func (s *fileSource) Close() error { return s.file.Close() }
+
+// readFull fills p from a source. One that has fewer bytes than it had when it was opened is an
+// error.
+func readFull(ctx context.Context, s Source, p []byte, off int64) error {
+	return osfile.ReadFull(within{ctx, s}, p, off)
+}
+
+// within is a source that is read for one reason.
+type within struct {
+	ctx context.Context
+	Source
+}
+
+func (w within) ReadAt(p []byte, off int64) (int, error) { return w.Source.ReadAt(w.ctx, p, off) }
+
+// unread is the error for a range of which less could be read than was asked for. It is
+// disk.ErrNotNow if the range can only not be had now, and otherwise a *disk.MediumError.
+func unread(ctx context.Context, off, length int64, err error) error {
+	switch {
+	case errors.Is(err, disk.ErrNotNow):
+		return err
+	case ctx.Err() != nil && errors.Is(err, ctx.Err()):
+		return fmt.Errorf("%w: %w", disk.ErrNotNow, err)
+	}
+	return &disk.MediumError{Op: "read", Off: off, Length: length, Err: err}
+}

@@ -1,0 +1,102 @@
+package qcow2
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sync/errgroup"
+)
+
+const (
+	// maxFarRead is how much of a file that is far away is read at once, unless a table has more.
+	// Bytes.
+	maxFarRead = 1 << 20
+	// maxFarReads bounds how much is being read at once in all. Bytes.
+	maxFarReads = 16 << 20
+)
+
+// tableRun is L2 tables that lie behind each other in the file, by their entries of the L1 table.
+type tableRun []int64
+
+// checkFar looks at all L2 tables of a file that is far away. As many reads are on their way as are
+// worth it, and tables that lie behind each other are read at once.
+func (v *validator) checkFar(ctx context.Context, checks []*tableCheck, parallel int) error {
+	type tables struct {
+		run     tableRun
+		content []byte
+	}
+	runs, next, read := v.tableRuns(), atomic.Int64{}, make(chan tables)
+	group, ctx := errgroup.WithContext(ctx)
+	var readers sync.WaitGroup
+	for range min(parallel, len(runs), int(maxFarReads/max(maxFarRead, v.clusterSize()))) {
+		readers.Add(1)
+		group.Go(func() error {
+			defer readers.Done()
+			for i := next.Add(1) - 1; i < int64(len(runs)); i = next.Add(1) - 1 {
+				content, err := v.readRun(ctx, runs[i])
+				if err != nil {
+					return err
+				}
+				select {
+				case read <- tables{runs[i], content}:
+				case <-ctx.Done():
+					return ctx.Err()
+				}
+			}
+			return nil
+		})
+	}
+	group.Go(func() error {
+		readers.Wait()
+		close(read)
+		return nil
+	})
+	for i := range checks {
+		group.Go(func() error {
+			checks[i] = v.newCheck()
+			for t := range read {
+				for n, entry := range t.run {
+					checks[i].begin(entry, t.content[int64(n)<<v.clusterBits:])
+					if err := checks[i].check(); err != nil {
+						return err
+					}
+				}
+			}
+			return nil
+		})
+	}
+	return group.Wait()
+}
+
+// tableRuns is all L2 tables, by where they lie in the file.
+func (v *validator) tableRuns() (runs []tableRun) {
+	place := func(entry int64) int64 { return int64(v.im.l1[entry] & offsetMask) }
+	var all []int64
+	for i := range int64(len(v.im.l1)) {
+		if place(i) != 0 {
+			all = append(all, i)
+		}
+	}
+	slices.SortFunc(all, func(a, b int64) int { return cmp.Compare(place(a), place(b)) })
+	most := max(maxFarRead>>v.clusterBits, 1)
+	for begin, i := 0, 1; i <= len(all); i++ {
+		full := i == len(all) || i-begin == most
+		if full || place(all[i]) != place(all[i-1])+v.clusterSize() {
+			runs = append(runs, all[begin:i])
+			begin = i
+		}
+	}
+	return runs
+}
+
+func (v *validator) readRun(ctx context.Context, run tableRun) ([]byte, error) {
+	at, content := int64(v.im.l1[run[0]]&offsetMask), make([]byte, int64(len(run))<<v.clusterBits)
+	if err := readFull(ctx, v.im.r, content, at); err != nil {
+		return nil, fmt.Errorf("reading the L2 tables at %#x: %w", at, err)
+	}
+	return content, nil
+}
