@@ -28,11 +28,21 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
+// pattern is what the blobs of the tests repeat. Its length has no common divisor with a chunk's, so
+// that no two chunks are the same.
+var pattern = func() []byte {
+	p := make([]byte, 1<<20+7)
+	random := rand.NewChaCha8([32]byte{1})
+	_, _ = random.Read(p) // never fails
+	return p
+}()
+
 // fillContent writes what a blob of the tests has from off on.
 func fillContent(p []byte, off int64) {
-	for i := range p {
-		at := off + int64(i)
-		p[i] = byte(at ^ at>>8*31 ^ at>>16*17 ^ at>>24)
+	for len(p) > 0 {
+		n := copy(p, pattern[off%int64(len(pattern)):])
+		p = p[n:]
+		off += int64(n)
 	}
 }
 
