@@ -88,18 +88,14 @@ type Estimator interface {
 // when the LUN is made. The disk's own methods wait for as long as it takes; a command uses those of
 // Within.
 type Distant interface {
-	// Within returns the disk for one command. It has the optional interfaces that the disk has. Its
-	// calls wait for content until ctx ends, and then return ErrNotNow soon. They may do so before
-	// where waiting is of no use at the moment: the command is then held, and the call made again a
-	// little later. Only waiting ends with ctx: what is under way in the disk's own storage is
-	// finished. The result is not closed.
+	// Within returns the disk as commands use it. It has the optional interfaces that the disk has,
+	// and the same concurrency. Its calls wait for content until ctx ends, and then return ErrNotNow
+	// soon. Only waiting ends with ctx: what takes nothing but the disk's own storage is done all the
+	// same. So a context that has ended already asks for what is at hand, and a command does that
+	// first, before it waits. A call may return ErrNotNow before ctx ends where waiting is of no use
+	// at the moment: the command is then held, and the call made again a little later. The result is
+	// not closed.
 	Within(ctx context.Context) Disk
-
-	// ReadWaits and WriteWaits report whether a call for the range would have to wait for content
-	// that is not here. A write does where it needs the rest of a block, and so does a discard or
-	// zeroing. They do not wait themselves. Only hints: an answer may be out of date at once.
-	ReadWaits(off, length int64) bool
-	WriteWaits(off, length int64) bool
 }
 
 // Identity distinguishes one disk instance from every other one, so that two pods of one image never look
