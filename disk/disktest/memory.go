@@ -35,8 +35,9 @@ func NewMemory(size int64) *Memory {
 	return &Memory{size: size, pages: make(map[int64]*[pageSize]byte), budget: -1}
 }
 
-// SetFree limits what can still be allocated, as a file system does that fills up: a write that needs more is
-// disk.ErrNoSpace. Discarding gives space back. A negative number lifts the limit. Bytes, rounded down to pages.
+// SetFree limits what can still be allocated, as a file system does that fills up: a write that needs more stores
+// what there is space for, and is disk.ErrNoSpace. Discarding gives space back. A negative number lifts the limit.
+// Bytes, rounded down to pages.
 func (m *Memory) SetFree(bytes int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -79,27 +80,23 @@ func (m *Memory) WriteAt(p []byte, off int64) (int, error) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.budget >= 0 {
-		missing := int64(0)
-		m.each(off, int64(len(p)), func(page, _, _, _ int64) {
-			if m.pages[page] == nil {
-				missing++
-			}
-		})
-		if missing > m.budget {
-			return 0, disk.ErrNoSpace
-		}
-		m.budget -= missing
-	}
+	stored, full := 0, false
 	m.each(off, int64(len(p)), func(page, begin, end, at int64) {
 		data := m.pages[page]
+		if full = full || data == nil && m.budget == 0; full {
+			return
+		}
 		if data == nil {
 			data = new([pageSize]byte)
 			m.pages[page] = data
+			m.budget-- // without a limit it only becomes more negative
 		}
-		copy(data[begin:end], p[at:])
+		stored += copy(data[begin:end], p[at:])
 	})
-	return len(p), nil
+	if full {
+		return stored, disk.ErrNoSpace
+	}
+	return stored, nil
 }
 
 // Discard frees whole pages and zeroes the rest.

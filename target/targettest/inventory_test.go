@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest"
 	"kubevirt.io/disk/target"
 	. "kubevirt.io/disk/target/targettest"
@@ -92,13 +93,7 @@ func TestInquiryData(t *testing.T) {
 }
 
 // plainDisk hides all that a disk can do besides reading and writing.
-type plainDisk struct{ inner *disktest.Memory }
-
-func (d plainDisk) ReadAt(p []byte, off int64) (int, error)  { return d.inner.ReadAt(p, off) }
-func (d plainDisk) WriteAt(p []byte, off int64) (int, error) { return d.inner.WriteAt(p, off) }
-func (d plainDisk) Flush() error                             { return d.inner.Flush() }
-func (d plainDisk) Size() int64                              { return d.inner.Size() }
-func (d plainDisk) Close() error                             { return d.inner.Close() }
+type plainDisk struct{ disk.Disk }
 
 func TestReadCapacity16(t *testing.T) {
 	sess := start(t).login(t, LoginOptions{})

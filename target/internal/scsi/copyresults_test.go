@@ -22,13 +22,6 @@ type discardingDisk struct{ *memDisk }
 
 func (d discardingDisk) Discard(off, length int64) error { return d.zero("discard", off, length) }
 
-// reset forgets the calls so far.
-func (m *memDisk) reset() {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	clear(m.calls)
-}
-
 func TestCopyOperatingParameters(t *testing.T) {
 	b := newCopyBench(t)
 	want := `0000002a 01 000000 0008 0040 00000800 01fffe00 00000000 00000000 00000000 0000 0010 10 09 00 00 000000 02 02 e4`

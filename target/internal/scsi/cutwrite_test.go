@@ -157,8 +157,8 @@ func TestCutBlockThatFails(t *testing.T) {
 
 // TestCutWriteOnAFullDisk has space for the whole blocks and none for the one that is cut.
 func TestCutWriteOnAFullDisk(t *testing.T) {
-	m := newMemDisk(testBlocks * BlockSize)
-	b := newBench(t, func(l *LUN) { l.Disk = fullDisk{thinDisk{m}, 1} })
+	b := newBench(t)
+	b.disk.content.SetFree(memPage)
 	data := pattern(9, 5)[:8*BlockSize+200]
 	require.Equal(t, "7/27/07", b.run(cdb("2a 00 00000010 00 0010 00"), data).outcome())
 	require.Equal(t, append(bytes.Clone(data[:8*BlockSize]), make([]byte, BlockSize)...), b.read(16,

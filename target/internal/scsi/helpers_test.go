@@ -11,33 +11,44 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/disktest"
 	"kubevirt.io/disk/internal/rangelock"
 )
 
-// memDisk is a disk in memory that counts calls and fails on demand. It promises what disk.Disk says.
+// memDisk is a disk in memory that notes its calls and fails on demand. It has no optional interface.
 type memDisk struct {
-	size int64
+	size    int64 // also where no disk can have it
+	content *disktest.Memory
 
 	mu      sync.Mutex
-	pages   map[int64]*[memPage]byte // guarded by mu
-	calls   map[string]int           // guarded by mu
-	fail    map[string]error         // guarded by mu; by method
-	enter   func(method string)      // called outside mu when a call begins
-	written []rangelock.Span         // guarded by mu
+	calls   map[string]int      // guarded by mu
+	fail    map[string]error    // guarded by mu; by method
+	enter   func(method string) // called outside mu when a call begins
+	written []rangelock.Span    // guarded by mu
 }
 
-const memPage = 4096
+const memPage = 4096 // what content allocates at once
 
 func newMemDisk(size int64) *memDisk {
-	return &memDisk{size: size, pages: map[int64]*[memPage]byte{}, calls: map[string]int{}, fail: map[string]error{}}
+	return &memDisk{
+		size: size, content: disktest.NewMemory(size), calls: map[string]int{}, fail: map[string]error{},
+	}
 }
 
-func (m *memDisk) begin(method string) error {
+// begin notes a call of a range of the disk, and returns the error that it has to fail with.
+func (m *memDisk) begin(method string, off, length int64) error {
 	if m.enter != nil {
 		m.enter(method)
 	}
+	if off < 0 || length < 0 || off > m.size-length {
+		panic("disk was given a range beyond its size")
+	}
 	m.mu.Lock()
+	defer m.mu.Unlock()
 	m.calls[method]++
+	if m.fail[method] == nil && method == "write" {
+		m.written = append(m.written, rangelock.Span{Off: off, Length: length})
+	}
 	return m.fail[method]
 }
 
@@ -47,107 +58,66 @@ func (m *memDisk) count(method string) int {
 	return m.calls[method]
 }
 
+// reset forgets the calls so far.
+func (m *memDisk) reset() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	clear(m.calls)
+}
+
 func (m *memDisk) failWith(method string, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.fail[method] = err
 }
 
-// each walks the pages of a range with the lock held.
-func (m *memDisk) each(off, length int64, make bool, use func(page *[memPage]byte, from, to, at int64)) {
-	if off < 0 || length < 0 || off+length > m.size {
-		panic("disk was given a range beyond its size")
-	}
-	for at := int64(0); at < length; {
-		index, from := (off+at)/memPage, (off+at)%memPage
-		to := min(memPage, from+length-at)
-		page := m.pages[index]
-		if page == nil && make {
-			page = new([memPage]byte)
-			m.pages[index] = page
-		}
-		use(page, from, to, at)
-		at += to - from
-	}
-}
+// allocated tells how many pages of the disk are allocated.
+func (m *memDisk) allocated() int { return int(m.content.Allocated() / memPage) }
 
 func (m *memDisk) ReadAt(p []byte, off int64) (int, error) {
-	err := m.begin("read")
-	defer m.mu.Unlock()
-	if err != nil {
+	if err := m.begin("read", off, int64(len(p))); err != nil {
 		return 0, err
 	}
-	m.each(off, int64(len(p)), false, func(page *[memPage]byte, from, to, at int64) {
-		if page == nil {
-			clear(p[at : at+to-from])
-			return
-		}
-		copy(p[at:], page[from:to])
-	})
-	return len(p), nil
+	return m.content.ReadAt(p, off)
 }
 
 func (m *memDisk) WriteAt(p []byte, off int64) (int, error) {
-	err := m.begin("write")
-	defer m.mu.Unlock()
-	if err != nil {
+	if err := m.begin("write", off, int64(len(p))); err != nil {
 		return 0, err
 	}
-	m.written = append(m.written, rangelock.Span{Off: off, Length: int64(len(p))})
-	m.each(off, int64(len(p)), true, func(page *[memPage]byte, from, to, at int64) { copy(page[from:to], p[at:]) })
-	return len(p), nil
+	return m.content.WriteAt(p, off)
 }
 
-func (m *memDisk) Flush() error {
-	err := m.begin("flush")
-	defer m.mu.Unlock()
-	return err
-}
-
+func (m *memDisk) Flush() error { return m.begin("flush", 0, 0) }
 func (m *memDisk) Size() int64  { return m.size }
 func (m *memDisk) Close() error { return nil }
 
+// zero is "zero" or "discard".
 func (m *memDisk) zero(method string, off, length int64) error {
-	err := m.begin(method)
-	defer m.mu.Unlock()
-	if err != nil {
+	if err := m.begin(method, off, length); err != nil {
 		return err
 	}
-	m.each(off, length, false, func(page *[memPage]byte, from, to, at int64) {
-		switch {
-		case page == nil:
-		case from == 0 && to == memPage:
-			delete(m.pages, (off+at)/memPage)
-		default:
-			clear(page[from:to])
-		}
-	})
-	return nil
+	return m.content.Discard(off, length)
 }
 
-// thinDisk is a memDisk with every optional interface.
+// thinDisk is a memDisk with the optional interfaces of a thin disk.
 type thinDisk struct{ *memDisk }
 
 func (d thinDisk) Discard(off, length int64) error { return d.zero("discard", off, length) }
 func (d thinDisk) Zero(off, length int64) error    { return d.zero("zero", off, length) }
 func (d thinDisk) Extent(off, length int64) (disk.Extent, error) {
-	err := d.begin("extent")
-	defer d.mu.Unlock()
-	if err != nil {
+	if err := d.begin("extent", off, length); err != nil {
 		return disk.Extent{}, err
 	}
 	// One page at a time, so that callers have to gather.
-	n := min(length, memPage-off%memPage)
-	return disk.Extent{Length: n, Data: d.pages[off/memPage] != nil}, nil
+	return d.content.Extent(off, min(length, memPage-off%memPage))
 }
 
 // accountedDisk is a thinDisk that knows what it takes.
 type accountedDisk struct{ thinDisk }
 
 func (d accountedDisk) Usage() (disk.Usage, error) {
-	err := d.begin("usage")
-	defer d.mu.Unlock()
-	return disk.Usage{Used: int64(len(d.pages)) * memPage, Available: 5<<30 + 17}, err
+	return disk.Usage{Used: d.content.Allocated(), Available: 5<<30 + 17}, d.begin("usage", 0, 0)
 }
 
 func testIdentity() disk.Identity {

@@ -272,35 +272,15 @@ func TestWriteAtomicIsAlone(t *testing.T) {
 	require.EqualValues(t, 4, saves.Load())
 }
 
-// fullDisk has space for so many pages.
-type fullDisk struct {
-	thinDisk
-	most int
-}
-
-func (d fullDisk) WriteAt(p []byte, off int64) (int, error) {
-	free := d.most - len(d.pages)
-	for at := int64(0); at < int64(len(p)); at += memPage {
-		if d.pages[(off+at)/memPage] != nil {
-			continue
-		}
-		if free--; free < 0 {
-			n, _ := d.thinDisk.WriteAt(p[:at], off)
-			return n, disk.ErrNoSpace
-		}
-	}
-	return d.thinDisk.WriteAt(p, off)
-}
-
 // TestWriteAtomicWithoutSpace is on a disk that has space for a part of the blocks, and none for the zeros that were there.
 func TestWriteAtomicWithoutSpace(t *testing.T) {
-	m := newMemDisk(testBlocks * BlockSize)
-	b := newBench(t, stored, func(l *LUN) { l.Disk = fullDisk{thinDisk{m}, 2} })
+	b := newBench(t, stored)
+	b.disk.content.SetFree(2 * memPage)
 	before := pattern(8, 1)
 	b.good(cdb("2a 00 00 00 00 08 00 00 08 00"), before)
 	require.Equal(t, "7/27/07", b.run(cdb("9c 00 00 00 00 00 00 00 00 08 00 00 00 20 00 00"), pattern(32, 2)).outcome())
 	require.Equal(t, append(bytes.Clone(before), make([]byte, 24*BlockSize)...), b.read(8, 32))
-	require.Equal(t, 1, m.allocated(), "the holes are holes again")
+	require.Equal(t, 1, b.disk.allocated(), "the holes are holes again")
 }
 
 func TestAtomicRecordThatMakesNoSense(t *testing.T) {

@@ -8,13 +8,6 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// pages tells how many 4 KiB pages of the disk are allocated.
-func (m *memDisk) allocated() int {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return len(m.pages)
-}
-
 // read is the content of a range of blocks.
 func (b *bench) read(lba uint32, blocks uint16) []byte {
 	b.t.Helper()
