@@ -5,7 +5,8 @@
 //
 // QEMU boots the guest without a boot loader and without a disk of its own:
 //
-//	qemu-system-x86_64 -kernel KERNEL -initrd INITRD -append "console=ttyS0 quiet panic=-1" -nographic -no-reboot ...
+//	qemu-system-x86_64 -kernel KERNEL -initrd INITRD \
+//	    -append "console=ttyS0 quiet panic=-1" -nographic -no-reboot ...
 //
 // The script's standard output and standard error go to the console. When the script ends, the
 // guest prints Ended and the exit status, and powers off.
