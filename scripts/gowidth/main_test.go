@@ -17,8 +17,8 @@ func TestWide(t *testing.T) {
 		"//\t" + long[:97],         // 101
 		"// " + long[:96] + "ü",    // 100 characters, 101 bytes
 		"var a = `" + long,         // a raw string is data
-		long + "  " + long,         // and so is what it goes on with
-		"end` // " + long,          // and where it ends
+		long + "  " + long,         // and so are its other lines
+		"end` // " + long,          // and its last one
 		"var b = \"" + long + "\"", // 108
 	}
 	require.Equal(t, []int{3, 5, 10}, wide([]byte(strings.Join(src, "\n"))))
