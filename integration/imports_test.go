@@ -87,7 +87,7 @@ var importRules = []importRule{
 		why: "disks can be used without a server"},
 	{pkg: "...", except: []string{"cmd/..."}, never: []string{"github.com/spf13/...", "cmd/..."}, deep: true,
 		why: "only the command assembles the parts and reads the command line"},
-	{pkg: "cmd/...", never: []string{"github.com/stretchr/...", "go.uber.org/goleak", "testing", "target/targettest", "disk/disktest", "integration/..."}, deep: true,
+	{pkg: "cmd/...", never: []string{"github.com/stretchr/...", "go.uber.org/goleak", "testing", "target/targettest", "disk/disktest/...", "integration/..."}, deep: true,
 		why: "test code does not belong into the binary"},
 }
 

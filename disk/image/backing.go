@@ -44,6 +44,8 @@ type opener struct {
 	// file is nil if they are none of this machine.
 	find, findBelow func(name string) (Source, *os.File, error)
 
+	edges []*edges // of the files that are far away
+
 	opt  Options
 	use  fileUse  // of the image itself
 	used []fileID // the image and its backing files, also those of an image that was then refused
@@ -99,15 +101,23 @@ func (o *opener) open(ctx context.Context, name string,
 ) (l *layer, head []byte, err error) {
 	source, file, err := find(name)
 	if errors.Is(err, disk.ErrNotNow) {
-		return nil, nil, err
+		return nil, nil, refuseUnread(name, FormatUnknown, err)
 	}
 	if err != nil {
 		reason, action := explainOpen(err, use)
 		return nil, nil, &Error{Name: name, Format: FormatUnknown, Reason: reason, Action: action, Err: err}
 	}
+	if source.Parallel() > 1 {
+		e := &edges{Source: source}
+		o.edges = append(o.edges, e)
+		source, err = e, e.load(ctx)
+	}
 	l = &layer{name: name, format: FormatRaw, bytes: source, local: file, size: source.Size()}
 	o.used = append(o.used, l.id())
-	head, tail, err := readEnds(within{ctx, source}, source.Size())
+	var tail []byte
+	if err == nil {
+		head, tail, err = readEnds(within{ctx, source}, source.Size())
+	}
 	if err != nil {
 		err = refuseUnread(name, FormatUnknown, err)
 	} else {

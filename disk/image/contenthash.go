@@ -54,9 +54,13 @@ func newHash(s Source) *Hash {
 	return &Hash{bytes: s, size: s.Size(), noMore: make(chan struct{})}
 }
 
-// run returns the hash, after so many workers with slots have read what nobody offers. After an
-// error, one of unread unless it is ctx's, another call goes on.
+// run returns the hash, after so many workers with slots have read what nobody offers. A source
+// that is far away has as many as are worth it, which mostly wait, so that they have slots of their
+// own. After an error, one of unread unless it is ctx's, another call goes on.
 func (c *Hash) run(ctx context.Context, workers int, s *slots.Slots) (string, error) {
+	if far := c.bytes.Parallel(); far > 1 {
+		workers, s = far, slots.New(far, slots.Options{})
+	}
 	group, ctx := errgroup.WithContext(ctx)
 	for range workers {
 		group.Go(func() error {

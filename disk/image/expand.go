@@ -21,6 +21,9 @@ import (
 const (
 	// chunkSize is what a worker reads at once, unless the image has larger clusters. Bytes.
 	chunkSize = 2 << 20
+	// farChunkSize is the same for an image that is far away, of which more are read at once.
+	// Bytes.
+	farChunkSize = 1 << 20
 	// maxCopyBuffers bounds the memory of all workers' buffers. Bytes.
 	maxCopyBuffers = 16 << 20
 )
@@ -56,6 +59,9 @@ func newCopier(img *Image, dst *os.File, p *Progress, workers int) *copier {
 	c := &copier{img: img, dst: dst, progress: p, chunk: chunkSize}
 	if dst != nil {
 		c.dir = filepath.Dir(dst.Name())
+	}
+	if far := img.Parallel(); far > 1 {
+		c.chunk, workers = farChunkSize, max(workers, far)
 	}
 	// A compressed cluster is decoded as a whole, so a chunk holds whole clusters of every layer.
 	img.top.chain(func(l *layer) { c.chunk = max(c.chunk, l.header.clusterSize) })
@@ -180,16 +186,17 @@ func (c *copier) writeError(err error) error {
 	return fmt.Errorf("expanding %q: %w", c.img.Name(), err)
 }
 
-// CheckSpace returns a *SpaceError where the directory has no room for the expanded image. Stored zeros need no room,
-// but telling them apart takes reading everything; that is done only where it decides, and only for what is stored as
-// it is: a compressed image could claim to hold terabytes of zeros, and keep us busy for hours.
+// CheckSpace returns a *SpaceError where the directory has no room for the expanded image. Stored
+// zeros need no room, but telling them apart takes reading everything; that is done only where it
+// decides, and only for what is stored as it is and near: a compressed image could claim to hold
+// terabytes of zeros, and keep us busy for hours, as one that is far away would.
 func CheckSpace(ctx context.Context, img *Image, dir string, workers int) error {
 	available, err := osfile.AvailableSpace(dir)
 	if err != nil {
 		return err
 	}
 	needed := img.use.total()
-	if needed > available && img.use.compressed == 0 {
+	if needed > available && img.use.compressed == 0 && img.Parallel() == 1 {
 		if needed, err = newCopier(img, nil, nil, workers).run(ctx); err != nil {
 			return err
 		}

@@ -118,6 +118,9 @@ func (o *opener) openImage(ctx context.Context, name string) (*Image, error) {
 	}
 	img.info = top.describe(img.use)
 	img.info.Servable = true
+	for _, e := range o.edges {
+		e.forget()
+	}
 	return img, nil
 }
 
@@ -201,6 +204,12 @@ func (m *Image) Extent(off, length int64) (disk.Extent, error) {
 		return disk.Extent{}, unread(ctx, off, length, fmt.Errorf("image %q: %w", m.name, err))
 	}
 	return disk.Extent{Length: n, Data: kind != extentHole}, nil
+}
+
+// Waits reports whether a read of the range has to wait for what is far away. It does not wait
+// itself, and is only a hint: the answer may be out of date at once.
+func (m *Image) Waits(off, length int64) bool {
+	return m.parallel > 1 && m.top.waits(off, length)
 }
 
 // Slow reports whether a read at off has to be decompressed, in whichever file of the chain it is. See Estimator.

@@ -176,3 +176,18 @@ func OverlayOn(t testing.TB, dir, name, backing, format string) {
 	copy(content[at:], "\x12\x34\x56\x78") // an extension that nobody knows
 	require.NoError(t, os.WriteFile(file, content, 0o644))
 }
+
+// QemuIO runs commands of qemu-io on a qcow2 image.
+func QemuIO(t testing.TB, dir, name string, commands ...string) {
+	t.Helper()
+	path, err := exec.LookPath("qemu-io")
+	Needs(t, "qemu-io", err == nil)
+	args := []string{"-f", "qcow2"}
+	for _, c := range commands {
+		args = append(args, "-c", c)
+	}
+	cmd := exec.Command(path, append(args, name)...)
+	cmd.Dir = dir
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "qemu-io %v: %s", args, out)
+}

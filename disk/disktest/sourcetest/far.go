@@ -1,0 +1,169 @@
+package sourcetest
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/image"
+)
+
+// Options of a source. The zero value works.
+type Options struct {
+	Digest   string        // of the content; "": it is not known
+	Parallel int           // 0: 8
+	Delay    time.Duration // of each read
+	// Here is what can be read although the source is out of reach, and without delay. nil: nothing.
+	Here func(off, length int64) bool
+}
+
+// Far is a source that lies far away. Its methods may be called by any number of goroutines.
+type Far struct {
+	content *bytes.Reader
+	opt     Options
+
+	mu    sync.Mutex
+	reach chan struct{} // guarded by mu; closed as long as the source can be reached
+	ended error         // guarded by mu; it never can be again
+	stats Stats         // guarded by mu
+	now   int           // guarded by mu; reads that are under way
+}
+
+// Stats is what was asked of a source.
+type Stats struct {
+	Reads  int   // that began
+	Most   int   // that were under way at the same time, at most
+	Bytes  int64 // that were returned
+	Closed int   // calls of Close
+}
+
+var _ image.Source = (*Far)(nil)
+
+// New makes a source that can be reached.
+func New(content []byte, opt Options) *Far {
+	if opt.Parallel == 0 {
+		opt.Parallel = 8
+	}
+	reach := make(chan struct{})
+	close(reach)
+	return &Far{content: bytes.NewReader(content), opt: opt, reach: reach}
+}
+
+// Cut makes the source one that cannot be reached: reads wait.
+func (f *Far) Cut() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.reach = make(chan struct{})
+}
+
+// Mend makes the source, which was cut, one that can be reached again.
+func (f *Far) Mend() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	close(f.reach)
+}
+
+// End makes every read fail, from now on, also those that wait.
+func (f *Far) End(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.ended = err
+	select {
+	case <-f.reach:
+	default:
+		close(f.reach)
+	}
+}
+
+// Stats is what was asked of it so far.
+func (f *Far) Stats() Stats {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.stats
+}
+
+// Waiting is how many reads are under way.
+func (f *Far) Waiting() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.now
+}
+
+// ReadAt implements image.Source.
+func (f *Far) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
+	reach := f.begin()
+	n, err := 0, error(nil)
+	if f.opt.Here == nil || !f.opt.Here(off, int64(len(p))) {
+		err = f.wait(ctx, reach)
+	}
+	if err == nil {
+		n, err = f.content.ReadAt(p, off)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.now--
+	f.stats.Bytes += int64(n)
+	return n, err
+}
+
+func (f *Far) begin() (reach <-chan struct{}) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.now++
+	f.stats.Reads++
+	f.stats.Most = max(f.stats.Most, f.now)
+	return f.reach
+}
+
+func (f *Far) wait(ctx context.Context, reach <-chan struct{}) error {
+	timer := time.NewTimer(f.opt.Delay)
+	defer timer.Stop()
+	late := fmt.Errorf("the source is out of reach: %w", disk.ErrNotNow)
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+		return late
+	}
+	select {
+	case <-reach:
+	case <-ctx.Done():
+		return late
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.ended
+}
+
+// Size implements image.Source.
+func (f *Far) Size() int64 { return f.content.Size() }
+
+// Identity implements image.Source.
+func (f *Far) Identity() image.Identity { return image.Identity{Digest: f.opt.Digest} }
+
+// Parallel implements image.Source.
+func (f *Far) Parallel() int { return f.opt.Parallel }
+
+// Extent implements image.Source: everything is data.
+func (f *Far) Extent(_, length int64) (disk.Extent, error) {
+	return disk.Extent{Length: length, Data: true}, nil
+}
+
+// Here implements image.Source.
+func (f *Far) Here(off, length int64) bool { return f.opt.Here != nil && f.opt.Here(off, length) }
+
+// WillRead implements image.Source, and does nothing.
+func (f *Far) WillRead(int64, int64) {}
+
+// Check implements image.Source: the content never changes.
+func (f *Far) Check() error { return nil }
+
+// Close implements image.Source.
+func (f *Far) Close() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.stats.Closed++
+	return nil
+}
