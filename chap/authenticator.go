@@ -90,7 +90,7 @@ func (a *Authenticator) selectAlgorithm(offer string) (alg Algorithm, spelled st
 	for item := range strings.SplitSeq(offer, ",") {
 		n, err := ParseNumber(item)
 		if err != nil || n > 255 {
-			continue // ignored, as 6.2.1 asks for values that are not understood
+			continue // values that are not understood are ignored
 		}
 		if alg := Algorithm(n); slices.Contains(a.inForce.Load().Algorithms, alg) {
 			return alg, item, true
