@@ -74,8 +74,8 @@ func distinguishes(hostname string) error {
 	return nil
 }
 
-// namePart turns a text into a part of an iSCSI name. If characters had to be replaced it adds a
-// hash, so that different texts stay different.
+// namePart turns a text into a part of an iSCSI name. If it has to change the text it adds a hash,
+// so that different texts stay different.
 func namePart(text string) string {
 	part := strings.Map(func(r rune) rune {
 		switch {
