@@ -5,9 +5,11 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -111,7 +113,6 @@ func TestFarImages(t *testing.T) {
 			require.NoError(t, err)
 			defer near.Close()
 			require.Equal(t, 1, near.Parallel())
-			require.False(t, near.Waits(0, size))
 
 			all := load(t, dir, sourcetest.Options{}, names...)
 			far, err := image.OpenSource(t.Context(), names[0], all.open, image.Options{})
@@ -193,7 +194,6 @@ func TestFarImageOutOfReach(t *testing.T) {
 			require.ErrorIs(t, err, disk.ErrNotNow, kind)
 			require.False(t, errors.As(err, new(*disk.MediumError)))
 			require.ErrorContains(t, err, names[0])
-			require.True(t, img.Waits(off, 4096))
 
 			read := make(chan error)
 			go func() {
@@ -347,4 +347,30 @@ func TestHashOfAFarImage(t *testing.T) {
 		require.Equal(t, 5, all.sum().Most)
 		require.Equal(t, 2*time.Second, time.Since(begin), "what was hashed is not read again")
 	})
+}
+
+// TestWhatIsAtHand reads with a context that has ended what takes no waiting.
+func TestWhatIsAtHand(t *testing.T) {
+	dir := t.TempDir()
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	for kind, names := range images(t, dir) {
+		var reached atomic.Int64 // what lies before it is at hand
+		reached.Store(math.MaxInt64)
+		opt := sourcetest.Options{AtHand: func(off, length int64) bool {
+			return off+length <= reached.Load()
+		}}
+		all := load(t, dir, opt, names...)
+		img, err := image.OpenSource(t.Context(), names[0], all.open, image.Options{})
+		require.NoError(t, err)
+		defer img.Close()
+		all.cut()
+		want, got := filetest.ReadAll(t, img, size), make([]byte, size)
+		_, err = img.ReadAtContext(ended, got, 0)
+		require.NoError(t, err, kind)
+		require.Equal(t, -1, filetest.FirstDifference(want, got), kind)
+		reached.Store(0)
+		_, err = img.ReadAtContext(ended, got, 0)
+		require.ErrorIs(t, err, disk.ErrNotNow, kind)
+	}
 }

@@ -206,12 +206,6 @@ func (m *Image) Extent(off, length int64) (disk.Extent, error) {
 	return disk.Extent{Length: n, Data: kind != extentHole}, nil
 }
 
-// Waits reports whether a read of the range has to wait for what is far away. It does not wait
-// itself, and is only a hint: the answer may be out of date at once.
-func (m *Image) Waits(off, length int64) bool {
-	return m.parallel > 1 && m.top.waits(off, length)
-}
-
 // Slow reports whether a read at off has to be decompressed, in whichever file of the chain it is. See Estimator.
 func (m *Image) Slow(off int64) bool {
 	slow, below := false, true

@@ -42,9 +42,6 @@ type content interface {
 	// slow reports whether a read of the layer's own content at off has to be decompressed, or whether that is the layer's below to say. It
 	// does not wait for storage.
 	slow(off int64) (slow, below bool)
-	// waits reports whether a read of the range has to wait for what is far away. It does not wait
-	// itself.
-	waits(off, length int64) bool
 	setBelow(l *layer)
 	header() header
 }
@@ -101,18 +98,6 @@ func (l *layer) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 		return l.local.ReadAt(p, off)
 	}
 	return l.bytes.ReadAt(ctx, p, off)
-}
-
-// waits reports whether a read of the range has to wait for what is far away.
-func (l *layer) waits(off, length int64) bool {
-	length = min(length, l.size-off)
-	switch {
-	case length <= 0:
-		return false
-	case l.content != nil:
-		return l.content.waits(off, length)
-	}
-	return !l.bytes.Here(off, length)
 }
 
 // extent describes the run that begins at off, at most length bytes of it. The run need not be the longest possible.

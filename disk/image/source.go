@@ -16,8 +16,9 @@ import (
 // away. It may be called by any number of goroutines. All offsets and lengths are bytes.
 type Source interface {
 	// ReadAt fills p from off on, or returns an error and how many bytes it has read. It waits for
-	// bytes that cannot be had now, and returns disk.ErrNotNow when ctx ends, or before where
-	// waiting is of no use at the moment. After any other error the range is lost.
+	// bytes that cannot be had now until ctx ends, and returns disk.ErrNotNow then, or before where
+	// waiting is of no use at the moment. A context that has ended already asks for what is at hand.
+	// After any other error the range is lost.
 	ReadAt(ctx context.Context, p []byte, off int64) (int, error)
 
 	// Size is how many bytes there are. It does not change, nor do the following two.
@@ -30,10 +31,6 @@ type Source interface {
 	// Extent describes the run that begins at off, at most length bytes of it. What is not known is
 	// data. It does not wait for what is far away.
 	Extent(off, length int64) (disk.Extent, error)
-
-	// Here reports whether the range can be read without waiting for what is far away. It does not
-	// wait either, and is only a hint: the answer may be out of date at once.
-	Here(off, length int64) bool
 
 	// WillRead is told what is read soon: length is at least 1. It does not wait.
 	WillRead(off, length int64)
@@ -86,8 +83,6 @@ func (s *fileSource) Extent(off, length int64) (disk.Extent, error) {
 	n, data, err := osfile.SeekExtent(s.file, off, length)
 	return disk.Extent{Length: n, Data: data}, err
 }
-
-func (s *fileSource) Here(int64, int64) bool { return true }
 
 // WillRead makes the kernel read ahead. Where it does not, the file is read when it is needed.
 func (s *fileSource) WillRead(off, length int64) {

@@ -175,8 +175,12 @@ func (c *cache) fill(ctx context.Context, s *shard, b *slot, at uint64, need int
 func (c *cache) loadAside(ctx context.Context, at uint64) (p pinned, err error) {
 	select {
 	case c.places <- struct{}{}:
-	case <-ctx.Done():
-		return pinned{}, ctx.Err()
+	default:
+		select {
+		case c.places <- struct{}{}:
+		case <-ctx.Done():
+			return pinned{}, ctx.Err()
+		}
 	}
 	buf, _ := c.buffers.Get().(*[]byte)
 	if buf == nil {

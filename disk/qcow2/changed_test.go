@@ -39,7 +39,7 @@ func TestTableIsChangedAfterValidation(t *testing.T) {
 				for _, n := range []int{512, cs, 4 * cs} {
 					for off := int64(0); off < 4*cs; off += cs / 2 {
 						_, _ = got.ReadAt(bg, make([]byte, n), off)
-						got.Need(off, int64(n))
+						got.Decodes(off)
 						_, _, err := got.Extent(bg, off, got.Size()-off)
 						require.NoError(t, err)
 					}

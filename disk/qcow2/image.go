@@ -347,6 +347,28 @@ func (im *Image) Stored(ctx context.Context, off, length int64) (host, n int64, 
 	return p.host, p.n, err == nil && p.kind == KindData
 }
 
+// Decodes reports whether a read at off has to decompress a cluster, one that was not just decoded for another read; or whether that is
+// the backing file's to say. It does not wait for r: of a table that is not in memory it says neither.
+func (im *Image) Decodes(off int64) (decodes, below bool) {
+	h := im.hdr
+	if off < 0 || off >= h.size {
+		return false, false
+	}
+	cluster, perTable := off>>h.clusterBits, h.l2Entries()
+	index := cluster / perTable
+	if im.l1[index]&offsetMask == 0 {
+		return false, true
+	}
+	table, ok := im.tables.peek(index)
+	if !ok {
+		return false, false
+	}
+	defer table.release()
+	within := off & (h.clusterSize() - 1)
+	kind := h.entryPiece(table.data, cluster%perTable, within).kind
+	return kind == KindCompressed && !im.decoded.has(cluster, within+1), kind == KindUnallocated
+}
+
 // ReadAt reads guest bytes, from the backing file where the image has none. It reads len(p) bytes
 // or fails; reading across the end of the virtual size returns io.EOF with what there is. When ctx
 // ends, it does not wait any longer for what others are reading, and its error is ctx's or that of

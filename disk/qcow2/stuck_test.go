@@ -29,7 +29,7 @@ func (f *stuckFile) ReadAt(p []byte, off int64) (int, error) {
 
 // Who reads a connection asks whether a command is worth another processor. That must not wait for storage that hangs, neither for a table
 // that has to be read, nor for one that somebody else is about to read.
-func TestNeedDoesNotWaitForStorage(t *testing.T) {
+func TestDecodesDoesNotWaitForStorage(t *testing.T) {
 	im := newImage(16, 8<<16, 2)
 	im.data(0, atData, 'a')
 	im.compressed(1, (atData+1)<<16, deflated(t, words(1<<16, 1)))
@@ -40,7 +40,7 @@ func TestNeedDoesNotWaitForStorage(t *testing.T) {
 	ask := func(off int64) (slow, below bool) {
 		asked := make(chan struct{})
 		go func() {
-			slow, below = asks(got, off)
+			slow, below = got.Decodes(off)
 			close(asked)
 		}()
 		select {
@@ -74,14 +74,8 @@ func TestNeedDoesNotWaitForStorage(t *testing.T) {
 }
 
 func decodes(im *Image, off int64) bool {
-	slow, _ := asks(im, off)
+	slow, _ := im.Decodes(off)
 	return slow
-}
-
-// asks tells whether a read has to decompress, or whether that is the backing file's to say.
-func asks(im *Image, off int64) (decodes, below bool) {
-	need, ok := im.Need(off, 1)
-	return need.Kind == KindCompressed && need.Length > 0, ok && need.Kind == KindUnallocated
 }
 
 // TestShards puts many blocks into a cache of several shards: each is found where it was put, by whoever asks.

@@ -16,8 +16,8 @@ type Options struct {
 	Digest   string        // of the content; "": it is not known
 	Parallel int           // 0: 8
 	Delay    time.Duration // of each read
-	// Here is what can be read although the source is out of reach, and without delay. nil: nothing.
-	Here func(off, length int64) bool
+	// AtHand is what can be read without delay, also when the source is out of reach. nil: nothing.
+	AtHand func(off, length int64) bool
 }
 
 // Far is a source that lies far away. Its methods may be called by any number of goroutines.
@@ -96,7 +96,7 @@ func (f *Far) Waiting() int {
 func (f *Far) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	reach := f.begin()
 	n, err := 0, error(nil)
-	if f.opt.Here == nil || !f.opt.Here(off, int64(len(p))) {
+	if f.opt.AtHand == nil || !f.opt.AtHand(off, int64(len(p))) {
 		err = f.wait(ctx, reach)
 	}
 	if err == nil {
@@ -150,9 +150,6 @@ func (f *Far) Parallel() int { return f.opt.Parallel }
 func (f *Far) Extent(_, length int64) (disk.Extent, error) {
 	return disk.Extent{Length: length, Data: true}, nil
 }
-
-// Here implements image.Source.
-func (f *Far) Here(off, length int64) bool { return f.opt.Here != nil && f.opt.Here(off, length) }
 
 // WillRead implements image.Source, and does nothing.
 func (f *Far) WillRead(int64, int64) {}
