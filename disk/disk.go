@@ -1,7 +1,3 @@
-// Package disk says what a disk is: the interfaces that a target serves, identity, and the errors that mean something to it.
-//
-// A Disk is what the SCSI layer reads and writes. disk/image reads images, disk/overlay is a writable
-// disk over one, and disk/instance makes disks of images, and knows them again.
 package disk
 
 import (

@@ -1,5 +1,3 @@
-// Package disktest has what every Disk is tested with: the suite that it must pass, a disk in memory to compare with
-// or to serve in tests, and a disk that fails or delays chosen calls of another.
 package disktest
 
 import (

@@ -53,7 +53,8 @@ func startBackground(o *opening, over *overlay.Disk, file *rawfile.File, s *stat
 }
 
 const (
-	// scarceRetry is how long saving the state waits where there is no space for it, or no descriptor.
+	// scarceRetry is how long saving the state waits where there is no space for it, or no
+	// descriptor.
 	scarceRetry = time.Second
 	// readRetry is how long identifying an image waits that cannot be read.
 	readRetry = 30 * time.Second

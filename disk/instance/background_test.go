@@ -108,7 +108,8 @@ func TestMapsStayUntilTheDiskIsComplete(t *testing.T) {
 	path := filetest.Put(t, t.TempDir(), "a.raw", filetest.Sample(3<<20, 1), 0)
 	inst, _ := start(t, path, Options{PersistentDir: t.TempDir(), Mode: CopyOnWrite})
 	inst.copies.done.Wait()
-	require.NoError(t, inst.copies.over.Copy(t.Context(), overlay.CopyOptions{Slots: overlay.NewSlots()}))
+	all := overlay.CopyOptions{Slots: overlay.NewSlots()}
+	require.NoError(t, inst.copies.over.Copy(t.Context(), all))
 	incomplete := func() {
 		t.Helper()
 		require.Error(t, inst.copies.complete())

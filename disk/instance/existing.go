@@ -86,7 +86,8 @@ func (o *opening) judge(ctx context.Context) verdict {
 		return o.unfit(reason, "cannot be used: "+reason, restoreVolume)
 	}
 	if reason := o.unsuitable(s, st.Size()); reason != "" {
-		return o.unfit(reason, "cannot be used: "+reason, "use another volume for this image, or "+beginAnew)
+		return o.unfit(reason, "cannot be used: "+reason,
+			"use another volume for this image, or "+beginAnew)
 	}
 	return o.judgeImage(ctx, s)
 }
@@ -108,13 +109,16 @@ func (o *opening) judgeImage(ctx context.Context, s *state) verdict {
 		return verdict{what: keep, state: s}
 	case s.Complete:
 		return o.unfit(reason, "was made of another image: "+reason,
-			"set --on-image-change=keep to serve the disk as it is, or use another volume for the new image")
+			"set --on-image-change=keep to serve the disk as it is, "+
+				"or use another volume for the new image")
 	case unsure:
 		return o.unfit(reason, "may have been made of another image, which it still needs: "+reason,
-			"set --on-image-change=keep once if the image is certainly the same one, or use another volume")
+			"set --on-image-change=keep once if the image is certainly the same one, "+
+				"or use another volume")
 	}
 	return o.unfit(reason, "still needs the image that it was made of: "+reason,
-		"start it with the old image, in copy mode clone until it is complete, or use another volume for the new image")
+		"start it with the old image, in copy mode clone until it is complete, "+
+			"or use another volume for the new image")
 }
 
 // unfit is the verdict on a disk that cannot be kept: an ephemeral one is made again for that
@@ -172,18 +176,19 @@ func (o *opening) checkImage(ctx context.Context, s *state) (reason string, err 
 func (o *opening) adopt(st fs.FileInfo) verdict {
 	for _, name := range []string{o.dir.liveMap(), o.dir.durableMap()} {
 		if _, err := os.Lstat(name); err == nil {
-			return verdict{what: refuse,
-				err: o.refusal("has lost its state file, and is not complete without it", restoreVolume)}
+			return verdict{what: refuse, err: o.refusal(
+				"has lost its state file, and is not complete without it", restoreVolume)}
 		}
 	}
 	if st.Size() == 0 || st.Size()%disk.SectorSize != 0 {
-		return verdict{what: refuse,
-			err: o.refusal(fmt.Sprintf("has a size of %d bytes, which is no positive multiple of %d",
-				st.Size(), disk.SectorSize), "make it a raw disk")}
+		reason := fmt.Sprintf("has a size of %d bytes, which is no positive multiple of %d",
+			st.Size(), disk.SectorSize)
+		return verdict{what: refuse, err: o.refusal(reason, "make it a raw disk")}
 	}
 	o.log.Info("the volume has a disk already: it is served as it is, without the image", zap.String("disk", o.dir.disk()))
-	s := &state{Version: stateVersion, Image: o.name, Mode: o.opt.Mode, Size: st.Size(), Identity: newIdentity(), Created: time.Now().UTC(),
-		Durable: true, Complete: true, Map: newMapID(), Boot: bootID(), stale: true}
+	s := &state{Version: stateVersion, Image: o.name, Mode: o.opt.Mode, Size: st.Size(),
+		Identity: newIdentity(), Created: time.Now().UTC(), Durable: true, Complete: true,
+		Map: newMapID(), Boot: bootID(), stale: true}
 	return verdict{what: keep, state: s}
 }
 

@@ -50,8 +50,8 @@ func (o *opening) inPlace(context.Context) (*Instance, error) {
 	o.opt.Progress.Finish()
 	o.log.Info("serving the image file in place", zap.String("disk", o.img.Path()), zap.Bool("read_only", readOnly),
 		zap.String("serial", s.Identity.Serial))
-	return &Instance{Disk: disk, Identity: s.Identity, path: o.img.Path(), ReadOnly: readOnly, kept: kept,
-		content: s.Map, durable: true}, nil
+	return &Instance{Disk: disk, Identity: s.Identity, path: o.img.Path(), ReadOnly: readOnly,
+		kept: kept, content: s.Map, durable: true}, nil
 }
 
 // recall brings the state of an earlier start to what is served now, and reports whether that is the same file. Another one, as when an

@@ -42,8 +42,9 @@ func (o *opening) resume(s *state) (*Instance, error) {
 	if err != nil {
 		return nil, err
 	}
-	o.log.Info("keeping the existing disk, with what was written to it", zap.String("disk", o.dir.disk()),
-		zap.String("serial", s.Identity.Serial), zap.Time("created", s.Created), zap.Bool("complete", s.Complete))
+	o.log.Info("keeping the existing disk, with what was written to it",
+		zap.String("disk", o.dir.disk()), zap.String("serial", s.Identity.Serial),
+		zap.Time("created", s.Created), zap.Bool("complete", s.Complete))
 	inst, err := o.assemble(s, false)
 	if err != nil {
 		return nil, err
@@ -67,8 +68,9 @@ func (o *opening) remake(ctx context.Context, reason string) (*Instance, error) 
 	if err != nil {
 		return nil, err
 	}
-	o.log.Info("made a disk of the image", zap.String("format", string(o.img.Format())), zap.Int64("size", inst.Size()),
-		zap.Int64("data", o.img.DataSize()), zap.String("disk", o.dir.disk()), zap.String("serial", inst.Identity.Serial),
+	o.log.Info("made a disk of the image", zap.String("format", string(o.img.Format())),
+		zap.Int64("size", inst.Size()), zap.Int64("data", o.img.DataSize()),
+		zap.String("disk", o.dir.disk()), zap.String("serial", inst.Identity.Serial),
 		zap.Duration("duration", time.Since(begin)))
 	return inst, nil
 }
@@ -114,7 +116,8 @@ func (o *opening) assembleComplete(s *state) (*Instance, error) {
 	if err := o.dir.removeMaps(); err != nil {
 		o.log.Warn("the map of the complete disk could not be removed", zap.Error(err))
 	}
-	file, err := rawfile.Open(o.dir.disk(), rawfile.Options{ReadOnly: o.opt.ReadOnly, Durable: o.durable(), Private: true})
+	file, err := rawfile.Open(o.dir.disk(),
+		rawfile.Options{ReadOnly: o.opt.ReadOnly, Durable: o.durable(), Private: true})
 	if err != nil {
 		return nil, err
 	}

@@ -34,8 +34,8 @@ func syncFilesOnly(f *os.File) error {
 	return f.Sync()
 }
 
-// flushUnsyncedMap does what a flush does until it is killed before it syncs the map: the data is on
-// storage, and the durable map has what the live one has, in the page cache.
+// flushUnsyncedMap does what a flush does until it is killed before it syncs the map: the data is
+// on storage, and the durable map has what the live one has, in the page cache.
 func flushUnsyncedMap(t *testing.T, inst *Instance) {
 	data, err := os.OpenFile(inst.dir.disk(), os.O_RDWR, 0)
 	require.NoError(t, err)

@@ -53,7 +53,8 @@ type Follower interface {
 // NewSlots makes the slots that the copying of many disks shares, for a machine of as many
 // processors as this one.
 func NewSlots() *slots.Slots {
-	// Four more than processors: workers that write, or wait for storage, keep no processor from reading ahead.
+	// Four more than processors: workers that write, or wait for storage, keep no processor from
+	// reading ahead.
 	n := max(1, min(runtime.GOMAXPROCS(0)+4, maxBuffers/hydrationChunk))
 	return slots.New(n, slots.Options{Buffer: hydrationChunk})
 }

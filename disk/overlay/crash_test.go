@@ -63,7 +63,8 @@ func (d *simDisk) open(m *filetest.Machine) {
 	store.live, store.durable = d.live, d.durable
 	stored, err := markHoles(d.image, blocks, store.save)
 	require.NoError(d.t, err)
-	d.m, d.over, d.allowed = m, newDisk(d.file, d.image, blocks, store, stored, d.opt), map[int64][][]byte{}
+	d.m, d.allowed = m, map[int64][][]byte{}
+	d.over = newDisk(d.file, d.image, blocks, store, stored, d.opt)
 	d.hydrate = newHydration(d.over, CopyOptions{Slots: slots.New(4, slots.Options{})})
 	d.hydrate.chunk, d.hydrate.retry = 3*minGranule, 0
 }
@@ -162,7 +163,8 @@ func (d *simDisk) killed() []byte {
 	}
 	_, err := markHoles(d.image, blocks, nil)
 	require.NoError(d.t, err)
-	return filetest.ReadAll(d.t, newDisk(d.file, d.image, blocks, newMapStore(len(blocks.pages)), 0, Options{}), simSize)
+	over := newDisk(d.file, d.image, blocks, newMapStore(len(blocks.pages)), 0, Options{})
+	return filetest.ReadAll(d.t, over, simSize)
 }
 
 // crashes lets a disk crash so many times, each time at a random call to storage, and returns what was found wrong.
@@ -190,7 +192,10 @@ func crashes(t *testing.T, seed uint64, opt Options, rounds int, prepare func(*s
 // there, and every sector holds one thing that was once in it.
 func TestCrashPoints(t *testing.T) {
 	const seeds, rounds = 60, 25
-	for name, opt := range map[string]Options{"copy-on-write": {}, "copy-on-read": {CopyReads: true, Unit: 2 * minGranule}} {
+	for name, opt := range map[string]Options{
+		"copy-on-write": {},
+		"copy-on-read":  {CopyReads: true, Unit: 2 * minGranule},
+	} {
 		t.Run(name, func(t *testing.T) {
 			for seed := range uint64(seeds) {
 				require.NoError(t, crashes(t, seed, opt, rounds, func(*simDisk) {}), "seed %d", seed)

@@ -8,8 +8,9 @@ import (
 const (
 	// guestIdle is how long the guest must have done nothing for what goes on beside it to run at full speed.
 	guestIdle = 50 * time.Millisecond
-	// FirstReads is how long what goes on beside a guest is slow when the disk is ready. Whoever waits for the disk comes at once, and the first reads
-	// need processors, too, or they would be answered 5 to 25 ms later.
+	// FirstReads is how long what goes on beside a guest is slow when the disk is ready. Whoever
+	// waits for the disk comes at once, and the first reads need processors, too, or they would be
+	// answered 5 to 25 ms later.
 	FirstReads = 25 * time.Millisecond
 	// dutyWhileBusy: beside a guest that does I/O, one worker copies or hashes a chunk and then rests so many times as long.
 	dutyWhileBusy = 3

@@ -27,9 +27,9 @@ const (
 	mediumRetry = 30 * time.Second
 )
 
-// hydration copies what a disk's file does not have yet, beside the guest: first what the guest reads, then the
-// rest in order. Its workers share slots with those of all other disks. One, the leader, waits for them; the others only
-// use what no other disk wants, and the guest does not.
+// hydration copies what a disk's file does not have yet, beside the guest: first what the guest
+// reads, then the rest in order. Its workers share slots with those of all other disks. One, the
+// leader, waits for them; the others only use what no other disk wants, and the guest does not.
 type hydration struct {
 	o        *Disk
 	log      *zap.Logger

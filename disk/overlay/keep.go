@@ -18,7 +18,8 @@ func (o *Disk) readKeeping(p []byte, off int64) (int, error) {
 		return 0, nil
 	}
 	if _, err := readImage(o.base, unit, begin); err != nil {
-		return readImage(o.base, p, off) // of the range alone: the error may be elsewhere in the unit
+		// Of the range alone: the error may be elsewhere in the unit.
+		return readImage(o.base, p, off)
 	}
 	if !o.failed.Load() {
 		_ = o.keep(unit, begin, o.writeFile)

@@ -72,8 +72,9 @@ func (h *mapHeader) encode(full []byte) []byte {
 // anyVolume in a header that a file is compared with: that it is the same one does not matter.
 const anyVolume = "*"
 
-// readMap merges a file's pages into a map, and calls news for those that the map did not know as they are: with stored for
-// those that have a place of their own in the file. A file that is not the one that header describes is a *DamagedError; other errors say nothing of it.
+// readMap merges a file's pages into a map, and calls news for those that the map did not know as
+// they are: with stored for those that have a place of their own in the file. A file that is not
+// the one that header describes is a *DamagedError; other errors say nothing of it.
 func readMap(f storage, size int64, header mapHeader, m *blockMap, news func(page int64, stored bool)) error {
 	buf := make([]byte, mapHeaderSize)
 	if err := osfile.ReadFull(f, buf, 0); errors.Is(err, io.ErrUnexpectedEOF) {
@@ -86,7 +87,8 @@ func readMap(f storage, size int64, header mapHeader, m *blockMap, news func(pag
 		header.volume = string(buf[mapVolumeBegin : mapVolumeBegin+mapVolumeLength])
 	}
 	if !bytes.Equal(buf, header.encode(full)) {
-		return &DamagedError{"belongs to another disk, another volume or another start of the machine, or is damaged"}
+		return &DamagedError{"belongs to another disk, another volume or another start of the " +
+			"machine, or is damaged"}
 	}
 	for index := range int64(len(m.pages)) {
 		off := mapHeaderSize + index*mapPageSize

@@ -84,7 +84,8 @@ func (m *Map) load() error {
 	if !m.opt.WasDurable {
 		current.volume = anyVolume // without the live file there is no disk, and nobody takes snapshots of one that dies with the pod
 	}
-	live, err := mergeMap(m.opt.Live, current, m.blocks, func(page int64, _ bool) { m.files.taint(page) })
+	taint := func(page int64, _ bool) { m.files.taint(page) }
+	live, err := mergeMap(m.opt.Live, current, m.blocks, taint)
 	switch {
 	case err == nil && (m.opt.WasDurable || !m.opt.IsDurable):
 		m.files.live = live
@@ -144,7 +145,8 @@ func (m *Map) makeLive() error {
 	if err := osfile.Remove(m.opt.Live); err != nil {
 		return err
 	}
-	m.opt.Log.Warn("no space is left for the map of the disk: until the next start, a daemon that is killed loses what was not flushed", zap.Error(err))
+	m.opt.Log.Warn("no space is left for the map of the disk: until the next start, "+
+		"a daemon that is killed loses what was not flushed", zap.Error(err))
 	return nil
 }
 

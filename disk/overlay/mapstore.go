@@ -10,10 +10,11 @@ import (
 	"kubevirt.io/disk/disk/internal/osfile"
 )
 
-// mapStore keeps the map of a disk in files. The live file is written with every change and never synced: what it
-// says is true as long as the kernel runs, so that a process that is killed loses nothing that it acknowledged. The
-// durable file, which only a disk that must survive a crash of the machine has, is written by a checkpoint, after the
-// data that it speaks of has reached storage.
+// mapStore keeps the map of a disk in files. The live file is written with every change and never
+// synced: what it says is true as long as the kernel runs, so that a process that is killed loses
+// nothing that it acknowledged. The durable file, which only a disk that must survive a crash of
+// the machine has, is written by a checkpoint, after the data that it speaks of has reached
+// storage.
 type mapStore struct {
 	live    storage // nil: the map dies with the process
 	durable storage // nil: the disk dies with the machine

@@ -53,7 +53,7 @@ type Disk struct {
 	mapless atomic.Bool // the disk is complete: the map's files are closed, and say nothing any more
 
 	baseMu sync.RWMutex
-	base   Image // guarded by baseMu; nil when every block is marked and the image is not needed any more
+	base   Image // guarded by baseMu; nil when every block is marked: it is not needed any more
 
 	flushMu sync.Mutex // one checkpoint at a time
 	watch   guestWatch
@@ -87,7 +87,8 @@ func New(file File, img Image, m *Map, opt Options) *Disk {
 // newDisk is New for a map in its parts. It knows what the file holds already, and what the image
 // does not store (markHoles), which leaves stored bytes of it.
 func newDisk(file File, base Image, m *blockMap, maps *mapStore, stored int64, opt Options) *Disk {
-	o := &Disk{file: file, granule: granuleFor(base.Size()), stored: stored, opt: opt, blocks: m, maps: maps, base: base}
+	o := &Disk{file: file, granule: granuleFor(base.Size()), stored: stored, opt: opt, blocks: m,
+		maps: maps, base: base}
 	o.mapped = m.blocks * o.granule
 	o.opt.Unit = max(o.opt.Unit, o.granule)
 	o.scratch.New = func() any {
@@ -106,7 +107,9 @@ func blocksOf(size int64) int64 {
 // markHoles marks the blocks of which the image stores nothing, as a hole in the file reads the same, and returns how many
 // bytes the others have. What is marked has to be saved like any other mark, because the guest may write there from now on:
 // whether a raw file has a hole somewhere or stores zeros can differ from one start to the next.
-func markHoles(base Image, m *blockMap, save func(page, word int64, words []byte) error) (stored int64, err error) {
+func markHoles(base Image, m *blockMap, save func(page, word int64, words []byte) error) (
+	stored int64, err error,
+) {
 	size, granule, hole, holes := base.Size(), granuleFor(base.Size()), int64(0), int64(0) // hole: where the current one begins
 	mark := func(end int64) error {
 		first := (hole + granule - 1) / granule

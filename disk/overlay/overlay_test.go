@@ -109,15 +109,17 @@ func TestHydrationPunchesWhatIsThere(t *testing.T) {
 	held, err := markHoles(stored{content}, blocks, maps.save)
 	require.NoError(t, err)
 	over := newDisk(file, stored{content}, blocks, maps, held, Options{})
-	require.NoError(t, newHydration(over, CopyOptions{Slots: slots.New(4, slots.Options{})}).run(t.Context()))
+	require.NoError(t, over.Copy(t.Context(), CopyOptions{Slots: slots.New(4, slots.Options{})}))
 	require.Equal(t, content.Content, file.Cache)
 	require.Equal(t, []int64{8 * minGranule}, file.at)
 }
 
 // Whoever waits for a disk that is copied comes first: copying would take the processors that the first read needs.
 func TestCopyingBeginsSlowly(t *testing.T) {
-	h := newHydration(newSimDisk(t, 1, Options{}).over, CopyOptions{Slots: slots.New(4, slots.Options{})})
-	h.begin(time.Now().Add(time.Minute - FirstReads)) // which is a minute in the future still, however slow this machine is
+	over := newSimDisk(t, 1, Options{}).over
+	h := newHydration(over, CopyOptions{Slots: slots.New(4, slots.Options{})})
+	// That is a minute in the future still, however slow this machine is.
+	h.begin(time.Now().Add(time.Minute - FirstReads))
 	require.True(t, h.o.watch.active())
 	h.begin(time.Now().Add(-FirstReads))
 	require.False(t, h.o.watch.active())
@@ -226,7 +228,8 @@ func TestDiskLargerThanItsImage(t *testing.T) {
 					require.NoError(t, err)
 					copy(want[off:], p)
 					require.Equal(t, -1, filetest.FirstDifference(want, filetest.ReadAll(t, over, over.Size())), "%v of %d bytes at %d", op, length, off-last)
-					require.NoError(t, newHydration(over, CopyOptions{Slots: slots.New(4, slots.Options{})}).pass(t.Context()))
+					copying := newHydration(over, CopyOptions{Slots: slots.New(4, slots.Options{})})
+					require.NoError(t, copying.pass(t.Context()))
 					over.dropImage()
 					require.Equal(t, -1, filetest.FirstDifference(want, filetest.ReadAll(t, over, over.Size())), "copied after %v of %d bytes at %d", op, length, off-last)
 				}

@@ -126,7 +126,8 @@ func TestCloneGoesPastTheCacheBesideGuests(t *testing.T) {
 	over := newDisk(d, image, blocks, maps, held, Options{})
 	h := newHydration(over, CopyOptions{Slots: slots.New(4, slots.Options{})})
 	direct := &counted{WriterAt: past}
-	h.out = rawfile.NewServedWriter(d, direct, rawfile.NewPlaces(d.File, nil), 1e6) // past the cache, whatever the storage is like
+	// Past the cache, whatever the storage is like.
+	h.out = rawfile.NewServedWriter(d, direct, rawfile.NewPlaces(d.File, nil), 1e6)
 
 	want := bytes.Clone(content)
 	var ops, chunks atomic.Int64

@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk"
@@ -32,8 +31,9 @@ func (d *disks) durableMap() string { return filepath.Join(d.dir, "map") }
 // start makes the disk, or opens the existing one.
 func (d *disks) start(t *testing.T) *Disk {
 	t.Helper()
-	opt := MapOptions{Live: filepath.Join(d.dir, "live"), Durable: d.durableMap(), ImageSize: d.img.Size(),
-		Boot: d.boot, Volume: "a volume", WasDurable: true, IsDurable: true, Log: zap.NewNop()}
+	opt := MapOptions{Live: filepath.Join(d.dir, "live"), Durable: d.durableMap(),
+		ImageSize: d.img.Size(), Boot: d.boot, Volume: "a volume", WasDurable: true,
+		IsDurable: true}
 	m := NewMap(opt)
 	_, err := os.Stat(d.file())
 	if err == nil {
@@ -48,8 +48,9 @@ func (d *disks) start(t *testing.T) *Disk {
 	return New(file, d.img, m, d.opt)
 }
 
-// When a flush fails, the kernel forgets pages that it could not write. What was copied of the image since the last flush is read from the
-// image again after a restart, and not from where the lost pages were.
+// When a flush fails, the kernel forgets pages that it could not write. What was copied of the
+// image since the last flush is read from the image again after a restart, and not from where the
+// lost pages were.
 func TestRestartAfterAFailedFlush(t *testing.T) {
 	content := make([]byte, 3<<20)
 	for i := range content {
@@ -61,7 +62,7 @@ func TestRestartAfterAFailedFlush(t *testing.T) {
 	_, err := over.WriteAt(filetest.Block('f', 4096), 4096)
 	require.NoError(t, err)
 	require.NoError(t, over.Flush())
-	_, err = over.WriteAt(filetest.Block('l', 512), 1<<20) // the rest of the block comes from the image
+	_, err = over.WriteAt(filetest.Block('l', 512), 1<<20) // the rest of it comes from the image
 	require.NoError(t, err)
 	filetest.ReadAll(t, over, over.Size()) // and so does everything else
 	over.file = &unflushed{over.file}
@@ -92,7 +93,8 @@ type unsyncable struct{ storage }
 
 func (unsyncable) Sync() error { return unix.EIO }
 
-// onStorage is a map file, with what of it has reached storage: what was written since it was opened.
+// onStorage is a map file, with what of it has reached storage: what was written since it was
+// opened.
 type onStorage struct {
 	storage
 	platter *os.File
@@ -105,10 +107,11 @@ func (f onStorage) WriteAt(p []byte, off int64) (int, error) {
 	return f.storage.WriteAt(p, off)
 }
 
-// When the sync of the map fails, the kernel takes for clean what has not reached storage. The next process reads it like that, and what it then
-// flushes survives the machine all the same.
+// When the sync of the map fails, the kernel takes for clean what has not reached storage. The next
+// process reads it like that, and what it then flushes survives the machine all the same.
 func TestFlushAfterTheMapCouldNotBeSynced(t *testing.T) {
-	d := &disks{dir: t.TempDir(), img: filetest.SimImage{Content: filetest.Block('a', 1<<20)}, boot: "a boot"}
+	img := filetest.SimImage{Content: filetest.Block('a', 1<<20)}
+	d := &disks{dir: t.TempDir(), img: img, boot: "a boot"}
 	over := d.start(t)
 	content, err := os.ReadFile(d.durableMap())
 	require.NoError(t, err)

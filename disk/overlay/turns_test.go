@@ -80,7 +80,8 @@ func TestCopyingOfManyDisksIsBounded(t *testing.T) {
 	var disks []*simDisk
 	for range 40 {
 		d, h := copying(t, shared, func(s Image) Image {
-			return &watched{Image: s, now: &now, most: &most, hold: func() { time.Sleep(50 * time.Microsecond) }}
+			hold := func() { time.Sleep(50 * time.Microsecond) }
+			return &watched{Image: s, now: &now, most: &most, hold: hold}
 		})
 		disks = append(disks, d)
 		group.Go(func() { require.NoError(t, h.run(t.Context())) })
@@ -124,7 +125,9 @@ func TestStalledImageKeepsNoPlace(t *testing.T) {
 	var group sync.WaitGroup
 	var stalled []*simDisk
 	for range 3 {
-		d, h := copying(t, shared, func(s Image) Image { return &watched{Image: s, now: &now, most: &most, hold: func() { <-back }} })
+		d, h := copying(t, shared, func(s Image) Image {
+			return &watched{Image: s, now: &now, most: &most, hold: func() { <-back }}
+		})
 		stalled = append(stalled, d)
 		group.Go(func() { require.NoError(t, h.run(t.Context())) })
 	}
@@ -151,7 +154,9 @@ func TestWaitingDiskKeepsNoPlace(t *testing.T) {
 	go func() { copied <- h.run(t.Context()) }()
 	require.Eventually(t, func() bool { return file.tries.Load() > 2 }, 10*time.Second, time.Millisecond)
 
-	_, unreadable := copying(t, shared, func(s Image) Image { return &spoiled{SimImage: s.(filetest.SimImage), block: 5} })
+	_, unreadable := copying(t, shared, func(s Image) Image {
+		return &spoiled{SimImage: s.(filetest.SimImage), block: 5}
+	})
 	ctx, cancel := context.WithCancel(t.Context())
 	waiting := make(chan error, 1)
 	go func() { waiting <- unreadable.run(ctx) }()

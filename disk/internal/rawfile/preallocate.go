@@ -17,7 +17,7 @@ const preallocateFrom = 256 << 10
 // only do it twice. A nil one does nothing. Any number of goroutines.
 type Places struct {
 	file    *os.File
-	busy    func() bool // a guest uses the file, and should not wait for a journal as well; nil: nobody does
+	busy    func() bool // a guest is there, who should not wait for a journal, too; nil: none is
 	useless atomic.Bool // the file cannot have places before it is written, as without extents
 }
 

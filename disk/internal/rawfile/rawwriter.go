@@ -57,8 +57,9 @@ func NewWriter(cached, direct io.WriterAt) *Writer {
 // not wait for.
 const ServedWorth = 1. / cacheWorth
 
-// NewServedWriter is NewWriter for the file of a disk that is served meanwhile, and that the guest writes to in small pieces later.
-// worth is what the speed of the direct way counts to that of the others, see ServedWorth.
+// NewServedWriter is NewWriter for the file of a disk that is served meanwhile, and that the guest
+// writes to in small pieces later. worth is what the speed of the direct way counts to that of the
+// others, see ServedWorth.
 func NewServedWriter(cached, direct io.WriterAt, places *Places, worth float64) *Writer {
 	w := NewWriter(cached, direct)
 	w.pace.rates[largeFolios] = 0

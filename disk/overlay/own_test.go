@@ -1,0 +1,61 @@
+package overlay
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/disktest/filetest"
+)
+
+// instant is a file that takes no time.
+type instant struct{ size int64 }
+
+func (f instant) ReadAt(p []byte, _ int64) (int, error)  { return len(p), nil }
+func (f instant) WriteAt(p []byte, _ int64) (int, error) { return len(p), nil }
+func (f instant) Flush() error                           { return nil }
+func (f instant) Sync() error                            { return nil }
+func (f instant) Size() int64                            { return f.size }
+func (f instant) Close() error                           { return nil }
+func (f instant) Discard(_, _ int64) error               { return nil }
+func (f instant) Zero(_, _ int64) error                  { return nil }
+
+func (f instant) Extent(_, length int64) (disk.Extent, error) {
+	return disk.Extent{Length: length, Data: true}, nil
+}
+
+// ownBlocks is a disk of which the file has all blocks but some, so that no page of the map is full.
+func ownBlocks(tb testing.TB) (over *Disk, blocks int64) {
+	const size = 64 << 20
+	m := newBlockMap(blocksOf(size))
+	require.NoError(tb, m.set(0, m.blocks/2-1, nil))
+	img := filetest.SimImage{Content: make([]byte, size)}
+	return newDisk(instant{size}, img, m, newMapStore(len(m.pages)), size, Options{}), m.blocks / 2
+}
+
+// What the file has is read and written without anything being allocated.
+func TestOwnBlocksAllocateNothing(t *testing.T) {
+	over, blocks := ownBlocks(t)
+	p := make([]byte, 8*minGranule)
+	require.Zero(t, testing.AllocsPerRun(100, func() {
+		_, _ = over.ReadAt(p, (blocks-8)*minGranule)
+		_, _ = over.WriteAt(p, minGranule/2)
+	}))
+}
+
+// BenchmarkOwnBlocks is what the map costs a read or write of what the file has.
+func BenchmarkOwnBlocks(b *testing.B) {
+	over, blocks := ownBlocks(b)
+	p := make([]byte, minGranule)
+	for name, op := range map[string]func([]byte, int64) (int, error){
+		"read":  over.ReadAt,
+		"write": over.WriteAt,
+	} {
+		b.Run(name, func(b *testing.B) {
+			for i := int64(0); b.Loop(); i++ {
+				_, _ = op(p, i%blocks*minGranule)
+			}
+		})
+	}
+}
