@@ -11,14 +11,14 @@ import (
 	"kubevirt.io/disk/disk"
 )
 
-// MinSize is the smallest disk that Run can be given. Bytes.
-const MinSize = 1 << 20
+// minSize is the smallest disk that Run can be given. Bytes.
+const minSize = 1 << 20
 
 // maxModel bounds the part of a disk that is compared byte by byte. Bytes.
 const maxModel = 8 << 20
 
 // Run checks that the disks that open makes keep every promise of disk.Disk, and of the optional interfaces that they
-// have. open is called once per part of the suite and returns a writable disk of at least MinSize bytes, with any
+// have. open is called once per part of the suite and returns a writable disk of at least 1 MiB, with any
 // content; it cleans up by t.Cleanup, Close included.
 func Run(t *testing.T, open func(t *testing.T) disk.Disk) {
 	t.Helper()
@@ -38,7 +38,7 @@ func Run(t *testing.T, open func(t *testing.T) disk.Disk) {
 	for _, part := range parts {
 		t.Run(part.name, func(t *testing.T) {
 			d := open(t)
-			require.GreaterOrEqual(t, d.Size(), int64(MinSize), "the suite needs a larger disk")
+			require.GreaterOrEqual(t, d.Size(), int64(minSize), "the suite needs a larger disk")
 			part.run(t, d)
 		})
 	}
