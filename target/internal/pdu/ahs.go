@@ -11,8 +11,8 @@ const (
 	ahsHeaderLen = 3 // AHSLength and AHSType
 )
 
-// maxExtendedCDB is how many bytes of a variable-length CDB follow its first 16. Such a CDB has at
-// most 8 bytes and 252 more after its additional length field (SPC-4 4.2.3).
+// maxExtendedCDB is how many bytes of a variable-length CDB follow its first 16. Such a CDB has 8
+// bytes up to its additional length field, and at most 252 after it (SPC-4 4.2.3).
 const maxExtendedCDB = 8 + 252 - 16
 
 // AHS is the content of a command's additional header segments.
