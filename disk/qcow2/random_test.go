@@ -163,6 +163,7 @@ func randomImage(t *testing.T, r *rand.Rand, dir string) {
 	want, err := os.ReadFile(raw)
 	require.NoError(t, err)
 	compareImage(t, r, openFile(t, top), want)
+	compareArrival(t, top, want)
 }
 
 func randomOptions(r *rand.Rand, backing bool) string {

@@ -1,0 +1,119 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/registry"
+)
+
+const (
+	pullRaw      = "raw"
+	pullOriginal = "original"
+)
+
+type pullOptions struct {
+	path   string
+	format string
+	force  bool
+}
+
+func (a *app) pullCommand() *cobra.Command {
+	var o pullOptions
+	cmd := &cobra.Command{
+		Use:   "pull REF DEST",
+		Short: "Fetch a disk out of a container image",
+		Long: `Fetches the disk out of any container image that has one in /disk, and writes it as a sparse raw disk. DEST is a file,
+which appears under its name when it is complete and its digest was right; a block device, which is overwritten; a
+directory, for all the disks of an image; or -, for standard output.
+
+` + registryHelp,
+		Args: usageArgs(cobra.ExactArgs(2)),
+	}
+	cmd.Flags().StringVar(&o.path, "path", "", "`file` in the image to fetch: a name in /disk, or a path (default the only disk)")
+	cmd.Flags().StringVar(&o.format, keyFormat, pullRaw, "`format` to write: raw, or original to keep the file as it is")
+	cmd.Flags().BoolVar(&o.force, "force", false, "replace a file that is there")
+	addRegistryFlags(cmd.Flags())
+	_ = cmd.RegisterFlagCompletionFunc(keyFormat,
+		cobra.FixedCompletions([]string{pullRaw, pullOriginal}, cobra.ShellCompDirectiveNoFileComp))
+	cmd.ValidArgsFunction = func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+		if len(args) == 1 {
+			return nil, cobra.ShellCompDirectiveDefault
+		}
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		ref, err := registry.ParseReference(args[0])
+		if err != nil {
+			return err
+		}
+		if o.format != pullRaw && o.format != pullOriginal {
+			return fmt.Errorf("--%s: %q is neither %s nor %s", keyFormat, o.format, pullRaw, pullOriginal)
+		}
+		client, err := a.registryClient(cmd, ref)
+		if err != nil {
+			return err
+		}
+		defer client.Close()
+		return running(func(cmd *cobra.Command, args []string) error {
+			ctx, stop := a.interruptible(cmd.Context(), nil)
+			defer stop()
+			return a.pull(ctx, client, ref, args[1], o)
+		})(cmd, args)
+	}
+	return cmd
+}
+
+func (a *app) pull(ctx context.Context, client *registry.Client, ref registry.Reference, dest string, o pullOptions) error {
+	if err := a.checkPullDestination(dest, o); err != nil {
+		return err
+	}
+	p := new(registry.Progress)
+	var done []registry.Pulled
+	var digest string
+	report := newReporter(a.stderr, isTerminal(a.stderr), oneLine(ref.String()))
+	err := report.while(p, func() (err error) {
+		done, digest, err = client.Pull(ctx, ref, dest, registry.PullOptions{Path: o.path, Original: o.format == pullOriginal,
+			Replace: o.force, Progress: p, Stdout: a.stdout})
+		return err
+	})
+	switch {
+	case err != nil && ctx.Err() != nil:
+		return fmt.Errorf("interrupted: %q is not complete", dest)
+	case err != nil:
+		return explainWrite(err, dest)
+	}
+	for _, d := range done {
+		fmt.Fprintf(a.stderr, "%s: %s (%s) of %s is in %s, %s\n", oneLine(ref.String()), oneLine(d.Name), d.Format, digest,
+			oneLine(d.To), shortSize(d.Size))
+	}
+	return nil
+}
+
+// checkPullDestination refuses what would garble a terminal, and a name that would tell a lie.
+func (a *app) checkPullDestination(dest string, o pullOptions) error {
+	if dest == standardStream {
+		if isTerminal(a.stdout) {
+			return errors.New(`standard output is a terminal, which the bytes of a disk would garble: redirect it (">disk.raw", "| ssh ...")`)
+		}
+		return nil
+	}
+	if said := formatOfName(dest); said != "" && o.format == pullRaw && !isDirectory(dest) {
+		stem := strings.TrimSuffix(dest, filepath.Ext(dest))
+		if !image.HasRawExtension(stem) {
+			stem += ".raw"
+		}
+		return fmt.Errorf("the name %q says that it is %s, and what is written is a raw disk: name it %q, or keep what is "+
+			"in the image by --%s=%s", dest, said, stem, keyFormat, pullOriginal)
+	}
+	return nil
+}
+
+// oneLine is a name as it can stand in a line of progress.
+func oneLine(name string) string { return strings.ReplaceAll(harmless(name), "\n", `\n`) }

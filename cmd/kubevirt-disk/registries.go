@@ -1,0 +1,136 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"kubevirt.io/disk/registry"
+)
+
+// registrySettings are how registries are reached: a flag wins over its environment variable.
+var registrySettings = []setting{
+	{key: keyRegistryConfig, env: []string{"REGISTRY_CONFIG"},
+		usage: "`file` of credentials: docker's config.json, a mounted pull secret, or a directory with one " +
+			"(default where docker and podman look)"},
+	{key: keyRegistryCA, env: []string{"REGISTRY_CA"},
+		usage: "`file` of certificates (PEM) that are trusted beside the system's"},
+	{key: keyRegistryMirror, env: []string{"REGISTRY_MIRROR"}, kind: kindList,
+		usage: "`HOST=MIRROR[/PREFIX]`: ask the mirror before that registry; repeatable"},
+	{key: keyInsecureRegistry, env: []string{"INSECURE_REGISTRY"}, kind: kindList,
+		usage: "`registry` that may be asked without TLS, as host or host:port; repeatable"},
+}
+
+const (
+	keyRegistryConfig   = "registry-config"
+	keyRegistryCA       = "registry-ca"
+	keyRegistryMirror   = "registry-mirror"
+	keyInsecureRegistry = "insecure-registry"
+
+	envRegistryUsername = "REGISTRY_USERNAME"
+	envRegistryPassword = "REGISTRY_PASSWORD"
+)
+
+const registryHelp = `A reference is REGISTRY/NAME:TAG, REGISTRY/NAME@sha256:DIGEST, oci:DIRECTORY[:TAG] or docker-archive:FILE.
+
+Credentials come from --registry-config, from where docker and podman keep them (DOCKER_CONFIG, REGISTRY_AUTH_FILE), or
+from the environment: REGISTRY_USERNAME and REGISTRY_PASSWORD, or with the suffix _FILE from files, are for the registry
+of the reference only. They are never flags.`
+
+func addRegistryFlags(flags *pflag.FlagSet) {
+	for _, s := range registrySettings {
+		usage := s.usage + " [" + strings.Join(s.env, ", ") + "]"
+		if s.kind == kindList {
+			flags.StringSlice(s.key, nil, usage)
+		} else {
+			flags.String(s.key, "", usage)
+		}
+	}
+}
+
+// registryText is the value of a setting, with where it is from.
+func registryText(flags *pflag.FlagSet, key string) (values []string) {
+	for _, s := range registrySettings {
+		if s.key != key {
+			continue
+		}
+		if flags.Changed(key) {
+			if s.kind == kindList {
+				values, _ = flags.GetStringSlice(key)
+				return values
+			}
+			value, _ := flags.GetString(key)
+			return []string{value}
+		}
+		text := os.Getenv(s.env[0])
+		if s.kind == kindList {
+			return strings.FieldsFunc(text, func(r rune) bool { return r == ',' || r == ' ' })
+		}
+		if text != "" {
+			return []string{text}
+		}
+	}
+	return nil
+}
+
+func first(values []string) string {
+	if len(values) == 0 {
+		return ""
+	}
+	return values[0]
+}
+
+// registryClient makes a client of the flags and the environment, for commands about ref.
+func (a *app) registryClient(cmd *cobra.Command, ref registry.Reference) (*registry.Client, error) {
+	flags := cmd.Flags()
+	own, err := registryCredential()
+	if err != nil {
+		return nil, err
+	}
+	return registry.New(registry.Options{
+		Config:    first(registryText(flags, keyRegistryConfig)),
+		CA:        first(registryText(flags, keyRegistryCA)),
+		Mirrors:   registryText(flags, keyRegistryMirror),
+		Insecure:  registryText(flags, keyInsecureRegistry),
+		Own:       own,
+		OwnHost:   ref.Host(),
+		UserAgent: "kubevirt-disk/" + buildInfo().Version,
+		Warn:      func(text string) { fmt.Fprintln(a.stderr, harmless(text)) },
+	})
+}
+
+// registryCredential reads the variables of a credential. What they have is never part of an error.
+func registryCredential() (own registry.Credential, err error) {
+	value := func(name string) (string, error) {
+		file, plain := os.Getenv(name+"_FILE"), os.Getenv(name)
+		switch {
+		case file != "" && plain != "":
+			return "", fmt.Errorf("%s and %s_FILE are both set", name, name)
+		case file == "":
+			return plain, nil
+		}
+		f, err := os.Open(file)
+		if err != nil {
+			return "", fmt.Errorf("%s_FILE: %w", name, err)
+		}
+		defer f.Close()
+		content, err := io.ReadAll(io.LimitReader(f, 64<<10))
+		return strings.TrimSuffix(string(content), "\n"), err
+	}
+	if own.Username, err = value(envRegistryUsername); err != nil {
+		return own, err
+	}
+	if own.Password, err = value(envRegistryPassword); err != nil {
+		return own, err
+	}
+	if (own.Username == "") != (own.Password == "") {
+		return registry.Credential{}, errors.New("half a credential: set " + envRegistryUsername + " and " +
+			envRegistryPassword + ", or neither")
+	}
+	return own, nil
+}

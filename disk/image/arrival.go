@@ -1,0 +1,336 @@
+package image
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"path"
+	"runtime"
+
+	"golang.org/x/sync/errgroup"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/internal/rawfile"
+	"kubevirt.io/disk/disk/qcow2"
+)
+
+// Arrival writes the disk of an image whose file comes once, from its beginning to its end, as out of the
+// layer of a container image. Nothing is kept aside meanwhile.
+//
+//	a := NewArrival(...)
+//	for !a.Done() { a.Pass(ctx, the file, from its beginning) }
+//
+// One pass is enough, but for qcow2 files that have tables behind what those map: these need two, or three.
+// What an image says is checked as it comes; a disk that is half written when that fails is removed by
+// Destination.Finish.
+type Arrival struct {
+	name    string
+	size    int64 // of the file
+	opt     ArrivalOptions
+	to      *Destination
+	done    bool
+	virtual int64
+	qcow2   *qcow2.Arrival
+	format  Format
+}
+
+// ArrivalOptions say what is made of the file.
+type ArrivalOptions struct {
+	Options
+	// Original keeps the file as it is, whatever its format.
+	Original bool
+	// Raw is for a file that is known to be a raw disk, whatever it looks like.
+	Raw bool
+	// Below is the arrival of its backing file, which is done, at the same destination. nil: an image
+	// that names one is refused by a *BackingError.
+	Below *Arrival
+}
+
+// BackingError is an image that needs another file before it: nothing was written.
+type BackingError struct {
+	Image string
+	File  string // its backing file, in the same directory tree; it never leads out of that
+}
+
+func (e *BackingError) Error() string {
+	return fmt.Sprintf("%q needs its backing file %q", e.Image, e.File)
+}
+
+// BackingOf is the backing file that an image names whose file begins with head, of qcow2.HeadSize bytes
+// or everything, resolved as serving it would. "": it names none, or is no image that could.
+func BackingOf(name string, head []byte, size int64) string {
+	if !qcow2.IsQcow2(head) {
+		return ""
+	}
+	q, err := qcow2.NewArrival(head, size, qcow2.Options{})
+	if err != nil {
+		return ""
+	}
+	claim, _ := q.Backing()
+	if claim == "" {
+		return ""
+	}
+	file, err := backingName(name, claim)
+	if err != nil {
+		return ""
+	}
+	return file
+}
+
+// NewArrival prepares to write what a file of that name and size contains. Where the size is not known, -1,
+// it can be a raw disk only.
+func NewArrival(name string, size int64, to *Destination, opt ArrivalOptions) *Arrival {
+	return &Arrival{name: name, size: size, to: to, opt: opt}
+}
+
+// Done tells whether the disk is complete.
+func (a *Arrival) Done() bool { return a.done }
+
+// Format is what the file was, after a pass.
+func (a *Arrival) Format() Format { return a.format }
+
+// VirtualSize is the size of the disk, after a pass. Bytes.
+func (a *Arrival) VirtualSize() int64 { return a.virtual }
+
+// Pass reads the file once.
+func (a *Arrival) Pass(ctx context.Context, in io.Reader) error {
+	length := int64(qcow2.HeadSize)
+	if a.size >= 0 {
+		length = min(a.size, length)
+	}
+	head := make([]byte, length)
+	switch n, err := io.ReadFull(in, head); {
+	case a.size < 0 && (err == io.EOF || err == io.ErrUnexpectedEOF):
+		head = head[:n]
+	case err != nil:
+		return fmt.Errorf("%s ends after %d of %d bytes: %w", a.name, n, a.size, unexpected(err))
+	}
+	in = io.MultiReader(bytes.NewReader(head), in)
+	if a.qcow2 == nil {
+		if err := a.recognise(head); err != nil {
+			return err
+		}
+		if err := a.begin(ctx); err != nil {
+			return err
+		}
+	}
+	if a.qcow2 == nil {
+		return a.copy(ctx, in)
+	}
+	w, done := a.to.writer(a.qcow2.ClusterSize() >= 4096)
+	defer done()
+	if err := a.qcow2.Pass(ctx, in, a.guest(w)); err != nil {
+		if isFormat := new(qcow2.FormatError); errors.As(err, &isFormat) {
+			return refuseQcow2(a.name, err)
+		}
+		return fmt.Errorf("%s: %w", a.name, err)
+	}
+	if a.done = a.qcow2.Done(); a.done && a.to.device == 0 {
+		return rememberCopy(a.to.file)
+	}
+	return nil
+}
+
+// guest is what takes the disk: zeros are holes, unless there is something of a backing file.
+func (a *Arrival) guest(w *rawfile.Writer) qcow2.Guest {
+	if a.opt.Below == nil {
+		return qcow2.Guest{Write: func(p []byte, off int64) error {
+			_, err := w.Store(p, off)
+			return a.to.explain(err, a.virtual)
+		}}
+	}
+	return qcow2.Guest{
+		Write: func(p []byte, off int64) error { return a.to.explain(w.Write(p, off), a.virtual) },
+		Zero:  func(off, length int64) error { return a.to.explain(a.to.zero(off, length), a.virtual) },
+	}
+}
+
+// recognise decides what the file is, by its beginning.
+func (a *Arrival) recognise(head []byte) error {
+	a.format, a.virtual = FormatRaw, a.size
+	m := detect(head[:min(len(head), headSize)], nil)
+	switch {
+	case a.opt.Raw:
+	case m != nil && m.format == FormatQcow2 && a.size >= 0:
+		return a.openQcow2(head)
+	case m != nil:
+		return m.refuse(a.name, useNamed)
+	case len(head) == 0 || !HasRawExtension(a.name) && looksLikeText(head[:min(len(head), headSize)]):
+		return refuseUnknown(a.name, head, useNamed)
+	}
+	if limit := a.opt.maxVirtualSize(); a.size > limit {
+		return &Error{Name: a.name, Format: FormatRaw, Reason: fmt.Sprintf("has %d bytes, more than the limit of %d", a.size, limit)}
+	}
+	return a.checkRawSize()
+}
+
+// checkRawSize is for a raw disk whose size is known.
+func (a *Arrival) checkRawSize() error {
+	if a.size%disk.SectorSize != 0 && a.size >= 0 {
+		return &Error{Name: a.name, Format: FormatRaw,
+			Reason: fmt.Sprintf("has a size of %d bytes, which is no multiple of %d", a.size, disk.SectorSize),
+			Action: "build the image again if it is incomplete"}
+	}
+	return nil
+}
+
+// openQcow2 begins with an image of that format.
+func (a *Arrival) openQcow2(head []byte) error {
+	a.format = FormatQcow2
+	q, err := qcow2.NewArrival(head, a.size, qcow2.Options{MaxVirtualSize: a.opt.maxVirtualSize()})
+	if err != nil {
+		return refuseQcow2(a.name, err)
+	}
+	if a.opt.Original {
+		return nil
+	}
+	a.virtual = q.Size()
+	if a.virtual%disk.SectorSize != 0 {
+		return &Error{Name: a.name, Format: FormatQcow2,
+			Reason: fmt.Sprintf("has a virtual size of %d bytes, which is no multiple of %d", a.virtual, disk.SectorSize),
+			Action: "resize it with \"qemu-img resize\""}
+	}
+	claim, format := q.Backing()
+	if claim != "" {
+		if err := a.checkBacking(claim, Format(format)); err != nil {
+			return err
+		}
+	}
+	a.qcow2 = q
+	return nil
+}
+
+// checkBacking asks for the backing file, or checks the one that is there.
+func (a *Arrival) checkBacking(claim string, format Format) error {
+	refuse := func(reason string, args ...any) error {
+		return &Error{Name: a.name, Format: FormatQcow2, Reason: fmt.Sprintf(reason, args...),
+			Action: "rebase it with \"qemu-img rebase\", or flatten it with \"qemu-img convert\""}
+	}
+	name, err := backingName(a.name, claim)
+	if err != nil {
+		return refuse("names the backing file %q: %v", claim, err)
+	}
+	switch below := a.opt.Below; {
+	case format != FormatRaw && format != FormatQcow2:
+		return refuse("names the format %q for its backing file %q, and only raw and qcow2 are supported", string(format), name)
+	case below == nil:
+		return &BackingError{Image: a.name, File: name}
+	case path.Clean(below.name) != name:
+		return refuse("needs the backing file %q, not %q", name, below.name)
+	case below.format != format:
+		return refuse("says that its backing file %q is %s, and it is %s", name, format, below.format)
+	}
+	return nil
+}
+
+// begin makes the destination ready.
+func (a *Arrival) begin(ctx context.Context) error {
+	switch {
+	case a.virtual < 0 && a.to.device > 0:
+		return a.to.clear(ctx, a.to.device)
+	case a.qcow2 == nil || a.opt.Below == nil:
+		return a.to.clear(ctx, max(a.virtual, 0))
+	}
+	return a.to.resize(a.virtual)
+}
+
+// copy writes a file as it is, without its zeros.
+func (a *Arrival) copy(ctx context.Context, in io.Reader) error {
+	w, done := a.to.writer(true)
+	defer done()
+	type part struct {
+		data []byte
+		off  int64
+	}
+	const chunk = 1 << 20
+	workers := runtime.GOMAXPROCS(0)
+	parts := make(chan part)
+	unused := make(chan part, workers+2)
+	for range cap(unused) {
+		unused <- part{data: make([]byte, chunk)}
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	known := a.size >= 0
+	group.Go(func() error {
+		defer close(parts)
+		off := int64(0)
+		for ended := false; !ended && (!known || off < a.size); {
+			var p part
+			select {
+			case p = <-unused:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+			p.off, p.data = off, p.data[:chunk]
+			if known {
+				p.data = p.data[:min(chunk, a.size-off)]
+			}
+			n, err := io.ReadFull(in, p.data)
+			off += int64(n)
+			switch {
+			case !known && (err == io.EOF || err == io.ErrUnexpectedEOF):
+				p.data, ended = p.data[:n], true
+			case err != nil:
+				return fmt.Errorf("%s ends after %d of %d bytes: %w", a.name, off, a.size, unexpected(err))
+			case off > a.opt.maxVirtualSize():
+				return &Error{Name: a.name, Format: FormatRaw,
+					Reason: fmt.Sprintf("has more than the limit of %d bytes", a.opt.maxVirtualSize())}
+			case a.to.device > 0 && off > a.to.device:
+				return fmt.Errorf("block device %q has %d bytes, and the disk more", a.to.name, a.to.device)
+			}
+			select {
+			case parts <- p:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+		if !known {
+			a.size, a.virtual = off, off
+		}
+		return nil
+	})
+	for range workers {
+		group.Go(func() error {
+			for p := range parts {
+				if _, err := w.Store(p.data, p.off); err != nil {
+					return a.to.explain(err, a.virtual)
+				}
+				unused <- p
+			}
+			return nil
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	if !known {
+		if err := a.checkRawSize(); err != nil {
+			return err
+		}
+		if err := a.to.resize(a.size); err != nil {
+			return err
+		}
+	}
+	a.done = true
+	if a.format != FormatRaw || a.opt.Raw {
+		return nil
+	}
+	// Some formats say what they are at their end.
+	head, tail, err := readEnds(io.NewSectionReader(a.to.file, 0, a.size), a.size)
+	if err == nil {
+		if m := detect(head, tail); m != nil {
+			err = m.refuse(a.name, useNamed)
+		}
+	}
+	return err
+}
+
+// unexpected is what the end of a file means that should go on.
+func unexpected(err error) error {
+	if err == io.EOF {
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}

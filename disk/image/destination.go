@@ -1,0 +1,183 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/disk/internal/osfile"
+	"kubevirt.io/disk/disk/internal/rawfile"
+	"kubevirt.io/disk/disk/internal/smallfile"
+	"kubevirt.io/disk/disk/internal/words"
+)
+
+// Destination is where an Arrival writes: a file that has another name until it is complete, or a block
+// device, which is overwritten in place.
+type Destination struct {
+	file   *os.File
+	name   string
+	device int64 // size of a block device, bytes; 0: a regular file
+	finish func(err error) error
+}
+
+// CreateDestination begins a file. Until Finish it is called path with the suffix ".partial". A file of
+// the name is replaced then, if replace says so; otherwise one that is there is an error.
+func CreateDestination(path string, replace bool) (*Destination, error) {
+	dir, err := osfile.Resolved(filepath.Dir(path))
+	if err != nil {
+		return nil, err
+	}
+	resolved := filepath.Join(dir, filepath.Base(path))
+	switch info, err := os.Lstat(resolved); {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		return nil, err
+	case !info.Mode().IsRegular():
+		return nil, fmt.Errorf("destination %q is no regular file and no block device; name a file to create", path)
+	case !replace:
+		return nil, fmt.Errorf("%q is there already: name another file, or replace it with --force", path)
+	}
+	out, err := smallfile.Create(resolved, 0o666)
+	if err != nil {
+		return nil, err
+	}
+	return &Destination{file: out.File, name: path, finish: out.Finish}, nil
+}
+
+// OpenDevice opens a block device, which nobody else may have opened exclusively, as a mount does.
+func OpenDevice(path string) (*Destination, error) {
+	f, err := os.OpenFile(path, os.O_RDWR|unix.O_EXCL|unix.O_CLOEXEC, 0)
+	if errors.Is(err, unix.EBUSY) {
+		return nil, fmt.Errorf("block device %q is in use, perhaps mounted: %w", path, err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	size, err := f.Seek(0, io.SeekEnd)
+	if err == nil && size == 0 {
+		err = fmt.Errorf("block device %q has no size", path)
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	finish := func(err error) error {
+		if err == nil {
+			err = f.Sync()
+		}
+		return errors.Join(err, f.Close())
+	}
+	return &Destination{file: f, name: path, device: size, finish: finish}, nil
+}
+
+// Scratch is a destination without a name, for whoever reads it from File afterwards.
+func Scratch(dir string) (*Destination, error) {
+	f, err := os.CreateTemp(dir, "kubevirt-disk-")
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Remove(f.Name()); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return &Destination{file: f, name: f.Name(), finish: func(err error) error { return errors.Join(err, f.Close()) }}, nil
+}
+
+// File is what was written.
+func (d *Destination) File() *os.File { return d.file }
+
+// Finish gives the file its name if err is nil, otherwise removes it. A block device keeps what it has.
+func (d *Destination) Finish(err error) error { return d.finish(err) }
+
+// clear makes the destination a disk of that size that reads as zeros.
+func (d *Destination) clear(ctx context.Context, size int64) error {
+	if d.device == 0 {
+		err := osfile.Retry(func() error { return d.file.Truncate(0) })
+		if err == nil {
+			err = d.resize(size)
+		}
+		return d.explain(err, size)
+	}
+	if size > d.device {
+		return fmt.Errorf("block device %q has %s, and the disk needs %s", d.name, words.Bytes(d.device), words.Bytes(size))
+	}
+	const step = 256 << 20 // so that an interruption is noticed
+	for off := int64(0); off < size; off += step {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err := d.zero(off, min(step, size-off)); err != nil {
+			return fmt.Errorf("clearing block device %q: %w", d.name, err)
+		}
+	}
+	return nil
+}
+
+// resize cuts off what is too much, and adds zeros.
+func (d *Destination) resize(size int64) error {
+	if d.device != 0 {
+		if size > d.device {
+			return d.clear(context.Background(), size)
+		}
+		return nil
+	}
+	return d.explain(osfile.Retry(func() error { return d.file.Truncate(size) }), size)
+}
+
+// zero makes a range read as zeros, without writing them where that can be.
+func (d *Destination) zero(off, length int64) error {
+	fd := int(d.file.Fd())
+	for _, mode := range []uint32{unix.FALLOC_FL_PUNCH_HOLE, unix.FALLOC_FL_ZERO_RANGE} {
+		if osfile.Retry(func() error { return unix.Fallocate(fd, mode|unix.FALLOC_FL_KEEP_SIZE, off, length) }) == nil {
+			return nil
+		}
+	}
+	zeros := make([]byte, min(length, 1<<20))
+	for length > 0 {
+		n, err := d.file.WriteAt(zeros[:min(length, int64(len(zeros)))], off)
+		if err != nil {
+			return err
+		}
+		off, length = off+int64(n), length-int64(n)
+	}
+	return nil
+}
+
+// writer writes in the fastest way. aligned says that no block of the file system is written twice.
+func (d *Destination) writer(aligned bool) (w *rawfile.Writer, done func()) {
+	if d.device != 0 {
+		return rawfile.NewWriter(d.file, nil), func() {}
+	}
+	var past io.WriterAt
+	done = func() {}
+	if aligned {
+		if direct, err := rawfile.OpenDirect(d.file); err == nil {
+			past, done = direct, func() { direct.Close() } // what it wrote is in the file
+		}
+	}
+	w = rawfile.NewWriter(d.file, past)
+	w.Places = rawfile.NewPlaces(d.file, nil)
+	return w, done
+}
+
+// explain says what an error of writing means.
+func (d *Destination) explain(err error, size int64) error {
+	dir := filepath.Dir(d.name)
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, unix.EFBIG):
+		return &SpaceError{Dir: dir, What: "the disk", FileSize: size}
+	case osfile.IsFull(err):
+		available, statErr := osfile.AvailableSpace(dir)
+		if statErr != nil {
+			available = 0
+		}
+		return &SpaceError{Dir: dir, What: "the disk", Available: available}
+	}
+	return fmt.Errorf("writing %q: %w", d.name, err)
+}

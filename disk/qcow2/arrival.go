@@ -1,0 +1,399 @@
+package qcow2
+
+import (
+	"bytes"
+	"cmp"
+	"container/heap"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"maps"
+	"runtime"
+	"slices"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// Guest takes what an Arrival finds. Both methods are called by several goroutines, for parts that do
+// not overlap.
+type Guest struct {
+	// Write is given stored data, which is not kept. It never goes past the virtual size.
+	Write func(p []byte, off int64) error
+	// Zero is told of zeros that the image stores as such. nil: what is not written reads as zeros.
+	Zero func(off, length int64) error
+}
+
+// Arrival reads an image whose file comes once, from its beginning to its end, as out of a compressed
+// archive: each cluster goes to its place in the guest as it passes. That takes the tables that say so.
+// Most programs put a table before what it maps, so that one pass is enough. What passes before its table
+// is left for another pass of the same file, of which three are enough for any image.
+//
+// The header is checked as Open does, tables and entries as they come. Refcounts are not looked at, nor
+// whether data shares a cluster with them: what is written is a disk, and no image any more.
+type Arrival struct {
+	hdr      *header
+	fileSize int64
+	codec    codec
+	guest    Guest
+
+	passing    bool           // a pass has begun
+	now        arrivalQueue   // of this pass
+	later      arrivalQueue   // of the next one
+	window     *window        // what can be read in this pass
+	starts     map[int64]bool // where data begins that is in the window, or was
+	manyStarts int
+	metadata   map[int64]bool // clusters of the L2 tables
+	kept       int64          // bytes of the tables in memory
+	unused     sync.Pool      // of *arrivalJob
+}
+
+// lookBack is how much of what has passed is kept. Before the first cluster that a new L2 table maps,
+// qemu-img goes on in the cluster in which it last packed compressed data, and that lies before the table.
+func (a *Arrival) lookBack() int64 { return max(1<<20, 2*a.hdr.clusterSize()) }
+
+// maxKeptTables is how much of the L2 tables is in memory at once, at most: of an image of 64 KiB clusters
+// with all of them at its front, they map 2 TiB. Bytes.
+const maxKeptTables = 256 << 20
+
+// NewArrival reads the header from the beginning of the file, of which head has at least as much as
+// HeadSize, or everything.
+func NewArrival(head []byte, fileSize int64, opt Options) (*Arrival, error) {
+	h, err := readHeader(context.Background(), inMemory{bytes.NewReader(head)}, fileSize, opt)
+	if err != nil {
+		return nil, err
+	}
+	a := &Arrival{hdr: h, fileSize: fileSize, metadata: make(map[int64]bool)}
+	a.codec.init(h)
+	a.later = arrivalQueue{&arrivalTask{off: h.l1Offset}}
+	return a, nil
+}
+
+// inMemory is a Reader that never waits.
+type inMemory struct{ r *bytes.Reader }
+
+func (m inMemory) ReadAt(_ context.Context, p []byte, off int64) (int, error) {
+	return m.r.ReadAt(p, off)
+}
+
+// HeadSize is how much of a file's beginning NewArrival needs. Bytes.
+const HeadSize = 1 << maxClusterBits
+
+// Size is the virtual size. Bytes.
+func (a *Arrival) Size() int64 { return a.hdr.size }
+
+// Backing is the backing file that the image names, and its format: a claim. "": none.
+func (a *Arrival) Backing() (file, format string) { return a.hdr.backingFile, a.hdr.backingFormat }
+
+// Done tells whether everything has been found.
+func (a *Arrival) Done() bool { return a.passing && len(a.later) == 0 }
+
+// arrivalTask is something in the file that is wanted: a part of the L1 table, an L2 table, or the next
+// entry of an L2 table that has been read.
+type arrivalTask struct {
+	off   int64 // in the file
+	index int64 // of the first L1 entry, or of the L2 table
+	table bool
+	raw   []byte  // the L2 table; nil: it is still to be read
+	order []int32 // its entries in the order of the file; the first is next
+}
+
+type arrivalQueue []*arrivalTask
+
+func (q arrivalQueue) Len() int           { return len(q) }
+func (q arrivalQueue) Less(i, j int) bool { return q[i].off < q[j].off }
+func (q arrivalQueue) Swap(i, j int)      { q[i], q[j] = q[j], q[i] }
+func (q *arrivalQueue) Push(x any)        { *q = append(*q, x.(*arrivalTask)) }
+func (q *arrivalQueue) Pop() any {
+	last := (*q)[len(*q)-1]
+	*q = (*q)[:len(*q)-1]
+	return last
+}
+
+// want puts a task into the queue of this pass, or of the next one where its place has passed.
+func (a *Arrival) want(t *arrivalTask) {
+	if t.off < a.window.base {
+		heap.Push(&a.later, t)
+	} else {
+		heap.Push(&a.now, t)
+	}
+}
+
+// ClusterSize is how much of the guest is stored as one. Bytes.
+func (a *Arrival) ClusterSize() int64 { return a.hdr.clusterSize() }
+
+// Pass reads the file once, and gives the guest what it finds. in is not read to its end where the rest
+// is not needed.
+func (a *Arrival) Pass(ctx context.Context, in io.Reader, guest Guest) error {
+	a.passing, a.guest = true, guest
+	a.now, a.later = a.later, nil
+	a.window = &window{in: in, keep: a.lookBack()}
+	a.starts, a.manyStarts = make(map[int64]bool), minStarts
+	group, ctx := errgroup.WithContext(ctx)
+	jobs := make(chan *arrivalJob)
+	group.Go(func() error {
+		defer close(jobs)
+		return a.read(ctx, a.window, jobs)
+	})
+	for range runtime.GOMAXPROCS(0) + 1 {
+		group.Go(func() error { return a.work(ctx, jobs) })
+	}
+	return group.Wait()
+}
+
+const (
+	// arrivalBatch is how much of the file goes to a worker at once, unless clusters are larger. Bytes.
+	arrivalBatch = 1 << 20
+	// arrivalGap is how much lies between two parts of a batch, at most. Bytes.
+	arrivalGap = 64 << 10
+	// l1Part is how much of the L1 table is read at once. Bytes.
+	l1Part = 64 << 10
+)
+
+// read goes through the file and hands out what passes.
+func (a *Arrival) read(ctx context.Context, w *window, jobs chan<- *arrivalJob) error {
+	var batch *arrivalJob
+	flush := func() error {
+		if batch == nil {
+			return nil
+		}
+		if err := batch.load(w, a.fileSize); err != nil {
+			return err
+		}
+		select {
+		case jobs <- batch:
+			batch = nil
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	for len(a.now) > 0 {
+		t := a.now[0]
+		if t.raw == nil {
+			if err := flush(); err != nil {
+				return err
+			}
+			heap.Pop(&a.now)
+			load := a.loadL1
+			if t.table {
+				load = a.loadL2
+			}
+			if err := load(w, t); err != nil {
+				return err
+			}
+			continue
+		}
+		item, err := a.item(t)
+		if err != nil {
+			return err
+		}
+		if batch != nil && !batch.takes(item) {
+			if err := flush(); err != nil {
+				return err
+			}
+		}
+		if batch == nil {
+			if batch, _ = a.unused.Get().(*arrivalJob); batch == nil {
+				batch = new(arrivalJob)
+			}
+			batch.begin, batch.end = item.off, item.off
+		}
+		batch.add(item)
+		if t.order = t.order[1:]; len(t.order) == 0 {
+			heap.Pop(&a.now)
+			a.kept -= int64(len(t.raw))
+			continue
+		}
+		t.off = a.place(t)
+		heap.Fix(&a.now, 0)
+	}
+	return flush()
+}
+
+// loadL1 reads a part of the L1 table, and wants its L2 tables.
+func (a *Arrival) loadL1(w *window, t *arrivalTask) error {
+	need := a.hdr.l1Need()
+	raw, err := w.at(t.off, min((need-t.index)*8, l1Part))
+	if err != nil {
+		return fmt.Errorf("reading the L1 table: %w", err)
+	}
+	for ; len(raw) > 0; raw = raw[8:] {
+		e, i := binary.BigEndian.Uint64(raw), t.index
+		t.index, t.off = t.index+1, t.off+8
+		off := int64(e & offsetMask)
+		switch {
+		case e&l1Reserved != 0:
+			return bad("L1 entry %d has reserved bits set (%#x)", i, e)
+		case off == 0:
+			continue
+		case off&(a.hdr.clusterSize()-1) != 0:
+			return bad("the L2 table %d at %#x is not aligned to a cluster", i, off)
+		case off > a.fileSize-a.hdr.clusterSize():
+			return bad("the L2 table %d at %#x runs past the end of the file", i, off)
+		case a.metadata[off] || off == 0 || a.inL1(off):
+			return bad("the L2 table %d at %#x overlaps other metadata", i, off)
+		}
+		a.metadata[off] = true
+		a.want(&arrivalTask{off: off, index: i, table: true})
+	}
+	if t.index < need {
+		a.want(t)
+	}
+	return nil
+}
+
+func (a *Arrival) inL1(off int64) bool {
+	return off < a.hdr.clusterSize() ||
+		off+a.hdr.clusterSize() > a.hdr.l1Offset && off < a.hdr.l1Offset+int64(a.hdr.l1Size)*8
+}
+
+// loadL2 reads an L2 table, and wants what it maps.
+func (a *Arrival) loadL2(w *window, t *arrivalTask) error {
+	h := a.hdr
+	first := t.index * h.l2Entries()
+	n := min(h.l2Entries(), (h.size+h.clusterSize()-1)>>h.clusterBits-first)
+	data, err := w.at(t.off, h.clusterSize())
+	if err != nil {
+		return fmt.Errorf("reading the L2 table at %#x: %w", t.off, err)
+	}
+	raw := slices.Clone(data[:n*h.entrySize()])
+	now, later := &arrivalTask{index: t.index, table: true, raw: raw}, &arrivalTask{index: t.index, table: true, raw: raw}
+	for i := range n {
+		e := binary.BigEndian.Uint64(raw[i*h.entrySize():])
+		stored, err := a.check(raw, i, first+i, e)
+		if err != nil {
+			return err
+		}
+		if !stored {
+			if err := a.zeros(raw, i, (first+i)<<h.clusterBits); err != nil {
+				return err
+			}
+			continue
+		}
+		if a.hostOf(e) < a.window.base {
+			later.order = append(later.order, int32(i))
+		} else {
+			now.order = append(now.order, int32(i))
+		}
+	}
+	for _, t := range []*arrivalTask{now, later} {
+		if len(t.order) == 0 {
+			continue
+		}
+		if a.kept += int64(len(raw)); a.kept > maxKeptTables {
+			return unsupported("copy it as it is (--format original), or convert it to larger clusters with \"qemu-img convert\"",
+				"it has too many tables before its data to be expanded as it comes")
+		}
+		place := func(i int32) int64 { return a.hostOf(binary.BigEndian.Uint64(raw[int64(i)*h.entrySize():])) }
+		slices.SortFunc(t.order, func(x, y int32) int { return cmp.Compare(place(x), place(y)) })
+		t.off = a.place(t)
+		a.want(t)
+	}
+	return nil
+}
+
+// hostOf is where in the file the data of an entry begins.
+func (a *Arrival) hostOf(e uint64) int64 {
+	if e&entryCompressed != 0 {
+		off, _ := a.hdr.compressedRange(e)
+		return off
+	}
+	return int64(e & offsetMask)
+}
+
+// place is where the next entry of a table lies.
+func (a *Arrival) place(t *arrivalTask) int64 {
+	return a.hostOf(binary.BigEndian.Uint64(t.raw[int64(t.order[0])*a.hdr.entrySize():]))
+}
+
+// check looks at an L2 entry, and tells whether it stores data.
+func (a *Arrival) check(raw []byte, i, cluster int64, e uint64) (stored bool, err error) {
+	h, guest := a.hdr, cluster<<a.hdr.clusterBits
+	sub := uint64(0)
+	if h.extended() {
+		sub = binary.BigEndian.Uint64(raw[i*16+8:])
+	}
+	if e&entryCompressed != 0 {
+		off, _ := h.compressedRange(e)
+		switch {
+		case sub != 0:
+			return false, bad("the compressed cluster of guest offset %d has subclusters", guest)
+		case off < h.clusterSize() || off >= a.fileSize:
+			return false, bad("the compressed data of guest offset %d lies at %#x, outside of the file", guest, off)
+		}
+		return true, nil
+	}
+	if e&l2Reserved != 0 || e&entryZero != 0 && (h.version == 2 || h.extended()) {
+		return false, bad("the L2 entry of guest offset %d has reserved bits set (%#x)", guest, e)
+	}
+	host, alloc, zero := int64(e&offsetMask), uint32(sub), uint32(sub>>32)
+	switch {
+	case alloc&zero != 0:
+		return false, bad("subclusters of guest offset %d are both allocated and zero", guest)
+	case alloc != 0 && host == 0:
+		return false, bad("subclusters of guest offset %d are allocated nowhere", guest)
+	case host == 0 || h.extended() && alloc == 0 || e&entryZero != 0:
+		return false, nil
+	case host&(h.clusterSize()-1) != 0:
+		return false, bad("the cluster of guest offset %d lies at %#x, which is not aligned", guest, host)
+	case host >= a.fileSize:
+		return false, bad("the cluster of guest offset %d lies at %#x, past the end of the file", guest, host)
+	case a.metadata[host] || a.inL1(host):
+		return false, bad("the cluster of guest offset %d lies at %#x, in the metadata", guest, host)
+	}
+	return true, nil
+}
+
+// zeros tells the guest of the zeros of an entry that stores nothing.
+func (a *Arrival) zeros(raw []byte, i, guest int64) error {
+	if a.guest.Zero == nil {
+		return nil
+	}
+	for within := int64(0); within < a.hdr.clusterSize() && guest+within < a.hdr.size; {
+		p := a.hdr.entryPiece(raw, i, within)
+		if p.kind == KindZero {
+			if err := a.guest.Zero(guest+within, min(p.n, a.hdr.size-guest-within)); err != nil {
+				return err
+			}
+		}
+		within += p.n
+	}
+	return nil
+}
+
+// arrivalItem is the data of one cluster of the guest.
+type arrivalItem struct {
+	raw      []byte // the table
+	i        int64  // of its entry
+	entry    uint64
+	guest    int64
+	off, end int64 // in the file
+}
+
+func (a *Arrival) item(t *arrivalTask) (arrivalItem, error) {
+	i, h := int64(t.order[0]), a.hdr
+	e := binary.BigEndian.Uint64(t.raw[i*h.entrySize():])
+	item := arrivalItem{raw: t.raw, i: i, entry: e, guest: (t.index*h.l2Entries() + i) << h.clusterBits}
+	if e&entryCompressed != 0 {
+		off, length := h.compressedRange(e)
+		item.off, item.end = off, min(off+length, a.fileSize)
+	} else {
+		item.off = int64(e & offsetMask)
+		item.end = item.off + h.clusterSize()
+	}
+	// What has left the window cannot be used again, so that nothing can be expanded to any size.
+	if a.starts[item.off] {
+		return item, bad("the data at %#x is used by more than one cluster", item.off)
+	}
+	if len(a.starts) >= a.manyStarts {
+		maps.DeleteFunc(a.starts, func(off int64, _ bool) bool { return off < a.window.base })
+		a.manyStarts = max(minStarts, 2*len(a.starts))
+	}
+	a.starts[item.off] = true
+	return item, nil
+}
+
+// minStarts is how many starts are remembered, at least, before those that have passed are forgotten.
+const minStarts = 1 << 16

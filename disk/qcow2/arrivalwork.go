@@ -1,0 +1,184 @@
+package qcow2
+
+import (
+	"context"
+	"io"
+)
+
+// arrivalJob is a part of the file with the data of some clusters, for a worker.
+type arrivalJob struct {
+	begin, end int64 // in the file
+	data       []byte
+	items      []arrivalItem
+}
+
+// takes tells whether the item belongs into the batch.
+func (j *arrivalJob) takes(item arrivalItem) bool {
+	same := item.entry&entryCompressed == j.items[0].entry&entryCompressed
+	return same && item.off <= j.end+arrivalGap && item.end-j.begin <= arrivalBatch
+}
+
+func (j *arrivalJob) add(item arrivalItem) {
+	j.items = append(j.items, item)
+	j.end = max(j.end, item.end)
+}
+
+// load takes the batch out of the file, which may end within its last cluster: the rest is zeros.
+func (j *arrivalJob) load(w *window, fileSize int64) error {
+	there := min(j.end, fileSize) - j.begin
+	data, err := w.at(j.begin, there)
+	if err != nil {
+		return err
+	}
+	n := int(j.end - j.begin)
+	if cap(j.data) < n {
+		j.data = make([]byte, n)
+	}
+	j.data = j.data[:n]
+	clear(j.data[copy(j.data, data):])
+	return nil
+}
+
+// work writes what the reader hands out.
+func (a *Arrival) work(ctx context.Context, jobs <-chan *arrivalJob) error {
+	var buf []byte
+	for j := range jobs {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		var err error
+		switch {
+		case j.items[0].entry&entryCompressed != 0:
+			if buf == nil {
+				buf = make([]byte, max(arrivalBatch, a.hdr.clusterSize()))
+			}
+			err = a.unpack(j, buf)
+		case a.hdr.extended():
+			err = a.pieces(j)
+		default:
+			err = a.plain(j)
+		}
+		if err != nil {
+			return err
+		}
+		j.items = j.items[:0]
+		a.unused.Put(j)
+	}
+	return nil
+}
+
+func (a *Arrival) write(p []byte, guest int64) error {
+	return a.guest.Write(p[:min(int64(len(p)), a.hdr.size-guest)], guest)
+}
+
+// unpack decodes clusters. What lies together in the guest is written together.
+func (a *Arrival) unpack(j *arrivalJob, buf []byte) error {
+	size := a.hdr.clusterSize()
+	n, first := int64(0), int64(0) // what is in buf, and where it belongs
+	for _, item := range j.items {
+		if n > 0 && (item.guest != first+n || n+size > int64(len(buf))) {
+			if err := a.write(buf[:n], first); err != nil {
+				return err
+			}
+			n = 0
+		}
+		if n == 0 {
+			first = item.guest
+		}
+		if err := a.codec.decode(buf[n:n+size], j.data[item.off-j.begin:item.end-j.begin], item.off); err != nil {
+			return err
+		}
+		n += size
+	}
+	return a.write(buf[:n], first)
+}
+
+// plain writes clusters that are stored as they are.
+func (a *Arrival) plain(j *arrivalJob) error {
+	for i := 0; i < len(j.items); {
+		first, last := j.items[i], j.items[i]
+		for i++; i < len(j.items) && j.items[i].off == last.end && j.items[i].guest-first.guest == last.end-first.off; i++ {
+			last = j.items[i]
+		}
+		if err := a.write(j.data[first.off-j.begin:last.end-j.begin], first.guest); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// pieces writes clusters of which each part is something of its own.
+func (a *Arrival) pieces(j *arrivalJob) error {
+	for _, item := range j.items {
+		for within := int64(0); within < a.hdr.clusterSize() && item.guest+within < a.hdr.size; {
+			p := a.hdr.entryPiece(item.raw, item.i, within)
+			var err error
+			switch {
+			case p.kind == KindData:
+				err = a.write(j.data[item.off-j.begin+within:][:p.n], item.guest+within)
+			case p.kind == KindZero && a.guest.Zero != nil:
+				err = a.guest.Zero(item.guest+within, min(p.n, a.hdr.size-item.guest-within))
+			}
+			if err != nil {
+				return err
+			}
+			within += p.n
+		}
+	}
+	return nil
+}
+
+// window is the part of a file that passes, and something of what has passed.
+type window struct {
+	in   io.Reader
+	base int64 // of buf in the file: nothing before it can be read any more
+	buf  []byte
+	keep int64 // how much of what has passed is kept, at least. Bytes.
+}
+
+// windowSize is how much is read at once, unless more is asked for. Bytes.
+const windowSize = 1 << 20
+
+// at is a part of the file, until the next call. What lies more than w.keep before it has passed then.
+func (w *window) at(off, length int64) ([]byte, error) {
+	if need := off - w.base + length; need > int64(len(w.buf)) {
+		if err := w.fill(off, length); err != nil {
+			return nil, err
+		}
+	}
+	return w.buf[off-w.base:][:length], nil
+}
+
+// fill reads on, until what is asked for is there.
+func (w *window) fill(off, length int64) error {
+	if gone := off - w.keep - w.base; gone > 0 {
+		if gone > int64(len(w.buf)) {
+			if _, err := io.CopyN(io.Discard, w.in, gone-int64(len(w.buf))); err != nil {
+				return short(err)
+			}
+			w.buf = w.buf[:0]
+		}
+		w.buf = w.buf[:copy(w.buf, w.buf[min(gone, int64(len(w.buf))):])]
+		w.base += gone
+	}
+	need := off - w.base + length
+	if need > int64(cap(w.buf)) {
+		grown := make([]byte, len(w.buf), need+windowSize)
+		copy(grown, w.buf)
+		w.buf = grown
+	}
+	n, err := io.ReadAtLeast(w.in, w.buf[len(w.buf):cap(w.buf)], int(need)-len(w.buf))
+	w.buf = w.buf[:len(w.buf)+n]
+	if err != nil {
+		return short(err)
+	}
+	return nil
+}
+
+// short is what it means that a file ends where its header or a table says that it goes on.
+func short(err error) error {
+	if err == io.EOF {
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}

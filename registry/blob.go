@@ -1,0 +1,289 @@
+package registry
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+)
+
+// blob is one blob of an image: bytes that are known by their digest, read as a whole or by ranges.
+type blob struct {
+	desc v1.Descriptor
+	// stream reads length bytes from off on. It ends with io.EOF behind all of them only, and goes on
+	// where it was after a connection that broke. Nothing is asked for before the first Read.
+	stream func(ctx context.Context, off, length int64) io.ReadCloser
+}
+
+// DigestError is content that is not what its digest says.
+type DigestError struct{ Want, Got string }
+
+func (e *DigestError) Error() string {
+	return fmt.Sprintf("the content of %s has the digest %s: it was changed on its way or in the registry", e.Want, e.Got)
+}
+
+// ReadAt reads a range: all of p, or an error. At the end of the blob it returns io.EOF with what there is.
+// Nothing is verified.
+func (b *blob) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
+	if off < 0 {
+		return 0, errors.New("read before the beginning of a blob")
+	}
+	if off >= b.desc.Size {
+		return 0, io.EOF
+	}
+	var atEnd error
+	if rest := b.desc.Size - off; int64(len(p)) > rest {
+		p, atEnd = p[:rest], io.EOF
+	}
+	if len(p) == 0 {
+		return 0, atEnd
+	}
+	r := b.stream(ctx, off, int64(len(p)))
+	defer r.Close()
+	n, err := io.ReadFull(r, p)
+	if err != nil {
+		return n, err
+	}
+	return n, atEnd
+}
+
+// verified reads the whole blob. The end of it is io.EOF only if its digest is right, otherwise a
+// *DigestError.
+func (b *blob) verified(ctx context.Context) io.ReadCloser {
+	return &verifier{inner: b.stream(ctx, 0, b.desc.Size), hash: sha256.New(), want: b.desc.Digest.String()}
+}
+
+type verifier struct {
+	inner io.ReadCloser
+	hash  hash.Hash
+	want  string
+}
+
+func (v *verifier) Read(p []byte) (int, error) {
+	n, err := v.inner.Read(p)
+	v.hash.Write(p[:n])
+	if err == io.EOF {
+		if got := "sha256:" + hex.EncodeToString(v.hash.Sum(nil)); got != v.want {
+			return n, &DigestError{Want: v.want, Got: got}
+		}
+	}
+	return n, err
+}
+
+func (v *verifier) Close() error { return v.inner.Close() }
+
+// remoteBlob is a blob of a repository. endpoints are asked in their order.
+func remoteBlob(desc v1.Descriptor, endpoints []*endpoint) *blob {
+	return &blob{desc: desc, stream: func(ctx context.Context, off, length int64) io.ReadCloser {
+		return &fetch{ctx: ctx, desc: desc, endpoints: endpoints, off: off, end: off + length}
+	}}
+}
+
+// fetch reads a range of a blob in a registry. A connection that breaks is made again, and goes on
+// where it was.
+type fetch struct {
+	ctx       context.Context
+	desc      v1.Descriptor
+	endpoints []*endpoint // those that are left; the first is asked
+	tries     *tries
+	off, end  int64
+	body      io.ReadCloser // nil: no connection
+}
+
+var pullScopes = func(e *endpoint) []string { return []string{e.repo.Scope("pull")} }
+
+func (f *fetch) Read(p []byte) (int, error) {
+	for {
+		if f.off == f.end {
+			return 0, io.EOF
+		}
+		if f.body == nil {
+			if err := f.connect(); err != nil {
+				return 0, err
+			}
+		}
+		n, err := f.body.Read(p[:min(int64(len(p)), f.end-f.off)])
+		f.off += int64(n)
+		if n > 0 {
+			f.tries.progress()
+		}
+		if err != nil {
+			f.Close()
+			if f.off < f.end {
+				if err == io.EOF {
+					err = io.ErrUnexpectedEOF
+				}
+				err = fmt.Errorf("the connection broke after %d of %d bytes: %w", f.off, f.desc.Size, err)
+				if err := f.next(err); err != nil {
+					return n, err
+				}
+			}
+		}
+		if n > 0 {
+			return n, nil
+		}
+	}
+}
+
+func (f *fetch) Close() error {
+	if f.body == nil {
+		return nil
+	}
+	err := f.body.Close()
+	f.body = nil
+	return err
+}
+
+// next waits for another try at the same endpoint, or goes on to the next one.
+func (f *fetch) next(err error) error {
+	if err = f.tries.again(f.ctx, err); err == nil {
+		return nil
+	}
+	if f.ctx.Err() == nil && len(f.endpoints) > 1 {
+		f.endpoints, f.tries = f.endpoints[1:], nil
+		return nil
+	}
+	return fmt.Errorf("reading %s: %w", f.desc.Digest, err)
+}
+
+// connect asks for the rest of the range until an answer comes.
+func (f *fetch) connect() error {
+	for {
+		e := f.endpoints[0]
+		if f.tries == nil {
+			f.tries = e.tries(pullScopes(e))
+		}
+		body, err := f.ask(e)
+		if err == nil {
+			f.body = body
+			return nil
+		}
+		if err := f.next(err); err != nil {
+			return err
+		}
+	}
+}
+
+// ask makes one request, for a closed range always. Every request begins at the registry, so that an
+// address that it signs is never older than the request.
+func (f *fetch) ask(e *endpoint) (io.ReadCloser, error) {
+	ctx, cancel := context.WithCancelCause(f.ctx)
+	header := http.Header{"Range": {fmt.Sprintf("bytes=%d-%d", f.off, f.end-1)}}
+	res, err := e.once(ctx, pullScopes(e), request{method: http.MethodGet, path: "blobs/" + f.desc.Digest.String(),
+		header: header, accept: []int{http.StatusPartialContent, http.StatusOK}})
+	if err != nil {
+		cancel(nil)
+		return nil, err
+	}
+	body := watch(res.Body, cancel)
+	if err := f.check(res, body); err != nil {
+		body.Close()
+		return nil, err
+	}
+	return body, nil
+}
+
+// watched is an answer that must not fall silent for longer than idleTimeout.
+type watched struct {
+	io.ReadCloser
+	cancel context.CancelCauseFunc
+	timer  *time.Timer
+}
+
+// idleTimeout is how long a connection may bring nothing before another one is made.
+const idleTimeout = 60 * time.Second
+
+var errSilent = fmt.Errorf("nothing came for %s", idleTimeout)
+
+func watch(body io.ReadCloser, cancel context.CancelCauseFunc) *watched {
+	return &watched{body, cancel, time.AfterFunc(idleTimeout, func() { cancel(errSilent) })}
+}
+
+func (w *watched) Read(p []byte) (int, error) {
+	n, err := w.ReadCloser.Read(p)
+	w.timer.Reset(idleTimeout)
+	return n, err
+}
+
+func (w *watched) Close() error {
+	w.timer.Stop()
+	w.cancel(nil)
+	return w.ReadCloser.Close()
+}
+
+// check holds the answer against what was asked for. A registry may send everything instead of the
+// range: what lies before it is read over.
+func (f *fetch) check(res *http.Response, body io.Reader) error {
+	if res.StatusCode == http.StatusOK {
+		if res.ContentLength >= 0 && res.ContentLength != f.desc.Size {
+			return permanent(fmt.Errorf("%s has %d bytes, and the manifest says %d", f.desc.Digest, res.ContentLength, f.desc.Size))
+		}
+		if _, err := io.CopyN(io.Discard, body, f.off); err != nil {
+			return fmt.Errorf("reading over %d bytes: %w", f.off, err)
+		}
+		return nil
+	}
+	first, total, ok := contentRange(res.Header.Get("Content-Range"))
+	switch {
+	case !ok || first != f.off:
+		return permanent(fmt.Errorf("%s answers with the range %q, and was asked for bytes from %d on",
+			res.Request.URL.Host, res.Header.Get("Content-Range"), f.off))
+	case total >= 0 && total != f.desc.Size:
+		return permanent(fmt.Errorf("%s has %d bytes, and the manifest says %d", f.desc.Digest, total, f.desc.Size))
+	}
+	return nil
+}
+
+// contentRange reads "bytes FIRST-LAST/TOTAL" (RFC 9110, section 14.4); a total of "*" is -1.
+func contentRange(value string) (first, total int64, ok bool) {
+	rest, ok := strings.CutPrefix(value, "bytes ")
+	if !ok {
+		return 0, 0, false
+	}
+	span, totalText, ok := strings.Cut(rest, "/")
+	firstText, _, ok2 := strings.Cut(span, "-")
+	if !ok || !ok2 {
+		return 0, 0, false
+	}
+	first, err := strconv.ParseInt(firstText, 10, 64)
+	if err != nil || first < 0 {
+		return 0, 0, false
+	}
+	if totalText == "*" {
+		return first, -1, true
+	}
+	total, err = strconv.ParseInt(totalText, 10, 64)
+	return first, total, err == nil && total >= 0
+}
+
+// withoutQuery takes what may be a signature out of the addresses in an error.
+func withoutQuery(err error) error {
+	var bad *url.Error
+	if !errors.As(err, &bad) {
+		return err
+	}
+	address := "the registry"
+	if u, perr := url.Parse(bad.URL); perr == nil {
+		address = u.Host
+	}
+	return fmt.Errorf("asking %s: %w", address, bad.Err)
+}
+
+// readBounded reads everything of r, and fails where that is more than limit bytes.
+func readBounded(r io.Reader, limit int64) ([]byte, error) {
+	content, err := io.ReadAll(io.LimitReader(r, limit+1))
+	if err == nil && int64(len(content)) > limit {
+		err = fmt.Errorf("more than %d bytes", limit)
+	}
+	return content, err
+}

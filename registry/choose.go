@@ -1,0 +1,160 @@
+package registry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"path"
+	"slices"
+	"strings"
+
+	"kubevirt.io/disk/disk/image"
+)
+
+// choose decides what is fetched, now that everything is known that the image has.
+func (p *puller) choose() (chosen []*file, err error) {
+	below := make(map[string]bool)
+	for _, f := range p.files {
+		if f.backing != "" && f.backing != f.name {
+			below[f.backing] = true
+		}
+	}
+	var names []string
+	for _, f := range p.files {
+		if f.name == p.dir && f.refused != "" {
+			return nil, fmt.Errorf("%s has %s under the name %q", p.image.ref, f.refused, f.name)
+		}
+		if !p.candidate(f.name) || p.path == "" && below[f.name] {
+			continue
+		}
+		if f.refused != "" {
+			return nil, fmt.Errorf("%q of %s is %s; name another file by --path", f.name, p.image.ref, f.refused)
+		}
+		chosen = append(chosen, f)
+		names = append(names, fmt.Sprintf("%q", path.Base(f.name)))
+	}
+	switch {
+	case len(chosen) == 0 && p.path != "":
+		return nil, fmt.Errorf("%s has no file %q", p.image.ref, p.path)
+	case len(chosen) == 0:
+		return nil, fmt.Errorf("%s has no disk: there is no file in its directory %s/", p.image.ref, p.dir)
+	case len(chosen) > 1 && !p.many:
+		return nil, fmt.Errorf("%s has %d disks: choose one by --path, or name a directory for all of them: %s",
+			p.image.ref, len(chosen), strings.Join(names[:min(len(names), 20)], ", "))
+	}
+	for _, f := range p.files { // what was begun and is not wanted makes room
+		if !slices.Contains(chosen, f) {
+			if err := p.drop(f); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return chosen, nil
+}
+
+// complete fetches what is missing of a file.
+func (p *puller) complete(ctx context.Context, f *file) error {
+	if f.to == nil {
+		if err := p.open(f); err != nil {
+			return err
+		}
+	}
+	return p.arrive(ctx, f, 0)
+}
+
+// maxChain is how many backing files there may be below a disk.
+const maxChain = 8
+
+// arrive reads the layer of a file until all of it is at its destination, after the files that it needs.
+func (p *puller) arrive(ctx context.Context, f *file, depth int) error {
+	for !f.arrival.Done() {
+		err := p.again(ctx, f, func(content io.Reader) error { return f.arrival.Pass(ctx, content) })
+		var needs *image.BackingError
+		if !errors.As(err, &needs) {
+			if err != nil {
+				return err
+			}
+			continue
+		}
+		if depth == maxChain {
+			return fmt.Errorf("has more than %d backing files in a chain", maxChain)
+		}
+		below, err := p.below(needs)
+		if err != nil {
+			return err
+		}
+		opt := image.ArrivalOptions{Options: p.opt.Image}
+		base := &file{name: below.name, layer: below.layer, ordinal: below.ordinal, size: below.size,
+			arrival: image.NewArrival(below.name, below.size, f.to, opt), to: f.to}
+		if err := p.arrive(ctx, base, depth+1); err != nil {
+			return err
+		}
+		opt.Below = base.arrival
+		f.arrival = image.NewArrival(f.name, f.size, f.to, opt)
+	}
+	return nil
+}
+
+func (p *puller) below(needs *image.BackingError) (*file, error) {
+	for _, f := range p.files {
+		if f.name == needs.File && f.refused == "" {
+			return f, nil
+		}
+	}
+	return nil, fmt.Errorf("needs the backing file %q, which the image does not have", needs.File)
+}
+
+// again reads the layer of a file once more, up to its end, and gives its content to take.
+func (p *puller) again(ctx context.Context, f *file, take func(content io.Reader) error) error {
+	if f.ordinal == wholeLayer {
+		in, err := p.reopen(ctx, f.layer)
+		if err != nil {
+			return err
+		}
+		defer in.Close()
+		if err = take(in); err == nil {
+			err = in.Finish()
+		}
+		return err
+	}
+	seen := false
+	changed := fmt.Errorf("the layer %s is another one than before", p.image.manifest.Layers[f.layer].Digest)
+	err := p.read(ctx, f.layer, func(e *entry, content io.Reader) error {
+		if e.ordinal != f.ordinal {
+			return nil
+		}
+		if seen = true; e.size != f.size {
+			return changed
+		}
+		return take(content)
+	})
+	if err == nil && !seen {
+		err = changed
+	}
+	return err
+}
+
+// reopen begins a layer once more.
+func (p *puller) reopen(ctx context.Context, i int) (*layerReader, error) {
+	desc := p.image.manifest.Layers[i]
+	p.opt.Progress.total.Add(desc.Size)
+	b, err := p.image.source.blob(desc)
+	if err != nil {
+		return nil, err
+	}
+	return openLayer(ctx, b, p.opt.Progress)
+}
+
+// read goes through a layer once more.
+func (p *puller) read(ctx context.Context, i int, visit func(e *entry, content io.Reader) error) error {
+	in, err := p.reopen(ctx, i)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	if _, err = readTar(in, p.dir, visit); err == nil {
+		err = in.Finish()
+	}
+	return in.explain(err)
+}

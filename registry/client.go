@@ -1,0 +1,244 @@
+package registry
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
+)
+
+// Options say how registries are reached. The zero value works for public ones.
+type Options struct {
+	// Config is a file of credentials: docker's config.json or a mounted pull secret, or a directory
+	// with one. "": where docker and podman keep theirs.
+	Config string
+	// Own is a credential for the registry OwnHost, in place of what Config has. Zero: none.
+	Own     Credential
+	OwnHost string
+	// CA is a file of certificates, PEM, that are trusted beside the system's.
+	CA string
+	// Mirrors are HOST=MIRROR[/PREFIX]: asked before HOST, in that order.
+	Mirrors []string
+	// Insecure are the registries that may be asked without TLS, by name and port.
+	Insecure []string
+	// Patience is how long a registry may bring nothing before that is an error. 0: two minutes.
+	Patience time.Duration
+	// UserAgent is what registries are told.
+	UserAgent string
+	// Warn is told what a person may want to know, such as that something is tried again. May be nil.
+	Warn func(text string)
+}
+
+const (
+	defaultPatience = 2 * time.Minute
+	// headerTimeout is how long a registry may think about an answer.
+	headerTimeout = 60 * time.Second
+	maxRedirects  = 10
+)
+
+// Client reaches registries. Any number of goroutines may use it.
+type Client struct {
+	opt      Options
+	keychain *keychain
+	base     *http.Transport
+	mirrors  []mirror
+
+	mu    sync.Mutex
+	ready map[string]*http.Client // guarded by mu; by repository and scope
+}
+
+type mirror struct {
+	of     string // host
+	host   string
+	prefix string // of the repository there
+}
+
+// New checks the options and reads the certificates. Nothing is asked yet.
+func New(opt Options) (*Client, error) {
+	if opt.Patience <= 0 {
+		opt.Patience = defaultPatience
+	}
+	if opt.Warn == nil {
+		opt.Warn = func(string) {}
+	}
+	if opt.UserAgent == "" {
+		opt.UserAgent = "kubevirt-disk"
+	}
+	c := &Client{opt: opt, ready: make(map[string]*http.Client),
+		keychain: &keychain{file: opt.Config, own: opt.Own, host: opt.OwnHost}}
+	if opt.Config != "" {
+		if _, err := readConfig(opt.Config); err != nil {
+			return nil, err
+		}
+	}
+	for _, host := range opt.Insecure {
+		if _, err := name.NewRegistry(host); err != nil || strings.Contains(host, "/") {
+			return nil, fmt.Errorf("insecure registry %q is no host, or host and port", host)
+		}
+	}
+	for _, text := range opt.Mirrors {
+		of, to, ok := strings.Cut(text, "=")
+		host, prefix, _ := strings.Cut(to, "/")
+		registry, err := name.NewRegistry(of)
+		_, err2 := name.NewRegistry(host)
+		if !ok || of == "" || host == "" || err != nil || err2 != nil {
+			return nil, fmt.Errorf("registry mirror %q is not of the form HOST=MIRROR or HOST=MIRROR/PREFIX", text)
+		}
+		c.mirrors = append(c.mirrors, mirror{of: registry.RegistryStr(), host: host, prefix: strings.Trim(prefix, "/")})
+	}
+	c.base = &http.Transport{
+		Proxy:                 http.ProxyFromEnvironment,
+		DialContext:           (&net.Dialer{Timeout: 20 * time.Second, KeepAlive: 30 * time.Second}).DialContext,
+		TLSHandshakeTimeout:   20 * time.Second,
+		ResponseHeaderTimeout: headerTimeout,
+		IdleConnTimeout:       60 * time.Second,
+		MaxIdleConnsPerHost:   8,
+		DisableCompression:    true, // blobs are what they are
+		// Several connections bring more than several streams of one.
+		ForceAttemptHTTP2: false,
+		TLSClientConfig:   &tls.Config{MinVersion: tls.VersionTLS12},
+	}
+	if opt.CA != "" {
+		pool, err := x509.SystemCertPool()
+		if err != nil {
+			pool = x509.NewCertPool()
+		}
+		content, err := os.ReadFile(opt.CA)
+		if err != nil {
+			return nil, fmt.Errorf("registry certificates: %w", err)
+		}
+		if !pool.AppendCertsFromPEM(content) {
+			return nil, fmt.Errorf("registry certificates: %q has no certificate in PEM", opt.CA)
+		}
+		c.base.TLSClientConfig.RootCAs = pool
+	}
+	return c, nil
+}
+
+// Close ends idle connections.
+func (c *Client) Close() { c.base.CloseIdleConnections() }
+
+// endpoint is a repository at one registry or mirror.
+type endpoint struct {
+	client *Client
+	repo   name.Repository
+	mirror bool
+	secure bool
+}
+
+// endpoints are where a repository is asked for, mirrors first.
+func (c *Client) endpoints(repo name.Repository, mirrors bool) ([]*endpoint, error) {
+	var all []*endpoint
+	if mirrors {
+		for _, m := range c.mirrors {
+			if m.of != repo.RegistryStr() {
+				continue
+			}
+			e, err := c.endpoint(m.host, joinPath(m.prefix, repo.RepositoryStr()))
+			if err != nil {
+				return nil, err
+			}
+			e.mirror = true
+			all = append(all, e)
+		}
+	}
+	e, err := c.endpoint(repo.RegistryStr(), repo.RepositoryStr())
+	if err != nil {
+		return nil, err
+	}
+	return append(all, e), nil
+}
+
+func joinPath(prefix, repository string) string {
+	if prefix == "" {
+		return repository
+	}
+	return prefix + "/" + repository
+}
+
+func (c *Client) endpoint(host, repository string) (*endpoint, error) {
+	insecure := slices.Contains(c.opt.Insecure, host)
+	var opts []name.Option
+	if insecure {
+		opts = append(opts, name.Insecure)
+	}
+	repo, err := name.NewRepository(host+"/"+repository, opts...)
+	if err != nil {
+		return nil, err
+	}
+	return &endpoint{client: c, repo: repo, secure: !insecure}, nil
+}
+
+// authorize asks the registry how it wants to be asked, once for each repository and scope.
+func (e *endpoint) authorize(ctx context.Context, scopes []string) (*http.Client, error) {
+	c := e.client
+	key := e.repo.Name() + " " + strings.Join(scopes, " ")
+	c.mu.Lock()
+	found := c.ready[key]
+	c.mu.Unlock()
+	if found != nil {
+		return found, nil
+	}
+	auth, err := authn.Resolve(ctx, c.keychain, e.repo)
+	if err != nil {
+		return nil, permanent(err)
+	}
+	guarded := &guard{inner: c.base, secure: e.secure, agent: c.opt.UserAgent}
+	rt, err := transport.NewWithContext(ctx, e.repo.Registry, auth, guarded, scopes)
+	if err != nil {
+		return nil, err
+	}
+	a := &http.Client{Transport: rt, CheckRedirect: checkRedirect}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.ready[key] = a
+	return a, nil
+}
+
+// forget makes the next request ask for leave anew, with the credential looked up again.
+func (e *endpoint) forget(scopes []string) {
+	c := e.client
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.ready, e.repo.Name()+" "+strings.Join(scopes, " "))
+}
+
+func checkRedirect(req *http.Request, via []*http.Request) error {
+	if len(via) >= maxRedirects {
+		return fmt.Errorf("stopped after %d redirects", maxRedirects)
+	}
+	return nil
+}
+
+// errPlain is a request that would go out without TLS to a registry that was not named for that.
+var errPlain = errors.New("asks for a connection without TLS")
+
+// guard is below everything that is sent for one registry: nothing goes out without TLS unless that
+// registry was named for it.
+type guard struct {
+	inner  http.RoundTripper
+	secure bool
+	agent  string
+}
+
+func (g *guard) RoundTrip(req *http.Request) (*http.Response, error) {
+	if g.secure && req.URL.Scheme != "https" {
+		return nil, permanent(fmt.Errorf("%s %w: name it by --insecure-registry if that is to be",
+			req.URL.Host, errPlain))
+	}
+	req = req.Clone(req.Context())
+	req.Header.Set("User-Agent", g.agent)
+	return g.inner.RoundTrip(req)
+}

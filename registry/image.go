@@ -1,0 +1,273 @@
+package registry
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"runtime"
+	"slices"
+	"strings"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+)
+
+const (
+	// maxManifest bounds a manifest, an index and a configuration. Bytes; registries take at most 4 MiB.
+	maxManifest = 4 << 20
+	maxLayers   = 1024
+	// maxNested is how many indexes may lead to a manifest.
+	maxNested = 3
+)
+
+// manifestTypes are asked for.
+var manifestTypes = []string{string(types.OCIManifestSchema1), string(types.OCIImageIndex),
+	string(types.DockerManifestSchema2), string(types.DockerManifestList)}
+
+// source is where the parts of an image are: a repository or something local.
+type source interface {
+	// manifest returns what a digest names, or the reference where it is "".
+	manifest(ctx context.Context, digest string) (content []byte, mediaType string, err error)
+	// blob is asked for what a manifest names. It is not read yet.
+	blob(desc v1.Descriptor) (*blob, error)
+	Close() error
+}
+
+// source opens what the reference names.
+func (c *Client) source(ref Reference) (source, error) {
+	switch {
+	case ref.oci != "":
+		return openLayout(ref)
+	case ref.file != "":
+		return openArchive(ref.file)
+	}
+	endpoints, err := c.endpoints(ref.remote.Context(), true)
+	if err != nil {
+		return nil, err
+	}
+	return &repository{ref: ref, endpoints: endpoints}, nil
+}
+
+// repository is a source in a registry.
+type repository struct {
+	ref       Reference
+	endpoints []*endpoint // the first that answers is asked first from then on
+}
+
+func (r *repository) Close() error { return nil }
+
+func (r *repository) blob(desc v1.Descriptor) (*blob, error) {
+	return remoteBlob(desc, r.endpoints), nil
+}
+
+func (r *repository) manifest(ctx context.Context, digest string) ([]byte, string, error) {
+	if digest == "" {
+		digest = r.ref.remote.Identifier()
+	}
+	var errs []error
+	for i, e := range r.endpoints {
+		content, mediaType, err := e.manifest(ctx, digest)
+		if err == nil {
+			r.endpoints = append(append([]*endpoint{e}, r.endpoints[:i]...), r.endpoints[i+1:]...)
+			return content, mediaType, nil
+		}
+		errs = append(errs, err)
+		if ctx.Err() != nil {
+			break
+		}
+		if i+1 < len(r.endpoints) {
+			e.client.opt.Warn(fmt.Sprintf("mirror %s: %v", e.repo.RegistryStr(), err))
+		}
+	}
+	err := errs[len(errs)-1] // of the registry itself
+	if notFound(err) {
+		return nil, "", fmt.Errorf("%s is not there: %w", r.ref, err)
+	}
+	return nil, "", fmt.Errorf("%s: %w", r.ref, err)
+}
+
+func (e *endpoint) manifest(ctx context.Context, name string) ([]byte, string, error) {
+	scopes := pullScopes(e)
+	t := e.tries(scopes)
+	for {
+		content, mediaType, err := e.manifestOnce(ctx, scopes, name)
+		if err == nil {
+			return content, mediaType, nil
+		}
+		if err := t.again(ctx, err); err != nil {
+			return nil, "", err
+		}
+	}
+}
+
+func (e *endpoint) manifestOnce(ctx context.Context, scopes []string, name string) ([]byte, string, error) {
+	ctx, cancel := context.WithTimeout(ctx, idleTimeout)
+	defer cancel()
+	res, err := e.once(ctx, scopes, request{method: http.MethodGet, path: "manifests/" + name,
+		header: http.Header{"Accept": {strings.Join(manifestTypes, ", ")}}, accept: []int{http.StatusOK}})
+	if err != nil {
+		return nil, "", err
+	}
+	defer res.Body.Close()
+	if res.ContentLength > maxManifest {
+		return nil, "", permanent(fmt.Errorf("a manifest of %d bytes, more than %d", res.ContentLength, maxManifest))
+	}
+	content, err := readBounded(res.Body, maxManifest)
+	if err != nil {
+		return nil, "", fmt.Errorf("reading the manifest: %w", err)
+	}
+	mediaType, _, _ := strings.Cut(res.Header.Get("Content-Type"), ";")
+	return content, mediaType, nil
+}
+
+func digestOf(content []byte) string {
+	sum := sha256.Sum256(content)
+	return "sha256:" + hex.EncodeToString(sum[:])
+}
+
+// resolved is an image whose manifest was read: from here on everything is known by its digest.
+type resolved struct {
+	source   source
+	ref      Reference
+	digest   string // of the manifest
+	manifest *v1.Manifest
+}
+
+// resolve reads the manifest of a reference, that of this machine's platform where there are several.
+func (c *Client) resolve(ctx context.Context, ref Reference) (*resolved, error) {
+	src, err := c.source(ref)
+	if err != nil {
+		return nil, err
+	}
+	r, err := resolveIn(ctx, src, ref)
+	if err != nil {
+		return nil, errors.Join(err, src.Close())
+	}
+	return r, nil
+}
+
+func resolveIn(ctx context.Context, src source, ref Reference) (*resolved, error) {
+	digest := ""
+	if ref.remote != nil && strings.HasPrefix(ref.remote.Identifier(), "sha256:") {
+		digest = ref.remote.Identifier()
+	}
+	for range maxNested {
+		content, mediaType, err := src.manifest(ctx, digest)
+		if err != nil {
+			return nil, err
+		}
+		if got := digestOf(content); digest != "" && got != digest {
+			return nil, &DigestError{Want: digest, Got: got}
+		} else if digest == "" {
+			digest = got
+		}
+		switch kind := manifestKind(content, mediaType); {
+		case kind.IsIndex():
+			desc, err := ofPlatform(content, ref)
+			if err != nil {
+				return nil, err
+			}
+			digest = desc.Digest.String()
+		case kind.IsImage():
+			m, err := parseManifest(content)
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", ref, err)
+			}
+			return &resolved{source: src, ref: ref, digest: digest, manifest: m}, nil
+		default:
+			return nil, fmt.Errorf("%s is no container image: its manifest is of the type %q", ref, kind)
+		}
+	}
+	return nil, fmt.Errorf("%s: an index within an index within an index", ref)
+}
+
+// manifestKind is what a manifest says of itself, as registries and layouts may lie about it.
+func manifestKind(content []byte, mediaType string) types.MediaType {
+	var says struct {
+		MediaType string            `json:"mediaType"`
+		Manifests []json.RawMessage `json:"manifests"`
+		Layers    []json.RawMessage `json:"layers"`
+	}
+	if json.Unmarshal(content, &says) != nil {
+		return types.MediaType(mediaType)
+	}
+	switch {
+	case says.MediaType != "":
+		return types.MediaType(says.MediaType)
+	case says.Manifests != nil && says.Layers == nil:
+		return types.OCIImageIndex
+	case says.Layers != nil && says.Manifests == nil:
+		return types.OCIManifestSchema1
+	}
+	return types.MediaType(mediaType)
+}
+
+// parseManifest reads and bounds what comes from strangers.
+func parseManifest(content []byte) (*v1.Manifest, error) {
+	m, err := v1.ParseManifest(bytes.NewReader(content))
+	if err != nil {
+		return nil, fmt.Errorf("its manifest cannot be read: %w", err)
+	}
+	if len(m.Layers) > maxLayers {
+		return nil, fmt.Errorf("it has %d layers, more than %d", len(m.Layers), maxLayers)
+	}
+	for _, l := range append([]v1.Descriptor{m.Config}, m.Layers...) {
+		if l.Size < 0 {
+			return nil, fmt.Errorf("the blob %s has a size of %d bytes", l.Digest, l.Size)
+		}
+		if l.Digest.Algorithm != "sha256" {
+			return nil, fmt.Errorf("the digest %q is of an algorithm that is not supported: sha256 is", l.Digest)
+		}
+	}
+	return m, nil
+}
+
+// ofPlatform chooses the manifest for this machine: containers run nowhere else, and whoever builds an
+// image for one platform builds the disk for it, too.
+func ofPlatform(content []byte, ref Reference) (v1.Descriptor, error) {
+	index, err := v1.ParseIndexManifest(bytes.NewReader(content))
+	if err != nil {
+		return v1.Descriptor{}, fmt.Errorf("the index of %s cannot be read: %w", ref, err)
+	}
+	var there []string
+	for _, m := range index.Manifests {
+		p := m.Platform
+		if m.Digest.Algorithm != "sha256" || !(m.MediaType.IsImage() || m.MediaType.IsIndex()) {
+			continue
+		}
+		if p == nil && len(index.Manifests) == 1 {
+			return m, nil
+		}
+		if p == nil || p.OS == "unknown" { // what docker says of an attestation
+			continue
+		}
+		if p.OS == "linux" && p.Architecture == runtime.GOARCH {
+			return m, nil
+		}
+		if text := p.String(); !slices.Contains(there, text) && len(there) < 20 {
+			there = append(there, text)
+		}
+	}
+	return v1.Descriptor{}, fmt.Errorf("%s has no image for linux/%s, only for: %s",
+		ref, runtime.GOARCH, strings.Join(there, ", "))
+}
+
+// small reads a blob that is known to be small, and verifies it.
+func (r *resolved) small(ctx context.Context, desc v1.Descriptor, limit int64) ([]byte, error) {
+	if desc.Size > limit {
+		return nil, fmt.Errorf("the blob %s has %d bytes, more than %d", desc.Digest, desc.Size, limit)
+	}
+	b, err := r.source.blob(desc)
+	if err != nil {
+		return nil, err
+	}
+	in := b.verified(ctx)
+	defer in.Close()
+	return io.ReadAll(in)
+}

@@ -1,0 +1,379 @@
+package registry
+
+import (
+	"archive/tar"
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"path"
+	"strings"
+
+	"github.com/klauspost/compress/gzip"
+	"github.com/klauspost/compress/zstd"
+)
+
+const (
+	// maxEntries bounds the files of a layer; large distributions have some 300,000.
+	maxEntries = 4 << 20
+	// maxName bounds the names that are remembered. Bytes; PATH_MAX.
+	maxName = 4096
+	// maxZstdWindow is how far back a zstd layer may refer. Bytes; what "zstd --long" needs at most.
+	maxZstdWindow = 32 << 20
+)
+
+// layerReader reads the content of a layer, uncompressed. Finish says whether its digest was right.
+type layerReader struct {
+	io.Reader
+	raw   io.ReadCloser // what is hashed
+	close func()
+}
+
+// openLayer begins a layer: its first bytes say how it is compressed, as media types lie.
+func openLayer(ctx context.Context, b *blob, p *Progress) (*layerReader, error) {
+	if b.desc.Size == 0 {
+		return nil, errors.New("it is empty")
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	raw := &cancelled{newReadAhead(&counted{b.verified(ctx), &p.done}), cancel}
+	in := bufio.NewReaderSize(raw, 64<<10)
+	r := &layerReader{raw: raw, close: func() {}}
+	head, err := in.Peek(6)
+	if err != nil && err != io.EOF {
+		return nil, errors.Join(err, raw.Close())
+	}
+	switch {
+	case bytes.HasPrefix(head, []byte{0x1f, 0x8b}):
+		z, err := gzip.NewReader(in)
+		if err != nil {
+			return nil, errors.Join(err, raw.Close())
+		}
+		r.Reader = marking{z}
+	case bytes.HasPrefix(head, []byte{0x28, 0xb5, 0x2f, 0xfd}),
+		len(head) >= 4 && head[0]&0xf0 == 0x50 && bytes.Equal(head[1:4], []byte{0x2a, 0x4d, 0x18}):
+		z, err := zstd.NewReader(in, zstd.WithDecoderMaxWindow(maxZstdWindow), zstd.WithDecoderLowmem(true),
+			zstd.WithDecoderConcurrency(2))
+		if err != nil {
+			return nil, errors.Join(err, raw.Close())
+		}
+		r.Reader, r.close = marking{z}, z.Close
+	case bytes.HasPrefix(head, []byte("BZh")), bytes.HasPrefix(head, []byte("\xfd7zXZ\x00")):
+		return nil, errors.Join(errors.New("it is compressed by bzip2 or xz: gzip, zstd and none are supported"), raw.Close())
+	default:
+		r.Reader = in
+	}
+	return r, nil
+}
+
+// cancelled ends what is under way when it is closed.
+type cancelled struct {
+	io.ReadCloser
+	cancel context.CancelFunc
+}
+
+func (c *cancelled) Close() error {
+	c.cancel()
+	return c.ReadCloser.Close()
+}
+
+// Finish reads what is left, so that all of it has been hashed.
+func (r *layerReader) Finish() error {
+	if _, err := io.Copy(io.Discard, r.Reader); err != nil {
+		return err
+	}
+	_, err := io.Copy(io.Discard, r.raw)
+	return err
+}
+
+// explain is what an error while reading the layer means: what does not make sense was perhaps changed
+// on its way, which its digest tells.
+func (r *layerReader) explain(err error) error {
+	var content *contentError
+	var digest *DigestError
+	if errors.As(err, &content) {
+		if _, rest := io.Copy(io.Discard, r.raw); errors.As(rest, &digest) {
+			return digest
+		}
+	}
+	return err
+}
+
+// contentError is content that cannot be read as what it seems to be.
+type contentError struct{ err error }
+
+func (e *contentError) Error() string { return e.err.Error() }
+func (e *contentError) Unwrap() error { return e.err }
+
+// marking marks the errors of a decompressor.
+type marking struct{ io.Reader }
+
+func (m marking) Read(p []byte) (int, error) {
+	n, err := m.Reader.Read(p)
+	if err != nil && err != io.EOF {
+		err = &contentError{err}
+	}
+	return n, err
+}
+
+func (r *layerReader) Close() error {
+	r.close()
+	return r.raw.Close()
+}
+
+// entryKind is what a tar entry is, as far as it matters.
+type entryKind uint8
+
+const (
+	entryFile entryKind = iota
+	entryLink           // a hard link
+	entryDirectory
+	entryRefused // a symbolic link, a device, ...
+)
+
+// entry is what a layer has under one name, which is clean and relative to the root.
+type entry struct {
+	name    string
+	kind    entryKind
+	what    string // of entryRefused: in words
+	link    string // of entryLink: the name that it stands for
+	size    int64
+	ordinal int // of the tar entry in its layer
+}
+
+// The names by which a layer removes what is below it (image-spec, layer.md, "Whiteouts").
+const (
+	whiteoutPrefix = ".wh."
+	whiteoutMeta   = ".wh..wh."
+	whiteoutOpaque = ".wh..wh..opq"
+)
+
+// diskDir is the directory of the disks in an image.
+const diskDir = "disk"
+
+// under tells whether a clean name is the directory or below it.
+func under(dir, name string) bool { return name == dir || strings.HasPrefix(name, dir+"/") }
+
+// layerList is what one layer says about the directory of the disks.
+type layerList struct {
+	dir     string            // the directory of the disks
+	entries map[string]*entry // by name; of several of one name the last
+	removed []string          // whiteouts
+	opaque  []string          // directories of which nothing below shows
+}
+
+// readTar goes through the tar archive of a layer. visit, if not nil, is called for each regular file
+// with the name that its content has in the image, whether or not it lies in the directory of the
+// disks; it may read the content.
+func readTar(r io.Reader, dir string, visit func(e *entry, content io.Reader) error) (*layerList, error) {
+	list := &layerList{dir: dir, entries: make(map[string]*entry)}
+	tr := tar.NewReader(r)
+	for n := 0; ; n++ {
+		h, err := tr.Next()
+		if err == io.EOF {
+			return list, nil
+		}
+		if err != nil {
+			return nil, &contentError{fmt.Errorf("its tar archive cannot be read: %w", err)}
+		}
+		if n == maxEntries {
+			return nil, fmt.Errorf("it has more than %d files", maxEntries)
+		}
+		name, err := cleanName(h.Name, dir)
+		if err != nil {
+			return nil, err
+		}
+		e := entryOf(h, name, n)
+		if h.Size < 0 || h.Size > 1<<60 {
+			return nil, fmt.Errorf("%q has a size of %d bytes", name, h.Size)
+		}
+		if list.note(e); len(list.entries)+len(list.removed)+len(list.opaque) > maxShown {
+			return nil, fmt.Errorf("it has more than %d files under %s/", maxShown, dir)
+		}
+		if visit != nil && e.kind == entryFile && !strings.HasPrefix(path.Base(name), whiteoutPrefix) {
+			if err := visit(e, tr); err != nil {
+				return nil, err
+			}
+		}
+	}
+}
+
+// maxShown bounds the files under the directory of the disks that are remembered of a layer.
+const maxShown = 4096
+
+// cleanName is the name as runtimes unpack it. One that only seems to lie in the directory of the disks,
+// or seems not to, is an error.
+func cleanName(name, dir string) (string, error) {
+	clean := strings.TrimPrefix(path.Clean("/"+name), "/")
+	for _, part := range strings.Split(name, "/") {
+		if part == ".." && (under(dir, clean) || under(dir, strings.TrimLeft(name, "./"))) {
+			return "", fmt.Errorf("it has a file of the name %q", name)
+		}
+	}
+	if under(dir, clean) && (len(clean) > maxName || strings.IndexByte(clean, 0) >= 0) {
+		return "", errors.New("it has a file whose name is too long or has a zero byte")
+	}
+	return clean, nil
+}
+
+func entryOf(h *tar.Header, name string, ordinal int) *entry {
+	e := &entry{name: name, size: h.Size, ordinal: ordinal}
+	switch h.Typeflag {
+	case tar.TypeReg, tar.TypeGNUSparse: // of a sparse file, the library gives the holes as zeros
+		e.kind = entryFile
+	case tar.TypeLink:
+		e.kind, e.link = entryLink, strings.TrimPrefix(path.Clean("/"+h.Linkname), "/")
+	case tar.TypeDir:
+		e.kind = entryDirectory
+	case tar.TypeSymlink:
+		e.kind, e.what = entryRefused, "a symbolic link"
+	case tar.TypeBlock, tar.TypeChar:
+		e.kind, e.what = entryRefused, "a device"
+	default:
+		e.kind, e.what = entryRefused, "no regular file"
+	}
+	return e
+}
+
+// note remembers what bears on the directory of the disks.
+func (l *layerList) note(e *entry) {
+	dir, base := path.Split(e.name)
+	dir = strings.TrimSuffix(dir, "/")
+	switch {
+	case base == whiteoutOpaque:
+		if dir == "" || under(l.dir, dir) || under(dir, l.dir) {
+			l.opaque = append(l.opaque, dir)
+		}
+	case strings.HasPrefix(base, whiteoutMeta):
+	case strings.HasPrefix(base, whiteoutPrefix):
+		if gone := path.Join(dir, strings.TrimPrefix(base, whiteoutPrefix)); under(l.dir, gone) || under(gone, l.dir) {
+			l.removed = append(l.removed, gone)
+		}
+	case under(l.dir, e.name) || e.kind != entryDirectory && under(e.name, l.dir):
+		l.entries[e.name] = e
+	}
+}
+
+// shadow is what the layers that were read so far, from the top, hide of those below them.
+type shadow struct {
+	names map[string]bool // there is something else of the name, or nothing any more
+	trees map[string]bool // nothing below this directory shows
+}
+
+func newShadow() *shadow { return &shadow{names: map[string]bool{}, trees: map[string]bool{}} }
+
+// shows tells whether something that a lower layer has under the name shows.
+func (s *shadow) shows(name string) bool {
+	if s.names[name] {
+		return false
+	}
+	for dir := name; dir != ""; {
+		dir = strings.TrimSuffix(dir[:strings.LastIndexByte(dir, '/')+1], "/")
+		if s.trees[dir] {
+			return false
+		}
+	}
+	return true
+}
+
+// add lays the shadow of a layer over those below it.
+func (s *shadow) add(l *layerList) error {
+	for name, e := range l.entries {
+		s.names[name] = true
+		if e.kind != entryDirectory {
+			s.trees[name] = true
+		}
+	}
+	for _, name := range l.removed {
+		s.names[name], s.trees[name] = true, true
+	}
+	for _, dir := range l.opaque {
+		s.trees[dir] = true
+	}
+	if len(s.names)+len(s.trees) > 16*maxShown {
+		return fmt.Errorf("its layers have too many files under %s/", l.dir)
+	}
+	return nil
+}
+
+// readAhead reads some blocks ahead, so that fetching and hashing go on beside what is done with them.
+type readAhead struct {
+	inner  io.ReadCloser
+	full   chan block
+	empty  chan []byte
+	stop   chan struct{}
+	done   chan struct{}
+	now    block
+	rest   []byte
+	closed bool
+}
+
+type block struct {
+	data []byte
+	n    int
+	err  error
+}
+
+const (
+	aheadBlock  = 256 << 10
+	aheadBlocks = 8
+)
+
+func newReadAhead(inner io.ReadCloser) *readAhead {
+	r := &readAhead{inner: inner, full: make(chan block, aheadBlocks), empty: make(chan []byte, aheadBlocks),
+		stop: make(chan struct{}), done: make(chan struct{})}
+	for range aheadBlocks {
+		r.empty <- make([]byte, aheadBlock)
+	}
+	go r.run()
+	return r
+}
+
+func (r *readAhead) run() {
+	defer close(r.done)
+	for {
+		select {
+		case data := <-r.empty:
+			b := block{data: data}
+			for b.n < len(data) && b.err == nil {
+				var n int
+				n, b.err = r.inner.Read(data[b.n:])
+				b.n += n
+			}
+			r.full <- b // has room: there are no more blocks than that
+			if b.err != nil {
+				return
+			}
+		case <-r.stop:
+			return
+		}
+	}
+}
+
+func (r *readAhead) Read(p []byte) (int, error) {
+	for len(r.rest) == 0 {
+		if r.now.err != nil {
+			return 0, r.now.err
+		}
+		if r.now.data != nil {
+			r.empty <- r.now.data
+		}
+		r.now = <-r.full
+		r.rest = r.now.data[:r.now.n]
+	}
+	n := copy(p, r.rest)
+	r.rest = r.rest[n:]
+	return n, nil
+}
+
+// Close waits until nothing is read any more: whoever wants that soon ends the context of the blob.
+func (r *readAhead) Close() error {
+	if r.closed {
+		return nil
+	}
+	r.closed = true
+	close(r.stop)
+	<-r.done
+	return r.inner.Close()
+}

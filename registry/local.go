@@ -1,0 +1,308 @@
+package registry
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+)
+
+// refName is the annotation by which an OCI layout names its images (image-layout.md).
+const refName = "org.opencontainers.image.ref.name"
+
+// layout is an OCI layout: a directory of blobs and an index.
+type layout struct {
+	ref Reference
+	dir *os.Root // nothing is opened outside of it
+}
+
+func openLayout(ref Reference) (*layout, error) {
+	dir, err := os.OpenRoot(ref.oci)
+	if err != nil {
+		return nil, fmt.Errorf("OCI layout: %w", err)
+	}
+	return &layout{ref: ref, dir: dir}, nil
+}
+
+func (l *layout) Close() error { return l.dir.Close() }
+
+func (l *layout) read(name string) ([]byte, error) {
+	f, err := l.dir.Open(name)
+	if err != nil {
+		return nil, fmt.Errorf("OCI layout %q: %w", l.ref.oci, err)
+	}
+	defer f.Close()
+	return readBounded(f, maxManifest)
+}
+
+func (l *layout) manifest(_ context.Context, digest string) ([]byte, string, error) {
+	if digest != "" {
+		h, err := v1.NewHash(digest)
+		if err != nil {
+			return nil, "", err
+		}
+		content, err := l.read(blobName(h))
+		return content, "", err
+	}
+	content, err := l.read("index.json")
+	if err != nil {
+		return nil, "", err
+	}
+	index, err := v1.ParseIndexManifest(bytes.NewReader(content))
+	if err != nil {
+		return nil, "", fmt.Errorf("OCI layout %q: its index.json cannot be read: %w", l.ref.oci, err)
+	}
+	var found []v1.Descriptor
+	var names []string
+	for _, m := range index.Manifests {
+		if m.Annotations[refName] == l.ref.tag || l.ref.tag == "" {
+			found = append(found, m)
+		}
+		names = append(names, fmt.Sprintf("%q", m.Annotations[refName]))
+	}
+	switch {
+	case len(found) == 1:
+		return l.manifest(nil, found[0].Digest.String())
+	case len(found) == 0 || l.ref.tag != "":
+		return nil, "", fmt.Errorf("OCI layout %q has no image %q; it has %s",
+			l.ref.oci, l.ref.tag, strings.Join(names[:min(len(names), 20)], ", "))
+	case l.ref.tag == "" && allHavePlatforms(found):
+		return content, string(types.OCIImageIndex), nil
+	}
+	return nil, "", fmt.Errorf("OCI layout %q has several images: name one as oci:%s:TAG, of %s",
+		l.ref.oci, l.ref.oci, strings.Join(names[:min(len(names), 20)], ", "))
+}
+
+func allHavePlatforms(found []v1.Descriptor) bool {
+	for _, m := range found {
+		if m.Platform == nil {
+			return false
+		}
+	}
+	return true
+}
+
+func blobName(h v1.Hash) string { return path.Join("blobs", h.Algorithm, h.Hex) }
+
+func (l *layout) blob(desc v1.Descriptor) (*blob, error) {
+	f, err := l.dir.Open(blobName(desc.Digest))
+	if err != nil {
+		return nil, fmt.Errorf("OCI layout %q: %w", l.ref.oci, err)
+	}
+	info, err := f.Stat()
+	if err == nil && (!info.Mode().IsRegular() || info.Size() != desc.Size) {
+		err = fmt.Errorf("OCI layout %q: the blob %s has %d bytes, and the manifest says %d",
+			l.ref.oci, desc.Digest, info.Size(), desc.Size)
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		return nil, err
+	}
+	open := func() (*os.File, error) { return l.dir.Open(blobName(desc.Digest)) }
+	return fileBlob(desc, open, 0), nil
+}
+
+// fileBlob is a blob that lies in a file, from byte base on.
+func fileBlob(desc v1.Descriptor, open func() (*os.File, error), base int64) *blob {
+	return &blob{desc: desc, stream: func(ctx context.Context, off, length int64) io.ReadCloser {
+		f, err := open()
+		if err != nil {
+			return io.NopCloser(failing{err})
+		}
+		return &fileRun{ctx: ctx, file: f, off: base + off, left: length}
+	}}
+}
+
+type failing struct{ err error }
+
+func (f failing) Read([]byte) (int, error) { return 0, f.err }
+
+// fileRun reads a part of a file.
+type fileRun struct {
+	ctx       context.Context
+	file      *os.File
+	off, left int64
+}
+
+func (r *fileRun) Read(p []byte) (int, error) {
+	if err := r.ctx.Err(); err != nil {
+		return 0, err
+	}
+	if r.left == 0 {
+		return 0, io.EOF
+	}
+	n, err := r.file.ReadAt(p[:min(int64(len(p)), r.left)], r.off)
+	r.off, r.left = r.off+int64(n), r.left-int64(n)
+	if n > 0 {
+		return n, nil
+	}
+	if err == io.EOF {
+		err = io.ErrUnexpectedEOF
+	}
+	return 0, err
+}
+
+func (r *fileRun) Close() error { return r.file.Close() }
+
+// archive is what "docker save" or "podman save" writes: a tar archive of layers, with a manifest.json.
+type archive struct {
+	file     string
+	members  map[string]member
+	manifest []byte            // made of what the archive says
+	blobs    map[string]member // by digest
+}
+
+// member is a file of the archive.
+type member struct {
+	off, size int64
+	link      string // a symbolic link: to this member
+}
+
+// maxMembers bounds the files of an archive.
+const maxMembers = 20000
+
+type archiveSource struct{ *archive }
+
+func (a archiveSource) Close() error { return nil }
+
+func openArchive(file string) (source, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, fmt.Errorf("archive: %w", err)
+	}
+	defer f.Close()
+	a := &archive{file: file, members: make(map[string]member), blobs: make(map[string]member)}
+	if err := a.list(f); err != nil {
+		return nil, fmt.Errorf("archive %q: %w", file, err)
+	}
+	if err := a.assemble(f); err != nil {
+		return nil, fmt.Errorf("archive %q: %w", file, err)
+	}
+	return archiveSource{a}, nil
+}
+
+func (a *archive) list(f *os.File) error {
+	tr := tar.NewReader(f) // skips by seeking
+	for {
+		h, err := tr.Next()
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("is no archive that docker or podman saved: %w", err)
+		}
+		if len(a.members) == maxMembers {
+			return fmt.Errorf("has more than %d files", maxMembers)
+		}
+		name := path.Clean(h.Name)
+		switch h.Typeflag {
+		case tar.TypeReg:
+			off, err := f.Seek(0, io.SeekCurrent)
+			if err != nil {
+				return err
+			}
+			a.members[name] = member{off: off, size: h.Size}
+		case tar.TypeSymlink:
+			a.members[name] = member{link: path.Join(path.Dir(name), h.Linkname)}
+		case tar.TypeLink:
+			a.members[name] = member{link: path.Clean(h.Linkname)}
+		}
+	}
+}
+
+func (a *archive) member(name string) (member, error) {
+	name = path.Clean(name)
+	for range 8 {
+		m, ok := a.members[name]
+		switch {
+		case !ok:
+			return member{}, fmt.Errorf("has no file %q", name)
+		case m.link == "":
+			return m, nil
+		}
+		name = m.link
+	}
+	return member{}, fmt.Errorf("has a loop of links at %q", name)
+}
+
+func (a *archive) content(f *os.File, name string) ([]byte, error) {
+	m, err := a.member(name)
+	if err != nil {
+		return nil, err
+	}
+	if m.size > maxManifest {
+		return nil, fmt.Errorf("has a %s of %d bytes, more than %d", name, m.size, maxManifest)
+	}
+	return io.ReadAll(io.NewSectionReader(f, m.off, m.size))
+}
+
+// assemble makes a manifest of the one image in the archive. The layers' digests are those that the
+// configuration vouches for, of their uncompressed content.
+func (a *archive) assemble(f *os.File) error {
+	text, err := a.content(f, "manifest.json")
+	if err != nil {
+		return err
+	}
+	var images []struct {
+		Config string
+		Layers []string
+	}
+	if err := json.Unmarshal(text, &images); err != nil {
+		return fmt.Errorf("its manifest.json cannot be read: %w", err)
+	}
+	if len(images) != 1 {
+		return fmt.Errorf("has %d images: save one", len(images))
+	}
+	configText, err := a.content(f, images[0].Config)
+	if err != nil {
+		return err
+	}
+	var config v1.ConfigFile
+	if err := json.Unmarshal(configText, &config); err != nil {
+		return fmt.Errorf("its configuration cannot be read: %w", err)
+	}
+	if len(config.RootFS.DiffIDs) != len(images[0].Layers) || len(images[0].Layers) > maxLayers {
+		return fmt.Errorf("has %d layers, and its configuration names %d", len(images[0].Layers), len(config.RootFS.DiffIDs))
+	}
+	m := v1.Manifest{SchemaVersion: 2, MediaType: types.DockerManifestSchema2, Config: v1.Descriptor{
+		MediaType: types.DockerConfigJSON, Size: int64(len(configText))}}
+	m.Config.Digest, _ = v1.NewHash(digestOf(configText))
+	if a.blobs[m.Config.Digest.String()], err = a.member(images[0].Config); err != nil {
+		return err
+	}
+	for i, name := range images[0].Layers {
+		layer, err := a.member(name)
+		if err != nil {
+			return err
+		}
+		digest := config.RootFS.DiffIDs[i]
+		if h, err := v1.NewHash("sha256:" + filepath.Base(name)); err == nil && strings.HasPrefix(name, "blobs/sha256/") {
+			digest = h // an OCI layout in the archive, whose layers may be compressed
+		}
+		a.blobs[digest.String()] = layer
+		m.Layers = append(m.Layers, v1.Descriptor{MediaType: types.DockerUncompressedLayer, Size: layer.size, Digest: digest})
+	}
+	a.manifest, err = json.Marshal(m)
+	return err
+}
+
+func (a archiveSource) manifest(context.Context, string) ([]byte, string, error) {
+	return a.archive.manifest, string(types.DockerManifestSchema2), nil
+}
+
+func (a archiveSource) blob(desc v1.Descriptor) (*blob, error) {
+	m, ok := a.blobs[desc.Digest.String()]
+	if !ok {
+		return nil, fmt.Errorf("archive %q has no blob %s", a.file, desc.Digest)
+	}
+	return fileBlob(desc, func() (*os.File, error) { return os.Open(a.file) }, m.off), nil
+}

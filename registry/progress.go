@@ -1,0 +1,31 @@
+package registry
+
+import (
+	"io"
+	"sync/atomic"
+)
+
+// Progress tells how far a pull or a push is. The zero value is ready; every method may be called at any
+// time by any goroutine.
+type Progress struct{ done, total atomic.Int64 }
+
+// Done is how many bytes went over the network, or were found to be there already.
+func (p *Progress) Done() int64 { return p.done.Load() }
+
+// Total is how many there will be; 0 before that is known.
+func (p *Progress) Total() int64 { return p.total.Load() }
+
+// Data is the same.
+func (p *Progress) Data() (done, total int64) { return p.Done(), p.Total() }
+
+// counted counts what is read.
+type counted struct {
+	io.ReadCloser
+	n *atomic.Int64
+}
+
+func (c *counted) Read(p []byte) (int, error) {
+	n, err := c.ReadCloser.Read(p)
+	c.n.Add(int64(n))
+	return n, err
+}

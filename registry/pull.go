@@ -1,0 +1,410 @@
+package registry
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+
+	"strings"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+
+	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/disk/qcow2"
+)
+
+// PullOptions say what is fetched of an image. The zero value works.
+type PullOptions struct {
+	// Path is the file to fetch: a name in /disk, or a path in the image. "": the only disk, or all of
+	// them into a directory.
+	Path string
+	// Original keeps the file as it is, instead of making a raw disk of it.
+	Original bool
+	// Replace replaces a file that is there.
+	Replace bool
+	// Image limits what is accepted as an image.
+	Image image.Options
+	// Progress is told how far it is. May be nil.
+	Progress *Progress
+	// Stdout is where the destination "-" leads.
+	Stdout io.Writer
+}
+
+// Pulled is a disk that was fetched.
+type Pulled struct {
+	Name   string // in the image
+	To     string
+	Format image.Format // of the file in the image
+	Size   int64        // of the disk, bytes
+}
+
+// Pull fetches the disks of an image, and returns them with the digest of the image's manifest. dest is a
+// file, a block device, a directory for any number of disks, or "-". What is left under its final name is
+// complete and has the digest that the manifest says; of a block device and of standard output, only the
+// error tells. Each layer is read once where the disk comes in one pass, see image.Arrival.
+func (c *Client) Pull(ctx context.Context, ref Reference, dest string, opt PullOptions) (done []Pulled, digest string, err error) {
+	if opt.Progress == nil {
+		opt.Progress = new(Progress)
+	}
+	r, err := c.resolve(ctx, ref)
+	if err != nil {
+		return nil, "", err
+	}
+	defer r.source.Close()
+	p := &puller{opt: opt, image: r, dest: dest, dir: diskDir, shadow: newShadow(), names: make(map[string]bool)}
+	if err := p.prepare(); err != nil {
+		return nil, r.digest, err
+	}
+	done, err = p.run(ctx)
+	return done, r.digest, err
+}
+
+// puller is one Pull.
+type puller struct {
+	opt    PullOptions
+	image  *resolved
+	dest   string
+	many   bool   // dest is a directory
+	dir    string // of the disks in the image
+	path   string // of the one that is wanted; "": any
+	shadow *shadow
+	files  []*file
+	names  map[string]bool // in a directory: files that have been begun
+}
+
+// file is a file of the image that shows.
+type file struct {
+	name    string
+	layer   int    // its index in the manifest
+	ordinal int    // of the tar entry that has its content; -1: the whole layer is the file
+	size    int64  // bytes; -1: not known
+	refused string // what it is, if it is no file
+	isQcow2 bool
+	backing string // the file that it needs below it
+
+	// What has been written on the way past.
+	to      *image.Destination
+	arrival *image.Arrival
+	label   string // what to is called
+}
+
+// drop removes what has been written of the file.
+func (p *puller) drop(f *file) error {
+	if f.to == nil {
+		return nil
+	}
+	to := f.to
+	delete(p.names, f.label)
+	f.to, f.arrival = nil, nil
+	if err := to.Finish(errDropped); !errors.Is(err, errDropped) {
+		return err
+	}
+	return nil
+}
+
+var errDropped = errors.New("not wanted after all")
+
+// prepare looks at the options and the destination.
+func (p *puller) prepare() error {
+	if p.opt.Path != "" {
+		p.path = strings.TrimPrefix(path.Clean("/"+p.opt.Path), "/")
+		if !strings.Contains(strings.Trim(p.opt.Path, "/"), "/") {
+			p.path = path.Join(diskDir, p.path)
+		}
+		p.dir = path.Dir(p.path)
+	}
+	if p.dest == "-" {
+		return nil
+	}
+	info, err := os.Stat(p.dest)
+	switch {
+	case err == nil:
+		p.many = info.IsDir()
+	case !errors.Is(err, fs.ErrNotExist):
+		return err
+	case strings.HasSuffix(p.dest, "/"):
+		return fmt.Errorf("there is no directory %q: make it first", p.dest)
+	}
+	return nil
+}
+
+// mediaDisk begins the media types of KubeVirt's disk artifacts: a blob is a disk, without a tar archive.
+const (
+	mediaDisk      = "application/vnd.kubevirt.disk."
+	annotationDisk = "io.kubevirt.disk.name"
+)
+
+func (p *puller) run(ctx context.Context) (done []Pulled, err error) {
+	defer func() {
+		for _, f := range p.files {
+			err = errors.Join(err, p.drop(f))
+		}
+	}()
+	layers := p.image.manifest.Layers
+	if len(layers) == 0 {
+		return nil, fmt.Errorf("%s has no layers", p.image.ref)
+	}
+	for _, l := range layers {
+		p.opt.Progress.total.Add(l.Size)
+	}
+	for i := len(layers) - 1; i >= 0; i-- {
+		if err := p.layer(ctx, i); err != nil {
+			return nil, fmt.Errorf("layer %s of %s: %w", layers[i].Digest, p.image.ref, err)
+		}
+		if p.found() {
+			break
+		}
+	}
+	chosen, err := p.choose()
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range chosen {
+		if p.dest == "-" {
+			return p.stdout(ctx, f)
+		}
+		if err := p.complete(ctx, f); err != nil {
+			return nil, fmt.Errorf("%s of %s: %w", f.name, p.image.ref, err)
+		}
+	}
+	// Only now, so that of several disks all get their names, or none.
+	for _, f := range chosen {
+		to := f.to
+		f.to = nil
+		if err := to.Finish(nil); err != nil {
+			return done, err
+		}
+		done = append(done, Pulled{Name: f.name, To: f.label, Format: f.arrival.Format(), Size: f.arrival.VirtualSize()})
+	}
+	return done, nil
+}
+
+// found tells that no further layer needs to be read: the file that was asked for is there, and needs no
+// other one.
+func (p *puller) found() bool {
+	if p.path == "" {
+		return false
+	}
+	for _, f := range p.files {
+		if f.name == p.path {
+			return f.backing == ""
+		}
+	}
+	return false
+}
+
+// layer reads a layer, and writes what may be wanted as it comes.
+func (p *puller) layer(ctx context.Context, i int) error {
+	desc := p.image.manifest.Layers[i]
+	b, err := p.image.source.blob(desc)
+	if err != nil {
+		return err
+	}
+	if strings.HasPrefix(string(desc.MediaType), mediaDisk) {
+		return p.artifact(ctx, i, b)
+	}
+	in, err := openLayer(ctx, b, p.opt.Progress)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	here := make(map[string]*file)
+	list, err := readTar(in, p.dir, func(e *entry, content io.Reader) error {
+		if !under(p.dir, e.name) || !p.shadow.shows(e.name) {
+			return nil
+		}
+		if old := here[e.name]; old != nil { // a later entry of the same name replaces it
+			if err := p.drop(old); err != nil {
+				return err
+			}
+		}
+		f := &file{name: e.name, layer: i, ordinal: e.ordinal, size: e.size}
+		here[e.name] = f
+		return p.pass(ctx, f, content)
+	})
+	if err == nil {
+		err = in.Finish()
+	}
+	if err = in.explain(err); err == nil {
+		err = p.collect(ctx, list, i, here)
+	}
+	if err != nil {
+		for _, f := range here {
+			err = errors.Join(err, p.drop(f))
+		}
+		return err
+	}
+	return p.shadow.add(list)
+}
+
+// collect takes what a layer shows: its files, the hard links among them, and what is refused.
+func (p *puller) collect(ctx context.Context, list *layerList, i int, here map[string]*file) error {
+	linked := make(map[string][]*file) // to files elsewhere in the layer
+	for _, name := range slices.Sorted(maps.Keys(list.entries)) {
+		e := list.entries[name]
+		if e.kind == entryDirectory || !p.shadow.shows(name) {
+			continue
+		}
+		f := here[name]
+		switch {
+		case e.kind == entryRefused:
+			f = &file{name: name, layer: i, refused: e.what}
+		case name == p.dir && e.kind == entryFile:
+			f = &file{name: name, layer: i, refused: "a file in place of the directory"}
+		case e.kind == entryLink:
+			f = &file{name: name, layer: i}
+			if target := list.target(e); target != nil {
+				f.ordinal, f.size = target.ordinal, target.size
+			} else {
+				f.refused = fmt.Sprintf("a hard link to %q, which its layer does not have", e.link)
+				linked[e.link] = append(linked[e.link], f)
+			}
+		}
+		if p.files = append(p.files, f); here[name] == f {
+			delete(here, name)
+		}
+	}
+	for _, f := range here { // something else has its name by now
+		if err := p.drop(f); err != nil {
+			return err
+		}
+	}
+	if len(p.files) > maxShown {
+		return fmt.Errorf("there are more than %d files under %s/", maxShown, p.dir)
+	}
+	if len(linked) == 0 {
+		return nil
+	}
+	return p.read(ctx, i, func(e *entry, _ io.Reader) error {
+		for _, f := range linked[e.name] {
+			f.ordinal, f.size, f.refused = e.ordinal, e.size, ""
+		}
+		return nil
+	})
+}
+
+// target follows hard links within the layer.
+func (l *layerList) target(e *entry) *entry {
+	for range 8 {
+		if e = l.entries[e.link]; e == nil || e.kind == entryFile {
+			return e
+		}
+	}
+	return nil
+}
+
+// candidate tells whether the file could be what is asked for.
+func (p *puller) candidate(name string) bool {
+	return p.path == name || p.path == "" && path.Dir(name) == p.dir
+}
+
+// pass is given the content of a file that shows. It is written at once, unless another one may be the
+// one that is wanted, or has to be there before.
+func (p *puller) pass(ctx context.Context, f *file, content io.Reader) error {
+	if err := p.peek(f, &content); err != nil {
+		return err
+	}
+	if !p.candidate(f.name) || f.backing != "" || p.dest == "-" || !p.many && len(p.names) > 0 {
+		return nil
+	}
+	if err := p.open(f); err != nil {
+		return err
+	}
+	return f.arrival.Pass(ctx, content)
+}
+
+// peek learns whether the file needs another one below it.
+func (p *puller) peek(f *file, content *io.Reader) error {
+	if f.size < 0 {
+		return nil
+	}
+	head := make([]byte, 4)
+	n, err := io.ReadFull(*content, head)
+	if err != nil && err != io.ErrUnexpectedEOF && err != io.EOF {
+		return err
+	}
+	head = head[:n]
+	if f.isQcow2 = qcow2.IsQcow2(head); f.isQcow2 {
+		all := make([]byte, min(f.size, qcow2.HeadSize))
+		copy(all, head)
+		if _, err := io.ReadFull(*content, all[n:]); err != nil {
+			return err
+		}
+		head = all
+		f.backing = image.BackingOf(f.name, head, f.size)
+	}
+	*content = io.MultiReader(bytes.NewReader(head), *content)
+	return nil
+}
+
+// open begins the destination of a file.
+func (p *puller) open(f *file) (err error) {
+	f.label = p.dest
+	if p.many {
+		f.label = filepath.Join(p.dest, p.fileName(f.name))
+	}
+	if p.names[f.label] {
+		return fmt.Errorf("two disks of the image would be called %q", f.label)
+	}
+	if info, statErr := os.Stat(f.label); statErr == nil && info.Mode()&fs.ModeDevice != 0 && info.Mode()&fs.ModeCharDevice == 0 {
+		f.to, err = image.OpenDevice(f.label)
+	} else {
+		f.to, err = image.CreateDestination(f.label, p.opt.Replace)
+	}
+	if err != nil {
+		return err
+	}
+	p.names[f.label] = true
+	f.arrival = image.NewArrival(f.name, f.size, f.to, image.ArrivalOptions{Options: p.opt.Image, Original: p.opt.Original})
+	return nil
+}
+
+// fileName is what a disk is called in a directory: what says that it is qcow2 is no name of a raw disk.
+func (p *puller) fileName(name string) string {
+	base := path.Base(name)
+	if p.opt.Original {
+		return base
+	}
+	switch ext := path.Ext(base); strings.ToLower(ext) {
+	case ".qcow2", ".qcow", ".qc2", "":
+		return strings.TrimSuffix(base, ext) + ".raw"
+	}
+	return base
+}
+
+// wholeLayer is the ordinal of a file that is a layer of its own.
+const wholeLayer = -1
+
+// artifact is a layer that is a disk.
+func (p *puller) artifact(ctx context.Context, i int, b *blob) error {
+	f := &file{name: artifactName(b.desc, p.dir), layer: i, ordinal: wholeLayer, size: -1}
+	p.files = append(p.files, f)
+	in, err := openLayer(ctx, b, p.opt.Progress)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	if p.candidate(f.name) {
+		if err := p.pass(ctx, f, in); err != nil {
+			return err
+		}
+	}
+	return in.Finish()
+}
+
+// artifactName is what a disk is called whose layer has a name at most.
+func artifactName(desc v1.Descriptor, dir string) string {
+	name := path.Base(path.Clean("/" + desc.Annotations[annotationDisk]))
+	if name == "/" || name == "." || len(name) > 200 {
+		name = "disk"
+	}
+	return path.Join(dir, name+".raw")
+}

@@ -1,0 +1,339 @@
+package registry
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"testing"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk/image"
+)
+
+// pull fetches into a new directory, as the file "out.raw" unless dest says something else.
+func pull(t testing.TB, ref Reference, opt PullOptions) (dir string, err error) {
+	t.Helper()
+	dir = t.TempDir()
+	_, _, err = newClient(t, Options{}).Pull(context.Background(), ref, filepath.Join(dir, "out.raw"), opt)
+	return dir, err
+}
+
+// TestPullFormats fetches a disk out of each kind of layer, raw and qcow2 inside.
+func TestPullFormats(t *testing.T) {
+	content := noise(1, 3<<20+512)
+	insides := map[string][]byte{
+		"disk.img":   content,
+		"a.qcow2":    qcow2Of(t, content),
+		"zlib.qcow2": qcow2Of(t, content, "-c"),
+		"zstd.qcow2": qcow2Of(t, content, "-c", "-o", "compression_type=zstd"),
+		"disk":       content,
+	}
+	packings := map[string]func(testing.TB, []byte) []byte{
+		"plain": func(_ testing.TB, p []byte) []byte { return p }, "gzip": gzipped, "zstd": zstandard,
+	}
+	for name, inside := range insides {
+		for packing, pack := range packings {
+			t.Run(name+"/"+packing, func(t *testing.T) {
+				s := store{}
+				layer := tarOf(t, tarFile{name: "etc/passwd", content: []byte("root")}, tarFile{name: "disk/", kind: tar.TypeDir},
+					tarFile{name: "./disk/" + name, content: inside}, tarFile{name: "usr/x", content: []byte("x")})
+				ref := s.layout(t, s.image(t, gzipped(t, tarOf(t, tarFile{name: "bin/sh", content: []byte("#!")})), pack(t, layer)))
+				dir, err := pull(t, ref, PullOptions{})
+				require.NoError(t, err)
+				onlyFile(t, dir, "out.raw", content)
+
+				dir, err = pull(t, ref, PullOptions{Original: true})
+				require.NoError(t, err)
+				onlyFile(t, dir, "out.raw", inside)
+
+				var stdout bytes.Buffer
+				done, _, err := newClient(t, Options{}).Pull(context.Background(), ref, "-", PullOptions{Stdout: &stdout})
+				require.NoError(t, err)
+				require.True(t, bytes.Equal(content, stdout.Bytes()))
+				require.Equal(t, int64(len(content)), done[0].Size)
+			})
+		}
+	}
+}
+
+// TestPullIsSparse: zeros take no space.
+func TestPullIsSparse(t *testing.T) {
+	content := make([]byte, 64<<20)
+	copy(content[32<<20:], noise(2, 64<<10))
+	s := store{}
+	dir, err := pull(t, s.layout(t, s.image(t, gzipped(t, tarOf(t, tarFile{name: "disk/a.img", content: content})))), PullOptions{})
+	require.NoError(t, err)
+	onlyFile(t, dir, "out.raw", content)
+	require.Less(t, usedBytes(t, filepath.Join(dir, "out.raw")), int64(2<<20))
+}
+
+// TestPullLayers: what a runtime would show of the layers is what is fetched.
+func TestPullLayers(t *testing.T) {
+	a, b := noise(3, 8192), noise(4, 8192)
+	disk := func(name string, p []byte) tarFile { return tarFile{name: name, content: p} }
+	for name, c := range map[string]struct {
+		layers [][]tarFile // the lowest first
+		path   string
+		want   []byte // nil: an error
+		err    string
+	}{
+		"upper replaces":         {layers: [][]tarFile{{disk("disk/x.img", a)}, {disk("disk/x.img", b)}}, want: b},
+		"later replaces":         {layers: [][]tarFile{{disk("disk/x.img", a), disk("disk/x.img", b)}}, want: b},
+		"whiteout":               {layers: [][]tarFile{{disk("disk/x.img", a), disk("disk/y.img", b)}, {disk("disk/.wh.x.img", nil)}}, want: b},
+		"whiteout of all":        {layers: [][]tarFile{{disk("disk/x.img", a)}, {disk(".wh.disk", nil)}}, err: "has no disk"},
+		"whiteout, same layer":   {layers: [][]tarFile{{disk("disk/.wh.x.img", nil), disk("disk/x.img", a)}}, want: a},
+		"opaque":                 {layers: [][]tarFile{{disk("disk/x.img", a)}, {disk("disk/.wh..wh..opq", nil), disk("disk/y.img", b)}}, want: b},
+		"opaque root":            {layers: [][]tarFile{{disk("disk/x.img", a)}, {disk(".wh..wh..opq", nil), disk("disk/y.img", b)}}, want: b},
+		"opaque elsewhere":       {layers: [][]tarFile{{disk("disk/x.img", a)}, {disk("etc/.wh..wh..opq", nil)}}, want: a},
+		"directory over file":    {layers: [][]tarFile{{disk("disk/x.img", a), disk("disk/y.img", b)}, {{name: "disk/x.img", kind: tar.TypeDir}}}, want: b},
+		"file over directory":    {layers: [][]tarFile{{disk("disk/x.img", a)}, {disk("disk", b)}}, err: "a file in place of the directory"},
+		"link in place of disk":  {layers: [][]tarFile{{disk("disk/x.img", a)}, {{name: "disk", kind: tar.TypeSymlink, link: "etc"}}}, err: "a symbolic link"},
+		"hard link":              {layers: [][]tarFile{{disk("disk/.hidden/x", a), {name: "disk/x.img", kind: tar.TypeLink, link: "disk/.hidden/x"}}}, want: a},
+		"hard link from outside": {layers: [][]tarFile{{disk("images/x", a), {name: "disk/x.img", kind: tar.TypeLink, link: "./images/x"}}}, want: a},
+		"hard link to nothing":   {layers: [][]tarFile{{disk("images/x", a)}, {{name: "disk/x.img", kind: tar.TypeLink, link: "images/x"}}}, err: "hard link"},
+		"symbolic link":          {layers: [][]tarFile{{disk("images/x", a), {name: "disk/x.img", kind: tar.TypeSymlink, link: "../images/x"}}}, err: "a symbolic link"},
+		"symbolic link over it":  {layers: [][]tarFile{{disk("disk/x.img", a)}, {{name: "disk/x.img", kind: tar.TypeSymlink, link: "y"}}}, err: "a symbolic link"},
+		"device":                 {layers: [][]tarFile{{{name: "disk/x.img", kind: tar.TypeBlock}}}, err: "a device"},
+		"other directory":        {layers: [][]tarFile{{disk("diskette/x.img", a), disk("disks", b)}}, err: "has no disk"},
+		"two disks":              {layers: [][]tarFile{{disk("disk/x.img", a)}, {disk("disk/y.img", b)}}, err: `2 disks: choose one by --path`},
+		"two disks, one named":   {layers: [][]tarFile{{disk("disk/x.img", a)}, {disk("disk/y.img", b)}}, path: "x.img", want: a},
+		"a path elsewhere":       {layers: [][]tarFile{{disk("images/x.img", a)}}, path: "/images/x.img", want: a},
+		"a path that is not":     {layers: [][]tarFile{{disk("disk/x.img", a)}}, path: "y.img", err: `has no file "disk/y.img"`},
+		"dots":                   {layers: [][]tarFile{{disk("disk/../x.img", a)}}, err: `"disk/../x.img"`},
+		"dots into it":           {layers: [][]tarFile{{disk("etc/../disk/x.img", a)}}, err: `"etc/../disk/x.img"`},
+		"nothing":                {layers: [][]tarFile{{disk("etc/passwd", a)}}, err: "has no disk"},
+		"odd size":               {layers: [][]tarFile{{disk("disk/x.img", a[:1000])}}, err: "no multiple of 512"},
+		"text":                   {layers: [][]tarFile{{disk("disk/readme", []byte("read me\n"))}}, err: "text file"},
+		"another format":         {layers: [][]tarFile{{disk("disk/x.vmdk", append([]byte("KDMV"), a...))}}, err: "VMDK"},
+		"a footer":               {layers: [][]tarFile{{disk("disk/x.img", append(bytes.Clone(a), append([]byte("conectix"), make([]byte, 504)...)...))}}, err: "VHD"},
+		"compressed inside":      {layers: [][]tarFile{{disk("disk/x.img", append([]byte("\xfd7zXZ\x00"), a...))}}, err: "xz"},
+		"empty":                  {layers: [][]tarFile{{disk("disk/x.img", nil)}}, err: "is empty"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := store{}
+			var layers [][]byte
+			for _, files := range c.layers {
+				layers = append(layers, gzipped(t, tarOf(t, files...)))
+			}
+			dir, err := pull(t, s.layout(t, s.image(t, layers...)), PullOptions{Path: c.path})
+			if c.want == nil {
+				require.ErrorContains(t, err, c.err)
+				emptyDir(t, dir)
+				return
+			}
+			require.NoError(t, err)
+			onlyFile(t, dir, "out.raw", c.want)
+		})
+	}
+}
+
+// TestPullDirectory fetches several disks, with a chain of backing files among them.
+func TestPullDirectory(t *testing.T) {
+	work := t.TempDir()
+	base, other := noise(5, 4<<20), noise(6, 1<<20)
+	require.NoError(t, os.WriteFile(filepath.Join(work, "base.img"), base, 0o644))
+	qemuImg(t, work, "create", "-q", "-f", "qcow2", "-b", "base.img", "-F", "raw", "middle.qcow2", "6M")
+	qemuImg(t, work, "create", "-q", "-f", "qcow2", "-b", "middle.qcow2", "-F", "qcow2", "top.qcow2", "5M")
+	file := func(name string) tarFile {
+		p, err := os.ReadFile(filepath.Join(work, name))
+		require.NoError(t, err)
+		return tarFile{name: "disk/" + name, content: p}
+	}
+	want := make([]byte, 5<<20)
+	copy(want, base)
+	s := store{}
+	ref := s.layout(t, s.image(t, gzipped(t, tarOf(t, file("base.img"), tarFile{name: "disk/other.img", content: other})),
+		tarOf(t, file("top.qcow2")), zstandard(t, tarOf(t, file("middle.qcow2")))))
+	dir := t.TempDir()
+	done, digest, err := newClient(t, Options{}).Pull(context.Background(), ref, dir, PullOptions{})
+	require.NoError(t, err)
+	require.Len(t, done, 2, "what is below another disk is none of its own")
+	require.Len(t, digest, 71)
+	got, err := os.ReadFile(filepath.Join(dir, "top.raw"))
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(want, got))
+	got, err = os.ReadFile(filepath.Join(dir, "other.img"))
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(other, got))
+	entries, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Len(t, entries, 2)
+
+	dir, err = pull(t, ref, PullOptions{Path: "top.qcow2"})
+	require.NoError(t, err)
+	onlyFile(t, dir, "out.raw", want)
+}
+
+// TestPullLate fetches a qcow2 file of which a table lies behind what it maps: the layer is read again.
+func TestPullLate(t *testing.T) {
+	work := t.TempDir()
+	content := noise(7, 8<<20)
+	require.NoError(t, os.WriteFile(filepath.Join(work, "raw"), content, 0o644))
+	qemuImg(t, work, "convert", "-f", "raw", "-O", "qcow2", "-o", "cluster_size=4k", "raw", "image")
+	qemuImg(t, work, "resize", "-q", "image", "16G")
+	inside, err := os.ReadFile(filepath.Join(work, "image"))
+	require.NoError(t, err)
+	s := store{}
+	dir, err := pull(t, s.layout(t, s.image(t, gzipped(t, tarOf(t, tarFile{name: "disk/a.qcow2", content: inside})))), PullOptions{})
+	require.NoError(t, err)
+	f, err := os.Open(filepath.Join(dir, "out.raw"))
+	require.NoError(t, err)
+	defer f.Close()
+	got := make([]byte, len(content))
+	_, err = f.ReadAt(got, 0)
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(content, got))
+}
+
+// TestPullArtifact fetches a disk artifact of KubeVirt: a compressed disk without a tar archive.
+func TestPullArtifact(t *testing.T) {
+	content := noise(8, 5<<20)
+	s := store{}
+	layer := s.add(zstandard(t, content))
+	layer.MediaType = "application/vnd.kubevirt.disk.raw+zstd"
+	layer.Annotations = map[string]string{"io.kubevirt.disk.name": "rootdisk"}
+	m := v1.Manifest{SchemaVersion: 2, MediaType: types.OCIManifestSchema1, Config: s.add([]byte("{}")),
+		Layers: []v1.Descriptor{layer}, ArtifactType: "application/vnd.kubevirt.disk"}
+	ref := s.layout(t, s.manifest(t, m))
+	dir, err := pull(t, ref, PullOptions{})
+	require.NoError(t, err)
+	onlyFile(t, dir, "out.raw", content)
+	dir = t.TempDir()
+	_, _, err = newClient(t, Options{}).Pull(context.Background(), ref, dir, PullOptions{})
+	require.NoError(t, err)
+	onlyFile(t, dir, "rootdisk.raw", content)
+}
+
+// TestPullWrongBytes: a layer whose content is not what its digest says leaves nothing.
+func TestPullWrongBytes(t *testing.T) {
+	for name, pack := range map[string]func(testing.TB, []byte) []byte{
+		"plain": func(_ testing.TB, p []byte) []byte { return p }, "gzip": gzipped, "zstd": zstandard,
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := store{}
+			layer := pack(t, tarOf(t, tarFile{name: "disk/a.img", content: noise(9, 1<<20)}))
+			desc := s.image(t, layer)
+			for digest, content := range s {
+				if bytes.Equal(content, layer) {
+					wrong := bytes.Clone(content)
+					wrong[len(wrong)/2] ^= 1
+					s[digest] = wrong
+				}
+			}
+			dir, err := pull(t, s.layout(t, desc), PullOptions{})
+			require.Error(t, err)
+			emptyDir(t, dir)
+		})
+	}
+}
+
+// TestPullKeeps: a file that is there stays, unless it is to be replaced, and when that fails, too.
+func TestPullKeeps(t *testing.T) {
+	s := store{}
+	content := noise(10, 1<<20)
+	ref := s.layout(t, s.image(t, tarOf(t, tarFile{name: "disk/a.img", content: content})))
+	bad := s.layout(t, s.image(t, tarOf(t, tarFile{name: "disk/a.img", content: content})[:1<<19]))
+	dir := t.TempDir()
+	dest := filepath.Join(dir, "out.raw")
+	require.NoError(t, os.WriteFile(dest, []byte("mine"), 0o644))
+	c := newClient(t, Options{})
+	_, _, err := c.Pull(context.Background(), ref, dest, PullOptions{})
+	require.ErrorContains(t, err, "--force")
+	onlyFile(t, dir, "out.raw", []byte("mine"))
+	_, _, err = c.Pull(context.Background(), bad, dest, PullOptions{Replace: true})
+	require.Error(t, err)
+	onlyFile(t, dir, "out.raw", []byte("mine"))
+	_, _, err = c.Pull(context.Background(), ref, dest, PullOptions{Replace: true})
+	require.NoError(t, err)
+	onlyFile(t, dir, "out.raw", content)
+}
+
+// TestPullPlatform takes the manifest of this machine's platform, and says what there is otherwise.
+func TestPullPlatform(t *testing.T) {
+	s := store{}
+	content := noise(11, 8192)
+	mine := s.image(t, tarOf(t, tarFile{name: "disk/a.img", content: content}))
+	mine.Platform = platformOf(runtime.GOARCH)
+	other := s.image(t, tarOf(t, tarFile{name: "disk/b.img", content: content}))
+	other.Platform = platformOf(otherArch())
+	attestation := other
+	attestation.Platform = &v1.Platform{OS: "unknown", Architecture: "unknown"}
+	index := func(m ...v1.Descriptor) v1.Descriptor {
+		desc := s.manifest(t, v1.IndexManifest{SchemaVersion: 2, MediaType: types.OCIImageIndex, Manifests: m})
+		desc.MediaType = types.OCIImageIndex
+		return desc
+	}
+	dir, err := pull(t, s.layout(t, index(attestation, other, mine)), PullOptions{})
+	require.NoError(t, err)
+	onlyFile(t, dir, "out.raw", content)
+	dir, err = pull(t, s.layout(t, index(other, attestation)), PullOptions{})
+	require.ErrorContains(t, err, "only for: linux/"+otherArch())
+	emptyDir(t, dir)
+	_, err = pull(t, s.layout(t, s.manifest(t, map[string]any{"schemaVersion": 1, "mediaType": "application/x"})), PullOptions{})
+	require.ErrorContains(t, err, `"application/x"`)
+}
+
+// TestPullBounded: what claims too much ends early.
+func TestPullBounded(t *testing.T) {
+	many := make([]tarFile, maxShown+1)
+	for i := range many {
+		many[i] = tarFile{name: fmt.Sprintf("disk/many/%d", i)}
+	}
+	s := store{}
+	huge := s.add([]byte("small"))
+	huge.Size = 1 << 40
+	for name, c := range map[string]struct {
+		image v1.Descriptor
+		want  string
+	}{
+		"many files": {s.image(t, gzipped(t, tarOf(t, many...))), "more than"},
+		"no layers":  {s.image(t), "no layers"},
+		"empty":      {s.image(t, nil), "empty"},
+		"no tar":     {s.image(t, noise(12, 4096)), "tar archive"},
+		"huge claim": {s.manifest(t, v1.Manifest{MediaType: types.OCIManifestSchema1, Config: huge, Layers: []v1.Descriptor{huge}}), "the manifest says"},
+		"virtual":    {s.image(t, tarOf(t, tarFile{name: "disk/a.qcow2", content: qcow2Of(t, noise(13, 8192))})), "limit"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir, err := pull(t, s.layout(t, c.image), PullOptions{Image: image.Options{MaxVirtualSize: 4096}})
+			require.ErrorContains(t, err, c.want)
+			emptyDir(t, dir)
+		})
+	}
+}
+
+// TestPullSparseTar fetches a file that the archive has without its holes.
+func TestPullSparseTar(t *testing.T) {
+	needTool(t, "tar")
+	for _, format := range []string{"gnu", "posix"} {
+		dir := t.TempDir()
+		require.NoError(t, os.Mkdir(filepath.Join(dir, "disk"), 0o755))
+		content := make([]byte, 8<<20)
+		copy(content[1<<20:], noise(14, 8192))
+		copy(content[5<<20:], noise(15, 8192))
+		f, err := os.Create(filepath.Join(dir, "disk", "a.img"))
+		require.NoError(t, err)
+		require.NoError(t, f.Truncate(int64(len(content))))
+		for _, off := range []int64{1 << 20, 5 << 20} {
+			_, err = f.WriteAt(content[off:off+8192], off)
+			require.NoError(t, err)
+		}
+		require.NoError(t, f.Close())
+		out, err := exec.Command("tar", "-C", dir, "-S", "--format="+format, "-cf", filepath.Join(dir, "layer"), "disk").CombinedOutput()
+		require.NoError(t, err, "%s", out)
+		layer, err := os.ReadFile(filepath.Join(dir, "layer"))
+		require.NoError(t, err)
+		require.Less(t, len(layer), 1<<20, "tar has found no holes")
+		s := store{}
+		got, err := pull(t, s.layout(t, s.image(t, layer)), PullOptions{})
+		require.NoError(t, err)
+		onlyFile(t, got, "out.raw", content)
+	}
+}

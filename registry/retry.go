@@ -1,0 +1,246 @@
+package registry
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
+)
+
+const (
+	firstPause = 100 * time.Millisecond
+	longPause  = 10 * time.Second
+	// maxRefused is how often a refusal is believed to be a token or a signature that has expired.
+	maxRefused = 4
+	// maxErrorBody is how much of an answer that is an error is read. Bytes.
+	maxErrorBody = 16 << 10
+)
+
+// permanentError is not tried again.
+type permanentError struct{ err error }
+
+func (e *permanentError) Error() string { return e.err.Error() }
+func (e *permanentError) Unwrap() error { return e.err }
+
+func permanent(err error) error { return &permanentError{err} }
+
+// StatusError is an answer of a registry that says no.
+type StatusError struct {
+	Host   string
+	Method string
+	Status int
+	Detail string // what the registry says about it; may be empty
+
+	away  bool          // it was not the registry that answered, but where it sent us
+	after time.Duration // how long to wait before the next try; 0: it does not say
+}
+
+func (e *StatusError) Error() string {
+	text := fmt.Sprintf("%s answers %d %s", e.Host, e.Status, http.StatusText(e.Status))
+	if e.Detail != "" {
+		text += ": " + e.Detail
+	}
+	switch {
+	case e.away:
+	case e.Status == http.StatusUnauthorized || e.Status == http.StatusForbidden:
+		text += "; name a file with credentials by --registry-config"
+	}
+	return text
+}
+
+// notFound tells whether the registry does not have what was asked for.
+func notFound(err error) bool {
+	var status *StatusError
+	return errors.As(err, &status) && status.Status == http.StatusNotFound
+}
+
+// tries is one piece of work that is tried until it is done, its context ends, nothing has come for
+// too long, or an error will not go away.
+type tries struct {
+	endpoint *endpoint
+	scopes   []string
+	patience time.Duration
+	last     time.Time // when something has come
+	pause    time.Duration
+	refused  int
+}
+
+func (e *endpoint) tries(scopes []string) *tries {
+	patience := e.client.opt.Patience
+	if e.mirror { // there is another one to ask
+		patience = min(patience, 10*time.Second)
+	}
+	return &tries{endpoint: e, scopes: scopes, patience: patience, last: time.Now(), pause: firstPause}
+}
+
+// progress is told that something has come.
+func (t *tries) progress() { t.last, t.pause, t.refused = time.Now(), firstPause, 0 }
+
+// again waits before the next try, or returns err where there is none.
+func (t *tries) again(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	var final *permanentError
+	if errors.As(err, &final) {
+		return err
+	}
+	pause := t.pause/2 + rand.N(t.pause/2+1)
+	t.pause = min(2*t.pause, longPause)
+	var status *StatusError
+	if errors.As(err, &status) {
+		switch s := status.Status; {
+		case s == http.StatusUnauthorized, status.away && (s == http.StatusBadRequest || s == http.StatusForbidden):
+			// A token has expired, or a signed address: both are asked for anew.
+			if t.refused++; t.refused > maxRefused {
+				return err
+			}
+			t.endpoint.forget(t.scopes)
+		case s == http.StatusTooManyRequests, s == http.StatusRequestTimeout, s >= 500:
+			pause = max(pause, status.after)
+		default:
+			return err
+		}
+	}
+	if left := t.patience - time.Since(t.last); pause > left {
+		return fmt.Errorf("given up after %s in which nothing came: %w", time.Since(t.last).Round(time.Second), err)
+	}
+	t.endpoint.client.opt.Warn(fmt.Sprintf("%s: %v; next try in %s", t.endpoint.repo.RegistryStr(), err, pause.Round(time.Millisecond)))
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-time.After(pause):
+		return nil
+	}
+}
+
+// request is one request to a repository, which can be made more than once.
+type request struct {
+	method string
+	path   string // below /v2/NAME/
+	header http.Header
+	accept []int // statuses that are an answer; others are an error
+}
+
+// once sends a request. The caller closes the body.
+func (e *endpoint) once(ctx context.Context, scopes []string, r request) (*http.Response, error) {
+	a, err := e.authorize(ctx, scopes)
+	if err != nil {
+		return nil, explain(err)
+	}
+	address := fmt.Sprintf("https://%s/v2/%s/%s", e.repo.RegistryStr(), e.repo.RepositoryStr(), r.path)
+	req, err := http.NewRequestWithContext(ctx, r.method, address, nil)
+	if err != nil {
+		return nil, permanent(err)
+	}
+	for key, values := range r.header {
+		req.Header[key] = values
+	}
+	return e.send(a, req, r.accept)
+}
+
+// send sends a request that is ready, and makes an error of an answer that is not accepted.
+func (e *endpoint) send(a *http.Client, req *http.Request, accept []int) (*http.Response, error) {
+	res, err := a.Do(req)
+	if err != nil {
+		return nil, explain(err)
+	}
+	for _, status := range accept {
+		if res.StatusCode == status {
+			return res, nil
+		}
+	}
+	defer res.Body.Close()
+	return nil, e.statusError(res)
+}
+
+// do tries a request until there is an answer.
+func (e *endpoint) do(ctx context.Context, scopes []string, r request) (*http.Response, error) {
+	t := e.tries(scopes)
+	for {
+		res, err := e.once(ctx, scopes, r)
+		if err == nil {
+			return res, nil
+		}
+		if err := t.again(ctx, err); err != nil {
+			return nil, err
+		}
+	}
+}
+
+func (e *endpoint) statusError(res *http.Response) *StatusError {
+	s := &StatusError{Host: e.repo.RegistryStr(), Status: res.StatusCode}
+	if res.Request != nil {
+		s.Host, s.Method = res.Request.URL.Host, res.Request.Method
+		s.away = res.Request.URL.Host != e.repo.RegistryStr()
+	}
+	body, _ := io.ReadAll(io.LimitReader(res.Body, maxErrorBody))
+	s.Detail = errorDetail(body)
+	s.after = retryAfter(res.Header.Get("Retry-After"), time.Now())
+	return s
+}
+
+// errorDetail is what a registry says in the body of an error (OCI distribution specification, "Error
+// codes"). Anything else, such as a page of a proxy, is not repeated.
+func errorDetail(body []byte) string {
+	var answer struct {
+		Errors []struct{ Code, Message string }
+	}
+	if json.Unmarshal(body, &answer) != nil {
+		return ""
+	}
+	var parts []string
+	for _, e := range answer.Errors[:min(len(answer.Errors), 3)] {
+		text := strings.TrimSpace(e.Code + " " + e.Message)
+		parts = append(parts, text[:min(len(text), 200)])
+	}
+	return strings.Join(parts, ", ")
+}
+
+// retryAfter reads the header of that name: seconds, or a date (RFC 9110, section 10.2.3).
+func retryAfter(value string, now time.Time) time.Duration {
+	if seconds, err := strconv.ParseInt(value, 10, 32); err == nil {
+		return max(0, time.Duration(seconds)*time.Second)
+	}
+	if at, err := http.ParseTime(value); err == nil {
+		return max(0, at.Sub(now))
+	}
+	return 0
+}
+
+// explain makes one kind of error of what the library and the network return.
+func explain(err error) error {
+	var answered *transport.Error
+	if errors.As(err, &answered) {
+		s := &StatusError{Status: answered.StatusCode}
+		if answered.Request != nil {
+			s.Host, s.Method = answered.Request.URL.Host, answered.Request.Method
+		}
+		var parts []string
+		for _, d := range answered.Errors[:min(len(answered.Errors), 3)] {
+			parts = append(parts, strings.TrimSpace(string(d.Code)+" "+d.Message))
+		}
+		s.Detail = strings.Join(parts, ", ")
+		return s
+	}
+	err = withoutQuery(err)
+	var certificate *tls.CertificateVerificationError
+	var dns *net.DNSError
+	switch {
+	case errors.As(err, &certificate):
+		return permanent(fmt.Errorf("%w; name a file with its certificates by --registry-ca", err))
+	case errors.As(err, &dns) && dns.IsNotFound:
+		return permanent(err)
+	}
+	return err
+}

@@ -1,0 +1,51 @@
+package registry
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+
+	"kubevirt.io/disk/disk/image"
+)
+
+// stdout writes a disk in the order of its bytes. A raw file goes straight through. A qcow2 file, which has
+// another order, is expanded first, into a file without a name in the directory for temporary files.
+func (p *puller) stdout(ctx context.Context, f *file) ([]Pulled, error) {
+	done := Pulled{Name: f.name, To: "-", Format: image.FormatRaw, Size: f.size}
+	direct := p.opt.Original
+	err := p.again(ctx, f, func(content io.Reader) error {
+		if err := p.peek(f, &content); err != nil {
+			return err
+		}
+		if f.isQcow2 {
+			done.Format = image.FormatQcow2
+		}
+		if direct = direct || !f.isQcow2; !direct {
+			return nil
+		}
+		n, err := io.Copy(p.opt.Stdout, content)
+		if done.Size = n; err == nil && f.size >= 0 && n != f.size {
+			err = io.ErrUnexpectedEOF
+		}
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("standard output has only a part of the disk: %w", err)
+	}
+	if direct {
+		return []Pulled{done}, nil
+	}
+	if f.to, err = image.Scratch(os.TempDir()); err != nil {
+		return nil, err
+	}
+	f.arrival = image.NewArrival(f.name, f.size, f.to, image.ArrivalOptions{Options: p.opt.Image})
+	if err := p.arrive(ctx, f, 0); err != nil {
+		return nil, err
+	}
+	done.Size = f.arrival.VirtualSize()
+	if _, err := io.Copy(p.opt.Stdout, io.NewSectionReader(f.to.File(), 0, done.Size)); err != nil {
+		return nil, fmt.Errorf("standard output has only a part of the disk: %w", err)
+	}
+	return []Pulled{done}, nil
+}
