@@ -68,6 +68,8 @@ var importRules = []importRule{
 		why: "the server serves any disk, and gets no image format with the interface"},
 	{pkg: "registry/cache", only: []string{}, deep: true,
 		why: "what is cached is bytes with a digest, wherever they come from"},
+	{pkg: "registry", only: []string{"disk", "disk/image", "disk/qcow2", "disk/qcow2/internal/inflate",
+		"disk/internal/..."}, deep: true, why: "images come and go without a server"},
 	{pkg: "metrics", only: []string{"target", "disk"},
 		why: "Prometheus series observe the server and the disks, and are no pages"},
 	{pkg: "pages", only: []string{"target", "disk"}, why: "pages tell of the server and the disks"},

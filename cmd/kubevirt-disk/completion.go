@@ -40,7 +40,7 @@ var choices = map[string][]string{
 // Flags that take the name of a directory or file. What others take, no shell knows.
 var (
 	directoryFlags = []string{keyDiskDir, keyWorkDir, keyPersistentDir}
-	fileFlags      = []string{keyReadyFile, keyControlSocket}
+	fileFlags      = []string{keyReadyFile, keyControlSocket, keyRegistryConfig, keyRegistryCA}
 )
 
 func texts[T ~string](values ...T) []string {
