@@ -12,7 +12,8 @@ import (
 	"kubevirt.io/disk/disk/internal/rawfile"
 )
 
-// Image is the read-only content that a disk lies over. It may be a disk.Estimator, too.
+// Image is the read-only content that a disk lies over. It may be a disk.Estimator, too, and is asked
+// once.
 type Image interface {
 	// ReadAt fills p or returns an error; it is not called past the end.
 	io.ReaderAt
@@ -52,6 +53,9 @@ type Disk struct {
 	failed  atomic.Bool
 	mapless atomic.Bool // the disk is complete: the map's files are closed, and say nothing any more
 
+	estimate disk.Estimator  // of the image; nil: it is none
+	accounts disk.Accountant // of the file; nil: it is none
+
 	baseMu sync.RWMutex
 	base   Image // guarded by baseMu; nil when every block is marked: it is not needed any more
 
@@ -90,6 +94,8 @@ func newDisk(file File, base Image, m *blockMap, maps *mapStore, stored int64, o
 	o := &Disk{file: file, granule: granuleFor(base.Size()), stored: stored, opt: opt, blocks: m,
 		maps: maps, base: base}
 	o.mapped = m.blocks * o.granule
+	o.estimate, _ = base.(disk.Estimator)
+	o.accounts, _ = file.(disk.Accountant)
 	o.opt.Unit = max(o.opt.Unit, o.granule)
 	o.scratch.New = func() any {
 		buf := make([]byte, o.opt.Unit)
@@ -307,8 +313,7 @@ func (o *Disk) Slow(off int64) bool {
 	}
 	o.baseMu.RLock()
 	defer o.baseMu.RUnlock()
-	e, ok := o.base.(disk.Estimator)
-	return ok && e.Slow(off)
+	return o.base != nil && o.estimate != nil && o.estimate.Slow(off)
 }
 
 // Close closes the file and the map. The image is the caller's to close.
@@ -478,8 +483,8 @@ func (o *Disk) mark(first, last int64) error { return o.blocks.set(first, last, 
 // Usage is that of the disk's own file: what still lies in the image takes nothing of the storage
 // that the disk is on.
 func (o *Disk) Usage() (disk.Usage, error) {
-	if a, ok := o.file.(disk.Accountant); ok {
-		return a.Usage()
+	if o.accounts == nil {
+		return disk.Usage{}, errors.ErrUnsupported
 	}
-	return disk.Usage{}, errors.ErrUnsupported
+	return o.accounts.Usage()
 }
