@@ -30,8 +30,8 @@ func (s Span) overlaps(o Span) bool {
 	return s.Off < o.Off+o.Length && o.Off < s.Off+s.Length && s.Length > 0 && o.Length > 0
 }
 
-// Hold is a place in a Table. Its memory is the caller's, who must not touch it from Lock to Unlock.
-// It can be used again afterwards.
+// Hold is a place in a Table. Its memory is the caller's, who must not touch it from Lock to
+// Unlock. It can be used again afterwards.
 type Hold struct {
 	mode  Mode
 	owner string
@@ -39,8 +39,9 @@ type Hold struct {
 	more  []Span
 	match func(owner string) bool // of Drain; else nil
 
-	prev, next *Hold         // guarded by Table.mu; in order of arrival
-	turn       chan struct{} // guarded by Table.mu; not nil while the hold waits; closed when it may go on
+	prev, next *Hold // guarded by Table.mu; in order of arrival
+	// guarded by Table.mu; not nil while the hold waits; closed when it may go on
+	turn chan struct{}
 }
 
 // Set makes h a hold of one range. The owner is for Writing and Drain; "" is nobody.
@@ -48,8 +49,8 @@ func (h *Hold) Set(mode Mode, owner string, off, length int64) {
 	h.mode, h.owner, h.span, h.more = mode, owner, Span{off, length}, nil
 }
 
-// SetSpans makes h a hold of several ranges at once. They stay the caller's, who must not change them
-// until Unlock.
+// SetSpans makes h a hold of several ranges at once. They stay the caller's, who must not change
+// them until Unlock.
 func (h *Hold) SetSpans(mode Mode, owner string, spans []Span) {
 	h.mode, h.owner, h.span, h.more = mode, owner, Span{}, spans
 }
@@ -100,9 +101,9 @@ func (t *Table) LockContext(ctx context.Context, h *Hold) error {
 	}
 }
 
-// LockPair is Lock for a Read and a Write hold of one access. Both take their place before any wait:
-// an Exclusive hold that overlapped both could otherwise come between them, and each would wait for
-// the other.
+// LockPair is Lock for a Read and a Write hold of one access. Both take their place before any
+// wait: an Exclusive hold that overlapped both could otherwise come between them, and each would
+// wait for the other.
 func (t *Table) LockPair(read, write *Hold) {
 	t.mu.Lock()
 	first, second := t.enterLocked(read), t.enterLocked(write)
@@ -158,12 +159,13 @@ func (t *Table) waitsLocked(h *Hold) bool {
 	return false
 }
 
-// Unlock gives up the place of h.
+// Unlock gives up the place of h. If h has none, nothing happens: one fault of a caller must not end
+// a process that serves many disks.
 func (t *Table) Unlock(h *Hold) {
 	t.mu.Lock()
 	if h.prev == nil && t.first != h {
 		t.mu.Unlock()
-		panic("rangelock: unlock of what is not held")
+		return
 	}
 	later := h.next
 	if h.prev == nil {
@@ -243,8 +245,8 @@ func (t *Table) Writing(owner string) bool {
 	return false
 }
 
-// Drain waits until all holds that are no Read ones, and whose owner matches, have been given up, if
-// they were there before. It does not wait for those that come later.
+// Drain waits until all holds that are no Read ones, and whose owner matches, have been given up,
+// if they were there before. It does not wait for those that come later.
 func (t *Table) Drain(match func(owner string) bool) {
 	place := &Hold{match: match} // without a range it is in nobody's way
 	t.Lock(place)
