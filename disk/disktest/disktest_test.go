@@ -34,7 +34,9 @@ func TestMemoryRunsOutOfSpaceAndRecovers(t *testing.T) {
 }
 
 func TestFaultWithoutRulesIsTheDiskInside(t *testing.T) {
-	disktest.Run(t, func(*testing.T) disk.Disk { return disktest.NewFault(disktest.NewMemory(2 << 20)) })
+	disktest.Run(t, func(*testing.T) disk.Disk {
+		return disktest.NewFault(disktest.NewMemory(2 << 20))
+	})
 }
 
 func TestFaultRules(t *testing.T) {
@@ -42,7 +44,8 @@ func TestFaultRules(t *testing.T) {
 	f := disktest.NewFault(disktest.NewMemory(1 << 20))
 	p := []byte{1, 2, 3, 4}
 
-	remove := f.Inject(disktest.Rule{Op: disktest.OpWrite, Off: 512, Length: 512, Skip: 1, Times: 1, Err: boom, Partial: 2})
+	remove := f.Inject(disktest.Rule{Op: disktest.OpWrite, Off: 512, Length: 512, Skip: 1, Times: 1,
+		Err: boom, Partial: 2})
 	_, err := f.WriteAt(p, 0)
 	require.NoError(t, err, "another range")
 	_, err = f.WriteAt(p, 600)

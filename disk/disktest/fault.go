@@ -36,8 +36,8 @@ func (o Op) String() string {
 // Rule is a fault for the calls that it matches. The zero value does nothing to every call.
 type Rule struct {
 	Op Op
-	// Off and Length restrict it to calls that touch the range; Length 0 is the whole disk. Bytes. A flush matches
-	// only a rule for the whole disk.
+	// Off and Length restrict it to calls that touch the range; Length 0 is the whole disk. Bytes.
+	// A flush matches only a rule for the whole disk.
 	Off, Length int64
 	Skip        int // so many matching calls pass first
 	Times       int // it applies to so many calls; 0: to all that follow
@@ -48,9 +48,9 @@ type Rule struct {
 	Block   <-chan struct{} // the call waits for the channel to be closed first
 }
 
-// Fault is a disk that fails or delays chosen calls of another one. A call is checked against every rule; all delays
-// apply, and the first error. It has every optional interface; what the disk inside does not have is
-// errors.ErrUnsupported.
+// Fault is a disk that fails or delays chosen calls of another one. A call is checked against every
+// rule; all delays apply, and the first error. It has every optional interface; what the disk
+// inside does not have is errors.ErrUnsupported.
 type Fault struct {
 	inner disk.Disk
 
@@ -93,7 +93,8 @@ func (f *Fault) Inject(r Rule) (remove func()) {
 	}
 }
 
-// Calls is how often the method was called so far, calls that failed and calls that still wait included.
+// Calls is how often the method was called so far, calls that failed and calls that still wait
+// included.
 func (f *Fault) Calls(op Op) int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -150,7 +151,8 @@ func (f *Fault) WriteAt(p []byte, off int64) (int, error) {
 	return f.transfer(OpWrite, p, off, f.inner.WriteAt)
 }
 
-func (f *Fault) transfer(op Op, p []byte, off int64, call func([]byte, int64) (int, error)) (int, error) {
+func (f *Fault) transfer(op Op, p []byte, off int64, call func([]byte, int64) (int, error)) (int,
+	error) {
 	r := f.before(op, off, int64(len(p)))
 	if r == nil {
 		return call(p, off)

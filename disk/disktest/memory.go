@@ -10,14 +10,15 @@ import (
 // pageSize is what Memory allocates at once. Bytes.
 const pageSize = 4 << 10
 
-// Memory is a sparse disk in memory with every optional interface. Every call is atomic. What it is sized for costs
-// nothing, what is written costs whole pages.
+// Memory is a sparse disk in memory with every optional interface. Every call is atomic. What it is
+// sized for costs nothing, what is written costs whole pages.
 type Memory struct {
 	size int64
 
-	mu     sync.RWMutex
-	pages  map[int64]*[pageSize]byte // guarded by mu; by page number, a missing one is zeros
-	budget int64                     // guarded by mu; pages that may still be allocated, negative: any number
+	mu    sync.RWMutex
+	pages map[int64]*[pageSize]byte // guarded by mu; by page number, a missing one is zeros
+	// guarded by mu; pages that may still be allocated, negative: any number
+	budget int64
 }
 
 var (
@@ -27,7 +28,8 @@ var (
 	_ disk.Extenter  = (*Memory)(nil)
 )
 
-// NewMemory makes a disk of that many bytes, a positive multiple of disk.SectorSize, without limit on what it holds.
+// NewMemory makes a disk of that many bytes, a positive multiple of disk.SectorSize, without limit
+// on what it holds.
 func NewMemory(size int64) *Memory {
 	if size <= 0 || size%disk.SectorSize != 0 {
 		size = max(disk.SectorSize, (size+disk.SectorSize-1)/disk.SectorSize*disk.SectorSize)
@@ -35,9 +37,9 @@ func NewMemory(size int64) *Memory {
 	return &Memory{size: size, pages: make(map[int64]*[pageSize]byte), budget: -1}
 }
 
-// SetFree limits what can still be allocated, as a file system does that fills up: a write that needs more stores
-// what there is space for, and is disk.ErrNoSpace. Discarding gives space back. A negative number lifts the limit.
-// Bytes, rounded down to pages.
+// SetFree limits what can still be allocated, as a file system does that fills up: a write that
+// needs more stores what there is space for, and is disk.ErrNoSpace. Discarding gives space back. A
+// negative number lifts the limit. Bytes, rounded down to pages.
 func (m *Memory) SetFree(bytes int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -142,7 +144,8 @@ func (m *Memory) Extent(off, length int64) (disk.Extent, error) {
 	return e, nil
 }
 
-// each calls f for the part [begin, end) of every page in the range, which is at the offset at in the range.
+// each calls f for the part [begin, end) of every page in the range, which is at the offset at in
+// the range.
 func (m *Memory) each(off, length int64, f func(page, begin, end, at int64)) {
 	for at := int64(0); at < length; {
 		page, begin := (off+at)/pageSize, (off+at)%pageSize
@@ -154,7 +157,8 @@ func (m *Memory) each(off, length int64, f func(page, begin, end, at int64)) {
 
 func (m *Memory) check(op string, off, length int64) error {
 	if off < 0 || length < 0 || off > m.size-length || op == "extent" && length == 0 {
-		return fmt.Errorf("%s of %d bytes at %d is outside of a disk of %d bytes", op, length, off, m.size)
+		return fmt.Errorf("%s of %d bytes at %d is outside of a disk of %d bytes", op, length, off,
+			m.size)
 	}
 	return nil
 }

@@ -17,9 +17,9 @@ const minSize = 1 << 20
 // maxModel bounds the part of a disk that is compared byte by byte. Bytes.
 const maxModel = 8 << 20
 
-// Run checks that the disks that open makes keep every promise of disk.Disk, and of the optional interfaces that they
-// have. open is called once per part of the suite and returns a writable disk of at least 1 MiB, with any
-// content; it cleans up by t.Cleanup, Close included.
+// Run checks that the disks that open makes keep every promise of disk.Disk, and of the optional
+// interfaces that they have. open is called once per part of the suite and returns a writable disk
+// of at least 1 MiB, with any content; it cleans up by t.Cleanup, Close included.
 func Run(t *testing.T, open func(t *testing.T) disk.Disk) {
 	t.Helper()
 	parts := []struct {
@@ -83,8 +83,10 @@ func testSize(t *testing.T, d disk.Disk) {
 // testBoundaries writes and reads around the edges of blocks and of the disk.
 func testBoundaries(t *testing.T, d disk.Disk) {
 	size := d.Size()
-	for i, edge := range []int64{0, disk.SectorSize, 4 << 10, 64 << 10, 256 << 10, size / 2 / 4096 * 4096, size} {
-		for _, length := range []int64{disk.SectorSize, 4 << 10, 4<<10 + disk.SectorSize, 64 << 10} {
+	for i, edge := range []int64{0, disk.SectorSize, 4 << 10, 64 << 10, 256 << 10,
+		size / 2 / 4096 * 4096, size} {
+		for _, length := range []int64{disk.SectorSize, 4 << 10, 4<<10 + disk.SectorSize,
+			64 << 10} {
 			off := min(max(0, edge-length/2/disk.SectorSize*disk.SectorSize), size-length)
 			data := pattern(int(length), uint64(i))
 			write(t, d, data, off)
@@ -120,13 +122,15 @@ func testRandom(t *testing.T, d disk.Disk) {
 		case op == 2:
 			require.NoError(t, d.Flush())
 		case op == 3:
-			require.True(t, bytes.Equal(part, read(t, d, off, length)), "operation %d: %d bytes at %d differ", i, length, off)
+			require.True(t, bytes.Equal(part, read(t, d, off, length)),
+				"operation %d: %d bytes at %d differ", i, length, off)
 		default:
 			copy(part, pattern(int(length), r.Uint64()))
 			write(t, d, part, off)
 		}
 	}
-	require.True(t, bytes.Equal(model, read(t, d, 0, size)), "the disk differs from the model in the end")
+	require.True(t, bytes.Equal(model, read(t, d, 0, size)),
+		"the disk differs from the model in the end")
 }
 
 // testZeroing discards and zeroes parts of what was written.
@@ -144,13 +148,15 @@ func testZeroing(t *testing.T, d disk.Disk) {
 	const total = 256 << 10
 	for name, op := range ops {
 		for _, c := range []struct{ off, length int64 }{
-			{0, total}, {0, 512}, {512, 512}, {3584, 1024}, {4096, 4096}, {512, 8192}, {65536, 65536}, {total - 512, 512}, {4096, 0},
+			{0, total}, {0, 512}, {512, 512}, {3584, 1024}, {4096, 4096}, {512, 8192},
+			{65536, 65536}, {total - 512, 512}, {4096, 0},
 		} {
 			data := pattern(total, uint64(c.off))
 			write(t, d, data, 0)
 			require.NoError(t, op(c.off, c.length), "%s of %d at %d", name, c.length, c.off)
 			clear(data[c.off : c.off+c.length])
-			require.True(t, bytes.Equal(data, read(t, d, 0, total)), "%s of %d bytes at %d", name, c.length, c.off)
+			require.True(t, bytes.Equal(data, read(t, d, 0, total)), "%s of %d bytes at %d", name,
+				c.length, c.off)
 		}
 		// The end of the disk, and everything.
 		end := d.Size() - 1536
@@ -184,7 +190,8 @@ func testExtents(t *testing.T, d disk.Disk) {
 		if !e.Data {
 			for at := off; at < off+e.Length; at += maxModel {
 				p := read(t, d, at, min(maxModel, off+e.Length-at))
-				require.True(t, bytes.Count(p, []byte{0}) == len(p), "the hole of %d bytes at %d holds data", e.Length, off)
+				require.True(t, bytes.Count(p, []byte{0}) == len(p),
+					"the hole of %d bytes at %d holds data", e.Length, off)
 			}
 		}
 		off += e.Length
@@ -196,7 +203,8 @@ func testExtents(t *testing.T, d disk.Disk) {
 	}
 }
 
-// testConcurrency has goroutines write, read, discard and flush parts of their own, while others read everything.
+// testConcurrency has goroutines write, read, discard and flush parts of their own, while others
+// read everything.
 func testConcurrency(t *testing.T, d disk.Disk) {
 	const parts, partSize = 8, 64 << 10
 	var writers, readers sync.WaitGroup
@@ -227,7 +235,8 @@ func testConcurrency(t *testing.T, d disk.Disk) {
 					return
 				}
 				if !bytes.Equal(p, q) {
-					t.Errorf("part %d reads differently from what was written in round %d", i, round)
+					t.Errorf("part %d reads differently from what was written in round %d", i,
+						round)
 					return
 				}
 			}

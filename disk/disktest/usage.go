@@ -12,7 +12,8 @@ var (
 	_ disk.Accountant = (*Fault)(nil)
 )
 
-// Usage counts pages. Without a limit on what can be allocated, as much is available as the disk is large.
+// Usage counts pages. Without a limit on what can be allocated, as much is available as the disk is
+// large.
 func (m *Memory) Usage() (disk.Usage, error) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()

@@ -12,19 +12,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A directory of ours may lie in one that others can write to, as in a volume that the containers of a pod share. The functions here
-// go through no symbolic link, wherever in the path it is, so that nobody makes us write to a file of their choice. The links in
-// what an operator has named are resolved once, by resolved.
+// A directory of ours may lie in one that others can write to, as in a volume that the containers
+// of a pod share. The functions here go through no symbolic link, wherever in the path it is, so
+// that nobody makes us write to a file of their choice. The links in what an operator has named are
+// resolved once, by resolved.
 
 // Resolved is the path of a directory without links. It must be there.
 func Resolved(dir string) (string, error) { return filepath.EvalSymlinks(dir) }
 
 // ErrLinked is a file to be written to that has another name.
-var ErrLinked = errors.New("the file has other names (hard links), by which it may be somebody else's; remove the link, or the file")
+var ErrLinked = errors.New("the file has other names (hard links), by which it may be somebody " +
+	"else's; remove the link, or the file")
 
 // openDir opens a directory in order to do something in it.
 func openDir(path string) (fd int, err error) {
-	how := &unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS}
+	how := &unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS}
 	err = Retry(func() (err error) { fd, err = unix.Openat2(unix.AT_FDCWD, path, how); return err })
 	if err == unix.ENOSYS || err == unix.EPERM {
 		return walkDir(path) // kernels before 5.6, and some seccomp profiles
@@ -39,7 +42,8 @@ func walkDir(path string) (fd int, err error) {
 	if filepath.IsAbs(path) {
 		start = "/"
 	}
-	if err = Retry(func() (err error) { fd, err = unix.Open(start, flags, 0); return err }); err != nil {
+	if err = Retry(func() (err error) { fd, err = unix.Open(start, flags, 0); return err }); err !=
+		nil {
 		return -1, err
 	}
 	for part := range strings.SplitSeq(path, "/") {
@@ -47,7 +51,11 @@ func walkDir(path string) (fd int, err error) {
 			continue
 		}
 		var next int
-		err := Retry(func() (err error) { next, err = unix.Openat(fd, part, flags|unix.O_NOFOLLOW, 0); return err })
+		err := Retry(func() (err error) {
+			next,
+				err = unix.Openat(fd, part, flags|unix.O_NOFOLLOW, 0)
+			return err
+		})
 		err = orLink(err, fd, part)
 		unix.Close(fd)
 		if err != nil {
@@ -61,7 +69,8 @@ func walkDir(path string) (fd int, err error) {
 // orLink makes ELOOP of an ENOTDIR that means a link.
 func orLink(err error, dir int, name string) error {
 	var st unix.Stat_t
-	if err == unix.ENOTDIR && unix.Fstatat(dir, name, &st, unix.AT_SYMLINK_NOFOLLOW) == nil && st.Mode&unix.S_IFMT == unix.S_IFLNK {
+	if err == unix.ENOTDIR && unix.Fstatat(dir, name, &st, unix.AT_SYMLINK_NOFOLLOW) == nil &&
+		st.Mode&unix.S_IFMT == unix.S_IFLNK {
 		return unix.ELOOP
 	}
 	return err
@@ -80,7 +89,8 @@ func in(op, path string, do func(dir int, name string) error) error {
 	return nil
 }
 
-// OpenFile is os.OpenFile that also refuses, with errLinked, to open for writing what has another name.
+// OpenFile is os.OpenFile that also refuses, with errLinked, to open for writing what has another
+// name.
 func OpenFile(path string, flags int, mode fs.FileMode) (f *os.File, err error) {
 	err = in("open", path, func(dir int, name string) error {
 		fd, err := unix.Openat(dir, name, flags|OpenFlags, uint32(mode.Perm()))
@@ -89,7 +99,8 @@ func OpenFile(path string, flags int, mode fs.FileMode) (f *os.File, err error) 
 		}
 		var st unix.Stat_t
 		if flags&unix.O_ACCMODE != unix.O_RDONLY {
-			if err = Retry(func() error { return unix.Fstat(fd, &st) }); err == nil && st.Mode&unix.S_IFMT == unix.S_IFREG && st.Nlink > 1 {
+			if err = Retry(func() error { return unix.Fstat(fd, &st) }); err == nil &&
+				st.Mode&unix.S_IFMT == unix.S_IFREG && st.Nlink > 1 {
 				err = ErrLinked
 			}
 		}
@@ -146,7 +157,8 @@ func readNames(path string) ([]string, error) {
 	return dir.Readdirnames(-1)
 }
 
-// Rename gives a file another name in its directory, with unix.RENAME_EXCHANGE in exchange for the one that has it.
+// Rename gives a file another name in its directory, with unix.RENAME_EXCHANGE in exchange for the
+// one that has it.
 func Rename(from, to string, flags uint) error {
 	return in("rename", to, func(dir int, name string) error {
 		if flags == 0 {
@@ -158,11 +170,15 @@ func Rename(from, to string, flags uint) error {
 
 // MakeDir makes a directory for us alone.
 func MakeDir(path string) error {
-	return in("mkdir", path, func(dir int, name string) error { return unix.Mkdirat(dir, name, 0o700) })
+	return in("mkdir", path, func(dir int,
+		name string) error {
+		return unix.Mkdirat(dir, name, 0o700)
+	})
 }
 
-// CheckOwner refuses a directory that somebody else has made, who could put into it what he likes. It is ours, or root's, or it may be
-// written by a group that we are in, as in a volume that Kubernetes gives a group (fsGroup): there one user may come after another.
+// CheckOwner refuses a directory that somebody else has made, who could put into it what he likes.
+// It is ours, or root's, or it may be written by a group that we are in, as in a volume that
+// Kubernetes gives a group (fsGroup): there one user may come after another.
 func CheckOwner(path string) error {
 	dir, err := OpenFile(path, unix.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
@@ -174,24 +190,28 @@ func CheckOwner(path string) error {
 		return &fs.PathError{Op: "stat", Path: path, Err: err}
 	}
 	groups, _ := os.Getgroups() // without them it is the one group
-	shared := st.Mode&unix.S_IWGRP != 0 && slices.Contains(append(groups, os.Getegid()), int(st.Gid))
+	shared := st.Mode&unix.S_IWGRP != 0 &&
+		slices.Contains(append(groups, os.Getegid()), int(st.Gid))
 	if int(st.Uid) == os.Geteuid() || st.Uid == 0 || shared || madeAs(dir) == int(st.Uid) {
 		return nil
 	}
-	return &fs.PathError{Op: "use", Path: path, Err: fmt.Errorf("it belongs to user %d, and this is user %d: remove it, or use another directory: %w",
-		st.Uid, os.Geteuid(), ErrForeign)}
+	return &fs.PathError{Op: "use", Path: path,
+		Err: fmt.Errorf("it belongs to user %d, and this is user %d: remove it, or use another "+
+			"directory: %w",
+			st.Uid, os.Geteuid(), ErrForeign)}
 }
 
 // ErrForeign is a directory of another user.
 var ErrForeign = errors.New("the directory of another user is not used")
 
-// madeAs is the user that what we make in a directory belongs to, where the file system has its own idea of that, as file servers do; -1 where
-// that is not known.
+// madeAs is the user that what we make in a directory belongs to, where the file system has its own
+// idea of that, as file servers do; -1 where that is not known.
 func madeAs(dir *os.File) int {
 	name := fmt.Sprintf(".owner-%d", os.Getpid())
 	var fd int
 	err := Retry(func() (err error) {
-		fd, err = unix.Openat(int(dir.Fd()), name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|OpenFlags, 0o600)
+		fd, err = unix.Openat(int(dir.Fd()), name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|OpenFlags,
+			0o600)
 		return err
 	})
 	if err != nil {

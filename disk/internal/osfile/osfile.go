@@ -10,7 +10,8 @@ import (
 	"kubevirt.io/disk/disk"
 )
 
-// openFlags never follow a link and never block: a FIFO without a writer would stop the start for ever.
+// openFlags never follow a link and never block: a FIFO without a writer would stop the start for
+// ever.
 const OpenFlags = unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_NOCTTY | unix.O_CLOEXEC
 
 // Retry repeats a system call that a signal interrupted.
@@ -22,8 +23,9 @@ func Retry(call func() error) error {
 	}
 }
 
-// SeekExtent describes the run of a file that begins at off, at most length bytes of it, with data false for a hole.
-// A file system that does not know says that all is data. lseek moves the descriptor's offset, which nothing here uses.
+// SeekExtent describes the run of a file that begins at off, at most length bytes of it, with data
+// false for a hole. A file system that does not know says that all is data. lseek moves the
+// descriptor's offset, which nothing here uses.
 func SeekExtent(f *os.File, off, length int64) (n int64, data bool, err error) {
 	fd := int(f.Fd())
 	// A hole can be punched between the two questions; then they are asked again.
@@ -70,7 +72,8 @@ func ReadFull(r io.ReaderAt, p []byte, off int64) error {
 	return err
 }
 
-// AvailableSpace is what an unprivileged user can still write into the directory's file system. Bytes.
+// AvailableSpace is what an unprivileged user can still write into the directory's file system.
+// Bytes.
 func AvailableSpace(dir string) (int64, error) {
 	var st unix.Statfs_t
 	if err := Retry(func() error { return unix.Statfs(dir, &st) }); err != nil {
@@ -86,7 +89,8 @@ func AvailableSpace(dir string) (int64, error) {
 	return int64(st.Bavail) * unit, nil
 }
 
-// IsFull reports whether an error says that the file system, a quota or a limit on files is exhausted.
+// IsFull reports whether an error says that the file system, a quota or a limit on files is
+// exhausted.
 func IsFull(err error) bool {
 	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.EFBIG)
 }

@@ -17,9 +17,11 @@ import (
 // Options says how a raw file is served as a disk.
 type Options struct {
 	ReadOnly bool
-	// Durable makes Flush reach storage. Without it Flush promises only that the data survives the end of the process.
+	// Durable makes Flush reach storage. Without it Flush promises only that the data survives the
+	// end of the process.
 	Durable bool
-	// Private says that nobody else changes the file, so that what is known of its holes stays true.
+	// Private says that nobody else changes the file, so that what is known of its holes stays
+	// true.
 	Private bool
 }
 
@@ -33,7 +35,8 @@ type File struct {
 	holes   *holeMap    // nil: others may change the file
 	guard   *cacheGuard // nil: as holes, or read-only
 
-	flushMu sync.Mutex // one fdatasync at a time: the kernel tells of a failure only once per open file
+	// one fdatasync at a time: the kernel tells of a failure only once per open file
+	flushMu sync.Mutex
 	sync    func(fd int) error
 	forget  func(fd int) error // drops what the page cache has of the file and takes for clean
 }
@@ -73,7 +76,8 @@ func FromOpen(f *os.File, opt Options) (*File, error) {
 		return nil, fmt.Errorf("%q is not a regular file", f.Name())
 	}
 	if st.Size() == 0 || st.Size()%disk.SectorSize != 0 {
-		return nil, fmt.Errorf("%q has a size of %d bytes, which is no positive multiple of %d", f.Name(), st.Size(), disk.SectorSize)
+		return nil, fmt.Errorf("%q has a size of %d bytes, which is no positive multiple of %d",
+			f.Name(), st.Size(), disk.SectorSize)
 	}
 	disk := &File{File: f, size: st.Size(), opt: opt, sync: unix.Fdatasync, forget: forgetCached}
 	if opt.Private {
@@ -101,7 +105,8 @@ func (f *File) ReadAt(p []byte, off int64) (int, error) {
 	if err == io.EOF {
 		err = io.ErrUnexpectedEOF // someone made the file shorter
 	}
-	return n, &disk.MediumError{Op: "read", Off: off + int64(n), Length: int64(len(p) - n), Err: err}
+	return n, &disk.MediumError{Op: "read", Off: off + int64(n), Length: int64(len(p) - n),
+		Err: err}
 }
 
 // WriteAt stores p in the page cache. Concurrency and durability: as Disk.
@@ -109,7 +114,8 @@ func (f *File) WriteAt(p []byte, off int64) (n int, err error) {
 	if err := f.writable(); err != nil {
 		return 0, err
 	}
-	// Writing past the end would make the file grow, which no caller may do and nobody would notice.
+	// Writing past the end would make the file grow, which no caller may do and nobody would
+	// notice.
 	if off < 0 || off > f.size-int64(len(p)) {
 		return 0, OutOfRange("write", off, int64(len(p)), f.size)
 	}
@@ -147,7 +153,8 @@ func (f *File) Sync() error {
 		return disk.ErrFailed
 	}
 	if err := osfile.Retry(func() error { return f.sync(int(f.File.Fd())) }); err != nil {
-		// The kernel has dropped the pages or marked them clean, so a later success would mean nothing.
+		// The kernel has dropped the pages or marked them clean, so a later success would mean
+		// nothing.
 		f.failed.Store(true)
 		return fmt.Errorf("%w: flush of %q: %w", disk.ErrFailed, f.File.Name(), err)
 	}
@@ -157,11 +164,12 @@ func (f *File) Sync() error {
 // Discard punches a hole. Concurrency and durability: as Disk.
 func (f *File) Discard(off, length int64) error { return f.deallocate("discard", off, length) }
 
-// Zero gives the space back too: a guest that zeroes a whole disk must not fill the work directory. Concurrency and
-// durability: as Disk.
+// Zero gives the space back too: a guest that zeroes a whole disk must not fill the work directory.
+// Concurrency and durability: as Disk.
 func (f *File) Zero(off, length int64) error {
 	if length > 0 && length < holeSize {
-		// No block can be freed, and a write in the page cache is cheaper than a call to the file system.
+		// No block can be freed, and a write in the page cache is cheaper than a call to the file
+		// system.
 		return f.writeZeros(off, length)
 	}
 	return f.deallocate("write", off, length)
@@ -183,7 +191,8 @@ func (f *File) deallocate(op string, off, length int64) error {
 	}
 	f.guard.through(off, length) // what is zeroed of a block at either end is dirty
 	err := osfile.Retry(func() error {
-		return unix.Fallocate(int(f.File.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, off, length)
+		return unix.Fallocate(int(f.File.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE,
+			off, length)
 	})
 	switch err {
 	case nil:
@@ -192,7 +201,8 @@ func (f *File) deallocate(op string, off, length int64) error {
 		f.noPunch.Store(true)
 		return f.writeZeros(off, length)
 	default:
-		return f.writeError(off, length, &os.PathError{Op: "fallocate", Path: f.File.Name(), Err: err})
+		return f.writeError(off, length,
+			&os.PathError{Op: "fallocate", Path: f.File.Name(), Err: err})
 	}
 }
 
@@ -208,8 +218,8 @@ func (f *File) writeZeros(off, length int64) error {
 	return nil
 }
 
-// Extent asks the file system what is allocated. Concurrency: as Disk; while the range is being written, the answer may
-// be the one from before or after it.
+// Extent asks the file system what is allocated. Concurrency: as Disk; while the range is being
+// written, the answer may be the one from before or after it.
 func (f *File) Extent(off, length int64) (disk.Extent, error) {
 	if off < 0 || length <= 0 || off > f.size-length {
 		return disk.Extent{}, OutOfRange("extent", off, length, f.size)
@@ -221,8 +231,9 @@ func (f *File) Extent(off, length int64) (disk.Extent, error) {
 	return disk.Extent{Length: n, Data: data}, nil
 }
 
-// Close closes the file. It does not flush. After a flush that failed, the page cache has what storage has not, as if that were clean, until it
-// needs the memory: who serves the file next would build upon what is gone later, and so is to find what storage has.
+// Close closes the file. It does not flush. After a flush that failed, the page cache has what
+// storage has not, as if that were clean, until it needs the memory: who serves the file next would
+// build upon what is gone later, and so is to find what storage has.
 func (f *File) Close() error {
 	if f.failed.Load() {
 		_ = f.forget(int(f.File.Fd())) // where it fails, reads are as they are without it
@@ -243,7 +254,8 @@ func (f *File) writable() error {
 	return nil
 }
 
-// writeError turns an error of the file system into one of the package, for the range that was not written.
+// writeError turns an error of the file system into one of the package, for the range that was not
+// written.
 func (f *File) writeError(off, length int64, err error) error {
 	switch {
 	case osfile.IsFull(err):
@@ -257,12 +269,14 @@ func (f *File) writeError(off, length int64, err error) error {
 
 // OutOfRange is a range that the caller should have refused.
 func OutOfRange(op string, off, length, size int64) error {
-	return fmt.Errorf("%s of %d bytes at %d is outside of a disk of %d bytes", op, length, off, size)
+	return fmt.Errorf("%s of %d bytes at %d is outside of a disk of %d bytes", op, length, off,
+		size)
 }
 
 var _ disk.Accountant = (*File)(nil)
 
-// Usage asks the file system. Space that it counts in another way, as compressing ones do, is told as it tells it.
+// Usage asks the file system. Space that it counts in another way, as compressing ones do, is told
+// as it tells it.
 func (f *File) Usage() (disk.Usage, error) {
 	fd := int(f.File.Fd())
 	var st unix.Stat_t
@@ -273,5 +287,6 @@ func (f *File) Usage() (disk.Usage, error) {
 	if err := unix.Fstatfs(fd, &fs); err != nil {
 		return disk.Usage{}, fmt.Errorf("space that is left for %q: %w", f.File.Name(), err)
 	}
-	return disk.Usage{Used: st.Blocks * osfile.StatBlock, Available: int64(fs.Bavail) * int64(fs.Bsize)}, nil
+	return disk.Usage{Used: st.Blocks * osfile.StatBlock,
+		Available: int64(fs.Bavail) * int64(fs.Bsize)}, nil
 }

@@ -41,7 +41,8 @@ func TestFailedFlushIsSticky(t *testing.T) {
 	require.NoError(t, err, "it can still be read")
 }
 
-// What a failed flush has left in the page cache is not what the next process is to find, as it is gone some time later.
+// What a failed flush has left in the page cache is not what the next process is to find, as it is
+// gone some time later.
 func TestFileIsReadAnewAfterAFailedFlush(t *testing.T) {
 	for _, cause := range []error{nil, unix.EIO} {
 		f := openSparse(t, t.TempDir(), 1<<20, Options{Durable: true})
@@ -78,10 +79,14 @@ func TestEphemeralFlushReachesNoStorage(t *testing.T) {
 // What is to be destroyed reaches storage whatever a flush promises.
 func TestSyncReachesStorage(t *testing.T) {
 	dir, calls := t.TempDir(), 0
-	image, err := Open(filetest.Put(t, dir, "image.raw", filetest.Block(1, 1<<20), 1<<20), Options{ReadOnly: true})
+	image, err := Open(filetest.Put(t, dir, "image.raw", filetest.Block(1, 1<<20), 1<<20),
+		Options{ReadOnly: true})
 	require.NoError(t, err)
 	defer image.Close()
-	image.sync = func(int) error { t.Error("synced, though nothing can have been written"); return nil }
+	image.sync = func(int) error {
+		t.Error("synced, though nothing can have been written")
+		return nil
+	}
 	require.NoError(t, image.Sync())
 	f := openSparse(t, dir, 1<<20, Options{})
 	f.sync = func(int) error { calls++; return nil }
@@ -146,7 +151,8 @@ func TestDiscardGivesSpaceBack(t *testing.T) {
 
 func TestErrorsOfTheFileSystem(t *testing.T) {
 	f := openSparse(t, t.TempDir(), 1<<20, Options{})
-	for cause, want := range map[error]error{unix.ENOSPC: disk.ErrNoSpace, unix.EDQUOT: disk.ErrNoSpace, unix.EFBIG: disk.ErrNoSpace,
+	for cause, want := range map[error]error{unix.ENOSPC: disk.ErrNoSpace,
+		unix.EDQUOT: disk.ErrNoSpace, unix.EFBIG: disk.ErrNoSpace,
 		unix.EROFS: disk.ErrReadOnly, unix.EBADF: disk.ErrReadOnly, unix.EPERM: disk.ErrReadOnly} {
 		err := f.writeError(0, 512, cause)
 		require.ErrorIs(t, err, want)

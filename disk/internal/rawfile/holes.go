@@ -7,12 +7,14 @@ import (
 const (
 	// holeRegion is how finely a file's holes are remembered, bytes: 2 MiB of memory for 16 TiB.
 	holeRegion = 1 << 20
-	// maxHoleExtents bounds how many extents of a file are asked for when it is opened; what lies behind them counts as written.
+	// maxHoleExtents bounds how many extents of a file are asked for when it is opened; what lies
+	// behind them counts as written.
 	maxHoleExtents = 4096
 )
 
-// holeMap knows regions of a file that were never written: they read as zeros without asking the kernel, which would first fill its
-// page cache with zeros, a whole read-ahead for each read. A nil map knows nothing.
+// holeMap knows regions of a file that were never written: they read as zeros without asking the
+// kernel, which would first fill its page cache with zeros, a whole read-ahead for each read. A nil
+// map knows nothing.
 type holeMap struct {
 	written *Regions
 }

@@ -11,18 +11,23 @@ import (
 	"kubevirt.io/disk/disk/internal/osfile"
 )
 
-// cacheRegion is how finely it is remembered what was changed through the page cache of a file: no folio, which the kernel keeps
-// clean or dirty as a whole, is larger, nor reaches into two of them, where a page has 4 KiB. Bytes.
+// cacheRegion is how finely it is remembered what was changed through the page cache of a file: no
+// folio, which the kernel keeps clean or dirty as a whole, is larger, nor reaches into two of them,
+// where a page has 4 KiB. Bytes.
 const cacheRegion = 2 << 20
 
 // errThroughCache says that something has to be written through the page cache.
 var errThroughCache = errors.New("cannot be written past the page cache")
 
-// cacheGuard keeps what goes through the page cache of a file and what goes past it in different regions, as open(2) advises: a
-// kernel that finds a folio dirty of which some was just written past the cache cannot tell what is newer, and reports an I/O error at the
-// next flush. File systems whose locks exclude that do not promise it. A nil guard lets nothing pass the cache. Any number of goroutines.
+// cacheGuard keeps what goes through the page cache of a file and what goes past it in different
+// regions, as open(2) advises: a kernel that finds a folio dirty of which some was just written
+// past the cache cannot tell what is newer, and reports an I/O error at the next flush. File
+// systems whose locks exclude that do not promise it. A nil guard lets nothing pass the cache. Any
+// number of goroutines.
 type cacheGuard struct {
-	wanted *Regions // nothing more goes past the cache there: all of cached, and where somebody waits to write through it
+	// nothing more goes past the cache there: all of cached, and where somebody waits to write
+	// through it
+	wanted *Regions
 	cached *Regions // may have dirty folios
 
 	mu    sync.Mutex
@@ -48,14 +53,16 @@ func newCacheGuard(size int64, holes *holeMap) *cacheGuard {
 	return g
 }
 
-// through is called before a range is changed through the cache. It waits for what is on its way past it, and for nothing that comes later.
+// through is called before a range is changed through the cache. It waits for what is on its way
+// past it, and for nothing that comes later.
 func (g *cacheGuard) through(off, length int64) {
 	if g == nil || length <= 0 || g.cached.Covers(off, length) {
 		return
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.wanted.Add(off, length) // or one run of a chunk after the other could pass, while the guest waits for all of them
+	// or one run of a chunk after the other could pass, while the guest waits for all of them
+	g.wanted.Add(off, length)
 	for g.passingLocked(off, length) {
 		g.ended.Wait()
 	}
@@ -100,17 +107,20 @@ func (g *cacheGuard) passingLocked(off, length int64) bool {
 	return false
 }
 
-// cacheBypass is the way into a File past the page cache (O_DIRECT), for what nobody needs there soon.
+// cacheBypass is the way into a File past the page cache (O_DIRECT), for what nobody needs there
+// soon.
 type cacheBypass struct {
 	disk   *File
 	direct *os.File
 }
 
-// OpenPastCache returns nil where the file has no such way: where it is not known what others do with it, or that the file system drops
-// what the cache holds of a range that is written past it, as ext4 and XFS do.
+// OpenPastCache returns nil where the file has no such way: where it is not known what others do
+// with it, or that the file system drops what the cache holds of a range that is written past it,
+// as ext4 and XFS do.
 func (f *File) OpenPastCache() *cacheBypass {
 	if os.Getpagesize() != 4<<10 {
-		return nil // with pages of 16 or 64 KiB, reading ahead makes folios that are larger than a region
+		// with pages of 16 or 64 KiB, reading ahead makes folios that are larger than a region
+		return nil
 	}
 	if f.guard == nil {
 		return nil
@@ -125,7 +135,8 @@ func (f *File) OpenPastCache() *cacheBypass {
 	return &cacheBypass{f, direct}
 }
 
-// fileSystem is the magic number of the file system that a file is on, as of statfs(2); 0 where it is not known.
+// fileSystem is the magic number of the file system that a file is on, as of statfs(2); 0 where it
+// is not known.
 func fileSystem(f *os.File) int64 {
 	var st unix.Statfs_t
 	if osfile.Retry(func() error { return unix.Fstatfs(int(f.Fd()), &st) }) != nil {
@@ -136,11 +147,13 @@ func fileSystem(f *os.File) int64 {
 
 // OpenDirect opens a file again, for writing past the page cache.
 func OpenDirect(f *os.File) (*os.File, error) {
-	return os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", f.Fd()), os.O_WRONLY|unix.O_DIRECT|unix.O_CLOEXEC, 0)
+	return os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", f.Fd()),
+		os.O_WRONLY|unix.O_DIRECT|unix.O_CLOEXEC, 0)
 }
 
-// WriteAt is File.WriteAt past the cache. It returns errThroughCache where the file was changed through the cache nearby, and EINVAL,
-// having written nothing, where the storage wants another alignment.
+// WriteAt is File.WriteAt past the cache. It returns errThroughCache where the file was changed
+// through the cache nearby, and EINVAL, having written nothing, where the storage wants another
+// alignment.
 func (c *cacheBypass) WriteAt(p []byte, off int64) (int, error) {
 	f, length := c.disk, int64(len(p))
 	if err := f.writable(); err != nil {

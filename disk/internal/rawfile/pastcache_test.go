@@ -18,7 +18,8 @@ import (
 	"kubevirt.io/disk/disk"
 )
 
-// bypassed is a new private file of that size with its way past the cache, where the file system has one.
+// bypassed is a new private file of that size with its way past the cache, where the file system
+// has one.
 func bypassed(t *testing.T, size int64) (*File, *cacheBypass) {
 	t.Helper()
 	f, err := os.Create(filepath.Join(t.TempDir(), "disk.img"))
@@ -36,8 +37,8 @@ func bypassed(t *testing.T, size int64) (*File, *cacheBypass) {
 	return d, past
 }
 
-// What the guest writes through the cache, and what is copied past it, into blocks between, never meet in a folio: no flush fails, and every
-// block has what was written to it last.
+// What the guest writes through the cache, and what is copied past it, into blocks between, never
+// meet in a folio: no flush fails, and every block has what was written to it last.
 func TestPastCacheBesideGuest(t *testing.T) {
 	const size, block, run = 64 << 20, 4 << 10, 64 << 10
 	d, past := bypassed(t, size)
@@ -59,7 +60,8 @@ func TestPastCacheBesideGuest(t *testing.T) {
 	want := make([]byte, size)
 	var through, around atomic.Int64
 	var guest, copies sync.WaitGroup
-	// The first block of each run is the guest's, which comes sooner or later than the copying; the others are copied.
+	// The first block of each run is the guest's, which comes sooner or later than the copying; the
+	// others are copied.
 	var copied atomic.Int64
 	var nearby [run]byte
 	guest.Go(func() {
@@ -124,7 +126,8 @@ func TestPastCacheBesideGuest(t *testing.T) {
 	require.True(t, bytes.Equal(want, got))
 }
 
-// Whoever comes to a region while something is on its way past the cache waits for that, and nothing passes after it came.
+// Whoever comes to a region while something is on its way past the cache waits for that, and
+// nothing passes after it came.
 func TestCacheGuard(t *testing.T) {
 	g := newCacheGuard(8<<20, &holeMap{written: NewRegions(8<<20, holeRegion)})
 	require.True(t, g.begin(2<<20, 4096))
@@ -152,7 +155,8 @@ func TestCacheGuard(t *testing.T) {
 	(*cacheGuard)(nil).through(0, 4096)
 }
 
-// A guest waits for what is on its way, and not for all that could pass while it waits: storage may be slow.
+// A guest waits for what is on its way, and not for all that could pass while it waits: storage may
+// be slow.
 func TestCacheGuardLetsNothingPassWhoWaits(t *testing.T) {
 	g := newCacheGuard(8<<20, &holeMap{written: NewRegions(8<<20, holeRegion)})
 	require.True(t, g.begin(0, 4096))

@@ -10,7 +10,8 @@ import (
 	"kubevirt.io/disk/disk/disktest/filetest"
 )
 
-// A range that is large enough gets its place, and reads as zeros as before, within the file's size.
+// A range that is large enough gets its place, and reads as zeros as before, within the file's
+// size.
 func TestPreallocator(t *testing.T) {
 	const size = 4 << 20
 	f := filetest.Sparse(t, size)
@@ -75,7 +76,8 @@ type placed struct {
 func (p *placed) WriteAt(b []byte, off int64) (int, error) {
 	if len(b) >= preallocateFrom {
 		p.large++
-		require.GreaterOrEqual(p.t, filetest.Allocated(p.t, p.Name()), int64(p.large)*preallocateFrom)
+		require.GreaterOrEqual(p.t, filetest.Allocated(p.t, p.Name()),
+			int64(p.large)*preallocateFrom)
 	}
 	return p.File.WriteAt(b, off)
 }

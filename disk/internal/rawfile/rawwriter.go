@@ -14,47 +14,56 @@ import (
 )
 
 const (
-	// holeSize is the granularity at which zeros become holes: the block size of the usual file systems.
+	// holeSize is the granularity at which zeros become holes: the block size of the usual file
+	// systems.
 	holeSize = 4 << 10
-	// cachedWrite is what is written into the page cache at once, as kernels make folios as large as the write. Larger ones are faster
-	// to fill where memory has to be found, and slower where it is at hand. Later small writes to them are slower: ext4 goes over
-	// every block of a folio for each, which makes a write of 4 KiB take 6 us in one of 256 KiB, and 28 us in one of 2 MiB. Bytes.
+	// cachedWrite is what is written into the page cache at once, as kernels make folios as large
+	// as the write. Larger ones are faster to fill where memory has to be found, and slower where
+	// it is at hand. Later small writes to them are slower: ext4 goes over every block of a folio
+	// for each, which makes a write of 4 KiB take 6 us in one of 256 KiB, and 28 us in one of 2
+	// MiB. Bytes.
 	cachedWrite = 256 << 10
-	// directWrite is what is written past the cache at once: storage may turn out to be slow, and each worker has one under way. Bytes.
+	// directWrite is what is written past the cache at once: storage may turn out to be slow, and
+	// each worker has one under way. Bytes.
 	directWrite = 1 << 20
-	// paceSpan is how much is written in one way before its speed is compared with the others'. Bytes.
+	// paceSpan is how much is written in one way before its speed is compared with the others'.
+	// Bytes.
 	paceSpan = 1 << 20
-	// retryAfter is how many times as long as its last span took a way that was slower is left alone: so little time goes into trials.
+	// retryAfter is how many times as long as its last span took a way that was slower is left
+	// alone: so little time goes into trials.
 	retryAfter = 32
-	// cacheWorth is how many times as fast a way past the page cache has to be for a disk that is served: what is in the cache the guest need
-	// not wait for.
+	// cacheWorth is how many times as fast a way past the page cache has to be for a disk that is
+	// served: what is in the cache the guest need not wait for.
 	cacheWorth = 2
 )
 
 // zeros is compared with and written from; nothing writes to it.
 var zeros [256 << 10]byte
 
-// Writer writes to a file through the page cache or past it, as is faster: the cache is bound by how soon the kernel finds
-// memory, which takes ten times as long as copying where the host of a virtual machine has to give it first, and by how much may be
-// dirty; storage may be faster than that, or slower by far. Any number of goroutines.
+// Writer writes to a file through the page cache or past it, as is faster: the cache is bound by
+// how soon the kernel finds memory, which takes ten times as long as copying where the host of a
+// virtual machine has to give it first, and by how much may be dirty; storage may be faster than
+// that, or slower by far. Any number of goroutines.
 type Writer struct {
 	cached io.WriterAt
 	direct io.WriterAt // past the page cache; nil: no such way
 	Places *Places     // nil: nothing has its place before
 	pace   *pace
-	// order lets one write at a time into the page cache, or any number past it. The kernel's lock of the file does the same, but
-	// there writers wait by spinning, at the cost of a core, and what they wait would count as the time of their own way.
+	// order lets one write at a time into the page cache, or any number past it. The kernel's lock
+	// of the file does the same, but there writers wait by spinning, at the cost of a core, and
+	// what they wait would count as the time of their own way.
 	order sync.RWMutex
 }
 
-// NewWriter writes by either of two ways to the same file. The direct one, nil if there is none, returns EINVAL where it does not
-// work, and errThroughCache where it does not for this range; it has written nothing then.
+// NewWriter writes by either of two ways to the same file. The direct one, nil if there is none,
+// returns EINVAL where it does not work, and errThroughCache where it does not for this range; it
+// has written nothing then.
 func NewWriter(cached, direct io.WriterAt) *Writer {
 	return &Writer{cached: cached, direct: direct, pace: newPace(direct != nil)}
 }
 
-// ServedWorth is what the speed past the page cache counts for a disk that is served, to that through it: what is in the cache the guest need
-// not wait for.
+// ServedWorth is what the speed past the page cache counts for a disk that is served, to that
+// through it: what is in the cache the guest need not wait for.
 const ServedWorth = 1. / cacheWorth
 
 // NewServedWriter is NewWriter for the file of a disk that is served meanwhile, and that the guest
@@ -79,8 +88,8 @@ func (f *File) ServedWriter(busy func() bool) (w *Writer, done func()) {
 	return w, func() { _ = direct.Close() }
 }
 
-// Store writes what is not zero of p, by blocks of the file system, into a file that is a hole there: zeros stay one. It returns how
-// many bytes it has written.
+// Store writes what is not zero of p, by blocks of the file system, into a file that is a hole
+// there: zeros stay one. It returns how many bytes it has written.
 func (w *Writer) Store(p []byte, off int64) (written int64, err error) {
 	return dataRuns(p, off, w.Write)
 }
@@ -120,13 +129,13 @@ func (w *Writer) WriteThrough(p []byte, off int64) error {
 	return err
 }
 
-// writeCached writes p, so many bytes at once, and returns how much it has written. That is less than all of it, and no error, where another
-// way is to be taken by now, unless this one must be. Between two of its writes it lets no other worker in: to wake one takes about as long
-// as a write.
+// writeCached writes p, so many bytes at once, and returns how much it has written. That is less
+// than all of it, and no error, where another way is to be taken by now, unless this one must be.
+// Between two of its writes it lets no other worker in: to wake one takes about as long as a write.
 func (w *Writer) writeCached(way int, p []byte, off int64, size int, must bool) (n int, err error) {
 	w.order.Lock()
-	// Who was woken goes on at once, on this processor: the others are with workers that read ahead, and nobody would write until those are
-	// back from the kernel.
+	// Who was woken goes on at once, on this processor: the others are with workers that read
+	// ahead, and nobody would write until those are back from the kernel.
 	defer runtime.Gosched()
 	defer w.order.Unlock()
 	for n < len(p) && err == nil && (must || w.pace.choice() == way) {
@@ -142,7 +151,8 @@ func (w *Writer) writeCached(way int, p []byte, off int64, size int, must bool) 
 	return n, err
 }
 
-// writeDirect returns 0 bytes and no error where that does not work, or another way is to be taken by now.
+// writeDirect returns 0 bytes and no error where that does not work, or another way is to be taken
+// by now.
 func (w *Writer) writeDirect(p []byte, off int64) (int, error) {
 	n, err := w.tryDirect(p, off)
 	switch {
@@ -155,7 +165,8 @@ func (w *Writer) writeDirect(p []byte, off int64) (int, error) {
 	return n, err
 }
 
-// tryDirect lets one write at a time go to the storage until it is known how fast that is: many could take long.
+// tryDirect lets one write at a time go to the storage until it is known how fast that is: many
+// could take long.
 func (w *Writer) tryDirect(p []byte, off int64) (int, error) {
 	if w.pace.trying() {
 		w.order.Lock()
@@ -173,7 +184,8 @@ func (w *Writer) tryDirect(p []byte, off int64) (int, error) {
 	return n, err
 }
 
-// The ways to write a file: through the page cache in writes of cachedWrite, or in whole; or past it.
+// The ways to write a file: through the page cache in writes of cachedWrite, or in whole; or past
+// it.
 const (
 	smallFolios = iota
 	largeFolios
@@ -181,17 +193,19 @@ const (
 	ways
 )
 
-// pace chooses the way to write by what each achieved lately. The fastest one is left as soon as it is slower than another
-// one was. The others get a span now and then: what made them slow, memory that had to be found or another user of the storage,
-// may be over. Any number of goroutines.
+// pace chooses the way to write by what each achieved lately. The fastest one is left as soon as it
+// is slower than another one was. The others get a span now and then: what made them slow, memory
+// that had to be found or another user of the storage, may be over. Any number of goroutines.
 type pace struct {
 	mu    sync.Mutex
 	way   int
-	worth [ways]float64   // what a rate is multiplied with before it is compared; not changed later
-	rates [ways]float64   // bytes per second, a mean of which half is the last span; +Inf: to be tried; 0: excluded
+	worth [ways]float64 // what a rate is multiplied with before it is compared; not changed later
+	// bytes per second, a mean of which half is the last span; +Inf: to be tried; 0: excluded
+	rates [ways]float64
 	retry [ways]time.Time // when one that was left is tried again
 
-	// This span: what was written the chosen way, and how long at least one such write was in the kernel.
+	// This span: what was written the chosen way, and how long at least one such write was in the
+	// kernel.
 	bytes  int64
 	busy   time.Duration
 	active int       // writes in the kernel
@@ -200,7 +214,8 @@ type pace struct {
 
 // newPace begins through the cache, which is faster for what is small.
 func newPace(direct bool) *pace {
-	p := &pace{worth: [ways]float64{1, 1, 1}, rates: [ways]float64{math.Inf(1), math.Inf(1), math.Inf(1)}}
+	p := &pace{worth: [ways]float64{1, 1, 1},
+		rates: [ways]float64{math.Inf(1), math.Inf(1), math.Inf(1)}}
 	if !direct {
 		p.rates[pastCache] = 0
 	}
@@ -240,7 +255,8 @@ func (p *pace) begin(way int, now time.Time) {
 	p.since = now
 }
 
-// end notes that a write has left the kernel, with n bytes. What was begun before the way was changed does not count.
+// end notes that a write has left the kernel, with n bytes. What was begun before the way was
+// changed does not count.
 func (p *pace) end(way int, n int64, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -293,7 +309,8 @@ func dataRuns(p []byte, off int64, f func(p []byte, off int64) error) (done int6
 	return done, nil
 }
 
-// LeadingRun is how much of p, which is at off in the file, consists of zero blocks only, or of other blocks only.
+// LeadingRun is how much of p, which is at off in the file, consists of zero blocks only, or of
+// other blocks only.
 func LeadingRun(p []byte, off int64) (zero bool, n int) {
 	for n < len(p) {
 		block := min(len(p)-n, holeSize-int((off+int64(n))%holeSize))
@@ -307,8 +324,8 @@ func LeadingRun(p []byte, off int64) (zero bool, n int) {
 	return zero, n
 }
 
-// AllZero reports whether p, at most holeSize bytes, is all zeros. Most blocks show in their first word that they are
-// not.
+// AllZero reports whether p, at most holeSize bytes, is all zeros. Most blocks show in their first
+// word that they are not.
 func AllZero(p []byte) bool {
 	if len(p) >= 8 && binary.NativeEndian.Uint64(p) != 0 {
 		return false

@@ -20,7 +20,8 @@ import (
 // TestPaceTakesTheFasterWay writes at speeds that are made up, in megabytes per second.
 func TestPaceTakesTheFasterWay(t *testing.T) {
 	now := time.Unix(0, 0)
-	write := func(p *pace, total int64, speeds ...float64) (written [ways]int64, took time.Duration) {
+	write := func(p *pace, total int64, speeds ...float64) (written [ways]int64,
+		took time.Duration) {
 		begin := now
 		for total > 0 {
 			way, n := p.choice(), int64(1<<20)
@@ -94,7 +95,8 @@ func TestRawWriter(t *testing.T) {
 			require.NoError(t, f.Truncate(int64(len(content))))
 			direct, err := OpenDirect(f)
 			if err != nil {
-				t.Skip("skipped: the file system of the temporary directory has no way past the page cache")
+				t.Skip("skipped: the file system of the temporary directory has no way past the " +
+					"page cache")
 			}
 			defer direct.Close()
 			w := NewWriter(f, direct)

@@ -5,8 +5,8 @@ import (
 	"sync/atomic"
 )
 
-// Regions is a set of regions of a file. One is only ever added, so whoever sees it there can rely on it without a lock. Any number
-// of goroutines.
+// Regions is a set of regions of a file. One is only ever added, so whoever sees it there can rely
+// on it without a lock. Any number of goroutines.
 type Regions struct {
 	region int64           // bytes
 	bits   []atomic.Uint64 // a bit for each region
@@ -50,8 +50,8 @@ func (s *Regions) Covers(off, length int64) bool {
 	return true
 }
 
-// each calls f for the regions of the set, a range for those that lie together in a word: what is large and empty takes no time. The last
-// range may go past the end of the file.
+// each calls f for the regions of the set, a range for those that lie together in a word: what is
+// large and empty takes no time. The last range may go past the end of the file.
 func (s *Regions) each(f func(off, length int64)) {
 	for w := range s.bits {
 		for word := s.bits[w].Load(); word != 0; {

@@ -10,19 +10,22 @@ import (
 const (
 	// slotLength is how long a worker goes on while others wait for its slot.
 	slotLength = 100 * time.Millisecond
-	// stallTime is how long one step may take before another worker gets the slot: the storage of an image may hang.
+	// stallTime is how long one step may take before another worker gets the slot: the storage of
+	// an image may hang.
 	stallTime = 10 * time.Second
 )
 
 // Options of Slots. The zero value works.
 type Options struct {
-	// Buffer is the size of the buffers that are kept for the next worker, bytes. Smaller ones are made anew. 0: none is kept.
+	// Buffer is the size of the buffers that are kept for the next worker, bytes. Smaller ones are
+	// made anew. 0: none is kept.
 	Buffer int64
 	// Stall is how long one step may take before the slot goes to another worker; 0: 10 seconds.
 	Stall time.Duration
 }
 
-// Slots are what a number of workers share. Waiters are served first in, first out. Any number of goroutines.
+// Slots are what a number of workers share. Waiters are served first in, first out. Any number of
+// goroutines.
 type Slots struct {
 	opt     Options
 	free    chan struct{} // one element for each free slot; the runtime serves waiters in order
@@ -81,7 +84,8 @@ func (s *Slots) Do(ctx context.Context, f func() error) error {
 	return f()
 }
 
-// MayLog reports whether a worker may tell now how far it is: all together do that once in an interval.
+// MayLog reports whether a worker may tell now how far it is: all together do that once in an
+// interval.
 func (s *Slots) MayLog(now time.Time, interval time.Duration) bool {
 	last := s.logged.Load()
 	return now.UnixNano()-last >= int64(interval) && s.logged.CompareAndSwap(last, now.UnixNano())

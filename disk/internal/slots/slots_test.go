@@ -27,13 +27,18 @@ func TestDoEndsWithTheContext(t *testing.T) {
 	held := s.TryAcquire()
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	go func() { ended <- s.Do(ctx, func() error { t.Error("called without a slot"); return nil }) }()
+	go func() {
+		ended <- s.Do(ctx,
+			func() error { t.Error("called without a slot"); return nil })
+	}()
 	cancel()
 	require.ErrorIs(t, <-ended, context.Canceled)
 	held.Release()
-	require.ErrorIs(t, s.Do(ctx, func() error { t.Error("called after the end"); return nil }), context.Canceled)
+	require.ErrorIs(t, s.Do(ctx, func() error { t.Error("called after the end"); return nil }),
+		context.Canceled)
 	called := false
-	require.NoError(t, s.Do(t.Context(), func() error { called = true; require.Zero(t, s.Free()); return nil }))
+	require.NoError(t, s.Do(t.Context(),
+		func() error { called = true; require.Zero(t, s.Free()); return nil }))
 	require.True(t, called)
 	require.Equal(t, 1, s.Free())
 }
@@ -42,7 +47,8 @@ func TestBuffers(t *testing.T) {
 	s := New(1, Options{Buffer: 1 << 20})
 	slot := s.TryAcquire()
 	require.Len(t, slot.Buffer(512), 512)
-	require.LessOrEqual(t, cap(slot.Buffer(512)), 512, "a small one is not made larger than it has to be")
+	require.LessOrEqual(t, cap(slot.Buffer(512)), 512,
+		"a small one is not made larger than it has to be")
 	large := slot.Buffer(1 << 20)
 	require.Len(t, large, 1<<20)
 	require.Same(t, &large[0], &slot.Buffer(4096)[0], "what the worker has is used again")

@@ -14,7 +14,8 @@ import (
 	"kubevirt.io/disk/disk/internal/words"
 )
 
-// LockName is the file in an image's work directory whose lock makes one process its owner. It is removed only by Sweep.
+// LockName is the file in an image's work directory whose lock makes one process its owner. It is
+// removed only by Sweep.
 const LockName = "lock"
 
 // ErrLockGone is a lock file that was removed before it could be locked.
@@ -23,8 +24,8 @@ var ErrLockGone = errors.New("the lock file was removed while it was locked")
 // maxHolder bounds what is read of a lock file. Bytes.
 const maxHolder = 256
 
-// LockFile takes the exclusive lock of an open file without waiting: EWOULDBLOCK where another one has it. The kernel
-// frees it with the last descriptor, so also a holder that was killed frees it.
+// LockFile takes the exclusive lock of an open file without waiting: EWOULDBLOCK where another one
+// has it. The kernel frees it with the last descriptor, so also a holder that was killed frees it.
 func LockFile(f *os.File) error {
 	return osfile.Retry(func() error { return unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) })
 }
@@ -42,7 +43,8 @@ func HasName(f *os.File, name string) (bool, error) {
 	return err == nil && os.SameFile(mine, now), err
 }
 
-// AcquireLock locks the file of that name, which is made if need be and then names this process. errLockGone: try again.
+// AcquireLock locks the file of that name, which is made if need be and then names this process.
+// errLockGone: try again.
 func AcquireLock(path, what string) (*os.File, error) {
 	f, err := osfile.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
@@ -71,7 +73,8 @@ func AcquireLock(path, what string) (*os.File, error) {
 	return f, nil
 }
 
-// readHolder is who a lock file names. A process number means something only on its own host or in its own container.
+// readHolder is who a lock file names. A process number means something only on its own host or in
+// its own container.
 func readHolder(f *os.File) string {
 	text, _ := io.ReadAll(io.NewSectionReader(f, 0, maxHolder))
 	var pid int
@@ -92,5 +95,6 @@ type LockedError struct {
 }
 
 func (e *LockedError) Error() string {
-	return fmt.Sprintf("%q is in use by %s; stop that one first, or give each its own", e.Path, e.Holder)
+	return fmt.Sprintf("%q is in use by %s; stop that one first, or give each its own", e.Path,
+		e.Holder)
 }

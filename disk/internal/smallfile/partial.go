@@ -20,8 +20,9 @@ type partial struct {
 	path string // the final one
 }
 
-// Create begins a file that is to be path. One that a killed process left behind is removed, as it may be a link to another
-// file, or of another user; one that is being written at the moment is a *LockedError.
+// Create begins a file that is to be path. One that a killed process left behind is removed, as it
+// may be a link to another file, or of another user; one that is being written at the moment is a
+// *LockedError.
 func Create(path string, mode fs.FileMode) (*partial, error) {
 	name := path + PartialSuffix
 	for range 16 {
@@ -46,7 +47,9 @@ func Create(path string, mode fs.FileMode) (*partial, error) {
 		case current && created:
 			return &partial{File: f, path: path}, nil
 		}
-		f.Close() // the other process finished it in between, so this is its result by now; or it was left behind
+		// the other process finished it in between, so this is its result by now; or it was left
+		// behind
+		f.Close()
 	}
 	return nil, &LockedError{Path: name, Holder: "another process"}
 }
@@ -72,7 +75,8 @@ func claimPartial(f *os.File, name string) (current bool, err error) {
 	return true, nil
 }
 
-// Finish gives the file its final name if what was done so far succeeded; otherwise it removes the file.
+// Finish gives the file its final name if what was done so far succeeded; otherwise it removes the
+// file.
 func (p *partial) Finish(err error) error {
 	name := p.path + PartialSuffix
 	if err == nil {

@@ -13,12 +13,14 @@ import (
 const (
 	// spareSuffix is how the name of a spare ends.
 	SpareSuffix = ".spare"
-	// spareSize is what a spare takes: more than is kept of a disk with a hundred initiators. Bytes.
+	// spareSize is what a spare takes: more than is kept of a disk with a hundred initiators.
+	// Bytes.
 	spareSize = 32 << 10
 )
 
-// keepSpare sees to it, where that is possible, that there is a file of that name that has its space already. What has to be saved when everything
-// else is taken, as by a guest that has filled its volume, is written into it: who may use a disk from now on, above all.
+// keepSpare sees to it, where that is possible, that there is a file of that name that has its
+// space already. What has to be saved when everything else is taken, as by a guest that has filled
+// its volume, is written into it: who may use a disk from now on, above all.
 func keepSpare(path string) {
 	var st unix.Stat_t
 	if unix.Lstat(path, &st) == nil && st.Nlink == 1 && st.Blocks*osfile.StatBlock >= spareSize {
@@ -39,10 +41,11 @@ func keepSpare(path string) {
 	}
 }
 
-// replaceBySpare is replaceSmall without taking space: the spare is given the content, and changes names with the file. Nobody reads what a crash
-// leaves in a spare.
+// replaceBySpare is replaceSmall without taking space: the spare is given the content, and changes
+// names with the file. Nobody reads what a crash leaves in a spare.
 func replaceBySpare(path string, content []byte, spare string, sync func(*os.File) error) error {
-	// It may have been the file until a moment ago, and a crash makes it that again as long as its name has not reached storage.
+	// It may have been the file until a moment ago, and a crash makes it that again as long as its
+	// name has not reached storage.
 	if err := SyncDir(filepath.Dir(path), sync); err != nil {
 		return err
 	}
@@ -68,7 +71,8 @@ func replaceBySpare(path string, content []byte, spare string, sync func(*os.Fil
 		return err
 	}
 	if err := SyncDir(filepath.Dir(path), sync); err != nil {
-		return errors.Join(err, osfile.Remove(spare)) // never to be written to: see above, and another sync may say that all is well
+		// never to be written to: see above, and another sync may say that all is well
+		return errors.Join(err, osfile.Remove(spare))
 	}
 	return nil
 }

@@ -15,8 +15,9 @@ import (
 	"kubevirt.io/disk/disk/internal/osfile"
 )
 
-// savedFile looks at a directory as a kernel does that loses power: a file has the content that was there when it was synced, or anything where that
-// has changed since, and names are those of the last sync of the directory, or later ones.
+// savedFile looks at a directory as a kernel does that loses power: a file has the content that was
+// there when it was synced, or anything where that has changed since, and names are those of the
+// last sync of the directory, or later ones.
 type savedFile struct {
 	t        *testing.T
 	path     string
@@ -65,7 +66,8 @@ func (s *savedFile) sync(f *os.File) error {
 func (s *savedFile) check() {
 	s.t.Helper()
 	names, contents := s.now()
-	for when, names := range map[string]map[string]uint64{"the names before": s.names, "the names now": names} {
+	for when, names := range map[string]map[string]uint64{"the names before": s.names,
+		"the names now": names} {
 		inode := names[filepath.Base(s.path)]
 		stored, known := s.contents[inode]
 		require.True(s.t, known, "%s: what the file contains has not reached storage", when)
@@ -76,9 +78,11 @@ func (s *savedFile) check() {
 	}
 }
 
-// A file is replaced also where no space is left, at every moment as safely as elsewhere, and whatever is not brought to storage.
+// A file is replaced also where no space is left, at every moment as safely as elsewhere, and
+// whatever is not brought to storage.
 func TestReplacingOnAFullVolume(t *testing.T) {
-	const saves, syncs = 6, 4 // of each the directory, the spare, and the directory again; the first one also of a new file
+	// of each the directory, the spare, and the directory again; the first one also of a new file
+	const saves, syncs = 6, 4
 	for failAt := range saves*syncs + 1 {
 		dir := filetest.TinyFS(t, "256k")
 		path := filepath.Join(dir, "owner")
@@ -91,11 +95,13 @@ func TestReplacingOnAFullVolume(t *testing.T) {
 		}
 		s.names, s.contents = s.now()
 		if failAt%2 == 1 {
-			require.NoError(t, unix.Renameat2(unix.AT_FDCWD, spare, unix.AT_FDCWD, path, unix.RENAME_EXCHANGE))
+			require.NoError(t,
+				unix.Renameat2(unix.AT_FDCWD, spare, unix.AT_FDCWD, path, unix.RENAME_EXCHANGE))
 		}
 		var free func()
 		s.guest, free = filetest.Fill(t, dir)
-		require.True(t, osfile.IsFull(replaceByNew(path, filetest.Block('x', 4096), (*os.File).Sync)), "there is no space")
+		require.True(t, osfile.IsFull(replaceByNew(path, filetest.Block('x', 4096),
+			(*os.File).Sync)), "there is no space")
 		for i := range saves {
 			next := filetest.Block(byte('a'+i), []int{1, 4096, 9, 4000}[i%4])
 			s.allowed = append(s.allowed, string(next))
@@ -106,7 +112,8 @@ func TestReplacingOnAFullVolume(t *testing.T) {
 				require.NoError(t, err)
 				require.Equal(t, next, got)
 				s.allowed = []string{string(next)}
-				require.Equal(t, s.names["owner"], func() uint64 { names, _ := s.now(); return names["owner"] }())
+				require.Equal(t, s.names["owner"],
+					func() uint64 { names, _ := s.now(); return names["owner"] }())
 			} else {
 				require.True(t, s.failAt > 0 && s.failAt <= s.calls, "%v", err)
 			}
@@ -115,7 +122,8 @@ func TestReplacingOnAFullVolume(t *testing.T) {
 		require.NoError(t, Replace(path, []byte("last"), spare, (*os.File).Sync))
 		st, err := os.Stat(spare)
 		require.NoError(t, err)
-		require.EqualValues(t, spareSize, st.Sys().(*syscall.Stat_t).Blocks*osfile.StatBlock, "it has its space again")
+		require.EqualValues(t, spareSize, st.Sys().(*syscall.Stat_t).Blocks*osfile.StatBlock,
+			"it has its space again")
 	}
 }
 
@@ -152,7 +160,8 @@ func TestStoreOnAFullVolume(t *testing.T) {
 	}
 }
 
-// Where no file gets space before it is written there is no spare, and nothing is left of the attempt.
+// Where no file gets space before it is written there is no spare, and nothing is left of the
+// attempt.
 func TestNoSpare(t *testing.T) {
 	dir := filetest.TinyFS(t, "64k")
 	spare := filepath.Join(dir, SpareSuffix)

@@ -14,21 +14,23 @@ import (
 	"kubevirt.io/disk/disk/internal/osfile"
 )
 
-// Store keeps what the logical unit of a disk must remember, as files of a directory, one for each name. It belongs to the
-// content of the disk: a store of other content is another one. A name is a few lower case letters and hyphens. Any number of
-// goroutines.
+// Store keeps what the logical unit of a disk must remember, as files of a directory, one for each
+// name. It belongs to the content of the disk: a store of other content is another one. A name is a
+// few lower case letters and hyphens. Any number of goroutines.
 type Store struct {
-	dir  string
-	sync func(*os.File) error // of a file and of a directory; nil: what is saved survives the end of the process, and no more
+	dir string
+	// of a file and of a directory; nil: what is saved survives the end of the process, and no more
+	sync func(*os.File) error
 
 	mu sync.Mutex // one call at a time: a Save writes into what was a file a moment ago
 }
 
-// storeSum is the length of the xxhash64, little-endian, that follows the content in a file of a Store.
+// storeSum is the length of the xxhash64, little-endian, that follows the content in a file of a
+// Store.
 const storeSum = 8
 
-// NewStore returns a store in a directory, which is made when something is saved; the one it is in exists. With durable what
-// is saved has reached storage: it has to be what the disk is.
+// NewStore returns a store in a directory, which is made when something is saved; the one it is in
+// exists. With durable what is saved has reached storage: it has to be what the disk is.
 func NewStore(dir string, durable bool) *Store {
 	s := &Store{dir: dir}
 	if durable {
@@ -43,7 +45,8 @@ func (s *Store) Where(name string) string { return filepath.Join(s.dir, name) }
 // spare is a file that no name is that of, see keepSpare.
 func (s *Store) spare() string { return filepath.Join(s.dir, SpareSuffix) }
 
-// Load returns what was saved last under the name, or nil if nothing was. A file that no Save has left like that is an error.
+// Load returns what was saved last under the name, or nil if nothing was. A file that no Save has
+// left like that is an error.
 func (s *Store) Load(name string) ([]byte, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -61,11 +64,12 @@ func (s *Store) Load(name string) ([]byte, error) {
 	if IsUnread(err) {
 		return nil, fmt.Errorf("%s %w", s.Where(name), err)
 	}
-	return nil, fmt.Errorf("%s %w; remove it to go on without what was kept in it", s.Where(name), err)
+	return nil, fmt.Errorf("%s %w; remove it to go on without what was kept in it", s.Where(name),
+		err)
 }
 
-// Save replaces what is kept under the name: after an error that is the old or the new content. No data: forget it. What is
-// kept can have up to 1 MiB.
+// Save replaces what is kept under the name: after an error that is the old or the new content. No
+// data: forget it. What is kept can have up to 1 MiB.
 func (s *Store) Save(name string, data []byte) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -82,7 +86,8 @@ func (s *Store) Save(name string, data []byte) error {
 		return nil
 	}
 	if len(data) > maxSmall-storeSum {
-		return fmt.Errorf("%s cannot hold %d bytes, but at most %d", s.Where(name), len(data), maxSmall-storeSum)
+		return fmt.Errorf("%s cannot hold %d bytes, but at most %d", s.Where(name), len(data),
+			maxSmall-storeSum)
 	}
 	if err := osfile.MakeDir(s.dir); err == nil && s.sync != nil {
 		if err := SyncDir(filepath.Dir(s.dir), s.sync); err != nil {
@@ -91,5 +96,6 @@ func (s *Store) Save(name string, data []byte) error {
 	} else if err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	return Replace(s.Where(name), binary.LittleEndian.AppendUint64(append([]byte(nil), data...), xxhash.Sum64(data)), s.spare(), s.sync)
+	return Replace(s.Where(name), binary.LittleEndian.AppendUint64(append([]byte(nil), data...),
+		xxhash.Sum64(data)), s.spare(), s.sync)
 }

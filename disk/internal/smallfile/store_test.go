@@ -38,7 +38,8 @@ func testStore(t *testing.T, durable bool) {
 	require.NoError(t, s.Save("sanitize", []byte("y")))
 	entries, err := os.ReadDir(dir)
 	require.NoError(t, err)
-	require.Equal(t, []string{SpareSuffix, "mode-pages", "sanitize"}, filetest.FileNames(entries), "one file per name, and a spare")
+	require.Equal(t, []string{SpareSuffix, "mode-pages", "sanitize"}, filetest.FileNames(entries),
+		"one file per name, and a spare")
 	info, err := os.Stat(filepath.Join(dir, "sanitize"))
 	require.NoError(t, err)
 	require.EqualValues(t, 0o600, info.Mode())
@@ -49,7 +50,8 @@ func testStore(t *testing.T, durable bool) {
 	require.Nil(t, got)
 }
 
-// Content and name reach storage in this order, before Save returns, and the name of the directory before them.
+// Content and name reach storage in this order, before Save returns, and the name of the directory
+// before them.
 func TestStoreOrder(t *testing.T) {
 	parent := t.TempDir()
 	dir := filepath.Join(parent, "unit")
@@ -102,11 +104,23 @@ func TestStoreFails(t *testing.T) {
 // Whatever else is in a file of the store is noticed, and the message says which one.
 func TestStoreRefuses(t *testing.T) {
 	for want, make := range map[string]func(path string) error{
-		"is a symbolic link":        func(path string) error { return os.Symlink("/etc/passwd", path) },
-		"is not a regular file":     func(path string) error { return unix.Mkfifo(path, 0o600) },
-		"is damaged: its checksum":  func(path string) error { return os.WriteFile(path, nil, 0o600) },
-		"is far too large":          func(path string) error { return os.WriteFile(path, bytes.Repeat([]byte{1}, maxSmall+1), 0o600) },
-		"; remove it to go on with": func(path string) error { return os.WriteFile(path, []byte("something"), 0o600) },
+		"is a symbolic link": func(path string) error {
+			return os.Symlink("/etc/passwd",
+				path)
+		},
+		"is not a regular file": func(path string) error { return unix.Mkfifo(path, 0o600) },
+		"is damaged: its checksum": func(path string) error {
+			return os.WriteFile(path, nil,
+				0o600)
+		},
+		"is far too large": func(path string) error {
+			return os.WriteFile(path,
+				bytes.Repeat([]byte{1}, maxSmall+1), 0o600)
+		},
+		"; remove it to go on with": func(path string) error {
+			return os.WriteFile(path,
+				[]byte("something"), 0o600)
+		},
 	} {
 		dir := t.TempDir()
 		require.NoError(t, make(filepath.Join(dir, "sanitize")))

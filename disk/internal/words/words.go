@@ -21,8 +21,10 @@ func Bytes(n int64) string {
 	for step < 100 && v*step < 100 {
 		step *= 10
 	}
-	return strconv.FormatFloat(math.Round(v*step)/step, 'f', -1, 64) + " " + units[unit:unit+1] + "iB"
+	return strconv.FormatFloat(math.Round(v*step)/step, 'f', -1, 64) + " " + units[unit:unit+1] +
+		"iB"
 }
 
-// Name is a file name as it can stand in a message: names come from whoever built the image, and have spaces in them.
+// Name is a file name as it can stand in a message: names come from whoever built the image, and
+// have spaces in them.
 func Name(name string) string { return strconv.Quote(name) }
