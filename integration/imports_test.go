@@ -27,44 +27,57 @@ type goPackage struct {
 
 // importRule is one sentence of the layout: who may not import what, and why.
 type importRule struct {
-	pkg     string   // the package it binds; "x/..." binds x and all below it, "..." everything
-	except  []string // packages that pkg covers but the rule does not
-	only    []string // if not nil: all that it may import of this module
-	never   []string // imports that are forbidden, "x/..." as above
-	foreign []string // if not nil: all that it may import besides this module and the standard library
-	deep    bool     // the rule holds for what its imports import, too
-	planned bool     // the package does not exist yet; otherwise a rule that binds nothing is a mistake
+	pkg    string   // the package it binds; "x/..." binds x and all below it, "..." everything
+	except []string // packages that pkg covers but the rule does not
+	only   []string // if not nil: all that it may import of this module
+	never  []string // imports that are forbidden, "x/..." as above
+	// if not nil: all that it may import besides this module and the standard library
+	foreign []string
+	deep    bool // the rule holds for what its imports import, too
+	// the package does not exist yet; otherwise a rule that binds nothing is a mistake
+	planned bool
 	why     string
 }
 
 var importRules = []importRule{
-	{pkg: "target/internal/pdu", only: []string{}, deep: true, why: "the wire format knows nothing above it"},
+	{pkg: "target/internal/pdu", only: []string{}, deep: true,
+		why: "the wire format knows nothing above it"},
 	{pkg: "disk/qcow2", only: []string{"disk/qcow2/internal/inflate"}, deep: true,
 		why: "the reader of untrusted images stands alone and opens no path by itself"},
-	{pkg: "disk/qcow2/internal/inflate", only: []string{}, deep: true, why: "a decoder is bytes in and bytes out"},
-	{pkg: "chap", only: []string{}, deep: true, why: "credentials and their check depend on no protocol layer"},
-	{pkg: "libvirt", only: []string{}, foreign: []string{"libvirt.org/go/libvirtxml"}, deep: true, why: "a handler uses it without the server, and gets no other library with it"},
-	{pkg: "target/internal/login", only: []string{"chap"}, deep: true, why: "negotiation is text in and text out"},
+	{pkg: "disk/qcow2/internal/inflate", only: []string{}, deep: true,
+		why: "a decoder is bytes in and bytes out"},
+	{pkg: "chap", only: []string{}, deep: true,
+		why: "credentials and their check depend on no protocol layer"},
+	{pkg: "libvirt", only: []string{}, foreign: []string{"libvirt.org/go/libvirtxml"}, deep: true,
+		why: "a handler uses it without the server, and gets no other library with it"},
+	{pkg: "target/internal/login", only: []string{"chap"}, deep: true,
+		why: "negotiation is text in and text out"},
 	{pkg: "internal/rangelock", only: []string{}, foreign: []string{}, deep: true,
 		why: "a lock knows nothing of what it is for"},
 	{pkg: "target/internal/scsi", only: []string{"disk", "internal/rangelock"},
 		why: "the device server sees disks, never a PDU or a connection"},
 	{pkg: "disk", only: []string{}, foreign: []string{}, deep: true,
 		why: "whoever imports the interfaces gets nothing else with them"},
-	{pkg: "disk/image", only: []string{"disk", "disk/qcow2", "disk/qcow2/internal/inflate", "disk/internal/..."},
+	{pkg: "disk/image", only: []string{"disk", "disk/qcow2", "disk/qcow2/internal/inflate",
+		"disk/internal/..."},
 		deep: true, why: "what is read knows nothing of what is written above it"},
 	{pkg: "disk/internal/rawfile", only: []string{"disk", "disk/internal/osfile"}, deep: true,
 		why: "a raw file is a disk, whatever is made of it"},
-	{pkg: "disk/internal/smallfile", only: []string{"disk", "disk/internal/osfile", "disk/internal/words"}, deep: true,
+	{pkg: "disk/internal/smallfile",
+		only: []string{"disk", "disk/internal/osfile", "disk/internal/words"}, deep: true,
 		why: "a careful file knows nothing of disks"},
-	{pkg: "disk/overlay", only: []string{"disk", "disk/internal/...", "internal/rangelock"}, deep: true,
-		why: "what is written over an image needs no format of images, and does not know who opens it"},
+	{pkg: "disk/overlay", only: []string{"disk", "disk/internal/...", "internal/rangelock"},
+		deep: true,
+		why: "what is written over an image needs no format of images, and does not know who " +
+			"opens it"},
 	{pkg: "disk/instance", only: []string{"disk", "disk/image", "disk/overlay", "disk/qcow2",
 		"disk/qcow2/internal/inflate", "disk/internal/...", "internal/rangelock"},
 		deep: true, why: "storage knows nothing of how it is served"},
-	{pkg: "target", only: []string{"chap", "disk", "target/internal/login", "target/internal/pdu", "target/internal/scsi"},
+	{pkg: "target", only: []string{"chap", "disk", "target/internal/login", "target/internal/pdu",
+		"target/internal/scsi"},
 		why: "the server serves any Disk; image formats and monitoring are other packages' work"},
-	{pkg: "target/...", never: []string{"disk/image", "disk/overlay", "disk/instance", "disk/qcow2/..."}, deep: true,
+	{pkg: "target/...", never: []string{"disk/image", "disk/overlay", "disk/instance",
+		"disk/qcow2/..."}, deep: true,
 		why: "the server serves any disk, and gets no image format with the interface"},
 	{pkg: "registry/cache", only: []string{}, deep: true,
 		why: "what is cached is bytes with a digest, wherever they come from"},
@@ -73,11 +86,13 @@ var importRules = []importRule{
 	{pkg: "metrics", only: []string{"target", "disk"},
 		why: "Prometheus series observe the server and the disks, and are no pages"},
 	{pkg: "pages", only: []string{"target", "disk"}, why: "pages tell of the server and the disks"},
-	{pkg: "pages", never: []string{"metrics", "github.com/prometheus/...", "github.com/spf13/..."}, deep: true,
-		why: "a client decodes /status without a library for metrics"},
+	{pkg: "pages", never: []string{"metrics", "github.com/prometheus/...", "github.com/spf13/..."},
+		deep: true,
+		why:  "a client decodes /status without a library for metrics"},
 	{pkg: "internal/control", only: []string{"chap", "target"},
 		why: "the socket carries out what is asked by methods of the target"},
-	{pkg: "internal/control", never: []string{"disk/image", "disk/instance", "github.com/spf13/..."},
+	{pkg: "internal/control", never: []string{"disk/image", "disk/instance",
+		"github.com/spf13/..."},
 		deep: true, why: "a client of the socket gets no disk format and no command line with it"},
 	{pkg: "internal/problems", only: []string{}, foreign: []string{}, deep: true,
 		why: "every part that checks a configuration uses it"},
@@ -87,9 +102,11 @@ var importRules = []importRule{
 	{pkg: "disk/...", never: []string{"metrics", "pages", "registry/...", "cmd/...", "target/...",
 		"github.com/spf13/...", "github.com/prometheus/..."}, deep: true,
 		why: "disks can be used without a server"},
-	{pkg: "...", except: []string{"cmd/..."}, never: []string{"github.com/spf13/...", "cmd/..."}, deep: true,
-		why: "only the command assembles the parts and reads the command line"},
-	{pkg: "cmd/...", never: []string{"github.com/stretchr/...", "go.uber.org/goleak", "testing", "target/targettest", "disk/disktest/...", "integration/..."}, deep: true,
+	{pkg: "...", except: []string{"cmd/..."}, never: []string{"github.com/spf13/...", "cmd/..."},
+		deep: true,
+		why:  "only the command assembles the parts and reads the command line"},
+	{pkg: "cmd/...", never: []string{"github.com/stretchr/...", "go.uber.org/goleak", "testing",
+		"target/targettest", "disk/disktest/...", "integration/..."}, deep: true,
 		why: "test code does not belong into the binary"},
 }
 
@@ -100,10 +117,12 @@ func TestImportRules(t *testing.T) {
 	}
 }
 
-// TestImportRulesBite shows that a rule finds a direct and an indirect violation, and that a rule that binds no package is reported.
+// TestImportRulesBite shows that a rule finds a direct and an indirect violation, and that a rule
+// that binds no package is reported.
 func TestImportRulesBite(t *testing.T) {
 	pkgs := []goPackage{
-		{ImportPath: "target", Imports: []string{"disk", "fmt"}, Deps: []string{"disk", "disk/qcow2", "fmt", "github.com/spf13/cobra"}},
+		{ImportPath: "target", Imports: []string{"disk", "fmt"},
+			Deps: []string{"disk", "disk/qcow2", "fmt", "github.com/spf13/cobra"}},
 		{ImportPath: "disk/qcow2", Imports: []string{"disk"}, Deps: []string{"disk"}},
 		{ImportPath: "disk"},
 	}
@@ -148,18 +167,22 @@ func importViolations(pkgs []goPackage, rules []importRule) []string {
 				unlisted := rule.only != nil && own[path] && !coversAny(rule.only, path)
 				foreign := rule.foreign != nil && thirdParty(path) && !coversAny(rule.foreign, path)
 				if unlisted || foreign || coversAny(rule.never, path) {
-					found = append(found, fmt.Sprintf("%s %s %s, which it must not: %s", p.ImportPath, verb, path, rule.why))
+					found = append(found,
+						fmt.Sprintf("%s %s %s, which it must not: %s", p.ImportPath, verb, path,
+							rule.why))
 				}
 			}
 		}
 		if !bound && !rule.planned {
-			found = append(found, fmt.Sprintf("the rule for %q (%s) binds no package: correct or remove it", rule.pkg, rule.why))
+			found = append(found, fmt.Sprintf("the rule for %q (%s) binds no package: correct or "+
+				"remove it", rule.pkg, rule.why))
 		}
 	}
 	return found
 }
 
-// thirdParty tells whether a path, relative to this module, is another module's: the first element is a host name.
+// thirdParty tells whether a path, relative to this module, is another module's: the first element
+// is a host name.
 func thirdParty(path string) bool {
 	host, _, _ := strings.Cut(path, "/")
 	return strings.Contains(host, ".")
@@ -183,7 +206,8 @@ func coversAny(patterns []string, path string) bool {
 	return false
 }
 
-// listPackages asks the go command for every package of the module as it is built for Linux, without test files.
+// listPackages asks the go command for every package of the module as it is built for Linux,
+// without test files.
 func listPackages(t *testing.T) []goPackage {
 	t.Helper()
 	cmd := exec.Command("go", "list", "-e", "-json=ImportPath,Dir,GoFiles,Imports,Deps", "./...")
@@ -214,7 +238,8 @@ func listPackages(t *testing.T) []goPackage {
 	return pkgs
 }
 
-// relative cuts the module's path off; the packages of the module start in its directories, those of others with a host name.
+// relative cuts the module's path off; the packages of the module start in its directories, those
+// of others with a host name.
 func relative(path string) string {
 	return strings.TrimPrefix(path, module+"/")
 }

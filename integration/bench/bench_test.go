@@ -33,12 +33,14 @@ func TestTable(t *testing.T) {
 	require.Equal(t, "–", ratio(2, 0))
 	require.Equal(t, "1.5 MiB", mib(1.5*(1<<20)))
 	// A round in which everything took ten times as long changes nothing.
-	ours, theirs := []usage{{wall: 1}, {wall: 20}, {wall: 2}}, []usage{{wall: 2}, {wall: 40}, {wall: 2}}
+	ours, theirs := []usage{{wall: 1}, {wall: 20}, {wall: 2}},
+		[]usage{{wall: 2}, {wall: 40}, {wall: 2}}
 	require.Equal(t, "0.50×", pairedRatio(ours, theirs, func(u usage) float64 { return u.wall }))
 }
 
 func TestParseClients(t *testing.T) {
-	const perf = "\r00:00:01 - lba 1, iops current 47307 (184 MB/s), iops average 47307 (184 MB/s), in_flight 32, busy 0" +
+	const perf = "\r00:00:01 - lba 1, iops current 47307 (184 MB/s), iops average 47307 (184 " +
+		"MB/s), in_flight 32, busy 0" +
 		"\niops average 52029 (203 MB/s)                \n\nfinished.\n"
 	rate, err := parseIscsiPerf(perf)
 	require.NoError(t, err)
@@ -77,9 +79,12 @@ func TestProcfs(t *testing.T) {
 	require.Positive(t, stop())
 }
 
-// What is complete is asked for until every LUN is, and an answer that is none is not taken for one.
+// What is complete is asked for until every LUN is, and an answer that is none is not taken for
+// one.
 func TestUntilComplete(t *testing.T) {
-	answers := []string{`{"luns": []}`, `{"luns": [{"copy": {"complete": true}}, {"copy": {"complete": false}}]}`, `{"luns": [{"copy": {"complete": true}}]}`}
+	answers := []string{`{"luns": []}`,
+		`{"luns": [{"copy": {"complete": true}}, {"copy": {"complete": false}}]}`,
+		`{"luns": [{"copy": {"complete": true}}]}`}
 	asked := 0
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		require.Equal(t, "/status", r.URL.Path)
@@ -102,14 +107,17 @@ func TestUntilComplete(t *testing.T) {
 // One measurement has all that the tables show.
 func TestExpandMeasures(t *testing.T) {
 	for try := 1; ; try++ {
-		u, err := expand(t.Context(), []string{"dd", "if=/dev/zero", "of=/dev/null", "bs=32M", "count=20"}, t.TempDir()+"/raw")
+		u, err := expand(t.Context(),
+			[]string{"dd", "if=/dev/zero", "of=/dev/null", "bs=32M", "count=20"},
+			t.TempDir()+"/raw")
 		require.NoError(t, err)
 		require.Positive(t, u.wall)
 		require.Greater(t, u.memory, 32.0*(1<<20))
 		if u.anonymous > 0 {
 			break
 		}
-		require.Less(t, try, 10, "a busy machine may let nobody look at dd before it has ended, and not always")
+		require.Less(t, try, 10, "a busy machine may let nobody look at dd before it has ended, "+
+			"and not always")
 	}
 	_, err := expand(t.Context(), []string{"sh", "-c", "echo why; exit 1"}, t.TempDir()+"/raw")
 	require.ErrorContains(t, err, "why")
@@ -120,7 +128,8 @@ func TestFindOSImages(t *testing.T) {
 	require.NoError(t, os.MkdirAll(dir+"/os", 0o755))
 	require.NoError(t, os.WriteFile(dir+"/os/zlib"+tenfold+".qcow2", nil, 0o644))
 	found := findOSImages(settings{cache: dir + "/bench"}, startImages...)
-	require.Equal(t, map[string]string{"zlib" + tenfold: dir + "/os/zlib" + tenfold + ".qcow2"}, found)
+	require.Equal(t, map[string]string{"zlib" + tenfold: dir + "/os/zlib" + tenfold + ".qcow2"},
+		found)
 }
 
 func TestFlags(t *testing.T) {
@@ -128,7 +137,8 @@ func TestFlags(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []string{"expand"}, s.only)
 	require.Equal(t, []string{"kubevirt-disk", "tgtd"}, s.targets)
-	for _, args := range [][]string{{"-only", "x"}, {"-loads", "("}, {"-targets", "x"}, {"-rounds", "0"}, {"-length", "1ms"}, {"x"}} {
+	for _, args := range [][]string{{"-only", "x"}, {"-loads", "("}, {"-targets", "x"},
+		{"-rounds", "0"}, {"-length", "1ms"}, {"x"}} {
 		_, err := parse(args)
 		require.Error(t, err, args)
 	}

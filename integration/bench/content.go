@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// makeContent fills a file with what a disk of a system holds: the files of /usr, each at a block of 4 KiB of its own, over and over
-// until it has size bytes. A file of that size is kept.
+// makeContent fills a file with what a disk of a system holds: the files of /usr, each at a block
+// of 4 KiB of its own, over and over until it has size bytes. A file of that size is kept.
 func makeContent(path string, size int64) error {
 	if info, err := os.Stat(path); err == nil && info.Size() == size {
 		return nil
@@ -26,7 +26,8 @@ func makeContent(path string, size int64) error {
 		return err
 	}
 	defer out.Close()
-	// The first block stays empty, as a boot block does: a disk that begins with a file would be taken for that file.
+	// The first block stays empty, as a boot block does: a disk that begins with a file would be
+	// taken for that file.
 	if _, err := out.Seek(blockSize, io.SeekStart); err != nil {
 		return err
 	}
@@ -93,8 +94,9 @@ func warm(path string) error {
 	return errors.Join(err, f.Close())
 }
 
-// fill puts all of a file into the page cache in folios of that many bytes, whatever was there: ext4 goes over all blocks of a folio for each
-// write into it, so that a write of 4 KiB takes 5 us in folios of 128 KiB, and 28 us in those of 2 MiB that a larger read-ahead makes.
+// fill puts all of a file into the page cache in folios of that many bytes, whatever was there:
+// ext4 goes over all blocks of a folio for each write into it, so that a write of 4 KiB takes 5 us
+// in folios of 128 KiB, and 28 us in those of 2 MiB that a larger read-ahead makes.
 func fill(path string, folio int) error {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
@@ -106,7 +108,8 @@ func fill(path string, folio int) error {
 		return err
 	}
 	defer source.Close()
-	if err := errors.Join(f.Sync(), unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)); err != nil {
+	if err := errors.Join(f.Sync(), unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)); err !=
+		nil {
 		return err
 	}
 	buf := make([]byte, 8*folio)[:folio] // more than a stack holds: the heap's pages are aligned

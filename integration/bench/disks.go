@@ -19,9 +19,11 @@ import (
 	"kubevirt.io/disk/target/targettest"
 )
 
-// startImages are the images with an operating system that a start is measured with, as scripts/make-os-images.sh makes them: of the
-// tenfold ones, also their data is ten times as much. What is not there is left out, and it is said.
-var startImages = []string{"plain", "zlib", "zstd", "zlib-100g", "plain-tenfold", "zlib-tenfold", "zstd-tenfold"}
+// startImages are the images with an operating system that a start is measured with, as
+// scripts/make-os-images.sh makes them: of the tenfold ones, also their data is ten times as much.
+// What is not there is left out, and it is said.
+var startImages = []string{"plain", "zlib", "zstd", "zlib-100g", "plain-tenfold", "zlib-tenfold",
+	"zstd-tenfold"}
 
 // tenfold is how the names of the images end that take long to copy.
 const tenfold = "-tenfold"
@@ -36,7 +38,8 @@ func findOSImages(s settings, names ...string) map[string]string {
 			if strings.HasSuffix(name, tenfold) {
 				with = " " + name
 			}
-			fmt.Fprintf(os.Stderr, "bench: no %s image with an operating system: scripts/make-os-images.sh cache/os%s makes it\n", name, with)
+			fmt.Fprintf(os.Stderr, "bench: no %s image with an operating system: "+
+				"scripts/make-os-images.sh cache/os%s makes it\n", name, with)
 			continue
 		}
 		found[name] = path
@@ -65,7 +68,8 @@ func (s settings) starters() []starter {
 		{"kubevirt-disk, clone", ours("clone")},
 		{"qemu-img convert, tgtd", func(image, dir string) (string, func() error, error) {
 			raw := filepath.Join(dir, "disk.raw")
-			if out, err := exec.Command("qemu-img", "convert", "-O", "raw", image, raw).CombinedOutput(); err != nil {
+			if out, err := exec.Command("qemu-img", "convert", "-O", "raw", image,
+				raw).CombinedOutput(); err != nil {
 				return "", nil, fmt.Errorf("qemu-img convert: %w: %s", err, out)
 			}
 			t, err := peers.StartTgtd(raw)
@@ -95,10 +99,12 @@ func (s settings) startOn(image, dir string, env map[string]string) (*peers.Daem
 	}
 	all := map[string]string{"ACCESS_MODE": "write-shared"}
 	maps.Copy(all, env)
-	return peers.StartDaemon(peers.DaemonOptions{Binary: s.server, DiskDir: disks, StateDir: dir, Env: all})
+	return peers.StartDaemon(peers.DaemonOptions{Binary: s.server, DiskDir: disks, StateDir: dir,
+		Env: all})
 }
 
-// measureStart prints how long it takes from the start of a process to the first 4 KiB that an initiator has read.
+// measureStart prints how long it takes from the start of a process to the first 4 KiB that an
+// initiator has read.
 func measureStart(ctx context.Context, s settings) error {
 	images := findOSImages(s, startImages...)
 	out := table{head: []string{"image", "candidate", "to the first 4 KiB read"}}
@@ -152,7 +158,8 @@ func (s settings) timeToFirstRead(c starter, image string) (seconds float64, err
 
 // readFirst logs in and reads the first 4 KiB of LUN 1.
 func readFirst(url string) error {
-	portal, name, _ := strings.Cut(strings.TrimSuffix(strings.TrimPrefix(url, "iscsi://"), "/1"), "/")
+	portal, name, _ := strings.Cut(strings.TrimSuffix(strings.TrimPrefix(url, "iscsi://"), "/1"),
+		"/")
 	addr, err := net.ResolveTCPAddr("tcp", portal)
 	if err != nil {
 		return err
@@ -172,13 +179,14 @@ func readFirst(url string) error {
 	return err
 }
 
-// coldStep is how far apart cold reads are: each is in another cluster. A turn around an image of 10 GiB takes 10,000 of them, and the
-// addresses of the next turn lie 160 KiB before those, so in other clusters again. When a cluster's turn comes once more, many times
-// what our cache of decoded clusters holds has gone through it.
+// coldStep is how far apart cold reads are: each is in another cluster. A turn around an image of
+// 10 GiB takes 10,000 of them, and the addresses of the next turn lie 160 KiB before those, so in
+// other clusters again. When a cluster's turn comes once more, many times what our cache of decoded
+// clusters holds has gone through it.
 const coldStep = 1<<20 + 4096
 
-// measureColdReads prints how fast an image is read that has not been copied: 4 KiB reads all over it, by the load generator, through
-// ours and through QEMU's servers of images.
+// measureColdReads prints how fast an image is read that has not been copied: 4 KiB reads all over
+// it, by the load generator, through ours and through QEMU's servers of images.
 func measureColdReads(ctx context.Context, s settings) error {
 	images := findOSImages(s, "plain", "zlib", "zstd")
 	out := table{head: []string{"image", "depth", "server", "reads per second", "to qemu-nbd"}}
@@ -209,7 +217,8 @@ func measureColdReads(ctx context.Context, s settings) error {
 				for round := range rates[i] {
 					ratios = append(ratios, rates[i][round]/rates[1][round])
 				}
-				out.add(image, strconv.Itoa(depth), c.name, fmt.Sprintf("%.0f", median(rates[i])), ratio(median(ratios), 1))
+				out.add(image, strconv.Itoa(depth), c.name, fmt.Sprintf("%.0f", median(rates[i])),
+					ratio(median(ratios), 1))
 			}
 		}
 	}
@@ -248,12 +257,15 @@ func (s settings) imageServers() []starter {
 		s.starters()[0],
 		{"qemu-nbd", func(image, dir string) (string, func() error, error) {
 			socket := filepath.Join(dir, "nbd")
-			return run(socket, "qemu-nbd", "-r", "-t", "-e", "8", "-f", "qcow2", "-k", socket, image)
+			return run(socket, "qemu-nbd", "-r", "-t", "-e", "8", "-f", "qcow2", "-k", socket,
+				image)
 		}},
 		{"qemu-storage-daemon", func(image, dir string) (string, func() error, error) {
 			socket := filepath.Join(dir, "qsd")
 			url, stop, err := run(socket, "qemu-storage-daemon",
-				"--blockdev", "driver=qcow2,node-name=disk,read-only=on,file.driver=file,file.read-only=on,file.filename="+image,
+				"--blockdev",
+				"driver=qcow2,node-name=disk,read-only=on,file.driver=file,file.read-only=on,"+
+					"file.filename="+image,
 				"--nbd-server", "addr.type=unix,addr.path="+socket,
 				"--export", "type=nbd,id=export,node-name=disk,name=")
 			return url, stop, err
@@ -267,7 +279,8 @@ func (s settings) imageServers() []starter {
 }
 
 // coldRate is how many reads per second a server of an image answers that has just been started.
-func (s settings) coldRate(ctx context.Context, c starter, image string, depth int) (rate float64, err error) {
+func (s settings) coldRate(ctx context.Context, c starter, image string, depth int) (rate float64,
+	err error) {
 	l, err := coldLoad(image, depth)
 	if err != nil {
 		return 0, err
@@ -294,7 +307,8 @@ func coldLoad(path string, depth int) (generatorLoad, error) {
 	if err != nil {
 		return generatorLoad{}, err
 	}
-	return generatorLoad{bytes: 4 << 10, depth: depth, sessions: 1, luns: 1, size: opened.Size(), step: coldStep}, opened.Close()
+	return generatorLoad{bytes: 4 << 10, depth: depth, sessions: 1, luns: 1, size: opened.Size(),
+		step: coldStep}, opened.Close()
 }
 
 // replicas is how many disks of one image are served at once.
@@ -322,7 +336,8 @@ func measureReplicas(_ context.Context, s settings) (err error) {
 			return err
 		}
 		defer d.Kill()
-		if err := readFirst("iscsi://" + d.Portals[0] + "/" + peers.DefaultTarget + "/1"); err != nil {
+		if err := readFirst("iscsi://" + d.Portals[0] + "/" + peers.DefaultTarget + "/1"); err !=
+			nil {
 			return err
 		}
 		used, err := anonymousMemory(d.PID())
@@ -336,7 +351,8 @@ func measureReplicas(_ context.Context, s settings) (err error) {
 		}
 		disk += taken
 	}
-	fmt.Printf("%d replicas of one 10 GiB image, copy-on-write, after the first read: %s of anonymous memory and %d KiB of disk each\n",
+	fmt.Printf("%d replicas of one 10 GiB image, copy-on-write, after the first read: %s of "+
+		"anonymous memory and %d KiB of disk each\n",
 		replicas, mib(float64(memory)/replicas), disk/replicas>>10)
 	return nil
 }

@@ -16,7 +16,8 @@ import (
 )
 
 const (
-	// imageData is how much data the images hold, and imageSize their virtual size: the rest was never written.
+	// imageData is how much data the images hold, and imageSize their virtual size: the rest was
+	// never written.
 	imageData = 5 << 28 // 1.25 GiB
 	imageSize = 2 << 30
 	// idleBefore is how long nothing happens before each command.
@@ -54,8 +55,12 @@ func measureExpansion(ctx context.Context, s settings) error {
 		return err
 	}
 	expanders := []expander{
-		{"kubevirt-disk convert", func(image, raw string) []string { return []string{s.server, "convert", image, raw} }},
-		{"qemu-img convert", func(image, raw string) []string { return []string{"qemu-img", "convert", "-O", "raw", image, raw} }},
+		{"kubevirt-disk convert",
+			func(image, raw string) []string { return []string{s.server, "convert", image, raw} }},
+		{"qemu-img convert", func(image,
+			raw string) []string {
+			return []string{"qemu-img", "convert", "-O", "raw", image, raw}
+		}},
 		{"qemu-img convert -m 8 -W", func(image, raw string) []string {
 			return []string{"qemu-img", "convert", "-m", "8", "-W", "-O", "raw", image, raw}
 		}},
@@ -64,7 +69,8 @@ func measureExpansion(ctx context.Context, s settings) error {
 		expanders = append(expanders, expander{"kubevirt-disk convert, " + beforeName,
 			func(image, raw string) []string { return []string{s.before, "convert", image, raw} }})
 	}
-	out := table{head: []string{"image", "command", "time", "to qemu-img convert", "MiB/s", "CPU", "to qemu-img convert", "peak memory"}}
+	out := table{head: []string{"image", "command", "time", "to qemu-img convert", "MiB/s", "CPU",
+		"to qemu-img convert", "peak memory"}}
 	raw := filepath.Join(s.cache, "expanded.raw")
 	defer os.Remove(raw)
 	for _, kind := range imageKinds {
@@ -73,7 +79,8 @@ func measureExpansion(ctx context.Context, s settings) error {
 		}
 		measured := make([][]usage, len(expanders))
 		for round := range s.rounds {
-			// In no fixed order: what a command leaves in the memory of the machine helps or hinders the next one.
+			// In no fixed order: what a command leaves in the memory of the machine helps or
+			// hinders the next one.
 			for _, i := range rand.Perm(len(expanders)) {
 				u, err := expand(ctx, expanders[i].command(images[kind.name], raw), raw)
 				if err != nil {
@@ -81,14 +88,17 @@ func measureExpansion(ctx context.Context, s settings) error {
 				}
 				measured[i] = append(measured[i], u)
 			}
-			fmt.Fprintf(os.Stderr, "bench: expansion of the %s image: round %d of %d\n", kind.name, round+1, s.rounds)
+			fmt.Fprintf(os.Stderr, "bench: expansion of the %s image: round %d of %d\n", kind.name,
+				round+1, s.rounds)
 		}
 		wall, cpu := func(u usage) float64 { return u.wall }, func(u usage) float64 { return u.cpu }
 		for i, e := range expanders {
 			seconds, baseline := measured[i], measured[1]
-			out.add(kind.name, e.name, fmt.Sprintf("%.2f s", median(column(seconds, wall))), pairedRatio(seconds, baseline, wall),
+			out.add(kind.name, e.name, fmt.Sprintf("%.2f s", median(column(seconds, wall))),
+				pairedRatio(seconds, baseline, wall),
 				fmt.Sprintf("%.0f", imageData/median(column(seconds, wall))/(1<<20)),
-				fmt.Sprintf("%.2f s", median(column(seconds, cpu))), pairedRatio(seconds, baseline, cpu),
+				fmt.Sprintf("%.2f s", median(column(seconds, cpu))),
+				pairedRatio(seconds, baseline, cpu),
 				mib(median(column(seconds, func(u usage) float64 { return u.memory }))))
 		}
 	}
@@ -96,7 +106,8 @@ func measureExpansion(ctx context.Context, s settings) error {
 	return nil
 }
 
-// pairedRatio is the median of the ratios of each round: what else the machine did then slowed both.
+// pairedRatio is the median of the ratios of each round: what else the machine did then slowed
+// both.
 func pairedRatio(all, baseline []usage, value func(usage) float64) string {
 	var ratios []float64
 	for i, u := range all {
@@ -113,7 +124,8 @@ func column(all []usage, value func(usage) float64) []float64 {
 	return values
 }
 
-// expand runs one command. The raw file is removed before, and what is dirty is written back, so that nobody pays for another's output.
+// expand runs one command. The raw file is removed before, and what is dirty is written back, so
+// that nobody pays for another's output.
 func expand(ctx context.Context, command []string, raw string) (usage, error) {
 	if err := os.Remove(raw); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return usage{}, err
@@ -134,16 +146,18 @@ func expand(ctx context.Context, command []string, raw string) (usage, error) {
 		return usage{}, fmt.Errorf("%s: %w: %s", cmd, err, strings.TrimSpace(out.String()))
 	}
 	state := cmd.ProcessState
-	u := usage{wall: wall.Seconds(), cpu: (state.UserTime() + state.SystemTime()).Seconds(), anonymous: float64(anonymous)}
+	u := usage{wall: wall.Seconds(), cpu: (state.UserTime() + state.SystemTime()).Seconds(),
+		anonymous: float64(anonymous)}
 	if r, ok := state.SysUsage().(*syscall.Rusage); ok {
 		u.memory = float64(r.Maxrss) * 1024 // getrusage(2): in KiB
 	}
 	return u, nil
 }
 
-// settle puts the machine into the same state before each command: nothing is dirty, and no memory is at hand. The host of a virtual
-// machine takes back what has been free for a while, and to get it again costs ten times as much as to copy into it; who comes soon
-// after something large was removed would find a part of it, by chance.
+// settle puts the machine into the same state before each command: nothing is dirty, and no memory
+// is at hand. The host of a virtual machine takes back what has been free for a while, and to get
+// it again costs ten times as much as to copy into it; who comes soon after something large was
+// removed would find a part of it, by chance.
 func settle() {
 	syscall.Sync()
 	time.Sleep(idleBefore)
@@ -168,7 +182,8 @@ func makeImages(ctx context.Context, dir string) (map[string]string, error) {
 		}
 		fmt.Fprintf(os.Stderr, "bench: making the %s image\n", kind.name)
 		args := append([]string{"convert", "-f", "raw", "-O", "qcow2"}, kind.options...)
-		out, err := exec.CommandContext(ctx, "qemu-img", append(args, padded, path+".new")...).CombinedOutput()
+		out, err := exec.CommandContext(ctx, "qemu-img",
+			append(args, padded, path+".new")...).CombinedOutput()
 		if err = errors.Join(err, os.Remove(padded)); err != nil {
 			return nil, fmt.Errorf("make the %s image: %w: %s", kind.name, err, out)
 		}

@@ -60,33 +60,39 @@ func (a *addresses) next() (lun uint16, offset int64) {
 	a.random ^= a.random << 13
 	a.random ^= a.random >> 7
 	a.random ^= a.random << 17
-	return uint16(a.random>>40%uint64(a.l.luns)) + 1, int64(a.random%uint64(places)) * int64(a.l.bytes)
+	return uint16(a.random>>40%uint64(a.l.luns)) + 1,
+		int64(a.random%uint64(places)) * int64(a.l.bytes)
 }
 
 // manyLUNs is how many LUNs there are where the number of LUNs is measured.
 const manyLUNs = 64
 
-// generatorLoads are the loads for a target of so many LUNs of a size: with one, everything; with more, what tells whether their
-// number matters.
+// generatorLoads are the loads for a target of so many LUNs of a size: with one, everything; with
+// more, what tells whether their number matters.
 func generatorLoads(luns int, size int64) []generatorLoad {
 	var list []generatorLoad
 	if luns > 1 {
 		for _, write := range []bool{false, true} {
 			for _, sessions := range []int{1, 4} {
-				list = append(list, generatorLoad{write: write, bytes: 4 << 10, depth: 32, sessions: sessions, luns: luns, size: size})
+				list = append(list,
+					generatorLoad{write: write, bytes: 4 << 10, depth: 32, sessions: sessions,
+						luns: luns, size: size})
 			}
 		}
 		return list
 	}
 	for _, digests := range []bool{false, true} {
 		for _, sessions := range []int{1, 4, 16} {
-			for _, shape := range []struct{ bytes, depth int }{{4 << 10, 1}, {4 << 10, 32}, {256 << 10, 1}, {256 << 10, 16}} {
+			for _, shape := range []struct{ bytes, depth int }{{4 << 10, 1}, {4 << 10, 32},
+				{256 << 10, 1}, {256 << 10, 16}} {
 				if sessions == 16 && (digests || shape.depth != 32) {
 					continue
 				}
 				for _, write := range []bool{false, true} {
-					list = append(list, generatorLoad{write: write, bytes: shape.bytes, depth: shape.depth, sessions: sessions, luns: 1, size: size,
-						digests: digests})
+					list = append(list,
+						generatorLoad{write: write, bytes: shape.bytes, depth: shape.depth,
+							sessions: sessions, luns: 1, size: size,
+							digests: digests})
 				}
 			}
 		}
@@ -99,7 +105,8 @@ func generatorJobs(loads []generatorLoad) []job {
 	for _, l := range loads {
 		jobs = append(jobs, job{name: l.String(), bytes: l.bytes, inside: true,
 			bare: !l.digests && l.bytes <= 256<<10,
-			run: func(ctx context.Context, url string, length time.Duration, _ float64) (client, error) {
+			run: func(ctx context.Context, url string, length time.Duration, _ float64) (client,
+				error) {
 				return generate(ctx, l, url, length)
 			}})
 	}
@@ -108,13 +115,15 @@ func generatorJobs(loads []generatorLoad) []job {
 
 // connection is one of those that a load has to its server.
 type connection interface {
-	// run keeps the load's number of commands in flight until stop says so, and returns how many have ended. One is sent in any case: a
-	// busy machine may get round to it when the time is over.
+	// run keeps the load's number of commands in flight until stop says so, and returns how many
+	// have ended. One is sent in any case: a busy machine may get round to it when the time is
+	// over.
 	run(stop func() bool) (uint64, error)
 	close() error
 }
 
-// connect makes the n-th connection of a load: to a LUN, "iscsi://host:port/target/1", or to an NBD server, "nbd+unix:///?socket=path".
+// connect makes the n-th connection of a load: to a LUN, "iscsi://host:port/target/1", or to an NBD
+// server, "nbd+unix:///?socket=path".
 func connect(target string, n int, l generatorLoad, patience time.Duration) (connection, error) {
 	if socket, ok := strings.CutPrefix(target, nbdScheme); ok {
 		return newNBDClient(socket, l, patience)
@@ -127,7 +136,8 @@ func connect(target string, n int, l generatorLoad, patience time.Duration) (con
 }
 
 // generate runs a load for a time. The sessions log in before the time begins.
-func generate(ctx context.Context, l generatorLoad, target string, length time.Duration) (client, error) {
+func generate(ctx context.Context, l generatorLoad, target string, length time.Duration) (client,
+	error) {
 	all := make([]connection, l.sessions)
 	for n := range all {
 		var err error

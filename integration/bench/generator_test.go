@@ -18,7 +18,8 @@ func TestGenerate(t *testing.T) {
 	const size = 8 << 20
 	var luns []target.LUN
 	for n := range byte(3) {
-		luns = append(luns, target.LUN{Number: uint16(n) + 1, Name: "bench", Disk: disktest.NewMemory(size), Access: target.AccessWriteShared,
+		luns = append(luns, target.LUN{Number: uint16(n) + 1, Name: "bench",
+			Disk: disktest.NewMemory(size), Access: target.AccessWriteShared,
 			Identity: disk.Identity{Serial: fmt.Sprint("bench-", n), NAA: [8]byte{0x30, 7: n}}})
 	}
 	srv, err := target.New(target.Options{LUNs: luns})
@@ -48,15 +49,20 @@ func TestGenerate(t *testing.T) {
 			require.Positive(t, done.operations)
 		})
 	}
-	conn, err := connect(url, 0, generatorLoad{bytes: 4096, depth: 4, sessions: 1, luns: 1, size: size}, silence)
+	conn, err := connect(url, 0,
+		generatorLoad{bytes: 4096, depth: 4, sessions: 1, luns: 1, size: size}, silence)
 	require.NoError(t, err)
 	done, err := conn.run(func() bool { return true })
 	require.NoError(t, err)
 	require.EqualValues(t, 1, done, "one is sent in any case")
 	require.NoError(t, conn.close())
-	_, err = generate(t.Context(), generatorLoad{bytes: 4096, depth: 1, sessions: 1, luns: 4, size: size}, url, time.Millisecond)
+	_, err = generate(t.Context(),
+		generatorLoad{bytes: 4096, depth: 1, sessions: 1, luns: 4, size: size}, url,
+		time.Millisecond)
 	require.ErrorContains(t, err, "LUN 4")
-	_, err = generate(t.Context(), generatorLoad{bytes: 4096, depth: 1, sessions: 1, luns: 1, size: size << 20}, url, 50*time.Millisecond)
+	_, err = generate(t.Context(),
+		generatorLoad{bytes: 4096, depth: 1, sessions: 1, luns: 1, size: size << 20}, url,
+		50*time.Millisecond)
 	require.ErrorContains(t, err, "status 0x2", "beyond the end")
 	_, err = generate(t.Context(), generatorLoad{sessions: 1}, "http://a/b", time.Millisecond)
 	require.Error(t, err)
@@ -72,7 +78,9 @@ func TestGeneratorLoads(t *testing.T) {
 			seen[j.name] = true
 		}
 	}
-	for _, name := range []string{"4 KiB random read, depth 32", "256 KiB random write, depth 16, 4 sessions, digests", "4 KiB random write, depth 32, 4 sessions, 64 LUNs"} {
+	for _, name := range []string{"4 KiB random read, depth 32",
+		"256 KiB random write, depth 16, 4 sessions, digests",
+		"4 KiB random write, depth 32, 4 sessions, 64 LUNs"} {
 		require.True(t, seen[name], name)
 	}
 }

@@ -12,7 +12,8 @@ import (
 	"time"
 )
 
-// duplicator is a way from an image to a whole raw copy of it. The directory is its own, and is removed afterwards.
+// duplicator is a way from an image to a whole raw copy of it. The directory is its own, and is
+// removed afterwards.
 type duplicator struct {
 	name      string
 	duplicate func(ctx context.Context, image, dir string) (usage, error)
@@ -24,9 +25,10 @@ const (
 	persistentClone = "persistent clone"
 )
 
-// duplicators are ours, that serves the disk meanwhile, and qemu-img, which the second one is the baseline of. What is persistent is
-// flushed: by ours as it goes on and before it calls the disk complete, by qemu-img when it closes a file that it does not write with
-// its default cache mode, "unsafe".
+// duplicators are ours, that serves the disk meanwhile, and qemu-img, which the second one is the
+// baseline of. What is persistent is flushed: by ours as it goes on and before it calls the disk
+// complete, by qemu-img when it closes a file that it does not write with its default cache mode,
+// "unsafe".
 func (s settings) duplicators(mode string) []duplicator {
 	if earlier, ok := s.earlier(); ok {
 		s.before = ""
@@ -55,8 +57,10 @@ func (s settings) duplicators(mode string) []duplicator {
 	}
 }
 
-// hydrate serves an image in mode clone, to nobody, until the disk is complete. The setting names the directory that it lies in.
-func (s settings) hydrate(setting string) func(ctx context.Context, image, dir string) (usage, error) {
+// hydrate serves an image in mode clone, to nobody, until the disk is complete. The setting names
+// the directory that it lies in.
+func (s settings) hydrate(setting string) func(ctx context.Context, image, dir string) (usage,
+	error) {
 	return func(ctx context.Context, image, dir string) (u usage, err error) {
 		place := filepath.Join(dir, "copy")
 		if err := os.MkdirAll(place, 0o755); err != nil {
@@ -83,7 +87,8 @@ func (s settings) hydrate(setting string) func(ctx context.Context, image, dir s
 }
 
 const (
-	// completePoll is how often a server is asked whether it has copied its image. One answer takes it some 0.1 ms.
+	// completePoll is how often a server is asked whether it has copied its image. One answer takes
+	// it some 0.1 ms.
 	completePoll = 10 * time.Millisecond
 	// completeTimeout is how long that may take.
 	completeTimeout = 5 * time.Minute
@@ -93,7 +98,8 @@ const (
 func untilComplete(ctx context.Context, address string) error {
 	ctx, cancel := context.WithTimeout(ctx, completeTimeout)
 	defer cancel()
-	client := &http.Client{Transport: new(http.Transport)} // with a connection of its own, which it keeps
+	// with a connection of its own, which it keeps
+	client := &http.Client{Transport: new(http.Transport)}
 	defer client.CloseIdleConnections()
 	for {
 		complete, err := askComplete(ctx, client, "http://"+address+"/status")
@@ -136,10 +142,12 @@ func askComplete(ctx context.Context, client *http.Client, url string) (complete
 	return len(status.LUNs) > 0, nil
 }
 
-// measureHydration prints how long it takes from the start of the process until the disk needs its image no more, without a guest.
+// measureHydration prints how long it takes from the start of the process until the disk needs its
+// image no more, without a guest.
 func measureHydration(ctx context.Context, s settings) error {
 	images := findOSImages(s, "plain", "zlib", "zstd")
-	out := table{head: []string{"image", "command", "time", "to qemu-img convert", "CPU", "to qemu-img convert", "anonymous memory"}}
+	out := table{head: []string{"image", "command", "time", "to qemu-img convert", "CPU",
+		"to qemu-img convert", "anonymous memory"}}
 	for _, mode := range []string{clone, persistentClone} {
 		all := s.duplicators(mode)
 		for _, kind := range imageKinds {
@@ -152,7 +160,8 @@ func measureHydration(ctx context.Context, s settings) error {
 				measured[i] = make([]usage, s.rounds)
 			}
 			for round := range s.rounds {
-				// By chance: what a command leaves in the memory of the machine helps or hinders the next one.
+				// By chance: what a command leaves in the memory of the machine helps or hinders
+				// the next one.
 				for _, i := range rand.Perm(len(all)) {
 					u, err := duplicateOnce(ctx, s, all[i], path)
 					if err != nil {
@@ -160,13 +169,17 @@ func measureHydration(ctx context.Context, s settings) error {
 					}
 					measured[i][round] = u
 				}
-				fmt.Fprintf(os.Stderr, "bench: copies of the %s image: round %d of %d: %.2f s, %.2f s with qemu-img\n",
+				fmt.Fprintf(os.Stderr, "bench: copies of the %s image: round %d of %d: %.2f s, "+
+					"%.2f s with qemu-img\n",
 					kind.name, round+1, s.rounds, measured[0][round].wall, measured[1][round].wall)
 			}
-			wall, cpu := func(u usage) float64 { return u.wall }, func(u usage) float64 { return u.cpu }
+			wall, cpu := func(u usage) float64 { return u.wall },
+				func(u usage) float64 { return u.cpu }
 			for i, d := range all {
-				out.add(kind.name, d.name, fmt.Sprintf("%.2f s", median(column(measured[i], wall))), pairedRatio(measured[i], measured[1], wall),
-					fmt.Sprintf("%.2f s", median(column(measured[i], cpu))), pairedRatio(measured[i], measured[1], cpu),
+				out.add(kind.name, d.name, fmt.Sprintf("%.2f s", median(column(measured[i], wall))),
+					pairedRatio(measured[i], measured[1], wall),
+					fmt.Sprintf("%.2f s", median(column(measured[i], cpu))),
+					pairedRatio(measured[i], measured[1], cpu),
 					mib(median(column(measured[i], func(u usage) float64 { return u.anonymous }))))
 			}
 		}
@@ -176,7 +189,8 @@ func measureHydration(ctx context.Context, s settings) error {
 	return nil
 }
 
-func duplicateOnce(ctx context.Context, s settings, d duplicator, image string) (u usage, err error) {
+func duplicateOnce(ctx context.Context, s settings, d duplicator, image string) (u usage,
+	err error) {
 	dir, err := os.MkdirTemp(s.cache, "hydrate-")
 	if err != nil {
 		return usage{}, err

@@ -8,8 +8,9 @@ import (
 	"time"
 )
 
-// initiator is one session of the load generator. It costs less than any target: its PDUs are encoded before they are needed, and
-// the wire does the rest. RFC 7143 11.3 (SCSI Command), 11.7 (Data-In, Data-Out), 11.8 (R2T).
+// initiator is one session of the load generator. It costs less than any target: its PDUs are
+// encoded before they are needed, and the wire does the rest. RFC 7143 11.3 (SCSI Command), 11.7
+// (Data-In, Data-Out), 11.8 (R2T).
 type initiator struct {
 	*wire
 	addresses
@@ -35,7 +36,8 @@ const (
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // newInitiator logs in as the n-th initiator of a load.
-func newInitiator(address, target string, n int, l generatorLoad, patience time.Duration) (*initiator, error) {
+func newInitiator(address, target string, n int, l generatorLoad,
+	patience time.Duration) (*initiator, error) {
 	session, err := logIn(address, target, n, l.digests)
 	if err != nil {
 		return nil, err
@@ -96,10 +98,12 @@ func (i *initiator) immediate() int {
 	return min(i.l.bytes, i.p.maxSend, i.p.first)
 }
 
-// run keeps the load's number of commands in flight until stop says so, and returns how many have ended.
+// run keeps the load's number of commands in flight until stop says so, and returns how many have
+// ended.
 func (i *initiator) run(stop func() bool) (uint64, error) {
 	for {
-		for (!stop() || i.done == 0 && i.flying == 0) && len(i.free) > 0 && int32(i.maxCmdSN-i.cmdSN) >= 0 {
+		for (!stop() || i.done == 0 && i.flying == 0) && len(i.free) > 0 &&
+			int32(i.maxCmdSN-i.cmdSN) >= 0 {
 			if err := i.command(); err != nil {
 				return 0, err
 			}
@@ -111,7 +115,8 @@ func (i *initiator) run(stop func() bool) (uint64, error) {
 			if stop() {
 				return i.done, nil
 			}
-			return 0, errors.New("the target's command window is closed, and no command is in flight")
+			return 0, errors.New("the target's command window is closed, and no command is in " +
+				"flight")
 		}
 		if err := i.receive(); err != nil {
 			return 0, err

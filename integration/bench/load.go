@@ -20,7 +20,8 @@ type load struct {
 	depth int // commands in flight
 }
 
-// loads are what is measured: the small ones first, so that their memory can be told from that of the large ones.
+// loads are what is measured: the small ones first, so that their memory can be told from that of
+// the large ones.
 var loads = []load{
 	{"4 KiB random read, depth 1", false, 4 << 10, 1},
 	{"4 KiB random read, depth 32", false, 4 << 10, 32},
@@ -46,7 +47,8 @@ func clientJobs() []job {
 	var jobs []job
 	for _, l := range loads {
 		jobs = append(jobs, job{name: l.name, bytes: l.bytes, probe: l.write,
-			run: func(ctx context.Context, url string, length time.Duration, expected float64) (client, error) {
+			run: func(ctx context.Context, url string, length time.Duration,
+				expected float64) (client, error) {
 				return drive(ctx, l, url, length, expected)
 			}})
 	}
@@ -55,10 +57,11 @@ func clientJobs() []job {
 
 func (c client) rate() float64 { return c.operations / c.elapsed.Seconds() }
 
-// drive runs the load for about the given time. Reads come from iscsi-perf, which cannot write; writes from qemu-img bench, whose
-// step leaps through the disk so that neighbours are not written together. expected is the rate that an earlier run had; qemu-img
-// wants a number of operations.
-func drive(ctx context.Context, l load, url string, length time.Duration, expected float64) (client, error) {
+// drive runs the load for about the given time. Reads come from iscsi-perf, which cannot write;
+// writes from qemu-img bench, whose step leaps through the disk so that neighbours are not written
+// together. expected is the rate that an earlier run had; qemu-img wants a number of operations.
+func drive(ctx context.Context, l load, url string, length time.Duration, expected float64) (client,
+	error) {
 	if !l.write {
 		return iscsiPerf(ctx, l, url, length)
 	}
@@ -74,7 +77,8 @@ func drive(ctx context.Context, l load, url string, length time.Duration, expect
 
 func iscsiPerf(ctx context.Context, l load, url string, length time.Duration) (client, error) {
 	seconds := int(length.Seconds())
-	out, err := output(ctx, length, "iscsi-perf", "-r", "-b", strconv.Itoa(l.bytes/512), "-m", strconv.Itoa(l.depth), "-t", strconv.Itoa(seconds), url)
+	out, err := output(ctx, length, "iscsi-perf", "-r", "-b", strconv.Itoa(l.bytes/512), "-m",
+		strconv.Itoa(l.depth), "-t", strconv.Itoa(seconds), url)
 	if err != nil {
 		return client{}, err
 	}
@@ -82,7 +86,8 @@ func iscsiPerf(ctx context.Context, l load, url string, length time.Duration) (c
 	if err != nil {
 		return client{}, err
 	}
-	return client{operations: rate * float64(seconds), elapsed: time.Duration(seconds) * time.Second}, nil
+	return client{operations: rate * float64(seconds),
+		elapsed: time.Duration(seconds) * time.Second}, nil
 }
 
 var iopsAverage = regexp.MustCompile(`(?m)iops average ([0-9]+) \(`)
@@ -100,9 +105,11 @@ func parseIscsiPerf(out string) (float64, error) {
 	return rate, err
 }
 
-func qemuBench(ctx context.Context, l load, url string, length time.Duration, count int) (client, error) {
+func qemuBench(ctx context.Context, l load, url string, length time.Duration, count int) (client,
+	error) {
 	const stride = 1009 // prime, so that every place of the disk gets its turn
-	out, err := output(ctx, length, "qemu-img", "bench", "-w", "-f", "raw", "-t", "none", "-c", strconv.Itoa(count), "-d", strconv.Itoa(l.depth),
+	out, err := output(ctx, length, "qemu-img", "bench", "-w", "-f", "raw", "-t", "none", "-c",
+		strconv.Itoa(count), "-d", strconv.Itoa(l.depth),
 		"-s", strconv.Itoa(l.bytes), "-S", strconv.Itoa(l.bytes*stride), url)
 	if err != nil {
 		return client{}, err
@@ -124,7 +131,8 @@ func parseQemuBench(out string) (time.Duration, error) {
 }
 
 // output runs a client that is expected to take a certain time, and gives up on it well after that.
-func output(ctx context.Context, length time.Duration, name string, args ...string) (string, error) {
+func output(ctx context.Context, length time.Duration, name string, args ...string) (string,
+	error) {
 	limited, cancel := context.WithTimeout(ctx, 4*length+5*time.Second)
 	defer cancel()
 	cmd := exec.CommandContext(limited, name, args...)

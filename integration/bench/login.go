@@ -14,12 +14,14 @@ import (
 const (
 	// loginTimeout is how long a target may take until a session is ready.
 	loginTimeout = 30 * time.Second
-	// silence is how long it may say nothing in the midst of a load before it is taken to hang, beyond the load's own time.
+	// silence is how long it may say nothing in the midst of a load before it is taken to hang,
+	// beyond the load's own time.
 	silence = 30 * time.Second
 )
 
-// session is what a login leads to. The load generator logs in by itself, and not as the tests' initiator does, as that one
-// refuses a target that departs from the standard, and those are measured too.
+// session is what a login leads to. The load generator logs in by itself, and not as the tests'
+// initiator does, as that one refuses a target that departs from the standard, and those are
+// measured too.
 type session struct {
 	nc       net.Conn
 	digests  bool
@@ -53,19 +55,25 @@ func (s *session) negotiate(target string, n int) error {
 		digest = "CRC32C"
 	}
 	keys := strings.Join([]string{
-		"InitiatorName=iqn.2026-01.test.example:bench-" + strconv.Itoa(n), "SessionType=Normal", "TargetName=" + target,
-		"HeaderDigest=" + digest, "DataDigest=" + digest, "MaxRecvDataSegmentLength=262144", "InitialR2T=No", "ImmediateData=Yes",
-		"MaxBurstLength=262144", "FirstBurstLength=262144", "MaxOutstandingR2T=1", "MaxConnections=1", "ErrorRecoveryLevel=0",
-		"DefaultTime2Wait=2", "DefaultTime2Retain=0", "DataPDUInOrder=Yes", "DataSequenceInOrder=Yes", "",
+		"InitiatorName=iqn.2026-01.test.example:bench-" + strconv.Itoa(n), "SessionType=Normal",
+		"TargetName=" + target,
+		"HeaderDigest=" + digest, "DataDigest=" + digest, "MaxRecvDataSegmentLength=262144",
+		"InitialR2T=No", "ImmediateData=Yes",
+		"MaxBurstLength=262144", "FirstBurstLength=262144", "MaxOutstandingR2T=1",
+		"MaxConnections=1", "ErrorRecoveryLevel=0",
+		"DefaultTime2Wait=2", "DefaultTime2Retain=0", "DataPDUInOrder=Yes",
+		"DataSequenceInOrder=Yes", "",
 	}, "\x00")
 	for range 8 {
 		var h [headerLen]byte
-		h[0], h[1] = 0x43, 0x87 // immediate Login Request; T, operational stage to full feature phase
+		// immediate Login Request; T, operational stage to full feature phase
+		h[0], h[1] = 0x43, 0x87
 		putLength(&h, len(keys))
 		h[8], h[9], h[10] = 0x80, byte(n>>8), byte(n) // ISID
 		binary.BigEndian.PutUint32(h[24:], s.cmdSN)
 		binary.BigEndian.PutUint32(h[28:], s.expStat)
-		if _, err := s.nc.Write(append(append(h[:], keys...), make([]byte, -len(keys)&3)...)); err != nil {
+		if _, err := s.nc.Write(append(append(h[:], keys...),
+			make([]byte, -len(keys)&3)...)); err != nil {
 			return err
 		}
 		answer, data, err := s.read(false)

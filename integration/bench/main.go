@@ -1,7 +1,9 @@
-// Command bench measures kubevirt-disk against its peers on this machine and prints tables for docs/benchmarks.md, where the method
-// is described: SCSI load against tgtd and gotgt, by common clients and by a load generator of its own, and the expansion of images
-// and what disks do with them against qemu-img convert. All candidates take turns within a round, so that what else the machine does hits all of them; each round
-// begins with another one, as whoever comes after a certain one may find the machine warmer. Medians over the rounds are printed.
+// Command bench measures kubevirt-disk against its peers on this machine and prints tables for
+// docs/benchmarks.md, where the method is described: SCSI load against tgtd and gotgt, by common
+// clients and by a load generator of its own, and the expansion of images and what disks do with
+// them against qemu-img convert. All candidates take turns within a round, so that what else the
+// machine does hits all of them; each round begins with another one, as whoever comes after a
+// certain one may find the machine warmer. Medians over the rounds are printed.
 package main
 
 import (
@@ -22,16 +24,17 @@ import (
 
 // settings are the flags.
 type settings struct {
-	server  string         // path of kubevirt-disk
-	before  string         // path of an earlier kubevirt-disk; "": none
-	gotgt   string         // path of gotgt
-	cache   string         // directory of images and raw files
-	rounds  int            // how often each measurement is repeated
-	length  time.Duration  // of one measurement of SCSI load or cold reads
-	only    []string       // some of parts
-	folio   int            // KiB
-	loads   *regexp.Regexp // of the loads of "scsi" and "load", and the copies of "hydrate": those to measure
-	targets []string       // "kubevirt-disk", "tgtd", "gotgt", "floor", beforeName
+	server string        // path of kubevirt-disk
+	before string        // path of an earlier kubevirt-disk; "": none
+	gotgt  string        // path of gotgt
+	cache  string        // directory of images and raw files
+	rounds int           // how often each measurement is repeated
+	length time.Duration // of one measurement of SCSI load or cold reads
+	only   []string      // some of parts
+	folio  int           // KiB
+	// of the loads of "scsi" and "load", and the copies of "hydrate": those to measure
+	loads   *regexp.Regexp
+	targets []string // "kubevirt-disk", "tgtd", "gotgt", "floor", beforeName
 }
 
 // parts are what can be measured.
@@ -62,15 +65,26 @@ func parse(args []string) (settings, error) {
 	flags.StringVar(&s.server, "server", "bin/kubevirt-disk", "the kubevirt-disk to measure")
 	flags.StringVar(&s.before, "before", "",
 		"an earlier kubevirt-disk, which takes its turn in every measurement as well")
-	flags.StringVar(&s.gotgt, "gotgt", "cache/gotgt/gotgt", "gotgt, as scripts/build-gotgt.sh built it")
-	flags.StringVar(&s.cache, "cache", "cache/bench", "directory for images and raw files; wants 10 GiB and is kept")
-	flags.IntVar(&s.folio, "folio", 32, "size of the folios of the page cache that hold the raw files of SCSI load, KiB, a power of 2: who filled it decides, as read-ahead (128 unless set up otherwise) or who unpacked an image (4 to 16)")
+	flags.StringVar(&s.gotgt, "gotgt", "cache/gotgt/gotgt",
+		"gotgt, as scripts/build-gotgt.sh built it")
+	flags.StringVar(&s.cache, "cache", "cache/bench",
+		"directory for images and raw files; wants 10 GiB and is kept")
+	flags.IntVar(&s.folio, "folio", 32, "size of the folios of the page cache that hold the raw "+
+		"files of SCSI load, KiB, a power of 2: who filled it decides, as read-ahead (128 unless "+
+		"set up otherwise) or who unpacked an image (4 to 16)")
 	flags.IntVar(&s.rounds, "rounds", 5, "how often each measurement is repeated")
-	flags.DurationVar(&s.length, "length", 2*time.Second, "of one measurement of SCSI load or of reads of an image that is not copied (iscsi-perf counts in seconds)")
-	flags.StringVar(&only, "only", strings.Join(parts, ","), "what to measure: common clients, our own load generator, the expansion of images, disks that copy their image, the time to the first read, reads of an image that is not copied, many disks of one image")
-	flags.StringVar(&loads, "loads", "", "a regular expression; only loads (and copies: \"zlib, convert\", \"zlib, persistent clone\") whose names match are measured")
+	flags.DurationVar(&s.length, "length", 2*time.Second,
+		"of one measurement of SCSI load or of reads of an image that is not copied (iscsi-perf "+
+			"counts in seconds)")
+	flags.StringVar(&only, "only", strings.Join(parts, ","),
+		"what to measure: common clients, our own load generator, the expansion of images, disks "+
+			"that copy their image, the time to the first read, reads of an image that is not "+
+			"copied, many disks of one image")
+	flags.StringVar(&loads, "loads", "", "a regular expression; only loads (and copies: \"zlib, "+
+		"convert\", \"zlib, persistent clone\") whose names match are measured")
 	flags.StringVar(&targets, "targets", "kubevirt-disk,tgtd,gotgt,floor",
-		"the targets to measure; the second is what the first is compared with, and floor is a bare loop of system calls in C")
+		"the targets to measure; the second is what the first is compared with, and floor is a "+
+			"bare loop of system calls in C")
 	if err := flags.Parse(args); err != nil {
 		return s, err
 	}
@@ -83,7 +97,8 @@ func parse(args []string) (settings, error) {
 	case s.rounds < 1:
 		return s, fmt.Errorf("-rounds is %d, and at least one is needed", s.rounds)
 	case s.length < time.Second:
-		return s, fmt.Errorf("-length is %v, and iscsi-perf cannot do with less than a second", s.length)
+		return s, fmt.Errorf("-length is %v, and iscsi-perf cannot do with less than a second",
+			s.length)
 	}
 	for _, what := range s.only {
 		if !slices.Contains(parts, what) {
@@ -96,7 +111,8 @@ func parse(args []string) (settings, error) {
 	}
 	for _, name := range s.targets {
 		if !slices.Contains([]string{"kubevirt-disk", "tgtd", "gotgt", floorName}, name) {
-			return s, fmt.Errorf("-targets: %q is none of kubevirt-disk, tgtd, gotgt and %s", name, floorName)
+			return s, fmt.Errorf("-targets: %q is none of kubevirt-disk, tgtd, gotgt and %s", name,
+				floorName)
 		}
 	}
 	paths := []*string{&s.server, &s.gotgt, &s.cache}
@@ -143,17 +159,21 @@ func run(ctx context.Context, s settings) error {
 	}
 	if slices.Contains(s.only, "load") {
 		const one, many = "The load generator, one LUN:", "The load generator, many LUNs:"
-		if err := measureSCSI(ctx, s, one, s.chosen(generatorJobs(generatorLoads(1, lunSize))), 1, lunSize); err != nil {
+		if err := measureSCSI(ctx, s, one, s.chosen(generatorJobs(generatorLoads(1, lunSize))), 1,
+			lunSize); err != nil {
 			return err
 		}
-		if err := measureSCSI(ctx, s, many, s.chosen(generatorJobs(generatorLoads(manyLUNs, lunSize/manyLUNs))), manyLUNs, lunSize/manyLUNs); err != nil {
+		if err := measureSCSI(ctx, s, many,
+			s.chosen(generatorJobs(generatorLoads(manyLUNs, lunSize/manyLUNs))), manyLUNs,
+			lunSize/manyLUNs); err != nil {
 			return err
 		}
 	}
 	for _, part := range []struct {
 		name    string
 		measure func(context.Context, settings) error
-	}{{"expand", measureExpansion}, {"hydrate", measureHydration}, {"start", measureStart}, {"cold", measureColdReads}, {"replicas", measureReplicas}} {
+	}{{"expand", measureExpansion}, {"hydrate", measureHydration}, {"start", measureStart},
+		{"cold", measureColdReads}, {"replicas", measureReplicas}} {
 		if slices.Contains(s.only, part.name) {
 			if err := part.measure(ctx, s); err != nil {
 				return err

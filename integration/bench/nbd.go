@@ -9,8 +9,9 @@ import (
 	"time"
 )
 
-// nbdClient is the load generator for servers of the NBD protocol: what the initiator is for iSCSI targets, and as cheap, for reads.
-// Fixed newstyle negotiation of the default export, and simple replies.
+// nbdClient is the load generator for servers of the NBD protocol: what the initiator is for iSCSI
+// targets, and as cheap, for reads. Fixed newstyle negotiation of the default export, and simple
+// replies.
 type nbdClient struct {
 	*wire
 	addresses
@@ -22,9 +23,10 @@ type nbdClient struct {
 const nbdScheme = "nbd+unix:///?socket="
 
 const (
-	nbdMagic, nbdOption                 = 0x4e42444d41474943, 0x49484156454f5054 // "NBDMAGIC", "IHAVEOPT"
-	nbdFixedNewstyle, nbdNoZeroes       = 1, 2                                   // handshake flags
-	nbdExportName                       = 1                                      // option
+	// "NBDMAGIC", "IHAVEOPT"
+	nbdMagic, nbdOption                 = 0x4e42444d41474943, 0x49484156454f5054
+	nbdFixedNewstyle, nbdNoZeroes       = 1, 2 // handshake flags
+	nbdExportName                       = 1    // option
 	nbdRequestMagic, nbdReplyMagic      = 0x25609513, 0x67446698
 	nbdGreeting, nbdExport, nbdReplyLen = 18, 10, 16
 )
@@ -44,7 +46,8 @@ func newNBDClient(socket string, l generatorLoad, patience time.Duration) (*nbdC
 		return nil, fmt.Errorf("negotiate with the NBD server on %s: %w", socket, err)
 	}
 	if size != uint64(l.size) {
-		return nil, fmt.Errorf("the NBD server on %s exports %d bytes, and %d are expected", socket, size, l.size)
+		return nil, fmt.Errorf("the NBD server on %s exports %d bytes, and %d are expected", socket,
+			size, l.size)
 	}
 	w, err := newWire(nc, patience)
 	if err != nil {
@@ -63,7 +66,8 @@ func negotiateNBD(nc net.Conn) (size uint64, err error) {
 		return 0, err
 	}
 	flags := binary.BigEndian.Uint16(b[16:])
-	if binary.BigEndian.Uint64(b[:]) != nbdMagic || binary.BigEndian.Uint64(b[8:]) != nbdOption || flags&nbdFixedNewstyle == 0 || flags&nbdNoZeroes == 0 {
+	if binary.BigEndian.Uint64(b[:]) != nbdMagic || binary.BigEndian.Uint64(b[8:]) != nbdOption ||
+		flags&nbdFixedNewstyle == 0 || flags&nbdNoZeroes == 0 {
 		return 0, errors.New("it does not offer the fixed newstyle negotiation without zeroes")
 	}
 	answer := binary.BigEndian.AppendUint32(nil, nbdFixedNewstyle|nbdNoZeroes)
@@ -113,7 +117,8 @@ func (n *nbdClient) handle(h []byte) (drop int, err error) {
 		return 0, fmt.Errorf("the server sent a reply that begins with %#x", magic)
 	}
 	if code := binary.BigEndian.Uint32(h[4:]); code != 0 {
-		return 0, fmt.Errorf("a read at %d ended with error %d", binary.BigEndian.Uint64(h[8:]), code)
+		return 0, fmt.Errorf("a read at %d ended with error %d", binary.BigEndian.Uint64(h[8:]),
+			code)
 	}
 	n.flying--
 	n.done++

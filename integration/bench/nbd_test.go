@@ -16,20 +16,25 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestImageServers compares what the load generator is answered by the servers of images with what `qemu-img convert` makes of the image.
+// TestImageServers compares what the load generator is answered by the servers of images with what
+// `qemu-img convert` makes of the image.
 func TestImageServers(t *testing.T) {
-	requireTools(t, map[string]string{"qemu-img": "qemu-utils", "qemu-nbd": "qemu-utils", "qemu-storage-daemon": "qemu-system-common"})
+	requireTools(t, map[string]string{"qemu-img": "qemu-utils", "qemu-nbd": "qemu-utils",
+		"qemu-storage-daemon": "qemu-system-common"})
 	dir := t.TempDir()
-	s := settings{server: filepath.Join(dir, "kubevirt-disk"), cache: dir, length: 50 * time.Millisecond}
+	s := settings{server: filepath.Join(dir, "kubevirt-disk"), cache: dir,
+		length: 50 * time.Millisecond}
 	build := exec.Command("go", "build", "-o", s.server, "./cmd/kubevirt-disk")
 	build.Dir = "../.."
 	out, err := build.CombinedOutput()
 	require.NoError(t, err, string(out))
 
 	const size = 16 << 20
-	source, image, raw := filepath.Join(dir, "source.raw"), filepath.Join(dir, "disk.qcow2"), filepath.Join(dir, "disk.raw")
+	source, image, raw := filepath.Join(dir, "source.raw"), filepath.Join(dir, "disk.qcow2"),
+		filepath.Join(dir, "disk.raw")
 	require.NoError(t, os.WriteFile(source, compressible(size), 0o644))
-	for _, args := range [][]string{{"convert", "-c", "-f", "raw", "-O", "qcow2", source, image}, {"convert", "-O", "raw", image, raw}} {
+	for _, args := range [][]string{{"convert", "-c", "-f", "raw", "-O", "qcow2", source, image},
+		{"convert", "-O", "raw", image, raw}} {
 		out, err := exec.Command("qemu-img", args...).CombinedOutput()
 		require.NoError(t, err, string(out))
 	}
@@ -58,13 +63,15 @@ func TestImageServers(t *testing.T) {
 			require.Greater(t, len(got), 100)
 			require.EqualValues(t, len(got), done)
 			for offset, data := range got {
-				require.True(t, bytes.Equal(want[offset:offset+4096], data), "the bytes at %d", offset)
+				require.True(t, bytes.Equal(want[offset:offset+4096], data), "the bytes at %d",
+					offset)
 			}
 		})
 	}
 }
 
-// compressible is content of a disk: blocks of few different bytes, no two alike, and a quarter of nothing.
+// compressible is content of a disk: blocks of few different bytes, no two alike, and a quarter of
+// nothing.
 func compressible(size int) []byte {
 	content, random := make([]byte, size), rand.New(rand.NewPCG(1, 2))
 	for block := range size / 4096 {
@@ -72,7 +79,8 @@ func compressible(size int) []byte {
 			continue
 		}
 		for i := range 4096 / 8 {
-			binary.LittleEndian.PutUint64(content[block*4096+i*8:], random.Uint64()&0x0303030303030303)
+			binary.LittleEndian.PutUint64(content[block*4096+i*8:],
+				random.Uint64()&0x0303030303030303)
 		}
 	}
 	return content
@@ -171,7 +179,8 @@ func requireTools(t *testing.T, packageOf map[string]string) {
 	}
 }
 
-// smallExport is what a server of 1 MiB says: its greeting, and that with the default export behind it.
+// smallExport is what a server of 1 MiB says: its greeting, and that with the default export behind
+// it.
 func smallExport() (greeting, export []byte) {
 	greeting = append([]byte("NBDMAGICIHAVEOPT"), 0, nbdFixedNewstyle|nbdNoZeroes)
 	return greeting, append(greeting[:len(greeting):len(greeting)], 0, 0, 0, 0, 0, 0x10, 0, 0, 0, 0)
@@ -179,7 +188,8 @@ func smallExport() (greeting, export []byte) {
 
 // What is no NBD server, or one that fails, is told from one that is slow.
 func TestNBDFailures(t *testing.T) {
-	load := generatorLoad{bytes: 4096, depth: 2, sessions: 1, luns: 1, size: 1 << 20, step: coldStep}
+	load := generatorLoad{bytes: 4096, depth: 2, sessions: 1, luns: 1, size: 1 << 20,
+		step: coldStep}
 	greeting, export := smallExport()
 	for _, c := range []struct {
 		name string
@@ -190,11 +200,14 @@ func TestNBDFailures(t *testing.T) {
 		{name: "no NBD", says: []byte("HTTP/1.1 400 Bad Request"), want: "fixed newstyle"},
 		{name: "old", says: []byte("NBDMAGICIHAVEOPT\x00\x00"), want: "fixed newstyle"},
 		{name: "no export", says: greeting, want: "default export"},
-		{name: "another size", says: export, load: func(l *generatorLoad) { l.size *= 2 }, want: "exports 1048576 bytes"},
+		{name: "another size", says: export, load: func(l *generatorLoad) { l.size *= 2 },
+			want: "exports 1048576 bytes"},
 		{name: "writes", load: func(l *generatorLoad) { l.write = true }, want: "only reads"},
-		{name: "failing", says: append(export[:len(export):len(export)], "\x67\x44\x66\x98\x00\x00\x00\x05\x00\x00\x00\x00\x00\x00\x10\x00"...),
+		{name: "failing", says: append(export[:len(export):len(export)],
+			"\x67\x44\x66\x98\x00\x00\x00\x05\x00\x00\x00\x00\x00\x00\x10\x00"...),
 			want: "a read at 4096 ended with error 5"},
-		{name: "confused", says: append(export[:len(export):len(export)], make([]byte, nbdReplyLen)...), want: "begins with 0x0"},
+		{name: "confused", says: append(export[:len(export):len(export)],
+			make([]byte, nbdReplyLen)...), want: "begins with 0x0"},
 		{name: "ended", says: export, want: "EOF"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -225,7 +238,8 @@ func TestNBDFailures(t *testing.T) {
 	}
 }
 
-// A load ends when all that the server has to say has come: who leaves before makes the server's last write fail.
+// A load ends when all that the server has to say has come: who leaves before makes the server's
+// last write fail.
 func TestLoadEndsWithItsLastByte(t *testing.T) {
 	const size = 1 << 20
 	load := generatorLoad{bytes: 4096, depth: 1, sessions: 1, luns: 1, size: size, step: coldStep}
@@ -242,7 +256,8 @@ func TestLoadEndsWithItsLastByte(t *testing.T) {
 		}
 		defer nc.Close()
 		_, export := smallExport()
-		reply := append(binary.BigEndian.AppendUint32(nil, nbdReplyMagic), make([]byte, nbdReplyLen-4+4096)...)
+		reply := append(binary.BigEndian.AppendUint32(nil, nbdReplyMagic),
+			make([]byte, nbdReplyLen-4+4096)...)
 		_, err = nc.Write(export)
 		if err == nil {
 			_, err = io.ReadFull(nc, make([]byte, 20+28)) // the answer and a request
@@ -266,7 +281,8 @@ func TestLoadEndsWithItsLastByte(t *testing.T) {
 	require.ErrorIs(t, <-left, os.ErrDeadlineExceeded, "the client did not wait for the last byte")
 }
 
-// Cold reads go through all of an image, each to another cluster than the one before, and never beyond its end.
+// Cold reads go through all of an image, each to another cluster than the one before, and never
+// beyond its end.
 func TestColdAddresses(t *testing.T) {
 	const size = 1<<30 + 512
 	a := addresses{l: generatorLoad{bytes: 4096, luns: 1, size: size, step: coldStep}}

@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// tick is the unit of CPU times in /proc: USER_HZ, which is 100 on every architecture that Go runs on.
+// tick is the unit of CPU times in /proc: USER_HZ, which is 100 on every architecture that Go runs
+// on.
 const tick = 10 * time.Millisecond
 
 // cpuTime is what a process has used so far, user and system time, of all its threads.
@@ -20,7 +21,8 @@ func cpuTime(pid int) (time.Duration, error) {
 	return parseStat(string(text))
 }
 
-// parseStat reads fields 14 and 15 (utime, stime) of proc_pid_stat(5). The name before them may hold spaces and parentheses.
+// parseStat reads fields 14 and 15 (utime, stime) of proc_pid_stat(5). The name before them may
+// hold spaces and parentheses.
 func parseStat(text string) (time.Duration, error) {
 	fields := strings.Fields(text[strings.LastIndexByte(text, ')')+1:])
 	if len(fields) < 13 {
@@ -49,13 +51,16 @@ func parseRssAnon(text string) (int64, error) {
 		if !ok {
 			continue
 		}
-		kib, err := strconv.ParseInt(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(value), "kB")), 10, 64)
+		kib,
+			err := strconv.ParseInt(
+			strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(value), "kB")), 10, 64)
 		return kib << 10, err
 	}
 	return 0, fmt.Errorf("no RssAnon in %q", text)
 }
 
-// watchMemory samples the anonymous memory of a process until stop is called, which returns the most that was seen.
+// watchMemory samples the anonymous memory of a process until stop is called, which returns the
+// most that was seen.
 func watchMemory(pid int) (stop func() int64) {
 	done, result := make(chan struct{}), make(chan int64)
 	go func() {

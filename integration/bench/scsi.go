@@ -11,8 +11,8 @@ import (
 	"kubevirt.io/disk/integration/peers"
 )
 
-// lunSize is the size of the raw file that each target serves: larger than any cache of the processor, small enough to stay in the page
-// cache. It is a multiple of 256 KiB.
+// lunSize is the size of the raw file that each target serves: larger than any cache of the
+// processor, small enough to stay in the page cache. It is a multiple of 256 KiB.
 const lunSize = 1 << 30
 
 // floorName is the candidate that is no target: the bare system calls, in C.
@@ -56,15 +56,19 @@ func (c *candidate) start() error {
 type job struct {
 	name  string
 	bytes int // of one command
-	// probe says that run wants to be told the rate that is to be expected, which a first run then finds out.
+	// probe says that run wants to be told the rate that is to be expected, which a first run then
+	// finds out.
 	probe  bool
 	inside bool // the client is part of this process
 	bare   bool // the floor can serve it, too
-	run    func(ctx context.Context, url string, length time.Duration, expected float64) (client, error)
+	run    func(ctx context.Context, url string, length time.Duration, expected float64) (client,
+		error)
 }
 
-// measureSCSI runs the jobs on all candidates, each of which serves so many LUNs of a size in bytes.
-func measureSCSI(ctx context.Context, s settings, title string, jobs []job, luns int, size int64) error {
+// measureSCSI runs the jobs on all candidates, each of which serves so many LUNs of a size in
+// bytes.
+func measureSCSI(ctx context.Context, s settings, title string, jobs []job, luns int,
+	size int64) error {
 	if len(jobs) == 0 {
 		return nil
 	}
@@ -82,9 +86,11 @@ func measureSCSI(ctx context.Context, s settings, title string, jobs []job, luns
 		c := &candidate{name: name, dir: filepath.Join(s.cache, name),
 			server: map[string]string{
 				"kubevirt-disk": s.server, beforeName: s.before, "gotgt": s.gotgt}[name],
-			rates: map[string][]float64{}, cpu: map[string][]float64{}, own: map[string][]float64{}, trouble: map[string]string{}}
+			rates: map[string][]float64{}, cpu: map[string][]float64{}, own: map[string][]float64{},
+			trouble: map[string]string{}}
 		for n := range luns {
-			raw := filepath.Join(c.dir, fmt.Sprintf("disk-%d", luns), fmt.Sprintf("lun-%03d.raw", n+1))
+			raw := filepath.Join(c.dir, fmt.Sprintf("disk-%d", luns),
+				fmt.Sprintf("lun-%03d.raw", n+1))
 			if err := errors.Join(makeContent(raw, size), fill(raw, s.folio<<10)); err != nil {
 				return err
 			}
@@ -117,7 +123,8 @@ func measureSCSI(ctx context.Context, s settings, title string, jobs []job, luns
 	return nil
 }
 
-// measure runs a job once. A target that hangs or dies is started again, and is not asked for this job again.
+// measure runs a job once. A target that hangs or dies is started again, and is not asked for this
+// job again.
 func (c *candidate) measure(ctx context.Context, j job, length time.Duration) error {
 	if c.name == floorName && !j.bare {
 		c.trouble[j.name] = "–"
@@ -213,7 +220,8 @@ func printSCSI(jobs []job, all []*candidate) {
 		rateRow, cpuRow, ownRow := []string{l.name}, []string{l.name}, []string{l.name}
 		for _, c := range all {
 			if what := c.trouble[l.name]; what != "" {
-				rateRow, cpuRow, ownRow = append(rateRow, what), append(cpuRow, what), append(ownRow, what)
+				rateRow, cpuRow, ownRow = append(rateRow, what), append(cpuRow, what),
+					append(ownRow, what)
 				continue
 			}
 			rateRow = append(rateRow, fmt.Sprintf("%.0f", median(c.rates[l.name])))
@@ -221,11 +229,14 @@ func printSCSI(jobs []job, all []*candidate) {
 			ownRow = append(ownRow, fmt.Sprintf("%.1f µs", 1e6*median(c.own[l.name])))
 		}
 		if len(all) > 1 {
-			rateRow = append(rateRow, ratio(median(all[0].rates[l.name]), median(all[1].rates[l.name])))
+			rateRow = append(rateRow,
+				ratio(median(all[0].rates[l.name]), median(all[1].rates[l.name])))
 			cpuRow = append(cpuRow, ratio(median(all[0].cpu[l.name]), median(all[1].cpu[l.name])))
 			if floor != nil {
-				rateRow = append(rateRow, ratio(median(all[0].rates[l.name]), median(floor.rates[l.name])))
-				cpuRow = append(cpuRow, ratio(median(all[0].cpu[l.name]), median(floor.cpu[l.name])))
+				rateRow = append(rateRow,
+					ratio(median(all[0].rates[l.name]), median(floor.rates[l.name])))
+				cpuRow = append(cpuRow,
+					ratio(median(all[0].cpu[l.name]), median(floor.cpu[l.name])))
 			}
 		}
 		rates.add(rateRow...)

@@ -11,8 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// wire is a connection of the load generator. It waits in the system calls themselves, as its user has a thread of its own: what is to be
-// said goes out in one call, and what comes in is read in large pieces and not looked at beyond the headers.
+// wire is a connection of the load generator. It waits in the system calls themselves, as its user
+// has a thread of its own: what is to be said goes out in one call, and what comes in is read in
+// large pieces and not looked at beyond the headers.
 type wire struct {
 	fd int
 
@@ -26,8 +27,9 @@ type wire struct {
 
 const inBuffer = 512 << 10
 
-// newWire takes a connection over; the caller closes nc. A peer that is silent for longer than patience hangs. The descriptor is a bare one,
-// of which Go's poller does not know: each arrival would wake a thread of the poller as well, which the server, as the sender, pays for.
+// newWire takes a connection over; the caller closes nc. A peer that is silent for longer than
+// patience hangs. The descriptor is a bare one, of which Go's poller does not know: each arrival
+// would wake a thread of the poller as well, which the server, as the sender, pays for.
 func newWire(nc net.Conn, patience time.Duration) (*wire, error) {
 	raw, err := nc.(syscall.Conn).SyscallConn()
 	if err != nil {
@@ -35,12 +37,17 @@ func newWire(nc net.Conn, patience time.Duration) (*wire, error) {
 	}
 	w := &wire{fd: -1, in: make([]byte, inBuffer)}
 	var dupErr error
-	if err := raw.Control(func(fd uintptr) { w.fd, dupErr = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0) }); err != nil || dupErr != nil {
+	if err := raw.Control(func(fd uintptr) {
+		w.fd,
+			dupErr = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0)
+	}); err != nil || dupErr != nil {
 		return nil, errors.Join(err, dupErr)
 	}
 	limit := syscall.NsecToTimeval(int64(patience))
-	if err := errors.Join(syscall.SetNonblock(w.fd, false), syscall.SetsockoptTimeval(w.fd, syscall.SOL_SOCKET, syscall.SO_RCVTIMEO, &limit),
-		syscall.SetsockoptTimeval(w.fd, syscall.SOL_SOCKET, syscall.SO_SNDTIMEO, &limit)); err != nil {
+	if err := errors.Join(syscall.SetNonblock(w.fd, false),
+		syscall.SetsockoptTimeval(w.fd, syscall.SOL_SOCKET, syscall.SO_RCVTIMEO, &limit),
+		syscall.SetsockoptTimeval(w.fd, syscall.SOL_SOCKET, syscall.SO_SNDTIMEO, &limit)); err !=
+		nil {
 		return nil, errors.Join(err, w.close())
 	}
 	return w, nil
@@ -68,7 +75,8 @@ func (w *wire) write(b []byte) error {
 	return nil
 }
 
-// receive waits for something to arrive, and hands on all headers of n bytes in it. handle returns how many bytes to drop before the next.
+// receive waits for something to arrive, and hands on all headers of n bytes in it. handle returns
+// how many bytes to drop before the next.
 func (w *wire) receive(n int, handle func(header []byte) (drop int, err error)) error {
 	if err := w.wakeAt(min(w.skip, inBuffer/2)); err != nil {
 		return err
@@ -103,8 +111,8 @@ func (w *wire) receive(n int, handle func(header []byte) (drop int, err error)) 
 	return nil
 }
 
-// wakeAt has a read wait for n bytes of what is known to come, as the kernel's initiator does not wake anybody for each segment either:
-// what waking costs, the server pays.
+// wakeAt has a read wait for n bytes of what is known to come, as the kernel's initiator does not
+// wake anybody for each segment either: what waking costs, the server pays.
 func (w *wire) wakeAt(n int) error {
 	if n == w.low {
 		return nil

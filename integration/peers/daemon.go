@@ -31,8 +31,8 @@ type Daemon struct {
 	ReadyFile string
 }
 
-// StartDaemon starts kubevirt-disk on free loopback ports, logging JSON, and returns when it is ready. When it ends instead, the
-// error is an *ExitError.
+// StartDaemon starts kubevirt-disk on free loopback ports, logging JSON, and returns when it is
+// ready. When it ends instead, the error is an *ExitError.
 func StartDaemon(opt DaemonOptions) (*Daemon, error) {
 	ready := filepath.Join(opt.StateDir, "ready")
 	env := map[string]string{
@@ -57,7 +57,8 @@ func StartDaemon(opt DaemonOptions) (*Daemon, error) {
 	for name, value := range env {
 		cmd.Env = append(cmd.Env, name+"="+value)
 	}
-	// One that was killed leaves its file behind, which would be taken for that of the new one until that removes it.
+	// One that was killed leaves its file behind, which would be taken for that of the new one
+	// until that removes it.
 	if err := os.Remove(ready); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
@@ -95,7 +96,8 @@ func (d *Daemon) readPortals() bool {
 	return false
 }
 
-// Log is what the daemon has logged so far, one map per entry; lines that are no JSON objects are left out.
+// Log is what the daemon has logged so far, one map per entry; lines that are no JSON objects are
+// left out.
 func (d *Daemon) Log() []map[string]any {
 	var entries []map[string]any
 	for line := range strings.Lines(d.Output()) {
@@ -113,17 +115,20 @@ func (d *Daemon) Port() string {
 	return port
 }
 
-// StartOurs serves one raw file in place with kubevirt-disk, to be compared with the peers. Its directory must hold nothing else.
+// StartOurs serves one raw file in place with kubevirt-disk, to be compared with the peers. Its
+// directory must hold nothing else.
 func StartOurs(binary, stateDir, raw string, env map[string]string) (*Target, error) {
 	all := map[string]string{"COPY_MODE": "none", "ACCESS_MODE": "write-shared"}
 	for name, value := range env {
 		all[name] = value
 	}
-	d, err := StartDaemon(DaemonOptions{Binary: binary, DiskDir: filepath.Dir(raw), StateDir: stateDir, Env: all})
+	d, err := StartDaemon(DaemonOptions{Binary: binary, DiskDir: filepath.Dir(raw),
+		StateDir: stateDir, Env: all})
 	if err != nil {
 		return nil, err
 	}
-	return &Target{Name: "kubevirt-disk", Process: d.Process, URL: targetURL(d.Portals[0], DefaultTarget)}, nil
+	return &Target{Name: "kubevirt-disk", Process: d.Process,
+		URL: targetURL(d.Portals[0], DefaultTarget)}, nil
 }
 
 func exists(path string) bool {

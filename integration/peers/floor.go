@@ -14,8 +14,9 @@ import (
 //go:embed floor/floor.c
 var floorSource []byte
 
-// StartFloor serves raw files, LUN 1 and up, with a bare loop of system calls in C: what no target can do without. It is built
-// in stateDir by gcc. It serves the load generator without digests, and no other client.
+// StartFloor serves raw files, LUN 1 and up, with a bare loop of system calls in C: what no target
+// can do without. It is built in stateDir by gcc. It serves the load generator without digests, and
+// no other client.
 func StartFloor(stateDir string, raws ...string) (*Target, error) {
 	if err := os.MkdirAll(stateDir, 0o755); err != nil {
 		return nil, err
@@ -24,7 +25,8 @@ func StartFloor(stateDir string, raws ...string) (*Target, error) {
 	if err := os.WriteFile(source, floorSource, 0o644); err != nil {
 		return nil, err
 	}
-	build := exec.Command("gcc", "-O2", "-Wall", "-Wextra", "-Werror", "-pthread", "-o", binary, source)
+	build := exec.Command("gcc", "-O2", "-Wall", "-Wextra", "-Werror", "-pthread", "-o", binary,
+		source)
 	if out, err := build.CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("build the floor (package gcc): %w: %s", err, out)
 	}
@@ -32,7 +34,8 @@ func StartFloor(stateDir string, raws ...string) (*Target, error) {
 	if err != nil {
 		return nil, err
 	}
-	process, err := startProcess(exec.Command(binary, append([]string{strconv.Itoa(port)}, raws...)...))
+	process, err := startProcess(exec.Command(binary,
+		append([]string{strconv.Itoa(port)}, raws...)...))
 	if err != nil {
 		return nil, err
 	}

@@ -1,5 +1,6 @@
-// Package peers starts iSCSI targets as processes: ours, and the ones that it is compared with (tgtd and gotgt), all on
-// loopback ports of their own and with state in a directory that the caller gives. It is Linux only.
+// Package peers starts iSCSI targets as processes: ours, and the ones that it is compared with
+// (tgtd and gotgt), all on loopback ports of their own and with state in a directory that the
+// caller gives. It is Linux only.
 package peers
 
 import (
@@ -111,10 +112,12 @@ func (p *Process) until(what string, condition func() bool) error {
 	deadline := time.Now().Add(startTimeout)
 	for !condition() {
 		if !p.Running() {
-			return &ExitError{Path: p.cmd.Path, Status: p.cmd.ProcessState.ExitCode(), Output: p.Output()}
+			return &ExitError{Path: p.cmd.Path, Status: p.cmd.ProcessState.ExitCode(),
+				Output: p.Output()}
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("%s: not %s after %v; it printed:\n%s", p.cmd.Path, what, startTimeout, p.Output())
+			return fmt.Errorf("%s: not %s after %v; it printed:\n%s", p.cmd.Path, what,
+				startTimeout, p.Output())
 		}
 		time.Sleep(pollInterval)
 	}
@@ -150,16 +153,18 @@ func (b *lockedBuffer) String() string {
 	return b.buf.String()
 }
 
-// FreePort returns a TCP port of 127.0.0.1 for servers that cannot pick one themselves, or that are started again at the same one. As long as
-// this process lives, the kernel gives it to nobody who asks for any port: a socket that does not listen is bound to it, beside which one that
-// asks for this very port can listen, with SO_REUSEADDR as is usual. Until then connections are refused.
+// FreePort returns a TCP port of 127.0.0.1 for servers that cannot pick one themselves, or that are
+// started again at the same one. As long as this process lives, the kernel gives it to nobody who
+// asks for any port: a socket that does not listen is bound to it, beside which one that asks for
+// this very port can listen, with SO_REUSEADDR as is usual. Until then connections are refused.
 func FreePort() (int, error) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return 0, err
 	}
 	address := &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}
-	err = errors.Join(unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1), unix.Bind(fd, address))
+	err = errors.Join(unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1),
+		unix.Bind(fd, address))
 	bound, nameErr := unix.Getsockname(fd)
 	if err := errors.Join(err, nameErr); err != nil {
 		return 0, errors.Join(err, unix.Close(fd))

@@ -23,21 +23,25 @@ func targetURL(portal, name string) string {
 	return fmt.Sprintf("iscsi://%s/%s/1", portal, name)
 }
 
-// StartTgtd serves raw files, LUN 1 and up, with tgtd (Debian package tgt). It needs root: tgtd's control socket lies in /run.
+// StartTgtd serves raw files, LUN 1 and up, with tgtd (Debian package tgt). It needs root: tgtd's
+// control socket lies in /run.
 func StartTgtd(raws ...string) (*Target, error) {
 	port, err := FreePort()
 	if err != nil {
 		return nil, err
 	}
 	portal := "127.0.0.1:" + strconv.Itoa(port)
-	control := strconv.Itoa(port % (1 << 15)) // names the control socket, below 2^15; the port is unique on the machine
-	process, err := startProcess(exec.Command(sbin("tgtd"), "-f", "-C", control, "--iscsi", "portal="+portal))
+	// names the control socket, below 2^15; the port is unique on the machine
+	control := strconv.Itoa(port % (1 << 15))
+	process, err := startProcess(exec.Command(sbin("tgtd"), "-f", "-C", control, "--iscsi",
+		"portal="+portal))
 	if err != nil {
 		return nil, err
 	}
 	const name = "iqn.2017-01.io.kubevirt:tgtd"
 	admin := func(args ...string) error {
-		out, err := exec.Command(sbin("tgtadm"), append([]string{"-C", control, "--lld", "iscsi"}, args...)...).CombinedOutput()
+		out, err := exec.Command(sbin("tgtadm"),
+			append([]string{"-C", control, "--lld", "iscsi"}, args...)...).CombinedOutput()
 		if err != nil {
 			return fmt.Errorf("tgtadm %v: %w: %s", args, err, out)
 		}
@@ -50,13 +54,18 @@ func StartTgtd(raws ...string) (*Target, error) {
 		steps := [][]string{{"--op", "new", "--mode", "target", "--tid", "1", "-T", name}}
 		for i, raw := range raws {
 			lun := strconv.Itoa(i + 1)
-			steps = append(steps, []string{"--op", "new", "--mode", "logicalunit", "--tid", "1", "--lun", lun, "-b", raw},
-				[]string{"--op", "update", "--mode", "logicalunit", "--tid", "1", "--lun", lun, "--params", "thin_provisioning=1"})
+			steps = append(steps, []string{"--op", "new", "--mode", "logicalunit", "--tid", "1",
+				"--lun", lun, "-b", raw},
+				[]string{"--op", "update", "--mode", "logicalunit", "--tid", "1", "--lun", lun,
+					"--params", "thin_provisioning=1"})
 		}
-		for _, digest := range []string{"HeaderDigest", "DataDigest"} { // as the initiator wishes, as ours does
-			steps = append(steps, []string{"--op", "update", "--mode", "target", "--tid", "1", "--name", digest, "--value", "CRC32C,None"})
+		// as the initiator wishes, as ours does
+		for _, digest := range []string{"HeaderDigest", "DataDigest"} {
+			steps = append(steps, []string{"--op", "update", "--mode", "target", "--tid", "1",
+				"--name", digest, "--value", "CRC32C,None"})
 		}
-		for _, args := range append(steps, []string{"--op", "bind", "--mode", "target", "--tid", "1", "-I", "ALL"}) {
+		for _, args := range append(steps,
+			[]string{"--op", "bind", "--mode", "target", "--tid", "1", "-I", "ALL"}) {
 			if err := admin(args...); err != nil {
 				return err
 			}
@@ -70,7 +79,8 @@ func StartTgtd(raws ...string) (*Target, error) {
 	return &Target{Name: "tgtd", Process: process, URL: targetURL(portal, name)}, nil
 }
 
-// StartGotgt serves raw files, LUN 1 and up, with gotgt, as scripts/build-gotgt.sh built it. Its configuration goes into stateDir.
+// StartGotgt serves raw files, LUN 1 and up, with gotgt, as scripts/build-gotgt.sh built it. Its
+// configuration goes into stateDir.
 func StartGotgt(binary, stateDir string, raws ...string) (*Target, error) {
 	port, err := FreePort()
 	if err != nil {
@@ -80,7 +90,10 @@ func StartGotgt(binary, stateDir string, raws ...string) (*Target, error) {
 	const name = "iqn.2017-01.io.kubevirt:gotgt"
 	var storages, luns []string
 	for i, raw := range raws {
-		storages = append(storages, fmt.Sprintf(`{"deviceID": %d, "path": "file:%s", "online": true, "thinProvisioning": true}`, 1000+i, raw))
+		storages = append(storages,
+			fmt.Sprintf(
+				`{"deviceID": %d, "path": "file:%s", "online": true, "thinProvisioning": true}`,
+				1000+i, raw))
 		luns = append(luns, fmt.Sprintf(`"%d": %d`, i+1, 1000+i))
 	}
 	config := fmt.Sprintf(`{
@@ -91,7 +104,8 @@ func StartGotgt(binary, stateDir string, raws ...string) (*Target, error) {
 	if err := os.MkdirAll(stateDir, 0o755); err != nil {
 		return nil, err
 	}
-	if err := os.WriteFile(filepath.Join(stateDir, "config.json"), []byte(config), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(stateDir, "config.json"), []byte(config), 0o644); err !=
+		nil {
 		return nil, err
 	}
 	cmd := exec.Command(binary, "daemon", "--log", "error", "--port", strconv.Itoa(port))
