@@ -13,9 +13,10 @@ import (
 	. "kubevirt.io/disk/target/targettest"
 )
 
-// halfSent starts a write of LUN 1 of which the target has the command and a part of its immediate data. The function that is
-// returned sends the rest.
-func halfSent(t *testing.T, s *server, sess *Session, data []byte, edit ...func(*pdu.SCSICommand)) (task *Task, finish func()) {
+// halfSent starts a write of LUN 1 of which the target has the command and a part of its immediate
+// data. The function that is returned sends the rest.
+func halfSent(t *testing.T, s *server, sess *Session, data []byte,
+	edit ...func(*pdu.SCSICommand)) (task *Task, finish func()) {
 	t.Helper()
 	const sent = pdu.HeaderLen + 100
 	c := Write10(1, 0, data)
@@ -35,8 +36,9 @@ func halfSent(t *testing.T, s *server, sess *Session, data []byte, edit ...func(
 	return task, func() { require.NoError(t, sess.SendRaw(data[sent-pdu.HeaderLen:])) }
 }
 
-// TestAbortedWhileItsDataArrives ends writes of which a data segment is being received. Nothing of them may be written any
-// more: another initiator has been told that they have ended, and has written the same blocks since.
+// TestAbortedWhileItsDataArrives ends writes of which a data segment is being received. Nothing of
+// them may be written any more: another initiator has been told that they have ended, and has
+// written the same blocks since.
 func TestAbortedWhileItsDataArrives(t *testing.T) {
 	stale, fresh := pattern(8*BlockSize, 1), pattern(8*BlockSize, 2)
 	for _, c := range []struct {
@@ -44,17 +46,21 @@ func TestAbortedWhileItsDataArrives(t *testing.T) {
 		end  func(t *testing.T, sess *Session)
 	}{
 		{"SAM-5 7.7/LOGICAL UNIT RESET", func(t *testing.T, sess *Session) {
-			manage(t, sess, pdu.TMComplete, pdu.TaskManagementRequest{Function: pdu.TMLogicalUnitReset, LUN: LUN(1)})
+			manage(t, sess, pdu.TMComplete,
+				pdu.TaskManagementRequest{Function: pdu.TMLogicalUnitReset, LUN: LUN(1)})
 			attentions(t, sess, 1)
 		}},
 		{"SAM-5 7.4/CLEAR TASK SET", func(t *testing.T, sess *Session) {
-			manage(t, sess, pdu.TMComplete, pdu.TaskManagementRequest{Function: pdu.TMClearTaskSet, LUN: LUN(1)})
+			manage(t, sess, pdu.TMComplete,
+				pdu.TaskManagementRequest{Function: pdu.TMClearTaskSet, LUN: LUN(1)})
 		}},
 		{"11.5.1/TARGET WARM RESET", func(t *testing.T, sess *Session) {
-			manage(t, sess, pdu.TMComplete, pdu.TaskManagementRequest{Function: pdu.TMTargetWarmReset})
+			manage(t, sess, pdu.TMComplete,
+				pdu.TaskManagementRequest{Function: pdu.TMTargetWarmReset})
 			attentions(t, sess, 1)
 		}},
-		{"SPC-4 5.13.11.5/PREEMPT AND ABORT", func(t *testing.T, sess *Session) { sess.MustGood(t, PersistOut(1, fence)) }},
+		{"SPC-4 5.13.11.5/PREEMPT AND ABORT",
+			func(t *testing.T, sess *Session) { sess.MustGood(t, PersistOut(1, fence)) }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := start(t)
@@ -67,19 +73,24 @@ func TestAbortedWhileItsDataArrives(t *testing.T) {
 			finish()
 			second.Forget(task)
 			require.NoError(t, second.ExpectOnlyPing(), "no answer to what was aborted")
-			require.True(t, bytes.Equal(fresh, sess.MustGood(t, Read10(1, 0, 8)).Data), "what was aborted has overwritten what was written later")
+			require.True(t, bytes.Equal(fresh, sess.MustGood(t, Read10(1, 0, 8)).Data),
+				"what was aborted has overwritten what was written later")
 		})
 	}
 }
 
-// TestAbortedBeforeTheRestOfItsData ends a write of which a data segment is being received and more is to come. Its place in the command
-// window is free when it has arrived: were it not, so many of them would close the window for ever.
+// TestAbortedBeforeTheRestOfItsData ends a write of which a data segment is being received and more
+// is to come. Its place in the command window is free when it has arrived: were it not, so many of
+// them would close the window for ever.
 func TestAbortedBeforeTheRestOfItsData(t *testing.T) {
 	const width = 4
 	s := start(t, limits(target.Limits{CommandWindow: width}))
-	sess, neighbour := s.login(t, LoginOptions{Keys: KV("InitialR2T", "No", "ImmediateData", "Yes")}), s.login(t, other)
-	task, finish := halfSent(t, s, sess, pattern(8*BlockSize, 1), func(cmd *pdu.SCSICommand) { cmd.Final = false })
-	manage(t, neighbour, pdu.TMComplete, pdu.TaskManagementRequest{Function: pdu.TMLogicalUnitReset, LUN: LUN(1)})
+	sess, neighbour := s.login(t,
+		LoginOptions{Keys: KV("InitialR2T", "No", "ImmediateData", "Yes")}), s.login(t, other)
+	task, finish := halfSent(t, s, sess, pattern(8*BlockSize, 1),
+		func(cmd *pdu.SCSICommand) { cmd.Final = false })
+	manage(t, neighbour, pdu.TMComplete,
+		pdu.TaskManagementRequest{Function: pdu.TMLogicalUnitReset, LUN: LUN(1)})
 	finish()
 	sess.Forget(task)
 	attentions(t, sess, 1)
@@ -87,8 +98,8 @@ func TestAbortedBeforeTheRestOfItsData(t *testing.T) {
 	require.Equal(t, sess.CmdSN-1+width, sess.MaxCmdSN)
 }
 
-// TestAbortedBetweenItsBursts ends a write while the disk works on its first burst. The second one is not asked for, and its place in the
-// command window is free.
+// TestAbortedBetweenItsBursts ends a write while the disk works on its first burst. The second one
+// is not asked for, and its place in the command window is free.
 func TestAbortedBetweenItsBursts(t *testing.T) {
 	const width = 4
 	s := start(t, limits(target.Limits{CommandWindow: width}))
@@ -98,7 +109,8 @@ func TestAbortedBetweenItsBursts(t *testing.T) {
 	write, r2t := waiting(t, sess, 1, 0, pattern(1<<20, 1))
 	require.NoError(t, write.Answer(r2t))
 	eventually(t, "the disk hangs", func() bool { return s.disk.Calls(disktest.OpWrite) > before })
-	manage(t, sess, pdu.TMComplete, pdu.TaskManagementRequest{Function: pdu.TMAbortTask, LUN: LUN(1), RefTaskTag: write.Tag()})
+	manage(t, sess, pdu.TMComplete,
+		pdu.TaskManagementRequest{Function: pdu.TMAbortTask, LUN: LUN(1), RefTaskTag: write.Tag()})
 	sess.Forget(write)
 	release()
 	eventually(t, "it has ended", func() bool {
@@ -108,8 +120,8 @@ func TestAbortedBetweenItsBursts(t *testing.T) {
 	sess.MustGood(t, Write10(1, 0, pattern(BlockSize, 2)))
 }
 
-// TestTagOfAnAbortedCommand gives the tag of a command that was aborted, and that the disk still works on, to another one. That one
-// goes on when the first has ended.
+// TestTagOfAnAbortedCommand gives the tag of a command that was aborted, and that the disk still
+// works on, to another one. That one goes on when the first has ended.
 func TestTagOfAnAbortedCommand(t *testing.T) {
 	const width = 4
 	s := start(t, limits(target.Limits{CommandWindow: width}))
@@ -117,8 +129,11 @@ func TestTagOfAnAbortedCommand(t *testing.T) {
 	release := s.stall(t, disktest.OpRead)
 	before := s.disk.Calls(disktest.OpRead)
 	read := sess.MustStart(t, Read10(1, 0, 1))
-	eventually(t, "it is in the disk", func() bool { return s.disk.Calls(disktest.OpRead) > before })
-	manage(t, sess, pdu.TMComplete, pdu.TaskManagementRequest{Immediate: true, Function: pdu.TMAbortTask, LUN: LUN(1), RefTaskTag: read.Tag()})
+	eventually(t, "it is in the disk",
+		func() bool { return s.disk.Calls(disktest.OpRead) > before })
+	manage(t, sess, pdu.TMComplete,
+		pdu.TaskManagementRequest{Immediate: true, Function: pdu.TMAbortTask, LUN: LUN(1),
+			RefTaskTag: read.Tag()})
 	sess.Forget(read)
 	c := Write10(1, 8, pattern(BlockSize, 1))
 	c.OnR2T, c.Edit = HoldR2T, func(cmd *pdu.SCSICommand) { cmd.TaskTag = read.Tag() }
@@ -134,7 +149,8 @@ func TestTagOfAnAbortedCommand(t *testing.T) {
 	require.True(t, write.MustFinish(t).Good())
 }
 
-// endsSession is a disk that keeps its first write waiting until the session that it is from has ended.
+// endsSession is a disk that keeps its first write waiting until the session that it is from has
+// ended.
 type endsSession struct {
 	*disktest.Memory
 	writes atomic.Int32
@@ -150,12 +166,14 @@ func (d *endsSession) WriteAt(p []byte, off int64) (int, error) {
 	return d.Memory.WriteAt(p, off)
 }
 
-// TestCommandsOfAnEndedSession sends commands in one piece, and logs in over their session while the first one is in the disk.
-// What the target has received of the others and not begun comes to nothing, as the initiator sends it again.
+// TestCommandsOfAnEndedSession sends commands in one piece, and logs in over their session while
+// the first one is in the disk. What the target has received of the others and not begun comes to
+// nothing, as the initiator sends it again.
 func TestCommandsOfAnEndedSession(t *testing.T) {
 	stale, fresh := pattern(BlockSize, 1), pattern(BlockSize, 2)
 	for range 10 {
-		d := &endsSession{Memory: disktest.NewMemory(diskSize), begun: make(chan struct{}), resume: make(chan struct{})}
+		d := &endsSession{Memory: disktest.NewMemory(diskSize), begun: make(chan struct{}),
+			resume: make(chan struct{})}
 		s := start(t, func(o *target.Options) { o.LUNs[0].Disk = d })
 		old := s.login(t, LoginOptions{})
 		var raw []byte
@@ -172,6 +190,7 @@ func TestCommandsOfAnEndedSession(t *testing.T) {
 		got := make([]byte, BlockSize)
 		_, err := d.ReadAt(got, 7*BlockSize)
 		require.NoError(t, err)
-		require.True(t, bytes.Equal(fresh, got), "a command of the former session has overwritten what was written later")
+		require.True(t, bytes.Equal(fresh, got),
+			"a command of the former session has overwritten what was written later")
 	}
 }

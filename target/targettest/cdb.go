@@ -10,7 +10,8 @@ func TestUnitReady(lun uint16) Command { return Command{LUN: lun, CDB: make([]by
 
 // Inquiry is an INQUIRY for the standard data.
 func Inquiry(lun uint16, allocation int) Command {
-	return Command{LUN: lun, CDB: []byte{0x12, 0, 0, byte(allocation >> 8), byte(allocation), 0}, Read: allocation}
+	return Command{LUN: lun, CDB: []byte{0x12, 0, 0, byte(allocation >> 8), byte(allocation), 0},
+		Read: allocation}
 }
 
 // ReportLUNs is a REPORT LUNS.
@@ -65,8 +66,8 @@ func rw16(op byte, lba uint64, blocks int) []byte {
 	return cdb
 }
 
-// ClearAttention runs TEST UNIT READY until it is GOOD, and returns the sense data of those that were not: the unit
-// attentions that were pending.
+// ClearAttention runs TEST UNIT READY until it is GOOD, and returns the sense data of those that
+// were not: the unit attentions that were pending.
 func (s *Session) ClearAttention(lun uint16) ([]Sense, error) {
 	var list []Sense
 	for range 16 {

@@ -32,7 +32,8 @@ type CHAP struct {
 	// Methods is the list of AuthMethod; default "CHAP".
 	Methods string
 
-	// Response may change the response before it is encoded. Challenged may look at the target's challenge.
+	// Response may change the response before it is encoded. Challenged may look at the target's
+	// challenge.
 	Response   func(response []byte) []byte
 	Challenged func(identifier byte, challenge []byte)
 
@@ -58,7 +59,8 @@ func Digest(algorithm int) hash.Hash {
 	return nil
 }
 
-// Respond is the response to a challenge: the digest of identifier, secret and challenge (RFC 1994 4.1).
+// Respond is the response to a challenge: the digest of identifier, secret and challenge (RFC 1994
+// 4.1).
 func Respond(algorithm int, identifier byte, secret string, challenge []byte) []byte {
 	h := Digest(algorithm)
 	h.Write(append(append([]byte{identifier}, secret...), challenge...))
@@ -110,7 +112,8 @@ func (a *CHAP) run(l *login, first Keys, next uint8) error {
 		return fmt.Errorf("AuthMethod=%s is answered with %q", methods, got)
 	}
 	if r.Keys.Get("CHAP_A") == "" {
-		if r, err = l.do(LoginPDU{CSG: StageSecurity, NSG: next, Keys: KV("CHAP_A", offer)}); err != nil {
+		if r, err = l.do(LoginPDU{CSG: StageSecurity, NSG: next, Keys: KV("CHAP_A", offer)}); err !=
+			nil {
 			return err
 		}
 	}
@@ -133,14 +136,17 @@ func (a *CHAP) run(l *login, first Keys, next uint8) error {
 			ours = make([]byte, 16)
 			_, _ = rand.Read(ours)
 		}
-		keys = append(keys, KV("CHAP_I", strconv.Itoa(int(a.Identifier)), "CHAP_C", a.encode(ours))...)
+		keys = append(keys, KV("CHAP_I", strconv.Itoa(int(a.Identifier)), "CHAP_C",
+			a.encode(ours))...)
 	}
-	if r, err = l.do(LoginPDU{CSG: StageSecurity, NSG: next, Transit: true, Keys: keys}); err != nil {
+	if r, err = l.do(LoginPDU{CSG: StageSecurity, NSG: next, Transit: true, Keys: keys}); err !=
+		nil {
 		return err
 	}
 	if mutual {
 		got, err := DecodeBinary(r.Keys.Get("CHAP_R"))
-		if err != nil || !bytes.Equal(got, Respond(algorithm, a.Identifier, a.TargetPassword, ours)) ||
+		if err != nil || !bytes.Equal(got,
+			Respond(algorithm, a.Identifier, a.TargetPassword, ours)) ||
 			r.Keys.Get("CHAP_N") != a.TargetUsername {
 			return fmt.Errorf("%w: CHAP_N=%s", ErrTargetNotAuthentic, r.Keys.Get("CHAP_N"))
 		}
@@ -167,7 +173,8 @@ func parseChallenge(offer string, keys Keys) (algorithm int, id byte, challenge 
 	if err != nil {
 		return 0, 0, nil, fmt.Errorf("CHAP_I=%s is no identifier", keys.Get("CHAP_I"))
 	}
-	if challenge, err = DecodeBinary(keys.Get("CHAP_C")); err != nil || len(challenge) < 8 || len(challenge) > 1024 {
+	if challenge, err = DecodeBinary(keys.Get("CHAP_C")); err != nil || len(challenge) < 8 ||
+		len(challenge) > 1024 {
 		return 0, 0, nil, fmt.Errorf("CHAP_C=%s is no challenge (%v)", keys.Get("CHAP_C"), err)
 	}
 	return algorithm, byte(n), challenge, nil

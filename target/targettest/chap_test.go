@@ -47,7 +47,8 @@ func challenge(t *testing.T, r *LoginReply) (byte, []byte) {
 // responds sends the second step of CHAP and checks the status; a refusal closes the connection.
 func responds(t *testing.T, c *Conn, want uint16, keys Keys) *LoginReply {
 	t.Helper()
-	r, err := c.LoginStep(loginID, LoginPDU{CSG: StageSecurity, NSG: StageOperational, Transit: true, Keys: keys})
+	r, err := c.LoginStep(loginID,
+		LoginPDU{CSG: StageSecurity, NSG: StageOperational, Transit: true, Keys: keys})
 	require.NoError(t, err)
 	require.Equal(t, fmt.Sprintf("%04x", want), fmt.Sprintf("%04x", r.Status()))
 	if want != 0 {
@@ -61,7 +62,8 @@ func TestCHAPAlgorithms(t *testing.T) {
 	s := start(t, withCHAP())
 	for _, tt := range []struct{ offer, want string }{
 		{"5", "5"}, {"6", "6"}, {"7", "7"}, {"8", "8"},
-		{"5,6,7,8", "5"}, {"8,7,6,5", "8"}, {"7,5", "7"}, {"6,8,5", "6"}, {"99,7", "7"}, {"4,255,6", "6"}, {"x,6", "6"},
+		{"5,6,7,8", "5"}, {"8,7,6,5", "8"}, {"7,5", "7"}, {"6,8,5", "6"}, {"99,7", "7"},
+		{"4,255,6", "6"}, {"x,6", "6"},
 	} {
 		t.Run("6.2.1/first supported of "+tt.offer, func(t *testing.T) {
 			a := good()
@@ -81,7 +83,11 @@ func TestCHAPAlgorithms(t *testing.T) {
 		})
 	}
 	t.Run("12.1.3/only what is allowed", func(t *testing.T) {
-		s := start(t, withCHAP(func(c *chap.Config) { c.Algorithms = []chap.Algorithm{chap.SHA256, chap.SHA3_256} }))
+		s := start(t,
+			withCHAP(func(c *chap.Config) {
+				c.Algorithms = []chap.Algorithm{chap.SHA256,
+					chap.SHA3_256}
+			}))
 		_, r := s.challenged(t, "CHAP_A", "5,6,8,7")
 		require.Equal(t, "8", r.Keys.Get("CHAP_A"))
 		_, r = s.challenged(t, "CHAP_A", "5,6")
@@ -106,10 +112,13 @@ func TestCHAPAlgorithms(t *testing.T) {
 
 func TestCHAPRequired(t *testing.T) {
 	s := start(t, withCHAP())
-	t.Run("6.3.1/operational stage first", func(t *testing.T) { s.refused(t, LoginOptions{}, 0x0201) })
+	t.Run("6.3.1/operational stage first",
+		func(t *testing.T) { s.refused(t, LoginOptions{}, 0x0201) })
 	t.Run("6.3.1/security stage without an offer", func(t *testing.T) {
-		s.status(t, 0x0201, LoginPDU{CSG: StageSecurity, NSG: StageFull, Transit: true, Keys: names()})
-		s.status(t, 0x0201, LoginPDU{CSG: StageSecurity, NSG: StageOperational, Transit: true, Keys: names()})
+		s.status(t, 0x0201, LoginPDU{CSG: StageSecurity, NSG: StageFull, Transit: true,
+			Keys: names()})
+		s.status(t, 0x0201, LoginPDU{CSG: StageSecurity, NSG: StageOperational, Transit: true,
+			Keys: names()})
 	})
 	for _, methods := range []string{"None", "KRB5", "KRB5,None", "chap", "", "CHAP2"} {
 		t.Run("12.1/offered "+methods, func(t *testing.T) {
@@ -123,10 +132,14 @@ func TestCHAPRequired(t *testing.T) {
 		require.NoError(t, err)
 	})
 	for _, nsg := range []uint8{StageOperational, StageFull} {
-		for _, keys := range []Keys{KV("AuthMethod", "CHAP"), KV("AuthMethod", "CHAP", "CHAP_A", "5"), KV("AuthMethod", "None,CHAP", "CHAP_A", "5")} {
-			t.Run(fmt.Sprintf("6.3/leaving the stage to %d together with the offer of %d keys", nsg, len(keys)), func(t *testing.T) {
+		for _, keys := range []Keys{KV("AuthMethod", "CHAP"),
+			KV("AuthMethod", "CHAP", "CHAP_A", "5"), KV("AuthMethod", "None,CHAP", "CHAP_A", "5")} {
+			t.Run(fmt.Sprintf("6.3/leaving the stage to %d together with the offer of %d keys", nsg,
+				len(keys)), func(t *testing.T) {
 				c := MustDial(t, s.addr)
-				r, err := c.LoginStep(loginID, LoginPDU{CSG: StageSecurity, NSG: nsg, Transit: true, Keys: append(names(), keys...)})
+				r, err := c.LoginStep(loginID,
+					LoginPDU{CSG: StageSecurity, NSG: nsg, Transit: true,
+						Keys: append(names(), keys...)})
 				require.NoError(t, err)
 				require.Zero(t, r.Status())
 				require.False(t, r.Transit, "the target lets an initiator in that proved nothing")
@@ -138,13 +151,15 @@ func TestCHAPRequired(t *testing.T) {
 			c, _ := s.challenged(t)
 			r, err := c.LoginStep(loginID, LoginPDU{CSG: StageSecurity, NSG: nsg, Transit: true})
 			require.NoError(t, err)
-			require.False(t, r.StatusClass == 0 && r.Transit, "the target lets an initiator in that proved nothing")
+			require.False(t, r.StatusClass == 0 && r.Transit,
+				"the target lets an initiator in that proved nothing")
 			require.Equal(t, uint16(0x0207), r.Status())
 		}
 	})
 	t.Run("6.3/the operational stage in place of an answer to the challenge", func(t *testing.T) {
 		c, _ := s.challenged(t)
-		r, err := c.LoginStep(loginID, LoginPDU{CSG: StageOperational, NSG: StageFull, Transit: true})
+		r, err := c.LoginStep(loginID,
+			LoginPDU{CSG: StageOperational, NSG: StageFull, Transit: true})
 		require.NoError(t, err)
 		require.Equal(t, uint8(2), r.StatusClass)
 		require.NoError(t, c.ExpectClosed())
@@ -155,11 +170,12 @@ func TestCHAPRequired(t *testing.T) {
 		s.status(t, 0, LoginPDU{CSG: StageSecurity, NSG: StageOperational, Transit: true,
 			Keys: append(names(), Key{"AuthMethod", "CHAP,None"})})
 	})
-	t.Run("12.1/an initiator that insists on authentication which there is none for", func(t *testing.T) {
-		s := start(t)
-		s.status(t, 0x0201, LoginPDU{CSG: StageSecurity, NSG: StageOperational, Transit: true,
-			Keys: append(names(), Key{"AuthMethod", "CHAP"})})
-	})
+	t.Run("12.1/an initiator that insists on authentication which there is none for",
+		func(t *testing.T) {
+			s := start(t)
+			s.status(t, 0x0201, LoginPDU{CSG: StageSecurity, NSG: StageOperational, Transit: true,
+				Keys: append(names(), Key{"AuthMethod", "CHAP"})})
+		})
 }
 
 func TestCHAPResponse(t *testing.T) {
@@ -172,10 +188,14 @@ func TestCHAPResponse(t *testing.T) {
 		encode func(b []byte) string
 	}{
 		{"hexadecimal", h},
-		{"upper-case hexadecimal", func(b []byte) string { return "0X" + strings.ToUpper(hex.EncodeToString(b)) }},
+		{"upper-case hexadecimal",
+			func(b []byte) string { return "0X" + strings.ToUpper(hex.EncodeToString(b)) }},
 		{"mixed-case hexadecimal", func(b []byte) string { return "0X" + hex.EncodeToString(b) }},
 		{"base64", func(b []byte) string { return "0b" + base64.StdEncoding.EncodeToString(b) }},
-		{"base64 with 0B", func(b []byte) string { return "0B" + base64.StdEncoding.EncodeToString(b) }},
+		{"base64 with 0B", func(b []byte) string {
+			return "0B" +
+				base64.StdEncoding.EncodeToString(b)
+		}},
 	} {
 		t.Run("6.1/"+tt.name, func(t *testing.T) {
 			c, r := s.challenged(t)
@@ -195,19 +215,25 @@ func TestCHAPResponse(t *testing.T) {
 		{"12.1.3/empty", func([]byte) string { return "" }, 0x0200},
 		{"6.1/0x and nothing", func([]byte) string { return "0x" }, 0x0200},
 		{"6.1/no prefix", func(b []byte) string { return hex.EncodeToString(b) }, 0x0200},
-		{"6.1/no hexadecimal digits", func(b []byte) string { return "0x" + strings.Repeat("g", 32) }, 0x0200},
-		{"6.1/bad base64 alphabet", func(b []byte) string { return "0b" + strings.Repeat("-", 22) + "==" }, 0x0200},
+		{"6.1/no hexadecimal digits",
+			func(b []byte) string { return "0x" + strings.Repeat("g", 32) }, 0x0200},
+		{"6.1/bad base64 alphabet", func(b []byte) string {
+			return "0b" + strings.Repeat("-", 22) +
+				"=="
+		}, 0x0200},
 		{"6.1/bad base64 padding", func(b []byte) string {
 			return "0b" + strings.TrimRight(base64.StdEncoding.EncodeToString(b), "=") + "="
 		}, 0x0200},
-		{"6.1/an odd number of hexadecimal digits", func(b []byte) string { return h(b) + "0" }, 0x0200},
+		{"6.1/an odd number of hexadecimal digits", func(b []byte) string { return h(b) + "0" },
+			0x0200},
 		{"12.1.3/1024 bytes", func([]byte) string { return h(make([]byte, 1024)) }, 0x0201},
 		{"12.1.3/1025 bytes", func([]byte) string { return h(make([]byte, 1025)) }, 0x0200},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			c, r := s.challenged(t)
-			reply, err := c.LoginStep(loginID, LoginPDU{CSG: StageSecurity, NSG: StageOperational, Transit: true,
-				Keys: Keys{name, {"CHAP_R", tt.encode(answer(t, r, password))}}})
+			reply, err := c.LoginStep(loginID,
+				LoginPDU{CSG: StageSecurity, NSG: StageOperational, Transit: true,
+					Keys: Keys{name, {"CHAP_R", tt.encode(answer(t, r, password))}}})
 			require.NoError(t, err)
 			require.Equal(t, uint8(2), reply.StatusClass)
 			// A response of a wrong form may be told from a wrong response; 0201 is never wrong.
@@ -293,13 +319,16 @@ func TestCHAPSecrets(t *testing.T) {
 	for _, n := range []int{12, 16, 44, 255} {
 		t.Run(fmt.Sprintf("9.2.1/secret of %d bytes", n), func(t *testing.T) {
 			secret := strings.Repeat("aB3$ ~", 50)[:n]
-			s := start(t, withCHAP(func(c *chap.Config) { c.Initiator.Secret = chap.NewSecret(secret) }))
+			s := start(t,
+				withCHAP(func(c *chap.Config) { c.Initiator.Secret = chap.NewSecret(secret) }))
 			s.login(t, LoginOptions{CHAP: &CHAP{Username: user, Password: secret}})
 			s.refused(t, LoginOptions{CHAP: &CHAP{Username: user, Password: secret[:n-1]}}, 0x0201)
 		})
 	}
 	t.Run("9.2.1/under 96 bits", func(t *testing.T) {
-		_, err := chap.NewAuthenticator(chap.Config{Initiator: chap.Credential{Username: user, Secret: chap.NewSecret("eleven byte")}})
+		_, err := chap.NewAuthenticator(
+			chap.Config{Initiator: chap.Credential{Username: user,
+				Secret: chap.NewSecret("eleven byte")}})
 		require.ErrorContains(t, err, "12")
 	})
 	t.Run("9.2.1/the same secret in both directions", func(t *testing.T) {
@@ -311,7 +340,8 @@ func TestCHAPSecrets(t *testing.T) {
 	t.Run("9.2/a credential bound to an initiator name", func(t *testing.T) {
 		s := start(t, withCHAP(func(c *chap.Config) { c.InitiatorName = DefaultInitiator }))
 		s.login(t, LoginOptions{CHAP: good()})
-		s.refused(t, LoginOptions{CHAP: good(), Initiator: "iqn.2026-01.test.example:thief"}, 0x0201)
+		s.refused(t, LoginOptions{CHAP: good(), Initiator: "iqn.2026-01.test.example:thief"},
+			0x0201)
 	})
 }
 
@@ -331,7 +361,8 @@ func TestCHAPMutual(t *testing.T) {
 			s.login(t, LoginOptions{CHAP: a})
 		})
 	}
-	t.Run("12.1.3/one-way stays possible", func(t *testing.T) { s.login(t, LoginOptions{CHAP: good()}) })
+	t.Run("12.1.3/one-way stays possible",
+		func(t *testing.T) { s.login(t, LoginOptions{CHAP: good()}) })
 	t.Run("9.2.1/an initiator that expects another secret notices", func(t *testing.T) {
 		a := both()
 		a.TargetPassword = "not the target's"
@@ -353,20 +384,28 @@ func TestCHAPMutual(t *testing.T) {
 		keys   Keys
 		status []uint16
 	}{
-		{"12.1.3/challenge of 1025 bytes", ours("CHAP_I", "1", "CHAP_C", "0x"+strings.Repeat("5a", 1025)), []uint16{0x0200, 0x0201}},
-		{"12.1.3/identifier 256", ours("CHAP_I", "256", "CHAP_C", challengeValue), []uint16{0x0200, 0x0201}},
-		{"12.1.3/identifier -1", ours("CHAP_I", "-1", "CHAP_C", challengeValue), []uint16{0x0200, 0x0201}},
-		{"12.1.3/no identifier in it", ours("CHAP_I", "", "CHAP_C", challengeValue), []uint16{0x0200, 0x0201}},
+		{"12.1.3/challenge of 1025 bytes",
+			ours("CHAP_I", "1", "CHAP_C", "0x"+strings.Repeat("5a", 1025)),
+			[]uint16{0x0200, 0x0201}},
+		{"12.1.3/identifier 256", ours("CHAP_I", "256", "CHAP_C", challengeValue),
+			[]uint16{0x0200, 0x0201}},
+		{"12.1.3/identifier -1", ours("CHAP_I", "-1", "CHAP_C", challengeValue),
+			[]uint16{0x0200, 0x0201}},
+		{"12.1.3/no identifier in it", ours("CHAP_I", "", "CHAP_C", challengeValue),
+			[]uint16{0x0200, 0x0201}},
 		{"12.1.3/empty challenge", ours("CHAP_I", "1", "CHAP_C", ""), []uint16{0x0200, 0x0201}},
 		{"12.1.3/bad challenge", ours("CHAP_I", "1", "CHAP_C", "0xzz"), []uint16{0x0200, 0x0201}},
 		{"9.2/identifier without challenge", ours("CHAP_I", "1"), []uint16{0x0207}},
 		{"9.2/challenge without identifier", ours("CHAP_C", challengeValue), []uint16{0x0207}},
-		{"12.1.3/identifier in hexadecimal is a number", ours("CHAP_I", "0x1", "CHAP_C", challengeValue), []uint16{0}},
+		{"12.1.3/identifier in hexadecimal is a number",
+			ours("CHAP_I", "0x1", "CHAP_C", challengeValue), []uint16{0}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			c, r := s.challenged(t)
-			keys := append(KV("CHAP_N", user, "CHAP_R", "0x"+hex.EncodeToString(answer(t, r, password))), tt.keys...)
-			reply, err := c.LoginStep(loginID, LoginPDU{CSG: StageSecurity, NSG: StageOperational, Transit: true, Keys: keys})
+			keys := append(KV("CHAP_N", user, "CHAP_R",
+				"0x"+hex.EncodeToString(answer(t, r, password))), tt.keys...)
+			reply, err := c.LoginStep(loginID,
+				LoginPDU{CSG: StageSecurity, NSG: StageOperational, Transit: true, Keys: keys})
 			require.NoError(t, err)
 			require.Contains(t, tt.status, reply.Status())
 			if tt.status[0] == 0 {
@@ -381,24 +420,28 @@ func TestCHAPMutual(t *testing.T) {
 	}
 	t.Run("9.2.1/no proof for an initiator that proved nothing", func(t *testing.T) {
 		c, _ := s.challenged(t)
-		responds(t, c, 0x0201, KV("CHAP_N", user, "CHAP_R", "0x"+strings.Repeat("00", 16), "CHAP_I", "1", "CHAP_C", challengeValue))
+		responds(t, c, 0x0201, KV("CHAP_N", user, "CHAP_R", "0x"+strings.Repeat("00", 16), "CHAP_I",
+			"1", "CHAP_C", challengeValue))
 	})
 	t.Run("9.2.1/the target's own challenge, on the same connection", func(t *testing.T) {
 		c, r := s.challenged(t)
-		responds(t, c, 0x0201, KV("CHAP_N", user, "CHAP_R", "0x"+hex.EncodeToString(answer(t, r, password)),
-			"CHAP_I", r.Keys.Get("CHAP_I"), "CHAP_C", r.Keys.Get("CHAP_C")))
+		responds(t, c, 0x0201,
+			KV("CHAP_N", user, "CHAP_R", "0x"+hex.EncodeToString(answer(t, r, password)),
+				"CHAP_I", r.Keys.Get("CHAP_I"), "CHAP_C", r.Keys.Get("CHAP_C")))
 	})
 	t.Run("9.2.1/the target's own challenge, encoded in another way", func(t *testing.T) {
 		c, r := s.challenged(t)
 		_, ch := challenge(t, r)
-		responds(t, c, 0x0201, KV("CHAP_N", user, "CHAP_R", "0x"+hex.EncodeToString(answer(t, r, password)),
-			"CHAP_I", "9", "CHAP_C", "0B"+base64.StdEncoding.EncodeToString(ch)))
+		responds(t, c, 0x0201,
+			KV("CHAP_N", user, "CHAP_R", "0x"+hex.EncodeToString(answer(t, r, password)),
+				"CHAP_I", "9", "CHAP_C", "0B"+base64.StdEncoding.EncodeToString(ch)))
 	})
 	t.Run("9.2.1/the target's own challenge, of a parallel connection", func(t *testing.T) {
 		_, victim := s.challenged(t)
 		c, r := s.challenged(t)
-		responds(t, c, 0x0201, KV("CHAP_N", user, "CHAP_R", "0x"+hex.EncodeToString(answer(t, r, password)),
-			"CHAP_I", victim.Keys.Get("CHAP_I"), "CHAP_C", victim.Keys.Get("CHAP_C")))
+		responds(t, c, 0x0201,
+			KV("CHAP_N", user, "CHAP_R", "0x"+hex.EncodeToString(answer(t, r, password)),
+				"CHAP_I", victim.Keys.Get("CHAP_I"), "CHAP_C", victim.Keys.Get("CHAP_C")))
 	})
 	t.Run("9.2.1/the same secret in both directions on the wire", func(t *testing.T) {
 		// An initiator whose response shows that it answers with the target's secret.
@@ -407,8 +450,12 @@ func TestCHAPMutual(t *testing.T) {
 	t.Run("12.1.3/mutual is asked for and there is no credential", func(t *testing.T) {
 		s := start(t, withCHAP())
 		c, r := s.challenged(t)
-		reply, err := c.LoginStep(loginID, LoginPDU{CSG: StageSecurity, NSG: StageOperational, Transit: true, Keys: KV("CHAP_N", user,
-			"CHAP_R", "0x"+hex.EncodeToString(answer(t, r, password)), "CHAP_I", "1", "CHAP_C", challengeValue)})
+		reply, err := c.LoginStep(loginID,
+			LoginPDU{CSG: StageSecurity, NSG: StageOperational, Transit: true,
+				Keys: KV("CHAP_N", user,
+					"CHAP_R", "0x"+hex.EncodeToString(answer(t, r, password)), "CHAP_I", "1",
+					"CHAP_C",
+					challengeValue)})
 		require.NoError(t, err)
 		require.Equal(t, uint16(0x0201), reply.Status())
 		require.Empty(t, reply.Keys)

@@ -14,7 +14,8 @@ import (
 
 // numbered is a TEST UNIT READY with a CmdSN of the test's choice.
 func numbered(sess *Session, cmdSN uint32, immediate bool) *pdu.SCSICommand {
-	return &pdu.SCSICommand{Immediate: immediate, Final: true, Attr: pdu.TaskAttrSimple, LUN: LUN(1), TaskTag: sess.NewTag(),
+	return &pdu.SCSICommand{Immediate: immediate, Final: true, Attr: pdu.TaskAttrSimple,
+		LUN: LUN(1), TaskTag: sess.NewTag(),
 		CmdSN: cmdSN, ExpStatSN: sess.ExpStatSN}
 }
 
@@ -67,7 +68,8 @@ func TestCmdSN(t *testing.T) {
 	})
 	t.Run("4.2.2.1/a command ahead of its turn waits for those before it", func(t *testing.T) {
 		sess := s.login(t, LoginOptions{CmdSN: 0xfffffffe})
-		a, b, c := numbered(sess, sess.CmdSN, false), numbered(sess, sess.CmdSN+1, false), numbered(sess, sess.CmdSN+2, false)
+		a, b, c := numbered(sess, sess.CmdSN, false), numbered(sess, sess.CmdSN+1, false),
+			numbered(sess, sess.CmdSN+2, false)
 		require.NoError(t, sess.Send(c, nil))
 		require.NoError(t, sess.Send(b, nil))
 		require.NoError(t, sess.ExpectOnlyPing())
@@ -138,7 +140,8 @@ func TestCmdSN(t *testing.T) {
 	s.works(t)
 }
 
-// stall makes every call of a kind to the disk of LUN 1 wait until the function is called, which is done at the end of the test anyway.
+// stall makes every call of a kind to the disk of LUN 1 wait until the function is called, which is
+// done at the end of the test anyway.
 func (s *server) stall(t *testing.T, op disktest.Op) (release func()) {
 	t.Helper()
 	block := make(chan struct{})
@@ -159,14 +162,16 @@ func TestCommandWindow(t *testing.T) {
 	const width = 8
 	s := start(t, limits(target.Limits{CommandWindow: width}))
 	sess := s.login(t, LoginOptions{})
-	require.Equal(t, sess.ExpCmdSN+width-1, sess.MaxCmdSN, "4.2.2.1: the window is as wide as it is set")
+	require.Equal(t, sess.ExpCmdSN+width-1, sess.MaxCmdSN,
+		"4.2.2.1: the window is as wide as it is set")
 
 	release := s.stall(t, disktest.OpRead)
 	var tasks []*Task
 	for range width {
 		tasks = append(tasks, sess.MustStart(t, Read10(1, 0, 1)))
 	}
-	eventually(t, "all commands are in the disk", func() bool { return s.disk.Calls(disktest.OpRead) >= width })
+	eventually(t, "all commands are in the disk",
+		func() bool { return s.disk.Calls(disktest.OpRead) >= width })
 	_, err := sess.Ping(nil)
 	require.NoError(t, err)
 	require.Equal(t, sess.ExpCmdSN-1, sess.MaxCmdSN, "the window is closed")
@@ -176,7 +181,8 @@ func TestCommandWindow(t *testing.T) {
 		require.NoError(t, sess.ExpectOnlyPing())
 	})
 	t.Run("4.2.2.1/a closed window still takes one task management request", func(t *testing.T) {
-		r, err := sess.TaskManagement(pdu.TaskManagementRequest{Immediate: true, Function: pdu.TMAbortTask, LUN: LUN(1),
+		r, err := sess.TaskManagement(pdu.TaskManagementRequest{Immediate: true,
+			Function: pdu.TMAbortTask, LUN: LUN(1),
 			RefTaskTag: 0x7fff0000, RefCmdSN: sess.CmdSN - 1000})
 		require.NoError(t, err)
 		require.Equal(t, pdu.TMTaskNotExist, r)
@@ -230,7 +236,8 @@ func TestCommandWindow(t *testing.T) {
 	})
 }
 
-// Every numbered request takes a place in the window, and gives it back, also where no command ever ends.
+// Every numbered request takes a place in the window, and gives it back, also where no command ever
+// ends.
 func TestCommandWindowWithoutCommands(t *testing.T) {
 	const width = 4
 	s := start(t, limits(target.Limits{CommandWindow: width}))
@@ -241,14 +248,16 @@ func TestCommandWindowWithoutCommands(t *testing.T) {
 			require.NoError(t, err)
 			_, err = sess.AwaitPing(tag)
 			require.NoError(t, err)
-			require.Equal(t, sess.ExpCmdSN+width-1, sess.MaxCmdSN, "the window is as wide as before")
+			require.Equal(t, sess.ExpCmdSN+width-1, sess.MaxCmdSN,
+				"the window is as wide as before")
 		}
 		sess.MustGood(t, TestUnitReady(1))
 	})
 	t.Run("4.2.2.1/task management", func(t *testing.T) {
 		sess := s.login(t, LoginOptions{})
 		for range 3 * width {
-			r, err := sess.TaskManagement(pdu.TaskManagementRequest{Function: pdu.TMAbortTaskSet, LUN: LUN(1)})
+			r, err := sess.TaskManagement(pdu.TaskManagementRequest{Function: pdu.TMAbortTaskSet,
+				LUN: LUN(1)})
 			require.NoError(t, err)
 			require.Equal(t, pdu.TMComplete, r)
 		}
@@ -265,7 +274,8 @@ func TestCommandWindowWithoutCommands(t *testing.T) {
 	})
 }
 
-// Many commands at once, in the window that the target opens: all of them end, each with its own data.
+// Many commands at once, in the window that the target opens: all of them end, each with its own
+// data.
 func TestManyCommands(t *testing.T) {
 	s := start(t)
 	sess := s.login(t, LoginOptions{})
@@ -273,7 +283,8 @@ func TestManyCommands(t *testing.T) {
 	for round := range 5 {
 		var tasks []*Task
 		for i := range n {
-			tasks = append(tasks, sess.MustStart(t, Write10(1, uint32(i*8), pattern(8*BlockSize, byte(i+round)))))
+			tasks = append(tasks,
+				sess.MustStart(t, Write10(1, uint32(i*8), pattern(8*BlockSize, byte(i+round)))))
 		}
 		for _, task := range tasks {
 			require.True(t, task.MustFinish(t).Good())

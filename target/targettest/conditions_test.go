@@ -24,7 +24,8 @@ const (
 // modeSelect sends pages by MODE SELECT(10); bits are those of byte 1 besides PF.
 func modeSelect(lun uint16, bits byte, pages string) Command {
 	list := append(make([]byte, 8), pages...)
-	return Command{LUN: lun, CDB: []byte{0x55, 0x10 | bits, 0, 0, 0, 0, 0, 0, byte(len(list)), 0}, Write: list}
+	return Command{LUN: lun, CDB: []byte{0x55, 0x10 | bits, 0, 0, 0, 0, 0, 0, byte(len(list)), 0},
+		Write: list}
 }
 
 // modePage reads a page by MODE SENSE(10), without header and block descriptor.
@@ -39,15 +40,18 @@ func TestModePages(t *testing.T) {
 	s := start(t, kept)
 	sess, second := s.login(t, LoginOptions{}), s.login(t, other)
 	t.Run("SPC-4 6.14/all pages", func(t *testing.T) {
-		require.Equal(t, "\x88"+cachingPage[1:]+"\x8a"+controlPage[1:]+"\x1c\x0a\x08\x00\x00\x00\x00\x00\x00\x00\x00\x00", modePage(t, sess, 1, 0x3f))
-		require.Equal(t, cachingPage, modePage(t, sess, 2, 0x08), "without a store, a page cannot be saved")
+		require.Equal(t, "\x88"+cachingPage[1:]+"\x8a"+controlPage[1:]+
+			"\x1c\x0a\x08\x00\x00\x00\x00\x00\x00\x00\x00\x00", modePage(t, sess, 1, 0x3f))
+		require.Equal(t, cachingPage, modePage(t, sess, 2, 0x08),
+			"without a store, a page cannot be saved")
 	})
 	t.Run("SPC-4 6.14/unknown page", func(t *testing.T) {
 		sess.MustFail(t, reads(1, 255, 0x5a, 8, 0x19, 0, 0, 0, 0, 0, 255, 0), "05/24/00")
 		sess.MustFail(t, reads(1, 255, 0x5a, 8, 0x08, 1, 0, 0, 0, 0, 255, 0), "05/24/00")
 	})
 	t.Run("SBC-3 6.5.2/DPOFUA", func(t *testing.T) {
-		require.EqualValues(t, 0x10, sess.MustGood(t, reads(1, 255, 0x5a, 8, 0x08, 0, 0, 0, 0, 0, 255, 0)).Data[3])
+		require.EqualValues(t, 0x10,
+			sess.MustGood(t, reads(1, 255, 0x5a, 8, 0x08, 0, 0, 0, 0, 0, 255, 0)).Data[3])
 	})
 	t.Run("SPC-4 6.12/a change, and who is told", func(t *testing.T) {
 		sess.MustGood(t, modeSelect(1, 0, protectPage))
@@ -60,7 +64,8 @@ func TestModePages(t *testing.T) {
 	})
 	t.Run("SPC-4 6.12/what cannot be changed", func(t *testing.T) {
 		sess.MustFail(t, modeSelect(1, 0, "\x08\x12\x05"+cachingPage[3:]), "05/26/00")
-		sess.MustFail(t, modeSelect(1, 0, "\x01\x0a\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"), "05/26/00")
+		sess.MustFail(t, modeSelect(1, 0, "\x01\x0a\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"),
+			"05/26/00")
 		sess.MustFail(t, modeSelect(1, 0, cachingPage[:10]), "05/1A/00")
 	})
 	t.Run("SPC-4 6.12/saved pages", func(t *testing.T) {
@@ -69,7 +74,8 @@ func TestModePages(t *testing.T) {
 		require.Equal(t, "\x88"+cacheOff[1:], modePage(t, sess, 1, 0xc8))
 		again := start(t, kept).login(t, LoginOptions{})
 		require.Equal(t, "\x88"+cacheOff[1:], modePage(t, again, 1, 0x08))
-		require.Equal(t, "\x88"+cachingPage[1:], modePage(t, again, 1, 0x88), "the default is another one")
+		require.Equal(t, "\x88"+cachingPage[1:], modePage(t, again, 1, 0x88),
+			"the default is another one")
 	})
 	t.Run("SPC-4 6.12/no store", func(t *testing.T) {
 		sess.MustFail(t, modeSelect(2, 1, cacheOff), "05/24/00")
@@ -79,7 +85,10 @@ func TestModePages(t *testing.T) {
 
 func TestLogPages(t *testing.T) {
 	sess := start(t).login(t, LoginOptions{})
-	page := func(code byte) Command { return reads(1, 255, 0x4d, 0, 0x40|code, 0, 0, 0, 0, 0, 255, 0) }
+	page := func(code byte) Command {
+		return reads(1, 255, 0x4d, 0, 0x40|code, 0, 0, 0, 0, 0, 255,
+			0)
+	}
 	used := func() uint32 { return binary.BigEndian.Uint32(sess.MustGood(t, page(0x0c)).Data[20:]) }
 	t.Run("SPC-4 7.3.18/supported pages", func(t *testing.T) {
 		require.Equal(t, []byte{0, 0, 0, 2, 0, 0x0c}, sess.MustGood(t, page(0)).Data)
@@ -100,8 +109,14 @@ func TestLogPages(t *testing.T) {
 func TestRemovableMedium(t *testing.T) {
 	s := start(t, func(o *target.Options) { o.LUNs[0].Removable = true })
 	sess, second := s.login(t, LoginOptions{}), s.login(t, other)
-	startStop := func(lun uint16, bits byte) Command { return Command{LUN: lun, CDB: []byte{0x1b, 0, 0, 0, bits, 0}} }
-	prevent := func(bits byte) Command { return Command{LUN: 1, CDB: []byte{0x1e, 0, 0, 0, bits, 0}} }
+	startStop := func(lun uint16,
+		bits byte) Command {
+		return Command{LUN: lun, CDB: []byte{0x1b, 0, 0, 0, bits, 0}}
+	}
+	prevent := func(bits byte) Command {
+		return Command{LUN: 1,
+			CDB: []byte{0x1e, 0, 0, 0, bits, 0}}
+	}
 	t.Run("SBC-3 5.20/eject and load", func(t *testing.T) {
 		sess.MustGood(t, startStop(1, 2))
 		second.MustFail(t, TestUnitReady(1), "02/3A/00")
@@ -119,7 +134,8 @@ func TestRemovableMedium(t *testing.T) {
 	})
 	t.Run("SPC-4 6.17/prevented removal ends with the session", func(t *testing.T) {
 		for range 20 {
-			holder := s.login(t, LoginOptions{Initiator: DefaultInitiator + ".holder", ISID: [6]byte{0x80, 7}})
+			holder := s.login(t,
+				LoginOptions{Initiator: DefaultInitiator + ".holder", ISID: [6]byte{0x80, 7}})
 			holder.MustGood(t, prevent(1))
 			second.MustFail(t, startStop(1, 2), "05/53/02")
 			_, err := holder.Logout(pdu.LogoutCloseSession)
@@ -136,7 +152,8 @@ func TestReservationEndsBeforeLogoutIsAnswered(t *testing.T) {
 	s := start(t)
 	second := s.login(t, other)
 	for range 20 {
-		holder := s.login(t, LoginOptions{Initiator: DefaultInitiator + ".holder", ISID: [6]byte{0x80, 7}})
+		holder := s.login(t, LoginOptions{Initiator: DefaultInitiator + ".holder",
+			ISID: [6]byte{0x80, 7}})
 		holder.MustGood(t, Command{LUN: 1, CDB: []byte{0x16, 0, 0, 0, 0, 0}})
 		second.MustFail(t, Read10(1, 0, 1), "status 0x18")
 		_, err := holder.Logout(pdu.LogoutCloseSession)
@@ -145,7 +162,8 @@ func TestReservationEndsBeforeLogoutIsAnswered(t *testing.T) {
 	}
 }
 
-// An initiator that loses its connection and logs in at once, with another identifier, does not meet its own claims.
+// An initiator that loses its connection and logs in at once, with another identifier, does not
+// meet its own claims.
 func TestClosedConnectionIsSeenAtTheNextLogin(t *testing.T) {
 	s := start(t)
 	for i := range 50 {
@@ -154,7 +172,8 @@ func TestClosedConnectionIsSeenAtTheNextLogin(t *testing.T) {
 		holder.MustGood(t, Command{LUN: 1, CDB: []byte{0x16, 0, 0, 0, 0, 0}})
 		require.NoError(t, holder.Close())
 	}
-	s.login(t, LoginOptions{Initiator: DefaultInitiator + ".holder", ISID: [6]byte{0x80, 99}}).MustGood(t, Read10(1, 0, 1))
+	s.login(t, LoginOptions{Initiator: DefaultInitiator + ".holder",
+		ISID: [6]byte{0x80, 99}}).MustGood(t, Read10(1, 0, 1))
 }
 
 func TestDiskErrors(t *testing.T) {
@@ -164,11 +183,19 @@ func TestDiskErrors(t *testing.T) {
 		command Command
 		want    string
 	}{
-		{"SBC-3 4.7.3.6/no space", disktest.Rule{Op: disktest.OpWrite, Err: disk.ErrNoSpace}, Write10(1, 0, pattern(BlockSize, 1)), "07/27/07"},
-		{"SBC-3 4.18/read error", disktest.Rule{Op: disktest.OpRead, Err: &disk.MediumError{Op: "read", Err: errDisk}}, Read10(1, 0, 1), "03/11/00"},
-		{"SBC-3 4.18/write error", disktest.Rule{Op: disktest.OpWrite, Err: &disk.MediumError{Op: "write", Err: errDisk}}, Write10(1, 0, pattern(BlockSize, 1)), "03/0C/00"},
-		{"SBC-3 4.18/flush error", disktest.Rule{Op: disktest.OpFlush, Err: disk.ErrFailed}, SynchronizeCache10(1), "04/44/00"},
-		{"SBC-4 4.29/an atomic write that fails", disktest.Rule{Op: disktest.OpWrite, Times: 1, Err: disk.ErrNoSpace, Partial: 4096}, writeAtomic(1, 0, pattern(16*BlockSize, 2)), "07/27/07"},
+		{"SBC-3 4.7.3.6/no space", disktest.Rule{Op: disktest.OpWrite, Err: disk.ErrNoSpace},
+			Write10(1, 0, pattern(BlockSize, 1)), "07/27/07"},
+		{"SBC-3 4.18/read error",
+			disktest.Rule{Op: disktest.OpRead, Err: &disk.MediumError{Op: "read", Err: errDisk}},
+			Read10(1, 0, 1), "03/11/00"},
+		{"SBC-3 4.18/write error",
+			disktest.Rule{Op: disktest.OpWrite, Err: &disk.MediumError{Op: "write", Err: errDisk}},
+			Write10(1, 0, pattern(BlockSize, 1)), "03/0C/00"},
+		{"SBC-3 4.18/flush error", disktest.Rule{Op: disktest.OpFlush, Err: disk.ErrFailed},
+			SynchronizeCache10(1), "04/44/00"},
+		{"SBC-4 4.29/an atomic write that fails",
+			disktest.Rule{Op: disktest.OpWrite, Times: 1, Err: disk.ErrNoSpace, Partial: 4096},
+			writeAtomic(1, 0, pattern(16*BlockSize, 2)), "07/27/07"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := start(t, withStore(t))
@@ -185,7 +212,8 @@ func TestDiskErrors(t *testing.T) {
 	t.Run("SPC-4 4.5.2.2/where the medium failed", func(t *testing.T) {
 		s := start(t)
 		sess := s.login(t, LoginOptions{})
-		s.disk.Inject(disktest.Rule{Op: disktest.OpRead, Err: &disk.MediumError{Op: "read", Off: 12 * BlockSize, Err: errors.New("bad sector")}})
+		s.disk.Inject(disktest.Rule{Op: disktest.OpRead,
+			Err: &disk.MediumError{Op: "read", Off: 12 * BlockSize, Err: errors.New("bad sector")}})
 		r := sess.MustFail(t, Read10(1, 8, 8), "03/11/00")
 		require.EqualValues(t, 12, binary.BigEndian.Uint32(r.Sense.Raw[3:]), "INFORMATION")
 	})

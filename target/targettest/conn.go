@@ -2,15 +2,16 @@
 //
 // It has three layers, each made of the one before:
 //
-//	Conn      one TCP connection: any PDU out, with right or wrong lengths, padding and digests; PDUs in
-//	Login     the login phase, PDU by PDU (Conn.LoginStep) or as a whole, with a hook that may change every PDU
+//	Conn      one TCP connection: sends any PDU, also with wrong lengths, padding and digests
+//	Login     the login phase, PDU by PDU (Conn.LoginStep) or at once; a hook may change each PDU
 //	Session   full feature phase: commands with their data, task management, pings, text, logout
 //
-// What comes in is checked against RFC 7143 as it arrives: digests, StatSN, the command window, the order and bounds of
-// Data-In and R2T. A violation is an error of the call that received it, so that every test checks all of it by the way.
+// What comes in is checked against RFC 7143 as it arrives: digests, StatSN, the command window, the
+// order and bounds of Data-In and R2T. A violation is an error of the call that received it, so
+// that every test checks all of it by the way.
 //
-// Nothing here uses the target's own login and CHAP code: each direction is written twice, so that an error in one of
-// them shows. Methods return errors; the Must functions fail a test instead.
+// Nothing here uses the target's own login and CHAP code: each direction is written twice, so that
+// an error in one of them shows. Methods return errors; the Must functions fail a test instead.
 package targettest
 
 import (
@@ -27,7 +28,8 @@ import (
 const (
 	digestLen = 4
 
-	// DefaultTimeout is how long a Conn waits for a PDU: on a busy machine, or one whose storage is slow, no answer is lost yet after seconds.
+	// DefaultTimeout is how long a Conn waits for a PDU: on a busy machine, or one whose storage is
+	// slow, no answer is lost yet after seconds.
 	DefaultTimeout = time.Minute
 
 	// maxReceived is the longest data segment that is received at all, bytes.
@@ -47,7 +49,8 @@ type PDU struct {
 // Message is a PDU type of package pdu.
 type Message interface{ Encode(*pdu.Header) }
 
-// Conn is one connection to a target. It belongs to one goroutine. The numbers may be changed between calls.
+// Conn is one connection to a target. It belongs to one goroutine. The numbers may be changed
+// between calls.
 type Conn struct {
 	nc net.Conn
 
@@ -210,7 +213,8 @@ func (c *Conn) receive(timeout time.Duration) (*PDU, error) {
 		return nil, closedError(err)
 	}
 	if n := p.Header.AHSLen(); n > 0 {
-		return nil, fmt.Errorf("%v: %d bytes of additional header, and a target sends none (RFC 7143 11.2)", p.Header.Opcode(), n)
+		return nil, fmt.Errorf("%v: %d bytes of additional header, and a target sends none (RFC "+
+			"7143 11.2)", p.Header.Opcode(), n)
 	}
 	if c.HeaderDigest {
 		if err := c.checkDigest("header", p.Header[:]); err != nil {
@@ -254,7 +258,8 @@ func (c *Conn) checkDigest(what string, covered []byte) error {
 
 // closedError makes ErrClosed of the errors by which a closed connection shows.
 func closedError(err error) error {
-	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) ||
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
+		errors.Is(err, syscall.ECONNRESET) ||
 		errors.Is(err, syscall.EPIPE) || errors.Is(err, io.ErrClosedPipe) {
 		return fmt.Errorf("%w (%v)", ErrClosed, err)
 	}

@@ -42,7 +42,8 @@ func TestBytes(t *testing.T) {
 	require.Equal(t, []byte{0, 0, 0, 0, 5}, plain[3:8])
 	require.Equal(t, []byte{1, 2, 3, 4, 5, 0, 0, 0}, plain[48:])
 
-	require.Equal(t, []byte{0xff, 0xff, 0xff}, c.Bytes(msg, []byte{1, 2, 3, 4, 5}, WithPadding(0xff))[53:])
+	require.Equal(t, []byte{0xff, 0xff, 0xff},
+		c.Bytes(msg, []byte{1, 2, 3, 4, 5}, WithPadding(0xff))[53:])
 	require.Len(t, c.Bytes(msg, []byte{1, 2, 3, 4, 5}, WithoutPadding()), 48+5)
 	require.Len(t, c.Bytes(msg, []byte{1, 2, 3, 4, 5}, CutAfter(20)), 20)
 	require.Equal(t, byte(2), c.Bytes(msg, nil, WithAHS([]byte{0, 1, 9, 0, 1}))[4])
@@ -74,7 +75,8 @@ func TestReceive(t *testing.T) {
 		require.Equal(t, uint32(1), got.TaskTag)
 		require.Equal(t, []uint32{8, 3, 10}, []uint32{c.ExpStatSN, c.ExpCmdSN, c.MaxCmdSN})
 	})
-	for name, opt := range map[string]Option{"header": WrongHeaderDigest(), "data": WrongDataDigest()} {
+	for name, opt := range map[string]Option{"header": WrongHeaderDigest(),
+		"data": WrongDataDigest()} {
 		t.Run("wrong "+name+" digest", func(t *testing.T) {
 			c, peer := pair(t)
 			c.HeaderDigest, c.DataDigest = true, true
@@ -113,8 +115,9 @@ func TestReceive(t *testing.T) {
 	})
 	t.Run("something else", func(t *testing.T) {
 		c, peer := pair(t)
-		script(peer, append(bytesOf(in, nil), bytesOf(&pdu.NOPIn{TaskTag: 1, TransferTag: pdu.ReservedTag, StatSN: 8,
-			ExpCmdSN: 3, MaxCmdSN: 10}, nil)...))
+		script(peer, append(bytesOf(in, nil),
+			bytesOf(&pdu.NOPIn{TaskTag: 1, TransferTag: pdu.ReservedTag, StatSN: 8,
+				ExpCmdSN: 3, MaxCmdSN: 10}, nil)...))
 		_, _, err := Expect[pdu.R2T](c)
 		var ue *UnexpectedError
 		require.ErrorAs(t, err, &ue)
@@ -125,24 +128,28 @@ func TestReceive(t *testing.T) {
 
 func TestReceiveChecksNumbers(t *testing.T) {
 	nop := func(stat, exp, limit uint32) []byte {
-		return bytesOf(&pdu.NOPIn{TaskTag: 1, TransferTag: pdu.ReservedTag, StatSN: stat, ExpCmdSN: exp, MaxCmdSN: limit}, nil)
+		return bytesOf(&pdu.NOPIn{TaskTag: 1, TransferTag: pdu.ReservedTag, StatSN: stat,
+			ExpCmdSN: exp, MaxCmdSN: limit}, nil)
 	}
 	for name, tt := range map[string]struct {
 		second []byte
 		want   string
 	}{
-		"in order":                     {nop(0, 5, 11), ""},
-		"StatSN again":                 {nop(0xffffffff, 4, 10), "StatSN"},
-		"StatSN left out":              {nop(1, 4, 10), "StatSN"},
-		"ExpCmdSN back":                {nop(0, 3, 10), "goes back"},
-		"MaxCmdSN back":                {nop(0, 4, 9), "goes back"},
-		"MaxCmdSN below the window":    {nop(0, 12, 10), "less than"},
-		"R2T shows the next StatSN":    {bytesOf(&pdu.R2T{StatSN: 0, ExpCmdSN: 4, MaxCmdSN: 10, DesiredLength: 1}, nil), ""},
-		"R2T with an old StatSN":       {bytesOf(&pdu.R2T{StatSN: 0xffffffff, ExpCmdSN: 4, MaxCmdSN: 10, DesiredLength: 1}, nil), "StatSN"},
-		"Data-In without status":       {bytesOf(&pdu.DataIn{ExpCmdSN: 4, MaxCmdSN: 10}, nil), ""},
-		"an opcode of initiators":      {bytesOf(&pdu.NOPOut{}, nil), "initiator"},
-		"additional header":            {bytesOf(&pdu.SCSICommand{AHSLen: 0}, nil), "initiator"},
-		"additional header in a reply": {(&Conn{}).Bytes(&pdu.NOPIn{}, nil, WithAHS([]byte{0, 1, 9, 0})), "additional header"},
+		"in order":                  {nop(0, 5, 11), ""},
+		"StatSN again":              {nop(0xffffffff, 4, 10), "StatSN"},
+		"StatSN left out":           {nop(1, 4, 10), "StatSN"},
+		"ExpCmdSN back":             {nop(0, 3, 10), "goes back"},
+		"MaxCmdSN back":             {nop(0, 4, 9), "goes back"},
+		"MaxCmdSN below the window": {nop(0, 12, 10), "less than"},
+		"R2T shows the next StatSN": {bytesOf(&pdu.R2T{StatSN: 0, ExpCmdSN: 4, MaxCmdSN: 10,
+			DesiredLength: 1}, nil), ""},
+		"R2T with an old StatSN": {bytesOf(&pdu.R2T{StatSN: 0xffffffff, ExpCmdSN: 4,
+			MaxCmdSN: 10, DesiredLength: 1}, nil), "StatSN"},
+		"Data-In without status":  {bytesOf(&pdu.DataIn{ExpCmdSN: 4, MaxCmdSN: 10}, nil), ""},
+		"an opcode of initiators": {bytesOf(&pdu.NOPOut{}, nil), "initiator"},
+		"additional header":       {bytesOf(&pdu.SCSICommand{AHSLen: 0}, nil), "initiator"},
+		"additional header in a reply": {(&Conn{}).Bytes(&pdu.NOPIn{}, nil,
+			WithAHS([]byte{0, 1, 9, 0})), "additional header"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c, peer := pair(t)
@@ -213,7 +220,9 @@ func TestRespond(t *testing.T) {
 		7: "e860c79d6e47bb55d60b6ee4387c5b0f5bb22d2e44bba6f3517cb0c8f87209ba",
 		8: "27f5403bffec1f8f4d1f970b219d2726d7e1a3622ca71ccdad89e2a70effb6af",
 	} {
-		require.Equal(t, want, hex.EncodeToString(Respond(algorithm, 0x2a, "secret-secret", []byte("challenge-123456"))))
+		require.Equal(t, want,
+			hex.EncodeToString(Respond(algorithm, 0x2a, "secret-secret",
+				[]byte("challenge-123456"))))
 	}
 	require.Nil(t, Digest(9))
 }
@@ -234,17 +243,23 @@ func TestParseSense(t *testing.T) {
 }
 
 func TestNegotiated(t *testing.T) {
-	sent := KV("MaxBurstLength", "1000", "FirstBurstLength", "900", "InitialR2T", "No", "ImmediateData", "No",
-		"HeaderDigest", "CRC32C,None", "MaxRecvDataSegmentLength", "4096", "DefaultTime2Wait", "5", "iSCSIProtocolLevel", "2")
-	got := KV("MaxBurstLength", "800", "FirstBurstLength", "700", "InitialR2T", "Yes", "HeaderDigest", "CRC32C",
+	sent := KV("MaxBurstLength", "1000", "FirstBurstLength", "900", "InitialR2T", "No",
+		"ImmediateData", "No",
+		"HeaderDigest", "CRC32C,None", "MaxRecvDataSegmentLength", "4096", "DefaultTime2Wait", "5",
+		"iSCSIProtocolLevel", "2")
+	got := KV("MaxBurstLength", "800", "FirstBurstLength", "700", "InitialR2T", "Yes",
+		"HeaderDigest", "CRC32C",
 		"MaxRecvDataSegmentLength", "0x10000", "DefaultTime2Wait", "6", "iSCSIProtocolLevel", "2")
 	p, err := negotiated(sent, got)
 	require.NoError(t, err)
-	require.Equal(t, Params{HeaderDigest: true, MaxSend: 65536, MaxReceive: 4096, MaxBurst: 800, FirstBurst: 700,
+	require.Equal(t, Params{HeaderDigest: true, MaxSend: 65536, MaxReceive: 4096, MaxBurst: 800,
+		FirstBurst:        700,
 		MaxOutstandingR2T: 1, InitialR2T: true, ProtocolLevel: 2}, p)
 	for _, illegal := range []Keys{
-		KV("MaxBurstLength", "1001"), KV("DefaultTime2Wait", "4"), KV("ImmediateData", "Yes"), KV("InitialR2T", "maybe"),
-		KV("HeaderDigest", "MD5"), KV("FirstBurstLength", "900"), KV("MaxBurstLength", "many"), KV("iSCSIProtocolLevel", "3"),
+		KV("MaxBurstLength", "1001"), KV("DefaultTime2Wait", "4"), KV("ImmediateData", "Yes"),
+		KV("InitialR2T", "maybe"),
+		KV("HeaderDigest", "MD5"), KV("FirstBurstLength", "900"), KV("MaxBurstLength", "many"),
+		KV("iSCSIProtocolLevel", "3"),
 	} {
 		wrong := append(Keys(nil), got...)
 		wrong.Set(illegal[0].Name, illegal[0].Value)

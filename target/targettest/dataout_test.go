@@ -18,19 +18,24 @@ func TestWriteData(t *testing.T) {
 	s := start(t)
 	for _, r2t := range []string{"Yes", "No"} {
 		for _, immediate := range []string{"Yes", "No"} {
-			for _, lengths := range [][2]string{{"65536", "262144"}, {"512", "512"}, {"4096", "8192"}, {"1000", "3001"}} {
-				t.Run(fmt.Sprintf("13.10/InitialR2T %s ImmediateData %s FirstBurstLength %s MaxBurstLength %s", r2t, immediate, lengths[0], lengths[1]), func(t *testing.T) {
-					sess := s.login(t, LoginOptions{Keys: KV("InitialR2T", r2t, "ImmediateData", immediate, "FirstBurstLength", lengths[0], "MaxBurstLength", lengths[1])})
-					for _, blocks := range []int{1, 2, 7, 8, 16, 129, 600} {
-						data := pattern(blocks*BlockSize, byte(blocks))
-						r := sess.MustGood(t, Write10(1, 31, data))
-						if r2t == "Yes" && immediate == "No" {
-							require.NotEmpty(t, r.R2Ts)
-							require.Zero(t, r.R2Ts[0].BufferOffset)
+			for _, lengths := range [][2]string{{"65536", "262144"}, {"512", "512"},
+				{"4096", "8192"}, {"1000", "3001"}} {
+				t.Run(fmt.Sprintf("13.10/InitialR2T %s ImmediateData %s FirstBurstLength %s "+
+					"MaxBurstLength %s", r2t, immediate, lengths[0], lengths[1]),
+					func(t *testing.T) {
+						sess := s.login(t,
+							LoginOptions{Keys: KV("InitialR2T", r2t, "ImmediateData", immediate,
+								"FirstBurstLength", lengths[0], "MaxBurstLength", lengths[1])})
+						for _, blocks := range []int{1, 2, 7, 8, 16, 129, 600} {
+							data := pattern(blocks*BlockSize, byte(blocks))
+							r := sess.MustGood(t, Write10(1, 31, data))
+							if r2t == "Yes" && immediate == "No" {
+								require.NotEmpty(t, r.R2Ts)
+								require.Zero(t, r.R2Ts[0].BufferOffset)
+							}
+							require.Equal(t, data, sess.MustGood(t, Read10(1, 31, blocks)).Data)
 						}
-						require.Equal(t, data, sess.MustGood(t, Read10(1, 31, blocks)).Data)
-					}
-				})
+					})
 			}
 		}
 	}
@@ -53,7 +58,8 @@ func TestWriteData(t *testing.T) {
 			end := at + int(r.DesiredLength)
 			for _, n := range []int{0, 1, 3, 513, 0, 4096, end} {
 				n = min(n, end-at)
-				p := pdu.DataOut{TransferTag: r.TransferTag, DataSN: sn, BufferOffset: uint32(at), Final: at+n == end}
+				p := pdu.DataOut{TransferTag: r.TransferTag, DataSN: sn, BufferOffset: uint32(at),
+					Final: at+n == end}
 				if err := task.DataOut(p, data[at:at+n]); err != nil {
 					return err
 				}
@@ -72,15 +78,19 @@ func TestWriteData(t *testing.T) {
 			require.NoError(t, sess.Send(&cmd, data[:n]))
 			r2t, _, err := Expect[pdu.R2T](sess.Conn)
 			require.NoError(t, err)
-			require.Equal(t, []uint32{uint32(n), uint32(len(data) - n)}, []uint32{r2t.BufferOffset, r2t.DesiredLength})
-			require.NoError(t, sess.Send(&pdu.DataOut{Final: true, LUN: LUN(1), TaskTag: cmd.TaskTag, TransferTag: r2t.TransferTag,
-				BufferOffset: r2t.BufferOffset}, data[n:]))
+			require.Equal(t, []uint32{uint32(n), uint32(len(data) - n)},
+				[]uint32{r2t.BufferOffset, r2t.DesiredLength})
+			require.NoError(t,
+				sess.Send(&pdu.DataOut{Final: true, LUN: LUN(1), TaskTag: cmd.TaskTag,
+					TransferTag:  r2t.TransferTag,
+					BufferOffset: r2t.BufferOffset}, data[n:]))
 			done(t, sess, &cmd)
 			require.Equal(t, data, sess.MustGood(t, Read10(1, 4, 8)).Data)
 		}
 	})
 	t.Run("13.17/one R2T at a time", func(t *testing.T) {
-		sess := s.login(t, LoginOptions{Keys: KV("InitialR2T", "Yes", "ImmediateData", "No", "MaxBurstLength", "1024", "FirstBurstLength", "512", "MaxOutstandingR2T", "1")})
+		sess := s.login(t, LoginOptions{Keys: KV("InitialR2T", "Yes", "ImmediateData", "No",
+			"MaxBurstLength", "1024", "FirstBurstLength", "512", "MaxOutstandingR2T", "1")})
 		c := Write10(1, 0, pattern(8*BlockSize, 1))
 		c.OnR2T = HoldR2T
 		task := sess.MustStart(t, c)
@@ -118,14 +128,15 @@ func TestWriteData(t *testing.T) {
 		}
 		for i, task := range tasks {
 			require.True(t, task.MustFinish(t).Good())
-			require.Equal(t, pattern(8*BlockSize, byte(i)), sess.MustGood(t, Read10(1, uint32(i*8), 8)).Data)
+			require.Equal(t, pattern(8*BlockSize, byte(i)),
+				sess.MustGood(t, Read10(1, uint32(i*8), 8)).Data)
 		}
 	})
 	s.works(t)
 }
 
-// TestWriteDataErrors answers an R2T for 4096 bytes wrongly. Whatever happens, nothing wrong is written, the session goes
-// on, and the next write works.
+// TestWriteDataErrors answers an R2T for 4096 bytes wrongly. Whatever happens, nothing wrong is
+// written, the session goes on, and the next write works.
 func TestWriteDataErrors(t *testing.T) {
 	s := start(t)
 	old := pattern(8*BlockSize, 1)
@@ -133,52 +144,66 @@ func TestWriteDataErrors(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		answer func(task *Task, r pdu.R2T) error
-		want   string // "" is a PDU that is dropped or rejected, after which the right data still counts
+		// "" is a PDU that is dropped or rejected, after which the right data still counts
+		want string
 	}{
 		{"7.9/DataSN begins at 1", func(task *Task, r pdu.R2T) error {
-			return task.DataOut(pdu.DataOut{Final: true, TransferTag: r.TransferTag, DataSN: 1}, make([]byte, n))
+			return task.DataOut(pdu.DataOut{Final: true, TransferTag: r.TransferTag, DataSN: 1},
+				make([]byte, n))
 		}, "0B/47/05"},
 		{"7.9/a hole in DataSN", func(task *Task, r pdu.R2T) error {
-			if err := task.DataOut(pdu.DataOut{TransferTag: r.TransferTag}, make([]byte, n/2)); err != nil {
+			if err := task.DataOut(pdu.DataOut{TransferTag: r.TransferTag},
+				make([]byte, n/2)); err != nil {
 				return err
 			}
-			return task.DataOut(pdu.DataOut{Final: true, TransferTag: r.TransferTag, DataSN: 2, BufferOffset: n / 2}, make([]byte, n/2))
+			return task.DataOut(pdu.DataOut{Final: true, TransferTag: r.TransferTag, DataSN: 2,
+				BufferOffset: n / 2}, make([]byte, n/2))
 		}, "0B/47/05"},
 		{"11.7.6/wrong offset", func(task *Task, r pdu.R2T) error {
-			return task.DataOut(pdu.DataOut{Final: true, TransferTag: r.TransferTag, BufferOffset: 512}, make([]byte, n))
+			return task.DataOut(pdu.DataOut{Final: true, TransferTag: r.TransferTag,
+				BufferOffset: 512}, make([]byte, n))
 		}, "0B/4B/00"},
 		{"11.7.6/offset goes back", func(task *Task, r pdu.R2T) error {
-			if err := task.DataOut(pdu.DataOut{TransferTag: r.TransferTag}, make([]byte, n/2)); err != nil {
+			if err := task.DataOut(pdu.DataOut{TransferTag: r.TransferTag},
+				make([]byte, n/2)); err != nil {
 				return err
 			}
-			return task.DataOut(pdu.DataOut{Final: true, TransferTag: r.TransferTag, DataSN: 1}, make([]byte, n/2))
+			return task.DataOut(pdu.DataOut{Final: true, TransferTag: r.TransferTag, DataSN: 1},
+				make([]byte, n/2))
 		}, "0B/4B/00"},
 		{"11.4.7.2/more than was asked for", func(task *Task, r pdu.R2T) error {
-			return task.DataOut(pdu.DataOut{Final: true, TransferTag: r.TransferTag}, make([]byte, n+512))
+			return task.DataOut(pdu.DataOut{Final: true, TransferTag: r.TransferTag},
+				make([]byte, n+512))
 		}, "0B/0C/0D"},
 		{"11.4.7.2/less than was asked for", func(task *Task, r pdu.R2T) error {
-			return task.DataOut(pdu.DataOut{Final: true, TransferTag: r.TransferTag}, make([]byte, n-512))
+			return task.DataOut(pdu.DataOut{Final: true, TransferTag: r.TransferTag},
+				make([]byte, n-512))
 		}, "0B/0C/0D"},
 		{"11.8/complete, but without the F bit, and then more", func(task *Task, r pdu.R2T) error {
-			if err := task.DataOut(pdu.DataOut{TransferTag: r.TransferTag}, make([]byte, n)); err != nil {
+			if err := task.DataOut(pdu.DataOut{TransferTag: r.TransferTag}, make([]byte, n)); err !=
+				nil {
 				return err
 			}
-			return task.DataOut(pdu.DataOut{Final: true, TransferTag: r.TransferTag, DataSN: 1, BufferOffset: n}, make([]byte, 4))
+			return task.DataOut(pdu.DataOut{Final: true, TransferTag: r.TransferTag, DataSN: 1,
+				BufferOffset: n}, make([]byte, 4))
 		}, "0B/0C/0D"},
 		{"11.8.5/a transfer tag that was never given", func(task *Task, r pdu.R2T) error {
-			if err := task.DataOut(pdu.DataOut{Final: true, TransferTag: r.TransferTag + 1000}, make([]byte, n)); err != nil {
+			if err := task.DataOut(pdu.DataOut{Final: true, TransferTag: r.TransferTag + 1000},
+				make([]byte, n)); err != nil {
 				return err
 			}
 			return task.Answer(r)
 		}, ""},
 		{"11.7.4/unsolicited data in place of solicited", func(task *Task, r pdu.R2T) error {
-			if err := task.DataOut(pdu.DataOut{Final: true, TransferTag: pdu.ReservedTag}, make([]byte, n)); err != nil {
+			if err := task.DataOut(pdu.DataOut{Final: true, TransferTag: pdu.ReservedTag},
+				make([]byte, n)); err != nil {
 				return err
 			}
 			return task.Answer(r)
 		}, ""},
 		{"11.7/a task that does not exist", func(task *Task, r pdu.R2T) error {
-			if err := task.DataOut(pdu.DataOut{Final: true, TransferTag: r.TransferTag}, make([]byte, n),
+			if err := task.DataOut(pdu.DataOut{Final: true, TransferTag: r.TransferTag},
+				make([]byte, n),
 				WithHeader(func(h *pdu.Header) { h[16] ^= 0x40 })); err != nil {
 				return err
 			}
@@ -235,17 +260,28 @@ func TestUnsolicitedData(t *testing.T) {
 		dataOut   []int // lengths of unsolicited Data-Out PDUs, the last one with the F bit
 		want      string
 	}{
-		{"13.11/immediate data and ImmediateData is No", KV("ImmediateData", "No"), true, 512, nil, "0B/0C/0C"},
-		{"13.10/Data-Out and InitialR2T is Yes", KV("InitialR2T", "Yes"), false, 0, []int{512}, "0B/0C/0C"},
-		{"13.10/immediate data and Data-Out, and InitialR2T is Yes", KV("InitialR2T", "Yes"), false, 512, []int{512}, "0B/0C/0C"},
-		{"13.14/immediate data over FirstBurstLength", KV("FirstBurstLength", "512"), true, 1024, nil, "0B/0C/0C"},
-		{"13.14/Data-Out over FirstBurstLength", KV("FirstBurstLength", "1024"), false, 0, []int{2048}, "0B/0C/0C"},
-		{"13.14/together over FirstBurstLength", KV("FirstBurstLength", "1024"), false, 512, []int{512, 512}, "0B/0C/0C"},
-		{"11.4.7.2/Data-Out ends before FirstBurstLength", KV("FirstBurstLength", "4096"), false, 0, []int{512}, "0B/0C/0D"},
-		{"11.4.7.2/immediate data, and Data-Out ends early", KV("FirstBurstLength", "4096"), false, 512, []int{512, 512}, "0B/0C/0D"},
-		{"13.14/exactly FirstBurstLength", KV("FirstBurstLength", "2048"), false, 512, []int{512, 1024}, ""},
-		{"13.14/Data-Out alone", KV("FirstBurstLength", "2048", "ImmediateData", "No"), false, 0, []int{2048}, ""},
-		{"13.11/immediate data alone", KV("FirstBurstLength", "2048", "InitialR2T", "Yes"), true, 2048, nil, ""},
+		{"13.11/immediate data and ImmediateData is No", KV("ImmediateData", "No"), true, 512, nil,
+			"0B/0C/0C"},
+		{"13.10/Data-Out and InitialR2T is Yes", KV("InitialR2T", "Yes"), false, 0, []int{512},
+			"0B/0C/0C"},
+		{"13.10/immediate data and Data-Out, and InitialR2T is Yes", KV("InitialR2T", "Yes"), false,
+			512, []int{512}, "0B/0C/0C"},
+		{"13.14/immediate data over FirstBurstLength", KV("FirstBurstLength", "512"), true, 1024,
+			nil, "0B/0C/0C"},
+		{"13.14/Data-Out over FirstBurstLength", KV("FirstBurstLength", "1024"), false, 0,
+			[]int{2048}, "0B/0C/0C"},
+		{"13.14/together over FirstBurstLength", KV("FirstBurstLength", "1024"), false, 512,
+			[]int{512, 512}, "0B/0C/0C"},
+		{"11.4.7.2/Data-Out ends before FirstBurstLength", KV("FirstBurstLength", "4096"), false, 0,
+			[]int{512}, "0B/0C/0D"},
+		{"11.4.7.2/immediate data, and Data-Out ends early", KV("FirstBurstLength", "4096"), false,
+			512, []int{512, 512}, "0B/0C/0D"},
+		{"13.14/exactly FirstBurstLength", KV("FirstBurstLength", "2048"), false, 512,
+			[]int{512, 1024}, ""},
+		{"13.14/Data-Out alone", KV("FirstBurstLength", "2048", "ImmediateData", "No"), false, 0,
+			[]int{2048}, ""},
+		{"13.11/immediate data alone", KV("FirstBurstLength", "2048", "InitialR2T", "Yes"), true,
+			2048, nil, ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			sess := s.login(t, LoginOptions{Keys: tt.keys})
@@ -257,16 +293,22 @@ func TestUnsolicitedData(t *testing.T) {
 			require.NoError(t, sess.Send(&cmd, data[:tt.immediate]))
 			at := tt.immediate
 			for i, n := range tt.dataOut {
-				require.NoError(t, sess.Send(&pdu.DataOut{Final: i == len(tt.dataOut)-1, LUN: cmd.LUN, TaskTag: cmd.TaskTag,
-					TransferTag: pdu.ReservedTag, DataSN: uint32(i), BufferOffset: uint32(at)}, data[at:at+n]))
+				require.NoError(t,
+					sess.Send(&pdu.DataOut{Final: i == len(tt.dataOut)-1, LUN: cmd.LUN,
+						TaskTag:     cmd.TaskTag,
+						TransferTag: pdu.ReservedTag, DataSN: uint32(i), BufferOffset: uint32(at)},
+						data[at:at+n]))
 				at += n
 			}
 			if tt.want == "" {
 				r2t, _, err := Expect[pdu.R2T](sess.Conn)
 				require.NoError(t, err)
-				require.Equal(t, []uint32{2048, uint32(len(data) - 2048)}, []uint32{r2t.BufferOffset, r2t.DesiredLength})
-				require.NoError(t, sess.Send(&pdu.DataOut{Final: true, LUN: cmd.LUN, TaskTag: cmd.TaskTag, TransferTag: r2t.TransferTag,
-					BufferOffset: 2048}, data[2048:]))
+				require.Equal(t, []uint32{2048, uint32(len(data) - 2048)},
+					[]uint32{r2t.BufferOffset, r2t.DesiredLength})
+				require.NoError(t,
+					sess.Send(&pdu.DataOut{Final: true, LUN: cmd.LUN, TaskTag: cmd.TaskTag,
+						TransferTag:  r2t.TransferTag,
+						BufferOffset: 2048}, data[2048:]))
 				done(t, sess, &cmd)
 				require.Equal(t, data, sess.MustGood(t, Read10(1, 300, 16)).Data)
 				sess.MustGood(t, Write10(1, 300, make([]byte, len(data))))
@@ -279,7 +321,8 @@ func TestUnsolicitedData(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, tt.want, got.String())
 			require.NoError(t, sess.ExpectOnlyPing(), "what was sent is skipped")
-			require.Equal(t, before, sess.MustGood(t, Read10(1, 300, 16)).Data, "nothing was written")
+			require.Equal(t, before, sess.MustGood(t, Read10(1, 300, 16)).Data,
+				"nothing was written")
 		})
 	}
 	t.Run("4.2.5/unsolicited data of a command that fails is skipped", func(t *testing.T) {
@@ -291,28 +334,33 @@ func TestUnsolicitedData(t *testing.T) {
 		sess.MustFail(t, bad, "05/20/00")
 		require.NoError(t, sess.ExpectOnlyPing())
 	})
-	t.Run("11.4.2/a command that fails is answered when its unsolicited data has come", func(t *testing.T) {
-		unknown := Write10(1, 0, data)
-		unknown.CDB[0] = 0xff
-		for want, c := range map[string]Command{"05/21/00": Write10(1, diskSize/BlockSize-1, data), "05/25/00": Write10(9, 0, data), "05/20/00": unknown} {
-			sess := s.login(t, LoginOptions{Keys: KV("InitialR2T", "No")})
-			cmd, _, _ := sess.Prepare(c)
-			cmd.Final = false
-			require.NoError(t, sess.Send(&cmd, data[:512]))
-			out := pdu.DataOut{LUN: cmd.LUN, TaskTag: cmd.TaskTag, TransferTag: pdu.ReservedTag, BufferOffset: 512}
-			require.NoError(t, sess.Send(&out, data[512:1024]))
-			require.NoError(t, sess.ExpectOnlyPing(), "more is to come")
-			out.Final, out.DataSN, out.BufferOffset = true, 1, 1024
-			require.NoError(t, sess.Send(&out, data[1024:]))
-			r, sense, err := Expect[pdu.SCSIResponse](sess.Conn)
-			require.NoError(t, err)
-			require.Equal(t, []uint32{cmd.TaskTag, cmd.ExpectedLength}, []uint32{r.TaskTag, r.Residual})
-			got, err := ParseSense(sense[2:])
-			require.NoError(t, err)
-			require.Equal(t, want, got.String())
-			require.NoError(t, sess.ExpectOnlyPing())
-		}
-	})
+	t.Run("11.4.2/a command that fails is answered when its unsolicited data has come",
+		func(t *testing.T) {
+			unknown := Write10(1, 0, data)
+			unknown.CDB[0] = 0xff
+			for want, c := range map[string]Command{"05/21/00": Write10(1, diskSize/BlockSize-1,
+				data),
+				"05/25/00": Write10(9, 0, data), "05/20/00": unknown} {
+				sess := s.login(t, LoginOptions{Keys: KV("InitialR2T", "No")})
+				cmd, _, _ := sess.Prepare(c)
+				cmd.Final = false
+				require.NoError(t, sess.Send(&cmd, data[:512]))
+				out := pdu.DataOut{LUN: cmd.LUN, TaskTag: cmd.TaskTag, TransferTag: pdu.ReservedTag,
+					BufferOffset: 512}
+				require.NoError(t, sess.Send(&out, data[512:1024]))
+				require.NoError(t, sess.ExpectOnlyPing(), "more is to come")
+				out.Final, out.DataSN, out.BufferOffset = true, 1, 1024
+				require.NoError(t, sess.Send(&out, data[1024:]))
+				r, sense, err := Expect[pdu.SCSIResponse](sess.Conn)
+				require.NoError(t, err)
+				require.Equal(t, []uint32{cmd.TaskTag, cmd.ExpectedLength},
+					[]uint32{r.TaskTag, r.Residual})
+				got, err := ParseSense(sense[2:])
+				require.NoError(t, err)
+				require.Equal(t, want, got.String())
+				require.NoError(t, sess.ExpectOnlyPing())
+			}
+		})
 	t.Run("7.1/a write that fails in the disk ends in an error", func(t *testing.T) {
 		sess := s.login(t, LoginOptions{})
 		remove := s.disk.Inject(disktest.Rule{Op: disktest.OpWrite, Err: errDisk})

@@ -19,7 +19,8 @@ func TestDigests(t *testing.T) {
 		for _, payload := range []bool{false, true} {
 			t.Run(fmt.Sprintf("13.1/header %t data %t", header, payload), func(t *testing.T) {
 				sess := s.login(t, LoginOptions{HeaderDigest: header, DataDigest: payload})
-				require.Equal(t, []bool{header, payload}, []bool{sess.Params.HeaderDigest, sess.Params.DataDigest})
+				require.Equal(t, []bool{header, payload},
+					[]bool{sess.Params.HeaderDigest, sess.Params.DataDigest})
 				sess.MustGood(t, Write10(1, 0, data))
 				require.Equal(t, data, sess.MustGood(t, Read10(1, 0, 700)).Data)
 				// Every length of padding, in both directions.
@@ -56,13 +57,20 @@ func TestDigests(t *testing.T) {
 // requests is one PDU of every type that an initiator sends.
 func requests(sess *Session) map[string]Message {
 	return map[string]Message{
-		"NOP-Out":                 &pdu.NOPOut{Immediate: true, TaskTag: 900, TransferTag: pdu.ReservedTag, CmdSN: sess.CmdSN},
-		"SCSI Command":            &pdu.SCSICommand{Final: true, TaskTag: 901, LUN: LUN(1), CmdSN: sess.CmdSN},
-		"Task Management Request": &pdu.TaskManagementRequest{Immediate: true, Function: pdu.TMAbortTaskSet, TaskTag: 902, LUN: LUN(1), CmdSN: sess.CmdSN},
-		"Text Request":            &pdu.TextRequest{Final: true, TaskTag: 903, TransferTag: pdu.ReservedTag, CmdSN: sess.CmdSN},
-		"Data-Out":                &pdu.DataOut{Final: true, TaskTag: 904, TransferTag: 5, LUN: LUN(1)},
-		"Logout Request":          &pdu.LogoutRequest{Immediate: true, Reason: pdu.LogoutCloseSession, TaskTag: 905, CmdSN: sess.CmdSN},
-		"SNACK Request":           &pdu.SNACKRequest{TaskTag: pdu.ReservedTag, TransferTag: pdu.ReservedTag},
+		"NOP-Out": &pdu.NOPOut{Immediate: true, TaskTag: 900,
+			TransferTag: pdu.ReservedTag, CmdSN: sess.CmdSN},
+		"SCSI Command": &pdu.SCSICommand{Final: true, TaskTag: 901, LUN: LUN(1),
+			CmdSN: sess.CmdSN},
+		"Task Management Request": &pdu.TaskManagementRequest{Immediate: true,
+			Function: pdu.TMAbortTaskSet, TaskTag: 902, LUN: LUN(1), CmdSN: sess.CmdSN},
+		"Text Request": &pdu.TextRequest{Final: true, TaskTag: 903,
+			TransferTag: pdu.ReservedTag, CmdSN: sess.CmdSN},
+		"Data-Out": &pdu.DataOut{Final: true, TaskTag: 904, TransferTag: 5,
+			LUN: LUN(1)},
+		"Logout Request": &pdu.LogoutRequest{Immediate: true,
+			Reason: pdu.LogoutCloseSession, TaskTag: 905, CmdSN: sess.CmdSN},
+		"SNACK Request": &pdu.SNACKRequest{TaskTag: pdu.ReservedTag,
+			TransferTag: pdu.ReservedTag},
 	}
 }
 
@@ -84,7 +92,8 @@ func TestHeaderDigestError(t *testing.T) {
 			require.NoError(t, sess.ExpectClosed(), "bit %d", bit)
 		}
 	})
-	eventually(t, "sessions end for the header digest", func() bool { return s.seen.count("ended header_digest") > 70 })
+	eventually(t, "sessions end for the header digest",
+		func() bool { return s.seen.count("ended header_digest") > 70 })
 	s.works(t)
 }
 
@@ -102,8 +111,10 @@ func TestDataDigestError(t *testing.T) {
 	t.Run("7.8/Text Request", func(t *testing.T) {
 		sess := s.login(t, bothDigests)
 		tag := sess.NewTag()
-		require.NoError(t, sess.Send(&pdu.TextRequest{Immediate: true, Final: true, TaskTag: tag, TransferTag: pdu.ReservedTag,
-			CmdSN: sess.CmdSN, ExpStatSN: sess.ExpStatSN}, KV("SendTargets", "").Text(), WrongDataDigest()))
+		require.NoError(t, sess.Send(&pdu.TextRequest{Immediate: true, Final: true, TaskTag: tag,
+			TransferTag: pdu.ReservedTag,
+			CmdSN:       sess.CmdSN, ExpStatSN: sess.ExpStatSN}, KV("SendTargets", "").Text(),
+			WrongDataDigest()))
 		r, err := sess.AwaitReject(tag)
 		require.NoError(t, err)
 		require.Equal(t, pdu.RejectDataDigest, r.Reason)
@@ -136,8 +147,10 @@ func TestDataDigestError(t *testing.T) {
 				if i == which {
 					opts = append(opts, FlipDataBit(77))
 				}
-				if err := task.DataOut(pdu.DataOut{Final: i == parts-1, TransferTag: r.TransferTag, DataSN: uint32(i),
-					BufferOffset: r.BufferOffset + uint32(i*n)}, make([]byte, n), opts...); err != nil {
+				if err := task.DataOut(pdu.DataOut{Final: i == parts-1, TransferTag: r.TransferTag,
+					DataSN:       uint32(i),
+					BufferOffset: r.BufferOffset + uint32(i*n)}, make([]byte, n),
+					opts...); err != nil {
 					return err
 				}
 			}
@@ -146,7 +159,9 @@ func TestDataDigestError(t *testing.T) {
 	}
 	for which := range 4 {
 		t.Run(fmt.Sprintf("7.8/Data-Out %d of 4", which), func(t *testing.T) {
-			sess := s.login(t, LoginOptions{DataDigest: true, Keys: KV("InitialR2T", "Yes", "ImmediateData", "No")})
+			sess := s.login(t,
+				LoginOptions{DataDigest: true,
+					Keys: KV("InitialR2T", "Yes", "ImmediateData", "No")})
 			old := pattern(64*BlockSize, 3)
 			sess.MustGood(t, Write10(1, 500, old))
 			c := Write10(1, 500, pattern(64*BlockSize, 4))
@@ -162,11 +177,13 @@ func TestDataDigestError(t *testing.T) {
 		})
 	}
 	t.Run("7.8/several Data-Outs of a sequence", func(t *testing.T) {
-		sess := s.login(t, LoginOptions{DataDigest: true, Keys: KV("InitialR2T", "Yes", "ImmediateData", "No")})
+		sess := s.login(t, LoginOptions{DataDigest: true,
+			Keys: KV("InitialR2T", "Yes", "ImmediateData", "No")})
 		c := Write10(1, 500, pattern(8*BlockSize, 4))
 		c.OnR2T = func(task *Task, r pdu.R2T) error {
 			for i := range 4 {
-				if err := task.DataOut(pdu.DataOut{Final: i == 3, TransferTag: r.TransferTag, DataSN: uint32(i), BufferOffset: uint32(i * 1024)},
+				if err := task.DataOut(pdu.DataOut{Final: i == 3, TransferTag: r.TransferTag,
+					DataSN: uint32(i), BufferOffset: uint32(i * 1024)},
 					make([]byte, 1024), FlipDataBit(77)); err != nil {
 					return err
 				}
@@ -179,24 +196,28 @@ func TestDataDigestError(t *testing.T) {
 		require.NoError(t, sess.ExpectOnlyPing())
 	})
 	t.Run("7.8/the response waits for the end of the sequence", func(t *testing.T) {
-		sess := s.login(t, LoginOptions{DataDigest: true, Keys: KV("InitialR2T", "Yes", "ImmediateData", "No")})
+		sess := s.login(t, LoginOptions{DataDigest: true,
+			Keys: KV("InitialR2T", "Yes", "ImmediateData", "No")})
 		c := Write10(1, 500, pattern(8*BlockSize, 4))
 		c.OnR2T = HoldR2T
 		task := sess.MustStart(t, c)
 		r2t, err := task.AwaitR2T()
 		require.NoError(t, err)
-		require.NoError(t, task.DataOut(pdu.DataOut{TransferTag: r2t.TransferTag}, make([]byte, 2048), WrongDataDigest()))
+		require.NoError(t, task.DataOut(pdu.DataOut{TransferTag: r2t.TransferTag},
+			make([]byte, 2048), WrongDataDigest()))
 		_, err = sess.Ping(nil)
 		require.NoError(t, err)
 		stray := sess.Inbox()
 		require.Len(t, stray, 1, "the Reject, and no response yet")
 		require.Equal(t, pdu.OpReject, stray[0].Header.Opcode())
 		require.False(t, task.Done(), "the response comes before the sequence has ended")
-		require.NoError(t, task.DataOut(pdu.DataOut{Final: true, TransferTag: r2t.TransferTag, DataSN: 1, BufferOffset: 2048}, make([]byte, 2048)))
+		require.NoError(t, task.DataOut(pdu.DataOut{Final: true, TransferTag: r2t.TransferTag,
+			DataSN: 1, BufferOffset: 2048}, make([]byte, 2048)))
 		require.Equal(t, "0B/47/05", task.MustFinish(t).Failed())
 	})
 	t.Run("7.8/unsolicited Data-Out", func(t *testing.T) {
-		sess := s.login(t, LoginOptions{DataDigest: true, Keys: KV("ImmediateData", "No", "FirstBurstLength", "4096")})
+		sess := s.login(t, LoginOptions{DataDigest: true,
+			Keys: KV("ImmediateData", "No", "FirstBurstLength", "4096")})
 		c := Write10(1, 500, pattern(8*BlockSize, 4))
 		c.NoUnsolicited = true
 		c.Edit = func(cmd *pdu.SCSICommand) { cmd.Final = false }
@@ -209,7 +230,8 @@ func TestDataDigestError(t *testing.T) {
 	t.Run("7.8/a SCSI Command with data that is not used", func(t *testing.T) {
 		sess := s.login(t, bothDigests)
 		tag := sess.NewTag()
-		require.NoError(t, sess.Send(&pdu.SCSICommand{Final: true, TaskTag: tag, LUN: LUN(1), CmdSN: sess.CmdSN}, make([]byte, 10), WrongDataDigest()))
+		require.NoError(t, sess.Send(&pdu.SCSICommand{Final: true, TaskTag: tag, LUN: LUN(1),
+			CmdSN: sess.CmdSN}, make([]byte, 10), WrongDataDigest()))
 		r, err := sess.AwaitReject(tag)
 		require.NoError(t, err)
 		require.Equal(t, pdu.RejectDataDigest, r.Reason)

@@ -41,7 +41,8 @@ func TestSendTargets(t *testing.T) {
 		require.Empty(t, got)
 	})
 	t.Run("4.2.7.1/by name, in other letters", func(t *testing.T) {
-		got, err := MustLogin(t, s.addr, discovery).Text(KV("SendTargets", strings.ToUpper(DefaultTarget)))
+		got, err := MustLogin(t, s.addr,
+			discovery).Text(KV("SendTargets", strings.ToUpper(DefaultTarget)))
 		require.NoError(t, err)
 		require.Equal(t, record, got)
 	})
@@ -73,12 +74,14 @@ func TestSendTargets(t *testing.T) {
 			require.NoError(t, err)
 			return len(got) == 3
 		})
-		require.Equal(t, KV("TargetName", DefaultTarget, "TargetAddress", s.addr.String()+",3", "TargetAddress", second.Addr().String()+",3"), got)
+		require.Equal(t, KV("TargetName", DefaultTarget, "TargetAddress", s.addr.String()+",3",
+			"TargetAddress", second.Addr().String()+",3"), got)
 		require.True(t, strings.HasPrefix(got[2].Value, "[::1]:"))
 		sess := MustLogin(t, second.Addr(), LoginOptions{}, 1)
 		got, err = sess.Text(KV("SendTargets", ""))
 		require.NoError(t, err)
-		require.Equal(t, second.Addr().String()+",3", got.Get("TargetAddress"), "the one that it came by is the first")
+		require.Equal(t, second.Addr().String()+",3", got.Get("TargetAddress"),
+			"the one that it came by is the first")
 	})
 	t.Run("11.10.4/a long answer goes on by its transfer tag", func(t *testing.T) {
 		// An answer of more than 512 bytes takes many portals.
@@ -101,8 +104,10 @@ func TestSendTargets(t *testing.T) {
 
 		sess := MustLogin(t, s.addr, o)
 		first := func(tag uint32) pdu.TextResponse {
-			require.NoError(t, sess.Send(&pdu.TextRequest{Final: true, TaskTag: tag, TransferTag: pdu.ReservedTag, CmdSN: sess.CmdSN,
-				ExpStatSN: sess.ExpStatSN}, KV("SendTargets", "All").Text()))
+			require.NoError(t,
+				sess.Send(&pdu.TextRequest{Final: true, TaskTag: tag, TransferTag: pdu.ReservedTag,
+					CmdSN:     sess.CmdSN,
+					ExpStatSN: sess.ExpStatSN}, KV("SendTargets", "All").Text()))
 			sess.CmdSN++
 			r, data, err := Expect[pdu.TextResponse](sess.Conn)
 			require.NoError(t, err)
@@ -111,7 +116,9 @@ func TestSendTargets(t *testing.T) {
 			return r
 		}
 		next := func(tag, transfer uint32) error {
-			require.NoError(t, sess.Send(&pdu.TextRequest{Final: true, TaskTag: tag, TransferTag: transfer, CmdSN: sess.CmdSN, ExpStatSN: sess.ExpStatSN}, nil))
+			require.NoError(t,
+				sess.Send(&pdu.TextRequest{Final: true, TaskTag: tag, TransferTag: transfer,
+					CmdSN: sess.CmdSN, ExpStatSN: sess.ExpStatSN}, nil))
 			sess.CmdSN++
 			_, _, err := Expect[pdu.TextResponse](sess.Conn)
 			return err
@@ -165,7 +172,9 @@ func TestTextRequests(t *testing.T) {
 			tag := sess.NewTag()
 			cmdSN := sess.CmdSN
 			sess.CmdSN++
-			require.NoError(t, sess.Send(&pdu.TextRequest{Final: true, TaskTag: tag, TransferTag: pdu.ReservedTag, CmdSN: cmdSN, ExpStatSN: sess.ExpStatSN}, tt.text))
+			require.NoError(t,
+				sess.Send(&pdu.TextRequest{Final: true, TaskTag: tag, TransferTag: pdu.ReservedTag,
+					CmdSN: cmdSN, ExpStatSN: sess.ExpStatSN}, tt.text))
 			p, rerr := sess.Receive()
 			require.NoError(t, rerr)
 			if p.Header.Opcode() == pdu.OpTextResponse && err == nil {
@@ -182,8 +191,10 @@ func TestTextRequests(t *testing.T) {
 	t.Run("6.4/a key twice in one negotiation of two requests", func(t *testing.T) {
 		tag, transfer := sess.NewTag(), pdu.ReservedTag
 		for i := range 2 {
-			require.NoError(t, sess.Send(&pdu.TextRequest{Final: i == 1, TaskTag: tag, TransferTag: transfer, CmdSN: sess.CmdSN,
-				ExpStatSN: sess.ExpStatSN}, KV("X-com.example.key", "1").Text()))
+			require.NoError(t,
+				sess.Send(&pdu.TextRequest{Final: i == 1, TaskTag: tag, TransferTag: transfer,
+					CmdSN:     sess.CmdSN,
+					ExpStatSN: sess.ExpStatSN}, KV("X-com.example.key", "1").Text()))
 			sess.CmdSN++
 			r, _, err := Expect[pdu.TextResponse](sess.Conn)
 			if i == 0 {
@@ -202,8 +213,10 @@ func TestTextRequests(t *testing.T) {
 		transfer := pdu.ReservedTag
 		for i := range text {
 			last := i == len(text)-1
-			require.NoError(t, sess.Send(&pdu.TextRequest{Final: last, Continue: !last, TaskTag: tag, TransferTag: transfer, CmdSN: sess.CmdSN,
-				ExpStatSN: sess.ExpStatSN}, text[i:i+1]))
+			require.NoError(t,
+				sess.Send(&pdu.TextRequest{Final: last, Continue: !last, TaskTag: tag,
+					TransferTag: transfer, CmdSN: sess.CmdSN,
+					ExpStatSN: sess.ExpStatSN}, text[i:i+1]))
 			sess.CmdSN++
 			r, data, err := Expect[pdu.TextResponse](sess.Conn)
 			require.NoError(t, err)
@@ -223,8 +236,10 @@ func TestTextRequests(t *testing.T) {
 		tag := sess.NewTag()
 		transfer := pdu.ReservedTag
 		for range 64 {
-			require.NoError(t, sess.Send(&pdu.TextRequest{Continue: true, TaskTag: tag, TransferTag: transfer, CmdSN: sess.CmdSN, ExpStatSN: sess.ExpStatSN},
-				make([]byte, 8192)))
+			require.NoError(t,
+				sess.Send(&pdu.TextRequest{Continue: true, TaskTag: tag, TransferTag: transfer,
+					CmdSN: sess.CmdSN, ExpStatSN: sess.ExpStatSN},
+					make([]byte, 8192)))
 			sess.CmdSN++
 			r, _, err := Expect[pdu.TextResponse](sess.Conn)
 			if _, rejected := ReasonOf(err); rejected {
@@ -249,21 +264,28 @@ func TestDiscoverySession(t *testing.T) {
 			return &pdu.SCSICommand{Final: true, TaskTag: tag, LUN: LUN(1), CmdSN: sess.CmdSN}
 		}},
 		{"Task Management Request", func(sess *Session, tag uint32) Message {
-			return &pdu.TaskManagementRequest{Immediate: true, Function: pdu.TMTargetColdReset, TaskTag: tag, CmdSN: sess.CmdSN}
+			return &pdu.TaskManagementRequest{Immediate: true, Function: pdu.TMTargetColdReset,
+				TaskTag: tag, CmdSN: sess.CmdSN}
 		}},
 		{"NOP-Out", func(sess *Session, tag uint32) Message {
-			return &pdu.NOPOut{Immediate: true, TaskTag: tag, TransferTag: pdu.ReservedTag, CmdSN: sess.CmdSN}
+			return &pdu.NOPOut{Immediate: true, TaskTag: tag, TransferTag: pdu.ReservedTag,
+				CmdSN: sess.CmdSN}
 		}},
 		{"SNACK Request", func(_ *Session, tag uint32) Message {
 			return &pdu.SNACKRequest{TaskTag: tag, TransferTag: pdu.ReservedTag}
 		}},
 		{"Text Request without SendTargets", func(sess *Session, tag uint32) Message {
-			return &pdu.TextRequest{Immediate: true, Final: true, TaskTag: tag, TransferTag: pdu.ReservedTag, CmdSN: sess.CmdSN}
+			return &pdu.TextRequest{Immediate: true, Final: true, TaskTag: tag,
+				TransferTag: pdu.ReservedTag, CmdSN: sess.CmdSN}
 		}},
 		{"Logout Request that closes a connection", func(sess *Session, tag uint32) Message {
-			return &pdu.LogoutRequest{Immediate: true, Reason: pdu.LogoutCloseConnection, TaskTag: tag, CmdSN: sess.CmdSN}
+			return &pdu.LogoutRequest{Immediate: true, Reason: pdu.LogoutCloseConnection,
+				TaskTag: tag, CmdSN: sess.CmdSN}
 		}},
-		{"Data-Out", func(_ *Session, tag uint32) Message { return &pdu.DataOut{Final: true, TaskTag: tag, TransferTag: 1} }},
+		{"Data-Out", func(_ *Session,
+			tag uint32) Message {
+			return &pdu.DataOut{Final: true, TaskTag: tag, TransferTag: 1}
+		}},
 	} {
 		t.Run("13.21/no "+tt.name, func(t *testing.T) {
 			bystander := s.login(t, other)
@@ -297,7 +319,8 @@ func TestDiscoverySession(t *testing.T) {
 			_, err := sess.Text(KV("SendTargets", "All"))
 			require.NoError(t, err)
 		}
-		normal.MustGood(t, TestUnitReady(1)) // of the same name and identifier, and no business of theirs
+		// of the same name and identifier, and no business of theirs
+		normal.MustGood(t, TestUnitReady(1))
 	})
 	t.Run("6.3.5/a normal session of the same name does not end it", func(t *testing.T) {
 		sess := MustLogin(t, s.addr, discovery)

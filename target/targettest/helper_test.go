@@ -37,11 +37,14 @@ type server struct {
 // start serves a target until the test ends. change may alter the options.
 func start(t testing.TB, change ...func(*target.Options)) *server {
 	t.Helper()
-	s := &server{disk: disktest.NewFault(disktest.NewMemory(diskSize)), seen: &observer{}, served: make(chan error, 1)}
+	s := &server{disk: disktest.NewFault(disktest.NewMemory(diskSize)), seen: &observer{},
+		served: make(chan error, 1)}
 	opt := target.Options{
 		LUNs: []target.LUN{
-			{Number: 1, Name: "one.raw", Disk: s.disk, Identity: identity(1), Access: target.AccessWriteShared},
-			{Number: 2, Name: "two.raw", Disk: disktest.NewMemory(diskSize), Identity: identity(2), Access: target.AccessWriteShared},
+			{Number: 1, Name: "one.raw", Disk: s.disk, Identity: identity(1),
+				Access: target.AccessWriteShared},
+			{Number: 2, Name: "two.raw", Disk: disktest.NewMemory(diskSize), Identity: identity(2),
+				Access: target.AccessWriteShared},
 		},
 		Observer: s.seen,
 	}
@@ -49,7 +52,8 @@ func start(t testing.TB, change ...func(*target.Options)) *server {
 		c(&opt)
 	}
 	if opt.Limits.LoginDelay == 0 {
-		opt.Limits.LoginDelay = time.Millisecond // nearly every test fails to authenticate, and more than once
+		// nearly every test fails to authenticate, and more than once
+		opt.Limits.LoginDelay = time.Millisecond
 	}
 	var err error
 	s.Server, err = target.New(opt)
@@ -72,7 +76,8 @@ func identity(n byte) disk.Identity {
 // withCHAP asks for authentication; change may alter the configuration.
 func withCHAP(change ...func(*chap.Config)) func(*target.Options) {
 	return func(o *target.Options) {
-		cfg := chap.Config{Initiator: chap.Credential{Username: user, Secret: chap.NewSecret(password)}}
+		cfg := chap.Config{Initiator: chap.Credential{Username: user,
+			Secret: chap.NewSecret(password)}}
 		for _, c := range change {
 			c(&cfg)
 		}
@@ -178,12 +183,20 @@ func (o *observer) forget(what string) {
 	delete(o.counts, what)
 }
 
-func (o *observer) LoginAccepted(target.LoginEvent)    { o.add("accepted") }
-func (o *observer) LoginRefused(e target.LoginEvent)   { o.add("refused"); o.add("refused " + e.Reason) }
-func (o *observer) SessionEnded(e target.SessionEvent) { o.add("ended"); o.add("ended " + e.Reason) }
-func (o *observer) CommandDone(target.CommandEvent)    { o.add("command") }
-func (o *observer) PDURejected(reason string)          { o.add("rejected " + reason) }
-func (o *observer) PanicCaught()                       { o.add("panic") }
+func (o *observer) LoginAccepted(target.LoginEvent) { o.add("accepted") }
+func (o *observer) LoginRefused(e target.LoginEvent) {
+	o.add("refused")
+	o.add("refused " +
+		e.Reason)
+}
+func (o *observer) SessionEnded(e target.SessionEvent) {
+	o.add("ended")
+	o.add("ended " +
+		e.Reason)
+}
+func (o *observer) CommandDone(target.CommandEvent) { o.add("command") }
+func (o *observer) PDURejected(reason string)       { o.add("rejected " + reason) }
+func (o *observer) PanicCaught()                    { o.add("panic") }
 
 // errDisk is what a broken disk answers.
 var errDisk = errors.New("the disk is broken")

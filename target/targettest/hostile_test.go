@@ -12,7 +12,8 @@ import (
 	. "kubevirt.io/disk/target/targettest"
 )
 
-// TestMalformedPDUs sends what the standard forbids. It ends the session that sends it, and no other one.
+// TestMalformedPDUs sends what the standard forbids. It ends the session that sends it, and no
+// other one.
 func TestMalformedPDUs(t *testing.T) {
 	s := start(t)
 	bystander := s.login(t, other)
@@ -27,40 +28,54 @@ func TestMalformedPDUs(t *testing.T) {
 	}{
 		{"11.2.2.2/additional header beyond its room", nil, 0, []Option{ahs(0xff, 0xff, 1, 0)}},
 		{"11.2.2.3/extended CDB without bytes", nil, 0, []Option{ahs(0, 1, 1, 0)}},
-		{"11.2.2.3/two extended CDBs", nil, 0, []Option{ahs(0, 2, 1, 0, 1, 0, 0, 0, 0, 2, 1, 0, 1, 0, 0, 0)}},
-		{"11.2.2.4/bidirectional length of three bytes", nil, 0, []Option{ahs(0, 4, 2, 0, 1, 2, 3, 0)}},
-		{"11.2.1.8/reserved task tag", nil, 0, []Option{WithHeader(func(h *pdu.Header) { copy(h[16:], "\xff\xff\xff\xff") })}},
+		{"11.2.2.3/two extended CDBs", nil, 0,
+			[]Option{ahs(0, 2, 1, 0, 1, 0, 0, 0, 0, 2, 1, 0, 1, 0, 0, 0)}},
+		{"11.2.2.4/bidirectional length of three bytes", nil, 0,
+			[]Option{ahs(0, 4, 2, 0, 1, 2, 3, 0)}},
+		{"11.2.1.8/reserved task tag", nil, 0,
+			[]Option{WithHeader(func(h *pdu.Header) { copy(h[16:], "\xff\xff\xff\xff") })}},
 		{"11.2.1.5/additional header in a NOP-Out", func(sess *Session) Message {
-			return &pdu.NOPOut{Immediate: true, TaskTag: 1, TransferTag: pdu.ReservedTag, CmdSN: sess.CmdSN}
+			return &pdu.NOPOut{Immediate: true, TaskTag: 1, TransferTag: pdu.ReservedTag,
+				CmdSN: sess.CmdSN}
 		}, 0, []Option{ahs(0, 1, 9, 0)}},
 		{"11.18/NOP-Out without F", func(sess *Session) Message {
-			return &pdu.NOPOut{Immediate: true, TaskTag: 1, TransferTag: pdu.ReservedTag, CmdSN: sess.CmdSN}
+			return &pdu.NOPOut{Immediate: true, TaskTag: 1, TransferTag: pdu.ReservedTag,
+				CmdSN: sess.CmdSN}
 		}, 0, []Option{header(1, 0)}},
 		{"11.5/task management without F", func(sess *Session) Message {
-			return &pdu.TaskManagementRequest{Immediate: true, Function: pdu.TMLogicalUnitReset, LUN: LUN(1), TaskTag: 1, CmdSN: sess.CmdSN}
+			return &pdu.TaskManagementRequest{Immediate: true, Function: pdu.TMLogicalUnitReset,
+				LUN: LUN(1), TaskTag: 1, CmdSN: sess.CmdSN}
 		}, 0, []Option{header(1, 5)}},
 		{"11.5.2/task management with data", func(sess *Session) Message {
-			return &pdu.TaskManagementRequest{Immediate: true, Function: pdu.TMLogicalUnitReset, LUN: LUN(1), TaskTag: 1, CmdSN: sess.CmdSN}
+			return &pdu.TaskManagementRequest{Immediate: true, Function: pdu.TMLogicalUnitReset,
+				LUN: LUN(1), TaskTag: 1, CmdSN: sess.CmdSN}
 		}, 8, nil},
 		{"11.14.2/logout with data", func(sess *Session) Message {
 			return &pdu.LogoutRequest{Immediate: true, TaskTag: 1, CmdSN: sess.CmdSN}
 		}, 8, nil},
 		{"11.10.2/text with F and C", func(sess *Session) Message {
-			return &pdu.TextRequest{Final: true, Continue: true, TaskTag: 1, TransferTag: pdu.ReservedTag, CmdSN: sess.CmdSN}
+			return &pdu.TextRequest{Final: true, Continue: true, TaskTag: 1,
+				TransferTag: pdu.ReservedTag, CmdSN: sess.CmdSN}
 		}, 8, nil},
 		{"13.12/data segment over what the target takes", func(sess *Session) Message {
-			return &pdu.NOPOut{Immediate: true, TaskTag: 1, TransferTag: pdu.ReservedTag, CmdSN: sess.CmdSN}
+			return &pdu.NOPOut{Immediate: true, TaskTag: 1, TransferTag: pdu.ReservedTag,
+				CmdSN: sess.CmdSN}
 		}, 1 << 19, nil},
 		{"11.2.1.6/a data segment of 16 MiB announced", func(sess *Session) Message {
-			return &pdu.NOPOut{Immediate: true, TaskTag: 1, TransferTag: pdu.ReservedTag, CmdSN: sess.CmdSN}
+			return &pdu.NOPOut{Immediate: true, TaskTag: 1, TransferTag: pdu.ReservedTag,
+				CmdSN: sess.CmdSN}
 		}, 4, []Option{WithHeader(func(h *pdu.Header) { h.SetDataLen(pdu.MaxDataLen) })}},
-		{"11.2.1.2/unassigned opcode", func(*Session) Message { return rawMessage{0: 0x07, 1: 0x80} }, 0, nil},
-		{"11.2.1.2/vendor-specific opcode", func(*Session) Message { return rawMessage{0: 0x1c, 1: 0x80} }, 100, nil},
+		{"11.2.1.2/unassigned opcode",
+			func(*Session) Message { return rawMessage{0: 0x07, 1: 0x80} }, 0, nil},
+		{"11.2.1.2/vendor-specific opcode",
+			func(*Session) Message { return rawMessage{0: 0x1c, 1: 0x80} }, 100, nil},
 		{"11.2.1.2/opcode of a target", func(*Session) Message {
 			return &pdu.SCSIResponse{TaskTag: 1}
 		}, 0, nil},
-		{"11.2.1.2/R2T from the initiator", func(*Session) Message { return &pdu.R2T{DesiredLength: 512, TaskTag: 1} }, 0, nil},
-		{"11.2.1.2/Reject from the initiator", func(*Session) Message { return &pdu.Reject{Reason: 4} }, 48, nil},
+		{"11.2.1.2/R2T from the initiator",
+			func(*Session) Message { return &pdu.R2T{DesiredLength: 512, TaskTag: 1} }, 0, nil},
+		{"11.2.1.2/Reject from the initiator",
+			func(*Session) Message { return &pdu.Reject{Reason: 4} }, 48, nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			sess := s.login(t, LoginOptions{})
@@ -106,7 +121,9 @@ func TestTolerated(t *testing.T) {
 		require.Contains(t, []string{"status 0x0", "05/24/00", "05/20/00"}, r.Failed())
 	})
 	t.Run("11.2.2.3/a CDB of 32 bytes that is not built", func(t *testing.T) {
-		sess.MustFail(t, Command{LUN: 1, CDB: append([]byte{0x7f, 0, 0, 0, 0, 0, 0, 24, 0xff, 0xff}, make([]byte, 22)...)}, "05/20/00")
+		sess.MustFail(t, Command{LUN: 1,
+			CDB: append([]byte{0x7f, 0, 0, 0, 0, 0, 0, 24, 0xff, 0xff}, make([]byte, 22)...)},
+			"05/20/00")
 	})
 	t.Run("11.2.1/reserved bits", func(t *testing.T) {
 		sess.MustGood(t, with(TestUnitReady(1), WithHeader(func(h *pdu.Header) {
@@ -139,7 +156,8 @@ func TestTolerated(t *testing.T) {
 		sess.MustGood(t, TestUnitReady(1))
 	})
 	t.Run("11.16/SNACK is rejected at error recovery level 0", func(t *testing.T) {
-		require.NoError(t, sess.Send(&pdu.SNACKRequest{LUN: LUN(1), TaskTag: 4711, TransferTag: pdu.ReservedTag, ExpStatSN: sess.ExpStatSN}, nil))
+		require.NoError(t, sess.Send(&pdu.SNACKRequest{LUN: LUN(1), TaskTag: 4711,
+			TransferTag: pdu.ReservedTag, ExpStatSN: sess.ExpStatSN}, nil))
 		r, err := sess.AwaitReject(4711)
 		require.NoError(t, err)
 		require.Contains(t, []pdu.RejectReason{pdu.RejectSNACK, pdu.RejectProtocolError}, r.Reason)
@@ -161,13 +179,15 @@ func TestTolerated(t *testing.T) {
 		sess.MustGood(t, TestUnitReady(1))
 	})
 	t.Run("4.7/LUN fields that name nothing", func(t *testing.T) {
-		for _, lun := range []uint64{LUN(77), 1, 0xffffffffffffffff, 0xc101000000000000, LUN(1) | 1<<32} {
+		for _, lun := range []uint64{LUN(77), 1, 0xffffffffffffffff, 0xc101000000000000,
+			LUN(1) | 1<<32} {
 			c := Command{CDB: make([]byte, 6), Edit: func(cmd *pdu.SCSICommand) { cmd.LUN = lun }}
 			sess.MustFail(t, c, "05/25/00")
 		}
 	})
 	t.Run("4.7/flat space addressing is the same LUN", func(t *testing.T) {
-		c := Command{CDB: make([]byte, 6), Edit: func(cmd *pdu.SCSICommand) { cmd.LUN = 0x4001 << 48 }}
+		c := Command{CDB: make([]byte, 6),
+			Edit: func(cmd *pdu.SCSICommand) { cmd.LUN = 0x4001 << 48 }}
 		sess.MustGood(t, c)
 	})
 	s.works(t)
@@ -190,8 +210,8 @@ func TestRejectOfHeldPDU(t *testing.T) {
 	sess.MustGood(t, TestUnitReady(1))
 }
 
-// Random bytes, random PDUs and PDUs with random changes: the target closes connections, or answers; it never panics, and it
-// keeps serving others.
+// Random bytes, random PDUs and PDUs with random changes: the target closes connections, or
+// answers; it never panics, and it keeps serving others.
 func TestRandomInput(t *testing.T) {
 	s := start(t)
 	bystander := s.login(t, other)
@@ -217,20 +237,24 @@ func TestRandomInput(t *testing.T) {
 	})
 	t.Run("in full feature phase", func(t *testing.T) {
 		for i := range 150 {
-			sess := s.login(t, LoginOptions{ISID: [6]byte{0x80, byte(i)}, HeaderDigest: r.Intn(4) == 0})
+			sess := s.login(t,
+				LoginOptions{ISID: [6]byte{0x80, byte(i)}, HeaderDigest: r.Intn(4) == 0})
 			for range 1 + r.Intn(20) {
 				all := requests(sess)
-				names := []string{"NOP-Out", "SCSI Command", "Task Management Request", "Text Request", "Data-Out", "SNACK Request"}
+				names := []string{"NOP-Out", "SCSI Command", "Task Management Request",
+					"Text Request", "Data-Out", "SNACK Request"}
 				msg := all[names[r.Intn(len(names))]]
 				data := junk([]int{0, 0, 4, 5, 512, 5000}[r.Intn(6)])
 				edit := WithHeader(func(h *pdu.Header) {
 					for range r.Intn(4) {
-						// Not the length: what would follow is the next PDU's bytes, which the first part of this test does.
+						// Not the length: what would follow is the next PDU's bytes, which the
+						// first part of this test does.
 						if i := r.Intn(48); i < 4 || i > 7 {
 							h[i] = byte(r.Int())
 						}
 					}
-					if h.Opcode() == pdu.OpTaskManagementRequest && h[1]&0x7f == byte(pdu.TMTargetColdReset) {
+					if h.Opcode() == pdu.OpTaskManagementRequest &&
+						h[1]&0x7f == byte(pdu.TMTargetColdReset) {
 						h[1] = 0x80 // ends the bystander's session, and rightly
 					}
 				})
@@ -240,7 +264,8 @@ func TestRandomInput(t *testing.T) {
 			}
 			_ = sess.Close()
 			// A reset that it has sent may come late, and abort what the next one begins with.
-			eventually(t, "the session ends with its connection", func() bool { return len(s.Sessions()) == 1 })
+			eventually(t, "the session ends with its connection",
+				func() bool { return len(s.Sessions()) == 1 })
 		}
 	})
 	require.Zero(t, s.seen.count("panic"))
@@ -270,5 +295,6 @@ func TestNothingIsLeftBehind(t *testing.T) {
 		}
 	}
 	eventually(t, "sessions end", func() bool { return len(s.Sessions()) == 0 })
-	eventually(t, fmt.Sprintf("goroutines end: there were %d", before), func() bool { return runtime.NumGoroutine() <= before+2 })
+	eventually(t, fmt.Sprintf("goroutines end: there were %d", before),
+		func() bool { return runtime.NumGoroutine() <= before+2 })
 }

@@ -59,8 +59,10 @@ func TestInquiryData(t *testing.T) {
 		sess.MustFail(t, vpd(1, 0xb7), "05/24/00")
 	})
 	t.Run("SPC-4 7.8.6/identification is the unit's own", func(t *testing.T) {
-		require.NotEqual(t, sess.MustGood(t, vpd(1, 0x83)).Data, sess.MustGood(t, vpd(2, 0x83)).Data)
-		require.NotEqual(t, sess.MustGood(t, vpd(1, 0x80)).Data, sess.MustGood(t, vpd(2, 0x80)).Data)
+		require.NotEqual(t, sess.MustGood(t, vpd(1, 0x83)).Data,
+			sess.MustGood(t, vpd(2, 0x83)).Data)
+		require.NotEqual(t, sess.MustGood(t, vpd(1, 0x80)).Data,
+			sess.MustGood(t, vpd(2, 0x80)).Data)
 	})
 	t.Run("SBC-4 6.6.4/block limits", func(t *testing.T) {
 		data := sess.MustGood(t, vpd(1, 0xb0)).Data
@@ -69,12 +71,15 @@ func TestInquiryData(t *testing.T) {
 		for _, field := range []struct {
 			name string
 			at   int
-		}{{"MAXIMUM TRANSFER LENGTH", 8}, {"OPTIMAL TRANSFER LENGTH", 12}, {"MAXIMUM UNMAP LBA COUNT", 20}, {"MAXIMUM UNMAP BLOCK DESCRIPTOR COUNT", 24},
-			{"OPTIMAL UNMAP GRANULARITY", 28}, {"MAXIMUM WRITE SAME LENGTH", 40}, {"MAXIMUM ATOMIC TRANSFER LENGTH", 44},
+		}{{"MAXIMUM TRANSFER LENGTH", 8}, {"OPTIMAL TRANSFER LENGTH", 12},
+			{"MAXIMUM UNMAP LBA COUNT", 20}, {"MAXIMUM UNMAP BLOCK DESCRIPTOR COUNT", 24},
+			{"OPTIMAL UNMAP GRANULARITY", 28}, {"MAXIMUM WRITE SAME LENGTH", 40},
+			{"MAXIMUM ATOMIC TRANSFER LENGTH", 44},
 			{"ATOMIC ALIGNMENT", 48}, {"ATOMIC TRANSFER LENGTH GRANULARITY", 52}} {
 			require.NotZero(t, binary.BigEndian.Uint32(data[field.at:]), field.name)
 		}
-		require.LessOrEqual(t, binary.BigEndian.Uint32(data[44:]), binary.BigEndian.Uint32(data[8:]))
+		require.LessOrEqual(t, binary.BigEndian.Uint32(data[44:]),
+			binary.BigEndian.Uint32(data[8:]))
 	})
 	t.Run("SBC-4 6.6.4/no atomic writes where nothing can be kept", func(t *testing.T) {
 		require.Equal(t, make([]byte, 20), sess.MustGood(t, vpd(2, 0xb0)).Data[44:])
@@ -84,7 +89,11 @@ func TestInquiryData(t *testing.T) {
 		require.Equal(t, []byte{0, 0xb2, 0, 4, 11, 0xe4, 2, 0}, sess.MustGood(t, vpd(1, 0xb2)).Data)
 	})
 	t.Run("SBC-3 6.6.6/a disk that gives nothing back has no provisioning", func(t *testing.T) {
-		plain := start(t, func(o *target.Options) { o.LUNs[0].Disk = plainDisk{disktest.NewMemory(diskSize)} }).login(t, LoginOptions{})
+		plain := start(t,
+			func(o *target.Options) {
+				o.LUNs[0].Disk = plainDisk{
+					disktest.NewMemory(diskSize)}
+			}).login(t, LoginOptions{})
 		plain.MustFail(t, vpd(1, 0xb2), "05/24/00")
 		require.NotContains(t, plain.MustGood(t, vpd(1, 0)).Data[4:], byte(0xb2))
 		plain.MustFail(t, blockErase(1), "05/24/00")
@@ -98,17 +107,20 @@ type plainDisk struct{ disk.Disk }
 func TestReadCapacity16(t *testing.T) {
 	sess := start(t).login(t, LoginOptions{})
 	t.Run("SBC-3 5.16/thin", func(t *testing.T) {
-		data := sess.MustGood(t, reads(1, 32, 0x9e, 0x10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 32, 0, 0)).Data
+		data := sess.MustGood(t, reads(1, 32, 0x9e, 0x10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 32, 0,
+			0)).Data
 		require.EqualValues(t, diskSize/BlockSize-1, binary.BigEndian.Uint64(data))
 		require.EqualValues(t, BlockSize, binary.BigEndian.Uint32(data[8:]))
 		require.EqualValues(t, 3, data[13]&0x0f, "8 logical blocks in a physical one")
 		require.EqualValues(t, 0xc0, data[14], "LBPME, LBPRZ")
 	})
 	t.Run("SBC-3 5.16/cut off", func(t *testing.T) {
-		require.Len(t, sess.MustGood(t, reads(1, 12, 0x9e, 0x10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 12, 0, 0)).Data, 12)
+		require.Len(t, sess.MustGood(t,
+			reads(1, 12, 0x9e, 0x10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 12, 0, 0)).Data, 12)
 	})
 	t.Run("SBC-3 5.16/obsolete PMI", func(t *testing.T) {
-		sess.MustFail(t, reads(1, 32, 0x9e, 0x10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 32, 1, 0), "05/24/00")
+		sess.MustFail(t, reads(1, 32, 0x9e, 0x10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 32, 1, 0),
+			"05/24/00")
 	})
 }
 
@@ -127,18 +139,26 @@ func TestLUNInventory(t *testing.T) {
 			require.Equal(t, tt.want, sess.MustGood(t, list(tt.selection, 64)).Data)
 		})
 	}
-	t.Run("SPC-4 6.33/unknown SELECT REPORT", func(t *testing.T) { sess.MustFail(t, list(3, 64), "05/24/00") })
-	t.Run("SPC-4 6.33/allocation length below 16", func(t *testing.T) { sess.MustFail(t, list(0, 15), "05/24/00") })
+	t.Run("SPC-4 6.33/unknown SELECT REPORT",
+		func(t *testing.T) { sess.MustFail(t, list(3, 64), "05/24/00") })
+	t.Run("SPC-4 6.33/allocation length below 16",
+		func(t *testing.T) { sess.MustFail(t, list(0, 15), "05/24/00") })
 
-	groups := func(format byte) Command { return reads(1, 64, 0xa3, 0x0a|format<<5, 0, 0, 0, 0, 0, 0, 0, 64, 0, 0) }
+	groups := func(format byte) Command {
+		return reads(1, 64, 0xa3, 0x0a|format<<5, 0, 0, 0, 0, 0,
+			0, 0, 64, 0, 0)
+	}
 	t.Run("SPC-4 6.37/REPORT TARGET PORT GROUPS", func(t *testing.T) {
 		want := []byte{0, 0x01, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1}
 		require.Equal(t, append([]byte{0, 0, 0, 12}, want...), sess.MustGood(t, groups(0)).Data)
-		require.Equal(t, append([]byte{0, 0, 0, 16, 0x10, 0, 0, 0}, want...), sess.MustGood(t, groups(1)).Data)
+		require.Equal(t, append([]byte{0, 0, 0, 16, 0x10, 0, 0, 0}, want...),
+			sess.MustGood(t, groups(1)).Data)
 		identification := sess.MustGood(t, vpd(1, 0x83)).Data
-		require.True(t, bytes.Contains(identification, []byte{0x51, 0x95, 0, 4, 0, 0, 0, 1}), "the same group")
+		require.True(t, bytes.Contains(identification, []byte{0x51, 0x95, 0, 4, 0, 0, 0, 1}),
+			"the same group")
 	})
-	t.Run("SPC-4 6.37/unknown format", func(t *testing.T) { sess.MustFail(t, groups(2), "05/24/00") })
+	t.Run("SPC-4 6.37/unknown format",
+		func(t *testing.T) { sess.MustFail(t, groups(2), "05/24/00") })
 }
 
 func TestSupportedCommands(t *testing.T) {
@@ -182,8 +202,10 @@ func TestSupportedCommands(t *testing.T) {
 	})
 	t.Run("SPC-4 6.36/task management functions", func(t *testing.T) {
 		data := sess.MustGood(t, reads(1, 16, 0xa3, 0x0d, 0, 0, 0, 0, 0, 0, 0, 16, 0, 0)).Data
-		require.Equal(t, []byte{0xda, 0, 0, 0}, data, "abort task, abort task set, clear task set, LUN reset, target reset")
+		require.Equal(t, []byte{0xda, 0, 0, 0}, data,
+			"abort task, abort task set, clear task set, LUN reset, target reset")
 		sess.MustFail(t, reads(1, 16, 0xa3, 0x0d, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0), "05/24/00")
 	})
-	t.Run("SPC-4 4.3.3/an unknown operation code", func(t *testing.T) { sess.MustFail(t, reads(1, 0, 0xc1, 0, 0, 0, 0, 0), "05/20/00") })
+	t.Run("SPC-4 4.3.3/an unknown operation code",
+		func(t *testing.T) { sess.MustFail(t, reads(1, 0, 0xc1, 0, 0, 0, 0, 0), "05/20/00") })
 }

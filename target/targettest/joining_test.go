@@ -26,9 +26,11 @@ func TestJoiningTellsNothingBeforeAuthentication(t *testing.T) {
 	}{
 		{"a session", LoginID{ISID: sess.ISID, TSIH: sess.TSIH}, LoginOptions{}, 0x0206},
 		{"another handle", LoginID{ISID: sess.ISID, TSIH: sess.TSIH + 77}, LoginOptions{}, 0x020a},
-		{"another identifier", LoginID{ISID: [6]byte{0x80, 9}, TSIH: sess.TSIH}, LoginOptions{}, 0x020a},
+		{"another identifier", LoginID{ISID: [6]byte{0x80, 9}, TSIH: sess.TSIH}, LoginOptions{},
+			0x020a},
 		{"another initiator", LoginID{ISID: sess.ISID, TSIH: sess.TSIH}, other, 0x020a},
-		{"a discovery session", LoginID{ISID: discovery.ISID, TSIH: discovery.TSIH}, finder, 0x0206},
+		{"a discovery session", LoginID{ISID: discovery.ISID, TSIH: discovery.TSIH}, finder,
+			0x0206},
 		{"no discovery session", LoginID{ISID: discovery.ISID, TSIH: sess.TSIH}, finder, 0x020a},
 	} {
 		t.Run("6.3.1/"+c.name, func(t *testing.T) {

@@ -11,7 +11,8 @@ import (
 	. "kubevirt.io/disk/target/targettest"
 )
 
-// addressed is a CDB with address and length where its group of operation codes has them (SPC-4 4.2.2).
+// addressed is a CDB with address and length where its group of operation codes has them (SPC-4
+// 4.2.2).
 func addressed(opcode, flags byte, lba uint32, blocks int) []byte {
 	switch opcode >> 5 {
 	case 0:
@@ -52,8 +53,10 @@ func TestCommandLengths(t *testing.T) {
 		{"SBC-3 5.29/VERIFY(10)", 0x2f, 2, false, old, old},
 		{"SBC-3 5.30/VERIFY(12)", 0xaf, 2, false, old, old},
 		{"SBC-3 5.31/VERIFY(16)", 0x8f, 2, false, old, old},
-		{"SBC-3 5.44/WRITE SAME(10)", 0x41, 0, false, data[:BlockSize], bytes.Repeat(data[:BlockSize], 8)},
-		{"SBC-3 5.45/WRITE SAME(16)", 0x93, 0, false, data[:BlockSize], bytes.Repeat(data[:BlockSize], 8)},
+		{"SBC-3 5.44/WRITE SAME(10)", 0x41, 0, false, data[:BlockSize],
+			bytes.Repeat(data[:BlockSize], 8)},
+		{"SBC-3 5.45/WRITE SAME(16)", 0x93, 0, false, data[:BlockSize],
+			bytes.Repeat(data[:BlockSize], 8)},
 		{"SBC-3 5.9/PRE-FETCH(10)", 0x34, 0, false, nil, old},
 		{"SBC-3 5.10/PRE-FETCH(16)", 0x90, 0, false, nil, old},
 		{"SBC-3 5.25/SYNCHRONIZE CACHE(10)", 0x35, 0, false, nil, old},
@@ -66,7 +69,8 @@ func TestCommandLengths(t *testing.T) {
 				c.Read = len(old)
 			}
 			r := sess.MustDo(t, c)
-			require.Contains(t, []uint8{0, 0x04}, r.Status, "%s", r.Failed()) // CONDITION MET ends a PRE-FETCH
+			// CONDITION MET ends a PRE-FETCH
+			require.Contains(t, []uint8{0, 0x04}, r.Status, "%s", r.Failed())
 			if tt.read {
 				require.Equal(t, old, r.Data)
 			}
@@ -96,20 +100,24 @@ func TestGrownDisk(t *testing.T) {
 	})
 	t.Run("SBC-3 4.7.2/once to each initiator port", func(t *testing.T) {
 		require.NoError(t, sess.Close())
-		require.Equal(t, []string{"06/29/07"}, attentions(t, MustLogin(t, s.addr, LoginOptions{}), 1))
-		require.Equal(t, []string{"06/29/00", "06/2A/09"}, attentions(t, MustLogin(t, s.addr, other), 1))
+		require.Equal(t, []string{"06/29/07"},
+			attentions(t, MustLogin(t, s.addr, LoginOptions{}), 1))
+		require.Equal(t, []string{"06/29/00", "06/2A/09"},
+			attentions(t, MustLogin(t, s.addr, other), 1))
 	})
 }
 
 func TestReserve6(t *testing.T) {
 	s := start(t)
 	holder, neighbour := s.login(t, LoginOptions{}), s.login(t, other)
-	reserve, release := Command{LUN: 1, CDB: []byte{0x16, 0, 0, 0, 0, 0}}, Command{LUN: 1, CDB: []byte{0x17, 0, 0, 0, 0, 0}}
+	reserve, release := Command{LUN: 1, CDB: []byte{0x16, 0, 0, 0, 0, 0}},
+		Command{LUN: 1, CDB: []byte{0x17, 0, 0, 0, 0, 0}}
 	t.Run("SPC-2 5.5.1/the holder goes on, and nobody else", func(t *testing.T) {
 		holder.MustGood(t, reserve)
 		holder.MustGood(t, reserve)
 		holder.MustGood(t, Write10(1, 0, pattern(BlockSize, 1)))
-		for _, c := range []Command{reserve, TestUnitReady(1), Read10(1, 0, 1), Write10(1, 0, pattern(BlockSize, 2))} {
+		for _, c := range []Command{reserve, TestUnitReady(1), Read10(1, 0, 1),
+			Write10(1, 0, pattern(BlockSize, 2))} {
 			neighbour.MustFail(t, c, reserved)
 		}
 		neighbour.MustGood(t, Inquiry(1, 96))

@@ -26,7 +26,8 @@ type LoginPDU struct {
 	Options  []Option
 }
 
-// LoginReply is one Login Response; where the target continued a text, the last one with the whole text.
+// LoginReply is one Login Response; where the target continued a text, the last one with the whole
+// text.
 type LoginReply struct {
 	pdu.LoginResponse
 	Keys Keys
@@ -40,7 +41,10 @@ type LoginError struct {
 	Status uint16 // class and detail
 }
 
-func (e *LoginError) Error() string { return fmt.Sprintf("login refused with status %04x", e.Status) }
+func (e *LoginError) Error() string {
+	return fmt.Sprintf("login refused with status %04x",
+		e.Status)
+}
 
 // LoginID is what all Login Requests of one login have in common.
 type LoginID struct {
@@ -52,7 +56,8 @@ type LoginID struct {
 
 // SendLogin sends one Login Request.
 func (c *Conn) SendLogin(id LoginID, p LoginPDU) error {
-	req := pdu.LoginRequest{Transit: p.Transit, Continue: p.Continue, CSG: p.CSG, NSG: p.NSG, ISID: id.ISID, TSIH: id.TSIH,
+	req := pdu.LoginRequest{Transit: p.Transit, Continue: p.Continue, CSG: p.CSG, NSG: p.NSG,
+		ISID: id.ISID, TSIH: id.TSIH,
 		TaskTag: id.Tag, CID: id.CID, CmdSN: c.CmdSN, ExpStatSN: c.ExpStatSN}
 	if p.Header != nil {
 		p.Header(&req)
@@ -64,8 +69,9 @@ func (c *Conn) SendLogin(id LoginID, p LoginPDU) error {
 	return c.Send(&req, text, p.Options...)
 }
 
-// LoginStep sends one Login Request and receives the answer. It fetches what the target continues, and checks what holds
-// for every Login Response (RFC 7143 11.13). A refusal is not an error here: it shows in the reply.
+// LoginStep sends one Login Request and receives the answer. It fetches what the target continues,
+// and checks what holds for every Login Response (RFC 7143 11.13). A refusal is not an error here:
+// it shows in the reply.
 func (c *Conn) LoginStep(id LoginID, p LoginPDU) (*LoginReply, error) {
 	if err := c.SendLogin(id, p); err != nil {
 		return nil, err
@@ -100,7 +106,8 @@ func (r *LoginReply) check(id LoginID, p LoginPDU, data []byte) error {
 	case r.ISID != id.ISID:
 		return fmt.Errorf("login response with ISID %x, want %x", r.ISID, id.ISID)
 	case r.VersionMax != 0 || r.VersionActive != 0:
-		return fmt.Errorf("login response with versions %d and %d, and there is only 0 (RFC 7143 11.13.1)", r.VersionMax, r.VersionActive)
+		return fmt.Errorf("login response with versions %d and %d, and there is only 0 (RFC 7143 "+
+			"11.13.1)", r.VersionMax, r.VersionActive)
 	case r.StatusClass != 0:
 		return nil // the rest is reserved
 	case r.Transit && r.Continue:
@@ -110,21 +117,25 @@ func (r *LoginReply) check(id LoginID, p LoginPDU, data []byte) error {
 	case r.Transit && !p.Transit:
 		return fmt.Errorf("login response with T that was not asked for (RFC 7143 6.3)")
 	case r.Transit && (r.NSG > p.NSG || r.NSG == StageReserved || r.NSG <= r.CSG):
-		return fmt.Errorf("login response moves from stage %d to %d, and %d was asked for (RFC 7143 6.3)", r.CSG, r.NSG, p.NSG)
+		return fmt.Errorf("login response moves from stage %d to %d, and %d was asked for (RFC "+
+			"7143 6.3)", r.CSG, r.NSG, p.NSG)
 	case p.Continue && (len(data) != 0 || r.Transit || r.Continue):
-		return fmt.Errorf("a login request with C is answered with more than an empty response (RFC 7143 6.2)")
+		return fmt.Errorf("a login request with C is answered with more than an empty response " +
+			"(RFC 7143 6.2)")
 	case final && id.TSIH == 0 && r.TSIH == 0:
 		return fmt.Errorf("final login response without TSIH (RFC 7143 11.13.3)")
 	case !final && r.TSIH != id.TSIH:
-		return fmt.Errorf("TSIH %d in a login response that is not the final one (RFC 7143 11.13.3)", r.TSIH)
+		return fmt.Errorf("TSIH %d in a login response that is not the final one (RFC 7143 "+
+			"11.13.3)", r.TSIH)
 	case len(data) > 8192:
-		return fmt.Errorf("login response of %d bytes, over the default MaxRecvDataSegmentLength (RFC 7143 6.3)", len(data))
+		return fmt.Errorf("login response of %d bytes, over the default MaxRecvDataSegmentLength "+
+			"(RFC 7143 6.3)", len(data))
 	}
 	return nil
 }
 
-// LoginOptions say how to log in. The zero value is a normal session without CHAP and digests that offers every
-// operational key.
+// LoginOptions say how to log in. The zero value is a normal session without CHAP and digests that
+// offers every operational key.
 type LoginOptions struct {
 	Initiator string // default DefaultInitiator
 	Target    string // default DefaultTarget
@@ -149,7 +160,8 @@ type LoginOptions struct {
 	Edit func(step int, p *LoginPDU)
 }
 
-// The names that are used where options name none. The target's is the one that the original wrapper serves.
+// The names that are used where options name none. The target's is the one that the original
+// wrapper serves.
 const (
 	DefaultInitiator = "iqn.2026-01.test.example:initiator"
 	DefaultTarget    = "iqn.2017-01.io.kubevirt:wrapper"
@@ -173,10 +185,13 @@ func (o *LoginOptions) identification() Keys {
 func (o *LoginOptions) operational() Keys {
 	digest := map[bool]string{false: "None", true: "CRC32C"}
 	keys := KV("HeaderDigest", digest[o.HeaderDigest], "DataDigest", digest[o.DataDigest],
-		"MaxRecvDataSegmentLength", "65536", "DefaultTime2Wait", "2", "DefaultTime2Retain", "0", "ErrorRecoveryLevel", "0")
+		"MaxRecvDataSegmentLength", "65536", "DefaultTime2Wait", "2", "DefaultTime2Retain", "0",
+		"ErrorRecoveryLevel", "0")
 	if !o.Discovery {
-		keys = append(keys, KV("InitialR2T", "No", "ImmediateData", "Yes", "MaxBurstLength", "262144", "FirstBurstLength", "65536",
-			"MaxOutstandingR2T", "1", "MaxConnections", "1", "DataPDUInOrder", "Yes", "DataSequenceInOrder", "Yes")...)
+		keys = append(keys, KV("InitialR2T", "No", "ImmediateData", "Yes", "MaxBurstLength",
+			"262144", "FirstBurstLength", "65536",
+			"MaxOutstandingR2T", "1", "MaxConnections", "1", "DataPDUInOrder", "Yes",
+			"DataSequenceInOrder", "Yes")...)
 	}
 	for _, k := range o.Keys {
 		if k.Value == "" {
@@ -216,7 +231,8 @@ type login struct {
 
 // Login logs in on a connection.
 func (c *Conn) Login(o LoginOptions) (*Session, error) {
-	l := &login{c: c, o: &o, id: LoginID{ISID: o.ISID, TSIH: o.TSIH, CID: o.CID, Tag: c.NewTag()}, stage: StageOperational}
+	l := &login{c: c, o: &o, id: LoginID{ISID: o.ISID, TSIH: o.TSIH, CID: o.CID, Tag: c.NewTag()},
+		stage: StageOperational}
 	if l.id.ISID == ([6]byte{}) {
 		l.id.ISID = [6]byte{0x80}
 	}
@@ -265,7 +281,8 @@ func (l *login) security(first Keys) error {
 		next = StageFull
 	}
 	if l.o.CHAP == nil {
-		r, err := l.do(LoginPDU{CSG: StageSecurity, NSG: next, Transit: true, Keys: append(first, Key{"AuthMethod", "None"})})
+		r, err := l.do(LoginPDU{CSG: StageSecurity, NSG: next, Transit: true,
+			Keys: append(first, Key{"AuthMethod", "None"})})
 		if err != nil {
 			return err
 		}
@@ -302,5 +319,6 @@ func (l *login) session() (*Session, error) {
 	}
 	c := l.c
 	c.HeaderDigest, c.DataDigest = p.HeaderDigest, p.DataDigest
-	return &Session{Conn: c, Params: p, Answers: l.got, ISID: l.id.ISID, TSIH: l.tsih, CID: l.id.CID, AnswerPings: true}, nil
+	return &Session{Conn: c, Params: p, Answers: l.got, ISID: l.id.ISID, TSIH: l.tsih,
+		CID: l.id.CID, AnswerPings: true}, nil
 }

@@ -18,11 +18,12 @@ var loginID = LoginID{ISID: [6]byte{0x80, 1}, Tag: 77, CID: 3}
 
 // names are the keys of a first Login Request.
 func names() Keys {
-	return KV("InitiatorName", DefaultInitiator, "SessionType", "Normal", "TargetName", DefaultTarget)
+	return KV("InitiatorName", DefaultInitiator, "SessionType", "Normal", "TargetName",
+		DefaultTarget)
 }
 
-// status sends one Login Request on a fresh connection and checks the status of the answer; a refusal must close the
-// connection.
+// status sends one Login Request on a fresh connection and checks the status of the answer; a
+// refusal must close the connection.
 func (s *server) status(t *testing.T, want uint16, p LoginPDU) {
 	t.Helper()
 	c := MustDial(t, s.addr)
@@ -49,7 +50,8 @@ func TestLoginStages(t *testing.T) {
 	})
 	t.Run("6.3.1/security without any key but the names", func(t *testing.T) {
 		c := MustDial(t, s.addr)
-		r, err := c.LoginStep(loginID, LoginPDU{CSG: StageSecurity, NSG: StageOperational, Transit: true, Keys: names()})
+		r, err := c.LoginStep(loginID,
+			LoginPDU{CSG: StageSecurity, NSG: StageOperational, Transit: true, Keys: names()})
 		require.NoError(t, err)
 		require.Zero(t, r.Status())
 		require.True(t, r.Transit)
@@ -64,24 +66,30 @@ func TestLoginStages(t *testing.T) {
 		r, err = c.LoginStep(loginID, LoginPDU{CSG: StageOperational, Keys: operational})
 		require.NoError(t, err)
 		require.Equal(t, "None", r.Keys.Get("HeaderDigest"))
-		r, err = c.LoginStep(loginID, LoginPDU{CSG: StageOperational, NSG: StageFull, Transit: true, Keys: KV("DataDigest", "None")})
+		r, err = c.LoginStep(loginID, LoginPDU{CSG: StageOperational, NSG: StageFull, Transit: true,
+			Keys: KV("DataDigest", "None")})
 		require.NoError(t, err)
 		require.True(t, r.Transit)
 		require.NotZero(t, r.TSIH)
 	})
 
-	// Every combination of stages and flags in a first request: a success has to be one of the table's transitions.
+	// Every combination of stages and flags in a first request: a success has to be one of the
+	// table's transitions.
 	for csg := range uint8(4) {
 		for nsg := range uint8(4) {
-			for _, flags := range []struct{ transit, cont bool }{{false, false}, {true, false}, {false, true}, {true, true}} {
+			for _, flags := range []struct{ transit, cont bool }{{false, false}, {true, false},
+				{false, true}, {true, true}} {
 				legal := csg <= 1 && !(flags.transit && flags.cont) &&
 					(!flags.transit || nsg > csg && nsg != StageReserved)
-				t.Run(fmt.Sprintf("11.12.3/CSG %d NSG %d T %t C %t", csg, nsg, flags.transit, flags.cont), func(t *testing.T) {
+				t.Run(fmt.Sprintf("11.12.3/CSG %d NSG %d T %t C %t", csg, nsg, flags.transit,
+					flags.cont), func(t *testing.T) {
 					want := uint16(0x0200)
 					if legal {
 						want = 0
 					}
-					s.status(t, want, LoginPDU{CSG: csg, NSG: nsg, Transit: flags.transit, Continue: flags.cont, Keys: names()})
+					s.status(t, want,
+						LoginPDU{CSG: csg, NSG: nsg, Transit: flags.transit, Continue: flags.cont,
+							Keys: names()})
 				})
 			}
 		}
@@ -89,24 +97,30 @@ func TestLoginStages(t *testing.T) {
 
 	t.Run("6.3/stages never go back", func(t *testing.T) {
 		c := MustDial(t, s.addr)
-		_, err := c.LoginStep(loginID, LoginPDU{CSG: StageSecurity, NSG: StageOperational, Transit: true, Keys: append(names(), Key{"AuthMethod", "None"})})
+		_, err := c.LoginStep(loginID,
+			LoginPDU{CSG: StageSecurity, NSG: StageOperational, Transit: true,
+				Keys: append(names(), Key{"AuthMethod", "None"})})
 		require.NoError(t, err)
-		r, err := c.LoginStep(loginID, LoginPDU{CSG: StageSecurity, NSG: StageOperational, Transit: true})
+		r, err := c.LoginStep(loginID,
+			LoginPDU{CSG: StageSecurity, NSG: StageOperational, Transit: true})
 		require.NoError(t, err)
 		require.Equal(t, uint16(0x0200), r.Status())
 		require.NoError(t, c.ExpectClosed())
 	})
 	t.Run("6.3/no stage is skipped without its transition", func(t *testing.T) {
 		c := MustDial(t, s.addr)
-		_, err := c.LoginStep(loginID, LoginPDU{CSG: StageSecurity, Keys: append(names(), Key{"AuthMethod", "None"})})
+		_, err := c.LoginStep(loginID,
+			LoginPDU{CSG: StageSecurity, Keys: append(names(), Key{"AuthMethod", "None"})})
 		require.NoError(t, err)
-		r, err := c.LoginStep(loginID, LoginPDU{CSG: StageOperational, NSG: StageFull, Transit: true, Keys: operational})
+		r, err := c.LoginStep(loginID,
+			LoginPDU{CSG: StageOperational, NSG: StageFull, Transit: true, Keys: operational})
 		require.NoError(t, err)
 		require.Equal(t, uint16(0x0200), r.Status())
 	})
 	t.Run("6.3/a login request in full feature phase ends the session", func(t *testing.T) {
 		sess := s.login(t, LoginOptions{ISID: [6]byte{0x80, 2}})
-		require.NoError(t, sess.SendLogin(loginID, LoginPDU{CSG: StageOperational, NSG: StageFull, Transit: true, Keys: names()}))
+		require.NoError(t, sess.SendLogin(loginID,
+			LoginPDU{CSG: StageOperational, NSG: StageFull, Transit: true, Keys: names()}))
 		_, err := sess.ExpectClosedAfter()
 		require.NoError(t, err)
 	})
@@ -124,22 +138,37 @@ func TestLoginFirstPDU(t *testing.T) {
 		status uint16
 	}{
 		{"6.3/no InitiatorName", KV("SessionType", "Normal", "TargetName", DefaultTarget), 0x0207},
-		{"6.3/no TargetName in a normal session", KV("InitiatorName", DefaultInitiator, "SessionType", "Normal"), 0x0207},
+		{"6.3/no TargetName in a normal session",
+			KV("InitiatorName", DefaultInitiator, "SessionType", "Normal"), 0x0207},
 		{"6.3/no TargetName and no SessionType", KV("InitiatorName", DefaultInitiator), 0x0207},
-		{"13.21/SessionType defaults to Normal", KV("InitiatorName", DefaultInitiator, "TargetName", DefaultTarget), 0},
-		{"11.13.5/unknown target", KV("InitiatorName", DefaultInitiator, "TargetName", "iqn.2017-01.io.kubevirt:other"), 0x0203},
-		{"11.13.5/a part of the target's name", KV("InitiatorName", DefaultInitiator, "TargetName", DefaultTarget[:len(DefaultTarget)-1]), 0x0203},
-		{"13.21/unknown session type", KV("InitiatorName", DefaultInitiator, "SessionType", "Weird", "TargetName", DefaultTarget), 0x0209},
+		{"13.21/SessionType defaults to Normal",
+			KV("InitiatorName", DefaultInitiator, "TargetName", DefaultTarget), 0},
+		{"11.13.5/unknown target",
+			KV("InitiatorName", DefaultInitiator, "TargetName", "iqn.2017-01.io.kubevirt:other"),
+			0x0203},
+		{"11.13.5/a part of the target's name",
+			KV("InitiatorName", DefaultInitiator, "TargetName",
+				DefaultTarget[:len(DefaultTarget)-1]), 0x0203},
+		{"13.21/unknown session type", KV("InitiatorName", DefaultInitiator, "SessionType", "Weird",
+			"TargetName", DefaultTarget), 0x0209},
 		{"13.5/empty InitiatorName", KV("InitiatorName", "", "TargetName", DefaultTarget), 0x0200},
-		{"4.2.7/InitiatorName over 223 bytes", KV("InitiatorName", "iqn.2026-01.x:"+string(bytes.Repeat([]byte{'a'}, 210)), "TargetName", DefaultTarget), 0x0200},
-		{"4.2.7/InitiatorName of 223 bytes", KV("InitiatorName", "iqn.2026-01.x:"+string(bytes.Repeat([]byte{'a'}, 209)), "TargetName", DefaultTarget), 0},
-		{"13.5/InitiatorName twice", KV("InitiatorName", DefaultInitiator, "InitiatorName", DefaultInitiator, "TargetName", DefaultTarget), 0x0200},
-		{"6.3/discovery needs no TargetName", KV("InitiatorName", DefaultInitiator, "SessionType", "Discovery"), 0},
+		{"4.2.7/InitiatorName over 223 bytes",
+			KV("InitiatorName", "iqn.2026-01.x:"+string(bytes.Repeat([]byte{'a'}, 210)),
+				"TargetName", DefaultTarget), 0x0200},
+		{"4.2.7/InitiatorName of 223 bytes",
+			KV("InitiatorName", "iqn.2026-01.x:"+string(bytes.Repeat([]byte{'a'}, 209)),
+				"TargetName", DefaultTarget), 0},
+		{"13.5/InitiatorName twice",
+			KV("InitiatorName", DefaultInitiator, "InitiatorName", DefaultInitiator, "TargetName",
+				DefaultTarget), 0x0200},
+		{"6.3/discovery needs no TargetName",
+			KV("InitiatorName", DefaultInitiator, "SessionType", "Discovery"), 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) { s.status(t, tt.status, first(tt.keys)) })
 	}
 	t.Run("4.2.7/names in another case are the same name", func(t *testing.T) {
-		s.status(t, 0, first(KV("InitiatorName", "IQN.2026-01.test.example:Initiator", "TargetName", "IQN.2017-01.io.KUBEVIRT:wrapper")))
+		s.status(t, 0, first(KV("InitiatorName", "IQN.2026-01.test.example:Initiator", "TargetName",
+			"IQN.2017-01.io.KUBEVIRT:wrapper")))
 	})
 
 	t.Run("11.12.4/version 1 to 1", func(t *testing.T) {
@@ -161,7 +190,8 @@ func TestLoginFirstPDU(t *testing.T) {
 	})
 	t.Run("6.3.1/a TSIH of a session that is another one's", func(t *testing.T) {
 		sess := s.login(t, LoginOptions{ISID: [6]byte{0x80, 3}})
-		for name, id := range map[string]LoginID{DefaultInitiator: {ISID: [6]byte{0x80, 4}}, other.Initiator: {ISID: sess.ISID}} {
+		for name, id := range map[string]LoginID{DefaultInitiator: {ISID: [6]byte{0x80, 4}},
+			other.Initiator: {ISID: sess.ISID}} {
 			c := MustDial(t, s.addr)
 			id.TSIH, id.CID, id.Tag = sess.TSIH, sess.CID, 1
 			r, err := c.LoginStep(id, first(KV("InitiatorName", name, "TargetName", DefaultTarget)))
@@ -174,7 +204,8 @@ func TestLoginFirstPDU(t *testing.T) {
 	t.Run("6.3.1/a second connection for a session", func(t *testing.T) {
 		sess := s.login(t, LoginOptions{ISID: [6]byte{0x80, 3}})
 		c := MustDial(t, s.addr)
-		r, err := c.LoginStep(LoginID{ISID: sess.ISID, TSIH: sess.TSIH, CID: 9, Tag: 1}, first(names()))
+		r, err := c.LoginStep(LoginID{ISID: sess.ISID, TSIH: sess.TSIH, CID: 9, Tag: 1},
+			first(names()))
 		require.NoError(t, err)
 		require.Equal(t, uint16(0x0206), r.Status())
 		sess.MustGood(t, TestUnitReady(1)) // and the session is none the worse
@@ -216,7 +247,9 @@ func TestLoginFirstPDU(t *testing.T) {
 			c := MustDial(t, s.addr)
 			_, err := c.LoginStep(loginID, LoginPDU{CSG: StageOperational, Keys: names()})
 			require.NoError(t, err)
-			require.NoError(t, c.SendLogin(loginID, LoginPDU{CSG: StageOperational, NSG: StageFull, Transit: true, Header: tt.edit}))
+			require.NoError(t,
+				c.SendLogin(loginID, LoginPDU{CSG: StageOperational, NSG: StageFull, Transit: true,
+					Header: tt.edit}))
 			r, _, err := Expect[pdu.LoginResponse](c)
 			require.NoError(t, err)
 			require.Equal(t, uint8(2), r.StatusClass)
@@ -241,10 +274,12 @@ func TestLoginResponseFields(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "7", r.Keys.Get("TargetPortalGroupTag"), "6.3.1: in the first response")
 	require.Zero(t, r.TSIH, "11.13.3: only in the final response")
-	require.Equal(t, uint32(0xfffffff0), r.ExpCmdSN, "11.12.8: a login request is immediate and uses up no CmdSN")
+	require.Equal(t, uint32(0xfffffff0), r.ExpCmdSN,
+		"11.12.8: a login request is immediate and uses up no CmdSN")
 
 	// The numbers go on from response to response: Conn checks StatSN.
-	r, err = c.LoginStep(id, LoginPDU{CSG: StageOperational, NSG: StageFull, Transit: true, Keys: KV("InitiatorAlias", "tester")})
+	r, err = c.LoginStep(id, LoginPDU{CSG: StageOperational, NSG: StageFull, Transit: true,
+		Keys: KV("InitiatorAlias", "tester")})
 	require.NoError(t, err)
 	require.True(t, r.Transit)
 	require.Equal(t, StageFull, r.NSG)
@@ -253,7 +288,8 @@ func TestLoginResponseFields(t *testing.T) {
 	require.Equal(t, uint32(0xfffffff0), r.ExpCmdSN)
 	require.False(t, pdu.SNLess(r.MaxCmdSN, r.ExpCmdSN), "the window is open")
 
-	require.NoError(t, c.Send(&pdu.NOPOut{TaskTag: 1, TransferTag: pdu.ReservedTag, CmdSN: 0xfffffff0, ExpStatSN: c.ExpStatSN}, nil))
+	require.NoError(t, c.Send(&pdu.NOPOut{TaskTag: 1, TransferTag: pdu.ReservedTag,
+		CmdSN: 0xfffffff0, ExpStatSN: c.ExpStatSN}, nil))
 	in, _, err := Expect[pdu.NOPIn](c)
 	require.NoError(t, err)
 	require.Equal(t, uint32(0xfffffff1), in.ExpCmdSN)
@@ -278,12 +314,14 @@ func TestLoginText(t *testing.T) {
 	s := start(t)
 	text := append(names(), KV("HeaderDigest", "None", "X-com.example.test", "1")...).Text()
 	final := func(c *Conn, raw []byte) (*LoginReply, error) {
-		return c.LoginStep(loginID, LoginPDU{CSG: StageOperational, NSG: StageFull, Transit: true, Raw: raw})
+		return c.LoginStep(loginID, LoginPDU{CSG: StageOperational, NSG: StageFull, Transit: true,
+			Raw: raw})
 	}
 	t.Run("6.1/a text may be split at every byte", func(t *testing.T) {
 		for at := 1; at < len(text); at++ {
 			c := MustDial(t, s.addr)
-			r, err := c.LoginStep(loginID, LoginPDU{CSG: StageOperational, Continue: true, Raw: text[:at]})
+			r, err := c.LoginStep(loginID,
+				LoginPDU{CSG: StageOperational, Continue: true, Raw: text[:at]})
 			require.NoError(t, err)
 			require.Zero(t, r.Status())
 			r, err = final(c, text[at:])
@@ -296,7 +334,8 @@ func TestLoginText(t *testing.T) {
 	t.Run("6.1/one byte a PDU", func(t *testing.T) {
 		c := MustDial(t, s.addr)
 		for _, b := range text[:len(text)-1] {
-			_, err := c.LoginStep(loginID, LoginPDU{CSG: StageOperational, Continue: true, Raw: []byte{b}})
+			_, err := c.LoginStep(loginID,
+				LoginPDU{CSG: StageOperational, Continue: true, Raw: []byte{b}})
 			require.NoError(t, err)
 		}
 		r, err := final(c, text[len(text)-1:])
@@ -306,7 +345,9 @@ func TestLoginText(t *testing.T) {
 	t.Run("6.1/at least 8192 bytes of keys", func(t *testing.T) {
 		keys := names()
 		for len(keys.Text()) < 8192-200 {
-			keys = append(keys, Key{fmt.Sprintf("X-com.example.k%d", len(keys)), string(bytes.Repeat([]byte{'v'}, 100))})
+			keys = append(keys,
+				Key{fmt.Sprintf("X-com.example.k%d", len(keys)),
+					string(bytes.Repeat([]byte{'v'}, 100))})
 		}
 		pad := 8192 - len(keys.Text()) - len("X-com.example.last=") - 1
 		keys = append(keys, Key{"X-com.example.last", string(bytes.Repeat([]byte{'v'}, pad))})
@@ -321,7 +362,8 @@ func TestLoginText(t *testing.T) {
 		c := MustDial(t, s.addr)
 		part := bytes.Repeat([]byte{'x'}, 8192)
 		for range 64 {
-			r, err := c.LoginStep(loginID, LoginPDU{CSG: StageOperational, Continue: true, Raw: part})
+			r, err := c.LoginStep(loginID,
+				LoginPDU{CSG: StageOperational, Continue: true, Raw: part})
 			require.NoError(t, err)
 			if r.StatusClass != 0 {
 				require.Equal(t, uint8(2), r.StatusClass)
@@ -333,7 +375,8 @@ func TestLoginText(t *testing.T) {
 	})
 	t.Run("6.3/a data segment over 8192 bytes", func(t *testing.T) {
 		c := MustDial(t, s.addr)
-		require.NoError(t, c.SendLogin(loginID, LoginPDU{CSG: StageOperational, Raw: bytes.Repeat([]byte{'x'}, 8193)}))
+		require.NoError(t, c.SendLogin(loginID,
+			LoginPDU{CSG: StageOperational, Raw: bytes.Repeat([]byte{'x'}, 8193)}))
 		_, err := c.ExpectClosedAfter()
 		require.NoError(t, err)
 	})
@@ -347,9 +390,12 @@ func TestLoginText(t *testing.T) {
 		{"6.1/empty key", "=None\x00", 0x0200},
 		{"6.1/value may hold =", "X-com.example.a=b=c\x00", 0},
 		{"6.1/key of 63 characters", "X-" + string(bytes.Repeat([]byte{'k'}, 61)) + "=1\x00", 0},
-		{"6.1/key of 64 characters", "X-" + string(bytes.Repeat([]byte{'k'}, 62)) + "=1\x00", 0x0200},
-		{"6.1/value of 255 bytes", "X-com.example.a=" + string(bytes.Repeat([]byte{'v'}, 255)) + "\x00", 0},
-		{"6.1/value of 256 bytes", "X-com.example.a=" + string(bytes.Repeat([]byte{'v'}, 256)) + "\x00", 0x0200},
+		{"6.1/key of 64 characters", "X-" + string(bytes.Repeat([]byte{'k'}, 62)) + "=1\x00",
+			0x0200},
+		{"6.1/value of 255 bytes", "X-com.example.a=" + string(bytes.Repeat([]byte{'v'}, 255)) +
+			"\x00", 0},
+		{"6.1/value of 256 bytes", "X-com.example.a=" + string(bytes.Repeat([]byte{'v'}, 256)) +
+			"\x00", 0x0200},
 		{"6.3/a key twice in one PDU", "HeaderDigest=None\x00HeaderDigest=None\x00", 0x0200},
 		{"6.3/a name again", "TargetName=" + DefaultTarget + "\x00", 0x0200},
 		{"6.3/a key of the security stage", "AuthMethod=None\x00", 0x0200},
@@ -357,23 +403,28 @@ func TestLoginText(t *testing.T) {
 		{"13/a key that only targets send", "TargetAddress=1.2.3.4\x00", 0x0200},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			s.status(t, tt.status, LoginPDU{CSG: StageOperational, NSG: StageFull, Transit: true, Raw: append(names().Text(), tt.more...)})
+			s.status(t, tt.status, LoginPDU{CSG: StageOperational, NSG: StageFull, Transit: true,
+				Raw: append(names().Text(), tt.more...)})
 		})
 	}
 	t.Run("6.3/a key twice across PDUs", func(t *testing.T) {
 		c := MustDial(t, s.addr)
-		_, err := c.LoginStep(loginID, LoginPDU{CSG: StageOperational, Keys: append(names(), Key{"HeaderDigest", "None"})})
+		_, err := c.LoginStep(loginID,
+			LoginPDU{CSG: StageOperational, Keys: append(names(), Key{"HeaderDigest", "None"})})
 		require.NoError(t, err)
 		r, err := final(c, KV("HeaderDigest", "None").Text())
 		require.NoError(t, err)
 		require.Equal(t, uint16(0x0200), r.Status())
 	})
 	t.Run("6.3/a key of the operational stage in the security stage", func(t *testing.T) {
-		s.status(t, 0x0200, LoginPDU{CSG: StageSecurity, Keys: append(names(), Key{"HeaderDigest", "None"})})
+		s.status(t, 0x0200, LoginPDU{CSG: StageSecurity,
+			Keys: append(names(), Key{"HeaderDigest", "None"})})
 	})
 	t.Run("6.1/keys are case-sensitive", func(t *testing.T) {
 		c := MustDial(t, s.addr)
-		r, err := final(c, append(names(), KV("headerdigest", "CRC32C", "sENDtARGETS", "All")...).Text())
+		r,
+			err := final(c, append(names(),
+			KV("headerdigest", "CRC32C", "sENDtARGETS", "All")...).Text())
 		require.NoError(t, err)
 		require.Zero(t, r.Status())
 		require.Equal(t, "NotUnderstood", r.Keys.Get("headerdigest"))
@@ -386,7 +437,8 @@ func TestLoginText(t *testing.T) {
 func TestLoginDeadline(t *testing.T) {
 	t.Parallel()                  // it mostly waits
 	const limit = 5 * time.Second // in which even a busy machine logs in
-	s, patient := start(t, limits(target.Limits{LoginTimeout: time.Second})), start(t, limits(target.Limits{LoginTimeout: limit}))
+	s, patient := start(t, limits(target.Limits{LoginTimeout: time.Second})),
+		start(t, limits(target.Limits{LoginTimeout: limit}))
 	t.Run("a silent connection", func(t *testing.T) {
 		require.NoError(t, MustDial(t, s.addr).ExpectClosed())
 	})

@@ -24,20 +24,22 @@ func TestLogout(t *testing.T) {
 			require.NoError(t, sess.ExpectClosed())
 			eventually(t, "the session is gone", func() bool { return len(s.Sessions()) == 0 })
 		})
-		t.Run("11.14/"+reason.String()+" ends what is pending without an answer", func(t *testing.T) {
-			sess := s.login(t, solicited)
-			_, _ = waiting(t, sess, 1, 0, pattern(8*BlockSize, 1))
-			r, err := sess.Logout(reason)
-			require.NoError(t, err)
-			require.Equal(t, pdu.LogoutSuccess, r.Response)
-			require.NoError(t, sess.ExpectClosed())
-		})
+		t.Run("11.14/"+reason.String()+" ends what is pending without an answer",
+			func(t *testing.T) {
+				sess := s.login(t, solicited)
+				_, _ = waiting(t, sess, 1, 0, pattern(8*BlockSize, 1))
+				r, err := sess.Logout(reason)
+				require.NoError(t, err)
+				require.Equal(t, pdu.LogoutSuccess, r.Response)
+				require.NoError(t, sess.ExpectClosed())
+			})
 		t.Run("11.14/"+reason.String()+" while a command hangs in the disk", func(t *testing.T) {
 			sess := s.login(t, LoginOptions{})
 			release := s.stall(t, disktest.OpRead)
 			before := s.disk.Calls(disktest.OpRead)
 			sess.Forget(sess.MustStart(t, Read10(1, 0, 8)))
-			eventually(t, "the disk hangs", func() bool { return s.disk.Calls(disktest.OpRead) > before })
+			eventually(t, "the disk hangs",
+				func() bool { return s.disk.Calls(disktest.OpRead) > before })
 			r, err := sess.Logout(reason)
 			require.NoError(t, err)
 			require.Equal(t, pdu.LogoutSuccess, r.Response)
@@ -48,7 +50,8 @@ func TestLogout(t *testing.T) {
 	t.Run("11.14/in turn, not immediate", func(t *testing.T) {
 		sess := s.login(t, LoginOptions{})
 		tag := sess.NewTag()
-		require.NoError(t, sess.Send(&pdu.LogoutRequest{TaskTag: tag, CmdSN: sess.CmdSN, ExpStatSN: sess.ExpStatSN}, nil))
+		require.NoError(t, sess.Send(&pdu.LogoutRequest{TaskTag: tag, CmdSN: sess.CmdSN,
+			ExpStatSN: sess.ExpStatSN}, nil))
 		r, _, err := Expect[pdu.LogoutResponse](sess.Conn)
 		require.NoError(t, err)
 		require.Equal(t, pdu.LogoutSuccess, r.Response)
@@ -81,7 +84,8 @@ func TestLogout(t *testing.T) {
 		_, err := sess.Logout(9)
 		reason, rejected := ReasonOf(err)
 		require.True(t, rejected, "%v", err)
-		require.Contains(t, []pdu.RejectReason{pdu.RejectInvalidPDUField, pdu.RejectProtocolError}, reason)
+		require.Contains(t, []pdu.RejectReason{pdu.RejectInvalidPDUField, pdu.RejectProtocolError},
+			reason)
 		sess.MustGood(t, TestUnitReady(1))
 	})
 	t.Run("11.14/another session is not touched", func(t *testing.T) {
@@ -98,7 +102,8 @@ func TestShutdown(t *testing.T) {
 	t.Parallel() // it mostly waits
 	t.Run("11.9.1/an idle initiator is asked to log out", func(t *testing.T) {
 		s := start(t)
-		sess, discovery := s.login(t, LoginOptions{}), MustLogin(t, s.addr, LoginOptions{Discovery: true})
+		sess, discovery := s.login(t, LoginOptions{}),
+			MustLogin(t, s.addr, LoginOptions{Discovery: true})
 		stopped := s.shutdown(20 * time.Second)
 		m, err := sess.AwaitAsync()
 		require.NoError(t, err)
@@ -160,34 +165,37 @@ func TestShutdown(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, <-stopped)
 	})
-	t.Run("11.9.1/an initiator that is never idle has an answer to all that it has sent", func(t *testing.T) {
-		s := start(t)
-		sess := s.login(t, LoginOptions{})
-		stopped := s.shutdown(20 * time.Second)
-		open := func() bool { return !pdu.SNLess(sess.MaxCmdSN, sess.CmdSN) }
-		var tasks []*Task
-		for begin := time.Now(); open() && time.Since(begin) < 15*time.Second; tasks = tasks[1:] {
-			for len(tasks) < 32 && open() {
-				tasks = append(tasks, sess.MustStart(t, Write10(1, 0, pattern(8*BlockSize, 5))))
+	t.Run("11.9.1/an initiator that is never idle has an answer to all that it has sent",
+		func(t *testing.T) {
+			s := start(t)
+			sess := s.login(t, LoginOptions{})
+			stopped := s.shutdown(20 * time.Second)
+			open := func() bool { return !pdu.SNLess(sess.MaxCmdSN, sess.CmdSN) }
+			var tasks []*Task
+			for begin := time.Now(); open() &&
+				time.Since(begin) < 15*time.Second; tasks = tasks[1:] {
+				for len(tasks) < 32 && open() {
+					tasks = append(tasks, sess.MustStart(t, Write10(1, 0, pattern(8*BlockSize, 5))))
+				}
+				require.True(t, tasks[0].MustFinish(t).Good())
 			}
-			require.True(t, tasks[0].MustFinish(t).Good())
-		}
-		for _, task := range tasks {
-			require.True(t, task.MustFinish(t).Good())
-		}
-		_, err := sess.ExpectClosedAfter()
-		require.NoError(t, err)
-		require.NoError(t, <-stopped)
-	})
-	t.Run("11.9.1/an initiator that is gone in the midst of its data does not hold up the end", func(t *testing.T) {
-		s := start(t)
-		sess := s.login(t, solicited)
-		waiting(t, sess, 1, 0, pattern(8*BlockSize, 5))
-		stopped := s.shutdown(20 * time.Second)
-		_, err := sess.ExpectClosedAfter()
-		require.NoError(t, err)
-		require.NoError(t, <-stopped)
-	})
+			for _, task := range tasks {
+				require.True(t, task.MustFinish(t).Good())
+			}
+			_, err := sess.ExpectClosedAfter()
+			require.NoError(t, err)
+			require.NoError(t, <-stopped)
+		})
+	t.Run("11.9.1/an initiator that is gone in the midst of its data does not hold up the end",
+		func(t *testing.T) {
+			s := start(t)
+			sess := s.login(t, solicited)
+			waiting(t, sess, 1, 0, pattern(8*BlockSize, 5))
+			stopped := s.shutdown(20 * time.Second)
+			_, err := sess.ExpectClosedAfter()
+			require.NoError(t, err)
+			require.NoError(t, <-stopped)
+		})
 	t.Run("11.9.1/nor does one that is gone and takes no data", func(t *testing.T) {
 		s := start(t)
 		sess := s.login(t, LoginOptions{})

@@ -394,7 +394,8 @@ func TestRemoveLUNStopsLongWork(t *testing.T) {
 			defer goOn()
 			s.disk.Inject(disktest.Rule{Op: disktest.OpAny, Block: gate})
 			task := sess.MustStart(t, command)
-			eventually(t, "it is under way", func() bool { return s.disk.Calls(disktest.OpAny) > 0 })
+			eventually(t, "it is under way",
+				func() bool { return s.disk.Calls(disktest.OpAny) > 0 })
 			if command.CDB[1]&0x80 != 0 {
 				require.True(t, task.MustFinish(t).Good())
 			}

@@ -12,7 +12,8 @@ import (
 	. "kubevirt.io/disk/target/targettest"
 )
 
-// negotiate logs in to full feature phase with one exchange of operational keys, and returns the answers.
+// negotiate logs in to full feature phase with one exchange of operational keys, and returns the
+// answers.
 func (s *server) negotiate(t *testing.T, discovery bool, keys Keys) *LoginReply {
 	t.Helper()
 	first := names()
@@ -20,7 +21,8 @@ func (s *server) negotiate(t *testing.T, discovery bool, keys Keys) *LoginReply 
 		first = KV("InitiatorName", DefaultInitiator, "SessionType", "Discovery")
 	}
 	c := MustDial(t, s.addr)
-	r, err := c.LoginStep(loginID, LoginPDU{CSG: StageOperational, NSG: StageFull, Transit: true, Keys: append(first, keys...)})
+	r, err := c.LoginStep(loginID, LoginPDU{CSG: StageOperational, NSG: StageFull, Transit: true,
+		Keys: append(first, keys...)})
 	require.NoError(t, err)
 	_ = c.Close()
 	return r
@@ -80,7 +82,8 @@ func TestNegotiationAnswers(t *testing.T) {
 		t.Run(fmt.Sprintf("%s/%s=%s", tt.section, tt.key, tt.value), func(t *testing.T) {
 			r := s.negotiate(t, false, Keys{{tt.key, tt.value}})
 			if tt.key == "MaxBurstLength" && r.Status() == 0x0200 && tt.want != "Reject" {
-				// A short MaxBurstLength alone leaves FirstBurstLength at its default, which then exceeds it (13.14).
+				// A short MaxBurstLength alone leaves FirstBurstLength at its default, which then
+				// exceeds it (13.14).
 				r = s.negotiate(t, false, KV(tt.key, tt.value, "FirstBurstLength", "512"))
 			}
 			require.Equal(t, fmt.Sprintf("%04x", 0), fmt.Sprintf("%04x", r.Status()))
@@ -90,7 +93,8 @@ func TestNegotiationAnswers(t *testing.T) {
 	for _, key := range []string{"IFMarker", "OFMarker"} {
 		t.Run("13.25/"+key, func(t *testing.T) {
 			for _, value := range []string{"Yes", "No"} {
-				require.Contains(t, []string{"No", "Reject"}, s.negotiate(t, false, Keys{{key, value}}).Keys.Get(key))
+				require.Contains(t, []string{"No", "Reject"},
+					s.negotiate(t, false, Keys{{key, value}}).Keys.Get(key))
 			}
 		})
 	}
@@ -104,17 +108,21 @@ func TestNegotiationAnswers(t *testing.T) {
 		}
 		for _, value := range []string{"511", "16777216", "0", "", "x", "8192~16384"} {
 			r := s.negotiate(t, false, KV("MaxRecvDataSegmentLength", value))
-			require.Equal(t, uint8(2), r.StatusClass, "%s: a declaration cannot be answered with Reject", value)
+			require.Equal(t, uint8(2), r.StatusClass,
+				"%s: a declaration cannot be answered with Reject", value)
 		}
 	})
 	t.Run("13.26/X#NodeArchitecture is declared, and needs no answer", func(t *testing.T) {
-		r := s.negotiate(t, false, KV("X#NodeArchitecture", "ExampleOS/v1,ExampleInc/1.05a", "InitiatorAlias", "tester"))
+		r := s.negotiate(t, false,
+			KV("X#NodeArchitecture", "ExampleOS/v1,ExampleInc/1.05a", "InitiatorAlias", "tester"))
 		require.Zero(t, r.Status())
 		require.Empty(t, r.Keys.All("X#NodeArchitecture"))
 		require.Empty(t, r.Keys.All("InitiatorAlias"))
 	})
 	t.Run("13.14/FirstBurstLength means nothing without unsolicited data", func(t *testing.T) {
-		r := s.negotiate(t, false, KV("InitialR2T", "Yes", "ImmediateData", "No", "FirstBurstLength", "65536", "MaxBurstLength", "512"))
+		r := s.negotiate(t, false,
+			KV("InitialR2T", "Yes", "ImmediateData", "No", "FirstBurstLength", "65536",
+				"MaxBurstLength", "512"))
 		require.Zero(t, r.Status())
 		v := r.Keys.Get("FirstBurstLength")
 		n, err := strconv.Atoi(v)
@@ -122,11 +130,16 @@ func TestNegotiationAnswers(t *testing.T) {
 	})
 	t.Run("13.14/FirstBurstLength never ends above MaxBurstLength", func(t *testing.T) {
 		// Neither by its default, nor where MaxBurstLength comes after it.
-		require.Equal(t, uint16(0x0200), s.negotiate(t, false, KV("MaxBurstLength", "512", "InitialR2T", "No")).Status())
+		require.Equal(t, uint16(0x0200),
+			s.negotiate(t, false, KV("MaxBurstLength", "512", "InitialR2T", "No")).Status())
 		c := MustDial(t, s.addr)
-		_, err := c.LoginStep(loginID, LoginPDU{CSG: StageOperational, Keys: append(names(), KV("FirstBurstLength", "65536", "InitialR2T", "No")...)})
+		_, err := c.LoginStep(loginID,
+			LoginPDU{CSG: StageOperational,
+				Keys: append(names(), KV("FirstBurstLength", "65536", "InitialR2T", "No")...)})
 		require.NoError(t, err)
-		r, err := c.LoginStep(loginID, LoginPDU{CSG: StageOperational, NSG: StageFull, Transit: true, Keys: KV("MaxBurstLength", "8192")})
+		r, err := c.LoginStep(loginID,
+			LoginPDU{CSG: StageOperational, NSG: StageFull, Transit: true,
+				Keys: KV("MaxBurstLength", "8192")})
 		require.NoError(t, err)
 		require.Equal(t, uint16(0x0200), r.Status())
 	})
@@ -134,28 +147,35 @@ func TestNegotiationAnswers(t *testing.T) {
 		for _, word := range []string{"Reject", "Irrelevant", "NotUnderstood"} {
 			for _, key := range []string{"MaxBurstLength", "InitialR2T", "HeaderDigest"} {
 				r := s.negotiate(t, false, Keys{{key, word}})
-				require.True(t, r.StatusClass == 2 || r.Keys.Get(key) == "Reject", "%s=%s is answered with %s", key, word, r.Keys.Get(key))
+				require.True(t, r.StatusClass == 2 || r.Keys.Get(key) == "Reject",
+					"%s=%s is answered with %s", key, word, r.Keys.Get(key))
 			}
 		}
 	})
 	t.Run("13.21/what means nothing in a discovery session", func(t *testing.T) {
-		r := s.negotiate(t, true, KV("MaxConnections", "4", "InitialR2T", "No", "ImmediateData", "Yes", "MaxBurstLength", "4096",
-			"FirstBurstLength", "4096", "MaxOutstandingR2T", "4", "DataPDUInOrder", "No", "DataSequenceInOrder", "No"))
+		r := s.negotiate(t, true, KV("MaxConnections", "4", "InitialR2T", "No", "ImmediateData",
+			"Yes", "MaxBurstLength", "4096",
+			"FirstBurstLength", "4096", "MaxOutstandingR2T", "4", "DataPDUInOrder", "No",
+			"DataSequenceInOrder", "No"))
 		require.Zero(t, r.Status())
-		for _, k := range []string{"MaxConnections", "InitialR2T", "ImmediateData", "MaxBurstLength", "FirstBurstLength",
+		for _, k := range []string{"MaxConnections", "InitialR2T", "ImmediateData",
+			"MaxBurstLength", "FirstBurstLength",
 			"MaxOutstandingR2T", "DataPDUInOrder", "DataSequenceInOrder"} {
 			require.Equal(t, "Irrelevant", r.Keys.Get(k), k)
 		}
 	})
 	t.Run("13.21/and what does", func(t *testing.T) {
-		r := s.negotiate(t, true, KV("HeaderDigest", "CRC32C", "DefaultTime2Wait", "7", "ErrorRecoveryLevel", "1"))
+		r := s.negotiate(t, true,
+			KV("HeaderDigest", "CRC32C", "DefaultTime2Wait", "7", "ErrorRecoveryLevel", "1"))
 		require.Equal(t, []string{"CRC32C", "7", "0"},
-			[]string{r.Keys.Get("HeaderDigest"), r.Keys.Get("DefaultTime2Wait"), r.Keys.Get("ErrorRecoveryLevel")})
+			[]string{r.Keys.Get("HeaderDigest"), r.Keys.Get("DefaultTime2Wait"),
+				r.Keys.Get("ErrorRecoveryLevel")})
 	})
 }
 
-// Whatever is proposed, in whatever order and split over whatever PDUs: the answers are legal outcomes (Login checks that),
-// and the session that follows moves data by them (Session checks that).
+// Whatever is proposed, in whatever order and split over whatever PDUs: the answers are legal
+// outcomes (Login checks that), and the session that follows moves data by them (Session checks
+// that).
 func TestNegotiationProperty(t *testing.T) {
 	s := start(t)
 	seed := rand.Int63()
@@ -169,11 +189,17 @@ func TestNegotiationProperty(t *testing.T) {
 	data := pattern(300*BlockSize, 1)
 	refused := 0
 	for range 60 {
-		o := LoginOptions{Keys: KV("MaxRecvDataSegmentLength", length(), "MaxBurstLength", length(), "FirstBurstLength", length(),
-			"InitialR2T", yesNo(), "ImmediateData", yesNo(), "MaxOutstandingR2T", strconv.Itoa(1+r.Intn(4)),
-			"DefaultTime2Wait", strconv.Itoa(r.Intn(10)), "MaxConnections", strconv.Itoa(1+r.Intn(8))),
+		o := LoginOptions{Keys: KV("MaxRecvDataSegmentLength", length(), "MaxBurstLength", length(),
+			"FirstBurstLength", length(),
+			"InitialR2T", yesNo(), "ImmediateData", yesNo(), "MaxOutstandingR2T",
+			strconv.Itoa(1+r.Intn(4)),
+			"DefaultTime2Wait", strconv.Itoa(r.Intn(10)), "MaxConnections",
+			strconv.Itoa(1+r.Intn(8))),
 			HeaderDigest: r.Intn(2) == 0, DataDigest: r.Intn(2) == 0, CmdSN: r.Uint32()}
-		shuffle := func(keys Keys) { r.Shuffle(len(keys), func(i, j int) { keys[i], keys[j] = keys[j], keys[i] }) }
+		shuffle := func(keys Keys) {
+			r.Shuffle(len(keys),
+				func(i, j int) { keys[i], keys[j] = keys[j], keys[i] })
+		}
 		o.Edit = func(step int, p *LoginPDU) {
 			if step == 0 {
 				shuffle(p.Keys)
@@ -193,8 +219,10 @@ func TestNegotiationProperty(t *testing.T) {
 		blocks := 1 + r.Intn(300)
 		w := sess.MustDo(t, Write10(1, 7, data[:blocks*BlockSize]))
 		require.True(t, w.Good(), "%v: %s", o.Keys, w.Failed())
-		require.Equal(t, data[:blocks*BlockSize], sess.MustGood(t, Read10(1, 7, blocks)).Data, "%v", o.Keys)
+		require.Equal(t, data[:blocks*BlockSize], sess.MustGood(t, Read10(1, 7, blocks)).Data, "%v",
+			o.Keys)
 		require.NoError(t, c.Close())
 	}
-	require.Zero(t, refused, "burst lengths that contradict each other can be answered by smaller ones (13.14)")
+	require.Zero(t, refused, "burst lengths that contradict each other can be answered by "+
+		"smaller ones (13.14)")
 }

@@ -29,13 +29,15 @@ func TestNOPOut(t *testing.T) {
 		require.Equal(t, pattern(4096, 1), echo)
 	})
 	t.Run("11.18.1/without a task tag there is no answer", func(t *testing.T) {
-		require.NoError(t, sess.Send(&pdu.NOPOut{Immediate: true, TaskTag: pdu.ReservedTag, TransferTag: pdu.ReservedTag, CmdSN: sess.CmdSN,
+		require.NoError(t, sess.Send(&pdu.NOPOut{Immediate: true, TaskTag: pdu.ReservedTag,
+			TransferTag: pdu.ReservedTag, CmdSN: sess.CmdSN,
 			ExpStatSN: sess.ExpStatSN}, []byte("anyone there?")))
 		require.NoError(t, sess.ExpectOnlyPing())
 	})
 	t.Run("11.18.1/without a task tag and not immediate", func(t *testing.T) {
 		// It breaks the standard's rule. Whatever the target makes of it, commands go on.
-		require.NoError(t, sess.Send(&pdu.NOPOut{TaskTag: pdu.ReservedTag, TransferTag: pdu.ReservedTag, CmdSN: sess.CmdSN, ExpStatSN: sess.ExpStatSN}, nil))
+		require.NoError(t, sess.Send(&pdu.NOPOut{TaskTag: pdu.ReservedTag,
+			TransferTag: pdu.ReservedTag, CmdSN: sess.CmdSN, ExpStatSN: sess.ExpStatSN}, nil))
 		_, err := sess.Ping(nil)
 		require.NoError(t, err)
 		sess.Inbox()
@@ -43,7 +45,8 @@ func TestNOPOut(t *testing.T) {
 		sess.MustGood(t, TestUnitReady(1))
 	})
 	t.Run("11.18.2/a transfer tag that was never given", func(t *testing.T) {
-		require.NoError(t, sess.Send(&pdu.NOPOut{Immediate: true, TaskTag: pdu.ReservedTag, TransferTag: 4711, CmdSN: sess.CmdSN, ExpStatSN: sess.ExpStatSN}, nil))
+		require.NoError(t, sess.Send(&pdu.NOPOut{Immediate: true, TaskTag: pdu.ReservedTag,
+			TransferTag: 4711, CmdSN: sess.CmdSN, ExpStatSN: sess.ExpStatSN}, nil))
 		_, err := sess.Ping(nil)
 		require.NoError(t, err)
 		sess.Inbox()
@@ -79,7 +82,8 @@ func TestNOPOutWhileTheDiskStalls(t *testing.T) {
 				began := time.Now()
 				_, err := sess.Ping([]byte("still there?"))
 				require.NoError(t, err)
-				if time.Since(began) < time.Second { // the promise; a machine that is short of processors may break it now and then
+				// the promise; a machine that is short of processors may break it now and then
+				if time.Since(began) < time.Second {
 					inTime++
 				}
 			}
@@ -96,7 +100,8 @@ func TestNOPOutWhileTheDiskStalls(t *testing.T) {
 func TestNOPIn(t *testing.T) {
 	t.Parallel() // it mostly waits
 	patient := func(timeout time.Duration) *server {
-		return start(t, limits(target.Limits{NOPInterval: 100 * time.Millisecond, NOPTimeout: timeout}))
+		return start(t, limits(target.Limits{NOPInterval: 100 * time.Millisecond,
+			NOPTimeout: timeout}))
 	}
 	s := patient(time.Minute)
 	t.Run("11.19/a silent peer is asked", func(t *testing.T) {
@@ -112,8 +117,10 @@ func TestNOPIn(t *testing.T) {
 		for range 4 {
 			in, _, err := Expect[pdu.NOPIn](sess.Conn)
 			require.NoError(t, err)
-			require.NoError(t, sess.Send(&pdu.NOPOut{Immediate: true, LUN: in.LUN, TaskTag: pdu.ReservedTag, TransferTag: in.TransferTag,
-				CmdSN: sess.CmdSN, ExpStatSN: sess.ExpStatSN}, nil))
+			require.NoError(t,
+				sess.Send(&pdu.NOPOut{Immediate: true, LUN: in.LUN, TaskTag: pdu.ReservedTag,
+					TransferTag: in.TransferTag,
+					CmdSN:       sess.CmdSN, ExpStatSN: sess.ExpStatSN}, nil))
 		}
 		sess.MustGood(t, TestUnitReady(1))
 	})
@@ -131,7 +138,8 @@ func TestNOPIn(t *testing.T) {
 func TestPDUDeadline(t *testing.T) {
 	t.Parallel() // it mostly waits
 	s := start(t, limits(target.Limits{PDUTimeout: 400 * time.Millisecond}))
-	for name, n := range map[string]int{"a part of a header": 20, "a header without its data": 48, "a part of the data": 100} {
+	for name, n := range map[string]int{"a part of a header": 20, "a header without its data": 48,
+		"a part of the data": 100} {
 		t.Run(name, func(t *testing.T) {
 			sess := s.login(t, LoginOptions{})
 			_, err := sess.SendPing(true, make([]byte, 200), CutAfter(n))
@@ -141,7 +149,8 @@ func TestPDUDeadline(t *testing.T) {
 	}
 	t.Run("one byte at a time", func(t *testing.T) {
 		sess := s.login(t, LoginOptions{})
-		b := sess.Bytes(&pdu.NOPOut{Immediate: true, TaskTag: 1, TransferTag: pdu.ReservedTag}, make([]byte, 300))
+		b := sess.Bytes(&pdu.NOPOut{Immediate: true, TaskTag: 1, TransferTag: pdu.ReservedTag},
+			make([]byte, 300))
 		for i := range b {
 			if err := sess.SendRaw(b[i : i+1]); err != nil {
 				require.ErrorIs(t, err, ErrClosed)
@@ -152,9 +161,11 @@ func TestPDUDeadline(t *testing.T) {
 		t.Fatal("the target waits for as long as bytes come")
 	})
 	t.Run("one byte after each ping", func(t *testing.T) {
-		s := start(t, limits(target.Limits{PDUTimeout: time.Second, NOPInterval: 300 * time.Millisecond}))
+		s := start(t, limits(target.Limits{PDUTimeout: time.Second,
+			NOPInterval: 300 * time.Millisecond}))
 		sess := s.login(t, LoginOptions{})
-		for _, b := range sess.Bytes(&pdu.NOPOut{Immediate: true, TaskTag: 1, TransferTag: pdu.ReservedTag}, nil)[:20] {
+		for _, b := range sess.Bytes(&pdu.NOPOut{Immediate: true, TaskTag: 1,
+			TransferTag: pdu.ReservedTag}, nil)[:20] {
 			if err := sess.SendRaw([]byte{b}); err != nil {
 				require.ErrorIs(t, err, ErrClosed)
 				return
@@ -171,8 +182,9 @@ func TestPDUDeadline(t *testing.T) {
 	s.works(t)
 }
 
-// TestNOPInOpensTheWindow: commands that were aborted give their places in a closed command window back without an answer that could say so. An
-// initiator that has nothing else in flight would wait for the next ping.
+// TestNOPInOpensTheWindow: commands that were aborted give their places in a closed command window
+// back without an answer that could say so. An initiator that has nothing else in flight would wait
+// for the next ping.
 func TestNOPInOpensTheWindow(t *testing.T) {
 	const width = 4
 	s := start(t, limits(target.Limits{CommandWindow: width}))
@@ -180,7 +192,8 @@ func TestNOPInOpensTheWindow(t *testing.T) {
 		t.Helper()
 		in, _, err := Expect[pdu.NOPIn](sess.Conn)
 		require.NoError(t, err)
-		require.Equal(t, []uint32{pdu.ReservedTag, pdu.ReservedTag}, []uint32{in.TaskTag, in.TransferTag}, "it asks for no answer")
+		require.Equal(t, []uint32{pdu.ReservedTag, pdu.ReservedTag},
+			[]uint32{in.TaskTag, in.TransferTag}, "it asks for no answer")
 		require.False(t, pdu.SNLess(sess.MaxCmdSN, sess.CmdSN), "the window is open")
 		attentions(t, sess, 1)
 		sess.MustGood(t, TestUnitReady(1))
@@ -192,8 +205,10 @@ func TestNOPInOpensTheWindow(t *testing.T) {
 		for range width {
 			sess.Forget(sess.MustStart(t, Read10(1, 0, 1)))
 		}
-		eventually(t, "all commands are in the disk", func() bool { return s.disk.Calls(disktest.OpRead) >= before+width })
-		manage(t, sess, pdu.TMComplete, pdu.TaskManagementRequest{Function: pdu.TMLogicalUnitReset, LUN: LUN(1)})
+		eventually(t, "all commands are in the disk",
+			func() bool { return s.disk.Calls(disktest.OpRead) >= before+width })
+		manage(t, sess, pdu.TMComplete,
+			pdu.TaskManagementRequest{Function: pdu.TMLogicalUnitReset, LUN: LUN(1)})
 		require.Equal(t, sess.ExpCmdSN-1, sess.MaxCmdSN, "the disk is still at work")
 		require.NoError(t, sess.ExpectOnlyPing())
 		release()
@@ -206,7 +221,8 @@ func TestNOPInOpensTheWindow(t *testing.T) {
 			sess.Forget(task)
 		}
 		require.Equal(t, sess.ExpCmdSN-1, sess.MaxCmdSN)
-		manage(t, neighbour, pdu.TMComplete, pdu.TaskManagementRequest{Function: pdu.TMClearTaskSet, LUN: LUN(1)})
+		manage(t, neighbour, pdu.TMComplete,
+			pdu.TaskManagementRequest{Function: pdu.TMClearTaskSet, LUN: LUN(1)})
 		told(t, sess)
 	})
 	s.works(t)

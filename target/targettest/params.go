@@ -17,8 +17,9 @@ type Params struct {
 	ProtocolLevel            int // iSCSIProtocolLevel (RFC 7144 7.1.1)
 }
 
-// negotiated works the parameters out of what was sent and answered, and checks that every answer is a legal outcome of
-// the proposal (RFC 7143 6.2.2 and 13). Keys that were not negotiated have the standard's defaults.
+// negotiated works the parameters out of what was sent and answered, and checks that every answer
+// is a legal outcome of the proposal (RFC 7143 6.2.2 and 13). Keys that were not negotiated have
+// the standard's defaults.
 func negotiated(sent, got Keys) (Params, error) {
 	n := negotiation{sent: sent, got: got}
 	p := Params{
@@ -41,7 +42,8 @@ func negotiated(sent, got Keys) (Params, error) {
 	n.boolean("DataPDUInOrder", true, or)
 	n.boolean("DataSequenceInOrder", true, or)
 	if n.err == nil && p.FirstBurst > p.MaxBurst && !(p.InitialR2T && !p.ImmediateData) {
-		n.fail("FirstBurstLength is %d and MaxBurstLength %d (RFC 7143 13.14)", p.FirstBurst, p.MaxBurst)
+		n.fail("FirstBurstLength is %d and MaxBurstLength %d (RFC 7143 13.14)", p.FirstBurst,
+			p.MaxBurst)
 	}
 	return p, n.err
 }
@@ -62,7 +64,8 @@ func (n *negotiation) pair(key string) (proposal, answer string, ok bool) {
 	proposal, proposed := n.sent.Lookup(key)
 	answer, answered := n.got.Lookup(key)
 	if !proposed {
-		// What the target proposed itself takes effect only with an answer of ours, and we give none.
+		// What the target proposed itself takes effect only with an answer of ours, and we give
+		// none.
 		return "", "", false
 	}
 	return proposal, answer, answered && answer != "Irrelevant" && answer != "Reject"

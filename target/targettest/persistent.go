@@ -69,14 +69,16 @@ func TransportID(initiator string, isid [6]byte) []byte {
 
 // PersistMove is a REGISTER AND MOVE to another port. bits are UNREG (02h) and APTPL.
 func PersistMove(lun uint16, key, actionKey uint64, bits uint8, id []byte) Command {
-	c := PersistOut(lun, Persist{Action: PersistRegisterAndMove, Key: key, ActionKey: actionKey, More: id})
+	c := PersistOut(lun, Persist{Action: PersistRegisterAndMove, Key: key, ActionKey: actionKey,
+		More: id})
 	copy(c.Write[16:], []byte{0, bits, 0, 1, 0, 0, byte(len(id) >> 8), byte(len(id))})
 	return c
 }
 
 // PersistIn is a PERSISTENT RESERVE IN.
 func PersistIn(lun uint16, action uint8, allocation int) Command {
-	return Command{LUN: lun, CDB: []byte{0x5e, action, 0, 0, 0, 0, 0, byte(allocation >> 8), byte(allocation), 0}, Read: allocation}
+	return Command{LUN: lun, CDB: []byte{0x5e, action, 0, 0, 0, 0, 0, byte(allocation >> 8),
+		byte(allocation), 0}, Read: allocation}
 }
 
 // Reserve6 is a RESERVE(6).

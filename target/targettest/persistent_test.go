@@ -23,7 +23,8 @@ const reserved = "status 0x18"
 // register makes a key the session's, whatever it was.
 func register(t *testing.T, sess *Session, key uint64, bits uint8) {
 	t.Helper()
-	sess.MustGood(t, PersistOut(1, Persist{Action: PersistRegisterIgnore, ActionKey: key, Bits: bits}))
+	sess.MustGood(t, PersistOut(1,
+		Persist{Action: PersistRegisterIgnore, ActionKey: key, Bits: bits}))
 }
 
 // keysOf are the registered keys of LUN 1.
@@ -51,9 +52,10 @@ func reservationOf(t *testing.T, sess *Session) string {
 func TestPersistentReservations(t *testing.T) {
 	data := pattern(BlockSize, 3)
 	for _, c := range []struct {
-		name              string
-		kind              uint8
-		reads, registered bool // what others can do, and whether those who are registered can do all
+		name string
+		kind uint8
+		// what others can do, and whether those who are registered can do all
+		reads, registered bool
 	}{
 		{"Write Exclusive", WriteExclusive, true, false},
 		{"Exclusive Access", ExclusiveAccess, false, false},
@@ -65,7 +67,8 @@ func TestPersistentReservations(t *testing.T) {
 		t.Run("SPC-4 5.13.3/"+c.name, func(t *testing.T) {
 			s := start(t)
 			sess, second := s.login(t, LoginOptions{}), s.login(t, other)
-			sess.MustFail(t, PersistOut(1, Persist{Action: PersistReserve, Type: c.kind, Key: 1}), reserved)
+			sess.MustFail(t, PersistOut(1, Persist{Action: PersistReserve, Type: c.kind, Key: 1}),
+				reserved)
 			register(t, sess, 1, 0)
 			sess.MustGood(t, PersistOut(1, Persist{Action: PersistReserve, Type: c.kind, Key: 1}))
 			sess.MustGood(t, Write10(1, 0, data))
@@ -89,9 +92,11 @@ func TestPersistentReservations(t *testing.T) {
 			register(t, second, 2, 0)
 			check(c.registered)
 			if c.kind < WriteExclusiveShared {
-				second.MustFail(t, PersistOut(1, Persist{Action: PersistReserve, Type: c.kind, Key: 2}), reserved)
+				second.MustFail(t,
+					PersistOut(1, Persist{Action: PersistReserve, Type: c.kind, Key: 2}), reserved)
 			}
-			sess.MustFail(t, PersistOut(1, Persist{Action: PersistRelease, Type: c.kind ^ 0x0f, Key: 1}), "05/26/04")
+			sess.MustFail(t, PersistOut(1,
+				Persist{Action: PersistRelease, Type: c.kind ^ 0x0f, Key: 1}), "05/26/04")
 			sess.MustGood(t, PersistOut(1, Persist{Action: PersistRelease, Type: c.kind, Key: 1}))
 			if c.registered {
 				require.Equal(t, []string{"06/2A/04"}, attentions(t, second, 1))
@@ -119,7 +124,8 @@ func TestPersistentReservationsAndSessions(t *testing.T) {
 	})
 	t.Run("SPC-4 5.13.1/and resets", func(t *testing.T) {
 		for _, function := range []pdu.TMFunction{pdu.TMLogicalUnitReset, pdu.TMTargetWarmReset} {
-			manage(t, second, pdu.TMComplete, pdu.TaskManagementRequest{Function: function, LUN: LUN(1)})
+			manage(t, second, pdu.TMComplete,
+				pdu.TaskManagementRequest{Function: function, LUN: LUN(1)})
 			attentions(t, second, 1)
 			attentions(t, sess, 1)
 			second.MustFail(t, Write10(1, 0, pattern(BlockSize, 1)), reserved)
@@ -129,17 +135,22 @@ func TestPersistentReservationsAndSessions(t *testing.T) {
 	t.Run("RFC 7143 3.4.1/another ISID is another nexus", func(t *testing.T) {
 		twin := s.login(t, LoginOptions{ISID: [6]byte{0x80, 7}})
 		twin.MustFail(t, Write10(1, 0, pattern(BlockSize, 1)), reserved)
-		twin.MustFail(t, PersistOut(1, Persist{Action: PersistRelease, Type: WriteExclusive, Key: 1}), reserved)
+		twin.MustFail(t, PersistOut(1,
+			Persist{Action: PersistRelease, Type: WriteExclusive, Key: 1}), reserved)
 	})
 	t.Run("SPC-4 7.6.4.6/READ FULL STATUS names the initiator port", func(t *testing.T) {
 		p := second.MustGood(t, PersistIn(1, ReadFullStatus, 4096)).Data
-		id := append([]byte{0x45, 0, 0, 52}, append([]byte(DefaultInitiator), ",i,0x800000000000\x00"...)...)
-		require.Equal(t, append([]byte{0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, WriteExclusive, 0, 0, 0, 0, 0, 1, 0, 0, 0, byte(len(id))}, id...), p[8:],
+		id := append([]byte{0x45, 0, 0, 52},
+			append([]byte(DefaultInitiator), ",i,0x800000000000\x00"...)...)
+		require.Equal(t, append([]byte{0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, WriteExclusive, 0, 0,
+			0, 0, 0, 1, 0, 0, 0, byte(len(id))}, id...), p[8:],
 			hex.Dump(p))
 	})
 	t.Run("SPC-4 5.13.8/REGISTER AND MOVE", func(t *testing.T) {
-		second.MustFail(t, PersistMove(1, 1, 9, 0, TransportID(other.Initiator, other.ISID)), reserved)
-		sess.MustFail(t, PersistMove(1, 1, 9, 0, TransportID(other.Initiator, other.ISID)[:20]), "05/1A/00")
+		second.MustFail(t, PersistMove(1, 1, 9, 0, TransportID(other.Initiator, other.ISID)),
+			reserved)
+		sess.MustFail(t, PersistMove(1, 1, 9, 0, TransportID(other.Initiator, other.ISID)[:20]),
+			"05/1A/00")
 		sess.MustGood(t, PersistMove(1, 1, 9, 0, TransportID(other.Initiator, other.ISID)))
 		require.Equal(t, "9/1", reservationOf(t, sess))
 		second.MustGood(t, Write10(1, 0, pattern(BlockSize, 1)))
@@ -152,9 +163,11 @@ func TestPersistentReservationsAndSessions(t *testing.T) {
 		absent := LoginOptions{Initiator: DefaultInitiator + ".absent", ISID: [6]byte{0x80, 5}}
 		id := TransportID(absent.Initiator, absent.ISID)
 		list := append([]byte{0, 0, 0, byte(len(id))}, id...)
-		second.MustGood(t, PersistOut(1, Persist{Action: PersistRegister, ActionKey: 6, Bits: SpecIPT | AllTgPt, More: list}))
+		second.MustGood(t, PersistOut(1,
+			Persist{Action: PersistRegister, ActionKey: 6, Bits: SpecIPT | AllTgPt, More: list}))
 		require.Equal(t, []uint64{1, 6, 6}, keysOf(t, second))
-		sess.MustGood(t, PersistOut(1, Persist{Action: PersistPreempt, Type: WriteExclusive, Key: 1, ActionKey: 6}))
+		sess.MustGood(t, PersistOut(1, Persist{Action: PersistPreempt, Type: WriteExclusive, Key: 1,
+			ActionKey: 6}))
 		require.Equal(t, []uint64{1}, keysOf(t, sess))
 		require.Equal(t, []string{"06/2A/05"}, attentions(t, second, 1))
 	})
@@ -167,24 +180,30 @@ func TestPersistentReservationsAndSessions(t *testing.T) {
 		require.Equal(t, "none", reservationOf(t, sess))
 		second.MustGood(t, Write10(1, 0, pattern(BlockSize, 1)))
 	})
-	t.Run("SPC-2 5.5.1/RESERVE(6) and persistent reservations exclude each other", func(t *testing.T) {
-		sess.MustGood(t, Reserve6(1))
-		for _, one := range []*Session{sess, second} {
-			one.MustFail(t, PersistIn(1, ReadKeys, 8), reserved)
-			one.MustFail(t, PersistOut(1, Persist{Action: PersistRegister, ActionKey: 1}), reserved)
-		}
-		sess.MustGood(t, Release6(1))
-		register(t, second, 2, 0)
-		sess.MustFail(t, Reserve6(1), reserved)
-		register(t, second, 0, 0)
-		sess.MustGood(t, Reserve6(1))
-	})
+	t.Run("SPC-2 5.5.1/RESERVE(6) and persistent reservations exclude each other",
+		func(t *testing.T) {
+			sess.MustGood(t, Reserve6(1))
+			for _, one := range []*Session{sess, second} {
+				one.MustFail(t, PersistIn(1, ReadKeys, 8), reserved)
+				one.MustFail(t, PersistOut(1, Persist{Action: PersistRegister, ActionKey: 1}),
+					reserved)
+			}
+			sess.MustGood(t, Release6(1))
+			register(t, second, 2, 0)
+			sess.MustFail(t, Reserve6(1), reserved)
+			register(t, second, 0, 0)
+			sess.MustGood(t, Reserve6(1))
+		})
 	t.Run("SPC-4 6.16/malformed lists", func(t *testing.T) {
 		attentions(t, second, 2) // of the resets
-		long := PersistOut(2, Persist{Action: PersistRegister, ActionKey: 1, More: make([]byte, 100)})
+		long := PersistOut(2, Persist{Action: PersistRegister, ActionKey: 1,
+			More: make([]byte, 100)})
 		second.MustFail(t, long, "05/1A/00")
-		second.MustFail(t, PersistOut(2, Persist{Action: PersistRegister, ActionKey: 1, Bits: SpecIPT, More: []byte{0, 0, 0, 4, 0x45, 0, 0, 200}}), "05/1A/00")
-		second.MustFail(t, PersistOut(2, Persist{Action: PersistRegister, ActionKey: 1, Bits: APTPL}), "05/26/00")
+		second.MustFail(t, PersistOut(2,
+			Persist{Action: PersistRegister, ActionKey: 1, Bits: SpecIPT,
+				More: []byte{0, 0, 0, 4, 0x45, 0, 0, 200}}), "05/1A/00")
+		second.MustFail(t, PersistOut(2,
+			Persist{Action: PersistRegister, ActionKey: 1, Bits: APTPL}), "05/26/00")
 		short := PersistOut(2, Persist{Action: PersistRegister, ActionKey: 1})
 		short.Write = short.Write[:23]
 		second.MustFail(t, short, "05/0E/03")
@@ -200,28 +219,32 @@ func TestPersistentReservationsOfExclusiveLUN(t *testing.T) {
 	s := start(t, func(o *target.Options) { o.LUNs[0].Access = target.AccessWriteExclusive })
 	sess, second := s.login(t, LoginOptions{}), s.login(t, other)
 	register(t, sess, 1, 0)
-	second.MustFail(t, PersistOut(1, Persist{Action: PersistRegisterIgnore, ActionKey: 2}), reserved)
+	second.MustFail(t, PersistOut(1, Persist{Action: PersistRegisterIgnore, ActionKey: 2}),
+		reserved)
 	second.MustFail(t, Read10(1, 0, 1), reserved)
 	_, err := sess.Logout(pdu.LogoutCloseSession)
 	require.NoError(t, err)
 	require.NoError(t, sess.ExpectClosed())
 	eventually(t, "the LUN is free", func() bool {
-		return second.MustDo(t, PersistOut(1, Persist{Action: PersistRegisterIgnore, ActionKey: 2})).Good()
+		return second.MustDo(t,
+			PersistOut(1, Persist{Action: PersistRegisterIgnore, ActionKey: 2})).Good()
 	})
 	require.Equal(t, []uint64{1, 2}, keysOf(t, second))
 }
 
-// TestPersistThroughPowerLoss leaves a server as a killed process does, and starts another one with the same disk and
-// store.
+// TestPersistThroughPowerLoss leaves a server as a killed process does, and starts another one with
+// the same disk and store.
 func TestPersistThroughPowerLoss(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "unit")
 	withFile := func(o *target.Options) { o.LUNs[0].Store = disktest.NewStore(dir, true) }
 	s := start(t, withFile)
 	sess, second := s.login(t, LoginOptions{}), s.login(t, other)
-	require.Equal(t, byte(0x01), sess.MustGood(t, PersistIn(1, ReportCapabilities, 8)).Data[2]&0x01, "PTPL_C")
+	require.Equal(t, byte(0x01), sess.MustGood(t, PersistIn(1, ReportCapabilities, 8)).Data[2]&0x01,
+		"PTPL_C")
 	register(t, sess, 1, APTPL)
 	register(t, second, 2, APTPL)
-	sess.MustGood(t, PersistOut(1, Persist{Action: PersistReserve, Type: ExclusiveAccessRO, Key: 1}))
+	sess.MustGood(t, PersistOut(1,
+		Persist{Action: PersistReserve, Type: ExclusiveAccessRO, Key: 1}))
 	third := LoginOptions{Initiator: DefaultInitiator + ".third", ISID: [6]byte{0x80, 3}}
 
 	next := start(t, withFile)
@@ -238,9 +261,12 @@ func TestPersistThroughPowerLoss(t *testing.T) {
 	require.Empty(t, keysOf(t, stranger), "the last APTPL bit was zero")
 	stranger.MustGood(t, Write10(1, 0, pattern(BlockSize, 1)))
 
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "reservations"), []byte("no longer what it was"), 0o600))
-	_, err := target.New(target.Options{LUNs: []target.LUN{{Number: 1, Name: "one.raw", Disk: s.disk, Identity: identity(1),
-		Store: disktest.NewStore(dir, true)}}})
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "reservations"),
+		[]byte("no longer what it was"), 0o600))
+	_,
+		err := target.New(target.Options{
+		LUNs: []target.LUN{{Number: 1, Name: "one.raw", Disk: s.disk, Identity: identity(1),
+			Store: disktest.NewStore(dir, true)}}})
 	require.ErrorContains(t, err, "LUN 1")
 	require.ErrorContains(t, err, "reservations is damaged: its checksum is wrong; remove it")
 	_, err = net.Dial(s.addr.Network(), s.addr.String())
@@ -263,7 +289,8 @@ func TestPersistentReservationsWithSlowStore(t *testing.T) {
 	store := slowStore{make(chan struct{}), make(chan struct{})}
 	s := start(t, func(o *target.Options) { o.LUNs[0].Store = store })
 	sess, second := s.login(t, LoginOptions{}), s.login(t, other)
-	task := sess.MustStart(t, PersistOut(1, Persist{Action: PersistRegister, ActionKey: 1, Bits: APTPL}))
+	task := sess.MustStart(t, PersistOut(1,
+		Persist{Action: PersistRegister, ActionKey: 1, Bits: APTPL}))
 	<-store.entered
 	for _, one := range []*Session{sess, second} {
 		_, err := one.Ping(nil)

@@ -14,16 +14,18 @@ import (
 // fence is a PREEMPT AND ABORT by key 1 of what has key 2.
 var fence = Persist{Action: PersistPreemptAndAbort, Type: WriteExclusiveRO, Key: 1, ActionKey: 2}
 
-// fencing is a target with two initiators, registered with keys 1 and 2, of which the second one has reserved LUN 1. The
-// target has to ask for all data of the second one.
+// fencing is a target with two initiators, registered with keys 1 and 2, of which the second one
+// has reserved LUN 1. The target has to ask for all data of the second one.
 func fencing(t *testing.T) (s *server, sess, second *Session) {
 	t.Helper()
 	s = start(t)
 	sess = s.login(t, LoginOptions{})
-	second = s.login(t, LoginOptions{Initiator: other.Initiator, ISID: other.ISID, Keys: solicited.Keys})
+	second = s.login(t, LoginOptions{Initiator: other.Initiator, ISID: other.ISID,
+		Keys: solicited.Keys})
 	register(t, sess, 1, 0)
 	register(t, second, 2, 0)
-	second.MustGood(t, PersistOut(1, Persist{Action: PersistReserve, Type: WriteExclusiveRO, Key: 2}))
+	second.MustGood(t, PersistOut(1,
+		Persist{Action: PersistReserve, Type: WriteExclusiveRO, Key: 2}))
 	return s, sess, second
 }
 
@@ -40,7 +42,9 @@ func TestPreempt(t *testing.T) {
 		require.True(t, task.MustFinish(t).Good(), "a command that was let through is not aborted")
 		require.Equal(t, []string{"06/2A/05"}, attentions(t, second, 1))
 		second.MustFail(t, Write10(1, 0, data), reserved)
-		second.MustFail(t, PersistOut(1, Persist{Action: PersistPreempt, Type: WriteExclusiveRO, Key: 2, ActionKey: 1}), reserved)
+		second.MustFail(t, PersistOut(1,
+			Persist{Action: PersistPreempt, Type: WriteExclusiveRO, Key: 2, ActionKey: 1}),
+			reserved)
 		require.Empty(t, attentions(t, sess, 1))
 	})
 	t.Run("SPC-4 5.13.11.4/a key that nobody has", func(t *testing.T) {
@@ -106,7 +110,8 @@ func TestPreempt(t *testing.T) {
 		second.MustStart(t, Write10(1, 0, data))
 		_, err := second.Ping(nil)
 		require.NoError(t, err)
-		eventually(t, "the disk hangs", func() bool { return s.disk.Calls(disktest.OpWrite) > before })
+		eventually(t, "the disk hangs",
+			func() bool { return s.disk.Calls(disktest.OpWrite) > before })
 		require.NoError(t, second.Close())
 		eventually(t, "the session ends", func() bool { return s.seen.count("ended") == 1 })
 		task := sess.MustStart(t, PersistOut(1, fence))
@@ -123,8 +128,11 @@ func TestPreempt(t *testing.T) {
 			register(t, a, 1, 0)
 			register(t, b, 2, 0)
 			toA := a.MustStart(t, PersistOut(1, fence))
-			toB := b.MustStart(t, PersistOut(1, Persist{Action: PersistPreemptAndAbort, Type: WriteExclusiveRO, Key: 2, ActionKey: 1}))
-			// Whoever comes first wins; the other one's command conflicts, is told why, or is aborted.
+			toB := b.MustStart(t,
+				PersistOut(1, Persist{Action: PersistPreemptAndAbort, Type: WriteExclusiveRO,
+					Key: 2, ActionKey: 1}))
+			// Whoever comes first wins; the other one's command conflicts, is told why, or is
+			// aborted.
 			_, err := a.Ping(nil)
 			require.NoError(t, err)
 			_, err = b.Ping(nil)

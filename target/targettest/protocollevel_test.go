@@ -15,15 +15,18 @@ import (
 )
 
 // extended are login options that negotiate the features of RFC 7144. Writes wait for their R2T.
-var extended = LoginOptions{Keys: KV("InitialR2T", "Yes", "ImmediateData", "No", "iSCSIProtocolLevel", "2")}
+var extended = LoginOptions{Keys: KV("InitialR2T", "Yes", "ImmediateData", "No",
+	"iSCSIProtocolLevel", "2")}
 
 // extendedOther is the same for the second initiator.
 var extendedOther = LoginOptions{Initiator: other.Initiator, ISID: other.ISID, Keys: extended.Keys}
 
 // newFunctions are what RFC 7144 adds.
-var newFunctions = []pdu.TMFunction{pdu.TMQueryTask, pdu.TMQueryTaskSet, pdu.TMITNexusReset, pdu.TMQueryAsyncEvent}
+var newFunctions = []pdu.TMFunction{pdu.TMQueryTask, pdu.TMQueryTaskSet, pdu.TMITNexusReset,
+	pdu.TMQueryAsyncEvent}
 
-// ask runs a task management function as manage does, and returns the additional response information.
+// ask runs a task management function as manage does, and returns the additional response
+// information.
 func ask(t *testing.T, sess *Session, want pdu.TMResponse, r pdu.TaskManagementRequest) [3]byte {
 	t.Helper()
 	r.Immediate = true
@@ -56,12 +59,14 @@ func TestProtocolLevel(t *testing.T) {
 		level      string
 		descriptor uint16
 	}{{"", 0x0961}, {"0", 0x0960}, {"1", 0x0961}, {"2", 0x0962}, {"31", 0x0962}} {
-		t.Run(fmt.Sprintf("RFC 7144 4.2/the version descriptor at level %q", tt.level), func(t *testing.T) {
-			sess := s.login(t, at(tt.level))
-			for _, lun := range []uint16{0, 1, 2} {
-				require.Equal(t, tt.descriptor, binary.BigEndian.Uint16(sess.MustGood(t, Inquiry(lun, 96)).Data[64:]))
-			}
-		})
+		t.Run(fmt.Sprintf("RFC 7144 4.2/the version descriptor at level %q", tt.level),
+			func(t *testing.T) {
+				sess := s.login(t, at(tt.level))
+				for _, lun := range []uint16{0, 1, 2} {
+					require.Equal(t, tt.descriptor,
+						binary.BigEndian.Uint16(sess.MustGood(t, Inquiry(lun, 96)).Data[64:]))
+				}
+			})
 	}
 	supported := reads(1, 16, 0xa3, 0x0d, 0, 0, 0, 0, 0, 0, 0, 16, 0, 0)
 	for _, level := range []string{"", "0", "1"} {
@@ -70,7 +75,10 @@ func TestProtocolLevel(t *testing.T) {
 			require.Equal(t, []byte{0xda, 0, 0, 0}, sess.MustGood(t, supported).Data)
 			task, r2t := waiting(t, sess, 1, 0, pattern(8*BlockSize, 1))
 			for _, function := range newFunctions {
-				require.Zero(t, ask(t, sess, pdu.TMNotSupported, pdu.TaskManagementRequest{Function: function, LUN: LUN(1), RefTaskTag: task.Tag(), RefCmdSN: task.CmdSN()}))
+				require.Zero(t,
+					ask(t, sess, pdu.TMNotSupported,
+						pdu.TaskManagementRequest{Function: function, LUN: LUN(1),
+							RefTaskTag: task.Tag(), RefCmdSN: task.CmdSN()}))
 			}
 			require.NoError(t, task.Answer(r2t))
 			require.True(t, task.MustFinish(t).Good())
@@ -82,7 +90,8 @@ func TestProtocolLevel(t *testing.T) {
 	t.Run("RFC 7144 6.3/functions that nobody has defined", func(t *testing.T) {
 		sess := s.login(t, extended)
 		for _, function := range []pdu.TMFunction{0, 13, 0x7f} {
-			require.Zero(t, ask(t, sess, pdu.TMNotSupported, pdu.TaskManagementRequest{Function: function, LUN: LUN(1)}))
+			require.Zero(t, ask(t, sess, pdu.TMNotSupported,
+				pdu.TaskManagementRequest{Function: function, LUN: LUN(1)}))
 		}
 	})
 	for _, level := range []string{"1", "2"} {
@@ -100,7 +109,8 @@ func TestProtocolLevel(t *testing.T) {
 			for priority := range uint8(16) {
 				c := Read10(1, 64+uint32(priority), 1)
 				c.Priority = priority
-				require.Equal(t, bytes.Repeat([]byte{priority}, BlockSize), sess.MustGood(t, c).Data)
+				require.Equal(t, bytes.Repeat([]byte{priority}, BlockSize),
+					sess.MustGood(t, c).Data)
 			}
 		})
 	}
@@ -145,8 +155,10 @@ func TestStatusQualifier(t *testing.T) {
 func TestQueryTask(t *testing.T) {
 	s := start(t)
 	data := pattern(8*BlockSize, 2)
-	request := func(function pdu.TMFunction, lun uint16, tag, refCmdSN uint32) pdu.TaskManagementRequest {
-		return pdu.TaskManagementRequest{Function: function, LUN: LUN(lun), RefTaskTag: tag, RefCmdSN: refCmdSN}
+	request := func(function pdu.TMFunction, lun uint16, tag,
+		refCmdSN uint32) pdu.TaskManagementRequest {
+		return pdu.TaskManagementRequest{Function: function, LUN: LUN(lun), RefTaskTag: tag,
+			RefCmdSN: refCmdSN}
 	}
 	t.Run("RFC 7144 6.4.2/a task that waits for data", func(t *testing.T) {
 		sess := s.login(t, extended)
@@ -161,7 +173,8 @@ func TestQueryTask(t *testing.T) {
 		release := s.stall(t, disktest.OpRead)
 		before := s.disk.Calls(disktest.OpRead)
 		task := sess.MustStart(t, Read10(1, 0, 8))
-		eventually(t, "the disk hangs", func() bool { return s.disk.Calls(disktest.OpRead) > before })
+		eventually(t, "the disk hangs",
+			func() bool { return s.disk.Calls(disktest.OpRead) > before })
 		askTask(t, sess, pdu.TMSucceeded, task)
 		release()
 		require.Equal(t, data, task.MustFinish(t).Data)
@@ -191,7 +204,8 @@ func TestQueryTask(t *testing.T) {
 		for neighbour.NewTag() <= task.Tag() {
 			continue // the request has another tag than the task
 		}
-		ask(t, neighbour, pdu.TMComplete, request(pdu.TMQueryTask, 1, task.Tag(), neighbour.CmdSN-1))
+		ask(t, neighbour, pdu.TMComplete,
+			request(pdu.TMQueryTask, 1, task.Tag(), neighbour.CmdSN-1))
 		require.NoError(t, task.Answer(r2t))
 		require.True(t, task.MustFinish(t).Good())
 	})
@@ -208,7 +222,8 @@ func TestQueryTask(t *testing.T) {
 		ask(t, sess, pdu.TMComplete, request(pdu.TMQueryTask, 1, 4711, lost))
 		sess.MustGood(t, TestUnitReady(1))
 		require.NoError(t, sess.Send(numbered(sess, lost, false), nil))
-		require.NoError(t, sess.ExpectOnlyPing(), "it does not run after the initiator was told that it is not there")
+		require.NoError(t, sess.ExpectOnlyPing(),
+			"it does not run after the initiator was told that it is not there")
 	})
 	t.Run("RFC 7144 6.4.2/a task that waits for those before it", func(t *testing.T) {
 		sess := s.login(t, extended)
@@ -233,14 +248,17 @@ func TestQueryTask(t *testing.T) {
 	t.Run("RFC 7144 6.3/a task management request", func(t *testing.T) {
 		sess := s.login(t, extended)
 		tag := sess.NewTag()
-		require.NoError(t, sess.Send(&pdu.TaskManagementRequest{Immediate: true, Function: pdu.TMQueryTask, LUN: LUN(1), TaskTag: tag,
+		require.NoError(t, sess.Send(&pdu.TaskManagementRequest{Immediate: true,
+			Function: pdu.TMQueryTask, LUN: LUN(1), TaskTag: tag,
 			RefTaskTag: tag, CmdSN: sess.CmdSN, RefCmdSN: sess.CmdSN}, nil))
 		r, err := sess.AwaitTaskManagement(tag)
 		require.NoError(t, err)
 		require.Equal(t, pdu.TMRejected, r)
 		// Not a command, which the function may end before it is answered.
-		early, late := &pdu.NOPOut{TaskTag: sess.NewTag(), TransferTag: pdu.ReservedTag, CmdSN: sess.CmdSN, ExpStatSN: sess.ExpStatSN}, sess.NewTag()
-		require.NoError(t, sess.Send(&pdu.TaskManagementRequest{Function: pdu.TMAbortTaskSet, LUN: LUN(1), TaskTag: late,
+		early, late := &pdu.NOPOut{TaskTag: sess.NewTag(), TransferTag: pdu.ReservedTag,
+			CmdSN: sess.CmdSN, ExpStatSN: sess.ExpStatSN}, sess.NewTag()
+		require.NoError(t, sess.Send(&pdu.TaskManagementRequest{Function: pdu.TMAbortTaskSet,
+			LUN: LUN(1), TaskTag: late,
 			RefTaskTag: pdu.ReservedTag, CmdSN: sess.CmdSN + 1, ExpStatSN: sess.ExpStatSN}, nil))
 		sess.CmdSN += 2
 		ask(t, sess, pdu.TMRejected, request(pdu.TMQueryTask, 1, late, early.CmdSN+1))
@@ -264,7 +282,8 @@ func TestQueryTask(t *testing.T) {
 	})
 	t.Run("RFC 7144 6.3.1/a LUN that does not exist", func(t *testing.T) {
 		sess := s.login(t, extended)
-		for _, function := range []pdu.TMFunction{pdu.TMQueryTask, pdu.TMQueryTaskSet, pdu.TMQueryAsyncEvent} {
+		for _, function := range []pdu.TMFunction{pdu.TMQueryTask, pdu.TMQueryTaskSet,
+			pdu.TMQueryAsyncEvent} {
 			ask(t, sess, pdu.TMLUNNotExist, request(function, 77, 1, sess.CmdSN-1))
 		}
 	})
@@ -282,16 +301,19 @@ func TestQueryAsynchronousEvent(t *testing.T) {
 	t.Run("RFC 7144 6.4.2/a unit attention condition", func(t *testing.T) {
 		manage(t, sess, pdu.TMComplete, reset)
 		for range 2 {
-			require.Equal(t, [3]byte{0x16, 0x29, 0x03}, ask(t, sess, pdu.TMSucceeded, query), "one, UNIT ATTENTION; asking does not clear it")
+			require.Equal(t, [3]byte{0x16, 0x29, 0x03}, ask(t, sess, pdu.TMSucceeded, query),
+				"one, UNIT ATTENTION; asking does not clear it")
 		}
-		require.Zero(t, ask(t, sess, pdu.TMComplete, pdu.TaskManagementRequest{Function: pdu.TMQueryAsyncEvent, LUN: LUN(2)}))
+		require.Zero(t, ask(t, sess, pdu.TMComplete,
+			pdu.TaskManagementRequest{Function: pdu.TMQueryAsyncEvent, LUN: LUN(2)}))
 		sess.MustFail(t, TestUnitReady(1), "06/29/03")
 		require.Zero(t, ask(t, sess, pdu.TMComplete, query))
 	})
 	t.Run("RFC 7144 6.4.2/several", func(t *testing.T) {
 		cleared := s.login(t, extendedOther)
 		waiting(t, sess, 1, 0, pattern(8*BlockSize, 1))
-		manage(t, cleared, pdu.TMComplete, pdu.TaskManagementRequest{Function: pdu.TMClearTaskSet, LUN: LUN(1)})
+		manage(t, cleared, pdu.TMComplete,
+			pdu.TaskManagementRequest{Function: pdu.TMClearTaskSet, LUN: LUN(1)})
 		manage(t, sess, pdu.TMComplete, reset)
 		require.Equal(t, [3]byte{0x26, 0x29, 0x03}, ask(t, sess, pdu.TMSucceeded, query))
 		sess.MustFail(t, TestUnitReady(1), "06/29/03")
@@ -309,51 +331,59 @@ func TestQueryAsynchronousEvent(t *testing.T) {
 
 func TestNexusReset(t *testing.T) {
 	data := pattern(8*BlockSize, 2)
-	reserve6, nexusReset := Command{LUN: 1, CDB: make([]byte, 6)}, pdu.TaskManagementRequest{Function: pdu.TMITNexusReset}
+	reserve6, nexusReset := Command{LUN: 1, CDB: make([]byte, 6)},
+		pdu.TaskManagementRequest{Function: pdu.TMITNexusReset}
 	reserve6.CDB[0] = 0x16
 	for _, immediate := range []bool{true, false} {
-		t.Run(fmt.Sprintf("RFC 7144 6.3/I_T NEXUS RESET, immediate %t", immediate), func(t *testing.T) {
-			s := start(t)
-			old := pattern(8*BlockSize, 1)
-			sess, neighbour := s.login(t, extended), s.login(t, extendedOther)
-			sess.MustGood(t, Write10(1, 0, old))
-			theirs, theirR2T := waiting(t, neighbour, 2, 0, data)
-			sess.MustGood(t, reserve6)
-			neighbour.MustFail(t, TestUnitReady(1), reserved)
-			task, _ := waiting(t, sess, 1, 0, data)
-			hangs := s.stall(t, disktest.OpRead)
-			before := s.disk.Calls(disktest.OpRead)
-			reading := sess.MustStart(t, Read10(1, 0, 8))
-			eventually(t, "the disk hangs", func() bool { return s.disk.Calls(disktest.OpRead) > before })
-			sess.Forget(task)
-			sess.Forget(reading)
+		t.Run(fmt.Sprintf("RFC 7144 6.3/I_T NEXUS RESET, immediate %t", immediate),
+			func(t *testing.T) {
+				s := start(t)
+				old := pattern(8*BlockSize, 1)
+				sess, neighbour := s.login(t, extended), s.login(t, extendedOther)
+				sess.MustGood(t, Write10(1, 0, old))
+				theirs, theirR2T := waiting(t, neighbour, 2, 0, data)
+				sess.MustGood(t, reserve6)
+				neighbour.MustFail(t, TestUnitReady(1), reserved)
+				task, _ := waiting(t, sess, 1, 0, data)
+				hangs := s.stall(t, disktest.OpRead)
+				before := s.disk.Calls(disktest.OpRead)
+				reading := sess.MustStart(t, Read10(1, 0, 8))
+				eventually(t, "the disk hangs",
+					func() bool { return s.disk.Calls(disktest.OpRead) > before })
+				sess.Forget(task)
+				sess.Forget(reading)
 
-			nexusReset.Immediate, nexusReset.LUN = immediate, LUN(77) // the LUN is reserved, and not looked at
-			tag, err := sess.SendTaskManagement(nexusReset)
-			require.NoError(t, err)
-			// Tasks, reservation and connection end while the disk still hangs, and the response is the last that comes.
-			r, err := sess.AwaitTaskManagement(tag)
-			require.NoError(t, err)
-			require.Equal(t, pdu.TMComplete, r)
-			require.NoError(t, sess.ExpectClosed())
-			hangs()
+				// the LUN is reserved, and not looked at
+				nexusReset.Immediate, nexusReset.LUN = immediate, LUN(77)
+				tag, err := sess.SendTaskManagement(nexusReset)
+				require.NoError(t, err)
+				// Tasks, reservation and connection end while the disk still hangs. The response
+				// comes last.
+				r, err := sess.AwaitTaskManagement(tag)
+				require.NoError(t, err)
+				require.Equal(t, pdu.TMComplete, r)
+				require.NoError(t, sess.ExpectClosed())
+				hangs()
 
-			require.Empty(t, attentions(t, neighbour, 1), "nobody else is concerned")
-			neighbour.MustGood(t, TestUnitReady(1))
-			require.NoError(t, theirs.Answer(theirR2T))
-			require.True(t, theirs.MustFinish(t).Good())
-			require.Equal(t, old, neighbour.MustGood(t, Read10(1, 0, 8)).Data)
-			again := MustLogin(t, s.addr, extended)
-			require.Equal(t, []string{"06/29/07"}, attentions(t, again, 1), "I_T NEXUS LOSS OCCURRED")
-			require.NoError(t, again.ExpectOnlyPing())
-		})
+				require.Empty(t, attentions(t, neighbour, 1), "nobody else is concerned")
+				neighbour.MustGood(t, TestUnitReady(1))
+				require.NoError(t, theirs.Answer(theirR2T))
+				require.True(t, theirs.MustFinish(t).Good())
+				require.Equal(t, old, neighbour.MustGood(t, Read10(1, 0, 8)).Data)
+				again := MustLogin(t, s.addr, extended)
+				require.Equal(t, []string{"06/29/07"}, attentions(t, again, 1),
+					"I_T NEXUS LOSS OCCURRED")
+				require.NoError(t, again.ExpectOnlyPing())
+			})
 	}
 	t.Run("RFC 7144 6.3/persistent reservations stay", func(t *testing.T) {
 		s := start(t)
 		sess, neighbour := s.login(t, extended), s.login(t, extendedOther)
 		register(t, sess, 0x1234, 0)
-		sess.MustGood(t, PersistOut(1, Persist{Action: PersistReserve, Type: WriteExclusive, Key: 0x1234}))
-		_, err := sess.SendTaskManagement(pdu.TaskManagementRequest{Immediate: true, Function: pdu.TMITNexusReset})
+		sess.MustGood(t, PersistOut(1,
+			Persist{Action: PersistReserve, Type: WriteExclusive, Key: 0x1234}))
+		_, err := sess.SendTaskManagement(pdu.TaskManagementRequest{Immediate: true,
+			Function: pdu.TMITNexusReset})
 		require.NoError(t, err)
 		_, err = sess.ExpectClosedAfter()
 		require.NoError(t, err)

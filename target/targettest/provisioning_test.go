@@ -35,7 +35,8 @@ func unmap(lun uint16, pairs ...uint64) Command {
 	}
 	binary.BigEndian.PutUint16(list, uint16(len(list)-2))
 	binary.BigEndian.PutUint16(list[2:], uint16(len(list)-8))
-	return Command{LUN: lun, CDB: []byte{0x42, 0, 0, 0, 0, 0, 0, byte(len(list) >> 8), byte(len(list)), 0}, Write: list}
+	return Command{LUN: lun, CDB: []byte{0x42, 0, 0, 0, 0, 0, 0, byte(len(list) >> 8),
+		byte(len(list)), 0}, Write: list}
 }
 
 // lbaStatus is the one descriptor of GET LBA STATUS: "address+blocks mapped" or "… deallocated".
@@ -47,10 +48,12 @@ func lbaStatus(t *testing.T, sess *Session, lun uint16, lba uint64) string {
 	require.Len(t, d, 24)
 	require.EqualValues(t, 20, binary.BigEndian.Uint32(d))
 	status := map[byte]string{0: "mapped", 1: "deallocated"}[d[20]]
-	return fmt.Sprintf("%d+%d %s", binary.BigEndian.Uint64(d[8:]), binary.BigEndian.Uint32(d[16:]), status)
+	return fmt.Sprintf("%d+%d %s", binary.BigEndian.Uint64(d[8:]), binary.BigEndian.Uint32(d[16:]),
+		status)
 }
 
-// TestProvisioning unmaps, zeroes and asks for what is allocated, as thin provisioning wants it (SBC-3 4.7).
+// TestProvisioning unmaps, zeroes and asks for what is allocated, as thin provisioning wants it
+// (SBC-3 4.7).
 func TestProvisioning(t *testing.T) {
 	memory := disktest.NewMemory(diskSize)
 	s := start(t, func(o *target.Options) { o.LUNs[1].Disk = memory })
@@ -95,12 +98,23 @@ func TestProvisioning(t *testing.T) {
 	}{
 		{"a range beyond the end", "05/21/00", func() Command { return unmap(2, 8, 8, last, 2) }},
 		{"an address beyond the end", "05/21/00", func() Command { return unmap(2, last+1, 1) }},
-		{"more blocks than there are", "05/21/00", func() Command { return unmap(2, 8, 0xffffffff) }},
-		{"more ranges than MAXIMUM UNMAP BLOCK DESCRIPTOR COUNT", "05/26/00", func() Command { return unmap(2, make([]uint64, 514)...) }},
+		{"more blocks than there are", "05/21/00",
+			func() Command { return unmap(2, 8, 0xffffffff) }},
+		{"more ranges than MAXIMUM UNMAP BLOCK DESCRIPTOR COUNT", "05/26/00",
+			func() Command { return unmap(2, make([]uint64, 514)...) }},
 		{"ANCHOR", "05/24/00", func() Command { c := unmap(2, 8, 8); c.CDB[1] = 1; return c }},
-		{"a list that is cut off", "05/1A/00", func() Command { c := unmap(2, 8, 8); c.Write = c.Write[:20]; c.CDB[8] = 20; return c }},
-		{"a list without a header", "05/1A/00", func() Command { c := unmap(2, 8, 8); c.Write = c.Write[:7]; c.CDB[8] = 7; return c }},
-		{"less data than the list has", "05/0E/03", func() Command { c := unmap(2, 8, 8); c.Write = c.Write[:16]; return c }},
+		{"a list that is cut off", "05/1A/00",
+			func() Command {
+				c := unmap(2, 8,
+					8)
+				c.Write = c.Write[:20]
+				c.CDB[8] = 20
+				return c
+			}},
+		{"a list without a header", "05/1A/00",
+			func() Command { c := unmap(2, 8, 8); c.Write = c.Write[:7]; c.CDB[8] = 7; return c }},
+		{"less data than the list has", "05/0E/03",
+			func() Command { c := unmap(2, 8, 8); c.Write = c.Write[:16]; return c }},
 	} {
 		t.Run("SBC-3 5.28/UNMAP/"+tt.name, func(t *testing.T) {
 			fill()
@@ -129,7 +143,8 @@ func TestProvisioning(t *testing.T) {
 	}{
 		{"beyond the end", "05/21/00", block16(2, 0x93, 0, last, 2, make([]byte, BlockSize))},
 		{"an anchor", "05/24/00", block16(2, 0x93, 0x18, 8, 8, make([]byte, BlockSize))},
-		{"protection information", "05/24/00", block16(2, 0x93, 0x20, 8, 8, make([]byte, BlockSize))},
+		{"protection information", "05/24/00",
+			block16(2, 0x93, 0x20, 8, 8, make([]byte, BlockSize))},
 		{"half a block", "05/0E/03", block16(2, 0x93, 0, 8, 8, make([]byte, BlockSize/2))},
 		{"two blocks", "05/24/00", block16(2, 0x93, 0, 8, 8, make([]byte, 2*BlockSize))},
 	} {
@@ -161,7 +176,8 @@ func TestProvisioning(t *testing.T) {
 	t.Run("SBC-3/a write-protected LUN unmaps nothing", func(t *testing.T) {
 		s := start(t, func(o *target.Options) { o.LUNs[0].ReadOnly = true })
 		sess := s.login(t, LoginOptions{})
-		for _, c := range []Command{unmap(1, 0, 8), block16(1, 0x93, 0x09, 0, 8, nil), block16(1, 0x89, 0, 0, 0, nil), block16(1, 0x8b, 0, 0, 1, make([]byte, BlockSize))} {
+		for _, c := range []Command{unmap(1, 0, 8), block16(1, 0x93, 0x09, 0, 8, nil),
+			block16(1, 0x89, 0, 0, 0, nil), block16(1, 0x8b, 0, 0, 1, make([]byte, BlockSize))} {
 			sess.MustFail(t, c, "07/27/00")
 		}
 	})
@@ -169,23 +185,29 @@ func TestProvisioning(t *testing.T) {
 
 // compareAndWrite has COMPARE AND WRITE's number of blocks where that command has it.
 func compareAndWrite(lun uint16, lba uint64, old, fresh []byte) Command {
-	return block16(lun, 0x89, 0, lba, uint32(len(old)/BlockSize), append(bytes.Clone(old), fresh...))
+	return block16(lun, 0x89, 0, lba, uint32(len(old)/BlockSize),
+		append(bytes.Clone(old), fresh...))
 }
 
-// TestReadModifyWrite has the commands that look at the medium and change it as one step, from several sessions at once.
+// TestReadModifyWrite has the commands that look at the medium and change it as one step, from
+// several sessions at once.
 func TestReadModifyWrite(t *testing.T) {
 	s := start(t)
 	sess := s.login(t, LoginOptions{})
 	t.Run("SBC-3 5.2/COMPARE AND WRITE", func(t *testing.T) {
 		old, fresh := pattern(4*BlockSize, 1), pattern(4*BlockSize, 2)
 		sess.MustGood(t, Write10(1, 8, old))
-		r := sess.MustFail(t, compareAndWrite(1, 8, append(bytes.Clone(old[:3*BlockSize]), fresh[:BlockSize]...), fresh), "0E/1D/00")
-		require.EqualValues(t, 3*BlockSize, binary.BigEndian.Uint32(r.Sense.Raw[3:]), "where they differ")
+		r := sess.MustFail(t, compareAndWrite(1, 8,
+			append(bytes.Clone(old[:3*BlockSize]), fresh[:BlockSize]...), fresh), "0E/1D/00")
+		require.EqualValues(t, 3*BlockSize, binary.BigEndian.Uint32(r.Sense.Raw[3:]),
+			"where they differ")
 		require.Equal(t, old, sess.MustGood(t, Read10(1, 8, 4)).Data)
 		sess.MustGood(t, compareAndWrite(1, 8, old, fresh))
 		require.Equal(t, fresh, sess.MustGood(t, Read10(1, 8, 4)).Data)
-		sess.MustFail(t, compareAndWrite(1, 8, make([]byte, 129*BlockSize), make([]byte, 129*BlockSize)), "05/24/00")
-		sess.MustFail(t, compareAndWrite(1, diskSize/BlockSize-1, make([]byte, 2*BlockSize), make([]byte, 2*BlockSize)), "05/21/00")
+		sess.MustFail(t, compareAndWrite(1, 8, make([]byte, 129*BlockSize),
+			make([]byte, 129*BlockSize)), "05/24/00")
+		sess.MustFail(t, compareAndWrite(1, diskSize/BlockSize-1, make([]byte, 2*BlockSize),
+			make([]byte, 2*BlockSize)), "05/21/00")
 		c := compareAndWrite(1, 8, fresh, old)
 		c.Write = fresh
 		sess.MustFail(t, c, "05/0E/03")
@@ -195,9 +217,11 @@ func TestReadModifyWrite(t *testing.T) {
 	t.Run("SBC-3 5.7/ORWRITE", func(t *testing.T) {
 		sess.MustGood(t, Write10(1, 8, bytes.Repeat([]byte{0x0f}, 2*BlockSize)))
 		sess.MustGood(t, block16(1, 0x8b, 0, 8, 2, bytes.Repeat([]byte{0x55}, 2*BlockSize)))
-		require.Equal(t, bytes.Repeat([]byte{0x5f}, 2*BlockSize), sess.MustGood(t, Read10(1, 8, 2)).Data)
+		require.Equal(t, bytes.Repeat([]byte{0x5f}, 2*BlockSize),
+			sess.MustGood(t, Read10(1, 8, 2)).Data)
 		sess.MustFail(t, block16(1, 0x8b, 0x20, 8, 2, make([]byte, 2*BlockSize)), "05/24/00")
-		sess.MustFail(t, block16(1, 0x8b, 0, diskSize/BlockSize-1, 2, make([]byte, 2*BlockSize)), "05/21/00")
+		sess.MustFail(t, block16(1, 0x8b, 0, diskSize/BlockSize-1, 2, make([]byte, 2*BlockSize)),
+			"05/21/00")
 		sess.MustGood(t, block16(1, 0x8b, 0, 8, 0, nil))
 	})
 	t.Run("SBC-3 5.2/a counter of four sessions loses nothing", func(t *testing.T) {
@@ -206,7 +230,8 @@ func TestReadModifyWrite(t *testing.T) {
 		var wg sync.WaitGroup
 		errs := make(chan error, 4)
 		for i := range 4 {
-			peer := s.login(t, LoginOptions{Initiator: fmt.Sprintf("%s.add%d", DefaultInitiator, i), ISID: [6]byte{0x80, byte(i)}})
+			peer := s.login(t, LoginOptions{Initiator: fmt.Sprintf("%s.add%d", DefaultInitiator, i),
+				ISID: [6]byte{0x80, byte(i)}})
 			wg.Go(func() {
 				for n := 0; n < adds; {
 					r, err := peer.Do(Read10(1, 100, 1))
@@ -235,7 +260,8 @@ func TestReadModifyWrite(t *testing.T) {
 		for err := range errs {
 			require.NoError(t, err)
 		}
-		require.EqualValues(t, 4*adds, binary.BigEndian.Uint64(sess.MustGood(t, Read10(1, 100, 1)).Data))
+		require.EqualValues(t, 4*adds,
+			binary.BigEndian.Uint64(sess.MustGood(t, Read10(1, 100, 1)).Data))
 	})
 	t.Run("SBC-3 5.31/VERIFY", func(t *testing.T) {
 		data := pattern(8*BlockSize, 4)
@@ -265,14 +291,17 @@ func TestStorageFails(t *testing.T) {
 		memory.SetFree(0)
 		sess.MustFail(t, Write10(2, 64, data), "07/27/07")
 		sess.MustFail(t, block16(2, 0x93, 0, 64, 16, pattern(BlockSize, 2)), "07/27/07")
-		sess.MustFail(t, compareAndWrite(2, 64, make([]byte, BlockSize), pattern(BlockSize, 2)), "07/27/07")
+		sess.MustFail(t, compareAndWrite(2, 64, make([]byte, BlockSize), pattern(BlockSize, 2)),
+			"07/27/07")
 		sess.MustFail(t, block16(2, 0x8b, 0, 64, 16, data), "07/27/07")
-		r := sess.MustFail(t, ExtendedCopy(1, CopyList(1, units, CopySegment{1, 1, 16, 0, 64})), "0A/0D/01")
+		r := sess.MustFail(t, ExtendedCopy(1, CopyList(1, units, CopySegment{1, 1, 16, 0, 64})),
+			"0A/0D/01")
 		inner, err := ParseSense(r.Sense.Raw[r.Sense.Raw[9]+1:])
 		require.NoError(t, err)
 		require.Equal(t, "07/27/07", inner.String())
 		sess.MustGood(t, Write10(2, 0, data))
-		require.Equal(t, data, sess.MustGood(t, Read10(2, 0, 16)).Data, "what is allocated can be written and read")
+		require.Equal(t, data, sess.MustGood(t, Read10(2, 0, 16)).Data,
+			"what is allocated can be written and read")
 		sess.MustGood(t, unmap(2, 0, 16))
 		sess.MustGood(t, Write10(2, 64, data))
 		require.Equal(t, data, sess.MustGood(t, Read10(2, 64, 16)).Data)
@@ -280,17 +309,24 @@ func TestStorageFails(t *testing.T) {
 	s := start(t)
 	sess := s.login(t, LoginOptions{})
 	t.Run("SBC-3 4.18/blocks that cannot be read", func(t *testing.T) {
-		remove := s.disk.Inject(disktest.Rule{Op: disktest.OpRead, Off: 100 * BlockSize, Length: BlockSize, Err: &disk.MediumError{Op: "read", Off: 100 * BlockSize, Length: BlockSize, Err: errDisk}})
-		for _, c := range []Command{Read10(1, 96, 8), block16(1, 0x8f, 0, 96, 8, nil), block16(1, 0x8b, 0, 96, 8, make([]byte, 8*BlockSize))} {
+		remove := s.disk.Inject(disktest.Rule{Op: disktest.OpRead, Off: 100 * BlockSize,
+			Length: BlockSize,
+			Err: &disk.MediumError{Op: "read", Off: 100 * BlockSize, Length: BlockSize,
+				Err: errDisk}})
+		for _, c := range []Command{Read10(1, 96, 8), block16(1, 0x8f, 0, 96, 8, nil),
+			block16(1, 0x8b, 0, 96, 8, make([]byte, 8*BlockSize))} {
 			r := sess.MustFail(t, c, "03/11/00")
-			require.EqualValues(t, 100, binary.BigEndian.Uint32(r.Sense.Raw[3:]), "the first of them")
+			require.EqualValues(t, 100, binary.BigEndian.Uint32(r.Sense.Raw[3:]),
+				"the first of them")
 		}
 		sess.MustGood(t, Read10(1, 101, 8))
 		remove()
 		sess.MustGood(t, Read10(1, 96, 8))
 	})
 	t.Run("SBC-3 4.18/blocks that cannot be written", func(t *testing.T) {
-		remove := s.disk.Inject(disktest.Rule{Op: disktest.OpWrite, Err: &disk.MediumError{Op: "write", Off: 8 * BlockSize, Length: BlockSize, Err: errDisk}})
+		remove := s.disk.Inject(disktest.Rule{Op: disktest.OpWrite,
+			Err: &disk.MediumError{Op: "write", Off: 8 * BlockSize, Length: BlockSize,
+				Err: errDisk}})
 		r := sess.MustFail(t, Write10(1, 8, make([]byte, BlockSize)), "03/0C/00")
 		require.EqualValues(t, 8, binary.BigEndian.Uint32(r.Sense.Raw[3:]))
 		remove()

@@ -13,31 +13,38 @@ import (
 // rejects are numbered requests that the target rejects, each with the next CmdSN.
 var rejects = map[string]func(t *testing.T, sess *Session, tag uint32){
 	"Text Request with a wrong digest": func(t *testing.T, sess *Session, tag uint32) {
-		require.NoError(t, sess.Send(&pdu.TextRequest{Final: true, TaskTag: tag, TransferTag: pdu.ReservedTag, CmdSN: sess.CmdSN,
+		require.NoError(t, sess.Send(&pdu.TextRequest{Final: true, TaskTag: tag,
+			TransferTag: pdu.ReservedTag, CmdSN: sess.CmdSN,
 			ExpStatSN: sess.ExpStatSN}, KV("SendTargets", "").Text(), WrongDataDigest()))
 	},
 	"Text Request with an unknown transfer tag": func(t *testing.T, sess *Session, tag uint32) {
-		require.NoError(t, sess.Send(&pdu.TextRequest{Final: true, TaskTag: tag, TransferTag: 77, CmdSN: sess.CmdSN,
+		require.NoError(t, sess.Send(&pdu.TextRequest{Final: true, TaskTag: tag, TransferTag: 77,
+			CmdSN:     sess.CmdSN,
 			ExpStatSN: sess.ExpStatSN}, nil))
 	},
 	"Text Request with a key that comes twice": func(t *testing.T, sess *Session, tag uint32) {
-		require.NoError(t, sess.Send(&pdu.TextRequest{Final: true, TaskTag: tag, TransferTag: pdu.ReservedTag, CmdSN: sess.CmdSN,
+		require.NoError(t, sess.Send(&pdu.TextRequest{Final: true, TaskTag: tag,
+			TransferTag: pdu.ReservedTag, CmdSN: sess.CmdSN,
 			ExpStatSN: sess.ExpStatSN}, KV("SendTargets", "", "SendTargets", "").Text()))
 	},
 	"NOP-Out with a wrong digest": func(t *testing.T, sess *Session, tag uint32) {
-		require.NoError(t, sess.Send(&pdu.NOPOut{TaskTag: tag, TransferTag: pdu.ReservedTag, CmdSN: sess.CmdSN, ExpStatSN: sess.ExpStatSN},
+		require.NoError(t, sess.Send(&pdu.NOPOut{TaskTag: tag, TransferTag: pdu.ReservedTag,
+			CmdSN: sess.CmdSN, ExpStatSN: sess.ExpStatSN},
 			[]byte("hello"), WrongDataDigest()))
 	},
 	"NOP-Out with both tags": func(t *testing.T, sess *Session, tag uint32) {
-		require.NoError(t, sess.Send(&pdu.NOPOut{TaskTag: tag, TransferTag: 77, CmdSN: sess.CmdSN, ExpStatSN: sess.ExpStatSN}, nil))
+		require.NoError(t, sess.Send(&pdu.NOPOut{TaskTag: tag, TransferTag: 77, CmdSN: sess.CmdSN,
+			ExpStatSN: sess.ExpStatSN}, nil))
 	},
 	"Logout Request for no known reason": func(t *testing.T, sess *Session, tag uint32) {
-		require.NoError(t, sess.Send(&pdu.LogoutRequest{Reason: 0x55, TaskTag: tag, CID: sess.CID, CmdSN: sess.CmdSN, ExpStatSN: sess.ExpStatSN}, nil))
+		require.NoError(t, sess.Send(&pdu.LogoutRequest{Reason: 0x55, TaskTag: tag, CID: sess.CID,
+			CmdSN: sess.CmdSN, ExpStatSN: sess.ExpStatSN}, nil))
 	},
 }
 
-// TestRejectedCmdSN is RFC 7143 7.3: the number of a rejected request does not count as received, and is for the initiator to use again. One
-// that goes on without it, as Linux and libiscsi do, is not held up.
+// TestRejectedCmdSN is RFC 7143 7.3: the number of a rejected request does not count as received,
+// and is for the initiator to use again. One that goes on without it, as Linux and libiscsi do, is
+// not held up.
 func TestRejectedCmdSN(t *testing.T) {
 	s := start(t)
 	for name, send := range rejects {
@@ -65,7 +72,8 @@ func TestRejectedCmdSN(t *testing.T) {
 			sess, rejected, _ := begin(t)
 			sess.MustGood(t, TestUnitReady(1))
 			require.Equal(t, rejected+2, sess.ExpCmdSN)
-			late := numbered(sess, rejected, false) // sent when the Reject came, behind what was on its way
+			// sent when the Reject came, behind what was on its way
+			late := numbered(sess, rejected, false)
 			require.NoError(t, sess.Send(late, nil))
 			done(t, sess, late)
 			require.NoError(t, sess.Send(late, nil))
@@ -74,7 +82,9 @@ func TestRejectedCmdSN(t *testing.T) {
 		})
 		t.Run("7.11/"+name+"/it is aborted", func(t *testing.T) {
 			sess, rejected, tag := begin(t)
-			manage(t, sess, pdu.TMComplete, pdu.TaskManagementRequest{Function: pdu.TMAbortTask, LUN: LUN(1), RefTaskTag: tag, RefCmdSN: rejected})
+			manage(t, sess, pdu.TMComplete,
+				pdu.TaskManagementRequest{Function: pdu.TMAbortTask, LUN: LUN(1), RefTaskTag: tag,
+					RefCmdSN: rejected})
 			require.NoError(t, sess.Send(numbered(sess, rejected, false), nil))
 			require.NoError(t, sess.ExpectOnlyPing())
 			sess.MustGood(t, TestUnitReady(1))
@@ -82,20 +92,24 @@ func TestRejectedCmdSN(t *testing.T) {
 		t.Run("7.11/"+name+"/it is aborted later", func(t *testing.T) {
 			sess, rejected, tag := begin(t)
 			sess.MustGood(t, TestUnitReady(1))
-			manage(t, sess, pdu.TMComplete, pdu.TaskManagementRequest{Function: pdu.TMAbortTask, LUN: LUN(1), RefTaskTag: tag, RefCmdSN: rejected})
+			manage(t, sess, pdu.TMComplete,
+				pdu.TaskManagementRequest{Function: pdu.TMAbortTask, LUN: LUN(1), RefTaskTag: tag,
+					RefCmdSN: rejected})
 			require.NoError(t, sess.Send(numbered(sess, rejected, false), nil))
 			require.NoError(t, sess.ExpectOnlyPing())
 		})
 		t.Run("4.2.3.3/"+name+"/a reset does not wait for it", func(t *testing.T) {
 			sess, _, _ := begin(t)
-			manage(t, sess, pdu.TMComplete, pdu.TaskManagementRequest{Function: pdu.TMLogicalUnitReset, LUN: LUN(1)})
+			manage(t, sess, pdu.TMComplete,
+				pdu.TaskManagementRequest{Function: pdu.TMLogicalUnitReset, LUN: LUN(1)})
 			attentions(t, sess, 1)
 			sess.MustGood(t, TestUnitReady(1))
 		})
 	}
 	t.Run("7.3/a request ahead of its turn", func(t *testing.T) {
 		sess := s.login(t, bothDigests)
-		first, last, tag := numbered(sess, sess.CmdSN, false), numbered(sess, sess.CmdSN+2, false), sess.NewTag()
+		first, last, tag := numbered(sess, sess.CmdSN, false), numbered(sess, sess.CmdSN+2, false),
+			sess.NewTag()
 		sess.CmdSN++
 		rejects["NOP-Out with a wrong digest"](t, sess, tag)
 		_, err := sess.AwaitReject(tag)

@@ -11,24 +11,31 @@ import (
 	. "kubevirt.io/disk/target/targettest"
 )
 
-// TestResetOfSomebodyElsesLUN has initiators that may not use a write-exclusive LUN end the commands of the one that may, as the kernel of a
-// machine does from which a guest has migrated away: it is refused, and the commands go on (RFC 7143 11.5.1, 11.6.1).
+// TestResetOfSomebodyElsesLUN has initiators that may not use a write-exclusive LUN end the
+// commands of the one that may, as the kernel of a machine does from which a guest has migrated
+// away: it is refused, and the commands go on (RFC 7143 11.5.1, 11.6.1).
 func TestResetOfSomebodyElsesLUN(t *testing.T) {
 	s := start(t, func(o *target.Options) { o.LUNs[0].Access = target.AccessWriteExclusive })
 	data := pattern(8*BlockSize, 1)
 	named := func(name string, isid byte) *Session {
-		return s.login(t, LoginOptions{Initiator: DefaultInitiator + name, ISID: [6]byte{0x80, isid}, Keys: solicited.Keys})
+		return s.login(t, LoginOptions{Initiator: DefaultInitiator + name,
+			ISID: [6]byte{0x80, isid}, Keys: solicited.Keys})
 	}
 	first, second, third := named(".first", 1), named(".second", 2), named(".third", 3)
-	functions := []pdu.TMFunction{pdu.TMClearTaskSet, pdu.TMLogicalUnitReset, pdu.TMTargetWarmReset, pdu.TMTargetColdReset}
+	functions := []pdu.TMFunction{pdu.TMClearTaskSet, pdu.TMLogicalUnitReset, pdu.TMTargetWarmReset,
+		pdu.TMTargetColdReset}
 	refused := func(t *testing.T, owner *Session, by ...*Session) {
 		task, r2t := waiting(t, owner, 1, 0, data)
 		for _, sess := range by {
 			for _, function := range functions {
-				manage(t, sess, pdu.TMAuthorizationFailed, pdu.TaskManagementRequest{Function: function, LUN: LUN(1)})
+				manage(t, sess, pdu.TMAuthorizationFailed,
+					pdu.TaskManagementRequest{Function: function, LUN: LUN(1)})
 			}
-			manage(t, sess, pdu.TMComplete, pdu.TaskManagementRequest{Function: pdu.TMAbortTaskSet, LUN: LUN(1)}) // its own
-			manage(t, sess, pdu.TMComplete, pdu.TaskManagementRequest{Function: pdu.TMLogicalUnitReset, LUN: LUN(2)})
+			// its own
+			manage(t, sess, pdu.TMComplete,
+				pdu.TaskManagementRequest{Function: pdu.TMAbortTaskSet, LUN: LUN(1)})
+			manage(t, sess, pdu.TMComplete,
+				pdu.TaskManagementRequest{Function: pdu.TMLogicalUnitReset, LUN: LUN(2)})
 		}
 		require.NoError(t, task.Answer(r2t))
 		require.True(t, task.MustFinish(t).Good())
@@ -44,7 +51,8 @@ func TestResetOfSomebodyElsesLUN(t *testing.T) {
 	t.Run("after a handover", func(t *testing.T) { refused(t, second, first, third) })
 	t.Run("the owner itself", func(t *testing.T) {
 		for _, function := range functions[:3] {
-			manage(t, second, pdu.TMComplete, pdu.TaskManagementRequest{Function: function, LUN: LUN(1)})
+			manage(t, second, pdu.TMComplete,
+				pdu.TaskManagementRequest{Function: function, LUN: LUN(1)})
 		}
 		attentions(t, second, 1)
 		attentions(t, second, 2)
@@ -52,12 +60,15 @@ func TestResetOfSomebodyElsesLUN(t *testing.T) {
 	t.Run("nobody's", func(t *testing.T) {
 		_, err := second.Logout(pdu.LogoutCloseSession)
 		require.NoError(t, err)
-		manage(t, first, pdu.TMAuthorizationFailed, pdu.TaskManagementRequest{Function: pdu.TMLogicalUnitReset, LUN: LUN(1)})
-		manage(t, third, pdu.TMComplete, pdu.TaskManagementRequest{Function: pdu.TMLogicalUnitReset, LUN: LUN(1)})
+		manage(t, first, pdu.TMAuthorizationFailed,
+			pdu.TaskManagementRequest{Function: pdu.TMLogicalUnitReset, LUN: LUN(1)})
+		manage(t, third, pdu.TMComplete,
+			pdu.TaskManagementRequest{Function: pdu.TMLogicalUnitReset, LUN: LUN(1)})
 	})
 	t.Run("opened to it again", func(t *testing.T) {
 		require.NoError(t, s.Admit(1, DefaultInitiator+".first", time.Time{}))
-		manage(t, first, pdu.TMComplete, pdu.TaskManagementRequest{Function: pdu.TMLogicalUnitReset, LUN: LUN(1)})
+		manage(t, first, pdu.TMComplete,
+			pdu.TaskManagementRequest{Function: pdu.TMLogicalUnitReset, LUN: LUN(1)})
 		attentions(t, first, 1)
 		first.MustGood(t, Write10(1, 0, data))
 	})

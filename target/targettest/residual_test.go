@@ -38,14 +38,16 @@ func TestResidualOfReads(t *testing.T) {
 		{"an odd length expected", Read10(1, 0, 8), 5, 5, true, false, 4091},
 		{"nothing expected", Read10(1, 0, 8), 0, 0, true, false, 4096},
 		{"more expected", Read10(1, 0, 8), 8192, 4096, false, true, 4096},
-		{"4 GiB expected", Read10(1, 0, 8), math.MaxUint32, 4096, false, true, math.MaxUint32 - 4096},
+		{"4 GiB expected", Read10(1, 0, 8), math.MaxUint32, 4096, false, true,
+			math.MaxUint32 - 4096},
 		{"no blocks asked for", Read10(1, 0, 0), 4096, 0, false, true, 4096},
 		{"no data command", TestUnitReady(1), 512, 0, false, true, 512},
 		{"INQUIRY, long allocation", Inquiry(1, 0xffff), 0xffff, -1, false, true, 0},
 		{"INQUIRY, short allocation", Inquiry(1, 5), 5, 5, false, false, 0},
 		{"INQUIRY, shorter expectation", Inquiry(1, 36), 20, 20, true, false, 16},
 		{"READ CAPACITY(10)", ReadCapacity10(1), 8, 8, false, false, 0},
-		{"11.4.5.3/REPORT LUNS that does not fit its allocation length", ReportLUNs(16), 16, 16, false, false, 0},
+		{"11.4.5.3/REPORT LUNS that does not fit its allocation length", ReportLUNs(16), 16, 16,
+			false, false, 0},
 	} {
 		t.Run("11.4.5.1/"+tt.name, func(t *testing.T) {
 			c := tt.command
@@ -74,27 +76,36 @@ func TestResidualOfReads(t *testing.T) {
 		}
 	})
 	t.Run("11.4.5.1/a command of the other direction", func(t *testing.T) {
-		for name, c := range map[string]Command{"a read": Read10(1, 0, 8), "a write": Write10(1, 0, pattern(8*BlockSize, 9))} {
+		for name, c := range map[string]Command{"a read": Read10(1, 0, 8),
+			"a write": Write10(1, 0, pattern(8*BlockSize, 9))} {
 			read := c.Read > 0
 			c.Write = nil
-			c.Edit = func(cmd *pdu.SCSICommand) { cmd.Read, cmd.Write, cmd.ExpectedLength = !read, read, 8*BlockSize }
+			c.Edit = func(cmd *pdu.SCSICommand) {
+				cmd.Read, cmd.Write, cmd.ExpectedLength = !read,
+					read, 8*BlockSize
+			}
 			r := sess.MustGood(t, c)
 			require.Empty(t, r.Data, name)
-			require.Equal(t, []any{true, false, uint32(8 * BlockSize)}, []any{r.Overflow, r.Underflow, r.Residual}, name)
+			require.Equal(t, []any{true, false, uint32(8 * BlockSize)},
+				[]any{r.Overflow, r.Underflow, r.Residual}, name)
 		}
 		require.Equal(t, data[:8*BlockSize], sess.MustGood(t, Read10(1, 0, 8)).Data)
 	})
 	t.Run("11.3/a write of nothing, and the F bit is 0", func(t *testing.T) {
 		for _, write := range []bool{true, false} {
 			c := Command{LUN: 1, CDB: Write10(1, 0, make([]byte, BlockSize)).CDB}
-			c.Edit = func(cmd *pdu.SCSICommand) { cmd.Final, cmd.Write, cmd.ExpectedLength = false, write, 0 }
+			c.Edit = func(cmd *pdu.SCSICommand) {
+				cmd.Final, cmd.Write, cmd.ExpectedLength = false,
+					write, 0
+			}
 			r := sess.MustGood(t, c) // no data follows that it could wait for
 			require.Equal(t, []any{true, uint32(BlockSize)}, []any{r.Overflow, r.Residual})
 		}
 	})
 	t.Run("11.4.5.1/after an error in the middle", func(t *testing.T) {
 		// The second half of the range cannot be read.
-		remove := s.disk.Inject(disktest.Rule{Op: disktest.OpRead, Off: 1 << 20, Length: 1 << 20, Err: errors.New("bad sectors")})
+		remove := s.disk.Inject(disktest.Rule{Op: disktest.OpRead, Off: 1 << 20, Length: 1 << 20,
+			Err: errors.New("bad sectors")})
 		defer remove()
 		r := sess.MustDo(t, Read10(1, 0, 4096))
 		require.Equal(t, StatusCheckCondition, r.Status)
@@ -105,7 +116,8 @@ func TestResidualOfReads(t *testing.T) {
 	t.Run("11.4.5.1/a command that fails before any data", func(t *testing.T) {
 		r := sess.MustFail(t, Read10(1, diskSize/BlockSize, 8), "05/21/00")
 		require.Empty(t, r.Data)
-		require.Equal(t, []any{false, true, uint32(4096)}, []any{r.Overflow, r.Underflow, r.Residual})
+		require.Equal(t, []any{false, true, uint32(4096)},
+			[]any{r.Overflow, r.Underflow, r.Residual})
 	})
 }
 
@@ -129,8 +141,10 @@ func TestResidualOfWrites(t *testing.T) {
 			written             int // bytes
 		}{
 			{"exact", 16, 16 * BlockSize, false, false, 0, 16 * BlockSize},
-			{"more expected than the CDB takes", 10, 16 * BlockSize, false, true, 6 * BlockSize, 10 * BlockSize},
-			{"less expected than the CDB takes", 16, 9 * BlockSize, true, false, 7 * BlockSize, 9 * BlockSize},
+			{"more expected than the CDB takes", 10, 16 * BlockSize, false, true, 6 * BlockSize,
+				10 * BlockSize},
+			{"less expected than the CDB takes", 16, 9 * BlockSize, true, false, 7 * BlockSize,
+				9 * BlockSize},
 			{"a part of a block", 16, 9*BlockSize + 100, true, false, 7*BlockSize - 100,
 				9*BlockSize + 100},
 			{"a part of the first block", 16, 200, true, false, 16*BlockSize - 200, 200},
@@ -147,7 +161,8 @@ func TestResidualOfWrites(t *testing.T) {
 				require.Equal(t, data[:tt.written], got[:tt.written])
 				require.Equal(t, zeros[tt.written:], got[tt.written:], "no more than that")
 				for _, r2t := range r.R2Ts {
-					require.LessOrEqual(t, int(r2t.BufferOffset+r2t.DesiredLength), min(tt.blocks*BlockSize, tt.sent), "no data is asked for that is not used")
+					require.LessOrEqual(t, int(r2t.BufferOffset+r2t.DesiredLength),
+						min(tt.blocks*BlockSize, tt.sent), "no data is asked for that is not used")
 				}
 			})
 		}
@@ -157,14 +172,15 @@ func TestResidualOfWrites(t *testing.T) {
 			c.Write = nil
 			c.Edit = func(cmd *pdu.SCSICommand) { cmd.Write = true }
 			r := sess.MustGood(t, c)
-			require.Equal(t, []any{true, false, uint32(16 * BlockSize)}, []any{r.Overflow, r.Underflow, r.Residual})
+			require.Equal(t, []any{true, false, uint32(16 * BlockSize)},
+				[]any{r.Overflow, r.Underflow, r.Residual})
 			require.Equal(t, zeros, sess.MustGood(t, Read10(1, 40, 32)).Data)
 		})
 	}
 }
 
-// What an initiator claims to transfer costs no memory: it is taken by the CDB, and as data comes (tgtd 1.0.85 grows by
-// several GiB here).
+// What an initiator claims to transfer costs no memory: it is taken by the CDB, and as data comes
+// (tgtd 1.0.85 grows by several GiB here).
 func TestExpectedLengthCostsNothing(t *testing.T) {
 	s := start(t)
 	sess := s.login(t, solicited)
@@ -189,24 +205,30 @@ func TestExpectedLengthCostsNothing(t *testing.T) {
 		require.NoError(t, err)
 	}
 	runtime.ReadMemStats(&after)
-	require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(8<<20), "bytes allocated, the test's own included")
+	require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(8<<20),
+		"bytes allocated, the test's own included")
 }
 
-// The F bit in Data-In ends a sequence of at most MaxBurstLength; Session checks it, and the sizes, for every read.
+// The F bit in Data-In ends a sequence of at most MaxBurstLength; Session checks it, and the sizes,
+// for every read.
 func TestDataInBursts(t *testing.T) {
 	s := start(t)
 	data := pattern(1000*BlockSize, 8)
 	s.login(t, LoginOptions{}).MustGood(t, Write10(1, 0, data))
 	for _, tt := range []struct{ segment, burst string }{
-		{"65536", "262144"}, {"512", "512"}, {"512", "1024"}, {"1000", "4096"}, {"4096", "10000"}, {"16777215", "16776192"}, {"262144", "1048576"},
+		{"65536", "262144"}, {"512", "512"}, {"512", "1024"}, {"1000", "4096"}, {"4096", "10000"},
+		{"16777215", "16776192"}, {"262144", "1048576"},
 	} {
-		t.Run("11.7.1/MaxRecvDataSegmentLength "+tt.segment+" MaxBurstLength "+tt.burst, func(t *testing.T) {
-			sess := s.login(t, LoginOptions{Keys: KV("MaxRecvDataSegmentLength", tt.segment, "MaxBurstLength", tt.burst, "FirstBurstLength", "512")})
-			for _, blocks := range []int{1, 8, 129, 1000} {
-				r := sess.MustGood(t, Read10(1, 0, blocks))
-				require.Equal(t, data[:blocks*BlockSize], r.Data)
-				require.True(t, r.StatusInData, "good status comes with the last data")
-			}
-		})
+		t.Run("11.7.1/MaxRecvDataSegmentLength "+tt.segment+" MaxBurstLength "+tt.burst,
+			func(t *testing.T) {
+				sess := s.login(t,
+					LoginOptions{Keys: KV("MaxRecvDataSegmentLength", tt.segment, "MaxBurstLength",
+						tt.burst, "FirstBurstLength", "512")})
+				for _, blocks := range []int{1, 8, 129, 1000} {
+					r := sess.MustGood(t, Read10(1, 0, blocks))
+					require.Equal(t, data[:blocks*BlockSize], r.Data)
+					require.True(t, r.StatusInData, "good status comes with the last data")
+				}
+			})
 	}
 }

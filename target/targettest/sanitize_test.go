@@ -19,9 +19,11 @@ const (
 	sanitizeFailed = "03/31/03"
 )
 
-// overwrite is a SANITIZE with OVERWRITE by a pattern of one byte; bits are those of byte 1 besides the service action.
+// overwrite is a SANITIZE with OVERWRITE by a pattern of one byte; bits are those of byte 1 besides
+// the service action.
 func overwrite(lun uint16, bits, value byte) Command {
-	return Command{LUN: lun, CDB: []byte{0x48, 0x01 | bits, 0, 0, 0, 0, 0, 0, 5, 0}, Write: []byte{1, 0, 0, 1, value}}
+	return Command{LUN: lun, CDB: []byte{0x48, 0x01 | bits, 0, 0, 0, 0, 0, 0, 5, 0},
+		Write: []byte{1, 0, 0, 1, value}}
 }
 
 func blockErase(lun uint16) Command {
@@ -44,7 +46,8 @@ func TestSanitize(t *testing.T) {
 		sess.MustGood(t, Write10(1, 0, pattern(8*BlockSize, 1)))
 		sess.MustGood(t, overwrite(1, 0, 0xaa))
 		for _, lba := range []uint32{0, 1000, last} {
-			require.Equal(t, bytes.Repeat([]byte{0xaa}, 8*BlockSize), sess.MustGood(t, Read10(1, lba, 8)).Data)
+			require.Equal(t, bytes.Repeat([]byte{0xaa}, 8*BlockSize),
+				sess.MustGood(t, Read10(1, lba, 8)).Data)
 		}
 	})
 	t.Run("SBC-4 5.30.3/BLOCK ERASE", func(t *testing.T) {
@@ -52,19 +55,25 @@ func TestSanitize(t *testing.T) {
 		for _, lba := range []uint32{0, 1000, last} {
 			require.Equal(t, make([]byte, 8*BlockSize), sess.MustGood(t, Read10(1, lba, 8)).Data)
 		}
-		status := sess.MustGood(t, Command{LUN: 1, CDB: []byte{0x9e, 0x12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 24, 0, 0}, Read: 24}).Data
+		status := sess.MustGood(t,
+			Command{LUN: 1, CDB: []byte{0x9e, 0x12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 24, 0, 0},
+				Read: 24}).Data
 		require.EqualValues(t, 1, status[20], "deallocated")
 	})
 	t.Run("SBC-4 5.30.4/CRYPTOGRAPHIC ERASE", func(t *testing.T) {
 		sess.MustGood(t, Write10(1, 1000, pattern(8*BlockSize, 3)))
 		writes, flushes := s.disk.Calls(disktest.OpWrite), s.disk.Calls(disktest.OpFlush)
 		sess.MustGood(t, cryptoErase(1))
-		require.Equal(t, 1, s.disk.Calls(disktest.OpWrite)-writes, "what is allocated is written over")
-		require.Equal(t, 2, s.disk.Calls(disktest.OpFlush)-flushes, "before and after the space is given back")
+		require.Equal(t, 1, s.disk.Calls(disktest.OpWrite)-writes,
+			"what is allocated is written over")
+		require.Equal(t, 2, s.disk.Calls(disktest.OpFlush)-flushes,
+			"before and after the space is given back")
 		for _, lba := range []uint32{0, 1000, last} {
 			require.Equal(t, make([]byte, 8*BlockSize), sess.MustGood(t, Read10(1, lba, 8)).Data)
 		}
-		status := sess.MustGood(t, Command{LUN: 1, CDB: []byte{0x9e, 0x12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 24, 0, 0}, Read: 24}).Data
+		status := sess.MustGood(t,
+			Command{LUN: 1, CDB: []byte{0x9e, 0x12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 24, 0, 0},
+				Read: 24}).Data
 		require.EqualValues(t, 1, status[20], "deallocated")
 	})
 	for _, tt := range []struct {
@@ -72,14 +81,25 @@ func TestSanitize(t *testing.T) {
 		command Command
 		want    string
 	}{
-		{"5.30.2/no passes", Command{CDB: overwrite(1, 0, 0).CDB, Write: []byte{0, 0, 0, 1, 0}}, "05/26/00"},
-		{"5.30.2/no pattern", Command{CDB: overwrite(1, 0, 0).CDB, Write: []byte{1, 0, 0, 0, 0}}, "05/26/00"},
-		{"5.30.2/no parameter list", Command{CDB: []byte{0x48, 1, 0, 0, 0, 0, 0, 0, 0, 0}}, "05/24/00"},
-		{"5.30.2/a parameter list of more than a block", Command{CDB: []byte{0x48, 1, 0, 0, 0, 0, 0, 2, 5, 0}, Write: make([]byte, 0x205)}, "05/24/00"},
-		{"5.30.2/a parameter list that is not sent", Command{CDB: overwrite(1, 0, 0).CDB}, "05/0E/03"},
-		{"5.30.3/BLOCK ERASE with a parameter list", Command{CDB: []byte{0x48, 2, 0, 0, 0, 0, 0, 0, 8, 0}, Write: make([]byte, 8)}, "05/24/00"},
-		{"5.30.4/CRYPTOGRAPHIC ERASE with a parameter list", Command{CDB: []byte{0x48, 3, 0, 0, 0, 0, 0, 0, 8, 0}, Write: make([]byte, 8)}, "05/24/00"},
-		{"5.30.1/unknown service action", Command{CDB: []byte{0x48, 4, 0, 0, 0, 0, 0, 0, 0, 0}}, "05/24/00"},
+		{"5.30.2/no passes", Command{CDB: overwrite(1, 0, 0).CDB, Write: []byte{0, 0, 0, 1, 0}},
+			"05/26/00"},
+		{"5.30.2/no pattern", Command{CDB: overwrite(1, 0, 0).CDB, Write: []byte{1, 0, 0, 0, 0}},
+			"05/26/00"},
+		{"5.30.2/no parameter list", Command{CDB: []byte{0x48, 1, 0, 0, 0, 0, 0, 0, 0, 0}},
+			"05/24/00"},
+		{"5.30.2/a parameter list of more than a block",
+			Command{CDB: []byte{0x48, 1, 0, 0, 0, 0, 0, 2, 5, 0}, Write: make([]byte, 0x205)},
+			"05/24/00"},
+		{"5.30.2/a parameter list that is not sent", Command{CDB: overwrite(1, 0, 0).CDB},
+			"05/0E/03"},
+		{"5.30.3/BLOCK ERASE with a parameter list",
+			Command{CDB: []byte{0x48, 2, 0, 0, 0, 0, 0, 0, 8, 0}, Write: make([]byte, 8)},
+			"05/24/00"},
+		{"5.30.4/CRYPTOGRAPHIC ERASE with a parameter list",
+			Command{CDB: []byte{0x48, 3, 0, 0, 0, 0, 0, 0, 8, 0}, Write: make([]byte, 8)},
+			"05/24/00"},
+		{"5.30.1/unknown service action", Command{CDB: []byte{0x48, 4, 0, 0, 0, 0, 0, 0, 0, 0}},
+			"05/24/00"},
 	} {
 		t.Run("SBC-4 "+tt.name, func(t *testing.T) {
 			tt.command.LUN = 1
@@ -97,29 +117,33 @@ func TestSanitize(t *testing.T) {
 	})
 }
 
-// TestSanitizeInProgress lets a sanitize operation hang in the disk: it goes on through all that an initiator can do, and
-// holds up nobody.
+// TestSanitizeInProgress lets a sanitize operation hang in the disk: it goes on through all that an
+// initiator can do, and holds up nobody.
 func TestSanitizeInProgress(t *testing.T) {
 	s := start(t)
 	gate := make(chan struct{})
 	release := sync.OnceFunc(func() { close(gate) })
 	defer release()
 	s.disk.Inject(disktest.Rule{Op: disktest.OpWrite, Block: gate})
-	sess, second := s.login(t, LoginOptions{}), s.login(t, LoginOptions{Initiator: other.Initiator, ISID: other.ISID, Keys: solicited.Keys})
+	sess, second := s.login(t, LoginOptions{}),
+		s.login(t, LoginOptions{Initiator: other.Initiator, ISID: other.ISID, Keys: solicited.Keys})
 
 	waits, r2t := waiting(t, second, 1, 0, pattern(8*BlockSize, 2))
 	task := sess.MustStart(t, overwrite(1, 0, 0xaa))
 	eventually(t, "the operation writes", func() bool { return s.disk.Calls(disktest.OpWrite) > 0 })
 
 	t.Run("SBC-4 4.11.2/other commands", func(t *testing.T) {
-		for _, c := range []Command{TestUnitReady(1), Read10(1, 0, 1), Write10(1, 0, pattern(BlockSize, 1)), ReadCapacity10(1), overwrite(1, 0, 1), blockErase(1), cryptoErase(1)} {
+		for _, c := range []Command{TestUnitReady(1), Read10(1, 0, 1),
+			Write10(1, 0, pattern(BlockSize, 1)), ReadCapacity10(1), overwrite(1, 0, 1),
+			blockErase(1), cryptoErase(1)} {
 			second.MustFail(t, c, inProgress)
 		}
 		second.MustGood(t, Inquiry(1, 96))
 		second.MustGood(t, ReportLUNs(64))
 	})
 	t.Run("SBC-4 4.11.2/REQUEST SENSE tells the progress", func(t *testing.T) {
-		sense := second.MustGood(t, Command{LUN: 1, CDB: []byte{0x03, 0, 0, 0, 252, 0}, Read: 252}).Data
+		sense := second.MustGood(t,
+			Command{LUN: 1, CDB: []byte{0x03, 0, 0, 0, 252, 0}, Read: 252}).Data
 		require.Equal(t, []byte{0x02, 0x04, 0x1b}, []byte{sense[2], sense[12], sense[13]})
 		require.EqualValues(t, 0x80, sense[15]&0x80, "SKSV")
 	})
@@ -136,15 +160,18 @@ func TestSanitizeInProgress(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, pdu.TMComplete, r)
 		sess.Forget(task)
-		manage(t, sess, pdu.TMComplete, pdu.TaskManagementRequest{Function: pdu.TMLogicalUnitReset, LUN: LUN(1)})
+		manage(t, sess, pdu.TMComplete,
+			pdu.TaskManagementRequest{Function: pdu.TMLogicalUnitReset, LUN: LUN(1)})
 		manage(t, sess, pdu.TMComplete, pdu.TaskManagementRequest{Function: pdu.TMTargetWarmReset})
 		require.NoError(t, sess.Close())
 		attentions(t, second, 1)
 		second.MustFail(t, TestUnitReady(1), inProgress)
 	})
 	release()
-	eventually(t, "the operation ends", func() bool { return second.MustDo(t, TestUnitReady(1)).Good() })
-	require.Equal(t, bytes.Repeat([]byte{0xaa}, 8*BlockSize), second.MustGood(t, Read10(1, 0, 8)).Data)
+	eventually(t, "the operation ends",
+		func() bool { return second.MustDo(t, TestUnitReady(1)).Good() })
+	require.Equal(t, bytes.Repeat([]byte{0xaa}, 8*BlockSize),
+		second.MustGood(t, Read10(1, 0, 8)).Data)
 	s.works(t)
 }
 
@@ -161,10 +188,12 @@ func TestSanitizeFailure(t *testing.T) {
 			s := start(t)
 			sess := s.login(t, LoginOptions{})
 			sess.MustGood(t, exitFailureMode(1))
-			remove := s.disk.Inject(disktest.Rule{Op: disktest.OpWrite, Off: 1 << 20, Length: 1 << 20, Err: errors.New("bad sectors")})
+			remove := s.disk.Inject(disktest.Rule{Op: disktest.OpWrite, Off: 1 << 20,
+				Length: 1 << 20, Err: errors.New("bad sectors")})
 			sess.MustFail(t, overwrite(1, tt.bits, 0xaa), sanitizeFailed)
 			remove()
-			for _, c := range []Command{TestUnitReady(1), Read10(1, 0, 1), Write10(1, 0, pattern(BlockSize, 1)), ReadCapacity10(1)} {
+			for _, c := range []Command{TestUnitReady(1), Read10(1, 0, 1),
+				Write10(1, 0, pattern(BlockSize, 1)), ReadCapacity10(1)} {
 				sess.MustFail(t, c, sanitizeFailed)
 			}
 			sess.MustGood(t, Inquiry(1, 96))
@@ -180,8 +209,8 @@ func TestSanitizeFailure(t *testing.T) {
 	}
 }
 
-// TestSanitizeAndShutdown stops a server in the middle of an operation: it waits for the disk call that is in progress, and
-// for no more.
+// TestSanitizeAndShutdown stops a server in the middle of an operation: it waits for the disk call
+// that is in progress, and for no more.
 func TestSanitizeAndShutdown(t *testing.T) {
 	store := disktest.NewStore(t.TempDir(), true)
 	kept := func(o *target.Options) { o.LUNs[0].Store = store }
@@ -202,7 +231,8 @@ func TestSanitizeAndShutdown(t *testing.T) {
 	})
 	release()
 	require.NoError(t, <-closed)
-	require.Less(t, s.disk.Calls(disktest.OpWrite), diskSize/(256<<10), "it did not go on to the end")
+	require.Less(t, s.disk.Calls(disktest.OpWrite), diskSize/(256<<10),
+		"it did not go on to the end")
 
 	again := start(t, kept).login(t, LoginOptions{})
 	again.MustFail(t, TestUnitReady(1), sanitizeFailed)

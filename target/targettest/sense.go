@@ -32,12 +32,14 @@ func ParseSense(b []byte) (Sense, error) {
 	switch code := b[0] & 0x7f; code {
 	case 0x70, 0x71:
 		if len(b) < 14 || int(b[7]) != len(b)-8 {
-			return s, fmt.Errorf("fixed format sense data of %d bytes with a wrong additional length: %x", len(b), b)
+			return s, fmt.Errorf("fixed format sense data of %d bytes with a wrong additional "+
+				"length: %x", len(b), b)
 		}
 		s.Key, s.ASC, s.ASCQ, s.Deferred = b[2]&0x0f, b[12], b[13], code == 0x71
 	case 0x72, 0x73:
 		if len(b) < 8 || int(b[7]) != len(b)-8 {
-			return s, fmt.Errorf("descriptor format sense data of %d bytes with a wrong additional length: %x", len(b), b)
+			return s, fmt.Errorf("descriptor format sense data of %d bytes with a wrong "+
+				"additional length: %x", len(b), b)
 		}
 		s.Key, s.ASC, s.ASCQ, s.Deferred, s.Descriptor = b[1]&0x0f, b[2], b[3], code == 0x73, true
 	default:
@@ -46,7 +48,8 @@ func ParseSense(b []byte) (Sense, error) {
 	return s, nil
 }
 
-// Failed is the sense data of a command that ended in CHECK CONDITION, as "key/asc/ascq", and otherwise its status.
+// Failed is the sense data of a command that ended in CHECK CONDITION, as "key/asc/ascq", and
+// otherwise its status.
 func (r *Result) Failed() string {
 	if r.Response != 0 {
 		return fmt.Sprintf("response %#x", r.Response)

@@ -8,7 +8,8 @@ import (
 	"kubevirt.io/disk/target/internal/pdu"
 )
 
-// Session is a session in full feature phase, on its one connection. Like a Conn it belongs to one goroutine.
+// Session is a session in full feature phase, on its one connection. Like a Conn it belongs to one
+// goroutine.
 type Session struct {
 	*Conn
 	Params  Params
@@ -24,15 +25,16 @@ type Session struct {
 	inbox []*PDU           // what came while something else was waited for
 }
 
-// Inbox takes what was received and not asked for: Async messages, Rejects, responses of unknown tasks.
+// Inbox takes what was received and not asked for: Async messages, Rejects, responses of unknown
+// tasks.
 func (s *Session) Inbox() []*PDU {
 	list := s.inbox
 	s.inbox = nil
 	return list
 }
 
-// pump receives until a PDU matches. What belongs to a command in flight is handled on the way, pings are answered, and
-// anything else stays in the inbox.
+// pump receives until a PDU matches. What belongs to a command in flight is handled on the way,
+// pings are answered, and anything else stays in the inbox.
 func (s *Session) pump(match func(*PDU) bool) (*PDU, error) {
 	if i := slices.IndexFunc(s.inbox, match); i >= 0 {
 		p := s.inbox[i]
@@ -69,8 +71,9 @@ func (s *Session) handle(p *PDU) (bool, error) {
 			return false, err
 		}
 		if s.AnswerPings && in.TaskTag == pdu.ReservedTag && in.TransferTag != pdu.ReservedTag {
-			return true, s.Send(&pdu.NOPOut{Immediate: true, LUN: in.LUN, TaskTag: pdu.ReservedTag, TransferTag: in.TransferTag,
-				CmdSN: s.CmdSN, ExpStatSN: s.ExpStatSN}, nil)
+			return true, s.Send(&pdu.NOPOut{Immediate: true, LUN: in.LUN, TaskTag: pdu.ReservedTag,
+				TransferTag: in.TransferTag,
+				CmdSN:       s.CmdSN, ExpStatSN: s.ExpStatSN}, nil)
 		}
 	}
 	return false, nil
@@ -85,7 +88,8 @@ func isReject(p *PDU, tag uint32) bool {
 	return h.TaskTag() == tag
 }
 
-// answer waits for the answer to a request of any kind: a PDU of that opcode and tag. A Reject of the request is an error.
+// answer waits for the answer to a request of any kind: a PDU of that opcode and tag. A Reject of
+// the request is an error.
 func (s *Session) answer(op pdu.Opcode, tag uint32) (*PDU, error) {
 	p, err := s.pump(func(p *PDU) bool {
 		return p.Header.Opcode() == op && p.Header.TaskTag() == tag || isReject(p, tag)
@@ -125,7 +129,8 @@ func (s *Session) Ping(data []byte) ([]byte, error) {
 func (s *Session) SendPing(immediate bool, data []byte, opts ...Option) (tag uint32, err error) {
 	tag = s.NewTag()
 	cmdSN, expStatSN := s.number(immediate)
-	return tag, s.Send(&pdu.NOPOut{Immediate: immediate, TaskTag: tag, TransferTag: pdu.ReservedTag, CmdSN: cmdSN,
+	return tag, s.Send(&pdu.NOPOut{Immediate: immediate, TaskTag: tag, TransferTag: pdu.ReservedTag,
+		CmdSN:     cmdSN,
 		ExpStatSN: expStatSN}, data, opts...)
 }
 
@@ -139,8 +144,8 @@ func (s *Session) AwaitPing(tag uint32) ([]byte, error) {
 	return p.Data, err
 }
 
-// ExpectOnlyPing pings the target and checks that nothing else came before the echo: a target that handles requests in
-// order had nothing to say to whatever was sent before.
+// ExpectOnlyPing pings the target and checks that nothing else came before the echo: a target that
+// handles requests in order had nothing to say to whatever was sent before.
 func (s *Session) ExpectOnlyPing() error {
 	if _, err := s.Ping(nil); err != nil {
 		return err
@@ -157,11 +162,13 @@ func (s *Session) QueryTask(t *Task) (pdu.TMResponse, error) {
 	if t.cmd.Immediate {
 		ref = s.CmdSN
 	}
-	return s.TaskManagement(pdu.TaskManagementRequest{Immediate: true, Function: pdu.TMQueryTask, LUN: t.cmd.LUN, RefTaskTag: t.cmd.TaskTag,
+	return s.TaskManagement(pdu.TaskManagementRequest{Immediate: true, Function: pdu.TMQueryTask,
+		LUN: t.cmd.LUN, RefTaskTag: t.cmd.TaskTag,
 		RefCmdSN: ref})
 }
 
-// TaskManagement sends a task management request, numbered and with a tag of its own, and waits for the response.
+// TaskManagement sends a task management request, numbered and with a tag of its own, and waits for
+// the response.
 func (s *Session) TaskManagement(r pdu.TaskManagementRequest) (pdu.TMResponse, error) {
 	tag, err := s.SendTaskManagement(r)
 	if err != nil {
@@ -170,7 +177,8 @@ func (s *Session) TaskManagement(r pdu.TaskManagementRequest) (pdu.TMResponse, e
 	return s.AwaitTaskManagement(tag)
 }
 
-// SendTaskManagement sends a task management request. Its Immediate field is obeyed; RefTaskTag 0 becomes reserved.
+// SendTaskManagement sends a task management request. Its Immediate field is obeyed; RefTaskTag 0
+// becomes reserved.
 func (s *Session) SendTaskManagement(r pdu.TaskManagementRequest) (tag uint32, err error) {
 	r.TaskTag = s.NewTag()
 	r.CmdSN, r.ExpStatSN = s.number(r.Immediate)
@@ -192,16 +200,19 @@ func (s *Session) AwaitTaskManagementPDU(tag uint32) (r pdu.TaskManagementRespon
 	if err != nil {
 		return r, err
 	}
-	if r, err = As[pdu.TaskManagementResponse](p); err == nil && r.Additional != [3]byte{} && s.Params.ProtocolLevel < 2 {
-		err = fmt.Errorf("%v: additional response information at protocol level %d (RFC 7144 4.1)", &r, s.Params.ProtocolLevel)
+	if r, err = As[pdu.TaskManagementResponse](p); err == nil && r.Additional != [3]byte{} &&
+		s.Params.ProtocolLevel < 2 {
+		err = fmt.Errorf("%v: additional response information at protocol level %d (RFC 7144 4.1)",
+			&r, s.Params.ProtocolLevel)
 	}
 	return r, err
 }
 
 // AbortTask aborts a command of this session that has no response yet, and forgets it.
 func (s *Session) AbortTask(t *Task) (pdu.TMResponse, error) {
-	r := pdu.TaskManagementRequest{Immediate: true, Function: pdu.TMAbortTask, LUN: t.cmd.LUN, RefTaskTag: t.cmd.TaskTag,
-		RefCmdSN: t.cmd.CmdSN}
+	r := pdu.TaskManagementRequest{Immediate: true, Function: pdu.TMAbortTask, LUN: t.cmd.LUN,
+		RefTaskTag: t.cmd.TaskTag,
+		RefCmdSN:   t.cmd.CmdSN}
 	rsp, err := s.TaskManagement(r)
 	s.Forget(t)
 	return rsp, err
@@ -230,7 +241,8 @@ func (s *Session) Text(keys Keys) (Keys, error) {
 			return nil, err
 		}
 		if len(p.Data) > s.Params.MaxReceive {
-			return nil, fmt.Errorf("text response of %d bytes, and MaxRecvDataSegmentLength is %d", len(p.Data), s.Params.MaxReceive)
+			return nil, fmt.Errorf("text response of %d bytes, and MaxRecvDataSegmentLength is %d",
+				len(p.Data), s.Params.MaxReceive)
 		}
 		text = append(text, p.Data...)
 		if rsp.Final {
@@ -240,7 +252,8 @@ func (s *Session) Text(keys Keys) (Keys, error) {
 	}
 }
 
-// Logout asks for a logout and waits for the response. The caller checks that the connection closes.
+// Logout asks for a logout and waits for the response. The caller checks that the connection
+// closes.
 func (s *Session) Logout(reason pdu.LogoutReason) (pdu.LogoutResponse, error) {
 	return s.LogoutCID(reason, s.CID)
 }
@@ -249,7 +262,8 @@ func (s *Session) Logout(reason pdu.LogoutReason) (pdu.LogoutResponse, error) {
 func (s *Session) LogoutCID(reason pdu.LogoutReason, cid uint16) (pdu.LogoutResponse, error) {
 	tag := s.NewTag()
 	cmdSN, expStatSN := s.number(true)
-	if err := s.Send(&pdu.LogoutRequest{Immediate: true, Reason: reason, TaskTag: tag, CID: cid, CmdSN: cmdSN,
+	if err := s.Send(&pdu.LogoutRequest{Immediate: true, Reason: reason, TaskTag: tag, CID: cid,
+		CmdSN:     cmdSN,
 		ExpStatSN: expStatSN}, nil); err != nil {
 		return pdu.LogoutResponse{}, err
 	}

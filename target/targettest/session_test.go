@@ -38,7 +38,8 @@ func TestReinstatement(t *testing.T) {
 		release := s.stall(t, disktest.OpWrite)
 		before := s.disk.Calls(disktest.OpWrite)
 		old.MustStart(t, Write10(1, 0, pattern(8*BlockSize, 1)))
-		eventually(t, "the disk hangs", func() bool { return s.disk.Calls(disktest.OpWrite) > before })
+		eventually(t, "the disk hangs",
+			func() bool { return s.disk.Calls(disktest.OpWrite) > before })
 		fresh := MustLogin(t, s.addr, o)
 		require.NoError(t, old.ExpectClosed())
 		attentions(t, fresh, 1)
@@ -49,11 +50,13 @@ func TestReinstatement(t *testing.T) {
 	})
 	t.Run("6.3.5/never before it has authenticated", func(t *testing.T) {
 		old := s.login(t, o)
-		s.refused(t, LoginOptions{CHAP: &CHAP{Username: user, Password: "not the password"}, ISID: o.ISID}, 0x0201)
+		s.refused(t, LoginOptions{CHAP: &CHAP{Username: user, Password: "not the password"},
+			ISID: o.ISID}, 0x0201)
 		s.refused(t, LoginOptions{ISID: o.ISID}, 0x0201)
 		c := MustDial(t, s.addr)
-		_, err := c.LoginStep(LoginID{ISID: o.ISID, Tag: 1}, LoginPDU{CSG: StageSecurity, NSG: StageOperational,
-			Keys: append(names(), KV("AuthMethod", "CHAP", "CHAP_A", "5")...)})
+		_, err := c.LoginStep(LoginID{ISID: o.ISID, Tag: 1},
+			LoginPDU{CSG: StageSecurity, NSG: StageOperational,
+				Keys: append(names(), KV("AuthMethod", "CHAP", "CHAP_A", "5")...)})
 		require.NoError(t, err)
 		old.MustGood(t, TestUnitReady(1))
 		// Nor before the login is complete.
@@ -75,7 +78,8 @@ func TestReinstatement(t *testing.T) {
 	})
 	t.Run("4.2.7/a name in another case is the same initiator", func(t *testing.T) {
 		old := s.login(t, o)
-		s.login(t, LoginOptions{CHAP: good(), ISID: o.ISID, Initiator: strings.ToUpper(DefaultInitiator[:4]) + DefaultInitiator[4:]})
+		s.login(t, LoginOptions{CHAP: good(), ISID: o.ISID,
+			Initiator: strings.ToUpper(DefaultInitiator[:4]) + DefaultInitiator[4:]})
 		require.NoError(t, old.ExpectClosed())
 	})
 	t.Run("6.3.1/TSIH of a session with another identifier", func(t *testing.T) {
@@ -126,13 +130,15 @@ func TestLoginStorm(t *testing.T) {
 		}()
 	}
 	wg.Wait()
-	eventually(t, "every session ends with its connection", func() bool { return len(s.Sessions()) == 0 })
+	eventually(t, "every session ends with its connection",
+		func() bool { return len(s.Sessions()) == 0 })
 	s.login(t, LoginOptions{CHAP: good(), ISID: [6]byte{0x80, 1}}).MustGood(t, TestUnitReady(1))
 }
 
 func TestSessions(t *testing.T) {
 	s := start(t, withCHAP())
-	sess := s.login(t, LoginOptions{CHAP: good(), ISID: [6]byte{0x80, 1, 2, 3, 4, 5}, HeaderDigest: true, Keys: KV("InitiatorAlias", "vm-1")})
+	sess := s.login(t, LoginOptions{CHAP: good(), ISID: [6]byte{0x80, 1, 2, 3, 4, 5},
+		HeaderDigest: true, Keys: KV("InitiatorAlias", "vm-1")})
 	list := s.Sessions()
 	require.Len(t, list, 1)
 	info := list[0]
@@ -153,7 +159,8 @@ func TestSessions(t *testing.T) {
 		for range 10 {
 			sess.MustStart(t, Read10(1, 0, 8))
 		}
-		eventually(t, "the disk hangs", func() bool { return s.disk.Calls(disktest.OpRead) > before })
+		eventually(t, "the disk hangs",
+			func() bool { return s.disk.Calls(disktest.OpRead) > before })
 		eventually(t, "they are in flight", func() bool { return s.Sessions()[0].InFlight > 0 })
 		require.NoError(t, sess.Reset())
 		eventually(t, "the session ends", func() bool { return len(s.Sessions()) == 0 })
@@ -182,8 +189,9 @@ func TestConnectionLimit(t *testing.T) {
 	})
 }
 
-// A session that was authenticated as one user is not ended by another one who knows its name and identifier. There is one
-// credential per target today, so this is about the bound name: who has the credential may use only that one.
+// A session that was authenticated as one user is not ended by another one who knows its name and
+// identifier. There is one credential per target today, so this is about the bound name: who has
+// the credential may use only that one.
 func TestSessionOfAnother(t *testing.T) {
 	s := start(t, withCHAP(func(c *chap.Config) { c.InitiatorName = DefaultInitiator }))
 	sess := s.login(t, LoginOptions{CHAP: good()})
@@ -229,5 +237,6 @@ func TestPeerThatDoesNotRead(t *testing.T) {
 	eventually(t, "it is let go", func() bool { return s.seen.count("ended timeout") > 0 })
 	neighbour.MustGood(t, TestUnitReady(1))
 	require.Len(t, s.Sessions(), 1)
-	require.NoError(t, neighbour.Send(&pdu.NOPOut{Immediate: true, TaskTag: pdu.ReservedTag, TransferTag: pdu.ReservedTag, CmdSN: neighbour.CmdSN}, nil))
+	require.NoError(t, neighbour.Send(&pdu.NOPOut{Immediate: true, TaskTag: pdu.ReservedTag,
+		TransferTag: pdu.ReservedTag, CmdSN: neighbour.CmdSN}, nil))
 }

@@ -18,7 +18,8 @@ type Command struct {
 	Attr      pdu.TaskAttr // default simple
 	Priority  uint8        // RFC 7144 5.1.1
 
-	// How data goes. Default: as much immediate, then unsolicited data as the session's parameters allow.
+	// How data goes. Default: as much immediate, then unsolicited data as the session's parameters
+	// allow.
 	NoImmediate, NoUnsolicited bool
 
 	Edit    func(*pdu.SCSICommand) // may change the PDU, after all fields are set
@@ -64,13 +65,15 @@ func (t *Task) CmdSN() uint32 { return t.cmd.CmdSN }
 // LUN is the number of the LUN that the command went to.
 func (t *Task) LUN() uint16 { return uint16(t.cmd.LUN >> 48) }
 
-// Resume takes a command back whose Finish ended in an error, such as the Reject of one of its Data-Out PDUs.
+// Resume takes a command back whose Finish ended in an error, such as the Reject of one of its
+// Data-Out PDUs.
 func (t *Task) Resume() { t.s.tasks[t.cmd.TaskTag] = t }
 
 // Done says whether the response has come.
 func (t *Task) Done() bool { return t.done }
 
-// LUN is the single-level LUN field of a LUN number, peripheral device or flat space addressing (SAM-5 4.7).
+// LUN is the single-level LUN field of a LUN number, peripheral device or flat space addressing
+// (SAM-5 4.7).
 func LUN(n uint16) uint64 {
 	if n < 256 {
 		return uint64(n) << 48
@@ -78,10 +81,11 @@ func LUN(n uint16) uint64 {
 	return uint64(0x4000|n) << 48
 }
 
-// Prepare makes the PDU of a command, with numbers and tag, and the data that travels with it and after it unasked. Start
-// sends these.
+// Prepare makes the PDU of a command, with numbers and tag, and the data that travels with it and
+// after it unasked. Start sends these.
 func (s *Session) Prepare(c Command) (cmd pdu.SCSICommand, immediate, unsolicited []byte) {
-	cmd = pdu.SCSICommand{Immediate: c.Immediate, Final: true, Read: c.Read > 0, Write: len(c.Write) > 0, Attr: c.Attr, Priority: c.Priority,
+	cmd = pdu.SCSICommand{Immediate: c.Immediate, Final: true, Read: c.Read > 0,
+		Write: len(c.Write) > 0, Attr: c.Attr, Priority: c.Priority,
 		LUN: LUN(c.LUN), TaskTag: s.NewTag(), ExpectedLength: uint32(max(c.Read, len(c.Write)))}
 	if cmd.Attr == pdu.TaskAttrUntagged {
 		cmd.Attr = pdu.TaskAttrSimple
@@ -106,7 +110,8 @@ func (s *Session) Prepare(c Command) (cmd pdu.SCSICommand, immediate, unsolicite
 // Start sends a command and the data that goes with it unasked.
 func (s *Session) Start(c Command) (*Task, error) {
 	if !c.Immediate && !s.IgnoreWindow && pdu.SNLess(s.MaxCmdSN, s.CmdSN) {
-		return nil, fmt.Errorf("the command window is closed: CmdSN %d, MaxCmdSN %d", s.CmdSN, s.MaxCmdSN)
+		return nil, fmt.Errorf("the command window is closed: CmdSN %d, MaxCmdSN %d", s.CmdSN,
+			s.MaxCmdSN)
 	}
 	cmd, immediate, unsolicited := s.Prepare(c)
 	t := &Task{s: s, command: c, cmd: cmd}
@@ -124,13 +129,15 @@ func (s *Session) Start(c Command) (*Task, error) {
 	return t, t.SendData(pdu.ReservedTag, len(immediate), unsolicited)
 }
 
-// SendData sends a sequence of Data-Out PDUs, as long as the target takes them, the last one with the F bit. The transfer
-// tag is that of an R2T, or reserved for unsolicited data.
+// SendData sends a sequence of Data-Out PDUs, as long as the target takes them, the last one with
+// the F bit. The transfer tag is that of an R2T, or reserved for unsolicited data.
 func (t *Task) SendData(transferTag uint32, offset int, data []byte, opts ...Option) error {
 	for sn := uint32(0); len(data) > 0; sn++ {
 		n := min(len(data), t.s.Params.MaxSend)
-		if err := t.s.Send(&pdu.DataOut{Final: n == len(data), LUN: t.cmd.LUN, TaskTag: t.cmd.TaskTag, TransferTag: transferTag,
-			ExpStatSN: t.s.ExpStatSN, DataSN: sn, BufferOffset: uint32(offset)}, data[:n], opts...); err != nil {
+		if err := t.s.Send(&pdu.DataOut{Final: n == len(data), LUN: t.cmd.LUN,
+			TaskTag: t.cmd.TaskTag, TransferTag: transferTag,
+			ExpStatSN: t.s.ExpStatSN, DataSN: sn, BufferOffset: uint32(offset)}, data[:n],
+			opts...); err != nil {
 			return err
 		}
 		data, offset = data[n:], offset+n
@@ -190,12 +197,14 @@ func (t *Task) AwaitR2T() (pdu.R2T, error) {
 	n := t.awaited
 	t.awaited++
 	if !t.done && len(t.result.R2Ts) <= n {
-		if _, err := t.s.pump(func(*PDU) bool { return t.done || len(t.result.R2Ts) > n }); err != nil {
+		if _, err := t.s.pump(func(*PDU) bool { return t.done || len(t.result.R2Ts) > n }); err !=
+			nil {
 			return pdu.R2T{}, err
 		}
 	}
 	if len(t.result.R2Ts) <= n {
-		return pdu.R2T{}, fmt.Errorf("the command ended with status %#x and sense %v, want an R2T", t.result.Status, t.result.Sense)
+		return pdu.R2T{}, fmt.Errorf("the command ended with status %#x and sense %v, want an R2T",
+			t.result.Status, t.result.Sense)
 	}
 	return t.result.R2Ts[n], nil
 }
@@ -230,7 +239,8 @@ func (t *Task) takeDataIn(p *PDU) error {
 	case in.DataSN != uint32(len(r.DataIns)):
 		return fmt.Errorf("%v: want DataSN %d", &in, len(r.DataIns))
 	case int(in.BufferOffset) != len(r.Data):
-		return fmt.Errorf("%v: want offset %d, as DataSequenceInOrder and DataPDUInOrder are Yes", &in, len(r.Data))
+		return fmt.Errorf("%v: want offset %d, as DataSequenceInOrder and DataPDUInOrder are Yes",
+			&in, len(r.Data))
 	case in.DataLen > params.MaxReceive:
 		return fmt.Errorf("%v: longer than MaxRecvDataSegmentLength %d", &in, params.MaxReceive)
 	case len(r.Data)+in.DataLen > int(t.cmd.ExpectedLength):
@@ -238,7 +248,8 @@ func (t *Task) takeDataIn(p *PDU) error {
 	}
 	t.sequence += in.DataLen
 	if t.sequence > params.MaxBurst {
-		return fmt.Errorf("%v: a sequence of %d bytes, and MaxBurstLength is %d", &in, t.sequence, params.MaxBurst)
+		return fmt.Errorf("%v: a sequence of %d bytes, and MaxBurstLength is %d", &in, t.sequence,
+			params.MaxBurst)
 	}
 	if t.open = !in.Final; in.Final {
 		t.sequence = 0
@@ -246,7 +257,8 @@ func (t *Task) takeDataIn(p *PDU) error {
 	r.Data = append(r.Data, p.Data...)
 	r.DataIns = append(r.DataIns, in)
 	if in.HasStatus {
-		r.Status, r.Overflow, r.Underflow, r.Residual = in.Status, in.Overflow, in.Underflow, in.Residual
+		r.Status, r.Overflow, r.Underflow, r.Residual = in.Status, in.Overflow, in.Underflow,
+			in.Residual
 		r.StatusInData, t.done = true, true
 	}
 	return nil
@@ -271,7 +283,8 @@ func (t *Task) takeR2T(p *PDU) error {
 	case r2t.LUN != t.cmd.LUN:
 		return fmt.Errorf("%v: LUN %#x, want %#x", &r2t, r2t.LUN, t.cmd.LUN)
 	}
-	if n := len(r.R2Ts); n > 0 && r2t.BufferOffset != r.R2Ts[n-1].BufferOffset+r.R2Ts[n-1].DesiredLength {
+	if n := len(r.R2Ts); n > 0 && r2t.BufferOffset != r.R2Ts[n-1].BufferOffset+
+		r.R2Ts[n-1].DesiredLength {
 		return fmt.Errorf("%v: does not follow the one before, as DataSequenceInOrder is Yes", &r2t)
 	}
 	r.R2Ts = append(r.R2Ts, r2t)
@@ -295,7 +308,8 @@ func (t *Task) takeResponse(p *PDU) error {
 		return fmt.Errorf("%v: the last Data-In has no F bit (RFC 7143 11.7.1)", &rsp)
 	}
 	if rsp.StatusQualifier != 0 && t.s.Params.ProtocolLevel < 2 {
-		return fmt.Errorf("%v: a status qualifier at protocol level %d (RFC 7144 5.2.1)", &rsp, t.s.Params.ProtocolLevel)
+		return fmt.Errorf("%v: a status qualifier at protocol level %d (RFC 7144 5.2.1)", &rsp,
+			t.s.Params.ProtocolLevel)
 	}
 	r.Response, r.Status, r.Qualifier = rsp.Response, rsp.Status, rsp.StatusQualifier
 	r.Overflow, r.Underflow, r.Residual = rsp.Overflow, rsp.Underflow, rsp.Residual
@@ -307,7 +321,8 @@ func (t *Task) takeResponse(p *PDU) error {
 		return nil
 	}
 	if len(p.Data) < 2 || int(binary.BigEndian.Uint16(p.Data)) > len(p.Data)-2 {
-		return fmt.Errorf("%v: the sense length does not fit the data segment (RFC 7143 11.4.7.1)", &rsp)
+		return fmt.Errorf("%v: the sense length does not fit the data segment (RFC 7143 11.4.7.1)",
+			&rsp)
 	}
 	r.Sense, err = ParseSense(p.Data[2 : 2+int(binary.BigEndian.Uint16(p.Data))])
 	return err

@@ -11,7 +11,8 @@ import (
 	"kubevirt.io/disk/target/internal/pdu"
 )
 
-// fake is the target's end of a session in full feature phase, which answers each request as the test says.
+// fake is the target's end of a session in full feature phase, which answers each request as the
+// test says.
 func fake(t *testing.T, p Params, answer func(p *PDU) []byte) *Session {
 	t.Helper()
 	c, peer := pair(t)
@@ -59,7 +60,8 @@ func response(tag, expDataSN uint32, sense []byte) []byte {
 	return bytesOf(r, sense)
 }
 
-var fakeParams = Params{MaxSend: 1024, MaxReceive: 1024, MaxBurst: 2048, FirstBurst: 1536, MaxOutstandingR2T: 1, ImmediateData: true}
+var fakeParams = Params{MaxSend: 1024, MaxReceive: 1024, MaxBurst: 2048, FirstBurst: 1536,
+	MaxOutstandingR2T: 1, ImmediateData: true}
 
 func TestWriteHonoursTheNegotiation(t *testing.T) {
 	data := make([]byte, 4096)
@@ -72,8 +74,12 @@ func TestWriteHonoursTheNegotiation(t *testing.T) {
 	}{
 		"immediate and unsolicited": {func(*Params) {}, []int{1024, 512}},
 		"immediate only":            {func(p *Params) { p.InitialR2T = true }, []int{1024}},
-		"unsolicited only":          {func(p *Params) { p.ImmediateData = false }, []int{0, 1024, 512}},
-		"solicited only":            {func(p *Params) { p.ImmediateData, p.InitialR2T = false, true }, []int{0}},
+		"unsolicited only": {func(p *Params) { p.ImmediateData = false },
+			[]int{0, 1024, 512}},
+		"solicited only": {func(p *Params) {
+			p.ImmediateData, p.InitialR2T = false,
+				true
+		}, []int{0}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			params := fakeParams
@@ -93,8 +99,10 @@ func TestWriteHonoursTheNegotiation(t *testing.T) {
 				if len(got) == len(data) {
 					return response(p.Header.TaskTag(), 0, nil)
 				}
-				r := &pdu.R2T{TaskTag: p.Header.TaskTag(), LUN: LUN(1), TransferTag: r2ts, ExpCmdSN: fakeExp, MaxCmdSN: fakeMax, R2TSN: r2ts,
-					BufferOffset: uint32(len(got)), DesiredLength: uint32(min(len(data)-len(got), 2048))}
+				r := &pdu.R2T{TaskTag: p.Header.TaskTag(), LUN: LUN(1), TransferTag: r2ts,
+					ExpCmdSN: fakeExp, MaxCmdSN: fakeMax, R2TSN: r2ts,
+					BufferOffset:  uint32(len(got)),
+					DesiredLength: uint32(min(len(data)-len(got), 2048))}
 				r2ts++
 				return bytesOf(r, nil)
 			})
@@ -108,11 +116,13 @@ func TestWriteHonoursTheNegotiation(t *testing.T) {
 
 func TestTaskChecksTheTarget(t *testing.T) {
 	in := func(tag, sn, offset uint32, n int, final bool) []byte {
-		return bytesOf(&pdu.DataIn{Final: final, TaskTag: tag, TransferTag: pdu.ReservedTag, ExpCmdSN: fakeExp, MaxCmdSN: fakeMax, DataSN: sn,
+		return bytesOf(&pdu.DataIn{Final: final, TaskTag: tag, TransferTag: pdu.ReservedTag,
+			ExpCmdSN: fakeExp, MaxCmdSN: fakeMax, DataSN: sn,
 			BufferOffset: offset}, make([]byte, n))
 	}
 	r2t := func(tag, sn, offset, n uint32) []byte {
-		return bytesOf(&pdu.R2T{LUN: LUN(1), TaskTag: tag, ExpCmdSN: fakeExp, MaxCmdSN: fakeMax, R2TSN: sn, BufferOffset: offset, DesiredLength: n}, nil)
+		return bytesOf(&pdu.R2T{LUN: LUN(1), TaskTag: tag, ExpCmdSN: fakeExp, MaxCmdSN: fakeMax,
+			R2TSN: sn, BufferOffset: offset, DesiredLength: n}, nil)
 	}
 	for name, tt := range map[string]struct {
 		write  bool
@@ -120,32 +130,56 @@ func TestTaskChecksTheTarget(t *testing.T) {
 		want   string
 	}{
 		"Data-In in order": {false, func(tag uint32) []byte {
-			return append(append(in(tag, 0, 0, 1024, false), in(tag, 1, 1024, 1024, true)...), response(tag, 2, nil)...)
+			return append(append(in(tag, 0, 0, 1024, false), in(tag, 1, 1024, 1024, true)...),
+				response(tag, 2, nil)...)
 		}, ""},
-		"DataSN":           {false, func(tag uint32) []byte { return in(tag, 1, 0, 512, true) }, "DataSN 0"},
-		"offset":           {false, func(tag uint32) []byte { return in(tag, 0, 512, 512, true) }, "offset 0"},
-		"segment too long": {false, func(tag uint32) []byte { return in(tag, 0, 0, 1025, true) }, "MaxRecvDataSegmentLength"},
+		"DataSN": {false, func(tag uint32) []byte { return in(tag, 1, 0, 512, true) },
+			"DataSN 0"},
+		"offset": {false, func(tag uint32) []byte { return in(tag, 0, 512, 512, true) },
+			"offset 0"},
+		"segment too long": {false, func(tag uint32) []byte { return in(tag, 0, 0, 1025, true) },
+			"MaxRecvDataSegmentLength"},
 		"burst too long": {false, func(tag uint32) []byte {
-			return append(append(in(tag, 0, 0, 1024, false), in(tag, 1, 1024, 1024, false)...), in(tag, 2, 2048, 1024, true)...)
+			return append(append(in(tag, 0, 0, 1024, false), in(tag, 1, 1024, 1024, false)...),
+				in(tag, 2, 2048, 1024, true)...)
 		}, "MaxBurstLength"},
 		"too much": {false, func(tag uint32) []byte {
 			b := append(in(tag, 0, 0, 1024, false), in(tag, 1, 1024, 1024, true)...)
 			return append(append(b, in(tag, 2, 2048, 1024, true)...), in(tag, 3, 3072, 1, true)...)
 		}, "expected length"},
-		"no final bit":         {false, func(tag uint32) []byte { return append(in(tag, 0, 0, 512, false), response(tag, 1, nil)...) }, "no F bit"},
-		"ExpDataSN":            {false, func(tag uint32) []byte { return append(in(tag, 0, 0, 512, true), response(tag, 0, nil)...) }, "ExpDataSN"},
-		"ExpDataSN of a write": {true, func(tag uint32) []byte { return append(r2t(tag, 0, 1536, 512), response(tag, 1, nil)...) }, "ExpDataSN"},
-		"R2T for a read":       {false, func(tag uint32) []byte { return r2t(tag, 0, 0, 512) }, "writes nothing"},
+		"no final bit": {false,
+			func(tag uint32) []byte {
+				return append(in(tag, 0, 0, 512, false),
+					response(tag, 1, nil)...)
+			}, "no F bit"},
+		"ExpDataSN": {false,
+			func(tag uint32) []byte {
+				return append(in(tag, 0, 0, 512, true),
+					response(tag, 0, nil)...)
+			}, "ExpDataSN"},
+		"ExpDataSN of a write": {true,
+			func(tag uint32) []byte {
+				return append(r2t(tag, 0, 1536, 512),
+					response(tag, 1, nil)...)
+			}, "ExpDataSN"},
+		"R2T for a read": {false, func(tag uint32) []byte { return r2t(tag, 0, 0, 512) },
+			"writes nothing"},
 		"no sense": {false, func(tag uint32) []byte {
-			return bytesOf(&pdu.SCSIResponse{TaskTag: tag, Status: StatusCheckCondition, ExpCmdSN: fakeExp, MaxCmdSN: fakeMax}, nil)
+			return bytesOf(&pdu.SCSIResponse{TaskTag: tag, Status: StatusCheckCondition,
+				ExpCmdSN: fakeExp, MaxCmdSN: fakeMax}, nil)
 		}, "without sense"},
 		"sense length": {false, func(tag uint32) []byte {
-			return bytesOf(&pdu.SCSIResponse{TaskTag: tag, Status: StatusCheckCondition, ExpCmdSN: fakeExp, MaxCmdSN: fakeMax}, []byte{0, 9, 0x70})
+			return bytesOf(&pdu.SCSIResponse{TaskTag: tag, Status: StatusCheckCondition,
+				ExpCmdSN: fakeExp, MaxCmdSN: fakeMax}, []byte{0, 9, 0x70})
 		}, "sense length"},
-		"Data-In for a write": {true, func(tag uint32) []byte { return in(tag, 0, 0, 512, true) }, "reads nothing"},
-		"R2TSN":               {true, func(tag uint32) []byte { return r2t(tag, 1, 1536, 512) }, "R2TSN 0"},
-		"R2T too long":        {true, func(tag uint32) []byte { return r2t(tag, 0, 0, 2049) }, "MaxBurstLength"},
-		"R2T too far":         {true, func(tag uint32) []byte { return r2t(tag, 0, 2048, 1025) }, "expected length"},
+		"Data-In for a write": {true, func(tag uint32) []byte { return in(tag, 0, 0, 512, true) },
+			"reads nothing"},
+		"R2TSN": {true, func(tag uint32) []byte { return r2t(tag, 1, 1536, 512) },
+			"R2TSN 0"},
+		"R2T too long": {true, func(tag uint32) []byte { return r2t(tag, 0, 0, 2049) },
+			"MaxBurstLength"},
+		"R2T too far": {true, func(tag uint32) []byte { return r2t(tag, 0, 2048, 1025) },
+			"expected length"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := fake(t, fakeParams, func(p *PDU) []byte {
@@ -184,10 +218,13 @@ func TestInbox(t *testing.T) {
 				pinged <- p
 				return nil
 			}
-			return bytesOf(&pdu.NOPIn{TaskTag: p.Header.TaskTag(), TransferTag: pdu.ReservedTag, StatSN: 1, ExpCmdSN: fakeExp, MaxCmdSN: fakeMax}, p.Data)
+			return bytesOf(&pdu.NOPIn{TaskTag: p.Header.TaskTag(), TransferTag: pdu.ReservedTag,
+				StatSN: 1, ExpCmdSN: fakeExp, MaxCmdSN: fakeMax}, p.Data)
 		}
-		b := bytesOf(&pdu.AsyncMessage{Event: pdu.AsyncLogoutRequest, ExpCmdSN: fakeExp, MaxCmdSN: fakeMax}, nil)
-		return append(b, bytesOf(&pdu.NOPIn{TaskTag: pdu.ReservedTag, TransferTag: 77, StatSN: 1, ExpCmdSN: fakeExp, MaxCmdSN: fakeMax}, nil)...)
+		b := bytesOf(&pdu.AsyncMessage{Event: pdu.AsyncLogoutRequest, ExpCmdSN: fakeExp,
+			MaxCmdSN: fakeMax}, nil)
+		return append(b, bytesOf(&pdu.NOPIn{TaskTag: pdu.ReservedTag, TransferTag: 77, StatSN: 1,
+			ExpCmdSN: fakeExp, MaxCmdSN: fakeMax}, nil)...)
 	})
 	task := s.MustStart(t, TestUnitReady(1))
 	s.Forget(task)

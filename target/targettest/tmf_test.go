@@ -33,7 +33,8 @@ func waiting(t *testing.T, sess *Session, lun uint16, lba uint32, data []byte) (
 	return task, r2t
 }
 
-// quiet checks that nothing more comes for a task that was aborted, data that is still sent for it included.
+// quiet checks that nothing more comes for a task that was aborted, data that is still sent for it
+// included.
 func quiet(t *testing.T, sess *Session, task *Task, r2t pdu.R2T) {
 	t.Helper()
 	sess.Forget(task)
@@ -74,7 +75,8 @@ func TestAbortTask(t *testing.T) {
 		r, err := sess.AbortTask(task)
 		require.NoError(t, err)
 		require.Equal(t, pdu.TMComplete, r)
-		require.NoError(t, task.DataOut(pdu.DataOut{Final: true, TransferTag: r2t.TransferTag, DataSN: 1, BufferOffset: 512}, data[512:]))
+		require.NoError(t, task.DataOut(pdu.DataOut{Final: true, TransferTag: r2t.TransferTag,
+			DataSN: 1, BufferOffset: 512}, data[512:]))
 		require.NoError(t, sess.ExpectOnlyPing())
 		require.Equal(t, old, sess.MustGood(t, Read10(1, 0, 8)).Data)
 	})
@@ -97,7 +99,8 @@ func TestAbortTask(t *testing.T) {
 			require.Equal(t, pdu.TMComplete, r)
 			require.NoError(t, sess.ExpectOnlyPing())
 			release()
-			// The next write of the same blocks comes after what is left of the aborted one, and no answer of that one shows.
+			// The next write of the same blocks comes after what is left of the aborted one, and no
+			// answer of that one shows.
 			sess.MustGood(t, Write10(1, 0, old))
 			require.Equal(t, old, sess.MustGood(t, Read10(1, 0, 8)).Data)
 			require.NoError(t, sess.ExpectOnlyPing())
@@ -121,7 +124,9 @@ func TestAbortTask(t *testing.T) {
 		task := sess.MustStart(t, c)
 		r2t, err := task.AwaitR2T()
 		require.NoError(t, err)
-		manage(t, sess, pdu.TMComplete, pdu.TaskManagementRequest{Function: pdu.TMAbortTask, LUN: LUN(1), RefTaskTag: task.Tag(), RefCmdSN: sess.CmdSN})
+		manage(t, sess, pdu.TMComplete,
+			pdu.TaskManagementRequest{Function: pdu.TMAbortTask, LUN: LUN(1),
+				RefTaskTag: task.Tag(), RefCmdSN: sess.CmdSN})
 		quiet(t, sess, task, r2t)
 	})
 	t.Run("11.6.1/a task that has ended", func(t *testing.T) {
@@ -135,15 +140,21 @@ func TestAbortTask(t *testing.T) {
 	})
 	t.Run("11.6.1/a task that never was, outside the window", func(t *testing.T) {
 		sess := s.login(t, LoginOptions{})
-		manage(t, sess, pdu.TMTaskNotExist, pdu.TaskManagementRequest{Function: pdu.TMAbortTask, LUN: LUN(1), RefTaskTag: 4711, RefCmdSN: sess.CmdSN - 1})
-		manage(t, sess, pdu.TMTaskNotExist, pdu.TaskManagementRequest{Function: pdu.TMAbortTask, LUN: LUN(1), RefTaskTag: 4711, RefCmdSN: sess.MaxCmdSN + 1})
+		manage(t, sess, pdu.TMTaskNotExist,
+			pdu.TaskManagementRequest{Function: pdu.TMAbortTask, LUN: LUN(1), RefTaskTag: 4711,
+				RefCmdSN: sess.CmdSN - 1})
+		manage(t, sess, pdu.TMTaskNotExist,
+			pdu.TaskManagementRequest{Function: pdu.TMAbortTask, LUN: LUN(1), RefTaskTag: 4711,
+				RefCmdSN: sess.MaxCmdSN + 1})
 		sess.MustGood(t, TestUnitReady(1))
 	})
 	t.Run("11.6.1/a task that has not arrived counts as received", func(t *testing.T) {
 		sess := s.login(t, LoginOptions{})
 		lost := sess.CmdSN // its command never arrives
 		sess.CmdSN++
-		manage(t, sess, pdu.TMComplete, pdu.TaskManagementRequest{Function: pdu.TMAbortTask, LUN: LUN(1), RefTaskTag: 4711, RefCmdSN: lost})
+		manage(t, sess, pdu.TMComplete,
+			pdu.TaskManagementRequest{Function: pdu.TMAbortTask, LUN: LUN(1), RefTaskTag: 4711,
+				RefCmdSN: lost})
 		sess.MustGood(t, TestUnitReady(1)) // and does not hold up those after it
 		require.NoError(t, sess.Send(numbered(sess, lost, false), nil))
 		require.NoError(t, sess.ExpectOnlyPing(), "nor does it run when it arrives at last")
@@ -153,7 +164,9 @@ func TestAbortTask(t *testing.T) {
 		early, late := numbered(sess, sess.CmdSN, false), numbered(sess, sess.CmdSN+1, false)
 		sess.CmdSN += 2
 		require.NoError(t, sess.Send(late, nil))
-		manage(t, sess, pdu.TMComplete, pdu.TaskManagementRequest{Function: pdu.TMAbortTask, LUN: LUN(1), RefTaskTag: late.TaskTag, RefCmdSN: late.CmdSN})
+		manage(t, sess, pdu.TMComplete,
+			pdu.TaskManagementRequest{Function: pdu.TMAbortTask, LUN: LUN(1),
+				RefTaskTag: late.TaskTag, RefCmdSN: late.CmdSN})
 		require.NoError(t, sess.Send(early, nil))
 		done(t, sess, early)
 		require.NoError(t, sess.ExpectOnlyPing())
@@ -161,12 +174,16 @@ func TestAbortTask(t *testing.T) {
 	})
 	t.Run("11.5.3/a LUN that does not exist", func(t *testing.T) {
 		sess := s.login(t, LoginOptions{})
-		manage(t, sess, pdu.TMLUNNotExist, pdu.TaskManagementRequest{Function: pdu.TMAbortTask, LUN: LUN(77), RefTaskTag: 1, RefCmdSN: sess.CmdSN - 1})
+		manage(t, sess, pdu.TMLUNNotExist,
+			pdu.TaskManagementRequest{Function: pdu.TMAbortTask, LUN: LUN(77), RefTaskTag: 1,
+				RefCmdSN: sess.CmdSN - 1})
 	})
 	t.Run("11.5.1/a task of another session is not to be had", func(t *testing.T) {
 		sess, thief := s.login(t, solicited), s.login(t, other)
 		task, r2t := waiting(t, sess, 1, 0, data)
-		manage(t, thief, pdu.TMTaskNotExist, pdu.TaskManagementRequest{Function: pdu.TMAbortTask, LUN: LUN(1), RefTaskTag: task.Tag(), RefCmdSN: thief.CmdSN - 1})
+		manage(t, thief, pdu.TMTaskNotExist,
+			pdu.TaskManagementRequest{Function: pdu.TMAbortTask, LUN: LUN(1),
+				RefTaskTag: task.Tag(), RefCmdSN: thief.CmdSN - 1})
 		require.NoError(t, task.Answer(r2t))
 		require.True(t, task.MustFinish(t).Good())
 	})
@@ -189,12 +206,15 @@ func TestAbortManyTasks(t *testing.T) {
 		{"11.5.1/TARGET WARM RESET", pdu.TMTargetWarmReset, true, true, "06/29/03"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			sess, neighbour := s.login(t, solicited), s.login(t, LoginOptions{Initiator: other.Initiator, ISID: other.ISID, Keys: solicited.Keys})
+			sess, neighbour := s.login(t, solicited),
+				s.login(t, LoginOptions{Initiator: other.Initiator, ISID: other.ISID,
+					Keys: solicited.Keys})
 			one, oneR2T := waiting(t, sess, 1, 0, data)
 			two, twoR2T := waiting(t, sess, 2, 0, data)
 			theirs, theirR2T := waiting(t, neighbour, 1, 100, data)
 
-			tag, err := sess.SendTaskManagement(pdu.TaskManagementRequest{Immediate: true, Function: tt.function, LUN: LUN(1)})
+			tag, err := sess.SendTaskManagement(pdu.TaskManagementRequest{Immediate: true,
+				Function: tt.function, LUN: LUN(1)})
 			require.NoError(t, err)
 			sess.Forget(one)
 			_, err = sess.Ping(nil) // the target has the request
@@ -247,8 +267,10 @@ func TestAbortManyTasks(t *testing.T) {
 			for range 5 {
 				tasks = append(tasks, sess.MustStart(t, Read10(1, 0, 8)))
 			}
-			eventually(t, "the disk hangs", func() bool { return s.disk.Calls(disktest.OpRead) >= before+5 })
-			manage(t, sess, pdu.TMComplete, pdu.TaskManagementRequest{Function: function, LUN: LUN(1)})
+			eventually(t, "the disk hangs",
+				func() bool { return s.disk.Calls(disktest.OpRead) >= before+5 })
+			manage(t, sess, pdu.TMComplete,
+				pdu.TaskManagementRequest{Function: function, LUN: LUN(1)})
 			for _, task := range tasks {
 				sess.Forget(task)
 			}
@@ -261,18 +283,22 @@ func TestAbortManyTasks(t *testing.T) {
 	})
 	t.Run("11.5.3/a LUN that does not exist", func(t *testing.T) {
 		sess := s.login(t, LoginOptions{})
-		for _, function := range []pdu.TMFunction{pdu.TMAbortTaskSet, pdu.TMClearTaskSet, pdu.TMLogicalUnitReset} {
-			manage(t, sess, pdu.TMLUNNotExist, pdu.TaskManagementRequest{Function: function, LUN: LUN(77)})
+		for _, function := range []pdu.TMFunction{pdu.TMAbortTaskSet, pdu.TMClearTaskSet,
+			pdu.TMLogicalUnitReset} {
+			manage(t, sess, pdu.TMLUNNotExist,
+				pdu.TaskManagementRequest{Function: function, LUN: LUN(77)})
 		}
 	})
 	t.Run("SAM-5 7.4/CLEAR TASK SET tells nobody who had no task", func(t *testing.T) {
 		sess, neighbour := s.login(t, LoginOptions{}), s.login(t, other)
-		manage(t, sess, pdu.TMComplete, pdu.TaskManagementRequest{Function: pdu.TMClearTaskSet, LUN: LUN(1)})
+		manage(t, sess, pdu.TMComplete,
+			pdu.TaskManagementRequest{Function: pdu.TMClearTaskSet, LUN: LUN(1)})
 		require.Empty(t, attentions(t, neighbour, 1))
 	})
 	t.Run("11.5.1/TARGET COLD RESET ends every session", func(t *testing.T) {
 		sess, neighbour := s.login(t, LoginOptions{}), s.login(t, other)
-		_, err := sess.SendTaskManagement(pdu.TaskManagementRequest{Immediate: true, Function: pdu.TMTargetColdReset})
+		_, err := sess.SendTaskManagement(pdu.TaskManagementRequest{Immediate: true,
+			Function: pdu.TMTargetColdReset})
 		require.NoError(t, err)
 		_, err = sess.ExpectClosedAfter() // the response may be delivered, or not
 		require.NoError(t, err)
@@ -287,21 +313,28 @@ func TestTaskManagementRequests(t *testing.T) {
 	s := start(t)
 	sess := s.login(t, LoginOptions{})
 	t.Run("11.5.1/what is not built is not acknowledged", func(t *testing.T) {
-		manage(t, sess, pdu.TMNotSupported, pdu.TaskManagementRequest{Function: pdu.TMClearACA, LUN: LUN(1)})
-		manage(t, sess, pdu.TMReassignNotSupported, pdu.TaskManagementRequest{Function: pdu.TMTaskReassign, LUN: LUN(1), RefTaskTag: 5})
-		for _, function := range []pdu.TMFunction{0, 13, 0x7f, pdu.TMQueryTask, pdu.TMQueryTaskSet, pdu.TMITNexusReset, pdu.TMQueryAsyncEvent} {
-			manage(t, sess, pdu.TMNotSupported, pdu.TaskManagementRequest{Function: function, LUN: LUN(1), RefTaskTag: 5})
+		manage(t, sess, pdu.TMNotSupported,
+			pdu.TaskManagementRequest{Function: pdu.TMClearACA, LUN: LUN(1)})
+		manage(t, sess, pdu.TMReassignNotSupported,
+			pdu.TaskManagementRequest{Function: pdu.TMTaskReassign, LUN: LUN(1), RefTaskTag: 5})
+		for _, function := range []pdu.TMFunction{0, 13, 0x7f, pdu.TMQueryTask, pdu.TMQueryTaskSet,
+			pdu.TMITNexusReset, pdu.TMQueryAsyncEvent} {
+			manage(t, sess, pdu.TMNotSupported,
+				pdu.TaskManagementRequest{Function: function, LUN: LUN(1), RefTaskTag: 5})
 		}
 	})
-	t.Run("11.5/one that is not immediate uses up its number and comes in turn", func(t *testing.T) {
-		r, err := sess.TaskManagement(pdu.TaskManagementRequest{Function: pdu.TMAbortTaskSet, LUN: LUN(1)})
-		require.NoError(t, err)
-		require.Equal(t, pdu.TMComplete, r)
-		require.Equal(t, sess.CmdSN, sess.ExpCmdSN)
-	})
+	t.Run("11.5/one that is not immediate uses up its number and comes in turn",
+		func(t *testing.T) {
+			r, err := sess.TaskManagement(pdu.TaskManagementRequest{Function: pdu.TMAbortTaskSet,
+				LUN: LUN(1)})
+			require.NoError(t, err)
+			require.Equal(t, pdu.TMComplete, r)
+			require.Equal(t, sess.CmdSN, sess.ExpCmdSN)
+		})
 	t.Run("11.5.1/ABORT TASK of itself", func(t *testing.T) {
 		tag := sess.NewTag()
-		require.NoError(t, sess.Send(&pdu.TaskManagementRequest{Immediate: true, Function: pdu.TMAbortTask, LUN: LUN(1), TaskTag: tag,
+		require.NoError(t, sess.Send(&pdu.TaskManagementRequest{Immediate: true,
+			Function: pdu.TMAbortTask, LUN: LUN(1), TaskTag: tag,
 			RefTaskTag: tag, CmdSN: sess.CmdSN, RefCmdSN: sess.CmdSN}, nil))
 		r, err := sess.AwaitTaskManagement(tag)
 		require.NoError(t, err)
@@ -311,8 +344,9 @@ func TestTaskManagementRequests(t *testing.T) {
 	s.works(t)
 }
 
-// TestManagementWaitsForCommands is RFC 7143 4.2.3.3: a function that covers many tasks acts on all commands of lower numbers, those that
-// have not arrived or wait for their turn included. None of them has an answer after that of the function.
+// TestManagementWaitsForCommands is RFC 7143 4.2.3.3: a function that covers many tasks acts on all
+// commands of lower numbers, those that have not arrived or wait for their turn included. None of
+// them has an answer after that of the function.
 func TestManagementWaitsForCommands(t *testing.T) {
 	s := start(t)
 	ahead := func(t *testing.T) (sess *Session, first *pdu.SCSICommand, second pdu.SCSICommand) {
@@ -323,14 +357,18 @@ func TestManagementWaitsForCommands(t *testing.T) {
 		require.NoError(t, sess.Send(&second, nil))
 		return sess, first, second
 	}
-	for name, function := range map[string]pdu.TMFunction{"ABORT TASK SET": pdu.TMAbortTaskSet, "CLEAR TASK SET": pdu.TMClearTaskSet,
+	for name, function := range map[string]pdu.TMFunction{"ABORT TASK SET": pdu.TMAbortTaskSet,
+		"CLEAR TASK SET":     pdu.TMClearTaskSet,
 		"LOGICAL UNIT RESET": pdu.TMLogicalUnitReset} {
 		t.Run("4.2.3.3/"+name, func(t *testing.T) {
 			sess, first, second := ahead(t)
-			tag, err := sess.SendTaskManagement(pdu.TaskManagementRequest{Immediate: true, Function: function, LUN: LUN(1)})
+			tag, err := sess.SendTaskManagement(pdu.TaskManagementRequest{Immediate: true,
+				Function: function, LUN: LUN(1)})
 			require.NoError(t, err)
 			require.NoError(t, sess.ExpectOnlyPing(), "it waits")
-			manage(t, sess, pdu.TMRejected, pdu.TaskManagementRequest{Function: pdu.TMAbortTask, LUN: LUN(1), RefTaskTag: tag, RefCmdSN: sess.CmdSN})
+			manage(t, sess, pdu.TMRejected,
+				pdu.TaskManagementRequest{Function: pdu.TMAbortTask, LUN: LUN(1), RefTaskTag: tag,
+					RefCmdSN: sess.CmdSN})
 			require.NoError(t, sess.Send(first, nil))
 			done(t, sess, first)
 			r2t, _, err := Expect[pdu.R2T](sess.Conn)
@@ -339,7 +377,9 @@ func TestManagementWaitsForCommands(t *testing.T) {
 			r, err := sess.AwaitTaskManagement(tag)
 			require.NoError(t, err)
 			require.Equal(t, pdu.TMComplete, r)
-			require.NoError(t, sess.Send(&pdu.DataOut{Final: true, LUN: LUN(1), TaskTag: second.TaskTag, TransferTag: r2t.TransferTag}, make([]byte, r2t.DesiredLength)))
+			require.NoError(t,
+				sess.Send(&pdu.DataOut{Final: true, LUN: LUN(1), TaskTag: second.TaskTag,
+					TransferTag: r2t.TransferTag}, make([]byte, r2t.DesiredLength)))
 			require.NoError(t, sess.ExpectOnlyPing(), "no answer for a covered task")
 			attentions(t, sess, 1)
 			sess.MustGood(t, TestUnitReady(1))
@@ -359,7 +399,8 @@ func TestManagementWaitsForCommands(t *testing.T) {
 		sess := s.login(t, LoginOptions{})
 		next := sess.CmdSN
 		sess.CmdSN = sess.MaxCmdSN + 2
-		manage(t, sess, pdu.TMComplete, pdu.TaskManagementRequest{Function: pdu.TMAbortTaskSet, LUN: LUN(1)})
+		manage(t, sess, pdu.TMComplete,
+			pdu.TaskManagementRequest{Function: pdu.TMAbortTaskSet, LUN: LUN(1)})
 		sess.CmdSN = next
 		sess.MustGood(t, TestUnitReady(1))
 	})
@@ -368,7 +409,8 @@ func TestManagementWaitsForCommands(t *testing.T) {
 		var tags []uint32
 		rejected := 0
 		for range 20 {
-			tag, err := sess.SendTaskManagement(pdu.TaskManagementRequest{Immediate: true, Function: pdu.TMAbortTaskSet, LUN: LUN(1)})
+			tag, err := sess.SendTaskManagement(pdu.TaskManagementRequest{Immediate: true,
+				Function: pdu.TMAbortTaskSet, LUN: LUN(1)})
 			require.NoError(t, err)
 			tags = append(tags, tag)
 		}
@@ -387,30 +429,37 @@ func TestManagementWaitsForCommands(t *testing.T) {
 			require.Equal(t, pdu.TMComplete, r)
 		}
 	})
-	t.Run("11.6.1/ABORT TASK of a command of another LUN that waits for its turn", func(t *testing.T) {
-		sess, first, second := ahead(t)
-		manage(t, sess, pdu.TMTaskNotExist, pdu.TaskManagementRequest{Function: pdu.TMAbortTask, LUN: LUN(2), RefTaskTag: second.TaskTag, RefCmdSN: second.CmdSN})
-		require.NoError(t, sess.Send(first, nil))
-		done(t, sess, first)
-		r2t, _, err := Expect[pdu.R2T](sess.Conn)
-		require.NoError(t, err)
-		require.Equal(t, second.TaskTag, r2t.TaskTag)
-	})
+	t.Run("11.6.1/ABORT TASK of a command of another LUN that waits for its turn",
+		func(t *testing.T) {
+			sess, first, second := ahead(t)
+			manage(t, sess, pdu.TMTaskNotExist,
+				pdu.TaskManagementRequest{Function: pdu.TMAbortTask, LUN: LUN(2),
+					RefTaskTag: second.TaskTag, RefCmdSN: second.CmdSN})
+			require.NoError(t, sess.Send(first, nil))
+			done(t, sess, first)
+			r2t, _, err := Expect[pdu.R2T](sess.Conn)
+			require.NoError(t, err)
+			require.Equal(t, second.TaskTag, r2t.TaskTag)
+		})
 	s.works(t)
 }
 
-// TestTaskManagementOfAnotherAddress addresses a LUN in another way than the command that the function is for: it is the same one.
+// TestTaskManagementOfAnotherAddress addresses a LUN in another way than the command that the
+// function is for: it is the same one.
 func TestTaskManagementOfAnotherAddress(t *testing.T) {
 	const flat = 0x4001 << 48
 	for name, function := range map[string]pdu.TMFunction{
 		"SAM-5 7.2/ABORT TASK": pdu.TMAbortTask, "SAM-5 7.3/ABORT TASK SET": pdu.TMAbortTaskSet,
-		"SAM-5 7.4/CLEAR TASK SET": pdu.TMClearTaskSet, "SAM-5 7.7/LOGICAL UNIT RESET": pdu.TMLogicalUnitReset,
+		"SAM-5 7.4/CLEAR TASK SET":     pdu.TMClearTaskSet,
+		"SAM-5 7.7/LOGICAL UNIT RESET": pdu.TMLogicalUnitReset,
 	} {
 		t.Run(name, func(t *testing.T) {
 			sess := start(t).login(t, solicited)
 			one, oneR2T := waiting(t, sess, 1, 0, pattern(8*BlockSize, 1))
 			elsewhere, elsewhereR2T := waiting(t, sess, 2, 0, pattern(8*BlockSize, 1))
-			manage(t, sess, pdu.TMComplete, pdu.TaskManagementRequest{Function: function, LUN: flat, RefTaskTag: one.Tag(), RefCmdSN: one.CmdSN()})
+			manage(t, sess, pdu.TMComplete,
+				pdu.TaskManagementRequest{Function: function, LUN: flat, RefTaskTag: one.Tag(),
+					RefCmdSN: one.CmdSN()})
 			quiet(t, sess, one, oneR2T)
 			require.NoError(t, elsewhere.Answer(elsewhereR2T))
 			require.True(t, elsewhere.MustFinish(t).Good(), "another LUN")

@@ -16,13 +16,15 @@ const (
 	offMaxCmdSN = 32
 )
 
-// track takes over the numbers of a PDU and checks that they go on as RFC 7143 4.2.2 and 11.4.9 want.
+// track takes over the numbers of a PDU and checks that they go on as RFC 7143 4.2.2 and 11.4.9
+// want.
 func (c *Conn) track(h *pdu.Header) error {
 	op := h.Opcode()
 	if op&0x20 == 0 {
 		return fmt.Errorf("opcode %v is one of an initiator", op)
 	}
-	stat, exp, limit := binary.BigEndian.Uint32(h[offStatSN:]), binary.BigEndian.Uint32(h[offExpCmdSN:]), binary.BigEndian.Uint32(h[offMaxCmdSN:])
+	stat, exp, limit := binary.BigEndian.Uint32(h[offStatSN:]),
+		binary.BigEndian.Uint32(h[offExpCmdSN:]), binary.BigEndian.Uint32(h[offMaxCmdSN:])
 	advances := true
 	switch op {
 	case pdu.OpDataIn:
@@ -45,7 +47,8 @@ func (c *Conn) track(h *pdu.Header) error {
 		return fmt.Errorf("%v: MaxCmdSN %d is less than ExpCmdSN %d minus 1", op, limit, exp)
 	}
 	if pdu.SNLess(exp, c.ExpCmdSN) || pdu.SNLess(limit, c.MaxCmdSN) {
-		return fmt.Errorf("%v: the command window goes back from %d-%d to %d-%d", op, c.ExpCmdSN, c.MaxCmdSN, exp, limit)
+		return fmt.Errorf("%v: the command window goes back from %d-%d to %d-%d", op, c.ExpCmdSN,
+			c.MaxCmdSN, exp, limit)
 	}
 	c.ExpCmdSN, c.MaxCmdSN = exp, limit
 	return nil
@@ -107,8 +110,8 @@ func asReject(p *PDU) (*RejectError, error) {
 	return &RejectError{Reason: r.Reason, Header: pdu.Header(p.Data[:pdu.HeaderLen])}, nil
 }
 
-// Expect receives a PDU of one type and returns it with its data. A Reject instead is a *RejectError, any other PDU an
-// *UnexpectedError.
+// Expect receives a PDU of one type and returns it with its data. A Reject instead is a
+// *RejectError, any other PDU an *UnexpectedError.
 func Expect[T any, P decoder[T]](c *Conn) (T, []byte, error) {
 	p, err := c.Receive()
 	if err != nil {
@@ -119,8 +122,8 @@ func Expect[T any, P decoder[T]](c *Conn) (T, []byte, error) {
 	return v, p.Data, err
 }
 
-// ExpectReject receives a Reject and checks its reason and that it carries the header of the rejected PDU, as far as
-// opcode and task tag.
+// ExpectReject receives a Reject and checks its reason and that it carries the header of the
+// rejected PDU, as far as opcode and task tag.
 func (c *Conn) ExpectReject(reason pdu.RejectReason, op pdu.Opcode, tag uint32) error {
 	p, err := c.Receive()
 	if err != nil {
@@ -137,7 +140,8 @@ func (c *Conn) ExpectReject(reason pdu.RejectReason, op pdu.Opcode, tag uint32) 
 		return fmt.Errorf("%w, want reason %v", r, reason)
 	}
 	if r.Header.Opcode() != op || r.Header.TaskTag() != tag {
-		return fmt.Errorf("the Reject carries a %v with tag %#x, want %v with %#x", r.Header.Opcode(), r.Header.TaskTag(), op, tag)
+		return fmt.Errorf("the Reject carries a %v with tag %#x, want %v with %#x",
+			r.Header.Opcode(), r.Header.TaskTag(), op, tag)
 	}
 	return nil
 }
@@ -169,8 +173,9 @@ func (c *Conn) ExpectClosedAfter() ([]*PDU, error) {
 	}
 }
 
-// ExpectNothing checks that no PDU comes within a time. It is meant for what must never come: that it passes proves
-// less than that it fails, so a test should rather wait for the answer to a later ping (see Session.ExpectOnlyPing).
+// ExpectNothing checks that no PDU comes within a time. It is meant for what must never come: that
+// it passes proves less than that it fails, so a test should rather wait for the answer to a later
+// ping (see Session.ExpectOnlyPing).
 func (c *Conn) ExpectNothing(within time.Duration) error {
 	p, err := c.receive(within)
 	switch {

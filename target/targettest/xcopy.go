@@ -9,8 +9,8 @@ type CopySegment struct {
 	From, To     uint64 // logical block addresses
 }
 
-// CopyList is a parameter list of EXTENDED COPY(LID1) with this list identifier, for logical units that are named by their
-// NAA designators.
+// CopyList is a parameter list of EXTENDED COPY(LID1) with this list identifier, for logical units
+// that are named by their NAA designators.
 func CopyList(id byte, units [][8]byte, segments ...CopySegment) []byte {
 	be := binary.BigEndian
 	b := make([]byte, 16, 16+32*len(units)+28*len(segments))
@@ -39,7 +39,8 @@ func ExtendedCopy(lun uint16, list []byte) Command {
 	return Command{LUN: lun, CDB: cdb, Write: list}
 }
 
-// ReceiveCopyResults is a RECEIVE COPY RESULTS command: service action 0 status, 3 operating parameters, 4 failure details.
+// ReceiveCopyResults is a RECEIVE COPY RESULTS command: service action 0 status, 3 operating
+// parameters, 4 failure details.
 func ReceiveCopyResults(lun uint16, action, id byte, allocation int) Command {
 	cdb := make([]byte, 16)
 	cdb[0], cdb[1], cdb[2] = 0x84, action, id

@@ -10,14 +10,16 @@ import (
 	. "kubevirt.io/disk/target/targettest"
 )
 
-// TestExtendedCopyAndReservations copies from and to LUN 1, which another session has reserved, by a command that is sent to
-// LUN 2: a copy may do what a READ and a WRITE of the same session may.
+// TestExtendedCopyAndReservations copies from and to LUN 1, which another session has reserved, by
+// a command that is sent to LUN 2: a copy may do what a READ and a WRITE of the same session may.
 func TestExtendedCopyAndReservations(t *testing.T) {
-	from, to := CopyList(1, units, CopySegment{0, 1, 8, 0, 0}), CopyList(1, units, CopySegment{1, 0, 8, 0, 0})
+	from, to := CopyList(1, units, CopySegment{0, 1, 8, 0, 0}),
+		CopyList(1, units, CopySegment{1, 0, 8, 0, 0})
 	for _, c := range []struct {
-		name              string
-		kind              uint8
-		reads, registered bool // what others can do, and whether those who are registered can do all
+		name string
+		kind uint8
+		// what others can do, and whether those who are registered can do all
+		reads, registered bool
 	}{
 		{"Write Exclusive", WriteExclusive, true, false},
 		{"Exclusive Access", ExclusiveAccess, false, false},
@@ -37,7 +39,8 @@ func TestExtendedCopyAndReservations(t *testing.T) {
 					require.True(t, r.Good(), r.Failed())
 				} else {
 					require.Equal(t, "0A/0D/01", r.Failed())
-					require.Equal(t, StatusReservationConflict, r.Sense.Raw[r.Sense.Raw[8]], "of the source")
+					require.Equal(t, StatusReservationConflict, r.Sense.Raw[r.Sense.Raw[8]],
+						"of the source")
 				}
 				r = second.MustDo(t, ExtendedCopy(2, to))
 				if all {
@@ -45,9 +48,11 @@ func TestExtendedCopyAndReservations(t *testing.T) {
 					second.MustGood(t, ExtendedCopy(1, to))
 				} else {
 					require.Equal(t, "0A/0D/01", r.Failed())
-					require.Equal(t, StatusReservationConflict, r.Sense.Raw[r.Sense.Raw[9]], "of the destination")
+					require.Equal(t, StatusReservationConflict, r.Sense.Raw[r.Sense.Raw[9]],
+						"of the destination")
 					second.MustFail(t, ExtendedCopy(1, nil), reserved)
-					require.Equal(t, pattern(8*BlockSize, 1), sess.MustGood(t, Read10(1, 0, 8)).Data)
+					require.Equal(t, pattern(8*BlockSize, 1),
+						sess.MustGood(t, Read10(1, 0, 8)).Data)
 				}
 			}
 			check(false)
@@ -57,29 +62,38 @@ func TestExtendedCopyAndReservations(t *testing.T) {
 			sess.MustGood(t, ExtendedCopy(2, to))
 		})
 	}
-	t.Run("SPC-4 5.13.11/PREEMPT AND ABORT ends what a copy writes from elsewhere", func(t *testing.T) {
-		const blocks = 8192
-		s := start(t)
-		sess, second := s.login(t, LoginOptions{}), s.login(t, other)
-		witness := s.login(t, LoginOptions{Initiator: DefaultInitiator + ".witness", ISID: [6]byte{0x80, 3}})
-		register(t, sess, 1, 0)
-		register(t, second, 2, 0)
-		sess.MustGood(t, PersistOut(1, Persist{Action: PersistReserve, Type: WriteExclusiveRO, Key: 1}))
-		sess.MustGood(t, Write10(2, 0, pattern(blocks*BlockSize, 1)))
+	t.Run("SPC-4 5.13.11/PREEMPT AND ABORT ends what a copy writes from elsewhere",
+		func(t *testing.T) {
+			const blocks = 8192
+			s := start(t)
+			sess, second := s.login(t, LoginOptions{}), s.login(t, other)
+			witness := s.login(t, LoginOptions{Initiator: DefaultInitiator + ".witness",
+				ISID: [6]byte{0x80, 3}})
+			register(t, sess, 1, 0)
+			register(t, second, 2, 0)
+			sess.MustGood(t, PersistOut(1,
+				Persist{Action: PersistReserve, Type: WriteExclusiveRO, Key: 1}))
+			sess.MustGood(t, Write10(2, 0, pattern(blocks*BlockSize, 1)))
 
-		release := s.stall(t, disktest.OpWrite)
-		before := s.disk.Calls(disktest.OpWrite)
-		task := second.MustStart(t, ExtendedCopy(2, CopyList(1, units, CopySegment{1, 0, blocks, 0, 0})))
-		eventually(t, "the disk hangs", func() bool { return s.disk.Calls(disktest.OpWrite) > before })
-		preempt := sess.MustStart(t, PersistOut(1, Persist{Action: PersistPreemptAndAbort, Type: WriteExclusiveRO, Key: 1, ActionKey: 2}))
-		eventually(t, "it is preempted", func() bool { return len(keysOf(t, witness)) == 1 })
-		release()
-		require.True(t, preempt.MustFinish(t).Good())
-		written := s.disk.Calls(disktest.OpWrite)
-		r := task.MustFinish(t)
-		require.Equal(t, "0A/0D/01", r.Failed())
-		require.Equal(t, StatusReservationConflict, r.Sense.Raw[r.Sense.Raw[9]])
-		require.EqualValues(t, blocks-512, binary.BigEndian.Uint32(r.Sense.Raw[3:]), "blocks are left")
-		require.Equal(t, written, s.disk.Calls(disktest.OpWrite), "nothing is written after the fence is up")
-	})
+			release := s.stall(t, disktest.OpWrite)
+			before := s.disk.Calls(disktest.OpWrite)
+			task := second.MustStart(t,
+				ExtendedCopy(2, CopyList(1, units, CopySegment{1, 0, blocks, 0, 0})))
+			eventually(t, "the disk hangs",
+				func() bool { return s.disk.Calls(disktest.OpWrite) > before })
+			preempt := sess.MustStart(t,
+				PersistOut(1, Persist{Action: PersistPreemptAndAbort, Type: WriteExclusiveRO,
+					Key: 1, ActionKey: 2}))
+			eventually(t, "it is preempted", func() bool { return len(keysOf(t, witness)) == 1 })
+			release()
+			require.True(t, preempt.MustFinish(t).Good())
+			written := s.disk.Calls(disktest.OpWrite)
+			r := task.MustFinish(t)
+			require.Equal(t, "0A/0D/01", r.Failed())
+			require.Equal(t, StatusReservationConflict, r.Sense.Raw[r.Sense.Raw[9]])
+			require.EqualValues(t, blocks-512, binary.BigEndian.Uint32(r.Sense.Raw[3:]),
+				"blocks are left")
+			require.Equal(t, written, s.disk.Calls(disktest.OpWrite),
+				"nothing is written after the fence is up")
+		})
 }

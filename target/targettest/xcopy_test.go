@@ -25,14 +25,16 @@ func copyStatus(t *testing.T, sess *Session, lun uint16, id byte) string {
 		return r.Failed()
 	}
 	require.Len(t, r.Data, 12)
-	return fmt.Sprintf("%d: %d segments, %d bytes", r.Data[4], binary.BigEndian.Uint16(r.Data[5:]), binary.BigEndian.Uint32(r.Data[8:]))
+	return fmt.Sprintf("%d: %d segments, %d bytes", r.Data[4], binary.BigEndian.Uint16(r.Data[5:]),
+		binary.BigEndian.Uint32(r.Data[8:]))
 }
 
 func TestExtendedCopy(t *testing.T) {
 	s := start(t)
 	data := pattern(1200*BlockSize, 1)
 	s.login(t, LoginOptions{}).MustGood(t, Write10(1, 0, data))
-	list := CopyList(1, units, CopySegment{0, 1, 1000, 0, 64}, CopySegment{0, 1, 200, 1000, 5000}, CopySegment{1, 0xffff, 8, 64, 9000})
+	list := CopyList(1, units, CopySegment{0, 1, 1000, 0, 64}, CopySegment{0, 1, 200, 1000, 5000},
+		CopySegment{1, 0xffff, 8, 64, 9000})
 
 	for _, tt := range []struct {
 		name string
@@ -41,7 +43,8 @@ func TestExtendedCopy(t *testing.T) {
 	}{
 		{"immediate data", LoginOptions{}, func(*Command) {}},
 		{"solicited data", solicited, func(*Command) {}},
-		{"data in many PDUs", LoginOptions{Keys: KV("MaxBurstLength", "512", "FirstBurstLength", "512", "ImmediateData", "No")}, func(*Command) {}},
+		{"data in many PDUs", LoginOptions{Keys: KV("MaxBurstLength", "512", "FirstBurstLength",
+			"512", "ImmediateData", "No")}, func(*Command) {}},
 		{"an immediate command", LoginOptions{}, func(c *Command) { c.Immediate = true }},
 	} {
 		t.Run("SPC-4 6.5/"+tt.name, func(t *testing.T) {
@@ -62,7 +65,8 @@ func TestExtendedCopy(t *testing.T) {
 		sess := s.login(t, LoginOptions{})
 		sess.MustGood(t, ExtendedCopy(2, CopyList(1, units, CopySegment{0, 0, 8, 0, 20000})))
 		require.Equal(t, data[:8*BlockSize], sess.MustGood(t, Read10(1, 20000, 8)).Data)
-		require.Equal(t, "05/24/00", copyStatus(t, sess, 1, 1), "the other LUN is another copy manager")
+		require.Equal(t, "05/24/00", copyStatus(t, sess, 1, 1),
+			"the other LUN is another copy manager")
 		require.Equal(t, "1: 1 segments, 4096 bytes", copyStatus(t, sess, 2, 1))
 	})
 	t.Run("SPC-4 6.5/a hole stays one", func(t *testing.T) {
@@ -80,7 +84,8 @@ func TestExtendedCopy(t *testing.T) {
 		sess := s.login(t, LoginOptions{})
 		c := expecting(ExtendedCopy(1, list), uint32(len(list)+100))
 		r := sess.MustGood(t, c)
-		require.Equal(t, []any{false, true, uint32(100)}, []any{r.Overflow, r.Underflow, r.Residual})
+		require.Equal(t, []any{false, true, uint32(100)},
+			[]any{r.Overflow, r.Underflow, r.Residual})
 	})
 	t.Run("11.4.5.1/less is offered than the list has", func(t *testing.T) {
 		sess := s.login(t, LoginOptions{})
@@ -119,7 +124,8 @@ func TestExtendedCopyFails(t *testing.T) {
 	sess := s.login(t, LoginOptions{})
 	sess.MustGood(t, Write10(1, 0, pattern(1024*BlockSize, 1)))
 	t.Run("SPC-4 6.5/write-protected destination", func(t *testing.T) {
-		r := sess.MustFail(t, ExtendedCopy(1, CopyList(1, units, CopySegment{0, 1, 8, 0, 0})), "0A/0D/01")
+		r := sess.MustFail(t, ExtendedCopy(1, CopyList(1, units, CopySegment{0, 1, 8, 0, 0})),
+			"0A/0D/01")
 		forwarded, err := ParseSense(r.Sense.Raw[r.Sense.Raw[9]+1:])
 		require.NoError(t, err)
 		require.Equal(t, "07/27/00", forwarded.String())
@@ -127,16 +133,19 @@ func TestExtendedCopyFails(t *testing.T) {
 		require.Equal(t, r.Sense.Raw, sess.MustGood(t, ReceiveCopyResults(1, 4, 1, 512)).Data[60:])
 	})
 	t.Run("SPC-4 6.5/beyond the capacity", func(t *testing.T) {
-		sess.MustFail(t, ExtendedCopy(1, CopyList(1, units, CopySegment{0, 0, 8, 0, diskSize/BlockSize - 7})), "0A/00/00")
+		sess.MustFail(t, ExtendedCopy(1,
+			CopyList(1, units, CopySegment{0, 0, 8, 0, diskSize/BlockSize - 7})), "0A/00/00")
 		require.Equal(t, pattern(1024*BlockSize, 1), sess.MustGood(t, Read10(1, 0, 1024)).Data)
 	})
 	t.Run("SPC-4 6.5/no such unit", func(t *testing.T) {
-		sess.MustFail(t, ExtendedCopy(1, CopyList(1, [][8]byte{{0x30, 7: 99}}, CopySegment{0, 0, 8, 0, 100})), "0A/0D/02")
+		sess.MustFail(t, ExtendedCopy(1,
+			CopyList(1, [][8]byte{{0x30, 7: 99}}, CopySegment{0, 0, 8, 0, 100})), "0A/0D/02")
 	})
 	t.Run("SPC-4 6.5/the disk fails in the middle", func(t *testing.T) {
 		remove := s.disk.Inject(disktest.Rule{Op: disktest.OpWrite, Skip: 1, Err: errDisk})
 		defer remove()
-		r := sess.MustFail(t, ExtendedCopy(1, CopyList(1, units, CopySegment{0, 0, 1024, 0, 2048})), "0A/0D/01")
+		r := sess.MustFail(t, ExtendedCopy(1, CopyList(1, units, CopySegment{0, 0, 1024, 0, 2048})),
+			"0A/0D/01")
 		require.EqualValues(t, 512, binary.BigEndian.Uint32(r.Sense.Raw[3:]), "blocks are left")
 		require.NotZero(t, r.Sense.Raw[0]&0x80)
 	})
@@ -144,21 +153,25 @@ func TestExtendedCopyFails(t *testing.T) {
 		neighbour := s.login(t, other)
 		reserve := Command{LUN: 2, CDB: []byte{0x16, 0, 0, 0, 0, 0}}
 		neighbour.MustGood(t, reserve)
-		r := sess.MustFail(t, ExtendedCopy(1, CopyList(1, units, CopySegment{1, 0, 8, 0, 0})), "0A/0D/01")
+		r := sess.MustFail(t, ExtendedCopy(1, CopyList(1, units, CopySegment{1, 0, 8, 0, 0})),
+			"0A/0D/01")
 		require.EqualValues(t, StatusReservationConflict, r.Sense.Raw[r.Sense.Raw[8]])
 		reserve.LUN = 1
 		neighbour.MustGood(t, reserve)
 		sess.MustFail(t, ExtendedCopy(1, nil), "status 0x18")
 		sess.MustFail(t, ReceiveCopyResults(1, 3, 0, 512), "status 0x18")
-		_, err := neighbour.Logout(pdu.LogoutCloseSession) // it gives the unit back before it is answered; a lost connection, soon after
+		// it gives the unit back before it is answered; a lost connection, soon after
+		_, err := neighbour.Logout(pdu.LogoutCloseSession)
 		require.NoError(t, err)
 	})
 	t.Run("SPC-4 6.5/a list identifier in use", func(t *testing.T) {
 		sess := s.login(t, LoginOptions{})
 		release := s.stall(t, disktest.OpWrite)
 		before := s.disk.Calls(disktest.OpWrite)
-		task := sess.MustStart(t, ExtendedCopy(1, CopyList(5, units, CopySegment{0, 0, 8, 0, 2048})))
-		eventually(t, "the disk hangs", func() bool { return s.disk.Calls(disktest.OpWrite) > before })
+		task := sess.MustStart(t,
+			ExtendedCopy(1, CopyList(5, units, CopySegment{0, 0, 8, 0, 2048})))
+		eventually(t, "the disk hangs",
+			func() bool { return s.disk.Calls(disktest.OpWrite) > before })
 		sess.MustFail(t, ExtendedCopy(1, CopyList(5, units)), "05/00/16")
 		require.Equal(t, "0: 1 segments, 0 bytes", copyStatus(t, sess, 1, 5))
 		s.login(t, other).MustGood(t, ExtendedCopy(1, CopyList(5, units)))
@@ -177,21 +190,27 @@ func TestExtendedCopyIsStopped(t *testing.T) {
 	hang := func(t *testing.T, sess *Session, lun uint16) (task *Task, release func()) {
 		release = s.stall(t, disktest.OpWrite)
 		before := s.disk.Calls(disktest.OpWrite)
-		task = sess.MustStart(t, ExtendedCopy(lun, CopyList(1, units, CopySegment{0, 0, blocks, 0, to})))
-		eventually(t, "the disk hangs", func() bool { return s.disk.Calls(disktest.OpWrite) > before })
+		task = sess.MustStart(t,
+			ExtendedCopy(lun, CopyList(1, units, CopySegment{0, 0, blocks, 0, to})))
+		eventually(t, "the disk hangs",
+			func() bool { return s.disk.Calls(disktest.OpWrite) > before })
 		_, err := sess.Ping(nil)
 		require.NoError(t, err)
 		sess.MustGood(t, Write10(2, 0, newer))
 		require.Equal(t, newer, sess.MustGood(t, Read10(2, 0, 1)).Data, "the other LUN goes on")
-		require.Equal(t, pattern(BlockSize, 5), sess.MustGood(t, Read10(1, 0, 1)).Data, "the LUN's reads too")
+		require.Equal(t, pattern(BlockSize, 5), sess.MustGood(t, Read10(1, 0, 1)).Data,
+			"the LUN's reads too")
 		return task, release
 	}
-	// ended checks that a copy that was stopped writes no more than what it was writing: the last of its blocks are as before.
+	// ended checks that a copy that was stopped writes no more than what it was writing: the last
+	// of its blocks are as before.
 	ended := func(t *testing.T, sess *Session) {
 		calls := s.disk.Calls(disktest.OpWrite)
 		sess.MustGood(t, Write10(1, to, newer)) // waits for what is under way
-		require.Equal(t, newer, sess.MustGood(t, Read10(1, to, 1)).Data, "the copy does not overwrite a newer write")
-		require.Equal(t, make([]byte, 8*BlockSize), sess.MustGood(t, Read10(1, to+blocks-8, 8)).Data)
+		require.Equal(t, newer, sess.MustGood(t, Read10(1, to, 1)).Data,
+			"the copy does not overwrite a newer write")
+		require.Equal(t, make([]byte, 8*BlockSize),
+			sess.MustGood(t, Read10(1, to+blocks-8, 8)).Data)
 		require.Equal(t, calls+1, s.disk.Calls(disktest.OpWrite))
 	}
 	for _, tt := range []struct {
@@ -206,7 +225,8 @@ func TestExtendedCopyIsStopped(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			sess := s.login(t, LoginOptions{})
 			task, release := hang(t, sess, 1)
-			manage(t, sess, pdu.TMComplete, pdu.TaskManagementRequest{Function: tt.stop, LUN: LUN(1)})
+			manage(t, sess, pdu.TMComplete,
+				pdu.TaskManagementRequest{Function: tt.stop, LUN: LUN(1)})
 			sess.Forget(task)
 			release()
 			_, err := sess.ClearAttention(1)
@@ -214,7 +234,8 @@ func TestExtendedCopyIsStopped(t *testing.T) {
 			ended(t, sess)
 			require.NoError(t, sess.ExpectOnlyPing(), "no answer for it")
 			// Its goroutine lets go of the blocks before it forgets the copy.
-			eventually(t, "the copy is forgotten", func() bool { return copyStatus(t, sess, 1, 1) == "05/24/00" })
+			eventually(t, "the copy is forgotten",
+				func() bool { return copyStatus(t, sess, 1, 1) == "05/24/00" })
 		})
 	}
 	t.Run("11.6.1/ABORT TASK", func(t *testing.T) {
@@ -230,11 +251,13 @@ func TestExtendedCopyIsStopped(t *testing.T) {
 	t.Run("SPC-4 6.5/a reset of the destination by somebody else", func(t *testing.T) {
 		sess, neighbour := s.login(t, LoginOptions{}), s.login(t, other)
 		task, release := hang(t, sess, 2)
-		manage(t, neighbour, pdu.TMComplete, pdu.TaskManagementRequest{Function: pdu.TMLogicalUnitReset, LUN: LUN(1)})
+		manage(t, neighbour, pdu.TMComplete,
+			pdu.TaskManagementRequest{Function: pdu.TMLogicalUnitReset, LUN: LUN(1)})
 		release()
 		r := task.MustFinish(t)
 		require.Equal(t, "0A/0D/01", r.Failed())
-		require.EqualValues(t, blocks-512, binary.BigEndian.Uint32(r.Sense.Raw[3:]), "blocks are left")
+		require.EqualValues(t, blocks-512, binary.BigEndian.Uint32(r.Sense.Raw[3:]),
+			"blocks are left")
 		require.Equal(t, []string{"06/29/03"}, attentions(t, sess, 1))
 		ended(t, sess)
 	})
