@@ -14,7 +14,8 @@ import (
 	tt "kubevirt.io/disk/target/targettest"
 )
 
-// pipeline is a session that sends a number of commands in one system call and reads all answers, without an allocation of its own.
+// pipeline is a session that sends a number of commands in one system call and reads all answers,
+// without an allocation of its own.
 type pipeline struct {
 	nc       net.Conn
 	requests []byte
@@ -26,8 +27,10 @@ type pipeline struct {
 const pipelineDepth = 32
 
 func newPipeline(t testing.TB, write, digests bool, size int) *pipeline {
-	srv, err := target.New(target.Options{LUNs: []target.LUN{{Number: 1, Name: "bench", Disk: disktest.NewMemory(diskSize),
-		Identity: identity(1), Access: target.AccessWriteShared}}})
+	srv,
+		err := target.New(target.Options{
+		LUNs: []target.LUN{{Number: 1, Name: "bench", Disk: disktest.NewMemory(diskSize),
+			Identity: identity(1), Access: target.AccessWriteShared}}})
 	require.NoError(t, err)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -47,7 +50,8 @@ func newPipeline(t testing.TB, write, digests bool, size int) *pipeline {
 	require.NoError(t, err)
 	p := &pipeline{nc: nc, cmdSN: s.CmdSN}
 	for i := range pipelineDepth {
-		cmd := pdu.SCSICommand{Final: true, Read: !write, Write: write, LUN: tt.LUN(1), TaskTag: uint32(1000 + i), ExpectedLength: uint32(size)}
+		cmd := pdu.SCSICommand{Final: true, Read: !write, Write: write, LUN: tt.LUN(1),
+			TaskTag: uint32(1000 + i), ExpectedLength: uint32(size)}
 		var data []byte
 		c := tt.Read10(1, uint32(i*size/512), size/512)
 		answer := pdu.HeaderLen
@@ -102,8 +106,9 @@ var pipelineCases = []struct {
 	{"write 64 KiB", true, false, 64 << 10},
 }
 
-// TestNoAllocationPerCommand counts the allocations of the whole process, initiator and target, once it runs steadily. What is left
-// is the garbage collector emptying the pools, which is far less than one in a hundred commands.
+// TestNoAllocationPerCommand counts the allocations of the whole process, initiator and target,
+// once it runs steadily. What is left is the garbage collector emptying the pools, which is far
+// less than one in a hundred commands.
 func TestNoAllocationPerCommand(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector makes pools forget at random")
@@ -115,7 +120,8 @@ func TestNoAllocationPerCommand(t *testing.T) {
 			for range 50 {
 				require.NoError(t, p.run(c.digests))
 			}
-			// Commands are passed on to fresh goroutines where calls take long, as they do now and then on a busy machine.
+			// Commands are passed on to fresh goroutines where calls take long, as they do now and
+			// then on a busy machine.
 			each := float64(pipelineDepth)
 			for try := 0; try < 300 && each/pipelineDepth >= 0.05; try++ {
 				each = min(each, testing.AllocsPerRun(5, func() {
@@ -130,7 +136,8 @@ func TestNoAllocationPerCommand(t *testing.T) {
 	}
 }
 
-// BenchmarkConnection measures a session over loopback at depth 32, initiator and target in one process.
+// BenchmarkConnection measures a session over loopback at depth 32, initiator and target in one
+// process.
 func BenchmarkConnection(b *testing.B) {
 	for _, c := range pipelineCases {
 		b.Run(c.name, func(b *testing.B) {

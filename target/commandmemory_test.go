@@ -59,7 +59,8 @@ func TestMemoryOfOpenCommands(t *testing.T) {
 		var batch []byte
 		for n := range width {
 			if n < width-1 { // between the open ones, those that leave something behind
-				inquiry, _, _ := c.Prepare(tt.Command{LUN: 1, CDB: []byte{0x12, 1, 0x83, 1, 0, 0}, Read: 256})
+				inquiry, _, _ := c.Prepare(tt.Command{LUN: 1, CDB: []byte{0x12, 1, 0x83, 1, 0, 0},
+					Read: 256})
 				inquiry.Immediate, inquiry.ExpectedLength = true, 0
 				batch = append(batch, c.Bytes(&inquiry, nil)...)
 				c.CmdSN--
@@ -79,7 +80,8 @@ func TestMemoryOfOpenCommands(t *testing.T) {
 	}
 	require.Equal(t, commands, open)
 	grown, counts := heap()-before, s.MemoryInUse()-counted
-	t.Logf("%d sessions with %d open commands: %d KiB more on the heap, %d KiB of it counted, %d bytes each",
+	t.Logf("%d sessions with %d open commands: %d KiB more on the heap, %d KiB of it counted, %d "+
+		"bytes each",
 		sessions, commands, grown>>10, counts>>10, grown/int64(commands))
 	require.Less(t, grown, counts, "what is on the heap is counted")
 	require.Less(t, grown, int64(limit/2))
@@ -98,7 +100,8 @@ func TestMemoryOfWhatWaits(t *testing.T) {
 	const sessions = 100
 	var keys []byte
 	for i := range 1000 {
-		keys = append(keys, "X-"+string(rune('a'+i%26))+string(rune('a'+i/26%26))+string(rune('a'+i/676))+"=\x00"...)
+		keys = append(keys, "X-"+string(rune('a'+i%26))+string(rune('a'+i/26%26))+
+			string(rune('a'+i/676))+"=\x00"...)
 	}
 	for name, hold := range map[string]func(c *tt.Session) []byte{
 		"held PDUs": func(c *tt.Session) (batch []byte) {
@@ -114,8 +117,9 @@ func TestMemoryOfWhatWaits(t *testing.T) {
 			return batch
 		},
 		"a negotiation": func(c *tt.Session) []byte {
-			return c.Bytes(&pdu.TextRequest{Immediate: true, TaskTag: 1, TransferTag: pdu.ReservedTag,
-				CmdSN: c.CmdSN}, keys)
+			return c.Bytes(&pdu.TextRequest{Immediate: true, TaskTag: 1,
+				TransferTag: pdu.ReservedTag,
+				CmdSN:       c.CmdSN}, keys)
 		},
 		"answers": func(c *tt.Session) (batch []byte) {
 			ping := pdu.NOPOut{Immediate: true, TaskTag: 1, TransferTag: pdu.ReservedTag,
@@ -141,7 +145,8 @@ func TestMemoryOfWhatWaits(t *testing.T) {
 					require.NoError(t, err)
 				}
 			}
-			eventually(t, "it is counted", func() bool { return s.MemoryInUse()-counted > sessions*3<<10 })
+			eventually(t, "it is counted",
+				func() bool { return s.MemoryInUse()-counted > sessions*3<<10 })
 			// Until all of it has arrived.
 			grown := heap() - before
 			counts := s.MemoryInUse() - counted

@@ -49,15 +49,16 @@ func (p *pipes) dial() net.Conn {
 
 // The ways in which a fuzzed connection begins: the first byte of the input, by its low bits.
 const (
-	fuzzRaw       = iota // the input is all that is sent
-	fuzzNormal           // after a login
-	fuzzDigests          // after a login with both digests; headers and segments of the input get right ones
-	fuzzDiscovery        // after a login to a discovery session
+	fuzzRaw    = iota // the input is all that is sent
+	fuzzNormal        // after a login
+	// after a login with both digests; headers and segments of the input get right ones
+	fuzzDigests
+	fuzzDiscovery // after a login to a discovery session
 	fuzzModes
 )
 
-// FuzzConnection sends whole connections. Whatever it sends, the server catches no panic, keeps no memory, no session and no
-// connection, and another session goes on.
+// FuzzConnection sends whole connections. Whatever it sends, the server catches no panic, keeps no
+// memory, no session and no connection, and another session goes on.
 func FuzzConnection(f *testing.F) {
 	for mode := range byte(fuzzModes) {
 		f.Add([]byte{mode})
@@ -68,10 +69,13 @@ func FuzzConnection(f *testing.F) {
 	f.Add(append([]byte{fuzzRaw}, loginBytes()...))
 	// The memory is small, so that commands also end because there is none left.
 	seen := new(counts)
-	srv, err := target.New(target.Options{Observer: seen, Limits: target.Limits{Memory: 2 << 20, CommandWindow: 16}, LUNs: []target.LUN{
-		{Number: 1, Name: "fuzz", Disk: disktest.NewMemory(1 << 20), Identity: identity(1), Access: target.AccessWriteShared, Removable: true},
-		{Number: 2, Name: "still", Disk: disktest.NewMemory(1 << 20), Identity: identity(2), Access: target.AccessWriteShared},
-	}})
+	srv, err := target.New(target.Options{Observer: seen,
+		Limits: target.Limits{Memory: 2 << 20, CommandWindow: 16}, LUNs: []target.LUN{
+			{Number: 1, Name: "fuzz", Disk: disktest.NewMemory(1 << 20), Identity: identity(1),
+				Access: target.AccessWriteShared, Removable: true},
+			{Number: 2, Name: "still", Disk: disktest.NewMemory(1 << 20), Identity: identity(2),
+				Access: target.AccessWriteShared},
+		}})
 	require.NoError(f, err)
 	l := newPipes()
 	served := make(chan error, 1)
@@ -121,7 +125,8 @@ func FuzzConnection(f *testing.F) {
 		s, other := login(t, tt.LoginOptions{Initiator: "iqn.2026-01.test:bystander"})
 		_, err := s.ClearAttention(2)
 		require.NoError(t, err)
-		_, err = s.Do(tt.Read10(2, 0, 1)) // by now perhaps reserved by a session that the fuzzer made
+		// by now perhaps reserved by a session that the fuzzer made
+		_, err = s.Do(tt.Read10(2, 0, 1))
 		require.NoError(t, err)
 		require.NoError(t, other.Close())
 		soon(t, "the bystander ends", func() bool { all, _ := srv.Connections(); return all == 0 })
@@ -139,7 +144,8 @@ func soon(t *testing.T, what string, ok func() bool) {
 	eventually(t, what, ok)
 }
 
-// withDigests splits the input into PDUs, as the target will, and gives each the digests that belong to it.
+// withDigests splits the input into PDUs, as the target will, and gives each the digests that
+// belong to it.
 func withDigests(c *tt.Conn, b []byte) (out []byte) {
 	for len(b) >= pdu.HeaderLen {
 		h := pdu.Header(b[:pdu.HeaderLen])
@@ -161,30 +167,41 @@ func withDigests(c *tt.Conn, b []byte) (out []byte) {
 // loginBytes is the first request of a login.
 func loginBytes() []byte {
 	c := tt.NewConn(nil)
-	return c.Bytes(&pdu.LoginRequest{Transit: true, CSG: 1, NSG: 3, CmdSN: 1}, tt.KV("InitiatorName", "iqn.2026-01.test:a",
-		"SessionType", "Normal", "TargetName", target.DefaultTargetName, "HeaderDigest", "CRC32C,None").Text())
+	return c.Bytes(&pdu.LoginRequest{Transit: true, CSG: 1, NSG: 3, CmdSN: 1},
+		tt.KV("InitiatorName", "iqn.2026-01.test:a",
+			"SessionType", "Normal", "TargetName", target.DefaultTargetName, "HeaderDigest",
+			"CRC32C,None").Text())
 }
 
-// dialogs are inputs from which the fuzzer starts: one PDU of each kind, and commands with their data.
+// dialogs are inputs from which the fuzzer starts: one PDU of each kind, and commands with their
+// data.
 func dialogs() [][]byte {
 	c := tt.NewConn(nil)
 	lun := uint64(1) << 48
 	command := func(sn, length uint32, read, write bool, cdb ...byte) *pdu.SCSICommand {
-		p := &pdu.SCSICommand{Final: true, Read: read, Write: write, TaskTag: sn + 100, LUN: lun, CmdSN: sn, ExpectedLength: length}
+		p := &pdu.SCSICommand{Final: true, Read: read, Write: write, TaskTag: sn + 100, LUN: lun,
+			CmdSN: sn, ExpectedLength: length}
 		copy(p.CDB[:], cdb)
 		return p
 	}
 	read := func(sn uint32) []byte {
 		return c.Bytes(command(sn, 4096, true, false, 0x28, 0, 0, 0, 0, 0, 0, 0, 8), nil)
 	}
-	write := c.Bytes(command(3, 1024, false, true, 0x2a, 0, 0, 0, 0, 0, 0, 0, 2), make([]byte, 1024))
+	write := c.Bytes(command(3, 1024, false, true, 0x2a, 0, 0, 0, 0, 0, 0, 0, 2),
+		make([]byte, 1024))
 	solicited := c.Bytes(command(3, 4096, false, true, 0x2a, 0, 0, 0, 0, 0, 0, 0, 8), nil)
-	dataOut := c.Bytes(&pdu.DataOut{Final: true, LUN: lun, TaskTag: 103, TransferTag: 1}, make([]byte, 4096))
-	list := c.Bytes(command(3, 24, false, true, 0x42, 0, 0, 0, 0, 0, 0, 0, 24), []byte{1: 22, 3: 16, 19: 8, 23: 0})
-	abort := c.Bytes(&pdu.TaskManagementRequest{Immediate: true, Function: pdu.TMAbortTask, LUN: lun, TaskTag: 9, RefTaskTag: 103, RefCmdSN: 3, CmdSN: 4}, nil)
-	reset := c.Bytes(&pdu.TaskManagementRequest{Immediate: true, Function: pdu.TMLogicalUnitReset, LUN: lun, TaskTag: 9, RefTaskTag: pdu.ReservedTag, CmdSN: 4}, nil)
-	ping := c.Bytes(&pdu.NOPOut{Immediate: true, TaskTag: 8, TransferTag: pdu.ReservedTag, CmdSN: 2}, []byte("ping"))
-	text := c.Bytes(&pdu.TextRequest{Final: true, TaskTag: 7, TransferTag: pdu.ReservedTag, CmdSN: 2}, tt.KV("SendTargets", "All").Text())
+	dataOut := c.Bytes(&pdu.DataOut{Final: true, LUN: lun, TaskTag: 103, TransferTag: 1},
+		make([]byte, 4096))
+	list := c.Bytes(command(3, 24, false, true, 0x42, 0, 0, 0, 0, 0, 0, 0, 24),
+		[]byte{1: 22, 3: 16, 19: 8, 23: 0})
+	abort := c.Bytes(&pdu.TaskManagementRequest{Immediate: true, Function: pdu.TMAbortTask,
+		LUN: lun, TaskTag: 9, RefTaskTag: 103, RefCmdSN: 3, CmdSN: 4}, nil)
+	reset := c.Bytes(&pdu.TaskManagementRequest{Immediate: true, Function: pdu.TMLogicalUnitReset,
+		LUN: lun, TaskTag: 9, RefTaskTag: pdu.ReservedTag, CmdSN: 4}, nil)
+	ping := c.Bytes(&pdu.NOPOut{Immediate: true, TaskTag: 8, TransferTag: pdu.ReservedTag,
+		CmdSN: 2}, []byte("ping"))
+	text := c.Bytes(&pdu.TextRequest{Final: true, TaskTag: 7, TransferTag: pdu.ReservedTag,
+		CmdSN: 2}, tt.KV("SendTargets", "All").Text())
 	logout := c.Bytes(&pdu.LogoutRequest{Immediate: true, TaskTag: 6, CmdSN: 2}, nil)
 	tur := c.Bytes(command(2, 0, false, false, 0), nil)
 	join := func(parts ...[]byte) (all []byte) {
@@ -194,8 +211,11 @@ func dialogs() [][]byte {
 		return all
 	}
 	return [][]byte{
-		join(tur, read(3), read(4)), join(tur, write), join(tur, solicited, dataOut), join(tur, solicited, abort, dataOut), join(tur, solicited, reset),
-		join(tur, list), ping, text, logout, join(read(4), read(3), tur), // the last ones arrive ahead of their turn
-		c.Bytes(command(2, 4096, true, false, 0x88, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 8), nil, tt.WithAHS([]byte{0, 5, 2, 0, 0, 0, 4, 0})),
+		join(tur, read(3), read(4)), join(tur, write), join(tur, solicited, dataOut),
+		join(tur, solicited, abort, dataOut), join(tur, solicited, reset),
+		// the last ones arrive ahead of their turn
+		join(tur, list), ping, text, logout, join(read(4), read(3), tur),
+		c.Bytes(command(2, 4096, true, false, 0x88, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 8), nil,
+			tt.WithAHS([]byte{0, 5, 2, 0, 0, 0, 4, 0})),
 	}
 }

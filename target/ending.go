@@ -13,7 +13,8 @@ func (c *conn) logEnd(s *session, cause error) {
 	reason := endReason(cause)
 	c.srv.opt.Observer.SessionEnded(SessionEvent{Initiator: s.login.InitiatorName,
 		Remote: c.remote.String(), Discovery: s.discovery(), Reason: reason})
-	fields := []zap.Field{zap.String("initiator", s.login.InitiatorName), zap.Uint16("tsih", s.tsih),
+	fields := []zap.Field{zap.String("initiator", s.login.InitiatorName),
+		zap.Uint16("tsih", s.tsih),
 		zap.Bool("discovery", s.discovery()), zap.String("reason", reason),
 		zap.Duration("lasted", time.Since(s.since).Round(time.Millisecond))}
 	switch {
@@ -31,7 +32,8 @@ func endReason(cause error) string {
 	switch {
 	case errors.Is(cause, errLoggedOut):
 		return reasonLogout
-	case errors.Is(cause, io.EOF), errors.Is(cause, io.ErrUnexpectedEOF), errors.Is(cause, net.ErrClosed):
+	case errors.Is(cause, io.EOF), errors.Is(cause, io.ErrUnexpectedEOF),
+		errors.Is(cause, net.ErrClosed):
 		return "connection_closed"
 	case errors.Is(cause, errReinstated):
 		return "reinstated"
@@ -39,7 +41,8 @@ func endReason(cause error) string {
 		return "kicked"
 	case errors.Is(cause, errShutdown):
 		return "shutdown"
-	case errors.Is(cause, errPeerDead), errors.Is(cause, errPDUTimeout), errors.Is(cause, errWriteTimeout):
+	case errors.Is(cause, errPeerDead), errors.Is(cause, errPDUTimeout),
+		errors.Is(cause, errWriteTimeout):
 		return "timeout"
 	case errors.Is(cause, errTargetReset):
 		return "target_reset"

@@ -65,8 +65,9 @@ func TestEveryCommandIsCountedOnce(t *testing.T) {
 	held.OnR2T = tt.HoldR2T
 	abort := func(task *tt.Task) {
 		t.Helper()
-		_, err := c.TaskManagement(pdu.TaskManagementRequest{Immediate: true, Function: pdu.TMAbortTask,
-			LUN: tt.LUN(1), RefTaskTag: task.Tag()})
+		_, err := c.TaskManagement(pdu.TaskManagementRequest{Immediate: true,
+			Function: pdu.TMAbortTask,
+			LUN:      tt.LUN(1), RefTaskTag: task.Tag()})
 		require.NoError(t, err)
 		c.Forget(task)
 	}
@@ -82,7 +83,8 @@ func TestEveryCommandIsCountedOnce(t *testing.T) {
 	r2t, err := stuck.AwaitR2T()
 	require.NoError(t, err)
 	require.NoError(t, stuck.Answer(r2t))
-	eventually(t, "it is in the disk", func() bool { return s.disks[0].Calls(disktest.OpWrite) > before })
+	eventually(t, "it is in the disk",
+		func() bool { return s.disks[0].Calls(disktest.OpWrite) > before })
 	abort(stuck)
 	resume()
 	eventually(t, "it has ended", func() bool { return seen.of(aborted) == 2 })

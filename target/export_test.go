@@ -29,14 +29,16 @@ func (s *Server) DataInUse() int64 {
 	return data
 }
 
-// Connections is how many connections there are, of all kinds, and how many of them have not logged in.
+// Connections is how many connections there are, of all kinds, and how many of them have not logged
+// in.
 func (s *Server) Connections() (all, pending int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.conns), s.pending.order.Len()
 }
 
-// Stalls is how many disk calls of a LUN are in progress in which the watchdog has found a reader stalled.
+// Stalls is how many disk calls of a LUN are in progress in which the watchdog has found a reader
+// stalled.
 func (s *Server) Stalls(lun uint16) (calls int) {
 	for _, l := range *s.watch.luns.Load() {
 		if l.number == lun {
@@ -65,14 +67,16 @@ func (s *Server) Queued() (most int) {
 	return most
 }
 
-// BeginReinstatement registers a session in the place of the only one of an initiator, as its next login does, and stops there.
+// BeginReinstatement registers a session in the place of the only one of an initiator, as its next
+// login does, and stops there.
 func (s *Server) BeginReinstatement(initiator string) error {
 	for _, old := range s.normal() {
 		if old.key.initiator != initiator {
 			continue
 		}
 		_, far := net.Pipe()
-		sess := &session{conn: newConn(s, far), key: old.key, login: old.login, params: old.params, since: time.Now(), tasks: make(map[uint32]*task),
+		sess := &session{conn: newConn(s, far), key: old.key, login: old.login, params: old.params,
+			since: time.Now(), tasks: make(map[uint32]*task),
 			nexus: s.device.Attach(scsi.InitiatorPort{Name: initiator, ISID: old.key.isid})}
 		_, err := s.register(sess)
 		return err

@@ -23,8 +23,9 @@ import (
 	tt "kubevirt.io/disk/target/targettest"
 )
 
-// TestHalfOpenFlood opens 10,000 connections that never log in, some silent and some in the midst of a login. Logins and
-// established I/O go on, and the server keeps no more than its limit of them.
+// TestHalfOpenFlood opens 10,000 connections that never log in, some silent and some in the midst
+// of a login. Logins and established I/O go on, and the server keeps no more than its limit of
+// them.
 func TestHalfOpenFlood(t *testing.T) {
 	const flood = 10000
 	var limit syscall.Rlimit
@@ -62,12 +63,14 @@ func TestHalfOpenFlood(t *testing.T) {
 	require.Positive(t, s.seen.refused.Load())
 }
 
-// TestFewDescriptors has more sessions than there would be descriptors for, if each had as many as it is fastest with.
+// TestFewDescriptors has more sessions than there would be descriptors for, if each had as many as
+// it is fastest with.
 func TestFewDescriptors(t *testing.T) {
 	const most, sessions = 256, 80 // and a descriptor each for the initiators, in this process
 	var before syscall.Rlimit
 	require.NoError(t, syscall.Getrlimit(syscall.RLIMIT_NOFILE, &before))
-	require.NoError(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: most, Max: before.Max}))
+	require.NoError(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE,
+		&syscall.Rlimit{Cur: most, Max: before.Max}))
 	t.Cleanup(func() { require.NoError(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &before)) })
 	s := newServer(t)
 	data := bytes.Repeat([]byte{0x5a}, 1<<20)
@@ -85,12 +88,19 @@ func TestFewDescriptors(t *testing.T) {
 	}
 }
 
-// TestMemoryBeforeLogin has connections that make a login as costly as they can without authenticating.
+// TestMemoryBeforeLogin has connections that make a login as costly as they can without
+// authenticating.
 func TestMemoryBeforeLogin(t *testing.T) {
 	const conns = 200
-	auth, err := chap.NewAuthenticator(chap.Config{Initiator: chap.Credential{Username: "fedora", Secret: chap.NewSecret("correct horse 1")}})
+	auth, err := chap.NewAuthenticator(
+		chap.Config{Initiator: chap.Credential{Username: "fedora",
+			Secret: chap.NewSecret("correct horse 1")}})
 	require.NoError(t, err)
-	s := newServer(t, func(o *target.Options) { o.Auth, o.Limits.LoginTimeout = auth, 10*time.Minute }) // on a busy machine so many take a while
+	// on a busy machine so many take a while
+	s := newServer(t, func(o *target.Options) {
+		o.Auth, o.Limits.LoginTimeout = auth,
+			10*time.Minute
+	})
 	all := make([]*tt.Conn, conns)
 	for i := range all {
 		all[i] = tt.MustDial(t, s.addr)
@@ -106,14 +116,17 @@ func TestMemoryBeforeLogin(t *testing.T) {
 	id := tt.LoginID{ISID: [6]byte{0x80, 1}, Tag: 1}
 	// Many short keys first, which are remembered; then as much text without an end as is taken.
 	var keys strings.Builder
-	keys.WriteString("InitiatorName=iqn.2026-01.test:a\x00SessionType=Normal\x00TargetName=" + target.DefaultTargetName + "\x00AuthMethod=CHAP\x00")
+	keys.WriteString("InitiatorName=iqn.2026-01.test:a\x00SessionType=Normal\x00TargetName=" +
+		target.DefaultTargetName + "\x00AuthMethod=CHAP\x00")
 	for i := range 600 {
 		keys.WriteString("X-" + string(rune('a'+i%26)) + string(rune('a'+i/26)) + "=\x00")
 	}
 	for _, c := range all {
 		_, err := c.LoginStep(id, tt.LoginPDU{CSG: tt.StageSecurity, Raw: []byte(keys.String())})
 		require.NoError(t, err)
-		_, err = c.LoginStep(id, tt.LoginPDU{CSG: tt.StageSecurity, Continue: true, Raw: bytes.Repeat([]byte{'x'}, 8000)})
+		_, err = c.LoginStep(id,
+			tt.LoginPDU{CSG: tt.StageSecurity, Continue: true,
+				Raw: bytes.Repeat([]byte{'x'}, 8000)})
 		require.NoError(t, err)
 	}
 	after := inUse()
@@ -124,7 +137,8 @@ func TestMemoryBeforeLogin(t *testing.T) {
 	require.Equal(t, conns, pending, "they are still there")
 }
 
-// TestSessionsPerAddress limits the sessions that come from one address, and counts each only as long as it lasts.
+// TestSessionsPerAddress limits the sessions that come from one address, and counts each only as
+// long as it lasts.
 func TestSessionsPerAddress(t *testing.T) {
 	s := newServer(t, func(o *target.Options) { o.Limits.MaxPerAddress = 2 })
 	login := func(n byte) (*tt.Session, error) {
@@ -150,9 +164,12 @@ func TestSessionsPerAddress(t *testing.T) {
 	require.NoError(t, third.Close())
 }
 
-// TestFailingAddressIsSlowedDown fails to authenticate several times. Later logins from there wait, and work.
+// TestFailingAddressIsSlowedDown fails to authenticate several times. Later logins from there wait,
+// and work.
 func TestFailingAddressIsSlowedDown(t *testing.T) {
-	auth, err := chap.NewAuthenticator(chap.Config{Initiator: chap.Credential{Username: "fedora", Secret: chap.NewSecret("correct horse 1")}})
+	auth, err := chap.NewAuthenticator(
+		chap.Config{Initiator: chap.Credential{Username: "fedora",
+			Secret: chap.NewSecret("correct horse 1")}})
 	require.NoError(t, err)
 	core, logs := observer.New(zapcore.InfoLevel)
 	s := newServer(t, func(o *target.Options) {
@@ -161,24 +178,34 @@ func TestFailingAddressIsSlowedDown(t *testing.T) {
 	heldUp := func() int { return logs.FilterMessageSnippet("held up").Len() }
 	for i := range 6 {
 		require.Equal(t, max(0, i-3), heldUp())
-		_, err := tt.Login(s.addr, tt.LoginOptions{CHAP: &tt.CHAP{Username: "fedora", Password: "wrong password"}})
+		_, err := tt.Login(s.addr,
+			tt.LoginOptions{CHAP: &tt.CHAP{Username: "fedora", Password: "wrong password"}})
 		var refused *tt.LoginError
 		require.ErrorAs(t, err, &refused)
 		require.Equal(t, uint16(0x0201), refused.Status)
 	}
-	c := tt.MustLogin(t, s.addr, tt.LoginOptions{CHAP: &tt.CHAP{Username: "fedora", Password: "correct horse 1"}}, 1)
+	c := tt.MustLogin(t, s.addr,
+		tt.LoginOptions{CHAP: &tt.CHAP{Username: "fedora", Password: "correct horse 1"}}, 1)
 	require.Equal(t, 4, heldUp())
 	c.MustGood(t, tt.TestUnitReady(1))
 }
 
-// TestWaitingLoginEndsWithTheServer has an address that has failed so often that a login from it waits for minutes.
+// TestWaitingLoginEndsWithTheServer has an address that has failed so often that a login from it
+// waits for minutes.
 func TestWaitingLoginEndsWithTheServer(t *testing.T) {
 	core, logs := observer.New(zapcore.InfoLevel)
-	s := newServer(t, func(o *target.Options) { o.Log, o.Limits.LoginDelay = zap.New(core), time.Hour })
+	s := newServer(t, func(o *target.Options) {
+		o.Log, o.Limits.LoginDelay = zap.New(core),
+			time.Hour
+	})
 	s.FailLogins(netip.MustParseAddr("127.0.0.1"), 20)
 	waiting := tt.MustDial(t, s.addr)
-	require.NoError(t, waiting.SendLogin(tt.LoginID{Tag: 1}, tt.LoginPDU{Raw: []byte("InitiatorName=a\x00")}))
-	eventually(t, "it waits", func() bool { return logs.FilterMessageSnippet("held up").Len() == 1 })
+	require.NoError(t, waiting.SendLogin(tt.LoginID{Tag: 1},
+		tt.LoginPDU{Raw: []byte("InitiatorName=a\x00")}))
+	eventually(t, "it waits", func() bool {
+		return logs.FilterMessageSnippet("held up").Len() ==
+			1
+	})
 	require.NoError(t, s.Close())
 	require.NoError(t, waiting.ExpectClosed())
 }
@@ -197,13 +224,15 @@ func (l *failingListener) Accept() (net.Conn, error) {
 	return l.Listener.Accept()
 }
 
-// TestAcceptRecovers tries again after errors that pass, gives up a connection that has not logged in for a descriptor, and
-// ends on errors that do not pass.
+// TestAcceptRecovers tries again after errors that pass, gives up a connection that has not logged
+// in for a descriptor, and ends on errors that do not pass.
 func TestAcceptRecovers(t *testing.T) {
 	s := newServer(t)
 	idle := tt.MustDial(t, s.addr)
-	eventually(t, "it is accepted", func() bool { _, pending := s.Connections(); return pending == 1 })
-	for _, errno := range []syscall.Errno{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.ECONNABORTED, syscall.EPERM, syscall.EPROTO} {
+	eventually(t, "it is accepted",
+		func() bool { _, pending := s.Connections(); return pending == 1 })
+	for _, errno := range []syscall.Errno{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS,
+		syscall.ENOMEM, syscall.ECONNABORTED, syscall.EPERM, syscall.EPROTO} {
 		inner, err := net.Listen("tcp", "127.0.0.1:0")
 		require.NoError(t, err)
 		l := &failingListener{Listener: inner, err: &net.OpError{Op: "accept", Err: errno}}
@@ -217,20 +246,24 @@ func TestAcceptRecovers(t *testing.T) {
 	require.NoError(t, idle.ExpectClosed())
 	inner, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	broken := &failingListener{Listener: inner, err: &net.OpError{Op: "accept", Err: syscall.EINVAL}}
+	broken := &failingListener{Listener: inner,
+		err: &net.OpError{Op: "accept", Err: syscall.EINVAL}}
 	broken.left.Store(1)
 	err = s.Serve(broken)
 	require.ErrorIs(t, err, syscall.EINVAL)
 	require.False(t, errors.Is(err, target.ErrServerClosed))
 }
 
-// TestMemoryOfSessionsThatDoNotRead has sessions that ask for far more than there is memory, and read nothing of it.
+// TestMemoryOfSessionsThatDoNotRead has sessions that ask for far more than there is memory, and
+// read nothing of it.
 func TestMemoryOfSessionsThatDoNotRead(t *testing.T) {
 	const sessions, limit = 8, 4 << 20
 	s := newServer(t, func(o *target.Options) { o.Limits.Memory = limit })
 	var all []*tt.Session
 	for i := range sessions {
-		all = append(all, tt.MustLogin(t, s.addr, tt.LoginOptions{ISID: [6]byte{0x80, byte(i)}, Keys: tt.KV("MaxRecvDataSegmentLength", "262144")}, 1))
+		all = append(all, tt.MustLogin(t, s.addr,
+			tt.LoginOptions{ISID: [6]byte{0x80, byte(i)},
+				Keys: tt.KV("MaxRecvDataSegmentLength", "262144")}, 1))
 	}
 	sent := make(chan struct{})
 	for _, sess := range all {
@@ -260,7 +293,8 @@ func TestMemoryOfSessionsThatDoNotRead(t *testing.T) {
 		return now > limit/2
 	})
 	t.Logf("%d bytes of %d at most", most, limit)
-	// Each connection may hold one chunk over the limit, so that the command that it is about can come to its end.
+	// Each connection may hold one chunk over the limit, so that the command that it is about can
+	// come to its end.
 	require.Less(t, most, int64(limit+sessions*(256<<10)))
 	for _, sess := range all {
 		require.NoError(t, sess.Close())

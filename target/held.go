@@ -27,8 +27,8 @@ func (h *heldPDU) release() {
 	}
 }
 
-// hold keeps the PDU in hand until the numbers before it have arrived. There are never more of them than
-// the command window is wide.
+// hold keeps the PDU in hand until the numbers before it have arrived. There are never more of them
+// than the command window is wide.
 func (c *conn) hold(h *pdu.Header, ahs []byte, seg *segment) error {
 	sess, cmdSN := c.session(), h.CmdSN()
 	if sess.held == nil {
@@ -60,7 +60,8 @@ func (c *conn) replay(run *runner) error {
 	sess := c.session()
 	for run.reading && len(sess.held)+len(sess.waiting) > 0 { // they belong to the reader
 		exp := sess.window.exp.Load()
-		if i := slices.IndexFunc(sess.waiting, func(p *pdu.TaskManagementRequest) bool { return !pdu.SNLess(exp, p.CmdSN) }); i >= 0 {
+		if i := slices.IndexFunc(sess.waiting,
+			func(p *pdu.TaskManagementRequest) bool { return !pdu.SNLess(exp, p.CmdSN) }); i >= 0 {
 			if c.cause.Load() != nil {
 				return net.ErrClosed
 			}

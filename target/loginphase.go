@@ -26,7 +26,8 @@ type loginDialog struct {
 	data    []byte
 }
 
-// runLogin reads login requests until the session is in full feature phase, which it reports, or refused.
+// runLogin reads login requests until the session is in full feature phase, which it reports, or
+// refused.
 func (c *conn) runLogin() bool {
 	d := loginDialog{c: c, machine: login.NewMachine(&c.srv.login)}
 	defer d.machine.Close()
@@ -58,8 +59,10 @@ func (d *loginDialog) log(err error) {
 		err = *cause
 	}
 	res := d.machine.Result()
-	ev := LoginEvent{Initiator: res.InitiatorName, Remote: c.remote.String(), Target: res.TargetName,
-		User: res.User, Discovery: res.SessionType == login.Discovery, Err: err, Reason: "connection_closed"}
+	ev := LoginEvent{Initiator: res.InitiatorName, Remote: c.remote.String(),
+		Target: res.TargetName,
+		User:   res.User, Discovery: res.SessionType == login.Discovery, Err: err,
+		Reason: "connection_closed"}
 	fields := []zap.Field{zap.Error(err)}
 	var r *refusal
 	switch {
@@ -77,7 +80,8 @@ func (d *loginDialog) log(err error) {
 	case isTimeout(err):
 		ev.Reason = "timeout"
 	}
-	fields = append(fields, zap.String("reason", ev.Reason), zap.String("initiator", ev.Initiator), zap.String("target", ev.Target))
+	fields = append(fields, zap.String("reason", ev.Reason), zap.String("initiator", ev.Initiator),
+		zap.String("target", ev.Target))
 	c.srv.opt.Observer.LoginRefused(ev)
 	c.log().Warn("login refused", fields...)
 }
@@ -100,7 +104,8 @@ func (d *loginDialog) exchange() (*session, error) {
 			return nil, fmt.Errorf("the first PDU is not a Login Request but opcode %v", op)
 		}
 		d.first.TaskTag = h.TaskTag()
-		return nil, d.refuse(&d.first, login.StatusInvalidDuringLogin, "not_a_login", fmt.Errorf("opcode %v during login", op))
+		return nil, d.refuse(&d.first, login.StatusInvalidDuringLogin, "not_a_login",
+			fmt.Errorf("opcode %v during login", op))
 	}
 	var req pdu.LoginRequest
 	if err := req.Decode(h); err != nil {
@@ -119,12 +124,15 @@ func (d *loginDialog) exchange() (*session, error) {
 	}
 	switch {
 	case len(ahs) > 0:
-		return nil, d.refuse(&req, login.StatusInitiatorError, "bad_pdu", errors.New("additional header segments in a Login Request"))
+		return nil, d.refuse(&req, login.StatusInitiatorError, "bad_pdu",
+			errors.New("additional header segments in a Login Request"))
 	case req.DataLen > maxLoginSegment:
 		return nil, d.refuse(&req, login.StatusInitiatorError, "bad_pdu",
-			fmt.Errorf("a login data segment of %d bytes, over the limit of %d", req.DataLen, maxLoginSegment))
+			fmt.Errorf("a login data segment of %d bytes, over the limit of %d", req.DataLen,
+				maxLoginSegment))
 	case req.ISID != d.first.ISID || req.TSIH != d.first.TSIH || req.CID != d.first.CID:
-		return nil, d.refuse(&req, login.StatusInitiatorError, "bad_pdu", errors.New("ISID, TSIH or CID changed during login"))
+		return nil, d.refuse(&req, login.StatusInitiatorError, "bad_pdu",
+			errors.New("ISID, TSIH or CID changed during login"))
 	}
 	if cap(d.data) < req.DataLen {
 		d.data = make([]byte, req.DataLen)
@@ -133,8 +141,10 @@ func (d *loginDialog) exchange() (*session, error) {
 	if err := c.rx.data.readInto(d.data); err != nil {
 		return nil, err
 	}
-	resp := d.machine.Step(&login.Request{CSG: login.Stage(req.CSG), NSG: login.Stage(req.NSG), Transit: req.Transit,
-		Continue: req.Continue, VersionMin: req.VersionMin, VersionMax: req.VersionMax, ISID: req.ISID, TSIH: req.TSIH,
+	resp := d.machine.Step(&login.Request{CSG: login.Stage(req.CSG), NSG: login.Stage(req.NSG),
+		Transit:  req.Transit,
+		Continue: req.Continue, VersionMin: req.VersionMin, VersionMax: req.VersionMax,
+		ISID: req.ISID, TSIH: req.TSIH,
 		CID: req.CID, Data: d.data})
 	if resp.Status == login.StatusAuthenticationFailure {
 		c.srv.slow.failed(c.source, c.srv.clock.Load())
@@ -153,20 +163,22 @@ func (d *loginDialog) exchange() (*session, error) {
 }
 
 // refuseJoining refuses a connection for a session that is to exist already: a session has one, and
-// at error recovery level 0 none is taken over. Whose session it is matters (RFC 7143 6.3.1, the table
-// of logins). It is not answered before the initiator has authenticated: a stranger would learn who
-// has a session here. Nor does one user learn of the sessions of another.
+// at error recovery level 0 none is taken over. Whose session it is matters (RFC 7143 6.3.1, the
+// table of logins). It is not answered before the initiator has authenticated: a stranger would
+// learn who has a session here. Nor does one user learn of the sessions of another.
 func (d *loginDialog) refuseJoining(req *pdu.LoginRequest) error {
 	res := d.machine.Result()
 	key := sessionKey{initiator: res.InitiatorName, isid: req.ISID}
 	if d.c.srv.hasSession(key, req.TSIH, res.User) {
-		return d.refuse(req, login.StatusTooManyConnections, "too_many_connections", errors.New("a second connection for a session, which has one at most"))
+		return d.refuse(req, login.StatusTooManyConnections, "too_many_connections",
+			errors.New("a second connection for a session, which has one at most"))
 	}
-	return d.refuse(req, login.StatusSessionDoesNotExist, "no_such_session", fmt.Errorf("this initiator has no session of that identifier with handle %d", req.TSIH))
+	return d.refuse(req, login.StatusSessionDoesNotExist, "no_such_session",
+		fmt.Errorf("this initiator has no session of that identifier with handle %d", req.TSIH))
 }
 
-// complete makes the session of a login that has succeeded. The session that it reinstates ends first, so
-// that none of its commands touches the disk through the new one's back (RFC 7143 6.3.5).
+// complete makes the session of a login that has succeeded. The session that it reinstates ends
+// first, so that none of its commands touches the disk through the new one's back (RFC 7143 6.3.5).
 func (d *loginDialog) complete(req *pdu.LoginRequest, resp *login.Response) (*session, error) {
 	c := d.c
 	res := d.machine.Result()
@@ -183,7 +195,8 @@ func (d *loginDialog) complete(req *pdu.LoginRequest, resp *login.Response) (*se
 	if res.SessionType == login.Normal {
 		c.srv.endStale(res.InitiatorName)
 		// Attached before the session is known, as whoever finds it uses the nexus.
-		sess.nexus = c.srv.device.Attach(scsi.InitiatorPort{Name: res.InitiatorName, ISID: req.ISID})
+		sess.nexus = c.srv.device.Attach(scsi.InitiatorPort{Name: res.InitiatorName,
+			ISID: req.ISID})
 		sess.nexus.SetProtocolLevel(res.Params.ProtocolLevel)
 		sess.nexus.SetAddress(hostOf(c.remote))
 	}
@@ -220,11 +233,15 @@ func (d *loginDialog) complete(req *pdu.LoginRequest, resp *login.Response) (*se
 	if c.srv.isClosing() {
 		sess.requestLogout() // Shutdown may have looked before it was open
 	}
-	c.srv.opt.Observer.LoginAccepted(LoginEvent{Initiator: res.InitiatorName, Remote: c.remote.String(),
+	c.srv.opt.Observer.LoginAccepted(LoginEvent{Initiator: res.InitiatorName,
+		Remote: c.remote.String(),
 		Target: res.TargetName, User: res.User, Discovery: sess.discovery()})
-	c.log().Info("login", zap.String("initiator", res.InitiatorName), zap.String("target", res.TargetName),
-		zap.String("user", res.User), zap.Bool("discovery", sess.discovery()), zap.Uint16("tsih", sess.tsih),
-		zap.Bool("header_digest", res.Params.HeaderDigest), zap.Bool("data_digest", res.Params.DataDigest),
+	c.log().Info("login", zap.String("initiator", res.InitiatorName),
+		zap.String("target", res.TargetName),
+		zap.String("user", res.User), zap.Bool("discovery", sess.discovery()),
+		zap.Uint16("tsih", sess.tsih),
+		zap.Bool("header_digest", res.Params.HeaderDigest),
+		zap.Bool("data_digest", res.Params.DataDigest),
 		zap.Bool("reinstated", old != nil))
 	return sess, nil
 }
@@ -236,7 +253,8 @@ func (d *loginDialog) wait() error {
 	if delay == 0 {
 		return nil
 	}
-	c.log().Info("login is held up: its address failed to authenticate several times", zap.Duration("delay", delay))
+	c.log().Info("login is held up: its address failed to authenticate several times",
+		zap.Duration("delay", delay))
 	timer := time.NewTimer(delay)
 	defer timer.Stop()
 	select {
@@ -249,14 +267,18 @@ func (d *loginDialog) wait() error {
 
 // answer sends a login response with status success.
 func (d *loginDialog) answer(req *pdu.LoginRequest, resp *login.Response, tsih uint16) error {
-	d.c.tx.send(&pdu.LoginResponse{Transit: resp.Transit, Continue: resp.Continue, CSG: uint8(resp.CSG), NSG: uint8(resp.NSG),
-		ISID: req.ISID, TSIH: tsih, TaskTag: req.TaskTag, DataLen: len(resp.Data)}, snAdvance, resp.Data, nil)
+	d.c.tx.send(&pdu.LoginResponse{Transit: resp.Transit, Continue: resp.Continue,
+		CSG: uint8(resp.CSG), NSG: uint8(resp.NSG),
+		ISID: req.ISID, TSIH: tsih, TaskTag: req.TaskTag, DataLen: len(resp.Data)}, snAdvance,
+		resp.Data, nil)
 	return d.c.tx.flush()
 }
 
 // refuse sends a login response with another status, after which the connection closes.
-func (d *loginDialog) refuse(req *pdu.LoginRequest, status login.Status, reason string, err error) error {
-	d.c.tx.send(&pdu.LoginResponse{CSG: req.CSG, ISID: req.ISID, TSIH: req.TSIH, TaskTag: req.TaskTag,
+func (d *loginDialog) refuse(req *pdu.LoginRequest, status login.Status, reason string,
+	err error) error {
+	d.c.tx.send(&pdu.LoginResponse{CSG: req.CSG, ISID: req.ISID, TSIH: req.TSIH,
+		TaskTag:     req.TaskTag,
 		StatusClass: uint8(status >> 8), StatusDetail: uint8(status)}, snAdvance, nil, nil)
 	if ferr := d.c.tx.flush(); ferr == nil {
 		d.c.linger()

@@ -18,8 +18,9 @@ import (
 // unit is the LUN as the SCSI layer takes it.
 func (l *LUN) unit(watch *lunWatch) scsi.LUN {
 	return scsi.LUN{Number: l.Number, Disk: l.Disk, Identity: l.Identity, ReadOnly: l.ReadOnly,
-		Removable: l.Removable, Access: l.Access, Volatile: l.Volatile, Grown: l.Grown, Store: l.Store,
-		Host: watch}
+		Removable: l.Removable, Access: l.Access, Volatile: l.Volatile, Grown: l.Grown,
+		Store: l.Store,
+		Host:  watch}
 }
 
 // AddLUN serves one more disk. Its number must be free, and its identity another one than that of

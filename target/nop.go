@@ -19,8 +19,9 @@ func (c *conn) handleNOPOut(h *pdu.Header, seg *segment) error {
 		return c.malformed(err)
 	}
 	if p.TaskTag == pdu.ReservedTag {
-		// An answer to our ping, or nothing but a sign of life. That it came is all we wanted to know. It
-		// must be immediate; one that is not uses up its number, so that the session can go on.
+		// An answer to our ping, or nothing but a sign of life. That it came is all we wanted to
+		// know. It must be immediate; one that is not uses up its number, so that the session can
+		// go on.
 		if ok, err := c.admit(h, nil, seg); !ok {
 			return err
 		}
@@ -34,7 +35,8 @@ func (c *conn) handleNOPOut(h *pdu.Header, seg *segment) error {
 		return err
 	}
 	if p.TransferTag != pdu.ReservedTag {
-		return c.refuse(pdu.RejectInvalidPDUField, seg) // we never ask with a task tag of the initiator's
+		// we never ask with a task tag of the initiator's
+		return c.refuse(pdu.RejectInvalidPDUField, seg)
 	}
 	limit := min(c.session().params.SendMaxDataSegment, seg.n)
 	data, err := seg.take(&c.srv.pool)
@@ -46,7 +48,8 @@ func (c *conn) handleNOPOut(h *pdu.Header, seg *segment) error {
 	if data != nil {
 		echo = data.b[:limit]
 	}
-	c.tx.send(&pdu.NOPIn{LUN: p.LUN, TaskTag: p.TaskTag, TransferTag: pdu.ReservedTag, DataLen: len(echo)}, snAdvance, echo, data)
+	c.tx.send(&pdu.NOPIn{LUN: p.LUN, TaskTag: p.TaskTag, TransferTag: pdu.ReservedTag,
+		DataLen: len(echo)}, snAdvance, echo, data)
 	return nil
 }
 
@@ -56,8 +59,8 @@ const janitorTick = 250 * time.Millisecond
 // logEvery is the time between two lines in the log about many things of a kind.
 const logEvery = 10 * time.Second
 
-// runJanitor moves the coarse clock and ends connections that wait in vain: for the rest of a PDU, for a
-// peer that reads, for any sign of life.
+// runJanitor moves the coarse clock and ends connections that wait in vain: for the rest of a PDU,
+// for a peer that reads, for any sign of life.
 func (s *Server) runJanitor() {
 	defer s.wg.Done()
 	tick := time.NewTicker(janitorTick)
@@ -120,7 +123,8 @@ func (s *Server) checkTimeouts(sess *session, now int64) {
 	}
 }
 
-// sendSoon sends a PDU on behalf of a goroutine that must not wait for the network. The session has not ended.
+// sendSoon sends a PDU on behalf of a goroutine that must not wait for the network. The session has
+// not ended.
 func (c *conn) sendSoon(p encoder, sn snKind) {
 	c.tx.send(p, sn, nil, nil)
 	c.flushSoon()

@@ -18,8 +18,8 @@ const (
 	OpOther   = scsi.OpOther
 )
 
-// Observer is told what happens. Its methods are called from the request path by many goroutines at once,
-// and must not block.
+// Observer is told what happens. Its methods are called from the request path by many goroutines at
+// once, and must not block.
 type Observer interface {
 	LoginAccepted(LoginEvent)
 	LoginRefused(LoginEvent)

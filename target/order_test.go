@@ -33,7 +33,8 @@ func (q *sentRequest) command() bool {
 	return ok
 }
 
-// disorder is an initiator that sends numbered requests in any order, with task management ahead of what it covers.
+// disorder is an initiator that sends numbered requests in any order, with task management ahead of
+// what it covers.
 type disorder struct {
 	*tt.Session
 	lun  uint64
@@ -43,7 +44,8 @@ type disorder struct {
 	gone map[uint32]bool         // tags of commands that the target has reported aborted
 }
 
-// round fills the command window, or a part of it, and waits until everything has an answer, or has been reported aborted.
+// round fills the command window, or a part of it, and waits until everything has an answer, or has
+// been reported aborted.
 func (d *disorder) round() error {
 	var numbered, immediate []*sentRequest
 	for range 1 + d.rand.Intn(int(d.MaxCmdSN-d.CmdSN)+1) {
@@ -55,7 +57,9 @@ func (d *disorder) round() error {
 			immediate = append(immediate, d.manage(pdu.TMAbortTask, q))
 		}
 		if d.rand.Intn(4) == 0 {
-			immediate = append(immediate, d.manage([]pdu.TMFunction{pdu.TMAbortTaskSet, pdu.TMLogicalUnitReset, pdu.TMClearTaskSet}[d.rand.Intn(3)], nil))
+			immediate = append(immediate,
+				d.manage([]pdu.TMFunction{pdu.TMAbortTaskSet, pdu.TMLogicalUnitReset,
+					pdu.TMClearTaskSet}[d.rand.Intn(3)], nil))
 		}
 	}
 	all := numbered
@@ -63,7 +67,10 @@ func (d *disorder) round() error {
 		d.rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 	}
 	for _, q := range immediate { // before all that it does not cover
-		end := slices.IndexFunc(all, func(o *sentRequest) bool { return !o.immediate && !pdu.SNLess(o.sn, q.sn) })
+		end := slices.IndexFunc(all, func(o *sentRequest) bool {
+			return !o.immediate &&
+				!pdu.SNLess(o.sn, q.sn)
+		})
 		if end < 0 {
 			end = len(all)
 		}
@@ -98,7 +105,8 @@ func (d *disorder) compose(q *sentRequest) {
 		q.msg = &pdu.TextRequest{Final: true, TaskTag: q.tag, TransferTag: 77, CmdSN: q.sn}
 	case 1:
 		q.manages = true
-		q.msg = &pdu.TaskManagementRequest{Function: pdu.TMLogicalUnitReset, LUN: d.lun, TaskTag: q.tag, RefTaskTag: pdu.ReservedTag, CmdSN: q.sn}
+		q.msg = &pdu.TaskManagementRequest{Function: pdu.TMLogicalUnitReset, LUN: d.lun,
+			TaskTag: q.tag, RefTaskTag: pdu.ReservedTag, CmdSN: q.sn}
 	case 2, 3:
 		command.Write, command.ExpectedLength = true, 8192
 		copy(command.CDB[:], []byte{0x2a, 5: block, 8: 16})
@@ -112,9 +120,11 @@ func (d *disorder) compose(q *sentRequest) {
 	}
 }
 
-// manage makes an immediate task management request that covers one command, or all that have a number by now.
+// manage makes an immediate task management request that covers one command, or all that have a
+// number by now.
 func (d *disorder) manage(f pdu.TMFunction, one *sentRequest) *sentRequest {
-	r := &pdu.TaskManagementRequest{Immediate: true, Function: f, LUN: d.lun, TaskTag: d.NewTag(), RefTaskTag: pdu.ReservedTag, CmdSN: d.CmdSN}
+	r := &pdu.TaskManagementRequest{Immediate: true, Function: f, LUN: d.lun, TaskTag: d.NewTag(),
+		RefTaskTag: pdu.ReservedTag, CmdSN: d.CmdSN}
 	q := &sentRequest{msg: r, tag: r.TaskTag, sn: d.CmdSN, immediate: true, manages: true}
 	if one != nil {
 		r.RefTaskTag, r.RefCmdSN, q.aborts = one.tag, one.sn, one.tag
@@ -131,7 +141,8 @@ func (d *disorder) take(p *tt.PDU) error {
 	case op == pdu.OpReject:
 		h := pdu.Header(p.Data[:pdu.HeaderLen])
 		tag = h.TaskTag()
-		full := pdu.RejectReason(p.Header[2]) == pdu.RejectImmediate // more task management than can wait
+		// more task management than can wait
+		full := pdu.RejectReason(p.Header[2]) == pdu.RejectImmediate
 		if q := d.open[tag]; q == nil || !q.rejected && !(full && q.manages) {
 			return fmt.Errorf("a %v was rejected: %v", h.Opcode(), pdu.RejectReason(p.Header[2]))
 		}
@@ -150,7 +161,8 @@ func (d *disorder) take(p *tt.PDU) error {
 		if err != nil {
 			return err
 		}
-		return d.Send(&pdu.DataOut{Final: true, LUN: r.LUN, TaskTag: tag, TransferTag: r.TransferTag, BufferOffset: r.BufferOffset},
+		return d.Send(&pdu.DataOut{Final: true, LUN: r.LUN, TaskTag: tag,
+			TransferTag: r.TransferTag, BufferOffset: r.BufferOffset},
 			make([]byte, r.DesiredLength))
 	case pdu.OpDataIn:
 		if in, err := tt.As[pdu.DataIn](p); err != nil || !in.HasStatus {
@@ -187,26 +199,35 @@ func (d *disorder) managed(q *sentRequest, r pdu.TMResponse) error {
 
 // disorderly logs in, also where the numbers wrap around soon.
 func disorderly(s *server, lun uint16, initiator int, r *rand.Rand) (*disorder, error) {
-	c, err := tt.Login(s.addr, tt.LoginOptions{Initiator: fmt.Sprintf("iqn.2026-01.test:disorder-%d", initiator), CmdSN: 1<<32 - 20})
+	c, err := tt.Login(s.addr,
+		tt.LoginOptions{Initiator: fmt.Sprintf("iqn.2026-01.test:disorder-%d", initiator),
+			CmdSN: 1<<32 - 20})
 	if err != nil {
 		return nil, err
 	}
 	return &disorder{Session: c, lun: tt.LUN(lun), rand: r}, nil
 }
 
-// slowDown gives the disks of a server a speed of each kind: in memory, slow, and so slow that a reader loses its role.
+// slowDown gives the disks of a server a speed of each kind: in memory, slow, and so slow that a
+// reader loses its role.
 func slowDown(s *server, kind int) {
 	for _, d := range s.disks {
-		d.Inject(disktest.Rule{Op: disktest.OpRead, Delay: time.Duration(kind%3) * 12 * time.Millisecond})
-		d.Inject(disktest.Rule{Op: disktest.OpWrite, Delay: time.Duration(kind%2) * time.Millisecond})
+		d.Inject(disktest.Rule{Op: disktest.OpRead,
+			Delay: time.Duration(kind%3) * 12 * time.Millisecond})
+		d.Inject(disktest.Rule{Op: disktest.OpWrite,
+			Delay: time.Duration(kind%2) * time.Millisecond})
 	}
 }
 
-// TestRequestsInAnyOrder has requests come ahead of their turn, rejected ones and task management among them, in narrow and wide command
-// windows. Each has one answer, or none after it was reported aborted, and nobody waits for ever.
+// TestRequestsInAnyOrder has requests come ahead of their turn, rejected ones and task management
+// among them, in narrow and wide command windows. Each has one answer, or none after it was
+// reported aborted, and nobody waits for ever.
 func TestRequestsInAnyOrder(t *testing.T) {
 	for seed := range 24 {
-		s := newServer(t, func(o *target.Options) { o.Limits.CommandWindow = []int{1, 2, 3, 40}[seed%4] })
+		s := newServer(t, func(o *target.Options) {
+			o.Limits.CommandWindow = []int{1, 2, 3,
+				40}[seed%4]
+		})
 		slowDown(s, seed)
 		var wg sync.WaitGroup
 		for i := range s.disks {
@@ -230,10 +251,14 @@ func TestRequestsInAnyOrder(t *testing.T) {
 	}
 }
 
-// TestEndInAnyOrder ends sessions in the midst of such requests: by others of the same name, and with the server. Nothing is left behind.
+// TestEndInAnyOrder ends sessions in the midst of such requests: by others of the same name, and
+// with the server. Nothing is left behind.
 func TestEndInAnyOrder(t *testing.T) {
 	for seed := range 3 {
-		s := newServer(t, func(o *target.Options) { o.Limits.CommandWindow, o.Limits.Memory = []int{2, 40}[seed%2], 4<<20 })
+		s := newServer(t, func(o *target.Options) {
+			o.Limits.CommandWindow,
+				o.Limits.Memory = []int{2, 40}[seed%2], 4<<20
+		})
 		slowDown(s, seed)
 		var wg sync.WaitGroup
 		var rounds sync.WaitGroup

@@ -6,8 +6,9 @@ import (
 	"go.uber.org/zap"
 )
 
-// A bug ends the session that met it, and nothing else: every goroutine that handles what a peer sent, or that sends
-// something to it, recovers. What the goroutine held is given back, so that many such ends cost no more than one.
+// A bug ends the session that met it, and nothing else: every goroutine that handles what a peer
+// sent, or that sends something to it, recovers. What the goroutine held is given back, so that
+// many such ends cost no more than one.
 
 // recoverPanic is deferred by goroutines of a connection that hold nothing.
 func (c *conn) recoverPanic() {
@@ -39,13 +40,15 @@ func (c *conn) recoverRunner(run *runner) {
 	c.panicked(p)
 }
 
-// ownsLocked says whether the task that the runner had last is still its own. Guarded by session.mu.
+// ownsLocked says whether the task that the runner had last is still its own. Guarded by
+// session.mu.
 func (r *runner) ownsLocked() bool { return r.task != nil && r.task.owner == r }
 
 func (c *conn) panicked(p any) {
 	defer c.close()
 	c.srv.opt.Observer.PanicCaught()
-	c.log().Error("internal error: the session ends", zap.Any("panic", p), zap.ByteString("stack", debug.Stack()))
+	c.log().Error("internal error: the session ends", zap.Any("panic", p),
+		zap.ByteString("stack", debug.Stack()))
 	c.fail(errPanic)
 	if sess := c.session(); sess != nil {
 		sess.end(errPanic)

@@ -28,13 +28,15 @@ func (d *waitsAndPanics) ReadAt([]byte, int64) (int, error) {
 	panic("a bug in the disk")
 }
 
-// TestManyPanicsLeaveNothing meets bugs with every kind of memory in hand, in readers and in goroutines that lost the reading
-// role. Afterwards nothing is held, and each bug was counted and logged with its stack.
+// TestManyPanicsLeaveNothing meets bugs with every kind of memory in hand, in readers and in
+// goroutines that lost the reading role. Afterwards nothing is held, and each bug was counted and
+// logged with its stack.
 func TestManyPanicsLeaveNothing(t *testing.T) {
 	core, logs := observer.New(zap.ErrorLevel)
 	slow := &waitsAndPanics{Memory: disktest.NewMemory(1 << 20), resume: make(chan struct{})}
 	s := newServer(t, func(o *target.Options) {
-		o.LUNs[0].Disk, o.LUNs[1].Disk, o.Log = panicky{disktest.NewMemory(1 << 20)}, slow, zap.New(core)
+		o.LUNs[0].Disk, o.LUNs[1].Disk, o.Log = panicky{disktest.NewMemory(1 << 20)}, slow,
+			zap.New(core)
 	})
 	expected := int64(0)
 	end := func(c *tt.Session) {
@@ -67,10 +69,12 @@ func TestManyPanicsLeaveNothing(t *testing.T) {
 	})
 	s.bugs = expected
 	// A goroutine gives everything back before it tells of its bug.
-	eventually(t, "each is counted and logged", func() bool { return s.seen.panics.Load() == expected && logs.Len() == int(expected) })
+	eventually(t, "each is counted and logged",
+		func() bool { return s.seen.panics.Load() == expected && logs.Len() == int(expected) })
 	for _, entry := range logs.All() {
 		stack, _ := entry.ContextMap()["stack"].(string)
-		require.True(t, strings.Contains(stack, "ReadAt") || strings.Contains(stack, "WriteAt"), stack)
+		require.True(t, strings.Contains(stack, "ReadAt") || strings.Contains(stack, "WriteAt"),
+			stack)
 	}
 }
 
@@ -86,13 +90,15 @@ func (o *buggyObserver) CommandDone(e target.CommandEvent) {
 	}
 }
 
-// TestPanicWithLocksHeld has a bug where it is worst. The session ends, its locks are free, others go on, and the server
-// can be closed.
+// TestPanicWithLocksHeld has a bug where it is worst. The session ends, its locks are free, others
+// go on, and the server can be closed.
 func TestPanicWithLocksHeld(t *testing.T) {
 	seen := new(buggyObserver)
 	s := newServer(t, func(o *target.Options) { o.Observer = seen })
-	bystander := tt.MustLogin(t, s.addr, tt.LoginOptions{Initiator: "iqn.2026-01.test:bystander"}, 2)
-	for _, command := range []tt.Command{tt.Read10(1, 0, 8), tt.Write10(1, 0, make([]byte, 512)), tt.TestUnitReady(1)} {
+	bystander := tt.MustLogin(t, s.addr, tt.LoginOptions{Initiator: "iqn.2026-01.test:bystander"},
+		2)
+	for _, command := range []tt.Command{tt.Read10(1, 0, 8), tt.Write10(1, 0, make([]byte, 512)),
+		tt.TestUnitReady(1)} {
 		seen.armed.Store(false)
 		c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
 		seen.armed.Store(true)
@@ -105,5 +111,6 @@ func TestPanicWithLocksHeld(t *testing.T) {
 	}
 	eventually(t, "the sessions end", func() bool { return len(s.Sessions()) == 1 })
 	require.NoError(t, bystander.Close())
-	eventually(t, "nothing is held", func() bool { all, _ := s.Connections(); return all == 0 && s.MemoryInUse() == 0 })
+	eventually(t, "nothing is held",
+		func() bool { all, _ := s.Connections(); return all == 0 && s.MemoryInUse() == 0 })
 }

@@ -17,9 +17,10 @@ const (
 	maxPenalties = 1024
 )
 
-// penalties slows down addresses from which authentication fails again and again. A login from such an address waits
-// before it begins, whether or not it will succeed, so that the wait tells nothing; for a limited time, so that nobody
-// is locked out by a neighbour behind the same address; and alone, as each connection waits for itself.
+// penalties slows down addresses from which authentication fails again and again. A login from such
+// an address waits before it begins, whether or not it will succeed, so that the wait tells
+// nothing; for a limited time, so that nobody is locked out by a neighbour behind the same address;
+// and alone, as each connection waits for itself.
 type penalties struct {
 	limit time.Duration // the longest delay
 
@@ -48,7 +49,8 @@ func (p *penalties) failed(from netip.Addr, now int64) {
 	p.table[from] = e
 }
 
-// forgetLocked makes room: what has expired goes, or else the address that has been quiet for longest.
+// forgetLocked makes room: what has expired goes, or else the address that has been quiet for
+// longest.
 func (p *penalties) forgetLocked(now int64) {
 	var oldest netip.Addr
 	last := int64(0)

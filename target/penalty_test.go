@@ -37,7 +37,9 @@ func TestPenaltyGrowsAndEnds(t *testing.T) {
 
 func TestPenaltiesAreBounded(t *testing.T) {
 	p := testPenalties()
-	address := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}) }
+	address := func(i int) netip.Addr {
+		return netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)})
+	}
 	for i := range 3 * maxPenalties {
 		for range freeFailures {
 			p.failed(address(i), int64(i+1))
@@ -73,7 +75,8 @@ func TestSource(t *testing.T) {
 		got := sourceOf(conn4{addr: &net.TCPAddr{IP: net.ParseIP(in), Port: 1}})
 		require.Equal(t, want, got.String(), in)
 	}
-	require.Equal(t, "fe80::", sourceOf(conn4{addr: &net.TCPAddr{IP: net.ParseIP("fe80::1"), Zone: "eth0"}}).String())
+	require.Equal(t, "fe80::",
+		sourceOf(conn4{addr: &net.TCPAddr{IP: net.ParseIP("fe80::1"), Zone: "eth0"}}).String())
 	require.False(t, sourceOf(conn4{addr: &net.UnixAddr{}}).IsValid())
 }
 
@@ -89,7 +92,8 @@ func TestWhoMakesRoom(t *testing.T) {
 	early := add("192.0.2.2", true)
 	silent := add("192.0.2.2", false)
 	late := add("192.0.2.2", true)
-	require.Same(t, silent, p.takeVictim(), "of the address with most of them, one that has not begun")
+	require.Same(t, silent, p.takeVictim(), "of the address with most of them, one that has not "+
+		"begun")
 	require.Same(t, early, p.takeVictim(), "else the oldest one")
 	require.Same(t, lone, p.takeVictim())
 	p.remove(late)

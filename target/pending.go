@@ -11,15 +11,16 @@ import (
 	"go.uber.org/zap"
 )
 
-// Connections that have not logged in cost little, and there is a limit to their number. One more pushes another one
-// out instead of being refused, so that a flood of them keeps nobody from logging in: of the address that has most of
-// them, the oldest; and one that has sent nothing useful before one in the midst of a login.
+// Connections that have not logged in cost little, and there is a limit to their number. One more
+// pushes another one out instead of being refused, so that a flood of them keeps nobody from
+// logging in: of the address that has most of them, the oldest; and one that has sent nothing
+// useful before one in the midst of a login.
 
 // errPushedOut ends a connection that makes room for a newer one.
 var errPushedOut = errors.New("too many connections that have not logged in")
 
-// sourceOf is where a connection comes from: an IPv4 address, or the 64-bit network of an IPv6 address, as a host has
-// that many of them. The zero value is a connection without an address.
+// sourceOf is where a connection comes from: an IPv4 address, or the 64-bit network of an IPv6
+// address, as a host has that many of them. The zero value is a connection without an address.
 func sourceOf(nc net.Conn) netip.Addr {
 	a, ok := nc.RemoteAddr().(*net.TCPAddr)
 	if !ok {
@@ -93,16 +94,18 @@ func (s *Server) pushOut(victim *conn) {
 	}
 }
 
-// logPushedOut tells of connections that were pushed out since the last time, in one line for all of them.
+// logPushedOut tells of connections that were pushed out since the last time, in one line for all
+// of them.
 func (s *Server) logPushedOut() {
 	if n := s.pushedOut.Swap(0); n > 0 {
-		s.log.Warn("connections that had not logged in were closed to make room for new ones", zap.Int64("count", n),
+		s.log.Warn("connections that had not logged in were closed to make room for new ones",
+			zap.Int64("count", n),
 			zap.Int("limit", s.opt.Limits.MaxPendingLogins))
 	}
 }
 
-// passing says that an error of accept will pass: there are no descriptors or no memory, or the connection was gone
-// before it was accepted (accept(2)).
+// passing says that an error of accept will pass: there are no descriptors or no memory, or the
+// connection was gone before it was accepted (accept(2)).
 func passing(err error) bool {
 	var errno syscall.Errno
 	if !errors.As(err, &errno) {
@@ -117,14 +120,16 @@ func passing(err error) bool {
 }
 
 // acceptPauses are how long to wait after accept has failed so many times in a row.
-var acceptPauses = [...]time.Duration{5 * time.Millisecond, 20 * time.Millisecond, 100 * time.Millisecond, 500 * time.Millisecond}
+var acceptPauses = [...]time.Duration{5 * time.Millisecond, 20 * time.Millisecond,
+	100 * time.Millisecond, 500 * time.Millisecond}
 
-// acceptFailed deals with an error of accept that will pass: what is connected goes on, new connections wait in the
-// backlog, and a connection that has not logged in gives up its descriptor. times counts the failures in a row. It
-// says whether to go on.
+// acceptFailed deals with an error of accept that will pass: what is connected goes on, new
+// connections wait in the backlog, and a connection that has not logged in gives up its descriptor.
+// times counts the failures in a row. It says whether to go on.
 func (s *Server) acceptFailed(l net.Listener, err error, times int) bool {
 	if times == 0 {
-		s.log.Warn("cannot accept a connection, trying again", zap.String("portal", l.Addr().String()), zap.Error(err))
+		s.log.Warn("cannot accept a connection, trying again",
+			zap.String("portal", l.Addr().String()), zap.Error(err))
 	}
 	pause := acceptPauses[min(times, len(acceptPauses)-1)]
 	s.mu.Lock()

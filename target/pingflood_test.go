@@ -14,8 +14,8 @@ import (
 	tt "kubevirt.io/disk/target/targettest"
 )
 
-// TestPingFlood sends requests that are answered at once, faster than they are handled. Their answers go out all the while, and do
-// not pile up until the initiator pauses.
+// TestPingFlood sends requests that are answered at once, faster than they are handled. Their
+// answers go out all the while, and do not pile up until the initiator pauses.
 func TestPingFlood(t *testing.T) {
 	s := newServer(t)
 	nc, err := net.Dial("tcp", s.addr.String())
@@ -29,7 +29,8 @@ func TestPingFlood(t *testing.T) {
 		defer close(received)
 		_, _ = io.Copy(io.Discard, nc)
 	}()
-	flood := bytes.Repeat(c.Bytes(&pdu.NOPOut{Immediate: true, TaskTag: 1, TransferTag: pdu.ReservedTag, CmdSN: c.CmdSN}, nil), 40000)
+	flood := bytes.Repeat(c.Bytes(&pdu.NOPOut{Immediate: true, TaskTag: 1,
+		TransferTag: pdu.ReservedTag, CmdSN: c.CmdSN}, nil), 40000)
 	sent := make(chan error, 1)
 	go func() {
 		for range 10 {

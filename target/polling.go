@@ -7,21 +7,25 @@ import (
 )
 
 const (
-	// pollTime is how long a reader looks for data before it waits. An initiator on the same host that answers at once does so in 20 to 30 us. QEMU's I/O
-	// threads look for up to 32 us, KVM for 200 us.
+	// pollTime is how long a reader looks for data before it waits. An initiator on the same host
+	// that answers at once does so in 20 to 30 us. QEMU's I/O threads look for up to 32 us, KVM for
+	// 200 us.
 	pollTime = 60 * time.Microsecond
 	// maxUnpolled is how many times a reader waits without a look before, at most.
 	maxUnpolled = 64
-	// pollInterrupted is a time between two looks that only another thread, or a limit of processor time, can take.
+	// pollInterrupted is a time between two looks that only another thread, or a limit of processor
+	// time, can take.
 	pollInterrupted = time.Millisecond
 	// pollBarred is for how long nobody looks after that: there is no processor to spare.
 	pollBarred = 100 * time.Millisecond
 )
 
-// polling decides whether a reader looks for data for a while before it waits for it. A thread that waits sleeps, and until it is awake, by the
-// kernel and on a virtual machine by the hypervisor, takes longer than a command: a guest that waits for each of its commands gets half as many
-// again. Where data does not come soon, there is a look less and less often, and none where several readers have something to do: processors
-// that one of them looks with are the others'. It belongs to the reader.
+// polling decides whether a reader looks for data for a while before it waits for it. A thread that
+// waits sleeps, and until it is awake, by the kernel and on a virtual machine by the hypervisor,
+// takes longer than a command: a guest that waits for each of its commands gets half as many again.
+// Where data does not come soon, there is a look less and less often, and none where several
+// readers have something to do: processors that one of them looks with are the others'. It belongs
+// to the reader.
 type polling struct {
 	limit   *pollLimit
 	id      uint64

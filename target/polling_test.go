@@ -11,7 +11,8 @@ import (
 
 func never() bool { return false }
 
-// TestPollingPauses looks in vain, and then not: the number of waits between two looks shows how often it does.
+// TestPollingPauses looks in vain, and then not: the number of waits between two looks shows how
+// often it does.
 func TestPollingPauses(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2))
 	p := newPolling(&pollLimit{})
@@ -37,7 +38,8 @@ func TestPollingPauses(t *testing.T) {
 	require.Zero(t, p.limit.looking.Load())
 }
 
-// TestPollingNeedsAProcessor checks that lookers leave one to who has something to do, and that nobody looks where there is only one.
+// TestPollingNeedsAProcessor checks that lookers leave one to who has something to do, and that
+// nobody looks where there is only one.
 func TestPollingNeedsAProcessor(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(0))
 	for processors := 1; processors <= 3; processors++ {
@@ -61,7 +63,8 @@ func TestPollingNeedsAProcessor(t *testing.T) {
 	}
 }
 
-// TestPollingAlone has two readers that have something to do: neither looks while the other one has waited since.
+// TestPollingAlone has two readers that have something to do: neither looks while the other one has
+// waited since.
 func TestPollingAlone(t *testing.T) {
 	var limit pollLimit
 	a, b := newPolling(&limit), newPolling(&limit)
@@ -99,8 +102,8 @@ func TestPollingIsInterrupted(t *testing.T) {
 	require.Zero(t, limit.looking.Load())
 }
 
-// TestSocketLooksBeforeItWaits has the data come while the reader looks: then nothing has to wake it. Another thread may take the processor
-// meanwhile, so that it may take several attempts.
+// TestSocketLooksBeforeItWaits has the data come while the reader looks: then nothing has to wake
+// it. Another thread may take the processor meanwhile, so that it may take several attempts.
 func TestSocketLooksBeforeItWaits(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2))
 	s, client := socketPair(t)

@@ -15,19 +15,22 @@ type boundTo struct {
 
 func (l boundTo) Addr() net.Addr { return l.addr }
 
-// TestPortals lists the portals that an initiator can reach from where it came: addresses of this host alone are none for others.
+// TestPortals lists the portals that an initiator can reach from where it came: addresses of this
+// host alone are none for others.
 func TestPortals(t *testing.T) {
 	listeners := map[net.Listener]struct{}{}
-	for _, a := range []string{"127.0.0.1:3260", "127.0.0.2:3260", "192.0.2.7:3260", "192.0.2.7:3261", "[2001:db8::7]:3260", "0.0.0.0:3262", "[::]:3262"} {
+	for _, a := range []string{"127.0.0.1:3260", "127.0.0.2:3260", "192.0.2.7:3260",
+		"192.0.2.7:3261", "[2001:db8::7]:3260", "0.0.0.0:3262", "[::]:3262"} {
 		addr, err := net.ResolveTCPAddr("tcp", a)
 		require.NoError(t, err)
 		listeners[boundTo{addr: addr}] = struct{}{}
 	}
 	listeners[boundTo{addr: &net.UnixAddr{Name: "/run/portal"}}] = struct{}{}
 	for here, want := range map[string][]string{
-		"127.0.0.1:3260":        {"127.0.0.1:3260", "127.0.0.2:3260"},
-		"192.0.2.7:3261":        {"192.0.2.7:3261", "192.0.2.7:3260", "[2001:db8::7]:3260"},
-		"[fe80::1%eth0]:3262":   {"[fe80::1]:3262", "192.0.2.7:3260", "192.0.2.7:3261", "[2001:db8::7]:3260"},
+		"127.0.0.1:3260": {"127.0.0.1:3260", "127.0.0.2:3260"},
+		"192.0.2.7:3261": {"192.0.2.7:3261", "192.0.2.7:3260", "[2001:db8::7]:3260"},
+		"[fe80::1%eth0]:3262": {"[fe80::1]:3262", "192.0.2.7:3260", "192.0.2.7:3261",
+			"[2001:db8::7]:3260"},
 		"[::ffff:127.0.0.1]:99": {"127.0.0.1:99", "127.0.0.1:3260", "127.0.0.2:3260"},
 	} {
 		local, err := net.ResolveTCPAddr("tcp", here)

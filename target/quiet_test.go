@@ -10,7 +10,8 @@ import (
 	"kubevirt.io/disk/target/internal/pdu"
 )
 
-// TestQuiet has what a stop waits for before it closes a connection: whatever goes on by itself, and for some time for the initiator.
+// TestQuiet has what a stop waits for before it closes a connection: whatever goes on by itself,
+// and for some time for the initiator.
 func TestQuiet(t *testing.T) {
 	const short, long = logoutSilence, logoutGrace
 	for name, c := range map[string]struct {
@@ -21,17 +22,23 @@ func TestQuiet(t *testing.T) {
 		quiet              bool
 	}{
 		"nothing": {silent: short, quiet: true},
-		"nothing, and it has just sent something":          {silent: short - 1},
-		"a command in the disk":                            {executing: 1, silent: 100 * long},
-		"an answer to be sent":                             {queued: true, silent: 100 * long},
-		"an answer being sent":                             {queued: true, writing: long - 1, silent: 100 * long},
-		"an answer that is not taken":                      {queued: true, writing: long, silent: long, quiet: true},
-		"an answer that is not taken, by one who sends":    {queued: true, writing: long, silent: long - 1},
-		"a command in the disk, and nothing is taken":      {executing: 1, queued: true, writing: long, silent: long, quiet: true},
-		"a command that waits for data":                    {waiting: 1, silent: long, quiet: true},
-		"one that may get some yet":                        {waiting: 1, silent: long - 1},
-		"one that waits for data, and one in the disk":     {waiting: 1, executing: 1, silent: 100 * long},
-		"one that waits for data, and an answer is queued": {waiting: 1, queued: true, silent: 100 * long},
+		"nothing, and it has just sent something": {silent: short - 1},
+		"a command in the disk":                   {executing: 1, silent: 100 * long},
+		"an answer to be sent":                    {queued: true, silent: 100 * long},
+		"an answer being sent": {queued: true, writing: long - 1,
+			silent: 100 * long},
+		"an answer that is not taken": {queued: true, writing: long,
+			silent: long, quiet: true},
+		"an answer that is not taken, by one who sends": {queued: true, writing: long,
+			silent: long - 1},
+		"a command in the disk, and nothing is taken": {executing: 1, queued: true,
+			writing: long, silent: long, quiet: true},
+		"a command that waits for data": {waiting: 1, silent: long, quiet: true},
+		"one that may get some yet":     {waiting: 1, silent: long - 1},
+		"one that waits for data, and one in the disk": {waiting: 1, executing: 1,
+			silent: 100 * long},
+		"one that waits for data, and an answer is queued": {waiting: 1, queued: true,
+			silent: 100 * long},
 	} {
 		t.Run(name, func(t *testing.T) {
 			srv := &Server{}

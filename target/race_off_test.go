@@ -2,5 +2,6 @@
 
 package target_test
 
-// raceEnabled tells whether the tests run with the race detector; the daemon is then built with it, too.
+// raceEnabled tells whether the tests run with the race detector; the daemon is then built with it,
+// too.
 const raceEnabled = false

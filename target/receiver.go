@@ -10,22 +10,25 @@ import (
 )
 
 const (
-	// loginBuffer and fullBuffer are the receive buffers before and after authentication, bytes: what an
-	// unknown peer costs stays small, and a logged in one can send many commands per system call.
+	// loginBuffer and fullBuffer are the receive buffers before and after authentication, bytes:
+	// what an unknown peer costs stays small, and a logged in one can send many commands per system
+	// call.
 	loginBuffer = 4 << 10
 	fullBuffer  = 64 << 10
 
-	// lookAhead is how much of what follows a large data segment is received along with it, bytes: the next header, and little of the
-	// data behind it, which is copied once more.
+	// lookAhead is how much of what follows a large data segment is received along with it, bytes:
+	// the next header, and little of the data behind it, which is copied once more.
 	lookAhead = 4 << 10
 
 	digestLen = 4
 )
 
 var (
-	// errDataDigest: the PDU's data did not arrive as it was sent; framing is intact (RFC 7143 7.8).
+	// errDataDigest: the PDU's data did not arrive as it was sent; framing is intact (RFC 7143
+	// 7.8).
 	errDataDigest = errors.New("data digest does not match")
-	// errHeaderDigest: nothing after this header can be trusted, so the connection ends (RFC 7143 7.7).
+	// errHeaderDigest: nothing after this header can be trusted, so the connection ends (RFC 7143
+	// 7.7).
 	errHeaderDigest = errors.New("header digest does not match")
 )
 
@@ -43,10 +46,12 @@ type receiver struct {
 	ahs  [255 * 4]byte
 	data segment // the data segment of the PDU in hdr
 
-	// beforeWait runs before the network is waited for: queued responses go out first. beforeMore runs before what has
-	// arrived already is received: there may be no end of it, and so much that is queued goes out then, too.
+	// beforeWait runs before the network is waited for: queued responses go out first. beforeMore
+	// runs before what has arrived already is received: there may be no end of it, and so much that
+	// is queued goes out then, too.
 	beforeWait, beforeMore func() error
-	// pduSince is when the PDU that is being received began, on the server's coarse clock; 0 between PDUs.
+	// pduSince is when the PDU that is being received began, on the server's coarse clock; 0
+	// between PDUs.
 	pduSince atomic.Int64
 	// heard is when bytes last arrived, on the same clock.
 	heard atomic.Int64
@@ -68,8 +73,9 @@ func (rx *receiver) release(pool *buffers) {
 	rx.full, rx.buf, rx.r, rx.w = nil, nil, 0, 0
 }
 
-// read fills p and then next from the network, and returns how many bytes at least one of them got. What is queued for the peer goes
-// out before it waits: not before each system call, as the peer is woken by it, and each command of a stream would wake it.
+// read fills p and then next from the network, and returns how many bytes at least one of them got.
+// What is queued for the peer goes out before it waits: not before each system call, as the peer is
+// woken by it, and each command of a stream would wake it.
 func (rx *receiver) read(p, next []byte) (n int, err error) {
 	if rx.more || rx.pduSince.Load() != 0 {
 		if err := rx.beforeMore(); err != nil {
@@ -118,16 +124,16 @@ func (rx *receiver) startPDU() {
 	}
 }
 
-// endPDU is called with the last byte of a PDU, and not with the first of the next one: it may be long until that, as the command
-// is executed and answered first.
+// endPDU is called with the last byte of a PDU, and not with the first of the next one: it may be
+// long until that, as the command is executed and answered first.
 func (rx *receiver) endPDU() {
 	if rx.pduSince.Load() != 0 {
 		rx.pduSince.Store(0)
 	}
 }
 
-// next reads the next header with its additional header segments and checks the header digest. The data
-// segment is left to data, which must be consumed before next is called again.
+// next reads the next header with its additional header segments and checks the header digest. The
+// data segment is left to data, which must be consumed before next is called again.
 func (rx *receiver) next() (ahs []byte, err error) {
 	if rx.r == rx.w {
 		rx.r, rx.w = 0, 0
@@ -157,7 +163,8 @@ func (rx *receiver) next() (ahs []byte, err error) {
 		}
 		rx.r += extra
 	}
-	rx.data = segment{rx: rx, n: rx.hdr.DataLen(), left: rx.hdr.DataLen(), pad: rx.hdr.PaddedDataLen() - rx.hdr.DataLen()}
+	rx.data = segment{rx: rx, n: rx.hdr.DataLen(), left: rx.hdr.DataLen(),
+		pad: rx.hdr.PaddedDataLen() - rx.hdr.DataLen()}
 	if rx.data.n > 0 {
 		rx.startPDU()
 	} else {
@@ -167,8 +174,8 @@ func (rx *receiver) next() (ahs []byte, err error) {
 	return ahs, nil
 }
 
-// segment is the data segment of one PDU: it is read where it belongs, or dropped. One that arrived ahead
-// of its turn is held in memory instead.
+// segment is the data segment of one PDU: it is read where it belongs, or dropped. One that arrived
+// ahead of its turn is held in memory instead.
 type segment struct {
 	rx   *receiver
 	held *buffer // not nil: the data is here, already checked
@@ -179,8 +186,8 @@ type segment struct {
 	done bool
 }
 
-// readInto fills p, at most what is left, from the segment. When the last byte has been read, the digest
-// is checked.
+// readInto fills p, at most what is left, from the segment. When the last byte has been read, the
+// digest is checked.
 func (s *segment) readInto(p []byte) error {
 	if s.held != nil {
 		copy(p, s.held.b[s.n-s.left:])
@@ -210,8 +217,8 @@ func (s *segment) readInto(p []byte) error {
 	return s.finish()
 }
 
-// fetch gets at least one byte into p: straight from the network where p is large, so that data is copied once, with the
-// beginning of what follows; else through the buffer.
+// fetch gets at least one byte into p: straight from the network where p is large, so that data is
+// copied once, with the beginning of what follows; else through the buffer.
 func (rx *receiver) fetch(p []byte) (int, error) {
 	rx.r, rx.w = 0, 0
 	if len(p) >= len(rx.buf)/2 {

@@ -14,8 +14,9 @@ import (
 	tt "kubevirt.io/disk/target/targettest"
 )
 
-// TestReinstatedSessionIsOver has a session with a write that was received and not begun when it is reinstated: the watchdog passes the
-// reader's role on only after some milliseconds. It does not come over what the new session has written.
+// TestReinstatedSessionIsOver has a session with a write that was received and not begun when it is
+// reinstated: the watchdog passes the reader's role on only after some milliseconds. It does not
+// come over what the new session has written.
 func TestReinstatedSessionIsOver(t *testing.T) {
 	const rounds = 5
 	s := newServer(t)
@@ -27,12 +28,14 @@ func TestReinstatedSessionIsOver(t *testing.T) {
 		before := s.disks[0].Calls(disktest.OpWrite)
 		s.disks[0].Inject(disktest.Rule{Op: disktest.OpWrite, Length: 512, Times: 1, Block: block})
 		var stream []byte
-		for _, c := range []tt.Command{tt.Write10(1, 0, make([]byte, 512)), tt.Write10(1, 8, bytes.Repeat([]byte{1}, 512))} {
+		for _, c := range []tt.Command{tt.Write10(1, 0, make([]byte, 512)),
+			tt.Write10(1, 8, bytes.Repeat([]byte{1}, 512))} {
 			cmd, data, _ := old.Prepare(c)
 			stream = append(stream, old.Bytes(&cmd, data)...)
 		}
 		require.NoError(t, old.SendRaw(stream))
-		eventually(t, "a write reaches the disk", func() bool { return s.disks[0].Calls(disktest.OpWrite) > before })
+		eventually(t, "a write reaches the disk",
+			func() bool { return s.disks[0].Calls(disktest.OpWrite) > before })
 
 		again, err := tt.Login(s.addr, tt.LoginOptions{})
 		require.NoError(t, err)
@@ -40,15 +43,18 @@ func TestReinstatedSessionIsOver(t *testing.T) {
 		require.NoError(t, err)
 		again.MustGood(t, tt.Write10(1, 8, bytes.Repeat([]byte{2}, 512)))
 		resume()
-		eventually(t, "the old session is gone", func() bool { all, _ := s.Connections(); return all == 1 })
-		require.Equal(t, byte(2), again.MustGood(t, tt.Read10(1, 8, 1)).Data[0], "an old write comes after a new one")
+		eventually(t, "the old session is gone",
+			func() bool { all, _ := s.Connections(); return all == 1 })
+		require.Equal(t, byte(2), again.MustGood(t, tt.Read10(1, 8, 1)).Data[0],
+			"an old write comes after a new one")
 		require.NoError(t, again.Close())
 		require.NoError(t, old.Close())
 		eventually(t, "nobody is there", func() bool { all, _ := s.Connections(); return all == 0 })
 	}
 }
 
-// TestReinstatedSessionIsFenced fences a session whose reinstatement has begun and not come to its end: its writes are over all the same.
+// TestReinstatedSessionIsFenced fences a session whose reinstatement has begun and not come to its
+// end: its writes are over all the same.
 func TestReinstatedSessionIsFenced(t *testing.T) {
 	const first, second = "iqn.2026-01.test:first", "iqn.2026-01.test:second"
 	for name, c := range map[string]struct {
@@ -60,15 +66,19 @@ func TestReinstatedSessionIsFenced(t *testing.T) {
 			_, err := s.HandOver(1)
 			require.NoError(t, err)
 		}},
-		"LOGICAL UNIT RESET": {target.AccessWriteShared, func(t *testing.T, s *server, other *tt.Session) {
-			got, err := other.TaskManagement(pdu.TaskManagementRequest{Immediate: true, Function: pdu.TMLogicalUnitReset, LUN: tt.LUN(1)})
-			require.NoError(t, err)
-			require.Equal(t, pdu.TMComplete, got)
-		}},
+		"LOGICAL UNIT RESET": {target.AccessWriteShared,
+			func(t *testing.T, s *server, other *tt.Session) {
+				got, err := other.TaskManagement(pdu.TaskManagementRequest{Immediate: true,
+					Function: pdu.TMLogicalUnitReset, LUN: tt.LUN(1)})
+				require.NoError(t, err)
+				require.Equal(t, pdu.TMComplete, got)
+			}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newServer(t, func(o *target.Options) { o.LUNs[0].Access = c.access })
-			old := tt.MustLogin(t, s.addr, tt.LoginOptions{Initiator: first, Keys: tt.KV("InitialR2T", "Yes", "ImmediateData", "No")}, 1)
+			old := tt.MustLogin(t, s.addr,
+				tt.LoginOptions{Initiator: first,
+					Keys: tt.KV("InitialR2T", "Yes", "ImmediateData", "No")}, 1)
 			write := tt.Write10(1, 0, bytes.Repeat([]byte{1}, 512))
 			write.OnR2T = tt.HoldR2T
 			task := old.MustStart(t, write)

@@ -13,16 +13,18 @@ const (
 	// more writes it out or waits for the one who is writing.
 	maxQueued = 512 << 10
 
-	// flushAt is how many of them the reader lets wait while it has more commands in hand: half of depth 32 with 4 KiB, so that the
-	// initiator has work while the other half is read.
+	// flushAt is how many of them the reader lets wait while it has more commands in hand: half of
+	// depth 32 with 4 KiB, so that the initiator has work while the other half is read.
 	flushAt = 64 << 10
 
-	// ackedShare and ackedCost are what an acknowledged write weighs of its bytes, and besides: a stream of small writes is acknowledged
-	// sixteen at a time, so that the initiator has work while the next ones are done, and one of 256 KiB writes four at a time.
+	// ackedShare and ackedCost are what an acknowledged write weighs of its bytes, and besides: a
+	// stream of small writes is acknowledged sixteen at a time, so that the initiator has work
+	// while the next ones are done, and one of 256 KiB writes four at a time.
 	ackedShare = 15
 	ackedCost  = 4 << 10
 
-	// pduCost is what a PDU counts for besides its data, so that those without data have a limit, too. Bytes.
+	// pduCost is what a PDU counts for besides its data, so that those without data have a limit,
+	// too. Bytes.
 	pduCost = 128
 
 	// placeCost is what a place in the queue counts for in the limit of memory, used or not, and
@@ -56,8 +58,9 @@ type outgoing struct {
 	sn      snKind
 }
 
-// sender queues PDUs and writes them: one writer at a time, and everything that is queued in one system
-// call. There is no goroutine for it; whoever finishes a response writes when nobody else does.
+// sender queues PDUs and writes them: one writer at a time, and everything that is queued in one
+// system call. There is no goroutine for it; whoever finishes a response writes when nobody else
+// does.
 //
 // Lock order: session.mu before sender.mu.
 type sender struct {
@@ -70,19 +73,22 @@ type sender struct {
 	mu      sync.Mutex
 	drained sync.Cond  // signalled when a batch has been written, and at the end of the last
 	queue   []outgoing // guarded by mu
-	bytes   int        // guarded by mu; in queue and in the batch being written, with pduCost for each PDU
-	acked   int        // guarded by mu; the weight of the writes that the responses in queue acknowledge
-	places  int        // guarded by mu; in queue, in the batch being written, and in spare
-	closed  bool       // guarded by mu; no room is kept any more
-	writing bool       // guarded by mu; whoever set it owns the fields below
-	err     error      // guarded by mu; the first write error, after which nothing is sent
+	// guarded by mu; in queue and in the batch being written, with pduCost for each PDU
+	bytes int
+	// guarded by mu; the weight of the writes that the responses in queue acknowledge
+	acked   int
+	places  int   // guarded by mu; in queue, in the batch being written, and in spare
+	closed  bool  // guarded by mu; no room is kept any more
+	writing bool  // guarded by mu; whoever set it owns the fields below
+	err     error // guarded by mu; the first write error, after which nothing is sent
 
 	spare  []outgoing
 	iov    [][]byte
 	iovCap int // places in iov that are counted
 	statSN uint32
 
-	// writeSince is when the write in progress began, on the server's coarse clock; 0: none. wrote is when the last one ended.
+	// writeSince is when the write in progress began, on the server's coarse clock; 0: none. wrote
+	// is when the last one ended.
 	writeSince, wrote atomic.Int64
 	clock             *atomic.Int64
 }
@@ -156,7 +162,8 @@ func (s *sender) keepIov(iov [][]byte) {
 
 type encoder interface{ Encode(*pdu.Header) }
 
-// send queues p. data is its data segment, release the buffer that it lies in, if it is to be freed then.
+// send queues p. data is its data segment, release the buffer that it lies in, if it is to be freed
+// then.
 func (s *sender) send(p encoder, sn snKind, data []byte, release *buffer) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -164,8 +171,9 @@ func (s *sender) send(p encoder, sn snKind, data []byte, release *buffer) {
 	p.Encode((*pdu.Header)(o.hdr[:pdu.HeaderLen]))
 }
 
-// respond is send for the response that every command without Data-In has: as its type is known, it costs no allocation. acks is how
-// many bytes of a write it acknowledges. It returns the weight of the queue.
+// respond is send for the response that every command without Data-In has: as its type is known, it
+// costs no allocation. acks is how many bytes of a write it acknowledges. It returns the weight of
+// the queue.
 func (s *sender) respond(p *pdu.SCSIResponse, acks int64, data []byte, release *buffer) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -176,13 +184,13 @@ func (s *sender) respond(p *pdu.SCSIResponse, acks int64, data []byte, release *
 	return s.weightLocked()
 }
 
-// weightLocked says how much it matters that the queue is written: the bytes that wait for the network, and the weight of the writes
-// whose acknowledgement waits.
+// weightLocked says how much it matters that the queue is written: the bytes that wait for the
+// network, and the weight of the writes whose acknowledgement waits.
 func (s *sender) weightLocked() int { return s.bytes + s.acked }
 
-// flush writes all that is queued. If another goroutine is writing it leaves the work to that one, and
-// waits only if too much has piled up. A peer that does not read therefore stops being served, and costs
-// no more memory than the queue's limit and the command in hand.
+// flush writes all that is queued. If another goroutine is writing it leaves the work to that one,
+// and waits only if too much has piled up. A peer that does not read therefore stops being served,
+// and costs no more memory than the queue's limit and the command in hand.
 func (s *sender) flush() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -220,8 +228,8 @@ func (s *sender) relieve() error {
 	return s.flush()
 }
 
-// writeLocked writes one batch and frees it, also where writing panics: then nobody knows how much of it went out,
-// and nothing can follow.
+// writeLocked writes one batch and frees it, also where writing panics: then nobody knows how much
+// of it went out, and nothing can follow.
 func (s *sender) writeLocked(batch []outgoing) {
 	defer s.freeLocked(batch)
 	if s.err != nil {
@@ -277,8 +285,9 @@ func (s *sender) drain() {
 	}
 }
 
-// write sends one batch, mostly in one system call. What many goroutines have queued at once goes out in parts: the time that a peer
-// has to read is that of a part, so that a slow one that does read is not taken for one that does not. The caller owns the write side.
+// write sends one batch, mostly in one system call. What many goroutines have queued at once goes
+// out in parts: the time that a peer has to read is that of a part, so that a slow one that does
+// read is not taken for one that does not. The caller owns the write side.
 func (s *sender) write(batch []outgoing) error {
 	for len(batch) > 0 {
 		n := 0

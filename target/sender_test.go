@@ -12,7 +12,8 @@ import (
 	"kubevirt.io/disk/target/internal/pdu"
 )
 
-// TestQueueIsBounded has one goroutine wait for a peer that does not read, and another one go on queueing PDUs without data.
+// TestQueueIsBounded has one goroutine wait for a peer that does not read, and another one go on
+// queueing PDUs without data.
 func TestQueueIsBounded(t *testing.T) {
 	ours, theirs := net.Pipe()
 	s, clock, pool := new(sender), new(atomic.Int64), &buffers{limit: 1 << 20}
@@ -23,7 +24,8 @@ func TestQueueIsBounded(t *testing.T) {
 		if release != nil {
 			data = release.b
 		}
-		s.send(&pdu.NOPIn{TaskTag: 1, TransferTag: pdu.ReservedTag, DataLen: len(data)}, snAdvance, data, release)
+		s.send(&pdu.NOPIn{TaskTag: 1, TransferTag: pdu.ReservedTag, DataLen: len(data)}, snAdvance,
+			data, release)
 	}
 	bytes := func() int {
 		s.mu.Lock()
@@ -33,7 +35,8 @@ func TestQueueIsBounded(t *testing.T) {
 	writer := make(chan error, 1)
 	ping(pool.get(4096))
 	go func() { writer <- s.flush() }()
-	require.Eventually(t, func() bool { return s.writeSince.Load() != 0 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return s.writeSince.Load() != 0 }, 10*time.Second,
+		time.Millisecond)
 
 	const many = 10 * maxQueued / pduCost
 	var queued atomic.Int64
@@ -49,7 +52,8 @@ func TestQueueIsBounded(t *testing.T) {
 		}
 		reader <- nil
 	}()
-	require.Eventually(t, func() bool { return bytes() > maxQueued }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return bytes() > maxQueued }, 10*time.Second,
+		time.Millisecond)
 	require.LessOrEqual(t, bytes(), maxQueued+2*pduCost+4096)
 	require.Less(t, queued.Load(), int64(many))
 	require.NoError(t, theirs.Close())
@@ -60,7 +64,8 @@ func TestQueueIsBounded(t *testing.T) {
 	require.Zero(t, bytes())
 }
 
-// TestSlowPeerReads queues far more than a slow peer reads within its time. Each part that it has read gives it time for the next one.
+// TestSlowPeerReads queues far more than a slow peer reads within its time. Each part that it has
+// read gives it time for the next one.
 func TestSlowPeerReads(t *testing.T) {
 	const parts = 4
 	ours, theirs := net.Pipe()
@@ -68,13 +73,15 @@ func TestSlowPeerReads(t *testing.T) {
 	s.init(&plainWire{Conn: ours}, clock, new(window), pool)
 	for range parts {
 		b := pool.get(maxQueued)
-		s.send(&pdu.NOPIn{TaskTag: 1, TransferTag: pdu.ReservedTag, DataLen: len(b.b)}, snAdvance, b.b, b)
+		s.send(&pdu.NOPIn{TaskTag: 1, TransferTag: pdu.ReservedTag, DataLen: len(b.b)}, snAdvance,
+			b.b, b)
 	}
 	clock.Store(1)
 	written := make(chan error, 1)
 	go func() { written <- s.flush() }()
 	for i := range int64(parts) {
-		require.Eventually(t, func() bool { return s.writeSince.Load() == i+1 }, 10*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return s.writeSince.Load() == i+1 }, 10*time.Second,
+			time.Millisecond)
 		clock.Store(i + 2)
 		_, err := io.ReadFull(theirs, make([]byte, pdu.HeaderLen+maxQueued))
 		require.NoError(t, err)
@@ -98,8 +105,9 @@ func (w *countingWire) writev(data [][]byte) error {
 	return nil
 }
 
-// TestAnswersOfABusyReader: a reader that always has something to do sends its answers nevertheless, several at a time, and earlier
-// the more its initiator waits for them. Who has lost the reading role keeps none.
+// TestAnswersOfABusyReader: a reader that always has something to do sends its answers
+// nevertheless, several at a time, and earlier the more its initiator waits for them. Who has lost
+// the reading role keeps none.
 func TestAnswersOfABusyReader(t *testing.T) {
 	for acks, each := range map[int64]int{0: flushAt / pduCost, 4 << 10: 15, 256 << 10: 4} {
 		w, clock := new(countingWire), new(atomic.Int64)

@@ -68,8 +68,9 @@ func newServer(t *testing.T, change ...func(*target.Options)) *server {
 	opt := target.Options{Observer: s.seen}
 	for i := range s.disks {
 		s.disks[i] = disktest.NewFault(disktest.NewMemory(diskSize))
-		opt.LUNs = append(opt.LUNs, target.LUN{Number: uint16(i + 1), Name: "test", Disk: s.disks[i],
-			Identity: identity(byte(i + 1)), Access: target.AccessWriteShared})
+		opt.LUNs = append(opt.LUNs,
+			target.LUN{Number: uint16(i + 1), Name: "test", Disk: s.disks[i],
+				Identity: identity(byte(i + 1)), Access: target.AccessWriteShared})
 	}
 	for _, f := range change {
 		f(&opt)
@@ -104,20 +105,25 @@ func eventually(t *testing.T, what string, ok func() bool) {
 
 func TestOptions(t *testing.T) {
 	lun := func(n uint16) target.LUN {
-		return target.LUN{Number: n, Name: "a.raw", Disk: disktest.NewMemory(1 << 20), Identity: identity(1)}
+		return target.LUN{Number: n, Name: "a.raw", Disk: disktest.NewMemory(1 << 20),
+			Identity: identity(1)}
 	}
 	for _, c := range []struct {
 		name, want string
 		opt        target.Options
 	}{
 		{"no LUN", "at least one LUN", target.Options{}},
-		{"LUN 0", "LUN 0 (a.raw): a LUN number is 1 to 16383", target.Options{LUNs: []target.LUN{lun(0)}}},
+		{"LUN 0", "LUN 0 (a.raw): a LUN number is 1 to 16383",
+			target.Options{LUNs: []target.LUN{lun(0)}}},
 		{"LUN 16384", "a LUN number is 1 to 16383", target.Options{LUNs: []target.LUN{lun(16384)}}},
 		{"LUN twice", "given to both", target.Options{LUNs: []target.LUN{lun(1), lun(1)}}},
 		{"no disk", "has no disk", target.Options{LUNs: []target.LUN{{Number: 1}}}},
 		{"long vendor", "vendor", target.Options{LUNs: []target.LUN{lun(1)}, Vendor: "123456789"}},
-		{"sessions without a handle", "handles for 65535 sessions", target.Options{LUNs: []target.LUN{lun(1)}, Limits: target.Limits{MaxConnections: 65536}}},
-		{"negative limit", "CommandWindow", target.Options{LUNs: []target.LUN{lun(1)}, Limits: target.Limits{CommandWindow: -1}}},
+		{"sessions without a handle", "handles for 65535 sessions",
+			target.Options{LUNs: []target.LUN{lun(1)},
+				Limits: target.Limits{MaxConnections: 65536}}},
+		{"negative limit", "CommandWindow",
+			target.Options{LUNs: []target.LUN{lun(1)}, Limits: target.Limits{CommandWindow: -1}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			_, err := target.New(c.opt)
@@ -126,11 +132,15 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-// TestCloseAsServingBegins: a daemon may be stopped in the moment in which it gets ready. The race detector tells.
+// TestCloseAsServingBegins: a daemon may be stopped in the moment in which it gets ready. The race
+// detector tells.
 func TestCloseAsServingBegins(t *testing.T) {
 	for range 300 {
-		srv, err := target.New(target.Options{LUNs: []target.LUN{{Number: 1, Name: "test", Disk: disktest.NewMemory(diskSize), Identity: identity(1),
-			Access: target.AccessWriteShared}}})
+		srv,
+			err := target.New(
+			target.Options{LUNs: []target.LUN{{Number: 1, Name: "test",
+				Disk: disktest.NewMemory(diskSize), Identity: identity(1),
+				Access: target.AccessWriteShared}}})
 		require.NoError(t, err)
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		require.NoError(t, err)

@@ -9,9 +9,10 @@ import (
 	"kubevirt.io/disk/target/internal/pdu"
 )
 
-// TestCommandNumbers sends numbered requests at random, around the end of the number space: some are rejected, of which some are sent
-// again, and commands end when they like. Whoever goes on always has room as long as commands end, nothing is received twice, MaxCmdSN
-// never goes back, and what is kept of rejected requests has a limit.
+// TestCommandNumbers sends numbered requests at random, around the end of the number space: some
+// are rejected, of which some are sent again, and commands end when they like. Whoever goes on
+// always has room as long as commands end, nothing is received twice, MaxCmdSN never goes back, and
+// what is kept of rejected requests has a limit.
 func TestCommandNumbers(t *testing.T) {
 	for _, width := range []int{1, 2, 7} {
 		s := &session{conn: &conn{srv: &Server{}}, width: width}
@@ -46,7 +47,9 @@ func TestCommandNumbers(t *testing.T) {
 					require.Equal(t, admitNever, s.admit(sn, false), "%#x is forgotten", sn)
 				}
 			default:
-				require.False(t, pdu.SNLess(s.window.max.Load(), next), "no room for %#x in a window for %d, of which %d are taken", next, width, s.counted)
+				require.False(t, pdu.SNLess(s.window.max.Load(), next),
+					"no room for %#x in a window for %d, of which %d are taken", next, width,
+					s.counted)
 				request(next)
 				next++
 			}

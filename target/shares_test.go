@@ -16,12 +16,14 @@ type decompressing struct{ *disktest.Memory }
 
 func (decompressing) Slow(off int64) bool { return off < 1<<20 }
 
-// A read that keeps a processor busy is passed on when others wait for the reader or are passed on already, and the reader has been busy
-// with such ones for a while; up to a limit, and never when it is alone.
+// A read that keeps a processor busy is passed on when others wait for the reader or are passed on
+// already, and the reader has been busy with such ones for a while; up to a limit, and never when
+// it is alone.
 func TestSharedReads(t *testing.T) {
 	d := decompressing{disktest.NewMemory(4 << 20)}
-	device, err := scsi.NewDevice(scsi.Options{}, []scsi.LUN{{Number: 1, Disk: d, Access: scsi.AccessWriteShared,
-		Identity: disk.Identity{Serial: "x", NAA: [8]byte{0x30}}}})
+	device, err := scsi.NewDevice(scsi.Options{},
+		[]scsi.LUN{{Number: 1, Disk: d, Access: scsi.AccessWriteShared,
+			Identity: disk.Identity{Serial: "x", NAA: [8]byte{0x30}}}})
 	require.NoError(t, err)
 	nexus := device.Attach(scsi.InitiatorPort{Name: "iqn.a"})
 	prepared := func(cdb ...byte) *task {
@@ -36,7 +38,8 @@ func TestSharedReads(t *testing.T) {
 		require.NoError(t, err)
 		return nil
 	}
-	slow, quick, write := prepared(0x28, 0, 0, 0, 0, 0, 0, 0, 8, 0), prepared(0x28, 0, 0, 0, 0x08, 0, 0, 0, 8, 0), prepared(0x2a, 0, 0, 0, 0, 0, 0, 0, 8, 0)
+	slow, quick, write := prepared(0x28, 0, 0, 0, 0, 0, 0, 0, 8, 0),
+		prepared(0x28, 0, 0, 0, 0x08, 0, 0, 0, 8, 0), prepared(0x2a, 0, 0, 0, 0, 0, 0, 0, 8, 0)
 	var l lunWatch
 	srv := &Server{start: time.Now().Add(-time.Hour)}
 	alone := &conn{srv: srv}
@@ -61,5 +64,6 @@ func TestSharedReads(t *testing.T) {
 	require.False(t, busy.shares(&runner{}, slow, &l), "there are enough")
 	require.EqualValues(t, slowParallel, l.passed.Load())
 	busy.ended(run)
-	require.EqualValues(t, slowParallel-1, l.passed.Load(), "and room for another one when one has ended")
+	require.EqualValues(t, slowParallel-1, l.passed.Load(),
+		"and room for another one when one has ended")
 }

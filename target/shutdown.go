@@ -8,17 +8,18 @@ import (
 )
 
 const (
-	// logoutGrace is how long an initiator gets to answer a logout request (RFC 7143 11.9.1). Then its command window opens no
-	// further, and its connection closes when it has been silent for logoutSilence and has an answer to all that it has sent, or
-	// for logoutGrace where it owes data for the rest, or takes no answers: its machine may be gone.
+	// logoutGrace is how long an initiator gets to answer a logout request (RFC 7143 11.9.1). Then
+	// its command window opens no further, and its connection closes when it has been silent for
+	// logoutSilence and has an answer to all that it has sent, or for logoutGrace where it owes
+	// data for the rest, or takes no answers: its machine may be gone.
 	logoutGrace   = 2 * time.Second
 	logoutSilence = 2 * janitorTick // by the coarse clock: longer than one tick
 )
 
-// Shutdown stops the server without losing anything that it has acknowledged: it accepts nothing new, asks
-// every initiator to log out (RFC 7143 11.9.1), lets the commands in flight finish, and closes the
-// connections. When ctx ends first, what is left is cut off and ctx's error returned; disk calls that are
-// still in progress then have not returned, and the disks must not be closed.
+// Shutdown stops the server without losing anything that it has acknowledged: it accepts nothing
+// new, asks every initiator to log out (RFC 7143 11.9.1), lets the commands in flight finish, and
+// closes the connections. When ctx ends first, what is left is cut off and ctx's error returned;
+// disk calls that are still in progress then have not returned, and the disks must not be closed.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.stopAccepting()
 	for _, sess := range s.all() {
@@ -102,14 +103,15 @@ func (s *Server) cut(ctx context.Context) error {
 	}
 }
 
-// quiet says that the initiator has been silent for a while, and no command of it can go on: every response has been handed to the
-// network, or the network takes no more.
+// quiet says that the initiator has been silent for a while, and no command of it can go on: every
+// response has been handed to the network, or the network takes no more.
 func (s *session) quiet() bool {
 	c := s.conn
 	executing, waiting := s.inFlight()
 	idle, since := c.tx.idle(), c.tx.writeSince.Load()
 	now := c.srv.clock.Load()
-	silent := time.Duration(now - c.rx.heard.Load()) // looked at last: what has come meanwhile counts
+	// looked at last: what has come meanwhile counts
+	silent := time.Duration(now - c.rx.heard.Load())
 	switch {
 	case since != 0 && time.Duration(now-since) >= logoutGrace:
 		return silent >= logoutGrace

@@ -13,9 +13,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// socket is the TCP connection of a session. Go's poller does not know it: whatever arrives at a socket of Go's wakes a thread, also while
-// the reader of that socket is busy and would find it by itself. For a peer that sends without pause this took a sixth of the target's time.
-// So a socket has epoll instances of its own, which Go's poller watches, and which are silent unless somebody waits.
+// socket is the TCP connection of a session. Go's poller does not know it: whatever arrives at a
+// socket of Go's wakes a thread, also while the reader of that socket is busy and would find it by
+// itself. For a peer that sends without pause this took a sixth of the target's time. So a socket
+// has epoll instances of its own, which Go's poller watches, and which are silent unless somebody
+// waits.
 //
 // One goroutine at a time reads, and one at a time writes; anybody may close.
 type socket struct {
@@ -41,10 +43,12 @@ type socket struct {
 const maxIovec = 1024
 
 // errScarce is why a connection that could be a socket is none.
-var errScarce = errors.New("half of the descriptors that this process may have are in use (ulimit -n)")
+var errScarce = errors.New("half of the descriptors that this process may have are in use " +
+	"(ulimit -n)")
 
-// newSocket makes a socket of a TCP connection that nobody else uses meanwhile, and that has to be closed on its own account. It fails
-// for any other connection, also one that merely contains a TCP connection, and where descriptors are scarce.
+// newSocket makes a socket of a TCP connection that nobody else uses meanwhile, and that has to be
+// closed on its own account. It fails for any other connection, also one that merely contains a TCP
+// connection, and where descriptors are scarce.
 func newSocket(nc net.Conn) (*socket, error) {
 	tcp, ok := nc.(*net.TCPConn)
 	if !ok {
@@ -55,7 +59,10 @@ func newSocket(nc net.Conn) (*socket, error) {
 		return nil, err
 	}
 	s := &socket{local: nc.LocalAddr(), remote: nc.RemoteAddr(), fd: -1}
-	if cerr := raw.Control(func(fd uintptr) { s.fd, err = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0) }); cerr != nil {
+	if cerr := raw.Control(func(fd uintptr) {
+		s.fd,
+			err = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0)
+	}); cerr != nil {
 		return nil, cerr
 	}
 	if err != nil {
@@ -79,19 +86,22 @@ func newSocket(nc net.Conn) (*socket, error) {
 	return s, nil
 }
 
-// scarce says that half of the descriptors that this process may have are in use, as a new one has the lowest number that is free. A
-// session works with one, and the rest is for more of them, and for disks.
+// scarce says that half of the descriptors that this process may have are in use, as a new one has
+// the lowest number that is free. A session works with one, and the rest is for more of them, and
+// for disks.
 func scarce(fd int) bool {
 	var limit unix.Rlimit
 	return unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) == nil && uint64(fd) >= limit.Cur/2
 }
 
-// unpace takes a connection within this host from a congestion control that paces what is sent, which the host's default may be (BBR):
-// nothing is congested there, and its timers and retransmissions made large reads a fifth dearer. Reno is what every process may choose.
-// A kernel that refuses leaves a connection that works as before.
+// unpace takes a connection within this host from a congestion control that paces what is sent,
+// which the host's default may be (BBR): nothing is congested there, and its timers and
+// retransmissions made large reads a fifth dearer. Reno is what every process may choose. A kernel
+// that refuses leaves a connection that works as before.
 func unpace(fd int) { _ = unix.SetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION, "reno") }
 
-// withinHost says that both ends of a connection are on this host, as where the virtual machine is in the same pod.
+// withinHost says that both ends of a connection are on this host, as where the virtual machine is
+// in the same pod.
 func withinHost(local, remote net.Addr) bool {
 	l, lok := local.(*net.TCPAddr)
 	r, rok := remote.(*net.TCPAddr)
@@ -245,7 +255,8 @@ func (s *socket) writeOnce() (done bool) {
 			s.werr = net.ErrClosed
 			return true
 		}
-		n, _, errno := unix.Syscall(unix.SYS_WRITEV, uintptr(s.fd), uintptr(unsafe.Pointer(&s.left[0])), uintptr(min(len(s.left), maxIovec)))
+		n, _, errno := unix.Syscall(unix.SYS_WRITEV, uintptr(s.fd),
+			uintptr(unsafe.Pointer(&s.left[0])), uintptr(min(len(s.left), maxIovec)))
 		switch errno {
 		case 0:
 			s.written(uint64(n))
@@ -289,10 +300,12 @@ func (s *socket) control(r *readiness, op int, events uint32) error {
 	if s.fd < 0 {
 		return net.ErrClosed
 	}
-	return os.NewSyscallError("epoll_ctl", unix.EpollCtl(r.fd, op, s.fd, &unix.EpollEvent{Events: events}))
+	return os.NewSyscallError("epoll_ctl",
+		unix.EpollCtl(r.fd, op, s.fd, &unix.EpollEvent{Events: events}))
 }
 
-// readiness is an epoll instance for one kind of event of one socket. It belongs to whoever reads or writes there.
+// readiness is an epoll instance for one kind of event of one socket. It belongs to whoever reads
+// or writes there.
 type readiness struct {
 	socket *socket
 	epoll  *os.File
@@ -319,7 +332,8 @@ func (r *readiness) open(s *socket, events uint32, try func() (done bool)) error
 		_ = unix.Close(fd)
 		return os.NewSyscallError("fcntl", err)
 	}
-	*r = readiness{socket: s, epoll: os.NewFile(uintptr(fd), "epoll"), fd: fd, events: events, try: try}
+	*r = readiness{socket: s, epoll: os.NewFile(uintptr(fd), "epoll"), fd: fd, events: events,
+		try: try}
 	r.attempt = r.attemptOnce
 	if r.raw, err = r.epoll.SyscallConn(); err != nil {
 		return err
@@ -330,7 +344,8 @@ func (r *readiness) open(s *socket, events uint32, try func() (done bool)) error
 	return s.control(r, unix.EPOLL_CTL_ADD, 0)
 }
 
-// wait tries whenever the socket may be ready, until the call is over, and says whether it had to wait.
+// wait tries whenever the socket may be ready, until the call is over, and says whether it had to
+// wait.
 func (r *readiness) wait() (waited bool, err error) {
 	r.tries, r.err = 0, nil
 	if err = r.raw.Read(r.attempt); err == nil {

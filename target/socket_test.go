@@ -48,8 +48,8 @@ func send(t *testing.T, client *net.TCPConn) {
 	require.NoError(t, err)
 }
 
-// TestSocketReads has a peer send in pieces and with pauses of all kinds, so that data comes before, while and after the reader begins to
-// wait: a wake-up that is lost hangs the test.
+// TestSocketReads has a peer send in pieces and with pauses of all kinds, so that data comes
+// before, while and after the reader begins to wait: a wake-up that is lost hangs the test.
 func TestSocketReads(t *testing.T) {
 	s, client := socketPair(t)
 	data := make([]byte, 16<<20)
@@ -111,10 +111,18 @@ func TestASocketIsSilent(t *testing.T) {
 	buf := make([]byte, 4)
 
 	send(t, client)
-	require.Eventually(t, func() bool { n, err := s.readv(buf, nil, false); return n == 4 && err == nil }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool {
+		n, err := s.readv(buf, nil, false)
+		return n == 4 && err ==
+			nil
+	}, 10*time.Second, time.Millisecond)
 	send(t, client)
 	require.False(t, ready(20), "nobody has waited yet")
-	require.Eventually(t, func() bool { n, err := s.readv(buf, nil, false); return n == 4 && err == nil }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool {
+		n, err := s.readv(buf, nil, false)
+		return n == 4 && err ==
+			nil
+	}, 10*time.Second, time.Millisecond)
 
 	try := s.in.try
 	s.in.try = func() bool {
@@ -137,8 +145,8 @@ func TestASocketIsSilent(t *testing.T) {
 	require.False(t, ready(20), "the data was there before it was asked for")
 }
 
-// TestSocketMissesNothing has data come in the moment before the reader's instance listens, which does not wake anybody then where
-// it has not been asked since it was last ready.
+// TestSocketMissesNothing has data come in the moment before the reader's instance listens, which
+// does not wake anybody then where it has not been asked since it was last ready.
 func TestSocketMissesNothing(t *testing.T) {
 	s, client := socketPair(t)
 	buf := make([]byte, 4)
@@ -149,7 +157,8 @@ func TestSocketMissesNothing(t *testing.T) {
 	_, err := s.readv(buf, nil, true)
 	require.NoError(t, err)
 	send(t, client)
-	time.Sleep(20 * time.Millisecond) // Go's poller has seen that there is something, and not that it is read
+	// Go's poller has seen that there is something, and not that it is read
+	time.Sleep(20 * time.Millisecond)
 	_, err = s.readv(buf, nil, true)
 	require.NoError(t, err)
 	require.NoError(t, s.in.silence())
@@ -170,7 +179,8 @@ func TestSocketMissesNothing(t *testing.T) {
 	require.Equal(t, 4, n)
 }
 
-// TestSocketWrites writes more places than a system call takes, and more bytes than the peer takes at once.
+// TestSocketWrites writes more places than a system call takes, and more bytes than the peer takes
+// at once.
 func TestSocketWrites(t *testing.T) {
 	s, client := socketPair(t)
 	require.NoError(t, unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_SNDBUF, 16<<10))
@@ -280,13 +290,15 @@ func TestWhatIsNoSocketStaysAsItIs(t *testing.T) {
 
 	server, _ := tcpPair(t)
 	_, err = newSocket(struct{ *net.TCPConn }{server})
-	require.ErrorIs(t, err, errors.ErrUnsupported, "whoever made this may count what goes through it")
+	require.ErrorIs(t, err, errors.ErrUnsupported,
+		"whoever made this may count what goes through it")
 }
 
 func TestAConnectionWithinTheHostIsNotPaced(t *testing.T) {
 	allowed, err := os.ReadFile("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 	require.NoError(t, err)
-	others := slices.DeleteFunc(strings.Fields(string(allowed)), func(name string) bool { return name == "reno" })
+	others := slices.DeleteFunc(strings.Fields(string(allowed)),
+		func(name string) bool { return name == "reno" })
 	if len(others) == 0 {
 		t.Skip("this kernel lets a process choose no other congestion control than reno")
 	}

@@ -16,12 +16,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fewDescriptors lets the process have so many descriptors, and takes all but a few of the lowest numbers.
+// fewDescriptors lets the process have so many descriptors, and takes all but a few of the lowest
+// numbers.
 func fewDescriptors(t *testing.T, limit uint64, free int) {
 	t.Helper()
 	var before unix.Rlimit
 	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &before))
-	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: limit, Max: before.Max}))
+	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE,
+		&unix.Rlimit{Cur: limit, Max: before.Max}))
 	var taken []int
 	t.Cleanup(func() {
 		for _, fd := range taken {
@@ -43,7 +45,8 @@ func fewDescriptors(t *testing.T, limit uint64, free int) {
 	}
 }
 
-// TestASocketThatCannotBe has descriptors run out at each step. The connection works as before, and none is kept.
+// TestASocketThatCannotBe has descriptors run out at each step. The connection works as before, and
+// none is kept.
 func TestASocketThatCannotBe(t *testing.T) {
 	for free, why := range []string{"fcntl", "epoll_create1", "epoll_create1"} {
 		server, client := tcpPair(t)
@@ -66,13 +69,15 @@ func TestASocketThatCannotBe(t *testing.T) {
 	}
 }
 
-// TestAConnectionClosedWhileItIsTaken closes a connection, as to make room for others, when its socket is made and not yet known.
+// TestAConnectionClosedWhileItIsTaken closes a connection, as to make room for others, when its
+// socket is made and not yet known.
 func TestAConnectionClosedWhileItIsTaken(t *testing.T) {
 	server, client := tcpPair(t)
 	instances := func() (n int) {
 		list, _ := os.ReadDir("/proc/self/fd")
 		for _, fd := range list {
-			if what, _ := os.Readlink("/proc/self/fd/" + fd.Name()); what == "anon_inode:[eventpoll]" {
+			if what, _ := os.Readlink("/proc/self/fd/" + fd.Name()); what ==
+				"anon_inode:[eventpoll]" {
 				n++
 			}
 		}
@@ -87,7 +92,8 @@ func TestAConnectionClosedWhileItIsTaken(t *testing.T) {
 		defer close(taken)
 		c.takeSocket()
 	}()
-	require.Eventually(t, func() bool { return instances() == before+2 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return instances() == before+2 }, 10*time.Second,
+		time.Millisecond)
 	c.closeOnce.Do(func() { // as closeNetwork does, with the lock
 		close(c.gone)
 		_ = c.nc.Close()
@@ -100,8 +106,8 @@ func TestAConnectionClosedWhileItIsTaken(t *testing.T) {
 	require.ErrorIs(t, err, io.EOF)
 }
 
-// TestSocketCloseRaces closes sockets while they are used in every way, and others are made that get the same descriptors. Each call
-// ends, and nothing reaches another socket.
+// TestSocketCloseRaces closes sockets while they are used in every way, and others are made that
+// get the same descriptors. Each call ends, and nothing reaches another socket.
 func TestSocketCloseRaces(t *testing.T) {
 	const workers, rounds = 4, 50
 	var all sync.WaitGroup
@@ -111,7 +117,8 @@ func TestSocketCloseRaces(t *testing.T) {
 			defer all.Done()
 			r := rand.New(rand.NewPCG(8, uint64(w)))
 			for range rounds {
-				if err := closeRace(t, byte(1+w), time.Duration(r.IntN(1000))*time.Microsecond); err != nil {
+				if err := closeRace(t, byte(1+w),
+					time.Duration(r.IntN(1000))*time.Microsecond); err != nil {
 					t.Errorf("worker %d: %v", w, err)
 					return
 				}
@@ -190,7 +197,8 @@ func closeRace(t *testing.T, value byte, after time.Duration) error {
 
 // closedOrReset takes the errors of a connection that was closed at either end for none.
 func closedOrReset(err error) error {
-	if errors.Is(err, net.ErrClosed) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.EPIPE) {
+	if errors.Is(err, net.ErrClosed) || errors.Is(err, unix.ECONNRESET) ||
+		errors.Is(err, unix.EPIPE) {
 		return nil
 	}
 	return err

@@ -11,7 +11,8 @@ import (
 	tt "kubevirt.io/disk/target/targettest"
 )
 
-// TestStaleRead aborts a long read that is stuck in the disk with its first part. The rest of it is not read, and the session goes on.
+// TestStaleRead aborts a long read that is stuck in the disk with its first part. The rest of it is
+// not read, and the session goes on.
 func TestStaleRead(t *testing.T) {
 	s := newServer(t)
 	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
@@ -22,7 +23,8 @@ func TestStaleRead(t *testing.T) {
 	t.Cleanup(resume)
 	s.disks[0].Inject(disktest.Rule{Op: disktest.OpRead, Times: 1, Block: block})
 	stale := c.MustStart(t, tt.Read10(1, 0, 4<<20/512))
-	eventually(t, "the read reaches the disk", func() bool { return s.disks[0].Calls(disktest.OpRead) > calls })
+	eventually(t, "the read reaches the disk",
+		func() bool { return s.disks[0].Calls(disktest.OpRead) > calls })
 	got, err := c.AbortTask(stale)
 	require.NoError(t, err)
 	require.Equal(t, pdu.TMComplete, got)
@@ -34,13 +36,15 @@ func TestStaleRead(t *testing.T) {
 	require.Len(t, c.MustGood(t, tt.Read10(1, 0, 8)).Data, 8*512)
 }
 
-// TestHeldDataIsNotKept sends requests with data that nobody looks at before their turn. Their memory is free again.
+// TestHeldDataIsNotKept sends requests with data that nobody looks at before their turn. Their
+// memory is free again.
 func TestHeldDataIsNotKept(t *testing.T) {
 	s := newServer(t)
 	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
 	before := s.DataInUse()
 	late, _, _ := c.Prepare(tt.TestUnitReady(1))
-	for _, cdb := range [][]byte{tt.TestUnitReady(1).CDB, tt.Read10(1, 1<<31, 1).CDB, tt.Read10(1, 0, 1).CDB} {
+	for _, cdb := range [][]byte{tt.TestUnitReady(1).CDB, tt.Read10(1, 1<<31, 1).CDB,
+		tt.Read10(1, 0, 1).CDB} {
 		cmd, _, _ := c.Prepare(tt.Command{LUN: 1, CDB: cdb})
 		require.NoError(t, c.Send(&cmd, make([]byte, 16<<10)))
 	}

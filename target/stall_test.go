@@ -37,7 +37,8 @@ func stall(t *testing.T, d *disktest.Fault, op disktest.Op) (resume func()) {
 	return resume
 }
 
-// TestTheLogTellsOfAHangingDisk has one disk hang for long, and one that is so slow that it always has calls that take long.
+// TestTheLogTellsOfAHangingDisk has one disk hang for long, and one that is so slow that it always
+// has calls that take long.
 func TestTheLogTellsOfAHangingDisk(t *testing.T) {
 	core, logs := observer.New(zapcore.InfoLevel)
 	s := newServer(t, func(o *target.Options) { o.Log = zap.New(core) })
@@ -47,10 +48,13 @@ func TestTheLogTellsOfAHangingDisk(t *testing.T) {
 	defer slow()
 	resume := stall(t, s.disks[0], disktest.OpAny)
 	hung := c.MustStart(t, tt.Read10(1, 0, 1))
-	tells := func(what string) []observer.LoggedEntry { return logs.FilterMessageSnippet(what).All() }
+	tells := func(what string) []observer.LoggedEntry {
+		return logs.FilterMessageSnippet(what).All()
+	}
 	reading := other.MustStart(t, tt.Read10(2, 0, 1))
 	time.Sleep(100 * time.Millisecond)
-	eventually(t, "the log tells", func() bool { // one read begins while another one is in its middle
+	// one read begins while another one is in its middle
+	eventually(t, "the log tells", func() bool {
 		next := other.MustStart(t, tt.Read10(2, 0, 1))
 		reading.MustFinish(t)
 		reading = next
@@ -66,8 +70,8 @@ func TestTheLogTellsOfAHangingDisk(t *testing.T) {
 	require.Len(t, tells("does not answer"), 1, "not of the slow one")
 }
 
-// TestStalledDisk has a disk that does not answer, and everything else going on: pings, the other LUN, further
-// commands for the stalled one, task management and logout.
+// TestStalledDisk has a disk that does not answer, and everything else going on: pings, the other
+// LUN, further commands for the stalled one, task management and logout.
 func TestStalledDisk(t *testing.T) {
 	s := newServer(t)
 	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1, 2)
@@ -104,8 +108,9 @@ func TestStalledDisk(t *testing.T) {
 	require.Zero(t, s.seen.panics.Load())
 }
 
-// TestManyStalledCommands has as many commands hang in a disk as may be in flight. The first ones are found by watching, and
-// the others do not have to be waited for, in this session or another one.
+// TestManyStalledCommands has as many commands hang in a disk as may be in flight. The first ones
+// are found by watching, and the others do not have to be waited for, in this session or another
+// one.
 func TestManyStalledCommands(t *testing.T) {
 	s := newServer(t)
 	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1, 2)
@@ -124,7 +129,8 @@ func TestManyStalledCommands(t *testing.T) {
 		require.NoError(t, err)
 		sess.MustGood(t, tt.Write10(2, 0, make([]byte, 512)))
 	}
-	require.LessOrEqual(t, s.Stalls(1), 2*2*5, "a few of a session, at two looks each, until the LUN is known to be stuck")
+	require.LessOrEqual(t, s.Stalls(1), 2*2*5,
+		"a few of a session, at two looks each, until the LUN is known to be stuck")
 	require.Positive(t, s.Stalls(1))
 	require.Zero(t, s.Stalls(2))
 	resume()
@@ -149,7 +155,8 @@ func (d *crowded) ReadAt(p []byte, off int64) (int, error) {
 	return d.Memory.ReadAt(p, off)
 }
 
-// TestSlowDisk reads from a disk that is slow for each command and can do many at once, as one does whose data is not in memory.
+// TestSlowDisk reads from a disk that is slow for each command and can do many at once, as one does
+// whose data is not in memory.
 func TestSlowDisk(t *testing.T) {
 	slow := &crowded{Memory: disktest.NewMemory(1 << 20)}
 	s := newServer(t, func(o *target.Options) { o.LUNs[0].Disk = slow })
@@ -169,8 +176,8 @@ func TestSlowDisk(t *testing.T) {
 	}
 }
 
-// TestStalledOutOfOrder has commands for a stalled disk wait for those before them, so that whoever replays one passes the reading
-// role on in the midst of it.
+// TestStalledOutOfOrder has commands for a stalled disk wait for those before them, so that whoever
+// replays one passes the reading role on in the midst of it.
 func TestStalledOutOfOrder(t *testing.T) {
 	s := newServer(t)
 	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1, 2)
@@ -198,15 +205,16 @@ func TestStalledOutOfOrder(t *testing.T) {
 	}
 }
 
-// TestStaleWrite aborts a write that is stuck in the disk. A newer write to the same block must win, although the
-// stale one leaves the disk's queue only now.
+// TestStaleWrite aborts a write that is stuck in the disk. A newer write to the same block must
+// win, although the stale one leaves the disk's queue only now.
 func TestStaleWrite(t *testing.T) {
 	s := newServer(t)
 	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
 	block := make(chan struct{})
 	s.disks[0].Inject(disktest.Rule{Op: disktest.OpWrite, Times: 1, Block: block})
 	stale := c.MustStart(t, tt.Write10(1, 5, bytes.Repeat([]byte{1}, 512)))
-	eventually(t, "the write reaches the disk", func() bool { return s.disks[0].Calls(disktest.OpWrite) == 1 })
+	eventually(t, "the write reaches the disk",
+		func() bool { return s.disks[0].Calls(disktest.OpWrite) == 1 })
 	got, err := c.AbortTask(stale)
 	require.NoError(t, err)
 	require.Equal(t, pdu.TMComplete, got)
@@ -241,14 +249,15 @@ func TestLogoutWhileStalled(t *testing.T) {
 	resume()
 }
 
-// TestShutdown drains: what is in flight finishes and is answered, the initiator is asked to log out, and then
-// the connections close.
+// TestShutdown drains: what is in flight finishes and is answered, the initiator is asked to log
+// out, and then the connections close.
 func TestShutdown(t *testing.T) {
 	s := newServer(t)
 	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
 	resume := stall(t, s.disks[0], disktest.OpWrite)
 	task := c.MustStart(t, tt.Write10(1, 0, bytes.Repeat([]byte{3}, 4096)))
-	eventually(t, "the write reaches the disk", func() bool { return s.disks[0].Calls(disktest.OpWrite) == 1 })
+	eventually(t, "the write reaches the disk",
+		func() bool { return s.disks[0].Calls(disktest.OpWrite) == 1 })
 	done := make(chan error, 1)
 	go func() { done <- s.Shutdown(context.Background()) }()
 	async, err := c.AwaitAsync()
@@ -270,7 +279,8 @@ func TestShutdownDeadline(t *testing.T) {
 	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
 	resume := stall(t, s.disks[0], disktest.OpWrite)
 	c.MustStart(t, tt.Write10(1, 0, make([]byte, 512)))
-	eventually(t, "the write reaches the disk", func() bool { return s.disks[0].Calls(disktest.OpWrite) == 1 })
+	eventually(t, "the write reaches the disk",
+		func() bool { return s.disks[0].Calls(disktest.OpWrite) == 1 })
 	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 	defer cancel()
 	require.ErrorIs(t, s.Shutdown(ctx), context.DeadlineExceeded)
@@ -291,8 +301,10 @@ func (p panicky) WriteAt(b []byte, off int64) (int, error) {
 
 // TestPanic ends the session whose command meets a bug, and no other one.
 func TestPanic(t *testing.T) {
-	s := newServer(t, func(o *target.Options) { o.LUNs[0].Disk = panicky{disktest.NewMemory(1 << 20)} })
-	bystander := tt.MustLogin(t, s.addr, tt.LoginOptions{Initiator: "iqn.2026-01.test:bystander"}, 2)
+	s := newServer(t,
+		func(o *target.Options) { o.LUNs[0].Disk = panicky{disktest.NewMemory(1 << 20)} })
+	bystander := tt.MustLogin(t, s.addr, tt.LoginOptions{Initiator: "iqn.2026-01.test:bystander"},
+		2)
 	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
 	c.MustStart(t, tt.Read10(1, 0, 1))
 	_, err := c.ExpectClosedAfter()
@@ -328,8 +340,8 @@ func TestClaimedMemory(t *testing.T) {
 	require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(1<<20))
 }
 
-// TestMemoryLimit has less memory for data than one chunk: commands that need more are busy, and the session and
-// small commands go on.
+// TestMemoryLimit has less memory for data than one chunk: commands that need more are busy, and
+// the session and small commands go on.
 func TestMemoryLimit(t *testing.T) {
 	s := newServer(t, func(o *target.Options) { o.Limits.Memory = 64 << 10 })
 	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
@@ -380,14 +392,16 @@ func (c *slowConn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// TestLogoutBehindAnAnswer logs out while another goroutine than the reader writes an answer, and waits for the peer to read it. The
-// answer to the logout comes behind it, and the connection does not end before.
+// TestLogoutBehindAnAnswer logs out while another goroutine than the reader writes an answer, and
+// waits for the peer to read it. The answer to the logout comes behind it, and the connection does
+// not end before.
 func TestLogoutBehindAnAnswer(t *testing.T) {
 	s := newServer(t)
 	nc, err := net.Dial("tcp", s.addr.String())
 	require.NoError(t, err)
 	require.NoError(t, nc.(*net.TCPConn).SetReadBuffer(256<<10))
-	c, err := tt.NewConn(nc).Login(tt.LoginOptions{Keys: tt.KV("MaxRecvDataSegmentLength", "262144")})
+	c, err := tt.NewConn(nc).Login(
+		tt.LoginOptions{Keys: tt.KV("MaxRecvDataSegmentLength", "262144")})
 	require.NoError(t, err)
 	defer c.Close()
 	_, err = c.ClearAttention(1)
@@ -406,22 +420,27 @@ func TestLogoutBehindAnAnswer(t *testing.T) {
 	require.NoError(t, c.ExpectClosed())
 }
 
-// TestSlowPeerStays has a peer take longer for one answer than it may be silent, or take for a PDU of its own: it has sent all of its
-// command, and reads what it has asked for.
+// TestSlowPeerStays has a peer take longer for one answer than it may be silent, or take for a PDU
+// of its own: it has sent all of its command, and reads what it has asked for.
 func TestSlowPeerStays(t *testing.T) {
 	s := newServer(t, func(o *target.Options) {
-		o.Limits.PDUTimeout, o.Limits.NOPInterval, o.Limits.NOPTimeout = 4*time.Second, 300*time.Millisecond, 4*time.Second
+		o.Limits.PDUTimeout, o.Limits.NOPInterval, o.Limits.NOPTimeout = 4*time.Second,
+			300*time.Millisecond, 4*time.Second
 	})
 	nc, err := net.Dial("tcp", s.addr.String())
 	require.NoError(t, err)
-	require.NoError(t, nc.(*net.TCPConn).SetReadBuffer(256<<10)) // so that little of the answer is on its way
+	// so that little of the answer is on its way
+	require.NoError(t, nc.(*net.TCPConn).SetReadBuffer(256<<10))
 	slow := &slowConn{Conn: nc}
-	c, err := tt.NewConn(slow).Login(tt.LoginOptions{HeaderDigest: true, Keys: tt.KV("MaxRecvDataSegmentLength", "262144")})
+	c, err := tt.NewConn(slow).Login(tt.LoginOptions{HeaderDigest: true,
+		Keys: tt.KV("MaxRecvDataSegmentLength", "262144")})
 	require.NoError(t, err)
 	defer c.Close()
 	_, err = c.ClearAttention(1)
 	require.NoError(t, err)
-	slow.slow = 16 << 20 // more than 6 s; the rest is read at once, as a ping waits behind it in the buffers of the network
+	// more than 6 s; the rest is read at once, as a ping waits behind it in the buffers of the
+	// network
+	slow.slow = 16 << 20
 	c.MustGood(t, tt.Read10(1, 0, 65535))
 	c.MustGood(t, tt.TestUnitReady(1))
 }

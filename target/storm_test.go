@@ -18,16 +18,18 @@ import (
 	tt "kubevirt.io/disk/target/targettest"
 )
 
-// TestTaskManagementStorm aborts commands in every state, while the disk is slow and another session aborts, too. Nothing is
-// sent for a task after it was reported aborted.
+// TestTaskManagementStorm aborts commands in every state, while the disk is slow and another
+// session aborts, too. Nothing is sent for a task after it was reported aborted.
 func TestTaskManagementStorm(t *testing.T) {
 	s := newServer(t)
 	s.disks[0].Inject(disktest.Rule{Op: disktest.OpRead, Delay: 12 * time.Millisecond})
 	s.disks[0].Inject(disktest.Rule{Op: disktest.OpWrite, Delay: time.Millisecond})
-	// All have logged in before the first one resets a LUN, which aborts the commands that the others begin with, too.
+	// All have logged in before the first one resets a LUN, which aborts the commands that the
+	// others begin with, too.
 	var sessions [3]*tt.Session
 	for i := range sessions {
-		sessions[i] = tt.MustLogin(t, s.addr, tt.LoginOptions{Initiator: fmt.Sprintf("iqn.2026-01.test:storm-%d", i)}, 1, 2)
+		sessions[i] = tt.MustLogin(t, s.addr,
+			tt.LoginOptions{Initiator: fmt.Sprintf("iqn.2026-01.test:storm-%d", i)}, 1, 2)
 	}
 	var wg sync.WaitGroup
 	for i, c := range sessions {
@@ -62,21 +64,25 @@ func storm(c *tt.Session, r *rand.Rand) error {
 			}
 			flying = append(flying, task)
 		}
-		function := []pdu.TMFunction{pdu.TMAbortTask, pdu.TMAbortTask, pdu.TMAbortTask, pdu.TMAbortTaskSet, pdu.TMLogicalUnitReset}[r.Intn(5)]
+		function := []pdu.TMFunction{pdu.TMAbortTask, pdu.TMAbortTask, pdu.TMAbortTask,
+			pdu.TMAbortTaskSet, pdu.TMLogicalUnitReset}[r.Intn(5)]
 		if function == pdu.TMAbortTask {
 			i := r.Intn(len(flying))
 			task := flying[i]
-			if _, err := c.AbortTask(task); err != nil { // and it is forgotten: what comes for it is a stray from now on
+			// and it is forgotten: what comes for it is a stray from now on
+			if _, err := c.AbortTask(task); err != nil {
 				return err
 			}
 			flying = append(flying[:i], flying[i+1:]...)
 		} else {
-			got, err := c.TaskManagement(pdu.TaskManagementRequest{Immediate: true, Function: function, LUN: tt.LUN(1)})
+			got, err := c.TaskManagement(pdu.TaskManagementRequest{Immediate: true,
+				Function: function, LUN: tt.LUN(1)})
 			if err != nil || got != pdu.TMComplete {
 				return fmt.Errorf("%v: %v, %w", function, got, err)
 			}
 		}
-		// The others of this LUN may have been aborted, by this session or another one; those of LUN 2 never are.
+		// The others of this LUN may have been aborted, by this session or another one; those of
+		// LUN 2 never are.
 		var left []*tt.Task
 		for _, task := range flying {
 			switch {
@@ -90,7 +96,8 @@ func storm(c *tt.Session, r *rand.Rand) error {
 		}
 		flying = left
 		if stray := c.Inbox(); len(stray) > 0 {
-			return fmt.Errorf("%v of task %#x came after it was reported aborted", stray[0].Header.Opcode(), stray[0].Header.TaskTag())
+			return fmt.Errorf("%v of task %#x came after it was reported aborted",
+				stray[0].Header.Opcode(), stray[0].Header.TaskTag())
 		}
 		if _, err := c.Ping(nil); err != nil {
 			return err
@@ -117,7 +124,8 @@ func descriptors(t *testing.T) int {
 	return len(list)
 }
 
-// TestChurn logs in and out thousands of times, in every way to end a session. Nothing is left behind.
+// TestChurn logs in and out thousands of times, in every way to end a session. Nothing is left
+// behind.
 func TestChurn(t *testing.T) {
 	s := newServer(t)
 	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
@@ -130,7 +138,8 @@ func TestChurn(t *testing.T) {
 			defer wg.Done()
 			for i := range each {
 				// Every fourth identifier is shared, so that sessions reinstate one another.
-				o := tt.LoginOptions{Initiator: "iqn.2026-01.test:churn", ISID: [6]byte{0x80, byte(w), byte(i)}, Discovery: i%5 == 4}
+				o := tt.LoginOptions{Initiator: "iqn.2026-01.test:churn",
+					ISID: [6]byte{0x80, byte(w), byte(i)}, Discovery: i%5 == 4}
 				if i%4 == 0 {
 					o.ISID = [6]byte{0x80, 0xff}
 				}
@@ -159,8 +168,10 @@ func TestChurn(t *testing.T) {
 	wg.Wait()
 	eventually(t, "the sessions end", func() bool { return len(s.Sessions()) == 1 })
 	eventually(t, "the connections end", func() bool { all, _ := s.Connections(); return all == 1 })
-	eventually(t, fmt.Sprintf("goroutines end: there were %d", goroutines), func() bool { return runtime.NumGoroutine() <= goroutines })
-	eventually(t, fmt.Sprintf("descriptors are closed: there were %d", files), func() bool { return descriptors(t) <= files })
+	eventually(t, fmt.Sprintf("goroutines end: there were %d", goroutines),
+		func() bool { return runtime.NumGoroutine() <= goroutines })
+	eventually(t, fmt.Sprintf("descriptors are closed: there were %d", files),
+		func() bool { return descriptors(t) <= files })
 	c.MustGood(t, tt.TestUnitReady(1))
 }
 
@@ -174,18 +185,20 @@ func TestDeadPeerFreesItsClaim(t *testing.T) {
 	other := tt.MustLogin(t, s.addr, tt.LoginOptions{Initiator: "iqn.2026-01.test:other"}, 1, 2)
 	silent := tt.MustLogin(t, s.addr, tt.LoginOptions{Initiator: "iqn.2026-01.test:silent"}, 1)
 	silent.MustGood(t, tt.Write10(1, 0, make([]byte, 512)))
-	require.False(t, other.MustDo(t, tt.Write10(1, 0, make([]byte, 512))).Good(), "the LUN is the other one's")
+	require.False(t, other.MustDo(t, tt.Write10(1, 0, make([]byte, 512))).Good(),
+		"the LUN is the other one's")
 	eventually(t, "the claim is free", func() bool {
 		r, err := other.Do(tt.Write10(1, 0, bytes.Repeat([]byte{1}, 512)))
 		require.NoError(t, err)
 		return r.Good()
 	})
-	eventually(t, "the session has ended", func() bool { return s.seen.ended.Load() == 1 }) // its claim ends first
+	// its claim ends first
+	eventually(t, "the session has ended", func() bool { return s.seen.ended.Load() == 1 })
 	require.Equal(t, []string{"timeout"}, s.seen.ends())
 }
 
-// TestRefusedLoginHoldsNothing has the last login of an initiator refused, for a limit, and its session end. Nothing of it is left that
-// would keep the LUN from others.
+// TestRefusedLoginHoldsNothing has the last login of an initiator refused, for a limit, and its
+// session end. Nothing of it is left that would keep the LUN from others.
 func TestRefusedLoginHoldsNothing(t *testing.T) {
 	s := newServer(t, func(o *target.Options) {
 		o.Limits.MaxPerAddress = 2
@@ -200,37 +213,46 @@ func TestRefusedLoginHoldsNothing(t *testing.T) {
 	var refused *tt.LoginError
 	require.ErrorAs(t, err, &refused)
 	require.Equal(t, uint16(0x0302), refused.Status)
-	require.False(t, other.MustDo(t, tt.Write10(1, 0, make([]byte, 512))).Good(), "the LUN is the owner's")
+	require.False(t, other.MustDo(t, tt.Write10(1, 0, make([]byte, 512))).Good(),
+		"the LUN is the owner's")
 	_, err = first.Logout(pdu.LogoutCloseSession)
 	require.NoError(t, err)
 	other.MustGood(t, tt.Write10(1, 0, make([]byte, 512)))
 }
 
-// TestPeersThatStay has peers keep their ends of connections open that are over, in every way in which the target lets the peer close first.
+// TestPeersThatStay has peers keep their ends of connections open that are over, in every way in
+// which the target lets the peer close first.
 func TestPeersThatStay(t *testing.T) {
 	s := newServer(t)
 	for name, end := range map[string]func(c *tt.Session) error{
-		"logout": func(c *tt.Session) error { _, err := c.Logout(pdu.LogoutCloseSession); return err },
+		"logout": func(c *tt.Session) error {
+			_,
+				err := c.Logout(pdu.LogoutCloseSession)
+			return err
+		},
 		"a PDU that has no place here": func(c *tt.Session) error {
 			return c.Send(&pdu.LoginRequest{TaskTag: 1, CmdSN: c.CmdSN}, nil)
 		},
 	} {
 		c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
 		require.NoError(t, end(c), name)
-		eventually(t, name+": the connection is given up", func() bool { all, _ := s.Connections(); return all == 0 })
+		eventually(t, name+": the connection is given up",
+			func() bool { all, _ := s.Connections(); return all == 0 })
 		_, err := c.ExpectClosedAfter()
 		require.NoError(t, err, name)
 	}
 	c := tt.MustDial(t, s.addr)
 	_, err := c.Login(tt.LoginOptions{Target: "iqn.2026-01.test:another"})
 	require.Error(t, err)
-	eventually(t, "a refused login: the connection is given up", func() bool { all, _ := s.Connections(); return all == 0 })
+	eventually(t, "a refused login: the connection is given up",
+		func() bool { all, _ := s.Connections(); return all == 0 })
 }
 
 // TestAFailedBurstIsNotKept sends bursts of which a PDU is missing. Their memory is free again.
 func TestAFailedBurstIsNotKept(t *testing.T) {
 	s := newServer(t)
-	c := tt.MustLogin(t, s.addr, tt.LoginOptions{Keys: tt.KV("InitialR2T", "Yes", "ImmediateData", "No")}, 1)
+	c := tt.MustLogin(t, s.addr,
+		tt.LoginOptions{Keys: tt.KV("InitialR2T", "Yes", "ImmediateData", "No")}, 1)
 	before := s.DataInUse()
 	for range 4 {
 		write := tt.Write10(1, 0, make([]byte, 64<<10))
@@ -240,28 +262,36 @@ func TestAFailedBurstIsNotKept(t *testing.T) {
 		require.NoError(t, err)
 		const part = 1024
 		for i, dataSN := range []uint32{0, 2, 3} { // 1 is missing
-			require.NoError(t, c.Send(&pdu.DataOut{Final: i == 2, LUN: tt.LUN(1), TaskTag: task.Tag(), TransferTag: r2t.TransferTag,
-				ExpStatSN: c.ExpStatSN, DataSN: dataSN, BufferOffset: dataSN * part}, make([]byte, part)))
+			require.NoError(t,
+				c.Send(&pdu.DataOut{Final: i == 2, LUN: tt.LUN(1), TaskTag: task.Tag(),
+					TransferTag: r2t.TransferTag,
+					ExpStatSN:   c.ExpStatSN, DataSN: dataSN, BufferOffset: dataSN * part},
+					make([]byte, part)))
 		}
 		require.False(t, task.MustFinish(t).Good())
 	}
 	eventually(t, "nothing more is held", func() bool { return s.DataInUse() <= before })
 }
 
-// TestABurstThatBreaksOffIsNotKept loses connections in the midst of a PDU of a burst, of one that has failed too. Their memory is free again.
+// TestABurstThatBreaksOffIsNotKept loses connections in the midst of a PDU of a burst, of one that
+// has failed too. Their memory is free again.
 func TestABurstThatBreaksOffIsNotKept(t *testing.T) {
 	s := newServer(t)
 	before := s.DataInUse()
-	for _, last := range []pdu.DataOut{{DataSN: 1}, {DataSN: 1, Final: true}, {DataSN: 7}, {DataSN: 7, Final: true}} {
-		c := tt.MustLogin(t, s.addr, tt.LoginOptions{Keys: tt.KV("InitialR2T", "Yes", "ImmediateData", "No")}, 1)
+	for _, last := range []pdu.DataOut{{DataSN: 1}, {DataSN: 1, Final: true}, {DataSN: 7},
+		{DataSN: 7, Final: true}} {
+		c := tt.MustLogin(t, s.addr,
+			tt.LoginOptions{Keys: tt.KV("InitialR2T", "Yes", "ImmediateData", "No")}, 1)
 		write := tt.Write10(1, 0, make([]byte, 64<<10))
 		write.OnR2T = tt.HoldR2T
 		task := c.MustStart(t, write)
 		r2t, err := task.AwaitR2T()
 		require.NoError(t, err)
-		first := pdu.DataOut{LUN: tt.LUN(1), TaskTag: task.Tag(), TransferTag: r2t.TransferTag, ExpStatSN: c.ExpStatSN}
+		first := pdu.DataOut{LUN: tt.LUN(1), TaskTag: task.Tag(), TransferTag: r2t.TransferTag,
+			ExpStatSN: c.ExpStatSN}
 		require.NoError(t, c.Send(&first, make([]byte, 32<<10)))
-		last.LUN, last.TaskTag, last.TransferTag, last.ExpStatSN, last.BufferOffset = first.LUN, first.TaskTag, first.TransferTag, c.ExpStatSN, 32<<10
+		last.LUN, last.TaskTag, last.TransferTag, last.ExpStatSN, last.BufferOffset = first.LUN,
+			first.TaskTag, first.TransferTag, c.ExpStatSN, 32<<10
 		whole := c.Bytes(&last, make([]byte, 32<<10))
 		require.NoError(t, c.SendRaw(whole[:len(whole)/2]))
 		require.NoError(t, c.Close())

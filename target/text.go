@@ -23,7 +23,8 @@ type textExchange struct {
 	seen map[string]struct{} // keys of this negotiation
 }
 
-// handleText answers a text request: SendTargets, and the few keys that may change in full feature phase.
+// handleText answers a text request: SendTargets, and the few keys that may change in full feature
+// phase.
 func (c *conn) handleText(h *pdu.Header, seg *segment) error {
 	var p pdu.TextRequest
 	if err := p.Decode(h); err != nil {
@@ -94,7 +95,8 @@ func (c *conn) handleText(h *pdu.Header, seg *segment) error {
 // textKeyCost is what a key that is remembered counts for, bytes.
 const textKeyCost = 128
 
-// countText counts what the negotiation holds until its next PDU: an initiator may leave that for ever.
+// countText counts what the negotiation holds until its next PDU: an initiator may leave that for
+// ever.
 func (c *conn) countText() {
 	x := &c.text
 	held := int64(cap(x.request)+cap(x.answer)) + int64(len(x.seen))*textKeyCost
@@ -132,7 +134,8 @@ func (c *conn) answerText(data []byte) ([]byte, error) {
 		return nil, err
 	}
 	sess := c.session()
-	if sess.discovery() && !slices.ContainsFunc(pairs, func(p login.Pair) bool { return p.Key == "SendTargets" }) {
+	if sess.discovery() && !slices.ContainsFunc(pairs,
+		func(p login.Pair) bool { return p.Key == "SendTargets" }) {
 		return nil, errors.New("a discovery session may ask for targets and nothing else")
 	}
 	var out []byte
@@ -161,8 +164,8 @@ func (c *conn) answerText(data []byte) ([]byte, error) {
 	return out, nil
 }
 
-// sendTargets appends the target and its portals, if what was asked for includes it (RFC 7143 13.3, appendix C).
-// The initiator has authenticated, and there is one target, so it may use it.
+// sendTargets appends the target and its portals, if what was asked for includes it (RFC 7143 13.3,
+// appendix C). The initiator has authenticated, and there is one target, so it may use it.
 func (c *conn) sendTargets(out []byte, what string) []byte {
 	name := c.srv.opt.TargetName
 	switch what {
@@ -181,13 +184,14 @@ func (c *conn) sendTargets(out []byte, what string) []byte {
 	}
 	out = login.AppendPair(out, "TargetName", name)
 	for _, portal := range c.portals() {
-		out = login.AppendPair(out, "TargetAddress", portal+","+strconv.Itoa(int(c.srv.opt.PortalGroupTag)))
+		out = login.AppendPair(out, "TargetAddress",
+			portal+","+strconv.Itoa(int(c.srv.opt.PortalGroupTag)))
 	}
 	return out
 }
 
-// portals lists the addresses by which the initiator can reach the target: the one that it came by, and the
-// other listeners that name an address of the same kind.
+// portals lists the addresses by which the initiator can reach the target: the one that it came by,
+// and the other listeners that name an address of the same kind.
 func (c *conn) portals() []string {
 	here, ok := c.local.(*net.TCPAddr)
 	if !ok {
@@ -210,7 +214,8 @@ func (c *conn) portals() []string {
 	return append(list, more...)
 }
 
-// portalString is host:port with IPv6 in brackets, and without a zone, which means nothing to the peer.
+// portalString is host:port with IPv6 in brackets, and without a zone, which means nothing to the
+// peer.
 func portalString(a *net.TCPAddr) string {
 	ip := a.IP
 	if v4 := ip.To4(); v4 != nil {

@@ -12,7 +12,8 @@ import (
 	"kubevirt.io/disk/target/internal/scsi"
 )
 
-// TestTimeouts tells a peer that is slow from one that is silent, dead, or does not read. Times are in seconds.
+// TestTimeouts tells a peer that is slow from one that is silent, dead, or does not read. Times are
+// in seconds.
 func TestTimeouts(t *testing.T) {
 	const now = 1000
 	for _, c := range []struct {
@@ -24,17 +25,23 @@ func TestTimeouts(t *testing.T) {
 		{name: "a peer that talks", heard: now - 1},
 		{name: "a PDU that takes long", pduSince: now - 29, heard: now},
 		{name: "a PDU that takes too long", pduSince: now - 31, heard: now, want: errPDUTimeout},
-		{name: "a PDU while it is written", pduSince: now - 31, writeSince: now - 1, heard: now - 31},
+		{name: "a PDU while it is written", pduSince: now - 31, writeSince: now - 1,
+			heard: now - 31},
 		{name: "a PDU after it was written", pduSince: now - 31, wrote: now - 1, heard: now - 1},
-		{name: "a PDU long after it was written", pduSince: now - 40, wrote: now - 31, heard: now - 31, want: errPDUTimeout},
+		{name: "a PDU long after it was written", pduSince: now - 40, wrote: now - 31,
+			heard: now - 31, want: errPDUTimeout},
 		{name: "a write that takes long", writeSince: now - 29, heard: now - 29},
-		{name: "a write that takes too long", writeSince: now - 31, heard: now, want: errWriteTimeout},
+		{name: "a write that takes too long", writeSince: now - 31, heard: now,
+			want: errWriteTimeout},
 		{name: "a ping that waits for its answer", ask: now - 29, heard: now - 45},
 		{name: "a ping without an answer", ask: now - 31, heard: now - 46, want: errPeerDead},
 		{name: "a ping with an answer", ask: now - 31, heard: now - 1},
-		{name: "a ping behind a long answer that is written", ask: now - 31, writeSince: now - 1, wrote: now - 2, heard: now - 46},
-		{name: "a ping behind a long answer that was written", ask: now - 31, wrote: now - 1, heard: now - 46},
-		{name: "a ping long after the answer was written", ask: now - 40, wrote: now - 31, heard: now - 46, want: errPeerDead},
+		{name: "a ping behind a long answer that is written", ask: now - 31, writeSince: now - 1,
+			wrote: now - 2, heard: now - 46},
+		{name: "a ping behind a long answer that was written", ask: now - 31, wrote: now - 1,
+			heard: now - 46},
+		{name: "a ping long after the answer was written", ask: now - 40, wrote: now - 31,
+			heard: now - 46, want: errPeerDead},
 		{name: "discovery", discovery: true, heard: now - 44},
 		{name: "discovery, silent", discovery: true, heard: now - 46, want: errPeerDead},
 		{name: "discovery, after a long answer", discovery: true, heard: now - 46, wrote: now - 1},
@@ -66,14 +73,16 @@ func TestTimeouts(t *testing.T) {
 	}
 }
 
-// TestAPDUEndsWithItsLastByte: the time that a PDU may take is that of its peer, not that of what is done with it.
+// TestAPDUEndsWithItsLastByte: the time that a PDU may take is that of its peer, not that of what
+// is done with it.
 func TestAPDUEndsWithItsLastByte(t *testing.T) {
 	ours, theirs := net.Pipe()
 	defer ours.Close()
 	defer theirs.Close()
 	var clock atomic.Int64
 	clock.Store(1)
-	rx := &receiver{wire: &plainWire{Conn: ours}, buf: make([]byte, loginBuffer), clock: &clock, headerDigest: true, dataDigest: true}
+	rx := &receiver{wire: &plainWire{Conn: ours}, buf: make([]byte, loginBuffer), clock: &clock,
+		headerDigest: true, dataDigest: true}
 	var within []bool // the reader waited in the midst of a PDU
 	rx.beforeMore = func() error { return nil }
 	rx.beforeWait = func() error {

@@ -7,9 +7,10 @@ import (
 	"kubevirt.io/disk/target/internal/scsi"
 )
 
-// handleTaskManagement executes a task management function at once (RFC 7143 11.5, RFC 7144 6.3, SAM-5 7). Tasks that
-// wait for data end on the spot. A task whose disk call is in progress ends without an answer when that call
-// returns; the SCSI layer keeps its blocks from later writes until then, so that none is overtaken.
+// handleTaskManagement executes a task management function at once (RFC 7143 11.5, RFC 7144 6.3,
+// SAM-5 7). Tasks that wait for data end on the spot. A task whose disk call is in progress ends
+// without an answer when that call returns; the SCSI layer keeps its blocks from later writes until
+// then, so that none is overtaken.
 func (c *conn) handleTaskManagement(h *pdu.Header, seg *segment) error {
 	var p pdu.TaskManagementRequest
 	if err := p.Decode(h); err != nil {
@@ -33,8 +34,8 @@ func (c *conn) handleTaskManagement(h *pdu.Header, seg *segment) error {
 	return c.execute(&p)
 }
 
-// early reports whether a function that covers many tasks came before some of the commands that it covers, those of lower numbers: it has
-// to wait for them (RFC 7143 4.2.3.3, 11.5.1).
+// early reports whether a function that covers many tasks came before some of the commands that it
+// covers, those of lower numbers: it has to wait for them (RFC 7143 4.2.3.3, 11.5.1).
 func (s *session) early(p *pdu.TaskManagementRequest) bool {
 	switch p.Function {
 	case pdu.TMAbortTaskSet, pdu.TMClearTaskSet, pdu.TMLogicalUnitReset:
@@ -120,7 +121,8 @@ func (c *conn) manage(p *pdu.TaskManagementRequest) pdu.TMResponse {
 	return pdu.TMComplete
 }
 
-// authorized reports whether the initiator may execute a function that ends the tasks of others, too (RFC 7143 11.5.1, 11.6.1).
+// authorized reports whether the initiator may execute a function that ends the tasks of others,
+// too (RFC 7143 11.5.1, 11.6.1).
 func (c *conn) authorized(p *pdu.TaskManagementRequest) bool {
 	switch p.Function {
 	case pdu.TMClearTaskSet, pdu.TMLogicalUnitReset:
@@ -131,8 +133,9 @@ func (c *conn) authorized(p *pdu.TaskManagementRequest) bool {
 	return true
 }
 
-// abortTask ends one task of the session (RFC 7143 11.5.5). If there is none of that tag, its number tells
-// whether it has been executed already, or never arrived and must then not be executed later.
+// abortTask ends one task of the session (RFC 7143 11.5.5). If there is none of that tag, its
+// number tells whether it has been executed already, or never arrived and must then not be executed
+// later.
 func (s *session) abortTask(p *pdu.TaskManagementRequest) pdu.TMResponse {
 	s.mu.Lock()
 	if t := s.tasks[p.RefTaskTag]; t != nil && s.conn.srv.device.SameUnit(t.scsi.LUN, p.LUN) {
@@ -163,28 +166,31 @@ func (s *session) hasTask(p *pdu.TaskManagementRequest) bool {
 	return t != nil && t.scsi.LUN == p.LUN
 }
 
-// isManagement reports whether a task tag is that of a task management request that has not been executed yet.
+// isManagement reports whether a task tag is that of a task management request that has not been
+// executed yet.
 func (s *session) isManagement(tag uint32) bool {
 	for _, h := range s.held {
 		if h.hdr.TaskTag() == tag && h.hdr.Opcode() == pdu.OpTaskManagementRequest {
 			return true
 		}
 	}
-	return slices.ContainsFunc(s.waiting, func(p *pdu.TaskManagementRequest) bool { return p.TaskTag == tag })
+	return slices.ContainsFunc(s.waiting,
+		func(p *pdu.TaskManagementRequest) bool { return p.TaskTag == tag })
 }
 
 // heldCommand finds the command that a request refers to where it waits for its turn.
 func (s *session) heldCommand(p *pdu.TaskManagementRequest) (cmdSN uint32, ok bool) {
 	for sn, h := range s.held {
-		if h.hdr.TaskTag() == p.RefTaskTag && h.hdr.Opcode() == pdu.OpSCSICommand && s.conn.srv.device.SameUnit(h.hdr.LUN(), p.LUN) {
+		if h.hdr.TaskTag() == p.RefTaskTag && h.hdr.Opcode() == pdu.OpSCSICommand &&
+			s.conn.srv.device.SameUnit(h.hdr.LUN(), p.LUN) {
 			return sn, true
 		}
 	}
 	return 0, false
 }
 
-// skip counts the command that a request refers to as received, so that it is not executed when it does arrive. It does
-// nothing where that command cannot be on its way (RFC 7143 11.6.1).
+// skip counts the command that a request refers to as received, so that it is not executed when it
+// does arrive. It does nothing where that command cannot be on its way (RFC 7143 11.6.1).
 func (s *session) skip(p *pdu.TaskManagementRequest) bool {
 	exp, limit := s.window.numbers()
 	if pdu.SNLess(p.RefCmdSN, exp) {
@@ -192,14 +198,16 @@ func (s *session) skip(p *pdu.TaskManagementRequest) bool {
 		delete(s.refused, p.RefCmdSN)
 		return ok
 	}
-	if pdu.SNLess(limit, p.RefCmdSN) || !pdu.SNLess(p.RefCmdSN, p.CmdSN) || s.held[p.RefCmdSN] != nil {
+	if pdu.SNLess(limit, p.RefCmdSN) || !pdu.SNLess(p.RefCmdSN, p.CmdSN) || s.held[p.RefCmdSN] !=
+		nil {
 		return false
 	}
 	s.fill(p.RefCmdSN)
 	return true
 }
 
-// plug counts all commands as received that a target reset covers: none of them will be executed, and none waited for (RFC 7143 4.2.3.3).
+// plug counts all commands as received that a target reset covers: none of them will be executed,
+// and none waited for (RFC 7143 4.2.3.3).
 func (s *session) plug(p *pdu.TaskManagementRequest) {
 	exp, limit := s.window.numbers()
 	if pdu.SNLess(limit+1, p.CmdSN) {
@@ -229,7 +237,8 @@ func nopHeader(cmdSN uint32) (h pdu.Header) {
 	return h
 }
 
-// abortLUN ends the session's tasks on one LUN, in whichever way they address it, and returns how many there were.
+// abortLUN ends the session's tasks on one LUN, in whichever way they address it, and returns how
+// many there were.
 func (s *session) abortLUN(lun uint64) int {
 	return s.abortTasks(func(t *task) bool { return t.scsi.For(lun) })
 }

@@ -2,9 +2,11 @@ package target
 
 import "kubevirt.io/disk/target/internal/pdu"
 
-// manageExtended executes the functions of RFC 7144 6.3, in a session that has negotiated them. They end neither a command nor what
-// another session has, but for I_T NEXUS RESET, which ends the session that asks for it.
-func (c *conn) manageExtended(p *pdu.TaskManagementRequest) (response pdu.TMResponse, additional [3]byte) {
+// manageExtended executes the functions of RFC 7144 6.3, in a session that has negotiated them.
+// They end neither a command nor what another session has, but for I_T NEXUS RESET, which ends the
+// session that asks for it.
+func (c *conn) manageExtended(p *pdu.TaskManagementRequest) (response pdu.TMResponse,
+	additional [3]byte) {
 	sess, dev := c.session(), c.srv.device
 	if !sess.extended() || p.Function > pdu.TMQueryAsyncEvent {
 		return pdu.TMNotSupported, additional
@@ -31,11 +33,13 @@ func (c *conn) manageExtended(p *pdu.TaskManagementRequest) (response pdu.TMResp
 	return pdu.TMComplete, additional
 }
 
-// queryTask tells whether a command of the session is in the task set. One that has arrived before its turn counts, as it will
-// be executed. One that may still be on its way must not be, once the initiator was told that it is not there.
+// queryTask tells whether a command of the session is in the task set. One that has arrived before
+// its turn counts, as it will be executed. One that may still be on its way must not be, once the
+// initiator was told that it is not there.
 func (s *session) queryTask(p *pdu.TaskManagementRequest) pdu.TMResponse {
 	if p.RefTaskTag == p.TaskTag || s.isManagement(p.RefTaskTag) {
-		return pdu.TMRejected // a task management request cannot be queried, and the others have ended
+		// a task management request cannot be queried, and the others have ended
+		return pdu.TMRejected
 	}
 	s.mu.Lock()
 	t := s.tasks[p.RefTaskTag]
@@ -47,7 +51,8 @@ func (s *session) queryTask(p *pdu.TaskManagementRequest) pdu.TMResponse {
 	if _, ok := s.heldCommand(p); ok {
 		return pdu.TMSucceeded
 	}
-	// Outside the command window there is no task either, which the function has a response for (RFC 7144 6.4.2).
+	// Outside the command window there is no task either, which the function has a response for
+	// (RFC 7144 6.4.2).
 	s.skip(p)
 	return pdu.TMComplete
 }

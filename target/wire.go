@@ -11,16 +11,17 @@ import (
 
 // wire is what the PDUs of a connection come and go by.
 type wire interface {
-	// readv fills first and then next, as far as there is something to fill them with, and returns the number of bytes. With wait it
-	// blocks until there is one at least; without, 0 and no error say that nothing is there yet. first is not empty.
+	// readv fills first and then next, as far as there is something to fill them with, and returns
+	// the number of bytes. With wait it blocks until there is one at least; without, 0 and no error
+	// say that nothing is there yet. first is not empty.
 	readv(first, next []byte, wait bool) (int, error)
 	// writev sends all of data.
 	writev(data [][]byte) error
 	// trim gives back the room that writev keeps for the next call. It does not run together with
 	// writev.
 	trim()
-	// ended looks whether the peer has closed the connection, and nothing is left to read. It takes nothing from the reader, and does
-	// not wait; any goroutine may ask.
+	// ended looks whether the peer has closed the connection, and nothing is left to read. It takes
+	// nothing from the reader, and does not wait; any goroutine may ask.
 	ended() bool
 }
 
