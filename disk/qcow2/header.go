@@ -1,6 +1,9 @@
-// Package qcow2 reads disk images in QEMU's qcow2 format, versions 2 and 3, without trusting them. An image is
-// validated completely when it is opened; reading afterwards cannot leave the file, follow a table into other
-// metadata, or cost more memory than its caches. It never opens a file by itself and never writes.
+// Package qcow2 reads and writes disk images in QEMU's qcow2 format.
+//
+// Open reads versions 2 and 3 without trusting them. An image is validated completely when it is opened;
+// reading afterwards cannot leave the file, follow a table into other metadata, or cost more memory than
+// its caches. Write stores a disk as an image of version 3, compressed or not. Neither opens a file by
+// itself, and an image that is there is never changed.
 //
 // The file is an array of clusters, all numbers big-endian:
 //
@@ -55,6 +58,9 @@ const (
 	extBackingFormat = 0xe2792aca
 	extLUKS          = 0x0537be77
 	extDataFile      = 0x44415441
+	extFeatureNames  = 0x6803f857
+
+	refcountOrder = 4 // of what is written: 16 bits
 
 	compressionZlib = 0
 	compressionZstd = 1
@@ -308,7 +314,9 @@ const (
 )
 
 // lengthShift is where in an entry for compressed data the length begins, a bit's number; below it is the offset.
-func (h *header) lengthShift() uint { return 62 - (h.clusterBits - 8) }
+func (h *header) lengthShift() uint { return lengthShift(h.clusterBits) }
+
+func lengthShift(clusterBits uint) uint { return 62 - (clusterBits - 8) }
 
 // compressedRange is where an entry's compressed data lies. The length is counted in sectors, so that the last ones
 // of a file may run past its end by less than a sector.

@@ -1,0 +1,215 @@
+package qcow2
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"runtime"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// Compression is how Write stores clusters.
+type Compression string
+
+// The compressions.
+const (
+	CompressionZstd Compression = "zstd" // QEMU reads it since 5.1
+	CompressionZlib Compression = "zlib" // every QEMU reads it; larger, and far slower to write
+	CompressionNone Compression = "none"
+)
+
+// Source is a disk that Write stores.
+type Source interface {
+	Reader
+	// Size is the virtual size in bytes, a positive multiple of 512.
+	Size() int64
+	// Data calls f for each run of bytes that may be something else than zeros, in order and
+	// without overlap. An error of f ends it and is returned.
+	Data(ctx context.Context, f func(off, n int64) error) error
+}
+
+// WriteOptions say how Write does its work. The zero value works.
+type WriteOptions struct {
+	Compression Compression // "": zstd
+	// Workers is how many goroutines read and compress, at most; 0: one for each processor. The
+	// image is the same with any number.
+	Workers int
+	// ReadUnit is what is best read of the source at once, such as its own cluster. Bytes.
+	ReadUnit int64
+	// Progress is told, by one goroutine, what was done since it was last told: how many bytes of
+	// the disk, holes included, and how many of these were in runs of data. It may be nil.
+	Progress func(bytes, data int64)
+
+	clusterBits uint // 0: writtenClusterBits; tests use smaller ones
+}
+
+const (
+	writtenClusterBits = 16 // qemu-img's default
+
+	// writeUnit is how much of the disk a worker takes at once. Bytes.
+	writeUnit = 256 << 10
+	// maxWriteBuffers bounds the memory for what is on its way from the source to the file. Bytes.
+	maxWriteBuffers = 24 << 20
+	// maxWriteWorkers bounds the memory of compressors: each has tables of 1.3 MiB.
+	maxWriteWorkers = 16
+)
+
+// Write stores a disk as an image of version 3 in dst, which is empty, and returns the image's
+// size in bytes. The image depends on the disk's content and on the compression only: not on
+// where the source has holes, nor on the machine or the number of workers. A cluster of zeros is
+// not stored. All tables that a reader needs lie at the front, so that whoever fetches the head
+// of the image has all of them.
+//
+// The header is written last: until then dst holds no image. An error of src or dst ends it, as
+// does ctx, and leaves a part of the image in dst.
+func Write(ctx context.Context, dst io.WriterAt, src Source, opt WriteOptions) (int64, error) {
+	w, err := newWriter(dst, src, opt)
+	if err != nil {
+		return 0, err
+	}
+	if err := w.run(ctx); err != nil {
+		if ctx.Err() != nil { // however a read that waited put it
+			err = ctx.Err()
+		}
+		return 0, err
+	}
+	return w.finish(w.size, w.compression)
+}
+
+// writer is one call of Write.
+type writer struct {
+	src         Source
+	size        int64
+	compression Compression
+	workers     int
+	unit        int64 // what a piece covers at most: whole clusters of one L2 table
+	progress    func(bytes, data int64)
+
+	// begins has for each L1 entry the first cluster of its part of the disk that is not all zeros,
+	// counted from 1; 0: there is none, and no L2 table.
+	begins []uint32
+	placement
+
+	unused chan *writePiece // who finds none waits for storeAll, so that memory is bounded
+	jobs   chan *writePiece // for the workers
+	order  chan *writePiece // the same pieces for storeAll, in the order of the disk
+}
+
+func newWriter(dst io.WriterAt, src Source, opt WriteOptions) (*writer, error) {
+	w := &writer{
+		src: src, size: src.Size(), compression: opt.Compression, workers: opt.Workers,
+		progress:  opt.Progress,
+		placement: placement{clusterBits: writtenClusterBits, out: output{dst: dst}},
+	}
+	if opt.clusterBits != 0 {
+		w.clusterBits = opt.clusterBits
+	}
+	switch w.compression {
+	case "":
+		w.compression = CompressionZstd
+	case CompressionZstd, CompressionZlib, CompressionNone:
+	default:
+		return nil, fmt.Errorf("compression %q is unknown: use %s, %s or %s",
+			w.compression, CompressionZstd, CompressionZlib, CompressionNone)
+	}
+	switch limit := maxL1Bytes / 8 * w.tableReach(); {
+	case w.size <= 0 || w.size%sectorSize != 0:
+		return nil, fmt.Errorf("a disk of %d bytes is not stored as qcow2: "+
+			"its size has to be a positive multiple of %d", w.size, sectorSize)
+	case w.size > limit:
+		return nil, fmt.Errorf("a disk of %d bytes is not stored as qcow2: "+
+			"clusters of %d bytes allow at most %d", w.size, w.clusterSize(), limit)
+	}
+	w.unit = w.clusterSize()
+	for w.unit < max(writeUnit, opt.ReadUnit) && w.unit < w.tableReach() {
+		w.unit *= 2
+	}
+	if w.workers <= 0 {
+		w.workers = runtime.GOMAXPROCS(0)
+	}
+	// A worker has a piece, and another one waits for it. Each holds what was read, and what was
+	// made of it.
+	w.workers = max(1, min(w.workers, maxWriteWorkers, int(maxWriteBuffers/(4*w.unit))))
+	if w.progress == nil {
+		w.progress = func(int64, int64) {}
+	}
+	pieces := 2*w.workers + 1
+	w.unused = make(chan *writePiece, pieces)
+	w.jobs = make(chan *writePiece, pieces)
+	w.order = make(chan *writePiece, pieces)
+	for range pieces {
+		w.unused <- &writePiece{ready: make(chan struct{}, 1)}
+	}
+	return w, nil
+}
+
+// run stores the clusters of the disk.
+func (w *writer) run(ctx context.Context) error {
+	if err := w.findTables(ctx); err != nil {
+		return err
+	}
+	w.layOut(w.begins)
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return w.walk(ctx) })
+	for range w.workers {
+		group.Go(func() error { return w.work(ctx) })
+	}
+	group.Go(func() error { return w.storeAll(ctx) })
+	return group.Wait()
+}
+
+// findTables finds out which parts of the disk need an L2 table. It reads each up to its first
+// cluster that is not all zeros; what comes before that is not read again.
+func (w *writer) findTables(ctx context.Context) error {
+	w.begins = make([]uint32, (w.size-1)/w.tableReach()+1)
+	var buf []byte
+	return w.src.Data(ctx, func(off, n int64) error {
+		for end := off + n; off < end; {
+			table := off / w.tableReach()
+			if w.begins[table] != 0 {
+				off = (table + 1) * w.tableReach()
+				continue
+			}
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			if buf == nil {
+				buf = make([]byte, w.unit)
+			}
+			p := buf[:min(end, (off/w.unit+1)*w.unit)-off]
+			if err := readFull(ctx, w.src, p, off); err != nil {
+				return err
+			}
+			if first := firstNonZero(p); first >= 0 {
+				w.begins[table] = uint32((off+int64(first))%w.tableReach()>>w.clusterBits) + 1
+			}
+			off += int64(len(p))
+		}
+		return ctx.Err()
+	})
+}
+
+// zeros is what clusters are compared with.
+var zeros [64 << 10]byte
+
+func isZero(p []byte) bool {
+	for len(p) > len(zeros) {
+		if !bytes.Equal(p[:len(zeros)], zeros[:]) {
+			return false
+		}
+		p = p[len(zeros):]
+	}
+	return bytes.Equal(p, zeros[:len(p)])
+}
+
+// firstNonZero is where the first sector of p that is not all zeros begins; -1: there is none.
+func firstNonZero(p []byte) int {
+	for i := 0; i < len(p); i += sectorSize {
+		if !isZero(p[i:min(i+sectorSize, len(p))]) {
+			return i
+		}
+	}
+	return -1
+}

@@ -1,0 +1,67 @@
+package qcow2
+
+import "io"
+
+// outputWindow is how much is written at once. Bytes.
+const outputWindow = 1 << 20
+
+// output gathers into large writes what comes nearly in order. Gaps are written as zeros.
+type output struct {
+	dst    io.WriterAt
+	start  int64  // nothing from here on was written to dst
+	window []byte // what is to be written there
+}
+
+// write writes p at off. That may lie before what was written last, where a gap was left.
+func (o *output) write(p []byte, off int64) error {
+	if o.window == nil {
+		o.window = make([]byte, outputWindow)
+	}
+	for len(p) > 0 {
+		switch at := off - o.start; {
+		case at < 0:
+			n := min(int64(len(p)), -at)
+			if err := writeFull(o.dst, p[:n], off); err != nil {
+				return err
+			}
+			p, off = p[n:], off+n
+		case at < outputWindow:
+			n := copy(o.window[at:], p)
+			p, off = p[n:], off+int64(n)
+		default:
+			if err := o.flush(outputWindow); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// finish writes everything up to end, behind which nothing was written.
+func (o *output) finish(end int64) error {
+	for o.start < end {
+		if err := o.flush(min(outputWindow, end-o.start)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// flush writes the first n bytes of the window; the others are zeros.
+func (o *output) flush(n int64) error {
+	if err := writeFull(o.dst, o.window[:n], o.start); err != nil {
+		return err
+	}
+	clear(o.window[:n])
+	o.start += n
+	return nil
+}
+
+// writeFull is dst.WriteAt, and does not believe a dst that stores less and says nothing.
+func writeFull(dst io.WriterAt, p []byte, off int64) error {
+	n, err := dst.WriteAt(p, off)
+	if err == nil && n < len(p) {
+		return io.ErrShortWrite
+	}
+	return err
+}
