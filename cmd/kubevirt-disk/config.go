@@ -12,9 +12,8 @@ import (
 	"go.uber.org/zap/zapcore"
 
 	"kubevirt.io/disk/chap"
-
 	"kubevirt.io/disk/disk/instance"
-	"kubevirt.io/disk/internal/problems"
+	"kubevirt.io/disk/internal/daemon"
 	"kubevirt.io/disk/libvirt"
 	"kubevirt.io/disk/target"
 )
@@ -24,18 +23,18 @@ type config struct {
 	diskDir, workDir string
 	images           []string // that are served instead of those of diskDir; empty: none were named
 	temporary        bool     // workDir is to be made, and removed at the end
-	portals          []portal
+	portals          []daemon.Address
 	targetName       string
 	persistentDir    string // "": none
 	onImageChange    instance.ImageChange
 	ephemeralFlush   bool
 	controlSocket    string // path; "": none
 	limits           target.Limits
-	common           diskSettings             // of every disk, unless it has its own
-	disks            map[string]diskOverrides // by image
-	metricsListen    *portal                  // nil: off
-	metricsChosen    bool                     // metricsListen is not the default
-	readyFile        string                   // "": none
+	common           daemon.DiskSettings          // of every disk, unless it has its own
+	disks            map[string]daemon.SingleDisk // by image
+	metricsListen    *daemon.Address              // nil: off
+	metricsChosen    bool                         // metricsListen is not the default
+	readyFile        string                       // "": none
 	log              logConfig
 	chap             chap.Config
 	chapFiles        bool              // of chap, something is from files
@@ -55,10 +54,10 @@ func loadConfig(flags *pflag.FlagSet, read fileReader, images ...string) (*confi
 		metricsChosen:  l.source(keyMetricsListen) != "",
 		persistentDir:  l.text(keyPersistentDir),
 		ephemeralFlush: l.bool(keyEphemeralFlush),
-		common:         diskSettings{copyMode: l.copyMode(), copyModeSource: l.name(keyCopyMode), size: l.size(keySize)},
-		disks:          l.disks,
-		log:            l.logConfig(),
-		values:         map[string]string{},
+		common: daemon.DiskSettings{CopyMode: l.copyMode(), CopyModeSource: l.name(keyCopyMode),
+			Size: l.size(keySize)},
+		log:    l.logConfig(),
+		values: map[string]string{},
 	}
 	for _, s := range settings {
 		c.values[s.key] = strings.Join(l.list(s.key), ",")
@@ -67,7 +66,7 @@ func loadConfig(flags *pflag.FlagSet, read fileReader, images ...string) (*confi
 		l.problems.Add(l.name(keyTargetName), "%v", err)
 	}
 	var err error
-	if c.common.accessMode, err = target.ParseAccessMode(l.text(keyAccessMode)); err != nil {
+	if c.common.AccessMode, err = target.ParseAccessMode(l.text(keyAccessMode)); err != nil {
 		l.problems.Add(l.name(keyAccessMode), "%v", err)
 	}
 	c.controlSocket = l.controlSocket()
@@ -92,15 +91,16 @@ func loadConfig(flags *pflag.FlagSet, read fileReader, images ...string) (*confi
 	if len(images) > 0 {
 		l.useImages(c, images)
 	}
+	c.disks = l.single(c.common) // the last, as they begin with what all disks have
 	return c, l.problems.Err()
 }
 
 // hidePages leaves the pages, of which nobody has said where they are to be, to whom the disks are
 // left without CHAP: they name images, initiators and addresses.
 func (c *config) hidePages() {
-	remote := func(p portal) bool { return !p.loopback() }
+	remote := func(p daemon.Address) bool { return !p.Loopback() }
 	if !c.chap.Enabled() && !slices.ContainsFunc(c.portals, remote) {
-		c.metricsListen.addr = loopback4()
+		c.metricsListen.Addr = loopback4()
 	}
 }
 
@@ -116,29 +116,6 @@ func (c *config) owner() string {
 		dir = "images by name" // in no directory of which others could tell that they are gone
 	}
 	return fmt.Sprintf("%s %s %v", host, dir, c.portals)
-}
-
-// checkDirectories refuses to keep disks where images are searched for. The next start would take their files for images, and ask the person
-// to remove what the disks need.
-func (c *config) checkDirectories() error {
-	var wrong problems.List
-	for _, kept := range []struct{ key, dir string }{{keyPersistentDir, c.persistentDir}, {keyWorkDir, c.workDir}} {
-		if slices.ContainsFunc(c.imageDirs(), func(dir string) bool { return sameDirectory(dir, kept.dir) }) {
-			wrong.Add(nameOf(kept.key), "%q is the directory of the images, too (--%s): name another one, which may be a directory in it",
-				kept.dir, keyDiskDir)
-		}
-	}
-	return wrong.Err()
-}
-
-// sameDirectory reports whether two names are those of one directory that is there.
-func sameDirectory(a, b string) bool {
-	first, err := os.Stat(a)
-	if err != nil {
-		return false
-	}
-	second, err := os.Stat(b)
-	return err == nil && os.SameFile(first, second)
 }
 
 // credentials finds the credentials of the environment, and says whether files have a part in them.
@@ -211,7 +188,7 @@ func (l *loader) bytes(key string, parse func(text string) (int64, error)) int64
 	return n
 }
 
-func (l *loader) metricsListen() *portal {
+func (l *loader) metricsListen() *daemon.Address {
 	text := l.text(keyMetricsListen)
 	if text == "" {
 		return nil

@@ -84,9 +84,9 @@ var settingCases = []struct {
 		got: func(c *config) string { return strings.Replace(portalTexts(c), "127.0.0.1:400", "400", 1) }},
 	{key: keyTargetName, def: target.DefaultTargetName, inFile: "iqn.2020-01.f", inEnv: "iqn.2020-01.e", asFlag: "iqn.2020-01.a",
 		got: func(c *config) string { return c.targetName }},
-	{key: keyCopyMode, def: "clone", inFile: "none", inEnv: "copy-on-write", asFlag: "copy-on-read", got: func(c *config) string { return string(c.common.copyMode) }},
+	{key: keyCopyMode, def: "clone", inFile: "none", inEnv: "copy-on-write", asFlag: "copy-on-read", got: func(c *config) string { return string(c.common.CopyMode) }},
 	{key: keyAccessMode, def: "write-exclusive", inFile: "write-shared", inEnv: "read-shared", asFlag: "write-exclusive",
-		got: func(c *config) string { return string(c.common.accessMode) }},
+		got: func(c *config) string { return string(c.common.AccessMode) }},
 	{key: keyMetricsListen, def: "127.0.0.1:9260", inFile: "127.0.0.1:1", inEnv: "127.0.0.1:2", asFlag: "127.0.0.1:3",
 		got: func(c *config) string { return c.metricsListen.String() }},
 	{key: keyReadyFile, def: "/tmp/healthy", inFile: "/f", inEnv: "/e", asFlag: "/a", got: func(c *config) string { return c.readyFile }},
@@ -95,7 +95,7 @@ var settingCases = []struct {
 	{key: keyPersistentDir, def: "", inFile: "/f", inEnv: "/e", asFlag: "/a", got: func(c *config) string { return c.persistentDir }},
 	{key: keyOnImageChange, def: "fail", inFile: "keep", inEnv: "fail", asFlag: "keep", got: func(c *config) string { return string(c.onImageChange) }},
 	{key: keySize, def: "0", inFile: "1Ki", inEnv: "2Mi", asFlag: "3Gi", got: func(c *config) string {
-		return map[int64]string{0: "0", 1 << 10: "1Ki", 2 << 20: "2Mi", 3 << 30: "3Gi"}[c.common.size]
+		return map[int64]string{0: "0", 1 << 10: "1Ki", 2 << 20: "2Mi", 3 << 30: "3Gi"}[c.common.Size]
 	}},
 	{key: keyEphemeralFlush, def: "false", inFile: "true", inEnv: "false", asFlag: "true", got: func(c *config) string { return fmt.Sprint(c.ephemeralFlush) }},
 	{key: keyControlSocket, def: "/var/lib/kubevirt-disk/control.sock", inFile: "/f", inEnv: "/e", asFlag: "/a", got: func(c *config) string { return c.controlSocket }},
@@ -155,8 +155,8 @@ func TestDefaults(t *testing.T) {
 	cleanEnv(t)
 	c := mustConfig(t)
 	require.Equal(t, "127.0.0.1:3260", portalTexts(c), "without CHAP only this machine is served")
-	require.Equal(t, instance.CopyClone, c.common.copyMode)
-	require.Equal(t, target.AccessWriteExclusive, c.common.accessMode)
+	require.Equal(t, instance.CopyClone, c.common.CopyMode)
+	require.Equal(t, target.AccessWriteExclusive, c.common.AccessMode)
 	require.Equal(t, logConfig{level: zapcore.InfoLevel}, c.log)
 	require.False(t, c.chap.Enabled())
 

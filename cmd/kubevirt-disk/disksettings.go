@@ -15,6 +15,7 @@ import (
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/instance"
+	"kubevirt.io/disk/internal/daemon"
 	"kubevirt.io/disk/internal/problems"
 	"kubevirt.io/disk/target"
 )
@@ -34,20 +35,6 @@ const (
 // maxLUN is the highest LUN of the flat addressing method, 14 bits (SAM-5 4.7.7).
 const maxLUN = 1<<14 - 1
 
-// diskSettings is how one disk is served.
-type diskSettings struct {
-	lun        uint16 // 0: its place among the images
-	copyMode   instance.CopyMode
-	accessMode target.AccessMode
-	setFormat  image.Format // of the image; "": not set
-	size       int64        // bytes; 0: the image's
-	identity   disk.Identity
-	readOnly   bool
-	removable  bool
-
-	copyModeSource string // what set the copy mode, for messages
-}
-
 // diskOverrides is what the file says about one disk. What is nil is as for all disks.
 type diskOverrides struct {
 	source string // the place to change, for messages
@@ -55,35 +42,35 @@ type diskOverrides struct {
 }
 
 // diskKeys are the keys of one disk, each with what it does to the settings.
-var diskKeys = map[string]func(s *diskSettings, value string) error{
-	"lun": func(s *diskSettings, value string) error {
+var diskKeys = map[string]func(s *daemon.DiskSettings, value string) error{
+	"lun": func(s *daemon.DiskSettings, value string) error {
 		n, err := strconv.ParseUint(value, 10, 16)
 		if err != nil || n < 1 || n > maxLUN {
 			return fmt.Errorf("%q is no LUN: use 1 to %d", value, maxLUN)
 		}
-		s.lun = uint16(n)
+		s.LUN = uint16(n)
 		return nil
 	},
-	keyCopyMode: func(s *diskSettings, value string) (err error) {
-		s.copyMode, err = instance.ParseCopyMode(value)
+	keyCopyMode: func(s *daemon.DiskSettings, value string) (err error) {
+		s.CopyMode, err = instance.ParseCopyMode(value)
 		return err
 	},
-	keyAccessMode: func(s *diskSettings, value string) (err error) {
-		s.accessMode, err = target.ParseAccessMode(value)
+	keyAccessMode: func(s *daemon.DiskSettings, value string) (err error) {
+		s.AccessMode, err = target.ParseAccessMode(value)
 		return err
 	},
-	keyFormat: func(s *diskSettings, value string) (err error) {
-		s.setFormat, err = image.ParseFormat(value)
+	keyFormat: func(s *daemon.DiskSettings, value string) (err error) {
+		s.Format, err = image.ParseFormat(value)
 		if err == nil && value == "" {
 			err = errors.New("is empty: use raw or qcow2, or leave it out")
 		}
 		return err
 	},
-	keySize: func(s *diskSettings, value string) (err error) {
-		s.size, err = parseSize(value)
+	keySize: func(s *daemon.DiskSettings, value string) (err error) {
+		s.Size, err = parseSize(value)
 		return err
 	},
-	keySerial: func(s *diskSettings, value string) error {
+	keySerial: func(s *daemon.DiskSettings, value string) error {
 		for i := range len(value) {
 			if value[i] <= ' ' || value[i] > '~' {
 				return fmt.Errorf("%q is no serial: use printable ASCII characters without spaces", value)
@@ -92,51 +79,29 @@ var diskKeys = map[string]func(s *diskSettings, value string) error{
 		if value == "" || len(value) > 36 {
 			return fmt.Errorf("%q is no serial: use 1 to 36 characters", value)
 		}
-		s.identity.Serial = value
+		s.Identity.Serial = value
 		return nil
 	},
-	keyNAA: func(s *diskSettings, value string) error {
+	keyNAA: func(s *daemon.DiskSettings, value string) error {
 		naa, err := hex.DecodeString(strings.TrimPrefix(strings.ToLower(value), "0x"))
 		if err != nil || len(naa) != 8 || naa[0]>>4 != 3 {
 			return fmt.Errorf("%q is no NAA identifier: use 16 hexadecimal digits, of which the first is 3", value)
 		}
-		s.identity.NAA = [8]byte(naa)
+		s.Identity.NAA = [8]byte(naa)
 		return nil
 	},
-	keyReadOnly: func(s *diskSettings, value string) (err error) {
-		s.readOnly, err = parseTruth(value)
+	keyReadOnly: func(s *daemon.DiskSettings, value string) (err error) {
+		s.ReadOnly, err = parseTruth(value)
 		return err
 	},
-	"removable": func(s *diskSettings, value string) (err error) { s.removable, err = parseTruth(value); return err },
+	"removable": func(s *daemon.DiskSettings, value string) (err error) {
+		s.Removable, err = parseTruth(value)
+		return err
+	},
 }
 
 // commonDiskKeys are the settings for all disks that single ones may differ from.
 var commonDiskKeys = []string{keyCopyMode, keyAccessMode, keySize}
-
-// diskFields are the same keys as diskKeys, each with what it has set.
-var diskFields = map[string]func(s diskSettings) any{
-	"lun":         func(s diskSettings) any { return s.lun },
-	keyCopyMode:   func(s diskSettings) any { return s.copyMode },
-	keyAccessMode: func(s diskSettings) any { return s.accessMode },
-	keySize:       func(s diskSettings) any { return s.size },
-	keyFormat:     func(s diskSettings) any { return s.setFormat },
-	keySerial:     func(s diskSettings) any { return s.identity.Serial },
-	keyNAA:        func(s diskSettings) any { return s.identity.NAA },
-	keyReadOnly:   func(s diskSettings) any { return s.readOnly },
-	"removable":   func(s diskSettings) any { return s.removable },
-}
-
-// changedKeys names the settings in which two disks differ.
-func changedKeys(a, b diskSettings) []string {
-	var keys []string
-	for key, field := range diskFields {
-		if field(a) != field(b) {
-			keys = append(keys, key)
-		}
-	}
-	slices.Sort(keys)
-	return keys
-}
 
 func parseTruth(value string) (bool, error) {
 	v, err := strconv.ParseBool(value)
@@ -218,69 +183,28 @@ func readDisks(path string, n *yaml.Node) (map[string]diskOverrides, []string) {
 }
 
 // apply changes settings to what the file says about the disk.
-func (d diskOverrides) apply(s *diskSettings, p *problems.List) {
+func (d diskOverrides) apply(s *daemon.DiskSettings, p *problems.List) {
 	for _, key := range slices.Sorted(maps.Keys(d.set)) {
 		if err := diskKeys[key](s, strings.TrimSpace(d.set[key])); err != nil {
 			p.Add(fmt.Sprintf("%s, key %q", d.source, key), "%v", err)
 		}
 		if key == keyCopyMode {
-			s.copyModeSource = fmt.Sprintf("%s, key %q", d.source, key)
+			s.CopyModeSource = fmt.Sprintf("%s, key %q", d.source, key)
 		}
 	}
 }
 
-// formats are those that the file sets, by the names of images and backing files. They are needed
-// to open them, before the other settings are.
-func (c *config) formats(p *problems.List) map[string]image.Format {
-	all := map[string]image.Format{}
-	for _, name := range slices.Sorted(maps.Keys(c.disks)) {
-		d := c.disks[name]
-		value, set := d.set[keyFormat]
-		if !set {
-			continue
+// single are the disks that the file sets up by themselves, which otherwise are as all disks.
+func (l *loader) single(common daemon.DiskSettings) map[string]daemon.SingleDisk {
+	all := make(map[string]daemon.SingleDisk, len(l.disks))
+	for _, name := range slices.Sorted(maps.Keys(l.disks)) {
+		d := l.disks[name]
+		_, format := d.set[keyFormat]
+		single := daemon.SingleDisk{
+			DiskSettings: common, FormatOnly: format && len(d.set) == 1, Source: d.source,
 		}
-		var s diskSettings
-		diskOverrides{source: d.source, set: map[string]string{keyFormat: value}}.apply(&s, p)
-		all[name] = s.setFormat
-	}
-	return all
-}
-
-// settingsFor is how the disk of each image is served, in order. What is wrong is collected in p: also that the file sets up
-// a disk of which there is no image, and that two disks want one LUN. Of a backing file, nothing
-// but the format can be set.
-func (c *config) settingsFor(images []string, p *problems.List, backing ...string) []diskSettings {
-	if len(images) > maxLUN {
-		p.Add("--"+keyDiskDir, "%d images are too many: a target has LUNs for %d", len(images), maxLUN)
-		return nil
-	}
-	all := make([]diskSettings, len(images))
-	users := map[uint16]string{}
-	for i, name := range images {
-		all[i] = c.common
-		all[i].lun = uint16(i + 1)
-		if d, ok := c.disks[name]; ok {
-			d.apply(&all[i], p)
-		}
-		if all[i].accessMode == target.AccessReadShared {
-			all[i].readOnly = true
-		}
-		if other, taken := users[all[i].lun]; taken {
-			p.Add("LUN "+strconv.Itoa(int(all[i].lun)), "is wanted by %q and %q: give one of them another number under %q in the configuration file", other, name, keyDisks)
-		}
-		users[all[i].lun] = name
-	}
-	for _, name := range slices.Sorted(maps.Keys(c.disks)) {
-		_, format := c.disks[name].set[keyFormat]
-		below := slices.Contains(backing, name)
-		switch {
-		case slices.Contains(images, name) || below && format && len(c.disks[name].set) == 1:
-		case below:
-			p.Add(c.disks[name].source,
-				"it is a backing file and no disk of its own: nothing but its %q can be set", keyFormat)
-		default:
-			p.Add(c.disks[name].source, "there is no such image: the images are %s", strings.Join(images, ", "))
-		}
+		d.apply(&single.DiskSettings, &l.problems)
+		all[name] = single
 	}
 	return all
 }

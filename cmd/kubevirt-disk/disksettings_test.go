@@ -6,11 +6,13 @@ import (
 	"strconv"
 	"testing"
 
+	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/instance"
+	"kubevirt.io/disk/internal/daemon"
 	"kubevirt.io/disk/internal/problems"
 	"kubevirt.io/disk/target"
 )
@@ -30,17 +32,28 @@ disks:
   boot.qcow2: {access-mode: read-shared}
   plain.raw: {read-only: true}
 `))
-	var wrong problems.List
-	got := c.settingsFor([]string{"boot.qcow2", "data.raw", "plain.raw", "zero.raw"}, &wrong)
-	require.NoError(t, wrong.Err())
-	require.Equal(t, []diskSettings{
-		{lun: 1, copyMode: instance.CopyOnWrite, copyModeSource: "--copy-mode", accessMode: target.AccessReadShared, size: 1 << 30, readOnly: true},
-		{lun: 7, copyMode: instance.CopyNone, copyModeSource: got[1].copyModeSource, accessMode: target.AccessWriteShared, size: 20 << 30,
-			identity: disk.Identity{Serial: "DATA-1", NAA: [8]byte{0x30, 0, 0, 0, 0, 0, 0, 0x42}}, removable: true},
-		{lun: 3, copyMode: instance.CopyOnWrite, copyModeSource: "--copy-mode", accessMode: target.AccessWriteExclusive, size: 1 << 30, readOnly: true},
-		{lun: 4, copyMode: instance.CopyOnWrite, copyModeSource: "--copy-mode", accessMode: target.AccessWriteExclusive, size: 1 << 30},
-	}, got)
-	require.Contains(t, got[1].copyModeSource, `"data.raw"`)
+	common := daemon.DiskSettings{
+		CopyMode: instance.CopyOnWrite, CopyModeSource: "--copy-mode",
+		AccessMode: target.AccessWriteExclusive, Size: 1 << 30,
+	}
+	require.Equal(t, common, c.common)
+	boot, plain := common, common
+	boot.AccessMode, plain.ReadOnly = target.AccessReadShared, true
+	data := c.disks["data.raw"]
+	require.Contains(t, data.CopyModeSource, `"data.raw"`)
+	require.Equal(t, daemon.DiskSettings{
+		LUN: 7, CopyMode: instance.CopyNone, CopyModeSource: data.CopyModeSource,
+		AccessMode: target.AccessWriteShared, Size: 20 << 30,
+		Identity:  disk.Identity{Serial: "DATA-1", NAA: [8]byte{0x30, 7: 0x42}},
+		Removable: true,
+	}, data.DiskSettings)
+	require.Equal(t, boot, c.disks["boot.qcow2"].DiskSettings)
+	require.Equal(t, plain, c.disks["plain.raw"].DiskSettings)
+	require.Len(t, c.disks, 3)
+	for name, d := range c.disks {
+		require.Contains(t, d.Source, strconv.Quote(name))
+		require.False(t, d.FormatOnly)
+	}
 }
 
 func TestWrongSettingsOfSingleDisks(t *testing.T) {
@@ -49,7 +62,6 @@ func TestWrongSettingsOfSingleDisks(t *testing.T) {
 		"a.raw: {lun: x}":           "1 to 16383",
 		"a.raw: {lun: 16384}":       "1 to 16383",
 		"a.raw: {lun: 65537}":       "1 to 16383",
-		"a.raw: {lun: 2}":           `wanted by "a.raw" and "b.raw"`,
 		"a.raw: {copy-mode: cow}":   "copy-on-write",
 		"a.raw: {access-mode: all}": "write-shared",
 		"a.raw: {size: much}":       "is no size",
@@ -63,47 +75,34 @@ func TestWrongSettingsOfSingleDisks(t *testing.T) {
 		"a.raw: {naa: 30}":                                       "16 hexadecimal digits",
 		"a.raw: {read-only: perhaps}":                            "neither true nor false",
 		"a.raw: {removable: 3}":                                  "neither true nor false",
-		"c.raw: {lun: 3}":                                        "there is no such image: the images are a.raw, b.raw",
-		"a.raw: {lun: 3}\n  b.raw: {lun: 3}":                     "LUN 3",
+		"a.raw: {format: vmdk}":                                  "use raw or qcow2",
+		"a.raw: {format: ''}":                                    "use raw or qcow2",
 	} {
 		t.Run(text, func(t *testing.T) {
 			cleanEnv(t)
-			c := mustConfig(t, "--config="+yamlFile(t, "disks:\n  "+text+"\n"))
-			var wrong problems.List
-			c.settingsFor([]string{"a.raw", "b.raw"}, &wrong)
-			require.ErrorContains(t, wrong.Err(), want)
+			_, err := tryConfig("--config=" + yamlFile(t, "disks:\n  "+text+"\n"))
+			require.ErrorContains(t, err, want)
+			require.ErrorContains(t, err, `"a.raw"`)
+			var wrong *problems.Error
+			require.ErrorAs(t, err, &wrong)
 		})
 	}
 }
 
-// The formats are needed before the images are opened; of a backing file nothing else can be set.
+// Of a backing file nothing but the format can be set.
 func TestFormatsOfSingleDisks(t *testing.T) {
 	cleanEnv(t)
 	c := mustConfig(t, "--config="+yamlFile(t, `disks:
   a.raw: {format: raw}
   b.img: {format: qcow2, lun: 9}
-  base: {format: raw}
   c: {lun: 4}
 `))
-	var wrong problems.List
-	want := map[string]image.Format{
-		"a.raw": image.FormatRaw, "b.img": image.FormatQcow2, "base": image.FormatRaw,
-	}
-	require.Equal(t, want, c.formats(&wrong))
-	got := c.settingsFor([]string{"a.raw", "b.img", "c"}, &wrong, "base")
-	require.NoError(t, wrong.Err())
-	for i, format := range []image.Format{image.FormatRaw, image.FormatQcow2, ""} {
-		require.Equal(t, format, got[i].setFormat)
-	}
-	c.settingsFor([]string{"a.raw", "b.img"}, &wrong, "base", "c")
-	require.ErrorContains(t, wrong.Err(), `no disk of its own: nothing but its "format" can be set`)
-
-	for _, format := range []string{"vmdk", "''"} {
-		c = mustConfig(t, "--config="+yamlFile(t, "disks: {a.raw: {format: "+format+"}}"))
-		wrong = problems.List{}
-		c.formats(&wrong)
-		require.ErrorContains(t, wrong.Err(), "use raw or qcow2")
-		require.ErrorContains(t, wrong.Err(), `"a.raw"`)
+	for name, want := range map[string]struct {
+		format image.Format
+		only   bool
+	}{"a.raw": {image.FormatRaw, true}, "b.img": {image.FormatQcow2, false}, "c": {"", false}} {
+		require.Equal(t, want.format, c.disks[name].Format)
+		require.Equal(t, want.only, c.disks[name].FormatOnly)
 	}
 }
 
@@ -111,27 +110,26 @@ func TestFormatsOfSingleDisks(t *testing.T) {
 func TestExtremeSettingsOfSingleDisks(t *testing.T) {
 	cleanEnv(t)
 	const serial = "!~23456789abcdef0123456789abcdef0123"
-	c := mustConfig(t, "--config="+yamlFile(t, "disks: {a.raw: {lun: 16383, serial: '"+serial+"', naa: '0X3FFFFFFFFFFFFFFF'}, b.raw: {lun: 1}}"))
-	var wrong problems.List
-	got := c.settingsFor([]string{"a.raw", "b.raw"}, &wrong)
-	require.NoError(t, wrong.Err())
-	require.Equal(t, []uint16{16383, 1}, []uint16{got[0].lun, got[1].lun})
-	require.Equal(t, disk.Identity{Serial: serial, NAA: [8]byte{0x3f, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff}}, got[0].identity)
+	c := mustConfig(t, "--config="+yamlFile(t, "disks: {a.raw: {lun: 16383, serial: '"+serial+
+		"', naa: '0X3FFFFFFFFFFFFFFF'}, b.raw: {lun: 1}}"))
+	require.EqualValues(t, 16383, c.disks["a.raw"].LUN)
+	require.EqualValues(t, 1, c.disks["b.raw"].LUN)
+	naa := [8]byte{0x3f, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
+	require.Equal(t, disk.Identity{Serial: serial, NAA: naa}, c.disks["a.raw"].Identity)
 }
 
-func TestMoreImagesThanLUNs(t *testing.T) {
+// TestSettingsOfNamedImages: they begin with what is made for a person at a terminal.
+func TestSettingsOfNamedImages(t *testing.T) {
 	cleanEnv(t)
-	images := make([]string, maxLUN+1)
-	for i := range images {
-		images[i] = strconv.Itoa(i)
-	}
-	c := mustConfig(t)
-	var wrong problems.List
-	all := c.settingsFor(images[1:], &wrong)
-	require.NoError(t, wrong.Err())
-	require.EqualValues(t, maxLUN, all[maxLUN-1].lun)
-	c.settingsFor(images, &wrong)
-	require.ErrorContains(t, wrong.Err(), "16384 images are too many: a target has LUNs for 16383")
+	path := filepath.Join(t.TempDir(), "a.raw")
+	require.NoError(t, os.WriteFile(path, make([]byte, 4096), 0o600))
+	flags := pflag.NewFlagSet("serve", pflag.ContinueOnError)
+	addFlags(flags)
+	require.NoError(t, flags.Parse([]string{"--config=" + yamlFile(t, "disks: {a.raw: {lun: 9}}")}))
+	c, err := loadConfig(flags, readBounded, path)
+	require.NoError(t, err)
+	require.Equal(t, instance.CopyOnWrite, c.common.CopyMode)
+	require.Equal(t, instance.CopyOnWrite, c.disks["a.raw"].CopyMode)
 }
 
 func TestParseSize(t *testing.T) {

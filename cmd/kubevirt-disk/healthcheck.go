@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"kubevirt.io/disk/internal/daemon"
 	"kubevirt.io/disk/pages"
 )
 
@@ -52,8 +53,8 @@ Exit status 0: yes. 1: no, or nobody answers.`,
 }
 
 // checkHealth returns what a healthy daemon answers. chosen says that page is not the default.
-func checkHealth(ctx context.Context, page *portal, chosen bool, readyFile string, live bool) (string, error) {
-	if page != nil && page.port != 0 {
+func checkHealth(ctx context.Context, page *daemon.Address, chosen bool, readyFile string, live bool) (string, error) {
+	if page != nil && page.Port != 0 {
 		path := "/readyz"
 		if live {
 			path = "/healthz"
@@ -86,12 +87,12 @@ func checkHealth(ctx context.Context, page *portal, chosen bool, readyFile strin
 }
 
 // local is the address by which this machine reaches a portal that may be bound to every address.
-func local(p portal) portal {
+func local(p daemon.Address) daemon.Address {
 	switch {
-	case !p.addr.IsValid(), p.addr == netip.IPv4Unspecified():
-		p.addr = loopback4()
-	case p.addr == netip.IPv6Unspecified():
-		p.addr = netip.IPv6Loopback()
+	case !p.Addr.IsValid(), p.Addr == netip.IPv4Unspecified():
+		p.Addr = loopback4()
+	case p.Addr == netip.IPv6Unspecified():
+		p.Addr = netip.IPv6Loopback()
 	}
 	return p
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"strings"
@@ -39,27 +38,3 @@ func imageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 		return check(cmd, args)
 	})
 }
-
-// refusal lists what is wrong with images that a person has named, as one error.
-type refusal struct {
-	verb string // completes "2 images ..."
-	all  []error
-}
-
-func (r *refusal) add(err error) { r.all = append(r.all, err) }
-
-func (r *refusal) err() error {
-	if len(r.all) == 0 {
-		return nil
-	}
-	if len(r.all) == 1 {
-		return r.all[0]
-	}
-	return fmt.Errorf("%d images %s:\n  %w", len(r.all), r.verb, indented{errors.Join(r.all...)})
-}
-
-// indented is an error of several lines below another one.
-type indented struct{ error }
-
-func (i indented) Error() string { return strings.ReplaceAll(i.error.Error(), "\n", "\n  ") }
-func (i indented) Unwrap() error { return i.error }

@@ -57,24 +57,24 @@ func (a *app) inspect(paths []string, format string, asJSON bool) error {
 		return a.inspectOne(paths[0], format, asJSON)
 	}
 	all := []inspected{}
-	refused := refusal{verb: "would not be served"}
+	refused := problems.Refusal{Verb: "would not be served"}
 	for _, path := range paths {
 		found, err := lookAt(path, format)
 		if err != nil {
-			refused.add(err)
+			refused.Add(err)
 			continue
 		}
 		for _, info := range found {
 			all = append(all, info)
 			if !info.Servable {
-				refused.add(fmt.Errorf("%q %s", info.Path, info.Reason))
+				refused.Add(fmt.Errorf("%q %s", info.Path, info.Reason))
 			}
 		}
 	}
 	if err := a.printInspected(all, asJSON); err != nil {
 		return err
 	}
-	return refused.err()
+	return refused.Err()
 }
 
 func (a *app) printInspected(all []inspected, asJSON bool) error {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/daemon"
 	"kubevirt.io/disk/pages"
 	"kubevirt.io/disk/target/targettest"
 )
@@ -187,14 +188,31 @@ func TestAClosedTerminalEndsTheDaemon(t *testing.T) {
 
 // TestChangedKeys: whoever adds a setting of a disk says how a change of it is seen.
 func TestChangedKeys(t *testing.T) {
-	require.Equal(t, slices.Sorted(maps.Keys(diskKeys)), slices.Sorted(maps.Keys(diskFields)))
-	for key, value := range map[string]string{
+	values := map[string]string{
 		"lun": "7", keyCopyMode: "none", keyAccessMode: "write-shared", keySize: "1Mi",
 		keySerial: "s", keyNAA: "3000000000000001", keyReadOnly: "true", "removable": "true",
 		keyFormat: "raw",
-	} {
-		var changed diskSettings
-		require.NoError(t, diskKeys[key](&changed, value))
-		require.Equal(t, []string{key}, changedKeys(diskSettings{}, changed))
 	}
+	require.Equal(t, slices.Sorted(maps.Keys(diskKeys)), slices.Sorted(maps.Keys(values)))
+	for key, value := range values {
+		var before, changed daemon.DiskSettings
+		require.NoError(t, diskKeys[key](&changed, value))
+		require.Equal(t, []string{key}, before.Differences(changed))
+	}
+}
+
+// TestSettingsAreNamed: a message of the daemon asks for a change in words that a person can type.
+func TestSettingsAreNamed(t *testing.T) {
+	names := settingNames()
+	for _, s := range []daemon.Setting{
+		daemon.SettingImageDir, daemon.SettingWorkDir, daemon.SettingPersistentDir,
+		daemon.SettingCopyMode, daemon.SettingPortals, daemon.SettingPort, daemon.SettingPages,
+		daemon.SettingReadyFile, daemon.SettingControlSocket,
+	} {
+		require.Equal(t, "--"+string(s), names[s].Flag)
+		require.NotEmpty(t, names[s].Variable)
+		require.Equal(t, nameOf(string(s)), names[s].String())
+	}
+	require.Equal(t, `"disks" in the configuration file`, names[daemon.SettingDisks].String())
+	require.Contains(t, names[daemon.SettingCredentials].String(), "CHAP_PASSWORD")
 }

@@ -11,8 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/instance"
+	"kubevirt.io/disk/internal/daemon"
 	"kubevirt.io/disk/pages"
 )
 
@@ -43,7 +43,7 @@ func (l *loader) useImages(c *config, images []string) {
 	}
 	c.temporary = true
 	if l.source(keyCopyMode) == "" && c.persistentDir == "" {
-		c.common.copyMode = instance.CopyOnWrite
+		c.common.CopyMode = instance.CopyOnWrite
 	}
 }
 
@@ -141,87 +141,44 @@ func removeLeft(cache string) {
 	}
 }
 
-// openImages opens the images that are to be served, or none.
-func (c *config) openImages(opt image.Options) ([]*image.Image, error) {
-	if len(c.images) == 0 {
-		return image.ScanDir(c.diskDir, opt)
-	}
-	var images []*image.Image
-	refused := refusal{verb: "cannot be served"}
-	paths := map[string]string{}
-	for _, path := range c.images {
-		name := filepath.Base(path)
-		if other, twice := paths[name]; twice {
-			refused.add(fmt.Errorf("%q and %q have one name, by which disks are told apart: rename one of them, or leave one out", other, path))
-			continue
-		}
-		paths[name] = path
-		img, err := image.Open(path, opt)
-		if err != nil {
-			refused.add(err)
-			continue
-		}
-		images = append(images, img)
-	}
-	if err := refused.err(); err != nil {
-		for _, img := range images {
-			_ = img.Close() // it was only read
-		}
-		return nil, err
-	}
-	return images, nil
-}
-
-// imageDirs are the directories in which nothing of the disks is to be kept.
-func (c *config) imageDirs() []string {
-	if len(c.images) == 0 {
-		return []string{c.diskDir}
-	}
-	dirs := make([]string, len(c.images))
-	for i, path := range c.images {
-		dirs[i] = filepath.Dir(path)
-	}
-	return dirs
-}
-
 // guide tells a person what is served and how to log in.
-func (d *daemon) guide() string {
-	s := d.state.status(d)
+func (s *served) guide() string {
+	now := s.daemon.Status()
 	var b strings.Builder
 	say := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
 	user, password := "", "without a password, which CHAP_USERNAME and CHAP_PASSWORD would set"
-	if d.cfg.chap.Enabled() {
-		user = d.cfg.chap.Initiator.Username + "@"
+	if s.cfg.chap.Enabled() {
+		user = s.cfg.chap.Initiator.Username + "@"
 		password = "with CHAP: let the clients read the password from LIBISCSI_CHAP_PASSWORD"
 	}
-	say("Serving as %s, %s:", s.TargetName, password)
-	for _, l := range s.LUNs {
+	say("Serving as %s, %s:", now.TargetName, password)
+	for _, l := range now.LUNs {
 		say("  LUN %d  %q  %s", l.LUN, l.Image, shortSize(l.SizeBytes))
 	}
-	say("%s", d.whatStays(s.LUNs))
-	portal := reachable(s.Portals[0])
-	number := s.LUNs[0].LUN
+	say("%s", s.whatStays(now.LUNs))
+	portal := daemon.Reachable(now.Portals[0])
+	number := now.LUNs[0].LUN
 	if number > 255 {
 		number |= 1 << 14 // as libiscsi takes it for the first two bytes of the LUN's address
 	}
-	disk := fmt.Sprintf("iscsi://%s%s/%s/%d", user, portal, s.TargetName, number)
+	disk := fmt.Sprintf("iscsi://%s%s/%s/%d", user, portal, now.TargetName, number)
 	say("Log in from another terminal:\n")
 	say("  iscsi-ls -s iscsi://%s%s", user, portal)
 	say("  qemu-io -r -f raw -c 'read -v 0 512' %s", disk)
 	say("  qemu-img convert -O raw %s copy.raw", disk)
 	say("\nAs a disk of this machine (root, package open-iscsi):\n")
 	say("  iscsiadm -m discovery -t sendtargets -p %s", portal)
-	say("  iscsiadm -m node -T %s -p %s --login", s.TargetName, portal)
-	say("  iscsiadm -m node -T %s -p %s --logout", s.TargetName, portal)
-	if d.pagesAt != "" {
-		say("\nState and metrics: curl http://%s/status", reachable(d.pagesAt))
+	say("  iscsiadm -m node -T %s -p %s --login", now.TargetName, portal)
+	say("  iscsiadm -m node -T %s -p %s --logout", now.TargetName, portal)
+	if at := s.daemon.PagesAddress(); at != "" {
+		say("\nState and metrics: curl http://%s/status", daemon.Reachable(at))
 	}
 	say("Ctrl-C ends it.")
 	return harmless(b.String())
 }
 
 // whatStays tells what becomes of what is written.
-func (d *daemon) whatStays(luns []pages.LUNStatus) string {
+func (s *served) whatStays(luns []pages.LUNStatus) string {
 	inPlace := false
 	for _, l := range luns {
 		inPlace = inPlace || l.CopyMode == string(instance.CopyNone)
@@ -229,11 +186,11 @@ func (d *daemon) whatStays(luns []pages.LUNStatus) string {
 	switch {
 	case inPlace:
 		return "In copy mode none, what is written is in the images themselves."
-	case d.cfg.persistentDir != "":
-		return fmt.Sprintf("The images are not written. What is written stays in %q.", d.cfg.persistentDir)
-	case d.cfg.temporary:
+	case s.cfg.persistentDir != "":
+		return fmt.Sprintf("The images are not written. What is written stays in %q.", s.cfg.persistentDir)
+	case s.cfg.temporary:
 		return fmt.Sprintf("The images are not written. What is written is in %q, and removed at the end; --%s=DIR keeps it.",
-			d.cfg.workDir, keyWorkDir)
+			s.cfg.workDir, keyWorkDir)
 	}
-	return fmt.Sprintf("The images are not written. What is written stays in %q, for the next start with the same images.", d.cfg.workDir)
+	return fmt.Sprintf("The images are not written. What is written stays in %q, for the next start with the same images.", s.cfg.workDir)
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -10,10 +9,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
-
-	"kubevirt.io/disk/disk"
-	"kubevirt.io/disk/disk/image"
-	"kubevirt.io/disk/disk/instance"
 )
 
 // namedPlace is a place for "serve IMAGE...": nothing but where a cache may be and which ports are free.
@@ -201,14 +196,6 @@ func TestServeNamedImagesThatWillNotDo(t *testing.T) {
 
 // TestTooLittleSpace: what takes less is named where a copy of the image does not fit, and nowhere else.
 func TestTooLittleSpace(t *testing.T) {
-	short := &image.SpaceError{Dir: "/work", What: "the expanded disk of a.raw", Needed: 2 << 30, Available: 1 << 30}
-	err := fmt.Errorf("opening: %w", short)
-	require.ErrorContains(t, explainSpace(err, instance.CopyClone), "or copy only what the guest writes, with --copy-mode=copy-on-write (COPY_MODE)")
-	require.ErrorIs(t, explainSpace(err, instance.CopyClone), disk.ErrNoSpace)
-	require.Equal(t, err, explainSpace(err, instance.CopyOnWrite))
-	tooLarge := &image.SpaceError{FileSize: 1 << 40}
-	require.Equal(t, error(tooLarge), explainSpace(tooLarge, instance.CopyClone))
-
 	if os.Geteuid() != 0 {
 		t.Skip("needs root (to mount a small file system)")
 	}

@@ -1,4 +1,4 @@
-package main
+package daemon
 
 import (
 	"errors"
@@ -19,6 +19,7 @@ const readyText = "ready\n"
 // it from what a killed one has left.
 type readyFile struct {
 	path string   // "": none
+	name Name     // of the setting, for messages
 	made *os.File // nil: not yet
 }
 
@@ -31,21 +32,21 @@ func (r *readyFile) clear() error {
 	if err := r.checkPlace(); err != nil {
 		return err
 	}
-	if err := removeReadyFile(r.path); err != nil {
+	if err := r.unlink(); err != nil {
 		return err
 	}
 	// Otherwise that would show when the disks are made, which may take long, and initiators are logging in.
 	dir := filepath.Dir(r.path)
 	if err := unix.Faccessat(unix.AT_FDCWD, dir, unix.W_OK|unix.X_OK, unix.AT_EACCESS); err != nil {
-		return unmakeable(&fs.PathError{Op: "access", Path: dir, Err: err})
+		return r.unmakeable(&fs.PathError{Op: "access", Path: dir, Err: err})
 	}
 	return nil
 }
 
 // unmakeable says what to do where there can be no ready file.
-func unmakeable(err error) error {
-	return fmt.Errorf("the ready file cannot be made, so that no probe would see that the LUNs are ready: choose another place with %s, or none by an empty one: %w",
-		nameOf(keyReadyFile), err)
+func (r *readyFile) unmakeable(err error) error {
+	return fmt.Errorf("the ready file cannot be made, so that no probe would see that the LUNs are "+
+		"ready: choose another place with %s, or none by an empty one: %w", r.name, err)
 }
 
 // checkPlace refuses to take the place of what is not this daemon's.
@@ -54,8 +55,8 @@ func (r *readyFile) checkPlace() error {
 	if what == "" {
 		return nil
 	}
-	return fmt.Errorf("the ready file %q would take the place of %s: choose another place with %s, or none by an empty one",
-		r.path, what, nameOf(keyReadyFile))
+	return fmt.Errorf("the ready file %q would take the place of %s: choose another place with %s, or "+
+		"none by an empty one", r.path, what, r.name)
 }
 
 // write makes the file. It appears with its content at once, because a probe may read it at any moment.
@@ -69,7 +70,7 @@ func (r *readyFile) write() error {
 	}
 	f, err := writeAtomically(r.path, readyText)
 	if err != nil {
-		return unmakeable(err)
+		return r.unmakeable(err)
 	}
 	r.made = f
 	return nil
@@ -88,7 +89,7 @@ func (r *readyFile) remove() error {
 	if !own && foreign(r.path) != "" {
 		return nil
 	}
-	return removeReadyFile(r.path)
+	return r.unlink()
 }
 
 // isOwn says whether the file that was made is in its place, whatever it may hold by now.
@@ -169,15 +170,16 @@ func writeAtomically(path, text string) (f *os.File, err error) {
 	return f, nil
 }
 
-func removeReadyFile(path string) error {
-	err := os.Remove(path)
+func (r *readyFile) unlink() error {
+	err := os.Remove(r.path)
 	switch {
 	case err == nil, errors.Is(err, fs.ErrNotExist):
 		return nil
 	case errors.Is(err, syscall.EROFS):
 		// Said even of a file that is not there, which is as well: it could not be made later either.
-		return fmt.Errorf("the ready file %q is on a read-only file system: mount a volume there, or choose another place with %s, or none by an empty one", path, nameOf(keyReadyFile))
+		return fmt.Errorf("the ready file %q is on a read-only file system: mount a volume there, or "+
+			"choose another place with %s, or none by an empty one", r.path, r.name)
 	}
-	return fmt.Errorf("the ready file cannot be removed, so that probes would take the LUNs for ready: remove it, or choose another place with %s: %w",
-		nameOf(keyReadyFile), err)
+	return fmt.Errorf("the ready file cannot be removed, so that probes would take the LUNs for "+
+		"ready: remove it, or choose another place with %s: %w", r.name, err)
 }

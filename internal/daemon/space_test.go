@@ -1,4 +1,4 @@
-package main
+package daemon
 
 import (
 	"errors"
@@ -31,14 +31,15 @@ func TestPagesDoNotWaitForStorage(t *testing.T) {
 	require.Nil(t, newSpaceGauge(&brokenDisk{}).now())
 	a := &accountant{answer: make(chan error, 1)}
 	d := newTestDaemon(t, a)
-	space := func() *pages.Space { return d.state.status(d).LUNs[0].Space }
+	space := func() *pages.Space { return d.Status().LUNs[0].Space }
 	a.answer <- nil
 	require.Equal(t, &pages.Space{Used: 1, Free: 2}, space())
 	for range 3 {
 		require.Equal(t, &pages.Space{Used: 1, Free: 2}, space(), "what is known")
 	}
 	a.answer <- errors.New("broken")
-	gauge := d.state.space(d.state.servedDisks()[0])
+	one := d.disks.all()[0]
+	gauge := d.disks.look(one).space
 	require.Eventually(t, func() bool {
 		gauge.mu.Lock()
 		defer gauge.mu.Unlock()
@@ -48,6 +49,6 @@ func TestPagesDoNotWaitForStorage(t *testing.T) {
 	require.Nil(t, gauge.last)
 	a.answer <- nil
 	require.Equal(t, &pages.Space{Used: 1, Free: 2}, space())
-	require.Len(t, d.state.takeInstances(), 1)
+	require.NotNil(t, d.disks.take(one))
 	require.Nil(t, space(), "it is closed")
 }

@@ -1,4 +1,4 @@
-package main
+package daemon
 
 import (
 	"errors"
@@ -14,8 +14,8 @@ import (
 )
 
 // explainVolume says what to do where the persistent directory is none.
-func explainVolume(err error, dir string) error {
-	what, action := "", "mount the volume there, or name the directory where it is mounted with"
+func (d *Daemon) explainVolume(err error) error {
+	var what string
 	switch {
 	case errors.As(err, new(*instance.PersistentError)):
 		return err
@@ -28,19 +28,25 @@ func explainVolume(err error, dir string) error {
 	default:
 		what = "cannot be used"
 	}
-	return fmt.Errorf("the persistent directory %q %s: %s %s: %w",
-		dir, what, action, nameOf(keyPersistentDir), withoutPath(err))
+	var path *fs.PathError
+	if errors.As(err, &path) {
+		err = path.Err // the message names it
+	}
+	return fmt.Errorf("the persistent directory %q %s: mount the volume there, or name the directory "+
+		"where it is mounted with %v: %w",
+		d.opt.PersistentDir, what, d.names.of(SettingPersistentDir), err)
 }
 
 // warnWithoutVolume tells of a persistent directory that dies with the container: one that was made in its own layer because the volume was
 // forgotten or is mounted elsewhere, or one in memory. The disks are served all the same, as somebody may be trying things out.
-func (d *daemon) warnWithoutVolume() {
+func (d *Daemon) warnWithoutVolume() {
 	var st unix.Statfs_t
-	if d.cfg.persistentDir == "" || unix.Statfs(d.cfg.persistentDir, &st) != nil {
+	if d.opt.PersistentDir == "" || unix.Statfs(d.opt.PersistentDir, &st) != nil {
 		return
 	}
 	if where := volatilePlace(int64(st.Type)); where != "" {
-		d.log.Warn("the persistent disks will be lost: their directory is "+where+", and not on a volume", zap.String("directory", d.cfg.persistentDir))
+		d.log.Warn("the persistent disks will be lost: their directory is "+where+
+			", and not on a volume", zap.String("directory", d.opt.PersistentDir))
 	}
 }
 

@@ -1,0 +1,112 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+)
+
+// TestStopDuringTheCopy: whichever of the two is first, the end is a clean one, and the next start goes on with the disk.
+func TestStopDuringTheCopy(t *testing.T) {
+	l := newPlace(t)
+	f, err := os.Create(filepath.Join(l.dir, "disk", "big.raw"))
+	require.NoError(t, err)
+	block := bytes.Repeat([]byte{0xa5}, 1<<20)
+	for range 256 {
+		_, err := f.Write(block)
+		require.NoError(t, err)
+	}
+	require.NoError(t, f.Close())
+	p := launch(t, binary(t), l.env, "serve")
+	p.until("the disk is made", func() bool { return p.logged("made a disk of the image", "lun") != nil })
+	require.Equal(t, exitDone, p.terminate())
+	require.NoFileExists(t, l.readyFile())
+	partial, err := filepath.Glob(filepath.Join(l.dir, "work", "*", "*.partial"))
+	require.NoError(t, err)
+	require.Empty(t, partial)
+	require.True(t, p.logged("stopped", "msg") != nil || p.logged("stopped before the LUNs were ready", "msg") != nil)
+	again := l.serve(t)
+	require.NotNil(t, again.logged("keeping the existing disk, with what was written to it", "lun"))
+}
+
+func TestTheFirstSignalCancelsTheSecondEnds(t *testing.T) {
+	exited := make(chan int, 1)
+	a := &app{exit: func(status int) { exited <- status }}
+	ctx, stop := a.interruptible(t.Context(), nil)
+	defer stop()
+	require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGTERM))
+	select {
+	case <-ctx.Done():
+	case <-time.After(patience):
+		t.Fatal("the first signal does nothing")
+	}
+	require.Empty(t, exited)
+	require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGINT))
+	select {
+	case status := <-exited:
+		require.Equal(t, exitFailed, status)
+	case <-time.After(patience):
+		t.Fatal("the second signal does nothing")
+	}
+}
+
+// One request may come twice, as timeout(1) sends it to a process and then to its group: it drains all the same.
+func TestOneRequestThatComesTwice(t *testing.T) {
+	exited := make(chan int, 1)
+	a := &app{exit: func(status int) { exited <- status }, sameRequest: time.Hour}
+	ctx, stop := a.interruptible(t.Context(), nil)
+	defer stop()
+	require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGTERM))
+	<-ctx.Done()
+	require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGTERM))
+	require.Never(t, func() bool { return len(exited) > 0 }, 50*time.Millisecond, time.Millisecond)
+}
+
+func TestAClosedTerminalIsAFirstSignal(t *testing.T) {
+	if signal.Ignored(syscall.SIGHUP) {
+		t.Skip("skipped: the tests were started to outlive their terminal")
+	}
+	exited := make(chan int, 1)
+	a := &app{exit: func(status int) { exited <- status }}
+	ctx, stop := a.interruptible(t.Context(), nil)
+	defer stop()
+	for range 2 {
+		require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGHUP))
+		select {
+		case <-ctx.Done():
+		case <-time.After(patience):
+			t.Fatal("the signal does nothing")
+		}
+	}
+	require.Never(t, func() bool { return len(exited) > 0 }, 50*time.Millisecond, time.Millisecond)
+}
+
+func TestLogFormats(t *testing.T) {
+	var b bytes.Buffer
+	require.Equal(t, logJSON, logConfig{}.resolve(&b).format, "a pipe gets JSON")
+	newLogger(logConfig{}, zapcore.WarnLevel, &b).Info("quiet")
+	require.Empty(t, b.String())
+	newLogger(logConfig{}, zapcore.WarnLevel, &b).Warn("loud", zap.Error(errors.New("two\nlines")))
+	require.Contains(t, b.String(), `"msg":"loud"`)
+	require.Contains(t, b.String(), `"error":"two\nlines"`)
+	b.Reset()
+	newLogger(logConfig{format: logConsole}, zapcore.InfoLevel, &b).Info("hello", zap.Int("lun", 1))
+	require.Contains(t, b.String(), `INFO  hello  {"lun": 1}`)
+}
+
+// TestMessagesCommandNoTerminal: the name of an image, or what a daemon elsewhere answers, neither moves the cursor nor turns the text around.
+func TestMessagesCommandNoTerminal(t *testing.T) {
+	var b bytes.Buffer
+	a := &app{stderr: &b}
+	require.Equal(t, exitFailed, a.report(&failure{errors.New("LUN 1 (größe\x1b[2J\r\x9b\u009b\u202e\x00\"'.raw):\n  bad, \uFFFD")}))
+	require.Equal(t, `kubevirt-disk: LUN 1 (größe\x1b[2J\r\x9b\u009b\u202e\x00"'.raw):`+"\n  bad, \uFFFD\n", b.String())
+}

@@ -1,0 +1,56 @@
+package main
+
+import (
+	"strings"
+
+	"go.uber.org/zap"
+
+	"kubevirt.io/disk/internal/daemon"
+)
+
+// options are what the daemon is to do.
+func (c *config) options(log *zap.Logger) daemon.Options {
+	opt := daemon.Options{
+		Settings:       c.diskSettings(),
+		WorkDir:        c.workDir,
+		PersistentDir:  c.persistentDir,
+		OnImageChange:  c.onImageChange,
+		EphemeralFlush: c.ephemeralFlush,
+		Owner:          c.owner(),
+		TargetName:     c.targetName,
+		Portals:        c.portals,
+		CHAP:           c.chap,
+		Limits:         c.limits,
+		Pages:          c.metricsListen,
+		ReadyFile:      c.readyFile,
+		ControlSocket:  c.controlSocket,
+		Build:          buildInfo(),
+		Log:            log,
+		Names:          settingNames(),
+	}
+	if len(c.images) > 0 {
+		opt.Images.Paths = c.images
+	} else {
+		opt.Images.Dir = c.diskDir
+	}
+	return opt
+}
+
+// diskSettings are those that can change while the daemon runs.
+func (c *config) diskSettings() daemon.Settings {
+	return daemon.Settings{Disk: c.common, Disks: c.disks}
+}
+
+// settingNames is how a person sets what the daemon's messages ask to change.
+func settingNames() map[daemon.Setting]daemon.Name {
+	names := map[daemon.Setting]daemon.Name{
+		daemon.SettingDisks:       {Flag: `"` + keyDisks + `" in the configuration file`},
+		daemon.SettingCredentials: {Flag: "CHAP_USERNAME and CHAP_PASSWORD"},
+	}
+	for _, row := range settings {
+		names[daemon.Setting(row.key)] = daemon.Name{
+			Flag: "--" + row.key, Variable: strings.Join(row.env, ", "),
+		}
+	}
+	return names
+}

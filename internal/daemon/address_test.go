@@ -1,0 +1,119 @@
+package daemon
+
+import (
+	"net"
+	"net/netip"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestPortalNetworks(t *testing.T) {
+	parse := func(text string) (all []Address) {
+		for _, s := range strings.Fields(text) {
+			all = append(all, mustAddress(t, s))
+		}
+		return all
+	}
+	for text, want := range map[string]string{
+		"0.0.0.0":                  "tcp4",
+		"[::]":                     "tcp", // IPv4 too
+		"0.0.0.0 [::]":             "tcp4 tcp6",
+		"0.0.0.0:1 [::]:2":         "tcp4 tcp",
+		":3260":                    "tcp",
+		"127.0.0.1 [::1]":          "tcp4 tcp6",
+		"192.0.2.1:5 [::]:5 [::1]": "tcp4 tcp6 tcp6",
+	} {
+		all := parse(text)
+		var got []string
+		for _, p := range all {
+			got = append(got, p.Network(all))
+		}
+		require.Equal(t, want, strings.Join(got, " "), text)
+	}
+}
+
+// TestClashes compares what is refused with what the kernel refuses.
+func TestClashes(t *testing.T) {
+	for text, want := range map[string]bool{
+		"127.0.0.1 127.0.0.1": true, "127.0.0.1 127.0.0.2": false, "127.0.0.1 0.0.0.0": true, "0.0.0.0 :": true, "127.0.0.1 :": true,
+		"127.0.0.1 [::1]": false, "0.0.0.0 [::]": false, "127.0.0.1 [::]": false, "[::1] [::]": true, "[::1] :": true, "[::] :": true,
+	} {
+		t.Run(text, func(t *testing.T) {
+			if l, err := net.Listen("tcp6", "[::1]:0"); err == nil {
+				require.NoError(t, l.Close())
+			} else if strings.Contains(text, "[") {
+				t.Skip("skipped: this machine has no IPv6")
+			}
+			one, two, _ := strings.Cut(text, " ")
+			var all []Address
+			bindable := false
+			// Somebody else may have the port at one of the addresses: then another port shows it.
+			for tries := 0; tries < 8 && !bindable; tries++ {
+				free, err := net.Listen("tcp", ":0")
+				require.NoError(t, err)
+				port := strconv.Itoa(free.Addr().(*net.TCPAddr).Port)
+				require.NoError(t, free.Close())
+				all = nil
+				for _, address := range []string{one, two} {
+					all = append(all, mustAddress(t, strings.TrimSuffix(address, ":")+":"+port))
+				}
+				listeners, err := listenAll(t.Context(), all, testNames)
+				closeAll(listeners)
+				bindable = err == nil
+			}
+			require.Equal(t, want, !bindable)
+			require.Equal(t, want, all[0].Clashes(all[1]))
+			require.Equal(t, want, all[1].Clashes(all[0]))
+			all[0].Port = 0
+			require.False(t, all[0].Clashes(all[1]))
+		})
+	}
+}
+
+func TestListenAllBindsAllOrNone(t *testing.T) {
+	taken, err := net.Listen("tcp4", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer taken.Close()
+	p := mustAddress(t, taken.Addr().String())
+	_, err = listenAll(t.Context(), []Address{loopback(), p}, testNames)
+	require.ErrorContains(t, err, p.String())
+	require.ErrorContains(t, err, "taken")
+	require.ErrorContains(t, err, "--listen (LISTEN) or --port (PORT)")
+
+	all, err := listenAll(t.Context(), []Address{loopback(), loopback()}, testNames)
+	require.NoError(t, err)
+	require.Len(t, all, 2)
+	closeAll(all)
+	_, err = listenAll(t.Context(), []Address{mustAddress(t, "192.0.2.77:0")}, testNames)
+	require.ErrorContains(t, err, "does not have the address")
+}
+
+// mustAddress reads an address with or without a port, which is then 3260.
+func mustAddress(t *testing.T, text string) Address {
+	t.Helper()
+	if addr, err := netip.ParseAddr(strings.Trim(text, "[]")); err == nil {
+		return Address{Addr: addr, Port: 3260}
+	}
+	host, port, err := net.SplitHostPort(text)
+	require.NoError(t, err)
+	n, err := strconv.ParseUint(port, 10, 16)
+	require.NoError(t, err)
+	if host == "" {
+		return Address{Port: uint16(n)}
+	}
+	addr, err := netip.ParseAddr(host)
+	require.NoError(t, err)
+	return Address{Addr: addr, Port: uint16(n)}
+}
+
+func TestReachable(t *testing.T) {
+	for from, want := range map[string]string{
+		"0.0.0.0:3260": "127.0.0.1:3260", "[::]:3260": "[::1]:3260", "10.0.0.1:1": "10.0.0.1:1",
+		"[::1]:1": "[::1]:1",
+	} {
+		require.Equal(t, want, Reachable(from))
+	}
+}

@@ -1,0 +1,237 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"kubevirt.io/disk/chap"
+	"kubevirt.io/disk/disk/instance"
+	"kubevirt.io/disk/internal/control"
+	"kubevirt.io/disk/metrics"
+	"kubevirt.io/disk/pages"
+	"kubevirt.io/disk/target"
+)
+
+var (
+	errNotReady = errors.New("the daemon does not serve yet")
+	errNoCHAP   = errors.New("there is no CHAP, so there are no credentials to replace")
+)
+
+// Daemon is one run of serve. Its methods may be called by any number of goroutines.
+type Daemon struct {
+	opt       Options
+	log       *zap.Logger
+	names     names
+	started   time.Time
+	auth      *chap.Authenticator // nil: initiators need not authenticate
+	metrics   *metrics.Metrics
+	measuring sync.Mutex // held while metrics learns which LUNs there are
+	workers   *instance.Workers
+	readyFile readyFile
+	ready     chan struct{} // closed when every LUN can be used
+
+	disks   table
+	found   []foundImage  // at the start; set before the target is
+	initial []*servedDisk // that were made of found; set before the target is
+
+	mu      sync.Mutex
+	state   pages.State     // guarded by mu
+	readyAt *time.Time      // guarded by mu
+	portals []string        // guarded by mu; as bound
+	pagesAt string          // guarded by mu; the address of the pages; "": there are none
+	target  *target.Server  // guarded by mu; nil before it serves
+	control *control.Server // guarded by mu; nil before the target serves
+}
+
+// New makes a daemon, which does nothing before Run. It fails if its options contradict each other.
+func New(opt Options) (*Daemon, error) {
+	if err := opt.resolve(); err != nil {
+		return nil, fmt.Errorf("daemon: %w", err)
+	}
+	d := &Daemon{
+		opt:       opt,
+		log:       opt.Log,
+		names:     opt.Names,
+		started:   time.Now(),
+		metrics:   metrics.New(metrics.BuildInfo(opt.Build)),
+		workers:   instance.NewWorkers(),
+		readyFile: readyFile{path: opt.ReadyFile},
+		ready:     make(chan struct{}),
+		state:     pages.StateStarting,
+	}
+	d.readyFile.name = d.names.of(SettingReadyFile)
+	d.metrics.SetReady(func() bool { return d.isReady() == nil })
+	if opt.CHAP.Enabled() {
+		var err error
+		if d.auth, err = chap.NewAuthenticator(opt.CHAP); err != nil {
+			return nil, err
+		}
+	}
+	return d, nil
+}
+
+// Ready is closed when every LUN can be used, and the ready file is there.
+func (d *Daemon) Ready() <-chan struct{} { return d.ready }
+
+// Run serves until ctx ends, which is no error, at whatever point that happens. It is called once. A
+// *problems.Error is about what somebody has set.
+func (d *Daemon) Run(ctx context.Context) error {
+	d.log.Info("starting", zap.String("version", d.opt.Build.Version),
+		zap.String("commit", d.opt.Build.Commit))
+	// Both are tried, so that who starts a second daemon in one network learns at once of all that is
+	// taken.
+	closePages, pagesErr := d.servePages(ctx)
+	defer closePages()
+	listeners, err := listenAll(ctx, d.opt.Portals, d.names)
+	defer closeAll(listeners)
+	if err := errors.Join(pagesErr, err); err != nil {
+		return err
+	}
+	// Not before: who starts a daemon where one is running, as by an exec into its container, finds its
+	// ports taken, and must not make it unready.
+	if err := d.readyFile.clear(); err != nil {
+		return err
+	}
+	d.setPortals(listeners)
+	for _, l := range listeners {
+		d.log.Info("portal", zap.String("address", l.Addr().String()))
+	}
+
+	err = d.openDisks(ctx)
+	defer d.closeImages()
+	switch {
+	case ctx.Err() != nil:
+		d.log.Info("stopped before the LUNs were ready")
+		return d.closeDisks(context.Background())
+	case err != nil:
+		return errors.Join(d.explainDescriptors(err), d.closeDisks(context.Background()))
+	}
+	srv, err := d.newTarget()
+	if err != nil {
+		return errors.Join(d.explainDescriptors(err), d.closeDisks(context.Background()))
+	}
+	// Beside serving: giving back a large file takes a file system its time.
+	sweeping, stopSweeping := context.WithCancel(ctx)
+	var swept sync.WaitGroup
+	swept.Go(func() { d.sweep(sweeping) })
+	defer swept.Wait()
+	defer stopSweeping()
+	return d.serveTarget(ctx, srv, listeners)
+}
+
+func (d *Daemon) newTarget() (*target.Server, error) {
+	opt := target.Options{
+		TargetName: d.opt.TargetName,
+		Auth:       d.auth,
+		Observer:   d.metrics,
+		Limits:     d.opt.Limits,
+		Log:        d.log,
+	}
+	for _, s := range d.initial {
+		opt.LUNs = append(opt.LUNs, d.lun(s))
+	}
+	srv, err := target.New(opt)
+	if err == nil {
+		d.disks.serves(d.initial...)
+		d.measure()
+	}
+	return srv, err
+}
+
+// serveTarget serves until ctx ends or a listener fails, and then drains.
+func (d *Daemon) serveTarget(ctx context.Context, srv *target.Server, listeners []net.Listener) error {
+	control := d.serveControl(srv)
+	defer control.Close()
+	d.mu.Lock()
+	d.target, d.control = srv, control
+	d.mu.Unlock()
+	served := make(chan error, len(listeners))
+	for _, l := range listeners {
+		go func() { served <- srv.Serve(l) }()
+	}
+	d.set(pages.StateReady)
+	d.announce()
+	err := d.readyFile.write()
+	if err == nil {
+		close(d.ready)
+		select {
+		case <-ctx.Done():
+			d.log.Info("stopping: initiators are asked to log out")
+		case err = <-served:
+			err = fmt.Errorf("a portal stopped accepting connections: %w", err)
+		}
+	}
+	return errors.Join(err, d.stop(srv))
+}
+
+// serveControl answers at the control socket, and has handovers go on that were open at the last
+// stop.
+func (d *Daemon) serveControl(srv *target.Server) *control.Server {
+	c := control.New(srv, d.log.Named("control"))
+	if d.opt.ControlSocket == "" {
+		return c
+	}
+	if err := c.Listen(d.opt.ControlSocket); err != nil {
+		// The disks can be served all the same.
+		d.log.Warn("there is no control socket, so handover, sessions and kick find no daemon",
+			zap.String("socket", d.opt.ControlSocket), zap.Error(err),
+			zap.String("try", "another "+d.names.of(SettingControlSocket).Flag+", or \"\" to do without"))
+	}
+	return c
+}
+
+// serving returns the target, unless it is not there yet.
+func (d *Daemon) serving() (*target.Server, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.target == nil {
+		return nil, errNotReady
+	}
+	return d.target, nil
+}
+
+const (
+	// stopTimeout is how long a stop may take in all; drainTimeout is the part of it for commands in
+	// flight.
+	stopTimeout  = 10 * time.Second
+	drainTimeout = 8 * time.Second
+)
+
+// stop drains the sessions and makes what initiators were told is durable so. An error means that
+// data may be lost.
+func (d *Daemon) stop(srv *target.Server) error {
+	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
+	defer cancel()
+	d.set(pages.StateStopping)
+	removeErr := d.readyFile.remove()
+
+	drain, cancelDrain := context.WithTimeout(ctx, drainTimeout)
+	defer cancelDrain()
+	drainErr := srv.Shutdown(drain)
+	if drainErr != nil {
+		// Nothing that was acknowledged is lost: the commands that were cut off were never answered.
+		d.log.Warn("some commands did not end in time and were cut off", zap.Error(drainErr))
+	}
+	err := d.flushDisks(ctx)
+	if drainErr == nil && ctx.Err() == nil {
+		// Otherwise calls to a disk are still in progress, and the end of the process closes it.
+		err = errors.Join(err, d.closeDisks(ctx))
+	}
+	if err = errors.Join(removeErr, err); err == nil {
+		d.log.Info("stopped")
+	}
+	return err
+}
+
+// closeImages closes those of disks that were not opened, or not closed.
+func (d *Daemon) closeImages() {
+	for _, s := range d.disks.all() {
+		s.closeImage()
+	}
+}

@@ -1,0 +1,241 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"syscall"
+
+	"go.uber.org/zap"
+	"golang.org/x/sync/errgroup"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/disk/instance"
+	"kubevirt.io/disk/metrics"
+	"kubevirt.io/disk/pages"
+	"kubevirt.io/disk/target"
+)
+
+// Disk is one disk to serve.
+type Disk struct {
+	Name  string       // of its image, by which people know it
+	Image *image.Image // nil: the persistent disk is complete, and is served without one
+	Dir   string       // that holds a persistent disk; "": it is an ephemeral one in the work directory
+	DiskSettings
+}
+
+// openDisks finds what is to be served from the beginning, and makes a disk of each image.
+func (d *Daemon) openDisks(ctx context.Context) error {
+	found, err := d.find()
+	if err != nil {
+		return err
+	}
+	d.initial, err = d.disks.add(found...)
+	if err != nil {
+		return err
+	}
+	d.set(pages.StateOpening)
+	for _, s := range d.initial {
+		if err := d.open(ctx, s); err != nil {
+			return err
+		}
+	}
+	if err := d.checkIdentities(d.initial); err != nil {
+		return err
+	}
+	d.warnWithoutVolume()
+	return nil
+}
+
+// open makes a disk of its image, or finds the one of an earlier start.
+func (d *Daemon) open(ctx context.Context, s *servedDisk) error {
+	settings := d.disks.look(s).settings
+	opt := instance.Options{
+		Mode:          settings.CopyMode,
+		WorkDir:       d.opt.WorkDir,
+		PersistentDir: s.dir,
+		OnImageChange: d.opt.OnImageChange,
+		Owner:         d.opt.Owner,
+		Size:          settings.Size,
+		Identity:      settings.Identity,
+		ReadOnly:      settings.ReadOnly,
+		Durable:       d.opt.EphemeralFlush,
+		Log:           d.log.With(zap.Uint16("lun", s.lun)),
+		Progress:      s.progress,
+		Workers:       d.workers,
+	}
+	inst, err := instance.Open(ctx, s.image, opt)
+	if errors.Is(err, disk.ErrNoSpace) {
+		// What takes the space may be the disk of an image that is gone, which is otherwise removed once
+		// all are served.
+		d.sweep(ctx)
+		inst, err = instance.Open(ctx, s.image, opt)
+	}
+	if err != nil {
+		return fmt.Errorf("%v: %w", s, d.explainSpace(err, settings.CopyMode))
+	}
+	if !d.disks.opened(s, inst) {
+		return errors.Join(errStopping, inst.Close())
+	}
+	return nil
+}
+
+// lun is what the target serves of a disk that is open.
+func (d *Daemon) lun(s *servedDisk) target.LUN {
+	now := d.disks.look(s)
+	return target.LUN{
+		Number:    s.lun,
+		Name:      s.name,
+		Disk:      now.instance.Disk,
+		Identity:  now.instance.Identity,
+		ReadOnly:  now.instance.ReadOnly,
+		Removable: now.settings.Removable,
+		Access:    now.settings.AccessMode,
+		Volatile:  !now.instance.Persistent,
+		Grown:     now.instance.Grown,
+		Store:     now.instance.Store(),
+	}
+}
+
+// flush makes a disk durable, as far as its mode promises that.
+func (d *Daemon) flush(s *servedDisk) error {
+	inst := d.disks.look(s).instance
+	if inst == nil {
+		return nil
+	}
+	if err := inst.Flush(); err != nil {
+		return fmt.Errorf("%v: acknowledged data may be lost: %w", s, err)
+	}
+	return nil
+}
+
+// close ends what goes on beside the guest, and closes a disk and its image.
+func (d *Daemon) close(s *servedDisk) error {
+	inst := d.disks.take(s)
+	if inst == nil {
+		s.closeImage()
+		return nil
+	}
+	if err := inst.Close(); err != nil {
+		return fmt.Errorf("%v: %w", s, err)
+	}
+	return nil
+}
+
+func (s *servedDisk) closeImage() {
+	if s.image != nil {
+		_ = s.image.Close() // it was only read
+	}
+}
+
+// measure tells the metrics which LUNs there are.
+func (d *Daemon) measure() {
+	d.measuring.Lock() // so that nobody tells of fewer who has looked earlier
+	defer d.measuring.Unlock()
+	var all []metrics.Disk
+	for _, s := range d.disks.served() {
+		m := metrics.Disk{
+			LUN: s.lun, Image: s.name, Size: d.disks.look(s).size,
+			Failed: func() error { return d.disks.failure(s) },
+			Space:  func() *disk.Usage { return d.disks.look(s).space.now() },
+		}
+		if s.progress != nil {
+			m.Progress = s.progress
+		}
+		all = append(all, m)
+	}
+	d.metrics.SetDisks(all)
+}
+
+// explainSpace says how a disk takes less space, where a copy of its image does not fit.
+func (d *Daemon) explainSpace(err error, mode instance.CopyMode) error {
+	var space *image.SpaceError
+	if mode != instance.CopyClone || !errors.As(err, &space) || space.Needed == 0 {
+		return err
+	}
+	return fmt.Errorf("%w, or copy only what the guest writes, with %s", err,
+		d.names.of(SettingCopyMode).with(string(instance.CopyOnWrite)))
+}
+
+// explainDescriptors says what to do where the process may not open as many files as the disks take.
+func (d *Daemon) explainDescriptors(err error) error {
+	if !errors.Is(err, syscall.EMFILE) {
+		return err
+	}
+	what := "the disks take"
+	if disks := d.disks.all(); len(disks) > 0 {
+		need := 0
+		for _, s := range disks {
+			need += d.openFiles(s)
+		}
+		what = fmt.Sprintf("%d disks take, up to %d, and one more for each backing file and each session",
+			len(disks), need)
+	}
+	return fmt.Errorf("the process may not open as many files as %s: raise the limit (ulimit -n, or that "+
+		"of the container), or serve fewer images: %w", what, err)
+}
+
+// openFiles is how many files a disk keeps open at most: its lock and its own file, and until it is
+// complete also the image and the map, of which a disk that survives a crash of the machine has two.
+func (d *Daemon) openFiles(s *servedDisk) int {
+	switch {
+	case s.progress == nil:
+		return 2
+	case s.dir != "" || d.opt.EphemeralFlush:
+		return 5
+	default:
+		return 4
+	}
+}
+
+// flushesAtOnce bounds how many disks are flushed side by side: what they wait for is storage, which
+// takes many at once.
+const flushesAtOnce = 16
+
+// flushDisks makes every disk durable. A disk that hangs is an error when ctx ends.
+func (d *Daemon) flushDisks(ctx context.Context) error {
+	return within(ctx, "flush", func() error {
+		disks := d.disks.all()
+		return forAll(len(disks), flushesAtOnce, func(i int) error { return d.flush(disks[i]) })
+	})
+}
+
+// closeDisks closes all of them at once: each may wait a moment for what it does in the background,
+// and there is one time to stop in. No disk is opened any more.
+func (d *Daemon) closeDisks(ctx context.Context) error {
+	d.disks.close()
+	return within(ctx, "close", func() error {
+		disks := d.disks.all()
+		err := forAll(len(disks), len(disks), func(i int) error { return d.close(disks[i]) })
+		d.disks.removed.Wait()
+		return err
+	})
+}
+
+// forAll calls f for 0 to n-1, some at once, and returns what went wrong, in their order.
+func forAll(n, atOnce int, f func(i int) error) error {
+	all := make([]error, n)
+	var group errgroup.Group
+	group.SetLimit(max(atOnce, 1))
+	for i := range n {
+		group.Go(func() error {
+			all[i] = f(i)
+			return nil
+		})
+	}
+	_ = group.Wait()
+	return errors.Join(all...)
+}
+
+// within runs f, and gives up waiting for it when ctx ends.
+func within(ctx context.Context, what string, f func() error) error {
+	done := make(chan error, 1)
+	go func() { done <- f() }()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return fmt.Errorf("%s of the disks did not end in time: %w", what, ctx.Err())
+	}
+}

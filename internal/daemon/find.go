@@ -1,0 +1,188 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"syscall"
+
+	"go.uber.org/zap"
+
+	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/disk/instance"
+	"kubevirt.io/disk/internal/problems"
+)
+
+// find finds the images, and how each is to be served.
+func (d *Daemon) find() (disks []Disk, err error) {
+	if err := d.checkDirectories(); err != nil {
+		return nil, err
+	}
+	images, err := d.openImages()
+	defer func() {
+		if err != nil {
+			closeImages(images)
+		}
+	}()
+	volume := d.opt.PersistentDir
+	var found []foundImage
+	switch {
+	case err == nil:
+		for _, img := range images {
+			info := img.Info()
+			d.logAssumed(info)
+			f := foundImage{name: img.Name(), image: img}
+			for _, b := range info.BackingChain {
+				f.backing = append(f.backing, b.Name)
+			}
+			found = append(found, f)
+		}
+	case len(d.opt.Images.Paths) == 0 && volume != "" && isNoImage(err) && instance.HasPersistent(volume):
+		d.log.Info("there is no image: the disk of the volume is served without one",
+			zap.String("directory", volume))
+		found = []foundImage{{name: instance.PersistentName}}
+	case len(d.opt.Images.Paths) > 0:
+		return nil, err
+	default:
+		return nil, d.explainScan(err)
+	}
+	settings, err := d.settle(d.opt.Settings, found)
+	if err != nil {
+		return nil, err
+	}
+	dirs := make([]string, len(found))
+	if volume != "" {
+		names := make([]string, len(found))
+		for i, f := range found {
+			names[i] = f.name
+		}
+		if dirs, err = instance.PersistentDirs(volume, names); err != nil {
+			return nil, d.explainVolume(err)
+		}
+	}
+	d.found = found
+	for i, f := range found {
+		disks = append(disks, Disk{Name: f.name, Image: f.image, Dir: dirs[i], DiskSettings: settings[i]})
+	}
+	return disks, nil
+}
+
+// checkDirectories refuses to keep disks where images are searched for. The next start would take
+// their files for images, and ask the person to remove what the disks need.
+func (d *Daemon) checkDirectories() error {
+	images := []string{d.opt.Images.Dir}
+	if paths := d.opt.Images.Paths; len(paths) > 0 {
+		images = make([]string, len(paths))
+		for i, path := range paths {
+			images[i] = filepath.Dir(path)
+		}
+	}
+	var wrong problems.List
+	for _, kept := range []struct {
+		setting Setting
+		dir     string
+	}{{SettingPersistentDir, d.opt.PersistentDir}, {SettingWorkDir, d.opt.WorkDir}} {
+		if slices.ContainsFunc(images, func(dir string) bool { return sameDirectory(dir, kept.dir) }) {
+			wrong.Add(d.names.of(kept.setting).String(),
+				"%q is the directory of the images, too (%s): name another one, which may be a directory in it",
+				kept.dir, d.names.of(SettingImageDir).Flag)
+		}
+	}
+	return wrong.Err()
+}
+
+// sameDirectory reports whether two names are those of one directory that is there.
+func sameDirectory(a, b string) bool {
+	first, err := os.Stat(a)
+	if err != nil {
+		return false
+	}
+	second, err := os.Stat(b)
+	return err == nil && os.SameFile(first, second)
+}
+
+// openImages opens the images that are served from the beginning, or none.
+func (d *Daemon) openImages() ([]*image.Image, error) {
+	opt := image.Options{Formats: d.opt.Settings.formats()}
+	if len(d.opt.Images.Paths) == 0 {
+		return image.ScanDir(d.opt.Images.Dir, opt)
+	}
+	var images []*image.Image
+	refused := problems.Refusal{Verb: "cannot be served"}
+	paths := map[string]string{}
+	for _, path := range d.opt.Images.Paths {
+		name := filepath.Base(path)
+		if other, twice := paths[name]; twice {
+			refused.Add(fmt.Errorf("%q and %q have one name, by which disks are told apart: rename one "+
+				"of them, or leave one out", other, path))
+			continue
+		}
+		paths[name] = path
+		img, err := image.Open(path, opt)
+		if err != nil {
+			refused.Add(err)
+			continue
+		}
+		images = append(images, img)
+	}
+	if err := refused.Err(); err != nil {
+		closeImages(images)
+		return nil, err
+	}
+	return images, nil
+}
+
+func closeImages(images []*image.Image) {
+	for _, img := range images {
+		_ = img.Close() // it was only read
+	}
+}
+
+// logAssumed tells of an image that looks like something else than what it is served as.
+func (d *Daemon) logAssumed(info image.Info) {
+	if info.LooksLike != "" {
+		d.log.Info("an image is served as what it is, whatever it looks like by now",
+			zap.String("image", info.Name), zap.String("format", string(info.Format)),
+			zap.String("because", info.FormatSource.Reason()),
+			zap.String("looks_like", string(info.LooksLike)))
+	}
+}
+
+// sweep removes what is left of images that are gone from their directory. Where none was found in
+// it, or none was looked for, nothing is known to be gone.
+func (d *Daemon) sweep(ctx context.Context) {
+	found := func(f foundImage) bool { return f.image != nil }
+	if len(d.opt.Images.Paths) == 0 && slices.ContainsFunc(d.found, found) {
+		instance.Sweep(ctx, d.opt.WorkDir, d.opt.Images.Dir, d.opt.Owner, d.log)
+	}
+}
+
+// isNoImage reports whether there is nothing to scan.
+func isNoImage(err error) bool {
+	var none *image.NoImagesError
+	return errors.As(err, &none) || errors.Is(err, fs.ErrNotExist)
+}
+
+func (d *Daemon) explainScan(err error) error {
+	dir, name := d.opt.Images.Dir, d.names.of(SettingImageDir)
+	var none *image.NoImagesError
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("the image directory %q does not exist: put images there, or name another "+
+			"directory with %v: %w", dir, name, err)
+	case errors.Is(err, syscall.ENOTDIR):
+		return fmt.Errorf("%q is no directory: name the directory that the images are in, with %v: %w",
+			dir, name, err)
+	case errors.As(err, new(*image.ScanError)): // its files say what is wrong with each
+	case errors.Is(err, fs.ErrPermission):
+		return fmt.Errorf("the image directory %q cannot be read by user %d: make it readable for that "+
+			"user, or name another one with %v: %w", dir, os.Geteuid(), name, err)
+	case errors.As(err, &none):
+		return fmt.Errorf("%w, or name another one with %v", err, name)
+	}
+	return err
+}

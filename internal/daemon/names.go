@@ -1,0 +1,47 @@
+package daemon
+
+// Setting is what messages of a daemon ask a person to change.
+type Setting string
+
+// The settings, called by their keys in the configuration file.
+const (
+	SettingImageDir      Setting = "disk-dir"
+	SettingWorkDir       Setting = "work-dir"
+	SettingPersistentDir Setting = "persistent-dir"
+	SettingCopyMode      Setting = "copy-mode"
+	SettingPortals       Setting = "listen"
+	SettingPort          Setting = "port" // of the portals
+	SettingPages         Setting = "metrics-listen"
+	SettingReadyFile     Setting = "ready-file"
+	SettingControlSocket Setting = "control-socket"
+	SettingDisks         Setting = "disks" // of single disks
+	SettingCredentials   Setting = "credentials"
+)
+
+// Name is how a person sets something: by a flag, or in a container mostly by a variable.
+type Name struct {
+	Flag     string // as "--copy-mode"; what has no flag is named by this, too
+	Variable string // as "COPY_MODE"; may be empty
+}
+
+func (n Name) String() string { return n.Flag + n.variable() }
+
+// with is how a person sets it to a value.
+func (n Name) with(value string) string { return n.Flag + "=" + value + n.variable() }
+
+func (n Name) variable() string {
+	if n.Variable == "" {
+		return ""
+	}
+	return " (" + n.Variable + ")"
+}
+
+// names is how a person sets each setting.
+type names map[Setting]Name
+
+func (n names) of(s Setting) Name {
+	if name, ok := n[s]; ok {
+		return name
+	}
+	return Name{Flag: string(s)}
+}

@@ -1,0 +1,143 @@
+package daemon
+
+import (
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+func testReadyFile(path string) readyFile {
+	return readyFile{path: path, name: testNames[SettingReadyFile]}
+}
+
+func TestReadyFile(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "healthy")
+	r := testReadyFile(path)
+	require.NoError(t, r.clear(), "none is there")
+	require.NoError(t, r.write())
+	info, err := os.Stat(path)
+	require.NoError(t, err)
+	require.Equal(t, os.FileMode(0o644), info.Mode())
+	files, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Len(t, files, 1, "nothing temporary is left")
+	require.NoError(t, r.remove())
+	require.NoFileExists(t, path)
+	require.NoError(t, r.write(), "again")
+	require.NoError(t, os.Remove(path))
+	require.NoError(t, r.remove(), "somebody else was first")
+	var none readyFile
+	require.NoError(t, none.clear())
+	require.NoError(t, none.write())
+	require.NoError(t, none.remove())
+
+	require.NoError(t, os.MkdirAll(filepath.Join(path, "sub"), 0o755))
+	require.Error(t, r.clear())
+	require.Error(t, r.write())
+	require.NoError(t, r.remove())
+	require.DirExists(t, path, "it is not that of this daemon")
+	files, err = os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Len(t, files, 1)
+}
+
+// TestReadyFileLeavesWhatIsNotItsOwn: what came into its place while the disks were made stays when the daemon fails or stops.
+func TestReadyFileLeavesWhatIsNotItsOwn(t *testing.T) {
+	for name, place := range map[string]func(path string) error{
+		"a file":      func(path string) error { return os.WriteFile(path, []byte("precious"), 0o644) },
+		"a like file": func(path string) error { return os.WriteFile(path, []byte("reader"), 0o644) },
+		"a directory": func(path string) error { return os.Mkdir(path, 0o755) },
+		"a link":      func(path string) error { return os.Symlink("/nowhere", path) },
+		"a pipe":      func(path string) error { return unix.Mkfifo(path, 0o644) },
+	} {
+		for _, ready := range []bool{false, true} {
+			path := filepath.Join(t.TempDir(), "healthy")
+			r := testReadyFile(path)
+			require.NoError(t, r.clear())
+			if ready {
+				require.NoError(t, r.write())
+				require.NoError(t, os.Remove(path))
+			}
+			require.NoError(t, place(path))
+			if !ready {
+				require.ErrorContains(t, r.write(), "would take the place of", name)
+			}
+			require.NoError(t, r.remove(), name)
+			_, err := os.Lstat(path)
+			require.NoError(t, err, name)
+		}
+	}
+}
+
+// TestReadyFileIsRemovedWhateverItHolds: a person who has written into it leaves no probe that takes a stopped daemon for ready.
+func TestReadyFileIsRemovedWhateverItHolds(t *testing.T) {
+	r := testReadyFile(filepath.Join(t.TempDir(), "healthy"))
+	require.NoError(t, r.write())
+	require.NoError(t, os.WriteFile(r.path, []byte("yes"), 0o644))
+	require.NoError(t, r.remove())
+	require.NoFileExists(t, r.path)
+}
+
+// TestReadyFileOfTwo: whoever of two daemons becomes ready first has the file, and the other one neither takes it over nor removes it.
+func TestReadyFileOfTwo(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "healthy")
+	first, second := testReadyFile(path), testReadyFile(path)
+	require.NoError(t, first.clear())
+	require.NoError(t, second.clear(), "both start")
+	require.NoError(t, first.write())
+	for _, take := range []func() error{second.write, second.clear} {
+		err := take()
+		require.ErrorContains(t, err, "another daemon, which is running")
+		require.ErrorContains(t, err, "--ready-file (READY_FILE)")
+	}
+	require.NoError(t, second.remove())
+	require.FileExists(t, path)
+	require.NoError(t, first.remove())
+	require.NoFileExists(t, path)
+
+	require.NoError(t, first.write())
+	require.NoError(t, first.made.Close()) // as by kill -9
+	require.NoError(t, second.clear())
+	require.NoFileExists(t, path)
+}
+
+// TestReadyFileWithoutSpace lets files grow to three bytes only, which is as a full file system. The limit is that of a process, and so
+// one of its own: this one may have to write a log for go test meanwhile.
+func TestReadyFileWithoutSpace(t *testing.T) {
+	const limited = "KUBEVIRT_DISK_TEST_LIMITED"
+	if os.Getenv(limited) == "" {
+		cmd := exec.Command(os.Args[0], "-test.v", "-test.run=^"+t.Name()+"$")
+		cmd.Env = append(os.Environ(), limited+"=1")
+		out, err := cmd.CombinedOutput()
+		require.NoError(t, err, "%s", out)
+		require.Contains(t, string(out), "--- PASS: "+t.Name())
+		return
+	}
+	dir := t.TempDir()
+	r := testReadyFile(filepath.Join(dir, "healthy"))
+	require.NoError(t, r.clear())
+	var before unix.Rlimit
+	require.NoError(t, unix.Getrlimit(unix.RLIMIT_FSIZE, &before))
+	require.NoError(t, unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: 3, Max: before.Max}))
+	err := r.write()
+	require.NoError(t, unix.Setrlimit(unix.RLIMIT_FSIZE, &before))
+	require.ErrorIs(t, err, unix.EFBIG)
+	require.ErrorContains(t, err, "--ready-file (READY_FILE)")
+	left, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Empty(t, left)
+	require.NoError(t, r.remove())
+}
+
+func TestReadyFileInNoDirectory(t *testing.T) {
+	r := testReadyFile(filepath.Join(t.TempDir(), "none", "healthy"))
+	err := r.clear()
+	require.ErrorIs(t, err, fs.ErrNotExist)
+	require.ErrorContains(t, err, "--ready-file (READY_FILE)")
+}

@@ -1,0 +1,85 @@
+package daemon
+
+import (
+	"slices"
+
+	"kubevirt.io/disk/chap"
+	"kubevirt.io/disk/target"
+)
+
+// Changes is what became of new settings: each of a disk, as "fedora.qcow2: read-only".
+type Changes struct {
+	Done  []string // in force
+	Later []string // count when the disk is served the next time, with the reason if there is one
+}
+
+// lunAccess is what of the server new settings are for.
+type lunAccess interface {
+	SetAccess(lun uint16, mode target.AccessMode, readOnly bool) error
+}
+
+// Reload puts new settings into force, as far as they can change while disks are served: the access
+// mode, and whether a LUN can be written. It is for the disks that are served from the beginning.
+// An error says what is wrong with the settings, and then nothing has changed.
+func (d *Daemon) Reload(next Settings) (Changes, error) {
+	srv, err := d.serving()
+	if err != nil {
+		return Changes{}, err
+	}
+	return d.reload(next, srv)
+}
+
+func (d *Daemon) reload(next Settings, luns lunAccess) (all Changes, err error) {
+	wanted, err := d.settle(next, d.found)
+	if err != nil {
+		return Changes{}, err
+	}
+	served := d.disks.served()
+	for i, s := range d.initial {
+		if !slices.Contains(served, s) {
+			continue // it was removed
+		}
+		done, later := d.changeDisk(s, wanted[i], luns)
+		all.Done, all.Later = append(all.Done, done...), append(all.Later, later...)
+	}
+	return all, nil
+}
+
+// changeDisk gives a disk what of its new settings can change while it is served, each by itself,
+// and names what did and what did not.
+func (d *Daemon) changeDisk(s *servedDisk, next DiskSettings, luns lunAccess) (
+	done, later []string) {
+	now := d.disks.look(s).settings
+	keys := now.Differences(next)
+	if next.ReadOnly {
+		slices.Reverse(keys) // so that nobody writes who gets access only by the other change
+	}
+	for _, key := range keys {
+		name, to := s.name+": "+key, now
+		switch key {
+		case keyAccessMode:
+			to.AccessMode = next.AccessMode
+		case keyReadOnly:
+			to.ReadOnly = next.ReadOnly
+		default:
+			later = append(later, name)
+			continue
+		}
+		if err := luns.SetAccess(s.lun, to.AccessMode, to.ReadOnly); err != nil {
+			later = append(later, name+" ("+err.Error()+")")
+			continue
+		}
+		d.disks.changeAccess(s, to.AccessMode, to.ReadOnly)
+		done, now = append(done, name), to
+	}
+	return done, later
+}
+
+// ReplaceCredentials has new logins need other credentials; sessions go on. Whether initiators have
+// to authenticate at all cannot change.
+func (d *Daemon) ReplaceCredentials(c chap.Config) error {
+	if d.auth == nil {
+		return errNoCHAP
+	}
+	return d.auth.Replace(c)
+}

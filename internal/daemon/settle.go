@@ -1,0 +1,201 @@
+package daemon
+
+import (
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/disk/instance"
+	"kubevirt.io/disk/internal/problems"
+	"kubevirt.io/disk/target"
+)
+
+// maxLUN is the highest LUN of the flat addressing method, 14 bits (SAM-5 4.7.7).
+const maxLUN = 1<<14 - 1
+
+// The settings of one disk that messages name, by their keys in the configuration file.
+const (
+	keyAccessMode = "access-mode"
+	keyFormat     = "format"
+	keySerial     = "serial"
+	keyNAA        = "naa"
+	keyReadOnly   = "read-only"
+)
+
+// diskFields are the settings of one disk, by their keys.
+var diskFields = map[string]func(s DiskSettings) any{
+	"lun":         func(s DiskSettings) any { return s.LUN },
+	"copy-mode":   func(s DiskSettings) any { return s.CopyMode },
+	keyAccessMode: func(s DiskSettings) any { return s.AccessMode },
+	"size":        func(s DiskSettings) any { return s.Size },
+	keyFormat:     func(s DiskSettings) any { return s.Format },
+	keySerial:     func(s DiskSettings) any { return s.Identity.Serial },
+	keyNAA:        func(s DiskSettings) any { return s.Identity.NAA },
+	keyReadOnly:   func(s DiskSettings) any { return s.ReadOnly },
+	"removable":   func(s DiskSettings) any { return s.Removable },
+}
+
+// Differences names the settings in which two disks differ, by their keys in the configuration file.
+func (s DiskSettings) Differences(o DiskSettings) []string {
+	var keys []string
+	for key, field := range diskFields {
+		if field(s) != field(o) {
+			keys = append(keys, key)
+		}
+	}
+	slices.Sort(keys)
+	return keys
+}
+
+// resolved fills in defaults, and what follows from other settings.
+func (s DiskSettings) resolved() DiskSettings {
+	if s.CopyMode == "" {
+		s.CopyMode = instance.CopyClone
+	}
+	if s.AccessMode == "" {
+		s.AccessMode = target.AccessWriteExclusive
+	}
+	s.ReadOnly = s.ReadOnly || s.AccessMode == target.AccessReadShared
+	return s
+}
+
+// formats are those that are set, by the names of images and backing files. They are needed to open
+// them, before the other settings are.
+func (s Settings) formats() map[string]image.Format {
+	all := map[string]image.Format{}
+	for name, d := range s.Disks {
+		if d.Format != "" {
+			all[name] = d.Format
+		}
+	}
+	return all
+}
+
+// foundImage is what one disk is made of at the start.
+type foundImage struct {
+	name    string
+	image   *image.Image // nil: a persistent disk that is served without one
+	backing []string     // names of its backing files
+}
+
+// settle is how the disk of each image is to be served, or why it cannot be.
+func (d *Daemon) settle(s Settings, found []foundImage) ([]DiskSettings, error) {
+	var wrong problems.List
+	settings := d.settingsFor(s, found, &wrong)
+	for i, one := range settings {
+		if found[i].image == nil {
+			if one.Format == image.FormatQcow2 {
+				wrong.Add(fmt.Sprintf("%q of %q", SettingDisks, found[i].name),
+					"key %q: the disk of a volume is always raw", keyFormat)
+			}
+			continue
+		}
+		if err := one.CopyMode.Check(found[i].image); err != nil {
+			wrong.Add(one.CopyModeSource, "%v", err)
+		}
+	}
+	// Before the disks are made, as they would keep what they were given when the file is put right.
+	wanted := make([]identified, len(settings))
+	for i, one := range settings {
+		wanted[i] = identified{&servedDisk{lun: one.LUN, name: found[i].name}, one.Identity}
+	}
+	if err := d.names.checkIdentities(wanted); err != nil {
+		wrong.AddError(err)
+	}
+	return settings, wrong.Err()
+}
+
+// settingsFor is how the disk of each image is to be served. What is wrong is collected: also that
+// there are settings for a disk of which there is no image, and that two disks want one LUN.
+func (d *Daemon) settingsFor(s Settings, found []foundImage, wrong *problems.List) []DiskSettings {
+	if len(found) > maxLUN {
+		wrong.Add(d.names.of(SettingImageDir).Flag,
+			"%d images are too many: a target has LUNs for %d", len(found), maxLUN)
+		return nil
+	}
+	all := make([]DiskSettings, len(found))
+	users := map[uint16]string{}
+	images := make([]string, len(found))
+	for i, f := range found {
+		images[i] = f.name
+		all[i] = s.Disk
+		if single, ok := s.Disks[f.name]; ok {
+			all[i] = single.DiskSettings
+		}
+		if all[i].LUN == 0 {
+			all[i].LUN = uint16(i + 1)
+		}
+		all[i] = all[i].resolved()
+		if other, taken := users[all[i].LUN]; taken {
+			wrong.Add(fmt.Sprintf("LUN %d", all[i].LUN), "is wanted by %q and %q: give one of them "+
+				"another number under %v", other, f.name, d.names.of(SettingDisks))
+		}
+		users[all[i].LUN] = f.name
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.Disks)) {
+		single := s.Disks[name]
+		below := isBacking(name, found)
+		switch {
+		case slices.Contains(images, name) || below && single.FormatOnly:
+		case below:
+			wrong.Add(single.Source,
+				"it is a backing file and no disk of its own: nothing but its %q can be set", keyFormat)
+		default:
+			wrong.Add(single.Source, "there is no such image: the images are %s",
+				strings.Join(images, ", "))
+		}
+	}
+	return all
+}
+
+// isBacking reports whether a file is a backing file of an image.
+func isBacking(name string, found []foundImage) bool {
+	return slices.ContainsFunc(found, func(f foundImage) bool {
+		return slices.Contains(f.backing, name)
+	})
+}
+
+// identified is a disk with what initiators tell it by.
+type identified struct {
+	disk     *servedDisk
+	identity disk.Identity
+}
+
+// checkIdentities compares disks that are open, as a disk keeps what it was given before.
+func (d *Daemon) checkIdentities(disks []*servedDisk) error {
+	var all []identified
+	for _, s := range disks {
+		if inst := d.disks.look(s).instance; inst != nil {
+			all = append(all, identified{s, inst.Identity})
+		}
+	}
+	return d.names.checkIdentities(all)
+}
+
+// checkIdentities refuses disks that initiators could not tell apart: a multipath driver would take
+// them for two paths to one disk, and write the data of each to both. What is not set is not
+// compared.
+func (n names) checkIdentities(disks []identified) error {
+	serials, naas := map[string]*servedDisk{}, map[[8]byte]*servedDisk{}
+	var all []error
+	same := func(other, s *servedDisk, what, value, key string) {
+		all = append(all, fmt.Errorf("%v and %v have the same %s, %s, and would be taken for one disk: "+
+			"give one of them another %q under %v", other, s, what, value, key, n.of(SettingDisks)))
+	}
+	for _, one := range disks {
+		s, id := one.disk, one.identity
+		if other := serials[id.Serial]; other != nil && id.Serial != "" {
+			same(other, s, "serial number", id.Serial, keySerial)
+		}
+		if other := naas[id.NAA]; other != nil && id.NAA != [8]byte{} {
+			same(other, s, "NAA identifier", hex.EncodeToString(id.NAA[:]), keyNAA)
+		}
+		serials[id.Serial], naas[id.NAA] = s, s
+	}
+	return errors.Join(all...)
+}

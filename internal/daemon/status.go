@@ -1,0 +1,140 @@
+package daemon
+
+import (
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net"
+	"time"
+
+	"kubevirt.io/disk/pages"
+	"kubevirt.io/disk/target"
+)
+
+// set says what the daemon is doing.
+func (d *Daemon) set(now pages.State) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.state = now
+	if now == pages.StateReady {
+		t := time.Now()
+		d.readyAt = &t
+	}
+}
+
+func (d *Daemon) setPortals(listeners []net.Listener) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.portals = nil
+	for _, l := range listeners {
+		d.portals = append(d.portals, l.Addr().String())
+	}
+}
+
+// isReady is nil once every LUN can be used, and otherwise says what is missing.
+func (d *Daemon) isReady() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.state == pages.StateReady {
+		return nil
+	}
+	return errors.New(string(d.state))
+}
+
+// healthy is nil unless a disk has failed.
+func (d *Daemon) healthy() error {
+	var all []error
+	for _, s := range d.disks.all() {
+		if err := d.disks.failure(s); err != nil {
+			all = append(all, fmt.Errorf("%v: %w", s, err))
+		}
+	}
+	return errors.Join(all...)
+}
+
+// Status is what the page /status shows. It may be asked at any time, and waits for no disk for long.
+func (d *Daemon) Status() pages.Status {
+	d.mu.Lock()
+	srv := d.target
+	page := pages.Status{
+		State:          d.state,
+		Ready:          d.state == pages.StateReady,
+		TargetName:     d.opt.TargetName,
+		Portals:        append([]string{}, d.portals...),
+		Authentication: "none",
+		LUNs:           []pages.LUNStatus{},
+		Sessions:       []target.SessionInfo{},
+		StartedAt:      d.started,
+		ReadyAt:        d.readyAt,
+		Build:          d.opt.Build,
+	}
+	d.mu.Unlock()
+	if page.ReadyAt != nil {
+		page.ReadyAfterSeconds = page.ReadyAt.Sub(d.started).Seconds()
+	}
+	switch {
+	case d.opt.CHAP.Mutual():
+		page.Authentication = "mutual-chap"
+	case d.opt.CHAP.Enabled():
+		page.Authentication = "chap"
+	}
+	luns, gauges := d.disks.status(page.Ready)
+	for i, gauge := range gauges {
+		if u := gauge.now(); u != nil {
+			luns[i].Space = &pages.Space{Used: u.Used, Free: u.Available}
+		}
+	}
+	page.LUNs = append(page.LUNs, luns...)
+	if srv != nil {
+		page.Sessions = append(page.Sessions, srv.Sessions()...)
+		for i, one := range page.LUNs {
+			have := srv.Holders(one.LUN)
+			page.LUNs[i].Owner, page.LUNs[i].OpenTo = have.Owner, have.Guest
+			page.LUNs[i].Fenced = have.Fenced
+		}
+	}
+	return page
+}
+
+// status is what is known of the disks, and what tells the space of each.
+func (t *table) status(ready bool) (luns []pages.LUNStatus, gauges []*spaceGauge) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, s := range t.disks {
+		lun := s.statusLocked()
+		lun.Ready = ready && s.serving
+		luns, gauges = append(luns, lun), append(gauges, s.space)
+	}
+	return luns, gauges
+}
+
+// statusLocked is called with table.mu held.
+func (s *servedDisk) statusLocked() pages.LUNStatus {
+	lun := pages.LUNStatus{
+		LUN:        s.lun,
+		Image:      s.name,
+		Format:     string(s.format),
+		SizeBytes:  s.size,
+		CopyMode:   string(s.settings.CopyMode),
+		AccessMode: string(s.settings.AccessMode),
+		ReadOnly:   s.settings.ReadOnly,
+		Removable:  s.settings.Removable,
+	}
+	if s.instance != nil {
+		lun.ReadOnly = s.settings.ReadOnly || s.instance.ReadOnly
+		lun.Serial = s.instance.Identity.Serial
+		lun.Persistent = s.instance.Persistent
+		lun.NAA = hex.EncodeToString(s.instance.Identity.NAA[:])
+	}
+	if s.progress != nil {
+		copied, data := s.progress.Data()
+		lun.Copy = &pages.CopyStatus{
+			CopiedBytes: copied, DataBytes: data, TotalBytes: s.progress.Total(),
+			Complete: s.progress.Finished(), WaitsForSpace: s.progress.Waiting(),
+		}
+	}
+	if err := s.failureLocked(); err != nil {
+		lun.Failure = err.Error()
+	}
+	return lun
+}
