@@ -76,8 +76,8 @@ func (a *app) serve(cmd *cobra.Command, args []string) error {
 	defer func() { _ = log.Sync() }()
 
 	opt := cfg.options(log)
-	// Callers of the original wrapper start several in one pod, which has one network, and give each a
-	// port for its portal only.
+	// Callers of the original wrapper start several in one pod, which has one network, and give
+	// each a port for its portal only.
 	opt.PagesOptional = (a.asWrapper || len(args) > 0) && !cfg.metricsChosen
 	d, err := daemon.New(opt)
 	if err == nil {

@@ -25,8 +25,8 @@ func (a Address) String() string {
 func (a Address) Loopback() bool { return a.Addr.IsValid() && a.Addr.IsLoopback() }
 
 // Network is what net.Listen takes, where all are listened on. An address is bound for its own
-// family, so that 0.0.0.0 and [::] can stand side by side; [::] alone takes IPv4 too, as is usual on
-// Linux.
+// family, so that 0.0.0.0 and [::] can stand side by side; [::] alone takes IPv4 too, as is usual
+// on Linux.
 func (a Address) Network(all []Address) string {
 	other4 := func(o Address) bool { return o.Addr.Is4() && o.Port == a.Port }
 	switch {
@@ -40,8 +40,8 @@ func (a Address) Network(all []Address) string {
 	return "tcp6"
 }
 
-// Clashes says that only one of two addresses can be bound: they are the same, or one of them stands
-// for every address of the other's family, or of both.
+// Clashes says that only one of two addresses can be bound: they are the same, or one of them
+// stands for every address of the other's family, or of both.
 func (a Address) Clashes(o Address) bool {
 	switch {
 	case a.Port != o.Port || a.Port == 0:

@@ -23,8 +23,8 @@ func (d *Daemon) announce() {
 	}
 	try := fmt.Sprintf("%s -s iscsi://%s%s", command, user, Reachable(s.Portals[0]))
 	d.log.Info("ready", zap.String("target", s.TargetName), zap.Strings("portals", s.Portals),
-		zap.String("authentication", s.Authentication), zap.Duration("after", time.Since(d.started)),
-		zap.String("try", try))
+		zap.String("authentication", s.Authentication),
+		zap.Duration("after", time.Since(d.started)), zap.String("try", try))
 	remote := func(a Address) bool { return !a.Loopback() }
 	switch {
 	case d.opt.CHAP.Enabled():

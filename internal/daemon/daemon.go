@@ -36,6 +36,9 @@ type Daemon struct {
 	readyFile readyFile
 	ready     chan struct{} // closed when every LUN can be used
 
+	stopping context.Context // ends when the disks are about to be closed
+	setStop  context.CancelFunc
+
 	disks   table
 	found   []foundImage  // at the start; set before the target is
 	initial []*servedDisk // that were made of found; set before the target is
@@ -65,6 +68,7 @@ func New(opt Options) (*Daemon, error) {
 		ready:     make(chan struct{}),
 		state:     pages.StateStarting,
 	}
+	d.stopping, d.setStop = context.WithCancel(context.Background())
 	d.readyFile.name = d.names.of(SettingReadyFile)
 	d.metrics.SetReady(func() bool { return d.isReady() == nil })
 	if opt.CHAP.Enabled() {
@@ -79,13 +83,13 @@ func New(opt Options) (*Daemon, error) {
 // Ready is closed when every LUN can be used, and the ready file is there.
 func (d *Daemon) Ready() <-chan struct{} { return d.ready }
 
-// Run serves until ctx ends, which is no error, at whatever point that happens. It is called once. A
-// *problems.Error is about what somebody has set.
+// Run serves until ctx ends, which is no error, at whatever point that happens. It is called once.
+// A *problems.Error is about what somebody has set.
 func (d *Daemon) Run(ctx context.Context) error {
 	d.log.Info("starting", zap.String("version", d.opt.Build.Version),
 		zap.String("commit", d.opt.Build.Commit))
-	// Both are tried, so that who starts a second daemon in one network learns at once of all that is
-	// taken.
+	// Both are tried, so that who starts a second daemon in one network learns at once of all that
+	// is taken.
 	closePages, pagesErr := d.servePages(ctx)
 	defer closePages()
 	listeners, err := listenAll(ctx, d.opt.Portals, d.names)
@@ -93,8 +97,8 @@ func (d *Daemon) Run(ctx context.Context) error {
 	if err := errors.Join(pagesErr, err); err != nil {
 		return err
 	}
-	// Not before: who starts a daemon where one is running, as by an exec into its container, finds its
-	// ports taken, and must not make it unready.
+	// Not before: who starts a daemon where one is running, as by an exec into its container, finds
+	// its ports taken, and must not make it unready.
 	if err := d.readyFile.clear(); err != nil {
 		return err
 	}
@@ -104,7 +108,6 @@ func (d *Daemon) Run(ctx context.Context) error {
 	}
 
 	err = d.openDisks(ctx)
-	defer d.closeImages()
 	switch {
 	case ctx.Err() != nil:
 		d.log.Info("stopped before the LUNs were ready")
@@ -145,7 +148,9 @@ func (d *Daemon) newTarget() (*target.Server, error) {
 }
 
 // serveTarget serves until ctx ends or a listener fails, and then drains.
-func (d *Daemon) serveTarget(ctx context.Context, srv *target.Server, listeners []net.Listener) error {
+func (d *Daemon) serveTarget(
+	ctx context.Context, srv *target.Server, listeners []net.Listener,
+) error {
 	control := d.serveControl(srv)
 	defer control.Close()
 	d.mu.Lock()
@@ -181,7 +186,8 @@ func (d *Daemon) serveControl(srv *target.Server) *control.Server {
 		// The disks can be served all the same.
 		d.log.Warn("there is no control socket, so handover, sessions and kick find no daemon",
 			zap.String("socket", d.opt.ControlSocket), zap.Error(err),
-			zap.String("try", "another "+d.names.of(SettingControlSocket).Flag+", or \"\" to do without"))
+			zap.String("try", "another "+d.names.of(SettingControlSocket).Flag+
+				", or \"\" to do without"))
 	}
 	return c
 }
@@ -197,8 +203,8 @@ func (d *Daemon) serving() (*target.Server, error) {
 }
 
 const (
-	// stopTimeout is how long a stop may take in all; drainTimeout is the part of it for commands in
-	// flight.
+	// stopTimeout is how long a stop may take in all; drainTimeout is the part of it for commands
+	// in flight.
 	stopTimeout  = 10 * time.Second
 	drainTimeout = 8 * time.Second
 )
@@ -209,13 +215,15 @@ func (d *Daemon) stop(srv *target.Server) error {
 	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
 	defer cancel()
 	d.set(pages.StateStopping)
+	d.setStop()
 	removeErr := d.readyFile.remove()
 
 	drain, cancelDrain := context.WithTimeout(ctx, drainTimeout)
 	defer cancelDrain()
 	drainErr := srv.Shutdown(drain)
 	if drainErr != nil {
-		// Nothing that was acknowledged is lost: the commands that were cut off were never answered.
+		// Nothing that was acknowledged is lost: the commands that were cut off were never
+		// answered.
 		d.log.Warn("some commands did not end in time and were cut off", zap.Error(drainErr))
 	}
 	err := d.flushDisks(ctx)
@@ -227,11 +235,4 @@ func (d *Daemon) stop(srv *target.Server) error {
 		d.log.Info("stopped")
 	}
 	return err
-}
-
-// closeImages closes those of disks that were not opened, or not closed.
-func (d *Daemon) closeImages() {
-	for _, s := range d.disks.all() {
-		s.closeImage()
-	}
 }

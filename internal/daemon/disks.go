@@ -21,7 +21,7 @@ import (
 type Disk struct {
 	Name  string       // of its image, by which people know it
 	Image *image.Image // nil: the persistent disk is complete, and is served without one
-	Dir   string       // that holds a persistent disk; "": it is an ephemeral one in the work directory
+	Dir   string       // of a persistent disk; "": it is ephemeral, and in the work directory
 	DiskSettings
 }
 
@@ -33,6 +33,9 @@ func (d *Daemon) openDisks(ctx context.Context) error {
 	}
 	d.initial, err = d.disks.add(found...)
 	if err != nil {
+		for _, disk := range found {
+			closeImages(disk.Image)
+		}
 		return err
 	}
 	d.set(pages.StateOpening)
@@ -67,17 +70,15 @@ func (d *Daemon) open(ctx context.Context, s *servedDisk) error {
 	}
 	inst, err := instance.Open(ctx, s.image, opt)
 	if errors.Is(err, disk.ErrNoSpace) {
-		// What takes the space may be the disk of an image that is gone, which is otherwise removed once
-		// all are served.
+		// What takes the space may be the disk of an image that is gone, which is otherwise removed
+		// once all are served.
 		d.sweep(ctx)
 		inst, err = instance.Open(ctx, s.image, opt)
 	}
 	if err != nil {
 		return fmt.Errorf("%v: %w", s, d.explainSpace(err, settings.CopyMode))
 	}
-	if !d.disks.opened(s, inst) {
-		return errors.Join(errStopping, inst.Close())
-	}
+	d.disks.opened(s, inst)
 	return nil
 }
 
@@ -100,6 +101,8 @@ func (d *Daemon) lun(s *servedDisk) target.LUN {
 
 // flush makes a disk durable, as far as its mode promises that.
 func (d *Daemon) flush(s *servedDisk) error {
+	s.ending.Lock()
+	defer s.ending.Unlock()
 	inst := d.disks.look(s).instance
 	if inst == nil {
 		return nil
@@ -112,21 +115,17 @@ func (d *Daemon) flush(s *servedDisk) error {
 
 // close ends what goes on beside the guest, and closes a disk and its image.
 func (d *Daemon) close(s *servedDisk) error {
+	s.ending.Lock()
+	defer s.ending.Unlock()
 	inst := d.disks.take(s)
 	if inst == nil {
-		s.closeImage()
+		closeImages(s.image)
 		return nil
 	}
 	if err := inst.Close(); err != nil {
 		return fmt.Errorf("%v: %w", s, err)
 	}
 	return nil
-}
-
-func (s *servedDisk) closeImage() {
-	if s.image != nil {
-		_ = s.image.Close() // it was only read
-	}
 }
 
 // measure tells the metrics which LUNs there are.
@@ -158,7 +157,8 @@ func (d *Daemon) explainSpace(err error, mode instance.CopyMode) error {
 		d.names.of(SettingCopyMode).with(string(instance.CopyOnWrite)))
 }
 
-// explainDescriptors says what to do where the process may not open as many files as the disks take.
+// explainDescriptors says what to do where the process may not open as many files as the disks
+// take.
 func (d *Daemon) explainDescriptors(err error) error {
 	if !errors.Is(err, syscall.EMFILE) {
 		return err
@@ -169,15 +169,16 @@ func (d *Daemon) explainDescriptors(err error) error {
 		for _, s := range disks {
 			need += d.openFiles(s)
 		}
-		what = fmt.Sprintf("%d disks take, up to %d, and one more for each backing file and each session",
-			len(disks), need)
+		what = fmt.Sprintf("%d disks take, up to %d, and one more for each backing file and each "+
+			"session", len(disks), need)
 	}
-	return fmt.Errorf("the process may not open as many files as %s: raise the limit (ulimit -n, or that "+
-		"of the container), or serve fewer images: %w", what, err)
+	return fmt.Errorf("the process may not open as many files as %s: raise the limit (ulimit -n, "+
+		"or that of the container), or serve fewer images: %w", what, err)
 }
 
 // openFiles is how many files a disk keeps open at most: its lock and its own file, and until it is
-// complete also the image and the map, of which a disk that survives a crash of the machine has two.
+// complete also the image and the map, of which a disk that survives a crash of the machine has
+// two.
 func (d *Daemon) openFiles(s *servedDisk) int {
 	switch {
 	case s.progress == nil:
@@ -189,8 +190,8 @@ func (d *Daemon) openFiles(s *servedDisk) int {
 	}
 }
 
-// flushesAtOnce bounds how many disks are flushed side by side: what they wait for is storage, which
-// takes many at once.
+// flushesAtOnce bounds how many disks are flushed side by side: what they wait for is storage,
+// which takes many at once.
 const flushesAtOnce = 16
 
 // flushDisks makes every disk durable. A disk that hangs is an error when ctx ends.
@@ -202,14 +203,12 @@ func (d *Daemon) flushDisks(ctx context.Context) error {
 }
 
 // closeDisks closes all of them at once: each may wait a moment for what it does in the background,
-// and there is one time to stop in. No disk is opened any more.
+// and there is one time to stop in.
 func (d *Daemon) closeDisks(ctx context.Context) error {
-	d.disks.close()
 	return within(ctx, "close", func() error {
+		d.disks.close()
 		disks := d.disks.all()
-		err := forAll(len(disks), len(disks), func(i int) error { return d.close(disks[i]) })
-		d.disks.removed.Wait()
-		return err
+		return forAll(len(disks), len(disks), func(i int) error { return d.close(disks[i]) })
 	})
 }
 

@@ -74,7 +74,7 @@ func newTestDaemon(t *testing.T, d disk.Disk) *Daemon {
 	settings := DiskSettings{LUN: 1, CopyMode: instance.CopyNone}
 	all, err := daemon.disks.add(Disk{Name: "a.raw", DiskSettings: settings})
 	require.NoError(t, err)
-	require.True(t, daemon.disks.opened(all[0], &instance.Instance{Disk: d}))
+	daemon.disks.opened(all[0], &instance.Instance{Disk: d})
 	daemon.disks.serves(all...)
 	daemon.measure()
 	daemon.set(pages.StateReady)
@@ -108,7 +108,8 @@ func TestADiskThatHasFailedIsShownEverywhere(t *testing.T) {
 	require.Contains(t, page, `kubevirt_disk_lun_failed{image="a.raw",lun="1"} 1`)
 	_, page = look("/status")
 	require.Contains(t, page, disk.ErrFailed.Error())
-	require.ErrorContains(t, d.flushDisks(t.Context()), "acknowledged data may be lost", "a stop is no success either")
+	require.ErrorContains(t, d.flushDisks(t.Context()), "acknowledged data may be lost",
+		"a stop is no success either")
 }
 
 func TestAFlushThatHangsEndsWithTheDeadline(t *testing.T) {
@@ -121,7 +122,8 @@ func TestAFlushThatHangsEndsWithTheDeadline(t *testing.T) {
 	require.False(t, b.closed.Load())
 }
 
-// Disks are closed all at once: each may wait for what it reads in the background, and a stop has one time for them all.
+// Disks are closed all at once: each may wait for what it reads in the background, and a stop has
+// one time for them all.
 func TestDisksAreClosedAtOnce(t *testing.T) {
 	const disks = 40
 	var entered atomic.Int32
@@ -158,7 +160,8 @@ func TestTooFewDescriptors(t *testing.T) {
 	require.Equal(t, syscall.ENOSPC, d.explainDescriptors(syscall.ENOSPC))
 }
 
-// TestTakenPagePort: who is called as the original wrapper shares a pod's network with others of its kind, and serves without pages.
+// TestTakenPagePort: who is called as the original wrapper shares a pod's network with others of
+// its kind, and serves without pages.
 func TestTakenPagePort(t *testing.T) {
 	taken, err := net.Listen("tcp4", "127.0.0.1:0")
 	require.NoError(t, err)

@@ -3,8 +3,8 @@
 //
 // A program makes a Daemon of Options and calls Run, which serves until its context ends. Meanwhile
 // Ready tells when every LUN can be used, Status what there is, Reload takes up new settings,
-// ReplaceCredentials new credentials, and Add and Remove change the LUNs. Signals, files of settings
-// and the environment are the program's; so is the log.
+// ReplaceCredentials new credentials, and Add and Remove change the LUNs. Signals, files of
+// settings and the environment are the program's; so is the log.
 //
 // Run does things in this order, and what fails undoes what was done:
 //
@@ -15,7 +15,7 @@
 //   - when the context ends: the ready file goes, the initiators are asked to log out, their
 //     commands end, the disks are flushed and closed
 //
-// What it guarantees: Run returns nil only if nothing is lost that an initiator was told is durable.
-// Several daemons in one process share nothing, as long as their options do not: this package has no
-// state.
+// What it guarantees: Run returns nil only if nothing is lost that an initiator was told is
+// durable. Several daemons in one process share nothing, as long as their options do not: this
+// package has no state.
 package daemon

@@ -25,7 +25,7 @@ func (d *Daemon) find() (disks []Disk, err error) {
 	images, err := d.openImages()
 	defer func() {
 		if err != nil {
-			closeImages(images)
+			closeImages(images...)
 		}
 	}()
 	volume := d.opt.PersistentDir
@@ -41,7 +41,8 @@ func (d *Daemon) find() (disks []Disk, err error) {
 			}
 			found = append(found, f)
 		}
-	case len(d.opt.Images.Paths) == 0 && volume != "" && isNoImage(err) && instance.HasPersistent(volume):
+	case len(d.opt.Images.Paths) == 0 && volume != "" && isNoImage(err) &&
+		instance.HasPersistent(volume):
 		d.log.Info("there is no image: the disk of the volume is served without one",
 			zap.String("directory", volume))
 		found = []foundImage{{name: instance.PersistentName}}
@@ -66,7 +67,9 @@ func (d *Daemon) find() (disks []Disk, err error) {
 	}
 	d.found = found
 	for i, f := range found {
-		disks = append(disks, Disk{Name: f.name, Image: f.image, Dir: dirs[i], DiskSettings: settings[i]})
+		disks = append(disks, Disk{
+			Name: f.name, Image: f.image, Dir: dirs[i], DiskSettings: settings[i],
+		})
 	}
 	return disks, nil
 }
@@ -86,9 +89,11 @@ func (d *Daemon) checkDirectories() error {
 		setting Setting
 		dir     string
 	}{{SettingPersistentDir, d.opt.PersistentDir}, {SettingWorkDir, d.opt.WorkDir}} {
-		if slices.ContainsFunc(images, func(dir string) bool { return sameDirectory(dir, kept.dir) }) {
+		same := func(dir string) bool { return sameDirectory(dir, kept.dir) }
+		if slices.ContainsFunc(images, same) {
 			wrong.Add(d.names.of(kept.setting).String(),
-				"%q is the directory of the images, too (%s): name another one, which may be a directory in it",
+				"%q is the directory of the images, too (%s): "+
+					"name another one, which may be a directory in it",
 				kept.dir, d.names.of(SettingImageDir).Flag)
 		}
 	}
@@ -117,8 +122,8 @@ func (d *Daemon) openImages() ([]*image.Image, error) {
 	for _, path := range d.opt.Images.Paths {
 		name := filepath.Base(path)
 		if other, twice := paths[name]; twice {
-			refused.Add(fmt.Errorf("%q and %q have one name, by which disks are told apart: rename one "+
-				"of them, or leave one out", other, path))
+			refused.Add(fmt.Errorf("%q and %q have one name, by which disks are told apart: "+
+				"rename one of them, or leave one out", other, path))
 			continue
 		}
 		paths[name] = path
@@ -130,15 +135,18 @@ func (d *Daemon) openImages() ([]*image.Image, error) {
 		images = append(images, img)
 	}
 	if err := refused.Err(); err != nil {
-		closeImages(images)
+		closeImages(images...)
 		return nil, err
 	}
 	return images, nil
 }
 
-func closeImages(images []*image.Image) {
+// closeImages closes images; nil ones are none.
+func closeImages(images ...*image.Image) {
 	for _, img := range images {
-		_ = img.Close() // it was only read
+		if img != nil {
+			_ = img.Close() // it was only read
+		}
 	}
 }
 
@@ -172,15 +180,16 @@ func (d *Daemon) explainScan(err error) error {
 	var none *image.NoImagesError
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return fmt.Errorf("the image directory %q does not exist: put images there, or name another "+
-			"directory with %v: %w", dir, name, err)
+		return fmt.Errorf("the image directory %q does not exist: put images there, or name "+
+			"another directory with %v: %w", dir, name, err)
 	case errors.Is(err, syscall.ENOTDIR):
-		return fmt.Errorf("%q is no directory: name the directory that the images are in, with %v: %w",
+		return fmt.Errorf(
+			"%q is no directory: name the directory that the images are in, with %v: %w",
 			dir, name, err)
 	case errors.As(err, new(*image.ScanError)): // its files say what is wrong with each
 	case errors.Is(err, fs.ErrPermission):
-		return fmt.Errorf("the image directory %q cannot be read by user %d: make it readable for that "+
-			"user, or name another one with %v: %w", dir, os.Geteuid(), name, err)
+		return fmt.Errorf("the image directory %q cannot be read by user %d: make it readable for "+
+			"that user, or name another one with %v: %w", dir, os.Geteuid(), name, err)
 	case errors.As(err, &none):
 		return fmt.Errorf("%w, or name another one with %v", err, name)
 	}

@@ -47,7 +47,8 @@ func (n names) explainListen(err error, what string, a Address, s Setting, more 
 		return fmt.Errorf("%s %s: the port is taken by another process, which may be in another "+
 			"container of the pod: stop it, or choose another port with %s: %w", what, a, all, err)
 	case errors.Is(err, syscall.EADDRNOTAVAIL):
-		return fmt.Errorf("%s %s: this machine does not have the address: choose another with %s: %w",
+		return fmt.Errorf(
+			"%s %s: this machine does not have the address: choose another with %s: %w",
 			what, a, one, err)
 	case errors.Is(err, syscall.EACCES):
 		return fmt.Errorf("%s %s: not allowed to bind the port: choose one above 1023 with %s: %w",

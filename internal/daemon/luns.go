@@ -19,14 +19,20 @@ import (
 // forgotten, unless its image is in the directory of images by then.
 func (d *Daemon) Add(ctx context.Context, disk Disk) (lun uint16, err error) {
 	srv, err := d.serving()
-	var added []*servedDisk
 	if err == nil {
-		added, err = d.disks.add(disk)
+		err = d.disks.begin()
 	}
 	if err != nil {
-		if disk.Image != nil {
-			_ = disk.Image.Close() // it was only read
-		}
+		closeImages(disk.Image)
+		return 0, err
+	}
+	defer d.disks.changes.Done()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(d.stopping, cancel)()
+	added, err := d.disks.add(disk)
+	if err != nil {
+		closeImages(disk.Image)
 		return 0, err
 	}
 	s := added[0]
@@ -38,7 +44,11 @@ func (d *Daemon) Add(ctx context.Context, disk Disk) (lun uint16, err error) {
 	}
 	if err != nil {
 		d.disks.drop(s)
-		return 0, errors.Join(d.explainDescriptors(err), d.close(s))
+		err = errors.Join(d.explainDescriptors(err), d.close(s))
+		if d.stopping.Err() != nil {
+			err = fmt.Errorf("%w: %w", errStopping, err)
+		}
+		return 0, err
 	}
 	d.disks.serves(s)
 	d.control.Added(s.lun)
@@ -47,9 +57,9 @@ func (d *Daemon) Add(ctx context.Context, disk Disk) (lun uint16, err error) {
 	return s.lun, nil
 }
 
-// Remove stops serving a disk. Commands to it end with LOGICAL UNIT NOT SUPPORTED, and nobody else's
-// wait for that. When Remove returns nil, the disk is flushed and closed, and what was written to it
-// stays in its directory.
+// Remove stops serving a disk. Commands to it end with LOGICAL UNIT NOT SUPPORTED, and nobody
+// else's wait for that. When Remove returns nil, the disk is flushed and closed, and what was
+// written to it stays in its directory.
 //
 // A command that hangs in the disk keeps it open. When ctx ends before that, the error says so, and
 // the disk is closed when the command returns.
@@ -58,13 +68,17 @@ func (d *Daemon) Remove(ctx context.Context, lun uint16) error {
 	if err != nil {
 		return err
 	}
+	if err := d.disks.begin(); err != nil {
+		return err
+	}
 	s, err := d.disks.remove(lun)
 	if err != nil {
+		d.disks.changes.Done()
 		return err
 	}
 	released, err := srv.RemoveLUN(lun)
 	if err != nil {
-		d.disks.removed.Done()
+		d.disks.changes.Done()
 		return errors.Join(err, d.close(s)) // the target does not have it, so nobody uses it
 	}
 	d.control.Removed(lun)
@@ -72,7 +86,7 @@ func (d *Daemon) Remove(ctx context.Context, lun uint16) error {
 	d.log.Info("a LUN was removed", zap.Uint16("lun", lun), zap.String("image", s.name))
 	closed := make(chan error, 1)
 	go func() {
-		defer d.disks.removed.Done()
+		defer d.disks.changes.Done()
 		<-released
 		closed <- errors.Join(d.flush(s), d.close(s))
 	}()
@@ -80,8 +94,8 @@ func (d *Daemon) Remove(ctx context.Context, lun uint16) error {
 	case err := <-closed:
 		return err
 	case <-ctx.Done():
-		return fmt.Errorf("%v is removed, and its disk is closed when the commands that hang in it have "+
-			"returned: %w", s, ctx.Err())
+		return fmt.Errorf("%v is removed, and its disk is closed when the commands that hang in "+
+			"it have returned: %w", s, ctx.Err())
 	}
 }
 

@@ -13,8 +13,8 @@ import (
 	"kubevirt.io/disk/target"
 )
 
-// Options say what a daemon serves, and how. Images, WorkDir and Portals are required; the zero value
-// of every other field works.
+// Options say what a daemon serves, and how. Images, WorkDir and Portals are required; the zero
+// value of every other field works.
 type Options struct {
 	Images   Images
 	Settings Settings
@@ -42,7 +42,8 @@ type Options struct {
 
 	Build pages.BuildInfo // which binary this is
 	Log   *zap.Logger     // nil: no log
-	// Names is how a person sets what messages ask to change. What has no name is called by its key.
+	// Names is how a person sets what messages ask to change. What has no name is called by its
+	// key.
 	Names map[Setting]Name
 }
 
@@ -55,8 +56,8 @@ type Images struct {
 // Settings are how disks are served. They may change while the daemon runs, by Reload.
 type Settings struct {
 	Disk DiskSettings // every disk, unless it is in Disks
-	// Disks are single disks, by the names of their images. Each says everything that Disk says, too.
-	// Of a backing file, which is no disk of its own, the format can be set.
+	// Disks are single disks, by the names of their images. Each says everything that Disk says,
+	// too. Of a backing file, which is no disk of its own, the format can be set.
 	Disks map[string]SingleDisk
 }
 

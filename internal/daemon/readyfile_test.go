@@ -47,11 +47,16 @@ func TestReadyFile(t *testing.T) {
 	require.Len(t, files, 1)
 }
 
-// TestReadyFileLeavesWhatIsNotItsOwn: what came into its place while the disks were made stays when the daemon fails or stops.
+// TestReadyFileLeavesWhatIsNotItsOwn: what came into its place while the disks were made stays when
+// the daemon fails or stops.
 func TestReadyFileLeavesWhatIsNotItsOwn(t *testing.T) {
 	for name, place := range map[string]func(path string) error{
-		"a file":      func(path string) error { return os.WriteFile(path, []byte("precious"), 0o644) },
-		"a like file": func(path string) error { return os.WriteFile(path, []byte("reader"), 0o644) },
+		"a file": func(path string) error {
+			return os.WriteFile(path, []byte("precious"), 0o644)
+		},
+		"a like file": func(path string) error {
+			return os.WriteFile(path, []byte("reader"), 0o644)
+		},
 		"a directory": func(path string) error { return os.Mkdir(path, 0o755) },
 		"a link":      func(path string) error { return os.Symlink("/nowhere", path) },
 		"a pipe":      func(path string) error { return unix.Mkfifo(path, 0o644) },
@@ -75,7 +80,8 @@ func TestReadyFileLeavesWhatIsNotItsOwn(t *testing.T) {
 	}
 }
 
-// TestReadyFileIsRemovedWhateverItHolds: a person who has written into it leaves no probe that takes a stopped daemon for ready.
+// TestReadyFileIsRemovedWhateverItHolds: a person who has written into it leaves no probe that
+// takes a stopped daemon for ready.
 func TestReadyFileIsRemovedWhateverItHolds(t *testing.T) {
 	r := testReadyFile(filepath.Join(t.TempDir(), "healthy"))
 	require.NoError(t, r.write())
@@ -84,7 +90,8 @@ func TestReadyFileIsRemovedWhateverItHolds(t *testing.T) {
 	require.NoFileExists(t, r.path)
 }
 
-// TestReadyFileOfTwo: whoever of two daemons becomes ready first has the file, and the other one neither takes it over nor removes it.
+// TestReadyFileOfTwo: whoever of two daemons becomes ready first has the file, and the other one
+// neither takes it over nor removes it.
 func TestReadyFileOfTwo(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "healthy")
 	first, second := testReadyFile(path), testReadyFile(path)
@@ -107,8 +114,9 @@ func TestReadyFileOfTwo(t *testing.T) {
 	require.NoFileExists(t, path)
 }
 
-// TestReadyFileWithoutSpace lets files grow to three bytes only, which is as a full file system. The limit is that of a process, and so
-// one of its own: this one may have to write a log for go test meanwhile.
+// TestReadyFileWithoutSpace lets files grow to three bytes only, which is as a full file system.
+// The limit is that of a process, and so one of its own: this one may have to write a log for go
+// test meanwhile.
 func TestReadyFileWithoutSpace(t *testing.T) {
 	const limited = "KUBEVIRT_DISK_TEST_LIMITED"
 	if os.Getenv(limited) == "" {

@@ -40,7 +40,8 @@ var diskFields = map[string]func(s DiskSettings) any{
 	"removable":   func(s DiskSettings) any { return s.Removable },
 }
 
-// Differences names the settings in which two disks differ, by their keys in the configuration file.
+// Differences names the settings in which two disks differ, by their keys in the configuration
+// file.
 func (s DiskSettings) Differences(o DiskSettings) []string {
 	var keys []string
 	for key, field := range diskFields {
@@ -99,7 +100,8 @@ func (d *Daemon) settle(s Settings, found []foundImage) ([]DiskSettings, error) 
 			wrong.Add(one.CopyModeSource, "%v", err)
 		}
 	}
-	// Before the disks are made, as they would keep what they were given when the file is put right.
+	// Before the disks are made, as they would keep what they were given when the file is put
+	// right.
 	wanted := make([]identified, len(settings))
 	for i, one := range settings {
 		wanted[i] = identified{&servedDisk{lun: one.LUN, name: found[i].name}, one.Identity}
@@ -132,8 +134,9 @@ func (d *Daemon) settingsFor(s Settings, found []foundImage, wrong *problems.Lis
 		}
 		all[i] = all[i].resolved()
 		if other, taken := users[all[i].LUN]; taken {
-			wrong.Add(fmt.Sprintf("LUN %d", all[i].LUN), "is wanted by %q and %q: give one of them "+
-				"another number under %v", other, f.name, d.names.of(SettingDisks))
+			wrong.Add(fmt.Sprintf("LUN %d", all[i].LUN),
+				"is wanted by %q and %q: give one of them another number under %v",
+				other, f.name, d.names.of(SettingDisks))
 		}
 		users[all[i].LUN] = f.name
 	}
@@ -143,8 +146,8 @@ func (d *Daemon) settingsFor(s Settings, found []foundImage, wrong *problems.Lis
 		switch {
 		case slices.Contains(images, name) || below && single.FormatOnly:
 		case below:
-			wrong.Add(single.Source,
-				"it is a backing file and no disk of its own: nothing but its %q can be set", keyFormat)
+			wrong.Add(single.Source, "it is a backing file and no disk of its own: "+
+				"nothing but its %q can be set", keyFormat)
 		default:
 			wrong.Add(single.Source, "there is no such image: the images are %s",
 				strings.Join(images, ", "))
@@ -184,8 +187,9 @@ func (n names) checkIdentities(disks []identified) error {
 	serials, naas := map[string]*servedDisk{}, map[[8]byte]*servedDisk{}
 	var all []error
 	same := func(other, s *servedDisk, what, value, key string) {
-		all = append(all, fmt.Errorf("%v and %v have the same %s, %s, and would be taken for one disk: "+
-			"give one of them another %q under %v", other, s, what, value, key, n.of(SettingDisks)))
+		all = append(all, fmt.Errorf("%v and %v have the same %s, %s, and would be taken for one "+
+			"disk: give one of them another %q under %v",
+			other, s, what, value, key, n.of(SettingDisks)))
 	}
 	for _, one := range disks {
 		s, id := one.disk, one.identity

@@ -43,7 +43,8 @@ func TestSettle(t *testing.T) {
 		{LUN: 7, CopyMode: instance.CopyClone, AccessMode: target.AccessReadShared, ReadOnly: true,
 			Removable: true},
 		ofAll(3),
-		{LUN: 4, CopyMode: instance.CopyClone, AccessMode: target.AccessWriteExclusive, ReadOnly: true},
+		{LUN: 4, CopyMode: instance.CopyClone, AccessMode: target.AccessWriteExclusive,
+			ReadOnly: true},
 	}, got)
 }
 
@@ -58,9 +59,11 @@ func TestSettleRefuses(t *testing.T) {
 	}{
 		"a LUN that is another one's place": {
 			map[string]SingleDisk{"a": single(DiskSettings{LUN: 2})},
-			`LUN 2: is wanted by "a" and "b": give one of them another number under "disks" in the file`},
+			`LUN 2: is wanted by "a" and "b": give one of them another number ` +
+				`under "disks" in the file`},
 		"one LUN twice": {map[string]SingleDisk{
-			"a": single(DiskSettings{LUN: 3}), "b": single(DiskSettings{LUN: 3})}, "LUN 3: is wanted by"},
+			"a": single(DiskSettings{LUN: 3}), "b": single(DiskSettings{LUN: 3}),
+		}, "LUN 3: is wanted by"},
 		"no image": {map[string]SingleDisk{"c": single(DiskSettings{})},
 			"the source: there is no such image: the images are a, b"},
 		"one serial number": {map[string]SingleDisk{"a": single(serial), "b": single(serial)},
@@ -104,8 +107,8 @@ func TestMoreImagesThanLUNs(t *testing.T) {
 	require.ErrorContains(t, err, "16384 images are too many: a target has LUNs for 16383")
 }
 
-// TestTooLittleSpaceIsExplained: what takes less is named where a copy of the image does not fit, and
-// nowhere else.
+// TestTooLittleSpaceIsExplained: what takes less is named where a copy of the image does not fit,
+// and nowhere else.
 func TestTooLittleSpaceIsExplained(t *testing.T) {
 	d := newTestDaemon(t, &brokenDisk{})
 	short := &image.SpaceError{Dir: "/work", What: "the expanded disk of a.raw",

@@ -10,8 +10,9 @@ import (
 // spaceWait is how long a page waits for the storage of a disk.
 const spaceWait = 200 * time.Millisecond
 
-// spaceGauge tells what space a disk takes and has. Storage that hangs, as a file server that is gone, must not hold up the pages by
-// which people look for the reason: it is asked once, and until it answers the pages show what is known. A nil one knows nothing.
+// spaceGauge tells what space a disk takes and has. Storage that hangs, as a file server that is
+// gone, must not hold up the pages by which people look for the reason: it is asked once, and until
+// it answers the pages show what is known. A nil one knows nothing.
 type spaceGauge struct {
 	disk disk.Accountant
 

@@ -52,7 +52,8 @@ func (d *Daemon) healthy() error {
 	return errors.Join(all...)
 }
 
-// Status is what the page /status shows. It may be asked at any time, and waits for no disk for long.
+// Status is what the page /status shows. It may be asked at any time, and waits for no disk for
+// long.
 func (d *Daemon) Status() pages.Status {
 	d.mu.Lock()
 	srv := d.target
@@ -102,8 +103,8 @@ func (t *table) status(ready bool) (luns []pages.LUNStatus, gauges []*spaceGauge
 	defer t.mu.Unlock()
 	for _, s := range t.disks {
 		lun := s.statusLocked()
-		lun.Ready = ready && s.serving
-		luns, gauges = append(luns, lun), append(gauges, s.space)
+		lun.Ready = ready && s.now.serving
+		luns, gauges = append(luns, lun), append(gauges, s.now.space)
 	}
 	return luns, gauges
 }
@@ -114,17 +115,17 @@ func (s *servedDisk) statusLocked() pages.LUNStatus {
 		LUN:        s.lun,
 		Image:      s.name,
 		Format:     string(s.format),
-		SizeBytes:  s.size,
-		CopyMode:   string(s.settings.CopyMode),
-		AccessMode: string(s.settings.AccessMode),
-		ReadOnly:   s.settings.ReadOnly,
-		Removable:  s.settings.Removable,
+		SizeBytes:  s.now.size,
+		CopyMode:   string(s.now.settings.CopyMode),
+		AccessMode: string(s.now.settings.AccessMode),
+		ReadOnly:   s.now.settings.ReadOnly,
+		Removable:  s.now.settings.Removable,
 	}
-	if s.instance != nil {
-		lun.ReadOnly = s.settings.ReadOnly || s.instance.ReadOnly
-		lun.Serial = s.instance.Identity.Serial
-		lun.Persistent = s.instance.Persistent
-		lun.NAA = hex.EncodeToString(s.instance.Identity.NAA[:])
+	if s.now.instance != nil {
+		lun.ReadOnly = s.now.settings.ReadOnly || s.now.instance.ReadOnly
+		lun.Serial = s.now.instance.Identity.Serial
+		lun.Persistent = s.now.instance.Persistent
+		lun.NAA = hex.EncodeToString(s.now.instance.Identity.NAA[:])
 	}
 	if s.progress != nil {
 		copied, data := s.progress.Data()

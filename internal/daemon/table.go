@@ -17,11 +17,11 @@ import (
 type table struct {
 	mu     sync.Mutex
 	disks  []*servedDisk // guarded by mu
-	closed bool          // guarded by mu; no disk is opened or removed any more
+	closed bool          // guarded by mu; no change begins any more
 
-	// removed are the disks that are not here any more, and not closed yet. It grows with mu held,
+	// changes are disks that are being added or removed, whoever does that. It grows with mu held,
 	// and never once closed is set, so that it can be waited for.
-	removed sync.WaitGroup
+	changes sync.WaitGroup
 }
 
 // servedDisk is a disk from when it is known until it is closed.
@@ -33,11 +33,20 @@ type servedDisk struct {
 	image    *image.Image    // nil: a persistent disk that is served without one
 	progress *image.Progress // nil: nothing is copied in its mode
 
-	settings DiskSettings       // guarded by table.mu; those in force
-	size     int64              // guarded by table.mu; bytes, 0: not known yet
-	instance *instance.Instance // guarded by table.mu; nil: not opened yet, or closed
-	space    *spaceGauge        // guarded by table.mu; nil: it cannot tell
-	serving  bool               // guarded by table.mu; the target has it
+	now diskState // guarded by table.mu
+
+	// ending is held while the disk is flushed or closed, so that none is closed that is being
+	// flushed.
+	ending sync.Mutex
+}
+
+// diskState is what changes of a disk.
+type diskState struct {
+	settings DiskSettings       // those in force
+	size     int64              // bytes; 0: not known yet
+	instance *instance.Instance // nil: not opened yet, or closed
+	space    *spaceGauge        // nil: it cannot tell
+	serving  bool               // the target has it
 }
 
 func (s *servedDisk) String() string { return fmt.Sprintf("LUN %d (%q)", s.lun, s.name) }
@@ -45,14 +54,30 @@ func (s *servedDisk) String() string { return fmt.Sprintf("LUN %d (%q)", s.lun, 
 // errStopping is why there is no new disk.
 var errStopping = errors.New("the daemon is stopping")
 
+// begin is called before a disk is added or removed while the daemon runs, and changes.Done after.
+func (t *table) begin() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.closed {
+		return errStopping
+	}
+	t.changes.Add(1)
+	return nil
+}
+
+// close waits until no disk is being added or removed, and lets nobody begin with that any more.
+func (t *table) close() {
+	t.mu.Lock()
+	t.closed = true
+	t.mu.Unlock()
+	t.changes.Wait()
+}
+
 // add gives disks their places. A disk without a LUN gets the lowest that is free. Where one cannot
 // be added, none is.
 func (t *table) add(disks ...Disk) ([]*servedDisk, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.closed {
-		return nil, errStopping
-	}
 	users := make(map[uint16]string, len(t.disks)+len(disks))
 	for _, s := range t.disks {
 		users[s.lun] = s.name
@@ -67,9 +92,11 @@ func (t *table) add(disks ...Disk) ([]*servedDisk, error) {
 		}
 		switch other, taken := users[d.LUN]; {
 		case taken:
-			return nil, fmt.Errorf("LUN %d is %q already, and cannot be %q as well", d.LUN, other, d.Name)
+			return nil, fmt.Errorf("LUN %d is %q already, and cannot be %q as well",
+				d.LUN, other, d.Name)
 		case d.LUN == 0 || d.LUN > maxLUN:
-			return nil, fmt.Errorf("there is no LUN for %q: a target has LUNs 1 to %d", d.Name, maxLUN)
+			return nil, fmt.Errorf("there is no LUN for %q: a target has LUNs 1 to %d",
+				d.Name, maxLUN)
 		}
 		users[d.LUN] = d.Name
 		added[i] = newServedDisk(d)
@@ -79,27 +106,22 @@ func (t *table) add(disks ...Disk) ([]*servedDisk, error) {
 }
 
 func newServedDisk(d Disk) *servedDisk {
-	s := &servedDisk{lun: d.LUN, name: d.Name, dir: d.Dir, image: d.Image,
-		settings: d.DiskSettings.resolved(), format: image.FormatRaw}
+	s := &servedDisk{lun: d.LUN, name: d.Name, dir: d.Dir, image: d.Image, format: image.FormatRaw,
+		now: diskState{settings: d.DiskSettings.resolved()}}
 	if d.Image != nil {
-		s.format, s.size = d.Image.Format(), d.Image.Size()
+		s.format, s.now.size = d.Image.Format(), d.Image.Size()
 	}
-	if s.settings.CopyMode != instance.CopyNone {
+	if s.now.settings.CopyMode != instance.CopyNone {
 		s.progress = new(image.Progress)
 	}
 	return s
 }
 
-// opened notes what a disk was opened as. It reports false where the disks are being closed: then
-// the instance is the caller's to close.
-func (t *table) opened(s *servedDisk, inst *instance.Instance) bool {
+// opened notes what a disk was opened as.
+func (t *table) opened(s *servedDisk, inst *instance.Instance) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.closed {
-		return false
-	}
-	s.instance, s.size, s.space = inst, inst.Size(), newSpaceGauge(inst.Disk)
-	return true
+	s.now.instance, s.now.size, s.now.space = inst, inst.Size(), newSpaceGauge(inst.Disk)
 }
 
 // serves notes that the target has the disks.
@@ -107,7 +129,7 @@ func (t *table) serves(disks ...*servedDisk) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, s := range disks {
-		s.serving = true
+		s.now.serving = true
 	}
 }
 
@@ -122,18 +144,13 @@ func (t *table) dropLocked(s *servedDisk) {
 	t.disks = slices.DeleteFunc(t.disks, func(o *servedDisk) bool { return o == s })
 }
 
-// remove takes away the disk that is served at a LUN. The caller says by removed.Done when it is
-// closed.
+// remove takes away the disk that is served at a LUN.
 func (t *table) remove(lun uint16) (*servedDisk, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.closed {
-		return nil, errStopping
-	}
 	for _, s := range t.disks {
-		if s.lun == lun && s.serving {
+		if s.lun == lun && s.now.serving {
 			t.dropLocked(s)
-			t.removed.Add(1)
 			return s, nil
 		}
 	}
@@ -151,36 +168,31 @@ func (t *table) all() []*servedDisk {
 func (t *table) served() []*servedDisk {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return slices.DeleteFunc(slices.Clone(t.disks), func(s *servedDisk) bool { return !s.serving })
-}
-
-// close lets no disk be opened or removed any more.
-func (t *table) close() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.closed = true
+	return slices.DeleteFunc(slices.Clone(t.disks), func(s *servedDisk) bool {
+		return !s.now.serving
+	})
 }
 
 // take returns the instance of a disk, which is then the caller's to close; nil: there is none.
 func (t *table) take(s *servedDisk) *instance.Instance {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	inst := s.instance
-	s.instance, s.space = nil, nil
+	inst := s.now.instance
+	s.now.instance, s.now.space = nil, nil
 	return inst
 }
 
 // look is a disk as it is at the moment.
-func (t *table) look(s *servedDisk) servedDisk {
+func (t *table) look(s *servedDisk) diskState {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return *s
+	return s.now
 }
 
 func (t *table) changeAccess(s *servedDisk, mode target.AccessMode, readOnly bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	s.settings.AccessMode, s.settings.ReadOnly = mode, readOnly
+	s.now.settings.AccessMode, s.now.settings.ReadOnly = mode, readOnly
 }
 
 // failure says why a disk has failed for good, or nil.
@@ -193,10 +205,10 @@ func (t *table) failure(s *servedDisk) error {
 // failureLocked asks by a write of nothing, which changes nothing and waits for nothing: after a
 // failed flush every write returns ErrFailed.
 func (s *servedDisk) failureLocked() error {
-	if s.instance == nil {
+	if s.now.instance == nil {
 		return nil
 	}
-	if _, err := s.instance.WriteAt(nil, 0); errors.Is(err, disk.ErrFailed) {
+	if _, err := s.now.instance.WriteAt(nil, 0); errors.Is(err, disk.ErrFailed) {
 		return err
 	}
 	return nil

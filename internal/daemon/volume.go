@@ -32,13 +32,14 @@ func (d *Daemon) explainVolume(err error) error {
 	if errors.As(err, &path) {
 		err = path.Err // the message names it
 	}
-	return fmt.Errorf("the persistent directory %q %s: mount the volume there, or name the directory "+
-		"where it is mounted with %v: %w",
+	return fmt.Errorf("the persistent directory %q %s: mount the volume there, or name the "+
+		"directory where it is mounted with %v: %w",
 		d.opt.PersistentDir, what, d.names.of(SettingPersistentDir), err)
 }
 
-// warnWithoutVolume tells of a persistent directory that dies with the container: one that was made in its own layer because the volume was
-// forgotten or is mounted elsewhere, or one in memory. The disks are served all the same, as somebody may be trying things out.
+// warnWithoutVolume tells of a persistent directory that dies with the container: one that was made
+// in its own layer because the volume was forgotten or is mounted elsewhere, or one in memory. The
+// disks are served all the same, as somebody may be trying things out.
 func (d *Daemon) warnWithoutVolume() {
 	var st unix.Statfs_t
 	if d.opt.PersistentDir == "" || unix.Statfs(d.opt.PersistentDir, &st) != nil {
@@ -50,7 +51,8 @@ func (d *Daemon) warnWithoutVolume() {
 	}
 }
 
-// volatilePlace is where a file system of that type has its files, if they die with the container or the machine; else "".
+// volatilePlace is where a file system of that type has its files, if they die with the container
+// or the machine; else "".
 func volatilePlace(fsType int64) string {
 	switch fsType {
 	case unix.OVERLAYFS_SUPER_MAGIC:

@@ -1,0 +1,271 @@
+package daemon
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+
+	"kubevirt.io/disk/chap"
+	"kubevirt.io/disk/disk/instance"
+	"kubevirt.io/disk/internal/control"
+	"kubevirt.io/disk/pages"
+	"kubevirt.io/disk/target"
+	"kubevirt.io/disk/target/targettest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// patience bounds what a test waits for; none passes or fails by how long something takes within
+// it.
+const patience = time.Minute
+
+// running is a daemon that runs in this process.
+type running struct {
+	*Daemon
+	t     *testing.T
+	log   *observer.ObservedLogs
+	stop  context.CancelFunc
+	ended chan error
+}
+
+// options are those of a daemon of its own directory with raw images of 64 KiB.
+func options(t *testing.T, images ...string) Options {
+	t.Helper()
+	dir := t.TempDir()
+	opt := Options{
+		Images:        Images{Dir: filepath.Join(dir, "disk")},
+		WorkDir:       filepath.Join(dir, "work"),
+		Portals:       []Address{loopback()},
+		Pages:         &Address{Addr: loopback().Addr},
+		ReadyFile:     filepath.Join(dir, "ready"),
+		ControlSocket: filepath.Join(dir, "work", "control.sock"),
+		TargetName:    targettest.DefaultTarget,
+		Names:         testNames,
+	}
+	require.NoError(t, os.Mkdir(opt.Images.Dir, 0o755))
+	for i, name := range images {
+		rawImage(t, filepath.Join(opt.Images.Dir, name), byte(i+1))
+	}
+	return opt
+}
+
+func rawImage(t *testing.T, path string, content byte) {
+	t.Helper()
+	require.NoError(t, os.WriteFile(path, bytes.Repeat([]byte{content}, 64<<10), 0o644))
+}
+
+// launch runs a daemon until the test ends.
+func launch(t *testing.T, opt Options) *running {
+	t.Helper()
+	core, log := observer.New(zap.DebugLevel)
+	opt.Log = zap.New(core)
+	d, err := New(opt)
+	require.NoError(t, err)
+	ctx, stop := context.WithCancel(context.Background())
+	r := &running{Daemon: d, t: t, log: log, stop: stop, ended: make(chan error, 1)}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		r.ended <- d.Run(ctx)
+	}()
+	t.Cleanup(func() {
+		stop()
+		<-done
+	})
+	return r
+}
+
+// start runs a daemon until every LUN can be used.
+func start(t *testing.T, opt Options) *running {
+	t.Helper()
+	r := launch(t, opt)
+	select {
+	case <-r.Ready():
+	case err := <-r.ended:
+		require.NoError(t, err)
+		require.Fail(t, "it has ended before it was ready")
+	case <-time.After(patience):
+		require.Fail(t, "it does not become ready")
+	}
+	return r
+}
+
+// end stops the daemon and returns what Run does.
+func (r *running) end() error {
+	r.t.Helper()
+	r.stop()
+	select {
+	case err := <-r.ended:
+		return err
+	case <-time.After(patience):
+		require.Fail(r.t, "it does not end")
+		return nil
+	}
+}
+
+func (r *running) login(initiator string, luns ...uint16) *targettest.Session {
+	r.t.Helper()
+	portal, err := netip.ParseAddrPort(r.Status().Portals[0])
+	require.NoError(r.t, err)
+	o := targettest.LoginOptions{Initiator: initiator}
+	return targettest.MustLogin(r.t, net.TCPAddrFromAddrPort(portal), o, luns...)
+}
+
+// page fetches a page.
+func (r *running) page(path string) string {
+	r.t.Helper()
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	res, err := client.Get("http://" + r.PagesAddress() + path)
+	require.NoError(r.t, err)
+	defer res.Body.Close()
+	body, err := io.ReadAll(res.Body)
+	require.NoError(r.t, err)
+	return string(body)
+}
+
+const (
+	initiatorA = "iqn.2026-01.test:a"
+	initiatorB = "iqn.2026-01.test:b"
+)
+
+// TestTwoDaemonsInOneProcess serve images of the same name under the same LUN, and share nothing:
+// neither content nor sessions, settings, handovers, metrics, or an end.
+func TestTwoDaemonsInOneProcess(t *testing.T) {
+	first, second := start(t, options(t, "a.raw")), start(t, options(t, "a.raw", "b.raw"))
+	require.Len(t, first.Status().LUNs, 1)
+	require.Len(t, second.Status().LUNs, 2)
+	require.NotEqual(t, first.Status().LUNs[0].Serial, second.Status().LUNs[0].Serial)
+
+	data := bytes.Repeat([]byte{0xee}, 512)
+	one, other := first.login(initiatorA, 1), second.login(initiatorA, 1, 2)
+	one.MustGood(t, targettest.Write10(1, 0, data))
+	there := other.MustGood(t, targettest.Read10(1, 0, 1)).Data
+	require.Equal(t, bytes.Repeat([]byte{1}, 512), there)
+
+	const series = `kubevirt_disk_transferred_bytes_total{initiator="` + initiatorA +
+		`",lun="1",operation="write"} `
+	require.Contains(t, first.page("/metrics"), series+"512\n")
+	require.NotContains(t, second.page("/metrics"), series+"512\n")
+	require.NotContains(t, first.page("/metrics"), `image="b.raw"`)
+
+	changes, err := first.Reload(Settings{Disk: DiskSettings{AccessMode: target.AccessWriteShared}})
+	require.NoError(t, err)
+	require.Equal(t, Changes{Done: []string{"a.raw: access-mode"}}, changes)
+	require.Equal(t, "write-shared", first.Status().LUNs[0].AccessMode)
+	require.Equal(t, "write-exclusive", second.Status().LUNs[0].AccessMode)
+
+	ask := control.Client{Socket: second.opt.ControlSocket}
+	open := control.Handover{Action: control.ActionOpen, LUN: 1, To: initiatorB}
+	_, err = ask.Handover(t.Context(), open)
+	require.NoError(t, err)
+	require.Equal(t, initiatorB, second.Status().LUNs[0].OpenTo)
+	require.Empty(t, first.Status().LUNs[0].OpenTo)
+	_, err = ask.Kick(t.Context(), control.Kick{Initiator: initiatorA})
+	require.NoError(t, err)
+	require.NoError(t, other.ExpectClosed())
+	one.MustGood(t, targettest.Write10(1, 0, data))
+
+	require.NoError(t, first.end())
+	require.NoFileExists(t, first.opt.ReadyFile)
+	require.NoFileExists(t, first.opt.ControlSocket)
+	require.Equal(t, pages.StateStopping, first.Status().State)
+	require.FileExists(t, second.opt.ReadyFile)
+	require.Equal(t, "ok\n", second.page("/readyz"))
+	second.login(initiatorB, 1).MustGood(t, targettest.Read10(1, 0, 1))
+	require.NoError(t, second.end())
+
+	// Of all that was acknowledged, nothing is lost.
+	again := start(t, first.opt)
+	require.Equal(t, data, again.login(initiatorA, 1).MustGood(t, targettest.Read10(1, 0, 1)).Data)
+	require.NoError(t, again.end())
+}
+
+func credential(user, password string) chap.Credential {
+	return chap.Credential{Username: user, Secret: chap.NewSecret(password)}
+}
+
+// TestOptions: what is missing is an error at once, and the rest has a default that works.
+func TestOptions(t *testing.T) {
+	whole := Options{
+		Images: Images{Paths: []string{"a"}}, WorkDir: "w", Portals: []Address{loopback()},
+	}
+	for name, break_ := range map[string]func(o *Options){
+		"nothing to serve":  func(o *Options) { o.Images = Images{} },
+		"no work directory": func(o *Options) { o.WorkDir = "" },
+		"no portal":         func(o *Options) { o.Portals = nil },
+		"shorter than":      func(o *Options) { o.CHAP.Initiator = credential("u", "p") },
+	} {
+		opt := whole
+		break_(&opt)
+		_, err := New(opt)
+		require.ErrorContains(t, err, name)
+	}
+	opt := options(t, "a.raw")
+	d := start(t, Options{Images: opt.Images, WorkDir: opt.WorkDir, Portals: opt.Portals})
+	s := d.Status()
+	require.Equal(t, target.DefaultTargetName, s.TargetName)
+	require.Equal(t, string(instance.CopyClone), s.LUNs[0].CopyMode)
+	require.Equal(t, string(target.AccessWriteExclusive), s.LUNs[0].AccessMode)
+	require.Empty(t, d.PagesAddress())
+	require.ErrorIs(t, d.ReplaceCredentials(chap.Config{}), errNoCHAP)
+	require.NoError(t, d.end())
+}
+
+// TestBeforeItIsReady: what needs the target is an error, and the end is none, however early.
+func TestBeforeItIsReady(t *testing.T) {
+	d, err := New(options(t, "a.raw"))
+	require.NoError(t, err)
+	require.Equal(t, pages.StateStarting, d.Status().State)
+	_, err = d.Reload(Settings{})
+	require.ErrorIs(t, err, errNotReady)
+	_, err = d.Add(t.Context(), Disk{})
+	require.ErrorIs(t, err, errNotReady)
+	require.ErrorIs(t, d.Remove(t.Context(), 1), errNotReady)
+	ended, end := context.WithCancel(t.Context())
+	end()
+	require.NoError(t, d.Run(ended))
+	require.NoFileExists(t, d.opt.ReadyFile)
+	select {
+	case <-d.Ready():
+		require.Fail(t, "it was never ready")
+	default:
+	}
+}
+
+// TestReplacedCredentials count for new logins.
+func TestReplacedCredentials(t *testing.T) {
+	opt := options(t, "a.raw")
+	opt.CHAP.Initiator = credential("user", "correct-horse-battery")
+	d := start(t, opt)
+	require.Equal(t, "chap", d.Status().Authentication)
+	portal, err := netip.ParseAddrPort(d.Status().Portals[0])
+	require.NoError(t, err)
+	login := func(password string) error {
+		s, err := targettest.Login(net.TCPAddrFromAddrPort(portal), targettest.LoginOptions{
+			CHAP: &targettest.CHAP{Username: "user", Password: password}})
+		if err == nil {
+			require.NoError(t, s.Close())
+		}
+		return err
+	}
+	require.NoError(t, login("correct-horse-battery"))
+	next := chap.Config{Initiator: credential("user", "staple-and-more")}
+	require.NoError(t, d.ReplaceCredentials(next))
+	require.Error(t, login("correct-horse-battery"))
+	require.NoError(t, login("staple-and-more"))
+	require.Error(t, d.ReplaceCredentials(chap.Config{}), "a daemon with CHAP keeps it")
+	require.NoError(t, login("staple-and-more"))
+	require.NoError(t, d.end())
+}

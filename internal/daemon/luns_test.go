@@ -1,0 +1,235 @@
+package daemon
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/disk/instance"
+	"kubevirt.io/disk/internal/control"
+	"kubevirt.io/disk/target"
+	"kubevirt.io/disk/target/targettest"
+)
+
+const (
+	notSupported = "05/25/00"
+	lunsChanged  = "06/3F/0E"
+)
+
+// laterDisk is a disk of an image that is in no directory of a daemon.
+func laterDisk(t *testing.T, dir, name string) Disk {
+	t.Helper()
+	path := filepath.Join(dir, name)
+	rawImage(t, path, 0xaa)
+	return Disk{Name: name, Image: openImage(t, path)}
+}
+
+func openImage(t *testing.T, path string) *image.Image {
+	t.Helper()
+	img, err := image.Open(path, image.Options{})
+	require.NoError(t, err)
+	return img
+}
+
+// TestAddAndRemove serves a second disk beside one that is used, and takes it away again. What was
+// written to it is there when it comes back.
+func TestAddAndRemove(t *testing.T) {
+	d := start(t, options(t, "a.raw"))
+	s := d.login(initiatorA, 1)
+	s.MustFail(t, targettest.Read10(2, 0, 1), notSupported)
+	dir := t.TempDir()
+	added, err := d.Add(t.Context(), laterDisk(t, dir, "later.raw"))
+	require.NoError(t, err)
+	require.EqualValues(t, 2, added)
+	_, err = s.ClearAttention(2)
+	require.NoError(t, err)
+	data := bytes.Repeat([]byte{0xee}, 512)
+	s.MustGood(t, targettest.Write10(2, 0, data))
+	s.MustFail(t, targettest.Read10(1, 0, 1), lunsChanged)
+
+	now := d.Status().LUNs
+	require.Len(t, now, 2)
+	require.Equal(t, "later.raw", now[1].Image)
+	require.True(t, now[1].Ready)
+	require.Equal(t, "clone", now[1].CopyMode)
+	require.Equal(t, initiatorA, now[1].Owner)
+	require.NotEqual(t, now[0].Serial, now[1].Serial)
+	require.EqualValues(t, 64<<10, now[1].SizeBytes)
+	require.Contains(t, d.page("/metrics"),
+		`kubevirt_disk_lun_size_bytes{image="later.raw",lun="2"} 65536`)
+	require.Equal(t, 2, d.log.FilterMessage("serving a LUN").Len())
+
+	changes, err := d.Reload(Settings{Disk: DiskSettings{AccessMode: target.AccessWriteShared}})
+	require.NoError(t, err)
+	require.Equal(t, []string{"a.raw: access-mode"}, changes.Done, "the settings are not for it")
+
+	require.NoError(t, d.Remove(t.Context(), 2))
+	s.MustFail(t, targettest.Read10(2, 0, 1), notSupported)
+	require.Len(t, d.Status().LUNs, 1)
+	require.NotContains(t, d.page("/metrics"), "later.raw")
+	require.ErrorContains(t, d.Remove(t.Context(), 2), "there is no LUN 2")
+
+	back := Disk{Name: "later.raw", Image: openImage(t, filepath.Join(dir, "later.raw"))}
+	back.LUN, back.AccessMode = 9, target.AccessReadShared
+	added, err = d.Add(t.Context(), back)
+	require.NoError(t, err)
+	require.EqualValues(t, 9, added)
+	_, err = s.ClearAttention(9)
+	require.NoError(t, err)
+	require.Equal(t, data, s.MustGood(t, targettest.Read10(9, 0, 1)).Data)
+	require.True(t, d.Status().LUNs[1].ReadOnly)
+
+	// Also the first one can go, and the last.
+	require.NoError(t, d.Remove(t.Context(), 1))
+	_, err = d.Reload(Settings{})
+	require.NoError(t, err)
+	require.NoError(t, d.Remove(t.Context(), 9))
+	require.Empty(t, d.Status().LUNs)
+	require.NoError(t, s.Close())
+	require.NoError(t, d.end())
+	_, err = d.Add(t.Context(), laterDisk(t, dir, "last.raw"))
+	require.ErrorIs(t, err, errStopping)
+}
+
+// TestAddRefuses a disk that cannot be served, and leaves everything as it was.
+func TestAddRefuses(t *testing.T) {
+	d := start(t, options(t, "a.raw"))
+	dir := t.TempDir()
+	rawImage(t, filepath.Join(dir, "a.raw"), 1)
+	volume := t.TempDir()
+	for name, c := range map[string]struct {
+		change func(d *Disk)
+		want   string
+	}{
+		"the LUN of another one": {func(d *Disk) { d.LUN = 1 }, `LUN 1 is "a.raw" already`},
+		"no LUN":                 {func(d *Disk) { d.LUN = maxLUN + 1 }, "LUNs 1 to 16383"},
+		"too small":              {func(d *Disk) { d.Size = 512 }, "the size of 512 bytes is"},
+		"the work directory of another one": {func(d *Disk) {
+			_ = d.Image.Close()
+			d.Name, d.Image = "a.raw", openImage(t, filepath.Join(dir, "a.raw"))
+		}, `LUN 2 ("a.raw")`},
+		"the identity of another one": {func(other *Disk) {
+			other.Identity.Serial = d.Status().LUNs[0].Serial
+			other.Dir = filepath.Join(volume, "same")
+		}, "have the same serial number"},
+	} {
+		one := laterDisk(t, dir, "b.raw")
+		c.change(&one)
+		_, err := d.Add(t.Context(), one)
+		require.ErrorContains(t, err, c.want, name)
+		require.Len(t, d.Status().LUNs, 1, name)
+		_, err = one.Image.ReadAt(make([]byte, 512), 0)
+		require.Error(t, err, "%s: the image is closed", name)
+	}
+	// Nothing is left of those: the disk can be served.
+	_, err := d.Add(t.Context(), laterDisk(t, dir, "b.raw"))
+	require.NoError(t, err)
+	require.NoError(t, d.end())
+}
+
+// TestRemoveThatDoesNotWait: who cannot wait for the disk is told, and it is closed all the same.
+func TestRemoveThatDoesNotWait(t *testing.T) {
+	d := start(t, options(t, "a.raw"))
+	disk := laterDisk(t, t.TempDir(), "b.raw")
+	_, err := d.Add(t.Context(), disk)
+	require.NoError(t, err)
+	impatient, end := context.WithCancel(t.Context())
+	end()
+	if err := d.Remove(impatient, 2); err != nil { // it may have been closed as fast
+		require.ErrorIs(t, err, context.Canceled)
+		require.ErrorContains(t, err, `LUN 2 ("b.raw") is removed, and its disk is closed when`)
+	}
+	require.NoError(t, d.end(), "which waits for it")
+	workers := instance.NewWorkers()
+	again, err := instance.Open(t.Context(), openImage(t, disk.Image.Path()),
+		instance.Options{WorkDir: d.opt.WorkDir, Workers: workers})
+	require.NoError(t, err, "nobody has it")
+	require.NoError(t, again.Close())
+}
+
+// TestHandoverOfALUNThatGoes: the time of its handover ends with it, and the disk that has the
+// number next is not handed over when that would have run out.
+func TestHandoverOfALUNThatGoes(t *testing.T) {
+	d := start(t, options(t, "a.raw"))
+	dir := t.TempDir()
+	disk := laterDisk(t, dir, "b.raw")
+	disk.Dir = filepath.Join(dir, "volume") // so that the handover is kept with the disk
+	_, err := d.Add(t.Context(), disk)
+	require.NoError(t, err)
+	ask := control.Client{Socket: d.opt.ControlSocket}
+	_, err = ask.Handover(t.Context(), control.Handover{
+		Action: control.ActionOpen, LUN: 2, To: initiatorB, Seconds: 3600})
+	require.NoError(t, err)
+	require.NoError(t, d.Remove(t.Context(), 2))
+	_, err = d.Add(t.Context(), laterDisk(t, dir, "c.raw"))
+	require.NoError(t, err)
+	require.Empty(t, d.Status().LUNs[1].OpenTo)
+
+	const resumed = "the LUN is still open for a handover"
+	require.Zero(t, d.log.FilterMessage(resumed).Len())
+	back := disk
+	back.Image = openImage(t, disk.Image.Path())
+	lun, err := d.Add(t.Context(), back)
+	require.NoError(t, err)
+	require.EqualValues(t, 3, lun)
+	require.Equal(t, initiatorB, d.Status().LUNs[2].OpenTo)
+	require.Equal(t, 1, d.log.FilterMessage(resumed).Len())
+	require.NoError(t, d.end())
+}
+
+// TestStopWhileLUNsComeAndGo: whatever the stop meets, every disk is closed when Run returns, or by
+// who adds it.
+func TestStopWhileLUNsComeAndGo(t *testing.T) {
+	const adders = 4
+	for range 5 {
+		d := start(t, options(t, "a.raw"))
+		dir := t.TempDir()
+		var all sync.WaitGroup
+		var ready sync.WaitGroup
+		ready.Add(adders)
+		for i := range adders {
+			name := fmt.Sprintf("%d.raw", i)
+			rawImage(t, filepath.Join(dir, name), byte(i))
+			all.Go(func() {
+				first := sync.OnceFunc(ready.Done)
+				defer first()
+				for {
+					img, err := image.Open(filepath.Join(dir, name), image.Options{})
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					lun, err := d.Add(context.Background(), Disk{Name: name, Image: img})
+					if err == nil {
+						first()
+						err = d.Remove(context.Background(), lun)
+					}
+					if err != nil {
+						if !errors.Is(err, errStopping) {
+							t.Error(err)
+						}
+						return
+					}
+				}
+			})
+		}
+		ready.Wait()
+		require.NoError(t, d.end())
+		all.Wait()
+		workers := instance.NewWorkers()
+		for i := range adders {
+			img := openImage(t, filepath.Join(dir, fmt.Sprintf("%d.raw", i)))
+			inst, err := instance.Open(t.Context(), img,
+				instance.Options{WorkDir: d.opt.WorkDir, Workers: workers})
+			require.NoError(t, err, "nobody has it any more")
+			require.NoError(t, inst.Close())
+		}
+	}
+}
