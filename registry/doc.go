@@ -1,8 +1,8 @@
 // Package registry moves disk images into container registries and out of them.
 //
 // A Client, made by New with what a person has set, is used by one command. ParseReference reads what names an
-// image: in a registry, in an OCI layout or in an archive that docker saved. Pull fetches the disk out of any
-// image that has one in /disk.
+// image: in a registry, in an OCI layout or in an archive that docker saved. Push stores disks as an image.
+// Pull fetches the disk out of any image that has one in /disk.
 //
 // Names, credentials of docker and the exchange of tokens are go-containerregistry's. Reading is our own:
 //
@@ -11,6 +11,8 @@
 //	blob.go    a blob, read as a whole with its digest verified, or by ranges, and resumed where it was
 //	layer.go   a layer, uncompressed: its tar archive, and what it hides of the layers below it
 //	pull.go    the disks of an image, each written as its layer passes
+//	push.go    the base's layers, an index, and a layer for each file; upload.go sends them
+//	index.go   what the index says, and how it is checked
 //
 // What comes from a registry comes from strangers: sizes, counts and names are bounded before anything is made
 // of them, and nothing gets its final name before the digest of its layer was right. A credential is never part

@@ -153,10 +153,7 @@ func (c *Client) resolve(ctx context.Context, ref Reference) (*resolved, error) 
 }
 
 func resolveIn(ctx context.Context, src source, ref Reference) (*resolved, error) {
-	digest := ""
-	if ref.remote != nil && strings.HasPrefix(ref.remote.Identifier(), "sha256:") {
-		digest = ref.remote.Identifier()
-	}
+	digest, _ := ref.digest()
 	for range maxNested {
 		content, mediaType, err := src.manifest(ctx, digest)
 		if err != nil {

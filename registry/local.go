@@ -45,7 +45,7 @@ func (l *layout) read(name string) ([]byte, error) {
 	return readBounded(f, maxManifest)
 }
 
-func (l *layout) manifest(_ context.Context, digest string) ([]byte, string, error) {
+func (l *layout) manifest(ctx context.Context, digest string) ([]byte, string, error) {
 	if digest != "" {
 		h, err := v1.NewHash(digest)
 		if err != nil {
@@ -72,7 +72,7 @@ func (l *layout) manifest(_ context.Context, digest string) ([]byte, string, err
 	}
 	switch {
 	case len(found) == 1:
-		return l.manifest(nil, found[0].Digest.String())
+		return l.manifest(ctx, found[0].Digest.String())
 	case len(found) == 0 || l.ref.tag != "":
 		return nil, "", fmt.Errorf("OCI layout %q has no image %q; it has %s",
 			l.ref.oci, l.ref.tag, strings.Join(names[:min(len(names), 20)], ", "))

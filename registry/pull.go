@@ -155,13 +155,8 @@ func (p *puller) run(ctx context.Context) (done []Pulled, err error) {
 	for _, l := range layers {
 		p.opt.Progress.total.Add(l.Size)
 	}
-	for i := len(layers) - 1; i >= 0; i-- {
-		if err := p.layer(ctx, i); err != nil {
-			return nil, fmt.Errorf("layer %s of %s: %w", layers[i].Digest, p.image.ref, err)
-		}
-		if p.found() {
-			break
-		}
+	if err := p.scan(ctx); err != nil {
+		return nil, err
 	}
 	chosen, err := p.choose()
 	if err != nil {
@@ -185,6 +180,55 @@ func (p *puller) run(ctx context.Context) (done []Pulled, err error) {
 		done = append(done, Pulled{Name: f.name, To: f.label, Format: f.arrival.Format(), Size: f.arrival.VirtualSize()})
 	}
 	return done, nil
+}
+
+// scan reads the layers from the top, until everything is known. Where the image's index says in which layer
+// the one file is that is wanted, only that is read.
+func (p *puller) scan(ctx context.Context) error {
+	layers := p.image.manifest.Layers
+	read := func(i int) error {
+		if err := p.layer(ctx, i); err != nil {
+			return fmt.Errorf("layer %s of %s: %w", layers[i].Digest, p.image.ref, err)
+		}
+		return nil
+	}
+	if i, err := p.indexed(ctx); err != nil {
+		return err
+	} else if i >= 0 {
+		if err := read(i); err != nil || p.found() {
+			return err
+		}
+		// It needs another file, which may lie anywhere.
+		for _, f := range p.files {
+			if err := p.drop(f); err != nil {
+				return err
+			}
+		}
+		p.files, p.shadow = nil, newShadow()
+	}
+	for i := len(layers) - 1; i >= 0 && !p.found(); i-- {
+		if err := read(i); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// indexed is the layer that has the file that is wanted; -1: no index says so.
+func (p *puller) indexed(ctx context.Context) (int, error) {
+	if p.path == "" {
+		return -1, nil
+	}
+	x, err := p.image.readIndex(ctx)
+	if x == nil || err != nil {
+		return -1, err
+	}
+	for _, f := range x.Files {
+		if f.Name == p.path {
+			return slices.IndexFunc(p.image.manifest.Layers, func(l v1.Descriptor) bool { return l.Digest.String() == f.Layer }), nil
+		}
+	}
+	return -1, nil
 }
 
 // found tells that no further layer needs to be read: the file that was asked for is there, and needs no

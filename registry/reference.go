@@ -96,3 +96,11 @@ func (r Reference) Host() string {
 	}
 	return r.remote.Context().RegistryStr()
 }
+
+// digest is the digest that the reference has; not ok: it has none.
+func (r Reference) digest() (digest string, ok bool) {
+	if d, ok := r.remote.(name.Digest); ok {
+		return d.DigestStr(), true
+	}
+	return "", false
+}

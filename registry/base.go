@@ -1,0 +1,281 @@
+package registry
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+)
+
+// baseImage is the image whose layers come first, for each of its platforms.
+type baseImage struct {
+	source    source
+	ref       Reference
+	platforms []basePlatform
+	index     bool // it is for several platforms
+}
+
+type basePlatform struct {
+	platform *v1.Platform
+	manifest *v1.Manifest
+	config   []byte
+}
+
+// findBase reads the manifests and configurations of the base.
+func (p *pusher) findBase(ctx context.Context) error {
+	if p.opt.Base == BaseNone {
+		return nil
+	}
+	ref, err := ParseReference(p.opt.Base)
+	if err != nil {
+		return fmt.Errorf("base image: %w", err)
+	}
+	src, err := p.client.source(ref)
+	if err != nil {
+		return fmt.Errorf("base image: %w", err)
+	}
+	p.base = &baseImage{source: src, ref: ref}
+	if err := p.base.read(ctx); err != nil {
+		return fmt.Errorf("base image: %w", err)
+	}
+	return nil
+}
+
+func (b *baseImage) read(ctx context.Context) error {
+	digest, _ := b.ref.digest()
+	text, mediaType, err := b.source.manifest(ctx, digest)
+	if err != nil {
+		return err
+	}
+	if got := digestOf(text); digest != "" && got != digest {
+		return &DigestError{Want: digest, Got: got}
+	}
+	switch kind := manifestKind(text, mediaType); {
+	case kind.IsImage():
+		return b.add(ctx, text, nil)
+	case !kind.IsIndex():
+		return fmt.Errorf("%s is no container image: its manifest is of the type %q", b.ref, kind)
+	}
+	b.index = true
+	var index v1.IndexManifest
+	if err := json.Unmarshal(text, &index); err != nil {
+		return fmt.Errorf("the index of %s cannot be read: %w", b.ref, err)
+	}
+	for _, m := range index.Manifests {
+		if m.Platform == nil || m.Platform.OS != "linux" || !m.MediaType.IsImage() || m.Digest.Algorithm != "sha256" {
+			continue // an attestation, or what cannot serve disks
+		}
+		if len(b.platforms) == 16 {
+			return fmt.Errorf("%s has too many platforms", b.ref)
+		}
+		text, _, err := b.source.manifest(ctx, m.Digest.String())
+		if err != nil {
+			return err
+		}
+		if got := digestOf(text); got != m.Digest.String() {
+			return &DigestError{Want: m.Digest.String(), Got: got}
+		}
+		if err := b.add(ctx, text, m.Platform); err != nil {
+			return err
+		}
+	}
+	if len(b.platforms) == 0 {
+		return fmt.Errorf("%s has no image for Linux", b.ref)
+	}
+	return nil
+}
+
+// add reads one platform's image.
+func (b *baseImage) add(ctx context.Context, text []byte, platform *v1.Platform) error {
+	m, err := parseManifest(text)
+	if err != nil {
+		return err
+	}
+	r := &resolved{source: b.source, ref: b.ref, manifest: m}
+	config, err := r.small(ctx, m.Config, maxManifest)
+	if err != nil {
+		return err
+	}
+	b.platforms = append(b.platforms, basePlatform{platform: platform, manifest: m, config: config})
+	return nil
+}
+
+// madeImage is a manifest that is ready to be stored.
+type madeImage struct {
+	desc       v1.Descriptor
+	text       []byte
+	config     v1.Descriptor
+	configText []byte
+}
+
+// madeImages is everything that a push stores besides layers.
+type madeImages struct {
+	images  []madeImage
+	top     v1.Descriptor // what the tag names
+	topText []byte
+}
+
+// images makes a manifest for each platform of the base. Without a base, there is one for each platform that
+// KubeVirt's disks are used on: nothing in it depends on one.
+func (p *pusher) images() (*madeImages, error) {
+	platforms, index := []basePlatform{}, true
+	if p.base != nil {
+		platforms, index = p.base.platforms, p.base.index
+	} else {
+		for _, arch := range []string{"amd64", "arm64"} {
+			config, err := json.Marshal(map[string]any{"architecture": arch, "os": "linux", "config": map[string]any{},
+				"rootfs": map[string]any{"type": "layers", "diff_ids": []string{}}})
+			if err != nil {
+				return nil, err
+			}
+			platforms = append(platforms, basePlatform{platform: &v1.Platform{OS: "linux", Architecture: arch},
+				manifest: &v1.Manifest{}, config: config})
+		}
+	}
+	made := new(madeImages)
+	list := v1.IndexManifest{SchemaVersion: 2, MediaType: types.OCIImageIndex}
+	for _, base := range platforms {
+		m, err := p.image(base)
+		if err != nil {
+			return nil, err
+		}
+		made.images = append(made.images, m)
+		list.Manifests = append(list.Manifests, m.desc)
+	}
+	if !index {
+		made.top, made.topText = made.images[0].desc, made.images[0].text
+		return made, nil
+	}
+	text, err := json.Marshal(list)
+	if err != nil {
+		return nil, err
+	}
+	made.top, made.topText = blobOf(text, types.OCIImageIndex), text
+	return made, nil
+}
+
+// image adds our layers to a platform's image of the base.
+func (p *pusher) image(base basePlatform) (m madeImage, err error) {
+	ours := p.ours()
+	if m.configText, err = extendConfig(base.config, ours, len(base.manifest.Layers)); err != nil {
+		return m, err
+	}
+	m.config = blobOf(m.configText, types.OCIConfigJSON)
+	manifest := v1.Manifest{SchemaVersion: 2, MediaType: types.OCIManifestSchema1, Config: m.config}
+	for _, l := range base.manifest.Layers {
+		l.MediaType = ociType(l.MediaType)
+		manifest.Layers = append(manifest.Layers, l)
+	}
+	manifest.Layers = append(manifest.Layers, ours...)
+	if m.text, err = json.Marshal(manifest); err != nil {
+		return m, err
+	}
+	m.desc = blobOf(m.text, types.OCIManifestSchema1)
+	m.desc.Platform = base.platform
+	return m, nil
+}
+
+// ociType is the name that a manifest of the OCI has for what docker calls otherwise: the bytes are the same.
+func ociType(t types.MediaType) types.MediaType {
+	switch t {
+	case types.DockerLayer:
+		return types.OCILayer
+	case types.DockerUncompressedLayer:
+		return types.OCIUncompressedLayer
+	}
+	return t
+}
+
+// extendConfig adds layers to a configuration. What it has besides is kept as it is.
+func extendConfig(text []byte, layers []v1.Descriptor, below int) ([]byte, error) {
+	bad := func(err error) ([]byte, error) {
+		return nil, fmt.Errorf("the configuration of the base image cannot be read: %w", err)
+	}
+	var config map[string]json.RawMessage
+	if err := json.Unmarshal(text, &config); err != nil {
+		return bad(err)
+	}
+	var root struct {
+		Type    string   `json:"type"`
+		DiffIDs []string `json:"diff_ids"`
+	}
+	if err := json.Unmarshal(config["rootfs"], &root); err != nil {
+		return bad(err)
+	}
+	if len(root.DiffIDs) != below {
+		return bad(fmt.Errorf("it names %d layers, and the manifest %d", len(root.DiffIDs), below))
+	}
+	var history []json.RawMessage
+	if err := json.Unmarshal(config["history"], &history); config["history"] != nil && err != nil {
+		return bad(err)
+	}
+	for _, l := range layers {
+		root.DiffIDs = append(root.DiffIDs, l.Digest.String()) // not compressed
+		history = append(history, json.RawMessage(`{"created":"1970-01-01T00:00:00Z","created_by":"kubevirt-disk push"}`))
+	}
+	var err, err2 error
+	config["rootfs"], err = json.Marshal(root)
+	if config["history"] != nil || below == 0 {
+		config["history"], err2 = json.Marshal(history)
+	}
+	if err := errors.Join(err, err2); err != nil {
+		return nil, err
+	}
+	return json.Marshal(config)
+}
+
+// sendBase brings the layers of the base along: mounted from its repository, or copied.
+func (p *pusher) sendBase(ctx context.Context, u *uploader) error {
+	var sent []v1.Hash
+	for _, platform := range p.base.platforms {
+		for _, l := range platform.manifest.Layers {
+			if slices.Contains(sent, l.Digest) {
+				continue
+			}
+			sent = append(sent, l.Digest)
+			p.opt.Progress.total.Add(l.Size)
+			b, err := p.base.source.blob(l)
+			if err != nil {
+				return err
+			}
+			if err := u.blob(ctx, l, &fetched{ctx: ctx, blob: b}); err != nil {
+				return fmt.Errorf("base image: %w", err)
+			}
+		}
+	}
+	return nil
+}
+
+// fetched is a blob of another repository that is sent on. What is wrong in it, the registry finds.
+type fetched struct {
+	ctx  context.Context
+	blob *blob
+	in   io.ReadCloser
+	at   int64
+}
+
+func (f *fetched) Size() int64 { return f.blob.desc.Size }
+
+// ReadAt is called by one goroutine, mostly from where it ended: one request brings everything.
+func (f *fetched) ReadAt(p []byte, off int64) (int, error) {
+	if f.in == nil || f.at != off {
+		if f.in != nil {
+			f.in.Close()
+		}
+		f.in, f.at = f.blob.stream(f.ctx, off, f.Size()-off), off
+	}
+	n, err := io.ReadFull(f.in, p[:min(int64(len(p)), f.Size()-off)])
+	if f.at += int64(n); f.at == f.Size() || err != nil {
+		f.in.Close()
+		f.in = nil
+	}
+	if err == nil && n < len(p) {
+		err = io.EOF
+	}
+	return n, err
+}

@@ -1,0 +1,183 @@
+package registry
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"path"
+	"strings"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+)
+
+// The index of an image says of each of its disks where it lies, and what the digests of its chunks are. It
+// is a layer of its own, so that the manifest vouches for it. docs/registry-index.md has the format.
+const (
+	// annotationIndex marks the layer in the manifest; its value is the version of the format.
+	annotationIndex = "io.kubevirt.disk.index"
+	indexDir        = ".kubevirt-disk" // not "disk...": CDI takes what begins so for a disk
+	indexName       = indexDir + "/index.json"
+	chunksName      = indexDir + "/sha256"
+	indexVersion    = 1
+
+	// indexChunk is how much one digest is for. Bytes.
+	indexChunk = 256 << 10
+	digestSize = 32
+
+	// What is accepted of an index, which comes from strangers.
+	maxIndexLayer = 320 << 20 // for 2 TiB of disks
+	maxIndexJSON  = 32 << 20
+	maxIndexFiles = 1024
+	maxRanges     = 1 << 20
+	minChunk      = 4 << 10
+	maxChunk      = 16 << 20
+)
+
+// index is what the layer has. Unknown fields are ignored, so that later versions of this program can add
+// some: the order in which a guest boots, digests of guest clusters.
+type index struct {
+	Version   int         `json:"version"`
+	ChunkSize int64       `json:"chunkSize"`
+	Files     []indexFile `json:"files"`
+
+	chunks []byte // the digests, one after the other
+}
+
+// indexFile is one disk, or a backing file of one.
+type indexFile struct {
+	Name       string     `json:"name"` // in the image, as disk/fedora.qcow2
+	Size       int64      `json:"size"`
+	Layer      string     `json:"layer"`  // digest of the layer, which is not compressed
+	Offset     int64      `json:"offset"` // of the file's first byte in the layer
+	FirstChunk int64      `json:"firstChunk"`
+	Metadata   [][2]int64 `json:"metadata,omitempty"` // offset and length of what is read when it is opened
+}
+
+func (f *indexFile) chunks(size int64) int64 { return (f.Size + size - 1) / size }
+
+// layer is the layer of the index: the same bytes for the same index.
+func (x *index) layer(withDir bool) ([]byte, error) {
+	text, err := json.Marshal(x)
+	if err != nil {
+		return nil, err
+	}
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	if withDir { // where no base image has it
+		err = errors.Join(err, w.WriteHeader(tarHeader(diskDir+"/", tar.TypeDir, 0o555, 0)))
+	}
+	err = errors.Join(err, w.WriteHeader(tarHeader(indexDir+"/", tar.TypeDir, 0o555, 0)))
+	for _, f := range []struct {
+		name    string
+		content []byte
+	}{{indexName, text}, {chunksName, x.chunks}} {
+		err = errors.Join(err, w.WriteHeader(tarHeader(f.name, tar.TypeReg, 0o444, int64(len(f.content)))))
+		if _, werr := w.Write(f.content); err == nil {
+			err = werr
+		}
+	}
+	err = errors.Join(err, w.Close())
+	if err == nil && (len(text) > maxIndexJSON || b.Len() > maxIndexLayer) {
+		err = errors.New("the disks are too large for one image's index")
+	}
+	return b.Bytes(), err
+}
+
+// readIndex reads the index of an image; nil: it has none, or one of a version that is not known.
+func (r *resolved) readIndex(ctx context.Context) (*index, error) {
+	for _, desc := range r.manifest.Layers {
+		if desc.Annotations[annotationIndex] != fmt.Sprint(indexVersion) {
+			continue
+		}
+		layer, err := r.small(ctx, desc, maxIndexLayer)
+		if err != nil {
+			return nil, fmt.Errorf("index of %s: %w", r.ref, err)
+		}
+		x, err := parseIndex(layer, r.manifest.Layers)
+		if err != nil {
+			return nil, fmt.Errorf("index of %s: %w", r.ref, err)
+		}
+		return x, nil
+	}
+	return nil, nil
+}
+
+// parseIndex reads and checks an index layer. What it says about layers is held against those of the manifest.
+func parseIndex(layer []byte, layers []v1.Descriptor) (*index, error) {
+	x := new(index)
+	var text []byte
+	tr := tar.NewReader(bytes.NewReader(layer))
+	for n := 0; n < 16; n++ {
+		h, err := tr.Next()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			return nil, err
+		}
+		switch path.Clean(h.Name) {
+		case indexName:
+			if text, err = readBounded(tr, maxIndexJSON); err != nil {
+				return nil, err
+			}
+		case chunksName:
+			if x.chunks, err = readBounded(tr, maxIndexLayer); err != nil {
+				return nil, err
+			}
+		}
+	}
+	chunks := x.chunks
+	if err := json.Unmarshal(text, x); err != nil {
+		return nil, fmt.Errorf("%s cannot be read: %w", indexName, err)
+	}
+	x.chunks = chunks
+	return x, x.check(layers)
+}
+
+// check holds every number against what it is about.
+func (x *index) check(layers []v1.Descriptor) error {
+	switch {
+	case x.Version != indexVersion:
+		return fmt.Errorf("its version is %d", x.Version)
+	case x.ChunkSize < minChunk || x.ChunkSize > maxChunk || x.ChunkSize&(x.ChunkSize-1) != 0:
+		return fmt.Errorf("its chunks have %d bytes", x.ChunkSize)
+	case len(x.Files) > maxIndexFiles:
+		return fmt.Errorf("it has more than %d files", maxIndexFiles)
+	}
+	sizes := make(map[string]int64)
+	for _, l := range layers {
+		sizes[l.Digest.String()] = l.Size
+	}
+	names := make(map[string]bool)
+	ranges, known := 0, int64(len(x.chunks)/digestSize)
+	for i := range x.Files {
+		f := &x.Files[i]
+		size, there := sizes[f.Layer]
+		if ranges += len(f.Metadata); ranges > maxRanges {
+			return fmt.Errorf("it has more than %d ranges of metadata", maxRanges)
+		}
+		switch {
+		case !strings.HasPrefix(f.Name, diskDir+"/") || path.Clean(f.Name) != f.Name || len(f.Name) > maxName || names[f.Name]:
+			return fmt.Errorf("it has a file of the name %.100q", f.Name)
+		case !there:
+			return fmt.Errorf("%q lies in %.100q, which is no layer of the image", f.Name, f.Layer)
+		case f.Size < 0 || f.Offset < 0 || f.Offset > size || f.Size > size-f.Offset:
+			return fmt.Errorf("%q does not lie in its layer", f.Name)
+		case f.FirstChunk < 0 || f.FirstChunk > known || f.chunks(x.ChunkSize) > known-f.FirstChunk:
+			return fmt.Errorf("%q has not as many digests as chunks", f.Name)
+		}
+		names[f.Name] = true
+		end := int64(0)
+		for _, m := range f.Metadata {
+			if m[0] < end || m[1] < 1 || m[0] > f.Size || m[1] > f.Size-m[0] {
+				return fmt.Errorf("the metadata of %q does not lie in it", f.Name)
+			}
+			end = m[0] + m[1]
+		}
+	}
+	return nil
+}

@@ -1,0 +1,408 @@
+package registry
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	inmemory "github.com/google/go-containerregistry/pkg/registry"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk/image"
+)
+
+// memory is a registry in memory, in front of which a test may stand.
+type memory struct {
+	host string
+
+	mu    sync.Mutex
+	said  []string                                               // guarded by mu
+	fault func(w http.ResponseWriter, r *http.Request) (ok bool) // answers in its place; guarded by mu
+}
+
+func newMemory(t testing.TB) *memory {
+	m := new(memory)
+	handler := inmemory.New(inmemory.Logger(log.New(io.Discard, "", 0)))
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		m.mu.Lock()
+		m.said = append(m.said, r.Method+" "+r.URL.RequestURI())
+		fault := m.fault
+		m.mu.Unlock()
+		if fault == nil || !fault(w, r) {
+			handler.ServeHTTP(w, r)
+		}
+	}))
+	t.Cleanup(server.Close)
+	m.host = strings.TrimPrefix(server.URL, "http://")
+	return m
+}
+
+func (m *memory) requests(method, part string) (n int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, s := range m.said {
+		if strings.HasPrefix(s, method+" ") && strings.Contains(s, part) {
+			n++
+		}
+	}
+	m.said = nil
+	return n
+}
+
+func (m *memory) ref(t testing.TB, name string) Reference {
+	ref, err := ParseReference(m.host + "/" + name)
+	require.NoError(t, err)
+	return ref
+}
+
+func (m *memory) client(t testing.TB) *Client {
+	return newClient(t, Options{Insecure: []string{m.host}, Patience: 20 * time.Second})
+}
+
+// newBase is a base image for two platforms, as docker makes it.
+func newBase(t testing.TB) (ref Reference, layer []byte) {
+	s := store{}
+	layer = gzipped(t, tarOf(t, tarFile{name: "disk/", kind: tar.TypeDir}, tarFile{name: "kubevirt-disk", content: noise(30, 5000)}))
+	index := v1.IndexManifest{SchemaVersion: 2, MediaType: types.DockerManifestList}
+	for _, arch := range []string{"amd64", "arm64"} {
+		config := s.add([]byte(fmt.Sprintf(`{"architecture":%q,"os":"linux","config":{"Entrypoint":["/kubevirt-disk"],"X-Own":1},`+
+			`"history":[{"created_by":"base"}],"rootfs":{"type":"layers","diff_ids":["sha256:%064d"]}}`, arch, 7)))
+		config.MediaType = types.DockerConfigJSON
+		l := s.add(layer)
+		l.MediaType = types.DockerLayer
+		desc := s.manifest(t, v1.Manifest{SchemaVersion: 2, MediaType: types.DockerManifestSchema2, Config: config, Layers: []v1.Descriptor{l}})
+		desc.MediaType, desc.Platform = types.DockerManifestSchema2, platformOf(arch)
+		index.Manifests = append(index.Manifests, desc)
+	}
+	desc := s.manifest(t, index)
+	desc.MediaType = types.DockerManifestList
+	return s.layout(t, desc), layer
+}
+
+// diskFiles are a raw disk, and a qcow2 one with a backing file in a subdirectory.
+func diskFiles(t testing.TB) (dir string, files []string, contents map[string][]byte) {
+	dir = t.TempDir()
+	base, other := noise(31, 3<<20), noise(32, 1<<20+512)
+	require.NoError(t, os.Mkdir(filepath.Join(dir, "bases"), 0o755))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "bases", "b.img"), base, 0o644))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "other.raw"), other, 0o600))
+	qemuImg(t, dir, "create", "-q", "-f", "qcow2", "-b", "bases/b.img", "-F", "raw", "a.qcow2", "4M")
+	top := make([]byte, 4<<20)
+	copy(top, base)
+	return dir, []string{filepath.Join(dir, "a.qcow2"), filepath.Join(dir, "other.raw")},
+		map[string][]byte{"a.raw": top, "other.raw": other}
+}
+
+// TestPushPull stores disks on a base, and fetches them again.
+func TestPushPull(t *testing.T) {
+	ctx := context.Background()
+	m := newMemory(t)
+	base, baseLayer := newBase(t)
+	_, files, contents := diskFiles(t)
+	c, ref := m.client(t), m.ref(t, "vm/a:1")
+	digest, err := c.Push(ctx, files, ref, PushOptions{Base: base.String()})
+	require.NoError(t, err)
+
+	dir := t.TempDir()
+	done, _, err := c.Pull(ctx, ref, dir, PullOptions{})
+	require.NoError(t, err)
+	require.Len(t, done, 2)
+	for name, want := range contents {
+		got, err := os.ReadFile(filepath.Join(dir, name))
+		require.NoError(t, err)
+		require.True(t, bytes.Equal(want, got), name)
+	}
+
+	// Elsewhere, later, in another order: the same image, and nothing is sent of it.
+	_, again, _ := diskFiles(t)
+	m.requests("", "")
+	second, err := c.Push(ctx, []string{again[1], again[0]}, m.ref(t, "vm/a:2"), PushOptions{Base: base.String()})
+	require.NoError(t, err)
+	require.Equal(t, digest, second)
+	require.Zero(t, m.requests("PATCH", ""))
+	byDigest, err := ParseReference(m.host + "/vm/a@" + digest)
+	require.NoError(t, err)
+
+	r, err := c.resolve(ctx, byDigest)
+	require.NoError(t, err)
+	require.Len(t, r.manifest.Layers, 5)
+	require.Equal(t, digestOf(baseLayer), r.manifest.Layers[0].Digest.String())
+	require.Equal(t, types.OCILayer, r.manifest.Layers[0].MediaType)
+	config, err := r.small(ctx, r.manifest.Config, maxManifest)
+	require.NoError(t, err)
+	var parsed v1.ConfigFile
+	require.NoError(t, json.Unmarshal(config, &parsed))
+	require.Len(t, parsed.RootFS.DiffIDs, 5)
+	require.Len(t, parsed.History, 5)
+	require.Equal(t, []string{"/kubevirt-disk"}, parsed.Config.Entrypoint)
+	require.Contains(t, string(config), "X-Own", "what is not known is kept")
+
+	x, err := r.readIndex(ctx)
+	require.NoError(t, err)
+	require.Len(t, x.Files, 3)
+	var names []string
+	for i, l := range r.manifest.Layers[2:] {
+		require.Equal(t, types.OCIUncompressedLayer, l.MediaType)
+		require.Equal(t, l.Digest, parsed.RootFS.DiffIDs[i+2], "a layer that is not compressed")
+		layer, err := r.small(ctx, l, 100<<20)
+		require.NoError(t, err)
+		tr := tar.NewReader(bytes.NewReader(layer))
+		h, err := tr.Next()
+		require.NoError(t, err)
+		require.Equal(t, []any{107, 107, int64(0o444), int64(0)}, []any{h.Uid, h.Gid, h.Mode, h.ModTime.Unix()})
+		content, err := io.ReadAll(tr)
+		require.NoError(t, err)
+		_, err = tr.Next()
+		require.Equal(t, io.EOF, err)
+
+		f := x.Files[i]
+		names = append(names, f.Name)
+		require.Equal(t, []any{h.Name, h.Size, l.Digest.String()}, []any{f.Name, f.Size, f.Layer})
+		require.True(t, bytes.Equal(content, layer[f.Offset:f.Offset+f.Size]))
+		for n := range f.chunks(x.ChunkSize) {
+			sum := sha256.Sum256(content[n*x.ChunkSize : min((n+1)*x.ChunkSize, f.Size)])
+			require.Equal(t, sum[:], x.chunks[(f.FirstChunk+n)*digestSize:][:digestSize])
+		}
+	}
+	require.Equal(t, []string{"disk/a.qcow2", "disk/bases/b.img", "disk/other.raw"}, names)
+}
+
+// TestIndexMetadata: what the index says is metadata is all that is read when an image is opened.
+func TestIndexMetadata(t *testing.T) {
+	ctx := context.Background()
+	m := newMemory(t)
+	dir := t.TempDir()
+	content := noise(33, 20<<20)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "raw"), content, 0o644))
+	for _, args := range [][]string{{"-o", "cluster_size=4k"}, {"-c"}, {"-o", "cluster_size=2M"}} {
+		qemuImg(t, dir, append(append([]string{"convert", "-f", "raw", "-O", "qcow2"}, args...), "raw", "a.qcow2")...)
+		ref := m.ref(t, "vm/meta:1")
+		_, err := m.client(t).Push(ctx, []string{filepath.Join(dir, "a.qcow2")}, ref, PushOptions{Base: BaseNone})
+		require.NoError(t, err)
+		r, err := m.client(t).resolve(ctx, ref)
+		require.NoError(t, err)
+		x, err := r.readIndex(ctx)
+		require.NoError(t, err)
+		file, err := os.ReadFile(filepath.Join(dir, "a.qcow2"))
+		require.NoError(t, err)
+		only := make([]byte, len(file)) // elsewhere it is wrong
+		for i := range only {
+			only[i] = 0xee
+		}
+		total := int64(0)
+		for _, r := range x.Files[0].Metadata {
+			copy(only[r[0]:r[0]+r[1]], file[r[0]:])
+			total += r[1]
+		}
+		require.Less(t, total, int64(len(file))/4)
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "only.qcow2"), only, 0o644))
+		img, err := image.Open(filepath.Join(dir, "only.qcow2"), image.Options{})
+		require.NoError(t, err)
+		require.Equal(t, int64(len(content)), img.Size())
+		require.NoError(t, img.Close())
+	}
+}
+
+// TestPushContainerDisk: without a base it is what KubeVirt takes, one file and its directory.
+func TestPushContainerDisk(t *testing.T) {
+	ctx := context.Background()
+	m := newMemory(t)
+	dir := t.TempDir()
+	content := noise(34, 1<<20)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "a.img"), content, 0o644))
+	ref := m.ref(t, "vm/cd:1")
+	_, err := m.client(t).Push(ctx, []string{filepath.Join(dir, "a.img")}, ref, PushOptions{Base: BaseNone})
+	require.NoError(t, err)
+	r, err := m.client(t).resolve(ctx, ref)
+	require.NoError(t, err)
+	list, err := readTarOf(ctx, r, 0)
+	require.NoError(t, err)
+	require.Contains(t, list.entries, "disk")
+	require.Len(t, list.entries, 1)
+	list, err = readTarOf(ctx, r, 1)
+	require.NoError(t, err)
+	require.Contains(t, list.entries, "disk/a.img")
+
+	// One of several comes alone.
+	second := filepath.Join(dir, "b.img")
+	require.NoError(t, os.WriteFile(second, noise(35, 1<<20), 0o644))
+	_, err = m.client(t).Push(ctx, []string{filepath.Join(dir, "a.img"), second}, ref, PushOptions{Base: BaseNone})
+	require.NoError(t, err)
+	m.requests("", "")
+	to := t.TempDir()
+	_, _, err = m.client(t).Pull(ctx, ref, filepath.Join(to, "out.raw"), PullOptions{Path: "a.img"})
+	require.NoError(t, err)
+	onlyFile(t, to, "out.raw", content)
+	require.Equal(t, 2, m.requests("GET", "/blobs/"), "the index and one layer")
+}
+
+func readTarOf(ctx context.Context, r *resolved, i int) (*layerList, error) {
+	b, err := r.source.blob(r.manifest.Layers[i])
+	if err != nil {
+		return nil, err
+	}
+	in, err := openLayer(ctx, b, new(Progress))
+	if err != nil {
+		return nil, err
+	}
+	defer in.Close()
+	return readTar(in, diskDir, nil)
+}
+
+// TestPushRefuses: what serve would refuse, or what says nothing, is an error before anything is sent.
+func TestPushRefuses(t *testing.T) {
+	m := newMemory(t)
+	dir := t.TempDir()
+	file := func(name string, content []byte) string {
+		path := filepath.Join(dir, name)
+		require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		require.NoError(t, os.WriteFile(path, content, 0o644))
+		return path
+	}
+	good := file("a.img", noise(36, 8192))
+	digest, _ := ParseReference(m.host + "/vm/a@" + digestOf(nil))
+	oci, _ := ParseReference("oci:" + dir)
+	for name, c := range map[string]struct {
+		files []string
+		ref   Reference
+		want  string
+	}{
+		"damaged":     {[]string{good, file("b.qcow2", []byte("QFI\xfb and no more"))}, m.ref(t, "vm/a:1"), "b.qcow2"},
+		"odd size":    {[]string{file("c.img", make([]byte, 1000))}, m.ref(t, "vm/a:1"), "512"},
+		"not there":   {[]string{filepath.Join(dir, "none.img")}, m.ref(t, "vm/a:1"), "none.img"},
+		"same names":  {[]string{good, file("x/a.img", noise(37, 8192))}, m.ref(t, "vm/a:1"), "same name"},
+		"to a digest": {[]string{good}, digest, "name a tag"},
+		"to a layout": {[]string{good}, oci, "not in a registry"},
+	} {
+		_, err := m.client(t).Push(context.Background(), c.files, c.ref, PushOptions{Base: BaseNone})
+		require.ErrorContains(t, err, c.want, name)
+		require.Zero(t, m.requests("", ""), name)
+	}
+}
+
+// TestPushGoesOn: connections that break, answers that say later, and uploads that are forgotten.
+func TestPushGoesOn(t *testing.T) {
+	for name, fault := range map[string]func(n int, w http.ResponseWriter, r *http.Request) bool{
+		"429": func(n int, w http.ResponseWriter, r *http.Request) bool {
+			if n%5 == 0 {
+				w.Header().Set("Retry-After", "0")
+				w.WriteHeader(http.StatusTooManyRequests)
+			}
+			return n%5 == 0
+		},
+		"cut": func(n int, w http.ResponseWriter, r *http.Request) bool {
+			if r.Method == http.MethodPatch && n%5 == 0 {
+				_, _ = io.CopyN(io.Discard, r.Body, 10)
+				panic(http.ErrAbortHandler)
+			}
+			return false
+		},
+		"cut behind": func(n int, w http.ResponseWriter, r *http.Request) bool {
+			if r.Method == http.MethodPut && n%5 == 0 {
+				panic(http.ErrAbortHandler)
+			}
+			return false
+		},
+		"forgotten": func(n int, w http.ResponseWriter, r *http.Request) bool {
+			gone := strings.Contains(r.URL.Path, "/uploads/") && (r.Method == http.MethodPatch && n < 9 || r.Method == http.MethodGet)
+			if gone && r.Method == http.MethodPatch {
+				w.WriteHeader(http.StatusInternalServerError)
+			} else if gone {
+				w.WriteHeader(http.StatusNotFound)
+			}
+			return gone
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMemory(t)
+			_, files, contents := diskFiles(t)
+			n := 0
+			m.fault = func(w http.ResponseWriter, r *http.Request) bool {
+				m.mu.Lock()
+				n++
+				now := n
+				m.mu.Unlock()
+				return fault(now, w, r)
+			}
+			base, _ := newBase(t)
+			_, err := m.client(t).Push(context.Background(), files, m.ref(t, "vm/a:1"), PushOptions{Base: base.String()})
+			require.NoError(t, err)
+			m.fault = nil
+			dir := t.TempDir()
+			_, _, err = m.client(t).Pull(context.Background(), m.ref(t, "vm/a:1"), dir, PullOptions{})
+			require.NoError(t, err)
+			for name, want := range contents {
+				got, err := os.ReadFile(filepath.Join(dir, name))
+				require.NoError(t, err)
+				require.True(t, bytes.Equal(want, got), name)
+			}
+		})
+	}
+}
+
+// TestPushInterrupted: the tag appears when everything is there, and the same push goes on.
+func TestPushInterrupted(t *testing.T) {
+	m := newMemory(t)
+	_, files, _ := diskFiles(t)
+	ctx, cancel := context.WithCancel(context.Background())
+	patches := 0
+	m.fault = func(w http.ResponseWriter, r *http.Request) bool {
+		if r.Method == http.MethodPatch {
+			if patches++; patches == 3 {
+				cancel()
+				panic(http.ErrAbortHandler)
+			}
+		}
+		return false
+	}
+	_, err := m.client(t).Push(ctx, files, m.ref(t, "vm/a:1"), PushOptions{Base: BaseNone})
+	require.ErrorIs(t, err, context.Canceled)
+	require.Zero(t, m.requests("PUT", "/manifests/"))
+	m.fault = nil
+	_, err = m.client(t).Push(context.Background(), files, m.ref(t, "vm/a:1"), PushOptions{Base: BaseNone})
+	require.NoError(t, err)
+	require.Equal(t, 4, m.requests("PATCH", ""), "two layers, and two configurations")
+}
+
+// FuzzIndex reads anything as an index: what is accepted lies where it says.
+func FuzzIndex(f *testing.F) {
+	h, _ := v1.NewHash(digestOf(nil))
+	layers := []v1.Descriptor{{Digest: h, Size: 1 << 20}}
+	x := &index{Version: 1, ChunkSize: indexChunk, Files: []indexFile{{Name: "disk/a", Size: 300 << 10, Offset: 512,
+		Layer: h.String(), Metadata: [][2]int64{{0, 512}}}}}
+	text, _ := json.Marshal(x)
+	f.Add(text, 64)
+	f.Fuzz(func(t *testing.T, text []byte, chunks int) {
+		layer := tarOf(t, tarFile{name: indexName, content: text}, tarFile{name: chunksName, content: make([]byte, min(max(chunks, 0), 1<<16))})
+		x, err := parseIndex(layer, layers)
+		if err != nil {
+			return
+		}
+		for _, f := range x.Files {
+			if f.Offset < 0 || f.Offset+f.Size > 1<<20 || f.FirstChunk < 0 ||
+				(f.FirstChunk+f.chunks(x.ChunkSize))*digestSize > int64(len(x.chunks)) || !strings.HasPrefix(f.Name, "disk/") {
+				t.Fatalf("%+v", f)
+			}
+			for _, m := range f.Metadata {
+				if m[0] < 0 || m[1] < 1 || m[0]+m[1] > f.Size {
+					t.Fatalf("%+v", f)
+				}
+			}
+		}
+	})
+}
