@@ -1,4 +1,4 @@
-// Package osfile asks the operating system about files as a careful program does: calls that a
-// signal interrupts are repeated, no symbolic link is followed below what an operator has named,
-// and nothing blocks on a FIFO.
+// Package osfile makes careful system calls on files. It repeats a call that a signal interrupts,
+// follows no symbolic link below a directory that an operator has named, and never blocks on a
+// FIFO.
 package osfile

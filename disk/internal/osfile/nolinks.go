@@ -12,19 +12,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A directory of ours may lie in one that others can write to, as in a volume that the containers
-// of a pod share. The functions here go through no symbolic link, wherever in the path it is, so
-// that nobody makes us write to a file of their choice. The links in what an operator has named are
-// resolved once, by resolved.
+// A directory of ours may lie in one that others can write to, such as a volume that the containers
+// of a pod share. The functions here follow no symbolic link anywhere in a path, so nobody can make
+// us write to a file of their choice. Resolved follows the links in a path that an operator has
+// named, once.
 
-// Resolved is the path of a directory without links. It must be there.
+// Resolved returns the path of a directory without links. The directory must exist.
 func Resolved(dir string) (string, error) { return filepath.EvalSymlinks(dir) }
 
-// ErrLinked is a file to be written to that has another name.
-var ErrLinked = errors.New("the file has other names (hard links), by which it may be somebody " +
-	"else's; remove the link, or the file")
+// ErrLinked says that a file cannot be written to because it has another name.
+var ErrLinked = errors.New("the file has other names (hard links) and may be somebody else's; " +
+	"remove the link, or the file")
 
-// openDir opens a directory in order to do something in it.
+// openDir opens a directory for the *at system calls.
 func openDir(path string) (fd int, err error) {
 	how := &unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC,
 		Resolve: unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS}
@@ -35,15 +35,15 @@ func openDir(path string) (fd int, err error) {
 	return fd, err
 }
 
-// walkDir is openDir step by step.
+// walkDir is openDir for kernels without openat2: it opens one part of the path after the other.
 func walkDir(path string) (fd int, err error) {
 	const flags = unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC
 	start := "."
 	if filepath.IsAbs(path) {
 		start = "/"
 	}
-	if err = Retry(func() (err error) { fd, err = unix.Open(start, flags, 0); return err }); err !=
-		nil {
+	err = Retry(func() (err error) { fd, err = unix.Open(start, flags, 0); return err })
+	if err != nil {
 		return -1, err
 	}
 	for part := range strings.SplitSeq(path, "/") {
@@ -52,8 +52,7 @@ func walkDir(path string) (fd int, err error) {
 		}
 		var next int
 		err := Retry(func() (err error) {
-			next,
-				err = unix.Openat(fd, part, flags|unix.O_NOFOLLOW, 0)
+			next, err = unix.Openat(fd, part, flags|unix.O_NOFOLLOW, 0)
 			return err
 		})
 		err = orLink(err, fd, part)
@@ -66,7 +65,7 @@ func walkDir(path string) (fd int, err error) {
 	return fd, nil
 }
 
-// orLink makes ELOOP of an ENOTDIR that means a link.
+// orLink returns ELOOP for an ENOTDIR that is due to a link.
 func orLink(err error, dir int, name string) error {
 	var st unix.Stat_t
 	if err == unix.ENOTDIR && unix.Fstatat(dir, name, &st, unix.AT_SYMLINK_NOFOLLOW) == nil &&
@@ -76,7 +75,7 @@ func orLink(err error, dir int, name string) error {
 	return err
 }
 
-// in does something to a name in its directory.
+// in opens the directory of path and calls do for the name in it.
 func in(op, path string, do func(dir int, name string) error) error {
 	dir, err := openDir(filepath.Dir(path))
 	if err == nil {
@@ -89,8 +88,8 @@ func in(op, path string, do func(dir int, name string) error) error {
 	return nil
 }
 
-// OpenFile is os.OpenFile that also refuses, with errLinked, to open for writing what has another
-// name.
+// OpenFile is like os.OpenFile, but does not open a file for writing that has another name:
+// ErrLinked.
 func OpenFile(path string, flags int, mode fs.FileMode) (f *os.File, err error) {
 	err = in("open", path, func(dir int, name string) error {
 		fd, err := unix.Openat(dir, name, flags|OpenFlags, uint32(mode.Perm()))
@@ -117,7 +116,7 @@ func OpenFile(path string, flags int, mode fs.FileMode) (f *os.File, err error) 
 	return f, err
 }
 
-// Remove removes a file, or an empty directory, that may not be there.
+// Remove removes a file or an empty directory, if it exists.
 func Remove(path string) error {
 	err := in("remove", path, func(dir int, name string) error {
 		err := unix.Unlinkat(dir, name, 0)
@@ -134,7 +133,7 @@ func Remove(path string) error {
 	return err
 }
 
-// RemoveAll removes a directory that may not be there, with all that is in it.
+// RemoveAll removes a directory and everything in it, if it exists.
 func RemoveAll(path string) error {
 	err := Remove(path)
 	if !errors.Is(err, unix.ENOTEMPTY) && !errors.Is(err, unix.EEXIST) {
@@ -147,7 +146,7 @@ func RemoveAll(path string) error {
 	return errors.Join(err, Remove(path))
 }
 
-// readNames is what there is in a directory.
+// readNames lists a directory.
 func readNames(path string) ([]string, error) {
 	dir, err := OpenFile(path, unix.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
@@ -157,8 +156,8 @@ func readNames(path string) ([]string, error) {
 	return dir.Readdirnames(-1)
 }
 
-// Rename gives a file another name in its directory, with unix.RENAME_EXCHANGE in exchange for the
-// one that has it.
+// Rename renames a file within its directory. With the flag unix.RENAME_EXCHANGE the two files swap
+// their names.
 func Rename(from, to string, flags uint) error {
 	return in("rename", to, func(dir int, name string) error {
 		if flags == 0 {
@@ -168,17 +167,16 @@ func Rename(from, to string, flags uint) error {
 	})
 }
 
-// MakeDir makes a directory for us alone.
+// MakeDir makes a directory that only our user can use.
 func MakeDir(path string) error {
-	return in("mkdir", path, func(dir int,
-		name string) error {
+	return in("mkdir", path, func(dir int, name string) error {
 		return unix.Mkdirat(dir, name, 0o700)
 	})
 }
 
-// CheckOwner refuses a directory that somebody else has made, who could put into it what he likes.
-// It is ours, or root's, or it may be written by a group that we are in, as in a volume that
-// Kubernetes gives a group (fsGroup): there one user may come after another.
+// CheckOwner refuses a directory of another user, who could put anything into it: ErrForeign. It
+// accepts one that belongs to us or to root, and one that a group of ours can write to. Kubernetes
+// gives a volume such a group (fsGroup), and its users may change.
 func CheckOwner(path string) error {
 	dir, err := OpenFile(path, unix.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
@@ -189,7 +187,7 @@ func CheckOwner(path string) error {
 	if err := Retry(func() error { return unix.Fstat(int(dir.Fd()), &st) }); err != nil {
 		return &fs.PathError{Op: "stat", Path: path, Err: err}
 	}
-	groups, _ := os.Getgroups() // without them it is the one group
+	groups, _ := os.Getgroups() // if this fails, only our own group counts
 	shared := st.Mode&unix.S_IWGRP != 0 &&
 		slices.Contains(append(groups, os.Getegid()), int(st.Gid))
 	if int(st.Uid) == os.Geteuid() || st.Uid == 0 || shared || madeAs(dir) == int(st.Uid) {
@@ -201,11 +199,11 @@ func CheckOwner(path string) error {
 			st.Uid, os.Geteuid(), ErrForeign)}
 }
 
-// ErrForeign is a directory of another user.
+// ErrForeign says that a directory belongs to another user.
 var ErrForeign = errors.New("the directory of another user is not used")
 
-// madeAs is the user that what we make in a directory belongs to, where the file system has its own
-// idea of that, as file servers do; -1 where that is not known.
+// madeAs returns the user who owns the files that we make in a directory, or -1 if it is unknown.
+// File servers may give our files to another user.
 func madeAs(dir *os.File) int {
 	name := fmt.Sprintf(".owner-%d", os.Getpid())
 	var fd int

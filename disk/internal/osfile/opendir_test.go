@@ -11,7 +11,7 @@ import (
 	"kubevirt.io/disk/disk/disktest/filetest"
 )
 
-// Kernels and seccomp profiles without openat2 get the same answers.
+// TestOpenDir checks that the fallback for systems without openat2 gives the same answers.
 func TestOpenDir(t *testing.T) {
 	dir := t.TempDir()
 	t.Chdir(dir)

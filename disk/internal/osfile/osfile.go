@@ -10,7 +10,7 @@ import (
 	"kubevirt.io/disk/disk"
 )
 
-// openFlags never follow a link and never block: a FIFO without a writer would stop the start for
+// OpenFlags never follow a link and never block. A FIFO without a writer would block the start for
 // ever.
 const OpenFlags = unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_NOCTTY | unix.O_CLOEXEC
 
@@ -23,12 +23,12 @@ func Retry(call func() error) error {
 	}
 }
 
-// SeekExtent describes the run of a file that begins at off, at most length bytes of it, with data
-// false for a hole. A file system that does not know says that all is data. lseek moves the
-// descriptor's offset, which nothing here uses.
+// SeekExtent returns the length of the run of data or hole that begins at off, at most length. If
+// the file system cannot tell, everything is data. The call moves the descriptor's offset; nothing
+// here uses that.
 func SeekExtent(f *os.File, off, length int64) (n int64, data bool, err error) {
 	fd := int(f.Fd())
-	// A hole can be punched between the two questions; then they are asked again.
+	// Somebody may punch a hole between the two calls. Then ask again.
 	for range 4 {
 		begin, err := seek(fd, off, unix.SEEK_DATA)
 		switch {
@@ -52,7 +52,7 @@ func SeekExtent(f *os.File, off, length int64) (n int64, data bool, err error) {
 			return min(end-off, length), true, nil
 		}
 	}
-	return min(disk.SectorSize, length), true, nil // taking a hole for data is always right
+	return min(disk.SectorSize, length), true, nil // a hole may always be taken for data
 }
 
 func seek(fd int, off int64, whence int) (at int64, err error) {
@@ -60,7 +60,7 @@ func seek(fd int, off int64, whence int) (at int64, err error) {
 	return at, err
 }
 
-// ReadFull fills p from r at off: an end of file before that is an error.
+// ReadFull fills p from r at off. If the file ends before, it returns io.ErrUnexpectedEOF.
 func ReadFull(r io.ReaderAt, p []byte, off int64) error {
 	n, err := r.ReadAt(p, off)
 	if n == len(p) {
@@ -72,8 +72,8 @@ func ReadFull(r io.ReaderAt, p []byte, off int64) error {
 	return err
 }
 
-// AvailableSpace is what an unprivileged user can still write into the directory's file system.
-// Bytes.
+// AvailableSpace returns how many bytes an unprivileged user can still write to the directory's
+// file system.
 func AvailableSpace(dir string) (int64, error) {
 	var st unix.Statfs_t
 	if err := Retry(func() error { return unix.Statfs(dir, &st) }); err != nil {
@@ -95,5 +95,5 @@ func IsFull(err error) bool {
 	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.EFBIG)
 }
 
-// StatBlock is the unit of st_blocks, whatever the block size of the file system. Bytes.
+// StatBlock is the unit of st_blocks in bytes. It does not depend on the file system's block size.
 const StatBlock = 512

@@ -14,14 +14,14 @@ import (
 	"kubevirt.io/disk/disk/internal/osfile"
 )
 
-// Options says how a raw file is served as a disk.
+// Options are the options of a disk over a raw file. The zero value works.
 type Options struct {
 	ReadOnly bool
-	// Durable makes Flush reach storage. Without it Flush promises only that the data survives the
-	// end of the process.
+	// Durable makes Flush write to storage. Without it, Flush only promises that the data survives
+	// the end of the process.
 	Durable bool
-	// Private says that nobody else changes the file, so that what is known of its holes stays
-	// true.
+	// Private says that nobody else changes the file. Then the disk can remember where its holes
+	// are.
 	Private bool
 }
 
@@ -33,12 +33,12 @@ type File struct {
 	noPunch atomic.Bool // the file system cannot punch holes: zeros are written instead
 	failed  atomic.Bool // a flush failed
 	holes   *holeMap    // nil: others may change the file
-	guard   *cacheGuard // nil: as holes, or read-only
+	guard   *cacheGuard // nil: others may change the file, or it is read-only
 
-	// one fdatasync at a time: the kernel tells of a failure only once per open file
+	// one fdatasync at a time: the kernel reports a failure only once per open file
 	flushMu sync.Mutex
 	sync    func(fd int) error
-	forget  func(fd int) error // drops what the page cache has of the file and takes for clean
+	forget  func(fd int) error // drops the file's clean pages from the page cache
 }
 
 var (
@@ -48,8 +48,8 @@ var (
 	_ disk.Syncer    = (*File)(nil)
 )
 
-// Open opens a regular file, whose size is a positive multiple of SectorSize, as a disk. It follows
-// no link, wherever in the path that is.
+// Open opens a regular file as a disk. Its size must be a positive multiple of SectorSize. No part
+// of the path may be a link.
 func Open(path string, opt Options) (*File, error) {
 	flags := os.O_RDWR
 	if opt.ReadOnly {
@@ -66,7 +66,7 @@ func Open(path string, opt Options) (*File, error) {
 	return disk, nil
 }
 
-// FromOpen makes a disk of an open file, which it then owns.
+// FromOpen makes a disk of an open file. The disk owns the file from then on.
 func FromOpen(f *os.File, opt Options) (*File, error) {
 	st, err := f.Stat()
 	if err != nil {
@@ -76,7 +76,7 @@ func FromOpen(f *os.File, opt Options) (*File, error) {
 		return nil, fmt.Errorf("%q is not a regular file", f.Name())
 	}
 	if st.Size() == 0 || st.Size()%disk.SectorSize != 0 {
-		return nil, fmt.Errorf("%q has a size of %d bytes, which is no positive multiple of %d",
+		return nil, fmt.Errorf("%q has a size of %d bytes, which is not a positive multiple of %d",
 			f.Name(), st.Size(), disk.SectorSize)
 	}
 	disk := &File{File: f, size: st.Size(), opt: opt, sync: unix.Fdatasync, forget: forgetCached}
@@ -89,7 +89,7 @@ func FromOpen(f *os.File, opt Options) (*File, error) {
 	return disk, nil
 }
 
-// Size is what the file had when it was opened.
+// Size is the size of the file when it was opened.
 func (f *File) Size() int64 { return f.size }
 
 // ReadAt reads from the page cache or the storage below it. Concurrency: as Disk.
@@ -114,8 +114,7 @@ func (f *File) WriteAt(p []byte, off int64) (n int, err error) {
 	if err := f.writable(); err != nil {
 		return 0, err
 	}
-	// Writing past the end would make the file grow, which no caller may do and nobody would
-	// notice.
+	// A write past the end would enlarge the file, and nobody would notice.
 	if off < 0 || off > f.size-int64(len(p)) {
 		return 0, OutOfRange("write", off, int64(len(p)), f.size)
 	}
@@ -142,7 +141,7 @@ func (f *File) Flush() error {
 	return f.Sync()
 }
 
-// Sync makes what was written reach storage. See Syncer.
+// Sync brings everything written to storage. See Syncer.
 func (f *File) Sync() error {
 	if f.opt.ReadOnly {
 		return nil
@@ -164,8 +163,8 @@ func (f *File) Sync() error {
 // Discard punches a hole. Concurrency and durability: as Disk.
 func (f *File) Discard(off, length int64) error { return f.deallocate("discard", off, length) }
 
-// Zero gives the space back too: a guest that zeroes a whole disk must not fill the work directory.
-// Concurrency and durability: as Disk.
+// Zero gives space back, too, so that a guest that zeroes a whole disk does not fill the work
+// directory. Concurrency and durability: as Disk.
 func (f *File) Zero(off, length int64) error {
 	if length > 0 && length < holeSize {
 		// No block can be freed, and a write in the page cache is cheaper than a call to the file
@@ -175,7 +174,7 @@ func (f *File) Zero(off, length int64) error {
 	return f.deallocate("write", off, length)
 }
 
-// deallocate makes the range a hole as far as whole blocks lie in it, and zeros elsewhere.
+// deallocate punches out the whole blocks of the range and writes zeros to the rest.
 func (f *File) deallocate(op string, off, length int64) error {
 	if err := f.writable(); err != nil {
 		return err
@@ -189,7 +188,7 @@ func (f *File) deallocate(op string, off, length int64) error {
 	if f.noPunch.Load() {
 		return f.writeZeros(off, length)
 	}
-	f.guard.through(off, length) // what is zeroed of a block at either end is dirty
+	f.guard.through(off, length) // the partial blocks at both ends become dirty
 	err := osfile.Retry(func() error {
 		return unix.Fallocate(int(f.File.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE,
 			off, length)
@@ -206,7 +205,7 @@ func (f *File) deallocate(op string, off, length int64) error {
 	}
 }
 
-// writeZeros stores zeros where the file system has no better way.
+// writeZeros writes zeros, for file systems without a better way.
 func (f *File) writeZeros(off, length int64) error {
 	for length > 0 {
 		n, err := f.WriteAt(zeros[:min(length, int64(len(zeros)))], off)
@@ -218,8 +217,8 @@ func (f *File) writeZeros(off, length int64) error {
 	return nil
 }
 
-// Extent asks the file system what is allocated. Concurrency: as Disk; while the range is being
-// written, the answer may be the one from before or after it.
+// Extent asks the file system what is allocated. Concurrency: as Disk. While the range is being
+// written, the answer may be the old or the new one.
 func (f *File) Extent(off, length int64) (disk.Extent, error) {
 	if off < 0 || length <= 0 || off > f.size-length {
 		return disk.Extent{}, OutOfRange("extent", off, length, f.size)
@@ -231,19 +230,19 @@ func (f *File) Extent(off, length int64) (disk.Extent, error) {
 	return disk.Extent{Length: n, Data: data}, nil
 }
 
-// Close closes the file. It does not flush. After a flush that failed, the page cache has what
-// storage has not, as if that were clean, until it needs the memory: who serves the file next would
-// build upon what is gone later, and so is to find what storage has.
+// Close closes the file. It does not flush. After a failed flush the page cache holds data that
+// storage does not have, but that the kernel takes for clean and drops at any time. Close drops it
+// now, so that the next user of the file finds what storage has.
 func (f *File) Close() error {
 	if f.failed.Load() {
-		_ = f.forget(int(f.File.Fd())) // where it fails, reads are as they are without it
+		_ = f.forget(int(f.File.Fd())) // if it fails, reads come from the cache as before
 	}
 	return f.File.Close()
 }
 
 func forgetCached(fd int) error { return unix.Fadvise(fd, 0, 0, unix.FADV_DONTNEED) }
 
-// writable returns why nothing can be written at all, or nil.
+// writable returns the reason why nothing can be written, or nil.
 func (f *File) writable() error {
 	if f.opt.ReadOnly {
 		return disk.ErrReadOnly
@@ -254,7 +253,7 @@ func (f *File) writable() error {
 	return nil
 }
 
-// writeError turns an error of the file system into one of the package, for the range that was not
+// writeError turns an error of the file system into one of package disk, for the range that was not
 // written.
 func (f *File) writeError(off, length int64, err error) error {
 	switch {
@@ -267,7 +266,7 @@ func (f *File) writeError(off, length int64, err error) error {
 	}
 }
 
-// OutOfRange is a range that the caller should have refused.
+// OutOfRange is the error for a range that the caller should have refused.
 func OutOfRange(op string, off, length, size int64) error {
 	return fmt.Errorf("%s of %d bytes at %d is outside of a disk of %d bytes", op, length, off,
 		size)
@@ -275,8 +274,8 @@ func OutOfRange(op string, off, length, size int64) error {
 
 var _ disk.Accountant = (*File)(nil)
 
-// Usage asks the file system. Space that it counts in another way, as compressing ones do, is told
-// as it tells it.
+// Usage asks the file system. If that counts space in another way, for example because it
+// compresses, Usage does, too.
 func (f *File) Usage() (disk.Usage, error) {
 	fd := int(f.File.Fd())
 	var st unix.Stat_t
@@ -285,7 +284,7 @@ func (f *File) Usage() (disk.Usage, error) {
 	}
 	var fs unix.Statfs_t
 	if err := unix.Fstatfs(fd, &fs); err != nil {
-		return disk.Usage{}, fmt.Errorf("space that is left for %q: %w", f.File.Name(), err)
+		return disk.Usage{}, fmt.Errorf("cannot tell the space left for %q: %w", f.File.Name(), err)
 	}
 	return disk.Usage{Used: st.Blocks * osfile.StatBlock,
 		Available: int64(fs.Bavail) * int64(fs.Bsize)}, nil

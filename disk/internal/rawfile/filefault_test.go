@@ -41,8 +41,8 @@ func TestFailedFlushIsSticky(t *testing.T) {
 	require.NoError(t, err, "it can still be read")
 }
 
-// What a failed flush has left in the page cache is not what the next process is to find, as it is
-// gone some time later.
+// TestFileIsReadAnewAfterAFailedFlush checks that the next process does not find what a failed
+// flush has left in the page cache, as the kernel drops that some time later.
 func TestFileIsReadAnewAfterAFailedFlush(t *testing.T) {
 	for _, cause := range []error{nil, unix.EIO} {
 		f := openSparse(t, t.TempDir(), 1<<20, Options{Durable: true})
@@ -64,7 +64,7 @@ func TestFileIsReadAnewAfterAFailedFlush(t *testing.T) {
 		} else {
 			require.NoError(t, err)
 		}
-		require.Empty(t, forgotten, "who still uses it may read what was written last")
+		require.Empty(t, forgotten, "while the file is open, reads still return the last write")
 		require.NoError(t, f.Close())
 		require.Equal(t, want, forgotten)
 	}
@@ -76,7 +76,8 @@ func TestEphemeralFlushReachesNoStorage(t *testing.T) {
 	require.NoError(t, f.Flush())
 }
 
-// What is to be destroyed reaches storage whatever a flush promises.
+// TestSyncReachesStorage checks that Sync writes to storage whatever Flush promises: sanitizing
+// needs that.
 func TestSyncReachesStorage(t *testing.T) {
 	dir, calls := t.TempDir(), 0
 	image, err := Open(filetest.Put(t, dir, "image.raw", filetest.Block(1, 1<<20), 1<<20),
@@ -109,14 +110,14 @@ func TestFullFileSystem(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, p, got)
 	_, err = f.WriteAt(filetest.Block(2, 64<<10), 0)
-	require.NoError(t, err, "what is allocated can be written")
+	require.NoError(t, err, "allocated blocks can be written")
 	require.NoError(t, f.Discard(64<<10, 64<<10))
 	_, err = f.WriteAt(p[:32<<10], f.Size()-32<<10)
-	require.NoError(t, err, "space is back")
+	require.NoError(t, err, "there is space again")
 	require.NoError(t, f.Flush())
 }
 
-// Where the file system cannot punch holes, zeros are written.
+// TestWithoutHoles checks that zeros are written if the file system cannot punch holes.
 func TestWithoutHoles(t *testing.T) {
 	dir := t.TempDir()
 	f := openSparse(t, dir, 1<<20, Options{})

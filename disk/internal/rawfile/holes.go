@@ -5,21 +5,22 @@ import (
 )
 
 const (
-	// holeRegion is how finely a file's holes are remembered, bytes: 2 MiB of memory for 16 TiB.
+	// holeRegion is the granularity in bytes at which holes are remembered. A file of 16 TiB takes
+	// 2 MiB of memory.
 	holeRegion = 1 << 20
-	// maxHoleExtents bounds how many extents of a file are asked for when it is opened; what lies
+	// maxHoleExtents is how many extents of a file are looked at when it is opened. Everything
 	// behind them counts as written.
 	maxHoleExtents = 4096
 )
 
-// holeMap knows regions of a file that were never written: they read as zeros without asking the
-// kernel, which would first fill its page cache with zeros, a whole read-ahead for each read. A nil
-// map knows nothing.
+// holeMap knows the regions of a file that were never written. They read as zeros without asking
+// the kernel, which would first fill its page cache with zeros, a whole read-ahead for each read. A
+// nil map knows nothing.
 type holeMap struct {
 	written *Regions
 }
 
-// newHoleMap learns where a disk has holes now. Nobody else may change what it describes.
+// newHoleMap asks a disk where it has holes. Nobody else may change the disk from then on.
 func newHoleMap(d interface {
 	disk.Disk
 	disk.Extenter
@@ -40,14 +41,14 @@ func newHoleMap(d interface {
 	return h
 }
 
-// note marks a range that is going to be written.
+// note marks a range that is about to be written.
 func (h *holeMap) note(off, length int64) {
 	if h != nil && length > 0 {
 		h.written.Add(off, length)
 	}
 }
 
-// empty reports that nothing was ever written to the range.
+// empty reports whether the range was never written.
 func (h *holeMap) empty(off, length int64) bool {
 	return h != nil && length > 0 && !h.written.touches(off, length)
 }

@@ -11,7 +11,7 @@ import (
 	"kubevirt.io/disk/disk"
 )
 
-// privateFile is a sparse file of 8 MiB with data at 3 MiB, opened as a disk, and the file.
+// privateFile returns a disk over a sparse file of 8 MiB with data at 3 MiB, and the file.
 func privateFile(t *testing.T, private bool) (*File, *os.File) {
 	t.Helper()
 	f, err := os.OpenFile(filepath.Join(t.TempDir(), "disk.img"), os.O_RDWR|os.O_CREATE, 0o600)
@@ -28,7 +28,7 @@ func privateFile(t *testing.T, private bool) (*File, *os.File) {
 	return d, f
 }
 
-// byteAt reads 4 KiB and wants them all alike.
+// byteAt reads 4 KiB, checks that all bytes are equal, and returns one of them.
 func byteAt(t *testing.T, d *File, off int64) byte {
 	t.Helper()
 	p := bytes.Repeat([]byte{0xee}, 4096)
@@ -42,7 +42,7 @@ func byteAt(t *testing.T, d *File, off int64) byte {
 func TestHolesAreNotRead(t *testing.T) {
 	for _, private := range []bool{true, false} {
 		d, f := privateFile(t, private)
-		// A change behind its back is how the test sees whether the file is asked.
+		// The test changes the file behind the disk's back, to see whether the disk asks the file.
 		behind := func(off int64) {
 			_, err := f.WriteAt(bytes.Repeat([]byte{9}, 4096), off)
 			require.NoError(t, err)
@@ -82,7 +82,7 @@ func TestHolesEndWithTheFile(t *testing.T) {
 	require.Zero(t, byteAt(t, d, d.Size()-4096))
 }
 
-// manyExtents is a disk of alternating sectors of data and hole.
+// manyExtents is a disk whose sectors are data and hole in turns.
 type manyExtents struct {
 	disk.Disk
 	size  int64
@@ -101,5 +101,5 @@ func TestHolesOfAFragmentedFile(t *testing.T) {
 	h := newHoleMap(d)
 	require.LessOrEqual(t, d.asked, maxHoleExtents+1)
 	require.False(t, h.empty(0, 1))
-	require.False(t, h.empty(1<<30-1, 1), "what was not asked for counts as written")
+	require.False(t, h.empty(1<<30-1, 1), "what was not looked at counts as written")
 }

@@ -11,33 +11,33 @@ import (
 	"kubevirt.io/disk/disk/internal/osfile"
 )
 
-// cacheRegion is how finely it is remembered what was changed through the page cache of a file: no
-// folio, which the kernel keeps clean or dirty as a whole, is larger, nor reaches into two of them,
-// where a page has 4 KiB. Bytes.
+// cacheRegion is the granularity in bytes at which changes through the page cache are remembered.
+// The kernel keeps a folio clean or dirty as a whole. With pages of 4 KiB no folio is larger than a
+// region or lies in two of them.
 const cacheRegion = 2 << 20
 
-// errThroughCache says that something has to be written through the page cache.
+// errThroughCache says that a range must be written through the page cache.
 var errThroughCache = errors.New("cannot be written past the page cache")
 
-// cacheGuard keeps what goes through the page cache of a file and what goes past it in different
-// regions, as open(2) advises: a kernel that finds a folio dirty of which some was just written
-// past the cache cannot tell what is newer, and reports an I/O error at the next flush. File
-// systems whose locks exclude that do not promise it. A nil guard lets nothing pass the cache. Any
-// number of goroutines.
+// cacheGuard keeps writes through the page cache of a file and writes past it in different regions,
+// as open(2) advises. If a part of a dirty folio was just written past the cache, the kernel cannot
+// tell which is newer and reports an I/O error at the next flush. The locks of some file systems
+// prevent that, but no file system promises it. A nil guard lets no write past the cache. Any
+// number of goroutines may use it.
 type cacheGuard struct {
-	// nothing more goes past the cache there: all of cached, and where somebody waits to write
-	// through it
+	// regions closed to writes past the cache: all of cached, and those where somebody waits to
+	// write through the cache
 	wanted *Regions
 	cached *Regions // may have dirty folios
 
 	mu    sync.Mutex
 	ended sync.Cond
-	past  []span // guarded by mu; what is on its way past the cache
+	past  []span // guarded by mu; writes past the cache that are under way
 }
 
 type span struct{ off, length int64 }
 
-// newCacheGuard guards a file. What it holds already may still be dirty.
+// newCacheGuard guards a file. Data that the file holds already may still be dirty.
 func newCacheGuard(size int64, holes *holeMap) *cacheGuard {
 	g := &cacheGuard{wanted: NewRegions(size, cacheRegion), cached: NewRegions(size, cacheRegion)}
 	g.ended.L = &g.mu
@@ -53,24 +53,24 @@ func newCacheGuard(size int64, holes *holeMap) *cacheGuard {
 	return g
 }
 
-// through is called before a range is changed through the cache. It waits for what is on its way
-// past it, and for nothing that comes later.
+// through is called before a range is changed through the cache. It waits for writes past the cache
+// that are under way in its regions, but for none that comes later.
 func (g *cacheGuard) through(off, length int64) {
 	if g == nil || length <= 0 || g.cached.Covers(off, length) {
 		return
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	// or one run of a chunk after the other could pass, while the guest waits for all of them
+	// Without this, one run of a chunk after the other could begin while the guest waits for all.
 	g.wanted.Add(off, length)
 	for g.passingLocked(off, length) {
 		g.ended.Wait()
 	}
-	// Not earlier: who sees the region here does not wait.
+	// Not earlier: whoever finds the region in cached does not wait.
 	g.cached.Add(off, length)
 }
 
-// begin reports whether a range may be written past the cache, which end is then called for.
+// begin reports whether a range may be written past the cache. If so, end must follow.
 func (g *cacheGuard) begin(off, length int64) bool {
 	if g == nil {
 		return false
@@ -96,7 +96,8 @@ func (g *cacheGuard) end(off, length int64) {
 	g.ended.Broadcast()
 }
 
-// passingLocked reports whether something is on its way into a region that the range touches.
+// passingLocked reports whether a write past the cache is under way in a region that the range
+// touches.
 func (g *cacheGuard) passingLocked(off, length int64) bool {
 	first, last := off/cacheRegion, (off+length-1)/cacheRegion
 	for _, s := range g.past {
@@ -107,19 +108,18 @@ func (g *cacheGuard) passingLocked(off, length int64) bool {
 	return false
 }
 
-// cacheBypass is the way into a File past the page cache (O_DIRECT), for what nobody needs there
-// soon.
+// cacheBypass writes to a File past the page cache (O_DIRECT), for data that nobody reads soon.
 type cacheBypass struct {
 	disk   *File
 	direct *os.File
 }
 
-// OpenPastCache returns nil where the file has no such way: where it is not known what others do
-// with it, or that the file system drops what the cache holds of a range that is written past it,
-// as ext4 and XFS do.
+// OpenPastCache returns nil if writing past the cache is not safe: if others may change the file,
+// or if the file system is not known to drop the cached pages of a range that is written past the
+// cache. Ext4 and XFS do.
 func (f *File) OpenPastCache() *cacheBypass {
 	if os.Getpagesize() != 4<<10 {
-		// with pages of 16 or 64 KiB, reading ahead makes folios that are larger than a region
+		// With pages of 16 or 64 KiB, read-ahead makes folios that are larger than a region.
 		return nil
 	}
 	if f.guard == nil {
@@ -135,8 +135,7 @@ func (f *File) OpenPastCache() *cacheBypass {
 	return &cacheBypass{f, direct}
 }
 
-// fileSystem is the magic number of the file system that a file is on, as of statfs(2); 0 where it
-// is not known.
+// fileSystem returns the magic number of the file's file system (statfs(2)), or 0 if it is unknown.
 func fileSystem(f *os.File) int64 {
 	var st unix.Statfs_t
 	if osfile.Retry(func() error { return unix.Fstatfs(int(f.Fd()), &st) }) != nil {
@@ -145,15 +144,15 @@ func fileSystem(f *os.File) int64 {
 	return st.Type
 }
 
-// OpenDirect opens a file again, for writing past the page cache.
+// OpenDirect opens a file once more, for writes past the page cache.
 func OpenDirect(f *os.File) (*os.File, error) {
 	return os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", f.Fd()),
 		os.O_WRONLY|unix.O_DIRECT|unix.O_CLOEXEC, 0)
 }
 
-// WriteAt is File.WriteAt past the cache. It returns errThroughCache where the file was changed
-// through the cache nearby, and EINVAL, having written nothing, where the storage wants another
-// alignment.
+// WriteAt is File.WriteAt past the cache. If a region of the range was changed through the cache,
+// it returns errThroughCache. If storage needs another alignment, it writes nothing and returns
+// EINVAL.
 func (c *cacheBypass) WriteAt(p []byte, off int64) (int, error) {
 	f, length := c.disk, int64(len(p))
 	if err := f.writable(); err != nil {

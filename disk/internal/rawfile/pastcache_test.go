@@ -18,8 +18,8 @@ import (
 	"kubevirt.io/disk/disk"
 )
 
-// bypassed is a new private file of that size with its way past the cache, where the file system
-// has one.
+// bypassed returns a new private file of that size and its cacheBypass. It skips the test if the
+// file system has none.
 func bypassed(t *testing.T, size int64) (*File, *cacheBypass) {
 	t.Helper()
 	f, err := os.Create(filepath.Join(t.TempDir(), "disk.img"))
@@ -37,14 +37,14 @@ func bypassed(t *testing.T, size int64) (*File, *cacheBypass) {
 	return d, past
 }
 
-// What the guest writes through the cache, and what is copied past it, into blocks between, never
-// meet in a folio: no flush fails, and every block has what was written to it last.
+// TestPastCacheBesideGuest has a guest write through the cache and a worker copy past it into
+// blocks between. No flush fails, and every block has what was written to it last.
 func TestPastCacheBesideGuest(t *testing.T) {
 	const size, block, run = 64 << 20, 4 << 10, 64 << 10
 	d, past := bypassed(t, size)
 	var group sync.WaitGroup
 	done := make(chan struct{})
-	group.Go(func() { // flushes tell of every conflict since the last one
+	group.Go(func() { // a flush reports every conflict since the last one
 		for {
 			if err := d.Flush(); err != nil {
 				t.Error(err)
@@ -60,8 +60,8 @@ func TestPastCacheBesideGuest(t *testing.T) {
 	want := make([]byte, size)
 	var through, around atomic.Int64
 	var guest, copies sync.WaitGroup
-	// The first block of each run is the guest's, which comes sooner or later than the copying; the
-	// others are copied.
+	// The guest writes the first block of each run, before or after the copying. The others are
+	// copied.
 	var copied atomic.Int64
 	var nearby [run]byte
 	guest.Go(func() {
@@ -126,12 +126,12 @@ func TestPastCacheBesideGuest(t *testing.T) {
 	require.True(t, bytes.Equal(want, got))
 }
 
-// Whoever comes to a region while something is on its way past the cache waits for that, and
-// nothing passes after it came.
+// TestCacheGuard checks that a writer through the cache waits for a write past it in the same
+// region, and that no other one begins meanwhile.
 func TestCacheGuard(t *testing.T) {
 	g := newCacheGuard(8<<20, &holeMap{written: NewRegions(8<<20, holeRegion)})
 	require.True(t, g.begin(2<<20, 4096))
-	require.True(t, g.begin(3<<20, 4096), "two may be on their way")
+	require.True(t, g.begin(3<<20, 4096), "two writes past the cache may be under way")
 	g.through(0, 2<<20) // another region
 	g.through(4<<20, 4096)
 	came := make(chan struct{})
@@ -155,8 +155,8 @@ func TestCacheGuard(t *testing.T) {
 	(*cacheGuard)(nil).through(0, 4096)
 }
 
-// A guest waits for what is on its way, and not for all that could pass while it waits: storage may
-// be slow.
+// TestCacheGuardLetsNothingPassWhoWaits checks that a guest waits for writes past the cache that
+// are under way, and for none that comes later: storage may be slow.
 func TestCacheGuardLetsNothingPassWhoWaits(t *testing.T) {
 	g := newCacheGuard(8<<20, &holeMap{written: NewRegions(8<<20, holeRegion)})
 	require.True(t, g.begin(0, 4096))
@@ -170,30 +170,30 @@ func TestCacheGuardLetsNothingPassWhoWaits(t *testing.T) {
 		if passes {
 			g.end(8192, 4096)
 		}
-		return !passes // it waits
-	}, 10*time.Second, time.Millisecond, "the guest is passed for ever")
+		return !passes // the guest waits
+	}, 10*time.Second, time.Millisecond, "writes past the cache overtake the guest for ever")
 	select {
 	case <-came:
-		t.Fatal("it did not wait for what was on its way")
+		t.Fatal("it did not wait for the write that was under way")
 	default:
 	}
 	g.end(0, 4096)
 	<-came
 }
 
-// What a file holds when it is opened may be dirty still.
+// TestCacheGuardKnowsOldContent checks that content from before the opening counts as dirty.
 func TestCacheGuardKnowsOldContent(t *testing.T) {
 	holes := &holeMap{written: NewRegions(8<<20, holeRegion)}
 	holes.note(3<<20, 1)
 	g := newCacheGuard(8<<20-512, holes)
 	require.True(t, g.begin(2<<20-4096, 4096))
-	require.False(t, g.begin(2<<20, 4096), "a folio may begin there")
+	require.False(t, g.begin(2<<20, 4096), "a folio may lie there")
 	require.True(t, g.begin(4<<20, 4096))
 	require.True(t, g.begin(7<<20, 4096))
 	require.False(t, newCacheGuard(4096, nil).begin(0, 4096), "nothing is known of the file")
 }
 
-// The guard knows the regions of which the file holds anything, and no others.
+// TestCacheGuardOfAnyContent checks that the guard knows exactly the regions that hold data.
 func TestCacheGuardOfAnyContent(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 5))
 	for range 200 {

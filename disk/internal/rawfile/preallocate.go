@@ -9,20 +9,20 @@ import (
 	"kubevirt.io/disk/disk/internal/osfile"
 )
 
-// preallocateFrom is the least that is worth a system call of its own. Bytes.
+// preallocateFrom is the smallest range in bytes that is worth a system call of its own.
 const preallocateFrom = 256 << 10
 
-// Places gives ranges of a file their place on storage before they are written through the page
-// cache: ext4 reserves space for each block of a write, and notes that for each, which is two
-// fifths of what it costs to fill a new file. File systems that do so once for a write would only
-// do it twice. A nil one does nothing. Any number of goroutines.
+// Places preallocates ranges of a file before they are written through the page cache. Ext4
+// reserves space for each block of a write one by one, which is two fifths of the cost of filling a
+// new file. File systems that reserve once per write gain nothing by it. A nil Places does nothing.
+// Any number of goroutines may use it.
 type Places struct {
 	file    *os.File
-	busy    func() bool // a guest is there, who should not wait for a journal, too; nil: none is
-	useless atomic.Bool // the file cannot have places before it is written, as without extents
+	busy    func() bool // a guest is active and should not wait for the journal, too; nil: no guest
+	useless atomic.Bool // the file cannot be preallocated, for example because it has no extents
 }
 
-// NewPlaces returns nil where it is of no use.
+// NewPlaces returns nil if preallocating does not help.
 func NewPlaces(f *os.File, busy func() bool) *Places {
 	if fileSystem(f) != unix.EXT4_SUPER_MAGIC {
 		return nil
@@ -30,15 +30,14 @@ func NewPlaces(f *os.File, busy func() bool) *Places {
 	return &Places{file: f, busy: busy}
 }
 
-// before is called before a range is written that reads as zeros until then, and still does
-// afterwards. What goes wrong is no matter, as the write meets it, too.
+// before is called before a range that reads as zeros is written. The range still reads as zeros
+// afterwards. Errors are ignored, because the write meets them, too.
 func (p *Places) before(off, length int64) {
 	if p == nil || length < preallocateFrom || p.useless.Load() || p.busy != nil && p.busy() {
 		return
 	}
 	err := osfile.Retry(func() error {
-		return unix.Fallocate(int(p.file.Fd()),
-			unix.FALLOC_FL_KEEP_SIZE, off, length)
+		return unix.Fallocate(int(p.file.Fd()), unix.FALLOC_FL_KEEP_SIZE, off, length)
 	})
 	if err != nil && !osfile.IsFull(err) {
 		p.useless.Store(true)

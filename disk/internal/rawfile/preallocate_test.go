@@ -10,8 +10,8 @@ import (
 	"kubevirt.io/disk/disk/disktest/filetest"
 )
 
-// A range that is large enough gets its place, and reads as zeros as before, within the file's
-// size.
+// TestPreallocator checks that a large range is preallocated, still reads as zeros, and does not
+// change the file's size.
 func TestPreallocator(t *testing.T) {
 	const size = 4 << 20
 	f := filetest.Sparse(t, size)
@@ -32,7 +32,7 @@ func TestPreallocator(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, bytes.Equal(make([]byte, size), content))
 
-	// Where it does not work, it is not tried again.
+	// If it fails once, it is not tried again.
 	read, err := os.Open(f.Name())
 	require.NoError(t, err)
 	defer read.Close()
@@ -49,7 +49,8 @@ func TestPreallocator(t *testing.T) {
 	require.Nil(t, NewPlaces(other, nil), "not of ext4")
 }
 
-// What is written into a disk that is served has its place before, unless the guest does something.
+// TestServedWriterGivesPlaces checks that writes to a served disk are preallocated, unless the
+// guest is active.
 func TestServedWriterGivesPlaces(t *testing.T) {
 	d, err := Open(filetest.Sparse(t, 1<<20).Name(), Options{Private: true})
 	require.NoError(t, err)
@@ -66,7 +67,7 @@ func TestServedWriterGivesPlaces(t *testing.T) {
 	require.True(t, w.Places.busy())
 }
 
-// placed is a file of which each large write has to find its place allocated.
+// placed is a file that checks that each large write finds its range allocated.
 type placed struct {
 	*os.File
 	t     *testing.T
@@ -82,7 +83,8 @@ func (p *placed) WriteAt(b []byte, off int64) (int, error) {
 	return p.File.WriteAt(b, off)
 }
 
-// What is written through the page cache has its place before, and what is zero gets none.
+// TestRawWriterPreallocates checks that writes through the page cache are preallocated, and that
+// zeros are not.
 func TestRawWriterPreallocates(t *testing.T) {
 	const size = 3 << 20
 	f := &placed{File: filetest.Sparse(t, size), t: t}

@@ -14,61 +14,60 @@ import (
 )
 
 const (
-	// holeSize is the granularity at which zeros become holes: the block size of the usual file
+	// holeSize is the granularity at which zeros become holes: the block size of common file
 	// systems.
 	holeSize = 4 << 10
-	// cachedWrite is what is written into the page cache at once, as kernels make folios as large
-	// as the write. Larger ones are faster to fill where memory has to be found, and slower where
-	// it is at hand. Later small writes to them are slower: ext4 goes over every block of a folio
-	// for each, which makes a write of 4 KiB take 6 us in one of 256 KiB, and 28 us in one of 2
-	// MiB. Bytes.
+	// cachedWrite is the size in bytes of one write into the page cache. Kernels make folios as
+	// large as the write. Large folios fill faster if the kernel must find memory first, and slower
+	// if memory is free. They make later small writes slower, because ext4 goes over every block of
+	// a folio for each: a write of 4 KiB takes 6 us in a folio of 256 KiB, and 28 us in one of 2
+	// MiB.
 	cachedWrite = 256 << 10
-	// directWrite is what is written past the cache at once: storage may turn out to be slow, and
-	// each worker has one under way. Bytes.
+	// directWrite is the size in bytes of one write past the cache. Storage may turn out to be
+	// slow, and each worker has one such write under way.
 	directWrite = 1 << 20
-	// paceSpan is how much is written in one way before its speed is compared with the others'.
-	// Bytes.
+	// paceSpan is how many bytes are written one way before its speed is compared with the others.
 	paceSpan = 1 << 20
-	// retryAfter is how many times as long as its last span took a way that was slower is left
-	// alone: so little time goes into trials.
+	// retryAfter says when a slower way is tried again: after this many times the time of its last
+	// span. It bounds the time spent on trials.
 	retryAfter = 32
-	// cacheWorth is how many times as fast a way past the page cache has to be for a disk that is
-	// served: what is in the cache the guest need not wait for.
+	// cacheWorth is how many times faster the way past the page cache must be on a disk that is
+	// served. What is in the cache is fast for the guest to read.
 	cacheWorth = 2
 )
 
-// zeros is compared with and written from; nothing writes to it.
+// zeros is for comparing and for writing zeros. Nothing writes to it.
 var zeros [256 << 10]byte
 
-// Writer writes to a file through the page cache or past it, as is faster: the cache is bound by
-// how soon the kernel finds memory, which takes ten times as long as copying where the host of a
-// virtual machine has to give it first, and by how much may be dirty; storage may be faster than
-// that, or slower by far. Any number of goroutines.
+// Writer writes to a file through the page cache or past it, whichever is faster. The cache is
+// limited by how fast the kernel finds memory, and by how much may be dirty. If the host of a
+// virtual machine must provide the memory first, finding it takes ten times as long as the copying.
+// Storage may be faster than that, or far slower. Any number of goroutines may use it.
 type Writer struct {
 	cached io.WriterAt
 	direct io.WriterAt // past the page cache; nil: no such way
-	Places *Places     // nil: nothing has its place before
+	Places *Places     // nil: nothing is preallocated
 	pace   *pace
 	// order lets one write at a time into the page cache, or any number past it. The kernel's lock
-	// of the file does the same, but there writers wait by spinning, at the cost of a core, and
-	// what they wait would count as the time of their own way.
+	// of the file does the same, but its waiters spin and cost a core, and their waiting would
+	// count as time of their own way.
 	order sync.RWMutex
 }
 
-// NewWriter writes by either of two ways to the same file. The direct one, nil if there is none,
-// returns EINVAL where it does not work, and errThroughCache where it does not for this range; it
-// has written nothing then.
+// NewWriter returns a Writer that writes to one file in two ways. direct is nil if there is no way
+// past the cache. If direct does not work at all, it writes nothing and returns EINVAL; if it does
+// not work for a range, it writes nothing and returns errThroughCache.
 func NewWriter(cached, direct io.WriterAt) *Writer {
 	return &Writer{cached: cached, direct: direct, pace: newPace(direct != nil)}
 }
 
-// ServedWorth is what the speed past the page cache counts for a disk that is served, to that
-// through it: what is in the cache the guest need not wait for.
+// ServedWorth is the weight of the speed past the page cache on a disk that is served; the speed
+// through the cache weighs 1. See cacheWorth.
 const ServedWorth = 1. / cacheWorth
 
-// NewServedWriter is NewWriter for the file of a disk that is served meanwhile, and that the guest
-// writes to in small pieces later. worth is what the speed of the direct way counts to that of the
-// others, see ServedWorth.
+// NewServedWriter is NewWriter for the file of a disk that is served meanwhile. The guest will
+// write to it in small pieces later. worth is the weight of the direct way's speed, see
+// ServedWorth.
 func NewServedWriter(cached, direct io.WriterAt, places *Places, worth float64) *Writer {
 	w := NewWriter(cached, direct)
 	w.pace.rates[largeFolios] = 0
@@ -77,8 +76,8 @@ func NewServedWriter(cached, direct io.WriterAt, places *Places, worth float64) 
 	return w
 }
 
-// ServedWriter is NewServedWriter with what this file has: a way past the page cache, and places,
-// unless busy says that the guest does something. done closes it.
+// ServedWriter is NewServedWriter for this file, with its way past the page cache and its Places,
+// which do nothing while busy reports true. done closes the writer.
 func (f *File) ServedWriter(busy func() bool) (w *Writer, done func()) {
 	places, direct := NewPlaces(f.File, busy), f.OpenPastCache()
 	if direct == nil {
@@ -88,18 +87,18 @@ func (f *File) ServedWriter(busy func() bool) (w *Writer, done func()) {
 	return w, func() { _ = direct.Close() }
 }
 
-// Store writes what is not zero of p, by blocks of the file system, into a file that is a hole
-// there: zeros stay one. It returns how many bytes it has written.
+// Store writes the blocks of p that are not zero into a hole of the file. Zero blocks stay a hole.
+// It returns how many bytes it has written.
 func (w *Writer) Store(p []byte, off int64) (written int64, err error) {
 	return dataRuns(p, off, w.Write)
 }
 
-// Count only tells how many bytes store would write.
+// Count returns how many bytes Store would write.
 func Count(p []byte, off int64) (written int64, err error) {
 	return dataRuns(p, off, func([]byte, int64) error { return nil })
 }
 
-// Write writes all of p in the way that is fastest.
+// Write writes all of p in the fastest way.
 func (w *Writer) Write(p []byte, off int64) error {
 	if off%holeSize != 0 || len(p)%holeSize != 0 {
 		return w.WriteThrough(p, off)
@@ -129,13 +128,13 @@ func (w *Writer) WriteThrough(p []byte, off int64) error {
 	return err
 }
 
-// writeCached writes p, so many bytes at once, and returns how much it has written. That is less
-// than all of it, and no error, where another way is to be taken by now, unless this one must be.
-// Between two of its writes it lets no other worker in: to wake one takes about as long as a write.
+// writeCached writes p in pieces of size bytes and returns how much it has written. Unless must is
+// set, it stops early without an error when another way is chosen meanwhile. It lets no other
+// worker in between two pieces: waking one takes about as long as a write.
 func (w *Writer) writeCached(way int, p []byte, off int64, size int, must bool) (n int, err error) {
 	w.order.Lock()
-	// Who was woken goes on at once, on this processor: the others are with workers that read
-	// ahead, and nobody would write until those are back from the kernel.
+	// Let the woken worker go on at once, on this processor. The other processors are busy with
+	// workers that read ahead, and nobody would write until they are back from the kernel.
 	defer runtime.Gosched()
 	defer w.order.Unlock()
 	for n < len(p) && err == nil && (must || w.pace.choice() == way) {
@@ -151,22 +150,22 @@ func (w *Writer) writeCached(way int, p []byte, off int64, size int, must bool) 
 	return n, err
 }
 
-// writeDirect returns 0 bytes and no error where that does not work, or another way is to be taken
-// by now.
+// writeDirect returns 0 bytes and no error if the direct way does not work or another one is chosen
+// meanwhile.
 func (w *Writer) writeDirect(p []byte, off int64) (int, error) {
 	n, err := w.tryDirect(p, off)
 	switch {
 	case errors.Is(err, errThroughCache):
 		return len(p), w.WriteThrough(p, off)
 	case errors.Is(err, unix.EINVAL):
-		w.pace.exclude(pastCache) // the storage wants another alignment
+		w.pace.exclude(pastCache) // storage needs another alignment
 		return 0, nil
 	}
 	return n, err
 }
 
-// tryDirect lets one write at a time go to the storage until it is known how fast that is: many
-// could take long.
+// tryDirect lets one write at a time go to storage until its speed is known. Many at once could
+// take long.
 func (w *Writer) tryDirect(p []byte, off int64) (int, error) {
 	if w.pace.trying() {
 		w.order.Lock()
@@ -193,26 +192,27 @@ const (
 	ways
 )
 
-// pace chooses the way to write by what each achieved lately. The fastest one is left as soon as it
-// is slower than another one was. The others get a span now and then: what made them slow, memory
-// that had to be found or another user of the storage, may be over. Any number of goroutines.
+// pace chooses the way to write by the latest speed of each. It leaves the fastest way as soon as
+// that becomes slower than another one was. The others get a span now and then, because the reason
+// why they were slow may be gone: the kernel had to find memory, or somebody else used the storage.
+// Any number of goroutines may use it.
 type pace struct {
 	mu    sync.Mutex
 	way   int
-	worth [ways]float64 // what a rate is multiplied with before it is compared; not changed later
-	// bytes per second, a mean of which half is the last span; +Inf: to be tried; 0: excluded
+	worth [ways]float64 // factor for each rate before it is compared; constant
+	// bytes per second; the last span counts half; +Inf: to be tried; 0: excluded
 	rates [ways]float64
-	retry [ways]time.Time // when one that was left is tried again
+	retry [ways]time.Time // when a way that was left is tried again
 
-	// This span: what was written the chosen way, and how long at least one such write was in the
-	// kernel.
+	// In this span: how much was written the chosen way, and how long at least one such write was
+	// in the kernel.
 	bytes  int64
 	busy   time.Duration
 	active int       // writes in the kernel
 	since  time.Time // busy counts from here, if active is not 0
 }
 
-// newPace begins through the cache, which is faster for what is small.
+// newPace begins with the cache, which is faster for small files.
 func newPace(direct bool) *pace {
 	p := &pace{worth: [ways]float64{1, 1, 1},
 		rates: [ways]float64{math.Inf(1), math.Inf(1), math.Inf(1)}}
@@ -222,14 +222,14 @@ func newPace(direct bool) *pace {
 	return p
 }
 
-// choice is the way to write next.
+// choice returns the way to write next.
 func (p *pace) choice() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.way
 }
 
-// exclude is for a way that turned out not to work.
+// exclude removes a way that turned out not to work.
 func (p *pace) exclude(way int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -237,14 +237,14 @@ func (p *pace) exclude(way int) {
 	p.choose()
 }
 
-// trying says that the way is chosen to see how fast it is.
+// trying reports whether the chosen way is on trial.
 func (p *pace) trying() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return math.IsInf(p.rates[p.way], 1)
 }
 
-// begin notes that a write enters the kernel. At any time all that are there go the same way.
+// begin notes that a write enters the kernel. All writes in the kernel at one time go the same way.
 func (p *pace) begin(way int, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -255,7 +255,7 @@ func (p *pace) begin(way int, now time.Time) {
 	p.since = now
 }
 
-// end notes that a write has left the kernel, with n bytes. What was begun before the way was
+// end notes that a write of n bytes has left the kernel. A write that began before the way was
 // changed does not count.
 func (p *pace) end(way int, n int64, now time.Time) {
 	p.mu.Lock()
@@ -284,7 +284,7 @@ func (p *pace) end(way int, n int64, now time.Time) {
 	p.choose()
 }
 
-// choose begins a span, in the way that is fastest. p.mu is held.
+// choose begins a span in the fastest way. p.mu is held.
 func (p *pace) choose() {
 	for way, rate := range p.rates {
 		if rate*p.worth[way] > p.rates[p.way]*p.worth[p.way] {
@@ -294,7 +294,7 @@ func (p *pace) choose() {
 	p.bytes, p.busy = 0, 0
 }
 
-// dataRuns calls f for each run of blocks that are not zero. It returns how many bytes f has done.
+// dataRuns calls f for each run of blocks that are not zero. It returns for how many bytes.
 func dataRuns(p []byte, off int64, f func(p []byte, off int64) error) (done int64, err error) {
 	for len(p) > 0 {
 		zero, n := LeadingRun(p, off)
@@ -309,8 +309,8 @@ func dataRuns(p []byte, off int64, f func(p []byte, off int64) error) (done int6
 	return done, nil
 }
 
-// LeadingRun is how much of p, which is at off in the file, consists of zero blocks only, or of
-// other blocks only.
+// LeadingRun returns how much of the beginning of p is all zero blocks, or all other blocks. p lies
+// at off in the file.
 func LeadingRun(p []byte, off int64) (zero bool, n int) {
 	for n < len(p) {
 		block := min(len(p)-n, holeSize-int((off+int64(n))%holeSize))
@@ -324,8 +324,8 @@ func LeadingRun(p []byte, off int64) (zero bool, n int) {
 	return zero, n
 }
 
-// AllZero reports whether p, at most holeSize bytes, is all zeros. Most blocks show in their first
-// word that they are not.
+// AllZero reports whether p, at most holeSize bytes, is all zeros. In most other blocks the first
+// word tells already.
 func AllZero(p []byte) bool {
 	if len(p) >= 8 && binary.NativeEndian.Uint64(p) != 0 {
 		return false

@@ -17,7 +17,7 @@ import (
 	"kubevirt.io/disk/disk/disktest/filetest"
 )
 
-// TestPaceTakesTheFasterWay writes at speeds that are made up, in megabytes per second.
+// TestPaceTakesTheFasterWay writes at invented speeds, in megabytes per second.
 func TestPaceTakesTheFasterWay(t *testing.T) {
 	now := time.Unix(0, 0)
 	write := func(p *pace, total int64, speeds ...float64) (written [ways]int64,
@@ -44,7 +44,7 @@ func TestPaceTakesTheFasterWay(t *testing.T) {
 		require.Less(t, written[smallFolios]+written[largeFolios], int64(64<<20))
 		require.Less(t, took.Seconds(), 1.1*total/1.5e9)
 	})
-	t.Run("what is small goes through the cache", func(t *testing.T) {
+	t.Run("a small file goes through the cache", func(t *testing.T) {
 		written, _ := write(newPace(true), paceSpan-1, 10, 10, 1500)
 		require.Zero(t, written[pastCache])
 	})
@@ -62,7 +62,7 @@ func TestPaceTakesTheFasterWay(t *testing.T) {
 		written, _ := write(p, 1<<30, 3000, 1000, 1500)
 		require.Greater(t, written[smallFolios], int64(512<<20))
 	})
-	t.Run("none but the cache", func(t *testing.T) {
+	t.Run("only the cache", func(t *testing.T) {
 		written, _ := write(newPace(false), total, 10, 20, 1500)
 		require.Zero(t, written[pastCache])
 	})
@@ -138,7 +138,7 @@ func TestRawWriter(t *testing.T) {
 			require.Less(t, st.Blocks*512, expected+expected/4, "zeros are holes")
 			if test.only >= 0 && test.shift == 0 {
 				require.Equal(t, test.only, w.pace.way)
-				require.False(t, math.IsInf(w.pace.rates[test.only], 1), "it has been used")
+				require.False(t, math.IsInf(w.pace.rates[test.only], 1), "the way was used")
 			}
 		})
 	}

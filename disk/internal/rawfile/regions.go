@@ -5,8 +5,8 @@ import (
 	"sync/atomic"
 )
 
-// Regions is a set of regions of a file. One is only ever added, so whoever sees it there can rely
-// on it without a lock. Any number of goroutines.
+// Regions is a set of regions of a file. Regions are only added, never removed, so a reader needs
+// no lock. Any number of goroutines may use it.
 type Regions struct {
 	region int64           // bytes
 	bits   []atomic.Uint64 // a bit for each region
@@ -28,7 +28,7 @@ func (s *Regions) Add(off, length int64) {
 	}
 }
 
-// touches reports whether a part of the range, which is not empty, is in a region of the set.
+// touches reports whether the range touches a region of the set. The range is not empty.
 func (s *Regions) touches(off, length int64) bool {
 	first, last := off/s.region, (off+length-1)/s.region
 	for w := first / 64; w <= last/64; w++ {
@@ -39,7 +39,7 @@ func (s *Regions) touches(off, length int64) bool {
 	return false
 }
 
-// Covers reports whether the whole range, which is not empty, is in regions of the set.
+// Covers reports whether the whole range lies in regions of the set. The range is not empty.
 func (s *Regions) Covers(off, length int64) bool {
 	first, last := off/s.region, (off+length-1)/s.region
 	for w := first / 64; w <= last/64; w++ {
@@ -50,8 +50,8 @@ func (s *Regions) Covers(off, length int64) bool {
 	return true
 }
 
-// each calls f for the regions of the set, a range for those that lie together in a word: what is
-// large and empty takes no time. The last range may go past the end of the file.
+// each calls f for the regions of the set, once for regions side by side in a word. A large empty
+// set takes no time. The last range may go past the end of the file.
 func (s *Regions) each(f func(off, length int64)) {
 	for w := range s.bits {
 		for word := s.bits[w].Load(); word != 0; {
@@ -63,7 +63,7 @@ func (s *Regions) each(f func(off, length int64)) {
 	}
 }
 
-// WordMask is the bits of blocks first to last that lie in a word.
+// WordMask returns the bits of the blocks first to last in the word with that index.
 func WordMask(index, first, last int64) uint64 {
 	mask := ^uint64(0)
 	if index == first/64 {

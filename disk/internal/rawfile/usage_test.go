@@ -20,7 +20,7 @@ func TestFileUsage(t *testing.T) {
 
 	_, err = d.WriteAt(bytes.Repeat([]byte{7}, 16<<20), 0)
 	require.NoError(t, err)
-	require.NoError(t, d.Flush(), "delayed allocation is over")
+	require.NoError(t, d.Flush(), "this ends delayed allocation")
 	after, err := d.Usage()
 	require.NoError(t, err)
 	require.GreaterOrEqual(t, after.Used, before.Used+16<<20)
@@ -33,5 +33,5 @@ func TestFileUsage(t *testing.T) {
 
 	require.NoError(t, d.Close())
 	_, err = d.Usage()
-	require.ErrorContains(t, err, "disk.raw", "a disk that is gone says which")
+	require.ErrorContains(t, err, "disk.raw", "the error names the disk")
 }

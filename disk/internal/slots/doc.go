@@ -1,7 +1,7 @@
-// Package slots bounds background work: how many workers of all disks of a server are at work at
-// once, and so the memory of their buffers and the processor time that they take together.
+// Package slots bounds the background work of a server: how many workers of all its disks run at
+// once. That also bounds the memory of their buffers and the processor time that they use.
 //
-// A worker acquires a slot, does steps as long as Slot.More says so, and releases the slot. Who
-// rests, waits for space or hangs in storage holds no slot: it releases it first, or the watchdog
-// passes it on.
+// A worker acquires a slot, does steps as long as Slot.More allows, and releases the slot. A worker
+// that rests or waits for space releases its slot first. If one hangs in storage, the watchdog
+// passes its slot on.
 package slots

@@ -8,29 +8,29 @@ import (
 )
 
 const (
-	// slotLength is how long a worker goes on while others wait for its slot.
+	// slotLength is how long a worker keeps its slot before others have their turn.
 	slotLength = 100 * time.Millisecond
-	// stallTime is how long one step may take before another worker gets the slot: the storage of
+	// stallTime is how long one step may take before another worker gets the slot. The storage of
 	// an image may hang.
 	stallTime = 10 * time.Second
 )
 
-// Options of Slots. The zero value works.
+// Options are the options of Slots. The zero value works.
 type Options struct {
-	// Buffer is the size of the buffers that are kept for the next worker, bytes. Smaller ones are
-	// made anew. 0: none is kept.
+	// Buffer is the size in bytes from which on a buffer is kept for the next worker. Smaller ones
+	// are allocated each time. 0: none is kept.
 	Buffer int64
-	// Stall is how long one step may take before the slot goes to another worker; 0: 10 seconds.
+	// Stall is how long one step may take before the slot goes to another worker. 0: 10 seconds.
 	Stall time.Duration
 }
 
-// Slots are what a number of workers share. Waiters are served first in, first out. Any number of
-// goroutines.
+// Slots is a number of slots that workers share. Waiters are served first in, first out. Any number
+// of goroutines may use it.
 type Slots struct {
 	opt     Options
 	free    chan struct{} // one element for each free slot; the runtime serves waiters in order
 	buffers sync.Pool     // *[]byte of opt.Buffer bytes or more
-	logged  atomic.Int64  // when a worker last told how far it is; nanoseconds since 1970
+	logged  atomic.Int64  // when a worker last logged its progress; nanoseconds since 1970
 }
 
 // New makes n slots.
@@ -48,10 +48,10 @@ func New(n int, opt Options) *Slots {
 // Count is how many slots there are.
 func (s *Slots) Count() int { return cap(s.free) }
 
-// Free is how many of them nobody has.
+// Free is how many of them are free.
 func (s *Slots) Free() int { return len(s.free) }
 
-// Acquire waits for a slot, or returns ctx's error when it ends before.
+// Acquire waits for a slot. If ctx ends first, it returns the error of ctx.
 func (s *Slots) Acquire(ctx context.Context) (*Slot, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -64,7 +64,7 @@ func (s *Slots) Acquire(ctx context.Context) (*Slot, error) {
 	}
 }
 
-// TryAcquire returns nil where no slot is free, as always when somebody waits for one.
+// TryAcquire returns nil if no slot is free. None is free while somebody waits for one.
 func (s *Slots) TryAcquire() *Slot {
 	select {
 	case <-s.free:
@@ -74,7 +74,7 @@ func (s *Slots) TryAcquire() *Slot {
 	}
 }
 
-// Do calls f with a slot, or returns ctx's error when it ends before.
+// Do calls f with a slot. If ctx ends before there is one, it returns the error of ctx.
 func (s *Slots) Do(ctx context.Context, f func() error) error {
 	slot, err := s.Acquire(ctx)
 	if err != nil {
@@ -84,7 +84,7 @@ func (s *Slots) Do(ctx context.Context, f func() error) error {
 	return f()
 }
 
-// MayLog reports whether a worker may tell now how far it is: all together do that once in an
+// MayLog reports whether a worker may log its progress now. All workers together do so once per
 // interval.
 func (s *Slots) MayLog(now time.Time, interval time.Duration) bool {
 	last := s.logged.Load()
@@ -97,7 +97,7 @@ func (s *Slots) begin() *Slot {
 	return b
 }
 
-// Slot is what one worker has from Acquire to Release. Its methods are for that worker alone.
+// Slot is one worker's slot from Acquire to Release. Only that worker may call its methods.
 type Slot struct {
 	of       *Slots
 	until    time.Time
@@ -106,12 +106,12 @@ type Slot struct {
 	buf      *[]byte
 }
 
-// More reports whether the worker may do another step. After false it releases the slot.
+// More reports whether the worker may do another step. If not, the worker must release the slot.
 func (b *Slot) More() bool {
 	return time.Now().Before(b.until) && b.watchdog.Reset(b.of.opt.Stall) && !b.given.Load()
 }
 
-// Buffer returns that many bytes, which are the worker's until Release.
+// Buffer returns a buffer of size bytes. The worker may use it until Release.
 func (b *Slot) Buffer(size int64) []byte {
 	if b.buf == nil || int64(len(*b.buf)) < size {
 		b.buf = nil
@@ -139,14 +139,15 @@ func (b *Slot) Release() {
 	b.buf = nil
 }
 
-// give gives the slot back, once.
+// give gives the slot back. Calls after the first do nothing.
 func (b *Slot) give() {
 	if !b.given.Swap(true) {
 		b.of.free <- struct{}{}
 	}
 }
 
-// Rest waits without a slot, or returns ctx's error when it ends before.
+// Rest waits for the time d, for a worker without a slot. If ctx ends first, it returns the error
+// of ctx.
 func Rest(ctx context.Context, d time.Duration) error {
 	if d <= 0 {
 		return ctx.Err()

@@ -16,7 +16,7 @@ func TestStalledWorkerLosesItsSlot(t *testing.T) {
 	require.NoError(t, err)
 	require.False(t, stalled.More())
 	stalled.Release()
-	require.Zero(t, s.Free(), "it gave the slot back before")
+	require.Zero(t, s.Free(), "the watchdog gave the slot back already")
 	other.Release()
 	other.Release()
 	require.Equal(t, 1, s.Free())
@@ -28,8 +28,7 @@ func TestDoEndsWithTheContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() {
-		ended <- s.Do(ctx,
-			func() error { t.Error("called without a slot"); return nil })
+		ended <- s.Do(ctx, func() error { t.Error("called without a slot"); return nil })
 	}()
 	cancel()
 	require.ErrorIs(t, <-ended, context.Canceled)
@@ -48,10 +47,10 @@ func TestBuffers(t *testing.T) {
 	slot := s.TryAcquire()
 	require.Len(t, slot.Buffer(512), 512)
 	require.LessOrEqual(t, cap(slot.Buffer(512)), 512,
-		"a small one is not made larger than it has to be")
+		"a small buffer is no larger than asked for")
 	large := slot.Buffer(1 << 20)
 	require.Len(t, large, 1<<20)
-	require.Same(t, &large[0], &slot.Buffer(4096)[0], "what the worker has is used again")
+	require.Same(t, &large[0], &slot.Buffer(4096)[0], "the worker's buffer is used again")
 	slot.Release()
 	require.Len(t, s.TryAcquire().Buffer(2<<20), 2<<20)
 }

@@ -14,23 +14,24 @@ import (
 	"kubevirt.io/disk/disk/internal/words"
 )
 
-// LockName is the file in an image's work directory whose lock makes one process its owner. It is
-// removed only by Sweep.
+// LockName is the lock file in an image's work directory. The process that locks it owns the
+// directory. Only Sweep removes it.
 const LockName = "lock"
 
-// ErrLockGone is a lock file that was removed before it could be locked.
+// ErrLockGone says that a lock file was removed before it could be locked.
 var ErrLockGone = errors.New("the lock file was removed while it was locked")
 
-// maxHolder bounds what is read of a lock file. Bytes.
+// maxHolder is how many bytes of a lock file are read at most.
 const maxHolder = 256
 
-// LockFile takes the exclusive lock of an open file without waiting: EWOULDBLOCK where another one
-// has it. The kernel frees it with the last descriptor, so also a holder that was killed frees it.
+// LockFile takes the exclusive lock of an open file without waiting. If somebody else has it, it
+// returns EWOULDBLOCK. The kernel frees the lock with the last descriptor, also if the holder is
+// killed.
 func LockFile(f *os.File) error {
 	return osfile.Retry(func() error { return unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) })
 }
 
-// HasName reports whether an open file is still the one of that name.
+// HasName reports whether that name still leads to the open file f.
 func HasName(f *os.File, name string) (bool, error) {
 	mine, err := f.Stat()
 	if err != nil {
@@ -43,8 +44,8 @@ func HasName(f *os.File, name string) (bool, error) {
 	return err == nil && os.SameFile(mine, now), err
 }
 
-// AcquireLock locks the file of that name, which is made if need be and then names this process.
-// errLockGone: try again.
+// AcquireLock locks the file at path, makes it if need be, and writes this process's number into
+// it. what names the locked thing in a LockedError. After ErrLockGone the caller tries again.
 func AcquireLock(path, what string) (*os.File, error) {
 	f, err := osfile.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
@@ -65,7 +66,7 @@ func AcquireLock(path, what string) (*os.File, error) {
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	// Only for messages, so a full disk does not matter here.
+	// This is only for messages, so a full disk does not matter.
 	if f.Truncate(0) == nil {
 		host, _ := os.Hostname()
 		fmt.Fprintf(f, "%d %s\n", os.Getpid(), host)
@@ -73,8 +74,8 @@ func AcquireLock(path, what string) (*os.File, error) {
 	return f, nil
 }
 
-// readHolder is who a lock file names. A process number means something only on its own host or in
-// its own container.
+// readHolder returns the process that a lock file names. A process number is only valid on its own
+// host or in its own container.
 func readHolder(f *os.File) string {
 	text, _ := io.ReadAll(io.NewSectionReader(f, 0, maxHolder))
 	var pid int
@@ -88,10 +89,10 @@ func readHolder(f *os.File) string {
 	return fmt.Sprintf("process %d on host %s", pid, words.Name(host))
 }
 
-// LockedError is a directory or file that another process uses.
+// LockedError says that another process uses a directory or file.
 type LockedError struct {
 	Path   string
-	Holder string // who holds it, as far as that is known
+	Holder string // the process that holds it, as far as known
 }
 
 func (e *LockedError) Error() string {

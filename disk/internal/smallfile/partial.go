@@ -17,12 +17,12 @@ const PartialSuffix = ".partial"
 // partial is a file on its way to its final name.
 type partial struct {
 	File *os.File
-	path string // the final one
+	path string // its final name
 }
 
-// Create begins a file that is to be path. One that a killed process left behind is removed, as it
-// may be a link to another file, or of another user; one that is being written at the moment is a
-// *LockedError.
+// Create begins a file that will get the name path. It removes a partial file that a killed process
+// left behind, which may be a link or belong to another user. If another process is writing one
+// now, Create returns a *LockedError.
 func Create(path string, mode fs.FileMode) (*partial, error) {
 	name := path + PartialSuffix
 	for range 16 {
@@ -32,7 +32,7 @@ func Create(path string, mode fs.FileMode) (*partial, error) {
 			f, err = osfile.OpenFile(name, os.O_RDONLY, 0)
 		}
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // it was there a moment ago
+			continue // somebody removed it in between
 		}
 		if err != nil {
 			return nil, err
@@ -47,14 +47,13 @@ func Create(path string, mode fs.FileMode) (*partial, error) {
 		case current && created:
 			return &partial{File: f, path: path}, nil
 		}
-		// the other process finished it in between, so this is its result by now; or it was left
-		// behind
+		// Another process finished it in between, or it was left behind and is removed now.
 		f.Close()
 	}
 	return nil, &LockedError{Path: name, Holder: "another process"}
 }
 
-// claimPartial locks a partial file, unless it no longer has that name.
+// claimPartial locks a partial file and reports whether it still has its name.
 func claimPartial(f *os.File, name string) (current bool, err error) {
 	if err := LockFile(f); err != nil {
 		if errors.Is(err, unix.EWOULDBLOCK) {
@@ -75,8 +74,7 @@ func claimPartial(f *os.File, name string) (current bool, err error) {
 	return true, nil
 }
 
-// Finish gives the file its final name if what was done so far succeeded; otherwise it removes the
-// file.
+// Finish gives the file its final name if err is nil. Otherwise it removes the file.
 func (p *partial) Finish(err error) error {
 	name := p.path + PartialSuffix
 	if err == nil {

@@ -13,17 +13,18 @@ import (
 	"kubevirt.io/disk/disk/internal/osfile"
 )
 
-// maxSmall bounds a file that is read and replaced as a whole. Bytes.
+// maxSmall is the most bytes that a small file may have.
 const maxSmall = 1 << 20
 
-// Replace gives a file its content in one step: whatever happens, it has the old or the new one.
-// With sync, which is (*os.File).Sync, both the content and the name have reached storage after
-// that, in this order. With a spare in the same directory it needs no other space: see keepSpare.
+// Replace replaces the content of a file in one step: whatever happens, the file has the old or the
+// new content. With sync, which is (*os.File).Sync, first the content and then the name have
+// reached storage when it returns. If the directory has a spare, it works on a full volume, too:
+// see keepSpare.
 func Replace(path string, content []byte, spare string, sync func(*os.File) error) error {
 	err := replaceByNew(path, content, sync)
 	if sync == nil {
-		// Otherwise a crash could make a file of the spare again that is half written, or that
-		// promises what an earlier one did.
+		// Without it, a crash could bring back the spare under the file's name, half written or
+		// with the content of an earlier file.
 		sync = (*os.File).Sync
 	}
 	if osfile.IsFull(err) && replaceBySpare(path, content, spare, sync) == nil {
@@ -50,8 +51,8 @@ func replaceByNew(path string, content []byte, sync func(*os.File) error) error 
 	return err
 }
 
-// Read returns the content of a file: fs.ErrNotExist if it is not there. Other errors complete the
-// sentence "<file> ...".
+// Read returns the content of a file, or fs.ErrNotExist. Other errors complete the sentence "<file>
+// ...".
 func Read(path string) ([]byte, error) {
 	f, err := osfile.OpenFile(path, os.O_RDONLY, 0)
 	if errors.Is(err, unix.ELOOP) {
@@ -75,8 +76,8 @@ func Read(path string) ([]byte, error) {
 	return content, nil
 }
 
-// IsUnread reports whether an error of readSmall says nothing of what is in the file, which is
-// there: the system did not let it be read, as for lack of descriptors.
+// IsUnread reports whether Read failed without a verdict on the content: the file exists, but the
+// system did not let us read it, for example because no descriptor was free.
 func IsUnread(err error) bool {
 	var system *fs.PathError
 	return errors.As(err, &system) && !errors.Is(err, fs.ErrNotExist)

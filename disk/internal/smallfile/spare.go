@@ -11,16 +11,16 @@ import (
 )
 
 const (
-	// spareSuffix is how the name of a spare ends.
+	// SpareSuffix is the end of a spare's name.
 	SpareSuffix = ".spare"
-	// spareSize is what a spare takes: more than is kept of a disk with a hundred initiators.
-	// Bytes.
+	// spareSize is the size of a spare in bytes. The state of a disk with a hundred initiators
+	// takes less.
 	spareSize = 32 << 10
 )
 
-// keepSpare sees to it, where that is possible, that there is a file of that name that has its
-// space already. What has to be saved when everything else is taken, as by a guest that has filled
-// its volume, is written into it: who may use a disk from now on, above all.
+// keepSpare makes a spare if it can: a file whose space is allocated already. When a guest has
+// filled the volume, state that must be saved is written into the spare. The most important one is
+// who may use a disk from now on.
 func keepSpare(path string) {
 	var st unix.Stat_t
 	if unix.Lstat(path, &st) == nil && st.Nlink == 1 && st.Blocks*osfile.StatBlock >= spareSize {
@@ -41,11 +41,11 @@ func keepSpare(path string) {
 	}
 }
 
-// replaceBySpare is replaceSmall without taking space: the spare is given the content, and changes
-// names with the file. Nobody reads what a crash leaves in a spare.
+// replaceBySpare is Replace without new space: it writes the content into the spare and swaps the
+// names of the two files. After a crash nobody reads what is in a spare.
 func replaceBySpare(path string, content []byte, spare string, sync func(*os.File) error) error {
-	// It may have been the file until a moment ago, and a crash makes it that again as long as its
-	// name has not reached storage.
+	// The spare may have been the file until a moment ago. As long as the swap has not reached
+	// storage, a crash makes it the file again.
 	if err := SyncDir(filepath.Dir(path), sync); err != nil {
 		return err
 	}
@@ -53,7 +53,7 @@ func replaceBySpare(path string, content []byte, spare string, sync func(*os.Fil
 	if err != nil {
 		return err
 	}
-	// Not emptied first, which would give its space away.
+	// Do not truncate it first: that would free its space.
 	if _, err = f.WriteAt(content, 0); err == nil {
 		err = osfile.Retry(func() error { return f.Truncate(int64(len(content))) })
 	}
@@ -64,14 +64,15 @@ func replaceBySpare(path string, content []byte, spare string, sync func(*os.Fil
 		return err
 	}
 	err = osfile.Rename(spare, path, unix.RENAME_EXCHANGE)
-	if err != nil { // there was no such file, or the file system cannot do that
+	if err != nil { // there is no such file yet, or the file system cannot swap names
 		err = osfile.Rename(spare, path, 0)
 	}
 	if err != nil {
 		return err
 	}
 	if err := SyncDir(filepath.Dir(path), sync); err != nil {
-		// never to be written to: see above, and another sync may say that all is well
+		// A crash may make the spare the file again (see above), so nobody may write to it any
+		// more. A later sync may not report the failure again.
 		return errors.Join(err, osfile.Remove(spare))
 	}
 	return nil

@@ -15,16 +15,16 @@ import (
 	"kubevirt.io/disk/disk/internal/osfile"
 )
 
-// savedFile looks at a directory as a kernel does that loses power: a file has the content that was
-// there when it was synced, or anything where that has changed since, and names are those of the
-// last sync of the directory, or later ones.
+// savedFile shows what a directory may look like after a power failure. A file has the content of
+// its last sync, or anything if it was written to since. The names are those of the last sync of
+// the directory or later ones.
 type savedFile struct {
 	t        *testing.T
 	path     string
 	allowed  []string // what the file may contain
 	names    map[string]uint64
 	contents map[uint64]string
-	guest    func() // takes the space that is free
+	guest    func() // fills the volume
 	calls    int
 	failAt   int // the number of the sync that fails
 }
@@ -62,7 +62,7 @@ func (s *savedFile) sync(f *os.File) error {
 	return nil
 }
 
-// check crashes the machine.
+// check looks at the file as after a crash at this moment.
 func (s *savedFile) check() {
 	s.t.Helper()
 	names, contents := s.now()
@@ -70,7 +70,7 @@ func (s *savedFile) check() {
 		"the names now": names} {
 		inode := names[filepath.Base(s.path)]
 		stored, known := s.contents[inode]
-		require.True(s.t, known, "%s: what the file contains has not reached storage", when)
+		require.True(s.t, known, "%s: the content has not reached storage", when)
 		require.True(s.t, slices.Contains(s.allowed, stored), when)
 		if now, there := contents[inode]; there {
 			require.Equal(s.t, stored, now, "%s: the file is being written to", when)
@@ -78,10 +78,11 @@ func (s *savedFile) check() {
 	}
 }
 
-// A file is replaced also where no space is left, at every moment as safely as elsewhere, and
-// whatever is not brought to storage.
+// TestReplacingOnAFullVolume checks that replacing a file is as safe on a full volume, at every
+// moment and whichever sync fails.
 func TestReplacingOnAFullVolume(t *testing.T) {
-	// of each the directory, the spare, and the directory again; the first one also of a new file
+	// Each save syncs the directory, the spare and the directory again. The first one also syncs a
+	// new file.
 	const saves, syncs = 6, 4
 	for failAt := range saves*syncs + 1 {
 		dir := filetest.TinyFS(t, "256k")
@@ -90,7 +91,7 @@ func TestReplacingOnAFullVolume(t *testing.T) {
 		content := []byte("first")
 		require.NoError(t, Replace(path, content, spare, (*os.File).Sync))
 		s := &savedFile{t: t, path: path, failAt: failAt, allowed: []string{string(content)}}
-		if failAt%2 == 1 { // an earlier process was killed before the names had reached storage
+		if failAt%2 == 1 { // an earlier process was killed before the swap had reached storage
 			require.NoError(t, os.WriteFile(spare, content, 0))
 		}
 		s.names, s.contents = s.now()
@@ -123,11 +124,12 @@ func TestReplacingOnAFullVolume(t *testing.T) {
 		st, err := os.Stat(spare)
 		require.NoError(t, err)
 		require.EqualValues(t, spareSize, st.Sys().(*syscall.Stat_t).Blocks*osfile.StatBlock,
-			"it has its space again")
+			"the spare has its space again")
 	}
 }
 
-// What a unit keeps can be replaced on a full volume, for ever, and something new can be kept once.
+// TestStoreOnAFullVolume checks that a full volume does not stop a unit from replacing its state,
+// any number of times, nor from saving one new thing.
 func TestStoreOnAFullVolume(t *testing.T) {
 	volume := filetest.TinyFS(t, "256k")
 	s := NewStore(filepath.Join(volume, "unit"), true)
@@ -160,8 +162,7 @@ func TestStoreOnAFullVolume(t *testing.T) {
 	}
 }
 
-// Where no file gets space before it is written there is no spare, and nothing is left of the
-// attempt.
+// TestNoSpare checks that nothing is left behind if there is no space for a spare.
 func TestNoSpare(t *testing.T) {
 	dir := filetest.TinyFS(t, "64k")
 	spare := filepath.Join(dir, SpareSuffix)

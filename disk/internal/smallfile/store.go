@@ -14,23 +14,23 @@ import (
 	"kubevirt.io/disk/disk/internal/osfile"
 )
 
-// Store keeps what the logical unit of a disk must remember, as files of a directory, one for each
-// name. It belongs to the content of the disk: a store of other content is another one. A name is a
-// few lower case letters and hyphens. Any number of goroutines.
+// Store keeps the state that the logical unit of a disk must remember, as one file per name in a
+// directory. It belongs to the content of the disk: other content has another store. A name
+// consists of a few lower case letters and hyphens. Any number of goroutines may use it.
 type Store struct {
 	dir string
-	// of a file and of a directory; nil: what is saved survives the end of the process, and no more
+	// syncs a file or a directory; nil: saved state survives the end of the process, but no crash
 	sync func(*os.File) error
 
-	mu sync.Mutex // one call at a time: a Save writes into what was a file a moment ago
+	mu sync.Mutex // one call at a time: a Save writes into the spare, which was a file a moment ago
 }
 
-// storeSum is the length of the xxhash64, little-endian, that follows the content in a file of a
-// Store.
+// storeSum is the length of the checksum that follows the content in each file: xxhash64,
+// little-endian.
 const storeSum = 8
 
-// NewStore returns a store in a directory, which is made when something is saved; the one it is in
-// exists. With durable what is saved has reached storage: it has to be what the disk is.
+// NewStore returns a store in dir. The first Save makes dir; its parent must exist. With durable,
+// state has reached storage when Save returns. A store must be as durable as its disk.
 func NewStore(dir string, durable bool) *Store {
 	s := &Store{dir: dir}
 	if durable {
@@ -39,14 +39,14 @@ func NewStore(dir string, durable bool) *Store {
 	return s
 }
 
-// Where is the file that has what is kept under the name, if anything is.
+// Where is the path of the file for that name. The file may not exist.
 func (s *Store) Where(name string) string { return filepath.Join(s.dir, name) }
 
-// spare is a file that no name is that of, see keepSpare.
+// spare is the path of the spare, which no name has. See keepSpare.
 func (s *Store) spare() string { return filepath.Join(s.dir, SpareSuffix) }
 
-// Load returns what was saved last under the name, or nil if nothing was. A file that no Save has
-// left like that is an error.
+// Load returns what was saved last under the name, or nil if there is nothing. A file that Save did
+// not write is an error.
 func (s *Store) Load(name string) ([]byte, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -68,8 +68,8 @@ func (s *Store) Load(name string) ([]byte, error) {
 		err)
 }
 
-// Save replaces what is kept under the name: after an error that is the old or the new content. No
-// data: forget it. What is kept can have up to 1 MiB.
+// Save replaces the content under the name. After an error it is the old or the new content.
+// Without data Save forgets the name. The content may have up to 1 MiB.
 func (s *Store) Save(name string, data []byte) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -82,7 +82,7 @@ func (s *Store) Save(name string, data []byte) error {
 		} else if err != nil {
 			return err
 		}
-		keepSpare(s.spare()) // which may have become what is forgotten now
+		keepSpare(s.spare()) // the removed file may have been made of the spare
 		return nil
 	}
 	if len(data) > maxSmall-storeSum {

@@ -25,7 +25,7 @@ func testStore(t *testing.T, durable bool) {
 	require.NoError(t, err)
 	require.Nil(t, got)
 	require.NoError(t, s.Save("mode-pages", nil), "nothing to forget")
-	require.NoDirExists(t, dir, "nothing was kept yet")
+	require.NoDirExists(t, dir, "nothing was saved yet")
 
 	largest := bytes.Repeat([]byte{7}, maxSmall-storeSum)
 	for _, content := range [][]byte{[]byte("one"), largest, {0}} {
@@ -50,8 +50,8 @@ func testStore(t *testing.T, durable bool) {
 	require.Nil(t, got)
 }
 
-// Content and name reach storage in this order, before Save returns, and the name of the directory
-// before them.
+// TestStoreOrder checks that the directory's name, the content and the file's name reach storage in
+// this order, before Save returns.
 func TestStoreOrder(t *testing.T) {
 	parent := t.TempDir()
 	dir := filepath.Join(parent, "unit")
@@ -69,7 +69,7 @@ func TestStoreOrder(t *testing.T) {
 	require.NoError(t, s.Save("sanitize", []byte("new")))
 	require.Equal(t, []string{".", "unit/sanitize.partial", "unit"}, synced)
 	require.NoError(t, s.Save("sanitize", nil))
-	require.Equal(t, "unit", synced[len(synced)-1], "also that something is forgotten")
+	require.Equal(t, "unit", synced[len(synced)-1], "forgetting is synced, too")
 }
 
 func TestStoreFails(t *testing.T) {
@@ -87,13 +87,14 @@ func TestStoreFails(t *testing.T) {
 	require.ErrorIs(t, s.Save("kept", []byte("new")), unix.EIO)
 	got, err := s.Load("kept")
 	require.NoError(t, err)
-	require.Equal(t, "old", string(got), "content that may not have reached storage gets no name")
+	require.Equal(t, "old", string(got), "content that may not have reached storage does not "+
+		"replace the old")
 	require.ErrorIs(t, s.Save("kept", nil), unix.EIO)
 
 	s.sync = (*os.File).Sync
 	filetest.Put(t, dir, "kept.partial", []byte("left by a killed process"), 0)
 	require.NoError(t, s.Save("kept", []byte("next")))
-	// A name that a directory takes cannot be replaced, and what was begun is not left behind.
+	// A directory has this name, so Save fails. It leaves no partial file behind.
 	require.NoError(t, os.MkdirAll(filepath.Join(dir, "taken", "by"), 0o755))
 	require.Error(t, s.Save("taken", []byte("x")))
 	entries, err := os.ReadDir(dir)
@@ -101,26 +102,21 @@ func TestStoreFails(t *testing.T) {
 	require.Equal(t, []string{SpareSuffix, "kept", "taken"}, filetest.FileNames(entries))
 }
 
-// Whatever else is in a file of the store is noticed, and the message says which one.
+// TestStoreRefuses checks that Load notices every other content, and that the message names the
+// file.
 func TestStoreRefuses(t *testing.T) {
+	write := func(content []byte) func(path string) error {
+		return func(path string) error { return os.WriteFile(path, content, 0o600) }
+	}
 	for want, make := range map[string]func(path string) error{
 		"is a symbolic link": func(path string) error {
 			return os.Symlink("/etc/passwd",
 				path)
 		},
-		"is not a regular file": func(path string) error { return unix.Mkfifo(path, 0o600) },
-		"is damaged: its checksum": func(path string) error {
-			return os.WriteFile(path, nil,
-				0o600)
-		},
-		"is far too large": func(path string) error {
-			return os.WriteFile(path,
-				bytes.Repeat([]byte{1}, maxSmall+1), 0o600)
-		},
-		"; remove it to go on with": func(path string) error {
-			return os.WriteFile(path,
-				[]byte("something"), 0o600)
-		},
+		"is not a regular file":     func(path string) error { return unix.Mkfifo(path, 0o600) },
+		"is damaged: its checksum":  write(nil),
+		"is far too large":          write(bytes.Repeat([]byte{1}, maxSmall+1)),
+		"; remove it to go on with": write([]byte("something")),
 	} {
 		dir := t.TempDir()
 		require.NoError(t, make(filepath.Join(dir, "sanitize")))

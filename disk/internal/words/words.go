@@ -6,7 +6,7 @@ import (
 	"strconv"
 )
 
-// Bytes is a size for people: three digits, or four before the next binary unit.
+// Bytes writes a size for people, with three digits, or four just below the next binary unit.
 func Bytes(n int64) string {
 	const units = "KMGTPE"
 	if n < 1024 {
@@ -25,6 +25,6 @@ func Bytes(n int64) string {
 		"iB"
 }
 
-// Name is a file name as it can stand in a message: names come from whoever built the image, and
-// have spaces in them.
+// Name quotes a file name for a message. Whoever built the image chose the name, and it may contain
+// spaces.
 func Name(name string) string { return strconv.Quote(name) }
