@@ -11,9 +11,9 @@ import (
 type Mode uint8
 
 const (
-	Read      Mode = iota // waits for Exclusive ones only
-	Write                 // waits for Write and Exclusive ones
-	Exclusive             // waits for all others
+	Read      Mode = iota // waits only for Exclusive
+	Write                 // waits for Write and Exclusive
+	Exclusive             // waits for all
 )
 
 func (m Mode) conflicts(other Mode) bool {
@@ -23,34 +23,33 @@ func (m Mode) conflicts(other Mode) bool {
 	return true
 }
 
-// Span is a range, in whatever unit all callers of a table agree on. An empty one overlaps nothing.
+// Span is a range. All callers of a table use the same unit. An empty range overlaps nothing.
 type Span struct{ Off, Length int64 }
 
 func (s Span) overlaps(o Span) bool {
 	return s.Off < o.Off+o.Length && o.Off < s.Off+s.Length && s.Length > 0 && o.Length > 0
 }
 
-// Hold is a place in a Table. Its memory is the caller's, who must not touch it from Lock to
-// Unlock. It can be used again afterwards.
+// Hold is a place in a Table. It belongs to the caller, who must not touch it from Lock to Unlock
+// but can use it again afterwards.
 type Hold struct {
 	mode  Mode
 	owner string
 	span  Span
 	more  []Span
-	match func(owner string) bool // of Drain; else nil
+	match func(owner string) bool // for Drain; otherwise nil
 
 	prev, next *Hold // guarded by Table.mu; in order of arrival
-	// guarded by Table.mu; not nil while the hold waits; closed when it may go on
+	// guarded by Table.mu; not nil while the hold waits; closed when its turn has come
 	turn chan struct{}
 }
 
-// Set makes h a hold of one range. The owner is for Writing and Drain; "" is nobody.
+// Set makes h a hold of one range. Writing and Drain use the owner; "" is nobody.
 func (h *Hold) Set(mode Mode, owner string, off, length int64) {
 	h.mode, h.owner, h.span, h.more = mode, owner, Span{off, length}, nil
 }
 
-// SetSpans makes h a hold of several ranges at once. They stay the caller's, who must not change
-// them until Unlock.
+// SetSpans makes h a hold of several ranges at once. The caller must not change spans until Unlock.
 func (h *Hold) SetSpans(mode Mode, owner string, spans []Span) {
 	h.mode, h.owner, h.span, h.more = mode, owner, Span{}, spans
 }
@@ -68,13 +67,14 @@ func (h *Hold) overlaps(o *Hold) bool {
 		})
 }
 
-// Table is the holds of one thing. The zero value is ready to use, and must not be copied then.
+// Table has all holds of one disk or logical unit. The zero value is ready to use. A table must not
+// be copied after its first use.
 type Table struct {
-	readers   atomic.Int64 // reads that are under way without a place in the table
-	exclusive atomic.Int64 // Exclusive holds, those that wait included
+	readers   atomic.Int64 // reads under way without a place in the table
+	exclusive atomic.Int64 // Exclusive holds, waiting ones included
 
 	mu          sync.Mutex
-	first, last *Hold // guarded by mu; in order of arrival, those that wait included
+	first, last *Hold // guarded by mu; in order of arrival, waiting ones included
 	waiting     int   // guarded by mu
 }
 
@@ -85,8 +85,8 @@ func (t *Table) Lock(h *Hold) {
 	}
 }
 
-// LockContext is Lock, but gives up when ctx ends. It returns the error of ctx then, and h has no
-// place any more. Where nobody is in the way, it does not look at ctx.
+// LockContext is like Lock, but gives up when ctx ends. Then it returns the error of ctx, and h has
+// no place any more. If nobody is in the way, it does not look at ctx.
 func (t *Table) LockContext(ctx context.Context, h *Hold) error {
 	turn := t.enter(h)
 	if turn == nil {
@@ -101,8 +101,8 @@ func (t *Table) LockContext(ctx context.Context, h *Hold) error {
 	}
 }
 
-// LockPair is Lock for a Read and a Write hold of one access. Both take their place before any
-// wait: an Exclusive hold that overlapped both could otherwise come between them, and each would
+// LockPair is Lock for a Read and a Write hold of one access. Both take their places before either
+// waits. Otherwise an Exclusive hold that overlaps both could come between them, and each would
 // wait for the other.
 func (t *Table) LockPair(read, write *Hold) {
 	t.mu.Lock()
@@ -115,7 +115,8 @@ func (t *Table) LockPair(read, write *Hold) {
 	}
 }
 
-// enter gives h its place. If it has to wait, the channel tells it when its turn has come.
+// enter gives h its place. If h must wait, enter returns a channel that is closed when its turn has
+// come.
 func (t *Table) enter(h *Hold) (turn chan struct{}) {
 	if h.mode == Exclusive {
 		t.exclusive.Add(1)
@@ -142,9 +143,9 @@ func (t *Table) enterLocked(h *Hold) chan struct{} {
 	return h.turn
 }
 
-// waitsLocked reports whether something is in the way of h.
+// waitsLocked reports whether h must wait for an earlier hold.
 func (t *Table) waitsLocked(h *Hold) bool {
-	// Reads without a place only leave while exclusive is not zero, so that this comes to an end.
+	// While exclusive is not zero, no new reads enter without a place, so this wait ends.
 	if h.mode == Exclusive && t.readers.Load() != 0 {
 		return true
 	}
@@ -159,8 +160,8 @@ func (t *Table) waitsLocked(h *Hold) bool {
 	return false
 }
 
-// Unlock gives up the place of h. If h has none, nothing happens: one fault of a caller must not end
-// a process that serves many disks.
+// Unlock gives up the place of h. If h has none, nothing happens: one fault of a caller must not
+// end a process that serves many disks.
 func (t *Table) Unlock(h *Hold) {
 	t.mu.Lock()
 	if h.prev == nil && t.first != h {
@@ -179,7 +180,7 @@ func (t *Table) Unlock(h *Hold) {
 		later.prev = h.prev
 	}
 	h.prev, h.next = nil, nil
-	if h.turn != nil { // it gives up before its turn
+	if h.turn != nil { // gives up before its turn
 		h.turn = nil
 		t.waiting--
 	}
@@ -192,7 +193,7 @@ func (t *Table) Unlock(h *Hold) {
 	}
 }
 
-// wakeLocked has those go on, of h and the later ones, that nothing is in the way of any more.
+// wakeLocked wakes h and later holds, as far as nothing is in their way any more.
 func (t *Table) wakeLocked(h *Hold) {
 	for ; h != nil && t.waiting > 0; h = h.next {
 		if h.turn != nil && !t.waitsLocked(h) {
@@ -203,8 +204,8 @@ func (t *Table) wakeLocked(h *Hold) {
 	}
 }
 
-// EnterRead admits a read of the range, and waits for its turn first where something is held
-// exclusively. It reports whether h took a place for that. LeaveRead must follow.
+// EnterRead admits a read of the range. While anything is held exclusively, h takes a place and
+// waits for its turn. EnterRead reports whether it did. LeaveRead must follow.
 func (t *Table) EnterRead(h *Hold, owner string, off, length int64) (placed bool) {
 	t.readers.Add(1)
 	if t.exclusive.Load() == 0 {
@@ -216,7 +217,7 @@ func (t *Table) EnterRead(h *Hold, owner string, off, length int64) (placed bool
 	return true
 }
 
-// LeaveRead ends a read; placed is what EnterRead returned.
+// LeaveRead ends a read. placed is the result of EnterRead.
 func (t *Table) LeaveRead(h *Hold, placed bool) {
 	if placed {
 		t.Unlock(h)
@@ -233,7 +234,7 @@ func (t *Table) leaveReaders() {
 	}
 }
 
-// Writing reports whether that owner has a hold that is no Read one, or waits for one.
+// Writing reports whether the owner has or waits for a Write or Exclusive hold.
 func (t *Table) Writing(owner string) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -245,23 +246,23 @@ func (t *Table) Writing(owner string) bool {
 	return false
 }
 
-// Drain waits until all holds that are no Read ones, and whose owner matches, have been given up,
-// if they were there before. It does not wait for those that come later.
+// Drain waits for the Write and Exclusive holds, waiting ones included, whose owner matches. It
+// does not wait for holds that come later.
 func (t *Table) Drain(match func(owner string) bool) {
-	place := &Hold{match: match} // without a range it is in nobody's way
+	place := &Hold{match: match} // without a range: it is in nobody's way
 	t.Lock(place)
 	t.Unlock(place)
 }
 
-// State is what a table holds. The zero value is that of one that nobody uses.
+// State is the state of a table. It is zero if nobody uses the table.
 type State struct {
-	Held      int // places, those that wait included
-	Exclusive int // those of Held that are Exclusive
+	Held      int // places, waiting ones included
+	Exclusive int // how many of Held are Exclusive
 	Waiting   int
 	Readers   int // reads without a place
 }
 
-// State is for tests and for whoever looks for the reason of a hang.
+// State is for tests, and for finding the reason of a hang.
 func (t *Table) State() State {
 	t.mu.Lock()
 	defer t.mu.Unlock()

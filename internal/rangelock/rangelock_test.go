@@ -46,7 +46,7 @@ func TestModes(t *testing.T) {
 	}
 }
 
-// user is somebody who locks, and notes in which order that succeeds.
+// user locks holds and notes the order in which they succeed.
 type user struct {
 	table Table
 	order []string
@@ -62,11 +62,11 @@ func hold(mode Mode, owner string, spans ...Span) *Hold {
 	return h
 }
 
-// lock takes a hold in a goroutine of its own, and returns when that has it, or waits.
+// lock takes a hold in a new goroutine, and returns when that has the hold or waits for it.
 func (u *user) lock(name string, h *Hold) {
 	go func() {
 		u.table.Lock(h)
-		u.order = append(u.order, name) // no two are woken before the bubble is at rest
+		u.order = append(u.order, name) // only one is woken before the bubble is at rest
 	}()
 	synctest.Wait()
 }
@@ -76,7 +76,8 @@ func (u *user) unlock(h *Hold) {
 	synctest.Wait()
 }
 
-// Ranges that do not overlap are held at once, others one after the other.
+// TestOverlappingHoldsWait checks that overlapping ranges are held one after the other, and others
+// at once.
 func TestOverlappingHoldsWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		u := &user{}
@@ -97,8 +98,8 @@ func TestOverlappingHoldsWait(t *testing.T) {
 	})
 }
 
-// What asks for everything waits for those that came before it, and not for those that come later:
-// there is always one.
+// TestLargeRangesHaveTheirTurn checks that a hold of everything waits only for earlier holds. Later
+// ones keep coming.
 func TestLargeRangesHaveTheirTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		u := &user{}
@@ -109,7 +110,7 @@ func TestLargeRangesHaveTheirTurn(t *testing.T) {
 		u.lock("later", later)
 		require.Equal(t, State{Held: 3, Waiting: 2}, u.table.State())
 		outside := hold(Write, "", Span{200, 1})
-		u.table.Lock(outside) // not in the way of anybody
+		u.table.Lock(outside) // in nobody's way
 		u.unlock(outside)
 		require.Empty(t, u.order)
 		u.unlock(first)
@@ -121,7 +122,7 @@ func TestLargeRangesHaveTheirTurn(t *testing.T) {
 	})
 }
 
-// A hold of several ranges waits for each of them, and holds each.
+// TestSeveralSpans checks that a hold of several ranges waits for each and holds each.
 func TestSeveralSpans(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		u := &user{}
@@ -147,7 +148,7 @@ func TestSeveralSpans(t *testing.T) {
 	})
 }
 
-// Who gives up leaves no place behind, and lets those go on that waited for it.
+// TestLockGivesUp checks that a hold that gives up leaves no place behind and wakes its waiters.
 func TestLockGivesUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		u := &user{}
@@ -160,7 +161,7 @@ func TestLockGivesUp(t *testing.T) {
 			go func() { gaveUp <- u.table.LockContext(ctx, middle) }()
 			synctest.Wait()
 			u.lock("later", later)
-			require.Empty(t, u.order, "it comes after the one that waits")
+			require.Empty(t, u.order, "it comes after the waiting hold")
 			cancel()
 			require.ErrorIs(t, <-gaveUp, context.Canceled)
 			synctest.Wait()
@@ -176,8 +177,8 @@ func TestLockGivesUp(t *testing.T) {
 	})
 }
 
-// TestReadsWaitForExclusiveOnly has reads pass writes, and wait for what is exclusive, which waits
-// for the reads that came before it.
+// TestReadsWaitForExclusiveOnly checks that reads do not wait for writes but for exclusive holds,
+// and that these wait for earlier reads.
 func TestReadsWaitForExclusiveOnly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		u := &user{}
@@ -185,7 +186,7 @@ func TestReadsWaitForExclusiveOnly(t *testing.T) {
 		u.table.Lock(write)
 		var before, after, elsewhere Hold
 		placed := u.table.EnterRead(&before, "", 0, 10)
-		require.False(t, placed, "a read that nothing exclusive is in the way of has no place")
+		require.False(t, placed, "a read without exclusive holds takes no place")
 		u.unlock(write)
 		u.lock("exclusive", exclusive)
 		require.Empty(t, u.order)
@@ -195,7 +196,7 @@ func TestReadsWaitForExclusiveOnly(t *testing.T) {
 			u.order = append(u.order, "after")
 		}()
 		synctest.Wait()
-		require.Empty(t, u.order, "the exclusive one comes first")
+		require.Empty(t, u.order, "the exclusive hold comes first")
 		require.True(t, u.table.EnterRead(&elsewhere, "", 10, 1), "it does not overlap")
 		u.table.LeaveRead(&elsewhere, true)
 		u.table.LeaveRead(&before, false)
@@ -208,7 +209,8 @@ func TestReadsWaitForExclusiveOnly(t *testing.T) {
 	})
 }
 
-// A pair has both its places before an exclusive hold that comes while it waits for one of them.
+// TestPairsComeBeforeWhatComesLater checks that both holds of a waiting pair come before a later
+// exclusive hold.
 func TestPairsComeBeforeWhatComesLater(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		u := &user{}
@@ -236,7 +238,7 @@ func TestPairsComeBeforeWhatComesLater(t *testing.T) {
 	})
 }
 
-// TestDrain waits for the writes of some owners that were there before, and for nothing else.
+// TestDrain checks that Drain waits for earlier writes of some owners and for nothing else.
 func TestDrain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		u := &user{}
@@ -281,8 +283,8 @@ func TestUnlockWithoutLock(t *testing.T) {
 	require.Zero(t, table.State())
 }
 
-// TestRandomHolds has goroutines take holds of every kind, and give up now and then. Each notes who
-// is where, and finds nobody who must not be there.
+// TestRandomHolds has goroutines take holds of every kind, and give up now and then. Each checks
+// that it shares its range with nobody that it conflicts with.
 func TestRandomHolds(t *testing.T) {
 	const units, workers, rounds = 12, 8, 3000
 	var table Table
