@@ -24,9 +24,9 @@ func TestMemoryRunsOutOfSpaceAndRecovers(t *testing.T) {
 	require.ErrorIs(t, err, disk.ErrNoSpace)
 	n, err := m.WriteAt(p, 4096)
 	require.ErrorIs(t, err, disk.ErrNoSpace)
-	require.Equal(t, 4096, n, "what there is space for")
+	require.Equal(t, 4096, n, "as much as there is space for")
 	_, err = m.WriteAt(p, 0)
-	require.NoError(t, err, "what is allocated can be overwritten")
+	require.NoError(t, err, "allocated pages can be overwritten")
 	require.NoError(t, m.Discard(0, 4096))
 	require.EqualValues(t, 4096, m.Allocated())
 	_, err = m.WriteAt(p[:512], 65536)
@@ -86,7 +86,7 @@ func TestFaultRules(t *testing.T) {
 	require.Equal(t, "Op(99)", disktest.Op(99).String())
 }
 
-// plain hides the optional interfaces.
+// plain hides a disk's optional interfaces.
 type plain struct{ disk.Disk }
 
 func TestPlainDisk(t *testing.T) {

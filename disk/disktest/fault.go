@@ -13,7 +13,7 @@ import (
 type Op int
 
 const (
-	OpAny Op = iota // every one of the others
+	OpAny Op = iota // all of the others
 	OpRead
 	OpWrite
 	OpFlush
@@ -33,24 +33,25 @@ func (o Op) String() string {
 	return fmt.Sprintf("Op(%d)", int(o))
 }
 
-// Rule is a fault for the calls that it matches. The zero value does nothing to every call.
+// Rule is a fault for the calls that it matches. The zero value matches every call and does
+// nothing.
 type Rule struct {
 	Op Op
-	// Off and Length restrict it to calls that touch the range; Length 0 is the whole disk. Bytes.
-	// A flush matches only a rule for the whole disk.
+	// Off and Length, in bytes, restrict the rule to calls that touch the range. Length 0 is the
+	// whole disk. A flush matches only a rule for the whole disk.
 	Off, Length int64
-	Skip        int // so many matching calls pass first
-	Times       int // it applies to so many calls; 0: to all that follow
+	Skip        int // this many matching calls pass first
+	Times       int // the rule applies to this many calls; 0: to all that follow
 
 	Err     error           // the call returns it
-	Partial int64           // with Err: so many bytes of a read or write are done nevertheless
+	Partial int64           // with Err: how many bytes are read or written all the same
 	Delay   time.Duration   // the call waits first
-	Block   <-chan struct{} // the call waits for the channel to be closed first
+	Block   <-chan struct{} // the call waits until the channel is closed
 }
 
-// Fault is a disk that fails or delays chosen calls of another one. A call is checked against every
-// rule; all delays apply, and the first error. It has every optional interface; what the disk
-// inside does not have is errors.ErrUnsupported.
+// Fault is a disk that fails or delays chosen calls of another one. Each call is checked against
+// every rule: all delays apply, and the first error. It has every optional interface. If the inner
+// disk lacks one, the call returns errors.ErrUnsupported.
 type Fault struct {
 	inner disk.Disk
 
@@ -93,8 +94,7 @@ func (f *Fault) Inject(r Rule) (remove func()) {
 	}
 }
 
-// Calls is how often the method was called so far, calls that failed and calls that still wait
-// included.
+// Calls returns how often the method was called so far. Calls that failed or still wait count, too.
 func (f *Fault) Calls(op Op) int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -104,7 +104,8 @@ func (f *Fault) Calls(op Op) int {
 	return f.calls[op]
 }
 
-// before counts a call, waits as the rules want, and returns the rule that makes it fail, or nil.
+// before counts a call and waits as the rules say. It returns the rule that makes the call fail, or
+// nil.
 func (f *Fault) before(op Op, off, length int64) *Rule {
 	f.mu.Lock()
 	f.calls[op]++
@@ -171,7 +172,7 @@ func (f *Fault) Flush() error {
 	return f.inner.Flush()
 }
 
-// Sync is a flush to the rules. A disk inside that has no Sync is flushed.
+// Sync counts as a flush for the rules. If the inner disk has no Sync, it is flushed.
 func (f *Fault) Sync() error {
 	if r := f.before(OpFlush, 0, 0); r != nil {
 		return r.Err

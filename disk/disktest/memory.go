@@ -7,17 +7,17 @@ import (
 	"kubevirt.io/disk/disk"
 )
 
-// pageSize is what Memory allocates at once. Bytes.
+// pageSize is the size in bytes of one allocation of Memory.
 const pageSize = 4 << 10
 
-// Memory is a sparse disk in memory with every optional interface. Every call is atomic. What it is
-// sized for costs nothing, what is written costs whole pages.
+// Memory is a sparse disk in memory with every optional interface. Every call is atomic. Only pages
+// that are written take memory.
 type Memory struct {
 	size int64
 
 	mu    sync.RWMutex
-	pages map[int64]*[pageSize]byte // guarded by mu; by page number, a missing one is zeros
-	// guarded by mu; pages that may still be allocated, negative: any number
+	pages map[int64]*[pageSize]byte // guarded by mu; by page number; a missing page is zeros
+	// guarded by mu; pages that may still be allocated; negative: any number
 	budget int64
 }
 
@@ -28,8 +28,8 @@ var (
 	_ disk.Extenter  = (*Memory)(nil)
 )
 
-// NewMemory makes a disk of that many bytes, a positive multiple of disk.SectorSize, without limit
-// on what it holds.
+// NewMemory makes a disk of size bytes, a positive multiple of disk.SectorSize. How much it holds
+// is not limited.
 func NewMemory(size int64) *Memory {
 	if size <= 0 || size%disk.SectorSize != 0 {
 		size = max(disk.SectorSize, (size+disk.SectorSize-1)/disk.SectorSize*disk.SectorSize)
@@ -37,9 +37,9 @@ func NewMemory(size int64) *Memory {
 	return &Memory{size: size, pages: make(map[int64]*[pageSize]byte), budget: -1}
 }
 
-// SetFree limits what can still be allocated, as a file system does that fills up: a write that
-// needs more stores what there is space for, and is disk.ErrNoSpace. Discarding gives space back. A
-// negative number lifts the limit. Bytes, rounded down to pages.
+// SetFree limits how many more bytes can be allocated, rounded down to pages, like a file system
+// that fills up. A write that needs more stores what there is space for and returns
+// disk.ErrNoSpace. Discarding gives space back. A negative number lifts the limit.
 func (m *Memory) SetFree(bytes int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -49,7 +49,7 @@ func (m *Memory) SetFree(bytes int64) {
 	}
 }
 
-// Allocated is how much memory the content takes. Bytes.
+// Allocated returns how many bytes of memory the content takes.
 func (m *Memory) Allocated() int64 {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
@@ -91,7 +91,7 @@ func (m *Memory) WriteAt(p []byte, off int64) (int, error) {
 		if data == nil {
 			data = new([pageSize]byte)
 			m.pages[page] = data
-			m.budget-- // without a limit it only becomes more negative
+			m.budget-- // without a limit the number only gets more negative
 		}
 		stored += copy(data[begin:end], p[at:])
 	})
@@ -144,8 +144,8 @@ func (m *Memory) Extent(off, length int64) (disk.Extent, error) {
 	return e, nil
 }
 
-// each calls f for the part [begin, end) of every page in the range, which is at the offset at in
-// the range.
+// each calls f for every page that the range touches: [begin, end) is the part of the page, at its
+// offset in the range.
 func (m *Memory) each(off, length int64, f func(page, begin, end, at int64)) {
 	for at := int64(0); at < length; {
 		page, begin := (off+at)/pageSize, (off+at)%pageSize

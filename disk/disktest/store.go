@@ -2,6 +2,6 @@ package disktest
 
 import "kubevirt.io/disk/disk/internal/smallfile"
 
-// NewStore is the store of a disk, in a directory that is made when something is saved: what a
-// logical unit keeps there with an instance. With durable what is saved has reached storage.
+// NewStore makes the store in which a logical unit keeps its state beside the disk. The first Save
+// makes dir. With durable, state has reached storage when Save returns.
 func NewStore(dir string, durable bool) *smallfile.Store { return smallfile.NewStore(dir, durable) }

@@ -11,15 +11,15 @@ import (
 	"kubevirt.io/disk/disk"
 )
 
-// minSize is the smallest disk that Run can be given. Bytes.
+// minSize is the size in bytes of the smallest disk that Run accepts.
 const minSize = 1 << 20
 
-// maxModel bounds the part of a disk that is compared byte by byte. Bytes.
+// maxModel is how many bytes of a disk are compared with the model at most.
 const maxModel = 8 << 20
 
-// Run checks that the disks that open makes keep every promise of disk.Disk, and of the optional
-// interfaces that they have. open is called once per part of the suite and returns a writable disk
-// of at least 1 MiB, with any content; it cleans up by t.Cleanup, Close included.
+// Run checks that a disk keeps every promise of disk.Disk and of its optional interfaces. It calls
+// open once per part of the suite. open returns a writable disk of at least 1 MiB, with any
+// content, and closes it by t.Cleanup.
 func Run(t *testing.T, open func(t *testing.T) disk.Disk) {
 	t.Helper()
 	parts := []struct {
@@ -44,17 +44,17 @@ func Run(t *testing.T, open func(t *testing.T) disk.Disk) {
 	}
 }
 
-// read reads a range, which must work.
+// read reads a range. The test fails if that does not work.
 func read(t *testing.T, d disk.Disk, off, length int64) []byte {
 	t.Helper()
-	p := bytes.Repeat([]byte{0xa5}, int(length)) // what is not filled shows
+	p := bytes.Repeat([]byte{0xa5}, int(length)) // so that bytes that are not filled show
 	n, err := d.ReadAt(p, off)
 	require.NoError(t, err)
 	require.Equal(t, len(p), n)
 	return p
 }
 
-// write writes a range, which must work.
+// write writes a range. The test fails if that does not work.
 func write(t *testing.T, d disk.Disk, p []byte, off int64) {
 	t.Helper()
 	n, err := d.WriteAt(p, off)
@@ -62,7 +62,7 @@ func write(t *testing.T, d disk.Disk, p []byte, off int64) {
 	require.Equal(t, len(p), n)
 }
 
-// pattern is n bytes without a zero among them, different for each seed.
+// pattern returns n bytes, none of them zero, different for each seed.
 func pattern(n int, seed uint64) []byte {
 	r := rand.New(rand.NewPCG(seed, 1))
 	p := make([]byte, n)
@@ -101,7 +101,7 @@ func testBoundaries(t *testing.T, d disk.Disk) {
 	require.Zero(t, n)
 }
 
-// testRandom compares with a model that does the same.
+// testRandom does random operations and compares the disk with a model in memory.
 func testRandom(t *testing.T, d disk.Disk) {
 	size := min(d.Size(), maxModel)
 	model := read(t, d, 0, size)
@@ -130,7 +130,7 @@ func testRandom(t *testing.T, d disk.Disk) {
 		}
 	}
 	require.True(t, bytes.Equal(model, read(t, d, 0, size)),
-		"the disk differs from the model in the end")
+		"the disk differs from the model at the end")
 }
 
 // testZeroing discards and zeroes parts of what was written.
@@ -158,7 +158,7 @@ func testZeroing(t *testing.T, d disk.Disk) {
 			require.True(t, bytes.Equal(data, read(t, d, 0, total)), "%s of %d bytes at %d", name,
 				c.length, c.off)
 		}
-		// The end of the disk, and everything.
+		// The end of the disk, and then the whole disk.
 		end := d.Size() - 1536
 		write(t, d, pattern(1536, 2), end)
 		require.NoError(t, op(end+512, 1024))
@@ -170,7 +170,7 @@ func testZeroing(t *testing.T, d disk.Disk) {
 	}
 }
 
-// testExtents checks that what is called a hole reads as zeros, and that the runs cover the disk.
+// testExtents checks that holes read as zeros, and that the runs cover the disk.
 func testExtents(t *testing.T, d disk.Disk) {
 	x, ok := d.(disk.Extenter)
 	if !ok {
@@ -203,8 +203,8 @@ func testExtents(t *testing.T, d disk.Disk) {
 	}
 }
 
-// testConcurrency has goroutines write, read, discard and flush parts of their own, while others
-// read everything.
+// testConcurrency has goroutines write, read, discard and flush their own parts while others read
+// the whole disk.
 func testConcurrency(t *testing.T, d disk.Disk) {
 	const parts, partSize = 8, 64 << 10
 	var writers, readers sync.WaitGroup
@@ -273,7 +273,7 @@ func testConcurrency(t *testing.T, d disk.Disk) {
 	}
 }
 
-// testOutside checks that a range that no caller may use does no harm.
+// testOutside checks that a range outside of the disk does no harm.
 func testOutside(t *testing.T, d disk.Disk) {
 	size := d.Size()
 	for _, off := range []int64{-512, size - 512, size, size + 512} {
@@ -295,11 +295,11 @@ func testOutside(t *testing.T, d disk.Disk) {
 	require.Equal(t, size, d.Size())
 }
 
-// testNoAllocation checks the path that every command takes.
+// testNoAllocation checks that the path of every command allocates nothing.
 func testNoAllocation(t *testing.T, d disk.Disk) {
 	p := pattern(4096, 1)
 	write(t, d, p, 0)
-	// What the disk does beside it may allocate: one round without is enough.
+	// The disk's background work may allocate, so one round without is enough.
 	least := 1.0
 	for round := 0; round < 20 && least > 0; round++ {
 		least = min(least, testing.AllocsPerRun(50, func() {

@@ -12,8 +12,7 @@ var (
 	_ disk.Accountant = (*Fault)(nil)
 )
 
-// Usage counts pages. Without a limit on what can be allocated, as much is available as the disk is
-// large.
+// Usage counts pages. Without a limit, the size of the disk is available.
 func (m *Memory) Usage() (disk.Usage, error) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
@@ -24,7 +23,7 @@ func (m *Memory) Usage() (disk.Usage, error) {
 	return disk.Usage{Used: int64(len(m.pages)) * pageSize, Available: available}, nil
 }
 
-// Usage is that of the disk inside. No fault is injected into it.
+// Usage returns the inner disk's usage. No rule applies to it.
 func (f *Fault) Usage() (disk.Usage, error) {
 	if a, ok := f.inner.(disk.Accountant); ok {
 		return a.Usage()
