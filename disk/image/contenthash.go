@@ -265,8 +265,8 @@ func NewReadAlong(img *Image, content *Hash) *ReadAlong {
 
 // UntilChunk is how many bytes from off on are copied best at once: those to where a chunk of the file begins, or of a whole chunk, if
 // they lie there in one run with a whole chunk. 0: it does not matter.
-func (r *ReadAlong) UntilChunk(off int64) int64 {
-	at, n, ok := r.img.stored(context.Background(), off, 2*fingerprintChunk)
+func (r *ReadAlong) UntilChunk(ctx context.Context, off int64) int64 {
+	at, n, ok := r.img.stored(ctx, off, 2*fingerprintChunk)
 	if !ok {
 		return 0
 	}
@@ -278,11 +278,11 @@ func (r *ReadAlong) UntilChunk(off int64) int64 {
 }
 
 // Saw offers len(p) bytes of the disk at off.
-func (r *ReadAlong) Saw(p []byte, off int64) {
+func (r *ReadAlong) Saw(ctx context.Context, p []byte, off int64) {
 	if len(p) != fingerprintChunk {
 		return
 	}
-	at, n, ok := r.img.stored(context.Background(), off, fingerprintChunk)
+	at, n, ok := r.img.stored(ctx, off, fingerprintChunk)
 	if ok && n == fingerprintChunk {
 		r.content.offer(p, at)
 	}

@@ -192,13 +192,13 @@ func (m *Image) ReadAtContext(ctx context.Context, p []byte, off int64) (int, er
 	return n, nil
 }
 
-// Extent describes the run that begins at off, at most length bytes of it and not past the end: a hole is what no file
-// of the chain stores. A run may continue in the next one of the same state.
-func (m *Image) Extent(off, length int64) (disk.Extent, error) {
+// Extent describes the run that begins at off, at most length bytes of it and not past the end: a
+// hole is what no file of the chain stores. A run may continue in the next one of the same state.
+// It waits as ReadAtContext does.
+func (m *Image) Extent(ctx context.Context, off, length int64) (disk.Extent, error) {
 	if off < 0 || length <= 0 || off >= m.top.size {
 		return disk.Extent{}, fmt.Errorf("image %q: extent of %d bytes at %d is outside of its %d bytes", m.name, length, off, m.top.size)
 	}
-	ctx := context.Background()
 	n, kind, err := m.top.extent(ctx, off, length)
 	if err != nil {
 		return disk.Extent{}, unread(ctx, off, length, fmt.Errorf("image %q: %w", m.name, err))

@@ -96,6 +96,9 @@ func (b *background) run(ctx, identifying context.Context) error {
 	_, data := b.over.Copied()
 	opt := overlay.CopyOptions{Slots: b.workers.copying, Log: b.log, Progress: b.progress,
 		Writer: b.file.ServedWriter}
+	if b.img.Parallel() > 1 {
+		opt.Slots = b.workers.far
+	}
 	if along != nil {
 		opt.Follower = along
 	}
@@ -130,12 +133,13 @@ func (b *background) keepIdentifying(ctx, copying context.Context, contents []*i
 		last := copying.Err() != nil
 		err := b.identify(ctx, contents)
 		var medium *disk.MediumError
+		unread := errors.As(err, &medium) || errors.Is(err, disk.ErrNotNow)
 		switch {
 		case err == nil:
 			return
 		case isScarce(err):
 			_ = slots.Rest(ctx, scarceRetry)
-		case errors.As(err, &medium) && !last:
+		case unread && !last:
 			b.log.Warn("the image cannot be read now to know it again later, and is tried again", zap.Error(err), zap.Duration("after", b.retry))
 			_ = slots.Rest(copying, b.retry)
 		default:

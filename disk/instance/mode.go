@@ -47,6 +47,13 @@ func (m CopyMode) Check(img *image.Image) error {
 	case CopyClone, CopyOnWrite, CopyOnRead, "":
 		return nil
 	case CopyNone:
+		if img != nil && img.Path() == "" {
+			return &UnsupportedModeError{
+				Mode: m, Image: img.Name(),
+				Reason: "it is no file of this machine that could be served in place",
+				Use:    fmt.Sprintf("use another copy mode, such as %q", string(CopyClone)),
+			}
+		}
 		if img == nil || img.Format() == image.FormatRaw {
 			return nil
 		}

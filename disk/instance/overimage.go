@@ -24,7 +24,7 @@ import (
 func (o *opening) overImage(ctx context.Context) (*Instance, error) {
 	switch v := o.judge(ctx); v.what {
 	case keep:
-		inst, err := o.resume(v.state)
+		inst, err := o.resume(ctx, v.state)
 		if damaged := new(overlay.DamagedError); !o.dir.persistent && errors.As(err, &damaged) {
 			return o.remake(ctx, damaged.Error())
 		}
@@ -37,7 +37,7 @@ func (o *opening) overImage(ctx context.Context) (*Instance, error) {
 }
 
 // resume serves the disk of an earlier start again.
-func (o *opening) resume(s *state) (*Instance, error) {
+func (o *opening) resume(ctx context.Context, s *state) (*Instance, error) {
 	grown, err := o.adjust(s)
 	if err != nil {
 		return nil, err
@@ -45,7 +45,7 @@ func (o *opening) resume(s *state) (*Instance, error) {
 	o.log.Info("keeping the existing disk, with what was written to it",
 		zap.String("disk", o.dir.disk()), zap.String("serial", s.Identity.Serial),
 		zap.Time("created", s.Created), zap.Bool("complete", s.Complete))
-	inst, err := o.assemble(s, false)
+	inst, err := o.assemble(ctx, s, false)
 	if err != nil {
 		return nil, err
 	}
@@ -64,7 +64,7 @@ func (o *opening) remake(ctx context.Context, reason string) (*Instance, error) 
 	if err != nil {
 		return nil, err
 	}
-	inst, err := o.assemble(s, true)
+	inst, err := o.assemble(ctx, s, true)
 	if err != nil {
 		return nil, err
 	}
@@ -77,11 +77,11 @@ func (o *opening) remake(ctx context.Context, reason string) (*Instance, error) 
 
 // assemble opens the file and, while the disk is not complete, lays it over the image. The file of a new disk is made after
 // its maps: without them it would be taken for one that has lost them.
-func (o *opening) assemble(s *state, fresh bool) (*Instance, error) {
+func (o *opening) assemble(ctx context.Context, s *state, fresh bool) (*Instance, error) {
 	if s.Complete {
 		return o.assembleComplete(s)
 	}
-	m, err := o.openMap(s, fresh)
+	m, err := o.openMap(ctx, s, fresh)
 	if err != nil {
 		return nil, err
 	}
@@ -99,7 +99,7 @@ func (o *opening) assemble(s *state, fresh bool) (*Instance, error) {
 	over := overlay.New(file, o.img, m, overlay.Options{ReadOnly: o.opt.ReadOnly,
 		CopyReads: o.opt.Mode == CopyOnRead, Unit: o.img.CopyUnit()})
 	o.opt.Progress.Follow(over.Size(), over.Copied)
-	inst := o.instance(over, s)
+	inst := o.instance(over.Served(), s)
 	inst.copies = startBackground(o, over, file, s)
 	return inst, nil
 }
@@ -128,7 +128,7 @@ func (o *opening) assembleComplete(s *state) (*Instance, error) {
 }
 
 // openMap opens the map of a disk, with its files. Where durability changes, the state says so afterwards.
-func (o *opening) openMap(s *state, fresh bool) (*overlay.Map, error) {
+func (o *opening) openMap(ctx context.Context, s *state, fresh bool) (*overlay.Map, error) {
 	volume, err := volumeID(o.dir.path)
 	if err != nil {
 		return nil, o.unread(err)
@@ -142,19 +142,19 @@ func (o *opening) openMap(s *state, fresh bool) (*overlay.Map, error) {
 	} else if m, err = overlay.LoadMap(opt); err != nil {
 		return nil, o.damaged(err)
 	}
-	if err := o.beginMap(m, s, fresh); err != nil {
+	if err := o.beginMap(ctx, m, s, fresh); err != nil {
 		return nil, errors.Join(o.spaceError(err), m.Close())
 	}
 	return m, nil
 }
 
-func (o *opening) beginMap(m *overlay.Map, s *state, fresh bool) error {
+func (o *opening) beginMap(ctx context.Context, m *overlay.Map, s *state, fresh bool) error {
 	if !fresh && o.durable() && !s.Durable {
 		if err := o.dir.syncContent(s.Map); err != nil {
 			return err
 		}
 	}
-	if err := m.Begin(o.img); err != nil || s.Durable == o.durable() {
+	if err := m.Begin(ctx, o.img); err != nil || s.Durable == o.durable() {
 		return err
 	}
 	// A disk that stops being durable has to say so before anything is written without a flush, and the live map has to be

@@ -9,10 +9,14 @@ import (
 // disks. Any number of goroutines.
 type Workers struct {
 	copying *slots.Slots // of images into disks
+	far     *slots.Slots // the same for images that are far away
 	hashing *slots.Slots // of what identifies images; others, so that neither of the two waits for the other
 }
 
 // NewWorkers makes workers for a machine of as many processors as this one.
 func NewWorkers() *Workers {
-	return &Workers{copying: overlay.NewSlots(), hashing: slots.New(2, slots.Options{})}
+	return &Workers{
+		copying: overlay.NewSlots(), far: overlay.NewFarSlots(),
+		hashing: slots.New(2, slots.Options{}),
+	}
 }

@@ -21,7 +21,7 @@ const (
 
 // CopyOptions say how the image of a disk is copied.
 type CopyOptions struct {
-	Slots    *slots.Slots // shared with other disks; see NewSlots
+	Slots    *slots.Slots // shared with other disks; see NewSlots and NewFarSlots
 	Log      *zap.Logger  // nil: none
 	Progress Progress     // nil: nobody is told
 	Follower Follower     // nil: nobody wants to see what is read
@@ -45,9 +45,9 @@ type Progress interface {
 // of goroutines.
 type Follower interface {
 	// UntilChunk is how many bytes from off on are best read at once; 0: it does not matter.
-	UntilChunk(off int64) int64
+	UntilChunk(ctx context.Context, off int64) int64
 	// Saw is told what was read at off. It does not keep p.
-	Saw(p []byte, off int64)
+	Saw(ctx context.Context, p []byte, off int64)
 }
 
 // NewSlots makes the slots that the copying of many disks shares, for a machine of as many
@@ -59,10 +59,19 @@ func NewSlots() *slots.Slots {
 	return slots.New(n, slots.Options{Buffer: hydrationChunk})
 }
 
+// NewFarSlots makes the slots that the copying of disks shares whose images are far away. Nearly
+// all of that time is waiting, so that there are more of them, and one that waits keeps its slot
+// and its buffer.
+func NewFarSlots() *slots.Slots {
+	opt := slots.Options{Buffer: hydrationChunk, Stall: 2 * farPatience}
+	return slots.New(maxBuffers/hydrationChunk, opt)
+}
+
 // Copy copies what the file does not have yet from the image, beside the guest: first what the
 // guest reads, then the rest in order. It returns nil when the file has every block, or ctx's error
-// when that ends before. It goes on after errors of storage, which may be temporary, and ends with
-// disk.ErrFailed when the disk has failed. It is called once at a time.
+// when that ends before. It goes on after errors of storage, which may be temporary, waits for an
+// image that cannot be had now, and ends with disk.ErrFailed when the disk has failed. It is called
+// once at a time.
 func (o *Disk) Copy(ctx context.Context, opt CopyOptions) error {
 	return newHydration(o, opt).run(ctx)
 }

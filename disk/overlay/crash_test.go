@@ -61,7 +61,7 @@ func (d *simDisk) open(m *filetest.Machine) {
 	store := newMapStore(len(blocks.pages))
 	d.live = filetest.NewSimFile(m, make([]byte, mapHeaderSize+mapPageSize))
 	store.live, store.durable = d.live, d.durable
-	stored, err := markHoles(d.image, blocks, store.save)
+	stored, err := markHoles(d.t.Context(), d.image, blocks, store.save)
 	require.NoError(d.t, err)
 	d.m, d.allowed = m, map[int64][][]byte{}
 	d.over = newDisk(d.file, d.image, blocks, store, stored, d.opt)
@@ -102,7 +102,7 @@ func (d *simDisk) operate() error {
 		copy(d.expected[off:], p)
 		return nil
 	case 2:
-		if first, last, ok := d.hydrate.next(); ok {
+		if first, last, ok := d.hydrate.next(d.t.Context()); ok {
 			return d.hydrate.copyChunk(d.t.Context(), make([]byte, d.hydrate.chunk), first, last)
 		}
 		return nil
@@ -161,7 +161,7 @@ func (d *simDisk) killed() []byte {
 	for _, f := range []*filetest.SimFile{d.durable, d.live} {
 		blocks.mergePage(0, f.Cache[mapHeaderSize:])
 	}
-	_, err := markHoles(d.image, blocks, nil)
+	_, err := markHoles(d.t.Context(), d.image, blocks, nil)
 	require.NoError(d.t, err)
 	over := newDisk(d.file, d.image, blocks, newMapStore(len(blocks.pages)), 0, Options{})
 	return filetest.ReadAll(d.t, over, simSize)

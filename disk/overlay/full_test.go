@@ -59,7 +59,7 @@ func TestHolesThatCannotBeSaved(t *testing.T) {
 	img := openGood(t, filetest.Put(t, t.TempDir(), "a.raw", filetest.Block('a', 1<<20), size))
 	m := newBlockMap(blocksOf(size))
 	full := fmt.Errorf("%w: %w", disk.ErrNoSpace, unix.ENOSPC)
-	stored, err := markHoles(img, m, func(page, _ int64, _ []byte) error {
+	stored, err := markHoles(t.Context(), img, m, func(page, _ int64, _ []byte) error {
 		if page > 0 {
 			return full
 		}
@@ -68,6 +68,7 @@ func TestHolesThatCannotBeSaved(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, m.clear.Load()*minGranule, stored, "nothing is copied yet")
 	require.EqualValues(t, 2*mapPageBlocks*minGranule+1<<20, stored)
-	_, err = markHoles(img, newBlockMap(blocksOf(size)), func(int64, int64, []byte) error { return unix.EIO })
+	broken := func(int64, int64, []byte) error { return unix.EIO }
+	_, err = markHoles(t.Context(), img, newBlockMap(blocksOf(size)), broken)
 	require.ErrorIs(t, err, unix.EIO)
 }

@@ -34,7 +34,7 @@ func TestGuestThatComesBackWaitsForOneWrite(t *testing.T) {
 	out := &countedWays{SimFile: d.file, guest: d.over.watch.touch}
 	d.hydrate.chunk = simSize/minGranule*minGranule + minGranule // with holes in it, and so of many runs
 	d.hydrate.out = out
-	first, last, ok := d.hydrate.next()
+	first, last, ok := d.hydrate.next(t.Context())
 	require.True(t, ok)
 	content := d.image.Content[first*minGranule:]
 	require.NoError(t, d.hydrate.keep(content[:min(int64(len(content)), (last+1-first)*minGranule)], first*minGranule))

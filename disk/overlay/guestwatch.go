@@ -21,6 +21,7 @@ type guestWatch struct {
 	touched  atomic.Uint64 // calls of the guest so far
 	seen     atomic.Uint64 // of these, when active was last asked
 	activeAt atomic.Int64  // when the guest was last seen to do something; nanoseconds since 1970
+	waiting  atomic.Int32  // calls that wait for an image that is far away
 
 	next   atomic.Uint32
 	recent [16]atomic.Int64 // offsets that were read from the image, plus 1; 0: none
@@ -28,14 +29,23 @@ type guestWatch struct {
 
 func (w *guestWatch) touch() { w.touched.Add(1) }
 
+// wait notes that a call of the guest waits, until the function that it returns is called.
+func (w *guestWatch) wait() (done func()) {
+	w.waiting.Add(1)
+	return func() {
+		w.touch()
+		w.waiting.Add(-1)
+	}
+}
+
 func (w *guestWatch) missed(off int64) {
 	w.recent[w.next.Add(1)%uint32(len(w.recent))].Store(off + 1)
 }
 
-// active reports whether the guest did anything lately.
+// active reports whether the guest did anything lately, or waits for something.
 func (w *guestWatch) active() bool {
 	now := time.Now().UnixNano()
-	if touched := w.touched.Load(); w.seen.Swap(touched) != touched {
+	if touched := w.touched.Load(); w.seen.Swap(touched) != touched || w.waiting.Load() > 0 {
 		w.activeAt.Store(now)
 		return true
 	}

@@ -2,6 +2,7 @@ package overlay
 
 import (
 	"bytes"
+	"context"
 	"math/rand/v2"
 	"path/filepath"
 	"sync/atomic"
@@ -21,11 +22,11 @@ type seenChunks struct {
 	whole atomic.Int64
 }
 
-func (s *seenChunks) Saw(p []byte, off int64) {
-	if len(p) == 1<<20 && s.UntilChunk(off) == int64(len(p)) {
+func (s *seenChunks) Saw(ctx context.Context, p []byte, off int64) {
+	if len(p) == 1<<20 && s.UntilChunk(ctx, off) == int64(len(p)) {
 		s.whole.Add(1)
 	}
-	s.ReadAlong.Saw(p, off)
+	s.ReadAlong.Saw(ctx, p, off)
 }
 
 // TestHydrationReadsForTheHash has an image be copied whose clusters lie in its file in one run: every chunk of the file in that run is
@@ -43,7 +44,7 @@ func TestHydrationReadsForTheHash(t *testing.T) {
 		defer file.Close()
 		blocks := newBlockMap(blocksOf(size))
 		maps := newMapStore(len(blocks.pages))
-		held, err := markHoles(img, blocks, maps.save)
+		held, err := markHoles(t.Context(), img, blocks, maps.save)
 		require.NoError(t, err)
 		over := newDisk(file, img, blocks, maps, held, Options{Unit: img.CopyUnit()})
 		h := newHydration(over, CopyOptions{Slots: slots.New(4, slots.Options{})})

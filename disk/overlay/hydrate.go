@@ -27,6 +27,17 @@ const (
 	mediumRetry = 30 * time.Second
 )
 
+// Of an image that is far away:
+const (
+	// farPatience is how long a chunk may take to come. After that a single worker tries again, as
+	// what is out of reach is not reached sooner by asking for more of it.
+	farPatience = 30 * time.Second
+	// farRetry is how long it leaves the image alone then.
+	farRetry = 5 * time.Second
+	// farPiece is the least that is read by itself where a chunk is lost. Bytes.
+	farPiece = 64 << 10
+)
+
 // hydration copies what a disk's file does not have yet, beside the guest: first what the guest
 // reads, then the rest in order. Its workers share slots with those of all other disks. One, the
 // leader, waits for them; the others only use what no other disk wants, and the guest does not.
@@ -53,6 +64,10 @@ type hydration struct {
 	unsaved  atomic.Int64 // bytes since the last checkpoint
 	helpers  atomic.Int32 // workers beside the leader
 	paused   atomic.Bool  // no space is left
+
+	far      bool         // the image is far away
+	late     atomic.Bool  // it cannot be had now
+	heldBack atomic.Int32 // of workers: how many may not help now
 }
 
 // chunkWriter writes parts of chunks to the disk's file.
@@ -67,9 +82,12 @@ func newHydration(o *Disk, opt CopyOptions) *hydration {
 	}
 	chunk := max(hydrationChunk, o.opt.Unit)
 	workers := max(1, min(opt.Slots.Count(), int(maxBuffers/chunk)))
+	if o.parallel > 1 {
+		workers = min(workers, o.parallel)
+	}
 	return &hydration{o: o, log: opt.Log, progress: opt.Progress, follower: opt.Follower,
 		writer: opt.Writer, slots: opt.Slots, chunk: chunk, workers: workers,
-		retry: spaceRetry, ahead: -1,
+		retry: spaceRetry, ahead: -1, far: o.parallel > 1,
 		out: rawfile.NewServedWriter(o.file, nil, nil, rawfile.ServedWorth)}
 }
 
@@ -135,7 +153,7 @@ func (h *hydration) pass(ctx context.Context) error {
 
 // recruit lets more workers help that no other disk wants, unless they would be in the guest's way.
 func (h *hydration) recruit(ctx context.Context, group *sync.WaitGroup) {
-	for int(h.helpers.Load()) < h.workers-1 && !h.o.watch.active() && !h.paused.Load() && h.leaves() {
+	for h.mayHelp() && !h.o.watch.active() && !h.paused.Load() && h.leaves() {
 		first := h.slots.TryAcquire()
 		if first == nil {
 			return
@@ -145,8 +163,9 @@ func (h *hydration) recruit(ctx context.Context, group *sync.WaitGroup) {
 			defer h.helpers.Add(-1)
 			for slot, more := first, true; slot != nil; slot = h.slots.TryAcquire() {
 				for more && slot.More() && !h.o.watch.active() {
-					more, _ = h.step(ctx, slot)
-					more = more && !h.paused.Load() && ctx.Err() == nil
+					var rest time.Duration
+					more, rest = h.step(ctx, slot)
+					more = more && rest == 0 && !h.paused.Load() && ctx.Err() == nil
 				}
 				slot.Release()
 				if !more || h.o.watch.active() {
@@ -155,6 +174,11 @@ func (h *hydration) recruit(ctx context.Context, group *sync.WaitGroup) {
 			}
 		})
 	}
+}
+
+// mayHelp reports whether one more worker may help.
+func (h *hydration) mayHelp() bool {
+	return int(h.helpers.Load()) < h.workers-1-int(h.heldBack.Load())
 }
 
 // leaves reports whether more chunks are left than the one that the leader copies next.
@@ -166,7 +190,7 @@ func (h *hydration) leaves() bool {
 
 // step copies one chunk, and tells whether there may be another one, and how long it is to wait before that.
 func (h *hydration) step(ctx context.Context, slot *slots.Slot) (more bool, rest time.Duration) {
-	first, last, ok := h.next()
+	first, last, ok := h.next(ctx)
 	if !ok {
 		return false, 0
 	}
@@ -181,6 +205,12 @@ func (h *hydration) step(ctx context.Context, slot *slots.Slot) (more bool, rest
 		h.o.giveBack(first, last)
 		h.rewind(first)
 		return true, max(h.retry, 1)
+	case errors.Is(err, disk.ErrNotNow) && ctx.Err() == nil:
+		if !h.late.Swap(true) {
+			h.log.Warn("the image cannot be had now; copying goes on when it can", zap.Error(err))
+		}
+		h.heldBack.Store(int32(h.workers - 1))
+		return true, farRetry // and this chunk in the next pass
 	case err != nil:
 		h.failMu.Lock()
 		if h.failure == nil || errors.Is(err, disk.ErrFailed) {
@@ -188,7 +218,15 @@ func (h *hydration) step(ctx context.Context, slot *slots.Slot) (more bool, rest
 		}
 		h.failMu.Unlock()
 		var medium *disk.MediumError
-		return errors.As(err, &medium), 0
+		lost := errors.As(err, &medium)
+		if lost && h.far { // and perhaps all of it: who keeps it is not to be asked for it much
+			h.heldBack.Store(int32(h.workers - 1))
+			return true, max(h.retry, 1)
+		}
+		return lost, 0
+	}
+	if h.far {
+		h.arrived()
 	}
 	if h.pause(false) {
 		h.log.Info("there is space again, the image is being copied")
@@ -197,6 +235,16 @@ func (h *hydration) step(ctx context.Context, slot *slots.Slot) (more bool, rest
 		h.log.Info("copying the image", h.progress.Fields(now.Sub(h.begun))...)
 	}
 	return true, h.o.watch.rest(now.Sub(begin))
+}
+
+// arrived notes that a chunk has come of an image that is far away: one worker more may help now.
+func (h *hydration) arrived() {
+	if h.late.Swap(false) {
+		h.log.Info("the image can be had again, and is being copied")
+	}
+	if held := h.heldBack.Load(); held > 0 {
+		h.heldBack.CompareAndSwap(held, held-1)
+	}
 }
 
 // pause notes whether space is missing, and reports whether that is news.
@@ -221,7 +269,7 @@ func (h *hydration) rewind(block int64) {
 }
 
 // next hands out the blocks of a chunk that has some to copy.
-func (h *hydration) next() (first, last int64, ok bool) {
+func (h *hydration) next(ctx context.Context) (first, last int64, ok bool) {
 	perChunk := h.chunk / h.o.granule
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -251,8 +299,9 @@ func (h *hydration) next() (first, last int64, ok bool) {
 	}
 	first = max(block/perChunk*perChunk, h.cursor)
 	end := block/perChunk*perChunk + perChunk
-	if h.follower != nil {
-		if n := h.follower.UntilChunk(block * h.o.granule); n > 0 && n%h.o.granule == 0 && n <= h.chunk {
+	if h.follower != nil && !h.far { // which might have to be waited for
+		n := h.follower.UntilChunk(ctx, block*h.o.granule)
+		if n > 0 && n%h.o.granule == 0 && n <= h.chunk {
 			first, end = block, block+n/h.o.granule
 		}
 	}
@@ -280,22 +329,26 @@ func (h *hydration) copyChunk(ctx context.Context, buf []byte, first, last int64
 	return failure
 }
 
-// copyRun copies the blocks first to end-1. Where the image cannot be read it goes block by block, so that only what
-// cannot be read is missing.
+// copyRun copies the blocks first to end-1. Where the image cannot be read it goes block by block,
+// or in pieces where it is far away, so that only what cannot be read is missing.
 func (h *hydration) copyRun(ctx context.Context, buf []byte, first, end int64) error {
 	o := h.o
 	off := first * o.granule
 	p := buf[:min(end*o.granule, o.Size())-off]
-	if n, err := o.readImageLocked(p, off); n < len(p) {
+	if n, err := h.read(ctx, p, off); n < len(p) {
 		if err == nil {
 			return nil // the guest has changed or read it all in the meantime
 		}
-		if end-first == 1 {
+		piece := int64(1)
+		if h.far {
+			piece = max(1, farPiece/o.granule)
+		}
+		if end-first <= piece || errors.Is(err, disk.ErrNotNow) {
 			return err
 		}
 		var failure error
-		for block := first; block < end; block++ {
-			if err := h.copyRun(ctx, buf, block, block+1); err != nil {
+		for block := first; block < end; block += piece {
+			if err := h.copyRun(ctx, buf, block, min(block+piece, end)); err != nil {
 				var medium *disk.MediumError
 				if !errors.As(err, &medium) {
 					return err
@@ -306,7 +359,7 @@ func (h *hydration) copyRun(ctx context.Context, buf []byte, first, end int64) e
 		return failure
 	}
 	if h.follower != nil && !h.o.watch.active() { // beside a guest it takes too long to be waited for
-		h.follower.Saw(p, off)
+		h.follower.Saw(ctx, p, off)
 	}
 	if err := h.keep(p, off); err != nil {
 		return err
@@ -318,6 +371,16 @@ func (h *hydration) copyRun(ctx context.Context, buf []byte, first, end int64) e
 		}
 	}
 	return ctx.Err()
+}
+
+// read reads a part of a chunk.
+func (h *hydration) read(ctx context.Context, p []byte, off int64) (int, error) {
+	if h.far {
+		patient, cancel := context.WithTimeout(ctx, farPatience)
+		defer cancel()
+		ctx = patient
+	}
+	return h.o.readImage(ctx, p, off)
 }
 
 // keep stores a chunk.

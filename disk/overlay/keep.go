@@ -1,25 +1,25 @@
 package overlay
 
 import (
+	"context"
+
 	"kubevirt.io/disk/disk/internal/rawfile"
 )
 
 // readKeeping reads the image in whole units, and keeps them. That they cannot be kept, because there is no space, does
 // not concern the reader.
-func (o *Disk) readKeeping(p []byte, off int64) (int, error) {
+func (o *Disk) readKeeping(ctx context.Context, p []byte, off int64) (int, error) {
 	o.watch.missed(off)
 	buf := o.scratch.Get().(*[]byte)
 	defer o.scratch.Put(buf)
 	begin := off / o.opt.Unit * o.opt.Unit
 	unit := (*buf)[:min(o.opt.Unit, min(o.mapped, o.Size())-begin)]
-	o.baseMu.RLock()
-	defer o.baseMu.RUnlock()
-	if o.base == nil {
+	switch n, err := o.readForGuest(ctx, unit, begin); {
+	case err != nil:
+		// The range alone: the error may be elsewhere in the unit.
+		return o.readForGuest(ctx, p, off)
+	case n == 0:
 		return 0, nil
-	}
-	if _, err := readImage(o.base, unit, begin); err != nil {
-		// Of the range alone: the error may be elsewhere in the unit.
-		return readImage(o.base, p, off)
 	}
 	if !o.failed.Load() {
 		_ = o.keep(unit, begin, o.writeFile)

@@ -1,6 +1,7 @@
 package overlay
 
 import (
+	"context"
 	"errors"
 	"io/fs"
 	"os"
@@ -99,13 +100,13 @@ func (m *Map) load() error {
 
 // Begin adds the image's holes to the map, and makes the files that are missing, so that all say
 // the same. Where the disk is durable from now on and was not, what was written without a flush has
-// reached storage before.
-func (m *Map) Begin(img Image) (err error) {
+// reached storage before. ctx is for what the image has to be asked.
+func (m *Map) Begin(ctx context.Context, img Image) (err error) {
 	save := m.files.save
 	if !m.loaded {
 		save = nil // both files will be made of the map as it is then
 	}
-	if m.stored, err = markHoles(img, m.blocks, save); err != nil {
+	if m.stored, err = markHoles(ctx, img, m.blocks, save); err != nil {
 		return err
 	}
 	if m.files.live == nil {

@@ -1,9 +1,8 @@
 package overlay
 
 import (
+	"context"
 	"errors"
-	"fmt"
-	"io"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -15,12 +14,16 @@ import (
 // Image is the read-only content that a disk lies over. It may be a disk.Estimator, too, and is asked
 // once.
 type Image interface {
-	// ReadAt fills p or returns an error; it is not called past the end.
-	io.ReaderAt
+	// ReadAtContext fills p or returns an error; it is not called past the end. If it has to wait
+	// for content that is far away, it does so until ctx ends, and returns disk.ErrNotNow then.
+	ReadAtContext(ctx context.Context, p []byte, off int64) (int, error)
 	Size() int64
 	// Extent describes the run that begins at off, at most length bytes of it. A hole is what the
-	// image does not store.
-	Extent(off, length int64) (disk.Extent, error)
+	// image does not store. It waits as ReadAtContext does.
+	Extent(ctx context.Context, off, length int64) (disk.Extent, error)
+	// Parallel is how many reads are worth having on their way at once, because the image is far
+	// away. 1: it is near, and never waited for.
+	Parallel() int
 }
 
 // File is the disk's own content: a file, sparse, of the disk's size. It may be a disk.Accountant,
@@ -56,8 +59,8 @@ type Disk struct {
 	estimate disk.Estimator  // of the image; nil: it is none
 	accounts disk.Accountant // of the file; nil: it is none
 
-	baseMu sync.RWMutex
-	base   Image // guarded by baseMu; nil when every block is marked: it is not needed any more
+	base     imageUse
+	parallel int // of the image; more than 1: it is far away
 
 	flushMu sync.Mutex // one checkpoint at a time
 	watch   guestWatch
@@ -91,8 +94,9 @@ func New(file File, img Image, m *Map, opt Options) *Disk {
 // newDisk is New for a map in its parts. It knows what the file holds already, and what the image
 // does not store (markHoles), which leaves stored bytes of it.
 func newDisk(file File, base Image, m *blockMap, maps *mapStore, stored int64, opt Options) *Disk {
-	o := &Disk{file: file, granule: granuleFor(base.Size()), stored: stored, opt: opt, blocks: m,
-		maps: maps, base: base}
+	o := &Disk{file: file, granule: granuleFor(base.Size()), stored: stored, opt: opt,
+		blocks: m, maps: maps, parallel: base.Parallel()}
+	o.base.init(base)
 	o.mapped = m.blocks * o.granule
 	o.estimate, _ = base.(disk.Estimator)
 	o.accounts, _ = file.(disk.Accountant)
@@ -113,9 +117,9 @@ func blocksOf(size int64) int64 {
 // markHoles marks the blocks of which the image stores nothing, as a hole in the file reads the same, and returns how many
 // bytes the others have. What is marked has to be saved like any other mark, because the guest may write there from now on:
 // whether a raw file has a hole somewhere or stores zeros can differ from one start to the next.
-func markHoles(base Image, m *blockMap, save func(page, word int64, words []byte) error) (
-	stored int64, err error,
-) {
+func markHoles(ctx context.Context, base Image, m *blockMap,
+	save func(page, word int64, words []byte) error,
+) (stored int64, err error) {
 	size, granule, hole, holes := base.Size(), granuleFor(base.Size()), int64(0), int64(0) // hole: where the current one begins
 	mark := func(end int64) error {
 		first := (hole + granule - 1) / granule
@@ -141,7 +145,7 @@ func markHoles(base Image, m *blockMap, save func(page, word int64, words []byte
 		return nil
 	}
 	for off := int64(0); off < size; {
-		e, err := base.Extent(off, size-off)
+		e, err := base.Extent(ctx, off, size-off)
 		if err != nil {
 			return 0, err
 		}
@@ -173,7 +177,7 @@ func (o *Disk) span(off, length int64) (first, last int64) {
 // owned reports whether the file has the whole range.
 func (o *Disk) owned(off, length int64) bool {
 	first, last := o.span(off, length)
-	return first > last || o.blocks.allSet(first, last)
+	return length == 0 || first > last || o.blocks.allSet(first, last)
 }
 
 // run describes the bytes from off on that are all in the file or all in the image, at most length of them.
@@ -191,6 +195,10 @@ func (o *Disk) run(off, length int64) (own bool, n int64) {
 
 // ReadAt reads what the guest wrote, and the image where it wrote nothing. Concurrency: as Disk.
 func (o *Disk) ReadAt(p []byte, off int64) (int, error) {
+	return o.readAt(context.Background(), p, off)
+}
+
+func (o *Disk) readAt(ctx context.Context, p []byte, off int64) (int, error) {
 	o.watch.touch()
 	if off < 0 || off > o.Size()-int64(len(p)) {
 		return 0, rawfile.OutOfRange("read", off, int64(len(p)), o.Size())
@@ -204,9 +212,9 @@ func (o *Disk) ReadAt(p []byte, off int64) (int, error) {
 		case own:
 			n, err = o.file.ReadAt(part, at)
 		case o.opt.CopyReads:
-			n, err = o.readKeeping(part, at)
+			n, err = o.readKeeping(ctx, part, at)
 		default:
-			n, err = o.readBase(part, at)
+			n, err = o.readBase(ctx, part, at)
 		}
 		done += n
 		if err != nil {
@@ -218,26 +226,30 @@ func (o *Disk) ReadAt(p []byte, off int64) (int, error) {
 
 // readBase reads the image, whose blocks in the range were not marked a moment ago. It may return less than asked for,
 // without an error, when they all are by now.
-func (o *Disk) readBase(p []byte, off int64) (int, error) {
+func (o *Disk) readBase(ctx context.Context, p []byte, off int64) (int, error) {
 	o.watch.missed(off)
-	return o.readImageLocked(p, off)
+	return o.readForGuest(ctx, p, off)
 }
 
-// readImageLocked reads the image as long as it is there: 0 bytes without an error if it is not.
-func (o *Disk) readImageLocked(p []byte, off int64) (int, error) {
-	o.baseMu.RLock()
-	defer o.baseMu.RUnlock()
-	if o.base == nil {
+// readForGuest is readImage for a call of the guest, which may wait for it.
+func (o *Disk) readForGuest(ctx context.Context, p []byte, off int64) (int, error) {
+	if o.parallel > 1 {
+		defer o.watch.wait()()
+	}
+	return o.readImage(ctx, p, off)
+}
+
+// readImage fills p from the image: past its end there are zeros. When the image is not needed any
+// more, it returns 0 bytes without an error.
+func (o *Disk) readImage(ctx context.Context, p []byte, off int64) (int, error) {
+	base := o.base.begin()
+	if base == nil {
 		return 0, nil
 	}
-	return readImage(o.base, p, off)
-}
-
-// readImage fills p from the image: past its end there are zeros.
-func readImage(base Image, p []byte, off int64) (int, error) {
+	defer o.base.end()
 	inside := max(0, min(int64(len(p)), base.Size()-off))
 	clear(p[inside:])
-	if n, err := base.ReadAt(p[:inside], off); int64(n) < inside {
+	if n, err := base.ReadAtContext(ctx, p[:inside], off); int64(n) < inside {
 		return n, err
 	}
 	return len(p), nil
@@ -247,6 +259,10 @@ func readImage(base Image, p []byte, off int64) (int, error) {
 // says whether the disk can be written: whoever watches asks so, and that does not slow the copying down. Concurrency and durability:
 // as Disk.
 func (o *Disk) WriteAt(p []byte, off int64) (int, error) {
+	return o.writeAt(context.Background(), p, off)
+}
+
+func (o *Disk) writeAt(ctx context.Context, p []byte, off int64) (int, error) {
 	if len(p) > 0 {
 		o.watch.touch()
 	}
@@ -260,19 +276,23 @@ func (o *Disk) WriteAt(p []byte, off int64) (int, error) {
 	if o.owned(off, length) {
 		return o.file.WriteAt(p, off)
 	}
-	if err := o.change(changeWrite, p, off, length); err != nil {
+	if err := o.change(ctx, changeWrite, p, off, length); err != nil {
 		return 0, err
 	}
 	return len(p), nil
 }
 
 // Discard makes the range a hole of the file. Concurrency and durability: as Disk.
-func (o *Disk) Discard(off, length int64) error { return o.deallocate(changeDiscard, off, length) }
+func (o *Disk) Discard(off, length int64) error {
+	return o.deallocate(context.Background(), changeDiscard, off, length)
+}
 
 // Zero makes the range read as zeros. Concurrency and durability: as Disk.
-func (o *Disk) Zero(off, length int64) error { return o.deallocate(changeZero, off, length) }
+func (o *Disk) Zero(off, length int64) error {
+	return o.deallocate(context.Background(), changeZero, off, length)
+}
 
-func (o *Disk) deallocate(op change, off, length int64) error {
+func (o *Disk) deallocate(ctx context.Context, op change, off, length int64) error {
 	o.watch.touch()
 	if err := o.writable(); err != nil {
 		return err
@@ -283,11 +303,15 @@ func (o *Disk) deallocate(op change, off, length int64) error {
 	if o.owned(off, length) {
 		return o.apply(op, nil, off, length)
 	}
-	return o.change(op, nil, off, length)
+	return o.change(ctx, op, nil, off, length)
 }
 
 // Extent describes what is allocated in the file or stored in the image. Concurrency: as Disk.
 func (o *Disk) Extent(off, length int64) (disk.Extent, error) {
+	return o.extent(context.Background(), off, length)
+}
+
+func (o *Disk) extent(ctx context.Context, off, length int64) (disk.Extent, error) {
 	if off < 0 || length <= 0 || off > o.Size()-length {
 		return disk.Extent{}, rawfile.OutOfRange("extent", off, length, o.Size())
 	}
@@ -295,15 +319,15 @@ func (o *Disk) Extent(off, length int64) (disk.Extent, error) {
 	if own {
 		return o.file.Extent(off, n)
 	}
-	o.baseMu.RLock()
-	defer o.baseMu.RUnlock()
-	switch {
-	case o.base == nil:
+	base := o.base.begin()
+	if base == nil {
 		return o.file.Extent(off, n)
-	case off >= o.base.Size():
+	}
+	defer o.base.end()
+	if off >= base.Size() {
 		return disk.Extent{Length: n}, nil
 	}
-	return o.base.Extent(off, min(n, o.base.Size()-off))
+	return base.Extent(ctx, off, min(n, base.Size()-off))
 }
 
 // Slow reports whether a read at off has to be decompressed. See Estimator.
@@ -311,9 +335,11 @@ func (o *Disk) Slow(off int64) bool {
 	if off >= o.mapped || o.blocks.allSet(off/o.granule, off/o.granule) {
 		return false
 	}
-	o.baseMu.RLock()
-	defer o.baseMu.RUnlock()
-	return o.base != nil && o.estimate != nil && o.estimate.Slow(off)
+	if o.estimate == nil || o.base.begin() == nil {
+		return false
+	}
+	defer o.base.end()
+	return o.estimate.Slow(off)
 }
 
 // Close closes the file and the map. The image is the caller's to close.
@@ -328,20 +354,13 @@ func (o *Disk) Close() error {
 // be complete without them. The image may be closed then. An error is one of closing the map.
 func (o *Disk) Detach() error {
 	err := o.dropMaps()
-	o.dropImage()
+	o.base.drop()
 	return err
 }
 
 // Rest is how long what goes on beside the guest, and took so long for a step of its own, leaves
 // storage and processors to the guest before the next one: 0 where that does nothing.
 func (o *Disk) Rest(took time.Duration) time.Duration { return o.watch.rest(took) }
-
-// dropImage lets go of the image, when every block is in the file.
-func (o *Disk) dropImage() {
-	o.baseMu.Lock()
-	defer o.baseMu.Unlock()
-	o.base = nil
-}
 
 // dropMaps closes the map's files, when every block is marked and the disk is known to be complete without them.
 func (o *Disk) dropMaps() error {
@@ -363,118 +382,6 @@ func (o *Disk) writable() error {
 		return disk.ErrFailed
 	}
 	return nil
-}
-
-// change is what is done to a range.
-type change int
-
-const (
-	changeWrite change = iota
-	changeDiscard
-	changeZero
-)
-
-func (c change) String() string {
-	switch c {
-	case changeWrite:
-		return "write"
-	case changeDiscard:
-		return "discard"
-	case changeZero:
-		return "zeroing"
-	}
-	return fmt.Sprintf("change %d", int(c))
-}
-
-func (o *Disk) apply(op change, p []byte, off, length int64) error {
-	switch op {
-	case changeDiscard:
-		return o.file.Discard(off, length)
-	case changeZero:
-		return o.file.Zero(off, length)
-	default:
-		_, err := o.file.WriteAt(p, off)
-		return err
-	}
-}
-
-// change does op to a range of which blocks may not be marked yet, and marks them.
-func (o *Disk) change(op change, p []byte, off, length int64) error {
-	first, last := o.span(off, length)
-	held := o.locks.lock(first, last)
-	defer o.locks.unlock(held)
-	end := off + length
-	headBegin, headEnd := o.bounds(first)
-	tailBegin, tailEnd := o.bounds(last)
-	head := off > headBegin && !o.blocks.allSet(first, first)
-	tail := end < tailEnd && !o.blocks.allSet(last, last)
-	if op == changeWrite && first == last && (head || tail) {
-		return o.mergeBlock(p, off, first)
-	}
-	if head {
-		if err := o.copyEdge(headBegin, min(off, headEnd)); err != nil {
-			return err
-		}
-	}
-	if tail {
-		if err := o.copyEdge(max(end, tailBegin), tailEnd); err != nil {
-			return err
-		}
-	}
-	if err := o.apply(op, p, off, length); err != nil {
-		return err
-	}
-	return o.mark(first, last)
-}
-
-// bounds is where a block begins and ends. The last one of the image may be shorter than the others in the image, but
-// the disk may be larger than the image.
-func (o *Disk) bounds(block int64) (begin, end int64) {
-	return block * o.granule, min((block+1)*o.granule, o.Size())
-}
-
-// mergeBlock writes one block at once: the image's content with p in it.
-func (o *Disk) mergeBlock(p []byte, off, block int64) error {
-	buf := o.scratch.Get().(*[]byte)
-	defer o.scratch.Put(buf)
-	begin, end := o.bounds(block)
-	content := (*buf)[:end-begin]
-	if err := o.copyBase(content, begin); err != nil {
-		return err
-	}
-	written := copy(content[off-begin:], p)
-	if _, err := o.file.WriteAt(content, begin); err != nil {
-		return err
-	}
-	if rest := p[written:]; len(rest) > 0 { // behind the image
-		if _, err := o.file.WriteAt(rest, off+int64(written)); err != nil {
-			return err
-		}
-	}
-	return o.mark(block, block)
-}
-
-// copyEdge copies a part of a block from the image to the file.
-func (o *Disk) copyEdge(begin, end int64) error {
-	buf := o.scratch.Get().(*[]byte)
-	defer o.scratch.Put(buf)
-	content := (*buf)[:end-begin]
-	if err := o.copyBase(content, begin); err != nil {
-		return err
-	}
-	_, err := o.file.WriteAt(content, begin)
-	return err
-}
-
-// copyBase reads blocks of the image that are locked and not marked, so that the image is still there.
-func (o *Disk) copyBase(p []byte, off int64) error {
-	o.baseMu.RLock()
-	defer o.baseMu.RUnlock()
-	if o.base == nil {
-		return fmt.Errorf("block at %d has no content: the image was dropped too early", off)
-	}
-	_, err := readImage(o.base, p, off)
-	return err
 }
 
 // mark records that the file has the blocks.

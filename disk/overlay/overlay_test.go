@@ -2,6 +2,7 @@ package overlay
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"sync"
 	"testing"
@@ -20,13 +21,13 @@ type spoiled struct {
 	block int64
 }
 
-func (s *spoiled) ReadAt(p []byte, off int64) (int, error) {
+func (s *spoiled) ReadAtContext(ctx context.Context, p []byte, off int64) (int, error) {
 	bad := s.block * minGranule
 	if s.block >= 0 && off < bad+minGranule && bad < off+int64(len(p)) {
 		n := copy(p[:max(0, bad-off)], s.Content[off:])
 		return n, &disk.MediumError{Op: "read", Off: off + int64(n), Length: int64(len(p) - n), Err: errors.New("input/output error")}
 	}
-	return s.SimImage.ReadAt(p, off)
+	return s.SimImage.ReadAtContext(ctx, p, off)
 }
 
 // What the image cannot give is missing, and nothing else: not for reads beside it, nor for what the guest writes there, nor for the
@@ -34,7 +35,7 @@ func (s *spoiled) ReadAt(p []byte, off int64) (int, error) {
 func TestUnreadableBlockOfTheImage(t *testing.T) {
 	for _, copyReads := range []bool{false, true} {
 		d := newSimDisk(t, 1, Options{CopyReads: copyReads, Unit: 4 * minGranule})
-		d.over.base = &spoiled{SimImage: d.image, block: 5}
+		d.over.base.img = &spoiled{SimImage: d.image, block: 5}
 		p := make([]byte, minGranule)
 		var medium *disk.MediumError
 		_, err := d.over.ReadAt(p, 5*minGranule)
@@ -55,7 +56,7 @@ func TestUnreadableBlockOfTheImage(t *testing.T) {
 		_, err = d.over.WriteAt(make([]byte, minGranule), 5*minGranule)
 		require.NoError(t, err, "a whole block needs nothing of the image")
 		require.NoError(t, d.hydrate.run(t.Context()))
-		d.over.dropImage()
+		d.over.base.drop()
 		clear(d.expected[5*minGranule : 6*minGranule])
 		got := make([]byte, simSize)
 		_, err = d.over.ReadAt(got, 0)
@@ -68,7 +69,7 @@ func TestUnreadableBlockOfTheImage(t *testing.T) {
 func TestWholeBlocksReadNothing(t *testing.T) {
 	d := newSimDisk(t, 1, Options{})
 	counted := &counting{Image: d.image}
-	d.over.base = counted
+	d.over.base.img = counted
 	_, err := d.over.WriteAt(make([]byte, 3*minGranule), 4*minGranule)
 	require.NoError(t, err)
 	require.Zero(t, counted.reads)
@@ -82,7 +83,7 @@ func TestWholeBlocksReadNothing(t *testing.T) {
 // stored is an image that stores its zeros too.
 type stored struct{ filetest.SimImage }
 
-func (s stored) Extent(_, length int64) (disk.Extent, error) {
+func (s stored) Extent(_ context.Context, _, length int64) (disk.Extent, error) {
 	return disk.Extent{Length: length, Data: true}, nil
 }
 
@@ -106,7 +107,7 @@ func TestHydrationPunchesWhatIsThere(t *testing.T) {
 	require.NoError(t, err)
 	blocks := newBlockMap(blocksOf(simSize))
 	maps := newMapStore(len(blocks.pages))
-	held, err := markHoles(stored{content}, blocks, maps.save)
+	held, err := markHoles(t.Context(), stored{content}, blocks, maps.save)
 	require.NoError(t, err)
 	over := newDisk(file, stored{content}, blocks, maps, held, Options{})
 	require.NoError(t, over.Copy(t.Context(), CopyOptions{Slots: slots.New(4, slots.Options{})}))
@@ -130,9 +131,9 @@ type counting struct {
 	reads int
 }
 
-func (c *counting) ReadAt(p []byte, off int64) (int, error) {
+func (c *counting) ReadAtContext(ctx context.Context, p []byte, off int64) (int, error) {
 	c.reads++
-	return c.Image.ReadAt(p, off)
+	return c.Image.ReadAtContext(ctx, p, off)
 }
 
 // What the guest read last is copied first, and what follows it next.
@@ -143,7 +144,7 @@ func TestHydrationFollowsTheGuest(t *testing.T) {
 	require.NoError(t, err)
 	var order []int64
 	for {
-		first, last, ok := d.hydrate.next()
+		first, last, ok := d.hydrate.next(t.Context())
 		if !ok {
 			break
 		}
@@ -195,7 +196,7 @@ func largerDisk(t *testing.T, opt Options) (over *Disk, want []byte) {
 	want = append(bytes.Clone(image.Content), make([]byte, 6*minGranule-3*disk.SectorSize)...)
 	blocks := newBlockMap(blocksOf(simSize))
 	maps := newMapStore(len(blocks.pages))
-	held, err := markHoles(image, blocks, maps.save)
+	held, err := markHoles(t.Context(), image, blocks, maps.save)
 	require.NoError(t, err)
 	file := filetest.NewSimFile(&filetest.Machine{CrashIn: -1}, make([]byte, len(want)))
 	return newDisk(file, image, blocks, maps, held, opt), want
@@ -230,7 +231,7 @@ func TestDiskLargerThanItsImage(t *testing.T) {
 					require.Equal(t, -1, filetest.FirstDifference(want, filetest.ReadAll(t, over, over.Size())), "%v of %d bytes at %d", op, length, off-last)
 					copying := newHydration(over, CopyOptions{Slots: slots.New(4, slots.Options{})})
 					require.NoError(t, copying.pass(t.Context()))
-					over.dropImage()
+					over.base.drop()
 					require.Equal(t, -1, filetest.FirstDifference(want, filetest.ReadAll(t, over, over.Size())), "copied after %v of %d bytes at %d", op, length, off-last)
 				}
 			}
@@ -244,7 +245,7 @@ type halves struct {
 	stored int64 // which one
 }
 
-func (h halves) Extent(off, length int64) (disk.Extent, error) {
+func (h halves) Extent(_ context.Context, off, length int64) (disk.Extent, error) {
 	end := (off/(minGranule/2) + 1) * (minGranule / 2)
 	return disk.Extent{Length: min(length, end-off), Data: off/(minGranule/2)%2 == h.stored}, nil
 }
@@ -253,7 +254,8 @@ func (h halves) Extent(off, length int64) (disk.Extent, error) {
 func TestHolesThatAreNoWholeBlocks(t *testing.T) {
 	for half, want := range []int64{35, 34} { // the last block ends before its second half
 		blocks := newBlockMap(blocksOf(simSize))
-		held, err := markHoles(halves{newSimDisk(t, 1, Options{}).image, int64(half)}, blocks, nil)
+		img := halves{newSimDisk(t, 1, Options{}).image, int64(half)}
+		held, err := markHoles(t.Context(), img, blocks, nil)
 		require.NoError(t, err)
 		require.Equal(t, want*minGranule, held)
 		require.Equal(t, want, blocks.clear.Load())

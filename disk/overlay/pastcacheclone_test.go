@@ -121,7 +121,7 @@ func TestCloneGoesPastTheCacheBesideGuests(t *testing.T) {
 	m := &filetest.Machine{CrashIn: -1}
 	maps.live, maps.durable = filetest.NewSimFile(m, make([]byte, mapHeaderSize+mapPageSize)), filetest.NewSimFile(m, make([]byte, mapHeaderSize+mapPageSize))
 	image := filetest.SimImage{Content: content}
-	held, err := markHoles(image, blocks, maps.save)
+	held, err := markHoles(t.Context(), image, blocks, maps.save)
 	require.NoError(t, err)
 	over := newDisk(d, image, blocks, maps, held, Options{})
 	h := newHydration(over, CopyOptions{Slots: slots.New(4, slots.Options{})})
@@ -164,7 +164,7 @@ func TestCloneGoesPastTheCacheBesideGuests(t *testing.T) {
 		copying.Go(func() {
 			buf := make([]byte, h.chunk)
 			for {
-				first, last, ok := h.next()
+				first, last, ok := h.next(t.Context())
 				if !ok {
 					return
 				}
@@ -173,7 +173,7 @@ func TestCloneGoesPastTheCacheBesideGuests(t *testing.T) {
 				}
 				off := first * over.granule
 				p := buf[:min((last+1)*over.granule, size)-off]
-				if n, err := over.readImageLocked(p, off); n < len(p) {
+				if n, err := over.readImage(t.Context(), p, off); n < len(p) {
 					t.Error(n, err)
 				}
 				if err := over.keep(p, off, h.out.Write); err != nil {
@@ -191,7 +191,7 @@ func TestCloneGoesPastTheCacheBesideGuests(t *testing.T) {
 	require.Zero(t, blocks.clear.Load())
 	t.Logf("%d MiB went past the cache beside %d calls of guests", direct.bytes.Load()>>20, ops.Load())
 	require.Greater(t, direct.bytes.Load(), int64(guestsLeave/4))
-	over.dropImage()
+	over.base.drop()
 	require.NoError(t, over.Flush())
 	requireContent := func(got []byte) {
 		require.Equal(t, -1, filetest.FirstDifference(want, got))

@@ -42,7 +42,7 @@ func (d *disks) start(t *testing.T) *Disk {
 	} else {
 		filetest.Put(t, d.dir, "disk", nil, d.img.Size())
 	}
-	require.NoError(t, m.Begin(d.img))
+	require.NoError(t, m.Begin(t.Context(), d.img))
 	file, err := rawfile.Open(d.file(), rawfile.Options{Durable: true, Private: true})
 	require.NoError(t, err)
 	return New(file, d.img, m, d.opt)

@@ -30,7 +30,7 @@ func TestSyncOfAnOverlayReachesStorage(t *testing.T) {
 	f := &countedSyncs{File: file}
 	blocks := newBlockMap(blocksOf(size))
 	maps := newMapStore(len(blocks.pages))
-	held, err := markHoles(image, blocks, maps.save)
+	held, err := markHoles(t.Context(), image, blocks, maps.save)
 	require.NoError(t, err)
 	o := newDisk(f, image, blocks, maps, held, Options{})
 	require.NoError(t, o.Flush())

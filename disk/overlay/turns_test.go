@@ -25,7 +25,7 @@ type watched struct {
 	hold      func()
 }
 
-func (w *watched) ReadAt(p []byte, off int64) (int, error) {
+func (w *watched) ReadAtContext(ctx context.Context, p []byte, off int64) (int, error) {
 	now := w.now.Add(1)
 	defer w.now.Add(-1)
 	for most := w.most.Load(); now > most && !w.most.CompareAndSwap(most, now); most = w.most.Load() {
@@ -33,7 +33,7 @@ func (w *watched) ReadAt(p []byte, off int64) (int, error) {
 	if w.hold != nil {
 		w.hold()
 	}
-	return w.Image.ReadAt(p, off)
+	return w.Image.ReadAtContext(ctx, p, off)
 }
 
 // full is a file without space until the channel is closed.
@@ -57,7 +57,7 @@ func (f *full) WriteAt(p []byte, off int64) (int, error) {
 func copying(t *testing.T, shared *slots.Slots, base func(Image) Image) (*simDisk, *hydration) {
 	d := newSimDisk(t, 1, Options{})
 	if base != nil {
-		d.over.base = base(d.over.base)
+		d.over.base.img = base(d.over.base.img)
 	}
 	d.hydrate.slots, d.hydrate.workers = shared, shared.Count()
 	return d, d.hydrate
@@ -65,7 +65,7 @@ func copying(t *testing.T, shared *slots.Slots, base func(Image) Image) (*simDis
 
 func requireCopied(t *testing.T, d *simDisk) {
 	require.Zero(t, d.over.blocks.clear.Load())
-	d.over.dropImage()
+	d.over.base.drop()
 	got := make([]byte, simSize)
 	_, err := d.over.ReadAt(got, 0)
 	require.NoError(t, err)

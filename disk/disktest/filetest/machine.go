@@ -2,6 +2,7 @@ package filetest
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -198,11 +199,13 @@ type SimImage struct{ Content []byte }
 
 func (s SimImage) Size() int64 { return int64(len(s.Content)) }
 
-func (s SimImage) ReadAt(p []byte, off int64) (int, error) {
+func (s SimImage) ReadAtContext(_ context.Context, p []byte, off int64) (int, error) {
 	return copy(p, s.Content[min(off, s.Size()):]), nil
 }
 
-func (s SimImage) Extent(off, length int64) (disk.Extent, error) {
+func (s SimImage) Parallel() int { return 1 }
+
+func (s SimImage) Extent(_ context.Context, off, length int64) (disk.Extent, error) {
 	zero, n := zeroRun(s.Content[off:off+length], off)
 	return disk.Extent{Length: int64(n), Data: !zero}, nil
 }

@@ -3,6 +3,7 @@ package sourcetest
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -28,6 +29,7 @@ type Far struct {
 	mu    sync.Mutex
 	reach chan struct{} // guarded by mu; closed as long as the source can be reached
 	ended error         // guarded by mu; it never can be again
+	lost  [][2]int64    // guarded by mu; where what can never be read begins and ends
 	stats Stats         // guarded by mu
 	now   int           // guarded by mu; reads that are under way
 }
@@ -78,6 +80,13 @@ func (f *Far) End(err error) {
 	}
 }
 
+// Lose makes a range one that can never be read again.
+func (f *Far) Lose(off, length int64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.lost = append(f.lost, [2]int64{off, off + length})
+}
+
 // Stats is what was asked of it so far.
 func (f *Far) Stats() Stats {
 	f.mu.Lock()
@@ -97,7 +106,7 @@ func (f *Far) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	reach := f.begin()
 	n, err := 0, error(nil)
 	if f.opt.AtHand == nil || !f.opt.AtHand(off, int64(len(p))) {
-		err = f.wait(ctx, reach)
+		err = f.wait(ctx, reach, off, off+int64(len(p)))
 	}
 	if err == nil {
 		n, err = f.content.ReadAt(p, off)
@@ -118,7 +127,7 @@ func (f *Far) begin() (reach <-chan struct{}) {
 	return f.reach
 }
 
-func (f *Far) wait(ctx context.Context, reach <-chan struct{}) error {
+func (f *Far) wait(ctx context.Context, reach <-chan struct{}, begin, end int64) error {
 	timer := time.NewTimer(f.opt.Delay)
 	defer timer.Stop()
 	late := fmt.Errorf("the source is out of reach: %w", disk.ErrNotNow)
@@ -134,6 +143,11 @@ func (f *Far) wait(ctx context.Context, reach <-chan struct{}) error {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	for _, lost := range f.lost {
+		if begin < lost[1] && lost[0] < end {
+			return errors.New("it is not what its digest says")
+		}
+	}
 	return f.ended
 }
 

@@ -1,0 +1,135 @@
+package overlay
+
+import (
+	"context"
+	"fmt"
+)
+
+// change is what is done to a range.
+type change int
+
+const (
+	changeWrite change = iota
+	changeDiscard
+	changeZero
+)
+
+func (c change) String() string {
+	switch c {
+	case changeWrite:
+		return "write"
+	case changeDiscard:
+		return "discard"
+	case changeZero:
+		return "zeroing"
+	}
+	return fmt.Sprintf("change %d", int(c))
+}
+
+func (o *Disk) apply(op change, p []byte, off, length int64) error {
+	switch op {
+	case changeDiscard:
+		return o.file.Discard(off, length)
+	case changeZero:
+		return o.file.Zero(off, length)
+	default:
+		_, err := o.file.WriteAt(p, off)
+		return err
+	}
+}
+
+// change does op to a range of which blocks may not be marked yet, and marks them.
+//
+// What the first and the last block have beside the range comes from the image. That is read before the
+// blocks are locked: it may take long, and whoever else wants blocks must not wait for it. The image does
+// not change meanwhile, and a block that was marked meanwhile needs nothing of it.
+func (o *Disk) change(ctx context.Context, op change, p []byte, off, length int64) error {
+	first, last := o.span(off, length)
+	end := off + length
+	headBegin, headEnd := o.bounds(first)
+	tailBegin, tailEnd := o.bounds(last)
+	var head, tail edge
+	defer head.release(o)
+	defer tail.release(o)
+	inHead := off > headBegin && !o.blocks.allSet(first, first)
+	inTail := end < tailEnd && !o.blocks.allSet(last, last)
+	merge := op == changeWrite && first == last && (inHead || inTail)
+	if merge {
+		headEnd, inHead, inTail = tailEnd, true, false
+	} else {
+		headEnd, tailBegin = min(off, headEnd), max(end, tailBegin)
+	}
+	if inHead {
+		if err := head.read(ctx, o, headBegin, headEnd); err != nil {
+			return err
+		}
+	}
+	if inTail {
+		if err := tail.read(ctx, o, tailBegin, tailEnd); err != nil {
+			return err
+		}
+	}
+
+	held := o.locks.lock(first, last)
+	defer o.locks.unlock(held)
+	inHead = inHead && !o.blocks.allSet(first, first)
+	inTail = inTail && !o.blocks.allSet(last, last)
+	if inHead && head.content == nil || inTail && tail.content == nil {
+		return fmt.Errorf("block at %d has no content: the image was dropped too early", headBegin)
+	}
+	if merge && inHead { // the block is written at once, with p in it
+		n := copy(head.content[off-headBegin:], p)
+		p, off, length = p[n:], off+int64(n), length-int64(n) // what lies behind the image
+	}
+	if inHead {
+		if err := head.write(o); err != nil {
+			return err
+		}
+	}
+	if inTail {
+		if err := tail.write(o); err != nil {
+			return err
+		}
+	}
+	if length > 0 {
+		if err := o.apply(op, p, off, length); err != nil {
+			return err
+		}
+	}
+	return o.mark(first, last)
+}
+
+// bounds is where a block begins and ends. The last one of the image may be shorter than the others in the
+// image, but the disk may be larger than the image.
+func (o *Disk) bounds(block int64) (begin, end int64) {
+	return block * o.granule, min((block+1)*o.granule, o.Size())
+}
+
+// edge is a part of a block, as the image has it.
+type edge struct {
+	buf     *[]byte // of the disk's scratch; nil: none is used
+	content []byte  // nil: it was not read, or the image is not needed any more
+	off     int64
+}
+
+// read gets the edge from the image.
+func (e *edge) read(ctx context.Context, o *Disk, begin, end int64) error {
+	e.buf, e.off = o.scratch.Get().(*[]byte), begin
+	n, err := o.readForGuest(ctx, (*e.buf)[:end-begin], begin)
+	if n > 0 {
+		e.content = (*e.buf)[:n]
+	}
+	return err
+}
+
+// write brings the edge into the file.
+func (e *edge) write(o *Disk) error {
+	_, err := o.file.WriteAt(e.content, e.off)
+	return err
+}
+
+func (e *edge) release(o *Disk) {
+	if e.buf != nil {
+		o.scratch.Put(e.buf)
+	}
+}
