@@ -213,7 +213,7 @@ func TestSweepFollowsNoLinks(t *testing.T) {
 	require.Equal(t, []string{"a.raw"}, left)
 	// As where it becomes a link after the names were read.
 	d := workDirOf(work, "a.raw")
-	require.NoError(t, d.sweep(t.TempDir(), "us", zap.NewNop()))
+	require.NoError(t, d.sweep(t.TempDir(), nil, "us", zap.NewNop()))
 	require.FileExists(t, filepath.Join(elsewhere, "a.raw", diskName))
 	left, _ = sweep(t, elsewhere, t.TempDir(), "us")
 	require.Empty(t, left)

@@ -18,6 +18,9 @@ import (
 
 // Options says how a disk is made of an image.
 type Options struct {
+	// Name is what the disk is called, and what an ephemeral one is known by in WorkDir. "": as its
+	// image, or where there is none PersistentName.
+	Name    string
 	Mode    CopyMode // empty: CopyClone
 	WorkDir string   // holds ephemeral disks and their state; made if it is missing
 	// PersistentDir is the directory of a volume that holds the disk instead, as PersistentName; made if it is missing.
@@ -56,7 +59,8 @@ type Instance struct {
 
 // Open makes a disk of an image. It returns when the disk can be used; in mode clone the image is copied meanwhile, and
 // is not needed any more when Progress is finished. The instance then owns the image and closes it; after an error the
-// caller still does. A nil image is the one of a persistent disk that is complete without it.
+// caller still does. A nil image is the one of a disk that is complete without it: a persistent one, or
+// one of which IsComplete says so.
 //
 // Errors: *UnsupportedModeError, *LockedError where another process uses the disk, *SpaceError where it does not fit,
 // *SizeError, and *PersistentError for a persistent disk that must not be used like that.
@@ -76,6 +80,11 @@ func Open(ctx context.Context, img *image.Image, opt Options) (*Instance, error)
 	o := &opening{img: img, opt: opt, name: PersistentName}
 	if img != nil {
 		o.name = img.Name()
+	}
+	if opt.Name != "" {
+		o.name = opt.Name
+	}
+	if img != nil {
 		if err := opt.Mode.Check(img); err != nil {
 			return nil, err
 		}
@@ -140,7 +149,7 @@ func (i *Instance) Store() *smallfile.Store {
 
 // opening is one call of Open, with the disk's directory locked.
 type opening struct {
-	img  *image.Image // nil: none, only for a persistent disk that is complete
+	img  *image.Image // nil: none, only for a disk that is complete
 	name string
 	opt  Options
 	dir  *diskDir
@@ -150,7 +159,7 @@ type opening struct {
 // check refuses options that contradict each other.
 func (o *opening) check() error {
 	switch {
-	case o.img == nil && o.opt.PersistentDir == "":
+	case o.img == nil && o.opt.PersistentDir == "" && o.opt.Name == "":
 		return errors.New("a disk needs an image")
 	case o.opt.Mode == CopyNone && o.opt.PersistentDir != "":
 		return &UnsupportedModeError{Mode: CopyNone, Image: o.name, Reason: "serves the image itself, and a persistent disk is a copy of it",

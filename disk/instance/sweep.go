@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
@@ -16,10 +17,12 @@ import (
 
 // Sweep removes what is left in a work directory of images that are gone, and logs what it gave back. Only a directory is
 // touched that certainly is what the same owner has left: its state is intact and names the owner and an image of which
-// imageDir has no file any more, and nobody holds its lock. Call it when the images of this run have been opened, so that a
+// imageDir has no file any more and that is none of others, and nobody holds its lock. Call it when the images of this run have been opened, so that a
 // directory of images that is not there is not taken for an empty one. Files in it that are not the disk's stay. It ends early
 // when ctx does, and goes on where it ended the next time.
-func Sweep(ctx context.Context, workDir, imageDir, owner string, log *zap.Logger) {
+func Sweep(ctx context.Context, workDir, imageDir string, others []string, owner string,
+	log *zap.Logger,
+) {
 	entries, err := os.ReadDir(workDir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) { // where all disks are on volumes there may be none
 		log.Warn("the work directory was not searched for disks of images that are gone", zap.Error(err))
@@ -38,16 +41,21 @@ func Sweep(ctx context.Context, workDir, imageDir, owner string, log *zap.Logger
 			continue
 		}
 		d := workDirOf(workDir, e.Name())
-		if err := d.sweep(imageDir, owner, log); err != nil {
+		if err := d.sweep(imageDir, others, owner, log); err != nil {
 			log.Warn("the disk of an image that is gone could not be removed", zap.String("directory", d.path), zap.Error(err))
 		}
 	}
 }
 
 // orphaned reports whether the directory is what the owner has left of an image that is gone.
-func (d *diskDir) orphaned(imageDir, owner string, log *zap.Logger) (image string, gone bool) {
+func (d *diskDir) orphaned(imageDir string, others []string, owner string, log *zap.Logger) (
+	image string, gone bool,
+) {
 	s, err := loadState(d.state())
 	if err != nil || escapeName(s.Image) != filepath.Base(d.path) {
+		return "", false
+	}
+	if slices.ContainsFunc(others, func(name string) bool { return storedName(name) == s.Image }) {
 		return "", false
 	}
 	if _, err := os.Lstat(filepath.Join(imageDir, s.Image)); !errors.Is(err, fs.ErrNotExist) {
@@ -61,8 +69,8 @@ func (d *diskDir) orphaned(imageDir, owner string, log *zap.Logger) (image strin
 	return s.Image, true
 }
 
-func (d *diskDir) sweep(imageDir, owner string, log *zap.Logger) error {
-	if _, gone := d.orphaned(imageDir, owner, log); !gone {
+func (d *diskDir) sweep(imageDir string, others []string, owner string, log *zap.Logger) error {
+	if _, gone := d.orphaned(imageDir, others, owner, log); !gone {
 		return nil // not locked: that would be in the way of whoever uses it
 	}
 	if err := osfile.CheckOwner(d.path); err != nil {
@@ -83,7 +91,7 @@ func (d *diskDir) sweep(imageDir, owner string, log *zap.Logger) error {
 		return err
 	}
 	// It may have been used in between.
-	image, gone := d.orphaned(imageDir, owner, log)
+	image, gone := d.orphaned(imageDir, others, owner, log)
 	if !gone {
 		return nil
 	}

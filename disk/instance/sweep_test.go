@@ -18,7 +18,7 @@ import (
 func sweep(t *testing.T, work, images, owner string) (left []string, logs *observer.ObservedLogs) {
 	t.Helper()
 	core, logs := observer.New(zap.DebugLevel)
-	Sweep(t.Context(), work, images, owner, zap.New(core))
+	Sweep(t.Context(), work, images, nil, owner, zap.New(core))
 	entries, err := os.ReadDir(work)
 	require.NoError(t, err)
 	for _, e := range entries {
@@ -110,7 +110,7 @@ func TestSweepKeeps(t *testing.T) {
 // A volume whose disks survive may lie where ephemeral disks were.
 func TestSweepSaysNothingWithoutAWorkDirectory(t *testing.T) {
 	core, logs := observer.New(zap.DebugLevel)
-	Sweep(t.Context(), filepath.Join(t.TempDir(), "none"), t.TempDir(), "us", zap.New(core))
+	Sweep(t.Context(), filepath.Join(t.TempDir(), "none"), t.TempDir(), nil, "us", zap.New(core))
 	require.Zero(t, logs.Len())
 }
 
@@ -178,7 +178,7 @@ func TestSweepBesideAStart(t *testing.T) {
 			case <-stop:
 				return
 			default:
-				Sweep(t.Context(), work, none, "us", zap.NewNop())
+				Sweep(t.Context(), work, none, nil, "us", zap.NewNop())
 			}
 		}
 	}()

@@ -165,7 +165,7 @@ func (d *Daemon) logAssumed(info image.Info) {
 func (d *Daemon) sweep(ctx context.Context) {
 	found := func(f foundImage) bool { return f.image != nil }
 	if len(d.opt.Images.Paths) == 0 && slices.ContainsFunc(d.found, found) {
-		instance.Sweep(ctx, d.opt.WorkDir, d.opt.Images.Dir, d.opt.Owner, d.log)
+		instance.Sweep(ctx, d.opt.WorkDir, d.opt.Images.Dir, nil, d.opt.Owner, d.log)
 	}
 }
 

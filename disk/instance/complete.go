@@ -1,0 +1,42 @@
+package instance
+
+import (
+	"os"
+	"slices"
+
+	"kubevirt.io/disk/disk/internal/osfile"
+)
+
+// IsComplete reports whether the disk of an earlier start is there, is complete, and was made of
+// the image whose files have these digests, its own first: then it can be opened without the image. The
+// disk is the one that Open makes with the same WorkDir, PersistentDir and Name.
+func IsComplete(opt Options, digests []string) bool {
+	d := &diskDir{path: opt.PersistentDir, diskFile: PersistentName, stateFile: PersistentName + ".state",
+		persistent: true}
+	if opt.PersistentDir == "" {
+		root, err := osfile.Resolved(opt.WorkDir)
+		if err != nil {
+			return false
+		}
+		d = workDirOf(root, escapeName(opt.Name))
+		if osfile.CheckOwner(d.path) != nil {
+			return false
+		}
+	}
+	s, err := loadState(d.state())
+	if err != nil || !s.Complete || !s.survivesBoot(bootID()) {
+		return false
+	}
+	if !d.persistent && s.Image != storedName(opt.Name) {
+		return false
+	}
+	st, err := os.Lstat(d.disk())
+	if err != nil || !st.Mode().IsRegular() || st.Size() < s.Size {
+		return false
+	}
+	var made []string
+	for _, f := range s.Chain {
+		made = append(made, f.Digest)
+	}
+	return len(digests) > 0 && !slices.Contains(digests, "") && slices.Equal(made, digests)
+}
