@@ -32,7 +32,7 @@ func TestTable(t *testing.T) {
 	require.Equal(t, "–", ratio(0, 2))
 	require.Equal(t, "–", ratio(2, 0))
 	require.Equal(t, "1.5 MiB", mib(1.5*(1<<20)))
-	// A round in which everything took ten times as long changes nothing.
+	// One round in which everything took ten times as long changes nothing.
 	ours, theirs := []usage{{wall: 1}, {wall: 20}, {wall: 2}},
 		[]usage{{wall: 2}, {wall: 40}, {wall: 2}}
 	require.Equal(t, "0.50×", pairedRatio(ours, theirs, func(u usage) float64 { return u.wall }))
@@ -79,8 +79,8 @@ func TestProcfs(t *testing.T) {
 	require.Positive(t, stop())
 }
 
-// What is complete is asked for until every LUN is, and an answer that is none is not taken for
-// one.
+// TestUntilComplete checks that the status is asked for until every LUN is complete, and that a bad
+// answer does not count.
 func TestUntilComplete(t *testing.T) {
 	answers := []string{`{"luns": []}`,
 		`{"luns": [{"copy": {"complete": true}}, {"copy": {"complete": false}}]}`,
@@ -104,7 +104,7 @@ func TestUntilComplete(t *testing.T) {
 	require.ErrorIs(t, untilComplete(ctx, address), context.DeadlineExceeded)
 }
 
-// One measurement has all that the tables show.
+// TestExpandMeasures checks that one measurement fills every column of the tables.
 func TestExpandMeasures(t *testing.T) {
 	for try := 1; ; try++ {
 		u, err := expand(t.Context(),
@@ -116,8 +116,8 @@ func TestExpandMeasures(t *testing.T) {
 		if u.anonymous > 0 {
 			break
 		}
-		require.Less(t, try, 10, "a busy machine may let nobody look at dd before it has ended, "+
-			"and not always")
+		require.Less(t, try, 10, "on a busy machine dd may end before anybody looks at it, but "+
+			"not always")
 	}
 	_, err := expand(t.Context(), []string{"sh", "-c", "echo why; exit 1"}, t.TempDir()+"/raw")
 	require.ErrorContains(t, err, "why")
@@ -153,7 +153,7 @@ func TestChosenLoads(t *testing.T) {
 	require.True(t, chosen[0].inside)
 	s, err = parse(nil)
 	require.NoError(t, err)
-	require.Len(t, s.chosen(clientJobs()), len(loads), "all of them, unless told otherwise")
+	require.Len(t, s.chosen(clientJobs()), len(loads), "all loads by default")
 }
 
 func TestContent(t *testing.T) {

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// makeContent fills a file with what a disk of a system holds: the files of /usr, each at a block
-// of 4 KiB of its own, over and over until it has size bytes. A file of that size is kept.
+// makeContent fills a file with content like that of a system's disk: the files of /usr, each from
+// a new block of 4 KiB, over and over up to size bytes. It keeps an existing file of that size.
 func makeContent(path string, size int64) error {
 	if info, err := os.Stat(path); err == nil && info.Size() == size {
 		return nil
@@ -26,8 +26,8 @@ func makeContent(path string, size int64) error {
 		return err
 	}
 	defer out.Close()
-	// The first block stays empty, as a boot block does: a disk that begins with a file would be
-	// taken for that file.
+	// The first block stays empty like a boot block. Otherwise a tool could take the disk for the
+	// file that it begins with.
 	if _, err := out.Seek(blockSize, io.SeekStart); err != nil {
 		return err
 	}
@@ -47,7 +47,7 @@ func makeContent(path string, size int64) error {
 	return os.Rename(path+".new", path)
 }
 
-// errFull ends the walk.
+// errFull ends the walk through /usr.
 var errFull = errors.New("full")
 
 // blockWriter appends files, each padded to whole blocks, until no space is left.
@@ -60,7 +60,7 @@ const blockSize = 4096
 
 func (w *blockWriter) visit(path string, entry fs.DirEntry, err error) error {
 	if err != nil || !entry.Type().IsRegular() {
-		return nil // what cannot be read is not needed
+		return nil // go without files that cannot be read
 	}
 	in, err := os.Open(path)
 	if err != nil {
@@ -84,7 +84,7 @@ func (w *blockWriter) visit(path string, entry fs.DirEntry, err error) error {
 	return nil
 }
 
-// warm reads a file, so that all of it is in the page cache.
+// warm reads a whole file into the page cache.
 func warm(path string) error {
 	f, err := os.Open(path)
 	if err != nil {
@@ -94,9 +94,9 @@ func warm(path string) error {
 	return errors.Join(err, f.Close())
 }
 
-// fill puts all of a file into the page cache in folios of that many bytes, whatever was there:
-// ext4 goes over all blocks of a folio for each write into it, so that a write of 4 KiB takes 5 us
-// in folios of 128 KiB, and 28 us in those of 2 MiB that a larger read-ahead makes.
+// fill reads a whole file anew into the page cache, in folios of folio bytes. The size of the
+// folios matters: ext4 goes over all blocks of a folio for each write into it. A write of 4 KiB
+// takes 5 us in folios of 128 KiB, and 28 us in folios of 2 MiB, which a larger read-ahead makes.
 func fill(path string, folio int) error {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
@@ -108,11 +108,11 @@ func fill(path string, folio int) error {
 		return err
 	}
 	defer source.Close()
-	if err := errors.Join(f.Sync(), unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)); err !=
-		nil {
+	err = errors.Join(f.Sync(), unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED))
+	if err != nil {
 		return err
 	}
-	buf := make([]byte, 8*folio)[:folio] // more than a stack holds: the heap's pages are aligned
+	buf := make([]byte, 8*folio)[:folio] // too large for a stack: memory of the heap is aligned
 	for off := int64(0); ; off += int64(folio) {
 		n, err := source.ReadAt(buf, off)
 		if err != nil && err != io.EOF {

@@ -19,16 +19,16 @@ import (
 	"kubevirt.io/disk/target/targettest"
 )
 
-// startImages are the images with an operating system that a start is measured with, as
-// scripts/make-os-images.sh makes them: of the tenfold ones, also their data is ten times as much.
-// What is not there is left out, and it is said.
+// startImages are the images with an operating system for measuring the start.
+// scripts/make-os-images.sh makes them. The tenfold ones have ten times as much data. Missing
+// images are left out with a message.
 var startImages = []string{"plain", "zlib", "zstd", "zlib-100g", "plain-tenfold", "zlib-tenfold",
 	"zstd-tenfold"}
 
-// tenfold is how the names of the images end that take long to copy.
+// tenfold is the end of the names of images that take long to copy.
 const tenfold = "-tenfold"
 
-// findOSImages returns the paths of those images that are there, by name.
+// findOSImages returns the paths of the images that exist, by name.
 func findOSImages(s settings, names ...string) map[string]string {
 	found := make(map[string]string)
 	for _, name := range names {
@@ -47,7 +47,7 @@ func findOSImages(s settings, names ...string) map[string]string {
 	return found
 }
 
-// starter is a way to come from an image to a LUN.
+// starter is a way to serve an image as a LUN.
 type starter struct {
 	name  string
 	start func(image, dir string) (url string, stop func() error, err error)
@@ -103,8 +103,8 @@ func (s settings) startOn(image, dir string, env map[string]string) (*peers.Daem
 		Env: all})
 }
 
-// measureStart prints how long it takes from the start of a process to the first 4 KiB that an
-// initiator has read.
+// measureStart prints the time from the start of a process until an initiator has read the first 4
+// KiB.
 func measureStart(ctx context.Context, s settings) error {
 	images := findOSImages(s, startImages...)
 	out := table{head: []string{"image", "candidate", "to the first 4 KiB read"}}
@@ -115,7 +115,7 @@ func measureStart(ctx context.Context, s settings) error {
 		}
 		all := s.starters()
 		if strings.HasSuffix(image, tenfold) {
-			all = slices.Delete(all, 2, 3) // a minute, and 18 GiB, each time
+			all = slices.Delete(all, 2, 3) // it takes a minute and 18 GiB each time
 		}
 		times := make([][]float64, len(all))
 		for round := range s.rounds {
@@ -179,14 +179,14 @@ func readFirst(url string) error {
 	return err
 }
 
-// coldStep is how far apart cold reads are: each is in another cluster. A turn around an image of
-// 10 GiB takes 10,000 of them, and the addresses of the next turn lie 160 KiB before those, so in
-// other clusters again. When a cluster's turn comes once more, many times what our cache of decoded
-// clusters holds has gone through it.
+// coldStep is the distance between cold reads: each is in another cluster. One turn around an image
+// of 10 GiB takes 10,000 reads. The addresses of the next turn lie 160 KiB before those, again in
+// other clusters. Before a cluster is read twice, many times the size of our cache of decoded
+// clusters is read.
 const coldStep = 1<<20 + 4096
 
-// measureColdReads prints how fast an image is read that has not been copied: 4 KiB reads all over
-// it, by the load generator, through ours and through QEMU's servers of images.
+// measureColdReads prints how fast an image that is not copied can be read: 4 KiB reads all over it
+// by the load generator, through our server and through QEMU's.
 func measureColdReads(ctx context.Context, s settings) error {
 	images := findOSImages(s, "plain", "zlib", "zstd")
 	out := table{head: []string{"image", "depth", "server", "reads per second", "to qemu-nbd"}}
@@ -227,7 +227,7 @@ func measureColdReads(ctx context.Context, s settings) error {
 	return nil
 }
 
-// imageServers are ours and QEMU's; the second is what others are compared with.
+// imageServers are our server and QEMU's. The second one is the baseline.
 func (s settings) imageServers() []starter {
 	until := func(socket string) error {
 		for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
@@ -278,7 +278,7 @@ func (s settings) imageServers() []starter {
 	return all
 }
 
-// coldRate is how many reads per second a server of an image answers that has just been started.
+// coldRate starts a server of an image and returns how many reads per second it answers.
 func (s settings) coldRate(ctx context.Context, c starter, image string, depth int) (rate float64,
 	err error) {
 	l, err := coldLoad(image, depth)
@@ -311,10 +311,11 @@ func coldLoad(path string, depth int) (generatorLoad, error) {
 		step: coldStep}, opened.Close()
 }
 
-// replicas is how many disks of one image are served at once.
+// replicas is the number of disks of one image that are served at once.
 const replicas = 16
 
-// measureReplicas prints what each of many disks of one image takes, in mode copy-on-write.
+// measureReplicas prints the memory and disk space that each of many disks of one image takes in
+// mode copy-on-write.
 func measureReplicas(_ context.Context, s settings) (err error) {
 	image := findOSImages(s, "zlib")["zlib"]
 	if image == "" {
@@ -336,8 +337,8 @@ func measureReplicas(_ context.Context, s settings) (err error) {
 			return err
 		}
 		defer d.Kill()
-		if err := readFirst("iscsi://" + d.Portals[0] + "/" + peers.DefaultTarget + "/1"); err !=
-			nil {
+		err = readFirst("iscsi://" + d.Portals[0] + "/" + peers.DefaultTarget + "/1")
+		if err != nil {
 			return err
 		}
 		used, err := anonymousMemory(d.PID())
@@ -357,7 +358,7 @@ func measureReplicas(_ context.Context, s settings) (err error) {
 	return nil
 }
 
-// allocatedBelow is what the files of a directory take. Bytes.
+// allocatedBelow returns how many bytes the files of a directory take.
 func allocatedBelow(dir string) (sum int64, err error) {
 	out, err := exec.Command("du", "-s", "-B1", dir).Output()
 	if err != nil {

@@ -16,11 +16,11 @@ import (
 )
 
 const (
-	// imageData is how much data the images hold, and imageSize their virtual size: the rest was
+	// imageData is the amount of data in the images, and imageSize their virtual size. The rest was
 	// never written.
 	imageData = 5 << 28 // 1.25 GiB
 	imageSize = 2 << 30
-	// idleBefore is how long nothing happens before each command.
+	// idleBefore is how long the machine rests before each command.
 	idleBefore = 8 * time.Second
 )
 
@@ -36,17 +36,17 @@ var imageKinds = []imageKind{
 	{"zstd", []string{"-c", "-o", "compression_type=zstd"}},
 }
 
-// expander is a command that makes a raw file of an image.
+// expander is a command that expands an image to a raw file.
 type expander struct {
 	name    string
 	command func(image, raw string) []string
 }
 
-// usage is what one expansion took.
+// usage is the cost of one expansion.
 type usage struct {
 	wall, cpu float64 // seconds
-	memory    float64 // peak resident set, bytes; 0 where it was not measured
-	anonymous float64 // the most anonymous memory that was seen, bytes; 0 as above
+	memory    float64 // peak resident set, bytes; 0: not measured
+	anonymous float64 // the most anonymous memory seen, bytes; 0: not measured
 }
 
 func measureExpansion(ctx context.Context, s settings) error {
@@ -57,8 +57,7 @@ func measureExpansion(ctx context.Context, s settings) error {
 	expanders := []expander{
 		{"kubevirt-disk convert",
 			func(image, raw string) []string { return []string{s.server, "convert", image, raw} }},
-		{"qemu-img convert", func(image,
-			raw string) []string {
+		{"qemu-img convert", func(image, raw string) []string {
 			return []string{"qemu-img", "convert", "-O", "raw", image, raw}
 		}},
 		{"qemu-img convert -m 8 -W", func(image, raw string) []string {
@@ -79,8 +78,7 @@ func measureExpansion(ctx context.Context, s settings) error {
 		}
 		measured := make([][]usage, len(expanders))
 		for round := range s.rounds {
-			// In no fixed order: what a command leaves in the memory of the machine helps or
-			// hinders the next one.
+			// In random order: what one command leaves in memory helps or hinders the next one.
 			for _, i := range rand.Perm(len(expanders)) {
 				u, err := expand(ctx, expanders[i].command(images[kind.name], raw), raw)
 				if err != nil {
@@ -106,8 +104,8 @@ func measureExpansion(ctx context.Context, s settings) error {
 	return nil
 }
 
-// pairedRatio is the median of the ratios of each round: what else the machine did then slowed
-// both.
+// pairedRatio is the median of the ratios of all rounds. Other work on the machine slows both
+// commands of a round.
 func pairedRatio(all, baseline []usage, value func(usage) float64) string {
 	var ratios []float64
 	for i, u := range all {
@@ -124,8 +122,8 @@ func column(all []usage, value func(usage) float64) []float64 {
 	return values
 }
 
-// expand runs one command. The raw file is removed before, and what is dirty is written back, so
-// that nobody pays for another's output.
+// expand runs one command. It first removes the raw file and writes back dirty pages, so that no
+// command pays for the output of another.
 func expand(ctx context.Context, command []string, raw string) (usage, error) {
 	if err := os.Remove(raw); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return usage{}, err
@@ -155,15 +153,15 @@ func expand(ctx context.Context, command []string, raw string) (usage, error) {
 }
 
 // settle puts the machine into the same state before each command: nothing is dirty, and no memory
-// is at hand. The host of a virtual machine takes back what has been free for a while, and to get
-// it again costs ten times as much as to copy into it; who comes soon after something large was
-// removed would find a part of it, by chance.
+// is at hand. The host of a virtual machine takes back memory that is free for a while, and getting
+// it again costs ten times as much as copying into it. Without settle, a command soon after a large
+// file was removed would find some of that memory by chance.
 func settle() {
 	syscall.Sync()
 	time.Sleep(idleBefore)
 }
 
-// makeImages makes the images that are not there yet, and returns their paths by kind.
+// makeImages makes the missing images and returns the paths of all by kind.
 func makeImages(ctx context.Context, dir string) (map[string]string, error) {
 	raw := filepath.Join(dir, "source.raw")
 	paths := make(map[string]string)

@@ -13,8 +13,8 @@ import (
 	"kubevirt.io/disk/integration/peers"
 )
 
-// The floor does the whole of what it is measured for: every byte of a write is in the file, and
-// reads come from there.
+// TestFloor checks that the floor does the work that it is measured for: every byte of a write is
+// in the file, and reads come from there.
 func TestFloor(t *testing.T) {
 	if _, err := exec.LookPath("gcc"); err != nil {
 		require.NotEqual(t, "1", os.Getenv("KUBEVIRT_DISK_REQUIRE_TOOLS"), "gcc is required")
@@ -44,8 +44,8 @@ func TestFloor(t *testing.T) {
 		want[i] = byte(i * 7)
 	}
 	require.True(t, bytes.Equal(want, content[:256<<10]),
-		"what the generator writes is in the file")
-	// An address beyond the end is no read: the connection ends, and the load says so.
+		"the generator's writes are in the file")
+	// A read beyond the end fails: the connection ends, and the load says so.
 	beyond := generatorLoad{bytes: 4096, depth: 1, sessions: 1, luns: 1, size: size << 20}
 	_, err = generate(t.Context(), beyond, floor.URL, 50*time.Millisecond)
 	require.Error(t, err)

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// generatorLoad is what the load generator does: reads or writes of one size.
+// generatorLoad is one load of the load generator: reads or writes of one size.
 type generatorLoad struct {
 	write    bool
 	bytes    int // of one command, a multiple of 512
@@ -20,7 +20,7 @@ type generatorLoad struct {
 	luns     int // LUN 1 and up, in random order
 	digests  bool
 	size     int64 // of each LUN, bytes
-	step     int64 // from one command to the next, bytes, around LUN 1; 0 is at random
+	step     int64 // from one command to the next, bytes, around LUN 1; 0: random
 }
 
 func (l generatorLoad) String() string {
@@ -46,10 +46,10 @@ func (l generatorLoad) String() string {
 type addresses struct {
 	l      generatorLoad
 	random uint64 // state of the generator of random addresses
-	at     int64  // of the next command that is a step away
+	at     int64  // of the next command, if step is set
 }
 
-// next is the LUN and the address of the next command, the latter in bytes.
+// next returns the LUN and the address in bytes of the next command.
 func (a *addresses) next() (lun uint16, offset int64) {
 	places := a.l.size / int64(a.l.bytes)
 	if a.l.step > 0 {
@@ -64,11 +64,11 @@ func (a *addresses) next() (lun uint16, offset int64) {
 		int64(a.random%uint64(places)) * int64(a.l.bytes)
 }
 
-// manyLUNs is how many LUNs there are where the number of LUNs is measured.
+// manyLUNs is the number of LUNs of the loads for many LUNs.
 const manyLUNs = 64
 
-// generatorLoads are the loads for a target of so many LUNs of a size: with one, everything; with
-// more, what tells whether their number matters.
+// generatorLoads returns the loads for a target with that many LUNs of a size: all loads for one
+// LUN, and a few for many LUNs, to see whether their number matters.
 func generatorLoads(luns int, size int64) []generatorLoad {
 	var list []generatorLoad
 	if luns > 1 {
@@ -113,17 +113,17 @@ func generatorJobs(loads []generatorLoad) []job {
 	return jobs
 }
 
-// connection is one of those that a load has to its server.
+// connection is one connection of a load to its server.
 type connection interface {
-	// run keeps the load's number of commands in flight until stop says so, and returns how many
-	// have ended. One is sent in any case: a busy machine may get round to it when the time is
-	// over.
+	// run keeps the load's number of commands in flight until stop returns true, and returns how
+	// many have ended. It always sends at least one, even if a busy machine gets to it when the
+	// time is over.
 	run(stop func() bool) (uint64, error)
 	close() error
 }
 
-// connect makes the n-th connection of a load: to a LUN, "iscsi://host:port/target/1", or to an NBD
-// server, "nbd+unix:///?socket=path".
+// connect makes the n-th connection of a load, to a LUN ("iscsi://host:port/target/1") or to an NBD
+// server ("nbd+unix:///?socket=path").
 func connect(target string, n int, l generatorLoad, patience time.Duration) (connection, error) {
 	if socket, ok := strings.CutPrefix(target, nbdScheme); ok {
 		return newNBDClient(socket, l, patience)
@@ -155,7 +155,7 @@ func generate(ctx context.Context, l generatorLoad, target string, length time.D
 	began := time.Now()
 	for _, c := range all {
 		go func() {
-			runtime.LockOSThread() // it waits in system calls
+			runtime.LockOSThread() // the connection waits in system calls
 			defer runtime.UnlockOSThread()
 			done, err := c.run(stop.Load)
 			outcomes <- outcome{done, err}
@@ -179,7 +179,7 @@ func generate(ctx context.Context, l generatorLoad, target string, length time.D
 	return total, errors.Join(append(failures, ctx.Err())...)
 }
 
-// parseURL takes an iSCSI URL apart.
+// parseURL splits an iSCSI URL.
 func parseURL(text string) (address, target string, err error) {
 	u, err := url.Parse(text)
 	if err != nil {
@@ -187,7 +187,7 @@ func parseURL(text string) (address, target string, err error) {
 	}
 	target, _, _ = strings.Cut(strings.TrimPrefix(u.Path, "/"), "/")
 	if u.Scheme != "iscsi" || target == "" {
-		return "", "", fmt.Errorf("%q is no iSCSI URL of a LUN", text)
+		return "", "", fmt.Errorf("%q is not an iSCSI URL of a LUN", text)
 	}
 	return u.Host, target, nil
 }

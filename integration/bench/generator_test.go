@@ -13,7 +13,7 @@ import (
 	"kubevirt.io/disk/target"
 )
 
-// TestGenerate runs every shape of load against a target, which has to see all of it.
+// TestGenerate runs every kind of load against a target, and checks that the target sees all of it.
 func TestGenerate(t *testing.T) {
 	const size = 8 << 20
 	var luns []target.LUN
@@ -54,7 +54,7 @@ func TestGenerate(t *testing.T) {
 	require.NoError(t, err)
 	done, err := conn.run(func() bool { return true })
 	require.NoError(t, err)
-	require.EqualValues(t, 1, done, "one is sent in any case")
+	require.EqualValues(t, 1, done, "at least one is sent")
 	require.NoError(t, conn.close())
 	_, err = generate(t.Context(),
 		generatorLoad{bytes: 4096, depth: 1, sessions: 1, luns: 4, size: size}, url,

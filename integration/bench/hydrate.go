@@ -12,23 +12,23 @@ import (
 	"time"
 )
 
-// duplicator is a way from an image to a whole raw copy of it. The directory is its own, and is
+// duplicator is a way to make a whole raw copy of an image. It has a directory of its own, which is
 // removed afterwards.
 type duplicator struct {
 	name      string
 	duplicate func(ctx context.Context, image, dir string) (usage, error)
 }
 
-// What a disk becomes that copies its image.
+// The modes of a disk that copies its image.
 const (
 	clone           = "clone"
 	persistentClone = "persistent clone"
 )
 
-// duplicators are ours, that serves the disk meanwhile, and qemu-img, which the second one is the
-// baseline of. What is persistent is flushed: by ours as it goes on and before it calls the disk
-// complete, by qemu-img when it closes a file that it does not write with its default cache mode,
-// "unsafe".
+// duplicators are our server, which serves the disk meanwhile, and qemu-img. The second one is the
+// baseline. Persistent copies are flushed: our server flushes now and then and before it calls the
+// disk complete, qemu-img when it closes a file. It does so only if its cache mode is not the
+// default, "unsafe".
 func (s settings) duplicators(mode string) []duplicator {
 	if earlier, ok := s.earlier(); ok {
 		s.before = ""
@@ -57,8 +57,8 @@ func (s settings) duplicators(mode string) []duplicator {
 	}
 }
 
-// hydrate serves an image in mode clone, to nobody, until the disk is complete. The setting names
-// the directory that it lies in.
+// hydrate serves an image in mode clone until the disk is complete. No initiator logs in. setting
+// is the setting for the directory of the disk.
 func (s settings) hydrate(setting string) func(ctx context.Context, image, dir string) (usage,
 	error) {
 	return func(ctx context.Context, image, dir string) (u usage, err error) {
@@ -87,18 +87,18 @@ func (s settings) hydrate(setting string) func(ctx context.Context, image, dir s
 }
 
 const (
-	// completePoll is how often a server is asked whether it has copied its image. One answer takes
-	// it some 0.1 ms.
+	// completePoll is the interval at which a server is asked whether it has copied its image. One
+	// answer takes about 0.1 ms of its time.
 	completePoll = 10 * time.Millisecond
-	// completeTimeout is how long that may take.
+	// completeTimeout is how long the copying may take.
 	completeTimeout = 5 * time.Minute
 )
 
-// untilComplete waits until the status page says of every LUN that it is complete.
+// untilComplete waits until the status page shows every LUN as complete.
 func untilComplete(ctx context.Context, address string) error {
 	ctx, cancel := context.WithTimeout(ctx, completeTimeout)
 	defer cancel()
-	// with a connection of its own, which it keeps
+	// A new client keeps one connection for all requests.
 	client := &http.Client{Transport: new(http.Transport)}
 	defer client.CloseIdleConnections()
 	for {
@@ -142,8 +142,8 @@ func askComplete(ctx context.Context, client *http.Client, url string) (complete
 	return len(status.LUNs) > 0, nil
 }
 
-// measureHydration prints how long it takes from the start of the process until the disk needs its
-// image no more, without a guest.
+// measureHydration prints the time from the start of the process until the disk no longer needs its
+// image, without a guest.
 func measureHydration(ctx context.Context, s settings) error {
 	images := findOSImages(s, "plain", "zlib", "zstd")
 	out := table{head: []string{"image", "command", "time", "to qemu-img convert", "CPU",
@@ -160,8 +160,7 @@ func measureHydration(ctx context.Context, s settings) error {
 				measured[i] = make([]usage, s.rounds)
 			}
 			for round := range s.rounds {
-				// By chance: what a command leaves in the memory of the machine helps or hinders
-				// the next one.
+				// In random order: what one command leaves in memory helps or hinders the next one.
 				for _, i := range rand.Perm(len(all)) {
 					u, err := duplicateOnce(ctx, s, all[i], path)
 					if err != nil {

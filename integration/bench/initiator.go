@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// initiator is one session of the load generator. It costs less than any target: its PDUs are
-// encoded before they are needed, and the wire does the rest. RFC 7143 11.3 (SCSI Command), 11.7
-// (Data-In, Data-Out), 11.8 (R2T).
+// initiator is one session of the load generator. It costs less than any target, because it encodes
+// its PDUs in advance and wire does the rest. RFC 7143 11.3 (SCSI Command), 11.7 (Data-In,
+// Data-Out), 11.8 (R2T).
 type initiator struct {
 	*wire
 	addresses
@@ -22,12 +22,12 @@ type initiator struct {
 	done                       uint64
 
 	payload []byte // as much data as one PDU carries, with padding and digest
-	direct  []byte // a large command with its data, of which only the header changes
+	direct  []byte // a large command with its data; only the header changes
 }
 
 const (
 	headerLen = 48
-	largeData = 32 << 10 // data from this size on is sent from where it lies
+	largeData = 32 << 10 // data from this size on is sent without a copy
 
 	opCommand, opDataOut                                    = 0x01, 0x05
 	opNOPIn, opResponse, opDataIn, opR2T, opAsync, opReject = 0x20, 0x21, 0x25, 0x31, 0x32, 0x3f
@@ -90,7 +90,7 @@ func sealed(b []byte) []byte {
 	return binary.LittleEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
 }
 
-// immediate is how much data of a write travels with the command, bytes.
+// immediate is how many bytes of a write travel with the command.
 func (i *initiator) immediate() int {
 	if !i.l.write || !i.p.instant {
 		return 0
@@ -98,8 +98,8 @@ func (i *initiator) immediate() int {
 	return min(i.l.bytes, i.p.maxSend, i.p.first)
 }
 
-// run keeps the load's number of commands in flight until stop says so, and returns how many have
-// ended.
+// run keeps the load's number of commands in flight until stop returns true, and returns how many
+// have ended.
 func (i *initiator) run(stop func() bool) (uint64, error) {
 	for {
 		for (!stop() || i.done == 0 && i.flying == 0) && len(i.free) > 0 &&
@@ -111,7 +111,7 @@ func (i *initiator) run(stop func() bool) (uint64, error) {
 		if err := i.flush(); err != nil {
 			return 0, err
 		}
-		if i.flying == 0 && i.skip == 0 { // the last response's data has come, too
+		if i.flying == 0 && i.skip == 0 { // the data of the last response has arrived, too
 			if stop() {
 				return i.done, nil
 			}

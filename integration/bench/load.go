@@ -20,8 +20,8 @@ type load struct {
 	depth int // commands in flight
 }
 
-// loads are what is measured: the small ones first, so that their memory can be told from that of
-// the large ones.
+// loads are the loads to measure, small commands first, so that their memory can be told from that
+// of the large ones.
 var loads = []load{
 	{"4 KiB random read, depth 1", false, 4 << 10, 1},
 	{"4 KiB random read, depth 32", false, 4 << 10, 32},
@@ -33,7 +33,7 @@ var loads = []load{
 	{"256 KiB scattered write, depth 32", true, 256 << 10, 32},
 }
 
-// errHung says that a client did not come to its end: its target stopped answering.
+// errHung says that a client did not end, because its target stopped answering.
 var errHung = errors.New("hangs")
 
 // client is the outcome of one run of a client.
@@ -42,7 +42,7 @@ type client struct {
 	elapsed    time.Duration // of the load, without login
 }
 
-// clientJobs are the loads of the clients that everybody has.
+// clientJobs are the loads of common clients.
 func clientJobs() []job {
 	var jobs []job
 	for _, l := range loads {
@@ -57,9 +57,9 @@ func clientJobs() []job {
 
 func (c client) rate() float64 { return c.operations / c.elapsed.Seconds() }
 
-// drive runs the load for about the given time. Reads come from iscsi-perf, which cannot write;
-// writes from qemu-img bench, whose step leaps through the disk so that neighbours are not written
-// together. expected is the rate that an earlier run had; qemu-img wants a number of operations.
+// drive runs the load for about that time. iscsi-perf does the reads; it cannot write. qemu-img
+// bench does the writes, with a large step, so that neighbouring blocks are not written together.
+// It needs a number of operations, so expected is the rate of an earlier run.
 func drive(ctx context.Context, l load, url string, length time.Duration, expected float64) (client,
 	error) {
 	if !l.write {
@@ -92,7 +92,7 @@ func iscsiPerf(ctx context.Context, l load, url string, length time.Duration) (c
 
 var iopsAverage = regexp.MustCompile(`(?m)iops average ([0-9]+) \(`)
 
-// parseIscsiPerf takes the last average that is reported: the one over the whole run.
+// parseIscsiPerf returns the last average of the output, the one over the whole run.
 func parseIscsiPerf(out string) (float64, error) {
 	all := iopsAverage.FindAllStringSubmatch(out, -1)
 	if len(all) == 0 {
@@ -107,7 +107,7 @@ func parseIscsiPerf(out string) (float64, error) {
 
 func qemuBench(ctx context.Context, l load, url string, length time.Duration, count int) (client,
 	error) {
-	const stride = 1009 // prime, so that every place of the disk gets its turn
+	const stride = 1009 // prime, so that every block of the disk gets its turn
 	out, err := output(ctx, length, "qemu-img", "bench", "-w", "-f", "raw", "-t", "none", "-c",
 		strconv.Itoa(count), "-d", strconv.Itoa(l.depth),
 		"-s", strconv.Itoa(l.bytes), "-S", strconv.Itoa(l.bytes*stride), url)
@@ -126,11 +126,11 @@ func parseQemuBench(out string) (time.Duration, error) {
 		return 0, fmt.Errorf("qemu-img bench printed no time: %s", strings.TrimSpace(out))
 	}
 	seconds, err := strconv.ParseFloat(match[1], 64)
-	// It prints milliseconds, and a run may take less than one.
+	// qemu-img prints milliseconds, and a run may take less than one.
 	return max(time.Millisecond, time.Duration(seconds*float64(time.Second))), err
 }
 
-// output runs a client that is expected to take a certain time, and gives up on it well after that.
+// output runs a client that should take about that time. It gives up well after that.
 func output(ctx context.Context, length time.Duration, name string, args ...string) (string,
 	error) {
 	limited, cancel := context.WithTimeout(ctx, 4*length+5*time.Second)

@@ -14,14 +14,13 @@ import (
 const (
 	// loginTimeout is how long a target may take until a session is ready.
 	loginTimeout = 30 * time.Second
-	// silence is how long it may say nothing in the midst of a load before it is taken to hang,
-	// beyond the load's own time.
+	// silence is how long a target may be silent during a load, besides the load's own time. After
+	// that it counts as hanging.
 	silence = 30 * time.Second
 )
 
-// session is what a login leads to. The load generator logs in by itself, and not as the tests'
-// initiator does, as that one refuses a target that departs from the standard, and those are
-// measured too.
+// session is a session after its login. The load generator has a login of its own: the tests'
+// initiator refuses targets that violate the standard, and those are measured, too.
 type session struct {
 	nc       net.Conn
 	digests  bool
@@ -33,7 +32,7 @@ type session struct {
 	maxCmdSN uint32
 }
 
-// logIn logs in without authentication, straight in the operational stage (RFC 7143 6.3).
+// logIn logs in without authentication, directly in the operational stage (RFC 7143 6.3).
 func logIn(address, target string, n int, digests bool) (*session, error) {
 	nc, err := net.Dial("tcp", address)
 	if err != nil {
@@ -94,7 +93,7 @@ func (s *session) negotiate(target string, n int) error {
 	return errors.New("the target does not leave the login phase")
 }
 
-// take reads the answers that matter.
+// take parses the target's answers that matter.
 func (s *session) take(text string) error {
 	for pair := range strings.SplitSeq(text, "\x00") {
 		key, value, _ := strings.Cut(pair, "=")
@@ -115,7 +114,7 @@ func (s *session) take(text string) error {
 	return nil
 }
 
-// read receives one PDU and keeps its numbers.
+// read receives one PDU and keeps its sequence numbers.
 func (s *session) read(digests bool) (h [headerLen]byte, data []byte, err error) {
 	if _, err := io.ReadFull(s.nc, h[:]); err != nil {
 		return h, nil, err
@@ -138,7 +137,7 @@ func (s *session) read(digests bool) (h [headerLen]byte, data []byte, err error)
 	return h, data[:n], nil
 }
 
-// ready sends TEST UNIT READY until the LUN has nothing left to report.
+// ready sends TEST UNIT READY until the LUN reports no unit attention.
 func (s *session) ready(lun int) error {
 	for range 8 {
 		var h [headerLen]byte

@@ -1,9 +1,9 @@
 // Command bench measures kubevirt-disk against its peers on this machine and prints tables for
-// docs/benchmarks.md, where the method is described: SCSI load against tgtd and gotgt, by common
-// clients and by a load generator of its own, and the expansion of images and what disks do with
-// them against qemu-img convert. All candidates take turns within a round, so that what else the
-// machine does hits all of them; each round begins with another one, as whoever comes after a
-// certain one may find the machine warmer. Medians over the rounds are printed.
+// docs/benchmarks.md, which describes the method. It compares SCSI load with tgtd and gotgt, by
+// common clients and by its own load generator, and expanding and serving images with qemu-img
+// convert. All candidates take turns within a round, so that other work on the machine hits all of
+// them. Each round begins with another one, because one candidate may leave the machine warmer for
+// the next. The tables show medians over the rounds.
 package main
 
 import (
@@ -22,7 +22,7 @@ import (
 	"time"
 )
 
-// settings are the flags.
+// settings are the command's flags.
 type settings struct {
 	server string        // path of kubevirt-disk
 	before string        // path of an earlier kubevirt-disk; "": none
@@ -32,12 +32,12 @@ type settings struct {
 	length time.Duration // of one measurement of SCSI load or cold reads
 	only   []string      // some of parts
 	folio  int           // KiB
-	// of the loads of "scsi" and "load", and the copies of "hydrate": those to measure
+	// which loads of "scsi" and "load" and which copies of "hydrate" to measure
 	loads   *regexp.Regexp
 	targets []string // "kubevirt-disk", "tgtd", "gotgt", "floor", beforeName
 }
 
-// parts are what can be measured.
+// parts are the names of the measurements.
 var parts = []string{"scsi", "load", "expand", "hydrate", "start", "cold", "replicas"}
 
 func main() {
@@ -64,26 +64,26 @@ func parse(args []string) (settings, error) {
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.StringVar(&s.server, "server", "bin/kubevirt-disk", "the kubevirt-disk to measure")
 	flags.StringVar(&s.before, "before", "",
-		"an earlier kubevirt-disk, which takes its turn in every measurement as well")
+		"an earlier kubevirt-disk, which takes part in every measurement")
 	flags.StringVar(&s.gotgt, "gotgt", "cache/gotgt/gotgt",
-		"gotgt, as scripts/build-gotgt.sh built it")
+		"the gotgt that scripts/build-gotgt.sh built")
 	flags.StringVar(&s.cache, "cache", "cache/bench",
-		"directory for images and raw files; wants 10 GiB and is kept")
-	flags.IntVar(&s.folio, "folio", 32, "size of the folios of the page cache that hold the raw "+
-		"files of SCSI load, KiB, a power of 2: who filled it decides, as read-ahead (128 unless "+
-		"set up otherwise) or who unpacked an image (4 to 16)")
+		"directory for images and raw files; takes 10 GiB and is kept")
+	flags.IntVar(&s.folio, "folio", 32, "size of the page cache's folios that hold the raw "+
+		"files of SCSI load, KiB, a power of 2; on real systems read-ahead (128 by default) "+
+		"or the tool that unpacked an image (4 to 16) decides")
 	flags.IntVar(&s.rounds, "rounds", 5, "how often each measurement is repeated")
 	flags.DurationVar(&s.length, "length", 2*time.Second,
-		"of one measurement of SCSI load or of reads of an image that is not copied (iscsi-perf "+
-			"counts in seconds)")
+		"of one measurement of SCSI load or of cold reads (iscsi-perf counts in seconds)")
 	flags.StringVar(&only, "only", strings.Join(parts, ","),
 		"what to measure: common clients, our own load generator, the expansion of images, disks "+
 			"that copy their image, the time to the first read, reads of an image that is not "+
 			"copied, many disks of one image")
-	flags.StringVar(&loads, "loads", "", "a regular expression; only loads (and copies: \"zlib, "+
-		"convert\", \"zlib, persistent clone\") whose names match are measured")
+	flags.StringVar(&loads, "loads", "",
+		"a regular expression; measures only loads (and copies: \"zlib, convert\", \"zlib, "+
+			"persistent clone\") whose names match")
 	flags.StringVar(&targets, "targets", "kubevirt-disk,tgtd,gotgt,floor",
-		"the targets to measure; the second is what the first is compared with, and floor is a "+
+		"the targets to measure; the second is the baseline of the first, and floor is a "+
 			"bare loop of system calls in C")
 	if err := flags.Parse(args); err != nil {
 		return s, err
@@ -93,16 +93,16 @@ func parse(args []string) (settings, error) {
 	case flags.NArg() > 0:
 		return s, fmt.Errorf("unexpected argument %q", flags.Arg(0))
 	case s.folio < 4 || s.folio > 2048 || s.folio&(s.folio-1) != 0:
-		return s, fmt.Errorf("-folio is %d, and no power of 2 from 4 to 2048", s.folio)
+		return s, fmt.Errorf("-folio is %d, but must be a power of 2 from 4 to 2048", s.folio)
 	case s.rounds < 1:
-		return s, fmt.Errorf("-rounds is %d, and at least one is needed", s.rounds)
+		return s, fmt.Errorf("-rounds is %d, but must be at least 1", s.rounds)
 	case s.length < time.Second:
-		return s, fmt.Errorf("-length is %v, and iscsi-perf cannot do with less than a second",
+		return s, fmt.Errorf("-length is %v, but iscsi-perf needs at least a second",
 			s.length)
 	}
 	for _, what := range s.only {
 		if !slices.Contains(parts, what) {
-			return s, fmt.Errorf("-only: %q is none of %s", what, strings.Join(parts, ", "))
+			return s, fmt.Errorf("-only: %q is not one of %s", what, strings.Join(parts, ", "))
 		}
 	}
 	var err error
@@ -111,7 +111,8 @@ func parse(args []string) (settings, error) {
 	}
 	for _, name := range s.targets {
 		if !slices.Contains([]string{"kubevirt-disk", "tgtd", "gotgt", floorName}, name) {
-			return s, fmt.Errorf("-targets: %q is none of kubevirt-disk, tgtd, gotgt and %s", name,
+			return s, fmt.Errorf("-targets: %q is not one of kubevirt-disk, tgtd, gotgt and %s",
+				name,
 				floorName)
 		}
 	}
@@ -130,14 +131,14 @@ func parse(args []string) (settings, error) {
 	return s, nil
 }
 
-// earlier are the settings that measure the earlier build; ok: there is one.
+// earlier returns the settings for the earlier build, if there is one.
 func (s settings) earlier() (earlier settings, ok bool) {
 	earlier = s
 	earlier.server, earlier.before = s.before, ""
 	return earlier, s.before != ""
 }
 
-// chosen are the jobs to measure.
+// chosen returns the jobs to measure.
 func (s settings) chosen(jobs []job) []job {
 	return slices.DeleteFunc(jobs, func(j job) bool { return !s.loads.MatchString(j.name) })
 }

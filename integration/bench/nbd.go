@@ -9,9 +9,8 @@ import (
 	"time"
 )
 
-// nbdClient is the load generator for servers of the NBD protocol: what the initiator is for iSCSI
-// targets, and as cheap, for reads. Fixed newstyle negotiation of the default export, and simple
-// replies.
+// nbdClient is the load generator for NBD servers, for reads only, as cheap as the initiator for
+// iSCSI targets. It negotiates the default export in the fixed newstyle and takes simple replies.
 type nbdClient struct {
 	*wire
 	addresses
@@ -19,7 +18,7 @@ type nbdClient struct {
 	done   uint64
 }
 
-// nbdScheme is what the URLs of servers on Unix sockets begin with, before the path.
+// nbdScheme is the URL of a server on a Unix socket, up to the path.
 const nbdScheme = "nbd+unix:///?socket="
 
 const (
@@ -31,10 +30,11 @@ const (
 	nbdGreeting, nbdExport, nbdReplyLen = 18, 10, 16
 )
 
-// newNBDClient connects to the server on a Unix socket, whose export has to have the load's size.
+// newNBDClient connects to a server on a Unix socket. The size of its export must be that of the
+// load.
 func newNBDClient(socket string, l generatorLoad, patience time.Duration) (*nbdClient, error) {
 	if l.write || l.digests || l.luns != 1 {
-		return nil, fmt.Errorf("%s: by NBD there are only reads of one disk", l)
+		return nil, fmt.Errorf("%s: the NBD client only reads, and only one disk", l)
 	}
 	nc, err := net.Dial("unix", socket)
 	if err != nil {
@@ -46,7 +46,7 @@ func newNBDClient(socket string, l generatorLoad, patience time.Duration) (*nbdC
 		return nil, fmt.Errorf("negotiate with the NBD server on %s: %w", socket, err)
 	}
 	if size != uint64(l.size) {
-		return nil, fmt.Errorf("the NBD server on %s exports %d bytes, and %d are expected", socket,
+		return nil, fmt.Errorf("the NBD server on %s exports %d bytes, but %d are expected", socket,
 			size, l.size)
 	}
 	w, err := newWire(nc, patience)
@@ -83,13 +83,13 @@ func negotiateNBD(nc net.Conn) (size uint64, err error) {
 	return binary.BigEndian.Uint64(b[:]), nil
 }
 
-// run does what that of the initiator does.
+// run is like that of the initiator.
 func (n *nbdClient) run(stop func() bool) (uint64, error) {
 	for {
 		for n.flying < n.l.depth && (!stop() || n.done == 0 && n.flying == 0) {
 			n.command()
 		}
-		if n.flying == 0 && n.skip == 0 { // the last reply's data has come, too
+		if n.flying == 0 && n.skip == 0 { // the data of the last reply has arrived, too
 			return n.done, nil
 		}
 		if err := n.flush(); err != nil {

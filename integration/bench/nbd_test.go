@@ -16,8 +16,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestImageServers compares what the load generator is answered by the servers of images with what
-// `qemu-img convert` makes of the image.
+// TestImageServers compares the data that the servers of images send with the output of `qemu-img
+// convert`.
 func TestImageServers(t *testing.T) {
 	requireTools(t, map[string]string{"qemu-img": "qemu-utils", "qemu-nbd": "qemu-utils",
 		"qemu-storage-daemon": "qemu-system-common"})
@@ -70,8 +70,8 @@ func TestImageServers(t *testing.T) {
 	}
 }
 
-// compressible is content of a disk: blocks of few different bytes, no two alike, and a quarter of
-// nothing.
+// compressible returns content of a disk: blocks of few different bytes, no two alike, and a
+// quarter of zeros.
 func compressible(size int) []byte {
 	content, random := make([]byte, size), rand.New(rand.NewPCG(1, 2))
 	for block := range size / 4096 {
@@ -86,7 +86,7 @@ func compressible(size int) []byte {
 	return content
 }
 
-// listenIn puts itself between one client and a server. finish returns what both have said.
+// listenIn stands between one client and a server. finish returns the bytes that each has sent.
 func listenIn(t *testing.T, url string) (between string, finish func() (sent, received []byte)) {
 	network, address := "unix", strings.TrimPrefix(url, nbdScheme)
 	own := filepath.Join(t.TempDir(), "between")
@@ -125,13 +125,13 @@ func listenIn(t *testing.T, url string) (between string, finish func() (sent, re
 		relay(client, server, &said[1])
 	}()
 	return between, func() (sent, received []byte) {
-		<-ended // whichever was first closes the other's connection, and how that ends is no matter
+		<-ended // the first to end closes the other's connection; its error does not matter
 		<-ended
 		return said[0].Bytes(), said[1].Bytes()
 	}
 }
 
-// answers are the data that were read, by their address.
+// answers returns the data that was read, by address.
 func answers(t *testing.T, url string, finish func() (sent, received []byte)) map[uint64][]byte {
 	sent, received := finish()
 	all := make(map[uint64][]byte)
@@ -166,7 +166,7 @@ func answers(t *testing.T, url string, finish func() (sent, received []byte)) ma
 	return all
 }
 
-// requireTools skips the test where a tool is missing, or fails it where all are required.
+// requireTools skips the test if a tool is missing. If all tools are required, it fails it.
 func requireTools(t *testing.T, packageOf map[string]string) {
 	for tool, name := range packageOf {
 		if _, err := exec.LookPath(tool); err == nil {
@@ -179,14 +179,15 @@ func requireTools(t *testing.T, packageOf map[string]string) {
 	}
 }
 
-// smallExport is what a server of 1 MiB says: its greeting, and that with the default export behind
-// it.
+// smallExport returns what a server of 1 MiB sends: its greeting, and the greeting with the default
+// export behind it.
 func smallExport() (greeting, export []byte) {
 	greeting = append([]byte("NBDMAGICIHAVEOPT"), 0, nbdFixedNewstyle|nbdNoZeroes)
 	return greeting, append(greeting[:len(greeting):len(greeting)], 0, 0, 0, 0, 0, 0x10, 0, 0, 0, 0)
 }
 
-// What is no NBD server, or one that fails, is told from one that is slow.
+// TestNBDFailures checks the errors for other servers, for NBD servers that fail, and for slow
+// ones.
 func TestNBDFailures(t *testing.T) {
 	load := generatorLoad{bytes: 4096, depth: 2, sessions: 1, luns: 1, size: 1 << 20,
 		step: coldStep}
@@ -197,7 +198,7 @@ func TestNBDFailures(t *testing.T) {
 		load func(*generatorLoad)
 		want string
 	}{
-		{name: "no NBD", says: []byte("HTTP/1.1 400 Bad Request"), want: "fixed newstyle"},
+		{name: "not NBD", says: []byte("HTTP/1.1 400 Bad Request"), want: "fixed newstyle"},
 		{name: "old", says: []byte("NBDMAGICIHAVEOPT\x00\x00"), want: "fixed newstyle"},
 		{name: "no export", says: greeting, want: "default export"},
 		{name: "another size", says: export, load: func(l *generatorLoad) { l.size *= 2 },
@@ -222,9 +223,9 @@ func TestNBDFailures(t *testing.T) {
 					return
 				}
 				defer nc.Close()
-				_, _ = nc.Write(c.says) // a client that has seen enough goes
+				_, _ = nc.Write(c.says) // the client may have left already
 				_ = nc.(*net.UnixConn).CloseWrite()
-				_, _ = io.Copy(io.Discard, nc) // until the client goes
+				_, _ = io.Copy(io.Discard, nc) // until the client leaves
 			}()
 			with := load
 			if c.load != nil {
@@ -238,8 +239,8 @@ func TestNBDFailures(t *testing.T) {
 	}
 }
 
-// A load ends when all that the server has to say has come: who leaves before makes the server's
-// last write fail.
+// TestLoadEndsWithItsLastByte checks that a load ends only when everything from the server has
+// arrived. A client that leaves earlier makes the server's last write fail.
 func TestLoadEndsWithItsLastByte(t *testing.T) {
 	const size = 1 << 20
 	load := generatorLoad{bytes: 4096, depth: 1, sessions: 1, luns: 1, size: size, step: coldStep}
@@ -274,15 +275,15 @@ func TestLoadEndsWithItsLastByte(t *testing.T) {
 	}()
 	conn, err := connect(nbdScheme+socket, 0, load, silence)
 	require.NoError(t, err)
-	done, err := conn.run(func() bool { return true }) // one is sent in any case
+	done, err := conn.run(func() bool { return true }) // at least one is sent
 	require.NoError(t, err)
 	require.EqualValues(t, 1, done)
 	require.NoError(t, conn.close())
 	require.ErrorIs(t, <-left, os.ErrDeadlineExceeded, "the client did not wait for the last byte")
 }
 
-// Cold reads go through all of an image, each to another cluster than the one before, and never
-// beyond its end.
+// TestColdAddresses checks that cold reads go through the whole image, each to another cluster than
+// the one before, and never beyond its end.
 func TestColdAddresses(t *testing.T) {
 	const size = 1<<30 + 512
 	a := addresses{l: generatorLoad{bytes: 4096, luns: 1, size: size, step: coldStep}}

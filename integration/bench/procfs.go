@@ -12,7 +12,7 @@ import (
 // on.
 const tick = 10 * time.Millisecond
 
-// cpuTime is what a process has used so far, user and system time, of all its threads.
+// cpuTime returns the user and system time that all threads of a process have used so far.
 func cpuTime(pid int) (time.Duration, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -22,7 +22,7 @@ func cpuTime(pid int) (time.Duration, error) {
 }
 
 // parseStat reads fields 14 and 15 (utime, stime) of proc_pid_stat(5). The name before them may
-// hold spaces and parentheses.
+// contain spaces and parentheses.
 func parseStat(text string) (time.Duration, error) {
 	fields := strings.Fields(text[strings.LastIndexByte(text, ')')+1:])
 	if len(fields) < 13 {
@@ -36,7 +36,7 @@ func parseStat(text string) (time.Duration, error) {
 	return time.Duration(user+system) * tick, err
 }
 
-// anonymousMemory is what a process holds of memory that is not a file's: RssAnon, in bytes.
+// anonymousMemory returns the anonymous memory of a process (RssAnon) in bytes.
 func anonymousMemory(pid int) (int64, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
@@ -51,16 +51,15 @@ func parseRssAnon(text string) (int64, error) {
 		if !ok {
 			continue
 		}
-		kib,
-			err := strconv.ParseInt(
-			strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(value), "kB")), 10, 64)
+		value = strings.TrimSuffix(strings.TrimSpace(value), "kB")
+		kib, err := strconv.ParseInt(strings.TrimSpace(value), 10, 64)
 		return kib << 10, err
 	}
 	return 0, fmt.Errorf("no RssAnon in %q", text)
 }
 
-// watchMemory samples the anonymous memory of a process until stop is called, which returns the
-// most that was seen.
+// watchMemory samples the anonymous memory of a process until stop is called. stop returns the
+// maximum.
 func watchMemory(pid int) (stop func() int64) {
 	done, result := make(chan struct{}), make(chan int64)
 	go func() {

@@ -15,22 +15,22 @@ import (
 // processor, small enough to stay in the page cache. It is a multiple of 256 KiB.
 const lunSize = 1 << 30
 
-// floorName is the candidate that is no target: the bare system calls, in C.
+// floorName is the candidate that is not a target: the bare system calls, in C.
 const floorName = "floor"
 
-// beforeName is how the earlier build is called.
+// beforeName is the name of the earlier build.
 const beforeName = "before"
 
-// candidate is a target and what was measured of it.
+// candidate is a target and its measurements.
 type candidate struct {
 	name   string
 	dir    string
-	raws   []string // LUN 1 and up; all in a directory of their own
-	server string   // path of the program, "" where the package decides
+	raws   []string // LUN 1 and up; alone in their directory
+	server string   // path of the program; "": package peers decides
 	target *peers.Target
 
 	rest       float64              // anonymous memory in bytes after the start
-	small, all float64              // the most of it with loads of 4 KiB, and with all loads
+	small, all float64              // the maximum with loads of 4 KiB, and with all loads
 	rates      map[string][]float64 // operations per second, by load
 	cpu        map[string][]float64 // seconds of CPU per operation, by load
 	own        map[string][]float64 // seconds of CPU of this process per operation, by load
@@ -52,12 +52,11 @@ func (c *candidate) start() error {
 	return err
 }
 
-// job is one thing to measure, the same for all candidates.
+// job is one measurement, the same for all candidates.
 type job struct {
 	name  string
 	bytes int // of one command
-	// probe says that run wants to be told the rate that is to be expected, which a first run then
-	// finds out.
+	// probe says that run needs to know the rate to expect. A first run finds it out.
 	probe  bool
 	inside bool // the client is part of this process
 	bare   bool // the floor can serve it, too
@@ -65,8 +64,7 @@ type job struct {
 		error)
 }
 
-// measureSCSI runs the jobs on all candidates, each of which serves so many LUNs of a size in
-// bytes.
+// measureSCSI runs the jobs on all candidates. Each serves that many LUNs of size bytes.
 func measureSCSI(ctx context.Context, s settings, title string, jobs []job, luns int,
 	size int64) error {
 	if len(jobs) == 0 {
@@ -123,8 +121,7 @@ func measureSCSI(ctx context.Context, s settings, title string, jobs []job, luns
 	return nil
 }
 
-// measure runs a job once. A target that hangs or dies is started again, and is not asked for this
-// job again.
+// measure runs a job once. If the target hangs or dies, it is started again, but not for this job.
 func (c *candidate) measure(ctx context.Context, j job, length time.Duration) error {
 	if c.name == floorName && !j.bare {
 		c.trouble[j.name] = "–"
@@ -250,8 +247,8 @@ func printSCSI(jobs []job, all []*candidate) {
 		value func(*candidate) float64
 	}{
 		{"at rest", func(c *candidate) float64 { return c.rest }},
-		{"the most with 4 KiB commands", func(c *candidate) float64 { return c.small }},
-		{"the most with 256 KiB commands", func(c *candidate) float64 { return c.all }},
+		{"maximum with 4 KiB commands", func(c *candidate) float64 { return c.small }},
+		{"maximum with 256 KiB commands", func(c *candidate) float64 { return c.all }},
 	} {
 		cells := []string{row.name}
 		for _, c := range all {

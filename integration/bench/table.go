@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// median of the values; 0 where there are none.
+// median returns the median of the values, or 0 if there are none.
 func median(values []float64) float64 {
 	if len(values) == 0 {
 		return 0
@@ -20,7 +20,7 @@ func median(values []float64) float64 {
 	return (sorted[middle-1] + sorted[middle]) / 2
 }
 
-// table is printed as Markdown, with aligned columns so that it can be read as it is.
+// table is printed as Markdown. Its columns are aligned, so that people can read it on a terminal.
 type table struct {
 	head []string
 	rows [][]string
@@ -53,7 +53,7 @@ func (t *table) print(w io.Writer) {
 	fmt.Fprintln(w)
 }
 
-// ratio of two medians, or a dash where one is missing.
+// ratio returns the ratio of two medians, or a dash if one is missing.
 func ratio(a, b float64) string {
 	if a == 0 || b == 0 {
 		return "–"

@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// wire is a connection of the load generator. It waits in the system calls themselves, as its user
-// has a thread of its own: what is to be said goes out in one call, and what comes in is read in
-// large pieces and not looked at beyond the headers.
+// wire is a connection of the load generator. Its user has a thread of its own, so it waits in
+// system calls. It sends everything that is queued in one call, reads in large pieces, and looks
+// only at the headers of what it reads.
 type wire struct {
 	fd int
 
@@ -22,14 +22,14 @@ type wire struct {
 	in   []byte
 	r, w int
 	skip int // bytes to drop before the next header
-	low  int // how many bytes must be there for a read to return; 0: one
+	low  int // a read returns when this many bytes have arrived; 0: one
 }
 
 const inBuffer = 512 << 10
 
 // newWire takes a connection over; the caller closes nc. A peer that is silent for longer than
-// patience hangs. The descriptor is a bare one, of which Go's poller does not know: each arrival
-// would wake a thread of the poller as well, which the server, as the sender, pays for.
+// patience counts as hanging. Go's poller does not know the descriptor. Otherwise each packet would
+// also wake a thread of the poller, and the server, as the sender, would pay for that.
 func newWire(nc net.Conn, patience time.Duration) (*wire, error) {
 	raw, err := nc.(syscall.Conn).SyscallConn()
 	if err != nil {
@@ -44,10 +44,10 @@ func newWire(nc net.Conn, patience time.Duration) (*wire, error) {
 		return nil, errors.Join(err, dupErr)
 	}
 	limit := syscall.NsecToTimeval(int64(patience))
-	if err := errors.Join(syscall.SetNonblock(w.fd, false),
+	err = errors.Join(syscall.SetNonblock(w.fd, false),
 		syscall.SetsockoptTimeval(w.fd, syscall.SOL_SOCKET, syscall.SO_RCVTIMEO, &limit),
-		syscall.SetsockoptTimeval(w.fd, syscall.SOL_SOCKET, syscall.SO_SNDTIMEO, &limit)); err !=
-		nil {
+		syscall.SetsockoptTimeval(w.fd, syscall.SOL_SOCKET, syscall.SO_SNDTIMEO, &limit))
+	if err != nil {
 		return nil, errors.Join(err, w.close())
 	}
 	return w, nil
@@ -75,8 +75,8 @@ func (w *wire) write(b []byte) error {
 	return nil
 }
 
-// receive waits for something to arrive, and hands on all headers of n bytes in it. handle returns
-// how many bytes to drop before the next.
+// receive waits until something arrives, and calls handle for each header of n bytes in it. handle
+// returns how many bytes to skip before the next header.
 func (w *wire) receive(n int, handle func(header []byte) (drop int, err error)) error {
 	if err := w.wakeAt(min(w.skip, inBuffer/2)); err != nil {
 		return err
@@ -111,8 +111,9 @@ func (w *wire) receive(n int, handle func(header []byte) (drop int, err error)) 
 	return nil
 }
 
-// wakeAt has a read wait for n bytes of what is known to come, as the kernel's initiator does not
-// wake anybody for each segment either: what waking costs, the server pays.
+// wakeAt makes a read wait until n bytes have arrived, if they are known to come. The server pays
+// for each time that this process is woken. The kernel's initiator does not wake anybody for each
+// segment either.
 func (w *wire) wakeAt(n int) error {
 	if n == w.low {
 		return nil

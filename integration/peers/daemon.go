@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// DefaultTarget is the target name that kubevirt-disk serves unless told otherwise.
+// DefaultTarget is the default target name of kubevirt-disk.
 const DefaultTarget = "iqn.2017-01.io.kubevirt:wrapper"
 
 // DaemonOptions say how to start kubevirt-disk.
@@ -19,20 +19,20 @@ type DaemonOptions struct {
 	Binary   string
 	DiskDir  string            // the images to serve
 	StateDir string            // becomes the work directory; the ready file lies beside it
-	Env      map[string]string // added to the defaults below, or replacing them
+	Env      map[string]string // added to the defaults below; replaces them
 	Args     []string          // flags of `serve`
 }
 
 // Daemon is a running kubevirt-disk.
 type Daemon struct {
 	*Process
-	Portals   []string // "host:port", as it logged them
-	Metrics   string   // "host:port" of the pages for monitoring; "" where they are off
+	Portals   []string // "host:port", from its log
+	Metrics   string   // "host:port" of the pages for monitoring; "": they are off
 	ReadyFile string
 }
 
-// StartDaemon starts kubevirt-disk on free loopback ports, logging JSON, and returns when it is
-// ready. When it ends instead, the error is an *ExitError.
+// StartDaemon starts kubevirt-disk on free loopback ports with a log in JSON, and returns when it
+// is ready. If it ends instead, the error is an *ExitError.
 func StartDaemon(opt DaemonOptions) (*Daemon, error) {
 	ready := filepath.Join(opt.StateDir, "ready")
 	env := map[string]string{
@@ -43,7 +43,7 @@ func StartDaemon(opt DaemonOptions) (*Daemon, error) {
 		"LISTEN":         "127.0.0.1:0",
 		"METRICS_LISTEN": "127.0.0.1:0",
 		"LOG_FORMAT":     "json",
-		// A data race in a binary with the race detector ends it with this status.
+		// A data race ends a binary with the race detector with this status.
 		"GORACE": "halt_on_error=1 exitcode=66",
 	}
 	for name, value := range opt.Env {
@@ -57,8 +57,8 @@ func StartDaemon(opt DaemonOptions) (*Daemon, error) {
 	for name, value := range env {
 		cmd.Env = append(cmd.Env, name+"="+value)
 	}
-	// One that was killed leaves its file behind, which would be taken for that of the new one
-	// until that removes it.
+	// A daemon that was killed leaves its ready file behind. We must not take that for the file of
+	// the new one.
 	if err := os.Remove(ready); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
@@ -71,7 +71,7 @@ func StartDaemon(opt DaemonOptions) (*Daemon, error) {
 		process.stop()
 		return nil, err
 	}
-	// What it has printed may arrive here later than the file appears there.
+	// Its output may arrive here after the ready file appears.
 	if err := process.until("printing its portals", d.readPortals); err != nil {
 		process.stop()
 		return nil, err
@@ -79,7 +79,7 @@ func StartDaemon(opt DaemonOptions) (*Daemon, error) {
 	return d, nil
 }
 
-// readPortals takes the addresses from the log, and says whether there are any.
+// readPortals takes the addresses from the log, and reports whether there are any.
 func (d *Daemon) readPortals() bool {
 	d.Portals = nil
 	for _, entry := range d.Log() {
@@ -96,8 +96,8 @@ func (d *Daemon) readPortals() bool {
 	return false
 }
 
-// Log is what the daemon has logged so far, one map per entry; lines that are no JSON objects are
-// left out.
+// Log returns what the daemon has logged so far, one map per entry. Lines that are not JSON objects
+// are left out.
 func (d *Daemon) Log() []map[string]any {
 	var entries []map[string]any
 	for line := range strings.Lines(d.Output()) {
@@ -115,8 +115,8 @@ func (d *Daemon) Port() string {
 	return port
 }
 
-// StartOurs serves one raw file in place with kubevirt-disk, to be compared with the peers. Its
-// directory must hold nothing else.
+// StartOurs serves one raw file in place with kubevirt-disk, for the comparison with the peers. Its
+// directory must contain nothing else.
 func StartOurs(binary, stateDir, raw string, env map[string]string) (*Target, error) {
 	all := map[string]string{"COPY_MODE": "none", "ACCESS_MODE": "write-shared"}
 	for name, value := range env {

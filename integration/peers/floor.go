@@ -9,14 +9,13 @@ import (
 	"strconv"
 )
 
-// floorSource is a server that does nothing but the system calls: see its head.
+// floorSource is the source of a server that only makes the system calls: see its first comment.
 //
 //go:embed floor/floor.c
 var floorSource []byte
 
-// StartFloor serves raw files, LUN 1 and up, with a bare loop of system calls in C: what no target
-// can do without. It is built in stateDir by gcc. It serves the load generator without digests, and
-// no other client.
+// StartFloor serves raw files, LUN 1 and up, with a bare loop in C of the system calls that every
+// target must make. gcc builds it in stateDir. It serves only the load generator, without digests.
 func StartFloor(stateDir string, raws ...string) (*Target, error) {
 	if err := os.MkdirAll(stateDir, 0o755); err != nil {
 		return nil, err

@@ -1,6 +1,6 @@
-// Package peers starts iSCSI targets as processes: ours, and the ones that it is compared with
-// (tgtd and gotgt), all on loopback ports of their own and with state in a directory that the
-// caller gives. It is Linux only.
+// Package peers starts iSCSI targets as processes: ours, and those that it is compared with (tgtd
+// and gotgt). Each has its own loopback port and keeps its state in a directory of the caller's
+// choice. The package is for Linux only.
 package peers
 
 import (
@@ -32,7 +32,7 @@ type Process struct {
 	err    error         // what Wait returned; readable once done is closed
 }
 
-// startProcess starts a command with its output collected. The process dies with this one.
+// startProcess starts a command and collects its output. The process ends with this one.
 func startProcess(cmd *exec.Cmd) (*Process, error) {
 	p := &Process{cmd: cmd, output: new(lockedBuffer), done: make(chan struct{})}
 	cmd.Stdout, cmd.Stderr = p.output, p.output
@@ -53,13 +53,13 @@ func startProcess(cmd *exec.Cmd) (*Process, error) {
 // PID is the process id.
 func (p *Process) PID() int { return p.cmd.Process.Pid }
 
-// Output is all that the process has written so far, standard output and standard error together.
+// Output returns what the process has written so far, standard output and standard error together.
 func (p *Process) Output() string { return p.output.String() }
 
 // Done is closed when the process has ended.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
-// Running tells whether the process has not ended yet.
+// Running reports whether the process is running.
 func (p *Process) Running() bool {
 	select {
 	case <-p.done:
@@ -69,7 +69,7 @@ func (p *Process) Running() bool {
 	}
 }
 
-// Signal sends a signal; a process that has ended is no error.
+// Signal sends a signal. It is no error if the process has ended.
 func (p *Process) Signal(s os.Signal) error {
 	if err := p.cmd.Process.Signal(s); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return err
@@ -77,7 +77,7 @@ func (p *Process) Signal(s os.Signal) error {
 	return nil
 }
 
-// Wait waits for the end and returns the exit status, -1 for a signal.
+// Wait waits for the end and returns the exit status, or -1 if a signal ended the process.
 func (p *Process) Wait(timeout time.Duration) (int, error) {
 	select {
 	case <-p.done:
@@ -96,7 +96,7 @@ func (p *Process) Kill() error {
 	return err
 }
 
-// stop asks with SIGTERM, insists with SIGKILL.
+// stop ends the process with SIGTERM, or with SIGKILL if that does not help.
 func (p *Process) stop() error {
 	if err := p.Signal(syscall.SIGTERM); err != nil {
 		return err
@@ -107,7 +107,7 @@ func (p *Process) stop() error {
 	return p.Kill()
 }
 
-// until polls a condition as long as the process runs.
+// until polls a condition while the process runs.
 func (p *Process) until(what string, condition func() bool) error {
 	deadline := time.Now().Add(startTimeout)
 	for !condition() {
@@ -124,10 +124,10 @@ func (p *Process) until(what string, condition func() bool) error {
 	return nil
 }
 
-// ExitError says that a server ended instead of getting ready.
+// ExitError says that a server ended before it was ready.
 type ExitError struct {
 	Path   string
-	Status int // exit status; -1 for a signal
+	Status int // exit status; -1: a signal ended it
 	Output string
 }
 
@@ -135,7 +135,7 @@ func (e *ExitError) Error() string {
 	return fmt.Sprintf("%s ended with status %d; it printed:\n%s", e.Path, e.Status, e.Output)
 }
 
-// lockedBuffer collects the output while others read it.
+// lockedBuffer collects output that others may read meanwhile.
 type lockedBuffer struct {
 	mu  sync.Mutex
 	buf bytes.Buffer // guarded by mu
@@ -153,10 +153,11 @@ func (b *lockedBuffer) String() string {
 	return b.buf.String()
 }
 
-// FreePort returns a TCP port of 127.0.0.1 for servers that cannot pick one themselves, or that are
-// started again at the same one. As long as this process lives, the kernel gives it to nobody who
-// asks for any port: a socket that does not listen is bound to it, beside which one that asks for
-// this very port can listen, with SO_REUSEADDR as is usual. Until then connections are refused.
+// FreePort returns a TCP port of 127.0.0.1, for servers that cannot pick one themselves or that are
+// started again at the same one. As long as this process lives, the kernel gives the port to nobody
+// who asks for any port, because a socket that does not listen is bound to it. A server that asks
+// for this very port can listen beside that socket, with SO_REUSEADDR as usual. Until then
+// connections are refused.
 func FreePort() (int, error) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -172,7 +173,7 @@ func FreePort() (int, error) {
 	return bound.(*unix.SockaddrInet4).Port, nil
 }
 
-// accepting tells whether something listens on the port of 127.0.0.1.
+// accepting reports whether something listens on the port of 127.0.0.1.
 func accepting(port int) bool {
 	conn, err := net.Dial("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
 	if err != nil {

@@ -31,7 +31,7 @@ func StartTgtd(raws ...string) (*Target, error) {
 		return nil, err
 	}
 	portal := "127.0.0.1:" + strconv.Itoa(port)
-	// names the control socket, below 2^15; the port is unique on the machine
+	// It names the control socket and must be below 2^15. The port is unique on the machine.
 	control := strconv.Itoa(port % (1 << 15))
 	process, err := startProcess(exec.Command(sbin("tgtd"), "-f", "-C", control, "--iscsi",
 		"portal="+portal))
@@ -59,7 +59,7 @@ func StartTgtd(raws ...string) (*Target, error) {
 				[]string{"--op", "update", "--mode", "logicalunit", "--tid", "1", "--lun", lun,
 					"--params", "thin_provisioning=1"})
 		}
-		// as the initiator wishes, as ours does
+		// Let the initiator choose, as our target does.
 		for _, digest := range []string{"HeaderDigest", "DataDigest"} {
 			steps = append(steps, []string{"--op", "update", "--mode", "target", "--tid", "1",
 				"--name", digest, "--value", "CRC32C,None"})
@@ -79,8 +79,8 @@ func StartTgtd(raws ...string) (*Target, error) {
 	return &Target{Name: "tgtd", Process: process, URL: targetURL(portal, name)}, nil
 }
 
-// StartGotgt serves raw files, LUN 1 and up, with gotgt, as scripts/build-gotgt.sh built it. Its
-// configuration goes into stateDir.
+// StartGotgt serves raw files, LUN 1 and up, with the gotgt that scripts/build-gotgt.sh built. It
+// writes the configuration into stateDir.
 func StartGotgt(binary, stateDir string, raws ...string) (*Target, error) {
 	port, err := FreePort()
 	if err != nil {
@@ -104,8 +104,8 @@ func StartGotgt(binary, stateDir string, raws ...string) (*Target, error) {
 	if err := os.MkdirAll(stateDir, 0o755); err != nil {
 		return nil, err
 	}
-	if err := os.WriteFile(filepath.Join(stateDir, "config.json"), []byte(config), 0o644); err !=
-		nil {
+	err = os.WriteFile(filepath.Join(stateDir, "config.json"), []byte(config), 0o644)
+	if err != nil {
 		return nil, err
 	}
 	cmd := exec.Command(binary, "daemon", "--log", "error", "--port", strconv.Itoa(port))
@@ -121,7 +121,7 @@ func StartGotgt(binary, stateDir string, raws ...string) (*Target, error) {
 	return &Target{Name: "gotgt", Process: process, URL: targetURL(portal, name)}, nil
 }
 
-// sbin finds an administrator's program even where PATH, as a user's, leaves its directory out.
+// sbin finds an administrator's program even if its directory is not in PATH.
 func sbin(name string) string {
 	if path, err := exec.LookPath(name); err == nil {
 		return path

@@ -16,7 +16,7 @@ import (
 	"kubevirt.io/disk/disk"
 )
 
-// needs skips a test whose tool is missing, or fails it where every tool has to be there.
+// Needs skips a test whose tool is missing. If all tools are required, it fails the test.
 func Needs(t testing.TB, tool string, present bool) {
 	t.Helper()
 	if present {
@@ -28,7 +28,7 @@ func Needs(t testing.TB, tool string, present bool) {
 	t.Skipf("needs %s", tool)
 }
 
-// qemuImg runs qemu-img in a directory.
+// QemuImg runs qemu-img in a directory.
 func QemuImg(t testing.TB, dir string, args ...string) {
 	t.Helper()
 	path, err := exec.LookPath("qemu-img")
@@ -39,7 +39,7 @@ func QemuImg(t testing.TB, dir string, args ...string) {
 	require.NoError(t, err, "qemu-img %v: %s", args, out)
 }
 
-// tinyFS mounts a file system of that many bytes.
+// TinyFS mounts a small file system, of a size such as "256k".
 func TinyFS(t *testing.T, size string) string {
 	t.Helper()
 	Needs(t, "root (to mount a small file system)", os.Geteuid() == 0)
@@ -50,7 +50,7 @@ func TinyFS(t *testing.T, size string) string {
 	return dir
 }
 
-// Put writes a file of the directory, sparse up to size if that is more than the content.
+// Put writes a file into the directory. If size is larger than the content, the rest is a hole.
 func Put(t testing.TB, dir, name string, content []byte, size int64) string {
 	t.Helper()
 	path := filepath.Join(dir, name)
@@ -62,7 +62,7 @@ func Put(t testing.TB, dir, name string, content []byte, size int64) string {
 	return path
 }
 
-// Block is n bytes that are all b.
+// Block returns n bytes b.
 func Block(b byte, n int) []byte {
 	p := make([]byte, n)
 	for i := range p {
@@ -71,7 +71,7 @@ func Block(b byte, n int) []byte {
 	return p
 }
 
-// Allocated is what a file takes on its file system. Bytes.
+// Allocated returns how many bytes a file takes on its file system.
 func Allocated(t *testing.T, path string) int64 {
 	t.Helper()
 	var st unix.Stat_t
@@ -79,7 +79,8 @@ func Allocated(t *testing.T, path string) int64 {
 	return st.Blocks * 512
 }
 
-// Sample is content with data, zeros and text in runs of all lengths, the same for the same seed.
+// Sample returns content with runs of data, zeros and text of all lengths. The same seed gives the
+// same content.
 func Sample(size int, seed uint64) []byte {
 	r := rand.New(rand.NewPCG(seed, 0))
 	p := make([]byte, size)
@@ -118,7 +119,7 @@ func FirstDifference(a, b []byte) int {
 	return -1
 }
 
-// fill leaves no space in a file system: the first function that it returns takes what has become free since, and the second one gives all back.
+// Fill fills a file system. more fills what has become free since, and free gives all space back.
 func Fill(t *testing.T, dir string) (more, free func()) {
 	t.Helper()
 	filler, err := os.Create(filepath.Join(dir, "filler"))
@@ -127,16 +128,18 @@ func Fill(t *testing.T, dir string) (more, free func()) {
 	more = func() {
 		for size := 1 << 20; size > 0; {
 			if _, err := filler.Write(make([]byte, size)); err != nil {
-				require.True(t, errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT), "%v", err)
+				require.True(t, errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT), "%v",
+					err)
 				size /= 2
 			}
 		}
 	}
 	more()
-	return more, func() { require.NoError(t, errors.Join(filler.Close(), os.Remove(filler.Name()))) }
+	return more,
+		func() { require.NoError(t, errors.Join(filler.Close(), os.Remove(filler.Name()))) }
 }
 
-// FileNames are the names of entries.
+// FileNames returns the names of entries.
 func FileNames(entries []os.DirEntry) (names []string) {
 	for _, e := range entries {
 		names = append(names, e.Name())
@@ -144,8 +147,7 @@ func FileNames(entries []os.DirEntry) (names []string) {
 	return names
 }
 
-// Sparse makes an open file of zeros that takes no space.
-// sparse makes a file that is a hole.
+// Sparse makes and opens a file that is one hole.
 func Sparse(t *testing.T, size int64) *os.File {
 	t.Helper()
 	f, err := os.OpenFile(Put(t, t.TempDir(), "disk.raw", nil, size), os.O_RDWR, 0)
@@ -154,14 +156,14 @@ func Sparse(t *testing.T, size int64) *os.File {
 	return f
 }
 
-// OverlayOn makes a qcow2 image on a backing file that qemu-img does not look at.
+// OverlayOn makes a qcow2 image on a backing file. qemu-img does not look at the backing file.
 func OverlayOn(t testing.TB, dir, name, backing, format string) {
 	t.Helper()
 	args := []string{"create", "-q", "-u", "-f", "qcow2", "-b", backing}
 	if format != "" {
 		args = append(args, "-F", format)
 	} else {
-		// qemu-img no longer makes such images, so the name of the format is blanked out below.
+		// qemu-img refuses to make an image without the format, so the code below overwrites it.
 		args = append(args, "-F", "raw")
 	}
 	QemuImg(t, dir, append(args, name, "1M")...)

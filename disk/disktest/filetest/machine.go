@@ -38,9 +38,9 @@ func (m *Machine) step() (torn bool, err error) {
 	return torn, err
 }
 
-// SimFile is a file with a volatile cache, and a disk with every optional interface but Accountant. A
-// crash keeps, sector by sector and independently of each other, anything that was written since the
-// last sync, or nothing of it. The write in which it happens has come to some sector.
+// SimFile is a file with a volatile cache, and a disk with every optional interface but Accountant.
+// A crash keeps, sector by sector and independently of each other, anything that was written since
+// the last sync, or nothing of it. The write in which it happens has come to some sector.
 type SimFile struct {
 	m        *Machine
 	Cache    []byte
@@ -51,7 +51,8 @@ type SimFile struct {
 }
 
 func NewSimFile(m *Machine, content []byte) *SimFile {
-	return &SimFile{m: m, Cache: bytes.Clone(content), platter: bytes.Clone(content), versions: map[int64][][]byte{}}
+	return &SimFile{m: m, Cache: bytes.Clone(content), platter: bytes.Clone(content),
+		versions: map[int64][][]byte{}}
 }
 
 func (f *SimFile) Size() int64 { return int64(len(f.Cache)) }
@@ -88,7 +89,8 @@ func (f *SimFile) WriteAt(p []byte, off int64) (int, error) {
 	copy(f.Cache[off:], p)
 	for sector := first; sector*disk.SectorSize < off+int64(len(p)); sector++ {
 		end := min(int64(len(f.Cache)), (sector+1)*disk.SectorSize)
-		f.versions[sector] = append(f.versions[sector], bytes.Clone(f.Cache[sector*disk.SectorSize:end]))
+		f.versions[sector] = append(f.versions[sector],
+			bytes.Clone(f.Cache[sector*disk.SectorSize:end]))
 	}
 	if torn {
 		return 0, ErrCrashed
@@ -137,8 +139,8 @@ func (f *SimFile) Extent(off, length int64) (disk.Extent, error) {
 	return disk.Extent{Length: int64(n), Data: !zero}, nil
 }
 
-// Killed is the file that the next process finds, on the machine m, where only the process has ended:
-// all that was written is there, and may be lost in a crash as before.
+// Killed is the file that the next process finds, on the machine m, where only the process has
+// ended: all that was written is there, and may be lost in a crash as before.
 func (f *SimFile) Killed(m *Machine) *SimFile {
 	return &SimFile{m: m, Cache: f.Cache, platter: f.platter, versions: f.versions}
 }
@@ -210,7 +212,8 @@ func (s SimImage) Extent(_ context.Context, off, length int64) (disk.Extent, err
 	return disk.Extent{Length: int64(n), Data: !zero}, nil
 }
 
-// zeroRun tells whether p, which is at off, begins with blocks of zeros or of data, and how many bytes those are.
+// zeroRun tells whether p, which is at off, begins with blocks of zeros or of data, and how many
+// bytes those are.
 func zeroRun(p []byte, off int64) (zero bool, n int) {
 	const block = 4 << 10
 	for n < len(p) {

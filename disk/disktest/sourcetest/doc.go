@@ -1,3 +1,3 @@
-// Package sourcetest is a source of an image that lies far away: it is slow, cannot be reached for a
-// while, and comes back or does not. It is for tests only.
+// Package sourcetest has a source of an image that lies far away. It can be slow, unreachable for a
+// while, or end for good. It is for tests only.
 package sourcetest

@@ -14,31 +14,32 @@ import (
 
 // Options of a source. The zero value works.
 type Options struct {
-	Digest   string        // of the content; "": it is not known
+	Digest   string        // of the content; "": unknown
 	Parallel int           // 0: 8
 	Delay    time.Duration // of each read
-	// AtHand is what can be read without delay, also when the source is out of reach. nil: nothing.
+	// AtHand reports what can be read without delay, also while the source is out of reach. nil:
+	// nothing.
 	AtHand func(off, length int64) bool
 }
 
-// Far is a source that lies far away. Its methods may be called by any number of goroutines.
+// Far is a source that lies far away. Any number of goroutines may use it.
 type Far struct {
 	content *bytes.Reader
 	opt     Options
 
 	mu    sync.Mutex
-	reach chan struct{} // guarded by mu; closed as long as the source can be reached
-	ended error         // guarded by mu; it never can be again
-	lost  [][2]int64    // guarded by mu; where what can never be read begins and ends
+	reach chan struct{} // guarded by mu; closed while the source can be reached
+	ended error         // guarded by mu; not nil: it can never be reached again
+	lost  [][2]int64    // guarded by mu; begin and end of ranges that can never be read again
 	stats Stats         // guarded by mu
-	now   int           // guarded by mu; reads that are under way
+	now   int           // guarded by mu; reads under way
 }
 
-// Stats is what was asked of a source.
+// Stats counts the calls of a source.
 type Stats struct {
-	Reads  int   // that began
-	Most   int   // that were under way at the same time, at most
-	Bytes  int64 // that were returned
+	Reads  int   // begun
+	Most   int   // most reads under way at the same time
+	Bytes  int64 // returned
 	Closed int   // calls of Close
 }
 
@@ -54,21 +55,21 @@ func New(content []byte, opt Options) *Far {
 	return &Far{content: bytes.NewReader(content), opt: opt, reach: reach}
 }
 
-// Cut makes the source one that cannot be reached: reads wait.
+// Cut makes the source unreachable: reads wait.
 func (f *Far) Cut() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.reach = make(chan struct{})
 }
 
-// Mend makes the source, which was cut, one that can be reached again.
+// Mend makes the source reachable again after Cut.
 func (f *Far) Mend() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	close(f.reach)
 }
 
-// End makes every read fail, from now on, also those that wait.
+// End makes every read fail from now on, also those that wait.
 func (f *Far) End(err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -80,21 +81,21 @@ func (f *Far) End(err error) {
 	}
 }
 
-// Lose makes a range one that can never be read again.
+// Lose makes a range unreadable for good.
 func (f *Far) Lose(off, length int64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.lost = append(f.lost, [2]int64{off, off + length})
 }
 
-// Stats is what was asked of it so far.
+// Stats returns the calls so far.
 func (f *Far) Stats() Stats {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.stats
 }
 
-// Waiting is how many reads are under way.
+// Waiting returns how many reads are under way.
 func (f *Far) Waiting() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
