@@ -25,16 +25,16 @@ type goPackage struct {
 	Deps       []string
 }
 
-// importRule is one sentence of the layout: who may not import what, and why.
+// importRule is one rule of the layout: what a package may not import, and why.
 type importRule struct {
 	pkg    string   // the package it binds; "x/..." binds x and all below it, "..." everything
-	except []string // packages that pkg covers but the rule does not
-	only   []string // if not nil: all that it may import of this module
-	never  []string // imports that are forbidden, "x/..." as above
-	// if not nil: all that it may import besides this module and the standard library
+	except []string // packages covered by pkg that the rule does not bind
+	only   []string // if not nil: all it may import of this module
+	never  []string // forbidden imports, "x/..." as above
+	// if not nil: all it may import besides this module and the standard library
 	foreign []string
-	deep    bool // the rule holds for what its imports import, too
-	// the package does not exist yet; otherwise a rule that binds nothing is a mistake
+	deep    bool // indirect imports count, too
+	// the package does not exist yet; any other rule that binds no package is a mistake
 	planned bool
 	why     string
 }
@@ -49,27 +49,26 @@ var importRules = []importRule{
 	{pkg: "chap", only: []string{}, deep: true,
 		why: "credentials and their check depend on no protocol layer"},
 	{pkg: "libvirt", only: []string{}, foreign: []string{"libvirt.org/go/libvirtxml"}, deep: true,
-		why: "a handler uses it without the server, and gets no other library with it"},
+		why: "a handler imports it without the server, and gets no other library with it"},
 	{pkg: "target/internal/login", only: []string{"chap"}, deep: true,
 		why: "negotiation is text in and text out"},
 	{pkg: "internal/rangelock", only: []string{}, foreign: []string{}, deep: true,
-		why: "a lock knows nothing of what it is for"},
+		why: "a lock does not know its users"},
 	{pkg: "target/internal/scsi", only: []string{"disk", "internal/rangelock"},
 		why: "the device server sees disks, never a PDU or a connection"},
 	{pkg: "disk", only: []string{}, foreign: []string{}, deep: true,
 		why: "whoever imports the interfaces gets nothing else with them"},
 	{pkg: "disk/image", only: []string{"disk", "disk/qcow2", "disk/qcow2/internal/inflate",
 		"disk/internal/..."},
-		deep: true, why: "what is read knows nothing of what is written above it"},
+		deep: true, why: "an image does not know the overlay above it"},
 	{pkg: "disk/internal/rawfile", only: []string{"disk", "disk/internal/osfile"}, deep: true,
-		why: "a raw file is a disk, whatever is made of it"},
+		why: "a raw file does not know its users"},
 	{pkg: "disk/internal/smallfile",
 		only: []string{"disk", "disk/internal/osfile", "disk/internal/words"}, deep: true,
-		why: "a careful file knows nothing of disks"},
+		why: "safe small files know nothing of disks"},
 	{pkg: "disk/overlay", only: []string{"disk", "disk/internal/...", "internal/rangelock"},
 		deep: true,
-		why: "what is written over an image needs no format of images, and does not know who " +
-			"opens it"},
+		why:  "an overlay needs no image format and does not know who opens it"},
 	{pkg: "disk/instance", only: []string{"disk", "disk/image", "disk/overlay", "disk/qcow2",
 		"disk/qcow2/internal/inflate", "disk/internal/...", "internal/rangelock"},
 		deep: true, why: "storage knows nothing of how it is served"},
@@ -78,14 +77,15 @@ var importRules = []importRule{
 		why: "the server serves any Disk; image formats and monitoring are other packages' work"},
 	{pkg: "target/...", never: []string{"disk/image", "disk/overlay", "disk/instance",
 		"disk/qcow2/..."}, deep: true,
-		why: "the server serves any disk, and gets no image format with the interface"},
+		why: "the server serves any disk and needs no image format"},
 	{pkg: "registry/cache", only: []string{}, deep: true,
-		why: "what is cached is bytes with a digest, wherever they come from"},
-	{pkg: "registry", only: []string{"disk", "disk/image", "disk/qcow2", "disk/qcow2/internal/inflate",
+		why: "the cache keeps bytes with a digest, wherever they come from"},
+	{pkg: "registry", only: []string{"disk", "disk/image", "disk/qcow2",
+		"disk/qcow2/internal/inflate",
 		"disk/internal/..."}, deep: true, why: "images come and go without a server"},
 	{pkg: "metrics", only: []string{"target", "disk"},
-		why: "Prometheus series observe the server and the disks, and are no pages"},
-	{pkg: "pages", only: []string{"target", "disk"}, why: "pages tell of the server and the disks"},
+		why: "Prometheus series describe the server and the disks; pages are separate"},
+	{pkg: "pages", only: []string{"target", "disk"}, why: "pages show the server and the disks"},
 	{pkg: "pages", never: []string{"metrics", "github.com/prometheus/...", "github.com/spf13/..."},
 		deep: true,
 		why:  "a client decodes /status without a library for metrics"},
@@ -96,7 +96,7 @@ var importRules = []importRule{
 	{pkg: "...", except: []string{"cmd/..."}, never: []string{"internal/daemon"}, deep: true,
 		why: "a daemon is started by a command"},
 	{pkg: "internal/control", only: []string{"chap", "target"},
-		why: "the socket carries out what is asked by methods of the target"},
+		why: "the socket calls methods of the target"},
 	{pkg: "internal/control", never: []string{"disk/image", "disk/instance",
 		"github.com/spf13/..."},
 		deep: true, why: "a client of the socket gets no disk format and no command line with it"},
@@ -113,7 +113,7 @@ var importRules = []importRule{
 		why:  "only the command reads the command line"},
 	{pkg: "cmd/...", never: []string{"github.com/stretchr/...", "go.uber.org/goleak", "testing",
 		"target/targettest", "disk/disktest/...", "integration/..."}, deep: true,
-		why: "test code does not belong into the binary"},
+		why: "test code must not get into the binary"},
 }
 
 func TestImportRules(t *testing.T) {
@@ -123,8 +123,8 @@ func TestImportRules(t *testing.T) {
 	}
 }
 
-// TestImportRulesBite shows that a rule finds a direct and an indirect violation, and that a rule
-// that binds no package is reported.
+// TestImportRulesBite checks that rules find direct and indirect violations, and that a rule that
+// binds no package is reported.
 func TestImportRulesBite(t *testing.T) {
 	pkgs := []goPackage{
 		{ImportPath: "target", Imports: []string{"disk", "fmt"},
@@ -187,14 +187,14 @@ func importViolations(pkgs []goPackage, rules []importRule) []string {
 	return found
 }
 
-// thirdParty tells whether a path, relative to this module, is another module's: the first element
-// is a host name.
+// thirdParty reports whether a path, relative to this module, belongs to another module: its first
+// element is a host name.
 func thirdParty(path string) bool {
 	host, _, _ := strings.Cut(path, "/")
 	return strings.Contains(host, ".")
 }
 
-// covers tells whether a pattern ("x" or "x/...") includes the path.
+// covers reports whether a pattern ("x" or "x/...") includes the path.
 func covers(pattern, path string) bool {
 	prefix, tree := strings.CutSuffix(pattern, "...")
 	if !tree {

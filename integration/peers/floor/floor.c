@@ -1,8 +1,8 @@
 /*
- * The floor that a target is measured against: a bare loop that makes the system calls which nobody can do without, for
- * the same bytes. It receives what has arrived, does one pread or pwrite for each command, and sends all answers at once.
- * It checks nothing, and knows no more of iSCSI than the load generator needs: a login without authentication,
- * TEST UNIT READY, READ(16) and WRITE(16) whose data comes with the command (RFC 7143 11.3, 11.7). It is no target.
+ * The floor that a target is measured against: a bare loop of the system calls that every target must make for the same
+ * bytes. It receives what has arrived, does one pread or pwrite for each command, and sends all answers at once. It
+ * checks nothing, and knows only the iSCSI that the load generator needs: a login without authentication, TEST UNIT
+ * READY, READ(16), and WRITE(16) with immediate data (RFC 7143 11.3, 11.7). It is not a target.
  *
  * floor PORT FILE... serves FILEs as LUN 1 and up on 127.0.0.1.
  */
@@ -79,7 +79,7 @@ static int flush(struct connection *c)
 	return 0;
 }
 
-/* answer queues a header, with numbers that let the initiator go on. Data follows it. */
+/* answer queues a header that leaves the command window open. Data may follow it. */
 static unsigned char *answer(struct connection *c, const unsigned char *h, int opcode, int flags, uint32_t length)
 {
 	unsigned char *a = c->out + c->queued;
@@ -139,7 +139,7 @@ static int command(struct connection *c, const unsigned char *h, const unsigned 
 	return -1;
 }
 
-/* receive takes what has arrived, and waits until that is at least so much. */
+/* receive reads until at least that much has arrived. */
 static int receive(struct connection *c, size_t least)
 {
 	if (c->begin > 0) {
@@ -148,7 +148,7 @@ static int receive(struct connection *c, size_t least)
 		c->begin = 0;
 	}
 	while (c->end < least) {
-		/* The rest of a large segment is waited for in one call. */
+		/* Wait for the rest of a large segment in one call. */
 		int all = least - c->end > 16 << 10;
 		ssize_t n = recv(c->fd, c->in + c->end, all ? least - c->end : IN - c->end, all ? MSG_WAITALL : 0);
 		if (n < 0 && errno == EINTR)
