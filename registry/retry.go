@@ -182,7 +182,7 @@ func (e *endpoint) statusError(res *http.Response) *StatusError {
 	s := &StatusError{Host: e.repo.RegistryStr(), Status: res.StatusCode}
 	if res.Request != nil {
 		s.Host, s.Method = res.Request.URL.Host, res.Request.Method
-		s.away = res.Request.URL.Host != e.repo.RegistryStr()
+		s.away = res.Request.Response != nil // which has redirected us
 	}
 	body, _ := io.ReadAll(io.LimitReader(res.Body, maxErrorBody))
 	s.Detail = errorDetail(body)
@@ -239,6 +239,8 @@ func explain(err error) error {
 	switch {
 	case errors.As(err, &certificate):
 		return permanent(fmt.Errorf("%w; name a file with its certificates by --registry-ca", err))
+	case errors.Is(err, http.ErrSchemeMismatch):
+		return permanent(fmt.Errorf("%w; name it by --insecure-registry if that is to be", err))
 	case errors.As(err, &dns) && dns.IsNotFound:
 		return permanent(err)
 	}

@@ -1,0 +1,266 @@
+package integration
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/base64"
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"math/big"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/integration/peers"
+)
+
+const (
+	registryUser     = "me"
+	registryPassword = "pa55word"
+	// registryHash is the password as bcrypt, which is what docker-registry reads.
+	registryHash = "$2y$05$abcdefghijklmnopqrstuur.ZxEKly2fYX6K.hrvYXsoEaKgtr95a"
+)
+
+// registryServer is Debian's docker-registry.
+type registryServer struct {
+	address string
+	dir     string
+	ca      string // file; "": no TLS
+}
+
+// startRegistry starts one with further settings, in YAML.
+func startRegistry(t *testing.T, withTLS bool, auth string) *registryServer {
+	t.Helper()
+	port, err := peers.FreePort()
+	require.NoError(t, err)
+	s := &registryServer{address: fmt.Sprintf("127.0.0.1:%d", port), dir: t.TempDir()}
+	tls := ""
+	if withTLS {
+		key, certificate := newCertificate(t)
+		s.ca = filepath.Join(s.dir, "ca.pem")
+		writePEM(t, s.ca, "CERTIFICATE", certificate)
+		der, err := x509.MarshalPKCS8PrivateKey(key)
+		require.NoError(t, err)
+		writePEM(t, filepath.Join(s.dir, "key.pem"), "PRIVATE KEY", der)
+		tls = fmt.Sprintf(", tls: {certificate: %q, key: %q}", s.ca, filepath.Join(s.dir, "key.pem"))
+	}
+	config := filepath.Join(s.dir, "config.yml")
+	require.NoError(t, os.WriteFile(config, []byte(fmt.Sprintf("version: 0.1\nlog: {level: error}\n"+
+		"storage: {filesystem: {rootdirectory: %q}}\nhttp: {addr: %q%s}\n%s", filepath.Join(s.dir, "data"), s.address, tls, auth)), 0o644))
+	cmd := exec.Command("docker-registry", "serve", config)
+	cmd.Env = clientEnv()
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	require.Eventually(t, func() bool {
+		c, err := net.Dial("tcp", s.address)
+		if err != nil {
+			return false
+		}
+		return c.Close() == nil
+	}, clientTimeout, 10*time.Millisecond, "the registry does not listen")
+	return s
+}
+
+// newCertificate is one of its own authority, for this machine.
+func newCertificate(t *testing.T) (*ecdsa.PrivateKey, []byte) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	template := &x509.Certificate{SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: "test"},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true,
+		KeyUsage:    x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, DNSNames: []string{"localhost"}}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	require.NoError(t, err)
+	return key, der
+}
+
+func writePEM(t *testing.T, path, kind string, der []byte) {
+	t.Helper()
+	require.NoError(t, os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600))
+}
+
+// basicAuth are the settings for a registry that wants a password.
+func basicAuth(t *testing.T) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "htpasswd")
+	require.NoError(t, os.WriteFile(file, []byte(registryUser+":"+registryHash+"\n"), 0o600))
+	return fmt.Sprintf("auth: {htpasswd: {realm: test, path: %q}}\n", file)
+}
+
+// tokenAuth starts a server that issues tokens for the password, and returns the settings of a registry that
+// wants them (distribution, docs/spec/auth/jwt.md).
+func tokenAuth(t *testing.T) (settings string, issued func() int) {
+	t.Helper()
+	key, certificate := newCertificate(t)
+	bundle := filepath.Join(t.TempDir(), "bundle.pem")
+	writePEM(t, bundle, "CERTIFICATE", certificate)
+	var mu sync.Mutex
+	n := 0
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if user, password, _ := r.BasicAuth(); user != registryUser || password != registryPassword {
+			w.WriteHeader(http.StatusUnauthorized)
+			return
+		}
+		mu.Lock()
+		n++
+		mu.Unlock()
+		var access []map[string]any
+		for _, scope := range r.URL.Query()["scope"] {
+			if parts := strings.SplitN(scope, ":", 3); len(parts) == 3 {
+				access = append(access, map[string]any{"type": parts[0], "name": parts[1], "actions": strings.Split(parts[2], ",")})
+			}
+		}
+		now := time.Now().Unix()
+		encode := func(v any) string {
+			text, err := json.Marshal(v)
+			if err != nil {
+				panic(err)
+			}
+			return base64.RawURLEncoding.EncodeToString(text)
+		}
+		signed := encode(map[string]any{"typ": "JWT", "alg": "ES256", "x5c": []string{base64.StdEncoding.EncodeToString(certificate)}}) +
+			"." + encode(map[string]any{"iss": "test", "sub": registryUser, "aud": r.URL.Query().Get("service"), "exp": now + 60,
+			"nbf": now - 60, "iat": now, "jti": fmt.Sprint(n), "access": access})
+		sum := sha256.Sum256([]byte(signed))
+		a, b, err := ecdsa.Sign(rand.Reader, key, sum[:])
+		if err != nil {
+			panic(err)
+		}
+		signature := append(a.FillBytes(make([]byte, 32)), b.FillBytes(make([]byte, 32))...)
+		_ = json.NewEncoder(w).Encode(map[string]any{"token": signed + "." + base64.RawURLEncoding.EncodeToString(signature), "expires_in": 60})
+	}))
+	t.Cleanup(server.Close)
+	realm := strings.Replace(server.URL, "127.0.0.1", "localhost", 1) + "/token"
+	return fmt.Sprintf("auth: {token: {realm: %q, service: test, issuer: test, rootcertbundle: %q}}\n", realm, bundle),
+		func() int { mu.Lock(); defer mu.Unlock(); return n }
+}
+
+// lyingProxy stands in front of a registry, and does to blobs what networks, gateways and storage do.
+type lyingProxy struct {
+	address string
+
+	mu        sync.Mutex
+	delay     time.Duration
+	cutAfter  int64 // bytes of each answer, until cuts are used up
+	cuts      int
+	busy      int  // answers 429
+	redirects bool // blobs are at an address that is good for one request
+	flip      bool // one wrong bit in each blob
+	signed    int
+	good      map[string]bool
+}
+
+func newLyingProxy(t *testing.T, registry string) *lyingProxy {
+	p := &lyingProxy{good: map[string]bool{}}
+	target := &url.URL{Scheme: "http", Host: registry}
+	forward := &httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) {
+		r.SetURL(target)
+		r.Out.Host = r.In.Host
+	}, ModifyResponse: p.change, ErrorHandler: func(w http.ResponseWriter, _ *http.Request, _ error) { panic(http.ErrAbortHandler) }}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if p.answer(w, r) {
+			return
+		}
+		forward.ServeHTTP(w, r)
+	}))
+	t.Cleanup(server.Close)
+	p.address = strings.TrimPrefix(server.URL, "http://")
+	return p
+}
+
+// answer does what is to be done before the registry is asked.
+func (p *lyingProxy) answer(w http.ResponseWriter, r *http.Request) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	time.Sleep(p.delay)
+	if p.busy > 0 && r.URL.Path != "/v2/" {
+		p.busy--
+		w.Header().Set("Retry-After", "0")
+		w.WriteHeader(http.StatusTooManyRequests)
+		return true
+	}
+	if !p.redirects || !strings.Contains(r.URL.Path, "/blobs/sha256:") || r.Method != http.MethodGet {
+		return false
+	}
+	if signature := r.URL.Query().Get("signature"); signature != "" {
+		if !p.good[signature] {
+			w.WriteHeader(http.StatusForbidden)
+			return true
+		}
+		delete(p.good, signature)
+		return false
+	}
+	p.signed++
+	signature := fmt.Sprint(p.signed)
+	p.good[signature] = p.signed%3 != 1 // some have expired before they are used
+	http.Redirect(w, r, "http://"+p.address+r.URL.Path+"?signature="+signature, http.StatusTemporaryRedirect)
+	return true
+}
+
+// change does something to an answer.
+func (p *lyingProxy) change(res *http.Response) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !strings.Contains(res.Request.URL.Path, "/blobs/sha256:") || res.Request.Method != http.MethodGet || res.StatusCode >= 300 {
+		return nil
+	}
+	if p.cuts > 0 && res.ContentLength > p.cutAfter {
+		p.cuts--
+		res.Body = &cutBody{res.Body, p.cutAfter}
+	}
+	if p.flip && res.ContentLength > 10000 {
+		res.Body = &flippedBody{ReadCloser: res.Body, at: res.ContentLength / 2}
+	}
+	return nil
+}
+
+// cutBody breaks off.
+type cutBody struct {
+	io.ReadCloser
+	left int64
+}
+
+func (b *cutBody) Read(p []byte) (int, error) {
+	if b.left == 0 {
+		return 0, io.ErrUnexpectedEOF
+	}
+	n, err := b.ReadCloser.Read(p[:min(int64(len(p)), b.left)])
+	b.left -= int64(n)
+	return n, err
+}
+
+// flippedBody has one wrong bit.
+type flippedBody struct {
+	io.ReadCloser
+	at int64
+}
+
+func (b *flippedBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if b.at >= 0 && b.at < int64(n) {
+		p[b.at] ^= 1
+	}
+	b.at -= int64(n)
+	return n, err
+}

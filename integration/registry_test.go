@@ -1,0 +1,293 @@
+package integration
+
+import (
+	"bytes"
+	"encoding/base64"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer/json"
+)
+
+// kubevirtDisk runs the command; what a person's home has of credentials is not looked at.
+func kubevirtDisk(t *testing.T, env []string, args ...string) result {
+	t.Helper()
+	path, err := binary()
+	require.NoError(t, err)
+	return client(t, append(env, "HOME=/nonexistent"), path, args...)
+}
+
+// mustDisk is kubevirtDisk that has to succeed.
+func mustDisk(t *testing.T, env []string, args ...string) result {
+	t.Helper()
+	r := kubevirtDisk(t, env, args...)
+	require.Zero(t, r.status, "%v: %s", args, r)
+	return r
+}
+
+// pushedDigest is the line that push prints at its end.
+var pushedDigest = regexp.MustCompile(`(?m)^sha256:[0-9a-f]{64}$`)
+
+// sameFile compares two files.
+func sameFile(t *testing.T, want, got string) {
+	t.Helper()
+	a, err := os.ReadFile(want)
+	require.NoError(t, err)
+	b, err := os.ReadFile(got)
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(a, b), "%s and %s differ", want, got)
+}
+
+// newDisk is a raw disk, and the same as compressed qcow2.
+func newDisk(t *testing.T) (raw, qcow2 string) {
+	t.Helper()
+	dir := t.TempDir()
+	raw, qcow2 = filepath.Join(dir, "fedora.raw"), filepath.Join(dir, "fedora.qcow2")
+	makeRaw(t, raw, 24<<20)
+	makeQcow2(t, raw, qcow2, "", true)
+	return raw, qcow2
+}
+
+// TestRegistryPushPull stores a disk in a real registry, with and without TLS, a password and a token server,
+// and fetches it again.
+func TestRegistryPushPull(t *testing.T) {
+	requireTools(t, "docker-registry", "qemu-img")
+	raw, qcow2 := newDisk(t)
+	login := []string{"REGISTRY_USERNAME=" + registryUser, "REGISTRY_PASSWORD=" + registryPassword}
+	for name, c := range map[string]struct{ tls, basic, token bool }{
+		"plain": {}, "TLS and password": {tls: true, basic: true}, "token": {token: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			auth, issued := "", func() int { return 1 }
+			if c.basic {
+				auth = basicAuth(t)
+			}
+			if c.token {
+				auth, issued = tokenAuth(t)
+			}
+			s := startRegistry(t, c.tls, auth)
+			flags := []string{"--insecure-registry=" + s.address}
+			if c.tls {
+				flags = []string{"--registry-ca=" + s.ca}
+			}
+			ref := s.address + "/vm/fedora:42"
+			pushed := mustDisk(t, login, append([]string{"push", "--base=none", qcow2, ref}, flags...)...)
+			digest := pushedDigest.FindString(pushed.output)
+			require.NotEmpty(t, digest, "%s", pushed)
+			again := mustDisk(t, login, append([]string{"push", "--base=none", qcow2, s.address + "/vm/other:1"}, flags...)...)
+			require.Equal(t, digest, pushedDigest.FindString(again.output))
+
+			dir := t.TempDir()
+			mustDisk(t, login, append([]string{"pull", ref, filepath.Join(dir, "a.raw")}, flags...)...)
+			sameFile(t, raw, filepath.Join(dir, "a.raw"))
+			mustDisk(t, login, append([]string{"pull", "--format=original", s.address + "/vm/fedora@" + digest, filepath.Join(dir, "a.qcow2")}, flags...)...)
+			sameFile(t, qcow2, filepath.Join(dir, "a.qcow2"))
+			require.Positive(t, issued())
+
+			// A pull secret, as Kubernetes mounts it.
+			secret := filepath.Join(t.TempDir(), ".dockerconfigjson")
+			require.NoError(t, os.WriteFile(secret, []byte(fmt.Sprintf(`{"auths":{%q:{"auth":%q}}}`, s.address,
+				base64.StdEncoding.EncodeToString([]byte(registryUser+":"+registryPassword)))), 0o600))
+			mustDisk(t, []string{"REGISTRY_CONFIG=" + filepath.Dir(secret)}, append([]string{"pull", ref, filepath.Join(dir, "b.raw")}, flags...)...)
+			sameFile(t, raw, filepath.Join(dir, "b.raw"))
+
+			if auth != "" {
+				r := kubevirtDisk(t, []string{login[0], login[1] + "2"}, append([]string{"pull", ref, filepath.Join(dir, "c.raw")}, flags...)...)
+				require.Equal(t, 1, r.status)
+				require.NotContains(t, r.String(), registryPassword)
+			}
+			if !c.tls {
+				r := kubevirtDisk(t, login, "pull", ref, filepath.Join(dir, "c.raw"))
+				require.Equal(t, 1, r.status, "without TLS, and not named for it")
+				require.Contains(t, r.output, "--insecure-registry")
+			} else {
+				r := kubevirtDisk(t, login, "pull", ref, filepath.Join(dir, "c.raw"))
+				require.Equal(t, 1, r.status)
+				require.Contains(t, r.output, "--registry-ca")
+			}
+			left, err := os.ReadDir(dir)
+			require.NoError(t, err)
+			require.Len(t, left, 3, "nothing of what failed")
+		})
+	}
+}
+
+// TestRegistryLies fetches through a proxy that delays, cuts, refuses and changes.
+func TestRegistryLies(t *testing.T) {
+	requireTools(t, "docker-registry", "qemu-img")
+	raw, qcow2 := newDisk(t)
+	s := startRegistry(t, false, "")
+	mustDisk(t, nil, "push", "--base=none", "--insecure-registry="+s.address, qcow2, s.address+"/vm/fedora:42")
+	for name, set := range map[string]func(p *lyingProxy){
+		"cut":      func(p *lyingProxy) { p.cutAfter, p.cuts = 1<<20, 8 },
+		"busy":     func(p *lyingProxy) { p.busy = 3 },
+		"redirect": func(p *lyingProxy) { p.redirects, p.cutAfter, p.cuts = true, 3<<20, 3 },
+		"wrong":    func(p *lyingProxy) { p.flip = true },
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newLyingProxy(t, s.address)
+			set(p)
+			dir := t.TempDir()
+			dest := filepath.Join(dir, "a.raw")
+			r := kubevirtDisk(t, nil, "pull", "--insecure-registry="+p.address, p.address+"/vm/fedora:42", dest)
+			if name != "wrong" {
+				require.Zero(t, r.status, "%s", r)
+				sameFile(t, raw, dest)
+				return
+			}
+			require.Equal(t, 1, r.status)
+			require.Contains(t, r.output, "digest")
+			left, err := os.ReadDir(dir)
+			require.NoError(t, err)
+			require.Empty(t, left)
+		})
+	}
+}
+
+// TestRegistryBuildah fetches disks out of images that buildah has built and pushed, compressed in each way.
+func TestRegistryBuildah(t *testing.T) {
+	requireTools(t, "docker-registry", "qemu-img", "buildah")
+	requireRoot(t)
+	e, err := newEngine()
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, e.remove()) })
+	raw, qcow2 := newDisk(t)
+	s := startRegistry(t, false, "")
+	work := t.TempDir()
+	other := filepath.Join(work, "other.raw")
+	makeRawSeed(t, other, 4<<20, 9)
+	for _, file := range []string{raw, qcow2} {
+		content, err := os.ReadFile(file)
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(filepath.Join(work, filepath.Base(file)), content, 0o644))
+	}
+	build := func(name, instructions string, options ...string) string {
+		t.Helper()
+		file := filepath.Join(t.TempDir(), "Dockerfile")
+		require.NoError(t, os.WriteFile(file, []byte(instructions), 0o644))
+		image := s.address + "/built/" + name
+		e.ok(t, "buildah", append(append([]string{"build", "--quiet", "--layers", "--file", file, "--tag", image}, options...), work)...)
+		return image
+	}
+	pull := func(image string, args ...string) string {
+		t.Helper()
+		dest := filepath.Join(t.TempDir(), "disk.raw")
+		mustDisk(t, nil, append([]string{"pull", "--insecure-registry=" + s.address, image, dest}, args...)...)
+		return dest
+	}
+	const one = "FROM scratch\nADD --chown=107:107 fedora.qcow2 /disk/\n"
+	for _, format := range []string{"oci", "docker"} {
+		image := build("one:"+format, one, "--format", format)
+		e.ok(t, "buildah", "push", "--tls-verify=false", image)
+		sameFile(t, raw, pull(image))
+	}
+	for i, how := range []string{"--compression-format=zstd", "--compression-format=zstd:chunked", "--disable-compression"} {
+		// Each has a layer of its own, or the registry would be known to have it compressed by gzip.
+		image := build(fmt.Sprintf("packed:%d", i), fmt.Sprintf("FROM scratch\nADD fedora.qcow2 /disk/%d.qcow2\n", i), "--format", "oci")
+		if r := e.run(t, "buildah", "push", "--tls-verify=false", how, image); r.status != 0 {
+			require.Contains(t, r.output, "chunked", "%s", r) // which older versions do not know
+			continue
+		}
+		sameFile(t, raw, pull(image))
+	}
+	// What a layer replaces, and what it removes.
+	image := build("two:1", "FROM scratch\nADD fedora.qcow2 /disk/disk.img\nADD other.raw /disk/disk.img\n")
+	e.ok(t, "buildah", "push", "--tls-verify=false", image)
+	sameFile(t, other, pull(image))
+	image = build("three:1", "FROM scratch\nADD fedora.qcow2 other.raw /disk/\n")
+	e.ok(t, "buildah", "push", "--tls-verify=false", image)
+	sameFile(t, other, pull(image, "--path=other.raw"))
+	container := strings.TrimSpace(e.ok(t, "buildah", "from", "--pull-never", image))
+	mounted := strings.TrimSpace(e.ok(t, "buildah", "mount", container))
+	require.NoError(t, os.Remove(filepath.Join(mounted, "disk", "fedora.qcow2")))
+	e.ok(t, "buildah", "umount", container)
+	removed := s.address + "/built/removed:1"
+	e.ok(t, "buildah", "commit", "--quiet", "--rm", container, removed)
+	e.ok(t, "buildah", "push", "--tls-verify=false", removed)
+	sameFile(t, other, pull(removed))
+
+	// Without a registry.
+	layout, archive := filepath.Join(work, "layout"), filepath.Join(work, "image.tar")
+	e.ok(t, "buildah", "push", removed, "oci:"+layout+":latest")
+	sameFile(t, other, pull("oci:"+layout+":latest"))
+	e.ok(t, "buildah", "push", removed, "docker-archive:"+archive)
+	sameFile(t, other, pull("docker-archive:"+archive))
+}
+
+// TestRegistryServe pushes a disk onto the base image, and podman runs what comes of it.
+func TestRegistryServe(t *testing.T) {
+	e := requireImages(t, "docker-registry", "iscsi-ls", "qemu-img")
+	address := registry(t)
+	base := address + "/" + baseImage
+	e.ok(t, "buildah", "manifest", "push", "--all", "--tls-verify=false", baseImage, "docker://"+base)
+	_, qcow2 := newDisk(t)
+	user := address + "/vm/fedora:42"
+	mustDisk(t, nil, "push", "--insecure-registry="+address, "--base="+base, qcow2, user)
+
+	node, err := newEngine()
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, node.remove()) })
+	node.ok(t, "podman", "pull", "--quiet", "--tls-verify=false", user)
+	n := network{}
+	c := node.newContainer(t, user, append(withEnv(append(n.settings(), credential...)...), n.option()))
+	c.start(t)
+	untilReady(t, c)
+	require.Contains(t, okEnv(t, chapClient, "iscsi-ls", "-s", "iscsi://"+n.portal(t, c)), "Lun:1 ")
+	require.Zero(t, c.stop(t))
+}
+
+// TestRegistryJob runs what the example of a Job says, with paths and names of the test.
+func TestRegistryJob(t *testing.T) {
+	requireTools(t, "docker-registry", "qemu-img")
+	text, err := os.ReadFile("../examples/registry/pull.yaml")
+	require.NoError(t, err)
+	scheme := runtime.NewScheme()
+	require.NoError(t, batchv1.AddToScheme(scheme))
+	require.NoError(t, corev1.AddToScheme(scheme))
+	decoder := json.NewSerializerWithOptions(json.DefaultMetaFactory, scheme, scheme, json.SerializerOptions{Yaml: true, Strict: true})
+	var job *batchv1.Job
+	claims := map[string]bool{}
+	for _, document := range bytes.Split(text, []byte("\n---\n")) {
+		object, _, err := decoder.Decode(document, nil, nil)
+		require.NoError(t, err)
+		switch o := object.(type) {
+		case *batchv1.Job:
+			job = o
+		case *corev1.PersistentVolumeClaim:
+			claims[o.Name] = true
+		}
+	}
+	require.NotNil(t, job)
+	pod := job.Spec.Template.Spec
+	require.True(t, claims[pod.Volumes[0].PersistentVolumeClaim.ClaimName])
+	container := pod.Containers[0]
+
+	raw, qcow2 := newDisk(t)
+	s := startRegistry(t, false, basicAuth(t))
+	login := []string{"REGISTRY_USERNAME=" + registryUser, "REGISTRY_PASSWORD=" + registryPassword}
+	mustDisk(t, login, "push", "--base=none", "--insecure-registry="+s.address, qcow2, s.address+"/vm/fedora:42")
+	volume, secrets := t.TempDir(), t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(secrets, ".dockerconfigjson"), []byte(fmt.Sprintf(`{"auths":{%q:{"auth":%q}}}`,
+		s.address, base64.StdEncoding.EncodeToString([]byte(registryUser+":"+registryPassword)))), 0o600))
+	here := strings.NewReplacer("registry.example.com", s.address, "/data", volume, "/pull-secret", secrets)
+	env := []string{"INSECURE_REGISTRY=" + s.address}
+	for _, v := range container.Env {
+		env = append(env, v.Name+"="+here.Replace(v.Value))
+	}
+	var args []string
+	for _, a := range container.Args {
+		args = append(args, here.Replace(a))
+	}
+	for range 2 { // a Job may be tried again
+		mustDisk(t, env, args...)
+		sameFile(t, raw, filepath.Join(volume, "disk.img"))
+	}
+}
