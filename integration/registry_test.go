@@ -5,6 +5,7 @@ import (
 	"encoding/base64"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -290,4 +291,33 @@ func TestRegistryJob(t *testing.T) {
 		mustDisk(t, env, args...)
 		sameFile(t, raw, filepath.Join(volume, "disk.img"))
 	}
+}
+
+// TestRegistryBlockDevice overwrites a block device that has had something else on it.
+func TestRegistryBlockDevice(t *testing.T) {
+	requireTools(t, "docker-registry", "qemu-img", "losetup")
+	requireRoot(t)
+	raw, qcow2 := newDisk(t)
+	s := startRegistry(t, false, "")
+	flag := "--insecure-registry=" + s.address
+	mustDisk(t, nil, "push", "--base=none", flag, qcow2, s.address+"/vm/fedora:42")
+	device := func(size int64) string {
+		file := filepath.Join(t.TempDir(), "device")
+		require.NoError(t, os.WriteFile(file, bytes.Repeat([]byte("old "), int(size/4)), 0o600))
+		name := strings.TrimSpace(ok(t, "losetup", "--find", "--show", file))
+		t.Cleanup(func() { require.NoError(t, exec.Command("losetup", "--detach", name).Run()) })
+		return name
+	}
+	large := device(32 << 20)
+	mustDisk(t, nil, "pull", flag, s.address+"/vm/fedora:42", large)
+	want, err := os.ReadFile(raw)
+	require.NoError(t, err)
+	got, err := os.ReadFile(large)
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(want, got[:len(want)]))
+	require.Equal(t, []byte("old old "), got[len(want):len(want)+8], "what is behind the disk stays")
+
+	r := kubevirtDisk(t, nil, "pull", flag, s.address+"/vm/fedora:42", device(8<<20))
+	require.Equal(t, 1, r.status)
+	require.Contains(t, r.output, "the disk needs")
 }
