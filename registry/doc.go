@@ -13,6 +13,9 @@
 //	pull.go    the disks of an image, each written as its layer passes
 //	push.go    the base's layers, an index, and a layer for each file; upload.go sends them
 //	index.go   what the index says, and how it is checked
+//	stream.go  the disks of an image, read as they are needed: far.go through the digests of the index and
+//	           the cache, pulled.go of an image without an index
+//	kept.go    which image a tag named at first, and what tells where its disks lie
 //
 // What comes from a registry comes from strangers: sizes, counts and names are bounded before anything is made
 // of them, and nothing gets its final name before the digest of its layer was right. A credential is never part

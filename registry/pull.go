@@ -51,15 +51,12 @@ type Pulled struct {
 // complete and has the digest that the manifest says; of a block device and of standard output, only the
 // error tells. Each layer is read once where the disk comes in one pass, see image.Arrival.
 func (c *Client) Pull(ctx context.Context, ref Reference, dest string, opt PullOptions) (done []Pulled, digest string, err error) {
-	if opt.Progress == nil {
-		opt.Progress = new(Progress)
-	}
 	r, err := c.resolve(ctx, ref)
 	if err != nil {
 		return nil, "", err
 	}
 	defer r.source.Close()
-	p := &puller{opt: opt, image: r, dest: dest, dir: diskDir, shadow: newShadow(), names: make(map[string]bool)}
+	p := newPuller(r, dest, opt)
 	if err := p.prepare(); err != nil {
 		return nil, r.digest, err
 	}
@@ -78,6 +75,14 @@ type puller struct {
 	shadow *shadow
 	files  []*file
 	names  map[string]bool // in a directory: files that have been begun
+}
+
+func newPuller(r *resolved, dest string, opt PullOptions) *puller {
+	if opt.Progress == nil {
+		opt.Progress = new(Progress)
+	}
+	return &puller{opt: opt, image: r, dest: dest, dir: diskDir, shadow: newShadow(),
+		names: make(map[string]bool)}
 }
 
 // file is a file of the image that shows.

@@ -28,7 +28,8 @@ import (
 
 // memory is a registry in memory, in front of which a test may stand.
 type memory struct {
-	host string
+	host    string
+	handler http.Handler
 
 	mu    sync.Mutex
 	said  []string                                               // guarded by mu
@@ -38,6 +39,7 @@ type memory struct {
 func newMemory(t testing.TB) *memory {
 	m := new(memory)
 	handler := inmemory.New(inmemory.Logger(log.New(io.Discard, "", 0)))
+	m.handler = handler
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		m.mu.Lock()
 		m.said = append(m.said, r.Method+" "+r.URL.RequestURI())

@@ -1,0 +1,167 @@
+package registry
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+)
+
+// keptSource is an image of which manifests and the index are kept in a directory, under their digests,
+// so that a later start does not ask for them again.
+type keptSource struct {
+	source
+	dir    *os.Root
+	pinned string // digest of the manifest that the reference named at first; "": it is the first time
+}
+
+// keep opens the directory, which is made if it is missing.
+func keep(src source, dir string) (*keptSource, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, err
+	}
+	return &keptSource{source: src, dir: root}, nil
+}
+
+func (k *keptSource) Close() error { return errors.Join(k.source.Close(), k.dir.Close()) }
+
+// manifest returns what is kept, and otherwise asks for it and keeps it. What the reference names is
+// what it named at first.
+func (k *keptSource) manifest(ctx context.Context, digest string) ([]byte, string, error) {
+	if digest == "" {
+		digest = k.pinned
+	}
+	if digest != "" {
+		if content, err := k.read(keptName(digest), maxManifest); err == nil && digestOf(content) == digest {
+			return content, "", nil
+		}
+	}
+	content, mediaType, err := k.source.manifest(ctx, digest)
+	if err != nil {
+		return nil, "", err
+	}
+	if got := digestOf(content); digest != "" && got != digest {
+		return nil, "", &DigestError{Want: digest, Got: got}
+	}
+	// One that says itself what it is can be read without the registry's word for it.
+	if manifestKind(content, "") != "" {
+		err = k.write(keptName(digestOf(content)), content)
+	}
+	return content, mediaType, err
+}
+
+// blob returns what is kept: only of the index there is anything.
+func (k *keptSource) blob(desc v1.Descriptor) (*blob, error) {
+	name := keptName(desc.Digest.String())
+	if content, err := k.read(name, maxIndexLayer); err == nil && digestOf(content) == desc.Digest.String() {
+		return fileBlob(desc, func() (*os.File, error) { return k.dir.Open(name) }, 0), nil
+	}
+	return k.source.blob(desc)
+}
+
+func (k *keptSource) saveBlob(digest v1.Hash, content []byte) error {
+	name := keptName(digest.String())
+	if info, err := k.dir.Stat(name); err == nil && info.Size() == int64(len(content)) {
+		return nil
+	}
+	return k.write(name, content)
+}
+
+func keptName(digest string) string { return strings.ReplaceAll(digest, ":", "-") }
+
+// record is what a reference was found to name. It is kept as JSON.
+type record struct {
+	Reference string       `json:"reference"`
+	Digest    string       `json:"digest"` // of the manifest
+	Disks     []StreamDisk `json:"disks,omitempty"`
+}
+
+// StreamDisk is a disk of an image.
+type StreamDisk struct {
+	Name string `json:"name"` // as it is in the image's directory of disks
+	// Digests are those of its files, its own first. nil: it has not been opened yet.
+	Digests []string `json:"digests,omitempty"`
+}
+
+const maxRecord = 1 << 20
+
+func recordName(reference string) string {
+	return "reference-" + strings.TrimPrefix(digestOf([]byte(reference)), "sha256:") + ".json"
+}
+
+// loadRecord returns the record of a reference; an empty one where there is none.
+func (k *keptSource) loadRecord(ref Reference) (r record, err error) {
+	name := recordName(ref.String())
+	content, err := k.read(name, maxRecord)
+	if errors.Is(err, fs.ErrNotExist) {
+		return record{}, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(content, &r)
+	}
+	if err == nil && (r.Reference != ref.String() || r.Digest == "") {
+		err = errors.New("is of another image")
+	}
+	if err != nil {
+		return record{}, fmt.Errorf("which image %s names was kept, and cannot be read: %q: %w; remove "+
+			"that file to ask the registry again", ref, filepath.Join(k.dir.Name(), name), err)
+	}
+	return r, nil
+}
+
+func (k *keptSource) saveRecord(r record) error {
+	content, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	name := recordName(r.Reference)
+	if old, err := k.read(name, maxRecord); err == nil && string(old) == string(content) {
+		return nil
+	}
+	return k.write(name, content)
+}
+
+func (k *keptSource) read(name string, limit int64) ([]byte, error) {
+	f, err := k.dir.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return readBounded(f, limit)
+}
+
+// write stores a file in one step. It has reached storage then, as the disks that are made of the image
+// are of no use without it.
+func (k *keptSource) write(name string, content []byte) error {
+	partial := fmt.Sprintf("%s.%08x.partial", name, rand.Uint32())
+	f, err := k.dir.OpenFile(partial, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(content)
+	if err == nil {
+		err = f.Sync()
+	}
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = k.dir.Rename(partial, name)
+	}
+	if err != nil {
+		return errors.Join(err, k.dir.Remove(partial))
+	}
+	dir, err := k.dir.Open(".")
+	if err != nil {
+		return err
+	}
+	return errors.Join(dir.Sync(), dir.Close())
+}

@@ -1,0 +1,272 @@
+package registry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+
+	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/disk/qcow2"
+	"kubevirt.io/disk/registry/cache"
+)
+
+// StreamOptions say how the disks of an image are read without being fetched first. Both fields are
+// required.
+type StreamOptions struct {
+	// Cache keeps what was fetched. It stays the caller's, and is closed after the disks.
+	Cache *cache.Cache
+	// CacheDir is the directory of the cache. Images without an index are kept there, too.
+	CacheDir string
+	// KeepDir is a directory that lives as long as the disks that are made of the image, and keeps
+	// which image the reference named when it was first used, and what tells where its disks lie. It
+	// is made if it is missing.
+	KeepDir string
+}
+
+// Stream is an image of which the disks are read as they are needed. Its methods may be called by any
+// number of goroutines, but Close is called last.
+type Stream struct {
+	client *Client
+	opt    StreamOptions
+	ref    Reference
+	kept   *keptSource
+
+	mu     sync.Mutex
+	record record      // guarded by mu
+	image  *resolved   // guarded by mu; nil: its manifest was not needed yet
+	index  *index      // guarded by mu; nil: it has none
+	pulled *pulledDisk // guarded by mu; nil: it has an index, or was not needed yet
+}
+
+// Stream finds the disks of an image. A tag is resolved once: as long as KeepDir is there, it names
+// the same image, and what is in KeepDir is not asked for again.
+//
+// Of an image that push has made, nothing but the index is fetched before it is read, and no byte of a
+// disk is returned that has not the digest that the image's manifest vouches for. Of every other image
+// the layers are fetched first, verified, and unpacked into CacheDir.
+func (c *Client) Stream(ctx context.Context, ref Reference, opt StreamOptions) (*Stream, error) {
+	src, err := c.source(ref)
+	if err != nil {
+		return nil, err
+	}
+	s := &Stream{client: c, opt: opt, ref: ref}
+	if s.kept, err = keep(src, opt.KeepDir); err != nil {
+		return nil, errors.Join(err, src.Close())
+	}
+	if s.record, err = s.kept.loadRecord(ref); err == nil && len(s.record.Disks) == 0 {
+		s.mu.Lock()
+		err = s.findLocked(ctx)
+		s.mu.Unlock()
+	}
+	if err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	return s, nil
+}
+
+// findLocked reads the manifest, the one of the first start if there was one, and finds the disks.
+func (s *Stream) findLocked(ctx context.Context) (err error) {
+	s.kept.pinned = s.record.Digest
+	if s.image, err = resolveIn(ctx, s.kept, s.ref); err != nil {
+		return err
+	}
+	if s.index, err = s.readIndex(ctx); err != nil {
+		return err
+	}
+	if s.index == nil {
+		if s.pulled, err = s.pull(ctx); err != nil {
+			return err
+		}
+	}
+	if len(s.record.Disks) > 0 {
+		return nil
+	}
+	var names []string
+	if s.pulled != nil {
+		names = s.pulled.names
+	} else if names, err = s.indexedDisks(ctx); err != nil {
+		return err
+	}
+	if len(names) == 0 {
+		return fmt.Errorf("%s has no disk: there is no file in its directory %s/", s.ref, diskDir)
+	}
+	s.record = record{Reference: s.ref.String(), Digest: s.image.digest}
+	for _, name := range names {
+		s.record.Disks = append(s.record.Disks, StreamDisk{Name: name})
+	}
+	return s.kept.saveRecord(s.record)
+}
+
+// readIndex reads the index of the image. nil: it has none, or one that does not say everything about
+// the disks of the image.
+func (s *Stream) readIndex(ctx context.Context) (*index, error) {
+	layers := s.image.manifest.Layers
+	for i, desc := range layers {
+		if desc.Annotations[annotationIndex] != fmt.Sprint(indexVersion) {
+			continue
+		}
+		text, err := s.image.small(ctx, desc, maxIndexLayer)
+		if err == nil {
+			err = s.kept.saveBlob(desc.Digest, text)
+		}
+		var x *index
+		if err == nil {
+			x, err = parseIndex(text, layers)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("index of %s: %w", s.ref, err)
+		}
+		known := make(map[string]bool)
+		for _, f := range x.Files {
+			known[f.Layer] = true
+		}
+		for _, above := range layers[i+1:] {
+			if !known[above.Digest.String()] {
+				return nil, nil // somebody has built upon the image, and may have changed its disks
+			}
+		}
+		if x.ChunkSize > cache.MaxChunkSize {
+			return nil, nil
+		}
+		return x, nil
+	}
+	return nil, nil
+}
+
+// indexedDisks are the files of the index that are disks: those in the directory of the disks that are
+// not below others.
+func (s *Stream) indexedDisks(ctx context.Context) (names []string, err error) {
+	var top []*indexFile
+	for i := range s.index.Files {
+		if f := &s.index.Files[i]; path.Dir(f.Name) == diskDir {
+			top = append(top, f)
+		}
+	}
+	below := make([]string, len(top))
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(farReads)
+	for i, f := range top {
+		if len(top) == 1 {
+			break // whatever it needs is elsewhere
+		}
+		group.Go(func() error {
+			head := make([]byte, min(f.Size, qcow2.HeadSize))
+			file, err := s.openIndexed(f)
+			if err != nil {
+				return err
+			}
+			if _, err := file.ReadAt(ctx, head, 0); err != nil && err != io.EOF {
+				return fmt.Errorf("%s of %s: %w", f.Name, s.ref, err)
+			}
+			below[i] = image.BackingOf(path.Base(f.Name), head, f.Size)
+			return nil
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return nil, err
+	}
+	for _, f := range top {
+		if name := path.Base(f.Name); !slices.Contains(below, name) {
+			names = append(names, name)
+		}
+	}
+	return names, nil
+}
+
+// Digest is that of the image's manifest.
+func (s *Stream) Digest() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.record.Digest
+}
+
+// Disks are those of the image.
+func (s *Stream) Disks() []StreamDisk {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.record.Disks)
+}
+
+// Open opens a disk of the image, with its backing files, and validates it. The image is closed before
+// the stream is.
+func (s *Stream) Open(ctx context.Context, name string, opt image.Options) (*image.Image, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	i := slices.IndexFunc(s.record.Disks, func(d StreamDisk) bool { return d.Name == name })
+	if i < 0 {
+		return nil, fmt.Errorf("%s has no disk %q", s.ref, name)
+	}
+	if s.index == nil && s.pulled == nil {
+		if err := s.findLocked(ctx); err != nil {
+			return nil, err
+		}
+	}
+	open := s.openFile
+	if s.pulled != nil {
+		open = s.pulled.open
+		opt.Formats = map[string]image.Format{name: image.FormatRaw}
+	}
+	img, err := image.OpenSource(ctx, name, open, opt)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", s.ref, err)
+	}
+	var digests []string
+	for _, f := range img.Unhashed() {
+		digests = append(digests, f.Digest)
+	}
+	s.record.Disks[i].Digests = digests
+	if err := s.kept.saveRecord(s.record); err != nil {
+		return nil, errors.Join(err, img.Close())
+	}
+	return img, nil
+}
+
+// openFile opens a file by its name in the directory of the disks, and has its metadata fetched.
+func (s *Stream) openFile(_ context.Context, name string) (image.Source, error) {
+	for i := range s.index.Files {
+		f := &s.index.Files[i]
+		if f.Name != path.Join(diskDir, name) {
+			continue
+		}
+		file, err := s.openIndexed(f)
+		if err != nil {
+			return nil, err
+		}
+		for _, m := range f.Metadata {
+			file.WillRead(m[0], m[1])
+		}
+		return file, nil
+	}
+	return nil, &fs.PathError{Op: "open", Path: name, Err: fs.ErrNotExist}
+}
+
+// Close frees what Stream has opened.
+func (s *Stream) Close() error {
+	err := s.kept.Close()
+	if s.pulled != nil {
+		err = errors.Join(err, s.pulled.close())
+	}
+	return err
+}
+
+// openIndexed opens a file of the index.
+func (s *Stream) openIndexed(f *indexFile) (*farFile, error) {
+	i := slices.IndexFunc(s.image.manifest.Layers, func(d descriptor) bool {
+		return d.Digest.String() == f.Layer
+	})
+	layer, err := s.image.source.blob(s.image.manifest.Layers[i])
+	if err != nil {
+		return nil, err
+	}
+	return newFarFile(s.opt.Cache, layer, s.index, f, func(text string) {
+		s.client.opt.Warn(strings.Join([]string{s.ref.String(), f.Name, text}, ": "))
+	})
+}

@@ -1,0 +1,304 @@
+package registry
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/registry/cache"
+)
+
+// streaming is what a daemon has to stream images with.
+type streaming struct {
+	client *Client
+	opt    StreamOptions
+}
+
+func newStreaming(t testing.TB, c *Client, dir, keep string) *streaming {
+	s := &streaming{client: c, opt: StreamOptions{CacheDir: dir, KeepDir: keep}}
+	var err error
+	s.opt.Cache, err = cache.Open(dir, cache.Options{})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.opt.Cache.Close()) })
+	return s
+}
+
+func (s *streaming) open(t testing.TB, ref Reference) *Stream {
+	st, err := s.client.Stream(t.Context(), ref, s.opt)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, st.Close()) })
+	return st
+}
+
+func (s *streaming) disk(t testing.TB, st *Stream, name string) *image.Image {
+	img, err := st.Open(t.Context(), name, image.Options{})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, img.Close()) })
+	return img
+}
+
+func contentOf(t testing.TB, img *image.Image) []byte {
+	p := make([]byte, img.Size())
+	_, err := img.ReadAt(p, 0)
+	require.NoError(t, err)
+	return p
+}
+
+func namesOfDisks(disks []StreamDisk) (names []string) {
+	for _, d := range disks {
+		names = append(names, d.Name)
+	}
+	return names
+}
+
+// TestStream reads every disk of an image that push has made, and again when the registry is gone.
+func TestStream(t *testing.T) {
+	m := newMemory(t)
+	_, files, contents := diskFiles(t)
+	contents["a.qcow2"] = contents["a.raw"]
+	_, err := m.client(t).Push(t.Context(), files, m.ref(t, "vm/a:1"), PushOptions{Base: BaseNone})
+	require.NoError(t, err)
+	dir, keep := t.TempDir(), filepath.Join(t.TempDir(), "keep")
+	m.requests("", "")
+
+	first := newStreaming(t, m.client(t), dir, keep)
+	st := first.open(t, m.ref(t, "vm/a:1"))
+	require.Equal(t, 2, m.requests("GET", "/manifests/"), "that of the tag, and the platform's")
+	disks := st.Disks()
+	require.Len(t, disks, len(files))
+	for _, d := range disks {
+		require.Nil(t, d.Digests)
+		img := first.disk(t, st, d.Name)
+		require.Equal(t, farReads, img.Parallel())
+		require.True(t, bytes.Equal(contents[d.Name], contentOf(t, img)), d.Name)
+	}
+	before := first.opt.Cache.Stats()
+	require.Zero(t, before.Wrong)
+
+	// Without the registry: the tag is known, and so is everything that was read.
+	m.setFault(func(w http.ResponseWriter, _ *http.Request) bool {
+		w.WriteHeader(http.StatusServiceUnavailable)
+		return true
+	})
+	again := newStreaming(t, m.client(t), dir, keep)
+	st2 := again.open(t, m.ref(t, "vm/a:1"))
+	require.Equal(t, st.Digest(), st2.Digest())
+	for _, d := range st2.Disks() {
+		require.NotEmpty(t, d.Digests)
+		img := again.disk(t, st2, d.Name)
+		require.Equal(t, d.Digests[0], img.Unhashed()[0].Digest)
+		require.True(t, bytes.Equal(contents[d.Name], contentOf(t, img)), d.Name)
+	}
+	require.Zero(t, again.opt.Cache.Stats().Fetched)
+
+	// A tag that has moved names what it named at first, and what it names now for whoever comes new.
+	m.setFault(nil)
+	other := filepath.Join(t.TempDir(), "other.raw")
+	require.NoError(t, os.WriteFile(other, noise(9, 1<<20), 0o644))
+	_, err = m.client(t).Push(t.Context(), []string{other}, m.ref(t, "vm/a:1"), PushOptions{Base: BaseNone})
+	require.NoError(t, err)
+	st3 := newStreaming(t, m.client(t), dir, keep).open(t, m.ref(t, "vm/a:1"))
+	require.Equal(t, st.Digest(), st3.Digest())
+	st4 := newStreaming(t, m.client(t), dir, t.TempDir()).open(t, m.ref(t, "vm/a:1"))
+	require.Equal(t, []string{"other.raw"}, namesOfDisks(st4.Disks()))
+}
+
+func (m *memory) setFault(f func(w http.ResponseWriter, r *http.Request) bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.fault = f
+}
+
+// oneDisk pushes a raw disk, and opens it with a cache that has nothing of it but its ends.
+func oneDisk(t testing.TB, m *memory, size int, opt Options) (*streaming, *image.Image, []byte) {
+	content := noise(40, size)
+	file := filepath.Join(t.TempDir(), "a.raw")
+	require.NoError(t, os.WriteFile(file, content, 0o644))
+	_, err := m.client(t).Push(t.Context(), []string{file}, m.ref(t, "vm/a:1"), PushOptions{Base: BaseNone})
+	require.NoError(t, err)
+	opt.Insecure = []string{m.host}
+	s := newStreaming(t, newClient(t, opt), t.TempDir(), t.TempDir())
+	return s, s.disk(t, s.open(t, m.ref(t, "vm/a:1")), "a.raw"), content
+}
+
+// TestStreamWaits takes the registry away in the middle: reads wait, end with their contexts, and go on
+// when it is back, whatever it has answered meanwhile.
+func TestStreamWaits(t *testing.T) {
+	for what, answer := range map[string]func(w http.ResponseWriter){
+		"503":     func(w http.ResponseWriter) { w.WriteHeader(http.StatusServiceUnavailable) },
+		"404":     func(w http.ResponseWriter) { w.WriteHeader(http.StatusNotFound) },
+		"403":     func(w http.ResponseWriter) { w.WriteHeader(http.StatusForbidden) },
+		"garbage": func(w http.ResponseWriter) { _, _ = w.Write([]byte("<html>")) },
+		"cut":     func(http.ResponseWriter) { panic(http.ErrAbortHandler) },
+		"429": func(w http.ResponseWriter) {
+			w.Header().Set("Retry-After", "1")
+			w.WriteHeader(http.StatusTooManyRequests)
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			m := newMemory(t)
+			var warned atomic.Int64
+			_, img, content := oneDisk(t, m, 4<<20, Options{Patience: time.Second,
+				Warn: func(string) { warned.Add(1) }})
+			var asked atomic.Int64
+			m.setFault(func(w http.ResponseWriter, r *http.Request) bool {
+				asked.Add(1)
+				answer(w)
+				return true
+			})
+			ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+			defer cancel()
+			p := make([]byte, 4096)
+			_, err := img.ReadAtContext(ctx, p, 1<<20)
+			require.ErrorIs(t, err, disk.ErrNotNow)
+			done := make(chan error, 1)
+			go func() {
+				_, err := img.ReadAt(p, 2<<20)
+				done <- err
+			}()
+			require.Eventually(t, func() bool { return asked.Load() > 2 }, time.Minute, 5*time.Millisecond)
+			select {
+			case err := <-done:
+				require.Fail(t, "the read did not wait", "%v", err)
+			default:
+			}
+			m.setFault(nil)
+			require.NoError(t, <-done)
+			require.True(t, bytes.Equal(content[2<<20:2<<20+4096], p))
+			require.Positive(t, warned.Load())
+		})
+	}
+}
+
+// TestStreamWrongBytes has the registry send wrong bytes for a while: none is served, each is fetched
+// again and counted.
+func TestStreamWrongBytes(t *testing.T) {
+	m := newMemory(t)
+	s, img, content := oneDisk(t, m, 8<<20, Options{})
+	var lies atomic.Int64
+	lies.Store(40)
+	m.mu.Lock()
+	honest := m.handler
+	m.mu.Unlock()
+	m.setFault(func(w http.ResponseWriter, r *http.Request) bool {
+		if !strings.Contains(r.URL.Path, "/blobs/") || lies.Add(-1) < 0 {
+			return false
+		}
+		honest.ServeHTTP(&flipping{ResponseWriter: w}, r)
+		return true
+	})
+	require.True(t, bytes.Equal(content, contentOf(t, img)))
+	require.Equal(t, int64(40), s.opt.Cache.Stats().Wrong)
+}
+
+// flipping changes a bit of what passes.
+type flipping struct {
+	http.ResponseWriter
+	once sync.Once
+}
+
+func (f *flipping) Write(p []byte) (int, error) {
+	p = bytes.Clone(p)
+	f.once.Do(func() { p[len(p)/2] ^= 1 })
+	return f.ResponseWriter.Write(p)
+}
+
+func (f *flipping) ReadFrom(r io.Reader) (int64, error) { return io.Copy(struct{ io.Writer }{f}, r) }
+
+// TestStreamShared has two daemons read the same image with one cache: each chunk is fetched once.
+func TestStreamShared(t *testing.T) {
+	m := newMemory(t)
+	s, img, content := oneDisk(t, m, 8<<20, Options{})
+	other := newStreaming(t, s.client, s.opt.CacheDir, t.TempDir())
+	img2 := other.disk(t, other.open(t, m.ref(t, "vm/a:1")), "a.raw")
+	var both sync.WaitGroup
+	for _, one := range []*image.Image{img, img2} {
+		both.Go(func() {
+			for off := int64(0); off < one.Size(); off += 64 << 10 {
+				p := make([]byte, 64<<10)
+				_, err := one.ReadAt(p, off)
+				if err != nil || !bytes.Equal(content[off:off+int64(len(p))], p) {
+					t.Errorf("at %d: %v", off, err)
+				}
+			}
+		})
+	}
+	both.Wait()
+	require.Equal(t, int64(8<<20/indexChunk), s.opt.Cache.Stats().Fetched+other.opt.Cache.Stats().Fetched)
+}
+
+// TestStreamWithoutIndex serves what others have built: it is fetched and verified first, once.
+func TestStreamWithoutIndex(t *testing.T) {
+	content := noise(50, 3<<20)
+	l := newLying(t)
+	l.tags["1"] = l.image(t, gzipped(t, tarOf(t, tarFile{name: "disk/a.img", content: content})))
+	keep := t.TempDir()
+	s := newStreaming(t, newClient(t, l.options()), t.TempDir(), keep)
+	ref := l.ref(t, "vm/a:1")
+	st := s.open(t, ref)
+	require.Equal(t, []string{"a.img"}, namesOfDisks(st.Disks()))
+	img := s.disk(t, st, "a.img")
+	require.Equal(t, 1, img.Parallel())
+	require.True(t, bytes.Equal(content, contentOf(t, img)))
+	require.NotEmpty(t, st.Disks()[0].Digests[0])
+	require.NoDirExists(t, filepath.Join(s.opt.CacheDir, pulledDir, keptName(st.Digest()))+".partial")
+
+	l.server.Close()
+	again := newStreaming(t, s.client, s.opt.CacheDir, keep)
+	st2 := again.open(t, ref)
+	require.True(t, bytes.Equal(content, contentOf(t, again.disk(t, st2, "a.img"))))
+}
+
+// TestStreamWrongLayer refuses a layer that has another digest, and leaves nothing of it.
+func TestStreamWrongLayer(t *testing.T) {
+	l := newLying(t)
+	layer := tarOf(t, tarFile{name: "disk/a.img", content: noise(50, 1<<20)})
+	desc := l.image(t, layer)
+	l.tags["1"] = desc
+	l.store[digestOf(layer)] = append(bytes.Clone(layer[:len(layer)-1]), 1)
+	s := newStreaming(t, newClient(t, l.options()), t.TempDir(), t.TempDir())
+	_, err := s.client.Stream(t.Context(), l.ref(t, "vm/a:1"), s.opt)
+	var wrong *DigestError
+	require.ErrorAs(t, err, &wrong)
+	entries, err := os.ReadDir(filepath.Join(s.opt.CacheDir, pulledDir))
+	require.NoError(t, err)
+	require.Len(t, entries, 1, "the lock")
+}
+
+// TestStreamBuiltUpon does not believe an index above which somebody has added a layer.
+func TestStreamBuiltUpon(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "a.raw")
+	require.NoError(t, os.WriteFile(file, noise(1, 1<<20), 0o644))
+	m := newMemory(t)
+	_, err := m.client(t).Push(t.Context(), []string{file}, m.ref(t, "vm/a:1"), PushOptions{Base: BaseNone})
+	require.NoError(t, err)
+	r, err := m.client(t).resolve(t.Context(), m.ref(t, "vm/a:1"))
+	require.NoError(t, err)
+	l := newLying(t)
+	manifest := *r.manifest
+	for _, desc := range manifest.Layers {
+		b, err := r.source.blob(desc)
+		require.NoError(t, err)
+		content, err := io.ReadAll(b.verified(t.Context()))
+		require.NoError(t, err)
+		l.add(content)
+	}
+	replaced := noise(2, 1<<20)
+	manifest.Layers = append(manifest.Layers, l.add(tarOf(t, tarFile{name: "disk/a.raw", content: replaced})))
+	l.tags["1"] = l.manifest(t, manifest)
+	s := newStreaming(t, newClient(t, l.options()), t.TempDir(), t.TempDir())
+	img := s.disk(t, s.open(t, l.ref(t, "vm/a:1")), "a.raw")
+	require.True(t, bytes.Equal(replaced, contentOf(t, img)))
+}
