@@ -25,10 +25,11 @@ func (e *edges) load(ctx context.Context) error {
 	group.Go(func() error { return readFull(ctx, e.Source, head, 0) })
 	if size > edgesHead {
 		group.Go(func() error { return readFull(ctx, e.Source, tail, size-int64(len(tail))) })
-	} else {
-		copy(tail, head[size-int64(len(tail)):])
 	}
 	err := group.Wait()
+	if size <= edgesHead {
+		copy(tail, head[size-int64(len(tail)):])
+	}
 	e.head, e.tail = head, tail
 	return err
 }
