@@ -13,8 +13,8 @@ import (
 	. "kubevirt.io/disk/target/targettest"
 )
 
-// halfSent starts a write of LUN 1 of which the target has the command and a part of its immediate
-// data. The function that is returned sends the rest.
+// halfSent starts a write to LUN 1. The target gets the command and a part of its immediate data.
+// The returned function sends the rest.
 func halfSent(t *testing.T, s *server, sess *Session, data []byte,
 	edit ...func(*pdu.SCSICommand)) (task *Task, finish func()) {
 	t.Helper()
@@ -36,8 +36,8 @@ func halfSent(t *testing.T, s *server, sess *Session, data []byte,
 	return task, func() { require.NoError(t, sess.SendRaw(data[sent-pdu.HeaderLen:])) }
 }
 
-// TestAbortedWhileItsDataArrives ends writes of which a data segment is being received. Nothing of
-// them may be written any more: another initiator has been told that they have ended, and has
+// TestAbortedWhileItsDataArrives ends writes while the target receives a data segment of theirs.
+// Nothing of them may be written any more: another initiator knows that they have ended, and has
 // written the same blocks since.
 func TestAbortedWhileItsDataArrives(t *testing.T) {
 	stale, fresh := pattern(8*BlockSize, 1), pattern(8*BlockSize, 2)
@@ -72,16 +72,16 @@ func TestAbortedWhileItsDataArrives(t *testing.T) {
 			sess.MustGood(t, Write10(1, 0, fresh))
 			finish()
 			second.Forget(task)
-			require.NoError(t, second.ExpectOnlyPing(), "no answer to what was aborted")
+			require.NoError(t, second.ExpectOnlyPing(), "no answer to the aborted command")
 			require.True(t, bytes.Equal(fresh, sess.MustGood(t, Read10(1, 0, 8)).Data),
-				"what was aborted has overwritten what was written later")
+				"an aborted write has overwritten a later one")
 		})
 	}
 }
 
-// TestAbortedBeforeTheRestOfItsData ends a write of which a data segment is being received and more
-// is to come. Its place in the command window is free when it has arrived: were it not, so many of
-// them would close the window for ever.
+// TestAbortedBeforeTheRestOfItsData ends a write while the target receives a data segment and more
+// is to come. When the segment has arrived, its place in the command window is free. Otherwise
+// enough of them would close the window for ever.
 func TestAbortedBeforeTheRestOfItsData(t *testing.T) {
 	const width = 4
 	s := start(t, limits(target.Limits{CommandWindow: width}))
@@ -98,8 +98,8 @@ func TestAbortedBeforeTheRestOfItsData(t *testing.T) {
 	require.Equal(t, sess.CmdSN-1+width, sess.MaxCmdSN)
 }
 
-// TestAbortedBetweenItsBursts ends a write while the disk works on its first burst. The second one
-// is not asked for, and its place in the command window is free.
+// TestAbortedBetweenItsBursts ends a write while the disk works on its first burst. The target does
+// not ask for the second one, and the place in the command window is free.
 func TestAbortedBetweenItsBursts(t *testing.T) {
 	const width = 4
 	s := start(t, limits(target.Limits{CommandWindow: width}))
@@ -120,8 +120,8 @@ func TestAbortedBetweenItsBursts(t *testing.T) {
 	sess.MustGood(t, Write10(1, 0, pattern(BlockSize, 2)))
 }
 
-// TestTagOfAnAbortedCommand gives the tag of a command that was aborted, and that the disk still
-// works on, to another one. That one goes on when the first has ended.
+// TestTagOfAnAbortedCommand aborts a command that the disk still works on, and uses its tag for
+// another one. The second command runs when the first has ended.
 func TestTagOfAnAbortedCommand(t *testing.T) {
 	const width = 4
 	s := start(t, limits(target.Limits{CommandWindow: width}))
@@ -149,7 +149,7 @@ func TestTagOfAnAbortedCommand(t *testing.T) {
 	require.True(t, write.MustFinish(t).Good())
 }
 
-// endsSession is a disk that keeps its first write waiting until the session that it is from has
+// endsSession is a disk that keeps its first write waiting until the session of the write has
 // ended.
 type endsSession struct {
 	*disktest.Memory
@@ -166,9 +166,9 @@ func (d *endsSession) WriteAt(p []byte, off int64) (int, error) {
 	return d.Memory.WriteAt(p, off)
 }
 
-// TestCommandsOfAnEndedSession sends commands in one piece, and logs in over their session while
-// the first one is in the disk. What the target has received of the others and not begun comes to
-// nothing, as the initiator sends it again.
+// TestCommandsOfAnEndedSession sends commands in one piece, and reinstates their session while the
+// first one is in the disk. The target drops the others that it has received but not begun, because
+// the initiator sends them again.
 func TestCommandsOfAnEndedSession(t *testing.T) {
 	stale, fresh := pattern(BlockSize, 1), pattern(BlockSize, 2)
 	for range 10 {
@@ -191,6 +191,6 @@ func TestCommandsOfAnEndedSession(t *testing.T) {
 		_, err := d.ReadAt(got, 7*BlockSize)
 		require.NoError(t, err)
 		require.True(t, bytes.Equal(fresh, got),
-			"a command of the former session has overwritten what was written later")
+			"a command of the former session has overwritten a later write")
 	}
 }

@@ -14,7 +14,7 @@ import (
 	. "kubevirt.io/disk/target/targettest"
 )
 
-// cdb16 has an address and a length at their usual places.
+// cdb16 is a 16-byte CDB with address and length in their usual places.
 func cdb16(opcode, b1 byte, lba uint64, blocks uint32) []byte {
 	cdb := make([]byte, 16)
 	cdb[0], cdb[1] = opcode, b1
@@ -23,13 +23,13 @@ func cdb16(opcode, b1 byte, lba uint64, blocks uint32) []byte {
 	return cdb
 }
 
-// withStore gives LUN 1 a place to keep things.
+// withStore gives LUN 1 a store.
 func withStore(t *testing.T) func(*target.Options) {
 	store := disktest.NewStore(filepath.Join(t.TempDir(), "unit"), false)
 	return func(o *target.Options) { o.LUNs[0].Store = store }
 }
 
-// writeAtomic has its length, of two bytes, at the end of that of the other commands.
+// writeAtomic has a length of two bytes, at the end of the length of other commands.
 func writeAtomic(lun uint16, lba uint64, data []byte) Command {
 	return Command{LUN: lun, CDB: cdb16(0x9c, 0, lba, uint32(len(data)/BlockSize)), Write: data}
 }
@@ -81,7 +81,8 @@ func TestBlockCommands(t *testing.T) {
 		{"SBC-3 5.45/WRITE SAME", writeSame(1, 0, 8, 8, block), "", bytes.Repeat(block, 8)},
 		{"SBC-3 5.45/WRITE SAME with UNMAP of zeros", writeSame(1, 8, 8, 8, zeros[:BlockSize]), "",
 			zeros},
-		{"SBC-3 5.45/WRITE SAME with UNMAP of what is not zero", writeSame(1, 8, 8, 8, block), "",
+		{"SBC-3 5.45/WRITE SAME with UNMAP of a block that is not zero",
+			writeSame(1, 8, 8, 8, block), "",
 			bytes.Repeat(block, 8)},
 		{"SBC-3 5.45/WRITE SAME without data", writeSame(1, 1, 8, 8, nil), "", zeros},
 		{"SBC-3 5.45/WRITE SAME to the end", writeSame(1, 0, end-4, 0, block), "", old},
@@ -165,7 +166,7 @@ func TestLBAStatus(t *testing.T) {
 		lba    uint64
 		blocks uint32
 		state  byte
-	}{{"a hole", 0, 64, 1}, {"what was written", 64, 8, 0}, {"the middle of it", 66, 6, 0},
+	}{{"a hole", 0, 64, 1}, {"written blocks", 64, 8, 0}, {"the middle of them", 66, 6, 0},
 		{"up to the end", 72, diskSize/BlockSize - 72, 1}} {
 		t.Run("SBC-3 5.4/"+tt.name, func(t *testing.T) {
 			data := sess.MustGood(t, status(tt.lba)).Data
@@ -187,8 +188,10 @@ func TestMiscompare(t *testing.T) {
 	for _, at := range []int{0, 1, 511, 512, 8*BlockSize - 1} {
 		wrong := bytes.Clone(data)
 		wrong[at] ^= 0x10
-		for name, c := range map[string]Command{"COMPARE AND WRITE": compareWrite16(1, 8, wrong,
-			data), "VERIFY": verify(1, 1, 8, 8, wrong)} {
+		for name, c := range map[string]Command{
+			"COMPARE AND WRITE": compareWrite16(1, 8, wrong, data),
+			"VERIFY":            verify(1, 1, 8, 8, wrong),
+		} {
 			r := sess.MustFail(t, c, "0E/1D/00")
 			require.EqualValues(t, 0xf0, r.Sense.Raw[0], "%s: VALID", name)
 			require.EqualValues(t, at, binary.BigEndian.Uint32(r.Sense.Raw[3:]), name)
@@ -196,8 +199,9 @@ func TestMiscompare(t *testing.T) {
 	}
 }
 
-// TestAtomicAcrossSessions has two initiators count up one block by COMPARE AND WRITE and write
-// others by WRITE ATOMIC; no increment is lost, and a third never reads a part of a write.
+// TestAtomicAcrossSessions has two initiators increment one block by COMPARE AND WRITE and write
+// others by WRITE ATOMIC. No increment is lost, and a third initiator never reads a part of a
+// write.
 func TestAtomicAcrossSessions(t *testing.T) {
 	s := start(t, withStore(t))
 	const rounds = 100
@@ -227,8 +231,8 @@ func TestAtomicAcrossSessions(t *testing.T) {
 						return
 					}
 					n := int(binary.BigEndian.Uint64(r.Data))
-					if r, err = sess.Do(compareWrite16(1, 0, counter(n), counter(n+1))); err !=
-						nil {
+					r, err = sess.Do(compareWrite16(1, 0, counter(n), counter(n+1)))
+					if err != nil {
 						t.Error(err)
 						return
 					}

@@ -2,7 +2,7 @@ package targettest
 
 import "encoding/binary"
 
-// BlockSize is the block length that the commands below reckon with, bytes.
+// BlockSize is the block length of the commands below in bytes.
 const BlockSize = 512
 
 // TestUnitReady is a TEST UNIT READY.

@@ -16,35 +16,35 @@ import (
 	"strings"
 )
 
-// CHAP is the initiator's side of CHAP (RFC 7143 12.1.3). The hooks misbehave.
+// CHAP is the initiator's side of CHAP (RFC 7143 12.1.3). Its hooks can misbehave.
 type CHAP struct {
 	Offer              string // CHAP_A; default "5"
 	Username, Password string
 
 	// For mutual CHAP: the name and secret that the target must prove.
 	TargetUsername, TargetPassword string
-	// Challenge is ours for the target; default 16 random bytes. Identifier goes with it.
+	// Challenge is our challenge for the target; default 16 random bytes. Identifier goes with it.
 	Challenge  []byte
 	Identifier byte
 
-	Base64 bool // encode binary values so, in place of hexadecimal
+	Base64 bool // encode binary values in base64, not in hexadecimal
 
 	// Methods is the list of AuthMethod; default "CHAP".
 	Methods string
 
-	// Response may change the response before it is encoded. Challenged may look at the target's
+	// Response may change the response before it is encoded. Challenged sees the target's
 	// challenge.
 	Response   func(response []byte) []byte
 	Challenged func(identifier byte, challenge []byte)
 
-	// Separate sends AuthMethod and CHAP_A in PDUs of their own; else they travel together.
+	// Separate sends AuthMethod and CHAP_A in separate PDUs. Otherwise one PDU has both.
 	Separate bool
 }
 
-// ErrTargetNotAuthentic is a target that did not prove its secret.
+// ErrTargetNotAuthentic says that the target did not prove its secret.
 var ErrTargetNotAuthentic = errors.New("the target's CHAP response is wrong")
 
-// Digest is the hash of an algorithm number of CHAP_A, nil if there is none.
+// Digest returns the hash for an algorithm number of CHAP_A, or nil if there is none.
 func Digest(algorithm int) hash.Hash {
 	switch algorithm {
 	case 5:
@@ -59,8 +59,8 @@ func Digest(algorithm int) hash.Hash {
 	return nil
 }
 
-// Respond is the response to a challenge: the digest of identifier, secret and challenge (RFC 1994
-// 4.1).
+// Respond returns the response to a challenge: the digest of identifier, secret and challenge (RFC
+// 1994 4.1).
 func Respond(algorithm int, identifier byte, secret string, challenge []byte) []byte {
 	h := Digest(algorithm)
 	h.Write(append(append([]byte{identifier}, secret...), challenge...))
@@ -74,7 +74,7 @@ func (a *CHAP) encode(b []byte) string {
 	return "0x" + hex.EncodeToString(b)
 }
 
-// DecodeBinary reads a binary value of a key (RFC 7143 6.1).
+// DecodeBinary decodes a binary value of a key (RFC 7143 6.1).
 func DecodeBinary(s string) ([]byte, error) {
 	switch {
 	case strings.HasPrefix(s, "0x"), strings.HasPrefix(s, "0X"):
@@ -112,8 +112,8 @@ func (a *CHAP) run(l *login, first Keys, next uint8) error {
 		return fmt.Errorf("AuthMethod=%s is answered with %q", methods, got)
 	}
 	if r.Keys.Get("CHAP_A") == "" {
-		if r, err = l.do(LoginPDU{CSG: StageSecurity, NSG: next, Keys: KV("CHAP_A", offer)}); err !=
-			nil {
+		r, err = l.do(LoginPDU{CSG: StageSecurity, NSG: next, Keys: KV("CHAP_A", offer)})
+		if err != nil {
 			return err
 		}
 	}
@@ -139,8 +139,8 @@ func (a *CHAP) run(l *login, first Keys, next uint8) error {
 		keys = append(keys, KV("CHAP_I", strconv.Itoa(int(a.Identifier)), "CHAP_C",
 			a.encode(ours))...)
 	}
-	if r, err = l.do(LoginPDU{CSG: StageSecurity, NSG: next, Transit: true, Keys: keys}); err !=
-		nil {
+	r, err = l.do(LoginPDU{CSG: StageSecurity, NSG: next, Transit: true, Keys: keys})
+	if err != nil {
 		return err
 	}
 	if mutual {
@@ -151,7 +151,7 @@ func (a *CHAP) run(l *login, first Keys, next uint8) error {
 			return fmt.Errorf("%w: CHAP_N=%s", ErrTargetNotAuthentic, r.Keys.Get("CHAP_N"))
 		}
 	} else if _, ok := r.Keys.Lookup("CHAP_R"); ok {
-		return errors.New("the target sent a CHAP_R that nobody asked for")
+		return errors.New("the target sent a CHAP_R without a challenge")
 	}
 	if !r.Transit {
 		return errors.New("the target does not leave the security stage")
@@ -159,7 +159,7 @@ func (a *CHAP) run(l *login, first Keys, next uint8) error {
 	return nil
 }
 
-// parseChallenge reads the target's choice and challenge.
+// parseChallenge decodes the algorithm that the target chose, and its challenge.
 func parseChallenge(offer string, keys Keys) (algorithm int, id byte, challenge []byte, err error) {
 	choice := keys.Get("CHAP_A")
 	offered := false
@@ -171,11 +171,11 @@ func parseChallenge(offer string, keys Keys) (algorithm int, id byte, challenge 
 	}
 	n, err := strconv.ParseUint(keys.Get("CHAP_I"), 0, 8)
 	if err != nil {
-		return 0, 0, nil, fmt.Errorf("CHAP_I=%s is no identifier", keys.Get("CHAP_I"))
+		return 0, 0, nil, fmt.Errorf("CHAP_I=%s is not an identifier", keys.Get("CHAP_I"))
 	}
 	if challenge, err = DecodeBinary(keys.Get("CHAP_C")); err != nil || len(challenge) < 8 ||
 		len(challenge) > 1024 {
-		return 0, 0, nil, fmt.Errorf("CHAP_C=%s is no challenge (%v)", keys.Get("CHAP_C"), err)
+		return 0, 0, nil, fmt.Errorf("CHAP_C=%s is not a challenge (%v)", keys.Get("CHAP_C"), err)
 	}
 	return algorithm, byte(n), challenge, nil
 }

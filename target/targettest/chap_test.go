@@ -14,7 +14,7 @@ import (
 	. "kubevirt.io/disk/target/targettest"
 )
 
-// challenged brings a connection to the point where the target has sent its challenge.
+// challenged starts a login and returns it with the target's challenge.
 func (s *server) challenged(t *testing.T, keys ...string) (*Conn, *LoginReply) {
 	t.Helper()
 	c := MustDial(t, s.addr)
@@ -27,7 +27,7 @@ func (s *server) challenged(t *testing.T, keys ...string) (*Conn, *LoginReply) {
 	return c, r
 }
 
-// answer is the right response to the challenge in r.
+// answer returns the right response to the challenge in r.
 func answer(t *testing.T, r *LoginReply, secret string) []byte {
 	t.Helper()
 	id, challenge := challenge(t, r)
@@ -44,7 +44,7 @@ func challenge(t *testing.T, r *LoginReply) (byte, []byte) {
 	return id, c
 }
 
-// responds sends the second step of CHAP and checks the status; a refusal closes the connection.
+// responds sends the second step of CHAP and checks the status. A refusal closes the connection.
 func responds(t *testing.T, c *Conn, want uint16, keys Keys) *LoginReply {
 	t.Helper()
 	r, err := c.LoginStep(loginID,
@@ -52,7 +52,7 @@ func responds(t *testing.T, c *Conn, want uint16, keys Keys) *LoginReply {
 	require.NoError(t, err)
 	require.Equal(t, fmt.Sprintf("%04x", want), fmt.Sprintf("%04x", r.Status()))
 	if want != 0 {
-		require.Empty(t, r.Keys, "a refusal tells nothing")
+		require.Empty(t, r.Keys, "a refusal has no keys")
 		require.NoError(t, c.ExpectClosed())
 	}
 	return r
@@ -82,7 +82,7 @@ func TestCHAPAlgorithms(t *testing.T) {
 			require.NoError(t, c.ExpectClosed())
 		})
 	}
-	t.Run("12.1.3/only what is allowed", func(t *testing.T) {
+	t.Run("12.1.3/only allowed algorithms", func(t *testing.T) {
 		s := start(t,
 			withCHAP(func(c *chap.Config) {
 				c.Algorithms = []chap.Algorithm{chap.SHA256,
@@ -142,21 +142,21 @@ func TestCHAPRequired(t *testing.T) {
 						Keys: append(names(), keys...)})
 				require.NoError(t, err)
 				require.Zero(t, r.Status())
-				require.False(t, r.Transit, "the target lets an initiator in that proved nothing")
+				require.False(t, r.Transit, "the target accepts an initiator without proof")
 			})
 		}
 	}
-	t.Run("6.3/leaving the stage in place of an answer to the challenge", func(t *testing.T) {
+	t.Run("6.3/leaving the stage without an answer to the challenge", func(t *testing.T) {
 		for _, nsg := range []uint8{StageOperational, StageFull} {
 			c, _ := s.challenged(t)
 			r, err := c.LoginStep(loginID, LoginPDU{CSG: StageSecurity, NSG: nsg, Transit: true})
 			require.NoError(t, err)
 			require.False(t, r.StatusClass == 0 && r.Transit,
-				"the target lets an initiator in that proved nothing")
+				"the target accepts an initiator without proof")
 			require.Equal(t, uint16(0x0207), r.Status())
 		}
 	})
-	t.Run("6.3/the operational stage in place of an answer to the challenge", func(t *testing.T) {
+	t.Run("6.3/the operational stage without an answer to the challenge", func(t *testing.T) {
 		c, _ := s.challenged(t)
 		r, err := c.LoginStep(loginID,
 			LoginPDU{CSG: StageOperational, NSG: StageFull, Transit: true})
@@ -164,13 +164,13 @@ func TestCHAPRequired(t *testing.T) {
 		require.Equal(t, uint8(2), r.StatusClass)
 		require.NoError(t, c.ExpectClosed())
 	})
-	t.Run("12.1/None works where nothing is required", func(t *testing.T) {
+	t.Run("12.1/None works without a credential", func(t *testing.T) {
 		s := start(t)
 		s.login(t, LoginOptions{WithSecurity: true})
 		s.status(t, 0, LoginPDU{CSG: StageSecurity, NSG: StageOperational, Transit: true,
 			Keys: append(names(), Key{"AuthMethod", "CHAP,None"})})
 	})
-	t.Run("12.1/an initiator that insists on authentication which there is none for",
+	t.Run("12.1/an initiator insists on authentication without a credential",
 		func(t *testing.T) {
 			s := start(t)
 			s.status(t, 0x0201, LoginPDU{CSG: StageSecurity, NSG: StageOperational, Transit: true,
@@ -202,18 +202,18 @@ func TestCHAPResponse(t *testing.T) {
 			responds(t, c, 0, Keys{name, {"CHAP_R", tt.encode(answer(t, r, password))}})
 		})
 	}
-	// A response that is no response: whatever the reason, it must not authenticate.
+	// Wrong responses: none of them may authenticate.
 	for _, tt := range []struct {
 		name   string
 		encode func(b []byte) string
 		status uint16
 	}{
-		{"9.2/a wrong one", func(b []byte) string { b[3] ^= 1; return h(b) }, 0x0201},
+		{"9.2/a wrong response", func(b []byte) string { b[3] ^= 1; return h(b) }, 0x0201},
 		{"9.2/zeros", func([]byte) string { return h(make([]byte, 16)) }, 0x0201},
 		{"12.1.3/shorter than the digest", func(b []byte) string { return h(b[:15]) }, 0x0201},
 		{"12.1.3/longer than the digest", func(b []byte) string { return h(append(b, 0)) }, 0x0201},
 		{"12.1.3/empty", func([]byte) string { return "" }, 0x0200},
-		{"6.1/0x and nothing", func([]byte) string { return "0x" }, 0x0200},
+		{"6.1/0x without digits", func([]byte) string { return "0x" }, 0x0200},
 		{"6.1/no prefix", func(b []byte) string { return hex.EncodeToString(b) }, 0x0200},
 		{"6.1/no hexadecimal digits",
 			func(b []byte) string { return "0x" + strings.Repeat("g", 32) }, 0x0200},
@@ -236,7 +236,7 @@ func TestCHAPResponse(t *testing.T) {
 					Keys: Keys{name, {"CHAP_R", tt.encode(answer(t, r, password))}}})
 			require.NoError(t, err)
 			require.Equal(t, uint8(2), reply.StatusClass)
-			// A response of a wrong form may be told from a wrong response; 0201 is never wrong.
+			// A malformed response may get another status than a wrong one; 0201 is always right.
 			require.Contains(t, []uint16{0x0201, tt.status}, reply.Status())
 			require.Empty(t, reply.Keys)
 			require.NoError(t, c.ExpectClosed())
@@ -261,7 +261,7 @@ func TestCHAPResponse(t *testing.T) {
 		responds(t, c, 0x0207, nil)
 	})
 	t.Run("9.2/all keys in one PDU", func(t *testing.T) {
-		// A response that comes before the challenge proves nothing, however it was made.
+		// A response before the challenge proves nothing.
 		c, r := s.challenged(t, "CHAP_A", "5", "CHAP_N", user, "CHAP_R", h(make([]byte, 16)))
 		require.Equal(t, uint8(2), r.StatusClass)
 		require.Empty(t, r.Keys)
@@ -304,9 +304,9 @@ func TestCHAPChallenges(t *testing.T) {
 			seen[string(ch)], ids[id] = true, true
 			require.NoError(t, c.Close())
 		}
-		require.Greater(t, len(ids), 100, "identifiers are drawn from all of their range")
+		require.Greater(t, len(ids), 100, "identifiers come from their whole range")
 	})
-	t.Run("9.2/a recorded response is of no use later", func(t *testing.T) {
+	t.Run("9.2/a recorded response is useless later", func(t *testing.T) {
 		c, r := s.challenged(t)
 		recorded := "0x" + hex.EncodeToString(answer(t, r, password))
 		responds(t, c, 0, KV("CHAP_N", user, "CHAP_R", recorded))
@@ -391,7 +391,7 @@ func TestCHAPMutual(t *testing.T) {
 			[]uint16{0x0200, 0x0201}},
 		{"12.1.3/identifier -1", ours("CHAP_I", "-1", "CHAP_C", challengeValue),
 			[]uint16{0x0200, 0x0201}},
-		{"12.1.3/no identifier in it", ours("CHAP_I", "", "CHAP_C", challengeValue),
+		{"12.1.3/an empty identifier", ours("CHAP_I", "", "CHAP_C", challengeValue),
 			[]uint16{0x0200, 0x0201}},
 		{"12.1.3/empty challenge", ours("CHAP_I", "1", "CHAP_C", ""), []uint16{0x0200, 0x0201}},
 		{"12.1.3/bad challenge", ours("CHAP_I", "1", "CHAP_C", "0xzz"), []uint16{0x0200, 0x0201}},
@@ -418,7 +418,7 @@ func TestCHAPMutual(t *testing.T) {
 			require.NoError(t, c.ExpectClosed())
 		})
 	}
-	t.Run("9.2.1/no proof for an initiator that proved nothing", func(t *testing.T) {
+	t.Run("9.2.1/no proof for an initiator without proof", func(t *testing.T) {
 		c, _ := s.challenged(t)
 		responds(t, c, 0x0201, KV("CHAP_N", user, "CHAP_R", "0x"+strings.Repeat("00", 16), "CHAP_I",
 			"1", "CHAP_C", challengeValue))
@@ -436,7 +436,7 @@ func TestCHAPMutual(t *testing.T) {
 			KV("CHAP_N", user, "CHAP_R", "0x"+hex.EncodeToString(answer(t, r, password)),
 				"CHAP_I", "9", "CHAP_C", "0B"+base64.StdEncoding.EncodeToString(ch)))
 	})
-	t.Run("9.2.1/the target's own challenge, of a parallel connection", func(t *testing.T) {
+	t.Run("9.2.1/the target's own challenge from a parallel connection", func(t *testing.T) {
 		_, victim := s.challenged(t)
 		c, r := s.challenged(t)
 		responds(t, c, 0x0201,
@@ -444,10 +444,10 @@ func TestCHAPMutual(t *testing.T) {
 				"CHAP_I", victim.Keys.Get("CHAP_I"), "CHAP_C", victim.Keys.Get("CHAP_C")))
 	})
 	t.Run("9.2.1/the same secret in both directions on the wire", func(t *testing.T) {
-		// An initiator whose response shows that it answers with the target's secret.
+		// The initiator answers with the target's secret.
 		s.refused(t, LoginOptions{CHAP: &CHAP{Username: user, Password: targetPassword}}, 0x0201)
 	})
-	t.Run("12.1.3/mutual is asked for and there is no credential", func(t *testing.T) {
+	t.Run("12.1.3/mutual CHAP without a credential for it", func(t *testing.T) {
 		s := start(t, withCHAP())
 		c, r := s.challenged(t)
 		reply, err := c.LoginStep(loginID,

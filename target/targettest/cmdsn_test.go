@@ -79,7 +79,7 @@ func TestCmdSN(t *testing.T) {
 		last := done(t, sess, c)
 		require.Equal(t, c.CmdSN+1, last.ExpCmdSN)
 	})
-	t.Run("4.2.2.1/order is that of the numbers, for writes too", func(t *testing.T) {
+	t.Run("4.2.2.1/writes run in the order of their numbers, too", func(t *testing.T) {
 		sess := s.login(t, LoginOptions{})
 		first, firstData, _ := sess.Prepare(Write10(1, 70, pattern(BlockSize, 1)))
 		second, secondData, _ := sess.Prepare(Write10(1, 70, pattern(BlockSize, 2)))
@@ -132,7 +132,8 @@ func TestCmdSN(t *testing.T) {
 		r, err := sess.AwaitReject(task.Tag())
 		require.NoError(t, err)
 		require.Equal(t, pdu.RejectTaskInProgress, r.Reason)
-		require.Equal(t, again.CmdSN, sess.ExpCmdSN, "7.3: its number does not count as received")
+		require.Equal(t, again.CmdSN, sess.ExpCmdSN,
+			"7.3: a rejected number does not count as received")
 		require.NoError(t, task.Answer(r2t))
 		require.True(t, task.MustFinish(t).Good(), "the task that has the tag goes on")
 		sess.MustGood(t, TestUnitReady(1))
@@ -140,8 +141,8 @@ func TestCmdSN(t *testing.T) {
 	s.works(t)
 }
 
-// stall makes every call of a kind to the disk of LUN 1 wait until the function is called, which is
-// done at the end of the test anyway.
+// stall makes every call of a kind to the disk of LUN 1 wait until release is called. The end of
+// the test calls it, too.
 func (s *server) stall(t *testing.T, op disktest.Op) (release func()) {
 	t.Helper()
 	block := make(chan struct{})
@@ -163,7 +164,7 @@ func TestCommandWindow(t *testing.T) {
 	s := start(t, limits(target.Limits{CommandWindow: width}))
 	sess := s.login(t, LoginOptions{})
 	require.Equal(t, sess.ExpCmdSN+width-1, sess.MaxCmdSN,
-		"4.2.2.1: the window is as wide as it is set")
+		"4.2.2.1: the window has its configured width")
 
 	release := s.stall(t, disktest.OpRead)
 	var tasks []*Task
@@ -187,15 +188,15 @@ func TestCommandWindow(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, pdu.TMTaskNotExist, r)
 	})
-	t.Run("4.2.2.1/and one other immediate command", func(t *testing.T) {
+	t.Run("4.2.2.1/a closed window still takes one other immediate command", func(t *testing.T) {
 		c := TestUnitReady(1)
 		c.Immediate = true
 		sess.MustGood(t, c)
 		_, err := sess.Ping(nil)
 		require.NoError(t, err)
-		require.Equal(t, sess.ExpCmdSN-1, sess.MaxCmdSN, "whose end opens nothing")
+		require.Equal(t, sess.ExpCmdSN-1, sess.MaxCmdSN, "its end does not open the window")
 	})
-	t.Run("4.2.2.1/immediate commands beyond what can be held are rejected", func(t *testing.T) {
+	t.Run("4.2.2.1/too many immediate commands are rejected", func(t *testing.T) {
 		var started []*Task
 		for range 200 {
 			c := Read10(1, 0, 1)
@@ -236,8 +237,8 @@ func TestCommandWindow(t *testing.T) {
 	})
 }
 
-// Every numbered request takes a place in the window, and gives it back, also where no command ever
-// ends.
+// TestCommandWindowWithoutCommands checks that every numbered request takes a place in the window
+// and gives it back, also if no SCSI command ever ends.
 func TestCommandWindowWithoutCommands(t *testing.T) {
 	const width = 4
 	s := start(t, limits(target.Limits{CommandWindow: width}))
@@ -274,8 +275,8 @@ func TestCommandWindowWithoutCommands(t *testing.T) {
 	})
 }
 
-// Many commands at once, in the window that the target opens: all of them end, each with its own
-// data.
+// TestManyCommands sends as many commands at once as the window allows. All of them end, each with
+// its own data.
 func TestManyCommands(t *testing.T) {
 	s := start(t)
 	sess := s.login(t, LoginOptions{})

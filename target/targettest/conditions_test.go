@@ -21,7 +21,7 @@ const (
 	controlPage = "\x0a\x0a\x00\x10\x00\x00\x00\x00\x00\x00\x00\x00"
 )
 
-// modeSelect sends pages by MODE SELECT(10); bits are those of byte 1 besides PF.
+// modeSelect sends pages by MODE SELECT(10). bits are the bits of byte 1 other than PF.
 func modeSelect(lun uint16, bits byte, pages string) Command {
 	list := append(make([]byte, 8), pages...)
 	return Command{LUN: lun, CDB: []byte{0x55, 0x10 | bits, 0, 0, 0, 0, 0, 0, byte(len(list)), 0},
@@ -62,7 +62,7 @@ func TestModePages(t *testing.T) {
 		attentions(t, sess, 1)
 		sess.MustGood(t, Write10(1, 0, pattern(BlockSize, 1)))
 	})
-	t.Run("SPC-4 6.12/what cannot be changed", func(t *testing.T) {
+	t.Run("SPC-4 6.12/fields that cannot be changed", func(t *testing.T) {
 		sess.MustFail(t, modeSelect(1, 0, "\x08\x12\x05"+cachingPage[3:]), "05/26/00")
 		sess.MustFail(t, modeSelect(1, 0, "\x01\x0a\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"),
 			"05/26/00")
@@ -75,7 +75,7 @@ func TestModePages(t *testing.T) {
 		again := start(t, kept).login(t, LoginOptions{})
 		require.Equal(t, "\x88"+cacheOff[1:], modePage(t, again, 1, 0x08))
 		require.Equal(t, "\x88"+cachingPage[1:], modePage(t, again, 1, 0x88),
-			"the default is another one")
+			"the default differs")
 	})
 	t.Run("SPC-4 6.12/no store", func(t *testing.T) {
 		sess.MustFail(t, modeSelect(2, 1, cacheOff), "05/24/00")
@@ -86,14 +86,13 @@ func TestModePages(t *testing.T) {
 func TestLogPages(t *testing.T) {
 	sess := start(t).login(t, LoginOptions{})
 	page := func(code byte) Command {
-		return reads(1, 255, 0x4d, 0, 0x40|code, 0, 0, 0, 0, 0, 255,
-			0)
+		return reads(1, 255, 0x4d, 0, 0x40|code, 0, 0, 0, 0, 0, 255, 0)
 	}
 	used := func() uint32 { return binary.BigEndian.Uint32(sess.MustGood(t, page(0x0c)).Data[20:]) }
 	t.Run("SPC-4 7.3.18/supported pages", func(t *testing.T) {
 		require.Equal(t, []byte{0, 0, 0, 2, 0, 0x0c}, sess.MustGood(t, page(0)).Data)
 	})
-	t.Run("SBC-3 6.4.4/used resources follow what is written and unmapped", func(t *testing.T) {
+	t.Run("SBC-3 6.4.4/used resources follow writes and unmaps", func(t *testing.T) {
 		require.Zero(t, used())
 		sess.MustGood(t, Write10(1, 0, pattern(2<<20, 1)))
 		require.EqualValues(t, 2, used())
@@ -101,7 +100,7 @@ func TestLogPages(t *testing.T) {
 		require.Zero(t, used())
 	})
 	t.Run("SPC-4 6.9/unknown page", func(t *testing.T) { sess.MustFail(t, page(0x11), "05/24/00") })
-	t.Run("SPC-4 6.9/a parameter that there is not", func(t *testing.T) {
+	t.Run("SPC-4 6.9/a parameter that does not exist", func(t *testing.T) {
 		sess.MustFail(t, reads(1, 255, 0x4d, 0, 0x4c, 0, 0, 1, 0, 0, 255, 0), "05/24/00")
 	})
 }
@@ -109,8 +108,7 @@ func TestLogPages(t *testing.T) {
 func TestRemovableMedium(t *testing.T) {
 	s := start(t, func(o *target.Options) { o.LUNs[0].Removable = true })
 	sess, second := s.login(t, LoginOptions{}), s.login(t, other)
-	startStop := func(lun uint16,
-		bits byte) Command {
+	startStop := func(lun uint16, bits byte) Command {
 		return Command{LUN: lun, CDB: []byte{0x1b, 0, 0, 0, bits, 0}}
 	}
 	prevent := func(bits byte) Command {
@@ -140,7 +138,7 @@ func TestRemovableMedium(t *testing.T) {
 			second.MustFail(t, startStop(1, 2), "05/53/02")
 			_, err := holder.Logout(pdu.LogoutCloseSession)
 			require.NoError(t, err)
-			// The response to the logout is the word that it is over.
+			// The response to the logout says that the claim is over.
 			second.MustGood(t, startStop(1, 2))
 			second.MustGood(t, startStop(1, 3))
 			attentions(t, sess, 1)
@@ -162,8 +160,8 @@ func TestReservationEndsBeforeLogoutIsAnswered(t *testing.T) {
 	}
 }
 
-// An initiator that loses its connection and logs in at once, with another identifier, does not
-// meet its own claims.
+// TestClosedConnectionIsSeenAtTheNextLogin checks that an initiator that loses its connection and
+// logs in at once with another ISID is not blocked by its own claims.
 func TestClosedConnectionIsSeenAtTheNextLogin(t *testing.T) {
 	s := start(t)
 	for i := range 50 {

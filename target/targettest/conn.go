@@ -1,17 +1,18 @@
-// Package targettest is an iSCSI initiator for tests of a target, which can also misbehave.
+// Package targettest is an iSCSI initiator for tests of a target. It can also misbehave.
 //
-// It has three layers, each made of the one before:
+// It has three layers. Each uses the one before:
 //
 //	Conn      one TCP connection: sends any PDU, also with wrong lengths, padding and digests
 //	Login     the login phase, PDU by PDU (Conn.LoginStep) or at once; a hook may change each PDU
 //	Session   full feature phase: commands with their data, task management, pings, text, logout
 //
-// What comes in is checked against RFC 7143 as it arrives: digests, StatSN, the command window, the
-// order and bounds of Data-In and R2T. A violation is an error of the call that received it, so
-// that every test checks all of it by the way.
+// The initiator checks every PDU that it receives against RFC 7143: digests, StatSN, the command
+// window, the order and bounds of Data-In and R2T. The call that receives a violation returns an
+// error, so every test checks all of that.
 //
-// Nothing here uses the target's own login and CHAP code: each direction is written twice, so that
-// an error in one of them shows. Methods return errors; the Must functions fail a test instead.
+// Nothing here uses the target's own login and CHAP code: both sides are written separately, so
+// that an error in one of them shows. Methods return errors; the Must functions fail a test
+// instead.
 package targettest
 
 import (
@@ -28,18 +29,18 @@ import (
 const (
 	digestLen = 4
 
-	// DefaultTimeout is how long a Conn waits for a PDU: on a busy machine, or one whose storage is
-	// slow, no answer is lost yet after seconds.
+	// DefaultTimeout is how long a Conn waits for a PDU. On a busy machine or with slow storage an
+	// answer may take many seconds.
 	DefaultTimeout = time.Minute
 
-	// maxReceived is the longest data segment that is received at all, bytes.
+	// maxReceived is the length in bytes of the longest data segment that a Conn receives.
 	maxReceived = 1 << 24
 )
 
-// ErrClosed is a connection that the target has closed.
+// ErrClosed says that the target has closed the connection.
 var ErrClosed = errors.New("the target has closed the connection")
 
-// PDU is one PDU as it was received, or as it is to be sent.
+// PDU is one PDU, received or to be sent.
 type PDU struct {
 	Header pdu.Header
 	AHS    []byte
@@ -49,8 +50,8 @@ type PDU struct {
 // Message is a PDU type of package pdu.
 type Message interface{ Encode(*pdu.Header) }
 
-// Conn is one connection to a target. It belongs to one goroutine. The numbers may be changed
-// between calls.
+// Conn is one connection to a target. It belongs to one goroutine. A test may change the sequence
+// numbers between calls.
 type Conn struct {
 	nc net.Conn
 
@@ -59,9 +60,9 @@ type Conn struct {
 	HeaderDigest, DataDigest bool // in force in both directions
 
 	CmdSN     uint32 // of the next command
-	ExpStatSN uint32 // the next StatSN that is expected; acknowledges all before it
-	ExpCmdSN  uint32 // as the target said last
-	MaxCmdSN  uint32 // as the target said last
+	ExpStatSN uint32 // the next StatSN expected; acknowledges all before it
+	ExpCmdSN  uint32 // from the target's last PDU
+	MaxCmdSN  uint32 // from the target's last PDU
 
 	tag     uint32 // the last initiator task tag
 	numbers bool   // ExpStatSN and the window are known, and checked
@@ -76,7 +77,7 @@ func Dial(addr net.Addr) (*Conn, error) {
 	return NewConn(nc), nil
 }
 
-// NewConn is a Conn on a connection that is there already.
+// NewConn makes a Conn on an open connection.
 func NewConn(nc net.Conn) *Conn { return &Conn{nc: nc, Timeout: DefaultTimeout, CmdSN: 1} }
 
 // Close closes the connection, without a logout.
@@ -93,7 +94,7 @@ func (c *Conn) Reset() error {
 // LocalAddr is the initiator's address.
 func (c *Conn) LocalAddr() net.Addr { return c.nc.LocalAddr() }
 
-// NewTag is an initiator task tag that was not used yet.
+// NewTag returns an initiator task tag that was not used yet.
 func (c *Conn) NewTag() uint32 {
 	c.tag++
 	return c.tag
@@ -116,7 +117,7 @@ type outgoing struct {
 	flipHeaderDigest bool
 	flipDataDigest   bool
 	edit             []func(*pdu.Header)
-	flipHeader       int // bit to flip after the digest was made; -1: none
+	flipHeader       int // bit to flip after the digest is computed; -1: none
 	flipData         int
 	cut              int // bytes to send; -1: all
 }
@@ -124,7 +125,7 @@ type outgoing struct {
 // WithAHS adds additional header segments, which are padded to whole words.
 func WithAHS(ahs []byte) Option { return func(o *outgoing) { o.ahs = ahs } }
 
-// WithHeader edits the header after lengths were put in and before the digest is made.
+// WithHeader edits the header after its lengths are set and before its digest is computed.
 func WithHeader(edit func(h *pdu.Header)) Option {
 	return func(o *outgoing) { o.edit = append(o.edit, edit) }
 }
@@ -141,16 +142,16 @@ func WrongHeaderDigest() Option { return func(o *outgoing) { o.flipHeaderDigest 
 // WrongDataDigest sends a data digest that does not match.
 func WrongDataDigest() Option { return func(o *outgoing) { o.flipDataDigest = true } }
 
-// FlipHeaderBit flips a bit of the header after its digest was made.
+// FlipHeaderBit flips a bit of the header after its digest is computed.
 func FlipHeaderBit(bit int) Option { return func(o *outgoing) { o.flipHeader = bit } }
 
-// FlipDataBit flips a bit of the data segment after its digest was made.
+// FlipDataBit flips a bit of the data segment after its digest is computed.
 func FlipDataBit(bit int) Option { return func(o *outgoing) { o.flipData = bit } }
 
 // CutAfter sends only the first n bytes of the PDU.
 func CutAfter(n int) Option { return func(o *outgoing) { o.cut = n } }
 
-// Bytes is a PDU as Send sends it.
+// Bytes returns the bytes that Send sends.
 func (c *Conn) Bytes(m Message, data []byte, opts ...Option) []byte {
 	o := outgoing{flipHeader: -1, flipData: -1, cut: -1}
 	for _, opt := range opts {
@@ -198,7 +199,7 @@ func (c *Conn) Bytes(m Message, data []byte, opts ...Option) []byte {
 	return b
 }
 
-// Send sends a PDU; its data length is that of data unless an option changes it.
+// Send sends a PDU. Its data length is that of data, unless an option changes it.
 func (c *Conn) Send(m Message, data []byte, opts ...Option) error {
 	return c.SendRaw(c.Bytes(m, data, opts...))
 }
@@ -213,7 +214,7 @@ func (c *Conn) receive(timeout time.Duration) (*PDU, error) {
 		return nil, closedError(err)
 	}
 	if n := p.Header.AHSLen(); n > 0 {
-		return nil, fmt.Errorf("%v: %d bytes of additional header, and a target sends none (RFC "+
+		return nil, fmt.Errorf("%v: %d bytes of additional header, but a target sends none (RFC "+
 			"7143 11.2)", p.Header.Opcode(), n)
 	}
 	if c.HeaderDigest {
@@ -256,7 +257,7 @@ func (c *Conn) checkDigest(what string, covered []byte) error {
 	return nil
 }
 
-// closedError makes ErrClosed of the errors by which a closed connection shows.
+// closedError returns ErrClosed for all errors that mean a closed connection.
 func closedError(err error) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
 		errors.Is(err, syscall.ECONNRESET) ||
@@ -266,7 +267,7 @@ func closedError(err error) error {
 	return err
 }
 
-// IsTimeout says that nothing came.
+// IsTimeout reports whether an error says that nothing came in time.
 func IsTimeout(err error) bool {
 	var t net.Error
 	return errors.As(err, &t) && t.Timeout()

@@ -13,7 +13,7 @@ import (
 	"kubevirt.io/disk/target/internal/pdu"
 )
 
-// pair is an initiator and the peer's end of its connection, which the test plays.
+// pair returns an initiator and the other end of its connection, which the test plays.
 func pair(t *testing.T) (*Conn, net.Conn) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -27,7 +27,7 @@ func pair(t *testing.T) (*Conn, net.Conn) {
 	return c, there
 }
 
-// script sends bytes from the peer's end.
+// script sends bytes from the other end.
 func script(peer net.Conn, b []byte) {
 	go func() { _, _ = peer.Write(b) }()
 }
@@ -212,7 +212,7 @@ func TestKeys(t *testing.T) {
 	}
 }
 
-// The responses were computed with other programs: md5sum, sha1sum, sha256sum and openssl.
+// TestRespond compares with responses from other programs: md5sum, sha1sum, sha256sum and openssl.
 func TestRespond(t *testing.T) {
 	for algorithm, want := range map[int]string{
 		5: "f4ced750c4b47681df9f6aae77e498df",

@@ -11,9 +11,9 @@ import (
 	. "kubevirt.io/disk/target/targettest"
 )
 
-// Of a write whose expected data transfer length is less than the CDB asks for, all that is offered
-// is on the disk when it is acknowledged, whichever way it comes, and the overflow is told (RFC
-// 7143 11.4.5).
+// TestWriteThatIsCutShort sends writes whose expected data transfer length is less than the CDB
+// asks for, in every way. When they are acknowledged, all offered data is on the disk. The response
+// reports the overflow (RFC 7143 11.4.5).
 func TestWriteThatIsCutShort(t *testing.T) {
 	s := start(t)
 	const blocks, lba = 1100, 31
@@ -68,8 +68,8 @@ func TestWriteThatIsCutShort(t *testing.T) {
 	}
 }
 
-// A cut write that is aborted while it waits for data changes nothing, and one that loses its data
-// fails.
+// TestCutWriteWithoutItsData checks that such a write changes nothing if it is aborted while it
+// waits for data, and fails if it loses its data.
 func TestCutWriteWithoutItsData(t *testing.T) {
 	s := start(t)
 	sess := s.login(t, solicited)
@@ -97,8 +97,8 @@ func TestCutWriteWithoutItsData(t *testing.T) {
 	require.Equal(t, before, sess.MustGood(t, Read10(1, 8, 8)).Data)
 }
 
-// Commands that need just the data that their CDB asks for refuse any other amount, before they
-// look at what it has.
+// TestWrongAmountOfData checks that commands that need exactly the data of their CDB refuse any
+// other amount before they look at the data.
 func TestWrongAmountOfData(t *testing.T) {
 	s := start(t, withStore(t))
 	old := pattern(8*BlockSize, 1)
@@ -138,9 +138,9 @@ func TestWrongAmountOfData(t *testing.T) {
 	}
 }
 
-// R and W both set make a bidirectional command, with a length for each direction (RFC 7143 11.3.4,
-// 11.4.5 and 11.4.6). No command here is one: it moves data in its direction, and none in the other
-// one. Without the second length it is taken for what its CDB says.
+// TestBothDirections sets R and W both, as in a bidirectional command, which has a length for each
+// direction (RFC 7143 11.3.4, 11.4.5 and 11.4.6). The target has no such command: each moves data
+// only in its own direction. Without the second length the CDB decides.
 func TestBothDirections(t *testing.T) {
 	const n = 8 * BlockSize
 	data, other := pattern(n, 1), pattern(n, 2)
@@ -153,8 +153,8 @@ func TestBothDirections(t *testing.T) {
 		name     string
 		command  Command
 		expected uint32
-		bidi     int64 // -1: the header is not there
-		got      int   // bytes that are read
+		bidi     int64 // -1: no such header
+		got      int   // bytes read
 		written  int
 		out, in  residuals
 	}{

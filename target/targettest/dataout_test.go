@@ -11,7 +11,7 @@ import (
 	. "kubevirt.io/disk/target/targettest"
 )
 
-// solicited is a session in which the target has to ask for all data.
+// solicited is a login after which the target must ask for all data.
 var solicited = LoginOptions{Keys: KV("InitialR2T", "Yes", "ImmediateData", "No")}
 
 func TestWriteData(t *testing.T) {
@@ -39,7 +39,7 @@ func TestWriteData(t *testing.T) {
 			}
 		}
 	}
-	t.Run("13.11/unsolicited data is the initiator's to leave out", func(t *testing.T) {
+	t.Run("13.11/the initiator may leave unsolicited data out", func(t *testing.T) {
 		sess := s.login(t, LoginOptions{})
 		data := pattern(100*BlockSize, 9)
 		c := Write10(1, 0, data)
@@ -98,12 +98,12 @@ func TestWriteData(t *testing.T) {
 			r2t, err := task.AwaitR2T()
 			require.NoError(t, err)
 			require.Equal(t, uint32(i*1024), r2t.BufferOffset)
-			require.NoError(t, sess.ExpectOnlyPing(), "no second one before the first is fulfilled")
+			require.NoError(t, sess.ExpectOnlyPing(), "no second R2T before the first has its data")
 			require.NoError(t, task.Answer(r2t))
 		}
 		require.True(t, task.MustFinish(t).Good())
 	})
-	t.Run("11.8/transfer tags are not used again at once", func(t *testing.T) {
+	t.Run("11.8/transfer tags are not reused at once", func(t *testing.T) {
 		sess := s.login(t, solicited)
 		seen := map[uint32]bool{}
 		for range 50 {
@@ -113,7 +113,7 @@ func TestWriteData(t *testing.T) {
 			}
 		}
 	})
-	t.Run("4.2.2/data of several commands may be mixed", func(t *testing.T) {
+	t.Run("4.2.2/data of several commands may be interleaved", func(t *testing.T) {
 		sess := s.login(t, solicited)
 		var tasks []*Task
 		for i := range 8 {
@@ -135,8 +135,8 @@ func TestWriteData(t *testing.T) {
 	s.works(t)
 }
 
-// TestWriteDataErrors answers an R2T for 4096 bytes wrongly. Whatever happens, nothing wrong is
-// written, the session goes on, and the next write works.
+// TestWriteDataErrors answers an R2T for 4096 bytes wrongly. The target writes no wrong data, the
+// session goes on, and the next write works.
 func TestWriteDataErrors(t *testing.T) {
 	s := start(t)
 	old := pattern(8*BlockSize, 1)
@@ -144,7 +144,7 @@ func TestWriteDataErrors(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		answer func(task *Task, r pdu.R2T) error
-		// "" is a PDU that is dropped or rejected, after which the right data still counts
+		// "": the target drops or rejects the PDU, and the right data still counts
 		want string
 	}{
 		{"7.9/DataSN begins at 1", func(task *Task, r pdu.R2T) error {
@@ -171,30 +171,30 @@ func TestWriteDataErrors(t *testing.T) {
 			return task.DataOut(pdu.DataOut{Final: true, TransferTag: r.TransferTag, DataSN: 1},
 				make([]byte, n/2))
 		}, "0B/4B/00"},
-		{"11.4.7.2/more than was asked for", func(task *Task, r pdu.R2T) error {
+		{"11.4.7.2/more than the R2T asks for", func(task *Task, r pdu.R2T) error {
 			return task.DataOut(pdu.DataOut{Final: true, TransferTag: r.TransferTag},
 				make([]byte, n+512))
 		}, "0B/0C/0D"},
-		{"11.4.7.2/less than was asked for", func(task *Task, r pdu.R2T) error {
+		{"11.4.7.2/less than the R2T asks for", func(task *Task, r pdu.R2T) error {
 			return task.DataOut(pdu.DataOut{Final: true, TransferTag: r.TransferTag},
 				make([]byte, n-512))
 		}, "0B/0C/0D"},
 		{"11.8/complete, but without the F bit, and then more", func(task *Task, r pdu.R2T) error {
-			if err := task.DataOut(pdu.DataOut{TransferTag: r.TransferTag}, make([]byte, n)); err !=
-				nil {
+			err := task.DataOut(pdu.DataOut{TransferTag: r.TransferTag}, make([]byte, n))
+			if err != nil {
 				return err
 			}
 			return task.DataOut(pdu.DataOut{Final: true, TransferTag: r.TransferTag, DataSN: 1,
 				BufferOffset: n}, make([]byte, 4))
 		}, "0B/0C/0D"},
-		{"11.8.5/a transfer tag that was never given", func(task *Task, r pdu.R2T) error {
+		{"11.8.5/an unknown transfer tag", func(task *Task, r pdu.R2T) error {
 			if err := task.DataOut(pdu.DataOut{Final: true, TransferTag: r.TransferTag + 1000},
 				make([]byte, n)); err != nil {
 				return err
 			}
 			return task.Answer(r)
 		}, ""},
-		{"11.7.4/unsolicited data in place of solicited", func(task *Task, r pdu.R2T) error {
+		{"11.7.4/unsolicited data instead of solicited data", func(task *Task, r pdu.R2T) error {
 			if err := task.DataOut(pdu.DataOut{Final: true, TransferTag: pdu.ReservedTag},
 				make([]byte, n)); err != nil {
 				return err
@@ -234,7 +234,7 @@ func TestWriteDataErrors(t *testing.T) {
 	s.works(t)
 }
 
-// awaitResult is MustFinish for a task some of whose data may be rejected.
+// awaitResult is MustFinish for a task whose data may be rejected in part.
 func awaitResult(t *testing.T, task *Task) *Result {
 	t.Helper()
 	for {
@@ -248,7 +248,7 @@ func awaitResult(t *testing.T, task *Task) *Result {
 	}
 }
 
-// TestUnsolicitedData sends data unasked that was not agreed on (13.10, 13.11).
+// TestUnsolicitedData sends unsolicited data that was not negotiated (13.10, 13.11).
 func TestUnsolicitedData(t *testing.T) {
 	s := start(t)
 	data := pattern(16*BlockSize, 7)
@@ -320,7 +320,7 @@ func TestUnsolicitedData(t *testing.T) {
 			got, err := ParseSense(sense[2:])
 			require.NoError(t, err)
 			require.Equal(t, tt.want, got.String())
-			require.NoError(t, sess.ExpectOnlyPing(), "what was sent is skipped")
+			require.NoError(t, sess.ExpectOnlyPing(), "the data is skipped")
 			require.Equal(t, before, sess.MustGood(t, Read10(1, 300, 16)).Data,
 				"nothing was written")
 		})
@@ -334,7 +334,7 @@ func TestUnsolicitedData(t *testing.T) {
 		sess.MustFail(t, bad, "05/20/00")
 		require.NoError(t, sess.ExpectOnlyPing())
 	})
-	t.Run("11.4.2/a command that fails is answered when its unsolicited data has come",
+	t.Run("11.4.2/a command that fails is answered after its unsolicited data",
 		func(t *testing.T) {
 			unknown := Write10(1, 0, data)
 			unknown.CDB[0] = 0xff

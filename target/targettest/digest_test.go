@@ -34,7 +34,7 @@ func TestDigests(t *testing.T) {
 			})
 		}
 	}
-	t.Run("13.1/padding counts, whatever it is", func(t *testing.T) {
+	t.Run("13.1/padding counts, whatever its value", func(t *testing.T) {
 		sess := s.login(t, bothDigests)
 		tag, err := sess.SendPing(true, []byte{1, 2, 3}, WithPadding(0xa5))
 		require.NoError(t, err)
@@ -49,12 +49,12 @@ func TestDigests(t *testing.T) {
 		sess.MustGood(t, c)
 	})
 	t.Run("6.3/the login phase has none", func(t *testing.T) {
-		// Login itself proves it: Conn takes digests into use only after the final response.
+		// The login is the proof: Conn uses digests only after the final response.
 		s.login(t, LoginOptions{HeaderDigest: true, DataDigest: true, WithSecurity: true})
 	})
 }
 
-// requests is one PDU of every type that an initiator sends.
+// requests returns one PDU of every type that an initiator sends.
 func requests(sess *Session) map[string]Message {
 	return map[string]Message{
 		"NOP-Out": &pdu.NOPOut{Immediate: true, TaskTag: 900,
@@ -87,7 +87,7 @@ func TestHeaderDigestError(t *testing.T) {
 		for bit := 0; bit < 48*8; bit += 5 {
 			sess := s.login(t, LoginOptions{HeaderDigest: true})
 			require.NoError(t, sess.Send(requests(sess)["SCSI Command"], nil, FlipHeaderBit(bit)))
-			// A bit of a length makes the target wait for what is not sent: end the stream.
+			// A bit of a length makes the target wait for more data: send some.
 			require.NoError(t, sess.SendRaw(make([]byte, 2048)))
 			require.NoError(t, sess.ExpectClosed(), "bit %d", bit)
 		}
@@ -132,7 +132,7 @@ func TestDataDigestError(t *testing.T) {
 		require.Len(t, r.Rejects, 1)
 		require.Equal(t, pdu.RejectDataDigest, r.Rejects[0].Reason)
 		require.Equal(t, "0B/47/05", r.Failed())
-		require.Equal(t, old, sess.MustGood(t, Read10(1, 50, 1)).Data, "nothing of it was written")
+		require.Equal(t, old, sess.MustGood(t, Read10(1, 50, 1)).Data, "nothing was written")
 		c.Options = nil
 		sess.MustGood(t, c)
 		require.Equal(t, data, sess.MustGood(t, Read10(1, 50, 1)).Data)
@@ -227,7 +227,7 @@ func TestDataDigestError(t *testing.T) {
 		require.Equal(t, "0B/47/05", r.Failed())
 		require.Len(t, r.Rejects, 1)
 	})
-	t.Run("7.8/a SCSI Command with data that is not used", func(t *testing.T) {
+	t.Run("7.8/a SCSI Command with unused data", func(t *testing.T) {
 		sess := s.login(t, bothDigests)
 		tag := sess.NewTag()
 		require.NoError(t, sess.Send(&pdu.SCSICommand{Final: true, TaskTag: tag, LUN: LUN(1),

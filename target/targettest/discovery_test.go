@@ -54,7 +54,7 @@ func TestSendTargets(t *testing.T) {
 		got, err = sess.Text(KV("SendTargets", "All"))
 		if _, rejected := ReasonOf(err); !rejected {
 			require.NoError(t, err)
-			require.Empty(t, got.All("TargetName"), "All must not be supported here")
+			require.Empty(t, got.All("TargetName"), "All must not be supported in a normal session")
 		}
 		sess.MustGood(t, TestUnitReady(1))
 	})
@@ -81,10 +81,10 @@ func TestSendTargets(t *testing.T) {
 		got, err = sess.Text(KV("SendTargets", ""))
 		require.NoError(t, err)
 		require.Equal(t, second.Addr().String()+",3", got.Get("TargetAddress"),
-			"the one that it came by is the first")
+			"the portal of the connection comes first")
 	})
-	t.Run("11.10.4/a long answer goes on by its transfer tag", func(t *testing.T) {
-		// An answer of more than 512 bytes takes many portals.
+	t.Run("11.10.4/a long answer continues by its transfer tag", func(t *testing.T) {
+		// It takes many portals to make an answer of more than 512 bytes.
 		s := start(t)
 		for range 30 {
 			l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -152,7 +152,7 @@ func TestTextRequests(t *testing.T) {
 		sess.Params.MaxReceive = 1024
 		require.Equal(t, pattern(64*BlockSize, 1), sess.MustGood(t, Read10(1, 0, 64)).Data)
 	})
-	t.Run("6.2/a key that nobody knows", func(t *testing.T) {
+	t.Run("6.2/an unknown key", func(t *testing.T) {
 		got, err := sess.Text(KV("X-com.example.key", "1"))
 		require.NoError(t, err)
 		require.Equal(t, "NotUnderstood", got.Get("X-com.example.key"))
@@ -207,7 +207,7 @@ func TestTextRequests(t *testing.T) {
 			require.Equal(t, pdu.RejectProtocolError, reason, "%v", err)
 		}
 	})
-	t.Run("6.1/a text that is continued", func(t *testing.T) {
+	t.Run("6.1/a continued text", func(t *testing.T) {
 		text := KV("SendTargets", "").Text()
 		tag := sess.NewTag()
 		transfer := pdu.ReservedTag
@@ -282,8 +282,7 @@ func TestDiscoverySession(t *testing.T) {
 			return &pdu.LogoutRequest{Immediate: true, Reason: pdu.LogoutCloseConnection,
 				TaskTag: tag, CmdSN: sess.CmdSN}
 		}},
-		{"Data-Out", func(_ *Session,
-			tag uint32) Message {
+		{"Data-Out", func(_ *Session, tag uint32) Message {
 			return &pdu.DataOut{Final: true, TaskTag: tag, TransferTag: 1}
 		}},
 	} {
@@ -319,7 +318,7 @@ func TestDiscoverySession(t *testing.T) {
 			_, err := sess.Text(KV("SendTargets", "All"))
 			require.NoError(t, err)
 		}
-		// of the same name and identifier, and no business of theirs
+		// The session has the same name and ISID, but discovery does not touch it.
 		normal.MustGood(t, TestUnitReady(1))
 	})
 	t.Run("6.3.5/a normal session of the same name does not end it", func(t *testing.T) {
@@ -336,7 +335,7 @@ func TestDiscoverySession(t *testing.T) {
 		}
 		require.Positive(t, n)
 	})
-	t.Run("11.9/a stop ends it without ceremony", func(t *testing.T) {
+	t.Run("11.9/a stop ends it at once", func(t *testing.T) {
 		s := start(t)
 		sess := MustLogin(t, s.addr, discovery)
 		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)

@@ -34,7 +34,7 @@ type server struct {
 	served chan error // what Serve returned
 }
 
-// start serves a target until the test ends. change may alter the options.
+// start serves a target until the test ends. change may change the options.
 func start(t testing.TB, change ...func(*target.Options)) *server {
 	t.Helper()
 	s := &server{disk: disktest.NewFault(disktest.NewMemory(diskSize)), seen: &observer{},
@@ -52,7 +52,7 @@ func start(t testing.TB, change ...func(*target.Options)) *server {
 		c(&opt)
 	}
 	if opt.Limits.LoginDelay == 0 {
-		// nearly every test fails to authenticate, and more than once
+		// many tests fail to authenticate, more than once
 		opt.Limits.LoginDelay = time.Millisecond
 	}
 	var err error
@@ -73,7 +73,7 @@ func identity(n byte) disk.Identity {
 	return disk.Identity{Serial: "serial-" + string('0'+n), NAA: [8]byte{0x30, 7: n}}
 }
 
-// withCHAP asks for authentication; change may alter the configuration.
+// withCHAP requires authentication. change may change the configuration.
 func withCHAP(change ...func(*chap.Config)) func(*target.Options) {
 	return func(o *target.Options) {
 		cfg := chap.Config{Initiator: chap.Credential{Username: user,
@@ -98,7 +98,7 @@ func limits(l target.Limits) func(*target.Options) {
 	return func(o *target.Options) { o.Limits = l }
 }
 
-// good is the right answer to CHAP.
+// good returns the right credential.
 func good() *CHAP { return &CHAP{Username: user, Password: password} }
 
 // login logs in and clears the unit attentions of LUN 1 and 2.
@@ -107,7 +107,7 @@ func (s *server) login(t testing.TB, o LoginOptions) *Session {
 	return MustLogin(t, s.addr, o, 1, 2)
 }
 
-// refused checks that a login is refused with this status, and that the connection closes then.
+// refused checks that a login is refused with this status and that the connection closes.
 func (s *server) refused(t testing.TB, o LoginOptions, status uint16) {
 	t.Helper()
 	c := MustDial(t, s.addr)
@@ -118,7 +118,7 @@ func (s *server) refused(t testing.TB, o LoginOptions, status uint16) {
 	require.NoError(t, c.ExpectClosed())
 }
 
-// works checks that the target still serves: a new session can write and read.
+// works checks that a new session can still write and read.
 func (s *server) works(t testing.TB) {
 	t.Helper()
 	o := LoginOptions{Initiator: DefaultInitiator + ".check", ISID: [6]byte{0x80, 9}}
@@ -129,7 +129,7 @@ func (s *server) works(t testing.TB) {
 	require.NoError(t, sess.Close())
 }
 
-// shutdown starts a shutdown in the background; the channel gets its result.
+// shutdown starts a shutdown in the background. The channel gets its result.
 func (s *server) shutdown(timeout time.Duration) <-chan error {
 	done := make(chan error, 1)
 	go func() {
@@ -146,7 +146,7 @@ func eventually(t testing.TB, what string, condition func() bool) {
 	require.Eventually(t, condition, time.Minute, 2*time.Millisecond, what)
 }
 
-// pattern is data in which every block differs.
+// pattern returns data in which every block differs.
 func pattern(n int, seed byte) []byte {
 	b := make([]byte, n)
 	for i := range b {
@@ -155,7 +155,7 @@ func pattern(n int, seed byte) []byte {
 	return b
 }
 
-// observer counts what the target reports.
+// observer counts the events that the target reports.
 type observer struct {
 	mu     sync.Mutex
 	counts map[string]int
@@ -176,7 +176,7 @@ func (o *observer) count(what string) int {
 	return o.counts[what]
 }
 
-// forget takes a count back that the test has brought about.
+// forget removes the count of an event that the test has caused.
 func (o *observer) forget(what string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -198,5 +198,5 @@ func (o *observer) CommandDone(target.CommandEvent) { o.add("command") }
 func (o *observer) PDURejected(reason string)       { o.add("rejected " + reason) }
 func (o *observer) PanicCaught()                    { o.add("panic") }
 
-// errDisk is what a broken disk answers.
+// errDisk is the error of a broken disk.
 var errDisk = errors.New("the disk is broken")

@@ -12,8 +12,8 @@ import (
 	. "kubevirt.io/disk/target/targettest"
 )
 
-// TestMalformedPDUs sends what the standard forbids. It ends the session that sends it, and no
-// other one.
+// TestMalformedPDUs sends PDUs that the standard forbids. Each ends its own session and no other
+// one.
 func TestMalformedPDUs(t *testing.T) {
 	s := start(t)
 	bystander := s.login(t, other)
@@ -57,7 +57,7 @@ func TestMalformedPDUs(t *testing.T) {
 			return &pdu.TextRequest{Final: true, Continue: true, TaskTag: 1,
 				TransferTag: pdu.ReservedTag, CmdSN: sess.CmdSN}
 		}, 8, nil},
-		{"13.12/data segment over what the target takes", func(sess *Session) Message {
+		{"13.12/data segment over the target's limit", func(sess *Session) Message {
 			return &pdu.NOPOut{Immediate: true, TaskTag: 1, TransferTag: pdu.ReservedTag,
 				CmdSN: sess.CmdSN}
 		}, 1 << 19, nil},
@@ -83,7 +83,7 @@ func TestMalformedPDUs(t *testing.T) {
 			if tt.msg != nil {
 				msg = tt.msg(sess)
 			}
-			// The target may have closed before all of the data is out.
+			// The target may close before all data is sent.
 			if err := sess.Send(msg, make([]byte, tt.data), tt.opts...); err != nil {
 				require.ErrorIs(t, err, ErrClosed)
 			}
@@ -101,7 +101,7 @@ func TestMalformedPDUs(t *testing.T) {
 	s.works(t)
 }
 
-// TestTolerated sends what is odd and not forbidden, or forbidden and without consequence.
+// TestTolerated sends PDUs that are odd but allowed, or forbidden but harmless.
 func TestTolerated(t *testing.T) {
 	s := start(t)
 	sess := s.login(t, LoginOptions{})
@@ -116,11 +116,11 @@ func TestTolerated(t *testing.T) {
 		}
 		sess.MustGood(t, with(TestUnitReady(1), WithAHS(b)))
 	})
-	t.Run("11.2.2.4/a bidirectional length for a command that is not", func(t *testing.T) {
+	t.Run("11.2.2.4/a bidirectional length for another command", func(t *testing.T) {
 		r := sess.MustDo(t, with(TestUnitReady(1), WithAHS(pdu.AppendBidiLength(nil, 1<<31))))
 		require.Contains(t, []string{"status 0x0", "05/24/00", "05/20/00"}, r.Failed())
 	})
-	t.Run("11.2.2.3/a CDB of 32 bytes that is not built", func(t *testing.T) {
+	t.Run("11.2.2.3/an unsupported CDB of 32 bytes", func(t *testing.T) {
 		sess.MustFail(t, Command{LUN: 1,
 			CDB: append([]byte{0x7f, 0, 0, 0, 0, 0, 0, 24, 0xff, 0xff}, make([]byte, 22)...)},
 			"05/20/00")
@@ -178,7 +178,7 @@ func TestTolerated(t *testing.T) {
 		require.NoError(t, err)
 		sess.MustGood(t, TestUnitReady(1))
 	})
-	t.Run("4.7/LUN fields that name nothing", func(t *testing.T) {
+	t.Run("4.7/LUN fields without a LUN", func(t *testing.T) {
 		for _, lun := range []uint64{LUN(77), 1, 0xffffffffffffffff, 0xc101000000000000,
 			LUN(1) | 1<<32} {
 			c := Command{CDB: make([]byte, 6), Edit: func(cmd *pdu.SCSICommand) { cmd.LUN = lun }}
@@ -193,7 +193,8 @@ func TestTolerated(t *testing.T) {
 	s.works(t)
 }
 
-// A Reject of a PDU that arrived ahead of its turn carries that PDU's header.
+// TestRejectOfHeldPDU checks that the Reject of a PDU that arrived ahead of its turn has that PDU's
+// header.
 func TestRejectOfHeldPDU(t *testing.T) {
 	s := start(t)
 	sess := s.login(t, solicited)
@@ -210,8 +211,8 @@ func TestRejectOfHeldPDU(t *testing.T) {
 	sess.MustGood(t, TestUnitReady(1))
 }
 
-// Random bytes, random PDUs and PDUs with random changes: the target closes connections, or
-// answers; it never panics, and it keeps serving others.
+// TestRandomInput sends random bytes, random PDUs and PDUs with random changes. The target answers
+// or closes the connection. It never panics, and keeps serving others.
 func TestRandomInput(t *testing.T) {
 	s := start(t)
 	bystander := s.login(t, other)
@@ -247,15 +248,15 @@ func TestRandomInput(t *testing.T) {
 				data := junk([]int{0, 0, 4, 5, 512, 5000}[r.Intn(6)])
 				edit := WithHeader(func(h *pdu.Header) {
 					for range r.Intn(4) {
-						// Not the length: what would follow is the next PDU's bytes, which the
-						// first part of this test does.
+						// Keep the length, or the next PDU's bytes would count as data. The first
+						// part of this test does that.
 						if i := r.Intn(48); i < 4 || i > 7 {
 							h[i] = byte(r.Int())
 						}
 					}
 					if h.Opcode() == pdu.OpTaskManagementRequest &&
 						h[1]&0x7f == byte(pdu.TMTargetColdReset) {
-						h[1] = 0x80 // ends the bystander's session, and rightly
+						h[1] = 0x80 // this would end the bystander's session, too
 					}
 				})
 				if sess.Send(msg, data, edit) != nil {
@@ -263,7 +264,7 @@ func TestRandomInput(t *testing.T) {
 				}
 			}
 			_ = sess.Close()
-			// A reset that it has sent may come late, and abort what the next one begins with.
+			// A late reset of this session could abort the first commands of the next one.
 			eventually(t, "the session ends with its connection",
 				func() bool { return len(s.Sessions()) == 1 })
 		}
@@ -274,7 +275,7 @@ func TestRandomInput(t *testing.T) {
 	s.works(t)
 }
 
-// Connections that come and go leave nothing behind.
+// TestNothingIsLeftBehind checks that connections that come and go leave nothing behind.
 func TestNothingIsLeftBehind(t *testing.T) {
 	s := start(t)
 	s.works(t)

@@ -19,7 +19,7 @@ func reads(lun uint16, allocation int, cdb ...byte) Command {
 	return Command{LUN: lun, CDB: cdb, Read: allocation}
 }
 
-// vpd reads a vital product data page.
+// vpd reads a page of vital product data.
 func vpd(lun uint16, page byte) Command { return reads(lun, 255, 0x12, 1, page, 0, 255, 0) }
 
 func TestInquiryData(t *testing.T) {
@@ -81,14 +81,14 @@ func TestInquiryData(t *testing.T) {
 		require.LessOrEqual(t, binary.BigEndian.Uint32(data[44:]),
 			binary.BigEndian.Uint32(data[8:]))
 	})
-	t.Run("SBC-4 6.6.4/no atomic writes where nothing can be kept", func(t *testing.T) {
+	t.Run("SBC-4 6.6.4/no atomic writes without a store", func(t *testing.T) {
 		require.Equal(t, make([]byte, 20), sess.MustGood(t, vpd(2, 0xb0)).Data[44:])
 		sess.MustFail(t, writeAtomic(2, 0, pattern(8*BlockSize, 1)), "05/20/00")
 	})
 	t.Run("SBC-3 6.6.6/provisioning", func(t *testing.T) {
 		require.Equal(t, []byte{0, 0xb2, 0, 4, 11, 0xe4, 2, 0}, sess.MustGood(t, vpd(1, 0xb2)).Data)
 	})
-	t.Run("SBC-3 6.6.6/a disk that gives nothing back has no provisioning", func(t *testing.T) {
+	t.Run("SBC-3 6.6.6/a disk without discard has no provisioning", func(t *testing.T) {
 		plain := start(t,
 			func(o *target.Options) {
 				o.LUNs[0].Disk = plainDisk{
@@ -101,7 +101,7 @@ func TestInquiryData(t *testing.T) {
 	})
 }
 
-// plainDisk hides all that a disk can do besides reading and writing.
+// plainDisk hides a disk's optional interfaces.
 type plainDisk struct{ disk.Disk }
 
 func TestReadCapacity16(t *testing.T) {
@@ -145,8 +145,7 @@ func TestLUNInventory(t *testing.T) {
 		func(t *testing.T) { sess.MustFail(t, list(0, 15), "05/24/00") })
 
 	groups := func(format byte) Command {
-		return reads(1, 64, 0xa3, 0x0a|format<<5, 0, 0, 0, 0, 0,
-			0, 0, 64, 0, 0)
+		return reads(1, 64, 0xa3, 0x0a|format<<5, 0, 0, 0, 0, 0, 0, 0, 64, 0, 0)
 	}
 	t.Run("SPC-4 6.37/REPORT TARGET PORT GROUPS", func(t *testing.T) {
 		want := []byte{0, 0x01, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1}
@@ -196,7 +195,7 @@ func TestSupportedCommands(t *testing.T) {
 			require.Equal(t, tt.opcode, data[4])
 		})
 	}
-	t.Run("SPC-4 6.35/a service action for a command that has none", func(t *testing.T) {
+	t.Run("SPC-4 6.35/a service action for a command without any", func(t *testing.T) {
 		sess.MustFail(t, one(2, 0x28, 0), "05/24/00")
 		sess.MustFail(t, one(7, 0x28, 0), "05/24/00")
 	})

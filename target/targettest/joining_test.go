@@ -9,9 +9,9 @@ import (
 	. "kubevirt.io/disk/target/targettest"
 )
 
-// TestJoiningTellsNothingBeforeAuthentication logs in with the handle of a session that is there,
-// and with others. Until the initiator has authenticated the answers are the same, up to and with
-// the refusal of a wrong secret; afterwards they tell.
+// TestJoiningTellsNothingBeforeAuthentication logs in with the TSIH of an existing session, and
+// with others. Until the initiator has authenticated, the answers are the same, including the
+// refusal of a wrong secret. Only afterwards do they differ.
 func TestJoiningTellsNothingBeforeAuthentication(t *testing.T) {
 	s := start(t, withCHAP())
 	sess := s.login(t, LoginOptions{CHAP: good(), ISID: [6]byte{0x80, 3}})
@@ -55,8 +55,8 @@ func TestJoiningTellsNothingBeforeAuthentication(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// TestJoiningIsRefusedWithoutAuthentication is the same where nobody has to authenticate, in both
-// stages: there it is answered at once.
+// TestJoiningIsRefusedWithoutAuthentication does the same on a target without authentication, in
+// both stages. It answers at once.
 func TestJoiningIsRefusedWithoutAuthentication(t *testing.T) {
 	s := start(t)
 	sess := s.login(t, LoginOptions{ISID: [6]byte{0x80, 3}})

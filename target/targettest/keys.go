@@ -9,10 +9,10 @@ import (
 // Key is one key=value of a text.
 type Key struct{ Name, Value string }
 
-// Keys are key=value pairs in the order of a text. They may hold what a text should not.
+// Keys are key=value pairs in the order of a text. They may be invalid.
 type Keys []Key
 
-// KV makes Keys of names and values in turn.
+// KV makes Keys from names and values in turn.
 func KV(namesAndValues ...string) Keys {
 	var ks Keys
 	for i := 0; i+1 < len(namesAndValues); i += 2 {
@@ -21,13 +21,13 @@ func KV(namesAndValues ...string) Keys {
 	return ks
 }
 
-// Get is the value of a key, "" if it is not there.
+// Get returns the value of a key, or "" if the key is missing.
 func (ks Keys) Get(name string) string {
 	v, _ := ks.Lookup(name)
 	return v
 }
 
-// Lookup is the value of a key and whether it is there.
+// Lookup returns the value of a key, and whether the key is there.
 func (ks Keys) Lookup(name string) (string, bool) {
 	for _, k := range ks {
 		if k.Name == name {
@@ -37,7 +37,7 @@ func (ks Keys) Lookup(name string) (string, bool) {
 	return "", false
 }
 
-// All are the values of a key.
+// All returns all values of a key.
 func (ks Keys) All(name string) []string {
 	var list []string
 	for _, k := range ks {
@@ -64,7 +64,7 @@ func (ks *Keys) Remove(name string) {
 	*ks = slices.DeleteFunc(*ks, func(k Key) bool { return k.Name == name })
 }
 
-// Text is the data segment that carries the keys (RFC 7143 6.1).
+// Text returns the keys as a data segment (RFC 7143 6.1).
 func (ks Keys) Text() []byte {
 	var b []byte
 	for _, k := range ks {
@@ -73,7 +73,7 @@ func (ks Keys) Text() []byte {
 	return b
 }
 
-// ParseText reads the keys of a complete text.
+// ParseText parses the keys of a complete text.
 func ParseText(text []byte) (Keys, error) {
 	if len(text) == 0 {
 		return nil, nil
@@ -85,7 +85,7 @@ func ParseText(text []byte) (Keys, error) {
 	for _, pair := range bytes.Split(text[:len(text)-1], []byte{0}) {
 		name, value, ok := bytes.Cut(pair, []byte{'='})
 		if !ok || len(name) == 0 {
-			return nil, fmt.Errorf("%q is no key=value", pair)
+			return nil, fmt.Errorf("%q is not key=value", pair)
 		}
 		ks = append(ks, Key{string(name), string(value)})
 	}

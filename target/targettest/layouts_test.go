@@ -11,7 +11,7 @@ import (
 	. "kubevirt.io/disk/target/targettest"
 )
 
-// addressed is a CDB with address and length where its group of operation codes has them (SPC-4
+// addressed is a CDB with address and length in the places of its group of operation codes (SPC-4
 // 4.2.2).
 func addressed(opcode, flags byte, lba uint32, blocks int) []byte {
 	switch opcode >> 5 {
@@ -27,7 +27,7 @@ func addressed(opcode, flags byte, lba uint32, blocks int) []byte {
 	return cdb16(opcode, flags, uint64(lba), uint32(blocks))
 }
 
-// TestCommandLengths runs the commands that come in several lengths in each of them.
+// TestCommandLengths runs commands with CDBs of several lengths in each of them.
 func TestCommandLengths(t *testing.T) {
 	s := start(t)
 	sess := s.login(t, LoginOptions{})
@@ -37,7 +37,7 @@ func TestCommandLengths(t *testing.T) {
 		name          string
 		opcode, flags byte
 		read          bool
-		write, want   []byte // want: what blocks 8 to 15 hold afterwards
+		write, want   []byte // want: blocks 8 to 15 afterwards
 	}{
 		{"SBC-3 5.11/READ(6)", 0x08, 0, true, nil, old},
 		{"SBC-3 5.12/READ(10)", 0x28, 0, true, nil, old},
@@ -69,7 +69,7 @@ func TestCommandLengths(t *testing.T) {
 				c.Read = len(old)
 			}
 			r := sess.MustDo(t, c)
-			// CONDITION MET ends a PRE-FETCH
+			// a PRE-FETCH ends in CONDITION MET
 			require.Contains(t, []uint8{0, 0x04}, r.Status, "%s", r.Failed())
 			if tt.read {
 				require.Equal(t, old, r.Data)
@@ -88,11 +88,11 @@ func TestCommandLengths(t *testing.T) {
 	}
 }
 
-// TestGrownDisk serves a disk that has become larger since the last start.
+// TestGrownDisk serves a disk that has grown since the last start.
 func TestGrownDisk(t *testing.T) {
 	s := start(t, func(o *target.Options) { o.LUNs[0].Grown = true })
 	sess := MustLogin(t, s.addr, LoginOptions{})
-	t.Run("SBC-3 4.7.2/its new capacity is told", func(t *testing.T) {
+	t.Run("SBC-3 4.7.2/its new capacity is reported", func(t *testing.T) {
 		require.Equal(t, []string{"06/29/00", "06/2A/09"}, attentions(t, sess, 1))
 	})
 	t.Run("SBC-3 4.7.2/not that of another LUN", func(t *testing.T) {
@@ -112,7 +112,7 @@ func TestReserve6(t *testing.T) {
 	holder, neighbour := s.login(t, LoginOptions{}), s.login(t, other)
 	reserve, release := Command{LUN: 1, CDB: []byte{0x16, 0, 0, 0, 0, 0}},
 		Command{LUN: 1, CDB: []byte{0x17, 0, 0, 0, 0, 0}}
-	t.Run("SPC-2 5.5.1/the holder goes on, and nobody else", func(t *testing.T) {
+	t.Run("SPC-2 5.5.1/only the holder goes on", func(t *testing.T) {
 		holder.MustGood(t, reserve)
 		holder.MustGood(t, reserve)
 		holder.MustGood(t, Write10(1, 0, pattern(BlockSize, 1)))

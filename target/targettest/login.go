@@ -26,24 +26,23 @@ type LoginPDU struct {
 	Options  []Option
 }
 
-// LoginReply is one Login Response; where the target continued a text, the last one with the whole
-// text.
+// LoginReply is one Login Response. If the target continued a text, it is the last one, with the
+// whole text.
 type LoginReply struct {
 	pdu.LoginResponse
 	Keys Keys
 }
 
-// Status is class and detail as one number, as the standard's tables show it.
+// Status returns class and detail as one number, as in the standard's tables.
 func (r *LoginReply) Status() uint16 { return uint16(r.StatusClass)<<8 | uint16(r.StatusDetail) }
 
-// LoginError is a login that the target refused.
+// LoginError says that the target refused a login.
 type LoginError struct {
 	Status uint16 // class and detail
 }
 
 func (e *LoginError) Error() string {
-	return fmt.Sprintf("login refused with status %04x",
-		e.Status)
+	return fmt.Sprintf("login refused with status %04x", e.Status)
 }
 
 // LoginID is what all Login Requests of one login have in common.
@@ -69,9 +68,9 @@ func (c *Conn) SendLogin(id LoginID, p LoginPDU) error {
 	return c.Send(&req, text, p.Options...)
 }
 
-// LoginStep sends one Login Request and receives the answer. It fetches what the target continues,
-// and checks what holds for every Login Response (RFC 7143 11.13). A refusal is not an error here:
-// it shows in the reply.
+// LoginStep sends one Login Request and receives the answer, with all parts of a continued text. It
+// checks the rules for every Login Response (RFC 7143 11.13). A refusal is not an error here: the
+// reply shows it.
 func (c *Conn) LoginStep(id LoginID, p LoginPDU) (*LoginReply, error) {
 	if err := c.SendLogin(id, p); err != nil {
 		return nil, err
@@ -106,7 +105,7 @@ func (r *LoginReply) check(id LoginID, p LoginPDU, data []byte) error {
 	case r.ISID != id.ISID:
 		return fmt.Errorf("login response with ISID %x, want %x", r.ISID, id.ISID)
 	case r.VersionMax != 0 || r.VersionActive != 0:
-		return fmt.Errorf("login response with versions %d and %d, and there is only 0 (RFC 7143 "+
+		return fmt.Errorf("login response with versions %d and %d, but there is only 0 (RFC 7143 "+
 			"11.13.1)", r.VersionMax, r.VersionActive)
 	case r.StatusClass != 0:
 		return nil // the rest is reserved
@@ -115,9 +114,9 @@ func (r *LoginReply) check(id LoginID, p LoginPDU, data []byte) error {
 	case r.CSG != p.CSG:
 		return fmt.Errorf("login response of stage %d in stage %d (RFC 7143 6.3)", r.CSG, p.CSG)
 	case r.Transit && !p.Transit:
-		return fmt.Errorf("login response with T that was not asked for (RFC 7143 6.3)")
+		return fmt.Errorf("login response with T, but the request has none (RFC 7143 6.3)")
 	case r.Transit && (r.NSG > p.NSG || r.NSG == StageReserved || r.NSG <= r.CSG):
-		return fmt.Errorf("login response moves from stage %d to %d, and %d was asked for (RFC "+
+		return fmt.Errorf("login response moves from stage %d to %d, but the request to %d (RFC "+
 			"7143 6.3)", r.CSG, r.NSG, p.NSG)
 	case p.Continue && (len(data) != 0 || r.Transit || r.Continue):
 		return fmt.Errorf("a login request with C is answered with more than an empty response " +
@@ -134,8 +133,8 @@ func (r *LoginReply) check(id LoginID, p LoginPDU, data []byte) error {
 	return nil
 }
 
-// LoginOptions say how to log in. The zero value is a normal session without CHAP and digests that
-// offers every operational key.
+// LoginOptions are the options of a login. The zero value is a normal session without CHAP and
+// digests that offers every operational key.
 type LoginOptions struct {
 	Initiator string // default DefaultInitiator
 	Target    string // default DefaultTarget
@@ -149,19 +148,20 @@ type LoginOptions struct {
 
 	HeaderDigest, DataDigest bool
 
-	// Operational keys replace or are added to the default ones; an empty value leaves a key out.
+	// Keys are operational keys that replace or extend the default ones. An empty value leaves a
+	// key out.
 	Keys Keys
 
-	// SkipSecurity starts in the operational stage; without CHAP that is the default.
-	// StraightToFull goes from the security stage to full feature phase.
+	// SkipSecurity starts in the operational stage, the default without CHAP. WithSecurity starts
+	// in the security stage. StraightToFull goes from the security stage directly to full feature
+	// phase.
 	SkipSecurity, WithSecurity, StraightToFull bool
 
 	// Edit may change every Login Request before it is sent. Step counts from 0.
 	Edit func(step int, p *LoginPDU)
 }
 
-// The names that are used where options name none. The target's is the one that the original
-// wrapper serves.
+// The default names. The target's is that of the original wrapper.
 const (
 	DefaultInitiator = "iqn.2026-01.test.example:initiator"
 	DefaultTarget    = "iqn.2017-01.io.kubevirt:wrapper"
@@ -217,7 +217,7 @@ func Login(addr net.Addr, o LoginOptions) (*Session, error) {
 	return s, nil
 }
 
-// login is a login on its way.
+// login is a login in progress.
 type login struct {
 	c     *Conn
 	o     *LoginOptions
@@ -255,7 +255,7 @@ func (c *Conn) Login(o LoginOptions) (*Session, error) {
 	return l.session()
 }
 
-// do is one exchange; a refusal is an error.
+// do sends one request and returns the answer. A refusal is an error.
 func (l *login) do(p LoginPDU) (*LoginReply, error) {
 	if l.o.Edit != nil {
 		l.o.Edit(l.step, &p)

@@ -13,7 +13,7 @@ import (
 	. "kubevirt.io/disk/target/targettest"
 )
 
-// loginID is what the Login Requests of these tests have in common.
+// loginID is common to the Login Requests of these tests.
 var loginID = LoginID{ISID: [6]byte{0x80, 1}, Tag: 77, CID: 3}
 
 // names are the keys of a first Login Request.
@@ -22,7 +22,7 @@ func names() Keys {
 		DefaultTarget)
 }
 
-// status sends one Login Request on a fresh connection and checks the status of the answer; a
+// status sends one Login Request on a fresh connection and checks the status of the answer. A
 // refusal must close the connection.
 func (s *server) status(t *testing.T, want uint16, p LoginPDU) {
 	t.Helper()
@@ -73,8 +73,8 @@ func TestLoginStages(t *testing.T) {
 		require.NotZero(t, r.TSIH)
 	})
 
-	// Every combination of stages and flags in a first request: a success has to be one of the
-	// table's transitions.
+	// Try every combination of stages and flags in a first request. Only the table's transitions
+	// may succeed.
 	for csg := range uint8(4) {
 		for nsg := range uint8(4) {
 			for _, flags := range []struct{ transit, cont bool }{{false, false}, {true, false},
@@ -188,7 +188,7 @@ func TestLoginFirstPDU(t *testing.T) {
 		require.Equal(t, uint16(0x020a), r.Status())
 		require.NoError(t, c.ExpectClosed())
 	})
-	t.Run("6.3.1/a TSIH of a session that is another one's", func(t *testing.T) {
+	t.Run("6.3.1/the TSIH of another initiator's session", func(t *testing.T) {
 		sess := s.login(t, LoginOptions{ISID: [6]byte{0x80, 3}})
 		for name, id := range map[string]LoginID{DefaultInitiator: {ISID: [6]byte{0x80, 4}},
 			other.Initiator: {ISID: sess.ISID}} {
@@ -208,7 +208,7 @@ func TestLoginFirstPDU(t *testing.T) {
 			first(names()))
 		require.NoError(t, err)
 		require.Equal(t, uint16(0x0206), r.Status())
-		sess.MustGood(t, TestUnitReady(1)) // and the session is none the worse
+		sess.MustGood(t, TestUnitReady(1)) // the session still works
 	})
 	for _, tt := range []struct {
 		name string
@@ -259,7 +259,7 @@ func TestLoginFirstPDU(t *testing.T) {
 	s.works(t)
 }
 
-// rawMessage is a header as it is.
+// rawMessage is a raw header.
 type rawMessage pdu.Header
 
 func (m rawMessage) Encode(h *pdu.Header) { *h = pdu.Header(m) }
@@ -275,9 +275,9 @@ func TestLoginResponseFields(t *testing.T) {
 	require.Equal(t, "7", r.Keys.Get("TargetPortalGroupTag"), "6.3.1: in the first response")
 	require.Zero(t, r.TSIH, "11.13.3: only in the final response")
 	require.Equal(t, uint32(0xfffffff0), r.ExpCmdSN,
-		"11.12.8: a login request is immediate and uses up no CmdSN")
+		"11.12.8: a login request is immediate and uses no CmdSN")
 
-	// The numbers go on from response to response: Conn checks StatSN.
+	// Conn checks that StatSN goes on from response to response.
 	r, err = c.LoginStep(id, LoginPDU{CSG: StageOperational, NSG: StageFull, Transit: true,
 		Keys: KV("InitiatorAlias", "tester")})
 	require.NoError(t, err)
@@ -317,7 +317,7 @@ func TestLoginText(t *testing.T) {
 		return c.LoginStep(loginID, LoginPDU{CSG: StageOperational, NSG: StageFull, Transit: true,
 			Raw: raw})
 	}
-	t.Run("6.1/a text may be split at every byte", func(t *testing.T) {
+	t.Run("6.1/a text may be split at any byte", func(t *testing.T) {
 		for at := 1; at < len(text); at++ {
 			c := MustDial(t, s.addr)
 			r, err := c.LoginStep(loginID,
@@ -422,8 +422,7 @@ func TestLoginText(t *testing.T) {
 	})
 	t.Run("6.1/keys are case-sensitive", func(t *testing.T) {
 		c := MustDial(t, s.addr)
-		r,
-			err := final(c, append(names(),
+		r, err := final(c, append(names(),
 			KV("headerdigest", "CRC32C", "sENDtARGETS", "All")...).Text())
 		require.NoError(t, err)
 		require.Zero(t, r.Status())
@@ -436,7 +435,7 @@ func TestLoginText(t *testing.T) {
 
 func TestLoginDeadline(t *testing.T) {
 	t.Parallel()                  // it mostly waits
-	const limit = 5 * time.Second // in which even a busy machine logs in
+	const limit = 5 * time.Second // enough for a login on a busy machine
 	s, patient := start(t, limits(target.Limits{LoginTimeout: time.Second})),
 		start(t, limits(target.Limits{LoginTimeout: limit}))
 	t.Run("a silent connection", func(t *testing.T) {

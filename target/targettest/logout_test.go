@@ -65,7 +65,7 @@ func TestLogout(t *testing.T) {
 		require.Equal(t, pdu.LogoutCIDNotFound, r.Response)
 		sess.MustGood(t, TestUnitReady(1))
 	})
-	t.Run("11.15.1/closing the session does not look at the connection", func(t *testing.T) {
+	t.Run("11.15.1/closing the session ignores the connection identifier", func(t *testing.T) {
 		sess := s.login(t, LoginOptions{CID: 7})
 		r, err := sess.LogoutCID(pdu.LogoutCloseSession, 8)
 		require.NoError(t, err)
@@ -108,7 +108,7 @@ func TestShutdown(t *testing.T) {
 		m, err := sess.AwaitAsync()
 		require.NoError(t, err)
 		require.Equal(t, pdu.AsyncLogoutRequest, m.Event)
-		require.NotZero(t, m.Parameter3, "the time to do it, seconds")
+		require.NotZero(t, m.Parameter3, "the time for the logout in seconds")
 		_, err = sess.Logout(pdu.LogoutCloseSession)
 		require.NoError(t, err)
 		require.NoError(t, sess.ExpectClosed())
@@ -119,7 +119,7 @@ func TestShutdown(t *testing.T) {
 		_, err = Dial(s.addr)
 		require.Error(t, err)
 	})
-	t.Run("11.9.1/commands in flight end, and what is acknowledged is written", func(t *testing.T) {
+	t.Run("11.9.1/commands in flight end, and acknowledged data is written", func(t *testing.T) {
 		s := start(t)
 		sess := s.login(t, LoginOptions{})
 		release := s.stall(t, disktest.OpWrite)
@@ -139,7 +139,7 @@ func TestShutdown(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, <-stopped)
 	})
-	t.Run("11.9.1/a command that takes longer than a logout may", func(t *testing.T) {
+	t.Run("11.9.1/a command that takes longer than the time for a logout", func(t *testing.T) {
 		s := start(t)
 		sess := s.login(t, LoginOptions{})
 		release := s.stall(t, disktest.OpWrite)
@@ -155,7 +155,7 @@ func TestShutdown(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, <-stopped)
 	})
-	t.Run("11.9.1/an initiator that pays no heed is cut off", func(t *testing.T) {
+	t.Run("11.9.1/an initiator that ignores the request is cut off", func(t *testing.T) {
 		s := start(t)
 		sess := s.login(t, LoginOptions{})
 		stopped := s.shutdown(20 * time.Second)
@@ -165,7 +165,7 @@ func TestShutdown(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, <-stopped)
 	})
-	t.Run("11.9.1/an initiator that is never idle has an answer to all that it has sent",
+	t.Run("11.9.1/an initiator that is never idle gets an answer to every command",
 		func(t *testing.T) {
 			s := start(t)
 			sess := s.login(t, LoginOptions{})
@@ -186,7 +186,7 @@ func TestShutdown(t *testing.T) {
 			require.NoError(t, err)
 			require.NoError(t, <-stopped)
 		})
-	t.Run("11.9.1/an initiator that is gone in the midst of its data does not hold up the end",
+	t.Run("11.9.1/an initiator that is gone while it sends data does not delay the end",
 		func(t *testing.T) {
 			s := start(t)
 			sess := s.login(t, solicited)
@@ -196,20 +196,21 @@ func TestShutdown(t *testing.T) {
 			require.NoError(t, err)
 			require.NoError(t, <-stopped)
 		})
-	t.Run("11.9.1/nor does one that is gone and takes no data", func(t *testing.T) {
-		s := start(t)
-		sess := s.login(t, LoginOptions{})
-		for range 60 {
-			sess.MustStart(t, Read10(1, 0, 8192))
-		}
-		eventually(t, "no more is sent", func() bool {
-			before := s.disk.Calls(disktest.OpRead)
-			time.Sleep(50 * time.Millisecond)
-			return before > 0 && s.disk.Calls(disktest.OpRead) == before
+	t.Run("11.9.1/an initiator that is gone and takes no data does not delay the end",
+		func(t *testing.T) {
+			s := start(t)
+			sess := s.login(t, LoginOptions{})
+			for range 60 {
+				sess.MustStart(t, Read10(1, 0, 8192))
+			}
+			eventually(t, "no more is sent", func() bool {
+				before := s.disk.Calls(disktest.OpRead)
+				time.Sleep(50 * time.Millisecond)
+				return before > 0 && s.disk.Calls(disktest.OpRead) == before
+			})
+			require.NoError(t, <-s.shutdown(20*time.Second))
 		})
-		require.NoError(t, <-s.shutdown(20*time.Second))
-	})
-	t.Run("11.9.1/a disk that hangs does not hold up the end for ever", func(t *testing.T) {
+	t.Run("11.9.1/a disk that hangs does not delay the end for ever", func(t *testing.T) {
 		s := start(t)
 		sess := s.login(t, LoginOptions{})
 		release := s.stall(t, disktest.OpRead)

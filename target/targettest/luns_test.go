@@ -14,7 +14,7 @@ import (
 	. "kubevirt.io/disk/target/targettest"
 )
 
-// newLUN is a LUN on an empty disk of its own, for everybody.
+// newLUN returns a LUN with a new empty disk, and the disk.
 func newLUN(number uint16, id byte) (target.LUN, *disktest.Fault) {
 	d := disktest.NewFault(disktest.NewMemory(diskSize))
 	return target.LUN{Number: number, Name: "later.raw", Disk: d, Identity: identity(id),
@@ -34,7 +34,7 @@ func luns(t *testing.T, sess *Session, at uint16, selects byte) (list []uint64) 
 	return list
 }
 
-// mustHear takes the asynchronous message that tells of another list of LUNs.
+// mustHear receives the asynchronous message about a changed list of LUNs.
 func mustHear(t *testing.T, sess *Session, lun uint16) {
 	t.Helper()
 	async, err := sess.AwaitAsync()
@@ -44,7 +44,7 @@ func mustHear(t *testing.T, sess *Session, lun uint16) {
 	require.Positive(t, async.DataLen)
 }
 
-// isReleased says whether a removed disk is nobody's any more.
+// isReleased reports whether nothing uses a removed disk any more.
 func isReleased(released <-chan struct{}) bool {
 	select {
 	case <-released:
@@ -87,12 +87,13 @@ func TestAddLUN(t *testing.T) {
 	}
 	another, _ := newLUN(7, 4)
 	require.NoError(t, s.AddLUN(another))
-	require.NoError(t, sess.ExpectOnlyPing(), "it has not asked for the list since")
+	require.NoError(t, sess.ExpectOnlyPing(), "no second message before it reads the list")
 	require.Equal(t, []uint64{LUN(1), LUN(2), LUN(7), LUN(300)}, luns(t, sess, 0, 0))
 	require.Equal(t, []uint64{LUN(1), LUN(2), LUN(7), LUN(300)}, luns(t, sess, 300, 2), "all")
 	require.Empty(t, luns(t, sess, 1, 1), "well-known")
 	for _, n := range []uint16{1, 2, 300} {
-		require.Empty(t, attentions(t, sess, n), "who has the list needs no news of it")
+		require.Empty(t, attentions(t, sess, n),
+			"an initiator that has read the list needs no unit attention")
 	}
 	require.Equal(t, []string{powerOn}, attentions(t, sess, 7))
 	data := pattern(8*BlockSize, 5)
@@ -103,7 +104,7 @@ func TestAddLUN(t *testing.T) {
 	_, err := s.RemoveLUN(7)
 	require.NoError(t, err)
 	mustHear(t, sess, 7)
-	require.NoError(t, second.ExpectOnlyPing(), "it still has not asked for the list")
+	require.NoError(t, second.ExpectOnlyPing(), "it still has not read the list")
 	s.works(t)
 }
 
@@ -136,7 +137,7 @@ func TestAddLUNRefuses(t *testing.T) {
 	require.ErrorIs(t, s.AddLUN(lun(3, 3)), target.ErrServerClosed)
 }
 
-// TestServerWithoutLUNs begins with none, and goes back to that.
+// TestServerWithoutLUNs starts a server without LUNs, adds one and removes it.
 func TestServerWithoutLUNs(t *testing.T) {
 	s := start(t, func(o *target.Options) { o.LUNs, o.Empty = nil, true })
 	sess := MustLogin(t, s.addr, LoginOptions{})
@@ -164,9 +165,9 @@ func TestServerWithoutLUNs(t *testing.T) {
 	}
 }
 
-// TestRemoveLUNThatHangs removes a LUN of which commands hang in the disk. They are answered at
-// once, everything else goes on, and the disk is released when it has let go of them. Meanwhile
-// another disk has the number.
+// TestRemoveLUNThatHangs removes a LUN whose commands hang in the disk. The commands are answered
+// at once, and everything else goes on. The disk is released when its calls have returned.
+// Meanwhile another disk has the number.
 func TestRemoveLUNThatHangs(t *testing.T) {
 	s := start(t)
 	sess := s.login(t, LoginOptions{})
@@ -177,7 +178,7 @@ func TestRemoveLUNThatHangs(t *testing.T) {
 	s.disk.Inject(disktest.Rule{Op: disktest.OpAny, Block: gate})
 	data := pattern(8*BlockSize, 9)
 	stuck := []*Task{sess.MustStart(t, Read10(1, 0, 8)), sess.MustStart(t, Write10(1, 0, data)),
-		sess.MustStart(t, Write10(1, 0, data)), // waits for the other one
+		sess.MustStart(t, Write10(1, 0, data)), // waits for the first one
 		sess.MustStart(t, SynchronizeCache10(1)), second.MustStart(t, Write10(1, 100, data))}
 	eventually(t, "they hang", func() bool { return s.disk.Calls(disktest.OpAny) >= 4 })
 	released, err := s.RemoveLUN(1)
@@ -200,15 +201,16 @@ func TestRemoveLUNThatHangs(t *testing.T) {
 
 	release()
 	<-released
-	require.Zero(t, fresh.Calls(disktest.OpWrite), "what the old disk was sent came late")
+	require.Zero(t, fresh.Calls(disktest.OpWrite),
+		"a command for the old disk has reached the new one")
 	mustHear(t, sess, 1)
-	require.NoError(t, sess.ExpectOnlyPing(), "nothing more is said of what was answered")
+	require.NoError(t, sess.ExpectOnlyPing(), "no second answer")
 	require.NoError(t, s.AddLUN(same))
 	s.works(t)
 }
 
-// TestRemoveLUNWithDataPending removes a LUN while the data of WRITEs is on its way. That is taken,
-// and goes nowhere.
+// TestRemoveLUNWithDataPending removes a LUN while data of WRITEs is under way. The target receives
+// and drops the data.
 func TestRemoveLUNWithDataPending(t *testing.T) {
 	s := start(t)
 	sess := s.login(t, LoginOptions{Keys: Keys{{"InitialR2T", "No"}}})
@@ -224,7 +226,7 @@ func TestRemoveLUNWithDataPending(t *testing.T) {
 
 	released, err := s.RemoveLUN(1)
 	require.NoError(t, err)
-	require.True(t, isReleased(released), "they wait for the initiator, not for the disk")
+	require.True(t, isReleased(released), "the commands wait for the initiator, not for the disk")
 	lun, fresh := newLUN(1, 3)
 	require.NoError(t, s.AddLUN(lun))
 	mustHear(t, sess, 1)
@@ -236,14 +238,15 @@ func TestRemoveLUNWithDataPending(t *testing.T) {
 	require.NoError(t, write.Answer(r2t))
 	r := write.MustFinish(t)
 	require.Equal(t, notSupported, r.Failed())
-	require.Len(t, r.R2Ts, 1, "what is refused is not asked for")
+	require.Len(t, r.R2Ts, 1, "no R2T for refused data")
 	require.Zero(t, fresh.Calls(disktest.OpWrite))
 	require.Zero(t, s.disk.Calls(disktest.OpWrite))
 	s.works(t)
 }
 
-// TestNumberOfAnotherDisk gives the number of a LUN to another disk. Whoever has used the first one
-// does not take it for that: its commands are refused, in later sessions too, until it has looked.
+// TestNumberOfAnotherDisk gives the number of a LUN to another disk. An initiator that used the
+// first disk must not take the second for it: its commands are refused, in later sessions too,
+// until it has looked.
 func TestNumberOfAnotherDisk(t *testing.T) {
 	s := start(t)
 	replace := func(id byte) *disktest.Fault {
@@ -262,10 +265,10 @@ func TestNumberOfAnotherDisk(t *testing.T) {
 	for range 3 {
 		sess.MustFail(t, write, notSupported)
 		sess.MustFail(t, TestUnitReady(1), notSupported)
-		sess.MustGood(t, Inquiry(1, 254)) // as udev does of disks that are set up
+		sess.MustGood(t, Inquiry(1, 254)) // as udev does for known disks
 	}
 	news := attentions(t, other, 1)
-	require.Equal(t, []string{powerOn, lunsChanged}, news, "it has not used the first one")
+	require.Equal(t, []string{powerOn, lunsChanged}, news, "it has not used the first disk")
 	other.MustGood(t, Read10(1, 0, 1))
 	require.NoError(t, sess.Close())
 	eventually(t, "the session ends", func() bool { return len(s.Sessions()) == 1 })
@@ -284,7 +287,7 @@ func TestNumberOfAnotherDisk(t *testing.T) {
 	sess = s.login(t, user)
 	sess.MustGood(t, write)
 
-	// The very same disk is no other one.
+	// The same disk again is not another disk.
 	_, err := s.RemoveLUN(1)
 	require.NoError(t, err)
 	lun, _ := newLUN(1, 3)
@@ -293,7 +296,7 @@ func TestNumberOfAnotherDisk(t *testing.T) {
 	sess.MustGood(t, write)
 }
 
-// growingDisk is a disk whose size can be changed, up to that of the memory.
+// growingDisk is a disk whose size can change, up to that of its memory.
 type growingDisk struct {
 	*disktest.Memory
 	size atomic.Int64
@@ -328,15 +331,15 @@ func TestResizeLUN(t *testing.T) {
 	sess.MustGood(t, Read10(1, last, 1))
 }
 
-// TestRemoveLUNOfACopy removes a LUN that an EXTENDED COPY reads, writes, or was sent to.
+// TestRemoveLUNOfACopy removes a LUN that an EXTENDED COPY reads, writes or was sent to.
 func TestRemoveLUNOfACopy(t *testing.T) {
 	for _, c := range []struct {
 		name     string
-		at       uint16 // which is sent the command
+		at       uint16 // gets the command
 		from, to int    // index of units
 		remove   uint16
 		want     string
-		field    int // of the fixed format sense data, where the sense data of the removed one is
+		field    int // where the fixed format sense data has the removed unit's sense data
 	}{
 		{"source", 2, 0, 1, 1, "0A/0D/01", 8},
 		{"destination", 1, 0, 1, 2, "0A/0D/01", 9},
@@ -359,7 +362,7 @@ func TestRemoveLUNOfACopy(t *testing.T) {
 			eventually(t, "it reads", func() bool { return s.disk.Calls(disktest.OpRead) > reads })
 			released, err := s.RemoveLUN(c.remove)
 			require.NoError(t, err)
-			require.False(t, isReleased(released), "the copy is in the midst of a step")
+			require.False(t, isReleased(released), "a step of the copy is under way")
 			if c.field == 0 {
 				require.Equal(t, notSupported, copying.MustFinish(t).Failed(), "at once")
 				goOn()
@@ -378,7 +381,8 @@ func TestRemoveLUNOfACopy(t *testing.T) {
 	}
 }
 
-// TestRemoveLUNStopsLongWork: what takes many disk calls ends with the one that is under way.
+// TestRemoveLUNStopsLongWork checks that a command of many disk calls ends after the call that is
+// under way.
 func TestRemoveLUNStopsLongWork(t *testing.T) {
 	for name, command := range map[string]Command{
 		"WRITE SAME":            writeSame(1, 0, 0, diskSize/BlockSize, pattern(BlockSize, 1)),

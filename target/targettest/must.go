@@ -16,8 +16,8 @@ func MustDial(t testing.TB, addr net.Addr) *Conn {
 	return c
 }
 
-// MustLogin is Login, and closes the connection when the test ends. Unit attentions of the LUNs are
-// cleared.
+// MustLogin is Login, and closes the connection when the test ends. It clears the unit attentions
+// of luns.
 func MustLogin(t testing.TB, addr net.Addr, o LoginOptions, luns ...uint16) *Session {
 	t.Helper()
 	c := MustDial(t, addr)
@@ -53,8 +53,8 @@ func (s *Session) MustGood(t testing.TB, c Command) *Result {
 	return r
 }
 
-// MustFail is Do, and fails the test if the command does not end with this sense data, as
-// "key/asc/ascq", or "status 0x18".
+// MustFail is Do, and fails the test if the command does not end with this sense data
+// ("key/asc/ascq") or status ("status 0x18").
 func (s *Session) MustFail(t testing.TB, c Command, want string) *Result {
 	t.Helper()
 	r := s.MustDo(t, c)

@@ -12,8 +12,7 @@ import (
 	. "kubevirt.io/disk/target/targettest"
 )
 
-// negotiate logs in to full feature phase with one exchange of operational keys, and returns the
-// answers.
+// negotiate logs in with one exchange of operational keys, and returns the answers.
 func (s *server) negotiate(t *testing.T, discovery bool, keys Keys) *LoginReply {
 	t.Helper()
 	first := names()
@@ -82,8 +81,8 @@ func TestNegotiationAnswers(t *testing.T) {
 		t.Run(fmt.Sprintf("%s/%s=%s", tt.section, tt.key, tt.value), func(t *testing.T) {
 			r := s.negotiate(t, false, Keys{{tt.key, tt.value}})
 			if tt.key == "MaxBurstLength" && r.Status() == 0x0200 && tt.want != "Reject" {
-				// A short MaxBurstLength alone leaves FirstBurstLength at its default, which then
-				// exceeds it (13.14).
+				// With a short MaxBurstLength alone, the default FirstBurstLength would exceed it
+				// (13.14).
 				r = s.negotiate(t, false, KV(tt.key, tt.value, "FirstBurstLength", "512"))
 			}
 			require.Equal(t, fmt.Sprintf("%04x", 0), fmt.Sprintf("%04x", r.Status()))
@@ -143,7 +142,7 @@ func TestNegotiationAnswers(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, uint16(0x0200), r.Status())
 	})
-	t.Run("6.2/reserved words are no proposals", func(t *testing.T) {
+	t.Run("6.2/reserved words are not proposals", func(t *testing.T) {
 		for _, word := range []string{"Reject", "Irrelevant", "NotUnderstood"} {
 			for _, key := range []string{"MaxBurstLength", "InitialR2T", "HeaderDigest"} {
 				r := s.negotiate(t, false, Keys{{key, word}})
@@ -152,7 +151,7 @@ func TestNegotiationAnswers(t *testing.T) {
 			}
 		}
 	})
-	t.Run("13.21/what means nothing in a discovery session", func(t *testing.T) {
+	t.Run("13.21/irrelevant keys in a discovery session", func(t *testing.T) {
 		r := s.negotiate(t, true, KV("MaxConnections", "4", "InitialR2T", "No", "ImmediateData",
 			"Yes", "MaxBurstLength", "4096",
 			"FirstBurstLength", "4096", "MaxOutstandingR2T", "4", "DataPDUInOrder", "No",
@@ -164,7 +163,7 @@ func TestNegotiationAnswers(t *testing.T) {
 			require.Equal(t, "Irrelevant", r.Keys.Get(k), k)
 		}
 	})
-	t.Run("13.21/and what does", func(t *testing.T) {
+	t.Run("13.21/relevant keys in a discovery session", func(t *testing.T) {
 		r := s.negotiate(t, true,
 			KV("HeaderDigest", "CRC32C", "DefaultTime2Wait", "7", "ErrorRecoveryLevel", "1"))
 		require.Equal(t, []string{"CRC32C", "7", "0"},
@@ -173,9 +172,8 @@ func TestNegotiationAnswers(t *testing.T) {
 	})
 }
 
-// Whatever is proposed, in whatever order and split over whatever PDUs: the answers are legal
-// outcomes (Login checks that), and the session that follows moves data by them (Session checks
-// that).
+// TestNegotiationProperty proposes random values in random order, split over random PDUs. Login
+// checks that the answers are legal outcomes, and Session that the session keeps to them.
 func TestNegotiationProperty(t *testing.T) {
 	s := start(t)
 	seed := rand.Int63()
@@ -197,8 +195,7 @@ func TestNegotiationProperty(t *testing.T) {
 			strconv.Itoa(1+r.Intn(8))),
 			HeaderDigest: r.Intn(2) == 0, DataDigest: r.Intn(2) == 0, CmdSN: r.Uint32()}
 		shuffle := func(keys Keys) {
-			r.Shuffle(len(keys),
-				func(i, j int) { keys[i], keys[j] = keys[j], keys[i] })
+			r.Shuffle(len(keys), func(i, j int) { keys[i], keys[j] = keys[j], keys[i] })
 		}
 		o.Edit = func(step int, p *LoginPDU) {
 			if step == 0 {

@@ -23,7 +23,7 @@ func TestNOPOut(t *testing.T) {
 			require.Equal(t, string(pattern(n, 1)), string(echo))
 		}
 	})
-	t.Run("11.18.3/as much of it as the initiator takes", func(t *testing.T) {
+	t.Run("11.18.3/as much data as the initiator takes", func(t *testing.T) {
 		echo, err := sess.Ping(pattern(8192, 1))
 		require.NoError(t, err)
 		require.Equal(t, pattern(4096, 1), echo)
@@ -35,7 +35,7 @@ func TestNOPOut(t *testing.T) {
 		require.NoError(t, sess.ExpectOnlyPing())
 	})
 	t.Run("11.18.1/without a task tag and not immediate", func(t *testing.T) {
-		// It breaks the standard's rule. Whatever the target makes of it, commands go on.
+		// This violates the standard. However the target handles it, commands go on.
 		require.NoError(t, sess.Send(&pdu.NOPOut{TaskTag: pdu.ReservedTag,
 			TransferTag: pdu.ReservedTag, CmdSN: sess.CmdSN, ExpStatSN: sess.ExpStatSN}, nil))
 		_, err := sess.Ping(nil)
@@ -44,7 +44,7 @@ func TestNOPOut(t *testing.T) {
 		sess.CmdSN = sess.ExpCmdSN
 		sess.MustGood(t, TestUnitReady(1))
 	})
-	t.Run("11.18.2/a transfer tag that was never given", func(t *testing.T) {
+	t.Run("11.18.2/an unknown transfer tag", func(t *testing.T) {
 		require.NoError(t, sess.Send(&pdu.NOPOut{Immediate: true, TaskTag: pdu.ReservedTag,
 			TransferTag: 4711, CmdSN: sess.CmdSN, ExpStatSN: sess.ExpStatSN}, nil))
 		_, err := sess.Ping(nil)
@@ -55,7 +55,7 @@ func TestNOPOut(t *testing.T) {
 	s.works(t)
 }
 
-// A disk that hangs holds up the commands that need it, and nothing else.
+// TestNOPOutWhileTheDiskStalls checks that a disk that hangs delays only the commands for it.
 func TestNOPOutWhileTheDiskStalls(t *testing.T) {
 	t.Parallel() // it mostly waits
 	s := start(t)
@@ -82,7 +82,7 @@ func TestNOPOutWhileTheDiskStalls(t *testing.T) {
 				began := time.Now()
 				_, err := sess.Ping([]byte("still there?"))
 				require.NoError(t, err)
-				// the promise; a machine that is short of processors may break it now and then
+				// This is the promise. A busy machine may break it now and then.
 				if time.Since(began) < time.Second {
 					inTime++
 				}
@@ -104,7 +104,7 @@ func TestNOPIn(t *testing.T) {
 			NOPTimeout: timeout}))
 	}
 	s := patient(time.Minute)
-	t.Run("11.19/a silent peer is asked", func(t *testing.T) {
+	t.Run("11.19/a silent peer is pinged", func(t *testing.T) {
 		sess := s.login(t, LoginOptions{})
 		in, data, err := Expect[pdu.NOPIn](sess.Conn)
 		require.NoError(t, err)
@@ -112,7 +112,7 @@ func TestNOPIn(t *testing.T) {
 		require.Equal(t, pdu.ReservedTag, in.TaskTag)
 		require.NotEqual(t, pdu.ReservedTag, in.TransferTag)
 	})
-	t.Run("11.19/one that answers stays", func(t *testing.T) {
+	t.Run("11.19/a peer that answers stays", func(t *testing.T) {
 		sess := s.login(t, LoginOptions{})
 		for range 4 {
 			in, _, err := Expect[pdu.NOPIn](sess.Conn)
@@ -124,8 +124,8 @@ func TestNOPIn(t *testing.T) {
 		}
 		sess.MustGood(t, TestUnitReady(1))
 	})
-	t.Run("11.19/one that does not is dead", func(t *testing.T) {
-		s := patient(5 * time.Second) // in which even a busy machine answers while it logs in
+	t.Run("11.19/a peer that does not answer is dropped", func(t *testing.T) {
+		s := patient(5 * time.Second) // enough for a login on a busy machine
 		sess := s.login(t, LoginOptions{})
 		list, err := sess.ExpectClosedAfter()
 		require.NoError(t, err)
@@ -172,9 +172,9 @@ func TestPDUDeadline(t *testing.T) {
 			}
 			time.Sleep(600 * time.Millisecond)
 		}
-		t.Fatal("a ping begins the time of a PDU anew")
+		t.Fatal("a ping restarts the time limit of a PDU")
 	})
-	t.Run("silence between PDUs is no offence", func(t *testing.T) {
+	t.Run("silence between PDUs is allowed", func(t *testing.T) {
 		sess := s.login(t, LoginOptions{})
 		require.NoError(t, sess.ExpectNothing(time.Second))
 		sess.MustGood(t, TestUnitReady(1))
@@ -182,9 +182,9 @@ func TestPDUDeadline(t *testing.T) {
 	s.works(t)
 }
 
-// TestNOPInOpensTheWindow: commands that were aborted give their places in a closed command window
-// back without an answer that could say so. An initiator that has nothing else in flight would wait
-// for the next ping.
+// TestNOPInOpensTheWindow checks that a NOP-In opens a closed command window when its commands are
+// aborted. Aborted commands have no answer that could do so, and an initiator with nothing else in
+// flight would wait for the next ping.
 func TestNOPInOpensTheWindow(t *testing.T) {
 	const width = 4
 	s := start(t, limits(target.Limits{CommandWindow: width}))

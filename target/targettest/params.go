@@ -5,7 +5,7 @@ import (
 	"strconv"
 )
 
-// Params are the operational parameters of a session, bytes where they are lengths (RFC 7143 13).
+// Params are the operational parameters of a session (RFC 7143 13). Lengths are in bytes.
 type Params struct {
 	HeaderDigest, DataDigest bool
 	MaxSend                  int // the target's MaxRecvDataSegmentLength
@@ -17,9 +17,9 @@ type Params struct {
 	ProtocolLevel            int // iSCSIProtocolLevel (RFC 7144 7.1.1)
 }
 
-// negotiated works the parameters out of what was sent and answered, and checks that every answer
-// is a legal outcome of the proposal (RFC 7143 6.2.2 and 13). Keys that were not negotiated have
-// the standard's defaults.
+// negotiated computes the parameters from the proposals and answers. It checks that every answer is
+// a legal outcome of its proposal (RFC 7143 6.2.2 and 13). Keys that were not negotiated have the
+// standard's defaults.
 func negotiated(sent, got Keys) (Params, error) {
 	n := negotiation{sent: sent, got: got}
 	p := Params{
@@ -59,13 +59,12 @@ func (n *negotiation) fail(format string, args ...any) {
 	}
 }
 
-// pair is proposal and answer of a key; ok only if both are there.
+// pair returns proposal and answer of a key. ok says that both are there.
 func (n *negotiation) pair(key string) (proposal, answer string, ok bool) {
 	proposal, proposed := n.sent.Lookup(key)
 	answer, answered := n.got.Lookup(key)
 	if !proposed {
-		// What the target proposed itself takes effect only with an answer of ours, and we give
-		// none.
+		// A proposal of the target takes effect only if we answer, and we do not.
 		return "", "", false
 	}
 	return proposal, answer, answered && answer != "Irrelevant" && answer != "Reject"
@@ -74,7 +73,7 @@ func (n *negotiation) pair(key string) (proposal, answer string, ok bool) {
 func (n *negotiation) number(key, value string) int {
 	v, err := strconv.ParseUint(value, 0, 32)
 	if err != nil {
-		n.fail("%s=%s is no number", key, value)
+		n.fail("%s=%s is not a number", key, value)
 	}
 	return int(v)
 }
@@ -114,7 +113,7 @@ func (n *negotiation) selected(key string, def int, legal func(answer, proposal 
 func (n *negotiation) boolean(key string, def bool, combine func(a, b bool) bool) bool {
 	proposal, answer, ok := n.pair(key)
 	if !ok {
-		// The answer may be left out where the proposal decides (RFC 7143 6.2.2).
+		// The answer may be left out if the proposal decides (RFC 7143 6.2.2).
 		p := proposal == "Yes"
 		if proposal != "" && combine(p, true) == combine(p, false) {
 			return p
@@ -131,7 +130,7 @@ func (n *negotiation) boolean(key string, def bool, combine func(a, b bool) bool
 	return a
 }
 
-// list is the answer to a list of values, which has to be one of them.
+// list returns the answer to a list of values. It must be one of them.
 func (n *negotiation) list(key, def string) string {
 	proposal, answer, ok := n.pair(key)
 	if !ok {

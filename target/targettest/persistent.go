@@ -45,7 +45,7 @@ type Persist struct {
 	Type           uint8
 	Key, ActionKey uint64
 	Bits           uint8
-	More           []byte // behind the basic parameter list
+	More           []byte // after the basic parameter list
 }
 
 // PersistOut is a PERSISTENT RESERVE OUT with its parameter list.

@@ -17,17 +17,17 @@ import (
 	. "kubevirt.io/disk/target/targettest"
 )
 
-// reserved is the status of a command that a reservation does not let through.
+// reserved is the status of a command that conflicts with a reservation.
 const reserved = "status 0x18"
 
-// register makes a key the session's, whatever it was.
+// register registers a key for the session, whatever key it had.
 func register(t *testing.T, sess *Session, key uint64, bits uint8) {
 	t.Helper()
 	sess.MustGood(t, PersistOut(1,
 		Persist{Action: PersistRegisterIgnore, ActionKey: key, Bits: bits}))
 }
 
-// keysOf are the registered keys of LUN 1.
+// keysOf returns the registered keys of LUN 1.
 func keysOf(t *testing.T, sess *Session) (keys []uint64) {
 	t.Helper()
 	p := sess.MustGood(t, PersistIn(1, ReadKeys, 4096)).Data
@@ -38,7 +38,7 @@ func keysOf(t *testing.T, sess *Session) (keys []uint64) {
 	return keys
 }
 
-// reservationOf is the reservation of LUN 1 as "key/type", or "none".
+// reservationOf returns the reservation of LUN 1 as "key/type", or "none".
 func reservationOf(t *testing.T, sess *Session) string {
 	t.Helper()
 	p := sess.MustGood(t, PersistIn(1, ReadReservation, 4096)).Data
@@ -54,7 +54,7 @@ func TestPersistentReservations(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		kind uint8
-		// what others can do, and whether those who are registered can do all
+		// whether everybody can read, and whether registered initiators can do everything
 		reads, registered bool
 	}{
 		{"Write Exclusive", WriteExclusive, true, false},
@@ -114,7 +114,7 @@ func TestPersistentReservationsAndSessions(t *testing.T) {
 	sess, second := s.login(t, LoginOptions{}), s.login(t, other)
 	register(t, sess, 1, 0)
 	sess.MustGood(t, PersistOut(1, Persist{Action: PersistReserve, Type: WriteExclusive, Key: 1}))
-	t.Run("SPC-4 5.13.1/they outlive a session", func(t *testing.T) {
+	t.Run("SPC-4 5.13.1/reservations outlive a session", func(t *testing.T) {
 		_, err := sess.Logout(pdu.LogoutCloseSession)
 		require.NoError(t, err)
 		require.NoError(t, sess.ExpectClosed())
@@ -195,7 +195,7 @@ func TestPersistentReservationsAndSessions(t *testing.T) {
 			sess.MustGood(t, Reserve6(1))
 		})
 	t.Run("SPC-4 6.16/malformed lists", func(t *testing.T) {
-		attentions(t, second, 2) // of the resets
+		attentions(t, second, 2) // from the resets
 		long := PersistOut(2, Persist{Action: PersistRegister, ActionKey: 1,
 			More: make([]byte, 100)})
 		second.MustFail(t, long, "05/1A/00")
@@ -232,7 +232,7 @@ func TestPersistentReservationsOfExclusiveLUN(t *testing.T) {
 	require.Equal(t, []uint64{1, 2}, keysOf(t, second))
 }
 
-// TestPersistThroughPowerLoss leaves a server as a killed process does, and starts another one with
+// TestPersistThroughPowerLoss abandons a server like a killed process, and starts another one with
 // the same disk and store.
 func TestPersistThroughPowerLoss(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "unit")
@@ -263,8 +263,7 @@ func TestPersistThroughPowerLoss(t *testing.T) {
 
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "reservations"),
 		[]byte("no longer what it was"), 0o600))
-	_,
-		err := target.New(target.Options{
+	_, err := target.New(target.Options{
 		LUNs: []target.LUN{{Number: 1, Name: "one.raw", Disk: s.disk, Identity: identity(1),
 			Store: disktest.NewStore(dir, true)}}})
 	require.ErrorContains(t, err, "LUN 1")
@@ -273,7 +272,7 @@ func TestPersistThroughPowerLoss(t *testing.T) {
 	require.NoError(t, err, "the first server was never stopped")
 }
 
-// slowStore keeps nothing, and takes its time for that.
+// slowStore fails to save, and takes long for that.
 type slowStore struct{ entered, release chan struct{} }
 
 func (slowStore) Load(string) ([]byte, error) { return nil, nil }
@@ -297,7 +296,7 @@ func TestPersistentReservationsWithSlowStore(t *testing.T) {
 		require.NoError(t, err)
 		one.MustGood(t, Write10(1, 0, pattern(BlockSize, 1)))
 	}
-	require.Empty(t, keysOf(t, second), "what is not stored is not in force")
+	require.Empty(t, keysOf(t, second), "a registration that is not stored is not in force")
 	require.False(t, task.Done())
 	close(store.release)
 	require.True(t, task.MustFinish(t).Good())

@@ -11,11 +11,11 @@ import (
 	. "kubevirt.io/disk/target/targettest"
 )
 
-// fence is a PREEMPT AND ABORT by key 1 of what has key 2.
+// fence is a PREEMPT AND ABORT of key 2 by key 1.
 var fence = Persist{Action: PersistPreemptAndAbort, Type: WriteExclusiveRO, Key: 1, ActionKey: 2}
 
-// fencing is a target with two initiators, registered with keys 1 and 2, of which the second one
-// has reserved LUN 1. The target has to ask for all data of the second one.
+// fencing returns a target with two initiators, registered with keys 1 and 2. The second one has
+// reserved LUN 1, and the target must ask for all its data.
 func fencing(t *testing.T) (s *server, sess, second *Session) {
 	t.Helper()
 	s = start(t)
@@ -39,7 +39,7 @@ func TestPreempt(t *testing.T) {
 		sess.MustGood(t, PersistOut(1, p))
 		require.Equal(t, "1/5", reservationOf(t, sess))
 		require.NoError(t, task.Answer(r2t))
-		require.True(t, task.MustFinish(t).Good(), "a command that was let through is not aborted")
+		require.True(t, task.MustFinish(t).Good(), "an admitted command is not aborted")
 		require.Equal(t, []string{"06/2A/05"}, attentions(t, second, 1))
 		second.MustFail(t, Write10(1, 0, data), reserved)
 		second.MustFail(t, PersistOut(1,
@@ -79,7 +79,7 @@ func TestPreempt(t *testing.T) {
 		second.MustFail(t, Write10(1, 0, data), reserved)
 		require.Equal(t, before, sess.MustGood(t, Read10(1, 0, 8)).Data)
 	})
-	t.Run("SPC-4 5.13.11.5/and waits for writes that are in the disk", func(t *testing.T) {
+	t.Run("SPC-4 5.13.11.5/PREEMPT AND ABORT waits for writes in the disk", func(t *testing.T) {
 		s, sess, second := fencing(t)
 		release := s.stall(t, disktest.OpWrite)
 		before := s.disk.Calls(disktest.OpWrite)
@@ -90,7 +90,7 @@ func TestPreempt(t *testing.T) {
 		eventually(t, "the disk hangs", r2ts)
 		task := sess.MustStart(t, PersistOut(1, fence))
 		eventually(t, "the registration is gone", func() bool { return len(keysOf(t, sess)) == 1 })
-		require.False(t, task.Done(), "no answer as long as the write is under way")
+		require.False(t, task.Done(), "no answer while the write is under way")
 		sess.MustGood(t, Write10(2, 0, data))
 		second.Forget(stuck)
 		require.NoError(t, second.ExpectOnlyPing())
@@ -103,25 +103,27 @@ func TestPreempt(t *testing.T) {
 		sess.MustGood(t, Write10(1, 0, pattern(8*BlockSize, 5)))
 		require.Equal(t, pattern(8*BlockSize, 5), sess.MustGood(t, Read10(1, 0, 8)).Data)
 	})
-	t.Run("SPC-4 5.13.11.5/also for those of a session that has ended", func(t *testing.T) {
-		s, sess, second := fencing(t)
-		release := s.stall(t, disktest.OpWrite)
-		before := s.disk.Calls(disktest.OpWrite)
-		second.MustStart(t, Write10(1, 0, data))
-		_, err := second.Ping(nil)
-		require.NoError(t, err)
-		eventually(t, "the disk hangs",
-			func() bool { return s.disk.Calls(disktest.OpWrite) > before })
-		require.NoError(t, second.Close())
-		eventually(t, "the session ends", func() bool { return s.seen.count("ended") == 1 })
-		task := sess.MustStart(t, PersistOut(1, fence))
-		eventually(t, "the registration is gone", func() bool { return len(keysOf(t, sess)) == 1 })
-		require.NoError(t, sess.ExpectOnlyPing())
-		require.False(t, task.Done())
-		release()
-		require.True(t, task.MustFinish(t).Good())
-	})
-	t.Run("SPC-4 5.13.11.5/two that fence each other", func(t *testing.T) {
+	t.Run("SPC-4 5.13.11.5/PREEMPT AND ABORT waits for writes of an ended session",
+		func(t *testing.T) {
+			s, sess, second := fencing(t)
+			release := s.stall(t, disktest.OpWrite)
+			before := s.disk.Calls(disktest.OpWrite)
+			second.MustStart(t, Write10(1, 0, data))
+			_, err := second.Ping(nil)
+			require.NoError(t, err)
+			eventually(t, "the disk hangs",
+				func() bool { return s.disk.Calls(disktest.OpWrite) > before })
+			require.NoError(t, second.Close())
+			eventually(t, "the session ends", func() bool { return s.seen.count("ended") == 1 })
+			task := sess.MustStart(t, PersistOut(1, fence))
+			eventually(t, "the registration is gone",
+				func() bool { return len(keysOf(t, sess)) == 1 })
+			require.NoError(t, sess.ExpectOnlyPing())
+			require.False(t, task.Done())
+			release()
+			require.True(t, task.MustFinish(t).Good())
+		})
+	t.Run("SPC-4 5.13.11.5/two initiators fence each other", func(t *testing.T) {
 		for range 20 {
 			s := start(t)
 			a, b := s.login(t, LoginOptions{}), s.login(t, other)
@@ -131,8 +133,8 @@ func TestPreempt(t *testing.T) {
 			toB := b.MustStart(t,
 				PersistOut(1, Persist{Action: PersistPreemptAndAbort, Type: WriteExclusiveRO,
 					Key: 2, ActionKey: 1}))
-			// Whoever comes first wins; the other one's command conflicts, is told why, or is
-			// aborted.
+			// The first one wins. The other one's command conflicts, fails with a unit attention,
+			// or is aborted.
 			_, err := a.Ping(nil)
 			require.NoError(t, err)
 			_, err = b.Ping(nil)
@@ -158,7 +160,7 @@ func (p panicky) WriteAt([]byte, int64) (int, error) {
 	panic("a bug in the disk")
 }
 
-// TestPreemptOfPanic checks that a write which ends in a panic is not waited for.
+// TestPreemptOfPanic checks that PREEMPT AND ABORT does not wait for a write that ended in a panic.
 func TestPreemptOfPanic(t *testing.T) {
 	d := panicky{disktest.NewMemory(diskSize), make(chan struct{}), make(chan struct{})}
 	s := start(t, func(o *target.Options) { o.LUNs[0].Disk = d })
@@ -172,7 +174,7 @@ func TestPreemptOfPanic(t *testing.T) {
 	require.False(t, task.Done())
 	close(d.release)
 	require.True(t, task.MustFinish(t).Good())
-	// The write is over before its goroutine tells of the bug.
+	// The write ends before its goroutine reports the bug.
 	eventually(t, "the bug is counted", func() bool { return s.seen.count("panic") == 1 })
 	s.seen.forget("panic")
 }

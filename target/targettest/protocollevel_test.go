@@ -14,19 +14,18 @@ import (
 	. "kubevirt.io/disk/target/targettest"
 )
 
-// extended are login options that negotiate the features of RFC 7144. Writes wait for their R2T.
+// extended negotiates the features of RFC 7144. Writes wait for their R2T.
 var extended = LoginOptions{Keys: KV("InitialR2T", "Yes", "ImmediateData", "No",
 	"iSCSIProtocolLevel", "2")}
 
-// extendedOther is the same for the second initiator.
+// extendedOther does the same for the second initiator.
 var extendedOther = LoginOptions{Initiator: other.Initiator, ISID: other.ISID, Keys: extended.Keys}
 
-// newFunctions are what RFC 7144 adds.
+// newFunctions are the functions that RFC 7144 adds.
 var newFunctions = []pdu.TMFunction{pdu.TMQueryTask, pdu.TMQueryTaskSet, pdu.TMITNexusReset,
 	pdu.TMQueryAsyncEvent}
 
-// ask runs a task management function as manage does, and returns the additional response
-// information.
+// ask is like manage, but returns the additional response information.
 func ask(t *testing.T, sess *Session, want pdu.TMResponse, r pdu.TaskManagementRequest) [3]byte {
 	t.Helper()
 	r.Immediate = true
@@ -87,7 +86,7 @@ func TestProtocolLevel(t *testing.T) {
 	t.Run("SPC-4 6.36/the new functions are reported", func(t *testing.T) {
 		require.Equal(t, []byte{0xde, 0x07, 0, 0}, s.login(t, extended).MustGood(t, supported).Data)
 	})
-	t.Run("RFC 7144 6.3/functions that nobody has defined", func(t *testing.T) {
+	t.Run("RFC 7144 6.3/undefined functions", func(t *testing.T) {
 		sess := s.login(t, extended)
 		for _, function := range []pdu.TMFunction{0, 13, 0x7f} {
 			require.Zero(t, ask(t, sess, pdu.TMNotSupported,
@@ -117,14 +116,14 @@ func TestProtocolLevel(t *testing.T) {
 	s.works(t)
 }
 
-// TestStatusQualifier has commands hang in the disk until there is no memory for another one.
+// TestStatusQualifier makes commands hang in the disk until there is no memory for another one.
 func TestStatusQualifier(t *testing.T) {
 	for _, tt := range []struct {
 		section, level string
 		want           uint16
 	}{
-		{"RFC 7144 5.2.1/BUSY tells when to try again", "2", 1},
-		{"RFC 7144 5.2.1/no qualifier where it is not negotiated", "1", 0},
+		{"RFC 7144 5.2.1/BUSY says when to try again", "2", 1},
+		{"RFC 7144 5.2.1/no qualifier unless negotiated", "1", 0},
 	} {
 		t.Run(tt.section, func(t *testing.T) {
 			s := start(t, func(o *target.Options) { o.Limits.Memory = 2 << 20 })
@@ -155,8 +154,9 @@ func TestStatusQualifier(t *testing.T) {
 func TestQueryTask(t *testing.T) {
 	s := start(t)
 	data := pattern(8*BlockSize, 2)
-	request := func(function pdu.TMFunction, lun uint16, tag,
-		refCmdSN uint32) pdu.TaskManagementRequest {
+	request := func(
+		function pdu.TMFunction, lun uint16, tag, refCmdSN uint32,
+	) pdu.TaskManagementRequest {
 		return pdu.TaskManagementRequest{Function: function, LUN: LUN(lun), RefTaskTag: tag,
 			RefCmdSN: refCmdSN}
 	}
@@ -164,7 +164,7 @@ func TestQueryTask(t *testing.T) {
 		sess := s.login(t, extended)
 		task, r2t := waiting(t, sess, 1, 0, data)
 		askTask(t, sess, pdu.TMSucceeded, task)
-		require.NoError(t, task.Answer(r2t), "the query leaves it as it is")
+		require.NoError(t, task.Answer(r2t), "the query does not change the task")
 		require.True(t, task.MustFinish(t).Good())
 		askTask(t, sess, pdu.TMComplete, task)
 	})
@@ -223,9 +223,9 @@ func TestQueryTask(t *testing.T) {
 		sess.MustGood(t, TestUnitReady(1))
 		require.NoError(t, sess.Send(numbered(sess, lost, false), nil))
 		require.NoError(t, sess.ExpectOnlyPing(),
-			"it does not run after the initiator was told that it is not there")
+			"it does not run after a query has answered that it does not exist")
 	})
-	t.Run("RFC 7144 6.4.2/a task that waits for those before it", func(t *testing.T) {
+	t.Run("RFC 7144 6.4.2/a task that waits for its turn", func(t *testing.T) {
 		sess := s.login(t, extended)
 		early, late := numbered(sess, sess.CmdSN, false), numbered(sess, sess.CmdSN+1, false)
 		sess.CmdSN += 2
@@ -235,7 +235,7 @@ func TestQueryTask(t *testing.T) {
 		ask(t, sess, pdu.TMSucceeded, request(pdu.TMQueryTaskSet, 1, 0, 0))
 		ask(t, sess, pdu.TMComplete, request(pdu.TMQueryTaskSet, 2, 0, 0))
 		require.NoError(t, sess.Send(early, nil))
-		// They begin in their order, and may end in another one.
+		// They begin in order, and may end in another one.
 		var ended []uint32
 		for range 2 {
 			r, _, err := Expect[pdu.SCSIResponse](sess.Conn)
@@ -254,7 +254,7 @@ func TestQueryTask(t *testing.T) {
 		r, err := sess.AwaitTaskManagement(tag)
 		require.NoError(t, err)
 		require.Equal(t, pdu.TMRejected, r)
-		// Not a command, which the function may end before it is answered.
+		// These are not commands: the function could end a command before its answer.
 		early, late := &pdu.NOPOut{TaskTag: sess.NewTag(), TransferTag: pdu.ReservedTag,
 			CmdSN: sess.CmdSN, ExpStatSN: sess.ExpStatSN}, sess.NewTag()
 		require.NoError(t, sess.Send(&pdu.TaskManagementRequest{Function: pdu.TMAbortTaskSet,
@@ -302,7 +302,7 @@ func TestQueryAsynchronousEvent(t *testing.T) {
 		manage(t, sess, pdu.TMComplete, reset)
 		for range 2 {
 			require.Equal(t, [3]byte{0x16, 0x29, 0x03}, ask(t, sess, pdu.TMSucceeded, query),
-				"one, UNIT ATTENTION; asking does not clear it")
+				"one unit attention; the query does not clear it")
 		}
 		require.Zero(t, ask(t, sess, pdu.TMComplete,
 			pdu.TaskManagementRequest{Function: pdu.TMQueryAsyncEvent, LUN: LUN(2)}))
@@ -320,7 +320,7 @@ func TestQueryAsynchronousEvent(t *testing.T) {
 		require.Equal(t, [3]byte{0x16, 0x2f, 0x00}, ask(t, sess, pdu.TMSucceeded, query))
 		sess.MustFail(t, TestUnitReady(1), "06/2F/00")
 	})
-	t.Run("RFC 7144 6.3/only that of the asking session", func(t *testing.T) {
+	t.Run("RFC 7144 6.3/only unit attentions of the asking session", func(t *testing.T) {
 		third := extendedOther
 		third.ISID[5] = 9
 		fresh := MustLogin(t, s.addr, third)
@@ -353,7 +353,7 @@ func TestNexusReset(t *testing.T) {
 				sess.Forget(task)
 				sess.Forget(reading)
 
-				// the LUN is reserved, and not looked at
+				// the LUN field is reserved and ignored
 				nexusReset.Immediate, nexusReset.LUN = immediate, LUN(77)
 				tag, err := sess.SendTaskManagement(nexusReset)
 				require.NoError(t, err)
@@ -365,7 +365,7 @@ func TestNexusReset(t *testing.T) {
 				require.NoError(t, sess.ExpectClosed())
 				hangs()
 
-				require.Empty(t, attentions(t, neighbour, 1), "nobody else is concerned")
+				require.Empty(t, attentions(t, neighbour, 1), "others are not affected")
 				neighbour.MustGood(t, TestUnitReady(1))
 				require.NoError(t, theirs.Answer(theirR2T))
 				require.True(t, theirs.MustFinish(t).Good())

@@ -25,7 +25,7 @@ func block16(lun uint16, op, flags byte, lba uint64, blocks uint32, data []byte)
 	return Command{LUN: lun, CDB: cdb, Write: data}
 }
 
-// unmap is an UNMAP of pairs of address and number of blocks.
+// unmap is an UNMAP with pairs of address and number of blocks.
 func unmap(lun uint16, pairs ...uint64) Command {
 	list := make([]byte, 8)
 	for i := 0; i < len(pairs); i += 2 {
@@ -39,7 +39,7 @@ func unmap(lun uint16, pairs ...uint64) Command {
 		byte(len(list)), 0}, Write: list}
 }
 
-// lbaStatus is the one descriptor of GET LBA STATUS: "address+blocks mapped" or "… deallocated".
+// lbaStatus returns the descriptor of GET LBA STATUS: "address+blocks mapped" or "… deallocated".
 func lbaStatus(t *testing.T, sess *Session, lun uint16, lba uint64) string {
 	t.Helper()
 	c := block16(lun, 0x9e, 0x12, lba, 24, nil)
@@ -52,8 +52,7 @@ func lbaStatus(t *testing.T, sess *Session, lun uint16, lba uint64) string {
 		status)
 }
 
-// TestProvisioning unmaps, zeroes and asks for what is allocated, as thin provisioning wants it
-// (SBC-3 4.7).
+// TestProvisioning unmaps, writes zeros and asks what is allocated: thin provisioning (SBC-3 4.7).
 func TestProvisioning(t *testing.T) {
 	memory := disktest.NewMemory(diskSize)
 	s := start(t, func(o *target.Options) { o.LUNs[1].Disk = memory })
@@ -82,7 +81,7 @@ func TestProvisioning(t *testing.T) {
 		fill()
 		sess.MustGood(t, unmap(2, 3, 2))
 		mapped(t, 3, 5)
-		require.Equal(t, "0+64 mapped", lbaStatus(t, sess, 2, 0), "its neighbours are still there")
+		require.Equal(t, "0+64 mapped", lbaStatus(t, sess, 2, 0), "its neighbours stay mapped")
 	})
 	t.Run("SBC-3 5.28/UNMAP of the last block, and of no list", func(t *testing.T) {
 		sess.MustGood(t, Write10(2, last, pattern(BlockSize, 1)))
@@ -105,15 +104,14 @@ func TestProvisioning(t *testing.T) {
 		{"ANCHOR", "05/24/00", func() Command { c := unmap(2, 8, 8); c.CDB[1] = 1; return c }},
 		{"a list that is cut off", "05/1A/00",
 			func() Command {
-				c := unmap(2, 8,
-					8)
+				c := unmap(2, 8, 8)
 				c.Write = c.Write[:20]
 				c.CDB[8] = 20
 				return c
 			}},
 		{"a list without a header", "05/1A/00",
 			func() Command { c := unmap(2, 8, 8); c.Write = c.Write[:7]; c.CDB[8] = 7; return c }},
-		{"less data than the list has", "05/0E/03",
+		{"less data than the list", "05/0E/03",
 			func() Command { c := unmap(2, 8, 8); c.Write = c.Write[:16]; return c }},
 	} {
 		t.Run("SBC-3 5.28/UNMAP/"+tt.name, func(t *testing.T) {
@@ -127,7 +125,7 @@ func TestProvisioning(t *testing.T) {
 		sess.MustGood(t, block16(2, 0x93, 0x08, 8, 16, make([]byte, BlockSize)))
 		mapped(t, 8, 24)
 		require.Equal(t, "8+16 deallocated", lbaStatus(t, sess, 2, 8))
-		sess.MustGood(t, block16(2, 0x93, 0x09, 32, 8, nil)) // no data-out buffer
+		sess.MustGood(t, block16(2, 0x93, 0x09, 32, 8, nil)) // without data
 		require.Equal(t, "32+8 deallocated", lbaStatus(t, sess, 2, 32))
 	})
 	t.Run("SBC-3 5.45/WRITE SAME of a block that is not zero never unmaps", func(t *testing.T) {
@@ -168,7 +166,7 @@ func TestProvisioning(t *testing.T) {
 		c.Read = 24
 		sess.MustFail(t, c, "05/24/00")
 	})
-	t.Run("SBC-3 5.16/READ CAPACITY(16) says that it is thin", func(t *testing.T) {
+	t.Run("SBC-3 5.16/READ CAPACITY(16) reports thin provisioning", func(t *testing.T) {
 		c := block16(2, 0x9e, 0x10, 0, 32, nil)
 		c.Read = 32
 		require.EqualValues(t, 0xc0, sess.MustGood(t, c).Data[14]&0xc0, "LBPME, LBPRZ")
@@ -183,14 +181,14 @@ func TestProvisioning(t *testing.T) {
 	})
 }
 
-// compareAndWrite has COMPARE AND WRITE's number of blocks where that command has it.
+// compareAndWrite puts the number of blocks in the place of COMPARE AND WRITE.
 func compareAndWrite(lun uint16, lba uint64, old, fresh []byte) Command {
 	return block16(lun, 0x89, 0, lba, uint32(len(old)/BlockSize),
 		append(bytes.Clone(old), fresh...))
 }
 
-// TestReadModifyWrite has the commands that look at the medium and change it as one step, from
-// several sessions at once.
+// TestReadModifyWrite sends commands that read and change the medium in one step, from several
+// sessions at once.
 func TestReadModifyWrite(t *testing.T) {
 	s := start(t)
 	sess := s.login(t, LoginOptions{})
@@ -200,7 +198,7 @@ func TestReadModifyWrite(t *testing.T) {
 		r := sess.MustFail(t, compareAndWrite(1, 8,
 			append(bytes.Clone(old[:3*BlockSize]), fresh[:BlockSize]...), fresh), "0E/1D/00")
 		require.EqualValues(t, 3*BlockSize, binary.BigEndian.Uint32(r.Sense.Raw[3:]),
-			"where they differ")
+			"the offset of the difference")
 		require.Equal(t, old, sess.MustGood(t, Read10(1, 8, 4)).Data)
 		sess.MustGood(t, compareAndWrite(1, 8, old, fresh))
 		require.Equal(t, fresh, sess.MustGood(t, Read10(1, 8, 4)).Data)
@@ -224,7 +222,7 @@ func TestReadModifyWrite(t *testing.T) {
 			"05/21/00")
 		sess.MustGood(t, block16(1, 0x8b, 0, 8, 0, nil))
 	})
-	t.Run("SBC-3 5.2/a counter of four sessions loses nothing", func(t *testing.T) {
+	t.Run("SBC-3 5.2/a counter of four sessions loses no increment", func(t *testing.T) {
 		const adds = 50
 		sess.MustGood(t, Write10(1, 100, make([]byte, BlockSize)))
 		var wg sync.WaitGroup
@@ -280,7 +278,7 @@ func TestReadModifyWrite(t *testing.T) {
 	})
 }
 
-// TestStorageFails has what becomes of commands whose storage is full or broken.
+// TestStorageFails checks how commands end whose storage is full or broken.
 func TestStorageFails(t *testing.T) {
 	t.Run("SBC-3 4.7.3.6/a full disk recovers when space returns", func(t *testing.T) {
 		memory := disktest.NewMemory(diskSize)
@@ -301,7 +299,7 @@ func TestStorageFails(t *testing.T) {
 		require.Equal(t, "07/27/07", inner.String())
 		sess.MustGood(t, Write10(2, 0, data))
 		require.Equal(t, data, sess.MustGood(t, Read10(2, 0, 16)).Data,
-			"what is allocated can be written and read")
+			"allocated blocks can be written and read")
 		sess.MustGood(t, unmap(2, 0, 16))
 		sess.MustGood(t, Write10(2, 64, data))
 		require.Equal(t, data, sess.MustGood(t, Read10(2, 64, 16)).Data)
@@ -317,7 +315,7 @@ func TestStorageFails(t *testing.T) {
 			block16(1, 0x8b, 0, 96, 8, make([]byte, 8*BlockSize))} {
 			r := sess.MustFail(t, c, "03/11/00")
 			require.EqualValues(t, 100, binary.BigEndian.Uint32(r.Sense.Raw[3:]),
-				"the first of them")
+				"the first bad block")
 		}
 		sess.MustGood(t, Read10(1, 101, 8))
 		remove()

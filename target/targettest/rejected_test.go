@@ -10,7 +10,7 @@ import (
 	. "kubevirt.io/disk/target/targettest"
 )
 
-// rejects are numbered requests that the target rejects, each with the next CmdSN.
+// rejects send numbered requests that the target rejects, each with the next CmdSN.
 var rejects = map[string]func(t *testing.T, sess *Session, tag uint32){
 	"Text Request with a wrong digest": func(t *testing.T, sess *Session, tag uint32) {
 		require.NoError(t, sess.Send(&pdu.TextRequest{Final: true, TaskTag: tag,
@@ -42,9 +42,9 @@ var rejects = map[string]func(t *testing.T, sess *Session, tag uint32){
 	},
 }
 
-// TestRejectedCmdSN is RFC 7143 7.3: the number of a rejected request does not count as received,
-// and is for the initiator to use again. One that goes on without it, as Linux and libiscsi do, is
-// not held up.
+// TestRejectedCmdSN checks RFC 7143 7.3: the number of a rejected request does not count as
+// received, and the initiator may use it again. An initiator that goes on without it, like Linux
+// and libiscsi, is not delayed.
 func TestRejectedCmdSN(t *testing.T) {
 	s := start(t)
 	for name, send := range rejects {
@@ -72,7 +72,7 @@ func TestRejectedCmdSN(t *testing.T) {
 			sess, rejected, _ := begin(t)
 			sess.MustGood(t, TestUnitReady(1))
 			require.Equal(t, rejected+2, sess.ExpCmdSN)
-			// sent when the Reject came, behind what was on its way
+			// sent after the Reject, behind requests that were under way
 			late := numbered(sess, rejected, false)
 			require.NoError(t, sess.Send(late, nil))
 			done(t, sess, late)
@@ -80,7 +80,7 @@ func TestRejectedCmdSN(t *testing.T) {
 			require.NoError(t, sess.ExpectOnlyPing(), "once")
 			sess.MustGood(t, TestUnitReady(1))
 		})
-		t.Run("7.11/"+name+"/it is aborted", func(t *testing.T) {
+		t.Run("7.11/"+name+"/the number is aborted", func(t *testing.T) {
 			sess, rejected, tag := begin(t)
 			manage(t, sess, pdu.TMComplete,
 				pdu.TaskManagementRequest{Function: pdu.TMAbortTask, LUN: LUN(1), RefTaskTag: tag,
@@ -89,7 +89,7 @@ func TestRejectedCmdSN(t *testing.T) {
 			require.NoError(t, sess.ExpectOnlyPing())
 			sess.MustGood(t, TestUnitReady(1))
 		})
-		t.Run("7.11/"+name+"/it is aborted later", func(t *testing.T) {
+		t.Run("7.11/"+name+"/the number is aborted later", func(t *testing.T) {
 			sess, rejected, tag := begin(t)
 			sess.MustGood(t, TestUnitReady(1))
 			manage(t, sess, pdu.TMComplete,
@@ -141,7 +141,8 @@ func TestRejectedCmdSN(t *testing.T) {
 	s.works(t)
 }
 
-// Rejects one after the other close no command window, be it one for a single command.
+// TestManyRejects checks that many Rejects do not close the command window, even if it is for a
+// single command.
 func TestManyRejects(t *testing.T) {
 	for _, width := range []uint32{1, 4} {
 		s := start(t, limits(target.Limits{CommandWindow: int(width)}))

@@ -11,9 +11,9 @@ import (
 	. "kubevirt.io/disk/target/targettest"
 )
 
-// TestResetOfSomebodyElsesLUN has initiators that may not use a write-exclusive LUN end the
-// commands of the one that may, as the kernel of a machine does from which a guest has migrated
-// away: it is refused, and the commands go on (RFC 7143 11.5.1, 11.6.1).
+// TestResetOfSomebodyElsesLUN checks that an initiator that may not use a write-exclusive LUN
+// cannot end the commands of its owner. The kernel of a machine tries that after a guest has
+// migrated away. It is refused, and the commands go on (RFC 7143 11.5.1, 11.6.1).
 func TestResetOfSomebodyElsesLUN(t *testing.T) {
 	s := start(t, func(o *target.Options) { o.LUNs[0].Access = target.AccessWriteExclusive })
 	data := pattern(8*BlockSize, 1)
@@ -31,7 +31,7 @@ func TestResetOfSomebodyElsesLUN(t *testing.T) {
 				manage(t, sess, pdu.TMAuthorizationFailed,
 					pdu.TaskManagementRequest{Function: function, LUN: LUN(1)})
 			}
-			// its own
+			// its own tasks
 			manage(t, sess, pdu.TMComplete,
 				pdu.TaskManagementRequest{Function: pdu.TMAbortTaskSet, LUN: LUN(1)})
 			manage(t, sess, pdu.TMComplete,
@@ -65,7 +65,7 @@ func TestResetOfSomebodyElsesLUN(t *testing.T) {
 		manage(t, third, pdu.TMComplete,
 			pdu.TaskManagementRequest{Function: pdu.TMLogicalUnitReset, LUN: LUN(1)})
 	})
-	t.Run("opened to it again", func(t *testing.T) {
+	t.Run("opened again by a handover", func(t *testing.T) {
 		require.NoError(t, s.Admit(1, DefaultInitiator+".first", time.Time{}))
 		manage(t, first, pdu.TMComplete,
 			pdu.TaskManagementRequest{Function: pdu.TMLogicalUnitReset, LUN: LUN(1)})

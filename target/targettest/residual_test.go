@@ -13,7 +13,7 @@ import (
 	. "kubevirt.io/disk/target/targettest"
 )
 
-// expecting changes what the initiator expects to be transferred.
+// expecting changes the expected data transfer length of a command.
 func expecting(c Command, n uint32) Command {
 	c.Edit = func(cmd *pdu.SCSICommand) { cmd.ExpectedLength = n }
 	return c
@@ -98,12 +98,12 @@ func TestResidualOfReads(t *testing.T) {
 				cmd.Final, cmd.Write, cmd.ExpectedLength = false,
 					write, 0
 			}
-			r := sess.MustGood(t, c) // no data follows that it could wait for
+			r := sess.MustGood(t, c) // there is no data to wait for
 			require.Equal(t, []any{true, uint32(BlockSize)}, []any{r.Overflow, r.Residual})
 		}
 	})
 	t.Run("11.4.5.1/after an error in the middle", func(t *testing.T) {
-		// The second half of the range cannot be read.
+		// Reads of the second half of the range fail.
 		remove := s.disk.Inject(disktest.Rule{Op: disktest.OpRead, Off: 1 << 20, Length: 1 << 20,
 			Err: errors.New("bad sectors")})
 		defer remove()
@@ -159,10 +159,11 @@ func TestResidualOfWrites(t *testing.T) {
 				require.Equal(t, tt.residual, r.Residual)
 				got := sess.MustGood(t, Read10(1, 40, 32)).Data
 				require.Equal(t, data[:tt.written], got[:tt.written])
-				require.Equal(t, zeros[tt.written:], got[tt.written:], "no more than that")
+				require.Equal(t, zeros[tt.written:], got[tt.written:], "the rest is unchanged")
 				for _, r2t := range r.R2Ts {
 					require.LessOrEqual(t, int(r2t.BufferOffset+r2t.DesiredLength),
-						min(tt.blocks*BlockSize, tt.sent), "no data is asked for that is not used")
+						min(tt.blocks*BlockSize, tt.sent),
+						"the target asks only for data that it uses")
 				}
 			})
 		}
@@ -179,8 +180,8 @@ func TestResidualOfWrites(t *testing.T) {
 	}
 }
 
-// What an initiator claims to transfer costs no memory: it is taken by the CDB, and as data comes
-// (tgtd 1.0.85 grows by several GiB here).
+// TestExpectedLengthCostsNothing checks that a large expected length takes no memory: the target
+// allocates by the CDB, and as data comes. (tgtd 1.0.85 grows by several GiB here.)
 func TestExpectedLengthCostsNothing(t *testing.T) {
 	s := start(t)
 	sess := s.login(t, solicited)
@@ -197,7 +198,7 @@ func TestExpectedLengthCostsNothing(t *testing.T) {
 		require.True(t, r.Underflow)
 		require.Equal(t, uint32(math.MaxUint32-BlockSize), r.Residual)
 	}
-	// And with the commands left open: each waits for data of a 4 GiB promise.
+	// Now leave commands open: each announces 4 GiB and waits for data.
 	for i := range 64 {
 		c := expecting(Write10(1, uint32(i), pattern(BlockSize, 1)), math.MaxUint32)
 		c.OnR2T = HoldR2T
@@ -206,11 +207,11 @@ func TestExpectedLengthCostsNothing(t *testing.T) {
 	}
 	runtime.ReadMemStats(&after)
 	require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(8<<20),
-		"bytes allocated, the test's own included")
+		"allocated bytes, including the test's own")
 }
 
-// The F bit in Data-In ends a sequence of at most MaxBurstLength; Session checks it, and the sizes,
-// for every read.
+// TestDataInBursts checks that the F bit in Data-In ends a sequence of at most MaxBurstLength.
+// Session checks that, and the sizes, for every read.
 func TestDataInBursts(t *testing.T) {
 	s := start(t)
 	data := pattern(1000*BlockSize, 8)

@@ -19,8 +19,8 @@ const (
 	sanitizeFailed = "03/31/03"
 )
 
-// overwrite is a SANITIZE with OVERWRITE by a pattern of one byte; bits are those of byte 1 besides
-// the service action.
+// overwrite is a SANITIZE with OVERWRITE by a pattern of one byte. bits are the bits of byte 1
+// other than the service action.
 func overwrite(lun uint16, bits, value byte) Command {
 	return Command{LUN: lun, CDB: []byte{0x48, 0x01 | bits, 0, 0, 0, 0, 0, 0, 5, 0},
 		Write: []byte{1, 0, 0, 1, value}}
@@ -65,9 +65,9 @@ func TestSanitize(t *testing.T) {
 		writes, flushes := s.disk.Calls(disktest.OpWrite), s.disk.Calls(disktest.OpFlush)
 		sess.MustGood(t, cryptoErase(1))
 		require.Equal(t, 1, s.disk.Calls(disktest.OpWrite)-writes,
-			"what is allocated is written over")
+			"allocated blocks are overwritten")
 		require.Equal(t, 2, s.disk.Calls(disktest.OpFlush)-flushes,
-			"before and after the space is given back")
+			"flushed before and after the space is given back")
 		for _, lba := range []uint32{0, 1000, last} {
 			require.Equal(t, make([]byte, 8*BlockSize), sess.MustGood(t, Read10(1, lba, 8)).Data)
 		}
@@ -90,7 +90,7 @@ func TestSanitize(t *testing.T) {
 		{"5.30.2/a parameter list of more than a block",
 			Command{CDB: []byte{0x48, 1, 0, 0, 0, 0, 0, 2, 5, 0}, Write: make([]byte, 0x205)},
 			"05/24/00"},
-		{"5.30.2/a parameter list that is not sent", Command{CDB: overwrite(1, 0, 0).CDB},
+		{"5.30.2/a parameter list without data", Command{CDB: overwrite(1, 0, 0).CDB},
 			"05/0E/03"},
 		{"5.30.3/BLOCK ERASE with a parameter list",
 			Command{CDB: []byte{0x48, 2, 0, 0, 0, 0, 0, 0, 8, 0}, Write: make([]byte, 8)},
@@ -117,8 +117,8 @@ func TestSanitize(t *testing.T) {
 	})
 }
 
-// TestSanitizeInProgress lets a sanitize operation hang in the disk: it goes on through all that an
-// initiator can do, and holds up nobody.
+// TestSanitizeInProgress makes a sanitize operation hang in the disk. No request of an initiator
+// stops it, and it delays nobody.
 func TestSanitizeInProgress(t *testing.T) {
 	s := start(t)
 	gate := make(chan struct{})
@@ -141,13 +141,13 @@ func TestSanitizeInProgress(t *testing.T) {
 		second.MustGood(t, Inquiry(1, 96))
 		second.MustGood(t, ReportLUNs(64))
 	})
-	t.Run("SBC-4 4.11.2/REQUEST SENSE tells the progress", func(t *testing.T) {
+	t.Run("SBC-4 4.11.2/REQUEST SENSE reports the progress", func(t *testing.T) {
 		sense := second.MustGood(t,
 			Command{LUN: 1, CDB: []byte{0x03, 0, 0, 0, 252, 0}, Read: 252}).Data
 		require.Equal(t, []byte{0x02, 0x04, 0x1b}, []byte{sense[2], sense[12], sense[13]})
 		require.EqualValues(t, 0x80, sense[15]&0x80, "SKSV")
 	})
-	t.Run("SBC-4 4.11.2/a write whose data comes afterwards", func(t *testing.T) {
+	t.Run("SBC-4 4.11.2/a write whose data comes later", func(t *testing.T) {
 		require.NoError(t, waits.Answer(r2t))
 		require.Equal(t, inProgress, waits.MustFinish(t).Failed())
 	})
@@ -209,8 +209,8 @@ func TestSanitizeFailure(t *testing.T) {
 	}
 }
 
-// TestSanitizeAndShutdown stops a server in the middle of an operation: it waits for the disk call
-// that is in progress, and for no more.
+// TestSanitizeAndShutdown stops a server during an operation. It waits only for the disk call that
+// is under way.
 func TestSanitizeAndShutdown(t *testing.T) {
 	store := disktest.NewStore(t.TempDir(), true)
 	kept := func(o *target.Options) { o.LUNs[0].Store = store }

@@ -18,7 +18,7 @@ func vitalPage(lun uint16, page byte) Command {
 	return Command{LUN: lun, CDB: []byte{0x12, 1, page, 1, 0, 0}, Read: 256}
 }
 
-// TestScan asks what an initiator asks to find its disks and to learn what they can do.
+// TestScan sends the requests by which initiators find disks and learn what they can do.
 func TestScan(t *testing.T) {
 	s := start(t, func(o *target.Options) {
 		o.LUNs = append(o.LUNs,
@@ -34,13 +34,13 @@ func TestScan(t *testing.T) {
 			require.Equal(t, LUN(lun), binary.BigEndian.Uint64(d[8+8*i:]))
 		}
 		require.EqualValues(t, 24, binary.BigEndian.Uint32(sess.MustGood(t, ReportLUNs(16)).Data),
-			"cut off, it still says how long it is")
+			"a list that is cut off has its full length in the header")
 		sess.MustFail(t, ReportLUNs(15), "05/24/00")
 		c := ReportLUNs(256)
 		c.CDB[2] = 0x77
 		sess.MustFail(t, c, "05/24/00")
 	})
-	t.Run("SPC-4 6.6.2/LUN 0 without a disk answers INQUIRY and nothing of a disk",
+	t.Run("SPC-4 6.6.2/LUN 0 without a disk answers INQUIRY but no disk command",
 		func(t *testing.T) {
 			require.EqualValues(t, 0x3f, sess.MustGood(t, Inquiry(0, 96)).Data[0])
 			sess.MustFail(t, TestUnitReady(0), "05/25/00")
@@ -81,7 +81,7 @@ func TestScan(t *testing.T) {
 		one, two := sess.MustGood(t, vitalPage(1, 0x83)).Data,
 			sess.MustGood(t, vitalPage(2, 0x83)).Data
 		require.Equal(t, one, s.login(t, other).MustGood(t, vitalPage(1, 0x83)).Data,
-			"and one is the same from everywhere")
+			"one disk has the same identifiers in every session")
 		require.Equal(t, []byte{0x01, 0x03, 0, 8}, one[4:8], "the NAA identifier comes first")
 		require.NotEqual(t, one[8:16], two[8:16])
 		require.NotEqual(t, sess.MustGood(t, vitalPage(1, 0x80)).Data,
@@ -97,7 +97,7 @@ func TestScan(t *testing.T) {
 		c.CDB[1] = 0x1f
 		sess.MustFail(t, c, "05/24/00")
 	})
-	t.Run("SPC-4 6.13/MODE SENSE tells of the write cache", func(t *testing.T) {
+	t.Run("SPC-4 6.13/MODE SENSE reports the write cache", func(t *testing.T) {
 		d := sess.MustGood(t, Command{LUN: 1, CDB: []byte{0x1a, 0x08, 0x08, 0, 255, 0},
 			Read: 255}).Data
 		require.NotZero(t, d[2]&0x10, "DPOFUA")
@@ -109,7 +109,7 @@ func TestScan(t *testing.T) {
 		sess.MustFail(t, Command{LUN: 1, CDB: []byte{0x1a, 0x08, 0x3e, 0, 255, 0}, Read: 255},
 			"05/24/00")
 	})
-	t.Run("SPC-4 6.35/REPORT SUPPORTED OPERATION CODES agrees with what is done",
+	t.Run("SPC-4 6.35/REPORT SUPPORTED OPERATION CODES agrees with the commands",
 		func(t *testing.T) {
 			for op := range 256 {
 				c := Command{LUN: 1, CDB: []byte{0xa3, 0x0c, 1, byte(op), 0, 0, 0, 0, 1, 0, 0, 0},
@@ -119,9 +119,8 @@ func TestScan(t *testing.T) {
 					require.Equal(t, "05/24/00", r.Failed(), "%02x has service actions", op)
 					continue
 				}
-				unknown := sess.MustDo(t,
-					Command{LUN: 1, CDB: append([]byte{byte(op)}, make([]byte, 15)...)}).Failed() ==
-					"05/20/00"
+				command := Command{LUN: 1, CDB: append([]byte{byte(op)}, make([]byte, 15)...)}
+				unknown := sess.MustDo(t, command).Failed() == "05/20/00"
 				require.Equal(t, unknown, r.Data[1]&7 == 1, "%02x", op)
 			}
 		})
@@ -131,7 +130,7 @@ func TestScan(t *testing.T) {
 				ISID: [6]byte{0x80, 7}})
 		sess.MustGood(t, Inquiry(1, 96))
 		for _, lun := range []uint16{1, 300} {
-			fresh.MustGood(t, Inquiry(lun, 96)) // leaves it pending
+			fresh.MustGood(t, Inquiry(lun, 96)) // leaves the unit attention pending
 			fresh.MustFail(t, Read10(lun, 0, 1), "06/29/00")
 			fresh.MustGood(t, Read10(lun, 0, 1))
 		}

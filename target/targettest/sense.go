@@ -2,7 +2,7 @@ package targettest
 
 import "fmt"
 
-// The SCSI status codes that tests ask for (SAM-5 5.3.1).
+// SCSI status codes (SAM-5 5.3.1).
 const (
 	StatusGood                uint8 = 0x00
 	StatusCheckCondition      uint8 = 0x02
@@ -13,7 +13,7 @@ const (
 	StatusTaskAborted         uint8 = 0x40
 )
 
-// Sense is sense data of either format (SPC-4 4.5). The zero value is none.
+// Sense is sense data of either format (SPC-4 4.5). The zero value is no sense data.
 type Sense struct {
 	Key, ASC, ASCQ uint8
 	Descriptor     bool
@@ -23,7 +23,7 @@ type Sense struct {
 
 func (s Sense) String() string { return fmt.Sprintf("%02X/%02X/%02X", s.Key, s.ASC, s.ASCQ) }
 
-// ParseSense reads sense data.
+// ParseSense decodes sense data.
 func ParseSense(b []byte) (Sense, error) {
 	if len(b) == 0 {
 		return Sense{}, nil
@@ -48,7 +48,7 @@ func ParseSense(b []byte) (Sense, error) {
 	return s, nil
 }
 
-// Failed is the sense data of a command that ended in CHECK CONDITION, as "key/asc/ascq", and
+// Failed returns the sense data of a command that ended in CHECK CONDITION, as "key/asc/ascq", and
 // otherwise its status.
 func (r *Result) Failed() string {
 	if r.Response != 0 {
@@ -60,5 +60,5 @@ func (r *Result) Failed() string {
 	return fmt.Sprintf("status %#x", r.Status)
 }
 
-// Good says that a command ended with GOOD.
+// Good reports whether a command ended with GOOD.
 func (r *Result) Good() bool { return r.Response == 0 && r.Status == StatusGood }

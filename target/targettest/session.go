@@ -8,33 +8,33 @@ import (
 	"kubevirt.io/disk/target/internal/pdu"
 )
 
-// Session is a session in full feature phase, on its one connection. Like a Conn it belongs to one
+// Session is a session in full feature phase on one connection. Like a Conn it belongs to one
 // goroutine.
 type Session struct {
 	*Conn
 	Params  Params
-	Answers Keys // what the target said in the operational stage
+	Answers Keys // the target's keys of the operational stage
 	ISID    [6]byte
 	TSIH    uint16
 	CID     uint16
 
 	AnswerPings  bool // answer NOP-Ins that ask for it; default true
-	IgnoreWindow bool // send commands even where MaxCmdSN forbids it
+	IgnoreWindow bool // send commands even if MaxCmdSN forbids it
 
 	tasks map[uint32]*Task // commands without a response yet
-	inbox []*PDU           // what came while something else was waited for
+	inbox []*PDU           // PDUs that came while a call waited for something else
 }
 
-// Inbox takes what was received and not asked for: Async messages, Rejects, responses of unknown
-// tasks.
+// Inbox returns the PDUs that no call waited for, and removes them: Async messages, Rejects,
+// responses of unknown tasks.
 func (s *Session) Inbox() []*PDU {
 	list := s.inbox
 	s.inbox = nil
 	return list
 }
 
-// pump receives until a PDU matches. What belongs to a command in flight is handled on the way,
-// pings are answered, and anything else stays in the inbox.
+// pump receives until a PDU matches. Meanwhile it handles PDUs of commands in flight, answers
+// pings, and puts everything else into the inbox.
 func (s *Session) pump(match func(*PDU) bool) (*PDU, error) {
 	if i := slices.IndexFunc(s.inbox, match); i >= 0 {
 		p := s.inbox[i]
@@ -58,7 +58,7 @@ func (s *Session) pump(match func(*PDU) bool) (*PDU, error) {
 	}
 }
 
-// handle gives a PDU to the command that it belongs to, or answers a ping.
+// handle gives a PDU to its command, or answers a ping.
 func (s *Session) handle(p *PDU) (bool, error) {
 	switch p.Header.Opcode() {
 	case pdu.OpDataIn, pdu.OpR2T, pdu.OpSCSIResponse:
@@ -79,7 +79,7 @@ func (s *Session) handle(p *PDU) (bool, error) {
 	return false, nil
 }
 
-// isReject says that p rejects a PDU with this tag.
+// isReject reports whether p rejects a PDU with this tag.
 func isReject(p *PDU, tag uint32) bool {
 	if p.Header.Opcode() != pdu.OpReject || len(p.Data) < pdu.HeaderLen {
 		return false
@@ -88,8 +88,8 @@ func isReject(p *PDU, tag uint32) bool {
 	return h.TaskTag() == tag
 }
 
-// answer waits for the answer to a request of any kind: a PDU of that opcode and tag. A Reject of
-// the request is an error.
+// answer waits for the answer to a request: a PDU with that opcode and tag. A Reject of the request
+// is an error.
 func (s *Session) answer(op pdu.Opcode, tag uint32) (*PDU, error) {
 	p, err := s.pump(func(p *PDU) bool {
 		return p.Header.Opcode() == op && p.Header.TaskTag() == tag || isReject(p, tag)
@@ -107,7 +107,7 @@ func (s *Session) answer(op pdu.Opcode, tag uint32) (*PDU, error) {
 	return p, nil
 }
 
-// number gives the numbers of a new request: those that are not immediate use up a CmdSN.
+// number returns the numbers of a new request. A request that is not immediate uses up a CmdSN.
 func (s *Session) number(immediate bool) (cmdSN, expStatSN uint32) {
 	cmdSN = s.CmdSN
 	if !immediate {
@@ -125,7 +125,7 @@ func (s *Session) Ping(data []byte) ([]byte, error) {
 	return s.AwaitPing(tag)
 }
 
-// SendPing sends a NOP-Out that asks for an answer, which AwaitPing takes.
+// SendPing sends a NOP-Out that asks for an answer. AwaitPing waits for it.
 func (s *Session) SendPing(immediate bool, data []byte, opts ...Option) (tag uint32, err error) {
 	tag = s.NewTag()
 	cmdSN, expStatSN := s.number(immediate)
@@ -144,8 +144,8 @@ func (s *Session) AwaitPing(tag uint32) ([]byte, error) {
 	return p.Data, err
 }
 
-// ExpectOnlyPing pings the target and checks that nothing else came before the echo: a target that
-// handles requests in order had nothing to say to whatever was sent before.
+// ExpectOnlyPing pings the target and checks that nothing else came before the echo. A target that
+// handles requests in order then has no answer to earlier requests.
 func (s *Session) ExpectOnlyPing() error {
 	if _, err := s.Ping(nil); err != nil {
 		return err
@@ -156,7 +156,7 @@ func (s *Session) ExpectOnlyPing() error {
 	return nil
 }
 
-// QueryTask asks whether a command of this session is in the task set (RFC 7144 6.3).
+// QueryTask asks the target whether a command of this session is in the task set (RFC 7144 6.3).
 func (s *Session) QueryTask(t *Task) (pdu.TMResponse, error) {
 	ref := t.cmd.CmdSN
 	if t.cmd.Immediate {
@@ -167,8 +167,8 @@ func (s *Session) QueryTask(t *Task) (pdu.TMResponse, error) {
 		RefCmdSN: ref})
 }
 
-// TaskManagement sends a task management request, numbered and with a tag of its own, and waits for
-// the response.
+// TaskManagement sends a task management request with a number and a new tag, and waits for the
+// response.
 func (s *Session) TaskManagement(r pdu.TaskManagementRequest) (pdu.TMResponse, error) {
 	tag, err := s.SendTaskManagement(r)
 	if err != nil {
@@ -177,8 +177,8 @@ func (s *Session) TaskManagement(r pdu.TaskManagementRequest) (pdu.TMResponse, e
 	return s.AwaitTaskManagement(tag)
 }
 
-// SendTaskManagement sends a task management request. Its Immediate field is obeyed; RefTaskTag 0
-// becomes reserved.
+// SendTaskManagement sends a task management request. The Immediate field counts. RefTaskTag 0
+// becomes the reserved tag.
 func (s *Session) SendTaskManagement(r pdu.TaskManagementRequest) (tag uint32, err error) {
 	r.TaskTag = s.NewTag()
 	r.CmdSN, r.ExpStatSN = s.number(r.Immediate)
@@ -194,7 +194,7 @@ func (s *Session) AwaitTaskManagement(tag uint32) (pdu.TMResponse, error) {
 	return r.Response, err
 }
 
-// AwaitTaskManagementPDU is AwaitTaskManagement for whoever wants more than the response code.
+// AwaitTaskManagementPDU is like AwaitTaskManagement, but returns the whole response.
 func (s *Session) AwaitTaskManagementPDU(tag uint32) (r pdu.TaskManagementResponse, err error) {
 	p, err := s.answer(pdu.OpTaskManagementResponse, tag)
 	if err != nil {
@@ -208,7 +208,7 @@ func (s *Session) AwaitTaskManagementPDU(tag uint32) (r pdu.TaskManagementRespon
 	return r, err
 }
 
-// AbortTask aborts a command of this session that has no response yet, and forgets it.
+// AbortTask aborts a command of this session that has no response yet, and calls Forget.
 func (s *Session) AbortTask(t *Task) (pdu.TMResponse, error) {
 	r := pdu.TaskManagementRequest{Immediate: true, Function: pdu.TMAbortTask, LUN: t.cmd.LUN,
 		RefTaskTag: t.cmd.TaskTag,
@@ -218,7 +218,7 @@ func (s *Session) AbortTask(t *Task) (pdu.TMResponse, error) {
 	return rsp, err
 }
 
-// Forget gives a command up: whatever comes for it from now on is in the inbox.
+// Forget gives a command up. Everything that comes for it from now on goes to the inbox.
 func (s *Session) Forget(t *Task) { delete(s.tasks, t.cmd.TaskTag) }
 
 // Text sends a text request and collects the whole answer.
@@ -241,7 +241,7 @@ func (s *Session) Text(keys Keys) (Keys, error) {
 			return nil, err
 		}
 		if len(p.Data) > s.Params.MaxReceive {
-			return nil, fmt.Errorf("text response of %d bytes, and MaxRecvDataSegmentLength is %d",
+			return nil, fmt.Errorf("text response of %d bytes, but MaxRecvDataSegmentLength is %d",
 				len(p.Data), s.Params.MaxReceive)
 		}
 		text = append(text, p.Data...)
@@ -258,7 +258,7 @@ func (s *Session) Logout(reason pdu.LogoutReason) (pdu.LogoutResponse, error) {
 	return s.LogoutCID(reason, s.CID)
 }
 
-// LogoutCID is Logout of a connection that may not be this one.
+// LogoutCID is Logout with a connection identifier of the caller's choice.
 func (s *Session) LogoutCID(reason pdu.LogoutReason, cid uint16) (pdu.LogoutResponse, error) {
 	tag := s.NewTag()
 	cmdSN, expStatSN := s.number(true)
@@ -292,7 +292,7 @@ func (s *Session) AwaitReject(tag uint32) (*RejectError, error) {
 	return asReject(p)
 }
 
-// ReasonOf is the reason of a Reject that an error holds, and whether it holds one.
+// ReasonOf returns the reason if an error is a Reject, and whether it is one.
 func ReasonOf(err error) (pdu.RejectReason, bool) {
 	var r *RejectError
 	if errors.As(err, &r) {

@@ -25,13 +25,13 @@ func TestReinstatement(t *testing.T) {
 		task, r2t := waiting(t, old, 1, 0, pattern(8*BlockSize, 1))
 		fresh := MustLogin(t, s.addr, o)
 		require.NotEqual(t, old.TSIH, fresh.TSIH)
-		require.NoError(t, old.ExpectClosed(), "without an answer for the task")
+		require.NoError(t, old.ExpectClosed(), "it ends without an answer for the task")
 		_ = task.Answer(r2t)
 		require.NotEmpty(t, attentions(t, fresh, 1), "6.3.5.1: the nexus was lost")
 		fresh.MustGood(t, TestUnitReady(1))
 		require.Equal(t, before, fresh.MustGood(t, Read10(1, 0, 8)).Data)
 		sn.MustGood(t, TestUnitReady(1))
-		require.Empty(t, attentions(t, sn, 1), "no business of another session")
+		require.Empty(t, attentions(t, sn, 1), "other sessions are not affected")
 	})
 	t.Run("6.3.5/a task that hangs in the disk", func(t *testing.T) {
 		old := s.login(t, o)
@@ -45,10 +45,10 @@ func TestReinstatement(t *testing.T) {
 		attentions(t, fresh, 1)
 		release()
 		data := pattern(8*BlockSize, 2)
-		fresh.MustGood(t, Write10(1, 0, data)) // not overtaken by what is left of the old one
+		fresh.MustGood(t, Write10(1, 0, data)) // a write of the old session must not come later
 		require.Equal(t, data, fresh.MustGood(t, Read10(1, 0, 8)).Data)
 	})
-	t.Run("6.3.5/never before it has authenticated", func(t *testing.T) {
+	t.Run("6.3.5/not before the new session has authenticated", func(t *testing.T) {
 		old := s.login(t, o)
 		s.refused(t, LoginOptions{CHAP: &CHAP{Username: user, Password: "not the password"},
 			ISID: o.ISID}, 0x0201)
@@ -89,7 +89,7 @@ func TestReinstatement(t *testing.T) {
 	})
 }
 
-// refusedAny checks that a login is refused as the initiator's error.
+// refusedAny checks that a login is refused with a status of class 2, initiator error.
 func (s *server) refusedAny(t *testing.T, o LoginOptions) {
 	t.Helper()
 	c := MustDial(t, s.addr)
@@ -100,7 +100,8 @@ func (s *server) refusedAny(t *testing.T, o LoginOptions) {
 	require.NoError(t, c.ExpectClosed())
 }
 
-// Many initiators that log in over one another: one session stays, and the target does.
+// TestLoginStorm has many initiators reinstate one session. One session stays, and the target
+// works.
 func TestLoginStorm(t *testing.T) {
 	s := start(t, withCHAP(mutual))
 	var wg sync.WaitGroup
@@ -189,9 +190,9 @@ func TestConnectionLimit(t *testing.T) {
 	})
 }
 
-// A session that was authenticated as one user is not ended by another one who knows its name and
-// identifier. There is one credential per target today, so this is about the bound name: who has
-// the credential may use only that one.
+// TestSessionOfAnother checks that a user cannot end the session of another user, even with its
+// initiator name and ISID. There is one credential per target, so the test uses a credential that
+// is bound to an initiator name.
 func TestSessionOfAnother(t *testing.T) {
 	s := start(t, withCHAP(func(c *chap.Config) { c.InitiatorName = DefaultInitiator }))
 	sess := s.login(t, LoginOptions{CHAP: good()})
@@ -200,9 +201,9 @@ func TestSessionOfAnother(t *testing.T) {
 	sess.MustGood(t, TestUnitReady(1))
 }
 
-// When the credential is replaced sessions go on, and their initiators come back by the new one,
-// also where a new user takes the place of a session of the old one: its connection may be broken
-// without the target's knowing.
+// TestReplacedCredential checks that sessions go on when the credential is replaced, and that their
+// initiators can come back with the new one. The new user may also reinstate a session of the old
+// one, whose connection may be broken without the target knowing.
 func TestReplacedCredential(t *testing.T) {
 	var auth *chap.Authenticator
 	s := start(t, withCHAP(), func(o *target.Options) { auth = o.Auth })
@@ -215,11 +216,11 @@ func TestReplacedCredential(t *testing.T) {
 	sess.MustGood(t, TestUnitReady(1))
 	again := s.login(t, LoginOptions{CHAP: &CHAP{Username: "next", Password: targetPassword}})
 	again.MustGood(t, TestUnitReady(1))
-	require.Len(t, s.Sessions(), 1, "it has reinstated the other one")
+	require.Len(t, s.Sessions(), 1, "the new session has reinstated the old one")
 	require.Equal(t, "next", s.Sessions()[0].User)
 }
 
-// A peer that does not read is let go, and holds up nobody.
+// TestPeerThatDoesNotRead checks that a peer that does not read is dropped and delays nobody.
 func TestPeerThatDoesNotRead(t *testing.T) {
 	t.Parallel() // it mostly waits
 	s := start(t, limits(target.Limits{PDUTimeout: 400 * time.Millisecond}))

@@ -7,29 +7,29 @@ import (
 	"kubevirt.io/disk/target/internal/pdu"
 )
 
-// Command is a SCSI command that is to be sent.
+// Command is a SCSI command to send.
 type Command struct {
 	LUN   uint16
-	CDB   []byte // longer than 16 bytes: the rest goes into an additional header
-	Read  int    // bytes that are expected
-	Write []byte // data for the target; its length is what the target is told to expect
+	CDB   []byte // bytes beyond 16 go into an additional header
+	Read  int    // bytes expected
+	Write []byte // data for the target; its length is the expected length
 
 	Immediate bool
 	Attr      pdu.TaskAttr // default simple
 	Priority  uint8        // RFC 7144 5.1.1
 
-	// How data goes. Default: as much immediate, then unsolicited data as the session's parameters
-	// allow.
+	// How to send data. Default: as much immediate and then unsolicited data as the session's
+	// parameters allow.
 	NoImmediate, NoUnsolicited bool
 
-	Edit    func(*pdu.SCSICommand) // may change the PDU, after all fields are set
+	Edit    func(*pdu.SCSICommand) // may change the PDU when all fields are set
 	Options []Option               // for the command PDU
 
-	// OnR2T answers an R2T in place of the data that it asks for.
+	// OnR2T is called for an R2T. Without it the session sends the data.
 	OnR2T func(t *Task, r pdu.R2T) error
 }
 
-// Result is the end of a command.
+// Result is the outcome of a command.
 type Result struct {
 	Response            uint8 // iSCSI service response, 0: completed
 	Status              uint8
@@ -40,7 +40,7 @@ type Result struct {
 	Residual            uint32
 	R2Ts                []pdu.R2T
 	DataIns             []pdu.DataIn
-	Rejects             []*RejectError // of PDUs of this command, such as data with a wrong digest
+	Rejects             []*RejectError // of this command's PDUs, such as data with a wrong digest
 	StatusInData        bool           // status came with the last Data-In
 }
 
@@ -59,21 +59,20 @@ type Task struct {
 // Tag is the initiator task tag.
 func (t *Task) Tag() uint32 { return t.cmd.TaskTag }
 
-// CmdSN is the command's number.
+// CmdSN is the command's CmdSN.
 func (t *Task) CmdSN() uint32 { return t.cmd.CmdSN }
 
-// LUN is the number of the LUN that the command went to.
+// LUN is the number of the command's LUN.
 func (t *Task) LUN() uint16 { return uint16(t.cmd.LUN >> 48) }
 
-// Resume takes a command back whose Finish ended in an error, such as the Reject of one of its
-// Data-Out PDUs.
+// Resume takes a command back after Finish returned an error, such as the Reject of a Data-Out PDU.
 func (t *Task) Resume() { t.s.tasks[t.cmd.TaskTag] = t }
 
-// Done says whether the response has come.
+// Done reports whether the response has come.
 func (t *Task) Done() bool { return t.done }
 
-// LUN is the single-level LUN field of a LUN number, peripheral device or flat space addressing
-// (SAM-5 4.7).
+// LUN returns the single-level LUN field for a LUN number, in peripheral device or flat space
+// addressing (SAM-5 4.7).
 func LUN(n uint16) uint64 {
 	if n < 256 {
 		return uint64(n) << 48
@@ -81,8 +80,8 @@ func LUN(n uint16) uint64 {
 	return uint64(0x4000|n) << 48
 }
 
-// Prepare makes the PDU of a command, with numbers and tag, and the data that travels with it and
-// after it unasked. Start sends these.
+// Prepare makes the PDU of a command, with numbers and tag, and its immediate and unsolicited data.
+// Start sends them.
 func (s *Session) Prepare(c Command) (cmd pdu.SCSICommand, immediate, unsolicited []byte) {
 	cmd = pdu.SCSICommand{Immediate: c.Immediate, Final: true, Read: c.Read > 0,
 		Write: len(c.Write) > 0, Attr: c.Attr, Priority: c.Priority,
@@ -107,7 +106,7 @@ func (s *Session) Prepare(c Command) (cmd pdu.SCSICommand, immediate, unsolicite
 	return cmd, immediate, unsolicited
 }
 
-// Start sends a command and the data that goes with it unasked.
+// Start sends a command with its immediate and unsolicited data.
 func (s *Session) Start(c Command) (*Task, error) {
 	if !c.Immediate && !s.IgnoreWindow && pdu.SNLess(s.MaxCmdSN, s.CmdSN) {
 		return nil, fmt.Errorf("the command window is closed: CmdSN %d, MaxCmdSN %d", s.CmdSN,
@@ -129,8 +128,8 @@ func (s *Session) Start(c Command) (*Task, error) {
 	return t, t.SendData(pdu.ReservedTag, len(immediate), unsolicited)
 }
 
-// SendData sends a sequence of Data-Out PDUs, as long as the target takes them, the last one with
-// the F bit. The transfer tag is that of an R2T, or reserved for unsolicited data.
+// SendData sends a sequence of Data-Out PDUs, each as long as the target allows, the last one with
+// the F bit. The transfer tag is that of an R2T, or the reserved one for unsolicited data.
 func (t *Task) SendData(transferTag uint32, offset int, data []byte, opts ...Option) error {
 	for sn := uint32(0); len(data) > 0; sn++ {
 		n := min(len(data), t.s.Params.MaxSend)
@@ -145,13 +144,13 @@ func (t *Task) SendData(transferTag uint32, offset int, data []byte, opts ...Opt
 	return nil
 }
 
-// DataOut sends one Data-Out PDU of the command as it is given, but for LUN, tag and ExpStatSN.
+// DataOut sends one Data-Out PDU of the command. It sets LUN, tag and ExpStatSN, and nothing else.
 func (t *Task) DataOut(p pdu.DataOut, data []byte, opts ...Option) error {
 	p.LUN, p.TaskTag, p.ExpStatSN = t.cmd.LUN, t.cmd.TaskTag, t.s.ExpStatSN
 	return t.s.Send(&p, data, opts...)
 }
 
-// Answer sends the data that an R2T asks for.
+// Answer sends the data for an R2T.
 func (t *Task) Answer(r pdu.R2T) error {
 	from, to := int(r.BufferOffset), int(r.BufferOffset)+int(r.DesiredLength)
 	if to > len(t.command.Write) {
@@ -197,8 +196,8 @@ func (t *Task) AwaitR2T() (pdu.R2T, error) {
 	n := t.awaited
 	t.awaited++
 	if !t.done && len(t.result.R2Ts) <= n {
-		if _, err := t.s.pump(func(*PDU) bool { return t.done || len(t.result.R2Ts) > n }); err !=
-			nil {
+		_, err := t.s.pump(func(*PDU) bool { return t.done || len(t.result.R2Ts) > n })
+		if err != nil {
 			return pdu.R2T{}, err
 		}
 	}
@@ -209,10 +208,10 @@ func (t *Task) AwaitR2T() (pdu.R2T, error) {
 	return t.result.R2Ts[n], nil
 }
 
-// HoldR2T is an OnR2T that answers nothing.
+// HoldR2T is an OnR2T that does not answer.
 func HoldR2T(*Task, pdu.R2T) error { return nil }
 
-// take handles one PDU of the command.
+// take handles one PDU for the command.
 func (t *Task) take(p *PDU) error {
 	if t.done {
 		return fmt.Errorf("%v for task %#x after its response", p.Header.Opcode(), t.cmd.TaskTag)
@@ -226,7 +225,7 @@ func (t *Task) take(p *PDU) error {
 	return t.takeResponse(p)
 }
 
-// takeDataIn checks the order and bounds of RFC 7143 11.7 and keeps the data.
+// takeDataIn checks order and bounds (RFC 7143 11.7) and keeps the data.
 func (t *Task) takeDataIn(p *PDU) error {
 	in, err := As[pdu.DataIn](p)
 	if err != nil {
@@ -248,7 +247,7 @@ func (t *Task) takeDataIn(p *PDU) error {
 	}
 	t.sequence += in.DataLen
 	if t.sequence > params.MaxBurst {
-		return fmt.Errorf("%v: a sequence of %d bytes, and MaxBurstLength is %d", &in, t.sequence,
+		return fmt.Errorf("%v: a sequence of %d bytes, but MaxBurstLength is %d", &in, t.sequence,
 			params.MaxBurst)
 	}
 	if t.open = !in.Final; in.Final {
@@ -264,7 +263,7 @@ func (t *Task) takeDataIn(p *PDU) error {
 	return nil
 }
 
-// takeR2T checks the order and bounds of RFC 7143 11.8 and answers.
+// takeR2T checks order and bounds (RFC 7143 11.8) and answers.
 func (t *Task) takeR2T(p *PDU) error {
 	r2t, err := As[pdu.R2T](p)
 	if err != nil {
@@ -294,7 +293,7 @@ func (t *Task) takeR2T(p *PDU) error {
 	return t.Answer(r2t)
 }
 
-// takeResponse checks RFC 7143 11.4 and takes status and sense over.
+// takeResponse checks the response (RFC 7143 11.4) and keeps status and sense data.
 func (t *Task) takeResponse(p *PDU) error {
 	rsp, err := As[pdu.SCSIResponse](p)
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"kubevirt.io/disk/target/internal/pdu"
 )
 
-// fake is the target's end of a session in full feature phase, which answers each request as the
-// test says.
+// fake returns a session in full feature phase with a fake target, which answers each request as
+// the test says.
 func fake(t *testing.T, p Params, answer func(p *PDU) []byte) *Session {
 	t.Helper()
 	c, peer := pair(t)
@@ -48,7 +48,7 @@ func readPDU(r net.Conn) (*PDU, error) {
 	return p, nil
 }
 
-// fakeExp and fakeMax are the window that every PDU of a fake carries.
+// fakeExp and fakeMax are the command window in every PDU of a fake.
 const fakeExp, fakeMax = 2, 100
 
 func response(tag, expDataSN uint32, sense []byte) []byte {
@@ -70,7 +70,7 @@ func TestWriteHonoursTheNegotiation(t *testing.T) {
 	}
 	for name, tt := range map[string]struct {
 		change func(*Params)
-		parts  []int // lengths of what comes unasked
+		parts  []int // lengths of immediate and unsolicited data
 	}{
 		"immediate and unsolicited": {func(*Params) {}, []int{1024, 512}},
 		"immediate only":            {func(p *Params) { p.InitialR2T = true }, []int{1024}},
@@ -149,18 +149,15 @@ func TestTaskChecksTheTarget(t *testing.T) {
 		}, "expected length"},
 		"no final bit": {false,
 			func(tag uint32) []byte {
-				return append(in(tag, 0, 0, 512, false),
-					response(tag, 1, nil)...)
+				return append(in(tag, 0, 0, 512, false), response(tag, 1, nil)...)
 			}, "no F bit"},
 		"ExpDataSN": {false,
 			func(tag uint32) []byte {
-				return append(in(tag, 0, 0, 512, true),
-					response(tag, 0, nil)...)
+				return append(in(tag, 0, 0, 512, true), response(tag, 0, nil)...)
 			}, "ExpDataSN"},
 		"ExpDataSN of a write": {true,
 			func(tag uint32) []byte {
-				return append(r2t(tag, 0, 1536, 512),
-					response(tag, 1, nil)...)
+				return append(r2t(tag, 0, 1536, 512), response(tag, 1, nil)...)
 			}, "ExpDataSN"},
 		"R2T for a read": {false, func(tag uint32) []byte { return r2t(tag, 0, 0, 512) },
 			"writes nothing"},
@@ -209,7 +206,8 @@ func TestSenseOfACommand(t *testing.T) {
 	s.MustFail(t, TestUnitReady(1), "05/24/00")
 }
 
-// What comes while something else is awaited is kept, pings of the target are answered.
+// TestInbox checks that PDUs are kept while a call waits for another one, and that pings are
+// answered.
 func TestInbox(t *testing.T) {
 	pinged := make(chan *PDU, 1)
 	s := fake(t, fakeParams, func(p *PDU) []byte {

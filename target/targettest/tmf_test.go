@@ -22,7 +22,7 @@ func manage(t *testing.T, sess *Session, want pdu.TMResponse, r pdu.TaskManageme
 	require.Equal(t, want, got)
 }
 
-// waiting starts a write whose R2T is not answered.
+// waiting starts a write and does not answer its R2T.
 func waiting(t *testing.T, sess *Session, lun uint16, lba uint32, data []byte) (*Task, pdu.R2T) {
 	t.Helper()
 	c := Write10(lun, lba, data)
@@ -33,8 +33,7 @@ func waiting(t *testing.T, sess *Session, lun uint16, lba uint32, data []byte) (
 	return task, r2t
 }
 
-// quiet checks that nothing more comes for a task that was aborted, data that is still sent for it
-// included.
+// quiet checks that nothing more comes for an aborted task, even if data is still sent for it.
 func quiet(t *testing.T, sess *Session, task *Task, r2t pdu.R2T) {
 	t.Helper()
 	sess.Forget(task)
@@ -42,7 +41,7 @@ func quiet(t *testing.T, sess *Session, task *Task, r2t pdu.R2T) {
 	require.NoError(t, sess.ExpectOnlyPing())
 }
 
-// attentions are the unit attentions that a LUN has for a session, as "key/asc/ascq".
+// attentions returns the unit attentions of a LUN for a session, as "key/asc/ascq".
 func attentions(t *testing.T, sess *Session, lun uint16) []string {
 	t.Helper()
 	list, err := sess.ClearAttention(lun)
@@ -66,9 +65,9 @@ func TestAbortTask(t *testing.T) {
 		require.Equal(t, pdu.TMComplete, r)
 		quiet(t, sess, task, r2t)
 		require.Equal(t, old, sess.MustGood(t, Read10(1, 0, 8)).Data)
-		require.Empty(t, attentions(t, sess, 1), "the initiator that aborts needs no telling")
+		require.Empty(t, attentions(t, sess, 1), "no unit attention for the initiator that aborts")
 	})
-	t.Run("11.6.1/a task whose data comes in part", func(t *testing.T) {
+	t.Run("11.6.1/a task with a part of its data", func(t *testing.T) {
 		sess := s.login(t, solicited)
 		task, r2t := waiting(t, sess, 1, 0, data)
 		require.NoError(t, task.DataOut(pdu.DataOut{TransferTag: r2t.TransferTag}, data[:512]))
@@ -99,8 +98,8 @@ func TestAbortTask(t *testing.T) {
 			require.Equal(t, pdu.TMComplete, r)
 			require.NoError(t, sess.ExpectOnlyPing())
 			release()
-			// The next write of the same blocks comes after what is left of the aborted one, and no
-			// answer of that one shows.
+			// The next write to the same blocks comes after the rest of the aborted one, which has
+			// no answer.
 			sess.MustGood(t, Write10(1, 0, old))
 			require.Equal(t, old, sess.MustGood(t, Read10(1, 0, 8)).Data)
 			require.NoError(t, sess.ExpectOnlyPing())
@@ -155,11 +154,11 @@ func TestAbortTask(t *testing.T) {
 		manage(t, sess, pdu.TMComplete,
 			pdu.TaskManagementRequest{Function: pdu.TMAbortTask, LUN: LUN(1), RefTaskTag: 4711,
 				RefCmdSN: lost})
-		sess.MustGood(t, TestUnitReady(1)) // and does not hold up those after it
+		sess.MustGood(t, TestUnitReady(1)) // and does not delay those after it
 		require.NoError(t, sess.Send(numbered(sess, lost, false), nil))
-		require.NoError(t, sess.ExpectOnlyPing(), "nor does it run when it arrives at last")
+		require.NoError(t, sess.ExpectOnlyPing(), "it does not run when it arrives late")
 	})
-	t.Run("11.6.1/a task that waits for those before it", func(t *testing.T) {
+	t.Run("11.6.1/a task that waits for its turn", func(t *testing.T) {
 		sess := s.login(t, LoginOptions{})
 		early, late := numbered(sess, sess.CmdSN, false), numbered(sess, sess.CmdSN+1, false)
 		sess.CmdSN += 2
@@ -178,7 +177,7 @@ func TestAbortTask(t *testing.T) {
 			pdu.TaskManagementRequest{Function: pdu.TMAbortTask, LUN: LUN(77), RefTaskTag: 1,
 				RefCmdSN: sess.CmdSN - 1})
 	})
-	t.Run("11.5.1/a task of another session is not to be had", func(t *testing.T) {
+	t.Run("11.5.1/a task of another session cannot be aborted", func(t *testing.T) {
 		sess, thief := s.login(t, solicited), s.login(t, other)
 		task, r2t := waiting(t, sess, 1, 0, data)
 		manage(t, thief, pdu.TMTaskNotExist,
@@ -217,7 +216,7 @@ func TestAbortManyTasks(t *testing.T) {
 				Function: tt.function, LUN: LUN(1)})
 			require.NoError(t, err)
 			sess.Forget(one)
-			_, err = sess.Ping(nil) // the target has the request
+			_, err = sess.Ping(nil) // now the target has the request
 			require.NoError(t, err)
 			// A target may wait for the data that it has asked for before it acts (11.5.1).
 			require.NoError(t, one.Answer(oneR2T))
@@ -244,7 +243,7 @@ func TestAbortManyTasks(t *testing.T) {
 			if tt.telling == "" {
 				require.Empty(t, told)
 			} else {
-				require.NotEmpty(t, told, "the other initiator has to learn of it")
+				require.NotEmpty(t, told, "the other initiator must learn of it")
 				require.Equal(t, tt.telling[:5], told[0][:5])
 			}
 			if tt.lun2 {
@@ -258,7 +257,7 @@ func TestAbortManyTasks(t *testing.T) {
 			neighbour.MustGood(t, Write10(1, 0, data))
 		})
 	}
-	t.Run("11.5.1/tasks that hang in the disk are covered too", func(t *testing.T) {
+	t.Run("11.5.1/tasks that hang in the disk are covered, too", func(t *testing.T) {
 		for _, function := range []pdu.TMFunction{pdu.TMAbortTaskSet, pdu.TMLogicalUnitReset} {
 			sess := s.login(t, LoginOptions{})
 			release := s.stall(t, disktest.OpRead)
@@ -289,18 +288,19 @@ func TestAbortManyTasks(t *testing.T) {
 				pdu.TaskManagementRequest{Function: function, LUN: LUN(77)})
 		}
 	})
-	t.Run("SAM-5 7.4/CLEAR TASK SET tells nobody who had no task", func(t *testing.T) {
-		sess, neighbour := s.login(t, LoginOptions{}), s.login(t, other)
-		manage(t, sess, pdu.TMComplete,
-			pdu.TaskManagementRequest{Function: pdu.TMClearTaskSet, LUN: LUN(1)})
-		require.Empty(t, attentions(t, neighbour, 1))
-	})
+	t.Run("SAM-5 7.4/CLEAR TASK SET makes no unit attention for initiators without tasks",
+		func(t *testing.T) {
+			sess, neighbour := s.login(t, LoginOptions{}), s.login(t, other)
+			manage(t, sess, pdu.TMComplete,
+				pdu.TaskManagementRequest{Function: pdu.TMClearTaskSet, LUN: LUN(1)})
+			require.Empty(t, attentions(t, neighbour, 1))
+		})
 	t.Run("11.5.1/TARGET COLD RESET ends every session", func(t *testing.T) {
 		sess, neighbour := s.login(t, LoginOptions{}), s.login(t, other)
 		_, err := sess.SendTaskManagement(pdu.TaskManagementRequest{Immediate: true,
 			Function: pdu.TMTargetColdReset})
 		require.NoError(t, err)
-		_, err = sess.ExpectClosedAfter() // the response may be delivered, or not
+		_, err = sess.ExpectClosedAfter() // the response may or may not arrive
 		require.NoError(t, err)
 		require.NoError(t, neighbour.ExpectClosed())
 		fresh := MustLogin(t, s.addr, other)
@@ -312,7 +312,7 @@ func TestAbortManyTasks(t *testing.T) {
 func TestTaskManagementRequests(t *testing.T) {
 	s := start(t)
 	sess := s.login(t, LoginOptions{})
-	t.Run("11.5.1/what is not built is not acknowledged", func(t *testing.T) {
+	t.Run("11.5.1/unsupported functions are not acknowledged", func(t *testing.T) {
 		manage(t, sess, pdu.TMNotSupported,
 			pdu.TaskManagementRequest{Function: pdu.TMClearACA, LUN: LUN(1)})
 		manage(t, sess, pdu.TMReassignNotSupported,
@@ -323,7 +323,7 @@ func TestTaskManagementRequests(t *testing.T) {
 				pdu.TaskManagementRequest{Function: function, LUN: LUN(1), RefTaskTag: 5})
 		}
 	})
-	t.Run("11.5/one that is not immediate uses up its number and comes in turn",
+	t.Run("11.5/a function that is not immediate uses a number and comes in turn",
 		func(t *testing.T) {
 			r, err := sess.TaskManagement(pdu.TaskManagementRequest{Function: pdu.TMAbortTaskSet,
 				LUN: LUN(1)})
@@ -344,9 +344,9 @@ func TestTaskManagementRequests(t *testing.T) {
 	s.works(t)
 }
 
-// TestManagementWaitsForCommands is RFC 7143 4.2.3.3: a function that covers many tasks acts on all
-// commands of lower numbers, those that have not arrived or wait for their turn included. None of
-// them has an answer after that of the function.
+// TestManagementWaitsForCommands checks RFC 7143 4.2.3.3: a function that covers many tasks acts on
+// all commands with lower numbers, also on those that have not arrived or wait for their turn. None
+// of them is answered after the function.
 func TestManagementWaitsForCommands(t *testing.T) {
 	s := start(t)
 	ahead := func(t *testing.T) (sess *Session, first *pdu.SCSICommand, second pdu.SCSICommand) {
@@ -388,7 +388,7 @@ func TestManagementWaitsForCommands(t *testing.T) {
 	t.Run("4.2.3.3/TARGET WARM RESET waits for nothing", func(t *testing.T) {
 		sess, first, _ := ahead(t)
 		manage(t, sess, pdu.TMComplete, pdu.TaskManagementRequest{Function: pdu.TMTargetWarmReset})
-		require.Equal(t, sess.CmdSN, sess.ExpCmdSN, "what it covers counts as received")
+		require.Equal(t, sess.CmdSN, sess.ExpCmdSN, "covered commands count as received")
 		require.NoError(t, sess.Send(first, nil))
 		require.NoError(t, sess.ExpectOnlyPing())
 		attentions(t, sess, 1)
@@ -404,7 +404,7 @@ func TestManagementWaitsForCommands(t *testing.T) {
 		sess.CmdSN = next
 		sess.MustGood(t, TestUnitReady(1))
 	})
-	t.Run("4.2.2.1/more of them than can be held are rejected", func(t *testing.T) {
+	t.Run("4.2.2.1/too many of them are rejected", func(t *testing.T) {
 		sess, first, _ := ahead(t)
 		var tags []uint32
 		rejected := 0
@@ -444,8 +444,8 @@ func TestManagementWaitsForCommands(t *testing.T) {
 	s.works(t)
 }
 
-// TestTaskManagementOfAnotherAddress addresses a LUN in another way than the command that the
-// function is for: it is the same one.
+// TestTaskManagementOfAnotherAddress checks that a function covers commands that address the same
+// LUN in another way.
 func TestTaskManagementOfAnotherAddress(t *testing.T) {
 	const flat = 0x4001 << 48
 	for name, function := range map[string]pdu.TMFunction{

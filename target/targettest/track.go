@@ -9,19 +9,19 @@ import (
 	"kubevirt.io/disk/target/internal/pdu"
 )
 
-// Offsets of the numbers that all PDUs of a target carry.
+// Offsets of the numbers that every PDU of a target carries.
 const (
 	offStatSN   = 24
 	offExpCmdSN = 28
 	offMaxCmdSN = 32
 )
 
-// track takes over the numbers of a PDU and checks that they go on as RFC 7143 4.2.2 and 11.4.9
-// want.
+// track takes over the numbers of a PDU and checks that they continue the earlier ones (RFC 7143
+// 4.2.2 and 11.4.9).
 func (c *Conn) track(h *pdu.Header) error {
 	op := h.Opcode()
 	if op&0x20 == 0 {
-		return fmt.Errorf("opcode %v is one of an initiator", op)
+		return fmt.Errorf("opcode %v is an initiator's", op)
 	}
 	stat, exp, limit := binary.BigEndian.Uint32(h[offStatSN:]),
 		binary.BigEndian.Uint32(h[offExpCmdSN:]), binary.BigEndian.Uint32(h[offMaxCmdSN:])
@@ -54,7 +54,7 @@ func (c *Conn) track(h *pdu.Header) error {
 	return nil
 }
 
-// Resync forgets what is known of StatSN and the command window: the next PDU sets them.
+// Resync forgets StatSN and the command window. The next PDU sets them.
 func (c *Conn) Resync() { c.numbers = false }
 
 // decoder is a pointer to a PDU type.
@@ -63,7 +63,7 @@ type decoder[T any] interface {
 	Decode(*pdu.Header) error
 }
 
-// RejectError is a Reject that came where another PDU was expected.
+// RejectError is a Reject that came instead of the expected PDU.
 type RejectError struct {
 	Reason pdu.RejectReason
 	Header pdu.Header // of the rejected PDU
@@ -73,7 +73,7 @@ func (e *RejectError) Error() string {
 	return fmt.Sprintf("the target rejected a %v: %v", e.Header.Opcode(), e.Reason)
 }
 
-// UnexpectedError is a PDU that came where another one was expected.
+// UnexpectedError is a PDU that came instead of the expected one.
 type UnexpectedError struct {
 	Want string
 	PDU  *PDU
@@ -83,7 +83,7 @@ func (e *UnexpectedError) Error() string {
 	return fmt.Sprintf("got a %v, want %s", e.PDU.Header.Opcode(), e.Want)
 }
 
-// As decodes a received PDU as one type.
+// As decodes a received PDU as type T.
 func As[T any, P decoder[T]](p *PDU) (T, error) {
 	var v T
 	err := P(&v).Decode(&p.Header)
@@ -122,8 +122,8 @@ func Expect[T any, P decoder[T]](c *Conn) (T, []byte, error) {
 	return v, p.Data, err
 }
 
-// ExpectReject receives a Reject and checks its reason and that it carries the header of the
-// rejected PDU, as far as opcode and task tag.
+// ExpectReject receives a Reject. It checks the reason, and the opcode and task tag of the rejected
+// PDU's header.
 func (c *Conn) ExpectReject(reason pdu.RejectReason, op pdu.Opcode, tag uint32) error {
 	p, err := c.Receive()
 	if err != nil {
@@ -146,7 +146,7 @@ func (c *Conn) ExpectReject(reason pdu.RejectReason, op pdu.Opcode, tag uint32) 
 	return nil
 }
 
-// ExpectClosed waits until the target closes the connection, without another PDU.
+// ExpectClosed waits until the target closes the connection. Another PDU is an error.
 func (c *Conn) ExpectClosed() error {
 	p, err := c.Receive()
 	switch {
@@ -158,7 +158,7 @@ func (c *Conn) ExpectClosed() error {
 	return &UnexpectedError{Want: "a closed connection", PDU: p}
 }
 
-// ExpectClosedAfter is ExpectClosed, but takes any PDUs first, and returns them.
+// ExpectClosedAfter is like ExpectClosed, but returns the PDUs that come first.
 func (c *Conn) ExpectClosedAfter() ([]*PDU, error) {
 	var list []*PDU
 	for {
@@ -173,9 +173,8 @@ func (c *Conn) ExpectClosedAfter() ([]*PDU, error) {
 	}
 }
 
-// ExpectNothing checks that no PDU comes within a time. It is meant for what must never come: that
-// it passes proves less than that it fails, so a test should rather wait for the answer to a later
-// ping (see Session.ExpectOnlyPing).
+// ExpectNothing checks that no PDU comes within a time. A PDU may still come later, so a test
+// should rather wait for the answer to a later ping (see Session.ExpectOnlyPing).
 func (c *Conn) ExpectNothing(within time.Duration) error {
 	p, err := c.receive(within)
 	switch {

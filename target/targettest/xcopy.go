@@ -4,13 +4,13 @@ import "encoding/binary"
 
 // CopySegment is a block device to block device segment of an EXTENDED COPY (SPC-4 6.4.6.4).
 type CopySegment struct {
-	Source, Dest int // indexes of the logical units, 0xffff: the one that the command is sent to
+	Source, Dest int // indexes of the logical units; 0xffff: the one that gets the command
 	Blocks       int
 	From, To     uint64 // logical block addresses
 }
 
-// CopyList is a parameter list of EXTENDED COPY(LID1) with this list identifier, for logical units
-// that are named by their NAA designators.
+// CopyList is a parameter list of EXTENDED COPY(LID1) with this list identifier. NAA designators
+// name the logical units.
 func CopyList(id byte, units [][8]byte, segments ...CopySegment) []byte {
 	be := binary.BigEndian
 	b := make([]byte, 16, 16+32*len(units)+28*len(segments))

@@ -11,14 +11,14 @@ import (
 )
 
 // TestExtendedCopyAndReservations copies from and to LUN 1, which another session has reserved, by
-// a command that is sent to LUN 2: a copy may do what a READ and a WRITE of the same session may.
+// a command to LUN 2. A copy may do what a READ and a WRITE of the same session may do.
 func TestExtendedCopyAndReservations(t *testing.T) {
 	from, to := CopyList(1, units, CopySegment{0, 1, 8, 0, 0}),
 		CopyList(1, units, CopySegment{1, 0, 8, 0, 0})
 	for _, c := range []struct {
 		name string
 		kind uint8
-		// what others can do, and whether those who are registered can do all
+		// whether everybody can read, and whether registered initiators can do everything
 		reads, registered bool
 	}{
 		{"Write Exclusive", WriteExclusive, true, false},
@@ -62,7 +62,7 @@ func TestExtendedCopyAndReservations(t *testing.T) {
 			sess.MustGood(t, ExtendedCopy(2, to))
 		})
 	}
-	t.Run("SPC-4 5.13.11/PREEMPT AND ABORT ends what a copy writes from elsewhere",
+	t.Run("SPC-4 5.13.11/PREEMPT AND ABORT ends the writes of a copy from elsewhere",
 		func(t *testing.T) {
 			const blocks = 8192
 			s := start(t)
@@ -92,8 +92,8 @@ func TestExtendedCopyAndReservations(t *testing.T) {
 			require.Equal(t, "0A/0D/01", r.Failed())
 			require.Equal(t, StatusReservationConflict, r.Sense.Raw[r.Sense.Raw[9]])
 			require.EqualValues(t, blocks-512, binary.BigEndian.Uint32(r.Sense.Raw[3:]),
-				"blocks are left")
+				"some blocks are not copied")
 			require.Equal(t, written, s.disk.Calls(disktest.OpWrite),
-				"nothing is written after the fence is up")
+				"nothing is written after the fence")
 		})
 }

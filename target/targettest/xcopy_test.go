@@ -14,10 +14,10 @@ import (
 	. "kubevirt.io/disk/target/targettest"
 )
 
-// units are the designators of LUN 1 and 2, as VPD page 83h has them.
+// units are the designators of LUN 1 and 2 from VPD page 83h.
 var units = [][8]byte{identity(1).NAA, identity(2).NAA}
 
-// copyStatus reads COPY MANAGER STATUS, segments and bytes of a copy.
+// copyStatus reads the status, segments and bytes of a copy.
 func copyStatus(t *testing.T, sess *Session, lun uint16, id byte) string {
 	t.Helper()
 	r := sess.MustDo(t, ReceiveCopyResults(lun, 0, id, 12))
@@ -58,10 +58,10 @@ func TestExtendedCopy(t *testing.T) {
 			require.Equal(t, data[1000*BlockSize:], sess.MustGood(t, Read10(2, 5000, 200)).Data)
 			require.Equal(t, data[:8*BlockSize], sess.MustGood(t, Read10(1, 9000, 8)).Data)
 			require.Equal(t, "1: 3 segments, 618496 bytes", copyStatus(t, sess, 1, 1))
-			require.Equal(t, "05/24/00", copyStatus(t, sess, 1, 1), "its end is told once")
+			require.Equal(t, "05/24/00", copyStatus(t, sess, 1, 1), "its end is reported once")
 		})
 	}
-	t.Run("SPC-4 6.5/sent to a LUN that takes no part", func(t *testing.T) {
+	t.Run("SPC-4 6.5/sent to a third LUN", func(t *testing.T) {
 		sess := s.login(t, LoginOptions{})
 		sess.MustGood(t, ExtendedCopy(2, CopyList(1, units, CopySegment{0, 0, 8, 0, 20000})))
 		require.Equal(t, data[:8*BlockSize], sess.MustGood(t, Read10(1, 20000, 8)).Data)
@@ -69,7 +69,7 @@ func TestExtendedCopy(t *testing.T) {
 			"the other LUN is another copy manager")
 		require.Equal(t, "1: 1 segments, 4096 bytes", copyStatus(t, sess, 2, 1))
 	})
-	t.Run("SPC-4 6.5/a hole stays one", func(t *testing.T) {
+	t.Run("SPC-4 6.5/a hole stays a hole", func(t *testing.T) {
 		memory := disktest.NewMemory(diskSize)
 		s := start(t, func(o *target.Options) { o.LUNs[1].Disk = memory })
 		sess := s.login(t, LoginOptions{})
@@ -80,26 +80,26 @@ func TestExtendedCopy(t *testing.T) {
 		require.Equal(t, pattern(4096, 3), sess.MustGood(t, Read10(2, 4096, 8)).Data)
 		require.LessOrEqual(t, memory.Allocated(), int64(64<<10), "of 4 MiB that were copied")
 	})
-	t.Run("11.4.5.1/more is offered than the list has", func(t *testing.T) {
+	t.Run("11.4.5.1/more data than the list", func(t *testing.T) {
 		sess := s.login(t, LoginOptions{})
 		c := expecting(ExtendedCopy(1, list), uint32(len(list)+100))
 		r := sess.MustGood(t, c)
 		require.Equal(t, []any{false, true, uint32(100)},
 			[]any{r.Overflow, r.Underflow, r.Residual})
 	})
-	t.Run("11.4.5.1/less is offered than the list has", func(t *testing.T) {
+	t.Run("11.4.5.1/less data than the list", func(t *testing.T) {
 		sess := s.login(t, LoginOptions{})
 		c := ExtendedCopy(1, list)
 		c.Write = list[:len(list)-1]
 		sess.MustFail(t, c, "05/0E/03")
 		require.Equal(t, "05/24/00", copyStatus(t, sess, 1, 1))
 	})
-	t.Run("SPC-4 6.5/a parameter list that is claimed to be endless", func(t *testing.T) {
+	t.Run("SPC-4 6.5/a huge length for the parameter list", func(t *testing.T) {
 		sess := s.login(t, solicited)
 		c := ExtendedCopy(1, list)
 		copy(c.CDB[10:], []byte{0x7f, 0xff, 0xff, 0xff})
 		r := sess.MustFail(t, expecting(c, 0x7fffffff), "05/1A/00")
-		require.Empty(t, r.R2Ts, "none of it is asked for")
+		require.Empty(t, r.R2Ts, "no R2T")
 	})
 	t.Run("SPC-4 6.5/no parameter list", func(t *testing.T) {
 		s.login(t, LoginOptions{}).MustGood(t, ExtendedCopy(1, nil))
@@ -113,7 +113,7 @@ func TestExtendedCopy(t *testing.T) {
 		sess.MustFail(t, ReceiveCopyResults(1, 1, 0, 512), "05/24/00")
 		sess.MustFail(t, ReceiveCopyResults(77, 3, 0, 512), "05/25/00")
 	})
-	t.Run("SPC-4 6.6.2/3PC says so", func(t *testing.T) {
+	t.Run("SPC-4 6.6.2/3PC is set", func(t *testing.T) {
 		require.NotZero(t, s.login(t, LoginOptions{}).MustGood(t, Inquiry(1, 96)).Data[5]&0x08)
 	})
 	s.works(t)
@@ -160,7 +160,7 @@ func TestExtendedCopyFails(t *testing.T) {
 		neighbour.MustGood(t, reserve)
 		sess.MustFail(t, ExtendedCopy(1, nil), "status 0x18")
 		sess.MustFail(t, ReceiveCopyResults(1, 3, 0, 512), "status 0x18")
-		// it gives the unit back before it is answered; a lost connection, soon after
+		// A logout gives the unit back before it is answered, a lost connection soon after.
 		_, err := neighbour.Logout(pdu.LogoutCloseSession)
 		require.NoError(t, err)
 	})
@@ -181,7 +181,7 @@ func TestExtendedCopyFails(t *testing.T) {
 	})
 }
 
-// TestExtendedCopyIsStopped ends copies whose destination hangs; everything else goes on meanwhile.
+// TestExtendedCopyIsStopped ends copies whose destination hangs. Everything else goes on meanwhile.
 func TestExtendedCopyIsStopped(t *testing.T) {
 	const blocks, to = 8192, 16384
 	s := start(t)
@@ -199,14 +199,14 @@ func TestExtendedCopyIsStopped(t *testing.T) {
 		sess.MustGood(t, Write10(2, 0, newer))
 		require.Equal(t, newer, sess.MustGood(t, Read10(2, 0, 1)).Data, "the other LUN goes on")
 		require.Equal(t, pattern(BlockSize, 5), sess.MustGood(t, Read10(1, 0, 1)).Data,
-			"the LUN's reads too")
+			"reads of the destination go on, too")
 		return task, release
 	}
-	// ended checks that a copy that was stopped writes no more than what it was writing: the last
-	// of its blocks are as before.
+	// ended checks that a stopped copy writes nothing after the write that was under way: its last
+	// blocks are unchanged.
 	ended := func(t *testing.T, sess *Session) {
 		calls := s.disk.Calls(disktest.OpWrite)
-		sess.MustGood(t, Write10(1, to, newer)) // waits for what is under way
+		sess.MustGood(t, Write10(1, to, newer)) // waits for the write that is under way
 		require.Equal(t, newer, sess.MustGood(t, Read10(1, to, 1)).Data,
 			"the copy does not overwrite a newer write")
 		require.Equal(t, make([]byte, 8*BlockSize),
@@ -233,7 +233,7 @@ func TestExtendedCopyIsStopped(t *testing.T) {
 			require.NoError(t, err)
 			ended(t, sess)
 			require.NoError(t, sess.ExpectOnlyPing(), "no answer for it")
-			// Its goroutine lets go of the blocks before it forgets the copy.
+			// Its goroutine releases the blocks before it forgets the copy.
 			eventually(t, "the copy is forgotten",
 				func() bool { return copyStatus(t, sess, 1, 1) == "05/24/00" })
 		})
