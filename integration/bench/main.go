@@ -97,8 +97,7 @@ func parse(args []string) (settings, error) {
 	case s.rounds < 1:
 		return s, fmt.Errorf("-rounds is %d, but must be at least 1", s.rounds)
 	case s.length < time.Second:
-		return s, fmt.Errorf("-length is %v, but iscsi-perf needs at least a second",
-			s.length)
+		return s, fmt.Errorf("-length is %v, but iscsi-perf needs at least a second", s.length)
 	}
 	for _, what := range s.only {
 		if !slices.Contains(parts, what) {
