@@ -70,6 +70,53 @@ func TestGenerate(t *testing.T) {
 	require.Error(t, err)
 }
 
+// TestWireGetsTheRestAtOnce has the data of the last reply arrive in two parts, of which the first is
+// there before the client waits. No other data wakes it.
+func TestWireGetsTheRestAtOnce(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer l.Close()
+	client, err := net.Dial("tcp", l.Addr().String())
+	require.NoError(t, err)
+	defer client.Close()
+	server, err := l.Accept()
+	require.NoError(t, err)
+	defer server.Close()
+	w, err := newWire(client, time.Hour)
+	require.NoError(t, err)
+	defer w.close()
+	send := func(bytes int) {
+		_, err := server.Write(make([]byte, bytes))
+		require.NoError(t, err)
+	}
+	const header, much, first, second = 48, 64 << 20, 100 << 10, 50 << 10
+	reply := func(bytes int) {
+		send(header)
+		require.NoError(t, w.receive(header, func([]byte) (int, error) { return bytes, nil }))
+	}
+	// As long as the receive window is small, the kernel wakes the client anyway.
+	reply(much)
+	go send(much)
+	for w.skip > 0 {
+		require.NoError(t, w.receive(header, nil))
+	}
+	reply(first + second)
+	send(first)
+	rest := make(chan error, 1)
+	go func() { rest <- w.receive(header, nil) }()
+	time.Sleep(50 * time.Millisecond) // it waits by now; if it does not, nothing is tested
+	send(second)
+	select {
+	case err := <-rest:
+		require.NoError(t, err)
+		require.Zero(t, w.skip)
+	case <-time.After(30 * time.Second):
+		require.NoError(t, server.Close())
+		<-rest
+		require.Fail(t, "it waits for more than there is")
+	}
+}
+
 func TestGeneratorLoads(t *testing.T) {
 	seen := map[string]bool{}
 	for _, luns := range []int{1, manyLUNs} {

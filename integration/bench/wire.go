@@ -23,6 +23,8 @@ type wire struct {
 	r, w int
 	skip int // bytes to drop before the next header
 	low  int // a read returns when this many bytes have arrived; 0: one
+
+	patience time.Duration
 }
 
 const inBuffer = 512 << 10
@@ -35,7 +37,7 @@ func newWire(nc net.Conn, patience time.Duration) (*wire, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &wire{fd: -1, in: make([]byte, inBuffer)}
+	w := &wire{fd: -1, in: make([]byte, inBuffer), patience: patience}
 	var dupErr error
 	if err := raw.Control(func(fd uintptr) {
 		w.fd,
@@ -81,6 +83,9 @@ func (w *wire) receive(n int, handle func(header []byte) (drop int, err error)) 
 	if err := w.wakeAt(min(w.skip, inBuffer/2)); err != nil {
 		return err
 	}
+	if arrived, err := w.await(); err != nil || !arrived {
+		return err
+	}
 	got, err := syscall.Read(w.fd, w.in[w.w:])
 	switch {
 	case err == syscall.EINTR:
@@ -120,6 +125,24 @@ func (w *wire) wakeAt(n int) error {
 	}
 	w.low = n
 	return syscall.SetsockoptInt(w.fd, syscall.SOL_SOCKET, syscall.SO_RCVLOWAT, max(1, n))
+}
+
+// await waits until as many bytes have arrived as wakeAt wants. A read would take what is there, and
+// be woken only when as many are there again: with the last reply, that is never.
+func (w *wire) await() (arrived bool, err error) {
+	if w.low <= 1 {
+		return true, nil // the read waits
+	}
+	fds := []unix.PollFd{{Fd: int32(w.fd), Events: unix.POLLIN}}
+	switch n, err := unix.Poll(fds, int(w.patience.Milliseconds())); {
+	case err == unix.EINTR:
+		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("wait for data: %w", err)
+	case n == 0:
+		return false, errHung
+	}
+	return true, nil
 }
 
 func (w *wire) close() error { return syscall.Close(w.fd) }
