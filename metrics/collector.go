@@ -13,25 +13,37 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 
 // The descriptions of what collector emits.
 var (
-	descOperations = desc("operations_total", "SCSI commands that ended, by what they did and how.", "lun", "initiator", "operation", "status")
-	descErrors     = desc("operation_errors_total", "SCSI commands that did not do what they were to do.", "lun", "initiator", "operation")
-	descBytes      = desc("transferred_bytes_total", "Bytes moved between initiator and disk.", "lun", "initiator", "operation")
-	descDuration   = desc("operation_duration_seconds", "Time from a command's arrival to its response being queued.", "lun", "initiator", "operation")
-	descSessions   = desc("sessions", "Sessions that are logged in.", "initiator", "type")
-	descAccepted   = desc("logins_accepted_total", "Logins that led to a session.", "type")
-	descRefused    = desc("logins_refused_total", "Logins that were refused.", "reason")
-	descEnded      = desc("sessions_ended_total", "Sessions that have ended.", "reason")
-	descRejected   = desc("pdus_rejected_total", "PDUs that were answered with a Reject.", "reason")
-	descPanics     = desc("panics_caught_total", "Bugs that ended one session; each is in the log with its stack.")
-	descSize       = desc("lun_size_bytes", "Capacity of a LUN.", "lun", "image")
-	descFailed     = desc("lun_failed", "Whether a LUN's disk has failed until the next restart.", "lun", "image")
-	descCopied     = desc("image_copied_bytes", "How much of the data in an image the disk's own file holds.", "lun", "image")
-	descData       = desc("image_data_bytes", "How much data an image stores.", "lun", "image")
-	descComplete   = desc("disk_complete", "Whether the disk needs its image no more.", "lun", "image")
-	descWaits      = desc("waits_for_space", "Whether the copying of an image waits for space.", "lun", "image")
-	descUsed       = desc("lun_used_bytes", "What a LUN takes of the storage that its disk is on.", "lun", "image")
-	descFree       = desc("lun_free_bytes", "What the storage that a LUN's disk is on has left, for all that use it.", "lun", "image")
-	descReady      = desc("ready", "Whether every LUN can be used.")
+	descOperations = desc("operations_total", "SCSI commands that ended, by what they did and how.",
+		"lun", "initiator", "operation", "status")
+	descErrors = desc("operation_errors_total",
+		"SCSI commands that did not do what they were to do.", "lun", "initiator", "operation")
+	descBytes = desc("transferred_bytes_total", "Bytes moved between initiator and disk.",
+		"lun", "initiator", "operation")
+	descDuration = desc("operation_duration_seconds",
+		"Time from a command's arrival to its response being queued.", "lun", "initiator",
+		"operation")
+	descSessions = desc("sessions", "Sessions that are logged in.", "initiator", "type")
+	descAccepted = desc("logins_accepted_total", "Logins that led to a session.", "type")
+	descRefused  = desc("logins_refused_total", "Logins that were refused.", "reason")
+	descEnded    = desc("sessions_ended_total", "Sessions that have ended.", "reason")
+	descRejected = desc("pdus_rejected_total", "PDUs that were answered with a Reject.", "reason")
+	descPanics   = desc("panics_caught_total",
+		"Bugs that ended one session; each is in the log with its stack.")
+	descSize   = desc("lun_size_bytes", "Capacity of a LUN.", "lun", "image")
+	descFailed = desc("lun_failed", "Whether a LUN's disk has failed until the next restart.",
+		"lun", "image")
+	descCopied = desc("image_copied_bytes",
+		"How much of the data in an image the disk's own file holds.", "lun", "image")
+	descData     = desc("image_data_bytes", "How much data an image stores.", "lun", "image")
+	descComplete = desc("disk_complete", "Whether the disk needs its image no more.", "lun",
+		"image")
+	descWaits = desc("waits_for_space", "Whether the copying of an image waits for space.",
+		"lun", "image")
+	descUsed = desc("lun_used_bytes", "What a LUN takes of the storage that its disk is on.",
+		"lun", "image")
+	descFree = desc("lun_free_bytes", "What the storage that a LUN's disk is on has left, "+
+		"for all that use it.", "lun", "image")
+	descReady = desc("ready", "Whether every LUN can be used.")
 )
 
 // collector turns the counters into metrics when the page is asked for.
@@ -40,8 +52,10 @@ type collector struct{ m *Metrics }
 // Describe sends the descriptions of all metrics.
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		descOperations, descErrors, descBytes, descDuration, descSessions, descAccepted, descRefused, descEnded,
-		descRejected, descPanics, descSize, descFailed, descCopied, descData, descComplete, descWaits, descUsed, descFree, descReady,
+		descOperations, descErrors, descBytes, descDuration, descSessions, descAccepted,
+		descRefused, descEnded,
+		descRejected, descPanics, descSize, descFailed, descCopied, descData, descComplete,
+		descWaits, descUsed, descFree, descReady,
 	} {
 		ch <- d
 	}
@@ -63,7 +77,8 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		}
 	}
 	for t, d := range map[*labelTable]*prometheus.Desc{
-		c.m.accepted: descAccepted, c.m.refused: descRefused, c.m.ended: descEnded, c.m.rejected: descRejected,
+		c.m.accepted: descAccepted, c.m.refused: descRefused, c.m.ended: descEnded,
+		c.m.rejected: descRejected,
 	} {
 		t.each(func(name string, n uint64) { counter(d, n, name) })
 	}
@@ -95,7 +110,8 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 }
 
 // collectUnit sends what one initiator did at one LUN, as far as it did anything.
-func (c *collector) collectUnit(ch chan<- prometheus.Metric, lun lunKey, initiator string, unit *totals) {
+func (c *collector) collectUnit(ch chan<- prometheus.Metric, lun lunKey, initiator string,
+	unit *totals) {
 	number := other
 	if lun != otherLUN {
 		number = strconv.Itoa(int(lun))
@@ -108,18 +124,22 @@ func (c *collector) collectUnit(ch chan<- prometheus.Metric, lun lunKey, initiat
 		labels := []string{number, initiator, operations[i].String()}
 		for s, count := range n.ended {
 			if count > 0 {
-				ch <- prometheus.MustNewConstMetric(descOperations, prometheus.CounterValue, float64(count),
+				ch <- prometheus.MustNewConstMetric(descOperations, prometheus.CounterValue,
+					float64(count),
 					number, initiator, operations[i].String(), statuses[s].label)
 			}
 		}
-		ch <- prometheus.MustNewConstMetric(descErrors, prometheus.CounterValue, float64(n.failed), labels...)
-		ch <- prometheus.MustNewConstMetric(descBytes, prometheus.CounterValue, float64(n.bytes), labels...)
+		ch <- prometheus.MustNewConstMetric(descErrors, prometheus.CounterValue, float64(n.failed),
+			labels...)
+		ch <- prometheus.MustNewConstMetric(descBytes, prometheus.CounterValue, float64(n.bytes),
+			labels...)
 		cumulative, sum := make(map[float64]uint64, len(bounds)), uint64(0)
 		for b, bound := range bounds {
 			sum += n.buckets[b]
 			cumulative[bound.Seconds()] = sum
 		}
-		ch <- prometheus.MustNewConstHistogram(descDuration, n.count, time.Duration(n.nanos).Seconds(), cumulative, labels...)
+		ch <- prometheus.MustNewConstHistogram(descDuration, n.count,
+			time.Duration(n.nanos).Seconds(), cumulative, labels...)
 	}
 }
 

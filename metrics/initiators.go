@@ -8,8 +8,8 @@ import (
 	"kubevirt.io/disk/target"
 )
 
-// initiatorTable holds what is counted by initiator. An initiator keeps its place for good, so that its
-// counters never go back.
+// initiatorTable holds what is counted by initiator. An initiator keeps its place for good, so that
+// its counters never go back.
 type initiatorTable struct {
 	names table[string, *initiator] // by the name as the peer gave it
 	rest  initiator                 // all that came after the bound
@@ -86,13 +86,17 @@ func (i *initiator) series(lun uint16, t *initiatorTable) *series {
 }
 
 // operations are the values of the label "operation"; what has no place here counts as OpOther.
-var operations = [...]target.Operation{target.OpRead, target.OpWrite, target.OpFlush, target.OpDiscard, target.OpOther}
+var operations = [...]target.Operation{target.OpRead, target.OpWrite, target.OpFlush,
+	target.OpDiscard, target.OpOther}
 
 // bounds are the upper bounds of the latency buckets: from a page cache's answer to a stalled disk.
 var bounds = [...]time.Duration{
-	10 * time.Microsecond, 25 * time.Microsecond, 50 * time.Microsecond, 100 * time.Microsecond, 250 * time.Microsecond, 500 * time.Microsecond,
-	time.Millisecond, 2500 * time.Microsecond, 5 * time.Millisecond, 10 * time.Millisecond, 25 * time.Millisecond, 50 * time.Millisecond,
-	100 * time.Millisecond, 250 * time.Millisecond, 500 * time.Millisecond, time.Second, 5 * time.Second, 30 * time.Second,
+	10 * time.Microsecond, 25 * time.Microsecond, 50 * time.Microsecond, 100 * time.Microsecond,
+	250 * time.Microsecond, 500 * time.Microsecond,
+	time.Millisecond, 2500 * time.Microsecond, 5 * time.Millisecond, 10 * time.Millisecond,
+	25 * time.Millisecond, 50 * time.Millisecond,
+	100 * time.Millisecond, 250 * time.Millisecond, 500 * time.Millisecond, time.Second,
+	5 * time.Second, 30 * time.Second,
 }
 
 // series counts the commands of one initiator to one LUN.
@@ -100,8 +104,8 @@ type series struct {
 	ops [len(operations)]counters
 }
 
-// counters are of one operation. The number of commands, of each status and in all, is the sum of the
-// latencies, so that these can never disagree on a page.
+// counters are of one operation. The number of commands, of each status and in all, is the sum of
+// the latencies, so that these can never disagree on a page.
 type counters struct {
 	outcomes outcomes
 	nanos    atomic.Uint64

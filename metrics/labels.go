@@ -15,12 +15,12 @@ const (
 	other = "other"
 )
 
-// label makes a text a valid label value: Prometheus takes UTF-8 only, and one bad value would make the
-// whole page fail.
+// label makes a text a valid label value: Prometheus takes UTF-8 only, and one bad value would make
+// the whole page fail.
 func label(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
 
-// table maps names to values that are made at first sight, for readers without locks: a new name copies
-// the map, which happens a bounded number of times.
+// table maps names to values that are made at first sight, for readers without locks: a new name
+// copies the map, which happens a bounded number of times.
 type table[K comparable, V any] struct {
 	mu   sync.Mutex // serialises writers
 	live atomic.Pointer[map[K]V]
@@ -60,7 +60,8 @@ func (t *table[K, V]) put(key K, create func(size int) V) V {
 	return v
 }
 
-// labelTable counts by a short label that should come from a small set, and bounds it if it does not.
+// labelTable counts by a short label that should come from a small set, and bounds it if it does
+// not.
 type labelTable struct {
 	counters table[string, *atomic.Uint64]
 	rest     atomic.Uint64

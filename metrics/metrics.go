@@ -19,8 +19,8 @@ type BuildInfo struct {
 	Version, Commit, GoVersion, Platform string
 }
 
-// Metrics counts events of a target; it is the target's Observer. All methods may be called by any number
-// of goroutines at once.
+// Metrics counts events of a target; it is the target's Observer. All methods may be called by any
+// number of goroutines at once.
 type Metrics struct {
 	registry *prometheus.Registry
 
@@ -50,9 +50,11 @@ func New(build BuildInfo) *Metrics {
 	}
 	m.initiators.init()
 	info := prometheus.NewGauge(prometheus.GaugeOpts{
-		Namespace: namespace, Name: "build_info", Help: "Which binary is running; the value is always 1.",
+		Namespace: namespace, Name: "build_info",
+		Help: "Which binary is running; the value is always 1.",
 		ConstLabels: prometheus.Labels{
-			"version": label(build.Version), "commit": label(build.Commit), "goversion": label(build.GoVersion), "platform": label(build.Platform),
+			"version": label(build.Version), "commit": label(build.Commit),
+			"goversion": label(build.GoVersion), "platform": label(build.Platform),
 		},
 	})
 	info.Set(1)
@@ -80,13 +82,13 @@ type Disk struct {
 	Size     int64        // bytes
 	Progress Progress     // nil: nothing is copied
 	Failed   func() error // nil: it cannot tell; otherwise why the disk has failed for good, or nil
-	// Space is what the disk takes of its storage, and what that has left. nil: it cannot tell; nor can
-	// it at the moment where it returns nil. It does not wait for long.
+	// Space is what the disk takes of its storage, and what that has left. nil: it cannot tell; nor
+	// can it at the moment where it returns nil. It does not wait for long.
 	Space func() *disk.Usage
 }
 
-// SetDisks says which LUNs there are. Commands to other LUN numbers, which a peer may choose freely, are
-// counted together.
+// SetDisks says which LUNs there are. Commands to other LUN numbers, which a peer may choose
+// freely, are counted together.
 func (m *Metrics) SetDisks(disks []Disk) {
 	numbers := make(map[uint16]struct{}, len(disks))
 	for _, d := range disks {
@@ -117,8 +119,8 @@ func (m *Metrics) LoginAccepted(e target.LoginEvent) {
 	m.initiators.get(e.Initiator).gauge(e.Discovery).Add(1)
 }
 
-// LoginRefused counts a refused login by its reason. The name that the peer claimed is not authenticated,
-// so it is no label.
+// LoginRefused counts a refused login by its reason. The name that the peer claimed is not
+// authenticated, so it is no label.
 func (m *Metrics) LoginRefused(e target.LoginEvent) { m.refused.add(e.Reason) }
 
 // SessionEnded counts the end of a session that LoginAccepted has counted.

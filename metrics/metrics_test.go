@@ -27,14 +27,18 @@ func (p fixedProgress) Waiting() bool              { return p.copied < p.data }
 
 func twoDisks() []Disk {
 	return []Disk{
-		{LUN: 1, Image: "fedora.qcow2", Size: 1 << 30, Progress: fixedProgress{copied: 1 << 20, data: 1 << 25, total: 1 << 30}, Failed: func() error { return nil },
-			Space: func() *disk.Usage { return &disk.Usage{Used: 3 << 20} }},
-		{LUN: 2, Image: "data.raw", Size: 4096, Failed: func() error { return fmt.Errorf("flush failed") }},
+		{LUN: 1, Image: "fedora.qcow2", Size: 1 << 30,
+			Progress: fixedProgress{copied: 1 << 20, data: 1 << 25, total: 1 << 30},
+			Failed:   func() error { return nil },
+			Space:    func() *disk.Usage { return &disk.Usage{Used: 3 << 20} }},
+		{LUN: 2, Image: "data.raw", Size: 4096,
+			Failed: func() error { return fmt.Errorf("flush failed") }},
 	}
 }
 
 func newTestMetrics() *Metrics {
-	m := New(BuildInfo{Version: "v1.2.3", Commit: "abc", GoVersion: "go1.26", Platform: "linux/amd64"})
+	m := New(BuildInfo{Version: "v1.2.3", Commit: "abc", GoVersion: "go1.26",
+		Platform: "linux/amd64"})
 	m.SetDisks(twoDisks())
 	return m
 }
@@ -78,8 +82,10 @@ func requireValue(t *testing.T, m *Metrics, want float64, name string, labels ma
 	require.Equal(t, want, got, "%s%v", name, labels)
 }
 
-func command(initiator string, lun uint16, op target.Operation, bytes int64, d time.Duration, status uint8) target.CommandEvent {
-	return target.CommandEvent{Initiator: initiator, LUN: lun, Op: op, Bytes: bytes, Duration: d, Status: status}
+func command(initiator string, lun uint16, op target.Operation, bytes int64, d time.Duration,
+	status uint8) target.CommandEvent {
+	return target.CommandEvent{Initiator: initiator, LUN: lun, Op: op, Bytes: bytes, Duration: d,
+		Status: status}
 }
 
 func series3(lun, initiator, op string) map[string]string {
@@ -93,8 +99,8 @@ func ended(series map[string]string, status string) map[string]string {
 	return series
 }
 
-// TestCommandsAreCountedByStatus gives commands every status that there is. Each is counted once, under
-// its own label or as other; what did what it was to do is no error.
+// TestCommandsAreCountedByStatus gives commands every status that there is. Each is counted once,
+// under its own label or as other; what did what it was to do is no error.
 func TestCommandsAreCountedByStatus(t *testing.T) {
 	m := newTestMetrics()
 	read := series3("1", initiatorA, "read")
@@ -132,14 +138,17 @@ func TestCommandsAreCountedByLUNInitiatorAndOperation(t *testing.T) {
 	write := series3("1", initiatorA, "write")
 	requireValue(t, m, 1, "kubevirt_disk_operation_errors_total", write)
 	requireValue(t, m, 512, "kubevirt_disk_transferred_bytes_total", write)
-	requireValue(t, m, 1, "kubevirt_disk_operations_total", ended(series3("2", "iqn.b", "flush"), "good"))
-	_, exists := value(t, m, "kubevirt_disk_operations_total", ended(series3("2", "iqn.b", "read"), "good"))
+	requireValue(t, m, 1, "kubevirt_disk_operations_total",
+		ended(series3("2", "iqn.b", "flush"), "good"))
+	_, exists := value(t, m, "kubevirt_disk_operations_total",
+		ended(series3("2", "iqn.b", "read"), "good"))
 	require.False(t, exists, "an operation that nobody did has no series")
 }
 
 func TestHistogramBucketsAreCumulativeAndEndWithEverything(t *testing.T) {
 	m := newTestMetrics()
-	for _, d := range []time.Duration{-time.Second, 10 * time.Microsecond, 11 * time.Microsecond, 30 * time.Second, time.Hour} {
+	for _, d := range []time.Duration{-time.Second, 10 * time.Microsecond, 11 * time.Microsecond,
+		30 * time.Second, time.Hour} {
 		m.CommandDone(command(initiatorA, 1, target.OpRead, 1, d, 0))
 	}
 	families, err := m.registry.Gather()
@@ -152,7 +161,8 @@ func TestHistogramBucketsAreCumulativeAndEndWithEverything(t *testing.T) {
 		require.EqualValues(t, 5, h.GetSampleCount())
 		require.InDelta(t, 3630.000021, h.GetSampleSum(), 1e-9)
 		require.Len(t, h.GetBucket(), len(bounds))
-		require.EqualValues(t, 2, h.GetBucket()[0].GetCumulativeCount(), "a bound belongs to its bucket; a clock that stepped back counts as 0")
+		require.EqualValues(t, 2, h.GetBucket()[0].GetCumulativeCount(),
+			"a bound belongs to its bucket; a clock that stepped back counts as 0")
 		require.EqualValues(t, 3, h.GetBucket()[1].GetCumulativeCount())
 		require.EqualValues(t, 4, h.GetBucket()[len(bounds)-1].GetCumulativeCount())
 		return
@@ -171,8 +181,10 @@ func TestCommandsToLUNsThatAreNotThereAreCountedTogether(t *testing.T) {
 	for lun := uint16(3); lun < 5000; lun++ {
 		m.CommandDone(command(initiatorA, lun, target.OpOther, 36, time.Microsecond, 2))
 	}
-	requireValue(t, m, 4997, "kubevirt_disk_operations_total", ended(series3("other", initiatorA, "other"), "check_condition"))
-	require.Equal(t, 1, testutil.CollectAndCount(&collector{m: m}, "kubevirt_disk_operations_total"))
+	requireValue(t, m, 4997, "kubevirt_disk_operations_total",
+		ended(series3("other", initiatorA, "other"), "check_condition"))
+	require.Equal(t, 1, testutil.CollectAndCount(&collector{m: m},
+		"kubevirt_disk_operations_total"))
 }
 
 func TestInitiatorsAreBounded(t *testing.T) {
@@ -182,30 +194,49 @@ func TestInitiatorsAreBounded(t *testing.T) {
 		m.LoginAccepted(target.LoginEvent{Initiator: name})
 		m.CommandDone(command(name, 1, target.OpRead, 1, time.Microsecond, 0))
 	}
-	require.Equal(t, maxInitiators+1, testutil.CollectAndCount(&collector{m: m}, "kubevirt_disk_operations_total"))
-	requireValue(t, m, 1000-maxInitiators, "kubevirt_disk_operations_total", ended(series3("1", "other", "read"), "good"))
-	requireValue(t, m, 1000-maxInitiators, "kubevirt_disk_sessions", map[string]string{"initiator": "other", "type": "normal"})
+	require.Equal(t, maxInitiators+1,
+		testutil.CollectAndCount(&collector{m: m}, "kubevirt_disk_operations_total"))
+	requireValue(t, m, 1000-maxInitiators, "kubevirt_disk_operations_total",
+		ended(series3("1", "other", "read"), "good"))
+	requireValue(t, m, 1000-maxInitiators, "kubevirt_disk_sessions",
+		map[string]string{"initiator": "other", "type": "normal"})
 	for i := range 1000 {
-		m.SessionEnded(target.SessionEvent{Initiator: fmt.Sprintf("iqn.2020-01.com.example:%d", i), Reason: "logout"})
+		m.SessionEnded(target.SessionEvent{Initiator: fmt.Sprintf("iqn.2020-01.com.example:%d", i),
+			Reason: "logout"})
 	}
-	requireValue(t, m, 0, "kubevirt_disk_sessions", map[string]string{"initiator": "iqn.2020-01.com.example:3", "type": "normal"})
-	requireValue(t, m, 1000, "kubevirt_disk_sessions_ended_total", map[string]string{"reason": "logout"})
+	requireValue(t, m, 0, "kubevirt_disk_sessions",
+		map[string]string{"initiator": "iqn.2020-01.com.example:3", "type": "normal"})
+	requireValue(t, m, 1000, "kubevirt_disk_sessions_ended_total",
+		map[string]string{"reason": "logout"})
 }
 
-// TestOverflowIsShownIfThereIsOne: what comes after the bound is on the page whatever it does, and no empty row is there before.
+// TestOverflowIsShownIfThereIsOne: what comes after the bound is on the page whatever it does, and
+// no empty row is there before.
 func TestOverflowIsShownIfThereIsOne(t *testing.T) {
 	for name, do := range map[string]func(m *Metrics){
-		"a session":   func(m *Metrics) { m.LoginAccepted(target.LoginEvent{Initiator: initiatorA}) },
-		"a discovery": func(m *Metrics) { m.LoginAccepted(target.LoginEvent{Initiator: initiatorA, Discovery: true}) },
-		"a command":   func(m *Metrics) { m.CommandDone(command(initiatorA, 1, target.OpRead, 1, time.Microsecond, 0)) },
+		"a session": func(m *Metrics) {
+			m.LoginAccepted(
+				target.LoginEvent{Initiator: initiatorA})
+		},
+		"a discovery": func(m *Metrics) {
+			m.LoginAccepted(target.LoginEvent{Initiator: initiatorA,
+				Discovery: true})
+		},
+		"a command": func(m *Metrics) {
+			m.CommandDone(command(initiatorA, 1, target.OpRead, 1,
+				time.Microsecond, 0))
+		},
 	} {
 		m := newTestMetrics()
 		for i := range maxInitiators {
-			m.LoginAccepted(target.LoginEvent{Initiator: fmt.Sprintf("iqn.2020-01.com.example:%d", i)})
+			m.LoginAccepted(target.LoginEvent{Initiator: fmt.Sprintf("iqn.2020-01.com.example:%d",
+				i)})
 		}
-		require.Equal(t, 2*maxInitiators, testutil.CollectAndCount(&collector{m: m}, "kubevirt_disk_sessions"))
+		require.Equal(t, 2*maxInitiators,
+			testutil.CollectAndCount(&collector{m: m}, "kubevirt_disk_sessions"))
 		do(m)
-		require.Equal(t, 2*maxInitiators+2, testutil.CollectAndCount(&collector{m: m}, "kubevirt_disk_sessions"), name)
+		require.Equal(t, 2*maxInitiators+2,
+			testutil.CollectAndCount(&collector{m: m}, "kubevirt_disk_sessions"), name)
 	}
 }
 
@@ -215,7 +246,8 @@ func TestReasonsAreBounded(t *testing.T) {
 		m.LoginRefused(target.LoginEvent{Reason: fmt.Sprint("reason", i)})
 		m.PDURejected(fmt.Sprint("reason", i))
 	}
-	for _, name := range []string{"kubevirt_disk_logins_refused_total", "kubevirt_disk_pdus_rejected_total"} {
+	for _, name := range []string{"kubevirt_disk_logins_refused_total",
+		"kubevirt_disk_pdus_rejected_total"} {
 		require.Equal(t, maxReasons+1, testutil.CollectAndCount(&collector{m: m}, name))
 		requireValue(t, m, 1000-maxReasons, name, map[string]string{"reason": "other"})
 	}
@@ -230,9 +262,12 @@ func TestNamesThatAreNoLabelsDoNotBreakThePage(t *testing.T) {
 		m.LoginRefused(target.LoginEvent{Reason: name})
 	}
 	m.initiators.get("a second time, after the overflow").normal.Add(1)
-	require.Equal(t, 4, testutil.CollectAndCount(&collector{m: m}, "kubevirt_disk_operations_total"))
-	requireValue(t, m, 1, "kubevirt_disk_operations_total", ended(series3("1", "iqn.\uFFFD", "read"), "good"))
-	requireValue(t, m, 2, "kubevirt_disk_operations_total", ended(series3("1", "other", "read"), "good"))
+	require.Equal(t, 4, testutil.CollectAndCount(&collector{m: m},
+		"kubevirt_disk_operations_total"))
+	requireValue(t, m, 1, "kubevirt_disk_operations_total",
+		ended(series3("1", "iqn.\uFFFD", "read"), "good"))
+	requireValue(t, m, 2, "kubevirt_disk_operations_total",
+		ended(series3("1", "other", "read"), "good"))
 }
 
 func TestLoginsSessionsAndBugs(t *testing.T) {
@@ -240,23 +275,31 @@ func TestLoginsSessionsAndBugs(t *testing.T) {
 	m.LoginAccepted(target.LoginEvent{Initiator: initiatorA})
 	m.LoginAccepted(target.LoginEvent{Initiator: initiatorA})
 	m.LoginAccepted(target.LoginEvent{Initiator: initiatorA, Discovery: true})
-	requireValue(t, m, 1, "kubevirt_disk_sessions", map[string]string{"initiator": initiatorA, "type": "discovery"})
+	requireValue(t, m, 1, "kubevirt_disk_sessions",
+		map[string]string{"initiator": initiatorA, "type": "discovery"})
 	m.SessionEnded(target.SessionEvent{Initiator: initiatorA, Discovery: true, Reason: "logout"})
 	m.LoginRefused(target.LoginEvent{Initiator: "iqn.evil", Reason: "bad_password"})
 	m.PDURejected("protocol error")
 	m.PanicCaught()
-	requireValue(t, m, 2, "kubevirt_disk_sessions", map[string]string{"initiator": initiatorA, "type": "normal"})
-	requireValue(t, m, 0, "kubevirt_disk_sessions", map[string]string{"initiator": initiatorA, "type": "discovery"})
-	requireValue(t, m, 2, "kubevirt_disk_logins_accepted_total", map[string]string{"type": "normal"})
-	requireValue(t, m, 1, "kubevirt_disk_logins_accepted_total", map[string]string{"type": "discovery"})
-	requireValue(t, m, 1, "kubevirt_disk_logins_refused_total", map[string]string{"reason": "bad_password"})
-	requireValue(t, m, 1, "kubevirt_disk_pdus_rejected_total", map[string]string{"reason": "protocol error"})
+	requireValue(t, m, 2, "kubevirt_disk_sessions",
+		map[string]string{"initiator": initiatorA, "type": "normal"})
+	requireValue(t, m, 0, "kubevirt_disk_sessions",
+		map[string]string{"initiator": initiatorA, "type": "discovery"})
+	requireValue(t, m, 2, "kubevirt_disk_logins_accepted_total",
+		map[string]string{"type": "normal"})
+	requireValue(t, m, 1, "kubevirt_disk_logins_accepted_total",
+		map[string]string{"type": "discovery"})
+	requireValue(t, m, 1, "kubevirt_disk_logins_refused_total",
+		map[string]string{"reason": "bad_password"})
+	requireValue(t, m, 1, "kubevirt_disk_pdus_rejected_total",
+		map[string]string{"reason": "protocol error"})
 	requireValue(t, m, 1, "kubevirt_disk_panics_caught_total", nil)
 }
 
 func TestDisksCopiesAndReadiness(t *testing.T) {
 	m := newTestMetrics()
-	first, second := map[string]string{"lun": "1", "image": "fedora.qcow2"}, map[string]string{"lun": "2", "image": "data.raw"}
+	first, second := map[string]string{"lun": "1", "image": "fedora.qcow2"},
+		map[string]string{"lun": "2", "image": "data.raw"}
 	requireValue(t, m, 1<<30, "kubevirt_disk_lun_size_bytes", first)
 	requireValue(t, m, 1<<20, "kubevirt_disk_image_copied_bytes", first)
 	requireValue(t, m, 1<<25, "kubevirt_disk_image_data_bytes", first)
@@ -327,7 +370,8 @@ func TestCountingWhilePagesAreMade(t *testing.T) {
 			name := fmt.Sprintf("iqn.%d", w%3)
 			m.LoginAccepted(target.LoginEvent{Initiator: name})
 			for i := range each {
-				m.CommandDone(command(name, uint16(i%4), operations[i%len(operations)], 1, time.Duration(i)*time.Microsecond, 0))
+				m.CommandDone(command(name, uint16(i%4), operations[i%len(operations)], 1,
+					time.Duration(i)*time.Microsecond, 0))
 				m.PDURejected(fmt.Sprint(i % 100))
 			}
 		})
@@ -358,7 +402,8 @@ func TestCommandDoneAllocatesNothing(t *testing.T) {
 func BenchmarkCommandDone(b *testing.B) {
 	m := newTestMetrics()
 	for i := range maxInitiators {
-		m.CommandDone(command(fmt.Sprintf("iqn.1993-08.org.debian:01:%d", i), 1, target.OpRead, 1, 0, 0))
+		m.CommandDone(command(fmt.Sprintf("iqn.1993-08.org.debian:01:%d", i), 1, target.OpRead, 1,
+			0, 0))
 	}
 	e := command("iqn.1993-08.org.debian:01:7", 1, target.OpRead, 4096, 70*time.Microsecond, 0)
 	b.ReportAllocs()
