@@ -36,12 +36,14 @@ type app struct {
 	stdin          io.Reader
 	stdout, stderr io.Writer
 	exit           func(status int) // ends the process at once, without clean-up
-	asWrapper      bool             // called as the original wrapper: nobody may have room for its pages
-	sameRequest    time.Duration    // for so long after a signal to stop, another one counts as the same
+	// called as the original wrapper: nobody may have room for its pages
+	asWrapper bool
+	// for so long after a signal to stop, another one counts as the same
+	sameRequest time.Duration
 }
 
-// failure is an error of a command that was used rightly: exit status 1. Every other error that reaches
-// run is about usage or configuration.
+// failure is an error of a command that was used rightly: exit status 1. Every other error that
+// reaches run is about usage or configuration.
 type failure struct{ err error }
 
 func (f *failure) Error() string { return f.err.Error() }
@@ -55,8 +57,8 @@ type toldError struct{ error }
 
 func (e *toldError) Unwrap() error { return e.error }
 
-// run executes a command line, of which args[0] is the name that the binary was called by, and returns
-// the exit status.
+// run executes a command line, of which args[0] is the name that the binary was called by, and
+// returns the exit status.
 func (a *app) run(args []string) int {
 	name := "kubevirt-disk"
 	if len(args) > 0 {
@@ -88,7 +90,8 @@ func (a *app) report(err error) int {
 		return exitFailed
 	case !errors.As(err, &told):
 		// A terminal has a person before it, who has stopped it to read and goes on.
-		printTo(a.stderr, fmt.Sprintf("kubevirt-disk: %s\n", harmless(err.Error())), isTerminal(a.stderr))
+		printTo(a.stderr, fmt.Sprintf("kubevirt-disk: %s\n", harmless(err.Error())),
+			isTerminal(a.stderr))
 	}
 	if errors.As(err, &failed) {
 		return exitFailed
@@ -96,7 +99,8 @@ func (a *app) report(err error) int {
 	return exitUsage
 }
 
-// printTo prints what a person is to read. Unless it has to be read, nobody who does not read keeps anything from going on, or from ending.
+// printTo prints what a person is to read. Unless it has to be read, nobody who does not read keeps
+// anything from going on, or from ending.
 func printTo(w io.Writer, text string, hasToBeRead bool) {
 	printed := make(chan struct{})
 	go func() {
@@ -113,8 +117,8 @@ func printTo(w io.Writer, text string, hasToBeRead bool) {
 	}
 }
 
-// harmless writes out what does not print, such as a terminal would take for a command: a message may have names of images in it, and what a
-// daemon elsewhere has answered.
+// harmless writes out what does not print, such as a terminal would take for a command: a message
+// may have names of images in it, and what a daemon elsewhere has answered.
 func harmless(message string) string {
 	var b strings.Builder
 	for i, r := range message {
@@ -153,8 +157,10 @@ Exit status: 0 done, 1 failed while running, 2 wrong usage or configuration.`,
 	root.SetOut(a.stdout)
 	root.SetErr(a.stderr)
 	root.SetFlagErrorFunc(flagError)
-	root.AddCommand(a.serveCommand(), a.inspectCommand(), a.convertCommand(), a.xmlCommand(), a.healthcheckCommand(),
-		a.pullCommand(), a.pushCommand(), a.handoverCommand(), a.sessionsCommand(), a.kickCommand(), a.versionCommand())
+	root.AddCommand(a.serveCommand(), a.inspectCommand(), a.convertCommand(), a.xmlCommand(),
+		a.healthcheckCommand(),
+		a.pullCommand(), a.pushCommand(), a.handoverCommand(), a.sessionsCommand(), a.kickCommand(),
+		a.versionCommand())
 	a.versionFlag(root)
 	completeValues(root)
 	requireShell(root)
@@ -162,21 +168,23 @@ Exit status: 0 done, 1 failed while running, 2 wrong usage or configuration.`,
 	return root
 }
 
-// requireShell makes it wrong usage to ask for completion without a shell, or for one that there is none for. Otherwise the help is printed
-// to where the completion should go, with status 0.
+// requireShell makes it wrong usage to ask for completion without a shell, or for one that there is
+// none for. Otherwise the help is printed to where the completion should go, with status 0.
 func requireShell(root *cobra.Command) {
 	root.InitDefaultCompletionCmd()
 	for _, c := range root.Commands() {
 		if c.Name() == "completion" {
 			c.Args = cobra.ArbitraryArgs
 			c.RunE = func(*cobra.Command, []string) error {
-				return errors.New("which shell? usage is \"kubevirt-disk completion bash\", zsh, fish or powershell")
+				return errors.New("which shell? usage is \"kubevirt-disk completion bash\", zsh, " +
+					"fish or powershell")
 			}
 		}
 	}
 }
 
-// requireTopic makes it wrong usage to ask for help about a command that there is none of. Otherwise that is answered by all of the help.
+// requireTopic makes it wrong usage to ask for help about a command that there is none of.
+// Otherwise that is answered by all of the help.
 func requireTopic(root *cobra.Command) {
 	root.InitDefaultHelpCmd()
 	for _, c := range root.Commands() {
@@ -184,7 +192,8 @@ func requireTopic(root *cobra.Command) {
 			c.RunE = func(_ *cobra.Command, args []string) error {
 				topic, rest, err := root.Find(args)
 				if err != nil || len(rest) > 0 {
-					return fmt.Errorf("there is no command %q: see kubevirt-disk --help", strings.Join(args, " "))
+					return fmt.Errorf("there is no command %q: see kubevirt-disk --help",
+						strings.Join(args, " "))
 				}
 				topic.InitDefaultHelpFlag() // so that the help shows it
 				return topic.Help()
@@ -193,8 +202,8 @@ func requireTopic(root *cobra.Command) {
 	}
 }
 
-// flagError says what to do about a wrong flag. What follows an unknown one is not repeated: it may be a
-// password.
+// flagError says what to do about a wrong flag. What follows an unknown one is not repeated: it may
+// be a password.
 func flagError(cmd *cobra.Command, err error) error {
 	var unknown *pflag.NotExistError
 	if errors.As(err, &unknown) {
@@ -209,7 +218,8 @@ func flagError(cmd *cobra.Command, err error) error {
 	}
 	var invalid *pflag.InvalidValueError
 	if errors.As(err, &invalid) {
-		err = fmt.Errorf("--%s: %s", invalid.GetFlag().Name, invalidValue(invalid.GetFlag(), invalid.GetValue()))
+		err = fmt.Errorf("--%s: %s", invalid.GetFlag().Name,
+			invalidValue(invalid.GetFlag(), invalid.GetValue()))
 	}
 	return fmt.Errorf("%w: see %s --help", err, cmd.CommandPath())
 }
@@ -229,7 +239,8 @@ func invalidValue(flag *pflag.Flag, value string) string {
 	return fmt.Sprintf("%q is not understood", value)
 }
 
-// usageArgs adds where to read on to what is wrong with the arguments. What a variable would be set to is not repeated: it may be a password.
+// usageArgs adds where to read on to what is wrong with the arguments. What a variable would be set
+// to is not repeated: it may be a password.
 func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if err := check(cmd, args); err != nil {
@@ -287,7 +298,8 @@ func (a *app) interruptible(parent context.Context, hangups chan<- struct{}) (
 				return
 			case <-hungUp:
 				// When a terminal closes, its processes have none any more before they are told.
-				closed := anyHungUp(terminals) || hadTerminal && errors.Is(controllingTerminal(), syscall.ENXIO)
+				closed := anyHungUp(terminals) || hadTerminal &&
+					errors.Is(controllingTerminal(), syscall.ENXIO)
 				if hangups != nil && (outlives || !closed) {
 					select {
 					case hangups <- struct{}{}:
@@ -330,7 +342,8 @@ func standardTerminals() (fds []int) {
 	return fds
 }
 
-// anyHungUp reports whether one of the terminals was closed, which the kernel marks before it tells anybody.
+// anyHungUp reports whether one of the terminals was closed, which the kernel marks before it tells
+// anybody.
 func anyHungUp(terminals []int) bool {
 	return slices.ContainsFunc(terminals, func(fd int) bool {
 		_, err := unix.IoctlGetTermios(fd, unix.TCGETS)

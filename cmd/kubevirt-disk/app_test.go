@@ -15,7 +15,8 @@ import (
 	"go.uber.org/zap/zapcore"
 )
 
-// TestStopDuringTheCopy: whichever of the two is first, the end is a clean one, and the next start goes on with the disk.
+// TestStopDuringTheCopy: whichever of the two is first, the end is a clean one, and the next start
+// goes on with the disk.
 func TestStopDuringTheCopy(t *testing.T) {
 	l := newPlace(t)
 	f, err := os.Create(filepath.Join(l.dir, "disk", "big.raw"))
@@ -27,13 +28,17 @@ func TestStopDuringTheCopy(t *testing.T) {
 	}
 	require.NoError(t, f.Close())
 	p := launch(t, binary(t), l.env, "serve")
-	p.until("the disk is made", func() bool { return p.logged("made a disk of the image", "lun") != nil })
+	p.until("the disk is made", func() bool {
+		return p.logged("made a disk of the image", "lun") !=
+			nil
+	})
 	require.Equal(t, exitDone, p.terminate())
 	require.NoFileExists(t, l.readyFile())
 	partial, err := filepath.Glob(filepath.Join(l.dir, "work", "*", "*.partial"))
 	require.NoError(t, err)
 	require.Empty(t, partial)
-	require.True(t, p.logged("stopped", "msg") != nil || p.logged("stopped before the LUNs were ready", "msg") != nil)
+	require.True(t, p.logged("stopped", "msg") != nil ||
+		p.logged("stopped before the LUNs were ready", "msg") != nil)
 	again := l.serve(t)
 	require.NotNil(t, again.logged("keeping the existing disk, with what was written to it", "lun"))
 }
@@ -59,7 +64,8 @@ func TestTheFirstSignalCancelsTheSecondEnds(t *testing.T) {
 	}
 }
 
-// One request may come twice, as timeout(1) sends it to a process and then to its group: it drains all the same.
+// One request may come twice, as timeout(1) sends it to a process and then to its group: it drains
+// all the same.
 func TestOneRequestThatComesTwice(t *testing.T) {
 	exited := make(chan int, 1)
 	a := &app{exit: func(status int) { exited <- status }, sameRequest: time.Hour}
@@ -103,10 +109,14 @@ func TestLogFormats(t *testing.T) {
 	require.Contains(t, b.String(), `INFO  hello  {"lun": 1}`)
 }
 
-// TestMessagesCommandNoTerminal: the name of an image, or what a daemon elsewhere answers, neither moves the cursor nor turns the text around.
+// TestMessagesCommandNoTerminal: the name of an image, or what a daemon elsewhere answers, neither
+// moves the cursor nor turns the text around.
 func TestMessagesCommandNoTerminal(t *testing.T) {
 	var b bytes.Buffer
 	a := &app{stderr: &b}
-	require.Equal(t, exitFailed, a.report(&failure{errors.New("LUN 1 (größe\x1b[2J\r\x9b\u009b\u202e\x00\"'.raw):\n  bad, \uFFFD")}))
-	require.Equal(t, `kubevirt-disk: LUN 1 (größe\x1b[2J\r\x9b\u009b\u202e\x00"'.raw):`+"\n  bad, \uFFFD\n", b.String())
+	require.Equal(t, exitFailed,
+		a.report(&failure{errors.New("LUN 1 (größe\x1b[2J\r\x9b\u009b\u202e\x00\"'.raw):\n  bad, " +
+			"\uFFFD")}))
+	require.Equal(t, `kubevirt-disk: LUN 1 (größe\x1b[2J\r\x9b\u009b\u202e\x00"'.raw):`+
+		"\n  bad, \uFFFD\n", b.String())
 }

@@ -20,7 +20,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// patience bounds what a test waits for; none passes or fails by how long something takes within it.
+// patience bounds what a test waits for; none passes or fails by how long something takes within
+// it.
 const patience = 60 * time.Second
 
 // buildDir is what build has made; "" where no test needed it.
@@ -34,7 +35,8 @@ var build = sync.OnceValues(func() (string, error) {
 	}
 	buildDir = dir
 	path := filepath.Join(dir, "kubevirt-disk")
-	args := []string{"build", "-ldflags", "-X main.version=v0.0.0-test -X main.commit=c0ffee", "-o", path}
+	args := []string{"build", "-ldflags", "-X main.version=v0.0.0-test -X main.commit=c0ffee", "-o",
+		path}
 	if raceDetector() {
 		args = append(args, "-race")
 	}
@@ -89,7 +91,8 @@ type process struct {
 func launch(t *testing.T, name string, env []string, args ...string) *process {
 	t.Helper()
 	p := &process{t: t, cmd: exec.Command(name, args...), done: make(chan struct{})}
-	p.cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "GORACE=halt_on_error=1 exitcode=66 atexit_sleep_ms=0"}, env...)
+	p.cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"),
+		"GORACE=halt_on_error=1 exitcode=66 atexit_sleep_ms=0"}, env...)
 	p.cmd.Dir = t.TempDir()
 	p.cmd.Stdout, p.cmd.Stderr = &p.stdout, &p.stderr
 	require.NoError(t, p.cmd.Start())
@@ -189,7 +192,8 @@ func newPlace(t *testing.T, images ...string) place {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, "disk", name), content, 0o644))
 	}
 	return place{dir: dir, env: []string{
-		"DISK_DIR=" + filepath.Join(dir, "disk"), "WORK_DIR=" + filepath.Join(dir, "work"), "READY_FILE=" + filepath.Join(dir, "healthy"),
+		"DISK_DIR=" + filepath.Join(dir, "disk"), "WORK_DIR=" + filepath.Join(dir, "work"),
+		"READY_FILE=" + filepath.Join(dir, "healthy"),
 		"LISTEN=127.0.0.1:0", "METRICS_LISTEN=127.0.0.1:0",
 	}}
 }

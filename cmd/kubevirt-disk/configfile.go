@@ -19,9 +19,9 @@ const maxConfigFile = 1 << 20
 // fileReader reads a file of settings or of a credential.
 type fileReader func(path string) ([]byte, error)
 
-// readConfigFile reads the settings of a YAML file as text, which is how every source gives them, so that
-// one place checks them. A number keeps its spelling: 03260 is a port and not an octal number.
-// Messages quote keys but no values of unknown keys, as one may be a misplaced secret.
+// readConfigFile reads the settings of a YAML file as text, which is how every source gives them,
+// so that one place checks them. A number keeps its spelling: 03260 is a port and not an octal
+// number. Messages quote keys but no values of unknown keys, as one may be a misplaced secret.
 func readConfigFile(path string, read fileReader) (
 	map[string]any, map[string]diskOverrides, []string) {
 	values := map[string]any{}
@@ -43,13 +43,15 @@ func readConfigFile(path string, read fileReader) (
 	}
 	root := doc.Content[0]
 	if root.Kind != yaml.MappingNode {
-		return values, nil, []string{fmt.Sprintf("%q: line %d: want settings as \"key: value\"", path, root.Line)}
+		return values, nil, []string{fmt.Sprintf("%q: line %d: want settings as \"key: value\"",
+			path, root.Line)}
 	}
 	var problems []string
 	for i := 0; i+1 < len(root.Content); i += 2 {
 		key, value := root.Content[i], root.Content[i+1]
 		complain := func(format string, args ...any) {
-			problems = append(problems, fmt.Sprintf("%q: line %d: %q %s", path, key.Line, key.Value, fmt.Sprintf(format, args...)))
+			problems = append(problems, fmt.Sprintf("%q: line %d: %q %s", path, key.Line, key.Value,
+				fmt.Sprintf(format, args...)))
 		}
 		if key.Value == keyDisks && key.Kind == yaml.ScalarNode {
 			if disks != nil {
@@ -80,7 +82,8 @@ func readConfigFile(path string, read fileReader) (
 	return values, disks, problems
 }
 
-// yamlProblem says what the parser found. Of all that it says, only the name of an anchor comes from a value, which may be a misplaced secret.
+// yamlProblem says what the parser found. Of all that it says, only the name of an anchor comes
+// from a value, which may be a misplaced secret.
 func yamlProblem(err error) string {
 	text := strings.TrimPrefix(err.Error(), "yaml: ")
 	if strings.HasPrefix(text, "unknown anchor") {
@@ -89,8 +92,9 @@ func yamlProblem(err error) string {
 	return text
 }
 
-// readPatience is how long a file of settings or of a credential may take to come to its end. The pipe of a process substitution is being
-// written when it is read, while nobody writes to one that was named by mistake, and a terminal waits for a person.
+// readPatience is how long a file of settings or of a credential may take to come to its end. The
+// pipe of a process substitution is being written when it is read, while nobody writes to one that
+// was named by mistake, and a terminal waits for a person.
 const readPatience = 10 * time.Second
 
 // readBounded reads a file that may be a pipe, and takes neither much memory nor for ever.
@@ -100,16 +104,19 @@ func readWithin(path string, patience time.Duration) ([]byte, error) {
 	var text []byte
 	var err error
 	done := make(chan struct{})
-	// To open a pipe may already take for ever. Whoever waits then goes with the process, which does not start.
+	// To open a pipe may already take for ever. Whoever waits then goes with the process, which
+	// does not start.
 	go func() {
 		defer close(done)
-		text, err = readAtMost(path, os.O_RDONLY, maxConfigFile, func(fs.FileMode) bool { return true })
+		text, err = readAtMost(path, os.O_RDONLY, maxConfigFile,
+			func(fs.FileMode) bool { return true })
 	}()
 	select {
 	case <-done:
 		return text, err
 	case <-time.After(patience):
-		return nil, fmt.Errorf("it has not come to its end within %v: name a regular file, or a pipe that is written to and closed", patience)
+		return nil, fmt.Errorf("it has not come to its end within %v: name a regular file, or a "+
+			"pipe that is written to and closed", patience)
 	}
 }
 
@@ -135,7 +142,8 @@ func readAtMost(path string, flags, limit int, wanted func(fs.FileMode) bool) ([
 	return text, nil
 }
 
-// withoutPath is the cause of an error about a file that the message names anyway, or must not name.
+// withoutPath is the cause of an error about a file that the message names anyway, or must not
+// name.
 func withoutPath(err error) error {
 	var perr *fs.PathError
 	if errors.As(err, &perr) {
@@ -170,7 +178,8 @@ func settingValue(s setting, n *yaml.Node) (any, error) {
 	return nil, errors.New("takes a single value")
 }
 
-// unknownKeyHint helps with the two likely mistakes: another spelling, and a credential in the file.
+// unknownKeyHint helps with the two likely mistakes: another spelling, and a credential in the
+// file.
 func unknownKeyHint(key string) string {
 	if looksLikeCredential(key) {
 		return ": " + credentialsHint
@@ -182,7 +191,8 @@ func unknownKeyHint(key string) string {
 	return ""
 }
 
-const credentialsHint = "CHAP credentials come from the environment (CHAP_USERNAME, CHAP_PASSWORD) or from files (CHAP_PASSWORD_FILE)"
+const credentialsHint = "CHAP credentials come from the environment (CHAP_USERNAME, " +
+	"CHAP_PASSWORD) or from files (CHAP_PASSWORD_FILE)"
 
 func looksLikeCredential(name string) bool {
 	name = strings.ToLower(name)

@@ -75,7 +75,8 @@ func (r *rotation) use(now seenCredentials) {
 			now.problem = err.Error()
 		} else {
 			r.inForce, r.told = now.cfg, ""
-			r.log.Info("the credentials have changed: new logins need the new ones, and sessions go on")
+			r.log.Info("the credentials have changed: new logins need the new ones, and sessions " +
+				"go on")
 			return
 		}
 	}

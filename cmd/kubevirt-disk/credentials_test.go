@@ -30,7 +30,8 @@ func TestRotation(t *testing.T) {
 	core, lines := observer.New(zap.DebugLevel)
 	inForce := old
 	replace := func(c chap.Config) error { inForce = c; return nil }
-	r := newRotation(func() (chap.Config, error) { return now, problem }, replace, old, zap.New(core))
+	r := newRotation(func() (chap.Config, error) { return now, problem }, replace, old,
+		zap.New(core))
 	look := func(c chap.Config, err error, want chap.Config, logged ...string) {
 		t.Helper()
 		now, problem = c, err
@@ -113,11 +114,13 @@ func TestChangedCredentialFiles(t *testing.T) {
 		for name, content := range files {
 			require.NoError(t, os.WriteFile(filepath.Join(data, name), []byte(content), 0o600))
 			if _, err := os.Lstat(filepath.Join(mount, name)); err != nil {
-				require.NoError(t, os.Symlink(filepath.Join("..data", name), filepath.Join(mount, name)))
+				require.NoError(t,
+					os.Symlink(filepath.Join("..data", name), filepath.Join(mount, name)))
 			}
 		}
 		require.NoError(t, os.Symlink(filepath.Base(data), filepath.Join(mount, "..data_tmp")))
-		require.NoError(t, os.Rename(filepath.Join(mount, "..data_tmp"), filepath.Join(mount, "..data")))
+		require.NoError(t, os.Rename(filepath.Join(mount, "..data_tmp"),
+			filepath.Join(mount, "..data")))
 	}
 	secret := func(user, password, targetUser, targetPassword, initiator string) map[string]string {
 		return map[string]string{"user": user, "password": password, "mutual-user": targetUser,

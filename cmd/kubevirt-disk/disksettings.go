@@ -20,7 +20,8 @@ import (
 	"kubevirt.io/disk/target"
 )
 
-// keyDisks is the key of the YAML file under which single disks are set up, by the names of their images.
+// keyDisks is the key of the YAML file under which single disks are set up, by the names of their
+// images.
 const keyDisks = "disks"
 
 // Keys of one disk that messages name.
@@ -73,7 +74,8 @@ var diskKeys = map[string]func(s *daemon.DiskSettings, value string) error{
 	keySerial: func(s *daemon.DiskSettings, value string) error {
 		for i := range len(value) {
 			if value[i] <= ' ' || value[i] > '~' {
-				return fmt.Errorf("%q is no serial: use printable ASCII characters without spaces", value)
+				return fmt.Errorf("%q is no serial: use printable ASCII characters without spaces",
+					value)
 			}
 		}
 		if value == "" || len(value) > 36 {
@@ -85,7 +87,8 @@ var diskKeys = map[string]func(s *daemon.DiskSettings, value string) error{
 	keyNAA: func(s *daemon.DiskSettings, value string) error {
 		naa, err := hex.DecodeString(strings.TrimPrefix(strings.ToLower(value), "0x"))
 		if err != nil || len(naa) != 8 || naa[0]>>4 != 3 {
-			return fmt.Errorf("%q is no NAA identifier: use 16 hexadecimal digits, of which the first is 3", value)
+			return fmt.Errorf("%q is no NAA identifier: use 16 hexadecimal digits, of which the "+
+				"first is 3", value)
 		}
 		s.Identity.NAA = [8]byte(naa)
 		return nil
@@ -115,13 +118,15 @@ func parseTruth(value string) (bool, error) {
 var sizeUnits = []struct {
 	suffix string
 	bytes  int64
-}{{"Ki", 1 << 10}, {"Mi", 1 << 20}, {"Gi", 1 << 30}, {"Ti", 1 << 40}, {"K", 1e3}, {"k", 1e3}, {"M", 1e6}, {"G", 1e9}, {"T", 1e12}, {"", 1}}
+}{{"Ki", 1 << 10}, {"Mi", 1 << 20}, {"Gi", 1 << 30}, {"Ti", 1 << 40}, {"K", 1e3}, {"k", 1e3},
+	{"M", 1e6}, {"G", 1e9}, {"T", 1e12}, {"", 1}}
 
 // parseSize reads the size of a disk, bytes.
 func parseSize(text string) (int64, error) {
 	n, err := parseBytes(text)
 	if err == nil && n%disk.SectorSize != 0 {
-		return 0, fmt.Errorf("%q is not a multiple of %d bytes: use Ki, Mi, Gi or Ti", text, disk.SectorSize)
+		return 0, fmt.Errorf("%q is not a multiple of %d bytes: use Ki, Mi, Gi or Ti", text,
+			disk.SectorSize)
 	}
 	return n, err
 }
@@ -145,14 +150,17 @@ func parseBytes(text string) (int64, error) {
 // readDisks reads the value of keyDisks. Errors of values are found when they are applied.
 func readDisks(path string, n *yaml.Node) (map[string]diskOverrides, []string) {
 	if n.Kind != yaml.MappingNode {
-		return nil, []string{fmt.Sprintf("%q: line %d: %q holds settings by the names of images: \"fedora.qcow2: {lun: 3}\"", path, n.Line, keyDisks)}
+		return nil, []string{fmt.Sprintf("%q: line %d: %q holds settings by the names of images: "+
+			"\"fedora.qcow2: {lun: 3}\"", path, n.Line, keyDisks)}
 	}
 	disks := map[string]diskOverrides{}
 	var problems []string
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		image, settings := n.Content[i], n.Content[i+1]
 		complain := func(line int, format string, args ...any) {
-			problems = append(problems, fmt.Sprintf("%q: line %d: %q: %s", path, line, image.Value, fmt.Sprintf(format, args...)))
+			problems = append(problems,
+				fmt.Sprintf("%q: line %d: %q: %s", path, line, image.Value,
+					fmt.Sprintf(format, args...)))
 		}
 		if _, twice := disks[image.Value]; twice {
 			complain(image.Line, "is set up twice")
@@ -162,13 +170,15 @@ func readDisks(path string, n *yaml.Node) (map[string]diskOverrides, []string) {
 			complain(settings.Line, "want its settings as \"key: value\"")
 			continue
 		}
-		d := diskOverrides{source: fmt.Sprintf("%q of %q in %q", keyDisks, image.Value, path), set: map[string]string{}}
+		d := diskOverrides{source: fmt.Sprintf("%q of %q in %q", keyDisks, image.Value, path),
+			set: map[string]string{}}
 		for j := 0; j+1 < len(settings.Content); j += 2 {
 			key, value := settings.Content[j], settings.Content[j+1]
 			_, twice := d.set[key.Value]
 			switch {
 			case diskKeys[key.Value] == nil:
-				complain(key.Line, "%q is no setting of a disk: use %s", key.Value, strings.Join(slices.Sorted(maps.Keys(diskKeys)), ", "))
+				complain(key.Line, "%q is no setting of a disk: use %s", key.Value,
+					strings.Join(slices.Sorted(maps.Keys(diskKeys)), ", "))
 			case twice:
 				complain(key.Line, "%q is set twice", key.Value)
 			case value.Kind != yaml.ScalarNode || isNull(value):

@@ -41,15 +41,18 @@ goes on with what was asked. The page /status tells who has a LUN, and who is fe
 	addFlags(cmd.Flags(), keys...)
 	cmd.Flags().Uint16Var(&req.LUN, "lun", 0, "`number` of the LUN")
 	cmd.Flags().StringVar(&req.To, "to", "", "open the LUN to this `initiator` name too")
-	cmd.Flags().DurationVar(&open, "for", 0, "how long it stays open, as 90s or 5m (default until --finish or --cancel)")
-	cmd.Flags().BoolVar(&finish, "finish", false, "make the second initiator the owner and fence the first")
+	cmd.Flags().DurationVar(&open, "for", 0, "how long it stays open, as 90s or 5m (default "+
+		"until --finish or --cancel)")
+	cmd.Flags().BoolVar(&finish, "finish", false,
+		"make the second initiator the owner and fence the first")
 	cmd.Flags().BoolVar(&cancel, "cancel", false, "close the LUN to the second initiator again")
 	cmd.RunE = running(func(cmd *cobra.Command, _ []string) error {
 		l := load(cmd.Flags(), keys...)
 		socket := l.controlSocket()
 		chosen := 0
 		for action, on := range map[control.Action]bool{
-			control.ActionOpen: req.To != "", control.ActionFinish: finish, control.ActionCancel: cancel,
+			control.ActionOpen: req.To != "", control.ActionFinish: finish,
+			control.ActionCancel: cancel,
 		} {
 			if on {
 				req.Action = action

@@ -24,23 +24,36 @@ func TestHandoverCommandLine(t *testing.T) {
 		status int
 		want   string
 	}{
-		"nobody is there":        {[]string{"--lun=1", "--finish"}, exitFailed, "no daemon answers at " + strconv.Quote(socket)},
-		"no directory":           {[]string{"--lun=1", "--finish", "--control-socket=" + socket + "/none/c"}, exitFailed, "no daemon answers"},
-		"where it may be":        {[]string{"--lun=1", "--finish"}, exitFailed, "no such file or directory: is it running, with the same --work-dir (WORK_DIR) or --control-socket"},
-		"no LUN":                 {[]string{"--finish"}, exitUsage, "--lun: is missing"},
-		"LUN 0":                  {[]string{"--lun=0", "--finish"}, exitUsage, "--lun: is missing"},
-		"a LUN too high":         {[]string{"--lun=65536", "--finish"}, exitUsage, "--lun"},
-		"no action":              {[]string{"--lun=1"}, exitUsage, "give one of --to, --finish and --cancel"},
-		"an empty name":          {[]string{"--lun=1", "--to="}, exitUsage, "give one of --to, --finish and --cancel"},
-		"two actions":            {[]string{"--lun=1", "--finish", "--cancel"}, exitUsage, "give one of --to, --finish and --cancel"},
-		"a name and another one": {[]string{"--lun=1", "--to=" + second, "--cancel"}, exitUsage, "give one of --to, --finish and --cancel"},
-		"a time that is over":    {[]string{"--lun=1", "--to=" + second, "--for=-5m"}, exitUsage, "--for: goes with --to"},
-		"a time to finish":       {[]string{"--lun=1", "--finish", "--for=5m"}, exitUsage, "--for: goes with --to"},
-		"a negative one":         {[]string{"--lun=1", "--finish", "--for=-5m"}, exitUsage, "--for: goes with --to"},
-		"no socket":              {[]string{"--lun=1", "--finish", "--control-socket="}, exitUsage, "--control-socket: is empty"},
-		"an argument":            {[]string{"--lun=1", "finish"}, exitUsage, "usage is"},
+		"nobody is there": {[]string{"--lun=1", "--finish"}, exitFailed,
+			"no daemon answers at " + strconv.Quote(socket)},
+		"no directory": {[]string{"--lun=1", "--finish",
+			"--control-socket=" + socket + "/none/c"}, exitFailed, "no daemon answers"},
+		"where it may be": {[]string{"--lun=1", "--finish"}, exitFailed,
+			"no such file or directory: is it running, with the same --work-dir (WORK_DIR) or " +
+				"--control-socket"},
+		"no LUN":         {[]string{"--finish"}, exitUsage, "--lun: is missing"},
+		"LUN 0":          {[]string{"--lun=0", "--finish"}, exitUsage, "--lun: is missing"},
+		"a LUN too high": {[]string{"--lun=65536", "--finish"}, exitUsage, "--lun"},
+		"no action": {[]string{"--lun=1"}, exitUsage,
+			"give one of --to, --finish and --cancel"},
+		"an empty name": {[]string{"--lun=1", "--to="}, exitUsage,
+			"give one of --to, --finish and --cancel"},
+		"two actions": {[]string{"--lun=1", "--finish", "--cancel"}, exitUsage,
+			"give one of --to, --finish and --cancel"},
+		"a name and another one": {[]string{"--lun=1", "--to=" + second, "--cancel"}, exitUsage,
+			"give one of --to, --finish and --cancel"},
+		"a time that is over": {[]string{"--lun=1", "--to=" + second, "--for=-5m"}, exitUsage,
+			"--for: goes with --to"},
+		"a time to finish": {[]string{"--lun=1", "--finish", "--for=5m"}, exitUsage,
+			"--for: goes with --to"},
+		"a negative one": {[]string{"--lun=1", "--finish", "--for=-5m"}, exitUsage,
+			"--for: goes with --to"},
+		"no socket": {[]string{"--lun=1", "--finish", "--control-socket="}, exitUsage,
+			"--control-socket: is empty"},
+		"an argument": {[]string{"--lun=1", "finish"}, exitUsage, "usage is"},
 	} {
-		status, stdout, stderr := run(t, []string{"CONTROL_SOCKET=" + socket}, append([]string{"handover"}, c.args...)...)
+		status, stdout, stderr := run(t, []string{"CONTROL_SOCKET=" + socket},
+			append([]string{"handover"}, c.args...)...)
 		require.Equal(t, c.status, status, "%s: %s", name, stderr)
 		require.Contains(t, stderr, c.want, name)
 		require.Empty(t, stdout, name)
@@ -56,10 +69,12 @@ func TestHandoverTellsWhatTheDaemonSays(t *testing.T) {
 		status int
 		want   string
 	}{
-		{[]string{"--lun=1", "--finish"}, exitFailed, "LUN 1 is open to nobody but its owner; open it first"},
+		{[]string{"--lun=1", "--finish"}, exitFailed,
+			"LUN 1 is open to nobody but its owner; open it first"},
 		{[]string{"--lun=7", "--to=" + second}, exitFailed, "there is no LUN 7"},
 		{[]string{"--lun=1", "--to=somebody"}, exitFailed, "is not an iSCSI name"},
-		{[]string{"--lun=1", "--to=" + second, "--for=5m"}, exitDone, "LUN 1 is open to " + second + " too, for 5m0s"},
+		{[]string{"--lun=1", "--to=" + second, "--for=5m"}, exitDone,
+			"LUN 1 is open to " + second + " too, for 5m0s"},
 		{[]string{"--lun=1", "--finish"}, exitFailed, second + " is not logged in"},
 		{[]string{"--lun=1", "--cancel"}, exitDone, second + " is fenced"},
 	} {
@@ -82,7 +97,8 @@ func TestHandoverOfADaemonThatMayNotBeAsked(t *testing.T) {
 	explain := func(err error) error { return explainControl(err, socket, handoverPending(3)) }
 	for _, cause := range []error{unix.EACCES, unix.EPERM} {
 		err := explain(&fs.PathError{Op: "open", Path: "/work", Err: cause})
-		require.EqualError(t, err, fmt.Sprintf("user %d may not ask at %q: a daemon obeys its own user "+
+		require.EqualError(t, err, fmt.Sprintf("user %d may not ask at %q: a daemon obeys its "+
+			"own user "+
 			"and root: open /work: %v", os.Geteuid(), socket, cause))
 	}
 	require.ErrorContains(t, explain(control.ErrStranger),
@@ -97,7 +113,8 @@ func TestHandoverOfADaemonThatMayNotBeAsked(t *testing.T) {
 	require.ErrorContains(t, explain(broken), "the daemon's answer is not understood")
 }
 
-// TestHandoverExplainsTheNameOfAQEMU, which nobody has chosen and whose UUID is in no list of machines.
+// TestHandoverExplainsTheNameOfAQEMU, which nobody has chosen and whose UUID is in no list of
+// machines.
 func TestHandoverExplainsTheNameOfAQEMU(t *testing.T) {
 	const qemu = "iqn.2008-11.org.linux-kvm:3c7a1ef4-1a0b-4d4e-8a6f-0d5b4f6a2b11"
 	l := newPlace(t, "a.raw")
@@ -117,14 +134,16 @@ func TestHandoverExplainsTheNameOfAQEMU(t *testing.T) {
 	require.Equal(t, exitDone, p.terminate())
 }
 
-// TestServeWithoutAControlSocket: disks are served where there can be none, and the log says why and what to do.
+// TestServeWithoutAControlSocket: disks are served where there can be none, and the log says why
+// and what to do.
 func TestServeWithoutAControlSocket(t *testing.T) {
 	l := newPlace(t, "a.raw")
 	path := filepath.Join(l.dir, "socket")
 	require.NoError(t, os.WriteFile(path, []byte("precious"), 0o600))
 	p := l.serve(t, "CONTROL_SOCKET="+path)
 	const said = "there is no control socket, so handover, sessions and kick find no daemon"
-	require.Contains(t, p.logged(said, "error"), strconv.Quote(path)+" is there already, and no socket")
+	require.Contains(t, p.logged(said, "error"),
+		strconv.Quote(path)+" is there already, and no socket")
 	require.Contains(t, p.logged(said, "try"), "--control-socket")
 	require.Equal(t, exitDone, p.terminate())
 	require.FileExists(t, path)

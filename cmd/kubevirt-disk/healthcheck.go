@@ -53,7 +53,8 @@ Exit status 0: yes. 1: no, or nobody answers.`,
 }
 
 // checkHealth returns what a healthy daemon answers. chosen says that page is not the default.
-func checkHealth(ctx context.Context, page *daemon.Address, chosen bool, readyFile string, live bool) (string, error) {
+func checkHealth(ctx context.Context, page *daemon.Address, chosen bool, readyFile string,
+	live bool) (string, error) {
 	if page != nil && page.Port != 0 {
 		path := "/readyz"
 		if live {
@@ -61,27 +62,32 @@ func checkHealth(ctx context.Context, page *daemon.Address, chosen bool, readyFi
 		}
 		url := "http://" + local(*page).String() + path
 		answer, place, err := askPage(ctx, url)
-		// The containers of a pod share one network, and not their files. A daemon whose pages found their port taken is there without any.
+		// The containers of a pod share one network, and not their files. A daemon whose pages
+		// found their port taken is there without any.
 		elsewhere := place != "" && place != pages.Place()
 		without := errors.Is(err, syscall.ECONNREFUSED) && daemonIsInit()
 		if chosen || !elsewhere && !without {
 			return answer, err
 		}
 		if live || readyFile == "" {
-			return "", fmt.Errorf("nobody can be asked: %s is no page of the daemon in this container: give it pages of its own, by %s", url, nameOf(keyMetricsListen))
+			return "", fmt.Errorf("nobody can be asked: %s is no page of the daemon in this "+
+				"container: give it pages of its own, by %s", url, nameOf(keyMetricsListen))
 		}
 	}
 	switch {
 	case live:
-		return "", fmt.Errorf("nobody can be asked: the pages are off, or on a port that only the daemon knows (--%s)", keyMetricsListen)
+		return "", fmt.Errorf("nobody can be asked: the pages are off, or on a port that only "+
+			"the daemon knows (--%s)", keyMetricsListen)
 	case readyFile == "":
-		return "", fmt.Errorf("nobody can be asked: both the pages and the ready file are off (--%s, --%s)", keyMetricsListen, keyReadyFile)
+		return "", fmt.Errorf("nobody can be asked: both the pages and the ready file are off "+
+			"(--%s, --%s)", keyMetricsListen, keyReadyFile)
 	}
 	switch info, err := os.Stat(readyFile); {
 	case err != nil:
 		return "", fmt.Errorf("not ready: %w", err)
 	case !info.Mode().IsRegular():
-		return "", fmt.Errorf("not ready: %q is no regular file: is it the daemon's %s?", readyFile, nameOf(keyReadyFile))
+		return "", fmt.Errorf("not ready: %q is no regular file: is it the daemon's %s?", readyFile,
+			nameOf(keyReadyFile))
 	}
 	return "ok", nil
 }
@@ -100,7 +106,8 @@ func local(p daemon.Address) daemon.Address {
 // maxAnswer bounds what is read of an answer, bytes.
 const maxAnswer = 4 << 10
 
-// askPage returns what a page answers, and the place of the daemon that it is of, which is told with a bad answer as well.
+// askPage returns what a page answers, and the place of the daemon that it is of, which is told
+// with a bad answer as well.
 func askPage(ctx context.Context, url string) (answer, place string, err error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
@@ -110,7 +117,8 @@ func askPage(ctx context.Context, url string) (answer, place string, err error) 
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	res, err := client.Do(req)
 	if err != nil {
-		return "", "", fmt.Errorf("nobody answers: %w: is the daemon running, with the same %s?", err, nameOf(keyMetricsListen))
+		return "", "", fmt.Errorf("nobody answers: %w: is the daemon running, with the same %s?",
+			err, nameOf(keyMetricsListen))
 	}
 	defer res.Body.Close()
 	place = res.Header.Get(pages.PlaceHeader)
@@ -125,8 +133,8 @@ func askPage(ctx context.Context, url string) (answer, place string, err error) 
 	return answer, place, nil
 }
 
-// daemonIsInit says whether the daemon is the first process of this container: then it runs, as the container does, and has made or removed the
-// ready file.
+// daemonIsInit says whether the daemon is the first process of this container: then it runs, as the
+// container does, and has made or removed the ready file.
 func daemonIsInit() bool {
 	first, err := os.Readlink("/proc/1/exe")
 	own, ownErr := os.Readlink("/proc/self/exe")

@@ -36,13 +36,18 @@ func TestHealthcheck(t *testing.T) {
 		path      string
 	}{
 		{env: []string{"METRICS_LISTEN=:" + port}, path: "/readyz"},
-		{env: []string{"METRICS_LISTEN=0.0.0.0:" + port}, args: []string{"--live"}, path: "/healthz"},
-		{env: []string{"METRICS_LISTEN=127.0.0.1:" + port, "http_proxy=http://192.0.2.1:1"}, path: "/readyz"},
+		{env: []string{"METRICS_LISTEN=0.0.0.0:" + port}, args: []string{"--live"},
+			path: "/healthz"},
+		{env: []string{"METRICS_LISTEN=127.0.0.1:" + port, "http_proxy=http://192.0.2.1:1"},
+			path: "/readyz"},
 		{args: []string{"--metrics-listen=localhost:" + port}, path: "/readyz"},
-		{args: []string{"--config=" + yamlFile(t, "metrics-listen: 127.0.0.1:"+port+"\ndisk-dir: /x\n")}, path: "/readyz"},
-		{env: []string{"METRICS_LISTEN=:" + port, "COPY_MODE=nonsense", "CHAP_USERNAME=half"}, path: "/readyz"},
+		{args: []string{"--config=" +
+			yamlFile(t, "metrics-listen: 127.0.0.1:"+port+"\ndisk-dir: /x\n")}, path: "/readyz"},
+		{env: []string{"METRICS_LISTEN=:" + port, "COPY_MODE=nonsense", "CHAP_USERNAME=half"},
+			path: "/readyz"},
 	} {
-		for want, answer := range map[int]int{exitDone: http.StatusOK, exitFailed: http.StatusServiceUnavailable} {
+		for want, answer := range map[int]int{exitDone: http.StatusOK,
+			exitFailed: http.StatusServiceUnavailable} {
 			code.Store(int32(answer))
 			asked.Store("")
 			status, stdout, stderr := run(t, c.env, append([]string{"healthcheck"}, c.args...)...)
@@ -53,8 +58,9 @@ func TestHealthcheck(t *testing.T) {
 	}
 }
 
-// TestHealthcheckOfAnotherContainer: at the default address of the pages, a daemon of another container of the pod may answer. What it says
-// is not about this one, unless somebody has named the address.
+// TestHealthcheckOfAnotherContainer: at the default address of the pages, a daemon of another
+// container of the pod may answer. What it says is not about this one, unless somebody has named
+// the address.
 func TestHealthcheckOfAnotherContainer(t *testing.T) {
 	place := "mnt:[1]"
 	ts := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -100,7 +106,8 @@ func TestTimeoutsOfQuestions(t *testing.T) {
 	defer ts.Close()
 	defer close(never)
 	for _, args := range [][]string{
-		{"healthcheck", "--timeout=100ms", "--metrics-listen=" + ts.Listener.Addr().String()}, {"xml", "--timeout=100ms", "--status-url=" + ts.URL},
+		{"healthcheck", "--timeout=100ms", "--metrics-listen=" + ts.Listener.Addr().String()},
+		{"xml", "--timeout=100ms", "--status-url=" + ts.URL},
 	} {
 		status, stdout, stderr := run(t, nil, args...)
 		require.Equal(t, exitFailed, status)
@@ -127,11 +134,13 @@ func TestHealthcheckWithoutADaemonOrPages(t *testing.T) {
 	status, stdout, _ := run(t, off, "healthcheck")
 	require.Equal(t, exitDone, status)
 	require.Equal(t, "ok\n", stdout)
-	status, _, _ = run(t, []string{"METRICS_LISTEN=127.0.0.1:0", "READY_FILE=" + ready}, "healthcheck")
+	status, _, _ = run(t, []string{"METRICS_LISTEN=127.0.0.1:0", "READY_FILE=" + ready},
+		"healthcheck")
 	require.Equal(t, exitDone, status, "port 0 says nothing about where the pages are")
 	status, _, _ = run(t, off, "healthcheck", "--live")
 	require.Equal(t, exitFailed, status)
-	status, _, stderr = run(t, []string{"METRICS_LISTEN=", "READY_FILE=" + filepath.Dir(ready)}, "healthcheck")
+	status, _, stderr = run(t, []string{"METRICS_LISTEN=", "READY_FILE=" + filepath.Dir(ready)},
+		"healthcheck")
 	require.Equal(t, exitFailed, status)
 	require.Contains(t, stderr, "is no regular file")
 	status, _, _ = run(t, []string{"METRICS_LISTEN=", "READY_FILE="}, "healthcheck")

@@ -15,7 +15,8 @@ const standardStream = "-"
 // checkSource refuses to read an image from standard input. A file of that name is ./-.
 func checkSource(path string) error {
 	if path == standardStream {
-		return errors.New("an image cannot be read from standard input, as its parts are read in any order: " +
+		return errors.New("an image cannot be read from standard input, as its parts are read in " +
+			"any order: " +
 			`write it into a file first, and name that ("./-" is a file of that name)`)
 	}
 	return nil
@@ -26,12 +27,14 @@ func isDirectory(path string) bool {
 	return err == nil && info.IsDir()
 }
 
-// imageArgs is usageArgs for commands that take names of files: a credential is not taken for one, and so not repeated.
+// imageArgs is usageArgs for commands that take names of files: a credential is not taken for one,
+// and so not repeated.
 func imageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return usageArgs(func(cmd *cobra.Command, args []string) error {
 		for _, arg := range args {
 			name, _, ok := strings.Cut(arg, "=")
-			if _, err := os.Lstat(arg); ok && looksLikeCredential(name) && errors.Is(err, fs.ErrNotExist) {
+			if _, err := os.Lstat(arg); ok && looksLikeCredential(name) && errors.Is(err,
+				fs.ErrNotExist) {
 				return errors.New("a credential is no argument") // usageArgs says it better
 			}
 		}

@@ -50,7 +50,8 @@ func (a *app) inspect(paths []string, format string, asJSON bool) error {
 	if at := slices.IndexFunc(paths, isDirectory); at >= 0 && format != "" {
 		var wrong problems.List
 		wrong.Add("--"+keyFormat,
-			"is what an image is that is named, and %q is a directory: name the image in it", paths[at])
+			"is what an image is that is named, and %q is a directory: name the image in it",
+			paths[at])
 		return wrong.Err()
 	}
 	if len(paths) == 1 && !isDirectory(paths[0]) {
@@ -194,7 +195,8 @@ func writeInfo(w io.Writer, info image.Info) error {
 			row("backing file", "none")
 		}
 		for _, b := range info.BackingChain {
-			row("backing file", fmt.Sprintf("%q, %s, %s", b.Name, formatText(b.Format, b.Version), sizeText(b.VirtualSize)))
+			row("backing file", fmt.Sprintf("%q, %s, %s", b.Name, formatText(b.Format, b.Version),
+				sizeText(b.VirtualSize)))
 		}
 		row("servable", "yes")
 	} else {

@@ -11,7 +11,8 @@ import (
 	"kubevirt.io/disk/internal/problems"
 )
 
-// loader finds what each setting is set to, and by what, so that an error can name the place to change.
+// loader finds what each setting is set to, and by what, so that an error can name the place to
+// change.
 type loader struct {
 	viper    *viper.Viper
 	flags    *pflag.FlagSet
@@ -51,8 +52,8 @@ func loadBy(read fileReader, flags *pflag.FlagSet, keys ...string) *loader {
 	return l
 }
 
-// pickEnv returns the variable that sets s, or "". An empty variable counts as not set where empty means
-// nothing, because manifests and compose files pass variables on that way.
+// pickEnv returns the variable that sets s, or "". An empty variable counts as not set where empty
+// means nothing, because manifests and compose files pass variables on that way.
 func (l *loader) pickEnv(s setting, decidedByFlag bool) string {
 	picked, value := "", ""
 	for _, name := range s.env {
@@ -62,7 +63,8 @@ func (l *loader) pickEnv(s setting, decidedByFlag bool) string {
 		case picked == "":
 			picked, value = name, v
 		case v != value && !decidedByFlag:
-			l.problems.Add(picked+" and "+name, "disagree (%q and %q): set only one of them", value, v)
+			l.problems.Add(picked+" and "+name, "disagree (%q and %q): set only one of them", value,
+				v)
 		}
 	}
 	return picked
@@ -92,7 +94,8 @@ func (l *loader) readFile() {
 	_ = l.viper.MergeConfigMap(values)
 }
 
-// source names what set key: a flag, a variable, or a key of the file. "" means that it is the default.
+// source names what set key: a flag, a variable, or a key of the file. "" means that it is the
+// default.
 func (l *loader) source(key string) string {
 	switch {
 	case l.flags.Changed(key):
@@ -119,7 +122,8 @@ func (l *loader) isEmpty(key string) bool {
 
 func (l *loader) text(key string) string { return strings.TrimSpace(l.viper.GetString(key)) }
 
-// list returns the elements of a repeatable setting; each may itself hold several, separated by commas.
+// list returns the elements of a repeatable setting; each may itself hold several, separated by
+// commas.
 func (l *loader) list(key string) []string {
 	var elements []string
 	switch v := l.viper.Get(key).(type) {

@@ -10,13 +10,14 @@ import (
 const (
 	// logQueueLines is how many lines wait for whoever reads the log: about 300 KiB.
 	logQueueLines = 1024
-	// logPatience is how long a full queue holds up who logs, and the end of the process waits for the last lines.
+	// logPatience is how long a full queue holds up who logs, and the end of the process waits for
+	// the last lines.
 	logPatience = time.Second
 )
 
-// logQueue keeps a reader of the log that does not read, as of a terminal that Ctrl-S has stopped or of a log driver that hangs, from holding up
-// what is logged: logins, handovers, the drain. As long as it reads, no line is lost and who logs faster waits for it. Any number of
-// goroutines.
+// logQueue keeps a reader of the log that does not read, as of a terminal that Ctrl-S has stopped
+// or of a log driver that hangs, from holding up what is logged: logins, handovers, the drain. As
+// long as it reads, no line is lost and who logs faster waits for it. Any number of goroutines.
 type logQueue struct {
 	w        io.Writer
 	entries  chan logEntry

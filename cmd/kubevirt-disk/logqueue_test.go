@@ -39,11 +39,13 @@ func TestALogThatNobodyReadsHoldsUpNothing(t *testing.T) {
 		require.Equal(t, 5, n)
 	}
 	require.NoError(t, q.Sync())
-	require.Less(t, time.Since(begin), 50*logPatience, "only the first one that is lost has to wait")
+	require.Less(t, time.Since(begin), 50*logPatience,
+		"only the first one that is lost has to wait")
 	close(g.open)
 	lost := int64(<-told)
 	require.GreaterOrEqual(t, lost, int64(99), "one is being written, and as many as fit wait")
-	require.Eventually(t, func() bool { return g.lines.Load()+lost == lines }, patience, time.Millisecond, "the others are there")
+	require.Eventually(t, func() bool { return g.lines.Load()+lost == lines }, patience,
+		time.Millisecond, "the others are there")
 }
 
 func TestAFastLogIsComplete(t *testing.T) {
@@ -57,10 +59,12 @@ func TestAFastLogIsComplete(t *testing.T) {
 		require.NoError(t, err)
 	}
 	require.NoError(t, q.Sync())
-	require.Eventually(t, func() bool { return g.lines.Load() == lines }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return g.lines.Load() == lines }, patience,
+		time.Millisecond)
 }
 
-// TestTheLogKeepsItsLines writes lines from one buffer, as a logger does, while nobody reads them yet.
+// TestTheLogKeepsItsLines writes lines from one buffer, as a logger does, while nobody reads them
+// yet.
 func TestTheLogKeepsItsLines(t *testing.T) {
 	var got bytes.Buffer
 	g := &gate{open: make(chan struct{})}
@@ -78,7 +82,8 @@ func TestTheLogKeepsItsLines(t *testing.T) {
 	require.Equal(t, want.String(), got.String())
 }
 
-// TestServeWithALogThatNobodyReads fills the pipe of the log before the daemon starts, and stops it.
+// TestServeWithALogThatNobodyReads fills the pipe of the log before the daemon starts, and stops
+// it.
 func TestServeWithALogThatNobodyReads(t *testing.T) {
 	l := newPlace(t, "a.raw")
 	path := fullPipe(t)
@@ -88,11 +93,13 @@ func TestServeWithALogThatNobodyReads(t *testing.T) {
 	require.NoFileExists(t, l.readyFile())
 }
 
-// TestFailuresThatNobodyReads: a daemon that cannot serve ends, so that it is started again, also where its log hangs.
+// TestFailuresThatNobodyReads: a daemon that cannot serve ends, so that it is started again, also
+// where its log hangs.
 func TestFailuresThatNobodyReads(t *testing.T) {
 	l := newPlace(t, "a.raw")
 	path := fullPipe(t)
-	for flag, want := range map[string]int{"--port=none": exitUsage, "--listen=192.0.2.1:0 --insecure-no-auth": exitFailed} {
+	for flag, want := range map[string]int{"--port=none": exitUsage,
+		"--listen=192.0.2.1:0 --insecure-no-auth": exitFailed} {
 		p := launch(t, "/bin/sh", l.env, "-c", `exec "$0" serve $2 2>"$1"`, binary(t), path, flag)
 		require.Equal(t, want, p.status(), flag)
 	}

@@ -6,9 +6,9 @@ import (
 	"os"
 )
 
-// The names by which callers of the original wrapper start what is in the image: the pod's command is
-// /entry-point.sh PORT, and its readiness probe runs cat /tmp/healthy. An image from scratch has neither a
-// shell nor cat, so the binary answers by the name it is called.
+// The names by which callers of the original wrapper start what is in the image: the pod's command
+// is /entry-point.sh PORT, and its readiness probe runs cat /tmp/healthy. An image from scratch has
+// neither a shell nor cat, so the binary answers by the name it is called.
 const (
 	nameEntryPoint = "entry-point.sh"
 	nameCat        = "cat"

@@ -9,8 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestServePersistentDisks goes through what becomes of a volume: it is filled, used again, kept or refused with another
-// image, and served without one.
+// TestServePersistentDisks goes through what becomes of a volume: it is filled, used again, kept or
+// refused with another image, and served without one.
 func TestServePersistentDisks(t *testing.T) {
 	l := newPlace(t, "a.raw")
 	volume := t.TempDir()
@@ -29,7 +29,8 @@ func TestServePersistentDisks(t *testing.T) {
 	disk := filepath.Join(volume, "disk.img")
 	content, err := os.ReadFile(disk)
 	require.NoError(t, err)
-	require.Equal(t, bytes.Repeat([]byte{1}, 4096), content, "raw, as a volume of that kind holds it")
+	require.Equal(t, bytes.Repeat([]byte{1}, 4096), content,
+		"raw, as a volume of that kind holds it")
 
 	// Another image: refused, and untouched.
 	image := filepath.Join(l.dir, "disk", "a.raw")
@@ -43,7 +44,8 @@ func TestServePersistentDisks(t *testing.T) {
 	require.Equal(t, serial, p.logged("serving a LUN", "serial"))
 
 	// A second daemon on the volume names the first.
-	status, _, stderr = run(t, append(env, "READY_FILE=", "WORK_DIR="+t.TempDir(), "ON_IMAGE_CHANGE=keep"), "serve")
+	status, _, stderr = run(t,
+		append(env, "READY_FILE=", "WORK_DIR="+t.TempDir(), "ON_IMAGE_CHANGE=keep"), "serve")
 	require.Equal(t, exitFailed, status)
 	require.Contains(t, stderr, "is in use by process")
 	require.Contains(t, stderr, volume)
@@ -64,7 +66,8 @@ func TestServePersistentDisks(t *testing.T) {
 
 	// Several images have directories of their own, and never take the disk of a single one.
 	for _, name := range []string{"a.raw", "b.raw"} {
-		require.NoError(t, os.WriteFile(filepath.Join(l.dir, "disk", name), bytes.Repeat([]byte{3}, 4096), 0o644))
+		require.NoError(t, os.WriteFile(filepath.Join(l.dir, "disk", name),
+			bytes.Repeat([]byte{3}, 4096), 0o644))
 	}
 	status, _, stderr = run(t, env, "serve")
 	require.Equal(t, exitFailed, status)
@@ -78,14 +81,16 @@ func TestServePersistentDisks(t *testing.T) {
 
 	// The disk that a volume brings along is served as it is.
 	own := t.TempDir()
-	require.NoError(t, os.WriteFile(filepath.Join(own, "disk.img"), bytes.Repeat([]byte{7}, 8192), 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(own, "disk.img"), bytes.Repeat([]byte{7}, 8192),
+		0o600))
 	require.NoError(t, os.Remove(filepath.Join(l.dir, "disk", "b.raw")))
 	p = serve(append(l.env, "PERSISTENT_DIR="+own)...)
 	require.EqualValues(t, 8192, p.logged("serving a LUN", "size_bytes"))
 	require.Equal(t, exitDone, p.terminate())
 }
 
-// TestServeRefusesAVolumeThatIsNotThere: a slip in its name must not lose a disk with the pod. Where it comes from makes no difference.
+// TestServeRefusesAVolumeThatIsNotThere: a slip in its name must not lose a disk with the pod.
+// Where it comes from makes no difference.
 func TestServeRefusesAVolumeThatIsNotThere(t *testing.T) {
 	l := newPlace(t, "a.raw", "b.raw")
 	missing := filepath.Join(l.dir, "volume")
@@ -98,27 +103,34 @@ func TestServeRefusesAVolumeThatIsNotThere(t *testing.T) {
 		want []string
 	}{
 		{env: []string{"PERSISTENT_DIR=" + missing}, want: []string{missing, "does not exist"}},
-		{args: []string{"--persistent-dir=" + missing + "/deep"}, want: []string{missing, "does not exist"}},
-		{args: []string{"--config=" + yamlFile(t, "persistent-dir: "+missing)}, want: []string{missing, "does not exist"}},
+		{args: []string{"--persistent-dir=" + missing + "/deep"},
+			want: []string{missing, "does not exist"}},
+		{args: []string{"--config=" + yamlFile(t, "persistent-dir: "+missing)},
+			want: []string{missing, "does not exist"}},
 		{env: []string{"PERSISTENT_DIR=" + dangling}, want: []string{dangling, "does not exist"}},
 		{env: []string{"PERSISTENT_DIR=" + file}, want: []string{file, "is no directory"}},
-		{env: []string{"PERSISTENT_DIR=" + file + "/deep"}, want: []string{file, "is no directory"}},
+		{env: []string{"PERSISTENT_DIR=" + file + "/deep"},
+			want: []string{file, "is no directory"}},
 	} {
-		status, _, stderr := run(t, append(l.env, c.env...), append([]string{"serve"}, c.args...)...)
+		status, _, stderr := run(t, append(l.env, c.env...),
+			append([]string{"serve"}, c.args...)...)
 		require.Equal(t, exitFailed, status, stderr)
-		for _, part := range append(c.want, "--persistent-dir (PERSISTENT_DIR)", "mount the volume") {
+		for _, part := range append(c.want, "--persistent-dir (PERSISTENT_DIR)",
+			"mount the volume") {
 			require.Contains(t, stderr, part)
 		}
 		require.NoDirExists(t, missing)
 	}
-	// What is below the volume is the daemon's own, and so is a work directory, which dies with the pod anyway.
+	// What is below the volume is the daemon's own, and so is a work directory, which dies with the
+	// pod anyway.
 	volume := t.TempDir()
 	p := l.serve(t, "PERSISTENT_DIR="+volume, "WORK_DIR="+filepath.Join(l.dir, "another", "work"))
 	require.Equal(t, exitDone, p.terminate())
 	require.FileExists(t, filepath.Join(volume, "b.raw", "disk.img"))
 }
 
-// TestServeRemovesWhatIsLeftOfAnImageThatIsGone does so for the daemon that left it, and for no other one.
+// TestServeRemovesWhatIsLeftOfAnImageThatIsGone does so for the daemon that left it, and for no
+// other one.
 func TestServeRemovesWhatIsLeftOfAnImageThatIsGone(t *testing.T) {
 	l := newPlace(t, "a.raw", "b.raw")
 	work := t.TempDir()
@@ -131,14 +143,18 @@ func TestServeRemovesWhatIsLeftOfAnImageThatIsGone(t *testing.T) {
 	p = launch(t, binary(t), append(env, "LISTEN=127.0.0.2:0"), "serve")
 	p.untilReady(l)
 	p.until("it is kept", func() bool {
-		return p.logged("a disk in the work directory is of no image here, and is kept because another daemon may need it", "directory") != nil
+		return p.logged("a disk in the work directory is of no image here, and is kept because "+
+			"another daemon may need it", "directory") != nil
 	})
 	require.Equal(t, exitDone, p.terminate())
 	require.DirExists(t, filepath.Join(work, "b.raw"))
 
 	p = launch(t, binary(t), env, "serve")
 	p.untilReady(l)
-	p.until("it is removed", func() bool { return p.logged("removed the disk of an image that is gone", "image") == "b.raw" })
+	p.until("it is removed", func() bool {
+		return p.logged("removed the disk of an image that is "+
+			"gone", "image") == "b.raw"
+	})
 	require.Equal(t, exitDone, p.terminate())
 	require.NoDirExists(t, filepath.Join(work, "b.raw"))
 	require.DirExists(t, filepath.Join(work, "a.raw"))

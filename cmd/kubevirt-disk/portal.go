@@ -12,8 +12,8 @@ import (
 	"kubevirt.io/disk/internal/daemon"
 )
 
-// parsePortal reads ADDRESS:PORT. Without a port it is defaultPort, and explicit is false. Names are not
-// looked up: what a name resolves to decides who can reach a disk, and that may change.
+// parsePortal reads ADDRESS:PORT. Without a port it is defaultPort, and explicit is false. Names
+// are not looked up: what a name resolves to decides who can reach a disk, and that may change.
 func parsePortal(s string, defaultPort uint16) (p daemon.Address, explicit bool, err error) {
 	if addr, err := netip.ParseAddr(unbracket(s)); err == nil {
 		return daemon.Address{Addr: addr.Unmap(), Port: defaultPort}, false, nil
@@ -23,7 +23,8 @@ func parsePortal(s string, defaultPort uint16) (p daemon.Address, explicit bool,
 	}
 	host, port, err := net.SplitHostPort(s)
 	if err != nil {
-		return daemon.Address{}, false, fmt.Errorf("%q is no address: want 0.0.0.0:3260, [::1]:3260, or :3260 for all addresses", s)
+		return daemon.Address{}, false, fmt.Errorf("%q is no address: want 0.0.0.0:3260, "+
+			"[::1]:3260, or :3260 for all addresses", s)
 	}
 	p.Port, err = parsePort(port)
 	if err != nil {
@@ -38,7 +39,8 @@ func parsePortal(s string, defaultPort uint16) (p daemon.Address, explicit bool,
 	}
 	addr, err := netip.ParseAddr(host)
 	if err != nil {
-		return daemon.Address{}, false, fmt.Errorf("%q: %q is no IP address (names are not looked up)", s, host)
+		return daemon.Address{}, false, fmt.Errorf("%q: %q is no IP address (names are not "+
+			"looked up)", s, host)
 	}
 	p.Addr = addr.Unmap()
 	return p, true, nil
@@ -61,7 +63,8 @@ func parsePort(s string) (uint16, error) {
 	return uint16(n), nil
 }
 
-// portals resolves --listen, --port and the default. chap says whether initiators must authenticate.
+// portals resolves --listen, --port and the default. chap says whether initiators must
+// authenticate.
 func (l *loader) portals(chap bool) []daemon.Address {
 	port, portSet := uint16(defaultPort), l.source(keyPort) != ""
 	if portSet {
@@ -87,7 +90,8 @@ func (l *loader) portals(chap bool) []daemon.Address {
 			l.problems.Add(l.source(keyListen), "%v", err)
 			continue
 		case explicit && portSet && p.Port != port:
-			l.problems.Add(l.source(keyListen)+" and "+l.source(keyPort), "%q has another port than %d: give the port only once", e, port)
+			l.problems.Add(l.source(keyListen)+" and "+l.source(keyPort),
+				"%q has another port than %d: give the port only once", e, port)
 			continue
 		}
 		switch i := slices.IndexFunc(all, p.Clashes); {
@@ -96,14 +100,16 @@ func (l *loader) portals(chap bool) []daemon.Address {
 			l.problems.Add(l.source(keyListen), "%s is listed twice", p)
 			continue
 		default:
-			l.problems.Add(l.source(keyListen), "one of %s and %s has the other in it: leave that out", all[i], p)
+			l.problems.Add(l.source(keyListen),
+				"one of %s and %s has the other in it: leave that out", all[i], p)
 		}
 		all = append(all, p)
 	}
 	return all
 }
 
-// checkPages refuses pages where a portal is: the port would be found taken, by nobody else than this process.
+// checkPages refuses pages where a portal is: the port would be found taken, by nobody else than
+// this process.
 func (l *loader) checkPages(pages *daemon.Address, portals []daemon.Address) {
 	if pages == nil {
 		return
@@ -115,13 +121,18 @@ func (l *loader) checkPages(pages *daemon.Address, portals []daemon.Address) {
 		return p
 	}
 	at := both(*pages, []daemon.Address{*pages})
-	if slices.ContainsFunc(portals, func(p daemon.Address) bool { return at.Clashes(both(p, portals)) }) {
-		l.problems.Add(l.name(keyMetricsListen), "port %d is that of the portals, too: choose another one for either, the latter with %s", at.Port, nameOf(keyPort))
+	if slices.ContainsFunc(portals,
+		func(p daemon.Address) bool { return at.Clashes(both(p, portals)) }) {
+		l.problems.Add(l.name(keyMetricsListen),
+			"port %d is that of the portals, too: choose another one for either, the latter with "+
+				"%s", at.Port, nameOf(keyPort))
 	}
 }
 
-var errNoAuth = errors.New("without CHAP everybody who reaches the portal could read and write the disks: " +
-	"set CHAP_USERNAME and CHAP_PASSWORD, or listen on 127.0.0.1 only, or accept it with INSECURE_NO_AUTH=true (--insecure-no-auth)")
+var errNoAuth = errors.New("without CHAP everybody who reaches the portal could read and write " +
+	"the disks: " +
+	"set CHAP_USERNAME and CHAP_PASSWORD, or listen on 127.0.0.1 only, or accept it with " +
+	"INSECURE_NO_AUTH=true (--insecure-no-auth)")
 
 // checkExposure refuses portals beyond loopback that nothing protects.
 func (l *loader) checkExposure(portals []daemon.Address, chap, accepted bool) {

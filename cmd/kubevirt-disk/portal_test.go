@@ -37,7 +37,9 @@ func TestParsePortal(t *testing.T) {
 		require.Equal(t, want.explicit, explicit, text)
 		require.Equal(t, want.loopback, p.Loopback(), text)
 	}
-	for _, text := range []string{"", "3260", "host", "host:1", "1.2.3.4:", "1.2.3.4:x", "1.2.3.4:-1", "1.2.3.4:65536", "[::1", "::1]:1", "[::1]:1:2", "1.2.3:1", "http://1.2.3.4:1"} {
+	for _, text := range []string{"", "3260", "host", "host:1", "1.2.3.4:", "1.2.3.4:x",
+		"1.2.3.4:-1", "1.2.3.4:65536", "[::1", "::1]:1", "[::1]:1:2", "1.2.3:1",
+		"http://1.2.3.4:1"} {
 		_, _, err := parsePortal(text, defaultPort)
 		require.Error(t, err, text)
 	}

@@ -19,7 +19,8 @@ type reporter struct {
 }
 
 func newReporter(w io.Writer, terminal bool, name string) *reporter {
-	r := &reporter{w: w, terminal: terminal, name: name, interval: time.Second, now: time.Now, lastShown: -1}
+	r := &reporter{w: w, terminal: terminal, name: name, interval: time.Second, now: time.Now,
+		lastShown: -1}
 	if terminal {
 		r.interval = 100 * time.Millisecond
 	}
@@ -78,7 +79,8 @@ func (r *reporter) finish(p progress, err error) {
 		took := r.now().Sub(r.began)
 		_, data := p.Data()
 		fmt.Fprintf(r.w, "%s: %s, of them %s data, in %s, %s\n",
-			r.name, shortSize(p.Total()), shortSize(data), took.Round(time.Millisecond), rate(data, took))
+			r.name, shortSize(p.Total()), shortSize(data), took.Round(time.Millisecond),
+			rate(data, took))
 	}
 }
 

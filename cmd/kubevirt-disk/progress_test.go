@@ -53,7 +53,8 @@ func TestProgressAsABar(t *testing.T) {
 	r := newReporter(&b, true, "a.qcow2")
 	atSecond(r, 4)
 	r.show(&steps{done: 50 << 20, total: 100 << 20, data: 40 << 20, dataTotal: 80 << 20})
-	require.Equal(t, "\ra.qcow2 [===============               ]  50 % 10 MiB/s, 4s left\x1b[K", b.String())
+	require.Equal(t, "\ra.qcow2 [===============               ]  50 % 10 MiB/s, 4s left\x1b[K",
+		b.String())
 	b.Reset()
 	r.finish(&steps{done: 100 << 20, total: 100 << 20, data: 80 << 20, dataTotal: 80 << 20}, nil)
 	require.Equal(t, "\r\x1b[Ka.qcow2: 100 MiB, of them 80 MiB data, in 4s, 20 MiB/s\n", b.String())
@@ -82,10 +83,15 @@ func TestPercentNeverClaimsTooMuch(t *testing.T) {
 
 func TestSizes(t *testing.T) {
 	for n, want := range map[int64]string{
-		0: "0 B", 1023: "1023 B", 1024: "1 KiB", 1536: "1.5 KiB", 1 << 20: "1 MiB", 10 << 30: "10 GiB", 1<<63 - 1: "8 EiB",
-		1024*1024 - 1: "1 MiB", 1000 << 10: "1000 KiB", 100 << 20: "100 MiB", 11264: "11 KiB", 11*1024 + 512: "11.5 KiB",
-		1300: "1.27 KiB", 9 * 1100: "9.67 KiB", 10<<10 + 60: "10.1 KiB", 100<<10 + 600: "101 KiB", 123456: "121 KiB", 100<<10 + 60: "100 KiB", 1023<<10 + 511: "1023 KiB", 1023<<10 + 512: "1 MiB",
-		10239: "10 KiB",
+		0: "0 B", 1023: "1023 B", 1024: "1 KiB", 1536: "1.5 KiB", 1 << 20: "1 MiB",
+		10 << 30: "10 GiB", 1<<63 - 1: "8 EiB",
+		1024*1024 - 1: "1 MiB", 1000 << 10: "1000 KiB", 100 << 20: "100 MiB", 11264: "11 KiB",
+		11*1024 + 512: "11.5 KiB",
+		1300:          "1.27 KiB", 9 * 1100: "9.67 KiB", 10<<10 + 60: "10.1 KiB",
+		100<<10 + 600: "101 KiB",
+		123456:        "121 KiB", 100<<10 + 60: "100 KiB", 1023<<10 + 511: "1023 KiB",
+		1023<<10 + 512: "1 MiB",
+		10239:          "10 KiB",
 	} {
 		require.Equal(t, want, shortSize(n))
 	}

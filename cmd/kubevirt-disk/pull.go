@@ -36,13 +36,16 @@ directory, for all the disks of an image; or -, for standard output.
 ` + registryHelp,
 		Args: usageArgs(cobra.ExactArgs(2)),
 	}
-	cmd.Flags().StringVar(&o.path, "path", "", "`file` in the image to fetch: a name in /disk, or a path (default the only disk)")
-	cmd.Flags().StringVar(&o.format, keyFormat, pullRaw, "`format` to write: raw, or original to keep the file as it is")
+	cmd.Flags().StringVar(&o.path, "path", "",
+		"`file` in the image to fetch: a name in /disk, or a path (default the only disk)")
+	cmd.Flags().StringVar(&o.format, keyFormat, pullRaw,
+		"`format` to write: raw, or original to keep the file as it is")
 	cmd.Flags().BoolVar(&o.force, "force", false, "replace a file that is there")
 	addRegistryFlags(cmd.Flags())
 	_ = cmd.RegisterFlagCompletionFunc(keyFormat,
 		cobra.FixedCompletions([]string{pullRaw, pullOriginal}, cobra.ShellCompDirectiveNoFileComp))
-	cmd.ValidArgsFunction = func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	cmd.ValidArgsFunction = func(_ *cobra.Command, args []string, _ string) ([]string,
+		cobra.ShellCompDirective) {
 		if len(args) == 1 {
 			return nil, cobra.ShellCompDirectiveDefault
 		}
@@ -54,7 +57,8 @@ directory, for all the disks of an image; or -, for standard output.
 			return err
 		}
 		if o.format != pullRaw && o.format != pullOriginal {
-			return fmt.Errorf("--%s: %q is neither %s nor %s", keyFormat, o.format, pullRaw, pullOriginal)
+			return fmt.Errorf("--%s: %q is neither %s nor %s", keyFormat, o.format, pullRaw,
+				pullOriginal)
 		}
 		client, err := a.registryClient(cmd, ref)
 		if err != nil {
@@ -70,7 +74,8 @@ directory, for all the disks of an image; or -, for standard output.
 	return cmd
 }
 
-func (a *app) pull(ctx context.Context, client *registry.Client, ref registry.Reference, dest string, o pullOptions) error {
+func (a *app) pull(ctx context.Context, client *registry.Client, ref registry.Reference,
+	dest string, o pullOptions) error {
 	if err := a.checkPullDestination(dest, o); err != nil {
 		return err
 	}
@@ -79,8 +84,9 @@ func (a *app) pull(ctx context.Context, client *registry.Client, ref registry.Re
 	var digest string
 	report := newReporter(a.stderr, isTerminal(a.stderr), oneLine(ref.String()))
 	err := report.while(p, func() (err error) {
-		done, digest, err = client.Pull(ctx, ref, dest, registry.PullOptions{Path: o.path, Original: o.format == pullOriginal,
-			Replace: o.force, Progress: p, Stdout: a.stdout})
+		done, digest, err = client.Pull(ctx, ref, dest,
+			registry.PullOptions{Path: o.path, Original: o.format == pullOriginal,
+				Replace: o.force, Progress: p, Stdout: a.stdout})
 		return err
 	})
 	switch {
@@ -90,7 +96,8 @@ func (a *app) pull(ctx context.Context, client *registry.Client, ref registry.Re
 		return explainWrite(err, dest)
 	}
 	for _, d := range done {
-		fmt.Fprintf(a.stderr, "%s: %s (%s) of %s is in %s, %s\n", oneLine(ref.String()), oneLine(d.Name), d.Format, digest,
+		fmt.Fprintf(a.stderr, "%s: %s (%s) of %s is in %s, %s\n", oneLine(ref.String()),
+			oneLine(d.Name), d.Format, digest,
 			oneLine(d.To), shortSize(d.Size))
 	}
 	return nil
@@ -100,7 +107,8 @@ func (a *app) pull(ctx context.Context, client *registry.Client, ref registry.Re
 func (a *app) checkPullDestination(dest string, o pullOptions) error {
 	if dest == standardStream {
 		if isTerminal(a.stdout) {
-			return errors.New(`standard output is a terminal, which the bytes of a disk would garble: redirect it (">disk.raw", "| ssh ...")`)
+			return errors.New(
+				`standard output is a terminal, which the bytes of a disk would garble: redirect it (">disk.raw", "| ssh ...")`)
 		}
 		return nil
 	}
@@ -109,7 +117,8 @@ func (a *app) checkPullDestination(dest string, o pullOptions) error {
 		if !image.HasRawExtension(stem) {
 			stem += ".raw"
 		}
-		return fmt.Errorf("the name %q says that it is %s, and what is written is a raw disk: name it %q, or keep what is "+
+		return fmt.Errorf("the name %q says that it is %s, and what is written is a raw disk: "+
+			"name it %q, or keep what is "+
 			"in the image by --%s=%s", dest, said, stem, keyFormat, pullOriginal)
 	}
 	return nil

@@ -72,11 +72,12 @@ func TestSIGHUP(t *testing.T) {
 
 	require.Empty(t, p.hangUp(readAgain, "changed"), "nothing has changed")
 	for name, text := range map[string]string{
-		"not YAML":            "log-level: [",
-		"an unknown key":      "disks: {a.raw: {colour: red}}",
-		"an unknown image":    "disks: {z.raw: {access-mode: write-shared}}",
-		"a wrong value":       "log-level: loud\ndisks: {a.raw: {access-mode: write-shared}}",
-		"equal serials":       "access-mode: write-shared\ndisks: {a.raw: {serial: s}, b.raw: {serial: s}}",
+		"not YAML":         "log-level: [",
+		"an unknown key":   "disks: {a.raw: {colour: red}}",
+		"an unknown image": "disks: {z.raw: {access-mode: write-shared}}",
+		"a wrong value":    "log-level: loud\ndisks: {a.raw: {access-mode: write-shared}}",
+		"equal serials": "access-mode: write-shared\ndisks: {a.raw: {serial: s}, b.raw: " +
+			"{serial: s}}",
 		"a LUN that is taken": "disks: {a.raw: {lun: 2, access-mode: write-shared}}",
 	} {
 		write(text)
@@ -96,7 +97,8 @@ disks:
 `)
 	require.Equal(t, []any{keyLogLevel, "a.raw: access-mode", "b.raw: read-only"},
 		p.hangUp(readAgain, "changed"))
-	p.until("it is said what waits", func() bool { return p.logged(needsRestart, "settings") != nil })
+	p.until("it is said what waits",
+		func() bool { return p.logged(needsRestart, "settings") != nil })
 	waits, _ := p.logged(needsRestart, "settings").([]any)
 	require.Len(t, waits, 3)
 	require.Equal(t, []any{keyMemory, "a.raw: size"}, waits[:2])
@@ -163,7 +165,8 @@ func TestAClosedTerminalEndsTheDaemon(t *testing.T) {
 			person, terminal := newTerminal(t)
 			p := &process{t: t, done: make(chan struct{})}
 			p.cmd = exec.Command("/bin/sh", "-c", command, binary(t))
-			p.cmd.Env, p.cmd.Stdin, p.cmd.Stderr = append(l.env, "LOG_FORMAT=json"), terminal, &p.stderr
+			p.cmd.Env, p.cmd.Stdin, p.cmd.Stderr = append(l.env, "LOG_FORMAT=json"), terminal,
+				&p.stderr
 			p.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
 			require.NoError(t, p.cmd.Start())
 			go func() {
@@ -180,7 +183,8 @@ func TestAClosedTerminalEndsTheDaemon(t *testing.T) {
 				require.Equal(t, exitDone, p.status())
 				return
 			}
-			p.until("the configuration is read again", func() bool { return p.count(readAgain) > before })
+			p.until("the configuration is read again",
+				func() bool { return p.count(readAgain) > before })
 			require.Equal(t, exitDone, p.terminate())
 		})
 	}

@@ -26,7 +26,8 @@ func (r *rereader) read(path string) ([]byte, error) {
 		return text, nil
 	}
 	if r.regular[path] {
-		return readAtMost(path, os.O_RDONLY|syscall.O_NONBLOCK, maxConfigFile, fs.FileMode.IsRegular)
+		return readAtMost(path, os.O_RDONLY|syscall.O_NONBLOCK, maxConfigFile,
+			fs.FileMode.IsRegular)
 	}
 	st, statErr := os.Stat(path)
 	text, err := readBounded(path)

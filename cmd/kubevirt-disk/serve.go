@@ -18,8 +18,9 @@ import (
 
 func (a *app) serveCommand() *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "serve [IMAGE...]",
-		Short: "Serve every image of a directory, or those that are named, as an iSCSI LUN, until SIGTERM",
+		Use: "serve [IMAGE...]",
+		Short: "Serve every image of a directory, or those that are named, as an iSCSI LUN, " +
+			"until SIGTERM",
 		Long: `Serves every image of a directory as an iSCSI LUN, until SIGTERM, SIGINT or the end of its terminal, which drain and exit with
 status 0. A second SIGTERM or SIGINT ends the process at once.
 

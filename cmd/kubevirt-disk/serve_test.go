@@ -51,7 +51,8 @@ func TestServeFromStartToStop(t *testing.T) {
 	require.Equal(t, "v0.0.0-test", s.Build.Version)
 	require.Equal(t, "c0ffee", s.Build.Commit)
 	require.Len(t, s.LUNs, 2)
-	require.Equal(t, []string{"disk2.img", "disk10.raw"}, []string{s.LUNs[0].Image, s.LUNs[1].Image}, "natural order")
+	require.Equal(t, []string{"disk2.img", "disk10.raw"},
+		[]string{s.LUNs[0].Image, s.LUNs[1].Image}, "natural order")
 	for i, lun := range s.LUNs {
 		require.EqualValues(t, i+1, lun.LUN)
 		require.True(t, lun.Ready)
@@ -65,8 +66,10 @@ func TestServeFromStartToStop(t *testing.T) {
 
 	_, body = p.page("/metrics")
 	for _, line := range []string{
-		`kubevirt_disk_lun_size_bytes{image="disk2.img",lun="1"} 8192`, `kubevirt_disk_image_data_bytes{image="disk10.raw",lun="2"} 4096`,
-		"kubevirt_disk_ready 1", "kubevirt_disk_panics_caught_total 0", `kubevirt_disk_build_info{commit="c0ffee",`,
+		`kubevirt_disk_lun_size_bytes{image="disk2.img",lun="1"} 8192`,
+		`kubevirt_disk_image_data_bytes{image="disk10.raw",lun="2"} 4096`,
+		"kubevirt_disk_ready 1", "kubevirt_disk_panics_caught_total 0",
+		`kubevirt_disk_build_info{commit="c0ffee",`,
 	} {
 		require.Contains(t, body, line)
 	}
@@ -87,14 +90,17 @@ func TestServeEndsOnInterruptToo(t *testing.T) {
 	require.Equal(t, exitDone, p.status())
 }
 
-// TestServeOutlivesTheReaderOfItsLog: nobody reads the log any more, and the stop is as clean as any.
+// TestServeOutlivesTheReaderOfItsLog: nobody reads the log any more, and the stop is as clean as
+// any.
 func TestServeOutlivesTheReaderOfItsLog(t *testing.T) {
 	l := newPlace(t, "a.raw")
 	path := filepath.Join(l.dir, "log")
 	require.NoError(t, syscall.Mkfifo(path, 0o600))
-	reader, err := os.OpenFile(path, os.O_RDWR, 0) // for writing as well, so that it does not wait for the daemon
+	// for writing as well, so that it does not wait for the daemon
+	reader, err := os.OpenFile(path, os.O_RDWR, 0)
 	require.NoError(t, err)
-	p := launch(t, "/bin/sh", append(l.env, "LOG="+path), "-c", `exec "$0" serve 2>"$LOG"`, binary(t))
+	p := launch(t, "/bin/sh", append(l.env, "LOG="+path), "-c", `exec "$0" serve 2>"$LOG"`,
+		binary(t))
 	p.until("the ready file is there", func() bool { return exists(l.readyFile()) })
 	require.NoError(t, reader.Close())
 	require.Equal(t, exitDone, p.terminate())
@@ -134,7 +140,8 @@ func TestServeKeepsTheDiskAndItsIdentityOverARestart(t *testing.T) {
 	}
 }
 
-// TestServeFailures are starts that end with status 1, because of what they find and not of how they are configured.
+// TestServeFailures are starts that end with status 1, because of what they find and not of how
+// they are configured.
 func TestServeFailures(t *testing.T) {
 	taken, err := net.Listen("tcp4", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -147,17 +154,29 @@ func TestServeFailures(t *testing.T) {
 		make func(l place)
 		want []string
 	}{
-		"no image":                {want: []string{"{dir}/disk", "no disk image", "DISK_DIR"}},
-		"no directory":            {make: func(l place) { os.Remove(filepath.Join(l.dir, "disk")) }, want: []string{"{dir}/disk", "does not exist", "DISK_DIR"}},
-		"no directory but a file": {env: []string{"DISK_DIR=/etc/passwd"}, want: []string{`"/etc/passwd" is no directory`, "DISK_DIR"}},
-		"files that are none":     {make: strayFiles, want: []string{`2 files in "{dir}/disk"`, "\n  \"notes.txt\": ", "\n  \"small.raw\": "}},
-		"a portal that's taken":   {env: []string{"LISTEN=" + taken.Addr().String()}, make: rawImage, want: []string{taken.Addr().String(), "taken", "--port (PORT)"}},
-		"pages that are taken":    {env: []string{"METRICS_LISTEN=" + taken.Addr().String()}, make: rawImage, want: []string{taken.Addr().String(), "taken", "--metrics-listen (METRICS_LISTEN)"}},
-		"both are taken": {env: []string{"LISTEN=" + taken.Addr().String(), "METRICS_LISTEN=" + takenToo.Addr().String()}, make: rawImage,
-			want: []string{"metrics address " + takenToo.Addr().String(), "portal " + taken.Addr().String(), "another container of the pod"}},
-		"ready file in nowhere": {env: []string{"READY_FILE=/does/not/exist/healthy"}, make: rawImage, want: []string{"/does/not/exist", "--ready-file"}},
-		"ready file in the way": {env: []string{"READY_FILE=/proc"}, make: rawImage, want: []string{"/proc", "ready file"}},
-		"work directory":        {env: []string{"WORK_DIR=/proc/work"}, make: rawImage, want: []string{"/proc/work"}},
+		"no image": {want: []string{"{dir}/disk", "no disk image", "DISK_DIR"}},
+		"no directory": {make: func(l place) { os.Remove(filepath.Join(l.dir, "disk")) },
+			want: []string{"{dir}/disk", "does not exist", "DISK_DIR"}},
+		"no directory but a file": {env: []string{"DISK_DIR=/etc/passwd"},
+			want: []string{`"/etc/passwd" is no directory`, "DISK_DIR"}},
+		"files that are none": {make: strayFiles,
+			want: []string{`2 files in "{dir}/disk"`, "\n  \"notes.txt\": ",
+				"\n  \"small.raw\": "}},
+		"a portal that's taken": {env: []string{"LISTEN=" + taken.Addr().String()},
+			make: rawImage, want: []string{taken.Addr().String(), "taken", "--port (PORT)"}},
+		"pages that are taken": {env: []string{"METRICS_LISTEN=" + taken.Addr().String()},
+			make: rawImage, want: []string{taken.Addr().String(), "taken",
+				"--metrics-listen (METRICS_LISTEN)"}},
+		"both are taken": {env: []string{"LISTEN=" + taken.Addr().String(),
+			"METRICS_LISTEN=" + takenToo.Addr().String()}, make: rawImage,
+			want: []string{"metrics address " + takenToo.Addr().String(),
+				"portal " + taken.Addr().String(), "another container of the pod"}},
+		"ready file in nowhere": {env: []string{"READY_FILE=/does/not/exist/healthy"},
+			make: rawImage, want: []string{"/does/not/exist", "--ready-file"}},
+		"ready file in the way": {env: []string{"READY_FILE=/proc"}, make: rawImage,
+			want: []string{"/proc", "ready file"}},
+		"work directory": {env: []string{"WORK_DIR=/proc/work"}, make: rawImage,
+			want: []string{"/proc/work"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := newPlace(t)
@@ -165,14 +184,18 @@ func TestServeFailures(t *testing.T) {
 				c.make(l)
 			}
 			for _, format := range []string{"json", "console"} {
-				status, _, stderr := run(t, append(append(l.env, "LOG_FORMAT="+format), c.env...), "serve")
+				status, _, stderr := run(t, append(append(l.env, "LOG_FORMAT="+format), c.env...),
+					"serve")
 				require.Equal(t, exitFailed, status, stderr)
 				for _, part := range c.want {
-					require.Contains(t, told(stderr), strings.ReplaceAll(part, "{dir}", l.dir), "with line breaks as such")
+					require.Contains(t, told(stderr), strings.ReplaceAll(part, "{dir}", l.dir),
+						"with line breaks as such")
 				}
 				require.NoFileExists(t, l.readyFile())
-				require.Equal(t, format == "json", strings.Contains(stderr, `"msg":"serving has failed"`), "for programs")
-				require.Equal(t, format == "console", strings.Contains(stderr, "kubevirt-disk: "), "for people, and either only once")
+				require.Equal(t, format == "json",
+					strings.Contains(stderr, `"msg":"serving has failed"`), "for programs")
+				require.Equal(t, format == "console", strings.Contains(stderr, "kubevirt-disk: "),
+					"for people, and either only once")
 			}
 		})
 	}
@@ -205,20 +228,30 @@ func TestServeRefusesWrongConfigurations(t *testing.T) {
 		env, args []string
 		want      []string
 	}{
-		"mode":           {env: []string{"COPY_MODE=cow"}, want: []string{"COPY_MODE", "copy-on-write"}},
-		"exposed":        {env: []string{"LISTEN=0.0.0.0:0"}, want: []string{"LISTEN", "CHAP_PASSWORD"}},
-		"several":        {env: []string{"COPY_MODE=x", "LOG_LEVEL=y"}, want: []string{"2 errors", "COPY_MODE", "LOG_LEVEL"}},
-		"unknown flag":   {args: []string{"--disks=/x"}, want: []string{"--disks", "serve --help"}},
-		"password flag":  {args: []string{"--chap-password=" + testSecret}, want: []string{"--chap-password", "CHAP_PASSWORD_FILE"}},
-		"user short":     {args: []string{"-u" + testSecret}, want: []string{"-u", "CHAP_PASSWORD_FILE"}},
-		"password short": {args: []string{"-p" + testSecret}, want: []string{"-p", "CHAP_PASSWORD_FILE"}},
-		"password, bare": {args: []string{"CHAP_PASSWORD=" + testSecret}, want: []string{"CHAP_PASSWORD=", "environment", "CHAP_PASSWORD_FILE"}},
-		"argument":       {args: []string{"image.qcow2"}, want: []string{`"image.qcow2" does not exist`, "--disk-dir"}},
-		"variable":       {args: []string{"COPY_MODE=none"}, want: []string{"COPY_MODE=none", "--disk-dir"}},
-		"half a word":    {args: []string{"chap"}, want: []string{`"chap"`, "--disk-dir"}},
+		"mode": {env: []string{"COPY_MODE=cow"},
+			want: []string{"COPY_MODE", "copy-on-write"}},
+		"exposed": {env: []string{"LISTEN=0.0.0.0:0"},
+			want: []string{"LISTEN", "CHAP_PASSWORD"}},
+		"several": {env: []string{"COPY_MODE=x", "LOG_LEVEL=y"},
+			want: []string{"2 errors", "COPY_MODE", "LOG_LEVEL"}},
+		"unknown flag": {args: []string{"--disks=/x"}, want: []string{"--disks", "serve --help"}},
+		"password flag": {args: []string{"--chap-password=" + testSecret},
+			want: []string{"--chap-password", "CHAP_PASSWORD_FILE"}},
+		"user short": {args: []string{"-u" + testSecret},
+			want: []string{"-u", "CHAP_PASSWORD_FILE"}},
+		"password short": {args: []string{"-p" + testSecret},
+			want: []string{"-p", "CHAP_PASSWORD_FILE"}},
+		"password, bare": {args: []string{"CHAP_PASSWORD=" + testSecret},
+			want: []string{"CHAP_PASSWORD=", "environment", "CHAP_PASSWORD_FILE"}},
+		"argument": {args: []string{"image.qcow2"},
+			want: []string{`"image.qcow2" does not exist`, "--disk-dir"}},
+		"variable": {args: []string{"COPY_MODE=none"},
+			want: []string{"COPY_MODE=none", "--disk-dir"}},
+		"half a word": {args: []string{"chap"}, want: []string{`"chap"`, "--disk-dir"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			status, stdout, stderr := run(t, append(l.env, c.env...), append([]string{"serve"}, c.args...)...)
+			status, stdout, stderr := run(t, append(l.env, c.env...),
+				append([]string{"serve"}, c.args...)...)
 			require.Equal(t, exitUsage, status, stderr)
 			require.Empty(t, stdout)
 			for _, part := range c.want {
@@ -241,7 +274,8 @@ func TestServeRefusesAnImageThatItsCopyModeCannotServe(t *testing.T) {
 	}
 }
 
-// TestServeRefusesDisksThatLookTheSame: by the settings, and by what a disk was given by settings of an earlier start.
+// TestServeRefusesDisksThatLookTheSame: by the settings, and by what a disk was given by settings
+// of an earlier start.
 func TestServeRefusesDisksThatLookTheSame(t *testing.T) {
 	l := newPlace(t, "a.raw", "b.raw")
 	refuses := func(want int, settings string, parts ...string) {
@@ -251,18 +285,25 @@ func TestServeRefusesDisksThatLookTheSame(t *testing.T) {
 			require.Contains(t, told(stderr), part)
 		}
 	}
-	refuses(exitUsage, "disks: {a.raw: {serial: same}, b.raw: {serial: same}}", "serial number, same,")
-	refuses(exitUsage, "disks: {a.raw: {serial: a, naa: '3000000000000001'}, b.raw: {serial: b, naa: '0x3000000000000001'}}", "NAA identifier, 3000000000000001,")
-	require.NoDirExists(t, filepath.Join(l.dir, "work", "a.raw"), "it would keep the number after the settings were put right")
-	p := l.serve(t, envConfig+"="+yamlFile(t, "disks: {a.raw: {serial: a, naa: '3000000000000001'}}"))
+	refuses(exitUsage, "disks: {a.raw: {serial: same}, b.raw: {serial: same}}",
+		"serial number, same,")
+	refuses(exitUsage, "disks: {a.raw: {serial: a, naa: '3000000000000001'}, b.raw: {serial: b, "+
+		"naa: '0x3000000000000001'}}", "NAA identifier, 3000000000000001,")
+	require.NoDirExists(t, filepath.Join(l.dir, "work", "a.raw"),
+		"it would keep the number after the settings were put right")
+	p := l.serve(t, envConfig+"="+yamlFile(t,
+		"disks: {a.raw: {serial: a, naa: '3000000000000001'}}"))
 	require.Equal(t, exitDone, p.terminate())
-	refuses(exitFailed, "disks: {b.raw: {serial: a, naa: '3000000000000001'}}", "serial number, a,", "NAA identifier")
-	p = l.serve(t, envConfig+"="+yamlFile(t, "disks: {b.raw: {serial: b, naa: '3000000000000002'}}"))
+	refuses(exitFailed, "disks: {b.raw: {serial: a, naa: '3000000000000001'}}", "serial number, a,",
+		"NAA identifier")
+	p = l.serve(t, envConfig+"="+yamlFile(t,
+		"disks: {b.raw: {serial: b, naa: '3000000000000002'}}"))
 	require.Equal(t, "a", p.logged("serving a LUN", "serial"), "kept from before")
 	require.Equal(t, exitDone, p.terminate())
 }
 
-// TestServeWithFewDescriptors says what to do where there are not enough of them, for the images or for their disks.
+// TestServeWithFewDescriptors says what to do where there are not enough of them, for the images or
+// for their disks.
 func TestServeWithFewDescriptors(t *testing.T) {
 	var images []string
 	for i := range 40 {
@@ -285,12 +326,14 @@ func TestServeRemovesAStaleReadyFile(t *testing.T) {
 	require.NoFileExists(t, l.readyFile())
 }
 
-// TestASecondStartLeavesTheFirstReady starts a daemon where one is running, with all the same settings.
+// TestASecondStartLeavesTheFirstReady starts a daemon where one is running, with all the same
+// settings.
 func TestASecondStartLeavesTheFirstReady(t *testing.T) {
 	l := newPlace(t, "a.raw")
 	p := l.serve(t)
 	portal, _ := p.logged("portal", "address").(string)
-	for _, taken := range []string{"LISTEN=" + portal, "METRICS_LISTEN=" + p.logged("metrics", "address").(string)} {
+	for _, taken := range []string{"LISTEN=" + portal,
+		"METRICS_LISTEN=" + p.logged("metrics", "address").(string)} {
 		status, _, stderr := run(t, append(l.env, taken), "serve")
 		require.Equal(t, exitFailed, status)
 		require.Contains(t, stderr, "taken")
@@ -300,7 +343,8 @@ func TestASecondStartLeavesTheFirstReady(t *testing.T) {
 	require.NoFileExists(t, l.readyFile())
 }
 
-// TestTwoDaemonsWithOneReadyFile starts two that have nothing in common but that, as with its default on one machine.
+// TestTwoDaemonsWithOneReadyFile starts two that have nothing in common but that, as with its
+// default on one machine.
 func TestTwoDaemonsWithOneReadyFile(t *testing.T) {
 	l, other := newPlace(t, "a.raw"), newPlace(t, "a.raw")
 	other.env = append(other.env, "READY_FILE="+l.readyFile())
@@ -341,14 +385,17 @@ func TestServeLeavesWhatIsNoReadyFile(t *testing.T) {
 	}
 }
 
-// TestServeRefusesToKeepDisksAmongImages has one directory for the images and for a disk: the next start would take the disk's files for images.
+// TestServeRefusesToKeepDisksAmongImages has one directory for the images and for a disk: the next
+// start would take the disk's files for images.
 func TestServeRefusesToKeepDisksAmongImages(t *testing.T) {
 	l := newPlace(t, "a.raw")
 	images := filepath.Join(l.dir, "disk")
 	link := filepath.Join(l.dir, "link")
 	require.NoError(t, os.Symlink(images, link))
 	for env, name := range map[string]string{
-		"PERSISTENT_DIR=" + images: "--persistent-dir (PERSISTENT_DIR)", "PERSISTENT_DIR=" + link: "--persistent-dir (PERSISTENT_DIR)", "WORK_DIR=" + images: "--work-dir (WORK_DIR)",
+		"PERSISTENT_DIR=" + images: "--persistent-dir (PERSISTENT_DIR)",
+		"PERSISTENT_DIR=" + link:   "--persistent-dir (PERSISTENT_DIR)",
+		"WORK_DIR=" + images:       "--work-dir (WORK_DIR)",
 	} {
 		status, _, stderr := run(t, append(l.env, env), "serve")
 		require.Equal(t, exitUsage, status, stderr)
@@ -380,7 +427,9 @@ func TestStatusTellsWhoHasALUN(t *testing.T) {
 		return s.LUNs
 	}
 	login := func(initiator string) *targettest.Session {
-		return targettest.MustLogin(t, net.TCPAddrFromAddrPort(portal), targettest.LoginOptions{Initiator: initiator, Target: "iqn.2017-01.io.kubevirt:wrapper"}, 1)
+		return targettest.MustLogin(t, net.TCPAddrFromAddrPort(portal),
+			targettest.LoginOptions{Initiator: initiator,
+				Target: "iqn.2017-01.io.kubevirt:wrapper"}, 1)
 	}
 	login(second)
 	require.Empty(t, luns()[0].Owner, "nobody has read or written")
@@ -396,20 +445,24 @@ func TestStatusTellsWhoHasALUN(t *testing.T) {
 	status, _, stderr = run(t, []string{work}, "handover", "--lun=1", "--finish")
 	require.Equal(t, exitDone, status, stderr)
 	require.Equal(t, []string{second, ""}, []string{luns()[0].Owner, luns()[0].OpenTo})
-	status, stdout, stderr := run(t, []string{work}, "handover", "--lun=2", "--to="+first, "--for=1h")
+	status, stdout, stderr := run(t, []string{work}, "handover", "--lun=2", "--to="+first,
+		"--for=1h")
 	require.Equal(t, exitDone, status, stderr)
 	require.Contains(t, stdout, "for 1h0m0s")
 	require.Equal(t, exitDone, p.terminate())
 	p = l.serve(t)
-	p.until("the handover goes on", func() bool { return strings.Contains(p.stderr.String(), "still open for a handover\"") })
+	p.until("the handover goes on",
+		func() bool { return strings.Contains(p.stderr.String(), "still open for a handover\"") })
 	require.Equal(t, exitDone, p.terminate())
 }
 
-// TestNoSecretIsShown serves with CHAP in both directions and looks for the secrets in everything that can be seen.
+// TestNoSecretIsShown serves with CHAP in both directions and looks for the secrets in everything
+// that can be seen.
 func TestNoSecretIsShown(t *testing.T) {
 	const mutual = "another-correct-horse-battery"
 	l := newPlace(t, "a.raw")
-	p := l.serve(t, "LOG_LEVEL=debug", "CHAP_USERNAME=user", "CHAP_PASSWORD="+testSecret, "CHAP_MUTUAL_USERNAME=target", "CHAP_MUTUAL_PASSWORD="+mutual)
+	p := l.serve(t, "LOG_LEVEL=debug", "CHAP_USERNAME=user", "CHAP_PASSWORD="+testSecret,
+		"CHAP_MUTUAL_USERNAME=target", "CHAP_MUTUAL_PASSWORD="+mutual)
 	var seen []string
 	for _, path := range []string{"/status", "/metrics", "/readyz", "/healthz", "/nothing"} {
 		_, body := p.page(path)
@@ -423,8 +476,10 @@ func TestNoSecretIsShown(t *testing.T) {
 		require.NotContains(t, text, testSecret)
 		require.NotContains(t, text, mutual)
 	}
-	for _, args := range [][]string{{"version"}, {"serve", "--help"}, {"healthcheck"}, {"inspect", "/nothing"}, {"serve", "--port=x"}, {}} {
-		_, stdout, stderr := run(t, append(l.env, "CHAP_USERNAME=user", "CHAP_PASSWORD="+testSecret), args...)
+	for _, args := range [][]string{{"version"}, {"serve", "--help"}, {"healthcheck"},
+		{"inspect", "/nothing"}, {"serve", "--port=x"}, {}} {
+		_, stdout, stderr := run(t,
+			append(l.env, "CHAP_USERNAME=user", "CHAP_PASSWORD="+testSecret), args...)
 		require.NotContains(t, stdout+stderr, testSecret)
 	}
 }
@@ -433,7 +488,10 @@ func TestConsoleLog(t *testing.T) {
 	l := newPlace(t, "a.raw")
 	p := launch(t, binary(t), append(l.env, "LOG_FORMAT=console"), "serve")
 	p.until("the ready file is there", func() bool { return exists(l.readyFile()) })
-	p.until("it is logged", func() bool { return strings.Contains(p.stderr.String(), "INFO  ready") })
+	p.until("it is logged", func() bool {
+		return strings.Contains(p.stderr.String(),
+			"INFO  ready")
+	})
 	require.Equal(t, exitDone, p.terminate())
 	require.Empty(t, p.stdout.String(), "the log goes to standard error")
 	require.Empty(t, p.entries())

@@ -11,11 +11,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// namedPlace is a place for "serve IMAGE...": nothing but where a cache may be and which ports are free.
+// namedPlace is a place for "serve IMAGE...": nothing but where a cache may be and which ports are
+// free.
 func namedPlace(t *testing.T, images ...string) (l place, paths []string) {
 	t.Helper()
 	l = newPlace(t, images...)
-	l.env = []string{"XDG_CACHE_HOME=" + filepath.Join(l.dir, "cache"), "PORT=0", "METRICS_LISTEN=127.0.0.1:0"}
+	l.env = []string{"XDG_CACHE_HOME=" + filepath.Join(l.dir, "cache"), "PORT=0",
+		"METRICS_LISTEN=127.0.0.1:0"}
 	for _, name := range images {
 		paths = append(paths, filepath.Join(l.dir, "disk", name))
 	}
@@ -25,7 +27,8 @@ func namedPlace(t *testing.T, images ...string) (l place, paths []string) {
 func serveNamed(t *testing.T, env []string, args ...string) *process {
 	t.Helper()
 	p := launch(t, binary(t), env, append([]string{"serve"}, args...)...)
-	p.until("it says how to log in", func() bool { return strings.Contains(p.stdout.String(), "Ctrl-C ends it.") })
+	p.until("it says how to log in",
+		func() bool { return strings.Contains(p.stdout.String(), "Ctrl-C ends it.") })
 	return p
 }
 
@@ -34,8 +37,10 @@ func TestServeNamedImages(t *testing.T) {
 	l, paths := namedPlace(t, "a.raw", "b.raw", "c.raw")
 	p := serveNamed(t, l.env, paths[2], paths[0])
 	for _, part := range []string{
-		`LUN 1  "c.raw"  12 KiB`, `LUN 2  "a.raw"  4 KiB`, "without a password", "iscsi-ls -s iscsi://127.0.0.1:", "iscsiadm -m discovery",
-		"/iqn.2017-01.io.kubevirt:wrapper/1", "The images are not written", "removed at the end; --work-dir=DIR keeps it", "/status",
+		`LUN 1  "c.raw"  12 KiB`, `LUN 2  "a.raw"  4 KiB`, "without a password",
+		"iscsi-ls -s iscsi://127.0.0.1:", "iscsiadm -m discovery",
+		"/iqn.2017-01.io.kubevirt:wrapper/1", "The images are not written",
+		"removed at the end; --work-dir=DIR keeps it", "/status",
 	} {
 		require.Contains(t, p.stdout.String(), part)
 	}
@@ -48,7 +53,8 @@ func TestServeNamedImages(t *testing.T) {
 	work := filepath.Join(left[0], "work")
 	require.FileExists(t, filepath.Join(work, "a.raw", "disk.raw"))
 	require.Contains(t, p.stdout.String(), work)
-	status2, done, stderr := run(t, l.env, "handover", "--lun=1", "--to="+second, "--control-socket="+work+"/control.sock")
+	status2, done, stderr := run(t, l.env, "handover", "--lun=1", "--to="+second,
+		"--control-socket="+work+"/control.sock")
 	require.Equal(t, exitDone, status2, stderr)
 	require.Contains(t, done, "LUN 1 is open to")
 	require.NoFileExists(t, "/tmp/healthy")
@@ -81,7 +87,8 @@ func TestServeNamedImagesTwice(t *testing.T) {
 	require.Zero(t, count())
 }
 
-// TestTemporaryDirectoryIsNotLocked: the start would wait for the lock when it makes its socket there.
+// TestTemporaryDirectoryIsNotLocked: the start would wait for the lock when it makes its socket
+// there.
 func TestTemporaryDirectoryIsNotLocked(t *testing.T) {
 	t.Setenv("XDG_CACHE_HOME", t.TempDir())
 	path, remove, err := temporaryDir()
@@ -122,7 +129,8 @@ func TestServeNamedImagesWithoutACache(t *testing.T) {
 // TestServeNamedImagesSettings: what is set wins over what is made for a person at a terminal.
 func TestServeNamedImagesSettings(t *testing.T) {
 	l, paths := namedPlace(t, "a.raw")
-	work, volume, ready := filepath.Join(l.dir, "work"), filepath.Join(l.dir, "volume"), filepath.Join(l.dir, "ready")
+	work, volume, ready := filepath.Join(l.dir, "work"), filepath.Join(l.dir, "volume"),
+		filepath.Join(l.dir, "ready")
 	require.NoError(t, os.Mkdir(volume, 0o755))
 	for _, c := range []struct {
 		flags []string
@@ -130,12 +138,17 @@ func TestServeNamedImagesSettings(t *testing.T) {
 		mode  string
 		kept  string
 	}{
-		{[]string{"--work-dir=" + work, "--ready-file=" + ready}, "What is written stays in \"" + work + "\", for the next start", "clone", work + "/a.raw/disk.raw"},
-		{[]string{"--persistent-dir=" + volume}, "What is written stays in \"" + volume + "\".", "clone", volume + "/disk.img"},
-		{[]string{"--copy-mode=none"}, "what is written is in the images themselves", "none", paths[0]},
+		{[]string{"--work-dir=" + work, "--ready-file=" + ready},
+			"What is written stays in \"" + work + "\", for the next start", "clone",
+			work + "/a.raw/disk.raw"},
+		{[]string{"--persistent-dir=" + volume}, "What is written stays in \"" + volume + "\".",
+			"clone", volume + "/disk.img"},
+		{[]string{"--copy-mode=none"}, "what is written is in the images themselves", "none",
+			paths[0]},
 		{[]string{"--copy-mode=copy-on-read"}, "removed at the end", "copy-on-read", paths[0]},
 	} {
-		p := serveNamed(t, append(l.env, "CHAP_USERNAME=vm", "CHAP_PASSWORD="+testSecret, "LISTEN=127.0.0.1"), append(c.flags, paths...)...)
+		p := serveNamed(t, append(l.env, "CHAP_USERNAME=vm", "CHAP_PASSWORD="+testSecret,
+			"LISTEN=127.0.0.1"), append(c.flags, paths...)...)
 		require.Contains(t, p.stdout.String(), c.said)
 		require.Contains(t, p.stdout.String(), "iscsi://vm@127.0.0.1:")
 		require.NotContains(t, p.stdout.String(), testSecret)
@@ -168,20 +181,33 @@ func TestServeNamedImagesThatWillNotDo(t *testing.T) {
 		want   []string
 	}{
 		"several": {[]string{notes, paths[0], empty}, exitFailed,
-			[]string{"2 images cannot be served:", "is a text file, not a disk image; name a disk image instead", "empty.raw", "is empty"}},
+			[]string{"2 images cannot be served:",
+				"is a text file, not a disk image; name a disk image instead", "empty.raw",
+				"is empty"}},
 		"nothing of that name": {[]string{l.dir + "/missing.raw", "x.raw"}, exitUsage,
-			[]string{"2 errors", `/missing.raw" does not exist: name images that are there, or their directory with --disk-dir`, `"x.raw" does not exist`}},
-		"two of one name":      {[]string{paths[0], again}, exitFailed, []string{`have one name`, again}},
-		"one twice":            {[]string{paths[0], paths[0]}, exitFailed, []string{"have one name"}},
-		"a directory":          {[]string{dir}, exitUsage, []string{`"` + dir + `" is a directory: --disk-dir=` + dir + " serves the images in it"}},
-		"standard input":       {[]string{"-"}, exitUsage, []string{"cannot be read from standard input"}},
-		"a directory as well":  {[]string{"--disk-dir=" + dir, paths[0]}, exitUsage, []string{"--disk-dir: goes without images as arguments"}},
-		"a credential":         {[]string{"CHAP_PASSWORD=geheim"}, exitUsage, []string{"CHAP credentials come from the environment"}},
-		"nothing":              {[]string{""}, exitUsage, []string{"an argument is empty"}},
-		"disks beside images":  {[]string{"--work-dir=" + dir, paths[0]}, exitUsage, []string{"is the directory of the images, too"}},
-		"volume beside images": {[]string{"--persistent-dir=" + dir, paths[0]}, exitUsage, []string{"is the directory of the images, too"}},
+			[]string{"2 errors",
+				`/missing.raw" does not exist: name images that are there, or their directory with --disk-dir`, `"x.raw" does not exist`}},
+		"two of one name": {[]string{paths[0], again}, exitFailed,
+			[]string{`have one name`, again}},
+		"one twice": {[]string{paths[0], paths[0]}, exitFailed,
+			[]string{"have one name"}},
+		"a directory": {[]string{dir}, exitUsage,
+			[]string{`"` + dir + `" is a directory: --disk-dir=` + dir +
+				" serves the images in it"}},
+		"standard input": {[]string{"-"}, exitUsage,
+			[]string{"cannot be read from standard input"}},
+		"a directory as well": {[]string{"--disk-dir=" + dir, paths[0]}, exitUsage,
+			[]string{"--disk-dir: goes without images as arguments"}},
+		"a credential": {[]string{"CHAP_PASSWORD=geheim"}, exitUsage,
+			[]string{"CHAP credentials come from the environment"}},
+		"nothing": {[]string{""}, exitUsage, []string{"an argument is empty"}},
+		"disks beside images": {[]string{"--work-dir=" + dir, paths[0]}, exitUsage,
+			[]string{"is the directory of the images, too"}},
+		"volume beside images": {[]string{"--persistent-dir=" + dir, paths[0]}, exitUsage,
+			[]string{"is the directory of the images, too"}},
 	} {
-		status, stdout, stderr := run(t, append(l.env, "LOG_FORMAT=console"), append([]string{"serve"}, c.args...)...)
+		status, stdout, stderr := run(t, append(l.env, "LOG_FORMAT=console"),
+			append([]string{"serve"}, c.args...)...)
 		require.Equal(t, c.status, status, "%s: %s", name, stderr)
 		require.Empty(t, stdout, name)
 		for _, part := range c.want {
@@ -194,13 +220,15 @@ func TestServeNamedImagesThatWillNotDo(t *testing.T) {
 	require.Empty(t, left)
 }
 
-// TestTooLittleSpace: what takes less is named where a copy of the image does not fit, and nowhere else.
+// TestTooLittleSpace: what takes less is named where a copy of the image does not fit, and nowhere
+// else.
 func TestTooLittleSpace(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root (to mount a small file system)")
 	}
 	l := newPlace(t, "a.raw")
-	require.NoError(t, os.WriteFile(filepath.Join(l.dir, "disk", "a.raw"), bytes.Repeat([]byte("data"), 1<<20), 0o644))
+	require.NoError(t, os.WriteFile(filepath.Join(l.dir, "disk", "a.raw"),
+		bytes.Repeat([]byte("data"), 1<<20), 0o644))
 	work := t.TempDir()
 	if err := unix.Mount("tmpfs", work, "tmpfs", 0, "size=2m"); err != nil {
 		t.Skipf("needs to mount a small file system: %v", err)
@@ -220,20 +248,25 @@ func TestPathsAreQuoted(t *testing.T) {
 	require.NoError(t, os.Mkdir(dir, 0o755))
 	quoted := `"` + dir + `"`
 	check := func(want string, args ...string) {
-		_, _, stderr := run(t, []string{"METRICS_LISTEN=127.0.0.1:0", "PORT=0", "READY_FILE="}, args...)
+		_, _, stderr := run(t, []string{"METRICS_LISTEN=127.0.0.1:0", "PORT=0", "READY_FILE="},
+			args...)
 		require.Contains(t, told(stderr), want, args)
 	}
 	check("no disk image in "+quoted, "serve", "--disk-dir="+dir)
 	check("no disk image in "+quoted, "inspect", dir)
 	check(quoted+" cannot be read", "serve", "--config="+dir)
-	check(`no daemon answers at "`+dir+`/control.sock"`, "handover", "--lun=1", "--finish", "--work-dir="+dir)
+	check(`no daemon answers at "`+dir+`/control.sock"`, "handover", "--lun=1", "--finish",
+		"--work-dir="+dir)
 	require.NoError(t, os.WriteFile(bad, []byte("x"), 0o644))
-	check("1 file in "+quoted+" cannot be served:\n  \"a b.raw\": has a size", "serve", "--disk-dir="+dir)
+	check("1 file in "+quoted+" cannot be served:\n  \"a b.raw\": has a size", "serve",
+		"--disk-dir="+dir)
 	check(`"`+bad+`" has a size of 1 bytes`, "inspect", dir)
 	check(`"`+bad+`" is no directory`, "serve", "--disk-dir="+bad)
 	check(`"a b.raw": has a size`, "convert", bad, filepath.Join(dir, "out.raw"))
 	require.NoError(t, os.WriteFile(bad, make([]byte, 512), 0o644))
-	check(`destination "`+dir+`/a b.raw" is the image "a b.raw" itself`, "convert", "--force", bad, bad)
+	check(`destination "`+dir+`/a b.raw" is the image "a b.raw" itself`, "convert", "--force", bad,
+		bad)
 	check(`"`+bad+`" is there already`, "convert", bad, bad)
-	check(`the ready file `+quoted, "serve", "--ready-file="+dir, "--disk-dir="+dir, "--work-dir="+dir+"/work")
+	check(`the ready file `+quoted, "serve", "--ready-file="+dir, "--disk-dir="+dir,
+		"--work-dir="+dir+"/work")
 }

@@ -117,7 +117,8 @@ Exit status 0: done. 1: there is no such session, or nobody answers, or not to t
 			l.problems.Add("kick", "give one of --initiator and --session")
 		case session == "":
 		case err != nil || number == 0:
-			l.problems.Add("--session", "%q is no session: the command sessions lists their numbers",
+			l.problems.Add("--session", "%q is no session: the command sessions lists their "+
+				"numbers",
 				session)
 		default:
 			req.Session = uint16(number)

@@ -130,7 +130,8 @@ func TestControlSocketOfAnotherUser(t *testing.T) {
 		} {
 			cmd := exec.Command(program, args...)
 			cmd.Dir, cmd.Env = open, []string{"CONTROL_SOCKET=" + socket}
-			cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+			cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody,
+				Gid: nobody}}
 			said, err := cmd.CombinedOutput()
 			require.Error(t, err)
 			require.Equal(t, exitFailed, cmd.ProcessState.ExitCode())

@@ -73,11 +73,13 @@ func (a *app) versionCommand() *cobra.Command {
 }
 
 func versionText(b pages.BuildInfo) string {
-	return fmt.Sprintf("kubevirt-disk %s\ncommit   %s\ngo       %s\nplatform %s\n", b.Version, b.Commit, b.GoVersion, b.Platform)
+	return fmt.Sprintf("kubevirt-disk %s\ncommit   %s\ngo       %s\nplatform %s\n", b.Version,
+		b.Commit, b.GoVersion, b.Platform)
 }
 
-// versionFlag has --version print what the command version does. Cobra's own flag takes a template, and with text/template
-// the linker keeps every method of every type: the binary would be a quarter larger.
+// versionFlag has --version print what the command version does. Cobra's own flag takes a template,
+// and with text/template the linker keeps every method of every type: the binary would be a quarter
+// larger.
 func (a *app) versionFlag(root *cobra.Command) {
 	asked := root.Flags().Bool("version", false, "print what the command version does")
 	without := root.RunE

@@ -27,10 +27,12 @@ func (p *process) portal() net.Addr {
 // login logs in to a daemon without CHAP, under the given name.
 func (p *process) login(initiator string, luns ...uint16) *targettest.Session {
 	p.t.Helper()
-	return targettest.MustLogin(p.t, p.portal(), targettest.LoginOptions{Initiator: initiator, Target: wrapperTarget}, luns...)
+	return targettest.MustLogin(p.t, p.portal(),
+		targettest.LoginOptions{Initiator: initiator, Target: wrapperTarget}, luns...)
 }
 
-// TestSettingsReachInitiators sets what a machine sees of a LUN by SCSI commands only, so that no setting is read and then forgotten.
+// TestSettingsReachInitiators sets what a machine sees of a LUN by SCSI commands only, so that no
+// setting is read and then forgotten.
 func TestSettingsReachInitiators(t *testing.T) {
 	const first, second = "iqn.2020-01.test:first", "iqn.2020-01.test:second"
 	l := newPlace(t, "a.raw", "b.raw", "c.raw")
@@ -42,7 +44,10 @@ disks:
 `))
 	one, two := p.login(first, 1, 2, 3), p.login(second, 1, 2, 3)
 
-	removable := func(lun uint16) byte { return one.MustGood(t, targettest.Inquiry(lun, 96)).Data[1] >> 7 }
+	removable := func(lun uint16) byte {
+		return one.MustGood(t,
+			targettest.Inquiry(lun, 96)).Data[1] >> 7
+	}
 	require.Equal(t, []byte{1, 0, 0}, []byte{removable(1), removable(2), removable(3)})
 	block := make([]byte, 512)
 	for _, s := range []*targettest.Session{one, two, one} {
@@ -50,7 +55,8 @@ disks:
 	}
 	one.MustFail(t, targettest.Write10(2, 0, block), "07/27/00")
 	protected := func(lun uint16) byte { // the bit WP of the mode parameter header
-		return one.MustGood(t, targettest.Command{LUN: lun, CDB: []byte{0x1a, 0, 0x3f, 0, 255, 0}, Read: 255}).Data[2] >> 7
+		return one.MustGood(t, targettest.Command{LUN: lun, CDB: []byte{0x1a, 0, 0x3f, 0, 255, 0},
+			Read: 255}).Data[2] >> 7
 	}
 	require.Equal(t, []byte{0, 1, 0}, []byte{protected(1), protected(2), protected(3)})
 	serial := targettest.Inquiry(2, 255)
@@ -59,17 +65,21 @@ disks:
 	one.MustGood(t, targettest.Write10(3, 1<<20/512-1, block))
 	two.MustFail(t, targettest.Write10(3, 0, block), "status 0x18")
 
-	_, err := targettest.MustDial(t, p.portal()).Login(targettest.LoginOptions{Initiator: first, Target: wrapperTarget, ISID: [6]byte{0x80, 9}})
+	_, err := targettest.MustDial(t,
+		p.portal()).Login(targettest.LoginOptions{Initiator: first, Target: wrapperTarget,
+		ISID: [6]byte{0x80, 9}})
 	require.Error(t, err, "a third session")
 	require.Equal(t, exitDone, p.terminate())
 }
 
-// TestWhatSurvivesIsToldToInitiators: a machine reserves a disk through a loss of power only where the disk outlives that.
+// TestWhatSurvivesIsToldToInitiators: a machine reserves a disk through a loss of power only where
+// the disk outlives that.
 func TestWhatSurvivesIsToldToInitiators(t *testing.T) {
 	const initiator, key = "iqn.2020-01.test:first", 0x1122334455667788
 	l := newPlace(t, "a.raw")
 	capabilities := func(s *targettest.Session) byte {
-		return s.MustGood(t, targettest.PersistIn(1, targettest.ReportCapabilities, 8)).Data[2] & 1 // PTPL_C
+		// PTPL_C
+		return s.MustGood(t, targettest.PersistIn(1, targettest.ReportCapabilities, 8)).Data[2] & 1
 	}
 	p := l.serve(t)
 	require.Zero(t, capabilities(p.login(initiator, 1)))
@@ -79,7 +89,9 @@ func TestWhatSurvivesIsToldToInitiators(t *testing.T) {
 	p = l.serve(t, volume)
 	s := p.login(initiator, 1)
 	require.EqualValues(t, 1, capabilities(s))
-	s.MustGood(t, targettest.PersistOut(1, targettest.Persist{Action: targettest.PersistRegister, ActionKey: key, Bits: targettest.APTPL}))
+	s.MustGood(t, targettest.PersistOut(1,
+		targettest.Persist{Action: targettest.PersistRegister, ActionKey: key,
+			Bits: targettest.APTPL}))
 	require.Equal(t, exitDone, p.terminate())
 	p = l.serve(t, volume)
 	keys := p.login(initiator, 1).MustGood(t, targettest.PersistIn(1, targettest.ReadKeys, 64)).Data
@@ -88,7 +100,8 @@ func TestWhatSurvivesIsToldToInitiators(t *testing.T) {
 }
 
 func TestEphemeralFlushReachesTheDisk(t *testing.T) {
-	for setting, durable := range map[string]string{"false": `"durable":false`, "true": `"durable":true`} {
+	for setting, durable := range map[string]string{"false": `"durable":false`,
+		"true": `"durable":true`} {
 		l := newPlace(t, "a.raw")
 		p := l.serve(t, "EPHEMERAL_FLUSH="+setting)
 		require.Equal(t, exitDone, p.terminate())
@@ -98,12 +111,14 @@ func TestEphemeralFlushReachesTheDisk(t *testing.T) {
 	}
 }
 
-// TestTheCredentialIsInForce: with CHAP set, nobody is let in without it, the page says so, and shows who is in.
+// TestTheCredentialIsInForce: with CHAP set, nobody is let in without it, the page says so, and
+// shows who is in.
 func TestTheCredentialIsInForce(t *testing.T) {
 	l := newPlace(t, "a.raw")
 	p := l.serve(t, "CHAP_USERNAME=user", "CHAP_PASSWORD="+testSecret)
 	login := targettest.LoginOptions{Target: wrapperTarget}
-	for _, credential := range []*targettest.CHAP{nil, {Username: "user", Password: testSecret + "2"}} {
+	for _, credential := range []*targettest.CHAP{nil,
+		{Username: "user", Password: testSecret + "2"}} {
 		login.CHAP = credential
 		_, err := targettest.Login(p.portal(), login)
 		var refused *targettest.LoginError

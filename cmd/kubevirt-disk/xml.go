@@ -85,31 +85,51 @@ Exit status 1: the daemon does not answer, or the LUN is not ready.`,
 func (f *xmlFlags) add(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	flags.SortFlags = false
-	flags.StringVar(&f.statusURL, flagStatusURL, "", "`URL` of a running daemon's pages: the LUN is one of its")
-	flags.DurationVar(&f.timeout, "timeout", 5*time.Second, "how long to wait for the daemon's answer")
-	flags.BoolVar(&f.secretElement, "secret", false, "print the <secret> element instead of the <disk> element")
-	flags.StringSliceVar(&f.hosts, flagHost, nil, "`address` of the target, HOST or HOST:PORT or [IPv6]:PORT, repeatable; QEMU uses the first (default with --status-url: the daemon's)")
+	flags.StringVar(&f.statusURL, flagStatusURL, "",
+		"`URL` of a running daemon's pages: the LUN is one of its")
+	flags.DurationVar(&f.timeout, "timeout", 5*time.Second,
+		"how long to wait for the daemon's answer")
+	flags.BoolVar(&f.secretElement, "secret", false,
+		"print the <secret> element instead of the <disk> element")
+	flags.StringSliceVar(&f.hosts, flagHost, nil,
+		"`address` of the target, HOST or HOST:PORT or [IPv6]:PORT, repeatable; QEMU uses the "+
+			"first (default with --status-url: the daemon's)")
 	flags.IntVar(&f.lun, flagLUN, 0, "`number` of the LUN (default: the daemon's only one)")
-	flags.StringVar(&f.dev, "target-dev", "", "device `name` in the guest: vda and so on with bus virtio, else sda (default the bus's first)")
-	flags.StringVar(&f.bus, "bus", "", "`bus` of the device: virtio, scsi or sata (default by the device name)")
-	flags.StringVar(&f.kind, "device", "", "`kind` of the device: disk, or lun to pass SCSI commands on (default disk)")
+	flags.StringVar(&f.dev, "target-dev", "",
+		"device `name` in the guest: vda and so on with bus virtio, else sda (default the bus's "+
+			"first)")
+	flags.StringVar(&f.bus, "bus", "", "`bus` of the device: virtio, scsi or sata (default by "+
+		"the device name)")
+	flags.StringVar(&f.kind, "device", "", "`kind` of the device: disk, or lun to pass SCSI "+
+		"commands on (default disk)")
 	flags.StringVar(&f.credential.Username, flagChapUsername, "", "CHAP user `name`")
-	flags.StringVar(&f.credential.SecretUsage, "secret-usage", "", "usage `name` of the libvirt secret with the password (default the target name)")
-	flags.StringVar(&f.credential.SecretUUID, "secret-uuid", "", "`UUID` of the libvirt secret, instead of its usage name")
-	flags.StringVar(&f.serial, flagSerial, "", "serial `number` that the guest sees, empty for none (default with --status-url: the LUN's)")
-	flags.StringVar(&f.wwn, flagWWN, "", "WWN that the guest sees, 16 hexadecimal `digits`, empty for none (default with --status-url: the LUN's)")
-	flags.BoolVar(&f.readOnly, "read-only", false, "the guest sees a read-only disk (default by the access mode)")
+	flags.StringVar(&f.credential.SecretUsage, "secret-usage", "",
+		"usage `name` of the libvirt secret with the password (default the target name)")
+	flags.StringVar(&f.credential.SecretUUID, "secret-uuid", "",
+		"`UUID` of the libvirt secret, instead of its usage name")
+	flags.StringVar(&f.serial, flagSerial, "",
+		"serial `number` that the guest sees, empty for none (default with --status-url: the "+
+			"LUN's)")
+	flags.StringVar(&f.wwn, flagWWN, "", "WWN that the guest sees, 16 hexadecimal `digits`, "+
+		"empty for none (default with --status-url: the LUN's)")
+	flags.BoolVar(&f.readOnly, "read-only", false,
+		"the guest sees a read-only disk (default by the access mode)")
 	flags.UintVar(&f.bootOrder, "boot-order", 0, "`place` in the boot order, from 1 (default none)")
 	flags.StringVar(&f.initiator, flagInitiator, "",
-		"iSCSI `name` by which QEMU logs in, empty for QEMU's own (default of machine and --domain)")
+		"iSCSI `name` by which QEMU logs in, empty for QEMU's own (default of machine and "+
+			"--domain)")
 	flags.StringVar(&f.domain, flagDomain, "",
 		"name or UUID of the `domain`, which becomes a part of the default of --initiator-name")
 	flags.StringVar(&f.cache, "cache", "", "QEMU's cache `mode` (default none)")
 	flags.StringVar(&f.io, "io", "", "QEMU's I/O `mode`: threads, native or io_uring")
-	flags.StringVar(&f.discard, "discard", "", "what becomes of the guest's discards: `mode` unmap or ignore (default unmap)")
-	flags.StringVar(&f.detectZeroes, "detect-zeroes", "", "whether QEMU looks for zeros in writes: `mode` off, on or unmap")
-	flags.StringVar(&f.errorPolicy, "error-policy", "", "what a failed command does: `policy` stop, report, ignore or enospace")
-	flags.StringVar(&f.rerrorPolicy, "rerror-policy", "", "the same for reads: `policy` stop, report or ignore")
+	flags.StringVar(&f.discard, "discard", "",
+		"what becomes of the guest's discards: `mode` unmap or ignore (default unmap)")
+	flags.StringVar(&f.detectZeroes, "detect-zeroes", "",
+		"whether QEMU looks for zeros in writes: `mode` off, on or unmap")
+	flags.StringVar(&f.errorPolicy, "error-policy", "",
+		"what a failed command does: `policy` stop, report, ignore or enospace")
+	flags.StringVar(&f.rerrorPolicy, "rerror-policy", "",
+		"the same for reads: `policy` stop, report or ignore")
 }
 
 // document returns the element that is asked for.
@@ -154,8 +174,10 @@ func (f *xmlFlags) reference(targetName string) libvirt.Credential {
 func (f *xmlFlags) device() libvirt.Device {
 	return libvirt.Device{
 		Dev: f.dev, Bus: libvirt.Bus(f.bus), Kind: libvirt.Kind(f.kind), BootOrder: f.bootOrder,
-		Cache: libvirt.Cache(f.cache), IO: libvirt.IO(f.io), Discard: libvirt.Discard(f.discard), DetectZeroes: libvirt.Zeroes(f.detectZeroes),
-		ErrorPolicy: libvirt.ErrorPolicy(f.errorPolicy), ReadErrorPolicy: libvirt.ErrorPolicy(f.rerrorPolicy),
+		Cache: libvirt.Cache(f.cache), IO: libvirt.IO(f.io), Discard: libvirt.Discard(f.discard),
+		DetectZeroes:    libvirt.Zeroes(f.detectZeroes),
+		ErrorPolicy:     libvirt.ErrorPolicy(f.errorPolicy),
+		ReadErrorPolicy: libvirt.ErrorPolicy(f.rerrorPolicy),
 	}
 }
 
@@ -165,7 +187,8 @@ func (f *xmlFlags) initiatorName(l *loader) string {
 	if l.flags.Changed(flagInitiator) {
 		if f.domain != "" {
 			l.problems.Add("--"+flagDomain,
-				"is no part of a name that is given: leave it out, or leave out --%s", flagInitiator)
+				"is no part of a name that is given: leave it out, or leave out --%s",
+				flagInitiator)
 		}
 		return f.initiator
 	}
@@ -179,7 +202,8 @@ func (f *xmlFlags) initiatorName(l *loader) string {
 // describedLUN is the LUN that the flags, or the settings of a daemon, tell of.
 func (f *xmlFlags) describedLUN(l *loader) (libvirt.LUN, error) {
 	lun := libvirt.LUN{
-		TargetName: l.text(keyTargetName), Number: f.lun, AccessMode: libvirt.AccessMode(l.text(keyAccessMode)), Serial: f.serial, WWN: f.wwn,
+		TargetName: l.text(keyTargetName), Number: f.lun,
+		AccessMode: libvirt.AccessMode(l.text(keyAccessMode)), Serial: f.serial, WWN: f.wwn,
 	}
 	lun.Portals = f.portals(l, l.connectPort(defaultPort, true))
 	if f.secretElement {
@@ -187,15 +211,18 @@ func (f *xmlFlags) describedLUN(l *loader) (libvirt.LUN, error) {
 		return lun, l.problems.Err()
 	}
 	if !l.flags.Changed(flagLUN) {
-		l.problems.Add("--"+flagLUN, "is missing: name the LUN, from 1, or the daemon that serves it (--%s)", flagStatusURL)
+		l.problems.Add("--"+flagLUN, "is missing: name the LUN, from 1, or the daemon that "+
+			"serves it (--%s)", flagStatusURL)
 	}
 	if len(f.hosts) == 0 {
-		l.problems.Add("--"+flagHost, "is missing: name the target's address, or the daemon that serves it (--%s)", flagStatusURL)
+		l.problems.Add("--"+flagHost, "is missing: name the target's address, or the daemon that "+
+			"serves it (--%s)", flagStatusURL)
 	}
 	return lun, l.problems.Err()
 }
 
-// connectPort is the port for addresses that name none: of --port, or where settings count, of any place that sets it.
+// connectPort is the port for addresses that name none: of --port, or where settings count, of any
+// place that sets it.
 func (l *loader) connectPort(otherwise uint16, settings bool) uint16 {
 	if !l.flags.Changed(keyPort) && (!settings || l.source(keyPort) == "") {
 		return otherwise
@@ -223,7 +250,8 @@ func (f *xmlFlags) portals(l *loader, port uint16) []libvirt.Portal {
 		case p.Port == 0:
 			p.Port = port
 		case l.flags.Changed(keyPort) && p.Port != port:
-			l.problems.Add("--"+flagHost+" and --"+keyPort, "%q has another port than %d: give the port only once", host, port)
+			l.problems.Add("--"+flagHost+" and --"+keyPort,
+				"%q has another port than %d: give the port only once", host, port)
 		}
 		all = append(all, p)
 	}
@@ -236,11 +264,15 @@ func (l *loader) explainFields(err error) error {
 		return nil
 	}
 	flagOf := map[string]string{
-		"LUN.Portals": flagHost, "LUN.Number": flagLUN, "LUN.Serial": flagSerial, "LUN.WWN": flagWWN,
-		"LUN.Credential.Username": flagChapUsername, "LUN.Credential.SecretUsage": "secret-usage", "LUN.Credential.SecretUUID": "secret-uuid",
-		"Credential.SecretUsage": "secret-usage", "Credential.SecretUUID": "secret-uuid",
-		"Device.Dev": "target-dev", "Device.Bus": "bus", "Device.Kind": "device", "Device.Initiator": flagInitiator, "Device.Cache": "cache",
-		"Device.IO": "io", "Device.Discard": "discard", "Device.DetectZeroes": "detect-zeroes", "Device.ErrorPolicy": "error-policy",
+		"LUN.Portals": flagHost, "LUN.Number": flagLUN, "LUN.Serial": flagSerial,
+		"LUN.WWN":                 flagWWN,
+		"LUN.Credential.Username": flagChapUsername, "LUN.Credential.SecretUsage": "secret-usage",
+		"LUN.Credential.SecretUUID": "secret-uuid",
+		"Credential.SecretUsage":    "secret-usage", "Credential.SecretUUID": "secret-uuid",
+		"Device.Dev": "target-dev", "Device.Bus": "bus", "Device.Kind": "device",
+		"Device.Initiator": flagInitiator, "Device.Cache": "cache",
+		"Device.IO": "io", "Device.Discard": "discard", "Device.DetectZeroes": "detect-zeroes",
+		"Device.ErrorPolicy":     "error-policy",
 		"Device.ReadErrorPolicy": "rerror-policy",
 	}
 	list := []error{err}

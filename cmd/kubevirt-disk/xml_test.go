@@ -28,32 +28,44 @@ func xmlOf(t *testing.T, env []string, args ...string) (libvirt.LUN, libvirt.Dev
 }
 
 func TestXMLFromFlags(t *testing.T) {
-	lun, device := xmlOf(t, []string{"NODE_NAME=node-1"}, "--host=10.0.0.5", "--port=3261", "--lun=2",
+	lun, device := xmlOf(t, []string{"NODE_NAME=node-1"}, "--host=10.0.0.5", "--port=3261",
+		"--lun=2",
 		"--chap-username=vm")
 	require.Equal(t, libvirt.LUN{
-		Portals: []libvirt.Portal{{Host: "10.0.0.5", Port: 3261}}, TargetName: "iqn.2017-01.io.kubevirt:wrapper", Number: 2,
-		Credential: libvirt.Credential{Username: "vm", SecretUsage: "iqn.2017-01.io.kubevirt:wrapper"}, AccessMode: libvirt.WriteExclusive,
+		Portals:    []libvirt.Portal{{Host: "10.0.0.5", Port: 3261}},
+		TargetName: "iqn.2017-01.io.kubevirt:wrapper", Number: 2,
+		Credential: libvirt.Credential{Username: "vm",
+			SecretUsage: "iqn.2017-01.io.kubevirt:wrapper"}, AccessMode: libvirt.WriteExclusive,
 	}, lun)
 	require.Equal(t, libvirt.Device{
-		Dev: "vda", Bus: libvirt.BusVirtio, Kind: libvirt.KindDisk, Initiator: "iqn.2017-01.io.kubevirt:node-1",
-		Cache: libvirt.CacheNone, Discard: libvirt.DiscardUnmap,
+		Dev: "vda", Bus: libvirt.BusVirtio, Kind: libvirt.KindDisk,
+		Initiator: "iqn.2017-01.io.kubevirt:node-1",
+		Cache:     libvirt.CacheNone, Discard: libvirt.DiscardUnmap,
 	}, device)
 
 	lun, _ = xmlOf(t, nil, "--host=10.0.0.5:3261,10.0.0.6", "--port=3261", "--lun=2")
-	require.Equal(t, []libvirt.Portal{{Host: "10.0.0.5", Port: 3261}, {Host: "10.0.0.6", Port: 3261}}, lun.Portals)
+	require.Equal(t, []libvirt.Portal{{Host: "10.0.0.5", Port: 3261},
+		{Host: "10.0.0.6", Port: 3261}}, lun.Portals)
 
 	lun, device = xmlOf(t, []string{"WWN=iqn.2020-01.a:b", "PORT=3262", "ACCESS_MODE=write-shared"},
-		"--host=[fd00::5]:3270,disk.example.com", "--lun=1", "--target-dev=sdb", "--bus=scsi", "--boot-order=1", "--initiator-name=iqn.2020-01.org.example:vm",
-		"--cache=writeback", "--io=threads", "--discard=ignore", "--detect-zeroes=on", "--error-policy=enospace", "--rerror-policy=stop", "--serial=s",
-		"--wwn=3c0ffee000000001", "--chap-username=vm", "--secret-uuid=01234567-89ab-cdef-0123-456789abcdef")
+		"--host=[fd00::5]:3270,disk.example.com", "--lun=1", "--target-dev=sdb", "--bus=scsi",
+		"--boot-order=1", "--initiator-name=iqn.2020-01.org.example:vm",
+		"--cache=writeback", "--io=threads", "--discard=ignore", "--detect-zeroes=on",
+		"--error-policy=enospace", "--rerror-policy=stop", "--serial=s",
+		"--wwn=3c0ffee000000001", "--chap-username=vm",
+		"--secret-uuid=01234567-89ab-cdef-0123-456789abcdef")
 	require.Equal(t, libvirt.LUN{
-		Portals: []libvirt.Portal{{Host: "fd00::5", Port: 3270}, {Host: "disk.example.com", Port: 3262}}, TargetName: "iqn.2020-01.a:b", Number: 1,
-		Credential: libvirt.Credential{Username: "vm", SecretUUID: "01234567-89ab-cdef-0123-456789abcdef"}, AccessMode: libvirt.WriteShared,
+		Portals: []libvirt.Portal{{Host: "fd00::5", Port: 3270},
+			{Host: "disk.example.com", Port: 3262}}, TargetName: "iqn.2020-01.a:b", Number: 1,
+		Credential: libvirt.Credential{Username: "vm",
+			SecretUUID: "01234567-89ab-cdef-0123-456789abcdef"}, AccessMode: libvirt.WriteShared,
 		Serial: "s", WWN: "3c0ffee000000001",
 	}, lun)
 	require.Equal(t, libvirt.Device{
-		Dev: "sdb", Bus: libvirt.BusSCSI, Kind: libvirt.KindDisk, BootOrder: 1, Initiator: "iqn.2020-01.org.example:vm", Cache: libvirt.CacheWriteback,
-		IO: libvirt.IOThreads, Discard: libvirt.DiscardIgnore, DetectZeroes: libvirt.ZeroesOn, ErrorPolicy: libvirt.ErrorNoSpace,
+		Dev: "sdb", Bus: libvirt.BusSCSI, Kind: libvirt.KindDisk, BootOrder: 1,
+		Initiator: "iqn.2020-01.org.example:vm", Cache: libvirt.CacheWriteback,
+		IO: libvirt.IOThreads, Discard: libvirt.DiscardIgnore, DetectZeroes: libvirt.ZeroesOn,
+		ErrorPolicy:     libvirt.ErrorNoSpace,
 		ReadErrorPolicy: libvirt.ErrorStop,
 	}, device)
 
@@ -98,7 +110,8 @@ func TestXMLSecret(t *testing.T) {
 	}{
 		{nil, "<target>iqn.2017-01.io.kubevirt:wrapper</target>"},
 		{[]string{"--secret-usage=demo"}, "<target>demo</target>"},
-		{[]string{"--secret-uuid=01234567-89ab-cdef-0123-456789abcdef"}, "<uuid>01234567-89ab-cdef-0123-456789abcdef</uuid>"},
+		{[]string{"--secret-uuid=01234567-89ab-cdef-0123-456789abcdef"},
+			"<uuid>01234567-89ab-cdef-0123-456789abcdef</uuid>"},
 	} {
 		status, stdout, stderr := run(t, nil, append([]string{"xml", "--secret"}, c.args...)...)
 		require.Equal(t, exitDone, status, stderr)
@@ -114,36 +127,59 @@ func TestXMLRefuses(t *testing.T) {
 		args []string
 		want []string
 	}{
-		"a bad IQN":             {append(good, "--target-name=wrapper"), []string{"--target-name:", "wrapper"}},
-		"LUN 0":                 {append(good, "--lun=0"), []string{"--lun:", "begin at 1"}},
-		"no LUN":                {[]string{"xml", "--host=a"}, []string{"--lun:", "--status-url"}},
-		"no host":               {[]string{"xml", "--lun=1"}, []string{"--host:", "--status-url"}},
-		"neither":               {[]string{"xml"}, []string{"--lun:", "--host:", "2 errors"}},
-		"every address":         {append(good, "--host=0.0.0.0"), []string{"--host:", "every address"}},
-		"a device off its bus":  {append(good, "--target-dev=sda", "--bus=virtio"), []string{"--target-dev:", "virtio"}},
-		"a bus":                 {append(good, "--bus=ide"), []string{"--bus:", "sata"}},
-		"a port":                {append(good, "--port=x"), []string{"--port:", `"x"`}},
-		"port 0":                {append(good, "--port=0"), []string{"--port:", "1 to 65535"}},
-		"two ports":             {append(good, "--host=a:1", "--port=2"), []string{"--host and --port:", "a:1"}},
-		"an access mode":        {append(good, "--access-mode=rw"), []string{"--access-mode:", "read-shared"}},
-		"a WWN on virtio":       {append(good, "--wwn=3c0ffee000000001"), []string{"--wwn:", "virtio"}},
-		"a serial":              {append(good, "--serial=a/b"), []string{"--serial:"}},
-		"a secret but no user":  {append(good, "--secret-usage=demo"), []string{"--chap-username:"}},
-		"a usage":               {append(good, "--chap-username=u", "--secret-usage=a/b"), []string{"--secret-usage:"}},
-		"a UUID":                {append(good, "--chap-username=u", "--secret-uuid=1"), []string{"--secret-uuid:"}},
-		"a UUID of a secret":    {[]string{"xml", "--secret", "--secret-uuid=1"}, []string{"--secret-uuid:"}},
-		"modes":                 {append(good, "--cache=x", "--io=x", "--discard=x", "--detect-zeroes=x", "--error-policy=x", "--rerror-policy=x", "--device=x", "--initiator-name=x"), []string{"--cache:", "--io:", "--discard:", "--detect-zeroes:", "--error-policy:", "--rerror-policy:", "--device:", "--initiator-name:", "8 errors"}},
-		"a password":            {append(good, "--chap-password=precious-secret"), []string{"--chap-password", "environment"}},
-		"an argument":           {append(good, "more"), []string{"xml"}},
-		"a URL":                 {[]string{"xml", "--status-url=10.0.0.5:9260"}, []string{"--status-url:", "http://HOST:PORT/status"}},
-		"a file":                {[]string{"xml", "--status-url=ftp://10.0.0.5/status"}, []string{"--status-url:", "http://HOST:PORT/status"}},
-		"no machine":            {[]string{"xml", "--status-url=http:///status"}, []string{"--status-url:", "http://HOST:PORT/status"}},
-		"an empty URL":          {[]string{"xml", "--status-url="}, []string{"--status-url:"}},
-		"a URL with a user":     {[]string{"xml", "--status-url=http://u:precious-secret@a/"}, []string{"--status-url:", "user name"}},
-		"no URL, with a user":   {[]string{"xml", "--status-url=http://u:%-precious-secret@a/"}, []string{"--status-url:", "user name"}},
-		"a file, with a user":   {[]string{"xml", "--status-url=ftp://u:precious-secret@a/"}, []string{"--status-url:", "user name"}},
-		"a user and a machine":  {[]string{"xml", "--status-url=u:precious-secret@a:9260"}, []string{"--status-url:", "user name"}},
-		"what the daemon tells": {[]string{"xml", "--status-url=http://127.0.0.1:1", "--target-name=iqn.2020-01.a", "--access-mode=write-shared"}, []string{"--target-name:", "--access-mode:"}},
+		"a bad IQN": {append(good, "--target-name=wrapper"),
+			[]string{"--target-name:", "wrapper"}},
+		"LUN 0":   {append(good, "--lun=0"), []string{"--lun:", "begin at 1"}},
+		"no LUN":  {[]string{"xml", "--host=a"}, []string{"--lun:", "--status-url"}},
+		"no host": {[]string{"xml", "--lun=1"}, []string{"--host:", "--status-url"}},
+		"neither": {[]string{"xml"}, []string{"--lun:", "--host:", "2 errors"}},
+		"every address": {append(good, "--host=0.0.0.0"),
+			[]string{"--host:", "every address"}},
+		"a device off its bus": {append(good, "--target-dev=sda", "--bus=virtio"),
+			[]string{"--target-dev:", "virtio"}},
+		"a bus":  {append(good, "--bus=ide"), []string{"--bus:", "sata"}},
+		"a port": {append(good, "--port=x"), []string{"--port:", `"x"`}},
+		"port 0": {append(good, "--port=0"), []string{"--port:", "1 to 65535"}},
+		"two ports": {append(good, "--host=a:1", "--port=2"),
+			[]string{"--host and --port:", "a:1"}},
+		"an access mode": {append(good, "--access-mode=rw"),
+			[]string{"--access-mode:", "read-shared"}},
+		"a WWN on virtio": {append(good, "--wwn=3c0ffee000000001"),
+			[]string{"--wwn:", "virtio"}},
+		"a serial": {append(good, "--serial=a/b"), []string{"--serial:"}},
+		"a secret but no user": {append(good, "--secret-usage=demo"),
+			[]string{"--chap-username:"}},
+		"a usage": {append(good, "--chap-username=u", "--secret-usage=a/b"),
+			[]string{"--secret-usage:"}},
+		"a UUID": {append(good, "--chap-username=u", "--secret-uuid=1"),
+			[]string{"--secret-uuid:"}},
+		"a UUID of a secret": {[]string{"xml", "--secret", "--secret-uuid=1"},
+			[]string{"--secret-uuid:"}},
+		"modes": {append(good, "--cache=x", "--io=x", "--discard=x",
+			"--detect-zeroes=x", "--error-policy=x", "--rerror-policy=x", "--device=x",
+			"--initiator-name=x"), []string{"--cache:", "--io:", "--discard:", "--detect-zeroes:",
+			"--error-policy:", "--rerror-policy:", "--device:", "--initiator-name:", "8 errors"}},
+		"a password": {append(good, "--chap-password=precious-secret"),
+			[]string{"--chap-password", "environment"}},
+		"an argument": {append(good, "more"), []string{"xml"}},
+		"a URL": {[]string{"xml", "--status-url=10.0.0.5:9260"},
+			[]string{"--status-url:", "http://HOST:PORT/status"}},
+		"a file": {[]string{"xml", "--status-url=ftp://10.0.0.5/status"},
+			[]string{"--status-url:", "http://HOST:PORT/status"}},
+		"no machine": {[]string{"xml", "--status-url=http:///status"},
+			[]string{"--status-url:", "http://HOST:PORT/status"}},
+		"an empty URL": {[]string{"xml", "--status-url="}, []string{"--status-url:"}},
+		"a URL with a user": {[]string{"xml", "--status-url=http://u:precious-secret@a/"},
+			[]string{"--status-url:", "user name"}},
+		"no URL, with a user": {[]string{"xml", "--status-url=http://u:%-precious-secret@a/"},
+			[]string{"--status-url:", "user name"}},
+		"a file, with a user": {[]string{"xml", "--status-url=ftp://u:precious-secret@a/"},
+			[]string{"--status-url:", "user name"}},
+		"a user and a machine": {[]string{"xml", "--status-url=u:precious-secret@a:9260"},
+			[]string{"--status-url:", "user name"}},
+		"what the daemon tells": {[]string{"xml", "--status-url=http://127.0.0.1:1",
+			"--target-name=iqn.2020-01.a", "--access-mode=write-shared"},
+			[]string{"--target-name:", "--access-mode:"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			status, stdout, stderr := run(t, nil, c.args...)
@@ -161,10 +197,13 @@ func TestXMLRefuses(t *testing.T) {
 func statusServer(t *testing.T, change func(*pages.Status)) string {
 	t.Helper()
 	page := pages.Status{
-		State: pages.StateReady, Ready: true, TargetName: "iqn.2020-01.a:b", Authentication: "none", Portals: []string{"127.0.0.1:3260"},
+		State: pages.StateReady, Ready: true, TargetName: "iqn.2020-01.a:b", Authentication: "none",
+		Portals: []string{"127.0.0.1:3260"},
 		LUNs: []pages.LUNStatus{
-			{LUN: 1, Image: "a.raw", AccessMode: "write-exclusive", Serial: "0123456789abcdef0123", NAA: "3c0ffee000000001", Ready: true},
-			{LUN: 2, Image: "b.raw", AccessMode: "read-shared", ReadOnly: true, Serial: "s2", NAA: "3c0ffee000000002", Ready: true},
+			{LUN: 1, Image: "a.raw", AccessMode: "write-exclusive", Serial: "0123456789abcdef0123",
+				NAA: "3c0ffee000000001", Ready: true},
+			{LUN: 2, Image: "b.raw", AccessMode: "read-shared", ReadOnly: true, Serial: "s2",
+				NAA: "3c0ffee000000002", Ready: true},
 		},
 		StartedAt: time.Now(),
 	}
@@ -184,24 +223,29 @@ func statusServer(t *testing.T, change func(*pages.Status)) string {
 
 func TestXMLFromStatus(t *testing.T) {
 	url := statusServer(t, nil)
-	// The settings of a daemon that happen to be in the environment say nothing of the one that is asked.
+	// The settings of a daemon that happen to be in the environment say nothing of the one that is
+	// asked.
 	env := []string{"PORT=1", "WWN=iqn.2020-01.other", "ACCESS_MODE=write-shared"}
 	lun, device := xmlOf(t, env, "--status-url="+url, "--lun=1")
 	require.Equal(t, libvirt.LUN{
-		Portals: []libvirt.Portal{{Host: "127.0.0.1", Port: 3260}}, TargetName: "iqn.2020-01.a:b", Number: 1, AccessMode: libvirt.WriteExclusive,
+		Portals: []libvirt.Portal{{Host: "127.0.0.1", Port: 3260}}, TargetName: "iqn.2020-01.a:b",
+		Number: 1, AccessMode: libvirt.WriteExclusive,
 		Serial: "0123456789abcdef0123",
 	}, lun)
 	require.Equal(t, "vda", device.Dev)
 
 	withCHAP := statusServer(t, func(s *pages.Status) { s.Authentication = "chap" })
-	lun, _ = xmlOf(t, nil, "--status-url="+withCHAP+"/status", "--lun=2", "--target-dev=sda", "--host=[fd00::5]:3270", "--host=a", "--chap-username=u")
+	lun, _ = xmlOf(t, nil, "--status-url="+withCHAP+"/status", "--lun=2", "--target-dev=sda",
+		"--host=[fd00::5]:3270", "--host=a", "--chap-username=u")
 	require.Equal(t, libvirt.LUN{
-		Portals: []libvirt.Portal{{Host: "fd00::5", Port: 3270}, {Host: "a", Port: 3260}}, TargetName: "iqn.2020-01.a:b", Number: 2,
+		Portals:    []libvirt.Portal{{Host: "fd00::5", Port: 3270}, {Host: "a", Port: 3260}},
+		TargetName: "iqn.2020-01.a:b", Number: 2,
 		AccessMode: libvirt.ReadShared, ReadOnly: true, Serial: "s2", WWN: "3c0ffee000000002",
 		Credential: libvirt.Credential{Username: "u", SecretUsage: "iqn.2020-01.a:b"},
 	}, lun)
 
-	lun, _ = xmlOf(t, nil, "--status-url="+url+"/", "--lun=2", "--bus=scsi", "--port=31000", "--serial=own", "--wwn=3c0ffee00000000f")
+	lun, _ = xmlOf(t, nil, "--status-url="+url+"/", "--lun=2", "--bus=scsi", "--port=31000",
+		"--serial=own", "--wwn=3c0ffee00000000f")
 	require.Equal(t, []libvirt.Portal{{Host: "127.0.0.1", Port: 31000}}, lun.Portals)
 	require.Equal(t, "own", lun.Serial)
 	require.Equal(t, "3c0ffee00000000f", lun.WWN)
@@ -222,8 +266,10 @@ func TestXMLFromStatus(t *testing.T) {
 
 func TestStatusPage(t *testing.T) {
 	for text, want := range map[string]string{
-		"http://10.0.0.5:9260": "http://10.0.0.5:9260/status", "http://[fd00::5]:9260/": "http://[fd00::5]:9260/status",
-		"https://disk.example.com": "https://disk.example.com/status", "https://proxy.example.com/disk1/status": "https://proxy.example.com/disk1/status",
+		"http://10.0.0.5:9260":                   "http://10.0.0.5:9260/status",
+		"http://[fd00::5]:9260/":                 "http://[fd00::5]:9260/status",
+		"https://disk.example.com":               "https://disk.example.com/status",
+		"https://proxy.example.com/disk1/status": "https://proxy.example.com/disk1/status",
 	} {
 		page, err := statusPage(text)
 		require.NoError(t, err)
@@ -279,10 +325,13 @@ func TestXMLFindsThePortal(t *testing.T) {
 
 	f := xmlFlags{}
 	l := &loader{flags: (&app{}).xmlCommand().Flags()}
-	require.Empty(t, f.servedPortals(&pages.Status{Portals: []string{"127.0.0.1:3260", "[::1]:3260"}}, "10.0.0.5", l))
+	require.Empty(t,
+		f.servedPortals(&pages.Status{Portals: []string{"127.0.0.1:3260", "[::1]:3260"}},
+			"10.0.0.5", l))
 	require.ErrorContains(t, l.problems.Err(), "--host: is missing")
 	f.hosts = []string{"10.0.0.5"}
-	require.Equal(t, []libvirt.Portal{{Host: "10.0.0.5", Port: 3265}}, f.servedPortals(&pages.Status{Portals: []string{"127.0.0.1:3265"}}, "10.0.0.5", l))
+	require.Equal(t, []libvirt.Portal{{Host: "10.0.0.5", Port: 3265}},
+		f.servedPortals(&pages.Status{Portals: []string{"127.0.0.1:3265"}}, "10.0.0.5", l))
 }
 
 func TestXMLFromAStatusThatWillNotDo(t *testing.T) {
@@ -303,21 +352,33 @@ func TestXMLFromAStatusThatWillNotDo(t *testing.T) {
 		status int
 		want   string
 	}{
-		"nobody":               {"http://" + gone.Addr().String(), nil, exitFailed, "no daemon answers at http://" + gone.Addr().String() + "/status: "},
-		"another page":         {statusServer(t, nil) + "/metrics", nil, exitFailed, "404"},
-		"another server":       {other.URL, nil, exitFailed, "no status page"},
-		"another JSON":         {other.URL + "/json", nil, exitFailed, "no status page"},
-		"not the only LUN":     {statusServer(t, func(s *pages.Status) { s.LUNs = s.LUNs[:1] }), []string{"--lun=3"}, exitUsage, "the daemon has no LUN 3: it has 1 (a.raw)"},
-		"no such LUN":          {statusServer(t, nil), []string{"--lun=3"}, exitUsage, "1 (a.raw), 2 (b.raw)"},
-		"which LUN":            {statusServer(t, nil), nil, exitUsage, "--lun: is missing: the daemon has 1 (a.raw), 2 (b.raw)"},
-		"no LUN yet":           {statusServer(t, func(s *pages.Status) { s.LUNs = nil; s.State = pages.StateStarting }), nil, exitFailed, "starting"},
-		"a LUN not ready":      {statusServer(t, func(s *pages.Status) { s.LUNs[0].Ready = false }), []string{"--lun=1"}, exitFailed, "LUN 1 (a.raw) is not ready"},
-		"a serial virtio cuts": {statusServer(t, func(s *pages.Status) { s.LUNs[0].Serial += "4" }), []string{"--lun=1"}, exitUsage, "--serial: "},
-		"CHAP without user":    {statusServer(t, func(s *pages.Status) { s.Authentication = "chap" }), []string{"--lun=1"}, exitUsage, "--chap-username: is missing"},
-		"a user without CHAP":  {statusServer(t, nil), []string{"--lun=1", "--chap-username=u"}, exitUsage, "has no CHAP"},
+		"nobody": {"http://" + gone.Addr().String(), nil, exitFailed,
+			"no daemon answers at http://" + gone.Addr().String() + "/status: "},
+		"another page":   {statusServer(t, nil) + "/metrics", nil, exitFailed, "404"},
+		"another server": {other.URL, nil, exitFailed, "no status page"},
+		"another JSON":   {other.URL + "/json", nil, exitFailed, "no status page"},
+		"not the only LUN": {statusServer(t, func(s *pages.Status) { s.LUNs = s.LUNs[:1] }),
+			[]string{"--lun=3"}, exitUsage, "the daemon has no LUN 3: it has 1 (a.raw)"},
+		"no such LUN": {statusServer(t, nil), []string{"--lun=3"}, exitUsage,
+			"1 (a.raw), 2 (b.raw)"},
+		"which LUN": {statusServer(t, nil), nil, exitUsage,
+			"--lun: is missing: the daemon has 1 (a.raw), 2 (b.raw)"},
+		"no LUN yet": {statusServer(t,
+			func(s *pages.Status) { s.LUNs = nil; s.State = pages.StateStarting }), nil, exitFailed,
+			"starting"},
+		"a LUN not ready": {statusServer(t, func(s *pages.Status) { s.LUNs[0].Ready = false }),
+			[]string{"--lun=1"}, exitFailed, "LUN 1 (a.raw) is not ready"},
+		"a serial virtio cuts": {statusServer(t, func(s *pages.Status) { s.LUNs[0].Serial += "4" }),
+			[]string{"--lun=1"}, exitUsage, "--serial: "},
+		"CHAP without user": {statusServer(t,
+			func(s *pages.Status) { s.Authentication = "chap" }), []string{"--lun=1"}, exitUsage,
+			"--chap-username: is missing"},
+		"a user without CHAP": {statusServer(t, nil), []string{"--lun=1", "--chap-username=u"},
+			exitUsage, "has no CHAP"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			status, stdout, stderr := run(t, nil, append([]string{"xml", "--status-url=" + c.url}, c.args...)...)
+			status, stdout, stderr := run(t, nil,
+				append([]string{"xml", "--status-url=" + c.url}, c.args...)...)
 			require.Equal(t, c.status, status, stderr)
 			require.Empty(t, stdout)
 			require.Contains(t, stderr, c.want)
@@ -329,7 +390,8 @@ func TestXMLFromAStatusThatWillNotDo(t *testing.T) {
 func TestXMLOfADaemon(t *testing.T) {
 	place := newPlace(t, "a.raw")
 	p := place.serve(t)
-	lun, _ := xmlOf(t, nil, "--status-url=http://"+p.logged("metrics", "address").(string), "--target-dev=sda")
+	lun, _ := xmlOf(t, nil, "--status-url=http://"+p.logged("metrics", "address").(string),
+		"--target-dev=sda")
 	require.Equal(t, p.logged("portal", "address"), lun.Portals[0].String())
 	require.Equal(t, p.logged("serving a LUN", "serial"), lun.Serial)
 	require.Equal(t, p.logged("serving a LUN", "naa"), lun.WWN)

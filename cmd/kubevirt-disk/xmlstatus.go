@@ -20,7 +20,8 @@ import (
 func (f *xmlFlags) servedLUN(ctx context.Context, l *loader) (libvirt.LUN, error) {
 	for _, key := range []string{keyTargetName, keyAccessMode} {
 		if l.flags.Changed(key) {
-			l.problems.Add("--"+key, "the daemon tells it: leave it out, or leave out --%s", flagStatusURL)
+			l.problems.Add("--"+key, "the daemon tells it: leave it out, or leave out --%s",
+				flagStatusURL)
 		}
 	}
 	page, err := statusPage(f.statusURL)
@@ -57,9 +58,12 @@ func (f *xmlFlags) servedLUN(ctx context.Context, l *loader) (libvirt.LUN, error
 	}
 	switch asks, given := status.Authentication != "none", f.credential.Username != ""; {
 	case asks && !given:
-		l.problems.Add("--"+flagChapUsername, "is missing: the daemon at %s asks for CHAP", page.Host)
+		l.problems.Add("--"+flagChapUsername, "is missing: the daemon at %s asks for CHAP",
+			page.Host)
 	case given && !asks:
-		l.problems.Add("--"+flagChapUsername, "the daemon at %s has no CHAP, and QEMU cannot log in to such a one with a credential: leave it out, or give the daemon one, too", page.Host)
+		l.problems.Add("--"+flagChapUsername,
+			"the daemon at %s has no CHAP, and QEMU cannot log in to such a one with a "+
+				"credential: leave it out, or give the daemon one, too", page.Host)
 	}
 	lun.Portals = f.servedPortals(status, page.Hostname(), l)
 	return lun, l.problems.Err()
@@ -69,7 +73,8 @@ func (f *xmlFlags) servedLUN(ctx context.Context, l *loader) (libvirt.LUN, error
 func statusPage(text string) (*url.URL, error) {
 	page, err := url.Parse(text)
 	if strings.Contains(text, "@") { // which may follow a password
-		return nil, errors.New("the URL has a user name, which a daemon does not ask for: want http://HOST:PORT/status")
+		return nil, errors.New("the URL has a user name, which a daemon does not ask for: want " +
+			"http://HOST:PORT/status")
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%q is no URL: want http://HOST:PORT/status", text)
@@ -93,7 +98,8 @@ func askStatus(ctx context.Context, page string) (*pages.Status, error) {
 	}
 	res, err := http.DefaultClient.Do(req)
 	if err != nil {
-		return nil, fmt.Errorf("no daemon answers at %s: %w: is it running, with its pages there (--%s)?", page, withoutURL(err), keyMetricsListen)
+		return nil, fmt.Errorf("no daemon answers at %s: %w: is it running, with its pages there "+
+			"(--%s)?", page, withoutURL(err), keyMetricsListen)
 	}
 	defer res.Body.Close()
 	if res.StatusCode != http.StatusOK {
@@ -133,7 +139,8 @@ func (f *xmlFlags) choose(status *pages.Status, l *loader) (pages.LUNStatus, err
 	}
 	switch {
 	case len(status.LUNs) == 0:
-		return pages.LUNStatus{}, fmt.Errorf("the daemon has no LUN yet, it is %s: ask again when /readyz answers 200", status.State)
+		return pages.LUNStatus{}, fmt.Errorf("the daemon has no LUN yet, it is %s: ask again "+
+			"when /readyz answers 200", status.State)
 	case found == nil && l.flags.Changed(flagLUN):
 		l.problems.Add("--"+flagLUN, "the daemon has no LUN %d: it has %s", f.lun, list)
 		return pages.LUNStatus{}, l.problems.Err()
@@ -141,14 +148,17 @@ func (f *xmlFlags) choose(status *pages.Status, l *loader) (pages.LUNStatus, err
 		l.problems.Add("--"+flagLUN, "is missing: the daemon has %s", list)
 		return pages.LUNStatus{}, l.problems.Err()
 	case !found.Ready:
-		return pages.LUNStatus{}, fmt.Errorf("LUN %d (%s) is not ready: ask again when /readyz answers 200", found.LUN, found.Image)
+		return pages.LUNStatus{}, fmt.Errorf("LUN %d (%s) is not ready: ask again when /readyz "+
+			"answers 200", found.LUN, found.Image)
 	}
 	return *found, nil
 }
 
-// servedPortals are those of --host, or else the first of the daemon that can be reached from outside of its machine, or from
-// inside where it was asked there. A daemon that listens on every address is reached where its status page is.
-func (f *xmlFlags) servedPortals(status *pages.Status, pageHost string, l *loader) []libvirt.Portal {
+// servedPortals are those of --host, or else the first of the daemon that can be reached from
+// outside of its machine, or from inside where it was asked there. A daemon that listens on every
+// address is reached where its status page is.
+func (f *xmlFlags) servedPortals(status *pages.Status, pageHost string,
+	l *loader) []libvirt.Portal {
 	var addrs []netip.AddrPort
 	for _, text := range status.Portals {
 		// One that is none is of a daemon that listens in a way that this one does not know.
@@ -175,7 +185,9 @@ func (f *xmlFlags) servedPortals(status *pages.Status, pageHost string, l *loade
 		return f.portals(l, l.connectPort(port, false))
 	}
 	if len(usable) == 0 {
-		l.problems.Add("--"+flagHost, "is missing: of the daemon's portals (%s) none can be reached where its page is; name an address that leads to one", strings.Join(status.Portals, ", "))
+		l.problems.Add("--"+flagHost, "is missing: of the daemon's portals (%s) none can be "+
+			"reached where its page is; name an address that leads to one",
+			strings.Join(status.Portals, ", "))
 		return nil
 	}
 	// libvirt's schema allows one, and QEMU uses one.
@@ -184,8 +196,9 @@ func (f *xmlFlags) servedPortals(status *pages.Status, pageHost string, l *loade
 	return []libvirt.Portal{first}
 }
 
-// answersAt reports whether a portal for every address has one of the family by which a status page is reached, as pages have both and
-// 0.0.0.0 has IPv4 only. [::] has both, unless another portal has its port for IPv4.
+// answersAt reports whether a portal for every address has one of the family by which a status page
+// is reached, as pages have both and 0.0.0.0 has IPv4 only. [::] has both, unless another portal
+// has its port for IPv4.
 func answersAt(portal netip.AddrPort, host string, all []netip.AddrPort) bool {
 	addr, err := netip.ParseAddr(host)
 	if err != nil || !portal.Addr().IsUnspecified() {
@@ -194,7 +207,10 @@ func answersAt(portal netip.AddrPort, host string, all []netip.AddrPort) bool {
 	if ip4 := addr.Unmap().Is4(); portal.Addr().Is4() || !ip4 {
 		return portal.Addr().Is4() == ip4
 	}
-	return !slices.ContainsFunc(all, func(o netip.AddrPort) bool { return o.Addr().Is4() && o.Port() == portal.Port() })
+	return !slices.ContainsFunc(all, func(o netip.AddrPort) bool {
+		return o.Addr().Is4() &&
+			o.Port() == portal.Port()
+	})
 }
 
 func isLoopback(host string) bool {
