@@ -17,8 +17,8 @@ import (
 	"kubevirt.io/disk/disk/overlay"
 )
 
-// background is what goes on beside an overlay that is served: its image is read once, so that it is known again at the
-// next start, and in mode clone it is copied until it is not needed any more.
+// background is what goes on beside an overlay that is served: its image is read once, so that it
+// is known again at the next start, and in mode clone it is copied until it is not needed any more.
 type background struct {
 	over     *overlay.Disk
 	file     *rawfile.File // of over
@@ -60,7 +60,8 @@ const (
 	readRetry = 30 * time.Second
 )
 
-// identifyGrace is how long a stop waits for the image to be read, without which the next start may not know it again.
+// identifyGrace is how long a stop waits for the image to be read, without which the next start may
+// not know it again.
 const identifyGrace = 2 * time.Second
 
 // stop ends it, and waits.
@@ -111,7 +112,8 @@ func (b *background) run(ctx, identifying context.Context) error {
 		return err
 	}
 	identity.Wait() // the state is its own until then
-	for err = b.workers.copying.Do(ctx, b.complete); isScarce(err); err = b.workers.copying.Do(ctx, b.complete) {
+	for err = b.workers.copying.Do(ctx, b.complete); isScarce(err); err = b.workers.copying.Do(ctx,
+		b.complete) {
 		b.progress.Wait(osfile.IsFull(err))
 		if err := slots.Rest(ctx, scarceRetry); err != nil {
 			return err
@@ -121,13 +123,15 @@ func (b *background) run(ctx, identifying context.Context) error {
 		return err
 	}
 	elapsed := time.Since(begin)
-	b.log.Info("the disk is complete, the image is not needed any more", zap.Int64("bytes", data), zap.Duration("duration", elapsed),
+	b.log.Info("the disk is complete, the image is not needed any more", zap.Int64("bytes", data),
+		zap.Duration("duration", elapsed),
 		zap.Float64("mib_per_s", image.Tenths(float64(data)/(1<<20)/max(elapsed.Seconds(), 1e-9))))
 	return nil
 }
 
-// keepIdentifying identifies the image, also after errors of storage, which may be temporary. When copying has ended it tries only once more,
-// as a disk that is complete does not wait for an image that nobody can read.
+// keepIdentifying identifies the image, also after errors of storage, which may be temporary. When
+// copying has ended it tries only once more, as a disk that is complete does not wait for an image
+// that nobody can read.
 func (b *background) keepIdentifying(ctx, copying context.Context, contents []*image.Hash) {
 	for {
 		last := copying.Err() != nil
@@ -140,7 +144,8 @@ func (b *background) keepIdentifying(ctx, copying context.Context, contents []*i
 		case isScarce(err):
 			_ = slots.Rest(ctx, scarceRetry)
 		case unread && !last:
-			b.log.Warn("the image cannot be read now to know it again later, and is tried again", zap.Error(err), zap.Duration("after", b.retry))
+			b.log.Warn("the image cannot be read now to know it again later, and is tried again",
+				zap.Error(err), zap.Duration("after", b.retry))
 			_ = slots.Rest(copying, b.retry)
 		default:
 			b.log.Warn("a later start will not know the image again", zap.Error(err))
@@ -149,13 +154,14 @@ func (b *background) keepIdentifying(ctx, copying context.Context, contents []*i
 	}
 }
 
-// isScarce reports whether an error says that there is too little of something that others may give back: space, or descriptors.
+// isScarce reports whether an error says that there is too little of something that others may give
+// back: space, or descriptors.
 func isScarce(err error) bool {
 	return osfile.IsFull(err) || errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE)
 }
 
-// identify adds the hash of the image's content to the state, unless it is there: then there are no contents. It goes on where an earlier
-// call has failed.
+// identify adds the hash of the image's content to the state, unless it is there: then there are no
+// contents. It goes on where an earlier call has failed.
 func (b *background) identify(ctx context.Context, contents []*image.Hash) error {
 	if !image.Identified(b.state.Chain) {
 		chain, err := b.img.Fingerprint(ctx, contents, b.workers.hashing)
@@ -167,12 +173,14 @@ func (b *background) identify(ctx context.Context, contents []*image.Hash) error
 	if !b.unsaved {
 		return nil
 	}
-	err := b.workers.hashing.Do(ctx, func() error { return b.state.save(b.dir.state(), b.state.Durable) })
+	err := b.workers.hashing.Do(ctx,
+		func() error { return b.state.save(b.dir.state(), b.state.Durable) })
 	b.unsaved = err != nil
 	return err
 }
 
-// complete makes the file the whole disk: everything is copied. The map is not needed any more then, nor is the image.
+// complete makes the file the whole disk: everything is copied. The map is not needed any more
+// then, nor is the image.
 func (b *background) complete() error {
 	if err := b.img.CheckUntouched(); err != nil {
 		return err

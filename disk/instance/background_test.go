@@ -30,7 +30,8 @@ func unreadable(t *testing.T, path string) (back func()) {
 	entries, err := os.ReadDir("/proc/self/fd")
 	require.NoError(t, err)
 	for _, e := range entries {
-		if name, err := os.Readlink(filepath.Join("/proc/self/fd", e.Name())); err == nil && name == path {
+		if name, err := os.Readlink(filepath.Join("/proc/self/fd", e.Name())); err == nil && name ==
+			path {
 			fd, err = strconv.Atoi(e.Name())
 			require.NoError(t, err)
 		}
@@ -59,10 +60,12 @@ func identifying(t *testing.T) (*background, *observer.ObservedLogs) {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, work.close()) })
 	core, logs := observer.New(zap.WarnLevel)
-	return &background{img: img, dir: work, log: zap.New(core), retry: time.Millisecond, workers: NewWorkers(), state: &state{Chain: img.Unhashed()}}, logs
+	return &background{img: img, dir: work, log: zap.New(core), retry: time.Millisecond,
+		workers: NewWorkers(), state: &state{Chain: img.Unhashed()}}, logs
 }
 
-// An image that cannot be read for a while is known at the next start all the same: otherwise the disk is made again, or refused.
+// An image that cannot be read for a while is known at the next start all the same: otherwise the
+// disk is made again, or refused.
 func TestImageIsIdentifiedAfterErrors(t *testing.T) {
 	b, logs := identifying(t)
 	want, err := b.img.Fingerprint(t.Context(), b.img.Hashes(nil), slots.New(2, slots.Options{}))
@@ -81,8 +84,8 @@ func TestImageIsIdentifiedAfterErrors(t *testing.T) {
 	require.Zero(t, logs.FilterMessage("a later start will not know the image again").Len())
 }
 
-// What is known of an image is saved also where there are no descriptors for a while, as when very many connect: otherwise a later start
-// makes the disk again, or refuses it.
+// What is known of an image is saved also where there are no descriptors for a while, as when very
+// many connect: otherwise a later start makes the disk again, or refuses it.
 func TestImageIsIdentifiedWithoutDescriptors(t *testing.T) {
 	b, logs := identifying(t)
 	restore := limitDescriptors(t, 0)
@@ -102,8 +105,8 @@ func TestImageIsIdentifiedWithoutDescriptors(t *testing.T) {
 	require.FileExists(t, b.dir.state())
 }
 
-// A disk whose blocks are all copied has its maps until its state says that it is complete. That it never does where the image was changed
-// meanwhile: nobody can tell what was copied.
+// A disk whose blocks are all copied has its maps until its state says that it is complete. That it
+// never does where the image was changed meanwhile: nobody can tell what was copied.
 func TestMapsStayUntilTheDiskIsComplete(t *testing.T) {
 	path := filetest.Put(t, t.TempDir(), "a.raw", filetest.Sample(3<<20, 1), 0)
 	inst, _ := start(t, path, Options{PersistentDir: t.TempDir(), Mode: CopyOnWrite})
@@ -127,7 +130,8 @@ func TestMapsStayUntilTheDiskIsComplete(t *testing.T) {
 	incomplete()
 }
 
-// A disk that is copied is not kept from being complete by an image that cannot be read, as in a part that holds nothing of the disk.
+// A disk that is copied is not kept from being complete by an image that cannot be read, as in a
+// part that holds nothing of the disk.
 func TestCompleteDiskDoesNotWaitForItsImage(t *testing.T) {
 	b, logs := identifying(t)
 	defer unreadable(t, filepath.Join(filepath.Dir(b.img.Path()), "base.raw"))()
@@ -189,7 +193,8 @@ func TestCompleteDiskHoldsTwoFiles(t *testing.T) {
 	for name, persistent := range map[string]bool{"ephemeral": false, "persistent": true} {
 		t.Run(name, func(t *testing.T) {
 			dir, work := t.TempDir(), t.TempDir()
-			img, err := image.Open(filetest.Put(t, dir, "a.raw", filetest.Block('a', 64<<10), 0), image.Options{})
+			img, err := image.Open(filetest.Put(t, dir, "a.raw", filetest.Block('a', 64<<10), 0),
+				image.Options{})
 			require.NoError(t, err)
 			opt := Options{WorkDir: work, Progress: new(image.Progress)}
 			if persistent {
@@ -207,7 +212,8 @@ func TestCompleteDiskHoldsTwoFiles(t *testing.T) {
 				written <- err
 			}()
 			require.NoError(t, <-written)
-			require.Eventually(t, func() bool { return len(openFiles(t, dir)) == 0 }, 10*time.Second, time.Millisecond)
+			require.Eventually(t, func() bool { return len(openFiles(t, dir)) == 0 },
+				10*time.Second, time.Millisecond)
 			require.Len(t, openFiles(t, work), 2, "%v", openFiles(t, work))
 			_, err = inst.WriteAt(filetest.Block('c', 512), 0)
 			require.NoError(t, err)
@@ -224,7 +230,8 @@ func openFiles(t *testing.T, dir string) (names []string) {
 	require.NoError(t, err)
 	for _, e := range entries {
 		// The descriptor of the listing is gone by now.
-		if name, err := os.Readlink(filepath.Join("/proc/self/fd", e.Name())); err == nil && strings.HasPrefix(name, dir) {
+		if name, err := os.Readlink(filepath.Join("/proc/self/fd", e.Name())); err == nil &&
+			strings.HasPrefix(name, dir) {
 			names = append(names, name)
 		}
 	}

@@ -8,10 +8,11 @@ import (
 )
 
 // IsComplete reports whether the disk of an earlier start is there, is complete, and was made of
-// the image whose files have these digests, its own first: then it can be opened without the image. The
-// disk is the one that Open makes with the same WorkDir, PersistentDir and Name.
+// the image whose files have these digests, its own first: then it can be opened without the image.
+// The disk is the one that Open makes with the same WorkDir, PersistentDir and Name.
 func IsComplete(opt Options, digests []string) bool {
-	d := &diskDir{path: opt.PersistentDir, diskFile: PersistentName, stateFile: PersistentName + ".state",
+	d := &diskDir{path: opt.PersistentDir, diskFile: PersistentName,
+		stateFile:  PersistentName + ".state",
 		persistent: true}
 	if opt.PersistentDir == "" {
 		root, err := osfile.Resolved(opt.WorkDir)

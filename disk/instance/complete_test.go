@@ -14,8 +14,8 @@ import (
 	"kubevirt.io/disk/disk/image"
 )
 
-// A disk that is complete is opened again without its image, by the name that it was given; what has
-// another image, or is not complete, is not.
+// A disk that is complete is opened again without its image, by the name that it was given; what
+// has another image, or is not complete, is not.
 func TestACompleteDiskNeedsNoImage(t *testing.T) {
 	content := filetest.Sample(3<<20, 1)
 	const digest, name = "sha256:0123", "registry.example.com/vm/a:1"
@@ -57,7 +57,8 @@ func TestACompleteDiskNeedsNoImage(t *testing.T) {
 				other := opt
 				other.Name = "registry.example.com/vm/b:1"
 				require.False(t, IsComplete(other, []string{digest}))
-				Sweep(t.Context(), opt.WorkDir, t.TempDir(), []string{name}, opt.Owner, zap.NewNop())
+				Sweep(t.Context(), opt.WorkDir, t.TempDir(), []string{name}, opt.Owner,
+					zap.NewNop())
 			}
 			again, err := Open(t.Context(), nil, opt)
 			require.NoError(t, err)

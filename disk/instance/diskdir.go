@@ -26,21 +26,24 @@ const (
 	stateName = "state.json"
 )
 
-// unitInfix parts the name of the disk's file from the identifier of its content, in the name of a store's directory.
+// unitInfix parts the name of the disk's file from the identifier of its content, in the name of a
+// store's directory.
 const unitInfix = ".unit-"
 
 // diskDir is the directory that one disk lives in, held by its lock. That of an ephemeral disk is
-// <work directory>/<image>, a persistent one has a directory of a volume. The names differ; the files are
+// <work directory>/<image>, a persistent one has a directory of a volume. The names differ; the
+// files are
 //
 //	lock                          who uses it
 //	disk.raw  disk.img            the disk's own file
-//	state.json  disk.img.state    its identity, the image it was made of, and whether it is complete without it
-//	*.live                        the map of a disk that is not complete, as this boot of the machine knows it
+//	state.json  disk.img.state    its identity, its image, and whether it is complete without it
+//	*.live                        the map of an incomplete disk, as this boot knows it
 //	*.map                         the same as far as it has reached storage
 //	*.unit-*/                     what the logical unit keeps with the disk's content
 //	*.spare                       space for the next state, and in *.unit-*/ for what the unit keeps
 //
-// A name with the suffix ".partial" is being written; what a killed process left is removed at the next start.
+// A name with the suffix ".partial" is being written; what a killed process left is removed at the
+// next start.
 type diskDir struct {
 	root       string // what the operator has named, links and all; "": path has none
 	path       string
@@ -67,7 +70,8 @@ func workDirOf(root, name string) *diskDir {
 
 // openPersistentDir makes, locks and tidies the directory of a persistent disk.
 func openPersistentDir(path string) (*diskDir, error) {
-	d := &diskDir{path: path, diskFile: PersistentName, stateFile: PersistentName + ".state", persistent: true}
+	d := &diskDir{path: path, diskFile: PersistentName, stateFile: PersistentName + ".state",
+		persistent: true}
 	return d, d.open("persistent directory", PersistentName+".lock", true)
 }
 
@@ -81,9 +85,11 @@ func (d *diskDir) open(what, lock string, durable bool) error {
 		case errors.Is(err, unix.ENOTDIR):
 			return fmt.Errorf("%s: %w; name a directory, which is made if it is missing", what, err)
 		case errors.Is(err, unix.EROFS):
-			return fmt.Errorf("%s: %w; mount a volume there that user %d can write to", what, err, os.Geteuid())
+			return fmt.Errorf("%s: %w; mount a volume there that user %d can write to", what, err,
+				os.Geteuid())
 		case errors.Is(err, fs.ErrPermission):
-			return fmt.Errorf("%s: %w; user %d must be able to write there", what, err, os.Geteuid())
+			return fmt.Errorf("%s: %w; user %d must be able to write there", what, err,
+				os.Geteuid())
 		case osfile.IsFull(err):
 			return fmt.Errorf("%s: %w; make room or use a larger volume", what, err)
 		case errors.Is(err, unix.ENOLCK) || errors.Is(err, errors.ErrUnsupported):
@@ -92,7 +98,8 @@ func (d *diskDir) open(what, lock string, durable bool) error {
 		return fmt.Errorf("%s: %w", what, err)
 	}
 	err := smallfile.ErrLockGone
-	for tries := 0; tries < 16 && (errors.Is(err, smallfile.ErrLockGone) || errors.Is(err, fs.ErrNotExist)); tries++ {
+	for tries := 0; tries < 16 &&
+		(errors.Is(err, smallfile.ErrLockGone) || errors.Is(err, fs.ErrNotExist)); tries++ {
 		// Until it is locked, another process may sweep it away.
 		if err = d.make(durable); errors.Is(err, fs.ErrNotExist) {
 			continue
@@ -122,20 +129,21 @@ func (d *diskDir) open(what, lock string, durable bool) error {
 	return nil
 }
 
-// syncNames makes durable what the files are called, also those of units: a process that was killed may have given a name that has not reached
-// storage, and what is flushed from now on relies on it.
+// syncNames makes durable what the files are called, also those of units: a process that was killed
+// may have given a name that has not reached storage, and what is flushed from now on relies on it.
 func (d *diskDir) syncNames() error {
 	entries, err := os.ReadDir(d.path)
 	for _, e := range entries {
 		if strings.HasPrefix(e.Name(), d.diskFile+unitInfix) {
-			err = errors.Join(err, smallfile.SyncDir(filepath.Join(d.path, e.Name()), (*os.File).Sync))
+			err = errors.Join(err,
+				smallfile.SyncDir(filepath.Join(d.path, e.Name()), (*os.File).Sync))
 		}
 	}
 	return errors.Join(err, smallfile.SyncDir(d.path, (*os.File).Sync))
 }
 
-// make makes the directory. One that is there already must not be another user's, who could have put there what he likes; that of a
-// volume may be, as those who fill it may be others.
+// make makes the directory. One that is there already must not be another user's, who could have
+// put there what he likes; that of a volume may be, as those who fill it may be others.
 func (d *diskDir) make(durable bool) error {
 	if d.root == "" {
 		return makeDirs(d.path, durable)
@@ -162,8 +170,9 @@ func (d *diskDir) make(durable bool) error {
 	return there
 }
 
-// makeDirs makes a directory and those above it that are missing. With durable their names have reached storage then, so that
-// what is flushed in them can be found. fs.ErrNotExist: one was removed at the same moment.
+// makeDirs makes a directory and those above it that are missing. With durable their names have
+// reached storage then, so that what is flushed in them can be found. fs.ErrNotExist: one was
+// removed at the same moment.
 func makeDirs(path string, durable bool) error {
 	err := os.Mkdir(path, 0o700)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -194,9 +203,11 @@ func (d *diskDir) state() string      { return filepath.Join(d.path, d.stateFile
 func (d *diskDir) liveMap() string    { return d.disk() + ".live" }
 func (d *diskDir) durableMap() string { return d.disk() + ".map" }
 
-// clear removes an ephemeral disk. Its state goes first: without it a disk is never taken for a good one.
+// clear removes an ephemeral disk. Its state goes first: without it a disk is never taken for a
+// good one.
 func (d *diskDir) clear() error {
-	for _, name := range []string{d.state(), d.state() + smallfile.SpareSuffix, d.liveMap(), d.durableMap(), d.disk()} {
+	for _, name := range []string{d.state(), d.state() + smallfile.SpareSuffix, d.liveMap(),
+		d.durableMap(), d.disk()} {
 		if err := osfile.Remove(name); err != nil {
 			return err
 		}
@@ -209,7 +220,8 @@ func (d *diskDir) removeMaps() error {
 	return errors.Join(osfile.Remove(d.liveMap()), osfile.Remove(d.durableMap()))
 }
 
-// syncContent makes durable what was written without that: the disk, and what its unit has kept with that content.
+// syncContent makes durable what was written without that: the disk, and what its unit has kept
+// with that content.
 func (d *diskDir) syncContent(content string) error {
 	if err := syncFile(d.disk()); err != nil {
 		return err
@@ -239,8 +251,8 @@ func (d *diskDir) clearUnits() error {
 // close frees the lock.
 func (d *diskDir) close() error { return d.lock.Close() }
 
-// escapeName makes a directory name of a file name, a different one for each: one that needs no quoting, does not
-// hide, and fits every file system.
+// escapeName makes a directory name of a file name, a different one for each: one that needs no
+// quoting, does not hide, and fits every file system.
 func escapeName(name string) string {
 	var b strings.Builder
 	for i := range len(name) {

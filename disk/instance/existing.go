@@ -105,7 +105,8 @@ func (o *opening) judgeImage(ctx context.Context, s *state) verdict {
 	case reason == "":
 		return verdict{what: keep, state: s}
 	case o.opt.OnImageChange == ImageChangeKeep && o.dir.persistent && (s.Complete || unsure):
-		o.log.Warn("the disk is kept although its image is or may be another one now", zap.String("reason", reason), zap.String("disk", o.dir.disk()))
+		o.log.Warn("the disk is kept although its image is or may be another one now",
+			zap.String("reason", reason), zap.String("disk", o.dir.disk()))
 		return verdict{what: keep, state: s}
 	case s.Complete:
 		return o.unfit(reason, "was made of another image: "+reason,
@@ -145,7 +146,8 @@ func (o *opening) unsuitable(s *state, fileSize int64) string {
 	return ""
 }
 
-// checkImage is why the image is not the one that the disk was made of; "" if it is, or if the disk came without one.
+// checkImage is why the image is not the one that the disk was made of; "" if it is, or if the disk
+// came without one.
 func (o *opening) checkImage(ctx context.Context, s *state) (reason string, err error) {
 	switch {
 	case len(s.Chain) == 0:
@@ -155,13 +157,16 @@ func (o *opening) checkImage(ctx context.Context, s *state) (reason string, err 
 	case o.img == nil:
 		return "there is no image in the container", nil
 	case s.ImageSize != o.img.Size():
-		return fmt.Sprintf("the image has changed: its virtual size is %d now, and was %d", o.img.Size(), s.ImageSize), nil
+		return fmt.Sprintf("the image has changed: its virtual size is %d now, and was %d",
+			o.img.Size(), s.ImageSize), nil
 	}
 	if s.Complete && o.opt.OnImageChange == ImageChangeKeep {
-		return "", nil // it is served whatever is in the image, so that nobody need wait for it to be read
+		// it is served whatever is in the image, so that nobody need wait for it to be read
+		return "", nil
 	}
 	if o.img.Touched(s.Chain) {
-		o.log.Info("checking whether the image is still the one of the existing disk", zap.String("disk", o.dir.disk()))
+		o.log.Info("checking whether the image is still the one of the existing disk",
+			zap.String("disk", o.dir.disk()))
 	}
 	reason, now, err := o.img.Compare(ctx, s.Chain)
 	if err != nil || reason != "" {
@@ -185,15 +190,17 @@ func (o *opening) adopt(st fs.FileInfo) verdict {
 			st.Size(), disk.SectorSize)
 		return verdict{what: refuse, err: o.refusal(reason, "make it a raw disk")}
 	}
-	o.log.Info("the volume has a disk already: it is served as it is, without the image", zap.String("disk", o.dir.disk()))
+	o.log.Info("the volume has a disk already: it is served as it is, without the image",
+		zap.String("disk", o.dir.disk()))
 	s := &state{Version: stateVersion, Image: o.name, Mode: o.opt.Mode, Size: st.Size(),
 		Identity: newIdentity(), Created: time.Now().UTC(), Durable: true, Complete: true,
 		Map: newMapID(), Boot: bootID(), stale: true}
 	return verdict{what: keep, state: s}
 }
 
-// unread is the error for a disk of which the system does not let be read what it is. It is neither made again, which would end what the guest
-// has written, nor is that advised: the next start may find it intact.
+// unread is the error for a disk of which the system does not let be read what it is. It is neither
+// made again, which would end what the guest has written, nor is that advised: the next start may
+// find it intact.
 func (o *opening) unread(err error) error {
 	return fmt.Errorf("the disk %q cannot be used now, and is left as it is: %w", o.dir.disk(), err)
 }

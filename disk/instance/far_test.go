@@ -28,7 +28,8 @@ func openFar(t *testing.T, content []byte, digest string) (*image.Image, *source
 }
 
 // startFar makes a disk of a raw image that lies far away.
-func startFar(t *testing.T, content []byte, digest string, opt Options) (*Instance, *sourcetest.Far) {
+func startFar(t *testing.T, content []byte, digest string, opt Options) (*Instance,
+	*sourcetest.Far) {
 	t.Helper()
 	img, source := openFar(t, content, digest)
 	inst, err := Open(t.Context(), img, opt)
@@ -37,7 +38,8 @@ func startFar(t *testing.T, content []byte, digest string, opt Options) (*Instan
 	return inst, source
 }
 
-// TestFarImageIsKnownByItsDigest starts disks again, over an image with the same digest and with another one.
+// TestFarImageIsKnownByItsDigest starts disks again, over an image with the same digest and with
+// another one.
 func TestFarImageIsKnownByItsDigest(t *testing.T) {
 	content := filetest.Sample(8<<20, 1)
 	for _, mode := range []CopyMode{CopyOnWrite, CopyOnRead, CopyClone} {
@@ -51,7 +53,8 @@ func TestFarImageIsKnownByItsDigest(t *testing.T) {
 			first.copies.done.Wait()
 			stats := source.Stats()
 			if mode == CopyClone {
-				require.Equal(t, int64(512<<10+512+len(content)), stats.Bytes, "opened, and copied once")
+				require.Equal(t, int64(512<<10+512+len(content)), stats.Bytes,
+					"opened, and copied once")
 				require.Equal(t, 1, stats.Closed)
 				settle(t, first)
 			} else {
@@ -70,7 +73,8 @@ func TestFarImageIsKnownByItsDigest(t *testing.T) {
 			require.True(t, again.kept)
 			require.Equal(t, first.Identity, again.Identity)
 			require.Equal(t, 2, source.Stats().Reads, "nothing is hashed")
-			require.Equal(t, -1, filetest.FirstDifference(want, filetest.ReadAll(t, again, again.Size())))
+			require.Equal(t, -1,
+				filetest.FirstDifference(want, filetest.ReadAll(t, again, again.Size())))
 			require.NoError(t, again.Close())
 
 			other, _ := openFar(t, content, "sha256:2")
@@ -82,7 +86,8 @@ func TestFarImageIsKnownByItsDigest(t *testing.T) {
 			}
 			require.NoError(t, err)
 			require.False(t, inst.kept)
-			require.Equal(t, -1, filetest.FirstDifference(content, filetest.ReadAll(t, inst, inst.Size())))
+			require.Equal(t, -1,
+				filetest.FirstDifference(content, filetest.ReadAll(t, inst, inst.Size())))
 			require.NoError(t, inst.Close())
 		}
 	}
@@ -99,7 +104,8 @@ func TestStateOfAFileIsNoStateOfADigest(t *testing.T) {
 	text, err := os.ReadFile(first.dir.state())
 	require.NoError(t, err)
 	require.NotContains(t, string(text), "digest")
-	require.Regexp(t, `"xxh3":"[0-9a-f]{16}","dev":\d+,"ino":\d+,"mtime":\d+,"ctime":\d+}`, string(text))
+	require.Regexp(t, `"xxh3":"[0-9a-f]{16}","dev":\d+,"ino":\d+,"mtime":\d+,"ctime":\d+}`,
+		string(text))
 
 	// The same content, from far away: it is read once, and known by its digest from then on.
 	again, source := startFar(t, content, "sha256:1", opt)
@@ -123,7 +129,8 @@ func TestFarImageWithoutADigest(t *testing.T) {
 	source.Cut()
 	inst, err := Open(t.Context(), img, opt)
 	require.NoError(t, err)
-	require.Eventually(t, func() bool { return source.Waiting() > 0 }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { return source.Waiting() > 0 }, time.Minute,
+		time.Millisecond)
 	source.Mend()
 	inst.copies.done.Wait()
 	require.NoError(t, inst.Close())
@@ -144,7 +151,8 @@ func TestStopWhileAFarImageIsOutOfReach(t *testing.T) {
 		source.Cut()
 		inst, err := Open(t.Context(), img, opt)
 		require.NoError(t, err)
-		require.Eventually(t, func() bool { return source.Waiting() > 0 }, time.Minute, time.Millisecond)
+		require.Eventually(t, func() bool { return source.Waiting() > 0 }, time.Minute,
+			time.Millisecond)
 		require.NoError(t, inst.Close())
 		require.Zero(t, source.Waiting())
 		require.Equal(t, 1, source.Stats().Closed)
@@ -158,7 +166,8 @@ func TestStopWhileAFarImageIsOutOfReach(t *testing.T) {
 
 func TestFarImageIsNotServedInPlace(t *testing.T) {
 	img, _ := openFar(t, filetest.Sample(1<<20, 1), "sha256:1")
-	_, err := Open(t.Context(), img, Options{Mode: CopyNone, WorkDir: t.TempDir(), Log: zap.NewNop()})
+	_, err := Open(t.Context(), img,
+		Options{Mode: CopyNone, WorkDir: t.TempDir(), Log: zap.NewNop()})
 	require.ErrorAs(t, err, new(*UnsupportedModeError))
 	require.ErrorContains(t, err, "no file of this machine")
 }

@@ -22,7 +22,10 @@ func smallExt4(t *testing.T, size int64) string {
 	_, err := exec.LookPath("mkfs.ext4")
 	filetest.Needs(t, "mkfs.ext4", err == nil)
 	device, dir := filetest.Put(t, t.TempDir(), "device", nil, size), t.TempDir()
-	run := func(args ...string) ([]byte, error) { return exec.Command(args[0], args[1:]...).CombinedOutput() }
+	run := func(args ...string) ([]byte,
+		error) {
+		return exec.Command(args[0], args[1:]...).CombinedOutput()
+	}
 	out, err := run("mkfs.ext4", "-q", "-m", "0", device)
 	require.NoError(t, err, "%s", out)
 	out, err = run("mount", "-o", "loop", device, dir)
@@ -68,21 +71,36 @@ func guestFills(t *testing.T, d disk.Disk, content []byte) []byte {
 	return content
 }
 
-// A guest that has filled the volume of its ephemeral disk finds all it wrote after a restart, and after the next one, whatever has to be saved at
-// the start: only the guest can make room.
+// A guest that has filled the volume of its ephemeral disk finds all it wrote after a restart, and
+// after the next one, whatever has to be saved at the start: only the guest can make room.
 func TestEphemeralDiskOnAFullVolume(t *testing.T) {
 	for name, volume := range map[string]func(*testing.T) string{
 		"tmpfs": func(t *testing.T) string { return filetest.TinyFS(t, "6m") },
 		"ext4":  func(t *testing.T) string { return smallExt4(t, 8<<20) },
 	} {
 		for change, settings := range map[string]func(t *testing.T, path string, opt *Options){
-			"nothing":              func(*testing.T, string, *Options) {},
-			"the image's inode":    func(t *testing.T, path string, _ *Options) { copied(t, path) },
-			"the mode":             func(_ *testing.T, _ string, opt *Options) { opt.Mode = CopyOnRead },
-			"the owner":            func(_ *testing.T, _ string, opt *Options) { opt.Owner = "another" },
-			"the serial":           func(_ *testing.T, _ string, opt *Options) { opt.Identity.Serial = "another" },
-			"the size":             func(_ *testing.T, _ string, opt *Options) { opt.Size += 1 << 20 },
-			"whether it is cloned": func(_ *testing.T, _ string, opt *Options) { opt.Mode = CopyClone },
+			"nothing":           func(*testing.T, string, *Options) {},
+			"the image's inode": func(t *testing.T, path string, _ *Options) { copied(t, path) },
+			"the mode": func(_ *testing.T, _ string,
+				opt *Options) {
+				opt.Mode = CopyOnRead
+			},
+			"the owner": func(_ *testing.T, _ string,
+				opt *Options) {
+				opt.Owner = "another"
+			},
+			"the serial": func(_ *testing.T, _ string,
+				opt *Options) {
+				opt.Identity.Serial = "another"
+			},
+			"the size": func(_ *testing.T, _ string,
+				opt *Options) {
+				opt.Size += 1 << 20
+			},
+			"whether it is cloned": func(_ *testing.T, _ string,
+				opt *Options) {
+				opt.Mode = CopyClone
+			},
 		} {
 			for _, spare := range []string{"spare", "no spare"} {
 				if name == "ext4" && spare == "no spare" {
@@ -90,8 +108,10 @@ func TestEphemeralDiskOnAFullVolume(t *testing.T) {
 				}
 				t.Run(name+"/"+change+"/"+spare, func(t *testing.T) {
 					t.Parallel()
-					path := filetest.Put(t, t.TempDir(), "a.raw", append(filetest.Sample(3<<20, 1), make([]byte, 1<<20)...), 0)
-					opt := Options{WorkDir: volume(t), Mode: CopyOnWrite, Owner: "us", Size: 12 << 20}
+					path := filetest.Put(t, t.TempDir(), "a.raw",
+						append(filetest.Sample(3<<20, 1), make([]byte, 1<<20)...), 0)
+					opt := Options{WorkDir: volume(t), Mode: CopyOnWrite, Owner: "us",
+						Size: 12 << 20}
 					content, err := os.ReadFile(path)
 					require.NoError(t, err)
 					inst, _ := start(t, path, opt)
@@ -101,7 +121,8 @@ func TestEphemeralDiskOnAFullVolume(t *testing.T) {
 					serial := inst.Identity.Serial
 					for range 2 {
 						if spare == "no spare" { // as an earlier version has left it
-							require.NoError(t, osfile.Remove(inst.dir.state()+smallfile.SpareSuffix))
+							require.NoError(t,
+								osfile.Remove(inst.dir.state()+smallfile.SpareSuffix))
 						}
 						filetest.Fill(t, opt.WorkDir)
 						settings(t, path, &opt)
@@ -112,7 +133,9 @@ func TestEphemeralDiskOnAFullVolume(t *testing.T) {
 						}
 						require.Equal(t, serial, again.Identity.Serial)
 						require.GreaterOrEqual(t, again.Size(), opt.Size)
-						require.Equal(t, -1, filetest.FirstDifference(content, filetest.ReadAll(t, again, int64(len(content)))))
+						require.Equal(t, -1,
+							filetest.FirstDifference(content,
+								filetest.ReadAll(t, again, int64(len(content)))))
 						_, err := again.WriteAt(filetest.Block('h', 4<<10), 0)
 						require.NoError(t, err, "what has its space")
 						copy(content, filetest.Block('h', 4<<10))
@@ -123,7 +146,9 @@ func TestEphemeralDiskOnAFullVolume(t *testing.T) {
 					require.True(t, again.kept)
 					require.NoError(t, again.Disk.(disk.Discarder).Discard(4<<10, 1<<20))
 					clear(content[4<<10 : 4<<10+1<<20])
-					require.Equal(t, -1, filetest.FirstDifference(content, filetest.ReadAll(t, again, int64(len(content)))))
+					require.Equal(t, -1,
+						filetest.FirstDifference(content,
+							filetest.ReadAll(t, again, int64(len(content)))))
 				})
 			}
 		}

@@ -35,29 +35,33 @@ func (o *opening) inPlace(context.Context) (*Instance, error) {
 			o.log.Warn("the disk gets a new identity", zap.String("reason", stateReason(err)))
 		}
 		if _, err := os.Lstat(o.dir.disk()); err == nil {
-			o.log.Warn("removing the disk of an earlier start: the image is served in place now", zap.String("disk", o.dir.disk()))
+			o.log.Warn("removing the disk of an earlier start: the image is served in place now",
+				zap.String("disk", o.dir.disk()))
 		}
 		if err := o.dir.clear(); err != nil {
 			return nil, errors.Join(err, disk.Close())
 		}
-		s = &state{Version: stateVersion, Image: o.img.Name(), Mode: CopyNone, Size: disk.Size(), Identity: newIdentity(),
-			Created: time.Now().UTC(), Durable: true, Map: newMapID()}
+		s = &state{Version: stateVersion, Image: o.img.Name(), Mode: CopyNone, Size: disk.Size(),
+			Identity: newIdentity(),
+			Created:  time.Now().UTC(), Durable: true, Map: newMapID()}
 	}
 	if kept, err = o.recall(s, kept, file, readOnly); err != nil {
 		return nil, errors.Join(err, disk.Close())
 	}
 	o.opt.Progress.Start(disk.Size(), 0)
 	o.opt.Progress.Finish()
-	o.log.Info("serving the image file in place", zap.String("disk", o.img.Path()), zap.Bool("read_only", readOnly),
+	o.log.Info("serving the image file in place", zap.String("disk", o.img.Path()),
+		zap.Bool("read_only", readOnly),
 		zap.String("serial", s.Identity.Serial))
 	return &Instance{Disk: disk, Identity: s.Identity, path: o.img.Path(), ReadOnly: readOnly,
 		kept: kept, content: s.Map, durable: true}, nil
 }
 
-// recall brings the state of an earlier start to what is served now, and reports whether that is the same file. Another one, as when an
-// image in a container's own layer is there again as it was built, must not get what the logical unit has kept with the content:
-// reservations, or what an interrupted write has to put back. A read-only start does not tell, as a file in a container may be exchanged
-// for a copy of it when it is opened for writing.
+// recall brings the state of an earlier start to what is served now, and reports whether that is
+// the same file. Another one, as when an image in a container's own layer is there again as it was
+// built, must not get what the logical unit has kept with the content: reservations, or what an
+// interrupted write has to put back. A read-only start does not tell, as a file in a container may
+// be exchanged for a copy of it when it is opened for writing.
 func (o *opening) recall(s *state, kept bool, file *os.File, readOnly bool) (same bool, err error) {
 	id, which := o.identity(s.Identity), s.File
 	if !readOnly {
@@ -71,7 +75,8 @@ func (o *opening) recall(s *state, kept bool, file *os.File, readOnly bool) (sam
 	if same || !kept {
 		return same, o.spaceError(s.save(o.dir.state(), true))
 	}
-	o.log.Warn("the image file is another one than at the earlier start: what was kept with its content, as reservations, is dropped")
+	o.log.Warn("the image file is another one than at the earlier start: what was kept with its " +
+		"content, as reservations, is dropped")
 	s.Map, s.Created = newMapID(), time.Now().UTC()
 	if err := o.spaceError(s.save(o.dir.state(), true)); err != nil {
 		return false, err
@@ -79,12 +84,13 @@ func (o *opening) recall(s *state, kept bool, file *os.File, readOnly bool) (sam
 	return false, o.dir.clearUnits()
 }
 
-// openImageFile opens the image's own file for writing, and locks it: two daemons that write to one file destroy it.
-// Where it cannot be written it is opened read-only.
+// openImageFile opens the image's own file for writing, and locks it: two daemons that write to one
+// file destroy it. Where it cannot be written it is opened read-only.
 func (o *opening) openImageFile() (file *os.File, readOnly bool, err error) {
 	readOnly = o.opt.ReadOnly
 	file, err = o.img.OpenRaw(!readOnly)
-	if !readOnly && (errors.Is(err, unix.EROFS) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM)) {
+	if !readOnly && (errors.Is(err, unix.EROFS) || errors.Is(err, unix.EACCES) ||
+		errors.Is(err, unix.EPERM)) {
 		o.log.Warn("the image file cannot be written, so the disk is read-only", zap.Error(err))
 		readOnly = true
 		file, err = o.img.OpenRaw(false)
@@ -93,15 +99,19 @@ func (o *opening) openImageFile() (file *os.File, readOnly bool, err error) {
 		return file, readOnly, err
 	}
 	if err := smallfile.LockFile(file); errors.Is(err, unix.EWOULDBLOCK) {
-		return nil, false, errors.Join(&smallfile.LockedError{Path: "image " + o.img.Path(), Holder: "another process"}, file.Close())
+		return nil, false, errors.Join(&smallfile.LockedError{Path: "image " + o.img.Path(),
+			Holder: "another process"}, file.Close())
 	} else if err != nil {
-		return nil, false, errors.Join(&os.PathError{Op: "flock", Path: o.img.Path(), Err: err}, file.Close())
+		return nil, false, errors.Join(&os.PathError{Op: "flock", Path: o.img.Path(), Err: err},
+			file.Close())
 	}
-	// Where that cannot be, the disk is served all the same: a header that a guest writes may keep the next start from
-	// recognising it then, but is not followed to another file.
+	// Where that cannot be, the disk is served all the same: a header that a guest writes may keep
+	// the next start from recognising it then, but is not followed to another file.
 	if err := o.img.RememberRaw(file); err != nil {
-		o.log.Warn("that the disk is raw cannot be remembered with its file: say so by \"format: raw\" "+
-			"for it under \"disks\" in the configuration file, or a later start goes by what a guest "+
+		o.log.Warn("that the disk is raw cannot be remembered with its file: say so by \"format: "+
+			"raw\" "+
+			"for it under \"disks\" in the configuration file, or a later start goes by what a "+
+			"guest "+
 			"has written",
 			zap.String("disk", file.Name()), zap.Error(err))
 	}

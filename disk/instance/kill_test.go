@@ -19,7 +19,8 @@ import (
 	"kubevirt.io/disk/disk/disktest/filetest"
 )
 
-// The environment tells the test binary that it is the process to be killed, and what disk it writes to.
+// The environment tells the test binary that it is the process to be killed, and what disk it
+// writes to.
 const (
 	killedImage = "KUBEVIRT_DISK_TEST_IMAGE"
 	killedDir   = "KUBEVIRT_DISK_TEST_DIR"
@@ -30,7 +31,8 @@ const (
 
 const killSize = 24 << 20
 
-// killWrite is where write number n goes and what it stores: some cover blocks, some only a part of one.
+// killWrite is where write number n goes and what it stores: some cover blocks, some only a part of
+// one.
 func killWrite(n uint64) (off int64, p []byte) {
 	r := rand.New(rand.NewPCG(n, 3))
 	off = r.Int64N(killSize/disk.SectorSize-64) * disk.SectorSize
@@ -49,12 +51,14 @@ func killOptions(dir, mode string) Options {
 	return opt
 }
 
-// TestWriteUntilKilled is the process that TestKill kills: it writes, and says so once a write is acknowledged.
+// TestWriteUntilKilled is the process that TestKill kills: it writes, and says so once a write is
+// acknowledged.
 func TestWriteUntilKilled(t *testing.T) {
 	if os.Getenv(killedImage) == "" {
 		t.Skip("is run by TestKill")
 	}
-	inst, err := Open(t.Context(), openGood(t, os.Getenv(killedImage)), killOptions(os.Getenv(killedDir), os.Getenv(killedMode)))
+	inst, err := Open(t.Context(), openGood(t, os.Getenv(killedImage)),
+		killOptions(os.Getenv(killedDir), os.Getenv(killedMode)))
 	require.NoError(t, err)
 	n, err := strconv.ParseUint(os.Getenv(killedFirst), 10, 64)
 	require.NoError(t, err)
@@ -71,8 +75,9 @@ func TestWriteUntilKilled(t *testing.T) {
 	}
 }
 
-// TestKill ends a process that writes to a disk with SIGKILL, again and again, while its image is being copied. The page cache
-// survives that, so that every write that was acknowledged is there, and the image everywhere else.
+// TestKill ends a process that writes to a disk with SIGKILL, again and again, while its image is
+// being copied. The page cache survives that, so that every write that was acknowledged is there,
+// and the image everywhere else.
 func TestKill(t *testing.T) {
 	rounds := 24
 	if n, err := strconv.Atoi(os.Getenv(killRounds)); err == nil {
@@ -102,7 +107,8 @@ func TestKill(t *testing.T) {
 					// The write in flight may be there as a whole, in part, or not at all.
 					off, p := killWrite(next)
 					for i := 0; i < len(p); i += disk.SectorSize {
-						if at := int(off) + i; bytes.Equal(got[at:at+disk.SectorSize], p[i:i+disk.SectorSize]) {
+						if at := int(off) +
+							i; bytes.Equal(got[at:at+disk.SectorSize], p[i:i+disk.SectorSize]) {
 							copy(model[at:], p[i:i+disk.SectorSize])
 						}
 					}
@@ -118,11 +124,13 @@ func TestKill(t *testing.T) {
 	}
 }
 
-// killOnce runs the process for a random time, if asked from its first write on, however long it takes to start, and returns the number of
-// the last write that it was sure of.
-func killOnce(t *testing.T, image, dir string, mode CopyMode, first uint64, writing bool) (last uint64) {
+// killOnce runs the process for a random time, if asked from its first write on, however long it
+// takes to start, and returns the number of the last write that it was sure of.
+func killOnce(t *testing.T, image, dir string, mode CopyMode, first uint64,
+	writing bool) (last uint64) {
 	child := exec.Command(os.Args[0], "-test.run=^TestWriteUntilKilled$")
-	child.Env = append(os.Environ(), killedImage+"="+image, killedDir+"="+dir, killedMode+"="+string(mode), killedFirst+"="+strconv.FormatUint(first, 10))
+	child.Env = append(os.Environ(), killedImage+"="+image, killedDir+"="+dir,
+		killedMode+"="+string(mode), killedFirst+"="+strconv.FormatUint(first, 10))
 	out, err := child.StdoutPipe()
 	require.NoError(t, err)
 	require.NoError(t, child.Start())

@@ -15,7 +15,8 @@ import (
 	"kubevirt.io/disk/disk/disktest/filetest"
 )
 
-// reboot makes a work directory look as if the machine had been restarted since: the live map is of another boot.
+// reboot makes a work directory look as if the machine had been restarted since: the live map is of
+// another boot.
 func reboot(t *testing.T, inst *Instance) {
 	t.Helper()
 	require.NoError(t, inst.Close())
@@ -51,8 +52,8 @@ func rewriteMap(t *testing.T, path string, off, length int, value string) {
 	require.NoError(t, f.Close())
 }
 
-// The same raw image may be stored with a hole at one start and with zeros at the next, as when it is copied to another
-// machine. What the guest wrote there is on the disk all the same.
+// The same raw image may be stored with a hole at one start and with zeros at the next, as when it
+// is copied to another machine. What the guest wrote there is on the disk all the same.
 func TestWritesWhereTheImageHadAHole(t *testing.T) {
 	const size = 4 << 20
 	content := make([]byte, size)
@@ -80,7 +81,8 @@ func TestWritesWhereTheImageHadAHole(t *testing.T) {
 				inst, _ := start(t, path, opt)
 				inst.copies.done.Wait()
 				require.Equal(t, i > 0, inst.kept)
-				require.Equal(t, -1, filetest.FirstDifference(want, filetest.ReadAll(t, inst, size)), "start %d", i)
+				require.Equal(t, -1,
+					filetest.FirstDifference(want, filetest.ReadAll(t, inst, size)), "start %d", i)
 				for _, off := range []int{8192*i + 512, 3<<20 + 8192*i} {
 					_, err := inst.WriteAt(filetest.Block(byte('a'+i), 4096), int64(off))
 					require.NoError(t, err)
@@ -108,7 +110,8 @@ func TestMapsAreWrittenOnce(t *testing.T) {
 		n, err := unix.Read(watch, events)
 		if err != unix.EAGAIN {
 			require.NoError(t, err)
-			count = strings.Count(string(events[:n]), PersistentName+".live\x00") + strings.Count(string(events[:n]), PersistentName+".map\x00")
+			count = strings.Count(string(events[:n]), PersistentName+".live\x00") +
+				strings.Count(string(events[:n]), PersistentName+".map\x00")
 		}
 		return count
 	}
@@ -141,7 +144,8 @@ func TestMapsAreWrittenOnce(t *testing.T) {
 	require.Equal(t, filetest.Block('x', 4096), p)
 }
 
-// A flush is also one of what an earlier process wrote that was killed: nobody can tell what of it the guest still waits for.
+// A flush is also one of what an earlier process wrote that was killed: nobody can tell what of it
+// the guest still waits for.
 func TestFlushOfWhatAnEarlierProcessWrote(t *testing.T) {
 	path := filetest.Put(t, t.TempDir(), "disk.raw", filetest.Block('a', 1<<20), 0)
 	opt := Options{Mode: CopyOnWrite, PersistentDir: t.TempDir()}
@@ -177,11 +181,12 @@ func TestMapsOfACompleteDiskAreRemoved(t *testing.T) {
 	for _, name := range maps {
 		require.NoFileExists(t, name)
 	}
-	require.True(t, bytes.Equal(filetest.Sample(3<<20, 1), filetest.ReadAll(t, again, again.Size())))
+	require.True(t, bytes.Equal(filetest.Sample(3<<20, 1),
+		filetest.ReadAll(t, again, again.Size())))
 }
 
-// An incomplete disk that was flushed to storage is kept through a restart of the machine also where it need not be flushed
-// any more: what is on storage is read before that is recorded.
+// An incomplete disk that was flushed to storage is kept through a restart of the machine also
+// where it need not be flushed any more: what is on storage is read before that is recorded.
 func TestDiskThatStopsBeingDurable(t *testing.T) {
 	path := filetest.Put(t, t.TempDir(), "disk.raw", filetest.Sample(3<<20, 1), 0)
 	opt := Options{WorkDir: t.TempDir(), Mode: CopyOnWrite, Durable: true}
@@ -207,8 +212,8 @@ func TestDiskThatStopsBeingDurable(t *testing.T) {
 	require.Contains(t, dropReason(logs), "restarted")
 }
 
-// An ephemeral disk is the same one wherever its directory is mounted by now. When it is durable from then on, what a killed process has written
-// counts on that mount.
+// An ephemeral disk is the same one wherever its directory is mounted by now. When it is durable
+// from then on, what a killed process has written counts on that mount.
 func TestEphemeralDiskOnAnotherMount(t *testing.T) {
 	path := filetest.Put(t, t.TempDir(), "disk.raw", filetest.Block('a', 1<<20), 0)
 	opt := Options{Mode: CopyOnWrite, WorkDir: t.TempDir()}
@@ -224,7 +229,8 @@ func TestEphemeralDiskOnAnotherMount(t *testing.T) {
 	for _, off := range []int{65536, 131072} {
 		again, logs := start(t, path, opt)
 		require.True(t, again.kept, dropReason(logs))
-		require.Equal(t, -1, filetest.FirstDifference(want, filetest.ReadAll(t, again, again.Size())))
+		require.Equal(t, -1, filetest.FirstDifference(want,
+			filetest.ReadAll(t, again, again.Size())))
 		_, err = again.WriteAt(filetest.Block('d', 4096), int64(off))
 		require.NoError(t, err)
 		copy(want[off:], filetest.Block('d', 4096))

@@ -40,8 +40,9 @@ func ParseCopyMode(s string) (CopyMode, error) {
 	return "", fmt.Errorf("copy mode %q is unknown: use one of %s", s, strings.Join(names, ", "))
 }
 
-// Check reports whether an image can be served in this mode: nil, or an *UnsupportedModeError. With a nil image it
-// tells whether any can, so that a configuration is refused before the images are read.
+// Check reports whether an image can be served in this mode: nil, or an *UnsupportedModeError. With
+// a nil image it tells whether any can, so that a configuration is refused before the images are
+// read.
 func (m CopyMode) Check(img *image.Image) error {
 	switch m {
 	case CopyClone, CopyOnWrite, CopyOnRead, "":
@@ -59,8 +60,9 @@ func (m CopyMode) Check(img *image.Image) error {
 		}
 		return &UnsupportedModeError{
 			Mode: m, Image: img.Name(),
-			Reason: fmt.Sprintf("it is a %s image, and only a raw one can be served in place", img.Format()),
-			Use:    fmt.Sprintf("use copy mode %q, or convert the image to raw", string(CopyClone)),
+			Reason: fmt.Sprintf("it is a %s image, and only a raw one can be served in place",
+				img.Format()),
+			Use: fmt.Sprintf("use copy mode %q, or convert the image to raw", string(CopyClone)),
 		}
 	default:
 		_, err := ParseCopyMode(string(m))

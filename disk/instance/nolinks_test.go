@@ -39,7 +39,8 @@ func foreign(t *testing.T, names ...string) (dir string, unchanged func()) {
 
 // A link in the place of a disk's directory leads nowhere, and says so.
 func TestDirectoryThatIsALink(t *testing.T) {
-	victim, unchanged := foreign(t, smallfile.LockName, diskName, stateName, PersistentName, PersistentName+".lock")
+	victim, unchanged := foreign(t, smallfile.LockName, diskName, stateName, PersistentName,
+		PersistentName+".lock")
 	path := filetest.Put(t, t.TempDir(), "a.raw", filetest.Sample(1<<20, 1), 0)
 	for _, mode := range []CopyMode{CopyClone, CopyOnWrite, CopyNone} {
 		work := t.TempDir()
@@ -58,13 +59,16 @@ func TestDirectoryThatIsALink(t *testing.T) {
 	unchanged()
 }
 
-// Whatever file of a disk is replaced by a link, symbolic or hard, the file of somebody else that it leads to stays as it is.
+// Whatever file of a disk is replaced by a link, symbolic or hard, the file of somebody else that
+// it leads to stays as it is.
 func TestFilesThatAreLinks(t *testing.T) {
 	path := filetest.Put(t, t.TempDir(), "a.raw", filetest.Sample(1<<20, 1), 0)
-	for kind, link := range map[string]func(old, new string) error{"symbolic": os.Symlink, "hard": os.Link} {
+	for kind, link := range map[string]func(old, new string) error{"symbolic": os.Symlink,
+		"hard": os.Link} {
 		for _, persistent := range []bool{false, true} {
 			for _, mode := range []CopyMode{CopyClone, CopyOnWrite} {
-				for _, name := range []string{"lock", "", ".live", ".map", ".live.partial", ".partial", "state", "state.partial", "state.spare", "unit", "unit/kept",
+				for _, name := range []string{"lock", "", ".live", ".map", ".live.partial",
+					".partial", "state", "state.partial", "state.spare", "unit", "unit/kept",
 					"unit/kept.partial", "unit/.spare"} {
 					t.Run(kind+"/"+string(mode)+"/"+name, func(t *testing.T) {
 						victim, unchanged := foreign(t, "kept")
@@ -76,7 +80,8 @@ func TestFilesThatAreLinks(t *testing.T) {
 						inst.copies.done.Wait()
 						require.NoError(t, inst.Store().Save("kept", []byte("x")))
 						require.NoError(t, inst.Close())
-						store, place, target := filepath.Dir(inst.Store().Where("kept")), inst.dir.disk()+name, filepath.Join(victim, "kept")
+						store, place, target := filepath.Dir(inst.Store().Where("kept")),
+							inst.dir.disk()+name, filepath.Join(victim, "kept")
 						switch base, rest, _ := strings.Cut(name, "/"); {
 						case name == "lock":
 							place = inst.dir.lock.Name()
@@ -161,7 +166,8 @@ func TestLinksOfTheOperator(t *testing.T) {
 	require.FileExists(t, filepath.Join(real, "out.raw"))
 }
 
-// An ephemeral disk is not made in a directory that somebody else has made, unless a group shares it.
+// An ephemeral disk is not made in a directory that somebody else has made, unless a group shares
+// it.
 func TestDirectoryOfAnother(t *testing.T) {
 	filetest.Needs(t, "root (to make a directory of another user)", os.Geteuid() == 0)
 	path := filetest.Put(t, t.TempDir(), "a.raw", filetest.Sample(1<<20, 1), 0)
@@ -204,8 +210,10 @@ func TestSweepFollowsNoLinks(t *testing.T) {
 	inst, _ := start(t, path, Options{WorkDir: work, Mode: CopyOnWrite, Owner: "us"})
 	require.NoError(t, inst.Close())
 	require.NoError(t, os.Symlink(victim, inst.dir.disk()+unitInfix+"x"))
-	require.NoError(t, os.MkdirAll(filepath.Join(filepath.Dir(inst.Store().Where("kept")), "below"), 0o700))
-	require.NoError(t, os.Symlink(victim, filepath.Join(filepath.Dir(inst.Store().Where("kept")), "below", "link")))
+	require.NoError(t, os.MkdirAll(filepath.Join(filepath.Dir(inst.Store().Where("kept")), "below"),
+		0o700))
+	require.NoError(t, os.Symlink(victim,
+		filepath.Join(filepath.Dir(inst.Store().Where("kept")), "below", "link")))
 	elsewhere := t.TempDir()
 	require.NoError(t, os.Rename(inst.dir.path, filepath.Join(elsewhere, "a.raw")))
 	require.NoError(t, os.Symlink(filepath.Join(elsewhere, "a.raw"), inst.dir.path))
@@ -223,11 +231,13 @@ func TestSweepFollowsNoLinks(t *testing.T) {
 func TestConvertToALink(t *testing.T) {
 	img := openGood(t, filetest.Put(t, t.TempDir(), "a.raw", filetest.Sample(1<<20, 1), 0))
 	victim, unchanged := foreign(t, "kept")
-	for kind, link := range map[string]func(old, new string) error{"symbolic": os.Symlink, "hard": os.Link} {
+	for kind, link := range map[string]func(old, new string) error{"symbolic": os.Symlink,
+		"hard": os.Link} {
 		out := filepath.Join(t.TempDir(), "out.raw")
 		require.NoError(t, link(filepath.Join(victim, "kept"), out+smallfile.PartialSuffix))
 		err := image.Convert(t.Context(), img, out, nil)
-		require.Equal(t, kind == "symbolic", err != nil, "what was left behind is removed, and a link is named: %v", err)
+		require.Equal(t, kind == "symbolic", err != nil,
+			"what was left behind is removed, and a link is named: %v", err)
 		unchanged()
 	}
 }

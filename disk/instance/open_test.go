@@ -84,17 +84,20 @@ func TestRestartKeepsTheDiskOfTheSameImage(t *testing.T) {
 	require.True(t, before.Created.Equal(after.Created))
 	require.True(t, bytes.Equal(content, filetest.ReadAll(t, again, again.Size())))
 	require.Equal(t, 1, logs.FilterMessageSnippet("keeping the existing disk").Len())
-	require.Zero(t, logs.FilterMessageSnippet("checking whether the image").Len(), "nothing is read")
+	require.Zero(t, logs.FilterMessageSnippet("checking whether the image").Len(),
+		"nothing is read")
 	require.NoError(t, again.Close())
 
-	// The same bytes under another inode and at another time, as a new container has them: still the same image.
+	// The same bytes under another inode and at another time, as a new container has them: still
+	// the same image.
 	old, err := os.ReadFile(path)
 	require.NoError(t, err)
 	require.NoError(t, os.Remove(path))
 	filetest.Put(t, dir, "disk.raw", old, 0)
 	require.NoError(t, os.Chtimes(path, time.Unix(1, 0), time.Unix(1, 0)))
 	moved, logs := start(t, path, opt)
-	require.Equal(t, 1, logs.FilterMessageSnippet("checking whether the image").Len(), "it takes its time")
+	require.Equal(t, 1, logs.FilterMessageSnippet("checking whether the image").Len(),
+		"it takes its time")
 	require.True(t, moved.kept)
 	require.Equal(t, first.Identity, moved.Identity)
 	require.NoError(t, moved.Close())
@@ -109,19 +112,28 @@ func TestRestartDoesNotKeepTheDisk(t *testing.T) {
 		change func(t *testing.T, image, work string)
 		reason string
 	}{
-		{"image of another size", func(t *testing.T, image, _ string) { require.NoError(t, os.Truncate(image, 4<<20)) }, "virtual size"},
+		{"image of another size",
+			func(t *testing.T, image, _ string) { require.NoError(t, os.Truncate(image, 4<<20)) },
+			"virtual size"},
 		{"image of the same size", func(t *testing.T, image, _ string) {
 			filetest.Put(t, filepath.Dir(image), "disk.raw", filetest.Sample(3<<20, 2), 0)
 		}, `content of "disk.raw"`},
-		{"state is missing", func(t *testing.T, _, work string) { require.NoError(t, os.Remove(filepath.Join(work, stateName))) }, "state file is missing"},
+		{"state is missing", func(t *testing.T, _,
+			work string) {
+			require.NoError(t, os.Remove(filepath.Join(work, stateName)))
+		}, "state file is missing"},
 		{"state is damaged", func(t *testing.T, _, work string) {
 			path := filepath.Join(work, stateName)
 			text, err := os.ReadFile(path)
 			require.NoError(t, err)
-			text = bytes.Replace(text, []byte(`"image":"disk.raw"`), []byte(`"image":"disk.rax"`), 1)
+			text = bytes.Replace(text, []byte(`"image":"disk.raw"`), []byte(`"image":"disk.rax"`),
+				1)
 			require.NoError(t, os.WriteFile(path, text, 0o600))
 		}, "checksum"},
-		{"state is empty", func(t *testing.T, _, work string) { require.NoError(t, os.Truncate(filepath.Join(work, stateName), 0)) }, "damaged"},
+		{"state is empty", func(t *testing.T, _,
+			work string) {
+			require.NoError(t, os.Truncate(filepath.Join(work, stateName), 0))
+		}, "damaged"},
 		{"state is a link", func(t *testing.T, _, work string) {
 			path := filepath.Join(work, stateName)
 			require.NoError(t, os.Rename(path, path+"2"))
@@ -130,7 +142,10 @@ func TestRestartDoesNotKeepTheDisk(t *testing.T) {
 		{"disk is too short", func(t *testing.T, _, work string) {
 			require.NoError(t, os.Truncate(filepath.Join(work, diskName), 512))
 		}, "512 bytes"},
-		{"disk is missing", func(t *testing.T, _, work string) { require.NoError(t, os.Remove(filepath.Join(work, diskName))) }, "missing"},
+		{"disk is missing", func(t *testing.T, _,
+			work string) {
+			require.NoError(t, os.Remove(filepath.Join(work, diskName)))
+		}, "missing"},
 		{"disk is a link", func(t *testing.T, _, work string) {
 			path := filepath.Join(work, diskName)
 			require.NoError(t, os.Rename(path, path+"2"))
@@ -139,9 +154,20 @@ func TestRestartDoesNotKeepTheDisk(t *testing.T) {
 		{"machine was restarted", func(t *testing.T, _, work string) {
 			rewrite(t, work, func(s *state) { s.Boot = "another" })
 		}, "restarted"},
-		{"another mode", func(t *testing.T, _, work string) { rewrite(t, work, func(s *state) { s.Mode = CopyNone }) }, `copy mode "none"`},
-		{"state of another image", func(t *testing.T, _, work string) { rewrite(t, work, func(s *state) { s.Image = "x" }) }, `image "x"`},
-		{"state of another version", func(t *testing.T, _, work string) { rewrite(t, work, func(s *state) { s.Version = 1 }) }, "version 1"},
+		{"another mode", func(t *testing.T, _,
+			work string) {
+			rewrite(t, work, func(s *state) { s.Mode = CopyNone })
+		}, `copy mode "none"`},
+		{"state of another image",
+			func(t *testing.T, _,
+				work string) {
+				rewrite(t, work, func(s *state) { s.Image = "x" })
+			}, `image "x"`},
+		{"state of another version",
+			func(t *testing.T, _,
+				work string) {
+				rewrite(t, work, func(s *state) { s.Version = 1 })
+			}, "version 1"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			dir, work := t.TempDir(), t.TempDir()
@@ -159,7 +185,8 @@ func TestRestartDoesNotKeepTheDisk(t *testing.T) {
 			require.NotEqual(t, first.Identity, again.Identity)
 			want, err := os.ReadFile(path)
 			require.NoError(t, err)
-			require.True(t, bytes.Equal(want, filetest.ReadAll(t, again, again.Size())), "the image as it is now")
+			require.True(t, bytes.Equal(want, filetest.ReadAll(t, again, again.Size())),
+				"the image as it is now")
 			require.NoError(t, again.Close())
 			third, _ := start(t, path, opt)
 			require.True(t, third.kept)
@@ -179,7 +206,8 @@ func rewrite(t *testing.T, work string, change func(*state)) {
 func TestRestartNoticesAChangedBackingFile(t *testing.T) {
 	dir, work := t.TempDir(), t.TempDir()
 	filetest.Put(t, dir, "base.raw", filetest.Sample(1<<20, 1), 0)
-	filetest.QemuImg(t, dir, "create", "-q", "-f", "qcow2", "-b", "base.raw", "-F", "raw", "top.qcow2")
+	filetest.QemuImg(t, dir, "create", "-q", "-f", "qcow2", "-b", "base.raw", "-F", "raw",
+		"top.qcow2")
 	top := filepath.Join(dir, "top.qcow2")
 	opt := Options{WorkDir: work}
 	first, _ := start(t, top, opt)
@@ -198,16 +226,20 @@ func TestRestartNoticesAChangedBackingFile(t *testing.T) {
 	require.Contains(t, dropReason(logs), "0 backing files now, and had 1")
 }
 
-// kill -9 at any instant leaves temporary files, or a disk without its state, but never a partial disk that is used.
+// kill -9 at any instant leaves temporary files, or a disk without its state, but never a partial
+// disk that is used.
 func TestStartAfterAKillInTheMiddle(t *testing.T) {
 	content := filetest.Sample(3<<20, 1)
 	for _, c := range []struct {
 		name string
 		left map[string][]byte
 	}{
-		{"while it is expanded", map[string][]byte{diskName + smallfile.PartialSuffix: filetest.Block('p', 1<<20)}},
+		{"while it is expanded",
+			map[string][]byte{diskName + smallfile.PartialSuffix: filetest.Block('p', 1<<20)}},
 		{"before the state", map[string][]byte{diskName: filetest.Block('p', 3<<20)}},
-		{"while the state is written", map[string][]byte{diskName: filetest.Block('p', 3<<20), stateName + smallfile.PartialSuffix: []byte(`{"xx`)}},
+		{"while the state is written",
+			map[string][]byte{diskName: filetest.Block('p', 3<<20),
+				stateName + smallfile.PartialSuffix: []byte(`{"xx`)}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			dir, work := t.TempDir(), t.TempDir()
@@ -215,7 +247,8 @@ func TestStartAfterAKillInTheMiddle(t *testing.T) {
 			for name, left := range c.left {
 				filetest.Put(t, filepath.Join(work, "disk.raw"), name, left, 0)
 			}
-			filetest.Put(t, filepath.Join(work, "disk.raw"), smallfile.LockName, []byte("1 gone\n"), 0)
+			filetest.Put(t, filepath.Join(work, "disk.raw"), smallfile.LockName, []byte("1 gone\n"),
+				0)
 			inst, _ := start(t, path, Options{WorkDir: work})
 			require.False(t, inst.kept)
 			require.True(t, bytes.Equal(content, filetest.ReadAll(t, inst, inst.Size())))
@@ -237,7 +270,8 @@ func TestOneWorkDirectoryOneDaemon(t *testing.T) {
 	require.Regexp(t, `process \d+`, locked.Holder)
 
 	lock := filepath.Join(work, "disk.raw", smallfile.LockName)
-	for content, want := range map[string]string{"": "another process", "x": "another process", "12 elsewhere\n": `process 12 on host "elsewhere"`} {
+	for content, want := range map[string]string{"": "another process", "x": "another process",
+		"12 elsewhere\n": `process 12 on host "elsewhere"`} {
 		require.NoError(t, os.WriteFile(lock, []byte(content), 0o600))
 		_, err = Open(t.Context(), openGood(t, path), Options{WorkDir: work})
 		require.ErrorAs(t, err, &locked)
@@ -271,7 +305,8 @@ func TestModeNoneServesTheFileItself(t *testing.T) {
 	require.NoError(t, first.Close())
 
 	again, _ := start(t, path, opt)
-	require.Equal(t, first.Identity, again.Identity, "the identity is kept although the content has changed")
+	require.Equal(t, first.Identity, again.Identity,
+		"the identity is kept although the content has changed")
 	require.NoError(t, again.Close())
 
 	readOnly, _ := start(t, path, Options{WorkDir: work, Mode: CopyNone, ReadOnly: true})
@@ -343,17 +378,21 @@ func TestWorkDirThatCannotBeUsed(t *testing.T) {
 	path := filetest.Put(t, dir, "disk.raw", []byte("data"), 1<<20)
 	_, err := Open(t.Context(), openGood(t, path), Options{})
 	require.ErrorContains(t, err, "work directory")
-	_, err = Open(t.Context(), openGood(t, path), Options{WorkDir: filetest.Put(t, dir, "file", nil, 0)})
+	_, err = Open(t.Context(), openGood(t, path),
+		Options{WorkDir: filetest.Put(t, dir, "file", nil, 0)})
 	require.ErrorContains(t, err, "work directory")
 	require.ErrorContains(t, err, "name a directory")
-	_, err = Open(t.Context(), openGood(t, path), Options{WorkDir: t.TempDir(), PersistentDir: filetest.Put(t, dir, PersistentName, nil, 512)})
+	_, err = Open(t.Context(), openGood(t, path),
+		Options{WorkDir: t.TempDir(),
+			PersistentDir: filetest.Put(t, dir, PersistentName, nil, 512)})
 	require.ErrorContains(t, err, "persistent directory")
 	require.ErrorContains(t, err, "name a directory", "and not the file in it")
 }
 
 func TestReadOnlyClone(t *testing.T) {
 	dir := t.TempDir()
-	inst, _ := start(t, filetest.Put(t, dir, "disk.raw", []byte("data"), 1<<20), Options{WorkDir: t.TempDir(), ReadOnly: true})
+	inst, _ := start(t, filetest.Put(t, dir, "disk.raw", []byte("data"), 1<<20),
+		Options{WorkDir: t.TempDir(), ReadOnly: true})
 	require.True(t, inst.ReadOnly)
 	_, err := inst.WriteAt(filetest.Block('w', 512), 0)
 	require.ErrorIs(t, err, disk.ErrReadOnly)
@@ -363,7 +402,8 @@ func TestDurableDiskSurvivesARestartOfTheMachine(t *testing.T) {
 	dir, work := t.TempDir(), t.TempDir()
 	path := filetest.Put(t, dir, "disk.raw", []byte("data"), 1<<20)
 	for i, c := range []struct{ durable, kept bool }{
-		{true, false}, {true, true}, {false, true}, {false, false}, // what ran without flushing is not kept
+		// what ran without flushing is not kept
+		{true, false}, {true, true}, {false, true}, {false, false},
 	} {
 		inst, _ := start(t, path, Options{WorkDir: work, Durable: c.durable})
 		require.Equal(t, c.kept, inst.kept, "start %d", i)
@@ -375,17 +415,20 @@ func TestDurableDiskSurvivesARestartOfTheMachine(t *testing.T) {
 func TestEscapeName(t *testing.T) {
 	seen := make(map[string]string)
 	long := strings.Repeat("x", 250)
-	for _, name := range []string{"disk.raw", ".raw", "%2Eraw", "a b", "a%20b", "ä", "\n", long, long + "y", strings.Repeat("ä", 120), "-x"} {
+	for _, name := range []string{"disk.raw", ".raw", "%2Eraw", "a b", "a%20b", "ä", "\n", long,
+		long + "y", strings.Repeat("ä", 120), "-x"} {
 		dir := escapeName(name)
 		require.LessOrEqual(t, len(dir), maxEscaped)
-		require.True(t, filepath.IsLocal(dir) && !strings.Contains(dir, "/") && dir[0] != '.', "%q", dir)
+		require.True(t, filepath.IsLocal(dir) && !strings.Contains(dir, "/") && dir[0] != '.', "%q",
+			dir)
 		require.NotContains(t, seen, dir, "%q and %q", name, seen[dir])
 		seen[dir] = name
 	}
 	require.Equal(t, "fedora-40.x86_64.qcow2", escapeName("fedora-40.x86_64.qcow2"))
 }
 
-// A clone that is complete is its file alone: it needs neither its map nor the image, and any mode goes on with it.
+// A clone that is complete is its file alone: it needs neither its map nor the image, and any mode
+// goes on with it.
 func TestCompleteClone(t *testing.T) {
 	dir, work := t.TempDir(), t.TempDir()
 	content := filetest.Sample(5<<20, 1)

@@ -19,8 +19,8 @@ import (
 	"kubevirt.io/disk/disk/overlay"
 )
 
-// overImage makes the disk of every mode but CopyNone: the file of an earlier start where it is still the right one, or
-// a new one, with the image below it until it is complete.
+// overImage makes the disk of every mode but CopyNone: the file of an earlier start where it is
+// still the right one, or a new one, with the image below it until it is complete.
 func (o *opening) overImage(ctx context.Context) (*Instance, error) {
 	switch v := o.judge(ctx); v.what {
 	case keep:
@@ -58,7 +58,8 @@ func (o *opening) resume(ctx context.Context, s *state) (*Instance, error) {
 func (o *opening) remake(ctx context.Context, reason string) (*Instance, error) {
 	begin := time.Now()
 	if reason != "" {
-		o.log.Warn("the existing disk is not kept, it is made of the image again", zap.String("reason", reason), zap.String("disk", o.dir.disk()))
+		o.log.Warn("the existing disk is not kept, it is made of the image again",
+			zap.String("reason", reason), zap.String("disk", o.dir.disk()))
 	}
 	s, err := o.create(ctx)
 	if err != nil {
@@ -75,8 +76,8 @@ func (o *opening) remake(ctx context.Context, reason string) (*Instance, error) 
 	return inst, nil
 }
 
-// assemble opens the file and, while the disk is not complete, lays it over the image. The file of a new disk is made after
-// its maps: without them it would be taken for one that has lost them.
+// assemble opens the file and, while the disk is not complete, lays it over the image. The file of
+// a new disk is made after its maps: without them it would be taken for one that has lost them.
 func (o *opening) assemble(ctx context.Context, s *state, fresh bool) (*Instance, error) {
 	if s.Complete {
 		return o.assembleComplete(s)
@@ -127,7 +128,8 @@ func (o *opening) assembleComplete(s *state) (*Instance, error) {
 	return o.instance(file, s), nil
 }
 
-// openMap opens the map of a disk, with its files. Where durability changes, the state says so afterwards.
+// openMap opens the map of a disk, with its files. Where durability changes, the state says so
+// afterwards.
 func (o *opening) openMap(ctx context.Context, s *state, fresh bool) (*overlay.Map, error) {
 	volume, err := volumeID(o.dir.path)
 	if err != nil {
@@ -157,16 +159,19 @@ func (o *opening) beginMap(ctx context.Context, m *overlay.Map, s *state, fresh 
 	if err := m.Begin(ctx, o.img); err != nil || s.Durable == o.durable() {
 		return err
 	}
-	// A disk that stops being durable has to say so before anything is written without a flush, and the live map has to be
-	// there by then, because nothing else is read any more.
+	// A disk that stops being durable has to say so before anything is written without a flush, and
+	// the live map has to be there by then, because nothing else is read any more.
 	s.Durable = o.durable()
 	return s.save(o.dir.state(), true)
 }
 
-// create makes the state of a new disk, which comes before everything else: a file without one is taken for a complete disk.
+// create makes the state of a new disk, which comes before everything else: a file without one is
+// taken for a complete disk.
 func (o *opening) create(ctx context.Context) (*state, error) {
 	if o.img == nil {
-		return nil, &PersistentError{Path: o.dir.disk(), Reason: "is not there yet, and there is no image to make it of", Action: "add the image to the container"}
+		return nil, &PersistentError{Path: o.dir.disk(),
+			Reason: "is not there yet, and there is no image to make it of",
+			Action: "add the image to the container"}
 	}
 	if err := o.dir.clear(); err != nil {
 		return nil, err
@@ -176,8 +181,10 @@ func (o *opening) create(ctx context.Context) (*state, error) {
 			return nil, err
 		}
 	}
-	s := &state{Version: stateVersion, Image: o.name, Owner: o.owner(), Mode: o.opt.Mode, Size: max(o.img.Size(), o.opt.Size), ImageSize: o.img.Size(),
-		Identity: o.identity(newIdentity()), Created: time.Now().UTC(), Durable: o.durable(), Map: newMapID(), Boot: bootID(), Chain: o.img.Unhashed()}
+	s := &state{Version: stateVersion, Image: o.name, Owner: o.owner(), Mode: o.opt.Mode,
+		Size: max(o.img.Size(), o.opt.Size), ImageSize: o.img.Size(),
+		Identity: o.identity(newIdentity()), Created: time.Now().UTC(), Durable: o.durable(),
+		Map: newMapID(), Boot: bootID(), Chain: o.img.Unhashed()}
 	return s, o.spaceError(s.save(o.dir.state(), s.Durable))
 }
 
@@ -197,18 +204,22 @@ func (o *opening) createFile(s *state) error {
 	return err
 }
 
-// adjust brings a kept disk's state to what is asked for now: its size, identity, mode and durability.
+// adjust brings a kept disk's state to what is asked for now: its size, identity, mode and
+// durability.
 func (o *opening) adjust(s *state) (grown bool, err error) {
 	before, was := *s, s.Size
 	st, err := os.Lstat(o.dir.disk())
 	if err != nil {
 		return false, err
 	}
-	// Someone may have enlarged the file; the new part reads as zeros. A sector that it has only a part of is made a whole one below.
+	// Someone may have enlarged the file; the new part reads as zeros. A sector that it has only a
+	// part of is made a whole one below.
 	s.Size = max(s.Size, (st.Size()+disk.SectorSize-1)/disk.SectorSize*disk.SectorSize)
 	if o.opt.Size != 0 {
 		if o.opt.Size < s.Size {
-			return false, &SizeError{Image: o.name, Size: o.opt.Size, Reason: fmt.Sprintf("is less than the %d bytes (%s) that the disk has already, and a disk is never made smaller", s.Size, words.Bytes(s.Size))}
+			return false, &SizeError{Image: o.name, Size: o.opt.Size,
+				Reason: fmt.Sprintf("is less than the %d bytes (%s) that the disk has already, "+
+					"and a disk is never made smaller", s.Size, words.Bytes(s.Size))}
 		}
 		s.Size = o.opt.Size
 	}
@@ -229,7 +240,8 @@ func (o *opening) adjust(s *state) (grown bool, err error) {
 		}
 		s.Durable = true
 	}
-	same := s.Mode == before.Mode && s.Owner == before.Owner && s.Identity == before.Identity && s.Size == before.Size && s.Durable == before.Durable
+	same := s.Mode == before.Mode && s.Owner == before.Owner && s.Identity == before.Identity &&
+		s.Size == before.Size && s.Durable == before.Durable
 	// The boot says nothing of a disk that is durable.
 	if same && (s.Durable || s.Boot == before.Boot) && !s.stale {
 		return false, nil
@@ -238,9 +250,11 @@ func (o *opening) adjust(s *state) (grown bool, err error) {
 	err = s.save(o.dir.state(), s.Durable || before.Durable)
 	s.stale = err != nil
 	if osfile.IsFull(err) && s.Durable == before.Durable && len(s.Chain) > 0 {
-		// A volume that is not served stays full. What the file still says is true of the disk: the image is known again by its
-		// hash, the size by the file, and what is set is set at the next start, too. A disk without a chain may have no state yet.
-		o.log.Warn("no space is left to save the disk's settings: it is served with them, and they are saved later",
+		// A volume that is not served stays full. What the file still says is true of the disk: the
+		// image is known again by its hash, the size by the file, and what is set is set at the
+		// next start, too. A disk without a chain may have no state yet.
+		o.log.Warn("no space is left to save the disk's settings: it is served with them, and "+
+			"they are saved later",
 			zap.String("disk", o.dir.disk()), zap.Error(err))
 		err = nil
 	}
@@ -274,11 +288,13 @@ func (o *opening) growFile(size int64) error {
 	return errors.Join(err, f.Close())
 }
 
-// resize gives the disk's file its size. What a file system admits is less than the space it has: 16 TiB in ext4.
+// resize gives the disk's file its size. What a file system admits is less than the space it has:
+// 16 TiB in ext4.
 func (o *opening) resize(f *os.File, size int64) error {
 	err := osfile.Retry(func() error { return f.Truncate(size) })
 	if errors.Is(err, unix.EFBIG) {
-		return &image.SpaceError{Dir: o.dir.path, What: "the disk of " + words.Name(o.name), FileSize: size}
+		return &image.SpaceError{Dir: o.dir.path, What: "the disk of " + words.Name(o.name),
+			FileSize: size}
 	}
 	return err
 }

@@ -19,8 +19,8 @@ func moved(t *testing.T, path string, content []byte) {
 	require.NoError(t, os.Rename(filepath.Join(filepath.Dir(path), "moved"), path))
 }
 
-// A disk that was stopped before its image was recognised needs somebody to vouch for an image in another file; one that has
-// changed is nobody's to vouch for.
+// A disk that was stopped before its image was recognised needs somebody to vouch for an image in
+// another file; one that has changed is nobody's to vouch for.
 func TestImageThatWasNeverRead(t *testing.T) {
 	content := filetest.Sample(3<<20, 1)
 	path := filetest.Put(t, t.TempDir(), "a.raw", content, 0)
@@ -77,7 +77,8 @@ func TestKeptDiskDoesNotReadItsImage(t *testing.T) {
 	require.Equal(t, -1, filetest.FirstDifference(content, filetest.ReadAll(t, kept, kept.Size())))
 }
 
-// A volume without any space left is served after a restart of the machine, so that the guest can make room.
+// A volume without any space left is served after a restart of the machine, so that the guest can
+// make room.
 func TestFullVolumeIsServed(t *testing.T) {
 	for _, mode := range []CopyMode{CopyOnWrite, CopyClone} {
 		t.Run(string(mode), func(t *testing.T) {
@@ -98,7 +99,8 @@ func TestFullVolumeIsServed(t *testing.T) {
 			} else {
 				reboot(t, inst)
 			}
-			require.NoError(t, os.Remove(inst.dir.state()+smallfile.SpareSuffix), "as an earlier version has left it")
+			require.NoError(t, os.Remove(inst.dir.state()+smallfile.SpareSuffix),
+				"as an earlier version has left it")
 			filetest.Fill(t, volume)
 			moved(t, path, filetest.Sample(3<<20, 1))
 
@@ -106,7 +108,8 @@ func TestFullVolumeIsServed(t *testing.T) {
 			require.True(t, again.kept)
 			if mode == CopyOnWrite {
 				require.Equal(t, 1, logs.FilterMessageSnippet("no space is left for the map").Len())
-				require.NoFileExists(t, again.dir.liveMap(), "it is of another machine, to which the disk may come back")
+				require.NoFileExists(t, again.dir.liveMap(),
+					"it is of another machine, to which the disk may come back")
 			}
 			p := make([]byte, 1<<20)
 			_, err = again.ReadAt(p, 0)

@@ -12,13 +12,17 @@ import (
 	"kubevirt.io/disk/disk/overlay"
 )
 
-// A disk that is not complete is nothing without its map. An ephemeral one is made again, as a new one; a persistent one is left as it is for
-// whoever has a backup, unless only that map is gone which holds until the machine is restarted.
+// A disk that is not complete is nothing without its map. An ephemeral one is made again, as a new
+// one; a persistent one is left as it is for whoever has a backup, unless only that map is gone
+// which holds until the machine is restarted.
 func TestRestartWithADamagedMap(t *testing.T) {
 	content := filetest.Sample(3<<20, 1)
 	damage := map[string]func(t *testing.T, path string){
-		"missing":   func(t *testing.T, path string) { require.NoError(t, os.Remove(path)) },
-		"too short": func(t *testing.T, path string) { require.NoError(t, os.Truncate(path, mapHeaderSize-1)) },
+		"missing": func(t *testing.T, path string) { require.NoError(t, os.Remove(path)) },
+		"too short": func(t *testing.T,
+			path string) {
+			require.NoError(t, os.Truncate(path, mapHeaderSize-1))
+		},
 		"flipped": func(t *testing.T, path string) {
 			f, err := os.OpenFile(path, os.O_RDWR, 0)
 			require.NoError(t, err)
@@ -47,9 +51,11 @@ func TestRestartWithADamagedMap(t *testing.T) {
 			require.Contains(t, dropReason(logs), "its map file")
 			require.False(t, again.kept)
 			require.NotEqual(t, first.Identity, again.Identity, "it has other content")
-			require.NotEqual(t, filepath.Dir(first.Store().Where("kept")), filepath.Dir(again.Store().Where("kept")))
+			require.NotEqual(t, filepath.Dir(first.Store().Where("kept")),
+				filepath.Dir(again.Store().Where("kept")))
 			require.NoDirExists(t, filepath.Dir(first.Store().Where("kept")))
-			require.Equal(t, -1, filetest.FirstDifference(content, filetest.ReadAll(t, again, again.Size())))
+			require.Equal(t, -1,
+				filetest.FirstDifference(content, filetest.ReadAll(t, again, again.Size())))
 			_, err := again.WriteAt(filetest.Block('n', 512), 1024)
 			require.NoError(t, err)
 			again.copies.done.Wait()
@@ -85,7 +91,8 @@ func TestRestartWithADamagedMap(t *testing.T) {
 	}
 }
 
-// A disk is as large as it has ever been, whether it or its file was made so, and is never made smaller.
+// A disk is as large as it has ever been, whether it or its file was made so, and is never made
+// smaller.
 func TestRestartWithAnotherSize(t *testing.T) {
 	path := filetest.Put(t, t.TempDir(), "a.raw", filetest.Sample(3<<20, 1), 0)
 	for _, mode := range []CopyMode{CopyOnWrite, CopyClone} {
@@ -119,7 +126,8 @@ func TestRestartWithAnotherSize(t *testing.T) {
 	}
 }
 
-// What is read is kept in one mode, and not in the other: it would fill the work directory of who has chosen that to save space.
+// What is read is kept in one mode, and not in the other: it would fill the work directory of who
+// has chosen that to save space.
 func TestReadsAreKeptInOneMode(t *testing.T) {
 	path := filetest.Put(t, t.TempDir(), "a.raw", filetest.Block('a', 1<<20), 0)
 	for mode, kept := range map[CopyMode]int64{CopyOnRead: 64 << 10, CopyOnWrite: 0} {
@@ -134,7 +142,8 @@ func TestReadsAreKeptInOneMode(t *testing.T) {
 // Only who copies everything needs space for everything.
 func TestLargeImageInASmallDirectory(t *testing.T) {
 	path := filetest.Put(t, t.TempDir(), "a.raw", filetest.Sample(3<<20, 1), 0)
-	_, err := Open(t.Context(), openGood(t, path), Options{WorkDir: filetest.TinyFS(t, "1m"), Mode: CopyClone})
+	_, err := Open(t.Context(), openGood(t, path),
+		Options{WorkDir: filetest.TinyFS(t, "1m"), Mode: CopyClone})
 	var space *image.SpaceError
 	require.ErrorAs(t, err, &space)
 	for _, mode := range []CopyMode{CopyOnRead, CopyOnWrite} {
@@ -143,7 +152,8 @@ func TestLargeImageInASmallDirectory(t *testing.T) {
 	}
 }
 
-// A disk that somebody has put on the volume is served as it is. One that has lost its state is not such a disk.
+// A disk that somebody has put on the volume is served as it is. One that has lost its state is not
+// such a disk.
 func TestDiskThatIsOnTheVolumeAlready(t *testing.T) {
 	path := filetest.Put(t, t.TempDir(), "a.raw", filetest.Sample(3<<20, 1), 0)
 	content := filetest.Sample(2<<20, 2)
@@ -174,7 +184,8 @@ func TestDiskThatIsOnTheVolumeAlready(t *testing.T) {
 	}
 }
 
-// A complete disk that is not flushed any more says so, or a restart of the machine would keep what only the page cache had.
+// A complete disk that is not flushed any more says so, or a restart of the machine would keep what
+// only the page cache had.
 func TestCompleteDiskThatStopsBeingDurable(t *testing.T) {
 	content := filetest.Sample(1<<20, 1)
 	path := filetest.Put(t, t.TempDir(), "a.raw", content, 0)

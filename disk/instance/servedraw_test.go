@@ -86,7 +86,8 @@ func TestServedRawStaysRaw(t *testing.T) {
 			require.NoError(t, inst.Close())
 
 			name := "a.raw"
-			for _, mode := range []CopyMode{CopyNone, CopyOnWrite, CopyOnRead, CopyClone, CopyNone} {
+			for _, mode := range []CopyMode{CopyNone, CopyOnWrite, CopyOnRead, CopyClone,
+				CopyNone} {
 				inst := startScanned(t, dir, name, 2, Options{WorkDir: t.TempDir(), Mode: mode})
 				require.True(t, bytes.Equal(want, filetest.ReadAll(t, inst, guestSize)), mode)
 				require.NoError(t, inst.Close())
@@ -99,7 +100,8 @@ func TestServedRawStaysRaw(t *testing.T) {
 			require.True(t, info.Servable)
 
 			require.NoError(t, os.Rename(filepath.Join(dir, name), filepath.Join(dir, "renamed")))
-			inst = startScanned(t, dir, "renamed", 2, Options{WorkDir: t.TempDir(), Mode: CopyOnWrite})
+			inst = startScanned(t, dir, "renamed", 2,
+				Options{WorkDir: t.TempDir(), Mode: CopyOnWrite})
 			require.True(t, bytes.Equal(want, filetest.ReadAll(t, inst, guestSize)))
 			require.NoError(t, inst.Close())
 			require.NoError(t, os.Rename(filepath.Join(dir, "renamed"), filepath.Join(dir, name)))
@@ -110,7 +112,8 @@ func TestServedRawStaysRaw(t *testing.T) {
 			reason := scanReasons(t, dir)[name]
 			require.Contains(t, reason, `set "format: raw" for it under "disks"`)
 
-			images, err := image.ScanDir(dir, image.Options{Formats: map[string]image.Format{name: image.FormatRaw}})
+			images, err := image.ScanDir(dir,
+				image.Options{Formats: map[string]image.Format{name: image.FormatRaw}})
 			require.NoError(t, err)
 			require.Len(t, images, 2)
 			require.Equal(t, image.SourceTold, images[0].Info().FormatSource)
@@ -196,12 +199,15 @@ func TestHeaderOfAGuestIsNotFollowed(t *testing.T) {
 	filetest.OverlayOn(t, dir, "a.raw", "secret.raw", "raw")
 	require.NoError(t, os.Truncate(filepath.Join(dir, "a.raw"), guestSize))
 	reason := scanReasons(t, dir)["a.raw"]
-	require.Contains(t, reason, `begins with a qcow2 header that names the backing file "secret.raw"`)
+	require.Contains(t, reason,
+		`begins with a qcow2 header that names the backing file "secret.raw"`)
 	require.Contains(t, reason, `otherwise set "format: raw"`)
 	_, err := image.Open(filepath.Join(dir, "a.raw"), image.Options{})
 	require.ErrorContains(t, err, "otherwise say --format raw")
 
-	told := func(f image.Format) image.Options { return image.Options{Formats: map[string]image.Format{"a.raw": f}} }
+	told := func(f image.Format) image.Options {
+		return image.Options{Formats: map[string]image.Format{"a.raw": f}}
+	}
 	img, err := image.Open(filepath.Join(dir, "a.raw"), told(image.FormatQcow2))
 	require.NoError(t, err)
 	require.Equal(t, filetest.Block('s', 512), filetest.ReadAll(t, img, 512))
@@ -223,7 +229,8 @@ func TestToldFormat(t *testing.T) {
 	filetest.Put(t, dir, "odd.vmdk", []byte("KDMV"), 700)
 	filetest.Put(t, dir, "empty.raw", nil, 0)
 	open := func(name string, f image.Format) (*image.Image, error) {
-		return image.Open(filepath.Join(dir, name), image.Options{Formats: map[string]image.Format{name: f}})
+		return image.Open(filepath.Join(dir, name),
+			image.Options{Formats: map[string]image.Format{name: f}})
 	}
 	for _, name := range []string{"plain.raw", "no-name", "disk.vmdk"} {
 		img, err := open(name, image.FormatRaw)
@@ -297,7 +304,8 @@ func TestServedRawAsBackingFile(t *testing.T) {
 	want := filetest.ReadAll(t, inst, guestSize)
 	require.NoError(t, inst.Close())
 
-	filetest.QemuImg(t, dir, "create", "-q", "-f", "qcow2", "-F", "raw", "-b", "base.raw", "top.qcow2")
+	filetest.QemuImg(t, dir, "create", "-q", "-f", "qcow2", "-F", "raw", "-b", "base.raw",
+		"top.qcow2")
 	img := openGood(t, filepath.Join(dir, "top.qcow2"))
 	require.True(t, bytes.Equal(want, filetest.ReadAll(t, img, guestSize)))
 	require.Equal(t, image.SourceServed, img.Info().BackingChain[0].FormatSource)
@@ -360,7 +368,8 @@ func TestConvertedDiskIsRaw(t *testing.T) {
 	filetest.Put(t, dir, "in.raw", []byte("LUKS\xba\xbe\x00\x02"), guestSize)
 	filetest.QemuImg(t, dir, "convert", "-f", "raw", "-O", "qcow2", "in.raw", "a.qcow2")
 	out := filepath.Join(dir, "out.raw")
-	require.NoError(t, image.Convert(t.Context(), openGood(t, filepath.Join(dir, "a.qcow2")), out, nil))
+	require.NoError(t, image.Convert(t.Context(), openGood(t, filepath.Join(dir, "a.qcow2")), out,
+		nil))
 	require.Equal(t, image.SourceServed, openGood(t, out).Info().FormatSource)
 
 	// One that looks like a disk is recognised as ever, so that another image may be written over

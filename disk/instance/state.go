@@ -25,20 +25,26 @@ const stateVersion = 2
 
 // state is what is remembered of a disk between two starts, in the disk's work directory.
 type state struct {
-	Version   int                 `json:"version"`
-	Image     string              `json:"image"`           // file name in the image directory
-	Owner     string              `json:"owner,omitempty"` // of an ephemeral disk: OpenOptions.Owner
-	Mode      CopyMode            `json:"mode"`
-	Size      int64               `json:"size"`       // of the disk, bytes
-	ImageSize int64               `json:"image_size"` // virtual, bytes; 0 where the disk came without an image
-	Identity  disk.Identity       `json:"identity"`
-	Created   time.Time           `json:"created"`
-	Durable   bool                `json:"durable"`  // what was flushed reached storage
-	Complete  bool                `json:"complete"` // the file is the whole disk, and there is no map
-	Map       string              `json:"map"`      // identifier of the map files, 32 hexadecimal digits
-	Boot      string              `json:"boot"`     // the running kernel's boot; see survivesBoot
-	Chain     []image.Fingerprint `json:"chain"`    // of the image; empty where the image is served in place
-	File      string              `json:"file"`     // the one that is served in place, see fileInstance; "" where it is not known
+	Version int    `json:"version"`
+	Image   string `json:"image"` // file name in the image directory
+	// of an ephemeral disk: OpenOptions.Owner
+	Owner string   `json:"owner,omitempty"`
+	Mode  CopyMode `json:"mode"`
+	Size  int64    `json:"size"` // of the disk, bytes
+	// virtual, bytes; 0 where the disk came without an image
+	ImageSize int64         `json:"image_size"`
+	Identity  disk.Identity `json:"identity"`
+	Created   time.Time     `json:"created"`
+	Durable   bool          `json:"durable"` // what was flushed reached storage
+	// the file is the whole disk, and there is no map
+	Complete bool `json:"complete"`
+	// identifier of the map files, 32 hexadecimal digits
+	Map  string `json:"map"`
+	Boot string `json:"boot"` // the running kernel's boot; see survivesBoot
+	// of the image; empty where the image is served in place
+	Chain []image.Fingerprint `json:"chain"`
+	// the one that is served in place, see fileInstance; "" where it is not known
+	File string `json:"file"`
 
 	stale bool // the file does not say all of this yet
 }
@@ -49,8 +55,8 @@ type sealed struct {
 	Body     json.RawMessage `json:"state"`
 }
 
-// newIdentity draws an identity from the system's random numbers, so that no two disks in the world share one. Ten
-// random bytes make a serial of 20 characters, as much as virtio-blk shows.
+// newIdentity draws an identity from the system's random numbers, so that no two disks in the world
+// share one. Ten random bytes make a serial of 20 characters, as much as virtio-blk shows.
 func newIdentity() disk.Identity {
 	var random [18]byte
 	rand.Read(random[:]) // never fails
@@ -86,8 +92,8 @@ func damagedState(format string, args ...any) error {
 	return &damagedError{fmt.Sprintf(format, args...)}
 }
 
-// loadState reads a state file: fs.ErrNotExist without one, *damagedError for one that is not intact. After any other error it may be
-// intact, and what it is of must not be given up.
+// loadState reads a state file: fs.ErrNotExist without one, *damagedError for one that is not
+// intact. After any other error it may be intact, and what it is of must not be given up.
 func loadState(path string) (*state, error) {
 	text, err := smallfile.Read(path)
 	switch {
@@ -116,9 +122,12 @@ func decodeState(text []byte) (*state, error) {
 		return nil, damagedState("is damaged: %v", err)
 	}
 	if s.Version != stateVersion {
-		return nil, damagedState("has version %d, and this program knows %d", s.Version, stateVersion)
+		return nil, damagedState("has version %d, and this program knows %d", s.Version,
+			stateVersion)
 	}
-	if s.Size <= 0 || s.Size%disk.SectorSize != 0 || s.ImageSize < 0 || s.ImageSize > s.Size || len(s.mapID()) != 16 || s.Identity.Serial == "" || len(s.Identity.Serial) > 36 || s.Identity.NAA[0]>>4 != 3 {
+	if s.Size <= 0 || s.Size%disk.SectorSize != 0 || s.ImageSize < 0 || s.ImageSize > s.Size ||
+		len(s.mapID()) != 16 || s.Identity.Serial == "" || len(s.Identity.Serial) > 36 ||
+		s.Identity.NAA[0]>>4 != 3 {
 		return nil, damagedState("is damaged: it contradicts itself")
 	}
 	if !s.Complete && s.Mode != CopyNone && (s.ImageSize == 0 || len(s.Chain) == 0) {
@@ -145,14 +154,15 @@ func newMapID() string {
 
 func checksum(p []byte) string { return fmt.Sprintf("%016x", xxhash.Sum64(p)) }
 
-// survivesBoot reports whether the disk is intact although the machine may have been restarted since: a disk that is
-// not durable lost what only the page cache held.
+// survivesBoot reports whether the disk is intact although the machine may have been restarted
+// since: a disk that is not durable lost what only the page cache held.
 func (s *state) survivesBoot(boot string) bool {
 	return s.Durable || boot != "" && s.Boot == boot
 }
 
-// bootID identifies the running kernel's boot; "" where the kernel does not tell. It is asked once, with the first disk: later there may be no
-// descriptor left to ask it, and a disk would be taken for one of another boot.
+// bootID identifies the running kernel's boot; "" where the kernel does not tell. It is asked once,
+// with the first disk: later there may be no descriptor left to ask it, and a disk would be taken
+// for one of another boot.
 var bootID = sync.OnceValue(func() string {
 	text, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
@@ -161,7 +171,8 @@ var bootID = sync.OnceValue(func() string {
 	return strings.TrimSpace(string(text))
 })
 
-// storedName is the name of an image as a state file has it after it was saved: JSON is text, in which a byte that is no UTF-8 becomes U+FFFD.
+// storedName is the name of an image as a state file has it after it was saved: JSON is text, in
+// which a byte that is no UTF-8 becomes U+FFFD.
 func storedName(image string) string { return string([]rune(image)) }
 
 // stateReason puts an error of loadState into words for the log.

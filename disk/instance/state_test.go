@@ -16,8 +16,11 @@ import (
 )
 
 func exampleState() *state {
-	return &state{Version: stateVersion, Image: "disk.raw", Mode: CopyClone, Size: 1 << 20, ImageSize: 1 << 20, Identity: newIdentity(),
-		Created: time.Unix(1e9, 0).UTC(), Boot: "b", Map: strings.Repeat("0a", 16), Chain: []image.Fingerprint{{Name: "disk.raw", Format: image.FormatRaw, Size: 1 << 20, Hash: "0"}}}
+	return &state{Version: stateVersion, Image: "disk.raw", Mode: CopyClone, Size: 1 << 20,
+		ImageSize: 1 << 20, Identity: newIdentity(),
+		Created: time.Unix(1e9, 0).UTC(), Boot: "b", Map: strings.Repeat("0a", 16),
+		Chain: []image.Fingerprint{{Name: "disk.raw", Format: image.FormatRaw, Size: 1 << 20,
+			Hash: "0"}}}
 }
 
 func TestStateRoundTrip(t *testing.T) {
@@ -50,7 +53,8 @@ func TestStateDamageIsNoticed(t *testing.T) {
 		flipped := append([]byte(nil), text...)
 		flipped[i/8] ^= 1 << (i % 8)
 		if got, err := decodeState(flipped); err == nil {
-			require.Equal(t, want, got, "bit %d", i) // a space or the case of a key, which JSON does not mind
+			// a space or the case of a key, which JSON does not mind
+			require.Equal(t, want, got, "bit %d", i)
 		}
 	}
 	for n := range text[:len(text)-1] {

@@ -17,8 +17,8 @@ import (
 	"kubevirt.io/disk/disk/instance"
 )
 
-// Every disk that is laid over an image passes the suite of all disks, in each mode, ephemeral and persistent, while it is
-// copied in the background.
+// Every disk that is laid over an image passes the suite of all disks, in each mode, ephemeral and
+// persistent, while it is copied in the background.
 func TestSuiteOverAnImage(t *testing.T) {
 	dir := t.TempDir()
 	content := make([]byte, 10<<20+512) // ends within a block
@@ -30,7 +30,8 @@ func TestSuiteOverAnImage(t *testing.T) {
 	}
 	path := filepath.Join(dir, "disk.raw")
 	require.NoError(t, os.WriteFile(path, content, 0o644))
-	for _, mode := range []instance.CopyMode{instance.CopyOnWrite, instance.CopyOnRead, instance.CopyClone} {
+	for _, mode := range []instance.CopyMode{instance.CopyOnWrite, instance.CopyOnRead,
+		instance.CopyClone} {
 		for name, opt := range map[string]instance.Options{
 			"ephemeral":  {},
 			"larger":     {Size: 16 << 20},
@@ -62,14 +63,16 @@ func TestSlowReads(t *testing.T) {
 	raw := filepath.Join(dir, "a.raw")
 	require.NoError(t, os.WriteFile(raw, bytes.Repeat([]byte("some text "), 1<<17), 0o644))
 	path := filepath.Join(dir, "b.qcow2")
-	out, err := exec.Command("qemu-img", "convert", "-f", "raw", "-O", "qcow2", "-c", raw, path).CombinedOutput()
+	out, err := exec.Command("qemu-img", "convert", "-f", "raw", "-O", "qcow2", "-c", raw,
+		path).CombinedOutput()
 	if errors.Is(err, exec.ErrNotFound) && os.Getenv("KUBEVIRT_DISK_REQUIRE_TOOLS") != "1" {
 		t.Skip("needs qemu-img")
 	}
 	require.NoError(t, err, "%s", out)
 	img, err := image.Open(path, image.Options{})
 	require.NoError(t, err)
-	inst, err := instance.Open(t.Context(), img, instance.Options{WorkDir: t.TempDir(), Mode: instance.CopyOnWrite})
+	inst, err := instance.Open(t.Context(), img,
+		instance.Options{WorkDir: t.TempDir(), Mode: instance.CopyOnWrite})
 	require.NoError(t, err)
 	defer inst.Close()
 	slow := inst.Disk.(disk.Estimator).Slow

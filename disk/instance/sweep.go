@@ -15,17 +15,20 @@ import (
 	"kubevirt.io/disk/disk/internal/smallfile"
 )
 
-// Sweep removes what is left in a work directory of images that are gone, and logs what it gave back. Only a directory is
-// touched that certainly is what the same owner has left: its state is intact and names the owner and an image of which
-// imageDir has no file any more and that is none of others, and nobody holds its lock. Call it when the images of this run have been opened, so that a
-// directory of images that is not there is not taken for an empty one. Files in it that are not the disk's stay. It ends early
-// when ctx does, and goes on where it ended the next time.
+// Sweep removes what is left in a work directory of images that are gone, and logs what it gave
+// back. Only a directory is touched that certainly is what the same owner has left: its state is
+// intact and names the owner and an image of which imageDir has no file any more and that is none
+// of others, and nobody holds its lock. Call it when the images of this run have been opened, so
+// that a directory of images that is not there is not taken for an empty one. Files in it that are
+// not the disk's stay. It ends early when ctx does, and goes on where it ended the next time.
 func Sweep(ctx context.Context, workDir, imageDir string, others []string, owner string,
 	log *zap.Logger,
 ) {
 	entries, err := os.ReadDir(workDir)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) { // where all disks are on volumes there may be none
-		log.Warn("the work directory was not searched for disks of images that are gone", zap.Error(err))
+	// where all disks are on volumes there may be none
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		log.Warn("the work directory was not searched for disks of images that are gone",
+			zap.Error(err))
 	}
 	if err == nil {
 		workDir, err = osfile.Resolved(workDir)
@@ -42,7 +45,8 @@ func Sweep(ctx context.Context, workDir, imageDir string, others []string, owner
 		}
 		d := workDirOf(workDir, e.Name())
 		if err := d.sweep(imageDir, others, owner, log); err != nil {
-			log.Warn("the disk of an image that is gone could not be removed", zap.String("directory", d.path), zap.Error(err))
+			log.Warn("the disk of an image that is gone could not be removed",
+				zap.String("directory", d.path), zap.Error(err))
 		}
 	}
 }
@@ -62,8 +66,10 @@ func (d *diskDir) orphaned(imageDir string, others []string, owner string, log *
 		return "", false
 	}
 	if s.Owner != owner {
-		log.Info("a disk in the work directory is of no image here, and is kept because another daemon may need it",
-			zap.String("directory", d.path), zap.String("last_served_by", s.Owner), zap.String("this_is", owner))
+		log.Info("a disk in the work directory is of no image here, and is kept because another "+
+			"daemon may need it",
+			zap.String("directory", d.path), zap.String("last_served_by", s.Owner),
+			zap.String("this_is", owner))
 		return "", false
 	}
 	return s.Image, true
@@ -98,7 +104,8 @@ func (d *diskDir) sweep(imageDir string, others []string, owner string, log *zap
 	before := usedIn(d.path)
 	// The state goes last: by that the next call knows the directory if this one is killed.
 	err = d.clearUnits()
-	for _, file := range []string{d.disk(), d.liveMap(), d.durableMap(), d.state() + smallfile.SpareSuffix, d.state()} {
+	for _, file := range []string{d.disk(), d.liveMap(), d.durableMap(),
+		d.state() + smallfile.SpareSuffix, d.state()} {
 		if err == nil {
 			err = errors.Join(osfile.Remove(file+smallfile.PartialSuffix), osfile.Remove(file))
 		}
@@ -106,14 +113,16 @@ func (d *diskDir) sweep(imageDir string, others []string, owner string, log *zap
 	if err != nil {
 		return err
 	}
-	// Whoever has opened the lock file meanwhile notices that it lost its name. The directory stays if it holds anything else.
+	// Whoever has opened the lock file meanwhile notices that it lost its name. The directory stays
+	// if it holds anything else.
 	if err := osfile.Remove(name); err != nil {
 		return err
 	}
 	if err := osfile.Remove(d.path); err != nil && !errors.Is(err, unix.ENOTEMPTY) {
 		return err
 	}
-	log.Info("removed the disk of an image that is gone", zap.String("image", image), zap.String("directory", d.path),
+	log.Info("removed the disk of an image that is gone", zap.String("image", image),
+		zap.String("directory", d.path),
 		zap.Int64("bytes", before-usedIn(d.path)))
 	return nil
 }

@@ -54,7 +54,8 @@ func TestSweepRemovesTheDiskOfAnImageThatIsGone(t *testing.T) {
 	require.NoError(t, os.Remove(filepath.Join(images, "gone one.raw")))
 	require.NoError(t, os.Remove(filepath.Join(images, "in place.raw")))
 	// What a killed process left.
-	filetest.Put(t, filepath.Join(work, "gone%20one.raw"), diskName+smallfile.PartialSuffix, []byte("x"), 0)
+	filetest.Put(t, filepath.Join(work, "gone%20one.raw"), diskName+smallfile.PartialSuffix,
+		[]byte("x"), 0)
 	left, logs = sweep(t, work, images, "us")
 	require.Equal(t, []string{"control.sock", "kept.raw"}, left)
 	removed := logs.FilterMessage("removed the disk of an image that is gone").All()
@@ -95,7 +96,8 @@ func TestSweepKeeps(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			images, work := t.TempDir(), t.TempDir()
-			inst, _ := start(t, filetest.Put(t, images, "a.raw", []byte("data"), 1<<20), Options{WorkDir: work, Owner: "us", Mode: CopyOnWrite})
+			inst, _ := start(t, filetest.Put(t, images, "a.raw", []byte("data"), 1<<20),
+				Options{WorkDir: work, Owner: "us", Mode: CopyOnWrite})
 			require.NoError(t, os.Remove(filepath.Join(images, "a.raw")))
 			prepare(t, inst, images)
 			left, logs := sweep(t, work, images, "us")
@@ -184,13 +186,15 @@ func TestSweepBesideAStart(t *testing.T) {
 	}()
 	opened := 0
 	for range 300 {
-		inst, err := Open(t.Context(), openGood(t, path), Options{WorkDir: work, Owner: "us", Mode: CopyOnWrite})
+		inst, err := Open(t.Context(), openGood(t, path),
+			Options{WorkDir: work, Owner: "us", Mode: CopyOnWrite})
 		if locked := new(smallfile.LockedError); errors.As(err, &locked) {
 			continue
 		}
 		require.NoError(t, err)
 		opened++
-		for _, name := range []string{inst.dir.disk(), inst.dir.state(), inst.dir.liveMap(), inst.dir.lock.Name()} {
+		for _, name := range []string{inst.dir.disk(), inst.dir.state(), inst.dir.liveMap(),
+			inst.dir.lock.Name()} {
 			require.FileExists(t, name)
 		}
 		current, err := smallfile.HasName(inst.dir.lock, inst.dir.lock.Name())

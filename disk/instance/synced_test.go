@@ -17,10 +17,12 @@ import (
 	"kubevirt.io/disk/disk/internal/smallfile"
 )
 
-// tracedDir tells the test binary that it is the process whose system calls are looked at, and where it works.
+// tracedDir tells the test binary that it is the process whose system calls are looked at, and
+// where it works.
 const tracedDir = "KUBEVIRT_DISK_TEST_TRACED"
 
-// What the process says to whoever reads its system calls, as the name of a file that is looked for.
+// What the process says to whoever reads its system calls, as the name of a file that is looked
+// for.
 const (
 	sayKept  = "kept: "  // all that there is has to be on storage
 	sayOwing = "owing: " // from now on nothing has to be, until the next promise
@@ -52,7 +54,8 @@ func flushUnsyncedMap(t *testing.T, inst *Instance) {
 
 func say(what string) { _ = unix.Access(what, unix.F_OK) }
 
-// TestKeepPromises is the process that TestPromisesReachStorage looks at: it makes disks durable in every way that there is.
+// TestKeepPromises is the process that TestPromisesReachStorage looks at: it makes disks durable in
+// every way that there is.
 func TestKeepPromises(t *testing.T) {
 	dir := os.Getenv(tracedDir)
 	if dir == "" {
@@ -94,7 +97,8 @@ func TestKeepPromises(t *testing.T) {
 			unit := inst.Store()
 			kept := unit.Where("mode-pages")
 			require.NoError(t, os.MkdirAll(filepath.Dir(kept), 0o700))
-			require.NoError(t, smallfile.Replace(kept, []byte("killed before the name is synced"), "", syncFilesOnly))
+			require.NoError(t, smallfile.Replace(kept, []byte("killed before the name is synced"),
+				"", syncFilesOnly))
 			content, err := os.ReadFile(inst.dir.state())
 			require.NoError(t, err)
 			require.NoError(t, inst.Close())
@@ -115,12 +119,14 @@ func TestKeepPromises(t *testing.T) {
 	}
 }
 
-// TestPromisesReachStorage looks at the system calls of a process that makes disks durable, as a kernel does that loses power: what was
-// written counts once the file was synced, and a name once its directory was. No state is put in place before what it says is there.
+// TestPromisesReachStorage looks at the system calls of a process that makes disks durable, as a
+// kernel does that loses power: what was written counts once the file was synced, and a name once
+// its directory was. No state is put in place before what it says is there.
 func TestPromisesReachStorage(t *testing.T) {
 	strace, err := exec.LookPath("strace")
 	filetest.Needs(t, "strace", err == nil)
-	filetest.Needs(t, "the right to trace a process", exec.Command(strace, "-o", os.DevNull, "true").Run() == nil)
+	filetest.Needs(t, "the right to trace a process",
+		exec.Command(strace, "-o", os.DevNull, "true").Run() == nil)
 	dir, err := filepath.EvalSymlinks(t.TempDir())
 	require.NoError(t, err)
 	filetest.Put(t, dir, "disk.raw", filetest.Sample(3<<20, 1), 0)
@@ -128,15 +134,18 @@ func TestPromisesReachStorage(t *testing.T) {
 		require.NoError(t, os.MkdirAll(filepath.Join(dir, string(mode), "disk.raw"), 0o700))
 	}
 	trace := filepath.Join(t.TempDir(), "trace")
-	child := exec.Command(strace, "-f", "-qq", "-y", "-s", "0", "-e", "signal=none", "-o", trace, "-e",
-		"trace=openat,mkdirat,write,pwrite64,ftruncate,fallocate,copy_file_range,fsync,fdatasync,renameat,renameat2,unlinkat,faccessat",
+	child := exec.Command(strace, "-f", "-qq", "-y", "-s", "0", "-e", "signal=none", "-o", trace,
+		"-e",
+		"trace=openat,mkdirat,write,pwrite64,ftruncate,fallocate,copy_file_range,fsync,fdatasync,"+
+			"renameat,renameat2,unlinkat,faccessat",
 		os.Args[0], "-test.run=^TestKeepPromises$")
 	child.Env = append(os.Environ(), tracedDir+"="+dir)
 	out, err := child.CombinedOutput()
 	require.NoError(t, err, string(out))
 	text, err := os.ReadFile(trace)
 	require.NoError(t, err)
-	s := &syncedFiles{t: t, dir: dir, changes: map[string]int{}, stored: map[string]int{}, bound: true}
+	s := &syncedFiles{t: t, dir: dir, changes: map[string]int{}, stored: map[string]int{},
+		bound: true}
 	begun, syncing := map[string]string{}, map[string]int{}
 	for line := range bytes.Lines(text) {
 		thread, call, _ := strings.Cut(strings.TrimSpace(string(line)), " ")
@@ -146,7 +155,8 @@ func TestPromisesReachStorage(t *testing.T) {
 			continue
 		}
 		until := s.changes[descriptor(call)]
-		if _, rest, resumed := strings.Cut(call, " resumed>"); resumed && strings.HasPrefix(call, "<... ") {
+		if _, rest, resumed := strings.Cut(call, " resumed>"); resumed && strings.HasPrefix(call,
+			"<... ") {
 			call, until = begun[thread]+rest, syncing[thread]
 		}
 		s.follow(call, until)
@@ -167,7 +177,8 @@ type syncedFiles struct {
 var (
 	calledOn = regexp.MustCompile(`^(\w+)\(\d+<([^>]*)>`)
 	failed   = regexp.MustCompile(`\) += -1 `)
-	named    = regexp.MustCompile(`(?:<([^>]*)>, )?"([^"]*)"`) // in a directory, which counts where the name is relative
+	// in a directory, which counts where the name is relative
+	named = regexp.MustCompile(`(?:<([^>]*)>, )?"([^"]*)"`)
 )
 
 // descriptor is the name of the file that a call is about, if it has one.
@@ -178,7 +189,8 @@ func descriptor(call string) string {
 	return ""
 }
 
-// follow notes what a call has done. What a sync has brought to storage is what had been changed before it began.
+// follow notes what a call has done. What a sync has brought to storage is what had been changed
+// before it began.
 func (s *syncedFiles) follow(call string, until int) {
 	name, _, _ := strings.Cut(call, "(")
 	var paths []string
@@ -223,9 +235,11 @@ func (s *syncedFiles) follow(call string, until int) {
 	}
 }
 
-// change notes a change of what matters: the live map is of no use once the machine was restarted, nor is who has the lock, nor a spare.
+// change notes a change of what matters: the live map is of no use once the machine was restarted,
+// nor is who has the lock, nor a spare.
 func (s *syncedFiles) change(path string) {
-	if strings.HasPrefix(path, s.dir) && !strings.HasSuffix(path, smallfile.LockName) && !strings.Contains(path, ".live") && !strings.HasSuffix(path, smallfile.SpareSuffix) {
+	if strings.HasPrefix(path, s.dir) && !strings.HasSuffix(path, smallfile.LockName) &&
+		!strings.Contains(path, ".live") && !strings.HasSuffix(path, smallfile.SpareSuffix) {
 		s.changes[path]++
 	}
 }
@@ -237,7 +251,9 @@ func (s *syncedFiles) forget(path string) {
 
 // rename notes that something has that name now, unless it is one that does not count yet.
 func (s *syncedFiles) rename(path string) {
-	if !strings.HasSuffix(path, smallfile.LockName) && !strings.Contains(path, ".live") && !strings.HasSuffix(path, smallfile.PartialSuffix) && !strings.HasSuffix(path, smallfile.SpareSuffix) {
+	if !strings.HasSuffix(path, smallfile.LockName) && !strings.Contains(path, ".live") &&
+		!strings.HasSuffix(path, smallfile.PartialSuffix) &&
+		!strings.HasSuffix(path, smallfile.SpareSuffix) {
 		s.change(filepath.Dir(path))
 	}
 }
@@ -245,17 +261,19 @@ func (s *syncedFiles) rename(path string) {
 // missing are the files of that name, or all of them, of which something would be lost.
 func (s *syncedFiles) missing(path string) (missing []string) {
 	for name, n := range s.changes {
-		if s.stored[name] < n && (name == path || path == "" && !strings.HasSuffix(name, smallfile.PartialSuffix)) {
+		if s.stored[name] < n &&
+			(name == path || path == "" && !strings.HasSuffix(name, smallfile.PartialSuffix)) {
 			missing = append(missing, name)
 		}
 	}
 	return missing
 }
 
-// claimed are the files of which something would be lost that a state or a map says is there. Of a disk with a map only the next flush says
-// so, and of a state only itself.
+// claimed are the files of which something would be lost that a state or a map says is there. Of a
+// disk with a map only the next flush says so, and of a state only itself.
 func (s *syncedFiles) claimed() []string {
-	return slices.DeleteFunc(s.missing(""), func(name string) bool { return s.changes[name+".map"] > 0 || isState(name) })
+	return slices.DeleteFunc(s.missing(""),
+		func(name string) bool { return s.changes[name+".map"] > 0 || isState(name) })
 }
 
 func isState(name string) bool {

@@ -19,7 +19,8 @@ import (
 func TestFilesThatAreTooLarge(t *testing.T) {
 	const size = 40 << 40
 	dir, work := t.TempDir(), t.TempDir()
-	if err := os.Truncate(filetest.Put(t, dir, "probe", nil, 0), size); !errors.Is(err, unix.EFBIG) {
+	if err := os.Truncate(filetest.Put(t, dir, "probe", nil, 0), size); !errors.Is(err,
+		unix.EFBIG) {
 		require.NoError(t, err)
 		t.Skip("needs a file system with a limit of less than 40 TiB for a file, as ext4")
 	}
@@ -33,17 +34,20 @@ func TestFilesThatAreTooLarge(t *testing.T) {
 		return err
 	}
 	for name, err := range map[string]error{
-		"convert":         image.Convert(t.Context(), img, filepath.Join(dir, "out.raw"), nil),
-		"ephemeral":       open(img, Options{WorkDir: work}),
-		"persistent":      open(img, Options{PersistentDir: filepath.Join(dir, "volume"), Mode: CopyOnWrite}),
-		"grown later":     open(openGood(t, small), Options{WorkDir: work, Size: size}),
-		"larger at first": open(openGood(t, small), Options{PersistentDir: filepath.Join(dir, "other"), Size: size}),
+		"convert":   image.Convert(t.Context(), img, filepath.Join(dir, "out.raw"), nil),
+		"ephemeral": open(img, Options{WorkDir: work}),
+		"persistent": open(img,
+			Options{PersistentDir: filepath.Join(dir, "volume"), Mode: CopyOnWrite}),
+		"grown later": open(openGood(t, small), Options{WorkDir: work, Size: size}),
+		"larger at first": open(openGood(t, small),
+			Options{PersistentDir: filepath.Join(dir, "other"), Size: size}),
 	} {
 		t.Run(name, func(t *testing.T) {
 			var space *image.SpaceError
 			require.ErrorAs(t, err, &space)
 			require.EqualValues(t, size, space.FileSize)
-			for _, part := range []string{"40 TiB (43980465111040 bytes)", space.Dir, "another file system"} {
+			for _, part := range []string{"40 TiB (43980465111040 bytes)", space.Dir,
+				"another file system"} {
 				require.ErrorContains(t, err, part)
 			}
 			require.NotContains(t, err.Error(), "filled up")

@@ -11,8 +11,8 @@ import (
 	"kubevirt.io/disk/disk/disktest/filetest"
 )
 
-// What a logical unit keeps belongs to the content of its disk: it stays while the disk is kept, whatever it is called by then,
-// and goes with it.
+// What a logical unit keeps belongs to the content of its disk: it stays while the disk is kept,
+// whatever it is called by then, and goes with it.
 func TestStoreGoesWithTheDisk(t *testing.T) {
 	dir, work := t.TempDir(), t.TempDir()
 	path := filetest.Put(t, dir, "disk.raw", filetest.Sample(1<<20, 1), 0)
@@ -33,7 +33,8 @@ func TestStoreGoesWithTheDisk(t *testing.T) {
 	filetest.Put(t, dir, "disk.raw", filetest.Sample(1<<20, 2), 0)
 	other, _ := start(t, path, opt)
 	require.False(t, other.kept)
-	require.NotEqual(t, filepath.Dir(first.Store().Where("kept")), filepath.Dir(other.Store().Where("kept")))
+	require.NotEqual(t, filepath.Dir(first.Store().Where("kept")),
+		filepath.Dir(other.Store().Where("kept")))
 	require.NoDirExists(t, filepath.Dir(first.Store().Where("kept")))
 }
 
@@ -52,8 +53,8 @@ func TestStoreIsAsDurableAsTheDisk(t *testing.T) {
 	}
 }
 
-// What a unit has kept of an image that is served in place is not applied to another file of its name: an atomic write that was interrupted
-// would put blocks of the one into the other.
+// What a unit has kept of an image that is served in place is not applied to another file of its
+// name: an atomic write that was interrupted would put blocks of the one into the other.
 func TestStoreOfAnExchangedFile(t *testing.T) {
 	dir := t.TempDir()
 	path := filetest.Put(t, dir, "disk.raw", []byte("data"), 1<<20)

@@ -13,17 +13,20 @@ import (
 	"kubevirt.io/disk/disk/internal/smallfile"
 )
 
-// limitDescriptors lets the process have descriptors below limit only, until the function that it returns is called.
+// limitDescriptors lets the process have descriptors below limit only, until the function that it
+// returns is called.
 func limitDescriptors(t *testing.T, limit uint64) (restore func()) {
 	t.Helper()
 	var before unix.Rlimit
 	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &before))
-	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: limit, Max: before.Max}))
+	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE,
+		&unix.Rlimit{Cur: limit, Max: before.Max}))
 	return func() { require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &before)) }
 }
 
-// TestAStartShortOfDescriptorsKeepsTheDisk starts with as many descriptors as are open and one more, and so on, until that is enough. Whatever it
-// is that cannot be opened, the guest's writes are there afterwards.
+// TestAStartShortOfDescriptorsKeepsTheDisk starts with as many descriptors as are open and one
+// more, and so on, until that is enough. Whatever it is that cannot be opened, the guest's writes
+// are there afterwards.
 func TestAStartShortOfDescriptorsKeepsTheDisk(t *testing.T) {
 	for _, mode := range []CopyMode{CopyOnWrite, CopyClone, CopyNone} {
 		for _, persistent := range []bool{false, true} {
@@ -84,7 +87,8 @@ func TestAStartShortOfDescriptorsKeepsTheDisk(t *testing.T) {
 	}
 }
 
-// Where no descriptor is left, neither the boot nor the volume becomes another one: what the guest wrote would not count there.
+// Where no descriptor is left, neither the boot nor the volume becomes another one: what the guest
+// wrote would not count there.
 func TestBootAndVolumeAreTheSameWithoutDescriptors(t *testing.T) {
 	dir := t.TempDir()
 	boot := bootID()

@@ -12,8 +12,9 @@ import (
 	"kubevirt.io/disk/disk/disktest/filetest"
 )
 
-// snapshot copies the files of a disk as a snapshot of its volume has them, which knows nothing of what only memory holds: the map that is not
-// flushed happens to be in it, and what was written in the given range is not.
+// snapshot copies the files of a disk as a snapshot of its volume has them, which knows nothing of
+// what only memory holds: the map that is not flushed happens to be in it, and what was written in
+// the given range is not.
 func snapshot(t *testing.T, from, to string, off int64, length int) {
 	t.Helper()
 	entries, err := os.ReadDir(from)
@@ -28,8 +29,9 @@ func snapshot(t *testing.T, from, to string, off int64, length int) {
 	}
 }
 
-// A volume that is restored from a snapshot is used on the machine of the first one, within the same boot. What was flushed is there, and elsewhere
-// the image or what was written last, and never zeros that nobody wrote.
+// A volume that is restored from a snapshot is used on the machine of the first one, within the
+// same boot. What was flushed is there, and elsewhere the image or what was written last, and never
+// zeros that nobody wrote.
 func TestSnapshotOfAVolumeOnTheSameMachine(t *testing.T) {
 	content := make([]byte, 4<<20)
 	for i := range content {
@@ -56,7 +58,8 @@ func TestSnapshotOfAVolumeOnTheSameMachine(t *testing.T) {
 			clone, _ := start(t, path, opt)
 			require.True(t, clone.kept)
 			require.Equal(t, inst.Identity, clone.Identity)
-			require.Equal(t, -1, filetest.FirstDifference(want, filetest.ReadAll(t, clone, clone.Size())))
+			require.Equal(t, -1,
+				filetest.FirstDifference(want, filetest.ReadAll(t, clone, clone.Size())))
 			_, err = clone.WriteAt(filetest.Block('c', 512), 2<<20)
 			require.NoError(t, err)
 			copy(want[2<<20:], filetest.Block('c', 512))
@@ -64,13 +67,15 @@ func TestSnapshotOfAVolumeOnTheSameMachine(t *testing.T) {
 
 			// A process that is killed loses nothing, there and on the first volume.
 			again, _ := start(t, path, opt)
-			require.Equal(t, -1, filetest.FirstDifference(want, filetest.ReadAll(t, again, again.Size())))
+			require.Equal(t, -1,
+				filetest.FirstDifference(want, filetest.ReadAll(t, again, again.Size())))
 			require.NoError(t, inst.Close())
 			opt.PersistentDir = volume
 			first, _ := start(t, path, opt)
 			copy(want[2<<20:], content[2<<20:2<<20+512])
 			copy(want[1<<20:], filetest.Block('l', 512))
-			require.Equal(t, -1, filetest.FirstDifference(want, filetest.ReadAll(t, first, first.Size())))
+			require.Equal(t, -1,
+				filetest.FirstDifference(want, filetest.ReadAll(t, first, first.Size())))
 		})
 	}
 }
@@ -83,5 +88,6 @@ func TestDirectoryErrorsSayWhatToDo(t *testing.T) {
 	require.ErrorContains(t, err, "no space left on device; make room")
 	require.NoError(t, unix.Mount("", full, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
 	_, err = Open(t.Context(), openGood(t, path), Options{WorkDir: full})
-	require.ErrorContains(t, err, "read-only file system; mount a volume there that user 0 can write to")
+	require.ErrorContains(t, err, "read-only file system; mount a volume there that user 0 can "+
+		"write to")
 }
