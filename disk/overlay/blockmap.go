@@ -11,18 +11,21 @@ import (
 )
 
 const (
-	// mapPageWords is how many words of 64 blocks a page of the map holds. A page is what is allocated, and 4 KiB in a file.
+	// mapPageWords is how many words of 64 blocks a page of the map holds. A page is what is
+	// allocated, and 4 KiB in a file.
 	mapPageWords  = 512
 	mapPageBlocks = mapPageWords * 64
 	mapPageSize   = mapPageWords * 8
 
-	// minGranule is the smallest block that the map distinguishes: what guests write at least. Bytes.
+	// minGranule is the smallest block that the map distinguishes: what guests write at least.
+	// Bytes.
 	minGranule = 4 << 10
 	// maxMapBlocks bounds the map of one disk: 32 MiB of bits. Larger images have larger blocks.
 	maxMapBlocks = 1 << 28
 )
 
-// granuleFor is the block size of the map of an image of that many bytes: 4 KiB up to 1 TiB, 64 KiB at 16 TiB.
+// granuleFor is the block size of the map of an image of that many bytes: 4 KiB up to 1 TiB, 64 KiB
+// at 16 TiB.
 func granuleFor(size int64) int64 {
 	granule := int64(minGranule)
 	for (size+granule-1)/granule > maxMapBlocks {
@@ -34,9 +37,10 @@ func granuleFor(size int64) int64 {
 // fullWords is a page of which all blocks are set, as it is saved.
 var fullWords = bytes.Repeat([]byte{0xff}, mapPageSize)
 
-// blockMap says for every block of an image who has its content: the disk's own file (set) or the image (clear). A
-// block is only ever set, never cleared, so whoever sees it set can rely on it without a lock. All methods may be
-// called from any number of goroutines; set calls for one block must not overlap (blockLocks).
+// blockMap says for every block of an image who has its content: the disk's own file (set) or the
+// image (clear). A block is only ever set, never cleared, so whoever sees it set can rely on it
+// without a lock. All methods may be called from any number of goroutines; set calls for one block
+// must not overlap (blockLocks).
 type blockMap struct {
 	blocks int64
 	clear  atomic.Int64 // blocks that are clear
@@ -52,7 +56,8 @@ type mapPage struct {
 }
 
 func newBlockMap(blocks int64) *blockMap {
-	m := &blockMap{blocks: blocks, full: new(mapPage), pages: make([]atomic.Pointer[mapPage], (blocks+mapPageBlocks-1)/mapPageBlocks)}
+	m := &blockMap{blocks: blocks, full: new(mapPage),
+		pages: make([]atomic.Pointer[mapPage], (blocks+mapPageBlocks-1)/mapPageBlocks)}
 	for i := range m.full.words {
 		m.full.words[i].Store(^uint64(0))
 	}
@@ -67,7 +72,9 @@ func (m *blockMap) page(index int64) *mapPage {
 			return p
 		}
 		p := &mapPage{unset: mapPageBlocks}
-		p.words[0].Store(0) // memory that is read before it is written is mapped twice, and to exchange that interrupts all processors
+		// memory that is read before it is written is mapped twice, and to exchange that interrupts
+		// all processors
+		p.words[0].Store(0)
 		if rest := m.blocks - index*mapPageBlocks; rest < mapPageBlocks {
 			p.unset = int(rest)
 			for b := rest; b < mapPageBlocks; b++ {
@@ -106,8 +113,9 @@ func (m *blockMap) allSet(first, last int64) bool {
 	return true
 }
 
-// run describes the blocks from first on that are in the same state, as far as last: the first one after them. Blocks may be set
-// meanwhile, so that each word is looked at once: a run is never empty.
+// run describes the blocks from first on that are in the same state, as far as last: the first one
+// after them. Blocks may be set meanwhile, so that each word is looked at once: a run is never
+// empty.
 func (m *blockMap) run(first, last int64) (set bool, end int64) {
 	w := first / 64
 	word := m.word(w)
@@ -148,8 +156,9 @@ func (m *blockMap) nextClear(first int64) int64 {
 	return m.blocks
 }
 
-// set sets the blocks first to last. save is told of each page before its bits are set, with its new words from the
-// given one on; when it fails, these and the following blocks stay as they were. nil: nothing is saved.
+// set sets the blocks first to last. save is told of each page before its bits are set, with its
+// new words from the given one on; when it fails, these and the following blocks stay as they were.
+// nil: nothing is saved.
 func (m *blockMap) set(first, last int64, save func(page, word int64, words []byte) error) error {
 	for first <= last {
 		end := min(last, (first/mapPageBlocks+1)*mapPageBlocks-1)
@@ -161,9 +170,11 @@ func (m *blockMap) set(first, last int64, save func(page, word int64, words []by
 	return nil
 }
 
-func (m *blockMap) setInPage(first, last int64, save func(page, word int64, words []byte) error) error {
+func (m *blockMap) setInPage(first, last int64,
+	save func(page, word int64, words []byte) error) error {
 	index := first / mapPageBlocks
-	if first%mapPageBlocks == 0 && last+1 == min(m.blocks, first+mapPageBlocks) && m.pages[index].Load() == nil {
+	if first%mapPageBlocks == 0 && last+1 == min(m.blocks, first+mapPageBlocks) &&
+		m.pages[index].Load() == nil {
 		return m.setPage(index, save)
 	}
 	p := m.page(index)
@@ -178,7 +189,8 @@ func (m *blockMap) setInPage(first, last int64, save func(page, word int64, word
 		defer mapBuffers.Put(buf)
 		words := buf[:0]
 		for w := low; w <= high; w++ {
-			words = binary.LittleEndian.AppendUint64(words, p.words[w%mapPageWords].Load()|rawfile.WordMask(w, first, last))
+			words = binary.LittleEndian.AppendUint64(words,
+				p.words[w%mapPageWords].Load()|rawfile.WordMask(w, first, last))
 		}
 		if err := save(index, low%mapPageWords, words); err != nil {
 			return err
@@ -198,8 +210,9 @@ func (m *blockMap) setInPage(first, last int64, save func(page, word int64, word
 	return nil
 }
 
-// setPage sets all blocks of a page of which none is set. Nobody else sets any of it meanwhile, as the calls would overlap. There is
-// no page yet that snapshotPage could wait for, so both use the lock of the full one.
+// setPage sets all blocks of a page of which none is set. Nobody else sets any of it meanwhile, as
+// the calls would overlap. There is no page yet that snapshotPage could wait for, so both use the
+// lock of the full one.
 func (m *blockMap) setPage(index int64, save func(page, word int64, words []byte) error) error {
 	m.full.mu.Lock()
 	defer m.full.mu.Unlock()
@@ -232,7 +245,8 @@ func (m *blockMap) snapshotPage(index int64, buf []byte) {
 	m.copyPage(index, buf)
 }
 
-// mergePage sets the blocks that are set in buf, of mapPageSize bytes, and reports whether any was not set before.
+// mergePage sets the blocks that are set in buf, of mapPageSize bytes, and reports whether any was
+// not set before.
 func (m *blockMap) mergePage(index int64, buf []byte) (news bool) {
 	p := m.page(index)
 	p.mu.Lock()

@@ -11,8 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestRunWhileBlocksAreSet asks for the run of blocks around those that another goroutine is just setting. A run has at least the
-// block that it begins at: a reader takes its length from it.
+// TestRunWhileBlocksAreSet asks for the run of blocks around those that another goroutine is just
+// setting. A run has at least the block that it begins at: a reader takes its length from it.
 func TestRunWhileBlocksAreSet(t *testing.T) {
 	const blocks = 4 * mapPageBlocks
 	m := newBlockMap(blocks)
@@ -45,8 +45,8 @@ func TestRunWhileBlocksAreSet(t *testing.T) {
 	}
 }
 
-// TestMapAgainstAModel sets ranges of every shape, whole pages and beyond among them, and compares each bit, what the map counts,
-// and what is saved.
+// TestMapAgainstAModel sets ranges of every shape, whole pages and beyond among them, and compares
+// each bit, what the map counts, and what is saved.
 func TestMapAgainstAModel(t *testing.T) {
 	r := rand.New(rand.NewPCG(7, 1))
 	for range 40 {
@@ -55,7 +55,8 @@ func TestMapAgainstAModel(t *testing.T) {
 		model, saved := make([]bool, blocks), make([]bool, blocks+64)
 		save := func(page, word int64, words []byte) error {
 			for i := 0; i < len(words)*8; i++ {
-				if b := page*mapPageBlocks + word*64 + int64(i); b < int64(len(saved)) && binary.LittleEndian.Uint64(words[i/64*8:])>>(i%64)&1 == 1 {
+				if b := page*mapPageBlocks + word*64 + int64(i); b < int64(len(saved)) &&
+					binary.LittleEndian.Uint64(words[i/64*8:])>>(i%64)&1 == 1 {
 					saved[b] = true
 				}
 			}
@@ -77,7 +78,8 @@ func TestMapAgainstAModel(t *testing.T) {
 		clear := int64(0)
 		for b, want := range model {
 			if got := m.word(int64(b)/64)>>(b%64)&1 == 1; got != want || saved[b] != want {
-				t.Fatalf("block %d of %d: set is %v, saved is %v, and it should be %v", b, blocks, got, saved[b], want)
+				t.Fatalf("block %d of %d: set is %v, saved is %v, and it should be %v", b, blocks,
+					got, saved[b], want)
 			}
 			if !want {
 				clear++
@@ -87,10 +89,12 @@ func TestMapAgainstAModel(t *testing.T) {
 	}
 }
 
-// A checkpoint that begins between saving a change of the map and making it gets the map with the change: the page counts as saved after
-// it, so that it would be missing from the durable map for good, with all that the guest flushes there later.
+// A checkpoint that begins between saving a change of the map and making it gets the map with the
+// change: the page counts as saved after it, so that it would be missing from the durable map for
+// good, with all that the guest flushes there later.
 func TestSnapshotWaitsForWhatIsSaved(t *testing.T) {
-	for name, last := range map[string]int64{"a part of a page": 99, "a whole page": mapPageBlocks - 1} {
+	for name, last := range map[string]int64{"a part of a page": 99,
+		"a whole page": mapPageBlocks - 1} {
 		t.Run(name, func(t *testing.T) {
 			m := newBlockMap(2 * mapPageBlocks)
 			buf := make([]byte, mapPageSize)

@@ -40,9 +40,9 @@ func (o *Disk) apply(op change, p []byte, off, length int64) error {
 
 // change does op to a range of which blocks may not be marked yet, and marks them.
 //
-// What the first and the last block have beside the range comes from the image. That is read before the
-// blocks are locked: it may take long, and whoever else wants blocks must not wait for it. The image does
-// not change meanwhile, and a block that was marked meanwhile needs nothing of it.
+// What the first and the last block have beside the range comes from the image. That is read before
+// the blocks are locked: it may take long, and whoever else wants blocks must not wait for it. The
+// image does not change meanwhile, and a block that was marked meanwhile needs nothing of it.
 func (o *Disk) change(ctx context.Context, op change, p []byte, off, length int64) error {
 	first, last := o.span(off, length)
 	end := off + length
@@ -99,8 +99,8 @@ func (o *Disk) change(ctx context.Context, op change, p []byte, off, length int6
 	return o.mark(first, last)
 }
 
-// bounds is where a block begins and ends. The last one of the image may be shorter than the others in the
-// image, but the disk may be larger than the image.
+// bounds is where a block begins and ends. The last one of the image may be shorter than the others
+// in the image, but the disk may be larger than the image.
 func (o *Disk) bounds(block int64) (begin, end int64) {
 	return block * o.granule, min((block+1)*o.granule, o.Size())
 }

@@ -11,9 +11,9 @@ import (
 // checkpointPages is how many pages of the map one checkpoint step copies: 1 MiB.
 const checkpointPages = 256
 
-// Flush makes what was written durable, if the disk is: the data first, then the map that says where it is, each with
-// its own barrier. Between the two a crash leaves blocks that are written but not marked, which nobody was promised.
-// Durability: as Disk.
+// Flush makes what was written durable, if the disk is: the data first, then the map that says
+// where it is, each with its own barrier. Between the two a crash leaves blocks that are written
+// but not marked, which nobody was promised. Durability: as Disk.
 func (o *Disk) Flush() error {
 	if o.failed.Load() {
 		return disk.ErrFailed
@@ -45,7 +45,8 @@ func (o *Disk) Sync() error {
 	return o.file.Sync()
 }
 
-// checkpoint makes the data durable, and then the map. After ErrFailed nobody can tell what was lost.
+// checkpoint makes the data durable, and then the map. After ErrFailed nobody can tell what was
+// lost.
 func (o *Disk) checkpoint() error {
 	saved := false
 	err := o.maps.takeDirty(checkpointPages, func(pages []int64) error {
@@ -74,7 +75,8 @@ func (o *Disk) savePages(pages []int64) error {
 		return err
 	}
 	for i, page := range pages {
-		if _, err := o.maps.durable.WriteAt(copies[i*mapPageSize:(i+1)*mapPageSize], mapHeaderSize+page*mapPageSize); err != nil {
+		if _, err := o.maps.durable.WriteAt(copies[i*mapPageSize:(i+1)*mapPageSize],
+			mapHeaderSize+page*mapPageSize); err != nil {
 			if osfile.IsFull(err) {
 				return mapError(err)
 			}

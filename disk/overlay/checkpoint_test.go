@@ -27,7 +27,8 @@ func (f *flushing) Flush() error {
 	return err
 }
 
-// What the guest writes while the data is flushed is not on storage yet, so that the map that is saved next must not speak of it.
+// What the guest writes while the data is flushed is not on storage yet, so that the map that is
+// saved next must not speak of it.
 func TestCheckpointSpeaksOfFlushedDataOnly(t *testing.T) {
 	for seed := range uint64(10) { // a crash keeps some sectors
 		d := newSimDisk(t, seed, Options{})
@@ -48,7 +49,8 @@ func TestCheckpointSpeaksOfFlushedDataOnly(t *testing.T) {
 	}
 }
 
-// A flush that finds another one under way has to wait for it: that one has taken over what both promise.
+// A flush that finds another one under way has to wait for it: that one has taken over what both
+// promise.
 func TestFlushWaitsForTheOneBefore(t *testing.T) {
 	d := newSimDisk(t, 1, Options{})
 	_, err := d.over.WriteAt(filetest.Block('a', minGranule), minGranule)
@@ -75,7 +77,8 @@ func TestFlushWaitsForTheOneBefore(t *testing.T) {
 	require.NoError(t, <-second)
 }
 
-// Every page that has changed is saved once, and those that could not be saved are still to be saved.
+// Every page that has changed is saved once, and those that could not be saved are still to be
+// saved.
 func TestDirtyPagesAreSavedInBatches(t *testing.T) {
 	const pages = 20*64 + 5
 	s := newMapStore(pages)
@@ -99,10 +102,12 @@ func TestDirtyPagesAreSavedInBatches(t *testing.T) {
 	require.NoError(t, s.takeDirty(checkpointPages, save))
 	slices.Sort(saved)
 	require.Equal(t, want, saved)
-	require.NoError(t, s.takeDirty(checkpointPages, func([]int64) error { panic("nothing is left") }))
+	require.NoError(t, s.takeDirty(checkpointPages,
+		func([]int64) error { panic("nothing is left") }))
 }
 
-// A map file that is made of a map says the same, also of pages that are not stored in it because they are full.
+// A map file that is made of a map says the same, also of pages that are not stored in it because
+// they are full.
 func TestMapFileSaysWhatTheMapSays(t *testing.T) {
 	const blocks = 3*mapPageBlocks + 70
 	m := newBlockMap(blocks)
@@ -138,7 +143,8 @@ func (w *pageWrites) WriteAt(p []byte, off int64) (int, error) {
 	return copy(w.content[off:], p), nil
 }
 
-// However pages that are clear, that are full and that are neither follow each other, each is written once, or not at all, and neighbours together.
+// However pages that are clear, that are full and that are neither follow each other, each is
+// written once, or not at all, and neighbours together.
 func TestMapPagesAreWrittenTogether(t *testing.T) {
 	const pages, blocks = 5*mapChunk/mapPageSize + 1, 5*mapChunk/mapPageSize*mapPageBlocks + 70
 	random := rand.New(rand.NewPCG(1, 1))
@@ -178,7 +184,8 @@ func TestMapPagesAreWrittenTogether(t *testing.T) {
 			if isFull || m.pages[page].Load() == nil {
 				clear(stored)
 			}
-			require.Equal(t, stored, w.content[mapHeaderSize+page*mapPageSize:][:mapPageSize], "page %d", page)
+			require.Equal(t, stored, w.content[mapHeaderSize+page*mapPageSize:][:mapPageSize],
+				"page %d", page)
 		}
 	}
 }

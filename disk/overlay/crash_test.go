@@ -25,9 +25,10 @@ type simDisk struct {
 	live     *filetest.SimFile
 	over     *Disk
 	hydrate  *hydration
-	expected []byte             // what reads return now
-	allowed  map[int64][][]byte // sectors: what a crash may leave of them: as of the last flush, or any later version
-	opt      Options
+	expected []byte // what reads return now
+	// sectors: what a crash may leave of them: as of the last flush, or any later version
+	allowed map[int64][][]byte
+	opt     Options
 }
 
 // simSize ends inside a block that the image stores.
@@ -49,7 +50,9 @@ func newSimDisk(t *testing.T, seed uint64, opt Options) *simDisk {
 	blockMap := make([]byte, mapHeaderSize+mapPageSize)
 	header := simHeader()
 	copy(blockMap, header.encode(nil))
-	d := &simDisk{t: t, image: filetest.SimImage{Content: content}, file: filetest.NewSimFile(m, make([]byte, simSize)), durable: filetest.NewSimFile(m, blockMap), opt: opt, expected: bytes.Clone(content)}
+	d := &simDisk{t: t, image: filetest.SimImage{Content: content},
+		file:    filetest.NewSimFile(m, make([]byte, simSize)),
+		durable: filetest.NewSimFile(m, blockMap), opt: opt, expected: bytes.Clone(content)}
 	d.open(m)
 	return d
 }
@@ -57,7 +60,8 @@ func newSimDisk(t *testing.T, seed uint64, opt Options) *simDisk {
 // open starts with the files as they are, as after a crash: the live map counts for nothing then.
 func (d *simDisk) open(m *filetest.Machine) {
 	blocks := newBlockMap(blocksOf(simSize))
-	require.NoError(d.t, readMap(d.durable, d.durable.Size(), simHeader(), blocks, func(int64, bool) {}))
+	require.NoError(d.t, readMap(d.durable, d.durable.Size(), simHeader(), blocks,
+		func(int64, bool) {}))
 	store := newMapStore(len(blocks.pages))
 	d.live = filetest.NewSimFile(m, make([]byte, mapHeaderSize+mapPageSize))
 	store.live, store.durable = d.live, d.durable
@@ -148,14 +152,16 @@ func (d *simDisk) recover() error {
 			found = found || bytes.Equal(p, part)
 		}
 		if !found {
-			return fmt.Errorf("sector %d holds neither what was flushed nor what was written later", sector)
+			return fmt.Errorf("sector %d holds neither what was flushed nor what was written later",
+				sector)
 		}
 	}
 	d.expected = got
 	return nil
 }
 
-// killed is what another process reads that starts after this one was killed: everything that was written to files is there.
+// killed is what another process reads that starts after this one was killed: everything that was
+// written to files is there.
 func (d *simDisk) killed() []byte {
 	blocks := newBlockMap(blocksOf(simSize))
 	for _, f := range []*filetest.SimFile{d.durable, d.live} {
@@ -167,7 +173,8 @@ func (d *simDisk) killed() []byte {
 	return filetest.ReadAll(d.t, over, simSize)
 }
 
-// crashes lets a disk crash so many times, each time at a random call to storage, and returns what was found wrong.
+// crashes lets a disk crash so many times, each time at a random call to storage, and returns what
+// was found wrong.
 func crashes(t *testing.T, seed uint64, opt Options, rounds int, prepare func(*simDisk)) error {
 	d := newSimDisk(t, seed, opt)
 	for range rounds {
@@ -188,8 +195,8 @@ func crashes(t *testing.T, seed uint64, opt Options, rounds int, prepare func(*s
 	return nil
 }
 
-// TestCrashPoints replays crashes of the machine that drop and tear what was not flushed. Whatever was acknowledged and flushed is
-// there, and every sector holds one thing that was once in it.
+// TestCrashPoints replays crashes of the machine that drop and tear what was not flushed. Whatever
+// was acknowledged and flushed is there, and every sector holds one thing that was once in it.
 func TestCrashPoints(t *testing.T) {
 	const seeds, rounds = 60, 25
 	for name, opt := range map[string]Options{
@@ -198,13 +205,15 @@ func TestCrashPoints(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			for seed := range uint64(seeds) {
-				require.NoError(t, crashes(t, seed, opt, rounds, func(*simDisk) {}), "seed %d", seed)
+				require.NoError(t, crashes(t, seed, opt, rounds, func(*simDisk) {}), "seed %d",
+					seed)
 			}
 		})
 	}
 }
 
-// The harness finds what it is there for: storage that does not do what a flush asks of it loses data.
+// The harness finds what it is there for: storage that does not do what a flush asks of it loses
+// data.
 func TestCrashPointsFindLostData(t *testing.T) {
 	for name, lie := range map[string]func(*simDisk){
 		"data is not flushed before the map": func(d *simDisk) { d.file.Lies = true },
@@ -220,10 +229,12 @@ func TestCrashPointsFindLostData(t *testing.T) {
 	}
 }
 
-// TestFaultAtEveryCall fails each call to storage in turn. Whatever fails, reads return what was written or what was there
-// before, and when storage works again so does the disk, unless a flush has failed.
+// TestFaultAtEveryCall fails each call to storage in turn. Whatever fails, reads return what was
+// written or what was there before, and when storage works again so does the disk, unless a flush
+// has failed.
 func TestFaultAtEveryCall(t *testing.T) {
-	for _, cause := range []error{fmt.Errorf("%w: %w", disk.ErrNoSpace, unix.ENOSPC), &disk.MediumError{Op: "write", Err: errors.New("input/output error")}} {
+	for _, cause := range []error{fmt.Errorf("%w: %w", disk.ErrNoSpace, unix.ENOSPC),
+		&disk.MediumError{Op: "write", Err: errors.New("input/output error")}} {
 		for failing := range 250 {
 			d := newSimDisk(t, uint64(failing), Options{CopyReads: failing%2 == 0})
 			calls := 0
@@ -249,7 +260,8 @@ func TestFaultAtEveryCall(t *testing.T) {
 			require.NoError(t, readErr, "the disk stays readable")
 			for sector := range int64(simSize / disk.SectorSize) {
 				part := got[sector*disk.SectorSize : (sector+1)*disk.SectorSize]
-				if bytes.Equal(part, d.expected[sector*disk.SectorSize:(sector+1)*disk.SectorSize]) {
+				if bytes.Equal(part,
+					d.expected[sector*disk.SectorSize:(sector+1)*disk.SectorSize]) {
 					continue
 				}
 				require.NotEmpty(t, d.allowed[sector], "sector %d", sector)

@@ -31,7 +31,8 @@ type farDisk struct {
 	content []byte // of the image
 }
 
-func newFarDisk(t *testing.T, name string, packed, content []byte, source sourcetest.Options, opt Options) *farDisk {
+func newFarDisk(t *testing.T, name string, packed, content []byte, source sourcetest.Options,
+	opt Options) *farDisk {
 	d := &farDisk{source: sourcetest.New(packed, source), content: content}
 	open := func(context.Context, string) (image.Source, error) { return d.source, nil }
 	img, err := image.OpenSource(t.Context(), name, open, image.Options{})
@@ -55,7 +56,9 @@ func newRawDisk(t *testing.T, size int64, opt sourcetest.Options) *farDisk {
 	return newFarDisk(t, "a.raw", content, content, opt, Options{})
 }
 
-func (d *farDisk) within(ctx context.Context) disk.Disk { return d.served.(disk.Distant).Within(ctx) }
+func (d *farDisk) within(ctx context.Context) disk.Disk {
+	return d.served.(disk.Distant).Within(ctx)
+}
 
 func TestOnlyFarImagesMakeDistantDisks(t *testing.T) {
 	near := newSimDisk(t, 1, Options{}).over
@@ -86,7 +89,8 @@ func TestDiskOverAFarImage(t *testing.T) {
 			packed, err := os.ReadFile(filepath.Join(dir, name))
 			require.NoError(t, err)
 			synctest.Test(t, func(t *testing.T) {
-				d := newFarDisk(t, name, packed, content, sourcetest.Options{Delay: 50 * time.Millisecond}, Options{CopyReads: copyReads})
+				d := newFarDisk(t, name, packed, content,
+					sourcetest.Options{Delay: 50 * time.Millisecond}, Options{CopyReads: copyReads})
 				want := bytes.Clone(content)
 				r := rand.New(rand.NewPCG(1, 2))
 				ended, cancel := context.WithCancel(t.Context())
@@ -98,7 +102,10 @@ func TestDiskOverAFarImage(t *testing.T) {
 					act := func(d disk.Disk) error { _, err := d.ReadAt(p, off); return err }
 					switch r.IntN(4) {
 					case 0:
-						act = func(d disk.Disk) error { return d.(disk.Discarder).Discard(off, length) }
+						act = func(d disk.Disk) error {
+							return d.(disk.Discarder).Discard(off,
+								length)
+						}
 						copy(want[off:], p)
 					case 1:
 						act = func(d disk.Disk) error { return d.(disk.Zeroer).Zero(off, length) }
@@ -112,19 +119,23 @@ func TestDiskOverAFarImage(t *testing.T) {
 						require.ErrorIs(t, err, disk.ErrNotNow)
 						require.NoError(t, act(d.within(t.Context())))
 					}
-					require.True(t, bytes.Equal(want[off:off+length], p) || bytes.Count(p, []byte{0}) == len(p))
+					require.True(t,
+						bytes.Equal(want[off:off+length], p) || bytes.Count(p, []byte{0}) == len(p))
 				}
-				require.Equal(t, -1, filetest.FirstDifference(want, filetest.ReadAll(t, d.served, size)))
+				require.Equal(t, -1,
+					filetest.FirstDifference(want, filetest.ReadAll(t, d.served, size)))
 				require.NoError(t, d.Copy(t.Context(), CopyOptions{Slots: NewFarSlots()}))
 				d.base.drop()
-				require.Equal(t, -1, filetest.FirstDifference(want, filetest.ReadAll(t, d.served, size)))
+				require.Equal(t, -1,
+					filetest.FirstDifference(want, filetest.ReadAll(t, d.served, size)))
 			})
 		}
 	}
 }
 
-// TestOutOfReach has a source out of reach. What needs nothing of it is done without any waiting, also in the
-// block that somebody else waits for. What waits ends with its context and has changed nothing.
+// TestOutOfReach has a source out of reach. What needs nothing of it is done without any waiting,
+// also in the block that somebody else waits for. What waits ends with its context and has changed
+// nothing.
 func TestOutOfReach(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newRawDisk(t, 4<<20, sourcetest.Options{})
@@ -139,14 +150,26 @@ func TestOutOfReach(t *testing.T) {
 		begin := time.Now()
 		var waiting sync.WaitGroup
 		for name, act := range map[string]func(d disk.Disk) error{
-			"read":    func(d disk.Disk) error { _, err := d.ReadAt(make([]byte, 1), block); return err },
-			"write":   func(d disk.Disk) error { _, err := d.WriteAt(part, block); return err },
-			"at both": func(d disk.Disk) error { _, err := d.WriteAt(make([]byte, 2*minGranule), block-512); return err },
+			"read": func(d disk.Disk) error {
+				_,
+					err := d.ReadAt(make([]byte, 1), block)
+				return err
+			},
+			"write": func(d disk.Disk) error { _, err := d.WriteAt(part, block); return err },
+			"at both": func(d disk.Disk) error {
+				_,
+					err := d.WriteAt(make([]byte, 2*minGranule), block-512)
+				return err
+			},
 			"discard": func(d disk.Disk) error { return d.(disk.Discarder).Discard(block, 512) },
-			"zero":    func(d disk.Disk) error { return d.(disk.Zeroer).Zero(block+512, minGranule) },
+			"zero": func(d disk.Disk) error {
+				return d.(disk.Zeroer).Zero(block+512,
+					minGranule)
+			},
 		} {
 			waiting.Go(func() {
-				if err := act(d.within(ctx)); !errors.Is(err, disk.ErrNotNow) || errors.As(err, new(*disk.MediumError)) {
+				if err := act(d.within(ctx)); !errors.Is(err, disk.ErrNotNow) ||
+					errors.As(err, new(*disk.MediumError)) {
 					t.Errorf("%s: %v", name, err)
 				}
 				if time.Since(begin) != time.Hour {
@@ -165,7 +188,8 @@ func TestOutOfReach(t *testing.T) {
 		require.Equal(t, own, p)
 		_, err = other.WriteAt(part, 7*minGranule+512)
 		require.NoError(t, err)
-		for _, at := range []int64{6, 8, 19, 20, 21} { // the last three are those that others wait for
+		// the last three are those that others wait for
+		for _, at := range []int64{6, 8, 19, 20, 21} {
 			_, err = other.WriteAt(filetest.Block('w', minGranule), at*minGranule)
 			require.NoError(t, err)
 		}
@@ -186,12 +210,13 @@ func TestOutOfReach(t *testing.T) {
 		copy(want[7*minGranule+512:], part)
 		copy(want[19*minGranule:], filetest.Block('w', 3*minGranule))
 		clear(want[30*minGranule : 35*minGranule])
-		require.Equal(t, -1, filetest.FirstDifference(want, filetest.ReadAll(t, d.served, d.Size())))
+		require.Equal(t, -1, filetest.FirstDifference(want,
+			filetest.ReadAll(t, d.served, d.Size())))
 	})
 }
 
-// TestWriteThatWaitedForItsBlock has a block be written whole by one while another one waits to write a part of
-// it: both are there.
+// TestWriteThatWaitedForItsBlock has a block be written whole by one while another one waits to
+// write a part of it: both are there.
 func TestWriteThatWaitedForItsBlock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newRawDisk(t, 1<<20, sourcetest.Options{})
@@ -215,7 +240,8 @@ func TestWriteThatWaitedForItsBlock(t *testing.T) {
 	})
 }
 
-// TestDetachingWhileSomebodyWaits lets go of an image that somebody still reads: nobody else waits for that.
+// TestDetachingWhileSomebodyWaits lets go of an image that somebody still reads: nobody else waits
+// for that.
 func TestDetachingWhileSomebodyWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newRawDisk(t, 1<<20, sourcetest.Options{})
@@ -239,7 +265,8 @@ func TestDetachingWhileSomebodyWaits(t *testing.T) {
 			t.Fatal("it did not wait")
 		default:
 		}
-		require.Equal(t, -1, filetest.FirstDifference(filetest.Block('w', 1<<20), filetest.ReadAll(t, d.served, 1<<20)))
+		require.Equal(t, -1, filetest.FirstDifference(filetest.Block('w', 1<<20),
+			filetest.ReadAll(t, d.served, 1<<20)))
 		_, err = d.served.(disk.Extenter).Extent(0, 512)
 		require.NoError(t, err)
 		d.source.Mend()
@@ -254,7 +281,8 @@ func TestCopyingAFarImage(t *testing.T) {
 	const chunks = 64
 	content := filetest.Sample(chunks<<20, 3)
 	synctest.Test(t, func(t *testing.T) {
-		d := newFarDisk(t, "a.raw", content, content, sourcetest.Options{Delay: time.Second, Parallel: 12}, Options{})
+		d := newFarDisk(t, "a.raw", content, content,
+			sourcetest.Options{Delay: time.Second, Parallel: 12}, Options{})
 		core, logs := observer.New(zap.InfoLevel)
 		before := d.source.Stats()
 		copied := make(chan error, 1)
@@ -276,11 +304,13 @@ func TestCopyingAFarImage(t *testing.T) {
 		require.NoError(t, <-copied)
 		require.Equal(t, 12, d.source.Stats().Most)
 		require.Less(t, time.Since(begin), 11*time.Minute)
-		require.Len(t, logs.FilterMessage("the image can be had again, and is being copied").All(), 1)
+		require.Len(t, logs.FilterMessage("the image can be had again, and is being copied").All(),
+			1)
 		require.Len(t, logs.FilterLevelExact(zap.WarnLevel).All(), 1)
 		require.Less(t, d.source.Stats().Bytes-before.Bytes, int64((chunks+12)<<20))
 		d.base.drop()
-		require.Equal(t, -1, filetest.FirstDifference(content, filetest.ReadAll(t, d.served, d.Size())))
+		require.Equal(t, -1, filetest.FirstDifference(content,
+			filetest.ReadAll(t, d.served, d.Size())))
 	})
 }
 

@@ -17,12 +17,14 @@ import (
 	"kubevirt.io/disk/disk/internal/smallfile"
 )
 
-// Copying to a full volume leaves the guest, and what is kept beside the disk, the space that does not suffice for a chunk.
+// Copying to a full volume leaves the guest, and what is kept beside the disk, the space that does
+// not suffice for a chunk.
 func TestCopyingToAFullVolumeTakesNothing(t *testing.T) {
 	const size = 4 << 20
 	full := filetest.TinyFS(t, "1536k")
 	img := openGood(t, filetest.Put(t, t.TempDir(), "a.raw", filetest.Block('a', size), 0))
-	file, err := rawfile.Open(filetest.Put(t, full, "disk.img", nil, size), rawfile.Options{Private: true})
+	file, err := rawfile.Open(filetest.Put(t, full, "disk.img", nil, size),
+		rawfile.Options{Private: true})
 	require.NoError(t, err)
 	defer file.Close()
 	blocks := newBlockMap(blocksOf(size))
@@ -40,11 +42,13 @@ func TestCopyingToAFullVolumeTakesNothing(t *testing.T) {
 	}
 	require.True(t, h.paused.Load())
 	require.True(t, progress.Waiting())
-	require.EqualValues(t, (size-1<<20-64<<10)/minGranule, blocks.clear.Load(), "one chunk has found space")
+	require.EqualValues(t, (size-1<<20-64<<10)/minGranule, blocks.clear.Load(),
+		"one chunk has found space")
 	left, err := osfile.AvailableSpace(full)
 	require.NoError(t, err)
 	require.EqualValues(t, 512<<10-64<<10, left)
-	require.NoError(t, smallfile.Replace(filepath.Join(full, "state"), filetest.Block('s', 4096), "", nil))
+	require.NoError(t, smallfile.Replace(filepath.Join(full, "state"), filetest.Block('s', 4096),
+		"", nil))
 	_, err = over.WriteAt(filetest.Block('c', 256<<10), 3<<20)
 	require.NoError(t, err)
 	want := filetest.Block('a', size)
@@ -53,7 +57,8 @@ func TestCopyingToAFullVolumeTakesNothing(t *testing.T) {
 	require.Equal(t, -1, filetest.FirstDifference(want, filetest.ReadAll(t, over, size)))
 }
 
-// Where an image is found to have more holes than at the last start, and that cannot be saved, the disk is read as before.
+// Where an image is found to have more holes than at the last start, and that cannot be saved, the
+// disk is read as before.
 func TestHolesThatCannotBeSaved(t *testing.T) {
 	const size = 3 * mapPageBlocks * minGranule
 	img := openGood(t, filetest.Put(t, t.TempDir(), "a.raw", filetest.Block('a', 1<<20), size))

@@ -28,16 +28,19 @@ func (w *countedWays) WriteThrough(p []byte, off int64) error {
 	return err
 }
 
-// A chunk of many runs lets a guest through that comes meanwhile, and may wait for a block of it: the rest goes through the page cache.
+// A chunk of many runs lets a guest through that comes meanwhile, and may wait for a block of it:
+// the rest goes through the page cache.
 func TestGuestThatComesBackWaitsForOneWrite(t *testing.T) {
 	d := newSimDisk(t, 1, Options{})
 	out := &countedWays{SimFile: d.file, guest: d.over.watch.touch}
-	d.hydrate.chunk = simSize/minGranule*minGranule + minGranule // with holes in it, and so of many runs
+	// with holes in it, and so of many runs
+	d.hydrate.chunk = simSize/minGranule*minGranule + minGranule
 	d.hydrate.out = out
 	first, last, ok := d.hydrate.next(t.Context())
 	require.True(t, ok)
 	content := d.image.Content[first*minGranule:]
-	require.NoError(t, d.hydrate.keep(content[:min(int64(len(content)), (last+1-first)*minGranule)], first*minGranule))
+	require.NoError(t, d.hydrate.keep(content[:min(int64(len(content)), (last+1-first)*minGranule)],
+		first*minGranule))
 	require.Equal(t, 1, out.anyWay, "the others go through the cache")
 	require.Positive(t, out.throughIt)
 	require.Zero(t, d.over.blocks.clear.Load())

@@ -6,17 +6,20 @@ import (
 )
 
 const (
-	// guestIdle is how long the guest must have done nothing for what goes on beside it to run at full speed.
+	// guestIdle is how long the guest must have done nothing for what goes on beside it to run at
+	// full speed.
 	guestIdle = 50 * time.Millisecond
 	// FirstReads is how long what goes on beside a guest is slow when the disk is ready. Whoever
 	// waits for the disk comes at once, and the first reads need processors, too, or they would be
 	// answered 5 to 25 ms later.
 	FirstReads = 25 * time.Millisecond
-	// dutyWhileBusy: beside a guest that does I/O, one worker copies or hashes a chunk and then rests so many times as long.
+	// dutyWhileBusy: beside a guest that does I/O, one worker copies or hashes a chunk and then
+	// rests so many times as long.
 	dutyWhileBusy = 3
 )
 
-// guestWatch tells what goes on beside a guest what that does. The zero value is ready to use; any number of goroutines.
+// guestWatch tells what goes on beside a guest what that does. The zero value is ready to use; any
+// number of goroutines.
 type guestWatch struct {
 	touched  atomic.Uint64 // calls of the guest so far
 	seen     atomic.Uint64 // of these, when active was last asked

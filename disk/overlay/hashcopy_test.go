@@ -29,8 +29,8 @@ func (s *seenChunks) Saw(ctx context.Context, p []byte, off int64) {
 	s.ReadAlong.Saw(ctx, p, off)
 }
 
-// TestHydrationReadsForTheHash has an image be copied whose clusters lie in its file in one run: every chunk of the file in that run is
-// hashed on the way, and the hash is that of the file.
+// TestHydrationReadsForTheHash has an image be copied whose clusters lie in its file in one run:
+// every chunk of the file in that run is hashed on the way, and the hash is that of the file.
 func TestHydrationReadsForTheHash(t *testing.T) {
 	const size = 8 << 20
 	dir := t.TempDir()
@@ -39,7 +39,8 @@ func TestHydrationReadsForTheHash(t *testing.T) {
 	raw := filetest.Put(t, dir, "plain.raw", content, size)
 	copyOf := func(t *testing.T, path string, whole int) {
 		img := openGood(t, path)
-		file, err := rawfile.Open(filetest.Put(t, dir, "disk.img", nil, size), rawfile.Options{Private: true})
+		file, err := rawfile.Open(filetest.Put(t, dir, "disk.img", nil, size),
+			rawfile.Options{Private: true})
 		require.NoError(t, err)
 		defer file.Close()
 		blocks := newBlockMap(blocksOf(size))
@@ -69,6 +70,7 @@ func TestHydrationReadsForTheHash(t *testing.T) {
 	t.Run("raw", func(t *testing.T) { copyOf(t, raw, 8) })
 	t.Run("qcow2", func(t *testing.T) {
 		filetest.QemuImg(t, dir, "convert", "-O", "qcow2", "plain.raw", "plain.qcow2")
-		copyOf(t, filepath.Join(dir, "plain.qcow2"), 7) // the first chunk of the file begins with tables
+		// the first chunk of the file begins with tables
+		copyOf(t, filepath.Join(dir, "plain.qcow2"), 7)
 	})
 }

@@ -15,9 +15,11 @@ import (
 )
 
 const (
-	// checkpointEvery is how much is copied between two checkpoints of a durable disk: what a crash makes it copy again. Bytes.
+	// checkpointEvery is how much is copied between two checkpoints of a durable disk: what a crash
+	// makes it copy again. Bytes.
 	checkpointEvery = 256 << 20
-	// hydrationChunk is what a worker copies at once, unless the image has larger clusters. The guest may have to wait for it. Bytes.
+	// hydrationChunk is what a worker copies at once, unless the image has larger clusters. The
+	// guest may have to wait for it. Bytes.
 	hydrationChunk = 1 << 20
 	// writerFrom is how much there has to be to copy for another way to write it to be worth
 	// opening. Bytes.
@@ -91,8 +93,8 @@ func newHydration(o *Disk, opt CopyOptions) *hydration {
 		out: rawfile.NewServedWriter(o.file, nil, nil, rawfile.ServedWorth)}
 }
 
-// run returns nil when the file has every block, or when ctx ends: its error then. It goes on after errors of storage, which
-// may be temporary, and ends with the disk's failure.
+// run returns nil when the file has every block, or when ctx ends: its error then. It goes on after
+// errors of storage, which may be temporary, and ends with the disk's failure.
 func (h *hydration) run(ctx context.Context) error {
 	h.begin(time.Now())
 	if h.writer != nil && h.o.blocks.clear.Load()*h.o.granule >= writerFrom {
@@ -111,7 +113,8 @@ func (h *hydration) run(ctx context.Context) error {
 			return nil
 		}
 		if failure != nil {
-			h.log.Warn("a part of the image cannot be copied now, and is tried again later", zap.Error(failure), zap.Duration("after", mediumRetry))
+			h.log.Warn("a part of the image cannot be copied now, and is tried again later",
+				zap.Error(failure), zap.Duration("after", mediumRetry))
 			if err := slots.Rest(ctx, mediumRetry); err != nil {
 				return err
 			}
@@ -125,7 +128,8 @@ func (h *hydration) begin(now time.Time) {
 	h.o.watch.activeAt.Store(now.Add(FirstReads - guestIdle).UnixNano())
 }
 
-// pass goes over the image once. It returns the first error of the image, after it has tried the rest, or the disk's failure.
+// pass goes over the image once. It returns the first error of the image, after it has tried the
+// rest, or the disk's failure.
 func (h *hydration) pass(ctx context.Context) error {
 	h.rewind(0)
 	h.failure = nil
@@ -188,7 +192,8 @@ func (h *hydration) leaves() bool {
 	return h.o.blocks.nextClear(h.cursor+h.chunk/h.o.granule) < h.o.blocks.blocks
 }
 
-// step copies one chunk, and tells whether there may be another one, and how long it is to wait before that.
+// step copies one chunk, and tells whether there may be another one, and how long it is to wait
+// before that.
 func (h *hydration) step(ctx context.Context, slot *slots.Slot) (more bool, rest time.Duration) {
 	first, last, ok := h.next(ctx)
 	if !ok {
@@ -200,7 +205,8 @@ func (h *hydration) step(ctx context.Context, slot *slots.Slot) (more bool, rest
 	switch {
 	case errors.Is(err, disk.ErrNoSpace):
 		if h.pause(true) {
-			h.log.Warn("no space is left to copy the image; it goes on when there is some, and the disk works until then from the image", zap.Error(err))
+			h.log.Warn("no space is left to copy the image; it goes on when there is some, and "+
+				"the disk works until then from the image", zap.Error(err))
 		}
 		h.o.giveBack(first, last)
 		h.rewind(first)
@@ -358,7 +364,8 @@ func (h *hydration) copyRun(ctx context.Context, buf []byte, first, end int64) e
 		}
 		return failure
 	}
-	if h.follower != nil && !h.o.watch.active() { // beside a guest it takes too long to be waited for
+	// beside a guest it takes too long to be waited for
+	if h.follower != nil && !h.o.watch.active() {
 		h.follower.Saw(ctx, p, off)
 	}
 	if err := h.keep(p, off); err != nil {
@@ -391,9 +398,10 @@ func (h *hydration) keep(p []byte, off int64) error {
 	return h.o.keep(p, off, h.write)
 }
 
-// write stores a part of a chunk. Beside an active guest that goes through the page cache: what it has just read it soon reads again, and
-// its own writes and reads have the storage for themselves. Also one that came while a chunk of many parts is stored need not wait for the
-// storage to take each of them.
+// write stores a part of a chunk. Beside an active guest that goes through the page cache: what it
+// has just read it soon reads again, and its own writes and reads have the storage for themselves.
+// Also one that came while a chunk of many parts is stored need not wait for the storage to take
+// each of them.
 func (h *hydration) write(p []byte, off int64) error {
 	if h.o.watch.active() {
 		return h.out.WriteThrough(p, off)

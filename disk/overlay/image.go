@@ -5,8 +5,8 @@ import (
 	"sync/atomic"
 )
 
-// imageUse is the image of a disk, as long as it is needed, and how many use it. A use may take as long as
-// content that is far away, so that nobody else waits for it but who lets go of the image.
+// imageUse is the image of a disk, as long as it is needed, and how many use it. A use may take as
+// long as content that is far away, so that nobody else waits for it but who lets go of the image.
 type imageUse struct {
 	img   Image
 	users atomic.Int64  // and imageDropped, when the image is not needed any more
@@ -35,8 +35,8 @@ func (u *imageUse) end() {
 	}
 }
 
-// drop lets go of the image, when every block is in the file, and waits until nobody uses it. It is called
-// once.
+// drop lets go of the image, when every block is in the file, and waits until nobody uses it. It is
+// called once.
 func (u *imageUse) drop() {
 	if u.users.Add(imageDropped) != imageDropped {
 		<-u.idle

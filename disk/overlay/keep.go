@@ -6,8 +6,8 @@ import (
 	"kubevirt.io/disk/disk/internal/rawfile"
 )
 
-// readKeeping reads the image in whole units, and keeps them. That they cannot be kept, because there is no space, does
-// not concern the reader.
+// readKeeping reads the image in whole units, and keeps them. That they cannot be kept, because
+// there is no space, does not concern the reader.
 func (o *Disk) readKeeping(ctx context.Context, p []byte, off int64) (int, error) {
 	o.watch.missed(off)
 	buf := o.scratch.Get().(*[]byte)
@@ -24,12 +24,14 @@ func (o *Disk) readKeeping(ctx context.Context, p []byte, off int64) (int, error
 	if !o.failed.Load() {
 		_ = o.keep(unit, begin, o.writeFile)
 	}
-	// The guest may have written in between; what was read is as good as what it wrote, as both were asked for at once.
+	// The guest may have written in between; what was read is as good as what it wrote, as both
+	// were asked for at once.
 	return copy(p, unit[off-begin:]), nil
 }
 
-// keep stores what was read from the image in the blocks that are still not marked: a guest's change wins. The range
-// begins at a block and ends at one or at the end of the image. What is not zero goes to the file by write.
+// keep stores what was read from the image in the blocks that are still not marked: a guest's
+// change wins. The range begins at a block and ends at one or at the end of the image. What is not
+// zero goes to the file by write.
 func (o *Disk) keep(p []byte, off int64, write func(p []byte, off int64) error) error {
 	first, last := o.span(off, int64(len(p)))
 	held := o.locks.lock(first, last)
@@ -51,7 +53,8 @@ func (o *Disk) keep(p []byte, off int64, write func(p []byte, off int64) error) 
 	return nil
 }
 
-// store puts p into the file, zeros as holes. The file may hold something there that a lost write left.
+// store puts p into the file, zeros as holes. The file may hold something there that a lost write
+// left.
 func (o *Disk) store(p []byte, off int64, write func(p []byte, off int64) error) error {
 	for len(p) > 0 {
 		zero, n := rawfile.LeadingRun(p, off)
@@ -69,8 +72,9 @@ func (o *Disk) store(p []byte, off int64, write func(p []byte, off int64) error)
 	return nil
 }
 
-// giveBack frees what the file has taken below blocks that are not marked: what is left of a full volume belongs to the guest, and to the small
-// files beside the disk. Where that fails it only takes longer.
+// giveBack frees what the file has taken below blocks that are not marked: what is left of a full
+// volume belongs to the guest, and to the small files beside the disk. Where that fails it only
+// takes longer.
 func (o *Disk) giveBack(first, last int64) {
 	held := o.locks.lock(first, last)
 	defer o.locks.unlock(held)

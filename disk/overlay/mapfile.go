@@ -27,8 +27,9 @@ const mapHeaderSize = 4 << 10
 
 var mapMagic = [8]byte{'K', 'V', 'D', 'M', 'A', 'P', '1', '\n'}
 
-// mapHeader identifies a map file: which disk it belongs to, and, for one that is not synced, the boot of the kernel and the volume
-// whose page cache it is in. Encoded little-endian, in mapHeaderSize bytes:
+// mapHeader identifies a map file: which disk it belongs to, and, for one that is not synced, the
+// boot of the kernel and the volume whose page cache it is in. Encoded little-endian, in
+// mapHeaderSize bytes:
 //
 //	   0  magic
 //	   8  granule, bytes
@@ -36,7 +37,7 @@ var mapMagic = [8]byte{'K', 'V', 'D', 'M', 'A', 'P', '1', '\n'}
 //	  24  identifier of the disk's map, 16 bytes
 //	  40  boot, 36 characters, zeros for a file that survives one
 //	  80  volumeID, at most 48 characters, zeros as well
-//	1024  a bit for each page of which all blocks were set when the file was made: such a page need not be stored
+//	1024  a bit per page: all its blocks were set when the file was made, so it need not be stored
 //	4088  xxhash64 of the bytes before
 //
 // What is not named is zero.
@@ -75,7 +76,8 @@ const anyVolume = "*"
 // readMap merges a file's pages into a map, and calls news for those that the map did not know as
 // they are: with stored for those that have a place of their own in the file. A file that is not
 // the one that header describes is a *DamagedError; other errors say nothing of it.
-func readMap(f storage, size int64, header mapHeader, m *blockMap, news func(page int64, stored bool)) error {
+func readMap(f storage, size int64, header mapHeader, m *blockMap,
+	news func(page int64, stored bool)) error {
 	buf := make([]byte, mapHeaderSize)
 	if err := osfile.ReadFull(f, buf, 0); errors.Is(err, io.ErrUnexpectedEOF) {
 		return &DamagedError{"is too short"}
@@ -128,7 +130,8 @@ func isDamaged(err error) bool {
 	return errors.As(err, &damaged)
 }
 
-// createMap makes a map file with the content of a map, in place of an older one. With durable it has reached storage.
+// createMap makes a map file with the content of a map, in place of an older one. With durable it
+// has reached storage.
 func createMap(path string, header mapHeader, m *blockMap, durable bool) (*os.File, error) {
 	out, err := smallfile.Create(path, 0o600)
 	if err != nil {
@@ -158,12 +161,13 @@ func createMap(path string, header mapHeader, m *blockMap, durable bool) (*os.Fi
 	return openMap(path)
 }
 
-// mapChunk is how much of a new map is written at once, bytes: a few system calls for a large image, and not such large folios in the
-// page cache that each later change of a few bytes would have ext4 go through hundreds of blocks.
+// mapChunk is how much of a new map is written at once, bytes: a few system calls for a large
+// image, and not such large folios in the page cache that each later change of a few bytes would
+// have ext4 go through hundreds of blocks.
 const mapChunk = 8 * mapPageSize
 
-// writeMapPages writes the pages of a map as they are now to a new file, neighbours together. One that is all clear stays a hole, and one
-// of which all blocks are set has its bit in full.
+// writeMapPages writes the pages of a map as they are now to a new file, neighbours together. One
+// that is all clear stays a hole, and one of which all blocks are set has its bit in full.
 func writeMapPages(f io.WriterAt, m *blockMap) (full []byte, err error) {
 	full = make([]byte, mapFullLength)
 	chunk := make([]byte, 0, mapChunk)
@@ -180,7 +184,8 @@ func writeMapPages(f io.WriterAt, m *blockMap) (full []byte, err error) {
 			}
 		}
 		if len(chunk) > 0 {
-			if _, err := f.WriteAt(chunk, mapHeaderSize+index*mapPageSize-int64(len(chunk))); err != nil {
+			if _, err := f.WriteAt(chunk, mapHeaderSize+index*mapPageSize-int64(len(chunk))); err !=
+				nil {
 				return nil, err
 			}
 			chunk = chunk[:0]

@@ -66,8 +66,10 @@ func (m *Map) Close() error { return m.files.close() }
 
 func (m *Map) load() error {
 	if m.opt.WasDurable {
-		// An earlier process may have been killed before it synced what it had written, or its sync may have failed. That is read all the same, and the
-		// kernel takes it for clean after such a failure: another sync would say that all is well, and only what is written again reaches storage.
+		// An earlier process may have been killed before it synced what it had written, or its sync
+		// may have failed. That is read all the same, and the kernel takes it for clean after such
+		// a failure: another sync would say that all is well, and only what is written again
+		// reaches storage.
 		durable, err := mergeMap(m.opt.Durable, m.header, m.blocks, func(page int64, stored bool) {
 			if stored {
 				m.files.taint(page)
@@ -83,7 +85,9 @@ func (m *Map) load() error {
 	}
 	current := m.current
 	if !m.opt.WasDurable {
-		current.volume = anyVolume // without the live file there is no disk, and nobody takes snapshots of one that dies with the pod
+		// without the live file there is no disk, and nobody takes snapshots of one that dies with
+		// the pod
+		current.volume = anyVolume
 	}
 	taint := func(page int64, _ bool) { m.files.taint(page) }
 	live, err := mergeMap(m.opt.Live, current, m.blocks, taint)
@@ -141,8 +145,8 @@ func (m *Map) makeLive() error {
 	if !osfile.IsFull(err) || m.files.durable == nil || !m.opt.IsDurable {
 		return err
 	}
-	// A full volume has to be served, or the guest could not make room. What another machine has left of its own map would count again when the
-	// disk comes back to it.
+	// A full volume has to be served, or the guest could not make room. What another machine has
+	// left of its own map would count again when the disk comes back to it.
 	if err := osfile.Remove(m.opt.Live); err != nil {
 		return err
 	}
@@ -152,7 +156,8 @@ func (m *Map) makeLive() error {
 }
 
 // mergeMap opens a map file and reads it, see readMap; one that is not there is a *DamagedError.
-func mergeMap(path string, header mapHeader, m *blockMap, news func(page int64, stored bool)) (*os.File, error) {
+func mergeMap(path string, header mapHeader, m *blockMap,
+	news func(page int64, stored bool)) (*os.File, error) {
 	f, err := openMap(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, &DamagedError{"is missing"}

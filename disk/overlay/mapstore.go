@@ -20,7 +20,8 @@ type mapStore struct {
 	durable storage // nil: the disk dies with the machine
 	// save is what blockMap.set is to call, made once.
 	save func(page, word int64, words []byte) error
-	// dirty is the pages that the durable file does not have as they are, or perhaps only as the page cache has it, a bit for each.
+	// dirty is the pages that the durable file does not have as they are, or perhaps only as the
+	// page cache has it, a bit for each.
 	dirty []atomic.Uint64
 }
 
@@ -51,8 +52,8 @@ func (s *mapStore) untaint() {
 	}
 }
 
-// distrust makes the next start go by the durable file alone: a flush has failed, so that what the live file speaks of may be neither on
-// storage nor, some time later, in the page cache.
+// distrust makes the next start go by the durable file alone: a flush has failed, so that what the
+// live file speaks of may be neither on storage nor, some time later, in the page cache.
 func (s *mapStore) distrust() error {
 	if s.live == nil {
 		return nil

@@ -11,8 +11,8 @@ import (
 	"kubevirt.io/disk/disk/internal/rawfile"
 )
 
-// Image is the read-only content that a disk lies over. It may be a disk.Estimator, too, and is asked
-// once.
+// Image is the read-only content that a disk lies over. It may be a disk.Estimator, too, and is
+// asked once.
 type Image interface {
 	// ReadAtContext fills p or returns an error; it is not called past the end. If it has to wait
 	// for content that is far away, it does so until ctx ends, and returns disk.ErrNotNow then.
@@ -40,13 +40,15 @@ type File interface {
 // own file or, as long as nobody changed or copied it, in the image. It implements disk.Disk,
 // Discarder, Zeroer, Extenter, Syncer, Estimator and Accountant.
 //
-// What holds it together: a block is marked in the map only after its whole content is in the file, and is never
-// unmarked. So a marked block needs no lock, and what a failed or lost write left in the file below a block that is
-// not marked is never seen.
+// What holds it together: a block is marked in the map only after its whole content is in the file,
+// and is never unmarked. So a marked block needs no lock, and what a failed or lost write left in
+// the file below a block that is not marked is never seen.
 type Disk struct {
 	file    File
 	granule int64
-	mapped  int64 // bytes that the map covers: the image's size, rounded up to blocks; what lies behind is in the file
+	// bytes that the map covers: the image's size, rounded up to blocks; what lies behind is in the
+	// file
+	mapped  int64
 	stored  int64 // bytes that the image stores, in whole blocks
 	opt     Options
 	blocks  *blockMap
@@ -54,7 +56,8 @@ type Disk struct {
 	locks   blockLocks
 	scratch sync.Pool // *[]byte of opt.Unit bytes
 	failed  atomic.Bool
-	mapless atomic.Bool // the disk is complete: the map's files are closed, and say nothing any more
+	// the disk is complete: the map's files are closed, and say nothing any more
+	mapless atomic.Bool
 
 	estimate disk.Estimator  // of the image; nil: it is none
 	accounts disk.Accountant // of the file; nil: it is none
@@ -114,13 +117,15 @@ func blocksOf(size int64) int64 {
 	return (size + granule - 1) / granule
 }
 
-// markHoles marks the blocks of which the image stores nothing, as a hole in the file reads the same, and returns how many
-// bytes the others have. What is marked has to be saved like any other mark, because the guest may write there from now on:
-// whether a raw file has a hole somewhere or stores zeros can differ from one start to the next.
+// markHoles marks the blocks of which the image stores nothing, as a hole in the file reads the
+// same, and returns how many bytes the others have. What is marked has to be saved like any other
+// mark, because the guest may write there from now on: whether a raw file has a hole somewhere or
+// stores zeros can differ from one start to the next.
 func markHoles(ctx context.Context, base Image, m *blockMap,
 	save func(page, word int64, words []byte) error,
 ) (stored int64, err error) {
-	size, granule, hole, holes := base.Size(), granuleFor(base.Size()), int64(0), int64(0) // hole: where the current one begins
+	// hole: where the current one begins
+	size, granule, hole, holes := base.Size(), granuleFor(base.Size()), int64(0), int64(0)
 	mark := func(end int64) error {
 		first := (hole + granule - 1) / granule
 		last := end/granule - 1
@@ -135,7 +140,8 @@ func markHoles(ctx context.Context, base Image, m *blockMap,
 				return err
 			}
 		}
-		for first <= last { // a hole that cannot be saved for lack of space is read from the image as before
+		// a hole that cannot be saved for lack of space is read from the image as before
+		for first <= last {
 			set, end := m.run(first, last)
 			if set {
 				holes += end - first
@@ -180,7 +186,8 @@ func (o *Disk) owned(off, length int64) bool {
 	return length == 0 || first > last || o.blocks.allSet(first, last)
 }
 
-// run describes the bytes from off on that are all in the file or all in the image, at most length of them.
+// run describes the bytes from off on that are all in the file or all in the image, at most length
+// of them.
 func (o *Disk) run(off, length int64) (own bool, n int64) {
 	if off >= o.mapped {
 		return true, length
@@ -224,8 +231,8 @@ func (o *Disk) readAt(ctx context.Context, p []byte, off int64) (int, error) {
 	return len(p), nil
 }
 
-// readBase reads the image, whose blocks in the range were not marked a moment ago. It may return less than asked for,
-// without an error, when they all are by now.
+// readBase reads the image, whose blocks in the range were not marked a moment ago. It may return
+// less than asked for, without an error, when they all are by now.
 func (o *Disk) readBase(ctx context.Context, p []byte, off int64) (int, error) {
 	o.watch.missed(off)
 	return o.readForGuest(ctx, p, off)
@@ -255,9 +262,9 @@ func (o *Disk) readImage(ctx context.Context, p []byte, off int64) (int, error) 
 	return len(p), nil
 }
 
-// WriteAt stores p in the file. Where it covers a block only in part, the rest comes from the image first. A write of nothing only
-// says whether the disk can be written: whoever watches asks so, and that does not slow the copying down. Concurrency and durability:
-// as Disk.
+// WriteAt stores p in the file. Where it covers a block only in part, the rest comes from the image
+// first. A write of nothing only says whether the disk can be written: whoever watches asks so, and
+// that does not slow the copying down. Concurrency and durability: as Disk.
 func (o *Disk) WriteAt(p []byte, off int64) (int, error) {
 	return o.writeAt(context.Background(), p, off)
 }
@@ -362,9 +369,11 @@ func (o *Disk) Detach() error {
 // storage and processors to the guest before the next one: 0 where that does nothing.
 func (o *Disk) Rest(took time.Duration) time.Duration { return o.watch.rest(took) }
 
-// dropMaps closes the map's files, when every block is marked and the disk is known to be complete without them.
+// dropMaps closes the map's files, when every block is marked and the disk is known to be complete
+// without them.
 func (o *Disk) dropMaps() error {
-	// Who marks blocks that had been marked meanwhile may still be about to save that. Later ones save nothing: every page is full.
+	// Who marks blocks that had been marked meanwhile may still be about to save that. Later ones
+	// save nothing: every page is full.
 	held := o.locks.lock(0, o.blocks.blocks-1)
 	defer o.locks.unlock(held)
 	o.flushMu.Lock()

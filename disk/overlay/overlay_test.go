@@ -25,13 +25,15 @@ func (s *spoiled) ReadAtContext(ctx context.Context, p []byte, off int64) (int, 
 	bad := s.block * minGranule
 	if s.block >= 0 && off < bad+minGranule && bad < off+int64(len(p)) {
 		n := copy(p[:max(0, bad-off)], s.Content[off:])
-		return n, &disk.MediumError{Op: "read", Off: off + int64(n), Length: int64(len(p) - n), Err: errors.New("input/output error")}
+		return n, &disk.MediumError{Op: "read", Off: off + int64(n), Length: int64(len(p) - n),
+			Err: errors.New("input/output error")}
 	}
 	return s.SimImage.ReadAtContext(ctx, p, off)
 }
 
-// What the image cannot give is missing, and nothing else: not for reads beside it, nor for what the guest writes there, nor for the
-// copying, which completes when the image is readable again or the guest has written the block.
+// What the image cannot give is missing, and nothing else: not for reads beside it, nor for what
+// the guest writes there, nor for the copying, which completes when the image is readable again or
+// the guest has written the block.
 func TestUnreadableBlockOfTheImage(t *testing.T) {
 	for _, copyReads := range []bool{false, true} {
 		d := newSimDisk(t, 1, Options{CopyReads: copyReads, Unit: 4 * minGranule})
@@ -65,7 +67,8 @@ func TestUnreadableBlockOfTheImage(t *testing.T) {
 	}
 }
 
-// A write that covers whole blocks reads nothing of the image, one that does not reads only the blocks at its ends.
+// A write that covers whole blocks reads nothing of the image, one that does not reads only the
+// blocks at its ends.
 func TestWholeBlocksReadNothing(t *testing.T) {
 	d := newSimDisk(t, 1, Options{})
 	counted := &counting{Image: d.image}
@@ -98,12 +101,15 @@ func (p *punching) Discard(off, length int64) error {
 	return p.SimFile.Discard(off, length)
 }
 
-// Zeros of the image become holes of the file, also where it holds what a lost write left, and nothing is done where it holds nothing.
+// Zeros of the image become holes of the file, also where it holds what a lost write left, and
+// nothing is done where it holds nothing.
 func TestHydrationPunchesWhatIsThere(t *testing.T) {
 	content := newSimDisk(t, 1, Options{}).image
-	file := &punching{SimFile: filetest.NewSimFile(&filetest.Machine{CrashIn: -1}, make([]byte, simSize))}
+	file := &punching{SimFile: filetest.NewSimFile(&filetest.Machine{CrashIn: -1},
+		make([]byte, simSize))}
 	clear(content.Content[9*minGranule : 10*minGranule])
-	_, err := file.WriteAt(filetest.Block('x', minGranule), 9*minGranule) // the end of a hole of the image, which has one at every fifth block
+	// the end of a hole of the image, which has one at every fifth block
+	_, err := file.WriteAt(filetest.Block('x', minGranule), 9*minGranule)
 	require.NoError(t, err)
 	blocks := newBlockMap(blocksOf(simSize))
 	maps := newMapStore(len(blocks.pages))
@@ -115,7 +121,8 @@ func TestHydrationPunchesWhatIsThere(t *testing.T) {
 	require.Equal(t, []int64{8 * minGranule}, file.at)
 }
 
-// Whoever waits for a disk that is copied comes first: copying would take the processors that the first read needs.
+// Whoever waits for a disk that is copied comes first: copying would take the processors that the
+// first read needs.
 func TestCopyingBeginsSlowly(t *testing.T) {
 	over := newSimDisk(t, 1, Options{}).over
 	h := newHydration(over, CopyOptions{Slots: slots.New(4, slots.Options{})})
@@ -149,7 +156,8 @@ func TestHydrationFollowsTheGuest(t *testing.T) {
 			break
 		}
 		order = append(order, first)
-		require.NoError(t, d.hydrate.copyChunk(t.Context(), make([]byte, d.hydrate.chunk), first, last))
+		require.NoError(t, d.hydrate.copyChunk(t.Context(), make([]byte, d.hydrate.chunk), first,
+			last))
 	}
 	require.Equal(t, []int64{20, 22, 24}, order[:3])
 	require.Zero(t, d.over.blocks.clear.Load())
@@ -171,16 +179,24 @@ func TestHydrationLeavesProcessorsToTheGuest(t *testing.T) {
 	require.Zero(t, d.over.blocks.clear.Load())
 }
 
-// What the guest does slows the copying down. Pages for monitoring ask whether the disk has failed with a write of nothing, often: that
-// is no guest.
+// What the guest does slows the copying down. Pages for monitoring ask whether the disk has failed
+// with a write of nothing, often: that is no guest.
 func TestWatchingTheDiskIsNoGuest(t *testing.T) {
 	d := newSimDisk(t, 1, Options{})
 	_, err := d.over.WriteAt(nil, 0)
 	require.NoError(t, err)
 	require.False(t, d.hydrate.o.watch.active())
 	for name, act := range map[string]func() error{
-		"read":    func() error { _, err := d.over.ReadAt(make([]byte, disk.SectorSize), 0); return err },
-		"write":   func() error { _, err := d.over.WriteAt(make([]byte, disk.SectorSize), 0); return err },
+		"read": func() error {
+			_,
+				err := d.over.ReadAt(make([]byte, disk.SectorSize), 0)
+			return err
+		},
+		"write": func() error {
+			_,
+				err := d.over.WriteAt(make([]byte, disk.SectorSize), 0)
+			return err
+		},
 		"discard": func() error { return d.over.Discard(0, disk.SectorSize) },
 		"zero":    func() error { return d.over.Zero(0, disk.SectorSize) },
 	} {
@@ -202,13 +218,14 @@ func largerDisk(t *testing.T, opt Options) (over *Disk, want []byte) {
 	return newDisk(file, image, blocks, maps, held, opt), want
 }
 
-// Around the end of the image, which the file has a block of only in part, the disk has what was written to it, the image, and zeros behind
-// that, whatever was in the buffers.
+// Around the end of the image, which the file has a block of only in part, the disk has what was
+// written to it, the image, and zeros behind that, whatever was in the buffers.
 func TestDiskLargerThanItsImage(t *testing.T) {
 	const last = 34 * minGranule // where the last block of the image begins
 	for _, opt := range []Options{{}, {CopyReads: true, Unit: 2 * minGranule}} {
 		for off := int64(last - disk.SectorSize); off <= last+minGranule; off += disk.SectorSize {
-			for _, length := range []int64{disk.SectorSize, 2 * disk.SectorSize, minGranule, 2*minGranule + disk.SectorSize} {
+			for _, length := range []int64{disk.SectorSize, 2 * disk.SectorSize, minGranule,
+				2*minGranule + disk.SectorSize} {
 				for _, op := range []change{changeWrite, changeDiscard, changeZero} {
 					over, want := largerDisk(t, opt)
 					buf := over.scratch.Get().(*[]byte)
@@ -228,11 +245,15 @@ func TestDiskLargerThanItsImage(t *testing.T) {
 					}
 					require.NoError(t, err)
 					copy(want[off:], p)
-					require.Equal(t, -1, filetest.FirstDifference(want, filetest.ReadAll(t, over, over.Size())), "%v of %d bytes at %d", op, length, off-last)
+					require.Equal(t, -1,
+						filetest.FirstDifference(want, filetest.ReadAll(t, over, over.Size())),
+						"%v of %d bytes at %d", op, length, off-last)
 					copying := newHydration(over, CopyOptions{Slots: slots.New(4, slots.Options{})})
 					require.NoError(t, copying.pass(t.Context()))
 					over.base.drop()
-					require.Equal(t, -1, filetest.FirstDifference(want, filetest.ReadAll(t, over, over.Size())), "copied after %v of %d bytes at %d", op, length, off-last)
+					require.Equal(t, -1,
+						filetest.FirstDifference(want, filetest.ReadAll(t, over, over.Size())),
+						"copied after %v of %d bytes at %d", op, length, off-last)
 				}
 			}
 		}
@@ -262,7 +283,8 @@ func TestHolesThatAreNoWholeBlocks(t *testing.T) {
 	}
 }
 
-// What gives space back waits for a guest that is writing: its block is not marked yet. And it leaves what is marked.
+// What gives space back waits for a guest that is writing: its block is not marked yet. And it
+// leaves what is marked.
 func TestGivingBackSparesTheGuest(t *testing.T) {
 	d := newSimDisk(t, 1, Options{})
 	_, err := d.over.WriteAt(filetest.Block('g', minGranule), 7*minGranule)
@@ -291,7 +313,8 @@ func TestGivingBackSparesTheGuest(t *testing.T) {
 	}
 }
 
-// The files of the map are closed when nobody is about to save a change any more, who would else fail.
+// The files of the map are closed when nobody is about to save a change any more, who would else
+// fail.
 func TestMapsAreDroppedAfterTheLastChange(t *testing.T) {
 	d := newSimDisk(t, 1, Options{})
 	held := d.over.locks.lock(3, 3)
@@ -308,7 +331,8 @@ func TestMapsAreDroppedAfterTheLastChange(t *testing.T) {
 
 // The map of the largest images stays small, and its bits add up.
 func TestMapsOfLargeImages(t *testing.T) {
-	for size, granule := range map[int64]int64{1 << 20: 4 << 10, 1 << 40: 4 << 10, 1<<40 + 1: 8 << 10, 16 << 40: 64 << 10, 64 << 40: 256 << 10} {
+	for size, granule := range map[int64]int64{1 << 20: 4 << 10, 1 << 40: 4 << 10,
+		1<<40 + 1: 8 << 10, 16 << 40: 64 << 10, 64 << 40: 256 << 10} {
 		require.Equal(t, granule, granuleFor(size))
 		require.LessOrEqual(t, blocksOf(size), int64(maxMapBlocks))
 	}

@@ -25,7 +25,8 @@ func (f instant) Extent(_, length int64) (disk.Extent, error) {
 	return disk.Extent{Length: length, Data: true}, nil
 }
 
-// ownBlocks is a disk of which the file has all blocks but some, so that no page of the map is full.
+// ownBlocks is a disk of which the file has all blocks but some, so that no page of the map is
+// full.
 func ownBlocks(tb testing.TB) (over *Disk, blocks int64) {
 	const size = 64 << 20
 	m := newBlockMap(blocksOf(size))

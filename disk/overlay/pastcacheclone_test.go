@@ -32,7 +32,8 @@ func (c *counted) WriteAt(p []byte, off int64) (int, error) {
 	return n, err
 }
 
-// cloneGuest changes and reads a disk at random, in the runs of it that are its own, and knows what has to be there.
+// cloneGuest changes and reads a disk at random, in the runs of it that are its own, and knows what
+// has to be there.
 type cloneGuest struct {
 	t      *testing.T
 	over   *Disk
@@ -43,8 +44,9 @@ type cloneGuest struct {
 }
 
 const (
-	guestRun    = 44 << 10 // not a divisor of what is copied at once
-	guestsLeave = 16 << 20 // at the end of the disk, so that something goes past the cache wherever the guests are quick
+	guestRun = 44 << 10 // not a divisor of what is copied at once
+	// at the end of the disk, so that something goes past the cache wherever the guests are quick
+	guestsLeave = 16 << 20
 )
 
 // operate does something next to what is being copied, mostly behind it.
@@ -94,11 +96,13 @@ func (g *cloneGuest) operate(cursor int64) {
 	}
 }
 
-// A disk that is copied past the cache holds what the guest changed meanwhile, next to what is copied, and the image everywhere else:
-// for the guest all the while, and on storage after the last flush.
+// A disk that is copied past the cache holds what the guest changed meanwhile, next to what is
+// copied, and the image everywhere else: for the guest all the while, and on storage after the last
+// flush.
 func TestCloneGoesPastTheCacheBesideGuests(t *testing.T) {
 	const size, guests, copiers, opsPerChunk = 72<<20 + 3*disk.SectorSize, 2, 4, 8
-	d, err := rawfile.Open(filetest.Put(t, t.TempDir(), "disk.img", nil, size), rawfile.Options{Private: true, Durable: true})
+	d, err := rawfile.Open(filetest.Put(t, t.TempDir(), "disk.img", nil, size),
+		rawfile.Options{Private: true, Durable: true})
 	require.NoError(t, err)
 	defer d.Close()
 	past := d.OpenPastCache()
@@ -119,7 +123,8 @@ func TestCloneGoesPastTheCacheBesideGuests(t *testing.T) {
 	blocks := newBlockMap(blocksOf(size))
 	maps := newMapStore(len(blocks.pages))
 	m := &filetest.Machine{CrashIn: -1}
-	maps.live, maps.durable = filetest.NewSimFile(m, make([]byte, mapHeaderSize+mapPageSize)), filetest.NewSimFile(m, make([]byte, mapHeaderSize+mapPageSize))
+	maps.live, maps.durable = filetest.NewSimFile(m, make([]byte, mapHeaderSize+mapPageSize)),
+		filetest.NewSimFile(m, make([]byte, mapHeaderSize+mapPageSize))
 	image := filetest.SimImage{Content: content}
 	held, err := markHoles(t.Context(), image, blocks, maps.save)
 	require.NoError(t, err)
@@ -189,7 +194,8 @@ func TestCloneGoesPastTheCacheBesideGuests(t *testing.T) {
 	guesting.Wait()
 	<-flushed
 	require.Zero(t, blocks.clear.Load())
-	t.Logf("%d MiB went past the cache beside %d calls of guests", direct.bytes.Load()>>20, ops.Load())
+	t.Logf("%d MiB went past the cache beside %d calls of guests", direct.bytes.Load()>>20,
+		ops.Load())
 	require.Greater(t, direct.bytes.Load(), int64(guestsLeave/4))
 	over.base.drop()
 	require.NoError(t, over.Flush())

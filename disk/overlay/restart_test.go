@@ -78,7 +78,8 @@ func TestRestartAfterAFailedFlush(t *testing.T) {
 	require.NoError(t, f.Close())
 	again := d.start(t)
 	copy(content[4096:], filetest.Block('f', 4096))
-	require.Equal(t, -1, filetest.FirstDifference(content, filetest.ReadAll(t, again, again.Size())))
+	require.Equal(t, -1, filetest.FirstDifference(content,
+		filetest.ReadAll(t, again, again.Size())))
 	require.NoError(t, again.Flush())
 	require.NoError(t, again.Close())
 }
@@ -142,7 +143,8 @@ func TestFlushAfterTheMapCouldNotBeSynced(t *testing.T) {
 
 // A map is only that of the disk, the boot and the volume that it names.
 func TestMapOfAnotherDisk(t *testing.T) {
-	own := mapHeader{granule: minGranule, blocks: 100, id: [16]byte{1, 15: 2}, boot: "a boot", volume: "a volume"}
+	own := mapHeader{granule: minGranule, blocks: 100, id: [16]byte{1, 15: 2}, boot: "a boot",
+		volume: "a volume"}
 	path := filepath.Join(t.TempDir(), "map")
 	f, err := createMap(path, own, newBlockMap(100), false)
 	require.NoError(t, err)

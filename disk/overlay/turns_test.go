@@ -28,7 +28,8 @@ type watched struct {
 func (w *watched) ReadAtContext(ctx context.Context, p []byte, off int64) (int, error) {
 	now := w.now.Add(1)
 	defer w.now.Add(-1)
-	for most := w.most.Load(); now > most && !w.most.CompareAndSwap(most, now); most = w.most.Load() {
+	for most := w.most.Load(); now > most &&
+		!w.most.CompareAndSwap(most, now); most = w.most.Load() {
 	}
 	if w.hold != nil {
 		w.hold()
@@ -152,7 +153,8 @@ func TestWaitingDiskKeepsNoPlace(t *testing.T) {
 	h.out, h.retry = rawfile.NewServedWriter(file, nil, nil, rawfile.ServedWorth), time.Millisecond
 	copied := make(chan error, 1)
 	go func() { copied <- h.run(t.Context()) }()
-	require.Eventually(t, func() bool { return file.tries.Load() > 2 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return file.tries.Load() > 2 }, 10*time.Second,
+		time.Millisecond)
 
 	_, unreadable := copying(t, shared, func(s Image) Image {
 		return &spoiled{SimImage: s.(filetest.SimImage), block: 5}
@@ -160,7 +162,8 @@ func TestWaitingDiskKeepsNoPlace(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	waiting := make(chan error, 1)
 	go func() { waiting <- unreadable.run(ctx) }()
-	require.Eventually(t, func() bool { return unreadable.o.blocks.clear.Load() == 1 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return unreadable.o.blocks.clear.Load() == 1 },
+		10*time.Second, time.Millisecond)
 
 	other, h := copying(t, shared, nil)
 	require.NoError(t, h.run(t.Context()))

@@ -28,9 +28,9 @@ var (
 	_ disk.Accountant = within{}
 )
 
-// Within returns the disk for one command. A read waits for the image until ctx ends, where the file does not have
-// the blocks; so do a write, a discard and a zeroing of a part of such a block, before they change anything. While they wait they
-// hold no lock.
+// Within returns the disk for one command. A read waits for the image until ctx ends, where the
+// file does not have the blocks; so do a write, a discard and a zeroing of a part of such a block,
+// before they change anything. While they wait they hold no lock.
 func (d distant) Within(ctx context.Context) disk.Disk { return within{d.Disk, ctx} }
 
 // within is a disk for one command.
@@ -47,6 +47,12 @@ func (w within) Discard(off, length int64) error {
 	return w.deallocate(w.ctx, changeDiscard, off, length)
 }
 
-func (w within) Zero(off, length int64) error { return w.deallocate(w.ctx, changeZero, off, length) }
+func (w within) Zero(off, length int64) error {
+	return w.deallocate(w.ctx, changeZero, off,
+		length)
+}
 
-func (w within) Extent(off, length int64) (disk.Extent, error) { return w.extent(w.ctx, off, length) }
+func (w within) Extent(off, length int64) (disk.Extent,
+	error) {
+	return w.extent(w.ctx, off, length)
+}
