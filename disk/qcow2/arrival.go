@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// Guest takes what an Arrival finds. Both methods are called by several goroutines, for parts that do
-// not overlap.
+// Guest takes what an Arrival finds. Both methods are called by several goroutines, for parts that
+// do not overlap.
 type Guest struct {
 	// Write is given stored data, which is not kept. It never goes past the virtual size.
 	Write func(p []byte, off int64) error
@@ -25,13 +25,14 @@ type Guest struct {
 	Zero func(off, length int64) error
 }
 
-// Arrival reads an image whose file comes once, from its beginning to its end, as out of a compressed
-// archive: each cluster goes to its place in the guest as it passes. That takes the tables that say so.
-// Most programs put a table before what it maps, so that one pass is enough. What passes before its table
-// is left for another pass of the same file, of which three are enough for any image.
+// Arrival reads an image whose file comes once, from its beginning to its end, as out of a
+// compressed archive: each cluster goes to its place in the guest as it passes. That takes the
+// tables that say so. Most programs put a table before what it maps, so that one pass is enough.
+// What passes before its table is left for another pass of the same file, of which three are enough
+// for any image.
 //
-// The header is checked as Open does, tables and entries as they come. Refcounts are not looked at, nor
-// whether data shares a cluster with them: what is written is a disk, and no image any more.
+// The header is checked as Open does, tables and entries as they come. Refcounts are not looked at,
+// nor whether data shares a cluster with them: what is written is a disk, and no image any more.
 type Arrival struct {
 	hdr      *header
 	fileSize int64
@@ -49,12 +50,13 @@ type Arrival struct {
 	unused     sync.Pool      // of *arrivalJob
 }
 
-// lookBack is how much of what has passed is kept. Before the first cluster that a new L2 table maps,
-// qemu-img goes on in the cluster in which it last packed compressed data, and that lies before the table.
+// lookBack is how much of what has passed is kept. Before the first cluster that a new L2 table
+// maps, qemu-img goes on in the cluster in which it last packed compressed data, and that lies
+// before the table.
 func (a *Arrival) lookBack() int64 { return max(1<<20, 2*a.hdr.clusterSize()) }
 
-// maxKeptTables is how much of the L2 tables is in memory at once, at most: of an image of 64 KiB clusters
-// with all of them at its front, they map 2 TiB. Bytes.
+// maxKeptTables is how much of the L2 tables is in memory at once, at most: of an image of 64 KiB
+// clusters with all of them at its front, they map 2 TiB. Bytes.
 const maxKeptTables = 256 << 20
 
 // NewArrival reads the header from the beginning of the file, of which head has at least as much as
@@ -89,8 +91,8 @@ func (a *Arrival) Backing() (file, format string) { return a.hdr.backingFile, a.
 // Done tells whether everything has been found.
 func (a *Arrival) Done() bool { return a.passing && len(a.later) == 0 }
 
-// arrivalTask is something in the file that is wanted: a part of the L1 table, an L2 table, or the next
-// entry of an L2 table that has been read.
+// arrivalTask is something in the file that is wanted: a part of the L1 table, an L2 table, or the
+// next entry of an L2 table that has been read.
 type arrivalTask struct {
 	off   int64 // in the file
 	index int64 // of the first L1 entry, or of the L2 table
@@ -123,8 +125,8 @@ func (a *Arrival) want(t *arrivalTask) {
 // ClusterSize is how much of the guest is stored as one. Bytes.
 func (a *Arrival) ClusterSize() int64 { return a.hdr.clusterSize() }
 
-// Pass reads the file once, and gives the guest what it finds. in is not read to its end where the rest
-// is not needed.
+// Pass reads the file once, and gives the guest what it finds. in is not read to its end where the
+// rest is not needed.
 func (a *Arrival) Pass(ctx context.Context, in io.Reader, guest Guest) error {
 	a.passing, a.guest = true, guest
 	a.now, a.later = a.later, nil
@@ -143,7 +145,8 @@ func (a *Arrival) Pass(ctx context.Context, in io.Reader, guest Guest) error {
 }
 
 const (
-	// arrivalBatch is how much of the file goes to a worker at once, unless clusters are larger. Bytes.
+	// arrivalBatch is how much of the file goes to a worker at once, unless clusters are larger.
+	// Bytes.
 	arrivalBatch = 1 << 20
 	// arrivalGap is how much lies between two parts of a batch, at most. Bytes.
 	arrivalGap = 64 << 10
@@ -259,7 +262,8 @@ func (a *Arrival) loadL2(w *window, t *arrivalTask) error {
 		return fmt.Errorf("reading the L2 table at %#x: %w", t.off, err)
 	}
 	raw := slices.Clone(data[:n*h.entrySize()])
-	now, later := &arrivalTask{index: t.index, table: true, raw: raw}, &arrivalTask{index: t.index, table: true, raw: raw}
+	now, later := &arrivalTask{index: t.index, table: true, raw: raw},
+		&arrivalTask{index: t.index, table: true, raw: raw}
 	for i := range n {
 		e := binary.BigEndian.Uint64(raw[i*h.entrySize():])
 		stored, err := a.check(raw, i, first+i, e)
@@ -283,10 +287,13 @@ func (a *Arrival) loadL2(w *window, t *arrivalTask) error {
 			continue
 		}
 		if a.kept += int64(len(raw)); a.kept > maxKeptTables {
-			return unsupported("copy it as it is (--format original), or convert it to larger clusters with \"qemu-img convert\"",
+			return unsupported("copy it as it is (--format original), or convert it to larger "+
+				"clusters with \"qemu-img convert\"",
 				"it has too many tables before its data to be expanded as it comes")
 		}
-		place := func(i int32) int64 { return a.hostOf(binary.BigEndian.Uint64(raw[int64(i)*h.entrySize():])) }
+		place := func(i int32) int64 {
+			return a.hostOf(binary.BigEndian.Uint64(raw[int64(i)*h.entrySize():]))
+		}
 		slices.SortFunc(t.order, func(x, y int32) int { return cmp.Compare(place(x), place(y)) })
 		t.off = a.place(t)
 		a.want(t)
@@ -321,7 +328,8 @@ func (a *Arrival) check(raw []byte, i, cluster int64, e uint64) (stored bool, er
 		case sub != 0:
 			return false, bad("the compressed cluster of guest offset %d has subclusters", guest)
 		case off < h.clusterSize() || off >= a.fileSize:
-			return false, bad("the compressed data of guest offset %d lies at %#x, outside of the file", guest, off)
+			return false, bad("the compressed data of guest offset %d lies at %#x, outside of "+
+				"the file", guest, off)
 		}
 		return true, nil
 	}
@@ -337,11 +345,14 @@ func (a *Arrival) check(raw []byte, i, cluster int64, e uint64) (stored bool, er
 	case host == 0 || h.extended() && alloc == 0 || e&entryZero != 0:
 		return false, nil
 	case host&(h.clusterSize()-1) != 0:
-		return false, bad("the cluster of guest offset %d lies at %#x, which is not aligned", guest, host)
+		return false, bad("the cluster of guest offset %d lies at %#x, which is not aligned", guest,
+			host)
 	case host >= a.fileSize:
-		return false, bad("the cluster of guest offset %d lies at %#x, past the end of the file", guest, host)
+		return false, bad("the cluster of guest offset %d lies at %#x, past the end of the file",
+			guest, host)
 	case a.metadata[host] || a.inL1(host):
-		return false, bad("the cluster of guest offset %d lies at %#x, in the metadata", guest, host)
+		return false, bad("the cluster of guest offset %d lies at %#x, in the metadata", guest,
+			host)
 	}
 	return true, nil
 }
@@ -375,7 +386,8 @@ type arrivalItem struct {
 func (a *Arrival) item(t *arrivalTask) (arrivalItem, error) {
 	i, h := int64(t.order[0]), a.hdr
 	e := binary.BigEndian.Uint64(t.raw[i*h.entrySize():])
-	item := arrivalItem{raw: t.raw, i: i, entry: e, guest: (t.index*h.l2Entries() + i) << h.clusterBits}
+	item := arrivalItem{raw: t.raw, i: i, entry: e,
+		guest: (t.index*h.l2Entries() + i) << h.clusterBits}
 	if e&entryCompressed != 0 {
 		off, length := h.compressedRange(e)
 		item.off, item.end = off, min(off+length, a.fileSize)
@@ -395,5 +407,6 @@ func (a *Arrival) item(t *arrivalTask) (arrivalItem, error) {
 	return item, nil
 }
 
-// minStarts is how many starts are remembered, at least, before those that have passed are forgotten.
+// minStarts is how many starts are remembered, at least, before those that have passed are
+// forgotten.
 const minStarts = 1 << 16

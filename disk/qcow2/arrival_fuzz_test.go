@@ -19,14 +19,19 @@ func FuzzArrival(f *testing.F) {
 		const limit = 1 << 20
 		got := make([]byte, limit)
 		a, err := NewArrival(b, int64(len(b)), Options{MaxVirtualSize: limit})
-		guest := Guest{Write: func(p []byte, off int64) error { copy(got[off:off+int64(len(p))], p); return nil }}
+		guest := Guest{Write: func(p []byte,
+			off int64) error {
+			copy(got[off:off+int64(len(p))], p)
+			return nil
+		}}
 		for passes := 0; err == nil && !a.Done(); passes++ {
 			if passes == 3 {
 				t.Fatal("more than three passes")
 			}
 			err = a.Pass(context.Background(), bytes.NewReader(b), guest)
 		}
-		im, openErr := Open(bg, near{bytes.NewReader(b)}, int64(len(b)), Options{MaxVirtualSize: limit})
+		im, openErr := Open(bg, near{bytes.NewReader(b)}, int64(len(b)),
+			Options{MaxVirtualSize: limit})
 		if openErr != nil {
 			return
 		}

@@ -18,15 +18,20 @@ import (
 // guestOf writes into p, which has zeros or the backing file's content.
 func guestOf(p []byte) qcow2.Guest {
 	return qcow2.Guest{
-		Write: func(data []byte, off int64) error { copy(p[off:off+int64(len(data))], data); return nil },
-		Zero:  func(off, length int64) error { clear(p[off : off+length]); return nil },
+		Write: func(data []byte,
+			off int64) error {
+			copy(p[off:off+int64(len(data))], data)
+			return nil
+		},
+		Zero: func(off, length int64) error { clear(p[off : off+length]); return nil },
 	}
 }
 
 // arrive reads a file as it comes into p, and returns how often it had to come.
 func arrive(t testing.TB, file, p []byte, small bool) (passes int) {
 	t.Helper()
-	a, err := qcow2.NewArrival(file[:min(len(file), qcow2.HeadSize)], int64(len(file)), qcow2.Options{})
+	a, err := qcow2.NewArrival(file[:min(len(file), qcow2.HeadSize)], int64(len(file)),
+		qcow2.Options{})
 	require.NoError(t, err)
 	require.Equal(t, int64(len(p)), a.Size())
 	for !a.Done() {
@@ -49,7 +54,8 @@ func compareArrival(t testing.TB, path string, want []byte) (passes int) {
 	lay = func(path string) {
 		file, err := os.ReadFile(path)
 		require.NoError(t, err)
-		a, err := qcow2.NewArrival(file[:min(len(file), qcow2.HeadSize)], int64(len(file)), qcow2.Options{})
+		a, err := qcow2.NewArrival(file[:min(len(file), qcow2.HeadSize)], int64(len(file)),
+			qcow2.Options{})
 		require.NoError(t, err)
 		own := make([]byte, a.Size())
 		if name, format := a.Backing(); format == "raw" {
@@ -72,8 +78,8 @@ func compareArrival(t testing.TB, path string, want []byte) (passes int) {
 	return passes
 }
 
-// TestArrivalPasses counts how often the file has to come: once, for what qemu-img writes; more often
-// where a table lies behind what it maps.
+// TestArrivalPasses counts how often the file has to come: once, for what qemu-img writes; more
+// often where a table lies behind what it maps.
 func TestArrivalPasses(t *testing.T) {
 	needTool(t, "qemu-img", "qemu-io")
 	dir := t.TempDir()
@@ -94,7 +100,8 @@ func TestArrivalPasses(t *testing.T) {
 		{"-o", "extended_l2=on,cluster_size=128k"},
 	} {
 		path := filepath.Join(dir, "image")
-		runTool(t, "qemu-img", append(append([]string{"convert", "-f", "raw", "-O", "qcow2"}, args...), raw, path)...)
+		runTool(t, "qemu-img",
+			append(append([]string{"convert", "-f", "raw", "-O", "qcow2"}, args...), raw, path)...)
 		passes := compareArrival(t, path, content)
 		if slices.Contains(args, "-W") { // out of order: some tables lie behind what they map
 			require.LessOrEqual(t, passes, 2)
@@ -105,7 +112,8 @@ func TestArrivalPasses(t *testing.T) {
 
 	// The larger table of a larger disk lies behind everything else.
 	path := filepath.Join(dir, "grown")
-	runTool(t, "qemu-img", "convert", "-f", "raw", "-O", "qcow2", "-o", "cluster_size=4k", raw, path)
+	runTool(t, "qemu-img", "convert", "-f", "raw", "-O", "qcow2", "-o", "cluster_size=4k", raw,
+		path)
 	runTool(t, "qemu-img", "resize", "-q", path, "64G")
 	file, err := os.ReadFile(path)
 	require.NoError(t, err)

@@ -85,7 +85,8 @@ func (a *Arrival) unpack(j *arrivalJob, buf []byte) error {
 		if n == 0 {
 			first = item.guest
 		}
-		if err := a.codec.decode(buf[n:n+size], j.data[item.off-j.begin:item.end-j.begin], item.off); err != nil {
+		if err := a.codec.decode(buf[n:n+size], j.data[item.off-j.begin:item.end-j.begin],
+			item.off); err != nil {
 			return err
 		}
 		n += size
@@ -97,7 +98,8 @@ func (a *Arrival) unpack(j *arrivalJob, buf []byte) error {
 func (a *Arrival) plain(j *arrivalJob) error {
 	for i := 0; i < len(j.items); {
 		first, last := j.items[i], j.items[i]
-		for i++; i < len(j.items) && j.items[i].off == last.end && j.items[i].guest-first.guest == last.end-first.off; i++ {
+		for i++; i < len(j.items) && j.items[i].off == last.end && j.items[i].guest-first.guest ==
+			last.end-first.off; i++ {
 			last = j.items[i]
 		}
 		if err := a.write(j.data[first.off-j.begin:last.end-j.begin], first.guest); err != nil {
@@ -139,7 +141,8 @@ type window struct {
 // windowSize is how much is read at once, unless more is asked for. Bytes.
 const windowSize = 1 << 20
 
-// at is a part of the file, until the next call. What lies more than w.keep before it has passed then.
+// at is a part of the file, until the next call. What lies more than w.keep before it has passed
+// then.
 func (w *window) at(off, length int64) ([]byte, error) {
 	if need := off - w.base + length; need > int64(len(w.buf)) {
 		if err := w.fill(off, length); err != nil {

@@ -21,8 +21,8 @@ func (n near) ReadAt(_ context.Context, p []byte, off int64) (int, error) {
 
 var bg = context.Background()
 
-// image is a small image that tests take apart. Its clusters: 0 header, 1 refcount table, 2 refcount block, 3 L1
-// table, 4 L2 table, 5 and up data.
+// image is a small image that tests take apart. Its clusters: 0 header, 1 refcount table, 2
+// refcount block, 3 L1 table, 4 L2 table, 5 and up data.
 type image struct {
 	b    []byte
 	bits uint
@@ -105,7 +105,8 @@ func (im *image) opensAs(t *testing.T, want []byte) *Image {
 	return got
 }
 
-// holdsNothing fails where something that was read is still held: it would stay in memory, and soon nothing else would.
+// holdsNothing fails where something that was read is still held: it would stay in memory, and soon
+// nothing else would.
 func (im *Image) holdsNothing(t *testing.T) {
 	t.Helper()
 	for _, c := range []*cache{&im.tables, &im.passing, &im.decoded} {

@@ -29,8 +29,9 @@ type cache struct {
 	load   func(ctx context.Context, p []byte, at uint64) error
 	shards []shard
 
-	// What is loaded aside is not kept: more readers than slots, as large clusters have few. One for each processor keeps them all
-	// busy, and more would only take memory, of which an image could ask for a lot.
+	// What is loaded aside is not kept: more readers than slots, as large clusters have few. One
+	// for each processor keeps them all busy, and more would only take memory, of which an image
+	// could ask for a lot.
 	places  chan struct{} // full: no more
 	buffers sync.Pool     // of *[]byte, for a block
 }
@@ -42,7 +43,8 @@ type shard struct {
 	slots  []slot // guarded by mu
 }
 
-// slot holds a block. Its data is written by whoever loads it, and not changed while it is pinned after that.
+// slot holds a block. Its data is written by whoever loads it, and not changed while it is pinned
+// after that.
 type slot struct {
 	key     int64 // guarded by shard.mu; -1: none
 	used    int64 // guarded by shard.mu
@@ -63,7 +65,8 @@ type pinned struct {
 	aside *[]byte // nil: it was not
 }
 
-// init prepares a cache for blocks of size bytes. load fills p with a block, or its beginning, from the place in the file that get is told.
+// init prepares a cache for blocks of size bytes. load fills p with a block, or its beginning, from
+// the place in the file that get is told.
 func (c *cache) init(size, memory int64,
 	load func(ctx context.Context, p []byte, at uint64) error,
 ) {
@@ -81,8 +84,9 @@ func (c *cache) init(size, memory int64,
 	}
 }
 
-// get returns a block, which is at the given place of the file, and has to be released. Its first need bytes are there; a block of
-// which more is wanted later is then loaded whole. A failure is not kept.
+// get returns a block, which is at the given place of the file, and has to be released. Its first
+// need bytes are there; a block of which more is wanted later is then loaded whole. A failure is
+// not kept.
 func (c *cache) get(ctx context.Context, key int64, at uint64, need int64) (pinned, error) {
 	s := &c.shards[uint64(key)%uint64(len(c.shards))]
 	s.mu.Lock()
@@ -149,7 +153,8 @@ func (s *shard) waitLocked(ctx context.Context, key int64) (*slot, error) {
 	return nil, nil
 }
 
-// fill loads a slot. Also where that panics, which ends no more than a session, whoever waits for the block goes on, and the slot is free.
+// fill loads a slot. Also where that panics, which ends no more than a session, whoever waits for
+// the block goes on, and the slot is free.
 func (c *cache) fill(ctx context.Context, s *shard, b *slot, at uint64, need int64) (err error) {
 	err = errNotLoaded
 	defer func() {
@@ -170,8 +175,8 @@ func (c *cache) fill(ctx context.Context, s *shard, b *slot, at uint64, need int
 	return err
 }
 
-// loadAside loads a whole block that is not kept. It may have to wait for others to release theirs, so nobody asks for one who holds one of
-// the same cache.
+// loadAside loads a whole block that is not kept. It may have to wait for others to release theirs,
+// so nobody asks for one who holds one of the same cache.
 func (c *cache) loadAside(ctx context.Context, at uint64) (p pinned, err error) {
 	select {
 	case c.places <- struct{}{}:
@@ -199,7 +204,8 @@ func (c *cache) loadAside(ctx context.Context, at uint64) (p pinned, err error) 
 	return p, err
 }
 
-// peek returns a block, which has to be released, if the whole of it is there. It waits for nothing.
+// peek returns a block, which has to be released, if the whole of it is there. It waits for
+// nothing.
 func (c *cache) peek(key int64) (p pinned, ok bool) {
 	s := &c.shards[uint64(key)%uint64(len(c.shards))]
 	s.mu.Lock()

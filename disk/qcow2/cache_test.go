@@ -17,7 +17,8 @@ import (
 // words is content with text in it, so that it is compressed with codes of its own.
 func words(size int, seed uint64) []byte {
 	r := rand.New(rand.NewPCG(seed, 3))
-	dictionary := []string{"disk", "image", "of the", "machine", "cluster", "\n", ", ", "0x", "read", "a", "table", "is", "entry", "=", "offset"}
+	dictionary := []string{"disk", "image", "of the", "machine", "cluster", "\n", ", ", "0x",
+		"read", "a", "table", "is", "entry", "=", "offset"}
 	var b bytes.Buffer
 	for b.Len() < size {
 		b.WriteString(dictionary[r.IntN(len(dictionary))])
@@ -37,7 +38,8 @@ func (f *countedFile) ReadAt(p []byte, off int64) (int, error) {
 	return f.Reader.ReadAt(p, off)
 }
 
-// compressedImage is an image of whole compressed clusters of 64 KiB, one behind the other, and its content.
+// compressedImage is an image of whole compressed clusters of 64 KiB, one behind the other, and its
+// content.
 func compressedImage(t testing.TB, clusters int, kind uint8) (*Image, *countedFile, []byte) {
 	t.Helper()
 	im, content := compressedFile(t, clusters, kind)
@@ -82,7 +84,8 @@ func TestSequentialReadsDecodeOnce(t *testing.T) {
 	}
 }
 
-// TestReadsInTheMiddleDecodeToThere counts what is decoded of clusters by what is loaded into the cache.
+// TestReadsInTheMiddleDecodeToThere counts what is decoded of clusters by what is loaded into the
+// cache.
 func TestReadsInTheMiddleDecodeToThere(t *testing.T) {
 	for _, kind := range []uint8{compressionZlib, compressionZstd} {
 		im, _, content := compressedImage(t, 4, kind)
@@ -105,7 +108,8 @@ func TestReadsInTheMiddleDecodeToThere(t *testing.T) {
 		if kind == compressionZstd {
 			part = 1 << 16
 		}
-		require.Equal(t, []int{part, 1 << 16, 1 << 16}, loaded, "a part; a part of that again; nearly all; the beginning")
+		require.Equal(t, []int{part, 1 << 16, 1 << 16}, loaded,
+			"a part; a part of that again; nearly all; the beginning")
 		require.False(t, decodes(im, 20<<10))
 		require.Equal(t, kind == compressionZlib, decodes(im, 24<<10))
 		loaded = nil
@@ -165,7 +169,8 @@ func TestWholeClustersAreReadTogether(t *testing.T) {
 	}
 }
 
-// TestWholeClustersThatDoNotLieTogether has clusters in the reverse order, with gaps, and with others in between.
+// TestWholeClustersThatDoNotLieTogether has clusters in the reverse order, with gaps, and with
+// others in between.
 func TestWholeClustersThatDoNotLieTogether(t *testing.T) {
 	const bits, cs, clusters = 16, 1 << 16, 24
 	content := words(clusters<<bits, 2)
@@ -313,8 +318,8 @@ func TestCacheFailuresAndFullShards(t *testing.T) {
 	require.Equal(t, before, loads)
 }
 
-// However many readers there are, memory is taken for no more blocks than there are slots and processors, also after failures, and all of
-// them have their turn.
+// However many readers there are, memory is taken for no more blocks than there are slots and
+// processors, also after failures, and all of them have their turn.
 func TestCacheBoundsWhatIsLoadedAside(t *testing.T) {
 	const readers = 64
 	failure := errors.New("no luck")
@@ -402,12 +407,14 @@ func TestReadsDoNotAllocate(t *testing.T) {
 			for range 50 { // fill the caches
 				f()
 			}
-			require.Less(t, testing.AllocsPerRun(100, f), 1.0, "%s, %d bytes", im.Info().Compression, size)
+			require.Less(t, testing.AllocsPerRun(100, f), 1.0, "%s, %d bytes",
+				im.Info().Compression, size)
 		}
 	}
 }
 
-// A decoder that panics ends the session that asked. Whoever waits for the same cluster, or asks for it later, is not held up.
+// A decoder that panics ends the session that asked. Whoever waits for the same cluster, or asks
+// for it later, is not held up.
 func TestPanicWhileLoading(t *testing.T) {
 	var c cache
 	loading, waits := make(chan struct{}), make(chan struct{})

@@ -9,8 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A table that is read again after the image was opened, and has been changed since, is not what was validated. Whatever it says, reads
-// return something or an error.
+// A table that is read again after the image was opened, and has been changed since, is not what
+// was validated. Whatever it says, reads return something or an error.
 func TestTableIsChangedAfterValidation(t *testing.T) {
 	const bits, cs = 12, 1 << 12
 	changes := map[string]uint64{
@@ -86,7 +86,8 @@ func (f *shrinkingFile) ReadAt(p []byte, off int64) (int, error) {
 	return bytes.NewReader(f.b[:f.size]).ReadAt(p, off)
 }
 
-// A file that becomes shorter under the reader is an error of storage. The end of the disk, which io.EOF means, is somewhere else.
+// A file that becomes shorter under the reader is an error of storage. The end of the disk, which
+// io.EOF means, is somewhere else.
 func TestFileBecomesShorter(t *testing.T) {
 	const bits, cs = 16, 1 << 16
 	im := newImage(bits, 8*cs, 3)

@@ -11,11 +11,12 @@ import (
 	"kubevirt.io/disk/disk/qcow2/internal/inflate"
 )
 
-// maxZstdWindow is the largest window that a zstd frame may ask for, bytes: four of the largest clusters.
+// maxZstdWindow is the largest window that a zstd frame may ask for, bytes: four of the largest
+// clusters.
 const maxZstdWindow = 8 << 20
 
-// codec decodes compressed clusters. A cluster's data is one stream that yields exactly a cluster; what follows it
-// belongs to other clusters.
+// codec decodes compressed clusters. A cluster's data is one stream that yields exactly a cluster;
+// what follows it belongs to other clusters.
 type codec struct {
 	kind     uint8
 	decoders sync.Pool // of *inflate.Decoder or *zstdDecoder
@@ -31,11 +32,12 @@ func (c *codec) name() string {
 	return "zlib"
 }
 
-// stopsEarly reports whether decoding the beginning of a cluster takes less time than decoding it whole. A zstd frame of a cluster is one
-// block, whose parts the library does not give away.
+// stopsEarly reports whether decoding the beginning of a cluster takes less time than decoding it
+// whole. A zstd frame of a cluster is one block, whose parts the library does not give away.
 func (c *codec) stopsEarly() bool { return c.kind == compressionZlib }
 
-// decode fills p, which is one cluster, or its beginning where that stopsEarly, from data, which lies at off in the file.
+// decode fills p, which is one cluster, or its beginning where that stopsEarly, from data, which
+// lies at off in the file.
 func (c *codec) decode(p, data []byte, off int64) (err error) {
 	if c.kind == compressionZstd {
 		err = c.zstd(p, data)
@@ -53,7 +55,8 @@ var (
 	errLong  = errors.New("it is more than a cluster")
 )
 
-// zlib decodes what the format calls so: raw deflate. As in QEMU, a stream that would go on is as good as one that ends.
+// zlib decodes what the format calls so: raw deflate. As in QEMU, a stream that would go on is as
+// good as one that ends.
 func (c *codec) zlib(p, data []byte) error {
 	d, _ := c.decoders.Get().(*inflate.Decoder)
 	if d == nil {
@@ -67,8 +70,9 @@ func (c *codec) zlib(p, data []byte) error {
 	return err
 }
 
-// zstdSlack is the room behind the output, bytes, with which the library need not look after every copy whether there is
-// any: a block's largest output, and what a copy in large steps writes too much. With it decoding is a third faster.
+// zstdSlack is the room behind the output, bytes, with which the library need not look after every
+// copy whether there is any: a block's largest output, and what a copy in large steps writes too
+// much. With it decoding is a third faster.
 const zstdSlack = 128<<10 + 64
 
 // zstdDecoder is a decoder with memory for a cluster and the slack.
@@ -78,7 +82,8 @@ type zstdDecoder struct {
 }
 
 func newZstdDecoder(cluster int) (*zstdDecoder, error) {
-	d, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecodeAllCapLimit(true),
+	d, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true),
+		zstd.WithDecodeAllCapLimit(true),
 		zstd.WithDecoderMaxWindow(maxZstdWindow), zstd.WithDecoderMaxMemory(maxZstdWindow))
 	return &zstdDecoder{d, make([]byte, 0, cluster+zstdSlack)}, err
 }
@@ -110,8 +115,8 @@ func (c *codec) zstd(p, data []byte) error {
 	return nil
 }
 
-// frameLength is how long the zstd frame is that data begins with: whoever decodes a whole one must know where it ends,
-// as other clusters' data may follow (RFC 8878, section 3.1.1).
+// frameLength is how long the zstd frame is that data begins with: whoever decodes a whole one must
+// know where it ends, as other clusters' data may follow (RFC 8878, section 3.1.1).
 func frameLength(data []byte) (int, error) {
 	var h zstd.Header
 	if err := h.Decode(data); err != nil {

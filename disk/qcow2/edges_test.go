@@ -8,7 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestLargestVirtualSize lifts the limit: what would overflow is refused as any other size that the L1 table is too short for.
+// TestLargestVirtualSize lifts the limit: what would overflow is refused as any other size that the
+// L1 table is too short for.
 func TestLargestVirtualSize(t *testing.T) {
 	for _, bits := range []uint{minClusterBits, 16, maxClusterBits} {
 		for _, size := range []uint64{math.MaxInt64, math.MaxInt64 &^ 511} {
@@ -29,8 +30,8 @@ func TestTooManyClusters(t *testing.T) {
 	require.ErrorContains(t, err, "too many")
 }
 
-// TestMetadataOfSeveralClusters puts data into each cluster of an L1 table and of a refcount table, and onto a block that the end of the
-// latter names.
+// TestMetadataOfSeveralClusters puts data into each cluster of an L1 table and of a refcount table,
+// and onto a block that the end of the latter names.
 func TestMetadataOfSeveralClusters(t *testing.T) {
 	const bits, cs = 9, 1 << 9
 	const tables, l1Clusters = 2 * cs / 8, 2
@@ -43,13 +44,16 @@ func TestMetadataOfSeveralClusters(t *testing.T) {
 		im.put64(48, refTable<<bits)
 		im.put32(56, refClusters)
 		im.put64(block<<bits-8, block<<bits)
-		im.put64(atL1<<bits, first<<bits|entryCopied) // the L1 table has a second cluster where newImage has the L2 table
+		// the L1 table has a second cluster where newImage has the L2 table
+		im.put64(atL1<<bits, first<<bits|entryCopied)
 		return im
 	}
 	_, err := build().open()
 	require.NoError(t, err)
-	for _, size = range []uint64{size, 8 * cs} { // of the latter, the L1 table has more entries than it needs
-		for _, taken := range []uint64{atL1, atL1 + 1, refTable, refTable + 1, refTable + refClusters - 1, block, first} {
+	// of the latter, the L1 table has more entries than it needs
+	for _, size = range []uint64{size, 8 * cs} {
+		for _, taken := range []uint64{atL1, atL1 + 1, refTable, refTable + 1,
+			refTable + refClusters - 1, block, first} {
 			im := build()
 			im.put64(first<<bits, taken<<bits|entryCopied)
 			_, err := im.open()
@@ -72,7 +76,8 @@ func TestExtensionsAndTheirEnd(t *testing.T) {
 		"a name right behind the header": {func(im *image) {
 			im.put64(8, headerLenV3)
 			im.put32(16, 11)
-			copy(im.b[headerLenV3:], "\x05\x37\xbe\x77.qcow2x") // as the extension of LUKS, were it one
+			// as the extension of LUKS, were it one
+			copy(im.b[headerLenV3:], "\x05\x37\xbe\x77.qcow2x")
 		}, "\x05\x37\xbe\x77.qcow2x", ""},
 		"a name at the end of the cluster": {func(im *image) {
 			im.put64(8, cs-4)
@@ -90,8 +95,14 @@ func TestExtensionsAndTheirEnd(t *testing.T) {
 			im.put64(8, headerLenV3+11)
 			im.put32(16, 4)
 		}, "base", "raw"},
-		"an extension to the end of the cluster": {func(im *image) { extension(im, headerLenV3, 0x12345678, cs-headerLenV3-8) }, "", ""},
-		"behind the end of the extensions":       {func(im *image) { extension(im, headerLenV3+8, extLUKS, 8) }, "", ""},
+		"an extension to the end of the cluster": {func(im *image) {
+			extension(im, headerLenV3,
+				0x12345678, cs-headerLenV3-8)
+		}, "", ""},
+		"behind the end of the extensions": {func(im *image) {
+			extension(im, headerLenV3+8,
+				extLUKS, 8)
+		}, "", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			im := newImage(bits, 8*cs, 1)
@@ -115,10 +126,12 @@ func TestInfo(t *testing.T) {
 	im.data(0, atData, 1)
 	got, err := im.open()
 	require.NoError(t, err)
-	require.Equal(t, Info{Version: 3, ClusterSize: 1 << 16, VirtualSize: 8 << 16, PlainSize: 1 << 16, LazyRefcounts: true, Snapshots: 3}, got.Info())
+	require.Equal(t, Info{Version: 3, ClusterSize: 1 << 16, VirtualSize: 8 << 16,
+		PlainSize: 1 << 16, LazyRefcounts: true, Snapshots: 3}, got.Info())
 }
 
-// TestSubclusters has a whole cluster of them and one that the end of the disk cuts: within the second of its last three that are stored.
+// TestSubclusters has a whole cluster of them and one that the end of the disk cuts: within the
+// second of its last three that are stored.
 func TestSubclusters(t *testing.T) {
 	const bits, cs, sub = 16, 1 << 16, 1 << 16 / 32
 	const size = 2*cs + 6*sub + 512
@@ -142,7 +155,8 @@ func TestSubclusters(t *testing.T) {
 	for off, c := range map[int64]struct {
 		n    int64
 		kind Kind
-	}{0: {3 * sub, KindUnallocated}, 3*sub + 10: {2*sub - 10, KindData}, 5 * sub: {sub, KindZero}, 31 * sub: {cs + sub, KindData},
+	}{0: {3 * sub, KindUnallocated}, 3*sub + 10: {2*sub - 10, KindData}, 5 * sub: {sub, KindZero},
+		31 * sub:     {cs + sub, KindData},
 		2*cs + 4*sub: {sub, KindZero}, 2*cs + 5*sub: {sub + 512, KindData}} {
 		n, kind, err := got.Extent(bg, off, size-off)
 		require.NoError(t, err)
@@ -151,7 +165,8 @@ func TestSubclusters(t *testing.T) {
 	}
 }
 
-// TestReadsLeaveNothingOfTheBuffer reads everything that the file does not have into memory that somebody else has used.
+// TestReadsLeaveNothingOfTheBuffer reads everything that the file does not have into memory that
+// somebody else has used.
 func TestReadsLeaveNothingOfTheBuffer(t *testing.T) {
 	const bits, cs = 16, 1 << 16
 	im := newImage(bits, 8*cs, 1)
@@ -169,7 +184,8 @@ func TestReadsLeaveNothingOfTheBuffer(t *testing.T) {
 			got.SetBacking(near{bytes.NewReader(bytes.Repeat([]byte{9}, backing))}, int64(backing))
 			copy(want[2*cs:], bytes.Repeat([]byte{9}, 1000))
 		}
-		for _, off := range []int{0, 2*cs + 999, 2*cs + 1000, 4 * cs} { // also where there is nothing of the backing file at all
+		// also where there is nothing of the backing file at all
+		for _, off := range []int{0, 2*cs + 999, 2*cs + 1000, 4 * cs} {
 			p := bytes.Repeat([]byte{0xa5}, 8*cs-off)
 			_, err = got.ReadAt(bg, p, int64(off))
 			require.NoError(t, err)
@@ -178,8 +194,8 @@ func TestReadsLeaveNothingOfTheBuffer(t *testing.T) {
 	}
 }
 
-// TestRestOfTheLastTable has anything at all behind the entries that the virtual size needs, in the second of two tables: a disk that was made
-// smaller. It is not looked at.
+// TestRestOfTheLastTable has anything at all behind the entries that the virtual size needs, in the
+// second of two tables: a disk that was made smaller. It is not looked at.
 func TestRestOfTheLastTable(t *testing.T) {
 	const bits, cs, entries = 9, 1 << 9, 1 << 9 / 8
 	im := newImage(bits, (entries+3)*cs+512, 3)
@@ -196,7 +212,8 @@ func TestRestOfTheLastTable(t *testing.T) {
 	require.ErrorAs(t, err, new(*FormatError))
 }
 
-// TestFileEndsWithinASector has compressed data at the end of a file, of which the last sector is not whole, from its first byte on.
+// TestFileEndsWithinASector has compressed data at the end of a file, of which the last sector is
+// not whole, from its first byte on.
 func TestFileEndsWithinASector(t *testing.T) {
 	const bits, cs = 16, 1 << 16
 	want := words(cs, 1)
@@ -211,7 +228,8 @@ func TestFileEndsWithinASector(t *testing.T) {
 	}
 }
 
-// TestScatteredClusters reads clusters that follow each other for the guest and not in the file, and asks where they lie.
+// TestScatteredClusters reads clusters that follow each other for the guest and not in the file,
+// and asks where they lie.
 func TestScatteredClusters(t *testing.T) {
 	const bits, cs = 16, 1 << 16
 	im := newImage(bits, 3*cs+512, 4)
@@ -225,7 +243,8 @@ func TestScatteredClusters(t *testing.T) {
 	got := im.opensAs(t, want)
 
 	for _, c := range []struct{ off, length, host, n int64 }{
-		{0, 4 * cs, (atData + 2) * cs, 2 * cs}, {cs + 5, 10, (atData+3)*cs + 5, 10}, {2*cs + 512, 4 * cs, atData*cs + 512, cs},
+		{0, 4 * cs, (atData + 2) * cs, 2 * cs}, {cs + 5, 10, (atData+3)*cs + 5, 10},
+		{2*cs + 512, 4 * cs, atData*cs + 512, cs},
 	} {
 		host, n, ok := got.Stored(bg, c.off, c.length)
 		require.True(t, ok)

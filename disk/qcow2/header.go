@@ -1,15 +1,15 @@
 // Package qcow2 reads and writes disk images in QEMU's qcow2 format.
 //
-// Open reads versions 2 and 3 without trusting them. An image is validated completely when it is opened;
-// reading afterwards cannot leave the file, follow a table into other metadata, or cost more memory than
-// its caches. Write stores a disk as an image of version 3, compressed or not. Neither opens a file by
-// itself, and an image that is there is never changed.
+// Open reads versions 2 and 3 without trusting them. An image is validated completely when it is
+// opened; reading afterwards cannot leave the file, follow a table into other metadata, or cost
+// more memory than its caches. Write stores a disk as an image of version 3, compressed or not.
+// Neither opens a file by itself, and an image that is there is never changed.
 //
 // The file is an array of clusters, all numbers big-endian:
 //
 //	header        in cluster 0; see below
 //	L1 table      one 8-byte entry per L2 table
-//	L2 tables     one cluster each; an 8-byte entry per guest cluster, or a 16-byte one with subclusters
+//	L2 tables     one cluster each; 8 bytes per guest cluster, or 16 with subclusters
 //	refcounts     a table and blocks, which reading does not need
 //	data          guest clusters, or compressed ones packed at any byte
 //
@@ -68,8 +68,10 @@ const (
 
 // FormatError says what is wrong with an image.
 type FormatError struct {
-	Why    string
-	Action string // what to do with an image that is intact and not supported; "": it is damaged, or no qcow2 image
+	Why string
+	// what to do with an image that is intact and not supported; "": it is damaged, or no qcow2
+	// image
+	Action string
 }
 
 func (e *FormatError) Error() string {
@@ -79,7 +81,9 @@ func (e *FormatError) Error() string {
 	return e.Why
 }
 
-func bad(format string, args ...any) error { return &FormatError{Why: fmt.Sprintf(format, args...)} }
+func bad(format string, args ...any) error {
+	return &FormatError{Why: fmt.Sprintf(format, args...)}
+}
 
 // unsupported is an image that is as it should be, and cannot be served.
 func unsupported(action, format string, args ...any) error {
@@ -91,7 +95,8 @@ const (
 	actionDecrypt = "decrypt it with \"qemu-img convert\": a key cannot be given to the server"
 )
 
-// IsQcow2 says whether a file that begins with head is a qcow2 image; four bytes are enough to tell.
+// IsQcow2 says whether a file that begins with head is a qcow2 image; four bytes are enough to
+// tell.
 func IsQcow2(head []byte) bool { return len(head) >= 4 && binary.BigEndian.Uint32(head) == magic }
 
 // header is what the header cluster says, validated on its own.
@@ -125,8 +130,8 @@ func (h *header) entrySize() int64 {
 // l2Entries is how many guest clusters an L2 table maps.
 func (h *header) l2Entries() int64 { return h.clusterSize() / h.entrySize() }
 
-// l1Need is how many L1 entries the virtual size needs. An image may claim nearly 2^63 bytes where the caller allows that, so nothing is added
-// to it.
+// l1Need is how many L1 entries the virtual size needs. An image may claim nearly 2^63 bytes where
+// the caller allows that, so nothing is added to it.
 func (h *header) l1Need() int64 { return (h.size-1)/(h.l2Entries()<<h.clusterBits) + 1 }
 
 func readHeader(ctx context.Context, r Reader, fileSize int64, opt Options) (*header, error) {
@@ -155,26 +160,32 @@ func readHeader(ctx context.Context, r Reader, fileSize int64, opt Options) (*he
 		headerLen = int64(u32(100))
 		h.incompatible, h.compatible = u64(72), u64(80)
 	case 1:
-		return nil, unsupported("convert it with \"qemu-img convert -f qcow -O qcow2\"", "its version 1 is not supported, and versions 2 and 3 are")
+		return nil, unsupported("convert it with \"qemu-img convert -f qcow -O qcow2\"",
+			"its version 1 is not supported, and versions 2 and 3 are")
 	default:
 		return nil, bad("its version %d is not supported, and versions 2 and 3 are", h.version)
 	}
 	bits := u32(20)
 	if bits < minClusterBits || bits > maxClusterBits {
-		return nil, bad("cluster_bits is %d, outside %d to %d", bits, minClusterBits, maxClusterBits)
+		return nil, bad("cluster_bits is %d, outside %d to %d", bits, minClusterBits,
+			maxClusterBits)
 	}
 	h.clusterBits = uint(bits)
-	if h.version == 3 && (headerLen < headerLenV3 || headerLen > h.clusterSize() || headerLen%8 != 0) {
-		return nil, bad("header_length is %d, outside %d to the cluster size", headerLen, headerLenV3)
+	if h.version == 3 && (headerLen < headerLenV3 || headerLen > h.clusterSize() ||
+		headerLen%8 != 0) {
+		return nil, bad("header_length is %d, outside %d to the cluster size", headerLen,
+			headerLenV3)
 	}
 	if fileSize > maxClusters<<h.clusterBits {
-		return nil, bad("the file has %d bytes, too many for clusters of %d", fileSize, h.clusterSize())
+		return nil, bad("the file has %d bytes, too many for clusters of %d", fileSize,
+			h.clusterSize())
 	}
 	if err := h.checkFeatures(); err != nil {
 		return nil, err
 	}
 	if method := u32(32); method != 0 {
-		return nil, unsupported(actionDecrypt, "the image is encrypted (%s)", encryptionName(method))
+		return nil, unsupported(actionDecrypt, "the image is encrypted (%s)",
+			encryptionName(method))
 	}
 	if headerLen > headerLenV3 && n > headerLenV3 {
 		h.compression = fixed[headerLenV3]
@@ -183,7 +194,8 @@ func readHeader(ctx context.Context, r Reader, fileSize int64, opt Options) (*he
 	case h.compression > compressionZstd:
 		return nil, bad("compression type %d is unknown", h.compression)
 	case set != (h.compression != compressionZlib):
-		return nil, bad("the compression type %d and its feature bit contradict each other", h.compression)
+		return nil, bad("the compression type %d and its feature bit contradict each other",
+			h.compression)
 	}
 	limit := opt.MaxVirtualSize
 	if limit <= 0 {
@@ -199,14 +211,17 @@ func readHeader(ctx context.Context, r Reader, fileSize int64, opt Options) (*he
 	}
 	h.l1Size = u32(36)
 	h.snapshots = int(u32(60))
-	if h.l1Offset, err = h.table("L1 table", u64(40), int64(h.l1Size)*8, maxL1Bytes, fileSize); err != nil {
+	if h.l1Offset, err = h.table("L1 table", u64(40), int64(h.l1Size)*8, maxL1Bytes,
+		fileSize); err != nil {
 		return nil, err
 	}
 	if need := h.l1Need(); int64(h.l1Size) < need {
-		return nil, bad("the L1 table has %d entries, and the virtual size needs %d", h.l1Size, need)
+		return nil, bad("the L1 table has %d entries, and the virtual size needs %d", h.l1Size,
+			need)
 	}
 	h.refTableLen = int64(u32(56))
-	if h.refTableOffset, err = h.table("refcount table", u64(48), h.refTableLen<<h.clusterBits, maxRefTableBytes, fileSize); err != nil {
+	if h.refTableOffset, err = h.table("refcount table", u64(48), h.refTableLen<<h.clusterBits,
+		maxRefTableBytes, fileSize); err != nil {
 		return nil, err
 	}
 	return h, h.readNames(ctx, r, fileSize, headerLen, u64(8), u32(16))
@@ -225,23 +240,28 @@ func encryptionName(method uint32) string {
 func (h *header) checkFeatures() error {
 	switch f := h.incompatible; {
 	case f&incompatCorrupt != 0:
-		return unsupported("repair it with \"qemu-img check -r all\"", "the image is marked corrupt (incompatible feature bit 1)")
+		return unsupported("repair it with \"qemu-img check -r all\"",
+			"the image is marked corrupt (incompatible feature bit 1)")
 	case f&incompatDataFile != 0:
-		return unsupported(actionConvert, "the image keeps its data in an external file (incompatible feature bit 2)")
+		return unsupported(actionConvert, "the image keeps its data in an external file "+
+			"(incompatible feature bit 2)")
 	case f&^uint64(incompatKnown) != 0:
 		unknown := f &^ incompatKnown
 		bit := 0
 		for unknown>>bit&1 == 0 {
 			bit++
 		}
-		return unsupported(actionConvert, "the image needs an unknown feature (incompatible feature bit %d)", bit)
+		return unsupported(actionConvert, "the image needs an unknown feature (incompatible "+
+			"feature bit %d)", bit)
 	case f&incompatExtendedL2 != 0 && h.clusterBits < minExtendedClusterBits:
-		return bad("extended L2 entries need clusters of at least 16 KiB, and they have %d bytes", h.clusterSize())
+		return bad("extended L2 entries need clusters of at least 16 KiB, and they have %d bytes",
+			h.clusterSize())
 	}
 	return nil
 }
 
-// table checks where a table lies: aligned, inside the file, not in the header cluster, at most limit bytes.
+// table checks where a table lies: aligned, inside the file, not in the header cluster, at most
+// limit bytes.
 func (h *header) table(what string, offset uint64, length, limit, fileSize int64) (int64, error) {
 	switch {
 	case length > limit:
@@ -253,7 +273,8 @@ func (h *header) table(what string, offset uint64, length, limit, fileSize int64
 	case offset < uint64(h.clusterSize()):
 		return 0, bad("the %s at %#x lies in the header", what, offset)
 	case offset > uint64(fileSize) || length > fileSize-int64(offset):
-		return 0, bad("the %s at %#x, %d bytes, runs past the end of the file", what, offset, length)
+		return 0, bad("the %s at %#x, %d bytes, runs past the end of the file", what, offset,
+			length)
 	}
 	return int64(offset), nil
 }
@@ -274,7 +295,8 @@ func (h *header) readNames(ctx context.Context, r Reader, fileSize, headerLen in
 		switch {
 		case nameLen == 0 || nameLen > maxNameLen:
 			return bad("the backing file name has %d bytes, outside 1 to %d", nameLen, maxNameLen)
-		case nameOffset < uint64(headerLen) || nameOffset > uint64(len(first)) || uint64(nameLen) > uint64(len(first))-nameOffset:
+		case nameOffset < uint64(headerLen) || nameOffset > uint64(len(first)) ||
+			uint64(nameLen) > uint64(len(first))-nameOffset:
 			return bad("the backing file name lies outside the header cluster")
 		}
 		h.backingFile = string(first[nameOffset:][:nameLen])
@@ -313,14 +335,18 @@ const (
 	sectorSize = 1 << sectorBits
 )
 
-// lengthShift is where in an entry for compressed data the length begins, a bit's number; below it is the offset.
+// lengthShift is where in an entry for compressed data the length begins, a bit's number; below it
+// is the offset.
 func (h *header) lengthShift() uint { return lengthShift(h.clusterBits) }
 
 func lengthShift(clusterBits uint) uint { return 62 - (clusterBits - 8) }
 
-// compressedRange is where an entry's compressed data lies. The length is counted in sectors, so that the last ones
-// of a file may run past its end by less than a sector.
-func (h *header) compressedRange(e uint64) (off, length int64) { return splitEntry(e, h.lengthShift()) }
+// compressedRange is where an entry's compressed data lies. The length is counted in sectors, so
+// that the last ones of a file may run past its end by less than a sector.
+func (h *header) compressedRange(e uint64) (off,
+	length int64) {
+	return splitEntry(e, h.lengthShift())
+}
 
 // splitEntry is compressedRange for who knows lengthShift, as in a loop.
 func splitEntry(e uint64, lengthShift uint) (off, length int64) {

@@ -6,7 +6,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// BenchmarkOpen validates images with 20 GiB of data in 100 GiB, as qemu-img makes them: what a start waits for.
+// BenchmarkOpen validates images with 20 GiB of data in 100 GiB, as qemu-img makes them: what a
+// start waits for.
 func BenchmarkOpen(b *testing.B) {
 	const bits, cs, perTable, tables = 16, 1 << 16, 1 << 13, 44
 	for _, packed := range []uint64{0, 20 << 10} { // bytes of a compressed cluster, about
@@ -27,7 +28,8 @@ func BenchmarkOpen(b *testing.B) {
 						end += cs
 					default:
 						length := packed + uint64(e)*7919%packed
-						im.put64(im.l2(i*perTable+e), entryCompressed|end|((end+length-1)>>9-end>>9)<<(62-(bits-8)))
+						im.put64(im.l2(i*perTable+e),
+							entryCompressed|end|((end+length-1)>>9-end>>9)<<(62-(bits-8)))
 						end += length
 					}
 				}

@@ -73,8 +73,8 @@ func openFile(t testing.TB, path string) *qcow2.Image {
 	return im
 }
 
-// TestRandomImages makes random images of every kind that qemu-img can make, and compares every byte with what
-// qemu-img reads from them.
+// TestRandomImages makes random images of every kind that qemu-img can make, and compares every
+// byte with what qemu-img reads from them.
 func TestRandomImages(t *testing.T) {
 	needTool(t, "qemu-img", "qemu-io")
 	count := 60
@@ -136,16 +136,20 @@ func randomImage(t *testing.T, r *rand.Rand, dir string) {
 		}
 		runTool(t, "qemu-img", append(args, path, strconv.FormatInt(size, 10))...)
 		writeText(t, r, dir)
-		script = randomWrites(r, size, !strings.Contains(opts, "preallocation"), filepath.Join(dir, "text"))
+		script = randomWrites(r, size, !strings.Contains(opts, "preallocation"),
+			filepath.Join(dir, "text"))
 		if len(script) > 0 {
 			runTool(t, "qemu-io", append([]string{"-f", "qcow2", path}, script...)...)
 		}
 		snapshot := r.IntN(8) == 0
 		if snapshot {
 			runTool(t, "qemu-img", "snapshot", "-c", "s", path)
-			runTool(t, "qemu-io", append([]string{"-f", "qcow2", path}, randomWrites(r, size, false, filepath.Join(dir, "text"))...)...)
+			runTool(t, "qemu-io",
+				append([]string{"-f", "qcow2", path},
+					randomWrites(r, size, false, filepath.Join(dir, "text"))...)...)
 		}
-		if r.IntN(6) == 0 && level == depth-1 && !snapshot { // version 2 with a snapshot cannot be resized
+		// version 2 with a snapshot cannot be resized
+		if r.IntN(6) == 0 && level == depth-1 && !snapshot {
 			size += int64(r.IntN(2048)+1) * 512
 			runTool(t, "qemu-img", "resize", "-q", "-f", "qcow2", path, strconv.FormatInt(size, 10))
 		}
@@ -154,7 +158,8 @@ func randomImage(t *testing.T, r *rand.Rand, dir string) {
 	top := filepath.Join(dir, backing)
 	if r.IntN(3) == 0 { // what qemu-img convert writes looks different from what a guest does
 		flat := filepath.Join(dir, "flat.qcow2")
-		opts := "cluster_size=" + pick(r, "512", "4k", "64k", "2M") + ",compression_type=" + pick(r, "zlib", "zstd")
+		opts := "cluster_size=" + pick(r, "512", "4k", "64k", "2M") + ",compression_type=" +
+			pick(r, "zlib", "zstd")
 		runTool(t, "qemu-img", "convert", "-c", "-O", "qcow2", "-o", opts, top, flat)
 		top = flat
 	}
@@ -186,13 +191,14 @@ func randomOptions(r *rand.Rand, backing bool) string {
 	return strings.Join(o, ",")
 }
 
-// writeText writes content that is compressed with literals, matches and codes of its own: words, numbers and noise.
-// A pattern of one byte is nothing but a run.
+// writeText writes content that is compressed with literals, matches and codes of its own: words,
+// numbers and noise. A pattern of one byte is nothing but a run.
 func writeText(t *testing.T, r *rand.Rand, dir string) {
 	t.Helper()
 	const size = 256 << 10 // qemu-io repeats it
 	var b bytes.Buffer
-	words := strings.Fields("the quick brown fox jumps over a lazy dog 0123 0x7f == /usr/lib/libc.so.6 \x00\x00\x01 \xff\xfe kubevirt")
+	words := strings.Fields("the quick brown fox jumps over a lazy dog 0123 0x7f == " +
+		"/usr/lib/libc.so.6 \x00\x00\x01 \xff\xfe kubevirt")
 	words = words[:1+r.IntN(len(words))]
 	for b.Len() < size {
 		b.WriteString(words[r.IntN(len(words))])
@@ -208,8 +214,8 @@ func writeText(t *testing.T, r *rand.Rand, dir string) {
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "text"), b.Bytes()[:size], 0o644))
 }
 
-// randomWrites is a script for qemu-io; some of what it writes is the start of a file. Clusters can be written compressed
-// only while they are not allocated.
+// randomWrites is a script for qemu-io; some of what it writes is the start of a file. Clusters can
+// be written compressed only while they are not allocated.
 func randomWrites(r *rand.Rand, size int64, compress bool, file string) []string {
 	var s []string
 	add := func(format string, args ...any) { s = append(s, "-c", fmt.Sprintf(format, args...)) }
@@ -240,7 +246,8 @@ func randomWrites(r *rand.Rand, size int64, compress bool, file string) []string
 	return s
 }
 
-// compareImage reads everything in one piece and in random pieces, and checks that extents agree with the content.
+// compareImage reads everything in one piece and in random pieces, and checks that extents agree
+// with the content.
 func compareImage(t *testing.T, r *rand.Rand, im *qcow2.Image, want []byte) {
 	require.Equal(t, int64(len(want)), im.Size())
 	got := bytes.Repeat([]byte{0xa5}, len(want)) // zeros have to be written, too
@@ -257,7 +264,8 @@ func compareImage(t *testing.T, r *rand.Rand, im *qcow2.Image, want []byte) {
 		part := bytes.Repeat([]byte{0xa5}, int(min(im.Size()-off, r.Int64N(200<<10)+1)))
 		_, err := im.ReadAt(t.Context(), part, off)
 		require.NoError(t, err)
-		require.True(t, bytes.Equal(want[off:off+int64(len(part))], part), "%d bytes at %d", len(part), off)
+		require.True(t, bytes.Equal(want[off:off+int64(len(part))], part), "%d bytes at %d",
+			len(part), off)
 	}
 	stored := make(map[qcow2.Kind]int64)
 	for off := int64(0); off < im.Size(); {
@@ -269,10 +277,14 @@ func compareImage(t *testing.T, r *rand.Rand, im *qcow2.Image, want []byte) {
 		length := r.Int64N(n-within) + 1
 		part, same, err := im.Extent(t.Context(), off+within, length)
 		require.NoError(t, err)
-		require.Equal(t, kind, same, "%d bytes from %d of the run of %d bytes at %d", length, within, n, off)
-		require.Equal(t, length, part, "%d bytes from %d of the run of %d bytes at %d", length, within, n, off)
+		require.Equal(t, kind, same, "%d bytes from %d of the run of %d bytes at %d", length,
+			within, n, off)
+		require.Equal(t, length, part, "%d bytes from %d of the run of %d bytes at %d", length,
+			within, n, off)
 		if kind == qcow2.KindZero {
-			require.Equal(t, -1, bytes.IndexFunc(want[off:off+n], func(c rune) bool { return c != 0 }), "zeros at %d", off)
+			require.Equal(t, -1,
+				bytes.IndexFunc(want[off:off+n], func(c rune) bool { return c != 0 }),
+				"zeros at %d", off)
 		}
 		off += n
 	}

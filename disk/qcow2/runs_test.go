@@ -7,7 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// tablesOf makes an image with clusters of 512 bytes and that many L2 tables of 64 entries, some of which are missing.
+// tablesOf makes an image with clusters of 512 bytes and that many L2 tables of 64 entries, some of
+// which are missing.
 func tablesOf(r *rand.Rand, tables int) *image {
 	const bits, cs, entries = 9, 1 << 9, 64
 	clusters := tables * entries
@@ -108,13 +109,15 @@ func TestNeighbours(t *testing.T) {
 	require.Len(t, opened.runs, 2)
 
 	im := build()
-	im.b = im.b[:(atData+n-2)*cs+1] // the last cluster but one is cut off in the middle, which is allowed
+	// the last cluster but one is cut off in the middle, which is allowed
+	im.b = im.b[:(atData+n-2)*cs+1]
 	im.put64(im.l2(n-1), 0)
 	_, err = im.open()
 	require.NoError(t, err)
 	im.put64(im.l2(n-1), uint64(atData+n-1)*cs|entryCopied)
 	_, err = im.open()
-	require.ErrorContains(t, err, "the cluster of guest offset 19968 lies at 0x5800, past the end of the file")
+	require.ErrorContains(t, err, "the cluster of guest offset 19968 lies at 0x5800, past the "+
+		"end of the file")
 
 	im = build()
 	im.put64(im.l2(50), uint64(atData+n-1)*cs|entryCopied)
@@ -126,7 +129,8 @@ func TestNeighbours(t *testing.T) {
 		im.put64(im.l2(i), uint64(atL2+i)*cs|entryCopied)
 	}
 	_, err = im.open()
-	require.ErrorContains(t, err, "the cluster of guest offset 0 lies at 0x800, in the image's metadata")
+	require.ErrorContains(t, err, "the cluster of guest offset 0 lies at 0x800, in the image's "+
+		"metadata")
 
 	im = build()
 	im.put64(im.l2(n-1), (uint64(atData+n-1)*cs|entryCopied)+2) // a reserved bit in the last

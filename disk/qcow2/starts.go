@@ -6,10 +6,13 @@ import (
 	"slices"
 )
 
-// No two clusters may share compressed data, or a small file could be decoded to any size. To sort where all of it begins took longer than everything
-// else that is looked at when an image is opened. But of data that reaches beyond the place of the file in which it begins, a sector or several, only one can begin
-// there. So each goroutine has a bit for each place where such data begins, and a list of what ends in the place in which it begins, as little
-// does. Between the two nothing is compared: what one entry says to end there and another not, may be used by both, and by no third one.
+// No two clusters may share compressed data, or a small file could be decoded to any size. To sort
+// where all of it begins took longer than everything else that is looked at when an image is
+// opened. But of data that reaches beyond the place of the file in which it begins, a sector or
+// several, only one can begin there. So each goroutine has a bit for each place where such data
+// begins, and a list of what ends in the place in which it begins, as little does. Between the two
+// nothing is compared: what one entry says to end there and another not, may be used by both, and
+// by no third one.
 
 const (
 	startPageBits  = 18 // of a set: 32 KiB
@@ -25,7 +28,8 @@ type startSet struct {
 
 type startPage [startPageWords]uint64
 
-// newStartSet has places so large that few clusters of such an image are compressed to less: the more memory is touched, the longer it takes.
+// newStartSet has places so large that few clusters of such an image are compressed to less: the
+// more memory is touched, the longer it takes.
 func newStartSet(im *Image) startSet {
 	s := startSet{shift: max(sectorBits, im.hdr.clusterBits-5)}
 	for im.fileSize>>s.shift >= maxStartBits {
@@ -40,7 +44,9 @@ func (s *startSet) page(n int64) *startPage {
 	page := &s.pages[n>>startPageBits]
 	if *page == nil {
 		*page = new(startPage)
-		clear((*page)[:]) // memory that is read before it is written is mapped twice, and to exchange that interrupts all processors
+		// memory that is read before it is written is mapped twice, and to exchange that interrupts
+		// all processors
+		clear((*page)[:])
 	}
 	return *page
 }
@@ -84,7 +90,8 @@ func (s *startSet) empty() bool {
 	return !slices.ContainsFunc(s.pages, func(page *startPage) bool { return page != nil })
 }
 
-// join puts everything of from, which is not used any more, into the set, and what was there before into both.
+// join puts everything of from, which is not used any more, into the set, and what was there before
+// into both.
 func (s *startSet) join(from, both *startSet) {
 	for i, page := range from.pages {
 		to := s.pages[i]
@@ -105,7 +112,9 @@ func (s *startSet) join(from, both *startSet) {
 type starts struct {
 	small []int64  // of what ends in its place: bytes
 	large startSet // of all others
-	twice startSet // places where more than one begins that is large, in an image that is bad or understands lengths in a way of its own
+	// places where more than one begins that is large, in an image that is bad or understands
+	// lengths in a way of its own
+	twice startSet
 	spans []startSpan
 }
 
@@ -146,7 +155,8 @@ func notTwice(list []int64) error {
 	return nil
 }
 
-// startsIn reads the tables again that may have data that begins at one of the places, and returns where all of it begins, also what is small.
+// startsIn reads the tables again that may have data that begins at one of the places, and returns
+// where all of it begins, also what is small.
 func (v *validator) startsIn(ctx context.Context, places *startSet, spans []startSpan) (
 	list []int64, err error,
 ) {

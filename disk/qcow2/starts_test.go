@@ -13,8 +13,9 @@ type claim struct{ off, sectors int64 }
 
 func (c claim) end() int64 { return (c.off>>sectorBits+c.sectors)<<sectorBits - 1 } // the last byte
 
-// usedTwice is what checkStarts promises, said in the slow way: of what ends in the place where it begins nothing begins where another one
-// does, nor of the rest, nor of both together where two of the rest begin in one place.
+// usedTwice is what checkStarts promises, said in the slow way: of what ends in the place where it
+// begins nothing begins where another one does, nor of the rest, nor of both together where two of
+// the rest begin in one place.
 func usedTwice(claims []claim, place uint) bool {
 	large := func(c claim) bool { return c.off>>place != c.end()>>place }
 	for i, a := range claims {
@@ -23,7 +24,8 @@ func usedTwice(claims []claim, place uint) bool {
 				return true
 			}
 			for k, other := range claims {
-				if k != i && k != j && i != j && a.off == b.off && large(a) && large(other) && other.off>>place == a.off>>place {
+				if k != i && k != j && i != j && a.off == b.off && large(a) && large(other) &&
+					other.off>>place == a.off>>place {
 					return true
 				}
 			}
@@ -63,7 +65,8 @@ func TestCompressedDataUsedTwice(t *testing.T) {
 		want := usedTwice(claims, place)
 		_, err := Open(bg, near{bytes.NewReader(im.b)}, int64(len(im.b)), Options{})
 		if want {
-			require.ErrorContains(t, err, "is used by more than one cluster", "%d: %v", round, claims)
+			require.ErrorContains(t, err, "is used by more than one cluster", "%d: %v", round,
+				claims)
 		} else {
 			require.NoError(t, err, "%d: %v", round, claims)
 		}
@@ -93,13 +96,15 @@ func TestPlacesOfALargeFile(t *testing.T) {
 	require.False(t, s.any(6*place, size-1-place))
 }
 
-// TestEveryEntryIsLookedAt has one bad entry at a time, far from every other one and beside one of each kind.
+// TestEveryEntryIsLookedAt has one bad entry at a time, far from every other one and beside one of
+// each kind.
 func TestEveryEntryIsLookedAt(t *testing.T) {
 	const bits, cs, entries = 12, 1 << 12, 1 << 9
 	neighbours := []uint64{0, entryZero, (atData + 1) * cs, entryCompressed | (atData+2)*cs}
 	for _, n := range neighbours {
 		for i := range entries {
-			for _, entry := range []uint64{cs | 1<<62, 1 << 60} { // in the header, and with a reserved bit
+			// in the header, and with a reserved bit
+			for _, entry := range []uint64{cs | 1<<62, 1 << 60} {
 				im := newImage(bits, entries*cs, 4)
 				if i > 0 {
 					im.put64(im.l2(i-1), n)
@@ -114,8 +119,8 @@ func TestEveryEntryIsLookedAt(t *testing.T) {
 	}
 }
 
-// TestCompressedDataReachesIntoData has compressed data that ends in a cluster that is stored, at every distance from where words of 64
-// clusters begin.
+// TestCompressedDataReachesIntoData has compressed data that ends in a cluster that is stored, at
+// every distance from where words of 64 clusters begin.
 func TestCompressedDataReachesIntoData(t *testing.T) {
 	const bits, cs = 12, 1 << 12
 	for n := int64(60); n < 70; n++ {
@@ -150,14 +155,16 @@ func (c *changing) ReadAt(p []byte, off int64) (int, error) {
 	return c.Reader.ReadAt(p, off)
 }
 
-// TestTableThatChangesWhileItIsValidated has data that overlaps, so that the table is read again, and finds offsets far beyond the file then.
+// TestTableThatChangesWhileItIsValidated has data that overlaps, so that the table is read again,
+// and finds offsets far beyond the file then.
 func TestTableThatChangesWhileItIsValidated(t *testing.T) {
 	const bits, cs = 12, 1 << 12
 	im := newImage(bits, 64*cs, 4)
 	for i, off := range []uint64{atData * cs, atData*cs + 8} {
 		im.put64(im.l2(i), entryCompressed|1<<(62-(bits-8))|off)
 	}
-	r := &changing{Reader: bytes.NewReader(im.b), table: atL2 * cs, then: bytes.Repeat([]byte{0x7f}, cs)}
+	r := &changing{Reader: bytes.NewReader(im.b), table: atL2 * cs,
+		then: bytes.Repeat([]byte{0x7f}, cs)}
 	_, err := Open(bg, near{r}, int64(len(im.b)), Options{})
 	require.NoError(t, err)
 	require.Equal(t, 2, r.times)

@@ -27,13 +27,15 @@ func (f *stuckFile) ReadAt(p []byte, off int64) (int, error) {
 	return f.Reader.ReadAt(p, off)
 }
 
-// Who reads a connection asks whether a command is worth another processor. That must not wait for storage that hangs, neither for a table
-// that has to be read, nor for one that somebody else is about to read.
+// Who reads a connection asks whether a command is worth another processor. That must not wait for
+// storage that hangs, neither for a table that has to be read, nor for one that somebody else is
+// about to read.
 func TestDecodesDoesNotWaitForStorage(t *testing.T) {
 	im := newImage(16, 8<<16, 2)
 	im.data(0, atData, 'a')
 	im.compressed(1, (atData+1)<<16, deflated(t, words(1<<16, 1)))
-	file := &stuckFile{Reader: bytes.NewReader(im.b), stuck: make(chan struct{}), back: make(chan struct{})}
+	file := &stuckFile{Reader: bytes.NewReader(im.b), stuck: make(chan struct{}),
+		back: make(chan struct{})}
 	got, err := Open(bg, near{file}, int64(len(im.b)), Options{})
 	require.NoError(t, err)
 	close(file.stuck)
@@ -61,13 +63,15 @@ func TestDecodesDoesNotWaitForStorage(t *testing.T) {
 		_, err := got.ReadAt(bg, make([]byte, 512), 0)
 		read <- err
 	}()
-	require.Eventually(t, func() bool { return file.asked.Load() == 1 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return file.asked.Load() == 1 }, 10*time.Second,
+		time.Millisecond)
 	slow, below := ask(1 << 16)
 	require.False(t, slow || below)
 
 	close(file.back)
 	require.NoError(t, <-read)
-	for off, want := range map[int64][2]bool{0: {false, false}, 1 << 16: {true, false}, 2 << 16: {false, true}} {
+	for off, want := range map[int64][2]bool{0: {false, false}, 1 << 16: {true, false},
+		2 << 16: {false, true}} {
 		slow, below := ask(off)
 		require.Equal(t, want, [2]bool{slow, below}, "%#x, with the table in memory", off)
 	}
@@ -78,7 +82,8 @@ func decodes(im *Image, off int64) bool {
 	return slow
 }
 
-// TestShards puts many blocks into a cache of several shards: each is found where it was put, by whoever asks.
+// TestShards puts many blocks into a cache of several shards: each is found where it was put, by
+// whoever asks.
 func TestShards(t *testing.T) {
 	var c cache
 	c.init(8, 64*8, func(_ context.Context, p []byte, at uint64) error {

@@ -22,7 +22,8 @@ type tableCheck struct {
 	plainSize, compressedSize int64 // guest bytes
 }
 
-// claims are neighbouring clusters of the file that entries of the table take, which go into a set together.
+// claims are neighbouring clusters of the file that entries of the table take, which go into a set
+// together.
 type claims struct {
 	word int64 // of the set
 	mask uint64
@@ -105,7 +106,8 @@ func (c *tableCheck) check() error {
 	return nil
 }
 
-// entryAt is the entry at byte at of the table: its two words, of which the second is zero where there is only one.
+// entryAt is the entry at byte at of the table: its two words, of which the second is zero where
+// there is only one.
 func (c *tableCheck) entryAt(at int64) (e, sub uint64) {
 	e = binary.BigEndian.Uint64(c.table[at:])
 	if c.extended() {
@@ -115,9 +117,13 @@ func (c *tableCheck) entryAt(at int64) (e, sub uint64) {
 }
 
 // guestOf is the guest offset of the entry at byte at.
-func (c *tableCheck) guestOf(at int64) int64 { return (c.first + at/c.entrySize()) << c.clusterBits }
+func (c *tableCheck) guestOf(at int64) int64 {
+	return (c.first + at/
+		c.entrySize()) << c.clusterBits
+}
 
-// nothing is how many bytes of entries without anything there are from byte at on, where one is; perhaps not all of them.
+// nothing is how many bytes of entries without anything there are from byte at on, where one is;
+// perhaps not all of them.
 func (c *tableCheck) nothing(at int64) int64 {
 	const stride = 8
 	rest := c.table[at:]
@@ -133,12 +139,14 @@ func (c *tableCheck) nothing(at int64) int64 {
 	return max(c.entrySize(), int64(len(c.table))-at-int64(len(rest)))
 }
 
-// neighbours counts the entries from the one at byte at on, which is e, that differ only in that each cluster lies behind the one before,
-// inside the file: as most of an image that was written in one go do. They need be looked at once.
+// neighbours counts the entries from the one at byte at on, which is e, that differ only in that
+// each cluster lies behind the one before, inside the file: as most of an image that was written in
+// one go do. They need be looked at once.
 func (c *tableCheck) neighbours(at int64, e uint64) (n int64) {
 	limit := max(1, (c.im.fileSize-int64(e&offsetMask)+c.clusterSize()-1)>>c.clusterBits)
 	rest := c.table[at+8:]
-	for n = 1; n < limit && len(rest) >= 8 && binary.BigEndian.Uint64(rest) == e+uint64(n)<<c.clusterBits; n++ {
+	for n = 1; n < limit && len(rest) >= 8 && binary.BigEndian.Uint64(rest) == e+
+		uint64(n)<<c.clusterBits; n++ {
 		rest = rest[8:]
 	}
 	return n
@@ -161,7 +169,8 @@ func (c *tableCheck) plain(guest int64, e, sub uint64, n int64) error {
 	case host&(c.clusterSize()-1) != 0:
 		return bad("the cluster of guest offset %d lies at %#x, which is not aligned", guest, host)
 	case host >= c.im.fileSize:
-		return bad("the cluster of guest offset %d lies at %#x, past the end of the file", guest, host)
+		return bad("the cluster of guest offset %d lies at %#x, past the end of the file", guest,
+			host)
 	}
 	switch {
 	case c.extended():
@@ -187,7 +196,8 @@ func (c *tableCheck) plain(guest int64, e, sub uint64, n int64) error {
 	return nil
 }
 
-// subclusterBytes is how much of a cluster's first rest bytes the subclusters with a bit in alloc have.
+// subclusterBytes is how much of a cluster's first rest bytes the subclusters with a bit in alloc
+// have.
 func (h *header) subclusterBytes(alloc uint32, rest int64) (n int64) {
 	sub := h.clusterSize() / 32
 	if rest >= h.clusterSize() {
@@ -205,27 +215,30 @@ func badTwice(host int64) error {
 	return bad("the cluster at %#x is used by more than one guest cluster", host)
 }
 
-// takeData puts what data claims into the set. That is done before the other set is looked at, here and in takePacked, so that
-// of two goroutines that claim the same cluster one sees the other.
+// takeData puts what data claims into the set. That is done before the other set is looked at, here
+// and in takePacked, so that of two goroutines that claim the same cluster one sees the other.
 func (c *tableCheck) takeData() error {
 	word, mask := c.data.word, c.data.mask
 	c.data.mask = 0
 	if n := c.metadata.word(word) & mask; n != 0 {
 		host := c.host(word, n)
-		return bad("the cluster of guest offset %d lies at %#x, in the image's metadata", c.guest(host), host)
+		return bad("the cluster of guest offset %d lies at %#x, in the image's metadata",
+			c.guest(host), host)
 	}
 	if n := c.validator.data.add(word, mask); n != 0 {
 		return badTwice(c.host(word, n))
 	}
 	if n := c.validator.packed.word(word) & mask; n != 0 {
 		host := c.host(word, n)
-		return bad("the cluster of guest offset %d lies at %#x, among compressed data", c.guest(host), host)
+		return bad("the cluster of guest offset %d lies at %#x, among compressed data",
+			c.guest(host), host)
 	}
 	return nil
 }
 
-// compressed looks at the entries from byte at on that say where compressed data is, and returns where the first other one is. Images have
-// hundreds of thousands of them: what is usual is done here, everything else elsewhere.
+// compressed looks at the entries from byte at on that say where compressed data is, and returns
+// where the first other one is. Images have hundreds of thousands of them: what is usual is done
+// here, everything else elsewhere.
 func (c *tableCheck) compressed(at int64) (next int64, err error) {
 	var (
 		step, shift, word, mask = c.entrySize(), c.clusterBits, c.packed.word, c.packed.mask
@@ -243,7 +256,8 @@ func (c *tableCheck) compressed(at int64) (next int64, err error) {
 			break
 		}
 		off, length := splitEntry(e, lengthShift)
-		if e&entryCopied != 0 || off >= size || length > sectorsEnd-off || step > 8 && binary.BigEndian.Uint64(table[8:]) != 0 {
+		if e&entryCopied != 0 || off >= size || length > sectorsEnd-off || step > 8 &&
+			binary.BigEndian.Uint64(table[8:]) != 0 {
 			return next, c.badCompressed(next)
 		}
 		begin, end = min(begin, off), max(end, off)
@@ -300,7 +314,8 @@ func (c *tableCheck) badCompressed(at int64) error {
 	case e&entryCopied != 0:
 		return bad("the compressed cluster of guest offset %d is marked as not shared", guest)
 	default:
-		return bad("the compressed data of guest offset %d, %d bytes at %#x, runs past the end of the file", guest, length, off)
+		return bad("the compressed data of guest offset %d, %d bytes at %#x, runs past the end "+
+			"of the file", guest, length, off)
 	}
 }
 
@@ -308,11 +323,13 @@ func (c *tableCheck) takePacked() error {
 	word, mask := c.packed.word, c.packed.mask
 	c.packed.mask = 0
 	if n := c.metadata.word(word) & mask; n != 0 {
-		return bad("the compressed data of guest offset %d lies in the image's metadata", c.guest(c.host(word, n)))
+		return bad("the compressed data of guest offset %d lies in the image's metadata",
+			c.guest(c.host(word, n)))
 	}
 	c.validator.packed.add(word, mask)
 	if n := c.validator.data.word(word) & mask; n != 0 {
-		return bad("the compressed data of guest offset %d overlaps another cluster", c.guest(c.host(word, n)))
+		return bad("the compressed data of guest offset %d overlaps another cluster",
+			c.guest(c.host(word, n)))
 	}
 	return nil
 }
@@ -322,7 +339,8 @@ func (c *tableCheck) host(word int64, mask uint64) int64 {
 	return (word<<6 + int64(bits.TrailingZeros64(mask))) << c.clusterBits
 }
 
-// guest is the offset of the first entry of the table that takes the cluster at host, or a part of it.
+// guest is the offset of the first entry of the table that takes the cluster at host, or a part of
+// it.
 func (c *tableCheck) guest(host int64) int64 {
 	for at := int64(0); at < int64(len(c.table)); at += c.entrySize() {
 		e := binary.BigEndian.Uint64(c.table[at:])
@@ -334,6 +352,7 @@ func (c *tableCheck) guest(host int64) int64 {
 			return (c.first + at/c.entrySize()) << c.clusterBits
 		}
 	}
-	// Not reached, as an entry of this table took the cluster; the table itself is then as near as it gets.
+	// Not reached, as an entry of this table took the cluster; the table itself is then as near as
+	// it gets.
 	return c.first << c.clusterBits
 }

@@ -12,7 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestRefused has an image for each thing that a hostile one can try, and the reason that a person is told.
+// TestRefused has an image for each thing that a hostile one can try, and the reason that a person
+// is told.
 func TestRefused(t *testing.T) {
 	const bits, cs = 16, 1 << 16
 	for _, c := range []struct {
@@ -21,25 +22,41 @@ func TestRefused(t *testing.T) {
 		change func(t *testing.T, im *image)
 	}{
 		{"not qcow2", "is not a qcow2 image", func(_ *testing.T, im *image) { im.b[0] = 'X' }},
-		{"ends in the header", "ends within the header", func(_ *testing.T, im *image) { im.b = im.b[:50] }},
-		{"version 1", "version 1 is not supported", func(_ *testing.T, im *image) { im.put32(4, 1) }},
-		{"version 4", "version 4 is not supported", func(_ *testing.T, im *image) { im.put32(4, 4) }},
+		{"ends in the header", "ends within the header",
+			func(_ *testing.T, im *image) { im.b = im.b[:50] }},
+		{"version 1", "version 1 is not supported",
+			func(_ *testing.T, im *image) { im.put32(4, 1) }},
+		{"version 4", "version 4 is not supported",
+			func(_ *testing.T, im *image) { im.put32(4, 4) }},
 		{"cluster_bits 8", "cluster_bits is 8", func(_ *testing.T, im *image) { im.put32(20, 8) }},
-		{"cluster_bits 22", "cluster_bits is 22", func(_ *testing.T, im *image) { im.put32(20, 22) }},
-		{"cluster_bits 2^32-1", "cluster_bits is 4294967295", func(_ *testing.T, im *image) { im.put32(20, math.MaxUint32) }},
-		{"header_length 72 in version 3", "header_length is 72", func(_ *testing.T, im *image) { im.put32(100, 72) }},
-		{"header_length beyond the cluster", "header_length is 65544", func(_ *testing.T, im *image) { im.put32(100, cs+8) }},
-		{"header_length unaligned", "header_length is 105", func(_ *testing.T, im *image) { im.put32(100, 105) }},
+		{"cluster_bits 22", "cluster_bits is 22",
+			func(_ *testing.T, im *image) { im.put32(20, 22) }},
+		{"cluster_bits 2^32-1", "cluster_bits is 4294967295",
+			func(_ *testing.T, im *image) { im.put32(20, math.MaxUint32) }},
+		{"header_length 72 in version 3", "header_length is 72",
+			func(_ *testing.T, im *image) { im.put32(100, 72) }},
+		{"header_length beyond the cluster", "header_length is 65544",
+			func(_ *testing.T, im *image) { im.put32(100, cs+8) }},
+		{"header_length unaligned", "header_length is 105",
+			func(_ *testing.T, im *image) { im.put32(100, 105) }},
 		{"size 0", "virtual size is 0", func(_ *testing.T, im *image) { im.put64(24, 0) }},
 		{"size 2^63", "over the limit", func(_ *testing.T, im *image) { im.put64(24, 1<<63) }},
-		{"size 2^64-1", "over the limit", func(_ *testing.T, im *image) { im.put64(24, math.MaxUint64) }},
-		{"size over 64 TiB", "over the limit", func(_ *testing.T, im *image) { im.put64(24, 64<<40+512) }},
-		{"corrupt bit", "marked corrupt", func(_ *testing.T, im *image) { im.put64(72, incompatCorrupt) }},
-		{"data file bit", "external file", func(_ *testing.T, im *image) { im.put64(72, incompatDataFile) }},
-		{"unknown bit", "unknown feature (incompatible feature bit 17)", func(_ *testing.T, im *image) { im.put64(72, 1<<17) }},
-		{"the first unknown bit", "unknown feature (incompatible feature bit 5)", func(_ *testing.T, im *image) { im.put64(72, 1<<5) }},
-		{"the last unknown bit", "unknown feature (incompatible feature bit 63)", func(_ *testing.T, im *image) { im.put64(72, 1<<63) }},
-		{"compression bit without type", "contradict", func(_ *testing.T, im *image) { im.put64(72, incompatCompression) }},
+		{"size 2^64-1", "over the limit",
+			func(_ *testing.T, im *image) { im.put64(24, math.MaxUint64) }},
+		{"size over 64 TiB", "over the limit",
+			func(_ *testing.T, im *image) { im.put64(24, 64<<40+512) }},
+		{"corrupt bit", "marked corrupt",
+			func(_ *testing.T, im *image) { im.put64(72, incompatCorrupt) }},
+		{"data file bit", "external file",
+			func(_ *testing.T, im *image) { im.put64(72, incompatDataFile) }},
+		{"unknown bit", "unknown feature (incompatible feature bit 17)",
+			func(_ *testing.T, im *image) { im.put64(72, 1<<17) }},
+		{"the first unknown bit", "unknown feature (incompatible feature bit 5)",
+			func(_ *testing.T, im *image) { im.put64(72, 1<<5) }},
+		{"the last unknown bit", "unknown feature (incompatible feature bit 63)",
+			func(_ *testing.T, im *image) { im.put64(72, 1<<63) }},
+		{"compression bit without type", "contradict",
+			func(_ *testing.T, im *image) { im.put64(72, incompatCompression) }},
 		{"compression type 2", "compression type 2 is unknown", func(_ *testing.T, im *image) {
 			im.put64(72, incompatCompression)
 			im.put32(100, 112)
@@ -59,58 +76,93 @@ func TestRefused(t *testing.T) {
 			im.put32(104, extDataFile)
 			im.put32(108, 11)
 		}},
-		{"extension past the cluster", "runs past the header cluster", func(_ *testing.T, im *image) {
-			im.put32(104, 0x12345678)
-			im.put32(108, cs)
-		}},
+		{"extension past the cluster", "runs past the header cluster",
+			func(_ *testing.T, im *image) {
+				im.put32(104, 0x12345678)
+				im.put32(108, cs)
+			}},
 		{"extension of 2^32-1", "runs past the header cluster", func(_ *testing.T, im *image) {
 			im.put32(104, 0x12345678)
 			im.put32(108, math.MaxUint32)
 		}},
-		{"extension one byte past the cluster", "runs past the header cluster", func(_ *testing.T, im *image) {
-			im.put32(104, 0x12345678)
-			im.put32(108, cs-headerLenV3-8+1)
-		}},
-		{"L1 size 2^32-1", "over the limit", func(_ *testing.T, im *image) { im.put32(36, math.MaxUint32) }},
-		{"L1 over 32 MiB", "over the limit", func(_ *testing.T, im *image) { im.put32(36, 4<<20+1) }},
-		{"L1 too small", "the virtual size needs", func(_ *testing.T, im *image) { im.put64(24, 1<<40) }},
-		{"L1 too small by one", "the L1 table has 1 entries, and the virtual size needs 2", func(_ *testing.T, im *image) { im.put64(24, cs*cs/8+512) }},
-		{"L1 at the end", "runs past the end", func(_ *testing.T, im *image) { im.put64(40, uint64(len(im.b))) }},
-		{"L1 offset overflows", "runs past the end", func(_ *testing.T, im *image) { im.put64(40, math.MaxUint64-cs+1) }},
-		{"L1 unaligned", "not aligned", func(_ *testing.T, im *image) { im.put64(40, atL1*cs+512) }},
-		{"L1 in the header", "lies in the header", func(_ *testing.T, im *image) { im.put64(40, 0) }},
-		{"L1 on the refcount table", "overlaps other metadata", func(_ *testing.T, im *image) { im.put64(40, cs) }},
-		{"refcount table too long", "over the limit", func(_ *testing.T, im *image) { im.put32(56, math.MaxUint32) }},
-		{"refcount table over 8 MiB", "over the limit", func(_ *testing.T, im *image) { im.put32(56, 8<<20/cs+1) }},
-		{"refcount table outside", "runs past the end", func(_ *testing.T, im *image) { im.put64(48, 1<<40) }},
-		{"refcount block outside", "runs past the end", func(_ *testing.T, im *image) { im.put64(cs, 1<<40) }},
-		{"refcount block unaligned", "not aligned", func(_ *testing.T, im *image) { im.put64(cs, 2*cs+8) }},
-		{"refcount block 2^64-1", "past the end", func(_ *testing.T, im *image) { im.put64(cs, math.MaxUint64) }},
-		{"L1 entry reserved bits", "reserved bits", func(_ *testing.T, im *image) { im.put64(atL1*cs, atL2*cs|1) }},
+		{"extension one byte past the cluster", "runs past the header cluster",
+			func(_ *testing.T, im *image) {
+				im.put32(104, 0x12345678)
+				im.put32(108, cs-headerLenV3-8+1)
+			}},
+		{"L1 size 2^32-1", "over the limit",
+			func(_ *testing.T, im *image) { im.put32(36, math.MaxUint32) }},
+		{"L1 over 32 MiB", "over the limit",
+			func(_ *testing.T, im *image) { im.put32(36, 4<<20+1) }},
+		{"L1 too small", "the virtual size needs",
+			func(_ *testing.T, im *image) { im.put64(24, 1<<40) }},
+		{"L1 too small by one", "the L1 table has 1 entries, and the virtual size needs 2",
+			func(_ *testing.T, im *image) { im.put64(24, cs*cs/8+512) }},
+		{"L1 at the end", "runs past the end",
+			func(_ *testing.T, im *image) { im.put64(40, uint64(len(im.b))) }},
+		{"L1 offset overflows", "runs past the end",
+			func(_ *testing.T, im *image) { im.put64(40, math.MaxUint64-cs+1) }},
+		{"L1 unaligned", "not aligned",
+			func(_ *testing.T, im *image) { im.put64(40, atL1*cs+512) }},
+		{"L1 in the header", "lies in the header",
+			func(_ *testing.T, im *image) { im.put64(40, 0) }},
+		{"L1 on the refcount table", "overlaps other metadata",
+			func(_ *testing.T, im *image) { im.put64(40, cs) }},
+		{"refcount table too long", "over the limit",
+			func(_ *testing.T, im *image) { im.put32(56, math.MaxUint32) }},
+		{"refcount table over 8 MiB", "over the limit",
+			func(_ *testing.T, im *image) { im.put32(56, 8<<20/cs+1) }},
+		{"refcount table outside", "runs past the end",
+			func(_ *testing.T, im *image) { im.put64(48, 1<<40) }},
+		{"refcount block outside", "runs past the end",
+			func(_ *testing.T, im *image) { im.put64(cs, 1<<40) }},
+		{"refcount block unaligned", "not aligned",
+			func(_ *testing.T, im *image) { im.put64(cs, 2*cs+8) }},
+		{"refcount block 2^64-1", "past the end",
+			func(_ *testing.T, im *image) { im.put64(cs, math.MaxUint64) }},
+		{"L1 entry reserved bits", "reserved bits",
+			func(_ *testing.T, im *image) { im.put64(atL1*cs, atL2*cs|1) }},
 		{"L2 outside", "past the end", func(_ *testing.T, im *image) { im.put64(atL1*cs, 1<<40) }},
-		{"L2 unaligned", "not aligned", func(_ *testing.T, im *image) { im.put64(atL1*cs, atL2*cs+512) }},
-		{"L2 in the header", "", func(_ *testing.T, im *image) { im.put64(atL1*cs, 0); im.put64(40, 0) }},
-		{"L2 on L1", "overlaps other metadata", func(_ *testing.T, im *image) { im.put64(atL1*cs, atL1*cs) }},
-		{"L2 on refcounts", "overlaps other metadata", func(_ *testing.T, im *image) { im.put64(atL1*cs, 2*cs) }},
-		{"data outside", "past the end", func(_ *testing.T, im *image) { im.put64(im.l2(0), 1<<40) }},
-		{"data just at the end", "past the end", func(_ *testing.T, im *image) { im.put64(im.l2(0), uint64(len(im.b))) }},
-		{"data unaligned", "not aligned", func(_ *testing.T, im *image) { im.put64(im.l2(0), atData*cs+512) }},
-		{"data on L2", "in the image's metadata", func(_ *testing.T, im *image) { im.put64(im.l2(0), atL2*cs) }},
-		{"data on L1", "in the image's metadata", func(_ *testing.T, im *image) { im.put64(im.l2(0), atL1*cs) }},
-		{"data on refcounts", "in the image's metadata", func(_ *testing.T, im *image) { im.put64(im.l2(0), 2*cs) }},
-		{"data twice", "used by more than one", func(_ *testing.T, im *image) { im.data(0, atData, 1); im.data(7, atData, 1) }},
-		{"L2 entry reserved bits", "reserved bits", func(_ *testing.T, im *image) { im.put64(im.l2(0), atData*cs|2) }},
-		{"L2 entry high reserved bits", "reserved bits", func(_ *testing.T, im *image) { im.put64(im.l2(0), atData*cs|1<<60) }},
-		{"zero flag in version 2", "reserved bits", func(_ *testing.T, im *image) { im.put32(4, 2); im.put64(im.l2(0), 1) }},
-		{"compressed outside", "past the end", func(_ *testing.T, im *image) { im.put64(im.l2(0), entryCompressed|1<<40) }},
+		{"L2 unaligned", "not aligned",
+			func(_ *testing.T, im *image) { im.put64(atL1*cs, atL2*cs+512) }},
+		{"L2 in the header", "",
+			func(_ *testing.T, im *image) { im.put64(atL1*cs, 0); im.put64(40, 0) }},
+		{"L2 on L1", "overlaps other metadata",
+			func(_ *testing.T, im *image) { im.put64(atL1*cs, atL1*cs) }},
+		{"L2 on refcounts", "overlaps other metadata",
+			func(_ *testing.T, im *image) { im.put64(atL1*cs, 2*cs) }},
+		{"data outside", "past the end",
+			func(_ *testing.T, im *image) { im.put64(im.l2(0), 1<<40) }},
+		{"data just at the end", "past the end",
+			func(_ *testing.T, im *image) { im.put64(im.l2(0), uint64(len(im.b))) }},
+		{"data unaligned", "not aligned",
+			func(_ *testing.T, im *image) { im.put64(im.l2(0), atData*cs+512) }},
+		{"data on L2", "in the image's metadata",
+			func(_ *testing.T, im *image) { im.put64(im.l2(0), atL2*cs) }},
+		{"data on L1", "in the image's metadata",
+			func(_ *testing.T, im *image) { im.put64(im.l2(0), atL1*cs) }},
+		{"data on refcounts", "in the image's metadata",
+			func(_ *testing.T, im *image) { im.put64(im.l2(0), 2*cs) }},
+		{"data twice", "used by more than one",
+			func(_ *testing.T, im *image) { im.data(0, atData, 1); im.data(7, atData, 1) }},
+		{"L2 entry reserved bits", "reserved bits",
+			func(_ *testing.T, im *image) { im.put64(im.l2(0), atData*cs|2) }},
+		{"L2 entry high reserved bits", "reserved bits",
+			func(_ *testing.T, im *image) { im.put64(im.l2(0), atData*cs|1<<60) }},
+		{"zero flag in version 2", "reserved bits",
+			func(_ *testing.T, im *image) { im.put32(4, 2); im.put64(im.l2(0), 1) }},
+		{"compressed outside", "past the end",
+			func(_ *testing.T, im *image) { im.put64(im.l2(0), entryCompressed|1<<40) }},
 		{"compressed runs out", "past the end", func(_ *testing.T, im *image) {
 			im.put64(im.l2(0), entryCompressed|255<<54|uint64(len(im.b)-1024))
 		}},
 		{"compressed runs out by a sector", "past the end", func(_ *testing.T, im *image) {
 			im.put64(im.l2(0), entryCompressed|2<<54|uint64(len(im.b)-1024))
 		}},
-		{"compressed in metadata", "in the image's metadata", func(_ *testing.T, im *image) { im.put64(im.l2(0), entryCompressed|atL2*cs) }},
-		{"compressed in the header", "in the image's metadata", func(_ *testing.T, im *image) { im.put64(im.l2(0), entryCompressed|512) }},
+		{"compressed in metadata", "in the image's metadata",
+			func(_ *testing.T, im *image) { im.put64(im.l2(0), entryCompressed|atL2*cs) }},
+		{"compressed in the header", "in the image's metadata",
+			func(_ *testing.T, im *image) { im.put64(im.l2(0), entryCompressed|512) }},
 		{"compressed into data", "overlaps another cluster", func(_ *testing.T, im *image) {
 			im.put64(im.l2(0), entryCompressed|1<<54|((atData+1)*cs-512)) // its second sector
 			im.data(1, atData+1, 1)
@@ -128,14 +180,25 @@ func TestRefused(t *testing.T) {
 			im.compressed(0, atData*cs, d)
 			im.compressed(1, atData*cs, d)
 		}},
-		{"compressed and copied", "not shared", func(_ *testing.T, im *image) { im.put64(im.l2(0), entryCompressed|entryCopied|atData*cs) }},
-		{"backing name too long", "backing file name has 1024 bytes", func(_ *testing.T, im *image) { im.put64(8, 200); im.put32(16, 1024) }},
-		{"backing name empty", "backing file name has 0 bytes", func(_ *testing.T, im *image) { im.put64(8, 200) }},
-		{"backing name outside", "outside the header cluster", func(_ *testing.T, im *image) { im.put64(8, cs-4); im.put32(16, 8) }},
-		{"backing name one byte outside", "outside the header cluster", func(_ *testing.T, im *image) { im.put64(8, cs-4); im.put32(16, 5) }},
-		{"backing name overflows", "outside the header cluster", func(_ *testing.T, im *image) { im.put64(8, math.MaxUint64-3); im.put32(16, 8) }},
-		{"backing name in the header", "outside the header cluster", func(_ *testing.T, im *image) { im.put64(8, 24); im.put32(16, 8) }},
-		{"backing name with NUL", "NUL", func(_ *testing.T, im *image) { im.put64(8, 200); im.put32(16, 8) }},
+		{"compressed and copied", "not shared",
+			func(_ *testing.T,
+				im *image) {
+				im.put64(im.l2(0), entryCompressed|entryCopied|atData*cs)
+			}},
+		{"backing name too long", "backing file name has 1024 bytes",
+			func(_ *testing.T, im *image) { im.put64(8, 200); im.put32(16, 1024) }},
+		{"backing name empty", "backing file name has 0 bytes",
+			func(_ *testing.T, im *image) { im.put64(8, 200) }},
+		{"backing name outside", "outside the header cluster",
+			func(_ *testing.T, im *image) { im.put64(8, cs-4); im.put32(16, 8) }},
+		{"backing name one byte outside", "outside the header cluster",
+			func(_ *testing.T, im *image) { im.put64(8, cs-4); im.put32(16, 5) }},
+		{"backing name overflows", "outside the header cluster",
+			func(_ *testing.T, im *image) { im.put64(8, math.MaxUint64-3); im.put32(16, 8) }},
+		{"backing name in the header", "outside the header cluster",
+			func(_ *testing.T, im *image) { im.put64(8, 24); im.put32(16, 8) }},
+		{"backing name with NUL", "NUL",
+			func(_ *testing.T, im *image) { im.put64(8, 200); im.put32(16, 8) }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			im := newImage(bits, 8*cs, 4)
@@ -144,7 +207,8 @@ func TestRefused(t *testing.T) {
 			require.ErrorContains(t, err, c.want)
 			var format *FormatError
 			require.ErrorAs(t, err, &format)
-			require.Equal(t, format.Action != "", strings.HasSuffix(err.Error(), format.Why+"; "+format.Action), "what to do")
+			require.Equal(t, format.Action != "",
+				strings.HasSuffix(err.Error(), format.Why+"; "+format.Action), "what to do")
 		})
 	}
 }
@@ -220,7 +284,8 @@ func TestAccepted(t *testing.T) {
 	})
 }
 
-// TestCompressed decodes both kinds, packed one behind the other, and finds streams that yield too little.
+// TestCompressed decodes both kinds, packed one behind the other, and finds streams that yield too
+// little.
 func TestCompressed(t *testing.T) {
 	const bits, cs = 16, 1 << 16
 	want := bytes.Repeat([]byte("kubevirt"), cs/8)
@@ -275,7 +340,8 @@ func TestCompressed(t *testing.T) {
 			require.NoError(t, err)
 			p := make([]byte, cs)
 			_, err = got.ReadAt(bg, p, 0)
-			if kind == "zstd" { // QEMU, too, asks for the end of the frame, and of deflate only for enough of it
+			// QEMU, too, asks for the end of the frame, and of deflate only for enough of it
+			if kind == "zstd" {
 				require.ErrorAs(t, err, new(*FormatError))
 				return
 			}
@@ -286,7 +352,8 @@ func TestCompressed(t *testing.T) {
 			t.Run("zstd in several frames", func(t *testing.T) {
 				im := create()
 				skippable := append([]byte{0x51, 0x2a, 0x4d, 0x18, 3, 0, 0, 0}, "any"...)
-				frames := append(append(encode(t, want[:1000]), skippable...), encode(t, want[1000:])...)
+				frames := append(append(encode(t, want[:1000]), skippable...),
+					encode(t, want[1000:])...)
 				im.compressed(0, atData*cs, frames)
 				got, err := im.open()
 				require.NoError(t, err)
@@ -307,7 +374,8 @@ func TestCompressed(t *testing.T) {
 				end -= 5 // an empty block of compress/flate's, and the end of the one before
 			}
 			for n := range end {
-				require.ErrorAs(t, got.codec.decode(p, data[:n], 0), new(*FormatError), "%d of %d bytes", n, len(data))
+				require.ErrorAs(t, got.codec.decode(p, data[:n], 0), new(*FormatError),
+					"%d of %d bytes", n, len(data))
 			}
 			require.NoError(t, got.codec.decode(p, data, 0))
 		})
@@ -349,8 +417,8 @@ func TestMemory(t *testing.T) {
 	require.Equal(t, got.Size(), n)
 }
 
-// TestMemoryOfScatteredClusters opens a file of 600 KiB and a very large hole, the tables of which name a plain and a compressed cluster
-// in every part of it.
+// TestMemoryOfScatteredClusters opens a file of 600 KiB and a very large hole, the tables of which
+// name a plain and a compressed cluster in every part of it.
 func TestMemoryOfScatteredClusters(t *testing.T) {
 	const bits, parts, perTable = 9, 1 << 15, 1 << 9 / 8
 	const fileSize = maxClusters << bits

@@ -23,15 +23,18 @@ const (
 const (
 	maxChecks = 4 // each has a table of up to 2 MiB in memory
 
-	// tablesAhead is how many L2 tables storage is asked for before their turn comes: they lie far from each other, and waiting for one after
-	// the other is most of an open that finds nothing in memory.
+	// tablesAhead is how many L2 tables storage is asked for before their turn comes: they lie far
+	// from each other, and waiting for one after the other is most of an open that finds nothing in
+	// memory.
 	tablesAhead = 32
-	// minAhead is the least size of a table for that, bytes: of smaller ones, the kernel reads several at once anyway.
+	// minAhead is the least size of a table for that, bytes: of smaller ones, the kernel reads
+	// several at once anyway.
 	minAhead = 4 << 10
 )
 
-// validator goes through all tables once and knows which clusters of the file are taken. The L2 tables, of which large images
-// have hundreds, are looked at by several goroutines, as the start waits for this.
+// validator goes through all tables once and knows which clusters of the file are taken. The L2
+// tables, of which large images have hundreds, are looked at by several goroutines, as the start
+// waits for this.
 type validator struct {
 	*header
 	im       *Image
@@ -45,7 +48,8 @@ type validator struct {
 
 func newValidator(im *Image, willRead func(off, length int64)) *validator {
 	clusters := im.fileSize>>im.hdr.clusterBits + 1
-	return &validator{header: im.hdr, im: im, willRead: willRead, metadata: newClusterSet(clusters), data: newClusterSet(clusters), packed: newClusterSet(clusters)}
+	return &validator{header: im.hdr, im: im, willRead: willRead, metadata: newClusterSet(clusters),
+		data: newClusterSet(clusters), packed: newClusterSet(clusters)}
 }
 
 // run returns how many guest bytes the file stores as they are, and how many compressed. parallel
@@ -147,7 +151,8 @@ func (v *validator) claim(what string, off, length int64) error {
 	return nil
 }
 
-// refcounts takes the refcount table and its blocks, so that nothing else points there. What they say is not needed.
+// refcounts takes the refcount table and its blocks, so that nothing else points there. What they
+// say is not needed.
 func (v *validator) refcounts(ctx context.Context, far bool) error {
 	length, atOnce := v.refTableLen<<v.clusterBits, int64(64<<10)
 	if far {

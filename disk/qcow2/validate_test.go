@@ -13,7 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestConflictsBetweenTables lets entries of different tables, which are looked at side by side, claim the same place of the file.
+// TestConflictsBetweenTables lets entries of different tables, which are looked at side by side,
+// claim the same place of the file.
 func TestConflictsBetweenTables(t *testing.T) {
 	const (
 		bits, cs = 9, 1 << 9
@@ -32,7 +33,8 @@ func TestConflictsBetweenTables(t *testing.T) {
 			if i%2 == 0 {
 				im.put64(im.l2(i), uint64(first+n)*cs|entryCopied)
 			} else {
-				im.put64(im.l2(i), entryCompressed|uint64(first+n)*cs+uint64(n%cs)) // one sector, so that it ends with its cluster
+				// one sector, so that it ends with its cluster
+				im.put64(im.l2(i), entryCompressed|uint64(first+n)*cs+uint64(n%cs))
 			}
 		}
 		return im
@@ -86,8 +88,9 @@ func (l *listener) ReadAt(p []byte, off int64) (int, error) {
 	return l.ReaderAt.ReadAt(p, off)
 }
 
-// TestTablesAreAnnounced opens an image of many tables, some of which are missing: storage is told of each long before it is read. Of
-// several goroutines one may be ahead of what another one is about to announce, so there is one.
+// TestTablesAreAnnounced opens an image of many tables, some of which are missing: storage is told
+// of each long before it is read. Of several goroutines one may be ahead of what another one is
+// about to announce, so there is one.
 func TestTablesAreAnnounced(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	for bits, want := range map[int]bool{12: true, 11: false} {
@@ -124,7 +127,8 @@ func TestTablesAreAnnounced(t *testing.T) {
 	}
 }
 
-// TestNothingIsNotAnnounced opens an image without a refcount table: a length of 0 means the rest of the file to posix_fadvise(2).
+// TestNothingIsNotAnnounced opens an image without a refcount table: a length of 0 means the rest
+// of the file to posix_fadvise(2).
 func TestNothingIsNotAnnounced(t *testing.T) {
 	im := newImage(9, 8<<9, 1)
 	im.put32(56, 0)

@@ -14,7 +14,8 @@ import (
 
 const clusterSize = 64 << 10
 
-// corpus is content as disks hold it, compressed in clusters: this module's sources, and machine code.
+// corpus is content as disks hold it, compressed in clusters: this module's sources, and machine
+// code.
 func corpus(b *testing.B) map[string][][]byte {
 	b.Helper()
 	var sources bytes.Buffer
@@ -62,8 +63,10 @@ func BenchmarkDecode(b *testing.B) {
 			decode func(dst, src []byte) error
 		}{
 			{"inflate", func(dst, src []byte) error { _, err := d.Decode(dst, src); return err }},
-			{"standard library", streaming(s, func() error { return s.(stdlib.Resetter).Reset(&source, nil) })},
-			{"klauspost", streaming(k, func() error { return k.(klauspost.Resetter).Reset(&source, nil) })},
+			{"standard library",
+				streaming(s, func() error { return s.(stdlib.Resetter).Reset(&source, nil) })},
+			{"klauspost", streaming(k,
+				func() error { return k.(klauspost.Resetter).Reset(&source, nil) })},
 		} {
 			b.Run(content+"/"+c.name, func(b *testing.B) {
 				dst := make([]byte, clusterSize)

@@ -2,9 +2,9 @@ package inflate
 
 import "math/bits"
 
-// build makes the table of the codes of the given lengths, whose first part has 1<<width entries. It is false where
-// the codes are over-subscribed or incomplete; one single code of one bit may be, and no codes at all, which is an
-// error only where one is used.
+// build makes the table of the codes of the given lengths, whose first part has 1<<width entries.
+// It is false where the codes are over-subscribed or incomplete; one single code of one bit may be,
+// and no codes at all, which is an error only where one is used.
 func (d *Decoder) build(t []uint32, width int, lengths []uint8, entries []uint32) bool {
 	var count, next [maxBits + 2]int
 	for _, n := range lengths {
@@ -39,8 +39,8 @@ func (d *Decoder) build(t []uint32, width int, lengths []uint8, entries []uint32
 		return true
 	}
 
-	// Codes are handed out in the order of their lengths, and stand in the input from their highest bit. The part of the
-	// table that codes so far decide doubles with each bit of length.
+	// Codes are handed out in the order of their lengths, and stand in the input from their highest
+	// bit. The part of the table that codes so far decide doubles with each bit of length.
 	code, i := 0, 0
 	for n := 1; n <= width && i < used; n++ {
 		code <<= 1
@@ -60,7 +60,8 @@ func (d *Decoder) build(t []uint32, width int, lengths []uint8, entries []uint32
 }
 
 // buildLong adds the subtables, for the codes from the i-th on, which are longer than width.
-func (d *Decoder) buildLong(t []uint32, width int, lengths []uint8, entries []uint32, count *[maxBits + 2]int, code, i int) {
+func (d *Decoder) buildLong(t []uint32, width int, lengths []uint8, entries []uint32,
+	count *[maxBits + 2]int, code, i int) {
 	begin, size := 1<<width, 0
 	index := -1
 	for n := width + 1; n <= maxBits; n++ {
@@ -75,7 +76,8 @@ func (d *Decoder) buildLong(t []uint32, width int, lengths []uint8, entries []ui
 					space = space<<1 + count[width+more]
 				}
 				index, size = at, 1<<more
-				t[at] = isSpecial | isLink | uint32(width) | uint32(begin)<<valueAt | uint32(more)<<codeAt
+				t[at] = isSpecial | isLink | uint32(width) | uint32(begin)<<valueAt |
+					uint32(more)<<codeAt
 			}
 			e := entries[d.sorted[i]] + uint32(n-width)*oneBit
 			for j := r >> width; j < size; j += 1 << (n - width) {

@@ -3,8 +3,9 @@ package inflate
 import "encoding/binary"
 
 const (
-	// What one turn of the fast loop may read and write at most: two loads of eight bytes, the second seven bytes on; two
-	// literals and a match, with what a copy of 32 bytes at first writes too much. Bytes.
+	// What one turn of the fast loop may read and write at most: two loads of eight bytes, the
+	// second seven bytes on; two literals and a match, with what a copy of 32 bytes at first writes
+	// too much. Bytes.
 	turnIn  = 16
 	turnOut = 2 + 258 + 32
 )
@@ -47,7 +48,8 @@ func (d *Decoder) fast(dst, src []byte) (ended bool, err error) {
 			if e&isLink != 0 {
 				bits >>= litLenBits
 				left -= litLenBits
-				e = uint64(t.litlen[(e>>valueAt&valueMask+bits&(1<<(e>>codeAt&codeMask)-1))&(litLenSize-1)])
+				e = uint64(t.litlen[(e>>valueAt&valueMask+
+					bits&(1<<(e>>codeAt&codeMask)-1))&(litLenSize-1)])
 			}
 			if e&isLiteral != 0 {
 				dst[out] = byte(e >> valueAt)
@@ -77,7 +79,8 @@ func (d *Decoder) fast(dst, src []byte) (ended bool, err error) {
 			if e&isLink != 0 {
 				bits >>= distBits
 				left -= distBits
-				e = uint64(t.dist[(e>>valueAt&valueMask+bits&(1<<(e>>codeAt&codeMask)-1))&(distSize-1)])
+				e = uint64(t.dist[(e>>valueAt&valueMask+bits&(1<<(e>>codeAt&codeMask)-1))&(distSize-
+					1)])
 			}
 			if e&isSpecial != 0 {
 				err = ErrCode
@@ -109,7 +112,8 @@ func (d *Decoder) fast(dst, src []byte) (ended bool, err error) {
 			}
 		default:
 			if distance < 8 {
-				// The first eight bytes one by one; then what was written a multiple of the distance before.
+				// The first eight bytes one by one; then what was written a multiple of the
+				// distance before.
 				for i := range 8 {
 					to[i] = source[i]
 				}

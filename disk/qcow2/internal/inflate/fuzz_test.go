@@ -4,7 +4,8 @@ import "testing"
 
 // FuzzDecode holds the decoder to compress/flate: the same verdict and the same bytes.
 func FuzzDecode(f *testing.F) {
-	// Small ones: the fuzzer spends its time on finding what is new, not on making long inputs shorter.
+	// Small ones: the fuzzer spends its time on finding what is new, not on making long inputs
+	// shorter.
 	for _, content := range [][]byte{nil, []byte("hello, hello, hello"), text(120, 1)} {
 		for _, level := range []int{-2, 0, 9} {
 			f.Add(deflate(f, content, level), uint16(len(content)), uint16(0))

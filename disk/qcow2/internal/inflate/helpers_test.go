@@ -35,15 +35,17 @@ func agree(t testing.TB, d *Decoder, src []byte, size int) ([]byte, error) {
 	want, wantErr := reference(src, size)
 	got, err := decode(t, d, src, size)
 	if n := len(got); wantErr != nil && n > len(want) {
-		// compress/flate asks for as many bits as the end of the block takes before it looks for a shorter code, so it
-		// gets less out of an input that ends too early. With more input it has to get the same.
+		// compress/flate asks for as many bits as the end of the block takes before it looks for a
+		// shorter code, so it gets less out of an input that ends too early. With more input it has
+		// to get the same.
 		more, _ := reference(append(bytes.Clone(src), make([]byte, 8)...), size)
 		require.ErrorIs(t, wantErr, io.ErrUnexpectedEOF)
 		require.GreaterOrEqual(t, len(more), n)
 		require.True(t, bytes.Equal(more[:n], got))
 		return got, err
 	}
-	require.True(t, bytes.Equal(want, got), "%d bytes, and %d are right: %v, %v", len(got), len(want), err, wantErr)
+	require.True(t, bytes.Equal(want, got), "%d bytes, and %d are right: %v, %v", len(got),
+		len(want), err, wantErr)
 	full := err == nil && len(got) == size
 	require.Equal(t, wantErr == nil, full, "%v, and compress/flate: %v", err, wantErr)
 	return got, err
@@ -130,8 +132,8 @@ func (w *bitWriter) fixed(symbol uint) *bitWriter {
 	return w.code(0xc0+symbol-280, 8)
 }
 
-// lengths appends the header of a dynamic block with these code lengths, each written as it is: the code of code lengths
-// has 4 bits for each of 0 to 15.
+// lengths appends the header of a dynamic block with these code lengths, each written as it is: the
+// code of code lengths has 4 bits for each of 0 to 15.
 func (w *bitWriter) lengths(litlen, dist []uint) *bitWriter {
 	w.bits(uint(len(litlen)-257), 5).bits(uint(len(dist)-1), 5).bits(19-4, 4)
 	for _, symbol := range codeOrder {

@@ -1,9 +1,10 @@
-// Package inflate decodes raw deflate data (RFC 1951) in one call: the whole input and the whole output are memory that
-// the caller has at hand, so there is no window to keep and no state between calls. That is what a compressed cluster of
-// a disk image is, and it is decoded more than twice as fast as by a streaming decoder.
+// Package inflate decodes raw deflate data (RFC 1951) in one call: the whole input and the whole
+// output are memory that the caller has at hand, so there is no window to keep and no state between
+// calls. That is what a compressed cluster of a disk image is, and it is decoded more than twice as
+// fast as by a streaming decoder.
 //
-// What compress/flate refuses is refused here, and what it accepts is accepted, byte for byte; a fuzz test holds the two
-// together.
+// What compress/flate refuses is refused here, and what it accepts is accepted, byte for byte; a
+// fuzz test holds the two together.
 package inflate
 
 import (
@@ -17,18 +18,20 @@ var (
 	ErrBlockType = errors.New("a deflate block has the reserved type 3")
 	ErrStored    = errors.New("the length of a stored deflate block contradicts its complement")
 	ErrLengths   = errors.New("the code lengths of a deflate block are not valid")
-	ErrTree      = errors.New("the Huffman codes of a deflate block are over-subscribed or incomplete")
-	ErrCode      = errors.New("the deflate data has a code that stands for nothing")
-	ErrDistance  = errors.New("a deflate match begins before the output")
+	ErrTree      = errors.New("the Huffman codes of a deflate block are over-subscribed or " +
+		"incomplete")
+	ErrCode     = errors.New("the deflate data has a code that stands for nothing")
+	ErrDistance = errors.New("a deflate match begins before the output")
 )
 
-// Decoder has the tables of the block that is being decoded. The zero value is ready to use; it can be used again and
-// again, by one goroutine at a time, and then allocates nothing. About 25 KiB.
+// Decoder has the tables of the block that is being decoded. The zero value is ready to use; it can
+// be used again and again, by one goroutine at a time, and then allocates nothing. About 25 KiB.
 type Decoder struct {
-	bits uint64 // the next bits of the input, the first one lowest; above those of left may be some that follow
-	left uint   // how many of them were taken from the input and are not used yet
-	pos  int    // in the input: what comes after those
-	out  int    // bytes written to the output
+	// the next bits of the input, the first one lowest; above those of left may be some that follow
+	bits uint64
+	left uint // how many of them were taken from the input and are not used yet
+	pos  int  // in the input: what comes after those
+	out  int  // bytes written to the output
 
 	tables  *tables // of the block: own, or those of fixed codes
 	own     tables
@@ -37,9 +40,10 @@ type Decoder struct {
 	sorted  [numLitLen]uint16
 }
 
-// Decode fills dst from the deflate stream that src begins with, and ignores what follows in src. It stops when dst is
-// full, even where the stream would go on, and returns how many bytes it wrote: fewer than len(dst), without an error,
-// where the stream ends before. What dst has beyond them may be overwritten too.
+// Decode fills dst from the deflate stream that src begins with, and ignores what follows in src.
+// It stops when dst is full, even where the stream would go on, and returns how many bytes it
+// wrote: fewer than len(dst), without an error, where the stream ends before. What dst has beyond
+// them may be overwritten too.
 //
 // An error is one of this package's, and the bytes counted by n are right nevertheless.
 func (d *Decoder) Decode(dst, src []byte) (n int, err error) {
@@ -70,7 +74,8 @@ func (d *Decoder) Decode(dst, src []byte) (n int, err error) {
 	return d.out, nil
 }
 
-// need makes sure that at least n bits are at hand, at most 56; it is false where the input has no more.
+// need makes sure that at least n bits are at hand, at most 56; it is false where the input has no
+// more.
 func (d *Decoder) need(src []byte, n uint) bool {
 	if d.left >= n {
 		return true
@@ -104,7 +109,8 @@ func (d *Decoder) stored(dst, src []byte) error {
 	if len(src)-d.pos < 4 {
 		return ErrTruncated
 	}
-	n, complement := binary.LittleEndian.Uint16(src[d.pos:]), binary.LittleEndian.Uint16(src[d.pos+2:])
+	n, complement := binary.LittleEndian.Uint16(src[d.pos:]),
+		binary.LittleEndian.Uint16(src[d.pos+2:])
 	d.pos += 4
 	if n != ^complement {
 		return ErrStored

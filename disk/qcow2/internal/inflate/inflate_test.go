@@ -22,7 +22,8 @@ func header(kind uint) *bitWriter { return new(bitWriter).bits(kind, 3) }
 // TestStreams has a stream for each rule of the format, and what comes of it.
 func TestStreams(t *testing.T) {
 	ab := func() *bitWriter { // a:1 b:2 end:3 length 3:3; distances 1:1 2:1
-		return header(last|dynamic).lengths(codeLengths(258, map[int]uint{'a': 1, 'b': 2, 256: 3, 257: 3}), []uint{1, 1})
+		return header(last|dynamic).lengths(codeLengths(258,
+			map[int]uint{'a': 1, 'b': 2, 256: 3, 257: 3}), []uint{1, 1})
 	}
 	full := "1111111111111111"
 	for _, c := range []struct {
@@ -33,53 +34,107 @@ func TestStreams(t *testing.T) {
 	}{
 		{"nothing", new(bitWriter), "", ErrTruncated},
 		{"reserved type", header(last|3<<1).bits(0, 5), "", ErrBlockType},
-		{"stored", header(last|stored).bits(0, 5).bits(3, 16).bits(0xfffc, 16).bits('a', 8).bits('b', 8).bits('c', 8), "abc", nil},
+		{"stored", header(last|stored).bits(0, 5).bits(3, 16).bits(0xfffc, 16).bits('a',
+			8).bits('b', 8).bits('c', 8), "abc", nil},
 		{"stored, empty", header(last|stored).bits(0, 5).bits(0, 16).bits(0xffff, 16), "", nil},
-		{"stored, wrong complement", header(last|stored).bits(0, 5).bits(1, 16).bits(0xffff, 16).bits('a', 8), "", ErrStored},
-		{"stored, length missing", header(last|stored).bits(0, 5).bits(3, 16).bits(0xfc, 8), "", ErrTruncated},
-		{"stored, data missing", header(last|stored).bits(0, 5).bits(3, 16).bits(0xfffc, 16).bits('a', 8), "a", ErrTruncated},
+		{"stored, wrong complement",
+			header(last|stored).bits(0, 5).bits(1, 16).bits(0xffff, 16).bits('a', 8), "",
+			ErrStored},
+		{"stored, length missing", header(last|stored).bits(0, 5).bits(3, 16).bits(0xfc, 8), "",
+			ErrTruncated},
+		{"stored, data missing",
+			header(last|stored).bits(0, 5).bits(3, 16).bits(0xfffc, 16).bits('a', 8), "a",
+			ErrTruncated},
 		{"stored after fixed", func() *bitWriter {
-			return header(fixed).fixed('x').fixed(256).bits(last|stored, 3).bits(0, 3).bits(1, 16).bits(0xfffe, 16).bits('y', 8)
+			return header(fixed).fixed('x').fixed(256).bits(last|stored, 3).bits(0, 3).bits(1,
+				16).bits(0xfffe, 16).bits('y', 8)
 		}(), "xy", nil},
 		{"fixed", header(last | fixed).fixed('a').fixed(255).fixed(0).fixed(256), "a\xff\x00", nil},
 		{"fixed, run", header(last|fixed).fixed('a').fixed(257).code(0, 5).fixed(256), "aaaa", nil},
-		{"fixed, longest length", header(last|fixed).fixed('a').fixed(285).code(0, 5).fixed(256), strings.Repeat("a", 259), nil},
-		{"fixed, length 257+1 by extra bits", header(last|fixed).fixed('a').fixed(284).bits(31, 5).code(0, 5).fixed(256), strings.Repeat("a", 259), nil},
-		{"fixed, symbol 286", header(last|fixed).fixed('a').fixed(286).code(0, 5).fixed(256), "a", ErrCode},
-		{"fixed, symbol 287", header(last|fixed).fixed('a').fixed(287).code(0, 5).fixed(256), "a", ErrCode},
-		{"fixed, distance 30", header(last|fixed).fixed('a').fixed(257).code(30, 5).fixed(256), "a", ErrCode},
-		{"fixed, distance 31", header(last|fixed).fixed('a').fixed(257).code(31, 5).fixed(256), "a", ErrCode},
-		{"fixed, too far", header(last|fixed).fixed('a').fixed(257).code(1, 5).fixed(256), "a", ErrDistance},
-		{"fixed, too far at the start", header(last|fixed).fixed(257).code(0, 5).fixed(256), "", ErrDistance},
+		{"fixed, longest length", header(last|fixed).fixed('a').fixed(285).code(0, 5).fixed(256),
+			strings.Repeat("a", 259), nil},
+		{"fixed, length 257+1 by extra bits",
+			header(last|fixed).fixed('a').fixed(284).bits(31, 5).code(0, 5).fixed(256),
+			strings.Repeat("a", 259), nil},
+		{"fixed, symbol 286", header(last|fixed).fixed('a').fixed(286).code(0, 5).fixed(256), "a",
+			ErrCode},
+		{"fixed, symbol 287", header(last|fixed).fixed('a').fixed(287).code(0, 5).fixed(256), "a",
+			ErrCode},
+		{"fixed, distance 30", header(last|fixed).fixed('a').fixed(257).code(30, 5).fixed(256), "a",
+			ErrCode},
+		{"fixed, distance 31", header(last|fixed).fixed('a').fixed(257).code(31, 5).fixed(256), "a",
+			ErrCode},
+		{"fixed, too far", header(last|fixed).fixed('a').fixed(257).code(1, 5).fixed(256), "a",
+			ErrDistance},
+		{"fixed, too far at the start", header(last|fixed).fixed(257).code(0, 5).fixed(256), "",
+			ErrDistance},
 		{"fixed, no end", header(last | fixed).fixed('a').fixed('b'), "ab", ErrTruncated},
 		{"no last block", header(fixed).fixed('a').fixed(256).bits(0, 4), "a", ErrTruncated},
 		{"dynamic", ab().code(0, 1).code(2, 2).code(7, 3).code(1, 1).code(6, 3), "ababa", nil},
-		{"dynamic, 287 literals and lengths", header(last|dynamic).bits(30, 5).bits(0, 5).bits(0, 4).bits(0, 64), "", ErrLengths},
-		{"dynamic, 31 distances", header(last|dynamic).bits(0, 5).bits(30, 5).bits(0, 4).bits(0, 64), "", ErrLengths},
+		{"dynamic, 287 literals and lengths",
+			header(last|dynamic).bits(30, 5).bits(0, 5).bits(0, 4).bits(0, 64), "", ErrLengths},
+		{"dynamic, 31 distances", header(last|dynamic).bits(0, 5).bits(30, 5).bits(0, 4).bits(0,
+			64), "", ErrLengths},
 		{"dynamic, header missing", header(last | dynamic), "", ErrTruncated},
-		{"dynamic, length code missing", header(last|dynamic).bits(0, 5).bits(0, 5).bits(15, 4).bits(1, 2), "", ErrTruncated},
-		{"dynamic, no length codes", header(last|dynamic).bits(0, 14).bits(0, 12).bits(0, 64), "", ErrCode},
-		{"dynamic, length codes over-subscribed", header(last|dynamic).bits(0, 14).bits(1|1<<3|1<<6, 12).bits(0, 64), "", ErrTree},
-		{"dynamic, length codes incomplete", header(last|dynamic).bits(0, 14).bits(2|2<<3, 12).bits(0, 64), "", ErrTree},
-		{"dynamic, one length code", header(last|dynamic).bits(0, 14).bits(1<<6, 12).bits(0, 64).bits(0, 64), "", ErrTruncated},
-		{"dynamic, repetition at the start", header(last|dynamic).bits(0, 14).bits(1|1<<9, 12).bits(1, 1).bits(0, 64), "", ErrLengths},
-		{"dynamic, repetition too long", header(last|dynamic).bits(0, 14).bits(1<<6|1<<9, 12).bits(0xff, 8).bits(0xff, 8), "", ErrLengths},
-		{"dynamic, over-subscribed literals", header(last|dynamic).lengths(codeLengths(257, map[int]uint{'a': 1, 'b': 1, 256: 1}), []uint{1, 1}), "", ErrTree},
-		{"dynamic, incomplete literals", header(last|dynamic).lengths(codeLengths(257, map[int]uint{'a': 1, 256: 2}), []uint{1, 1}), "", ErrTree},
-		{"dynamic, one literal code", header(last|dynamic).lengths(codeLengths(257, map[int]uint{256: 1}), []uint{1, 1}).code(0, 1), "", nil},
-		{"dynamic, one literal code, the other used", header(last|dynamic).lengths(codeLengths(257, map[int]uint{256: 1}), []uint{1, 1}).code(1, 1), "", ErrCode},
-		{"dynamic, one literal code of two bits", header(last|dynamic).lengths(codeLengths(257, map[int]uint{256: 2}), []uint{1, 1}), "", ErrTree},
-		{"dynamic, no end of block", header(last|dynamic).lengths(codeLengths(257, map[int]uint{'a': 1, 'b': 1}), []uint{1, 1}).bits(0, 2), "aa", ErrTruncated},
-		{"dynamic, no literals", header(last|dynamic).lengths(codeLengths(257, nil), []uint{1, 1}).bits(0, 8), "", ErrCode},
-		{"dynamic, over-subscribed distances", header(last|dynamic).lengths(codeLengths(257, map[int]uint{'a': 1, 256: 1}), []uint{1, 1, 1}), "", ErrTree},
-		{"dynamic, incomplete distances", header(last|dynamic).lengths(codeLengths(257, map[int]uint{'a': 1, 256: 1}), []uint{2, 2}), "", ErrTree},
-		{"dynamic, no distances, none used", header(last|dynamic).lengths(codeLengths(257, map[int]uint{'a': 1, 256: 1}), []uint{0}).bits(0, 1).bits(1, 1), "a", nil},
-		{"dynamic, no distances, one used", header(last|dynamic).lengths(codeLengths(258, map[int]uint{'a': 1, 256: 2, 257: 2}), []uint{0}).
-			code(0, 1).code(3, 2).bits(0, 8), "a", ErrCode},
-		{"dynamic, one distance", header(last|dynamic).lengths(codeLengths(258, map[int]uint{'a': 1, 256: 2, 257: 2}), []uint{1}).
-			code(0, 1).code(3, 2).bits(0, 1).code(2, 2), "aaaa", nil},
-		{"dynamic, one distance, the other used", header(last|dynamic).lengths(codeLengths(258, map[int]uint{'a': 1, 256: 2, 257: 2}), []uint{1}).
-			code(0, 1).code(3, 2).bits(1, 1).code(2, 2), "a", ErrCode},
+		{"dynamic, length code missing",
+			header(last|dynamic).bits(0, 5).bits(0, 5).bits(15, 4).bits(1, 2), "", ErrTruncated},
+		{"dynamic, no length codes", header(last|dynamic).bits(0, 14).bits(0, 12).bits(0, 64), "",
+			ErrCode},
+		{"dynamic, length codes over-subscribed",
+			header(last|dynamic).bits(0, 14).bits(1|1<<3|1<<6, 12).bits(0, 64), "", ErrTree},
+		{"dynamic, length codes incomplete",
+			header(last|dynamic).bits(0, 14).bits(2|2<<3, 12).bits(0, 64), "", ErrTree},
+		{"dynamic, one length code",
+			header(last|dynamic).bits(0, 14).bits(1<<6, 12).bits(0, 64).bits(0, 64), "",
+			ErrTruncated},
+		{"dynamic, repetition at the start",
+			header(last|dynamic).bits(0, 14).bits(1|1<<9, 12).bits(1, 1).bits(0, 64), "",
+			ErrLengths},
+		{"dynamic, repetition too long",
+			header(last|dynamic).bits(0, 14).bits(1<<6|1<<9, 12).bits(0xff, 8).bits(0xff, 8), "",
+			ErrLengths},
+		{"dynamic, over-subscribed literals",
+			header(last|dynamic).lengths(codeLengths(257, map[int]uint{'a': 1, 'b': 1, 256: 1}),
+				[]uint{1, 1}), "", ErrTree},
+		{"dynamic, incomplete literals",
+			header(last|dynamic).lengths(codeLengths(257, map[int]uint{'a': 1, 256: 2}),
+				[]uint{1, 1}), "", ErrTree},
+		{"dynamic, one literal code",
+			header(last|dynamic).lengths(codeLengths(257, map[int]uint{256: 1}),
+				[]uint{1, 1}).code(0, 1), "", nil},
+		{"dynamic, one literal code, the other used",
+			header(last|dynamic).lengths(codeLengths(257, map[int]uint{256: 1}),
+				[]uint{1, 1}).code(1, 1), "", ErrCode},
+		{"dynamic, one literal code of two bits",
+			header(last|dynamic).lengths(codeLengths(257, map[int]uint{256: 2}), []uint{1, 1}), "",
+			ErrTree},
+		{"dynamic, no end of block",
+			header(last|dynamic).lengths(codeLengths(257, map[int]uint{'a': 1, 'b': 1}),
+				[]uint{1, 1}).bits(0, 2), "aa", ErrTruncated},
+		{"dynamic, no literals",
+			header(last|dynamic).lengths(codeLengths(257, nil), []uint{1, 1}).bits(0, 8), "",
+			ErrCode},
+		{"dynamic, over-subscribed distances",
+			header(last|dynamic).lengths(codeLengths(257, map[int]uint{'a': 1, 256: 1}),
+				[]uint{1, 1, 1}), "", ErrTree},
+		{"dynamic, incomplete distances",
+			header(last|dynamic).lengths(codeLengths(257, map[int]uint{'a': 1, 256: 1}),
+				[]uint{2, 2}), "", ErrTree},
+		{"dynamic, no distances, none used",
+			header(last|dynamic).lengths(codeLengths(257, map[int]uint{'a': 1, 256: 1}),
+				[]uint{0}).bits(0, 1).bits(1, 1), "a", nil},
+		{"dynamic, no distances, one used",
+			header(last|dynamic).lengths(codeLengths(258, map[int]uint{'a': 1, 256: 2, 257: 2}),
+				[]uint{0}).
+				code(0, 1).code(3, 2).bits(0, 8), "a", ErrCode},
+		{"dynamic, one distance",
+			header(last|dynamic).lengths(codeLengths(258, map[int]uint{'a': 1, 256: 2, 257: 2}),
+				[]uint{1}).
+				code(0, 1).code(3, 2).bits(0, 1).code(2, 2), "aaaa", nil},
+		{"dynamic, one distance, the other used",
+			header(last|dynamic).lengths(codeLengths(258, map[int]uint{'a': 1, 256: 2, 257: 2}),
+				[]uint{1}).
+				code(0, 1).code(3, 2).bits(1, 1).code(2, 2), "a", ErrCode},
 		{"dynamic, codes of 15 bits", longCodes(), full + "abcd", nil},
 		{"dynamic, a repetition that ends with the lengths", repeatedToTheEnd(), "\xff", nil},
 	} {
@@ -126,8 +181,10 @@ func repeatedToTheEnd() *bitWriter {
 		w.bits(n, 3)
 	}
 	// 1: 0, 2: 10, 16: 110, 18: 111
-	w.code(7, 3).bits(127, 7).code(7, 3).bits(117-11, 7).code(0, 1).code(0, 1) // 255 zeros; literal 255 and the end, of one bit each
-	w.code(2, 2).code(6, 3).bits(0, 2)                                         // four distances of two bits: one, and three times the same
+	// 255 zeros; literal 255 and the end, of one bit each
+	w.code(7, 3).bits(127, 7).code(7, 3).bits(117-11, 7).code(0, 1).code(0, 1)
+	// four distances of two bits: one, and three times the same
+	w.code(2, 2).code(6, 3).bits(0, 2)
 	return w.code(0, 1).code(1, 1)
 }
 
@@ -142,7 +199,8 @@ func TestSymbols(t *testing.T) {
 		want := bytes.Clone(prefix)
 		for length := uint(257); length <= 285; length++ {
 			for _, ones := range []uint{0, 1<<16 - 1} {
-				shortest, n := uint(litLenEntries[length]>>valueAt&valueMask), uint(litLenEntries[length]&takeMask)
+				shortest, n := uint(litLenEntries[length]>>valueAt&valueMask),
+					uint(litLenEntries[length]&takeMask)
 				nearest, far := uint(e>>valueAt&valueMask), uint(e&takeMask)
 				w.fixed(length).bits(ones, n).code(uint(distance), 5).bits(ones, far)
 				from := uint(len(want)) - nearest - ones&(1<<far-1)
@@ -161,12 +219,14 @@ func TestSymbols(t *testing.T) {
 	}
 }
 
-// TestNearMatches has every length at every distance up to those that are copied in the largest steps, each from bytes that were not there before:
-// a step too large would copy what is not written yet.
+// TestNearMatches has every length at every distance up to those that are copied in the largest
+// steps, each from bytes that were not there before: a step too large would copy what is not
+// written yet.
 func TestNearMatches(t *testing.T) {
 	var d Decoder
 	r := rand.New(rand.NewPCG(9, 9))
-	// symbol is the last one from first to last whose smallest value is at most v, and what remains of that.
+	// symbol is the last one from first to last whose smallest value is at most v, and what remains
+	// of that.
 	symbol := func(entries []uint32, first, last, v uint) (s, rest uint) {
 		for s = last; s > first && uint(entries[s]>>valueAt&valueMask) > v; s-- {
 		}
@@ -191,15 +251,16 @@ func TestNearMatches(t *testing.T) {
 		}
 		w.fixed(256)
 		for _, slack := range []int{0, 512} {
-			got, err := agree(t, &d, append(bytes.Clone(w.b), make([]byte, slack)...), len(want)+slack)
+			got, err := agree(t, &d, append(bytes.Clone(w.b), make([]byte, slack)...),
+				len(want)+slack)
 			require.NoError(t, err)
 			require.True(t, bytes.Equal(want, got), "distance %d", distance)
 		}
 	}
 }
 
-// TestLongestMatch ends a stream with what takes the most bits that a match can, 48, at every position within a byte, so that the last of them
-// is the input's last bit, too.
+// TestLongestMatch ends a stream with what takes the most bits that a match can, 48, at every
+// position within a byte, so that the last of them is the input's last bit, too.
 func TestLongestMatch(t *testing.T) {
 	var d Decoder
 	prefix := text(32<<10, 8)
@@ -225,7 +286,8 @@ func TestLongestMatch(t *testing.T) {
 				want, n = append(want, 0), n-2
 			}
 		}
-		w.code(0x7fff, 15).bits(31, 5).code(0x7fff, 15).bits(0x1fff, 13) // 258 bytes from 32 KiB before
+		// 258 bytes from 32 KiB before
+		w.code(0x7fff, 15).bits(31, 5).code(0x7fff, 15).bits(0x1fff, 13)
 		want = append(want, want[len(want)-32<<10:][:258]...)
 		alone := bytes.Clone(w.b)
 		got, err := agree(t, &d, alone, len(want))
@@ -242,7 +304,8 @@ func TestLongestMatch(t *testing.T) {
 	}
 }
 
-// TestLevels decodes what compress/flate makes of several kinds of content, into less room, just enough, and more.
+// TestLevels decodes what compress/flate makes of several kinds of content, into less room, just
+// enough, and more.
 func TestLevels(t *testing.T) {
 	var d Decoder
 	noise := make([]byte, 70<<10)
@@ -251,15 +314,19 @@ func TestLevels(t *testing.T) {
 		noise[i] = byte(r.Uint32())
 	}
 	for name, content := range map[string][]byte{
-		"text": text(200<<10, 2), "noise": noise, "zeros": make([]byte, 100<<10), "short": []byte("short"),
-		"skewed": bytes.Repeat([]byte("aaaaaaaaaaaaaaabaaaaaac"), 300), "noise, then text": append(noise[:9000:9000], text(9000, 3)...),
+		"text": text(200<<10, 2), "noise": noise, "zeros": make([]byte, 100<<10),
+		"short":            []byte("short"),
+		"skewed":           bytes.Repeat([]byte("aaaaaaaaaaaaaaabaaaaaac"), 300),
+		"noise, then text": append(noise[:9000:9000], text(9000, 3)...),
 	} {
 		for _, level := range []int{-2, 0, 1, 6, 9} {
 			t.Run(fmt.Sprintf("%s, level %d", name, level), func(t *testing.T) {
 				src := deflate(t, content, level)
-				for _, size := range []int{0, 1, len(content) / 2, len(content) - 1, len(content), len(content) + 1, len(content) + 1000} {
+				for _, size := range []int{0, 1, len(content) / 2, len(content) - 1, len(content),
+					len(content) + 1, len(content) + 1000} {
 					for _, garbage := range []int{0, 511} {
-						got, err := agree(t, &d, append(src[:len(src):len(src)], noise[:garbage]...), size)
+						got, err := agree(t, &d,
+							append(src[:len(src):len(src)], noise[:garbage]...), size)
 						require.NoError(t, err)
 						require.True(t, bytes.Equal(content[:min(size, len(content))], got))
 					}
@@ -313,7 +380,8 @@ func TestDamaged(t *testing.T) {
 			seen[err]++
 		}
 	}
-	for _, err := range []error{nil, ErrTruncated, ErrBlockType, ErrStored, ErrLengths, ErrTree, ErrDistance} {
+	for _, err := range []error{nil, ErrTruncated, ErrBlockType, ErrStored, ErrLengths, ErrTree,
+		ErrDistance} {
 		require.Positive(t, seen[err], "%v", err)
 	}
 }

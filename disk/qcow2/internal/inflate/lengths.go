@@ -1,6 +1,7 @@
 package inflate
 
-// repeatCode says of the code length symbols 16 to 18 how many extra bits they have, and the shortest repetition.
+// repeatCode says of the code length symbols 16 to 18 how many extra bits they have, and the
+// shortest repetition.
 var repeatCode = [3]struct{ extra, least uint }{{2, 3}, {3, 3}, {7, 11}}
 
 // codeOrder is the order in which the lengths of the code length code are stored.

@@ -1,6 +1,7 @@
 package inflate
 
-// step decodes one literal or match, with an eye on every end. It tells whether the block ended. dst is not full.
+// step decodes one literal or match, with an eye on every end. It tells whether the block ended.
+// dst is not full.
 func (d *Decoder) step(dst, src []byte) (ended bool, err error) {
 	d.need(src, 48) // the longest match; there may be less
 	e := d.tables.litlen[d.bits&(1<<litLenBits-1)]

@@ -13,15 +13,16 @@ const (
 	maxDist   = 30
 	endBlock  = 256
 
-	// A subtable of 2^s entries holds the codes that begin with one index of the first part, and complete codes of up to
-	// s bits are at least s+1: so 286 codes need less than 286/5*16 entries here behind the 2048, and 30 codes less than
-	// 30/7*64 behind the 512. Both fit, and masks keep any index inside.
+	// A subtable of 2^s entries holds the codes that begin with one index of the first part, and
+	// complete codes of up to s bits are at least s+1: so 286 codes need less than 286/5*16 entries
+	// here behind the 2048, and 30 codes less than 30/7*64 behind the 512. Both fit, and masks keep
+	// any index inside.
 	litLenSize = 4096
 	distSize   = 1024
 )
 
-// tables are the codes of a block. Each is indexed by the input's next bits, and where a code is longer, the entry found
-// there is a link to a subtable, indexed by the bits that follow. An entry:
+// tables are the codes of a block. Each is indexed by the input's next bits, and where a code is
+// longer, the entry found there is a link to a subtable, indexed by the bits that follow. An entry:
 //
 //	bits  0-5  how much input it takes, with a length's or distance's extra bits
 //	bits  8-22 the literal; the smallest length or distance; of a link, where the subtable begins
@@ -34,7 +35,8 @@ type tables struct {
 
 const (
 	isLiteral = 1 << 31
-	isSpecial = 1 << 30 // neither a literal nor a length or distance: one of the next two, or a code without a meaning
+	// neither a literal nor a length or distance: one of the next two, or a code without a meaning
+	isSpecial = 1 << 30
 	isEnd     = 1 << 29 // the end of the block
 	isLink    = 1 << 28 // to a subtable
 
