@@ -16,15 +16,15 @@ import (
 	"kubevirt.io/disk/disk/qcow2"
 )
 
-// Arrival writes the disk of an image whose file comes once, from its beginning to its end, as out of the
-// layer of a container image. Nothing is kept aside meanwhile.
+// Arrival writes the disk of an image whose file comes once, from its beginning to its end, as out
+// of the layer of a container image. Nothing is kept aside meanwhile.
 //
 //	a := NewArrival(...)
 //	for !a.Done() { a.Pass(ctx, the file, from its beginning) }
 //
-// One pass is enough, but for qcow2 files that have tables behind what those map: these need two, or three.
-// What an image says is checked as it comes; a disk that is half written when that fails is removed by
-// Destination.Finish.
+// One pass is enough, but for qcow2 files that have tables behind what those map: these need two,
+// or three. What an image says is checked as it comes; a disk that is half written when that fails
+// is removed by Destination.Finish.
 type Arrival struct {
 	name    string
 	size    int64 // of the file
@@ -43,8 +43,8 @@ type ArrivalOptions struct {
 	Original bool
 	// Raw is for a file that is known to be a raw disk, whatever it looks like.
 	Raw bool
-	// Below is the arrival of its backing file, which is done, at the same destination. nil: an image
-	// that names one is refused by a *BackingError.
+	// Below is the arrival of its backing file, which is done, at the same destination. nil: an
+	// image that names one is refused by a *BackingError.
 	Below *Arrival
 }
 
@@ -58,8 +58,8 @@ func (e *BackingError) Error() string {
 	return fmt.Sprintf("%q needs its backing file %q", e.Image, e.File)
 }
 
-// BackingOf is the backing file that an image names whose file begins with head, of qcow2.HeadSize bytes
-// or everything, resolved as serving it would. "": it names none, or is no image that could.
+// BackingOf is the backing file that an image names whose file begins with head, of qcow2.HeadSize
+// bytes or everything, resolved as serving it would. "": it names none, or is no image that could.
 func BackingOf(name string, head []byte, size int64) string {
 	if !qcow2.IsQcow2(head) {
 		return ""
@@ -79,8 +79,8 @@ func BackingOf(name string, head []byte, size int64) string {
 	return file
 }
 
-// NewArrival prepares to write what a file of that name and size contains. Where the size is not known, -1,
-// it can be a raw disk only.
+// NewArrival prepares to write what a file of that name and size contains. Where the size is not
+// known, -1, it can be a raw disk only.
 func NewArrival(name string, size int64, to *Destination, opt ArrivalOptions) *Arrival {
 	return &Arrival{name: name, size: size, to: to, opt: opt}
 }
@@ -143,7 +143,10 @@ func (a *Arrival) guest(w *rawfile.Writer) qcow2.Guest {
 	}
 	return qcow2.Guest{
 		Write: func(p []byte, off int64) error { return a.to.explain(w.Write(p, off), a.virtual) },
-		Zero:  func(off, length int64) error { return a.to.explain(a.to.zero(off, length), a.virtual) },
+		Zero: func(off, length int64) error {
+			return a.to.explain(a.to.zero(off, length),
+				a.virtual)
+		},
 	}
 }
 
@@ -157,11 +160,13 @@ func (a *Arrival) recognise(head []byte) error {
 		return a.openQcow2(head)
 	case m != nil:
 		return m.refuse(a.name, useNamed)
-	case len(head) == 0 || !HasRawExtension(a.name) && looksLikeText(head[:min(len(head), headSize)]):
+	case len(head) == 0 || !HasRawExtension(a.name) &&
+		looksLikeText(head[:min(len(head), headSize)]):
 		return refuseUnknown(a.name, head, useNamed)
 	}
 	if limit := a.opt.maxVirtualSize(); a.size > limit {
-		return &Error{Name: a.name, Format: FormatRaw, Reason: fmt.Sprintf("has %d bytes, more than the limit of %d", a.size, limit)}
+		return &Error{Name: a.name, Format: FormatRaw,
+			Reason: fmt.Sprintf("has %d bytes, more than the limit of %d", a.size, limit)}
 	}
 	return a.checkRawSize()
 }
@@ -170,7 +175,8 @@ func (a *Arrival) recognise(head []byte) error {
 func (a *Arrival) checkRawSize() error {
 	if a.size%disk.SectorSize != 0 && a.size >= 0 {
 		return &Error{Name: a.name, Format: FormatRaw,
-			Reason: fmt.Sprintf("has a size of %d bytes, which is no multiple of %d", a.size, disk.SectorSize),
+			Reason: fmt.Sprintf("has a size of %d bytes, which is no multiple of %d", a.size,
+				disk.SectorSize),
 			Action: "build the image again if it is incomplete"}
 	}
 	return nil
@@ -189,7 +195,8 @@ func (a *Arrival) openQcow2(head []byte) error {
 	a.virtual = q.Size()
 	if a.virtual%disk.SectorSize != 0 {
 		return &Error{Name: a.name, Format: FormatQcow2,
-			Reason: fmt.Sprintf("has a virtual size of %d bytes, which is no multiple of %d", a.virtual, disk.SectorSize),
+			Reason: fmt.Sprintf("has a virtual size of %d bytes, which is no multiple of %d",
+				a.virtual, disk.SectorSize),
 			Action: "resize it with \"qemu-img resize\""}
 	}
 	claim, format := q.Backing()
@@ -214,13 +221,15 @@ func (a *Arrival) checkBacking(claim string, format Format) error {
 	}
 	switch below := a.opt.Below; {
 	case format != FormatRaw && format != FormatQcow2:
-		return refuse("names the format %q for its backing file %q, and only raw and qcow2 are supported", string(format), name)
+		return refuse("names the format %q for its backing file %q, and only raw and qcow2 are "+
+			"supported", string(format), name)
 	case below == nil:
 		return &BackingError{Image: a.name, File: name}
 	case path.Clean(below.name) != name:
 		return refuse("needs the backing file %q, not %q", name, below.name)
 	case below.format != format:
-		return refuse("says that its backing file %q is %s, and it is %s", name, format, below.format)
+		return refuse("says that its backing file %q is %s, and it is %s", name, format,
+			below.format)
 	}
 	return nil
 }
@@ -273,12 +282,15 @@ func (a *Arrival) copy(ctx context.Context, in io.Reader) error {
 			case !known && (err == io.EOF || err == io.ErrUnexpectedEOF):
 				p.data, ended = p.data[:n], true
 			case err != nil:
-				return fmt.Errorf("%s ends after %d of %d bytes: %w", a.name, off, a.size, unexpected(err))
+				return fmt.Errorf("%s ends after %d of %d bytes: %w", a.name, off, a.size,
+					unexpected(err))
 			case off > a.opt.maxVirtualSize():
 				return &Error{Name: a.name, Format: FormatRaw,
-					Reason: fmt.Sprintf("has more than the limit of %d bytes", a.opt.maxVirtualSize())}
+					Reason: fmt.Sprintf("has more than the limit of %d bytes",
+						a.opt.maxVirtualSize())}
 			case a.to.device > 0 && off > a.to.device:
-				return fmt.Errorf("block device %q has %d bytes, and the disk more", a.to.name, a.to.device)
+				return fmt.Errorf("block device %q has %d bytes, and the disk more", a.to.name,
+					a.to.device)
 			}
 			select {
 			case parts <- p:

@@ -34,7 +34,8 @@ func (u fileUse) advice(found, named, backing string) string {
 
 // another is what to do about a file that nothing makes an image of.
 func (u fileUse) another() string {
-	return u.advice("remove it from the image directory", "name a disk image instead", "put a disk image in its place, or rebase the image that names it")
+	return u.advice("remove it from the image directory", "name a disk image instead",
+		"put a disk image in its place, or rebase the image that names it")
 }
 
 // opener opens one image and the backing files it needs.
@@ -50,10 +51,12 @@ type opener struct {
 	use  fileUse  // of the image itself
 	used []fileID // the image and its backing files, also those of an image that was then refused
 
-	refused func(*layer) // if set: is told of a file that was recognised and then refused, while it is open
+	// if set: is told of a file that was recognised and then refused, while it is open
+	refused func(*layer)
 }
 
-// image opens a file of the directory as an image that can be served. Refused files are an *ImageError.
+// image opens a file of the directory as an image that can be served. Refused files are an
+// *ImageError.
 func (o *opener) image(ctx context.Context, name string) (*layer, error) {
 	l, head, err := o.open(ctx, name, o.find, o.use)
 	if err != nil {
@@ -79,12 +82,14 @@ func (o *opener) checkImage(ctx context.Context, l *layer, head []byte) error {
 	}
 	if l.size%disk.SectorSize != 0 || l.size == 0 {
 		e := &Error{Name: l.name, Format: l.format,
-			Reason: fmt.Sprintf("has a size of %d bytes, which is no multiple of %d", l.size, disk.SectorSize),
+			Reason: fmt.Sprintf("has a size of %d bytes, which is no multiple of %d", l.size,
+				disk.SectorSize),
 			Action: "fetch it again if it is incomplete, or resize it with \"qemu-img resize\""}
 		if l.looks != nil {
 			e.Reason = fmt.Sprintf("looks like %s, is taken for a raw disk, as %s, and as such %s",
 				l.looks.format, l.source.Reason(), e.Reason)
-			e.Action = "if the whole file was overwritten with an image since, copy it to a new file"
+			e.Action = "if the whole file was overwritten with an image since, copy it to a new " +
+				"file"
 			if l.source == SourceTold {
 				e.Action = "correct the format, or leave it out"
 			}
@@ -94,8 +99,8 @@ func (o *opener) checkImage(ctx context.Context, l *layer, head []byte) error {
 	return nil
 }
 
-// open opens a file by the given method and recognises its content. Nothing below it is opened yet. head is what the
-// content begins with.
+// open opens a file by the given method and recognises its content. Nothing below it is opened yet.
+// head is what the content begins with.
 func (o *opener) open(ctx context.Context, name string,
 	find func(name string) (Source, *os.File, error), use fileUse,
 ) (l *layer, head []byte, err error) {
@@ -105,7 +110,8 @@ func (o *opener) open(ctx context.Context, name string,
 	}
 	if err != nil {
 		reason, action := explainOpen(err, use)
-		return nil, nil, &Error{Name: name, Format: FormatUnknown, Reason: reason, Action: action, Err: err}
+		return nil, nil, &Error{Name: name, Format: FormatUnknown, Reason: reason, Action: action,
+			Err: err}
 	}
 	if source.Parallel() > 1 {
 		e := &edges{Source: source}
@@ -167,9 +173,11 @@ func (o *opener) recognise(l *layer, m *magic, use fileUse) error {
 		return e
 	case told == FormatQcow2 && served:
 		return &Error{Name: l.name, Format: FormatRaw,
-			Reason: "is said to be qcow2, and was served raw before, so that a guest may have written " +
+			Reason: "is said to be qcow2, and was served raw before, so that a guest may have " +
+				"written " +
 				"its qcow2 header",
-			Action: "leave the format out; or if the whole file was overwritten with an image since, " +
+			Action: "leave the format out; or if the whole file was overwritten with an image " +
+				"since, " +
 				"copy it to a new file"}
 	case told == FormatQcow2:
 		l.format, l.source = FormatQcow2, SourceTold
@@ -185,7 +193,8 @@ func (o *opener) recognise(l *layer, m *magic, use fileUse) error {
 	return nil
 }
 
-// complete validates the layer's content and opens everything below it. depth counts the layers above.
+// complete validates the layer's content and opens everything below it. depth counts the layers
+// above.
 func (o *opener) complete(ctx context.Context, l *layer, depth int) error {
 	limit := o.opt.maxVirtualSize()
 	if l.format == FormatQcow2 {
@@ -197,7 +206,8 @@ func (o *opener) complete(ctx context.Context, l *layer, depth int) error {
 	}
 	if l.size > limit {
 		return &Error{Name: l.name, Format: l.format,
-			Reason: fmt.Sprintf("has a size of %s, more than the limit of %s", words.Bytes(l.size), words.Bytes(limit)),
+			Reason: fmt.Sprintf("has a size of %s, more than the limit of %s", words.Bytes(l.size),
+				words.Bytes(limit)),
 			Action: "raise the limit if the image is to be trusted"}
 	}
 	if l.header.backingName == "" {
@@ -207,9 +217,11 @@ func (o *opener) complete(ctx context.Context, l *layer, depth int) error {
 		// Its name makes it likely that it was a raw disk, of which nobody remembers that it was
 		// served, and that a guest wants to read other images.
 		return &Error{Name: l.name, Format: l.format,
-			Reason: fmt.Sprintf("is named as a raw disk, and begins with a qcow2 header that names "+
+			Reason: fmt.Sprintf("is named as a raw disk, and begins with a qcow2 header that "+
+				"names "+
 				"the backing file %q", l.header.backingName),
-			Action: "name it .qcow2 if it is such an image, otherwise " + sayRaw(o.use, "the header")}
+			Action: "name it .qcow2 if it is such an image, otherwise " +
+				sayRaw(o.use, "the header")}
 	}
 	below, err := o.backing(ctx, l, depth+1)
 	if err != nil {
@@ -220,27 +232,33 @@ func (o *opener) complete(ctx context.Context, l *layer, depth int) error {
 	return nil
 }
 
-// backing opens the backing file that a layer names: a claim of the image, so everything about it is checked.
+// backing opens the backing file that a layer names: a claim of the image, so everything about it
+// is checked.
 func (o *opener) backing(ctx context.Context, l *layer, depth int) (*layer, error) {
 	refuse := func(action, reason string, args ...any) (*layer, error) {
-		return nil, &Error{Name: l.name, Format: l.format, Reason: fmt.Sprintf(reason, args...), Action: action}
+		return nil, &Error{Name: l.name, Format: l.format, Reason: fmt.Sprintf(reason, args...),
+			Action: action}
 	}
 	name, err := backingName(l.name, l.header.backingName)
 	if err != nil {
-		return refuse("rebase it with \"qemu-img rebase\" on a file of the image directory, or flatten it with \"qemu-img convert\"",
+		return refuse("rebase it with \"qemu-img rebase\" on a file of the image directory, or "+
+			"flatten it with \"qemu-img convert\"",
 			"names the backing file %q: %v", l.header.backingName, err)
 	}
 	if depth > maxBackingDepth {
-		return refuse("flatten it with \"qemu-img convert\"", "has more than %d backing files in a chain", maxBackingDepth)
+		return refuse("flatten it with \"qemu-img convert\"",
+			"has more than %d backing files in a chain", maxBackingDepth)
 	}
 	declared := Format(l.header.backingFormat)
 	if declared == "" {
-		return refuse(fmt.Sprintf("name it with \"qemu-img rebase -u -F FORMAT -b %s %s\"", shellWord(name), shellWord(l.name)),
+		return refuse(fmt.Sprintf("name it with \"qemu-img rebase -u -F FORMAT -b %s %s\"",
+			shellWord(name), shellWord(l.name)),
 			"does not name the format of its backing file %q", name)
 	}
 	if declared != FormatRaw && declared != FormatQcow2 {
 		return refuse("convert the backing file to qcow2 and rebase the image on it",
-			"names the format %q for its backing file %q, and only raw and qcow2 are supported", string(declared), name)
+			"names the format %q for its backing file %q, and only raw and qcow2 are supported",
+			string(declared), name)
 	}
 	seen := slices.Clone(o.used)
 	below, _, err := o.open(ctx, name, o.findBelow, useBacking)
@@ -253,18 +271,21 @@ func (o *opener) backing(ctx context.Context, l *layer, depth int) (*layer, erro
 	}
 	switch {
 	case slices.Contains(seen, below.id()):
-		_, err = refuse("rebase it so that the chain ends", "has a loop in its backing files: %q is already part of the chain", name)
+		_, err = refuse("rebase it so that the chain ends",
+			"has a loop in its backing files: %q is already part of the chain", name)
 	case below.format != declared:
 		action := fmt.Sprintf("correct it with \"qemu-img rebase -u -F %s -b %s %s\"",
 			below.format, shellWord(name), shellWord(l.name))
 		if declared == FormatRaw {
-			action = "set \"format: raw\" for the backing file if a guest has written to it, otherwise " + action
+			action = "set \"format: raw\" for the backing file if a guest has written to it, " +
+				"otherwise " + action
 		}
 		_, err = refuse(action,
 			"says that its backing file %q is %s, but %s", name, declared, below.known())
 	default:
 		if err = o.complete(ctx, below, depth); errors.As(err, &refused) {
-			_, err = refuse(refused.Action, "has the backing file %q, which %s", name, refused.Reason)
+			_, err = refuse(refused.Action, "has the backing file %q, which %s", name,
+				refused.Reason)
 		}
 	}
 	if err != nil {
@@ -273,9 +294,9 @@ func (o *opener) backing(ctx context.Context, l *layer, depth int) (*layer, erro
 	return below, nil
 }
 
-// backingName turns the name in an image's header into one relative to the image directory. Only what is certainly a
-// relative path to below the image's own directory passes; QEMU would take the rest for other paths, protocols or
-// JSON descriptions of whole block graphs.
+// backingName turns the name in an image's header into one relative to the image directory. Only
+// what is certainly a relative path to below the image's own directory passes; QEMU would take the
+// rest for other paths, protocols or JSON descriptions of whole block graphs.
 func backingName(overlay, claim string) (string, error) {
 	switch {
 	case strings.HasPrefix(claim, "json:"):

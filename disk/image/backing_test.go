@@ -24,7 +24,9 @@ func TestBackingFilesThatAreRefused(t *testing.T) {
 		{"the password file", "/etc/passwd", "raw", "absolute"},
 		{"parent directory", "../" + filepath.Base(outside) + "/secret.raw", "raw", ".."},
 		{"parent directory further down", "sub/../../x.raw", "raw", ".."},
-		{"json description", `json:{"driver":"raw","file":{"driver":"file","filename":"/etc/passwd"}}`, "raw", "json:"},
+		{"json description",
+			`json:{"driver":"raw","file":{"driver":"file","filename":"/etc/passwd"}}`, "raw",
+			"json:"},
 		{"nbd", "nbd://127.0.0.1/x", "raw", `protocol "nbd"`},
 		{"nbd short", "nbd:127.0.0.1:10809", "raw", `protocol "nbd"`},
 		{"https", "https://example.org/base.raw", "raw", `protocol "https"`},
@@ -57,7 +59,8 @@ func TestBackingFilesThatAreRefused(t *testing.T) {
 			require.NoError(t, os.Symlink("base.raw", filepath.Join(dir, "link-in")))
 			require.NoError(t, os.Symlink(outside, filepath.Join(dir, "link-dir")))
 			require.NoError(t, unix.Mkfifo(filepath.Join(dir, "fifo"), 0o644))
-			if err := unix.Mknod(filepath.Join(dir, "null"), unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))); err != nil && c.backing == "null" {
+			if err := unix.Mknod(filepath.Join(dir, "null"), unix.S_IFCHR|0o666,
+				int(unix.Mkdev(1, 3))); err != nil && c.backing == "null" {
 				filetest.Needs(t, "root (to make a device)", false)
 			}
 			filetest.OverlayOn(t, dir, "top.qcow2", c.backing, c.format)
@@ -79,10 +82,13 @@ func TestBackingFilesThatAreRefused(t *testing.T) {
 
 func TestBackingChainDepthAndContent(t *testing.T) {
 	dir := t.TempDir()
-	filetest.Put(t, dir, "0", filetest.Block('0', 4096), 1<<20) // no extension: the overlay names its format
+	// no extension: the overlay names its format
+	filetest.Put(t, dir, "0", filetest.Block('0', 4096), 1<<20)
 	format := "raw"
 	for i := 1; i <= maxBackingDepth+1; i++ {
-		filetest.OverlayOn(t, dir, fmt.Sprintf("%d.qcow2", i), strings.TrimSuffix(fmt.Sprintf("%d.qcow2", i-1), map[bool]string{true: ".qcow2"}[i == 1]), format)
+		filetest.OverlayOn(t, dir, fmt.Sprintf("%d.qcow2", i),
+			strings.TrimSuffix(fmt.Sprintf("%d.qcow2", i-1),
+				map[bool]string{true: ".qcow2"}[i == 1]), format)
 		format = "qcow2"
 	}
 	_, err := Open(filepath.Join(dir, "9.qcow2"), Options{})
@@ -97,7 +103,8 @@ func TestBackingChainDepthAndContent(t *testing.T) {
 	_, err = img.ReadAt(p, 0)
 	require.NoError(t, err)
 	require.Equal(t, append(filetest.Block('0', 4096), make([]byte, 4096)...), p)
-	require.Less(t, img.Info().AllocatedSize, int64(1<<20), "holes of the raw backing file are holes")
+	require.Less(t, img.Info().AllocatedSize, int64(1<<20),
+		"holes of the raw backing file are holes")
 
 	require.NoError(t, os.Remove(filepath.Join(dir, "9.qcow2")))
 	images, err := ScanDir(dir, Options{})
@@ -121,7 +128,8 @@ func TestBackingLoopIsListedForEveryFileOfIt(t *testing.T) {
 func TestBackingFilesInSubdirectories(t *testing.T) {
 	dir := t.TempDir()
 	filetest.Put(t, dir, "base/deep/root", filetest.Block('r', 4096), 1<<20)
-	filetest.OverlayOn(t, dir, "base/mid.qcow2", "deep/root", "raw") // relative to the file that names it
+	// relative to the file that names it
+	filetest.OverlayOn(t, dir, "base/mid.qcow2", "deep/root", "raw")
 	filetest.OverlayOn(t, dir, "top.qcow2", "./base/mid.qcow2", "qcow2")
 	images, err := ScanDir(dir, Options{})
 	require.NoError(t, err)
@@ -133,7 +141,8 @@ func TestBackingFilesInSubdirectories(t *testing.T) {
 	names(images)
 }
 
-// A backing file of another size: shorter reads as zeros, longer is cut off, a ragged end is filled up. As QEMU has it.
+// A backing file of another size: shorter reads as zeros, longer is cut off, a ragged end is filled
+// up. As QEMU has it.
 func TestBackingFilesOfAnotherSize(t *testing.T) {
 	for name, size := range map[string]int{"empty": 0, "ragged": 70001, "longer": 3 << 20} {
 		t.Run(name, func(t *testing.T) {
@@ -209,7 +218,8 @@ func TestOpenat2IsAskedAgain(t *testing.T) {
 }
 
 func FuzzBackingName(f *testing.F) {
-	for _, s := range []string{"base.raw", "../x", "/etc/passwd", "json:{}", "nbd:x", "a/../b", "a:b", "a/b:c", "./x", "", "x\x00y", ".."} {
+	for _, s := range []string{"base.raw", "../x", "/etc/passwd", "json:{}", "nbd:x", "a/../b",
+		"a:b", "a/b:c", "./x", "", "x\x00y", ".."} {
 		f.Add("top.qcow2", s)
 		f.Add("sub/top.qcow2", s)
 	}

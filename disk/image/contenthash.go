@@ -20,30 +20,35 @@ const (
 	fingerprintChunk = 1 << 20
 	// offersLast is for how long after an offer more of them are waited for: storage may be slow.
 	offersLast = time.Second
-	// offersWorth is how much has to be offered in a second for offers to be waited for at all: a disk that is slow to copy to, or rests
-	// beside its guest, must not keep its image from being known soon. Bytes.
+	// offersWorth is how much has to be offered in a second for offers to be waited for at all: a
+	// disk that is slow to copy to, or rests beside its guest, must not keep its image from being
+	// known soon. Bytes.
 	offersWorth = 256 << 20
-	// fromStorage is how long a chunk takes that comes from storage slow enough to be fought for: 500 MB/s.
+	// fromStorage is how long a chunk takes that comes from storage slow enough to be fought for:
+	// 500 MB/s.
 	fromStorage = 2 * time.Millisecond
 )
 
-// Hash hashes a file's chunks that are not all zeros, each with its offset, and adds the hashes up: so a hole and zeros that are
-// stored give the same result, a hole costs nothing, and the order is free. Who reads the file for another reason offers what it has
-// read, and the rest is read as soon as there are no offers, or few: the storage then has to give everything once only.
+// Hash hashes a file's chunks that are not all zeros, each with its offset, and adds the hashes up:
+// so a hole and zeros that are stored give the same result, a hole costs nothing, and the order is
+// free. Who reads the file for another reason offers what it has read, and the rest is read as soon
+// as there are no offers, or few: the storage then has to give everything once only.
 type Hash struct {
 	bytes Source
 	size  int64
-	// pace is how long to leave the storage to the guest after a step that took so long; nil: there is no guest.
+	// pace is how long to leave the storage to the guest after a step that took so long; nil: there
+	// is no guest.
 	pace func(took time.Duration) time.Duration
 
 	sum     atomic.Uint64
 	noMore  chan struct{}
 	pending sync.WaitGroup // what was taken from offers and is not in sum yet
 
-	mu           sync.Mutex
-	off          int64            // guarded by mu; everything before it was handed out
-	dataEnd      int64            // guarded by mu; to there the file is known to store something
-	again        []int64          // guarded by mu; chunks that were handed out and could not be read
+	mu      sync.Mutex
+	off     int64 // guarded by mu; everything before it was handed out
+	dataEnd int64 // guarded by mu; to there the file is known to store something
+	// guarded by mu; chunks that were handed out and could not be read
+	again        []int64
 	offered      *rawfile.Regions // guarded by mu; the chunks that were offered; nil: none
 	offeredBytes int64            // guarded by mu; of these chunks
 	first        time.Time        // guarded by mu; when the first of them came
@@ -94,7 +99,8 @@ func (c *Hash) run(ctx context.Context, workers int, s *slots.Slots) (string, er
 	return fmt.Sprintf("%016x", c.sum.Load()), nil
 }
 
-// offer is for who has read len(p) bytes at off of the file; only whole chunks are of use. Any number of goroutines, and not after endOffers.
+// offer is for who has read len(p) bytes at off of the file; only whole chunks are of use. Any
+// number of goroutines, and not after endOffers.
 func (c *Hash) offer(p []byte, off int64) {
 	if off%fingerprintChunk != 0 || len(p) != fingerprintChunk || off+fingerprintChunk > c.size {
 		return
@@ -118,7 +124,8 @@ func (c *Hash) offersFor() time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now := time.Now()
-	if sofar := now.Sub(c.first); sofar > offersLast && float64(c.offeredBytes) < offersWorth*sofar.Seconds() {
+	if sofar := now.Sub(c.first); sofar > offersLast && float64(c.offeredBytes) <
+		offersWorth*sofar.Seconds() {
 		return 0
 	}
 	return offersLast - now.Sub(c.last)
@@ -141,8 +148,10 @@ func (c *Hash) waitForOffers(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// readNext adds the next chunk, and tells whether there was one, and how long to leave the storage to the guest then.
-func (c *Hash) readNext(ctx context.Context, buf []byte) (more bool, rest time.Duration, err error) {
+// readNext adds the next chunk, and tells whether there was one, and how long to leave the storage
+// to the guest then.
+func (c *Hash) readNext(ctx context.Context, buf []byte) (more bool, rest time.Duration,
+	err error) {
 	begin := time.Now()
 	off, err := c.next()
 	if err != nil || off == c.size {
@@ -164,8 +173,8 @@ func (c *Hash) readNext(ctx context.Context, buf []byte) (more bool, rest time.D
 	return true, c.rest(time.Since(begin)), nil
 }
 
-// rest is how long to leave the storage to the guest after a chunk that took so long. What is in memory takes none of it,
-// and is better done with soon.
+// rest is how long to leave the storage to the guest after a chunk that took so long. What is in
+// memory takes none of it, and is better done with soon.
 func (c *Hash) rest(took time.Duration) time.Duration {
 	if took < fromStorage || c.pace == nil {
 		return 0
@@ -181,8 +190,9 @@ func chunkHash(p []byte, off int64) uint64 {
 	return xxh3.HashSeed(p, uint64(off))
 }
 
-// take reports whether the chunk at off, which is offered now, is the caller's to hash, as nobody else has it. Then it is pending. Also one that
-// was read already tells that offers come: the copying may be behind the reading, which would else stay ahead of it.
+// take reports whether the chunk at off, which is offered now, is the caller's to hash, as nobody
+// else has it. Then it is pending. Also one that was read already tells that offers come: the
+// copying may be behind the reading, which would else stay ahead of it.
 func (c *Hash) take(off int64, now time.Time) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -230,7 +240,8 @@ func (c *Hash) next() (int64, error) {
 	}
 }
 
-// storedLocked returns where the next chunk begins in which something is stored; size if there are no more.
+// storedLocked returns where the next chunk begins in which something is stored; size if there are
+// no more.
 func (c *Hash) storedLocked() (int64, error) {
 	for c.off < c.size && c.off >= c.dataEnd {
 		e, err := c.bytes.Extent(c.off, c.size-c.off)
@@ -253,7 +264,8 @@ func (c *Hash) storedLocked() (int64, error) {
 	return c.off, nil
 }
 
-// ReadAlong offers what is copied of an image's disk to the hash of its file. It is the follower of a hydration.
+// ReadAlong offers what is copied of an image's disk to the hash of its file. It is the follower of
+// a hydration.
 type ReadAlong struct {
 	img     *Image
 	content *Hash
@@ -263,8 +275,9 @@ func NewReadAlong(img *Image, content *Hash) *ReadAlong {
 	return &ReadAlong{img: img, content: content}
 }
 
-// UntilChunk is how many bytes from off on are copied best at once: those to where a chunk of the file begins, or of a whole chunk, if
-// they lie there in one run with a whole chunk. 0: it does not matter.
+// UntilChunk is how many bytes from off on are copied best at once: those to where a chunk of the
+// file begins, or of a whole chunk, if they lie there in one run with a whole chunk. 0: it does not
+// matter.
 func (r *ReadAlong) UntilChunk(ctx context.Context, off int64) int64 {
 	at, n, ok := r.img.stored(ctx, off, 2*fingerprintChunk)
 	if !ok {

@@ -170,7 +170,8 @@ func setOffers(c *Hash, first, last time.Time) {
 	c.first, c.last = first, last
 }
 
-// A guest that waits for the same storage is not held up by the reading of the whole image, which nobody waits for.
+// A guest that waits for the same storage is not held up by the reading of the whole image, which
+// nobody waits for.
 func TestHashingLeavesStorageToTheGuest(t *testing.T) {
 	f, size := hashFile(t, 8)
 	want, err := hashOf(f, size).run(t.Context(), 1, slots.New(1, slots.Options{}))

@@ -17,8 +17,8 @@ import (
 	"kubevirt.io/disk/disk/internal/words"
 )
 
-// Destination is where an Arrival writes: a file that has another name until it is complete, or a block
-// device, which is overwritten in place.
+// Destination is where an Arrival writes: a file that has another name until it is complete, or a
+// block device, which is overwritten in place.
 type Destination struct {
 	file   *os.File
 	name   string
@@ -26,8 +26,8 @@ type Destination struct {
 	finish func(err error) error
 }
 
-// CreateDestination begins a file. Until Finish it is called path with the suffix ".partial". A file of
-// the name is replaced then, if replace says so; otherwise one that is there is an error.
+// CreateDestination begins a file. Until Finish it is called path with the suffix ".partial". A
+// file of the name is replaced then, if replace says so; otherwise one that is there is an error.
 func CreateDestination(path string, replace bool) (*Destination, error) {
 	dir, err := osfile.Resolved(filepath.Dir(path))
 	if err != nil {
@@ -39,9 +39,11 @@ func CreateDestination(path string, replace bool) (*Destination, error) {
 	case err != nil:
 		return nil, err
 	case !info.Mode().IsRegular():
-		return nil, fmt.Errorf("destination %q is no regular file and no block device; name a file to create", path)
+		return nil, fmt.Errorf("destination %q is no regular file and no block device; name a "+
+			"file to create", path)
 	case !replace:
-		return nil, fmt.Errorf("%q is there already: name another file, or replace it with --force", path)
+		return nil, fmt.Errorf("%q is there already: name another file, or replace it with --force",
+			path)
 	}
 	out, err := smallfile.Create(resolved, 0o666)
 	if err != nil {
@@ -84,13 +86,15 @@ func Scratch(dir string) (*Destination, error) {
 	if err := os.Remove(f.Name()); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	return &Destination{file: f, name: f.Name(), finish: func(err error) error { return errors.Join(err, f.Close()) }}, nil
+	return &Destination{file: f, name: f.Name(),
+		finish: func(err error) error { return errors.Join(err, f.Close()) }}, nil
 }
 
 // File is what was written.
 func (d *Destination) File() *os.File { return d.file }
 
-// Finish gives the file its name if err is nil, otherwise removes it. A block device keeps what it has.
+// Finish gives the file its name if err is nil, otherwise removes it. A block device keeps what it
+// has.
 func (d *Destination) Finish(err error) error { return d.finish(err) }
 
 // clear makes the destination a disk of that size that reads as zeros.
@@ -103,7 +107,8 @@ func (d *Destination) clear(ctx context.Context, size int64) error {
 		return d.explain(err, size)
 	}
 	if size > d.device {
-		return fmt.Errorf("block device %q has %s, and the disk needs %s", d.name, words.Bytes(d.device), words.Bytes(size))
+		return fmt.Errorf("block device %q has %s, and the disk needs %s", d.name,
+			words.Bytes(d.device), words.Bytes(size))
 	}
 	const step = 256 << 20 // so that an interruption is noticed
 	for off := int64(0); off < size; off += step {
@@ -132,7 +137,10 @@ func (d *Destination) resize(size int64) error {
 func (d *Destination) zero(off, length int64) error {
 	fd := int(d.file.Fd())
 	for _, mode := range []uint32{unix.FALLOC_FL_PUNCH_HOLE, unix.FALLOC_FL_ZERO_RANGE} {
-		if osfile.Retry(func() error { return unix.Fallocate(fd, mode|unix.FALLOC_FL_KEEP_SIZE, off, length) }) == nil {
+		if osfile.Retry(func() error {
+			return unix.Fallocate(fd, mode|unix.FALLOC_FL_KEEP_SIZE, off,
+				length)
+		}) == nil {
 			return nil
 		}
 	}

@@ -67,24 +67,28 @@ const (
 	kindOther               // no disk at all
 )
 
-// magic is one way to recognise a format: data at an offset from the beginning, or from the end where it is negative.
+// magic is one way to recognise a format: data at an offset from the beginning, or from the end
+// where it is negative.
 type magic struct {
 	format Format
 	title  string // as it stands in a message, with its article
 	kind   kind
 	offset int
 	data   string
-	tool   string // of kindPacked: what unpacks it; of kindImage: the name that qemu-img has for it, where that differs
+	// of kindPacked: what unpacks it; of kindImage: the name that qemu-img has for it, where that
+	// differs
+	tool string
 }
 
-// magics is searched in order: the first that matches decides. A partition table, a boot sector or a file system is no
-// format, since that is what a raw disk consists of.
+// magics is searched in order: the first that matches decides. A partition table, a boot sector or
+// a file system is no format, since that is what a raw disk consists of.
 var magics = []magic{
 	{FormatQcow2, "a qcow2 image", kindImage, 0, "QFI\xfb", ""},
 	{"qed", "a QED image", kindImage, 0, "QED\x00", ""},
 	{"vmdk", "a VMDK image", kindImage, 0, "KDMV", ""},
 	{"vmdk", "a VMDK image of ESX", kindImage, 0, "COWD", ""},
-	{"vmdk", "a VMDK image of ESX (SESparse)", kindImage, 0, "\xbe\xba\xfe\xca\x00\x00\x00\x00", ""},
+	{"vmdk", "a VMDK image of ESX (SESparse)", kindImage, 0, "\xbe\xba\xfe\xca\x00\x00\x00\x00",
+		""},
 	{"vmdk", "a VMDK descriptor", kindImage, 0, "# Disk DescriptorFile", ""},
 	{"vhdx", "a VHDX image", kindImage, 0, "vhdxfile", ""},
 	{"vhd", "a VHD image", kindImage, 0, "conectix", "vpc"},
@@ -105,7 +109,8 @@ var magics = []magic{
 	{"gzip", "a gzip compressed file", kindPacked, 0, "\x1f\x8b\x08", "gzip -d"},
 	{"zstd", "a zstd compressed file", kindPacked, 0, "\x28\xb5\x2f\xfd", "zstd -d"},
 	{"bzip2", "a bzip2 compressed file", kindPacked, 4, "1AY&SY", "bzip2 -d"},
-	{"bzip2", "an empty bzip2 compressed file", kindPacked, 4, "\x17\x72\x45\x38\x50\x90", "bzip2 -d"},
+	{"bzip2", "an empty bzip2 compressed file", kindPacked, 4, "\x17\x72\x45\x38\x50\x90",
+		"bzip2 -d"},
 	{"lz4", "an lz4 compressed file", kindPacked, 0, "\x04\x22\x4d\x18", "lz4 -d"},
 	{"lz4", "an lz4 compressed file", kindPacked, 0, "\x02\x21\x4c\x18", "lz4 -d"},
 	{"lzma", "an lzma compressed file", kindPacked, 0, "\x5d\x00\x00\x80\x00", "xz -d"},
@@ -126,7 +131,8 @@ var magics = []magic{
 	{"rpm", "an RPM package", kindArchive, 0, "\xed\xab\xee\xdb", ""},
 
 	{"elf", "an ELF program or library", kindOther, 0, "\x7fELF", ""},
-	{"lfs-pointer", "a Git LFS pointer, not the file that it stands for", kindOther, 0, "version https://git-lfs", ""},
+	{"lfs-pointer", "a Git LFS pointer, not the file that it stands for", kindOther, 0,
+		"version https://git-lfs", ""},
 	{"html", "an HTML page, perhaps a failed download", kindOther, 0, "<!DOCTYPE ", ""},
 	{"html", "an HTML page, perhaps a failed download", kindOther, 0, "<!doctype ", ""},
 	{"html", "an HTML page, perhaps a failed download", kindOther, 0, "<html", ""},
@@ -141,8 +147,8 @@ func (m *magic) match(head, tail []byte) bool {
 	return at >= 0 && at+len(m.data) <= len(data) && string(data[at:at+len(m.data)]) == m.data
 }
 
-// detect recognises a file by its first bytes (up to headSize) and its last ones (up to tailSize). It returns nil for
-// content that has no magic, which is a raw disk where the name says so.
+// detect recognises a file by its first bytes (up to headSize) and its last ones (up to tailSize).
+// It returns nil for content that has no magic, which is a raw disk where the name says so.
 func detect(head, tail []byte) *magic {
 	for i := range magics {
 		if magics[i].match(head, tail) {
@@ -159,7 +165,8 @@ func (m *magic) refuse(name string, use fileUse) *Error {
 	switch {
 	case m.format == "tar" && strings.EqualFold(path.Ext(name), ".ova"):
 		e.Reason = "is an OVA appliance, a tar archive"
-		e.Action = "extract it with \"tar -xf\" and convert the disk inside with \"qemu-img convert -O qcow2\""
+		e.Action = "extract it with \"tar -xf\" and convert the disk inside with \"qemu-img " +
+			"convert -O qcow2\""
 	case m.kind == kindImage:
 		tool := m.tool
 		if tool == "" {
@@ -168,9 +175,11 @@ func (m *magic) refuse(name string, use fileUse) *Error {
 		e.Action = fmt.Sprintf("convert it with \"qemu-img convert -f %s -O qcow2 %s %s\"",
 			tool, shellWord(name), shellWord(stem+".qcow2"))
 	case m.kind == kindPacked:
-		e.Action = fmt.Sprintf("unpack it with %q %s", m.tool, use.advice("before it is added", "first", "before it is added"))
+		e.Action = fmt.Sprintf("unpack it with %q %s", m.tool,
+			use.advice("before it is added", "first", "before it is added"))
 	case m.kind == kindArchive:
-		e.Action = "extract the disk image from it, and " + use.advice("add only that", "name that", "put that in its place")
+		e.Action = "extract the disk image from it, and " +
+			use.advice("add only that", "name that", "put that in its place")
 	case m.format == "luks":
 		e.Action = "decrypt it first: a key cannot be given to the server"
 	default:
@@ -210,7 +219,8 @@ func refuseUnknown(name string, head []byte, use fileUse) *Error {
 	return e
 }
 
-// HasRawExtension reports whether the name says that the file is a raw disk; ISO images often have theirs in capitals.
+// HasRawExtension reports whether the name says that the file is a raw disk; ISO images often have
+// theirs in capitals.
 func HasRawExtension(name string) bool {
 	ext := strings.ToLower(path.Ext(name))
 	for _, e := range rawExtensions {
@@ -221,17 +231,20 @@ func HasRawExtension(name string) bool {
 	return false
 }
 
-// looksLikeText reports whether head has no control characters but those that text has. It only improves a message.
+// looksLikeText reports whether head has no control characters but those that text has. It only
+// improves a message.
 func looksLikeText(head []byte) bool {
 	return !bytes.ContainsFunc(head, func(r rune) bool {
-		return r == 0xfffd || r == 0x7f || r < ' ' && r != '\n' && r != '\r' && r != '\t' && r != '\f'
+		return r == 0xfffd || r == 0x7f || r < ' ' && r != '\n' && r != '\r' && r != '\t' &&
+			r != '\f'
 	})
 }
 
 // shellWord quotes a file name for a command line that a person will copy, where it needs quoting.
 func shellWord(name string) string {
 	plain := strings.IndexFunc(name, func(r rune) bool {
-		return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("._-+@%", r))
+		return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' ||
+			strings.ContainsRune("._-+@%", r))
 	}) < 0
 	if plain && name != "" && name[0] != '-' {
 		return name

@@ -54,7 +54,8 @@ func TestDetectLeavesRawDisksAlone(t *testing.T) {
 	squashfs := append([]byte("hsqs"), make([]byte, headSize-4)...)
 	lvm := make([]byte, headSize)
 	copy(lvm[512:], "LABELONE")
-	for name, head := range map[string][]byte{"mbr": mbr, "ext4": ext4, "squashfs": squashfs, "lvm": lvm, "zeros": make([]byte, headSize), "empty": nil} {
+	for name, head := range map[string][]byte{"mbr": mbr, "ext4": ext4, "squashfs": squashfs,
+		"lvm": lvm, "zeros": make([]byte, headSize), "empty": nil} {
 		require.Nil(t, detect(head, make([]byte, min(len(head), tailSize))), name)
 	}
 }
@@ -67,11 +68,15 @@ func TestForeignFormatsFromTheirTools(t *testing.T) {
 	for _, format := range []string{"vmdk", "vhdx", "vpc", "vdi", "qed", "parallels"} {
 		filetest.QemuImg(t, dir, "convert", "-f", "raw", "-O", format, raw, format+".raw")
 	}
-	filetest.QemuImg(t, dir, "convert", "-f", "raw", "-O", "vpc", "-o", "subformat=fixed", raw, "vpc-fixed.img")
-	filetest.QemuImg(t, dir, "convert", "-f", "raw", "-O", "vmdk", "-o", "subformat=monolithicFlat", raw, "flat.img")
+	filetest.QemuImg(t, dir, "convert", "-f", "raw", "-O", "vpc", "-o", "subformat=fixed", raw,
+		"vpc-fixed.img")
+	filetest.QemuImg(t, dir, "convert", "-f", "raw", "-O", "vmdk", "-o", "subformat=monolithicFlat",
+		raw, "flat.img")
 	filetest.Put(t, dir, "luks.raw", []byte("LUKS\xba\xbe\x00\x01"), 1<<20)
-	want := map[string]Format{"vpc.raw": "vhd", "vpc-fixed.img": "vhd", "flat.img": "vmdk", "luks.raw": "luks",
-		"vmdk.raw": "vmdk", "vhdx.raw": "vhdx", "vdi.raw": "vdi", "qed.raw": "qed", "parallels.raw": "parallels"}
+	want := map[string]Format{"vpc.raw": "vhd", "vpc-fixed.img": "vhd", "flat.img": "vmdk",
+		"luks.raw": "luks",
+		"vmdk.raw": "vmdk", "vhdx.raw": "vhdx", "vdi.raw": "vdi", "qed.raw": "qed",
+		"parallels.raw": "parallels"}
 	for _, pack := range [][]string{{"gzip"}, {"xz"}, {"bzip2"}, {"zstd", "-q"}} {
 		if _, err := exec.LookPath(pack[0]); err != nil {
 			continue
@@ -82,7 +87,8 @@ func TestForeignFormatsFromTheirTools(t *testing.T) {
 		want[pack[0]+".img"] = Format(pack[0])
 	}
 	if _, err := exec.LookPath("tar"); err == nil {
-		require.NoError(t, exec.Command("tar", "-C", filepath.Dir(raw), "-cf", filepath.Join(dir, "app.ova"), "in.raw").Run())
+		require.NoError(t, exec.Command("tar", "-C", filepath.Dir(raw), "-cf",
+			filepath.Join(dir, "app.ova"), "in.raw").Run())
 		want["app.ova"] = "tar"
 	}
 	for name, format := range want {
@@ -92,7 +98,8 @@ func TestForeignFormatsFromTheirTools(t *testing.T) {
 		require.False(t, info.Servable, name)
 	}
 	reasons := scanErrors(t, dir)
-	require.Contains(t, reasons["vmdk.raw"], `"qemu-img convert -f vmdk -O qcow2 vmdk.raw vmdk.qcow2"`)
+	require.Contains(t, reasons["vmdk.raw"],
+		`"qemu-img convert -f vmdk -O qcow2 vmdk.raw vmdk.qcow2"`)
 	require.Contains(t, reasons["vpc-fixed.img"], "convert -f vpc ")
 	require.Contains(t, reasons["app.ova"], "OVA")
 	for name := range want {
@@ -108,11 +115,13 @@ func TestUnknownFilesSayWhatToDo(t *testing.T) {
 		{"disk.raw", "", "is empty"},
 		{"grüße.txt", "grüße\n", "is a text file"},
 	} {
-		require.Contains(t, refuseUnknown(c.name, []byte(c.head), useFound).Explain(), c.want, c.name)
+		require.Contains(t, refuseUnknown(c.name, []byte(c.head), useFound).Explain(), c.want,
+			c.name)
 	}
 }
 
-// A backing file is needed by the image that names it: it is not to be removed, nor another image to be named.
+// A backing file is needed by the image that names it: it is not to be removed, nor another image
+// to be named.
 func TestBackingFilesSayWhatToDo(t *testing.T) {
 	dir := t.TempDir()
 	filetest.Put(t, dir, "program.raw", []byte("\x7fELF"), 4096)
@@ -132,7 +141,8 @@ func TestBackingFilesSayWhatToDo(t *testing.T) {
 }
 
 func TestShellWord(t *testing.T) {
-	for in, want := range map[string]string{"a.raw": "a.raw", "a b": "'a b'", "it's": `'it'\''s'`, "-f": "'-f'", "$(x)": "'$(x)'", "": "''"} {
+	for in, want := range map[string]string{"a.raw": "a.raw", "a b": "'a b'", "it's": `'it'\''s'`,
+		"-f": "'-f'", "$(x)": "'$(x)'", "": "''"} {
 		require.Equal(t, want, shellWord(in))
 	}
 }

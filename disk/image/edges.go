@@ -6,12 +6,12 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// edgesHead is how much of a far source's beginning is read at once. In an image that was written in one
-// go, as by qemu-img, the header and the first tables lie there. Bytes.
+// edgesHead is how much of a far source's beginning is read at once. In an image that was written
+// in one go, as by qemu-img, the header and the first tables lie there. Bytes.
 const edgesHead = 512 << 10
 
-// edges is a source that is far away, with its beginning and its end in memory as long as an image is
-// being opened: these are looked at in many small pieces.
+// edges is a source that is far away, with its beginning and its end in memory as long as an image
+// is being opened: these are looked at in many small pieces.
 type edges struct {
 	Source
 	head, tail []byte

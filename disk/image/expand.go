@@ -28,8 +28,9 @@ const (
 	maxCopyBuffers = 16 << 20
 )
 
-// copier expands an image into a sparse raw file. One goroutine walks the extents and hands out chunks in order. The workers
-// read, decode and write them side by side: every cluster is decoded once.
+// copier expands an image into a sparse raw file. One goroutine walks the extents and hands out
+// chunks in order. The workers read, decode and write them side by side: every cluster is decoded
+// once.
 type copier struct {
 	img      *Image
 	dst      *os.File // nil: only count what would be written
@@ -47,8 +48,8 @@ type job struct {
 	covered     int64 // bytes that are dealt with when it is done: with the hole before it
 }
 
-// newCopier prepares an expansion with at most that many workers, 0 for four more than processors: those that write, or
-// wait for storage, keep no processor from decoding.
+// newCopier prepares an expansion with at most that many workers, 0 for four more than processors:
+// those that write, or wait for storage, keep no processor from decoding.
 func newCopier(img *Image, dst *os.File, p *Progress, workers int) *copier {
 	if workers <= 0 {
 		workers = runtime.GOMAXPROCS(0) + 4
@@ -148,7 +149,8 @@ func (c *copier) walk(ctx context.Context, hand func(job) error) error {
 }
 
 // work copies jobs until there are none left.
-func (c *copier) work(ctx context.Context, jobs <-chan job, store func(p []byte, off int64) (int64, error)) error {
+func (c *copier) work(ctx context.Context, jobs <-chan job,
+	store func(p []byte, off int64) (int64, error)) error {
 	var buf []byte
 	for j := range jobs {
 		if err := ctx.Err(); err != nil {
@@ -174,14 +176,16 @@ func (c *copier) work(ctx context.Context, jobs <-chan job, store func(p []byte,
 // writeError explains an error of writing the expanded disk.
 func (c *copier) writeError(err error) error {
 	if errors.Is(err, unix.EFBIG) {
-		return &SpaceError{Dir: c.dir, What: "the expanded disk of " + words.Name(c.img.Name()), FileSize: c.img.Size()}
+		return &SpaceError{Dir: c.dir, What: "the expanded disk of " + words.Name(c.img.Name()),
+			FileSize: c.img.Size()}
 	}
 	if osfile.IsFull(err) {
 		available, statErr := osfile.AvailableSpace(c.dir)
 		if statErr != nil {
 			available = 0
 		}
-		return &SpaceError{Dir: c.dir, What: "the expanded disk of " + words.Name(c.img.Name()), Available: available}
+		return &SpaceError{Dir: c.dir, What: "the expanded disk of " + words.Name(c.img.Name()),
+			Available: available}
 	}
 	return fmt.Errorf("expanding %q: %w", c.img.Name(), err)
 }
@@ -202,7 +206,8 @@ func CheckSpace(ctx context.Context, img *Image, dir string, workers int) error 
 		}
 	}
 	if needed > available {
-		return &SpaceError{Dir: dir, What: "the expanded disk of " + words.Name(img.Name()), Needed: needed, Available: available}
+		return &SpaceError{Dir: dir, What: "the expanded disk of " + words.Name(img.Name()),
+			Needed: needed, Available: available}
 	}
 	return nil
 }

@@ -105,9 +105,11 @@ func TestImageReadAtItsEnd(t *testing.T) {
 func TestConvertDestinations(t *testing.T) {
 	dir := t.TempDir()
 	filetest.Put(t, dir, "base.raw", []byte("base"), 1<<20)
-	filetest.QemuImg(t, dir, "create", "-q", "-f", "qcow2", "-b", "base.raw", "-F", "raw", "top.qcow2")
+	filetest.QemuImg(t, dir, "create", "-q", "-f", "qcow2", "-b", "base.raw", "-F", "raw",
+		"top.qcow2")
 	img := openImage(t, filepath.Join(dir, "top.qcow2"))
-	for name, want := range map[string]string{"top.qcow2": "itself", "base.raw": "backing", "fifo": "FIFO", "link": "symbolic link", "sub": "directory"} {
+	for name, want := range map[string]string{"top.qcow2": "itself", "base.raw": "backing",
+		"fifo": "FIFO", "link": "symbolic link", "sub": "directory"} {
 		switch name {
 		case "fifo":
 			require.NoError(t, unix.Mkfifo(filepath.Join(dir, name), 0o644))
@@ -125,7 +127,8 @@ func TestConvertDestinations(t *testing.T) {
 	filetest.QemuImg(t, dir, "create", "-q", "-f", "qcow2", unfinished, "1M")
 	before, err := os.ReadFile(unfinished)
 	require.NoError(t, err)
-	require.ErrorContains(t, Convert(t.Context(), openImage(t, unfinished), filepath.Join(dir, "disk.img"), nil), `is the image "disk.img.partial" itself`)
+	require.ErrorContains(t, Convert(t.Context(), openImage(t, unfinished),
+		filepath.Join(dir, "disk.img"), nil), `is the image "disk.img.partial" itself`)
 	after, err := os.ReadFile(unfinished)
 	require.NoError(t, err)
 	require.True(t, bytes.Equal(before, after), "the image is not touched")
@@ -159,13 +162,15 @@ func TestCancelledExpansionLeavesNothing(t *testing.T) {
 	require.Empty(t, left)
 }
 
-// TestExpansionOfAnImageThatCannotBeRead tells where, although other workers wait for what could not be read.
+// TestExpansionOfAnImageThatCannotBeRead tells where, although other workers wait for what could
+// not be read.
 func TestExpansionOfAnImageThatCannotBeRead(t *testing.T) {
 	t.Cleanup(func() { goleak.VerifyNone(t) })
 	dir := t.TempDir()
 	filetest.Put(t, dir, "in.raw", filetest.Block(1, 24<<20), 0)
 	for _, option := range []string{"-q", "-c"} {
-		filetest.QemuImg(t, dir, "convert", option, "-f", "raw", "-O", "qcow2", "in.raw", "in.qcow2")
+		filetest.QemuImg(t, dir, "convert", option, "-f", "raw", "-O", "qcow2", "in.raw",
+			"in.qcow2")
 		img := openImage(t, filepath.Join(dir, "in.qcow2"))
 		require.NoError(t, os.Truncate(img.Path(), img.Info().FileSize/2))
 		out, err := smallfile.Create(filepath.Join(dir, "out.raw"), 0o600)
@@ -183,7 +188,8 @@ func TestConvertOfAnImageThatIsChanged(t *testing.T) {
 	dir := t.TempDir()
 	img := openImage(t, filetest.Put(t, dir, "disk.raw", filetest.Block(1, 4<<20), 0))
 	require.NoError(t, os.Truncate(img.Path(), 2<<20))
-	require.ErrorContains(t, Convert(t.Context(), img, filepath.Join(dir, "out.raw"), nil), `"disk.raw" was changed`)
+	require.ErrorContains(t, Convert(t.Context(), img, filepath.Join(dir, "out.raw"), nil),
+		`"disk.raw" was changed`)
 	left, err := filepath.Glob(filepath.Join(dir, "out.raw*"))
 	require.NoError(t, err)
 	require.Empty(t, left)
@@ -209,7 +215,8 @@ func TestNotEnoughSpaceIsFoundOutFirst(t *testing.T) {
 	require.Empty(t, entries)
 
 	// A file that is full of stored zeros, as container layers make of a sparse one, does fit.
-	zeros := openImage(t, filetest.Put(t, dir, "zeros.raw", append(filetest.Block(5, 256<<10), make([]byte, 8<<20)...), 0))
+	zeros := openImage(t, filetest.Put(t, dir, "zeros.raw",
+		append(filetest.Block(5, 256<<10), make([]byte, 8<<20)...), 0))
 	require.Greater(t, zeros.use.total(), int64(8<<20))
 	require.NoError(t, Convert(t.Context(), zeros, filepath.Join(small, "out.raw"), nil))
 
@@ -263,10 +270,13 @@ func BenchmarkConvert(b *testing.B) {
 	for _, c := range []struct {
 		name string
 		args []string
-	}{{"plain", nil}, {"zlib", []string{"-c"}}, {"zstd", []string{"-c", "-o", "compression_type=zstd"}}} {
+	}{{"plain", nil}, {"zlib", []string{"-c"}},
+		{"zstd", []string{"-c", "-o", "compression_type=zstd"}}} {
 		b.Run(c.name, func(b *testing.B) {
 			name := c.name + ".qcow2"
-			filetest.QemuImg(b, dir, append(append([]string{"convert", "-f", "raw", "-O", "qcow2"}, c.args...), "in.raw", name)...)
+			filetest.QemuImg(b, dir,
+				append(append([]string{"convert", "-f", "raw", "-O", "qcow2"}, c.args...), "in.raw",
+					name)...)
 			img := openImage(b, filepath.Join(dir, name))
 			b.SetBytes(size)
 			out := filepath.Join(dir, "out.raw")
@@ -274,7 +284,8 @@ func BenchmarkConvert(b *testing.B) {
 				if err := Convert(b.Context(), img, out, nil); err != nil {
 					b.Fatal(err)
 				}
-				// A rename over an existing file makes some file systems write the new one to storage at once.
+				// A rename over an existing file makes some file systems write the new one to
+				// storage at once.
 				if err := os.Remove(out); err != nil {
 					b.Fatal(err)
 				}

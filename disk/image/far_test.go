@@ -74,7 +74,8 @@ func (f files) end(err error) {
 
 const size = 8 << 20
 
-// images makes an image of every kind with 8 MiB in a directory: the names of its files, its own first.
+// images makes an image of every kind with 8 MiB in a directory: the names of its files, its own
+// first.
 func images(t testing.TB, dir string) map[string][]string {
 	content := filetest.Sample(size, 5)
 	clear(content[2<<20 : 3<<20])
@@ -86,10 +87,12 @@ func images(t testing.TB, dir string) map[string][]string {
 	convert("plain.qcow2")
 	convert("zlib.qcow2", "-c")
 	convert("zstd.qcow2", "-c", "-o", "compression_type=zstd")
-	filetest.QemuImg(t, dir, "create", "-q", "-f", "qcow2", "-b", "raw.raw", "-F", "raw", "middle.qcow2")
+	filetest.QemuImg(t, dir, "create", "-q", "-f", "qcow2", "-b", "raw.raw", "-F", "raw",
+		"middle.qcow2")
 	filetest.QemuImg(t, dir, "create", "-q", "-f", "qcow2",
 		"-b", "zlib.qcow2", "-F", "qcow2", "top.qcow2")
-	filetest.QemuImg(t, dir, "create", "-q", "-f", "qcow2", "-o", "extended_l2=on,cluster_size=128k",
+	filetest.QemuImg(t, dir, "create", "-q", "-f", "qcow2", "-o",
+		"extended_l2=on,cluster_size=128k",
 		"-b", "middle.qcow2", "-F", "qcow2", "sub.qcow2")
 	for _, name := range []string{"middle.qcow2", "top.qcow2", "sub.qcow2"} {
 		filetest.QemuIO(t, dir, name, "write -P 7 1M 100k", "write -P 8 6M 4k", "discard 4M 1M")
@@ -170,8 +173,8 @@ func TestOpeningAFarImage(t *testing.T) {
 	}
 }
 
-// TestFarImageOutOfReach has a source out of reach while an image is read: what waits ends with its context,
-// and nothing else.
+// TestFarImageOutOfReach has a source out of reach while an image is read: what waits ends with its
+// context, and nothing else.
 func TestFarImageOutOfReach(t *testing.T) {
 	dir := t.TempDir()
 	lost := errors.New("404 not found")
@@ -234,7 +237,10 @@ func TestOpeningAnImageOutOfReach(t *testing.T) {
 			}
 		})
 	}
-	refused := func(ctx context.Context, _ string) (image.Source, error) { return nil, disk.ErrNotNow }
+	refused := func(ctx context.Context, _ string) (image.Source, error) {
+		return nil,
+			disk.ErrNotNow
+	}
 	_, err := image.OpenSource(t.Context(), "a.raw", refused, image.Options{})
 	require.ErrorIs(t, err, disk.ErrNotNow)
 	require.ErrorContains(t, err, "a.raw")
@@ -338,7 +344,8 @@ func TestHashOfAFarImage(t *testing.T) {
 		require.ErrorIs(t, err, disk.ErrNotNow)
 		require.False(t, errors.As(err, new(*disk.MediumError)))
 		synctest.Wait()
-		require.Equal(t, before+15, all.sum().Reads, "what was on its way arrives, and the next wait")
+		require.Equal(t, before+15, all.sum().Reads,
+			"what was on its way arrives, and the next wait")
 		all.mend()
 		begin := time.Now()
 		got, err := img.Fingerprint(t.Context(), contents, s)

@@ -26,20 +26,24 @@ type Fingerprint struct {
 // identified reports whether the fingerprint says what the content is.
 func (f *Fingerprint) identified() bool { return f.Hash != "" || f.Digest != "" }
 
-// untouched reports whether both describe one file at one moment. That is what the time of the last change tells, where the kernel has
-// set it: nobody else can. In read-only file systems that are made of an archive (squashfs, EROFS, those that fetch an image as it is read)
-// it is a time of the archive, in whole seconds, and with builds that are reproducible all the other numbers of another image are often the
-// same, too. A time in whole seconds only counts where there is no hash to go by.
+// untouched reports whether both describe one file at one moment. That is what the time of the last
+// change tells, where the kernel has set it: nobody else can. In read-only file systems that are
+// made of an archive (squashfs, EROFS, those that fetch an image as it is read) it is a time of the
+// archive, in whole seconds, and with builds that are reproducible all the other numbers of another
+// image are often the same, too. A time in whole seconds only counts where there is no hash to go
+// by.
 func (f *Fingerprint) untouched(g *Fingerprint) bool {
 	if f.Digest != "" || g.Digest != "" {
 		return f.Digest == g.Digest && f.Size == g.Size
 	}
-	same := f.Size == g.Size && f.Dev == g.Dev && f.Ino == g.Ino && f.MTime == g.MTime && f.CTime == g.CTime
+	same := f.Size == g.Size && f.Dev == g.Dev && f.Ino == g.Ino && f.MTime == g.MTime &&
+		f.CTime == g.CTime
 	return same && (f.CTime%int64(time.Second) != 0 || f.Hash == "" && g.Hash == "")
 }
 
-// Hashes are the hashes of the image's files, top first, of which nothing has been read yet. pace is how long to leave the
-// storage to the guest after a step that took so long; nil: there is no guest.
+// Hashes are the hashes of the image's files, top first, of which nothing has been read yet. pace
+// is how long to leave the storage to the guest after a step that took so long; nil: there is no
+// guest.
 func (m *Image) Hashes(pace func(took time.Duration) time.Duration) (all []*Hash) {
 	m.top.chain(func(l *layer) {
 		c := newHash(l.bytes)
@@ -49,8 +53,8 @@ func (m *Image) Hashes(pace func(took time.Duration) time.Duration) (all []*Hash
 	return all
 }
 
-// Fingerprint identifies the image by the content of every file of its chain, top first. What is in the contents already is not read again,
-// also after an error: one of reading is a *MediumError.
+// Fingerprint identifies the image by the content of every file of its chain, top first. What is in
+// the contents already is not read again, also after an error: one of reading is a *MediumError.
 func (m *Image) Fingerprint(ctx context.Context, contents []*Hash, s *slots.Slots) (
 	[]Fingerprint, error,
 ) {
@@ -76,7 +80,8 @@ func (m *Image) Fingerprint(ctx context.Context, contents []*Hash, s *slots.Slot
 }
 
 // ErrNotIdentified is an image of which nobody can tell whether it is the one of the fingerprint.
-var ErrNotIdentified = errors.New("the disk was stopped before its image had been read once to recognise it, or the image could not be read")
+var ErrNotIdentified = errors.New("the disk was stopped before its image had been read once to " +
+	"recognise it, or the image could not be read")
 
 // Identified reports whether the fingerprint says what the content is.
 func Identified(prints []Fingerprint) bool {
@@ -94,8 +99,8 @@ func (m *Image) Unhashed() []Fingerprint {
 	return prints
 }
 
-// CheckUntouched returns an error if a file of the image was changed after it was opened: then what was read of it may
-// be neither the old nor the new image.
+// CheckUntouched returns an error if a file of the image was changed after it was opened: then what
+// was read of it may be neither the old nor the new image.
 func (m *Image) CheckUntouched() (err error) {
 	m.top.chain(func(l *layer) {
 		if changed := l.bytes.Check(); changed != nil {
@@ -105,27 +110,35 @@ func (m *Image) CheckUntouched() (err error) {
 	return err
 }
 
-// Touched reports whether a file of the image has to be read to know whether it is the one of the fingerprint.
+// Touched reports whether a file of the image has to be read to know whether it is the one of the
+// fingerprint.
 func (m *Image) Touched(old []Fingerprint) bool {
-	return !slices.EqualFunc(m.Unhashed(), old, func(now, before Fingerprint) bool { return now.untouched(&before) })
+	return !slices.EqualFunc(m.Unhashed(), old,
+		func(now, before Fingerprint) bool { return now.untouched(&before) })
 }
 
-// Compare reports why the image is not the one of the fingerprint, or "" if it is. Then it also returns the
-// fingerprint as it is now. Only what may have changed is read. errNotIdentified: it cannot be told.
-func (m *Image) Compare(ctx context.Context, old []Fingerprint) (reason string, now []Fingerprint, err error) {
+// Compare reports why the image is not the one of the fingerprint, or "" if it is. Then it also
+// returns the fingerprint as it is now. Only what may have changed is read. errNotIdentified: it
+// cannot be told.
+func (m *Image) Compare(ctx context.Context, old []Fingerprint) (reason string, now []Fingerprint,
+	err error) {
 	now = m.Unhashed()
 	if len(now) != len(old) {
-		return fmt.Sprintf("the image has %d backing files now, and had %d", len(now)-1, len(old)-1), nil, nil
+		return fmt.Sprintf("the image has %d backing files now, and had %d", len(now)-1,
+			len(old)-1), nil, nil
 	}
 	for i := range now {
 		if now[i].Format != old[i].Format {
-			return fmt.Sprintf("%q is %s now, and was %s", now[i].Name, now[i].Format, old[i].Format), nil, nil
+			return fmt.Sprintf("%q is %s now, and was %s", now[i].Name, now[i].Format,
+				old[i].Format), nil, nil
 		}
 		if now[i].Size != old[i].Size {
-			return fmt.Sprintf("the image has changed: %q has %d bytes now, and had %d", now[i].Name, now[i].Size, old[i].Size), nil, nil
+			return fmt.Sprintf("the image has changed: %q has %d bytes now, and had %d",
+				now[i].Name, now[i].Size, old[i].Size), nil, nil
 		}
 	}
-	workers := runtime.GOMAXPROCS(0) // the start waits for it, and not for the copying of other disks
+	// the start waits for it, and not for the copying of other disks
+	workers := runtime.GOMAXPROCS(0)
 	i := 0
 	m.top.chain(func(l *layer) {
 		print, before := &now[i], &old[i]
@@ -148,7 +161,8 @@ func (m *Image) Compare(ctx context.Context, old []Fingerprint) (reason string, 
 			if print.Hash, err = newHash(l.bytes).run(ctx, workers, s); err != nil {
 				err = fmt.Errorf("reading %q: %w", l.name, err)
 			} else if print.Hash != before.Hash {
-				reason = fmt.Sprintf("the image has changed: the content of %q is another one, of the same size", l.name)
+				reason = fmt.Sprintf("the image has changed: the content of %q is another one, "+
+					"of the same size", l.name)
 			}
 		}
 	})

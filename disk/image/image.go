@@ -14,7 +14,8 @@ import (
 	"kubevirt.io/disk/disk/internal/words"
 )
 
-// DefaultMaxVirtualSize is the largest virtual size that an image may claim, where nothing else is set. Bytes.
+// DefaultMaxVirtualSize is the largest virtual size that an image may claim, where nothing else is
+// set. Bytes.
 const DefaultMaxVirtualSize = 64 << 40
 
 // Options limits what is accepted as an image. The zero value has the documented defaults.
@@ -33,8 +34,8 @@ func (o Options) maxVirtualSize() int64 {
 	return o.MaxVirtualSize
 }
 
-// Image is a validated, read-only disk image with its backing files. Its methods, except Close, may be called by any
-// number of goroutines.
+// Image is a validated, read-only disk image with its backing files. Its methods, except Close, may
+// be called by any number of goroutines.
 type Image struct {
 	name     string
 	path     string // "": it is no file of this machine
@@ -47,13 +48,14 @@ type Image struct {
 	close func() error // once
 }
 
-// usage is what an image takes when it is expanded, at most: zeros inside stored data take nothing. Bytes.
+// usage is what an image takes when it is expanded, at most: zeros inside stored data take nothing.
+// Bytes.
 type usage struct{ plain, compressed int64 }
 
 func (u usage) total() int64 { return u.plain + u.compressed }
 
-// Open opens and validates one image. Its backing files are looked for in its own directory only. A file that is
-// not accepted is an *ImageError.
+// Open opens and validates one image. Its backing files are looked for in its own directory only. A
+// file that is not accepted is an *ImageError.
 func Open(path string, opt Options) (*Image, error) {
 	o, err := openerOf(path, opt)
 	if err != nil {
@@ -169,7 +171,8 @@ func (m *Image) ReadAt(p []byte, off int64) (int, error) {
 // disk.ErrNotNow: ctx ended before it could be read.
 func (m *Image) ReadAtContext(ctx context.Context, p []byte, off int64) (int, error) {
 	if off < 0 {
-		return 0, &disk.MediumError{Op: "read", Off: off, Length: int64(len(p)), Err: syscall.EINVAL}
+		return 0, &disk.MediumError{Op: "read", Off: off, Length: int64(len(p)),
+			Err: syscall.EINVAL}
 	}
 	if off >= m.top.size {
 		return 0, io.EOF
@@ -197,7 +200,8 @@ func (m *Image) ReadAtContext(ctx context.Context, p []byte, off int64) (int, er
 // It waits as ReadAtContext does.
 func (m *Image) Extent(ctx context.Context, off, length int64) (disk.Extent, error) {
 	if off < 0 || length <= 0 || off >= m.top.size {
-		return disk.Extent{}, fmt.Errorf("image %q: extent of %d bytes at %d is outside of its %d bytes", m.name, length, off, m.top.size)
+		return disk.Extent{}, fmt.Errorf("image %q: extent of %d bytes at %d is outside of its "+
+			"%d bytes", m.name, length, off, m.top.size)
 	}
 	n, kind, err := m.top.extent(ctx, off, length)
 	if err != nil {
@@ -206,7 +210,8 @@ func (m *Image) Extent(ctx context.Context, off, length int64) (disk.Extent, err
 	return disk.Extent{Length: n, Data: kind != extentHole}, nil
 }
 
-// Slow reports whether a read at off has to be decompressed, in whichever file of the chain it is. See Estimator.
+// Slow reports whether a read at off has to be decompressed, in whichever file of the chain it is.
+// See Estimator.
 func (m *Image) Slow(off int64) bool {
 	slow, below := false, true
 	for l := m.top; below && l != nil && l.content != nil && off < l.size; l = l.below {
@@ -220,8 +225,8 @@ func (m *Image) Close() error {
 	return m.close()
 }
 
-// stored tells where the bytes at off lie in the image's own file, as they are and in one run, and how many of length those are. Not ok:
-// nowhere, or elsewhere.
+// stored tells where the bytes at off lie in the image's own file, as they are and in one run, and
+// how many of length those are. Not ok: nowhere, or elsewhere.
 func (m *Image) stored(ctx context.Context, off, length int64) (at, n int64, ok bool) {
 	switch l := m.top; {
 	case off < 0 || off >= l.size:

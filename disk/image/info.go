@@ -14,16 +14,19 @@ type Info struct {
 	// FormatSource is how the format is known; "" where it is none that is served.
 	FormatSource FormatSource `json:"format_source,omitempty"`
 	// LooksLike is what the content looks like, where that does not count.
-	LooksLike     Format        `json:"looks_like,omitempty"`
-	Version       int           `json:"version,omitempty"`      // of qcow2
-	VirtualSize   int64         `json:"virtual_size"`           // what a guest sees
-	AllocatedSize int64         `json:"allocated_size"`         // of the virtual size, what the chain stores: a clone takes that at most
-	FileSize      int64         `json:"file_size"`              // length of the file itself
-	ClusterSize   int64         `json:"cluster_size,omitempty"` // of qcow2
-	Compression   string        `json:"compression,omitempty"`  // "zlib" or "zstd", where a file of the chain has compressed clusters
-	BackingChain  []BackingInfo `json:"backing_chain"`          // from the image's own backing file down; empty without one
-	Servable      bool          `json:"servable"`
-	Reason        string        `json:"reason,omitempty"` // why it is not servable, and what to do
+	LooksLike   Format `json:"looks_like,omitempty"`
+	Version     int    `json:"version,omitempty"` // of qcow2
+	VirtualSize int64  `json:"virtual_size"`      // what a guest sees
+	// of the virtual size, what the chain stores: a clone takes that at most
+	AllocatedSize int64 `json:"allocated_size"`
+	FileSize      int64 `json:"file_size"`              // length of the file itself
+	ClusterSize   int64 `json:"cluster_size,omitempty"` // of qcow2
+	// "zlib" or "zstd", where a file of the chain has compressed clusters
+	Compression string `json:"compression,omitempty"`
+	// from the image's own backing file down; empty without one
+	BackingChain []BackingInfo `json:"backing_chain"`
+	Servable     bool          `json:"servable"`
+	Reason       string        `json:"reason,omitempty"` // why it is not servable, and what to do
 }
 
 // BackingInfo is one backing file of an image.
@@ -47,7 +50,8 @@ func (m *Image) Info() Info {
 
 // describe is what is known of an image by its files.
 func (l *layer) describe(use usage) Info {
-	info := Info{Name: l.name, VirtualSize: l.size, AllocatedSize: use.total(), BackingChain: []BackingInfo{}}
+	info := Info{Name: l.name, VirtualSize: l.size, AllocatedSize: use.total(),
+		BackingChain: []BackingInfo{}}
 	top := l
 	top.chain(func(l *layer) {
 		b := BackingInfo{Name: l.name, Format: l.format, FormatSource: l.source,
@@ -57,7 +61,8 @@ func (l *layer) describe(use usage) Info {
 			info.Compression = b.Compression
 		}
 		if l == top {
-			info.Format, info.Version, info.FileSize, info.ClusterSize = b.Format, b.Version, b.FileSize, b.ClusterSize
+			info.Format, info.Version, info.FileSize, info.ClusterSize = b.Format, b.Version,
+				b.FileSize, b.ClusterSize
 			if info.FormatSource = b.FormatSource; l.looks != nil && l.looks.format != l.format {
 				info.LooksLike = l.looks.format
 			}
@@ -68,8 +73,8 @@ func (l *layer) describe(use usage) Info {
 	return info
 }
 
-// Inspect describes a file, also one that is not servable; then Reason says why. The error is for files that cannot
-// be read at all.
+// Inspect describes a file, also one that is not servable; then Reason says why. The error is for
+// files that cannot be read at all.
 func Inspect(path string, opt Options) (Info, error) {
 	o, err := openerOf(path, opt)
 	if err != nil {

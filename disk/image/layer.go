@@ -13,8 +13,8 @@ import (
 // maxChainExtent bounds one answer about a chain of files. Bytes.
 const maxChainExtent = 64 << 20
 
-// layer is one file of an image: the image itself or one of its backing files. It is read-only and safe for any number
-// of goroutines.
+// layer is one file of an image: the image itself or one of its backing files. It is read-only and
+// safe for any number of goroutines.
 type layer struct {
 	name    string // relative to the image directory
 	format  Format
@@ -37,17 +37,18 @@ type content interface {
 	extent(ctx context.Context, off, length int64) (int64, extentKind, error)
 	// usage is what the layer itself stores.
 	usage() usage
-	// stored tells where the bytes at off lie in the layer's own file, as they are and in one run, and how many of length those are.
+	// stored tells where the bytes at off lie in the layer's own file, as they are and in one run,
+	// and how many of length those are.
 	stored(ctx context.Context, off, length int64) (at, n int64, ok bool)
-	// slow reports whether a read of the layer's own content at off has to be decompressed, or whether that is the layer's below to say. It
-	// does not wait for storage.
+	// slow reports whether a read of the layer's own content at off has to be decompressed, or
+	// whether that is the layer's below to say. It does not wait for storage.
 	slow(off int64) (slow, below bool)
 	setBelow(l *layer)
 	header() header
 }
 
-// header is what a format says about an image. The backing file's name and format come from the image, so they are
-// claims that are not to be trusted.
+// header is what a format says about an image. The backing file's name and format come from the
+// image, so they are claims that are not to be trusted.
 type header struct {
 	version       int
 	clusterSize   int64  // bytes; 0: no clusters
@@ -63,7 +64,8 @@ const (
 	extentHole       extentKind = iota // reads as zeros, nothing is stored
 	extentPlain                        // stored as it is
 	extentCompressed                   // stored compressed: may be far smaller in the file
-	extentBelow                        // what the layer below holds, or zeros; never returned by layer.extent
+	// what the layer below holds, or zeros; never returned by layer.extent
+	extentBelow
 )
 
 // known completes a sentence about the layer's format.
@@ -89,7 +91,8 @@ func (l *layer) id() fileID {
 	return fileID{name: l.name}
 }
 
-// ReadAt reads the layer as a disk: with what its backing files hold. Past the end it returns io.EOF.
+// ReadAt reads the layer as a disk: with what its backing files hold. Past the end it returns
+// io.EOF.
 func (l *layer) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	switch {
 	case l.content != nil:
@@ -100,11 +103,13 @@ func (l *layer) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	return l.bytes.ReadAt(ctx, p, off)
 }
 
-// extent describes the run that begins at off, at most length bytes of it. The run need not be the longest possible.
+// extent describes the run that begins at off, at most length bytes of it. The run need not be the
+// longest possible.
 func (l *layer) extent(ctx context.Context, off, length int64) (int64, extentKind, error) {
 	length = min(length, l.size-off)
 	if length <= 0 {
-		return 0, extentHole, fmt.Errorf("extent at %d is outside of %q, which has %d bytes", off, l.name, l.size)
+		return 0, extentHole, fmt.Errorf("extent at %d is outside of %q, which has %d bytes", off,
+			l.name, l.size)
 	}
 	if l.content == nil {
 		e, err := l.bytes.Extent(off, length)

@@ -17,7 +17,8 @@ import (
 const resolveFlags = unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS
 
 // errNoOpenat2 is a name with a slash where it cannot be resolved safely.
-var errNoOpenat2 = errors.New("is in a subdirectory, and the kernel or the container's seccomp profile lacks openat2, " +
+var errNoOpenat2 = errors.New("is in a subdirectory, and the kernel or the container's seccomp " +
+	"profile lacks openat2, " +
 	"without which no subdirectory is opened")
 
 // fileID tells whether two names are one file: by its digest, by where it is on this machine, or
@@ -28,11 +29,13 @@ type fileID struct {
 	name     string
 }
 
-// directory is the image directory, held open so that every name is resolved in the directory that was scanned.
+// directory is the image directory, held open so that every name is resolved in the directory that
+// was scanned.
 type directory struct {
 	file *os.File
 	path string
-	// openat2 is the system call; a field because kernels before 5.6 and some seccomp profiles do not have it.
+	// openat2 is the system call; a field because kernels before 5.6 and some seccomp profiles do
+	// not have it.
 	openat2 func(dirfd int, path string, how *unix.OpenHow) (int, error)
 }
 
@@ -67,20 +70,27 @@ func asSource(f *os.File, st *unix.Stat_t, err error) (Source, *os.File, error) 
 // openAs is open with O_RDONLY or O_RDWR.
 func (d *directory) openAs(name string, access int) (*os.File, *unix.Stat_t, error) {
 	fd := int(d.file.Fd())
-	// Looked at first, because merely opening a device can have an effect. Should it be exchanged in between, openFlags
-	// and the second look make it harmless.
+	// Looked at first, because merely opening a device can have an effect. Should it be exchanged
+	// in between, openFlags and the second look make it harmless.
 	var st unix.Stat_t
-	if err := osfile.Retry(func() error { return unix.Fstatat(fd, name, &st, unix.AT_SYMLINK_NOFOLLOW) }); err != nil {
+	if err := osfile.Retry(func() error {
+		return unix.Fstatat(fd, name, &st,
+			unix.AT_SYMLINK_NOFOLLOW)
+	}); err != nil {
 		return nil, nil, err
 	}
 	if err := checkRegular(&st); err != nil {
 		return nil, nil, err
 	}
-	return d.finish(name, func() (int, error) { return unix.Openat(fd, name, osfile.OpenFlags|access, 0) })
+	return d.finish(name, func() (int,
+		error) {
+		return unix.Openat(fd, name, osfile.OpenFlags|access, 0)
+	})
 }
 
-// openBeneath opens the regular file that a relative path names, which never leaves the directory and never goes
-// through a link. Where openat2 is missing, only a name in the directory itself is accepted.
+// openBeneath opens the regular file that a relative path names, which never leaves the directory
+// and never goes through a link. Where openat2 is missing, only a name in the directory itself is
+// accepted.
 func (d *directory) openBeneath(name string) (Source, *os.File, error) {
 	probe, err := d.resolve(name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC)
 	if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EPERM) {
@@ -109,7 +119,8 @@ func (d *directory) openBeneath(name string) (Source, *os.File, error) {
 // resolve is openat2 with the rules for untrusted names.
 func (d *directory) resolve(name string, flags uint64) (fd int, err error) {
 	how := &unix.OpenHow{Flags: flags, Resolve: resolveFlags}
-	// EAGAIN: the kernel could not rule out that a concurrent rename moved the path out of the directory.
+	// EAGAIN: the kernel could not rule out that a concurrent rename moved the path out of the
+	// directory.
 	for range 16 {
 		err = osfile.Retry(func() (err error) {
 			fd, err = d.openat2(int(d.file.Fd()), name, how)
@@ -170,7 +181,9 @@ func explainOpen(err error, use fileUse) (reason, action string) {
 	var special *notRegularError
 	switch {
 	case errors.As(err, &special):
-		return special.Error(), use.advice("put the image file itself there, or remove it", "name the image file itself", "put the file itself there")
+		return special.Error(),
+			use.advice("put the image file itself there, or remove it",
+				"name the image file itself", "put the file itself there")
 	case errors.Is(err, errNoOpenat2):
 		return errNoOpenat2.Error(), "put the file into the directory of the image itself"
 	case errors.Is(err, unix.ELOOP):
@@ -178,10 +191,12 @@ func explainOpen(err error, use fileUse) (reason, action string) {
 	case errors.Is(err, unix.EXDEV):
 		return "lies outside the directory of the image", "put it into that directory"
 	case errors.Is(err, fs.ErrNotExist):
-		return "does not exist", use.advice("add it to the image directory", "name a file that is there", "add it to the directory of the image")
+		return "does not exist", use.advice("add it to the image directory", "name a file that "+
+			"is there", "add it to the directory of the image")
 	case errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM):
 		const added = ": with chmod before it is added, or with \"ADD --chmod=0444\""
-		return fmt.Sprintf("cannot be read by user %d: %v", os.Geteuid(), err), "make it readable for that user" + use.advice(added, "", added)
+		return fmt.Sprintf("cannot be read by user %d: %v", os.Geteuid(), err),
+			"make it readable for that user" + use.advice(added, "", added)
 	default:
 		return fmt.Sprintf("cannot be opened: %v", err), ""
 	}

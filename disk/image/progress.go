@@ -7,8 +7,9 @@ import (
 	"go.uber.org/zap"
 )
 
-// Progress tells how much of an image has been copied: by an expansion while it runs, or into a disk that is served
-// meanwhile. The zero value is ready to use; every method may be called at any time by any goroutine.
+// Progress tells how much of an image has been copied: by an expansion while it runs, or into a
+// disk that is served meanwhile. The zero value is ready to use; every method may be called at any
+// time by any goroutine.
 type Progress struct {
 	served              atomic.Pointer[followed] // nil: the counters below are what is known
 	total, done         atomic.Int64
@@ -29,7 +30,8 @@ func (p *Progress) Done() int64 {
 // Total is the virtual size in bytes; 0 before the expansion has begun.
 func (p *Progress) Total() int64 { return p.total.Load() }
 
-// Data is how many of the bytes that the image stores have been copied, of how many: what the remaining time depends on.
+// Data is how many of the bytes that the image stores have been copied, of how many: what the
+// remaining time depends on.
 func (p *Progress) Data() (done, total int64) {
 	if served := p.served.Load(); served != nil {
 		return (*served)()
@@ -40,7 +42,8 @@ func (p *Progress) Data() (done, total int64) {
 // Finished tells whether the disk is complete.
 func (p *Progress) Finished() bool { return p.finished.Load() }
 
-// Waiting tells whether the copying waits for space, as on a full volume. The disk is served meanwhile.
+// Waiting tells whether the copying waits for space, as on a full volume. The disk is served
+// meanwhile.
 func (p *Progress) Waiting() bool { return p.scarce.Load() }
 
 // Wait is called when the copying begins to wait for space, or goes on.
@@ -92,7 +95,8 @@ func (p *Progress) Fields(elapsed time.Duration) []zap.Field {
 	}
 	data, dataTotal := p.Data()
 	rate := float64(data) / max(elapsed.Seconds(), 1e-9)
-	fields := []zap.Field{zap.Float64("percent", Tenths(percent)), zap.Float64("mib_per_s", Tenths(rate/(1<<20)))}
+	fields := []zap.Field{zap.Float64("percent", Tenths(percent)),
+		zap.Float64("mib_per_s", Tenths(rate/(1<<20)))}
 	if data > 0 {
 		left := time.Duration(float64(dataTotal-data) / rate * float64(time.Second))
 		fields = append(fields, zap.Duration("eta", left.Round(time.Second)))

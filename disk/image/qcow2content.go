@@ -21,7 +21,8 @@ func openQcow2(ctx context.Context, l *layer, maxVirtualSize int64) (content, er
 	return qcow2Content{img}, nil
 }
 
-// refuseQcow2 is what to tell about an image that openQcow2 does not accept: it cannot be read, is not supported, or is damaged.
+// refuseQcow2 is what to tell about an image that openQcow2 does not accept: it cannot be read, is
+// not supported, or is damaged.
 func refuseQcow2(name string, err error) error {
 	e := &Error{Name: name, Format: FormatQcow2, Err: err}
 	switch format := new(qcow2.FormatError); {
@@ -30,7 +31,8 @@ func refuseQcow2(name string, err error) error {
 	case format.Action != "":
 		e.Reason, e.Action = "cannot be served: "+format.Why, format.Action
 	default:
-		e.Reason, e.Action = "is not valid: "+format.Why, "check it with \"qemu-img check\", and fetch or build it again"
+		e.Reason, e.Action = "is not valid: "+format.Why,
+			"check it with \"qemu-img check\", and fetch or build it again"
 	}
 	return e
 }
@@ -68,6 +70,7 @@ func (c qcow2Content) setBelow(l *layer) { c.SetBacking(l, l.size) }
 
 func (c qcow2Content) header() header {
 	info := c.Info()
-	return header{version: info.Version, clusterSize: info.ClusterSize, compression: info.Compression,
+	return header{version: info.Version, clusterSize: info.ClusterSize,
+		compression: info.Compression,
 		backingName: info.BackingFile, backingFormat: info.BackingFormat}
 }

@@ -18,16 +18,17 @@ func BenchmarkRead(b *testing.B) {
 	for _, name := range []string{"raw.raw", "qcow2.qcow2", "chain.qcow2"} {
 		img := openImage(b, filepath.Join(dir, name))
 		for _, length := range []int{512, 4 << 10, 256 << 10} {
-			b.Run(name+"/"+map[int]string{512: "512", 4 << 10: "4K", 256 << 10: "256K"}[length], func(b *testing.B) {
-				b.ReportAllocs()
-				p, off := make([]byte, length), int64(0)
-				for b.Loop() {
-					if _, err := img.ReadAt(p, off); err != nil {
-						b.Fatal(err)
+			b.Run(name+"/"+map[int]string{512: "512", 4 << 10: "4K", 256 << 10: "256K"}[length],
+				func(b *testing.B) {
+					b.ReportAllocs()
+					p, off := make([]byte, length), int64(0)
+					for b.Loop() {
+						if _, err := img.ReadAt(p, off); err != nil {
+							b.Fatal(err)
+						}
+						off = (off + int64(length)) % size
 					}
-					off = (off + int64(length)) % size
-				}
-			})
+				})
 		}
 	}
 }

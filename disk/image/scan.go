@@ -14,14 +14,16 @@ import (
 	"kubevirt.io/disk/disk/internal/osfile"
 )
 
-// ScanDir opens and validates every image of a directory, in natural order: disk2 comes before disk10.
+// ScanDir opens and validates every image of a directory, in natural order: disk2 comes before
+// disk10.
 //
-// Every file counts, a hidden one too: whatever lies there unnoticed would otherwise be neither served nor missed.
-// Subdirectories are not searched; they may hold backing files (and file systems bring a lost+found). A file that
-// another image uses as its backing file is no image of its own, and may have any name.
+// Every file counts, a hidden one too: whatever lies there unnoticed would otherwise be neither
+// served nor missed. Subdirectories are not searched; they may hold backing files (and file systems
+// bring a lost+found). A file that another image uses as its backing file is no image of its own,
+// and may have any name.
 //
-// A *NoImagesError means that there is no file, a *ScanError lists every file that cannot be served. Any other error is
-// about the directory itself.
+// A *NoImagesError means that there is no file, a *ScanError lists every file that cannot be
+// served. Any other error is about the directory itself.
 func ScanDir(dir string, opt Options) (images []*Image, err error) {
 	found, subdirectories, err := scan(dir, opt)
 	if err != nil {
@@ -45,8 +47,9 @@ func ScanDir(dir string, opt Options) (images []*Image, err error) {
 	return images, nil
 }
 
-// InspectDir describes every image that ScanDir finds in a directory, and what keeps the directory from being served, in natural
-// order. The error is about the directory itself, as that of ScanDir, also a *NoImagesError.
+// InspectDir describes every image that ScanDir finds in a directory, and what keeps the directory
+// from being served, in natural order. The error is about the directory itself, as that of ScanDir,
+// also a *NoImagesError.
 func InspectDir(dir string, opt Options) ([]Info, error) {
 	found, subdirectories, err := scan(dir, opt)
 	if err != nil {
@@ -119,7 +122,8 @@ func scan(dir string, opt Options) (found []scanned, subdirectories []string, er
 	}), subdirectories, nil
 }
 
-// scan opens an image and describes it, also one that is refused. The error is about the file being unreadable otherwise.
+// scan opens an image and describes it, also one that is refused. The error is about the file being
+// unreadable otherwise.
 func (o *opener) scan(name string) (f scanned, err error) {
 	f.info = Info{Name: name, BackingChain: []BackingInfo{}}
 	o.refused = func(l *layer) {
@@ -170,8 +174,8 @@ func (d *directory) list() (names, subdirectories []string, err error) {
 	return names, subdirectories, nil
 }
 
-// naturalCompare orders names as people do: runs of digits by their value. Names of equal order are ordered by bytes,
-// so that the order is total and every start gives the same LUN numbers.
+// naturalCompare orders names as people do: runs of digits by their value. Names of equal order are
+// ordered by bytes, so that the order is total and every start gives the same LUN numbers.
 func naturalCompare(a, b string) int {
 	x, y := a, b
 	for x != "" && y != "" {

@@ -26,7 +26,8 @@ func names(images []*Image) []string {
 
 func TestScanInNaturalOrder(t *testing.T) {
 	dir := t.TempDir()
-	want := []string{".hidden.raw", "Disk3.img", "a.iso", "disk1.raw", "disk2.raw", "disk10.raw", "disk10b.RAW", "x.img"}
+	want := []string{".hidden.raw", "Disk3.img", "a.iso", "disk1.raw", "disk2.raw", "disk10.raw",
+		"disk10b.RAW", "x.img"}
 	for _, name := range want {
 		filetest.Put(t, dir, name, []byte("data"), 1024)
 	}
@@ -38,7 +39,8 @@ func TestScanInNaturalOrder(t *testing.T) {
 }
 
 func TestNaturalCompare(t *testing.T) {
-	want := []string{"", "0", "00", "01", "1", "2", "10", "10a", "10b", "99999999999999999999999", "a", "a1", "a1b", "a2", "a10", "b"}
+	want := []string{"", "0", "00", "01", "1", "2", "10", "10a", "10b", "99999999999999999999999",
+		"a", "a1", "a1b", "a2", "a10", "b"}
 	for i, a := range want {
 		for j, b := range want {
 			require.Equal(t, i-j < 0, naturalCompare(a, b) < 0, "%q %q", a, b)
@@ -51,7 +53,8 @@ func FuzzNaturalCompare(f *testing.F) {
 	f.Add("a1", "a01", "a10")
 	f.Add("0", "00", "")
 	f.Fuzz(func(t *testing.T, a, b, c string) {
-		if naturalCompare(a, b) != -naturalCompare(b, a) || (naturalCompare(a, b) == 0) != (a == b) {
+		if naturalCompare(a, b) != -naturalCompare(b, a) || (naturalCompare(a, b) == 0) !=
+			(a == b) {
 			t.Fatalf("%q and %q have no order", a, b)
 		}
 		if naturalCompare(a, b) < 0 && naturalCompare(b, c) < 0 && naturalCompare(a, c) >= 0 {
@@ -106,15 +109,21 @@ func TestScanListsEveryOffendingFile(t *testing.T) {
 	require.NoError(t, err)
 	defer socket.Close()
 	want := map[string]string{
-		"zz.txt": "text file", ".gitkeep": "empty", "odd.img": "1000 bytes", "short.raw": "4 bytes", "empty.raw": "empty",
-		"vm.raw": "VMDK", "disk.raw.xz": "xz -d", "disk.img.gz": "gzip -d", "noext": ".raw", "fake.qcow2": "qcow2 header",
-		"broken.qcow2": "not valid", "link-out.raw": "symbolic link", "link-in.raw": "symbolic link", "dangling.raw": "symbolic link",
-		"..data": "symbolic link", "fifo.raw": "FIFO", "sock.raw": "socket", "bad\nname\x1b.bin": ".raw",
+		"zz.txt": "text file", ".gitkeep": "empty", "odd.img": "1000 bytes", "short.raw": "4 bytes",
+		"empty.raw": "empty",
+		"vm.raw":    "VMDK", "disk.raw.xz": "xz -d", "disk.img.gz": "gzip -d", "noext": ".raw",
+		"fake.qcow2":   "qcow2 header",
+		"broken.qcow2": "not valid", "link-out.raw": "symbolic link",
+		"link-in.raw": "symbolic link", "dangling.raw": "symbolic link",
+		"..data": "symbolic link", "fifo.raw": "FIFO", "sock.raw": "socket",
+		"bad\nname\x1b.bin": ".raw",
 	}
-	if unix.Mknod(filepath.Join(dir, "null.raw"), unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))) == nil {
+	if unix.Mknod(filepath.Join(dir, "null.raw"), unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))) ==
+		nil {
 		want["null.raw"] = "character device"
 	}
-	if unix.Mknod(filepath.Join(dir, "loop.raw"), unix.S_IFBLK|0o666, int(unix.Mkdev(7, 250))) == nil {
+	if unix.Mknod(filepath.Join(dir, "loop.raw"), unix.S_IFBLK|0o666, int(unix.Mkdev(7, 250))) ==
+		nil {
 		want["loop.raw"] = "block device"
 	}
 	reasons := scanErrors(t, dir)
@@ -128,7 +137,8 @@ func TestScanListsEveryOffendingFile(t *testing.T) {
 	require.NotContains(t, err.Error(), "good.raw:")
 	var bad *ScanError
 	require.ErrorAs(t, err, &bad)
-	require.True(t, slices.IsSortedFunc(bad.Files, func(a, b *Error) int { return naturalCompare(a.Name, b.Name) }))
+	require.True(t, slices.IsSortedFunc(bad.Files,
+		func(a, b *Error) int { return naturalCompare(a.Name, b.Name) }))
 }
 
 func TestScanOfAFileThatCannotBeRead(t *testing.T) {
@@ -152,7 +162,8 @@ func TestSizeLimitOfRawImages(t *testing.T) {
 
 func TestInspect(t *testing.T) {
 	dir := t.TempDir()
-	info, err := Inspect(filetest.Put(t, dir, "disk.raw", filetest.Block(1, 8192), 1<<20), Options{})
+	info, err := Inspect(filetest.Put(t, dir, "disk.raw", filetest.Block(1, 8192), 1<<20),
+		Options{})
 	require.NoError(t, err)
 	require.True(t, info.Servable)
 	require.Empty(t, info.Reason)
@@ -169,7 +180,8 @@ func TestInspect(t *testing.T) {
 	require.Zero(t, info.VirtualSize, "it is no disk")
 	require.NotNil(t, info.BackingChain)
 
-	info, err = Inspect(filetest.Put(t, dir, "cut.qcow2", []byte("QFI\xfb\x00\x00\x00\x03"), 1<<16), Options{})
+	info, err = Inspect(filetest.Put(t, dir, "cut.qcow2", []byte("QFI\xfb\x00\x00\x00\x03"), 1<<16),
+		Options{})
 	require.NoError(t, err)
 	require.Equal(t, FormatQcow2, info.Format)
 	require.EqualValues(t, 1<<16, info.FileSize)
@@ -184,7 +196,8 @@ func TestInspect(t *testing.T) {
 	require.Contains(t, info.Reason, "symbolic link")
 
 	// What a refused image says about itself is shown all the same.
-	filetest.QemuImg(t, dir, "create", "-q", "-u", "-f", "qcow2", "-b", "/etc/passwd", "-F", "raw", "top.qcow2", "1M")
+	filetest.QemuImg(t, dir, "create", "-q", "-u", "-f", "qcow2", "-b", "/etc/passwd", "-F", "raw",
+		"top.qcow2", "1M")
 	info, err = Inspect(filepath.Join(dir, "top.qcow2"), Options{})
 	require.NoError(t, err)
 	require.False(t, info.Servable)
@@ -194,7 +207,8 @@ func TestInspect(t *testing.T) {
 	require.Contains(t, info.Reason, "absolute")
 	text, err := json.Marshal(info)
 	require.NoError(t, err)
-	for _, key := range []string{"format", "version", "virtual_size", "allocated_size", "cluster_size", "backing_chain", "servable", "reason"} {
+	for _, key := range []string{"format", "version", "virtual_size", "allocated_size",
+		"cluster_size", "backing_chain", "servable", "reason"} {
 		require.Contains(t, string(text), `"`+key+`":`)
 	}
 
@@ -216,7 +230,8 @@ func TestInspectDir(t *testing.T) {
 	require.NoError(t, os.MkdirAll(filepath.Join(dir, "lost+found"), 0o700))
 	filetest.Put(t, dir, "disk2.raw", []byte("data"), 1024)
 	filetest.Put(t, dir, "base", []byte("data"), 1<<20)
-	filetest.QemuImg(t, dir, "create", "-q", "-f", "qcow2", "-b", "base", "-F", "raw", "disk10.qcow2")
+	filetest.QemuImg(t, dir, "create", "-q", "-f", "qcow2", "-b", "base", "-F", "raw",
+		"disk10.qcow2")
 	described := func() (all map[string]Info, order []string) {
 		infos, err := InspectDir(dir, Options{})
 		require.NoError(t, err)
@@ -228,12 +243,14 @@ func TestInspectDir(t *testing.T) {
 		return all, order
 	}
 	all, order := described()
-	require.Equal(t, []string{"disk2.raw", "disk10.qcow2"}, order, "a backing file is no image of its own")
+	require.Equal(t, []string{"disk2.raw", "disk10.qcow2"}, order,
+		"a backing file is no image of its own")
 	require.True(t, all["disk2.raw"].Servable)
 	require.Equal(t, "base", all["disk10.qcow2"].BackingChain[0].Name)
 
 	filetest.Put(t, dir, "notes.txt", []byte("buy milk\n"), 0)
-	filetest.QemuImg(t, dir, "create", "-q", "-u", "-f", "qcow2", "-b", "/etc/passwd", "-F", "raw", "out.qcow2", "1M")
+	filetest.QemuImg(t, dir, "create", "-q", "-u", "-f", "qcow2", "-b", "/etc/passwd", "-F", "raw",
+		"out.qcow2", "1M")
 	all, order = described()
 	require.Equal(t, []string{"disk2.raw", "disk10.qcow2", "notes.txt", "out.qcow2"}, order)
 	require.False(t, all["notes.txt"].Servable)
@@ -241,6 +258,7 @@ func TestInspectDir(t *testing.T) {
 	require.EqualValues(t, 9, all["notes.txt"].FileSize)
 	require.EqualValues(t, 1<<20, all["out.qcow2"].VirtualSize)
 	for name, reason := range scanErrors(t, dir) {
-		require.Equal(t, reason, all[name].Reason, "what is served and what is inspected are told the same")
+		require.Equal(t, reason, all[name].Reason,
+			"what is served and what is inspected are told the same")
 	}
 }

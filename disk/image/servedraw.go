@@ -63,9 +63,9 @@ func (d *directory) rememberRaw(file *os.File) error {
 	return nil
 }
 
-// OpenRaw opens the file of a raw image once more, for writing too if so asked, and checks again that it is raw: a guest
-// is to own its content from then on. It is not compared by inode, as an overlay file system may give the file another one
-// when it is opened for writing.
+// OpenRaw opens the file of a raw image once more, for writing too if so asked, and checks again
+// that it is raw: a guest is to own its content from then on. It is not compared by inode, as an
+// overlay file system may give the file another one when it is opened for writing.
 func (m *Image) OpenRaw(write bool) (*os.File, error) {
 	dir, err := openDirectory(m.dir)
 	if err != nil {
@@ -95,8 +95,8 @@ func (m *Image) OpenRaw(write bool) (*os.File, error) {
 	return file, nil
 }
 
-// RememberRaw keeps with the file of the image, which openRaw has opened, that it is served raw. It is to be called before a
-// guest can write.
+// RememberRaw keeps with the file of the image, which openRaw has opened, that it is served raw. It
+// is to be called before a guest can write.
 func (m *Image) RememberRaw(file *os.File) error {
 	dir, err := openDirectory(m.dir)
 	if err != nil {
@@ -105,8 +105,8 @@ func (m *Image) RememberRaw(file *os.File) error {
 	return errors.Join(dir.rememberRaw(file), dir.close())
 }
 
-// MarkRaw keeps with a file that it is raw: with the file itself, or where that cannot be in the directory that it is in. No
-// directory: not there.
+// MarkRaw keeps with a file that it is raw: with the file itself, or where that cannot be in the
+// directory that it is in. No directory: not there.
 func MarkRaw(file *os.File, beside string) error {
 	marked, err := hasRawMark(file)
 	if marked {
@@ -246,13 +246,14 @@ func markName(file *os.File) (string, error) {
 	if err == nil {
 		id = fmt.Sprintf("%d-%016x", handle.Type(), xxhash.Sum64(handle.Bytes()))
 	} else if id = FileInstance(file); id == "" {
-		return "", fmt.Errorf("%q: the file system does not tell its files apart: %w", file.Name(), err)
+		return "", fmt.Errorf("%q: the file system does not tell its files apart: %w", file.Name(),
+			err)
 	}
 	return path.Join(marksDir, "raw-"+id), nil
 }
 
-// FileInstance tells files of one name apart: by the number of the inode, and by when that was made, as numbers are used again. "": it
-// cannot be told.
+// FileInstance tells files of one name apart: by the number of the inode, and by when that was
+// made, as numbers are used again. "": it cannot be told.
 func FileInstance(f *os.File) string {
 	var st unix.Statx_t
 	err := osfile.Retry(func() error {

@@ -17,8 +17,8 @@ import (
 type Source interface {
 	// ReadAt fills p from off on, or returns an error and how many bytes it has read. It waits for
 	// bytes that cannot be had now until ctx ends, and returns disk.ErrNotNow then, or before where
-	// waiting is of no use at the moment. A context that has ended already asks for what is at hand.
-	// After any other error the range is lost.
+	// waiting is of no use at the moment. A context that has ended already asks for what is at
+	// hand. After any other error the range is lost.
 	ReadAt(ctx context.Context, p []byte, off int64) (int, error)
 
 	// Size is how many bytes there are. It does not change, nor do the following two.

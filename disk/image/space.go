@@ -13,19 +13,25 @@ type SpaceError struct {
 	What      string // what needs the space
 	Needed    int64  // bytes, in all; 0 where it is not known, as the disk filled up underway
 	Available int64  // bytes
-	FileSize  int64  // bytes: no file may be that large there, however much space is left; 0 where that is not what is wrong
+	// bytes: no file may be that large there, however much space is left; 0 where that is not what
+	// is wrong
+	FileSize int64
 }
 
 func (e *SpaceError) Error() string {
 	if e.FileSize > 0 {
-		return fmt.Sprintf("%s takes a file of %s (%d bytes), and no file in %q can be that large, by its file system or a limit of the process (ulimit -f); "+
-			"use a volume with another file system, such as XFS", e.What, words.Bytes(e.FileSize), e.FileSize, e.Dir)
+		return fmt.Sprintf("%s takes a file of %s (%d bytes), and no file in %q can be that "+
+			"large, by its file system or a limit of the process (ulimit -f); "+
+			"use a volume with another file system, such as XFS", e.What, words.Bytes(e.FileSize),
+			e.FileSize, e.Dir)
 	}
 	if e.Needed == 0 {
-		return fmt.Sprintf("%s: %q filled up while it was written, %s are left; make room or use a larger volume",
+		return fmt.Sprintf("%s: %q filled up while it was written, %s are left; make room or use "+
+			"a larger volume",
 			e.What, e.Dir, words.Bytes(e.Available))
 	}
-	return fmt.Sprintf("%s needs up to %s (%d bytes) in %q, where %s (%d bytes) are available; make room or use a larger volume",
+	return fmt.Sprintf("%s needs up to %s (%d bytes) in %q, where %s (%d bytes) are available; "+
+		"make room or use a larger volume",
 		e.What, words.Bytes(e.Needed), e.Needed, e.Dir, words.Bytes(e.Available), e.Available)
 }
 

@@ -10,9 +10,10 @@ import (
 	"kubevirt.io/disk/disk/internal/words"
 )
 
-// Stream writes the image as a raw disk to w, from its beginning to its end and zeros included, for a pipe that has no holes. What is
-// compressed is decoded side by side, some chunks ahead of what is written. An image that is changed meanwhile is an error, as is one that
-// cannot be read; w has a part of the disk then. p may be nil.
+// Stream writes the image as a raw disk to w, from its beginning to its end and zeros included, for
+// a pipe that has no holes. What is compressed is decoded side by side, some chunks ahead of what
+// is written. An image that is changed meanwhile is an error, as is one that cannot be read; w has
+// a part of the disk then. p may be nil.
 func Stream(ctx context.Context, img *Image, w io.Writer, p *Progress) error {
 	c := newCopier(img, nil, p, 0)
 	c.progress.Start(img.Size(), img.use.total())
@@ -22,7 +23,8 @@ func Stream(ctx context.Context, img *Image, w io.Writer, p *Progress) error {
 	group.Go(func() error {
 		defer close(pieces)
 		for off := int64(0); off < img.Size(); off += c.chunk {
-			part := &piece{off: off, length: min(c.chunk, img.Size()-off), ready: make(chan struct{})}
+			part := &piece{off: off, length: min(c.chunk, img.Size()-off),
+				ready: make(chan struct{})}
 			select {
 			case pieces <- part:
 			case <-ctx.Done():

@@ -18,7 +18,8 @@ func TestStream(t *testing.T) {
 	dir := t.TempDir()
 	content := filetest.Sample(17<<20+1536, 7)
 	raw := filetest.Put(t, dir, "disk.raw", content, 0)
-	filetest.QemuImg(t, dir, "convert", "-q", "-c", "-f", "raw", "-O", "qcow2", "disk.raw", "disk.qcow2")
+	filetest.QemuImg(t, dir, "convert", "-q", "-c", "-f", "raw", "-O", "qcow2", "disk.raw",
+		"disk.qcow2")
 	for _, path := range []string{raw, dir + "/disk.qcow2"} {
 		img := openImage(t, path)
 		var out bytes.Buffer
@@ -47,7 +48,8 @@ func TestStreamThatFails(t *testing.T) {
 	path := filetest.Put(t, t.TempDir(), "disk.raw", filetest.Block(1, 40<<20), 0)
 	img := openImage(t, path)
 	full := errors.New("it is full")
-	require.ErrorIs(t, Stream(t.Context(), img, streamWriter(func([]byte) (int, error) { return 0, full }), nil), full)
+	require.ErrorIs(t, Stream(t.Context(), img,
+		streamWriter(func([]byte) (int, error) { return 0, full }), nil), full)
 
 	p, written := new(Progress), int64(0)
 	require.NoError(t, Stream(t.Context(), img, streamWriter(func(b []byte) (int, error) {
@@ -58,10 +60,15 @@ func TestStreamThatFails(t *testing.T) {
 	}), p))
 
 	ctx, cancel := context.WithCancel(t.Context())
-	err := Stream(ctx, img, streamWriter(func(p []byte) (int, error) { cancel(); return len(p), nil }), nil)
+	err := Stream(ctx, img, streamWriter(func(p []byte) (int, error) {
+		cancel()
+		return len(p),
+			nil
+	}), nil)
 	require.ErrorIs(t, err, context.Canceled)
 
 	require.NoError(t, os.Truncate(path, 20<<20))
-	require.Error(t, Stream(t.Context(), img, streamWriter(func(p []byte) (int, error) { return len(p), nil }), p))
+	require.Error(t, Stream(t.Context(), img,
+		streamWriter(func(p []byte) (int, error) { return len(p), nil }), p))
 	require.False(t, p.Finished())
 }
