@@ -6,41 +6,41 @@ import (
 	"kubevirt.io/disk/target/internal/scsi"
 )
 
-// Opening is a LUN that Admit has opened: to whom, and until when (zero: until HandOver or
-// Withdraw).
+// Opening is a LUN that Admit has opened, with the admitted initiator and the end of the time
+// (zero: until HandOver or Withdraw).
 type Opening = scsi.Opening
 
-// Holders are who has a write-exclusive LUN: its owner, the initiator that Admit has opened it to,
-// and who is fenced since a handover.
+// Holders are the initiators of a write-exclusive LUN: its owner, the one that Admit has opened it
+// to, and those that a handover has fenced.
 type Holders = scsi.Holders
 
-// ErrNotLoggedIn is why HandOver leaves a LUN with its owner where the admitted initiator has no
+// ErrNotLoggedIn says that HandOver has changed nothing because the admitted initiator has no
 // session.
 var ErrNotLoggedIn = scsi.ErrNotLoggedIn
 
-// Admit opens a write-exclusive LUN to one more initiator, by name, beside the one that owns it:
-// for the machine that is to take a guest over in a live migration. It stays open until HandOver or
-// Withdraw, also through a restart where the LUN has a Store. The server keeps until, and leaves it
-// to the caller to end the time then: zero, no time. An error says why it cannot be, and nothing
-// has changed.
+// Admit opens a write-exclusive LUN to one more initiator beside its owner: the machine that will
+// take over a guest in a live migration. The LUN stays open until HandOver or Withdraw. If it has a
+// Store, it stays open through a restart. The server remembers until (zero: no end), but the caller
+// must end the opening then. After an error nothing has changed.
 func (s *Server) Admit(lun uint16, initiator string, until time.Time) error {
 	return s.device.Admit(lun, initiator, until)
 }
 
-// HandOver makes the admitted initiator the owner. When it returns, the former one is fenced: its
+// HandOver makes the admitted initiator the owner. When it returns, the former owner is fenced: its
 // commands in flight are aborted, none of its writes can reach the disk any more, and its
-// reservations and registrations are gone. It stays fenced until the LUN is opened to it again,
-// also after a restart where the LUN has a Store. Its name is returned, or "" where nobody is known
-// to have had the LUN, and nobody is fenced for good. Unless the new owner is logged in
-// (ErrNotLoggedIn), and the Store keeps that, nothing changes, and the error says so.
+// reservations and registrations are gone. The fence stays until Admit opens the LUN to that
+// initiator again. If the LUN has a Store, the fence stays through a restart. HandOver returns the
+// name of the former owner, or "" if nobody is known to have used the LUN; then nobody is fenced
+// for good. If the new owner is not logged in (ErrNotLoggedIn) or the Store fails, nothing changes
+// and HandOver returns an error.
 func (s *Server) HandOver(lun uint16) (former string, err error) { return s.device.HandOver(lun) }
 
-// Withdraw closes the LUN to the admitted initiator again, as after a migration that failed. It is
-// fenced as by HandOver, and its name is returned.
+// Withdraw closes the LUN to the admitted initiator again, for example after a failed migration. It
+// fences that initiator like HandOver and returns its name.
 func (s *Server) Withdraw(lun uint16) (guest string, err error) { return s.device.Withdraw(lun) }
 
-// Openings are the LUNs that are open, as after a restart.
+// Openings returns the LUNs that are open, for example after a restart.
 func (s *Server) Openings() []Opening { return s.device.Openings() }
 
-// Holders tells who has a write-exclusive LUN; of other LUNs it is nobody.
+// Holders returns who has a write-exclusive LUN. It is empty for other LUNs.
 func (s *Server) Holders(lun uint16) Holders { return s.device.Holders(lun) }

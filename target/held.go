@@ -7,16 +7,16 @@ import (
 	"kubevirt.io/disk/target/internal/pdu"
 )
 
-// heldPDU is a numbered PDU that arrived before its turn, with its data.
+// heldPDU is a numbered PDU that arrived ahead of its turn, with its data.
 type heldPDU struct {
 	hdr  pdu.Header
 	ahs  *buffer
 	data *buffer
 	n    int
-	from *buffers // where heldCost is counted; nil: nowhere
+	from *buffers // where heldCost is counted; nil: not counted
 }
 
-// heldCost is what a held PDU counts for besides its data, bytes.
+// heldCost is how many bytes a held PDU counts for besides its data.
 const heldCost = 192
 
 func (h *heldPDU) release() {
@@ -27,8 +27,8 @@ func (h *heldPDU) release() {
 	}
 }
 
-// hold keeps the PDU in hand until the numbers before it have arrived. There are never more of them
-// than the command window is wide.
+// hold keeps the current PDU until all PDUs before it have arrived. It never holds more PDUs than
+// the command window is wide.
 func (c *conn) hold(h *pdu.Header, ahs []byte, seg *segment) error {
 	sess, cmdSN := c.session(), h.CmdSN()
 	if sess.held == nil {
@@ -55,10 +55,10 @@ func (c *conn) hold(h *pdu.Header, ahs []byte, seg *segment) error {
 	return nil
 }
 
-// replay handles what was held and whose turn has come.
+// replay handles held PDUs whose turn has come.
 func (c *conn) replay(run *runner) error {
 	sess := c.session()
-	for run.reading && len(sess.held)+len(sess.waiting) > 0 { // they belong to the reader
+	for run.reading && len(sess.held)+len(sess.waiting) > 0 { // both belong to the reader
 		exp := sess.window.exp.Load()
 		if i := slices.IndexFunc(sess.waiting,
 			func(p *pdu.TaskManagementRequest) bool { return !pdu.SNLess(exp, p.CmdSN) }); i >= 0 {
@@ -89,7 +89,7 @@ func (c *conn) replay(run *runner) error {
 
 func (c *conn) replayOne(run *runner, h *heldPDU) error {
 	seg := segment{held: h.data, n: h.n, left: h.n, done: true}
-	h.data = nil // it is the segment's
+	h.data = nil // the segment owns it now
 	var ahs []byte
 	if h.ahs != nil {
 		ahs = h.ahs.b
@@ -98,6 +98,6 @@ func (c *conn) replayOne(run *runner, h *heldPDU) error {
 		h.release()
 		_ = seg.discard()
 	}()
-	c.rx.hdr = h.hdr // a Reject carries it
+	c.rx.hdr = h.hdr // for a Reject
 	return c.dispatch(run, &c.rx.hdr, ahs, &seg)
 }

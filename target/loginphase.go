@@ -13,21 +13,21 @@ import (
 	"kubevirt.io/disk/target/internal/scsi"
 )
 
-// maxLoginSegment is the longest data segment before full feature phase, bytes: the default of
-// MaxRecvDataSegmentLength, which is in force until the end of login (RFC 7143 13.12).
+// maxLoginSegment is the longest data segment in bytes before full feature phase: the default of
+// MaxRecvDataSegmentLength, which holds until the end of login (RFC 7143 13.12).
 const maxLoginSegment = 8192
 
 // loginDialog is the login phase of one connection (RFC 7143 6.3, 11.12, 11.13).
 type loginDialog struct {
 	c       *conn
 	machine *login.Machine
-	first   pdu.LoginRequest // ISID, TSIH and CID may not change on the way
+	first   pdu.LoginRequest // ISID, TSIH and CID must not change during login
 	began   bool
 	data    []byte
 }
 
-// runLogin reads login requests until the session is in full feature phase, which it reports, or
-// refused.
+// runLogin reads login requests until the session is in full feature phase or refused. It reports
+// whether it is in full feature phase.
 func (c *conn) runLogin() bool {
 	d := loginDialog{c: c, machine: login.NewMachine(&c.srv.login)}
 	defer d.machine.Close()
@@ -43,7 +43,7 @@ func (c *conn) runLogin() bool {
 	}
 }
 
-// refusal is a login that was answered with a status other than success.
+// refusal says that a login was answered with a status other than success.
 type refusal struct {
 	status login.Status
 	reason string
@@ -72,9 +72,9 @@ func (d *loginDialog) log(err error) {
 	case errors.Is(err, errPushedOut):
 		ev.Reason = "pushed_out"
 		c.srv.opt.Observer.LoginRefused(ev)
-		return // the log has one line for many of them
+		return // the log has one line for many such connections
 	case !d.began:
-		// A port scan or a health check of somebody's; a login was not even tried.
+		// This is a port scan or a health check: nobody tried to log in.
 		c.log().Debug("connection closed before login", zap.Error(err))
 		return
 	case isTimeout(err):
@@ -91,7 +91,7 @@ func isTimeout(err error) bool {
 	return errors.As(err, &t) && t.Timeout()
 }
 
-// exchange handles one request and its response. It returns the session if this was the last one.
+// exchange handles one request and its response. After the last one it returns the session.
 func (d *loginDialog) exchange() (*session, error) {
 	c := d.c
 	ahs, err := c.rx.next()
@@ -156,16 +156,16 @@ func (d *loginDialog) exchange() (*session, error) {
 		return nil, d.refuseJoining(&req)
 	}
 	if !d.machine.Done() {
-		// The handle is repeated until the final response (RFC 7143 11.13.3).
+		// The TSIH is repeated until the final response (RFC 7143 11.13.3).
 		return nil, d.answer(&req, &resp, req.TSIH)
 	}
 	return d.complete(&req, &resp)
 }
 
-// refuseJoining refuses a connection for a session that is to exist already: a session has one, and
-// at error recovery level 0 none is taken over. Whose session it is matters (RFC 7143 6.3.1, the
-// table of logins). It is not answered before the initiator has authenticated: a stranger would
-// learn who has a session here. Nor does one user learn of the sessions of another.
+// refuseJoining refuses a connection for an existing session: a session has one connection, and at
+// error recovery level 0 no connection is taken over. The status depends on whose session it is
+// (RFC 7143 6.3.1, the table of logins). Without authentication a stranger could find out who has a
+// session here, so the answer comes only after that. Users do not learn of each other's sessions.
 func (d *loginDialog) refuseJoining(req *pdu.LoginRequest) error {
 	res := d.machine.Result()
 	key := sessionKey{initiator: res.InitiatorName, isid: req.ISID}
@@ -177,8 +177,8 @@ func (d *loginDialog) refuseJoining(req *pdu.LoginRequest) error {
 		fmt.Errorf("this initiator has no session of that identifier with handle %d", req.TSIH))
 }
 
-// complete makes the session of a login that has succeeded. The session that it reinstates ends
-// first, so that none of its commands touches the disk through the new one's back (RFC 7143 6.3.5).
+// complete makes the session of a successful login. The session that it reinstates ends first, so
+// that none of its commands changes the disk behind the back of the new session (RFC 7143 6.3.5).
 func (d *loginDialog) complete(req *pdu.LoginRequest, resp *login.Response) (*session, error) {
 	c := d.c
 	res := d.machine.Result()
@@ -194,7 +194,8 @@ func (d *loginDialog) complete(req *pdu.LoginRequest, resp *login.Response) (*se
 	sess.window.exp.Store(c.tx.sess.exp.Load())
 	if res.SessionType == login.Normal {
 		c.srv.endStale(res.InitiatorName)
-		// Attached before the session is known, as whoever finds it uses the nexus.
+		// Attach the nexus before the session is registered: whoever finds the session uses its
+		// nexus.
 		sess.nexus = c.srv.device.Attach(scsi.InitiatorPort{Name: res.InitiatorName,
 			ISID: req.ISID})
 		sess.nexus.SetProtocolLevel(res.Params.ProtocolLevel)
@@ -231,7 +232,7 @@ func (d *loginDialog) complete(req *pdu.LoginRequest, resp *login.Response) (*se
 	c.rx.grow(&c.srv.pool)
 	sess.open.Store(true)
 	if c.srv.isClosing() {
-		sess.requestLogout() // Shutdown may have looked before it was open
+		sess.requestLogout() // Shutdown may have looked before the session was open
 	}
 	c.srv.opt.Observer.LoginAccepted(LoginEvent{Initiator: res.InitiatorName,
 		Remote: c.remote.String(),
@@ -246,7 +247,7 @@ func (d *loginDialog) complete(req *pdu.LoginRequest, resp *login.Response) (*se
 	return sess, nil
 }
 
-// wait holds up a login from an address that has failed to authenticate several times.
+// wait delays a login from an address that has failed to authenticate several times.
 func (d *loginDialog) wait() error {
 	c := d.c
 	delay := c.srv.slow.delay(c.source, c.srv.clock.Load())
@@ -274,7 +275,7 @@ func (d *loginDialog) answer(req *pdu.LoginRequest, resp *login.Response, tsih u
 	return d.c.tx.flush()
 }
 
-// refuse sends a login response with another status, after which the connection closes.
+// refuse sends a login response with another status. The connection closes after that.
 func (d *loginDialog) refuse(req *pdu.LoginRequest, status login.Status, reason string,
 	err error) error {
 	d.c.tx.send(&pdu.LoginResponse{CSG: req.CSG, ISID: req.ISID, TSIH: req.TSIH,

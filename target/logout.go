@@ -2,8 +2,7 @@ package target
 
 import "kubevirt.io/disk/target/internal/pdu"
 
-// handleLogout ends the session, which is what closing its only connection does too (RFC 7143
-// 11.14).
+// handleLogout ends the session. Closing its only connection ends it, too (RFC 7143 11.14).
 func (c *conn) handleLogout(h *pdu.Header, seg *segment) error {
 	var p pdu.LogoutRequest
 	if err := p.Decode(h); err != nil {
@@ -44,8 +43,8 @@ func (c *conn) handleLogout(h *pdu.Header, seg *segment) error {
 	return nil
 }
 
-// detach ends the session's nexus before the initiator is told that the session has ended: it may
-// log in again at once, and must not meet its own reservations and claims.
+// detach ends the session's nexus before the initiator learns that the session has ended. The
+// initiator may log in again at once, and must not be blocked by its own reservations and claims.
 func (c *conn) detach() {
 	if sess := c.session(); sess.nexus != nil {
 		c.srv.device.Detach(sess.nexus)

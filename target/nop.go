@@ -9,7 +9,7 @@ import (
 
 // pinger is the state of our own NOP-In pings (RFC 7143 11.19).
 type pinger struct {
-	sentAt atomic.Int64 // coarse clock; 0: none is outstanding
+	sentAt atomic.Int64 // coarse clock; 0: no ping is outstanding
 }
 
 // handleNOPOut answers a ping with its own data, or takes the answer to ours (RFC 7143 11.18).
@@ -19,9 +19,8 @@ func (c *conn) handleNOPOut(h *pdu.Header, seg *segment) error {
 		return c.malformed(err)
 	}
 	if p.TaskTag == pdu.ReservedTag {
-		// An answer to our ping, or nothing but a sign of life. That it came is all we wanted to
-		// know. It must be immediate; one that is not uses up its number, so that the session can
-		// go on.
+		// This is an answer to our ping, or just a sign of life; we need nothing else. It must be
+		// immediate. If it is not, it uses up its number, so that the session can go on.
 		if ok, err := c.admit(h, nil, seg); !ok {
 			return err
 		}
@@ -35,7 +34,7 @@ func (c *conn) handleNOPOut(h *pdu.Header, seg *segment) error {
 		return err
 	}
 	if p.TransferTag != pdu.ReservedTag {
-		// we never ask with a task tag of the initiator's
+		// we never ping with a task tag of the initiator
 		return c.refuse(pdu.RejectInvalidPDUField, seg)
 	}
 	limit := min(c.session().params.SendMaxDataSegment, seg.n)
@@ -53,14 +52,15 @@ func (c *conn) handleNOPOut(h *pdu.Header, seg *segment) error {
 	return nil
 }
 
-// janitorTick is how often timeouts are looked at, and the resolution of the coarse clock.
+// janitorTick is the interval between two checks of timeouts, and the resolution of the coarse
+// clock.
 const janitorTick = 250 * time.Millisecond
 
-// logEvery is the time between two lines in the log about many things of a kind.
+// logEvery is the time between two log lines about repeated events of one kind.
 const logEvery = 10 * time.Second
 
-// runJanitor moves the coarse clock and ends connections that wait in vain: for the rest of a PDU,
-// for a peer that reads, for any sign of life.
+// runJanitor advances the coarse clock. It ends connections whose peer does not finish a PDU, does
+// not read, or gives no sign of life.
 func (s *Server) runJanitor() {
 	defer s.wg.Done()
 	tick := time.NewTicker(janitorTick)
@@ -77,7 +77,7 @@ func (s *Server) runJanitor() {
 		for _, sess := range s.all() {
 			s.checkTimeouts(sess, now)
 			if scarce && sess.open.Load() && now-sess.conn.tx.wrote.Load() > int64(2*janitorTick) {
-				sess.trim() // else sessions that are idle would keep those that work from it
+				sess.trim() // idle sessions must not keep the memory from those that work
 			}
 		}
 		if now/int64(logEvery) != (now-int64(janitorTick))/int64(logEvery) {
@@ -90,14 +90,14 @@ func (s *Server) checkTimeouts(sess *session, now int64) {
 	c := sess.conn
 	defer c.recoverPanic()
 	if !sess.open.Load() {
-		return // login has a deadline of its own
+		return // the login has its own deadline
 	}
 	lim := &s.opt.Limits
 	if since := c.tx.writeSince.Load(); since != 0 {
 		if now-since > int64(lim.PDUTimeout) {
 			c.fail(errWriteTimeout)
 		}
-		return // it may be the reader who writes, and hears nothing meanwhile
+		return // the reader may be the one who writes, and it hears nothing meanwhile
 	}
 	wrote := c.tx.wrote.Load()
 	since := c.rx.pduSince.Load()
@@ -108,29 +108,29 @@ func (s *Server) checkTimeouts(sess *session, now int64) {
 	heard := c.rx.heard.Load()
 	asked := c.ping.sentAt.Load()
 	switch {
-	case asked != 0 && heard >= asked: // it had been silent long before
+	case asked != 0 && heard >= asked: // it was silent long before the ping
 		c.ping.sentAt.Store(0)
 	case asked != 0 && now-max(asked, wrote) > int64(lim.NOPTimeout):
 		c.fail(errPeerDead)
-	case sess.discovery(): // it is sent no pings (RFC 7143 7.4.3)
+	case sess.discovery(): // gets no pings (RFC 7143 7.4.3)
 		if now-max(heard, wrote) > int64(lim.NOPInterval+lim.NOPTimeout) {
 			c.fail(errPeerDead)
 		}
-	case since != 0: // the PDU has a time limit of its own, which a ping would begin anew
+	case since != 0: // the PDU has its own time limit, and a ping would restart it
 	case asked == 0 && now-heard > int64(lim.NOPInterval) && c.busy.Load() == 0:
 		c.ping.sentAt.Store(now)
 		c.sendSoon(&pdu.NOPIn{TaskTag: pdu.ReservedTag, TransferTag: c.nextTag()}, snPeek)
 	}
 }
 
-// sendSoon sends a PDU on behalf of a goroutine that must not wait for the network. The session has
-// not ended.
+// sendSoon sends a PDU for a goroutine that must not wait for the network. The session has not
+// ended.
 func (c *conn) sendSoon(p encoder, sn snKind) {
 	c.tx.send(p, sn, nil, nil)
 	c.flushSoon()
 }
 
-// flushSoon writes what is queued, on behalf of such a goroutine.
+// flushSoon writes everything queued, for such a goroutine.
 func (c *conn) flushSoon() {
 	c.spawn(func() {
 		if err := c.tx.flush(); err != nil {

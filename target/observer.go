@@ -6,7 +6,7 @@ import (
 	"kubevirt.io/disk/target/internal/scsi"
 )
 
-// Operation is the kind of work that a command did, as metrics count it.
+// Operation is the kind of a command's work, for metrics.
 type Operation = scsi.Operation
 
 // The operations.
@@ -18,26 +18,26 @@ const (
 	OpOther   = scsi.OpOther
 )
 
-// Observer is told what happens. Its methods are called from the request path by many goroutines at
-// once, and must not block.
+// Observer learns what happens. Many goroutines call its methods at once from the request path, so
+// they must not block.
 type Observer interface {
 	LoginAccepted(LoginEvent)
 	LoginRefused(LoginEvent)
 	SessionEnded(SessionEvent)
 	CommandDone(CommandEvent)
-	PDURejected(reason string) // a Reject PDU was sent (RFC 7143 11.17), by the name of its reason
-	PanicCaught()              // a bug ended one session and nothing else
+	PDURejected(reason string) // a Reject PDU was sent (RFC 7143 11.17); reason is its name
+	PanicCaught()              // a bug ended a session
 }
 
-// LoginEvent is a login that reached full feature phase, or did not.
+// LoginEvent is a login that succeeded or was refused.
 type LoginEvent struct {
-	Initiator string // "" if the peer did not come so far as to name itself
+	Initiator string // "" if the peer did not name itself
 	Remote    string // the peer's address
-	Target    string // the target name asked for, "" in a discovery session
+	Target    string // the requested target, "" in a discovery session
 	User      string // the CHAP name, "" without CHAP
 	Discovery bool
 	Reason    string // refused: a short stable label
-	Err       error  // refused: the whole reason, for people
+	Err       error  // refused: the full reason, for people
 }
 
 // SessionEvent is the end of a session that was in full feature phase.
@@ -48,7 +48,7 @@ type SessionEvent struct {
 	Reason    string
 }
 
-// CommandEvent is one SCSI command that has ended.
+// CommandEvent is the end of one SCSI command.
 type CommandEvent struct {
 	Initiator string
 	LUN       uint16

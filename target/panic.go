@@ -6,9 +6,8 @@ import (
 	"go.uber.org/zap"
 )
 
-// A bug ends the session that met it, and nothing else: every goroutine that handles what a peer
-// sent, or that sends something to it, recovers. What the goroutine held is given back, so that
-// many such ends cost no more than one.
+// A bug ends one session and nothing else. Every goroutine that handles input of a peer, or sends
+// to it, recovers from panics. It gives back what it held, so many panics cost no more than one.
 
 // recoverPanic is deferred by goroutines of a connection that hold nothing.
 func (c *conn) recoverPanic() {
@@ -23,7 +22,7 @@ func (c *conn) recoverRunner(run *runner) {
 	if p == nil {
 		return
 	}
-	c.leave(run) // where it was in a disk call, another one may be the reader by now
+	c.leave(run) // if it was in a disk call, another one may be the reader by now
 	c.fail(errPanic)
 	sess := c.session()
 	sess.mu.Lock()
@@ -40,7 +39,7 @@ func (c *conn) recoverRunner(run *runner) {
 	c.panicked(p)
 }
 
-// ownsLocked says whether the task that the runner had last is still its own. Guarded by
+// ownsLocked reports whether the runner still owns the task that it had last. Guarded by
 // session.mu.
 func (r *runner) ownsLocked() bool { return r.task != nil && r.task.owner == r }
 
@@ -55,7 +54,7 @@ func (c *conn) panicked(p any) {
 	}
 }
 
-// spawn runs f, which sends something on the connection, in a goroutine that Shutdown waits for.
+// spawn runs f in a goroutine. f sends on the connection, and Shutdown waits for it.
 func (c *conn) spawn(f func()) {
 	c.srv.wg.Add(1)
 	go func() {

@@ -9,7 +9,7 @@ import (
 const (
 	// freeFailures is how often an address may fail to authenticate before it is slowed down.
 	freeFailures = 3
-	// firstDelay is how long the first login after that waits; each further failure doubles it.
+	// firstDelay is the delay of the first login after that. Each further failure doubles it.
 	firstDelay = 100 * time.Millisecond
 	// penaltyMemory is how long a failure is remembered.
 	penaltyMemory = time.Minute
@@ -18,9 +18,9 @@ const (
 )
 
 // penalties slows down addresses from which authentication fails again and again. A login from such
-// an address waits before it begins, whether or not it will succeed, so that the wait tells
-// nothing; for a limited time, so that nobody is locked out by a neighbour behind the same address;
-// and alone, as each connection waits for itself.
+// an address waits before it begins, whether or not it will succeed, so the wait tells nothing. The
+// wait is limited, so that nobody is locked out by a neighbour behind the same address. Each
+// connection waits by itself.
 type penalties struct {
 	limit time.Duration // the longest delay
 
@@ -49,8 +49,8 @@ func (p *penalties) failed(from netip.Addr, now int64) {
 	p.table[from] = e
 }
 
-// forgetLocked makes room: what has expired goes, or else the address that has been quiet for
-// longest.
+// forgetLocked makes room. It removes expired addresses, or else the address whose last failure is
+// the oldest.
 func (p *penalties) forgetLocked(now int64) {
 	var oldest netip.Addr
 	last := int64(0)
@@ -66,7 +66,7 @@ func (p *penalties) forgetLocked(now int64) {
 	}
 }
 
-// delay is how long a login from an address has to wait.
+// delay returns how long a login from an address must wait.
 func (p *penalties) delay(from netip.Addr, now int64) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -11,16 +11,16 @@ import (
 	"go.uber.org/zap"
 )
 
-// Connections that have not logged in cost little, and there is a limit to their number. One more
-// pushes another one out instead of being refused, so that a flood of them keeps nobody from
-// logging in: of the address that has most of them, the oldest; and one that has sent nothing
-// useful before one in the midst of a login.
+// Connections that have not logged in cost little, and their number is limited. At the limit a new
+// one is not refused but pushes another one out, so that a flood of them keeps nobody from logging
+// in. The victim comes from the address with the most such connections: the oldest one that has
+// sent nothing useful, or else the oldest one.
 
 // errPushedOut ends a connection that makes room for a newer one.
 var errPushedOut = errors.New("too many connections that have not logged in")
 
-// sourceOf is where a connection comes from: an IPv4 address, or the 64-bit network of an IPv6
-// address, as a host has that many of them. The zero value is a connection without an address.
+// sourceOf returns where a connection comes from: an IPv4 address, or the 64-bit network of an IPv6
+// address, because one host may have all addresses of that. The zero value means no address.
 func sourceOf(nc net.Conn) netip.Addr {
 	a, ok := nc.RemoteAddr().(*net.TCPAddr)
 	if !ok {
@@ -35,7 +35,7 @@ func sourceOf(nc net.Conn) netip.Addr {
 	return addr
 }
 
-// hostOf is an address without its port.
+// hostOf returns an address without its port.
 func hostOf(a net.Addr) string {
 	if tcp, ok := a.(*net.TCPAddr); ok {
 		return tcp.AddrPort().Addr().Unmap().String()
@@ -66,7 +66,7 @@ func (p *pendingConns) remove(c *conn) {
 	}
 }
 
-// takeVictim removes the connection that has to make room; nil if there is none.
+// takeVictim removes and returns the connection that must make room, or nil if there is none.
 func (p *pendingConns) takeVictim() *conn {
 	var victim *conn
 	most := 0
@@ -86,7 +86,7 @@ func (p *pendingConns) takeVictim() *conn {
 	return victim
 }
 
-// pushOut ends a connection that has to make room; nil is none. The caller does not hold Server.mu.
+// pushOut ends a connection that must make room. It may be nil. The caller does not hold Server.mu.
 func (s *Server) pushOut(victim *conn) {
 	if victim != nil {
 		s.pushedOut.Add(1)
@@ -94,8 +94,8 @@ func (s *Server) pushOut(victim *conn) {
 	}
 }
 
-// logPushedOut tells of connections that were pushed out since the last time, in one line for all
-// of them.
+// logPushedOut writes one line to the log for all connections that were pushed out since the last
+// one.
 func (s *Server) logPushedOut() {
 	if n := s.pushedOut.Swap(0); n > 0 {
 		s.log.Warn("connections that had not logged in were closed to make room for new ones",
@@ -104,8 +104,8 @@ func (s *Server) logPushedOut() {
 	}
 }
 
-// passing says that an error of accept will pass: there are no descriptors or no memory, or the
-// connection was gone before it was accepted (accept(2)).
+// passing reports whether an error of accept will pass: there are no descriptors or no memory, or
+// the connection was gone before it was accepted (accept(2)).
 func passing(err error) bool {
 	var errno syscall.Errno
 	if !errors.As(err, &errno) {
@@ -119,13 +119,13 @@ func passing(err error) bool {
 	return true
 }
 
-// acceptPauses are how long to wait after accept has failed so many times in a row.
+// acceptPauses are the waits after one, two and more failures of accept in a row.
 var acceptPauses = [...]time.Duration{5 * time.Millisecond, 20 * time.Millisecond,
 	100 * time.Millisecond, 500 * time.Millisecond}
 
-// acceptFailed deals with an error of accept that will pass: what is connected goes on, new
-// connections wait in the backlog, and a connection that has not logged in gives up its descriptor.
-// times counts the failures in a row. It says whether to go on.
+// acceptFailed handles an error of accept that will pass, after times others in a row. A connection
+// that has not logged in gives up its descriptor, and acceptFailed waits. Meanwhile sessions go on
+// and new connections stay in the backlog. It returns false when the server ends.
 func (s *Server) acceptFailed(l net.Listener, err error, times int) bool {
 	if times == 0 {
 		s.log.Warn("cannot accept a connection, trying again",

@@ -7,46 +7,45 @@ import (
 )
 
 const (
-	// pollTime is how long a reader looks for data before it waits. An initiator on the same host
-	// that answers at once does so in 20 to 30 us. QEMU's I/O threads look for up to 32 us, KVM for
-	// 200 us.
+	// pollTime is how long a reader polls for data before it waits. An initiator on the same host
+	// that answers at once takes 20 to 30 us. QEMU's I/O threads poll for up to 32 us, KVM for 200
+	// us.
 	pollTime = 60 * time.Microsecond
-	// maxUnpolled is how many times a reader waits without a look before, at most.
+	// maxUnpolled is how many times in a row a reader may wait without polling.
 	maxUnpolled = 64
-	// pollInterrupted is a time between two looks that only another thread, or a limit of processor
-	// time, can take.
+	// pollInterrupted is the time between two tries that means that another thread, or a limit of
+	// processor time, has interrupted the polling.
 	pollInterrupted = time.Millisecond
-	// pollBarred is for how long nobody looks after that: there is no processor to spare.
+	// pollBarred is how long nobody polls after that: there is no processor to spare.
 	pollBarred = 100 * time.Millisecond
 )
 
-// polling decides whether a reader looks for data for a while before it waits for it. A thread that
-// waits sleeps, and until it is awake, by the kernel and on a virtual machine by the hypervisor,
-// takes longer than a command: a guest that waits for each of its commands gets half as many again.
-// Where data does not come soon, there is a look less and less often, and none where several
-// readers have something to do: processors that one of them looks with are the others'. It belongs
-// to the reader.
+// polling decides whether a reader polls for data before it waits. A thread that waits sleeps, and
+// the kernel, and on a virtual machine the hypervisor, takes longer to wake it than a command
+// takes. With polling, a guest that waits for each of its commands gets half as many again. If data
+// does not come soon, the reader polls less and less often. If several readers have work, none
+// polls, because they need the processors. It belongs to the reader.
 type polling struct {
 	limit   *pollLimit
 	id      uint64
-	pause   int // how many waits come without a look after a look that was in vain
-	waiting int // how many are left of these
+	pause   int // how many waits without polling follow a poll that was in vain
+	waiting int // how many of these are left
 }
 
-// pollLimit is what the readers of all connections know of each other.
+// pollLimit is what the readers of all connections share.
 type pollLimit struct {
 	ids     atomic.Uint64
 	last    atomic.Uint64 // the id of whoever waited last
 	looking atomic.Int32
-	barred  atomic.Int64 // until when nobody looks, in nanoseconds since 1970
+	barred  atomic.Int64 // until when nobody polls, in nanoseconds since 1970
 }
 
-// pollers is that of the process.
+// pollers is the pollLimit of the process.
 var pollers pollLimit
 
 func newPolling(limit *pollLimit) polling { return polling{limit: limit, id: limit.ids.Add(1)} }
 
-// due says, before each wait, whether it begins with a look.
+// due is called before each wait and reports whether to poll first.
 func (p *polling) due() bool {
 	if p.limit.last.Swap(p.id) != p.id {
 		return false
@@ -58,7 +57,7 @@ func (p *polling) due() bool {
 	return true
 }
 
-// look tries until there is something, and says whether there was.
+// look calls try until it succeeds or the time is over, and reports whether it has succeeded.
 func (p *polling) look(try func() (done bool)) (found bool) {
 	begin := time.Now()
 	if !p.limit.enter(begin) {
@@ -81,7 +80,7 @@ func (p *polling) look(try func() (done bool)) (found bool) {
 	return false
 }
 
-// enter asks whether there is a processor for a look; leave gives it back.
+// enter reports whether there is a processor for polling. If so, leave must follow.
 func (l *pollLimit) enter(now time.Time) bool {
 	if now.UnixNano() < l.barred.Load() {
 		return false

@@ -6,10 +6,10 @@ import (
 	"kubevirt.io/disk/target/internal/scsi"
 )
 
-// abortFenced ends the commands of nexuses that another one has fenced off, except that one's own
-// command (SPC-4 5.13.11.5). The fenced ones get no answer; a unit attention tells them why.
-// Commands whose data a peer is still sending, or which wait for a disk, come to their end later
-// and change nothing by then: the SCSI layer waits for those that may.
+// abortFenced ends the commands of nexuses that another nexus has fenced, but not the command of
+// that one (SPC-4 5.13.11.5). The commands get no answer; a unit attention tells their initiators
+// why. Commands whose data is still coming, or which wait for a disk, end later and change nothing
+// any more. The SCSI layer waits for those that can still change the disk.
 func (s *Server) abortFenced(nexuses []*scsi.Nexus, meant func(*scsi.Task) bool) {
 	for _, sess := range s.normal() {
 		if slices.Contains(nexuses, sess.nexus) {

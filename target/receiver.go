@@ -10,25 +10,24 @@ import (
 )
 
 const (
-	// loginBuffer and fullBuffer are the receive buffers before and after authentication, bytes:
-	// what an unknown peer costs stays small, and a logged in one can send many commands per system
-	// call.
+	// loginBuffer and fullBuffer are the sizes in bytes of the receive buffers before and after
+	// login. An unknown peer costs little memory, and a peer that has logged in can send many
+	// commands per system call.
 	loginBuffer = 4 << 10
 	fullBuffer  = 64 << 10
 
-	// lookAhead is how much of what follows a large data segment is received along with it, bytes:
-	// the next header, and little of the data behind it, which is copied once more.
+	// lookAhead is how many bytes after a large data segment are received along with it: the next
+	// header, and only a little of the data behind it, because that is copied once more.
 	lookAhead = 4 << 10
 
 	digestLen = 4
 )
 
 var (
-	// errDataDigest: the PDU's data did not arrive as it was sent; framing is intact (RFC 7143
-	// 7.8).
+	// errDataDigest says that a PDU's data was damaged. The framing is intact (RFC 7143 7.8).
 	errDataDigest = errors.New("data digest does not match")
-	// errHeaderDigest: nothing after this header can be trusted, so the connection ends (RFC 7143
-	// 7.7).
+	// errHeaderDigest says that a header was damaged. Nothing after it can be trusted, so the
+	// connection ends (RFC 7143 7.7).
 	errHeaderDigest = errors.New("header digest does not match")
 )
 
@@ -36,9 +35,9 @@ var (
 type receiver struct {
 	wire wire
 	buf  []byte
-	r, w int     // buf[r:w] is received and not consumed
+	r, w int     // buf[r:w] is received but not consumed
 	full *buffer // backs buf after login; nil: the small buffer is still in use
-	more bool    // the last read took all that it could, so that there is probably more
+	more bool    // the last read was full, so there is probably more
 
 	headerDigest, dataDigest bool
 
@@ -46,19 +45,19 @@ type receiver struct {
 	ahs  [255 * 4]byte
 	data segment // the data segment of the PDU in hdr
 
-	// beforeWait runs before the network is waited for: queued responses go out first. beforeMore
-	// runs before what has arrived already is received: there may be no end of it, and so much that
-	// is queued goes out then, too.
+	// beforeWait runs before the receiver waits for the network: it sends queued responses.
+	// beforeMore runs before the receiver reads more data that has arrived already: that may never
+	// end, so a long queue must go out then, too.
 	beforeWait, beforeMore func() error
-	// pduSince is when the PDU that is being received began, on the server's coarse clock; 0
-	// between PDUs.
+	// pduSince is when the current PDU began to arrive, on the server's coarse clock; 0 between
+	// PDUs.
 	pduSince atomic.Int64
 	// heard is when bytes last arrived, on the same clock.
 	heard atomic.Int64
 	clock *atomic.Int64
 }
 
-// grow changes to a full buffer, where there is memory for it, and keeps what was received.
+// grow changes to a full buffer if there is memory, and keeps the received bytes.
 func (rx *receiver) grow(pool *buffers) {
 	if rx.full = pool.receive(); rx.full != nil {
 		rx.w = copy(rx.full.b, rx.buf[rx.r:rx.w])
@@ -73,9 +72,9 @@ func (rx *receiver) release(pool *buffers) {
 	rx.full, rx.buf, rx.r, rx.w = nil, nil, 0, 0
 }
 
-// read fills p and then next from the network, and returns how many bytes at least one of them got.
-// What is queued for the peer goes out before it waits: not before each system call, as the peer is
-// woken by it, and each command of a stream would wake it.
+// read fills p and then next from the network. It returns the number of bytes, at least one. Queued
+// responses go out before it waits, but not before each system call: each write wakes the peer, and
+// each command of a stream would wake it.
 func (rx *receiver) read(p, next []byte) (n int, err error) {
 	if rx.more || rx.pduSince.Load() != 0 {
 		if err := rx.beforeMore(); err != nil {
@@ -124,8 +123,8 @@ func (rx *receiver) startPDU() {
 	}
 }
 
-// endPDU is called with the last byte of a PDU, and not with the first of the next one: it may be
-// long until that, as the command is executed and answered first.
+// endPDU is called with the last byte of a PDU, not with the first byte of the next one. It may be
+// long until then, as the command is executed and answered first.
 func (rx *receiver) endPDU() {
 	if rx.pduSince.Load() != 0 {
 		rx.pduSince.Store(0)
@@ -133,7 +132,7 @@ func (rx *receiver) endPDU() {
 }
 
 // next reads the next header with its additional header segments and checks the header digest. The
-// data segment is left to data, which must be consumed before next is called again.
+// data segment must be consumed through data before next is called again.
 func (rx *receiver) next() (ahs []byte, err error) {
 	if rx.r == rx.w {
 		rx.r, rx.w = 0, 0
@@ -174,8 +173,8 @@ func (rx *receiver) next() (ahs []byte, err error) {
 	return ahs, nil
 }
 
-// segment is the data segment of one PDU: it is read where it belongs, or dropped. One that arrived
-// ahead of its turn is held in memory instead.
+// segment is the data segment of one PDU. It is read to its destination or dropped. If the PDU
+// arrived ahead of its turn, the data is held in memory.
 type segment struct {
 	rx   *receiver
 	held *buffer // not nil: the data is here, already checked
@@ -217,8 +216,9 @@ func (s *segment) readInto(p []byte) error {
 	return s.finish()
 }
 
-// fetch gets at least one byte into p: straight from the network where p is large, so that data is
-// copied once, with the beginning of what follows; else through the buffer.
+// fetch reads at least one byte into p. If p is large, it reads directly from the network, so that
+// data is copied only once, together with the beginning of the next PDU. Otherwise it reads through
+// the buffer.
 func (rx *receiver) fetch(p []byte) (int, error) {
 	rx.r, rx.w = 0, 0
 	if len(p) >= len(rx.buf)/2 {
@@ -271,7 +271,7 @@ func (s *segment) finish() error {
 	return nil
 }
 
-// discard drops what is left, so that the next PDU is found; the digest is still checked.
+// discard drops the rest, up to the next PDU. It still checks the digest.
 func (s *segment) discard() error {
 	if s.held != nil {
 		s.held.release()
@@ -290,7 +290,7 @@ func (s *segment) discard() error {
 	return nil
 }
 
-// take reads the whole segment into memory of its own; nil if it is empty.
+// take reads the whole segment into a new buffer, or returns nil if it is empty.
 func (s *segment) take(pool *buffers) (*buffer, error) {
 	if s.left == 0 {
 		return nil, s.discard()

@@ -9,30 +9,31 @@ import (
 )
 
 const (
-	// maxQueued is how many bytes may wait for the network, per connection, before whoever adds
-	// more writes it out or waits for the one who is writing.
+	// maxQueued is how many bytes may wait for the network on each connection. A goroutine that
+	// adds more must write them or wait for the writer.
 	maxQueued = 512 << 10
 
-	// flushAt is how many of them the reader lets wait while it has more commands in hand: half of
-	// depth 32 with 4 KiB, so that the initiator has work while the other half is read.
+	// flushAt is how many of them the reader leaves in the queue while it has more commands: half
+	// of depth 32 with 4 KiB, so that the initiator has work while the target reads the other half.
 	flushAt = 64 << 10
 
-	// ackedShare and ackedCost are what an acknowledged write weighs of its bytes, and besides: a
-	// stream of small writes is acknowledged sixteen at a time, so that the initiator has work
-	// while the next ones are done, and one of 256 KiB writes four at a time.
+	// ackedShare and ackedCost are the weight of an acknowledged write: its bytes divided by
+	// ackedShare, plus ackedCost. So small writes are acknowledged sixteen at a time, and writes of
+	// 256 KiB four at a time, and the initiator has work while the target does the next ones.
 	ackedShare = 15
 	ackedCost  = 4 << 10
 
-	// pduCost is what a PDU counts for besides its data, so that those without data have a limit,
-	// too. Bytes.
+	// pduCost is how many bytes a PDU counts for besides its data, so that PDUs without data have a
+	// limit, too.
 	pduCost = 128
 
-	// placeCost is what a place in the queue counts for in the limit of memory, used or not, and
-	// iovCost one in the list of what a system call writes, here and as the socket has it. Bytes.
+	// placeCost is how many bytes a place in the queue counts for in the limit of memory, used or
+	// not. iovCost is the same for a place in the list of buffers for a system call, here and in
+	// the socket.
 	placeCost = pduCost
 	iovCost   = 24 + 16
 
-	// maxKept is how many PDUs the room that a connection keeps for its queue may hold.
+	// maxKept is the largest queue, in PDUs, whose memory a connection keeps.
 	maxKept = 256
 
 	offStatSN   = 24
@@ -40,27 +41,27 @@ const (
 	offMaxCmdSN = 32
 )
 
-// snKind says what a PDU does with StatSN.
+// snKind is how a PDU uses StatSN.
 type snKind uint8
 
 const (
-	snAdvance snKind = iota // carries a StatSN of its own
-	snPeek                  // carries the next StatSN and leaves it (R2T, unsolicited NOP-In)
+	snAdvance snKind = iota // carries a new StatSN
+	snPeek                  // carries the next StatSN but does not use it up (R2T, unsolicited NOP-In)
 	snNone                  // carries none (Data-In without status)
 )
 
-// outgoing is one PDU on its way to the network.
+// outgoing is one queued PDU.
 type outgoing struct {
 	hdr     [pdu.HeaderLen + digestLen]byte
 	tail    [3 + digestLen]byte // padding and data digest
 	data    []byte
-	release *buffer // freed once the PDU is written; only the last PDU of a buffer carries it
+	release *buffer // freed after the write; only the last PDU of a buffer has it
 	sn      snKind
 }
 
-// sender queues PDUs and writes them: one writer at a time, and everything that is queued in one
-// system call. There is no goroutine for it; whoever finishes a response writes when nobody else
-// does.
+// sender queues PDUs and writes them. There is one writer at a time, and it writes everything
+// queued in one system call. It has no goroutine of its own: the goroutine that finishes a response
+// writes, unless another one does already.
 //
 // Lock order: session.mu before sender.mu.
 type sender struct {
@@ -73,13 +74,13 @@ type sender struct {
 	mu      sync.Mutex
 	drained sync.Cond  // signalled when a batch has been written, and at the end of the last
 	queue   []outgoing // guarded by mu
-	// guarded by mu; in queue and in the batch being written, with pduCost for each PDU
+	// guarded by mu; in the queue and the batch being written, with pduCost for each PDU
 	bytes int
-	// guarded by mu; the weight of the writes that the responses in queue acknowledge
+	// guarded by mu; the weight of the writes that responses in the queue acknowledge
 	acked   int
-	places  int   // guarded by mu; in queue, in the batch being written, and in spare
-	closed  bool  // guarded by mu; no room is kept any more
-	writing bool  // guarded by mu; whoever set it owns the fields below
+	places  int   // guarded by mu; in queue, the batch being written, and spare
+	closed  bool  // guarded by mu; no memory is kept any more
+	writing bool  // guarded by mu; the goroutine that set it owns the fields below
 	err     error // guarded by mu; the first write error, after which nothing is sent
 
 	spare  []outgoing
@@ -87,8 +88,8 @@ type sender struct {
 	iovCap int // places in iov that are counted
 	statSN uint32
 
-	// writeSince is when the write in progress began, on the server's coarse clock; 0: none. wrote
-	// is when the last one ended.
+	// writeSince is when the current write began, on the server's coarse clock; 0: none. wrote is
+	// when the last one ended.
 	writeSince, wrote atomic.Int64
 	clock             *atomic.Int64
 }
@@ -98,7 +99,7 @@ func (s *sender) init(to wire, clock *atomic.Int64, w *window, pool *buffers) {
 	s.drained.L = &s.mu
 }
 
-// put queues one PDU. It never blocks and never writes: flush does. The caller may hold session.mu.
+// put queues one PDU. It never blocks and never writes; flush does. The caller may hold session.mu.
 func (s *sender) put(sn snKind, data []byte, release *buffer) *outgoing {
 	n := len(s.queue)
 	if n < cap(s.queue) {
@@ -113,13 +114,13 @@ func (s *sender) put(sn snKind, data []byte, release *buffer) *outgoing {
 	return o
 }
 
-// countLocked counts room for so many more PDUs.
+// countLocked counts the memory for that many more PDUs.
 func (s *sender) countLocked(places int) {
 	s.places += places
 	s.pool.charge(int64(places) * placeCost)
 }
 
-// close writes what is queued, as far as it still can be, and keeps no room for more.
+// close writes the queue as far as possible, and gives its memory back.
 func (s *sender) close() {
 	_ = s.flush()
 	s.mu.Lock()
@@ -130,7 +131,7 @@ func (s *sender) close() {
 	}
 }
 
-// trim gives back the room for PDUs, if none is on its way.
+// trim gives back the memory for PDUs if none is queued or being written.
 func (s *sender) trim() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -139,8 +140,7 @@ func (s *sender) trim() {
 	}
 }
 
-// shrinkLocked gives back the room for PDUs that is not used. The caller owns the write side, or
-// nobody does.
+// shrinkLocked gives back unused memory for PDUs. The caller owns the write side, or nobody does.
 func (s *sender) shrinkLocked() {
 	if len(s.queue) > 0 {
 		return
@@ -151,7 +151,7 @@ func (s *sender) shrinkLocked() {
 	s.wire.trim()
 }
 
-// keepIov keeps and counts the room for what a system call writes. The caller owns the write side.
+// keepIov keeps and counts the list of buffers for a system call. The caller owns the write side.
 func (s *sender) keepIov(iov [][]byte) {
 	s.iov = iov
 	if n := cap(iov); n != s.iovCap {
@@ -162,8 +162,7 @@ func (s *sender) keepIov(iov [][]byte) {
 
 type encoder interface{ Encode(*pdu.Header) }
 
-// send queues p. data is its data segment, release the buffer that it lies in, if it is to be freed
-// then.
+// send queues p. data is its data segment. release is the buffer to free after the write, or nil.
 func (s *sender) send(p encoder, sn snKind, data []byte, release *buffer) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -171,9 +170,8 @@ func (s *sender) send(p encoder, sn snKind, data []byte, release *buffer) {
 	p.Encode((*pdu.Header)(o.hdr[:pdu.HeaderLen]))
 }
 
-// respond is send for the response that every command without Data-In has: as its type is known, it
-// costs no allocation. acks is how many bytes of a write it acknowledges. It returns the weight of
-// the queue.
+// respond is send for a SCSI Response. As its type is known, it allocates nothing. acks is the
+// number of bytes of the write that it acknowledges. It returns the weight of the queue.
 func (s *sender) respond(p *pdu.SCSIResponse, acks int64, data []byte, release *buffer) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -184,13 +182,13 @@ func (s *sender) respond(p *pdu.SCSIResponse, acks int64, data []byte, release *
 	return s.weightLocked()
 }
 
-// weightLocked says how much it matters that the queue is written: the bytes that wait for the
-// network, and the weight of the writes whose acknowledgement waits.
+// weightLocked returns the weight of the queue, which tells how urgent a flush is: the queued
+// bytes, plus the weight of the writes that queued responses acknowledge.
 func (s *sender) weightLocked() int { return s.bytes + s.acked }
 
-// flush writes all that is queued. If another goroutine is writing it leaves the work to that one,
-// and waits only if too much has piled up. A peer that does not read therefore stops being served,
-// and costs no more memory than the queue's limit and the command in hand.
+// flush writes everything queued. If another goroutine is writing, flush leaves the work to that
+// one, and waits only if too much is queued. So a peer that does not read is served no more, and
+// costs at most the queue's limit and the command in hand.
 func (s *sender) flush() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -217,7 +215,7 @@ func (s *sender) flush() error {
 	return s.err
 }
 
-// relieve is flush where much is queued, or there is no memory for more.
+// relieve calls flush if much is queued or memory is exhausted.
 func (s *sender) relieve() error {
 	s.mu.Lock()
 	queued := s.bytes
@@ -228,8 +226,8 @@ func (s *sender) relieve() error {
 	return s.flush()
 }
 
-// writeLocked writes one batch and frees it, also where writing panics: then nobody knows how much
-// of it went out, and nothing can follow.
+// writeLocked writes one batch and frees it, even if the write panics. Then nobody knows how much
+// went out, so nothing more is sent.
 func (s *sender) writeLocked(batch []outgoing) {
 	defer s.freeLocked(batch)
 	if s.err != nil {
@@ -244,14 +242,14 @@ func (s *sender) writeLocked(batch []outgoing) {
 	err = s.writeUnlocked(batch)
 }
 
-// writeUnlocked is write without the lock, which is held again afterwards.
+// writeUnlocked releases the lock, calls write, and takes the lock again.
 func (s *sender) writeUnlocked(batch []outgoing) error {
 	s.mu.Unlock()
 	defer s.mu.Lock()
 	return s.write(batch)
 }
 
-// freeLocked gives back what a batch held.
+// freeLocked gives back the memory of a batch.
 func (s *sender) freeLocked(batch []outgoing) {
 	for i := range batch {
 		s.bytes -= len(batch[i].data) + pduCost
@@ -275,7 +273,7 @@ func (s *sender) doneLocked() {
 	s.drained.Broadcast()
 }
 
-// drain writes all that is queued and returns when it is written, whoever writes it.
+// drain returns when everything queued is written, by whichever goroutine.
 func (s *sender) drain() {
 	_ = s.flush()
 	s.mu.Lock()
@@ -285,9 +283,9 @@ func (s *sender) drain() {
 	}
 }
 
-// write sends one batch, mostly in one system call. What many goroutines have queued at once goes
-// out in parts: the time that a peer has to read is that of a part, so that a slow one that does
-// read is not taken for one that does not. The caller owns the write side.
+// write sends one batch, mostly in one system call. It sends a large batch in parts. The peer has
+// the time limit for each part, so that a slow peer is not taken for one that does not read. The
+// caller owns the write side.
 func (s *sender) write(batch []outgoing) error {
 	for len(batch) > 0 {
 		n := 0
@@ -350,12 +348,12 @@ func (s *sender) writePart(batch []outgoing) error {
 	return err
 }
 
-// idle says that nothing is queued or being written.
+// idle reports that nothing is queued or being written.
 func (s *sender) idle() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return !s.writing && len(s.queue) == 0
 }
 
-// setDigests turns digests on for what is sent from now on. Nothing is queued when login ends.
+// setDigests turns digests on for all PDUs from now on. Nothing is queued when login ends.
 func (s *sender) setDigests(header, data bool) { s.headerDigest, s.dataDigest = header, data }

@@ -1,11 +1,11 @@
-// Package target is an iSCSI target (RFC 7143, error recovery level 0, one connection per session) that
-// serves disks as logical units.
+// Package target is an iSCSI target (RFC 7143, error recovery level 0, one connection per session)
+// that serves disks as logical units.
 //
-// A connection has one reading goroutine, which executes each command itself, because a page cache answers
-// faster than another goroutine wakes. A disk call that takes longer than a few milliseconds loses the
-// reading role to a fresh goroutine (see handoff.go), so that nothing else on the connection waits for it.
-// Responses are queued, and all that is queued is written by one system call before the reader waits for
-// the network again.
+// Each connection has one reading goroutine. It executes commands itself, because a page cache
+// answers faster than another goroutine wakes. If a disk call takes longer than a few milliseconds,
+// a new goroutine becomes the reader (see handoff.go), so that nothing else on the connection waits
+// for the call. Responses are queued, and one system call writes all of them before the reader
+// waits for the network again.
 package target
 
 import (
@@ -37,11 +37,11 @@ type Server struct {
 	pool   buffers
 	watch  watchdog
 	slow   penalties
-	clock  atomic.Int64 // coarse: nanoseconds since start, at least 1, a tick old at most
+	clock  atomic.Int64 // coarse: nanoseconds since start, at least 1, at most one tick old
 
 	start time.Time
 
-	ctx    context.Context // ends when the server does
+	ctx    context.Context // ends with the server
 	cancel context.CancelFunc
 	wg     sync.WaitGroup // connections, readers, background work
 
@@ -49,17 +49,17 @@ type Server struct {
 	closing    bool                      // guarded by mu
 	listeners  map[net.Listener]struct{} // guarded by mu
 	conns      map[*conn]struct{}        // guarded by mu; all connections
-	pending    pendingConns              // guarded by mu; of conns: those that have not logged in
-	from       map[netip.Addr]int        // guarded by mu; sessions by the address they come from
+	pending    pendingConns              // guarded by mu; those of conns that have not logged in
+	from       map[netip.Addr]int        // guarded by mu; number of sessions by source address
 	sessions   map[sessionKey]*session   // guarded by mu; normal sessions
 	discovery  map[*session]struct{}     // guarded by mu
 	lastTSIH   uint16                    // guarded by mu
 	background sync.Once
 
-	pushedOut atomic.Int64 // connections, since the last line in the log about them
+	pushedOut atomic.Int64 // connections since the last log line about them
 }
 
-// New makes a server of its options. It fails if they contradict each other.
+// New makes a server. It fails if the options contradict each other.
 func New(opt Options) (*Server, error) {
 	if err := opt.resolve(); err != nil {
 		return nil, fmt.Errorf("target: %w", err)
@@ -69,10 +69,12 @@ func New(opt Options) (*Server, error) {
 		watched[i] = &lunWatch{number: opt.LUNs[i].Number}
 		luns[i] = opt.LUNs[i].unit(watched[i])
 	}
-	opt.LUNs = nil // they come and go: see luns.go
+	opt.LUNs = nil // LUNs come and go: see luns.go
 	s := &Server{}
-	device, err := scsi.NewDevice(scsi.Options{Vendor: opt.Vendor, Product: opt.Product, Revision: opt.Revision,
-		TargetName: opt.TargetName, PortalGroupTag: opt.PortalGroupTag, Log: opt.Log, Abort: s.abortFenced,
+	device, err := scsi.NewDevice(scsi.Options{Vendor: opt.Vendor, Product: opt.Product,
+		Revision:   opt.Revision,
+		TargetName: opt.TargetName, PortalGroupTag: opt.PortalGroupTag, Log: opt.Log,
+		Abort:    s.abortFenced,
 		Panicked: opt.Observer.PanicCaught}, luns)
 	if err != nil {
 		return nil, fmt.Errorf("target: %w", err)
@@ -81,8 +83,9 @@ func New(opt Options) (*Server, error) {
 		opt:    opt,
 		log:    opt.Log,
 		device: device,
-		login: login.Config{TargetName: opt.TargetName, TargetAlias: opt.Alias, PortalGroupTag: opt.PortalGroupTag,
-			Auth: opt.Auth, Limits: login.Limits{
+		login: login.Config{TargetName: opt.TargetName, TargetAlias: opt.Alias,
+			PortalGroupTag: opt.PortalGroupTag,
+			Auth:           opt.Auth, Limits: login.Limits{
 				MaxRecvDataSegmentLength: chunkSize, FirstBurstLength: chunkSize,
 			}},
 		start:     time.Now(),
@@ -102,8 +105,8 @@ func New(opt Options) (*Server, error) {
 	return s, nil
 }
 
-// Serve accepts connections on l until the server is shut down, and then returns ErrServerClosed. It may be
-// called for several listeners. It closes l.
+// Serve accepts connections on l until the server is shut down, and then returns ErrServerClosed.
+// It may be called for several listeners, and closes l.
 func (s *Server) Serve(l net.Listener) error {
 	s.mu.Lock()
 	if s.closing {
@@ -113,7 +116,8 @@ func (s *Server) Serve(l net.Listener) error {
 	}
 	s.listeners[l] = struct{}{}
 	s.background.Do(func() {
-		s.wg.Add(2) // with mu held, so that a Shutdown that waits for them does not begin in between
+		// with mu held: Shutdown must not begin to wait in between
+		s.wg.Add(2)
 		go s.runWatchdog()
 		go s.runJanitor()
 	})
@@ -178,8 +182,9 @@ func (s *Server) drop(c *conn) {
 	s.mu.Unlock()
 }
 
-// register makes sess known, with a handle of its own, and returns the session that it reinstates, if any
-// (RFC 7143 6.3.5): the tasks of that one have ended, and the rest is up to the caller, who has authenticated the initiator.
+// register registers sess with a new TSIH. The caller has authenticated its initiator. If sess
+// reinstates a session (RFC 7143 6.3.5), register ends the tasks of that session and returns it;
+// the caller ends the rest.
 func (s *Server) register(sess *session) (old *session, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -199,14 +204,15 @@ func (s *Server) register(sess *session) (old *session, err error) {
 	switch {
 	case old != nil && !s.mayReinstate(sess, old):
 		return nil, errNotYours
-	case old != nil: // it makes room
+	case old != nil: // it makes room itself
 	case len(s.sessions)+len(s.discovery) >= s.opt.Limits.MaxConnections:
 		return nil, errTooManySessions
 	case s.from[sess.conn.source] >= s.opt.Limits.MaxPerAddress:
 		return nil, errTooManyFromAddress
 	}
 	if old != nil {
-		// Before another one takes its place: a fence or a reset finds no more of it from then on, and would leave its writes alone.
+		// Do this before the new session takes its place. From then on a fence or a reset no longer
+		// finds the old session, and would miss its writes.
 		old.conn.fail(errReinstated)
 		old.close()
 	}
@@ -224,15 +230,16 @@ func (s *Server) register(sess *session) (old *session, err error) {
 	return old, nil
 }
 
-// mayReinstate says whether a session may take the place of another one. A user whose credential
-// was replaced is nobody any more: its initiator comes back by the new one, as after a broken
-// connection, and has nobody else to wait for.
+// mayReinstate reports whether a session may take the place of another one. Both must have the same
+// user, unless the credential of the old one was replaced: its initiator comes back with the new
+// credential, for example after a broken connection.
 func (s *Server) mayReinstate(sess, old *session) bool {
-	return old.login.User == sess.login.User || s.opt.Auth != nil && !s.opt.Auth.Knows(old.login.User)
+	return old.login.User == sess.login.User || s.opt.Auth != nil &&
+		!s.opt.Auth.Knows(old.login.User)
 }
 
-// sameDiscoveryLocked is the discovery session that sess reinstates: of the same initiator and identifier, and where it
-// names no target, of the same portal (RFC 7143 7.4.2).
+// sameDiscoveryLocked returns the discovery session that sess reinstates: one with the same
+// initiator and ISID, and, if it names no target, at the same portal (RFC 7143 7.4.2).
 func (s *Server) sameDiscoveryLocked(sess *session) *session {
 	for o := range s.discovery {
 		if o.key == sess.key && o.login.TargetName == sess.login.TargetName &&
@@ -244,7 +251,8 @@ func (s *Server) sameDiscoveryLocked(sess *session) *session {
 }
 
 var (
-	errNotYours           = errors.New("a session of this name and identifier belongs to another user")
+	errNotYours = errors.New("a session of this name and identifier belongs to another " +
+		"user")
 	errTooManySessions    = errors.New("the limit of sessions is reached")
 	errTooManyFromAddress = errors.New("the limit of sessions from one address is reached")
 )
@@ -263,7 +271,7 @@ func (s *Server) tsihInUseLocked(tsih uint16) bool {
 	return false
 }
 
-// remove forgets sess, unless another one has taken its place.
+// remove forgets sess, unless another session has taken its place.
 func (s *Server) remove(sess *session) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -281,8 +289,7 @@ func (s *Server) remove(sess *session) {
 	}
 }
 
-// hasSession says whether an initiator has a session of this identifier and handle, in which it is
-// this user.
+// hasSession reports whether this user has a session with this key and TSIH.
 func (s *Server) hasSession(key sessionKey, tsih uint16, user string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -322,11 +329,10 @@ func (s *Server) Sessions() []SessionInfo {
 	return list
 }
 
-// EndSessions ends the sessions that which picks, at once and without asking their initiators, and
-// tells which these were. Nothing keeps an initiator from logging in again. Their commands end
-// without an answer; calls of a disk that are in progress run on, and what they write may still
-// reach it. None of these sessions claims a LUN any more when it returns, unless such a write is
-// under way.
+// EndSessions ends the sessions for which which returns true, at once and without asking their
+// initiators, and returns them. The initiators may log in again. Commands end without an answer.
+// Disk calls in progress go on, and their writes may still reach the disk. When EndSessions
+// returns, none of these sessions claims a LUN any more, unless such a write is under way.
 func (s *Server) EndSessions(which func(SessionInfo) bool) []SessionInfo {
 	var ended []SessionInfo
 	for _, sess := range s.all() {
@@ -339,9 +345,9 @@ func (s *Server) EndSessions(which func(SessionInfo) bool) []SessionInfo {
 	return ended
 }
 
-// SetAccess changes who may use a LUN, and whether it can be written, while it is served. A LUN
-// that was shared does not become write-exclusive, and one that was write-protected when the server
-// was made stays so. An error says why it cannot be, and nothing has changed.
+// SetAccess changes who may use a LUN and whether it can be written, while it is served. A shared
+// LUN cannot become write-exclusive, and a LUN that was write-protected from the beginning stays
+// so. After an error nothing has changed.
 func (s *Server) SetAccess(lun uint16, mode AccessMode, readOnly bool) error {
 	return s.device.SetAccess(lun, mode, readOnly)
 }

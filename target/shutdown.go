@@ -8,18 +8,18 @@ import (
 )
 
 const (
-	// logoutGrace is how long an initiator gets to answer a logout request (RFC 7143 11.9.1). Then
-	// its command window opens no further, and its connection closes when it has been silent for
-	// logoutSilence and has an answer to all that it has sent, or for logoutGrace where it owes
-	// data for the rest, or takes no answers: its machine may be gone.
+	// logoutGrace is how long an initiator has to answer a logout request (RFC 7143 11.9.1). After
+	// that its command window opens no further. Its connection closes when all its commands are
+	// answered and it has been silent for logoutSilence. If it owes data for commands, or takes no
+	// answers, it closes after a silence of logoutGrace: its machine may be gone.
 	logoutGrace   = 2 * time.Second
 	logoutSilence = 2 * janitorTick // by the coarse clock: longer than one tick
 )
 
-// Shutdown stops the server without losing anything that it has acknowledged: it accepts nothing
-// new, asks every initiator to log out (RFC 7143 11.9.1), lets the commands in flight finish, and
-// closes the connections. When ctx ends first, what is left is cut off and ctx's error returned;
-// disk calls that are still in progress then have not returned, and the disks must not be closed.
+// Shutdown stops the server without losing acknowledged data. It accepts no new connections, asks
+// every initiator to log out (RFC 7143 11.9.1), lets the commands in flight finish, and closes the
+// connections. If ctx ends first, Shutdown closes the remaining connections and returns the error
+// of ctx. Then disk calls may still be in progress, and the disks must not be closed.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.stopAccepting()
 	for _, sess := range s.all() {
@@ -64,12 +64,12 @@ func (s *Server) stopAccepting() {
 	}
 	for c := range s.conns {
 		if c.session() == nil {
-			c.fail(errShutdown) // not logged in yet: nothing to lose
+			c.fail(errShutdown) // not logged in: nothing to lose
 		}
 	}
 }
 
-// closeFinished ends discovery sessions, and with idle also the normal ones that are quiet.
+// closeFinished ends discovery sessions, and with idle also normal sessions that are quiet.
 func (s *Server) closeFinished(idle bool) {
 	for _, sess := range s.all() {
 		if sess.discovery() || idle && sess.quiet() {
@@ -78,7 +78,7 @@ func (s *Server) closeFinished(idle bool) {
 	}
 }
 
-// cut closes what is left and waits until the last goroutine has ended, or ctx has.
+// cut closes the remaining connections and waits until the last goroutine or ctx has ended.
 func (s *Server) cut(ctx context.Context) error {
 	for _, sess := range s.all() {
 		sess.end(errShutdown)
@@ -103,14 +103,14 @@ func (s *Server) cut(ctx context.Context) error {
 	}
 }
 
-// quiet says that the initiator has been silent for a while, and no command of it can go on: every
-// response has been handed to the network, or the network takes no more.
+// quiet reports that the initiator has been silent for a while and none of its commands can go on:
+// every response has been handed to the network, or the network takes no more.
 func (s *session) quiet() bool {
 	c := s.conn
 	executing, waiting := s.inFlight()
 	idle, since := c.tx.idle(), c.tx.writeSince.Load()
 	now := c.srv.clock.Load()
-	// looked at last: what has come meanwhile counts
+	// Look at this last, so that PDUs that have come meanwhile count.
 	silent := time.Duration(now - c.rx.heard.Load())
 	switch {
 	case since != 0 && time.Duration(now-since) >= logoutGrace:
@@ -121,7 +121,7 @@ func (s *session) quiet() bool {
 	return executing == 0 && idle && silent >= logoutSilence
 }
 
-// inFlight counts the commands that are executed, and those that wait for data of the initiator.
+// inFlight counts the commands that are executing, and those that wait for data.
 func (s *session) inFlight() (executing, waiting int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -13,42 +13,42 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// socket is the TCP connection of a session. Go's poller does not know it: whatever arrives at a
-// socket of Go's wakes a thread, also while the reader of that socket is busy and would find it by
-// itself. For a peer that sends without pause this took a sixth of the target's time. So a socket
-// has epoll instances of its own, which Go's poller watches, and which are silent unless somebody
+// socket is the TCP connection of a session. Go's poller does not know it. Data that arrives at one
+// of Go's own sockets wakes a thread, even while the reader is busy and would find the data by
+// itself; with a peer that sends without pause, this took a sixth of the target's time. So a socket
+// has its own epoll instances. Go's poller watches these, and they are silent unless somebody
 // waits.
 //
-// One goroutine at a time reads, and one at a time writes; anybody may close.
+// One goroutine at a time may read, and one may write. Any goroutine may close.
 type socket struct {
 	local, remote net.Addr
 	in, out       readiness
 
-	mu sync.RWMutex // held to read during a system call on fd
+	mu sync.RWMutex // read-locked during a system call on fd
 	fd int          // guarded by mu; -1: closed
 
-	// The call of the reader in progress.
+	// The reader's current call.
 	places  [2][]byte
 	n       int
 	rerr    error
 	polling polling
 
-	// The call of the writer in progress.
+	// The writer's current call.
 	iov  []unix.Iovec
-	left []unix.Iovec // of iov: what has not been written
+	left []unix.Iovec // the part of iov that is not written yet
 	werr error
 }
 
-// maxIovec is how many places one system call can write from (IOV_MAX of Linux).
+// maxIovec is the most buffers for one system call (IOV_MAX of Linux).
 const maxIovec = 1024
 
-// errScarce is why a connection that could be a socket is none.
+// errScarce says why a connection does not get a socket.
 var errScarce = errors.New("half of the descriptors that this process may have are in use " +
 	"(ulimit -n)")
 
-// newSocket makes a socket of a TCP connection that nobody else uses meanwhile, and that has to be
-// closed on its own account. It fails for any other connection, also one that merely contains a TCP
-// connection, and where descriptors are scarce.
+// newSocket makes a socket of a TCP connection. Nobody else may use the connection meanwhile, and
+// the caller must close it separately. newSocket fails for any other type, also for one that
+// contains a TCP connection, and if descriptors are scarce.
 func newSocket(nc net.Conn) (*socket, error) {
 	tcp, ok := nc.(*net.TCPConn)
 	if !ok {
@@ -86,22 +86,22 @@ func newSocket(nc net.Conn) (*socket, error) {
 	return s, nil
 }
 
-// scarce says that half of the descriptors that this process may have are in use, as a new one has
-// the lowest number that is free. A session works with one, and the rest is for more of them, and
-// for disks.
+// scarce reports whether half of the descriptors of this process are in use. It can tell by fd
+// because a new descriptor gets the lowest free number. A session works with one descriptor, too;
+// the other half is for more sessions and for disks.
 func scarce(fd int) bool {
 	var limit unix.Rlimit
 	return unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) == nil && uint64(fd) >= limit.Cur/2
 }
 
-// unpace takes a connection within this host from a congestion control that paces what is sent,
-// which the host's default may be (BBR): nothing is congested there, and its timers and
-// retransmissions made large reads a fifth dearer. Reno is what every process may choose. A kernel
-// that refuses leaves a connection that works as before.
+// unpace sets congestion control to Reno for a connection within this host. The host's default may
+// be one that paces, such as BBR. Nothing is congested there, and its timers and retransmissions
+// made large reads a fifth more expensive. Every process may choose Reno. If the kernel refuses,
+// the connection works as before.
 func unpace(fd int) { _ = unix.SetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION, "reno") }
 
-// withinHost says that both ends of a connection are on this host, as where the virtual machine is
-// in the same pod.
+// withinHost reports whether both ends of a connection are on this host, for example because the
+// virtual machine is in the same pod.
 func withinHost(local, remote net.Addr) bool {
 	l, lok := local.(*net.TCPAddr)
 	r, rok := remote.(*net.TCPAddr)
@@ -146,7 +146,7 @@ func (s *socket) closed() bool {
 	return s.fd < 0
 }
 
-// CloseWrite tells the peer that nothing follows.
+// CloseWrite tells the peer that nothing more follows.
 func (s *socket) CloseWrite() error {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -156,7 +156,7 @@ func (s *socket) CloseWrite() error {
 	return os.NewSyscallError("shutdown", unix.Shutdown(s.fd, unix.SHUT_WR))
 }
 
-// readv is wire's.
+// readv implements wire.
 func (s *socket) readv(first, next []byte, wait bool) (int, error) {
 	s.places, s.n, s.rerr = [2][]byte{first, next}, 0, nil
 	waited, err := false, error(nil)
@@ -170,13 +170,13 @@ func (s *socket) readv(first, next []byte, wait bool) (int, error) {
 		err = s.rerr
 	}
 	if s.n > 0 && !waited {
-		// The peer sends without waiting for us, so it need not wake us either.
+		// The peer sends without waiting for us, so it does not need to wake us.
 		err = s.in.silence()
 	}
 	return s.n, err
 }
 
-// await reads when there is something to read, and says whether it had to wait for that.
+// await reads as soon as there is data, and reports whether it had to wait.
 func (s *socket) await() (waited bool, err error) {
 	if s.polling.due() {
 		if err := s.in.silence(); err != nil || s.polling.look(s.in.try) {
@@ -186,7 +186,7 @@ func (s *socket) await() (waited bool, err error) {
 	return s.in.wait()
 }
 
-// readOnce is one attempt to read. It says whether the call is over.
+// readOnce tries to read once. It reports whether the call is done.
 func (s *socket) readOnce() (done bool) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -216,7 +216,7 @@ func (s *socket) readOnce() (done bool) {
 	}
 }
 
-// writev is wire's.
+// writev implements wire.
 func (s *socket) writev(data [][]byte) error {
 	iov := s.iov[:0]
 	for _, b := range data {
@@ -233,7 +233,7 @@ func (s *socket) writev(data [][]byte) error {
 			err = s.out.silence()
 		}
 	}
-	clear(s.iov) // what they point to goes back to the pool
+	clear(s.iov) // the buffers go back to the pool
 	if s.left = nil; cap(s.iov) > 3*maxKept {
 		s.iov = nil
 	}
@@ -243,10 +243,10 @@ func (s *socket) writev(data [][]byte) error {
 	return err
 }
 
-// trim is wire's.
+// trim implements wire.
 func (s *socket) trim() { s.iov = nil }
 
-// writeOnce writes as much as the peer takes now. It says whether the call is over.
+// writeOnce writes as much as the peer takes now. It reports whether the call is done.
 func (s *socket) writeOnce() (done bool) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -271,7 +271,7 @@ func (s *socket) writeOnce() (done bool) {
 	return true
 }
 
-// written takes n bytes off what is left to write.
+// written removes n bytes from the rest to write.
 func (s *socket) written(n uint64) {
 	for len(s.left) > 0 {
 		v := &s.left[0]
@@ -286,14 +286,14 @@ func (s *socket) written(n uint64) {
 	}
 }
 
-// ended is wire's.
+// ended implements wire.
 func (s *socket) ended() bool {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return s.fd >= 0 && atEnd(s.fd)
 }
 
-// control changes the events for which an instance wakes whoever waits.
+// control changes the events for which an instance wakes its waiter.
 func (s *socket) control(r *readiness, op int, events uint32) error {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -304,30 +304,30 @@ func (s *socket) control(r *readiness, op int, events uint32) error {
 		unix.EpollCtl(r.fd, op, s.fd, &unix.EpollEvent{Events: events}))
 }
 
-// readiness is an epoll instance for one kind of event of one socket. It belongs to whoever reads
-// or writes there.
+// readiness is an epoll instance for one kind of event of one socket. It belongs to the socket's
+// reader or writer.
 type readiness struct {
 	socket *socket
 	epoll  *os.File
-	fd     int // of epoll, which is open as long as the socket
+	fd     int // of the epoll instance; open as long as the socket
 	raw    syscall.RawConn
 	events uint32
-	try    func() (done bool) // what is waited with
-	armed  bool               // the instance wakes whoever waits
+	try    func() (done bool) // one attempt of the call
+	armed  bool               // the instance wakes its waiter
 
-	// The wait in progress, for attempt.
+	// The current wait, for attempt.
 	tries   int
 	err     error
-	attempt func(uintptr) (done bool) // made once, so that a wait costs no allocation
+	attempt func(uintptr) (done bool) // made once, so that a wait allocates nothing
 }
 
-// open makes the instance. It is silent at first.
+// open makes the instance, silent at first.
 func (r *readiness) open(s *socket, events uint32, try func() (done bool)) error {
 	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
 		return os.NewSyscallError("epoll_create1", err)
 	}
-	// By this flag Go takes a file for one that can be waited for.
+	// Go's poller takes a file only with this flag.
 	if err := unix.SetNonblock(fd, true); err != nil {
 		_ = unix.Close(fd)
 		return os.NewSyscallError("fcntl", err)
@@ -339,20 +339,20 @@ func (r *readiness) open(s *socket, events uint32, try func() (done bool)) error
 		return err
 	}
 	if err := r.epoll.SetReadDeadline(time.Time{}); err != nil {
-		return err // Go's poller has not taken it
+		return err // Go's poller does not take it
 	}
 	return s.control(r, unix.EPOLL_CTL_ADD, 0)
 }
 
-// wait tries whenever the socket may be ready, until the call is over, and says whether it had to
-// wait.
+// wait tries whenever the socket may be ready, until the call is done, and reports whether it had
+// to wait.
 func (r *readiness) wait() (waited bool, err error) {
 	r.tries, r.err = 0, nil
 	if err = r.raw.Read(r.attempt); err == nil {
 		err = r.err
 	}
 	if err != nil && r.socket.closed() {
-		err = net.ErrClosed // the cause; what the wait has seen of it is an error of the instance
+		err = net.ErrClosed // the cause; the wait saw only an error of the instance
 	}
 	return r.tries > 1, err
 }
@@ -365,7 +365,7 @@ func (r *readiness) attemptOnce(uintptr) (done bool) {
 	if r.armed {
 		return false
 	}
-	// What came before the instance listened wakes nobody, so that it is looked for once more.
+	// Data from before the instance listened wakes nobody, so look once more.
 	if r.err = r.socket.control(r, unix.EPOLL_CTL_MOD, r.events); r.err != nil {
 		return true
 	}
@@ -373,7 +373,7 @@ func (r *readiness) attemptOnce(uintptr) (done bool) {
 	return r.try()
 }
 
-// silence lets arrivals wake nobody until somebody waits again.
+// silence stops arrivals from waking anybody until somebody waits again.
 func (r *readiness) silence() error {
 	if !r.armed {
 		return nil
@@ -382,7 +382,7 @@ func (r *readiness) silence() error {
 	return r.socket.control(r, unix.EPOLL_CTL_MOD, 0)
 }
 
-// close ends the wait of whoever waits.
+// close ends a wait.
 func (r *readiness) close() {
 	if r.epoll != nil {
 		_ = r.epoll.Close()

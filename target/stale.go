@@ -2,9 +2,9 @@ package target
 
 import "io"
 
-// endStale ends the sessions of an initiator that has closed their connections already, though
-// their readers have not come to see it. An initiator that logs in again after it has closed a
-// connection then finds the claims of that one gone.
+// endStale ends sessions of an initiator whose connections it has closed, even if their readers
+// have not noticed yet. So an initiator that closes a connection and logs in again is not blocked
+// by the claims of its old session.
 func (s *Server) endStale(initiator string) {
 	for _, sess := range s.normal() {
 		if sess.key.initiator == initiator && sess.conn.rx.wire.ended() {

@@ -11,19 +11,19 @@ import (
 	"kubevirt.io/disk/target/internal/pdu"
 )
 
-// maxTextKeys is the most text that an initiator may send in one negotiation, bytes.
+// maxTextKeys is how many bytes of text an initiator may send in one negotiation.
 const maxTextKeys = 16 << 10
 
 // textExchange is the state of a text negotiation that takes several PDUs (RFC 7143 11.10, 11.11).
 type textExchange struct {
 	request []byte // keys received so far, while the initiator sets the C bit
-	answer  []byte // what has not been sent yet
-	tag     uint32 // target transfer tag by which the initiator fetches the rest; 0: none
+	answer  []byte // not sent yet
+	tag     uint32 // the target transfer tag for fetching the rest; 0: none
 
 	seen map[string]struct{} // keys of this negotiation
 }
 
-// handleText answers a text request: SendTargets, and the few keys that may change in full feature
+// handleText answers a text request: SendTargets and the few keys that may change in full feature
 // phase.
 func (c *conn) handleText(h *pdu.Header, seg *segment) error {
 	var p pdu.TextRequest
@@ -92,11 +92,10 @@ func (c *conn) handleText(h *pdu.Header, seg *segment) error {
 	return nil
 }
 
-// textKeyCost is what a key that is remembered counts for, bytes.
+// textKeyCost is how many bytes a remembered key counts for.
 const textKeyCost = 128
 
-// countText counts what the negotiation holds until its next PDU: an initiator may leave that for
-// ever.
+// countText counts the memory of the negotiation until its next PDU, which may never come.
 func (c *conn) countText() {
 	x := &c.text
 	held := int64(cap(x.request)+cap(x.answer)) + int64(len(x.seen))*textKeyCost
@@ -164,8 +163,8 @@ func (c *conn) answerText(data []byte) ([]byte, error) {
 	return out, nil
 }
 
-// sendTargets appends the target and its portals, if what was asked for includes it (RFC 7143 13.3,
-// appendix C). The initiator has authenticated, and there is one target, so it may use it.
+// sendTargets appends the target and its portals if the request includes the target (RFC 7143 13.3,
+// appendix C). There is one target, and the initiator has authenticated, so it may use the target.
 func (c *conn) sendTargets(out []byte, what string) []byte {
 	name := c.srv.opt.TargetName
 	switch what {
@@ -175,7 +174,7 @@ func (c *conn) sendTargets(out []byte, what string) []byte {
 		}
 	case "":
 		if c.session().discovery() {
-			return login.AppendPair(out, "SendTargets", "Reject") // it has no target of its own
+			return login.AppendPair(out, "SendTargets", "Reject") // it has no target
 		}
 	default:
 		if !login.SameName(what, name) {
@@ -190,8 +189,8 @@ func (c *conn) sendTargets(out []byte, what string) []byte {
 	return out
 }
 
-// portals lists the addresses by which the initiator can reach the target: the one that it came by,
-// and the other listeners that name an address of the same kind.
+// portals lists the addresses by which the initiator can reach the target: that of its connection,
+// and other listeners with an address of the same kind.
 func (c *conn) portals() []string {
 	here, ok := c.local.(*net.TCPAddr)
 	if !ok {
@@ -214,8 +213,8 @@ func (c *conn) portals() []string {
 	return append(list, more...)
 }
 
-// portalString is host:port with IPv6 in brackets, and without a zone, which means nothing to the
-// peer.
+// portalString returns host:port, with IPv6 in brackets and without a zone, which means nothing to
+// the peer.
 func portalString(a *net.TCPAddr) string {
 	ip := a.IP
 	if v4 := ip.To4(); v4 != nil {

@@ -2,16 +2,16 @@ package target
 
 import "kubevirt.io/disk/target/internal/pdu"
 
-// manageExtended executes the functions of RFC 7144 6.3, in a session that has negotiated them.
-// They end neither a command nor what another session has, but for I_T NEXUS RESET, which ends the
-// session that asks for it.
+// manageExtended executes the functions of RFC 7144 6.3 in a session that has negotiated them. They
+// end no command and change nothing of other sessions, except that I_T NEXUS RESET ends the session
+// that sends it.
 func (c *conn) manageExtended(p *pdu.TaskManagementRequest) (response pdu.TMResponse,
 	additional [3]byte) {
 	sess, dev := c.session(), c.srv.device
 	if !sess.extended() || p.Function > pdu.TMQueryAsyncEvent {
 		return pdu.TMNotSupported, additional
 	}
-	if p.Function == pdu.TMITNexusReset { // the only one without a LUN
+	if p.Function == pdu.TMITNexusReset { // the only function without a LUN
 		sess.abortAll()
 		return pdu.TMComplete, additional
 	}
@@ -33,12 +33,12 @@ func (c *conn) manageExtended(p *pdu.TaskManagementRequest) (response pdu.TMResp
 	return pdu.TMComplete, additional
 }
 
-// queryTask tells whether a command of the session is in the task set. One that has arrived before
-// its turn counts, as it will be executed. One that may still be on its way must not be, once the
-// initiator was told that it is not there.
+// queryTask reports whether a command of the session is in the task set. A command that has arrived
+// ahead of its turn counts, because it will be executed. A command that may still be under way must
+// not be executed after the initiator has learned that it is not there.
 func (s *session) queryTask(p *pdu.TaskManagementRequest) pdu.TMResponse {
 	if p.RefTaskTag == p.TaskTag || s.isManagement(p.RefTaskTag) {
-		// a task management request cannot be queried, and the others have ended
+		// task management requests cannot be queried, and other requests have ended
 		return pdu.TMRejected
 	}
 	s.mu.Lock()
@@ -51,8 +51,8 @@ func (s *session) queryTask(p *pdu.TaskManagementRequest) pdu.TMResponse {
 	if _, ok := s.heldCommand(p); ok {
 		return pdu.TMSucceeded
 	}
-	// Outside the command window there is no task either, which the function has a response for
-	// (RFC 7144 6.4.2).
+	// There is no task outside the command window either; the function has a response for that (RFC
+	// 7144 6.4.2).
 	s.skip(p)
 	return pdu.TMComplete
 }

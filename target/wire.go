@@ -9,26 +9,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// wire is what the PDUs of a connection come and go by.
+// wire carries the PDUs of a connection.
 type wire interface {
-	// readv fills first and then next, as far as there is something to fill them with, and returns
-	// the number of bytes. With wait it blocks until there is one at least; without, 0 and no error
-	// say that nothing is there yet. first is not empty.
+	// readv reads available data into first and then next and returns the number of bytes. With
+	// wait it blocks until there is at least one byte. Without wait, 0 and no error mean that there
+	// is no data yet. first is not empty.
 	readv(first, next []byte, wait bool) (int, error)
 	// writev sends all of data.
 	writev(data [][]byte) error
-	// trim gives back the room that writev keeps for the next call. It does not run together with
+	// trim gives back memory that writev keeps for the next call. It must not run together with
 	// writev.
 	trim()
-	// ended looks whether the peer has closed the connection, and nothing is left to read. It takes
-	// nothing from the reader, and does not wait; any goroutine may ask.
+	// ended reports whether the peer has closed the connection and nothing is left to read. It
+	// takes no data from the reader and does not wait. Any goroutine may call it.
 	ended() bool
 }
 
-// plainWire is the wire of a connection that has not logged in, or is no socket.
+// plainWire is the wire of a connection that has not logged in or has no socket.
 type plainWire struct {
 	net.Conn
-	left net.Buffers // here, so that a write costs no allocation
+	left net.Buffers // here, so that a write allocates nothing
 }
 
 func (w *plainWire) readv(first, _ []byte, wait bool) (int, error) {
@@ -48,7 +48,7 @@ func (w *plainWire) writev(data [][]byte) error {
 	return err
 }
 
-func (w *plainWire) trim() {} // there is none
+func (w *plainWire) trim() {} // it keeps none
 
 func (w *plainWire) ended() (end bool) {
 	sc, ok := w.Conn.(syscall.Conn)
