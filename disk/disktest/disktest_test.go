@@ -1,8 +1,10 @@
 package disktest_test
 
 import (
+	"context"
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -37,6 +39,44 @@ func TestFaultWithoutRulesIsTheDiskInside(t *testing.T) {
 	disktest.Run(t, func(*testing.T) disk.Disk {
 		return disktest.NewFault(disktest.NewMemory(2 << 20))
 	})
+}
+
+func TestDistant(t *testing.T) {
+	disktest.Run(t, func(*testing.T) disk.Disk {
+		return disktest.NewDistant(disktest.NewMemory(3<<20 + 512))
+	})
+}
+
+// TestDistantNotNow has content that cannot be had: calls wait until their context ends, or say so
+// at once.
+func TestDistantNotNow(t *testing.T) {
+	const block = disktest.DistantBlock
+	d := disktest.NewDistant(disktest.NewMemory(1 << 20))
+	p := make([]byte, 3*block)
+	ctx, cancel := context.WithCancel(t.Context())
+	d.Cut()
+	result := make(chan error)
+	go func() {
+		_, err := d.Within(ctx).ReadAt(p, 0)
+		result <- err
+	}()
+	require.Eventually(t, func() bool { return d.Waiting() == 1 }, time.Minute, time.Millisecond)
+	cancel()
+	require.ErrorIs(t, <-result, disk.ErrNotNow)
+	n, err := d.Within(ctx).WriteAt(p[:2*block+1], 0)
+	require.ErrorIs(t, err, disk.ErrNotNow)
+	require.Equal(t, 2*block, n)
+	_, err = d.Within(ctx).ReadAt(p[:2*block], 0)
+	require.NoError(t, err, "what was written is here")
+
+	d.Refuse()
+	_, err = d.Within(t.Context()).ReadAt(p, 0)
+	require.ErrorIs(t, err, disk.ErrNotNow)
+	require.Equal(t, 1, d.Refused())
+	d.Slow(time.Millisecond)
+	d.Restore()
+	_, err = d.Within(t.Context()).ReadAt(p, 0)
+	require.NoError(t, err)
 }
 
 func TestFaultRules(t *testing.T) {

@@ -2,6 +2,7 @@ package disktest
 
 import (
 	"bytes"
+	"context"
 	"math/rand/v2"
 	"sync"
 	"testing"
@@ -34,6 +35,7 @@ func Run(t *testing.T, open func(t *testing.T) disk.Disk) {
 		{"concurrency", testConcurrency},
 		{"outside of the disk", testOutside},
 		{"no allocation", testNoAllocation},
+		{"distance", testDistance},
 	}
 	for _, part := range parts {
 		t.Run(part.name, func(t *testing.T) {
@@ -312,4 +314,39 @@ func testNoAllocation(t *testing.T, d disk.Disk) {
 		}))
 	}
 	require.Zero(t, least, "a write and a read allocate")
+}
+
+// testDistance checks what a distant disk does without time to wait.
+func testDistance(t *testing.T, d disk.Disk) {
+	far, ok := d.(disk.Distant)
+	if !ok {
+		t.Skip("the disk is not distant")
+	}
+	ctx, end := context.WithCancel(t.Context())
+	end()
+	near := far.Within(ctx)
+	for what, has := range map[string]func(disk.Disk) bool{
+		"discards": func(d disk.Disk) bool { _, ok := d.(disk.Discarder); return ok },
+		"zeroes":   func(d disk.Disk) bool { _, ok := d.(disk.Zeroer); return ok },
+		"extents":  func(d disk.Disk) bool { _, ok := d.(disk.Extenter); return ok },
+	} {
+		require.Equal(t, has(d), has(near), what)
+	}
+	require.Equal(t, d.Size(), near.Size())
+	want := pattern(minSize/2, 1)
+	write(t, d, want, 0)
+	require.Equal(t, want, read(t, near, 0, minSize/2), "what was written is at hand")
+	write(t, near, want[:4096], 8192)
+	require.Equal(t, want[:4096], read(t, d, 8192, 4096))
+
+	before := read(t, d, minSize-4096, 4096) // of a disk that may have forgotten it since
+	part := pattern(1024, 2)
+	n, err := near.WriteAt(part, minSize-4096+512)
+	if err != nil {
+		require.ErrorIs(t, err, disk.ErrNotNow)
+	} else {
+		require.Equal(t, len(part), n)
+	}
+	copy(before[512:], part[:n])
+	require.Equal(t, before, read(t, d, minSize-4096, 4096))
 }

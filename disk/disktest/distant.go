@@ -1,0 +1,241 @@
+package disktest
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"kubevirt.io/disk/disk"
+)
+
+// DistantBlock is in which units a Distant has content here or far away. Bytes.
+const DistantBlock = 4 << 10
+
+// Distant is a disk of which the content lies far away at first. What was read or written once is
+// here. It behaves as the network does between the two: see Slow, Cut, Refuse and Restore.
+type Distant struct {
+	inner disk.Disk
+
+	mu      sync.Mutex
+	here    map[int64]struct{} // guarded by mu; blocks by their number
+	link    link               // guarded by mu
+	delay   time.Duration      // guarded by mu; of each fetch
+	changed chan struct{}      // guarded by mu; closed when link changes
+	waiting int                // guarded by mu; calls
+	refused int                // guarded by mu; answers
+}
+
+// link is how the network behaves.
+type link int
+
+const (
+	linkUp link = iota
+	linkCut
+	linkRefuses
+)
+
+var (
+	_ disk.Distant   = (*Distant)(nil)
+	_ disk.Discarder = (*Distant)(nil)
+	_ disk.Zeroer    = (*Distant)(nil)
+	_ disk.Extenter  = (*Distant)(nil)
+)
+
+// NewDistant makes a disk whose content is that of inner, which has every optional interface of
+// Memory. It can be had at once.
+func NewDistant(inner *Memory) *Distant {
+	return &Distant{inner: inner, here: make(map[int64]struct{}), changed: make(chan struct{})}
+}
+
+// Slow makes each fetch of content take so long.
+func (d *Distant) Slow(delay time.Duration) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.delay = delay
+}
+
+// Cut makes calls wait that need content from afar.
+func (d *Distant) Cut() { d.set(linkCut) }
+
+// Refuse makes such calls say disk.ErrNotNow at once.
+func (d *Distant) Refuse() { d.set(linkRefuses) }
+
+// Restore ends Cut and Refuse.
+func (d *Distant) Restore() { d.set(linkUp) }
+
+// Forget puts all content far away again.
+func (d *Distant) Forget() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	clear(d.here)
+}
+
+func (d *Distant) set(l link) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.link = l
+	close(d.changed)
+	d.changed = make(chan struct{})
+}
+
+// Waiting is how many calls wait for content.
+func (d *Distant) Waiting() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.waiting
+}
+
+// Refused is how many calls were told disk.ErrNotNow before their time.
+func (d *Distant) Refused() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.refused
+}
+
+// fetch brings the blocks that hold a range here, and tells how many bytes from the beginning of it
+// are here at least.
+func (d *Distant) fetch(ctx context.Context, off, length int64) (int64, error) {
+	for at := off; at < off+length; at = (at/DistantBlock + 1) * DistantBlock {
+		if err := d.fetchBlock(ctx, at/DistantBlock); err != nil {
+			return at - off, err
+		}
+	}
+	return length, nil
+}
+
+func (d *Distant) fetchBlock(ctx context.Context, block int64) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.waiting++
+	defer func() { d.waiting-- }()
+	for {
+		if _, ok := d.here[block]; ok {
+			return nil
+		}
+		if ctx.Err() != nil {
+			return disk.ErrNotNow
+		}
+		wait := (<-chan time.Time)(nil)
+		switch {
+		case d.link == linkRefuses && ctx.Done() != nil:
+			d.refused++
+			return disk.ErrNotNow
+		case d.link == linkUp && d.delay == 0:
+			d.here[block] = struct{}{}
+			return nil
+		case d.link == linkUp:
+			wait = time.After(d.delay)
+		}
+		changed := d.changed
+		d.mu.Unlock()
+		arrived := false
+		select {
+		case <-ctx.Done():
+		case <-changed:
+		case <-wait:
+			arrived = true
+		}
+		d.mu.Lock()
+		if arrived {
+			d.here[block] = struct{}{}
+		}
+	}
+}
+
+// keep notes that the blocks wholly inside a range are here: their former content is not needed.
+func (d *Distant) keep(off, length int64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	first, end := (off+DistantBlock-1)/DistantBlock, (off+length)/DistantBlock
+	for block := first; block < end; block++ {
+		d.here[block] = struct{}{}
+	}
+}
+
+// Within implements disk.Distant.
+func (d *Distant) Within(ctx context.Context) disk.Disk { return &within{d, ctx} }
+
+func (d *Distant) always() *within { return &within{d, context.Background()} }
+
+func (d *Distant) Size() int64  { return d.inner.Size() }
+func (d *Distant) Flush() error { return d.inner.Flush() }
+func (d *Distant) Close() error { return d.inner.Close() }
+
+func (d *Distant) ReadAt(p []byte, off int64) (int, error)  { return d.always().ReadAt(p, off) }
+func (d *Distant) WriteAt(p []byte, off int64) (int, error) { return d.always().WriteAt(p, off) }
+func (d *Distant) Discard(off, length int64) error {
+	return d.always().Discard(off, length)
+}
+
+func (d *Distant) Zero(off, length int64) error { return d.always().Zero(off, length) }
+
+func (d *Distant) Extent(off, length int64) (disk.Extent, error) {
+	return d.always().Extent(off, length)
+}
+
+// within is a Distant as a command uses it.
+type within struct {
+	*Distant
+	ctx context.Context
+}
+
+func (w *within) ReadAt(p []byte, off int64) (int, error) {
+	if _, err := w.fetch(w.ctx, off, int64(len(p))); err != nil {
+		return 0, err
+	}
+	return w.inner.ReadAt(p, off)
+}
+
+// WriteAt goes block by block, so that one that gives up has stored the blocks before.
+func (w *within) WriteAt(p []byte, off int64) (int, error) {
+	done := 0
+	for done < len(p) {
+		at := off + int64(done)
+		n := min(DistantBlock-int(at%DistantBlock), len(p)-done)
+		if err := w.prepare(at, int64(n)); err != nil {
+			return done, err
+		}
+		n, err := w.inner.WriteAt(p[done:done+n], at)
+		done += n
+		if err != nil {
+			return done, err
+		}
+	}
+	return done, nil
+}
+
+// prepare brings here what a change of a range leaves of its blocks.
+func (w *within) prepare(off, length int64) error {
+	if end := off + length; off%DistantBlock != 0 || end%DistantBlock != 0 {
+		if _, err := w.fetch(w.ctx, off, 1); err != nil {
+			return err
+		}
+		if _, err := w.fetch(w.ctx, end-1, 1); err != nil {
+			return err
+		}
+	}
+	w.keep(off, length)
+	return nil
+}
+
+func (w *within) Discard(off, length int64) error {
+	if err := w.prepare(off, length); err != nil {
+		return err
+	}
+	return w.inner.(disk.Discarder).Discard(off, length)
+}
+
+func (w *within) Zero(off, length int64) error {
+	if err := w.prepare(off, length); err != nil {
+		return err
+	}
+	return w.inner.(disk.Zeroer).Zero(off, length)
+}
+
+// Extent waits for the block at off, as if what is allocated were known only far away.
+func (w *within) Extent(off, length int64) (disk.Extent, error) {
+	if _, err := w.fetch(w.ctx, off, 1); err != nil {
+		return disk.Extent{}, err
+	}
+	return w.inner.(disk.Extenter).Extent(off, length)
+}
