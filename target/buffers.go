@@ -14,6 +14,10 @@ const (
 	// chunkSize is how much of a command's data is held in memory at a time, bytes. It is also the most
 	// that one R2T asks for.
 	chunkSize = 256 << 10
+
+	// heldChunk is the same for a read that waits for content that lies far away, while memory is
+	// scarce. Those reads may wait for long, and others must not find the memory in use by them.
+	heldChunk = 16 << 10
 )
 
 // buffer is a pooled piece of memory. Whoever holds it releases it once.

@@ -101,6 +101,7 @@ func (s *session) newTask(run *runner, cmd *pdu.SCSICommand) (*task, error) {
 	t.sent, t.snIn = 0, 0
 	t.scsi.Nexus, t.scsi.LUN, t.scsi.CDB = s.nexus, cmd.LUN, cmd.CDB
 	t.scsi.Offered = t.expectOut
+	t.scsi.Executor = run
 	s.conn.srv.device.Address(&t.scsi)
 	s.tasks[cmd.TaskTag] = t
 	return t, nil
@@ -263,9 +264,6 @@ func (c *conn) respond(t *task, status scsi.Status, cause error) {
 	if cause != nil {
 		if errors.Is(cause, errBusy) {
 			status = scsi.StatusBusy
-			if t.sess.extended() {
-				resp.StatusQualifier = busyQualifier
-			}
 		} else {
 			sense = c.srv.pool.must(maxSense)
 			var data []byte
@@ -278,6 +276,9 @@ func (c *conn) respond(t *task, status scsi.Status, cause error) {
 				sense = nil
 			}
 		}
+	}
+	if status == scsi.StatusBusy && t.sess.extended() {
+		resp.StatusQualifier = busyQualifier
 	}
 	resp.Status = uint8(status)
 	resp.TaskTag = t.tag
@@ -367,7 +368,8 @@ func (c *conn) observe(t *task, status uint8) {
 	now := time.Since(c.srv.start)
 	op := t.scsi.Op()
 	aborted := status == uint8(scsi.StatusTaskAborted) // perhaps after it waited for data, not for the disk
-	if !aborted && (op == scsi.OpRead && moved <= chunkSize || op == scsi.OpWrite) {
+	once := op == scsi.OpRead && moved <= chunkSize || op == scsi.OpWrite
+	if once && !aborted && !t.scsi.Waited() {
 		c.srv.watch.of(t).slow(now - t.begun)
 	}
 	t.sess.work.count(op, moved)

@@ -97,6 +97,7 @@ func (c *conn) loginPhase() (ok bool) {
 // runner is a goroutine that executes a connection's commands. While reading is set it owns the receive
 // side; once the watchdog has taken that away, it only finishes the command in hand.
 type runner struct {
+	conn    *conn
 	reading bool
 	call    uint64      // number of the disk call that it is in as the reader; 0: none
 	lun     *lunWatch   // where that call is, or was
@@ -109,7 +110,7 @@ type runner struct {
 
 // readLoop is the body of the reading goroutine in full feature phase.
 func (c *conn) readLoop() {
-	run := &runner{reading: true}
+	run := &runner{conn: c, reading: true}
 	c.reader = run
 	defer c.recoverRunner(run)
 	for {

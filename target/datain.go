@@ -1,6 +1,8 @@
 package target
 
 import (
+	"errors"
+
 	"kubevirt.io/disk/target/internal/pdu"
 	"kubevirt.io/disk/target/internal/scsi"
 )
@@ -28,6 +30,11 @@ func (c *conn) runRead(run *runner, t *task) error {
 		}
 		c.leave(run)
 		run.buf = nil
+		if errors.Is(err, errSmallerSteps) {
+			b.release()
+			b = c.srv.pool.must(int(min(total-off, heldChunk)))
+			continue
+		}
 		if err != nil {
 			b.release()
 			c.complete(t, err)

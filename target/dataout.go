@@ -137,6 +137,7 @@ func (s *session) resume(run *runner, tag uint32) *task {
 		return nil
 	}
 	t.state, t.owner, run.task = taskExecuting, run, t
+	t.scsi.Executor = run
 	return t
 }
 

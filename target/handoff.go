@@ -83,9 +83,7 @@ func (c *conn) enter(run *runner, t *task) {
 	w := &c.srv.watch
 	l := w.of(t)
 	if l.stuck.Load() || l.armed.Load() > 0 && l.pass(run) || c.shares(run, t, l) {
-		run.reading = false
-		run.lost.Store(true)
-		c.handOn()
+		c.passOn(run)
 		return
 	}
 	c.calls++
@@ -241,6 +239,29 @@ func (c *conn) shares(run *runner, t *task, l *lunWatch) bool {
 	}
 	run.passed = l
 	return true
+}
+
+// Waits implements scsi.Executor: somebody else reads while the command waits for content that lies
+// far away. A read that would hold much memory meanwhile, while that is scarce, has to go on in
+// smaller steps.
+func (r *runner) Waits() (patience time.Duration, err error) {
+	if r.buf != nil && len(r.buf.b) > heldChunk && r.conn.srv.pool.scarce() {
+		return 0, errSmallerSteps
+	}
+	if r.reading {
+		r.conn.leave(r)
+	}
+	if r.reading {
+		r.conn.passOn(r)
+	}
+	return r.conn.session().patience(), nil
+}
+
+// passOn gives the reading role up.
+func (c *conn) passOn(run *runner) {
+	run.reading = false
+	run.lost.Store(true)
+	c.handOn()
 }
 
 // ended is called once for each goroutine that lost the reading role, when its command has ended.

@@ -86,6 +86,13 @@ type Limits struct {
 	PDUTimeout    time.Duration // from the first byte of a PDU to its last; default 30 s
 	NOPInterval   time.Duration // silence after which a peer is pinged; default 15 s
 	NOPTimeout    time.Duration // silence after a ping that means the peer is dead; default 30 s
+	// DistantTimeout is for how long a command is held that needs content of a disk.Distant, while
+	// nothing of it comes. Then it ends with BUSY, and the initiator tries again. Default 10 min.
+	DistantTimeout time.Duration
+	// ImpatientTimeout is the same in a session whose initiator has aborted a command that was held:
+	// it has a time limit of its own, and does worse to a disk that exceeds it again and again.
+	// Default 25 s, which is below Linux's 30 s; never more than DistantTimeout.
+	ImpatientTimeout time.Duration
 }
 
 const (
@@ -99,6 +106,8 @@ const (
 	defaultPDUTimeout       = 30 * time.Second
 	defaultNOPInterval      = 15 * time.Second
 	defaultNOPTimeout       = 30 * time.Second
+	defaultDistantTimeout   = 10 * time.Minute
+	defaultImpatientTimeout = 25 * time.Second
 
 	maxLUNNumber = 16383 // flat space addressing, SAM-5 4.7.7
 )
@@ -178,6 +187,8 @@ func (l *Limits) resolve() error {
 		{"PDUTimeout", orDefault(&l.PDUTimeout, defaultPDUTimeout)},
 		{"NOPInterval", orDefault(&l.NOPInterval, defaultNOPInterval)},
 		{"NOPTimeout", orDefault(&l.NOPTimeout, defaultNOPTimeout)},
+		{"DistantTimeout", orDefault(&l.DistantTimeout, defaultDistantTimeout)},
+		{"ImpatientTimeout", orDefault(&l.ImpatientTimeout, defaultImpatientTimeout)},
 	} {
 		if e.err != nil {
 			return fmt.Errorf("limit %s %w", e.name, e.err)

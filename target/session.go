@@ -29,6 +29,7 @@ var (
 	errKicked       = errors.New("the session was ended by an operator")
 	errLoggedOut    = errors.New("logout")
 	errBusy         = errors.New("no memory for the command's data")
+	errSmallerSteps = errors.New("a read that waits holds too much memory")
 	errTooManyTasks = errors.New("more immediate commands than can be held")
 	errPanic        = errors.New("internal error")
 )
@@ -83,6 +84,9 @@ type session struct {
 	waiting []*pdu.TaskManagementRequest // for the commands before them; belongs to the reader
 
 	counts bool // guarded by Server.mu; it is counted in Server.from
+
+	// impatient says that the initiator has aborted a command that was held: see patience.
+	impatient atomic.Bool
 
 	work sessionWork
 

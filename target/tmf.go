@@ -81,6 +81,7 @@ func (c *conn) manage(p *pdu.TaskManagementRequest) pdu.TMResponse {
 	if !c.authorized(p) {
 		return pdu.TMAuthorizationFailed
 	}
+	sess.learnPatience(p)
 	switch p.Function {
 	case pdu.TMAbortTask:
 		return sess.abortTask(p)

@@ -1,9 +1,12 @@
 package scsi
 
 import (
+	"context"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk"
 )
 
 // noDisk does nothing, so that a benchmark shows what the device server costs.
@@ -15,8 +18,13 @@ func (noDisk) Flush() error                           { return nil }
 func (noDisk) Size() int64                            { return 1 << 40 }
 func (noDisk) Close() error                           { return nil }
 
-func mediumCommand(b testing.TB, opcode byte) (run func()) {
-	d, err := NewDevice(Options{}, []LUN{{Number: 1, Disk: noDisk{}, Identity: testIdentity()}})
+// noDistance is a distant disk whose content is here.
+type noDistance struct{ noDisk }
+
+func (d noDistance) Within(context.Context) disk.Disk { return d.noDisk }
+
+func mediumCommand(b testing.TB, dsk disk.Disk, opcode byte) (run func()) {
+	d, err := NewDevice(Options{}, []LUN{{Number: 1, Disk: dsk, Identity: testIdentity()}})
 	require.NoError(b, err)
 	n := d.Attach(InitiatorPort{Name: "iqn.a"})
 	n.nth(0).pending.Store(0)
@@ -49,12 +57,23 @@ func mediumCommand(b testing.TB, opcode byte) (run func()) {
 
 func TestReadWriteDoNotAllocate(t *testing.T) {
 	for _, op := range []byte{opRead10, opWrite10} {
-		require.Zero(t, testing.AllocsPerRun(100, mediumCommand(t, op)), "opcode %02x", op)
+		for _, d := range []disk.Disk{noDisk{}, noDistance{}} {
+			each := testing.AllocsPerRun(100, mediumCommand(t, d, op))
+			require.Zero(t, each, "opcode %02x, %T", op, d)
+		}
 	}
 }
 
 func BenchmarkRead10(b *testing.B) {
-	run := mediumCommand(b, opRead10)
+	run := mediumCommand(b, noDisk{}, opRead10)
+	b.ReportAllocs()
+	for b.Loop() {
+		run()
+	}
+}
+
+func BenchmarkDistantRead10(b *testing.B) {
+	run := mediumCommand(b, noDistance{}, opRead10)
 	b.ReportAllocs()
 	for b.Loop() {
 		run()
@@ -62,7 +81,7 @@ func BenchmarkRead10(b *testing.B) {
 }
 
 func BenchmarkWrite10(b *testing.B) {
-	run := mediumCommand(b, opWrite10)
+	run := mediumCommand(b, noDisk{}, opWrite10)
 	b.ReportAllocs()
 	for b.Loop() {
 		run()

@@ -29,11 +29,28 @@ func outCompareAndWrite(t *Task, _ int64, p []byte) error {
 		return err
 	}
 	defer u.ranges.Unlock(&t.hold)
-	if _, err := u.disk.ReadAt(medium, t.off()); err != nil {
+	if _, err := t.readAt(u, medium, t.off()); err != nil {
 		return err
 	}
 	if err := differs(p[:len(medium)], medium, 0); err != nil {
 		return err
 	}
-	return t.writeDisk(p[len(medium):], t.off())
+	return t.replaceCompared(p[len(medium):], medium)
+}
+
+// replaceCompared stores what comes after the comparison, or changes nothing where the command is
+// not held until it can: when it is sent again, the initiator would meet its own blocks, and take
+// them for another one's.
+func (t *Task) replaceCompared(p, medium []byte) error {
+	n, err := t.writeAt(t.unit, p, t.off())
+	if n > 0 && notHeld(err) {
+		if _, undo := t.unit.disk.WriteAt(medium[:n], t.off()); undo != nil {
+			return t.failedAt(t.off(), undo)
+		}
+		n = 0
+	}
+	if err != nil {
+		return t.failedAt(t.off()+int64(n), err)
+	}
+	return nil
 }

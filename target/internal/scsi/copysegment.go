@@ -140,11 +140,11 @@ func (c *copier) step(src, dst *participant, from, to, n int64) *copyCause {
 	if dst.unit.atomicKept.Load() {
 		return &copyCause{dest: dst.unit, err: errAtomicKept}
 	}
-	runs, err := src.unit.readRuns(c.buf[:n], from, c.runs[:0])
+	runs, err := c.readRuns(src.unit, c.buf[:n], from, c.runs[:0])
 	if err != nil {
 		return &copyCause{source: src.unit, err: err}
 	}
-	if err := dst.unit.writeRuns(c.buf[:n], to, runs); err != nil {
+	if err := c.writeRuns(dst.unit, c.buf[:n], to, runs); err != nil {
 		return &copyCause{dest: dst.unit, err: err}
 	}
 	return nil
@@ -228,11 +228,11 @@ type copyRun struct {
 }
 
 // readRuns fills p from off on, but for holes, and returns what is where.
-func (u *unit) readRuns(p []byte, off int64, runs []copyRun) ([]copyRun, error) {
+func (c *copier) readRuns(u *unit, p []byte, off int64, runs []copyRun) ([]copyRun, error) {
 	for at, n := int64(0), int64(len(p)); at < n; {
 		run := copyRun{length: n - at, data: true}
 		if u.extents != nil && len(runs) < cap(runs) {
-			e, err := u.extents.Extent(off+at, n-at)
+			e, err := c.t.extent(u, off+at, n-at)
 			if err != nil {
 				return nil, err
 			}
@@ -256,7 +256,7 @@ func (u *unit) readRuns(p []byte, off int64, runs []copyRun) ([]copyRun, error) 
 	at := int64(0)
 	for _, run := range runs {
 		if run.data {
-			if _, err := u.disk.ReadAt(p[at:at+run.length], off+at); err != nil {
+			if _, err := c.t.readAt(u, p[at:at+run.length], off+at); err != nil {
 				return nil, err
 			}
 		}
@@ -266,11 +266,11 @@ func (u *unit) readRuns(p []byte, off int64, runs []copyRun) ([]copyRun, error) 
 }
 
 // writeRuns stores what readRuns has read. A hole becomes one here, if the disk can do that.
-func (u *unit) writeRuns(p []byte, off int64, runs []copyRun) error {
+func (c *copier) writeRuns(u *unit, p []byte, off int64, runs []copyRun) error {
 	for _, run := range runs {
 		part := p[:run.length]
 		p = p[run.length:]
-		if err := u.writeRun(part, off, run.data); err != nil {
+		if err := c.writeRun(u, part, off, run.data); err != nil {
 			return err
 		}
 		off += run.length
@@ -278,16 +278,16 @@ func (u *unit) writeRuns(p []byte, off int64, runs []copyRun) error {
 	return nil
 }
 
-func (u *unit) writeRun(p []byte, off int64, data bool) error {
+func (c *copier) writeRun(u *unit, p []byte, off int64, data bool) error {
 	switch {
 	case data:
 	case u.zeroes != nil:
-		return u.zeroes.Zero(off, int64(len(p)))
+		return c.t.zero(u, off, int64(len(p)))
 	case u.discards != nil:
-		return u.discards.Discard(off, int64(len(p)))
+		return c.t.discard(u, off, int64(len(p)))
 	default:
 		clear(p)
 	}
-	_, err := u.disk.WriteAt(p, off)
+	_, err := c.t.writeAt(u, p, off)
 	return err
 }

@@ -93,6 +93,7 @@ type unit struct {
 	accounts disk.Accountant // nil: cannot
 	estimate disk.Estimator  // nil: cannot
 	store    Store           // nil: none
+	distance
 
 	table  *opcodeTable
 	resets atomic.Uint32 // how many it has had
@@ -213,6 +214,7 @@ func newUnit(l LUN) (*unit, error) {
 	u.zeroes, _ = l.Disk.(disk.Zeroer)
 	u.extents, _ = l.Disk.(disk.Extenter)
 	u.estimate, _ = l.Disk.(disk.Estimator)
+	u.distance = distanceOf(l.Disk)
 	u.accounts, _ = l.Disk.(disk.Accountant)
 	u.store = l.Store
 	if !l.Volatile {

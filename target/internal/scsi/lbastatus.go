@@ -41,7 +41,7 @@ func inLBAStatus(t *Task, off int64, p []byte) error {
 }
 
 func (t *Task) fillLBAStatus() error {
-	count, data, err := t.unit.extent(t.lba)
+	count, data, err := t.extentOf(t.lba)
 	if err != nil {
 		return err
 	}
@@ -59,14 +59,15 @@ func (t *Task) fillLBAStatus() error {
 
 var errEmptyExtent = errors.New("disk reports an empty extent")
 
-// extent finds how many blocks from lba on are all mapped or all deallocated. A block is mapped if any byte of it
+// extentOf finds how many blocks from lba on are all mapped or all deallocated. A block is mapped if any byte of it
 // is.
-func (u *unit) extent(lba uint64) (count uint32, data bool, err error) {
+func (t *Task) extentOf(lba uint64) (count uint32, data bool, err error) {
+	u := t.unit
 	start := int64(lba) << blockShift
 	end := min(int64(u.blocks.Load())<<blockShift, start+math.MaxUint32<<blockShift)
 	at := start
 	for step := 0; step < maxExtentSteps && at < end; step++ {
-		e, err := u.extents.Extent(at, end-at)
+		e, err := t.extent(u, at, end-at)
 		if err != nil {
 			return 0, false, err
 		}

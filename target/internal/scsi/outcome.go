@@ -26,6 +26,11 @@ func (d *Device) Outcome(t *Task, err error, buf []byte) (Status, []byte) {
 		}
 		return Status(status), buf
 	}
+	if errors.Is(err, disk.ErrNotNow) {
+		d.logFault(t, faultNotNow,
+			"content that lies far away does not come: initiators are asked to try again", err)
+		return StatusBusy, buf
+	}
 	var sense *senseError
 	if !errors.As(err, &sense) {
 		sense = d.diagnose(t, err)
@@ -86,6 +91,7 @@ const (
 	faultWrite
 	faultSanitize
 	faultReservations
+	faultNotNow
 	faultOther
 	faultCount
 )
@@ -129,7 +135,11 @@ func (d *Device) logFault(t *Task, f fault, msg string, err error) {
 	if suppressed > 0 {
 		fields = append(fields, zap.Int64("not_logged_since", suppressed))
 	}
-	d.log.Error(msg, fields...)
+	level := zap.ErrorLevel
+	if f == faultNotNow { // nothing is lost
+		level = zap.WarnLevel
+	}
+	d.log.Log(level, msg, fields...)
 }
 
 // panicked records a panic of the device's own work.

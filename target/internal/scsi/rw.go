@@ -96,7 +96,7 @@ func (t *Task) readDisk(off int64, p []byte) error {
 	u := t.unit
 	placed := u.ranges.EnterRead(&t.hold, t.Nexus.initiator.name, off, int64(len(p)))
 	defer u.ranges.LeaveRead(&t.hold, placed) // also where the disk panics: other sessions go on
-	_, err := u.disk.ReadAt(p, off)
+	_, err := t.readAt(u, p, off)
 	return err
 }
 
@@ -153,7 +153,7 @@ func (t *Task) writeOffered(off int64, p []byte, write func(*Task, []byte, int64
 // writeCut has write change a block of which p is only the beginning; the caller holds it.
 func (t *Task) writeCut(off int64, p []byte, write func(*Task, []byte, int64) error) error {
 	block := make([]byte, BlockSize)
-	if _, err := t.unit.disk.ReadAt(block, off); err != nil {
+	if _, err := t.readAt(t.unit, block, off); err != nil {
 		return t.failedAt(off, err)
 	}
 	copy(block, p)
@@ -162,7 +162,7 @@ func (t *Task) writeCut(off int64, p []byte, write func(*Task, []byte, int64) er
 
 // writeDisk stores what the initiator sent; the caller holds the range.
 func (t *Task) writeDisk(p []byte, off int64) error {
-	n, err := t.unit.disk.WriteAt(p, off)
+	n, err := t.writeAt(t.unit, p, off)
 	if err == nil {
 		return nil
 	}

@@ -51,6 +51,7 @@ type sanitizeState struct {
 // sanitizeRun is one operation.
 type sanitizeRun struct {
 	unit     *unit
+	task     *Task // uses the disk; waits for as long as there is the unit
 	action   byte
 	free     bool   // AUSE: a failure may be left by EXIT FAILURE MODE
 	passes   int    // of an overwrite
@@ -266,7 +267,7 @@ func (d *Device) runSanitize(run *sanitizeRun) {
 	lun := zap.Uint16("lun", u.number)
 	d.log.Info("sanitizing a disk: its content is erased", lun, zap.Int("passes", run.passes))
 	var h rangelock.Hold
-	run.size = int64(u.blocks.Load()) << blockShift
+	run.task, run.size = &Task{unit: u}, int64(u.blocks.Load())<<blockShift
 	h.Set(rangelock.Exclusive, "", 0, run.size)
 	u.ranges.Lock(&h)
 	defer u.ranges.Unlock(&h)

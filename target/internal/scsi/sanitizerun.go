@@ -31,7 +31,7 @@ func (r *sanitizeRun) erase(ctx context.Context) error {
 			return errStopped
 		}
 		n := min(eraseStep, r.size-at)
-		if err := r.unit.discards.Discard(at, n); err != nil {
+		if err := r.task.discard(r.unit, at, n); err != nil {
 			return err
 		}
 		r.advance(n)
@@ -56,7 +56,7 @@ func (r *sanitizeRun) shred(ctx context.Context) error {
 				return err
 			}
 		}
-		if err := r.unit.discards.Discard(at, n); err != nil {
+		if err := r.task.discard(r.unit, at, n); err != nil {
 			return err
 		}
 		r.advance(n)
@@ -74,7 +74,7 @@ func (r *sanitizeRun) scramble(ctx context.Context, off, length int64) (written 
 		}
 		run := disk.Extent{Length: end - off, Data: true}
 		if r.unit.extents != nil {
-			if run, err = r.unit.extents.Extent(off, end-off); err != nil {
+			if run, err = r.task.extent(r.unit, off, end-off); err != nil {
 				return written, err
 			}
 		}
@@ -82,7 +82,7 @@ func (r *sanitizeRun) scramble(ctx context.Context, off, length int64) (written 
 		if run.Data {
 			n = min(n, scratchSize)
 			_, _ = rand.Read(buf[:n]) // it never fails (crypto/rand)
-			if _, err := r.unit.disk.WriteAt(buf[:n], off); err != nil {
+			if _, err := r.task.writeAt(r.unit, buf[:n], off); err != nil {
 				return written, err
 			}
 			written = true
@@ -110,7 +110,7 @@ func (r *sanitizeRun) overwrite(ctx context.Context) error {
 				return errStopped
 			}
 			n := min(scratchSize, r.size-at)
-			if _, err := r.unit.disk.WriteAt(buf[:n], at); err != nil {
+			if _, err := r.task.writeAt(r.unit, buf[:n], at); err != nil {
 				return err
 			}
 			r.advance(n)

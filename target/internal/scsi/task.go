@@ -1,11 +1,13 @@
 package scsi
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"math/bits"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"kubevirt.io/disk/internal/rangelock"
 )
@@ -19,6 +21,9 @@ type Task struct {
 	LUN     uint64   // the 8-byte LUN structure
 	CDB     [16]byte // the first bytes of a longer one, of which no command is known
 	Offered int64    // bytes that the initiator means to send
+
+	// Executor is who calls In, Out or Finish next; nil: the command may be held for ever.
+	Executor Executor
 
 	// Set by Prepare.
 
@@ -43,6 +48,12 @@ type Task struct {
 	hold    rangelock.Hold
 
 	aborted atomic.Bool
+
+	// Of a command that uses a distant disk; see distant.go.
+
+	waited bool
+	since  time.Time                          // it began to wait; zero: it has not, or content came
+	cancel atomic.Pointer[context.CancelFunc] // ends the wait under way; nil: there is none
 }
 
 var errPastEnd = errors.New("transport moved data that the command does not have")
@@ -225,6 +236,9 @@ func (t *Task) begin(first bool) error {
 	if !t.unit.begin() {
 		return errLUNNotSupported
 	}
+	if t.unit.far != nil {
+		t.since = time.Time{}
+	}
 	if !first || t.cmd.flags&usesMedium == 0 {
 		return nil
 	}
@@ -260,7 +274,12 @@ func (t *Task) Reset() {
 
 // Abort tells a command that executes that nobody wants its result any more: a long one stops at the next step. Any
 // goroutine may call it, until Reset.
-func (t *Task) Abort() { t.aborted.Store(true) }
+func (t *Task) Abort() {
+	t.aborted.Store(true)
+	if cancel := t.cancel.Load(); cancel != nil {
+		(*cancel)()
+	}
+}
 
 // errAborted ends a command that was aborted; nobody is told.
 var errAborted = &senseError{key: AbortedCommand, code: ascNone}
@@ -294,7 +313,9 @@ func (t *Task) lockHold() error {
 		if err := u.settleAtomic(); err != nil {
 			return err
 		}
-		u.ranges.Lock(&t.hold)
+		if err := t.lock(); err != nil {
+			return err
+		}
 		err := t.wanted()
 		if err == nil && !u.atomicKept.Load() {
 			return nil

@@ -58,7 +58,7 @@ func outUnmap(t *Task, _ int64, p []byte) error {
 		if err := t.wanted(); err != nil {
 			return err
 		}
-		if err := u.discards.Discard(s.Off, s.Length); err != nil {
+		if err := t.discard(u, s.Off, s.Length); err != nil {
 			return err
 		}
 	}

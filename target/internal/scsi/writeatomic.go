@@ -48,15 +48,17 @@ func outWriteAtomic(t *Task, _ int64, p []byte) error {
 	defer scratch.Put(buf)
 	record := buf[:atomicRecord+len(p)]
 	before := record[atomicRecord:]
-	u.atomics.Lock()
-	defer u.atomics.Unlock()
 	t.hold.Set(rangelock.Exclusive, t.Nexus.initiator.name, t.off(), t.length())
-	u.ranges.Lock(&t.hold)
-	defer u.ranges.Unlock(&t.hold)
-	if err := t.wanted(); err != nil { // see Task.lockHold; what was kept is replaced here
+	if err := t.lock(); err != nil {
 		return err
 	}
-	if _, err := u.disk.ReadAt(before, t.off()); err != nil {
+	defer u.ranges.Unlock(&t.hold)
+	if _, err := t.readAt(u, before, t.off()); err != nil {
+		return err
+	}
+	u.atomics.Lock() // not before: the content may lie far away
+	defer u.atomics.Unlock()
+	if err := t.wanted(); err != nil { // see Task.lockHold; what was kept is replaced here
 		return err
 	}
 	binary.BigEndian.PutUint64(record, uint64(t.off()))
@@ -65,7 +67,7 @@ func outWriteAtomic(t *Task, _ int64, p []byte) error {
 	if err := u.store.Save(storedAtomic, record); err != nil {
 		return fmt.Errorf("keep what an atomic write replaces: %w", err)
 	}
-	err := u.replace(p, before, t.off())
+	err := t.replace(p, before)
 	if errors.Is(err, disk.ErrFailed) {
 		kept = false // nothing is written that would have to wait until it is forgotten
 		return err
@@ -76,16 +78,25 @@ func outWriteAtomic(t *Task, _ int64, p []byte) error {
 }
 
 // replace writes p and makes it durable, or else puts back what was there before.
-func (u *unit) replace(p, before []byte, off int64) error {
-	_, err := u.disk.WriteAt(p, off)
+func (t *Task) replace(p, before []byte) error {
+	u, off := t.unit, t.off()
+	n, err := t.writeAt(u, p, off)
 	if err == nil {
 		err = u.disk.Flush()
 	}
 	if err == nil || errors.Is(err, disk.ErrFailed) {
 		return err
 	}
+	if notHeld(err) { // no other blocks were changed, and these are at hand
+		const step = atomicGranularity * BlockSize
+		before = before[:min((n+step-1)/step*step, len(before))]
+	}
 	if undo := u.putBack(before, off); undo != nil {
-		err = errors.Join(err, fmt.Errorf("the blocks that the atomic write has changed are lost: %w", undo))
+		undo = fmt.Errorf("the blocks that the atomic write has changed are lost: %w", undo)
+		if notHeld(err) { // to try it again is no answer to that
+			err = nil
+		}
+		err = errors.Join(err, undo)
 	}
 	return errors.Join(err, u.disk.Flush())
 }

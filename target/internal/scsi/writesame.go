@@ -50,9 +50,9 @@ func (t *Task) writeSame(block *[BlockSize]byte) error {
 	if *block == ([BlockSize]byte{}) {
 		switch {
 		case t.CDB[1]&bitUnmap != 0:
-			return u.discards.Discard(t.off(), t.length())
+			return t.discard(u, t.off(), t.length())
 		case u.zeroes != nil:
-			return u.zeroes.Zero(t.off(), t.length())
+			return t.zero(u, t.off(), t.length())
 		}
 	}
 	buf := scratch.Get().(*[scratchSize]byte)

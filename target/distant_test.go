@@ -1,0 +1,169 @@
+package target_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk/disktest"
+	"kubevirt.io/disk/target"
+	tt "kubevirt.io/disk/target/targettest"
+)
+
+// newFarServer is newServer with the content of LUN 1 far away. A command is held for so long.
+func newFarServer(t *testing.T, hold time.Duration) (*server, *disktest.Distant) {
+	far := disktest.NewDistant(disktest.NewMemory(diskSize))
+	return newServer(t, func(o *target.Options) {
+		o.LUNs[0].Disk = far
+		o.Limits.DistantTimeout = hold
+	}), far
+}
+
+func farWaits(t *testing.T, far *disktest.Distant, commands int) {
+	t.Helper()
+	eventually(t, "commands wait for content", func() bool { return far.Waiting() == commands })
+}
+
+// TestOthersGoOn has many commands wait for content, and everything else of the same connection go
+// on. No reader waits, not even until the watchdog sees it.
+func TestOthersGoOn(t *testing.T) {
+	s, far := newFarServer(t, time.Hour)
+	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1, 2)
+	far.Cut()
+	var held []*tt.Task
+	for i := range uint32(32) {
+		cmd := tt.Read10(1, i*8, 8)
+		if i%2 == 1 {
+			cmd = tt.Write10(1, i*8+1, bytes.Repeat([]byte{byte(i)}, 512))
+		}
+		held = append(held, c.MustStart(t, cmd))
+	}
+	farWaits(t, far, len(held))
+	require.Zero(t, s.Stalls(1))
+	for i := range uint32(500) {
+		data := bytes.Repeat([]byte{byte(i)}, 4096)
+		c.MustGood(t, tt.Write10(2, i*8, data))
+		require.Equal(t, data, c.MustGood(t, tt.Read10(2, i*8, 8)).Data)
+	}
+	_, err := c.Ping([]byte("still there?"))
+	require.NoError(t, err)
+	c.MustGood(t, tt.Write10(1, 1024, make([]byte, 4096))) // whole blocks of the same LUN
+	require.Zero(t, s.Stalls(1))
+	farWaits(t, far, len(held))
+	far.Restore()
+	for _, task := range held {
+		require.True(t, task.MustFinish(t).Good())
+	}
+	for i := uint32(1); i < 32; i += 2 {
+		got := c.MustGood(t, tt.Read10(1, i*8+1, 1)).Data
+		require.Equal(t, bytes.Repeat([]byte{byte(i)}, 512), got)
+	}
+	eventually(t, "nothing is held", func() bool { return s.DataInUse() <= 64<<10 })
+}
+
+// TestHeldCommandsLeaveMemory has as many large reads wait as three sessions may send. The commands
+// of others have memory all the same: BUSY would soon be an error for their guests.
+func TestHeldCommandsLeaveMemory(t *testing.T) {
+	s, far := newFarServer(t, time.Hour)
+	far.Cut()
+	for i := range 3 {
+		name := fmt.Sprintf("iqn.2026-01.test:%d", i)
+		c := tt.MustLogin(t, s.addr, tt.LoginOptions{Initiator: name}, 1)
+		for range 128 {
+			c.MustStart(t, tt.Read10(1, 0, 512))
+		}
+		farWaits(t, far, (i+1)*128)
+	}
+	other := tt.MustLogin(t, s.addr, tt.LoginOptions{Initiator: "iqn.2026-01.test:other"}, 2)
+	for range 64 {
+		other.MustGood(t, tt.Write10(2, 0, make([]byte, 256<<10)))
+		other.MustGood(t, tt.Read10(2, 0, 512))
+	}
+	require.Less(t, s.MemoryInUse(), int64(56<<20), "of 64 MiB")
+}
+
+// TestDistantStorm has initiators write and read at random while content comes, is slow, does not
+// come, and is far away again. What is read is what was written last, whichever way each command
+// ended.
+func TestDistantStorm(t *testing.T) {
+	const initiators, blocks = 4, 64 // of 512 bytes, of each
+	rounds := 400
+	if testing.Short() {
+		rounds = 50
+	}
+	s, far := newFarServer(t, 5*time.Millisecond)
+	ctx, stop := context.WithCancel(t.Context())
+	var weather, users sync.WaitGroup
+	weather.Go(func() {
+		r := rand.New(rand.NewPCG(1, 1))
+		for ctx.Err() == nil {
+			[]func(){far.Cut, far.Refuse, far.Restore, far.Restore, far.Forget,
+				func() { far.Slow(time.Duration(r.IntN(2000)) * time.Microsecond) }}[r.IntN(6)]()
+			time.Sleep(time.Duration(r.IntN(5000)) * time.Microsecond)
+		}
+		far.Restore()
+	})
+	for i := range uint32(initiators) {
+		name := fmt.Sprintf("iqn.2026-01.test:%d", i)
+		c := tt.MustLogin(t, s.addr, tt.LoginOptions{Initiator: name}, 1)
+		users.Go(func() {
+			r := rand.New(rand.NewPCG(2, uint64(i)))
+			var content [blocks][]byte
+			for b := range content {
+				content[b] = make([]byte, 512)
+			}
+			for range rounds {
+				first := r.IntN(blocks)
+				n := 1 + r.IntN(blocks-first)
+				at := i*blocks + uint32(first)
+				if r.IntN(2) == 0 {
+					got, err := insist(c, tt.Read10(1, at, n))
+					if err != nil || !bytes.Equal(bytes.Join(content[first:first+n], nil), got) {
+						t.Errorf("initiator %d: a wrong read of %d blocks at %d: %v", i, n, at, err)
+						return
+					}
+					continue
+				}
+				data := make([]byte, n*512)
+				for b := range n {
+					block := bytes.Repeat([]byte{byte(r.Uint32())}, 512)
+					content[first+b] = block
+					copy(data[b*512:], block)
+				}
+				if _, err := insist(c, tt.Write10(1, at, data)); err != nil {
+					t.Errorf("initiator %d: %v", i, err)
+					return
+				}
+			}
+		})
+	}
+	users.Wait()
+	stop()
+	weather.Wait()
+	eventually(t, "nothing is held", func() bool { return s.DataInUse() <= 512<<10 })
+	require.Zero(t, far.Waiting())
+}
+
+// insist sends a command until it does not end with BUSY.
+func insist(c *tt.Session, cmd tt.Command) ([]byte, error) {
+	for {
+		r, err := c.Do(cmd)
+		if err != nil {
+			return nil, err
+		}
+		if r.Status == 8 {
+			continue
+		}
+		if !r.Good() {
+			return nil, errors.New(r.Failed())
+		}
+		return r.Data, nil
+	}
+}

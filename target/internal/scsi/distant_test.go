@@ -1,0 +1,212 @@
+package scsi
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/disktest"
+)
+
+// halfDisk is a distant disk that has half of each write store what it can, and the content of the
+// rest far away. The disk itself has everything.
+type halfDisk struct {
+	thinDisk
+	stores  int  // bytes of a write
+	refuses bool // says so at once
+	calls   []time.Time
+	until   []time.Time // deadlines of the calls
+}
+
+func (d *halfDisk) Within(ctx context.Context) disk.Disk {
+	return &halfView{thinDisk: d.thinDisk, d: d, ctx: ctx}
+}
+
+type halfView struct {
+	thinDisk
+	d   *halfDisk
+	ctx context.Context
+}
+
+func (v *halfView) notNow() error {
+	if !v.d.refuses {
+		<-v.ctx.Done()
+	}
+	return disk.ErrNotNow
+}
+
+func (v *halfView) WriteAt(p []byte, off int64) (int, error) {
+	n := min(v.d.stores, len(p))
+	if n == len(p) {
+		return v.thinDisk.WriteAt(p, off)
+	}
+	if n, err := v.thinDisk.WriteAt(p[:n], off); err != nil {
+		return n, err
+	}
+	return n, v.notNow()
+}
+
+// ReadAt waits in each call that may, and has the content then.
+func (v *halfView) ReadAt(p []byte, off int64) (int, error) {
+	if v.d.stores == 0 {
+		deadline, ok := v.ctx.Deadline()
+		if !ok {
+			return 0, disk.ErrNotNow
+		}
+		v.d.calls, v.d.until = append(v.d.calls, time.Now()), append(v.d.until, deadline)
+		if v.d.refuses = !v.d.refuses; v.d.refuses {
+			return 0, disk.ErrNotNow
+		}
+	}
+	return v.thinDisk.ReadAt(p, off)
+}
+
+func newHalfBench(t *testing.T, stores int) (*bench, *halfDisk) {
+	var half *halfDisk
+	b := newBench(t, stored, func(l *LUN) {
+		half = &halfDisk{thinDisk: l.Disk.(thinDisk), stores: stores}
+		l.Disk = half
+	})
+	return b, half
+}
+
+// patience is an Executor that gives a command so long, and counts how often it waits.
+type patience struct {
+	time.Duration
+	waits int
+}
+
+func (p *patience) Waits() (time.Duration, error) {
+	p.waits++
+	return p.Duration, nil
+}
+
+// held carries out a command whose data is sent in one piece, if it has any.
+func (b *bench) held(p *patience, cdb, data []byte) result {
+	t := &Task{Nexus: b.nexus, LUN: lun1, Offered: int64(len(data)), Executor: p}
+	copy(t.CDB[:], cdb)
+	err := b.d.Prepare(t)
+	if err == nil {
+		err = carryOut(t, data)
+	}
+	status, sense := b.d.Outcome(t, err, nil)
+	return result{status: status, sense: sense}
+}
+
+// TestNotNowIsUndone has commands that change all or nothing come to content that is not there
+// after they have changed a part. It is as before: COMPARE AND WRITE would not find what it
+// compares with, when it is sent again.
+func TestNotNowIsUndone(t *testing.T) {
+	old, next := pattern(16, 1), pattern(16, 2)
+	for name, c := range map[string]struct{ cdb, data []byte }{
+		"COMPARE AND WRITE": {cdb("89 00 0000000000000000 000000 10 00 00"),
+			append(old[:len(old):len(old)], next...)},
+		"WRITE ATOMIC(16)": {cdb("9c 00 0000000000000000 0000 0010 00 00"), next},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b, half := newHalfBench(t, len(old))
+			b.write(0, old)
+			half.stores = 8 * BlockSize
+			short := &patience{Duration: time.Millisecond}
+			require.Equal(t, "BUSY", b.held(short, c.cdb, c.data).outcome())
+			require.Equal(t, old, b.read(0, 16))
+			half.stores = len(old)
+			b.good(c.cdb, c.data)
+			require.Equal(t, next, b.read(0, 16))
+		})
+		t.Run(name+", aborted", func(t *testing.T) {
+			b, half := newHalfBench(t, len(old))
+			b.write(0, old)
+			half.stores = 8 * BlockSize
+			task := &Task{Nexus: b.nexus, LUN: lun1, Offered: int64(len(c.data)),
+				Executor: &patience{Duration: time.Hour}}
+			copy(task.CDB[:], c.cdb)
+			require.NoError(t, b.d.Prepare(task))
+			ended := make(chan error)
+			go func() { ended <- carryOut(task, c.data) }()
+			require.Eventually(t, task.Waiting, time.Minute, time.Millisecond)
+			task.Abort()
+			require.ErrorIs(t, <-ended, errAborted)
+			require.Equal(t, old, b.read(0, 16))
+		})
+		t.Run(name+", and that fails", func(t *testing.T) {
+			b, half := newHalfBench(t, len(old))
+			b.write(0, old)
+			half.stores = 8 * BlockSize
+			writes := 0
+			b.disk.enter = func(method string) {
+				// Two tries store the first half: at once, and when the command waits.
+				if method == "write" {
+					if writes++; writes == 3 {
+						b.disk.failWith("write", &disk.MediumError{Op: "write", Err: errStopped})
+					}
+				}
+			}
+			short := &patience{Duration: time.Millisecond}
+			got := b.held(short, c.cdb, c.data).outcome()
+			require.Equal(t, "3/0c/00", got, "BUSY would hide it")
+		})
+	}
+}
+
+// TestDistantTimeBeginsAnew reads in many steps, each of which is told once that there is nothing,
+// and then has its content. The command has all its time again for each.
+func TestDistantTimeBeginsAnew(t *testing.T) {
+	const steps = 4
+	b, half := newHalfBench(t, 0)
+	verify := cdb("8f 00 0000000000000000 00000800 00 00") // VERIFY(16) of 1 MiB
+	require.Equal(t, "GOOD", b.held(&patience{Duration: time.Hour}, verify, nil).outcome())
+	require.Len(t, half.calls, 2*steps)
+	for i := range steps {
+		require.Equal(t, half.until[2*i], half.until[2*i+1], "what brings nothing costs its time")
+		if i > 0 {
+			require.True(t, half.until[2*i].After(half.calls[2*i-1].Add(time.Hour)))
+		}
+	}
+}
+
+// TestSanitizeWaits sanitizes a disk whose content cannot be had. That is nobody's command any
+// more, and waits for as long as there is the unit.
+func TestSanitizeWaits(t *testing.T) {
+	for _, restored := range []bool{true, false} {
+		far := disktest.NewDistant(disktest.NewMemory(testBlocks * BlockSize))
+		b := newBench(t, func(l *LUN) { l.Disk = far })
+		far.Cut()
+		b.good(cdb("48 83 00 00 00 00 00 0000 00"), nil) // CRYPTOGRAPHIC ERASE, IMMED
+		waits := func() bool { return far.Waiting() == 1 }
+		require.Eventually(t, waits, time.Minute, time.Millisecond)
+		require.Equal(t, "2/04/1b", b.run(cdb("00 00 00 00 00 00"), nil).code())
+		want := sanitizeFailed
+		if restored {
+			want = sanitizeNone
+			far.Restore()
+		} else {
+			b.d.Close()
+		}
+		phase := &b.d.nth(0).sanitizing.phase
+		ended := func() bool { return sanitizePhase(phase.Load()) != sanitizeRunning }
+		require.Eventually(t, ended, time.Minute, time.Millisecond)
+		require.Equal(t, want, sanitizePhase(phase.Load()))
+	}
+}
+
+// TestExecutorIsTold tells the transport of a command before it waits, and only then.
+func TestExecutorIsTold(t *testing.T) {
+	far := disktest.NewDistant(disktest.NewMemory(testBlocks * BlockSize))
+	b := newBench(t, func(l *LUN) { l.Disk = far })
+	p := &patience{Duration: time.Hour}
+	read := func() (waited bool) {
+		task := &Task{Nexus: b.nexus, LUN: lun1, Executor: p}
+		copy(task.CDB[:], cdb("28 00 00000000 00 0001 00"))
+		require.NoError(t, b.d.Prepare(task))
+		require.NoError(t, task.In(0, make([]byte, BlockSize)))
+		return task.Waited()
+	}
+	require.True(t, read())
+	require.Equal(t, 1, p.waits)
+	require.False(t, read(), "it is at hand")
+	require.Equal(t, 1, p.waits)
+}
