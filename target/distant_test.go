@@ -57,6 +57,7 @@ func TestOthersGoOn(t *testing.T) {
 	c.MustGood(t, tt.Write10(1, 1024, make([]byte, 4096))) // whole blocks of the same LUN
 	require.Zero(t, s.Stalls(1))
 	farWaits(t, far, len(held))
+	require.Equal(t, len(held), s.Sessions()[0].Waiting)
 	far.Restore()
 	for _, task := range held {
 		require.True(t, task.MustFinish(t).Good())

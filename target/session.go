@@ -101,9 +101,7 @@ func (s *session) discovery() bool { return s.nexus == nil }
 
 // info describes the session for the status page.
 func (s *session) info() SessionInfo {
-	s.mu.Lock()
-	n := len(s.tasks)
-	s.mu.Unlock()
+	n, waiting := s.load()
 	used := []uint16{}
 	if s.nexus != nil {
 		used = s.conn.srv.device.UsedBy(s.nexus)
@@ -123,9 +121,23 @@ func (s *session) info() SessionInfo {
 		Discovery:    s.discovery(),
 		Since:        s.since,
 		InFlight:     n,
+		Waiting:      waiting,
 		HeaderDigest: s.params.HeaderDigest,
 		DataDigest:   s.params.DataDigest,
 	}
+}
+
+// load is how many commands the session has in flight, and how many of these wait for content that
+// lies far away.
+func (s *session) load() (inFlight, waiting int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, t := range s.tasks {
+		if t.scsi.Waiting() {
+			waiting++
+		}
+	}
+	return len(s.tasks), waiting
 }
 
 // SessionInfo describes a session in full feature phase.
@@ -139,7 +151,8 @@ type SessionInfo struct {
 	TSIH         uint16    `json:"tsih"`
 	Discovery    bool      `json:"discovery"`
 	Since        time.Time `json:"since"`
-	InFlight     int       `json:"in_flight"` // commands
+	InFlight     int       `json:"in_flight"`         // commands
+	Waiting      int       `json:"waiting,omitempty"` // of these, for content that lies far away
 	HeaderDigest bool      `json:"header_digest"`
 	DataDigest   bool      `json:"data_digest"`
 	LUNs         []uint16  `json:"luns"`     // that it has read or written
