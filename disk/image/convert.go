@@ -14,10 +14,34 @@ import (
 	"kubevirt.io/disk/disk/internal/smallfile"
 )
 
-// Convert writes the image as a sparse raw file. The file appears under its name, in place of one that was there, only
-// when it is complete; until then it is dst with the suffix ".partial". It is not flushed to storage. An image that is changed
-// meanwhile is an error. p may be nil.
+// Convert writes the image as a sparse raw file. The file appears under its name, in place of one
+// that was there, only when it is complete; until then it is dst with the suffix ".partial". It is
+// not flushed to storage. An image that is changed meanwhile is an error. p may be nil.
 func Convert(ctx context.Context, img *Image, dst string, p *Progress) error {
+	if p == nil {
+		p = new(Progress)
+	}
+	err := convert(img, dst, func(f *os.File) error {
+		if err := CheckSpace(ctx, img, filepath.Dir(f.Name()), 0); err != nil {
+			return err
+		}
+		if _, err := newCopier(img, f, p, 0).run(ctx); err != nil {
+			return err
+		}
+		// The end of a raw file that became shorter has been read as a hole.
+		if err := img.CheckUntouched(); err != nil {
+			return err
+		}
+		return rememberCopy(f)
+	})
+	if err == nil {
+		p.Finish()
+	}
+	return err
+}
+
+// convert lets a file be written that is not called dst until it is complete.
+func convert(img *Image, dst string, write func(*os.File) error) error {
 	// What the user has named may lead through links; beside the file, nothing that was put there does.
 	dir, err := osfile.Resolved(filepath.Dir(dst))
 	if err != nil {
@@ -30,28 +54,11 @@ func Convert(ctx context.Context, img *Image, dst string, p *Progress) error {
 	if err := checkDestination(img, dst+smallfile.PartialSuffix); err != nil {
 		return fmt.Errorf("%q is written under another name until it is complete: %w", dst, err)
 	}
-	if err := CheckSpace(ctx, img, filepath.Dir(dst), 0); err != nil {
-		return err
-	}
-	if p == nil {
-		p = new(Progress)
-	}
 	out, err := smallfile.Create(dst, 0o666)
 	if err != nil {
 		return err
 	}
-	_, err = newCopier(img, out.File, p, 0).run(ctx)
-	if err == nil {
-		err = img.CheckUntouched() // the end of a raw file that became shorter has been read as a hole
-	}
-	if err == nil {
-		err = rememberCopy(out.File)
-	}
-	if err = out.Finish(err); err != nil {
-		return err
-	}
-	p.Finish()
-	return nil
+	return out.Finish(write(out.File))
 }
 
 // checkDestination refuses what would be emptied or replaced: the image's own files, and anything that is no regular file.

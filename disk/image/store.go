@@ -1,0 +1,101 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/disk/internal/osfile"
+	"kubevirt.io/disk/disk/internal/words"
+	"kubevirt.io/disk/disk/qcow2"
+)
+
+// ConvertQcow2 is Convert to a qcow2 image, which has no backing file.
+func ConvertQcow2(
+	ctx context.Context, img *Image, dst string, c qcow2.Compression, p *Progress,
+) error {
+	return convert(img, dst, func(f *os.File) error {
+		_, err := Store(ctx, img, f, c, p)
+		return err
+	})
+}
+
+// Store writes the image, with its backing files, as one qcow2 image into f, which is empty, and
+// returns its size in bytes: the same image for the same content, see qcow2.Write. f has a part of
+// it when an error is returned, as of an image that is changed meanwhile. p may be nil.
+func Store(
+	ctx context.Context, img *Image, f *os.File, c qcow2.Compression, p *Progress,
+) (int64, error) {
+	if p == nil {
+		p = new(Progress)
+	}
+	p.Start(img.Size(), img.use.total())
+	dst := &storedFile{File: f}
+	n, err := qcow2.Write(ctx, dst, sourceDisk{img}, qcow2.WriteOptions{
+		Compression: c, ReadUnit: img.CopyUnit(), Progress: p.add,
+	})
+	if err != nil && dst.err != nil && ctx.Err() == nil {
+		err = dst.explain(img.Name())
+	}
+	if err == nil {
+		err = img.CheckUntouched()
+	}
+	if err != nil {
+		return 0, err
+	}
+	p.Finish()
+	return n, nil
+}
+
+// sourceDisk is an image that is stored in another one.
+type sourceDisk struct{ *Image }
+
+func (d sourceDisk) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
+	return d.ReadAtContext(ctx, p, off)
+}
+
+func (d sourceDisk) Data(ctx context.Context, f func(off, n int64) error) error {
+	return d.top.walk(ctx, 0, d.Size(), func(off, n int64, kind extentKind) error {
+		if kind == extentHole {
+			return ctx.Err()
+		}
+		return f(off, n)
+	})
+}
+
+// storedFile is the file of an image that is written. It remembers what was wrong with it, so that
+// this is not taken for what was wrong with the source. Only one goroutine uses it.
+type storedFile struct {
+	*os.File
+	end int64 // of what was to be written
+	err error
+}
+
+func (f *storedFile) WriteAt(p []byte, off int64) (int, error) {
+	n, err := f.File.WriteAt(p, off)
+	f.end = max(f.end, off+int64(len(p)))
+	if err != nil {
+		f.err = err
+	}
+	return n, err
+}
+
+// explain is the error that was remembered, in words.
+func (f *storedFile) explain(image string) error {
+	what, dir := "the qcow2 image of "+words.Name(image), filepath.Dir(f.Name())
+	if errors.Is(f.err, unix.EFBIG) {
+		return &SpaceError{Dir: dir, What: what, FileSize: f.end}
+	}
+	if osfile.IsFull(f.err) {
+		available, err := osfile.AvailableSpace(dir)
+		if err != nil {
+			available = 0
+		}
+		return &SpaceError{Dir: dir, What: what, Available: available}
+	}
+	return fmt.Errorf("writing %s: %w", what, f.err)
+}

@@ -1,0 +1,132 @@
+package image
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/disktest/filetest"
+	"kubevirt.io/disk/disk/internal/smallfile"
+	"kubevirt.io/disk/disk/qcow2"
+)
+
+var compressions = []qcow2.Compression{
+	qcow2.CompressionZstd, qcow2.CompressionZlib, qcow2.CompressionNone,
+}
+
+// TestConvertQcow2 makes the same image of the same disk, however that is stored.
+func TestConvertQcow2(t *testing.T) {
+	t.Cleanup(func() { goleak.VerifyNone(t) })
+	dir := t.TempDir()
+	want := filetest.Sample(9<<20+512, 1)
+	sources := []string{filetest.Put(t, dir, "in.raw", want, 0)}
+	for name, args := range map[string][]string{
+		"plain": nil,
+		"old":   {"-o", "compat=0.10"},
+		"small": {"-o", "cluster_size=512"},
+		"large": {"-c", "-o", "cluster_size=2M"},
+		"zlib":  {"-c"},
+		"zstd":  {"-c", "-o", "compression_type=zstd"},
+		"sub":   {"-o", "extended_l2=on,cluster_size=128k"},
+	} {
+		args = append([]string{"convert", "-f", "raw", "-O", "qcow2"}, args...)
+		filetest.QemuImg(t, dir, append(args, "in.raw", name+".qcow2")...)
+		sources = append(sources, filepath.Join(dir, name+".qcow2"))
+	}
+	filetest.QemuImg(t, dir, "create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", "zlib.qcow2",
+		"over.qcow2")
+	sources = append(sources, filepath.Join(dir, "over.qcow2"))
+	for _, c := range compressions {
+		var first []byte
+		for _, source := range sources {
+			img := openImage(t, source)
+			out := filepath.Join(dir, "out")
+			var p Progress
+			require.NoError(t, ConvertQcow2(t.Context(), img, out, c, &p))
+			require.NoFileExists(t, out+smallfile.PartialSuffix)
+			require.True(t, p.Finished())
+			require.EqualValues(t, len(want), p.Done())
+			done, data := p.Data()
+			require.Equal(t, img.DataSize(), data)
+			require.Equal(t, data, done)
+
+			image, err := os.ReadFile(out)
+			require.NoError(t, err)
+			if first == nil {
+				first = image
+				stored := openImage(t, out)
+				require.True(t, bytes.Equal(want, filetest.ReadAll(t, stored, stored.Size())))
+				require.Equal(t, FormatQcow2, stored.Format())
+				require.Less(t, int64(len(image)), int64(len(want))*9/10, "zeros take no space")
+				filetest.QemuImg(t, dir, "check", "-q", "out")
+				filetest.QemuImg(t, dir, "compare", "-q", "-F", "raw", "out", "in.raw")
+			}
+			require.True(t, bytes.Equal(first, image), "%s of %s", c, source)
+		}
+	}
+}
+
+func TestConvertQcow2LeavesNothingBehind(t *testing.T) {
+	t.Cleanup(func() { goleak.VerifyNone(t) })
+	dir := t.TempDir()
+	out := filepath.Join(dir, "out.qcow2")
+	convert := func(ctx context.Context, img *Image, dst string) error {
+		err := ConvertQcow2(ctx, img, dst, qcow2.CompressionNone, nil)
+		require.NoFileExists(t, out)
+		require.NoFileExists(t, out+smallfile.PartialSuffix)
+		return err
+	}
+	img := openImage(t, filetest.Put(t, dir, "disk.raw", filetest.Block(1, 4<<20), 0))
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.ErrorIs(t, convert(ended, img, out), context.Canceled)
+	require.ErrorContains(t, convert(t.Context(), img, img.Path()), `image "disk.raw" itself`)
+	require.ErrorContains(t, convert(t.Context(), img, dir), "is a directory")
+	require.Error(t, convert(t.Context(), img, filepath.Join(dir, "none", "out.qcow2")))
+
+	require.NoError(t, os.Truncate(img.Path(), 2<<20))
+	require.ErrorContains(t, convert(t.Context(), img, out), `"disk.raw" was changed`)
+
+	filetest.Put(t, dir, "in.raw", filetest.Block(1, 8<<20), 0)
+	filetest.QemuImg(t, dir, "convert", "-f", "raw", "-O", "qcow2", "in.raw", "in.qcow2")
+	img = openImage(t, filepath.Join(dir, "in.qcow2"))
+	require.NoError(t, os.Truncate(img.Path(), img.Info().FileSize/2))
+	var medium *disk.MediumError
+	require.ErrorAs(t, convert(t.Context(), img, out), &medium)
+}
+
+func TestConvertQcow2ToAFullVolume(t *testing.T) {
+	small := filetest.TinyFS(t, "1m")
+	img := openImage(t, filetest.Put(t, t.TempDir(), "disk.raw", filetest.Block(5, 3<<20), 0))
+	out := filepath.Join(small, "out.qcow2")
+	err := ConvertQcow2(t.Context(), img, out, qcow2.CompressionNone, nil)
+	var space *SpaceError
+	require.ErrorAs(t, err, &space)
+	require.ErrorIs(t, err, disk.ErrNoSpace)
+	require.Equal(t, small, space.Dir)
+	require.ErrorContains(t, err, `the qcow2 image of "disk.raw": `)
+	entries, err := os.ReadDir(small)
+	require.NoError(t, err)
+	require.Empty(t, entries)
+
+	// What is compressed has room.
+	require.NoError(t, ConvertQcow2(t.Context(), img, out, qcow2.CompressionZstd, nil))
+}
+
+func TestStoreSaysWhatIsWrongWithItsFile(t *testing.T) {
+	f := &storedFile{File: filetest.Sparse(t, 0), end: 5 << 20}
+	for cause, want := range map[error]string{
+		unix.EFBIG: "takes a file of 5 MiB",
+		unix.EIO:   `writing the qcow2 image of "a.raw": input/output error`,
+	} {
+		f.err = cause
+		require.ErrorContains(t, f.explain("a.raw"), want)
+	}
+}
