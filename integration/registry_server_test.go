@@ -59,11 +59,18 @@ func startRegistry(t *testing.T, withTLS bool, auth string) *registryServer {
 		der, err := x509.MarshalPKCS8PrivateKey(key)
 		require.NoError(t, err)
 		writePEM(t, filepath.Join(s.dir, "key.pem"), "PRIVATE KEY", der)
-		tls = fmt.Sprintf(", tls: {certificate: %q, key: %q}", s.ca, filepath.Join(s.dir, "key.pem"))
+		tls = fmt.Sprintf(
+			", tls: {certificate: %q, key: %q}",
+			s.ca,
+			filepath.Join(s.dir, "key.pem"),
+		)
 	}
 	config := filepath.Join(s.dir, "config.yml")
-	require.NoError(t, os.WriteFile(config, []byte(fmt.Sprintf("version: 0.1\nlog: {level: error}\n"+
-		"storage: {filesystem: {rootdirectory: %q}}\nhttp: {addr: %q%s}\n%s", filepath.Join(s.dir, "data"), s.address, tls, auth)), 0o644))
+	require.NoError(
+		t,
+		os.WriteFile(config, []byte(fmt.Sprintf("version: 0.1\nlog: {level: error}\n"+
+			"storage: {filesystem: {rootdirectory: %q}}\nhttp: {addr: %q%s}\n%s", filepath.Join(s.dir, "data"), s.address, tls, auth)), 0o644),
+	)
 	cmd := exec.Command("docker-registry", "serve", config)
 	cmd.Env = clientEnv()
 	require.NoError(t, cmd.Start())
@@ -86,10 +93,18 @@ func newCertificate(t *testing.T) (*ecdsa.PrivateKey, []byte) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	require.NoError(t, err)
-	template := &x509.Certificate{SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: "test"},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true,
-		KeyUsage:    x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, DNSNames: []string{"localhost"}}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(time.Now().UnixNano()),
+		Subject:      pkix.Name{CommonName: "test"},
+		NotBefore: time.Now().
+			Add(-time.Hour),
+		NotAfter:              time.Now().Add(time.Hour),
+		IsCA:                  true,
+		BasicConstraintsValid: true,
+		KeyUsage:              x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
+		IPAddresses:           []net.IP{net.IPv4(127, 0, 0, 1)},
+		DNSNames:              []string{"localhost"},
+	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
 	require.NoError(t, err)
 	return key, der
@@ -97,7 +112,10 @@ func newCertificate(t *testing.T) (*ecdsa.PrivateKey, []byte) {
 
 func writePEM(t *testing.T, path, kind string, der []byte) {
 	t.Helper()
-	require.NoError(t, os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600))
+	require.NoError(
+		t,
+		os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600),
+	)
 }
 
 // basicAuth are the settings for a registry that wants a password.
@@ -108,8 +126,8 @@ func basicAuth(t *testing.T) string {
 	return fmt.Sprintf("auth: {htpasswd: {realm: test, path: %q}}\n", file)
 }
 
-// tokenAuth starts a server that issues tokens for the password, and returns the settings of a registry that
-// wants them (distribution, docs/spec/auth/jwt.md).
+// tokenAuth starts a server that issues tokens for the password, and returns the settings of a
+// registry that wants them (distribution, docs/spec/auth/jwt.md).
 func tokenAuth(t *testing.T) (settings string, issued func() int) {
 	t.Helper()
 	key, certificate := newCertificate(t)
@@ -118,7 +136,8 @@ func tokenAuth(t *testing.T) (settings string, issued func() int) {
 	var mu sync.Mutex
 	n := 0
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if user, password, _ := r.BasicAuth(); user != registryUser || password != registryPassword {
+		if user, password, _ := r.BasicAuth(); user != registryUser ||
+			password != registryPassword {
 			w.WriteHeader(http.StatusUnauthorized)
 			return
 		}
@@ -128,7 +147,14 @@ func tokenAuth(t *testing.T) (settings string, issued func() int) {
 		var access []map[string]any
 		for _, scope := range r.URL.Query()["scope"] {
 			if parts := strings.SplitN(scope, ":", 3); len(parts) == 3 {
-				access = append(access, map[string]any{"type": parts[0], "name": parts[1], "actions": strings.Split(parts[2], ",")})
+				access = append(
+					access,
+					map[string]any{
+						"type":    parts[0],
+						"name":    parts[1],
+						"actions": strings.Split(parts[2], ","),
+					},
+				)
 			}
 		}
 		now := time.Now().Unix()
@@ -139,24 +165,46 @@ func tokenAuth(t *testing.T) (settings string, issued func() int) {
 			}
 			return base64.RawURLEncoding.EncodeToString(text)
 		}
-		signed := encode(map[string]any{"typ": "JWT", "alg": "ES256", "x5c": []string{base64.StdEncoding.EncodeToString(certificate)}}) +
-			"." + encode(map[string]any{"iss": "test", "sub": registryUser, "aud": r.URL.Query().Get("service"), "exp": now + 60,
-			"nbf": now - 60, "iat": now, "jti": fmt.Sprint(n), "access": access})
+		signed := encode(
+			map[string]any{
+				"typ": "JWT",
+				"alg": "ES256",
+				"x5c": []string{base64.StdEncoding.EncodeToString(certificate)},
+			},
+		) +
+			"." + encode(
+			map[string]any{
+				"iss":    "test",
+				"sub":    registryUser,
+				"aud":    r.URL.Query().Get("service"),
+				"exp":    now + 60,
+				"nbf":    now - 60,
+				"iat":    now,
+				"jti":    fmt.Sprint(n),
+				"access": access,
+			},
+		)
 		sum := sha256.Sum256([]byte(signed))
 		a, b, err := ecdsa.Sign(rand.Reader, key, sum[:])
 		if err != nil {
 			panic(err)
 		}
 		signature := append(a.FillBytes(make([]byte, 32)), b.FillBytes(make([]byte, 32))...)
-		_ = json.NewEncoder(w).Encode(map[string]any{"token": signed + "." + base64.RawURLEncoding.EncodeToString(signature), "expires_in": 60})
+		_ = json.NewEncoder(w).
+			Encode(map[string]any{"token": signed + "." + base64.RawURLEncoding.EncodeToString(signature), "expires_in": 60})
 	}))
 	t.Cleanup(server.Close)
 	realm := strings.Replace(server.URL, "127.0.0.1", "localhost", 1) + "/token"
-	return fmt.Sprintf("auth: {token: {realm: %q, service: test, issuer: test, rootcertbundle: %q}}\n", realm, bundle),
+	return fmt.Sprintf(
+			"auth: {token: {realm: %q, service: test, issuer: test, rootcertbundle: %q}}\n",
+			realm,
+			bundle,
+		),
 		func() int { mu.Lock(); defer mu.Unlock(); return n }
 }
 
-// lyingProxy stands in front of a registry, and does to blobs what networks, gateways and storage do.
+// lyingProxy stands in front of a registry, and does to blobs what networks, gateways and storage
+// do.
 type lyingProxy struct {
 	address string
 
@@ -200,7 +248,8 @@ func (p *lyingProxy) answer(w http.ResponseWriter, r *http.Request) bool {
 		w.WriteHeader(http.StatusTooManyRequests)
 		return true
 	}
-	if !p.redirects || !strings.Contains(r.URL.Path, "/blobs/sha256:") || r.Method != http.MethodGet {
+	if !p.redirects || !strings.Contains(r.URL.Path, "/blobs/sha256:") ||
+		r.Method != http.MethodGet {
 		return false
 	}
 	if signature := r.URL.Query().Get("signature"); signature != "" {
@@ -214,7 +263,12 @@ func (p *lyingProxy) answer(w http.ResponseWriter, r *http.Request) bool {
 	p.signed++
 	signature := fmt.Sprint(p.signed)
 	p.good[signature] = p.signed%3 != 1 // some have expired before they are used
-	http.Redirect(w, r, "http://"+p.address+r.URL.Path+"?signature="+signature, http.StatusTemporaryRedirect)
+	http.Redirect(
+		w,
+		r,
+		"http://"+p.address+r.URL.Path+"?signature="+signature,
+		http.StatusTemporaryRedirect,
+	)
 	return true
 }
 
@@ -222,7 +276,9 @@ func (p *lyingProxy) answer(w http.ResponseWriter, r *http.Request) bool {
 func (p *lyingProxy) change(res *http.Response) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !strings.Contains(res.Request.URL.Path, "/blobs/sha256:") || res.Request.Method != http.MethodGet || res.StatusCode >= 300 {
+	if !strings.Contains(res.Request.URL.Path, "/blobs/sha256:") ||
+		res.Request.Method != http.MethodGet ||
+		res.StatusCode >= 300 {
 		return nil
 	}
 	if p.cuts > 0 && res.ContentLength > p.cutAfter {

@@ -57,8 +57,8 @@ func newDisk(t *testing.T) (raw, qcow2 string) {
 	return raw, qcow2
 }
 
-// TestRegistryPushPull stores a disk in a real registry, with and without TLS, a password and a token server,
-// and fetches it again.
+// TestRegistryPushPull stores a disk in a real registry, with and without TLS, a password and a
+// token server, and fetches it again.
 func TestRegistryPushPull(t *testing.T) {
 	requireTools(t, "docker-registry", "qemu-img")
 	raw, qcow2 := newDisk(t)
@@ -80,28 +80,63 @@ func TestRegistryPushPull(t *testing.T) {
 				flags = []string{"--registry-ca=" + s.ca}
 			}
 			ref := s.address + "/vm/fedora:42"
-			pushed := mustDisk(t, login, append([]string{"push", "--base=none", qcow2, ref}, flags...)...)
+			pushed := mustDisk(
+				t,
+				login,
+				append([]string{"push", "--base=none", qcow2, ref}, flags...)...)
 			digest := pushedDigest.FindString(pushed.output)
 			require.NotEmpty(t, digest, "%s", pushed)
-			again := mustDisk(t, login, append([]string{"push", "--base=none", qcow2, s.address + "/vm/other:1"}, flags...)...)
+			again := mustDisk(
+				t,
+				login,
+				append(
+					[]string{"push", "--base=none", qcow2, s.address + "/vm/other:1"},
+					flags...)...)
 			require.Equal(t, digest, pushedDigest.FindString(again.output))
 
 			dir := t.TempDir()
-			mustDisk(t, login, append([]string{"pull", ref, filepath.Join(dir, "a.raw")}, flags...)...)
+			mustDisk(
+				t,
+				login,
+				append([]string{"pull", ref, filepath.Join(dir, "a.raw")}, flags...)...)
 			sameFile(t, raw, filepath.Join(dir, "a.raw"))
-			mustDisk(t, login, append([]string{"pull", "--format=original", s.address + "/vm/fedora@" + digest, filepath.Join(dir, "a.qcow2")}, flags...)...)
+			mustDisk(
+				t,
+				login,
+				append(
+					[]string{
+						"pull",
+						"--format=original",
+						s.address + "/vm/fedora@" + digest,
+						filepath.Join(dir, "a.qcow2"),
+					},
+					flags...)...)
 			sameFile(t, qcow2, filepath.Join(dir, "a.qcow2"))
 			require.Positive(t, issued())
 
 			// A pull secret, as Kubernetes mounts it.
 			secret := filepath.Join(t.TempDir(), ".dockerconfigjson")
-			require.NoError(t, os.WriteFile(secret, []byte(fmt.Sprintf(`{"auths":{%q:{"auth":%q}}}`, s.address,
-				base64.StdEncoding.EncodeToString([]byte(registryUser+":"+registryPassword)))), 0o600))
-			mustDisk(t, []string{"REGISTRY_CONFIG=" + filepath.Dir(secret)}, append([]string{"pull", ref, filepath.Join(dir, "b.raw")}, flags...)...)
+			require.NoError(
+				t,
+				os.WriteFile(secret, []byte(fmt.Sprintf(
+					`{"auths":{%q:{"auth":%q}}}`,
+					s.address,
+					base64.StdEncoding.EncodeToString(
+						[]byte(registryUser+":"+registryPassword),
+					),
+				)), 0o600),
+			)
+			mustDisk(
+				t,
+				[]string{"REGISTRY_CONFIG=" + filepath.Dir(secret)},
+				append([]string{"pull", ref, filepath.Join(dir, "b.raw")}, flags...)...)
 			sameFile(t, raw, filepath.Join(dir, "b.raw"))
 
 			if auth != "" {
-				r := kubevirtDisk(t, []string{login[0], login[1] + "2"}, append([]string{"pull", ref, filepath.Join(dir, "c.raw")}, flags...)...)
+				r := kubevirtDisk(
+					t,
+					[]string{login[0], login[1] + "2"},
+					append([]string{"pull", ref, filepath.Join(dir, "c.raw")}, flags...)...)
 				require.Equal(t, 1, r.status)
 				require.NotContains(t, r.String(), registryPassword)
 			}
@@ -126,7 +161,15 @@ func TestRegistryLies(t *testing.T) {
 	requireTools(t, "docker-registry", "qemu-img")
 	raw, qcow2 := newDisk(t)
 	s := startRegistry(t, false, "")
-	mustDisk(t, nil, "push", "--base=none", "--insecure-registry="+s.address, qcow2, s.address+"/vm/fedora:42")
+	mustDisk(
+		t,
+		nil,
+		"push",
+		"--base=none",
+		"--insecure-registry="+s.address,
+		qcow2,
+		s.address+"/vm/fedora:42",
+	)
 	for name, set := range map[string]func(p *lyingProxy){
 		"cut":      func(p *lyingProxy) { p.cutAfter, p.cuts = 1<<20, 8 },
 		"busy":     func(p *lyingProxy) { p.busy = 3 },
@@ -138,7 +181,14 @@ func TestRegistryLies(t *testing.T) {
 			set(p)
 			dir := t.TempDir()
 			dest := filepath.Join(dir, "a.raw")
-			r := kubevirtDisk(t, nil, "pull", "--insecure-registry="+p.address, p.address+"/vm/fedora:42", dest)
+			r := kubevirtDisk(
+				t,
+				nil,
+				"pull",
+				"--insecure-registry="+p.address,
+				p.address+"/vm/fedora:42",
+				dest,
+			)
 			if name != "wrong" {
 				require.Zero(t, r.status, "%s", r)
 				sameFile(t, raw, dest)
@@ -153,7 +203,8 @@ func TestRegistryLies(t *testing.T) {
 	}
 }
 
-// TestRegistryBuildah fetches disks out of images that buildah has built and pushed, compressed in each way.
+// TestRegistryBuildah fetches disks out of images that buildah has built and pushed, compressed in
+// each way.
 func TestRegistryBuildah(t *testing.T) {
 	requireTools(t, "docker-registry", "qemu-img", "buildah")
 	requireRoot(t)
@@ -175,13 +226,24 @@ func TestRegistryBuildah(t *testing.T) {
 		file := filepath.Join(t.TempDir(), "Dockerfile")
 		require.NoError(t, os.WriteFile(file, []byte(instructions), 0o644))
 		image := s.address + "/built/" + name
-		e.ok(t, "buildah", append(append([]string{"build", "--quiet", "--layers", "--file", file, "--tag", image}, options...), work)...)
+		e.ok(
+			t,
+			"buildah",
+			append(
+				append(
+					[]string{"build", "--quiet", "--layers", "--file", file, "--tag", image},
+					options...),
+				work,
+			)...)
 		return image
 	}
 	pull := func(image string, args ...string) string {
 		t.Helper()
 		dest := filepath.Join(t.TempDir(), "disk.raw")
-		mustDisk(t, nil, append([]string{"pull", "--insecure-registry=" + s.address, image, dest}, args...)...)
+		mustDisk(
+			t,
+			nil,
+			append([]string{"pull", "--insecure-registry=" + s.address, image, dest}, args...)...)
 		return dest
 	}
 	const one = "FROM scratch\nADD --chown=107:107 fedora.qcow2 /disk/\n"
@@ -191,8 +253,14 @@ func TestRegistryBuildah(t *testing.T) {
 		sameFile(t, raw, pull(image))
 	}
 	for i, how := range []string{"--compression-format=zstd", "--compression-format=zstd:chunked", "--disable-compression"} {
-		// Each has a layer of its own, or the registry would be known to have it compressed by gzip.
-		image := build(fmt.Sprintf("packed:%d", i), fmt.Sprintf("FROM scratch\nADD fedora.qcow2 /disk/%d.qcow2\n", i), "--format", "oci")
+		// Each has a layer of its own, or the registry would be known to have it compressed by
+		// gzip.
+		image := build(
+			fmt.Sprintf("packed:%d", i),
+			fmt.Sprintf("FROM scratch\nADD fedora.qcow2 /disk/%d.qcow2\n", i),
+			"--format",
+			"oci",
+		)
 		if r := e.run(t, "buildah", "push", "--tls-verify=false", how, image); r.status != 0 {
 			require.Contains(t, r.output, "chunked", "%s", r) // which older versions do not know
 			continue
@@ -200,7 +268,10 @@ func TestRegistryBuildah(t *testing.T) {
 		sameFile(t, raw, pull(image))
 	}
 	// What a layer replaces, and what it removes.
-	image := build("two:1", "FROM scratch\nADD fedora.qcow2 /disk/disk.img\nADD other.raw /disk/disk.img\n")
+	image := build(
+		"two:1",
+		"FROM scratch\nADD fedora.qcow2 /disk/disk.img\nADD other.raw /disk/disk.img\n",
+	)
 	e.ok(t, "buildah", "push", "--tls-verify=false", image)
 	sameFile(t, other, pull(image))
 	image = build("three:1", "FROM scratch\nADD fedora.qcow2 other.raw /disk/\n")
@@ -228,7 +299,16 @@ func TestRegistryServe(t *testing.T) {
 	e := requireImages(t, "docker-registry", "iscsi-ls", "qemu-img")
 	address := registry(t)
 	base := address + "/" + baseImage
-	e.ok(t, "buildah", "manifest", "push", "--all", "--tls-verify=false", baseImage, "docker://"+base)
+	e.ok(
+		t,
+		"buildah",
+		"manifest",
+		"push",
+		"--all",
+		"--tls-verify=false",
+		baseImage,
+		"docker://"+base,
+	)
 	_, qcow2 := newDisk(t)
 	user := address + "/vm/fedora:42"
 	mustDisk(t, nil, "push", "--insecure-registry="+address, "--base="+base, qcow2, user)
@@ -238,7 +318,11 @@ func TestRegistryServe(t *testing.T) {
 	t.Cleanup(func() { require.NoError(t, node.remove()) })
 	node.ok(t, "podman", "pull", "--quiet", "--tls-verify=false", user)
 	n := network{}
-	c := node.newContainer(t, user, append(withEnv(append(n.settings(), credential...)...), n.option()))
+	c := node.newContainer(
+		t,
+		user,
+		append(withEnv(append(n.settings(), credential...)...), n.option()),
+	)
 	c.start(t)
 	untilReady(t, c)
 	require.Contains(t, okEnv(t, chapClient, "iscsi-ls", "-s", "iscsi://"+n.portal(t, c)), "Lun:1 ")
@@ -253,7 +337,12 @@ func TestRegistryJob(t *testing.T) {
 	scheme := runtime.NewScheme()
 	require.NoError(t, batchv1.AddToScheme(scheme))
 	require.NoError(t, corev1.AddToScheme(scheme))
-	decoder := json.NewSerializerWithOptions(json.DefaultMetaFactory, scheme, scheme, json.SerializerOptions{Yaml: true, Strict: true})
+	decoder := json.NewSerializerWithOptions(
+		json.DefaultMetaFactory,
+		scheme,
+		scheme,
+		json.SerializerOptions{Yaml: true, Strict: true},
+	)
 	var job *batchv1.Job
 	claims := map[string]bool{}
 	for _, document := range bytes.Split(text, []byte("\n---\n")) {
@@ -274,11 +363,32 @@ func TestRegistryJob(t *testing.T) {
 	raw, qcow2 := newDisk(t)
 	s := startRegistry(t, false, basicAuth(t))
 	login := []string{"REGISTRY_USERNAME=" + registryUser, "REGISTRY_PASSWORD=" + registryPassword}
-	mustDisk(t, login, "push", "--base=none", "--insecure-registry="+s.address, qcow2, s.address+"/vm/fedora:42")
+	mustDisk(
+		t,
+		login,
+		"push",
+		"--base=none",
+		"--insecure-registry="+s.address,
+		qcow2,
+		s.address+"/vm/fedora:42",
+	)
 	volume, secrets := t.TempDir(), t.TempDir()
-	require.NoError(t, os.WriteFile(filepath.Join(secrets, ".dockerconfigjson"), []byte(fmt.Sprintf(`{"auths":{%q:{"auth":%q}}}`,
-		s.address, base64.StdEncoding.EncodeToString([]byte(registryUser+":"+registryPassword)))), 0o600))
-	here := strings.NewReplacer("registry.example.com", s.address, "/data", volume, "/pull-secret", secrets)
+	require.NoError(
+		t,
+		os.WriteFile(filepath.Join(secrets, ".dockerconfigjson"), []byte(fmt.Sprintf(
+			`{"auths":{%q:{"auth":%q}}}`,
+			s.address,
+			base64.StdEncoding.EncodeToString([]byte(registryUser+":"+registryPassword)),
+		)), 0o600),
+	)
+	here := strings.NewReplacer(
+		"registry.example.com",
+		s.address,
+		"/data",
+		volume,
+		"/pull-secret",
+		secrets,
+	)
 	env := []string{"INSECURE_REGISTRY=" + s.address}
 	for _, v := range container.Env {
 		env = append(env, v.Name+"="+here.Replace(v.Value))
@@ -315,7 +425,12 @@ func TestRegistryBlockDevice(t *testing.T) {
 	got, err := os.ReadFile(large)
 	require.NoError(t, err)
 	require.True(t, bytes.Equal(want, got[:len(want)]))
-	require.Equal(t, []byte("old old "), got[len(want):len(want)+8], "what is behind the disk stays")
+	require.Equal(
+		t,
+		[]byte("old old "),
+		got[len(want):len(want)+8],
+		"what is behind the disk stays",
+	)
 
 	r := kubevirtDisk(t, nil, "pull", flag, s.address+"/vm/fedora:42", device(8<<20))
 	require.Equal(t, 1, r.status)

@@ -67,7 +67,8 @@ func (b *baseImage) read(ctx context.Context) error {
 		return fmt.Errorf("the index of %s cannot be read: %w", b.ref, err)
 	}
 	for _, m := range index.Manifests {
-		if m.Platform == nil || m.Platform.OS != "linux" || !m.MediaType.IsImage() || m.Digest.Algorithm != "sha256" {
+		if m.Platform == nil || m.Platform.OS != "linux" || !m.MediaType.IsImage() ||
+			m.Digest.Algorithm != "sha256" {
 			continue // an attestation, or what cannot serve disks
 		}
 		if len(b.platforms) == 16 {
@@ -120,8 +121,8 @@ type madeImages struct {
 	topText []byte
 }
 
-// images makes a manifest for each platform of the base. Without a base, there is one for each platform that
-// KubeVirt's disks are used on: nothing in it depends on one.
+// images makes a manifest for each platform of the base. Without a base, there is one for each
+// platform that KubeVirt's disks are used on: nothing in it depends on one.
 func (p *pusher) images() (*madeImages, error) {
 	platforms, index := []basePlatform{}, true
 	if p.base != nil {
@@ -180,7 +181,8 @@ func (p *pusher) image(base basePlatform) (m madeImage, err error) {
 	return m, nil
 }
 
-// ociType is the name that a manifest of the OCI has for what docker calls otherwise: the bytes are the same.
+// ociType is the name that a manifest of the OCI has for what docker calls otherwise: the bytes are
+// the same.
 func ociType(t types.MediaType) types.MediaType {
 	switch t {
 	case types.DockerLayer:
@@ -216,7 +218,10 @@ func extendConfig(text []byte, layers []v1.Descriptor, below int) ([]byte, error
 	}
 	for _, l := range layers {
 		root.DiffIDs = append(root.DiffIDs, l.Digest.String()) // not compressed
-		history = append(history, json.RawMessage(`{"created":"1970-01-01T00:00:00Z","created_by":"kubevirt-disk push"}`))
+		history = append(
+			history,
+			json.RawMessage(`{"created":"1970-01-01T00:00:00Z","created_by":"kubevirt-disk push"}`),
+		)
 	}
 	var err, err2 error
 	config["rootfs"], err = json.Marshal(root)

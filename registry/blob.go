@@ -20,8 +20,8 @@ import (
 // blob is one blob of an image: bytes that are known by their digest, read as a whole or by ranges.
 type blob struct {
 	desc v1.Descriptor
-	// stream reads length bytes from off on. It ends with io.EOF behind all of them only, and goes on
-	// where it was after a connection that broke. Nothing is asked for before the first Read.
+	// stream reads length bytes from off on. It ends with io.EOF behind all of them only, and goes
+	// on where it was after a connection that broke. Nothing is asked for before the first Read.
 	stream func(ctx context.Context, off, length int64) io.ReadCloser
 }
 
@@ -29,11 +29,15 @@ type blob struct {
 type DigestError struct{ Want, Got string }
 
 func (e *DigestError) Error() string {
-	return fmt.Sprintf("the content of %s has the digest %s: it was changed on its way or in the registry", e.Want, e.Got)
+	return fmt.Sprintf(
+		"the content of %s has the digest %s: it was changed on its way or in the registry",
+		e.Want,
+		e.Got,
+	)
 }
 
-// ReadAt reads a range: all of p, or an error. At the end of the blob it returns io.EOF with what there is.
-// Nothing is verified.
+// ReadAt reads a range: all of p, or an error. At the end of the blob it returns io.EOF with what
+// there is. Nothing is verified.
 func (b *blob) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	if off < 0 {
 		return 0, errors.New("read before the beginning of a blob")
@@ -60,7 +64,11 @@ func (b *blob) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 // verified reads the whole blob. The end of it is io.EOF only if its digest is right, otherwise a
 // *DigestError.
 func (b *blob) verified(ctx context.Context) io.ReadCloser {
-	return &verifier{inner: b.stream(ctx, 0, b.desc.Size), hash: sha256.New(), want: b.desc.Digest.String()}
+	return &verifier{
+		inner: b.stream(ctx, 0, b.desc.Size),
+		hash:  sha256.New(),
+		want:  b.desc.Digest.String(),
+	}
 }
 
 type verifier struct {
@@ -123,7 +131,12 @@ func (f *fetch) Read(p []byte) (int, error) {
 				if err == io.EOF {
 					err = io.ErrUnexpectedEOF
 				}
-				err = fmt.Errorf("the connection broke after %d of %d bytes: %w", f.off, f.desc.Size, err)
+				err = fmt.Errorf(
+					"the connection broke after %d of %d bytes: %w",
+					f.off,
+					f.desc.Size,
+					err,
+				)
 				if err := f.next(err); err != nil {
 					return n, err
 				}
@@ -174,13 +187,17 @@ func (f *fetch) connect() error {
 	}
 }
 
-// ask makes one request, for a closed range always. Every request begins at the registry, so that an
-// address that it signs is never older than the request.
+// ask makes one request, for a closed range always. Every request begins at the registry, so that
+// an address that it signs is never older than the request.
 func (f *fetch) ask(e *endpoint) (io.ReadCloser, error) {
 	ctx, cancel := context.WithCancelCause(f.ctx)
 	header := http.Header{"Range": {fmt.Sprintf("bytes=%d-%d", f.off, f.end-1)}}
-	res, err := e.once(ctx, pullScopes(e), request{method: http.MethodGet, path: "blobs/" + f.desc.Digest.String(),
-		header: header, accept: []int{http.StatusPartialContent, http.StatusOK}})
+	res, err := e.once(
+		ctx,
+		pullScopes(e),
+		request{method: http.MethodGet, path: "blobs/" + f.desc.Digest.String(),
+			header: header, accept: []int{http.StatusPartialContent, http.StatusOK}},
+	)
 	if err != nil {
 		cancel(nil)
 		return nil, err
@@ -226,7 +243,14 @@ func (w *watched) Close() error {
 func (f *fetch) check(res *http.Response, body io.Reader) error {
 	if res.StatusCode == http.StatusOK {
 		if res.ContentLength >= 0 && res.ContentLength != f.desc.Size {
-			return permanent(fmt.Errorf("%s has %d bytes, and the manifest says %d", f.desc.Digest, res.ContentLength, f.desc.Size))
+			return permanent(
+				fmt.Errorf(
+					"%s has %d bytes, and the manifest says %d",
+					f.desc.Digest,
+					res.ContentLength,
+					f.desc.Size,
+				),
+			)
 		}
 		if _, err := io.CopyN(io.Discard, body, f.off); err != nil {
 			return fmt.Errorf("reading over %d bytes: %w", f.off, err)
@@ -236,10 +260,19 @@ func (f *fetch) check(res *http.Response, body io.Reader) error {
 	first, total, ok := contentRange(res.Header.Get("Content-Range"))
 	switch {
 	case !ok || first != f.off:
-		return permanent(fmt.Errorf("%s answers with the range %q, and was asked for bytes from %d on",
-			res.Request.URL.Host, res.Header.Get("Content-Range"), f.off))
+		return permanent(
+			fmt.Errorf("%s answers with the range %q, and was asked for bytes from %d on",
+				res.Request.URL.Host, res.Header.Get("Content-Range"), f.off),
+		)
 	case total >= 0 && total != f.desc.Size:
-		return permanent(fmt.Errorf("%s has %d bytes, and the manifest says %d", f.desc.Digest, total, f.desc.Size))
+		return permanent(
+			fmt.Errorf(
+				"%s has %d bytes, and the manifest says %d",
+				f.desc.Digest,
+				total,
+				f.desc.Size,
+			),
+		)
 	}
 	return nil
 }

@@ -29,7 +29,12 @@ func (p *puller) choose() (chosen []*file, err error) {
 			continue
 		}
 		if f.refused != "" {
-			return nil, fmt.Errorf("%q of %s is %s; name another file by --path", f.name, p.image.ref, f.refused)
+			return nil, fmt.Errorf(
+				"%q of %s is %s; name another file by --path",
+				f.name,
+				p.image.ref,
+				f.refused,
+			)
 		}
 		chosen = append(chosen, f)
 		names = append(names, fmt.Sprintf("%q", path.Base(f.name)))
@@ -38,10 +43,18 @@ func (p *puller) choose() (chosen []*file, err error) {
 	case len(chosen) == 0 && p.path != "":
 		return nil, fmt.Errorf("%s has no file %q", p.image.ref, p.path)
 	case len(chosen) == 0:
-		return nil, fmt.Errorf("%s has no disk: there is no file in its directory %s/", p.image.ref, p.dir)
+		return nil, fmt.Errorf(
+			"%s has no disk: there is no file in its directory %s/",
+			p.image.ref,
+			p.dir,
+		)
 	case len(chosen) > 1 && !p.many:
-		return nil, fmt.Errorf("%s has %d disks: choose one by --path, or name a directory for all of them: %s",
-			p.image.ref, len(chosen), strings.Join(names[:min(len(names), 20)], ", "))
+		return nil, fmt.Errorf(
+			"%s has %d disks: choose one by --path, or name a directory for all of them: %s",
+			p.image.ref,
+			len(chosen),
+			strings.Join(names[:min(len(names), 20)], ", "),
+		)
 	}
 	for _, f := range p.files { // what was begun and is not wanted makes room
 		if !slices.Contains(chosen, f) {
@@ -66,10 +79,15 @@ func (p *puller) complete(ctx context.Context, f *file) error {
 // maxChain is how many backing files there may be below a disk.
 const maxChain = 8
 
-// arrive reads the layer of a file until all of it is at its destination, after the files that it needs.
+// arrive reads the layer of a file until all of it is at its destination, after the files that it
+// needs.
 func (p *puller) arrive(ctx context.Context, f *file, depth int) error {
 	for !f.arrival.Done() {
-		err := p.again(ctx, f, func(content io.Reader) error { return f.arrival.Pass(ctx, content) })
+		err := p.again(
+			ctx,
+			f,
+			func(content io.Reader) error { return f.arrival.Pass(ctx, content) },
+		)
 		var needs *image.BackingError
 		if !errors.As(err, &needs) {
 			if err != nil {
@@ -85,8 +103,14 @@ func (p *puller) arrive(ctx context.Context, f *file, depth int) error {
 			return err
 		}
 		opt := image.ArrivalOptions{Options: p.opt.Image}
-		base := &file{name: below.name, layer: below.layer, ordinal: below.ordinal, size: below.size,
-			arrival: image.NewArrival(below.name, below.size, f.to, opt), to: f.to}
+		base := &file{
+			name:    below.name,
+			layer:   below.layer,
+			ordinal: below.ordinal,
+			size:    below.size,
+			arrival: image.NewArrival(below.name, below.size, f.to, opt),
+			to:      f.to,
+		}
 		if err := p.arrive(ctx, base, depth+1); err != nil {
 			return err
 		}
@@ -119,7 +143,10 @@ func (p *puller) again(ctx context.Context, f *file, take func(content io.Reader
 		return err
 	}
 	seen := false
-	changed := fmt.Errorf("the layer %s is another one than before", p.image.manifest.Layers[f.layer].Digest)
+	changed := fmt.Errorf(
+		"the layer %s is another one than before",
+		p.image.manifest.Layers[f.layer].Digest,
+	)
 	err := p.read(ctx, f.layer, func(e *entry, content io.Reader) error {
 		if e.ordinal != f.ordinal {
 			return nil
@@ -147,7 +174,11 @@ func (p *puller) reopen(ctx context.Context, i int) (*layerReader, error) {
 }
 
 // read goes through a layer once more.
-func (p *puller) read(ctx context.Context, i int, visit func(e *entry, content io.Reader) error) error {
+func (p *puller) read(
+	ctx context.Context,
+	i int,
+	visit func(e *entry, content io.Reader) error,
+) error {
 	in, err := p.reopen(ctx, i)
 	if err != nil {
 		return err

@@ -21,8 +21,8 @@ import (
 
 // Options say how registries are reached. The zero value works for public ones.
 type Options struct {
-	// Config is a file of credentials: docker's config.json or a mounted pull secret, or a directory
-	// with one. "": where docker and podman keep theirs.
+	// Config is a file of credentials: docker's config.json or a mounted pull secret, or a
+	// directory with one. "": where docker and podman keep theirs.
 	Config string
 	// Own is a credential for the registry OwnHost, in place of what Config has. Zero: none.
 	Own     Credential
@@ -37,7 +37,8 @@ type Options struct {
 	Patience time.Duration
 	// UserAgent is what registries are told.
 	UserAgent string
-	// Warn is told what a person may want to know, such as that something is tried again. May be nil.
+	// Warn is told what a person may want to know, such as that something is tried again. May be
+	// nil.
 	Warn func(text string)
 }
 
@@ -94,13 +95,20 @@ func New(opt Options) (*Client, error) {
 		registry, err := name.NewRegistry(of)
 		_, err2 := name.NewRegistry(host)
 		if !ok || of == "" || host == "" || err != nil || err2 != nil {
-			return nil, fmt.Errorf("registry mirror %q is not of the form HOST=MIRROR or HOST=MIRROR/PREFIX", text)
+			return nil, fmt.Errorf(
+				"registry mirror %q is not of the form HOST=MIRROR or HOST=MIRROR/PREFIX",
+				text,
+			)
 		}
-		c.mirrors = append(c.mirrors, mirror{of: registry.RegistryStr(), host: host, prefix: strings.Trim(prefix, "/")})
+		c.mirrors = append(
+			c.mirrors,
+			mirror{of: registry.RegistryStr(), host: host, prefix: strings.Trim(prefix, "/")},
+		)
 	}
+	dialer := &net.Dialer{Timeout: 20 * time.Second, KeepAlive: 30 * time.Second}
 	c.base = &http.Transport{
 		Proxy:                 http.ProxyFromEnvironment,
-		DialContext:           (&net.Dialer{Timeout: 20 * time.Second, KeepAlive: 30 * time.Second}).DialContext,
+		DialContext:           dialer.DialContext,
 		TLSHandshakeTimeout:   20 * time.Second,
 		ResponseHeaderTimeout: headerTimeout,
 		IdleConnTimeout:       60 * time.Second,

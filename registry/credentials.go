@@ -23,8 +23,8 @@ import (
 const (
 	// maxConfig bounds a file of credentials. Bytes; a Kubernetes secret has at most a MiB.
 	maxConfig = 4 << 20
-	// credentialAge is how long a credential is used before it is looked up again: tokens in a file or
-	// from a helper expire, and are replaced there.
+	// credentialAge is how long a credential is used before it is looked up again: tokens in a file
+	// or from a helper expire, and are replaced there.
 	credentialAge = time.Minute
 )
 
@@ -34,15 +34,16 @@ type Credential struct{ Username, Password string }
 func (Credential) String() string   { return "(credential)" }
 func (Credential) GoString() string { return "(credential)" }
 
-// keychain finds the credential for a repository: in the file that was named, otherwise where docker
-// and podman keep theirs.
+// keychain finds the credential for a repository: in the file that was named, otherwise where
+// docker and podman keep theirs.
 type keychain struct {
 	file string // "": where docker and podman look
 	own  Credential
 	host string // of the registry that own is for
 }
 
-// Resolve is what go-containerregistry asks. The answer looks the credential up again when it is old.
+// Resolve is what go-containerregistry asks. The answer looks the credential up again when it is
+// old.
 func (k *keychain) Resolve(target authn.Resource) (authn.Authenticator, error) {
 	a := &looked{keychain: k, target: target}
 	if _, err := a.AuthorizationContext(context.Background()); err != nil {
@@ -61,7 +62,11 @@ func (k *keychain) lookup(target authn.Resource) (authn.AuthConfig, error) {
 	if k.file == "" {
 		found, err := authn.DefaultKeychain.Resolve(target)
 		if err != nil {
-			return authn.AuthConfig{}, fmt.Errorf("credentials for %s: %w", target.RegistryStr(), err)
+			return authn.AuthConfig{}, fmt.Errorf(
+				"credentials for %s: %w",
+				target.RegistryStr(),
+				err,
+			)
 		}
 		auth, err := found.Authorization()
 		if err != nil {
@@ -75,7 +80,12 @@ func (k *keychain) lookup(target authn.Resource) (authn.AuthConfig, error) {
 	}
 	auth, err := credentialOf(file, target)
 	if err != nil {
-		return authn.AuthConfig{}, fmt.Errorf("credentials for %s from %q: %w", target.RegistryStr(), k.file, err)
+		return authn.AuthConfig{}, fmt.Errorf(
+			"credentials for %s from %q: %w",
+			target.RegistryStr(),
+			k.file,
+			err,
+		)
 	}
 	return authn.AuthConfig{Username: auth.Username, Password: auth.Password, Auth: auth.Auth,
 		IdentityToken: auth.IdentityToken, RegistryToken: auth.RegistryToken}, nil
@@ -129,7 +139,11 @@ func readConfig(file string) (*configfile.ConfigFile, error) {
 			}
 		}
 		if file == "" {
-			return nil, fmt.Errorf("registry credentials: %q has none of %s", dir, strings.Join(configNames, ", "))
+			return nil, fmt.Errorf(
+				"registry credentials: %q has none of %s",
+				dir,
+				strings.Join(configNames, ", "),
+			)
 		}
 	}
 	f, err := os.Open(file)
@@ -147,13 +161,16 @@ func readConfig(file string) (*configfile.ConfigFile, error) {
 	}
 	parsed, err := config.LoadFromReader(bytes.NewReader(trimmed))
 	if err != nil { // what it says may have a part of the content in it
-		return nil, fmt.Errorf("registry credentials: %q is not what docker writes into its config.json", file)
+		return nil, fmt.Errorf(
+			"registry credentials: %q is not what docker writes into its config.json",
+			file,
+		)
 	}
 	return parsed, nil
 }
 
-// credentialOf finds what the file has for the repository: the entry that names most of its path, as
-// Kubernetes and podman do; an entry for the registry; or one with a wildcard in its host.
+// credentialOf finds what the file has for the repository: the entry that names most of its path,
+// as Kubernetes and podman do; an entry for the registry; or one with a wildcard in its host.
 func credentialOf(file *configfile.ConfigFile, target authn.Resource) (types.AuthConfig, error) {
 	var empty types.AuthConfig
 	host := target.RegistryStr()

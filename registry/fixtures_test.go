@@ -32,7 +32,13 @@ func tarOf(t testing.TB, files ...tarFile) []byte {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
 	for _, f := range files {
-		h := &tar.Header{Name: f.name, Mode: 0o444, Size: int64(len(f.content)), Typeflag: f.kind, Linkname: f.link}
+		h := &tar.Header{
+			Name:     f.name,
+			Mode:     0o444,
+			Size:     int64(len(f.content)),
+			Typeflag: f.kind,
+			Linkname: f.link,
+		}
 		if f.kind == 0 {
 			h.Typeflag = tar.TypeReg
 		}
@@ -74,7 +80,11 @@ func (s store) add(content []byte) v1.Descriptor {
 // image makes a manifest of layers, the lowest first, and returns its descriptor.
 func (s store) image(t testing.TB, layers ...[]byte) v1.Descriptor {
 	t.Helper()
-	m := v1.Manifest{SchemaVersion: 2, MediaType: types.OCIManifestSchema1, Config: s.add([]byte("{}"))}
+	m := v1.Manifest{
+		SchemaVersion: 2,
+		MediaType:     types.OCIManifestSchema1,
+		Config:        s.add([]byte("{}")),
+	}
 	m.Config.MediaType = types.OCIConfigJSON
 	for _, l := range layers {
 		desc := s.add(l)
@@ -103,7 +113,9 @@ func (s store) layout(t testing.TB, image v1.Descriptor) Reference {
 		require.NoError(t, err)
 		require.NoError(t, os.WriteFile(filepath.Join(dir, blobName(h)), content, 0o644))
 	}
-	index, err := json.Marshal(v1.IndexManifest{SchemaVersion: 2, Manifests: []v1.Descriptor{image}})
+	index, err := json.Marshal(
+		v1.IndexManifest{SchemaVersion: 2, Manifests: []v1.Descriptor{image}},
+	)
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "index.json"), index, 0o644))
 	ref, err := ParseReference("oci:" + dir)
@@ -153,7 +165,14 @@ func qcow2Of(t testing.TB, content []byte, options ...string) []byte {
 	t.Helper()
 	dir := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "raw"), content, 0o644))
-	qemuImg(t, dir, append(append([]string{"convert", "-f", "raw", "-O", "qcow2"}, options...), "raw", "image")...)
+	qemuImg(
+		t,
+		dir,
+		append(
+			append([]string{"convert", "-f", "raw", "-O", "qcow2"}, options...),
+			"raw",
+			"image",
+		)...)
 	image, err := os.ReadFile(filepath.Join(dir, "image"))
 	require.NoError(t, err)
 	return image

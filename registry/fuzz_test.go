@@ -23,7 +23,9 @@ func FuzzReference(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if again, err := ParseReference(ref.String()); err != nil || again.Remote() != ref.Remote() || again.Host() != ref.Host() {
+		if again, err := ParseReference(ref.String()); err != nil ||
+			again.Remote() != ref.Remote() ||
+			again.Host() != ref.Host() {
 			t.Fatalf("%q: %v", text, err)
 		}
 	})
@@ -31,7 +33,14 @@ func FuzzReference(f *testing.F) {
 
 // FuzzManifest reads anything as a manifest, an index and a configuration of credentials.
 func FuzzManifest(f *testing.F) {
-	f.Add([]byte(`{"schemaVersion":2,"layers":[{"digest":"sha256:` + strings.Repeat("0", 64) + `","size":-1}]}`))
+	f.Add(
+		[]byte(
+			`{"schemaVersion":2,"layers":[{"digest":"sha256:` + strings.Repeat(
+				"0",
+				64,
+			) + `","size":-1}]}`,
+		),
+	)
 	f.Add([]byte(`{"manifests":[{"platform":{"os":"linux","architecture":"amd64"}}]}`))
 	ref, _ := ParseReference("a/b:c")
 	f.Fuzz(func(t *testing.T, content []byte) {
@@ -81,19 +90,23 @@ func FuzzCredentials(f *testing.F) {
 	})
 }
 
-// FuzzLayer reads anything as the tar archive of a layer: what it says shows lies in the directory, and
-// what lies there is what Go's own reader finds.
+// FuzzLayer reads anything as the tar archive of a layer: what it says shows lies in the directory,
+// and what lies there is what Go's own reader finds.
 func FuzzLayer(f *testing.F) {
 	f.Add(tarOf(f, tarFile{name: "disk/a", content: []byte("x")}, tarFile{name: "disk/.wh.b"},
 		tarFile{name: "disk/c", kind: tar.TypeLink, link: "disk/a"}))
 	f.Add(tarOf(f, tarFile{name: "./disk/../x"}, tarFile{name: ".wh..wh..opq"}))
 	f.Fuzz(func(t *testing.T, layer []byte) {
 		var read int64
-		list, err := readTar(bytes.NewReader(layer), diskDir, func(e *entry, content io.Reader) error {
-			n, err := io.Copy(io.Discard, io.LimitReader(content, 1<<20))
-			read += n
-			return err
-		})
+		list, err := readTar(
+			bytes.NewReader(layer),
+			diskDir,
+			func(e *entry, content io.Reader) error {
+				n, err := io.Copy(io.Discard, io.LimitReader(content, 1<<20))
+				read += n
+				return err
+			},
+		)
 		if err != nil {
 			return
 		}

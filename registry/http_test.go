@@ -19,7 +19,10 @@ import (
 func pullHTTP(t testing.TB, l *lying, opt Options) (dir string, err error) {
 	t.Helper()
 	dir = t.TempDir()
-	_, _, err = newClient(t, opt).Pull(context.Background(), l.ref(t, "vm/a:1"), filepath.Join(dir, "out.raw"), PullOptions{})
+	_, _, err = newClient(
+		t,
+		opt,
+	).Pull(context.Background(), l.ref(t, "vm/a:1"), filepath.Join(dir, "out.raw"), PullOptions{})
 	return dir, err
 }
 
@@ -134,7 +137,10 @@ func TestFetchCancelled(t *testing.T) {
 		return true
 	}}
 	dir := t.TempDir()
-	_, _, err := newClient(t, l.options()).Pull(ctx, l.ref(t, "vm/a:1"), filepath.Join(dir, "out.raw"), PullOptions{})
+	_, _, err := newClient(
+		t,
+		l.options(),
+	).Pull(ctx, l.ref(t, "vm/a:1"), filepath.Join(dir, "out.raw"), PullOptions{})
 	require.ErrorIs(t, err, stop)
 	emptyDir(t, dir)
 }
@@ -146,7 +152,10 @@ func TestReadAt(t *testing.T) {
 		l.noRanges = noRanges
 		content := noise(23, 300<<10)
 		desc := l.add(content)
-		endpoints, err := newClient(t, l.options()).endpoints(l.ref(t, "vm/a:1").remote.Context(), true)
+		endpoints, err := newClient(
+			t,
+			l.options(),
+		).endpoints(l.ref(t, "vm/a:1").remote.Context(), true)
 		require.NoError(t, err)
 		b := remoteBlob(desc, endpoints)
 		l.faults = []fault{cut(10), says(500), cut(0)}
@@ -165,7 +174,10 @@ func TestMirror(t *testing.T) {
 	content := noise(24, 1<<20)
 	registry, mirror := newLying(t), newLying(t)
 	registry.newImage(t, content)
-	opt := Options{Insecure: []string{registry.host(), mirror.host()}, Mirrors: []string{registry.host() + "=" + mirror.host() + "/cache"}}
+	opt := Options{
+		Insecure: []string{registry.host(), mirror.host()},
+		Mirrors:  []string{registry.host() + "=" + mirror.host() + "/cache"},
+	}
 
 	dir, err := pullHTTP(t, registry, opt)
 	require.NoError(t, err)
@@ -190,7 +202,8 @@ func TestMirror(t *testing.T) {
 	onlyFile(t, dir, "out.raw", content)
 }
 
-// TestInsecure: a registry that was not named for it is not asked without TLS, not even on this machine.
+// TestInsecure: a registry that was not named for it is not asked without TLS, not even on this
+// machine.
 func TestInsecure(t *testing.T) {
 	l := newLying(t)
 	l.newImage(t, noise(25, 8192))
@@ -216,12 +229,45 @@ func TestCredentials(t *testing.T) {
 			return file
 		}
 		good := map[string]string{
-			"registry":   write("config.json", fmt.Sprintf(`{"auths":{%q:{"auth":%q}}}`, l.host(), auth)),
-			"repository": write("x", fmt.Sprintf(`{"auths":{%q:{"auth":"eDp5"},"%s/vm/a":{"auth":%q}}}`, l.host(), l.host(), auth)),
-			"path":       write("x", fmt.Sprintf(`{"auths":{"%s/vm":{"username":"me","password":%q}}}`, l.host(), secret)),
-			"glob":       write("x", fmt.Sprintf(`{"auths":{%q:{"auth":%q}}}`, strings.Replace(l.host(), "127.0", "*.*", 1), auth)),
-			"secret":     filepath.Dir(write(".dockerconfigjson", fmt.Sprintf(`{"auths":{%q:{"auth":%q}}}`, l.host(), auth))),
-			"old":        write(".dockercfg", fmt.Sprintf(`{"https://%s/v1/":{"auth":%q}}`, l.host(), auth)),
+			"registry": write(
+				"config.json",
+				fmt.Sprintf(`{"auths":{%q:{"auth":%q}}}`, l.host(), auth),
+			),
+			"repository": write(
+				"x",
+				fmt.Sprintf(
+					`{"auths":{%q:{"auth":"eDp5"},"%s/vm/a":{"auth":%q}}}`,
+					l.host(),
+					l.host(),
+					auth,
+				),
+			),
+			"path": write(
+				"x",
+				fmt.Sprintf(
+					`{"auths":{"%s/vm":{"username":"me","password":%q}}}`,
+					l.host(),
+					secret,
+				),
+			),
+			"glob": write(
+				"x",
+				fmt.Sprintf(
+					`{"auths":{%q:{"auth":%q}}}`,
+					strings.Replace(l.host(), "127.0", "*.*", 1),
+					auth,
+				),
+			),
+			"secret": filepath.Dir(
+				write(
+					".dockerconfigjson",
+					fmt.Sprintf(`{"auths":{%q:{"auth":%q}}}`, l.host(), auth),
+				),
+			),
+			"old": write(
+				".dockercfg",
+				fmt.Sprintf(`{"https://%s/v1/":{"auth":%q}}`, l.host(), auth),
+			),
 		}
 		for name, file := range good {
 			opt := l.options()

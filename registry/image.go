@@ -19,7 +19,8 @@ import (
 )
 
 const (
-	// maxManifest bounds a manifest, an index and a configuration. Bytes; registries take at most 4 MiB.
+	// maxManifest bounds a manifest, an index and a configuration. Bytes; registries take at most 4
+	// MiB.
 	maxManifest = 4 << 20
 	maxLayers   = 1024
 	// maxNested is how many indexes may lead to a manifest.
@@ -106,17 +107,25 @@ func (e *endpoint) manifest(ctx context.Context, name string) ([]byte, string, e
 	}
 }
 
-func (e *endpoint) manifestOnce(ctx context.Context, scopes []string, name string) ([]byte, string, error) {
+func (e *endpoint) manifestOnce(
+	ctx context.Context,
+	scopes []string,
+	name string,
+) ([]byte, string, error) {
 	ctx, cancel := context.WithTimeout(ctx, idleTimeout)
 	defer cancel()
 	res, err := e.once(ctx, scopes, request{method: http.MethodGet, path: "manifests/" + name,
-		header: http.Header{"Accept": {strings.Join(manifestTypes, ", ")}}, accept: []int{http.StatusOK}})
+		header: http.Header{
+			"Accept": {strings.Join(manifestTypes, ", ")},
+		}, accept: []int{http.StatusOK}})
 	if err != nil {
 		return nil, "", err
 	}
 	defer res.Body.Close()
 	if res.ContentLength > maxManifest {
-		return nil, "", permanent(fmt.Errorf("a manifest of %d bytes, more than %d", res.ContentLength, maxManifest))
+		return nil, "", permanent(
+			fmt.Errorf("a manifest of %d bytes, more than %d", res.ContentLength, maxManifest),
+		)
 	}
 	content, err := readBounded(res.Body, maxManifest)
 	if err != nil {
@@ -139,7 +148,8 @@ type resolved struct {
 	manifest *v1.Manifest
 }
 
-// resolve reads the manifest of a reference, that of this machine's platform where there are several.
+// resolve reads the manifest of a reference, that of this machine's platform where there are
+// several.
 func (c *Client) resolve(ctx context.Context, ref Reference) (*resolved, error) {
 	src, err := c.source(ref)
 	if err != nil {
@@ -178,7 +188,11 @@ func resolveIn(ctx context.Context, src source, ref Reference) (*resolved, error
 			}
 			return &resolved{source: src, ref: ref, digest: digest, manifest: m}, nil
 		default:
-			return nil, fmt.Errorf("%s is no container image: its manifest is of the type %q", ref, kind)
+			return nil, fmt.Errorf(
+				"%s is no container image: its manifest is of the type %q",
+				ref,
+				kind,
+			)
 		}
 	}
 	return nil, fmt.Errorf("%s: an index within an index within an index", ref)
@@ -219,14 +233,17 @@ func parseManifest(content []byte) (*v1.Manifest, error) {
 			return nil, fmt.Errorf("the blob %s has a size of %d bytes", l.Digest, l.Size)
 		}
 		if l.Digest.Algorithm != "sha256" {
-			return nil, fmt.Errorf("the digest %q is of an algorithm that is not supported: sha256 is", l.Digest)
+			return nil, fmt.Errorf(
+				"the digest %q is of an algorithm that is not supported: sha256 is",
+				l.Digest,
+			)
 		}
 	}
 	return m, nil
 }
 
-// ofPlatform chooses the manifest for this machine: containers run nowhere else, and whoever builds an
-// image for one platform builds the disk for it, too.
+// ofPlatform chooses the manifest for this machine: containers run nowhere else, and whoever builds
+// an image for one platform builds the disk for it, too.
 func ofPlatform(content []byte, ref Reference) (v1.Descriptor, error) {
 	index, err := v1.ParseIndexManifest(bytes.NewReader(content))
 	if err != nil {
@@ -258,7 +275,12 @@ func ofPlatform(content []byte, ref Reference) (v1.Descriptor, error) {
 // small reads a blob that is known to be small, and verifies it.
 func (r *resolved) small(ctx context.Context, desc v1.Descriptor, limit int64) ([]byte, error) {
 	if desc.Size > limit {
-		return nil, fmt.Errorf("the blob %s has %d bytes, more than %d", desc.Digest, desc.Size, limit)
+		return nil, fmt.Errorf(
+			"the blob %s has %d bytes, more than %d",
+			desc.Digest,
+			desc.Size,
+			limit,
+		)
 	}
 	b, err := r.source.blob(desc)
 	if err != nil {

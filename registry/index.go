@@ -14,8 +14,9 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
 
-// The index of an image says of each of its disks where it lies, and what the digests of its chunks are. It
-// is a layer of its own, so that the manifest vouches for it. docs/registry-index.md has the format.
+// The index of an image says of each of its disks where it lies, and what the digests of its chunks
+// are. It is a layer of its own, so that the manifest vouches for it. docs/registry-index.md has
+// the format.
 const (
 	// annotationIndex marks the layer in the manifest; its value is the version of the format.
 	annotationIndex = "io.kubevirt.disk.index"
@@ -37,8 +38,8 @@ const (
 	maxChunk      = 16 << 20
 )
 
-// index is what the layer has. Unknown fields are ignored, so that later versions of this program can add
-// some: the order in which a guest boots, digests of guest clusters.
+// index is what the layer has. Unknown fields are ignored, so that later versions of this program
+// can add some: the order in which a guest boots, digests of guest clusters.
 type index struct {
 	Version   int         `json:"version"`
 	ChunkSize int64       `json:"chunkSize"`
@@ -49,12 +50,13 @@ type index struct {
 
 // indexFile is one disk, or a backing file of one.
 type indexFile struct {
-	Name       string     `json:"name"` // in the image, as disk/fedora.qcow2
-	Size       int64      `json:"size"`
-	Layer      string     `json:"layer"`  // digest of the layer, which is not compressed
-	Offset     int64      `json:"offset"` // of the file's first byte in the layer
-	FirstChunk int64      `json:"firstChunk"`
-	Metadata   [][2]int64 `json:"metadata,omitempty"` // offset and length of what is read when it is opened
+	Name       string `json:"name"` // in the image, as disk/fedora.qcow2
+	Size       int64  `json:"size"`
+	Layer      string `json:"layer"`  // digest of the layer, which is not compressed
+	Offset     int64  `json:"offset"` // of the file's first byte in the layer
+	FirstChunk int64  `json:"firstChunk"`
+	// Metadata is what is read when it is opened: offset and length.
+	Metadata [][2]int64 `json:"metadata,omitempty"`
 }
 
 func (f *indexFile) chunks(size int64) int64 { return (f.Size + size - 1) / size }
@@ -75,7 +77,10 @@ func (x *index) layer(withDir bool) ([]byte, error) {
 		name    string
 		content []byte
 	}{{indexName, text}, {chunksName, x.chunks}} {
-		err = errors.Join(err, w.WriteHeader(tarHeader(f.name, tar.TypeReg, 0o444, int64(len(f.content)))))
+		err = errors.Join(
+			err,
+			w.WriteHeader(tarHeader(f.name, tar.TypeReg, 0o444, int64(len(f.content)))),
+		)
 		if _, werr := w.Write(f.content); err == nil {
 			err = werr
 		}
@@ -106,7 +111,8 @@ func (r *resolved) readIndex(ctx context.Context) (*index, error) {
 	return nil, nil
 }
 
-// parseIndex reads and checks an index layer. What it says about layers is held against those of the manifest.
+// parseIndex reads and checks an index layer. What it says about layers is held against those of
+// the manifest.
 func parseIndex(layer []byte, layers []v1.Descriptor) (*index, error) {
 	x := new(index)
 	var text []byte
@@ -161,7 +167,8 @@ func (x *index) check(layers []v1.Descriptor) error {
 			return fmt.Errorf("it has more than %d ranges of metadata", maxRanges)
 		}
 		switch {
-		case !strings.HasPrefix(f.Name, diskDir+"/") || path.Clean(f.Name) != f.Name || len(f.Name) > maxName || names[f.Name]:
+		case !strings.HasPrefix(f.Name, diskDir+"/") || path.Clean(f.Name) != f.Name ||
+			len(f.Name) > maxName || names[f.Name]:
 			return fmt.Errorf("it has a file of the name %.100q", f.Name)
 		case !there:
 			return fmt.Errorf("%q lies in %.100q, which is no layer of the image", f.Name, f.Layer)

@@ -20,7 +20,8 @@ const (
 	maxEntries = 4 << 20
 	// maxName bounds the names that are remembered. Bytes; PATH_MAX.
 	maxName = 4096
-	// maxZstdWindow is how far back a zstd layer may refer. Bytes; what "zstd --long" needs at most.
+	// maxZstdWindow is how far back a zstd layer may refer. Bytes; what "zstd --long" needs at
+	// most.
 	maxZstdWindow = 32 << 20
 )
 
@@ -53,14 +54,21 @@ func openLayer(ctx context.Context, b *blob, p *Progress) (*layerReader, error) 
 		r.Reader = marking{z}
 	case bytes.HasPrefix(head, []byte{0x28, 0xb5, 0x2f, 0xfd}),
 		len(head) >= 4 && head[0]&0xf0 == 0x50 && bytes.Equal(head[1:4], []byte{0x2a, 0x4d, 0x18}):
-		z, err := zstd.NewReader(in, zstd.WithDecoderMaxWindow(maxZstdWindow), zstd.WithDecoderLowmem(true),
-			zstd.WithDecoderConcurrency(2))
+		z, err := zstd.NewReader(
+			in,
+			zstd.WithDecoderMaxWindow(maxZstdWindow),
+			zstd.WithDecoderLowmem(true),
+			zstd.WithDecoderConcurrency(2),
+		)
 		if err != nil {
 			return nil, errors.Join(err, raw.Close())
 		}
 		r.Reader, r.close = marking{z}, z.Close
 	case bytes.HasPrefix(head, []byte("BZh")), bytes.HasPrefix(head, []byte("\xfd7zXZ\x00")):
-		return nil, errors.Join(errors.New("it is compressed by bzip2 or xz: gzip, zstd and none are supported"), raw.Close())
+		return nil, errors.Join(
+			errors.New("it is compressed by bzip2 or xz: gzip, zstd and none are supported"),
+			raw.Close(),
+		)
 	default:
 		r.Reader = in
 	}
@@ -87,8 +95,8 @@ func (r *layerReader) Finish() error {
 	return err
 }
 
-// explain is what an error while reading the layer means: what does not make sense was perhaps changed
-// on its way, which its digest tells.
+// explain is what an error while reading the layer means: what does not make sense was perhaps
+// changed on its way, which its digest tells.
 func (r *layerReader) explain(err error) error {
 	var content *contentError
 	var digest *DigestError
@@ -163,10 +171,14 @@ type layerList struct {
 	opaque  []string          // directories of which nothing below shows
 }
 
-// readTar goes through the tar archive of a layer. visit, if not nil, is called for each regular file
-// with the name that its content has in the image, whether or not it lies in the directory of the
-// disks; it may read the content.
-func readTar(r io.Reader, dir string, visit func(e *entry, content io.Reader) error) (*layerList, error) {
+// readTar goes through the tar archive of a layer. visit, if not nil, is called for each regular
+// file with the name that its content has in the image, whether or not it lies in the directory of
+// the disks; it may read the content.
+func readTar(
+	r io.Reader,
+	dir string,
+	visit func(e *entry, content io.Reader) error,
+) (*layerList, error) {
 	list := &layerList{dir: dir, entries: make(map[string]*entry)}
 	tr := tar.NewReader(r)
 	for n := 0; ; n++ {
@@ -191,7 +203,8 @@ func readTar(r io.Reader, dir string, visit func(e *entry, content io.Reader) er
 		if list.note(e); len(list.entries)+len(list.removed)+len(list.opaque) > maxShown {
 			return nil, fmt.Errorf("it has more than %d files under %s/", maxShown, dir)
 		}
-		if visit != nil && e.kind == entryFile && !strings.HasPrefix(path.Base(name), whiteoutPrefix) {
+		if visit != nil && e.kind == entryFile &&
+			!strings.HasPrefix(path.Base(name), whiteoutPrefix) {
 			if err := visit(e, tr); err != nil {
 				return nil, err
 			}
@@ -202,8 +215,8 @@ func readTar(r io.Reader, dir string, visit func(e *entry, content io.Reader) er
 // maxShown bounds the files under the directory of the disks that are remembered of a layer.
 const maxShown = 4096
 
-// cleanName is the name as runtimes unpack it. One that only seems to lie in the directory of the disks,
-// or seems not to, is an error.
+// cleanName is the name as runtimes unpack it. One that only seems to lie in the directory of the
+// disks, or seems not to, is an error.
 func cleanName(name, dir string) (string, error) {
 	clean := strings.TrimPrefix(path.Clean("/"+name), "/")
 	for _, part := range strings.Split(name, "/") {
@@ -247,7 +260,8 @@ func (l *layerList) note(e *entry) {
 		}
 	case strings.HasPrefix(base, whiteoutMeta):
 	case strings.HasPrefix(base, whiteoutPrefix):
-		if gone := path.Join(dir, strings.TrimPrefix(base, whiteoutPrefix)); under(l.dir, gone) || under(gone, l.dir) {
+		if gone := path.Join(dir, strings.TrimPrefix(base, whiteoutPrefix)); under(l.dir, gone) ||
+			under(gone, l.dir) {
 			l.removed = append(l.removed, gone)
 		}
 	case under(l.dir, e.name) || e.kind != entryDirectory && under(e.name, l.dir):
@@ -297,7 +311,8 @@ func (s *shadow) add(l *layerList) error {
 	return nil
 }
 
-// readAhead reads some blocks ahead, so that fetching and hashing go on beside what is done with them.
+// readAhead reads some blocks ahead, so that fetching and hashing go on beside what is done with
+// them.
 type readAhead struct {
 	inner  io.ReadCloser
 	full   chan block
@@ -321,8 +336,13 @@ const (
 )
 
 func newReadAhead(inner io.ReadCloser) *readAhead {
-	r := &readAhead{inner: inner, full: make(chan block, aheadBlocks), empty: make(chan []byte, aheadBlocks),
-		stop: make(chan struct{}), done: make(chan struct{})}
+	r := &readAhead{
+		inner: inner,
+		full:  make(chan block, aheadBlocks),
+		empty: make(chan []byte, aheadBlocks),
+		stop:  make(chan struct{}),
+		done:  make(chan struct{}),
+	}
 	for range aheadBlocks {
 		r.empty <- make([]byte, aheadBlock)
 	}

@@ -60,7 +60,11 @@ func (l *layout) manifest(ctx context.Context, digest string) ([]byte, string, e
 	}
 	index, err := v1.ParseIndexManifest(bytes.NewReader(content))
 	if err != nil {
-		return nil, "", fmt.Errorf("OCI layout %q: its index.json cannot be read: %w", l.ref.oci, err)
+		return nil, "", fmt.Errorf(
+			"OCI layout %q: its index.json cannot be read: %w",
+			l.ref.oci,
+			err,
+		)
 	}
 	var found []v1.Descriptor
 	var names []string
@@ -153,7 +157,8 @@ func (r *fileRun) Read(p []byte) (int, error) {
 
 func (r *fileRun) Close() error { return r.file.Close() }
 
-// archive is what "docker save" or "podman save" writes: a tar archive of layers, with a manifest.json.
+// archive is what "docker save" or "podman save" writes: a tar archive of layers, with a
+// manifest.json.
 type archive struct {
 	file     string
 	members  map[string]member
@@ -271,10 +276,18 @@ func (a *archive) assemble(f *os.File) error {
 		return fmt.Errorf("its configuration cannot be read: %w", err)
 	}
 	if len(config.RootFS.DiffIDs) != len(images[0].Layers) || len(images[0].Layers) > maxLayers {
-		return fmt.Errorf("has %d layers, and its configuration names %d", len(images[0].Layers), len(config.RootFS.DiffIDs))
+		return fmt.Errorf(
+			"has %d layers, and its configuration names %d",
+			len(images[0].Layers),
+			len(config.RootFS.DiffIDs),
+		)
 	}
-	m := v1.Manifest{SchemaVersion: 2, MediaType: types.DockerManifestSchema2, Config: v1.Descriptor{
-		MediaType: types.DockerConfigJSON, Size: int64(len(configText))}}
+	m := v1.Manifest{
+		SchemaVersion: 2,
+		MediaType:     types.DockerManifestSchema2,
+		Config: v1.Descriptor{
+			MediaType: types.DockerConfigJSON, Size: int64(len(configText))},
+	}
 	m.Config.Digest, _ = v1.NewHash(digestOf(configText))
 	if a.blobs[m.Config.Digest.String()], err = a.member(images[0].Config); err != nil {
 		return err
@@ -285,11 +298,19 @@ func (a *archive) assemble(f *os.File) error {
 			return err
 		}
 		digest := config.RootFS.DiffIDs[i]
-		if h, err := v1.NewHash("sha256:" + filepath.Base(name)); err == nil && strings.HasPrefix(name, "blobs/sha256/") {
+		if h, err := v1.NewHash("sha256:" + filepath.Base(name)); err == nil &&
+			strings.HasPrefix(name, "blobs/sha256/") {
 			digest = h // an OCI layout in the archive, whose layers may be compressed
 		}
 		a.blobs[digest.String()] = layer
-		m.Layers = append(m.Layers, v1.Descriptor{MediaType: types.DockerUncompressedLayer, Size: layer.size, Digest: digest})
+		m.Layers = append(
+			m.Layers,
+			v1.Descriptor{
+				MediaType: types.DockerUncompressedLayer,
+				Size:      layer.size,
+				Digest:    digest,
+			},
+		)
 	}
 	a.manifest, err = json.Marshal(m)
 	return err

@@ -93,7 +93,11 @@ func (l *lying) handle(w http.ResponseWriter, r *http.Request) {
 		}
 		content, ok := l.store[name]
 		if !ok {
-			http.Error(w, `{"errors":[{"code":"MANIFEST_UNKNOWN","message":"manifest unknown"}]}`, http.StatusNotFound)
+			http.Error(
+				w,
+				`{"errors":[{"code":"MANIFEST_UNKNOWN","message":"manifest unknown"}]}`,
+				http.StatusNotFound,
+			)
 			return
 		}
 		var says struct{ MediaType string }
@@ -102,7 +106,12 @@ func (l *lying) handle(w http.ResponseWriter, r *http.Request) {
 		_, _ = w.Write(content)
 	case "blobs":
 		if l.elsewhere != "" {
-			http.Redirect(w, r, l.elsewhere+"/"+name+"?signature=secret", http.StatusTemporaryRedirect)
+			http.Redirect(
+				w,
+				r,
+				l.elsewhere+"/"+name+"?signature=secret",
+				http.StatusTemporaryRedirect,
+			)
 			return
 		}
 		l.blob(w, r, name)
@@ -206,7 +215,8 @@ func (l *lying) allowed(w http.ResponseWriter, r *http.Request) bool {
 		if good {
 			return true
 		}
-		w.Header().Set("WWW-Authenticate", fmt.Sprintf(`Bearer realm="%s/token",service="test",scope="repository:vm/a:pull"`, l.server.URL))
+		w.Header().
+			Set("WWW-Authenticate", fmt.Sprintf(`Bearer realm="%s/token",service="test",scope="repository:vm/a:pull"`, l.server.URL))
 	case l.basic != "":
 		if user, password, _ := r.BasicAuth(); user+":"+password == l.basic {
 			return true

@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
-	"path/filepath"
 	"slices"
 	"sync"
 
@@ -14,33 +12,33 @@ import (
 	"kubevirt.io/disk/disk/image"
 )
 
-// metadataOf opens an image once more, and notes what is read of each of its files: what has to be at hand
-// before the image can be served.
-func metadataOf(name string, opt image.Options) (map[string][][2]int64, error) {
-	root, err := os.OpenRoot(filepath.Dir(name))
-	if err != nil {
-		return nil, err
-	}
-	defer root.Close()
+// metadataOf opens an image once more, and notes what is read of each of its files: what has to be
+// at hand before the image can be served. open gives each file, which is closed.
+func metadataOf(
+	ctx context.Context,
+	name string,
+	opt image.Options,
+	open func(name string) (*os.File, error),
+) (map[string][][2]int64, error) {
 	noted := make(map[string]*noting)
-	open := func(_ context.Context, name string) (image.Source, error) {
-		info, err := root.Lstat(name)
+	source := func(_ context.Context, name string) (image.Source, error) {
+		f, err := open(name)
 		if err != nil {
 			return nil, err
 		}
-		if !info.Mode().IsRegular() {
-			return nil, fmt.Errorf("%w: %q is no regular file", fs.ErrInvalid, name)
+		info, err := f.Stat()
+		if err == nil && !info.Mode().IsRegular() {
+			err = fmt.Errorf("%q is no regular file", name)
 		}
-		f, err := root.Open(name)
 		if err != nil {
-			return nil, err
+			return nil, errors.Join(err, f.Close())
 		}
 		s := &noting{file: f, size: info.Size()}
 		noted[name] = s
 		return s, nil
 	}
 	// What it is was decided when it was opened by its path; here only the reads count.
-	img, err := image.OpenSource(context.Background(), filepath.Base(name), open, opt)
+	img, err := image.OpenSource(ctx, name, source, opt)
 	if err != nil {
 		return nil, err
 	}
@@ -67,8 +65,8 @@ func (s *noting) ReadAt(_ context.Context, p []byte, off int64) (int, error) {
 	return s.file.ReadAt(p, off)
 }
 
-// ranges are what was read, in order, without overlaps, as offset and length. Reads that are nearly neighbours
-// are one, so that there are not more of them than are accepted.
+// ranges are what was read, in order, without overlaps, as offset and length. Reads that are nearly
+// neighbours are one, so that there are not more of them than are accepted.
 func (s *noting) ranges() (all [][2]int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -3,14 +3,27 @@ package registry
 import (
 	"io"
 	"sync/atomic"
+
+	"kubevirt.io/disk/disk/image"
 )
 
-// Progress tells how far a pull or a push is. The zero value is ready; every method may be called at any
-// time by any goroutine.
-type Progress struct{ done, total atomic.Int64 }
+// Progress tells how far a pull or a push is. The zero value is ready; every method may be called
+// at any time by any goroutine.
+type Progress struct {
+	done, total atomic.Int64
+	making      atomic.Pointer[image.Progress] // of an image that is being compressed; nil: none is
+}
 
-// Done is how many bytes went over the network, or were found to be there already.
-func (p *Progress) Done() int64 { return p.done.Load() }
+// Done is how many bytes have been dealt with: compressed, hashed, sent, fetched, or found to be
+// there.
+func (p *Progress) Done() int64 {
+	n := p.done.Load()
+	if m := p.making.Load(); m != nil {
+		data, _ := m.Data()
+		n += data
+	}
+	return n
+}
 
 // Total is how many there will be; 0 before that is known.
 func (p *Progress) Total() int64 { return p.total.Load() }

@@ -23,8 +23,8 @@ import (
 
 // PullOptions say what is fetched of an image. The zero value works.
 type PullOptions struct {
-	// Path is the file to fetch: a name in /disk, or a path in the image. "": the only disk, or all of
-	// them into a directory.
+	// Path is the file to fetch: a name in /disk, or a path in the image. "": the only disk, or all
+	// of them into a directory.
 	Path string
 	// Original keeps the file as it is, instead of making a raw disk of it.
 	Original bool
@@ -46,11 +46,17 @@ type Pulled struct {
 	Size   int64        // of the disk, bytes
 }
 
-// Pull fetches the disks of an image, and returns them with the digest of the image's manifest. dest is a
-// file, a block device, a directory for any number of disks, or "-". What is left under its final name is
-// complete and has the digest that the manifest says; of a block device and of standard output, only the
-// error tells. Each layer is read once where the disk comes in one pass, see image.Arrival.
-func (c *Client) Pull(ctx context.Context, ref Reference, dest string, opt PullOptions) (done []Pulled, digest string, err error) {
+// Pull fetches the disks of an image, and returns them with the digest of the image's manifest.
+// dest is a file, a block device, a directory for any number of disks, or "-". What is left under
+// its final name is complete and has the digest that the manifest says; of a block device and of
+// standard output, only the error tells. Each layer is read once where the disk comes in one pass,
+// see image.Arrival.
+func (c *Client) Pull(
+	ctx context.Context,
+	ref Reference,
+	dest string,
+	opt PullOptions,
+) (done []Pulled, digest string, err error) {
 	r, err := c.resolve(ctx, ref)
 	if err != nil {
 		return nil, "", err
@@ -141,7 +147,8 @@ func (p *puller) prepare() error {
 	return nil
 }
 
-// mediaDisk begins the media types of KubeVirt's disk artifacts: a blob is a disk, without a tar archive.
+// mediaDisk begins the media types of KubeVirt's disk artifacts: a blob is a disk, without a tar
+// archive.
 const (
 	mediaDisk      = "application/vnd.kubevirt.disk."
 	annotationDisk = "io.kubevirt.disk.name"
@@ -182,13 +189,21 @@ func (p *puller) run(ctx context.Context) (done []Pulled, err error) {
 		if err := to.Finish(nil); err != nil {
 			return done, err
 		}
-		done = append(done, Pulled{Name: f.name, To: f.label, Format: f.arrival.Format(), Size: f.arrival.VirtualSize()})
+		done = append(
+			done,
+			Pulled{
+				Name:   f.name,
+				To:     f.label,
+				Format: f.arrival.Format(),
+				Size:   f.arrival.VirtualSize(),
+			},
+		)
 	}
 	return done, nil
 }
 
-// scan reads the layers from the top, until everything is known. Where the image's index says in which layer
-// the one file is that is wanted, only that is read.
+// scan reads the layers from the top, until everything is known. Where the image's index says in
+// which layer the one file is that is wanted, only that is read.
 func (p *puller) scan(ctx context.Context) error {
 	layers := p.image.manifest.Layers
 	read := func(i int) error {
@@ -230,14 +245,17 @@ func (p *puller) indexed(ctx context.Context) (int, error) {
 	}
 	for _, f := range x.Files {
 		if f.Name == p.path {
-			return slices.IndexFunc(p.image.manifest.Layers, func(l v1.Descriptor) bool { return l.Digest.String() == f.Layer }), nil
+			return slices.IndexFunc(
+				p.image.manifest.Layers,
+				func(l v1.Descriptor) bool { return l.Digest.String() == f.Layer },
+			), nil
 		}
 	}
 	return -1, nil
 }
 
-// found tells that no further layer needs to be read: the file that was asked for is there, and needs no
-// other one.
+// found tells that no further layer needs to be read: the file that was asked for is there, and
+// needs no other one.
 func (p *puller) found() bool {
 	if p.path == "" {
 		return false
@@ -355,8 +373,8 @@ func (p *puller) candidate(name string) bool {
 	return p.path == name || p.path == "" && path.Dir(name) == p.dir
 }
 
-// pass is given the content of a file that shows. It is written at once, unless another one may be the
-// one that is wanted, or has to be there before.
+// pass is given the content of a file that shows. It is written at once, unless another one may be
+// the one that is wanted, or has to be there before.
 func (p *puller) pass(ctx context.Context, f *file, content io.Reader) error {
 	if err := p.peek(f, &content); err != nil {
 		return err
@@ -403,7 +421,8 @@ func (p *puller) open(f *file) (err error) {
 	if p.names[f.label] {
 		return fmt.Errorf("two disks of the image would be called %q", f.label)
 	}
-	if info, statErr := os.Stat(f.label); statErr == nil && info.Mode()&fs.ModeDevice != 0 && info.Mode()&fs.ModeCharDevice == 0 {
+	if info, statErr := os.Stat(f.label); statErr == nil && info.Mode()&fs.ModeDevice != 0 &&
+		info.Mode()&fs.ModeCharDevice == 0 {
 		f.to, err = image.OpenDevice(f.label)
 	} else {
 		f.to, err = image.CreateDestination(f.label, p.opt.Replace)
@@ -412,11 +431,17 @@ func (p *puller) open(f *file) (err error) {
 		return err
 	}
 	p.names[f.label] = true
-	f.arrival = image.NewArrival(f.name, f.size, f.to, image.ArrivalOptions{Options: p.opt.Image, Original: p.opt.Original})
+	f.arrival = image.NewArrival(
+		f.name,
+		f.size,
+		f.to,
+		image.ArrivalOptions{Options: p.opt.Image, Original: p.opt.Original},
+	)
 	return nil
 }
 
-// fileName is what a disk is called in a directory: what says that it is qcow2 is no name of a raw disk.
+// fileName is what a disk is called in a directory: what says that it is qcow2 is no name of a raw
+// disk.
 func (p *puller) fileName(name string) string {
 	base := path.Base(name)
 	if p.opt.Original {

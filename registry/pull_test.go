@@ -22,7 +22,10 @@ import (
 func pull(t testing.TB, ref Reference, opt PullOptions) (dir string, err error) {
 	t.Helper()
 	dir = t.TempDir()
-	_, _, err = newClient(t, Options{}).Pull(context.Background(), ref, filepath.Join(dir, "out.raw"), opt)
+	_, _, err = newClient(
+		t,
+		Options{},
+	).Pull(context.Background(), ref, filepath.Join(dir, "out.raw"), opt)
 	return dir, err
 }
 
@@ -43,9 +46,24 @@ func TestPullFormats(t *testing.T) {
 		for packing, pack := range packings {
 			t.Run(name+"/"+packing, func(t *testing.T) {
 				s := store{}
-				layer := tarOf(t, tarFile{name: "etc/passwd", content: []byte("root")}, tarFile{name: "disk/", kind: tar.TypeDir},
-					tarFile{name: "./disk/" + name, content: inside}, tarFile{name: "usr/x", content: []byte("x")})
-				ref := s.layout(t, s.image(t, gzipped(t, tarOf(t, tarFile{name: "bin/sh", content: []byte("#!")})), pack(t, layer)))
+				layer := tarOf(
+					t,
+					tarFile{name: "etc/passwd", content: []byte("root")},
+					tarFile{name: "disk/", kind: tar.TypeDir},
+					tarFile{
+						name:    "./disk/" + name,
+						content: inside,
+					},
+					tarFile{name: "usr/x", content: []byte("x")},
+				)
+				ref := s.layout(
+					t,
+					s.image(
+						t,
+						gzipped(t, tarOf(t, tarFile{name: "bin/sh", content: []byte("#!")})),
+						pack(t, layer),
+					),
+				)
 				dir, err := pull(t, ref, PullOptions{})
 				require.NoError(t, err)
 				onlyFile(t, dir, "out.raw", content)
@@ -55,7 +73,10 @@ func TestPullFormats(t *testing.T) {
 				onlyFile(t, dir, "out.raw", inside)
 
 				var stdout bytes.Buffer
-				done, _, err := newClient(t, Options{}).Pull(context.Background(), ref, "-", PullOptions{Stdout: &stdout})
+				done, _, err := newClient(
+					t,
+					Options{},
+				).Pull(context.Background(), ref, "-", PullOptions{Stdout: &stdout})
 				require.NoError(t, err)
 				require.True(t, bytes.Equal(content, stdout.Bytes()))
 				require.Equal(t, int64(len(content)), done[0].Size)
@@ -69,7 +90,14 @@ func TestPullIsSparse(t *testing.T) {
 	content := make([]byte, 64<<20)
 	copy(content[32<<20:], noise(2, 64<<10))
 	s := store{}
-	dir, err := pull(t, s.layout(t, s.image(t, gzipped(t, tarOf(t, tarFile{name: "disk/a.img", content: content})))), PullOptions{})
+	dir, err := pull(
+		t,
+		s.layout(
+			t,
+			s.image(t, gzipped(t, tarOf(t, tarFile{name: "disk/a.img", content: content}))),
+		),
+		PullOptions{},
+	)
 	require.NoError(t, err)
 	onlyFile(t, dir, "out.raw", content)
 	require.Less(t, usedBytes(t, filepath.Join(dir, "out.raw")), int64(2<<20))
@@ -140,8 +168,34 @@ func TestPullDirectory(t *testing.T) {
 	work := t.TempDir()
 	base, other := noise(5, 4<<20), noise(6, 1<<20)
 	require.NoError(t, os.WriteFile(filepath.Join(work, "base.img"), base, 0o644))
-	qemuImg(t, work, "create", "-q", "-f", "qcow2", "-b", "base.img", "-F", "raw", "middle.qcow2", "6M")
-	qemuImg(t, work, "create", "-q", "-f", "qcow2", "-b", "middle.qcow2", "-F", "qcow2", "top.qcow2", "5M")
+	qemuImg(
+		t,
+		work,
+		"create",
+		"-q",
+		"-f",
+		"qcow2",
+		"-b",
+		"base.img",
+		"-F",
+		"raw",
+		"middle.qcow2",
+		"6M",
+	)
+	qemuImg(
+		t,
+		work,
+		"create",
+		"-q",
+		"-f",
+		"qcow2",
+		"-b",
+		"middle.qcow2",
+		"-F",
+		"qcow2",
+		"top.qcow2",
+		"5M",
+	)
 	file := func(name string) tarFile {
 		p, err := os.ReadFile(filepath.Join(work, name))
 		require.NoError(t, err)
@@ -150,8 +204,15 @@ func TestPullDirectory(t *testing.T) {
 	want := make([]byte, 5<<20)
 	copy(want, base)
 	s := store{}
-	ref := s.layout(t, s.image(t, gzipped(t, tarOf(t, file("base.img"), tarFile{name: "disk/other.img", content: other})),
-		tarOf(t, file("top.qcow2")), zstandard(t, tarOf(t, file("middle.qcow2")))))
+	ref := s.layout(
+		t,
+		s.image(
+			t,
+			gzipped(t, tarOf(t, file("base.img"), tarFile{name: "disk/other.img", content: other})),
+			tarOf(t, file("top.qcow2")),
+			zstandard(t, tarOf(t, file("middle.qcow2"))),
+		),
+	)
 	dir := t.TempDir()
 	done, digest, err := newClient(t, Options{}).Pull(context.Background(), ref, dir, PullOptions{})
 	require.NoError(t, err)
@@ -172,7 +233,8 @@ func TestPullDirectory(t *testing.T) {
 	onlyFile(t, dir, "out.raw", want)
 }
 
-// TestPullLate fetches a qcow2 file of which a table lies behind what it maps: the layer is read again.
+// TestPullLate fetches a qcow2 file of which a table lies behind what it maps: the layer is read
+// again.
 func TestPullLate(t *testing.T) {
 	work := t.TempDir()
 	content := noise(7, 8<<20)
@@ -182,7 +244,14 @@ func TestPullLate(t *testing.T) {
 	inside, err := os.ReadFile(filepath.Join(work, "image"))
 	require.NoError(t, err)
 	s := store{}
-	dir, err := pull(t, s.layout(t, s.image(t, gzipped(t, tarOf(t, tarFile{name: "disk/a.qcow2", content: inside})))), PullOptions{})
+	dir, err := pull(
+		t,
+		s.layout(
+			t,
+			s.image(t, gzipped(t, tarOf(t, tarFile{name: "disk/a.qcow2", content: inside}))),
+		),
+		PullOptions{},
+	)
 	require.NoError(t, err)
 	f, err := os.Open(filepath.Join(dir, "out.raw"))
 	require.NoError(t, err)
@@ -200,8 +269,13 @@ func TestPullArtifact(t *testing.T) {
 	layer := s.add(zstandard(t, content))
 	layer.MediaType = "application/vnd.kubevirt.disk.raw+zstd"
 	layer.Annotations = map[string]string{"io.kubevirt.disk.name": "rootdisk"}
-	m := v1.Manifest{SchemaVersion: 2, MediaType: types.OCIManifestSchema1, Config: s.add([]byte("{}")),
-		Layers: []v1.Descriptor{layer}, ArtifactType: "application/vnd.kubevirt.disk"}
+	m := v1.Manifest{
+		SchemaVersion: 2,
+		MediaType:     types.OCIManifestSchema1,
+		Config:        s.add([]byte("{}")),
+		Layers:        []v1.Descriptor{layer},
+		ArtifactType:  "application/vnd.kubevirt.disk",
+	}
 	ref := s.layout(t, s.manifest(t, m))
 	dir, err := pull(t, ref, PullOptions{})
 	require.NoError(t, err)
@@ -267,7 +341,10 @@ func TestPullPlatform(t *testing.T) {
 	attestation := other
 	attestation.Platform = &v1.Platform{OS: "unknown", Architecture: "unknown"}
 	index := func(m ...v1.Descriptor) v1.Descriptor {
-		desc := s.manifest(t, v1.IndexManifest{SchemaVersion: 2, MediaType: types.OCIImageIndex, Manifests: m})
+		desc := s.manifest(
+			t,
+			v1.IndexManifest{SchemaVersion: 2, MediaType: types.OCIImageIndex, Manifests: m},
+		)
 		desc.MediaType = types.OCIImageIndex
 		return desc
 	}
@@ -277,7 +354,14 @@ func TestPullPlatform(t *testing.T) {
 	dir, err = pull(t, s.layout(t, index(other, attestation)), PullOptions{})
 	require.ErrorContains(t, err, "only for: linux/"+otherArch())
 	emptyDir(t, dir)
-	_, err = pull(t, s.layout(t, s.manifest(t, map[string]any{"schemaVersion": 1, "mediaType": "application/x"})), PullOptions{})
+	_, err = pull(
+		t,
+		s.layout(
+			t,
+			s.manifest(t, map[string]any{"schemaVersion": 1, "mediaType": "application/x"}),
+		),
+		PullOptions{},
+	)
 	require.ErrorContains(t, err, `"application/x"`)
 }
 
@@ -302,7 +386,11 @@ func TestPullBounded(t *testing.T) {
 		"virtual":    {s.image(t, tarOf(t, tarFile{name: "disk/a.qcow2", content: qcow2Of(t, noise(13, 8192))})), "limit"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			dir, err := pull(t, s.layout(t, c.image), PullOptions{Image: image.Options{MaxVirtualSize: 4096}})
+			dir, err := pull(
+				t,
+				s.layout(t, c.image),
+				PullOptions{Image: image.Options{MaxVirtualSize: 4096}},
+			)
 			require.ErrorContains(t, err, c.want)
 			emptyDir(t, dir)
 		})
@@ -326,7 +414,8 @@ func TestPullSparseTar(t *testing.T) {
 			require.NoError(t, err)
 		}
 		require.NoError(t, f.Close())
-		out, err := exec.Command("tar", "-C", dir, "-S", "--format="+format, "-cf", filepath.Join(dir, "layer"), "disk").CombinedOutput()
+		out, err := exec.Command("tar", "-C", dir, "-S", "--format="+format, "-cf", filepath.Join(dir, "layer"), "disk").
+			CombinedOutput()
 		require.NoError(t, err, "%s", out)
 		layer, err := os.ReadFile(filepath.Join(dir, "layer"))
 		require.NoError(t, err)

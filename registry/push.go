@@ -2,6 +2,7 @@ package registry
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,11 +10,13 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/types"
 
 	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/disk/qcow2"
 )
 
 // BaseNone is the base of an image that has nothing but disks, as a containerDisk of KubeVirt.
@@ -23,19 +26,28 @@ const BaseNone = "none"
 type PushOptions struct {
 	// Base is the reference of the image whose layers come first, or BaseNone.
 	Base string
+	// Compress is how files are stored that are not compressed, as qcow2, in a temporary file
+	// first; and CompressRaw, how raw ones are. "": as they are.
+	Compress, CompressRaw qcow2.Compression
 	// Image limits what is accepted as an image.
 	Image image.Options
 	// Progress is told how far it is. May be nil.
 	Progress *Progress
 }
 
-// Push stores disk images as a container image: the base image's layers, a layer with an index, and a layer
-// of plain tar for each file and each of its backing files. It returns the digest of what the tag names.
+// Push stores disk images as a container image: the base image's layers, a layer with an index, and
+// a layer of plain tar for each file and each of its backing files. It returns the digest of what
+// the tag names.
 //
-// Every image is validated before anything is sent. The same files on the same base give the same digest, on
-// every machine. What the registry has is not sent again, so that a push that was interrupted goes on when it
-// is made again. The tag is set last, when everything is there.
-func (c *Client) Push(ctx context.Context, files []string, ref Reference, opt PushOptions) (digest string, err error) {
+// Every image is validated before anything is sent. The same files on the same base give the same
+// digest, on every machine. What the registry has is not sent again, so that a push that was
+// interrupted goes on when it is made again. The tag is set last, when everything is there.
+func (c *Client) Push(
+	ctx context.Context,
+	files []string,
+	ref Reference,
+	opt PushOptions,
+) (digest string, err error) {
 	if opt.Progress == nil {
 		opt.Progress = new(Progress)
 	}
@@ -47,10 +59,13 @@ func (c *Client) Push(ctx context.Context, files []string, ref Reference, opt Pu
 	}
 	p := &pusher{client: c, ref: ref, opt: opt}
 	defer func() { err = errors.Join(err, p.close()) }()
-	if err := p.open(files); err != nil {
+	if err := p.validate(files); err != nil {
 		return "", err
 	}
 	if err := p.findBase(ctx); err != nil {
+		return "", err
+	}
+	if err := p.prepare(ctx); err != nil {
 		return "", err
 	}
 	if err := p.index(ctx); err != nil {
@@ -65,6 +80,7 @@ type pusher struct {
 	ref    Reference
 	opt    PushOptions
 
+	planned  []planned
 	layers   []*diskLayer
 	metadata map[*diskLayer][][2]int64
 	base     *baseImage
@@ -81,12 +97,19 @@ func (p *pusher) close() (err error) {
 	return err
 }
 
-// open validates the files as serving them would, and lays out a layer for each, and for what is below it.
-func (p *pusher) open(files []string) error {
-	p.metadata = make(map[*diskLayer][][2]int64)
-	from := make(map[string]string)
-	for _, name := range files {
-		img, err := image.Open(name, p.opt.Image)
+// planned is a file that was validated.
+type planned struct {
+	path     string
+	name     string   // in the image; without disk/
+	below    []string // its backing files, relative to where it is
+	compress qcow2.Compression
+	data     int64 // bytes that it stores
+}
+
+// validate looks at the files as serving them would, and decides what becomes of each.
+func (p *pusher) validate(files []string) error {
+	for _, file := range files {
+		img, err := image.Open(file, p.opt.Image)
 		if err != nil {
 			return err
 		}
@@ -94,39 +117,137 @@ func (p *pusher) open(files []string) error {
 		if err := img.Close(); err != nil {
 			return err
 		}
-		reads, err := metadataOf(name, p.opt.Image)
-		if err != nil {
-			return err
+		f := planned{path: file, name: filepath.Base(file), data: info.AllocatedSize}
+		if info.Compression == "" {
+			f.compress = p.opt.Compress
 		}
-		names := []string{filepath.Base(name)}
-		for _, below := range info.BackingChain {
-			names = append(names, below.Name)
+		if info.Format == image.FormatRaw {
+			f.compress = cmp.Or(f.compress, p.opt.CompressRaw)
 		}
-		for _, n := range names {
-			file := filepath.Join(filepath.Dir(name), n)
-			inImage := path.Join(diskDir, filepath.ToSlash(n))
-			switch other, there := from[inImage]; {
-			case there && same(other, file):
-				continue
-			case there:
-				return fmt.Errorf("%q and %q would have the same name in the image: rename one", other, file)
+		if f.compress != "" {
+			f.name = strings.TrimSuffix(f.name, path.Ext(f.name)) + ".qcow2"
+			p.opt.Progress.total.Add(f.data)
+		} else {
+			for _, below := range info.BackingChain {
+				f.below = append(f.below, below.Name)
 			}
-			from[inImage] = file
-			f, err := os.Open(file)
+		}
+		p.planned = append(p.planned, f)
+	}
+	return p.checkNames()
+}
+
+// checkNames refuses two files of one name, unless they are the same.
+func (p *pusher) checkNames() error {
+	from := make(map[string]string)
+	for _, f := range p.planned {
+		names, files := []string{f.name}, []string{f.path}
+		for _, below := range f.below {
+			names, files = append(
+				names,
+				below,
+			), append(
+				files,
+				filepath.Join(filepath.Dir(f.path), below),
+			)
+		}
+		for i, name := range names {
+			if other, there := from[name]; there && !same(other, files[i]) {
+				return fmt.Errorf(
+					"%q and %q would have the same name in the image: rename one",
+					other,
+					files[i],
+				)
+			}
+			from[name] = files[i]
+		}
+	}
+	return nil
+}
+
+// prepare compresses what is to be, and lays out a layer for each file and for what is below it.
+func (p *pusher) prepare(ctx context.Context) error {
+	p.metadata = make(map[*diskLayer][][2]int64)
+	there := make(map[string]bool)
+	add := func(name string, f *os.File, metadata [][2]int64) error {
+		l, err := newDiskLayer(path.Join(diskDir, filepath.ToSlash(name)), f)
+		if err != nil {
+			return errors.Join(err, f.Close())
+		}
+		p.layers = append(p.layers, l)
+		p.metadata[l] = metadata
+		return nil
+	}
+	for _, f := range p.planned {
+		if f.compress != "" {
+			made, err := p.compressed(ctx, f)
 			if err != nil {
 				return err
 			}
-			l, err := newDiskLayer(inImage, f)
-			if err != nil {
-				return errors.Join(err, f.Close())
+			// By its descriptor, as it has no name.
+			again := func(string) (*os.File, error) {
+				return os.Open(fmt.Sprintf("/proc/self/fd/%d", made.Fd()))
 			}
-			p.layers = append(p.layers, l)
-			p.metadata[l] = reads[n]
+			metadata, err := metadataOf(ctx, f.name, image.Options{}, again)
+			if err != nil {
+				return errors.Join(err, made.Close())
+			}
+			there[f.name] = true
+			if err := add(f.name, made, metadata[f.name]); err != nil {
+				return err
+			}
+			continue
+		}
+		root, err := os.OpenRoot(filepath.Dir(f.path))
+		if err != nil {
+			return err
+		}
+		metadata, err := metadataOf(ctx, f.name, p.opt.Image, root.Open)
+		for _, name := range append([]string{f.name}, f.below...) {
+			if there[name] || err != nil {
+				continue
+			}
+			there[name] = true
+			var file *os.File
+			if file, err = root.Open(name); err == nil {
+				err = add(name, file, metadata[name])
+			}
+		}
+		if err = errors.Join(err, root.Close()); err != nil {
+			return err
 		}
 	}
 	// In any order of arguments the same image: LUNs are in the order of the names.
-	slices.SortFunc(p.layers, func(a, b *diskLayer) int { return bytes.Compare([]byte(a.name), []byte(b.name)) })
+	slices.SortFunc(p.layers, func(a, b *diskLayer) int { return strings.Compare(a.name, b.name) })
 	return nil
+}
+
+// compressed stores an image as a compressed one, in a file without a name.
+func (p *pusher) compressed(ctx context.Context, f planned) (*os.File, error) {
+	img, err := image.Open(f.path, p.opt.Image)
+	if err != nil {
+		return nil, err
+	}
+	defer img.Close()
+	to, err := os.CreateTemp("", "kubevirt-disk-push-")
+	if err != nil {
+		return nil, err
+	}
+	err = os.Remove(to.Name())
+	if err == nil {
+		progress := new(image.Progress)
+		p.opt.Progress.making.Store(progress)
+		_, err = image.Store(ctx, img, to, f.compress, progress)
+		p.opt.Progress.making.Store(nil)
+		p.opt.Progress.done.Add(f.data)
+	}
+	if err != nil {
+		return nil, errors.Join(
+			fmt.Errorf("compressing %q into %q: %w", f.path, os.TempDir(), err),
+			to.Close(),
+		)
+	}
+	return to, nil
 }
 
 func same(a, b string) bool {
@@ -146,8 +267,11 @@ func (p *pusher) index(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("%q: %w", l.file.Name(), err)
 		}
-		x.Files = append(x.Files, indexFile{Name: l.name, Size: l.size, Layer: l.digest, Offset: int64(len(l.header)),
-			FirstChunk: int64(len(x.chunks) / digestSize), Metadata: p.metadata[l]})
+		x.Files = append(
+			x.Files,
+			indexFile{Name: l.name, Size: l.size, Layer: l.digest, Offset: int64(len(l.header)),
+				FirstChunk: int64(len(x.chunks) / digestSize), Metadata: p.metadata[l]},
+		)
 		x.chunks = append(x.chunks, chunks...)
 	}
 	var err error
@@ -168,7 +292,10 @@ func (p *pusher) ours() []v1.Descriptor {
 	all := []v1.Descriptor{x}
 	for _, l := range p.layers {
 		h, _ := v1.NewHash(l.digest)
-		all = append(all, v1.Descriptor{MediaType: types.OCIUncompressedLayer, Digest: h, Size: l.Size()})
+		all = append(
+			all,
+			v1.Descriptor{MediaType: types.OCIUncompressedLayer, Digest: h, Size: l.Size()},
+		)
 	}
 	return all
 }
@@ -180,7 +307,11 @@ func (p *pusher) send(ctx context.Context) (string, error) {
 		return "", err
 	}
 	e := endpoints[0]
-	u := &uploader{endpoint: e, scopes: []string{e.repo.Scope("pull,push")}, sent: &p.opt.Progress.done}
+	u := &uploader{
+		endpoint: e,
+		scopes:   []string{e.repo.Scope("pull,push")},
+		sent:     &p.opt.Progress.done,
+	}
 	if p.base != nil && p.base.ref.Host() == p.ref.Host() {
 		u.from = p.base.ref.remote.Context().RepositoryStr()
 		if u.from == e.repo.RepositoryStr() {
@@ -195,6 +326,9 @@ func (p *pusher) send(ctx context.Context) (string, error) {
 	}
 	ours := p.ours()
 	p.opt.Progress.total.Add(ours[0].Size)
+	for _, m := range made.images {
+		p.opt.Progress.total.Add(m.config.Size)
+	}
 	if err := u.blob(ctx, ours[0], bytes.NewReader(p.indexed)); err != nil {
 		return "", err
 	}
@@ -215,11 +349,13 @@ func (p *pusher) send(ctx context.Context) (string, error) {
 		if err := u.blob(ctx, m.config, bytes.NewReader(m.configText)); err != nil {
 			return "", err
 		}
-		if err := u.manifest(ctx, m.desc.Digest.String(), string(m.desc.MediaType), m.text); err != nil {
+		digest := m.desc.Digest.String()
+		if err := u.manifest(ctx, digest, string(m.desc.MediaType), m.text); err != nil {
 			return "", err
 		}
 	}
-	if err := u.manifest(ctx, p.ref.remote.Identifier(), string(made.top.MediaType), made.topText); err != nil {
+	tag := p.ref.remote.Identifier()
+	if err := u.manifest(ctx, tag, string(made.top.MediaType), made.topText); err != nil {
 		return "", err
 	}
 	return made.top.Digest.String(), nil
@@ -229,7 +365,10 @@ func (p *pusher) send(ctx context.Context) (string, error) {
 func (p *pusher) unchanged(l *diskLayer) error {
 	info, err := l.file.Stat()
 	if err == nil && info.Size() != l.size {
-		err = fmt.Errorf("%q was changed while it was sent; push it again when nothing writes to it", l.file.Name())
+		err = fmt.Errorf(
+			"%q was changed while it was sent; push it again when nothing writes to it",
+			l.file.Name(),
+		)
 	}
 	return err
 }

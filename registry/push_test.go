@@ -24,6 +24,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/disk/qcow2"
 )
 
 // memory is a registry in memory, in front of which a test may stand.
@@ -79,15 +80,38 @@ func (m *memory) client(t testing.TB) *Client {
 // newBase is a base image for two platforms, as docker makes it.
 func newBase(t testing.TB) (ref Reference, layer []byte) {
 	s := store{}
-	layer = gzipped(t, tarOf(t, tarFile{name: "disk/", kind: tar.TypeDir}, tarFile{name: "kubevirt-disk", content: noise(30, 5000)}))
+	layer = gzipped(
+		t,
+		tarOf(
+			t,
+			tarFile{name: "disk/", kind: tar.TypeDir},
+			tarFile{name: "kubevirt-disk", content: noise(30, 5000)},
+		),
+	)
 	index := v1.IndexManifest{SchemaVersion: 2, MediaType: types.DockerManifestList}
 	for _, arch := range []string{"amd64", "arm64"} {
-		config := s.add([]byte(fmt.Sprintf(`{"architecture":%q,"os":"linux","config":{"Entrypoint":["/kubevirt-disk"],"X-Own":1},`+
-			`"history":[{"created_by":"base"}],"rootfs":{"type":"layers","diff_ids":["sha256:%064d"]}}`, arch, 7)))
+		config := s.add(
+			[]byte(
+				fmt.Sprintf(
+					`{"architecture":%q,"os":"linux","config":{"Entrypoint":["/kubevirt-disk"],"X-Own":1},`+
+						`"history":[{"created_by":"base"}],"rootfs":{"type":"layers","diff_ids":["sha256:%064d"]}}`,
+					arch,
+					7,
+				),
+			),
+		)
 		config.MediaType = types.DockerConfigJSON
 		l := s.add(layer)
 		l.MediaType = types.DockerLayer
-		desc := s.manifest(t, v1.Manifest{SchemaVersion: 2, MediaType: types.DockerManifestSchema2, Config: config, Layers: []v1.Descriptor{l}})
+		desc := s.manifest(
+			t,
+			v1.Manifest{
+				SchemaVersion: 2,
+				MediaType:     types.DockerManifestSchema2,
+				Config:        config,
+				Layers:        []v1.Descriptor{l},
+			},
+		)
 		desc.MediaType, desc.Platform = types.DockerManifestSchema2, platformOf(arch)
 		index.Manifests = append(index.Manifests, desc)
 	}
@@ -103,7 +127,20 @@ func diskFiles(t testing.TB) (dir string, files []string, contents map[string][]
 	require.NoError(t, os.Mkdir(filepath.Join(dir, "bases"), 0o755))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "bases", "b.img"), base, 0o644))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "other.raw"), other, 0o600))
-	qemuImg(t, dir, "create", "-q", "-f", "qcow2", "-b", "bases/b.img", "-F", "raw", "a.qcow2", "4M")
+	qemuImg(
+		t,
+		dir,
+		"create",
+		"-q",
+		"-f",
+		"qcow2",
+		"-b",
+		"bases/b.img",
+		"-F",
+		"raw",
+		"a.qcow2",
+		"4M",
+	)
 	top := make([]byte, 4<<20)
 	copy(top, base)
 	return dir, []string{filepath.Join(dir, "a.qcow2"), filepath.Join(dir, "other.raw")},
@@ -133,7 +170,12 @@ func TestPushPull(t *testing.T) {
 	// Elsewhere, later, in another order: the same image, and nothing is sent of it.
 	_, again, _ := diskFiles(t)
 	m.requests("", "")
-	second, err := c.Push(ctx, []string{again[1], again[0]}, m.ref(t, "vm/a:2"), PushOptions{Base: base.String()})
+	second, err := c.Push(
+		ctx,
+		[]string{again[1], again[0]},
+		m.ref(t, "vm/a:2"),
+		PushOptions{Base: base.String()},
+	)
 	require.NoError(t, err)
 	require.Equal(t, digest, second)
 	require.Zero(t, m.requests("PATCH", ""))
@@ -166,7 +208,11 @@ func TestPushPull(t *testing.T) {
 		tr := tar.NewReader(bytes.NewReader(layer))
 		h, err := tr.Next()
 		require.NoError(t, err)
-		require.Equal(t, []any{107, 107, int64(0o444), int64(0)}, []any{h.Uid, h.Gid, h.Mode, h.ModTime.Unix()})
+		require.Equal(
+			t,
+			[]any{107, 107, int64(0o444), int64(0)},
+			[]any{h.Uid, h.Gid, h.Mode, h.ModTime.Unix()},
+		)
 		content, err := io.ReadAll(tr)
 		require.NoError(t, err)
 		_, err = tr.Next()
@@ -192,9 +238,17 @@ func TestIndexMetadata(t *testing.T) {
 	content := noise(33, 20<<20)
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "raw"), content, 0o644))
 	for _, args := range [][]string{{"-o", "cluster_size=4k"}, {"-c"}, {"-o", "cluster_size=2M"}} {
-		qemuImg(t, dir, append(append([]string{"convert", "-f", "raw", "-O", "qcow2"}, args...), "raw", "a.qcow2")...)
+		qemuImg(
+			t,
+			dir,
+			append(
+				append([]string{"convert", "-f", "raw", "-O", "qcow2"}, args...),
+				"raw",
+				"a.qcow2",
+			)...)
 		ref := m.ref(t, "vm/meta:1")
-		_, err := m.client(t).Push(ctx, []string{filepath.Join(dir, "a.qcow2")}, ref, PushOptions{Base: BaseNone})
+		_, err := m.client(t).
+			Push(ctx, []string{filepath.Join(dir, "a.qcow2")}, ref, PushOptions{Base: BaseNone})
 		require.NoError(t, err)
 		r, err := m.client(t).resolve(ctx, ref)
 		require.NoError(t, err)
@@ -228,7 +282,8 @@ func TestPushContainerDisk(t *testing.T) {
 	content := noise(34, 1<<20)
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "a.img"), content, 0o644))
 	ref := m.ref(t, "vm/cd:1")
-	_, err := m.client(t).Push(ctx, []string{filepath.Join(dir, "a.img")}, ref, PushOptions{Base: BaseNone})
+	_, err := m.client(t).
+		Push(ctx, []string{filepath.Join(dir, "a.img")}, ref, PushOptions{Base: BaseNone})
 	require.NoError(t, err)
 	r, err := m.client(t).resolve(ctx, ref)
 	require.NoError(t, err)
@@ -243,7 +298,8 @@ func TestPushContainerDisk(t *testing.T) {
 	// One of several comes alone.
 	second := filepath.Join(dir, "b.img")
 	require.NoError(t, os.WriteFile(second, noise(35, 1<<20), 0o644))
-	_, err = m.client(t).Push(ctx, []string{filepath.Join(dir, "a.img"), second}, ref, PushOptions{Base: BaseNone})
+	_, err = m.client(t).
+		Push(ctx, []string{filepath.Join(dir, "a.img"), second}, ref, PushOptions{Base: BaseNone})
 	require.NoError(t, err)
 	m.requests("", "")
 	to := t.TempDir()
@@ -266,7 +322,65 @@ func readTarOf(ctx context.Context, r *resolved, i int) (*layerList, error) {
 	return readTar(in, diskDir, nil)
 }
 
-// TestPushRefuses: what serve would refuse, or what says nothing, is an error before anything is sent.
+// TestPushCompresses: raw files are stored as qcow2, others if that is asked for, and what is
+// compressed stays.
+func TestPushCompresses(t *testing.T) {
+	ctx := context.Background()
+	m := newMemory(t)
+	dir, files, contents := diskFiles(t)
+	packed := filepath.Join(dir, "packed.qcow2")
+	require.NoError(t, os.WriteFile(packed, qcow2Of(t, noise(38, 1<<20), "-c"), 0o644))
+	tmp := t.TempDir()
+	t.Setenv("TMPDIR", tmp)
+	for _, c := range []struct {
+		all, raw qcow2.Compression
+		want     []string
+	}{
+		{"", qcow2.CompressionZstd, []string{"disk/a.qcow2", "disk/bases/b.img", "disk/other.qcow2", "disk/packed.qcow2"}},
+		{qcow2.CompressionZlib, "", []string{"disk/a.qcow2", "disk/other.qcow2", "disk/packed.qcow2"}},
+		{"", "", []string{"disk/a.qcow2", "disk/bases/b.img", "disk/other.raw", "disk/packed.qcow2"}},
+	} {
+		opt := PushOptions{
+			Base:        BaseNone,
+			Compress:    c.all,
+			CompressRaw: c.raw,
+			Progress:    new(Progress),
+		}
+		digest, err := m.client(t).Push(ctx, append(files, packed), m.ref(t, "vm/c:1"), opt)
+		require.NoError(t, err)
+		require.Equal(t, opt.Progress.Total(), opt.Progress.Done())
+		emptyDir(t, tmp)
+		again, err := m.client(t).Push(ctx, append(files, packed), m.ref(t, "vm/c:1"), opt)
+		require.NoError(t, err)
+		require.Equal(t, digest, again)
+		r, err := m.client(t).resolve(ctx, m.ref(t, "vm/c:1"))
+		require.NoError(t, err)
+		x, err := r.readIndex(ctx)
+		require.NoError(t, err)
+		var names []string
+		for _, f := range x.Files {
+			names = append(names, f.Name)
+			require.NotEmpty(t, f.Metadata, f.Name)
+			if f.Name == "disk/packed.qcow2" {
+				info, err := os.Stat(packed)
+				require.NoError(t, err)
+				require.Equal(t, info.Size(), f.Size)
+			}
+		}
+		require.Equal(t, c.want, names)
+		to := t.TempDir()
+		_, _, err = m.client(t).Pull(ctx, m.ref(t, "vm/c:1"), to, PullOptions{})
+		require.NoError(t, err)
+		for name, want := range contents {
+			got, err := os.ReadFile(filepath.Join(to, name))
+			require.NoError(t, err)
+			require.True(t, bytes.Equal(want, got), name)
+		}
+	}
+}
+
+// TestPushRefuses: what serve would refuse, or what says nothing, is an error before anything is
+// sent.
 func TestPushRefuses(t *testing.T) {
 	m := newMemory(t)
 	dir := t.TempDir()
@@ -291,120 +405,9 @@ func TestPushRefuses(t *testing.T) {
 		"to a digest": {[]string{good}, digest, "name a tag"},
 		"to a layout": {[]string{good}, oci, "not in a registry"},
 	} {
-		_, err := m.client(t).Push(context.Background(), c.files, c.ref, PushOptions{Base: BaseNone})
+		_, err := m.client(t).
+			Push(context.Background(), c.files, c.ref, PushOptions{Base: BaseNone})
 		require.ErrorContains(t, err, c.want, name)
 		require.Zero(t, m.requests("", ""), name)
 	}
-}
-
-// TestPushGoesOn: connections that break, answers that say later, and uploads that are forgotten.
-func TestPushGoesOn(t *testing.T) {
-	for name, fault := range map[string]func(n int, w http.ResponseWriter, r *http.Request) bool{
-		"429": func(n int, w http.ResponseWriter, r *http.Request) bool {
-			if n%5 == 0 {
-				w.Header().Set("Retry-After", "0")
-				w.WriteHeader(http.StatusTooManyRequests)
-			}
-			return n%5 == 0
-		},
-		"cut": func(n int, w http.ResponseWriter, r *http.Request) bool {
-			if r.Method == http.MethodPatch && n%5 == 0 {
-				_, _ = io.CopyN(io.Discard, r.Body, 10)
-				panic(http.ErrAbortHandler)
-			}
-			return false
-		},
-		"cut behind": func(n int, w http.ResponseWriter, r *http.Request) bool {
-			if r.Method == http.MethodPut && n%5 == 0 {
-				panic(http.ErrAbortHandler)
-			}
-			return false
-		},
-		"forgotten": func(n int, w http.ResponseWriter, r *http.Request) bool {
-			gone := strings.Contains(r.URL.Path, "/uploads/") && (r.Method == http.MethodPatch && n < 9 || r.Method == http.MethodGet)
-			if gone && r.Method == http.MethodPatch {
-				w.WriteHeader(http.StatusInternalServerError)
-			} else if gone {
-				w.WriteHeader(http.StatusNotFound)
-			}
-			return gone
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			m := newMemory(t)
-			_, files, contents := diskFiles(t)
-			n := 0
-			m.fault = func(w http.ResponseWriter, r *http.Request) bool {
-				m.mu.Lock()
-				n++
-				now := n
-				m.mu.Unlock()
-				return fault(now, w, r)
-			}
-			base, _ := newBase(t)
-			_, err := m.client(t).Push(context.Background(), files, m.ref(t, "vm/a:1"), PushOptions{Base: base.String()})
-			require.NoError(t, err)
-			m.fault = nil
-			dir := t.TempDir()
-			_, _, err = m.client(t).Pull(context.Background(), m.ref(t, "vm/a:1"), dir, PullOptions{})
-			require.NoError(t, err)
-			for name, want := range contents {
-				got, err := os.ReadFile(filepath.Join(dir, name))
-				require.NoError(t, err)
-				require.True(t, bytes.Equal(want, got), name)
-			}
-		})
-	}
-}
-
-// TestPushInterrupted: the tag appears when everything is there, and the same push goes on.
-func TestPushInterrupted(t *testing.T) {
-	m := newMemory(t)
-	_, files, _ := diskFiles(t)
-	ctx, cancel := context.WithCancel(context.Background())
-	patches := 0
-	m.fault = func(w http.ResponseWriter, r *http.Request) bool {
-		if r.Method == http.MethodPatch {
-			if patches++; patches == 3 {
-				cancel()
-				panic(http.ErrAbortHandler)
-			}
-		}
-		return false
-	}
-	_, err := m.client(t).Push(ctx, files, m.ref(t, "vm/a:1"), PushOptions{Base: BaseNone})
-	require.ErrorIs(t, err, context.Canceled)
-	require.Zero(t, m.requests("PUT", "/manifests/"))
-	m.fault = nil
-	_, err = m.client(t).Push(context.Background(), files, m.ref(t, "vm/a:1"), PushOptions{Base: BaseNone})
-	require.NoError(t, err)
-	require.Equal(t, 4, m.requests("PATCH", ""), "two layers, and two configurations")
-}
-
-// FuzzIndex reads anything as an index: what is accepted lies where it says.
-func FuzzIndex(f *testing.F) {
-	h, _ := v1.NewHash(digestOf(nil))
-	layers := []v1.Descriptor{{Digest: h, Size: 1 << 20}}
-	x := &index{Version: 1, ChunkSize: indexChunk, Files: []indexFile{{Name: "disk/a", Size: 300 << 10, Offset: 512,
-		Layer: h.String(), Metadata: [][2]int64{{0, 512}}}}}
-	text, _ := json.Marshal(x)
-	f.Add(text, 64)
-	f.Fuzz(func(t *testing.T, text []byte, chunks int) {
-		layer := tarOf(t, tarFile{name: indexName, content: text}, tarFile{name: chunksName, content: make([]byte, min(max(chunks, 0), 1<<16))})
-		x, err := parseIndex(layer, layers)
-		if err != nil {
-			return
-		}
-		for _, f := range x.Files {
-			if f.Offset < 0 || f.Offset+f.Size > 1<<20 || f.FirstChunk < 0 ||
-				(f.FirstChunk+f.chunks(x.ChunkSize))*digestSize > int64(len(x.chunks)) || !strings.HasPrefix(f.Name, "disk/") {
-				t.Fatalf("%+v", f)
-			}
-			for _, m := range f.Metadata {
-				if m[0] < 0 || m[1] < 1 || m[0]+m[1] > f.Size {
-					t.Fatalf("%+v", f)
-				}
-			}
-		}
-	})
 }

@@ -9,7 +9,8 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
 
-// Reference names an image: in a registry, in an OCI layout, or in an archive that docker or podman saved.
+// Reference names an image: in a registry, in an OCI layout, or in an archive that docker or podman
+// saved.
 type Reference struct {
 	text   string
 	remote name.Reference // nil: a local one
@@ -24,14 +25,18 @@ const (
 	prefixDocker  = "docker://"
 )
 
-// ParseReference reads registry/name:tag, registry/name@sha256:..., oci:DIR[:TAG] or docker-archive:FILE.
+// ParseReference reads registry/name:tag, registry/name@sha256:..., oci:DIR[:TAG] or
+// docker-archive:FILE.
 func ParseReference(text string) (Reference, error) {
 	r := Reference{text: text}
 	switch {
 	case strings.HasPrefix(text, prefixOCI):
 		r.oci, r.tag = cutTag(strings.TrimPrefix(text, prefixOCI))
 		if r.oci == "" {
-			return Reference{}, fmt.Errorf("%q names no directory: write oci:DIRECTORY or oci:DIRECTORY:TAG", text)
+			return Reference{}, fmt.Errorf(
+				"%q names no directory: write oci:DIRECTORY or oci:DIRECTORY:TAG",
+				text,
+			)
 		}
 		return r, nil
 	case strings.HasPrefix(text, prefixArchive):
@@ -43,15 +48,21 @@ func ParseReference(text string) (Reference, error) {
 	}
 	plain := strings.TrimPrefix(text, prefixDocker)
 	if _, rest, ok := strings.Cut(plain, "://"); ok {
-		return Reference{}, fmt.Errorf("%q is an address, not an image reference: write %s", text, rest)
+		return Reference{}, fmt.Errorf(
+			"%q is an address, not an image reference: write %s",
+			text,
+			rest,
+		)
 	}
 	if at := strings.IndexByte(plain, '@'); at >= 0 {
 		// A name with a tag and a digest: the digest decides, as it does for docker and podman.
 		repository, digest := plain[:at], plain[at+1:]
 		if _, err := v1.NewHash(digest); err != nil {
 			if strings.Contains(digest, "/") {
-				return Reference{}, errors.New("a user name or password does not belong into a reference: " +
-					"credentials come from --registry-config, or from the environment")
+				return Reference{}, errors.New(
+					"a user name or password does not belong into a reference: " +
+						"credentials come from --registry-config, or from the environment",
+				)
 			}
 			return Reference{}, fmt.Errorf("%q has no valid digest behind the @: %w", text, err)
 		}
@@ -71,8 +82,12 @@ func ParseReference(text string) (Reference, error) {
 }
 
 func badName(text string, err error) error {
-	return fmt.Errorf("%q is no image reference: %w; write REGISTRY/NAME:TAG, REGISTRY/NAME@sha256:DIGEST, "+
-		"oci:DIRECTORY[:TAG] or docker-archive:FILE", text, err)
+	return fmt.Errorf(
+		"%q is no image reference: %w; write REGISTRY/NAME:TAG, REGISTRY/NAME@sha256:DIGEST, "+
+			"oci:DIRECTORY[:TAG] or docker-archive:FILE",
+		text,
+		err,
+	)
 }
 
 // cutTag splits DIR:TAG. A colon before a slash belongs to the directory.

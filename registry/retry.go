@@ -80,7 +80,13 @@ func (e *endpoint) tries(scopes []string) *tries {
 	if e.mirror { // there is another one to ask
 		patience = min(patience, 10*time.Second)
 	}
-	return &tries{endpoint: e, scopes: scopes, patience: patience, last: time.Now(), pause: firstPause}
+	return &tries{
+		endpoint: e,
+		scopes:   scopes,
+		patience: patience,
+		last:     time.Now(),
+		pause:    firstPause,
+	}
 }
 
 // progress is told that something has come.
@@ -100,7 +106,8 @@ func (t *tries) again(ctx context.Context, err error) error {
 	var status *StatusError
 	if errors.As(err, &status) {
 		switch s := status.Status; {
-		case s == http.StatusUnauthorized, status.away && (s == http.StatusBadRequest || s == http.StatusForbidden):
+		case s == http.StatusUnauthorized,
+			status.away && (s == http.StatusBadRequest || s == http.StatusForbidden):
 			// A token has expired, or a signed address: both are asked for anew.
 			if t.refused++; t.refused > maxRefused {
 				return err
@@ -113,9 +120,20 @@ func (t *tries) again(ctx context.Context, err error) error {
 		}
 	}
 	if left := t.patience - time.Since(t.last); pause > left {
-		return fmt.Errorf("given up after %s in which nothing came: %w", time.Since(t.last).Round(time.Second), err)
+		return fmt.Errorf(
+			"given up after %s in which nothing came: %w",
+			time.Since(t.last).Round(time.Second),
+			err,
+		)
 	}
-	t.endpoint.client.opt.Warn(fmt.Sprintf("%s: %v; next try in %s", t.endpoint.repo.RegistryStr(), err, pause.Round(time.Millisecond)))
+	t.endpoint.client.opt.Warn(
+		fmt.Sprintf(
+			"%s: %v; next try in %s",
+			t.endpoint.repo.RegistryStr(),
+			err,
+			pause.Round(time.Millisecond),
+		),
+	)
 	select {
 	case <-ctx.Done():
 		return context.Cause(ctx)
@@ -138,7 +156,12 @@ func (e *endpoint) once(ctx context.Context, scopes []string, r request) (*http.
 	if err != nil {
 		return nil, explain(err)
 	}
-	address := fmt.Sprintf("https://%s/v2/%s/%s", e.repo.RegistryStr(), e.repo.RepositoryStr(), r.path)
+	address := fmt.Sprintf(
+		"https://%s/v2/%s/%s",
+		e.repo.RegistryStr(),
+		e.repo.RepositoryStr(),
+		r.path,
+	)
 	req, err := http.NewRequestWithContext(ctx, r.method, address, nil)
 	if err != nil {
 		return nil, permanent(err)
@@ -190,8 +213,8 @@ func (e *endpoint) statusError(res *http.Response) *StatusError {
 	return s
 }
 
-// errorDetail is what a registry says in the body of an error (OCI distribution specification, "Error
-// codes"). Anything else, such as a page of a proxy, is not repeated.
+// errorDetail is what a registry says in the body of an error (OCI distribution specification,
+// "Error codes"). Anything else, such as a page of a proxy, is not repeated.
 func errorDetail(body []byte) string {
 	var answer struct {
 		Errors []struct{ Code, Message string }

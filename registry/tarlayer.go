@@ -18,8 +18,15 @@ import (
 const diskOwner = 107
 
 func tarHeader(name string, kind byte, mode, size int64) *tar.Header {
-	return &tar.Header{Name: name, Typeflag: kind, Mode: mode, Size: size, Uid: diskOwner, Gid: diskOwner,
-		ModTime: time.Unix(0, 0)}
+	return &tar.Header{
+		Name:     name,
+		Typeflag: kind,
+		Mode:     mode,
+		Size:     size,
+		Uid:      diskOwner,
+		Gid:      diskOwner,
+		ModTime:  time.Unix(0, 0),
+	}
 }
 
 // content is a blob that can be sent, from any byte on.
@@ -44,7 +51,8 @@ func newDiskLayer(name string, file *os.File) (*diskLayer, error) {
 		return nil, err
 	}
 	var b bytes.Buffer
-	if err := tar.NewWriter(&b).WriteHeader(tarHeader(name, tar.TypeReg, 0o444, info.Size())); err != nil {
+	h := tarHeader(name, tar.TypeReg, 0o444, info.Size())
+	if err := tar.NewWriter(&b).WriteHeader(h); err != nil {
 		return nil, fmt.Errorf("%q in a tar archive: %w", name, err)
 	}
 	return &diskLayer{name: name, file: file, size: info.Size(), header: b.Bytes()}, nil
@@ -52,7 +60,8 @@ func newDiskLayer(name string, file *os.File) (*diskLayer, error) {
 
 const tarBlock = 512
 
-// Size is the length of the layer: the file is padded to blocks, and two empty ones end the archive.
+// Size is the length of the layer: the file is padded to blocks, and two empty ones end the
+// archive.
 func (l *diskLayer) Size() int64 {
 	return int64(len(l.header)) + (l.size+tarBlock-1)/tarBlock*tarBlock + 2*tarBlock
 }

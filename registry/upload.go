@@ -14,8 +14,8 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
 
-// uploadPiece is how much is sent with one request. What a broken connection loses is at most that, and
-// proxies limit what they take. Bytes.
+// uploadPiece is how much is sent with one request. What a broken connection loses is at most that,
+// and proxies limit what they take. Bytes.
 const uploadPiece = 64 << 20
 
 // uploader sends blobs and manifests to a repository (OCI distribution specification, "Push").
@@ -28,26 +28,40 @@ type uploader struct {
 
 // has asks whether the registry has the blob.
 func (u *uploader) has(ctx context.Context, desc v1.Descriptor) (bool, error) {
-	res, err := u.endpoint.do(ctx, u.scopes, request{method: http.MethodHead, path: "blobs/" + desc.Digest.String(),
-		accept: []int{http.StatusOK, http.StatusNotFound}})
+	res, err := u.endpoint.do(
+		ctx,
+		u.scopes,
+		request{method: http.MethodHead, path: "blobs/" + desc.Digest.String(),
+			accept: []int{http.StatusOK, http.StatusNotFound}},
+	)
 	if err != nil {
 		return false, err
 	}
 	res.Body.Close()
 	if res.StatusCode == http.StatusOK && res.ContentLength >= 0 && res.ContentLength != desc.Size {
-		return false, fmt.Errorf("the registry has %s with %d bytes instead of %d", desc.Digest, res.ContentLength, desc.Size)
+		return false, fmt.Errorf(
+			"the registry has %s with %d bytes instead of %d",
+			desc.Digest,
+			res.ContentLength,
+			desc.Size,
+		)
 	}
 	return res.StatusCode == http.StatusOK, nil
 }
 
-// begin asks for an upload, or for the blob to be mounted. The address is nil where it is there already.
+// begin asks for an upload, or for the blob to be mounted. The address is nil where it is there
+// already.
 func (u *uploader) begin(ctx context.Context, desc v1.Descriptor) (*url.URL, error) {
 	query := ""
 	if u.from != "" {
 		query = "?" + url.Values{"mount": {desc.Digest.String()}, "from": {u.from}}.Encode()
 	}
-	res, err := u.endpoint.do(ctx, u.scopes, request{method: http.MethodPost, path: "blobs/uploads/" + query,
-		accept: []int{http.StatusAccepted, http.StatusCreated}})
+	res, err := u.endpoint.do(
+		ctx,
+		u.scopes,
+		request{method: http.MethodPost, path: "blobs/uploads/" + query,
+			accept: []int{http.StatusAccepted, http.StatusCreated}},
+	)
 	if err != nil {
 		return nil, err
 	}
@@ -62,13 +76,15 @@ func (u *uploader) begin(ctx context.Context, desc v1.Descriptor) (*url.URL, err
 func location(res *http.Response) (*url.URL, error) {
 	at, err := res.Location()
 	if err != nil {
-		return nil, permanent(fmt.Errorf("%s does not say where an upload goes on: %w", res.Request.URL.Host, err))
+		return nil, permanent(
+			fmt.Errorf("%s does not say where an upload goes on: %w", res.Request.URL.Host, err),
+		)
 	}
 	return at, nil
 }
 
-// blob sends a blob, unless the registry has it. What has arrived of it before a connection broke is not
-// sent again.
+// blob sends a blob, unless the registry has it. What has arrived of it before a connection broke
+// is not sent again.
 func (u *uploader) blob(ctx context.Context, desc v1.Descriptor, from content) error {
 	there, err := u.has(ctx, desc)
 	if err != nil {
@@ -113,7 +129,8 @@ func (u *uploader) blob(ctx context.Context, desc v1.Descriptor, from content) e
 				break
 			}
 			var gone *StatusError
-			if errors.As(err, &gone) && gone.Status/100 == 4 && gone.Status != http.StatusTooManyRequests ||
+			if errors.As(err, &gone) && gone.Status/100 == 4 &&
+				gone.Status != http.StatusTooManyRequests ||
 				errors.Is(err, errUnsaid) {
 				at = nil // it knows nothing of this upload any more
 				break
@@ -136,13 +153,28 @@ type step struct {
 }
 
 // piece sends the next piece, or ends the upload where everything is there.
-func (u *uploader) piece(ctx context.Context, at *url.URL, desc v1.Descriptor, from content, off int64) (step, error) {
+func (u *uploader) piece(
+	ctx context.Context,
+	at *url.URL,
+	desc v1.Descriptor,
+	from content,
+	off int64,
+) (step, error) {
 	if off == desc.Size {
 		query := at.Query()
 		query.Set("digest", desc.Digest.String())
 		final := *at
 		final.RawQuery = query.Encode()
-		res, err := u.send(ctx, http.MethodPut, &final, http.Header{}, nil, 0, http.StatusCreated, http.StatusNoContent)
+		res, err := u.send(
+			ctx,
+			http.MethodPut,
+			&final,
+			http.Header{},
+			nil,
+			0,
+			http.StatusCreated,
+			http.StatusNoContent,
+		)
 		if err != nil {
 			return step{}, err
 		}
@@ -152,7 +184,16 @@ func (u *uploader) piece(ctx context.Context, at *url.URL, desc v1.Descriptor, f
 	n := min(uploadPiece, desc.Size-off)
 	header := http.Header{"Content-Type": {"application/octet-stream"},
 		"Content-Range": {fmt.Sprintf("%d-%d", off, off+n-1)}}
-	res, err := u.send(ctx, http.MethodPatch, at, header, io.NewSectionReader(from, off, n), n, http.StatusAccepted, http.StatusNoContent)
+	res, err := u.send(
+		ctx,
+		http.MethodPatch,
+		at,
+		header,
+		io.NewSectionReader(from, off, n),
+		n,
+		http.StatusAccepted,
+		http.StatusNoContent,
+	)
 	if err != nil {
 		return step{}, err
 	}
@@ -197,8 +238,15 @@ func uploaded(res *http.Response) (n int64, ok bool) {
 }
 
 // send sends a request to an address that the registry has given.
-func (u *uploader) send(ctx context.Context, method string, at *url.URL, header http.Header, body io.Reader, length int64,
-	accept ...int) (*http.Response, error) {
+func (u *uploader) send(
+	ctx context.Context,
+	method string,
+	at *url.URL,
+	header http.Header,
+	body io.Reader,
+	length int64,
+	accept ...int,
+) (*http.Response, error) {
 	a, err := u.endpoint.authorize(ctx, u.scopes)
 	if err != nil {
 		return nil, explain(err)
@@ -226,8 +274,17 @@ func (u *uploader) manifest(ctx context.Context, name, mediaType string, text []
 		at := &url.URL{Scheme: "https", Host: u.endpoint.repo.RegistryStr(),
 			Path: fmt.Sprintf("/v2/%s/manifests/%s", u.endpoint.repo.RepositoryStr(), name)}
 		body := io.NewSectionReader(strings.NewReader(string(text)), 0, int64(len(text)))
-		res, err := u.send(ctx, http.MethodPut, at, http.Header{"Content-Type": {mediaType}}, body, body.Size(),
-			http.StatusCreated, http.StatusOK, http.StatusAccepted)
+		res, err := u.send(
+			ctx,
+			http.MethodPut,
+			at,
+			http.Header{"Content-Type": {mediaType}},
+			body,
+			body.Size(),
+			http.StatusCreated,
+			http.StatusOK,
+			http.StatusAccepted,
+		)
 		if err == nil {
 			return res.Body.Close()
 		}

@@ -4,17 +4,21 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
+	"kubevirt.io/disk/disk/qcow2"
 	"kubevirt.io/disk/registry"
 )
 
-// base is the base image of this release, set by the linker: -X main.base=registry.example.com/kubevirt.io:disk.
+// base is the base image of this release, set by the linker: -X
+// main.base=registry.example.com/kubevirt.io:disk.
 var base = ""
 
 func (a *app) pushCommand() *cobra.Command {
-	var from string
+	var from, compress string
 	cmd := &cobra.Command{
 		Use:   "push FILE... REF",
 		Short: "Store disk images as a container image in a registry",
@@ -25,8 +29,16 @@ not sent again. The same files on the same base have the same digest, which is p
 ` + registryHelp,
 		Args: imageArgs(cobra.MinimumNArgs(2)),
 	}
-	cmd.Flags().StringVar(&from, "base", base, "`reference` of the base image, or none: a containerDisk of KubeVirt, which has one disk and serves nothing")
+	cmd.Flags().
+		StringVar(&from, "base", base, "`reference` of the base image, or none: a containerDisk of KubeVirt, which has one disk and serves nothing")
+	cmd.Flags().
+		StringVar(&compress, flagCompress, "", "how to store what is not compressed: `method` zstd, zlib (for QEMU before 5.1) or none "+
+			"(default zstd for raw files, none for others)")
 	addRegistryFlags(cmd.Flags())
+	_ = cmd.RegisterFlagCompletionFunc(
+		flagCompress,
+		cobra.FixedCompletions(compressions, cobra.ShellCompDirectiveNoFileComp),
+	)
 	cmd.ValidArgsFunction = completeImages
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		files, last := args[:len(args)-1], args[len(args)-1]
@@ -34,8 +46,19 @@ not sent again. The same files on the same base have the same digest, which is p
 		if err != nil {
 			return err
 		}
+		if compress != "" && !slices.Contains(compressions, compress) {
+			return fmt.Errorf(
+				"--%s: %q is none of %s",
+				flagCompress,
+				compress,
+				strings.Join(compressions, ", "),
+			)
+		}
 		if from == "" {
-			return fmt.Errorf("name the base image by --base, such as --base=REGISTRY/kubevirt.io:disk, or say --base=%s", registry.BaseNone)
+			return fmt.Errorf(
+				"name the base image by --base, such as --base=REGISTRY/kubevirt.io:disk, or say --base=%s",
+				registry.BaseNone,
+			)
 		}
 		client, err := a.registryClient(cmd, ref)
 		if err != nil {
@@ -45,31 +68,61 @@ not sent again. The same files on the same base have the same digest, which is p
 		return running(func(cmd *cobra.Command, _ []string) error {
 			ctx, stop := a.interruptible(cmd.Context(), nil)
 			defer stop()
-			return a.push(ctx, client, files, ref, from)
+			return a.push(ctx, client, files, ref, pushOptions(from, compress))
 		})(cmd, args)
 	}
 	return cmd
 }
 
-func (a *app) push(ctx context.Context, client *registry.Client, files []string, ref registry.Reference, from string) error {
+const flagCompress = "compress"
+
+// compressions are the values of --compress.
+var compressions = texts(qcow2.CompressionZstd, qcow2.CompressionZlib, qcow2.CompressionNone)
+
+// pushOptions are the options of a command line.
+func pushOptions(from, compress string) registry.PushOptions {
+	opt := registry.PushOptions{Base: from}
+	switch c := qcow2.Compression(compress); c {
+	case "":
+		opt.CompressRaw = qcow2.CompressionZstd
+	case qcow2.CompressionNone:
+	default:
+		opt.Compress = c
+	}
+	return opt
+}
+
+func (a *app) push(
+	ctx context.Context,
+	client *registry.Client,
+	files []string,
+	ref registry.Reference,
+	opt registry.PushOptions,
+) error {
 	for _, file := range files {
 		if err := checkSource(file); err != nil {
 			return err
 		}
 	}
-	if from == registry.BaseNone && len(files) > 1 {
-		fmt.Fprintln(a.stderr, "KubeVirt's containerDisks have one disk each: of several, its VMs use none without a path")
+	if opt.Base == registry.BaseNone && len(files) > 1 {
+		fmt.Fprintln(
+			a.stderr,
+			"KubeVirt's containerDisks have one disk each: of several, its VMs use none without a path",
+		)
 	}
 	p := new(registry.Progress)
+	opt.Progress = p
 	digest := ""
 	report := newReporter(a.stderr, isTerminal(a.stderr), oneLine(ref.String()))
 	err := report.while(p, func() (err error) {
-		digest, err = client.Push(ctx, files, ref, registry.PushOptions{Base: from, Progress: p})
+		digest, err = client.Push(ctx, files, ref, opt)
 		return err
 	})
 	switch {
 	case err != nil && ctx.Err() != nil:
-		return errors.New("interrupted: the tag was not set; the same push goes on where this one ended")
+		return errors.New(
+			"interrupted: the tag was not set; the same push goes on where this one ended",
+		)
 	case err != nil:
 		return err
 	}

@@ -129,8 +129,10 @@ func registryCredential() (own registry.Credential, err error) {
 		return own, err
 	}
 	if (own.Username == "") != (own.Password == "") {
-		return registry.Credential{}, errors.New("half a credential: set " + envRegistryUsername + " and " +
-			envRegistryPassword + ", or neither")
+		return registry.Credential{}, errors.New(
+			"half a credential: set " + envRegistryUsername + " and " +
+				envRegistryPassword + ", or neither",
+		)
 	}
 	return own, nil
 }

@@ -1,0 +1,101 @@
+package registry
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestPushGoesOn: connections that break, answers that say later, and uploads that are forgotten.
+func TestPushGoesOn(t *testing.T) {
+	for name, fault := range map[string]func(n int, w http.ResponseWriter, r *http.Request) bool{
+		"429": func(n int, w http.ResponseWriter, r *http.Request) bool {
+			if n%5 == 0 {
+				w.Header().Set("Retry-After", "0")
+				w.WriteHeader(http.StatusTooManyRequests)
+			}
+			return n%5 == 0
+		},
+		"cut": func(n int, w http.ResponseWriter, r *http.Request) bool {
+			if r.Method == http.MethodPatch && n%5 == 0 {
+				_, _ = io.CopyN(io.Discard, r.Body, 10)
+				panic(http.ErrAbortHandler)
+			}
+			return false
+		},
+		"cut behind": func(n int, w http.ResponseWriter, r *http.Request) bool {
+			if r.Method == http.MethodPut && n%5 == 0 {
+				panic(http.ErrAbortHandler)
+			}
+			return false
+		},
+		"forgotten": func(n int, w http.ResponseWriter, r *http.Request) bool {
+			gone := strings.Contains(r.URL.Path, "/uploads/") && (r.Method == http.MethodPatch && n < 9 || r.Method == http.MethodGet)
+			if gone && r.Method == http.MethodPatch {
+				w.WriteHeader(http.StatusInternalServerError)
+			} else if gone {
+				w.WriteHeader(http.StatusNotFound)
+			}
+			return gone
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMemory(t)
+			_, files, contents := diskFiles(t)
+			n := 0
+			m.fault = func(w http.ResponseWriter, r *http.Request) bool {
+				m.mu.Lock()
+				n++
+				now := n
+				m.mu.Unlock()
+				return fault(now, w, r)
+			}
+			base, _ := newBase(t)
+			_, err := m.client(t).
+				Push(context.Background(), files, m.ref(t, "vm/a:1"), PushOptions{Base: base.String()})
+			require.NoError(t, err)
+			m.fault = nil
+			dir := t.TempDir()
+			_, _, err = m.client(t).
+				Pull(context.Background(), m.ref(t, "vm/a:1"), dir, PullOptions{})
+			require.NoError(t, err)
+			for name, want := range contents {
+				got, err := os.ReadFile(filepath.Join(dir, name))
+				require.NoError(t, err)
+				require.True(t, bytes.Equal(want, got), name)
+			}
+		})
+	}
+}
+
+// TestPushInterrupted: the tag appears when everything is there, and the same push goes on.
+func TestPushInterrupted(t *testing.T) {
+	m := newMemory(t)
+	_, files, _ := diskFiles(t)
+	ctx, cancel := context.WithCancel(context.Background())
+	patches := 0
+	m.fault = func(w http.ResponseWriter, r *http.Request) bool {
+		if r.Method == http.MethodPatch {
+			if patches++; patches == 3 {
+				cancel()
+				panic(http.ErrAbortHandler)
+			}
+		}
+		return false
+	}
+	_, err := m.client(t).Push(ctx, files, m.ref(t, "vm/a:1"), PushOptions{Base: BaseNone})
+	require.ErrorIs(t, err, context.Canceled)
+	require.Zero(t, m.requests("PUT", "/manifests/"))
+	m.fault = nil
+	_, err = m.client(t).
+		Push(context.Background(), files, m.ref(t, "vm/a:1"), PushOptions{Base: BaseNone})
+	require.NoError(t, err)
+	require.Equal(t, 4, m.requests("PATCH", ""), "two layers, and two configurations")
+}
