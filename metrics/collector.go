@@ -11,12 +11,12 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 	return prometheus.NewDesc(prometheus.BuildFQName(namespace, "", name), help, labels, nil)
 }
 
-// The descriptions of what collector emits.
+// The descriptions of the collector's metrics.
 var (
-	descOperations = desc("operations_total", "SCSI commands that ended, by what they did and how.",
+	descOperations = desc("operations_total", "SCSI commands that ended, by operation and status.",
 		"lun", "initiator", "operation", "status")
 	descErrors = desc("operation_errors_total",
-		"SCSI commands that did not do what they were to do.", "lun", "initiator", "operation")
+		"SCSI commands that did not succeed.", "lun", "initiator", "operation")
 	descBytes = desc("transferred_bytes_total", "Bytes moved between initiator and disk.",
 		"lun", "initiator", "operation")
 	descDuration = desc("operation_duration_seconds",
@@ -35,18 +35,18 @@ var (
 	descCopied = desc("image_copied_bytes",
 		"How much of the data in an image the disk's own file holds.", "lun", "image")
 	descData     = desc("image_data_bytes", "How much data an image stores.", "lun", "image")
-	descComplete = desc("disk_complete", "Whether the disk needs its image no more.", "lun",
+	descComplete = desc("disk_complete", "Whether the disk no longer needs its image.", "lun",
 		"image")
-	descWaits = desc("waits_for_space", "Whether the copying of an image waits for space.",
+	descWaits = desc("waits_for_space", "Whether copying an image waits for space.",
 		"lun", "image")
-	descUsed = desc("lun_used_bytes", "What a LUN takes of the storage that its disk is on.",
+	descUsed = desc("lun_used_bytes", "Bytes that a LUN's disk uses on its storage.",
 		"lun", "image")
-	descFree = desc("lun_free_bytes", "What the storage that a LUN's disk is on has left, "+
-		"for all that use it.", "lun", "image")
+	descFree = desc("lun_free_bytes", "Bytes that are free on the storage of a LUN's disk, "+
+		"for all who use it.", "lun", "image")
 	descReady = desc("ready", "Whether every LUN can be used.")
 )
 
-// collector turns the counters into metrics when the page is asked for.
+// collector turns the counters into metrics at each scrape.
 type collector struct{ m *Metrics }
 
 // Describe sends the descriptions of all metrics.
@@ -109,7 +109,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	gauge(descReady, truth(ready()))
 }
 
-// collectUnit sends what one initiator did at one LUN, as far as it did anything.
+// collectUnit sends the counters of one initiator at one LUN, unless it sent no command.
 func (c *collector) collectUnit(ch chan<- prometheus.Metric, lun lunKey, initiator string,
 	unit *totals) {
 	number := other
@@ -150,21 +150,22 @@ func truth(b bool) float64 {
 	return 0
 }
 
-// group is what several initiators with one label have in sum.
+// group sums up the initiators that share a label.
 type group struct {
 	label             string
 	normal, discovery int64
 	units             map[lunKey]*totals
 }
 
-// totals are read counters, by operation.
+// totals are counters as read, by operation.
 type totals [len(operations)]struct {
 	count, nanos, bytes, failed uint64
 	ended                       [len(statuses)]uint64
 	buckets                     [len(bounds) + 1]uint64
 }
 
-// byLabel sums up the initiators that share a label: each pair of labels may be sent only once.
+// byLabel sums up the initiators that share a label, because Prometheus takes each set of labels
+// only once.
 func (t *initiatorTable) byLabel() map[string]*group {
 	groups := map[string]*group{}
 	add := func(i *initiator) {
@@ -182,7 +183,7 @@ func (t *initiatorTable) byLabel() map[string]*group {
 			g.units[lun].add(s)
 		}
 	}
-	// The overflow is a group of its own only once somebody is in it.
+	// Show the overflow only if it counted something.
 	if len(t.rest.units.all()) > 0 || t.rest.normal.Load() != 0 || t.rest.discovery.Load() != 0 {
 		add(&t.rest)
 	}

@@ -1,30 +1,30 @@
-// Package metrics counts what a target does, and shows it as Prometheus series.
+// Package metrics counts the events of a target and shows them as Prometheus series.
 //
-// A daemon makes one Metrics, gives it to its target as the Observer, says by SetDisks and SetReady
-// what there is to tell beside the events, and serves Handler as /metrics.
+// A daemon makes one Metrics and gives it to its target as the Observer. It calls SetDisks and
+// SetReady for what is not an event, and serves Handler as /metrics.
 //
 // Counting is on the request path: one SCSI command costs two map look-ups without a lock and four
-// atomic additions. What peers say becomes label values, so the number of each is bounded; what
-// comes after the bound is counted together as "other".
+// atomic additions. Peers choose some label values, so their number is bounded. Everything beyond
+// the bound is counted together as "other".
 //
-//	kubevirt_disk_operations_total               lun initiator operation status
-//	kubevirt_disk_operation_errors_total         lun initiator operation   of these, without success
-//	kubevirt_disk_transferred_bytes_total        lun initiator operation   between initiator and disk
-//	kubevirt_disk_operation_duration_seconds     lun initiator operation   histogram
-//	kubevirt_disk_sessions                       initiator type            in full feature phase, now
-//	kubevirt_disk_logins_accepted_total          type
-//	kubevirt_disk_logins_refused_total           reason
-//	kubevirt_disk_sessions_ended_total           reason
-//	kubevirt_disk_pdus_rejected_total            reason
+//	kubevirt_disk_operations_total            lun initiator operation status
+//	kubevirt_disk_operation_errors_total      lun initiator operation  of these, the failed ones
+//	kubevirt_disk_transferred_bytes_total     lun initiator operation  between initiator and disk
+//	kubevirt_disk_operation_duration_seconds  lun initiator operation  histogram
+//	kubevirt_disk_sessions                    initiator type           in full feature phase, now
+//	kubevirt_disk_logins_accepted_total       type
+//	kubevirt_disk_logins_refused_total        reason
+//	kubevirt_disk_sessions_ended_total        reason
+//	kubevirt_disk_pdus_rejected_total         reason
 //	kubevirt_disk_panics_caught_total
-//	kubevirt_disk_lun_size_bytes                 lun image
-//	kubevirt_disk_lun_failed                     lun image                 1: only a restart brings it back
-//	kubevirt_disk_image_copied_bytes             lun image                 of the data in the image
-//	kubevirt_disk_image_data_bytes               lun image
-//	kubevirt_disk_disk_complete                  lun image                 1: the image is not needed any more
-//	kubevirt_disk_waits_for_space                lun image                 1: copying goes on when there is room
-//	kubevirt_disk_lun_used_bytes                 lun image                 of the storage below
-//	kubevirt_disk_lun_free_bytes                 lun image                 that the storage below has left
-//	kubevirt_disk_ready                                                    1: every LUN can be used
-//	kubevirt_disk_build_info                     version commit goversion platform
+//	kubevirt_disk_lun_size_bytes              lun image  capacity
+//	kubevirt_disk_lun_failed                  lun image  1: only a restart brings it back
+//	kubevirt_disk_image_copied_bytes          lun image  of the image's data
+//	kubevirt_disk_image_data_bytes            lun image
+//	kubevirt_disk_disk_complete               lun image  1: the disk no longer needs its image
+//	kubevirt_disk_waits_for_space             lun image  1: copying goes on when there is room
+//	kubevirt_disk_lun_used_bytes              lun image  of the storage below
+//	kubevirt_disk_lun_free_bytes              lun image  left on the storage below
+//	kubevirt_disk_ready                       1: every LUN can be used
+//	kubevirt_disk_build_info                  version commit goversion platform
 package metrics

@@ -8,13 +8,13 @@ import (
 	"go.uber.org/zap"
 )
 
-// maxScrapes bounds the pages of metrics that are made at the same time.
+// maxScrapes limits the scrapes that are answered at the same time.
 const maxScrapes = 4
 
 // Handler serves the page /metrics.
 func (m *Metrics) Handler(log *zap.Logger) http.Handler {
 	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{
-		// A metric that cannot be made is logged and counted; the others are still shown.
+		// If a metric cannot be made, log and count that, and show the others.
 		ErrorHandling:       promhttp.ContinueOnError,
 		ErrorLog:            zap.NewStdLog(log),
 		Registry:            m.registry,

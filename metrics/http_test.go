@@ -10,7 +10,7 @@ import (
 	"go.uber.org/zap"
 )
 
-// TestPage asks for the page over HTTP: what the daemon tells, and what the process does.
+// TestPage checks that the page shows both the daemon and the process.
 func TestPage(t *testing.T) {
 	m := full()
 	ts := httptest.NewServer(m.Handler(zap.NewNop()))

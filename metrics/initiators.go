@@ -8,22 +8,22 @@ import (
 	"kubevirt.io/disk/target"
 )
 
-// initiatorTable holds what is counted by initiator. An initiator keeps its place for good, so that
-// its counters never go back.
+// initiatorTable holds the counters by initiator. An initiator is never removed, so its counters
+// never go back.
 type initiatorTable struct {
-	names table[string, *initiator] // by the name as the peer gave it
-	rest  initiator                 // all that came after the bound
+	names table[string, *initiator] // by the name that the peer gave
+	rest  initiator                 // all initiators beyond the bound
 	luns  atomic.Pointer[map[uint16]struct{}]
 }
 
-// initiator is what is counted for one initiator name.
+// initiator holds the counters of one initiator name.
 type initiator struct {
 	label             string
-	normal, discovery atomic.Int64 // sessions now
+	normal, discovery atomic.Int64 // current sessions
 	units             table[lunKey, *series]
 }
 
-// lunKey is a LUN of the target, or otherLUN for all that are none.
+// lunKey is a LUN of the target. All other LUN numbers are otherLUN.
 type lunKey int32
 
 const otherLUN lunKey = -1
@@ -37,7 +37,7 @@ func (t *initiatorTable) get(name string) *initiator {
 	if name == other || len(t.names.all()) >= maxInitiators {
 		return &t.rest
 	}
-	// The name is part of a receive buffer's worth of login text: it is kept, that is not.
+	// The name is a slice of a receive buffer. Clone it, so that the buffer can be freed.
 	name = strings.Clone(name)
 	return t.names.put(name, func(size int) *initiator {
 		if size >= maxInitiators {
@@ -47,7 +47,8 @@ func (t *initiatorTable) get(name string) *initiator {
 	})
 }
 
-// unique is the label of a name: the name, unless it is no UTF-8 and made valid equals another one.
+// unique returns the label of a name: the name itself, or "other" if another name became the same
+// label when it was made valid UTF-8.
 func (t *initiatorTable) unique(name string) string {
 	l := label(name)
 	if l == "" {
@@ -85,11 +86,11 @@ func (i *initiator) series(lun uint16, t *initiatorTable) *series {
 	return i.units.put(key, func(int) *series { return new(series) })
 }
 
-// operations are the values of the label "operation"; what has no place here counts as OpOther.
+// operations are the values of the label "operation". Any other operation counts as OpOther.
 var operations = [...]target.Operation{target.OpRead, target.OpWrite, target.OpFlush,
 	target.OpDiscard, target.OpOther}
 
-// bounds are the upper bounds of the latency buckets: from a page cache's answer to a stalled disk.
+// bounds are the upper bounds of the latency buckets, from a page cache's answer to a stalled disk.
 var bounds = [...]time.Duration{
 	10 * time.Microsecond, 25 * time.Microsecond, 50 * time.Microsecond, 100 * time.Microsecond,
 	250 * time.Microsecond, 500 * time.Microsecond,
@@ -104,8 +105,8 @@ type series struct {
 	ops [len(operations)]counters
 }
 
-// counters are of one operation. The number of commands, of each status and in all, is the sum of
-// the latencies, so that these can never disagree on a page.
+// counters count one operation. The numbers of commands, by status and in total, are sums of the
+// latencies, so they always agree.
 type counters struct {
 	outcomes outcomes
 	nanos    atomic.Uint64
@@ -130,7 +131,7 @@ func operationIndex(op target.Operation) int {
 	return len(operations) - 1
 }
 
-// bucket is the index of the first bound that is not less than d.
+// bucket returns the index of the first bound that is at least d.
 func bucket(d time.Duration) int {
 	for i, bound := range bounds {
 		if d <= bound {

@@ -8,19 +8,19 @@ import (
 )
 
 const (
-	// maxInitiators and maxReasons bound label values that come from peers.
+	// maxInitiators and maxReasons limit the label values that peers choose.
 	maxInitiators = 64
 	maxReasons    = 64
 
 	other = "other"
 )
 
-// label makes a text a valid label value: Prometheus takes UTF-8 only, and one bad value would make
-// the whole page fail.
+// label makes a text a valid label value. Prometheus takes only UTF-8, and one bad value would make
+// the whole scrape fail.
 func label(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
 
-// table maps names to values that are made at first sight, for readers without locks: a new name
-// copies the map, which happens a bounded number of times.
+// table maps names to values and makes a value on first use. Readers need no lock: a new name
+// copies the map, which happens a limited number of times.
 type table[K comparable, V any] struct {
 	mu   sync.Mutex // serialises writers
 	live atomic.Pointer[map[K]V]
@@ -36,7 +36,7 @@ func (t *table[K, V]) find(key K) (V, bool) {
 	return v, ok
 }
 
-// all returns what is there; it may not be changed.
+// all returns the current map. Callers must not change it.
 func (t *table[K, V]) all() map[K]V {
 	if m := t.live.Load(); m != nil {
 		return *m
@@ -44,7 +44,7 @@ func (t *table[K, V]) all() map[K]V {
 	return nil
 }
 
-// put returns the value of key, made by create if there is none.
+// put returns the value of key. If there is none, create makes it.
 func (t *table[K, V]) put(key K, create func(size int) V) V {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -60,8 +60,7 @@ func (t *table[K, V]) put(key K, create func(size int) V) V {
 	return v
 }
 
-// labelTable counts by a short label that should come from a small set, and bounds it if it does
-// not.
+// labelTable counts by a short label. The labels should be few; if they are not, it limits them.
 type labelTable struct {
 	counters table[string, *atomic.Uint64]
 	rest     atomic.Uint64

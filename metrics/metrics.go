@@ -19,8 +19,8 @@ type BuildInfo struct {
 	Version, Commit, GoVersion, Platform string
 }
 
-// Metrics counts events of a target; it is the target's Observer. All methods may be called by any
-// number of goroutines at once.
+// Metrics is the Observer of a target and counts its events. All methods are safe for concurrent
+// use.
 type Metrics struct {
 	registry *prometheus.Registry
 
@@ -38,7 +38,7 @@ type Metrics struct {
 
 var _ target.Observer = (*Metrics)(nil)
 
-// New makes the collectors and a registry of their own.
+// New returns Metrics with a registry of its own.
 func New(build BuildInfo) *Metrics {
 	m := &Metrics{
 		registry: prometheus.NewRegistry(),
@@ -67,28 +67,28 @@ func New(build BuildInfo) *Metrics {
 	return m
 }
 
-// Progress is how much of an image was copied; image.Progress is one.
+// Progress says how much of an image was copied. An image.Progress is one.
 type Progress interface {
-	Data() (copied, total int64) // bytes that the image stores
-	Total() int64                // bytes of the disk; 0 before it is made
-	Finished() bool              // the image is not needed any more
+	Data() (copied, total int64) // bytes of data in the image
+	Total() int64                // capacity of the disk in bytes; 0 before it is made
+	Finished() bool              // the disk no longer needs the image
 	Waiting() bool               // for space
 }
 
-// Disk is what there is to tell about a LUN whether or not anybody uses it.
+// Disk describes a LUN, whether or not anybody uses it.
 type Disk struct {
 	LUN      uint16
 	Image    string
 	Size     int64        // bytes
-	Progress Progress     // nil: nothing is copied
-	Failed   func() error // nil: it cannot tell; otherwise why the disk has failed for good, or nil
-	// Space is what the disk takes of its storage, and what that has left. nil: it cannot tell; nor
-	// can it at the moment where it returns nil. It does not wait for long.
+	Progress Progress     // nil: no image is copied
+	Failed   func() error // why the disk has failed for good, or nil; no function: it cannot tell
+	// Space returns how much the disk uses on its storage and how much is free there, or nil if
+	// that is unknown now. It must not block for long. No function: it cannot tell.
 	Space func() *disk.Usage
 }
 
-// SetDisks says which LUNs there are. Commands to other LUN numbers, which a peer may choose
-// freely, are counted together.
+// SetDisks sets the LUNs. Commands to other LUN numbers are counted together, because a peer may
+// choose any number.
 func (m *Metrics) SetDisks(disks []Disk) {
 	numbers := make(map[uint16]struct{}, len(disks))
 	for _, d := range disks {
@@ -100,7 +100,7 @@ func (m *Metrics) SetDisks(disks []Disk) {
 	m.disks = append([]Disk(nil), disks...)
 }
 
-// SetReady says how the gauge learns whether every LUN can be used.
+// SetReady sets the function that tells whether every LUN can be used.
 func (m *Metrics) SetReady(ready func() bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -119,17 +119,17 @@ func (m *Metrics) LoginAccepted(e target.LoginEvent) {
 	m.initiators.get(e.Initiator).gauge(e.Discovery).Add(1)
 }
 
-// LoginRefused counts a refused login by its reason. The name that the peer claimed is not
-// authenticated, so it is no label.
+// LoginRefused counts a refused login by its reason. The initiator name is not a label, because it
+// is not authenticated.
 func (m *Metrics) LoginRefused(e target.LoginEvent) { m.refused.add(e.Reason) }
 
-// SessionEnded counts the end of a session that LoginAccepted has counted.
+// SessionEnded counts the end of a session. LoginAccepted has counted its beginning.
 func (m *Metrics) SessionEnded(e target.SessionEvent) {
 	m.ended.add(e.Reason)
 	m.initiators.get(e.Initiator).gauge(e.Discovery).Add(-1)
 }
 
-// CommandDone counts a finished SCSI command. It allocates nothing but for the first command of an
+// CommandDone counts a finished SCSI command. It allocates only at the first command of an
 // initiator to a LUN.
 func (m *Metrics) CommandDone(e target.CommandEvent) {
 	m.initiators.get(e.Initiator).series(e.LUN, &m.initiators).count(e)

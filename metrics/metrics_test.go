@@ -43,7 +43,7 @@ func newTestMetrics() *Metrics {
 	return m
 }
 
-// value returns the value of one metric, named as the page shows it, or false if it is not there.
+// value returns the value of one metric by its full name, or false if it does not exist.
 func value(t *testing.T, m *Metrics, name string, labels map[string]string) (float64, bool) {
 	t.Helper()
 	families, err := m.registry.Gather()
@@ -92,15 +92,15 @@ func series3(lun, initiator, op string) map[string]string {
 	return map[string]string{"lun": lun, "initiator": initiator, "operation": op}
 }
 
-// ended is the labels of commands that ended with a status.
+// ended returns the labels of the commands that ended with a status.
 func ended(series map[string]string, status string) map[string]string {
 	series = maps.Clone(series)
 	series["status"] = status
 	return series
 }
 
-// TestCommandsAreCountedByStatus gives commands every status that there is. Each is counted once,
-// under its own label or as other; what did what it was to do is no error.
+// TestCommandsAreCountedByStatus ends commands with every possible status. Each is counted once,
+// under its own label or as "other". A successful command is no error.
 func TestCommandsAreCountedByStatus(t *testing.T) {
 	m := newTestMetrics()
 	read := series3("1", initiatorA, "read")
@@ -142,7 +142,7 @@ func TestCommandsAreCountedByLUNInitiatorAndOperation(t *testing.T) {
 		ended(series3("2", "iqn.b", "flush"), "good"))
 	_, exists := value(t, m, "kubevirt_disk_operations_total",
 		ended(series3("2", "iqn.b", "read"), "good"))
-	require.False(t, exists, "an operation that nobody did has no series")
+	require.False(t, exists, "an operation without commands has no series")
 }
 
 func TestHistogramBucketsAreCumulativeAndEndWithEverything(t *testing.T) {
@@ -210,8 +210,8 @@ func TestInitiatorsAreBounded(t *testing.T) {
 		map[string]string{"reason": "logout"})
 }
 
-// TestOverflowIsShownIfThereIsOne: what comes after the bound is on the page whatever it does, and
-// no empty row is there before.
+// TestOverflowIsShownIfThereIsOne checks that everything beyond the bound is on the page, and that
+// the page has no empty row before.
 func TestOverflowIsShownIfThereIsOne(t *testing.T) {
 	for name, do := range map[string]func(m *Metrics){
 		"a session": func(m *Metrics) {
@@ -255,7 +255,7 @@ func TestReasonsAreBounded(t *testing.T) {
 
 func TestNamesThatAreNoLabelsDoNotBreakThePage(t *testing.T) {
 	m := newTestMetrics()
-	// Made valid, the first two are the same; "other" is what the overflow is called.
+	// The first two become the same label when they are made valid. "other" is the overflow's name.
 	for _, name := range []string{"iqn.\xff", "iqn.\xfe", "other", "", "iqn.\"quoted\"\n"} {
 		m.LoginAccepted(target.LoginEvent{Initiator: name})
 		m.CommandDone(command(name, 1, target.OpRead, 1, time.Microsecond, 0))
@@ -320,7 +320,7 @@ func TestDisksCopiesAndReadiness(t *testing.T) {
 		"version": "v1.2.3", "commit": "abc", "goversion": "go1.26", "platform": "linux/amd64"})
 }
 
-// full is Metrics in which every metric exists.
+// full returns Metrics in which every metric exists.
 func full() *Metrics {
 	m := newTestMetrics()
 	for _, op := range operations {
@@ -340,7 +340,7 @@ func TestNamesFollowTheConventions(t *testing.T) {
 	require.Empty(t, problems)
 }
 
-// TestEveryDescriptionIsEmitted finds a metric that is described and not sent, or the reverse.
+// TestEveryDescriptionIsEmitted checks that Describe and Collect know the same metrics.
 func TestEveryDescriptionIsEmitted(t *testing.T) {
 	c := &collector{m: full()}
 	described := make(chan *prometheus.Desc, 64)

@@ -2,12 +2,12 @@ package metrics
 
 import "sync/atomic"
 
-// statuses are the values of the label "status": what a command can end with (SAM-5 5.3.1), and
-// what it is if it ends without an answer. A status that has no place here counts as the last.
+// statuses are the values of the label "status": the statuses of SAM-5 5.3.1, and "aborted" for a
+// command without a response. Any other status counts as the last one.
 var statuses = [...]struct {
 	label string
 	code  uint8
-	fine  bool // the command did what it was to do
+	fine  bool // the command succeeded
 }{
 	{"good", 0x00, true},
 	{"check_condition", 0x02, false},
@@ -28,11 +28,11 @@ func statusIndex(code uint8) int {
 	return len(statuses) - 1
 }
 
-// latencies count commands by how long they took.
+// latencies count commands by their duration.
 type latencies [len(bounds) + 1]atomic.Uint64
 
-// outcomes are latencies by status. Those of GOOD are in place, as nearly every command has it; the
-// others are made at first sight.
+// outcomes are latencies by status. GOOD has its counters from the start because nearly every
+// command ends with it. The others are made on first use.
 type outcomes struct {
 	good latencies
 	rest [len(statuses) - 1]atomic.Pointer[latencies]
@@ -46,11 +46,11 @@ func (o *outcomes) of(code uint8) *latencies {
 	if l := p.Load(); l != nil {
 		return l
 	}
-	p.CompareAndSwap(nil, new(latencies)) // who comes second uses the first one's
+	p.CompareAndSwap(nil, new(latencies)) // if another goroutine was first, use its counters
 	return p.Load()
 }
 
-// each calls f for every status that a command has had, and for GOOD.
+// each calls f for GOOD and for every other status that has occurred.
 func (o *outcomes) each(f func(status int, l *latencies)) {
 	f(0, &o.good)
 	for i := range o.rest {
