@@ -1,10 +1,9 @@
-// Package pages is what a daemon tells about itself over HTTP: the page /status for programs and
-// people, and /healthz and /readyz for probes. Prometheus series are another package's: metrics.
+// Package pages tells over HTTP how a daemon is doing: /status for programs and people, /healthz
+// and /readyz for probes. Package metrics makes the Prometheus series.
 //
-// A daemon makes a mux, has Register put the pages there, adds pages of its own, and serves the mux
-// by NewServer. Clients decode /status into a Status, and tell by Place whether the daemon that has
-// answered is the one of their own container.
+// A daemon makes a mux, lets Register add the pages, adds its own pages, and serves the mux with
+// NewServer. Clients decode /status into a Status. By Place they tell whether the daemon that
+// answered runs in their own container.
 //
-// No page waits for a disk or holds a secret, and no client costs the daemon much, however many
-// come and whatever they do not send.
+// No page waits for a disk or holds a secret. Slow, silent or many clients cost the daemon little.
 package pages

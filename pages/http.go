@@ -6,15 +6,15 @@ import (
 	"net/http"
 )
 
-// Source is where the pages get what they show. The functions are called by many requests at once
-// and must not block; all are required.
+// Source supplies what the pages show. All functions are required. Many requests call them at once,
+// and they must not block.
 type Source struct {
 	Status func() Status
 	Ready  func() error // nil once every LUN can be used; otherwise what is missing
-	Health func() error // nil while a restart would help nothing; otherwise what has failed
+	Health func() error // nil while a restart would not help; otherwise what has failed
 }
 
-// Register has mux serve /healthz, /readyz and /status.
+// Register makes mux serve /healthz, /readyz and /status.
 func Register(mux *http.ServeMux, s Source) {
 	mux.HandleFunc("GET /healthz", probe(s.Health))
 	mux.HandleFunc("GET /readyz", probe(s.Ready))
@@ -24,7 +24,7 @@ func Register(mux *http.ServeMux, s Source) {
 		e := json.NewEncoder(w)
 		e.SetIndent("", "  ")
 		e.SetEscapeHTML(false)
-		// What fails here is the connection to somebody who no longer listens.
+		// If this fails, the client has gone.
 		_ = e.Encode(s.Status())
 	})
 }

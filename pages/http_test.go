@@ -87,8 +87,8 @@ func TestPages(t *testing.T) {
 	require.Equal(t, http.StatusMethodNotAllowed, res.StatusCode)
 }
 
-// TestPagesTellWhereTheyAre: a client in another container of the pod sees that they are not its
-// own.
+// TestPagesTellWhereTheyAre checks that a client in another container of the pod can see that the
+// pages are not of its own container.
 func TestPagesTellWhereTheyAre(t *testing.T) {
 	require.NotEmpty(t, Place())
 	ts := httptest.NewServer(NewServer(http.NotFoundHandler(), zap.NewNop()).Handler)
@@ -106,8 +106,8 @@ func TestServerBoundsSlowClients(t *testing.T) {
 	require.NotZero(t, s.MaxHeaderBytes)
 }
 
-// TestManyConnections: clients that connect and stay cost little, and a probe or a scrape that
-// comes after them is answered.
+// TestManyConnections checks that idle connections cost little, and that the server still answers a
+// probe or a scrape that comes after them.
 func TestManyConnections(t *testing.T) {
 	ts := httptest.NewUnstartedServer(nil)
 	mux := http.NewServeMux()
@@ -130,9 +130,9 @@ func TestManyConnections(t *testing.T) {
 	}
 	status, _, _ := get(t, ts.URL+"/readyz")
 	require.Equal(t, http.StatusOK, status)
-	// Which ones are just kept depends on when the server noticed their silence.
+	// Which connections remain depends on when the server noticed that they are idle.
 	for _, c := range all[:2*maxConnections] {
-		// Much sooner than the server ends what is idle.
+		// This is much sooner than the idle timeout of the server.
 		require.NoError(t, c.SetReadDeadline(time.Now().Add(time.Minute)))
 		_, err := c.Read(make([]byte, 1))
 		require.Error(t, err)
@@ -142,11 +142,11 @@ func TestManyConnections(t *testing.T) {
 	_, err := io.WriteString(last, "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
 	require.NoError(t, err)
 	_, err = http.ReadResponse(bufio.NewReader(last), nil)
-	require.NoError(t, err, "one that came late is kept")
+	require.NoError(t, err, "a late connection is kept")
 }
 
-// TestShortConnectionsPushNobodyOut: a scraper that keeps its connection is not closed for the sake
-// of probes that have ended.
+// TestShortConnectionsPushNobodyOut checks that the server keeps the connection of a scraper while
+// probes come and go.
 func TestShortConnectionsPushNobodyOut(t *testing.T) {
 	ts := httptest.NewUnstartedServer(nil)
 	ts.Config = NewServer(http.NotFoundHandler(), zap.NewNop())

@@ -5,12 +5,12 @@ import (
 	"os"
 )
 
-// PlaceHeader is the header by which every page tells in which container its daemon is. The
-// containers of a pod share one network, so that a client may have asked the daemon of another one.
+// PlaceHeader is the header by which each page names the container of its daemon. The containers of
+// a pod share a network, so a client may reach the daemon of another container.
 const PlaceHeader = "Kubevirt-Disk-Place"
 
-// Place names the container of this process by its view of the file systems, as each container has
-// one of its own. "": it cannot be told.
+// Place identifies the container of this process by its mount namespace, or returns "" if it is
+// unknown.
 func Place() string {
 	place, err := os.Readlink("/proc/self/ns/mnt")
 	if err != nil {
@@ -19,7 +19,7 @@ func Place() string {
 	return place
 }
 
-// withPlace has a handler tell where it is.
+// withPlace adds PlaceHeader to the answers of a handler.
 func withPlace(h http.Handler) http.Handler {
 	place := Place()
 	if place == "" {

@@ -9,10 +9,10 @@ import (
 	"go.uber.org/zap"
 )
 
-// NewServer returns an HTTP server for h, of which each answer tells by the header PlaceHeader
-// where the daemon is. Slow or silent clients hold nothing for long, and many of them not much:
-// beyond maxConnections the one that has been silent longest is closed, so that they take neither
-// the memory nor the descriptors of the disks, and a probe is answered all the same.
+// NewServer returns an HTTP server for h that adds PlaceHeader to each answer. Slow and silent
+// clients are cut off soon. Beyond maxConnections, the server closes the connection that has been
+// silent longest. So clients cannot use up the memory or the descriptors of the disks, and a probe
+// always gets its answer.
 func NewServer(h http.Handler, log *zap.Logger) *http.Server {
 	return &http.Server{
 		Handler:           withPlace(h),
@@ -26,17 +26,17 @@ func NewServer(h http.Handler, log *zap.Logger) *http.Server {
 	}
 }
 
-// maxConnections is far beyond what probes, scrapes and people need. Each takes some 20 KiB.
+// maxConnections is far more than probes, scrapes and people need. A connection takes some 20 KiB.
 const maxConnections = 64
 
-// crowd bounds the connections of a server.
+// crowd limits the connections of a server.
 type crowd struct {
 	mu    sync.Mutex
-	clock uint64              // guarded by mu; counts what has happened
-	seen  map[net.Conn]uint64 // guarded by mu; when something last happened on each open connection
+	clock uint64              // guarded by mu; counts events
+	seen  map[net.Conn]uint64 // guarded by mu; the time of the last event on each open connection
 }
 
-// changed is a server's ConnState.
+// changed is the ConnState callback of a server.
 func (c *crowd) changed(conn net.Conn, now http.ConnState) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -56,5 +56,5 @@ func (c *crowd) changed(conn net.Conn, now http.ConnState) {
 		}
 	}
 	delete(c.seen, longest)
-	_ = longest.Close() // its goroutine notices, and ends
+	_ = longest.Close() // its goroutine notices and ends
 }

@@ -9,12 +9,12 @@ import (
 // State is what the daemon is doing.
 type State string
 
-// The states, in their order.
+// The states, in the order that a daemon goes through them.
 const (
-	StateStarting State = "starting" // the images are being looked at
-	StateOpening  State = "opening"  // the disks are being made
+	StateStarting State = "starting" // looking at the images
+	StateOpening  State = "opening"  // making the disks
 	StateReady    State = "ready"    // every LUN can be used
-	StateStopping State = "stopping" // sessions are being drained
+	StateStopping State = "stopping" // draining the sessions
 )
 
 // Status is the page /status. It never holds a secret.
@@ -28,7 +28,7 @@ type Status struct {
 	Sessions       []target.SessionInfo `json:"sessions"`
 	StartedAt      time.Time            `json:"started_at"`
 	ReadyAt        *time.Time           `json:"ready_at,omitempty"`
-	// ReadyAfterSeconds is how long the start took until every LUN could be used.
+	// ReadyAfterSeconds is the time from the start until every LUN could be used.
 	ReadyAfterSeconds float64   `json:"ready_after_seconds,omitempty"`
 	Build             BuildInfo `json:"build"`
 }
@@ -41,7 +41,7 @@ type BuildInfo struct {
 	Platform  string `json:"platform"`
 }
 
-// LUNStatus is one LUN of Status.
+// LUNStatus describes one LUN on the page.
 type LUNStatus struct {
 	LUN        uint16 `json:"lun"`
 	Image      string `json:"image"`
@@ -49,11 +49,11 @@ type LUNStatus struct {
 	SizeBytes  int64  `json:"size_bytes"`
 	CopyMode   string `json:"copy_mode"`
 	AccessMode string `json:"access_mode"`
-	// Owner is the initiator that a write-exclusive LUN belongs to at the moment.
+	// Owner is the initiator that currently owns a write-exclusive LUN.
 	Owner  string `json:"owner,omitempty"`
-	OpenTo string `json:"open_to,omitempty"` // who may use it too, by a handover
-	// Fenced are those who lost a handover of it. They are kept out until it is opened to them
-	// again.
+	OpenTo string `json:"open_to,omitempty"` // the second initiator of a handover
+	// Fenced are the initiators that lost a handover of this LUN. They stay fenced until the LUN is
+	// opened to them again.
 	Fenced     []string    `json:"fenced,omitempty"`
 	ReadOnly   bool        `json:"read_only"`
 	Serial     string      `json:"serial,omitempty"` // once the disk is made
@@ -62,24 +62,23 @@ type LUNStatus struct {
 	Removable  bool        `json:"removable"`
 	Persistent bool        `json:"persistent"`        // survives the pod
 	Copy       *CopyStatus `json:"copy,omitempty"`    // in modes that copy the image
-	Space      *Space      `json:"space,omitempty"`   // as far as the storage tells
-	Failure    string      `json:"failure,omitempty"` // why it has failed until the next start
+	Space      *Space      `json:"space,omitempty"`   // if the storage can tell
+	Failure    string      `json:"failure,omitempty"` // why it has failed, until the next start
 }
 
-// CopyStatus is how much of an image the disk's own file holds. All of the disk is served from the
-// start.
+// CopyStatus says how much of an image the disk's own file holds. The guest can use the whole disk
+// from the start.
 type CopyStatus struct {
-	CopiedBytes int64 `json:"copied_bytes"` // of the data in the image
-	DataBytes   int64 `json:"data_bytes"`   // what the image stores
+	CopiedBytes int64 `json:"copied_bytes"` // of the image's data
+	DataBytes   int64 `json:"data_bytes"`   // data in the image
 	TotalBytes  int64 `json:"total_bytes"`  // capacity of the disk
-	Complete    bool  `json:"complete"`     // the image is not needed any more
-	// WaitsForSpace says that the copying goes on when there is room on the storage; the disk is
-	// served meanwhile.
+	Complete    bool  `json:"complete"`     // the disk no longer needs the image
+	// WaitsForSpace says that copying waits for room on the storage. The disk is served meanwhile.
 	WaitsForSpace bool `json:"waits_for_space"`
 }
 
-// Space is what a disk takes of the storage that it is on, and what that has left. Bytes.
+// Space says how many bytes a disk uses on its storage, and how many are free there.
 type Space struct {
 	Used int64 `json:"used_bytes"`
-	Free int64 `json:"free_bytes"` // others may take it first
+	Free int64 `json:"free_bytes"` // shared with other users of the storage
 }

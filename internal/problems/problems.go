@@ -1,8 +1,8 @@
-// Package problems collects what is wrong with a configuration, so that a person is told of
-// everything at once, and each time of the place to change it.
+// Package problems collects the mistakes in a configuration, so that a person sees all of them at
+// once, each with the place to change.
 //
-// Whoever checks a part of a configuration adds to a List; its Err is the error of the whole. An
-// *Error is about what somebody has set: a command that ends with one was used wrongly.
+// Each check adds to a List, and Err returns them as one *Error. A command that ends with an *Error
+// was used wrongly.
 package problems
 
 import (
@@ -11,15 +11,15 @@ import (
 	"strings"
 )
 
-// List is what is wrong. The zero value is empty.
+// List is a list of mistakes. The zero value is empty.
 type List struct{ all []error }
 
-// Add adds a problem, of which source names the place to change.
+// Add adds a mistake. Source names the place to change.
 func (l *List) Add(source, format string, args ...any) {
 	l.all = append(l.all, fmt.Errorf("%s: %s", source, fmt.Sprintf(format, args...)))
 }
 
-// AddError adds an error that already names its source; a joined error counts as several.
+// AddError adds an error that already names its source. A joined error counts as several.
 func (l *List) AddError(err error) {
 	var joined interface{ Unwrap() []error }
 	if errors.As(err, &joined) {
@@ -29,7 +29,7 @@ func (l *List) AddError(err error) {
 	l.all = append(l.all, err)
 }
 
-// Err is an *Error of all problems, or nil.
+// Err returns an *Error of all mistakes, or nil.
 func (l *List) Err() error {
 	if len(l.all) == 0 {
 		return nil
@@ -37,7 +37,7 @@ func (l *List) Err() error {
 	return &Error{all: l.all}
 }
 
-// Error is a wrong configuration.
+// Error says that a configuration is wrong.
 type Error struct{ all []error }
 
 func (e *Error) Error() string {

@@ -6,16 +6,16 @@ import (
 	"strings"
 )
 
-// Refusal lists what is wrong with images that a person has named, as one error.
+// Refusal collects mistakes in images that a person has named, and makes one error of them.
 type Refusal struct {
 	Verb string // completes "2 images ..."
 	all  []error
 }
 
-// Add adds what is wrong with one image, which the error names.
+// Add adds a mistake. The error names the image.
 func (r *Refusal) Add(err error) { r.all = append(r.all, err) }
 
-// Err is the error of the whole; nil: nothing is wrong.
+// Err returns one error for all mistakes, or nil.
 func (r *Refusal) Err() error {
 	if len(r.all) == 0 {
 		return nil
@@ -26,7 +26,7 @@ func (r *Refusal) Err() error {
 	return fmt.Errorf("%d images %s:\n  %w", len(r.all), r.Verb, indented{errors.Join(r.all...)})
 }
 
-// indented is an error of several lines below another one.
+// indented prints an error of several lines indented, below another error.
 type indented struct{ error }
 
 func (i indented) Error() string { return strings.ReplaceAll(i.error.Error(), "\n", "\n  ") }
