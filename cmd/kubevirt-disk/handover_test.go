@@ -110,7 +110,7 @@ func TestHandoverOfADaemonThatMayNotBeAsked(t *testing.T) {
 	require.NotContains(t, late.Error(), "no daemon answers")
 	require.ErrorContains(t, explain(control.ErrUnknown), "does not know what was asked: is it of")
 	broken := &control.AnswerError{Err: fs.ErrPermission}
-	require.ErrorContains(t, explain(broken), "the daemon's answer is not understood")
+	require.ErrorContains(t, explain(broken), "cannot understand the daemon's answer")
 }
 
 // TestHandoverExplainsTheNameOfAQEMU, which nobody has chosen and whose UUID is in no list of
@@ -143,7 +143,7 @@ func TestServeWithoutAControlSocket(t *testing.T) {
 	p := l.serve(t, "CONTROL_SOCKET="+path)
 	const said = "there is no control socket, so handover, sessions and kick find no daemon"
 	require.Contains(t, p.logged(said, "error"),
-		strconv.Quote(path)+" is there already, and no socket")
+		strconv.Quote(path)+" exists and is not a socket")
 	require.Contains(t, p.logged(said, "try"), "--control-socket")
 	require.Equal(t, exitDone, p.terminate())
 	require.FileExists(t, path)

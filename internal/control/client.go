@@ -16,56 +16,56 @@ import (
 	"kubevirt.io/disk/target"
 )
 
-// timeout is longer than the abort of commands on a slow disk should take.
+// timeout is longer than aborting commands on a slow disk should take.
 const timeout = 30 * time.Second
 
 var (
-	// ErrStranger is a socket of another container's daemon, where this one has a daemon of its
-	// own.
+	// ErrStranger says that the socket belongs to the daemon of another container, although this
+	// container has a daemon of its own.
 	ErrStranger = errors.New("the daemon is another container's")
-	// ErrUnknown is a daemon that does not know what it was asked.
+	// ErrUnknown says that the daemon does not know the request.
 	ErrUnknown = errors.New("the daemon does not know what was asked")
 )
 
-// RefusedError is what a daemon was asked and has not done.
+// RefusedError says that the daemon refused a request.
 type RefusedError struct{ Reason string }
 
 func (e *RefusedError) Error() string { return e.Reason }
 
-// AnswerError is an answer that is none of a daemon.
+// AnswerError says that the answer did not come from a daemon of this program.
 type AnswerError struct{ Err error }
 
 func (e *AnswerError) Error() string {
-	return fmt.Sprintf("the daemon's answer is not understood: %v", e.Err)
+	return fmt.Sprintf("cannot understand the daemon's answer: %v", e.Err)
 }
 func (e *AnswerError) Unwrap() error { return e.Err }
 
-// Client asks the daemon at a socket. Its errors are, beside those of this package, the one of the
-// context, which is context.DeadlineExceeded where the daemon does not answer in time, and those of
-// the connection.
+// Client asks the daemon at a socket. Besides the errors of this package it returns those of the
+// connection and of the context: context.DeadlineExceeded if the daemon does not answer in time.
 type Client struct {
 	Socket string
-	// OwnIsInit says that the first process of this container is a daemon. Then no other one is
-	// asked, as that one's LUN of the same number would be handed over: containers that share a
-	// work directory share the default socket, which is that of whoever came first.
+	// OwnIsInit says that the first process of this container is a daemon. The client then asks
+	// only that one. Containers that share a work directory share the default socket, which belongs
+	// to the first daemon, and that daemon would hand over its own LUN of the same number.
 	OwnIsInit bool
 }
 
-// Handover asks for a step of a handover, and returns what was done, for a person.
+// Handover asks for a step of a handover. It returns a sentence for a person that says what was
+// done.
 func (c Client) Handover(ctx context.Context, req Handover) (done string, err error) {
 	var reply handoverAnswer
 	err = c.ask(ctx, http.MethodPost, pathHandover, req, &reply)
 	return reply.Done, err
 }
 
-// Sessions asks who is logged in, oldest first.
+// Sessions returns the sessions, oldest first.
 func (c Client) Sessions(ctx context.Context) ([]target.SessionInfo, error) {
 	var reply sessionsAnswer
 	err := c.ask(ctx, http.MethodGet, pathSessions, nil, &reply)
 	return reply.Sessions, err
 }
 
-// Kick ends sessions, and returns those that have ended.
+// Kick ends sessions and returns them.
 func (c Client) Kick(ctx context.Context, req Kick) ([]target.SessionInfo, error) {
 	var reply kickAnswer
 	err := c.ask(ctx, http.MethodPost, pathKick, req, &reply)
@@ -95,7 +95,7 @@ func (c Client) ask(ctx context.Context, method, endpoint string, req, reply any
 	if err != nil {
 		var failed *url.Error
 		if errors.As(err, &failed) {
-			err = failed.Err // the address says nothing
+			err = failed.Err // without the URL, which says nothing here
 		}
 		return err
 	}

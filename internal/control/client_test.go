@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestHandoverWithoutAnAnswer asks a daemon that is there and waits for its disk.
+// TestHandoverWithoutAnAnswer asks a daemon that waits for its disk.
 func TestHandoverWithoutAnAnswer(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "control.sock")
 	l, err := listen(path)
@@ -44,12 +44,12 @@ func TestHandoverOfAnotherContainersDaemon(t *testing.T) {
 	c, err := net.Dial("unix", path)
 	require.NoError(t, err)
 	defer c.Close()
-	require.EqualValues(t, os.Getpid(), peerOf(c).Pid, "who listens, seen from who asks")
+	require.EqualValues(t, os.Getpid(), peerOf(c).Pid, "the listener, seen from the client")
 	_, err = Client{Socket: path, OwnIsInit: true}.Sessions(t.Context())
 	require.ErrorIs(t, err, ErrStranger, "the test is not the first process of its container")
 }
 
-// TestHandoverAsksSomethingElse: a server that is no daemon of this program.
+// TestHandoverAsksSomethingElse asks a server that is not a daemon of this program.
 func TestHandoverAsksSomethingElse(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "control.sock")
 	l, err := listen(path)

@@ -1,10 +1,10 @@
-// Package control is the control socket of a daemon: what the commands handover, sessions and kick
-// ask, and how the daemon answers.
+// Package control is the control socket of a daemon. It carries the requests of the commands
+// handover, sessions and kick, and the daemon's answers, as JSON over HTTP.
 //
-// A daemon makes a Server for its target before it serves, so that handovers that were open at the
-// last stop go on, lets it Listen at a path, and closes it before it stops. A command makes a
+// A daemon makes a Server for its target before it serves, so that open handovers continue after a
+// restart. It lets the server Listen at a path, and closes it before it stops. A command makes a
 // Client with the same path.
 //
-// The socket obeys the daemon's own user and root only, whom the kernel names: there is no secret
-// to hand out, and what everybody may open is still nobody else's. It is HTTP with JSON.
+// The socket obeys only the daemon's own user and root, as the kernel names them. So there is no
+// secret to hand out, and a socket that others can open does not help them.
 package control

@@ -10,7 +10,7 @@ import (
 	"kubevirt.io/disk/target"
 )
 
-// arm ends the time that a LUN is open when it is over; 0: not by itself.
+// arm sets the timer that ends the handover of a LUN. 0 means that it does not end by itself.
 func (h *handovers) arm(lun uint16, after time.Duration) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -25,12 +25,11 @@ func (h *handovers) arm(lun uint16, after time.Duration) {
 	}
 }
 
-// resumeGrace is the least time that a LUN is open after a restart: the machine that the guest runs
-// on has to log in again before it can be told who is to be fenced. Initiators try at least every
-// 30 seconds.
+// resumeGrace is the least time that a LUN stays open after a restart. The host of the guest has to
+// log in again before the daemon knows whom to fence. Initiators retry at least every 30 seconds.
 const resumeGrace = time.Minute
 
-// resume takes up the time of the LUNs that were open when their disks were last served.
+// resume sets the timers of the LUNs that were open when their disks were last served.
 func (h *handovers) resume(wanted func(lun uint16) bool) {
 	for _, o := range h.target.Openings() {
 		if !wanted(o.LUN) {
@@ -47,13 +46,13 @@ func (h *handovers) resume(wanted func(lun uint16) bool) {
 	}
 }
 
-// expireAgain is when a time that is over is ended again, after storage has failed that has to note
-// it.
+// expireAgain is the time until the next try when storage failed to record the end of a handover.
 const expireAgain = 10 * time.Second
 
-// expire fences the former owner, unless the new one is not there: then the guest is still where it
-// was. Nobody can tell that where the handover fails for another reason, as storage does, and it is
-// tried again. It does nothing where the time was extended, or the handover has ended, meanwhile.
+// expire fences the former owner, unless the new one is not logged in: then the guest has not
+// moved. If the handover fails for another reason, such as storage, nobody knows where the guest
+// is, and expire tries again. It does nothing if the time was extended or the handover has ended
+// meanwhile.
 func (h *handovers) expire(lun uint16, o *opening) {
 	turn := h.turn(lun)
 	turn <- struct{}{}
@@ -90,7 +89,7 @@ func (h *handovers) expire(lun uint16, o *opening) {
 		zap.Uint16("lun", lun), zap.String("fenced", fenced), zap.Error(err))
 }
 
-// over takes the time of a LUN away, if it still is the one that has run out.
+// over removes the timer of a LUN if it is still the one that has run out.
 func (h *handovers) over(lun uint16, o *opening) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestHandoverThatCannotRunOut: the log has one line about it, which does not say that it is over,
-// and no time begins any more once the daemon stops.
+// TestHandoverThatCannotRunOut checks that a failed expiry logs one line, which does not say that
+// the handover is over, and that no timer starts once the daemon stops.
 func TestHandoverThatCannotRunOut(t *testing.T) {
 	luns := newFakeLUNs()
 	core, log := observer.New(zap.InfoLevel)
@@ -33,8 +33,8 @@ func TestHandoverThatCannotRunOut(t *testing.T) {
 	require.NotContains(t, c.openings, uint16(3))
 }
 
-// TestHandoverRunsOutOnBrokenStorage has a time run out that cannot be ended, as storage fails: the
-// log says that the LUN is open to both, and it is ended when storage works again.
+// TestHandoverRunsOutOnBrokenStorage lets the time run out while storage fails. The log says that
+// the LUN is open to both. The handover ends when storage works again.
 func TestHandoverRunsOutOnBrokenStorage(t *testing.T) {
 	f := newFakeLUNs()
 	f.broken = errors.New("no space left")
@@ -57,8 +57,8 @@ func TestHandoverRunsOutOnBrokenStorage(t *testing.T) {
 	require.Empty(t, guest)
 }
 
-// TestHandoverRunsOutWithoutTheSecond has a time run out when the second machine is not there: the
-// guest is where it was.
+// TestHandoverRunsOutWithoutTheSecond lets the time run out while the second initiator is not
+// logged in. The guest has not moved.
 func TestHandoverRunsOutWithoutTheSecond(t *testing.T) {
 	f := newFakeLUNs()
 	f.absent = true
@@ -74,8 +74,8 @@ func TestHandoverRunsOutWithoutTheSecond(t *testing.T) {
 	require.Empty(t, c.openings)
 }
 
-// TestHandoverRunsOutOnWeakStorage has storage fail for a moment only: the second machine, which
-// the guest runs on, is not fenced for that.
+// TestHandoverRunsOutOnWeakStorage lets storage fail once. The second initiator, which runs the
+// guest, must not be fenced for that.
 func TestHandoverRunsOutOnWeakStorage(t *testing.T) {
 	f := newFakeLUNs()
 	f.broken, f.once = errors.New("no space left"), true
@@ -91,8 +91,8 @@ func TestHandoverRunsOutOnWeakStorage(t *testing.T) {
 	require.Equal(t, second, owner)
 }
 
-// TestHandoverResumed restarts the daemon while LUNs are open: the time goes on, and is long enough
-// that both machines can log in again.
+// TestHandoverResumed restarts the daemon while LUNs are open. Their time goes on and is long
+// enough for both machines to log in again.
 func TestHandoverResumed(t *testing.T) {
 	f := newFakeLUNs()
 	c := newHandovers(f, zap.NewNop())
@@ -121,8 +121,8 @@ func TestHandoverResumed(t *testing.T) {
 	require.Nil(t, left[uint16(4)])
 }
 
-// TestEndOfAHandoverEndsItsTime: who is told that it is finished or cancelled need not fear that
-// its time still runs out, and where that was refused, it still does.
+// TestEndOfAHandoverEndsItsTime checks that finish and cancel stop the timer, and that a refused
+// one does not.
 func TestEndOfAHandoverEndsItsTime(t *testing.T) {
 	for _, action := range []Action{ActionFinish, ActionCancel} {
 		luns := newFakeLUNs()
@@ -141,7 +141,7 @@ func TestEndOfAHandoverEndsItsTime(t *testing.T) {
 	}
 }
 
-// TestHandoverRunsOut: the log tells who is fenced, or that nobody is.
+// TestHandoverRunsOut checks that the log says who is fenced, or that nobody is.
 func TestHandoverRunsOut(t *testing.T) {
 	luns := newFakeLUNs()
 	core, log := observer.New(zap.InfoLevel)

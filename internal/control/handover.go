@@ -14,7 +14,7 @@ import (
 	"kubevirt.io/disk/target"
 )
 
-// luns is what of a target handovers are for.
+// luns are the methods of a target that handovers need.
 type luns interface {
 	Admit(lun uint16, initiator string, until time.Time) error
 	HandOver(lun uint16) (former string, err error)
@@ -22,18 +22,18 @@ type luns interface {
 	Openings() []target.Opening
 }
 
-// handovers carries out handovers, one at a time at each LUN, and ends those whose time is over.
+// handovers carries out handovers, one at a time for each LUN, and ends those whose time is over.
 type handovers struct {
 	target luns
 	log    *zap.Logger
 
 	mu       sync.Mutex
-	turns    map[uint16]chan struct{} // guarded by mu; each has room for the one who acts on a LUN
-	openings map[uint16]*opening      // guarded by mu; of LUNs that are open for a time
-	closed   bool                     // guarded by mu; no time runs out any more
+	turns    map[uint16]chan struct{} // guarded by mu; a semaphore of one for each LUN
+	openings map[uint16]*opening      // guarded by mu; LUNs that are open for a limited time
+	closed   bool                     // guarded by mu; timers no longer run out
 }
 
-// opening is the time that a LUN is open.
+// opening is the timer of an open LUN.
 type opening struct{ timer *time.Timer }
 
 func newHandovers(target luns, log *zap.Logger) *handovers {
@@ -61,7 +61,7 @@ func (h *handovers) do(ctx context.Context, req Handover) (done string, err erro
 		if err := chap.CheckInitiatorName(req.To); err != nil {
 			return "", fmt.Errorf("the name of the initiator, %q, %w", req.To, err)
 		}
-		// What a Duration does not hold would leave the LUN open for ever.
+		// A time that overflows a Duration would leave the LUN open for ever.
 		if req.Seconds < 0 || req.Seconds >= time.Duration(math.MaxInt64).Seconds() {
 			return "", fmt.Errorf("a LUN cannot be open for %g seconds", req.Seconds)
 		}
@@ -89,7 +89,7 @@ func (h *handovers) do(ctx context.Context, req Handover) (done string, err erro
 		})
 		return done, err
 	}
-	return "", fmt.Errorf("%q is no action: use open, finish or cancel", req.Action)
+	return "", fmt.Errorf("%q is not an action: use open, finish or cancel", req.Action)
 }
 
 func (h *handovers) open(req Handover) (done string, err error) {
@@ -105,8 +105,7 @@ func (h *handovers) open(req Handover) (done string, err error) {
 	return fmt.Sprintf("LUN %d is open to %s too, %s", req.LUN, req.To, said), nil
 }
 
-// handedOver is what a person is told of a handover, with the former owner's name, if there was
-// any.
+// handedOver tells a person how a handover ended. Former is the former owner, if there was one.
 func handedOver(lun uint16, former string) string {
 	if former == "" {
 		return fmt.Sprintf("LUN %d has a new owner, and nobody is fenced, as nobody is known to "+
@@ -116,13 +115,14 @@ func handedOver(lun uint16, former string) string {
 	return fmt.Sprintf("LUN %d has a new owner, and the former one, %s, is fenced", lun, former)
 }
 
-// turnWait is how long a request waits for the one before it: shorter than the client's patience,
-// so that the client learns why, and than the server's ReadTimeout, with which net/http ends the
-// context of a request.
+// turnWait limits how long a request waits for the previous one. It is shorter than the client's
+// timeout, so that the client learns the reason, and shorter than the server's ReadTimeout, at
+// which net/http cancels the context of a request.
 const turnWait = 3 * time.Second
 
-// begin waits until nobody else acts on a LUN; end lets the next one. So nobody is told that a LUN
-// is open which is being handed over. Other LUNs, and the end of the daemon, wait for no slow disk.
+// begin waits until no other request acts on the LUN; end lets the next one in. So no answer calls
+// a LUN open while it is being handed over. A slow disk holds up neither other LUNs nor the
+// daemon's stop.
 func (h *handovers) begin(ctx context.Context, lun uint16) (end func(), err error) {
 	ctx, stop := context.WithTimeout(ctx, turnWait)
 	defer stop()
@@ -145,8 +145,8 @@ func (h *handovers) turn(lun uint16) chan struct{} {
 	return h.turns[lun]
 }
 
-// end ends a handover before its time. Where that is refused nothing changes, the time that it has
-// left included.
+// end ends a handover before its time is over. If that is refused, nothing changes, and the rest of
+// the time still counts.
 func (h *handovers) end(lun uint16, how func(lun uint16) error) error {
 	err := how(lun)
 	if err == nil {

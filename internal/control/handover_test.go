@@ -14,16 +14,16 @@ import (
 	"kubevirt.io/disk/target"
 )
 
-// fakeLUNs are LUNs that "a" owns. Each handover of LUN 1 waits for a word of the test, as one does
-// for the disk or for storage.
+// fakeLUNs are LUNs that "a" owns. Each handover of LUN 1 waits for the test, as a real one waits
+// for a disk.
 type fakeLUNs struct {
 	begun, goOn chan struct{}
 
 	mu     sync.Mutex
 	owner  map[uint16]string // guarded by mu; the others are those of "a"
 	guest  map[uint16]string // guarded by mu
-	broken error             // guarded by mu; what storage answers
-	once   bool              // guarded by mu; storage works again after it has answered so
+	broken error             // guarded by mu; the error of storage
+	once   bool              // guarded by mu; storage fails only once
 	absent bool              // guarded by mu; the second initiator is not logged in
 	opened []target.Opening  // guarded by mu; what Admit was asked for
 }
@@ -98,8 +98,8 @@ func openFor(lun uint16, d time.Duration) Handover {
 	return Handover{Action: ActionOpen, LUN: lun, To: second, Seconds: d.Seconds()}
 }
 
-// TestHandoverToWhoeverCanLogIn: an initiator is named as its machine or VM is, and by a person in
-// the letters that he likes.
+// TestHandoverToWhoeverCanLogIn accepts every initiator name that can log in, in upper and lower
+// case.
 func TestHandoverToWhoeverCanLogIn(t *testing.T) {
 	c := newHandovers(newFakeLUNs(), zap.NewNop())
 	for _, name := range []string{
@@ -116,7 +116,7 @@ func TestHandoverToWhoeverCanLogIn(t *testing.T) {
 	}
 }
 
-// TestHandoverForNoTime: a time that cannot be counted is refused, as the LUN would be open for
+// TestHandoverForNoTime checks that a time that overflows is refused. The LUN would be open for
 // ever.
 func TestHandoverForNoTime(t *testing.T) {
 	luns := newFakeLUNs()
@@ -132,7 +132,7 @@ func TestHandoverForNoTime(t *testing.T) {
 }
 
 // TestHandoverTellsWhoIsFenced ends handovers of a LUN that nobody has used before, and of one that
-// has an owner: a person must not believe that a machine is fenced that is not.
+// has an owner. The answer must not say that a machine is fenced if it is not.
 func TestHandoverTellsWhoIsFenced(t *testing.T) {
 	c := newHandovers(newFakeLUNs(), zap.NewNop())
 	defer c.stopTimers()
@@ -154,8 +154,8 @@ func TestHandoverTellsWhoIsFenced(t *testing.T) {
 	require.Contains(t, done, misspelt+" is fenced")
 }
 
-// TestHandoverExtendedAtItsEnd extends the time of a handover in the moment in which it runs out:
-// either it goes on, or the one who asked learns that it has ended.
+// TestHandoverExtendedAtItsEnd extends a handover at the moment when its time runs out. Either it
+// goes on, or the caller learns that it has ended.
 func TestHandoverExtendedAtItsEnd(t *testing.T) {
 	t.Run("too late", func(t *testing.T) {
 		f := newFakeLUNs()
@@ -194,8 +194,8 @@ func TestHandoverExtendedAtItsEnd(t *testing.T) {
 		require.Empty(t, owner)
 		require.Equal(t, second, guest)
 
-		// What another request has ended does not run out either, nor does it end what was opened
-		// since.
+		// A timer that fires after another request ended its handover does nothing, and leaves a
+		// later opening alone.
 		last := c.openings[2]
 		_, err = c.do(t.Context(), Handover{Action: ActionCancel, LUN: 2})
 		require.NoError(t, err)
@@ -208,9 +208,9 @@ func TestHandoverExtendedAtItsEnd(t *testing.T) {
 	})
 }
 
-// TestHandoverThatHangs has a disk that does not end the commands of the fenced initiator: other
-// LUNs and the end of the daemon do not wait for it, and who asks for the same LUN learns what he
-// waits for, or goes away.
+// TestHandoverThatHangs uses a disk that does not end the commands of the fenced initiator. Other
+// LUNs and the daemon's stop do not wait for it. A second request for the same LUN learns the
+// reason, or gives up.
 func TestHandoverThatHangs(t *testing.T) {
 	f := newFakeLUNs()
 	c := newHandovers(f, zap.NewNop())

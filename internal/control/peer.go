@@ -11,7 +11,7 @@ import (
 
 type peerKey struct{}
 
-// withPeer notes who is at the other end of a connection.
+// withPeer stores the process at the other end of a connection in the context.
 func withPeer(ctx context.Context, c net.Conn) context.Context {
 	if peer := peerOf(c); peer != nil {
 		return context.WithValue(ctx, peerKey{}, peer)
@@ -19,8 +19,8 @@ func withPeer(ctx context.Context, c net.Conn) context.Context {
 	return ctx
 }
 
-// peerOf is the process at the other end of a Unix socket, as the kernel knows it; nil: it does
-// not. A process that has no number in this container has 0.
+// peerOf returns the process at the other end of a Unix socket, or nil if the kernel does not know
+// it. A process that is not visible in this container has PID 0.
 func peerOf(c net.Conn) (peer *unix.Ucred) {
 	socket, ok := c.(*net.UnixConn)
 	if !ok {
@@ -39,7 +39,7 @@ func peerOf(c net.Conn) (peer *unix.Ucred) {
 	return peer
 }
 
-// authorized answers the daemon's own user and root only.
+// authorized lets only the daemon's own user and root pass.
 func authorized(
 	handle func(w http.ResponseWriter, r *http.Request, user uint32),
 ) http.HandlerFunc {

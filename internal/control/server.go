@@ -8,13 +8,13 @@ import (
 	"go.uber.org/zap"
 )
 
-// Target is what of a target the socket is for; *target.Server is one.
+// Target are the methods of a target that the socket needs. *target.Server has them.
 type Target interface {
 	luns
 	sessions
 }
 
-// Server carries out what is asked through the control socket.
+// Server carries out the requests of the control socket.
 type Server struct {
 	log       *zap.Logger
 	handovers *handovers
@@ -22,8 +22,8 @@ type Server struct {
 	http      http.Server
 }
 
-// New makes a server for a target, and takes up the handovers that were open when the daemon ended:
-// their time goes on also where nobody can connect. The caller closes it.
+// New makes a server for a target. It resumes the handovers that were open when the daemon stopped,
+// so their time goes on even if nobody can connect. The caller closes the server.
 func New(t Target, log *zap.Logger) *Server {
 	s := &Server{log: log, handovers: newHandovers(t, log), sessions: &sessionControl{t, log}}
 	s.handovers.resume(func(uint16) bool { return true })
@@ -41,45 +41,44 @@ func New(t Target, log *zap.Logger) *Server {
 	return s
 }
 
-// Listen begins to answer at a path, the directory of which is made if it is missing. A socket that
-// a killed daemon left there is replaced, and nothing else.
+// Listen starts to answer at a path. It makes the directory if it is missing, and replaces the
+// socket of a killed daemon, but nothing else.
 func (s *Server) Listen(path string) error {
 	l, err := listen(path)
 	if err != nil {
 		return err
 	}
 	go func() {
-		// It returns when it is closed; a daemon that cannot be controlled any more goes on
-		// serving.
+		// Serve returns when the listener is closed. If it fails, the daemon keeps serving disks
+		// without the control socket.
 		_ = s.http.Serve(l)
 	}()
 	return nil
 }
 
-// Added says that a LUN was added since New: where it was open to a second initiator when its disk
-// was last served, its time goes on.
+// Added says that a LUN was added since New. If its disk was open to a second initiator when it was
+// last served, that handover goes on.
 func (s *Server) Added(lun uint16) {
 	s.handovers.resume(func(added uint16) bool { return added == lun })
 }
 
-// Removed says that a LUN was removed: no time of it runs out any more, as another disk may have
-// its number soon.
+// Removed says that a LUN was removed. Its timer stops, because another disk may get its number.
 func (s *Server) Removed(lun uint16) { s.handovers.arm(lun, 0) }
 
-// Close ends every connection and removes the socket. No handover runs out any more; those that are
-// open go on after the next start.
+// Close ends every connection and removes the socket. Open handovers no longer run out; they go on
+// after the next start.
 func (s *Server) Close() {
-	_ = s.http.Close() // it was only listening
+	_ = s.http.Close() // it can only fail to close the listener
 	s.handovers.stopTimers()
 }
 
-// understand reads a request, and answers it where that fails.
+// understand reads a request. If it cannot, it answers with the reason.
 func understand(w http.ResponseWriter, r *http.Request, req any) bool {
 	decoder := json.NewDecoder(http.MaxBytesReader(w, r.Body, 4<<10))
 	decoder.DisallowUnknownFields()
 	err := decoder.Decode(req)
 	if err != nil {
-		answer(w, http.StatusBadRequest, refusal{"the request is not understood: " + err.Error()})
+		answer(w, http.StatusBadRequest, refusal{"cannot understand the request: " + err.Error()})
 	}
 	return err == nil
 }
@@ -87,5 +86,5 @@ func understand(w http.ResponseWriter, r *http.Request, req any) bool {
 func answer(w http.ResponseWriter, status int, a any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(a) // nobody listens any more
+	_ = json.NewEncoder(w).Encode(a) // if this fails, the client has gone
 }

@@ -20,14 +20,14 @@ import (
 	"kubevirt.io/disk/target"
 )
 
-// TestControlObeysItsUserAndRoot asks in the way of a process of each user. Whoever is refused
-// changes nothing and learns nothing.
+// TestControlObeysItsUserAndRoot asks as different users. A user who is refused changes nothing and
+// learns nothing.
 func TestControlObeysItsUserAndRoot(t *testing.T) {
 	own := uint32(os.Geteuid())
 	const open = `{"action": "open", "lun": 2, "to": "` + second + `"}`
 	const opened, forbidden = `{"done":"LUN 2 is open to ` + second,
 		`{"error":"only the user of the daemon`
-	const misread = `{"error":"the request is not understood`
+	const misread = `{"error":"cannot understand the request`
 	user := func(uid uint32) *unix.Ucred { return &unix.Ucred{Uid: uid} }
 	for name, c := range map[string]struct {
 		peer   any // of the connection
@@ -42,7 +42,7 @@ func TestControlObeysItsUserAndRoot(t *testing.T) {
 		"what is refused": {user(own), `{"action": "finish", "lun": 3}`,
 			http.StatusConflict, `{"error":"not handed over"`},
 		"no action": {user(own), `{"action": "steal", "lun": 2}`,
-			http.StatusConflict, `{"error":"\"steal\" is no action`},
+			http.StatusConflict, `{"error":"\"steal\" is not an action`},
 		"a key of the future": {user(own), open[:len(open)-1] + `, "force": true}`,
 			http.StatusBadRequest, misread},
 		"no JSON": {user(own), `open`, http.StatusBadRequest, misread},
@@ -87,7 +87,7 @@ func (f *fakeTarget) EndSessions(which func(target.SessionInfo) bool) (ended []t
 	return ended
 }
 
-// TestClientAndServer ask and answer through a socket. It is gone when the server is closed.
+// TestClientAndServer asks and answers through a socket. Closing the server removes it.
 func TestClientAndServer(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "made", "control.sock")
 	luns := &fakeTarget{newFakeLUNs(), []target.SessionInfo{
@@ -120,8 +120,9 @@ func TestClientAndServer(t *testing.T) {
 	require.ErrorIs(t, err, fs.ErrNotExist)
 }
 
-// TestLUNsThatComeAndGo: the time of a handover ends with its LUN, and does not hand over the next
-// disk of that number. That one's own time goes on where it was open when it was last served.
+// TestLUNsThatComeAndGo removes and adds LUNs. The timer of a handover stops with its LUN and does
+// not hand over the next disk with that number. The next disk's own handover goes on if it was
+// open.
 func TestLUNsThatComeAndGo(t *testing.T) {
 	luns := &fakeTarget{fakeLUNs: newFakeLUNs()}
 	core, log := observer.New(zap.InfoLevel)
@@ -134,7 +135,7 @@ func TestLUNsThatComeAndGo(t *testing.T) {
 	s.Removed(2)
 	require.Empty(t, s.handovers.openings)
 
-	// Had the time run out just before, it would not be tried again either.
+	// A timer that had already fired does not try again either.
 	s.handovers.openings[2] = former
 	s.handovers.expire(2, former)
 	require.Empty(t, s.handovers.openings)

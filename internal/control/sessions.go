@@ -10,13 +10,13 @@ import (
 	"kubevirt.io/disk/target"
 )
 
-// sessions is what of a target lists and ends sessions.
+// sessions are the methods of a target that list and end sessions.
 type sessions interface {
 	Sessions() []target.SessionInfo
 	EndSessions(which func(target.SessionInfo) bool) []target.SessionInfo
 }
 
-// sessionControl carries out what is asked about sessions.
+// sessionControl answers the requests about sessions.
 type sessionControl struct {
 	target sessions
 	log    *zap.Logger
@@ -43,7 +43,7 @@ func (c *sessionControl) kick(w http.ResponseWriter, r *http.Request, user uint3
 		return
 	}
 	for _, s := range ended {
-		c.log.Info("a session was ended by an operator", zap.String("initiator", s.Initiator),
+		c.log.Info("an operator ended a session", zap.String("initiator", s.Initiator),
 			zap.String("remote", s.Remote), zap.Uint16("tsih", s.TSIH), zap.Uint32("by_user", user))
 	}
 	answer(w, http.StatusOK, kickAnswer{ended})
@@ -54,5 +54,5 @@ func (k Kick) unknown() string {
 	if k.Initiator != "" {
 		what = fmt.Sprintf("session of %q", k.Initiator)
 	}
-	return "there is no " + what + ": the command sessions lists those that there are"
+	return "there is no " + what + "; the command sessions lists the sessions"
 }

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// listen makes a socket that only the own user can connect to. One that a killed daemon left is
-// replaced.
+// listen makes a socket that only the daemon's own user and root can connect to. It replaces the
+// socket of a killed daemon.
 func listen(path string) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, err
@@ -34,10 +34,10 @@ func listen(path string) (net.Listener, error) {
 	case err != nil:
 		return nil, err
 	case info.Mode()&fs.ModeSocket == 0:
-		return nil, fmt.Errorf("%q is there already, and no socket", path)
+		return nil, fmt.Errorf("%q exists and is not a socket", path)
 	case !errors.Is(dialErr, unix.ECONNREFUSED):
-		// It is too busy to accept, or of another user, of whom the kernel does not tell whether it
-		// listens.
+		// The daemon is too busy to accept, or the socket belongs to another user and the kernel
+		// does not tell whether it listens.
 		return nil, fmt.Errorf("another daemon uses it, or has left it: %w", dialErr)
 	default:
 		if err := os.Remove(path); err != nil {
@@ -48,7 +48,7 @@ func listen(path string) (net.Listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A connection that is made before this is asked for its user all the same.
+	// A connection made before the mode is set is still checked by peer.go.
 	made, err := restrict(dir, filepath.Base(path))
 	if err != nil {
 		return nil, errors.Join(err, l.Close())
@@ -56,8 +56,8 @@ func listen(path string) (net.Listener, error) {
 	return &listener{Listener: l, path: path, made: made}, nil
 }
 
-// restrict lets only the own user connect to a socket. Something else may have its name by now, as
-// a link to another file: that is an error, and is left as it is.
+// restrict lets only the own user connect to a socket. Somebody may have replaced it, for example
+// with a link to another file. That is an error, and the other file is not touched.
 func restrict(dir *os.File, name string) (fs.FileInfo, error) {
 	fd, err := unix.Openat(int(dir.Fd()), name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -67,18 +67,18 @@ func restrict(dir *os.File, name string) (fs.FileInfo, error) {
 	defer socket.Close()
 	info, err := socket.Stat()
 	if err == nil && info.Mode()&fs.ModeSocket == 0 {
-		err = fmt.Errorf("%s was replaced by something that is no socket", socket.Name())
+		err = fmt.Errorf("%s was replaced by something that is not a socket", socket.Name())
 	}
 	if err != nil {
 		return nil, err
 	}
-	// A path descriptor has no other way.
+	// fchmod does not work on an O_PATH descriptor.
 	return info, os.Chmod(fmt.Sprintf("/proc/self/fd/%d", fd), 0o600)
 }
 
-// lockDir keeps other daemons from making a socket in the directory until it is closed: one that
-// listens in a moment looks as if it had been left. Where there are no locks, or somebody keeps
-// one, that is no reason to do without the socket.
+// lockDir keeps other daemons from making a socket in the directory until it is closed: between
+// bind and listen, a socket looks like one of a killed daemon. If locks do not work, or somebody
+// holds one for long, the socket is made anyway.
 func lockDir(dir *os.File) {
 	for end := time.Now().Add(2 * time.Second); time.Now().Before(end); {
 		err := unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB)
@@ -89,7 +89,7 @@ func lockDir(dir *os.File) {
 	}
 }
 
-// listener removes the socket by its own name when it is closed, unless that is another daemon's by
+// listener removes the socket when it is closed, unless the path holds another daemon's socket by
 // then.
 type listener struct {
 	net.Listener
@@ -105,7 +105,7 @@ func (l *listener) Close() error {
 	return err
 }
 
-// shortPath names a socket by its open directory, as the address of a socket holds 107 bytes only.
+// shortPath names a socket by its open directory, because a socket address holds only 107 bytes.
 func shortPath(path string) (dir *os.File, short string, err error) {
 	dir, err = os.Open(filepath.Dir(path))
 	if err != nil {

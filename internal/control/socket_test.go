@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestControlSocketOfTheNext: a daemon that has lost its socket does not take the one of the next
-// away when it ends.
+// TestControlSocketOfTheNext checks that a daemon that has lost its socket does not remove the next
+// daemon's socket when it stops.
 func TestControlSocketOfTheNext(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "control.sock")
 	first, err := listen(path)
@@ -26,8 +26,8 @@ func TestControlSocketOfTheNext(t *testing.T) {
 	require.NoFileExists(t, path)
 }
 
-// TestControlSocketOfDaemonsThatStartTogether: of several that find what a killed one left, one
-// replaces it, and the others leave that alone.
+// TestControlSocketOfDaemonsThatStartTogether starts several daemons on the socket of a killed one.
+// One replaces it, and the others leave the new one alone.
 func TestControlSocketOfDaemonsThatStartTogether(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "control.sock")
 	for range 50 {
@@ -59,7 +59,7 @@ func TestControlSocketOfDaemonsThatStartTogether(t *testing.T) {
 	}
 }
 
-// TestControlSocketOfABusyDaemon: one that has no time to accept is running, and keeps its socket.
+// TestControlSocketOfABusyDaemon checks that a daemon that is too busy to accept keeps its socket.
 func TestControlSocketOfABusyDaemon(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "control.sock")
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM, 0)
@@ -79,7 +79,7 @@ func TestControlSocketOfABusyDaemon(t *testing.T) {
 	require.FileExists(t, path)
 }
 
-// TestControlSocketInTheWay: what a killed daemon left is replaced, and nothing else.
+// TestControlSocketInTheWay checks that a killed daemon's socket is replaced, and nothing else.
 func TestControlSocketInTheWay(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "control.sock")
 	left, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
@@ -95,12 +95,12 @@ func TestControlSocketInTheWay(t *testing.T) {
 
 	require.NoError(t, os.WriteFile(path, []byte("precious"), 0o600))
 	_, err = listen(path)
-	require.ErrorContains(t, err, "no socket")
+	require.ErrorContains(t, err, "not a socket")
 	require.FileExists(t, path)
 }
 
-// A socket that was exchanged for a link before it could be restricted is no way to change the mode
-// of another file.
+// TestControlSocketThatBecomesALink checks that a link in place of the socket does not let anybody
+// change the mode of another file.
 func TestControlSocketThatBecomesALink(t *testing.T) {
 	dir := t.TempDir()
 	victim := filepath.Join(t.TempDir(), "victim")
@@ -114,7 +114,7 @@ func TestControlSocketThatBecomesALink(t *testing.T) {
 	require.NoError(t, err)
 	defer d.Close()
 	_, err = restrict(d, "link")
-	require.ErrorContains(t, err, "no socket")
+	require.ErrorContains(t, err, "not a socket")
 	_, err = restrict(d, "none")
 	require.ErrorIs(t, err, os.ErrNotExist)
 	info, err := os.Stat(victim)
