@@ -43,6 +43,8 @@ type registryServer struct {
 	address string
 	dir     string
 	ca      string // file; "": no TLS
+	config  string
+	cmd     *exec.Cmd
 }
 
 // startRegistry starts one with further settings, in YAML.
@@ -71,13 +73,18 @@ func startRegistry(t *testing.T, withTLS bool, auth string) *registryServer {
 		os.WriteFile(config, []byte(fmt.Sprintf("version: 0.1\nlog: {level: error}\n"+
 			"storage: {filesystem: {rootdirectory: %q}}\nhttp: {addr: %q%s}\n%s", filepath.Join(s.dir, "data"), s.address, tls, auth)), 0o644),
 	)
-	cmd := exec.Command("docker-registry", "serve", config)
-	cmd.Env = clientEnv()
-	require.NoError(t, cmd.Start())
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-	})
+	s.config = config
+	s.run(t)
+	t.Cleanup(s.kill)
+	return s
+}
+
+// run starts it, also once more after kill, with what it has stored.
+func (s *registryServer) run(t *testing.T) {
+	t.Helper()
+	s.cmd = exec.Command("docker-registry", "serve", s.config)
+	s.cmd.Env = clientEnv()
+	require.NoError(t, s.cmd.Start())
 	require.Eventually(t, func() bool {
 		c, err := net.Dial("tcp", s.address)
 		if err != nil {
@@ -85,7 +92,12 @@ func startRegistry(t *testing.T, withTLS bool, auth string) *registryServer {
 		}
 		return c.Close() == nil
 	}, clientTimeout, 10*time.Millisecond, "the registry does not listen")
-	return s
+}
+
+// kill ends it, if it runs.
+func (s *registryServer) kill() {
+	_ = s.cmd.Process.Kill()
+	_ = s.cmd.Wait()
 }
 
 // newCertificate is one of its own authority, for this machine.

@@ -9,6 +9,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
+	"sync"
 	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -26,9 +28,50 @@ type descriptor = v1.Descriptor
 // farFile is a file in a layer that is not compressed, of which an index has the digests. What is read
 // of it is fetched in chunks, verified, and kept in a cache.
 type farFile struct {
-	blob *cache.Blob
-	name string // digest of the file's chunk digests
-	warn func(text string)
+	blob  *cache.Blob
+	name  string // digest of the file's chunk digests
+	chunk int64  // bytes that are fetched at once
+	warn  func(text string)
+
+	mu   sync.Mutex
+	runs [readRuns]readRun // guarded by mu; used last first
+}
+
+// readRun is a place where somebody reads one chunk after the other.
+type readRun struct {
+	next   int64 // the chunk that comes next
+	window int64 // how many chunks are fetched ahead; 0: it has not begun
+}
+
+const (
+	// readRuns is how many such places are known of a file.
+	readRuns = 8
+	// farthestAhead is how much is fetched ahead. Bytes; what 16 reads of 256 KiB bring.
+	farthestAhead = 4 << 20
+)
+
+// readAhead has fetched what comes next, where a file is read in order: a guest that reads a file asks
+// for little at once, and each fetch takes long.
+func (f *farFile) readAhead(off, length int64) {
+	first, last := off/f.chunk, (off+length-1)/f.chunk
+	f.mu.Lock()
+	i := slices.IndexFunc(f.runs[:], func(r readRun) bool {
+		return r.window > 0 && (first == r.next || first == r.next-1)
+	})
+	run := readRun{window: 1}
+	ahead := false
+	if i < 0 {
+		i = readRuns - 1
+	} else if run = f.runs[i]; last >= run.next {
+		run.window, ahead = min(2*run.window, farthestAhead/f.chunk), true
+	}
+	run.next = max(run.next, last+1)
+	copy(f.runs[1:i+1], f.runs[:i])
+	f.runs[0] = run
+	f.mu.Unlock()
+	if ahead {
+		f.WillRead(run.next*f.chunk, run.window*f.chunk)
+	}
 }
 
 var _ image.Source = (*farFile)(nil)
@@ -37,8 +80,8 @@ var _ image.Source = (*farFile)(nil)
 func newFarFile(c *cache.Cache, layer *blob, x *index, f *indexFile, warn func(string)) (*farFile, error) {
 	first := f.FirstChunk * digestSize
 	digests := x.chunks[first : first+f.chunks(x.ChunkSize)*digestSize]
-	far := &farFile{name: chunksDigest(f.Size, x.ChunkSize, digests), warn: warn}
 	size := max(x.ChunkSize, cache.MinChunkSize)
+	far := &farFile{name: chunksDigest(f.Size, x.ChunkSize, digests), chunk: size, warn: warn}
 	var err error
 	far.blob, err = c.Blob(cache.BlobOptions{
 		Digest: far.name, Size: f.Size, ChunkSize: size,
@@ -79,6 +122,9 @@ func chunksDigest(size, chunkSize int64, digests []byte) string {
 // ReadAt waits for what cannot be fetched now until ctx ends: registries come back, and what was wrong
 // may be right when it is fetched again.
 func (f *farFile) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
+	if len(p) > 0 {
+		f.readAhead(off, int64(len(p)))
+	}
 	for pause := firstPause; ; pause = min(2*pause, longPause) {
 		n, err := f.blob.ReadAt(ctx, p, off)
 		switch {

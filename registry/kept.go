@@ -70,6 +70,11 @@ func (k *keptSource) blob(desc v1.Descriptor) (*blob, error) {
 	return k.source.blob(desc)
 }
 
+func (k *keptSource) has(digest v1.Hash) bool {
+	_, err := k.dir.Stat(keptName(digest.String()))
+	return err == nil
+}
+
 func (k *keptSource) saveBlob(digest v1.Hash, content []byte) error {
 	name := keptName(digest.String())
 	if info, err := k.dir.Stat(name); err == nil && info.Size() == int64(len(content)) {

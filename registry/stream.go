@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"net/http"
 	"path"
 	"slices"
 	"strings"
@@ -113,6 +114,7 @@ func (s *Stream) readIndex(ctx context.Context) (*index, error) {
 		if desc.Annotations[annotationIndex] != fmt.Sprint(indexVersion) {
 			continue
 		}
+		s.warm(ctx, desc)
 		text, err := s.image.small(ctx, desc, maxIndexLayer)
 		if err == nil {
 			err = s.kept.saveBlob(desc.Digest, text)
@@ -139,6 +141,28 @@ func (s *Stream) readIndex(ctx context.Context) (*index, error) {
 		return x, nil
 	}
 	return nil, nil
+}
+
+// warmed is how many connections are made while the index is fetched.
+const warmed = 3
+
+// warm makes connections that are needed soon: the head of a disk, its tail and its tables are fetched
+// at once, and each would first wait for a connection. What goes wrong, those who need them find out.
+func (s *Stream) warm(ctx context.Context, desc descriptor) {
+	r, ok := s.kept.source.(*repository)
+	if !ok || s.kept.has(desc.Digest) {
+		return
+	}
+	for range warmed {
+		go func() {
+			res, err := r.endpoints[0].once(ctx, pullScopes(r.endpoints[0]), request{
+				method: http.MethodHead, path: "blobs/" + desc.Digest.String(),
+				accept: []int{http.StatusOK}})
+			if err == nil {
+				_ = res.Body.Close()
+			}
+		}()
+	}
 }
 
 // indexedDisks are the files of the index that are disks: those in the directory of the disks that are

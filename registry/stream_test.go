@@ -217,6 +217,27 @@ func (f *flipping) Write(p []byte) (int, error) {
 
 func (f *flipping) ReadFrom(r io.Reader) (int64, error) { return io.Copy(struct{ io.Writer }{f}, r) }
 
+// TestStreamReadsAhead reads in order, of which more is fetched than was asked for, and elsewhere, of
+// which it is not.
+func TestStreamReadsAhead(t *testing.T) {
+	m := newMemory(t)
+	s, img, _ := oneDisk(t, m, 16<<20, Options{})
+	fetched := func() int64 { return s.opt.Cache.Stats().Fetched }
+	before, p := fetched(), make([]byte, 4096)
+	at := func(chunk int64) {
+		_, err := img.ReadAt(p, chunk*indexChunk+4096)
+		require.NoError(t, err)
+	}
+	for _, chunk := range []int64{50, 40, 30, 20} {
+		at(chunk)
+	}
+	require.Equal(t, before+4, fetched())
+	for chunk := int64(5); chunk < 8; chunk++ {
+		at(chunk)
+	}
+	require.Eventually(t, func() bool { return fetched() >= before+4+3+4 }, time.Minute, time.Millisecond)
+}
+
 // TestStreamShared has two daemons read the same image with one cache: each chunk is fetched once.
 func TestStreamShared(t *testing.T) {
 	m := newMemory(t)

@@ -22,7 +22,8 @@ import (
 type config struct {
 	diskDir, workDir string
 	images           []string // that are served instead of those of diskDir; empty: none were named
-	temporary        bool     // workDir is to be made, and removed at the end
+	streams          daemon.Streams
+	temporary        bool // workDir is to be made, and removed at the end
 	portals          []daemon.Address
 	targetName       string
 	persistentDir    string // "": none
@@ -56,8 +57,9 @@ func loadConfig(flags *pflag.FlagSet, read fileReader, images ...string) (*confi
 		ephemeralFlush: l.bool(keyEphemeralFlush),
 		common: daemon.DiskSettings{CopyMode: l.copyMode(), CopyModeSource: l.name(keyCopyMode),
 			Size: l.size(keySize)},
-		log:    l.logConfig(),
-		values: map[string]string{},
+		streams: l.streams(),
+		log:     l.logConfig(),
+		values:  map[string]string{},
 	}
 	for _, s := range settings {
 		c.values[s.key] = strings.Join(l.list(s.key), ",")

@@ -102,6 +102,25 @@ var settingCases = []struct {
 	{key: keyMemory, def: "67108864", inFile: "4194304", inEnv: "5000000", asFlag: "6000001", got: func(c *config) string { return fmt.Sprint(c.limits.Memory) }},
 	{key: keyMaxSessions, def: "1024", inFile: "1", inEnv: "2", asFlag: "3", got: func(c *config) string { return fmt.Sprint(c.limits.MaxConnections) }},
 	{key: keyMaxPerAddress, def: "256", inFile: "1", inEnv: "2", asFlag: "3", got: func(c *config) string { return fmt.Sprint(c.limits.MaxPerAddress) }},
+	{key: keyImage, def: "", inFile: "r.example/f:1", inEnv: "r.example/e:1", asFlag: "r.example/a:1", got: func(c *config) string {
+		var all []string
+		for _, ref := range c.streams.References {
+			all = append(all, ref.String())
+		}
+		return strings.Join(all, ",")
+	}},
+	{key: keyCacheDir, def: "/var/lib/kubevirt-disk/.cache", inFile: "/f", inEnv: "/e", asFlag: "/a",
+		got: func(c *config) string { return c.streams.CacheDir }},
+	{key: keyCacheSize, def: "10737418240", inFile: "300000000", inEnv: "400000000", asFlag: "500000000",
+		got: func(c *config) string { return fmt.Sprint(c.streams.CacheSize) }},
+	{key: keyRegistryConfig, def: "", inFile: "/f", inEnv: "/e", asFlag: "/a",
+		got: func(c *config) string { return c.streams.Registry.Config }},
+	{key: keyRegistryCA, def: "", inFile: "/f", inEnv: "/e", asFlag: "/a",
+		got: func(c *config) string { return c.streams.Registry.CA }},
+	{key: keyRegistryMirror, def: "", inFile: "a=f", inEnv: "a=e", asFlag: "a=a",
+		got: func(c *config) string { return strings.Join(c.streams.Registry.Mirrors, ",") }},
+	{key: keyInsecureRegistry, def: "", inFile: "f:1", inEnv: "e:1", asFlag: "a:1",
+		got: func(c *config) string { return strings.Join(c.streams.Registry.Insecure, ",") }},
 	{key: keyInsecureNoAuth, def: "false", inFile: "true", inEnv: "false", asFlag: "true", also: "LISTEN=0.0.0.0",
 		got: func(c *config) string { return fmt.Sprint(c != nil) }},
 }

@@ -12,6 +12,7 @@ import (
 func (c *config) options(log *zap.Logger) daemon.Options {
 	opt := daemon.Options{
 		Settings:       c.diskSettings(),
+		Streams:        c.streams,
 		WorkDir:        c.workDir,
 		PersistentDir:  c.persistentDir,
 		OnImageChange:  c.onImageChange,

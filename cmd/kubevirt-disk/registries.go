@@ -5,15 +5,18 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"kubevirt.io/disk/internal/daemon"
 	"kubevirt.io/disk/registry"
+	"kubevirt.io/disk/registry/cache"
 )
 
-// registrySettings are how registries are reached: a flag wins over its environment variable.
+// registrySettings are how registries are reached, by serve and by the commands that push and pull.
 var registrySettings = []setting{
 	{key: keyRegistryConfig, env: []string{"REGISTRY_CONFIG"},
 		usage: "`file` of credentials: docker's config.json, a mounted pull secret, or a directory with one " +
@@ -102,6 +105,61 @@ func (a *app) registryClient(cmd *cobra.Command, ref registry.Reference) (*regis
 		UserAgent: "kubevirt-disk/" + buildInfo().Version,
 		Warn:      func(text string) { fmt.Fprintln(a.stderr, harmless(text)) },
 	})
+}
+
+// streams are the images that serve is to find in registries.
+func (l *loader) streams() (s daemon.Streams) {
+	seen := map[string]bool{}
+	hosts := map[string]bool{}
+	for _, text := range l.list(keyImage) {
+		ref, err := registry.ParseReference(text)
+		switch {
+		case err != nil:
+			l.problems.Add(l.name(keyImage), "%v", err)
+		case seen[text]:
+			l.problems.Add(l.name(keyImage), "%q is named twice", text)
+		default:
+			s.References = append(s.References, ref)
+		}
+		seen[text], hosts[ref.Host()] = true, true
+	}
+	if s.CacheDir = l.text(keyCacheDir); s.CacheDir == "" {
+		s.CacheDir = filepath.Join(l.text(keyWorkDir), ".cache")
+	}
+	s.CacheSize = l.bytes(keyCacheSize, parseCacheSize)
+	s.Registry = registry.Options{
+		Config:    l.text(keyRegistryConfig),
+		CA:        l.text(keyRegistryCA),
+		Mirrors:   l.list(keyRegistryMirror),
+		Insecure:  l.list(keyInsecureRegistry),
+		UserAgent: "kubevirt-disk/" + buildInfo().Version,
+	}
+	if len(s.References) == 0 {
+		return s // a credential is of no concern then
+	}
+	own, err := registryCredential()
+	if err != nil {
+		l.problems.AddError(err)
+	}
+	if delete(hosts, ""); own.Username != "" {
+		if len(hosts) > 1 {
+			l.problems.Add(envRegistryUsername, "is the credential of one registry, and the images are of "+
+				"several: name a file with one for each by --%s", keyRegistryConfig)
+		}
+		s.Registry.Own, s.Registry.OwnHost = own, s.References[0].Host()
+		for host := range hosts {
+			s.Registry.OwnHost = host
+		}
+	}
+	return s
+}
+
+func parseCacheSize(text string) (int64, error) {
+	n, err := parseBytes(text)
+	if err == nil && n < cache.MinSize {
+		err = fmt.Errorf("%q is too little for a cache: use at least %dMi", text, cache.MinSize>>20)
+	}
+	return n, err
 }
 
 // registryCredential reads the variables of a credential. What they have is never part of an error.

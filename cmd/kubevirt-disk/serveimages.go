@@ -59,6 +59,9 @@ func (c *config) makeTemporary() (remove func() error, err error) {
 	if rel, err := filepath.Rel(c.workDir, c.controlSocket); err == nil && c.controlSocket != "" && filepath.IsLocal(rel) {
 		c.controlSocket = filepath.Join(dir, rel)
 	}
+	if rel, err := filepath.Rel(c.workDir, c.streams.CacheDir); err == nil && filepath.IsLocal(rel) {
+		c.streams.CacheDir = filepath.Join(dir, rel)
+	}
 	c.workDir = dir
 	return remove, nil
 }

@@ -46,6 +46,9 @@ const (
 	keyMemory         = "memory"
 	keyMaxSessions    = "max-sessions"
 	keyMaxPerAddress  = "max-sessions-per-address"
+	keyImage          = "image"
+	keyCacheDir       = "cache-dir"
+	keyCacheSize      = "cache-size"
 
 	flagConfig = "config"
 	envConfig  = "KUBEVIRT_DISK_CONFIG"
@@ -57,7 +60,7 @@ const (
 )
 
 // settings is the whole contract, in the order in which help shows it.
-var settings = []setting{
+var settings = append([]setting{
 	{key: keyDiskDir, env: []string{"DISK_DIR"}, def: "/disk",
 		usage: "`directory` of the images to serve: sorted naturally, LUN 1, 2, ..."},
 	{key: keyWorkDir, env: []string{"WORK_DIR"}, def: "/var/lib/kubevirt-disk",
@@ -99,7 +102,15 @@ var settings = []setting{
 		usage: "`format` of the log: console or json (default console on a terminal, else json)"},
 	{key: keyInsecureNoAuth, env: []string{"INSECURE_NO_AUTH"}, def: "false", kind: kindBool,
 		usage: "allow portals beyond loopback without CHAP: whoever reaches them can read and write every disk"},
-}
+	{key: keyImage, env: []string{"IMAGE"}, kind: kindList,
+		usage: "`reference` of an image in a registry: its disks are LUNs after those of the directory, " +
+			"and are fetched as they are read; repeatable"},
+	{key: keyCacheDir, env: []string{"CACHE_DIR"},
+		usage: "`directory` for what is fetched from registries, which the daemons of a node may share " +
+			"(default .cache in the work directory)"},
+	{key: keyCacheSize, env: []string{"CACHE_SIZE"}, def: "10Gi",
+		usage: "`bytes` that the cache directory takes, at least 256Mi: what was used longest ago is removed"},
+}, registrySettings...)
 
 // addFlags registers the flags of the given settings, all of them without keys, and --config.
 func addFlags(flags *pflag.FlagSet, keys ...string) {

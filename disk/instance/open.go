@@ -161,6 +161,8 @@ func (o *opening) check() error {
 	switch {
 	case o.img == nil && o.opt.PersistentDir == "" && o.opt.Name == "":
 		return errors.New("a disk needs an image")
+	case o.img == nil && o.opt.PersistentDir == "" && o.opt.Mode == CopyNone:
+		return errors.New("a disk that is served in place needs an image")
 	case o.opt.Mode == CopyNone && o.opt.PersistentDir != "":
 		return &UnsupportedModeError{Mode: CopyNone, Image: o.name, Reason: "serves the image itself, and a persistent disk is a copy of it",
 			Use: fmt.Sprintf("use %q, or leave the persistent directory out", string(CopyClone))}

@@ -39,6 +39,7 @@ type Daemon struct {
 	stopping context.Context // ends when the disks are about to be closed
 	setStop  context.CancelFunc
 
+	streams streams // set at the start, before the target is
 	disks   table
 	found   []foundImage  // at the start; set before the target is
 	initial []*servedDisk // that were made of found; set before the target is
@@ -76,6 +77,9 @@ func New(opt Options) (*Daemon, error) {
 		if d.auth, err = chap.NewAuthenticator(opt.CHAP); err != nil {
 			return nil, err
 		}
+	}
+	if err := d.newStreams(); err != nil {
+		return nil, err
 	}
 	return d, nil
 }

@@ -20,14 +20,14 @@ import (
 // Disk is one disk to serve.
 type Disk struct {
 	Name  string       // of its image, by which people know it
-	Image *image.Image // nil: the persistent disk is complete, and is served without one
+	Image *image.Image // nil: the disk is complete, and is served without one
 	Dir   string       // of a persistent disk; "": it is ephemeral, and in the work directory
 	DiskSettings
 }
 
 // openDisks finds what is to be served from the beginning, and makes a disk of each image.
 func (d *Daemon) openDisks(ctx context.Context) error {
-	found, err := d.find()
+	found, err := d.find(ctx)
 	if err != nil {
 		return err
 	}
@@ -55,6 +55,7 @@ func (d *Daemon) openDisks(ctx context.Context) error {
 func (d *Daemon) open(ctx context.Context, s *servedDisk) error {
 	settings := d.disks.look(s).settings
 	opt := instance.Options{
+		Name:          s.name,
 		Mode:          settings.CopyMode,
 		WorkDir:       d.opt.WorkDir,
 		PersistentDir: s.dir,
@@ -208,7 +209,8 @@ func (d *Daemon) closeDisks(ctx context.Context) error {
 	return within(ctx, "close", func() error {
 		d.disks.close()
 		disks := d.disks.all()
-		return forAll(len(disks), len(disks), func(i int) error { return d.close(disks[i]) })
+		err := forAll(len(disks), len(disks), func(i int) error { return d.close(disks[i]) })
+		return errors.Join(err, d.closeStreams())
 	})
 }
 

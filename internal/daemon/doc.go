@@ -9,7 +9,8 @@
 // Run does things in this order, and what fails undoes what was done:
 //
 //   - the pages and the portals are bound, so that a port that is taken is known at once
-//   - the images are found, and all of them are validated before the first disk is made
+//   - the images are found, those in registries after those on this machine, and all of them are
+//     validated before the first disk is made
 //   - each disk is opened (disks.go); what is known of it by then is on the pages
 //   - the portals accept connections, the state is ready, and the ready file is made
 //   - when the context ends: the ready file goes, the initiators are asked to log out, their

@@ -18,18 +18,59 @@ import (
 )
 
 // find finds the images, and how each is to be served.
-func (d *Daemon) find() (disks []Disk, err error) {
+func (d *Daemon) find(ctx context.Context) (disks []Disk, err error) {
 	if err := d.checkDirectories(); err != nil {
 		return nil, err
 	}
-	images, err := d.openImages()
+	var found []foundImage
 	defer func() {
 		if err != nil {
-			closeImages(images...)
+			for _, f := range found {
+				closeImages(f.image)
+			}
 		}
 	}()
+	if found, err = d.findLocal(); err != nil {
+		return nil, err
+	}
+	streamed, err := d.findStreams(ctx)
+	if err != nil {
+		return nil, err
+	}
+	found = append(found, streamed...)
 	volume := d.opt.PersistentDir
-	var found []foundImage
+	dirs := make([]string, len(found))
+	if volume != "" {
+		names := make([]string, len(found))
+		for i, f := range found {
+			names[i] = f.name
+		}
+		if dirs, err = instance.PersistentDirs(volume, names); err != nil {
+			return nil, d.explainVolume(err)
+		}
+	}
+	for i := range found {
+		if found[i].streamed != nil {
+			if err := d.openStreamed(ctx, &found[i], dirs[i]); err != nil {
+				return nil, err
+			}
+		}
+	}
+	settings, err := d.settle(d.opt.Settings, found)
+	if err != nil {
+		return nil, err
+	}
+	d.found = found
+	for i, f := range found {
+		disks = append(disks, Disk{Name: f.name, Image: f.image, Dir: dirs[i], DiskSettings: settings[i]})
+	}
+	return disks, nil
+}
+
+// findLocal finds the images on this machine. There may be none, if there are others.
+func (d *Daemon) findLocal() (found []foundImage, err error) {
+	images, err := d.openImages()
+	volume := d.opt.PersistentDir
 	switch {
 	case err == nil:
 		for _, img := range images {
@@ -41,37 +82,17 @@ func (d *Daemon) find() (disks []Disk, err error) {
 			}
 			found = append(found, f)
 		}
-	case len(d.opt.Images.Paths) == 0 && volume != "" && isNoImage(err) &&
-		instance.HasPersistent(volume):
-		d.log.Info("there is no image: the disk of the volume is served without one",
-			zap.String("directory", volume))
-		found = []foundImage{{name: instance.PersistentName}}
+		return found, nil
 	case len(d.opt.Images.Paths) > 0:
 		return nil, err
-	default:
-		return nil, d.explainScan(err)
+	case isNoImage(err) && len(d.opt.Streams.References) > 0:
+		return nil, nil
+	case isNoImage(err) && volume != "" && instance.HasPersistent(volume):
+		d.log.Info("there is no image: the disk of the volume is served without one",
+			zap.String("directory", volume))
+		return []foundImage{{name: instance.PersistentName}}, nil
 	}
-	settings, err := d.settle(d.opt.Settings, found)
-	if err != nil {
-		return nil, err
-	}
-	dirs := make([]string, len(found))
-	if volume != "" {
-		names := make([]string, len(found))
-		for i, f := range found {
-			names[i] = f.name
-		}
-		if dirs, err = instance.PersistentDirs(volume, names); err != nil {
-			return nil, d.explainVolume(err)
-		}
-	}
-	d.found = found
-	for i, f := range found {
-		disks = append(disks, Disk{
-			Name: f.name, Image: f.image, Dir: dirs[i], DiskSettings: settings[i],
-		})
-	}
-	return disks, nil
+	return nil, d.explainScan(err)
 }
 
 // checkDirectories refuses to keep disks where images are searched for. The next start would take
@@ -163,9 +184,15 @@ func (d *Daemon) logAssumed(info image.Info) {
 // sweep removes what is left of images that are gone from their directory. Where none was found in
 // it, or none was looked for, nothing is known to be gone.
 func (d *Daemon) sweep(ctx context.Context) {
-	found := func(f foundImage) bool { return f.image != nil }
+	var elsewhere []string
+	for _, f := range d.found {
+		if f.streamed != nil {
+			elsewhere = append(elsewhere, f.name)
+		}
+	}
+	found := func(f foundImage) bool { return f.image != nil && f.streamed == nil }
 	if len(d.opt.Images.Paths) == 0 && slices.ContainsFunc(d.found, found) {
-		instance.Sweep(ctx, d.opt.WorkDir, d.opt.Images.Dir, nil, d.opt.Owner, d.log)
+		instance.Sweep(ctx, d.opt.WorkDir, d.opt.Images.Dir, elsewhere, d.opt.Owner, d.log)
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 // value of every other field works.
 type Options struct {
 	Images   Images
+	Streams  Streams // after those of Images
 	Settings Settings
 
 	WorkDir       string // holds ephemeral disks and their state; made if it is missing

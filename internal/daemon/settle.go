@@ -79,9 +79,10 @@ func (s Settings) formats() map[string]image.Format {
 
 // foundImage is what one disk is made of at the start.
 type foundImage struct {
-	name    string
-	image   *image.Image // nil: a persistent disk that is served without one
-	backing []string     // names of its backing files
+	name     string
+	image    *image.Image  // nil: a disk that is complete is served without one
+	backing  []string      // names of its backing files
+	streamed *streamedDisk // nil: it is on this machine
 }
 
 // settle is how the disk of each image is to be served, or why it cannot be.
@@ -89,8 +90,13 @@ func (d *Daemon) settle(s Settings, found []foundImage) ([]DiskSettings, error) 
 	var wrong problems.List
 	settings := d.settingsFor(s, found, &wrong)
 	for i, one := range settings {
+		if found[i].streamed != nil && one.CopyMode == instance.CopyNone {
+			wrong.Add(one.CopyModeSource, "%q lies in a registry, and cannot be served in place: use "+
+				"another copy mode, such as %q", found[i].name, string(instance.CopyClone))
+			continue
+		}
 		if found[i].image == nil {
-			if one.Format == image.FormatQcow2 {
+			if found[i].streamed == nil && one.Format == image.FormatQcow2 {
 				wrong.Add(fmt.Sprintf("%q of %q", SettingDisks, found[i].name),
 					"key %q: the disk of a volume is always raw", keyFormat)
 			}

@@ -1,0 +1,343 @@
+package integration
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/target/targettest"
+)
+
+// watchedRegistry is a docker-registry behind a proxy that notes what is asked for.
+type watchedRegistry struct {
+	*registryServer
+	proxy string // address
+
+	mu   sync.Mutex
+	said map[string]int // requests of blobs, with their ranges; guarded by mu
+}
+
+func newWatchedRegistry(t *testing.T) *watchedRegistry {
+	w := &watchedRegistry{registryServer: startRegistry(t, false, ""), said: map[string]int{}}
+	forward := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: w.address})
+	forward.ErrorHandler = func(http.ResponseWriter, *http.Request, error) { panic(http.ErrAbortHandler) }
+	server := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodGet && strings.Contains(r.URL.Path, "/blobs/") {
+			w.mu.Lock()
+			w.said[r.URL.Path+" "+r.Header.Get("Range")]++
+			w.mu.Unlock()
+		}
+		forward.ServeHTTP(rw, r)
+	}))
+	t.Cleanup(server.Close)
+	w.proxy = strings.TrimPrefix(server.URL, "http://")
+	return w
+}
+
+// asked is how many requests of blobs there were, and those that were made more than once.
+func (w *watchedRegistry) asked() (n int, twice []string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for what, times := range w.said {
+		n += times
+		if times > 1 {
+			twice = append(twice, what)
+		}
+	}
+	return n, twice
+}
+
+func (w *watchedRegistry) forget() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	clear(w.said)
+}
+
+// newFullDisk is newDisk with content everywhere, so that most of it is not fetched to open it.
+func newFullDisk(t *testing.T) (raw, qcow2 string) {
+	t.Helper()
+	dir := t.TempDir()
+	raw, qcow2 = filepath.Join(dir, "fedora.raw"), filepath.Join(dir, "fedora.qcow2")
+	content := make([]byte, 24<<20)
+	random := rand.NewChaCha8([32]byte{1})
+	_, _ = random.Read(content)
+	for i := range content { // half of it, so that clusters are compressed
+		content[i] &= 0x0f
+	}
+	require.NoError(t, os.WriteFile(raw, content, 0o644))
+	makeQcow2(t, raw, qcow2, "", true)
+	return raw, qcow2
+}
+
+// streaming says how to serve an image of a registry, beside the images of a directory.
+func streaming(dir, address, mode string, args ...string) config {
+	return config{diskDir: dir, args: append([]string{"--image=" + address + "/vm/fedora:42",
+		"--insecure-registry=" + address, "--copy-mode=" + mode}, args...)}
+}
+
+func sameDisk(t *testing.T, d *daemon, lun int, raw string) {
+	t.Helper()
+	r := client(t, nil, "qemu-img", "compare", "-f", "raw", "-F", "raw", d.url(lun), raw)
+	require.Zero(t, r.status, "%s", r)
+}
+
+func push(t *testing.T, address string, files ...string) {
+	t.Helper()
+	args := append([]string{"push", "--base=none", "--insecure-registry=" + address}, files...)
+	mustDisk(t, nil, append(args, address+"/vm/fedora:42")...)
+}
+
+// TestStream serves an image that was never pulled, as LUN 2 beside one of the directory. It kills the
+// registry while a client reads, which waits and goes on when the registry is back; and it kills the
+// daemon, after which nothing is fetched twice, and everything that was read is there without the
+// registry.
+func TestStream(t *testing.T) {
+	requireTools(t, "docker-registry", "qemu-img")
+	raw, qcow2 := newFullDisk(t)
+	for _, mode := range []string{"copy-on-write", "copy-on-read", "clone"} {
+		t.Run(mode, func(t *testing.T) {
+			w := newWatchedRegistry(t)
+			push(t, w.address, qcow2)
+			dir, state := diskDir(t, 1<<20), t.TempDir()
+			c := streaming(dir, w.proxy, mode)
+			c.stateDir = state
+			d := start(t, c)
+			s := loginTo(t, d, "iqn.2026-01.test:first")
+			_, err := s.ClearAttention(2)
+			require.NoError(t, err)
+			require.True(t, do(t, s, readBlock(2, 0)).Good())
+			logout(t, s)
+
+			w.kill()
+			read := make(chan result, 1)
+			go func() {
+				read <- client(t, nil, "qemu-img", "compare", "-f", "raw", "-F", "raw", d.url(2), raw)
+			}()
+			require.Eventually(t, func() bool {
+				return strings.Contains(d.Output(), "a registry makes somebody wait")
+			}, clientTimeout, 10*time.Millisecond)
+			select {
+			case r := <-read:
+				require.Fail(t, "the client did not wait", "%s", r)
+			default:
+			}
+			w.run(t)
+			r := <-read
+			require.Zero(t, r.status, "%s", r)
+
+			d.kill()
+			w.kill()
+			w.forget()
+			d = start(t, c)
+			sameDisk(t, d, 2, raw)
+			n, _ := w.asked()
+			require.Zero(t, n, "everything was here")
+			d.stop()
+		})
+	}
+}
+
+// TestStreamNothingTwice kills the daemon in the middle of reading, again and again: no chunk that came
+// is asked for once more, but those that were on their way.
+func TestStreamNothingTwice(t *testing.T) {
+	requireTools(t, "docker-registry", "qemu-img")
+	raw, qcow2 := newFullDisk(t)
+	w := newWatchedRegistry(t)
+	push(t, w.address, qcow2)
+	c := streaming(diskDir(t, 1<<20), w.proxy, "copy-on-write")
+	c.stateDir = t.TempDir()
+	for lba := uint32(0); lba < 24<<11; lba += 6 << 11 {
+		d := start(t, c)
+		s := loginTo(t, d, "iqn.2026-01.test:first")
+		_, err := s.ClearAttention(2)
+		require.NoError(t, err)
+		for at := lba; at < lba+6<<11; at += 512 {
+			require.True(t, do(t, s, readBlock(2, at)).Good())
+		}
+		d.kill()
+	}
+	d := start(t, c)
+	sameDisk(t, d, 2, raw)
+	_, twice := w.asked()
+	require.LessOrEqual(t, len(twice), 4*16, "what was on its way four times: %v", twice)
+	n, _ := w.asked()
+	info, err := os.Stat(qcow2)
+	require.NoError(t, err)
+	require.LessOrEqual(t, int64(n-len(twice)), info.Size()/(256<<10)+4)
+}
+
+// TestStreamClone takes registry and cache away when the copy is complete: the disk needs neither.
+func TestStreamClone(t *testing.T) {
+	requireTools(t, "docker-registry", "qemu-img")
+	raw, qcow2 := newFullDisk(t)
+	for _, where := range []string{"ephemeral", "persistent"} {
+		t.Run(where, func(t *testing.T) {
+			w := newWatchedRegistry(t)
+			push(t, w.address, qcow2)
+			cache := t.TempDir()
+			c := streaming(t.TempDir(), w.proxy, "clone", "--cache-dir="+cache)
+			c.stateDir = t.TempDir()
+			if where == "persistent" {
+				c.args = append(c.args, "--persistent-dir="+newVolume(t, t.TempDir()))
+			}
+			d := start(t, c)
+			s := loginTo(t, d, "iqn.2026-01.test:first")
+			r := do(t, s, targettest.Write10(1, 7, block(7, 0x5a)))
+			require.True(t, r.Good())
+			logout(t, s)
+			require.Eventually(t, func() bool {
+				return strings.Contains(d.Output(), "the disk is complete")
+			}, clientTimeout, 10*time.Millisecond)
+			d.stop()
+			w.kill()
+			require.NoError(t, os.RemoveAll(cache))
+
+			d = start(t, c)
+			want, err := os.ReadFile(raw)
+			require.NoError(t, err)
+			copy(want[7*512:], block(7, 0x5a))
+			written := filepath.Join(t.TempDir(), "written.raw")
+			require.NoError(t, os.WriteFile(written, want, 0o644))
+			sameDisk(t, d, 1, written)
+			d.stop()
+		})
+	}
+}
+
+// TestStreamShared has two daemons with one cache read the same image at the same time: the registry
+// is asked for each chunk once.
+func TestStreamShared(t *testing.T) {
+	requireTools(t, "docker-registry", "qemu-img")
+	raw, qcow2 := newFullDisk(t)
+	w := newWatchedRegistry(t)
+	push(t, w.address, qcow2)
+	cache := t.TempDir()
+	var daemons []*daemon
+	for range 2 {
+		daemons = append(daemons, start(t, streaming(t.TempDir(), w.proxy, "copy-on-write",
+			"--cache-dir="+cache)))
+	}
+	var all sync.WaitGroup
+	results := make([]result, len(daemons))
+	for i, d := range daemons {
+		all.Go(func() {
+			results[i] = client(t, nil, "qemu-img", "compare", "-f", "raw", "-F", "raw", d.url(1), raw)
+		})
+	}
+	all.Wait()
+	for _, r := range results {
+		require.Zero(t, r.status, "%s", r)
+	}
+	n, _ := w.asked()
+	info, err := os.Stat(qcow2)
+	require.NoError(t, err)
+	// Beside the chunks, each has asked for the index.
+	require.LessOrEqual(t, int64(n), (info.Size()+256<<10-1)/(256<<10)+2)
+}
+
+// TestStreamWrongBytes has a proxy change every chunk for a while: nothing of that is served, and the
+// log names it.
+func TestStreamWrongBytes(t *testing.T) {
+	requireTools(t, "docker-registry", "qemu-img")
+	raw, qcow2 := newFullDisk(t)
+	s := startRegistry(t, false, "")
+	push(t, s.address, qcow2)
+	p := newLyingProxy(t, s.address)
+	d := start(t, streaming(t.TempDir(), p.address, "copy-on-write"))
+	lie := func(on bool) {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.flip = on
+	}
+	lie(true)
+	read := make(chan result, 1)
+	go func() {
+		read <- client(t, nil, "qemu-img", "compare", "-f", "raw", "-F", "raw", d.url(1), raw)
+	}()
+	require.Eventually(t, func() bool {
+		return strings.Contains(d.Output(), "wrong content was fetched, and is not served")
+	}, clientTimeout, 10*time.Millisecond)
+	lie(false)
+	r := <-read
+	require.Zero(t, r.status, "%s", r)
+}
+
+// TestStreamWithoutIndex serves what buildah has built, which is verified first.
+func TestStreamWithoutIndex(t *testing.T) {
+	requireTools(t, "docker-registry", "qemu-img", "buildah")
+	requireRoot(t)
+	e, err := newEngine()
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, e.remove()) })
+	raw, qcow2 := newFullDisk(t)
+	w := newWatchedRegistry(t)
+	work := t.TempDir()
+	content, err := os.ReadFile(qcow2)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(work, "fedora.qcow2"), content, 0o644))
+	file := filepath.Join(work, "Dockerfile")
+	require.NoError(t, os.WriteFile(file, []byte("FROM scratch\nADD fedora.qcow2 /disk/\n"), 0o644))
+	name := w.address + "/vm/fedora:42"
+	e.ok(t, "buildah", "build", "--quiet", "--file", file, "--tag", name, work)
+	e.ok(t, "buildah", "push", "--tls-verify=false", name)
+	c := streaming(t.TempDir(), w.proxy, "copy-on-write")
+	c.stateDir = t.TempDir()
+	d := start(t, c)
+	sameDisk(t, d, 1, raw)
+	d.kill()
+	w.kill()
+	d = start(t, c)
+	sameDisk(t, d, 1, raw)
+}
+
+// TestStreamRefuses: what cannot be served is said at the start.
+func TestStreamRefuses(t *testing.T) {
+	requireTools(t, "docker-registry", "qemu-img")
+	_, qcow2 := newFullDisk(t)
+	s := startRegistry(t, false, "")
+	push(t, s.address, qcow2)
+	for name, test := range map[string]struct {
+		config config
+		want   string
+	}{
+		"no such image": {config{args: []string{"--image=" + s.address + "/vm/none:1",
+			"--insecure-registry=" + s.address}}, "is not there"},
+		"without TLS": {config{args: []string{"--image=" + s.address + "/vm/fedora:42"}},
+			"--insecure-registry"},
+		"in place": {streaming("", s.address, "none"), "cannot be served in place"},
+		"twice": {streaming("", s.address, "clone", "--image="+s.address+"/vm/fedora:42"),
+			"named twice"},
+		"no reference": {config{args: []string{"--image=https://x/y"}}, "not an image reference"},
+		"disk settings of none": {streaming("", s.address, "clone", "--config="+
+			writeConfig(t, "disks: {other.qcow2: {lun: 7}}\n")), "there is no such image"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := test.config
+			c.diskDir = t.TempDir()
+			_, output := refused(t, c)
+			require.Contains(t, output, test.want)
+		})
+	}
+	c := streaming(t.TempDir(), s.address, "clone", "--config="+writeConfig(t, fmt.Sprintf(
+		"disks: {%q: {lun: 7, serial: abc}}\n", s.address+"/vm/fedora:42")))
+	d := start(t, c)
+	require.Contains(t, d.get("/status"), `"serial": "abc"`)
+}
+
+func writeConfig(t *testing.T, text string) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	require.NoError(t, os.WriteFile(file, []byte(text), 0o644))
+	return file
+}

@@ -1,0 +1,153 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/disk/instance"
+	"kubevirt.io/disk/internal/problems"
+	"kubevirt.io/disk/registry"
+	"kubevirt.io/disk/registry/cache"
+)
+
+// Streams are images in registries, which are served without being fetched first.
+type Streams struct {
+	References []registry.Reference // in the order of their LUNs, each once
+	Registry   registry.Options     // Warn is the daemon's
+	CacheDir   string               // for what was fetched; may be shared by daemons; made if it is missing
+	CacheSize  int64                // bytes; 0: no limit
+}
+
+// keepName is the directory for what is known of images in registries, in that of the disks. No
+// directory of a disk begins with a dot.
+const keepName = ".images"
+
+// streams are the images in registries that a daemon has open.
+type streams struct {
+	client *registry.Client // nil: there are none
+	cache  *cache.Cache     // nil: not open
+	all    []*registry.Stream
+}
+
+// streamedDisk is a disk of an image in a registry.
+type streamedDisk struct {
+	stream *registry.Stream
+	disk   registry.StreamDisk
+}
+
+// newStreams checks how registries are reached. Nothing is asked yet.
+func (d *Daemon) newStreams() error {
+	opt := d.opt.Streams
+	if len(opt.References) == 0 {
+		return nil
+	}
+	if opt.CacheDir == "" {
+		return errors.New("daemon: there is no directory for what is fetched from registries")
+	}
+	opt.Registry.Warn = d.warnOfRegistry()
+	var err error
+	d.streams.client, err = registry.New(opt.Registry)
+	return err
+}
+
+// registryWarnings is how often a registry is complained of: many reads may wait for one that is away.
+const registryWarnings = 5 * time.Second
+
+// warnOfRegistry logs what happens to requests, but not all of it.
+func (d *Daemon) warnOfRegistry() func(text string) {
+	var mu sync.Mutex
+	var last time.Time
+	var left int
+	return func(text string) {
+		mu.Lock()
+		defer mu.Unlock()
+		if time.Since(last) < registryWarnings {
+			left++
+			return
+		}
+		fields := []zap.Field{zap.String("what", text)}
+		if left > 0 {
+			fields = append(fields, zap.Int("not_logged", left))
+		}
+		last, left = time.Now(), 0
+		d.log.Warn("a registry makes somebody wait", fields...)
+	}
+}
+
+// findStreams finds the disks of the images in registries. None is opened yet.
+func (d *Daemon) findStreams(ctx context.Context) (found []foundImage, err error) {
+	opt := d.opt.Streams
+	if len(opt.References) == 0 {
+		return nil, nil
+	}
+	d.streams.cache, err = cache.Open(opt.CacheDir, cache.Options{Size: opt.CacheSize, Log: d.log})
+	if err != nil {
+		return nil, fmt.Errorf("%w; name another directory with %v", err, d.names.of(SettingCacheDir))
+	}
+	keep := d.opt.WorkDir
+	if d.opt.PersistentDir != "" {
+		keep = d.opt.PersistentDir
+	}
+	streamOpt := registry.StreamOptions{Cache: d.streams.cache, CacheDir: opt.CacheDir,
+		KeepDir: filepath.Join(keep, keepName)}
+	var refused problems.Refusal
+	refused.Verb = "cannot be served"
+	for _, ref := range opt.References {
+		s, err := d.streams.client.Stream(ctx, ref, streamOpt)
+		if err != nil {
+			refused.Add(err)
+			continue
+		}
+		d.streams.all = append(d.streams.all, s)
+		d.log.Info("an image in a registry is served from there", zap.Stringer("reference", ref),
+			zap.String("digest", s.Digest()))
+		disks := s.Disks()
+		for _, disk := range disks {
+			f := foundImage{name: ref.String(), streamed: &streamedDisk{s, disk}}
+			if len(disks) > 1 {
+				f.name += "/" + disk.Name
+			}
+			found = append(found, f)
+		}
+	}
+	return found, refused.Err()
+}
+
+// openStreamed opens the image of a disk, unless the disk is complete without it.
+func (d *Daemon) openStreamed(ctx context.Context, f *foundImage, dir string) (err error) {
+	done := instance.Options{Name: f.name, WorkDir: d.opt.WorkDir, PersistentDir: dir}
+	if instance.IsComplete(done, f.streamed.disk.Digests) {
+		d.log.Info("the disk of an image in a registry is complete, and served without it",
+			zap.String("image", f.name))
+		return nil
+	}
+	opt := image.Options{}
+	if format, ok := d.opt.Settings.formats()[f.name]; ok {
+		opt.Formats = map[string]image.Format{f.streamed.disk.Name: format}
+	}
+	f.image, err = f.streamed.stream.Open(ctx, f.streamed.disk.Name, opt)
+	return err
+}
+
+// closeStreams is called when the disks are closed.
+func (d *Daemon) closeStreams() (err error) {
+	for _, s := range d.streams.all {
+		err = errors.Join(err, s.Close())
+	}
+	d.streams.all = nil
+	if d.streams.cache != nil {
+		err = errors.Join(err, d.streams.cache.Close())
+		d.streams.cache = nil
+	}
+	if d.streams.client != nil {
+		d.streams.client.Close()
+	}
+	return err
+}
