@@ -258,6 +258,16 @@ func TestFilesOfAFarImage(t *testing.T) {
 	require.ErrorContains(t, err, `has the backing file "raw.raw", which does not exist`)
 	require.Equal(t, 2, all.sum().Closed)
 
+	// What a file is may be told by its end.
+	for _, length := range []int{100 << 10, 512 << 10, 512<<10 + 512, 2 << 20} {
+		content := filetest.Sample(length, 6)
+		copy(content[length-512:], "conectix")
+		filetest.Put(t, dir, "fixed.raw", content, 0)
+		all := load(t, dir, sourcetest.Options{}, "fixed.raw")
+		_, err = image.OpenSource(t.Context(), "fixed.raw", all.open, image.Options{})
+		require.ErrorContains(t, err, "is a fixed VHD image")
+	}
+
 	// A chain that comes back to the same content never ends, by whatever name it is.
 	filetest.QemuImg(t, dir, "create", "-q", "-f", "qcow2", "loop.qcow2", "1M")
 	filetest.QemuImg(t, dir, "rebase", "-u", "-F", "qcow2", "-b", "x/other.qcow2", "loop.qcow2")
