@@ -100,3 +100,36 @@ func (v *validator) readRun(ctx context.Context, run tableRun) ([]byte, error) {
 	}
 	return content, nil
 }
+
+// announce tells what a read of the range reads of the file, but for the first piece, which is read
+// at once. Pieces that lie together are announced as one.
+func (im *Image) announce(ctx context.Context, off, length int64) {
+	var begin, end int64 // of a piece that is not announced yet
+	pieces := 0
+	flush := func(from, to int64) {
+		if pieces > 1 {
+			im.willRead(begin, end-begin)
+		}
+		pieces++
+		begin, end = from, to
+	}
+	for limit := off + length; off < limit; {
+		run, err := im.locate(ctx, off, limit-off)
+		if err != nil {
+			return // the read meets it as well
+		}
+		off += run.n
+		from, to := run.host, min(run.host+run.n, im.fileSize)
+		if run.kind == KindCompressed {
+			from, to = im.storedRange(run.entry)
+		}
+		switch {
+		case run.kind != KindData && run.kind != KindCompressed || from >= to:
+		case pieces > 0 && from >= begin && from <= end+maxPackedGap:
+			end = max(end, to)
+		default:
+			flush(from, to)
+		}
+	}
+	flush(0, 0)
+}

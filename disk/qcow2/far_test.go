@@ -213,3 +213,39 @@ func TestWaitingForAPlaceEnds(t *testing.T) {
 		require.Empty(t, c.places)
 	})
 }
+
+// TestPiecesAreAnnounced reads a range that lies in many places of the file.
+func TestPiecesAreAnnounced(t *testing.T) {
+	const bits, cs, clusters = 16, 1 << 16, 12
+	im := newImage(bits, clusters*cs, 3*clusters)
+	at := (atData + 2*clusters) << bits
+	for i := range clusters {
+		switch i % 4 {
+		case 0: // not stored
+		case 1, 2: // in the reverse order
+			im.data(i, atData+2*(clusters-i)+i%2, byte(i))
+		case 3:
+			data := deflated(t, words(cs, uint64(i)))
+			im.compressed(i, at, data)
+			at += len(data) + 2*maxPackedGap
+		}
+	}
+	l := &listener{ReaderAt: bytes.NewReader(im.b), announced: map[int64]int64{}}
+	got, err := Open(bg, near{l}, int64(len(im.b)), Options{Parallel: 4, WillRead: l.willRead})
+	require.NoError(t, err)
+	want := im.opensAs(t, nil)
+	_, err = got.ReadAt(bg, make([]byte, 1), 0) // the table is in memory then
+	require.NoError(t, err)
+	for _, off := range []int64{0, 100, 5 * cs} {
+		l.announced, l.read, l.sudden = map[int64]int64{}, nil, nil
+		p, q := make([]byte, got.Size()-off), make([]byte, got.Size()-off)
+		_, err := got.ReadAt(bg, p, off)
+		require.NoError(t, err)
+		_, err = want.ReadAt(bg, q, off)
+		require.NoError(t, err)
+		require.True(t, bytes.Equal(q, p))
+		require.Greater(t, len(l.read), 4)
+		require.Equal(t, l.read[:1], l.sudden, "all but the first piece are announced")
+		require.Len(t, l.announced, len(l.read)-1)
+	}
+}

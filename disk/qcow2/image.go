@@ -56,6 +56,7 @@ type Image struct {
 	passing  cache    // of those that nothing was read by, the few last ones whose extents were asked for
 	decoded  cache    // decoded clusters, by their guest cluster
 	codec    codec
+	willRead func(off, length int64) // of Options, if the file is far away; else nil
 
 	backing     Reader
 	backingSize int64
@@ -77,6 +78,9 @@ func Open(ctx context.Context, r Reader, fileSize int64, opt Options) (*Image, e
 		willRead(h.refTableOffset, h.refTableLen<<h.clusterBits)
 	}
 	im := &Image{r: r, fileSize: fileSize, hdr: h}
+	if opt.Parallel > 1 {
+		im.willRead = willRead
+	}
 	im.tables.init(h.clusterSize(), tableCacheBytes, im.loadTable)
 	im.passing.init(h.clusterSize(), 0, im.loadTable)
 	im.decoded.init(h.clusterSize(), decodedCacheBytes, im.loadCluster)
@@ -383,6 +387,9 @@ func (im *Image) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	var short error
 	if int64(len(p)) > im.hdr.size-off {
 		p, short = p[:im.hdr.size-off], io.EOF
+	}
+	if im.willRead != nil && len(p) > 0 {
+		im.announce(ctx, off, int64(len(p)))
 	}
 	done := 0
 	for done < len(p) {
