@@ -14,8 +14,8 @@ import (
 	tt "kubevirt.io/disk/target/targettest"
 )
 
-// pipeline is a session that sends a number of commands in one system call and reads all answers,
-// without an allocation of its own.
+// pipeline is a session that sends several commands in one system call and reads all answers. It
+// allocates nothing itself.
 type pipeline struct {
 	nc       net.Conn
 	requests []byte
@@ -27,8 +27,7 @@ type pipeline struct {
 const pipelineDepth = 32
 
 func newPipeline(t testing.TB, write, digests bool, size int) *pipeline {
-	srv,
-		err := target.New(target.Options{
+	srv, err := target.New(target.Options{
 		LUNs: []target.LUN{{Number: 1, Name: "bench", Disk: disktest.NewMemory(diskSize),
 			Identity: identity(1), Access: target.AccessWriteShared}}})
 	require.NoError(t, err)
@@ -76,7 +75,7 @@ func newPipeline(t testing.TB, write, digests bool, size int) *pipeline {
 	return p
 }
 
-// run does all commands once.
+// run sends all commands once.
 func (p *pipeline) run(digests bool) error {
 	for at := 0; at < len(p.requests); at += p.each {
 		h := p.requests[at:]
@@ -107,8 +106,8 @@ var pipelineCases = []struct {
 }
 
 // TestNoAllocationPerCommand counts the allocations of the whole process, initiator and target,
-// once it runs steadily. What is left is the garbage collector emptying the pools, which is far
-// less than one in a hundred commands.
+// when it runs steadily. Only the garbage collector, which empties the pools, causes some: far less
+// than one in a hundred commands.
 func TestNoAllocationPerCommand(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector makes pools forget at random")
@@ -120,8 +119,8 @@ func TestNoAllocationPerCommand(t *testing.T) {
 			for range 50 {
 				require.NoError(t, p.run(c.digests))
 			}
-			// Commands are passed on to fresh goroutines where calls take long, as they do now and
-			// then on a busy machine.
+			// On a busy machine a call takes long now and then, and commands are passed on to new
+			// goroutines.
 			each := float64(pipelineDepth)
 			for try := 0; try < 300 && each/pipelineDepth >= 0.05; try++ {
 				each = min(each, testing.AllocsPerRun(5, func() {

@@ -13,16 +13,16 @@ import (
 	tt "kubevirt.io/disk/target/targettest"
 )
 
-// heap is what the process has allocated and still uses, bytes.
+// heap returns how many bytes of the heap are in use.
 func heap() int64 {
 	runtime.GC()
-	runtime.GC() // what was in pools goes with the second
+	runtime.GC() // the second collection empties the pools
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return int64(m.HeapAlloc)
 }
 
-// crowd logs so many sessions in, and returns them with their connections.
+// crowd logs in that many sessions, and returns them with their connections.
 func crowd(t *testing.T, s *server, sessions int, keys ...string) ([]*tt.Session, []net.Conn) {
 	t.Helper()
 	all, conns := make([]*tt.Session, sessions), make([]net.Conn, sessions)
@@ -40,8 +40,8 @@ func crowd(t *testing.T, s *server, sessions int, keys ...string) ([]*tt.Session
 	return all, conns
 }
 
-// TestMemoryOfOpenCommands opens as many commands as many sessions may, each of which waits for
-// data, in whatever way makes them dearest. What they take is counted, and there is a limit to it.
+// TestMemoryOfOpenCommands has many sessions open as many commands as they may. Each command waits
+// for data, in the way that takes the most memory. The memory is counted and limited.
 func TestMemoryOfOpenCommands(t *testing.T) {
 	const sessions, limit, most = 300, 16 << 20, 120
 	s := newServer(t, func(o *target.Options) {
@@ -53,12 +53,12 @@ func TestMemoryOfOpenCommands(t *testing.T) {
 	commands := 0
 	for i, c := range all {
 		width := min(int(c.MaxCmdSN-c.CmdSN)+1, most)
-		require.GreaterOrEqual(t, width, 8, "what every session has")
-		require.True(t, i > 10 || width == most, "a few sessions have all that they may")
+		require.GreaterOrEqual(t, width, 8, "every session has at least this window")
+		require.True(t, i > 10 || width == most, "a few sessions have the full window")
 		commands += width
 		var batch []byte
 		for n := range width {
-			if n < width-1 { // between the open ones, those that leave something behind
+			if n < width-1 { // in between, commands that leave something behind
 				inquiry, _, _ := c.Prepare(tt.Command{LUN: 1, CDB: []byte{0x12, 1, 0x83, 1, 0, 0},
 					Read: 256})
 				inquiry.Immediate, inquiry.ExpectedLength = true, 0
@@ -83,14 +83,14 @@ func TestMemoryOfOpenCommands(t *testing.T) {
 	t.Logf("%d sessions with %d open commands: %d KiB more on the heap, %d KiB of it counted, %d "+
 		"bytes each",
 		sessions, commands, grown>>10, counts>>10, grown/int64(commands))
-	require.Less(t, grown, counts, "what is on the heap is counted")
+	require.Less(t, grown, counts, "memory on the heap is counted")
 	require.Less(t, grown, int64(limit/2))
 	runtime.KeepAlive(all)
 	runtime.KeepAlive(answers)
 	for _, nc := range conns {
 		require.NoError(t, nc.Close())
 	}
-	eventually(t, "nothing is held", func() bool { return s.MemoryInUse() == 0 })
+	eventually(t, "all memory is free", func() bool { return s.MemoryInUse() == 0 })
 }
 
 // TestMemoryOfWhatWaits has sessions make the target hold what is no command: PDUs before their
@@ -154,12 +154,12 @@ func TestMemoryOfWhatWaits(t *testing.T) {
 				again, grown = counts, heap()-before
 			}
 			t.Logf("%d KiB more on the heap, %d KiB counted", grown>>10, counts>>10)
-			require.Less(t, grown, counts, "what is on the heap is counted")
+			require.Less(t, grown, counts, "memory on the heap is counted")
 			runtime.KeepAlive(all)
 			for _, nc := range conns {
 				require.NoError(t, nc.Close())
 			}
-			eventually(t, "nothing is held", func() bool { return s.MemoryInUse() == 0 })
+			eventually(t, "all memory is free", func() bool { return s.MemoryInUse() == 0 })
 		})
 	}
 }

@@ -15,7 +15,7 @@ import (
 	tt "kubevirt.io/disk/target/targettest"
 )
 
-// pipes is a listener of connections in memory.
+// pipes is a listener for connections in memory.
 type pipes struct {
 	conns chan net.Conn
 	done  chan struct{}
@@ -40,25 +40,25 @@ func (p *pipes) Close() error {
 
 func (p *pipes) Addr() net.Addr { return &net.UnixAddr{Net: "pipe", Name: "pipe"} }
 
-// dial is the initiator's end of a new connection.
+// dial returns the initiator's end of a new connection.
 func (p *pipes) dial() net.Conn {
 	ours, theirs := net.Pipe()
 	p.conns <- theirs
 	return ours
 }
 
-// The ways in which a fuzzed connection begins: the first byte of the input, by its low bits.
+// How a fuzzed connection begins, by the low bits of the first byte of the input.
 const (
-	fuzzRaw    = iota // the input is all that is sent
+	fuzzRaw    = iota // only the input is sent
 	fuzzNormal        // after a login
-	// after a login with both digests; headers and segments of the input get right ones
+	// after a login with both digests; the input gets correct digests
 	fuzzDigests
 	fuzzDiscovery // after a login to a discovery session
 	fuzzModes
 )
 
-// FuzzConnection sends whole connections. Whatever it sends, the server catches no panic, keeps no
-// memory, no session and no connection, and another session goes on.
+// FuzzConnection sends whole connections. Whatever it sends, nothing panics, no memory, session or
+// connection is left behind, and another session goes on.
 func FuzzConnection(f *testing.F) {
 	for mode := range byte(fuzzModes) {
 		f.Add([]byte{mode})
@@ -67,7 +67,7 @@ func FuzzConnection(f *testing.F) {
 		}
 	}
 	f.Add(append([]byte{fuzzRaw}, loginBytes()...))
-	// The memory is small, so that commands also end because there is none left.
+	// The memory is small, so that some commands end for lack of it.
 	seen := new(counts)
 	srv, err := target.New(target.Options{Observer: seen,
 		Limits: target.Limits{Memory: 2 << 20, CommandWindow: 16}, LUNs: []target.LUN{
@@ -125,7 +125,7 @@ func FuzzConnection(f *testing.F) {
 		s, other := login(t, tt.LoginOptions{Initiator: "iqn.2026-01.test:bystander"})
 		_, err := s.ClearAttention(2)
 		require.NoError(t, err)
-		// by now perhaps reserved by a session that the fuzzer made
+		// a session of the fuzzer may have reserved it by now
 		_, err = s.Do(tt.Read10(2, 0, 1))
 		require.NoError(t, err)
 		require.NoError(t, other.Close())
@@ -133,7 +133,7 @@ func FuzzConnection(f *testing.F) {
 	})
 }
 
-// soon is eventually for what takes microseconds, a million times.
+// soon is eventually for conditions that take microseconds and are checked a million times.
 func soon(t *testing.T, what string, ok func() bool) {
 	for range 100 {
 		if ok() {
@@ -144,8 +144,7 @@ func soon(t *testing.T, what string, ok func() bool) {
 	eventually(t, what, ok)
 }
 
-// withDigests splits the input into PDUs, as the target will, and gives each the digests that
-// belong to it.
+// withDigests splits the input into PDUs like the target, and adds the digests to each.
 func withDigests(c *tt.Conn, b []byte) (out []byte) {
 	for len(b) >= pdu.HeaderLen {
 		h := pdu.Header(b[:pdu.HeaderLen])
@@ -164,7 +163,7 @@ func withDigests(c *tt.Conn, b []byte) (out []byte) {
 	return append(out, b...)
 }
 
-// loginBytes is the first request of a login.
+// loginBytes returns the first request of a login.
 func loginBytes() []byte {
 	c := tt.NewConn(nil)
 	return c.Bytes(&pdu.LoginRequest{Transit: true, CSG: 1, NSG: 3, CmdSN: 1},
@@ -173,8 +172,7 @@ func loginBytes() []byte {
 			"CRC32C,None").Text())
 }
 
-// dialogs are inputs from which the fuzzer starts: one PDU of each kind, and commands with their
-// data.
+// dialogs returns the fuzzer's first inputs: one PDU of each kind, and commands with their data.
 func dialogs() [][]byte {
 	c := tt.NewConn(nil)
 	lun := uint64(1) << 48
@@ -213,7 +211,7 @@ func dialogs() [][]byte {
 	return [][]byte{
 		join(tur, read(3), read(4)), join(tur, write), join(tur, solicited, dataOut),
 		join(tur, solicited, abort, dataOut), join(tur, solicited, reset),
-		// the last ones arrive ahead of their turn
+		// the last two arrive ahead of their turn
 		join(tur, list), ping, text, logout, join(read(4), read(3), tur),
 		c.Bytes(command(2, 4096, true, false, 0x88, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 8), nil,
 			tt.WithAHS([]byte{0, 5, 2, 0, 0, 0, 4, 0})),

@@ -12,7 +12,7 @@ import (
 	tt "kubevirt.io/disk/target/targettest"
 )
 
-// endings counts writes by the status that the observer is told.
+// endings counts writes by the status that the observer gets.
 type endings struct {
 	*counts
 	mu     sync.Mutex
@@ -34,9 +34,9 @@ func (e *endings) of(status uint8) int {
 	return e.writes[status]
 }
 
-// TestEveryCommandIsCountedOnce ends commands in every way: with an answer, aborted while they wait
-// for data or are in the disk, and with their session. The observer is told of each once, and how
-// it ended.
+// TestEveryCommandIsCountedOnce ends commands in every way: with an answer, by an abort while they
+// wait for data or are in the disk, and with their session. The observer learns of each once, with
+// its status.
 func TestEveryCommandIsCountedOnce(t *testing.T) {
 	const good, conflict, aborted = 0x00, 0x18, 0x40
 	seen := &endings{writes: map[uint8]int{}}
@@ -54,7 +54,7 @@ func TestEveryCommandIsCountedOnce(t *testing.T) {
 	other := tt.MustLogin(t, s.addr, tt.LoginOptions{Initiator: "iqn.2026-01.test:other"}, 1)
 	r, err := other.Do(tt.Write10(2, 0, data))
 	require.NoError(t, err)
-	if r.Sense.Key == 6 { // the unit attention after login
+	if r.Sense.Key == 6 { // the unit attention after the login
 		r, err = other.Do(tt.Write10(2, 0, data))
 		require.NoError(t, err)
 	}

@@ -9,10 +9,11 @@ import (
 	"kubevirt.io/disk/target/internal/scsi"
 )
 
-// MemoryInUse is what the buffers of all sessions hold, bytes.
+// MemoryInUse returns how many bytes the buffers of all sessions take.
 func (s *Server) MemoryInUse() int64 { return s.pool.used.Load() }
 
-// DataInUse is MemoryInUse without the room that sessions keep for their next commands and answers.
+// DataInUse is MemoryInUse without the memory that sessions keep for their next commands and
+// answers.
 func (s *Server) DataInUse() int64 {
 	data := s.MemoryInUse()
 	for _, sess := range s.all() {
@@ -21,7 +22,7 @@ func (s *Server) DataInUse() int64 {
 		sess.mu.Unlock()
 		sess.conn.tx.mu.Lock()
 		data -= int64(sess.conn.tx.places) * placeCost
-		if !sess.conn.tx.writing { // else it is the writer's
+		if !sess.conn.tx.writing { // otherwise it belongs to the writer
 			data -= int64(sess.conn.tx.iovCap) * iovCost
 		}
 		sess.conn.tx.mu.Unlock()
@@ -29,15 +30,14 @@ func (s *Server) DataInUse() int64 {
 	return data
 }
 
-// Connections is how many connections there are, of all kinds, and how many of them have not logged
-// in.
+// Connections returns the number of all connections, and of those that have not logged in.
 func (s *Server) Connections() (all, pending int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.conns), s.pending.order.Len()
 }
 
-// Stalls is how many disk calls of a LUN are in progress in which the watchdog has found a reader
+// Stalls returns the number of current disk calls of a LUN in which the watchdog has found a reader
 // stalled.
 func (s *Server) Stalls(lun uint16) (calls int) {
 	for _, l := range *s.watch.luns.Load() {
@@ -48,14 +48,14 @@ func (s *Server) Stalls(lun uint16) (calls int) {
 	return calls
 }
 
-// FailLogins makes an address one from which authentication has just failed so often.
+// FailLogins counts that many failures of authentication for an address.
 func (s *Server) FailLogins(from netip.Addr, times int) {
 	for range times {
 		s.slow.failed(from, s.clock.Load())
 	}
 }
 
-// Queued is the most that waits for the network on a connection, as senders count it, bytes.
+// Queued returns how many bytes the longest queue of a connection has, as senders count it.
 func (s *Server) Queued() (most int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -67,8 +67,8 @@ func (s *Server) Queued() (most int) {
 	return most
 }
 
-// BeginReinstatement registers a session in the place of the only one of an initiator, as its next
-// login does, and stops there.
+// BeginReinstatement registers a session in the place of an initiator's only one, like its next
+// login, and stops there.
 func (s *Server) BeginReinstatement(initiator string) error {
 	for _, old := range s.normal() {
 		if old.key.initiator != initiator {
@@ -84,5 +84,5 @@ func (s *Server) BeginReinstatement(initiator string) error {
 	return errors.New("it is not logged in")
 }
 
-// WatchedLUNs is how many LUNs the watchdog looks after.
+// WatchedLUNs returns the number of LUNs that the watchdog knows.
 func (s *Server) WatchedLUNs() int { return len(*s.watch.luns.Load()) }

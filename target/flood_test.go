@@ -23,15 +23,15 @@ import (
 	tt "kubevirt.io/disk/target/targettest"
 )
 
-// TestHalfOpenFlood opens 10,000 connections that never log in, some silent and some in the midst
-// of a login. Logins and established I/O go on, and the server keeps no more than its limit of
-// them.
+// TestHalfOpenFlood opens 10,000 connections that never log in. Some are silent, some stop during
+// the login. Other logins and I/O go on, and the server keeps no more of these connections than its
+// limit.
 func TestHalfOpenFlood(t *testing.T) {
 	const flood = 10000
 	var limit syscall.Rlimit
 	require.NoError(t, syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit))
 	if limit.Max < flood+1000 {
-		t.Skipf("needs %d descriptors, and the limit is %d (ulimit -Hn)", flood+1000, limit.Max)
+		t.Skipf("needs %d descriptors, but the limit is %d (ulimit -Hn)", flood+1000, limit.Max)
 	}
 	s := newServer(t)
 	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
@@ -63,10 +63,10 @@ func TestHalfOpenFlood(t *testing.T) {
 	require.Positive(t, s.seen.refused.Load())
 }
 
-// TestFewDescriptors has more sessions than there would be descriptors for, if each had as many as
-// it is fastest with.
+// TestFewDescriptors has so many sessions that there are not enough descriptors for the fastest way
+// of all of them.
 func TestFewDescriptors(t *testing.T) {
-	const most, sessions = 256, 80 // and a descriptor each for the initiators, in this process
+	const most, sessions = 256, 80 // the initiators in this process take a descriptor each, too
 	var before syscall.Rlimit
 	require.NoError(t, syscall.Getrlimit(syscall.RLIMIT_NOFILE, &before))
 	require.NoError(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE,
@@ -88,15 +88,15 @@ func TestFewDescriptors(t *testing.T) {
 	}
 }
 
-// TestMemoryBeforeLogin has connections that make a login as costly as they can without
-// authenticating.
+// TestMemoryBeforeLogin has connections that make a login as expensive as possible without
+// authentication.
 func TestMemoryBeforeLogin(t *testing.T) {
 	const conns = 200
 	auth, err := chap.NewAuthenticator(
 		chap.Config{Initiator: chap.Credential{Username: "fedora",
 			Secret: chap.NewSecret("correct horse 1")}})
 	require.NoError(t, err)
-	// on a busy machine so many take a while
+	// so many connections take a while on a busy machine
 	s := newServer(t, func(o *target.Options) {
 		o.Auth, o.Limits.LoginTimeout = auth,
 			10*time.Minute
@@ -114,7 +114,8 @@ func TestMemoryBeforeLogin(t *testing.T) {
 	eventually(t, "they are accepted", func() bool { n, _ := s.Connections(); return n == conns })
 	before := inUse()
 	id := tt.LoginID{ISID: [6]byte{0x80, 1}, Tag: 1}
-	// Many short keys first, which are remembered; then as much text without an end as is taken.
+	// First many short keys, which the target remembers, then as much text without an end as it
+	// takes.
 	var keys strings.Builder
 	keys.WriteString("InitiatorName=iqn.2026-01.test:a\x00SessionType=Normal\x00TargetName=" +
 		target.DefaultTargetName + "\x00AuthMethod=CHAP\x00")
@@ -134,11 +135,11 @@ func TestMemoryBeforeLogin(t *testing.T) {
 	t.Logf("%d bytes for each connection that has not logged in", each)
 	require.Less(t, each, int64(64<<10))
 	_, pending := s.Connections()
-	require.Equal(t, conns, pending, "they are still there")
+	require.Equal(t, conns, pending, "the connections are still open")
 }
 
-// TestSessionsPerAddress limits the sessions that come from one address, and counts each only as
-// long as it lasts.
+// TestSessionsPerAddress checks the limit of sessions from one address. A session counts until it
+// ends.
 func TestSessionsPerAddress(t *testing.T) {
 	s := newServer(t, func(o *target.Options) { o.Limits.MaxPerAddress = 2 })
 	login := func(n byte) (*tt.Session, error) {
@@ -153,7 +154,7 @@ func TestSessionsPerAddress(t *testing.T) {
 	require.ErrorAs(t, err, &refused)
 	require.Equal(t, uint16(0x0302), refused.Status)
 	again, err := login(1)
-	require.NoError(t, err, "a session that is reinstated makes room for itself")
+	require.NoError(t, err, "a reinstated session makes room for the new one")
 	_, err = first.ExpectClosedAfter()
 	require.NoError(t, err)
 	_, err = again.Logout(pdu.LogoutCloseSession)
@@ -164,8 +165,8 @@ func TestSessionsPerAddress(t *testing.T) {
 	require.NoError(t, third.Close())
 }
 
-// TestFailingAddressIsSlowedDown fails to authenticate several times. Later logins from there wait,
-// and work.
+// TestFailingAddressIsSlowedDown checks that logins wait, but work, after several failures of
+// authentication from their address.
 func TestFailingAddressIsSlowedDown(t *testing.T) {
 	auth, err := chap.NewAuthenticator(
 		chap.Config{Initiator: chap.Credential{Username: "fedora",
@@ -190,8 +191,8 @@ func TestFailingAddressIsSlowedDown(t *testing.T) {
 	c.MustGood(t, tt.TestUnitReady(1))
 }
 
-// TestWaitingLoginEndsWithTheServer has an address that has failed so often that a login from it
-// waits for minutes.
+// TestWaitingLoginEndsWithTheServer has an address with so many failures that a login from it waits
+// for minutes.
 func TestWaitingLoginEndsWithTheServer(t *testing.T) {
 	core, logs := observer.New(zapcore.InfoLevel)
 	s := newServer(t, func(o *target.Options) {
@@ -203,14 +204,13 @@ func TestWaitingLoginEndsWithTheServer(t *testing.T) {
 	require.NoError(t, waiting.SendLogin(tt.LoginID{Tag: 1},
 		tt.LoginPDU{Raw: []byte("InitiatorName=a\x00")}))
 	eventually(t, "it waits", func() bool {
-		return logs.FilterMessageSnippet("held up").Len() ==
-			1
+		return logs.FilterMessageSnippet("held up").Len() == 1
 	})
 	require.NoError(t, s.Close())
 	require.NoError(t, waiting.ExpectClosed())
 }
 
-// failingListener fails to accept a few times, as a process does that has run out of descriptors.
+// failingListener fails to accept a few times, as in a process without free descriptors.
 type failingListener struct {
 	net.Listener
 	left atomic.Int64
@@ -224,8 +224,8 @@ func (l *failingListener) Accept() (net.Conn, error) {
 	return l.Listener.Accept()
 }
 
-// TestAcceptRecovers tries again after errors that pass, gives up a connection that has not logged
-// in for a descriptor, and ends on errors that do not pass.
+// TestAcceptRecovers checks that Serve tries again after an error that passes, closes a connection
+// that has not logged in to free a descriptor, and ends on other errors.
 func TestAcceptRecovers(t *testing.T) {
 	s := newServer(t)
 	idle := tt.MustDial(t, s.addr)
@@ -254,8 +254,8 @@ func TestAcceptRecovers(t *testing.T) {
 	require.False(t, errors.Is(err, target.ErrServerClosed))
 }
 
-// TestMemoryOfSessionsThatDoNotRead has sessions that ask for far more than there is memory, and
-// read nothing of it.
+// TestMemoryOfSessionsThatDoNotRead has sessions that ask for far more data than there is memory,
+// and read none of it.
 func TestMemoryOfSessionsThatDoNotRead(t *testing.T) {
 	const sessions, limit = 8, 4 << 20
 	s := newServer(t, func(o *target.Options) { o.Limits.Memory = limit })
@@ -293,11 +293,10 @@ func TestMemoryOfSessionsThatDoNotRead(t *testing.T) {
 		return now > limit/2
 	})
 	t.Logf("%d bytes of %d at most", most, limit)
-	// Each connection may hold one chunk over the limit, so that the command that it is about can
-	// come to its end.
+	// Each connection may hold one chunk over the limit, so that its current command can end.
 	require.Less(t, most, int64(limit+sessions*(256<<10)))
 	for _, sess := range all {
 		require.NoError(t, sess.Close())
 	}
-	eventually(t, "nothing is held", func() bool { return s.MemoryInUse() == 0 })
+	eventually(t, "all memory is free", func() bool { return s.MemoryInUse() == 0 })
 }

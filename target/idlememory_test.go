@@ -10,14 +10,14 @@ import (
 	tt "kubevirt.io/disk/target/targettest"
 )
 
-// TestIdleSessionsLeaveMemory has many sessions do a lot at once, and then nothing. The room that
-// they keep for more does not keep the memory from another one.
+// TestIdleSessionsLeaveMemory has many sessions work hard at once and then rest. They must give up
+// memory that another session needs.
 func TestIdleSessionsLeaveMemory(t *testing.T) {
 	const sessions, blocks, segment = 160, 200, 512
 	s := newServer(t, func(o *target.Options) { o.Limits.Memory = 4 << 20 })
 	all, _ := crowd(t, s, sessions, "MaxRecvDataSegmentLength", strconv.Itoa(segment))
 	for _, c := range all {
-		for range 2 { // what is queued has two places, by turns
+		for range 2 { // the queue uses two slices in turns
 			_, err := c.Do(tt.Read10(1, 0, blocks)) // GOOD, or BUSY towards the end
 			require.NoError(t, err)
 		}

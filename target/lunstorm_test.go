@@ -20,15 +20,14 @@ import (
 )
 
 const (
-	stormLUNs  = 6       // numbers that disks come to and go from, beginning with firstStorm
+	stormLUNs  = 6       // LUNs that come and go, beginning with firstStorm
 	firstStorm = 10      // LUN 1 and 2 stay
-	stormSize  = 1 << 20 // of a disk, at first; it may grow to twice of that
-	stormPace  = 2       // rounds of the initiators between two changes, at least
+	stormSize  = 1 << 20 // of a new disk; it may grow to twice that
+	stormPace  = 2       // least rounds of the initiators between two changes
 )
 
-// stormDisk is a disk that knows who may use it. Its first block tells which one it is, in words of
-// 8 bytes; initiators write the other blocks, and put the number of the disk there that they have
-// found.
+// stormDisk is a disk that knows who may use it. Its first block has its number in every 8 bytes.
+// Initiators write the other blocks, with the number of the disk that they have found.
 type stormDisk struct {
 	*disktest.Memory
 	id     uint64
@@ -60,7 +59,7 @@ func (d *stormDisk) WriteAt(p []byte, off int64) (int, error) {
 	d.use()
 	defer d.use()
 	if got := binary.BigEndian.Uint64(p); got != d.id {
-		d.wrong("disk %d is written what was meant for disk %d", d.id, got)
+		d.wrong("disk %d gets a write for disk %d", d.id, got)
 	}
 	return d.Memory.WriteAt(p, off)
 }
@@ -76,9 +75,9 @@ func stormIdentity(id uint64) disk.Identity {
 	return i
 }
 
-// TestLUNsComeAndGo has disks come, grow and go at random, ten thousand times, while initiators use
-// whatever disk they find, and do not always take notice. No disk is used after its release, none
-// gets what was meant for another one, and LUN 2 stays as it is.
+// TestLUNsComeAndGo adds, grows and removes disks at random, ten thousand times. Meanwhile
+// initiators use the disks that they find and do not always notice the changes. No disk is used
+// after its release, none gets a write for another disk, and LUN 2 does not change.
 func TestLUNsComeAndGo(t *testing.T) {
 	changes := 10_000
 	if testing.Short() {
@@ -141,7 +140,8 @@ func TestLUNsComeAndGo(t *testing.T) {
 	stop()
 	users.Wait()
 	require.Positive(t, used.Load())
-	require.Less(t, after.HeapAlloc, memory.HeapAlloc+16<<20, "memory grows with the changes")
+	require.Less(t, after.HeapAlloc, memory.HeapAlloc+16<<20,
+		"memory grows with the number of changes")
 	require.Equal(t, 2+len(here), s.WatchedLUNs())
 	t.Logf("%d of %d commands used a disk that comes and goes; heap %d and %d KiB", used.Load(),
 		sent.Load(), memory.HeapAlloc>>10, after.HeapAlloc>>10)
@@ -150,7 +150,7 @@ func TestLUNsComeAndGo(t *testing.T) {
 // useDisks looks for disks and uses them, until ctx ends.
 func useDisks(ctx context.Context, sess *tt.Session, seed uint64, sent, used *atomic.Int64) error {
 	random := rand.New(rand.NewPCG(seed, 1))
-	var known [stormLUNs]uint64 // the disks as they were found
+	var known [stormLUNs]uint64 // the disks found last
 	for n := uint64(0); ctx.Err() == nil; n++ {
 		sent.Add(1)
 		if r, err := sess.Do(tt.Write10(2, uint32(seed), block(n))); err != nil {
@@ -185,7 +185,7 @@ func useDisks(ctx context.Context, sess *tt.Session, seed uint64, sent, used *at
 		}
 		c := tt.Write10(lun, 1+uint32(random.IntN(1000)), block(known[i]))
 		if n%2 == 0 {
-			c.NoImmediate = true // so that an R2T asks for the data
+			c.NoImmediate = true // so that the target sends an R2T
 		}
 		switch n % 16 {
 		case 3:
@@ -203,7 +203,8 @@ func useDisks(ctx context.Context, sess *tt.Session, seed uint64, sent, used *at
 			return fmt.Errorf("LUN %d: %s", lun, r.Failed())
 		}
 		if n%64 == 0 {
-			// Of its own tasks it has none. A reset would leave those of others without an answer.
+			// It has no tasks of its own. A reset would leave the tasks of others without an
+			// answer.
 			if _, err := sess.TaskManagement(pdu.TaskManagementRequest{Immediate: true,
 				Function: pdu.TMAbortTaskSet, LUN: tt.LUN(lun)}); err != nil {
 				return err
@@ -213,7 +214,7 @@ func useDisks(ctx context.Context, sess *tt.Session, seed uint64, sent, used *at
 	return nil
 }
 
-// again sends a command until it meets no unit attention, as initiators do.
+// again repeats a command until there is no unit attention, as initiators do.
 func again(sess *tt.Session, c tt.Command) (r *tt.Result, err error) {
 	for range 4 {
 		if r, err = sess.Do(c); err != nil || r.Sense.Key != 6 {

@@ -24,7 +24,7 @@ type sentRequest struct {
 	tag, sn   uint32
 	immediate bool
 	manages   bool   // a task management request
-	rejected  bool   // the target has to reject it
+	rejected  bool   // the target must reject it
 	aborts    uint32 // the tag of the command that it aborts; 0: it covers all with lower numbers
 }
 
@@ -33,8 +33,8 @@ func (q *sentRequest) command() bool {
 	return ok
 }
 
-// disorder is an initiator that sends numbered requests in any order, with task management ahead of
-// what it covers.
+// disorder is an initiator that sends numbered requests in any order, and task management ahead of
+// the commands that it covers.
 type disorder struct {
 	*tt.Session
 	lun  uint64
@@ -44,8 +44,8 @@ type disorder struct {
 	gone map[uint32]bool         // tags of commands that the target has reported aborted
 }
 
-// round fills the command window, or a part of it, and waits until everything has an answer, or has
-// been reported aborted.
+// round fills the command window or a part of it, and waits until every request has an answer or is
+// reported aborted.
 func (d *disorder) round() error {
 	var numbered, immediate []*sentRequest
 	for range 1 + d.rand.Intn(int(d.MaxCmdSN-d.CmdSN)+1) {
@@ -66,7 +66,7 @@ func (d *disorder) round() error {
 	if d.rand.Intn(2) == 0 {
 		d.rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 	}
-	for _, q := range immediate { // before all that it does not cover
+	for _, q := range immediate { // before the requests that it does not cover
 		end := slices.IndexFunc(all, func(o *sentRequest) bool {
 			return !o.immediate &&
 				!pdu.SNLess(o.sn, q.sn)
@@ -95,7 +95,7 @@ func (d *disorder) round() error {
 	return nil
 }
 
-// compose makes a numbered request of any kind.
+// compose makes a random numbered request.
 func (d *disorder) compose(q *sentRequest) {
 	command := &pdu.SCSICommand{Final: true, LUN: d.lun, TaskTag: q.tag, CmdSN: q.sn}
 	q.msg = command
@@ -121,7 +121,7 @@ func (d *disorder) compose(q *sentRequest) {
 }
 
 // manage makes an immediate task management request that covers one command, or all that have a
-// number by now.
+// number so far.
 func (d *disorder) manage(f pdu.TMFunction, one *sentRequest) *sentRequest {
 	r := &pdu.TaskManagementRequest{Immediate: true, Function: f, LUN: d.lun, TaskTag: d.NewTag(),
 		RefTaskTag: pdu.ReservedTag, CmdSN: d.CmdSN}
@@ -132,7 +132,7 @@ func (d *disorder) manage(f pdu.TMFunction, one *sentRequest) *sentRequest {
 	return q
 }
 
-// take handles what the target sends.
+// take handles a PDU of the target.
 func (d *disorder) take(p *tt.PDU) error {
 	op, tag := p.Header.Opcode(), p.Header.TaskTag()
 	switch {
@@ -177,7 +177,7 @@ func (d *disorder) take(p *tt.PDU) error {
 	return nil
 }
 
-// managed notes what a task management function has ended.
+// managed notes the commands that a task management function has ended.
 func (d *disorder) managed(q *sentRequest, r pdu.TMResponse) error {
 	_, open := d.open[q.aborts]
 	switch {
@@ -197,7 +197,7 @@ func (d *disorder) managed(q *sentRequest, r pdu.TMResponse) error {
 	return nil
 }
 
-// disorderly logs in, also where the numbers wrap around soon.
+// disorderly logs in, in some cases with numbers that wrap around soon.
 func disorderly(s *server, lun uint16, initiator int, r *rand.Rand) (*disorder, error) {
 	c, err := tt.Login(s.addr,
 		tt.LoginOptions{Initiator: fmt.Sprintf("iqn.2026-01.test:disorder-%d", initiator),
@@ -208,8 +208,8 @@ func disorderly(s *server, lun uint16, initiator int, r *rand.Rand) (*disorder, 
 	return &disorder{Session: c, lun: tt.LUN(lun), rand: r}, nil
 }
 
-// slowDown gives the disks of a server a speed of each kind: in memory, slow, and so slow that a
-// reader loses its role.
+// slowDown gives the disks of a server a speed: as fast as memory, slow, or so slow that a reader
+// loses its role.
 func slowDown(s *server, kind int) {
 	for _, d := range s.disks {
 		d.Inject(disktest.Rule{Op: disktest.OpRead,
@@ -219,8 +219,8 @@ func slowDown(s *server, kind int) {
 	}
 }
 
-// TestRequestsInAnyOrder has requests come ahead of their turn, rejected ones and task management
-// among them, in narrow and wide command windows. Each has one answer, or none after it was
+// TestRequestsInAnyOrder sends requests ahead of their turn, among them rejected ones and task
+// management, in narrow and wide command windows. Each gets one answer, or none after it was
 // reported aborted, and nobody waits for ever.
 func TestRequestsInAnyOrder(t *testing.T) {
 	for seed := range 24 {
@@ -237,7 +237,8 @@ func TestRequestsInAnyOrder(t *testing.T) {
 				d, err := disorderly(s, uint16(1+i), i, rand.New(rand.NewSource(int64(2*seed+i))))
 				for n := 0; n < 20 && err == nil; n++ {
 					if pdu.SNLess(d.MaxCmdSN, d.CmdSN) {
-						_, err = d.Receive() // it was told aborted what still has the window
+						// commands that it knows as aborted still take the window
+						_, err = d.Receive()
 						continue
 					}
 					err = d.round()
@@ -251,8 +252,8 @@ func TestRequestsInAnyOrder(t *testing.T) {
 	}
 }
 
-// TestEndInAnyOrder ends sessions in the midst of such requests: by others of the same name, and
-// with the server. Nothing is left behind.
+// TestEndInAnyOrder ends sessions during such requests, by reinstatement and with the server.
+// Nothing is left behind.
 func TestEndInAnyOrder(t *testing.T) {
 	for seed := range 3 {
 		s := newServer(t, func(o *target.Options) {

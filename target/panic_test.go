@@ -15,7 +15,7 @@ import (
 	tt "kubevirt.io/disk/target/targettest"
 )
 
-// waitsAndPanics is a disk whose reads wait for a while, and then show a bug.
+// waitsAndPanics is a disk whose reads wait for a while and then panic.
 type waitsAndPanics struct {
 	*disktest.Memory
 	begun  atomic.Int64
@@ -28,9 +28,9 @@ func (d *waitsAndPanics) ReadAt([]byte, int64) (int, error) {
 	panic("a bug in the disk")
 }
 
-// TestManyPanicsLeaveNothing meets bugs with every kind of memory in hand, in readers and in
-// goroutines that lost the reading role. Afterwards nothing is held, and each bug was counted and
-// logged with its stack.
+// TestManyPanicsLeaveNothing causes panics with every kind of memory in use, in readers and in
+// goroutines that lost the reading role. Afterwards all memory is free, and each panic was counted
+// and logged with its stack.
 func TestManyPanicsLeaveNothing(t *testing.T) {
 	core, logs := observer.New(zap.ErrorLevel)
 	slow := &waitsAndPanics{Memory: disktest.NewMemory(1 << 20), resume: make(chan struct{})}
@@ -68,7 +68,7 @@ func TestManyPanicsLeaveNothing(t *testing.T) {
 		return all == 0 && len(s.Sessions()) == 0 && s.MemoryInUse() == 0
 	})
 	s.bugs = expected
-	// A goroutine gives everything back before it tells of its bug.
+	// A goroutine gives everything back before it reports its panic.
 	eventually(t, "each is counted and logged",
 		func() bool { return s.seen.panics.Load() == expected && logs.Len() == int(expected) })
 	for _, entry := range logs.All() {
@@ -78,7 +78,7 @@ func TestManyPanicsLeaveNothing(t *testing.T) {
 	}
 }
 
-// buggyObserver panics where it is called with locks held, on the way of a response.
+// buggyObserver panics in a call with locks held, before a response is sent.
 type buggyObserver struct {
 	counts
 	armed atomic.Bool
@@ -90,7 +90,7 @@ func (o *buggyObserver) CommandDone(e target.CommandEvent) {
 	}
 }
 
-// TestPanicWithLocksHeld has a bug where it is worst. The session ends, its locks are free, others
+// TestPanicWithLocksHeld has a bug in the worst place. The session ends, its locks are free, others
 // go on, and the server can be closed.
 func TestPanicWithLocksHeld(t *testing.T) {
 	seen := new(buggyObserver)

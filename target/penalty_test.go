@@ -46,13 +46,13 @@ func TestPenaltiesAreBounded(t *testing.T) {
 		}
 		require.LessOrEqual(t, len(p.table), maxPenalties)
 	}
-	require.Zero(t, p.delay(address(0), 1), "the one that was quiet for longest is forgotten")
+	require.Zero(t, p.delay(address(0), 1), "the address with the oldest failure is forgotten")
 	require.Positive(t, p.delay(address(3*maxPenalties-1), 3*maxPenalties))
 	p.failed(address(0), 2*int64(penaltyMemory))
-	require.Len(t, p.table, 1, "what has expired goes first")
+	require.Len(t, p.table, 1, "expired addresses go first")
 }
 
-// conn4 is a connection of which only the peer's address matters.
+// conn4 is a connection with only a peer's address.
 type conn4 struct {
 	net.Conn
 	addr net.Addr
@@ -92,9 +92,9 @@ func TestWhoMakesRoom(t *testing.T) {
 	early := add("192.0.2.2", true)
 	silent := add("192.0.2.2", false)
 	late := add("192.0.2.2", true)
-	require.Same(t, silent, p.takeVictim(), "of the address with most of them, one that has not "+
+	require.Same(t, silent, p.takeVictim(), "of the address with the most, one that has not "+
 		"begun")
-	require.Same(t, early, p.takeVictim(), "else the oldest one")
+	require.Same(t, early, p.takeVictim(), "otherwise the oldest one")
 	require.Same(t, lone, p.takeVictim())
 	p.remove(late)
 	p.remove(late)

@@ -14,8 +14,8 @@ import (
 	tt "kubevirt.io/disk/target/targettest"
 )
 
-// TestPingFlood sends requests that are answered at once, faster than they are handled. Their
-// answers go out all the while, and do not pile up until the initiator pauses.
+// TestPingFlood sends requests that are answered at once, faster than the target handles them. The
+// answers go out meanwhile, and do not pile up until the initiator pauses.
 func TestPingFlood(t *testing.T) {
 	s := newServer(t)
 	nc, err := net.Dial("tcp", s.addr.String())

@@ -11,8 +11,8 @@ import (
 
 func never() bool { return false }
 
-// TestPollingPauses looks in vain, and then not: the number of waits between two looks shows how
-// often it does.
+// TestPollingPauses polls first in vain and then with success. The number of waits between two
+// polls shows how often a reader polls.
 func TestPollingPauses(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2))
 	p := newPolling(&pollLimit{})
@@ -34,12 +34,12 @@ func TestPollingPauses(t *testing.T) {
 	}
 	require.Equal(t, 0, between())
 	require.False(t, p.look(never))
-	require.Equal(t, 1, between(), "data that came soon must count as much as data that did not")
+	require.Equal(t, 1, between(), "success must count as much as failure")
 	require.Zero(t, p.limit.looking.Load())
 }
 
-// TestPollingNeedsAProcessor checks that lookers leave one to who has something to do, and that
-// nobody looks where there is only one.
+// TestPollingNeedsAProcessor checks that pollers leave one processor free for others, and that
+// nobody polls if there is only one.
 func TestPollingNeedsAProcessor(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(0))
 	for processors := 1; processors <= 3; processors++ {
@@ -51,7 +51,7 @@ func TestPollingNeedsAProcessor(t *testing.T) {
 		}
 		looks := 0
 		var nested func() bool
-		nested = func() bool { // each looks while those before it do
+		nested = func() bool { // each polls while the ones before it do
 			if looks++; looks < len(p) {
 				p[looks].look(nested)
 			}
@@ -63,8 +63,8 @@ func TestPollingNeedsAProcessor(t *testing.T) {
 	}
 }
 
-// TestPollingAlone has two readers that have something to do: neither looks while the other one has
-// waited since.
+// TestPollingAlone has two readers with work. A reader does not poll if the other one has waited
+// since.
 func TestPollingAlone(t *testing.T) {
 	var limit pollLimit
 	a, b := newPolling(&limit), newPolling(&limit)
@@ -78,7 +78,7 @@ func TestPollingAlone(t *testing.T) {
 	require.True(t, a.due())
 }
 
-// TestPollingIsInterrupted has something else run while it looks: then nobody does for a while.
+// TestPollingIsInterrupted interrupts a poll. Then nobody polls for a while.
 func TestPollingIsInterrupted(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2))
 	var limit pollLimit
@@ -98,12 +98,12 @@ func TestPollingIsInterrupted(t *testing.T) {
 	limit.leave()
 	limit.bar(time.Now().Add(time.Hour))
 	require.False(t, other.look(func() bool { return true }))
-	require.Zero(t, other.pause, "it has not looked in vain")
+	require.Zero(t, other.pause, "it has not polled in vain")
 	require.Zero(t, limit.looking.Load())
 }
 
-// TestSocketLooksBeforeItWaits has the data come while the reader looks: then nothing has to wake
-// it. Another thread may take the processor meanwhile, so that it may take several attempts.
+// TestSocketLooksBeforeItWaits sends data while the reader polls, so nothing has to wake it.
+// Another thread may take the processor meanwhile, so the test may need several attempts.
 func TestSocketLooksBeforeItWaits(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2))
 	s, client := socketPair(t)
@@ -134,7 +134,7 @@ func TestSocketLooksBeforeItWaits(t *testing.T) {
 		attempts := 0
 		for found := false; !found; attempts++ {
 			require.Less(t, attempts, 1000)
-			if before == "a wait" { // which what it finds by itself must not end once more
+			if before == "a wait" { // the data must not end a wait once more
 				s.polling = newPolling(&pollLimit{})
 				time.AfterFunc(time.Millisecond, func() { _, _ = client.Write([]byte("data")) })
 				read()

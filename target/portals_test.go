@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// boundTo is a listener of which only the address matters.
+// boundTo is a listener with only an address.
 type boundTo struct {
 	net.Listener
 	addr net.Addr
@@ -15,8 +15,8 @@ type boundTo struct {
 
 func (l boundTo) Addr() net.Addr { return l.addr }
 
-// TestPortals lists the portals that an initiator can reach from where it came: addresses of this
-// host alone are none for others.
+// TestPortals checks which portals are listed for an initiator: for those on other hosts, no
+// addresses that only this host can reach.
 func TestPortals(t *testing.T) {
 	listeners := map[net.Listener]struct{}{}
 	for _, a := range []string{"127.0.0.1:3260", "127.0.0.2:3260", "192.0.2.7:3260",

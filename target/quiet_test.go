@@ -10,14 +10,14 @@ import (
 	"kubevirt.io/disk/target/internal/pdu"
 )
 
-// TestQuiet has what a stop waits for before it closes a connection: whatever goes on by itself,
-// and for some time for the initiator.
+// TestQuiet checks what a stop waits for before it closes a connection: for everything that goes on
+// by itself, and for some time for the initiator.
 func TestQuiet(t *testing.T) {
 	const short, long = logoutSilence, logoutGrace
 	for name, c := range map[string]struct {
 		executing, waiting int
-		queued             bool          // something waits for the network
-		writing            time.Duration // so long a write has been under way; 0: none is
+		queued             bool          // PDUs wait for the network
+		writing            time.Duration // how long a write has been under way; 0: none
 		silent             time.Duration
 		quiet              bool
 	}{

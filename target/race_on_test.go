@@ -2,6 +2,5 @@
 
 package target_test
 
-// raceEnabled tells whether the tests run with the race detector; the daemon is then built with it,
-// too.
+// raceEnabled says whether the tests run with the race detector.
 const raceEnabled = true

@@ -14,9 +14,9 @@ import (
 	tt "kubevirt.io/disk/target/targettest"
 )
 
-// TestReinstatedSessionIsOver has a session with a write that was received and not begun when it is
-// reinstated: the watchdog passes the reader's role on only after some milliseconds. It does not
-// come over what the new session has written.
+// TestReinstatedSessionIsOver reinstates a session with a write that was received but not begun,
+// because the watchdog passes the reading role on only after some milliseconds. The write must not
+// overwrite a write of the new session.
 func TestReinstatedSessionIsOver(t *testing.T) {
 	const rounds = 5
 	s := newServer(t)
@@ -53,8 +53,8 @@ func TestReinstatedSessionIsOver(t *testing.T) {
 	}
 }
 
-// TestReinstatedSessionIsFenced fences a session whose reinstatement has begun and not come to its
-// end: its writes are over all the same.
+// TestReinstatedSessionIsFenced fences a session whose reinstatement has begun but not ended. Its
+// writes must be over, too.
 func TestReinstatedSessionIsFenced(t *testing.T) {
 	const first, second = "iqn.2026-01.test:first", "iqn.2026-01.test:second"
 	for name, c := range map[string]struct {

@@ -13,8 +13,8 @@ import (
 	tt "kubevirt.io/disk/target/targettest"
 )
 
-// TestOneNameFromTwoHosts logs in by one name from one address and then from another one: sessions
-// of one host are told from those of two.
+// TestOneNameFromTwoHosts logs in with one name, first from one address and then from two. Only the
+// second case gets a warning.
 func TestOneNameFromTwoHosts(t *testing.T) {
 	core, logs := observer.New(zapcore.WarnLevel)
 	s := newServer(t, func(o *target.Options) {

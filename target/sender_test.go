@@ -12,8 +12,8 @@ import (
 	"kubevirt.io/disk/target/internal/pdu"
 )
 
-// TestQueueIsBounded has one goroutine wait for a peer that does not read, and another one go on
-// queueing PDUs without data.
+// TestQueueIsBounded has one goroutine wait for a peer that does not read, while another one queues
+// PDUs without data.
 func TestQueueIsBounded(t *testing.T) {
 	ours, theirs := net.Pipe()
 	s, clock, pool := new(sender), new(atomic.Int64), &buffers{limit: 1 << 20}
@@ -60,12 +60,12 @@ func TestQueueIsBounded(t *testing.T) {
 	require.Error(t, <-writer)
 	require.Error(t, <-reader)
 	s.close()
-	require.Zero(t, pool.used.Load(), "what was queued is given back")
+	require.Zero(t, pool.used.Load(), "the queue is given back")
 	require.Zero(t, bytes())
 }
 
-// TestSlowPeerReads queues far more than a slow peer reads within its time. Each part that it has
-// read gives it time for the next one.
+// TestSlowPeerReads queues far more than a slow peer reads within the time limit. The limit
+// restarts with each part.
 func TestSlowPeerReads(t *testing.T) {
 	const parts = 4
 	ours, theirs := net.Pipe()
@@ -94,7 +94,7 @@ func TestSlowPeerReads(t *testing.T) {
 	require.NoError(t, ours.Close())
 }
 
-// countingWire notes how many places each call writes from.
+// countingWire notes how many buffers each call writes.
 type countingWire struct{ calls []int }
 
 func (w *countingWire) readv(_, _ []byte, _ bool) (int, error) { return 0, io.EOF }
@@ -105,9 +105,9 @@ func (w *countingWire) writev(data [][]byte) error {
 	return nil
 }
 
-// TestAnswersOfABusyReader: a reader that always has something to do sends its answers
-// nevertheless, several at a time, and earlier the more its initiator waits for them. Who has lost
-// the reading role keeps none.
+// TestAnswersOfABusyReader checks that a reader that always has work still sends its answers,
+// several at a time, and sooner if the initiator waits for more of them. A goroutine that has lost
+// the reading role sends its answer at once.
 func TestAnswersOfABusyReader(t *testing.T) {
 	for acks, each := range map[int64]int{0: flushAt / pduCost, 4 << 10: 15, 256 << 10: 4} {
 		w, clock := new(countingWire), new(atomic.Int64)

@@ -38,7 +38,7 @@ func (c *counts) SessionEnded(e target.SessionEvent) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.reasons = append(c.reasons, e.Reason)
-	c.ended.Add(1) // last, so that who has seen it sees the reason, too
+	c.ended.Add(1) // last, so that whoever has seen it sees the reason, too
 }
 
 func (c *counts) ends() []string {
@@ -54,7 +54,7 @@ type server struct {
 	disks [2]*disktest.Fault
 	seen  *counts
 
-	bugs int64 // panics that the test provokes; any other one fails it
+	bugs int64 // panics that the test causes; any other one fails it
 }
 
 const diskSize = 64 << 20
@@ -132,12 +132,11 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-// TestCloseAsServingBegins: a daemon may be stopped in the moment in which it gets ready. The race
-// detector tells.
+// TestCloseAsServingBegins closes a server just as it begins to serve. The race detector finds
+// faults.
 func TestCloseAsServingBegins(t *testing.T) {
 	for range 300 {
-		srv,
-			err := target.New(
+		srv, err := target.New(
 			target.Options{LUNs: []target.LUN{{Number: 1, Name: "test",
 				Disk: disktest.NewMemory(diskSize), Identity: identity(1),
 				Access: target.AccessWriteShared}}})

@@ -9,10 +9,10 @@ import (
 	"kubevirt.io/disk/target/internal/pdu"
 )
 
-// TestCommandNumbers sends numbered requests at random, around the end of the number space: some
-// are rejected, of which some are sent again, and commands end when they like. Whoever goes on
-// always has room as long as commands end, nothing is received twice, MaxCmdSN never goes back, and
-// what is kept of rejected requests has a limit.
+// TestCommandNumbers sends random numbered requests around the end of the number space. Some are
+// rejected, some of these are sent again, and commands end at random. As long as commands end,
+// there is room for more. Nothing is received twice, MaxCmdSN never goes back, and the memory for
+// rejected requests is limited.
 func TestCommandNumbers(t *testing.T) {
 	for _, width := range []int{1, 2, 7} {
 		s := &session{conn: &conn{srv: &Server{}}, width: width}

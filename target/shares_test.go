@@ -11,14 +11,14 @@ import (
 	"kubevirt.io/disk/target/internal/scsi"
 )
 
-// decompressing is a disk of which reads below 1 MiB have to be decompressed.
+// decompressing is a disk that must decompress reads below 1 MiB.
 type decompressing struct{ *disktest.Memory }
 
 func (decompressing) Slow(off int64) bool { return off < 1<<20 }
 
-// A read that keeps a processor busy is passed on when others wait for the reader or are passed on
-// already, and the reader has been busy with such ones for a while; up to a limit, and never when
-// it is alone.
+// TestSharedReads checks when a read that keeps a processor busy is passed on: if the reader has
+// been busy with such reads for a while, and others wait or are passed on already. There is a
+// limit, and a lone read is never passed on.
 func TestSharedReads(t *testing.T) {
 	d := decompressing{disktest.NewMemory(4 << 20)}
 	device, err := scsi.NewDevice(scsi.Options{},
@@ -43,15 +43,15 @@ func TestSharedReads(t *testing.T) {
 	var l lunWatch
 	srv := &Server{start: time.Now().Add(-time.Hour)}
 	alone := &conn{srv: srv}
-	require.False(t, alone.shares(&runner{}, slow, &l), "it would be a wake-up for nothing")
+	require.False(t, alone.shares(&runner{}, slow, &l), "a wake-up would gain nothing")
 	busy := &conn{srv: srv}
 	busy.rx.w = 48
 	require.False(t, busy.shares(&runner{}, quick, &l))
 	require.False(t, busy.shares(&runner{}, write, &l))
-	require.False(t, busy.shares(&runner{}, slow, &l), "the first one has kept nobody waiting")
+	require.False(t, busy.shares(&runner{}, slow, &l), "before the first one nobody has waited")
 	require.NotZero(t, busy.slowSince)
 	require.NoError(t, busy.beforeWait())
-	require.Zero(t, busy.slowSince, "and nobody waits when the reader does")
+	require.Zero(t, busy.slowSince, "nobody waits when the reader does")
 	long := time.Hour - 2*shareAfter
 	busy.slowSince, alone.slowSince = long, long
 	run := &runner{}
@@ -61,9 +61,9 @@ func TestSharedReads(t *testing.T) {
 	for l.passed.Load() < slowParallel {
 		require.True(t, busy.shares(&runner{}, slow, &l))
 	}
-	require.False(t, busy.shares(&runner{}, slow, &l), "there are enough")
+	require.False(t, busy.shares(&runner{}, slow, &l), "the limit is reached")
 	require.EqualValues(t, slowParallel, l.passed.Load())
 	busy.ended(run)
 	require.EqualValues(t, slowParallel-1, l.passed.Load(),
-		"and room for another one when one has ended")
+		"when one has ended, there is room for another")
 }

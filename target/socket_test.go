@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// tcpPair is a connection over loopback: the accepted end, and the one that dialled.
+// tcpPair returns both ends of a connection over loopback.
 func tcpPair(t *testing.T) (server, client *net.TCPConn) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -49,7 +49,7 @@ func send(t *testing.T, client *net.TCPConn) {
 }
 
 // TestSocketReads has a peer send in pieces and with pauses of all kinds, so that data comes
-// before, while and after the reader begins to wait: a wake-up that is lost hangs the test.
+// before, while and after the reader begins to wait. A lost wake-up would hang the test.
 func TestSocketReads(t *testing.T) {
 	s, client := socketPair(t)
 	data := make([]byte, 16<<20)
@@ -97,10 +97,10 @@ func TestSocketReads(t *testing.T) {
 	require.Positive(t, silences, "the reader has been ahead")
 }
 
-// TestASocketIsSilent: what arrives wakes nobody while its reader has enough to do.
+// TestASocketIsSilent checks that data wakes nobody while the reader is busy.
 func TestASocketIsSilent(t *testing.T) {
 	s, client := socketPair(t)
-	// ready says whether the instance would wake Go's poller within the time, milliseconds.
+	// ready reports whether the instance would wake Go's poller within ms milliseconds.
 	ready := func(ms int) bool {
 		t.Helper()
 		fds := []unix.PollFd{{Fd: int32(s.in.fd), Events: unix.POLLIN}}
@@ -113,15 +113,13 @@ func TestASocketIsSilent(t *testing.T) {
 	send(t, client)
 	require.Eventually(t, func() bool {
 		n, err := s.readv(buf, nil, false)
-		return n == 4 && err ==
-			nil
+		return n == 4 && err == nil
 	}, 10*time.Second, time.Millisecond)
 	send(t, client)
 	require.False(t, ready(20), "nobody has waited yet")
 	require.Eventually(t, func() bool {
 		n, err := s.readv(buf, nil, false)
-		return n == 4 && err ==
-			nil
+		return n == 4 && err == nil
 	}, 10*time.Second, time.Millisecond)
 
 	try := s.in.try
@@ -137,16 +135,16 @@ func TestASocketIsSilent(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 4, n)
 	send(t, client)
-	require.True(t, ready(10_000), "somebody has waited, and may wait again")
+	require.True(t, ready(10_000), "after a wait the instance is armed")
 	n, err = s.readv(buf, nil, true)
 	require.NoError(t, err)
 	require.Equal(t, 4, n)
 	send(t, client)
-	require.False(t, ready(20), "the data was there before it was asked for")
+	require.False(t, ready(20), "the last read did not wait")
 }
 
-// TestSocketMissesNothing has data come in the moment before the reader's instance listens, which
-// does not wake anybody then where it has not been asked since it was last ready.
+// TestSocketMissesNothing sends data just before the reader's instance listens. Such data may wake
+// nobody.
 func TestSocketMissesNothing(t *testing.T) {
 	s, client := socketPair(t)
 	buf := make([]byte, 4)
@@ -157,7 +155,7 @@ func TestSocketMissesNothing(t *testing.T) {
 	_, err := s.readv(buf, nil, true)
 	require.NoError(t, err)
 	send(t, client)
-	// Go's poller has seen that there is something, and not that it is read
+	// Go's poller has seen the data, but not that it was read.
 	time.Sleep(20 * time.Millisecond)
 	_, err = s.readv(buf, nil, true)
 	require.NoError(t, err)
@@ -179,7 +177,7 @@ func TestSocketMissesNothing(t *testing.T) {
 	require.Equal(t, 4, n)
 }
 
-// TestSocketWrites writes more places than a system call takes, and more bytes than the peer takes
+// TestSocketWrites writes more buffers than a system call takes, and more bytes than the peer takes
 // at once.
 func TestSocketWrites(t *testing.T) {
 	s, client := socketPair(t)
@@ -201,7 +199,7 @@ func TestSocketWrites(t *testing.T) {
 	require.NoError(t, s.writev(places))
 	require.Positive(t, s.out.tries, "the writer has waited")
 	require.False(t, s.out.armed, "and is woken no more")
-	require.Nil(t, s.iov, "the room for so many places is not kept")
+	require.Nil(t, s.iov, "such a long list is not kept")
 	n, err := s.Write([]byte("end"))
 	require.NoError(t, err)
 	require.Equal(t, 3, n)
@@ -231,7 +229,7 @@ func TestASocketEndsWhoWaits(t *testing.T) {
 				time.Sleep(20 * time.Millisecond)
 				require.NoError(t, s.Close())
 				require.ErrorIs(t, <-ended, net.ErrClosed)
-				require.ErrorIs(t, wait(s, write), net.ErrClosed, "also from then on")
+				require.ErrorIs(t, wait(s, write), net.ErrClosed, "later calls fail, too")
 				require.ErrorIs(t, s.Close(), net.ErrClosed)
 				require.ErrorIs(t, s.CloseWrite(), net.ErrClosed)
 				require.False(t, s.ended())
@@ -276,7 +274,7 @@ func TestSocketEnded(t *testing.T) {
 	require.NoError(t, client.Close())
 	require.Eventually(t, s.ended, 10*time.Second, time.Millisecond, "by a reset")
 	_, err = s.Read(make([]byte, 8))
-	require.ErrorIs(t, err, io.EOF, "the reader has not missed it")
+	require.ErrorIs(t, err, io.EOF, "the reader sees the end, too")
 }
 
 func TestWhatIsNoSocketStaysAsItIs(t *testing.T) {
@@ -291,7 +289,7 @@ func TestWhatIsNoSocketStaysAsItIs(t *testing.T) {
 	server, _ := tcpPair(t)
 	_, err = newSocket(struct{ *net.TCPConn }{server})
 	require.ErrorIs(t, err, errors.ErrUnsupported,
-		"whoever made this may count what goes through it")
+		"the wrapper may count the bytes")
 }
 
 func TestAConnectionWithinTheHostIsNotPaced(t *testing.T) {

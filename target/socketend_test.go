@@ -16,8 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fewDescriptors lets the process have so many descriptors, and takes all but a few of the lowest
-// numbers.
+// fewDescriptors limits the number of descriptors, and takes all but free of the lowest numbers.
 func fewDescriptors(t *testing.T, limit uint64, free int) {
 	t.Helper()
 	var before unix.Rlimit
@@ -45,8 +44,8 @@ func fewDescriptors(t *testing.T, limit uint64, free int) {
 	}
 }
 
-// TestASocketThatCannotBe has descriptors run out at each step. The connection works as before, and
-// none is kept.
+// TestASocketThatCannotBe runs out of descriptors at each step. The connection works as before, and
+// no descriptor is left behind.
 func TestASocketThatCannotBe(t *testing.T) {
 	for free, why := range []string{"fcntl", "epoll_create1", "epoll_create1"} {
 		server, client := tcpPair(t)
@@ -69,15 +68,15 @@ func TestASocketThatCannotBe(t *testing.T) {
 	}
 }
 
-// TestAConnectionClosedWhileItIsTaken closes a connection, as to make room for others, when its
-// socket is made and not yet known.
+// TestAConnectionClosedWhileItIsTaken closes a connection when its socket is made but not yet in
+// use, as happens when it must make room.
 func TestAConnectionClosedWhileItIsTaken(t *testing.T) {
 	server, client := tcpPair(t)
 	instances := func() (n int) {
 		list, _ := os.ReadDir("/proc/self/fd")
 		for _, fd := range list {
-			if what, _ := os.Readlink("/proc/self/fd/" + fd.Name()); what ==
-				"anon_inode:[eventpoll]" {
+			what, _ := os.Readlink("/proc/self/fd/" + fd.Name())
+			if what == "anon_inode:[eventpoll]" {
 				n++
 			}
 		}
@@ -94,7 +93,7 @@ func TestAConnectionClosedWhileItIsTaken(t *testing.T) {
 	}()
 	require.Eventually(t, func() bool { return instances() == before+2 }, 10*time.Second,
 		time.Millisecond)
-	c.closeOnce.Do(func() { // as closeNetwork does, with the lock
+	c.closeOnce.Do(func() { // like closeNetwork, with the lock
 		close(c.gone)
 		_ = c.nc.Close()
 	})
@@ -106,8 +105,8 @@ func TestAConnectionClosedWhileItIsTaken(t *testing.T) {
 	require.ErrorIs(t, err, io.EOF)
 }
 
-// TestSocketCloseRaces closes sockets while they are used in every way, and others are made that
-// get the same descriptors. Each call ends, and nothing reaches another socket.
+// TestSocketCloseRaces closes sockets that are in use, while new sockets get the same descriptors.
+// Each call ends, and no data reaches another socket.
 func TestSocketCloseRaces(t *testing.T) {
 	const workers, rounds = 4, 50
 	var all sync.WaitGroup
@@ -128,7 +127,7 @@ func TestSocketCloseRaces(t *testing.T) {
 	all.Wait()
 }
 
-// closeRace closes a socket after a while through which only bytes of one value go.
+// closeRace sends bytes of one value through a socket and closes it after a while.
 func closeRace(t *testing.T, value byte, after time.Duration) error {
 	s, client := socketPair(t)
 	data := bytes.Repeat([]byte{value}, 64<<10)
@@ -195,7 +194,7 @@ func closeRace(t *testing.T, value byte, after time.Duration) error {
 	return err
 }
 
-// closedOrReset takes the errors of a connection that was closed at either end for none.
+// closedOrReset returns nil for the errors of a connection that either end has closed.
 func closedOrReset(err error) error {
 	if errors.Is(err, net.ErrClosed) || errors.Is(err, unix.ECONNRESET) ||
 		errors.Is(err, unix.EPIPE) {

@@ -11,8 +11,8 @@ import (
 	tt "kubevirt.io/disk/target/targettest"
 )
 
-// TestStaleRead aborts a long read that is stuck in the disk with its first part. The rest of it is
-// not read, and the session goes on.
+// TestStaleRead aborts a long read whose first part hangs in the disk. The rest is not read, and
+// the session goes on.
 func TestStaleRead(t *testing.T) {
 	s := newServer(t)
 	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
@@ -30,14 +30,14 @@ func TestStaleRead(t *testing.T) {
 	require.Equal(t, pdu.TMComplete, got)
 	resume()
 	eventually(t, "nothing is held", func() bool { return s.DataInUse() <= before })
-	require.Equal(t, calls+1, s.disks[0].Calls(disktest.OpRead), "nobody wants the rest")
+	require.Equal(t, calls+1, s.disks[0].Calls(disktest.OpRead), "the rest is not read")
 	require.NoError(t, c.ExpectOnlyPing())
-	require.Equal(t, window, c.MaxCmdSN-c.CmdSN, "its place is given back once")
+	require.Equal(t, window, c.MaxCmdSN-c.CmdSN, "its place in the window is given back once")
 	require.Len(t, c.MustGood(t, tt.Read10(1, 0, 8)).Data, 8*512)
 }
 
-// TestHeldDataIsNotKept sends requests with data that nobody looks at before their turn. Their
-// memory is free again.
+// TestHeldDataIsNotKept sends requests with unused data ahead of their turn. Their memory must be
+// free again.
 func TestHeldDataIsNotKept(t *testing.T) {
 	s := newServer(t)
 	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
@@ -50,7 +50,7 @@ func TestHeldDataIsNotKept(t *testing.T) {
 	}
 	_, err := c.Ping(nil)
 	require.NoError(t, err)
-	require.Greater(t, s.DataInUse(), before, "they wait for the one before them")
+	require.Greater(t, s.DataInUse(), before, "they wait for their turn")
 	require.NoError(t, c.Send(&late, nil))
 	for range 4 {
 		_, _, err := tt.Expect[pdu.SCSIResponse](c.Conn)

@@ -21,7 +21,7 @@ import (
 	tt "kubevirt.io/disk/target/targettest"
 )
 
-// stall makes every call of an operation wait until the function that it returns is called.
+// stall makes every call of an operation wait until resume is called.
 func stall(t *testing.T, d *disktest.Fault, op disktest.Op) (resume func()) {
 	block := make(chan struct{})
 	remove := d.Inject(disktest.Rule{Op: op, Block: block})
@@ -37,8 +37,8 @@ func stall(t *testing.T, d *disktest.Fault, op disktest.Op) (resume func()) {
 	return resume
 }
 
-// TestTheLogTellsOfAHangingDisk has one disk hang for long, and one that is so slow that it always
-// has calls that take long.
+// TestTheLogTellsOfAHangingDisk has one disk that hangs for long, and one that is so slow that it
+// always has long calls. The log names only the first.
 func TestTheLogTellsOfAHangingDisk(t *testing.T) {
 	core, logs := observer.New(zapcore.InfoLevel)
 	s := newServer(t, func(o *target.Options) { o.Log = zap.New(core) })
@@ -53,7 +53,7 @@ func TestTheLogTellsOfAHangingDisk(t *testing.T) {
 	}
 	reading := other.MustStart(t, tt.Read10(2, 0, 1))
 	time.Sleep(100 * time.Millisecond)
-	// one read begins while another one is in its middle
+	// One read begins while another one is half done.
 	eventually(t, "the log tells", func() bool {
 		next := other.MustStart(t, tt.Read10(2, 0, 1))
 		reading.MustFinish(t)
@@ -67,11 +67,11 @@ func TestTheLogTellsOfAHangingDisk(t *testing.T) {
 	hung.MustFinish(t)
 	eventually(t, "the log tells", func() bool { return len(tells("answers again")) > 0 })
 	require.Equal(t, uint16(1), tells("answers again")[0].ContextMap()["lun"])
-	require.Len(t, tells("does not answer"), 1, "not of the slow one")
+	require.Len(t, tells("does not answer"), 1, "nothing about the slow disk")
 }
 
-// TestStalledDisk has a disk that does not answer, and everything else going on: pings, the other
-// LUN, further commands for the stalled one, task management and logout.
+// TestStalledDisk has a disk that does not answer. Everything else goes on: pings, the other LUN,
+// more commands for the stalled one, task management and logout.
 func TestStalledDisk(t *testing.T) {
 	s := newServer(t)
 	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1, 2)
@@ -108,9 +108,8 @@ func TestStalledDisk(t *testing.T) {
 	require.Zero(t, s.seen.panics.Load())
 }
 
-// TestManyStalledCommands has as many commands hang in a disk as may be in flight. The first ones
-// are found by watching, and the others do not have to be waited for, in this session or another
-// one.
+// TestManyStalledCommands makes as many commands hang in a disk as may be in flight. The watchdog
+// finds the first ones. The others are passed on at once, in this session and another one.
 func TestManyStalledCommands(t *testing.T) {
 	s := newServer(t)
 	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1, 2)
@@ -130,7 +129,7 @@ func TestManyStalledCommands(t *testing.T) {
 		sess.MustGood(t, tt.Write10(2, 0, make([]byte, 512)))
 	}
 	require.LessOrEqual(t, s.Stalls(1), 2*2*5,
-		"a few of a session, at two looks each, until the LUN is known to be stuck")
+		"a few commands of a session, two looks each, until the LUN counts as stuck")
 	require.Positive(t, s.Stalls(1))
 	require.Zero(t, s.Stalls(2))
 	resume()
@@ -140,7 +139,7 @@ func TestManyStalledCommands(t *testing.T) {
 	eventually(t, "nothing is stalled", func() bool { return s.Stalls(1) == 0 })
 }
 
-// crowded is a disk that takes a moment for each read, and counts how many it has at once.
+// crowded is a disk that takes a moment for each read, and counts the reads at once.
 type crowded struct {
 	*disktest.Memory
 	now, most atomic.Int64
@@ -151,11 +150,11 @@ func (d *crowded) ReadAt(p []byte, off int64) (int, error) {
 	defer d.now.Add(-1)
 	for most := d.most.Load(); n > most && !d.most.CompareAndSwap(most, n); most = d.most.Load() {
 	}
-	time.Sleep(2 * time.Millisecond) // slow, and not long enough to be taken for stalled
+	time.Sleep(2 * time.Millisecond) // slow, but not long enough to look stalled
 	return d.Memory.ReadAt(p, off)
 }
 
-// TestSlowDisk reads from a disk that is slow for each command and can do many at once, as one does
+// TestSlowDisk reads from a disk that is slow for each command but can do many at once, like one
 // whose data is not in memory.
 func TestSlowDisk(t *testing.T) {
 	slow := &crowded{Memory: disktest.NewMemory(1 << 20)}
@@ -176,8 +175,8 @@ func TestSlowDisk(t *testing.T) {
 	}
 }
 
-// TestStalledOutOfOrder has commands for a stalled disk wait for those before them, so that whoever
-// replays one passes the reading role on in the midst of it.
+// TestStalledOutOfOrder has commands for a stalled disk wait for their turn, so that the reader
+// passes its role on while it replays one.
 func TestStalledOutOfOrder(t *testing.T) {
 	s := newServer(t)
 	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1, 2)
@@ -205,8 +204,8 @@ func TestStalledOutOfOrder(t *testing.T) {
 	}
 }
 
-// TestStaleWrite aborts a write that is stuck in the disk. A newer write to the same block must
-// win, although the stale one leaves the disk's queue only now.
+// TestStaleWrite aborts a write that hangs in the disk. A newer write to the same block must win,
+// although the old one ends only now.
 func TestStaleWrite(t *testing.T) {
 	s := newServer(t)
 	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
@@ -249,8 +248,8 @@ func TestLogoutWhileStalled(t *testing.T) {
 	resume()
 }
 
-// TestShutdown drains: what is in flight finishes and is answered, the initiator is asked to log
-// out, and then the connections close.
+// TestShutdown drains a server: commands in flight finish and are answered, the initiator is asked
+// to log out, and then the connections close.
 func TestShutdown(t *testing.T) {
 	s := newServer(t)
 	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
@@ -299,7 +298,7 @@ func (p panicky) WriteAt(b []byte, off int64) (int, error) {
 	return p.Memory.WriteAt(b, off)
 }
 
-// TestPanic ends the session whose command meets a bug, and no other one.
+// TestPanic checks that a bug ends the session of its command and no other one.
 func TestPanic(t *testing.T) {
 	s := newServer(t,
 		func(o *target.Options) { o.LUNs[0].Disk = panicky{disktest.NewMemory(1 << 20)} })
@@ -321,7 +320,8 @@ func TestPanic(t *testing.T) {
 	again.MustGood(t, tt.Write10(1, 0, make([]byte, 512)))
 }
 
-// TestClaimedMemory announces far more data than it sends. Memory follows what arrives.
+// TestClaimedMemory announces far more data than it sends. The target allocates only for data that
+// arrives.
 func TestClaimedMemory(t *testing.T) {
 	s := newServer(t)
 	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
@@ -340,8 +340,8 @@ func TestClaimedMemory(t *testing.T) {
 	require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(1<<20))
 }
 
-// TestMemoryLimit has less memory for data than one chunk: commands that need more are busy, and
-// the session and small commands go on.
+// TestMemoryLimit has less memory than one chunk. Commands that need more end with BUSY, and the
+// session and small commands go on.
 func TestMemoryLimit(t *testing.T) {
 	s := newServer(t, func(o *target.Options) { o.Limits.Memory = 64 << 10 })
 	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
@@ -351,7 +351,7 @@ func TestMemoryLimit(t *testing.T) {
 	require.Equal(t, bytes.Repeat([]byte{9}, 4096), c.MustGood(t, tt.Read10(1, 0, 8)).Data)
 }
 
-// TestDiskError reports what the disk says, and the session goes on.
+// TestDiskError checks that an error of the disk is reported and that the session goes on.
 func TestDiskError(t *testing.T) {
 	s := newServer(t)
 	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
@@ -361,7 +361,7 @@ func TestDiskError(t *testing.T) {
 	c.MustGood(t, tt.Read10(1, 0, 1))
 }
 
-// TestDeadPeer pings a peer that has gone silent and gives it up; one that answers stays.
+// TestDeadPeer checks that a silent peer is pinged and dropped, and that one that answers stays.
 func TestDeadPeer(t *testing.T) {
 	s := newServer(t, func(o *target.Options) {
 		o.Limits.NOPInterval, o.Limits.NOPTimeout = 300*time.Millisecond, 5*time.Second
@@ -377,7 +377,7 @@ func TestDeadPeer(t *testing.T) {
 	require.Equal(t, []string{"timeout"}, s.seen.ends())
 }
 
-// slowConn takes time for the bytes that it reads at first, as over a slow network.
+// slowConn reads its first bytes slowly, as over a slow network.
 type slowConn struct {
 	net.Conn
 	slow int // bytes
@@ -392,8 +392,8 @@ func (c *slowConn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// TestLogoutBehindAnAnswer logs out while another goroutine than the reader writes an answer, and
-// waits for the peer to read it. The answer to the logout comes behind it, and the connection does
+// TestLogoutBehindAnAnswer logs out while a goroutine other than the reader writes an answer and
+// waits for the peer to read it. The answer to the logout comes after it, and the connection does
 // not end before.
 func TestLogoutBehindAnAnswer(t *testing.T) {
 	s := newServer(t)
@@ -420,8 +420,8 @@ func TestLogoutBehindAnAnswer(t *testing.T) {
 	require.NoError(t, c.ExpectClosed())
 }
 
-// TestSlowPeerStays has a peer take longer for one answer than it may be silent, or take for a PDU
-// of its own: it has sent all of its command, and reads what it has asked for.
+// TestSlowPeerStays has a peer that takes longer to read one answer than the limits for silence and
+// for a PDU. It must stay: it has sent its whole command and is reading.
 func TestSlowPeerStays(t *testing.T) {
 	s := newServer(t, func(o *target.Options) {
 		o.Limits.PDUTimeout, o.Limits.NOPInterval, o.Limits.NOPTimeout = 4*time.Second,
@@ -429,7 +429,7 @@ func TestSlowPeerStays(t *testing.T) {
 	})
 	nc, err := net.Dial("tcp", s.addr.String())
 	require.NoError(t, err)
-	// so that little of the answer is on its way
+	// so that only a little of the answer is under way
 	require.NoError(t, nc.(*net.TCPConn).SetReadBuffer(256<<10))
 	slow := &slowConn{Conn: nc}
 	c, err := tt.NewConn(slow).Login(tt.LoginOptions{HeaderDigest: true,
@@ -438,20 +438,20 @@ func TestSlowPeerStays(t *testing.T) {
 	defer c.Close()
 	_, err = c.ClearAttention(1)
 	require.NoError(t, err)
-	// more than 6 s; the rest is read at once, as a ping waits behind it in the buffers of the
-	// network
+	// This takes more than 6 s. It reads the rest at once, because a ping waits behind it in the
+	// buffers of the network.
 	slow.slow = 16 << 20
 	c.MustGood(t, tt.Read10(1, 0, 65535))
 	c.MustGood(t, tt.TestUnitReady(1))
 }
 
-// TestSlowPeers ends a login that takes too long, and a PDU that does not come to its end.
+// TestSlowPeers checks that a login that takes too long ends, and a PDU that is never complete.
 func TestSlowPeers(t *testing.T) {
 	s := newServer(t, func(o *target.Options) {
 		o.Limits.LoginTimeout = 500 * time.Millisecond
 	})
 	require.NoError(t, tt.MustDial(t, s.addr).ExpectClosed())
-	// One byte at a time is no better.
+	// Sending one byte at a time does not help.
 	dribble(t, tt.MustDial(t, s.addr), []byte{0x43, 0x81, 0, 0, 0, 0, 0x1f, 0xf0})
 
 	s = newServer(t, func(o *target.Options) { o.Limits.PDUTimeout = 500 * time.Millisecond })

@@ -18,14 +18,14 @@ import (
 	tt "kubevirt.io/disk/target/targettest"
 )
 
-// TestTaskManagementStorm aborts commands in every state, while the disk is slow and another
-// session aborts, too. Nothing is sent for a task after it was reported aborted.
+// TestTaskManagementStorm aborts commands in every state, while the disk is slow and other sessions
+// abort, too. Nothing is sent for a task after it was reported aborted.
 func TestTaskManagementStorm(t *testing.T) {
 	s := newServer(t)
 	s.disks[0].Inject(disktest.Rule{Op: disktest.OpRead, Delay: 12 * time.Millisecond})
 	s.disks[0].Inject(disktest.Rule{Op: disktest.OpWrite, Delay: time.Millisecond})
-	// All have logged in before the first one resets a LUN, which aborts the commands that the
-	// others begin with, too.
+	// All log in before the first one resets a LUN, which would abort the first commands of the
+	// others, too.
 	var sessions [3]*tt.Session
 	for i := range sessions {
 		sessions[i] = tt.MustLogin(t, s.addr,
@@ -45,7 +45,7 @@ func TestTaskManagementStorm(t *testing.T) {
 	require.Zero(t, s.seen.panics.Load())
 }
 
-// storm keeps commands in flight and aborts them, one by one or all of a LUN.
+// storm keeps commands in flight and aborts them, one by one or all commands of a LUN.
 func storm(c *tt.Session, r *rand.Rand) error {
 	var flying []*tt.Task
 	for range 80 {
@@ -69,7 +69,7 @@ func storm(c *tt.Session, r *rand.Rand) error {
 		if function == pdu.TMAbortTask {
 			i := r.Intn(len(flying))
 			task := flying[i]
-			// and it is forgotten: what comes for it is a stray from now on
+			// The task is forgotten, so everything that comes for it from now on is a stray.
 			if _, err := c.AbortTask(task); err != nil {
 				return err
 			}
@@ -81,8 +81,7 @@ func storm(c *tt.Session, r *rand.Rand) error {
 				return fmt.Errorf("%v: %v, %w", function, got, err)
 			}
 		}
-		// The others of this LUN may have been aborted, by this session or another one; those of
-		// LUN 2 never are.
+		// A session may have aborted the others of this LUN; those of LUN 2 are never aborted.
 		var left []*tt.Task
 		for _, task := range flying {
 			switch {
@@ -115,7 +114,7 @@ func storm(c *tt.Session, r *rand.Rand) error {
 	return nil
 }
 
-// descriptors is how many files this process has open.
+// descriptors returns how many files this process has open.
 func descriptors(t *testing.T) int {
 	list, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
@@ -124,7 +123,7 @@ func descriptors(t *testing.T) int {
 	return len(list)
 }
 
-// TestChurn logs in and out thousands of times, in every way to end a session. Nothing is left
+// TestChurn logs in and out thousands of times and ends sessions in every way. Nothing is left
 // behind.
 func TestChurn(t *testing.T) {
 	s := newServer(t)
@@ -137,7 +136,7 @@ func TestChurn(t *testing.T) {
 		go func() {
 			defer wg.Done()
 			for i := range each {
-				// Every fourth identifier is shared, so that sessions reinstate one another.
+				// Every fourth ISID is shared, so that sessions reinstate each other.
 				o := tt.LoginOptions{Initiator: "iqn.2026-01.test:churn",
 					ISID: [6]byte{0x80, byte(w), byte(i)}, Discovery: i%5 == 4}
 				if i%4 == 0 {
@@ -175,30 +174,32 @@ func TestChurn(t *testing.T) {
 	c.MustGood(t, tt.TestUnitReady(1))
 }
 
-// TestDeadPeerFreesItsClaim has an initiator that holds a LUN for itself and goes silent.
+// TestDeadPeerFreesItsClaim checks that an initiator that owns a LUN and goes silent loses its
+// claim.
 func TestDeadPeerFreesItsClaim(t *testing.T) {
 	s := newServer(t, func(o *target.Options) {
 		o.Limits.NOPInterval, o.Limits.NOPTimeout = 300*time.Millisecond, 5*time.Second
 		o.LUNs[0].Access = target.AccessWriteExclusive
 	})
-	// Nobody is silent before everybody has logged in, which may take a busy machine a while.
+	// Nobody may be silent before everybody has logged in, which may take a while on a busy
+	// machine.
 	other := tt.MustLogin(t, s.addr, tt.LoginOptions{Initiator: "iqn.2026-01.test:other"}, 1, 2)
 	silent := tt.MustLogin(t, s.addr, tt.LoginOptions{Initiator: "iqn.2026-01.test:silent"}, 1)
 	silent.MustGood(t, tt.Write10(1, 0, make([]byte, 512)))
 	require.False(t, other.MustDo(t, tt.Write10(1, 0, make([]byte, 512))).Good(),
-		"the LUN is the other one's")
+		"the other initiator owns the LUN")
 	eventually(t, "the claim is free", func() bool {
 		r, err := other.Do(tt.Write10(1, 0, bytes.Repeat([]byte{1}, 512)))
 		require.NoError(t, err)
 		return r.Good()
 	})
-	// its claim ends first
+	// the claim ends before the session
 	eventually(t, "the session has ended", func() bool { return s.seen.ended.Load() == 1 })
 	require.Equal(t, []string{"timeout"}, s.seen.ends())
 }
 
-// TestRefusedLoginHoldsNothing has the last login of an initiator refused, for a limit, and its
-// session end. Nothing of it is left that would keep the LUN from others.
+// TestRefusedLoginHoldsNothing refuses an initiator's last login because of a limit, and ends its
+// session. Nothing is left that keeps the LUN from others.
 func TestRefusedLoginHoldsNothing(t *testing.T) {
 	s := newServer(t, func(o *target.Options) {
 		o.Limits.MaxPerAddress = 2
@@ -214,23 +215,22 @@ func TestRefusedLoginHoldsNothing(t *testing.T) {
 	require.ErrorAs(t, err, &refused)
 	require.Equal(t, uint16(0x0302), refused.Status)
 	require.False(t, other.MustDo(t, tt.Write10(1, 0, make([]byte, 512))).Good(),
-		"the LUN is the owner's")
+		"the owner has the LUN")
 	_, err = first.Logout(pdu.LogoutCloseSession)
 	require.NoError(t, err)
 	other.MustGood(t, tt.Write10(1, 0, make([]byte, 512)))
 }
 
-// TestPeersThatStay has peers keep their ends of connections open that are over, in every way in
-// which the target lets the peer close first.
+// TestPeersThatStay has peers that do not close ended connections, in every case in which the
+// target lets the peer close first.
 func TestPeersThatStay(t *testing.T) {
 	s := newServer(t)
 	for name, end := range map[string]func(c *tt.Session) error{
 		"logout": func(c *tt.Session) error {
-			_,
-				err := c.Logout(pdu.LogoutCloseSession)
+			_, err := c.Logout(pdu.LogoutCloseSession)
 			return err
 		},
-		"a PDU that has no place here": func(c *tt.Session) error {
+		"an unexpected PDU": func(c *tt.Session) error {
 			return c.Send(&pdu.LoginRequest{TaskTag: 1, CmdSN: c.CmdSN}, nil)
 		},
 	} {
@@ -248,7 +248,8 @@ func TestPeersThatStay(t *testing.T) {
 		func() bool { all, _ := s.Connections(); return all == 0 })
 }
 
-// TestAFailedBurstIsNotKept sends bursts of which a PDU is missing. Their memory is free again.
+// TestAFailedBurstIsNotKept sends bursts without one of their PDUs. Their memory must be free
+// again.
 func TestAFailedBurstIsNotKept(t *testing.T) {
 	s := newServer(t)
 	c := tt.MustLogin(t, s.addr,
@@ -273,8 +274,8 @@ func TestAFailedBurstIsNotKept(t *testing.T) {
 	eventually(t, "nothing more is held", func() bool { return s.DataInUse() <= before })
 }
 
-// TestABurstThatBreaksOffIsNotKept loses connections in the midst of a PDU of a burst, of one that
-// has failed too. Their memory is free again.
+// TestABurstThatBreaksOffIsNotKept breaks connections within a PDU of a burst, also of a failed
+// burst. Their memory must be free again.
 func TestABurstThatBreaksOffIsNotKept(t *testing.T) {
 	s := newServer(t)
 	before := s.DataInUse()

@@ -10,8 +10,8 @@ import (
 	tt "kubevirt.io/disk/target/targettest"
 )
 
-// TestTextWhileCommands declares another length while commands are at work, which other goroutines
-// than the reader answer.
+// TestTextWhileCommands declares another MaxRecvDataSegmentLength while other goroutines than the
+// reader answer commands.
 func TestTextWhileCommands(t *testing.T) {
 	s := newServer(t)
 	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)

@@ -12,8 +12,8 @@ import (
 	"kubevirt.io/disk/target/internal/scsi"
 )
 
-// TestTimeouts tells a peer that is slow from one that is silent, dead, or does not read. Times are
-// in seconds.
+// TestTimeouts checks that a slow peer is told from one that is silent or dead or does not read.
+// Times are in seconds.
 func TestTimeouts(t *testing.T) {
 	const now = 1000
 	for _, c := range []struct {
@@ -73,8 +73,8 @@ func TestTimeouts(t *testing.T) {
 	}
 }
 
-// TestAPDUEndsWithItsLastByte: the time that a PDU may take is that of its peer, not that of what
-// is done with it.
+// TestAPDUEndsWithItsLastByte checks that the time limit of a PDU ends with its last byte and does
+// not include the time for handling it.
 func TestAPDUEndsWithItsLastByte(t *testing.T) {
 	ours, theirs := net.Pipe()
 	defer ours.Close()
@@ -83,7 +83,7 @@ func TestAPDUEndsWithItsLastByte(t *testing.T) {
 	clock.Store(1)
 	rx := &receiver{wire: &plainWire{Conn: ours}, buf: make([]byte, loginBuffer), clock: &clock,
 		headerDigest: true, dataDigest: true}
-	var within []bool // the reader waited in the midst of a PDU
+	var within []bool // whether the reader waited within a PDU
 	rx.beforeMore = func() error { return nil }
 	rx.beforeWait = func() error {
 		within = append(within, rx.pduSince.Load() != 0)
