@@ -7,20 +7,20 @@ import (
 )
 
 const (
-	minBufferShift = 9  // 512 bytes: sense data, parameter lists
+	minBufferShift = 9  // 512 bytes, for sense data and parameter lists
 	maxBufferShift = 20 // 1 MiB: the longest parameter list or gathered write
 	maxBuffer      = 1 << maxBufferShift
 
-	// chunkSize is how much of a command's data is held in memory at a time, bytes. It is also the most
+	// chunkSize is how many bytes of a command's data are in memory at a time. It is also the most
 	// that one R2T asks for.
 	chunkSize = 256 << 10
 
-	// heldChunk is the same for a read that waits for content that lies far away, while memory is
-	// scarce. Those reads may wait for long, and others must not find the memory in use by them.
+	// heldChunk is the same for a read that waits for far content while memory is scarce. Such
+	// reads may wait for long and must leave memory for others.
 	heldChunk = 16 << 10
 )
 
-// buffer is a pooled piece of memory. Whoever holds it releases it once.
+// buffer is a pooled piece of memory. Its holder releases it once.
 type buffer struct {
 	b     []byte
 	class int
@@ -34,8 +34,9 @@ func (b *buffer) release() {
 	}
 }
 
-// buffers hands out memory in powers of two, up to a limit for all sessions of a server together. Memory
-// is taken when data arrives or is about to be sent, never because a peer claims a length.
+// buffers allocates memory in powers of two, up to a limit for all sessions of a server together.
+// Memory is allocated when data arrives or is about to be sent, never because a peer announces a
+// length.
 type buffers struct {
 	limit    int64
 	used     atomic.Int64
@@ -44,21 +45,21 @@ type buffers struct {
 	pools    [maxBufferShift - minBufferShift + 1]sync.Pool
 }
 
-// get returns a buffer of n bytes, or nil if n is over maxBuffer or the limit is reached: the command then
-// ends with BUSY, and the initiator tries again.
+// get returns a buffer of n bytes, or nil if n is over maxBuffer or the limit is reached. Then the
+// command ends with BUSY, and the initiator tries again.
 func (p *buffers) get(n int) *buffer {
 	if n > maxBuffer {
 		return nil
 	}
 	size := int64(1) << (minBufferShift + bufferClass(n))
-	if p.used.Load()+size > p.limit { // approximate when several ask at once, by a buffer each
+	if p.used.Load()+size > p.limit { // parallel calls may exceed the limit by a buffer each
 		return nil
 	}
 	return p.must(n)
 }
 
-// receive returns the receive buffer of a session, or nil where a quarter of the limit is spent on them: the session
-// then goes on with the small buffer that it logged in with.
+// receive returns the receive buffer for a session, or nil if such buffers take a quarter of the
+// limit. Then the session goes on with the small buffer of its login.
 func (p *buffers) receive() *buffer {
 	if p.received.Add(fullBuffer) > p.limit/4 {
 		p.received.Add(-fullBuffer)
@@ -67,7 +68,7 @@ func (p *buffers) receive() *buffer {
 	return p.must(fullBuffer)
 }
 
-// releaseReceive ends the use of a buffer that receive returned.
+// releaseReceive releases a buffer of receive.
 func (p *buffers) releaseReceive(b *buffer) {
 	if b != nil {
 		p.received.Add(-fullBuffer)
@@ -76,32 +77,37 @@ func (p *buffers) releaseReceive(b *buffer) {
 }
 
 const (
-	// commandCost is what an open command counts for besides its data, bytes: its task, which is kept
-	// for the next one, its place in the session's table, and what is held of it before its turn.
+	// commandCost is how many bytes an open command counts for besides its data: its task, which is
+	// kept for the next one, its place in the session's table, and its PDU while it is held before
+	// its turn.
 	commandCost = 1 << 10
-	// narrowWindow is the command window that every session has, however many there are.
+	// narrowWindow is the smallest command window of a session, however many sessions there are.
 	narrowWindow = 8
 )
 
-// window is the width of a new session's command window. A quarter of the limit is for open commands:
-// each session gets at most an eighth of what is left of it, so that a few have all that they may, and
-// windows become narrower when there are many. A window that was told cannot be taken back.
+// window returns the width of a new session's command window. A quarter of the limit is for open
+// commands. Each session gets at most an eighth of the rest of that quarter, so a few sessions have
+// the full window, and with many sessions windows become narrower. A window cannot shrink once the
+// initiator knows it.
 func (p *buffers) window(most int) int {
 	left := int(p.limit/4/commandCost) - p.windows
 	return min(max(left/8, narrowWindow), most)
 }
 
-// charge counts memory that is not a buffer, such as the stack of a goroutine that hangs in a disk. Bytes.
+// charge counts n bytes of memory that is not a buffer, such as the stack of a goroutine that hangs
+// in a disk.
 func (p *buffers) charge(n int64) { p.used.Add(n) }
 
-// scarce says that half of the limit is in use: what is kept only to be fast is given back then.
+// scarce reports whether half of the limit is in use. Then memory that is kept only for speed is
+// given back.
 func (p *buffers) scarce() bool { return p.used.Load() > p.limit/2 }
 
-// exhausted says that the limit is reached.
+// exhausted reports whether the limit is reached.
 func (p *buffers) exhausted() bool { return p.used.Load() >= p.limit }
 
-// must is get without the limit, for what has to be sent so that the session can go on: a command that
-// already has a place in the window and sends its next chunk, a response's sense data. n is at most maxBuffer.
+// must is get without the limit, for data that must be sent so that the session can go on: the next
+// chunk of a command that has a place in the window, or the sense data of a response. n is at most
+// maxBuffer.
 func (p *buffers) must(n int) *buffer {
 	class := bufferClass(n)
 	b, ok := p.pools[class].Get().(*buffer)

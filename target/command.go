@@ -10,20 +10,21 @@ import (
 	"kubevirt.io/disk/target/internal/scsi"
 )
 
-// This file is where PDUs become SCSI commands and the outcome of a command becomes PDUs.
+// This file turns PDUs into SCSI commands and the outcomes of commands into PDUs.
 
-// maxImmediate is how many commands outside the command window a session may have in flight. RFC 7143
-// 4.2.2.1.1 wants room for at least one task management request, which takes none, and one other.
+// maxImmediate is how many immediate commands a session may have in flight, outside the command
+// window. RFC 7143 4.2.2.1.1 requires room for at least one task management request, which does not
+// count here, and one other.
 const maxImmediate = 8
 
-// maxSense is room for the longest sense data with its length field, bytes.
+// maxSense is the size in bytes of the longest sense data with its length field.
 const maxSense = 256 + 2
 
-// busyQualifier is the status qualifier of BUSY (SAM-5 5.3.2): this logical unit is worth another try after one tenth of a
-// second, when memory is likely to be free again.
+// busyQualifier is the status qualifier of BUSY (SAM-5 5.3.2): try this logical unit again after a
+// tenth of a second, when memory is likely to be free again.
 const busyQualifier = 1
 
-// The conditions that the transport finds itself, SPC-4 table D.1 and RFC 7143 11.4.7.2.
+// The conditions that the transport itself detects (SPC-4 table D.1, RFC 7143 11.4.7.2).
 var (
 	errUnexpectedUnsolicited = scsi.CheckCondition(scsi.AbortedCommand, 0x0c, 0x0c)
 	errWrongAmount           = scsi.CheckCondition(scsi.AbortedCommand, 0x0c, 0x0d)
@@ -37,35 +38,36 @@ type task struct {
 	scsi      scsi.Task
 	tag       uint32 // initiator task tag
 	cmdSN     uint32
-	expectIn  int64 // bytes that the initiator expects to receive
-	expectOut int64 // bytes that it expects to send
-	bidi      bool  // it has said each; else they are the same, or one is 0
+	expectIn  int64 // bytes the initiator expects to receive
+	expectOut int64 // bytes it expects to send
+	bidi      bool  // both are from the initiator; otherwise they are equal or one is 0
 	immediate bool
 	started   time.Duration // since the server's start
-	begun     time.Duration // the same, when all data of the last burst was there
+	begun     time.Duration // the same, for the arrival of the last burst's last data
 
 	state taskState // guarded by session.mu
-	owner *runner   // guarded by session.mu; the goroutine that works on it, nil while it waits for data
+	// guarded by session.mu; the goroutine that works on it; nil: it waits for data
+	owner *runner
 
-	out  dataOut // collecting data from the initiator; belongs to the reader while collecting
+	out  dataOut // data from the initiator; belongs to the reader while collecting
 	sent int64   // Data-In bytes queued
 	snIn uint32  // DataSN of the next Data-In
 }
 
-// taskState says who owns a task.
+// taskState is the state of a task, which tells who owns it.
 type taskState uint8
 
 const (
-	taskCollecting taskState = iota // waits for Data-Out; whoever holds session.mu may end it
+	taskCollecting taskState = iota // waits for Data-Out; the holder of session.mu may end it
 	taskExecuting                   // a goroutine works on it, and ends it
 	taskAborted                     // a goroutine works on it; it ends without an answer
 )
 
-// newTask takes a place for a command, or says why there is none.
+// newTask takes a place for a command, or returns the reason why there is none.
 func (s *session) newTask(run *runner, cmd *pdu.SCSICommand) (*task, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed { // the rest of what was received before the connection was closed
+	if s.closed { // the PDU was received before the connection was closed
 		return nil, errSessionEnded
 	}
 	if s.tasks[cmd.TaskTag] != nil {
@@ -112,11 +114,11 @@ var (
 	errSessionEnded = errors.New("the session has ended")
 )
 
-// forgetLocked gives a task's tag and its place in the window back. After this nothing may use t.
+// forgetLocked frees a task's tag and its place in the window. After this nothing may use t.
 func (s *session) forgetLocked(t *task) {
 	t.owner = nil
 	answered := t.state == taskExecuting
-	if t.state != taskAborted { // else the tag is free already, or another task's
+	if t.state != taskAborted { // otherwise the tag is free or another task's by now
 		delete(s.tasks, t.tag)
 	}
 	if t.immediate {
@@ -137,14 +139,14 @@ func (s *session) forgetLocked(t *task) {
 	s.free = append(s.free, t)
 }
 
-// dropLocked forgets a task that ends without an answer.
+// dropLocked ends a task without an answer and forgets it.
 func (s *session) dropLocked(t *task) {
 	s.conn.observe(t, uint8(scsi.StatusTaskAborted))
 	s.forgetLocked(t)
 }
 
-// abortLocked ends a task without an answer: at once if it waits for data, else when its goroutine is done. Its tag is
-// free at once, its place in the window when it has ended.
+// abortLocked ends a task without an answer: at once if it waits for data, otherwise when its
+// goroutine is done. Its tag is free at once, and its place in the window when it has ended.
 func (s *session) abortLocked(t *task) {
 	if t.state == taskCollecting {
 		s.dropLocked(t)
@@ -165,7 +167,7 @@ func (c *conn) handleSCSICommand(run *runner, h *pdu.Header, ahs []byte, seg *se
 	if ok, err := c.admit(h, ahs, seg); !ok {
 		return err
 	}
-	var ext pdu.AHS // of which a longer CDB is not used: there is no command that has one
+	var ext pdu.AHS // a longer CDB is ignored: no command has one
 	if len(ahs) > 0 {
 		var err error
 		if ext, err = pdu.ParseAHS(ahs); err != nil {
@@ -192,7 +194,7 @@ func (c *conn) handleSCSICommand(run *runner, h *pdu.Header, ahs []byte, seg *se
 		return c.startWrite(run, t, &cmd, seg)
 	}
 	if seg.left > 0 || seg.held != nil {
-		// Data for a command that takes none; it is not an error, and it is not used.
+		// Data for a command that takes none is no error. Ignore it.
 		if err := seg.discard(); errors.Is(err, errDataDigest) {
 			c.rejectHeader(pdu.RejectDataDigest, h)
 			c.complete(t, errServiceCRC)
@@ -208,7 +210,7 @@ func (c *conn) handleSCSICommand(run *runner, h *pdu.Header, ahs []byte, seg *se
 	return c.finishTask(run, t)
 }
 
-// ignore drops a PDU that the command window does not admit.
+// ignore drops a PDU that is outside the command window.
 func (c *conn) ignore(seg *segment) error {
 	if err := seg.discard(); !errors.Is(err, errDataDigest) {
 		return err
@@ -216,20 +218,21 @@ func (c *conn) ignore(seg *segment) error {
 	return nil
 }
 
-// refuseCommand ends a command that is not carried out: where unsolicited data follows it, not before the last of that has come (RFC 7143
-// 11.4.2), so that none is on its way when the tag is free again.
+// refuseCommand ends a command that is not executed. If unsolicited data follows, it waits for the
+// last of it (RFC 7143 11.4.2), so that no data is under way when the tag is free again.
 func (c *conn) refuseCommand(t *task, cmd *pdu.SCSICommand, seg *segment, cause error) error {
 	t.out.tag, t.out.failed = pdu.ReservedTag, cause
 	follows := !cmd.Final && cmd.Write && cmd.ExpectedLength > 0 && !t.sess.params.InitialR2T
 	return c.dropBurst(t, seg, !follows)
 }
 
-// dropData ends a command of which no data is looked at any more, with the last of it in hand. That is drained first, so that framing
-// survives.
+// dropData ends a command whose data is ignored, at the last PDU of the data. It drains that PDU
+// first, so that framing survives.
 //
-// RFC 7143 7.8 discards a command whose immediate data has a wrong digest after the Reject, for the initiator to send it again with the
-// same number. That is error recovery level 1: Linux would only abort it after its timeout, with all commands behind it held up. So it has
-// an answer instead, at which Linux tries again at once.
+// By RFC 7143 7.8, a command whose immediate data has a wrong digest is discarded after the Reject,
+// and the initiator sends it again with the same number. But that needs error recovery level 1:
+// Linux would only abort the command after its timeout, with all commands behind it delayed. So we
+// answer the command, and Linux tries again at once.
 func (c *conn) dropData(t *task, seg *segment, cause error) error {
 	h := c.rx.hdr
 	if err := seg.discard(); errors.Is(err, errDataDigest) {
@@ -243,8 +246,9 @@ func (c *conn) dropData(t *task, seg *segment, cause error) error {
 	return nil
 }
 
-// sent flushes what a goroutine that lost the reading role has queued. The reader itself flushes before it waits for
-// the network, or when much is queued: memory would be held for no use, and the initiator would wait.
+// sent flushes the queue for a goroutine that has lost the reading role. The reader itself flushes
+// only before it waits for the network, or when much is queued, which holds memory and keeps the
+// initiator waiting.
 func (c *conn) sent(run *runner) error {
 	if run.reading && run.queued < flushAt {
 		return nil
@@ -253,11 +257,11 @@ func (c *conn) sent(run *runner) error {
 	return c.tx.flush()
 }
 
-// complete ends a command with an error, or with GOOD if cause is nil.
+// complete ends a command with the error cause, or with GOOD if cause is nil.
 func (c *conn) complete(t *task, cause error) { c.respond(t, scsi.StatusGood, cause) }
 
-// respond ends a command: its tag is free before the response is on the wire, and nothing is sent for a
-// task that was aborted meanwhile.
+// respond ends a command. Its tag is free before the response is on the wire. Nothing is sent if
+// the task was aborted meanwhile.
 func (c *conn) respond(t *task, status scsi.Status, cause error) {
 	var sense *buffer
 	var resp pdu.SCSIResponse
@@ -268,7 +272,7 @@ func (c *conn) respond(t *task, status scsi.Status, cause error) {
 			sense = c.srv.pool.must(maxSense)
 			var data []byte
 			status, data = c.srv.device.Outcome(&t.scsi, cause, sense.b[2:2])
-			// Outcome appends to the room it is given, or says nothing (RFC 7143 11.4.7.1).
+			// Outcome appends to the given buffer, or adds nothing (RFC 7143 11.4.7.1).
 			binary.BigEndian.PutUint16(sense.b, uint16(len(data)))
 			sense.b = sense.b[:2+copy(sense.b[2:], data)]
 			if len(data) == 0 {
@@ -284,7 +288,8 @@ func (c *conn) respond(t *task, status scsi.Status, cause error) {
 	resp.TaskTag = t.tag
 	resp.Overflow, resp.Underflow, resp.Residual = t.residual(cause != nil)
 	resp.BidiOverflow, resp.BidiUnderflow, resp.BidiResidual = t.bidiResidual(cause != nil)
-	resp.ExpDataSN = t.snIn // of Data-In alone: 0 for a write, however many R2Ts it had (RFC 7143 11.4.8)
+	// Data-In only: 0 for a write, also after R2Ts (RFC 7143 11.4.8)
+	resp.ExpDataSN = t.snIn
 	var data []byte
 	if sense != nil {
 		data = sense.b
@@ -307,9 +312,9 @@ func (c *conn) respond(t *task, status scsi.Status, cause error) {
 	}
 }
 
-// residual says how the data that the command moves differs from what the initiator expected, bytes
-// (RFC 7143 11.4.5.1). A command that failed moved what it moved. Of a bidirectional one it is that
-// of the data to the target; see bidiResidual.
+// residual returns by how many bytes the moved data differs from the expected length (RFC 7143
+// 11.4.5.1). For a failed command, the data moved so far counts. For a bidirectional command it is
+// about the data to the target; see bidiResidual.
 func (t *task) residual(failed bool) (overflow, underflow bool, n uint32) {
 	in, out := t.moves(failed)
 	switch {
@@ -317,13 +322,13 @@ func (t *task) residual(failed bool) (overflow, underflow bool, n uint32) {
 		return differ(out, t.expectOut)
 	case failed, t.scsi.Dir == scsi.DirNone:
 		return differ(in+out, max(t.expectIn, t.expectOut))
-	case t.scsi.Dir == scsi.DirIn: // of a command of the other direction nothing was expected
+	case t.scsi.Dir == scsi.DirIn: // the initiator expected the other direction
 		return differ(in, t.expectIn)
 	}
 	return differ(out, t.expectOut)
 }
 
-// bidiResidual is the residual of the data to the initiator of a bidirectional command (RFC 7143
+// bidiResidual returns the residual of a bidirectional command's data to the initiator (RFC 7143
 // 11.4.6).
 func (t *task) bidiResidual(failed bool) (overflow, underflow bool, n uint32) {
 	if !t.bidi {
@@ -333,7 +338,7 @@ func (t *task) bidiResidual(failed bool) (overflow, underflow bool, n uint32) {
 	return differ(in, t.expectIn)
 }
 
-// moves says how many bytes the command moves to the initiator and from it.
+// moves returns how many bytes the command moves to the initiator and from it.
 func (t *task) moves(failed bool) (in, out int64) {
 	switch {
 	case failed:
@@ -359,7 +364,7 @@ func differ(moves, expected int64) (overflow, underflow bool, n uint32) {
 func (c *conn) observe(t *task, status uint8) {
 	number, ok := t.scsi.LUNNumber()
 	if !ok {
-		return // a LUN that does not exist is not a label for a metric
+		return // no metrics for a LUN that does not exist
 	}
 	moved := t.sent
 	if t.scsi.Dir == scsi.DirOut {
@@ -367,12 +372,14 @@ func (c *conn) observe(t *task, status uint8) {
 	}
 	now := time.Since(c.srv.start)
 	op := t.scsi.Op()
-	aborted := status == uint8(scsi.StatusTaskAborted) // perhaps after it waited for data, not for the disk
+	// it may have waited for data, not for the disk
+	aborted := status == uint8(scsi.StatusTaskAborted)
 	once := op == scsi.OpRead && moved <= chunkSize || op == scsi.OpWrite
 	if once && !aborted && !t.scsi.Waited() {
 		c.srv.watch.of(t).slow(now - t.begun)
 	}
 	t.sess.work.count(op, moved)
-	c.srv.opt.Observer.CommandDone(CommandEvent{Initiator: t.sess.login.InitiatorName, LUN: number, Op: op,
+	c.srv.opt.Observer.CommandDone(CommandEvent{Initiator: t.sess.login.InitiatorName, LUN: number,
+		Op:    op,
 		Bytes: moved, Duration: now - t.started, Status: status})
 }

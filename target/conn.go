@@ -24,29 +24,29 @@ type conn struct {
 
 	local, remote net.Addr
 	netMu         sync.Mutex
-	nc            net.Conn // guarded by netMu but for the reader, which alone replaces it
+	nc            net.Conn // guarded by netMu; the reader, which alone replaces it, reads it without
 
 	source  netip.Addr
-	pending *list.Element // guarded by Server.mu; nil: logged in, or pushed out
+	pending *list.Element // guarded by Server.mu; nil: logged in or pushed out
 	began   atomic.Bool   // a Login Request has arrived
 	gone    chan struct{} // closed with the network side
 
 	sess atomic.Pointer[session] // set at the end of login
 
-	// busy is the number of the disk call that the reader is in, or 0; see handoff.go.
+	// busy is the number of the reader's current disk call, or 0; see handoff.go.
 	busy  atomic.Uint64
-	calls uint64 // how many there were; belongs to the reader
-	// reader is who has the reading role. It is read while busy tells that the reader is in a call.
+	calls uint64 // number of disk calls so far; belongs to the reader
+	// reader is the goroutine with the reading role. It is valid while busy is not 0.
 	reader *runner
-	// slowSince is when the reader met the first command since it last waited that keeps a processor busy, since the server's start;
-	// 0: none. It belongs to the reader.
+	// slowSince is when the reader got its first command that keeps a processor busy since it last
+	// waited, as time since the server's start; 0: none. It belongs to the reader.
 	slowSince time.Duration
 	watched   uint64 // belongs to the watchdog
 
 	tags atomic.Uint32 // the last target transfer tag
 	ping pinger
 	text textExchange // belongs to the reader
-	// textHeld is what text counts for in the limit of memory, bytes; belongs to the reader.
+	// textHeld is how many bytes text counts for in the limit of memory; belongs to the reader.
 	textHeld int64
 
 	closeOnce sync.Once
@@ -54,14 +54,16 @@ type conn struct {
 }
 
 func newConn(s *Server, nc net.Conn) *conn {
-	c := &conn{srv: s, nc: nc, local: nc.LocalAddr(), remote: nc.RemoteAddr(), source: sourceOf(nc), gone: make(chan struct{})}
+	c := &conn{srv: s, nc: nc, local: nc.LocalAddr(), remote: nc.RemoteAddr(), source: sourceOf(nc),
+		gone: make(chan struct{})}
 	w := &plainWire{Conn: nc}
-	c.rx = receiver{buf: make([]byte, loginBuffer), beforeWait: c.beforeWait, beforeMore: c.tx.relieve, clock: &s.clock, wire: w}
+	c.rx = receiver{buf: make([]byte, loginBuffer), beforeWait: c.beforeWait,
+		beforeMore: c.tx.relieve, clock: &s.clock, wire: w}
 	c.tx.init(w, &s.clock, &window{}, &s.pool)
 	return c
 }
 
-// beforeWait runs before the reader waits for the network.
+// beforeWait is called before the reader waits for the network.
 func (c *conn) beforeWait() error {
 	c.slowSince = 0
 	return c.tx.flush()
@@ -83,7 +85,7 @@ func (c *conn) serve() {
 	c.close()
 }
 
-// loginPhase runs the login and says whether it reached full feature phase.
+// loginPhase runs the login and reports whether it reached full feature phase.
 func (c *conn) loginPhase() (ok bool) {
 	defer c.recoverPanic()
 	_ = c.nc.SetDeadline(time.Now().Add(c.srv.opt.Limits.LoginTimeout))
@@ -94,21 +96,21 @@ func (c *conn) loginPhase() (ok bool) {
 	return true
 }
 
-// runner is a goroutine that executes a connection's commands. While reading is set it owns the receive
-// side; once the watchdog has taken that away, it only finishes the command in hand.
+// runner is a goroutine that executes a connection's commands. While reading is set it owns the
+// receive side. When it has lost the reading role, it only finishes its current command.
 type runner struct {
 	conn    *conn
 	reading bool
-	call    uint64      // number of the disk call that it is in as the reader; 0: none
-	lun     *lunWatch   // where that call is, or was
+	call    uint64      // number of its disk call as the reader; 0: none
+	lun     *lunWatch   // the LUN of that call
 	lost    atomic.Bool // the reading role, over the command in hand: it is in the disk, or was
-	passed  *lunWatch   // where its command was passed on because the disk is slow
-	queued  int         // what waited for the network when it queued last; see sender.weightLocked
-	task    *task       // the one in hand, or one before it; see ownedLocked
-	buf     *buffer     // read into, and not queued yet
+	passed  *lunWatch   // the slow disk for which its command was passed on
+	queued  int         // the weight of the queue after its last response; see sender.weightLocked
+	task    *task       // its current or last command; see ownsLocked
+	buf     *buffer     // filled by a read, but not queued yet
 }
 
-// readLoop is the body of the reading goroutine in full feature phase.
+// readLoop is the main loop of the reading goroutine in full feature phase.
 func (c *conn) readLoop() {
 	run := &runner{conn: c, reading: true}
 	c.reader = run
@@ -129,14 +131,15 @@ func (c *conn) readLoop() {
 	}
 }
 
-// finish ends the session and the connection, from the reader.
+// finish ends the session and the connection. The reader calls it.
 func (c *conn) finish(err error) {
-	parting := err == errLoggedOut || err == errTargetReset || err == errNexusReset || errors.As(err, new(*fatalError))
+	parting := err == errLoggedOut || err == errTargetReset || err == errNexusReset ||
+		errors.As(err, new(*fatalError))
 	if parting {
-		c.tx.drain() // the peer is owed a last response: to its logout or reset, or a Reject
+		c.tx.drain() // the peer must get its last response: to a logout or reset, or a Reject
 	}
 	if cause := c.cause.Load(); cause != nil {
-		err = *cause // the connection was closed from our side, and the read error is only its echo
+		err = *cause // we closed the connection; the read error is only a consequence
 	}
 	c.session().leave(err)
 	c.releaseReader()
@@ -146,7 +149,7 @@ func (c *conn) finish(err error) {
 	c.close()
 }
 
-// releaseReader gives back what belongs to the reader, when nothing is read any more.
+// releaseReader gives back the reader's memory when nothing is read any more.
 func (c *conn) releaseReader() {
 	sess := c.session()
 	for sn, h := range sess.held {
@@ -158,7 +161,8 @@ func (c *conn) releaseReader() {
 	c.rx.release(&c.srv.pool)
 }
 
-// linger lets the peer close first, so that the last response is not lost to a reset of the connection.
+// linger lets the peer close first, so that a reset of the connection does not destroy the last
+// response.
 func (c *conn) linger() {
 	if cw, ok := c.nc.(interface{ CloseWrite() error }); ok && cw.CloseWrite() == nil {
 		_ = c.nc.SetReadDeadline(time.Now().Add(time.Second))
@@ -166,7 +170,7 @@ func (c *conn) linger() {
 	}
 }
 
-// fail closes the network side because of err. The reader, wherever it is, then ends the session.
+// fail closes the network side because of err. The reader then ends the session.
 func (c *conn) fail(err error) {
 	if c.cause.CompareAndSwap(nil, &err) {
 		c.closeNetwork()
@@ -182,15 +186,16 @@ func (c *conn) closeNetwork() {
 	})
 }
 
-// takeSocket takes the connection of a session out of the hands of Go's poller. Where that is not possible it stays there, and
-// works as well, if slower. Nobody else may use the connection yet, but close it.
+// takeSocket takes a session's connection away from Go's poller. If that is impossible, the
+// connection stays there and works, only slower. Nobody else may use the connection yet, except to
+// close it.
 func (c *conn) takeSocket() {
 	s, err := newSocket(c.nc)
 	if err != nil {
 		c.log().Debug("the connection stays with Go's poller", zap.Error(err))
 		return
 	}
-	_ = s.SetDeadline(time.Now().Add(c.srv.opt.Limits.LoginTimeout)) // what is left of the login
+	_ = s.SetDeadline(time.Now().Add(c.srv.opt.Limits.LoginTimeout)) // the rest of the login's time
 	c.netMu.Lock()
 	defer c.netMu.Unlock()
 	_ = c.nc.Close()
@@ -204,7 +209,7 @@ func (c *conn) takeSocket() {
 
 func (c *conn) close() {
 	c.closeNetwork()
-	c.tx.close() // fails to write, and frees what was queued
+	c.tx.close() // the write fails and frees the queue
 	c.srv.drop(c)
 }
 
@@ -213,9 +218,11 @@ type fatalError struct{ why string }
 
 func (e *fatalError) Error() string { return "protocol error: " + e.why }
 
-func fatalf(format string, args ...any) error { return &fatalError{why: fmt.Sprintf(format, args...)} }
+func fatalf(format string, args ...any) error {
+	return &fatalError{why: fmt.Sprintf(format, args...)}
+}
 
-// step reads one PDU and handles it.
+// step reads and handles one PDU.
 func (c *conn) step(run *runner) error {
 	if err := c.replay(run); err != nil || !run.reading {
 		return err
@@ -227,16 +234,18 @@ func (c *conn) step(run *runner) error {
 	h := &c.rx.hdr
 	if n := h.DataLen(); n > c.session().params.RecvMaxDataSegment {
 		c.reject(pdu.RejectProtocolError)
-		return fatalf("a data segment of %d bytes, over the declared limit of %d", n, c.session().params.RecvMaxDataSegment)
+		return fatalf("a data segment of %d bytes, over the declared limit of %d", n,
+			c.session().params.RecvMaxDataSegment)
 	}
 	return c.dispatch(run, h, ahs, &c.rx.data)
 }
 
-// dispatch handles one PDU of full feature phase. Its data segment is consumed when it returns with
-// run.reading still set.
+// dispatch handles one PDU in full feature phase. If run.reading is still set when it returns, the
+// data segment is consumed.
 func (c *conn) dispatch(run *runner, h *pdu.Header, ahs []byte, seg *segment) error {
 	if c.cause.Load() != nil {
-		return net.ErrClosed // what was received before the session was ended, as by its reinstatement, counts no longer
+		// the session has ended, for example by reinstatement: drop its PDUs
+		return net.ErrClosed
 	}
 	sess := c.session()
 	switch op := h.Opcode(); op {
@@ -284,7 +293,7 @@ func (c *conn) dispatch(run *runner, h *pdu.Header, ahs []byte, seg *segment) er
 	return c.refuse(pdu.RejectProtocolError, seg) // not in a discovery session (RFC 7143 4.3)
 }
 
-// reject answers the PDU in hand with a Reject that carries its header (RFC 7143 11.17).
+// reject answers the current PDU with a Reject that has its header (RFC 7143 11.17).
 func (c *conn) reject(reason pdu.RejectReason) { c.rejectHeader(reason, &c.rx.hdr) }
 
 func (c *conn) rejectHeader(reason pdu.RejectReason, h *pdu.Header) {
@@ -294,7 +303,7 @@ func (c *conn) rejectHeader(reason pdu.RejectReason, h *pdu.Header) {
 	c.tx.send(&pdu.Reject{Reason: reason, DataLen: pdu.HeaderLen}, snAdvance, b.b, b)
 }
 
-// rejectRequest rejects a PDU for good: where it is numbered, its CmdSN has not been used up.
+// rejectRequest rejects a request. If it is numbered, its CmdSN is not used up.
 func (c *conn) rejectRequest(reason pdu.RejectReason, h *pdu.Header) {
 	if h.Numbered() {
 		c.session().refuse(h.CmdSN())
@@ -302,7 +311,7 @@ func (c *conn) rejectRequest(reason pdu.RejectReason, h *pdu.Header) {
 	c.rejectHeader(reason, h)
 }
 
-// refuse rejects the PDU in hand and drops its data, so that framing survives.
+// refuse rejects the current PDU and drops its data, so that framing survives.
 func (c *conn) refuse(reason pdu.RejectReason, seg *segment) error {
 	c.rejectRequest(reason, &c.rx.hdr)
 	err := seg.discard()
@@ -312,15 +321,15 @@ func (c *conn) refuse(reason pdu.RejectReason, seg *segment) error {
 	return err
 }
 
-// malformed ends the session because of a header that the standard forbids in any session (RFC 7143 7.7), after a
-// Reject by which its sender can see what it was.
+// malformed ends the session because of a header that the standard forbids in any session (RFC 7143
+// 7.7). It sends a Reject first, so that the initiator can see the reason.
 func (c *conn) malformed(err error) error {
 	c.reject(pdu.RejectInvalidPDUField)
 	return fatalf("%v", err)
 }
 
-// badData handles the error of reading a PDU's data: a wrong digest rejects the PDU and the connection
-// goes on (RFC 7143 7.8); anything else is passed on.
+// badData handles an error from reading a PDU's data. After a wrong digest it rejects the PDU and
+// the connection goes on (RFC 7143 7.8). It returns any other error.
 func (c *conn) badData(h *pdu.Header, err error) error {
 	if errors.Is(err, errDataDigest) {
 		c.rejectRequest(pdu.RejectDataDigest, h)
@@ -333,8 +342,8 @@ func (c *conn) badData(h *pdu.Header, err error) error {
 	return err
 }
 
-// admit says whether a request is to be handled now; it is then either received or rejected. If not, it has been dropped, or held until
-// its turn.
+// admit reports whether to handle a request now. If so, the caller calls received or rejects it. If
+// not, admit has dropped it or holds it until its turn.
 func (c *conn) admit(h *pdu.Header, ahs []byte, seg *segment) (bool, error) {
 	switch c.session().admit(h.CmdSN(), h.Immediate()) {
 	case admitNow:
@@ -345,8 +354,8 @@ func (c *conn) admit(h *pdu.Header, ahs []byte, seg *segment) (bool, error) {
 	return false, c.ignore(seg)
 }
 
-// received takes a request other than a SCSI command that was admitted: it is over when it has been handled, and keeps no place in
-// the command window.
+// received notes that an admitted request other than a SCSI command is received. Such a request
+// ends when it has been handled and keeps no place in the command window.
 func (c *conn) received(h *pdu.Header) {
 	sess := c.session()
 	sess.received(h.CmdSN(), h.Immediate())
@@ -355,7 +364,7 @@ func (c *conn) received(h *pdu.Header) {
 	}
 }
 
-// nextTag is a fresh target transfer tag.
+// nextTag returns a new target transfer tag.
 func (c *conn) nextTag() uint32 {
 	for {
 		if tag := c.tags.Add(1); tag != pdu.ReservedTag {

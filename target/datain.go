@@ -7,8 +7,8 @@ import (
 	"kubevirt.io/disk/target/internal/scsi"
 )
 
-// runRead executes a command that returns data. The data goes out a chunk at a time, so that a long READ
-// holds one chunk in memory; good status travels in the last Data-In (RFC 7143 11.7).
+// runRead executes a command that returns data. It sends the data chunk by chunk, so that a long
+// READ has only one chunk in memory. The last Data-In carries good status (RFC 7143 11.7).
 func (c *conn) runRead(run *runner, t *task) error {
 	total := min(t.scsi.Length, t.expectIn)
 	if total == 0 {
@@ -41,7 +41,7 @@ func (c *conn) runRead(run *runner, t *task) error {
 			return c.sent(run)
 		}
 		off += int64(len(b.b))
-		// A bidirectional command has its status in a response of its own (RFC 7143 11.7.3).
+		// The status of a bidirectional command goes into a separate response (RFC 7143 11.7.3).
 		good := last && status == scsi.StatusGood && !t.bidi
 		if !c.sendChunk(run, t, b, total, good) {
 			return c.sent(run)
@@ -67,10 +67,11 @@ func (c *conn) runRead(run *runner, t *task) error {
 	}
 }
 
-// finishTask ends a command of which no data, or no more data, is to be moved.
+// finishTask executes and ends a command with no data, or no more data, to move.
 func (c *conn) finishTask(run *runner, t *task) error {
 	if t.scsi.Op() != scsi.OpOther && c.srv.pool.exhausted() {
-		c.complete(t, errBusy) // commands without data may hang in a disk, too, and a hanging goroutine costs memory
+		// it may hang in the disk, and that costs memory, too
+		c.complete(t, errBusy)
 		return c.sent(run)
 	}
 	c.enter(run, t)
@@ -80,7 +81,7 @@ func (c *conn) finishTask(run *runner, t *task) error {
 	return c.sent(run)
 }
 
-// abandon ends a task whose connection is lost.
+// abandon ends a task after its connection is lost.
 func (c *conn) abandon(t *task) {
 	s := t.sess
 	s.mu.Lock()
@@ -88,9 +89,10 @@ func (c *conn) abandon(t *task) {
 	s.mu.Unlock()
 }
 
-// sendChunk queues b as Data-In PDUs, none longer than the initiator takes, and a final one at the end of each
-// burst (RFC 7143 11.7.1). With good, these are the last ones, carry good status and end the task. It says
-// whether b was queued: a task that was aborted meanwhile ends here, without an answer.
+// sendChunk queues b as Data-In PDUs, none longer than the initiator takes, with the F bit at the
+// end of each burst (RFC 7143 11.7.1). With good, these are the last PDUs; the last one carries
+// good status, and the task ends. sendChunk reports whether it queued b: if the task was aborted
+// meanwhile, it ends here without an answer.
 func (c *conn) sendChunk(run *runner, t *task, b *buffer, total int64, good bool) bool {
 	s := t.sess
 	burst := int64(s.params.MaxBurstLength)

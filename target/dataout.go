@@ -8,15 +8,15 @@ import (
 	"kubevirt.io/disk/target/internal/scsi"
 )
 
-// dataOut collects the data that an initiator sends for a command (RFC 7143 4.2.5, 11.8). The data comes in
-// bursts: first what the initiator may send unasked, then one burst for each R2T, one at a time. A burst is
-// collected in memory, and executed when it is complete.
+// dataOut collects the data that an initiator sends for a command (RFC 7143 4.2.5, 11.8). The data
+// comes in bursts: first immediate and unsolicited data, then one burst for each R2T, one at a
+// time. A burst is collected in memory and executed when it is complete.
 type dataOut struct {
-	want  int64 // bytes that the command takes from the initiator: of what it announced, what the CDB needs
+	// bytes that the command takes: those announced that the CDB needs
+	want  int64
 	total int64 // bytes received and used
 
-	// The burst that is being collected: initiator offsets [start, end). Bytes of it that go beyond want
-	// are dropped.
+	// The current burst: initiator offsets [start, end). Bytes beyond want are dropped.
 	next   int64  // offset of the next byte
 	end    int64  // offset at which the burst ends
 	tag    uint32 // target transfer tag; the reserved tag in the unsolicited burst
@@ -24,14 +24,14 @@ type dataOut struct {
 
 	r2tSN uint32 // of the next R2T
 
-	// The memory: bytes [base, base+fill) of the command. What a burst leaves over of a block stays for
-	// the next one, so that blocks are written whole.
+	// The memory: bytes [base, base+fill) of the command. A partial block at the end of a burst
+	// stays for the next burst, so that blocks are written whole.
 	buf  *buffer
 	base int64
 	fill int
 	size int // bytes to allocate when the first data of the burst arrives
 
-	failed error // not nil: the burst is lost, and what is left of it is dropped
+	failed error // not nil: the burst is lost, and the rest of it is dropped
 }
 
 func (d *dataOut) release() {
@@ -39,10 +39,10 @@ func (d *dataOut) release() {
 	*d = dataOut{}
 }
 
-// blockAlign is the alignment of what is handed to the SCSI layer, bytes: a page of the page cache.
+// blockAlign is the alignment in bytes of the data for the SCSI layer: a page of the page cache.
 const blockAlign = 4096
 
-// startWrite begins a command that takes data, with the data that came with it.
+// startWrite begins a command that takes data. seg is its immediate data.
 func (c *conn) startWrite(run *runner, t *task, cmd *pdu.SCSICommand, seg *segment) error {
 	p := &t.sess.params
 	d := &t.out
@@ -70,7 +70,7 @@ func (c *conn) startWrite(run *runner, t *task, cmd *pdu.SCSICommand, seg *segme
 	return c.burstDone(run, t)
 }
 
-// burstMemory is the size of the buffer for a burst that ends at end, bytes.
+// burstMemory returns the size in bytes of the buffer for a burst that ends at end.
 func (c *conn) burstMemory(t *task, end int64) int {
 	if t.scsi.Gather {
 		return int(t.scsi.Length)
@@ -78,8 +78,8 @@ func (c *conn) burstMemory(t *task, end int64) int {
 	return int(min(end, t.out.want) - t.out.base)
 }
 
-// collect puts a data segment where it belongs. It may take memory, never blocks on a disk, and leaves
-// nothing of the segment behind unless it fails.
+// collect puts a data segment into its place. It may allocate memory, but never waits for a disk.
+// It consumes the whole segment unless it fails.
 func (c *conn) collect(t *task, seg *segment) error {
 	d := &t.out
 	n := min(int64(seg.left), max(d.want-d.next, 0))
@@ -100,8 +100,8 @@ func (c *conn) collect(t *task, seg *segment) error {
 	return seg.discard()
 }
 
-// loseBurst ends a command whose data could not be taken: a wrong digest, or no memory. final says that nothing
-// of the burst follows. Any other error is the connection's.
+// loseBurst fails a command whose data has a wrong digest or gets no memory. final says that no
+// more PDUs of the burst follow. Any other cause is an error of the connection.
 func (c *conn) loseBurst(t *task, seg *segment, cause error, final bool) error {
 	switch {
 	case errors.Is(cause, errDataDigest):
@@ -116,7 +116,7 @@ func (c *conn) loseBurst(t *task, seg *segment, cause error, final bool) error {
 	return cause
 }
 
-// wait leaves the task to the data that is still to come.
+// wait makes the task wait for its next data.
 func (c *conn) wait(t *task) {
 	s := t.sess
 	s.mu.Lock()
@@ -128,7 +128,8 @@ func (c *conn) wait(t *task) {
 	t.state, t.owner = taskCollecting, nil
 }
 
-// resume takes a collecting task back from the session, or says that there is none of this tag.
+// resume takes the collecting task with this tag back from the session. It returns nil if there is
+// none.
 func (s *session) resume(run *runner, tag uint32) *task {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -141,8 +142,9 @@ func (s *session) resume(run *runner, tag uint32) *task {
 	return t
 }
 
-// handleDataOut takes one Data-Out PDU (RFC 7143 11.7). One that belongs to no command is dropped in
-// silence: the command may just have been aborted, or have failed before its unsolicited data arrived.
+// handleDataOut handles one Data-Out PDU (RFC 7143 11.7). It silently drops a PDU without a
+// command: the command may just have been aborted, or have failed before its unsolicited data
+// arrived.
 func (c *conn) handleDataOut(run *runner, h *pdu.Header, seg *segment) error {
 	var p pdu.DataOut
 	if err := p.Decode(h); err != nil {
@@ -162,7 +164,7 @@ func (c *conn) handleDataOut(run *runner, h *pdu.Header, seg *segment) error {
 	}
 	switch {
 	case p.DataSN != d.dataSN:
-		// A PDU before this one was lost, which level 0 does not ask for again (RFC 7143 7.9).
+		// An earlier PDU was lost. Error recovery level 0 does not ask for it again (RFC 7143 7.9).
 		d.failed = errServiceCRC
 		return c.dropBurst(t, seg, p.Final)
 	case int64(p.BufferOffset) != d.next:
@@ -179,21 +181,22 @@ func (c *conn) handleDataOut(run *runner, h *pdu.Header, seg *segment) error {
 	}
 	if !p.Final {
 		if d.next == d.end {
-			d.failed = errTooMuch(d.tag) // the burst is complete, and the peer means to send more of it
+			// the burst is complete, but the peer wants to send more
+			d.failed = errTooMuch(d.tag)
 		}
 		c.wait(t)
 		return nil
 	}
 	if d.next < d.end {
-		// The burst has ended too early (RFC 7143 11.4.7.2).
+		// The burst ended too early (RFC 7143 11.4.7.2).
 		c.complete(t, errWrongAmount)
 		return nil
 	}
 	return c.burstDone(run, t)
 }
 
-// dropBurst drops a PDU of a burst that is lost. The command ends with the burst's last PDU and not before, so that none
-// of the burst is on its way when the tag is free again (RFC 7143 7.8, 7.9).
+// dropBurst drops a PDU of a lost burst. The command ends with the last PDU of the burst, so that
+// none is under way when the tag is free again (RFC 7143 7.8, 7.9).
 func (c *conn) dropBurst(t *task, seg *segment, final bool) error {
 	if final {
 		return c.dropData(t, seg, t.out.failed)
@@ -210,8 +213,8 @@ func (c *conn) dropBurst(t *task, seg *segment, final bool) error {
 	return nil
 }
 
-// errTooMuch is what is wrong with data beyond the end of a burst: nobody asked for it, or an R2T asked for less
-// (RFC 7143 11.4.7.2).
+// errTooMuch returns the error for data beyond the end of a burst: it was unsolicited, or the R2T
+// asked for less (RFC 7143 11.4.7.2).
 func errTooMuch(tag uint32) error {
 	if tag == pdu.ReservedTag {
 		return errUnexpectedUnsolicited
@@ -219,7 +222,8 @@ func errTooMuch(tag uint32) error {
 	return errWrongAmount
 }
 
-// burstDone executes what a complete burst allows, and asks for the next burst or ends the command.
+// burstDone executes as much as a complete burst allows, and asks for the next burst or ends the
+// command.
 func (c *conn) burstDone(run *runner, t *task) error {
 	d := &t.out
 	last := d.total >= d.want
@@ -252,7 +256,7 @@ func (c *conn) burstDone(run *runner, t *task) error {
 	return c.sent(run)
 }
 
-// ready is how many of the collected bytes may be executed: whole pages, or all at the end.
+// ready returns how many of the collected bytes may be executed: whole pages, or all at the end.
 func (d *dataOut) ready(last bool) int {
 	if last {
 		return d.fill
@@ -260,7 +264,7 @@ func (d *dataOut) ready(last bool) int {
 	return d.fill &^ (blockAlign - 1)
 }
 
-// carry drops the first n collected bytes, which have been executed, and moves the rest to the front.
+// carry drops the first n collected bytes, which are executed, and moves the rest to the front.
 func (d *dataOut) carry(n int) {
 	d.base += int64(n)
 	d.fill -= n

@@ -7,67 +7,71 @@ import (
 	"go.uber.org/zap"
 )
 
-// A reader executes disk calls itself. Nearly all of them are answered by the page cache in microseconds;
-// one that is not must not keep the connection from reading, answering pings, or taking ABORT TASK. So each
-// call is numbered, and the watchdog looks at the numbers: a reader that is in the same call at two looks
-// in a row loses the reading role to a new goroutine. The one that was stuck finishes its command and ends.
-// When a LUN has been stuck for a while, whoever reads a command for it passes the role on at once, so that many
-// such commands hold a connection up no longer than a few. This costs the fast case three atomic operations per
-// call, and no goroutine, queue or wake-up.
+// A reader executes disk calls itself. The page cache answers nearly all of them in microseconds. A
+// call that takes longer must not keep the connection from reading, answering pings, or handling
+// ABORT TASK. So each call has a number, and the watchdog looks at the numbers. If a reader is in
+// the same call at two looks in a row, a new goroutine becomes the reader; the old one finishes its
+// command and ends. When a LUN has been stuck for a while, a reader passes its role on before each
+// command for it, so that many such commands delay a connection no longer than a few. The fast case
+// costs three atomic operations per call, and no goroutine, queue or wake-up.
 
-// stallTick is the time between two looks; a call holds its connection up for at most two of them. A reader that
-// merely waits for a processor looks stalled, too, so it is longer than a time slice or two.
+// stallTick is the time between two looks. A call delays its connection for at most two ticks. A
+// reader that only waits for a processor looks stalled, too, so a tick is longer than a time slice
+// or two.
 const stallTick = 10 * time.Millisecond
 
-// stuckTicks is how many looks a LUN must have had a stalled call before commands for it are not even tried by a
-// reader. A machine that is short of processors lets readers look stalled for shorter than that.
+// stuckTicks is for how many looks a LUN must have a stalled call before readers no longer try
+// commands for it. On a busy machine readers look stalled for a shorter time than that.
 const stuckTicks = 4
 
-// hungTicks is how many looks a LUN must have had a stalled call before the log tells of it: 10 s, well before guests give their commands
-// up. On a disk that is merely slow those calls end, and as others are passed on meanwhile, there is none for a look then.
+// hungTicks is for how many looks a LUN must have a stalled call before the log reports it: 10 s,
+// well before guests give up their commands. On a disk that is only slow, stalled calls end, and as
+// others are passed on meanwhile, some look finds none.
 const hungTicks = int(10 * time.Second / stallTick)
 
-// A disk that is slow but not stalled, as one whose data has to come from a drive, would be given one command at a
-// time. So a call that took slowCall has the next slowCommands commands for its LUN passed on, up to slowParallel at once.
+// A disk that is slow but not stalled, such as a drive, would get one command at a time. So after a
+// call that took slowCall, the next slowCommands commands for its LUN are passed on, up to
+// slowParallel at once.
 const (
 	slowCall     = 500 * time.Microsecond
 	slowCommands = 16
 	slowParallel = 16
 )
 
-// shareAfter is how long a reader decompresses for commands that it has received, one after the other, before it has others help. Another
-// thread has to be woken, finds nothing in its processor's caches, and answers with a system call of its own: below this, that was slower
-// on two processors than to go on alone.
+// shareAfter is how long a reader decompresses for its received commands before others help.
+// Another thread must be woken, finds nothing in its processor's caches, and answers with its own
+// system call. For shorter work, on two processors, that was slower than to go on alone.
 const shareAfter = time.Millisecond
 
-// quietTicks is how many looks without any call in progress put the watchdog to sleep.
+// quietTicks is after how many looks without a call the watchdog sleeps.
 const quietTicks = 200
 
-// stackCharge is what a goroutine that hangs in a disk counts for in the limit of memory, bytes.
+// stackCharge is how many bytes a goroutine that hangs in a disk counts for in the limit of memory.
 const stackCharge = 16 << 10
 
-// watchdog hands on the reading role of stalled readers.
+// watchdog passes on the reading role of stalled readers.
 type watchdog struct {
 	asleep atomic.Bool
 	wake   chan struct{}
-	calls  atomic.Uint32 // not 0: there was a call since the last look
+	calls  atomic.Uint32 // not 0: there were calls since the last look
 
 	luns atomic.Pointer[[]*lunWatch] // never nil; replaced under Server.mu
 	none lunWatch                    // for commands to a LUN that does not exist
 }
 
-// lunWatch is what the watchdog knows of a LUN.
+// lunWatch is the watchdog's state of a LUN.
 type lunWatch struct {
 	number  uint16
-	stalled atomic.Int32 // calls in progress in which a reader lost its role
-	stuck   atomic.Bool  // there has been one for stuckTicks
-	ticks   int          // looks at which there was one, since there was none; belongs to the watchdog
+	stalled atomic.Int32 // current calls in which a reader lost its role
+	stuck   atomic.Bool  // there were such calls for stuckTicks looks
+	// looks in a row with such a call; belongs to the watchdog
+	ticks int
 
-	armed  atomic.Int32 // so many more commands are passed on, as the disk was slow a moment ago
-	passed atomic.Int32 // commands in progress that were passed on for that reason
+	armed  atomic.Int32 // this many more commands are passed on, because the disk was slow
+	passed atomic.Int32 // current commands that were passed on for that
 }
 
-// of is what the watchdog knows of the LUN that a command is for.
+// of returns the state of a command's LUN.
 func (w *watchdog) of(t *task) *lunWatch {
 	if l, ok := t.scsi.Host().(*lunWatch); ok {
 		return l
@@ -75,7 +79,7 @@ func (w *watchdog) of(t *task) *lunWatch {
 	return &w.none
 }
 
-// enter marks that the reader begins a disk call. It does nothing for a goroutine that is no longer the reader.
+// enter marks the begin of a disk call of the reader. It does nothing for other goroutines.
 func (c *conn) enter(run *runner, t *task) {
 	if !run.reading {
 		return
@@ -97,7 +101,8 @@ func (c *conn) enter(run *runner, t *task) {
 	}
 }
 
-// leave marks the end of a disk call. Afterwards run.reading says whether the goroutine still is the reader.
+// leave marks the end of a disk call. Afterwards run.reading says whether the goroutine is still
+// the reader.
 func (c *conn) leave(run *runner) {
 	if run.call == 0 {
 		return
@@ -111,7 +116,8 @@ func (c *conn) leave(run *runner) {
 	run.call = 0
 }
 
-// runWatchdog looks at all sessions every stallTick while there are disk calls, and sleeps otherwise.
+// runWatchdog looks at all sessions every stallTick while there are disk calls. Otherwise it
+// sleeps.
 func (s *Server) runWatchdog() {
 	defer s.wg.Done()
 	tick := time.NewTicker(stallTick)
@@ -134,7 +140,7 @@ func (s *Server) runWatchdog() {
 		tick.Stop()
 		s.watch.asleep.Store(true)
 		if s.watch.calls.Load() != 0 && s.watch.asleep.CompareAndSwap(true, false) {
-			// A call began while we dozed off; its reader may or may not have seen us asleep.
+			// A call began while we fell asleep; its reader may or may not have seen that.
 		} else {
 			select {
 			case <-s.ctx.Done():
@@ -147,8 +153,8 @@ func (s *Server) runWatchdog() {
 	}
 }
 
-// lookForStalls hands on the role of every reader that has been in one call since the last look, and says
-// whether there is a reason to look again.
+// lookForStalls passes on the role of every reader that is in the same call as at the last look. It
+// reports whether to look again.
 func (s *Server) lookForStalls() (busy bool) {
 	s.mu.Lock()
 	for c := range s.conns {
@@ -167,7 +173,7 @@ func (s *Server) lookForStalls() (busy bool) {
 	return s.age() || busy
 }
 
-// age counts how long each LUN has had stalled calls, and says whether one has.
+// age counts how long each LUN has had stalled calls, and reports whether any has one.
 func (s *Server) age() (stalled bool) {
 	for _, l := range *s.watch.luns.Load() {
 		if l.stalled.Load() <= 0 {
@@ -184,14 +190,16 @@ func (s *Server) age() (stalled bool) {
 			l.stuck.Store(true)
 		}
 		if l.ticks == hungTicks {
-			s.log.Warn("the disk does not answer: what it or its image lies on hangs, and the guest's commands with it",
-				zap.Uint16("lun", l.number), zap.Duration("since", time.Duration(l.ticks)*stallTick))
+			s.log.Warn("the disk does not answer: what it or its image lies on hangs, and the "+
+				"guest's commands with it",
+				zap.Uint16("lun", l.number),
+				zap.Duration("since", time.Duration(l.ticks)*stallTick))
 		}
 	}
 	return stalled
 }
 
-// handOn starts a new reader, in the place of one that finishes its command and ends.
+// handOn starts a new reader instead of one that finishes its command and ends.
 func (c *conn) handOn() {
 	c.slowSince = 0
 	c.srv.pool.charge(stackCharge) // until the old one has ended
@@ -202,14 +210,15 @@ func (c *conn) handOn() {
 	}()
 }
 
-// slow notes how long a READ or WRITE took in the disk.
+// slow notes the time that a READ or WRITE took in the disk.
 func (l *lunWatch) slow(took time.Duration) {
 	if took > slowCall {
 		l.armed.Store(slowCommands)
 	}
 }
 
-// pass takes a place among the commands that are passed on because their disk is slow, if there is one.
+// pass takes a place among the commands that are passed on because their disk is slow, and reports
+// whether there was one.
 func (l *lunWatch) pass(run *runner) bool {
 	if l.passed.Add(1) > slowParallel {
 		l.passed.Add(-1)
@@ -220,8 +229,8 @@ func (l *lunWatch) pass(run *runner) bool {
 	return true
 }
 
-// shares passes a command on that keeps a processor busy for long, when there are others that it would keep waiting, and have been kept
-// waiting for shareAfter. A lone command is not worth a wake-up.
+// shares passes on a command that keeps a processor busy for long, if it keeps others waiting and
+// the reader has been busy for shareAfter. A lone command is not worth a wake-up.
 func (c *conn) shares(run *runner, t *task, l *lunWatch) bool {
 	if c.rx.r == c.rx.w && l.passed.Load() == 0 || !t.scsi.Slow() {
 		return false
@@ -241,9 +250,8 @@ func (c *conn) shares(run *runner, t *task, l *lunWatch) bool {
 	return true
 }
 
-// Waits implements scsi.Executor: somebody else reads while the command waits for content that lies
-// far away. A read that would hold much memory meanwhile, while that is scarce, has to go on in
-// smaller steps.
+// Waits implements scsi.Executor. While the command waits for far content, another goroutine reads.
+// If memory is scarce, a read that would hold much of it must go on in smaller steps.
 func (r *runner) Waits() (patience time.Duration, err error) {
 	if r.buf != nil && len(r.buf.b) > heldChunk && r.conn.srv.pool.scarce() {
 		return 0, errSmallerSteps
@@ -264,7 +272,8 @@ func (c *conn) passOn(run *runner) {
 	c.handOn()
 }
 
-// ended is called once for each goroutine that lost the reading role, when its command has ended.
+// ended is called once for each goroutine that has lost the reading role, when its command has
+// ended.
 func (c *conn) ended(run *runner) {
 	c.srv.pool.charge(-stackCharge)
 	if run.passed != nil {

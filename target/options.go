@@ -12,7 +12,7 @@ import (
 	"kubevirt.io/disk/target/internal/scsi"
 )
 
-// DefaultTargetName is the name that the original wrapper served, and callers still log in to.
+// DefaultTargetName is the name that the original wrapper served. Callers still log in to it.
 const DefaultTargetName = "iqn.2017-01.io.kubevirt:wrapper"
 
 // AccessMode says which initiators may use a LUN at the same time.
@@ -25,24 +25,30 @@ const (
 	AccessReadShared     = scsi.AccessReadShared
 )
 
-// ParseAccessMode reads an access mode as the configuration spells it.
+// ParseAccessMode parses an access mode as written in the configuration.
 func ParseAccessMode(s string) (AccessMode, error) { return scsi.ParseAccessMode(s) }
 
-// Store keeps what a logical unit must remember over a loss of power; that of an instance.Instance is one.
+// Store keeps the state that a logical unit must remember through a power loss. An
+// instance.Instance has one.
 type Store = scsi.Store
 
 // LUN is one disk and how it is served.
 type LUN struct {
-	Number    uint16        // 1 to 16383; unique within the target
-	Name      string        // the image's name, for logs
-	Disk      disk.Disk     // closed by the caller after the server has stopped, never by the server
-	Identity  disk.Identity // unique per disk instance
+	Number uint16 // 1 to 16383, unique within the target
+	Name   string // the image's name, for logs
+	// closed by the caller after the server has stopped, never by the server
+	Disk      disk.Disk
+	Identity  disk.Identity // unique for each disk
 	ReadOnly  bool          // writes end in DATA PROTECT
 	Removable bool          // reported as a removable medium
 	Access    AccessMode    // "" is write-exclusive
-	Store     Store         // keeps mode pages and reservations that are to be saved, and the like; nil: nothing is kept, and nothing can be saved
-	Volatile  bool          // a loss of power ends the disk, so that initiators cannot reserve it through one
-	Grown     bool          // larger than at an earlier start: initiators get a capacity unit attention
+	// keeps mode pages and reservations that are to be saved, and the like; nil: nothing is kept,
+	// and nothing can be saved
+	Store Store
+	// a loss of power ends the disk, so that initiators cannot reserve it through one
+	Volatile bool
+	// larger than at an earlier start: initiators get a capacity unit attention
+	Grown bool
 }
 
 // Options configure a Server. The zero value of every field but LUNs works.
@@ -51,11 +57,11 @@ type Options struct {
 	Alias          string // TargetAlias shown to initiators; default none
 	PortalGroupTag uint16 // default 1
 
-	LUNs  []LUN // that are served from the beginning; see Server.AddLUN
-	Empty bool  // there need not be any from the beginning
+	LUNs  []LUN // served from the beginning; see Server.AddLUN
+	Empty bool  // LUNs may be empty
 
 	Auth     *chap.Authenticator // nil: initiators need not authenticate
-	Observer Observer            // nil: nobody is told
+	Observer Observer            // nil: none
 	Log      *zap.Logger         // nil: no log
 
 	// Vendor, Product and Revision appear in INQUIRY: at most 8, 16 and 4 ASCII characters.
@@ -64,34 +70,40 @@ type Options struct {
 	Limits Limits
 }
 
-// MostConnections is the most that Limits.MaxConnections can be: each session has a handle of its own, of 16 bits and not 0 (TSIH, RFC 7143 11.13.3).
+// MostConnections is the maximum of Limits.MaxConnections: each session has its own TSIH of 16
+// bits, which is not 0 (RFC 7143 11.13.3).
 const MostConnections = 1<<16 - 1
 
-// Limits bound what peers can make the server hold or wait for. Zero fields take the default.
+// Limits bound the memory and the time that peers can cost the server. Zero fields take the
+// default.
 type Limits struct {
-	MaxConnections int // sessions at once, each of which has one connection; default 1024, at most MostConnections
-	// MaxPerAddress is how many of these come from one IPv4 address, or one 64-bit network of IPv6; default 256.
+	// sessions at once, each of which has one connection; default 1024, at most MostConnections
+	MaxConnections int
+	// MaxPerAddress is how many sessions may come from one IPv4 address or one 64-bit network of
+	// IPv6. Default 256.
 	MaxPerAddress int
-	// MaxPendingLogins is how many connections at once have not logged in, besides those that have; one more pushes
-	// another one out. Default 256.
+	// MaxPendingLogins is how many connections may exist that have not logged in, besides the
+	// sessions. One more pushes another one out. Default 256.
 	MaxPendingLogins int
-	// LoginDelay is the longest that a login waits whose address has failed to authenticate several times within the
-	// last minute; default 2 s.
+	// LoginDelay is the longest delay of a login from an address that has failed to authenticate
+	// several times within the last minute. Default 2 s.
 	LoginDelay time.Duration
-	// CommandWindow is how many commands a session may have in flight; fewer, but 8, when there are so
-	// many sessions that their open commands would take more than a quarter of Memory. Default 128.
+	// CommandWindow is how many commands a session may have in flight. With so many sessions that
+	// their open commands would take more than a quarter of Memory, it is fewer, but at least 8.
+	// Default 128.
 	CommandWindow int
-	Memory        int64         // bytes of data and open commands of all sessions together; default 64 MiB
-	LoginTimeout  time.Duration // from accept to full feature phase; default 15 s
-	PDUTimeout    time.Duration // from the first byte of a PDU to its last; default 30 s
-	NOPInterval   time.Duration // silence after which a peer is pinged; default 15 s
-	NOPTimeout    time.Duration // silence after a ping that means the peer is dead; default 30 s
-	// DistantTimeout is for how long a command is held that needs content of a disk.Distant, while
-	// nothing of it comes. Then it ends with BUSY, and the initiator tries again. Default 10 min.
+	// bytes of data and open commands of all sessions together; default 64 MiB
+	Memory       int64
+	LoginTimeout time.Duration // from accept to full feature phase; default 15 s
+	PDUTimeout   time.Duration // from the first byte of a PDU to its last; default 30 s
+	NOPInterval  time.Duration // silence after which a peer is pinged; default 15 s
+	NOPTimeout   time.Duration // silence after a ping that means the peer is dead; default 30 s
+	// DistantTimeout is how long a command is held that needs content of a disk.Distant while none
+	// comes. Then it ends with BUSY, and the initiator tries again. Default 10 min.
 	DistantTimeout time.Duration
-	// ImpatientTimeout is the same in a session whose initiator has aborted a command that was held:
-	// it has a time limit of its own, and does worse to a disk that exceeds it again and again.
-	// Default 25 s, which is below Linux's 30 s; never more than DistantTimeout.
+	// ImpatientTimeout is the same for a session whose initiator has aborted a held command. Such
+	// an initiator has its own time limit, and does worse to a disk that exceeds it repeatedly.
+	// Default 25 s, below the 30 s of Linux; never more than DistantTimeout.
 	ImpatientTimeout time.Duration
 }
 
@@ -122,7 +134,7 @@ func orDefault[T int | int64 | time.Duration](v *T, def T) error {
 	return nil
 }
 
-// resolve fills in defaults and refuses contradictions, once.
+// resolve fills in defaults and refuses contradictions. New calls it once.
 func (o *Options) resolve() error {
 	if o.TargetName == "" {
 		o.TargetName = DefaultTargetName
@@ -195,7 +207,8 @@ func (l *Limits) resolve() error {
 		}
 	}
 	if l.MaxConnections > MostConnections {
-		return fmt.Errorf("limit MaxConnections is %d, and there are handles for %d sessions", l.MaxConnections, MostConnections)
+		return fmt.Errorf("limit MaxConnections is %d, but there are handles for %d sessions",
+			l.MaxConnections, MostConnections)
 	}
 	return nil
 }

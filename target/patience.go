@@ -6,11 +6,11 @@ import (
 	"kubevirt.io/disk/target/internal/pdu"
 )
 
-// patience is for how long a command of the session is held that waits for content, while nothing
-// comes. An initiator without a time limit of its own, as QEMU, is best served by a long time. One
-// that has a limit, as Linux, aborts a command that exceeds it and sends it again. If that happens
-// to the command again, Linux resets the LUN and holds up all commands of the session. So it is
-// given its answers earlier from then on.
+// patience returns how long a command of the session may wait for content while none comes. A long
+// time is best for an initiator without a time limit, such as QEMU. An initiator with a limit, such
+// as Linux, aborts a command that exceeds it and sends it again. If that happens to the command
+// again, Linux resets the LUN and delays all commands of the session. So from the first abort on it
+// gets its answers earlier.
 func (s *session) patience() time.Duration {
 	lim := &s.conn.srv.opt.Limits
 	if s.impatient.Load() {
@@ -19,7 +19,7 @@ func (s *session) patience() time.Duration {
 	return lim.DistantTimeout
 }
 
-// learnPatience looks whether the initiator ends a command of its own that is held.
+// learnPatience notes whether the initiator ends a held command of its own.
 func (s *session) learnPatience(p *pdu.TaskManagementRequest) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -30,7 +30,7 @@ func (s *session) learnPatience(p *pdu.TaskManagementRequest) {
 	}
 }
 
-// covers reports whether a function ends a command of the session that it comes from.
+// covers reports whether a function ends a command of its own session.
 func covers(p *pdu.TaskManagementRequest, t *task) bool {
 	switch p.Function {
 	case pdu.TMAbortTask:

@@ -46,7 +46,7 @@ type snKind uint8
 
 const (
 	snAdvance snKind = iota // carries a new StatSN
-	snPeek                  // carries the next StatSN but does not use it up (R2T, unsolicited NOP-In)
+	snPeek                  // carries the next StatSN, but does not use it (R2T, own NOP-In)
 	snNone                  // carries none (Data-In without status)
 )
 

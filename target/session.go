@@ -34,63 +34,66 @@ var (
 	errPanic        = errors.New("internal error")
 )
 
-// window is the command window of a session: the numbers that every PDU to the initiator carries
-// (RFC 7143 4.2.2.1).
+// window is the command window of a session, whose numbers every PDU to the initiator carries (RFC
+// 7143 4.2.2.1).
 type window struct {
 	exp atomic.Uint32 // ExpCmdSN: the number of the next command
 	max atomic.Uint32 // MaxCmdSN: the last number that the initiator may use
 
-	told atomic.Uint32 // MaxCmdSN as the initiator knows it
+	told atomic.Uint32 // the last MaxCmdSN that the initiator got
 }
 
 func (w *window) numbers() (expCmdSN, maxCmdSN uint32) {
-	// max is read first: it only grows, and so never runs ahead of an older ExpCmdSN by more than the window.
+	// Read max first. It only grows, so it never runs ahead of an older ExpCmdSN by more than the
+	// window.
 	maxCmdSN = w.max.Load()
 	return w.exp.Load(), maxCmdSN
 }
 
-// sessionKey names a session from the initiator's side: the I_T nexus (RFC 7143 4.4.3). The portal group is
-// the same for all.
+// sessionKey identifies a session: the I_T nexus (RFC 7143 4.4.3). The portal group is the same for
+// all.
 type sessionKey struct {
 	initiator string
 	isid      [6]byte
 }
 
-// session is an I_T nexus with its one connection, from the end of login to logout or loss. A discovery
-// session has no nexus.
+// session is an I_T nexus with its one connection, from the end of the login to logout or loss. A
+// discovery session has no nexus.
 type session struct {
 	conn   *conn
 	key    sessionKey
 	tsih   uint16
 	cid    uint16 // of its one connection
 	login  login.Result
-	params login.Params // of these, SendMaxDataSegment may change: written by the reader, under mu
+	params login.Params // SendMaxDataSegment may change: the reader writes it, under mu
 	nexus  *scsi.Nexus  // nil in a discovery session
 	since  time.Time
 	window window
 
 	mu        sync.Mutex
 	tasks     map[uint32]*task // guarded by mu; by initiator task tag
-	counted   int              // guarded by mu; tasks that take a place in the command window
-	immediate int              // guarded by mu; tasks that take none
+	counted   int              // guarded by mu; tasks in the command window
+	immediate int              // guarded by mu; tasks outside the command window
 	closed    bool             // guarded by mu
 	closing   bool             // guarded by mu; the command window opens no further
-	missed    uint64           // guarded by mu; CmdSN of the request that was last rejected in its turn, plus 1; 0: none
-	free      []*task          // guarded by mu
-	width     int              // of the command window; set before it is open
+	// guarded by mu; CmdSN plus 1 of the last request rejected in its turn; 0: none
+	missed uint64
+	free   []*task // guarded by mu
+	width  int     // of the command window; set before the session is open
 
-	held    map[uint32]*heldPDU          // by CmdSN; belongs to the reader
-	refused map[uint32]struct{}          // CmdSNs of rejected requests, while nothing else has them; belongs to the reader
-	waiting []*pdu.TaskManagementRequest // for the commands before them; belongs to the reader
+	held map[uint32]*heldPDU // by CmdSN; belongs to the reader
+	// CmdSNs of rejected requests, until another request uses them; belongs to the reader
+	refused map[uint32]struct{}
+	waiting []*pdu.TaskManagementRequest // they wait for earlier commands; belongs to the reader
 
-	counts bool // guarded by Server.mu; it is counted in Server.from
+	counts bool // guarded by Server.mu; the session counts in Server.from
 
-	// impatient says that the initiator has aborted a command that was held: see patience.
+	// impatient says that the initiator has aborted a held command: see patience.
 	impatient atomic.Bool
 
 	work sessionWork
 
-	open  atomic.Bool // the login response is queued: others may send on the connection
+	open  atomic.Bool // the login response is queued: others may send, too
 	ended sync.Once
 }
 
@@ -127,8 +130,8 @@ func (s *session) info() SessionInfo {
 	}
 }
 
-// load is how many commands the session has in flight, and how many of these wait for content that
-// lies far away.
+// load returns how many commands the session has in flight, and how many of these wait for far
+// content.
 func (s *session) load() (inFlight, waiting int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -155,13 +158,13 @@ type SessionInfo struct {
 	Waiting      int       `json:"waiting,omitempty"` // of these, for content that lies far away
 	HeaderDigest bool      `json:"header_digest"`
 	DataDigest   bool      `json:"data_digest"`
-	LUNs         []uint16  `json:"luns"`     // that it has read or written
-	Commands     uint64    `json:"commands"` // that have come to their end
+	LUNs         []uint16  `json:"luns"`     // read or written so far
+	Commands     uint64    `json:"commands"` // ended so far
 	BytesRead    uint64    `json:"bytes_read"`
 	BytesWritten uint64    `json:"bytes_written"`
 }
 
-// sessionWork is what a session has done.
+// sessionWork counts the work of a session.
 type sessionWork struct{ commands, read, written atomic.Uint64 }
 
 func (w *sessionWork) count(op scsi.Operation, moved int64) {
@@ -174,25 +177,25 @@ func (w *sessionWork) count(op scsi.Operation, moved int64) {
 	}
 }
 
-// admission is what becomes of a PDU by its CmdSN.
+// admission is the verdict on a PDU by its CmdSN.
 type admission uint8
 
 const (
 	admitNow   admission = iota // its turn
 	admitLater                  // in the window, but numbers before it are missing
-	admitNever                  // outside the window or seen before: ignored (RFC 7143 4.2.2.1)
+	admitNever                  // outside the window or a duplicate: ignored (RFC 7143 4.2.2.1)
 )
 
-// admit decides on a PDU that carries CmdSN. Called by the reader.
+// admit decides on a PDU with a CmdSN. The reader calls it.
 func (s *session) admit(cmdSN uint32, immediate bool) admission {
 	exp, limit := s.window.numbers()
 	switch {
 	case immediate:
-		// An immediate PDU carries the number of the next command, and does not use it up. One with
-		// another number is still executed: the number has no meaning for it.
+		// An immediate PDU carries the number of the next command but does not use it up. With
+		// another number it is executed all the same: the number means nothing for it.
 		return admitNow
 	case pdu.SNLess(limit, cmdSN):
-		return admitNever // the window is closed, if it is its turn
+		return admitNever // the window is closed
 	case !pdu.SNLess(cmdSN, exp):
 		for exp != cmdSN && s.pass(exp) {
 			exp++
@@ -208,7 +211,7 @@ func (s *session) admit(cmdSN uint32, immediate bool) admission {
 	return admitNever
 }
 
-// pass advances ExpCmdSN over a request that was rejected, when the initiator has gone on without it.
+// pass advances ExpCmdSN over a rejected request when the initiator has gone on without it.
 func (s *session) pass(exp uint32) bool {
 	_, ok := s.refused[exp]
 	if ok {
@@ -218,7 +221,8 @@ func (s *session) pass(exp uint32) bool {
 	return ok
 }
 
-// received advances ExpCmdSN over a request that was admitted and is not rejected, before anything answers it.
+// received advances ExpCmdSN over a request that was admitted and not rejected, before anything
+// answers it.
 func (s *session) received(cmdSN uint32, immediate bool) {
 	if immediate {
 		return
@@ -231,8 +235,9 @@ func (s *session) received(cmdSN uint32, immediate bool) {
 	}
 }
 
-// refuse notes that a request was rejected. Its number does not count as received, and is for the initiator to use again (RFC 7143
-// 7.3). Initiators that go on without it are not held up, as the standard has it: Linux and libiscsi do, and fill no gap.
+// refuse notes that a request was rejected. Its number does not count as received, and the
+// initiator may use it again (RFC 7143 7.3). By the standard, later requests would have to wait for
+// it. But Linux and libiscsi go on without filling the gap, so they do not wait here.
 func (s *session) refuse(cmdSN uint32) {
 	if s.refused == nil {
 		s.refused = make(map[uint32]struct{})
@@ -254,14 +259,15 @@ func (s *session) refuse(cmdSN uint32) {
 	}
 }
 
-// reopen is reopenLocked for whoever does not hold the lock.
+// reopen calls reopenLocked with the lock.
 func (s *session) reopen() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.reopenLocked()
 }
 
-// reopenLocked moves MaxCmdSN on as commands end, and requests that are no commands. It never goes back, as the standard wants.
+// reopenLocked advances MaxCmdSN as commands and other requests end. By the standard it never goes
+// back.
 func (s *session) reopenLocked() {
 	if s.closing {
 		return
@@ -269,15 +275,18 @@ func (s *session) reopenLocked() {
 	exp := s.window.exp.Load()
 	limit := exp - 1 + uint32(s.width-s.counted)
 	if uint64(exp)+1 == s.missed {
-		limit++ // who goes on without what was rejected needs room for the next request, also in a window for one
+		// An initiator that goes on without the rejected request needs room for the next one, also
+		// in a window of one.
+		limit++
 	}
 	if pdu.SNLess(s.window.max.Load(), limit) {
 		s.window.max.Store(limit)
 	}
 }
 
-// tellLocked tells an initiator that has used its command window up that it is open again, after a command that ended without an answer
-// that would have said so (RFC 7143 11.19): with nothing else in flight it would wait for the next ping.
+// tellLocked tells an initiator whose command window was used up that it is open again, after a
+// command ended without an answer (RFC 7143 11.19). With nothing else in flight the initiator would
+// otherwise wait for the next ping.
 func (s *session) tellLocked() {
 	limit := s.window.max.Load()
 	if told := s.window.told.Load(); s.closed || limit == told || s.window.exp.Load() != told+1 {
@@ -287,21 +296,21 @@ func (s *session) tellLocked() {
 	s.conn.sendSoon(&pdu.NOPIn{TaskTag: pdu.ReservedTag, TransferTag: pdu.ReservedTag}, snPeek)
 }
 
-// closeWindow keeps MaxCmdSN where it is: the initiator may send what it has room for, and no more.
+// closeWindow stops MaxCmdSN: the initiator may use the rest of its window, and no more.
 func (s *session) closeWindow() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.closing = true
 }
 
-// end takes the session down and closes its connection, which ends the reader.
+// end ends the session and closes its connection, which ends the reader.
 func (s *session) end(cause error) {
 	s.conn.fail(cause)
 	s.leave(cause)
 }
 
-// leave takes the session down, once: its tasks end without an answer and its nexus is lost. Disk calls in
-// progress run on, and Shutdown waits for them.
+// leave ends the session, once: its tasks end without an answer and its nexus is lost. Disk calls
+// in progress go on, and Shutdown waits for them.
 func (s *session) leave(cause error) {
 	s.ended.Do(func() {
 		defer s.conn.logEnd(s, cause)
@@ -313,7 +322,7 @@ func (s *session) leave(cause error) {
 	})
 }
 
-// close ends all tasks without an answer, and keeps new ones from waiting for data.
+// close ends all tasks without an answer, and stops new ones from waiting for data.
 func (s *session) close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -324,7 +333,7 @@ func (s *session) close() {
 	s.dropFreeLocked()
 }
 
-// trim gives back the room that the session keeps for its next commands and answers.
+// trim gives back memory that the session keeps for its next commands and answers.
 func (s *session) trim() {
 	s.mu.Lock()
 	s.dropFreeLocked()
@@ -339,5 +348,5 @@ func (s *session) dropFreeLocked() {
 	s.free = nil
 }
 
-// releaseTask ends the use of a task that no command will have any more.
+// releaseTask stops counting a task that no command will use any more.
 func (s *session) releaseTask() { s.conn.srv.pool.charge(-commandCost) }

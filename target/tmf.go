@@ -8,9 +8,9 @@ import (
 )
 
 // handleTaskManagement executes a task management function at once (RFC 7143 11.5, RFC 7144 6.3,
-// SAM-5 7). Tasks that wait for data end on the spot. A task whose disk call is in progress ends
-// without an answer when that call returns; the SCSI layer keeps its blocks from later writes until
-// then, so that none is overtaken.
+// SAM-5 7). Tasks that wait for data end at once. A task whose disk call is in progress ends
+// without an answer when that call returns. Until then the SCSI layer makes later writes to its
+// blocks wait, so that it cannot overwrite them.
 func (c *conn) handleTaskManagement(h *pdu.Header, seg *segment) error {
 	var p pdu.TaskManagementRequest
 	if err := p.Decode(h); err != nil {
@@ -34,8 +34,8 @@ func (c *conn) handleTaskManagement(h *pdu.Header, seg *segment) error {
 	return c.execute(&p)
 }
 
-// early reports whether a function that covers many tasks came before some of the commands that it
-// covers, those of lower numbers: it has to wait for them (RFC 7143 4.2.3.3, 11.5.1).
+// early reports whether a function that covers many tasks must wait because commands with lower
+// numbers, which it covers, have not arrived yet (RFC 7143 4.2.3.3, 11.5.1).
 func (s *session) early(p *pdu.TaskManagementRequest) bool {
 	switch p.Function {
 	case pdu.TMAbortTaskSet, pdu.TMClearTaskSet, pdu.TMLogicalUnitReset:
@@ -45,7 +45,7 @@ func (s *session) early(p *pdu.TaskManagementRequest) bool {
 	return false
 }
 
-// execute carries out a task management function and answers it.
+// execute executes a task management function and answers it.
 func (c *conn) execute(p *pdu.TaskManagementRequest) error {
 	resp := pdu.TaskManagementResponse{TaskTag: p.TaskTag}
 	if p.Function >= pdu.TMQueryTask {
@@ -107,7 +107,7 @@ func (c *conn) manage(p *pdu.TaskManagementRequest) pdu.TMResponse {
 		}
 		dev.ResetTarget()
 		if p.Function == pdu.TMTargetColdReset {
-			// All connections close (RFC 7143 11.5.1); our own one after the response.
+			// All connections close (RFC 7143 11.5.1), our own after the response.
 			for _, other := range c.srv.normal() {
 				if other != sess {
 					other.end(errTargetReset)
@@ -122,8 +122,8 @@ func (c *conn) manage(p *pdu.TaskManagementRequest) pdu.TMResponse {
 	return pdu.TMComplete
 }
 
-// authorized reports whether the initiator may execute a function that ends the tasks of others,
-// too (RFC 7143 11.5.1, 11.6.1).
+// authorized reports whether the initiator may execute a function that also ends tasks of others
+// (RFC 7143 11.5.1, 11.6.1).
 func (c *conn) authorized(p *pdu.TaskManagementRequest) bool {
 	switch p.Function {
 	case pdu.TMClearTaskSet, pdu.TMLogicalUnitReset:
@@ -134,9 +134,8 @@ func (c *conn) authorized(p *pdu.TaskManagementRequest) bool {
 	return true
 }
 
-// abortTask ends one task of the session (RFC 7143 11.5.5). If there is none of that tag, its
-// number tells whether it has been executed already, or never arrived and must then not be executed
-// later.
+// abortTask ends one task of the session (RFC 7143 11.5.5). If there is no task with that tag, its
+// number tells whether it has ended already, or has not arrived and must not be executed later.
 func (s *session) abortTask(p *pdu.TaskManagementRequest) pdu.TMResponse {
 	s.mu.Lock()
 	if t := s.tasks[p.RefTaskTag]; t != nil && s.conn.srv.device.SameUnit(t.scsi.LUN, p.LUN) {
@@ -158,8 +157,8 @@ func (s *session) abortTask(p *pdu.TaskManagementRequest) pdu.TMResponse {
 	return pdu.TMTaskNotExist
 }
 
-// hasTask reports whether the session has the very task that a request refers to. It may be for a
-// LUN that was removed.
+// hasTask reports whether the session has the task that a request refers to. Its LUN may have been
+// removed.
 func (s *session) hasTask(p *pdu.TaskManagementRequest) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -167,8 +166,7 @@ func (s *session) hasTask(p *pdu.TaskManagementRequest) bool {
 	return t != nil && t.scsi.LUN == p.LUN
 }
 
-// isManagement reports whether a task tag is that of a task management request that has not been
-// executed yet.
+// isManagement reports whether a task management request with this tag waits to be executed.
 func (s *session) isManagement(tag uint32) bool {
 	for _, h := range s.held {
 		if h.hdr.TaskTag() == tag && h.hdr.Opcode() == pdu.OpTaskManagementRequest {
@@ -179,7 +177,7 @@ func (s *session) isManagement(tag uint32) bool {
 		func(p *pdu.TaskManagementRequest) bool { return p.TaskTag == tag })
 }
 
-// heldCommand finds the command that a request refers to where it waits for its turn.
+// heldCommand finds the command that a request refers to among those that wait for their turn.
 func (s *session) heldCommand(p *pdu.TaskManagementRequest) (cmdSN uint32, ok bool) {
 	for sn, h := range s.held {
 		if h.hdr.TaskTag() == p.RefTaskTag && h.hdr.Opcode() == pdu.OpSCSICommand &&
@@ -190,8 +188,8 @@ func (s *session) heldCommand(p *pdu.TaskManagementRequest) (cmdSN uint32, ok bo
 	return 0, false
 }
 
-// skip counts the command that a request refers to as received, so that it is not executed when it
-// does arrive. It does nothing where that command cannot be on its way (RFC 7143 11.6.1).
+// skip counts the command that a request refers to as received, so that it is not executed if it
+// arrives later. It does nothing if that command cannot be under way (RFC 7143 11.6.1).
 func (s *session) skip(p *pdu.TaskManagementRequest) bool {
 	exp, limit := s.window.numbers()
 	if pdu.SNLess(p.RefCmdSN, exp) {
@@ -199,16 +197,16 @@ func (s *session) skip(p *pdu.TaskManagementRequest) bool {
 		delete(s.refused, p.RefCmdSN)
 		return ok
 	}
-	if pdu.SNLess(limit, p.RefCmdSN) || !pdu.SNLess(p.RefCmdSN, p.CmdSN) || s.held[p.RefCmdSN] !=
-		nil {
+	if pdu.SNLess(limit, p.RefCmdSN) || !pdu.SNLess(p.RefCmdSN, p.CmdSN) ||
+		s.held[p.RefCmdSN] != nil {
 		return false
 	}
 	s.fill(p.RefCmdSN)
 	return true
 }
 
-// plug counts all commands as received that a target reset covers: none of them will be executed,
-// and none waited for (RFC 7143 4.2.3.3).
+// plug counts all commands that a target reset covers as received. None of them will be executed,
+// and the reset does not wait for them (RFC 7143 4.2.3.3).
 func (s *session) plug(p *pdu.TaskManagementRequest) {
 	exp, limit := s.window.numbers()
 	if pdu.SNLess(limit+1, p.CmdSN) {
@@ -221,7 +219,7 @@ func (s *session) plug(p *pdu.TaskManagementRequest) {
 	}
 }
 
-// fill uses a CmdSN up, in its turn, in place of a command that is held, or has not arrived.
+// fill uses up a CmdSN in its turn, instead of a command that is held or has not arrived.
 func (s *session) fill(cmdSN uint32) {
 	if h := s.held[cmdSN]; h != nil {
 		h.release()
@@ -238,15 +236,16 @@ func nopHeader(cmdSN uint32) (h pdu.Header) {
 	return h
 }
 
-// abortLUN ends the session's tasks on one LUN, in whichever way they address it, and returns how
-// many there were.
+// abortLUN ends the session's tasks on one LUN, however they address it, and returns how many there
+// were.
 func (s *session) abortLUN(lun uint64) int {
 	return s.abortTasks(func(t *task) bool { return t.scsi.For(lun) })
 }
 
 func (s *session) abortAll() { s.abortTasks(func(*task) bool { return true }) }
 
-// abortTasks ends those of the session's tasks that are meant, and returns how many there were.
+// abortTasks ends the session's tasks for which meant returns true, and returns how many there
+// were.
 func (s *session) abortTasks(meant func(*task) bool) (n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
