@@ -90,13 +90,13 @@ func TestServeEndsOnInterruptToo(t *testing.T) {
 	require.Equal(t, exitDone, p.status())
 }
 
-// TestServeOutlivesTheReaderOfItsLog: nobody reads the log any more, and the stop is as clean as
-// any.
+// TestServeOutlivesTheReaderOfItsLog checks that a daemon whose log reader has gone stops as
+// cleanly as any other.
 func TestServeOutlivesTheReaderOfItsLog(t *testing.T) {
 	l := newPlace(t, "a.raw")
 	path := filepath.Join(l.dir, "log")
 	require.NoError(t, syscall.Mkfifo(path, 0o600))
-	// for writing as well, so that it does not wait for the daemon
+	// O_RDWR, so that opening does not wait for the daemon
 	reader, err := os.OpenFile(path, os.O_RDWR, 0)
 	require.NoError(t, err)
 	p := launch(t, "/bin/sh", append(l.env, "LOG="+path), "-c", `exec "$0" serve 2>"$LOG"`,
@@ -140,8 +140,8 @@ func TestServeKeepsTheDiskAndItsIdentityOverARestart(t *testing.T) {
 	}
 }
 
-// TestServeFailures are starts that end with status 1, because of what they find and not of how
-// they are configured.
+// TestServeFailures are starts that end with status 1: the configuration is right, but not what
+// they find.
 func TestServeFailures(t *testing.T) {
 	taken, err := net.Listen("tcp4", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -201,7 +201,7 @@ func TestServeFailures(t *testing.T) {
 	}
 }
 
-// told is what was printed, or written to the log as the error of an entry.
+// told returns what was printed, or the error of a log entry.
 func told(stderr string) string {
 	for line := range strings.Lines(stderr) {
 		var entry struct{ Error string }
@@ -274,8 +274,8 @@ func TestServeRefusesAnImageThatItsCopyModeCannotServe(t *testing.T) {
 	}
 }
 
-// TestServeRefusesDisksThatLookTheSame: by the settings, and by what a disk was given by settings
-// of an earlier start.
+// TestServeRefusesDisksThatLookTheSame checks identities from the settings, and those that an
+// earlier start gave to a disk.
 func TestServeRefusesDisksThatLookTheSame(t *testing.T) {
 	l := newPlace(t, "a.raw", "b.raw")
 	refuses := func(want int, settings string, parts ...string) {
@@ -302,8 +302,8 @@ func TestServeRefusesDisksThatLookTheSame(t *testing.T) {
 	require.Equal(t, exitDone, p.terminate())
 }
 
-// TestServeWithFewDescriptors says what to do where there are not enough of them, for the images or
-// for their disks.
+// TestServeWithFewDescriptors checks that the message says what to do if there are too few
+// descriptors, for the images or for their disks.
 func TestServeWithFewDescriptors(t *testing.T) {
 	var images []string
 	for i := range 40 {
@@ -326,8 +326,7 @@ func TestServeRemovesAStaleReadyFile(t *testing.T) {
 	require.NoFileExists(t, l.readyFile())
 }
 
-// TestASecondStartLeavesTheFirstReady starts a daemon where one is running, with all the same
-// settings.
+// TestASecondStartLeavesTheFirstReady starts a second daemon with the same settings.
 func TestASecondStartLeavesTheFirstReady(t *testing.T) {
 	l := newPlace(t, "a.raw")
 	p := l.serve(t)
@@ -343,7 +342,7 @@ func TestASecondStartLeavesTheFirstReady(t *testing.T) {
 	require.NoFileExists(t, l.readyFile())
 }
 
-// TestTwoDaemonsWithOneReadyFile starts two that have nothing in common but that, as with its
+// TestTwoDaemonsWithOneReadyFile starts two daemons that share only the ready file, as with its
 // default on one machine.
 func TestTwoDaemonsWithOneReadyFile(t *testing.T) {
 	l, other := newPlace(t, "a.raw"), newPlace(t, "a.raw")
@@ -352,7 +351,7 @@ func TestTwoDaemonsWithOneReadyFile(t *testing.T) {
 	status, _, stderr := run(t, other.env, "serve")
 	require.Equal(t, exitFailed, status)
 	require.Contains(t, stderr, l.readyFile())
-	require.Contains(t, stderr, "another daemon, which is running")
+	require.Contains(t, stderr, "of another running daemon")
 	require.FileExists(t, l.readyFile(), "the first one is ready still")
 	require.NoError(t, p.cmd.Process.Kill())
 	p.status()
@@ -363,7 +362,7 @@ func TestTwoDaemonsWithOneReadyFile(t *testing.T) {
 	require.NoFileExists(t, l.readyFile())
 }
 
-// TestServeLeavesWhatIsNoReadyFile gives the ready file the name of something else by mistake.
+// TestServeLeavesWhatIsNoReadyFile names another file as the ready file by mistake.
 func TestServeLeavesWhatIsNoReadyFile(t *testing.T) {
 	l := newPlace(t, "a.raw")
 	image := filepath.Join(l.dir, "disk", "a.raw")
@@ -385,8 +384,8 @@ func TestServeLeavesWhatIsNoReadyFile(t *testing.T) {
 	}
 }
 
-// TestServeRefusesToKeepDisksAmongImages has one directory for the images and for a disk: the next
-// start would take the disk's files for images.
+// TestServeRefusesToKeepDisksAmongImages uses one directory for images and disks: the next start
+// would take the disk's files for images.
 func TestServeRefusesToKeepDisksAmongImages(t *testing.T) {
 	l := newPlace(t, "a.raw")
 	images := filepath.Join(l.dir, "disk")
@@ -456,8 +455,8 @@ func TestStatusTellsWhoHasALUN(t *testing.T) {
 	require.Equal(t, exitDone, p.terminate())
 }
 
-// TestNoSecretIsShown serves with CHAP in both directions and looks for the secrets in everything
-// that can be seen.
+// TestNoSecretIsShown serves with CHAP in both directions, and looks for the secrets in everything
+// visible.
 func TestNoSecretIsShown(t *testing.T) {
 	const mutual = "another-correct-horse-battery"
 	l := newPlace(t, "a.raw")

@@ -24,9 +24,9 @@ func (a Address) String() string {
 // Loopback says that only this machine (or this pod) can reach the address.
 func (a Address) Loopback() bool { return a.Addr.IsValid() && a.Addr.IsLoopback() }
 
-// Network is what net.Listen takes, where all are listened on. An address is bound for its own
-// family, so that 0.0.0.0 and [::] can stand side by side; [::] alone takes IPv4 too, as is usual
-// on Linux.
+// Network returns the network for net.Listen, given all addresses to listen on. 0.0.0.0 and [::]
+// side by side are each bound for their own family. [::] alone takes IPv4 too, as is usual on
+// Linux.
 func (a Address) Network(all []Address) string {
 	other4 := func(o Address) bool { return o.Addr.Is4() && o.Port == a.Port }
 	switch {
@@ -41,7 +41,7 @@ func (a Address) Network(all []Address) string {
 }
 
 // Clashes says that only one of two addresses can be bound: they are the same, or one of them
-// stands for every address of the other's family, or of both.
+// covers the other.
 func (a Address) Clashes(o Address) bool {
 	switch {
 	case a.Port != o.Port || a.Port == 0:

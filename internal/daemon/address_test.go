@@ -35,7 +35,7 @@ func TestPortalNetworks(t *testing.T) {
 	}
 }
 
-// TestClashes compares what is refused with what the kernel refuses.
+// TestClashes compares Clashes with what the kernel refuses.
 func TestClashes(t *testing.T) {
 	for text, want := range map[string]bool{
 		"127.0.0.1 127.0.0.1": true, "127.0.0.1 127.0.0.2": false, "127.0.0.1 0.0.0.0": true,
@@ -51,7 +51,8 @@ func TestClashes(t *testing.T) {
 			one, two, _ := strings.Cut(text, " ")
 			var all []Address
 			bindable := false
-			// Somebody else may have the port at one of the addresses: then another port shows it.
+			// Another process may have the port at one of the addresses. Then another port shows
+			// it.
 			for tries := 0; tries < 8 && !bindable; tries++ {
 				free, err := net.Listen("tcp", ":0")
 				require.NoError(t, err)
@@ -92,7 +93,7 @@ func TestListenAllBindsAllOrNone(t *testing.T) {
 	require.ErrorContains(t, err, "does not have the address")
 }
 
-// mustAddress reads an address with or without a port, which is then 3260.
+// mustAddress parses an address. Without a port it gets port 3260.
 func mustAddress(t *testing.T, text string) Address {
 	t.Helper()
 	if addr, err := netip.ParseAddr(strings.Trim(text, "[]")); err == nil {

@@ -11,7 +11,7 @@ import (
 	"kubevirt.io/disk/pages"
 )
 
-// announce tells the log what is served and how to log in.
+// announce logs what is served and how to log in.
 func (d *Daemon) announce() {
 	s := d.Status()
 	for _, l := range s.LUNs {
@@ -45,7 +45,8 @@ func (d *Daemon) announceLUN(l pages.LUNStatus) {
 		zap.String("serial", l.Serial), zap.String("naa", l.NAA))
 }
 
-// Reachable replaces an address that stands for all by one that a client on this machine can use.
+// Reachable replaces an address that stands for every address by one that a client on this machine
+// can use.
 func Reachable(address string) string {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {

@@ -27,11 +27,10 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// patience bounds what a test waits for; none passes or fails by how long something takes within
-// it.
+// patience limits what a test waits for. No result depends on how long something takes within it.
 const patience = time.Minute
 
-// running is a daemon that runs in this process.
+// running is a daemon in this process.
 type running struct {
 	*Daemon
 	t     *testing.T
@@ -40,7 +39,7 @@ type running struct {
 	ended chan error
 }
 
-// options are those of a daemon of its own directory with raw images of 64 KiB.
+// options returns the options of a daemon with its own directory and raw images of 64 KiB.
 func options(t *testing.T, images ...string) Options {
 	t.Helper()
 	dir := t.TempDir()
@@ -95,14 +94,14 @@ func start(t *testing.T, opt Options) *running {
 	case <-r.Ready():
 	case err := <-r.ended:
 		require.NoError(t, err)
-		require.Fail(t, "it has ended before it was ready")
+		require.Fail(t, "the daemon ended before it was ready")
 	case <-time.After(patience):
-		require.Fail(t, "it does not become ready")
+		require.Fail(t, "the daemon does not become ready")
 	}
 	return r
 }
 
-// end stops the daemon and returns what Run does.
+// end stops the daemon and returns the error of Run.
 func (r *running) end() error {
 	r.t.Helper()
 	r.stop()
@@ -110,7 +109,7 @@ func (r *running) end() error {
 	case err := <-r.ended:
 		return err
 	case <-time.After(patience):
-		require.Fail(r.t, "it does not end")
+		require.Fail(r.t, "the daemon does not end")
 		return nil
 	}
 }
@@ -140,8 +139,8 @@ const (
 	initiatorB = "iqn.2026-01.test:b"
 )
 
-// TestTwoDaemonsInOneProcess serve images of the same name under the same LUN, and share nothing:
-// neither content nor sessions, settings, handovers, metrics, or an end.
+// TestTwoDaemonsInOneProcess lets two daemons serve images of the same name under the same LUN.
+// They share nothing: no content, sessions, settings, handovers, metrics or end.
 func TestTwoDaemonsInOneProcess(t *testing.T) {
 	first, second := start(t, options(t, "a.raw")), start(t, options(t, "a.raw", "b.raw"))
 	require.Len(t, first.Status().LUNs, 1)
@@ -186,7 +185,7 @@ func TestTwoDaemonsInOneProcess(t *testing.T) {
 	second.login(initiatorB, 1).MustGood(t, targettest.Read10(1, 0, 1))
 	require.NoError(t, second.end())
 
-	// Of all that was acknowledged, nothing is lost.
+	// No acknowledged write is lost.
 	again := start(t, first.opt)
 	require.Equal(t, data, again.login(initiatorA, 1).MustGood(t, targettest.Read10(1, 0, 1)).Data)
 	require.NoError(t, again.end())
@@ -196,7 +195,7 @@ func credential(user, password string) chap.Credential {
 	return chap.Credential{Username: user, Secret: chap.NewSecret(password)}
 }
 
-// TestOptions: what is missing is an error at once, and the rest has a default that works.
+// TestOptions checks that a missing option is an error at once, and that the others have defaults.
 func TestOptions(t *testing.T) {
 	whole := Options{
 		Images: Images{Paths: []string{"a"}}, WorkDir: "w", Portals: []Address{loopback()},
@@ -223,7 +222,8 @@ func TestOptions(t *testing.T) {
 	require.NoError(t, d.end())
 }
 
-// TestBeforeItIsReady: what needs the target is an error, and the end is none, however early.
+// TestBeforeItIsReady: before the daemon is ready, calls that need the target fail. Stopping it is
+// never an error.
 func TestBeforeItIsReady(t *testing.T) {
 	d, err := New(options(t, "a.raw"))
 	require.NoError(t, err)
@@ -239,12 +239,12 @@ func TestBeforeItIsReady(t *testing.T) {
 	require.NoFileExists(t, d.opt.ReadyFile)
 	select {
 	case <-d.Ready():
-		require.Fail(t, "it was never ready")
+		require.Fail(t, "the daemon was never ready")
 	default:
 	}
 }
 
-// TestReplacedCredentials count for new logins.
+// TestReplacedCredentials checks that replaced credentials count for new logins.
 func TestReplacedCredentials(t *testing.T) {
 	opt := options(t, "a.raw")
 	opt.CHAP.Initiator = credential("user", "correct-horse-battery")

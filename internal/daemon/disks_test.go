@@ -24,7 +24,7 @@ import (
 	"kubevirt.io/disk/pages"
 )
 
-// brokenDisk is a disk of which a flush has failed, or hangs.
+// brokenDisk is a disk whose flush fails or hangs.
 type brokenDisk struct {
 	failed, closed atomic.Bool
 	hang           chan struct{}
@@ -49,7 +49,7 @@ func (b *brokenDisk) Flush() error {
 func (b *brokenDisk) Size() int64  { return 512 }
 func (b *brokenDisk) Close() error { b.closed.Store(true); return nil }
 
-// testNames is how a person sets what the tests look for in messages.
+// testNames are the names of settings that the tests expect in messages.
 var testNames = map[Setting]Name{
 	SettingImageDir:  {"--disk-dir", "DISK_DIR"},
 	SettingPortals:   {"--listen", "LISTEN"},
@@ -60,10 +60,10 @@ var testNames = map[Setting]Name{
 	SettingDisks:     {`"disks" in the file`, ""},
 }
 
-// loopback is a free port of this machine.
+// loopback returns an address with a free port of this machine.
 func loopback() Address { return Address{Addr: netip.AddrFrom4([4]byte{127, 0, 0, 1})} }
 
-// newTestDaemon makes a daemon that shows a disk as served, without a target.
+// newTestDaemon makes a daemon without a target that shows a disk as served.
 func newTestDaemon(t *testing.T, d disk.Disk) *Daemon {
 	t.Helper()
 	daemon, err := New(Options{
@@ -109,7 +109,7 @@ func TestADiskThatHasFailedIsShownEverywhere(t *testing.T) {
 	_, page = look("/status")
 	require.Contains(t, page, disk.ErrFailed.Error())
 	require.ErrorContains(t, d.flushDisks(t.Context()), "acknowledged data may be lost",
-		"a stop is no success either")
+		"the stop fails too")
 }
 
 func TestAFlushThatHangsEndsWithTheDeadline(t *testing.T) {
@@ -122,8 +122,8 @@ func TestAFlushThatHangsEndsWithTheDeadline(t *testing.T) {
 	require.False(t, b.closed.Load())
 }
 
-// Disks are closed all at once: each may wait for what it reads in the background, and a stop has
-// one time for them all.
+// TestDisksAreClosedAtOnce: closing a disk may wait for its background reads, and all disks share
+// the time of a stop. So they are closed at the same time.
 func TestDisksAreClosedAtOnce(t *testing.T) {
 	const disks = 40
 	var entered atomic.Int32
@@ -146,7 +146,7 @@ func TestDisksAreClosedAtOnce(t *testing.T) {
 	require.NoError(t, forAll(0, 0, nil))
 }
 
-// Who may not open enough files is told how many the disks take.
+// TestTooFewDescriptors checks that the error says how many descriptors the disks need.
 func TestTooFewDescriptors(t *testing.T) {
 	d := newTestDaemon(t, &brokenDisk{})
 	too := d.explainDescriptors(&os.PathError{Op: "open", Path: "x", Err: syscall.EMFILE})
@@ -160,8 +160,8 @@ func TestTooFewDescriptors(t *testing.T) {
 	require.Equal(t, syscall.ENOSPC, d.explainDescriptors(syscall.ENOSPC))
 }
 
-// TestTakenPagePort: who is called as the original wrapper shares a pod's network with others of
-// its kind, and serves without pages.
+// TestTakenPagePort: a daemon that is called like the original wrapper shares a pod's network with
+// others of its kind. If the port of the pages is taken, it serves without them.
 func TestTakenPagePort(t *testing.T) {
 	taken, err := net.Listen("tcp4", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -177,7 +177,7 @@ func TestTakenPagePort(t *testing.T) {
 	require.NoError(t, err)
 	closePages()
 
-	// Only a taken port is let pass.
+	// Any other error still counts.
 	p.Addr = netip.MustParseAddr("192.0.2.1")
 	_, err = d.servePages(t.Context())
 	require.ErrorContains(t, err, "--metrics-listen")

@@ -8,7 +8,7 @@ import (
 	"syscall"
 )
 
-// listenAll binds every portal, or none.
+// listenAll binds all portals, or none.
 func listenAll(ctx context.Context, portals []Address, n names) ([]net.Listener, error) {
 	var all []net.Listener
 	for _, p := range portals {
@@ -30,12 +30,12 @@ func listen(ctx context.Context, a Address, all []Address) (net.Listener, error)
 
 func closeAll(listeners []net.Listener) {
 	for _, l := range listeners {
-		// A listener that the target has closed already says so; there is nothing to lose.
+		// An error means that the target has closed the listener already.
 		_ = l.Close()
 	}
 }
 
-// explainListen says what to do about the errors that people meet.
+// explainListen says what to do about common errors of binding a port.
 func (n names) explainListen(err error, what string, a Address, s Setting, more ...Setting) error {
 	one := n.of(s).String()
 	all := one

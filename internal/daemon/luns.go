@@ -10,13 +10,13 @@ import (
 	"kubevirt.io/disk/pages"
 )
 
-// Add serves one more disk, beside those that are there, and returns its LUN: the one of its
-// settings, or the lowest that is free. It returns when initiators can use it; in mode clone its
-// image is copied meanwhile. The image is the daemon's from now on, also after an error.
+// Add serves one more disk and returns its LUN: the LUN of its settings, or the lowest free one. It
+// returns when initiators can use the disk. In mode clone the image is still being copied then. The
+// image belongs to the daemon from now on, also after an error.
 //
-// Add is for when every LUN can be used (Ready). A disk that is added is not part of the settings
-// that Reload takes up, and nobody adds it again at the next start: an ephemeral one is then
-// forgotten, unless its image is in the directory of images by then.
+// Call Add when every LUN can be used (Ready). Reload does not change an added disk, and the next
+// start does not add it again. That start forgets an ephemeral one unless its image is then in the
+// directory of images.
 func (d *Daemon) Add(ctx context.Context, disk Disk) (lun uint16, err error) {
 	srv, err := d.serving()
 	if err == nil {
@@ -57,12 +57,12 @@ func (d *Daemon) Add(ctx context.Context, disk Disk) (lun uint16, err error) {
 	return s.lun, nil
 }
 
-// Remove stops serving a disk. Commands to it end with LOGICAL UNIT NOT SUPPORTED, and nobody
-// else's wait for that. When Remove returns nil, the disk is flushed and closed, and what was
-// written to it stays in its directory.
+// Remove stops serving a disk. Commands to it then end with LOGICAL UNIT NOT SUPPORTED; commands to
+// other LUNs do not wait. If Remove returns nil, the disk is flushed and closed, and its data stays
+// in its directory.
 //
-// A command that hangs in the disk keeps it open. When ctx ends before that, the error says so, and
-// the disk is closed when the command returns.
+// A command that hangs in the disk keeps it open. If ctx ends before the command does, the error
+// says so, and the disk is closed when the command returns.
 func (d *Daemon) Remove(ctx context.Context, lun uint16) error {
 	srv, err := d.serving()
 	if err != nil {
@@ -83,7 +83,7 @@ func (d *Daemon) Remove(ctx context.Context, lun uint16) error {
 	}
 	d.control.Removed(lun)
 	d.measure()
-	d.log.Info("a LUN was removed", zap.Uint16("lun", lun), zap.String("image", s.name))
+	d.log.Info("removed a LUN", zap.Uint16("lun", lun), zap.String("image", s.name))
 	closed := make(chan error, 1)
 	go func() {
 		defer d.disks.changes.Done()
@@ -99,7 +99,7 @@ func (d *Daemon) Remove(ctx context.Context, lun uint16) error {
 	}
 }
 
-// statusOf is what /status shows of a disk.
+// statusOf returns the /status entry of a disk.
 func (t *table) statusOf(s *servedDisk) pages.LUNStatus {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -23,7 +23,7 @@ const (
 	lunsChanged  = "06/3F/0E"
 )
 
-// laterDisk is a disk of an image that is in no directory of a daemon.
+// laterDisk makes a disk whose image is not in the directory of a daemon.
 func laterDisk(t *testing.T, dir, name string) Disk {
 	t.Helper()
 	path := filepath.Join(dir, name)
@@ -38,8 +38,8 @@ func openImage(t *testing.T, path string) *image.Image {
 	return img
 }
 
-// TestAddAndRemove serves a second disk beside one that is used, and takes it away again. What was
-// written to it is there when it comes back.
+// TestAddAndRemove adds a second disk beside one in use, and removes it. When the disk comes back,
+// its data is there.
 func TestAddAndRemove(t *testing.T) {
 	d := start(t, options(t, "a.raw"))
 	s := d.login(initiatorA, 1)
@@ -86,7 +86,7 @@ func TestAddAndRemove(t *testing.T) {
 	require.Equal(t, data, s.MustGood(t, targettest.Read10(9, 0, 1)).Data)
 	require.True(t, d.Status().LUNs[1].ReadOnly)
 
-	// Also the first one can go, and the last.
+	// The first LUN can go too, and so can the last.
 	require.NoError(t, d.Remove(t.Context(), 1))
 	_, err = d.Reload(Settings{})
 	require.NoError(t, err)
@@ -98,7 +98,7 @@ func TestAddAndRemove(t *testing.T) {
 	require.ErrorIs(t, err, errStopping)
 }
 
-// TestAddRefuses a disk that cannot be served, and leaves everything as it was.
+// TestAddRefuses checks that Add refuses a disk that cannot be served, and changes nothing.
 func TestAddRefuses(t *testing.T) {
 	d := start(t, options(t, "a.raw"))
 	dir := t.TempDir()
@@ -128,13 +128,14 @@ func TestAddRefuses(t *testing.T) {
 		_, err = one.Image.ReadAt(make([]byte, 512), 0)
 		require.Error(t, err, "%s: the image is closed", name)
 	}
-	// Nothing is left of those: the disk can be served.
+	// Nothing is left of the refused disks: this one can be served.
 	_, err := d.Add(t.Context(), laterDisk(t, dir, "b.raw"))
 	require.NoError(t, err)
 	require.NoError(t, d.end())
 }
 
-// TestRemoveThatDoesNotWait: who cannot wait for the disk is told, and it is closed all the same.
+// TestRemoveThatDoesNotWait: if the caller cannot wait for the disk, the error says so. The disk is
+// closed later.
 func TestRemoveThatDoesNotWait(t *testing.T) {
 	d := start(t, options(t, "a.raw"))
 	disk := laterDisk(t, t.TempDir(), "b.raw")
@@ -142,7 +143,7 @@ func TestRemoveThatDoesNotWait(t *testing.T) {
 	require.NoError(t, err)
 	impatient, end := context.WithCancel(t.Context())
 	end()
-	if err := d.Remove(impatient, 2); err != nil { // it may have been closed as fast
+	if err := d.Remove(impatient, 2); err != nil { // it may have been closed in time
 		require.ErrorIs(t, err, context.Canceled)
 		require.ErrorContains(t, err, `LUN 2 ("b.raw") is removed, and its disk is closed when`)
 	}
@@ -154,13 +155,13 @@ func TestRemoveThatDoesNotWait(t *testing.T) {
 	require.NoError(t, again.Close())
 }
 
-// TestHandoverOfALUNThatGoes: the time of its handover ends with it, and the disk that has the
-// number next is not handed over when that would have run out.
+// TestHandoverOfALUNThatGoes: the timer of a handover stops with its LUN. The next disk with that
+// number is not handed over when the time would be over.
 func TestHandoverOfALUNThatGoes(t *testing.T) {
 	d := start(t, options(t, "a.raw"))
 	dir := t.TempDir()
 	disk := laterDisk(t, dir, "b.raw")
-	disk.Dir = filepath.Join(dir, "volume") // so that the handover is kept with the disk
+	disk.Dir = filepath.Join(dir, "volume") // so the handover is stored with the disk
 	_, err := d.Add(t.Context(), disk)
 	require.NoError(t, err)
 	ask := control.Client{Socket: d.opt.ControlSocket}
@@ -184,8 +185,8 @@ func TestHandoverOfALUNThatGoes(t *testing.T) {
 	require.NoError(t, d.end())
 }
 
-// TestStopWhileLUNsComeAndGo: whatever the stop meets, every disk is closed when Run returns, or by
-// who adds it.
+// TestStopWhileLUNsComeAndGo stops the daemon while disks come and go. When Run returns, every disk
+// is closed, or the goroutine that adds it closes it.
 func TestStopWhileLUNsComeAndGo(t *testing.T) {
 	const adders = 4
 	for range 5 {

@@ -11,7 +11,7 @@ import (
 	"kubevirt.io/disk/pages"
 )
 
-// servePages starts the pages before anything else, so that a start that takes long can be watched.
+// servePages starts the pages first, so that people can watch a long start.
 func (d *Daemon) servePages(ctx context.Context) (closePages func(), err error) {
 	at := d.opt.Pages
 	if at == nil {
@@ -34,21 +34,21 @@ func (d *Daemon) servePages(ctx context.Context) (closePages func(), err error) 
 	d.mu.Unlock()
 	d.log.Info("metrics", zap.String("address", address))
 	go func() {
-		// It returns when the server is closed; that nobody scrapes any more is no reason to stop
-		// serving disks.
+		// Serve returns when the server is closed. If it fails earlier, the daemon keeps serving
+		// disks.
 		_ = srv.Serve(l)
 	}()
 	return func() { _ = srv.Close() }, nil
 }
 
-// PagesAddress is where the pages are, as bound; "": there are none, or none yet.
+// PagesAddress returns the address of the pages as bound, or "" if there are none, or none yet.
 func (d *Daemon) PagesAddress() string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.pagesAt
 }
 
-// pages are all pages of the daemon.
+// pages returns a handler for all pages of the daemon.
 func (d *Daemon) pages(log *zap.Logger) http.Handler {
 	mux := http.NewServeMux()
 	pages.Register(mux, pages.Source{Status: d.Status, Ready: d.isReady, Health: d.healthy})

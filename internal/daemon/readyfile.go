@@ -12,20 +12,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// readyText is what the ready file holds, by which it is known again.
+// readyText is the content by which a ready file is recognised.
 const readyText = "ready\n"
 
-// readyFile tells probes that the LUNs can be used. The daemon that has made it keeps it locked, so
-// that another one of the same setting knows it from what a killed one has left.
+// readyFile tells probes that the LUNs can be used. The daemon that made it keeps it locked. So
+// another daemon with the same setting can tell it from the file of a killed daemon.
 type readyFile struct {
 	path string   // "": none
 	name Name     // of the setting, for messages
 	made *os.File // nil: not yet
 }
 
-// clear removes what a run that was killed has left, as it would tell a probe that this one is
-// ready. Any other thing of that name stays, and is an error: the name may be a slip and be that of
-// an image, or be /dev/null in order to have no file.
+// clear removes the ready file of a killed daemon, because a probe would take this one for ready.
+// Anything else with that name stays and is an error: the name may be a slip, such as the path of
+// an image. /dev/null is allowed and means no file.
 func (r *readyFile) clear() error {
 	if r.path == "" {
 		return nil
@@ -36,8 +36,7 @@ func (r *readyFile) clear() error {
 	if err := r.unlink(); err != nil {
 		return err
 	}
-	// Otherwise that would show when the disks are made, which may take long, and initiators are
-	// logging in.
+	// Fail now. Later, the disks may have taken long to make, and initiators are logging in.
 	dir := filepath.Dir(r.path)
 	if err := unix.Faccessat(unix.AT_FDCWD, dir, unix.W_OK|unix.X_OK, unix.AT_EACCESS); err != nil {
 		return r.unmakeable(&fs.PathError{Op: "access", Path: dir, Err: err})
@@ -45,13 +44,13 @@ func (r *readyFile) clear() error {
 	return nil
 }
 
-// unmakeable says what to do where there can be no ready file.
+// unmakeable says what to do if the ready file cannot be made.
 func (r *readyFile) unmakeable(err error) error {
-	return fmt.Errorf("the ready file cannot be made, so that no probe would see that the LUNs "+
+	return fmt.Errorf("the ready file cannot be made, so no probe would see that the LUNs "+
 		"are ready: choose another place with %s, or none by an empty one: %w", r.name, err)
 }
 
-// checkPlace refuses to take the place of what is not this daemon's.
+// checkPlace returns an error if the path holds something that is not this daemon's.
 func (r *readyFile) checkPlace() error {
 	what := foreign(r.path)
 	if what == "" {
@@ -61,13 +60,12 @@ func (r *readyFile) checkPlace() error {
 		"%s, or none by an empty one", r.path, what, r.name)
 }
 
-// write makes the file. It appears with its content at once, because a probe may read it at any
-// moment.
+// write makes the file. It appears with its content, because a probe may read it at any moment.
 func (r *readyFile) write() error {
 	if r.path == "" {
 		return nil
 	}
-	// Another daemon may have become ready since this one was started.
+	// Another daemon may have become ready meanwhile.
 	if err := r.checkPlace(); err != nil {
 		return err
 	}
@@ -79,15 +77,14 @@ func (r *readyFile) write() error {
 	return nil
 }
 
-// remove takes the file away, unless something else is in its place: another daemon's, or what was
-// the reason not to make one.
+// remove removes the file, unless something else has replaced it, such as another daemon's file.
 func (r *readyFile) remove() error {
 	if r.path == "" {
 		return nil
 	}
 	own := r.isOwn()
 	if r.made != nil {
-		_ = r.made.Close() // nothing is written any more
+		_ = r.made.Close() // the file is complete
 		r.made = nil
 	}
 	if !own && foreign(r.path) != "" {
@@ -96,7 +93,7 @@ func (r *readyFile) remove() error {
 	return r.unlink()
 }
 
-// isOwn says whether the file that was made is in its place, whatever it may hold by now.
+// isOwn says whether the path still holds the file that was made, whatever its content is now.
 func (r *readyFile) isOwn() bool {
 	if r.made == nil {
 		return false
@@ -105,26 +102,25 @@ func (r *readyFile) isOwn() bool {
 	return err == nil && inPlace(made, r.path)
 }
 
-// inPlace says whether what was made is what has the name now, and nobody has put something else
-// there.
+// inPlace says whether path still names the file that was made.
 func inPlace(made fs.FileInfo, path string) bool {
 	there, err := os.Lstat(path)
 	return err == nil && os.SameFile(made, there)
 }
 
-// foreign says what is in the place of the ready file, "" where that is nothing or a ready file. An
-// empty one is too, as touch makes it.
+// foreign describes what is in the place of the ready file. It returns "" for nothing, for a ready
+// file, and for an empty file, as touch makes it.
 func foreign(path string) string {
 	info, err := os.Lstat(path)
 	switch {
 	case err != nil:
-		return "" // what else is wrong shows when it is removed
+		return "" // any other error shows when it is removed
 	case info.IsDir():
 		return "a directory"
 	case !info.Mode().IsRegular():
-		return "something that is no regular file"
+		return "something that is not a regular file"
 	case lockedByDaemon(path):
-		return "that of another daemon, which is running"
+		return "the ready file of another running daemon"
 	case info.Size() == 0:
 		return ""
 	}
@@ -140,8 +136,8 @@ func foreign(path string) string {
 	return "a file with other content"
 }
 
-// lockedByDaemon says whether the daemon that has made a ready file is running. Where a file system
-// has no locks, it seems not to be.
+// lockedByDaemon says whether the daemon that made a ready file is running. On a file system
+// without locks it returns false.
 func lockedByDaemon(path string) bool {
 	f, err := openUnlinked(path)
 	if err != nil {
@@ -151,23 +147,23 @@ func lockedByDaemon(path string) bool {
 	return errors.Is(unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB), unix.EWOULDBLOCK)
 }
 
-// openUnlinked opens a file that was a regular one a moment ago. A link or a pipe that has its
-// place by now is not followed or waited for.
+// openUnlinked opens a file that was a regular file a moment ago. If a link or a pipe has replaced
+// it, it neither follows nor waits.
 func openUnlinked(path string) (*os.File, error) {
 	return os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 }
 
-// writeAtomically makes a file that is locked as long as it is open.
+// writeAtomically makes a file and returns it open and locked.
 func writeAtomically(path, text string) (f *os.File, err error) {
 	f, err = os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
 	if err != nil {
 		return nil, err
 	}
-	// Without locks it is as good a ready file.
+	// The ready file also works without a lock.
 	_ = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	_, err = f.WriteString(text)
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
-		// An empty one says as much, and copying or a guest may have taken all space just now.
+		// An empty file says as much. Copying or a guest may have just taken all space.
 		err = f.Truncate(0)
 	}
 	// A probe may run as another user.
@@ -188,11 +184,11 @@ func (r *readyFile) unlink() error {
 	case err == nil, errors.Is(err, fs.ErrNotExist):
 		return nil
 	case errors.Is(err, syscall.EROFS):
-		// Said even of a file that is not there, which is as well: it could not be made later
-		// either.
+		// The kernel says this even of a missing file. That is right here: the file could not be
+		// made later either.
 		return fmt.Errorf("the ready file %q is on a read-only file system: mount a volume there, "+
 			"or choose another place with %s, or none by an empty one", r.path, r.name)
 	}
-	return fmt.Errorf("the ready file cannot be removed, so that probes would take the LUNs for "+
+	return fmt.Errorf("the ready file cannot be removed, so probes would take the LUNs for "+
 		"ready: remove it, or choose another place with %s: %w", r.name, err)
 }

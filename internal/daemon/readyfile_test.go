@@ -31,7 +31,7 @@ func TestReadyFile(t *testing.T) {
 	require.NoFileExists(t, path)
 	require.NoError(t, r.write(), "again")
 	require.NoError(t, os.Remove(path))
-	require.NoError(t, r.remove(), "somebody else was first")
+	require.NoError(t, r.remove(), "it was removed already")
 	var none readyFile
 	require.NoError(t, none.clear())
 	require.NoError(t, none.write())
@@ -41,14 +41,14 @@ func TestReadyFile(t *testing.T) {
 	require.Error(t, r.clear())
 	require.Error(t, r.write())
 	require.NoError(t, r.remove())
-	require.DirExists(t, path, "it is not that of this daemon")
+	require.DirExists(t, path, "the directory is not this daemon's")
 	files, err = os.ReadDir(dir)
 	require.NoError(t, err)
 	require.Len(t, files, 1)
 }
 
-// TestReadyFileLeavesWhatIsNotItsOwn: what came into its place while the disks were made stays when
-// the daemon fails or stops.
+// TestReadyFileLeavesWhatIsNotItsOwn replaces the file while the disks are made. A daemon that
+// fails or stops leaves the replacement alone.
 func TestReadyFileLeavesWhatIsNotItsOwn(t *testing.T) {
 	for name, place := range map[string]func(path string) error{
 		"a file": func(path string) error {
@@ -80,8 +80,8 @@ func TestReadyFileLeavesWhatIsNotItsOwn(t *testing.T) {
 	}
 }
 
-// TestReadyFileIsRemovedWhateverItHolds: a person who has written into it leaves no probe that
-// takes a stopped daemon for ready.
+// TestReadyFileIsRemovedWhateverItHolds: a person may have written into the file. It is removed all
+// the same, so that no probe takes a stopped daemon for ready.
 func TestReadyFileIsRemovedWhateverItHolds(t *testing.T) {
 	r := testReadyFile(filepath.Join(t.TempDir(), "healthy"))
 	require.NoError(t, r.write())
@@ -90,8 +90,8 @@ func TestReadyFileIsRemovedWhateverItHolds(t *testing.T) {
 	require.NoFileExists(t, r.path)
 }
 
-// TestReadyFileOfTwo: whoever of two daemons becomes ready first has the file, and the other one
-// neither takes it over nor removes it.
+// TestReadyFileOfTwo: the first daemon that becomes ready gets the file. The other one neither
+// takes it over nor removes it.
 func TestReadyFileOfTwo(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "healthy")
 	first, second := testReadyFile(path), testReadyFile(path)
@@ -100,7 +100,7 @@ func TestReadyFileOfTwo(t *testing.T) {
 	require.NoError(t, first.write())
 	for _, take := range []func() error{second.write, second.clear} {
 		err := take()
-		require.ErrorContains(t, err, "another daemon, which is running")
+		require.ErrorContains(t, err, "of another running daemon")
 		require.ErrorContains(t, err, "--ready-file (READY_FILE)")
 	}
 	require.NoError(t, second.remove())
@@ -109,14 +109,13 @@ func TestReadyFileOfTwo(t *testing.T) {
 	require.NoFileExists(t, path)
 
 	require.NoError(t, first.write())
-	require.NoError(t, first.made.Close()) // as by kill -9
+	require.NoError(t, first.made.Close()) // as kill -9 does
 	require.NoError(t, second.clear())
 	require.NoFileExists(t, path)
 }
 
-// TestReadyFileWithoutSpace lets files grow to three bytes only, which is as a full file system.
-// The limit is that of a process, and so one of its own: this one may have to write a log for go
-// test meanwhile.
+// TestReadyFileWithoutSpace limits files to three bytes, like a full file system. The limit applies
+// to a process, so the test runs in one of its own: this one may have to write a log for go test.
 func TestReadyFileWithoutSpace(t *testing.T) {
 	const limited = "KUBEVIRT_DISK_TEST_LIMITED"
 	if os.Getenv(limited) == "" {

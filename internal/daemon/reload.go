@@ -7,20 +7,21 @@ import (
 	"kubevirt.io/disk/target"
 )
 
-// Changes is what became of new settings: each of a disk, as "fedora.qcow2: read-only".
+// Changes says what became of new settings. Each entry names a disk and a setting, like
+// "fedora.qcow2: read-only".
 type Changes struct {
 	Done  []string // in force
-	Later []string // count when the disk is served the next time, with the reason if there is one
+	Later []string // take effect when the disk is served again, with the reason if there is one
 }
 
-// lunAccess is what of the server new settings are for.
+// lunAccess are the methods of the target that Reload needs.
 type lunAccess interface {
 	SetAccess(lun uint16, mode target.AccessMode, readOnly bool) error
 }
 
-// Reload puts new settings into force, as far as they can change while disks are served: the access
-// mode, and whether a LUN can be written. It is for the disks that are served from the beginning.
-// An error says what is wrong with the settings, and then nothing has changed.
+// Reload puts new settings into force if they can change while disks are served: the access mode,
+// and whether a LUN can be written. It covers the disks that are served from the start. After an
+// error nothing has changed.
 func (d *Daemon) Reload(next Settings) (Changes, error) {
 	srv, err := d.serving()
 	if err != nil {
@@ -45,14 +46,15 @@ func (d *Daemon) reload(next Settings, luns lunAccess) (all Changes, err error) 
 	return all, nil
 }
 
-// changeDisk gives a disk what of its new settings can change while it is served, each by itself,
-// and names what did and what did not.
+// changeDisk applies the settings of a disk that can change while it is served, each by itself, and
+// names what did and did not change.
 func (d *Daemon) changeDisk(s *servedDisk, next DiskSettings, luns lunAccess) (
 	done, later []string) {
 	now := d.disks.look(s).settings
 	keys := now.Differences(next)
 	if next.ReadOnly {
-		slices.Reverse(keys) // so that nobody writes who gets access only by the other change
+		// read-only before access-mode, so that nobody gets access and writes in between
+		slices.Reverse(keys)
 	}
 	for _, key := range keys {
 		name, to := s.name+": "+key, now
@@ -75,8 +77,8 @@ func (d *Daemon) changeDisk(s *servedDisk, next DiskSettings, luns lunAccess) (
 	return done, later
 }
 
-// ReplaceCredentials has new logins need other credentials; sessions go on. Whether initiators have
-// to authenticate at all cannot change.
+// ReplaceCredentials sets the credentials for new logins. Sessions go on. It cannot turn CHAP on or
+// off.
 func (d *Daemon) ReplaceCredentials(c chap.Config) error {
 	if d.auth == nil {
 		return errNoCHAP

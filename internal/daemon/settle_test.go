@@ -12,7 +12,7 @@ import (
 	"kubevirt.io/disk/target"
 )
 
-// foundNames are images of these names, and of no content.
+// foundNames returns empty images of these names.
 func foundNames(names ...string) (found []foundImage) {
 	for _, name := range names {
 		found = append(found, foundImage{name: name})
@@ -24,7 +24,8 @@ func single(s DiskSettings) SingleDisk {
 	return SingleDisk{DiskSettings: s, Source: "the source"}
 }
 
-// TestSettle: a disk is as all disks are, or as it is set up by itself; its LUN is its place.
+// TestSettle checks that a disk gets the settings for all disks or its own ones, and its place as
+// its LUN.
 func TestSettle(t *testing.T) {
 	d := newTestDaemon(t, &brokenDisk{})
 	common := DiskSettings{CopyMode: instance.CopyOnWrite, Size: 1 << 30}
@@ -48,7 +49,7 @@ func TestSettle(t *testing.T) {
 	}, got)
 }
 
-// TestSettleRefuses settings that the disks cannot have together.
+// TestSettleRefuses checks that settings that clash are errors.
 func TestSettleRefuses(t *testing.T) {
 	d := newTestDaemon(t, &brokenDisk{})
 	serial := DiskSettings{Identity: disk.Identity{Serial: "s"}}
@@ -79,7 +80,7 @@ func TestSettleRefuses(t *testing.T) {
 	}
 }
 
-// TestSettleBackingFiles: of one that is no disk of its own, only the format can be set.
+// TestSettleBackingFiles: only the format can be set for a backing file that is not a disk itself.
 func TestSettleBackingFiles(t *testing.T) {
 	d := newTestDaemon(t, &brokenDisk{})
 	found := []foundImage{{name: "top", backing: []string{"base"}}}
@@ -107,8 +108,8 @@ func TestMoreImagesThanLUNs(t *testing.T) {
 	require.ErrorContains(t, err, "16384 images are too many: a target has LUNs for 16383")
 }
 
-// TestTooLittleSpaceIsExplained: what takes less is named where a copy of the image does not fit,
-// and nowhere else.
+// TestTooLittleSpaceIsExplained checks that the message names smaller copy modes if a copy of the
+// image does not fit, and only then.
 func TestTooLittleSpaceIsExplained(t *testing.T) {
 	d := newTestDaemon(t, &brokenDisk{})
 	short := &image.SpaceError{Dir: "/work", What: "the expanded disk of a.raw",

@@ -10,14 +10,14 @@ import (
 // spaceWait is how long a page waits for the storage of a disk.
 const spaceWait = 200 * time.Millisecond
 
-// spaceGauge tells what space a disk takes and has. Storage that hangs, as a file server that is
-// gone, must not hold up the pages by which people look for the reason: it is asked once, and until
-// it answers the pages show what is known. A nil one knows nothing.
+// spaceGauge tells how much space a disk uses and has. Storage may hang, such as a file server that
+// is gone. That must not hold up the pages where people look for the reason. So the gauge asks
+// once, and shows the last answer until the next one arrives. A nil gauge knows nothing.
 type spaceGauge struct {
 	disk disk.Accountant
 
 	mu     sync.Mutex
-	last   *disk.Usage // guarded by mu; nil: not known
+	last   *disk.Usage // guarded by mu; nil: unknown
 	asking bool        // guarded by mu
 }
 
@@ -29,7 +29,7 @@ func newSpaceGauge(d disk.Disk) *spaceGauge {
 	return nil
 }
 
-// now returns nil where nothing is known.
+// now returns nil if nothing is known.
 func (g *spaceGauge) now() *disk.Usage {
 	if g == nil {
 		return nil
@@ -45,7 +45,7 @@ func (g *spaceGauge) now() *disk.Usage {
 	return g.last
 }
 
-// ask asks the storage, unless it still owes an answer: then it returns nil.
+// ask asks the storage, or returns nil if the last answer is still outstanding.
 func (g *spaceGauge) ask() (answered chan struct{}) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

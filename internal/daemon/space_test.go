@@ -26,7 +26,8 @@ func (a *accountant) Usage() (disk.Usage, error) {
 	return disk.Usage{Used: 1, Available: 2}, nil
 }
 
-// The page that is to tell of storage that hangs does not hang itself, and asks it once.
+// TestPagesDoNotWaitForStorage checks that the page does not hang with the storage, and asks it
+// only once.
 func TestPagesDoNotWaitForStorage(t *testing.T) {
 	require.Nil(t, newSpaceGauge(&brokenDisk{}).now())
 	a := &accountant{answer: make(chan error, 1)}
@@ -35,7 +36,7 @@ func TestPagesDoNotWaitForStorage(t *testing.T) {
 	a.answer <- nil
 	require.Equal(t, &pages.Space{Used: 1, Free: 2}, space())
 	for range 3 {
-		require.Equal(t, &pages.Space{Used: 1, Free: 2}, space(), "what is known")
+		require.Equal(t, &pages.Space{Used: 1, Free: 2}, space(), "the last answer")
 	}
 	a.answer <- errors.New("broken")
 	one := d.disks.all()[0]
@@ -45,10 +46,10 @@ func TestPagesDoNotWaitForStorage(t *testing.T) {
 		defer gauge.mu.Unlock()
 		return !gauge.asking
 	}, time.Minute, time.Millisecond)
-	require.Equal(t, 2, a.asked, "not before it has answered")
+	require.Equal(t, 2, a.asked, "asked again before the answer")
 	require.Nil(t, gauge.last)
 	a.answer <- nil
 	require.Equal(t, &pages.Space{Used: 1, Free: 2}, space())
 	require.NotNil(t, d.disks.take(one))
-	require.Nil(t, space(), "it is closed")
+	require.Nil(t, space(), "the disk is closed")
 }

@@ -11,7 +11,7 @@ import (
 	"kubevirt.io/disk/target"
 )
 
-// set says what the daemon is doing.
+// set sets the state of the daemon.
 func (d *Daemon) set(now pages.State) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -31,7 +31,7 @@ func (d *Daemon) setPortals(listeners []net.Listener) {
 	}
 }
 
-// isReady is nil once every LUN can be used, and otherwise says what is missing.
+// isReady returns nil once every LUN can be used. Otherwise it says what is missing.
 func (d *Daemon) isReady() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -41,7 +41,7 @@ func (d *Daemon) isReady() error {
 	return errors.New(string(d.state))
 }
 
-// healthy is nil unless a disk has failed.
+// healthy returns nil unless a disk has failed.
 func (d *Daemon) healthy() error {
 	var all []error
 	for _, s := range d.disks.all() {
@@ -52,8 +52,7 @@ func (d *Daemon) healthy() error {
 	return errors.Join(all...)
 }
 
-// Status is what the page /status shows. It may be asked at any time, and waits for no disk for
-// long.
+// Status returns the page /status. It may be called at any time, and waits for no disk for long.
 func (d *Daemon) Status() pages.Status {
 	d.mu.Lock()
 	srv := d.target
@@ -97,7 +96,7 @@ func (d *Daemon) Status() pages.Status {
 	return page
 }
 
-// status is what is known of the disks, and what tells the space of each.
+// status returns the status of all disks, and the gauge of each.
 func (t *table) status(ready bool) (luns []pages.LUNStatus, gauges []*spaceGauge) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -109,7 +108,7 @@ func (t *table) status(ready bool) (luns []pages.LUNStatus, gauges []*spaceGauge
 	return luns, gauges
 }
 
-// statusLocked is called with table.mu held.
+// The caller holds table.mu.
 func (s *servedDisk) statusLocked() pages.LUNStatus {
 	lun := pages.LUNStatus{
 		LUN:        s.lun,

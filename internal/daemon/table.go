@@ -12,38 +12,37 @@ import (
 	"kubevirt.io/disk/target"
 )
 
-// table holds the disks of a daemon, in the order in which people see them. No two have one LUN.
-// Any number of goroutines.
+// table holds the disks of a daemon, in the order in which people see them. Each has its own LUN.
+// It is safe for concurrent use.
 type table struct {
 	mu     sync.Mutex
 	disks  []*servedDisk // guarded by mu
-	closed bool          // guarded by mu; no change begins any more
+	closed bool          // guarded by mu; no new change may begin
 
-	// changes are disks that are being added or removed, whoever does that. It grows with mu held,
-	// and never once closed is set, so that it can be waited for.
+	// changes counts the disks that are being added or removed. It grows only with mu held and
+	// closed unset, so close can wait for it.
 	changes sync.WaitGroup
 }
 
-// servedDisk is a disk from when it is known until it is closed.
+// servedDisk is a disk, from when the daemon knows it until it is closed.
 type servedDisk struct {
 	lun      uint16
-	name     string // of its image
+	name     string // of the image
 	dir      string // of a persistent disk; "": it is in the work directory
 	format   image.Format
-	image    *image.Image    // nil: a persistent disk that is served without one
-	progress *image.Progress // nil: nothing is copied in its mode
+	image    *image.Image    // nil: a persistent disk without an image
+	progress *image.Progress // nil: its mode copies nothing
 
 	now diskState // guarded by table.mu
 
-	// ending is held while the disk is flushed or closed, so that none is closed that is being
-	// flushed.
+	// ending is held while the disk is flushed or closed, so that no disk is closed during a flush.
 	ending sync.Mutex
 }
 
-// diskState is what changes of a disk.
+// diskState is what can change about a disk.
 type diskState struct {
-	settings DiskSettings       // those in force
-	size     int64              // bytes; 0: not known yet
+	settings DiskSettings       // in force
+	size     int64              // bytes; 0: unknown yet
 	instance *instance.Instance // nil: not opened yet, or closed
 	space    *spaceGauge        // nil: it cannot tell
 	serving  bool               // the target has it
@@ -51,10 +50,11 @@ type diskState struct {
 
 func (s *servedDisk) String() string { return fmt.Sprintf("LUN %d (%q)", s.lun, s.name) }
 
-// errStopping is why there is no new disk.
+// errStopping says why a disk cannot be added.
 var errStopping = errors.New("the daemon is stopping")
 
-// begin is called before a disk is added or removed while the daemon runs, and changes.Done after.
+// begin must be called before a disk is added or removed while the daemon runs, and changes.Done
+// after.
 func (t *table) begin() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -65,7 +65,7 @@ func (t *table) begin() error {
 	return nil
 }
 
-// close waits until no disk is being added or removed, and lets nobody begin with that any more.
+// close waits for changes to end and lets no new one begin.
 func (t *table) close() {
 	t.mu.Lock()
 	t.closed = true
@@ -73,8 +73,8 @@ func (t *table) close() {
 	t.changes.Wait()
 }
 
-// add gives disks their places. A disk without a LUN gets the lowest that is free. Where one cannot
-// be added, none is.
+// add gives disks their places. A disk without a LUN gets the lowest free one. It adds all disks or
+// none.
 func (t *table) add(disks ...Disk) ([]*servedDisk, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -117,14 +117,14 @@ func newServedDisk(d Disk) *servedDisk {
 	return s
 }
 
-// opened notes what a disk was opened as.
+// opened records the instance of a disk.
 func (t *table) opened(s *servedDisk, inst *instance.Instance) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	s.now.instance, s.now.size, s.now.space = inst, inst.Size(), newSpaceGauge(inst.Disk)
 }
 
-// serves notes that the target has the disks.
+// serves records that the target has the disks.
 func (t *table) serves(disks ...*servedDisk) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -133,7 +133,7 @@ func (t *table) serves(disks ...*servedDisk) {
 	}
 }
 
-// drop takes a disk away that could not be added.
+// drop removes a disk that could not be added.
 func (t *table) drop(s *servedDisk) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -144,7 +144,7 @@ func (t *table) dropLocked(s *servedDisk) {
 	t.disks = slices.DeleteFunc(t.disks, func(o *servedDisk) bool { return o == s })
 }
 
-// remove takes away the disk that is served at a LUN.
+// remove removes the disk at a LUN from the table and returns it.
 func (t *table) remove(lun uint16) (*servedDisk, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -157,14 +157,14 @@ func (t *table) remove(lun uint16) (*servedDisk, error) {
 	return nil, fmt.Errorf("there is no LUN %d", lun)
 }
 
-// all are the disks that there are.
+// all returns all disks.
 func (t *table) all() []*servedDisk {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return slices.Clone(t.disks)
 }
 
-// served are the disks that the target has.
+// served returns the disks that the target has.
 func (t *table) served() []*servedDisk {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -173,7 +173,7 @@ func (t *table) served() []*servedDisk {
 	})
 }
 
-// take returns the instance of a disk, which is then the caller's to close; nil: there is none.
+// take returns the instance of a disk for the caller to close, or nil if there is none.
 func (t *table) take(s *servedDisk) *instance.Instance {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -182,7 +182,7 @@ func (t *table) take(s *servedDisk) *instance.Instance {
 	return inst
 }
 
-// look is a disk as it is at the moment.
+// look returns the current state of a disk.
 func (t *table) look(s *servedDisk) diskState {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -202,8 +202,8 @@ func (t *table) failure(s *servedDisk) error {
 	return s.failureLocked()
 }
 
-// failureLocked asks by a write of nothing, which changes nothing and waits for nothing: after a
-// failed flush every write returns ErrFailed.
+// failureLocked tests the disk with an empty write, which changes nothing and waits for nothing.
+// After a failed flush every write returns ErrFailed.
 func (s *servedDisk) failureLocked() error {
 	if s.now.instance == nil {
 		return nil

@@ -13,14 +13,14 @@ import (
 	"kubevirt.io/disk/disk/instance"
 )
 
-// explainVolume says what to do where the persistent directory is none.
+// explainVolume says what to do if the persistent directory cannot be used.
 func (d *Daemon) explainVolume(err error) error {
 	var what string
 	switch {
 	case errors.As(err, new(*instance.PersistentError)):
 		return err
 	case errors.Is(err, fs.ErrNotExist):
-		what = "does not exist, and is not made, as what is written there would not survive"
+		what = "does not exist, and a new one would not survive"
 	case errors.Is(err, syscall.ENOTDIR):
 		what = "is no directory"
 	case errors.Is(err, fs.ErrPermission):
@@ -37,9 +37,9 @@ func (d *Daemon) explainVolume(err error) error {
 		d.opt.PersistentDir, what, d.names.of(SettingPersistentDir), err)
 }
 
-// warnWithoutVolume tells of a persistent directory that dies with the container: one that was made
-// in its own layer because the volume was forgotten or is mounted elsewhere, or one in memory. The
-// disks are served all the same, as somebody may be trying things out.
+// warnWithoutVolume warns of a persistent directory that dies with the container. It may be in the
+// container's own layer, because the volume was forgotten or is mounted elsewhere, or in memory.
+// The disks are served all the same: somebody may be trying things out.
 func (d *Daemon) warnWithoutVolume() {
 	var st unix.Statfs_t
 	if d.opt.PersistentDir == "" || unix.Statfs(d.opt.PersistentDir, &st) != nil {
@@ -47,12 +47,12 @@ func (d *Daemon) warnWithoutVolume() {
 	}
 	if where := volatilePlace(int64(st.Type)); where != "" {
 		d.log.Warn("the persistent disks will be lost: their directory is "+where+
-			", and not on a volume", zap.String("directory", d.opt.PersistentDir))
+			", not on a volume", zap.String("directory", d.opt.PersistentDir))
 	}
 }
 
-// volatilePlace is where a file system of that type has its files, if they die with the container
-// or the machine; else "".
+// volatilePlace says where a file system of that type keeps its files if they die with the
+// container or the machine. Otherwise it returns "".
 func volatilePlace(fsType int64) string {
 	switch fsType {
 	case unix.OVERLAYFS_SUPER_MAGIC:
