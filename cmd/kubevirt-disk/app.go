@@ -24,41 +24,41 @@ import (
 	"kubevirt.io/disk/internal/problems"
 )
 
-// The exit statuses of the contract.
+// The documented exit statuses.
 const (
 	exitDone   = 0
 	exitFailed = 1
 	exitUsage  = 2
 )
 
-// app is what the commands have of the process around them.
+// app is the environment of the commands: streams, arguments and signals.
 type app struct {
 	stdin          io.Reader
 	stdout, stderr io.Writer
 	exit           func(status int) // ends the process at once, without clean-up
-	// called as the original wrapper: nobody may have room for its pages
+	// called by a name of the original wrapper, so the port of the pages may be taken
 	asWrapper bool
-	// for so long after a signal to stop, another one counts as the same
+	// a second signal to stop within this time counts as the same request
 	sameRequest time.Duration
 }
 
-// failure is an error of a command that was used rightly: exit status 1. Every other error that
-// reaches run is about usage or configuration.
+// failure is a runtime error: exit status 1. Every other error that reaches run is about usage or
+// configuration.
 type failure struct{ err error }
 
 func (f *failure) Error() string { return f.err.Error() }
 func (f *failure) Unwrap() error { return f.err }
 
-// errSilent is a failure of which the output already tells everything.
+// errSilent is a failure that the output already explains.
 var errSilent = errors.New("failed")
 
-// toldError is an error that the log has told already.
+// toldError is an error that is already in the log.
 type toldError struct{ error }
 
 func (e *toldError) Unwrap() error { return e.error }
 
-// run executes a command line, of which args[0] is the name that the binary was called by, and
-// returns the exit status.
+// run executes a command line and returns the exit status. args[0] is the name by which the binary
+// was called.
 func (a *app) run(args []string) int {
 	name := "kubevirt-disk"
 	if len(args) > 0 {
@@ -89,7 +89,7 @@ func (a *app) report(err error) int {
 	case errors.Is(err, errSilent):
 		return exitFailed
 	case !errors.As(err, &told):
-		// A terminal has a person before it, who has stopped it to read and goes on.
+		// The reader of a terminal may have stopped it and will go on. Wait for that.
 		printTo(a.stderr, fmt.Sprintf("kubevirt-disk: %s\n", harmless(err.Error())),
 			isTerminal(a.stderr))
 	}
@@ -99,8 +99,8 @@ func (a *app) report(err error) int {
 	return exitUsage
 }
 
-// printTo prints what a person is to read. Unless it has to be read, nobody who does not read keeps
-// anything from going on, or from ending.
+// printTo prints text for a person. Unless it has to be read, a reader who does not read holds up
+// neither the command nor its end.
 func printTo(w io.Writer, text string, hasToBeRead bool) {
 	printed := make(chan struct{})
 	go func() {
@@ -117,8 +117,8 @@ func printTo(w io.Writer, text string, hasToBeRead bool) {
 	}
 }
 
-// harmless writes out what does not print, such as a terminal would take for a command: a message
-// may have names of images in it, and what a daemon elsewhere has answered.
+// harmless escapes what does not print, such as control sequences of a terminal. A message may
+// contain names of images and answers of remote daemons.
 func harmless(message string) string {
 	var b strings.Builder
 	for i, r := range message {
@@ -140,8 +140,9 @@ func (a *app) root() *cobra.Command {
 		Short: "Serve disk images as CHAP-protected iSCSI LUNs",
 		Long: `Serves every disk image of a directory as an iSCSI LUN, protected by CHAP.
 
-CHAP credentials come from the environment, CHAP_USERNAME and CHAP_PASSWORD (mutual CHAP: CHAP_MUTUAL_USERNAME and
-CHAP_MUTUAL_PASSWORD), or with the suffix _FILE from files. They are never flags.
+CHAP credentials come from the environment: CHAP_USERNAME and CHAP_PASSWORD, for mutual CHAP also
+CHAP_MUTUAL_USERNAME and CHAP_MUTUAL_PASSWORD. With the suffix _FILE, such as CHAP_PASSWORD_FILE,
+they come from files. They are never flags.
 
 Exit status: 0 done, 1 failed while running, 2 wrong usage or configuration.`,
 		Args:          usageArgs(cobra.NoArgs),
@@ -150,7 +151,7 @@ Exit status: 0 done, 1 failed while running, 2 wrong usage or configuration.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cmd.SetOut(a.stderr)
 			_ = cmd.Help()
-			return errors.New("no command given: kubevirt-disk serve serves the images")
+			return errors.New("no command given: to serve images, use kubevirt-disk serve")
 		},
 	}
 	root.SetIn(a.stdin)
@@ -168,8 +169,8 @@ Exit status: 0 done, 1 failed while running, 2 wrong usage or configuration.`,
 	return root
 }
 
-// requireShell makes it wrong usage to ask for completion without a shell, or for one that there is
-// none for. Otherwise the help is printed to where the completion should go, with status 0.
+// requireShell makes a missing or unknown shell wrong usage. Cobra alone would print the help to
+// where the completion should go, with status 0.
 func requireShell(root *cobra.Command) {
 	root.InitDefaultCompletionCmd()
 	for _, c := range root.Commands() {
@@ -183,8 +184,8 @@ func requireShell(root *cobra.Command) {
 	}
 }
 
-// requireTopic makes it wrong usage to ask for help about a command that there is none of.
-// Otherwise that is answered by all of the help.
+// requireTopic makes help about an unknown command wrong usage. Cobra alone would print all of the
+// help.
 func requireTopic(root *cobra.Command) {
 	root.InitDefaultHelpCmd()
 	for _, c := range root.Commands() {
@@ -202,8 +203,8 @@ func requireTopic(root *cobra.Command) {
 	}
 }
 
-// flagError says what to do about a wrong flag. What follows an unknown one is not repeated: it may
-// be a password.
+// flagError says what to do about a wrong flag. It does not repeat the value after an unknown flag,
+// because that may be a password.
 func flagError(cmd *cobra.Command, err error) error {
 	var unknown *pflag.NotExistError
 	if errors.As(err, &unknown) {
@@ -224,7 +225,7 @@ func flagError(cmd *cobra.Command, err error) error {
 	return fmt.Errorf("%w: see %s --help", err, cmd.CommandPath())
 }
 
-// invalidValue says what a flag takes, in place of what the Go library says that has read it.
+// invalidValue says what a flag takes. The errors of the Go library would not tell a user.
 func invalidValue(flag *pflag.Flag, value string) string {
 	switch kind := flag.Value.Type(); {
 	case kind == "duration":
@@ -239,29 +240,29 @@ func invalidValue(flag *pflag.Flag, value string) string {
 	return fmt.Sprintf("%q is not understood", value)
 }
 
-// usageArgs adds where to read on to what is wrong with the arguments. What a variable would be set
-// to is not repeated: it may be a password.
+// usageArgs adds the usage to an error about arguments. It does not repeat the value of an argument
+// like NAME=value, because that may be a password.
 func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if err := check(cmd, args); err != nil {
 			for _, arg := range args {
 				if name, _, ok := strings.Cut(arg, "="); ok && looksLikeCredential(name) {
-					return fmt.Errorf("%s= is no argument: %s", name, credentialsHint)
+					return fmt.Errorf("%s= is not an argument: %s", name, credentialsHint)
 				}
 			}
-			if !cmd.HasParent() { // a command that there is none of
+			if !cmd.HasParent() { // an unknown command
 				return fmt.Errorf("%w: see %s --help", err, cmd.CommandPath())
 			}
 			return fmt.Errorf("%s: usage is %q", strings.TrimSpace(err.Error()), cmd.UseLine())
 		}
-		if slices.Contains(args, "") { // as a variable that is not set leaves it
+		if slices.Contains(args, "") { // from an unset variable, for example
 			return fmt.Errorf("an argument is empty: usage is %q", cmd.UseLine())
 		}
 		return nil
 	}
 }
 
-// running makes a RunE whose errors mean exit status 1, but for wrong configurations.
+// running makes a RunE whose errors mean exit status 1, except those about configuration.
 func running(run func(*cobra.Command, []string) error) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
 		err := run(cmd, args)
@@ -274,10 +275,10 @@ func running(run func(*cobra.Command, []string) error) func(*cobra.Command, []st
 }
 
 // interruptible returns a context that ends with the first SIGTERM or SIGINT. A second one ends the
-// process at once with status 1, so that nothing that hangs can keep it alive. A closed terminal is
-// like a first one, however often it says so, unless the process was started to outlive it (nohup).
-// Any other SIGHUP goes to hangups, unless one waits there; nil: it is like a closed terminal. The
-// caller calls stop.
+// process at once with status 1, in case something hangs. When the terminal closes, that counts as
+// a first signal, no matter how often it comes, unless the process was started to outlive its
+// terminal (nohup). Any other SIGHUP goes to hangups, unless one already waits there. If hangups is
+// nil, it counts as a closed terminal. The caller calls stop.
 func (a *app) interruptible(parent context.Context, hangups chan<- struct{}) (
 	ctx context.Context, stop func()) {
 	ctx, cancel := context.WithCancel(parent)
@@ -297,7 +298,7 @@ func (a *app) interruptible(parent context.Context, hangups chan<- struct{}) (
 			case <-stopped:
 				return
 			case <-hungUp:
-				// When a terminal closes, its processes have none any more before they are told.
+				// When a terminal closes, its processes lose it before they get the signal.
 				closed := anyHungUp(terminals) || hadTerminal &&
 					errors.Is(controllingTerminal(), syscall.ENXIO)
 				if hangups != nil && (outlives || !closed) {
@@ -309,7 +310,7 @@ func (a *app) interruptible(parent context.Context, hangups chan<- struct{}) (
 				}
 				n = max(n, 1)
 			case <-signals:
-				// One request may come twice: timeout(1) tells the process, and then its group.
+				// One request may arrive twice: timeout(1) signals the process and then its group.
 				if n > 0 && time.Since(first) < a.sameRequest {
 					continue
 				}
@@ -332,7 +333,7 @@ func (a *app) interruptible(parent context.Context, hangups chan<- struct{}) (
 	})
 }
 
-// standardTerminals are the standard streams of the process that are terminals.
+// standardTerminals returns those standard streams that are terminals.
 func standardTerminals() (fds []int) {
 	for fd := range 3 {
 		if _, err := unix.IoctlGetTermios(fd, unix.TCGETS); err == nil {
@@ -342,8 +343,8 @@ func standardTerminals() (fds []int) {
 	return fds
 }
 
-// anyHungUp reports whether one of the terminals was closed, which the kernel marks before it tells
-// anybody.
+// anyHungUp reports whether one of the terminals was closed. The kernel marks it before it sends
+// the signal.
 func anyHungUp(terminals []int) bool {
 	return slices.ContainsFunc(terminals, func(fd int) bool {
 		_, err := unix.IoctlGetTermios(fd, unix.TCGETS)
@@ -351,8 +352,7 @@ func anyHungUp(terminals []int) bool {
 	})
 }
 
-// controllingTerminal tells whether the process has a terminal that its signals come from: ENXIO,
-// it has none.
+// controllingTerminal checks whether the process has a controlling terminal. ENXIO: it has none.
 func controllingTerminal() error {
 	f, err := os.OpenFile("/dev/tty", os.O_RDONLY|syscall.O_NOCTTY, 0)
 	if err != nil {

@@ -15,8 +15,8 @@ import (
 	"go.uber.org/zap/zapcore"
 )
 
-// TestStopDuringTheCopy: whichever of the two is first, the end is a clean one, and the next start
-// goes on with the disk.
+// TestStopDuringTheCopy stops the daemon around the end of the copy. Whichever comes first, the
+// stop is clean, and the next start continues with the disk.
 func TestStopDuringTheCopy(t *testing.T) {
 	l := newPlace(t)
 	f, err := os.Create(filepath.Join(l.dir, "disk", "big.raw"))
@@ -64,8 +64,8 @@ func TestTheFirstSignalCancelsTheSecondEnds(t *testing.T) {
 	}
 }
 
-// One request may come twice, as timeout(1) sends it to a process and then to its group: it drains
-// all the same.
+// TestOneRequestThatComesTwice: timeout(1) sends one request to a process and then to its group.
+// The daemon must still drain.
 func TestOneRequestThatComesTwice(t *testing.T) {
 	exited := make(chan int, 1)
 	a := &app{exit: func(status int) { exited <- status }, sameRequest: time.Hour}
@@ -109,8 +109,8 @@ func TestLogFormats(t *testing.T) {
 	require.Contains(t, b.String(), `INFO  hello  {"lun": 1}`)
 }
 
-// TestMessagesCommandNoTerminal: the name of an image, or what a daemon elsewhere answers, neither
-// moves the cursor nor turns the text around.
+// TestMessagesCommandNoTerminal checks that the name of an image, or the answer of a remote daemon,
+// neither moves the cursor nor reverses the text.
 func TestMessagesCommandNoTerminal(t *testing.T) {
 	var b bytes.Buffer
 	a := &app{stderr: &b}

@@ -10,13 +10,13 @@ import (
 	"kubevirt.io/disk/internal/control"
 )
 
-// daemonAt is the daemon at a control socket.
+// daemonAt returns a client of the daemon at a control socket.
 func daemonAt(socket string) control.Client {
 	return control.Client{Socket: socket, OwnIsInit: daemonIsInit()}
 }
 
-// explainControl says what to do where a daemon could not be asked, or has not answered or obeyed.
-// pending is what it does meanwhile that has not answered in time.
+// explainControl says what to do when a daemon could not be asked, did not answer or refused.
+// Pending says what a daemon may still be doing that did not answer in time.
 func explainControl(err error, socket, pending string) error {
 	var refused *control.RefusedError
 	switch {
@@ -26,7 +26,7 @@ func explainControl(err error, socket, pending string) error {
 		return err
 	case errors.Is(err, control.ErrUnknown):
 		return fmt.Errorf(
-			"the daemon at %q does not know what was asked: is it of another version?", socket)
+			"the daemon at %q does not know this request: is it another version?", socket)
 	case errors.Is(err, control.ErrStranger):
 		return fmt.Errorf("%q is the socket of a daemon in another container, which has the "+
 			"same work directory, and its LUNs are not those of this one: "+

@@ -20,14 +20,13 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// patience bounds what a test waits for; none passes or fails by how long something takes within
-// it.
+// patience limits what a test waits for. No result depends on how long something takes within it.
 const patience = 60 * time.Second
 
-// buildDir is what build has made; "" where no test needed it.
+// buildDir is the directory that build has made, or "" if no test needed it.
 var buildDir string
 
-// build makes the binary once for all tests that run it.
+// build makes the binary once for all tests.
 var build = sync.OnceValues(func() (string, error) {
 	dir, err := os.MkdirTemp("", "kubevirt-disk-cmd-")
 	if err != nil {
@@ -47,7 +46,7 @@ var build = sync.OnceValues(func() (string, error) {
 	return path, nil
 })
 
-// raceDetector says whether the tests run with it, so that the binary does too.
+// raceDetector says whether the tests run with the race detector. The binary then gets it too.
 func raceDetector() bool {
 	info, ok := debug.ReadBuildInfo()
 	return ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"})
@@ -61,7 +60,7 @@ func TestMain(m *testing.M) {
 	os.Exit(status)
 }
 
-// output collects what a process prints while others look at it.
+// output collects what a process prints. Others can read it meanwhile.
 type output struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -87,7 +86,7 @@ type process struct {
 	done           chan struct{}
 }
 
-// launch starts the binary by the given name with only the given environment.
+// launch starts the binary under the given name, with only the given environment.
 func launch(t *testing.T, name string, env []string, args ...string) *process {
 	t.Helper()
 	p := &process{t: t, cmd: exec.Command(name, args...), done: make(chan struct{})}
@@ -110,7 +109,7 @@ func launch(t *testing.T, name string, env []string, args ...string) *process {
 	return p
 }
 
-// status waits for the end.
+// status waits for the process to end.
 func (p *process) status() int {
 	p.t.Helper()
 	select {
@@ -140,7 +139,7 @@ func (p *process) until(what string, ok func() bool) {
 	}
 }
 
-// entries are the log's entries so far.
+// entries returns the log entries so far.
 func (p *process) entries() (all []map[string]any) {
 	for line := range strings.Lines(p.stderr.String()) {
 		var entry map[string]any
@@ -151,7 +150,7 @@ func (p *process) entries() (all []map[string]any) {
 	return all
 }
 
-// logged returns a field of the first entry with a message, or nil.
+// logged returns a field of the first log entry with a message, or nil.
 func (p *process) logged(message, field string) any {
 	for _, e := range p.entries() {
 		if e["msg"] == message {
@@ -182,7 +181,7 @@ type place struct {
 	env []string
 }
 
-// newPlace makes one with the given raw images, each of a few sectors.
+// newPlace makes a place with the given raw images, each of a few sectors.
 func newPlace(t *testing.T, images ...string) place {
 	t.Helper()
 	dir := t.TempDir()

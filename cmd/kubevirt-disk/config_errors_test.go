@@ -15,7 +15,7 @@ import (
 	"kubevirt.io/disk/internal/problems"
 )
 
-// TestConfigurationErrors shows for each mistake that it is refused, by the place to change and
+// TestConfigurationErrors checks that the message about each mistake names the place to change and
 // what to do.
 func TestConfigurationErrors(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -35,7 +35,7 @@ func TestConfigurationErrors(t *testing.T) {
 		"port contradicts the portal": {args: []string{"--listen=127.0.0.1:4000"},
 			env:  map[string]string{"PORT": "3261"},
 			want: []string{"--listen", "PORT", "127.0.0.1:4000", "3261"}},
-		"portal is no address": {args: []string{"--listen=3260"},
+		"portal is not an address": {args: []string{"--listen=3260"},
 			want: []string{"--listen", `"3260"`, "0.0.0.0:3260"}},
 		"portal is a name": {env: map[string]string{
 			"LISTEN": "disk.example.com:3260"},
@@ -46,7 +46,7 @@ func TestConfigurationErrors(t *testing.T) {
 			want: []string{"--listen", "twice"}},
 		"portal in another one": {env: map[string]string{"LISTEN": "127.0.0.1:1,:1",
 			"INSECURE_NO_AUTH": "1"},
-			want: []string{"LISTEN", "127.0.0.1:1 and :1", "leave that out"}},
+			want: []string{"LISTEN", "127.0.0.1:1 and :1", "leave the other out"}},
 		"pages at the portal": {args: []string{"--port=9260"},
 			want: []string{"--metrics-listen", "9260", "--port (PORT)"}},
 		"pages of IPv4 at every address": {env: map[string]string{
@@ -193,7 +193,7 @@ func TestEveryErrorIsReportedAtOnce(t *testing.T) {
 	require.Len(t, strings.Split(err.Error(), "\n"), 8, "a line each, and the heading")
 }
 
-// TestErrorsHaveNoSecrets puts secrets where people put them by mistake.
+// TestErrorsHaveNoSecrets puts secrets in wrong places, as people do by mistake.
 func TestErrorsHaveNoSecrets(t *testing.T) {
 	for name, c := range map[string]struct {
 		env  map[string]string
@@ -244,8 +244,8 @@ func TestConfigFileIsBounded(t *testing.T) {
 	require.ErrorContains(t, err, "cannot be read")
 }
 
-// TestPipesWithoutEnd names pipes by mistake that nobody writes to, or that nobody closes: the
-// start says so and ends.
+// TestPipesWithoutEnd names pipes that nobody writes to, or that nobody closes. The start fails
+// with a message about them.
 func TestPipesWithoutEnd(t *testing.T) {
 	l := newPlace(t, "a.raw")
 	silent, open := filepath.Join(l.dir, "silent"), filepath.Join(l.dir, "open")
@@ -270,8 +270,8 @@ func TestPipesWithoutEnd(t *testing.T) {
 	}
 }
 
-// TestPipes reads what a shell passes on by a process substitution: a pipe, open at /dev/fd, whose
-// writer may have gone, or write late.
+// TestPipes reads the pipes of a shell's process substitution, open at /dev/fd. Their writer may
+// have gone, or may write late.
 func TestPipes(t *testing.T) {
 	for name, write := range map[string]func(func()){"written before": func(f func()) { f() },
 		"written meanwhile": func(f func()) { go f() }} {

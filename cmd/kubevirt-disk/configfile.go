@@ -13,15 +13,15 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// maxConfigFile bounds what a file of settings or a credential can make the start read, bytes.
+// maxConfigFile limits the size of a settings or credential file, in bytes.
 const maxConfigFile = 1 << 20
 
-// fileReader reads a file of settings or of a credential.
+// fileReader reads a settings or credential file.
 type fileReader func(path string) ([]byte, error)
 
-// readConfigFile reads the settings of a YAML file as text, which is how every source gives them,
-// so that one place checks them. A number keeps its spelling: 03260 is a port and not an octal
-// number. Messages quote keys but no values of unknown keys, as one may be a misplaced secret.
+// readConfigFile reads the settings of a YAML file as text, like those of every other source, so
+// that one place checks them. A number keeps its spelling: 03260 is a port and not an octal number.
+// Messages quote keys, but not the values of unknown keys: such a value may be a misplaced secret.
 func readConfigFile(path string, read fileReader) (
 	map[string]any, map[string]diskOverrides, []string) {
 	values := map[string]any{}
@@ -82,29 +82,29 @@ func readConfigFile(path string, read fileReader) (
 	return values, disks, problems
 }
 
-// yamlProblem says what the parser found. Of all that it says, only the name of an anchor comes
-// from a value, which may be a misplaced secret.
+// yamlProblem says what the parser found. It may quote the name of an anchor, but no other value: a
+// value may be a misplaced secret.
 func yamlProblem(err error) string {
 	text := strings.TrimPrefix(err.Error(), "yaml: ")
 	if strings.HasPrefix(text, "unknown anchor") {
-		return "a value begins with *, which refers to another one: put it in quotes"
+		return "a value begins with *, which makes it a reference: put it in quotes"
 	}
 	return text
 }
 
-// readPatience is how long a file of settings or of a credential may take to come to its end. The
-// pipe of a process substitution is being written when it is read, while nobody writes to one that
-// was named by mistake, and a terminal waits for a person.
+// readPatience limits the time until the end of a settings or credential file. The pipe of a
+// process substitution is being written while it is read. But nobody writes to a pipe that was
+// named by mistake, and a terminal waits for a person.
 const readPatience = 10 * time.Second
 
-// readBounded reads a file that may be a pipe, and takes neither much memory nor for ever.
+// readBounded reads a file that may be a pipe. It limits the memory and the time.
 func readBounded(path string) ([]byte, error) { return readWithin(path, readPatience) }
 
 func readWithin(path string, patience time.Duration) ([]byte, error) {
 	var text []byte
 	var err error
 	done := make(chan struct{})
-	// To open a pipe may already take for ever. Whoever waits then goes with the process, which
+	// Opening a pipe may already block for ever. This goroutine then ends with the process, which
 	// does not start.
 	go func() {
 		defer close(done)
@@ -142,8 +142,8 @@ func readAtMost(path string, flags, limit int, wanted func(fs.FileMode) bool) ([
 	return text, nil
 }
 
-// withoutPath is the cause of an error about a file that the message names anyway, or must not
-// name.
+// withoutPath returns the cause of an error about a file when the message already names the file,
+// or must not name it.
 func withoutPath(err error) error {
 	var perr *fs.PathError
 	if errors.As(err, &perr) {
@@ -154,7 +154,7 @@ func withoutPath(err error) error {
 
 func isNull(n *yaml.Node) bool { return n.Kind == yaml.ScalarNode && n.Tag == "!!null" }
 
-// settingValue returns a scalar's text, or the texts of a list where the setting takes one.
+// settingValue returns the text of a scalar, or the texts of a list if the setting takes one.
 func settingValue(s setting, n *yaml.Node) (any, error) {
 	switch {
 	case isNull(n) && s.empty:
@@ -167,7 +167,7 @@ func settingValue(s setting, n *yaml.Node) (any, error) {
 		list := []string{}
 		for _, e := range n.Content {
 			if e.Kind != yaml.ScalarNode || isNull(e) {
-				return nil, errors.New("is a list of texts, and one element is something else")
+				return nil, errors.New("is a list of texts, but one element is not a text")
 			}
 			list = append(list, e.Value)
 		}
@@ -178,8 +178,7 @@ func settingValue(s setting, n *yaml.Node) (any, error) {
 	return nil, errors.New("takes a single value")
 }
 
-// unknownKeyHint helps with the two likely mistakes: another spelling, and a credential in the
-// file.
+// unknownKeyHint helps with the two likely mistakes: a misspelt key, and a credential in the file.
 func unknownKeyHint(key string) string {
 	if looksLikeCredential(key) {
 		return ": " + credentialsHint

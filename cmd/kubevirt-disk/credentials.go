@@ -9,23 +9,23 @@ import (
 )
 
 const (
-	// rotationPoll is how often the credential files are looked at. Their content is compared, so
-	// that it makes no difference how they change: a mounted secret of Kubernetes is a chain of
-	// links of which one is replaced, and no watch of the files would tell.
+	// rotationPoll is how often the credential files are read. Comparing their content works
+	// however they change. A watch on the files would miss it when Kubernetes replaces one link in
+	// the chain of a mounted secret.
 	rotationPoll = 2 * time.Second
-	// rotationPause and rotationTries are how a change is looked at that is known to have happened.
+	// rotationPause and rotationTries apply when a change is known to have happened.
 	rotationPause = 10 * time.Millisecond
 	rotationTries = 50
 )
 
-// rotation puts credentials into force that have changed. It belongs to one goroutine.
+// rotation puts changed credentials into force. Only one goroutine uses it.
 type rotation struct {
 	read    func() (chap.Config, error)
 	replace func(chap.Config) error
 	log     *zap.Logger
 	inForce chap.Config
 
-	last seenCredentials // at the look before
+	last seenCredentials // from the previous look
 	told string          // what the log says is wrong with the files; "": nothing
 }
 
@@ -35,7 +35,7 @@ func newRotation(read func() (chap.Config, error), replace func(chap.Config) err
 		last: seenCredentials{cfg: inForce}}
 }
 
-// seenCredentials are what one look has found.
+// seenCredentials are the credentials that one look found.
 type seenCredentials struct {
 	cfg     chap.Config
 	problem string // "": none
@@ -45,9 +45,9 @@ func (s seenCredentials) same(o seenCredentials) bool {
 	return s.problem == o.problem && s.cfg.Equal(o.cfg)
 }
 
-// look reads the files. What it finds counts when the look before has found the same: so nobody
-// sees half a file, nor the user of one version of a secret with the password of another. It says
-// whether that was so.
+// look reads the files. Credentials take effect when two looks in a row have found the same. So
+// half a file never counts, nor the user of one version of a secret with the password of another.
+// It reports whether both looks agreed.
 func (r *rotation) look() (settled bool) {
 	cfg, err := r.read()
 	now := seenCredentials{cfg: cfg}
@@ -62,7 +62,7 @@ func (r *rotation) look() (settled bool) {
 	return settled
 }
 
-// lookNow reads the files because they have changed, and waits a moment for what is being written.
+// lookNow reads the files after a change, and waits briefly while they are being written.
 func (r *rotation) lookNow() {
 	for try := 0; !r.look() && try < rotationTries; try++ {
 		time.Sleep(rotationPause)
@@ -85,9 +85,9 @@ func (r *rotation) use(now seenCredentials) {
 	}
 	r.told = now.problem
 	if now.problem == "" {
-		r.log.Info("the credential files are good again, and as they were before")
+		r.log.Info("the credential files can be used again and have not changed")
 		return
 	}
-	r.log.Warn("the credential files cannot be used, so the credentials in force before stay so",
+	r.log.Warn("the credential files cannot be used: the earlier credentials stay in force",
 		zap.String("problem", now.problem))
 }

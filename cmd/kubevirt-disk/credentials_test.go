@@ -19,8 +19,8 @@ func credential(user, secret string) chap.Config {
 	return chap.Config{Initiator: chap.Credential{Username: user, Secret: chap.NewSecret(secret)}}
 }
 
-// TestRotation goes through what the files may hold at one look after the other, and what is in
-// force then.
+// TestRotation goes through several contents of the files, and checks which credentials are in
+// force after each.
 func TestRotation(t *testing.T) {
 	old, next := credential("user", testSecret), credential("user", testSecret+"-2")
 	mixed := credential("next", testSecret)
@@ -45,17 +45,17 @@ func TestRotation(t *testing.T) {
 		require.Equal(t, logged, messages)
 	}
 	const changed = "the credentials have changed: new logins need the new ones, and sessions go on"
-	const bad = "the credential files cannot be used, so the credentials in force before stay so"
+	const bad = "the credential files cannot be used: the earlier credentials stay in force"
 	look(old, nil, old)
-	look(chap.Config{}, half, old) // as in the midst of being written
+	look(chap.Config{}, half, old) // a file that is being written
 	look(next, nil, old)
 	look(next, nil, next, changed)
-	look(mixed, nil, next) // as in the midst of two files being written
+	look(mixed, nil, next) // two files that are being written
 	look(next, nil, next)
 	look(next, nil, next)
 
 	look(chap.Config{}, half, next)
-	for i := range 3 { // one warning, however long it lasts
+	for i := range 3 { // only one warning, however long it lasts
 		want := []string(nil)
 		if i == 0 {
 			want = []string{bad}
@@ -66,15 +66,15 @@ func TestRotation(t *testing.T) {
 	look(chap.Config{}, another, next)
 	look(chap.Config{}, another, next, bad)
 	look(next, nil, next)
-	look(next, nil, next, "the credential files are good again, and as they were before")
+	look(next, nil, next, "the credential files can be used again and have not changed")
 	look(chap.Config{}, half, next)
 	look(chap.Config{}, half, next, bad)
 	look(old, nil, next)
 	look(old, nil, old, changed)
 }
 
-// TestRereader: what is a file is read again, and what was a pipe is not; nothing that has taken a
-// file's place is waited for.
+// TestRereader checks that a regular file is read again and a pipe is not. Nothing waits for a pipe
+// that has replaced a file.
 func TestRereader(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
 	r := newRereader()
@@ -99,13 +99,13 @@ func TestRereader(t *testing.T) {
 }
 
 // TestChangedCredentialFiles rotates a mounted secret of Kubernetes under a session that reads and
-// writes, and then breaks it.
+// writes, and then breaks the secret.
 func TestChangedCredentialFiles(t *testing.T) {
 	const mutual = "another-correct-horse-battery"
 	l := newPlace(t, "a.raw")
 	mount := filepath.Join(l.dir, "secret")
 	version := 0
-	// As the kubelet does: a new directory, and one link that is replaced.
+	// Do as the kubelet does: make a new directory, and replace one link.
 	publish := func(files map[string]string) {
 		t.Helper()
 		version++
@@ -174,10 +174,10 @@ func TestChangedCredentialFiles(t *testing.T) {
 	p.until("the credentials are new", func() bool { return p.logged(changed, "level") != nil })
 	refused(before)
 	targettest.MustLogin(t, p.portal(), after, 1)
-	// The bound name is another one, too.
+	// The bound name changes too.
 	refused(options(first, "user-2", testSecret+"-2", "target-2", mutual+"-2"))
 
-	const bad = "the credential files cannot be used, so the credentials in force before stay so"
+	const bad = "the credential files cannot be used: the earlier credentials stay in force"
 	publish(secret("user-3", "short", "target-3", mutual, first))
 	p.until("it is said so", func() bool { return p.logged(bad, "problem") != nil })
 	require.Contains(t, p.logged(bad, "problem"), "CHAP_PASSWORD_FILE is shorter than 12 bytes")

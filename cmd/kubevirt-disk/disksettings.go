@@ -20,11 +20,11 @@ import (
 	"kubevirt.io/disk/target"
 )
 
-// keyDisks is the key of the YAML file under which single disks are set up, by the names of their
+// keyDisks is the key of the YAML file for the settings of single disks, by the names of their
 // images.
 const keyDisks = "disks"
 
-// Keys of one disk that messages name.
+// The keys of a disk that messages name.
 const (
 	keyFormat = "format"
 	keySerial = "serial"
@@ -36,13 +36,13 @@ const (
 // maxLUN is the highest LUN of the flat addressing method, 14 bits (SAM-5 4.7.7).
 const maxLUN = 1<<14 - 1
 
-// diskOverrides is what the file says about one disk. What is nil is as for all disks.
+// diskOverrides are the settings of one disk in the file. A nil field is as for all disks.
 type diskOverrides struct {
 	source string // the place to change, for messages
 	set    map[string]string
 }
 
-// diskKeys are the keys of one disk, each with what it does to the settings.
+// diskKeys are the keys of a disk, each with the function that applies it.
 var diskKeys = map[string]func(s *daemon.DiskSettings, value string) error{
 	"lun": func(s *daemon.DiskSettings, value string) error {
 		n, err := strconv.ParseUint(value, 10, 16)
@@ -74,12 +74,13 @@ var diskKeys = map[string]func(s *daemon.DiskSettings, value string) error{
 	keySerial: func(s *daemon.DiskSettings, value string) error {
 		for i := range len(value) {
 			if value[i] <= ' ' || value[i] > '~' {
-				return fmt.Errorf("%q is no serial: use printable ASCII characters without spaces",
+				return fmt.Errorf("%q is not a serial: use printable ASCII characters without "+
+					"spaces",
 					value)
 			}
 		}
 		if value == "" || len(value) > 36 {
-			return fmt.Errorf("%q is no serial: use 1 to 36 characters", value)
+			return fmt.Errorf("%q is not a serial: use 1 to 36 characters", value)
 		}
 		s.Identity.Serial = value
 		return nil
@@ -87,7 +88,8 @@ var diskKeys = map[string]func(s *daemon.DiskSettings, value string) error{
 	keyNAA: func(s *daemon.DiskSettings, value string) error {
 		naa, err := hex.DecodeString(strings.TrimPrefix(strings.ToLower(value), "0x"))
 		if err != nil || len(naa) != 8 || naa[0]>>4 != 3 {
-			return fmt.Errorf("%q is no NAA identifier: use 16 hexadecimal digits, of which the "+
+			return fmt.Errorf("%q is not an NAA identifier: use 16 hexadecimal digits, of which "+
+				"the "+
 				"first is 3", value)
 		}
 		s.Identity.NAA = [8]byte(naa)
@@ -103,7 +105,7 @@ var diskKeys = map[string]func(s *daemon.DiskSettings, value string) error{
 	},
 }
 
-// commonDiskKeys are the settings for all disks that single ones may differ from.
+// commonDiskKeys are the settings for all disks that a single disk may override.
 var commonDiskKeys = []string{keyCopyMode, keyAccessMode, keySize}
 
 func parseTruth(value string) (bool, error) {
@@ -114,14 +116,14 @@ func parseTruth(value string) (bool, error) {
 	return v, nil
 }
 
-// sizeUnits are those of Kubernetes quantities.
+// sizeUnits are the units of Kubernetes quantities.
 var sizeUnits = []struct {
 	suffix string
 	bytes  int64
 }{{"Ki", 1 << 10}, {"Mi", 1 << 20}, {"Gi", 1 << 30}, {"Ti", 1 << 40}, {"K", 1e3}, {"k", 1e3},
 	{"M", 1e6}, {"G", 1e9}, {"T", 1e12}, {"", 1}}
 
-// parseSize reads the size of a disk, bytes.
+// parseSize reads the size of a disk in bytes.
 func parseSize(text string) (int64, error) {
 	n, err := parseBytes(text)
 	if err == nil && n%disk.SectorSize != 0 {
@@ -144,10 +146,11 @@ func parseBytes(text string) (int64, error) {
 		}
 		return n * unit.bytes, nil
 	}
-	return 0, fmt.Errorf("%q is no size: use a number of bytes, or one with Ki, Mi, Gi or Ti", text)
+	return 0, fmt.Errorf("%q is not a size: use a number of bytes, or one with Ki, Mi, Gi or Ti",
+		text)
 }
 
-// readDisks reads the value of keyDisks. Errors of values are found when they are applied.
+// readDisks reads the value of keyDisks. It checks the keys; apply checks the values.
 func readDisks(path string, n *yaml.Node) (map[string]diskOverrides, []string) {
 	if n.Kind != yaml.MappingNode {
 		return nil, []string{fmt.Sprintf("%q: line %d: %q holds settings by the names of images: "+
@@ -177,7 +180,7 @@ func readDisks(path string, n *yaml.Node) (map[string]diskOverrides, []string) {
 			_, twice := d.set[key.Value]
 			switch {
 			case diskKeys[key.Value] == nil:
-				complain(key.Line, "%q is no setting of a disk: use %s", key.Value,
+				complain(key.Line, "%q is not a setting of a disk: use %s", key.Value,
 					strings.Join(slices.Sorted(maps.Keys(diskKeys)), ", "))
 			case twice:
 				complain(key.Line, "%q is set twice", key.Value)
@@ -192,7 +195,7 @@ func readDisks(path string, n *yaml.Node) (map[string]diskOverrides, []string) {
 	return disks, problems
 }
 
-// apply changes settings to what the file says about the disk.
+// apply overrides settings by those in the file.
 func (d diskOverrides) apply(s *daemon.DiskSettings, p *problems.List) {
 	for _, key := range slices.Sorted(maps.Keys(d.set)) {
 		if err := diskKeys[key](s, strings.TrimSpace(d.set[key])); err != nil {
@@ -204,7 +207,8 @@ func (d diskOverrides) apply(s *daemon.DiskSettings, p *problems.List) {
 	}
 }
 
-// single are the disks that the file sets up by themselves, which otherwise are as all disks.
+// single returns the disks that have settings of their own in the file. The rest of their settings
+// is as for all disks.
 func (l *loader) single(common daemon.DiskSettings) map[string]daemon.SingleDisk {
 	all := make(map[string]daemon.SingleDisk, len(l.disks))
 	for _, name := range slices.Sorted(maps.Keys(l.disks)) {

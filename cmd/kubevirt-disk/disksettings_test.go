@@ -64,13 +64,13 @@ func TestWrongSettingsOfSingleDisks(t *testing.T) {
 		"a.raw: {lun: 65537}":       "1 to 16383",
 		"a.raw: {copy-mode: cow}":   "copy-on-write",
 		"a.raw: {access-mode: all}": "write-shared",
-		"a.raw: {size: much}":       "is no size",
-		"a.raw: {size: -1}":         "is no size",
-		"a.raw: {size: 9999999Ti}":  "is no size",
-		"a.raw: {serial: 'a b'}":    "no serial",
-		"a.raw: {serial: ''}":       "no serial",
-		"a.raw: {serial: Größe}":    "no serial",
-		"a.raw: {serial: 0123456789abcdef0123456789abcdef01234}": "no serial",
+		"a.raw: {size: much}":       "is not a size",
+		"a.raw: {size: -1}":         "is not a size",
+		"a.raw: {size: 9999999Ti}":  "is not a size",
+		"a.raw: {serial: 'a b'}":    "not a serial",
+		"a.raw: {serial: ''}":       "not a serial",
+		"a.raw: {serial: Größe}":    "not a serial",
+		"a.raw: {serial: 0123456789abcdef0123456789abcdef01234}": "not a serial",
 		"a.raw: {naa: 5000000000000042}":                         "the first is 3",
 		"a.raw: {naa: 30}":                                       "16 hexadecimal digits",
 		"a.raw: {read-only: perhaps}":                            "neither true nor false",
@@ -89,7 +89,7 @@ func TestWrongSettingsOfSingleDisks(t *testing.T) {
 	}
 }
 
-// Of a backing file nothing but the format can be set.
+// TestFormatsOfSingleDisks: only the format of a backing file can be set.
 func TestFormatsOfSingleDisks(t *testing.T) {
 	cleanEnv(t)
 	c := mustConfig(t, "--config="+yamlFile(t, `disks:
@@ -106,7 +106,7 @@ func TestFormatsOfSingleDisks(t *testing.T) {
 	}
 }
 
-// TestExtremeSettingsOfSingleDisks: what the messages name as the bounds is taken.
+// TestExtremeSettingsOfSingleDisks checks that the bounds in the messages are themselves valid.
 func TestExtremeSettingsOfSingleDisks(t *testing.T) {
 	cleanEnv(t)
 	const serial = "!~23456789abcdef0123456789abcdef0123"
@@ -118,7 +118,7 @@ func TestExtremeSettingsOfSingleDisks(t *testing.T) {
 	require.Equal(t, disk.Identity{Serial: serial, NAA: naa}, c.disks["a.raw"].Identity)
 }
 
-// TestSettingsOfNamedImages: they begin with what is made for a person at a terminal.
+// TestSettingsOfNamedImages: these settings override what serve sets for a person at a terminal.
 func TestSettingsOfNamedImages(t *testing.T) {
 	cleanEnv(t)
 	path := filepath.Join(t.TempDir(), "a.raw")
@@ -147,8 +147,8 @@ func TestParseSize(t *testing.T) {
 	}
 }
 
-// TestServeDisksOfSetFormats: a signature at the beginning is no reason to refuse what is said to
-// be raw, also below another image.
+// TestServeDisksOfSetFormats checks that a signature in its content does not make serve refuse an
+// image that is set to raw, also as a backing file.
 func TestServeDisksOfSetFormats(t *testing.T) {
 	l := newPlace(t, "a.raw", "b.raw")
 	people := append(l.env, "LOG_FORMAT=console")

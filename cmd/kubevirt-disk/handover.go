@@ -16,25 +16,33 @@ func (a *app) handoverCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "handover --lun N (--to IQN [--for DURATION] | --finish | --cancel)",
 		Short: "Let a second initiator take over a write-exclusive LUN, for a live migration",
-		Long: `Lets a second initiator take over a LUN that only one may use, as a live migration needs it:
+		Long: `Lets a second initiator take over a LUN that only one initiator may use. A live
+migration needs this:
 
-  1. handover --lun 1 --to IQN --for 5m    the machine that the guest goes to can log in, read and write
-  2. the migration: the guest stops on the first machine and goes on on the second
-  3. handover --lun 1 --finish             the first initiator is fenced: its commands end with RESERVATION CONFLICT
-     or, where the migration failed, handover --lun 1 --cancel, and the second one is
+  1. handover --lun 1 --to IQN --for 5m    the destination machine can log in, read and write
+  2. the migration: the guest stops on the source machine and continues on the destination
+  3. handover --lun 1 --finish             the first initiator is fenced: its commands end with
+                                           RESERVATION CONFLICT
+     or, if the migration failed,
+     handover --lun 1 --cancel             the second initiator is fenced
 
-When the time of --for is over, the LUN is handed over if the second initiator is logged in, and stays where it was otherwise.
-Who is fenced stays so, also after a restart of the daemon or of the machine, until --to opens the LUN to that name again: for the
-migration back, or before a guest that was shut down elsewhere is started there (--to, start it, --finish).
-A restart in between leaves the LUN open, for the rest of the time and a minute at least.
+When the time of --for is over, the LUN is handed over if the second initiator is logged in.
+Otherwise it stays with its owner. A restart in between leaves the LUN open for the rest of the
+time, and for at least a minute.
 
-An owner named iqn.2008-11.org.linux-kvm:UUID (or with a machine's name) is a QEMU that was given no name. Source and destination of a
-migration have the same one then, are one initiator to the daemon, and cannot be handed over to each other: give each its own name.
+An initiator stays fenced, also after a restart of the daemon or of the machine, until --to opens
+the LUN to its name again. Do that for the migration back, or before you start a guest on that
+machine again (--to, start the guest, --finish).
 
-The daemon is asked through its control socket, and obeys its own user and root only.
+An owner named iqn.2008-11.org.linux-kvm:UUID (or with a machine's name) is a QEMU without an
+initiator name of its own. The source and the destination of a migration then have the same name
+and are one initiator to the daemon, so nothing can be handed over. Give each its own name.
 
-Exit status 0: done. 1: refused, with the reason, and nothing has changed; or the daemon has not answered in time, as its disk hangs, and
-goes on with what was asked. The page /status tells who has a LUN, and who is fenced.`,
+The command asks the daemon through its control socket. The daemon obeys only its own user and root.
+
+Exit status 0: done. 1: refused, with the reason, and nothing has changed; or the daemon has not
+answered in time, for example because its disk hangs, and may still be at it. The page /status tells
+who has a LUN, and who is fenced.`,
 		Args: usageArgs(cobra.NoArgs),
 	}
 	keys := []string{keyControlSocket, keyWorkDir}
@@ -65,7 +73,7 @@ goes on with what was asked. The page /status tells who has a LUN, and who is fe
 		case chosen != 1:
 			l.problems.Add("handover", "give one of --to, --finish and --cancel")
 		case open < 0 || open > 0 && req.Action != control.ActionOpen:
-			l.problems.Add("--for", "goes with --to, and is not negative")
+			l.problems.Add("--for", "goes with --to and must not be negative")
 		case socket == "":
 			l.problems.Add("--"+keyControlSocket, "is empty, so there is no daemon to ask")
 		}
@@ -83,8 +91,8 @@ goes on with what was asked. The page /status tells who has a LUN, and who is fe
 	return cmd
 }
 
-// handoverPending is what the daemon does that has not answered in time.
+// handoverPending says what the daemon may still be doing that did not answer in time.
 func handoverPending(lun uint16) string {
-	return fmt.Sprintf("goes on with what was asked, as when its disk hangs: "+
+	return fmt.Sprintf("may still be at it, for example because its disk hangs: "+
 		"see in /status who has LUN %d, or ask again", lun)
 }

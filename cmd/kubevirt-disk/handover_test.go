@@ -18,7 +18,7 @@ import (
 const second = "iqn.2026-01.test:destination"
 
 func TestHandoverCommandLine(t *testing.T) {
-	socket := filepath.Join(t.TempDir(), "control.sock") // of no daemon
+	socket := filepath.Join(t.TempDir(), "control.sock") // no daemon listens there
 	for name, c := range map[string]struct {
 		args   []string
 		status int
@@ -60,7 +60,7 @@ func TestHandoverCommandLine(t *testing.T) {
 	}
 }
 
-// TestHandoverTellsWhatTheDaemonSays: what is refused is a failure, with the daemon's reason.
+// TestHandoverTellsWhatTheDaemonSays checks that a refusal is a failure with the daemon's reason.
 func TestHandoverTellsWhatTheDaemonSays(t *testing.T) {
 	l := newPlace(t, "a.raw")
 	p := l.serve(t)
@@ -91,7 +91,8 @@ func TestHandoverTellsWhatTheDaemonSays(t *testing.T) {
 	require.Equal(t, exitDone, p.terminate())
 }
 
-// TestHandoverOfADaemonThatMayNotBeAsked, or that has not answered: what a person is told.
+// TestHandoverOfADaemonThatMayNotBeAsked checks the messages about a daemon that refuses the user,
+// or does not answer.
 func TestHandoverOfADaemonThatMayNotBeAsked(t *testing.T) {
 	const socket = "/work/control.sock"
 	explain := func(err error) error { return explainControl(err, socket, handoverPending(3)) }
@@ -105,16 +106,16 @@ func TestHandoverOfADaemonThatMayNotBeAsked(t *testing.T) {
 		`"/work/control.sock" is the socket of a daemon in another container`)
 	require.ErrorContains(t, explain(control.ErrStranger), "--control-socket")
 	late := explain(context.DeadlineExceeded)
-	require.ErrorContains(t, late, "goes on with what was asked")
+	require.ErrorContains(t, late, "may still be at it")
 	require.ErrorContains(t, late, "LUN 3")
 	require.NotContains(t, late.Error(), "no daemon answers")
-	require.ErrorContains(t, explain(control.ErrUnknown), "does not know what was asked: is it of")
+	require.ErrorContains(t, explain(control.ErrUnknown), "does not know this request: is it")
 	broken := &control.AnswerError{Err: fs.ErrPermission}
 	require.ErrorContains(t, explain(broken), "cannot understand the daemon's answer")
 }
 
-// TestHandoverExplainsTheNameOfAQEMU, which nobody has chosen and whose UUID is in no list of
-// machines.
+// TestHandoverExplainsTheNameOfAQEMU checks that the message explains QEMU's default name. Nobody
+// has chosen it, and its UUID is in no list of machines.
 func TestHandoverExplainsTheNameOfAQEMU(t *testing.T) {
 	const qemu = "iqn.2008-11.org.linux-kvm:3c7a1ef4-1a0b-4d4e-8a6f-0d5b4f6a2b11"
 	l := newPlace(t, "a.raw")
@@ -134,8 +135,8 @@ func TestHandoverExplainsTheNameOfAQEMU(t *testing.T) {
 	require.Equal(t, exitDone, p.terminate())
 }
 
-// TestServeWithoutAControlSocket: disks are served where there can be none, and the log says why
-// and what to do.
+// TestServeWithoutAControlSocket checks that a daemon serves disks without a control socket. The
+// log says why there is none and what to do.
 func TestServeWithoutAControlSocket(t *testing.T) {
 	l := newPlace(t, "a.raw")
 	path := filepath.Join(l.dir, "socket")

@@ -24,9 +24,12 @@ func (a *app) healthcheckCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "healthcheck",
 		Short: "Ask the daemon of this machine whether its LUNs can be used",
-		Long: `Asks the daemon that serves on this machine whether its LUNs can be used (/readyz), or with --live whether it works as it
-should (/healthz). It is found by the same settings as serve has. Where the pages are off, the ready file decides; so it does in a
-container where nobody, or the daemon of another container of the pod, answers at the default address of the pages.
+		Long: `Asks the daemon on this machine whether its LUNs can be used (/readyz), or with --live
+whether it works as it should (/healthz). Give it the settings of serve, so that it finds the
+daemon.
+
+If the pages are off, the ready file decides. It also decides in a container if nobody answers at
+the default address of the pages, or only the daemon of another container of the pod.
 
 Exit status 0: yes. 1: no, or nobody answers.`,
 		Args: usageArgs(cobra.NoArgs),
@@ -52,7 +55,7 @@ Exit status 0: yes. 1: no, or nobody answers.`,
 	return cmd
 }
 
-// checkHealth returns what a healthy daemon answers. chosen says that page is not the default.
+// checkHealth returns the answer of a healthy daemon. Chosen says that the page is not the default.
 func checkHealth(ctx context.Context, page *daemon.Address, chosen bool, readyFile string,
 	live bool) (string, error) {
 	if page != nil && page.Port != 0 {
@@ -62,37 +65,42 @@ func checkHealth(ctx context.Context, page *daemon.Address, chosen bool, readyFi
 		}
 		url := "http://" + local(*page).String() + path
 		answer, place, err := askPage(ctx, url)
-		// The containers of a pod share one network, and not their files. A daemon whose pages
-		// found their port taken is there without any.
+		// The containers of a pod share one network, but not their files. A daemon that found the
+		// port of its pages taken runs without pages.
 		elsewhere := place != "" && place != pages.Place()
 		without := errors.Is(err, syscall.ECONNREFUSED) && daemonIsInit()
 		if chosen || !elsewhere && !without {
 			return answer, err
 		}
 		if live || readyFile == "" {
-			return "", fmt.Errorf("nobody can be asked: %s is no page of the daemon in this "+
+			return "", fmt.Errorf("there is no daemon to ask: %s is not a page of the daemon in "+
+				"this "+
 				"container: give it pages of its own, by %s", url, nameOf(keyMetricsListen))
 		}
 	}
 	switch {
 	case live:
-		return "", fmt.Errorf("nobody can be asked: the pages are off, or on a port that only "+
+		return "", fmt.Errorf("there is no daemon to ask: the pages are off, or on a port that "+
+			"only "+
 			"the daemon knows (--%s)", keyMetricsListen)
 	case readyFile == "":
-		return "", fmt.Errorf("nobody can be asked: both the pages and the ready file are off "+
+		return "", fmt.Errorf("there is no daemon to ask: both the pages and the ready file are "+
+			"off "+
 			"(--%s, --%s)", keyMetricsListen, keyReadyFile)
 	}
 	switch info, err := os.Stat(readyFile); {
 	case err != nil:
 		return "", fmt.Errorf("not ready: %w", err)
 	case !info.Mode().IsRegular():
-		return "", fmt.Errorf("not ready: %q is no regular file: is it the daemon's %s?", readyFile,
+		return "", fmt.Errorf("not ready: %q is not a regular file: is it the daemon's %s?",
+			readyFile,
 			nameOf(keyReadyFile))
 	}
 	return "ok", nil
 }
 
-// local is the address by which this machine reaches a portal that may be bound to every address.
+// local returns the address by which this machine reaches a portal, which may be bound to every
+// address.
 func local(p daemon.Address) daemon.Address {
 	switch {
 	case !p.Addr.IsValid(), p.Addr == netip.IPv4Unspecified():
@@ -103,17 +111,16 @@ func local(p daemon.Address) daemon.Address {
 	return p
 }
 
-// maxAnswer bounds what is read of an answer, bytes.
+// maxAnswer limits the part of an answer that is read, in bytes.
 const maxAnswer = 4 << 10
 
-// askPage returns what a page answers, and the place of the daemon that it is of, which is told
-// with a bad answer as well.
+// askPage returns the answer of a page and the place of its daemon. A bad answer also has a place.
 func askPage(ctx context.Context, url string) (answer, place string, err error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return "", "", err
 	}
-	// The daemon is on this machine: a proxy of the environment has no part in it.
+	// The daemon is on this machine, so do not use a proxy from the environment.
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	res, err := client.Do(req)
 	if err != nil {
@@ -133,8 +140,8 @@ func askPage(ctx context.Context, url string) (answer, place string, err error) 
 	return answer, place, nil
 }
 
-// daemonIsInit says whether the daemon is the first process of this container: then it runs, as the
-// container does, and has made or removed the ready file.
+// daemonIsInit says whether the daemon is the first process of this container. Then it runs as long
+// as the container does, and keeps the ready file up to date.
 func daemonIsInit() bool {
 	first, err := os.Readlink("/proc/1/exe")
 	own, ownErr := os.Readlink("/proc/self/exe")

@@ -58,9 +58,8 @@ func TestHealthcheck(t *testing.T) {
 	}
 }
 
-// TestHealthcheckOfAnotherContainer: at the default address of the pages, a daemon of another
-// container of the pod may answer. What it says is not about this one, unless somebody has named
-// the address.
+// TestHealthcheckOfAnotherContainer: a daemon of another container of the pod may answer at the
+// default address of the pages. Its answer does not count, unless a person has named the address.
 func TestHealthcheckOfAnotherContainer(t *testing.T) {
 	place := "mnt:[1]"
 	ts := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -84,7 +83,7 @@ func TestHealthcheckOfAnotherContainer(t *testing.T) {
 		live      bool
 	}{{"", false}, {ready, true}} {
 		_, err = check(false, c.readyFile, c.live)
-		require.ErrorContains(t, err, "no page of the daemon in this container")
+		require.ErrorContains(t, err, "not a page of the daemon in this container")
 		require.ErrorContains(t, err, "METRICS_LISTEN")
 	}
 	for _, own := range []string{pages.Place(), ""} {
@@ -142,7 +141,7 @@ func TestHealthcheckWithoutADaemonOrPages(t *testing.T) {
 	status, _, stderr = run(t, []string{"METRICS_LISTEN=", "READY_FILE=" + filepath.Dir(ready)},
 		"healthcheck")
 	require.Equal(t, exitFailed, status)
-	require.Contains(t, stderr, "is no regular file")
+	require.Contains(t, stderr, "is not a regular file")
 	status, _, _ = run(t, []string{"METRICS_LISTEN=", "READY_FILE="}, "healthcheck")
 	require.Equal(t, exitFailed, status)
 	status, _, _ = run(t, nil, "healthcheck", "--metrics-listen=nowhere")

@@ -9,10 +9,10 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// standardStream is the argument that stands for standard input or output.
+// standardStream is the argument for standard input or output.
 const standardStream = "-"
 
-// checkSource refuses to read an image from standard input. A file of that name is ./-.
+// checkSource refuses to read an image from standard input. A file named - is ./-.
 func checkSource(path string) error {
 	if path == standardStream {
 		return errors.New("an image cannot be read from standard input, as its parts are read in " +
@@ -27,15 +27,15 @@ func isDirectory(path string) bool {
 	return err == nil && info.IsDir()
 }
 
-// imageArgs is usageArgs for commands that take names of files: a credential is not taken for one,
-// and so not repeated.
+// imageArgs is usageArgs for commands that take file names. It refuses a credential instead of
+// repeating it as a file name.
 func imageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return usageArgs(func(cmd *cobra.Command, args []string) error {
 		for _, arg := range args {
 			name, _, ok := strings.Cut(arg, "=")
 			if _, err := os.Lstat(arg); ok && looksLikeCredential(name) && errors.Is(err,
 				fs.ErrNotExist) {
-				return errors.New("a credential is no argument") // usageArgs says it better
+				return errors.New("a credential is not an argument") // usageArgs explains it
 			}
 		}
 		return check(cmd, args)

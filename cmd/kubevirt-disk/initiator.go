@@ -2,11 +2,11 @@ package main
 
 import "strings"
 
-// qemuDefault begins the initiator name that QEMU takes where it is given none: the UUID of its
-// machine follows, or the machine's name.
+// qemuDefault begins the initiator name that QEMU uses if it gets none. The UUID or the name of its
+// machine follows.
 const qemuDefault = "iqn.2008-11.org.linux-kvm"
 
-// explainInitiators adds to a message what names in it mean that nobody has chosen.
+// explainInitiators explains the default initiator names in a message.
 func explainInitiators(message string) string {
 	if !strings.Contains(message, qemuDefault) {
 		return message

@@ -21,11 +21,12 @@ func (a *app) inspectCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "inspect IMAGE|DIRECTORY...",
 		Short: "Show what images are, and whether they would be served",
-		Long: `Validates images as serve does, and shows the format, sizes, compression and backing files of each. Backing files are looked
-for in the image's own directory. Of a directory it looks at what serve --disk-dir would find in it.
+		Long: `Validates images as serve does, and shows the format, sizes, compression and backing
+files of each. Backing files must be in the image's own directory. For a directory, inspect looks at
+the images that serve --disk-dir would serve.
 
-Exit status 1: one of them would not be served; the output says why. With --json one image is an object, and a directory or
-several images are an array.`,
+Exit status 1: serve would refuse one of them; the output says why. With --json, one image is an
+object, and a directory or several images are an array.`,
 		Args:              imageArgs(cobra.MinimumNArgs(1)),
 		ValidArgsFunction: completeImages,
 		RunE: running(func(_ *cobra.Command, args []string) error {
@@ -37,7 +38,7 @@ several images are an array.`,
 	return cmd
 }
 
-// inspected is one of several images that are looked at.
+// inspected is one image of several.
 type inspected struct {
 	Path string `json:"path"`
 	image.Info
@@ -50,7 +51,7 @@ func (a *app) inspect(paths []string, format string, asJSON bool) error {
 	if at := slices.IndexFunc(paths, isDirectory); at >= 0 && format != "" {
 		var wrong problems.List
 		wrong.Add("--"+keyFormat,
-			"is what an image is that is named, and %q is a directory: name the image in it",
+			"says what one image is, but %q is a directory: name the image in it",
 			paths[at])
 		return wrong.Err()
 	}
@@ -94,7 +95,7 @@ func (a *app) printInspected(all []inspected, asJSON bool) error {
 	return nil
 }
 
-// lookAt describes an image, or those of a directory.
+// lookAt describes an image, or all images of a directory.
 func lookAt(path, format string) ([]inspected, error) {
 	if !isDirectory(path) {
 		info, err := inspectImage(path, format)
@@ -135,15 +136,15 @@ func inspectImage(path, format string) (image.Info, error) {
 	return image.Inspect(path, opt)
 }
 
-// addFormatFlag adds the flag by which a person says what an image is.
+// addFormatFlag adds the flag that says what format an image has.
 func addFormatFlag(cmd *cobra.Command, format *string) {
 	cmd.Flags().StringVar(format, keyFormat, "",
 		"what the image is, `raw` or qcow2: raw if a guest has written its content "+
 			"(default as it was served, or else by its content)")
 }
 
-// assumed is how an image is opened of which a person says what it is; "": the image says. An error
-// is one of usage.
+// assumed returns the options for a format that a person gave; "": the image tells. An error is
+// about usage.
 func assumed(path, format string) (image.Options, error) {
 	f, err := image.ParseFormat(format)
 	if err != nil {
@@ -154,13 +155,12 @@ func assumed(path, format string) (image.Options, error) {
 	return image.Options{Formats: map[string]image.Format{filepath.Base(path): f}}, nil
 }
 
-// assumption completes the words "known by" for the format of an image, and says what to do where
-// that is wrong.
+// assumption completes "known by" for the format of an image, and says what to do if it is wrong.
 func assumption(info image.Info) string {
 	var text string
 	switch {
 	case info.FormatSource == image.SourceServed:
-		text = "its mark: it was made or served raw, so that its content is a guest's"
+		text = "its mark: it was made or served raw, so a guest wrote its content"
 	case info.FormatSource == image.SourceTold:
 		text = "--" + keyFormat
 	case info.Format == image.FormatRaw:
@@ -174,7 +174,7 @@ func assumption(info image.Info) string {
 	return text
 }
 
-// writeInfo prints what applies to the image, a line each.
+// writeInfo prints the applicable facts about an image, one per line.
 func writeInfo(w io.Writer, info image.Info) error {
 	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
 	row := func(name, value string) { fmt.Fprintf(t, "%s\t%s\n", name, value) }
@@ -222,7 +222,7 @@ func orNone(s string) string {
 	return s
 }
 
-// sizeText is a size for people, with the exact number.
+// sizeText prints a size for people, with the exact number.
 func sizeText(n int64) string {
 	if n < 1024 {
 		return fmt.Sprintf("%d bytes", n)
@@ -230,7 +230,7 @@ func sizeText(n int64) string {
 	return fmt.Sprintf("%s (%d bytes)", shortSize(n), n)
 }
 
-// shortSize is a size with three digits and a binary unit.
+// shortSize prints a size with three digits and a binary unit.
 func shortSize(n int64) string {
 	const units = "KMGTPE"
 	if n < 1024 {

@@ -11,32 +11,31 @@ import (
 	"kubevirt.io/disk/internal/problems"
 )
 
-// loader finds what each setting is set to, and by what, so that an error can name the place to
-// change.
+// loader finds the value and the source of each setting. So an error can name the place to change.
 type loader struct {
 	viper    *viper.Viper
 	flags    *pflag.FlagSet
-	env      map[string]string // key to the variable that decides it
+	env      map[string]string // key to the variable that sets it
 	file     string
 	read     fileReader
-	disks    map[string]diskOverrides // by image; only in the file
+	disks    map[string]diskOverrides // by image; only from the file
 	problems problems.List
 }
 
-// load reads the given settings (all without keys) from parsed flags, the environment and the file.
-// What is wrong is collected, so that a person sees everything at once.
+// load reads the given settings (or all, without keys) from parsed flags, the environment and the
+// file. It collects the mistakes, so that a person sees all of them at once.
 func load(flags *pflag.FlagSet, keys ...string) *loader {
 	return loadBy(readBounded, flags, keys...)
 }
 
-// loadBy is load with another way to read the file.
+// loadBy is load with another function to read files.
 func loadBy(read fileReader, flags *pflag.FlagSet, keys ...string) *loader {
 	l := &loader{viper: viper.New(), flags: flags, env: map[string]string{}, read: read}
 	l.viper.AllowEmptyEnv(true)
 	for _, s := range selectSettings(keys) {
 		l.viper.SetDefault(s.key, s.def)
 		flag := flags.Lookup(s.key)
-		// Neither can fail: the flag exists and there is a key.
+		// Neither can fail: the flag exists, and the key is given.
 		_ = l.viper.BindPFlag(s.key, flag)
 		if name := l.pickEnv(s, flag.Changed); name != "" {
 			l.env[s.key] = name
@@ -52,8 +51,8 @@ func loadBy(read fileReader, flags *pflag.FlagSet, keys ...string) *loader {
 	return l
 }
 
-// pickEnv returns the variable that sets s, or "". An empty variable counts as not set where empty
-// means nothing, because manifests and compose files pass variables on that way.
+// pickEnv returns the variable that sets s, or "". If empty means nothing for a setting, an empty
+// variable counts as unset: manifests and compose files pass variables on that way.
 func (l *loader) pickEnv(s setting, decidedByFlag bool) string {
 	picked, value := "", ""
 	for _, name := range s.env {
@@ -94,8 +93,7 @@ func (l *loader) readFile() {
 	_ = l.viper.MergeConfigMap(values)
 }
 
-// source names what set key: a flag, a variable, or a key of the file. "" means that it is the
-// default.
+// source names what set key: a flag, a variable, or a key of the file. "" means the default.
 func (l *loader) source(key string) string {
 	switch {
 	case l.flags.Changed(key):
@@ -108,7 +106,7 @@ func (l *loader) source(key string) string {
 	return ""
 }
 
-// name is source for messages about what may also be the default.
+// name is source for messages that may also be about the default.
 func (l *loader) name(key string) string {
 	if source := l.source(key); source != "" {
 		return source
@@ -122,7 +120,7 @@ func (l *loader) isEmpty(key string) bool {
 
 func (l *loader) text(key string) string { return strings.TrimSpace(l.viper.GetString(key)) }
 
-// list returns the elements of a repeatable setting; each may itself hold several, separated by
+// list returns the elements of a repeatable setting. Each value may hold several, separated by
 // commas.
 func (l *loader) list(key string) []string {
 	var elements []string

@@ -14,19 +14,19 @@ const (
 	logJSON    = "json"
 )
 
-// What the settings of the log can be.
+// The values of the log settings.
 var (
 	logLevels  = []string{"debug", "info", "warn", "error"}
 	logFormats = []string{logConsole, logJSON}
 )
 
-// logConfig says what is logged and how.
+// logConfig says what is logged, and how.
 type logConfig struct {
 	level  zapcore.Level
 	format string // "": console on a terminal, else JSON
 }
 
-// resolve decides the format by where the log goes.
+// resolve chooses the format by the kind of output.
 func (c logConfig) resolve(w io.Writer) logConfig {
 	if c.format == "" {
 		c.format = logJSON
@@ -37,8 +37,8 @@ func (c logConfig) resolve(w io.Writer) logConfig {
 	return c
 }
 
-// newLogger makes a logger that writes to w what level enables, which may change. Stack traces are
-// left to the one place that recovers panics.
+// newLogger makes a logger that writes to w. The level may change. Only the place that recovers
+// panics logs a stack trace.
 func newLogger(c logConfig, level zapcore.LevelEnabler, w io.Writer) *zap.Logger {
 	c = c.resolve(w)
 	encoding := zap.NewProductionEncoderConfig()

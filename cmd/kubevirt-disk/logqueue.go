@@ -8,26 +8,26 @@ import (
 )
 
 const (
-	// logQueueLines is how many lines wait for whoever reads the log: about 300 KiB.
+	// logQueueLines is how many lines wait for the reader of the log: about 300 KiB.
 	logQueueLines = 1024
-	// logPatience is how long a full queue holds up who logs, and the end of the process waits for
-	// the last lines.
+	// logPatience limits how long a full queue holds up a writer, and how long the end of the
+	// process waits for the last lines.
 	logPatience = time.Second
 )
 
-// logQueue keeps a reader of the log that does not read, as of a terminal that Ctrl-S has stopped
-// or of a log driver that hangs, from holding up what is logged: logins, handovers, the drain. As
-// long as it reads, no line is lost and who logs faster waits for it. Any number of goroutines.
+// logQueue keeps a log reader that does not read from holding up the daemon: logins, handovers, the
+// drain. Such a reader is a terminal stopped by Ctrl-S, or a log driver that hangs. While the
+// reader reads, no line is lost, and a writer that is faster waits. It is safe for concurrent use.
 type logQueue struct {
 	w        io.Writer
 	entries  chan logEntry
 	patience time.Duration     // logPatience
-	stuck    atomic.Bool       // nothing has been written since a line was lost
+	stuck    atomic.Bool       // nothing was written since a line was lost
 	lost     atomic.Uint64     // lines
 	tell     func(lost uint64) // logs that lines were lost; set before the first line
 }
 
-// logEntry is a line, or with done a mark that closes it when all lines before are written.
+// logEntry is a line. With done it is a mark: done is closed when all lines before it are written.
 type logEntry struct {
 	line []byte
 	done chan struct{}
@@ -45,15 +45,15 @@ func (q *logQueue) run() {
 			close(e.done)
 			continue
 		}
-		_, _ = q.w.Write(e.line) // a log that cannot be written changes nothing else
+		_, _ = q.w.Write(e.line) // if this fails, there is nowhere to report it
 		q.stuck.Store(false)
 		if n := q.lost.Swap(0); n > 0 {
-			go q.tell(n) // which may wait for this goroutine
+			go q.tell(n) // it may wait for this goroutine
 		}
 	}
 }
 
-// Write takes a line, and loses it where nobody has read for a while. It never fails.
+// Write queues a line. If nobody has read for a while, it drops the line. It never fails.
 func (q *logQueue) Write(p []byte) (int, error) {
 	if !q.put(logEntry{line: bytes.Clone(p)}) {
 		q.lost.Add(1)
@@ -81,7 +81,7 @@ func (q *logQueue) put(e logEntry) bool {
 	}
 }
 
-// Sync waits until what was logged is written, if that does not take long.
+// Sync waits for the lines so far to be written, but not for long.
 func (q *logQueue) Sync() error {
 	mark := logEntry{done: make(chan struct{})}
 	if !q.put(mark) {

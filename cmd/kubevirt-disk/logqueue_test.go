@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// gate is a reader of the log that reads nothing until it is opened, and then counts lines.
+// gate is a log reader that reads nothing until it is opened. Then it counts lines.
 type gate struct {
 	open  chan struct{}
 	lines atomic.Int64
@@ -52,7 +52,7 @@ func TestAFastLogIsComplete(t *testing.T) {
 	g := &gate{open: make(chan struct{})}
 	close(g.open)
 	q := newLogQueue(g)
-	q.patience = time.Hour // a busy machine may let nobody read for seconds
+	q.patience = time.Hour // on a busy machine the reader may pause for seconds
 	const lines = 20 * logQueueLines
 	for range lines {
 		_, err := q.Write([]byte("line\n"))
@@ -83,7 +83,7 @@ func TestTheLogKeepsItsLines(t *testing.T) {
 }
 
 // TestServeWithALogThatNobodyReads fills the pipe of the log before the daemon starts, and stops
-// it.
+// the daemon.
 func TestServeWithALogThatNobodyReads(t *testing.T) {
 	l := newPlace(t, "a.raw")
 	path := fullPipe(t)
@@ -93,8 +93,8 @@ func TestServeWithALogThatNobodyReads(t *testing.T) {
 	require.NoFileExists(t, l.readyFile())
 }
 
-// TestFailuresThatNobodyReads: a daemon that cannot serve ends, so that it is started again, also
-// where its log hangs.
+// TestFailuresThatNobodyReads checks that a daemon that cannot serve exits even if its log hangs,
+// so that it is restarted.
 func TestFailuresThatNobodyReads(t *testing.T) {
 	l := newPlace(t, "a.raw")
 	path := fullPipe(t)
@@ -105,7 +105,7 @@ func TestFailuresThatNobodyReads(t *testing.T) {
 	}
 }
 
-// fullPipe is a named pipe that takes nothing more.
+// fullPipe returns a named pipe that is full.
 func fullPipe(t *testing.T) (path string) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "log")

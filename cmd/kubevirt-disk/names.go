@@ -6,15 +6,15 @@ import (
 	"os"
 )
 
-// The names by which callers of the original wrapper start what is in the image: the pod's command
-// is /entry-point.sh PORT, and its readiness probe runs cat /tmp/healthy. An image from scratch has
-// neither a shell nor cat, so the binary answers by the name it is called.
+// Callers of the original wrapper use these names: the pod's command is /entry-point.sh PORT, and
+// its readiness probe runs cat /tmp/healthy. An image from scratch has neither a shell nor cat, so
+// the binary does what its name says.
 const (
 	nameEntryPoint = "entry-point.sh"
 	nameCat        = "cat"
 )
 
-// entryPoint serves on the port that is its one argument; without it, as the environment says.
+// entryPoint serves on the port in its argument, or on the port from the environment.
 func (a *app) entryPoint(args []string) int {
 	a.asWrapper = true
 	switch len(args) {
@@ -26,7 +26,7 @@ func (a *app) entryPoint(args []string) int {
 	return a.report(fmt.Errorf("%s takes one argument, the port", nameEntryPoint))
 }
 
-// cat prints files. A file that is absent is status 1, which is what a probe asks for.
+// cat prints files. A missing file is status 1, as the readiness probe expects.
 func (a *app) cat(args []string) int {
 	if len(args) == 0 {
 		return a.report(fmt.Errorf("%s: want the name of a file", nameCat))

@@ -9,8 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestServePersistentDisks goes through what becomes of a volume: it is filled, used again, kept or
-// refused with another image, and served without one.
+// TestServePersistentDisks fills a volume, uses it again, keeps or refuses it with another image,
+// and serves it without an image.
 func TestServePersistentDisks(t *testing.T) {
 	l := newPlace(t, "a.raw")
 	volume := t.TempDir()
@@ -32,7 +32,7 @@ func TestServePersistentDisks(t *testing.T) {
 	require.Equal(t, bytes.Repeat([]byte{1}, 4096), content,
 		"raw, as a volume of that kind holds it")
 
-	// Another image: refused, and untouched.
+	// Another image is refused, and the disk does not change.
 	image := filepath.Join(l.dir, "disk", "a.raw")
 	require.NoError(t, os.WriteFile(image, bytes.Repeat([]byte{9}, 4096), 0o644))
 	status, _, stderr := run(t, env, "serve")
@@ -43,7 +43,7 @@ func TestServePersistentDisks(t *testing.T) {
 	p = serve(append(env, "ON_IMAGE_CHANGE=keep")...)
 	require.Equal(t, serial, p.logged("serving a LUN", "serial"))
 
-	// A second daemon on the volume names the first.
+	// The error of a second daemon on the volume names the first one.
 	status, _, stderr = run(t,
 		append(env, "READY_FILE=", "WORK_DIR="+t.TempDir(), "ON_IMAGE_CHANGE=keep"), "serve")
 	require.Equal(t, exitFailed, status)
@@ -51,7 +51,7 @@ func TestServePersistentDisks(t *testing.T) {
 	require.Contains(t, stderr, volume)
 	require.Equal(t, exitDone, p.terminate())
 
-	// Without an image, and larger.
+	// Serve it without an image, and larger.
 	require.NoError(t, os.Remove(image))
 	p = serve(append(env, "SIZE=1Mi")...)
 	require.Equal(t, serial, p.logged("serving a LUN", "serial"))
@@ -64,7 +64,7 @@ func TestServePersistentDisks(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, bytes.Equal(append(content, make([]byte, 1<<20-4096)...), after))
 
-	// Several images have directories of their own, and never take the disk of a single one.
+	// Several images have directories of their own, and never take the disk of a single image.
 	for _, name := range []string{"a.raw", "b.raw"} {
 		require.NoError(t, os.WriteFile(filepath.Join(l.dir, "disk", name),
 			bytes.Repeat([]byte{3}, 4096), 0o644))
@@ -79,7 +79,7 @@ func TestServePersistentDisks(t *testing.T) {
 		require.FileExists(t, filepath.Join(several, name, "disk.img"))
 	}
 
-	// The disk that a volume brings along is served as it is.
+	// A disk that is on the volume already is served as it is.
 	own := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(own, "disk.img"), bytes.Repeat([]byte{7}, 8192),
 		0o600))
@@ -89,8 +89,8 @@ func TestServePersistentDisks(t *testing.T) {
 	require.Equal(t, exitDone, p.terminate())
 }
 
-// TestServeRefusesAVolumeThatIsNotThere: a slip in its name must not lose a disk with the pod.
-// Where it comes from makes no difference.
+// TestServeRefusesAVolumeThatIsNotThere checks every source of the setting: a slip in the volume's
+// name must not lose a disk with the pod.
 func TestServeRefusesAVolumeThatIsNotThere(t *testing.T) {
 	l := newPlace(t, "a.raw", "b.raw")
 	missing := filepath.Join(l.dir, "volume")
@@ -121,16 +121,16 @@ func TestServeRefusesAVolumeThatIsNotThere(t *testing.T) {
 		}
 		require.NoDirExists(t, missing)
 	}
-	// What is below the volume is the daemon's own, and so is a work directory, which dies with the
-	// pod anyway.
+	// The daemon makes the directories below the volume itself. It also makes a work directory,
+	// which does not outlive the pod anyway.
 	volume := t.TempDir()
 	p := l.serve(t, "PERSISTENT_DIR="+volume, "WORK_DIR="+filepath.Join(l.dir, "another", "work"))
 	require.Equal(t, exitDone, p.terminate())
 	require.FileExists(t, filepath.Join(volume, "b.raw", "disk.img"))
 }
 
-// TestServeRemovesWhatIsLeftOfAnImageThatIsGone does so for the daemon that left it, and for no
-// other one.
+// TestServeRemovesWhatIsLeftOfAnImageThatIsGone checks that only the daemon that left files removes
+// them.
 func TestServeRemovesWhatIsLeftOfAnImageThatIsGone(t *testing.T) {
 	l := newPlace(t, "a.raw", "b.raw")
 	work := t.TempDir()

@@ -12,8 +12,8 @@ import (
 	"kubevirt.io/disk/internal/daemon"
 )
 
-// parsePortal reads ADDRESS:PORT. Without a port it is defaultPort, and explicit is false. Names
-// are not looked up: what a name resolves to decides who can reach a disk, and that may change.
+// parsePortal reads ADDRESS:PORT. Without a port it uses defaultPort, and explicit is false. It
+// does not resolve names: the result decides who can reach a disk, and it may change.
 func parsePortal(s string, defaultPort uint16) (p daemon.Address, explicit bool, err error) {
 	if addr, err := netip.ParseAddr(unbracket(s)); err == nil {
 		return daemon.Address{Addr: addr.Unmap(), Port: defaultPort}, false, nil
@@ -23,7 +23,7 @@ func parsePortal(s string, defaultPort uint16) (p daemon.Address, explicit bool,
 	}
 	host, port, err := net.SplitHostPort(s)
 	if err != nil {
-		return daemon.Address{}, false, fmt.Errorf("%q is no address: want 0.0.0.0:3260, "+
+		return daemon.Address{}, false, fmt.Errorf("%q is not an address: want 0.0.0.0:3260, "+
 			"[::1]:3260, or :3260 for all addresses", s)
 	}
 	p.Port, err = parsePort(port)
@@ -39,7 +39,7 @@ func parsePortal(s string, defaultPort uint16) (p daemon.Address, explicit bool,
 	}
 	addr, err := netip.ParseAddr(host)
 	if err != nil {
-		return daemon.Address{}, false, fmt.Errorf("%q: %q is no IP address (names are not "+
+		return daemon.Address{}, false, fmt.Errorf("%q: %q is not an IP address (names are not "+
 			"looked up)", s, host)
 	}
 	p.Addr = addr.Unmap()
@@ -58,12 +58,12 @@ func loopback4() netip.Addr { return netip.AddrFrom4([4]byte{127, 0, 0, 1}) }
 func parsePort(s string) (uint16, error) {
 	n, err := strconv.ParseUint(s, 10, 16)
 	if err != nil {
-		return 0, fmt.Errorf("%q is no port: want 0 to 65535", s)
+		return 0, fmt.Errorf("%q is not a port: want 0 to 65535", s)
 	}
 	return uint16(n), nil
 }
 
-// portals resolves --listen, --port and the default. chap says whether initiators must
+// portals resolves --listen, --port and the default. Chap says whether initiators must
 // authenticate.
 func (l *loader) portals(chap bool) []daemon.Address {
 	port, portSet := uint16(defaultPort), l.source(keyPort) != ""
@@ -101,22 +101,22 @@ func (l *loader) portals(chap bool) []daemon.Address {
 			continue
 		default:
 			l.problems.Add(l.source(keyListen),
-				"one of %s and %s has the other in it: leave that out", all[i], p)
+				"one of %s and %s includes the other: leave the other out", all[i], p)
 		}
 		all = append(all, p)
 	}
 	return all
 }
 
-// checkPages refuses pages where a portal is: the port would be found taken, by nobody else than
-// this process.
+// checkPages refuses pages on the port of a portal. Otherwise this process would find the port
+// taken by itself.
 func (l *loader) checkPages(pages *daemon.Address, portals []daemon.Address) {
 	if pages == nil {
 		return
 	}
 	both := func(p daemon.Address, all []daemon.Address) daemon.Address {
 		if p.Network(all) == "tcp" {
-			p.Addr = netip.Addr{} // [::] takes IPv4 too, where it is alone
+			p.Addr = netip.Addr{} // [::] takes IPv4 too if it is alone
 		}
 		return p
 	}
@@ -124,7 +124,8 @@ func (l *loader) checkPages(pages *daemon.Address, portals []daemon.Address) {
 	if slices.ContainsFunc(portals,
 		func(p daemon.Address) bool { return at.Clashes(both(p, portals)) }) {
 		l.problems.Add(l.name(keyMetricsListen),
-			"port %d is that of the portals, too: choose another one for either, the latter with "+
+			"the portals use port %d too: choose another port for one of them, for the portals "+
+				"with "+
 				"%s", at.Port, nameOf(keyPort))
 	}
 }
@@ -134,7 +135,7 @@ var errNoAuth = errors.New("without CHAP everybody who reaches the portal could 
 	"set CHAP_USERNAME and CHAP_PASSWORD, or listen on 127.0.0.1 only, or accept it with " +
 	"INSECURE_NO_AUTH=true (--insecure-no-auth)")
 
-// checkExposure refuses portals beyond loopback that nothing protects.
+// checkExposure refuses portals beyond loopback without CHAP.
 func (l *loader) checkExposure(portals []daemon.Address, chap, accepted bool) {
 	if chap || accepted {
 		return

@@ -52,20 +52,21 @@ func mustPortal(t *testing.T, text string) daemon.Address {
 	return p
 }
 
-// TestLocal: a daemon that listens on every address is asked on this machine.
+// TestLocal checks that a daemon on every address is asked on this machine.
 func TestLocal(t *testing.T) {
 	require.Equal(t, "127.0.0.1:9260", local(mustPortal(t, ":9260")).String())
 	require.Equal(t, "[::1]:9260", local(mustPortal(t, "[::]:9260")).String())
 	require.Equal(t, "10.0.0.1:9260", local(mustPortal(t, "10.0.0.1:9260")).String())
 }
 
-// TestPagesBesidePortals: one port serves both where their addresses have nothing in common.
+// TestPagesBesidePortals checks that portals and pages can have the same port if their addresses do
+// not overlap.
 func TestPagesBesidePortals(t *testing.T) {
 	for portals, pages := range map[string]string{
 		"127.0.0.2:4000":             "127.0.0.1:4000",
 		"[::1]:4000":                 "127.0.0.1:4000",
 		"127.0.0.1:4000":             "[::1]:4000",
-		"[::]:4000,127.0.0.1:4000":   "127.0.0.2:4000", // then [::] leaves IPv4 alone
+		"[::]:4000,127.0.0.1:4000":   "127.0.0.2:4000", // [::] then leaves IPv4 alone
 		"[::]:4000,127.0.0.1:4001":   "127.0.0.1:4002",
 		"127.0.0.1:0,127.0.0.2:4000": ":0",
 	} {

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// reporter shows how a long operation goes: a bar on a terminal, lines elsewhere.
+// reporter shows the progress of a long operation: a bar on a terminal, lines elsewhere.
 type reporter struct {
 	w        io.Writer
 	terminal bool
@@ -27,14 +27,14 @@ func newReporter(w io.Writer, terminal bool, name string) *reporter {
 	return r
 }
 
-// progress is an image.Progress, or what a test says.
+// progress is an image.Progress, or a fake of a test.
 type progress interface {
 	Done() int64
-	Total() int64              // of the virtual size, as Done: how far it is
-	Data() (done, total int64) // of what the image stores: how long the rest takes
+	Total() int64              // bytes of the disk, as Done: how far it is
+	Data() (done, total int64) // bytes of data in the image: how long the rest takes
 }
 
-// while runs f and shows p until it returns.
+// while runs f and shows p until f returns.
 func (r *reporter) while(p progress, f func() error) error {
 	r.began = r.now()
 	result := make(chan error, 1)
@@ -52,7 +52,7 @@ func (r *reporter) while(p progress, f func() error) error {
 	}
 }
 
-// lineStep is how far apart the lines are that are shown where there is no terminal, percent.
+// lineStep is the distance between two progress lines without a terminal, in percent.
 const lineStep = 10
 
 func (r *reporter) show(p progress) {
@@ -84,7 +84,7 @@ func (r *reporter) finish(p progress, err error) {
 	}
 }
 
-// pace is the speed so far and how long the rest takes at that speed.
+// pace returns the speed so far, and how long the rest takes at that speed.
 func (r *reporter) pace(p progress) string {
 	done, total := p.Data()
 	took := r.now().Sub(r.began)
@@ -99,7 +99,7 @@ func rate(n int64, took time.Duration) string {
 	return fmt.Sprintf("%.0f MiB/s", float64(n)/(1<<20)/max(took.Seconds(), 1e-3))
 }
 
-// percent is how much of total is done, rounded down, so that 100 means all.
+// percent returns how much of total is done. It rounds down, so 100 means all.
 func percent(done, total int64) int {
 	if total <= 0 {
 		return 0

@@ -16,7 +16,7 @@ func (s *steps) Done() int64          { return s.done }
 func (s *steps) Total() int64         { return s.total }
 func (s *steps) Data() (int64, int64) { return s.data, s.dataTotal }
 
-// atSecond makes a reporter for which that many seconds have passed.
+// atSecond sets the clock of a reporter.
 func atSecond(r *reporter, seconds int) {
 	r.began = time.Unix(0, 0)
 	r.now = func() time.Time { return time.Unix(int64(seconds), 0) }

@@ -29,9 +29,13 @@ func (a *app) pullCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "pull REF DEST",
 		Short: "Fetch a disk out of a container image",
-		Long: `Fetches the disk out of any container image that has one in /disk, and writes it as a sparse raw disk. DEST is a file,
-which appears under its name when it is complete and its digest was right; a block device, which is overwritten; a
-directory, for all the disks of an image; or -, for standard output.
+		Long: `Fetches the disk out of any container image that has one in /disk, and writes it as a
+sparse raw disk. DEST is one of these:
+
+  a file          it appears under its name when it is complete and its digest is right
+  a block device  it is overwritten
+  a directory     for all disks of the image
+  -               standard output
 
 ` + registryHelp,
 		Args: usageArgs(cobra.ExactArgs(2)),
@@ -40,7 +44,7 @@ directory, for all the disks of an image; or -, for standard output.
 		"`file` in the image to fetch: a name in /disk, or a path (default the only disk)")
 	cmd.Flags().StringVar(&o.format, keyFormat, pullRaw,
 		"`format` to write: raw, or original to keep the file as it is")
-	cmd.Flags().BoolVar(&o.force, "force", false, "replace a file that is there")
+	cmd.Flags().BoolVar(&o.force, "force", false, "replace an existing file")
 	addRegistryFlags(cmd.Flags())
 	_ = cmd.RegisterFlagCompletionFunc(keyFormat,
 		cobra.FixedCompletions([]string{pullRaw, pullOriginal}, cobra.ShellCompDirectiveNoFileComp))
@@ -103,12 +107,14 @@ func (a *app) pull(ctx context.Context, client *registry.Client, ref registry.Re
 	return nil
 }
 
-// checkPullDestination refuses what would garble a terminal, and a name that would tell a lie.
+// checkPullDestination refuses output that would garble a terminal, and a file name that names the
+// wrong format.
 func (a *app) checkPullDestination(dest string, o pullOptions) error {
 	if dest == standardStream {
 		if isTerminal(a.stdout) {
 			return errors.New(
-				`standard output is a terminal, which the bytes of a disk would garble: redirect it (">disk.raw", "| ssh ...")`)
+				`standard output is a terminal, which a disk would garble: redirect it ` +
+					`(">disk.raw", "| ssh ...")`)
 		}
 		return nil
 	}
@@ -117,12 +123,12 @@ func (a *app) checkPullDestination(dest string, o pullOptions) error {
 		if !image.HasRawExtension(stem) {
 			stem += ".raw"
 		}
-		return fmt.Errorf("the name %q says that it is %s, and what is written is a raw disk: "+
-			"name it %q, or keep what is "+
-			"in the image by --%s=%s", dest, said, stem, keyFormat, pullOriginal)
+		return fmt.Errorf("the name %q says %s, but the file is a raw disk: "+
+			"name it %q, or keep the "+
+			"file as it is with --%s=%s", dest, said, stem, keyFormat, pullOriginal)
 	}
 	return nil
 }
 
-// oneLine is a name as it can stand in a line of progress.
+// oneLine makes a name fit into a line of progress.
 func oneLine(name string) string { return strings.ReplaceAll(harmless(name), "\n", `\n`) }

@@ -30,10 +30,13 @@ not sent again. The same files on the same base have the same digest, which is p
 		Args: imageArgs(cobra.MinimumNArgs(2)),
 	}
 	cmd.Flags().
-		StringVar(&from, "base", base, "`reference` of the base image, or none: a containerDisk of KubeVirt, which has one disk and serves nothing")
+		StringVar(&from, "base", base, "`reference` of the base image, or none: a containerDisk "+
+			"of KubeVirt, which has one disk and serves nothing")
 	cmd.Flags().
-		StringVar(&compress, flagCompress, "", "how to store what is not compressed: `method` zstd, zlib (for QEMU before 5.1) or none "+
-			"(default zstd for raw files, none for others)")
+		StringVar(&compress, flagCompress, "",
+			"how to store what is not compressed: `method` zstd, zlib (for QEMU before 5.1) or "+
+				"none "+
+				"(default zstd for raw files, none for others)")
 	addRegistryFlags(cmd.Flags())
 	_ = cmd.RegisterFlagCompletionFunc(
 		flagCompress,
@@ -56,7 +59,8 @@ not sent again. The same files on the same base have the same digest, which is p
 		}
 		if from == "" {
 			return fmt.Errorf(
-				"name the base image by --base, such as --base=REGISTRY/kubevirt.io:disk, or say --base=%s",
+				"name the base image by --base, such as --base=REGISTRY/kubevirt.io:disk, or say "+
+					"--base=%s",
 				registry.BaseNone,
 			)
 		}
@@ -107,7 +111,8 @@ func (a *app) push(
 	if opt.Base == registry.BaseNone && len(files) > 1 {
 		fmt.Fprintln(
 			a.stderr,
-			"KubeVirt's containerDisks have one disk each: of several, its VMs use none without a path",
+			"KubeVirt's containerDisks have one disk each: of several, its VMs use none without "+
+				"a path",
 		)
 	}
 	p := new(registry.Progress)

@@ -12,16 +12,16 @@ import (
 	"kubevirt.io/disk/internal/daemon"
 )
 
-// changes is how a daemon learns what has changed around it.
+// changes are the ways by which a daemon learns of changes around it.
 type changes struct {
-	hangups     <-chan struct{} // the configuration is to be read again
+	hangups     <-chan struct{} // asks to read the configuration again
 	config      func() (*config, error)
 	credentials func() (chap.Config, error)
 	setLevel    func(zapcore.Level)
 }
 
-// follow keeps up with the credential files, and with the configuration when it is told to, until
-// ctx ends.
+// follow applies changes until ctx ends: those of the credential files as they happen, those of the
+// configuration on request.
 func (s *served) follow(ctx context.Context) {
 	var looks <-chan time.Time
 	var r *rotation
@@ -44,9 +44,9 @@ func (s *served) follow(ctx context.Context) {
 	}
 }
 
-// reload reads the configuration again and puts into force what can change while disks are served.
-// What cannot is named by one line of the log, at every reload, until the daemon is restarted or
-// the setting is as it was. It returns the settings in force.
+// reload reads the configuration again and applies what can change while disks are served. One log
+// line names the settings that need a restart. It appears at every reload, until the daemon
+// restarts or the settings are as before. It returns the settings in force.
 func (s *served) reload(r *rotation, inForce map[string]string) map[string]string {
 	next, err := s.changes.config()
 	var ofDisks daemon.Changes
@@ -72,14 +72,14 @@ func (s *served) reload(r *rotation, inForce map[string]string) map[string]strin
 			s.changes.setLevel(next.log.level)
 			done = append(done, row.key)
 			values[row.key] = now
-		case !slices.Contains(commonDiskKeys, row.key): // those are dealt with disk by disk
+		case !slices.Contains(commonDiskKeys, row.key): // table handles those, disk by disk
 			later = append(later, row.key)
 		}
 	}
 	done, later = append(done, ofDisks.Done...), append(later, ofDisks.Later...)
 	s.log.Info("the configuration was read again", zap.Strings("changed", done))
 	if len(later) > 0 {
-		s.log.Warn("settings have changed that count after a restart only",
+		s.log.Warn("some changed settings take effect only after a restart",
 			zap.Strings("settings", later))
 	}
 	return values

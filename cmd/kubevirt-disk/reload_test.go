@@ -19,11 +19,11 @@ import (
 
 const (
 	readAgain    = "the configuration was read again"
-	needsRestart = "settings have changed that count after a restart only"
+	needsRestart = "some changed settings take effect only after a restart"
 	unusable     = "the configuration was read again and cannot be used: nothing has changed"
 )
 
-// count is how many entries of the log have a message.
+// count returns how many log entries have a message.
 func (p *process) count(message string) (n int) {
 	for _, e := range p.entries() {
 		if e["msg"] == message {
@@ -33,7 +33,7 @@ func (p *process) count(message string) (n int) {
 	return n
 }
 
-// hangUp sends SIGHUP and returns what the log says about it under the message.
+// hangUp sends SIGHUP and returns a field of the log entry that follows.
 func (p *process) hangUp(message, field string) any {
 	p.t.Helper()
 	before := p.count(message)
@@ -112,7 +112,7 @@ disks:
 	require.Equal(t, "write-shared", luns[0].AccessMode)
 	require.Equal(t, []bool{false, true}, []bool{luns[0].ReadOnly, luns[1].ReadOnly})
 
-	// Back again: what was open for everybody does not become exclusive while it is used.
+	// And back: a LUN open to everybody does not become exclusive while it is in use.
 	write("log-level: info\n")
 	require.Equal(t, []any{keyLogLevel, "b.raw: read-only"}, p.hangUp(readAgain, "changed"))
 	p.until("it is said again", func() bool { return p.count(needsRestart) == 2 })
@@ -120,7 +120,7 @@ disks:
 	one.MustGood(t, targettest.Write10(2, 0, block))
 	two.MustGood(t, targettest.Write10(1, 0, block))
 
-	// A change that can be is not held up by another one of the same disk that cannot.
+	// A setting that can change takes effect even if another one of the same disk cannot.
 	write("log-level: info\ndisks: {a.raw: {access-mode: write-exclusive, read-only: true}}\n")
 	require.Equal(t, []any{"a.raw: read-only"}, p.hangUp(readAgain, "changed"))
 	two.MustFail(t, targettest.Write10(1, 0, block), "06/2A/01")
@@ -131,8 +131,8 @@ disks:
 	require.Equal(t, exitDone, p.terminate())
 }
 
-// TestSIGHUPReadsTheCredentialsAtOnce, and says nothing of a credential that the files do not
-// change.
+// TestSIGHUPReadsTheCredentialsAtOnce checks that SIGHUP rotates the credentials at once, and that
+// the log is silent about unchanged ones.
 func TestSIGHUPReadsTheCredentialsAtOnce(t *testing.T) {
 	l := newPlace(t, "a.raw")
 	file := filepath.Join(l.dir, "password")
@@ -154,8 +154,8 @@ func TestSIGHUPReadsTheCredentialsAtOnce(t *testing.T) {
 	require.NotContains(t, p.stderr.String(), testSecret)
 }
 
-// TestAClosedTerminalEndsTheDaemon, as that is what a person wants who closes it; a SIGHUP from
-// anywhere else does not, nor the end of a terminal that the daemon was started to outlive.
+// TestAClosedTerminalEndsTheDaemon checks that closing the terminal ends the daemon. Any other
+// SIGHUP does not, nor does closing a terminal that the daemon was started to outlive.
 func TestAClosedTerminalEndsTheDaemon(t *testing.T) {
 	for name, command := range map[string]string{
 		"": `exec "$0" serve`, "nohup": `trap "" HUP; exec "$0" serve`,
@@ -190,7 +190,7 @@ func TestAClosedTerminalEndsTheDaemon(t *testing.T) {
 	}
 }
 
-// TestChangedKeys: whoever adds a setting of a disk says how a change of it is seen.
+// TestChangedKeys fails for a new setting of a disk whose change reload does not see.
 func TestChangedKeys(t *testing.T) {
 	values := map[string]string{
 		"lun": "7", keyCopyMode: "none", keyAccessMode: "write-shared", keySize: "1Mi",
@@ -205,7 +205,7 @@ func TestChangedKeys(t *testing.T) {
 	}
 }
 
-// TestSettingsAreNamed: a message of the daemon asks for a change in words that a person can type.
+// TestSettingsAreNamed checks that the daemon's messages name settings as a person types them.
 func TestSettingsAreNamed(t *testing.T) {
 	names := settingNames()
 	for _, s := range []daemon.Setting{

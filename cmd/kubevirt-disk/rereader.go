@@ -7,20 +7,19 @@ import (
 	"syscall"
 )
 
-// rereader reads the files of the configuration and of the credentials at the start, and again
-// while the daemon runs. What can be read once only, as the pipe of a process substitution, keeps
-// the content that it had.
+// rereader reads the configuration and credential files at the start, and again while the daemon
+// runs. A file that can be read only once, such as the pipe of a process substitution, keeps its
+// first content.
 type rereader struct {
-	regular map[string]bool   // by path: read at least once, and may change
-	kept    map[string][]byte // by path: of what can be read once only
+	regular map[string]bool   // by path: can be read again
+	kept    map[string][]byte // by path: content of files that can be read only once
 }
 
 func newRereader() *rereader {
 	return &rereader{regular: map[string]bool{}, kept: map[string][]byte{}}
 }
 
-// read returns the content of a file. It waits for a pipe the first time; from then on it waits for
-// nobody.
+// read returns the content of a file. It waits for a pipe the first time, and later never.
 func (r *rereader) read(path string) ([]byte, error) {
 	if text, ok := r.kept[path]; ok {
 		return text, nil
@@ -41,4 +40,4 @@ func (r *rereader) read(path string) ([]byte, error) {
 	return text, err
 }
 
-var errNotRegular = errors.New("it is no regular file any more")
+var errNotRegular = errors.New("it is no longer a regular file")

@@ -19,28 +19,30 @@ import (
 func (a *app) serveCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "serve [IMAGE...]",
-		Short: "Serve every image of a directory, or those that are named, as an iSCSI LUN, " +
+		Short: "Serve every image of a directory, or the named ones, as an iSCSI LUN, " +
 			"until SIGTERM",
-		Long: `Serves every image of a directory as an iSCSI LUN, until SIGTERM, SIGINT or the end of its terminal, which drain and exit with
-status 0. A second SIGTERM or SIGINT ends the process at once.
+		Long: `Serves every image of a directory as an iSCSI LUN until SIGTERM, SIGINT or the end of
+its terminal. Then it drains and exits with status 0. A second SIGTERM or SIGINT ends it at once.
 
-SIGHUP reads the credential files and the configuration again. New logins need new credentials,
-also without SIGHUP, a few seconds after a file has changed; sessions go on. Of the settings
-log-level, access-mode (from write-exclusive) and read-only count at once, the others after a
-restart: the log names them. What cannot be used changes nothing.
+SIGHUP reads the credential files and the configuration again. A changed credential file takes
+effect within seconds, also without SIGHUP: new logins need the new credentials, and sessions go on.
+The settings log-level, access-mode (from write-exclusive) and read-only take effect at once. The
+others need a restart, and the log names them. A wrong configuration changes nothing.
 
-The portals are bound before images are expanded, so that a port that is taken is known at once. Connections made
-before the LUNs are ready are answered when they are: no login happens earlier. Wait for the ready file or /readyz.
+The portals are bound before images are expanded, so a taken port is known at once. Connections are
+answered, and logins happen, when the LUNs are ready. Wait for the ready file or /readyz.
 
-Every setting has a flag, an environment variable (--copy-mode is COPY_MODE) and a key in the YAML file of --config
-(copy-mode: clone). A flag wins over the environment, that over the file.
+Every setting has a flag, an environment variable (--copy-mode is COPY_MODE) and a key in the YAML
+file of --config (copy-mode: clone). A flag wins over the environment, and that over the file.
 
-CHAP credentials come from the environment or from files: CHAP_USERNAME and CHAP_PASSWORD, for mutual CHAP also
-CHAP_MUTUAL_USERNAME and CHAP_MUTUAL_PASSWORD, each also with the suffix _FILE. They are never flags.
+CHAP credentials come from the environment or from files: CHAP_USERNAME and CHAP_PASSWORD, for
+mutual CHAP also CHAP_MUTUAL_USERNAME and CHAP_MUTUAL_PASSWORD, each also with the suffix _FILE.
+They are never flags.
 
-For a person at a terminal: where images are named, these are LUN 1, 2 and so on, in place of a directory's, and what is printed on
-standard output says how to log in. There is no ready file then, and without --work-dir what is written is in a temporary directory
-that is removed at the end, in copy mode copy-on-write, unless these settings say otherwise.`,
+A person at a terminal can name images. They are LUN 1, 2 and so on, instead of those of a
+directory, and standard output says how to log in. There is no ready file then. Without --work-dir
+the disks are in a temporary directory, which is removed at the end, and the copy mode is
+copy-on-write, unless the settings say otherwise.`,
 		Args:              imageArgs(cobra.ArbitraryArgs),
 		ValidArgsFunction: completeImages,
 	}
@@ -64,21 +66,21 @@ func (a *app) serve(cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
-	// The reader of the log may be gone, as tee is after the Ctrl-C that also ends this: that is no
-	// reason to die without draining.
+	// The reader of the log may be gone: a Ctrl-C that ends this process ends its tee too. The
+	// daemon must still drain.
 	signal.Ignore(syscall.SIGPIPE)
 	lines := newLogQueue(a.stderr)
 	level := zap.NewAtomicLevelAt(cfg.log.level)
 	log := newLogger(cfg.log.resolve(a.stderr), level, lines)
 	lines.tell = func(lost uint64) {
-		log.Warn("lines of the log were lost, as nobody read it", zap.Uint64("lines", lost))
+		log.Warn("log lines were lost because nobody read the log", zap.Uint64("lines", lost))
 	}
-	// A log that cannot be written must not change how the command ends.
+	// A failure to write the log does not change the exit status.
 	defer func() { _ = log.Sync() }()
 
 	opt := cfg.options(log)
-	// Callers of the original wrapper start several in one pod, which has one network, and give
-	// each a port for its portal only.
+	// Callers of the original wrapper start several daemons in one pod, which has one network. They
+	// give each its own port for the portal, but not for the pages.
 	opt.PagesOptional = (a.asWrapper || len(args) > 0) && !cfg.metricsChosen
 	d, err := daemon.New(opt)
 	if err == nil {
@@ -107,21 +109,20 @@ func (a *app) serve(cmd *cobra.Command, args []string) error {
 	return err
 }
 
-// served is a daemon with what is around it.
+// served is a daemon and its environment.
 type served struct {
 	daemon  *daemon.Daemon
 	cfg     *config
 	log     *zap.Logger
 	changes changes
-	tell    func(guide string) // tells a person how to log in; nil: nobody wants to know
+	tell    func(guide string) // tells a person how to log in; nil: nobody to tell
 }
 
-// startGCPercent lets the heap grow to 16 MiB before it is collected while the disks are opened, as
-// what large images take while they are validated is not worth collecting before they can be used.
-// Percent, as GOGC.
+// startGCPercent lets the heap grow to 16 MiB while the disks are opened. Validating large images
+// makes garbage that is not worth collecting before the disks are ready. In percent, like GOGC.
 const startGCPercent = 400
 
-// startGCTime is for how long after that: the first initiators log in meanwhile.
+// startGCTime is how long this lasts after the disks are ready: the first initiators log in then.
 const startGCTime = time.Second
 
 // run serves until ctx ends.
@@ -131,7 +132,7 @@ func (s *served) run(ctx context.Context) error {
 	defer collect()
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	go func() { // not waited for: what it reads may hang
+	go func() { // nobody waits for it, because it may hang in a read
 		select {
 		case <-ctx.Done():
 			return

@@ -19,13 +19,13 @@ func (a *app) sessionsCommand() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "sessions",
-		Short: "List the initiators that are logged in",
-		Long: `Lists the initiators that are logged in: for each session its number, the
-initiator's name and address, the LUNs that it has read or written, since when, and what it has done.
+		Short: "List the sessions",
+		Long: `Lists the sessions: their numbers, the names and addresses of the initiators, the LUNs
+that they have read or written, since when, and what they have done.
 
-The daemon is asked through its control socket, and obeys its own user and root only.
+The command asks the daemon through its control socket. The daemon obeys only its own user and root.
 
-Exit status 0: done, also where nobody is logged in. 1: nobody answers, or not to this user.`,
+Exit status 0: done, also if there is no session. 1: nobody answers, or not to this user.`,
 		Args: usageArgs(cobra.NoArgs),
 	}
 	keys := []string{keyControlSocket, keyWorkDir}
@@ -51,7 +51,7 @@ Exit status 0: done, also where nobody is logged in. 1: nobody answers, or not t
 	return cmd
 }
 
-// socketToAsk is the path of the control socket, which a client cannot do without.
+// socketToAsk returns the path of the control socket, which a client needs.
 func (l *loader) socketToAsk() string {
 	socket := l.controlSocket()
 	if socket == "" {
@@ -92,15 +92,15 @@ func (a *app) kickCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "kick (--initiator IQN | --session NUMBER)",
 		Short: "End the sessions of an initiator",
-		Long: `Ends the sessions of an initiator, or one session, at once. Commands that were not answered
-yet are not answered any more; what was acknowledged stays.
+		Long: `Ends the sessions of an initiator, or one session, at once. Unanswered commands get no
+answer any more. Acknowledged data stays.
 
-An initiator logs in again by itself, mostly within seconds. It is kept out only if that login is
-refused: change its credential before (a changed credential file counts for new logins), or hand its
-LUN over to another initiator, which fences it (see handover).
+An initiator logs in again by itself, mostly within seconds. To keep it out, change its credential
+before (a changed credential file counts for new logins), or hand its LUN over to another initiator,
+which fences it (see handover).
 
-The daemon is asked through its control socket, and obeys its own user and root only. The command
-sessions lists the names and numbers.
+The command asks the daemon through its control socket. The daemon obeys only its own user and root.
+The command sessions lists the names and numbers.
 
 Exit status 0: done. 1: there is no such session, or nobody answers, or not to this user.`,
 		Args: usageArgs(cobra.NoArgs),
@@ -117,7 +117,7 @@ Exit status 0: done. 1: there is no such session, or nobody answers, or not to t
 			l.problems.Add("kick", "give one of --initiator and --session")
 		case session == "":
 		case err != nil || number == 0:
-			l.problems.Add("--session", "%q is no session: the command sessions lists their "+
+			l.problems.Add("--session", "%q is not a session: the command sessions lists their "+
 				"numbers",
 				session)
 		default:
@@ -135,7 +135,7 @@ Exit status 0: done. 1: there is no such session, or nobody answers, or not to t
 				s.TSIH, harmless(s.Initiator), s.Remote)
 		}
 		fmt.Fprintln(a.stdout, "The initiator logs in again by itself, unless its credential has "+
-			"changed. One that a handover has fenced can log in, and not use the LUN.")
+			"changed. If a handover has fenced it, it can log in but not use the LUN.")
 		return nil
 	})
 	return cmd

@@ -16,7 +16,7 @@ import (
 	"kubevirt.io/disk/target/targettest"
 )
 
-// TestSessionsAndKick lists who is logged in and ends sessions by name and by number.
+// TestSessionsAndKick lists the sessions and ends them by name and by number.
 func TestSessionsAndKick(t *testing.T) {
 	const first, other = "iqn.2020-01.test:first", "iqn.2020-01.test:other"
 	l := newPlace(t, "a.raw", "b.raw", "c.raw")
@@ -68,8 +68,8 @@ func TestSessionsAndKick(t *testing.T) {
 	for name, args := range map[string][]string{
 		"give one of":         {"kick"},
 		"give one of --":      {"kick", "--initiator=" + first, "--session=1"},
-		"is no session":       {"kick", "--session=x"},
-		"is no session: ":     {"kick", "--session=0"},
+		"is not a session":    {"kick", "--session=x"},
+		"is not a session: ":  {"kick", "--session=0"},
 		"so there is no d":    {"kick", "--session=1", "--control-socket="},
 		"so there is no da":   {"sessions", "--control-socket="},
 		"usage is \"kubevirt": {"sessions", "x"},
@@ -89,9 +89,9 @@ func TestSessionsAndKick(t *testing.T) {
 	two.MustGood(t, targettest.TestUnitReady(2))
 	require.Len(t, sessions(), 2)
 
-	// By name, letter case aside, both of them; the LUN is free for the next one then.
+	// Both sessions end by name, in any letter case. The LUN is then free for the next initiator.
 	three = login(2)
-	three.MustFail(t, targettest.Read10(1, 0, 1), "06/29/07") // as it was here before
+	three.MustFail(t, targettest.Read10(1, 0, 1), "06/29/07") // it was logged in here before
 	three.MustFail(t, targettest.Read10(1, 0, 1), "status 0x18")
 	said = ask(exitDone, "kick", "--initiator="+strings.ToUpper(first))
 	require.Equal(t, 1, strings.Count(said, "ended session"))
@@ -105,8 +105,8 @@ func TestSessionsAndKick(t *testing.T) {
 	require.Contains(t, ask(exitFailed, "sessions"), "no daemon answers")
 }
 
-// TestControlSocketOfAnotherUser: the kernel tells who asks, so that not even a socket that
-// everybody may open lets others list or end sessions.
+// TestControlSocketOfAnotherUser checks that a socket that everybody may open does not let other
+// users list or end sessions: the kernel names the user.
 func TestControlSocketOfAnotherUser(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("skipped: only root can be somebody else")

@@ -12,7 +12,7 @@ import (
 	"kubevirt.io/disk/pages"
 )
 
-// buildInfo says which binary this is: what the linker was told, else what the Go tool recorded.
+// buildInfo describes this binary by what the linker set, or else by what the Go tool recorded.
 func buildInfo() pages.BuildInfo {
 	b := pages.BuildInfo{
 		Version:   version,
@@ -77,9 +77,9 @@ func versionText(b pages.BuildInfo) string {
 		b.Commit, b.GoVersion, b.Platform)
 }
 
-// versionFlag has --version print what the command version does. Cobra's own flag takes a template,
-// and with text/template the linker keeps every method of every type: the binary would be a quarter
-// larger.
+// versionFlag makes --version print the same as the command version. Cobra's own flag uses
+// text/template, which makes the linker keep every method of every type: the binary would be a
+// quarter larger.
 func (a *app) versionFlag(root *cobra.Command) {
 	asked := root.Flags().Bool("version", false, "print what the command version does")
 	without := root.RunE

@@ -24,15 +24,15 @@ func (p *process) portal() net.Addr {
 	return net.TCPAddrFromAddrPort(addr)
 }
 
-// login logs in to a daemon without CHAP, under the given name.
+// login logs in to a daemon without CHAP.
 func (p *process) login(initiator string, luns ...uint16) *targettest.Session {
 	p.t.Helper()
 	return targettest.MustLogin(p.t, p.portal(),
 		targettest.LoginOptions{Initiator: initiator, Target: wrapperTarget}, luns...)
 }
 
-// TestSettingsReachInitiators sets what a machine sees of a LUN by SCSI commands only, so that no
-// setting is read and then forgotten.
+// TestSettingsReachInitiators checks, by SCSI commands only, what an initiator sees of the
+// settings. So no setting is read and then forgotten.
 func TestSettingsReachInitiators(t *testing.T) {
 	const first, second = "iqn.2020-01.test:first", "iqn.2020-01.test:second"
 	l := newPlace(t, "a.raw", "b.raw", "c.raw")
@@ -72,8 +72,8 @@ disks:
 	require.Equal(t, exitDone, p.terminate())
 }
 
-// TestWhatSurvivesIsToldToInitiators: a machine reserves a disk through a loss of power only where
-// the disk outlives that.
+// TestWhatSurvivesIsToldToInitiators checks that only a disk that survives a loss of power offers
+// persistent reservations through one.
 func TestWhatSurvivesIsToldToInitiators(t *testing.T) {
 	const initiator, key = "iqn.2020-01.test:first", 0x1122334455667788
 	l := newPlace(t, "a.raw")
@@ -111,8 +111,8 @@ func TestEphemeralFlushReachesTheDisk(t *testing.T) {
 	}
 }
 
-// TestTheCredentialIsInForce: with CHAP set, nobody is let in without it, the page says so, and
-// shows who is in.
+// TestTheCredentialIsInForce checks that CHAP keeps out everybody without the credential, and that
+// the page shows this and the sessions.
 func TestTheCredentialIsInForce(t *testing.T) {
 	l := newPlace(t, "a.raw")
 	p := l.serve(t, "CHAP_USERNAME=user", "CHAP_PASSWORD="+testSecret)

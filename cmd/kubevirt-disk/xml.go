@@ -12,7 +12,7 @@ import (
 	"kubevirt.io/disk/libvirt"
 )
 
-// xmlFlags are the flags of xml that are no settings of serve.
+// xmlFlags are the flags of xml that are not settings of serve.
 type xmlFlags struct {
 	statusURL     string
 	timeout       time.Duration
@@ -50,8 +50,9 @@ func (a *app) xmlCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "xml",
 		Short: "Print the libvirt XML by which a virtual machine uses a LUN",
-		Long: `Prints the <disk> element by which a libvirt domain uses a LUN, or with --secret the <secret> element that it refers to. The
-LUN is one of a running daemon (--status-url), or told by flags. The password is in neither: libvirt gets it from a file.
+		Long: `Prints the <disk> element with which a libvirt domain uses a LUN, or with --secret the
+<secret> element that it refers to. A running daemon (--status-url) or flags describe the LUN.
+Neither element has the password: libvirt gets it from a file.
 
   kubevirt-disk xml --status-url http://10.0.0.5:9260 --chap-username vm --domain DOMAIN >disk.xml
   kubevirt-disk xml --status-url http://10.0.0.5:9260 --secret >secret.xml
@@ -59,10 +60,10 @@ LUN is one of a running daemon (--status-url), or told by flags. The password is
   virsh secret-set-value UUID --file password --plain
   virsh attach-device DOMAIN disk.xml
 
-QEMU logs in by an initiator name that is made of this machine's name and --domain, so run it on the
-domain's machine. In a live migration the destination needs another name than the source, or the
-source cannot be fenced. The machine's name is NODE_NAME or POD_NAME of the environment, or else the
-hostname. Two domains of one machine need --domain to be kept apart.
+QEMU logs in with an initiator name made of this machine's name and --domain, so run the command on
+the domain's machine. In a live migration the destination needs another name than the source, or the
+source cannot be fenced. The machine's name is NODE_NAME or POD_NAME from the environment, or else
+the hostname. Two domains of one machine need --domain to be kept apart.
 
 Exit status 1: the daemon does not answer, or the LUN is not ready.`,
 		Args: usageArgs(cobra.NoArgs),
@@ -132,7 +133,7 @@ func (f *xmlFlags) add(cmd *cobra.Command) {
 		"the same for reads: `policy` stop, report or ignore")
 }
 
-// document returns the element that is asked for.
+// document returns the requested XML element.
 func (f *xmlFlags) document(ctx context.Context, l *loader) (string, error) {
 	var lun libvirt.LUN
 	var err error
@@ -162,7 +163,8 @@ func (f *xmlFlags) document(ctx context.Context, l *loader) (string, error) {
 	return text, l.explainFields(err)
 }
 
-// reference is the credential, whose secret is named after the target unless told otherwise.
+// reference returns the credential. Its secret has the name of the target unless a flag says
+// otherwise.
 func (f *xmlFlags) reference(targetName string) libvirt.Credential {
 	c := f.credential
 	if c.SecretUsage == "" && c.SecretUUID == "" {
@@ -181,13 +183,13 @@ func (f *xmlFlags) device() libvirt.Device {
 	}
 }
 
-// initiatorName is the given one, or that of this machine. QEMU's own would be the same on both
-// machines of a live migration.
+// initiatorName returns the given name, or a name for this machine. QEMU's default would be the
+// same on both machines of a live migration.
 func (f *xmlFlags) initiatorName(l *loader) string {
 	if l.flags.Changed(flagInitiator) {
 		if f.domain != "" {
 			l.problems.Add("--"+flagDomain,
-				"is no part of a name that is given: leave it out, or leave out --%s",
+				"does not apply to a given name: leave it out, or leave out --%s",
 				flagInitiator)
 		}
 		return f.initiator
@@ -199,7 +201,7 @@ func (f *xmlFlags) initiatorName(l *loader) string {
 	return name
 }
 
-// describedLUN is the LUN that the flags, or the settings of a daemon, tell of.
+// describedLUN returns the LUN as the flags, or the settings of a daemon, describe it.
 func (f *xmlFlags) describedLUN(l *loader) (libvirt.LUN, error) {
 	lun := libvirt.LUN{
 		TargetName: l.text(keyTargetName), Number: f.lun,
@@ -207,7 +209,7 @@ func (f *xmlFlags) describedLUN(l *loader) (libvirt.LUN, error) {
 	}
 	lun.Portals = f.portals(l, l.connectPort(defaultPort, true))
 	if f.secretElement {
-		// Of a secret only its name matters.
+		// The secret only needs its name.
 		return lun, l.problems.Err()
 	}
 	if !l.flags.Changed(flagLUN) {
@@ -221,15 +223,15 @@ func (f *xmlFlags) describedLUN(l *loader) (libvirt.LUN, error) {
 	return lun, l.problems.Err()
 }
 
-// connectPort is the port for addresses that name none: of --port, or where settings count, of any
-// place that sets it.
+// connectPort returns the port for addresses without one: the port of --port or, if settings count,
+// of any other source.
 func (l *loader) connectPort(otherwise uint16, settings bool) uint16 {
 	if !l.flags.Changed(keyPort) && (!settings || l.source(keyPort) == "") {
 		return otherwise
 	}
 	port, err := parsePort(l.text(keyPort))
 	if err == nil && port == 0 {
-		err = errors.New("0 is no port to connect to: want 1 to 65535")
+		err = errors.New("0 is not a port to connect to: want 1 to 65535")
 	}
 	if err != nil {
 		l.problems.Add(l.source(keyPort), "%v", err)
@@ -238,7 +240,7 @@ func (l *loader) connectPort(otherwise uint16, settings bool) uint16 {
 	return port
 }
 
-// portals are those of --host, each with its own port or else the given one.
+// portals returns the portals of --host, each with its own port or the given one.
 func (f *xmlFlags) portals(l *loader, port uint16) []libvirt.Portal {
 	var all []libvirt.Portal
 	for _, host := range f.hosts {
@@ -258,7 +260,8 @@ func (f *xmlFlags) portals(l *loader, port uint16) []libvirt.Portal {
 	return all
 }
 
-// explainFields names the flag of each field that the library refuses, as a *problems.Error.
+// explainFields names the flag of each field that the library refuses, and returns a
+// *problems.Error.
 func (l *loader) explainFields(err error) error {
 	if err == nil {
 		return nil

@@ -16,7 +16,7 @@ import (
 	"kubevirt.io/disk/pages"
 )
 
-// xmlOf runs the command, which must succeed, and reads back what it prints.
+// xmlOf runs the command, which must succeed, and parses its output.
 func xmlOf(t *testing.T, env []string, args ...string) (libvirt.LUN, libvirt.Device) {
 	t.Helper()
 	status, stdout, stderr := run(t, env, append([]string{"xml"}, args...)...)
@@ -74,8 +74,8 @@ func TestXMLFromFlags(t *testing.T) {
 	require.Equal(t, libvirt.KindLUN, device.Kind)
 }
 
-// TestXMLNamesTheMachine: QEMU's own name is the same on both machines of a live migration, so that
-// none can be fenced.
+// TestXMLNamesTheMachine: QEMU's default name is the same on both machines of a live migration, so
+// neither could be fenced.
 func TestXMLNamesTheMachine(t *testing.T) {
 	name := func(env []string, args ...string) string {
 		t.Helper()
@@ -95,7 +95,7 @@ func TestXMLNamesTheMachine(t *testing.T) {
 	status, _, stderr := run(t, []string{node}, "xml", "--host=10.0.0.5", "--lun=1", "--domain=vm",
 		"--initiator-name=iqn.2020-01.a:b")
 	require.Equal(t, exitUsage, status)
-	require.Contains(t, stderr, "--domain: is no part of a name that is given")
+	require.Contains(t, stderr, "--domain: does not apply to a given name")
 	own, err := libvirt.InitiatorName("", "")
 	require.NoError(t, err, "this machine's hostname is no name: set NODE_NAME")
 	if os.Getenv("NODE_NAME") == "" && os.Getenv("POD_NAME") == "" {
@@ -120,7 +120,7 @@ func TestXMLSecret(t *testing.T) {
 	}
 }
 
-// TestXMLRefuses holds that each wrong flag is named, with exit status 2.
+// TestXMLRefuses checks that the message names each wrong flag, with exit status 2.
 func TestXMLRefuses(t *testing.T) {
 	good := []string{"xml", "--host=10.0.0.5", "--lun=1"}
 	for name, c := range map[string]struct {
@@ -223,8 +223,7 @@ func statusServer(t *testing.T, change func(*pages.Status)) string {
 
 func TestXMLFromStatus(t *testing.T) {
 	url := statusServer(t, nil)
-	// The settings of a daemon that happen to be in the environment say nothing of the one that is
-	// asked.
+	// Settings of a daemon in the environment do not count: they may be another daemon's.
 	env := []string{"PORT=1", "WWN=iqn.2020-01.other", "ACCESS_MODE=write-shared"}
 	lun, device := xmlOf(t, env, "--status-url="+url, "--lun=1")
 	require.Equal(t, libvirt.LUN{
@@ -277,7 +276,7 @@ func TestStatusPage(t *testing.T) {
 	}
 }
 
-// TestXMLFindsThePortal asks daemons that listen in several ways.
+// TestXMLFindsThePortal asks daemons with different portals.
 func TestXMLFindsThePortal(t *testing.T) {
 	for _, c := range []struct {
 		bound []string
@@ -355,8 +354,8 @@ func TestXMLFromAStatusThatWillNotDo(t *testing.T) {
 		"nobody": {"http://" + gone.Addr().String(), nil, exitFailed,
 			"no daemon answers at http://" + gone.Addr().String() + "/status: "},
 		"another page":   {statusServer(t, nil) + "/metrics", nil, exitFailed, "404"},
-		"another server": {other.URL, nil, exitFailed, "no status page"},
-		"another JSON":   {other.URL + "/json", nil, exitFailed, "no status page"},
+		"another server": {other.URL, nil, exitFailed, "not a status page"},
+		"another JSON":   {other.URL + "/json", nil, exitFailed, "not a status page"},
 		"not the only LUN": {statusServer(t, func(s *pages.Status) { s.LUNs = s.LUNs[:1] }),
 			[]string{"--lun=3"}, exitUsage, "the daemon has no LUN 3: it has 1 (a.raw)"},
 		"no such LUN": {statusServer(t, nil), []string{"--lun=3"}, exitUsage,
@@ -386,7 +385,7 @@ func TestXMLFromAStatusThatWillNotDo(t *testing.T) {
 	}
 }
 
-// TestXMLOfADaemon asks a real one.
+// TestXMLOfADaemon asks a real daemon.
 func TestXMLOfADaemon(t *testing.T) {
 	place := newPlace(t, "a.raw")
 	p := place.serve(t)

@@ -16,7 +16,7 @@ import (
 	"kubevirt.io/disk/pages"
 )
 
-// servedLUN asks the daemon of --status-url for the LUN of --lun, or its only one.
+// servedLUN asks the daemon at --status-url for the LUN of --lun, or for its only LUN.
 func (f *xmlFlags) servedLUN(ctx context.Context, l *loader) (libvirt.LUN, error) {
 	for _, key := range []string{keyTargetName, keyAccessMode} {
 		if l.flags.Changed(key) {
@@ -49,7 +49,7 @@ func (f *xmlFlags) servedLUN(ctx context.Context, l *loader) (libvirt.LUN, error
 	lun.ReadOnly = served.ReadOnly
 	lun.Serial, lun.WWN = served.Serial, served.NAA
 	lun = lun.For(f.device())
-	// Given, but empty: the guest is to see none.
+	// An empty flag means that the guest sees no serial number.
 	if l.flags.Changed(flagSerial) {
 		lun.Serial = f.serial
 	}
@@ -62,25 +62,25 @@ func (f *xmlFlags) servedLUN(ctx context.Context, l *loader) (libvirt.LUN, error
 			page.Host)
 	case given && !asks:
 		l.problems.Add("--"+flagChapUsername,
-			"the daemon at %s has no CHAP, and QEMU cannot log in to such a one with a "+
+			"the daemon at %s has no CHAP, and QEMU cannot log in there with a "+
 				"credential: leave it out, or give the daemon one, too", page.Host)
 	}
 	lun.Portals = f.servedPortals(status, page.Hostname(), l)
 	return lun, l.problems.Err()
 }
 
-// statusPage is the address of /status, of the URL of that page or of none.
+// statusPage returns the address of /status. The given URL may have that path or none.
 func statusPage(text string) (*url.URL, error) {
 	page, err := url.Parse(text)
-	if strings.Contains(text, "@") { // which may follow a password
+	if strings.Contains(text, "@") { // a password may precede it
 		return nil, errors.New("the URL has a user name, which a daemon does not ask for: want " +
 			"http://HOST:PORT/status")
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%q is no URL: want http://HOST:PORT/status", text)
+		return nil, fmt.Errorf("%q is not a URL: want http://HOST:PORT/status", text)
 	}
 	if page.Scheme != "http" && page.Scheme != "https" || page.Hostname() == "" {
-		return nil, fmt.Errorf("%q is no URL of a web page: want http://HOST:PORT/status", text)
+		return nil, fmt.Errorf("%q is not a URL of a web page: want http://HOST:PORT/status", text)
 	}
 	if page.Path == "" || page.Path == "/" {
 		page.Path = "/status"
@@ -88,7 +88,7 @@ func statusPage(text string) (*url.URL, error) {
 	return page, nil
 }
 
-// maxStatus bounds what is read of a status page, bytes. A session takes a few hundred.
+// maxStatus limits the size of a status page, in bytes. A session takes a few hundred.
 const maxStatus = 16 << 20
 
 func askStatus(ctx context.Context, page string) (*pages.Status, error) {
@@ -107,15 +107,15 @@ func askStatus(ctx context.Context, page string) (*pages.Status, error) {
 	}
 	var status pages.Status
 	if err := json.NewDecoder(io.LimitReader(res.Body, maxStatus)).Decode(&status); err != nil {
-		return nil, fmt.Errorf("%s is no status page of kubevirt-disk: %w", page, err)
+		return nil, fmt.Errorf("%s is not a status page of kubevirt-disk: %w", page, err)
 	}
 	if status.TargetName == "" {
-		return nil, fmt.Errorf("%s is no status page of kubevirt-disk: it names no target", page)
+		return nil, fmt.Errorf("%s is not a status page of kubevirt-disk: it names no target", page)
 	}
 	return &status, nil
 }
 
-// withoutURL is the cause of an error of a request whose address the message names anyway.
+// withoutURL returns the cause of a request error, for messages that already name the address.
 func withoutURL(err error) error {
 	var failed *url.Error
 	if errors.As(err, &failed) {
@@ -124,7 +124,8 @@ func withoutURL(err error) error {
 	return err
 }
 
-// choose finds the LUN in a status, which must be ready: only then its serial number is known.
+// choose finds the LUN in a status. The LUN must be ready: before that, its serial number is
+// unknown.
 func (f *xmlFlags) choose(status *pages.Status, l *loader) (pages.LUNStatus, error) {
 	var numbers []string
 	for _, one := range status.LUNs {
@@ -154,14 +155,14 @@ func (f *xmlFlags) choose(status *pages.Status, l *loader) (pages.LUNStatus, err
 	return *found, nil
 }
 
-// servedPortals are those of --host, or else the first of the daemon that can be reached from
-// outside of its machine, or from inside where it was asked there. A daemon that listens on every
-// address is reached where its status page is.
+// servedPortals returns the portals of --host. Otherwise it returns those of the daemon that other
+// machines can reach, or those on loopback if the status page was asked there. A portal on every
+// address is reached at the host of the status page.
 func (f *xmlFlags) servedPortals(status *pages.Status, pageHost string,
 	l *loader) []libvirt.Portal {
 	var addrs []netip.AddrPort
 	for _, text := range status.Portals {
-		// One that is none is of a daemon that listens in a way that this one does not know.
+		// Skip what is not an address: it comes from a newer daemon that listens in another way.
 		if addr, err := netip.ParseAddrPort(text); err == nil {
 			addrs = append(addrs, addr)
 		}
@@ -190,14 +191,14 @@ func (f *xmlFlags) servedPortals(status *pages.Status, pageHost string,
 			strings.Join(status.Portals, ", "))
 		return nil
 	}
-	// libvirt's schema allows one, and QEMU uses one.
+	// libvirt's schema allows one portal, and QEMU uses one.
 	first := usable[0]
 	first.Port = l.connectPort(first.Port, false)
 	return []libvirt.Portal{first}
 }
 
-// answersAt reports whether a portal for every address has one of the family by which a status page
-// is reached, as pages have both and 0.0.0.0 has IPv4 only. [::] has both, unless another portal
+// answersAt reports whether a portal on every address can be reached at the host of a status page.
+// The page is reached by IPv4 or IPv6. 0.0.0.0 has only IPv4. [::] has both, unless another portal
 // has its port for IPv4.
 func answersAt(portal netip.AddrPort, host string, all []netip.AddrPort) bool {
 	addr, err := netip.ParseAddr(host)
