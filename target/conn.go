@@ -24,7 +24,7 @@ type conn struct {
 
 	local, remote net.Addr
 	netMu         sync.Mutex
-	nc            net.Conn // guarded by netMu; the reader, which alone replaces it, reads it without
+	nc            net.Conn // guarded by netMu; only the reader replaces it
 
 	source  netip.Addr
 	pending *list.Element // guarded by Server.mu; nil: logged in or pushed out
