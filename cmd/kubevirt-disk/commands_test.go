@@ -302,7 +302,7 @@ func TestConvert(t *testing.T) {
 	for _, args := range [][]string{{source}, {source, ""}, {"", destination}} { // as variables that are not set leave them
 		status, _, stderr = run(t, nil, append([]string{"convert"}, args...)...)
 		require.Equal(t, exitUsage, status)
-		require.Contains(t, stderr, "convert IMAGE RAW")
+		require.Contains(t, stderr, "convert IMAGE DEST")
 	}
 }
 

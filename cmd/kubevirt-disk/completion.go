@@ -24,6 +24,7 @@ var choices = map[string][]string{
 	keyLogLevel:      logLevels,
 	keyLogFormat:     logFormats,
 	flagTargetFormat: targetFormats,
+	flagCompress:     compressions,
 	keyFormat:        texts(image.FormatRaw, image.FormatQcow2),
 
 	"bus":    texts(libvirt.BusVirtio, libvirt.BusSCSI, libvirt.BusSATA),
@@ -86,13 +87,13 @@ func completeImages(*cobra.Command, []string, string) ([]string, cobra.ShellComp
 	return imageExtensions, cobra.ShellCompDirectiveFilterFileExt
 }
 
-// completeConvert is for an image and the raw file that is made of it.
+// completeConvert is for an image and the file that is made of it.
 func completeConvert(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 	switch len(args) {
 	case 0:
 		return imageExtensions, cobra.ShellCompDirectiveFilterFileExt
 	case 1:
-		return []string{"raw", "img"}, cobra.ShellCompDirectiveFilterFileExt
+		return []string{"raw", "img", "qcow2"}, cobra.ShellCompDirectiveFilterFileExt
 	}
 	return nil, cobra.ShellCompDirectiveNoFileComp
 }

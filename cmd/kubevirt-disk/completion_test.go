@@ -50,9 +50,10 @@ func TestCompletionOfValues(t *testing.T) {
 		{[]string{"serve", "a.raw", ""}, imageExtensions, extensions},
 		{[]string{"inspect", ""}, imageExtensions, extensions},
 		{[]string{"convert", ""}, imageExtensions, extensions},
-		{[]string{"convert", "a.qcow2", ""}, []string{"raw", "img"}, extensions},
+		{[]string{"convert", "a.qcow2", ""}, []string{"raw", "img", "qcow2"}, extensions},
 		{[]string{"convert", "a.qcow2", "a.raw", ""}, []string{}, noFiles},
-		{[]string{"convert", "--target-format", ""}, []string{"raw"}, noFiles},
+		{[]string{"convert", "--target-format", ""}, []string{"raw", "qcow2"}, noFiles},
+		{[]string{"convert", "--compress", ""}, []string{"zstd", "zlib", "none"}, noFiles},
 		{[]string{"xml", "--bus", ""}, []string{"virtio", "scsi", "sata"}, noFiles},
 		{[]string{"xml", "--access-mode", ""}, choices[keyAccessMode], noFiles},
 		{[]string{"handover", ""}, []string{}, noFiles},
@@ -88,7 +89,8 @@ func TestCompletionIsAccepted(t *testing.T) {
 			case keyFormat:
 				_, err := image.ParseFormat(value)
 				require.NoError(t, err)
-			case keyOnImageChange, keyLogLevel, keyLogFormat, flagTargetFormat:
+			case keyOnImageChange, keyLogLevel, keyLogFormat:
+			case flagTargetFormat, flagCompress: // see TestConvertToQcow2
 			default: // those of xml
 				status, _, stderr := run(t, nil, "xml", "--host=10.0.0.1", "--lun=1", "--"+flag+"="+value, "--target-dev="+deviceFor(flag, value))
 				require.Equal(t, exitDone, status, "--%s=%s: %s", flag, value, stderr)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -14,25 +15,31 @@ import (
 	"github.com/spf13/cobra"
 
 	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/disk/qcow2"
 	"kubevirt.io/disk/internal/problems"
 )
 
 func (a *app) convertCommand() *cobra.Command {
 	var o convertOptions
 	cmd := &cobra.Command{
-		Use:   "convert IMAGE RAW",
-		Short: "Expand an image into a sparse raw file",
-		Long: `Expands an image, with its backing files, into a raw file in which zeros are holes. The file is written under a temporary
-name beside RAW, which appears when it is complete. Where RAW is -, the disk goes to standard output, zeros included.
-Progress goes to standard error.`,
+		Use:   "convert IMAGE DEST",
+		Short: "Make a raw file or a qcow2 image of an image",
+		Long: `Makes a raw file of an image and its backing files, in which zeros are holes. If the name of
+DEST ends in .qcow2, it makes a compressed qcow2 image without backing files; of the same disk
+always the same image, bit by bit. The file is written under a temporary name beside DEST, which
+appears when it is complete. Where DEST is -, the disk goes to standard output: raw, zeros included,
+or as qcow2, which lies in a temporary file first. Progress goes to standard error.`,
 		Args:              imageArgs(cobra.ExactArgs(2)),
 		ValidArgsFunction: completeConvert,
 	}
-	cmd.Flags().BoolVar(&o.force, "force", false, "replace RAW if it is there")
-	cmd.Flags().StringVar(&o.targetFormat, flagTargetFormat, "", "`format` to write: raw (default raw, unless the name of RAW says another)")
+	cmd.Flags().BoolVar(&o.force, "force", false, "replace DEST if it is there")
+	cmd.Flags().StringVar(&o.targetFormat, flagTargetFormat, "",
+		"`format` to write: raw or qcow2 (default what the name of DEST says, otherwise raw)")
+	cmd.Flags().StringVar(&o.compression, flagCompress, "",
+		"`method` to compress qcow2: zstd, zlib (for QEMU before 5.1) or none (default zstd)")
 	addFormatFlag(cmd, &o.format)
 	cmd.RunE = running(func(cmd *cobra.Command, args []string) error {
-		if err := o.check(cmd); err != nil {
+		if err := o.check(cmd, args[1]); err != nil {
 			return err
 		}
 		ctx, stop := a.interruptible(cmd.Context(), nil)
@@ -45,20 +52,42 @@ Progress goes to standard error.`,
 const flagTargetFormat = "target-format"
 
 // targetFormats are what convert can write.
-var targetFormats = []string{string(image.FormatRaw)}
+var targetFormats = texts(image.FormatRaw, image.FormatQcow2)
 
 type convertOptions struct {
 	force        bool
 	targetFormat string // "": nothing was said
+	compression  string // of qcow2; "": nothing was said
 	format       string // of the image; "": the image says
 }
 
-func (o convertOptions) check(cmd *cobra.Command) error {
+func (o convertOptions) check(cmd *cobra.Command, destination string) error {
 	var wrong problems.List
 	if cmd.Flags().Changed(flagTargetFormat) && !slices.Contains(targetFormats, o.targetFormat) {
-		wrong.Add("--"+flagTargetFormat, "%q is no format that can be written: use %s", o.targetFormat, strings.Join(targetFormats, " or "))
+		wrong.Add("--"+flagTargetFormat, "%q is no format that can be written: use %s",
+			o.targetFormat, strings.Join(targetFormats, " or "))
+	}
+	switch said := cmd.Flags().Changed(flagCompress); {
+	case said && !slices.Contains(compressions, o.compression):
+		wrong.Add("--"+flagCompress, "%q is no compression: use %s",
+			o.compression, strings.Join(compressions, ", "))
+	case said && o.target(destination) != image.FormatQcow2:
+		wrong.Add("--"+flagCompress,
+			"a raw disk is not compressed: name a .qcow2 file, or say --%s=%s",
+			flagTargetFormat, image.FormatQcow2)
 	}
 	return wrong.Err()
+}
+
+// target is the format to write.
+func (o convertOptions) target(destination string) image.Format {
+	switch {
+	case o.targetFormat != "":
+		return image.Format(o.targetFormat)
+	case hasExtension(destination, qcow2Extensions):
+		return image.FormatQcow2
+	}
+	return image.FormatRaw
 }
 
 func (a *app) convert(ctx context.Context, source, destination string, o convertOptions) error {
@@ -83,21 +112,53 @@ func (a *app) convert(ctx context.Context, source, destination string, o convert
 	fmt.Fprintf(a.stderr, "%s: %s, known by %s\n",
 		name, formatText(info.Format, info.Version), assumption(info))
 	report := newReporter(a.stderr, isTerminal(a.stderr), name)
-	if destination == standardStream {
-		return a.stream(ctx, img, p, report)
+	isQcow2 := o.target(destination) == image.FormatQcow2
+	compression := qcow2.Compression(o.compression)
+	switch {
+	case destination == standardStream && isQcow2:
+		return a.stream(ctx, p, report, func() error {
+			return storeTo(ctx, img, a.stdout, compression, p)
+		})
+	case destination == standardStream:
+		return a.stream(ctx, p, report, func() error { return image.Stream(ctx, img, a.stdout, p) })
+	case isQcow2:
+		err = report.while(p, func() error {
+			return image.ConvertQcow2(ctx, img, destination, compression, p)
+		})
+	default:
+		err = report.while(p, func() error { return image.Convert(ctx, img, destination, p) })
 	}
-	err = report.while(p, func() error { return image.Convert(ctx, img, destination, p) })
 	if err != nil && ctx.Err() != nil {
 		return fmt.Errorf("interrupted: %q was not written", destination)
 	}
 	return explainWrite(err, destination)
 }
 
-// stream writes the disk to standard output.
-func (a *app) stream(ctx context.Context, img *image.Image, p *image.Progress, report *reporter) error {
+// storeTo writes a qcow2 image to w. As its head is known last, it lies in a file first.
+func storeTo(
+	ctx context.Context, img *image.Image, w io.Writer, c qcow2.Compression, p *image.Progress,
+) error {
+	scratch, err := image.Scratch(os.TempDir())
+	if err != nil {
+		return err
+	}
+	n, err := image.Store(ctx, img, scratch.File(), c, p)
+	if err == nil {
+		_, err = io.Copy(w, io.NewSectionReader(scratch.File(), 0, n))
+	}
+	if space := new(image.SpaceError); errors.As(err, &space) {
+		err = fmt.Errorf("%w, which TMPDIR names", err)
+	}
+	return errors.Join(err, scratch.Finish(nil))
+}
+
+// stream runs what writes the disk to standard output.
+func (a *app) stream(
+	ctx context.Context, p *image.Progress, report *reporter, write func() error,
+) error {
 	err := report.while(p, func() error {
 		done := make(chan error, 1)
-		go func() { done <- image.Stream(ctx, img, a.stdout, p) }()
+		go func() { done <- write() }()
 		select {
 		case err := <-done:
 			return err
@@ -134,7 +195,8 @@ func (a *app) checkDestination(destination string, o convertOptions) error {
 	if strings.HasSuffix(destination, "/") {
 		return fmt.Errorf("%q is the name of a directory: name the file in it", destination)
 	}
-	if said := formatOfName(destination); said != "" && o.targetFormat == "" {
+	said := formatOfName(destination)
+	if said != "" && o.targetFormat == "" && o.target(destination) == image.FormatRaw {
 		stem := strings.TrimSuffix(destination, filepath.Ext(destination))
 		if !image.HasRawExtension(stem) {
 			stem += ".raw"
@@ -163,12 +225,15 @@ func hasExtension(name string, extensions []string) bool {
 	return slices.Contains(extensions, strings.ToLower(filepath.Ext(name)))
 }
 
+// qcow2Extensions are what qcow2 images are called by.
+var qcow2Extensions = []string{".qcow2", ".qcow", ".qc2"}
+
 // otherFormats are the extensions by which people and programs take a file for something else than a raw disk.
 var otherFormats = []struct {
 	what       string
 	extensions []string
 }{
-	{"a qcow2 image", []string{".qcow2", ".qcow", ".qc2"}},
+	{"a qcow2 image", qcow2Extensions},
 	{"a QED image", []string{".qed"}},
 	{"a VMDK image", []string{".vmdk"}},
 	{"a VHDX image", []string{".vhdx"}},

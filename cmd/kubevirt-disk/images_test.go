@@ -110,8 +110,7 @@ func TestConvertRefusesANameThatLies(t *testing.T) {
 	dir := t.TempDir()
 	source := absolute(t, demoImage)
 	for name, want := range map[string]string{
-		"out.qcow2":    `says that it is a qcow2 image, and what is written is a raw disk: name it "` + dir + `/out.raw", or keep the name by --target-format=raw`,
-		"out.VMDK":     "a VMDK image",
+		"out.VMDK":     `says that it is a VMDK image, and what is written is a raw disk: name it "` + dir + `/out.raw", or keep the name by --target-format=raw`,
 		"out.vhdx":     "a VHDX image",
 		"out.vdi":      "a VDI image",
 		"out.raw.gz":   `a compressed file, and what is written is a raw disk: name it "` + dir + `/out.raw"`,
@@ -131,10 +130,10 @@ func TestConvertRefusesANameThatLies(t *testing.T) {
 		require.Equal(t, exitDone, status, stderr)
 		require.FileExists(t, args[0])
 	}
-	for _, format := range []string{"qcow2", "", "RAW"} {
+	for _, format := range []string{"qcow", "", "RAW"} {
 		status, _, stderr := run(t, nil, "convert", source, filepath.Join(dir, "x.raw"), "--target-format="+format)
 		require.Equal(t, exitUsage, status, stderr)
-		require.Contains(t, stderr, "--target-format: \""+format+"\" is no format that can be written: use raw")
+		require.Contains(t, stderr, "--target-format: \""+format+"\" is no format that can be written: use raw or qcow2")
 	}
 }
 

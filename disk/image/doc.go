@@ -3,7 +3,8 @@
 //
 // ScanDir, ScanFiles or Open gives an Image, whose whole metadata has been checked by then. It is
 // read as a disk by any number of goroutines, never written, and closed once. Convert and Stream
-// expand it, and tell a Progress how far they are.
+// expand it, ConvertQcow2 and Store make a qcow2 image of it, and all tell a Progress how far they
+// are.
 //
 // The files of an image are read from a Source each: a file of this machine, or for OpenSource
 // whatever its caller gives, such as a blob of a registry. A source may be far away. Reading then
