@@ -25,6 +25,7 @@ func newCompressor(compression Compression, clusterSize int64) (compressor, erro
 		e, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedDefault),
 			zstd.WithEncoderCRC(false), zstd.WithEncoderConcurrency(1),
 			zstd.WithLowerEncoderMem(true), zstd.WithSingleSegment(true),
+			zstd.WithAllLitEntropyCompression(true),
 			zstd.WithWindowSize(int(max(clusterSize, zstd.MinWindowSize))))
 		if err != nil {
 			return nil, err
