@@ -38,7 +38,7 @@ type settings struct {
 }
 
 // parts are the names of the measurements.
-var parts = []string{"scsi", "load", "expand", "hydrate", "start", "cold", "replicas"}
+var parts = []string{"scsi", "load", "expand", "compress", "hydrate", "start", "cold", "replicas"}
 
 func main() {
 	s, err := parse(os.Args[1:])
@@ -76,12 +76,12 @@ func parse(args []string) (settings, error) {
 	flags.DurationVar(&s.length, "length", 2*time.Second,
 		"of one measurement of SCSI load or of cold reads (iscsi-perf counts in seconds)")
 	flags.StringVar(&only, "only", strings.Join(parts, ","),
-		"what to measure: common clients, our own load generator, the expansion of images, disks "+
-			"that copy their image, the time to the first read, reads of an image that is not "+
-			"copied, many disks of one image")
+		"what to measure: common clients, our own load generator, the expansion of images, "+
+			"their compression, disks that copy their image, the time to the first read, reads "+
+			"of an image that is not copied, many disks of one image")
 	flags.StringVar(&loads, "loads", "",
-		"a regular expression; measures only loads (and copies: \"zlib, convert\", \"zlib, "+
-			"persistent clone\") whose names match")
+		"a regular expression; measures only loads (and copies: \"zlib, convert\", \"zstd, "+
+			"compress\", \"zlib, persistent clone\") whose names match")
 	flags.StringVar(&targets, "targets", "kubevirt-disk,tgtd,gotgt,floor",
 		"the targets to measure; the second is the baseline of the first, and floor is a "+
 			"bare loop of system calls in C")
@@ -172,7 +172,8 @@ func run(ctx context.Context, s settings) error {
 	for _, part := range []struct {
 		name    string
 		measure func(context.Context, settings) error
-	}{{"expand", measureExpansion}, {"hydrate", measureHydration}, {"start", measureStart},
+	}{{"expand", measureExpansion}, {"compress", measureCompression},
+		{"hydrate", measureHydration}, {"start", measureStart},
 		{"cold", measureColdReads}, {"replicas", measureReplicas}} {
 		if slices.Contains(s.only, part.name) {
 			if err := part.measure(ctx, s); err != nil {
