@@ -13,22 +13,23 @@ const SectorSize = 512
 // Disk is a random-access block device. All offsets and lengths are bytes.
 //
 // The caller (the SCSI device server) validates ranges before it calls: off and len(p) lie inside
-// [0, Size()). Every method may be called from any number of goroutines at once, except Close, which is
-// called once, after every other call has returned.
+// [0, Size()). Every method may be called from any number of goroutines at once, except Close,
+// which is called once, after every other call has returned.
 type Disk interface {
 	// ReadAt fills p completely or returns an error. A range that storage cannot return is a
 	// *MediumError for that range only.
 	ReadAt(p []byte, off int64) (int, error)
 
-	// WriteAt stores p completely or returns an error, and with it how many bytes from the beginning of p it
-	// has stored all the same. When it returns, every later ReadAt sees them, but they survive a crash only
-	// after a later Flush has returned nil. ErrNoSpace: nothing is promised about the rest of the range, the
-	// rest of the disk stays usable and the write may be tried again.
+	// WriteAt stores p completely or returns an error, and with it how many bytes from the
+	// beginning of p it has stored all the same. When it returns, every later ReadAt sees them, but
+	// they survive a crash only after a later Flush has returned nil. ErrNoSpace: nothing is
+	// promised about the rest of the range, the rest of the disk stays usable and the write may be
+	// tried again.
 	WriteAt(p []byte, off int64) (int, error)
 
-	// Flush makes every write, discard and zeroing that returned before it was called durable, as far as
-	// the disk promises durability (an ephemeral disk promises none). A failure is sticky: after it every
-	// Flush and write returns ErrFailed, because nobody can tell what was lost.
+	// Flush makes every write, discard and zeroing that returned before it was called durable, as
+	// far as the disk promises durability (an ephemeral disk promises none). A failure is sticky:
+	// after it every Flush and write returns ErrFailed, because nobody can tell what was lost.
 	Flush() error
 
 	// Size is the capacity in bytes, a multiple of SectorSize. It may grow while the disk is
@@ -42,12 +43,13 @@ type Disk interface {
 
 // Discarder is a disk that can give space back. Asked once, when the LUN is made.
 type Discarder interface {
-	// Discard deallocates the range; it reads as zeros afterwards. Same concurrency and durability as
-	// WriteAt.
+	// Discard deallocates the range; it reads as zeros afterwards. Same concurrency and durability
+	// as WriteAt.
 	Discard(off, length int64) error
 }
 
-// Zeroer is a disk that can zero a range without being sent the zeros. Asked once, when the LUN is made.
+// Zeroer is a disk that can zero a range without being sent the zeros. Asked once, when the LUN is
+// made.
 type Zeroer interface {
 	// Zero makes the range read as zeros; whether space stays allocated is up to the disk. Same
 	// concurrency and durability as WriteAt.
@@ -56,8 +58,9 @@ type Zeroer interface {
 
 // Syncer is a disk that can be brought to storage also where it promises no durability.
 type Syncer interface {
-	// Sync makes everything that returned before it was called reach storage, whatever Flush promises: what is to be
-	// destroyed must not stay below in its former state. It fails as Flush does.
+	// Sync makes everything that returned before it was called reach storage, whatever Flush
+	// promises: what is to be destroyed must not stay below in its former state. It fails as Flush
+	// does.
 	Sync() error
 }
 
@@ -73,29 +76,31 @@ type Extenter interface {
 	Extent(off, length int64) (Extent, error)
 }
 
-// Estimator is a disk of which some reads cost much more than a look into the page cache. Asked once, when the LUN is made.
+// Estimator is a disk of which some reads cost much more than a look into the page cache. Asked
+// once, when the LUN is made.
 type Estimator interface {
-	// Slow reports whether a read that begins there has to be decompressed first, so that it is worth another
-	// processor. It does not wait for storage. Only a hint: the answer may be outdated at once.
+	// Slow reports whether a read that begins there has to be decompressed first, so that it is
+	// worth another processor. It does not wait for storage. Only a hint: the answer may be
+	// outdated at once.
 	Slow(off int64) bool
 }
 
 // Distant is a disk of which content may lie far away, so that a call may wait for it. Asked once,
-// when the LUN is made. The disk's own methods wait for as long as it takes; a command uses those of
-// Within.
+// when the LUN is made. The disk's own methods wait for as long as it takes; a command uses those
+// of Within.
 type Distant interface {
 	// Within returns the disk as commands use it. It has the optional interfaces that the disk has,
-	// and the same concurrency. Its calls wait for content until ctx ends, and then return ErrNotNow
-	// soon. Only waiting ends with ctx: what takes nothing but the disk's own storage is done all the
-	// same. So a context that has ended already asks for what is at hand, and a command does that
-	// first, before it waits. A call may return ErrNotNow before ctx ends where waiting is of no use
-	// at the moment: the command is then held, and the call made again a little later. The result is
-	// not closed.
+	// and the same concurrency. Its calls wait for content until ctx ends, and then return
+	// ErrNotNow soon. Only waiting ends with ctx: what takes nothing but the disk's own storage is
+	// done all the same. So a context that has ended already asks for what is at hand, and a
+	// command does that first, before it waits. A call may return ErrNotNow before ctx ends where
+	// waiting is of no use at the moment: the command is then held, and the call made again a
+	// little later. The result is not closed.
 	Within(ctx context.Context) Disk
 }
 
-// Identity distinguishes one disk instance from every other one, so that two pods of one image never look
-// like two paths to one disk. It is kept with the disk's state.
+// Identity distinguishes one disk instance from every other one, so that two pods of one image
+// never look like two paths to one disk. It is kept with the disk's state.
 type Identity struct {
 	Serial string  `json:"serial"` // printable ASCII, at most 36 characters: INQUIRY VPD page 80h
 	NAA    [8]byte `json:"naa"`    // NAA locally assigned, first nibble 3: VPD page 83h
@@ -106,11 +111,12 @@ var (
 	ErrNoSpace = errors.New("no space left for the disk")
 	// ErrReadOnly: the disk cannot be written.
 	ErrReadOnly = errors.New("disk is read-only")
-	// ErrNotNow: content cannot be had at the moment, and nothing is lost. The call may be made again.
-	// A write has changed nothing beyond the bytes that it reports as stored; a discard or zeroing may
-	// have changed a part of its range.
+	// ErrNotNow: content cannot be had at the moment, and nothing is lost. The call may be made
+	// again. A write has changed nothing beyond the bytes that it reports as stored; a discard or
+	// zeroing may have changed a part of its range.
 	ErrNotNow = errors.New("the content cannot be had now")
-	// ErrFailed: an earlier flush failed, so that acknowledged data may be lost; only a restart clears it.
+	// ErrFailed: an earlier flush failed, so that acknowledged data may be lost; only a restart
+	// clears it.
 	ErrFailed = errors.New("disk has failed: an earlier flush did not reach storage")
 )
 

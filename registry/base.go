@@ -129,13 +129,15 @@ func (p *pusher) images() (*madeImages, error) {
 		platforms, index = p.base.platforms, p.base.index
 	} else {
 		for _, arch := range []string{"amd64", "arm64"} {
-			config, err := json.Marshal(map[string]any{"architecture": arch, "os": "linux", "config": map[string]any{},
+			config, err := json.Marshal(map[string]any{"architecture": arch, "os": "linux",
+				"config": map[string]any{},
 				"rootfs": map[string]any{"type": "layers", "diff_ids": []string{}}})
 			if err != nil {
 				return nil, err
 			}
-			platforms = append(platforms, basePlatform{platform: &v1.Platform{OS: "linux", Architecture: arch},
-				manifest: &v1.Manifest{}, config: config})
+			platforms = append(platforms,
+				basePlatform{platform: &v1.Platform{OS: "linux", Architecture: arch},
+					manifest: &v1.Manifest{}, config: config})
 		}
 	}
 	made := new(madeImages)

@@ -25,8 +25,8 @@ const farReads = 16
 
 type descriptor = v1.Descriptor
 
-// farFile is a file in a layer that is not compressed, of which an index has the digests. What is read
-// of it is fetched in chunks, verified, and kept in a cache.
+// farFile is a file in a layer that is not compressed, of which an index has the digests. What is
+// read of it is fetched in chunks, verified, and kept in a cache.
 type farFile struct {
 	blob  *cache.Blob
 	name  string // digest of the file's chunk digests
@@ -50,8 +50,8 @@ const (
 	farthestAhead = 4 << 20
 )
 
-// readAhead has fetched what comes next, where a file is read in order: a guest that reads a file asks
-// for little at once, and each fetch takes long.
+// readAhead has fetched what comes next, where a file is read in order: a guest that reads a file
+// asks for little at once, and each fetch takes long.
 func (f *farFile) readAhead(off, length int64) {
 	first, last := off/f.chunk, (off+length-1)/f.chunk
 	f.mu.Lock()
@@ -77,7 +77,8 @@ func (f *farFile) readAhead(off, length int64) {
 var _ image.Source = (*farFile)(nil)
 
 // newFarFile opens a file of a layer.
-func newFarFile(c *cache.Cache, layer *blob, x *index, f *indexFile, warn func(string)) (*farFile, error) {
+func newFarFile(c *cache.Cache, layer *blob, x *index, f *indexFile, warn func(string)) (*farFile,
+	error) {
 	first := f.FirstChunk * digestSize
 	digests := x.chunks[first : first+f.chunks(x.ChunkSize)*digestSize]
 	size := max(x.ChunkSize, cache.MinChunkSize)
@@ -109,8 +110,8 @@ func newFarFile(c *cache.Cache, layer *blob, x *index, f *indexFile, warn func(s
 	return far, err
 }
 
-// chunksDigest names a file by the digests of its chunks: where they are the same, so is the file, in
-// whichever layer it is.
+// chunksDigest names a file by the digests of its chunks: where they are the same, so is the file,
+// in whichever layer it is.
 func chunksDigest(size, chunkSize int64, digests []byte) string {
 	h := sha256.New()
 	h.Write([]byte("kubevirt-disk chunks\n"))
@@ -119,8 +120,8 @@ func chunksDigest(size, chunkSize int64, digests []byte) string {
 	return "sha256:" + hex.EncodeToString(h.Sum(nil))
 }
 
-// ReadAt waits for what cannot be fetched now until ctx ends: registries come back, and what was wrong
-// may be right when it is fetched again.
+// ReadAt waits for what cannot be fetched now until ctx ends: registries come back, and what was
+// wrong may be right when it is fetched again.
 func (f *farFile) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	if len(p) > 0 {
 		f.readAhead(off, int64(len(p)))

@@ -15,7 +15,8 @@ import (
 
 // FuzzReference parses anything; what is accepted is accepted again.
 func FuzzReference(f *testing.F) {
-	for _, text := range []string{"a/b:c", "oci:dir:tag", "docker-archive:x.tar", "a/b@sha256:" + strings.Repeat("0", 64)} {
+	for _, text := range []string{"a/b:c", "oci:dir:tag", "docker-archive:x.tar",
+		"a/b@sha256:" + strings.Repeat("0", 64)} {
 		f.Add(text)
 	}
 	f.Fuzz(func(t *testing.T, text string) {

@@ -41,16 +41,21 @@ func TestFetchGoesOn(t *testing.T) {
 		noRanges  bool
 		token     bool
 	}{
-		"nothing":              {},
-		"cut":                  {faults: []fault{cut(100 << 10), cut(0), cut(1), cut(500 << 10)}},
-		"cut, no ranges":       {faults: []fault{cut(100 << 10), cut(200 << 10)}, noRanges: true},
-		"429":                  {faults: []fault{says(429, "Retry-After", "0"), says(429), says(503), cut(9), says(500)}},
-		"redirect":             {elsewhere: true},
-		"redirect, cut":        {elsewhere: true, faults: []fault{cut(100 << 10), cut(1)}},
-		"redirect expired":     {elsewhere: true, faults: []fault{expired, cut(1000), expired, says(400), says(401)}},
-		"no ranges":            {noRanges: true},
-		"tokens":               {token: true, faults: []fault{cut(1000), cut(1000), cut(1000), cut(1000), cut(1000), cut(1000), cut(1000)}},
-		"tokens and redirects": {token: true, elsewhere: true, faults: []fault{cut(1000), expired, cut(1000), cut(1000), cut(1000)}},
+		"nothing":        {},
+		"cut":            {faults: []fault{cut(100 << 10), cut(0), cut(1), cut(500 << 10)}},
+		"cut, no ranges": {faults: []fault{cut(100 << 10), cut(200 << 10)}, noRanges: true},
+		"429": {faults: []fault{says(429, "Retry-After", "0"), says(429),
+			says(503), cut(9), says(500)}},
+		"redirect":      {elsewhere: true},
+		"redirect, cut": {elsewhere: true, faults: []fault{cut(100 << 10), cut(1)}},
+		"redirect expired": {elsewhere: true,
+			faults: []fault{expired, cut(1000), expired, says(400), says(401)}},
+		"no ranges": {noRanges: true},
+		"tokens": {token: true,
+			faults: []fault{cut(1000), cut(1000), cut(1000), cut(1000), cut(1000), cut(1000),
+				cut(1000)}},
+		"tokens and redirects": {token: true, elsewhere: true,
+			faults: []fault{cut(1000), expired, cut(1000), cut(1000), cut(1000)}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -92,13 +97,15 @@ func TestFetchEnds(t *testing.T) {
 		"retry later": {always(says(429, "Retry-After", "3600")), "given up"},
 		"416":         {always(says(416)), "416"},
 		"another range": {always(func(w http.ResponseWriter, _ *http.Request, content []byte) bool {
-			w.Header().Set("Content-Range", fmt.Sprintf("bytes 5-%d/%d", len(content)-1, len(content)))
+			w.Header().Set("Content-Range",
+				fmt.Sprintf("bytes 5-%d/%d", len(content)-1, len(content)))
 			w.WriteHeader(http.StatusPartialContent)
 			_, _ = w.Write(content[5:])
 			return true
 		}), "the range"},
 		"another size": {always(func(w http.ResponseWriter, _ *http.Request, content []byte) bool {
-			w.Header().Set("Content-Range", fmt.Sprintf("bytes 0-%d/%d", len(content), len(content)+1))
+			w.Header().Set("Content-Range",
+				fmt.Sprintf("bytes 0-%d/%d", len(content), len(content)+1))
 			w.WriteHeader(http.StatusPartialContent)
 			_, _ = w.Write(append(content, 0))
 			return true
@@ -159,7 +166,8 @@ func TestReadAt(t *testing.T) {
 		require.NoError(t, err)
 		b := remoteBlob(desc, endpoints)
 		l.faults = []fault{cut(10), says(500), cut(0)}
-		for _, c := range []struct{ off, length int }{{0, 1}, {1000, 100 << 10}, {len(content) - 1, 1}, {len(content) - 5, 5}} {
+		for _, c := range []struct{ off, length int }{{0, 1}, {1000, 100 << 10},
+			{len(content) - 1, 1}, {len(content) - 5, 5}} {
 			p := make([]byte, c.length)
 			n, err := b.ReadAt(context.Background(), p, int64(c.off))
 			require.NoError(t, err)
@@ -286,7 +294,8 @@ func TestCredentials(t *testing.T) {
 		for name, text := range map[string]string{
 			"other path": fmt.Sprintf(`{"auths":{"%s/other":{"auth":%q}}}`, l.host(), auth),
 			"other host": fmt.Sprintf(`{"auths":{"%s:1":{"auth":%q}}}`, host, auth),
-			"wrong":      fmt.Sprintf(`{"auths":{%q:{"username":"me","password":"%s2"}}}`, l.host(), secret),
+			"wrong": fmt.Sprintf(`{"auths":{%q:{"username":"me","password":"%s2"}}}`, l.host(),
+				secret),
 		} {
 			opt := l.options()
 			opt.Config, opt.Patience = write("x", text), 100*time.Millisecond

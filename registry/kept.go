@@ -14,12 +14,13 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
 
-// keptSource is an image of which manifests and the index are kept in a directory, under their digests,
-// so that a later start does not ask for them again.
+// keptSource is an image of which manifests and the index are kept in a directory, under their
+// digests, so that a later start does not ask for them again.
 type keptSource struct {
 	source
-	dir    *os.Root
-	pinned string // digest of the manifest that the reference named at first; "": it is the first time
+	dir *os.Root
+	// digest of the manifest that the reference named at first; "": it is the first time
+	pinned string
 }
 
 // keep opens the directory, which is made if it is missing.
@@ -36,14 +37,15 @@ func keep(src source, dir string) (*keptSource, error) {
 
 func (k *keptSource) Close() error { return errors.Join(k.source.Close(), k.dir.Close()) }
 
-// manifest returns what is kept, and otherwise asks for it and keeps it. What the reference names is
-// what it named at first.
+// manifest returns what is kept, and otherwise asks for it and keeps it. What the reference names
+// is what it named at first.
 func (k *keptSource) manifest(ctx context.Context, digest string) ([]byte, string, error) {
 	if digest == "" {
 		digest = k.pinned
 	}
 	if digest != "" {
-		if content, err := k.read(keptName(digest), maxManifest); err == nil && digestOf(content) == digest {
+		if content, err := k.read(keptName(digest), maxManifest); err == nil &&
+			digestOf(content) == digest {
 			return content, "", nil
 		}
 	}
@@ -64,7 +66,8 @@ func (k *keptSource) manifest(ctx context.Context, digest string) ([]byte, strin
 // blob returns what is kept: only of the index there is anything.
 func (k *keptSource) blob(desc v1.Descriptor) (*blob, error) {
 	name := keptName(desc.Digest.String())
-	if content, err := k.read(name, maxIndexLayer); err == nil && digestOf(content) == desc.Digest.String() {
+	if content, err := k.read(name, maxIndexLayer); err == nil &&
+		digestOf(content) == desc.Digest.String() {
 		return fileBlob(desc, func() (*os.File, error) { return k.dir.Open(name) }, 0), nil
 	}
 	return k.source.blob(desc)
@@ -119,7 +122,8 @@ func (k *keptSource) loadRecord(ref Reference) (r record, err error) {
 		err = errors.New("is of another image")
 	}
 	if err != nil {
-		return record{}, fmt.Errorf("which image %s names was kept, and cannot be read: %q: %w; remove "+
+		return record{}, fmt.Errorf("which image %s names was kept, and cannot be read: %q: %w; "+
+			"remove "+
 			"that file to ask the registry again", ref, filepath.Join(k.dir.Name(), name), err)
 	}
 	return r, nil
@@ -146,8 +150,8 @@ func (k *keptSource) read(name string, limit int64) ([]byte, error) {
 	return readBounded(f, limit)
 }
 
-// write stores a file in one step. It has reached storage then, as the disks that are made of the image
-// are of no use without it.
+// write stores a file in one step. It has reached storage then, as the disks that are made of the
+// image are of no use without it.
 func (k *keptSource) write(name string, content []byte) error {
 	partial := fmt.Sprintf("%s.%08x.partial", name, rand.Uint32())
 	f, err := k.dir.OpenFile(partial, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)

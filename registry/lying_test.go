@@ -216,7 +216,9 @@ func (l *lying) allowed(w http.ResponseWriter, r *http.Request) bool {
 			return true
 		}
 		w.Header().
-			Set("WWW-Authenticate", fmt.Sprintf(`Bearer realm="%s/token",service="test",scope="repository:vm/a:pull"`, l.server.URL))
+			Set("WWW-Authenticate",
+				fmt.Sprintf(`Bearer realm="%s/token",service="test",scope="repository:vm/a:pull"`,
+					l.server.URL))
 	case l.basic != "":
 		if user, password, _ := r.BasicAuth(); user+":"+password == l.basic {
 			return true

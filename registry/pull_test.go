@@ -40,7 +40,8 @@ func TestPullFormats(t *testing.T) {
 		"disk":       content,
 	}
 	packings := map[string]func(testing.TB, []byte) []byte{
-		"plain": func(_ testing.TB, p []byte) []byte { return p }, "gzip": gzipped, "zstd": zstandard,
+		"plain": func(_ testing.TB, p []byte) []byte { return p }, "gzip": gzipped,
+		"zstd": zstandard,
 	}
 	for name, inside := range insides {
 		for packing, pack := range packings {
@@ -113,37 +114,70 @@ func TestPullLayers(t *testing.T) {
 		want   []byte // nil: an error
 		err    string
 	}{
-		"upper replaces":         {layers: [][]tarFile{{disk("disk/x.img", a)}, {disk("disk/x.img", b)}}, want: b},
-		"later replaces":         {layers: [][]tarFile{{disk("disk/x.img", a), disk("disk/x.img", b)}}, want: b},
-		"whiteout":               {layers: [][]tarFile{{disk("disk/x.img", a), disk("disk/y.img", b)}, {disk("disk/.wh.x.img", nil)}}, want: b},
-		"whiteout of all":        {layers: [][]tarFile{{disk("disk/x.img", a)}, {disk(".wh.disk", nil)}}, err: "has no disk"},
-		"whiteout, same layer":   {layers: [][]tarFile{{disk("disk/.wh.x.img", nil), disk("disk/x.img", a)}}, want: a},
-		"opaque":                 {layers: [][]tarFile{{disk("disk/x.img", a)}, {disk("disk/.wh..wh..opq", nil), disk("disk/y.img", b)}}, want: b},
-		"opaque root":            {layers: [][]tarFile{{disk("disk/x.img", a)}, {disk(".wh..wh..opq", nil), disk("disk/y.img", b)}}, want: b},
-		"opaque elsewhere":       {layers: [][]tarFile{{disk("disk/x.img", a)}, {disk("etc/.wh..wh..opq", nil)}}, want: a},
-		"directory over file":    {layers: [][]tarFile{{disk("disk/x.img", a), disk("disk/y.img", b)}, {{name: "disk/x.img", kind: tar.TypeDir}}}, want: b},
-		"file over directory":    {layers: [][]tarFile{{disk("disk/x.img", a)}, {disk("disk", b)}}, err: "a file in place of the directory"},
-		"link in place of disk":  {layers: [][]tarFile{{disk("disk/x.img", a)}, {{name: "disk", kind: tar.TypeSymlink, link: "etc"}}}, err: "a symbolic link"},
-		"hard link":              {layers: [][]tarFile{{disk("disk/.hidden/x", a), {name: "disk/x.img", kind: tar.TypeLink, link: "disk/.hidden/x"}}}, want: a},
-		"hard link from outside": {layers: [][]tarFile{{disk("images/x", a), {name: "disk/x.img", kind: tar.TypeLink, link: "./images/x"}}}, want: a},
-		"hard link to nothing":   {layers: [][]tarFile{{disk("images/x", a)}, {{name: "disk/x.img", kind: tar.TypeLink, link: "images/x"}}}, err: "hard link"},
-		"symbolic link":          {layers: [][]tarFile{{disk("images/x", a), {name: "disk/x.img", kind: tar.TypeSymlink, link: "../images/x"}}}, err: "a symbolic link"},
-		"symbolic link over it":  {layers: [][]tarFile{{disk("disk/x.img", a)}, {{name: "disk/x.img", kind: tar.TypeSymlink, link: "y"}}}, err: "a symbolic link"},
-		"device":                 {layers: [][]tarFile{{{name: "disk/x.img", kind: tar.TypeBlock}}}, err: "a device"},
-		"other directory":        {layers: [][]tarFile{{disk("diskette/x.img", a), disk("disks", b)}}, err: "has no disk"},
-		"two disks":              {layers: [][]tarFile{{disk("disk/x.img", a)}, {disk("disk/y.img", b)}}, err: `2 disks: choose one by --path`},
-		"two disks, one named":   {layers: [][]tarFile{{disk("disk/x.img", a)}, {disk("disk/y.img", b)}}, path: "x.img", want: a},
-		"a path elsewhere":       {layers: [][]tarFile{{disk("images/x.img", a)}}, path: "/images/x.img", want: a},
-		"a path that is not":     {layers: [][]tarFile{{disk("disk/x.img", a)}}, path: "y.img", err: `has no file "disk/y.img"`},
-		"dots":                   {layers: [][]tarFile{{disk("disk/../x.img", a)}}, err: `"disk/../x.img"`},
-		"dots into it":           {layers: [][]tarFile{{disk("etc/../disk/x.img", a)}}, err: `"etc/../disk/x.img"`},
-		"nothing":                {layers: [][]tarFile{{disk("etc/passwd", a)}}, err: "has no disk"},
-		"odd size":               {layers: [][]tarFile{{disk("disk/x.img", a[:1000])}}, err: "no multiple of 512"},
-		"text":                   {layers: [][]tarFile{{disk("disk/readme", []byte("read me\n"))}}, err: "text file"},
-		"another format":         {layers: [][]tarFile{{disk("disk/x.vmdk", append([]byte("KDMV"), a...))}}, err: "VMDK"},
-		"a footer":               {layers: [][]tarFile{{disk("disk/x.img", append(bytes.Clone(a), append([]byte("conectix"), make([]byte, 504)...)...))}}, err: "VHD"},
-		"compressed inside":      {layers: [][]tarFile{{disk("disk/x.img", append([]byte("\xfd7zXZ\x00"), a...))}}, err: "xz"},
-		"empty":                  {layers: [][]tarFile{{disk("disk/x.img", nil)}}, err: "is empty"},
+		"upper replaces": {layers: [][]tarFile{{disk("disk/x.img", a)},
+			{disk("disk/x.img", b)}}, want: b},
+		"later replaces": {layers: [][]tarFile{{disk("disk/x.img", a),
+			disk("disk/x.img", b)}}, want: b},
+		"whiteout": {layers: [][]tarFile{{disk("disk/x.img", a),
+			disk("disk/y.img", b)}, {disk("disk/.wh.x.img", nil)}}, want: b},
+		"whiteout of all": {layers: [][]tarFile{{disk("disk/x.img", a)},
+			{disk(".wh.disk", nil)}}, err: "has no disk"},
+		"whiteout, same layer": {layers: [][]tarFile{{disk("disk/.wh.x.img", nil),
+			disk("disk/x.img", a)}}, want: a},
+		"opaque": {layers: [][]tarFile{{disk("disk/x.img", a)},
+			{disk("disk/.wh..wh..opq", nil), disk("disk/y.img", b)}}, want: b},
+		"opaque root": {layers: [][]tarFile{{disk("disk/x.img", a)},
+			{disk(".wh..wh..opq", nil), disk("disk/y.img", b)}}, want: b},
+		"opaque elsewhere": {layers: [][]tarFile{{disk("disk/x.img", a)},
+			{disk("etc/.wh..wh..opq", nil)}}, want: a},
+		"directory over file": {layers: [][]tarFile{{disk("disk/x.img", a),
+			disk("disk/y.img", b)}, {{name: "disk/x.img", kind: tar.TypeDir}}}, want: b},
+		"file over directory": {layers: [][]tarFile{{disk("disk/x.img", a)}, {disk("disk", b)}},
+			err: "a file in place of the directory"},
+		"link in place of disk": {layers: [][]tarFile{{disk("disk/x.img", a)},
+			{{name: "disk", kind: tar.TypeSymlink, link: "etc"}}}, err: "a symbolic link"},
+		"hard link": {layers: [][]tarFile{{disk("disk/.hidden/x", a),
+			{name: "disk/x.img", kind: tar.TypeLink, link: "disk/.hidden/x"}}}, want: a},
+		"hard link from outside": {layers: [][]tarFile{{disk("images/x", a),
+			{name: "disk/x.img", kind: tar.TypeLink, link: "./images/x"}}}, want: a},
+		"hard link to nothing": {layers: [][]tarFile{{disk("images/x", a)},
+			{{name: "disk/x.img", kind: tar.TypeLink, link: "images/x"}}}, err: "hard link"},
+		"symbolic link": {layers: [][]tarFile{{disk("images/x", a),
+			{name: "disk/x.img", kind: tar.TypeSymlink, link: "../images/x"}}},
+			err: "a symbolic link"},
+		"symbolic link over it": {layers: [][]tarFile{{disk("disk/x.img", a)},
+			{{name: "disk/x.img", kind: tar.TypeSymlink, link: "y"}}}, err: "a symbolic link"},
+		"device": {layers: [][]tarFile{{{name: "disk/x.img", kind: tar.TypeBlock}}},
+			err: "a device"},
+		"other directory": {layers: [][]tarFile{{disk("diskette/x.img", a),
+			disk("disks", b)}}, err: "has no disk"},
+		"two disks": {layers: [][]tarFile{{disk("disk/x.img", a)},
+			{disk("disk/y.img", b)}}, err: `2 disks: choose one by --path`},
+		"two disks, one named": {layers: [][]tarFile{{disk("disk/x.img", a)},
+			{disk("disk/y.img", b)}}, path: "x.img", want: a},
+		"a path elsewhere": {layers: [][]tarFile{{disk("images/x.img", a)}},
+			path: "/images/x.img", want: a},
+		"a path that is not": {layers: [][]tarFile{{disk("disk/x.img", a)}}, path: "y.img",
+			err: `has no file "disk/y.img"`},
+		"dots": {layers: [][]tarFile{{disk("disk/../x.img", a)}},
+			err: `"disk/../x.img"`},
+		"dots into it": {layers: [][]tarFile{{disk("etc/../disk/x.img", a)}},
+			err: `"etc/../disk/x.img"`},
+		"nothing": {layers: [][]tarFile{{disk("etc/passwd", a)}},
+			err: "has no disk"},
+		"odd size": {layers: [][]tarFile{{disk("disk/x.img", a[:1000])}},
+			err: "no multiple of 512"},
+		"text": {layers: [][]tarFile{{disk("disk/readme", []byte("read me\n"))}},
+			err: "text file"},
+		"another format": {layers: [][]tarFile{
+			{disk("disk/x.vmdk", append([]byte("KDMV"), a...))}}, err: "VMDK"},
+		"a footer": {layers: [][]tarFile{
+			{disk("disk/x.img",
+				append(bytes.Clone(a), append([]byte("conectix"), make([]byte, 504)...)...))}},
+			err: "VHD"},
+		"compressed inside": {layers: [][]tarFile{
+			{disk("disk/x.img", append([]byte("\xfd7zXZ\x00"), a...))}}, err: "xz"},
+		"empty": {layers: [][]tarFile{{disk("disk/x.img", nil)}}, err: "is empty"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := store{}
@@ -289,7 +323,8 @@ func TestPullArtifact(t *testing.T) {
 // TestPullWrongBytes: a layer whose content is not what its digest says leaves nothing.
 func TestPullWrongBytes(t *testing.T) {
 	for name, pack := range map[string]func(testing.TB, []byte) []byte{
-		"plain": func(_ testing.TB, p []byte) []byte { return p }, "gzip": gzipped, "zstd": zstandard,
+		"plain": func(_ testing.TB, p []byte) []byte { return p }, "gzip": gzipped,
+		"zstd": zstandard,
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := store{}
@@ -382,8 +417,11 @@ func TestPullBounded(t *testing.T) {
 		"no layers":  {s.image(t), "no layers"},
 		"empty":      {s.image(t, nil), "empty"},
 		"no tar":     {s.image(t, noise(12, 4096)), "tar archive"},
-		"huge claim": {s.manifest(t, v1.Manifest{MediaType: types.OCIManifestSchema1, Config: huge, Layers: []v1.Descriptor{huge}}), "the manifest says"},
-		"virtual":    {s.image(t, tarOf(t, tarFile{name: "disk/a.qcow2", content: qcow2Of(t, noise(13, 8192))})), "limit"},
+		"huge claim": {s.manifest(t, v1.Manifest{MediaType: types.OCIManifestSchema1, Config: huge,
+			Layers: []v1.Descriptor{huge}}), "the manifest says"},
+		"virtual": {s.image(t,
+			tarOf(t, tarFile{name: "disk/a.qcow2", content: qcow2Of(t, noise(13, 8192))})),
+			"limit"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir, err := pull(
@@ -414,7 +452,8 @@ func TestPullSparseTar(t *testing.T) {
 			require.NoError(t, err)
 		}
 		require.NoError(t, f.Close())
-		out, err := exec.Command("tar", "-C", dir, "-S", "--format="+format, "-cf", filepath.Join(dir, "layer"), "disk").
+		out, err := exec.Command("tar", "-C", dir, "-S", "--format="+format, "-cf",
+			filepath.Join(dir, "layer"), "disk").
 			CombinedOutput()
 		require.NoError(t, err, "%s", out)
 		layer, err := os.ReadFile(filepath.Join(dir, "layer"))

@@ -84,7 +84,8 @@ func (d *pulledDisk) there() bool {
 
 // pullInto makes the directory with the disks, which appears when it is complete.
 func (s *Stream) pullInto(ctx context.Context, dir string) error {
-	s.client.opt.Warn(fmt.Sprintf("%s has no index of its disks: its layers are fetched and verified "+
+	s.client.opt.Warn(fmt.Sprintf("%s has no index of its disks: its layers are fetched and "+
+		"verified "+
 		"before it is served", s.ref))
 	partial := dir + ".partial"
 	if err := os.RemoveAll(partial); err != nil {
@@ -146,7 +147,8 @@ func (d *pulledDisk) open(_ context.Context, name string) (image.Source, error) 
 		return nil, errors.Join(err, f.Close())
 	}
 	sum := sha256.Sum256([]byte("kubevirt-disk raw\n" + filepath.Base(d.dir) + "\n" + name))
-	return &pulledFile{File: f, size: info.Size(), digest: "sha256:" + hex.EncodeToString(sum[:])}, nil
+	return &pulledFile{File: f, size: info.Size(), digest: "sha256:" + hex.EncodeToString(sum[:])},
+		nil
 }
 
 func (d *pulledDisk) close() error { return d.lock.Close() }

@@ -32,9 +32,10 @@ type memory struct {
 	host    string
 	handler http.Handler
 
-	mu    sync.Mutex
-	said  []string                                               // guarded by mu
-	fault func(w http.ResponseWriter, r *http.Request) (ok bool) // answers in its place; guarded by mu
+	mu   sync.Mutex
+	said []string // guarded by mu
+	// answers in its place; guarded by mu
+	fault func(w http.ResponseWriter, r *http.Request) (ok bool)
 }
 
 func newMemory(t testing.TB) *memory {
@@ -336,9 +337,12 @@ func TestPushCompresses(t *testing.T) {
 		all, raw qcow2.Compression
 		want     []string
 	}{
-		{"", qcow2.CompressionZstd, []string{"disk/a.qcow2", "disk/bases/b.img", "disk/other.qcow2", "disk/packed.qcow2"}},
-		{qcow2.CompressionZlib, "", []string{"disk/a.qcow2", "disk/other.qcow2", "disk/packed.qcow2"}},
-		{"", "", []string{"disk/a.qcow2", "disk/bases/b.img", "disk/other.raw", "disk/packed.qcow2"}},
+		{"", qcow2.CompressionZstd, []string{"disk/a.qcow2", "disk/bases/b.img", "disk/other.qcow2",
+			"disk/packed.qcow2"}},
+		{qcow2.CompressionZlib, "",
+			[]string{"disk/a.qcow2", "disk/other.qcow2", "disk/packed.qcow2"}},
+		{"", "", []string{"disk/a.qcow2", "disk/bases/b.img", "disk/other.raw",
+			"disk/packed.qcow2"}},
 	} {
 		opt := PushOptions{
 			Base:        BaseNone,
@@ -398,10 +402,12 @@ func TestPushRefuses(t *testing.T) {
 		ref   Reference
 		want  string
 	}{
-		"damaged":     {[]string{good, file("b.qcow2", []byte("QFI\xfb and no more"))}, m.ref(t, "vm/a:1"), "b.qcow2"},
-		"odd size":    {[]string{file("c.img", make([]byte, 1000))}, m.ref(t, "vm/a:1"), "512"},
-		"not there":   {[]string{filepath.Join(dir, "none.img")}, m.ref(t, "vm/a:1"), "none.img"},
-		"same names":  {[]string{good, file("x/a.img", noise(37, 8192))}, m.ref(t, "vm/a:1"), "same name"},
+		"damaged": {[]string{good, file("b.qcow2", []byte("QFI\xfb and no more"))},
+			m.ref(t, "vm/a:1"), "b.qcow2"},
+		"odd size":  {[]string{file("c.img", make([]byte, 1000))}, m.ref(t, "vm/a:1"), "512"},
+		"not there": {[]string{filepath.Join(dir, "none.img")}, m.ref(t, "vm/a:1"), "none.img"},
+		"same names": {[]string{good, file("x/a.img", noise(37, 8192))}, m.ref(t, "vm/a:1"),
+			"same name"},
 		"to a digest": {[]string{good}, digest, "name a tag"},
 		"to a layout": {[]string{good}, oci, "not in a registry"},
 	} {

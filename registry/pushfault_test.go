@@ -37,7 +37,8 @@ func TestPushGoesOn(t *testing.T) {
 			return false
 		},
 		"forgotten": func(n int, w http.ResponseWriter, r *http.Request) bool {
-			gone := strings.Contains(r.URL.Path, "/uploads/") && (r.Method == http.MethodPatch && n < 9 || r.Method == http.MethodGet)
+			gone := strings.Contains(r.URL.Path, "/uploads/") &&
+				(r.Method == http.MethodPatch && n < 9 || r.Method == http.MethodGet)
 			if gone && r.Method == http.MethodPatch {
 				w.WriteHeader(http.StatusInternalServerError)
 			} else if gone {
@@ -59,7 +60,8 @@ func TestPushGoesOn(t *testing.T) {
 			}
 			base, _ := newBase(t)
 			_, err := m.client(t).
-				Push(context.Background(), files, m.ref(t, "vm/a:1"), PushOptions{Base: base.String()})
+				Push(context.Background(), files, m.ref(t, "vm/a:1"),
+					PushOptions{Base: base.String()})
 			require.NoError(t, err)
 			m.fault = nil
 			dir := t.TempDir()

@@ -27,13 +27,13 @@ type StreamOptions struct {
 	// CacheDir is the directory of the cache. Images without an index are kept there, too.
 	CacheDir string
 	// KeepDir is a directory that lives as long as the disks that are made of the image, and keeps
-	// which image the reference named when it was first used, and what tells where its disks lie. It
-	// is made if it is missing.
+	// which image the reference named when it was first used, and what tells where its disks lie.
+	// It is made if it is missing.
 	KeepDir string
 }
 
-// Stream is an image of which the disks are read as they are needed. Its methods may be called by any
-// number of goroutines, but Close is called last.
+// Stream is an image of which the disks are read as they are needed. Its methods may be called by
+// any number of goroutines, but Close is called last.
 type Stream struct {
 	client *Client
 	opt    StreamOptions
@@ -50,9 +50,9 @@ type Stream struct {
 // Stream finds the disks of an image. A tag is resolved once: as long as KeepDir is there, it names
 // the same image, and what is in KeepDir is not asked for again.
 //
-// Of an image that push has made, nothing but the index is fetched before it is read, and no byte of a
-// disk is returned that has not the digest that the image's manifest vouches for. Of every other image
-// the layers are fetched first, verified, and unpacked into CacheDir.
+// Of an image that push has made, nothing but the index is fetched before it is read, and no byte
+// of a disk is returned that has not the digest that the image's manifest vouches for. Of every
+// other image the layers are fetched first, verified, and unpacked into CacheDir.
 func (c *Client) Stream(ctx context.Context, ref Reference, opt StreamOptions) (*Stream, error) {
 	src, err := c.source(ref)
 	if err != nil {
@@ -106,8 +106,8 @@ func (s *Stream) findLocked(ctx context.Context) (err error) {
 	return s.kept.saveRecord(s.record)
 }
 
-// readIndex reads the index of the image. nil: it has none, or one that does not say everything about
-// the disks of the image.
+// readIndex reads the index of the image. nil: it has none, or one that does not say everything
+// about the disks of the image.
 func (s *Stream) readIndex(ctx context.Context) (*index, error) {
 	layers := s.image.manifest.Layers
 	for i, desc := range layers {
@@ -146,8 +146,9 @@ func (s *Stream) readIndex(ctx context.Context) (*index, error) {
 // warmed is how many connections are made while the index is fetched.
 const warmed = 3
 
-// warm makes connections that are needed soon: the head of a disk, its tail and its tables are fetched
-// at once, and each would first wait for a connection. What goes wrong, those who need them find out.
+// warm makes connections that are needed soon: the head of a disk, its tail and its tables are
+// fetched at once, and each would first wait for a connection. What goes wrong, those who need them
+// find out.
 func (s *Stream) warm(ctx context.Context, desc descriptor) {
 	r, ok := s.kept.source.(*repository)
 	if !ok || s.kept.has(desc.Digest) {
@@ -165,8 +166,8 @@ func (s *Stream) warm(ctx context.Context, desc descriptor) {
 	}
 }
 
-// indexedDisks are the files of the index that are disks: those in the directory of the disks that are
-// not below others.
+// indexedDisks are the files of the index that are disks: those in the directory of the disks that
+// are not below others.
 func (s *Stream) indexedDisks(ctx context.Context) (names []string, err error) {
 	var top []*indexFile
 	for i := range s.index.Files {
@@ -219,8 +220,8 @@ func (s *Stream) Disks() []StreamDisk {
 	return slices.Clone(s.record.Disks)
 }
 
-// Open opens a disk of the image, with its backing files, and validates it. The image is closed before
-// the stream is.
+// Open opens a disk of the image, with its backing files, and validates it. The image is closed
+// before the stream is.
 func (s *Stream) Open(ctx context.Context, name string, opt image.Options) (*image.Image, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

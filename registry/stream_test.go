@@ -103,11 +103,13 @@ func TestStream(t *testing.T) {
 	}
 	require.Zero(t, again.opt.Cache.Stats().Fetched)
 
-	// A tag that has moved names what it named at first, and what it names now for whoever comes new.
+	// A tag that has moved names what it named at first, and what it names now for whoever comes
+	// new.
 	m.setFault(nil)
 	other := filepath.Join(t.TempDir(), "other.raw")
 	require.NoError(t, os.WriteFile(other, noise(9, 1<<20), 0o644))
-	_, err = m.client(t).Push(t.Context(), []string{other}, m.ref(t, "vm/a:1"), PushOptions{Base: BaseNone})
+	_, err = m.client(t).Push(t.Context(), []string{other}, m.ref(t, "vm/a:1"),
+		PushOptions{Base: BaseNone})
 	require.NoError(t, err)
 	st3 := newStreaming(t, m.client(t), dir, keep).open(t, m.ref(t, "vm/a:1"))
 	require.Equal(t, st.Digest(), st3.Digest())
@@ -126,15 +128,16 @@ func oneDisk(t testing.TB, m *memory, size int, opt Options) (*streaming, *image
 	content := noise(40, size)
 	file := filepath.Join(t.TempDir(), "a.raw")
 	require.NoError(t, os.WriteFile(file, content, 0o644))
-	_, err := m.client(t).Push(t.Context(), []string{file}, m.ref(t, "vm/a:1"), PushOptions{Base: BaseNone})
+	_, err := m.client(t).Push(t.Context(), []string{file}, m.ref(t, "vm/a:1"),
+		PushOptions{Base: BaseNone})
 	require.NoError(t, err)
 	opt.Insecure = []string{m.host}
 	s := newStreaming(t, newClient(t, opt), t.TempDir(), t.TempDir())
 	return s, s.disk(t, s.open(t, m.ref(t, "vm/a:1")), "a.raw"), content
 }
 
-// TestStreamWaits takes the registry away in the middle: reads wait, end with their contexts, and go on
-// when it is back, whatever it has answered meanwhile.
+// TestStreamWaits takes the registry away in the middle: reads wait, end with their contexts, and
+// go on when it is back, whatever it has answered meanwhile.
 func TestStreamWaits(t *testing.T) {
 	for what, answer := range map[string]func(w http.ResponseWriter){
 		"503":     func(w http.ResponseWriter) { w.WriteHeader(http.StatusServiceUnavailable) },
@@ -168,7 +171,8 @@ func TestStreamWaits(t *testing.T) {
 				_, err := img.ReadAt(p, 2<<20)
 				done <- err
 			}()
-			require.Eventually(t, func() bool { return asked.Load() > 2 }, time.Minute, 5*time.Millisecond)
+			require.Eventually(t, func() bool { return asked.Load() > 2 }, time.Minute,
+				5*time.Millisecond)
 			select {
 			case err := <-done:
 				require.Fail(t, "the read did not wait", "%v", err)
@@ -182,8 +186,8 @@ func TestStreamWaits(t *testing.T) {
 	}
 }
 
-// TestStreamWrongBytes has the registry send wrong bytes for a while: none is served, each is fetched
-// again and counted.
+// TestStreamWrongBytes has the registry send wrong bytes for a while: none is served, each is
+// fetched again and counted.
 func TestStreamWrongBytes(t *testing.T) {
 	m := newMemory(t)
 	s, img, content := oneDisk(t, m, 8<<20, Options{})
@@ -215,10 +219,13 @@ func (f *flipping) Write(p []byte) (int, error) {
 	return f.ResponseWriter.Write(p)
 }
 
-func (f *flipping) ReadFrom(r io.Reader) (int64, error) { return io.Copy(struct{ io.Writer }{f}, r) }
+func (f *flipping) ReadFrom(r io.Reader) (int64,
+	error) {
+	return io.Copy(struct{ io.Writer }{f}, r)
+}
 
-// TestStreamReadsAhead reads in order, of which more is fetched than was asked for, and elsewhere, of
-// which it is not.
+// TestStreamReadsAhead reads in order, of which more is fetched than was asked for, and elsewhere,
+// of which it is not.
 func TestStreamReadsAhead(t *testing.T) {
 	m := newMemory(t)
 	s, img, _ := oneDisk(t, m, 16<<20, Options{})
@@ -235,7 +242,8 @@ func TestStreamReadsAhead(t *testing.T) {
 	for chunk := int64(5); chunk < 8; chunk++ {
 		at(chunk)
 	}
-	require.Eventually(t, func() bool { return fetched() >= before+4+3+4 }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { return fetched() >= before+4+3+4 }, time.Minute,
+		time.Millisecond)
 }
 
 // TestStreamShared has two daemons read the same image with one cache: each chunk is fetched once.
@@ -257,7 +265,8 @@ func TestStreamShared(t *testing.T) {
 		})
 	}
 	both.Wait()
-	require.Equal(t, int64(8<<20/indexChunk), s.opt.Cache.Stats().Fetched+other.opt.Cache.Stats().Fetched)
+	require.Equal(t, int64(8<<20/indexChunk),
+		s.opt.Cache.Stats().Fetched+other.opt.Cache.Stats().Fetched)
 }
 
 // TestStreamWithoutIndex serves what others have built: it is fetched and verified first, once.
@@ -274,7 +283,8 @@ func TestStreamWithoutIndex(t *testing.T) {
 	require.Equal(t, 1, img.Parallel())
 	require.True(t, bytes.Equal(content, contentOf(t, img)))
 	require.NotEmpty(t, st.Disks()[0].Digests[0])
-	require.NoDirExists(t, filepath.Join(s.opt.CacheDir, pulledDir, keptName(st.Digest()))+".partial")
+	require.NoDirExists(t, filepath.Join(s.opt.CacheDir, pulledDir, keptName(st.Digest()))+
+		".partial")
 
 	l.server.Close()
 	again := newStreaming(t, s.client, s.opt.CacheDir, keep)
@@ -303,7 +313,8 @@ func TestStreamBuiltUpon(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "a.raw")
 	require.NoError(t, os.WriteFile(file, noise(1, 1<<20), 0o644))
 	m := newMemory(t)
-	_, err := m.client(t).Push(t.Context(), []string{file}, m.ref(t, "vm/a:1"), PushOptions{Base: BaseNone})
+	_, err := m.client(t).Push(t.Context(), []string{file}, m.ref(t, "vm/a:1"),
+		PushOptions{Base: BaseNone})
 	require.NoError(t, err)
 	r, err := m.client(t).resolve(t.Context(), m.ref(t, "vm/a:1"))
 	require.NoError(t, err)
@@ -317,7 +328,8 @@ func TestStreamBuiltUpon(t *testing.T) {
 		l.add(content)
 	}
 	replaced := noise(2, 1<<20)
-	manifest.Layers = append(manifest.Layers, l.add(tarOf(t, tarFile{name: "disk/a.raw", content: replaced})))
+	manifest.Layers = append(manifest.Layers,
+		l.add(tarOf(t, tarFile{name: "disk/a.raw", content: replaced})))
 	l.tags["1"] = l.manifest(t, manifest)
 	s := newStreaming(t, newClient(t, l.options()), t.TempDir(), t.TempDir())
 	img := s.disk(t, s.open(t, l.ref(t, "vm/a:1")), "a.raw")

@@ -28,8 +28,8 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// pattern is what the blobs of the tests repeat. Its length has no common divisor with a chunk's, so
-// that no two chunks are the same.
+// pattern is what the blobs of the tests repeat. Its length has no common divisor with a chunk's,
+// so that no two chunks are the same.
 var pattern = func() []byte {
 	p := make([]byte, 1<<20+7)
 	random := rand.NewChaCha8([32]byte{1})

@@ -109,7 +109,10 @@ func TestStoreRefuses(t *testing.T) {
 		return func(path string) error { return os.WriteFile(path, content, 0o600) }
 	}
 	for want, make := range map[string]func(path string) error{
-		"is a symbolic link":        func(path string) error { return os.Symlink("/etc/passwd", path) },
+		"is a symbolic link": func(path string) error {
+			return os.Symlink("/etc/passwd",
+				path)
+		},
 		"is not a regular file":     func(path string) error { return unix.Mkfifo(path, 0o600) },
 		"is damaged: its checksum":  write(nil),
 		"is far too large":          write(bytes.Repeat([]byte{1}, maxSmall+1)),

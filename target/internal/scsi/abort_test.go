@@ -15,7 +15,8 @@ func TestAbortStopsLongCommands(t *testing.T) {
 	}{
 		{"WRITE SAME", "write", cdb("93 00 0000000000000000 00002000 00 00"), pattern(1, 1)},
 		{"VERIFY", "read", cdb("8f 00 0000000000000000 00002000 00 00"), nil},
-		{"VERIFY of one block repeated", "read", cdb("8f 06 0000000000000010 00002000 00 00"), make([]byte, BlockSize)},
+		{"VERIFY of one block repeated", "read", cdb("8f 06 0000000000000010 00002000 00 00"),
+			make([]byte, BlockSize)},
 		{"PRE-FETCH", "read", cdb("90 00 0000000000000000 00002000 00 00"), nil},
 		{"UNMAP", "discard", unmapCDB(8 + 16*4), unmapList(0, 8, 8, 8, 16, 8, 24, 8)},
 		{"EXTENDED COPY", "write", extendedCopy(selfCopy), selfCopy},
@@ -51,8 +52,9 @@ func carryOut(t *Task, data []byte) error {
 	return err
 }
 
-// TestAbortedWriteComesToNothing aborts what changes the medium before it does: another initiator may have been told that it
-// has ended, and have written the same blocks since. That one sees nothing of it, and has no answer but from its own commands.
+// TestAbortedWriteComesToNothing aborts what changes the medium before it does: another initiator
+// may have been told that it has ended, and have written the same blocks since. That one sees
+// nothing of it, and has no answer but from its own commands.
 func TestAbortedWriteComesToNothing(t *testing.T) {
 	fresh := pattern(8, 2)
 	twice := func(p []byte) []byte { return append(append([]byte(nil), p...), pattern(8, 1)...) }
@@ -67,8 +69,10 @@ func TestAbortedWriteComesToNothing(t *testing.T) {
 		{"COMPARE AND WRITE", cdb("89 00 0000000000000000 000000 08 00 00"), twice(fresh)},
 		{"WRITE ATOMIC(16)", cdb("9c 00 0000000000000000 0000 0008 00 00"), pattern(8, 1)},
 		{"WRITE SAME(16)", cdb("93 00 0000000000000000 00000008 00 00"), pattern(1, 1)},
-		{"WRITE SAME(16) of zeros", cdb("93 00 0000000000000000 00000008 00 00"), make([]byte, BlockSize)},
-		{"WRITE SAME(16) that unmaps", cdb("93 08 0000000000000000 00000008 00 00"), make([]byte, BlockSize)},
+		{"WRITE SAME(16) of zeros", cdb("93 00 0000000000000000 00000008 00 00"),
+			make([]byte, BlockSize)},
+		{"WRITE SAME(16) that unmaps", cdb("93 08 0000000000000000 00000008 00 00"),
+			make([]byte, BlockSize)},
 		{"WRITE SAME(16) without data", cdb("93 09 0000000000000000 00000008 00 00"), nil},
 		{"UNMAP", unmapCDB(8 + 16), unmapList(0, 8)},
 		{"SANITIZE, OVERWRITE", cdb("48 81 00 00 00 00 00 0005 00"), unhex("01 00 0001 ff")},
@@ -92,8 +96,9 @@ func TestAbortedWriteComesToNothing(t *testing.T) {
 	}
 }
 
-// TestAbortedReservationComesToNothing aborts a REGISTER that waits for another one, which a slow store keeps: the initiator was
-// told that it has ended, and what it registers from then on must count.
+// TestAbortedReservationComesToNothing aborts a REGISTER that waits for another one, which a slow
+// store keeps: the initiator was told that it has ended, and what it registers from then on must
+// count.
 func TestAbortedReservationComesToNothing(t *testing.T) {
 	b := newBench(t)
 	task := &Task{Nexus: b.nexus, LUN: lun1}
@@ -107,19 +112,29 @@ func TestAbortedReservationComesToNothing(t *testing.T) {
 }
 
 // selfCopy copies over what holes there are.
-var selfCopy = copyParameters(1, 0, []string{ownNAA}, block(0, 0, 8, 0, 100), block(0, 0, 8, 0, 200), block(0, 0, 8, 0, 300))
+var selfCopy = copyParameters(1, 0, []string{ownNAA}, block(0, 0, 8, 0, 100),
+	block(0, 0, 8, 0, 200), block(0, 0, 8, 0, 300))
 
-// TestAbortedStateChangesComeToNothing aborts commands that wait for another one or for storage, by a LOGICAL UNIT RESET that has been
-// answered when they go on: it has ended what they would bring about again, and nobody would know of it.
+// TestAbortedStateChangesComeToNothing aborts commands that wait for another one or for storage, by
+// a LOGICAL UNIT RESET that has been answered when they go on: it has ended what they would bring
+// about again, and nobody would know of it.
 func TestAbortedStateChangesComeToNothing(t *testing.T) {
 	for _, c := range []struct {
 		name, cdb string
 		check     func(t *testing.T, b *bench)
 	}{
-		{"RESERVE(6)", reserve, func(t *testing.T, b *bench) { require.Nil(t, b.d.nth(0).reserved.Load()) }},
-		{"RELEASE(6)", release, func(t *testing.T, b *bench) { require.Equal(t, b.nexus, b.d.nth(0).reserved.Load()) }},
-		{"eject", eject, func(t *testing.T, b *bench) { require.False(t, b.d.nth(0).ejected.Load()) }},
-		{"prevent", prevent, func(t *testing.T, b *bench) { require.False(t, b.nexus.nth(0).prevents) }},
+		{"RESERVE(6)", reserve,
+			func(t *testing.T, b *bench) { require.Nil(t, b.d.nth(0).reserved.Load()) }},
+		{"RELEASE(6)", release,
+			func(t *testing.T, b *bench) { require.Equal(t, b.nexus, b.d.nth(0).reserved.Load()) }},
+		{"eject", eject, func(t *testing.T,
+			b *bench) {
+			require.False(t, b.d.nth(0).ejected.Load())
+		}},
+		{"prevent", prevent, func(t *testing.T,
+			b *bench) {
+			require.False(t, b.nexus.nth(0).prevents)
+		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b := newBench(t, removableLUN)

@@ -10,8 +10,9 @@ type AccessMode string
 
 // The access modes. The empty mode is AccessWriteExclusive.
 const (
-	// AccessWriteExclusive admits one initiator name at a time: the first that accesses the medium owns the LUN
-	// until its last nexus is gone. The others' commands end with RESERVATION CONFLICT.
+	// AccessWriteExclusive admits one initiator name at a time: the first that accesses the medium
+	// owns the LUN until its last nexus is gone. The others' commands end with RESERVATION
+	// CONFLICT.
 	AccessWriteExclusive AccessMode = "write-exclusive"
 	// AccessWriteShared admits every initiator to read and write.
 	AccessWriteShared AccessMode = "write-shared"
@@ -27,7 +28,8 @@ func ParseAccessMode(s string) (AccessMode, error) {
 	case "":
 		return AccessWriteExclusive, nil
 	}
-	return "", fmt.Errorf("access mode %q is unknown; use %s, %s or %s", s, AccessWriteExclusive, AccessWriteShared, AccessReadShared)
+	return "", fmt.Errorf("access mode %q is unknown; use %s, %s or %s", s, AccessWriteExclusive,
+		AccessWriteShared, AccessReadShared)
 }
 
 // SetAccess changes who may use a LUN, and whether it can be written, while it is served. Commands
@@ -52,7 +54,8 @@ func (d *Device) SetAccess(lun uint16, mode AccessMode, readOnly bool) error {
 		return fmt.Errorf("LUN %d becomes %s by a restart only: several initiators may be using it",
 			lun, AccessWriteExclusive)
 	case !protected && u.sealed:
-		return fmt.Errorf("LUN %d can be written after a restart only: its disk was opened for reading",
+		return fmt.Errorf("LUN %d can be written after a restart only: its disk was opened for "+
+			"reading",
 			lun)
 	case !exclusive && u.handover.Load().Guest != "":
 		return fmt.Errorf("LUN %d is open for a handover: finish or cancel that first", lun)
@@ -74,8 +77,9 @@ func (d *Device) admits(u *unit, n *Nexus) bool {
 	return d.releasedLocked(u, n)
 }
 
-// MayReset reports whether a nexus may end the commands of others at a logical unit, by a CLEAR TASK SET or LOGICAL UNIT RESET: not where
-// they would end with a conflict themselves, as those of a machine that a handover has fenced. Reservations do not keep it from that.
+// MayReset reports whether a nexus may end the commands of others at a logical unit, by a CLEAR
+// TASK SET or LOGICAL UNIT RESET: not where they would end with a conflict themselves, as those of
+// a machine that a handover has fenced. Reservations do not keep it from that.
 func (d *Device) MayReset(lun uint64, n *Nexus) bool {
 	u := d.unit(lun)
 	return u == nil || d.mayReset(u, n)
@@ -134,7 +138,8 @@ func (d *Device) take(u *unit, n *Nexus) bool {
 	return true
 }
 
-// releasedLocked reports whether n's initiator, who is no guest, may use a unit that another one may have claimed.
+// releasedLocked reports whether n's initiator, who is no guest, may use a unit that another one
+// may have claimed.
 func (d *Device) releasedLocked(u *unit, n *Nexus) bool {
 	if u.isFenced(n) {
 		return false
@@ -143,18 +148,21 @@ func (d *Device) releasedLocked(u *unit, n *Nexus) bool {
 	return owner == nil || owner.name == n.initiator.name || !d.heldLocked(u, owner)
 }
 
-// heldLocked reports whether the owner of a unit still has its claim. That ends with the owner's last nexus, but not before its writes
-// have left the disk: one that is stuck there would otherwise surface under the next owner. Nor while the unit is open to a guest, who is
-// about to be the next owner: in a live migration the first machine logs out before the LUN is handed over, and in a restart both are gone.
+// heldLocked reports whether the owner of a unit still has its claim. That ends with the owner's
+// last nexus, but not before its writes have left the disk: one that is stuck there would otherwise
+// surface under the next owner. Nor while the unit is open to a guest, who is about to be the next
+// owner: in a live migration the first machine logs out before the LUN is handed over, and in a
+// restart both are gone.
 func (d *Device) heldLocked(u *unit, owner *initiator) bool {
 	return owner.nexuses > 0 || u.handover.Load().Guest != "" || u.ranges.Writing(owner.name)
 }
 
 // Holders are who has an exclusive unit.
 type Holders struct {
-	Owner  string   // "": nobody
-	Guest  string   // the initiator that the unit is open to beside its owner; "": nobody
-	Fenced []string // who is kept out since a handover, unless it is the guest again; not to be changed
+	Owner string // "": nobody
+	Guest string // the initiator that the unit is open to beside its owner; "": nobody
+	// who is kept out since a handover, unless it is the guest again; not to be changed
+	Fenced []string
 }
 
 // Holders tells who has an exclusive unit; of other units it is nobody.

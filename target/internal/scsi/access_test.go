@@ -15,11 +15,14 @@ const (
 func TestWriteExclusive(t *testing.T) {
 	b := newBench(t, exclusive)
 	second := b.attach("iqn.b", 0)
-	require.Equal(t, "GOOD", b.runAs(second, lun1, cdb(testReady), nil).outcome(), "nobody owns it yet")
+	require.Equal(t, "GOOD", b.runAs(second, lun1, cdb(testReady), nil).outcome(),
+		"nobody owns it yet")
 	require.Equal(t, "GOOD", b.run(cdb(testReady), nil).outcome())
-	require.Equal(t, "GOOD", b.run(cdb(readOne), nil).outcome(), "the first that accesses the medium becomes the owner")
+	require.Equal(t, "GOOD", b.run(cdb(readOne), nil).outcome(),
+		"the first that accesses the medium becomes the owner")
 	twin := b.attach("iqn.a", 1)
-	require.Equal(t, "GOOD", b.runAs(twin, lun1, cdb(writeOne), pattern(1, 1)).outcome(), "a second session of the owner")
+	require.Equal(t, "GOOD", b.runAs(twin, lun1, cdb(writeOne), pattern(1, 1)).outcome(),
+		"a second session of the owner")
 
 	for _, c := range []struct{ cdb, want string }{
 		{testReady, conflict},
@@ -43,12 +46,14 @@ func TestWriteExclusive(t *testing.T) {
 	}
 
 	b.d.Detach(b.nexus)
-	require.Equal(t, conflict, b.runAs(second, lun1, cdb(readOne), nil).outcome(), "the owner has a nexus left")
+	require.Equal(t, conflict, b.runAs(second, lun1, cdb(readOne), nil).outcome(),
+		"the owner has a nexus left")
 	b.d.Detach(twin)
 	b.d.Detach(twin)
 	require.Equal(t, "GOOD", b.runAs(second, lun1, cdb(readOne), nil).outcome())
 	back := b.attach("iqn.a", 0)
-	require.Equal(t, conflict, b.runAs(back, lun1, cdb(readOne), nil).outcome(), "it is the second one's now")
+	require.Equal(t, conflict, b.runAs(back, lun1, cdb(readOne), nil).outcome(),
+		"it is the second one's now")
 }
 
 func TestRefusedCommandDoesNotClaim(t *testing.T) {
@@ -66,18 +71,20 @@ func TestOwnerReturnsAfterItsSession(t *testing.T) {
 	b.good(cdb(writeOne), pattern(1, 1))
 }
 
-// storing are commands that store something from block 0 on, in one call of the disk; each holds its blocks in its way.
+// storing are commands that store something from block 0 on, in one call of the disk; each holds
+// its blocks in its way.
 var storing = map[string]struct {
 	cdb  string
 	data []byte
 }{
-	"WRITE":             {writeOne, pattern(1, 1)},
-	"COMPARE AND WRITE": {"89 00 00 00 00 00 00 00 00 00 00 00 00 01 00 00", append(make([]byte, BlockSize), pattern(1, 1)...)},
-	"WRITE ATOMIC":      {"9c 00 00 00 00 00 00 00 00 00 00 00 00 08 00 00", pattern(8, 1)},
+	"WRITE": {writeOne, pattern(1, 1)},
+	"COMPARE AND WRITE": {"89 00 00 00 00 00 00 00 00 00 00 00 00 01 00 00",
+		append(make([]byte, BlockSize), pattern(1, 1)...)},
+	"WRITE ATOMIC": {"9c 00 00 00 00 00 00 00 00 00 00 00 00 08 00 00", pattern(8, 1)},
 }
 
-// TestOwnerReturnsWhileAWriteIsStuck has the owner come back, and go again, while a write of its first session hangs in the disk: nobody
-// else has the unit before that has left it.
+// TestOwnerReturnsWhileAWriteIsStuck has the owner come back, and go again, while a write of its
+// first session hangs in the disk: nobody else has the unit before that has left it.
 func TestOwnerReturnsWhileAWriteIsStuck(t *testing.T) {
 	const elsewhere = "28 00 00 00 10 00 00 00 01 00"
 	for name, c := range storing {
@@ -102,7 +109,8 @@ func TestOwnerReturnsWhileAWriteIsStuck(t *testing.T) {
 	}
 }
 
-// TestSessionEndsOnce ends a session twice, as its reader and the one that reinstates it may at once. The owner's other session goes on.
+// TestSessionEndsOnce ends a session twice, as its reader and the one that reinstates it may at
+// once. The owner's other session goes on.
 func TestSessionEndsOnce(t *testing.T) {
 	b := newBench(t, exclusive)
 	b.good(cdb(writeOne), pattern(1, 1))

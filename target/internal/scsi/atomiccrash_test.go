@@ -36,7 +36,8 @@ func (g *generations) check(content []byte) error {
 	case !bytes.Equal(content, g.content(found)):
 		return fmt.Errorf("the range at %d is a mix", g.lba)
 	case found < g.answered:
-		return fmt.Errorf("the range at %d is of generation %d, and %d was acknowledged", g.lba, found, g.answered)
+		return fmt.Errorf("the range at %d is of generation %d, and %d was acknowledged", g.lba,
+			found, g.answered)
 	case found > g.sent:
 		return fmt.Errorf("the range at %d is of generation %d, which was never sent", g.lba, found)
 	}
@@ -51,13 +52,15 @@ func atomicCrashes(t *testing.T, seed uint64, w wrongs, rounds int) error {
 	m := &filetest.Machine{Random: rand.New(rand.NewPCG(seed, 11)), CrashIn: -1}
 	file, store := filetest.NewSimFile(m, make([]byte, size)), filetest.NewSimStore(m)
 	store.KeepsNothing, store.KeepsForever = w.keepsNothing, w.keepsForever
-	ranges := []*generations{{lba: 0, blocks: 64}, {lba: 64, blocks: 8}, {lba: 72, blocks: maxAtomic}}
+	ranges := []*generations{{lba: 0, blocks: 64}, {lba: 64, blocks: 8},
+		{lba: 72, blocks: maxAtomic}}
 	down := func() bool { return m.CrashIn == 0 }
 	// start serves the disk; nil: the machine has stopped before it could.
 	start := func() *Device {
 		file.Lies = w.flushesNothing
 		device, err := NewDevice(Options{}, []LUN{{
-			Number: 1, Disk: file, Identity: testIdentity(), Access: AccessWriteShared, Store: store,
+			Number: 1, Disk: file, Identity: testIdentity(), Access: AccessWriteShared,
+			Store: store,
 		}})
 		if down() {
 			return nil
@@ -115,13 +118,15 @@ func atomicCrashes(t *testing.T, seed uint64, w wrongs, rounds int) error {
 	return nil
 }
 
-// TestAtomicWriteCrashPoints stops the process, or the machine, at any call to storage, in the middle of what that call does. Each
-// range holds exactly one generation afterwards, and none older than what was acknowledged.
+// TestAtomicWriteCrashPoints stops the process, or the machine, at any call to storage, in the
+// middle of what that call does. Each range holds exactly one generation afterwards, and none older
+// than what was acknowledged.
 func TestAtomicWriteCrashPoints(t *testing.T) {
 	for name, power := range map[string]bool{"killed": false, "without power": true} {
 		t.Run(name, func(t *testing.T) {
 			for seed := range uint64(40) {
-				require.NoError(t, atomicCrashes(t, seed, wrongs{power: power}, 25), "seed %d", seed)
+				require.NoError(t, atomicCrashes(t, seed, wrongs{power: power}, 25), "seed %d",
+					seed)
 			}
 		})
 	}
@@ -133,10 +138,11 @@ func TestAtomicWriteCrashPointsFind(t *testing.T) {
 		wrongs wrongs
 		want   string
 	}{
-		"nothing is put back, killed":           {wrongs{keepsNothing: true}, "mix"},
-		"nothing is put back, without power":    {wrongs{keepsNothing: true, power: true}, "mix"},
-		"what was acknowledged is undone":       {wrongs{keepsForever: true}, "was acknowledged"},
-		"it is forgotten before it was flushed": {wrongs{flushesNothing: true, power: true}, "range"},
+		"nothing is put back, killed":        {wrongs{keepsNothing: true}, "mix"},
+		"nothing is put back, without power": {wrongs{keepsNothing: true, power: true}, "mix"},
+		"what was acknowledged is undone":    {wrongs{keepsForever: true}, "was acknowledged"},
+		"it is forgotten before it was flushed": {wrongs{flushesNothing: true, power: true},
+			"range"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var err error

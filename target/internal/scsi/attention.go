@@ -5,8 +5,8 @@ import (
 	"sync/atomic"
 )
 
-// attention is a set of unit attention conditions (SAM-5 5.14), one bit each. The lowest bit is reported
-// first: the order of precedence of SAM-5 5.14.2.
+// attention is a set of unit attention conditions (SAM-5 5.14), one bit each. The lowest bit is
+// reported first: the order of precedence of SAM-5 5.14.2.
 type attention uint32
 
 const (
@@ -40,15 +40,16 @@ var attentionCodes = [...]additional{
 	ascLUNsChanged,
 }
 
-// attentions are the pending unit attentions of one nexus at one logical unit. The zero value is ready; any
-// number of goroutines.
+// attentions are the pending unit attentions of one nexus at one logical unit. The zero value is
+// ready; any number of goroutines.
 type attentions struct{ pending atomic.Uint32 }
 
 func (a *attentions) raise(c attention) { a.pending.Or(uint32(c)) }
 
 func (a *attentions) clear(c attention) { a.pending.And(^uint32(c)) }
 
-// take removes the condition of highest precedence and returns its sense data, or nil if there is none.
+// take removes the condition of highest precedence and returns its sense data, or nil if there is
+// none.
 func (a *attentions) take() *senseError {
 	for {
 		p := a.pending.Load()
@@ -61,8 +62,9 @@ func (a *attentions) take() *senseError {
 	}
 }
 
-// PendingAttention is what QUERY ASYNCHRONOUS EVENT returns of a nexus at a logical unit (SAM-5 7): whether a unit attention
-// is pending, which stays so, and of the one that is reported next whether it is alone, its sense key and additional sense code.
+// PendingAttention is what QUERY ASYNCHRONOUS EVENT returns of a nexus at a logical unit (SAM-5 7):
+// whether a unit attention is pending, which stays so, and of the one that is reported next whether
+// it is alone, its sense key and additional sense code.
 func (d *Device) PendingAttention(lun uint64, n *Nexus) (info [3]byte, pending bool) {
 	const one, several = 0x10, 0x20 // UADE DEPTH
 	u := d.unit(lun)
@@ -85,7 +87,8 @@ func (d *Device) PendingAttention(lun uint64, n *Nexus) (info [3]byte, pending b
 	return [3]byte{depth | byte(UnitAttention), byte(code >> 8), byte(code)}, true
 }
 
-// raiseLocked establishes the condition for every nexus at the unit, except one (nil: no exception).
+// raiseLocked establishes the condition for every nexus at the unit, except one (nil: no
+// exception).
 func (d *Device) raiseLocked(u *unit, c attention, except *Nexus) {
 	for n := range d.nexuses {
 		if n != except {
@@ -101,9 +104,9 @@ func (n *Nexus) raise(u *unit, c attention) {
 	}
 }
 
-// ResetLUN is what a LOGICAL UNIT RESET does to the device server (SAM-5 6.3.3): mode pages return to what
-// is saved, a reservation by RESERVE(6) and prevented removal end, and every nexus gets a unit attention, also the one that
-// asked. Persistent reservations stay (SPC-4 5.13.1).
+// ResetLUN is what a LOGICAL UNIT RESET does to the device server (SAM-5 6.3.3): mode pages return
+// to what is saved, a reservation by RESERVE(6) and prevented removal end, and every nexus gets a
+// unit attention, also the one that asked. Persistent reservations stay (SPC-4 5.13.1).
 func (d *Device) ResetLUN(lun uint64) {
 	u := d.unit(lun)
 	if u == nil {
@@ -114,7 +117,8 @@ func (d *Device) ResetLUN(lun uint64) {
 	d.resetLocked(u)
 }
 
-// ResetTarget is what a target reset does to the device server (SAM-5 6.3.2): a reset of every logical unit.
+// ResetTarget is what a target reset does to the device server (SAM-5 6.3.2): a reset of every
+// logical unit.
 func (d *Device) ResetTarget() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -132,8 +136,8 @@ func (d *Device) resetLocked(u *unit) {
 	d.raiseLocked(u, attnReset, nil)
 }
 
-// TasksCleared tells the nexuses whose commands were aborted by another one's CLEAR TASK SET (2F/00, SAM-5
-// 7.4); the transport has already dropped them.
+// TasksCleared tells the nexuses whose commands were aborted by another one's CLEAR TASK SET
+// (2F/00, SAM-5 7.4); the transport has already dropped them.
 func (d *Device) TasksCleared(lun uint64, by *Nexus, affected []*Nexus) {
 	u := d.unit(lun)
 	if u == nil {

@@ -18,12 +18,14 @@ func TestNewNexusHasAttention(t *testing.T) {
 	b.d.Detach(n)
 
 	again := b.d.Attach(port)
-	require.Equal(t, "6/29/07", b.runAs(again, lun1, cdb(testReady), nil).outcome(), "the port was here before")
+	require.Equal(t, "6/29/07", b.runAs(again, lun1, cdb(testReady), nil).outcome(),
+		"the port was here before")
 	other := b.d.Attach(InitiatorPort{Name: "iqn.c", ISID: [6]byte{2}})
 	require.Equal(t, "6/29/00", b.runAs(other, lun1, cdb(testReady), nil).outcome())
 }
 
-// TestAttentionAndCommands checks which commands report a unit attention, and which leave it (SAM-5 5.14.1).
+// TestAttentionAndCommands checks which commands report a unit attention, and which leave it (SAM-5
+// 5.14.1).
 func TestAttentionAndCommands(t *testing.T) {
 	b := newBench(t)
 	for _, c := range []struct {
@@ -37,7 +39,8 @@ func TestAttentionAndCommands(t *testing.T) {
 		{"READ", "28 00 00 00 00 00 00 00 01 00", "6/29/03", false},
 		{"an invalid CDB", "28 20 00 00 00 00 00 00 01 00", "6/29/03", false},
 		{"an unknown operation code", "ff 00 00 00 00 00", "6/29/03", false},
-		{"REPORT SUPPORTED OPERATION CODES", "a3 0c 00 00 00 00 00 00 01 00 00 00", "6/29/03", false},
+		{"REPORT SUPPORTED OPERATION CODES", "a3 0c 00 00 00 00 00 00 01 00 00 00", "6/29/03",
+			false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b.nexus.nth(0).pending.Store(0)
@@ -57,7 +60,8 @@ func TestAttentionsAreReportedInOrder(t *testing.T) {
 	a := b.nexus.nth(0)
 	a.raise(attnLUNsChanged | attnClearedByOther | attnNexusLoss | attnInquiryChanged)
 	a.raise(attnModeChanged | attnCapacityChanged | attnReset | attnPowerOn)
-	for _, want := range []string{"6/29/00", "6/29/03", "6/29/07", "6/2a/09", "6/2a/01", "6/2f/00", "6/3f/03", "6/3f/0e", "GOOD"} {
+	for _, want := range []string{"6/29/00", "6/29/03", "6/29/07", "6/2a/09", "6/2a/01", "6/2f/00",
+		"6/3f/03", "6/3f/0e", "GOOD"} {
 		require.Equal(t, want, b.run(cdb(testReady), nil).outcome())
 	}
 }
@@ -99,11 +103,13 @@ func TestTasksCleared(t *testing.T) {
 
 func TestRequestSense(t *testing.T) {
 	b := newBench(t)
-	requireHex(t, "70 00 00 00000000 0a 00000000 0000 00 000000", b.good(cdb("03 00 00 00 ff 00"), nil))
+	requireHex(t, "70 00 00 00000000 0a 00000000 0000 00 000000",
+		b.good(cdb("03 00 00 00 ff 00"), nil))
 	requireHex(t, "72 00 00 00 00000000", b.good(cdb("03 01 00 00 ff 00"), nil))
 	requireHex(t, "70 00 00 00", b.good(cdb("03 00 00 00 04 00"), nil))
 	require.Equal(t, "5/24/00", b.run(cdb("03 02 00 00 ff 00"), nil).outcome())
-	requireHex(t, "72 05 25 00 00000000", b.runAs(b.nexus, 9<<48, cdb("03 01 00 00 ff 00"), nil).data)
+	requireHex(t, "72 05 25 00 00000000",
+		b.runAs(b.nexus, 9<<48, cdb("03 01 00 00 ff 00"), nil).data)
 }
 
 func TestKnownPortsAreBounded(t *testing.T) {

@@ -5,7 +5,8 @@ import (
 	"sync"
 )
 
-// background is the work of a device that outlives the command which began it. Begun by newBackground.
+// background is the work of a device that outlives the command which began it. Begun by
+// newBackground.
 type background struct {
 	ctx    context.Context // ends when the device is closed
 	cancel context.CancelFunc
@@ -48,8 +49,8 @@ func (u *unit) endLonger(d *Device) {
 	u.end()
 }
 
-// Close stops what the device does on its own and waits until no disk call of that is in progress. A sanitize operation
-// that is interrupted ends as failed.
+// Close stops what the device does on its own and waits until no disk call of that is in progress.
+// A sanitize operation that is interrupted ends as failed.
 func (d *Device) Close() {
 	b := &d.background
 	b.mu.Lock()

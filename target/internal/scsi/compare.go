@@ -2,8 +2,8 @@ package scsi
 
 import "kubevirt.io/disk/internal/rangelock"
 
-// prepareCompareAndWrite is COMPARE AND WRITE (SBC-3 5.2): the data are the blocks to compare, followed by as
-// many to write.
+// prepareCompareAndWrite is COMPARE AND WRITE (SBC-3 5.2): the data are the blocks to compare,
+// followed by as many to write.
 func prepareCompareAndWrite(t *Task) error {
 	t.lba = lba16(&t.CDB)
 	t.count = uint64(t.CDB[13])
@@ -18,8 +18,8 @@ func prepareCompareAndWrite(t *Task) error {
 	return t.exactly(13)
 }
 
-// outCompareAndWrite holds the range exclusively, so that no other command sees or changes anything between
-// comparing and writing.
+// outCompareAndWrite holds the range exclusively, so that no other command sees or changes anything
+// between comparing and writing.
 func outCompareAndWrite(t *Task, _ int64, p []byte) error {
 	u := t.unit
 	buf := scratch.Get().(*[scratchSize]byte)

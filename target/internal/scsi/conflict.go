@@ -16,8 +16,8 @@ const (
 	// conflictInterval is the time after which a conflict that goes on is logged again: an
 	// initiator may meet it a thousand times a second.
 	conflictInterval = 10 * time.Minute
-	// maxConflicts is how many conflicts a unit remembers for that, and so how many lines there are in
-	// that time. Who has no credential chooses the names in them.
+	// maxConflicts is how many conflicts a unit remembers for that, and so how many lines there are
+	// in that time. Who has no credential chooses the names in them.
 	maxConflicts = 64
 )
 
@@ -60,13 +60,15 @@ func (d *Device) conflictOf(u *unit, n *Nexus, cmd *command) (cause conflictCaus
 func (c conflictCause) advice(lun uint16, initiator string) string {
 	switch c {
 	case conflictOwner:
-		return fmt.Sprintf("shut the owner's guest down, so that its last session ends; for a live "+
+		return fmt.Sprintf("shut the owner's guest down, so that its last session ends; for a "+
+			"live "+
 			"migration, handover --lun %d --to %s; for a cluster file system, access mode %s",
 			lun, initiator, AccessWriteShared)
 	case conflictReserve:
 		return "end the owner's session, or have it release the LUN"
 	case conflictPersistent:
-		return "register this initiator by the cluster software that has reserved the LUN, or have " +
+		return "register this initiator by the cluster software that has reserved the LUN, or " +
+			"have " +
 			"that release it; sg_persist --in --read-full-status shows all registrations"
 	}
 	return "compare the command's key with the one that the initiator has registered: sg_persist " +
@@ -124,8 +126,8 @@ type conflictLog struct {
 	last map[conflictNote]*conflictTold // guarded by mu
 }
 
-// admit reports whether a conflict is to be logged, and how many of the same were not since the last
-// time. It is once in conflictInterval, and not while that many others have been told of.
+// admit reports whether a conflict is to be logged, and how many of the same were not since the
+// last time. It is once in conflictInterval, and not while that many others have been told of.
 func (l *conflictLog) admit(note conflictNote, now time.Time) (suppressed int64, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -158,9 +160,9 @@ func (l *conflictLog) makeRoomLocked(now time.Time) bool {
 	return len(l.last) < maxConflicts
 }
 
-// firstUse notes that a nexus uses the medium of a unit. It warns if one with the same initiator name
-// uses an exclusive unit from another address: two machines are one owner then. It is once for each
-// unit and name.
+// firstUse notes that a nexus uses the medium of a unit. It warns if one with the same initiator
+// name uses an exclusive unit from another address: two machines are one owner then. It is once for
+// each unit and name.
 func (d *Device) firstUse(at *nexusUnit, n *Nexus) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -197,7 +199,9 @@ func (d *Device) warnSameNameLocked(u *unit, first, second *Nexus) {
 		"both may write to it, and a handover can fence neither",
 		zap.Uint16("lun", u.number), zap.String("initiator", name),
 		zap.Strings("addresses", []string{first.address, second.address}),
-		zap.String("try", "give each machine a name of its own, by QEMU's -iscsi initiator-name= or the "+
-			"library's InitiatorName: QEMU's default name comes from the domain's UUID, and is the same "+
+		zap.String("try", "give each machine a name of its own, by QEMU's -iscsi initiator-name= "+
+			"or the "+
+			"library's InitiatorName: QEMU's default name comes from the domain's UUID, and is "+
+			"the same "+
 			"at both ends of a live migration"))
 }

@@ -47,8 +47,10 @@ func TestConflictsAreLogged(t *testing.T) {
 	}{
 		{"owner", AccessWriteExclusive, does(readOne), leaves, conflictOwner, ""},
 		{"RESERVE(6)", AccessWriteShared, does("16 00 00 00 00 00"), leaves, conflictReserve, ""},
-		{"write exclusive", AccessWriteShared, reserves(typeWriteExclusive), clears, conflictPersistent, ""},
-		{"exclusive access, registrants only", AccessWriteShared, reserves(typeExclusiveAccessRO), clears,
+		{"write exclusive", AccessWriteShared, reserves(typeWriteExclusive), clears,
+			conflictPersistent, ""},
+		{"exclusive access, registrants only", AccessWriteShared, reserves(typeExclusiveAccessRO),
+			clears,
 			conflictPersistent, ""},
 		{"all registrants", AccessWriteShared, reserves(typeExclusiveAccessShared), clears,
 			conflictPersistent, "everyone who is registered"},
@@ -62,7 +64,8 @@ func TestConflictsAreLogged(t *testing.T) {
 				for isid := range byte(2) {
 					n := b.attach(initiator, isid)
 					for range 100 {
-						require.Equal(t, conflict, b.runAs(n, lun1, cdb(writeOne), pattern(1, 1)).outcome())
+						require.Equal(t, conflict,
+							b.runAs(n, lun1, cdb(writeOne), pattern(1, 1)).outcome())
 					}
 				}
 				cause, who, owner := warned(t, logs)
@@ -80,7 +83,8 @@ func TestConflictsAreLogged(t *testing.T) {
 			require.Equal(t, conflict, b.runAs(third, lun1, cdb(writeOne), pattern(1, 1)).outcome())
 			if c.owner == "" {
 				_, who, owner := warned(t, logs)
-				require.Equal(t, []string{"iqn.b", "iqn.d"}, []string{who, owner}, "the owner is another one")
+				require.Equal(t, []string{"iqn.b", "iqn.d"}, []string{who, owner},
+					"the owner is another one")
 			}
 			require.Empty(t, logs.TakeAll())
 		})
@@ -104,7 +108,8 @@ func TestConflictsAreLogged(t *testing.T) {
 			require.False(t, b.d.MayResetTarget(n))
 		}
 		cause, who, owner := warned(t, logs)
-		require.Equal(t, []string{string(conflictOwner), "iqn.b", "iqn.a"}, []string{cause, who, owner})
+		require.Equal(t, []string{string(conflictOwner), "iqn.b", "iqn.a"},
+			[]string{cause, who, owner})
 	})
 	t.Run("EXTENDED COPY", func(t *testing.T) {
 		b := newBench(t)
@@ -115,7 +120,8 @@ func TestConflictsAreLogged(t *testing.T) {
 			require.NotEqual(t, "GOOD", b.run(extendedCopy(list), list).outcome())
 		}
 		cause, who, owner := warned(t, logs)
-		require.Equal(t, []string{string(conflictPersistent), "iqn.a", "iqn.d"}, []string{cause, who, owner})
+		require.Equal(t, []string{string(conflictPersistent), "iqn.a", "iqn.d"},
+			[]string{cause, who, owner})
 	})
 }
 
@@ -141,7 +147,9 @@ func clears(b *bench, n *Nexus) { require.Equal(b.t, "GOOD", b.persist(n, saClea
 func TestConflictLogIsBounded(t *testing.T) {
 	causes := []conflictCause{conflictPersistent, conflictKey, conflictReserve}
 	for name, note := range map[string]func(i int) conflictNote{
-		"names":  func(i int) conflictNote { return conflictNote{initiator: fmt.Sprint("iqn.", i%100)} },
+		"names": func(i int) conflictNote {
+			return conflictNote{initiator: fmt.Sprint("iqn.", i%100)}
+		},
 		"causes": func(i int) conflictNote { return conflictNote{cause: causes[i%3]} },
 		"owners": func(i int) conflictNote { return conflictNote{with: fmt.Sprint("iqn.", i%100)} },
 	} {

@@ -2,10 +2,11 @@ package scsi
 
 import "encoding/binary"
 
-// EXTENDED COPY copies blocks from one logical unit to another, or within one, without moving them through the
-// initiator. It names the logical units by their designators of VPD page 83h. This file has the command as a whole;
-// copylist.go reads its parameter list, copysegment.go moves the blocks, copystate.go keeps what RECEIVE COPY RESULTS
-// (copyresults.go) tells, and copysense.go says what has failed.
+// EXTENDED COPY copies blocks from one logical unit to another, or within one, without moving them
+// through the initiator. It names the logical units by their designators of VPD page 83h. This file
+// has the command as a whole; copylist.go reads its parameter list, copysegment.go moves the
+// blocks, copystate.go keeps what RECEIVE COPY RESULTS (copyresults.go) tells, and copysense.go
+// says what has failed.
 
 // The operation codes and service actions (SPC-4 annex).
 const (
@@ -18,14 +19,23 @@ const (
 	saCopyFailure      = 0x04
 )
 
-// copyCommands are those of the copy manager, which every logical unit has (SPC-4 5.17). They conflict with every
-// reservation of the unit that they are sent to; what a copy does to the units that it names is asked of those.
+// copyCommands are those of the copy manager, which every logical unit has (SPC-4 5.17). They
+// conflict with every reservation of the unit that they are sent to; what a copy does to the units
+// that it names is asked of those.
 func copyCommands() []command {
 	return []command{
-		{name: "EXTENDED COPY(LID1)", opcode: opExtendedCopy, hasAction: true, action: saExtendedCopyLID1, usage: copyUsage(0), timeout: drain, prepare: prepareExtendedCopy, out: outExtendedCopy},
-		{name: "RECEIVE COPY STATUS(LID1)", opcode: opReceiveCopy, hasAction: true, action: saCopyStatus, usage: copyUsage(0xff), timeout: quick, prepare: prepareCopyStatus},
-		{name: "RECEIVE COPY OPERATING PARAMETERS", opcode: opReceiveCopy, hasAction: true, action: saCopyParameters, usage: copyUsage(0xff), timeout: quick, prepare: prepareCopyParameters},
-		{name: "RECEIVE COPY FAILURE DETAILS(LID1)", opcode: opReceiveCopy, hasAction: true, action: saCopyFailure, usage: copyUsage(0xff), timeout: quick, prepare: prepareCopyFailure},
+		{name: "EXTENDED COPY(LID1)", opcode: opExtendedCopy, hasAction: true,
+			action: saExtendedCopyLID1, usage: copyUsage(0), timeout: drain,
+			prepare: prepareExtendedCopy, out: outExtendedCopy},
+		{name: "RECEIVE COPY STATUS(LID1)", opcode: opReceiveCopy, hasAction: true,
+			action: saCopyStatus, usage: copyUsage(0xff), timeout: quick,
+			prepare: prepareCopyStatus},
+		{name: "RECEIVE COPY OPERATING PARAMETERS", opcode: opReceiveCopy, hasAction: true,
+			action: saCopyParameters, usage: copyUsage(0xff), timeout: quick,
+			prepare: prepareCopyParameters},
+		{name: "RECEIVE COPY FAILURE DETAILS(LID1)", opcode: opReceiveCopy, hasAction: true,
+			action: saCopyFailure, usage: copyUsage(0xff), timeout: quick,
+			prepare: prepareCopyFailure},
 	}
 }
 
@@ -36,19 +46,24 @@ func copyUsage(listID byte) []byte {
 
 // Limits that RECEIVE COPY OPERATING PARAMETERS and VPD page 8Fh report, and that are enforced.
 const (
-	maxCopyTargets    = 8                                                             // CSCD descriptors
-	maxCopySegments   = 64                                                            // segment descriptors
-	maxCopyList       = maxCopyTargets*copyTargetLen + maxCopySegments*copySegmentLen // of all descriptors, bytes
-	maxSegmentBlocks  = 0xffff
-	maxCopies         = 16 // commands under way at once in the whole device: each has a buffer of scratchSize
+	// CSCD descriptors
+	maxCopyTargets = 8
+	// segment descriptors
+	maxCopySegments = 64
+	// of all descriptors, bytes
+	maxCopyList      = maxCopyTargets*copyTargetLen + maxCopySegments*copySegmentLen
+	maxSegmentBlocks = 0xffff
+	// commands under way at once in the whole device: each has a buffer of scratchSize
+	maxCopies         = 16
 	maxCopyParameters = 64 << 10
 )
 
-// prepareExtendedCopy is EXTENDED COPY(LID1) (SPC-4 6.5). A parameter list of no bytes copies nothing.
+// prepareExtendedCopy is EXTENDED COPY(LID1) (SPC-4 6.5). A parameter list of no bytes copies
+// nothing.
 func prepareExtendedCopy(t *Task) error {
 	n := int64(binary.BigEndian.Uint32(t.CDB[10:]))
-	// The descriptors' lengths are in the list, so that a list that is too long is refused when they are read, but
-	// memory is not given for just any length.
+	// The descriptors' lengths are in the list, so that a list that is too long is refused when
+	// they are read, but memory is not given for just any length.
 	if n > 0 && n < copyHeaderLen || n > maxCopyParameters {
 		return errParameterLength
 	}
@@ -81,7 +96,8 @@ func outExtendedCopy(t *Task, _ int64, p []byte) error {
 	return nil
 }
 
-// copySegments carries out the segment descriptors in their order, which STR asks for and its absence allows.
+// copySegments carries out the segment descriptors in their order, which STR asks for and its
+// absence allows.
 func (t *Task) copySegments(op *copyOperation, list *copyList) *senseError {
 	c := copier{t: t, op: op, own: participant{unit: t.unit, resets: t.unit.resets.Load()}}
 	c.targets = make([]participant, len(list.targets))
@@ -102,8 +118,8 @@ func (t *Task) copySegments(op *copyOperation, list *copyList) *senseError {
 	return nil
 }
 
-// copyUnit finds the logical unit that a CSCD descriptor designates; nil if there is none here. own is the one that
-// the command was sent to.
+// copyUnit finds the logical unit that a CSCD descriptor designates; nil if there is none here. own
+// is the one that the command was sent to.
 func (d *Device) copyUnit(own *unit, target *copyTarget) *unit {
 	switch {
 	case !target.isNAA:

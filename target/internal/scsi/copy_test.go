@@ -24,7 +24,8 @@ type copyBench struct {
 // newCopyBench makes a device with two disks; change may alter either.
 func newCopyBench(t testing.TB, change ...func(one, two *LUN)) *copyBench {
 	t.Helper()
-	b := &copyBench{bench: &bench{t: t, disk: newMemDisk(testBlocks * BlockSize)}, other: newMemDisk(testBlocks * BlockSize)}
+	b := &copyBench{bench: &bench{t: t, disk: newMemDisk(testBlocks * BlockSize)},
+		other: newMemDisk(testBlocks * BlockSize)}
 	luns := []LUN{
 		{Number: 1, Disk: thinDisk{b.disk}, Identity: testIdentity(), Access: AccessWriteShared},
 		{Number: 2, Disk: thinDisk{b.other}, Identity: testIdentity(), Access: AccessWriteShared},
@@ -34,7 +35,8 @@ func newCopyBench(t testing.TB, change ...func(one, two *LUN)) *copyBench {
 		c(&luns[0], &luns[1])
 	}
 	var err error
-	b.d, err = NewDevice(Options{TargetName: "iqn.2017-01.io.kubevirt:wrapper", PortalGroupTag: 1}, luns)
+	b.d, err = NewDevice(Options{TargetName: "iqn.2017-01.io.kubevirt:wrapper", PortalGroupTag: 1},
+		luns)
 	require.NoError(t, err)
 	b.nexus = b.attach("iqn.a", 0)
 	return b
@@ -75,11 +77,13 @@ func TestCopyBetweenUnits(t *testing.T) {
 	b := newCopyBench(t)
 	data := pattern(3000, 1)
 	b.write(7, data)
-	list := copyParameters(1, 0, both, block(0, 1, 2000, 7, 100), block(0, 1, 1000, 2007, 15000), block(1, 0, 10, 100, 19990))
+	list := copyParameters(1, 0, both, block(0, 1, 2000, 7, 100), block(0, 1, 1000, 2007, 15000),
+		block(1, 0, 10, 100, 19990))
 	require.Equal(t, "GOOD", b.copy(list).outcome())
 	require.Equal(t, data[:2000*BlockSize], b.read2(100, 2000))
 	require.Equal(t, data[2000*BlockSize:], b.read2(15000, 1000))
-	require.Equal(t, data[:10*BlockSize], b.read(19990, 10), "the other way, of what the first segment wrote")
+	require.Equal(t, data[:10*BlockSize], b.read(19990, 10),
+		"the other way, of what the first segment wrote")
 	require.Zero(t, b.other.count("flush"))
 
 	// LUN 2 is as good a copy manager for it.
@@ -89,7 +93,8 @@ func TestCopyBetweenUnits(t *testing.T) {
 	b.nothingHeld()
 }
 
-// TestCopyOntoItself compares copies within a unit, overlapping ones too, with what copy does in memory.
+// TestCopyOntoItself compares copies within a unit, overlapping ones too, with what copy does in
+// memory.
 func TestCopyOntoItself(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	const size = 2400
@@ -114,7 +119,8 @@ func TestCopyOntoItself(t *testing.T) {
 			list := copyParameters(1, 0, both, block(0, 0, uint16(n), uint64(from), uint64(to)))
 			require.Equal(t, "GOOD", b.copy(list).outcome())
 			b.nothingHeld()
-			require.True(t, bytes.Equal(want, b.read(0, size)), "%d blocks from %d to %d", n, from, to)
+			require.True(t, bytes.Equal(want, b.read(0, size)), "%d blocks from %d to %d", n, from,
+				to)
 		}
 	}
 }
@@ -128,7 +134,8 @@ func TestCopyOfHoles(t *testing.T) {
 		writes        int
 	}{
 		{"to a thin disk", second(func(*LUN) {}), 3, 0, 2},
-		{"to one that can only discard", second(func(l *LUN) { l.Disk = discardingDisk{l.Disk.(thinDisk).memDisk} }), 0, 3, 2},
+		{"to one that can only discard",
+			second(func(l *LUN) { l.Disk = discardingDisk{l.Disk.(thinDisk).memDisk} }), 0, 3, 2},
 		{"to a plain disk", second(plainDisk), 0, 0, 5},
 		{"from a plain disk", first(plainDisk), 0, 0, 2},
 	} {
@@ -140,20 +147,23 @@ func TestCopyOfHoles(t *testing.T) {
 			b.write(800, data)
 			b.disk.reset()
 			b.other.reset()
-			require.Equal(t, "GOOD", b.copy(copyParameters(1, 0, both, block(0, 1, 816, 0, 0))).outcome())
+			require.Equal(t, "GOOD",
+				b.copy(copyParameters(1, 0, both, block(0, 1, 816, 0, 0))).outcome())
 			require.Equal(t, 2, b.disk.count("read"), "holes are not read")
 			require.Equal(t, make([]byte, 16*BlockSize), b.read2(0, 16))
 			require.Equal(t, data, b.read2(16, 16))
 			require.Equal(t, make([]byte, 768*BlockSize), b.read2(32, 768))
 			require.Equal(t, data, b.read2(800, 16))
 			require.Equal(t, pattern(1024, 9)[816*BlockSize:], b.read2(816, 208))
-			require.Equal(t, []int{c.zero, c.discard, c.writes}, []int{b.other.count("zero"), b.other.count("discard"), b.other.count("write")})
+			require.Equal(t, []int{c.zero, c.discard, c.writes},
+				[]int{b.other.count("zero"), b.other.count("discard"), b.other.count("write")})
 		})
 	}
 }
 
-// TestCopySegmentFails has what goes wrong with a segment: COPY ABORTED, with the number of the segment, a pointer into
-// its descriptor or what the unit answered, and the residual if the segment has written anything.
+// TestCopySegmentFails has what goes wrong with a segment: COPY ABORTED, with the number of the
+// segment, a pointer into its descriptor or what the unit answered, and the residual if the segment
+// has written anything.
 func TestCopySegmentFails(t *testing.T) {
 	const none = "none"
 	good := block(0, 1, 8, 0, 100)
@@ -167,59 +177,99 @@ func TestCopySegmentFails(t *testing.T) {
 		change       func(one, two *LUN)
 		prepare      func(b *copyBench)
 	}{
-		{name: "source is not in the list", targets: both, segment: block(3, 1, 8, 0, 0), want: "a/08/04", sks: "af0004", source: none, dest: none, residual: -1},
-		{name: "destination is not in the list", targets: both, segment: block(0, 3, 8, 0, 0), want: "a/08/04", sks: "af0006", source: none, dest: none, residual: -1},
-		{name: "source is not here", targets: []string{unknownNAA, otherNAA}, segment: good, want: "a/0d/02", sks: "af0004", source: none, dest: none, residual: -1},
-		{name: "destination is not here", targets: []string{ownNAA, unknownNAA}, segment: good, want: "a/0d/02", sks: "af0006", source: none, dest: none, residual: -1},
-		{name: "designator of another type", targets: []string{ownNAA, "e4 00 0000 01 02" + otherNAA[17:]}, segment: good, want: "a/0d/02", sks: "af0006", source: none, dest: none, residual: -1},
-		{name: "a tape", targets: []string{ownNAA, "e4 01" + otherNAA[5:]}, segment: good, want: "a/0d/03", sks: "af0006", source: none, dest: none, residual: -1},
-		{name: "source beyond the end", targets: both, segment: block(0, 1, 8, testBlocks, 0), want: "a/00/00", sks: "af000c", source: none, dest: none, residual: -1},
-		{name: "source reaches beyond the end", targets: both, segment: block(0, 1, 8, testBlocks-7, 0), want: "a/00/00", sks: "af000a", source: none, dest: none, residual: -1},
-		{name: "destination beyond the end", targets: both, segment: block(0, 1, 8, 0, 1<<63), want: "a/00/00", sks: "af0014", source: none, dest: none, residual: -1},
-		{name: "write-protected destination", targets: both, segment: good, want: "a/0d/01", sks: "000000", source: none, dest: "02 7/27/00", residual: -1, change: second(readOnly)},
-		{name: "source cannot be read", targets: both, segment: good, want: "a/0d/01", sks: "000000", source: "02 3/11/00", dest: none, residual: -1,
-			prepare: func(b *copyBench) { b.disk.failWith("read", &disk.MediumError{Op: "read", Err: errors.New("bad")}) }},
-		{name: "allocation of the source cannot be read", targets: both, segment: good, want: "a/0d/01", sks: "000000", source: "02 3/11/00", dest: none, residual: -1,
+		{name: "source is not in the list", targets: both, segment: block(3, 1, 8, 0, 0),
+			want: "a/08/04", sks: "af0004", source: none, dest: none, residual: -1},
+		{name: "destination is not in the list", targets: both, segment: block(0, 3, 8, 0, 0),
+			want: "a/08/04", sks: "af0006", source: none, dest: none, residual: -1},
+		{name: "source is not here", targets: []string{unknownNAA, otherNAA}, segment: good,
+			want: "a/0d/02", sks: "af0004", source: none, dest: none, residual: -1},
+		{name: "destination is not here", targets: []string{ownNAA, unknownNAA}, segment: good,
+			want: "a/0d/02", sks: "af0006", source: none, dest: none, residual: -1},
+		{name: "designator of another type",
+			targets: []string{ownNAA, "e4 00 0000 01 02" + otherNAA[17:]}, segment: good,
+			want: "a/0d/02", sks: "af0006", source: none, dest: none, residual: -1},
+		{name: "a tape", targets: []string{ownNAA, "e4 01" + otherNAA[5:]}, segment: good,
+			want: "a/0d/03", sks: "af0006", source: none, dest: none, residual: -1},
+		{name: "source beyond the end", targets: both, segment: block(0, 1, 8, testBlocks, 0),
+			want: "a/00/00", sks: "af000c", source: none, dest: none, residual: -1},
+		{name: "source reaches beyond the end", targets: both,
+			segment: block(0, 1, 8, testBlocks-7, 0), want: "a/00/00", sks: "af000a", source: none,
+			dest: none, residual: -1},
+		{name: "destination beyond the end", targets: both, segment: block(0, 1, 8, 0, 1<<63),
+			want: "a/00/00", sks: "af0014", source: none, dest: none, residual: -1},
+		{name: "write-protected destination", targets: both, segment: good, want: "a/0d/01",
+			sks: "000000", source: none, dest: "02 7/27/00", residual: -1,
+			change: second(readOnly)},
+		{name: "source cannot be read", targets: both, segment: good, want: "a/0d/01",
+			sks: "000000", source: "02 3/11/00", dest: none, residual: -1,
+			prepare: func(b *copyBench) {
+				b.disk.failWith("read",
+					&disk.MediumError{Op: "read", Err: errors.New("bad")})
+			}},
+		{name: "allocation of the source cannot be read", targets: both, segment: good,
+			want: "a/0d/01", sks: "000000", source: "02 3/11/00", dest: none, residual: -1,
 			prepare: func(b *copyBench) {
 				b.disk.failWith("extent", &disk.MediumError{Op: "read", Err: errors.New("bad")})
 			}},
-		{name: "destination is full", targets: both, segment: good, want: "a/0d/01", sks: "000000", source: none, dest: "02 7/27/07", residual: -1,
+		{name: "destination is full", targets: both, segment: good, want: "a/0d/01", sks: "000000",
+			source: none, dest: "02 7/27/07", residual: -1,
 			prepare: func(b *copyBench) { b.other.failWith("write", disk.ErrNoSpace) }},
-		{name: "destination fails in the middle", targets: both, segment: block(0, 1, 1100, 0, 100), want: "a/0d/01", sks: "000000", source: none, dest: "02 3/0c/00", residual: 1100 - 2*512,
+		{name: "destination fails in the middle", targets: both, segment: block(0, 1, 1100, 0, 100),
+			want: "a/0d/01", sks: "000000", source: none, dest: "02 3/0c/00",
+			residual: 1100 - 2*512,
 			prepare: func(b *copyBench) {
 				b.other.enter = func(method string) {
-					if method == "write" && b.other.count("write") == 5 { // one for the test, and two for the two copies before
-						b.other.failWith("write", &disk.MediumError{Op: "write", Err: errors.New("bad")})
+					// one for the test, and two for the two copies before
+					if method == "write" && b.other.count("write") == 5 {
+						b.other.failWith("write",
+							&disk.MediumError{Op: "write", Err: errors.New("bad")})
 					}
 				}
 			}},
-		{name: "destination cannot flush", targets: both, segment: good, want: "a/0d/01", sks: "000000", source: none, dest: "02 4/44/00", residual: -1,
+		{name: "destination cannot flush", targets: both, segment: good, want: "a/0d/01",
+			sks: "000000", source: none, dest: "02 4/44/00", residual: -1,
 			prepare: func(b *copyBench) {
-				b.runAs(b.nexus, lun2, cdb("15 10 00 00 18 00"), unhex("00000000 08 12 00 000000000000000000000000000000000000"))
+				b.runAs(b.nexus, lun2, cdb("15 10 00 00 18 00"),
+					unhex("00000000 08 12 00 000000000000000000000000000000000000"))
 				b.other.failWith("flush", disk.ErrFailed)
 			}},
-		{name: "destination is reserved", targets: both, segment: good, want: "a/0d/01", sks: "000000", source: none, dest: "18", residual: -1,
+		{name: "destination is reserved", targets: both, segment: good, want: "a/0d/01",
+			sks: "000000", source: none, dest: "18", residual: -1,
 			prepare: func(b *copyBench) {
-				require.Equal(b.t, "GOOD", b.runAs(b.attach("iqn.b", 0), lun2, cdb("16 00 00 00 00 00"), nil).outcome())
+				require.Equal(b.t, "GOOD",
+					b.runAs(b.attach("iqn.b", 0), lun2, cdb("16 00 00 00 00 00"), nil).outcome())
 			}},
-		{name: "source is reserved", targets: both, segment: block(1, 0, 8, 0, 100), want: "a/0d/01", sks: "000000", source: "18", dest: none, residual: -1,
+		{name: "source is reserved", targets: both, segment: block(1, 0, 8, 0, 100),
+			want: "a/0d/01", sks: "000000", source: "18", dest: none, residual: -1,
 			prepare: func(b *copyBench) {
-				require.Equal(b.t, "GOOD", b.runAs(b.attach("iqn.b", 0), lun2, cdb("16 00 00 00 00 00"), nil).outcome())
+				require.Equal(b.t, "GOOD",
+					b.runAs(b.attach("iqn.b", 0), lun2, cdb("16 00 00 00 00 00"), nil).outcome())
 			}},
-		{name: "destination is another initiator's", targets: both, segment: good, want: "a/0d/01", sks: "000000", source: none, dest: "18", residual: -1, change: second(exclusive),
+		{name: "destination is another initiator's", targets: both, segment: good, want: "a/0d/01",
+			sks: "000000", source: none, dest: "18", residual: -1, change: second(exclusive),
 			prepare: func(b *copyBench) {
-				require.Equal(b.t, "GOOD", b.runAs(b.attach("iqn.b", 0), lun2, cdb("28 00 00 00 00 00 00 00 01 00"), nil).outcome())
+				require.Equal(b.t, "GOOD",
+					b.runAs(b.attach("iqn.b", 0), lun2, cdb("28 00 00 00 00 00 00 00 01 00"),
+						nil).outcome())
 			}},
-		{name: "destination is ejected", targets: both, segment: good, want: "a/0d/01", sks: "000000", source: none, dest: "02 2/3a/00", residual: -1, change: second(removableLUN),
+		{name: "destination is ejected", targets: both, segment: good, want: "a/0d/01",
+			sks: "000000", source: none, dest: "02 2/3a/00", residual: -1,
+			change: second(removableLUN),
 			prepare: func(b *copyBench) {
 				require.Equal(b.t, "GOOD", b.runAs(b.nexus, lun2, cdb(eject), nil).outcome())
 			}},
-		{name: "destination is being sanitized", targets: both, segment: good, want: "a/0d/01", sks: "000000", source: none, dest: "02 2/04/1b", residual: -1,
-			prepare: func(b *copyBench) { b.d.nth(1).sanitizing.phase.Store(uint32(sanitizeRunning)) }},
-		{name: "source could not be sanitized", targets: both, segment: block(1, 0, 8, 0, 100), want: "a/0d/01", sks: "000000", source: "02 3/31/03", dest: none, residual: -1,
+		{name: "destination is being sanitized", targets: both, segment: good, want: "a/0d/01",
+			sks: "000000", source: none, dest: "02 2/04/1b", residual: -1,
+			prepare: func(b *copyBench) {
+				b.d.nth(1).sanitizing.phase.Store(
+					uint32(sanitizeRunning))
+			}},
+		{name: "source could not be sanitized", targets: both, segment: block(1, 0, 8, 0, 100),
+			want: "a/0d/01", sks: "000000", source: "02 3/31/03", dest: none, residual: -1,
 			prepare: func(b *copyBench) {
 				b.other.failWith("discard", disk.ErrNoSpace)
-				require.Equal(b.t, mediumLost, b.runAs(b.nexus, lun2, cdb(blockErase), nil).outcome())
+				require.Equal(b.t, mediumLost,
+					b.runAs(b.nexus, lun2, cdb(blockErase), nil).outcome())
 			}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -233,13 +283,16 @@ func TestCopySegmentFails(t *testing.T) {
 				c.prepare(b)
 			}
 			// The failing segment is the third; those before it stay within LUN 1, or do nothing.
-			list := copyParameters(7, 0, append(c.targets, ownNAA), block(2, 2, 1, 0, 0), block(2, 2, 0, 0, 0), c.segment)
+			list := copyParameters(7, 0, append(c.targets, ownNAA), block(2, 2, 1, 0, 0),
+				block(2, 2, 0, 0, 0), c.segment)
 			if c.name == "destination fails in the middle" {
-				list = copyParameters(7, 0, append(c.targets, ownNAA), block(0, 1, 1, 0, 0), block(0, 1, 1, 0, 1), c.segment)
+				list = copyParameters(7, 0, append(c.targets, ownNAA), block(0, 1, 1, 0, 0),
+					block(0, 1, 1, 0, 1), c.segment)
 				b.write2(0, pattern(1, 1))
 			}
 			if c.source == "02 3/11/00" {
-				list = copyParameters(7, 0, append(c.targets, ownNAA), block(2, 2, 0, 0, 0), block(2, 2, 0, 0, 0), c.segment)
+				list = copyParameters(7, 0, append(c.targets, ownNAA), block(2, 2, 0, 0, 0),
+					block(2, 2, 0, 0, 0), c.segment)
 			}
 			r := b.copy(list)
 			require.Equal(t, c.want, r.outcome())
@@ -301,9 +354,11 @@ func TestCopyFailsWithDescriptors(t *testing.T) {
 // TestCopyMakesDurable checks that without a write cache a copy is durable before its status.
 func TestCopyMakesDurable(t *testing.T) {
 	b := newCopyBench(t)
-	require.Equal(t, "GOOD", b.runAs(b.nexus, lun2, cdb("15 10 00 00 18 00"), unhex("00000000 08 12 00 000000000000000000000000000000000000")).outcome())
+	require.Equal(t, "GOOD", b.runAs(b.nexus, lun2, cdb("15 10 00 00 18 00"),
+		unhex("00000000 08 12 00 000000000000000000000000000000000000")).outcome())
 	before := b.other.count("flush")
-	require.Equal(t, "GOOD", b.copy(copyParameters(1, 0, both, block(0, 1, 1, 0, 0), block(1, 0, 1, 0, 0))).outcome())
+	require.Equal(t, "GOOD", b.copy(copyParameters(1, 0, both, block(0, 1, 1, 0, 0),
+		block(1, 0, 1, 0, 0))).outcome())
 	require.Equal(t, before+1, b.other.count("flush"))
 	require.Zero(t, b.disk.count("flush"))
 }
@@ -315,13 +370,16 @@ func TestCopyClaims(t *testing.T) {
 	read := cdb("28 00 00 00 00 00 00 00 01 00")
 	require.Equal(t, "GOOD", b.copy(copyParameters(1, 0, both, block(1, 1, 1, 0, 1))).outcome())
 	require.Equal(t, "RESERVATION CONFLICT", b.runAs(stranger, lun2, read, nil).outcome())
-	require.Equal(t, "GOOD", b.runAs(stranger, lun1, read, nil).outcome(), "LUN 1 was only asked to copy")
-	require.Equal(t, "RESERVATION CONFLICT", b.copy(copyParameters(1, 0, both, block(1, 1, 1, 0, 1))).outcome())
+	require.Equal(t, "GOOD", b.runAs(stranger, lun1, read, nil).outcome(),
+		"LUN 1 was only asked to copy")
+	require.Equal(t, "RESERVATION CONFLICT",
+		b.copy(copyParameters(1, 0, both, block(1, 1, 1, 0, 1))).outcome())
 	require.Equal(t, "RESERVATION CONFLICT", b.run(receiveCopy(saCopyStatus, 1), nil).outcome())
 }
 
-// TestCopyLocksTheFirstUnitFirst checks the order that keeps copies from waiting for each other, with exclusive commands
-// between them: a copy that waits for the first unit holds nothing of the second, whichever way it goes.
+// TestCopyLocksTheFirstUnitFirst checks the order that keeps copies from waiting for each other,
+// with exclusive commands between them: a copy that waits for the first unit holds nothing of the
+// second, whichever way it goes.
 func TestCopyLocksTheFirstUnitFirst(t *testing.T) {
 	for _, segment := range []string{block(0, 1, 8, 0, 0), block(1, 0, 8, 0, 0)} {
 		b := newCopyBench(t)
@@ -338,14 +396,15 @@ func TestCopyLocksTheFirstUnitFirst(t *testing.T) {
 	}
 }
 
-// TestCopiesDoNotWaitForEachOther runs copies in both directions, within units, and exclusive commands over their ends, all at
-// once: whoever took locks in a wrong order would hang.
+// TestCopiesDoNotWaitForEachOther runs copies in both directions, within units, and exclusive
+// commands over their ends, all at once: whoever took locks in a wrong order would hang.
 func TestCopiesDoNotWaitForEachOther(t *testing.T) {
 	b := newCopyBench(t)
 	var wg sync.WaitGroup
 	for w := range 6 {
 		n := b.attach("iqn.w", byte(w))
-		list := copyParameters(0, 3, both, block(uint16(w%2), uint16(w/2%2), 700, 0, 600), block(uint16(w/2%2), uint16(w%2), 700, 600, 0))
+		list := copyParameters(0, 3, both, block(uint16(w%2), uint16(w/2%2), 700, 0, 600),
+			block(uint16(w/2%2), uint16(w%2), 700, 600, 0))
 		wg.Go(func() {
 			for range 20 {
 				require.Equal(b.t, "GOOD", b.runAs(n, lun1, extendedCopy(list), list).outcome())
@@ -355,7 +414,8 @@ func TestCopiesDoNotWaitForEachOther(t *testing.T) {
 	for _, lun := range []uint64{lun1, lun2} {
 		wg.Go(func() {
 			for i := range 300 {
-				r := b.runAs(b.nexus, lun, unhexf("89 00 %016x 000000 80 00 00", 500+i%100), make([]byte, 256*BlockSize))
+				r := b.runAs(b.nexus, lun, unhexf("89 00 %016x 000000 80 00 00", 500+i%100),
+					make([]byte, 256*BlockSize))
 				require.Contains(b.t, []string{"GOOD", "e/1d/00"}, r.outcome())
 			}
 		})
@@ -363,8 +423,9 @@ func TestCopiesDoNotWaitForEachOther(t *testing.T) {
 	wg.Wait()
 }
 
-// TestCopyFromAUnitThatIsSanitized begins a SANITIZE of the source in the midst of a copy. That ends, and does not keep blocks of the
-// destination from everybody else for the hours that the SANITIZE takes.
+// TestCopyFromAUnitThatIsSanitized begins a SANITIZE of the source in the midst of a copy. That
+// ends, and does not keep blocks of the destination from everybody else for the hours that the
+// SANITIZE takes.
 func TestCopyFromAUnitThatIsSanitized(t *testing.T) {
 	b := newCopyBench(t)
 	b.write2(0, pattern(2000, 1))
@@ -378,7 +439,8 @@ func TestCopyFromAUnitThatIsSanitized(t *testing.T) {
 	b.disk.enter = func(method string) {
 		if method == "write" {
 			begin.Do(func() {
-				require.Equal(t, "GOOD", b.runAs(b.nexus, lun2, cdb("48 82 00 00 00 00 00 0000 00"), nil).outcome())
+				require.Equal(t, "GOOD",
+					b.runAs(b.nexus, lun2, cdb("48 82 00 00 00 00 00 0000 00"), nil).outcome())
 			})
 		}
 	}

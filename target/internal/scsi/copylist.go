@@ -49,8 +49,9 @@ type copyTarget struct {
 	naa        [8]byte
 }
 
-// copySegment is a block device to block device segment descriptor (SPC-4 6.4.6.4). DC says whose logical blocks are
-// counted, and CAT what becomes of a rest that fills no block: neither matters where all blocks have one length.
+// copySegment is a block device to block device segment descriptor (SPC-4 6.4.6.4). DC says whose
+// logical blocks are counted, and CAT what becomes of a rest that fills no block: neither matters
+// where all blocks have one length.
 type copySegment struct {
 	source, dest uint16 // CSCD descriptor IDs
 	blocks       uint64
@@ -60,13 +61,15 @@ type copySegment struct {
 // parseCopyList reads a parameter list of at least a header.
 func parseCopyList(p []byte) (copyList, error) {
 	be := binary.BigEndian
-	targets, segments, inline := uint64(be.Uint16(p[2:])), uint64(be.Uint32(p[8:])), uint64(be.Uint32(p[12:]))
+	targets, segments, inline := uint64(be.Uint16(p[2:])), uint64(be.Uint32(p[8:])),
+		uint64(be.Uint32(p[12:]))
 	list := copyList{id: p[0], identified: p[1]>>3&3 != listIDNone}
 	switch {
 	case targets+segments > maxCopyList:
 		return list, errParameterLength
 	case inline > 0:
-		return list, copyListError(ascInlineDataLength, 12, 7) // no segment descriptor of ours takes any
+		// no segment descriptor of ours takes any
+		return list, copyListError(ascInlineDataLength, 12, 7)
 	case copyHeaderLen+targets+segments > uint64(len(p)):
 		return list, errParameterLength
 	case p[1]&0xc0 != 0:
@@ -108,8 +111,8 @@ func copyListError(code additional, byteOffset, bit int) error {
 // parseCopyTarget reads the CSCD descriptor that begins p, at offset at of the list:
 //
 //	0       descriptor type
-//	1       LU ID TYPE (bits 7 and 6; of no meaning in this type), peripheral device type (bits 4 to 0)
-//	2..3    relative initiator port identifier: which of its ports to use is the copy manager's choice
+//	1       LU ID TYPE (bits 7 and 6; no meaning in this type), peripheral device type (4 to 0)
+//	2..3    relative initiator port identifier: the copy manager chooses the port itself
 //	4..7    code set, association and designator type, reserved, designator length
 //	8..27   designator
 //	28..31  PAD (bit 2 of 28, as CAT), block length in bytes (29 to 31)
@@ -125,8 +128,10 @@ func parseCopyTarget(p []byte, at int) (target copyTarget, err error) {
 		return target, invalidParameter(at+7, 7)
 	}
 	target.peripheral = p[1] & 0x1f
-	if target.peripheral == peripheralDisk && binary.BigEndian.Uint32(p[28:])&0xffffff != BlockSize {
-		return target, invalidParameter(at+29, 7) // whoever has another block length in mind means other blocks
+	if target.peripheral == peripheralDisk &&
+		binary.BigEndian.Uint32(p[28:])&0xffffff != BlockSize {
+		// whoever has another block length in mind means other blocks
+		return target, invalidParameter(at+29, 7)
 	}
 	// Of the designators that we report the others are longer than fits into a descriptor.
 	if p[4]&0x0f == codeSetBinary && p[5]&0x0f == designatorNAA && int(p[7]) == len(target.naa) {
@@ -160,7 +165,8 @@ func parseCopySegment(p []byte, at int) (s copySegment, err error) {
 		return s, invalidParameter(at+2, 7)
 	}
 	return copySegment{
-		source: be.Uint16(p[segmentSource:]), dest: be.Uint16(p[segmentDest:]), blocks: uint64(be.Uint16(p[segmentBlocks:])),
-		from: be.Uint64(p[segmentFrom:]), to: be.Uint64(p[segmentTo:]),
+		source: be.Uint16(p[segmentSource:]), dest: be.Uint16(p[segmentDest:]),
+		blocks: uint64(be.Uint16(p[segmentBlocks:])),
+		from:   be.Uint64(p[segmentFrom:]), to: be.Uint64(p[segmentTo:]),
 	}, nil
 }

@@ -12,7 +12,8 @@ const (
 	copyFailed     = 0x02
 )
 
-// prepareCopyStatus is RECEIVE COPY STATUS(LID1) (SPC-4). What it tells of a copy that has ended is told once.
+// prepareCopyStatus is RECEIVE COPY STATUS(LID1) (SPC-4). What it tells of a copy that has ended is
+// told once.
 func prepareCopyStatus(t *Task) error {
 	d := t.dev
 	d.mu.Lock()
@@ -32,7 +33,8 @@ func prepareCopyStatus(t *Task) error {
 		b[4] = copyGood
 	}
 	binary.BigEndian.PutUint16(b[5:], uint16(op.segments.Load()))
-	// TRANSFER COUNT UNITS is zero, which is bytes: all segments of a list together are below 4 GiB.
+	// TRANSFER COUNT UNITS is zero, which is bytes: all segments of a list together are below 4
+	// GiB.
 	binary.BigEndian.PutUint32(b[8:], uint32(op.bytes.Load()))
 	if op.task == nil {
 		op.told = true
@@ -45,8 +47,8 @@ func prepareCopyStatus(t *Task) error {
 	return nil
 }
 
-// prepareCopyFailure is RECEIVE COPY FAILURE DETAILS(LID1) (SPC-4): status and sense data of a copy that has
-// failed, once; of any other nothing.
+// prepareCopyFailure is RECEIVE COPY FAILURE DETAILS(LID1) (SPC-4): status and sense data of a copy
+// that has failed, once; of any other nothing.
 func prepareCopyFailure(t *Task) error {
 	const header = 60
 	d := t.dev
@@ -74,7 +76,8 @@ func prepareCopyFailure(t *Task) error {
 // copyDescriptors are the descriptor types that EXTENDED COPY takes, ascending.
 var copyDescriptors = [...]byte{copySegmentBlocks, copyTargetIdentification}
 
-// prepareCopyParameters is RECEIVE COPY OPERATING PARAMETERS (SPC-4). The list identifier says nothing.
+// prepareCopyParameters is RECEIVE COPY OPERATING PARAMETERS (SPC-4). The list identifier says
+// nothing.
 func prepareCopyParameters(t *Task) error {
 	var b [44]byte
 	be := binary.BigEndian
@@ -105,7 +108,8 @@ const (
 // appendThirdPartyCopy is page 8Fh (SPC-4 7.8.17).
 func appendThirdPartyCopy(_ *Task, b []byte) []byte {
 	be := binary.BigEndian
-	commands := []byte{opExtendedCopy, 1, saExtendedCopyLID1, opReceiveCopy, 3, saCopyStatus, saCopyParameters, saCopyFailure}
+	commands := []byte{opExtendedCopy, 1, saExtendedCopyLID1, opReceiveCopy, 3, saCopyStatus,
+		saCopyParameters, saCopyFailure}
 	b = appendCopyDescriptor(b, copyPageCommands, append([]byte{byte(len(commands))}, commands...))
 
 	var parameters [28]byte
@@ -114,7 +118,8 @@ func appendThirdPartyCopy(_ *Task, b []byte) []byte {
 	be.PutUint32(parameters[8:], maxCopyList)
 	b = appendCopyDescriptor(b, copyPageParameters, parameters[:])
 
-	b = appendCopyDescriptor(b, copyPageDescriptors, append([]byte{byte(len(copyDescriptors))}, copyDescriptors[:]...))
+	b = appendCopyDescriptor(b, copyPageDescriptors,
+		append([]byte{byte(len(copyDescriptors))}, copyDescriptors[:]...))
 	b = appendCopyDescriptor(b, copyPageTargetIDs, []byte{0, 2, ownTarget >> 8, ownTarget & 0xff})
 
 	var general [32]byte

@@ -29,9 +29,11 @@ func TestCopyOperatingParameters(t *testing.T) {
 	requireHex(t, want, b.good(receiveCopy(saCopyParameters, 77), nil))
 	requireHex(t, "0000002a 01", b.good(cdb("84 03 00 00000000000000 00000005 00 00"), nil))
 	require.Empty(t, b.good(cdb("84 03 00 00000000000000 00000000 00 00"), nil))
-	require.Equal(t, "5/24/00", b.run(receiveCopy(1, 0), nil).outcome(), "no segment descriptor holds data")
+	require.Equal(t, "5/24/00", b.run(receiveCopy(1, 0), nil).outcome(),
+		"no segment descriptor holds data")
 	require.Equal(t, "5/24/00", b.run(receiveCopy(5, 0), nil).outcome())
-	require.Equal(t, "5/24/00", b.run(unhex("83 01"), nil).outcome(), "list identifiers of four bytes")
+	require.Equal(t, "5/24/00", b.run(unhex("83 01"), nil).outcome(),
+		"list identifiers of four bytes")
 }
 
 func TestThirdPartyCopyPage(t *testing.T) {
@@ -53,14 +55,18 @@ func TestCopyStatus(t *testing.T) {
 		}
 		return fmt.Sprintf("%x", r.data)
 	}
-	list := func(id, usage byte, segments ...string) []byte { return copyParameters(id, usage, both, segments...) }
+	list := func(id, usage byte, segments ...string) []byte {
+		return copyParameters(id, usage, both,
+			segments...)
+	}
 	fine := []string{block(0, 1, 600, 0, 0), block(1, 0, 1, 0, 700)}
 
 	require.Equal(t, "5/24/00", status(1), "no such copy")
 	require.Equal(t, "GOOD", b.copy(list(1, listIDHold, fine...)).outcome())
 	require.Equal(t, "GOOD", b.copy(list(2, listIDDiscard, fine...)).outcome())
 	require.Equal(t, "GOOD", b.copy(list(0, listIDNone, fine...)).outcome())
-	require.Equal(t, "a/08/04", b.copy(list(3, listIDHold, fine[0], block(9, 0, 1, 0, 0), fine[1])).outcome())
+	require.Equal(t, "a/08/04",
+		b.copy(list(3, listIDHold, fine[0], block(9, 0, 1, 0, 0), fine[1])).outcome())
 	require.Equal(t, "GOOD", b.copy(list(4, listIDHold)).outcome())
 	require.Equal(t, "00000008"+"01"+"0002"+"00"+fmt.Sprintf("%08x", 601*BlockSize), status(1))
 	require.Equal(t, "5/24/00", status(1), "it is told once")
@@ -86,7 +92,8 @@ func TestCopyStatus(t *testing.T) {
 	// Identifiers belong to a nexus and a unit, and end with a reset.
 	require.Equal(t, "GOOD", b.copy(list(6, listIDHold)).outcome())
 	require.Equal(t, "5/24/00", b.runAs(b.nexus, lun2, receiveCopy(saCopyStatus, 6), nil).outcome())
-	require.Equal(t, "5/24/00", b.runAs(b.attach("iqn.b", 0), lun1, receiveCopy(saCopyStatus, 6), nil).outcome())
+	require.Equal(t, "5/24/00", b.runAs(b.attach("iqn.b", 0), lun1, receiveCopy(saCopyStatus, 6),
+		nil).outcome())
 	b.d.ResetLUN(lun2)
 	require.NotNil(t, b.nexus.copyLocked(b.d.nth(0), 6))
 	b.d.ResetLUN(lun1)
@@ -105,8 +112,8 @@ func TestCopyResultsAreBounded(t *testing.T) {
 	require.Equal(t, "GOOD", b.run(receiveCopy(saCopyStatus, 255), nil).outcome())
 }
 
-// pausedCopy begins a copy of two segments that stops in the write of its second step; resume lets it go on and returns
-// its outcome.
+// pausedCopy begins a copy of two segments that stops in the write of its second step; resume lets
+// it go on and returns its outcome.
 func (b *copyBench) pausedCopy(n *Nexus, list []byte) (task *Task, resume func() result) {
 	entered, release := make(chan struct{}), make(chan struct{})
 	var calls atomic.Int32
@@ -158,9 +165,11 @@ func TestCopyUnderWay(t *testing.T) {
 	t.Run("an abort stops it between steps", func(t *testing.T) {
 		b, task, resume := begin(t)
 		task.Abort()
-		require.Equal(t, "GOOD", b.copy(copyParameters(9, 0, nil)).outcome(), "its identifier is free")
+		require.Equal(t, "GOOD", b.copy(copyParameters(9, 0, nil)).outcome(),
+			"its identifier is free")
 		resume()
-		require.Equal(t, pattern(1500, 1)[:1024*BlockSize], b.read2(0, 1024), "the step that was under way")
+		require.Equal(t, pattern(1500, 1)[:1024*BlockSize], b.read2(0, 1024),
+			"the step that was under way")
 		require.Equal(t, make([]byte, 476*BlockSize), b.read2(1024, 476), "and no other")
 		require.Zero(t, b.d.copying)
 		requireHex(t, "00000008 01 0000 00 00000000", b.good(receiveCopy(saCopyStatus, 9), nil))
@@ -171,22 +180,29 @@ func TestCopyUnderWay(t *testing.T) {
 		newer := pattern(8, 77)
 		written := make(chan result)
 		go func() { written <- b.runAs(b.nexus, lun2, cdb("2a 00 000002f8 00 0008 00"), newer) }()
-		require.Equal(t, "GOOD", b.runAs(b.nexus, lun2, cdb("2a 00 00000410 00 0008 00"), newer).outcome(), "other blocks of the segment do not")
+		require.Equal(t, "GOOD",
+			b.runAs(b.nexus, lun2, cdb("2a 00 00000410 00 0008 00"), newer).outcome(),
+			"other blocks of the segment do not")
 		resume()
 		require.Equal(t, "GOOD", (<-written).outcome())
 		require.Equal(t, newer, b.read2(0x2f8, 8))
-		require.Equal(t, newer, b.read2(0x410, 8), "the copy has not overwritten what came after its abort")
+		require.Equal(t, newer, b.read2(0x410, 8),
+			"the copy has not overwritten what came after its abort")
 	})
 	for _, c := range []struct {
 		name, dest string
 		stop       func(b *copyBench)
 	}{
-		{"a reset of the destination stops it", "02 6/29/03", func(b *copyBench) { b.d.ResetLUN(lun2) }},
+		{"a reset of the destination stops it", "02 6/29/03",
+			func(b *copyBench) { b.d.ResetLUN(lun2) }},
 		{"a reservation stops it", "18", func(b *copyBench) {
-			require.Equal(b.t, "GOOD", b.runAs(b.attach("iqn.b", 0), lun2, cdb("16 00 00 00 00 00"), nil).outcome())
+			require.Equal(b.t, "GOOD", b.runAs(b.attach("iqn.b", 0), lun2, cdb("16 00 00 00 00 00"),
+				nil).outcome())
 		}},
 		{"write protection stops it", "02 7/27/02", func(b *copyBench) {
-			require.Equal(b.t, "GOOD", b.runAs(b.nexus, lun2, cdb("15 10 00 00 10 00"), unhex("00000000 0a 0a 00 10 0800 0000 0000 0000")).outcome())
+			require.Equal(b.t, "GOOD",
+				b.runAs(b.nexus, lun2, cdb("15 10 00 00 10 00"),
+					unhex("00000000 0a 0a 00 10 0800 0000 0000 0000")).outcome())
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -42,7 +42,8 @@ func (c *copier) segment(i int) *senseError {
 		return failure
 	}
 
-	from, to, total := int64(s.from)<<blockShift, int64(s.to)<<blockShift, int64(s.blocks)<<blockShift
+	from, to, total := int64(s.from)<<blockShift, int64(s.to)<<blockShift,
+		int64(s.blocks)<<blockShift
 	// Onto its own end a range is copied from its end, so that the blocks are what they were.
 	backwards := src.unit == dst.unit && from < to && to < from+total
 	written := int64(0)
@@ -75,8 +76,8 @@ func (u *unit) flush() error {
 	return u.disk.Flush()
 }
 
-// find is the logical unit that a CSCD descriptor ID, whose field is at offset field of the segment descriptor, stands
-// for (SPC-4 6.4.6.1).
+// find is the logical unit that a CSCD descriptor ID, whose field is at offset field of the segment
+// descriptor, stands for (SPC-4 6.4.6.1).
 func (c *copier) find(segment int, id uint16, field int) (*participant, *senseError) {
 	switch {
 	case id == ownTarget:
@@ -91,8 +92,8 @@ func (c *copier) find(segment int, id uint16, field int) (*participant, *senseEr
 	return &c.targets[id], nil
 }
 
-// checkSegment refuses blocks that the unit does not have. No command is sent for them that could fail, so the field
-// pointer alone says what is wrong.
+// checkSegment refuses blocks that the unit does not have. No command is sent for them that could
+// fail, so the field pointer alone says what is wrong.
 func checkSegment(segment int, u *unit, lba, count uint64, field int) *senseError {
 	if u.checkRange(lba, count) == nil {
 		return nil
@@ -109,10 +110,11 @@ type copyCause struct {
 	err          error
 }
 
-// step copies n bytes, at most scratchSize. Both ranges are held meanwhile, and what may stop the copy is looked at
-// afterwards: as a write of the same blocks waits for this step or this step for it, nothing stale is written once an
-// abort, a reset or a preemption has been answered. It is looked at before, too: a SANITIZE holds all of its unit for hours, and the
-// other one must not be kept from everybody for so long.
+// step copies n bytes, at most scratchSize. Both ranges are held meanwhile, and what may stop the
+// copy is looked at afterwards: as a write of the same blocks waits for this step or this step for
+// it, nothing stale is written once an abort, a reset or a preemption has been answered. It is
+// looked at before, too: a SANITIZE holds all of its unit for hours, and the other one must not be
+// kept from everybody for so long.
 func (c *copier) step(src, dst *participant, from, to, n int64) *copyCause {
 	// A unit that is removed ends the copy as it ends a READ or WRITE, and its disk is not released
 	// in the midst of a step.
@@ -164,7 +166,8 @@ func (c *copier) admitBoth(src, dst *participant) *copyCause {
 	return nil
 }
 
-// lock holds both ranges. Of two units the first is locked first, by every copy, so that no two wait for each other.
+// lock holds both ranges. Of two units the first is locked first, by every copy, so that no two
+// wait for each other.
 func (c *copier) lock(src, dst *unit, from, to, n int64) {
 	by := c.t.Nexus.initiator.name
 	c.read.Set(rangelock.Read, by, from, n)
@@ -218,7 +221,8 @@ func (c *copier) admit(p *participant, writes bool) error {
 	return nil
 }
 
-// maxCopyRuns bounds how finely a step follows the allocation of its source; behind it all counts as data.
+// maxCopyRuns bounds how finely a step follows the allocation of its source; behind it all counts
+// as data.
 const maxCopyRuns = 32
 
 // copyRun is a part of a step that is all data or all a hole.
@@ -246,7 +250,8 @@ func (c *copier) readRuns(u *unit, p []byte, off int64, runs []copyRun) ([]copyR
 			}
 		}
 		at += run.length
-		if last := len(runs) - 1; last >= 0 && (runs[last].data == run.data || len(runs) == cap(runs)) {
+		if last := len(runs) - 1; last >= 0 &&
+			(runs[last].data == run.data || len(runs) == cap(runs)) {
 			runs[last].length += run.length
 			runs[last].data = runs[last].data || run.data
 			continue

@@ -19,7 +19,8 @@ const (
 // copyFailure is what the sense data of a failed EXTENDED COPY says besides (SPC-4 6.4.1.3).
 type copyFailure struct {
 	segment uint16
-	// Status and sense data of the unit that failed, as it would have sent them to an initiator; nil: none.
+	// Status and sense data of the unit that failed, as it would have sent them to an initiator;
+	// nil: none.
 	source, dest []byte
 }
 
@@ -28,12 +29,15 @@ const sksSegment = 0x20
 
 // copyAborted ends a copy for a field of a segment descriptor.
 func copyAborted(code additional, segment, field int) *senseError {
-	return &senseError{key: CopyAborted, code: code, sks: fieldPointer(sksSegment, field, 7), failure: &copyFailure{segment: uint16(segment)}}
+	return &senseError{key: CopyAborted, code: code, sks: fieldPointer(sksSegment, field, 7),
+		failure: &copyFailure{segment: uint16(segment)}}
 }
 
-// failed makes the sense data of a segment that failed at one of the units after written of total bytes. The residual
-// counts blocks, up to the first that was not written, and is told only if something was.
-func (c *copier) failed(segment int, cause *copyCause, written, total int64, backwards bool) *senseError {
+// failed makes the sense data of a segment that failed at one of the units after written of total
+// bytes. The residual counts blocks, up to the first that was not written, and is told only if
+// something was.
+func (c *copier) failed(segment int, cause *copyCause, written, total int64,
+	backwards bool) *senseError {
 	if cause.err == errAborted {
 		return errAborted
 	}
@@ -59,8 +63,8 @@ func (c *copier) delivered(u *unit, err error) []byte {
 	return append([]byte{byte(status)}, sense...)
 }
 
-// appendFixed completes fixed format sense data: the COMMAND-SPECIFIC INFORMATION field tells where in it the status
-// and sense data of source and destination begin, and the number of the segment.
+// appendFixed completes fixed format sense data: the COMMAND-SPECIFIC INFORMATION field tells where
+// in it the status and sense data of source and destination begin, and the number of the segment.
 func (f *copyFailure) appendFixed(s []byte) []byte {
 	if f.source != nil {
 		s[8] = byte(len(s))
@@ -75,8 +79,8 @@ func (f *copyFailure) appendFixed(s []byte) []byte {
 	return s
 }
 
-// appendSegment appends the command-specific information descriptor (SPC-4 4.5.2.3), with the number of the segment
-// where the fixed format has it.
+// appendSegment appends the command-specific information descriptor (SPC-4 4.5.2.3), with the
+// number of the segment where the fixed format has it.
 func (f *copyFailure) appendSegment(b []byte) []byte {
 	b = append(b, 0x01, 0x0a, 0, 0, 0, 0)
 	b = binary.BigEndian.AppendUint16(b, f.segment)

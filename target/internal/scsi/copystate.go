@@ -24,8 +24,8 @@ const maxCopiesTold = 32
 
 var errOperationInProgress = &senseError{key: IllegalRequest, code: ascOperationInProgress}
 
-// beginCopy takes a place for a copy. It refuses a list identifier that another copy of the same nexus to the same unit
-// has; it ends with BUSY if there are too many copies. endCopy must follow.
+// beginCopy takes a place for a copy. It refuses a list identifier that another copy of the same
+// nexus to the same unit has; it ends with BUSY if there are too many copies. endCopy must follow.
 func (t *Task) beginCopy(list *copyList) (*copyOperation, error) {
 	d := t.dev
 	d.mu.Lock()
@@ -63,7 +63,8 @@ func (t *Task) endCopy(op *copyOperation, failure *senseError) {
 	}
 	if failure != nil {
 		op.failed = true
-		op.status, op.sense = StatusCheckCondition, failure.appendTo(nil, t.unit.mode.descriptorSense())
+		op.status, op.sense = StatusCheckCondition,
+			failure.appendTo(nil, t.unit.mode.descriptorSense())
 	}
 	ended := 0
 	for i := len(n.copies) - 1; i >= 0; i-- {
@@ -90,9 +91,13 @@ func (n *Nexus) dropCopyLocked(op *copyOperation) {
 	n.copies = slices.DeleteFunc(n.copies, func(o *copyOperation) bool { return o == op })
 }
 
-// forgetCopiesLocked forgets the copies of a unit that have ended, as a reset does. Those under way are aborted.
+// forgetCopiesLocked forgets the copies of a unit that have ended, as a reset does. Those under way
+// are aborted.
 func (d *Device) forgetCopiesLocked(u *unit) {
 	for n := range d.nexuses {
-		n.copies = slices.DeleteFunc(n.copies, func(op *copyOperation) bool { return op.unit == u && op.task == nil })
+		n.copies = slices.DeleteFunc(n.copies, func(op *copyOperation) bool {
+			return op.unit == u &&
+				op.task == nil
+		})
 	}
 }

@@ -23,7 +23,8 @@ func (d syncedDisk) Sync() error { return d.begin("sync", 0, 0) }
 
 func synced(l *LUN) { l.Disk = syncedDisk{l.Disk.(thinDisk)} }
 
-// calls records the calls that change a disk or reach storage, and has each of them looked at before it is carried out.
+// calls records the calls that change a disk or reach storage, and has each of them looked at
+// before it is carried out.
 func (b *bench) calls(look func(method string)) *[]string {
 	var calls []string
 	b.disk.enter = func(method string) {
@@ -42,8 +43,10 @@ func TestCryptoErase(t *testing.T) {
 		change func(*LUN)
 		want   []string
 	}{
-		{"a disk that promises durability", func(*LUN) {}, []string{"write", "write", "flush", "discard", "flush"}},
-		{"a disk that dies with its pod", synced, []string{"write", "write", "sync", "discard", "sync"}},
+		{"a disk that promises durability", func(*LUN) {},
+			[]string{"write", "write", "flush", "discard", "flush"}},
+		{"a disk that dies with its pod", synced,
+			[]string{"write", "write", "sync", "discard", "sync"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b := newBench(t, c.change)
@@ -71,13 +74,15 @@ func TestCryptoErase(t *testing.T) {
 			b.good(cdb(cryptoErase), nil)
 			require.Equal(t, c.want, *calls)
 			want := []rangelock.Span{
-				{Off: 0x10 * BlockSize, Length: memPage}, {Off: 0x1000 * BlockSize, Length: memPage},
+				{Off: 0x10 * BlockSize, Length: memPage},
+				{Off: 0x1000 * BlockSize, Length: memPage},
 			}
 			require.Equal(t, want, b.disk.written)
 			b.disk.enter = nil
 			require.Zero(t, b.disk.allocated())
 			require.Equal(t, make([]byte, 8*BlockSize), b.read(0x10, 8))
-			require.EqualValues(t, 0x50, b.good(cdb("12 01 b1 00 40 00"), nil)[7], "WABEREQ, WACEREQ: reads work after it")
+			require.EqualValues(t, 0x50, b.good(cdb("12 01 b1 00 40 00"), nil)[7],
+				"WABEREQ, WACEREQ: reads work after it")
 		})
 	}
 }
@@ -117,7 +122,8 @@ func TestCryptoEraseThatFails(t *testing.T) {
 	}
 }
 
-// TestSanitizeForgetsWhatWasToBePutBack has an atomic write fail for good, so that a start would put its former blocks back.
+// TestSanitizeForgetsWhatWasToBePutBack has an atomic write fail for good, so that a start would
+// put its former blocks back.
 func TestSanitizeForgetsWhatWasToBePutBack(t *testing.T) {
 	request, list := overwrite(0, 1, []byte{7})
 	for _, c := range []struct {
@@ -134,7 +140,8 @@ func TestSanitizeForgetsWhatWasToBePutBack(t *testing.T) {
 			b := newBench(t, func(l *LUN) { l.Store = store })
 			b.good(cdb("2a 00 00 00 00 00 00 00 08 00"), pattern(8, 1))
 			b.disk.failWith("flush", disk.ErrFailed)
-			require.NotEqual(t, "GOOD", b.run(cdb("9c 00 0000000000000000 0000 0008 00 00"), pattern(8, 2)).outcome())
+			require.NotEqual(t, "GOOD",
+				b.run(cdb("9c 00 0000000000000000 0000 0008 00 00"), pattern(8, 2)).outcome())
 			b.disk.failWith("flush", nil)
 			kept, err := store.Load(storedAtomic)
 			require.NoError(t, err)

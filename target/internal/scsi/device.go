@@ -39,16 +39,17 @@ type LUN struct {
 	Removable bool
 	Access    AccessMode // empty: AccessWriteExclusive
 	Store     Store      // nil: nothing is kept
-	Volatile  bool       // a loss of power ends the disk: it keeps no reservations through one (APTPL)
-	Grown     bool       // larger than when initiators last saw it: they are told (2A/09)
-	Host      any        // what the transport keeps with the LUN; see Task.Host
+	// a loss of power ends the disk: it keeps no reservations through one (APTPL)
+	Volatile bool
+	Grown    bool // larger than when initiators last saw it: they are told (2A/09)
+	Host     any  // what the transport keeps with the LUN; see Task.Host
 }
 
 // MaxLUN is the highest LUN that flat space addressing can name (SAM-5 4.7.8).
 const MaxLUN = 0x3fff
 
-// Device is a SCSI target device with its logical units. All methods may be called from any number of goroutines
-// at once.
+// Device is a SCSI target device with its logical units. All methods may be called from any number
+// of goroutines at once.
 type Device struct {
 	opt    Options
 	log    *zap.Logger
@@ -107,18 +108,20 @@ type unit struct {
 	cancel   context.CancelFunc // of ctx
 	// kept is the owner that keepOwner has dealt with last; written under persistent.mu.
 	kept atomic.Pointer[initiator]
-	// handover is who is admitted beside the owner, and who is fenced: never nil, written under persistent.mu and Device.mu.
+	// handover is who is admitted beside the owner, and who is fenced: never nil, written under
+	// persistent.mu and Device.mu.
 	handover atomic.Pointer[handoverState]
-	// reserved is the nexus that holds the RESERVE(6) reservation; written under Device.mu, and set only with
-	// persistent.mu too.
+	// reserved is the nexus that holds the RESERVE(6) reservation; written under Device.mu, and set
+	// only with persistent.mu too.
 	reserved   atomic.Pointer[Nexus]
 	persistent reservations
 	ejected    atomic.Bool // written under Device.mu
 	uses
-	// ranges orders the accesses to the medium that must not overtake each other, by bytes. A command
-	// can be aborted while its disk call still runs. So that its data never lands on top of a newer
-	// write, every write holds its range as long as its disk calls take. What must see and change the
-	// medium in one step, as COMPARE AND WRITE, holds its range exclusively: reads wait, too.
+	// ranges orders the accesses to the medium that must not overtake each other, by bytes. A
+	// command can be aborted while its disk call still runs. So that its data never lands on top of
+	// a newer write, every write holds its range as long as its disk calls take. What must see and
+	// change the medium in one step, as COMPARE AND WRITE, holds its range exclusively: reads wait,
+	// too.
 	ranges     rangelock.Table
 	mode       modeState
 	faults     faultLog
@@ -129,7 +132,8 @@ type unit struct {
 	atomicKept atomic.Bool // a record may be there that has to go; written under atomics
 }
 
-// NewDevice checks the options and makes the device. It asks each disk once for its optional interfaces.
+// NewDevice checks the options and makes the device. It asks each disk once for its optional
+// interfaces.
 func NewDevice(opt Options, luns []LUN) (*Device, error) {
 	if opt.Vendor == "" {
 		opt.Vendor = "KUBEVIRT"
@@ -146,9 +150,11 @@ func NewDevice(opt Options, luns []LUN) (*Device, error) {
 	for _, f := range []struct {
 		what, value string
 		limit       int
-	}{{"vendor", opt.Vendor, 8}, {"product", opt.Product, 16}, {"revision", opt.Revision, 4}, {"target name", opt.TargetName, 223}} {
+	}{{"vendor", opt.Vendor, 8}, {"product", opt.Product, 16}, {"revision", opt.Revision, 4},
+		{"target name", opt.TargetName, 223}} {
 		if len(f.value) > f.limit || !printable(f.value) {
-			return nil, fmt.Errorf("%s %q must be at most %d printable ASCII characters", f.what, f.value, f.limit)
+			return nil, fmt.Errorf("%s %q must be at most %d printable ASCII characters", f.what,
+				f.value, f.limit)
 		}
 	}
 	d := &Device{
@@ -192,11 +198,14 @@ func newUnit(l LUN) (*unit, error) {
 	case l.Disk == nil:
 		return nil, errors.New("has no disk")
 	case l.Disk.Size() <= 0 || l.Disk.Size()%BlockSize != 0:
-		return nil, fmt.Errorf("disk size %d is not a positive multiple of %d", l.Disk.Size(), BlockSize)
+		return nil, fmt.Errorf("disk size %d is not a positive multiple of %d", l.Disk.Size(),
+			BlockSize)
 	case l.Identity.Serial == "" || len(l.Identity.Serial) > 36 || !printable(l.Identity.Serial):
-		return nil, fmt.Errorf("serial %q must be 1 to 36 printable ASCII characters", l.Identity.Serial)
+		return nil, fmt.Errorf("serial %q must be 1 to 36 printable ASCII characters",
+			l.Identity.Serial)
 	case l.Identity.NAA[0]>>4 != 3:
-		return nil, fmt.Errorf("NAA identifier %x does not begin with 3 (locally assigned)", l.Identity.NAA)
+		return nil, fmt.Errorf("NAA identifier %x does not begin with 3 (locally assigned)",
+			l.Identity.NAA)
 	}
 	u := &unit{
 		number:    l.Number,
@@ -221,7 +230,8 @@ func newUnit(l LUN) (*unit, error) {
 		u.persistent.store = l.Store
 	}
 	u.blocks.Store(uint64(l.Disk.Size()) >> blockShift)
-	u.table = opcodeTableOf(abilities{discards: u.discards != nil, removable: u.removable, store: u.store != nil, extents: u.extents != nil})
+	u.table = opcodeTableOf(abilities{discards: u.discards != nil, removable: u.removable,
+		store: u.store != nil, extents: u.extents != nil})
 	if err := u.restore(); err != nil {
 		return nil, err
 	}
@@ -237,8 +247,8 @@ func printable(s string) bool {
 	return true
 }
 
-// decodeLUN reads the 8-byte LUN structure of a single-level logical unit number: peripheral device addressing of
-// bus 0 or flat space addressing (SAM-5 4.7).
+// decodeLUN reads the 8-byte LUN structure of a single-level logical unit number: peripheral device
+// addressing of bus 0 or flat space addressing (SAM-5 4.7).
 func decodeLUN(lun uint64) (uint16, bool) {
 	if lun<<16 != 0 {
 		return 0, false
@@ -271,8 +281,8 @@ func (d *Device) unit(lun uint64) *unit {
 	return d.luns.Load().at(number)
 }
 
-// SameUnit reports whether two 8-byte LUNs address the same logical unit: peripheral device and flat space addressing are two
-// ways to do so (SAM-5 4.7).
+// SameUnit reports whether two 8-byte LUNs address the same logical unit: peripheral device and
+// flat space addressing are two ways to do so (SAM-5 4.7).
 func (d *Device) SameUnit(a, b uint64) bool {
 	if a == b {
 		return true

@@ -10,11 +10,13 @@ import (
 	"go.uber.org/zap"
 )
 
-// A live migration needs a LUN that only one initiator may use to be open to a second one for a while: the machine that
-// takes the guest over logs in and reads while the first one still writes. Admit opens it, HandOver makes the second one
-// the owner and fences the first, Withdraw closes it again to the second. Who is fenced stays so until the LUN is opened to it again.
+// A live migration needs a LUN that only one initiator may use to be open to a second one for a
+// while: the machine that takes the guest over logs in and reads while the first one still writes.
+// Admit opens it, HandOver makes the second one the owner and fences the first, Withdraw closes it
+// again to the second. Who is fenced stays so until the LUN is opened to it again.
 
-// ErrNotLoggedIn is why HandOver leaves a LUN with its owner where the initiator that it is open to has no session.
+// ErrNotLoggedIn is why HandOver leaves a LUN with its owner where the initiator that it is open to
+// has no session.
 var ErrNotLoggedIn = errors.New("is not logged in")
 
 // Opening is a LUN that is open to an initiator beside its owner.
@@ -24,8 +26,9 @@ type Opening struct {
 	Until time.Time // zero: until HandOver or Withdraw
 }
 
-// Admit opens an exclusive LUN to an initiator beside its owner. An error says why it cannot be. The device does not end that by itself:
-// until is kept for who does, also after a restart (see Openings).
+// Admit opens an exclusive LUN to an initiator beside its owner. An error says why it cannot be.
+// The device does not end that by itself: until is kept for who does, also after a restart (see
+// Openings).
 func (d *Device) Admit(lun uint16, initiator string, until time.Time) error {
 	u, err := d.exclusiveUnit(lun)
 	if err != nil {
@@ -37,10 +40,12 @@ func (d *Device) Admit(lun uint16, initiator string, until time.Time) error {
 	next := *u.handover.Load()
 	name := strings.ToLower(initiator)
 	if next.Guest != "" && next.Guest != name {
-		return fmt.Errorf("LUN %d is open to %s already; finish or cancel that first", lun, next.Guest)
+		return fmt.Errorf("LUN %d is open to %s already; finish or cancel that first", lun,
+			next.Guest)
 	}
 	if next.Owner = u.ownerName(); next.Owner == name {
-		return fmt.Errorf("LUN %d belongs to %s; name the initiator that is to take it over", lun, name)
+		return fmt.Errorf("LUN %d belongs to %s; name the initiator that is to take it over", lun,
+			name)
 	}
 	next.Guest, next.Until = name, until
 	if err := u.saveHandover(&next); err != nil {
@@ -53,25 +58,28 @@ func (d *Device) Admit(lun uint16, initiator string, until time.Time) error {
 	}
 	d.mu.Unlock()
 	if taken {
-		return errors.Join(fmt.Errorf("LUN %d was taken by %s meanwhile; try again", lun, u.ownerName()), u.saveHandover(u.handover.Load()))
+		return errors.Join(fmt.Errorf("LUN %d was taken by %s meanwhile; try again", lun,
+			u.ownerName()), u.saveHandover(u.handover.Load()))
 	}
 	return nil
 }
 
-// HandOver makes the initiator that was admitted the owner of the LUN. When it returns, no command of another one can change
-// the medium any more; what they send ends with RESERVATION CONFLICT. What they have registered and reserved is gone, and the former owner
-// is fenced, also after a restart: its name is returned, or "" where nobody is known to have had the LUN. Nothing changes unless the new owner
-// is logged in and the LUN's store keeps that.
+// HandOver makes the initiator that was admitted the owner of the LUN. When it returns, no command
+// of another one can change the medium any more; what they send ends with RESERVATION CONFLICT.
+// What they have registered and reserved is gone, and the former owner is fenced, also after a
+// restart: its name is returned, or "" where nobody is known to have had the LUN. Nothing changes
+// unless the new owner is logged in and the LUN's store keeps that.
 func (d *Device) HandOver(lun uint16) (former string, err error) {
 	how, err := d.fenceOff(lun, d.heirLocked, func(name, heir string) bool { return name != heir },
 		func(u *unit, heir string) { u.owner.Store(d.initiators[heir]) })
 	return how.loser, err
 }
 
-// Withdraw closes a LUN to the initiator that Admit opened it to, as HandOver does to the owner, and leaves it with its owner. It returns the
-// name of the initiator that is fenced now.
+// Withdraw closes a LUN to the initiator that Admit opened it to, as HandOver does to the owner,
+// and leaves it with its owner. It returns the name of the initiator that is fenced now.
 func (d *Device) Withdraw(lun uint16) (guest string, err error) {
-	how, err := d.fenceOff(lun, (*unit).withdrawal, func(name, guest string) bool { return name == guest }, func(*unit, string) {})
+	how, err := d.fenceOff(lun, (*unit).withdrawal,
+		func(name, guest string) bool { return name == guest }, func(*unit, string) {})
 	return how.loser, err
 }
 
@@ -92,10 +100,12 @@ type ending struct {
 	loser string // who is fenced for good; "": nobody
 }
 
-// fenceOff ends the time that a LUN is open to a guest: find tells how, or why it cannot be, with Device.mu held, and commit
-// follows from it. Initiators that are fenced then lose their registrations and reservations, and prevent no removal of the medium: they
-// could not take that back any more, and those who may use the LUN would meet it.
-func (d *Device) fenceOff(lun uint16, find func(*unit) (ending, error), fenced func(name, guest string) bool, commit func(u *unit, guest string)) (ending, error) {
+// fenceOff ends the time that a LUN is open to a guest: find tells how, or why it cannot be, with
+// Device.mu held, and commit follows from it. Initiators that are fenced then lose their
+// registrations and reservations, and prevent no removal of the medium: they could not take that
+// back any more, and those who may use the LUN would meet it.
+func (d *Device) fenceOff(lun uint16, find func(*unit) (ending, error),
+	fenced func(name, guest string) bool, commit func(u *unit, guest string)) (ending, error) {
 	u, err := d.exclusiveUnit(lun)
 	if err != nil {
 		return ending{}, err
@@ -108,7 +118,8 @@ func (d *Device) fenceOff(lun uint16, find func(*unit) (ending, error), fenced f
 	return how, err
 }
 
-func (d *Device) closeTo(u *unit, find func(*unit) (ending, error), fenced func(name, guest string) bool,
+func (d *Device) closeTo(u *unit, find func(*unit) (ending, error),
+	fenced func(name, guest string) bool,
 	commit func(u *unit, guest string)) (how ending, nexuses []*Nexus, err error) {
 	r := &u.persistent
 	r.mu.Lock()
@@ -125,7 +136,8 @@ func (d *Device) closeTo(u *unit, find func(*unit) (ending, error), fenced func(
 	if err := r.save(u.number, &e.persistentState); err != nil {
 		return ending{}, nil, errors.Join(err, u.saveHandover(before))
 	}
-	// What a MODE SELECT or SANITIZE is saving comes into force before, and what comes later finds the fence.
+	// What a MODE SELECT or SANITIZE is saving comes into force before, and what comes later finds
+	// the fence.
 	u.mode.change.Lock()
 	defer u.mode.change.Unlock()
 	u.sanitizing.mu.Lock()
@@ -135,7 +147,8 @@ func (d *Device) closeTo(u *unit, find func(*unit) (ending, error), fenced func(
 		case err != nil:
 			return ending{}, err
 		case now != how:
-			return ending{}, fmt.Errorf("LUN %d was taken by %s meanwhile, and stays open to %s; try again", u.number, u.ownerName(), now.guest)
+			return ending{}, fmt.Errorf("LUN %d was taken by %s meanwhile, and stays open to %s; "+
+				"try again", u.number, u.ownerName(), now.guest)
 		}
 		for n := range d.nexuses {
 			if at := n.at(u); at != nil && fenced(n.initiator.name, how.guest) {
@@ -154,7 +167,8 @@ func (d *Device) closeTo(u *unit, find func(*unit) (ending, error), fenced func(
 	})
 	if err != nil {
 		r.unsaved = true // what is on storage has to be put back
-		return ending{}, nil, errors.Join(err, r.save(u.number, r.state.Load()), u.saveHandover(before))
+		return ending{}, nil, errors.Join(err, r.save(u.number, r.state.Load()),
+			u.saveHandover(before))
 	}
 	return how, nexuses, nil
 }
@@ -182,7 +196,8 @@ func (d *Device) heirLocked(u *unit) (ending, error) {
 		return ending{}, fmt.Errorf("%w; open it first", err)
 	}
 	if heir := d.initiators[how.guest]; heir == nil || heir.nexuses == 0 {
-		return ending{}, fmt.Errorf("%s %w, so LUN %d stays with its owner", how.guest, ErrNotLoggedIn, u.number)
+		return ending{}, fmt.Errorf("%s %w, so LUN %d stays with its owner", how.guest,
+			ErrNotLoggedIn, u.number)
 	}
 	return ending{guest: how.guest, owner: how.guest, loser: how.owner}, nil
 }
@@ -195,7 +210,8 @@ func (d *Device) exclusiveUnit(lun uint16) (*unit, error) {
 		return nil, fmt.Errorf("there is no LUN %d", lun)
 	case !u.exclusive.Load():
 		u.end()
-		return nil, fmt.Errorf("LUN %d is open to every initiator anyway: its access mode is not %s", lun, AccessWriteExclusive)
+		return nil, fmt.Errorf("LUN %d is open to every initiator anyway: its access mode is not "+
+			"%s", lun, AccessWriteExclusive)
 	}
 	return u, nil
 }
@@ -216,7 +232,8 @@ func (u *unit) isFenced(n *Nexus) bool {
 	return slices.Contains(u.handover.Load().Fenced, n.initiator.name)
 }
 
-// logFenced tells whoever wonders why a guest meets reservation conflicts, once for each session of a fenced initiator and each fence.
+// logFenced tells whoever wonders why a guest meets reservation conflicts, once for each session of
+// a fenced initiator and each fence.
 func (d *Device) logFenced(u *unit, n *Nexus) {
 	if !u.exclusive.Load() || !u.isFenced(n) || u.isGuest(n) {
 		return
@@ -225,7 +242,10 @@ func (d *Device) logFenced(u *unit, n *Nexus) {
 		return
 	}
 	name := n.initiator.name
-	d.log.Warn("refusing an initiator that is fenced since a handover: its commands end with RESERVATION CONFLICT",
-		zap.Uint16("lun", u.number), zap.String("initiator", name), zap.String("owner", u.ownerName()),
-		zap.String("try", fmt.Sprintf("handover --lun %d --to %s, if the guest is to run there and runs nowhere else", u.number, name)))
+	d.log.Warn("refusing an initiator that is fenced since a handover: its commands end with "+
+		"RESERVATION CONFLICT",
+		zap.Uint16("lun", u.number), zap.String("initiator", name),
+		zap.String("owner", u.ownerName()),
+		zap.String("try", fmt.Sprintf("handover --lun %d --to %s, if the guest is to run there "+
+			"and runs nowhere else", u.number, name)))
 }

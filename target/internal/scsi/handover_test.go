@@ -17,7 +17,10 @@ func TestHandOver(t *testing.T) {
 	b.d.opt.Abort = func(nexuses []*Nexus, _ func(*Task) bool) { fenced = nexuses }
 	second, third := b.attach("iqn.b", 0), b.attach("iqn.c", 0)
 	read := func(n *Nexus) string { return b.runAs(n, lun1, cdb(readOne), nil).outcome() }
-	write := func(n *Nexus) string { return b.runAs(n, lun1, cdb(writeOne), pattern(1, 1)).outcome() }
+	write := func(n *Nexus) string {
+		return b.runAs(n, lun1, cdb(writeOne),
+			pattern(1, 1)).outcome()
+	}
 	require.Equal(t, "GOOD", write(b.nexus))
 	require.Equal(t, conflict, read(second))
 
@@ -54,13 +57,16 @@ func TestHandOver(t *testing.T) {
 	require.Equal(t, "GOOD", write(second))
 	require.NoError(t, withdraw(b.d, number))
 
-	require.Equal(t, Holders{Owner: "iqn.b", Fenced: []string{"iqn.a", "iqn.gone"}}, b.d.Holders(number))
+	require.Equal(t, Holders{Owner: "iqn.b", Fenced: []string{"iqn.a", "iqn.gone"}},
+		b.d.Holders(number))
 	require.NoError(t, b.admit("iqn.a"))
 	b.d.Detach(second)
 	have := b.d.Holders(number)
-	require.Equal(t, []string{"iqn.b", "iqn.a"}, []string{have.Owner, have.Guest}, "nobody else gets it meanwhile")
+	require.Equal(t, []string{"iqn.b", "iqn.a"}, []string{have.Owner, have.Guest},
+		"nobody else gets it meanwhile")
 	require.NoError(t, withdraw(b.d, number))
-	require.Equal(t, Holders{Fenced: []string{"iqn.gone", "iqn.a"}}, b.d.Holders(number), "its last session has ended")
+	require.Equal(t, Holders{Fenced: []string{"iqn.gone", "iqn.a"}}, b.d.Holders(number),
+		"its last session has ended")
 	require.Empty(t, b.d.Holders(9))
 
 	shared := newBench(t)
@@ -78,7 +84,8 @@ func (b *bench) finish() error {
 	return err
 }
 
-// TestHandOverTellsWhoIsFenced: whoever ends a migration must not believe that a machine is fenced that is not.
+// TestHandOverTellsWhoIsFenced: whoever ends a migration must not believe that a machine is fenced
+// that is not.
 func TestHandOverTellsWhoIsFenced(t *testing.T) {
 	b := newBench(t, exclusive)
 	for _, step := range []struct{ to, former string }{{"iqn.b", ""}, {"iqn.c", "iqn.b"}} {
@@ -98,12 +105,16 @@ func TestGrownLUNTellsItsCapacity(t *testing.T) {
 	require.Equal(t, "GOOD", b.runAs(n, lun1, cdb(testReady), nil).outcome())
 }
 
-// TestOwnerLeavesBeforeHandOver is the usual end of a live migration: the first machine logs out when the guest runs on the
-// second one, and then the LUN is handed over. In between nobody else may take the LUN from under the guest.
+// TestOwnerLeavesBeforeHandOver is the usual end of a live migration: the first machine logs out
+// when the guest runs on the second one, and then the LUN is handed over. In between nobody else
+// may take the LUN from under the guest.
 func TestOwnerLeavesBeforeHandOver(t *testing.T) {
 	b := newBench(t, exclusive)
 	second, third := b.attach("iqn.b", 0), b.attach("iqn.c", 0)
-	write := func(n *Nexus) string { return b.runAs(n, lun1, cdb(writeOne), pattern(1, 1)).outcome() }
+	write := func(n *Nexus) string {
+		return b.runAs(n, lun1, cdb(writeOne),
+			pattern(1, 1)).outcome()
+	}
 	require.Equal(t, "GOOD", write(b.nexus))
 	require.NoError(t, b.admit("iqn.b"))
 	require.Equal(t, "GOOD", write(second))
@@ -122,7 +133,8 @@ func TestOwnerLeavesBeforeHandOver(t *testing.T) {
 	b.d.Detach(second)
 	require.Equal(t, "GOOD", write(third), "the last session of the new owner has ended")
 
-	// Nor where the second machine is not there either, as in a restart of both; the LUN is free when that has ended.
+	// Nor where the second machine is not there either, as in a restart of both; the LUN is free
+	// when that has ended.
 	require.NoError(t, b.admit("iqn.b"))
 	b.d.Detach(third)
 	fourth := b.attach("iqn.d", 0)
@@ -131,7 +143,8 @@ func TestOwnerLeavesBeforeHandOver(t *testing.T) {
 	require.Equal(t, "GOOD", write(fourth))
 }
 
-// TestGuestOfALUNOfNobody is fenced like any other: it does not even learn whether the disk is ready.
+// TestGuestOfALUNOfNobody is fenced like any other: it does not even learn whether the disk is
+// ready.
 func TestGuestOfALUNOfNobody(t *testing.T) {
 	b := newBench(t, exclusive)
 	require.NoError(t, b.admit("iqn.a"))
@@ -143,10 +156,14 @@ func TestGuestOfALUNOfNobody(t *testing.T) {
 	}
 }
 
-// TestHandOverEndsReservations hands a LUN over that its owner has reserved: the new one can use it, as nobody else can release what
-// a fenced initiator holds. What the new owner has registered stays.
+// TestHandOverEndsReservations hands a LUN over that its owner has reserved: the new one can use
+// it, as nobody else can release what a fenced initiator holds. What the new owner has registered
+// stays.
 func TestHandOverEndsReservations(t *testing.T) {
-	write := func(b *bench, n *Nexus) string { return b.runAs(n, lun1, cdb(writeOne), pattern(1, 1)).outcome() }
+	write := func(b *bench, n *Nexus) string {
+		return b.runAs(n, lun1, cdb(writeOne),
+			pattern(1, 1)).outcome()
+	}
 	for _, kind := range allTypes {
 		t.Run(fmt.Sprint(kind), func(t *testing.T) {
 			m := &memStore{}
@@ -216,14 +233,18 @@ func TestHandOverEndsReservations(t *testing.T) {
 	})
 }
 
-// TestWithdrawEndsReservations closes a LUN again to an initiator that has reserved it: the owner goes on.
+// TestWithdrawEndsReservations closes a LUN again to an initiator that has reserved it: the owner
+// goes on.
 func TestWithdrawEndsReservations(t *testing.T) {
 	for name, take := range map[string]func(b *bench, n *Nexus){
 		"persistent": func(b *bench, n *Nexus) {
 			b.register(n, 2)
 			b.mustPersist(n, saReserve, typeExclusiveAccess, 2, 0)
 		},
-		"RESERVE(6)": func(b *bench, n *Nexus) { require.Equal(b.t, "GOOD", b.runAs(n, lun1, cdb(reserve), nil).outcome()) },
+		"RESERVE(6)": func(b *bench,
+			n *Nexus) {
+			require.Equal(b.t, "GOOD", b.runAs(n, lun1, cdb(reserve), nil).outcome())
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, exclusive)
@@ -238,9 +259,11 @@ func TestWithdrawEndsReservations(t *testing.T) {
 	}
 }
 
-// TestHandOverOvertakesReservations fences an initiator whose commands for reservations are under way: they come to nothing.
+// TestHandOverOvertakesReservations fences an initiator whose commands for reservations are under
+// way: they come to nothing.
 func TestHandOverOvertakesReservations(t *testing.T) {
-	for name, c := range map[string]string{"REGISTER": "5f 00 00 00 00 00 00 00 18 00", "RESERVE(6)": reserve} {
+	for name, c := range map[string]string{"REGISTER": "5f 00 00 00 00 00 00 00 18 00",
+		"RESERVE(6)": reserve} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, exclusive)
 			b.good(cdb(writeOne), pattern(1, 1))
@@ -258,8 +281,9 @@ func TestHandOverOvertakesReservations(t *testing.T) {
 	}
 }
 
-// TestHandOverOvertakesChanges fences an initiator whose commands that change the unit are under way, and not in force yet: they come to
-// nothing, and nothing of them is kept. The transport aborts such commands too, a moment later than the fence falls.
+// TestHandOverOvertakesChanges fences an initiator whose commands that change the unit are under
+// way, and not in force yet: they come to nothing, and nothing of them is kept. The transport
+// aborts such commands too, a moment later than the fence falls.
 func TestHandOverOvertakesChanges(t *testing.T) {
 	list := unhex("00 00 00 00" + cacheOff)
 	overwriting, overwritten := overwrite(bitImmedSanitize, 1, []byte{1})
@@ -267,8 +291,10 @@ func TestHandOverOvertakesChanges(t *testing.T) {
 		cdb, data []byte
 		phase     sanitizePhase
 	}{
-		"MODE SELECT":                  {cdb: []byte{opModeSelect6, bitPF, 0, 0, byte(len(list)), 0}, data: list},
-		"MODE SELECT, saved":           {cdb: []byte{opModeSelect6, bitPF | bitSP, 0, 0, byte(len(list)), 0}, data: list},
+		"MODE SELECT": {cdb: []byte{opModeSelect6, bitPF, 0, 0, byte(len(list)),
+			0}, data: list},
+		"MODE SELECT, saved": {cdb: []byte{opModeSelect6, bitPF | bitSP, 0, 0,
+			byte(len(list)), 0}, data: list},
 		"MODE SELECT, SP alone":        {cdb: []byte{opModeSelect6, bitPF | bitSP, 0, 0, 0, 0}},
 		"START STOP UNIT":              {cdb: cdb(eject)},
 		"SANITIZE, BLOCK ERASE":        {cdb: cdb(blockErase)},
@@ -297,19 +323,22 @@ func TestHandOverOvertakesChanges(t *testing.T) {
 			require.Empty(t, store.kept[storedMode])
 			require.Empty(t, store.kept[storedSanitize])
 			if c.phase == sanitizeNone {
-				require.Equal(t, "GOOD", b.runAs(second, lun1, cdb(eject), nil).outcome(), "neither ejected nor kept from it")
+				require.Equal(t, "GOOD", b.runAs(second, lun1, cdb(eject), nil).outcome(),
+					"neither ejected nor kept from it")
 			}
 		})
 	}
 }
 
-// TestHandOverWaitsForWhatIsSaved hands a LUN over while the store is busy with a command of its owner: that takes effect before the fence
-// falls. Were it refused after that, a start in between would go by it all the same.
+// TestHandOverWaitsForWhatIsSaved hands a LUN over while the store is busy with a command of its
+// owner: that takes effect before the fence falls. Were it refused after that, a start in between
+// would go by it all the same.
 func TestHandOverWaitsForWhatIsSaved(t *testing.T) {
 	list := unhex("00 00 00 00" + cacheOff)
 	for name, c := range map[string]struct{ cdb, data []byte }{
 		"MODE SELECT": {[]byte{opModeSelect6, bitPF | bitSP, 0, 0, byte(len(list)), 0}, list},
-		"SANITIZE":    {[]byte{opSanitize, bitImmedSanitize | saBlockErase, 0, 0, 0, 0, 0, 0, 0, 0}, nil},
+		"SANITIZE": {[]byte{opSanitize, bitImmedSanitize | saBlockErase, 0, 0, 0, 0, 0, 0, 0, 0},
+			nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			store := &keptStore{}
@@ -317,7 +346,8 @@ func TestHandOverWaitsForWhatIsSaved(t *testing.T) {
 			b.good(cdb(writeOne), pattern(1, 1))
 			b.attach("iqn.b", 0)
 			require.NoError(t, b.admit("iqn.b"))
-			saving, fencing, goOn, saves := make(chan struct{}), make(chan struct{}), make(chan struct{}), atomic.Int32{}
+			saving, fencing, goOn, saves := make(chan struct{}), make(chan struct{}),
+				make(chan struct{}), atomic.Int32{}
 			store.saving = func() {
 				switch saves.Add(1) {
 				case 1:
@@ -343,12 +373,15 @@ func TestHandOverWaitsForWhatIsSaved(t *testing.T) {
 	}
 }
 
-// TestFencedAllowRemoval fences initiators that prevent the removal of the medium, also with a command that is under way: they could not
-// allow it any more, and nobody could eject it.
+// TestFencedAllowRemoval fences initiators that prevent the removal of the medium, also with a
+// command that is under way: they could not allow it any more, and nobody could eject it.
 func TestFencedAllowRemoval(t *testing.T) {
 	b := newBench(t, exclusive, removableLUN)
 	first, second := b.nexus, b.attach("iqn.b", 0)
-	prevents := func(n *Nexus) { require.Equal(t, "GOOD", b.runAs(n, lun1, cdb(prevent), nil).outcome()) }
+	prevents := func(n *Nexus) {
+		require.Equal(t, "GOOD",
+			b.runAs(n, lun1, cdb(prevent), nil).outcome())
+	}
 	b.good(cdb(writeOne), pattern(1, 1))
 	prevents(first)
 	task := &Task{Nexus: first, LUN: lun1}
@@ -368,7 +401,8 @@ func TestFencedAllowRemoval(t *testing.T) {
 	require.Equal(t, "GOOD", b.runAs(second, lun1, cdb(eject), nil).outcome())
 }
 
-// TestNewOwnerLeavesDuringHandOver logs the new owner out while the store is busy with the end of the former one's reservation.
+// TestNewOwnerLeavesDuringHandOver logs the new owner out while the store is busy with the end of
+// the former one's reservation.
 func TestNewOwnerLeavesDuringHandOver(t *testing.T) {
 	store := &keptStore{}
 	b := newBench(t, exclusive, func(l *LUN) { l.Store = store })
@@ -384,7 +418,8 @@ func TestNewOwnerLeavesDuringHandOver(t *testing.T) {
 	require.Equal(t, "1/3", b.reservation(), "on storage, too")
 }
 
-// TestHandOverWaitsForTheDead hands a LUN over while a write of its former owner hangs in the disk, whose session has ended.
+// TestHandOverWaitsForTheDead hands a LUN over while a write of its former owner hangs in the disk,
+// whose session has ended.
 func TestHandOverWaitsForTheDead(t *testing.T) {
 	for name, c := range storing {
 		t.Run(name, func(t *testing.T) {

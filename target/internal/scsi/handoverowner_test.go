@@ -9,7 +9,8 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 )
 
-// TestIdleOwnerIsFenced migrates a guest back that has not used its disk since the target was restarted.
+// TestIdleOwnerIsFenced migrates a guest back that has not used its disk since the target was
+// restarted.
 func TestIdleOwnerIsFenced(t *testing.T) {
 	m := newMigration(t)
 	require.Equal(t, "GOOD", m.write("iqn.a"))
@@ -21,16 +22,25 @@ func TestIdleOwnerIsFenced(t *testing.T) {
 	require.Equal(t, conflict, m.write("iqn.b"))
 }
 
-// TestOwnerIsRemembered hands a LUN over of which nobody has been seen since a restart: who had it is fenced all the same, though no
-// handover was before, or somebody else has taken it since that.
+// TestOwnerIsRemembered hands a LUN over of which nobody has been seen since a restart: who had it
+// is fenced all the same, though no handover was before, or somebody else has taken it since that.
 func TestOwnerIsRemembered(t *testing.T) {
 	for name, use := range map[string]func(m *migration, n *Nexus) string{
-		"WRITE": func(m *migration, n *Nexus) string { return m.runAs(n, lun1, cdb(writeOne), pattern(1, 1)).outcome() },
-		"READ":  func(m *migration, n *Nexus) string { return m.runAs(n, lun1, cdb(readOne), nil).outcome() },
+		"WRITE": func(m *migration,
+			n *Nexus) string {
+			return m.runAs(n, lun1, cdb(writeOne), pattern(1, 1)).outcome()
+		},
+		"READ": func(m *migration,
+			n *Nexus) string {
+			return m.runAs(n, lun1, cdb(readOne), nil).outcome()
+		},
 		"SYNCHRONIZE CACHE": func(m *migration, n *Nexus) string {
 			return m.runAs(n, lun1, cdb("35 00 00 00 00 00 00 00 00 00"), nil).outcome()
 		},
-		"REGISTER": func(m *migration, n *Nexus) string { return m.persist(n, saRegister, 0, 0, 1) },
+		"REGISTER": func(m *migration,
+			n *Nexus) string {
+			return m.persist(n, saRegister, 0, 0, 1)
+		},
 		"EXTENDED COPY": func(m *migration, n *Nexus) string {
 			list := copyParameters(1, 0, []string{ownNAA}, block(0, 0, 1, 0, 1))
 			return m.runAs(n, lun1, extendedCopy(list), list).outcome()
@@ -51,7 +61,8 @@ func TestOwnerIsRemembered(t *testing.T) {
 	}
 }
 
-// TestOwnerIsSavedOnce logs in and out, and restarts: storage is written to when the LUN changes hands, and only then.
+// TestOwnerIsSavedOnce logs in and out, and restarts: storage is written to when the LUN changes
+// hands, and only then.
 func TestOwnerIsSavedOnce(t *testing.T) {
 	m := newMigration(t)
 	saves := 0
@@ -75,7 +86,8 @@ func TestOwnerIsSavedOnce(t *testing.T) {
 	require.Zero(t, saves, "the handover has saved it")
 }
 
-// TestOwnerThatComesLateIsRemembered has the LUN be opened before its owner is seen again, and the target restarted then.
+// TestOwnerThatComesLateIsRemembered has the LUN be opened before its owner is seen again, and the
+// target restarted then.
 func TestOwnerThatComesLateIsRemembered(t *testing.T) {
 	m := newMigration(t)
 	require.NoError(t, m.admit("iqn.b"))
@@ -88,7 +100,8 @@ func TestOwnerThatComesLateIsRemembered(t *testing.T) {
 	require.Equal(t, Holders{Owner: "iqn.b", Fenced: []string{"iqn.a"}}, m.d.Holders(1))
 }
 
-// TestOwnerThatCannotBeSaved has storage refuse the name: the disk is served, the log says what that means, and a handover is as good as any.
+// TestOwnerThatCannotBeSaved has storage refuse the name: the disk is served, the log says what
+// that means, and a handover is as good as any.
 func TestOwnerThatCannotBeSaved(t *testing.T) {
 	m := newMigration(t)
 	core, logs := observer.New(zap.DebugLevel)
@@ -98,7 +111,8 @@ func TestOwnerThatCannotBeSaved(t *testing.T) {
 		require.Equal(t, "GOOD", m.write("iqn.a"))
 	}
 	require.Equal(t, 1, logs.Len())
-	require.Equal(t, map[string]any{"lun": uint16(1), "initiator": "iqn.a", "error": "no such device"}, logs.All()[0].ContextMap())
+	require.Equal(t, map[string]any{"lun": uint16(1), "initiator": "iqn.a",
+		"error": "no such device"}, logs.All()[0].ContextMap())
 	m.logout("iqn.a")
 	require.Equal(t, "GOOD", m.write("iqn.a"))
 	require.Equal(t, 2, logs.Len(), "its next session tries again")

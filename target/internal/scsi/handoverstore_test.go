@@ -62,8 +62,9 @@ func (m *migration) handOver(to string) {
 	require.NoError(m.t, m.finish())
 }
 
-// TestFencedStayOut has the first machine of a migration come back when the second one is not there: for a moment, as its connection was
-// lost or the target restarted, or for good. What it would write is of a guest that ran elsewhere since.
+// TestFencedStayOut has the first machine of a migration come back when the second one is not
+// there: for a moment, as its connection was lost or the target restarted, or for good. What it
+// would write is of a guest that ran elsewhere since.
 func TestFencedStayOut(t *testing.T) {
 	for name, lose := range map[string]func(*testing.T, *migration){
 		"lost connection": func(_ *testing.T, m *migration) { m.logout("iqn.b") },
@@ -102,7 +103,8 @@ func TestFencedStayOut(t *testing.T) {
 	}
 }
 
-// TestFencedAreLogged has the log say why a machine meets conflicts, once for each of its sessions and each fence, and what to do.
+// TestFencedAreLogged has the log say why a machine meets conflicts, once for each of its sessions
+// and each fence, and what to do.
 func TestFencedAreLogged(t *testing.T) {
 	m := newMigration(t)
 	var logs *observer.ObservedLogs
@@ -120,14 +122,16 @@ func TestFencedAreLogged(t *testing.T) {
 	}
 	require.Equal(t, "GOOD", m.write("iqn.a"))
 	require.Equal(t, conflict, m.write("iqn.c"))
-	require.Zero(t, logs.FilterMessageSnippet("fenced").Len(), "it is not fenced: the LUN is somebody else's")
+	require.Zero(t, logs.FilterMessageSnippet("fenced").Len(),
+		"it is not fenced: the LUN is somebody else's")
 	require.Len(t, logs.TakeAll(), 1)
 	m.handOver("iqn.b")
 	require.Zero(t, logs.Len(), "nobody has tried")
 	refused(m.at["iqn.a"])
 	require.Equal(t, 1, logs.Len())
 	require.Equal(t, map[string]any{"lun": uint16(1), "initiator": "iqn.a", "owner": "iqn.b",
-		"try": "handover --lun 1 --to iqn.a, if the guest is to run there and runs nowhere else"}, logs.All()[0].ContextMap())
+		"try": "handover --lun 1 --to iqn.a, if the guest is to run there and runs nowhere else"},
+		logs.All()[0].ContextMap())
 	refused(m.attach("iqn.a", 1))
 	require.Equal(t, 2, logs.Len(), "another session")
 
@@ -156,7 +160,8 @@ func TestWithdrawnStaysOut(t *testing.T) {
 	m.handOver("iqn.b")
 }
 
-// TestRestartDuringHandOver restarts the target while a LUN is open: it is so again, to the same two, whoever is back first.
+// TestRestartDuringHandOver restarts the target while a LUN is open: it is so again, to the same
+// two, whoever is back first.
 func TestRestartDuringHandOver(t *testing.T) {
 	until := time.Now().Add(time.Hour)
 	opened := func(t *testing.T) *migration {
@@ -205,11 +210,13 @@ func TestRestartDuringHandOver(t *testing.T) {
 	})
 }
 
-// TestHandOverThatCannotBeSaved changes nothing: neither now nor, as far as storage lets it be put back, after a restart.
+// TestHandOverThatCannotBeSaved changes nothing: neither now nor, as far as storage lets it be put
+// back, after a restart.
 func TestHandOverThatCannotBeSaved(t *testing.T) {
 	broken := errors.New("no such device")
 	for _, step := range []string{"open", "finish", "cancel"} {
-		// All saves of a step fail, or the one that counts does although it was kept, as when a volume is too slow to say so.
+		// All saves of a step fail, or the one that counts does although it was kept, as when a
+		// volume is too slow to say so.
 		for _, kept := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, kept %v", step, kept), func(t *testing.T) {
 				m := newMigration(t)
@@ -233,13 +240,15 @@ func TestHandOverThatCannotBeSaved(t *testing.T) {
 					m.store.saving = func() {
 						if saves++; saves == 2 {
 							m.store.failWith(nil)
-							require.NoError(t, m.store.Save(storedHandover, []byte(`{"fenced":["iqn.a"]}`)))
+							require.NoError(t,
+								m.store.Save(storedHandover, []byte(`{"fenced":["iqn.a"]}`)))
 						}
 					}
 				}
 				err := act()
 				require.ErrorIs(t, err, broken)
-				require.ErrorContains(t, err, "who may use LUN 1 could not be saved, and stays as it was")
+				require.ErrorContains(t, err,
+					"who may use LUN 1 could not be saved, and stays as it was")
 				if !kept {
 					require.ErrorContains(t, err, "ask again before the daemon is restarted")
 				}
@@ -277,7 +286,8 @@ func (s *brokenFor) Save(name string, data []byte) error {
 	return s.keptStore.Save(name, data)
 }
 
-// TestHandOverIsTakenBack has the end of the former owner's reservation not saved, after who is fenced has been.
+// TestHandOverIsTakenBack has the end of the former owner's reservation not saved, after who is
+// fenced has been.
 func TestHandOverIsTakenBack(t *testing.T) {
 	store := &brokenFor{}
 	b := newBench(t, exclusive, func(l *LUN) { l.Store = store })
@@ -292,8 +302,9 @@ func TestHandOverIsTakenBack(t *testing.T) {
 	require.Equal(t, want, b.d.Holders(1), "on storage, too")
 }
 
-// TestKilledBetweenTheSavesOfAFence leaves on storage that an initiator is fenced, and also what it had reserved: it could not release that any
-// more, and whoever has the LUN after the next start would meet it.
+// TestKilledBetweenTheSavesOfAFence leaves on storage that an initiator is fenced, and also what it
+// had reserved: it could not release that any more, and whoever has the LUN after the next start
+// would meet it.
 func TestKilledBetweenTheSavesOfAFence(t *testing.T) {
 	store := &keptStore{}
 	kept := func(l *LUN) { l.Store = store }
@@ -320,7 +331,8 @@ func TestKilledBetweenTheSavesOfAFence(t *testing.T) {
 	b.good(cdb(writeOne), pattern(1, 1))
 }
 
-// TestOwnerComesDuringAdmit has the first machine take the LUN while the store is busy with the second one's name.
+// TestOwnerComesDuringAdmit has the first machine take the LUN while the store is busy with the
+// second one's name.
 func TestOwnerComesDuringAdmit(t *testing.T) {
 	m := newMigration(t)
 	m.store.saving = func() {
@@ -334,7 +346,8 @@ func TestOwnerComesDuringAdmit(t *testing.T) {
 	require.Equal(t, []string{"iqn.a"}, m.d.Holders(1).Fenced)
 }
 
-// TestOwnerComesDuringHandOver has it come so late that it is about to be handed over: it would not be fenced for good.
+// TestOwnerComesDuringHandOver has it come so late that it is about to be handed over: it would not
+// be fenced for good.
 func TestOwnerComesDuringHandOver(t *testing.T) {
 	m := newMigration(t)
 	require.NoError(t, m.admit("iqn.b"))
@@ -343,14 +356,15 @@ func TestOwnerComesDuringHandOver(t *testing.T) {
 		m.store.saving = nil
 		m.take("iqn.a")
 	}
-	require.ErrorContains(t, m.finish(), "LUN 1 was taken by iqn.a meanwhile, and stays open to iqn.b; try again")
+	require.ErrorContains(t, m.finish(), "LUN 1 was taken by iqn.a meanwhile, and stays open to "+
+		"iqn.b; try again")
 	require.NoError(t, m.finish())
 	m.restart(t)
 	require.Equal(t, conflict, m.write("iqn.a"))
 }
 
-// TestGuestDoesNotClaim has a command of the second machine be about to take the LUN, which nobody owns, when it is opened to it: as owner
-// and guest at once it would be fenced by its own handover.
+// TestGuestDoesNotClaim has a command of the second machine be about to take the LUN, which nobody
+// owns, when it is opened to it: as owner and guest at once it would be fenced by its own handover.
 func TestGuestDoesNotClaim(t *testing.T) {
 	m := newMigration(t)
 	m.at["iqn.b"] = m.attach("iqn.b", 0)
@@ -376,17 +390,24 @@ func TestStoredHandover(t *testing.T) {
 		}
 		return NewDevice(Options{}, []LUN{lun})
 	}
-	d, err := device(`{"owner":"iqn.a","open_to":"iqn.b","until":"2026-01-02T03:04:05Z","fenced":["iqn.c"]}`)
+	d,
+		err := device(
+		`{"owner":"iqn.a","open_to":"iqn.b","until":"2026-01-02T03:04:05Z","fenced":["iqn.c"]}`)
 	require.NoError(t, err)
-	require.Equal(t, Holders{Owner: "iqn.a", Guest: "iqn.b", Fenced: []string{"iqn.c"}}, d.Holders(3))
-	require.Equal(t, []Opening{{LUN: 3, To: "iqn.b", Until: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)}}, d.Openings())
+	require.Equal(t, Holders{Owner: "iqn.a", Guest: "iqn.b", Fenced: []string{"iqn.c"}},
+		d.Holders(3))
+	require.Equal(t,
+		[]Opening{{LUN: 3, To: "iqn.b", Until: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)}},
+		d.Openings())
 	d, err = device("")
 	require.NoError(t, err, "what an older program has left")
 	require.Empty(t, d.Holders(3))
-	for _, bad := range []string{"{", "[]", `{"fenced":[""]}`, `{"fenced":["a b"]}`, `{"open_to":" "}`, `{"owner":"\n"}`, `{"until":"soon"}`} {
+	for _, bad := range []string{"{", "[]", `{"fenced":[""]}`, `{"fenced":["a b"]}`,
+		`{"open_to":" "}`, `{"owner":"\n"}`, `{"until":"soon"}`} {
 		_, err := device(bad)
 		require.ErrorContains(t, err, "LUN 3: what a handover has left cannot be read", bad)
-		require.ErrorContains(t, err, "remove /volume/unit/handover to start with nobody fenced", bad)
+		require.ErrorContains(t, err, "remove /volume/unit/handover to start with nobody fenced",
+			bad)
 		_, err = device(bad, func(l *LUN) { l.Access = AccessWriteShared })
 		require.NoError(t, err, "nobody is fenced there")
 	}

@@ -15,7 +15,8 @@ import (
 	"kubevirt.io/disk/internal/rangelock"
 )
 
-// memDisk is a disk in memory that notes its calls and fails on demand. It has no optional interface.
+// memDisk is a disk in memory that notes its calls and fails on demand. It has no optional
+// interface.
 type memDisk struct {
 	size    int64 // also where no disk can have it
 	content *disktest.Memory
@@ -31,7 +32,8 @@ const memPage = 4096 // what content allocates at once
 
 func newMemDisk(size int64) *memDisk {
 	return &memDisk{
-		size: size, content: disktest.NewMemory(size), calls: map[string]int{}, fail: map[string]error{},
+		size: size, content: disktest.NewMemory(size), calls: map[string]int{},
+		fail: map[string]error{},
 	}
 }
 
@@ -121,12 +123,14 @@ func (d accountedDisk) Usage() (disk.Usage, error) {
 }
 
 func testIdentity() disk.Identity {
-	return disk.Identity{Serial: "0123456789abcdef", NAA: [8]byte{0x30, 0x11, 0x22, 0x33, 0x44, 0x55, 0x66, 0x77}}
+	return disk.Identity{Serial: "0123456789abcdef",
+		NAA: [8]byte{0x30, 0x11, 0x22, 0x33, 0x44, 0x55, 0x66, 0x77}}
 }
 
 const testBlocks = 20000 // of every disk, unless a test says otherwise
 
-// bench is a device with LUN 1 on a thin disk and one attached nexus, whose unit attentions are gone.
+// bench is a device with LUN 1 on a thin disk and one attached nexus, whose unit attentions are
+// gone.
 type bench struct {
 	t     testing.TB
 	d     *Device
@@ -141,7 +145,8 @@ func newBench(t testing.TB, change ...func(*LUN)) *bench {
 	for _, c := range change {
 		c(&lun)
 	}
-	d, err := NewDevice(Options{TargetName: "iqn.2017-01.io.kubevirt:wrapper", PortalGroupTag: 1}, []LUN{lun})
+	d, err := NewDevice(Options{TargetName: "iqn.2017-01.io.kubevirt:wrapper", PortalGroupTag: 1},
+		[]LUN{lun})
 	require.NoError(t, err)
 	t.Cleanup(d.Close)
 	b := &bench{t: t, d: d, disk: m}
@@ -189,12 +194,14 @@ type result struct {
 	data   []byte
 }
 
-// code is the sense key, ASC and ASCQ of fixed format sense data, as "5/24/00"; empty for other statuses.
+// code is the sense key, ASC and ASCQ of fixed format sense data, as "5/24/00"; empty for other
+// statuses.
 func (r result) code() string {
 	if len(r.sense) < 14 {
 		return ""
 	}
-	return strings.ToLower(hex.EncodeToString(r.sense[2:3])[1:] + "/" + hex.EncodeToString(r.sense[12:13]) + "/" + hex.EncodeToString(r.sense[13:14]))
+	return strings.ToLower(hex.EncodeToString(r.sense[2:3])[1:] + "/" +
+		hex.EncodeToString(r.sense[12:13]) + "/" + hex.EncodeToString(r.sense[13:14]))
 }
 
 // outcome is the code, or the status where there is no sense data.
@@ -216,7 +223,8 @@ func unhex(s string) []byte {
 	return b
 }
 
-// hang has the calls of one method wait in the disk until goOn is closed; arrived tells of each that is there.
+// hang has the calls of one method wait in the disk until goOn is closed; arrived tells of each
+// that is there.
 func (b *bench) hang(method string) (arrived, goOn chan struct{}) {
 	arrived, goOn = make(chan struct{}, 100), make(chan struct{})
 	b.disk.enter = func(m string) {
@@ -236,7 +244,8 @@ func (b *bench) waitsForRange(commands int) {
 	require.Eventually(b.t, waiting, time.Minute, time.Millisecond)
 }
 
-// run carries out a command on LUN 1 as the transport does; data is what the initiator sends, cut off at Length.
+// run carries out a command on LUN 1 as the transport does; data is what the initiator sends, cut
+// off at Length.
 func (b *bench) run(cdb []byte, data []byte) result { return b.runAs(b.nexus, lun1, cdb, data) }
 
 func (b *bench) runAs(n *Nexus, lun uint64, cdb []byte, data []byte) result {

@@ -7,7 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// requireHex compares data with its hexadecimal form, in which spaces and line breaks do not matter.
+// requireHex compares data with its hexadecimal form, in which spaces and line breaks do not
+// matter.
 func requireHex(t *testing.T, want string, got []byte) {
 	t.Helper()
 	require.Equal(t, hex.Dump(unhex(want)), hex.Dump(got))
@@ -64,7 +65,8 @@ func TestVitalProductData(t *testing.T) {
 		plain            bool
 	}{
 		{name: "supported pages", page: "00", want: "00 00 0008 00 80 83 86 8f b0 b1 b2"},
-		{name: "supported pages of a plain disk", page: "00", plain: true, want: "00 00 0007 00 80 83 86 8f b0 b1"},
+		{name: "supported pages of a plain disk", page: "00", plain: true,
+			want: "00 00 0007 00 80 83 86 8f b0 b1"},
 		{name: "serial number", page: "80", want: "00 80 0010 30313233343536373839616263646566"},
 		{name: "identification", page: "83", want: `00 83 00b8
 			01 03 00 08 3011223344556677
@@ -77,10 +79,12 @@ func TestVitalProductData(t *testing.T) {
 		{name: "extended inquiry", page: "86", want: "00 86 003c 00 01 0000" + zeros28 + zeros28},
 		{name: "block limits", page: "b0", want: `00 b0 003c 00 80 0008 00020000 00000800 00000000
 			00100000 00000100 00000008 80000000 0000000000080000 00000000 00000000 00000000 0000000000000000`},
-		{name: "block limits of a plain disk", page: "b0", plain: true, want: `00 b0 003c 00 80 0008 00020000 00000800 00000000
+		{name: "block limits of a plain disk", page: "b0", plain: true,
+			want: `00 b0 003c 00 80 0008 00020000 00000800 00000000
 			00000000 00000000 00000000 00000000 0000000000080000 00000000 00000000 00000000 0000000000000000`},
 		{name: "characteristics", page: "b1", want: "00 b1 003c 0001 0050" + zeros28 + zeros28},
-		{name: "characteristics of a plain disk", page: "b1", plain: true, want: "00 b1 003c 0001 0000" + zeros28 + zeros28},
+		{name: "characteristics of a plain disk", page: "b1", plain: true,
+			want: "00 b1 003c 0001 0000" + zeros28 + zeros28},
 		{name: "provisioning", page: "b2", want: "00 b2 0004 00 e4 02 00"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -93,12 +97,13 @@ func TestVitalProductData(t *testing.T) {
 	}
 	requireHex(t, `00 b0 003c 00 80 0008 00020000 00000800 00000000
 		00100000 00000100 00000008 80000000 0000000000080000 00000100 00000008 00000008 0000000000000000`, newBench(t, stored).good(cdb("12 01 b0 00 ff 00"), nil))
-	requireHex(t, "00 b2 0004 0b e4 02 00", newBench(t, accounted).good(cdb("12 01 b2 00 ff 00"), nil))
+	requireHex(t, "00 b2 0004 0b e4 02 00",
+		newBench(t, accounted).good(cdb("12 01 b2 00 ff 00"), nil))
 	require.Equal(t, "5/24/00", newBench(t, plainDisk).run(cdb("12 01 b2 00 ff 00"), nil).outcome())
 }
 
-// TestListedPagesAnswer checks that page 00h is sorted and every page in it can be read; QEMU refuses a disk
-// where that fails.
+// TestListedPagesAnswer checks that page 00h is sorted and every page in it can be read; QEMU
+// refuses a disk where that fails.
 func TestListedPagesAnswer(t *testing.T) {
 	b := newBench(t)
 	for _, lun := range []uint64{lun1, 0, 7 << 48} {
@@ -120,5 +125,6 @@ func TestIdentificationIsUnambiguous(t *testing.T) {
 		l.Identity.Serial = "fedcba9876543210"
 		l.Identity.NAA[7]++
 	})
-	require.NotEqual(t, newBench(t).good(cdb("12 01 83 00 ff 00"), nil), other.good(cdb("12 01 83 00 ff 00"), nil))
+	require.NotEqual(t, newBench(t).good(cdb("12 01 83 00 ff 00"), nil),
+		other.good(cdb("12 01 83 00 ff 00"), nil))
 }

@@ -133,7 +133,8 @@ func (d *Device) vacantLocked(l *LUN) error {
 	d.pruneLocked()
 	for _, old := range d.leaving {
 		if old.naa == l.Identity.NAA {
-			return fmt.Errorf("LUN %d: the disk is still used by commands to LUN %d, which was removed; "+
+			return fmt.Errorf("LUN %d: the disk is still used by commands to LUN %d, which was "+
+				"removed; "+
 				"wait until it is released", l.Number, old.number)
 		}
 	}
@@ -233,7 +234,8 @@ func (d *Device) Resize(number uint16) error {
 	case size%BlockSize != 0:
 		return fmt.Errorf("LUN %d: disk size %d is not a multiple of %d", number, size, BlockSize)
 	case size < 0 || blocks < before:
-		return fmt.Errorf("LUN %d: the disk has become smaller, from %d to %d bytes, and a LUN can only "+
+		return fmt.Errorf("LUN %d: the disk has become smaller, from %d to %d bytes, and a LUN "+
+			"can only "+
 			"grow: remove it, and add it again", number, before<<blockShift, size)
 	case blocks == before:
 		return nil
@@ -293,12 +295,13 @@ func (n *Nexus) forgetLocked(u *unit) {
 // maxTenants bounds for how many initiator ports it is known which disk they have used under a LUN.
 const maxTenants = 256
 
-// Initiators go on by the number of a LUN, also after a unit attention: Linux sends the command again
-// that met it, to whatever disk has that number by then. So an initiator port that has used one disk
-// under a number meets LOGICAL UNIT NOT SUPPORTED where another disk has it, until it has probed that:
-// by the standard INQUIRY of 36 bytes with which initiators begin to set up a disk. The tools of udev ask
-// for more, of the disks that are set up, as often as somebody has closed them, and keep the kernel
-// from nothing. In a session that has begun since, any standard INQUIRY will do.
+// Initiators go on by the number of a LUN, also after a unit attention: Linux sends the command
+// again that met it, to whatever disk has that number by then. So an initiator port that has used
+// one disk under a number meets LOGICAL UNIT NOT SUPPORTED where another disk has it, until it has
+// probed that: by the standard INQUIRY of 36 bytes with which initiators begin to set up a disk.
+// The tools of udev ask for more, of the disks that are set up, as often as somebody has closed
+// them, and keep the kernel from nothing. In a session that has begun since, any standard INQUIRY
+// will do.
 
 // probeLen is the allocation length of that INQUIRY, bytes: what every device has had since SCSI-2.
 const probeLen = 36

@@ -18,8 +18,9 @@ const lbaStatusLen = 24
 // maxExtentSteps bounds how many extents of the disk one answer gathers.
 const maxExtentSteps = 1024
 
-// prepareLBAStatus is GET LBA STATUS (SBC-3 5.4). The length must be known before the disk is asked, so the answer has
-// always one descriptor: the run that begins at the starting address. An initiator goes on behind it.
+// prepareLBAStatus is GET LBA STATUS (SBC-3 5.4). The length must be known before the disk is
+// asked, so the answer has always one descriptor: the run that begins at the starting address. An
+// initiator goes on behind it.
 func prepareLBAStatus(t *Task) error {
 	t.lba = lba16(&t.CDB)
 	if err := t.inRange(); err != nil {
@@ -59,8 +60,8 @@ func (t *Task) fillLBAStatus() error {
 
 var errEmptyExtent = errors.New("disk reports an empty extent")
 
-// extentOf finds how many blocks from lba on are all mapped or all deallocated. A block is mapped if any byte of it
-// is.
+// extentOf finds how many blocks from lba on are all mapped or all deallocated. A block is mapped
+// if any byte of it is.
 func (t *Task) extentOf(lba uint64) (count uint32, data bool, err error) {
 	u := t.unit
 	start := int64(lba) << blockShift

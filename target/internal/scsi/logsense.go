@@ -35,7 +35,8 @@ const (
 // counts tells whether the unit reports the resources that its blocks take.
 func (u *unit) counts() bool { return u.accounts != nil && u.discards != nil }
 
-// prepareLogSense is LOG SENSE (SPC-4 6.9). Nothing is counted against a threshold or saved: there are cumulative values only.
+// prepareLogSense is LOG SENSE (SPC-4 6.9). Nothing is counted against a threshold or saved: there
+// are cumulative values only.
 func prepareLogSense(t *Task) error {
 	control, page, subpage := t.CDB[2]>>6, t.CDB[2]&0x3f, t.CDB[3]
 	from := binary.BigEndian.Uint16(t.CDB[5:])
@@ -54,7 +55,8 @@ func prepareLogSense(t *Task) error {
 		}
 		t.data = append(t.data[:0], logProvisioning, 0, 0, 0)
 		for code := max(from, resourceAvailable); code <= resourceUsed; code++ {
-			t.data = append(t.data, 0, byte(code), resourceFormat, resourceLen-4, 0, 0, 0, 0, 0, 0, 0, 0)
+			t.data = append(t.data, 0, byte(code), resourceFormat, resourceLen-4, 0, 0, 0, 0, 0, 0,
+				0, 0)
 			t.data[3] += resourceLen
 		}
 	case page == logSupported || page == logProvisioning && t.unit.counts():
@@ -66,12 +68,14 @@ func prepareLogSense(t *Task) error {
 	return nil
 }
 
-// supportedLogPages makes page 00h (SPC-4 7.3.18), or with its subpage FFh the list of pages and subpages (SPC-4 7.3.19).
+// supportedLogPages makes page 00h (SPC-4 7.3.18), or with its subpage FFh the list of pages and
+// subpages (SPC-4 7.3.19).
 func (t *Task) supportedLogPages(subpage byte) {
 	if subpage == 0 {
 		t.data = append(t.data[:0], logSupported, 0, 0, 1, logSupported)
 	} else {
-		t.data = append(t.data[:0], bitLogSPF|logSupported, subpageAll, 0, 4, logSupported, 0, logSupported, subpageAll)
+		t.data = append(t.data[:0], bitLogSPF|logSupported, subpageAll, 0, 4, logSupported, 0,
+			logSupported, subpageAll)
 	}
 	if !t.unit.counts() {
 		return
@@ -93,7 +97,8 @@ func inLogSense(t *Task, off int64, p []byte) error {
 	return nil
 }
 
-// fillProvisioning asks the disk what it takes. An allocation length that ends within a parameter cuts off its end.
+// fillProvisioning asks the disk what it takes. An allocation length that ends within a parameter
+// cuts off its end.
 func (t *Task) fillProvisioning() error {
 	if len(t.data) <= logHeaderLen {
 		return nil

@@ -14,23 +14,32 @@ func TestLogSense(t *testing.T) {
 		change                func(*LUN)
 	}{
 		{"supported pages", "4d 00 40 00 00 00 00 00 ff 00", "GOOD", "00 00 0002 00 0c", accounted},
-		{"supported pages of a disk that does not account", "4d 00 40 00 00 00 00 00 ff 00", "GOOD", "00 00 0001 00", plainDisk},
-		{"supported pages, any control", "4d 00 00 00 00 00 00 00 ff 00", "GOOD", "00 00 0002 00 0c", accounted},
-		{"supported subpages", "4d 00 40 ff 00 00 00 00 ff 00", "GOOD", "40 ff 0006 00 00 00 ff 0c 00", accounted},
-		{"supported subpages of a disk that does not account", "4d 00 40 ff 00 00 00 00 ff 00", "GOOD", "40 ff 0004 00 00 00 ff", plainDisk},
+		{"supported pages of a disk that does not account", "4d 00 40 00 00 00 00 00 ff 00", "GOOD",
+			"00 00 0001 00", plainDisk},
+		{"supported pages, any control", "4d 00 00 00 00 00 00 00 ff 00", "GOOD",
+			"00 00 0002 00 0c", accounted},
+		{"supported subpages", "4d 00 40 ff 00 00 00 00 ff 00", "GOOD",
+			"40 ff 0006 00 00 00 ff 0c 00", accounted},
+		{"supported subpages of a disk that does not account", "4d 00 40 ff 00 00 00 00 ff 00",
+			"GOOD", "40 ff 0004 00 00 00 ff", plainDisk},
 		{"provisioning", "4d 00 4c 00 00 00 00 00 ff 00", "GOOD", page, accounted},
-		{"provisioning, from a parameter on", "4d 00 4c 00 00 00 02 00 ff 00", "GOOD", "0c 00 000c 0002 03 08 00000003 01 000000", accounted},
-		{"cut off within a parameter", "4d 00 4c 00 00 00 00 00 0b 00", "GOOD", "0c 00 0018 0001 03 08 000014", accounted},
-		{"cut off within the header", "4d 00 4c 00 00 00 00 00 03 00", "GOOD", "0c 00 00", accounted},
+		{"provisioning, from a parameter on", "4d 00 4c 00 00 00 02 00 ff 00", "GOOD",
+			"0c 00 000c 0002 03 08 00000003 01 000000", accounted},
+		{"cut off within a parameter", "4d 00 4c 00 00 00 00 00 0b 00", "GOOD",
+			"0c 00 0018 0001 03 08 000014", accounted},
+		{"cut off within the header", "4d 00 4c 00 00 00 00 00 03 00", "GOOD", "0c 00 00",
+			accounted},
 		{"no allocation", "4d 00 4c 00 00 00 00 00 00 00", "GOOD", "", accounted},
 		{"beyond the last parameter", "4d 00 4c 00 00 00 03 00 ff 00", "5/24/00", "", accounted},
-		{"a parameter of the list of pages", "4d 00 40 00 00 00 01 00 ff 00", "5/24/00", "", accounted},
+		{"a parameter of the list of pages", "4d 00 40 00 00 00 01 00 ff 00", "5/24/00", "",
+			accounted},
 		{"thresholds", "4d 00 0c 00 00 00 00 00 ff 00", "5/24/00", "", accounted},
 		{"defaults", "4d 00 cc 00 00 00 00 00 ff 00", "5/24/00", "", accounted},
 		{"unknown page", "4d 00 4d 00 00 00 00 00 ff 00", "5/24/00", "", accounted},
 		{"unknown subpage", "4d 00 4c 01 00 00 00 00 ff 00", "5/24/00", "", accounted},
 		{"unknown subpage of the list", "4d 00 40 01 00 00 00 00 ff 00", "5/24/00", "", accounted},
-		{"provisioning of a disk that does not account", "4d 00 4c 00 00 00 00 00 ff 00", "5/24/00", "", plainDisk},
+		{"provisioning of a disk that does not account", "4d 00 4c 00 00 00 00 00 ff 00", "5/24/00",
+			"", plainDisk},
 		{"save", "4d 01 4c 00 00 00 00 00 ff 00", "5/24/00", "", accounted},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -66,6 +75,8 @@ func TestReportTargetPortGroups(t *testing.T) {
 			requireHex(t, c.data, r.data)
 		})
 	}
-	require.EqualValues(t, 0x10, b.good(cdb("12 00 00 00 ff 00"), nil)[5]&0x30, "TPGS says that the command is there")
-	require.Zero(t, b.runAs(b.nexus, 0, cdb("12 00 00 00 ff 00"), nil).data[5], "and where there is no unit, it is not")
+	require.EqualValues(t, 0x10, b.good(cdb("12 00 00 00 ff 00"), nil)[5]&0x30,
+		"TPGS says that the command is there")
+	require.Zero(t, b.runAs(b.nexus, 0, cdb("12 00 00 00 ff 00"), nil).data[5],
+		"and where there is no unit, it is not")
 }

@@ -12,10 +12,13 @@ type modeState struct {
 	bits  atomic.Uint32
 	saved atomic.Uint32 // what a reset returns to
 
-	// change is held by a MODE SELECT, also while it saves. Lock order: reservations.mu, change, sanitizeState.mu, Device.mu.
+	// change is held by a MODE SELECT, also while it saves. Lock order: reservations.mu, change,
+	// sanitizeState.mu, Device.mu.
 	change sync.Mutex
 
-	flushes uint64 // guarded by Device.mu; how often the write cache has ended: the number of the flush that ends modeUnflushed
+	// guarded by Device.mu; how often the write cache has ended: the number of the flush that ends
+	// modeUnflushed
+	flushes uint64
 }
 
 const (
@@ -23,8 +26,9 @@ const (
 	modeDSense             // sense data in descriptor format
 	modeSWP                // software write protect
 
-	// modeUnflushed is of no page: WCE is zero since a MODE SELECT or a reset, but what was acknowledged before that is not durable yet. As
-	// long as that is so the caching page says WCE, and whoever wants to be sure has to flush.
+	// modeUnflushed is of no page: WCE is zero since a MODE SELECT or a reset, but what was
+	// acknowledged before that is not durable yet. As long as that is so the caching page says WCE,
+	// and whoever wants to be sure has to flush.
 	modeUnflushed
 
 	modeDefault = modeWCE
@@ -45,8 +49,8 @@ func shown(state uint32) uint32 {
 	return state
 }
 
-// enterLocked puts a state in force. Where that ends the write cache it returns the number of the flush that has to follow, for cacheFlushed;
-// else 0.
+// enterLocked puts a state in force. Where that ends the write cache it returns the number of the
+// flush that has to follow, for cacheFlushed; else 0.
 func (m *modeState) enterLocked(state uint32) (flush uint64) {
 	if !cached(state) && cached(m.bits.Load()) {
 		state |= modeUnflushed
@@ -57,8 +61,9 @@ func (m *modeState) enterLocked(state uint32) (flush uint64) {
 	return flush
 }
 
-// cacheFlushed ends modeUnflushed when the disk has flushed, unless the write cache was on again since and has ended once more: that flush
-// may have begun before what was written then. by, if any, is who has asked for it.
+// cacheFlushed ends modeUnflushed when the disk has flushed, unless the write cache was on again
+// since and has ended once more: that flush may have begun before what was written then. by, if
+// any, is who has asked for it.
 func (d *Device) cacheFlushed(u *unit, flush uint64, by *Nexus) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -68,16 +73,16 @@ func (d *Device) cacheFlushed(u *unit, flush uint64, by *Nexus) {
 	}
 }
 
-// resetModeLocked returns the mode pages to what is saved. Where that ends the write cache, what it holds is brought to storage: a reset
-// is for a disk that hangs, perhaps, and does not wait for it.
+// resetModeLocked returns the mode pages to what is saved. Where that ends the write cache, what it
+// holds is brought to storage: a reset is for a disk that hangs, perhaps, and does not wait for it.
 func (d *Device) resetModeLocked(u *unit) {
 	if flush := u.mode.enterLocked(u.mode.saved.Load()); flush != 0 && u.beginLonger(d) {
 		go d.flushAfterReset(u, flush)
 	}
 }
 
-// flushAfterReset flushes the disk. If it cannot, modeUnflushed stays, as what was acknowledged may be lost; the disk lets nothing else
-// succeed from then on (disk.Disk).
+// flushAfterReset flushes the disk. If it cannot, modeUnflushed stays, as what was acknowledged may
+// be lost; the disk lets nothing else succeed from then on (disk.Disk).
 func (d *Device) flushAfterReset(u *unit, flush uint64) {
 	defer u.endLonger(d)
 	defer func() {
@@ -86,8 +91,10 @@ func (d *Device) flushAfterReset(u *unit, flush uint64) {
 		}
 	}()
 	if err := u.disk.Flush(); err != nil {
-		d.logFault(&Task{unit: u}, faultFailed, "disk could not bring its write cache to storage after a reset, and what was acknowledged may be lost: "+
-			"restart after repairing its storage", err)
+		d.logFault(&Task{unit: u}, faultFailed,
+			"disk could not bring its write cache to storage after a reset, and what was "+
+				"acknowledged may be lost: "+
+				"restart after repairing its storage", err)
 		return
 	}
 	d.cacheFlushed(u, flush, nil)
@@ -135,7 +142,8 @@ var modePages = [...]modePage{
 		fields: []modeField{{2, 0x04, modeWCE}},
 	},
 	{
-		// QUEUE ALGORITHM MODIFIER 1: commands that are in flight together may be carried out in any order.
+		// QUEUE ALGORITHM MODIFIER 1: commands that are in flight together may be carried out in
+		// any order.
 		code:   pageControl,
 		header: 2,
 		fixed:  []byte{pageControl, 10, 0, 0x10, 0, 0, 0, 0, 0, 0, 0, 0},
@@ -151,8 +159,9 @@ var modePages = [...]modePage{
 		code:    pageInformational,
 		subpage: subpageProvisioning,
 		header:  4,
-		fixed:   []byte{bitSPF | pageInformational, subpageProvisioning, 0, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0},
-		when:    (*unit).counts,
+		fixed: []byte{bitSPF | pageInformational, subpageProvisioning, 0, 12, 0, 0, 0, 0, 0, 0, 0,
+			0, 0, 0, 0, 0},
+		when: (*unit).counts,
 	},
 }
 

@@ -27,21 +27,31 @@ func TestModeSense(t *testing.T) {
 		name, cdb, want string
 		change          func(*LUN)
 	}{
-		{"6, all pages", "1a 00 3f 00 ff 00", "37 00 10 08 00004e20 00000200" + cachingPage + controlPage + informationalPage, thin},
-		{"6, all pages and subpages", "1a 08 3f ff ff 00", "2f 00 10 00" + cachingPage + controlPage + informationalPage, thin},
+		{"6, all pages", "1a 00 3f 00 ff 00",
+			"37 00 10 08 00004e20 00000200" + cachingPage + controlPage + informationalPage, thin},
+		{"6, all pages and subpages", "1a 08 3f ff ff 00",
+			"2f 00 10 00" + cachingPage + controlPage + informationalPage, thin},
 		{"6, write-protected", "1a 08 0a 00 ff 00", "0f 00 90 00" + controlPage, readOnly},
 		{"6, read-shared", "1a 08 0a 00 ff 00", "0f 00 90 00" + controlPage, readSharedLUN},
 		{"6, caching", "1a 08 08 00 ff 00", "17 00 10 00" + cachingPage, thin},
 		{"6, caching and its subpages", "1a 08 08 ff ff 00", "17 00 10 00" + cachingPage, thin},
-		{"6, caching, changeable", "1a 08 48 00 ff 00", "17 00 10 00 08 12 04 00 00000000 00000000 00000000 00000000", thin},
-		{"6, control, changeable", "1a 08 4a 00 ff 00", "0f 00 10 00 0a 0a 04 00 0800 0000 0000 0000", thin},
-		{"6, informational, changeable", "1a 08 5c 00 ff 00", "0f 00 10 00 1c 0a 00 00 00000000 00000000", thin},
+		{"6, caching, changeable", "1a 08 48 00 ff 00",
+			"17 00 10 00 08 12 04 00 00000000 00000000 00000000 00000000", thin},
+		{"6, control, changeable", "1a 08 4a 00 ff 00",
+			"0f 00 10 00 0a 0a 04 00 0800 0000 0000 0000", thin},
+		{"6, informational, changeable", "1a 08 5c 00 ff 00",
+			"0f 00 10 00 1c 0a 00 00 00000000 00000000", thin},
 		{"6, default", "1a 08 88 00 ff 00", "17 00 10 00" + cachingPage, thin},
 		{"6, cut off", "1a 00 3f 00 04 00", "37 00 10 08", thin},
-		{"10", "5a 00 0a 00 00 00 00 00 ff 00", "001a 00 10 00 00 0008 00004e20 00000200" + controlPage, thin},
-		{"10, long descriptor", "5a 10 0a 00 00 00 00 00 ff 00", "0022 00 10 01 00 0010 0000000000004e20 00000000 00000200" + controlPage, thin},
-		{"10, no descriptor", "5a 08 0a 00 00 00 00 00 ff 00", "0012 00 10 00 00 0000" + controlPage, thin},
-		{"6, more blocks than fit", "1a 00 1c 00 ff 00", "17 00 10 08 ffffffff 00000200" + informationalPage, func(l *LUN) { l.Disk = newMemDisk(1 << 42) }},
+		{"10", "5a 00 0a 00 00 00 00 00 ff 00",
+			"001a 00 10 00 00 0008 00004e20 00000200" + controlPage, thin},
+		{"10, long descriptor", "5a 10 0a 00 00 00 00 00 ff 00",
+			"0022 00 10 01 00 0010 0000000000004e20 00000000 00000200" + controlPage, thin},
+		{"10, no descriptor", "5a 08 0a 00 00 00 00 00 ff 00",
+			"0012 00 10 00 00 0000" + controlPage, thin},
+		{"6, more blocks than fit", "1a 00 1c 00 ff 00",
+			"17 00 10 08 ffffffff 00000200" + informationalPage,
+			func(l *LUN) { l.Disk = newMemDisk(1 << 42) }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			requireHex(t, c.want, newBench(t, c.change).good(cdb(c.cdb), nil))
@@ -79,13 +89,19 @@ func TestModeSelectAccepts(t *testing.T) {
 	}{
 		{"nothing", "", false, modeDefault},
 		{"only a header", "00 00 00 00", false, modeDefault},
-		{"what MODE SENSE gave", "37 00 10 08 00004e20 00000200" + cachingPage + controlPage + informationalPage, false, modeDefault},
+		{"what MODE SENSE gave", "37 00 10 08 00004e20 00000200" + cachingPage + controlPage +
+			informationalPage, false, modeDefault},
 		{"no number of blocks", "00 00 00 08 00000000 00000200", false, modeDefault},
-		{"saveable bit", "00 00 00 00 88 12 04 00 00000000 00000000 00000000 00000000", false, modeDefault},
-		{"write cache off", "00 00 00 00 08 12 00 00 00000000 00000000 00000000 00000000", false, 0},
-		{"descriptor format sense", "00 00 00 00 0a 0a 04 10 0000 0000 0000 0000", false, modeWCE | modeDSense},
-		{"software write protect, 10", "0000 00 00 00 00 0000 0a 0a 00 10 0800 0000 0000 0000", true, modeWCE | modeSWP},
-		{"long block descriptor", "0000 00 00 01 00 0010 0000000000004e20 00000000 00000200", true, modeDefault},
+		{"saveable bit", "00 00 00 00 88 12 04 00 00000000 00000000 00000000 00000000", false,
+			modeDefault},
+		{"write cache off", "00 00 00 00 08 12 00 00 00000000 00000000 00000000 00000000", false,
+			0},
+		{"descriptor format sense", "00 00 00 00 0a 0a 04 10 0000 0000 0000 0000", false,
+			modeWCE | modeDSense},
+		{"software write protect, 10", "0000 00 00 00 00 0000 0a 0a 00 10 0800 0000 0000 0000",
+			true, modeWCE | modeSWP},
+		{"long block descriptor", "0000 00 00 01 00 0010 0000000000004e20 00000000 00000200", true,
+			modeDefault},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b := newBench(t)
@@ -110,11 +126,15 @@ func TestModeSelectRefuses(t *testing.T) {
 		{"other block length", "00 00 00 08 00004e20 00001000", "5/26/00", "8f0008"},
 		{"truncated page header", header + "08", "5/1a/00", "000000"},
 		{"truncated page", header + "08 12 04 00", "5/1a/00", "000000"},
-		{"page length", header + "08 0a 04 00 00000000 00000000 00000000 00000000", "5/26/00", "8f0005"},
+		{"page length", header + "08 0a 04 00 00000000 00000000 00000000 00000000", "5/26/00",
+			"8f0005"},
 		{"unknown page", header + "01 0a 00 00 0000 0000 0000 0000", "5/26/00", "8d0004"},
-		{"subpage format", header + "48 12 04 00 00000000 00000000 00000000 00000000", "5/26/00", "8e0004"},
-		{"unchangeable bit", header + "08 12 05 00 00000000 00000000 00000000 00000000", "5/26/00", "800006"},
-		{"unchangeable byte of a second page", header + controlPage + "1c 0a 00 00 00000000 00000000", "5/26/00", "800012"},
+		{"subpage format", header + "48 12 04 00 00000000 00000000 00000000 00000000", "5/26/00",
+			"8e0004"},
+		{"unchangeable bit", header + "08 12 05 00 00000000 00000000 00000000 00000000", "5/26/00",
+			"800006"},
+		{"unchangeable byte of a second page",
+			header + controlPage + "1c 0a 00 00 00000000 00000000", "5/26/00", "800012"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b := newBench(t)
@@ -125,19 +145,26 @@ func TestModeSelectRefuses(t *testing.T) {
 		})
 	}
 	b := newBench(t)
-	require.Equal(t, "5/24/00", b.run(cdb("15 00 00 00 04 00"), unhex(header)).outcome(), "PF is zero")
-	require.Equal(t, "5/24/00", b.run(cdb("15 11 00 00 04 00"), unhex(header)).outcome(), "save pages")
-	require.Equal(t, "5/0e/03", b.run(cdb("15 10 00 00 08 00"), unhex(header)).outcome(), "initiator sends less than the list")
-	require.Equal(t, "5/26/00", modeSelect6(b, header+"08 12 00 00 00000000 00000000 00000000 00000000 0a 0a 01 10 0000 0000 0000 0000").outcome())
-	require.EqualValues(t, modeDefault, b.d.nth(0).mode.bits.Load(), "nothing is changed by a list that is refused")
+	require.Equal(t, "5/24/00", b.run(cdb("15 00 00 00 04 00"), unhex(header)).outcome(),
+		"PF is zero")
+	require.Equal(t, "5/24/00", b.run(cdb("15 11 00 00 04 00"), unhex(header)).outcome(),
+		"save pages")
+	require.Equal(t, "5/0e/03", b.run(cdb("15 10 00 00 08 00"), unhex(header)).outcome(),
+		"initiator sends less than the list")
+	require.Equal(t, "5/26/00", modeSelect6(b, header+"08 12 00 00 00000000 00000000 00000000 "+
+		"00000000 0a 0a 01 10 0000 0000 0000 0000").outcome())
+	require.EqualValues(t, modeDefault, b.d.nth(0).mode.bits.Load(),
+		"nothing is changed by a list that is refused")
 }
 
 func TestModeSelectTellsOtherNexuses(t *testing.T) {
 	b := newBench(t)
 	other := b.attach("iqn.b", 0)
 	require.Equal(t, "GOOD", modeSelect6(b, "00 00 00 00"+cachingPage).outcome())
-	require.Equal(t, "GOOD", b.runAs(other, lun1, cdb("00 00 00 00 00 00"), nil).outcome(), "nothing has changed")
-	require.Equal(t, "GOOD", modeSelect6(b, "00 00 00 00 08 12 00 00 00000000 00000000 00000000 00000000").outcome())
+	require.Equal(t, "GOOD", b.runAs(other, lun1, cdb("00 00 00 00 00 00"), nil).outcome(),
+		"nothing has changed")
+	require.Equal(t, "GOOD", modeSelect6(b, "00 00 00 00 08 12 00 00 00000000 00000000 00000000 "+
+		"00000000").outcome())
 	require.Equal(t, "GOOD", b.run(cdb("00 00 00 00 00 00"), nil).outcome())
 	require.Equal(t, "6/2a/01", b.runAs(other, lun1, cdb("00 00 00 00 00 00"), nil).outcome())
 	for _, c := range []struct{ what, page string }{
@@ -153,13 +180,15 @@ func TestModeSelectTellsOtherNexuses(t *testing.T) {
 
 func TestWriteCacheOffFlushesEveryWrite(t *testing.T) {
 	b := newBench(t)
-	require.Equal(t, "GOOD", modeSelect6(b, "00 00 00 00 08 12 00 00 00000000 00000000 00000000 00000000").outcome())
+	require.Equal(t, "GOOD", modeSelect6(b, "00 00 00 00 08 12 00 00 00000000 00000000 00000000 "+
+		"00000000").outcome())
 	require.Equal(t, 1, b.disk.count("flush"), "what the cache held")
 	b.good(cdb("2a 00 00 00 00 00 00 00 01 00"), pattern(1, 1))
 	require.Equal(t, 2, b.disk.count("flush"))
 	b.good(cdb("41 00 00 00 00 00 00 00 10 00"), make([]byte, BlockSize))
 	require.Equal(t, 3, b.disk.count("flush"))
-	b.good(cdb("42 00 00 00 00 00 00 00 18 00"), unhex("0016 0010 00000000 0000000000000008 00000008 00000000"))
+	b.good(cdb("42 00 00 00 00 00 00 00 18 00"),
+		unhex("0016 0010 00000000 0000000000000008 00000008 00000000"))
 	require.Equal(t, 4, b.disk.count("flush"))
 	b.good(cdb("93 01 00 00 00 00 00 00 00 00 00 00 00 08 00 00"), nil)
 	require.Equal(t, 5, b.disk.count("flush"), "WRITE SAME without data")
@@ -169,14 +198,16 @@ func TestWriteCacheOffFlushesEveryWrite(t *testing.T) {
 	require.True(t, b.d.nth(0).mode.writeBack(), "a reset returns to the defaults")
 }
 
-// TestResetFlushesTheWriteCache resets a unit to a saved WCE=0. What was acknowledged with the cache is durable before an initiator can see that
-// there is none; what is written from then on is so at once.
+// TestResetFlushesTheWriteCache resets a unit to a saved WCE=0. What was acknowledged with the
+// cache is durable before an initiator can see that there is none; what is written from then on is
+// so at once.
 func TestResetFlushesTheWriteCache(t *testing.T) {
 	const caching = "1a 08 08 00 ff 00"
 	off, on := unhex("00 00 00 00"+cacheOff), unhex("00 00 00 00"+cachingPage)
 	saved := []byte{opModeSelect6, bitPF | bitSP, 0, 0, byte(len(off)), 0}
 	unsaved := []byte{opModeSelect6, bitPF, 0, 0, byte(len(on)), 0}
-	// stalledFlush has written with the cache that MODE SELECT has turned on for a while, and been reset; a flush of the disk waits.
+	// stalledFlush has written with the cache that MODE SELECT has turned on for a while, and been
+	// reset; a flush of the disk waits.
 	stalledFlush := func(t *testing.T) (b *bench, flushing chan struct{}, goOn func()) {
 		b = newBench(t, stored)
 		b.good(saved, off)
@@ -255,8 +286,9 @@ func TestResetFlushesTheWriteCache(t *testing.T) {
 	})
 }
 
-// TestModeSelectShowsNoCacheWhenItIsEmpty turns the write cache off while the disk flushes slowly: until it has, no other initiator can see that there
-// is no cache, as it would send no flush for what it has written before.
+// TestModeSelectShowsNoCacheWhenItIsEmpty turns the write cache off while the disk flushes slowly:
+// until it has, no other initiator can see that there is no cache, as it would send no flush for
+// what it has written before.
 func TestModeSelectShowsNoCacheWhenItIsEmpty(t *testing.T) {
 	const caching = "1a 08 08 00 ff 00"
 	stalled := func(t *testing.T) (b *bench, other *Nexus, done chan string, goOn func()) {
@@ -309,18 +341,24 @@ func TestModeSelectShowsNoCacheWhenItIsEmpty(t *testing.T) {
 
 func TestSoftwareWriteProtect(t *testing.T) {
 	b := newBench(t)
-	require.Equal(t, "GOOD", modeSelect6(b, "00 00 00 00 0a 0a 00 10 0800 0000 0000 0000").outcome())
-	require.Equal(t, "7/27/02", b.run(cdb("2a 00 00 00 00 00 00 00 01 00"), pattern(1, 1)).outcome())
+	require.Equal(t, "GOOD", modeSelect6(b,
+		"00 00 00 00 0a 0a 00 10 0800 0000 0000 0000").outcome())
+	require.Equal(t, "7/27/02",
+		b.run(cdb("2a 00 00 00 00 00 00 00 01 00"), pattern(1, 1)).outcome())
 	require.EqualValues(t, 0x90, b.good(cdb("1a 08 0a 00 ff 00"), nil)[2])
-	require.Equal(t, "GOOD", modeSelect6(b, "00 00 00 00 0a 0a 00 10 0000 0000 0000 0000").outcome())
+	require.Equal(t, "GOOD", modeSelect6(b,
+		"00 00 00 00 0a 0a 00 10 0000 0000 0000 0000").outcome())
 	b.good(cdb("2a 00 00 00 00 00 00 00 01 00"), pattern(1, 1))
 }
 
 func TestDescriptorFormatSense(t *testing.T) {
 	b := newBench(t)
-	require.Equal(t, "GOOD", modeSelect6(b, "00 00 00 00 0a 0a 04 10 0000 0000 0000 0000").outcome())
-	requireHex(t, "72 05 24 00 000000 08 02 06 0000 cd 0001 00", b.run(cdb("28 20 00 00 00 00 00 00 01 00"), nil).sense)
-	requireHex(t, "72 05 21 00 000000 0c 00 0a 8000 0000001234567890", b.run(cdb("88 00 00 00 00 12 34 56 78 90 00 00 00 01 00 00"), nil).sense)
+	require.Equal(t, "GOOD", modeSelect6(b,
+		"00 00 00 00 0a 0a 04 10 0000 0000 0000 0000").outcome())
+	requireHex(t, "72 05 24 00 000000 08 02 06 0000 cd 0001 00",
+		b.run(cdb("28 20 00 00 00 00 00 00 01 00"), nil).sense)
+	requireHex(t, "72 05 21 00 000000 0c 00 0a 8000 0000001234567890",
+		b.run(cdb("88 00 00 00 00 12 34 56 78 90 00 00 00 01 00 00"), nil).sense)
 }
 
 func FuzzModeSelect(f *testing.F) {

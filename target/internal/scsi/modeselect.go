@@ -40,7 +40,8 @@ func outModeSelect(t *Task, _ int64, p []byte) error {
 // finishModeSelect also saves the pages where none are sent: SP alone keeps what is in force.
 func finishModeSelect(t *Task) (Status, error) {
 	if t.Length == 0 && t.CDB[1]&bitSP != 0 {
-		if err := t.changeMode(func(state uint32) (uint32, error) { return state, nil }); err != nil {
+		keep := func(state uint32) (uint32, error) { return state, nil }
+		if err := t.changeMode(keep); err != nil {
 			return StatusCheckCondition, err
 		}
 	}
@@ -54,8 +55,9 @@ func finishModeSelect(t *Task) (Status, error) {
 	return status, err
 }
 
-// changeMode puts in force what change makes of the mode state, and saves it before where the command says so. A reset of the logical
-// unit does not wait for the store: it counts as one after the command, so that what is in force is what has been saved.
+// changeMode puts in force what change makes of the mode state, and saves it before where the
+// command says so. A reset of the logical unit does not wait for the store: it counts as one after
+// the command, so that what is in force is what has been saved.
 func (t *Task) changeMode(change func(state uint32) (uint32, error)) (err error) {
 	d, u := t.dev, t.unit
 	u.mode.change.Lock()
@@ -86,7 +88,8 @@ func (t *Task) changeMode(change func(state uint32) (uint32, error)) (err error)
 		}
 	}
 	before := u.mode.bits.Load()
-	// Without the write cache, what was acknowledged with it must be durable too; that there is none shows when it is.
+	// Without the write cache, what was acknowledged with it must be durable too; that there is
+	// none shows when it is.
 	t.flushes = u.mode.enterLocked(after)
 	if shown(before) != shown(u.mode.bits.Load()) {
 		d.raiseLocked(u, attnModeChanged, t.Nexus)
@@ -94,7 +97,8 @@ func (t *Task) changeMode(change func(state uint32) (uint32, error)) (err error)
 	return nil
 }
 
-// parseModeSelect reads a mode parameter list (SPC-4 7.5.4) and returns the mode state that it makes of state.
+// parseModeSelect reads a mode parameter list (SPC-4 7.5.4) and returns the mode state that it
+// makes of state.
 func (u *unit) parseModeSelect(p []byte, long bool, state uint32) (uint32, error) {
 	at, err := parseModeHeader(p, long, u.blocks.Load())
 	if err != nil {
@@ -104,7 +108,8 @@ func (u *unit) parseModeSelect(p []byte, long bool, state uint32) (uint32, error
 		if len(p)-at < 2 {
 			return 0, errParameterLength
 		}
-		// PS, the highest bit, is reserved here, but initiators send back what MODE SENSE gave them.
+		// PS, the highest bit, is reserved here, but initiators send back what MODE SENSE gave
+		// them.
 		page, err := u.findModePage(p, at)
 		if err != nil {
 			return 0, err
@@ -119,7 +124,8 @@ func (u *unit) parseModeSelect(p []byte, long bool, state uint32) (uint32, error
 	return state, nil
 }
 
-// findModePage tells which page begins at p[at], of which there are two bytes at least, and checks that it is complete.
+// findModePage tells which page begins at p[at], of which there are two bytes at least, and checks
+// that it is complete.
 func (u *unit) findModePage(p []byte, at int) (*modePage, error) {
 	code, subpage, header, length := p[at]&0x3f, byte(0), 2, int(p[at+1])
 	if p[at]&bitSPF != 0 {
@@ -153,8 +159,8 @@ func (u *unit) findModePage(p []byte, at int) (*modePage, error) {
 	return nil, invalidParameter(at, 5)
 }
 
-// parse takes the changeable bits of a page into state. bad is the offset of a byte that differs from the page in
-// another bit, or negative.
+// parse takes the changeable bits of a page into state. bad is the offset of a byte that differs
+// from the page in another bit, or negative.
 func (p *modePage) parse(b []byte, state uint32) (next uint32, bad int) {
 	for i := p.header; i < len(p.fixed); i++ {
 		value := b[i]
@@ -175,8 +181,9 @@ func (p *modePage) parse(b []byte, state uint32) (next uint32, bad int) {
 	return state, -1
 }
 
-// parseModeHeader checks the header and the block descriptor, which may only describe the unit as it is, and
-// returns the offset of the first page. MODE DATA LENGTH, WP and DPOFUA are reserved here and not looked at.
+// parseModeHeader checks the header and the block descriptor, which may only describe the unit as
+// it is, and returns the offset of the first page. MODE DATA LENGTH, WP and DPOFUA are reserved
+// here and not looked at.
 func parseModeHeader(p []byte, long bool, blocks uint64) (int, error) {
 	header, medium := modeHeader6Len, 1
 	if long {

@@ -29,7 +29,8 @@ func TestWriteAndVerify(t *testing.T) {
 		{"16", "8e 00 00 00 00 00 00 00 00 08 00 00 00 28 00 00", "GOOD", false, data},
 		{"10, compare, DPO", "2e 12 00 00 00 08 00 00 28 00", "GOOD", false, data},
 		{"10, medium lost something", "2e 00 00 00 00 08 00 00 28 00", "GOOD", true, data},
-		{"10, compare, medium lost something", "2e 02 00 00 00 08 00 00 28 00", "e/1d/00", true, data},
+		{"10, compare, medium lost something", "2e 02 00 00 00 08 00 00 28 00", "e/1d/00", true,
+			data},
 		{"10, reserved BYTCHK", "2e 04 00 00 00 08 00 00 28 00", "5/24/00", false, nil},
 		{"10, repeated block", "2e 06 00 00 00 08 00 00 28 00", "5/24/00", false, nil},
 		{"10, protection", "2e 20 00 00 00 08 00 00 28 00", "5/24/00", false, nil},
@@ -46,7 +47,8 @@ func TestWriteAndVerify(t *testing.T) {
 			require.Equal(t, c.want, r.outcome())
 			switch {
 			case c.want == "e/1d/00":
-				require.Equal(t, unhex("00001ffd"), r.sense[3:7], "third last byte of the first chunk")
+				require.Equal(t, unhex("00001ffd"), r.sense[3:7],
+					"third last byte of the first chunk")
 			case c.want == "GOOD" && c.data != nil && !c.forgetful:
 				require.Equal(t, data, b.read(8, 40))
 				require.Equal(t, 1, b.disk.count("flush"))
@@ -63,7 +65,8 @@ func TestOrWrite(t *testing.T) {
 	for i := range want {
 		want[i] |= mask[i]
 	}
-	r := drive(b.d, b.nexus, lun1, cdb("8b 00 00 00 00 00 00 00 00 10 00 00 02 58 00 00"), mask, 1<<20)
+	r := drive(b.d, b.nexus, lun1, cdb("8b 00 00 00 00 00 00 00 00 10 00 00 02 58 00 00"), mask,
+		1<<20)
 	require.Equal(t, "GOOD", r.outcome())
 	require.Equal(t, want, b.read(16, 600))
 	require.Equal(t, 0, b.disk.count("flush"))
@@ -127,7 +130,8 @@ func TestPrefetch(t *testing.T) {
 		l.Disk = m
 	})
 	big.good(cdb("90 00 00 00 00 00 00 00 00 00 00 00 00 00 00 00"), nil)
-	require.Equal(t, maxTransfer<<blockShift/scratchSize, big.d.nth(0).disk.(*memDisk).count("read"), "one command does not read a whole disk")
+	require.Equal(t, maxTransfer<<blockShift/scratchSize,
+		big.d.nth(0).disk.(*memDisk).count("read"), "one command does not read a whole disk")
 }
 
 func TestReadDefectData(t *testing.T) {

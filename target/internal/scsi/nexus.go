@@ -2,7 +2,8 @@ package scsi
 
 import "sync/atomic"
 
-// InitiatorPort names the initiator's end of an I_T nexus: for iSCSI the initiator name and its ISID.
+// InitiatorPort names the initiator's end of an I_T nexus: for iSCSI the initiator name and its
+// ISID.
 type InitiatorPort struct {
 	Name string
 	ISID [6]byte
@@ -24,12 +25,13 @@ type Nexus struct {
 type nexusUnit struct {
 	unit *unit
 	attentions
-	stranger atomic.Bool   // it has used another disk under this number; written under Device.mu
-	sudden   bool          // the unit came while the nexus was there
-	barred   atomic.Uint32 // flags that a command needs because of a reservation; written under Device.mu
-	prevents bool          // guarded by Device.mu; medium removal
-	refused  atomic.Bool   // the log has it that the initiator is fenced
-	used     atomic.Bool   // it has used the medium; written under Device.mu
+	stranger atomic.Bool // it has used another disk under this number; written under Device.mu
+	sudden   bool        // the unit came while the nexus was there
+	// flags that a command needs because of a reservation; written under Device.mu
+	barred   atomic.Uint32
+	prevents bool        // guarded by Device.mu; medium removal
+	refused  atomic.Bool // the log has it that the initiator is fenced
+	used     atomic.Bool // it has used the medium; written under Device.mu
 }
 
 // Port tells whose nexus it is.
@@ -49,12 +51,13 @@ func (d *Device) UsedBy(n *Nexus) []uint16 {
 // levelRFC7144 is the protocol level with the task management functions of RFC 7144.
 const levelRFC7144 = 2
 
-// SetProtocolLevel says what iSCSIProtocolLevel the session has negotiated, from 0 to 31 (RFC 7144 7.1.1): INQUIRY and REPORT
-// SUPPORTED TASK MANAGEMENT FUNCTIONS tell it. To be called before the first command.
+// SetProtocolLevel says what iSCSIProtocolLevel the session has negotiated, from 0 to 31 (RFC 7144
+// 7.1.1): INQUIRY and REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS tell it. To be called before the
+// first command.
 func (n *Nexus) SetProtocolLevel(level int) { n.level = uint16(level) }
 
-// SetAddress says where the initiator's end of the nexus is, without what differs between connections
-// of one machine. To be called before the first command.
+// SetAddress says where the initiator's end of the nexus is, without what differs between
+// connections of one machine. To be called before the first command.
 func (n *Nexus) SetAddress(address string) { n.address = address }
 
 // initiator is what the nexuses of one initiator name share.
@@ -66,9 +69,9 @@ type initiator struct {
 // maxKnownPorts bounds the memory of initiator ports that were attached before.
 const maxKnownPorts = 4096
 
-// Attach makes the nexus of a new session. The initiator is told at its first command to each logical unit that
-// it may have missed something: I_T NEXUS LOSS OCCURRED (29/07) if this port was here before, or else POWER ON,
-// RESET, OR BUS DEVICE RESET OCCURRED (29/00).
+// Attach makes the nexus of a new session. The initiator is told at its first command to each
+// logical unit that it may have missed something: I_T NEXUS LOSS OCCURRED (29/07) if this port was
+// here before, or else POWER ON, RESET, OR BUS DEVICE RESET OCCURRED (29/00).
 func (d *Device) Attach(p InitiatorPort) *Nexus {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -104,8 +107,9 @@ func (d *Device) Attach(p InitiatorPort) *Nexus {
 	return n
 }
 
-// Detach ends a nexus. What it has reserved by RESERVE(6) is free, and with the last nexus of an initiator name end its
-// exclusive claims; persistent reservations stay. Commands whose disk calls still run may end later; a second call does nothing.
+// Detach ends a nexus. What it has reserved by RESERVE(6) is free, and with the last nexus of an
+// initiator name end its exclusive claims; persistent reservations stay. Commands whose disk calls
+// still run may end later; a second call does nothing.
 func (d *Device) Detach(n *Nexus) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -122,7 +126,8 @@ func (d *Device) Detach(n *Nexus) {
 			d.reserveLocked(u, nil)
 		}
 		if len(d.nexuses) == 0 {
-			// Nobody is left who knows that the medium was ejected; whoever comes next expects a disk.
+			// Nobody is left who knows that the medium was ejected; whoever comes next expects a
+			// disk.
 			u.ejected.Store(false)
 		}
 	}

@@ -64,9 +64,9 @@ const (
 
 // flags say under which conditions a command is carried out.
 //
-// The rights are the table of SPC-4 5.13.3 (and SBC-3 4.17, SPC-2 5.5.1): which reservations of somebody else let the
-// command through. A command without any conflicts with all of them, as what writes does. A registered nexus needs no
-// right where the reservation is of a registrants type.
+// The rights are the table of SPC-4 5.13.3 (and SBC-3 4.17, SPC-2 5.5.1): which reservations of
+// somebody else let the command through. A command without any conflicts with all of them, as what
+// writes does. A registered nexus needs no right where the reservation is of a registrants type.
 type flags uint16
 
 const (
@@ -85,7 +85,8 @@ const (
 
 	duringPersistent  = duringWriteExclusive | duringExclusiveAccess
 	duringReservation = duringReserve | duringPersistent
-	duringConflict    = duringClaim | duringReservation // looks at nothing that could be somebody's own
+	// looks at nothing that could be somebody's own
+	duringConflict = duringClaim | duringReservation
 )
 
 // layout says where a CDB has its address and transfer length.
@@ -104,9 +105,9 @@ type command struct {
 	opcode    byte
 	hasAction bool
 	action    byte // service action, in byte 1
-	// usage has a one for every bit of the CDB that is evaluated, as REPORT SUPPORTED OPERATION CODES reports it
-	// (SPC-4 6.35.3); its length is that of the CDB. Byte 0 is the operation code, and the bits of the service
-	// action hold its value.
+	// usage has a one for every bit of the CDB that is evaluated, as REPORT SUPPORTED OPERATION
+	// CODES reports it (SPC-4 6.35.3); its length is that of the CDB. Byte 0 is the operation code,
+	// and the bits of the service action hold its value.
 	usage  []byte
 	mask   [2]uint64 // the bits that may be set, as two big-endian words
 	flags  flags
@@ -115,17 +116,19 @@ type command struct {
 	// seconds until an initiator should look what is wrong, for the command timeouts descriptor
 	timeout uint32
 
-	// harmless tells forms of the command that every reservation lets through; nil: flags say it all.
+	// harmless tells forms of the command that every reservation lets through; nil: flags say it
+	// all.
 	harmless func(cdb *[16]byte) bool
 
-	prepare func(*Task) error                      // nil: nothing to validate; fills in direction and length
+	// nil: nothing to validate; fills in direction and length
+	prepare func(*Task) error
 	in      func(*Task, int64, []byte) error       // nil: the parameter data that prepare made
 	out     func(*Task, int64, []byte) error       // nil: takes no data
 	finish  func(*Task) (status Status, err error) // nil: GOOD
 }
 
-// Times that an initiator should grant: a command that only looks at memory, one that moves blocks, and one
-// that may have to wait for storage to catch up. Seconds.
+// Times that an initiator should grant: a command that only looks at memory, one that moves blocks,
+// and one that may have to wait for storage to catch up. Seconds.
 const (
 	quick = 10
 	moves = 60
@@ -134,7 +137,8 @@ const (
 	erases = 24 * 3600
 )
 
-// addressed is the usage of the commands with an address and a length, by layout; b1 is that of byte 1.
+// addressed is the usage of the commands with an address and a length, by layout; b1 is that of
+// byte 1.
 func addressed(l layout, b1 byte) []byte {
 	const ff = 0xff
 	switch l {
@@ -165,30 +169,73 @@ func commonCommands(a abilities) []command {
 		selects |= bitSP
 	}
 	return []command{
-		{name: "TEST UNIT READY", opcode: opTestUnitReady, usage: make([]byte, 6), flags: needsMedium | duringPersistent, timeout: quick},
-		{name: "REQUEST SENSE", opcode: opRequestSense, usage: []byte{0, 0x01, 0, 0, 0xff, 0}, flags: duringAttention | duringConflict | duringSanitize, timeout: quick, prepare: prepareRequestSense},
-		{name: "INQUIRY", opcode: opInquiry, usage: []byte{0, 0x01, 0xff, 0xff, 0xff, 0}, flags: duringAttention | duringConflict | duringSanitize, timeout: quick, prepare: prepareInquiry},
-		{name: "REPORT LUNS", opcode: opReportLUNs, usage: []byte{0, 0, 0xff, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 0}, flags: duringAttention | duringConflict | duringSanitize, timeout: quick, prepare: prepareReportLUNs},
-		{name: "REPORT TARGET PORT GROUPS", opcode: opMaintenanceIn, hasAction: true, action: saReportPortGroups, usage: []byte{0, parameterFormatMask, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 0}, flags: duringConflict, timeout: quick, prepare: prepareReportPortGroups},
-		{name: "REPORT SUPPORTED OPERATION CODES", opcode: opMaintenanceIn, hasAction: true, action: saReportOpcodes, usage: []byte{0, 0, 0x87, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0}, flags: duringClaim | duringReserve | duringWriteExclusive, timeout: quick, prepare: prepareReportOpcodes},
-		{name: "REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS", opcode: opMaintenanceIn, hasAction: true, action: saReportManagement, usage: []byte{0, 0, 0x80, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 0}, flags: duringClaim | duringReserve | duringWriteExclusive, timeout: quick, prepare: prepareReportManagement},
+		{name: "TEST UNIT READY", opcode: opTestUnitReady, usage: make([]byte, 6),
+			flags: needsMedium | duringPersistent, timeout: quick},
+		{name: "REQUEST SENSE", opcode: opRequestSense, usage: []byte{0, 0x01, 0, 0, 0xff, 0},
+			flags: duringAttention | duringConflict | duringSanitize, timeout: quick,
+			prepare: prepareRequestSense},
+		{name: "INQUIRY", opcode: opInquiry, usage: []byte{0, 0x01, 0xff, 0xff, 0xff, 0},
+			flags: duringAttention | duringConflict | duringSanitize, timeout: quick,
+			prepare: prepareInquiry},
+		{name: "REPORT LUNS", opcode: opReportLUNs,
+			usage: []byte{0, 0, 0xff, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 0},
+			flags: duringAttention | duringConflict | duringSanitize, timeout: quick,
+			prepare: prepareReportLUNs},
+		{name: "REPORT TARGET PORT GROUPS", opcode: opMaintenanceIn, hasAction: true,
+			action: saReportPortGroups,
+			usage:  []byte{0, parameterFormatMask, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 0},
+			flags:  duringConflict, timeout: quick, prepare: prepareReportPortGroups},
+		{name: "REPORT SUPPORTED OPERATION CODES", opcode: opMaintenanceIn, hasAction: true,
+			action: saReportOpcodes, usage: []byte{0, 0, 0x87, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff,
+				0xff, 0, 0}, flags: duringClaim | duringReserve | duringWriteExclusive,
+			timeout: quick, prepare: prepareReportOpcodes},
+		{name: "REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS", opcode: opMaintenanceIn,
+			hasAction: true, action: saReportManagement,
+			usage: []byte{0, 0, 0x80, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 0},
+			flags: duringClaim | duringReserve | duringWriteExclusive, timeout: quick,
+			prepare: prepareReportManagement},
 
-		// Linux asks for the caching page once, when it finds the unit. Refused it takes the disk for write-through, and would
-		// go on without flushes when the unit has become its own.
-		{name: "MODE SENSE(6)", opcode: opModeSense6, usage: []byte{0, 0x08, 0xff, 0xff, 0xff, 0}, flags: duringClaim | duringWriteExclusive, timeout: quick, prepare: prepareModeSense6},
-		{name: "MODE SENSE(10)", opcode: opModeSense10, usage: []byte{0, 0x18, 0xff, 0xff, 0, 0, 0, 0xff, 0xff, 0}, flags: duringClaim | duringWriteExclusive, timeout: quick, prepare: prepareModeSense10},
-		{name: "MODE SELECT(6)", opcode: opModeSelect6, usage: []byte{0, selects, 0, 0, 0xff, 0}, timeout: drain, prepare: prepareModeSelect6, out: outModeSelect, finish: finishModeSelect},
-		{name: "MODE SELECT(10)", opcode: opModeSelect10, usage: []byte{0, selects, 0, 0, 0, 0, 0, 0xff, 0xff, 0}, timeout: drain, prepare: prepareModeSelect10, out: outModeSelect, finish: finishModeSelect},
-		{name: "LOG SENSE", opcode: opLogSense, usage: []byte{0, 0, 0xff, 0xff, 0, 0xff, 0xff, 0xff, 0xff, 0}, flags: duringWriteExclusive, timeout: quick, prepare: prepareLogSense, in: inLogSense},
+		// Linux asks for the caching page once, when it finds the unit. Refused it takes the disk
+		// for write-through, and would go on without flushes when the unit has become its own.
+		{name: "MODE SENSE(6)", opcode: opModeSense6, usage: []byte{0, 0x08, 0xff, 0xff, 0xff, 0},
+			flags: duringClaim | duringWriteExclusive, timeout: quick, prepare: prepareModeSense6},
+		{name: "MODE SENSE(10)", opcode: opModeSense10,
+			usage: []byte{0, 0x18, 0xff, 0xff, 0, 0, 0, 0xff, 0xff, 0},
+			flags: duringClaim | duringWriteExclusive, timeout: quick, prepare: prepareModeSense10},
+		{name: "MODE SELECT(6)", opcode: opModeSelect6, usage: []byte{0, selects, 0, 0, 0xff, 0},
+			timeout: drain, prepare: prepareModeSelect6, out: outModeSelect,
+			finish: finishModeSelect},
+		{name: "MODE SELECT(10)", opcode: opModeSelect10,
+			usage: []byte{0, selects, 0, 0, 0, 0, 0, 0xff, 0xff, 0}, timeout: drain,
+			prepare: prepareModeSelect10, out: outModeSelect, finish: finishModeSelect},
+		{name: "LOG SENSE", opcode: opLogSense,
+			usage: []byte{0, 0, 0xff, 0xff, 0, 0xff, 0xff, 0xff, 0xff, 0},
+			flags: duringWriteExclusive, timeout: quick, prepare: prepareLogSense, in: inLogSense},
 
-		{name: "RESERVE(6)", opcode: opReserve6, usage: make([]byte, 6), flags: duringPersistent, timeout: quick, finish: finishReserve},
-		{name: "RELEASE(6)", opcode: opRelease6, usage: make([]byte, 6), flags: duringConflict, timeout: quick, finish: finishRelease},
+		{name: "RESERVE(6)", opcode: opReserve6, usage: make([]byte, 6), flags: duringPersistent,
+			timeout: quick, finish: finishReserve},
+		{name: "RELEASE(6)", opcode: opRelease6, usage: make([]byte, 6), flags: duringConflict,
+			timeout: quick, finish: finishRelease},
 
-		{name: "READ CAPACITY(10)", opcode: opReadCapacity10, usage: make([]byte, 10), flags: duringConflict | needsMedium, timeout: quick, prepare: prepareReadCapacity10},
-		{name: "READ CAPACITY(16)", opcode: opServiceActionIn, hasAction: true, action: saReadCapacity16, usage: []byte{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 0}, flags: duringConflict | needsMedium, timeout: quick, prepare: prepareReadCapacity16},
-		{name: "START STOP UNIT", opcode: opStartStop, usage: []byte{0, 0x01, 0, 0, powerConditionMask | bitNoFlush | bitLOEJ | bitStart, 0}, harmless: onlyStarts, timeout: drain, prepare: prepareStartStop, finish: finishStartStop},
-		{name: "READ DEFECT DATA(10)", opcode: opDefectData10, usage: []byte{0, 0, defectListBits, 0, 0, 0, 0, 0xff, 0xff, 0}, flags: needsMedium | duringWriteExclusive, timeout: quick, prepare: prepareDefectData10},
-		{name: "READ DEFECT DATA(12)", opcode: opDefectData12, usage: []byte{0, defectListBits, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0}, flags: needsMedium | duringWriteExclusive, timeout: quick, prepare: prepareDefectData12},
+		{name: "READ CAPACITY(10)", opcode: opReadCapacity10, usage: make([]byte, 10),
+			flags: duringConflict | needsMedium, timeout: quick, prepare: prepareReadCapacity10},
+		{name: "READ CAPACITY(16)", opcode: opServiceActionIn, hasAction: true,
+			action: saReadCapacity16, usage: []byte{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff,
+				0xff, 0, 0}, flags: duringConflict | needsMedium, timeout: quick,
+			prepare: prepareReadCapacity16},
+		{name: "START STOP UNIT", opcode: opStartStop,
+			usage: []byte{0, 0x01, 0, 0, powerConditionMask | bitNoFlush | bitLOEJ | bitStart,
+				0},
+			harmless: onlyStarts, timeout: drain, prepare: prepareStartStop,
+			finish: finishStartStop},
+		{name: "READ DEFECT DATA(10)", opcode: opDefectData10,
+			usage: []byte{0, 0, defectListBits, 0, 0, 0, 0, 0xff, 0xff, 0},
+			flags: needsMedium | duringWriteExclusive, timeout: quick,
+			prepare: prepareDefectData10},
+		{name: "READ DEFECT DATA(12)", opcode: opDefectData12,
+			usage: []byte{0, defectListBits, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0},
+			flags: needsMedium | duringWriteExclusive, timeout: quick,
+			prepare: prepareDefectData12},
 	}
 }
 
@@ -200,35 +247,79 @@ func mediumCommands(a abilities) []command {
 		sameBits = bitUnmap
 	}
 	return []command{
-		{name: "READ(6)", opcode: opRead6, layout: cdb6, op: OpRead, flags: reads, prepare: prepareRead, in: inRead},
-		{name: "READ(10)", opcode: opRead10, layout: cdb10, usage: addressed(cdb10, bitDPO|bitFUA), op: OpRead, flags: reads, prepare: prepareRead, in: inRead},
-		{name: "READ(12)", opcode: opRead12, layout: cdb12, usage: addressed(cdb12, bitDPO|bitFUA), op: OpRead, flags: reads, prepare: prepareRead, in: inRead},
-		{name: "READ(16)", opcode: opRead16, layout: cdb16, usage: addressed(cdb16, bitDPO|bitFUA), op: OpRead, flags: reads, prepare: prepareRead, in: inRead},
-		{name: "WRITE(6)", opcode: opWrite6, layout: cdb6, op: OpWrite, flags: writes, prepare: prepareWrite, out: outWrite, finish: finishWrite},
-		{name: "WRITE(10)", opcode: opWrite10, layout: cdb10, usage: addressed(cdb10, bitDPO|bitFUA), op: OpWrite, flags: writes, prepare: prepareWrite, out: outWrite, finish: finishWrite},
-		{name: "WRITE(12)", opcode: opWrite12, layout: cdb12, usage: addressed(cdb12, bitDPO|bitFUA), op: OpWrite, flags: writes, prepare: prepareWrite, out: outWrite, finish: finishWrite},
-		{name: "WRITE(16)", opcode: opWrite16, layout: cdb16, usage: addressed(cdb16, bitDPO|bitFUA), op: OpWrite, flags: writes, prepare: prepareWrite, out: outWrite, finish: finishWrite},
-		{name: "WRITE AND VERIFY(10)", opcode: opWriteVerify10, layout: cdb10, usage: addressed(cdb10, bitDPO|bitBytchk), op: OpWrite, flags: writes, timeout: drain, prepare: prepareWriteAndVerify, out: outWriteAndVerify, finish: finishWrite},
-		{name: "WRITE AND VERIFY(12)", opcode: opWriteVerify12, layout: cdb12, usage: addressed(cdb12, bitDPO|bitBytchk), op: OpWrite, flags: writes, timeout: drain, prepare: prepareWriteAndVerify, out: outWriteAndVerify, finish: finishWrite},
-		{name: "WRITE AND VERIFY(16)", opcode: opWriteVerify16, layout: cdb16, usage: addressed(cdb16, bitDPO|bitBytchk), op: OpWrite, flags: writes, timeout: drain, prepare: prepareWriteAndVerify, out: outWriteAndVerify, finish: finishWrite},
-		{name: "ORWRITE(16)", opcode: opOrWrite16, layout: cdb16, usage: addressed(cdb16, bitDPO|bitFUA), op: OpWrite, flags: writes, prepare: prepareWrite, out: outOrWrite, finish: finishWrite},
-		{name: "VERIFY(10)", opcode: opVerify10, layout: cdb10, usage: addressed(cdb10, bitDPO|bitBytchk), op: OpRead, flags: reads, prepare: prepareVerify, out: outVerify, finish: finishVerify},
-		{name: "VERIFY(12)", opcode: opVerify12, layout: cdb12, usage: addressed(cdb12, bitDPO|bitBytchk), op: OpRead, flags: reads, prepare: prepareVerify, out: outVerify, finish: finishVerify},
-		{name: "VERIFY(16)", opcode: opVerify16, layout: cdb16, usage: addressed(cdb16, bitDPO|bitBytchk), op: OpRead, flags: reads, prepare: prepareVerify, out: outVerify, finish: finishVerify},
-		{name: "PRE-FETCH(10)", opcode: opPrefetch10, layout: cdb10, usage: grouped(addressed(cdb10, bitImmed)), op: OpRead, flags: reads, prepare: preparePrefetch, finish: finishPrefetch},
-		{name: "PRE-FETCH(16)", opcode: opPrefetch16, layout: cdb16, usage: grouped(addressed(cdb16, bitImmed)), op: OpRead, flags: reads, prepare: preparePrefetch, finish: finishPrefetch},
-		{name: "SYNCHRONIZE CACHE(10)", opcode: opSyncCache10, layout: cdb10, usage: addressed(cdb10, bitImmed|bitSyncNV), op: OpFlush, flags: usesMedium, timeout: drain, prepare: prepareSync, finish: finishSync},
-		{name: "SYNCHRONIZE CACHE(16)", opcode: opSyncCache16, layout: cdb16, usage: addressed(cdb16, bitImmed|bitSyncNV), op: OpFlush, flags: usesMedium, timeout: drain, prepare: prepareSync, finish: finishSync},
-		{name: "WRITE SAME(10)", opcode: opWriteSame10, layout: cdb10, usage: addressed(cdb10, sameBits), op: OpWrite, flags: writes, timeout: drain, prepare: prepareWriteSame, out: outWriteSame, finish: finishWriteSame},
-		{name: "WRITE SAME(16)", opcode: opWriteSame16, layout: cdb16, usage: addressed(cdb16, sameBits|bitNDOB), op: OpWrite, flags: writes, timeout: drain, prepare: prepareWriteSame, out: outWriteSame, finish: finishWriteSame},
-		{name: "SANITIZE, OVERWRITE", opcode: opSanitize, hasAction: true, action: saOverwrite, usage: sanitizeUsage(), flags: writes | sanitizes, timeout: erases, prepare: prepareOverwrite, out: outOverwrite},
-		{name: "SANITIZE, EXIT FAILURE MODE", opcode: opSanitize, hasAction: true, action: saExitFailureMode, usage: sanitizeUsage(), flags: needsMedium | sanitizes, timeout: quick, prepare: prepareExitFailureMode, finish: finishExitFailureMode},
-		{name: "COMPARE AND WRITE", opcode: opCompareAndWrite, usage: []byte{0, bitDPO | bitFUA, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0xff, 0, 0}, op: OpWrite, flags: writes, prepare: prepareCompareAndWrite, out: outCompareAndWrite, finish: finishWrite},
+		{name: "READ(6)", opcode: opRead6, layout: cdb6, op: OpRead, flags: reads,
+			prepare: prepareRead, in: inRead},
+		{name: "READ(10)", opcode: opRead10, layout: cdb10, usage: addressed(cdb10, bitDPO|bitFUA),
+			op: OpRead, flags: reads, prepare: prepareRead, in: inRead},
+		{name: "READ(12)", opcode: opRead12, layout: cdb12, usage: addressed(cdb12, bitDPO|bitFUA),
+			op: OpRead, flags: reads, prepare: prepareRead, in: inRead},
+		{name: "READ(16)", opcode: opRead16, layout: cdb16, usage: addressed(cdb16, bitDPO|bitFUA),
+			op: OpRead, flags: reads, prepare: prepareRead, in: inRead},
+		{name: "WRITE(6)", opcode: opWrite6, layout: cdb6, op: OpWrite, flags: writes,
+			prepare: prepareWrite, out: outWrite, finish: finishWrite},
+		{name: "WRITE(10)", opcode: opWrite10, layout: cdb10,
+			usage: addressed(cdb10, bitDPO|bitFUA), op: OpWrite, flags: writes,
+			prepare: prepareWrite, out: outWrite, finish: finishWrite},
+		{name: "WRITE(12)", opcode: opWrite12, layout: cdb12,
+			usage: addressed(cdb12, bitDPO|bitFUA), op: OpWrite, flags: writes,
+			prepare: prepareWrite, out: outWrite, finish: finishWrite},
+		{name: "WRITE(16)", opcode: opWrite16, layout: cdb16,
+			usage: addressed(cdb16, bitDPO|bitFUA), op: OpWrite, flags: writes,
+			prepare: prepareWrite, out: outWrite, finish: finishWrite},
+		{name: "WRITE AND VERIFY(10)", opcode: opWriteVerify10, layout: cdb10,
+			usage: addressed(cdb10, bitDPO|bitBytchk), op: OpWrite, flags: writes, timeout: drain,
+			prepare: prepareWriteAndVerify, out: outWriteAndVerify, finish: finishWrite},
+		{name: "WRITE AND VERIFY(12)", opcode: opWriteVerify12, layout: cdb12,
+			usage: addressed(cdb12, bitDPO|bitBytchk), op: OpWrite, flags: writes, timeout: drain,
+			prepare: prepareWriteAndVerify, out: outWriteAndVerify, finish: finishWrite},
+		{name: "WRITE AND VERIFY(16)", opcode: opWriteVerify16, layout: cdb16,
+			usage: addressed(cdb16, bitDPO|bitBytchk), op: OpWrite, flags: writes, timeout: drain,
+			prepare: prepareWriteAndVerify, out: outWriteAndVerify, finish: finishWrite},
+		{name: "ORWRITE(16)", opcode: opOrWrite16, layout: cdb16,
+			usage: addressed(cdb16, bitDPO|bitFUA), op: OpWrite, flags: writes,
+			prepare: prepareWrite, out: outOrWrite, finish: finishWrite},
+		{name: "VERIFY(10)", opcode: opVerify10, layout: cdb10,
+			usage: addressed(cdb10, bitDPO|bitBytchk), op: OpRead, flags: reads,
+			prepare: prepareVerify, out: outVerify, finish: finishVerify},
+		{name: "VERIFY(12)", opcode: opVerify12, layout: cdb12,
+			usage: addressed(cdb12, bitDPO|bitBytchk), op: OpRead, flags: reads,
+			prepare: prepareVerify, out: outVerify, finish: finishVerify},
+		{name: "VERIFY(16)", opcode: opVerify16, layout: cdb16,
+			usage: addressed(cdb16, bitDPO|bitBytchk), op: OpRead, flags: reads,
+			prepare: prepareVerify, out: outVerify, finish: finishVerify},
+		{name: "PRE-FETCH(10)", opcode: opPrefetch10, layout: cdb10,
+			usage: grouped(addressed(cdb10, bitImmed)), op: OpRead, flags: reads,
+			prepare: preparePrefetch, finish: finishPrefetch},
+		{name: "PRE-FETCH(16)", opcode: opPrefetch16, layout: cdb16,
+			usage: grouped(addressed(cdb16, bitImmed)), op: OpRead, flags: reads,
+			prepare: preparePrefetch, finish: finishPrefetch},
+		{name: "SYNCHRONIZE CACHE(10)", opcode: opSyncCache10, layout: cdb10,
+			usage: addressed(cdb10, bitImmed|bitSyncNV), op: OpFlush, flags: usesMedium,
+			timeout: drain, prepare: prepareSync, finish: finishSync},
+		{name: "SYNCHRONIZE CACHE(16)", opcode: opSyncCache16, layout: cdb16,
+			usage: addressed(cdb16, bitImmed|bitSyncNV), op: OpFlush, flags: usesMedium,
+			timeout: drain, prepare: prepareSync, finish: finishSync},
+		{name: "WRITE SAME(10)", opcode: opWriteSame10, layout: cdb10,
+			usage: addressed(cdb10, sameBits), op: OpWrite, flags: writes, timeout: drain,
+			prepare: prepareWriteSame, out: outWriteSame, finish: finishWriteSame},
+		{name: "WRITE SAME(16)", opcode: opWriteSame16, layout: cdb16,
+			usage: addressed(cdb16, sameBits|bitNDOB), op: OpWrite, flags: writes, timeout: drain,
+			prepare: prepareWriteSame, out: outWriteSame, finish: finishWriteSame},
+		{name: "SANITIZE, OVERWRITE", opcode: opSanitize, hasAction: true, action: saOverwrite,
+			usage: sanitizeUsage(), flags: writes | sanitizes, timeout: erases,
+			prepare: prepareOverwrite, out: outOverwrite},
+		{name: "SANITIZE, EXIT FAILURE MODE", opcode: opSanitize, hasAction: true,
+			action: saExitFailureMode, usage: sanitizeUsage(), flags: needsMedium | sanitizes,
+			timeout: quick, prepare: prepareExitFailureMode, finish: finishExitFailureMode},
+		{name: "COMPARE AND WRITE", opcode: opCompareAndWrite,
+			usage: []byte{0, bitDPO | bitFUA, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0,
+				0, 0xff, 0, 0}, op: OpWrite, flags: writes, prepare: prepareCompareAndWrite,
+			out: outCompareAndWrite, finish: finishWrite},
 	}
 }
 
-// grouped adds the GROUP NUMBER to a usage map. It says under which number to count the command for statistics that
-// we do not keep.
+// grouped adds the GROUP NUMBER to a usage map. It says under which number to count the command for
+// statistics that we do not keep.
 func grouped(usage []byte) []byte {
 	at := 6 // SBC-3 5.9
 	if len(usage) == 16 {
@@ -241,44 +332,61 @@ func grouped(usage []byte) []byte {
 // removableCommands need a medium that can be ejected.
 func removableCommands() []command {
 	return []command{
-		{name: "PREVENT ALLOW MEDIUM REMOVAL", opcode: opPreventAllow, usage: []byte{0, 0, 0, 0, bitPrevent, 0}, harmless: allowsRemoval, timeout: quick, finish: finishPreventAllow},
+		{name: "PREVENT ALLOW MEDIUM REMOVAL", opcode: opPreventAllow,
+			usage: []byte{0, 0, 0, 0, bitPrevent, 0}, harmless: allowsRemoval, timeout: quick,
+			finish: finishPreventAllow},
 	}
 }
 
 // storeCommands need a store.
 func storeCommands() []command {
 	return []command{
-		{name: "WRITE ATOMIC(16)", opcode: opWriteAtomic16, usage: []byte{0, bitDPO | bitFUA, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0, 0xff, 0xff, 0, 0}, op: OpWrite, flags: usesMedium | writesMedium, timeout: drain, prepare: prepareWriteAtomic, out: outWriteAtomic},
+		{name: "WRITE ATOMIC(16)", opcode: opWriteAtomic16,
+			usage: []byte{0, bitDPO | bitFUA, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0,
+				0xff, 0xff, 0, 0}, op: OpWrite, flags: usesMedium | writesMedium, timeout: drain,
+			prepare: prepareWriteAtomic, out: outWriteAtomic},
 	}
 }
 
 // discardCommands need a disk that can give space back.
 func discardCommands() []command {
 	return []command{
-		{name: "UNMAP", opcode: opUnmap, usage: []byte{0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0}, op: OpDiscard, flags: usesMedium | writesMedium, timeout: drain, prepare: prepareUnmap, out: outUnmap, finish: finishUnmap},
-		{name: "SANITIZE, BLOCK ERASE", opcode: opSanitize, hasAction: true, action: saBlockErase, usage: sanitizeUsage(), flags: usesMedium | writesMedium | sanitizes, timeout: erases, prepare: prepareBlockErase, finish: finishBlockErase},
-		{name: "SANITIZE, CRYPTOGRAPHIC ERASE", opcode: opSanitize, hasAction: true, action: saCryptoErase, usage: sanitizeUsage(), flags: usesMedium | writesMedium | sanitizes, timeout: erases, prepare: prepareCryptoErase, finish: finishCryptoErase},
+		{name: "UNMAP", opcode: opUnmap, usage: []byte{0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0},
+			op: OpDiscard, flags: usesMedium | writesMedium, timeout: drain, prepare: prepareUnmap,
+			out: outUnmap, finish: finishUnmap},
+		{name: "SANITIZE, BLOCK ERASE", opcode: opSanitize, hasAction: true, action: saBlockErase,
+			usage: sanitizeUsage(), flags: usesMedium | writesMedium | sanitizes, timeout: erases,
+			prepare: prepareBlockErase, finish: finishBlockErase},
+		{name: "SANITIZE, CRYPTOGRAPHIC ERASE", opcode: opSanitize, hasAction: true,
+			action: saCryptoErase, usage: sanitizeUsage(),
+			flags: usesMedium | writesMedium | sanitizes, timeout: erases,
+			prepare: prepareCryptoErase, finish: finishCryptoErase},
 	}
 }
 
 // extentCommands need a disk that knows what is allocated.
 func extentCommands() []command {
 	return []command{
-		{name: "GET LBA STATUS", opcode: opServiceActionIn, hasAction: true, action: saGetLBAStatus, usage: []byte{0, 0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0}, flags: usesMedium | duringWriteExclusive, timeout: moves, prepare: prepareLBAStatus, in: inLBAStatus},
+		{name: "GET LBA STATUS", opcode: opServiceActionIn, hasAction: true, action: saGetLBAStatus,
+			usage: []byte{0, 0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff,
+				0xff, 0, 0}, flags: usesMedium | duringWriteExclusive, timeout: moves,
+			prepare: prepareLBAStatus, in: inLBAStatus},
 	}
 }
 
-// opcodeTable is what a logical unit supports, in ascending order of operation code and service action, and by
-// operation code.
+// opcodeTable is what a logical unit supports, in ascending order of operation code and service
+// action, and by operation code.
 type opcodeTable struct {
 	commands []command
-	first    [256]uint16 // 1 + index into commands of the first command with this operation code; 0: none
+	// 1 + index into commands of the first command with this operation code; 0: none
+	first [256]uint16
 }
 
 // abilities are what decides which commands a unit supports.
 type abilities struct{ discards, removable, store, extents bool }
 
-// opcodeTables are those that units share, by abilities: one takes 13 KiB, and there may be thousands of units.
+// opcodeTables are those that units share, by abilities: one takes 13 KiB, and there may be
+// thousands of units.
 var opcodeTables sync.Map
 
 func opcodeTableOf(a abilities) *opcodeTable {

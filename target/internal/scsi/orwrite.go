@@ -1,7 +1,7 @@
 package scsi
 
-// outOrWrite is the data of ORWRITE(16) (SBC-3 5.7): every bit that is one is set on the medium. Between reading and
-// writing a block no other command changes it.
+// outOrWrite is the data of ORWRITE(16) (SBC-3 5.7): every bit that is one is set on the medium.
+// Between reading and writing a block no other command changes it.
 func outOrWrite(t *Task, off int64, p []byte) error {
 	return t.writeOffered(t.off()+off, p, (*Task).orWrite)
 }

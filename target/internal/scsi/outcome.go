@@ -12,9 +12,10 @@ import (
 	"kubevirt.io/disk/disk"
 )
 
-// Outcome turns the error of Prepare, In, Out or Finish into the status of the command and its sense data,
-// which it appends to buf without a length prefix. No other place makes sense data of an error. What is not
-// known here becomes HARDWARE ERROR, INTERNAL TARGET FAILURE with its cause logged.
+// Outcome turns the error of Prepare, In, Out or Finish into the status of the command and its
+// sense data, which it appends to buf without a length prefix. No other place makes sense data of
+// an error. What is not known here becomes HARDWARE ERROR, INTERNAL TARGET FAILURE with its cause
+// logged.
 func (d *Device) Outcome(t *Task, err error, buf []byte) (Status, []byte) {
 	if err == nil {
 		return StatusGood, buf
@@ -56,20 +57,23 @@ func (d *Device) diagnose(t *Task, err error) *senseError {
 		return errNoSpace
 	case errors.Is(err, disk.ErrReadOnly), !failed && errors.Is(err,
 		syscall.EROFS): // of a unit that may be written
-		d.logFault(t, faultReadOnly, "storage has become read-only: writes fail until it is repaired", err)
+		d.logFault(t, faultReadOnly, "storage has become read-only: writes fail until it is "+
+			"repaired", err)
 		return errWriteProtected
 	case failed:
 		d.logFault(t, faultFailed, "disk has failed: restart after repairing its storage", err)
 		return errInternal
 	case errors.As(err, &medium):
-		s := &senseError{key: MediumError, code: ascUnrecoveredRead, hasInfo: true, info: uint64(max(medium.Off, 0)) >> blockShift}
+		s := &senseError{key: MediumError, code: ascUnrecoveredRead, hasInfo: true,
+			info: uint64(max(medium.Off, 0)) >> blockShift}
 		kind := faultRead
 		if medium.Op == "write" {
 			s.code, kind = ascWriteError, faultWrite
 		}
 		d.logFault(t, kind, "storage could not "+medium.Op+" a range of the disk", err)
-		// Linux takes all blocks before the one that is named for written (sd_completed_bytes). So it must not be the one that storage
-		// failed at, where the disk has stored less by then: it may have read around the write first.
+		// Linux takes all blocks before the one that is named for written (sd_completed_bytes). So
+		// it must not be the one that storage failed at, where the disk has stored less by then: it
+		// may have read around the write first.
 		var write *writeError
 		if errors.As(err, &write) {
 			s.hasInfo, s.info = !write.durably, uint64(write.stored)>>blockShift
@@ -96,20 +100,23 @@ const (
 	faultCount
 )
 
-// faultInterval is the time during which a cause is logged once: an initiator retries a failing disk
-// thousands of times a second.
+// faultInterval is the time during which a cause is logged once: an initiator retries a failing
+// disk thousands of times a second.
 const faultInterval = time.Minute
 
-// faultLog remembers when each cause was logged last. The zero value is ready; any number of goroutines.
+// faultLog remembers when each cause was logged last. The zero value is ready; any number of
+// goroutines.
 type faultLog struct {
 	last       [faultCount]atomic.Int64 // nanoseconds since 1970; 0 never
 	suppressed [faultCount]atomic.Int64
 }
 
-// admit reports whether the cause may be logged at the time now, and how many were not since the last one.
+// admit reports whether the cause may be logged at the time now, and how many were not since the
+// last one.
 func (l *faultLog) admit(f fault, now time.Time) (suppressed int64, ok bool) {
 	last := l.last[f].Load()
-	if last != 0 && now.UnixNano()-last < int64(faultInterval) || !l.last[f].CompareAndSwap(last, now.UnixNano()) {
+	if last != 0 && now.UnixNano()-last < int64(faultInterval) ||
+		!l.last[f].CompareAndSwap(last, now.UnixNano()) {
 		l.suppressed[f].Add(1)
 		return 0, false
 	}

@@ -20,17 +20,32 @@ func TestDiskErrors(t *testing.T) {
 		name, method, cdb, want string
 		err                     error
 	}{
-		{"no space", "write", writeOne, "70 00 07 00000000 0a 00000000 2707 00 000000", fmt.Errorf("disk.img: %w", disk.ErrNoSpace)},
-		{"no space for zeros", "zero", "93 01 00 00 00 00 00 00 00 00 00 00 00 01 00 00", "70 00 07 00000000 0a 00000000 2707 00 000000", disk.ErrNoSpace},
-		{"read-only", "write", writeOne, "70 00 07 00000000 0a 00000000 2700 00 000000", disk.ErrReadOnly},
-		{"read error", "read", readOne, "f0 00 03 00000007 0a 00000000 1100 00 000000", &disk.MediumError{Op: "read", Off: 7*BlockSize + 100, Length: 4096, Err: storage}},
-		{"read error beyond 32 bits", "read", readOne, "70 00 03 00000000 0a 00000000 1100 00 000000", &disk.MediumError{Op: "read", Off: 1 << 43, Length: 4096, Err: storage}},
-		{"verify", "read", "2f 00 00 00 00 00 00 00 01 00", "f0 00 03 00000000 0a 00000000 1100 00 000000", &disk.MediumError{Op: "read", Err: storage}},
-		{"write error", "write", writeOne, "f0 00 03 00000000 0a 00000000 0c00 00 000000", &disk.MediumError{Op: "write", Off: BlockSize, Length: 512, Err: storage}},
-		{"discard error", "discard", "93 09 00 00 00 00 00 00 00 00 00 00 00 01 00 00", "f0 00 03 00000001 0a 00000000 0c00 00 000000", &disk.MediumError{Op: "write", Off: BlockSize, Length: 512, Err: storage}},
-		{"failed", "flush", "35 00 00 00 00 00 00 00 00 00", "70 00 04 00000000 0a 00000000 4400 00 000000", fmt.Errorf("disk.img: %w", disk.ErrFailed)},
-		{"failed with FUA", "flush", "2a 08 00 00 00 00 00 00 01 00", "70 00 04 00000000 0a 00000000 4400 00 000000", disk.ErrFailed},
-		{"extent", "extent", "9e 12 00 00 00 00 00 00 00 00 00 00 00 18 00 00", "70 00 04 00000000 0a 00000000 4400 00 000000", storage},
+		{"no space", "write", writeOne, "70 00 07 00000000 0a 00000000 2707 00 000000",
+			fmt.Errorf("disk.img: %w", disk.ErrNoSpace)},
+		{"no space for zeros", "zero", "93 01 00 00 00 00 00 00 00 00 00 00 00 01 00 00",
+			"70 00 07 00000000 0a 00000000 2707 00 000000", disk.ErrNoSpace},
+		{"read-only", "write", writeOne, "70 00 07 00000000 0a 00000000 2700 00 000000",
+			disk.ErrReadOnly},
+		{"read error", "read", readOne, "f0 00 03 00000007 0a 00000000 1100 00 000000",
+			&disk.MediumError{Op: "read", Off: 7*BlockSize + 100, Length: 4096, Err: storage}},
+		{"read error beyond 32 bits", "read", readOne,
+			"70 00 03 00000000 0a 00000000 1100 00 000000",
+			&disk.MediumError{Op: "read", Off: 1 << 43, Length: 4096, Err: storage}},
+		{"verify", "read", "2f 00 00 00 00 00 00 00 01 00",
+			"f0 00 03 00000000 0a 00000000 1100 00 000000",
+			&disk.MediumError{Op: "read", Err: storage}},
+		{"write error", "write", writeOne, "f0 00 03 00000000 0a 00000000 0c00 00 000000",
+			&disk.MediumError{Op: "write", Off: BlockSize, Length: 512, Err: storage}},
+		{"discard error", "discard", "93 09 00 00 00 00 00 00 00 00 00 00 00 01 00 00",
+			"f0 00 03 00000001 0a 00000000 0c00 00 000000",
+			&disk.MediumError{Op: "write", Off: BlockSize, Length: 512, Err: storage}},
+		{"failed", "flush", "35 00 00 00 00 00 00 00 00 00",
+			"70 00 04 00000000 0a 00000000 4400 00 000000",
+			fmt.Errorf("disk.img: %w", disk.ErrFailed)},
+		{"failed with FUA", "flush", "2a 08 00 00 00 00 00 00 01 00",
+			"70 00 04 00000000 0a 00000000 4400 00 000000", disk.ErrFailed},
+		{"extent", "extent", "9e 12 00 00 00 00 00 00 00 00 00 00 00 18 00 00",
+			"70 00 04 00000000 0a 00000000 4400 00 000000", storage},
 		{"anything else", "read", readOne, "70 00 04 00000000 0a 00000000 4400 00 000000", storage},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -49,12 +64,13 @@ func TestDiskErrors(t *testing.T) {
 	}
 }
 
-// TestFaultsAreLoggedOnce checks that an initiator which retries does not fill the log, and that the log tells what
-// happened to what.
+// TestFaultsAreLoggedOnce checks that an initiator which retries does not fill the log, and that
+// the log tells what happened to what.
 func TestFaultsAreLoggedOnce(t *testing.T) {
 	core, logs := observer.New(zapcore.InfoLevel)
 	m := newMemDisk(1 << 20)
-	d, err := NewDevice(Options{Log: zap.New(core)}, []LUN{{Number: 3, Disk: m, Identity: testIdentity(), Access: AccessWriteShared}})
+	d, err := NewDevice(Options{Log: zap.New(core)},
+		[]LUN{{Number: 3, Disk: m, Identity: testIdentity(), Access: AccessWriteShared}})
 	require.NoError(t, err)
 	n := d.Attach(InitiatorPort{Name: "iqn.a"})
 	n.nth(0).pending.Store(0)

@@ -19,7 +19,8 @@ const (
 // scopeLU is the only SCOPE that is not obsolete: the whole logical unit (SPC-4 6.15.3.3).
 const scopeLU = 0x0
 
-// reservationTypes is what each type does: the right that a command of somebody else needs, and whom it admits.
+// reservationTypes is what each type does: the right that a command of somebody else needs, and
+// whom it admits.
 var reservationTypes = [...]struct {
 	right       flags // 0: no such type
 	registrants bool  // whoever is registered has access
@@ -43,15 +44,16 @@ func (r reservationType) shared() bool      { return reservationTypes[r].shared 
 // maxRegistrations bounds the registrations of a logical unit.
 const maxRegistrations = 1024
 
-// registration is the reservation key of an I_T nexus. There is one target port, so that the initiator port names the
-// nexus; it need not have a session.
+// registration is the reservation key of an I_T nexus. There is one target port, so that the
+// initiator port names the nexus; it need not have a session.
 type registration struct {
 	port     InitiatorPort
 	key      uint64
 	allPorts bool // registered with ALL_TG_PT
 }
 
-// persistentState is what a logical unit knows of persistent reservations. It is never changed once it is published.
+// persistentState is what a logical unit knows of persistent reservations. It is never changed once
+// it is published.
 type persistentState struct {
 	generation    uint32 // PRGENERATION; begins at 0 with each start, whatever is kept
 	aptpl         bool   // what is below survives a loss of power
@@ -134,8 +136,8 @@ func (e *persistentEdit) add(r registration) error {
 	return nil
 }
 
-// remove takes registrations away. A reservation that nobody holds any more ends without a word; the caller knows who
-// has to be told.
+// remove takes registrations away. A reservation that nobody holds any more ends without a word;
+// the caller knows who has to be told.
 func (e *persistentEdit) remove(which func(*registration) bool) (gone []InitiatorPort) {
 	e.registrations = slices.DeleteFunc(e.registrations, func(r registration) bool {
 		if !which(&r) {
@@ -145,7 +147,8 @@ func (e *persistentEdit) remove(which func(*registration) bool) (gone []Initiato
 		return true
 	})
 	e.reindex()
-	if len(e.registrations) == 0 || e.kind != typeNone && !e.kind.shared() && e.find(e.holder) == nil {
+	if len(e.registrations) == 0 || e.kind != typeNone && !e.kind.shared() &&
+		e.find(e.holder) == nil {
 		e.release()
 	}
 	return gone
@@ -170,7 +173,8 @@ func (e *persistentEdit) tell(c attention) {
 	}
 }
 
-// without is the state of a unit that some initiators are fenced off from: their registrations are gone, and what they have reserved.
+// without is the state of a unit that some initiators are fenced off from: their registrations are
+// gone, and what they have reserved.
 func (s *persistentState) without(fenced func(name string) bool) *persistentEdit {
 	e := s.edit(InitiatorPort{})
 	gone := e.remove(func(r *registration) bool { return fenced(r.port.Name) })

@@ -9,9 +9,10 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// persistOut is a PERSISTENT RESERVE OUT. more begins with the byte of SPEC_I_PT, ALL_TG_PT and APTPL; what follows comes
-// after the basic parameter list.
-func persistOut(action byte, kind reservationType, key, actionKey uint64, more ...byte) (request, list []byte) {
+// persistOut is a PERSISTENT RESERVE OUT. more begins with the byte of SPEC_I_PT, ALL_TG_PT and
+// APTPL; what follows comes after the basic parameter list.
+func persistOut(action byte, kind reservationType, key, actionKey uint64, more ...byte) (request,
+	list []byte) {
 	list = binary.BigEndian.AppendUint64(nil, key)
 	list = binary.BigEndian.AppendUint64(list, actionKey)
 	list = append(list, make([]byte, 8)...)
@@ -25,13 +26,15 @@ func persistOut(action byte, kind reservationType, key, actionKey uint64, more .
 }
 
 // persist runs a PERSISTENT RESERVE OUT and returns how it ended.
-func (b *bench) persist(n *Nexus, action byte, kind reservationType, key, actionKey uint64, more ...byte) string {
+func (b *bench) persist(n *Nexus, action byte, kind reservationType, key, actionKey uint64,
+	more ...byte) string {
 	request, list := persistOut(action, kind, key, actionKey, more...)
 	return b.runAs(n, lun1, request, list).outcome()
 }
 
 // mustPersist is persist of what has to succeed.
-func (b *bench) mustPersist(n *Nexus, action byte, kind reservationType, key, actionKey uint64, more ...byte) {
+func (b *bench) mustPersist(n *Nexus, action byte, kind reservationType, key, actionKey uint64,
+	more ...byte) {
 	b.t.Helper()
 	require.Equal(b.t, "GOOD", b.persist(n, action, kind, key, actionKey, more...))
 }
@@ -82,7 +85,8 @@ func pending(n *Nexus) (codes []string) {
 	return codes
 }
 
-var allTypes = []reservationType{typeWriteExclusive, typeExclusiveAccess, typeWriteExclusiveRO, typeExclusiveAccessRO,
+var allTypes = []reservationType{typeWriteExclusive, typeExclusiveAccess, typeWriteExclusiveRO,
+	typeExclusiveAccessRO,
 	typeWriteExclusiveShared, typeExclusiveAccessShared}
 
 // TestRegister is SPC-4 tables 52 and 53: what REGISTER and REGISTER AND IGNORE EXISTING KEY do.
@@ -121,12 +125,14 @@ func TestRegister(t *testing.T) {
 	}
 }
 
-// TestRegistrationsBelongToPorts checks that a registration is that of name and ISID, with or without a session.
+// TestRegistrationsBelongToPorts checks that a registration is that of name and ISID, with or
+// without a session.
 func TestRegistrationsBelongToPorts(t *testing.T) {
 	b := newBench(t)
 	twin, second := b.attach("iqn.a", 1), b.attach("iqn.b", 0)
 	b.register(b.nexus, 1)
-	require.Equal(t, conflict, b.persist(twin, saReserve, typeWriteExclusive, 1, 0), "another session of that name")
+	require.Equal(t, conflict, b.persist(twin, saReserve, typeWriteExclusive, 1, 0),
+		"another session of that name")
 	b.register(second, 2)
 	b.mustPersist(second, saReserve, typeExclusiveAccess, 2, 0)
 	require.Equal(t, conflict, b.run(cdb(readOne), nil).outcome())
@@ -161,7 +167,8 @@ func TestRegistrationsAreBounded(t *testing.T) {
 	require.Equal(t, 8+8*maxRegistrations, len(b.persistIn(b.nexus, saReadKeys)))
 	full := b.persistIn(b.nexus, saReadFullStatus)
 	require.Equal(t, 0xffff, len(full), "as much as can be asked for")
-	require.EqualValues(t, maxRegistrations*(24+4+120), binary.BigEndian.Uint32(full[4:]), "and the length of all")
+	require.EqualValues(t, maxRegistrations*(24+4+120), binary.BigEndian.Uint32(full[4:]),
+		"and the length of all")
 	b.register(b.attach(name, 0), 0)
 	b.register(b.nexus, 7)
 }
@@ -175,7 +182,8 @@ func TestReserveAndRelease(t *testing.T) {
 			require.Equal(t, conflict, b.persist(b.nexus, saReserve, kind, 0, 0), "not registered")
 			b.register(b.nexus, 1)
 			b.register(second, 2)
-			require.Equal(t, conflict, b.persist(b.nexus, saReserve, kind, 2, 0), "the key of somebody else")
+			require.Equal(t, conflict, b.persist(b.nexus, saReserve, kind, 2, 0),
+				"the key of somebody else")
 			require.Equal(t, "none", b.reservation())
 			b.mustPersist(b.nexus, saRelease, kind, 1, 0)
 			b.mustPersist(b.nexus, saReserve, kind, 1, 0)
@@ -187,8 +195,10 @@ func TestReserveAndRelease(t *testing.T) {
 			b.mustPersist(b.nexus, saReserve, kind, 1, 0)
 			for _, other := range allTypes {
 				if other != kind {
-					require.Equal(t, conflict, b.persist(b.nexus, saReserve, other, 1, 0), "the type is never changed")
-					require.Equal(t, "5/26/04", b.persist(b.nexus, saRelease, other, 1, 0), "the type must be the same")
+					require.Equal(t, conflict, b.persist(b.nexus, saReserve, other, 1, 0),
+						"the type is never changed")
+					require.Equal(t, "5/26/04", b.persist(b.nexus, saRelease, other, 1, 0),
+						"the type must be the same")
 				}
 			}
 			if kind.shared() {
@@ -199,7 +209,8 @@ func TestReserveAndRelease(t *testing.T) {
 			}
 			require.Equal(t, conflict, b.persist(third, saRelease, kind, 0, 0), "not registered")
 			require.Equal(t, conflict, b.persist(b.nexus, saRelease, kind, 9, 0))
-			require.Equal(t, "5/26/04", b.persist(b.nexus, saRelease, 0x20|kind, 1, 0), "the scope must be the same")
+			require.Equal(t, "5/26/04", b.persist(b.nexus, saRelease, 0x20|kind, 1, 0),
+				"the scope must be the same")
 			require.Equal(t, want, b.reservation())
 			require.Equal(t, "2: 1 2", b.keys(), "RESERVE and RELEASE do not count")
 
@@ -230,7 +241,8 @@ func TestUnregister(t *testing.T) {
 			b.mustPersist(b.nexus, saRegister, 0, 1, 0)
 			require.Equal(t, "3: 2", b.keys())
 			if kind.shared() {
-				require.Equal(t, fmt.Sprintf("0/%d", kind), b.reservation(), "the other one holds it too")
+				require.Equal(t, fmt.Sprintf("0/%d", kind), b.reservation(),
+					"the other one holds it too")
 				require.Empty(t, pending(second))
 				b.mustPersist(second, saRegister, 0, 2, 0)
 			} else if kind.registrants() {

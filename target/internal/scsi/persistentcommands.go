@@ -17,17 +17,22 @@ const (
 	saRegisterAndMove = 0x07
 )
 
-// persistentCommands are the service actions of persistent reservations. Those of PERSISTENT RESERVE OUT decide
-// themselves who may use them (SPC-4 table 64), and initiators fill in fields that a service action ignores.
+// persistentCommands are the service actions of persistent reservations. Those of PERSISTENT
+// RESERVE OUT decide themselves who may use them (SPC-4 table 64), and initiators fill in fields
+// that a service action ignores.
 func persistentCommands() []command {
 	var commands []command
 	for _, c := range []command{
 		{name: "PERSISTENT RESERVE IN, READ KEYS", action: saReadKeys, prepare: prepareReadKeys},
-		{name: "PERSISTENT RESERVE IN, READ RESERVATION", action: saReadReservation, prepare: prepareReadReservation},
-		{name: "PERSISTENT RESERVE IN, REPORT CAPABILITIES", action: saReportCapabilities, prepare: prepareReportCapabilities},
-		{name: "PERSISTENT RESERVE IN, READ FULL STATUS", action: saReadFullStatus, prepare: prepareReadFullStatus},
+		{name: "PERSISTENT RESERVE IN, READ RESERVATION", action: saReadReservation,
+			prepare: prepareReadReservation},
+		{name: "PERSISTENT RESERVE IN, REPORT CAPABILITIES", action: saReportCapabilities,
+			prepare: prepareReportCapabilities},
+		{name: "PERSISTENT RESERVE IN, READ FULL STATUS", action: saReadFullStatus,
+			prepare: prepareReadFullStatus},
 	} {
-		c.opcode, c.hasAction, c.flags, c.timeout = opPersistIn, true, duringClaim|duringPersistent, quick
+		c.opcode, c.hasAction, c.flags, c.timeout = opPersistIn, true, duringClaim|duringPersistent,
+			quick
 		c.usage = []byte{0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0}
 		commands = append(commands, c)
 	}
@@ -38,7 +43,8 @@ func persistentCommands() []command {
 		{name: "PERSISTENT RESERVE OUT, CLEAR", action: saClear},
 		{name: "PERSISTENT RESERVE OUT, PREEMPT", action: saPreempt},
 		{name: "PERSISTENT RESERVE OUT, PREEMPT AND ABORT", action: saPreemptAndAbort},
-		{name: "PERSISTENT RESERVE OUT, REGISTER AND IGNORE EXISTING KEY", action: saRegisterIgnore},
+		{name: "PERSISTENT RESERVE OUT, REGISTER AND IGNORE EXISTING KEY",
+			action: saRegisterIgnore},
 		{name: "PERSISTENT RESERVE OUT, REGISTER AND MOVE", action: saRegisterAndMove},
 	} {
 		c.opcode, c.hasAction, c.flags, c.timeout = opPersistOut, true, duringPersistent, drain

@@ -2,8 +2,8 @@ package scsi
 
 import "encoding/binary"
 
-// preparePersistIn begins a PERSISTENT RESERVE IN (SPC-4 6.15). It is refused while anyone, the initiator itself
-// included, has the unit reserved by RESERVE(6) (SPC-2 5.5.1).
+// preparePersistIn begins a PERSISTENT RESERVE IN (SPC-4 6.15). It is refused while anyone, the
+// initiator itself included, has the unit reserved by RESERVE(6) (SPC-2 5.5.1).
 func preparePersistIn(t *Task, parameters func(*Task, *persistentState, []byte) []byte) error {
 	if t.unit.reserved.Load() != nil {
 		return errConflict
@@ -13,13 +13,14 @@ func preparePersistIn(t *Task, parameters func(*Task, *persistentState, []byte) 
 	return nil
 }
 
-// appendGeneration appends PRGENERATION and the length of what follows, which the caller fills in at offset 4.
+// appendGeneration appends PRGENERATION and the length of what follows, which the caller fills in
+// at offset 4.
 func appendGeneration(b []byte, s *persistentState) []byte {
 	return append(binary.BigEndian.AppendUint32(b, s.generation), 0, 0, 0, 0)
 }
 
-// finishList fills in the ADDITIONAL LENGTH: of all that there is, however little of it is transferred. omitted is what b
-// does not have, bytes.
+// finishList fills in the ADDITIONAL LENGTH: of all that there is, however little of it is
+// transferred. omitted is what b does not have, bytes.
 func finishList(b []byte, omitted int) []byte {
 	binary.BigEndian.PutUint32(b[4:], uint32(len(b)-8+omitted))
 	return b
@@ -57,7 +58,8 @@ const (
 	bitTMV   = 0x80 // the type mask is valid
 	bitPTPLA = 0x01 // persist through power loss: is active
 
-	// allowReady says that TEST UNIT READY passes every persistent reservation, and nothing of the other commands.
+	// allowReady says that TEST UNIT READY passes every persistent reservation, and nothing of the
+	// other commands.
 	allowReady = 0x10
 )
 
@@ -84,10 +86,12 @@ func prepareReportCapabilities(t *Task) error {
 	})
 }
 
-// maxPersistIn is the highest ALLOCATION LENGTH: what goes beyond it is never transferred, and costs no memory. Bytes.
+// maxPersistIn is the highest ALLOCATION LENGTH: what goes beyond it is never transferred, and
+// costs no memory. Bytes.
 const maxPersistIn = 0xffff
 
-// prepareReadFullStatus is READ FULL STATUS (SPC-4 6.15.5): every registration, with the port that it belongs to.
+// prepareReadFullStatus is READ FULL STATUS (SPC-4 6.15.5): every registration, with the port that
+// it belongs to.
 func prepareReadFullStatus(t *Task) error {
 	return preparePersistIn(t, func(_ *Task, s *persistentState, b []byte) []byte {
 		const allTargetPorts, reservationHolder = 0x02, 0x01

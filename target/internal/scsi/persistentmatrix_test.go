@@ -8,10 +8,11 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The table of SPC-4 5.13.3 and SBC-3 4.17, as the standards print it: what becomes of a command of a nexus that does not
-// hold the reservation. The columns: Write Exclusive; Exclusive Access; any registrants type, and the nexus is registered;
-// Write Exclusive of a registrants type, and it is not; Exclusive Access of a registrants type, and it is not. A is
-// allowed, C conflicts. The sixth column is that of a RESERVE(6) of somebody else (SPC-2 5.5.1).
+// The table of SPC-4 5.13.3 and SBC-3 4.17, as the standards print it: what becomes of a command of
+// a nexus that does not hold the reservation. The columns: Write Exclusive; Exclusive Access; any
+// registrants type, and the nexus is registered; Write Exclusive of a registrants type, and it is
+// not; Exclusive Access of a registrants type, and it is not. A is allowed, C conflicts. The sixth
+// column is that of a RESERVE(6) of somebody else (SPC-2 5.5.1).
 const (
 	matrixAllowed = "A A A A A A"
 	matrixReads   = "A C A A C C"
@@ -42,7 +43,8 @@ var matrix = map[string]string{
 	"PERSISTENT RESERVE IN":             "A A A A A C",
 }
 
-// ownRules are the commands that decide by themselves: tested by TestReserveAmongRegistrations, TestReserveAndRelease.
+// ownRules are the commands that decide by themselves: tested by TestReserveAmongRegistrations,
+// TestReserveAndRelease.
 var ownRules = []string{"RESERVE(6)", "RELEASE(6)", "PERSISTENT RESERVE OUT"}
 
 // matrixCommands are CDBs of every command that the unit has, by name.
@@ -80,8 +82,8 @@ func matrixRow(name string) string {
 	return matrix[longest]
 }
 
-// TestConflictMatrix holds every command of the opcode table against the standards' table. One that the table above does
-// not have is expected to conflict as a write does.
+// TestConflictMatrix holds every command of the opcode table against the standards' table. One that
+// the table above does not have is expected to conflict as a write does.
 func TestConflictMatrix(t *testing.T) {
 	b := newBench(t, removableLUN)
 	holder, registered, stranger := b.attach("iqn.h", 0), b.attach("iqn.r", 0), b.attach("iqn.s", 0)
@@ -111,7 +113,8 @@ func TestConflictMatrix(t *testing.T) {
 			b.mustPersist(holder, saReserve, kind, 1, 0)
 			defer b.mustPersist(holder, saRelease, kind, 1, 0)
 			exclusiveAccess := 0
-			if kind == typeExclusiveAccess || kind == typeExclusiveAccessRO || kind == typeExclusiveAccessShared {
+			if kind == typeExclusiveAccess || kind == typeExclusiveAccessRO ||
+				kind == typeExclusiveAccessShared {
 				exclusiveAccess = 1
 			}
 			check(holder, -1)
@@ -134,15 +137,17 @@ func TestConflictMatrix(t *testing.T) {
 	check(stranger, -1)
 }
 
-// TestReserveAmongRegistrations is RESERVE(6) and RELEASE(6) while there are registrations: they conflict (SPC-2 5.5.1),
-// but for those who have access by a persistent reservation, which they leave as it is (SPC-4 5.13.3, CRH).
+// TestReserveAmongRegistrations is RESERVE(6) and RELEASE(6) while there are registrations: they
+// conflict (SPC-2 5.5.1), but for those who have access by a persistent reservation, which they
+// leave as it is (SPC-4 5.13.3, CRH).
 func TestReserveAmongRegistrations(t *testing.T) {
 	b := newBench(t)
 	registered, stranger := b.attach("iqn.r", 0), b.attach("iqn.s", 0)
 	tries := func(n *Nexus, want string) {
 		t.Helper()
 		for _, c := range []string{reserve, release} {
-			require.Equal(t, want, b.runAs(n, lun1, cdb(c), nil).outcome(), "%s of %s", c, n.port.Name)
+			require.Equal(t, want, b.runAs(n, lun1, cdb(c), nil).outcome(), "%s of %s", c,
+				n.port.Name)
 		}
 		require.Nil(t, b.d.nth(0).reserved.Load())
 	}
@@ -166,15 +171,17 @@ func TestReserveAmongRegistrations(t *testing.T) {
 	}
 }
 
-// TestPersistentAmongReserve is the other way round (SPC-2 5.5.1): also the one that has reserved the unit cannot use
-// persistent reservations.
+// TestPersistentAmongReserve is the other way round (SPC-2 5.5.1): also the one that has reserved
+// the unit cannot use persistent reservations.
 func TestPersistentAmongReserve(t *testing.T) {
 	b := newBench(t)
 	second := b.attach("iqn.b", 0)
 	b.good(cdb(reserve), nil)
 	for _, n := range []*Nexus{b.nexus, second} {
 		for action := byte(0); action <= saReadFullStatus; action++ {
-			require.Equal(t, conflict, b.runAs(n, lun1, []byte{opPersistIn, action, 0, 0, 0, 0, 0, 0, 64, 0}, nil).outcome())
+			require.Equal(t, conflict,
+				b.runAs(n, lun1, []byte{opPersistIn, action, 0, 0, 0, 0, 0, 0, 64, 0},
+					nil).outcome())
 		}
 		for action := byte(0); action <= saRegisterAndMove; action++ {
 			if request, list := persistOut(action, 1, 0, 1); action == saRegisterAndMove {
@@ -197,12 +204,13 @@ func TestPersistentAmongReserve(t *testing.T) {
 	require.Equal(t, error(errConflict), task.Out(0, list))
 }
 
-// TestPersistentAndAccessMode checks that a write-exclusive unit admits one initiator name at a time, whatever is
-// registered.
+// TestPersistentAndAccessMode checks that a write-exclusive unit admits one initiator name at a
+// time, whatever is registered.
 func TestPersistentAndAccessMode(t *testing.T) {
 	b := newBench(t, exclusive)
 	second, twin := b.attach("iqn.b", 0), b.attach("iqn.a", 1)
-	require.Equal(t, "5/26/00", b.persist(b.nexus, saRegister, 0, 0, 1, bitAPTPL|0x80), "what is refused claims nothing")
+	require.Equal(t, "5/26/00", b.persist(b.nexus, saRegister, 0, 0, 1, bitAPTPL|0x80),
+		"what is refused claims nothing")
 	b.register(second, 2)
 	require.Equal(t, conflict, b.persist(b.nexus, saRegister, 0, 0, 1), "to register is to use it")
 	require.Equal(t, conflict, b.run(cdb(readOne), nil).outcome())
@@ -213,13 +221,17 @@ func TestPersistentAndAccessMode(t *testing.T) {
 	b.mustPersist(b.nexus, saReserve, typeWriteExclusiveRO, 1, 0)
 	require.Equal(t, "GOOD", b.runAs(twin, lun1, cdb(writeOne), pattern(1, 1)).outcome())
 	second = b.attach("iqn.b", 0)
-	require.Equal(t, conflict, b.runAs(second, lun1, cdb(readOne), nil).outcome(), "registered, but not the owner")
+	require.Equal(t, conflict, b.runAs(second, lun1, cdb(readOne), nil).outcome(),
+		"registered, but not the owner")
 	require.Equal(t, conflict, b.persist(second, saPreempt, typeWriteExclusive, 2, 1))
-	require.Equal(t, "GOOD", b.runAs(second, lun1, []byte{opPersistIn, saReadKeys, 0, 0, 0, 0, 0, 0, 64, 0}, nil).outcome())
+	require.Equal(t, "GOOD", b.runAs(second, lun1,
+		[]byte{opPersistIn, saReadKeys, 0, 0, 0, 0, 0, 0, 64, 0}, nil).outcome())
 	b.d.Detach(b.nexus)
 	b.d.Detach(twin)
-	require.Equal(t, "GOOD", b.runAs(second, lun1, cdb(writeOne), pattern(1, 1)).outcome(), "a registrant, and now the owner")
+	require.Equal(t, "GOOD", b.runAs(second, lun1, cdb(writeOne), pattern(1, 1)).outcome(),
+		"a registrant, and now the owner")
 	stranger := b.attach("iqn.c", 0)
 	b.d.Detach(second)
-	require.Equal(t, conflict, b.runAs(stranger, lun1, cdb(writeOne), pattern(1, 1)).outcome(), "the reservation outlives the sessions")
+	require.Equal(t, conflict, b.runAs(stranger, lun1, cdb(writeOne), pattern(1, 1)).outcome(),
+		"the reservation outlives the sessions")
 }

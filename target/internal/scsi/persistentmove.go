@@ -13,9 +13,11 @@ import "encoding/binary"
 //	24-    TransportID
 const bitUnreg = 0x02
 
-// parseMoveList reads the parameter list of REGISTER AND MOVE. Its one TransportID names an initiator port.
+// parseMoveList reads the parameter list of REGISTER AND MOVE. Its one TransportID names an
+// initiator port.
 func parseMoveList(p []byte) (l persistList, err error) {
-	if len(p) < persistBasicLen || int64(binary.BigEndian.Uint32(p[20:])) != int64(len(p)-persistBasicLen) {
+	if len(p) < persistBasicLen ||
+		int64(binary.BigEndian.Uint32(p[20:])) != int64(len(p)-persistBasicLen) {
 		return l, errParameterLength
 	}
 	l.key = binary.BigEndian.Uint64(p)
@@ -43,8 +45,8 @@ func parseMoveList(p []byte) (l persistList, err error) {
 	return l, nil
 }
 
-// move is REGISTER AND MOVE (SPC-4 5.13.8): the holder makes another port, which need not be registered or have a session,
-// the holder in its place.
+// move is REGISTER AND MOVE (SPC-4 5.13.8): the holder makes another port, which need not be
+// registered or have a session, the holder in its place.
 func (e *persistentEdit) move(list *persistList) error {
 	to := list.ids[0].port
 	switch {

@@ -86,7 +86,8 @@ func TestRegisterAndMoveLists(t *testing.T) {
 		{"a node", "5/26/00", "8f0018", node},
 		{"another protocol", "5/26/00", "8b0018", set(24, 0x46)},
 		{"a length that is less", "5/1a/00", "", set(23, 4)},
-		{"a TransportID that is shorter than said", "5/1a/00", "", append(set(23, byte(len(good)-24+4)), 0, 0, 0, 0)},
+		{"a TransportID that is shorter than said", "5/1a/00", "",
+			append(set(23, byte(len(good)-24+4)), 0, 0, 0, 0)},
 		{"no TransportID", "5/1a/00", "", set(23, 0)[:24]},
 		{"a list that is cut off", "5/1a/00", "", good[:30]},
 	} {

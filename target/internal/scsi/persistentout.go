@@ -5,7 +5,8 @@ import (
 	"slices"
 )
 
-// The parameter list of PERSISTENT RESERVE OUT (SPC-4 6.16.3); that of REGISTER AND MOVE is another one:
+// The parameter list of PERSISTENT RESERVE OUT (SPC-4 6.16.3); that of REGISTER AND MOVE is another
+// one:
 //
 //	0-7    RESERVATION KEY
 //	8-15   SERVICE ACTION RESERVATION KEY
@@ -17,8 +18,8 @@ import (
 //	28-    TransportIDs
 const (
 	persistBasicLen = 24
-	// maxPersistList is the longest parameter list that is accepted: room for 260 TransportIDs of the longest
-	// names, and for a thousand of usual ones. Bytes.
+	// maxPersistList is the longest parameter list that is accepted: room for 260 TransportIDs of
+	// the longest names, and for a thousand of usual ones. Bytes.
 	maxPersistList = 64 << 10
 
 	bitSpecIPT = 0x08
@@ -103,24 +104,27 @@ func preparePersistOut(t *Task) error {
 // reservationType is the TYPE field of the CDB.
 func (t *Task) reservationType() reservationType { return reservationType(t.CDB[2] & 0x0f) }
 
-// outPersist executes a PERSISTENT RESERVE OUT. It changes everything or, after an error, nothing. Whoever registers or
-// reserves uses the unit, so that a write-exclusive one becomes its initiator's.
+// outPersist executes a PERSISTENT RESERVE OUT. It changes everything or, after an error, nothing.
+// Whoever registers or reserves uses the unit, so that a write-exclusive one becomes its
+// initiator's.
 func outPersist(t *Task, _ int64, p []byte) error {
 	list, err := parsePersistList(p, t.cmd.action)
 	if err != nil {
 		return err
 	}
-	removed, err := t.dev.changeReservations(t.unit, func(s *persistentState) (*persistentEdit, error) {
-		// While it waited for another one it may have been aborted, or the unit have been handed over.
-		if err := t.wanted(); err != nil {
-			return nil, err
-		}
-		if !t.dev.claim(t.at, t.Nexus) {
-			return nil, errConflict
-		}
-		e := s.edit(t.Nexus.port)
-		return e, e.execute(t, &list)
-	})
+	removed, err := t.dev.changeReservations(t.unit,
+		func(s *persistentState) (*persistentEdit, error) {
+			// While it waited for another one, it may have been aborted, or the unit may have been
+			// handed over.
+			if err := t.wanted(); err != nil {
+				return nil, err
+			}
+			if !t.dev.claim(t.at, t.Nexus) {
+				return nil, errConflict
+			}
+			e := s.edit(t.Nexus.port)
+			return e, e.execute(t, &list)
+		})
 	t.dev.keepOwner(t.unit)
 	if err == nil && t.cmd.action == saPreemptAndAbort {
 		t.dev.abortPreempted(t, removed)
@@ -193,15 +197,16 @@ func (e *persistentEdit) register(t *Task, own *registration, list *persistList)
 		if e.find(p) != nil {
 			continue // those that are registered already keep their key
 		}
-		if err := e.add(registration{port: p, key: list.actionKey, allPorts: list.allPorts}); err != nil {
+		r := registration{port: p, key: list.actionKey, allPorts: list.allPorts}
+		if err := e.add(r); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// unregister removes the edit's own registration. With it ends the reservation, unless others hold it too
-// (SPC-4 5.13.11.3).
+// unregister removes the edit's own registration. With it ends the reservation, unless others hold
+// it too (SPC-4 5.13.11.3).
 func (e *persistentEdit) unregister() {
 	kind := e.kind
 	e.remove(func(r *registration) bool { return r.port == e.by })
@@ -244,9 +249,9 @@ func (e *persistentEdit) clear() {
 	e.remove(func(*registration) bool { return true })
 }
 
-// preempt is PREEMPT and PREEMPT AND ABORT (SPC-4 5.13.11.4): it removes the registrations with a key and, where
-// that is the holder's, takes the reservation over. A shared reservation is taken over by key zero, which stands for
-// every other registration.
+// preempt is PREEMPT and PREEMPT AND ABORT (SPC-4 5.13.11.4): it removes the registrations with a
+// key and, where that is the holder's, takes the reservation over. A shared reservation is taken
+// over by key zero, which stands for every other registration.
 func (e *persistentEdit) preempt(t *Task, key uint64) error {
 	takeOver := e.kind != typeNone && e.reservationKey() == key
 	if key == 0 && !takeOver {
@@ -265,7 +270,10 @@ func (e *persistentEdit) preempt(t *Task, key uint64) error {
 	}
 	e.generation++
 	// Who takes a reservation over keeps its own registration, whatever its key.
-	e.removed = e.remove(func(r *registration) bool { return matches(r) && !(takeOver && r.port == e.by) })
+	e.removed = e.remove(func(r *registration) bool {
+		return matches(r) &&
+			!(takeOver && r.port == e.by)
+	})
 	for _, p := range e.removed {
 		if p != e.by {
 			e.notices[p] |= attnRegistrationsPreempted

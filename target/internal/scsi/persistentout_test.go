@@ -38,8 +38,11 @@ func TestRegisterOthers(t *testing.T) {
 	second, twin := b.attach("iqn.b", 1), b.attach("iqn.b", 2)
 	b.d.Detach(twin)
 	b.register(second, 2)
-	require.Equal(t, "5/26/00", b.persist(second, saRegister, 0, 2, 9, specified()...), "somebody who is registered")
-	b.mustPersist(b.nexus, saRegister, 0, 0, 7, specified(nodeID("iqn.b"), portID("iqn.elsewhere", 4), portID("IQN.Elsewhere", 4), portID("iqn.a", 0))...)
+	require.Equal(t, "5/26/00", b.persist(second, saRegister, 0, 2, 9, specified()...),
+		"somebody who is registered")
+	b.mustPersist(b.nexus, saRegister, 0, 0, 7,
+		specified(nodeID("iqn.b"), portID("iqn.elsewhere", 4), portID("IQN.Elsewhere", 4),
+			portID("iqn.a", 0))...)
 	require.Equal(t, "2: 2 7 7 7", b.keys(), "each that is not registered, once")
 	b.mustPersist(b.nexus, saReserve, typeExclusiveAccessRO, 7, 0)
 	for _, n := range []*Nexus{b.attach("iqn.b", 2), b.attach("iqn.elsewhere", 0)} {
@@ -51,14 +54,16 @@ func TestRegisterOthers(t *testing.T) {
 	}
 	n := b.d.Attach(InitiatorPort{Name: "iqn.elsewhere", ISID: [6]byte{5: 4}})
 	pending(n)
-	require.Equal(t, "GOOD", b.runAs(n, lun1, cdb(readOne), nil).outcome(), "its session comes later")
+	require.Equal(t, "GOOD", b.runAs(n, lun1, cdb(readOne), nil).outcome(),
+		"its session comes later")
 
 	var many []string
 	for i := range maxRegistrations {
 		many = append(many, portID(fmt.Sprintf("iqn.%d", i), 0))
 	}
 	fresh := newBench(t)
-	require.Equal(t, "5/55/04", fresh.persist(fresh.nexus, saRegister, 0, 0, 7, specified(many...)...), "one too many")
+	require.Equal(t, "5/55/04",
+		fresh.persist(fresh.nexus, saRegister, 0, 0, 7, specified(many...)...), "one too many")
 	require.Equal(t, "0:", fresh.keys(), "and none of them is registered")
 	fresh.mustPersist(fresh.nexus, saRegister, 0, 0, 7, specified(many[1:]...)...)
 }
@@ -76,29 +81,39 @@ func TestPersistOutLists(t *testing.T) {
 		{"a reserved bit", saRegister, []byte{0x10}, "5/26/00", "8c0014"},
 		{"UNREG, which only REGISTER AND MOVE has", saRegister, []byte{0x02}, "5/26/00", "890014"},
 		{"SPEC_I_PT of another service action", saReserve, []byte{bitSpecIPT}, "5/26/00", "8b0014"},
-		{"SPEC_I_PT while ignoring the key", saRegisterIgnore, []byte{bitSpecIPT}, "5/26/00", "8b0014"},
+		{"SPEC_I_PT while ignoring the key", saRegisterIgnore, []byte{bitSpecIPT}, "5/26/00",
+			"8b0014"},
 		{"APTPL without a place for it", saRegister, []byte{bitAPTPL}, "5/26/00", "880014"},
 		{"too long", saRegister, []byte{0, 1}, "5/1a/00", ""},
 		{"too long, of another service action", saReserve, []byte{0, 1}, "5/1a/00", ""},
 		{"no length of TransportIDs", saRegister, []byte{bitSpecIPT, 0, 0, 0}, "5/1a/00", ""},
-		{"a length that is more", saRegister, append([]byte{bitSpecIPT, 0, 0, 0, 32}, unhex(valid)...), "5/1a/00", ""},
-		{"a length that is less", saRegister, append([]byte{bitSpecIPT, 0, 0, 0, 27}, unhex(valid)...), "5/1a/00", ""},
+		{"a length that is more", saRegister,
+			append([]byte{bitSpecIPT, 0, 0, 0, 32}, unhex(valid)...), "5/1a/00", ""},
+		{"a length that is less", saRegister,
+			append([]byte{bitSpecIPT, 0, 0, 0, 27}, unhex(valid)...), "5/1a/00", ""},
 		{"a TransportID that is cut off", saRegister, specified(valid[:40]), "5/1a/00", ""},
 		{"hardly a TransportID", saRegister, specified("4500"), "5/1a/00", ""},
 		{"another protocol", saRegister, specified("46" + valid[2:]), "5/26/00", "8b001c"},
 		{"another format", saRegister, specified("85" + valid[2:]), "5/26/00", "8f001c"},
-		{"reserved bits of the format", saRegister, specified("55" + valid[2:]), "5/26/00", "8f001c"},
+		{"reserved bits of the format", saRegister, specified("55" + valid[2:]), "5/26/00",
+			"8f001c"},
 		{"a reserved byte", saRegister, specified("4501" + valid[4:]), "5/26/00", "8f001d"},
 		{"an odd length", saRegister, specified("45000017" + valid[8:54]), "5/26/00", "8f001e"},
 		{"too short", saRegister, specified("45000010" + valid[8:40]), "5/26/00", "8f001e"},
-		{"no end", saRegister, specified("45000018" + strings.Repeat("61", 24)), "5/26/00", "800020"},
+		{"no end", saRegister, specified("45000018" + strings.Repeat("61", 24)), "5/26/00",
+			"800020"},
 		{"something behind the end", saRegister, specified(valid[:54] + "01"), "5/26/00", "800020"},
-		{"no ISID", saRegister, specified("45000018" + strings.Repeat("61", 23) + "00"), "5/26/00", "800020"},
+		{"no ISID", saRegister, specified("45000018" + strings.Repeat("61", 23) + "00"), "5/26/00",
+			"800020"},
 		{"an ISID of 13 digits", saRegister, specified(valid[:52] + "3000"), "5/26/00", "800020"},
-		{"an ISID with other digits", saRegister, specified(strings.Replace(valid, "3030", "3067", 1)), "5/26/00", "800020"},
-		{"no name", saRegister, specified("45000014" + "2c692c3078" + "303030303030303030303030" + "000000"), "5/26/00", "800020"},
-		{"a name with a space", saRegister, specified(strings.Replace(valid, "2e61", "2061", 1)), "5/26/00", "800020"},
-		{"a name of 224 bytes", saRegister, specified("050000e4" + strings.Repeat("61", 224) + "00000000"), "5/26/00", "800020"},
+		{"an ISID with other digits", saRegister,
+			specified(strings.Replace(valid, "3030", "3067", 1)), "5/26/00", "800020"},
+		{"no name", saRegister, specified("45000014" + "2c692c3078" + "303030303030303030303030" +
+			"000000"), "5/26/00", "800020"},
+		{"a name with a space", saRegister, specified(strings.Replace(valid, "2e61", "2061", 1)),
+			"5/26/00", "800020"},
+		{"a name of 224 bytes", saRegister,
+			specified("050000e4" + strings.Repeat("61", 224) + "00000000"), "5/26/00", "800020"},
 		{"the second one", saRegister, specified(valid, "46"+valid[2:]), "5/26/00", "8b0038"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -119,7 +134,8 @@ func TestPersistOutLists(t *testing.T) {
 	list[21], list[16], list[22] = 0, 1, 1
 	require.Equal(t, "GOOD", b.run(request, list).outcome(), "obsolete fields are not looked at")
 	b.attach("iqn.bystander", 0)
-	b.mustPersist(b.attach("iqn.b", 0), saRegister, 0, 0, 1, specified(nodeID("iqn.unknown"), "050000e0"+strings.Repeat("61", 223)+"00")...)
+	b.mustPersist(b.attach("iqn.b", 0), saRegister, 0, 0, 1,
+		specified(nodeID("iqn.unknown"), "050000e0"+strings.Repeat("61", 223)+"00")...)
 	require.Equal(t, "2: 1 1", b.keys(), "no port of these names is known")
 }
 
@@ -144,12 +160,14 @@ func TestPersistOutCommands(t *testing.T) {
 		require.Equal(t, c.want, b.run(cdb(c.cdb), list).outcome(), c.name)
 	}
 	request, list := persistOut(saReserve, 1, 1, 0)
-	require.Equal(t, "5/0e/03", b.run(request, list[:20]).outcome(), "the initiator means to send less")
+	require.Equal(t, "5/0e/03", b.run(request, list[:20]).outcome(),
+		"the initiator means to send less")
 	require.Equal(t, "none", b.reservation())
 }
 
-// TestPersistConcurrently lets nexuses register, reserve and preempt each other, while others come and go. Whatever the
-// order, the state is one that the standard allows, and so is what each nexus is told to need.
+// TestPersistConcurrently lets nexuses register, reserve and preempt each other, while others come
+// and go. Whatever the order, the state is one that the standard allows, and so is what each nexus
+// is told to need.
 func TestPersistConcurrently(t *testing.T) {
 	m := &memStore{}
 	b := newBench(t, func(l *LUN) { l.Store = m })
@@ -207,18 +225,20 @@ func TestTransportIDs(t *testing.T) {
 	}
 }
 
-// FuzzPersistOut sends arbitrary parameter lists to every service action. Nothing is our failure, a command that fails
-// changes nothing, and what is reported afterwards can be read back.
+// FuzzPersistOut sends arbitrary parameter lists to every service action. Nothing is our failure, a
+// command that fails changes nothing, and what is reported afterwards can be read back.
 func FuzzPersistOut(f *testing.F) {
 	for action := byte(0); action <= saRegisterIgnore; action++ {
-		for _, more := range [][]byte{nil, {bitAPTPL}, specified(nodeID("iqn.b"), portID("iqn.c", 1))} {
+		for _, more := range [][]byte{nil, {bitAPTPL},
+			specified(nodeID("iqn.b"), portID("iqn.c", 1))} {
 			_, list := persistOut(action, 1, 1, 2, more...)
 			f.Add(action, byte(1), list)
 			_, list = persistOut(action, 1, 0, 2, more...)
 			f.Add(action, byte(7), list)
 		}
 	}
-	f.Add(byte(saRegisterAndMove), byte(0), moveList(1, 9, bitUnreg|bitAPTPL, InitiatorPort{Name: "iqn.b"}))
+	f.Add(byte(saRegisterAndMove), byte(0),
+		moveList(1, 9, bitUnreg|bitAPTPL, InitiatorPort{Name: "iqn.b"}))
 	f.Fuzz(func(t *testing.T, action, kind byte, list []byte) {
 		m := &memStore{}
 		b := newBench(t, func(l *LUN) { l.Store = m })

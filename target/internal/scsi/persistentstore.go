@@ -14,7 +14,8 @@ import (
 //	3      zero
 //	4-5    the holder: index of its registration, ffffh where there is none
 //	6-7    number of registrations
-//	8-     each registration: reservation key (8 bytes), ISID (6), ALL_TG_PT (1), length of the name (1), name
+//	8-     each registration: reservation key (8 bytes), ISID (6), ALL_TG_PT (1), length of the
+//	       name (1), name
 const (
 	storeVersion   = 1
 	storeHeaderLen = 8
@@ -22,7 +23,8 @@ const (
 	storeNoHolder  = 0xffff
 )
 
-// encode is what has to be stored of the state: nothing where a loss of power ends everything (SPC-4 5.13.5).
+// encode is what has to be stored of the state: nothing where a loss of power ends everything
+// (SPC-4 5.13.5).
 func (s *persistentState) encode() []byte {
 	if !s.aptpl {
 		return nil
@@ -101,10 +103,12 @@ func (u *unit) restoreReservations() error {
 	if store != nil {
 		content, err := store.Load(storedReservations)
 		if err != nil {
-			return fmt.Errorf("its stored persistent reservations, without which it is unknown who may write to the disk: %w", err)
+			return fmt.Errorf("its stored persistent reservations, without which it is unknown "+
+				"who may write to the disk: %w", err)
 		}
 		if state, err = decodePersistent(content); err != nil {
-			return fmt.Errorf("what is stored of its persistent reservations %w; who may write to the disk is unknown: "+
+			return fmt.Errorf("what is stored of its persistent reservations %w; who may write "+
+				"to the disk is unknown: "+
 				"remove %s to start without reservations", err, store.Where(storedReservations))
 		}
 	}

@@ -139,7 +139,8 @@ func TestStoreFails(t *testing.T) {
 	require.Equal(t, stored, string(m.content))
 	require.Equal(t, "GOOD", b.runAs(second, lun1, cdb(writeOne), pattern(1, 1)).outcome())
 	require.Equal(t, 1, logs.Len(), "once a minute")
-	require.Contains(t, logs.All()[0].ContextMap()["error"], "LUN 1 could not be saved and stay as they were: the volume is gone")
+	require.Contains(t, logs.All()[0].ContextMap()["error"],
+		"LUN 1 could not be saved and stay as they were: the volume is gone")
 
 	// The failed call may have replaced what is stored, so that the next one is not left out.
 	m.fail, m.content = nil, []byte("of a call that failed")
@@ -160,8 +161,8 @@ func (s *slowStore) Save(name string, b []byte) error {
 	return s.memStore.Save(name, b)
 }
 
-// TestStoreStalls checks that only other changes of reservations wait for a store, and that nothing is in force before it
-// is stored.
+// TestStoreStalls checks that only other changes of reservations wait for a store, and that nothing
+// is in force before it is stored.
 func TestStoreStalls(t *testing.T) {
 	m := &slowStore{entered: make(chan struct{}), release: make(chan struct{})}
 	b := newBench(t, func(l *LUN) { l.Store = m })
@@ -176,16 +177,19 @@ func TestStoreStalls(t *testing.T) {
 	pending(b.nexus)
 	go func() { ended <- b.runAs(b.nexus, lun1, cdb(reserve), nil).outcome() }()
 	m.release <- struct{}{}
-	require.ElementsMatch(t, []string{"GOOD", conflict}, []string{<-ended, <-ended}, "RESERVE(6) comes after the registration")
+	require.ElementsMatch(t, []string{"GOOD", conflict}, []string{<-ended, <-ended},
+		"RESERVE(6) comes after the registration")
 	require.Equal(t, "1: 2", b.keys())
 }
 
 // testState is a state with everything in it.
 func testState() *persistentState {
-	s := &persistentState{aptpl: true, kind: typeWriteExclusiveRO, holder: InitiatorPort{Name: "iqn.b", ISID: [6]byte{1, 2, 3, 4, 5, 6}},
+	s := &persistentState{aptpl: true, kind: typeWriteExclusiveRO,
+		holder: InitiatorPort{Name: "iqn.b", ISID: [6]byte{1, 2, 3, 4, 5, 6}},
 		registrations: []registration{
 			{port: InitiatorPort{Name: "iqn.a"}, key: 1, allPorts: true},
-			{port: InitiatorPort{Name: "iqn.b", ISID: [6]byte{1, 2, 3, 4, 5, 6}}, key: 0xfedcba9876543210},
+			{port: InitiatorPort{Name: "iqn.b", ISID: [6]byte{1, 2, 3, 4, 5, 6}},
+				key: 0xfedcba9876543210},
 		}}
 	s.reindex()
 	return s
@@ -199,21 +203,24 @@ func TestStoredState(t *testing.T) {
 	s, err := decodePersistent(b)
 	require.NoError(t, err)
 	require.Equal(t, testState(), s)
-	require.Empty(t, (&persistentState{kind: typeExclusiveAccess, registrations: testState().registrations}).encode(), "nothing survives")
+	require.Empty(t, (&persistentState{kind: typeExclusiveAccess,
+		registrations: testState().registrations}).encode(), "nothing survives")
 	s, err = decodePersistent(nil)
 	require.NoError(t, err)
 	require.Empty(t, s.registrations)
 }
 
-// TestDamagedStore cuts what is stored off everywhere, and lets it contradict itself: it is an error each time, and no device
-// is made. That it is what was stored is for the store to tell.
+// TestDamagedStore cuts what is stored off everywhere, and lets it contradict itself: it is an
+// error each time, and no device is made. That it is what was stored is for the store to tell.
 func TestDamagedStore(t *testing.T) {
 	good := testState().encode()
 	for i := range good[1:] {
 		_, err := decodePersistent(good[:i+1])
 		require.Error(t, err, "%d bytes", i+1)
 	}
-	sealed := func(change func(b []byte) []byte) []byte { return change(append([]byte(nil), good...)) }
+	sealed := func(change func(b []byte) []byte) []byte {
+		return change(append([]byte(nil), good...))
+	}
 	set := func(at int, v ...byte) []byte {
 		return sealed(func(b []byte) []byte { copy(b[at:], v); return b })
 	}
@@ -232,14 +239,20 @@ func TestDamagedStore(t *testing.T) {
 		"an unknown mark":          set(22, 2),
 		"a name with a space":      set(24, ' '),
 		"more behind it":           sealed(func(b []byte) []byte { return append(b, 0) }),
-		"a port twice":             sealed(func(b []byte) []byte { return append(b[:29], b[8:29]...) }),
+		"a port twice": sealed(
+			func(b []byte) []byte { return append(b[:29], b[8:29]...) }),
 	} {
-		_, err := NewDevice(Options{}, []LUN{{Number: 3, Disk: newMemDisk(1 << 20), Identity: testIdentity(), Store: &memStore{content: bad}}})
+		_, err := NewDevice(Options{},
+			[]LUN{{Number: 3, Disk: newMemDisk(1 << 20), Identity: testIdentity(),
+				Store: &memStore{content: bad}}})
 		require.ErrorContains(t, err, "LUN 3: what is stored of its persistent reservations", name)
 		require.ErrorContains(t, err, "remove /volume/unit/reservations to start without")
 	}
-	_, err := NewDevice(Options{}, []LUN{{Number: 3, Disk: newMemDisk(1 << 20), Identity: testIdentity(), Store: &memStore{fail: errors.New("no such volume")}}})
-	require.ErrorContains(t, err, "LUN 3: its stored persistent reservations, without which it is unknown who may write to the disk: no such volume")
+	_, err := NewDevice(Options{},
+		[]LUN{{Number: 3, Disk: newMemDisk(1 << 20), Identity: testIdentity(),
+			Store: &memStore{fail: errors.New("no such volume")}}})
+	require.ErrorContains(t, err, "LUN 3: its stored persistent reservations, without which it "+
+		"is unknown who may write to the disk: no such volume")
 }
 
 // FuzzStoredState decodes anything, and what it accepts it would store in just the same way.

@@ -10,8 +10,9 @@ const (
 	supportsActive  = 0x01 // AO_SUP: the only state that there is
 )
 
-// prepareReportPortGroups is REPORT TARGET PORT GROUPS (SPC-4 6.37): one group of one port, which is always active. All
-// portals belong to it, as RFC 7143 4.4.3 has the portal group for the target port.
+// prepareReportPortGroups is REPORT TARGET PORT GROUPS (SPC-4 6.37): one group of one port, which
+// is always active. All portals belong to it, as RFC 7143 4.4.3 has the portal group for the target
+// port.
 func prepareReportPortGroups(t *Task) error {
 	t.data = append(t.data[:0], 0, 0, 0, 0)
 	switch t.CDB[1] >> 5 {
@@ -22,7 +23,8 @@ func prepareReportPortGroups(t *Task) error {
 		return invalidField(1, 7)
 	}
 	group := t.dev.opt.PortalGroupTag
-	t.data = append(t.data, accessOptimized, supportsActive, byte(group>>8), byte(group), 0, 0, 0, 1)
+	t.data = append(t.data, accessOptimized, supportsActive, byte(group>>8), byte(group), 0, 0, 0,
+		1)
 	t.data = append(t.data, 0, 0, 0, relativePort)
 	binary.BigEndian.PutUint32(t.data, uint32(len(t.data)-4))
 	t.reply(binary.BigEndian.Uint32(t.CDB[6:]))

@@ -8,8 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestPreempt is SPC-4 5.13.11.4. The bench's nexus has key 1, a second and a third one key 2, a fourth one key 3; a fifth
-// one is not registered.
+// TestPreempt is SPC-4 5.13.11.4. The bench's nexus has key 1, a second and a third one key 2, a
+// fourth one key 3; a fifth one is not registered.
 func TestPreempt(t *testing.T) {
 	const none = typeNone
 	for _, c := range []struct {
@@ -22,25 +22,33 @@ func TestPreempt(t *testing.T) {
 		reserved  string
 		attention [3]string // of the second, third and fourth nexus
 	}{
-		{"registrations where nothing is reserved", none, 2, 1, "GOOD", "5: 1 3", "none", [3]string{"2a05", "2a05", ""}},
+		{"registrations where nothing is reserved", none, 2, 1, "GOOD", "5: 1 3", "none",
+			[3]string{"2a05", "2a05", ""}},
 		{"oneself where nothing is reserved", none, 1, 1, "GOOD", "5: 2 2 3", "none", [3]string{}},
 		{"a key that nobody has", none, 9, 1, conflict, "4: 1 2 2 3", "none", [3]string{}},
-		{"key zero where nothing is reserved", none, 0, 1, "5/26/00", "4: 1 2 2 3", "none", [3]string{}},
+		{"key zero where nothing is reserved", none, 0, 1, "5/26/00", "4: 1 2 2 3", "none",
+			[3]string{}},
 
 		{"the holder", 3, 2, 3, "GOOD", "5: 1 3", "1/3", [3]string{"2a05", "2a05", ""}},
-		{"the holder, for another type", 3, 2, 5, "GOOD", "5: 1 3", "1/5", [3]string{"2a05", "2a05", "2a04"}},
-		{"the holder, for a shared type", 5, 2, 8, "GOOD", "5: 1 3", "0/8", [3]string{"2a05", "2a05", "2a04"}},
+		{"the holder, for another type", 3, 2, 5, "GOOD", "5: 1 3", "1/5",
+			[3]string{"2a05", "2a05", "2a04"}},
+		{"the holder, for a shared type", 5, 2, 8, "GOOD", "5: 1 3", "0/8",
+			[3]string{"2a05", "2a05", "2a04"}},
 		{"the holder, for no type", 3, 2, 4, "5/24/00", "4: 1 2 2 3", "2/3", [3]string{}},
-		{"somebody beside the holder", 3, 3, 0x0f, "GOOD", "5: 1 2 2", "2/3", [3]string{"", "", "2a05"}},
+		{"somebody beside the holder", 3, 3, 0x0f, "GOOD", "5: 1 2 2", "2/3",
+			[3]string{"", "", "2a05"}},
 		{"oneself beside the holder", 5, 1, 1, "GOOD", "5: 2 2 3", "2/5", [3]string{}},
 		{"key zero, and one holds it", 3, 0, 3, "5/26/00", "4: 1 2 2 3", "2/3", [3]string{}},
-		{"a key that nobody has, and one holds it", 3, 9, 3, conflict, "4: 1 2 2 3", "2/3", [3]string{}},
+		{"a key that nobody has, and one holds it", 3, 9, 3, conflict, "4: 1 2 2 3", "2/3",
+			[3]string{}},
 
 		{"all of a shared one", 7, 0, 7, "GOOD", "5: 1", "0/7", [3]string{"2a05", "2a05", "2a05"}},
-		{"all of a shared one, for another type", 7, 0, 1, "GOOD", "5: 1", "1/1", [3]string{"2a05", "2a05", "2a05"}},
+		{"all of a shared one, for another type", 7, 0, 1, "GOOD", "5: 1", "1/1",
+			[3]string{"2a05", "2a05", "2a05"}},
 		{"some of a shared one", 8, 2, 1, "GOOD", "5: 1 3", "0/8", [3]string{"2a05", "2a05", ""}},
 		{"oneself of a shared one", 8, 1, 1, "GOOD", "5: 2 2 3", "0/8", [3]string{}},
-		{"a key that nobody has, of a shared one", 8, 9, 1, conflict, "4: 1 2 2 3", "0/8", [3]string{}},
+		{"a key that nobody has, of a shared one", 8, 9, 1, conflict, "4: 1 2 2 3", "0/8",
+			[3]string{}},
 	} {
 		for _, action := range []byte{saPreempt, saPreemptAndAbort} {
 			t.Run(fmt.Sprintf("%s/%d", c.name, action), func(t *testing.T) {
@@ -54,8 +62,10 @@ func TestPreempt(t *testing.T) {
 				if c.held != none {
 					b.mustPersist(others[0], saReserve, c.held, 2, 0)
 				}
-				require.Equal(t, conflict, b.persist(stranger, action, c.kind, 0, c.key), "not registered")
-				require.Equal(t, conflict, b.persist(b.nexus, action, c.kind, 7, c.key), "the wrong key")
+				require.Equal(t, conflict, b.persist(stranger, action, c.kind, 0, c.key),
+					"not registered")
+				require.Equal(t, conflict, b.persist(b.nexus, action, c.kind, 7, c.key),
+					"the wrong key")
 
 				require.Equal(t, c.want, b.persist(b.nexus, action, c.kind, 1, c.key))
 				require.Equal(t, c.keys, b.keys())
@@ -87,8 +97,9 @@ func TestPreemptOwnReservation(t *testing.T) {
 	require.Equal(t, []string{"2a04"}, pending(second))
 }
 
-// TestPreemptAndAbortFences checks the order in which a nexus is fenced off: from the moment at which its registration is
-// gone no new command is let through, its commands are aborted, and the status waits until its writes have left the disk.
+// TestPreemptAndAbortFences checks the order in which a nexus is fenced off: from the moment at
+// which its registration is gone no new command is let through, its commands are aborted, and the
+// status waits until its writes have left the disk.
 func TestPreemptAndAbortFences(t *testing.T) {
 	b := newBench(t)
 	second := b.attach("iqn.b", 0)
@@ -101,7 +112,8 @@ func TestPreemptAndAbortFences(t *testing.T) {
 		assert.True(t, meant(&Task{unit: b.d.nth(0)}))
 		assert.False(t, meant(&Task{}), "not of this unit")
 		assert.Equal(t, []string{"2a05"}, pending(second))
-		assert.Equal(t, conflict, b.runAs(second, lun1, cdb(writeOne), pattern(1, 9)).outcome(), "fenced off before anything is aborted")
+		assert.Equal(t, conflict, b.runAs(second, lun1, cdb(writeOne), pattern(1, 9)).outcome(),
+			"fenced off before anything is aborted")
 		aborted = nexuses
 	}
 	stuck, release := b.hang("write")
@@ -125,8 +137,8 @@ func TestPreemptAndAbortFences(t *testing.T) {
 	require.Zero(t, b.d.nth(0).ranges.State())
 }
 
-// TestPreemptDoesNotAbort checks that only PREEMPT AND ABORT ends commands, and that of nexuses without a session there
-// are none to end.
+// TestPreemptDoesNotAbort checks that only PREEMPT AND ABORT ends commands, and that of nexuses
+// without a session there are none to end.
 func TestPreemptDoesNotAbort(t *testing.T) {
 	b := newBench(t)
 	b.d.opt.Abort = func([]*Nexus, func(*Task) bool) { t.Error("nothing is to be aborted") }

@@ -1,6 +1,7 @@
 package scsi
 
-// preparePrefetch is PRE-FETCH(10) and (16) (SBC-3 5.9). A number of blocks of zero reaches to the end.
+// preparePrefetch is PRE-FETCH(10) and (16) (SBC-3 5.9). A number of blocks of zero reaches to the
+// end.
 func preparePrefetch(t *Task) error {
 	if err := t.address(); err != nil {
 		return err
@@ -11,8 +12,9 @@ func preparePrefetch(t *Task) error {
 	return nil
 }
 
-// finishPrefetch reads ahead what one command may transfer. The host's page cache may drop it again at any time, and
-// GOOD, unlike CONDITION MET, promises nothing. With IMMED the initiator does not wait, so nothing is read.
+// finishPrefetch reads ahead what one command may transfer. The host's page cache may drop it again
+// at any time, and GOOD, unlike CONDITION MET, promises nothing. With IMMED the initiator does not
+// wait, so nothing is read.
 func finishPrefetch(t *Task) (Status, error) {
 	if t.CDB[1]&bitImmed != 0 {
 		return StatusGood, nil

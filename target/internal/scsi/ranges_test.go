@@ -8,8 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestStuckWriteIsNotOvertaken holds a write in the disk, as if it had been aborted, and checks that later writes of
-// its blocks come after it in order, and that other blocks are not held up.
+// TestStuckWriteIsNotOvertaken holds a write in the disk, as if it had been aborted, and checks
+// that later writes of its blocks come after it in order, and that other blocks are not held up.
 func TestStuckWriteIsNotOvertaken(t *testing.T) {
 	for _, later := range []struct {
 		name, cdb string
@@ -18,9 +18,11 @@ func TestStuckWriteIsNotOvertaken(t *testing.T) {
 	}{
 		{"WRITE", "2a 00 00 00 00 00 00 00 01 00", pattern(1, 50), pattern(1, 50)},
 		{"WRITE SAME", "41 00 00 00 00 00 00 00 08 00", pattern(1, 60), pattern(1, 60)},
-		{"WRITE SAME of zeros", "93 01 00 00 00 00 00 00 00 00 00 00 00 08 00 00", nil, make([]byte, BlockSize)},
+		{"WRITE SAME of zeros", "93 01 00 00 00 00 00 00 00 00 00 00 00 08 00 00", nil,
+			make([]byte, BlockSize)},
 		{"UNMAP", "42 00 00 00 00 00 00 00 28 00", unmapList(64, 8, 0, 8), make([]byte, BlockSize)},
-		{"COMPARE AND WRITE", "89 00 00 00 00 00 00 00 00 00 00 00 00 01 00 00", append(pattern(1, 7), pattern(1, 70)...), pattern(1, 70)},
+		{"COMPARE AND WRITE", "89 00 00 00 00 00 00 00 00 00 00 00 00 01 00 00",
+			append(pattern(1, 7), pattern(1, 70)...), pattern(1, 70)},
 	} {
 		t.Run(later.name, func(t *testing.T) {
 			b := newBench(t)
@@ -63,7 +65,8 @@ func TestWritesOfOtherBlocksDoNotWait(t *testing.T) {
 	wg.Wait()
 }
 
-// TestWaitingWritesKeepTheirOrder lets two writes wait for a third: the one that came first must also land first.
+// TestWaitingWritesKeepTheirOrder lets two writes wait for a third: the one that came first must
+// also land first.
 func TestWaitingWritesKeepTheirOrder(t *testing.T) {
 	b := newBench(t)
 	arrived, goOn := b.hang("write")
@@ -87,7 +90,8 @@ func TestReadsWaitForCompareAndWrite(t *testing.T) {
 	arrived, goOn := b.hang("write")
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		b.run(cdb("89 00 00 00 00 00 00 00 00 00 00 00 00 01 00 00"), append(pattern(1, 1), pattern(1, 2)...))
+		b.run(cdb("89 00 00 00 00 00 00 00 00 00 00 00 00 01 00 00"),
+			append(pattern(1, 1), pattern(1, 2)...))
 	})
 	<-arrived
 	b.read(8, 1) // other blocks
@@ -99,7 +103,8 @@ func TestReadsWaitForCompareAndWrite(t *testing.T) {
 	require.Equal(t, pattern(1, 2), got)
 }
 
-// TestCompareAndWriteWaitsForReads checks that a read which began earlier does not see half of the change.
+// TestCompareAndWriteWaitsForReads checks that a read which began earlier does not see half of the
+// change.
 func TestCompareAndWriteWaitsForReads(t *testing.T) {
 	b := newBench(t)
 	arrived, goOn := b.hang("read")
@@ -108,7 +113,8 @@ func TestCompareAndWriteWaitsForReads(t *testing.T) {
 	wg.Go(func() { got = b.run(cdb(readOne), nil).data })
 	<-arrived
 	wg.Go(func() {
-		b.run(cdb("89 00 00 00 00 00 00 00 00 00 00 00 00 01 00 00"), append(make([]byte, BlockSize), pattern(1, 2)...))
+		b.run(cdb("89 00 00 00 00 00 00 00 00 00 00 00 00 01 00 00"),
+			append(make([]byte, BlockSize), pattern(1, 2)...))
 	})
 	b.waitsForRange(1)
 	close(goOn)
@@ -117,8 +123,8 @@ func TestCompareAndWriteWaitsForReads(t *testing.T) {
 	require.Equal(t, pattern(1, 2), b.read(0, 1))
 }
 
-// TestClaimEndsWithTheLastWrite holds a write in the disk while its session ends: the next owner must not be admitted
-// before it is out.
+// TestClaimEndsWithTheLastWrite holds a write in the disk while its session ends: the next owner
+// must not be admitted before it is out.
 func TestClaimEndsWithTheLastWrite(t *testing.T) {
 	b := newBench(t, exclusive)
 	second := b.attach("iqn.b", 0)
@@ -129,15 +135,17 @@ func TestClaimEndsWithTheLastWrite(t *testing.T) {
 	b.d.Detach(b.nexus)
 	require.Equal(t, conflict, b.runAs(second, lun1, cdb(readOne), nil).outcome())
 	back := b.attach("iqn.a", 0)
-	require.Equal(t, "GOOD", b.runAs(back, lun1, cdb(readOne), nil).outcome(), "its own initiator may go on")
+	require.Equal(t, "GOOD", b.runAs(back, lun1, cdb(readOne), nil).outcome(),
+		"its own initiator may go on")
 	b.d.Detach(back)
 	close(goOn)
 	wg.Wait()
 	require.Equal(t, "GOOD", b.runAs(second, lun1, cdb(readOne), nil).outcome())
 }
 
-// TestCompareAndWriteIsAtomic counts with COMPARE AND WRITE from several sessions at once, among reads and writes of
-// neighbouring blocks: no increment may be lost and no read may see halves of two.
+// TestCompareAndWriteIsAtomic counts with COMPARE AND WRITE from several sessions at once, among
+// reads and writes of neighbouring blocks: no increment may be lost and no read may see halves of
+// two.
 func TestCompareAndWriteIsAtomic(t *testing.T) {
 	const workers, rounds, blocks = 4, 100, 2
 	b := newBench(t)
@@ -165,7 +173,8 @@ func TestCompareAndWriteIsAtomic(t *testing.T) {
 			for done := 0; done < rounds; {
 				r := b.runAs(n, lun1, readBoth, nil)
 				old := value(r.data)
-				r = b.runAs(n, lun1, cdb("89 00 00 00 00 00 00 00 00 10 00 00 00 02 00 00"), append(counter(old), counter(old+1)...))
+				r = b.runAs(n, lun1, cdb("89 00 00 00 00 00 00 00 00 10 00 00 00 02 00 00"),
+					append(counter(old), counter(old+1)...))
 				switch r.outcome() {
 				case "GOOD":
 					done++
@@ -187,15 +196,18 @@ func TestCompareAndWriteIsAtomic(t *testing.T) {
 	require.Zero(t, b.d.nth(0).ranges.State())
 }
 
-// TestManyNexuses attaches, works, resets and detaches from many goroutines at once, for the race detector.
+// TestManyNexuses attaches, works, resets and detaches from many goroutines at once, for the race
+// detector.
 func TestManyNexuses(t *testing.T) {
 	b := newBench(t, exclusive)
 	var wg sync.WaitGroup
 	for w := range 8 {
 		wg.Go(func() {
 			for range 50 {
-				n := b.d.Attach(InitiatorPort{Name: "iqn." + string(rune('a'+w%3)), ISID: [6]byte{byte(w)}})
-				for _, c := range []string{testReady, writeOne, readOne, "1a 00 3f 00 ff 00", "89 00 00 00 00 00 00 00 00 00 00 00 00 01 00 00"} {
+				n := b.d.Attach(InitiatorPort{Name: "iqn." + string(rune('a'+w%3)),
+					ISID: [6]byte{byte(w)}})
+				for _, c := range []string{testReady, writeOne, readOne, "1a 00 3f 00 ff 00",
+					"89 00 00 00 00 00 00 00 00 00 00 00 00 01 00 00"} {
 					r := b.runAs(n, lun1, cdb(c), pattern(2, 1))
 					if code := r.code(); len(code) > 0 && code[0] == '4' {
 						t.Error(c, code)

@@ -13,14 +13,16 @@ func onlyStarts(cdb *[16]byte) bool { return cdb[4]&(powerConditionMask|bitStart
 
 // prepareStartStop is START STOP UNIT. Only a removable unit has something to load or eject.
 func prepareStartStop(t *Task) error {
-	if request := t.CDB[4]; request&powerConditionMask == 0 && request&bitLOEJ != 0 && !t.unit.removable {
+	if request := t.CDB[4]; request&powerConditionMask == 0 && request&bitLOEJ != 0 &&
+		!t.unit.removable {
 		return invalidField(4, 1)
 	}
 	return nil
 }
 
 // finishStartStop is START STOP UNIT. With LOEJ it loads or ejects the medium. There is no
-// spindle and there are no power conditions, so that everything else leaves the unit as it is: stopping it flushes.
+// spindle and there are no power conditions, so that everything else leaves the unit as it is:
+// stopping it flushes.
 func finishStartStop(t *Task) (Status, error) {
 	request := t.CDB[4]
 	if request&powerConditionMask != 0 {
@@ -43,7 +45,8 @@ func finishStartStop(t *Task) (Status, error) {
 	if !d.admitsLocked(u, t.Nexus) {
 		return StatusReservationConflict, errConflict
 	}
-	// SPC-4 forbids removal; that loading is refused as well is what libiscsi's conformance suite wants (PreventAllow.Eject).
+	// SPC-4 forbids removal; that loading is refused as well is what libiscsi's conformance suite
+	// wants (PreventAllow.Eject).
 	for n := range d.nexuses {
 		if at := n.at(u); at != nil && at.prevents {
 			return StatusCheckCondition, errRemovalPrevented
@@ -61,7 +64,8 @@ const bitPrevent = 0x01
 // allowsRemoval reports whether a PREVENT ALLOW MEDIUM REMOVAL prevents nothing (SPC-4 5.13.3).
 func allowsRemoval(cdb *[16]byte) bool { return cdb[4]&bitPrevent == 0 }
 
-// finishPreventAllow is PREVENT ALLOW MEDIUM REMOVAL (SPC-4 6.17): while any nexus prevents it, nobody can eject.
+// finishPreventAllow is PREVENT ALLOW MEDIUM REMOVAL (SPC-4 6.17): while any nexus prevents it,
+// nobody can eject.
 func finishPreventAllow(t *Task) (Status, error) {
 	t.dev.mu.Lock()
 	defer t.dev.mu.Unlock()

@@ -17,14 +17,17 @@ func TestEjectAndLoad(t *testing.T) {
 	b := newBench(t, removableLUN)
 	other := b.attach("iqn.b", 0)
 	b.good(cdb(eject), nil)
-	require.Equal(t, 1, b.disk.count("flush"), "what was written is durable before the medium leaves")
+	require.Equal(t, 1, b.disk.count("flush"),
+		"what was written is durable before the medium leaves")
 	for i := range b.d.nth(0).table.commands {
 		c := &b.d.nth(0).table.commands[i]
 		request := make([]byte, 16)
 		request[0], request[1] = c.opcode, c.action
 		switch c.opcode {
-		case opInquiry, opRequestSense, opReportLUNs, opMaintenanceIn, opModeSense6, opModeSense10, opModeSelect6, opModeSelect10,
-			opReserve6, opRelease6, opPersistIn, opPersistOut, opStartStop, opPreventAllow, opLogSense:
+		case opInquiry, opRequestSense, opReportLUNs, opMaintenanceIn, opModeSense6, opModeSense10,
+			opModeSelect6, opModeSelect10,
+			opReserve6, opRelease6, opPersistIn, opPersistOut, opStartStop, opPreventAllow,
+			opLogSense:
 			require.NotEqual(t, "2/3a/00", b.run(request, nil).outcome(), c.name)
 		case opExtendedCopy, opReceiveCopy: // ask the units that they name, if any
 			require.NotEqual(t, "2/3a/00", b.run(request, nil).outcome(), c.name)
@@ -36,7 +39,8 @@ func TestEjectAndLoad(t *testing.T) {
 	b.good(cdb(testReady), nil)
 	require.Equal(t, "6/28/00", b.runAs(other, lun1, cdb(testReady), nil).outcome())
 	b.good(cdb(load), nil)
-	require.Equal(t, "GOOD", b.runAs(other, lun1, cdb(testReady), nil).outcome(), "it was loaded already")
+	require.Equal(t, "GOOD", b.runAs(other, lun1, cdb(testReady), nil).outcome(),
+		"it was loaded already")
 }
 
 func TestStartStopWithoutEjecting(t *testing.T) {
@@ -78,7 +82,8 @@ func TestPreventRemoval(t *testing.T) {
 	}
 	b.good(cdb(testReady), nil)
 	require.Equal(t, "GOOD", b.runAs(other, lun1, cdb(allow), nil).outcome())
-	require.Equal(t, "5/53/02", b.runAs(other, lun1, cdb(eject), nil).outcome(), "only who prevents it can allow it")
+	require.Equal(t, "5/53/02", b.runAs(other, lun1, cdb(eject), nil).outcome(),
+		"only who prevents it can allow it")
 	b.good(cdb(allow), nil)
 	b.good(cdb(eject), nil)
 	b.good(cdb(prevent), nil)

@@ -10,7 +10,8 @@ func newLUNs(t *testing.T, numbers ...uint16) (*Device, *Nexus) {
 	t.Helper()
 	var luns []LUN
 	for _, n := range numbers {
-		luns = append(luns, LUN{Number: n, Disk: newMemDisk(1 << 20), Identity: testIdentity(), Access: AccessWriteShared})
+		luns = append(luns, LUN{Number: n, Disk: newMemDisk(1 << 20), Identity: testIdentity(),
+			Access: AccessWriteShared})
 	}
 	d, err := NewDevice(Options{}, luns)
 	require.NoError(t, err)
@@ -25,9 +26,12 @@ func TestReportLUNs(t *testing.T) {
 		name, cdb, want, data string
 		lun                   uint64
 	}{
-		{"at LUN 0 without a disk", "a0 00 00 00 00 00 00 00 01 00 00 00", "GOOD", "00000018 00000000 0001000000000000 0002000000000000 412c000000000000", 0},
-		{"at LUN 1", "a0 00 02 00 00 00 00 00 01 00 00 00", "GOOD", "00000018 00000000 0001000000000000 0002000000000000 412c000000000000", lun1},
-		{"cut off", "a0 00 00 00 00 00 00 00 00 10 00 00", "GOOD", "00000018 00000000 0001000000000000", 0},
+		{"at LUN 0 without a disk", "a0 00 00 00 00 00 00 00 01 00 00 00", "GOOD",
+			"00000018 00000000 0001000000000000 0002000000000000 412c000000000000", 0},
+		{"at LUN 1", "a0 00 02 00 00 00 00 00 01 00 00 00", "GOOD",
+			"00000018 00000000 0001000000000000 0002000000000000 412c000000000000", lun1},
+		{"cut off", "a0 00 00 00 00 00 00 00 00 10 00 00", "GOOD",
+			"00000018 00000000 0001000000000000", 0},
 		{"well-known", "a0 00 01 00 00 00 00 00 01 00 00 00", "GOOD", "00000000 00000000", 0},
 		{"short allocation", "a0 00 00 00 00 00 00 00 00 0f 00 00", "5/24/00", "", 0},
 		{"unknown selection", "a0 00 03 00 00 00 00 00 01 00 00 00", "5/24/00", "", 0},
@@ -78,7 +82,8 @@ func TestLUNZeroWithoutDisk(t *testing.T) {
 	require.Equal(t, "GOOD", run("12 00 00 00 24 00").outcome())
 	require.Equal(t, "5/24/00", run("12 00 01 00 24 00").outcome())
 	requireHex(t, "70 00 05 00000000 0a 00000000 2500 00 000000", run("03 00 00 00 ff 00").data)
-	for _, s := range []string{"00 00 00 00 00 00", "28 00 00 00 00 00 00 00 01 00", "25 00 00 00 00 00 00 00 00 00", "a3 0c 00 00 00 00 00 00 01 00 00 00", "ff 00"} {
+	for _, s := range []string{"00 00 00 00 00 00", "28 00 00 00 00 00 00 00 01 00",
+		"25 00 00 00 00 00 00 00 00 00", "a3 0c 00 00 00 00 00 00 01 00 00 00", "ff 00"} {
 		require.Equal(t, "5/25/00", run(s).outcome(), s)
 	}
 }
@@ -86,24 +91,34 @@ func TestLUNZeroWithoutDisk(t *testing.T) {
 func TestLUNZeroWithDisk(t *testing.T) {
 	d, n := newLUNs(t, 0, 1)
 	require.Equal(t, "GOOD", drive(d, n, 0, make([]byte, 6), nil, 4096).outcome())
-	requireHex(t, "00000010 00000000 0000000000000000 0001000000000000", drive(d, n, 0, cdb("a0 00 00 00 00 00 00 00 01 00 00 00"), nil, 4096).data)
+	requireHex(t, "00000010 00000000 0000000000000000 0001000000000000",
+		drive(d, n, 0, cdb("a0 00 00 00 00 00 00 00 01 00 00 00"), nil, 4096).data)
 	require.EqualValues(t, 0, drive(d, n, 0, cdb("12 00 00 00 24 00"), nil, 4096).data[0])
 }
 
 func TestNewDeviceRefuses(t *testing.T) {
-	good := func() LUN { return LUN{Number: 1, Disk: newMemDisk(1 << 20), Identity: testIdentity()} }
+	good := func() LUN {
+		return LUN{Number: 1, Disk: newMemDisk(1 << 20),
+			Identity: testIdentity()}
+	}
 	for _, c := range []struct {
 		change func(*LUN)
 		want   string
 	}{
 		{func(l *LUN) { l.Number = MaxLUN + 1 }, "LUN 16384: number is above 16383"},
 		{func(l *LUN) { l.Disk = nil }, "LUN 1: has no disk"},
-		{func(l *LUN) { l.Disk = newMemDisk(1000) }, "LUN 1: disk size 1000 is not a positive multiple of 512"},
-		{func(l *LUN) { l.Disk = newMemDisk(0) }, "LUN 1: disk size 0 is not a positive multiple of 512"},
-		{func(l *LUN) { l.Identity.Serial = "" }, `LUN 1: serial "" must be 1 to 36 printable ASCII characters`},
-		{func(l *LUN) { l.Identity.Serial = "a\nb" }, `LUN 1: serial "a\nb" must be 1 to 36 printable ASCII characters`},
-		{func(l *LUN) { l.Identity.NAA[0] = 0x60 }, "LUN 1: NAA identifier 6011223344556677 does not begin with 3 (locally assigned)"},
-		{func(l *LUN) { l.Access = "mine" }, `LUN 1: access mode "mine" is unknown; use write-exclusive, write-shared or read-shared`},
+		{func(l *LUN) { l.Disk = newMemDisk(1000) },
+			"LUN 1: disk size 1000 is not a positive multiple of 512"},
+		{func(l *LUN) { l.Disk = newMemDisk(0) },
+			"LUN 1: disk size 0 is not a positive multiple of 512"},
+		{func(l *LUN) { l.Identity.Serial = "" },
+			`LUN 1: serial "" must be 1 to 36 printable ASCII characters`},
+		{func(l *LUN) { l.Identity.Serial = "a\nb" },
+			`LUN 1: serial "a\nb" must be 1 to 36 printable ASCII characters`},
+		{func(l *LUN) { l.Identity.NAA[0] = 0x60 },
+			"LUN 1: NAA identifier 6011223344556677 does not begin with 3 (locally assigned)"},
+		{func(l *LUN) { l.Access = "mine" },
+			`LUN 1: access mode "mine" is unknown; use write-exclusive, write-shared or read-shared`},
 	} {
 		l := good()
 		c.change(&l)

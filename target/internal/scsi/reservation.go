@@ -9,8 +9,9 @@ import (
 
 // reservations are the persistent reservations of a logical unit.
 //
-// What a command of a nexus needs because of a reservation, persistent or by RESERVE(6), is kept with the nexus
-// (nexusUnit.barred), so that a command costs one atomic load. It is worked out again with every change.
+// What a command of a nexus needs because of a reservation, persistent or by RESERVE(6), is kept
+// with the nexus (nexusUnit.barred), so that a command costs one atomic load. It is worked out
+// again with every change.
 //
 // Lock order: reservations.mu, Device.mu.
 type reservations struct {
@@ -23,9 +24,11 @@ type reservations struct {
 	state atomic.Pointer[persistentState] // never nil; written under mu and Device.mu
 }
 
-// changeReservations makes the state that change returns the unit's own: on storage first where it has to survive,
-// then in memory. It returns the ports whose registrations were preempted. After an error nothing has changed.
-func (d *Device) changeReservations(u *unit, change func(*persistentState) (*persistentEdit, error)) ([]InitiatorPort, error) {
+// changeReservations makes the state that change returns the unit's own: on storage first where it
+// has to survive, then in memory. It returns the ports whose registrations were preempted. After an
+// error nothing has changed.
+func (d *Device) changeReservations(u *unit,
+	change func(*persistentState) (*persistentEdit, error)) ([]InitiatorPort, error) {
 	r := &u.persistent
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -65,7 +68,8 @@ func (r *reservations) save(lun uint16, next *persistentState) (err error) {
 		return nil
 	}
 	if r.unsaved, err = replaceStored(r.store, storedReservations, p, before); err != nil {
-		return &storeError{fmt.Errorf("the persistent reservations of LUN %d could not be saved and stay as they were: %w", lun, err)}
+		return &storeError{fmt.Errorf("the persistent reservations of LUN %d could not be saved "+
+			"and stay as they were: %w", lun, err)}
 	}
 	return nil
 }
@@ -101,7 +105,8 @@ func (d *Device) reserveLocked(u *unit, n *Nexus) {
 	}
 }
 
-// conflicts reports whether a command that has these rights conflicts with a reservation or with the owner of the unit.
+// conflicts reports whether a command that has these rights conflicts with a reservation or with
+// the owner of the unit.
 func (d *Device) conflicts(at *nexusUnit, n *Nexus, rights flags) bool {
 	if flags(at.barred.Load())&^rights != 0 {
 		return true
@@ -117,8 +122,9 @@ func (c *command) rights(cdb *[16]byte) flags {
 	return c.flags
 }
 
-// finishReserve is RESERVE(6) (SPC-2 7.21): the nexus alone may use the unit until it releases it, ends or the unit is
-// reset. A conflict has been found before, but another nexus may have been faster since.
+// finishReserve is RESERVE(6) (SPC-2 7.21): the nexus alone may use the unit until it releases it,
+// ends or the unit is reset. A conflict has been found before, but another nexus may have been
+// faster since.
 func finishReserve(t *Task) (Status, error) {
 	d, u := t.dev, t.unit
 	u.persistent.mu.Lock()
@@ -150,7 +156,8 @@ func finishRelease(t *Task) (Status, error) {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if err := t.wanted(); err != nil { // what it meant to release may have ended, and be another one now
+	// what it meant to release may have ended, and be another one now
+	if err := t.wanted(); err != nil {
 		return StatusCheckCondition, err
 	}
 	if u.reserved.Load() == t.Nexus {
@@ -159,9 +166,9 @@ func finishRelease(t *Task) (Status, error) {
 	return StatusGood, nil
 }
 
-// persistentOverrides reports whether registrations decide how RESERVE(6) or RELEASE(6) ends, and how. While there are
-// any, these commands change nothing: they conflict (SPC-2 5.5.1), except for those who have access by a persistent
-// reservation (SPC-4 5.13.3, CRH).
+// persistentOverrides reports whether registrations decide how RESERVE(6) or RELEASE(6) ends, and
+// how. While there are any, these commands change nothing: they conflict (SPC-2 5.5.1), except for
+// those who have access by a persistent reservation (SPC-4 5.13.3, CRH).
 func (t *Task) persistentOverrides() (over bool, err error) {
 	s := t.unit.persistent.state.Load()
 	if len(s.registrations) == 0 {

@@ -37,8 +37,10 @@ func TestReserve(t *testing.T) {
 	b.good(cdb(release), nil)
 	require.Equal(t, "GOOD", b.runAs(second, lun1, cdb(reserve), nil).outcome())
 	require.Equal(t, conflict, b.run(cdb(readOne), nil).outcome())
-	require.Equal(t, "5/24/00", b.runAs(second, lun1, cdb("16 01 00 00 00 00"), nil).outcome(), "an extent")
-	require.Equal(t, "5/24/00", b.runAs(second, lun1, cdb("16 10 00 00 00 00"), nil).outcome(), "a third party")
+	require.Equal(t, "5/24/00", b.runAs(second, lun1, cdb("16 01 00 00 00 00"), nil).outcome(),
+		"an extent")
+	require.Equal(t, "5/24/00", b.runAs(second, lun1, cdb("16 10 00 00 00 00"), nil).outcome(),
+		"a third party")
 }
 
 func TestReservationEnds(t *testing.T) {
@@ -59,11 +61,13 @@ func TestReservationEnds(t *testing.T) {
 	}
 	b := newBench(t)
 	b.d.Detach(b.nexus)
-	require.Equal(t, conflict, b.run(cdb(reserve), nil).outcome(), "an ended session would hold it for ever")
+	require.Equal(t, conflict, b.run(cdb(reserve), nil).outcome(),
+		"an ended session would hold it for ever")
 	require.Equal(t, "GOOD", b.runAs(b.attach("iqn.b", 0), lun1, cdb(readOne), nil).outcome())
 }
 
-// TestReserveRace lets a second nexus reserve between the check and the execution of the first one's command.
+// TestReserveRace lets a second nexus reserve between the check and the execution of the first
+// one's command.
 func TestReserveRace(t *testing.T) {
 	b := newBench(t)
 	task := &Task{Nexus: b.nexus, LUN: lun1, CDB: [16]byte{opReserve6}}

@@ -6,7 +6,8 @@ import (
 	"kubevirt.io/disk/internal/rangelock"
 )
 
-// address reads address, length and flags of a CDB by its command's layout and checks them against the capacity.
+// address reads address, length and flags of a CDB by its command's layout and checks them against
+// the capacity.
 func (t *Task) address() error {
 	cdb := &t.CDB
 	switch t.cmd.layout {
@@ -32,7 +33,8 @@ func (t *Task) address() error {
 
 func (t *Task) inRange() error { return t.unit.checkRange(t.lba, t.count) }
 
-// checkRange refuses a range that is not inside the capacity. An empty one needs a valid address too.
+// checkRange refuses a range that is not inside the capacity. An empty one needs a valid address
+// too.
 func (u *unit) checkRange(lba, count uint64) error {
 	blocks := u.blocks.Load()
 	if lba >= blocks {
@@ -77,8 +79,9 @@ func (t *Task) transfer() error {
 	return nil
 }
 
-// prepareRead is READ(6), (10), (12) and (16) (SBC-3 5.11 to 5.14). FUA asks for data that storage has, or will
-// have after a power loss; as reads always see what was written last, it changes nothing.
+// prepareRead is READ(6), (10), (12) and (16) (SBC-3 5.11 to 5.14). FUA asks for data that storage
+// has, or will have after a power loss; as reads always see what was written last, it changes
+// nothing.
 func prepareRead(t *Task) error {
 	if err := t.transfer(); err != nil {
 		return err
@@ -184,8 +187,8 @@ type writeError struct {
 func (e *writeError) Error() string { return e.err.Error() }
 func (e *writeError) Unwrap() error { return e.err }
 
-// finishWrite makes a write durable where the initiator wants that before the status: with FUA, or with the
-// write cache turned off.
+// finishWrite makes a write durable where the initiator wants that before the status: with FUA, or
+// with the write cache turned off.
 func finishWrite(t *Task) (Status, error) {
 	if t.moved == 0 || !t.writesThrough() {
 		return StatusGood, nil

@@ -11,7 +11,8 @@ func TestReadWriteSizes(t *testing.T) {
 		{"6", "0a 00 00 64 10 00", "08 00 00 64 10 00"},
 		{"10", "2a 00 00 00 00 64 00 00 10 00", "28 00 00 00 00 64 00 00 10 00"},
 		{"12", "aa 00 00 00 00 64 00 00 00 10 00 00", "a8 00 00 00 00 64 00 00 00 10 00 00"},
-		{"16", "8a 00 00 00 00 00 00 00 00 64 00 00 00 10 00 00", "88 00 00 00 00 00 00 00 00 64 00 00 00 10 00 00"},
+		{"16", "8a 00 00 00 00 00 00 00 00 64 00 00 00 10 00 00",
+			"88 00 00 00 00 00 00 00 00 64 00 00 00 10 00 00"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b := newBench(t)
@@ -81,6 +82,8 @@ func TestWriteForceUnitAccessFlushes(t *testing.T) {
 // TestMaximumTransferLength reads as much as VPD page B0h allows, and a block more.
 func TestMaximumTransferLength(t *testing.T) {
 	b := newBench(t, func(l *LUN) { l.Disk = newMemDisk(1 << 30) })
-	require.Equal(t, "GOOD", b.run(cdb("88 00 00 00 00 00 00 00 00 00 00 02 00 00 00 00"), nil).outcome())
-	require.Equal(t, "5/24/00", b.run(cdb("88 00 00 00 00 00 00 00 00 00 00 02 00 01 00 00"), nil).outcome())
+	require.Equal(t, "GOOD", b.run(cdb("88 00 00 00 00 00 00 00 00 00 00 02 00 00 00 00"),
+		nil).outcome())
+	require.Equal(t, "5/24/00", b.run(cdb("88 00 00 00 00 00 00 00 00 00 00 02 00 01 00 00"),
+		nil).outcome())
 }

@@ -38,13 +38,14 @@ const (
 	sanitizeFailedFree               // as sanitizeFailed, and EXIT FAILURE MODE ends it too
 )
 
-// sanitizeState is a logical unit's sanitize operation (SBC-4 4.11). It goes on whatever becomes of the command and the
-// nexus that began it, through resets too.
+// sanitizeState is a logical unit's sanitize operation (SBC-4 4.11). It goes on whatever becomes of
+// the command and the nexus that began it, through resets too.
 type sanitizeState struct {
 	phase    atomic.Uint32
 	progress atomic.Uint32 // in 65536ths
 
-	mu      sync.Mutex   // also while the beginning is saved; for its place in the lock order see modeState
+	// also while the beginning is saved; for its place in the lock order see modeState
+	mu      sync.Mutex
 	running *sanitizeRun // guarded by mu; nil when none is in progress
 }
 
@@ -77,8 +78,8 @@ func failedPhase(unrestricted bool) sanitizePhase {
 	return sanitizeFailed
 }
 
-// ready tells why the unit cannot carry out commands because of a sanitize operation, or nil. access says that the
-// command needs the medium.
+// ready tells why the unit cannot carry out commands because of a sanitize operation, or nil.
+// access says that the command needs the medium.
 func (s *sanitizeState) ready(access bool) error {
 	switch sanitizePhase(s.phase.Load()) {
 	case sanitizeRunning:
@@ -107,7 +108,8 @@ func sanitizeUsage() []byte {
 // prepareBlockErase is SANITIZE with BLOCK ERASE (SBC-4 5.30.3).
 func prepareBlockErase(t *Task) error { return t.withoutParameters() }
 
-// prepareCryptoErase is SANITIZE with CRYPTOGRAPHIC ERASE (SBC-4 5.30.4). See sanitizeRun.shred for what is done.
+// prepareCryptoErase is SANITIZE with CRYPTOGRAPHIC ERASE (SBC-4 5.30.4). See sanitizeRun.shred for
+// what is done.
 func prepareCryptoErase(t *Task) error { return t.withoutParameters() }
 
 // prepareExitFailureMode is SANITIZE with EXIT FAILURE MODE (SBC-4 5.30.5).
@@ -120,8 +122,8 @@ func (t *Task) withoutParameters() error {
 	return nil
 }
 
-// prepareOverwrite is SANITIZE with OVERWRITE (SBC-4 5.30.2). The parameter list has a header and at least one byte of pattern,
-// and at most a block of it.
+// prepareOverwrite is SANITIZE with OVERWRITE (SBC-4 5.30.2). The parameter list has a header and
+// at least one byte of pattern, and at most a block of it.
 func prepareOverwrite(t *Task) error {
 	n := int64(binary.BigEndian.Uint16(t.CDB[7:]))
 	if n <= overwriteHeaderLen || n > overwriteHeaderLen+BlockSize {
@@ -159,7 +161,8 @@ func parseOverwrite(p []byte) (*sanitizeRun, error) {
 	for n := 0; n < BlockSize; {
 		n += copy(pattern[n:], p[overwriteHeaderLen:overwriteHeaderLen+length])
 	}
-	return &sanitizeRun{action: saOverwrite, passes: count, invert: p[0]&bitInvert != 0, pattern: pattern}, nil
+	return &sanitizeRun{action: saOverwrite, passes: count, invert: p[0]&bitInvert != 0,
+		pattern: pattern}, nil
 }
 
 func finishBlockErase(t *Task) (Status, error) { return t.sanitizeOnce(saBlockErase) }
@@ -173,8 +176,8 @@ func (t *Task) sanitizeOnce(action byte) (Status, error) {
 	return StatusGood, nil
 }
 
-// finishExitFailureMode makes the medium of a failed operation usable again, where the initiator that began it has allowed
-// that.
+// finishExitFailureMode makes the medium of a failed operation usable again, where the initiator
+// that began it has allowed that.
 func finishExitFailureMode(t *Task) (Status, error) {
 	s := &t.unit.sanitizing
 	s.mu.Lock()
@@ -208,7 +211,8 @@ func (t *Task) sanitize(run *sanitizeRun) error {
 }
 
 func (t *Task) beginSanitize(run *sanitizeRun) error {
-	// No range is needed yet, but whoever fences the initiator off waits for a beginning that is under way.
+	// No range is needed yet, but whoever fences the initiator off waits for a beginning that is
+	// under way.
 	if err := t.lockRange(rangelock.Write, 0, 0); err != nil {
 		return err
 	}
@@ -225,7 +229,8 @@ func (t *Task) beginSanitize(run *sanitizeRun) error {
 	if !run.unit.beginLonger(d) {
 		return errStopped
 	}
-	if err := run.unit.rememberSanitize(failedPhase(run.free), sanitizePhase(s.phase.Load())); err != nil {
+	if err := run.unit.rememberSanitize(failedPhase(run.free),
+		sanitizePhase(s.phase.Load())); err != nil {
 		run.unit.endLonger(d)
 		return err
 	}
@@ -239,8 +244,9 @@ func (t *Task) beginSanitize(run *sanitizeRun) error {
 	return nil
 }
 
-// runSanitize carries the operation out and publishes how it ended. The whole disk is held exclusively: commands that were
-// under way when the operation began end before it, and none that slipped in touches the medium before it has ended.
+// runSanitize carries the operation out and publishes how it ended. The whole disk is held
+// exclusively: commands that were under way when the operation began end before it, and none that
+// slipped in touches the medium before it has ended.
 func (d *Device) runSanitize(run *sanitizeRun) {
 	u := run.unit
 	s := &u.sanitizing
@@ -253,7 +259,8 @@ func (d *Device) runSanitize(run *sanitizeRun) {
 			err = u.rememberSanitize(sanitizeNone, after)
 		}
 		if err != nil {
-			d.logFault(&Task{unit: u}, faultSanitize, "sanitizing a disk failed: its content is partly overwritten", err)
+			d.logFault(&Task{unit: u}, faultSanitize,
+				"sanitizing a disk failed: its content is partly overwritten", err)
 			run.err = errSanitizeFailed
 		} else {
 			after = sanitizeNone

@@ -17,7 +17,8 @@ const (
 	mediumLost  = "3/31/03"
 )
 
-// overwrite is SANITIZE with OVERWRITE, with the bits of byte 1, the first byte of the parameter list, and the pattern.
+// overwrite is SANITIZE with OVERWRITE, with the bits of byte 1, the first byte of the parameter
+// list, and the pattern.
 func overwrite(bits, first byte, pattern []byte) (request, list []byte) {
 	list = append([]byte{first, 0, byte(len(pattern) >> 8), byte(len(pattern))}, pattern...)
 	request = []byte{opSanitize, saOverwrite | bits, 0, 0, 0, 0, 0, 0, 0, 0}
@@ -40,7 +41,8 @@ func TestSanitizeOverwrite(t *testing.T) {
 	}{
 		{"a block", 1, block, block, 1},
 		{"a byte", 1, []byte{7}, bytes.Repeat([]byte{7}, BlockSize), 1},
-		{"three bytes, the last copy cut off", 1, []byte{1, 2, 3}, bytes.Repeat([]byte{1, 2, 3}, BlockSize)[:BlockSize], 1},
+		{"three bytes, the last copy cut off", 1, []byte{1, 2, 3},
+			bytes.Repeat([]byte{1, 2, 3}, BlockSize)[:BlockSize], 1},
 		{"two passes", 2, block, block, 2},
 		{"two passes, the second inverted", 2 | bitInvert, block, inverted, 2},
 		{"three passes, the second inverted", 3 | bitInvert, block, block, 3},
@@ -53,7 +55,8 @@ func TestSanitizeOverwrite(t *testing.T) {
 			require.Equal(t, bytes.Repeat(c.want, 64), b.read(0, 64))
 			require.Equal(t, bytes.Repeat(c.want, 64), b.read(testBlocks-64, 64))
 			require.Equal(t, c.flushes, b.disk.count("flush"), "each pass reaches storage")
-			require.Zero(t, b.disk.count("zero")+b.disk.count("discard"), "what is to be overwritten is written")
+			require.Zero(t, b.disk.count("zero")+b.disk.count("discard"),
+				"what is to be overwritten is written")
 		})
 	}
 }
@@ -65,14 +68,18 @@ func TestSanitizeRefuses(t *testing.T) {
 	}{
 		{"parameter list of a header", "48 01 00 00 00 00 00 00 04 00", "01 00 0000", "5/24/00"},
 		{"no parameter list", "48 01 00 00 00 00 00 00 00 00", "", "5/24/00"},
-		{"parameter list of more than a block", "48 01 00 00 00 00 00 02 05 00", "01 00 0200" + string(bytes.Repeat([]byte("00"), 513)), "5/24/00"},
+		{"parameter list of more than a block", "48 01 00 00 00 00 00 02 05 00",
+			"01 00 0200" + string(bytes.Repeat([]byte("00"), 513)), "5/24/00"},
 		{"no passes", "48 01 00 00 00 00 00 00 05 00", "00 00 0001 00", "5/26/00"},
 		{"no pattern", "48 01 00 00 00 00 00 00 05 00", "01 00 0000 00", "5/26/00"},
-		{"pattern of more than a block", "48 01 00 00 00 00 00 00 05 00", "01 00 0201 00", "5/26/00"},
-		{"pattern of more than was sent", "48 01 00 00 00 00 00 00 05 00", "01 00 0002 00", "5/1a/00"},
+		{"pattern of more than a block", "48 01 00 00 00 00 00 00 05 00", "01 00 0201 00",
+			"5/26/00"},
+		{"pattern of more than was sent", "48 01 00 00 00 00 00 00 05 00", "01 00 0002 00",
+			"5/1a/00"},
 		{"test field", "48 01 00 00 00 00 00 00 05 00", "21 00 0001 00", "5/26/00"},
 		{"reserved byte", "48 01 00 00 00 00 00 00 05 00", "01 01 0001 00", "5/26/00"},
-		{"less than the parameter list", "48 01 00 00 00 00 00 00 06 00", "01 00 0002 00", "5/0e/03"},
+		{"less than the parameter list", "48 01 00 00 00 00 00 00 06 00", "01 00 0002 00",
+			"5/0e/03"},
 		{"block erase with parameters", "48 02 00 00 00 00 00 00 08 00", "", "5/24/00"},
 		{"exit failure mode with parameters", "48 1f 00 00 00 00 00 00 08 00", "", "5/24/00"},
 		{"cryptographic erase with parameters", "48 03 00 00 00 00 00 00 08 00", "", "5/24/00"},
@@ -90,7 +97,8 @@ func TestSanitizeRefuses(t *testing.T) {
 	require.Equal(t, "7/27/00", newBench(t, readOnly).run(request, list).outcome())
 	for _, erase := range []string{blockErase, cryptoErase} {
 		require.Equal(t, "7/27/00", newBench(t, readOnly).run(cdb(erase), nil).outcome())
-		require.Equal(t, "5/24/00", newBench(t, plainDisk).run(cdb(erase), nil).outcome(), "a disk that gives nothing back")
+		require.Equal(t, "5/24/00", newBench(t, plainDisk).run(cdb(erase), nil).outcome(),
+			"a disk that gives nothing back")
 	}
 	b := newBench(t)
 	other := b.attach("iqn.b", 0)
@@ -115,12 +123,14 @@ func TestSanitizeBlockErase(t *testing.T) {
 		b.good(cdb("9e 12 00 00 00 00 00 00 00 00 00 00 00 18 00 00"), nil))
 }
 
-// TestSanitizeInSteps erases a disk that is larger than what is given back at once, to its last block.
+// TestSanitizeInSteps erases a disk that is larger than what is given back at once, to its last
+// block.
 func TestSanitizeInSteps(t *testing.T) {
 	for _, erase := range []string{blockErase, cryptoErase} {
 		b := newBench(t, func(l *LUN) { l.Disk = thinDisk{newMemDisk(2*eraseStep + 3*memPage)} })
 		b.disk = b.d.nth(0).disk.(thinDisk).memDisk
-		for _, lba := range []uint32{0, eraseStep/BlockSize - 8, eraseStep / BlockSize, 2 * eraseStep / BlockSize, (2*eraseStep + 2*memPage) / BlockSize} {
+		for _, lba := range []uint32{0, eraseStep/BlockSize - 8, eraseStep / BlockSize,
+			2 * eraseStep / BlockSize, (2*eraseStep + 2*memPage) / BlockSize} {
 			b.write(lba, pattern(8, 1))
 		}
 		b.good(cdb(erase), nil)
@@ -130,7 +140,8 @@ func TestSanitizeInSteps(t *testing.T) {
 }
 
 // stalled is a bench whose disk stops in its first write until release is called.
-func stalled(t *testing.T, change ...func(*LUN)) (b *bench, entered <-chan struct{}, release func()) {
+func stalled(t *testing.T, change ...func(*LUN)) (b *bench, entered <-chan struct{},
+	release func()) {
 	b = newBench(t, change...)
 	inside, gate := make(chan struct{}), make(chan struct{})
 	first := true
@@ -209,8 +220,10 @@ func TestSanitizeProgress(t *testing.T) {
 	run := &sanitizeRun{unit: u, passes: 4, size: u.disk.Size()}
 	run.advance(u.disk.Size())
 	require.EqualValues(t, 1<<14, u.sanitizing.progress.Load(), "one pass of four")
-	requireHex(t, "70 00 02 00000000 0a 00000000 04 1b 00 80 4000", u.sanitizing.inProgress().appendTo(nil, false))
-	requireHex(t, "72 02 04 1b 000000 08 02 06 0000 80 4000 00", u.sanitizing.inProgress().appendTo(nil, true))
+	requireHex(t, "70 00 02 00000000 0a 00000000 04 1b 00 80 4000",
+		u.sanitizing.inProgress().appendTo(nil, false))
+	requireHex(t, "72 02 04 1b 000000 08 02 06 0000 80 4000 00",
+		u.sanitizing.inProgress().appendTo(nil, true))
 	run.advance(3 * u.disk.Size())
 	requireHex(t, "80 ffff", u.sanitizing.inProgress().appendTo(nil, false)[15:])
 }
@@ -229,7 +242,8 @@ func TestSanitizeWaitsForWhatIsUnderWay(t *testing.T) {
 	require.Equal(t, StatusGood, (<-written).status)
 	<-run.done
 	r := b.runAs(other, lun1, cdb(readOne), nil)
-	require.Equal(t, bytes.Repeat([]byte{0xaa}, BlockSize), r.data, "the older write did not land on top")
+	require.Equal(t, bytes.Repeat([]byte{0xaa}, BlockSize), r.data,
+		"the older write did not land on top")
 }
 
 func TestSanitizeThatFails(t *testing.T) {
@@ -257,7 +271,8 @@ func TestSanitizeThatFails(t *testing.T) {
 			b.good(cdb("1a 00 3f 00 ff 00"), nil)
 			b.d.ResetLUN(lun1)
 			require.Equal(t, "6/29/03", b.run(cdb(testReady), nil).outcome())
-			require.Equal(t, mediumLost, b.run(cdb(testReady), nil).outcome(), "a reset changes nothing")
+			require.Equal(t, mediumLost, b.run(cdb(testReady), nil).outcome(),
+				"a reset changes nothing")
 
 			require.Equal(t, c.exit, b.run(cdb(exitFailure), nil).outcome())
 			require.Equal(t, c.then, b.run(cdb(testReady), nil).outcome())
@@ -270,7 +285,8 @@ func TestSanitizeThatFails(t *testing.T) {
 func TestSanitizePanic(t *testing.T) {
 	panics := 0
 	m := newMemDisk(1 << 20)
-	d, err := NewDevice(Options{Panicked: func() { panics++ }}, []LUN{{Number: 1, Disk: thinDisk{m}, Identity: testIdentity(), Access: AccessWriteShared}})
+	d, err := NewDevice(Options{Panicked: func() { panics++ }},
+		[]LUN{{Number: 1, Disk: thinDisk{m}, Identity: testIdentity(), Access: AccessWriteShared}})
 	require.NoError(t, err)
 	t.Cleanup(d.Close)
 	b := &bench{t: t, d: d, disk: m}
@@ -300,7 +316,8 @@ func TestCloseInterruptsSanitize(t *testing.T) {
 	<-run.done
 	require.LessOrEqual(t, b.disk.count("write"), 2)
 	require.Equal(t, mediumLost, b.run(cdb(testReady), nil).outcome())
-	require.Equal(t, "4/44/00", b.run(cdb(blockErase), nil).outcome(), "a device that is closed begins nothing")
+	require.Equal(t, "4/44/00", b.run(cdb(blockErase), nil).outcome(),
+		"a device that is closed begins nothing")
 
 	again := newBench(t, func(l *LUN) { l.Store = store })
 	require.Equal(t, mediumLost, again.run(cdb(readOne), nil).outcome(), "it comes back as it went")
@@ -310,10 +327,12 @@ func TestCloseInterruptsSanitize(t *testing.T) {
 	last.good(cdb(readOne), nil)
 }
 
-// TestFailedSanitizeStaysOnStorage has the store keep, or forget, what it says that it could not, of a unit whose operation has failed: the
-// next start must find the medium as lost as initiators do now.
+// TestFailedSanitizeStaysOnStorage has the store keep, or forget, what it says that it could not,
+// of a unit whose operation has failed: the next start must find the medium as lost as initiators
+// do now.
 func TestFailedSanitizeStaysOnStorage(t *testing.T) {
-	for name, request := range map[string]string{"another operation": blockErase, "EXIT FAILURE MODE": exitFailure} {
+	for name, request := range map[string]string{"another operation": blockErase,
+		"EXIT FAILURE MODE": exitFailure} {
 		t.Run(name, func(t *testing.T) {
 			store := &unsureStore{}
 			b := newBench(t, func(l *LUN) { l.Store = store })

@@ -39,11 +39,13 @@ func (r *sanitizeRun) erase(ctx context.Context) error {
 	return r.unit.sync()
 }
 
-// shred does what a cryptographic erase is for: afterwards nothing that was stored can be read, or deciphered, by whoever
-// has the storage. The content is not enciphered, so there is no key to change. In its place all that is allocated is
-// overwritten once with random bytes, which no layer below can fold into fewer blocks, that is brought to storage before
-// the space is given back, and giving back is brought to storage too. Blocks read as zeros then. It takes as long as writing
-// what is allocated, and as for an overwrite, storage that never writes in place may keep the former blocks for a while.
+// shred does what a cryptographic erase is for: afterwards nothing that was stored can be read, or
+// deciphered, by whoever has the storage. The content is not enciphered, so there is no key to
+// change. In its place all that is allocated is overwritten once with random bytes, which no layer
+// below can fold into fewer blocks, that is brought to storage before the space is given back, and
+// giving back is brought to storage too. Blocks read as zeros then. It takes as long as writing
+// what is allocated, and as for an overwrite, storage that never writes in place may keep the
+// former blocks for a while.
 func (r *sanitizeRun) shred(ctx context.Context) error {
 	for at := int64(0); at < r.size; at += eraseStep {
 		n := min(eraseStep, r.size-at)
@@ -64,7 +66,8 @@ func (r *sanitizeRun) shred(ctx context.Context) error {
 	return r.unit.sync()
 }
 
-// scramble writes random bytes over what is allocated in the range, and tells whether there was anything.
+// scramble writes random bytes over what is allocated in the range, and tells whether there was
+// anything.
 func (r *sanitizeRun) scramble(ctx context.Context, off, length int64) (written bool, err error) {
 	buf := scratch.Get().(*[scratchSize]byte)
 	defer scratch.Put(buf)
@@ -92,7 +95,8 @@ func (r *sanitizeRun) scramble(ctx context.Context, off, length int64) (written 
 	return written, nil
 }
 
-// overwrite writes the pattern to every block, as often as asked for, and each pass to storage before the next begins.
+// overwrite writes the pattern to every block, as often as asked for, and each pass to storage
+// before the next begins.
 func (r *sanitizeRun) overwrite(ctx context.Context) error {
 	buf := scratch.Get().(*[scratchSize]byte)
 	defer scratch.Put(buf)
@@ -128,8 +132,8 @@ func (r *sanitizeRun) advance(n int64) {
 	r.unit.sanitizing.progress.Store(uint32(65536 * (float64(r.finished) / total)))
 }
 
-// sync brings what was done to the medium to storage, also where a flush promises nothing because the disk dies with its
-// pod: what is to be destroyed must not outlive it below.
+// sync brings what was done to the medium to storage, also where a flush promises nothing because
+// the disk dies with its pod: what is to be destroyed must not outlive it below.
 func (u *unit) sync() error {
 	if s, ok := u.disk.(disk.Syncer); ok {
 		return s.Sync()

@@ -146,8 +146,8 @@ var (
 	errRegistrationResources = &senseError{key: IllegalRequest, code: ascRegistrationResources}
 )
 
-// CheckCondition is an error that Outcome turns into CHECK CONDITION with this sense data; for conditions
-// that only the transport can detect, such as missing or unexpected data.
+// CheckCondition is an error that Outcome turns into CHECK CONDITION with this sense data; for
+// conditions that only the transport can detect, such as missing or unexpected data.
 func CheckCondition(key SenseKey, asc, ascq uint8) error {
 	return &senseError{key: key, code: additional(asc)<<8 | additional(ascq)}
 }
@@ -164,12 +164,15 @@ const noBit = -1
 
 // invalidField refuses a CDB for the field at byte, whose highest bit is bit, or noBit.
 func invalidField(byteOffset, bit int) error {
-	return &senseError{key: IllegalRequest, code: ascInvalidFieldInCDB, sks: fieldPointer(sksCDB, byteOffset, bit)}
+	return &senseError{key: IllegalRequest, code: ascInvalidFieldInCDB,
+		sks: fieldPointer(sksCDB, byteOffset, bit)}
 }
 
-// invalidParameter refuses a parameter list for the field at byte, whose highest bit is bit, or noBit.
+// invalidParameter refuses a parameter list for the field at byte, whose highest bit is bit, or
+// noBit.
 func invalidParameter(byteOffset, bit int) error {
-	return &senseError{key: IllegalRequest, code: ascInvalidFieldInList, sks: fieldPointer(0, byteOffset, bit)}
+	return &senseError{key: IllegalRequest, code: ascInvalidFieldInList,
+		sks: fieldPointer(0, byteOffset, bit)}
 }
 
 func fieldPointer(flags byte, byteOffset, bit int) (p [3]byte) {
@@ -186,8 +189,8 @@ func outOfRange(lba uint64) error {
 	return &senseError{key: IllegalRequest, code: ascLBAOutOfRange, hasInfo: true, info: lba}
 }
 
-// miscompare tells the offset of the first differing byte within the data that was sent to be compared
-// (SBC-3 5.2).
+// miscompare tells the offset of the first differing byte within the data that was sent to be
+// compared (SBC-3 5.2).
 func miscompare(offset int64) error {
 	return &senseError{key: Miscompare, code: ascMiscompare, hasInfo: true, info: uint64(offset)}
 }
@@ -195,8 +198,8 @@ func miscompare(offset int64) error {
 // fixedSenseLen is the length of fixed format sense data, but for what a failed copy adds. Bytes.
 const fixedSenseLen = 18
 
-// appendTo appends the sense data, in descriptor format if so asked (SPC-4 4.5.2) and in fixed format
-// otherwise (SPC-4 4.5.3).
+// appendTo appends the sense data, in descriptor format if so asked (SPC-4 4.5.2) and in fixed
+// format otherwise (SPC-4 4.5.3).
 func (e *senseError) appendTo(buf []byte, descriptor bool) []byte {
 	if descriptor {
 		return e.appendDescriptors(buf)

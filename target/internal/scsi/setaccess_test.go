@@ -10,7 +10,10 @@ import (
 func TestSetAccess(t *testing.T) {
 	b := newBench(t, exclusive)
 	second := b.attach("iqn.b", 0)
-	write := func(n *Nexus) string { return b.runAs(n, lun1, cdb(writeOne), pattern(1, 1)).outcome() }
+	write := func(n *Nexus) string {
+		return b.runAs(n, lun1, cdb(writeOne),
+			pattern(1, 1)).outcome()
+	}
 	good, conflict := write(b.nexus), write(second)
 	require.NotEqual(t, good, conflict)
 	require.ErrorContains(t, b.d.SetAccess(2, AccessWriteShared, false), "no LUN 2")

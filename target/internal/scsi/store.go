@@ -5,22 +5,25 @@ import (
 	"fmt"
 )
 
-// Store keeps what a logical unit must remember when the target is killed, and as far as its disk survives that, over a loss
-// of power. It belongs to the content of the disk: where that is replaced, a store must begin empty. A name is a few lower case
-// letters and hyphens. Methods may be called from any number of goroutines.
+// Store keeps what a logical unit must remember when the target is killed, and as far as its disk
+// survives that, over a loss of power. It belongs to the content of the disk: where that is
+// replaced, a store must begin empty. A name is a few lower case letters and hyphens. Methods may
+// be called from any number of goroutines.
 type Store interface {
-	// Load returns what was saved last under the name, or nil if nothing was. What is no longer as it was saved is an error.
+	// Load returns what was saved last under the name, or nil if nothing was. What is no longer as
+	// it was saved is an error.
 	Load(name string) ([]byte, error)
-	// Save replaces what is kept under the name, completely or not at all. When it returns, that is as durable as what a
-	// Flush of the disk has stored. No data: forget it. It does not keep data.
+	// Save replaces what is kept under the name, completely or not at all. When it returns, that is
+	// as durable as what a Flush of the disk has stored. No data: forget it. It does not keep data.
 	Save(name string, data []byte) error
 	// Where tells a person where that is kept, to look at it or to remove it.
 	Where(name string) string
 }
 
-// replaceStored brings next to storage in place of before, by which the unit goes until that has succeeded. What a Save has refused may be
-// there all the same, and the next start must not go by it: before is saved again then. Where that fails too, either may be there: unsure.
-// No store keeps nothing.
+// replaceStored brings next to storage in place of before, by which the unit goes until that has
+// succeeded. What a Save has refused may be there all the same, and the next start must not go by
+// it: before is saved again then. Where that fails too, either may be there: unsure. No store keeps
+// nothing.
 func replaceStored(store Store, name string, next, before []byte) (unsure bool, err error) {
 	if store == nil {
 		return false, nil
@@ -28,7 +31,8 @@ func replaceStored(store Store, name string, next, before []byte) (unsure bool, 
 	if err = store.Save(name, next); err == nil || store.Save(name, before) == nil {
 		return false, err
 	}
-	return true, fmt.Errorf("%w; ask again before the daemon is restarted, which would go by one or the other", err)
+	return true, fmt.Errorf("%w; ask again before the daemon is restarted, which would go by one "+
+		"or the other", err)
 }
 
 // The names under which a logical unit keeps things.
@@ -60,13 +64,16 @@ func (s savedMode) state() (state uint32) {
 }
 
 func encodeMode(state uint32) []byte {
-	data, _ := json.Marshal(savedMode{state&modeWCE != 0, state&modeDSense != 0, state&modeSWP != 0}) // cannot fail: a struct of bools
+	// cannot fail: a struct of bools
+	data, _ := json.Marshal(savedMode{state&modeWCE != 0, state&modeDSense != 0,
+		state&modeSWP != 0})
 	return data
 }
 
 // saveMode keeps the mode pages.
 func (u *unit) saveMode(state uint32) error {
-	if _, err := replaceStored(u.store, storedMode, encodeMode(state), encodeMode(u.mode.saved.Load())); err != nil {
+	if _, err := replaceStored(u.store, storedMode, encodeMode(state),
+		encodeMode(u.mode.saved.Load())); err != nil {
 		return fmt.Errorf("save mode pages: %w", err)
 	}
 	u.mode.saved.Store(state)
@@ -83,19 +90,23 @@ func (p sanitizePhase) encode() []byte {
 	if p == sanitizeNone {
 		return nil
 	}
-	data, _ := json.Marshal(interruptedSanitize{Unrestricted: p == sanitizeFailedFree}) // cannot fail: a struct of a bool
+	// cannot fail: a struct of a bool
+	data, _ := json.Marshal(interruptedSanitize{Unrestricted: p == sanitizeFailedFree})
 	return data
 }
 
-// rememberSanitize keeps in which phase the next start finds the unit, in place of the phase that it would have found before.
+// rememberSanitize keeps in which phase the next start finds the unit, in place of the phase that
+// it would have found before.
 func (u *unit) rememberSanitize(next, before sanitizePhase) error {
-	if _, err := replaceStored(u.store, storedSanitize, next.encode(), before.encode()); err != nil {
+	if _, err := replaceStored(u.store, storedSanitize, next.encode(),
+		before.encode()); err != nil {
 		return fmt.Errorf("record the sanitize operation: %w", err)
 	}
 	return nil
 }
 
-// restore takes up what the store has kept. A sanitize operation that did not end comes up as one that has failed.
+// restore takes up what the store has kept. A sanitize operation that did not end comes up as one
+// that has failed.
 func (u *unit) restore() error {
 	u.mode.saved.Store(modeDefault)
 	if u.store != nil {
@@ -131,7 +142,8 @@ func (u *unit) load(name string, into any) (found bool, err error) {
 		return false, nil
 	}
 	if err := json.Unmarshal(data, into); err != nil {
-		return false, fmt.Errorf("what is kept as %s cannot be read, remove %s to start with defaults: %w", name, u.store.Where(name), err)
+		return false, fmt.Errorf("what is kept as %s cannot be read, remove %s to start with "+
+			"defaults: %w", name, u.store.Where(name), err)
 	}
 	return true, nil
 }

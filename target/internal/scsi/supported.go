@@ -72,7 +72,8 @@ func (o *opcodeTable) appendAll(b []byte, timeouts bool) []byte {
 	return b
 }
 
-// appendOne appends the one_command parameter data (SPC-4 6.35.3); c is nil if the command is not supported.
+// appendOne appends the one_command parameter data (SPC-4 6.35.3); c is nil if the command is not
+// supported.
 func appendOne(b []byte, c *command, timeouts bool) []byte {
 	const ctdp = 0x80
 	if c == nil {
@@ -90,8 +91,8 @@ func appendOne(b []byte, c *command, timeouts bool) []byte {
 	return b
 }
 
-// appendTimeouts appends the command timeouts descriptor (SPC-4 6.35.4): no nominal time, and the time after which
-// something is wrong.
+// appendTimeouts appends the command timeouts descriptor (SPC-4 6.35.4): no nominal time, and the
+// time after which something is wrong.
 func (c *command) appendTimeouts(b []byte) []byte {
 	b = append(b, 0, 10, 0, 0, 0, 0, 0, 0)
 	return binary.BigEndian.AppendUint32(b, c.timeout)
@@ -99,14 +100,15 @@ func (c *command) appendTimeouts(b []byte) []byte {
 
 const bitREPD = 0x80
 
-// prepareReportManagement is REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS (SPC-4 6.36): what the transport does of
-// RFC 7143 11.5.1 and, where the session has negotiated it, of RFC 7144 6.3.
+// prepareReportManagement is REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS (SPC-4 6.36): what the
+// transport does of RFC 7143 11.5.1 and, where the session has negotiated it, of RFC 7144 6.3.
 func prepareReportManagement(t *Task) error {
 	allocation := binary.BigEndian.Uint32(t.CDB[6:])
 	if allocation < 4 {
 		return invalidField(6, 7)
 	}
-	const abortTask, abortTaskSet, clearTaskSet, unitReset, targetReset = 0x80, 0x40, 0x10, 0x08, 0x02
+	const abortTask, abortTaskSet, clearTaskSet, unitReset, targetReset = 0x80, 0x40, 0x10, 0x08,
+		0x02
 	const queryTask, queryEvent, queryTaskSet, nexusReset = 0x04, 0x04, 0x02, 0x01
 	first, second := byte(abortTask|abortTaskSet|clearTaskSet|unitReset|targetReset), byte(0)
 	if t.Nexus.level >= levelRFC7144 {

@@ -10,16 +10,25 @@ import (
 func TestReportOpcodesOfOneCommand(t *testing.T) {
 	b := newBench(t)
 	for _, c := range []struct{ name, cdb, want, data string }{
-		{"by operation code", "a3 0c 01 28 00 00 00 00 01 00 00 00", "GOOD", "00 03 000a 28 18 ffffffff 00 ffff 00"},
-		{"with timeouts", "a3 0c 81 00 00 00 00 00 01 00 00 00", "GOOD", "00 83 0006 00 00 00 00 00 00 000a 00 00 00000000 0000000a"},
+		{"by operation code", "a3 0c 01 28 00 00 00 00 01 00 00 00", "GOOD",
+			"00 03 000a 28 18 ffffffff 00 ffff 00"},
+		{"with timeouts", "a3 0c 81 00 00 00 00 00 01 00 00 00", "GOOD",
+			"00 83 0006 00 00 00 00 00 00 000a 00 00 00000000 0000000a"},
 		{"not supported", "a3 0c 01 ff 00 00 00 00 01 00 00 00", "GOOD", "00 01 0000"},
-		{"with a service action", "a3 0c 02 9e 00 10 00 00 01 00 00 00", "GOOD", "00 03 0010 9e 10 0000000000000000 ffffffff 00 00"},
-		{"service action not supported", "a3 0c 02 9e 00 11 00 00 01 00 00 00", "GOOD", "00 01 0000"},
-		{"service action of two bytes", "a3 0c 02 9e 01 10 00 00 01 00 00 00", "GOOD", "00 01 0000"},
-		{"operation code not supported with a service action", "a3 0c 02 7f 00 10 00 00 01 00 00 00", "GOOD", "00 01 0000"},
-		{"either, with", "a3 0c 03 9e 00 10 00 00 01 00 00 00", "GOOD", "00 03 0010 9e 10 0000000000000000 ffffffff 00 00"},
-		{"either, without", "a3 0c 03 00 00 00 00 00 01 00 00 00", "GOOD", "00 03 0006 00 00 00 00 00 00"},
-		{"either, without but asked for", "a3 0c 03 00 00 01 00 00 01 00 00 00", "GOOD", "00 01 0000"},
+		{"with a service action", "a3 0c 02 9e 00 10 00 00 01 00 00 00", "GOOD",
+			"00 03 0010 9e 10 0000000000000000 ffffffff 00 00"},
+		{"service action not supported", "a3 0c 02 9e 00 11 00 00 01 00 00 00", "GOOD",
+			"00 01 0000"},
+		{"service action of two bytes", "a3 0c 02 9e 01 10 00 00 01 00 00 00", "GOOD",
+			"00 01 0000"},
+		{"operation code not supported with a service action",
+			"a3 0c 02 7f 00 10 00 00 01 00 00 00", "GOOD", "00 01 0000"},
+		{"either, with", "a3 0c 03 9e 00 10 00 00 01 00 00 00", "GOOD",
+			"00 03 0010 9e 10 0000000000000000 ffffffff 00 00"},
+		{"either, without", "a3 0c 03 00 00 00 00 00 01 00 00 00", "GOOD",
+			"00 03 0006 00 00 00 00 00 00"},
+		{"either, without but asked for", "a3 0c 03 00 00 01 00 00 01 00 00 00", "GOOD",
+			"00 01 0000"},
 		{"service action is missing", "a3 0c 01 9e 00 10 00 00 01 00 00 00", "5/24/00", ""},
 		{"service action is too much", "a3 0c 02 28 00 00 00 00 01 00 00 00", "5/24/00", ""},
 		{"reserved option", "a3 0c 04 28 00 00 00 00 01 00 00 00", "5/24/00", ""},
@@ -51,7 +60,8 @@ func TestReportAllOpcodes(t *testing.T) {
 			if c.hasAction {
 				action = 1
 			}
-			require.Equal(t, []byte{c.opcode, 0, 0, c.action, 0, action, 0, byte(len(c.usage))}, d, c.name)
+			require.Equal(t, []byte{c.opcode, 0, 0, c.action, 0, action, 0, byte(len(c.usage))}, d,
+				c.name)
 			require.Equal(t, action|2, timedOne[5], c.name)
 			require.EqualValues(t, 10, timedOne[9], c.name)
 			order := int(c.opcode)<<8 | int(c.action)
@@ -61,8 +71,8 @@ func TestReportAllOpcodes(t *testing.T) {
 	}
 }
 
-// TestUsageMapIsWhatIsAccepted sets every bit that a command's usage map leaves out, which must be refused with
-// a pointer to that bit, on every command.
+// TestUsageMapIsWhatIsAccepted sets every bit that a command's usage map leaves out, which must be
+// refused with a pointer to that bit, on every command.
 func TestUsageMapIsWhatIsAccepted(t *testing.T) {
 	b := newBench(t, removableLUN, stored)
 	for i := range b.d.nth(0).table.commands {
@@ -82,7 +92,8 @@ func TestUsageMapIsWhatIsAccepted(t *testing.T) {
 				request[at] |= 1 << bit
 				r := b.run(request, nil)
 				require.Equal(t, "5/24/00", r.outcome(), "%s byte %d bit %d", c.name, at, bit)
-				require.Equal(t, []byte{0xc8 | byte(bit), 0, byte(at)}, r.sense[15:18], "%s byte %d bit %d", c.name, at, bit)
+				require.Equal(t, []byte{0xc8 | byte(bit), 0, byte(at)}, r.sense[15:18],
+					"%s byte %d bit %d", c.name, at, bit)
 			}
 		}
 	}
@@ -94,12 +105,15 @@ func TestUnknownOpcodes(t *testing.T) {
 	table := b.d.nth(0).table
 	for op := range 256 {
 		if table.first[op] == 0 {
-			require.Equal(t, "5/20/00", b.run([]byte{byte(op), 0, 0, 0, 0, 0}, nil).outcome(), "%02x", op)
+			require.Equal(t, "5/20/00", b.run([]byte{byte(op), 0, 0, 0, 0, 0}, nil).outcome(),
+				"%02x", op)
 			continue
 		}
 		for action := range 32 {
-			if c := &table.commands[table.first[op]-1]; c.hasAction && table.find(byte(op), uint16(action)) == nil {
-				require.Equal(t, "5/24/00", b.run([]byte{byte(op), byte(action)}, nil).outcome(), "%02x/%02x", op, action)
+			if c := &table.commands[table.first[op]-1]; c.hasAction &&
+				table.find(byte(op), uint16(action)) == nil {
+				require.Equal(t, "5/24/00", b.run([]byte{byte(op), byte(action)}, nil).outcome(),
+					"%02x/%02x", op, action)
 			}
 		}
 	}
@@ -108,7 +122,8 @@ func TestUnknownOpcodes(t *testing.T) {
 func TestReportTaskManagement(t *testing.T) {
 	b := newBench(t)
 	requireHex(t, "da 00 00 00", b.good(cdb("a3 0d 00 00 00 00 00 00 01 00 00 00"), nil))
-	requireHex(t, "da 00 00 0c 000000000000000000000000", b.good(cdb("a3 0d 80 00 00 00 00 00 01 00 00 00"), nil))
+	requireHex(t, "da 00 00 0c 000000000000000000000000",
+		b.good(cdb("a3 0d 80 00 00 00 00 00 01 00 00 00"), nil))
 	b.nexus.SetProtocolLevel(2)
 	requireHex(t, "de 07 00 00", b.good(cdb("a3 0d 00 00 00 00 00 00 01 00 00 00"), nil))
 	require.Equal(t, "5/24/00", b.run(cdb("a3 0d 00 00 00 00 00 00 00 03 00 00"), nil).outcome())
@@ -128,7 +143,8 @@ func FuzzCommand(f *testing.F) {
 		f.Add(request, make([]byte, 2*BlockSize), uint8(3), false)
 	}
 	f.Add([]byte{opUnmap, 0, 0, 0, 0, 0, 0, 0, 24, 0}, unmapList(0, 8), uint8(1), false)
-	list := copyParameters(1, 0, []string{ownNAA}, block(0, 0, 8, 0, 100), block(0xffff, 0, 600, 0, 1000))
+	list := copyParameters(1, 0, []string{ownNAA}, block(0, 0, 8, 0, 100),
+		block(0xffff, 0, 600, 0, 1000))
 	f.Add(extendedCopy(list), list, uint8(1), false)
 	f.Add([]byte{opModeSelect6, bitPF, 0, 0, 4, 0}, make([]byte, 4), uint8(1), true)
 	f.Fuzz(func(t *testing.T, request, data []byte, chunk uint8, plain bool) {
@@ -145,7 +161,8 @@ func FuzzCommand(f *testing.F) {
 			status, sense := b.d.Outcome(task, err, nil)
 			require.NotEqual(t, StatusGood, status)
 			require.LessOrEqual(t, len(sense), 252)
-			require.NotEqual(t, "4/44/00", result{sense: sense}.code(), "nothing that an initiator sends is our failure")
+			require.NotEqual(t, "4/44/00", result{sense: sense}.code(),
+				"nothing that an initiator sends is our failure")
 		}
 		cmd, _ := b.d.nth(0).table.lookup(&task.CDB)
 		if err := b.d.Prepare(task); err != nil {
@@ -154,7 +171,8 @@ func FuzzCommand(f *testing.F) {
 		}
 		require.NotNil(t, cmd, "a command that is not in the table is refused")
 		for i := 1; i < len(cmd.usage); i++ {
-			require.Zero(t, task.CDB[i]&^cmd.usage[i], "%s accepts a bit of byte %d that it does not report", cmd.name, i)
+			require.Zero(t, task.CDB[i]&^cmd.usage[i],
+				"%s accepts a bit of byte %d that it does not report", cmd.name, i)
 		}
 		require.Equal(t, task.Length > 0, task.Dir != DirNone)
 		require.LessOrEqual(t, task.Length, int64(maxTransfer)<<blockShift)

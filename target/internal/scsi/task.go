@@ -12,8 +12,8 @@ import (
 	"kubevirt.io/disk/internal/rangelock"
 )
 
-// Task is one SCSI command on its way through the device server. The transport owns it and uses it again
-// after Reset. Its methods are not for concurrent use.
+// Task is one SCSI command on its way through the device server. The transport owns it and uses it
+// again after Reset. Its methods are not for concurrent use.
 type Task struct {
 	// Set by the transport before Prepare.
 
@@ -85,8 +85,8 @@ var (
 	ErrLUNsChanged error = &senseError{key: UnitAttention, code: ascLUNsChanged}
 )
 
-// Prepare validates the command completely and fills in Dir, Length and Gather. It never waits for a disk. After an
-// error the command is over.
+// Prepare validates the command completely and fills in Dir, Length and Gather. It never waits for
+// a disk. After an error the command is over.
 func (d *Device) Prepare(t *Task) error {
 	if t.dev == nil {
 		d.Address(t)
@@ -113,7 +113,8 @@ func (d *Device) Prepare(t *Task) error {
 		return errConflict
 	}
 	if cmd.flags&duringSanitize == 0 {
-		if err := u.sanitizing.ready(cmd.flags&(usesMedium|needsMedium) != 0 && cmd.flags&sanitizes == 0); err != nil {
+		if err := u.sanitizing.ready(cmd.flags&(usesMedium|needsMedium) != 0 &&
+			cmd.flags&sanitizes == 0); err != nil {
 			return err
 		}
 	}
@@ -163,10 +164,11 @@ func (u *unit) writable() error {
 	return nil
 }
 
-// check refuses a CDB with a bit that the command does not use, which covers reserved bits, features that we do
-// not have and the NACA bit of the control byte.
+// check refuses a CDB with a bit that the command does not use, which covers reserved bits,
+// features that we do not have and the NACA bit of the control byte.
 func (c *command) check(cdb *[16]byte) error {
-	if (binary.BigEndian.Uint64(cdb[:8])&^c.mask[0])|(binary.BigEndian.Uint64(cdb[8:])&^c.mask[1]) == 0 {
+	if (binary.BigEndian.Uint64(cdb[:8])&^c.mask[0])|
+		(binary.BigEndian.Uint64(cdb[8:])&^c.mask[1]) == 0 {
 		return nil
 	}
 	for i, m := range c.usage {
@@ -177,8 +179,8 @@ func (c *command) check(cdb *[16]byte) error {
 	return nil
 }
 
-// In fills p with the command's data from byte off. Calls ascend; p ends at Length at the latest. The disk's
-// errors are returned as they are, for Outcome.
+// In fills p with the command's data from byte off. Calls ascend; p ends at Length at the latest.
+// The disk's errors are returned as they are, for Outcome.
 func (t *Task) In(off int64, p []byte) error {
 	if t.Dir != DirIn || off < 0 || off+int64(len(p)) > t.Length {
 		return errPastEnd
@@ -196,9 +198,9 @@ func (t *Task) In(off int64, p []byte) error {
 	return t.cmd.in(t, off, p)
 }
 
-// Out takes the data that the initiator sent, from byte off. Calls ascend and do not overlap; each ends at a
-// block but the last. What the initiator did not send, because it expected a shorter transfer,
-// never comes; so the last may end within a block.
+// Out takes the data that the initiator sent, from byte off. Calls ascend and do not overlap; each
+// ends at a block but the last. What the initiator did not send, because it expected a shorter
+// transfer, never comes; so the last may end within a block.
 func (t *Task) Out(off int64, p []byte) error {
 	if t.Dir != DirOut || off < 0 || off+int64(len(p)) > t.Length {
 		return errPastEnd
@@ -214,7 +216,8 @@ func (t *Task) Out(off int64, p []byte) error {
 	return t.cmd.out(t, off, p)
 }
 
-// Finish executes what remains once the data has moved, and returns the status. It may wait for the disk.
+// Finish executes what remains once the data has moved, and returns the status. It may wait for the
+// disk.
 func (t *Task) Finish() (Status, error) {
 	if t.Gather && t.moved < t.Length {
 		return StatusCheckCondition, errShortTransfer
@@ -259,8 +262,8 @@ func (t *Task) overtaken() error {
 	return t.unit.sanitizing.ready(true)
 }
 
-// maxKeptData is the capacity of parameter data that a task keeps when it is used again: that of usual
-// ones. An initiator can have each of its open commands keep so much. Bytes.
+// maxKeptData is the capacity of parameter data that a task keeps when it is used again: that of
+// usual ones. An initiator can have each of its open commands keep so much. Bytes.
 const maxKeptData = 256
 
 // Reset makes the task ready for another command.
@@ -272,8 +275,8 @@ func (t *Task) Reset() {
 	*t = Task{data: data}
 }
 
-// Abort tells a command that executes that nobody wants its result any more: a long one stops at the next step. Any
-// goroutine may call it, until Reset.
+// Abort tells a command that executes that nobody wants its result any more: a long one stops at
+// the next step. Any goroutine may call it, until Reset.
 func (t *Task) Abort() {
 	t.aborted.Store(true)
 	if cancel := t.cancel.Load(); cancel != nil {
@@ -296,8 +299,8 @@ func (t *Task) wanted() error {
 	return nil
 }
 
-// lockRange holds a range of the medium for what the command does to it; the caller unlocks t.hold. After an error nothing is
-// held: see lockHold.
+// lockRange holds a range of the medium for what the command does to it; the caller unlocks t.hold.
+// After an error nothing is held: see lockHold.
 func (t *Task) lockRange(mode rangelock.Mode, off, length int64) error {
 	t.hold.Set(mode, t.Nexus.initiator.name, off, length)
 	return t.lockHold()
@@ -327,7 +330,8 @@ func (t *Task) lockHold() error {
 	}
 }
 
-// LUNNumber is the number of the logical unit that the command was sent to; false if no disk is there.
+// LUNNumber is the number of the logical unit that the command was sent to; false if no disk is
+// there.
 func (t *Task) LUNNumber() (uint16, bool) {
 	if t.unit == nil {
 		return 0, false
@@ -401,7 +405,8 @@ func (t *Task) Slow() bool {
 func (t *Task) off() int64    { return int64(t.lba) << blockShift }
 func (t *Task) length() int64 { return int64(t.count) << blockShift }
 
-// scratchSize is the size of the buffers for data that a command needs besides the initiator's. Bytes.
+// scratchSize is the size of the buffers for data that a command needs besides the initiator's.
+// Bytes.
 const scratchSize = 256 << 10
 
 var scratch = sync.Pool{New: func() any { return new([scratchSize]byte) }}

@@ -12,8 +12,8 @@ import (
 //	0      FORMAT CODE (bits 7-6), PROTOCOL IDENTIFIER 5h (bits 3-0)
 //	1      reserved
 //	2-3    ADDITIONAL LENGTH: of what follows, a multiple of 4, at least 20
-//	4-     format 00b: the iSCSI name; format 01b: the name, ",i,0x" and the ISID in hexadecimal digits.
-//	       It ends in at least one zero byte.
+//	4-     format 00b: the iSCSI name; format 01b: the name, ",i,0x" and the ISID in hexadecimal
+//	       digits. It ends in at least one zero byte.
 const (
 	transportProtocol  = 0x05
 	transportOfNode    = 0x00 // every port of the node
@@ -41,8 +41,8 @@ func appendTransportID(b []byte, p InitiatorPort) []byte {
 	return append(b, name...)
 }
 
-// parseTransportID reads the TransportID at the beginning of b, which is at offset at of the parameter list, and returns
-// its length.
+// parseTransportID reads the TransportID at the beginning of b, which is at offset at of the
+// parameter list, and returns its length.
 func parseTransportID(b []byte, at int) (id transportID, n int, err error) {
 	if len(b) < transportHeader {
 		return id, 0, errParameterLength
@@ -67,7 +67,8 @@ func parseTransportID(b []byte, at int) (id transportID, n int, err error) {
 	}
 	id.node = b[0]&^0x0f == transportOfNode
 	if !id.node {
-		// A name may contain anything that prints, so that the last separator is the one that counts.
+		// A name may contain anything that prints, so that the last separator is the one that
+		// counts.
 		i := strings.LastIndex(text, transportSeparator)
 		if i < 0 {
 			return id, 0, invalidParameter(at+transportHeader, noBit)
@@ -89,7 +90,8 @@ func parseTransportID(b []byte, at int) (id transportID, n int, err error) {
 
 // validInitiatorName reports whether a session could have this name.
 func validInitiatorName(name string) bool {
-	return name != "" && len(name) <= maxISCSIName && !strings.ContainsFunc(name, func(r rune) bool {
-		return unicode.IsSpace(r) || !unicode.IsPrint(r)
-	})
+	return name != "" && len(name) <= maxISCSIName &&
+		!strings.ContainsFunc(name, func(r rune) bool {
+			return unicode.IsSpace(r) || !unicode.IsPrint(r)
+		})
 }

@@ -47,8 +47,8 @@ func outUnmap(t *Task, _ int64, p []byte) error {
 	if len(spans) == 0 {
 		return nil
 	}
-	// All ranges are held until the end: were the command aborted while the disk is stuck in one of them, the
-	// others must not be unmapped under data that is written meanwhile.
+	// All ranges are held until the end: were the command aborted while the disk is stuck in one of
+	// them, the others must not be unmapped under data that is written meanwhile.
 	t.hold.SetSpans(rangelock.Write, t.Nexus.initiator.name, spans)
 	if err := t.lockHold(); err != nil {
 		return err

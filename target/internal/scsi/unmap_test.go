@@ -44,8 +44,10 @@ func TestUnmap(t *testing.T) {
 		{"too many ranges", unmapList(many...), "5/26/00", 0},
 		{"header cut off", make([]byte, 7), "5/1a/00", 0},
 		{"ranges cut off", unmapList(0, 8, 16, 8)[:32], "5/1a/00", 0},
-		{"more ranges than data", unhex("0006 0010 00000000 0000000000000000 00000008 00000000"), "5/26/00", 0},
-		{"incomplete range is ignored", append(unhex("001e 0018 00000000"), unmapList(0, 8, 16, 8)[8:32]...), "GOOD", 1},
+		{"more ranges than data", unhex("0006 0010 00000000 0000000000000000 00000008 00000000"),
+			"5/26/00", 0},
+		{"incomplete range is ignored",
+			append(unhex("001e 0018 00000000"), unmapList(0, 8, 16, 8)[8:32]...), "GOOD", 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b := newBench(t)
@@ -63,12 +65,16 @@ func TestUnmap(t *testing.T) {
 
 func TestUnmapCDB(t *testing.T) {
 	b := newBench(t)
-	require.Equal(t, "5/24/00", b.run(cdb("42 01 00 00 00 00 00 00 18 00"), unmapList(0, 8)).outcome(), "anchor")
-	require.Equal(t, "5/0e/03", b.run(unmapCDB(24), unmapList()).outcome(), "initiator sends less than the list")
-	require.Equal(t, "5/20/00", newBench(t, plainDisk).run(unmapCDB(24), unmapList(0, 8)).outcome(), "a disk that cannot discard")
+	require.Equal(t, "5/24/00",
+		b.run(cdb("42 01 00 00 00 00 00 00 18 00"), unmapList(0, 8)).outcome(), "anchor")
+	require.Equal(t, "5/0e/03", b.run(unmapCDB(24), unmapList()).outcome(),
+		"initiator sends less than the list")
+	require.Equal(t, "5/20/00", newBench(t, plainDisk).run(unmapCDB(24), unmapList(0, 8)).outcome(),
+		"a disk that cannot discard")
 	big := newBench(t, func(l *LUN) { l.Disk = thinDisk{newMemDisk(1 << 40)} })
 	require.Equal(t, "GOOD", big.run(unmapCDB(24), unmapList(0, maxUnmap)).outcome())
-	require.Equal(t, "5/26/00", big.run(unmapCDB(40), unmapList(0, maxUnmap, 1<<24, 1)).outcome(), "more than MAXIMUM UNMAP LBA COUNT")
+	require.Equal(t, "5/26/00", big.run(unmapCDB(40), unmapList(0, maxUnmap, 1<<24, 1)).outcome(),
+		"more than MAXIMUM UNMAP LBA COUNT")
 }
 
 func FuzzUnmap(f *testing.F) {

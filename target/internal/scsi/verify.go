@@ -79,7 +79,8 @@ func (t *Task) forEachChunk(use func(at int64, chunk []byte) error) error {
 	return nil
 }
 
-// compareDisk compares p with the disk at off. base is the offset of p within the data that was sent.
+// compareDisk compares p with the disk at off. base is the offset of p within the data that was
+// sent.
 func (t *Task) compareDisk(off int64, p []byte, base int64) error {
 	buf := scratch.Get().(*[scratchSize]byte)
 	defer scratch.Put(buf)

@@ -34,7 +34,8 @@ func vpdPages() [8]vpdPage {
 		{code: vpdThirdPartyCopy, append: appendThirdPartyCopy},
 		{code: vpdBlockLimits, append: appendBlockLimits},
 		{code: vpdCharacteristics, append: appendCharacteristics},
-		{code: vpdProvisioning, when: func(u *unit) bool { return u.discards != nil }, append: appendProvisioning},
+		{code: vpdProvisioning, when: func(u *unit) bool { return u.discards != nil },
+			append: appendProvisioning},
 	}
 }
 
@@ -95,8 +96,8 @@ const (
 // relativePort numbers our only target port.
 const relativePort = 1
 
-// appendIdentification is page 83h (SPC-4 7.8.6). The unit is named by its own NAA identifier and serial, the
-// port and the device by the target's name.
+// appendIdentification is page 83h (SPC-4 7.8.6). The unit is named by its own NAA identifier and
+// serial, the port and the device by the target's name.
 func appendIdentification(t *Task, b []byte) []byte {
 	opt := &t.dev.opt
 	if t.unit != nil {
@@ -105,16 +106,21 @@ func appendIdentification(t *Task, b []byte) []byte {
 		var vendor [24]byte
 		putPadded(vendor[:8], opt.Vendor)
 		putPadded(vendor[8:], opt.Product)
-		b = appendDesignator(b, codeSetASCII, ofUnit|designatorT10Vendor, append(vendor[:], id.Serial...))
-		b = appendDesignator(b, codeSetUTF8, ofUnit|designatorSCSIName, nameString(fmt.Sprintf("naa.%X", id.NAA)))
+		b = appendDesignator(b, codeSetASCII, ofUnit|designatorT10Vendor,
+			append(vendor[:], id.Serial...))
+		b = appendDesignator(b, codeSetUTF8, ofUnit|designatorSCSIName,
+			nameString(fmt.Sprintf("naa.%X", id.NAA)))
 	}
-	b = appendDesignator(b, protocolISCSI|codeSetBinary, ofPort|designatorRelativePort, []byte{0, 0, 0, relativePort})
+	b = appendDesignator(b, protocolISCSI|codeSetBinary, ofPort|designatorRelativePort,
+		[]byte{0, 0, 0, relativePort})
 	group := binary.BigEndian.AppendUint16([]byte{0, 0}, opt.PortalGroupTag)
 	b = appendDesignator(b, protocolISCSI|codeSetBinary, ofPort|designatorPortGroup, group)
 	if opt.TargetName != "" {
 		port := fmt.Sprintf("%s,t,0x%04x", opt.TargetName, opt.PortalGroupTag)
-		b = appendDesignator(b, protocolISCSI|codeSetUTF8, ofPort|designatorSCSIName, nameString(port))
-		b = appendDesignator(b, protocolISCSI|codeSetUTF8, ofDevice|designatorSCSIName, nameString(opt.TargetName))
+		b = appendDesignator(b, protocolISCSI|codeSetUTF8, ofPort|designatorSCSIName,
+			nameString(port))
+		b = appendDesignator(b, protocolISCSI|codeSetUTF8, ofDevice|designatorSCSIName,
+			nameString(opt.TargetName))
 	}
 	return b
 }
@@ -132,7 +138,8 @@ func nameString(s string) []byte {
 	return b
 }
 
-// appendExtendedInquiry is page 86h (SPC-4 7.8.7): simple task attribute only, no protection information.
+// appendExtendedInquiry is page 86h (SPC-4 7.8.7): simple task attribute only, no protection
+// information.
 func appendExtendedInquiry(_ *Task, b []byte) []byte {
 	var p [60]byte
 	p[1] = 0x01 // SIMPSUP
@@ -150,7 +157,8 @@ const (
 	maxUnmapRanges     = 256 // descriptors
 )
 
-// appendBlockLimits is page B0h (SBC-4 6.6.4). WSNZ is zero: WRITE SAME of no blocks reaches to the end.
+// appendBlockLimits is page B0h (SBC-4 6.6.4). WSNZ is zero: WRITE SAME of no blocks reaches to the
+// end.
 func appendBlockLimits(t *Task, b []byte) []byte {
 	var p [60]byte
 	p[1] = maxCompareAndWrite
@@ -183,8 +191,8 @@ func appendCharacteristics(t *Task, b []byte) []byte {
 	return append(b, p[:]...)
 }
 
-// appendProvisioning is page B2h (SBC-3 6.6.6): thin provisioning by UNMAP and WRITE SAME, and what has been unmapped
-// reads as zeros.
+// appendProvisioning is page B2h (SBC-3 6.6.6): thin provisioning by UNMAP and WRITE SAME, and what
+// has been unmapped reads as zeros.
 func appendProvisioning(t *Task, b []byte) []byte {
 	const lbpu, lbpws, lbpws10, lbprz = 0x80, 0x40, 0x20, 0x04
 	const thin = 0x02

@@ -9,15 +9,15 @@ import (
 	"kubevirt.io/disk/internal/rangelock"
 )
 
-// Limits of WRITE ATOMIC that VPD page B0h reports, in logical blocks: whole physical blocks, and no more than one
-// buffer.
+// Limits of WRITE ATOMIC that VPD page B0h reports, in logical blocks: whole physical blocks, and
+// no more than one buffer.
 const (
 	maxAtomic         = 256
 	atomicGranularity = granularity
 )
 
-// prepareWriteAtomic is WRITE ATOMIC(16) (SBC-4 5.48). There is no atomic boundary: the write is one. FUA changes nothing,
-// as an atomic write is always flushed.
+// prepareWriteAtomic is WRITE ATOMIC(16) (SBC-4 5.48). There is no atomic boundary: the write is
+// one. FUA changes nothing, as an atomic write is always flushed.
 func prepareWriteAtomic(t *Task) error {
 	t.lba, t.count = lba16(&t.CDB), uint64(binary.BigEndian.Uint16(t.CDB[12:]))
 	if err := t.inRange(); err != nil {
@@ -33,15 +33,16 @@ func prepareWriteAtomic(t *Task) error {
 	return t.exactly(12)
 }
 
-// atomicRecord is the header of what is kept while a WRITE ATOMIC is under way: the offset of the blocks in bytes. Their
-// former content follows.
+// atomicRecord is the header of what is kept while a WRITE ATOMIC is under way: the offset of the
+// blocks in bytes. Their former content follows.
 const atomicRecord = 8
 
-// outWriteAtomic writes all blocks or none (SBC-4 4.29). The range is held exclusively, so that no other command sees a part of
-// it. What was there is kept in the store until the new blocks are as durable as the disk makes them: it is put back when
-// the disk fails in the middle, or at the next start when the target was killed or lost power. It is not kept any longer,
-// even where the disk refuses to take it back or to flush: that start would undo what was written in between. Only on a disk that has
-// failed for good it stays, as nothing can be written until then.
+// outWriteAtomic writes all blocks or none (SBC-4 4.29). The range is held exclusively, so that no
+// other command sees a part of it. What was there is kept in the store until the new blocks are as
+// durable as the disk makes them: it is put back when the disk fails in the middle, or at the next
+// start when the target was killed or lost power. It is not kept any longer, even where the disk
+// refuses to take it back or to flush: that start would undo what was written in between. Only on a
+// disk that has failed for good it stays, as nothing can be written until then.
 func outWriteAtomic(t *Task, _ int64, p []byte) error {
 	u := t.unit
 	buf := scratch.Get().(*[scratchSize]byte)
@@ -104,8 +105,9 @@ func (t *Task) replace(p, before []byte) error {
 // errAtomicKept ends what has met a record that has to go and cannot wait for that.
 var errAtomicKept = errors.New("what an atomic write has replaced is still kept")
 
-// settleAtomic forgets what a WRITE ATOMIC has kept and could not forget. Until that is done nothing is written: the next start
-// would put former blocks back over it. The caller holds no range.
+// settleAtomic forgets what a WRITE ATOMIC has kept and could not forget. Until that is done
+// nothing is written: the next start would put former blocks back over it. The caller holds no
+// range.
 func (u *unit) settleAtomic() error {
 	if !u.atomicKept.Load() {
 		return nil
@@ -117,7 +119,8 @@ func (u *unit) settleAtomic() error {
 	return err
 }
 
-// putBack writes what was there before. Where there is no space for all of it, what was a hole becomes one again.
+// putBack writes what was there before. Where there is no space for all of it, what was a hole
+// becomes one again.
 func (u *unit) putBack(before []byte, off int64) error {
 	_, err := u.disk.WriteAt(before, off)
 	if err == nil || u.discards == nil {
@@ -151,12 +154,14 @@ func (u *unit) undoAtomic() error {
 		return nil
 	}
 	if len(record) <= atomicRecord || (len(record)-atomicRecord)%BlockSize != 0 {
-		return fmt.Errorf("what is kept as %s cannot be read: it has %d bytes; remove %s if the content of the disk is known to be good",
+		return fmt.Errorf("what is kept as %s cannot be read: it has %d bytes; remove %s if the "+
+			"content of the disk is known to be good",
 			storedAtomic, len(record), u.store.Where(storedAtomic))
 	}
 	off, before := binary.BigEndian.Uint64(record), record[atomicRecord:]
 	if size := uint64(u.disk.Size()); off > size || uint64(len(before)) > size-off {
-		return fmt.Errorf("what is kept as %s is of another disk: it ends at byte %d of %d; remove %s", storedAtomic, off+uint64(len(before)), size,
+		return fmt.Errorf("what is kept as %s is of another disk: it ends at byte %d of %d; "+
+			"remove %s", storedAtomic, off+uint64(len(before)), size,
 			u.store.Where(storedAtomic))
 	}
 	if _, err = u.disk.WriteAt(before, int64(off)); err == nil {
@@ -171,7 +176,8 @@ func (u *unit) undoAtomic() error {
 	return nil
 }
 
-// forgetAtomic gives up what a WRITE ATOMIC has kept: it has ended, or what it would put back must never be seen again.
+// forgetAtomic gives up what a WRITE ATOMIC has kept: it has ended, or what it would put back must
+// never be seen again.
 func (u *unit) forgetAtomic() error {
 	if u.store == nil {
 		return nil

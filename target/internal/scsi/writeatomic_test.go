@@ -25,15 +25,20 @@ func TestWriteAtomic(t *testing.T) {
 		{"up to the end", "9c 00 00 00 00 00 00 00 4e 18 00 00 00 08 00 00", "GOOD", 8, 1},
 		{"nothing", "9c 00 00 00 00 00 00 00 00 08 00 00 00 00 00 00", "GOOD", 0, 0},
 		{"DPO and FUA", "9c 18 00 00 00 00 00 00 00 08 00 00 00 08 00 00", "GOOD", 8, 1},
-		{"more than the most", "9c 00 00 00 00 00 00 00 00 08 00 00 01 08 00 00", "5/24/00", 264, 0},
-		{"an address within a physical block", "9c 00 00 00 00 00 00 00 00 09 00 00 00 08 00 00", "5/24/00", 8, 0},
-		{"a part of a physical block", "9c 00 00 00 00 00 00 00 00 08 00 00 00 07 00 00", "5/24/00", 7, 0},
+		{"more than the most", "9c 00 00 00 00 00 00 00 00 08 00 00 01 08 00 00", "5/24/00", 264,
+			0},
+		{"an address within a physical block", "9c 00 00 00 00 00 00 00 00 09 00 00 00 08 00 00",
+			"5/24/00", 8, 0},
+		{"a part of a physical block", "9c 00 00 00 00 00 00 00 00 08 00 00 00 07 00 00", "5/24/00",
+			7, 0},
 		{"an atomic boundary", "9c 00 00 00 00 00 00 00 00 08 00 08 00 08 00 00", "5/24/00", 8, 0},
 		{"protection", "9c 20 00 00 00 00 00 00 00 08 00 00 00 08 00 00", "5/24/00", 8, 0},
 		{"group number", "9c 00 00 00 00 00 00 00 00 08 00 00 00 08 01 00", "5/24/00", 8, 0},
 		{"beyond the end", "9c 00 00 00 00 00 00 00 4e 18 00 00 00 10 00 00", "5/21/00", 16, 0},
-		{"nothing beyond the end", "9c 00 00 00 00 00 00 00 4e 28 00 00 00 00 00 00", "5/21/00", 0, 0},
-		{"less data than the CDB says", "9c 00 00 00 00 00 00 00 00 08 00 00 00 10 00 00", "5/0e/03", 8, 0},
+		{"nothing beyond the end", "9c 00 00 00 00 00 00 00 4e 28 00 00 00 00 00 00", "5/21/00", 0,
+			0},
+		{"less data than the CDB says", "9c 00 00 00 00 00 00 00 00 08 00 00 00 10 00 00",
+			"5/0e/03", 8, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b := newBench(t, stored)
@@ -50,14 +55,17 @@ func TestWriteAtomic(t *testing.T) {
 		})
 	}
 	protected := newBench(t, stored, readOnly)
-	require.Equal(t, "7/27/00", protected.run(cdb("9c 00 00 00 00 00 00 00 00 08 00 00 00 08 00 00"), pattern(8, 1)).outcome())
+	require.Equal(t, "7/27/00",
+		protected.run(cdb("9c 00 00 00 00 00 00 00 00 08 00 00 00 08 00 00"),
+			pattern(8, 1)).outcome())
 	b := newBench(t, stored)
 	task := &Task{Nexus: b.nexus, LUN: lun1, Offered: 9 * BlockSize}
 	copy(task.CDB[:], cdb("9c 00 00 00 00 00 00 00 00 08 00 00 00 08 00 00"))
 	require.Error(t, b.d.Prepare(task), "more data than the CDB says")
 }
 
-// tornDisk stores half of a write and then fails, as storage does that fills up. Further failures store nothing.
+// tornDisk stores half of a write and then fails, as storage does that fills up. Further failures
+// store nothing.
 type tornDisk struct {
 	*memDisk
 	fail  error
@@ -84,11 +92,13 @@ func TestWriteAtomicLeavesNothingBehindWhenTheDiskFails(t *testing.T) {
 	before := pattern(16, 1)
 	b.good(cdb("2a 00 00 00 00 08 00 00 10 00"), before)
 	torn.fails = 1
-	require.Equal(t, "4/44/00", b.run(cdb("9c 00 00 00 00 00 00 00 00 08 00 00 00 10 00 00"), pattern(16, 2)).outcome())
+	require.Equal(t, "4/44/00", b.run(cdb("9c 00 00 00 00 00 00 00 00 08 00 00 00 10 00 00"),
+		pattern(16, 2)).outcome())
 	require.Equal(t, before, b.good(cdb("28 00 00 00 00 08 00 00 10 00"), nil))
 }
 
-// TestWriteAtomicThatWasCutOff lets the target be killed in the middle of a write: the next start puts back what was there.
+// TestWriteAtomicThatWasCutOff lets the target be killed in the middle of a write: the next start
+// puts back what was there.
 func TestWriteAtomicThatWasCutOff(t *testing.T) {
 	store := &keptStore{}
 	torn := &tornDisk{memDisk: newMemDisk(testBlocks * BlockSize), fail: errors.New("killed")}
@@ -108,22 +118,25 @@ func TestWriteAtomicThatWasCutOff(t *testing.T) {
 	again.good(request, after)
 	require.Empty(t, store.kept[storedAtomic])
 	last := newBench(t, kept)
-	require.Equal(t, after, last.good(cdb("28 00 00 00 00 08 00 00 10 00"), nil), "a write that has ended stays")
+	require.Equal(t, after, last.good(cdb("28 00 00 00 00 08 00 00 10 00"), nil),
+		"a write that has ended stays")
 
 	store.failWith(errors.New("no space"))
 	require.Equal(t, "4/44/00", last.run(request, before).outcome())
-	require.Equal(t, after, last.good(cdb("28 00 00 00 00 08 00 00 10 00"), nil), "what cannot be undone is not begun")
+	require.Equal(t, after, last.good(cdb("28 00 00 00 00 08 00 00 10 00"), nil),
+		"what cannot be undone is not begun")
 }
 
-// TestWriteAtomicThatCannotBeUndone is on a disk that neither takes the blocks nor takes the former ones back. What is written to
-// them afterwards and acknowledged is not undone by the next start.
+// TestWriteAtomicThatCannotBeUndone is on a disk that neither takes the blocks nor takes the former
+// ones back. What is written to them afterwards and acknowledged is not undone by the next start.
 func TestWriteAtomicThatCannotBeUndone(t *testing.T) {
 	store := &keptStore{}
 	torn := &tornDisk{memDisk: newMemDisk(testBlocks * BlockSize), fail: errors.New("no more")}
 	kept := func(l *LUN) { l.Disk, l.Store = torn, store }
 	b := newBench(t, kept)
 	torn.fails = 2
-	require.Equal(t, "4/44/00", b.run(cdb("9c 00 00 00 00 00 00 00 00 08 00 00 00 10 00 00"), pattern(16, 2)).outcome())
+	require.Equal(t, "4/44/00", b.run(cdb("9c 00 00 00 00 00 00 00 00 08 00 00 00 10 00 00"),
+		pattern(16, 2)).outcome())
 	require.Empty(t, store.kept[storedAtomic])
 	later := pattern(16, 3)
 	b.good(cdb("2a 00 00 00 00 08 00 00 10 00"), later)
@@ -131,8 +144,9 @@ func TestWriteAtomicThatCannotBeUndone(t *testing.T) {
 	require.Equal(t, later, again.good(cdb("28 00 00 00 00 08 00 00 10 00"), nil))
 }
 
-// TestWriteAtomicThatCannotBeFlushed is on a disk of which a flush fails for a while, as a persistent one does without space for its
-// map, or that has a bug. What is written afterwards and acknowledged is not undone by the next start.
+// TestWriteAtomicThatCannotBeFlushed is on a disk of which a flush fails for a while, as a
+// persistent one does without space for its map, or that has a bug. What is written afterwards and
+// acknowledged is not undone by the next start.
 func TestWriteAtomicThatCannotBeFlushed(t *testing.T) {
 	request := cdb("9c 00 00 00 00 00 00 00 00 08 00 00 00 10 00 00")
 	write, read := cdb("2a 00 00 00 00 08 00 00 10 00"), cdb("28 00 00 00 00 08 00 00 10 00")
@@ -141,7 +155,8 @@ func TestWriteAtomicThatCannotBeFlushed(t *testing.T) {
 			b.disk.failWith("flush", disk.ErrNoSpace)
 			require.Equal(b.t, "7/27/07", b.run(request, pattern(16, 2)).outcome())
 			b.disk.failWith("flush", nil)
-			require.True(b.t, bytes.Equal(pattern(16, 1), b.good(read, nil)), "nothing of it is left")
+			require.True(b.t, bytes.Equal(pattern(16, 1), b.good(read, nil)),
+				"nothing of it is left")
 		},
 		"a panic": func(b *bench) {
 			b.disk.enter = func(method string) {
@@ -193,8 +208,8 @@ func (s *unsureStore) Save(name string, data []byte) error {
 	return err
 }
 
-// TestWriteAtomicThatCannotBeForgotten lets the store fail while the disk does not. What is written and acknowledged afterwards is
-// not undone by the next start.
+// TestWriteAtomicThatCannotBeForgotten lets the store fail while the disk does not. What is written
+// and acknowledged afterwards is not undone by the next start.
 func TestWriteAtomicThatCannotBeForgotten(t *testing.T) {
 	request := cdb("9c 00 00 00 00 00 00 00 00 08 00 00 00 10 00 00")
 	write, read := cdb("2a 00 00 00 00 08 00 00 10 00"), cdb("28 00 00 00 00 08 00 00 10 00")
@@ -209,7 +224,8 @@ func TestWriteAtomicThatCannotBeForgotten(t *testing.T) {
 			{unmapCDB(8 + 16), unmapList(0, 8)},
 			{extendedCopy(selfCopy), selfCopy},
 		} {
-			require.NotEqual(t, "GOOD", b.run(c.cdb, c.data).outcome(), "nothing is written that would be undone")
+			require.NotEqual(t, "GOOD", b.run(c.cdb, c.data).outcome(),
+				"nothing is written that would be undone")
 		}
 		store.unsure, store.clings = false, false
 		later := pattern(16, 4)
@@ -219,8 +235,8 @@ func TestWriteAtomicThatCannotBeForgotten(t *testing.T) {
 	}
 }
 
-// TestWriteBehindAnAtomicOne waits for the blocks of an atomic write, which then cannot be forgotten: the write is not acknowledged, as the
-// next start would undo it.
+// TestWriteBehindAnAtomicOne waits for the blocks of an atomic write, which then cannot be
+// forgotten: the write is not acknowledged, as the next start would undo it.
 func TestWriteBehindAnAtomicOne(t *testing.T) {
 	write := cdb("2a 00 00 00 00 08 00 00 10 00")
 	store := &unsureStore{}
@@ -229,7 +245,8 @@ func TestWriteBehindAnAtomicOne(t *testing.T) {
 	stuck, release := b.hang("write")
 	first, behind := make(chan string), make(chan string)
 	go func() {
-		first <- b.run(cdb("9c 00 00 00 00 00 00 00 00 08 00 00 00 10 00 00"), pattern(16, 2)).outcome()
+		first <- b.run(cdb("9c 00 00 00 00 00 00 00 00 08 00 00 00 10 00 00"),
+			pattern(16, 2)).outcome()
 	}()
 	<-stuck
 	go func() { behind <- b.run(write, pattern(16, 3)).outcome() }()
@@ -244,8 +261,9 @@ func TestWriteBehindAnAtomicOne(t *testing.T) {
 	require.Equal(t, later, newBench(t, kept).good(cdb("28 00 00 00 00 08 00 00 10 00"), nil))
 }
 
-// TestWriteAtomicIsAlone has an atomic write hang in the disk. A read of its blocks waits, as it could see a part of them. So does another
-// atomic write, wherever it goes: there is one record of what was there before, and a crash would find only the second one's.
+// TestWriteAtomicIsAlone has an atomic write hang in the disk. A read of its blocks waits, as it
+// could see a part of them. So does another atomic write, wherever it goes: there is one record of
+// what was there before, and a crash would find only the second one's.
 func TestWriteAtomicIsAlone(t *testing.T) {
 	store := &keptStore{}
 	b := newBench(t, func(l *LUN) { l.Store = store })
@@ -254,13 +272,15 @@ func TestWriteAtomicIsAlone(t *testing.T) {
 	stuck, release := b.hang("write")
 	ended := make(chan string, 3)
 	go func() {
-		ended <- b.run(cdb("9c 00 00 00 00 00 00 00 00 08 00 00 00 10 00 00"), pattern(16, 1)).outcome()
+		ended <- b.run(cdb("9c 00 00 00 00 00 00 00 00 08 00 00 00 10 00 00"),
+			pattern(16, 1)).outcome()
 	}()
 	<-stuck
 	go func() { ended <- b.run(cdb("28 00 00 00 00 08 00 00 10 00"), nil).outcome() }()
 	b.waitsForRange(1)
 	go func() {
-		ended <- b.run(cdb("9c 00 00 00 00 00 00 00 10 00 00 00 00 10 00 00"), pattern(16, 2)).outcome()
+		ended <- b.run(cdb("9c 00 00 00 00 00 00 00 10 00 00 00 00 10 00 00"),
+			pattern(16, 2)).outcome()
 	}()
 	time.Sleep(20 * time.Millisecond) // in which it would save its record
 	early := saves.Load()
@@ -272,13 +292,15 @@ func TestWriteAtomicIsAlone(t *testing.T) {
 	require.EqualValues(t, 4, saves.Load())
 }
 
-// TestWriteAtomicWithoutSpace is on a disk that has space for a part of the blocks, and none for the zeros that were there.
+// TestWriteAtomicWithoutSpace is on a disk that has space for a part of the blocks, and none for
+// the zeros that were there.
 func TestWriteAtomicWithoutSpace(t *testing.T) {
 	b := newBench(t, stored)
 	b.disk.content.SetFree(2 * memPage)
 	before := pattern(8, 1)
 	b.good(cdb("2a 00 00 00 00 08 00 00 08 00"), before)
-	require.Equal(t, "7/27/07", b.run(cdb("9c 00 00 00 00 00 00 00 00 08 00 00 00 20 00 00"), pattern(32, 2)).outcome())
+	require.Equal(t, "7/27/07", b.run(cdb("9c 00 00 00 00 00 00 00 00 08 00 00 00 20 00 00"),
+		pattern(32, 2)).outcome())
 	require.Equal(t, append(bytes.Clone(before), make([]byte, 24*BlockSize)...), b.read(8, 32))
 	require.Equal(t, 1, b.disk.allocated(), "the holes are holes again")
 }
@@ -291,20 +313,22 @@ func TestAtomicRecordThatMakesNoSense(t *testing.T) {
 		"of another disk":  append([]byte{0, 0, 0, 0, 0x7f, 0, 0, 0}, make([]byte, BlockSize)...),
 	} {
 		store := &keptStore{kept: map[string][]byte{storedAtomic: record}}
-		_, err := NewDevice(Options{}, []LUN{{Number: 3, Disk: newMemDisk(1 << 20), Identity: testIdentity(), Store: store}})
+		_, err := NewDevice(Options{},
+			[]LUN{{Number: 3, Disk: newMemDisk(1 << 20), Identity: testIdentity(), Store: store}})
 		require.ErrorContains(t, err, name)
 		require.ErrorContains(t, err, "remove /volume/unit/atomic-write")
 	}
 	broken := newMemDisk(1 << 20)
 	broken.failWith("write", errors.New("broken"))
 	store := &keptStore{kept: map[string][]byte{storedAtomic: make([]byte, atomicRecord+BlockSize)}}
-	_, err := NewDevice(Options{}, []LUN{{Number: 3, Disk: broken, Identity: testIdentity(), Store: store}})
+	_, err := NewDevice(Options{},
+		[]LUN{{Number: 3, Disk: broken, Identity: testIdentity(), Store: store}})
 	require.ErrorContains(t, err, "put back")
 	require.NotEmpty(t, store.kept[storedAtomic], "it is tried again at the next start")
 }
 
-// TestWriteAtomicIsNeverSeenInParts lets two initiators write the same blocks, atomically and otherwise, while others
-// read them: whatever a reader sees is one whole write.
+// TestWriteAtomicIsNeverSeenInParts lets two initiators write the same blocks, atomically and
+// otherwise, while others read them: whatever a reader sees is one whole write.
 func TestWriteAtomicIsNeverSeenInParts(t *testing.T) {
 	b := newBench(t, stored)
 	const blocks = 64
@@ -317,7 +341,8 @@ func TestWriteAtomicIsNeverSeenInParts(t *testing.T) {
 		go func() {
 			defer writers.Done()
 			for i := range 200 {
-				r := drive(b.d, n, lun1, request, bytes.Repeat([]byte{byte(2*i + w)}, blocks*BlockSize), 8192)
+				r := drive(b.d, n, lun1, request,
+					bytes.Repeat([]byte{byte(2*i + w)}, blocks*BlockSize), 8192)
 				if r.outcome() != "GOOD" {
 					t.Errorf("write: %s", r.outcome())
 				}
@@ -335,8 +360,10 @@ func TestWriteAtomicIsNeverSeenInParts(t *testing.T) {
 					return
 				default:
 				}
-				r := drive(b.d, n, lun1, cdb("28 00 00 00 00 40 00 00 40 00"), nil, blocks*BlockSize)
-				if r.outcome() != "GOOD" || !bytes.Equal(r.data, bytes.Repeat(r.data[:1], len(r.data))) {
+				r := drive(b.d, n, lun1, cdb("28 00 00 00 00 40 00 00 40 00"), nil,
+					blocks*BlockSize)
+				if r.outcome() != "GOOD" ||
+					!bytes.Equal(r.data, bytes.Repeat(r.data[:1], len(r.data))) {
 					t.Errorf("a reader saw parts of two writes, or %s", r.outcome())
 					return
 				}

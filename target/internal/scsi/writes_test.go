@@ -40,11 +40,14 @@ func TestVerify(t *testing.T) {
 		{"10, medium", "2f 00 00 00 00 00 00 04 00 00", "GOOD", nil, 0},
 		{"10, data", "2f 02 00 00 00 00 00 04 00 00", "GOOD", data, 0},
 		{"10, other data", "2f 02 00 00 00 00 00 04 00 00", "e/1d/00", flipped, 400*BlockSize + 77},
-		{"12, other data", "af 02 00 00 00 00 00 00 04 00 00 00", "e/1d/00", flipped, 400*BlockSize + 77},
-		{"16, other data", "8f 02 00 00 00 00 00 00 00 00 00 00 04 00 00 00", "e/1d/00", flipped, 400*BlockSize + 77},
+		{"12, other data", "af 02 00 00 00 00 00 00 04 00 00 00", "e/1d/00", flipped,
+			400*BlockSize + 77},
+		{"16, other data", "8f 02 00 00 00 00 00 00 00 00 00 00 04 00 00 00", "e/1d/00", flipped,
+			400*BlockSize + 77},
 		{"10, one block", "2f 06 00 00 00 00 00 00 01 00", "GOOD", same, 0},
 		{"10, one block repeated", "2f 06 00 00 00 00 00 00 02 00", "e/1d/00", same, 0},
-		{"10, repeated over zeros", "2f 06 00 00 10 00 00 04 00 00", "GOOD", make([]byte, BlockSize), 0},
+		{"10, repeated over zeros", "2f 06 00 00 10 00 00 04 00 00", "GOOD",
+			make([]byte, BlockSize), 0},
 		{"10, no blocks", "2f 02 00 00 00 00 00 00 00 00", "GOOD", nil, 0},
 		{"10, repeated, no blocks", "2f 06 00 00 00 00 00 00 00 00", "GOOD", nil, 0},
 		{"10, reserved BYTCHK", "2f 04 00 00 00 00 00 00 01 00", "5/24/00", nil, 0},
@@ -90,12 +93,14 @@ func TestSynchronizeCache(t *testing.T) {
 	}
 }
 
-// TestWriteSameEndsWhereItShould fills what is no multiple of the buffer that it is done with; the block behind stays.
+// TestWriteSameEndsWhereItShould fills what is no multiple of the buffer that it is done with; the
+// block behind stays.
 func TestWriteSameEndsWhereItShould(t *testing.T) {
 	b := newBench(t)
 	const blocks = scratchSize/BlockSize + 3
 	b.good(cdb("41 00 00 00 00 08 00 02 03 00"), pattern(1, 9))
-	require.Equal(t, append(bytes.Repeat(pattern(1, 9), blocks), make([]byte, BlockSize)...), b.read(8, blocks+1))
+	require.Equal(t, append(bytes.Repeat(pattern(1, 9), blocks), make([]byte, BlockSize)...),
+		b.read(8, blocks+1))
 }
 
 func TestWriteSame(t *testing.T) {
@@ -106,25 +111,43 @@ func TestWriteSame(t *testing.T) {
 		plain                   bool
 		zero, discard, allocate int
 	}{
-		{name: "10", cdb: "41 00 00 00 00 08 00 04 00 00", want: "GOOD", data: block, allocate: 128},
-		{name: "16", cdb: "93 00 00 00 00 00 00 00 00 08 00 00 04 00 00 00", want: "GOOD", data: block, allocate: 128},
-		{name: "10, zeros", cdb: "41 00 00 00 00 08 00 04 00 00", want: "GOOD", data: zeros, zero: 1},
-		{name: "10, zeros, plain disk", cdb: "41 00 00 00 00 08 00 04 00 00", want: "GOOD", data: zeros, plain: true, allocate: 128},
-		{name: "10, unmap", cdb: "41 08 00 00 00 08 00 04 00 00", want: "GOOD", data: zeros, discard: 1},
-		{name: "10, unmap what is not zero", cdb: "41 08 00 00 00 08 00 04 00 00", want: "GOOD", data: block, allocate: 128},
-		{name: "16, no data", cdb: "93 01 00 00 00 00 00 00 00 08 00 00 04 00 00 00", want: "GOOD", zero: 1},
-		{name: "16, no data, plain disk", cdb: "93 01 00 00 00 00 00 00 00 08 00 00 04 00 00 00", want: "GOOD", plain: true, allocate: 128},
-		{name: "16, unmap, no data", cdb: "93 09 00 00 00 00 00 00 00 08 00 00 04 00 00 00", want: "GOOD", discard: 1},
-		{name: "16, unmap, plain disk", cdb: "93 08 00 00 00 00 00 00 00 08 00 00 04 00 00 00", want: "5/24/00", data: zeros, plain: true},
-		{name: "10, no data, which 10 bytes do not have", cdb: "41 01 00 00 00 08 00 04 00 00", want: "5/24/00"},
-		{name: "anchor", cdb: "93 18 00 00 00 00 00 00 00 08 00 00 04 00 00 00", want: "5/24/00", data: zeros},
-		{name: "physical block data", cdb: "41 04 00 00 00 08 00 04 00 00", want: "5/24/00", data: zeros},
-		{name: "logical block data", cdb: "41 02 00 00 00 08 00 04 00 00", want: "5/24/00", data: zeros},
+		{name: "10", cdb: "41 00 00 00 00 08 00 04 00 00", want: "GOOD", data: block,
+			allocate: 128},
+		{name: "16", cdb: "93 00 00 00 00 00 00 00 00 08 00 00 04 00 00 00", want: "GOOD",
+			data: block, allocate: 128},
+		{name: "10, zeros", cdb: "41 00 00 00 00 08 00 04 00 00", want: "GOOD", data: zeros,
+			zero: 1},
+		{name: "10, zeros, plain disk", cdb: "41 00 00 00 00 08 00 04 00 00", want: "GOOD",
+			data: zeros, plain: true, allocate: 128},
+		{name: "10, unmap", cdb: "41 08 00 00 00 08 00 04 00 00", want: "GOOD", data: zeros,
+			discard: 1},
+		{name: "10, unmap what is not zero", cdb: "41 08 00 00 00 08 00 04 00 00", want: "GOOD",
+			data: block, allocate: 128},
+		{name: "16, no data", cdb: "93 01 00 00 00 00 00 00 00 08 00 00 04 00 00 00", want: "GOOD",
+			zero: 1},
+		{name: "16, no data, plain disk", cdb: "93 01 00 00 00 00 00 00 00 08 00 00 04 00 00 00",
+			want: "GOOD", plain: true, allocate: 128},
+		{name: "16, unmap, no data", cdb: "93 09 00 00 00 00 00 00 00 08 00 00 04 00 00 00",
+			want: "GOOD", discard: 1},
+		{name: "16, unmap, plain disk", cdb: "93 08 00 00 00 00 00 00 00 08 00 00 04 00 00 00",
+			want: "5/24/00", data: zeros, plain: true},
+		{name: "10, no data, which 10 bytes do not have", cdb: "41 01 00 00 00 08 00 04 00 00",
+			want: "5/24/00"},
+		{name: "anchor", cdb: "93 18 00 00 00 00 00 00 00 08 00 00 04 00 00 00", want: "5/24/00",
+			data: zeros},
+		{name: "physical block data", cdb: "41 04 00 00 00 08 00 04 00 00", want: "5/24/00",
+			data: zeros},
+		{name: "logical block data", cdb: "41 02 00 00 00 08 00 04 00 00", want: "5/24/00",
+			data: zeros},
 		{name: "protection", cdb: "41 20 00 00 00 08 00 04 00 00", want: "5/24/00", data: zeros},
-		{name: "no blocks at the end", cdb: "41 00 00 00 4e 20 00 00 00 00", want: "5/21/00", data: zeros},
-		{name: "too many blocks", cdb: "93 00 00 00 00 00 00 00 00 00 00 08 00 01 00 00", want: "5/21/00", data: zeros},
-		{name: "beyond the end", cdb: "41 00 00 00 4e 1f 00 00 02 00", want: "5/21/00", data: zeros},
-		{name: "half a block", cdb: "41 00 00 00 00 08 00 04 00 00", want: "5/0e/03", data: block[:256]},
+		{name: "no blocks at the end", cdb: "41 00 00 00 4e 20 00 00 00 00", want: "5/21/00",
+			data: zeros},
+		{name: "too many blocks", cdb: "93 00 00 00 00 00 00 00 00 00 00 08 00 01 00 00",
+			want: "5/21/00", data: zeros},
+		{name: "beyond the end", cdb: "41 00 00 00 4e 1f 00 00 02 00", want: "5/21/00",
+			data: zeros},
+		{name: "half a block", cdb: "41 00 00 00 00 08 00 04 00 00", want: "5/0e/03",
+			data: block[:256]},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b := newBench(t)
@@ -144,15 +167,19 @@ func TestWriteSame(t *testing.T) {
 			}
 		})
 	}
-	for _, request := range []string{"41 00 00 00 4e 00 00 00 00 00", "93 00 00 00 00 00 00 00 4e 00 00 00 00 00 00 00"} {
+	for _, request := range []string{"41 00 00 00 4e 00 00 00 00 00",
+		"93 00 00 00 00 00 00 00 4e 00 00 00 00 00 00 00"} {
 		b := newBench(t)
 		b.good(cdb(request), block)
-		require.Equal(t, bytes.Repeat(block, testBlocks-0x4e00), b.read(0x4e00, testBlocks-0x4e00), "no blocks: up to the end")
+		require.Equal(t, bytes.Repeat(block, testBlocks-0x4e00), b.read(0x4e00, testBlocks-0x4e00),
+			"no blocks: up to the end")
 		require.Equal(t, zeros, b.read(0x4dff, 1))
 	}
 	big := newBench(t, func(l *LUN) { l.Disk = newMemDisk(1 << 30) })
-	require.Equal(t, "5/24/00", big.run(cdb("93 00 00 00 00 00 00 00 00 00 00 08 00 01 00 00"), zeros).outcome(), "more than MAXIMUM WRITE SAME LENGTH")
-	require.Equal(t, "5/24/00", big.run(cdb("93 00 00 00 00 00 00 00 00 00 00 00 00 00 00 00"), zeros).outcome(), "and so is the rest of the disk")
+	require.Equal(t, "5/24/00", big.run(cdb("93 00 00 00 00 00 00 00 00 00 00 08 00 01 00 00"),
+		zeros).outcome(), "more than MAXIMUM WRITE SAME LENGTH")
+	require.Equal(t, "5/24/00", big.run(cdb("93 00 00 00 00 00 00 00 00 00 00 00 00 00 00 00"),
+		zeros).outcome(), "and so is the rest of the disk")
 }
 
 func TestCompareAndWrite(t *testing.T) {
@@ -165,14 +192,20 @@ func TestCompareAndWrite(t *testing.T) {
 		written         bool
 		flushes         int
 	}{
-		{name: "equal", cdb: "89 00 00 00 00 00 00 00 00 10 00 00 00 03 00 00", want: "GOOD", data: append(bytes.Clone(old), fresh...), written: true},
-		{name: "equal, FUA", cdb: "89 18 00 00 00 00 00 00 00 10 00 00 00 03 00 00", want: "GOOD", data: append(bytes.Clone(old), fresh...), written: true, flushes: 1},
-		{name: "different", cdb: "89 00 00 00 00 00 00 00 00 10 00 00 00 03 00 00", want: "e/1d/00", data: append(bytes.Clone(wrong), fresh...)},
+		{name: "equal", cdb: "89 00 00 00 00 00 00 00 00 10 00 00 00 03 00 00", want: "GOOD",
+			data: append(bytes.Clone(old), fresh...), written: true},
+		{name: "equal, FUA", cdb: "89 18 00 00 00 00 00 00 00 10 00 00 00 03 00 00", want: "GOOD",
+			data: append(bytes.Clone(old), fresh...), written: true, flushes: 1},
+		{name: "different", cdb: "89 00 00 00 00 00 00 00 00 10 00 00 00 03 00 00", want: "e/1d/00",
+			data: append(bytes.Clone(wrong), fresh...)},
 		{name: "no blocks", cdb: "89 00 00 00 00 00 00 00 00 10 00 00 00 00 00 00", want: "GOOD"},
 		{name: "too many", cdb: "89 00 00 00 00 00 00 00 00 10 00 00 00 81 00 00", want: "5/24/00"},
-		{name: "beyond the end", cdb: "89 00 00 00 00 00 00 00 4e 1f 00 00 00 02 00 00", want: "5/21/00"},
-		{name: "protection", cdb: "89 20 00 00 00 00 00 00 00 10 00 00 00 03 00 00", want: "5/24/00"},
-		{name: "half the data", cdb: "89 00 00 00 00 00 00 00 00 10 00 00 00 03 00 00", want: "5/0e/03", data: old},
+		{name: "beyond the end", cdb: "89 00 00 00 00 00 00 00 4e 1f 00 00 00 02 00 00",
+			want: "5/21/00"},
+		{name: "protection", cdb: "89 20 00 00 00 00 00 00 00 10 00 00 00 03 00 00",
+			want: "5/24/00"},
+		{name: "half the data", cdb: "89 00 00 00 00 00 00 00 00 10 00 00 00 03 00 00",
+			want: "5/0e/03", data: old},
 		{name: "no data", cdb: "89 00 00 00 00 00 00 00 00 10 00 00 00 03 00 00", want: "5/0e/03"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -204,7 +237,8 @@ func TestOfferedData(t *testing.T) {
 		{"COMPARE AND WRITE", "89 00 00 00 00 00 00 00 00 10 00 00 00 01 00 00", 4 * BlockSize},
 		{"COMPARE AND WRITE, a byte too much", "89 00 00 00 00 00 00 00 00 10 00 00 00 01 00 00",
 			2*BlockSize + 1},
-		{"COMPARE AND WRITE of 256 blocks", "89 00 00 00 00 00 00 00 00 10 00 00 00 00 00 00", 512 * BlockSize},
+		{"COMPARE AND WRITE of 256 blocks", "89 00 00 00 00 00 00 00 00 10 00 00 00 00 00 00",
+			512 * BlockSize},
 		{"WRITE SAME", "41 00 00 00 00 08 00 04 00 00", 2 * BlockSize},
 		{"WRITE SAME without data", "93 01 0000000000000008 00000004 00 00", BlockSize},
 		{"WRITE ATOMIC(16)", "9c 00 0000000000000008 0000 0008 00 00", 9 * BlockSize},
@@ -237,16 +271,23 @@ func TestLBAStatus(t *testing.T) {
 	b := newBench(t)
 	b.write(16, pattern(9, 1)) // pages 2 and 3
 	for _, c := range []struct{ name, cdb, want string }{
-		{"deallocated at the start", "9e 12 00 00 00 00 00 00 00 00 00 00 00 18 00 00", "00000014 00000000 0000000000000000 00000010 01 000000"},
-		{"mapped", "9e 12 00 00 00 00 00 00 00 10 00 00 00 18 00 00", "00000014 00000000 0000000000000010 00000010 00 000000"},
-		{"in the midst", "9e 12 00 00 00 00 00 00 00 13 00 00 00 ff 00 00", "00000014 00000000 0000000000000013 0000000d 00 000000"},
-		{"up to the end", "9e 12 00 00 00 00 00 00 4e 00 00 00 00 18 00 00", "00000014 00000000 0000000000004e00 00000020 01 000000"},
+		{"deallocated at the start", "9e 12 00 00 00 00 00 00 00 00 00 00 00 18 00 00",
+			"00000014 00000000 0000000000000000 00000010 01 000000"},
+		{"mapped", "9e 12 00 00 00 00 00 00 00 10 00 00 00 18 00 00",
+			"00000014 00000000 0000000000000010 00000010 00 000000"},
+		{"in the midst", "9e 12 00 00 00 00 00 00 00 13 00 00 00 ff 00 00",
+			"00000014 00000000 0000000000000013 0000000d 00 000000"},
+		{"up to the end", "9e 12 00 00 00 00 00 00 4e 00 00 00 00 18 00 00",
+			"00000014 00000000 0000000000004e00 00000020 01 000000"},
 		{"cut off", "9e 12 00 00 00 00 00 00 00 10 00 00 00 08 00 00", "00000014 00000000"},
 		{"no allocation", "9e 12 00 00 00 00 00 00 00 10 00 00 00 00 00 00", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) { requireHex(t, c.want, b.good(cdb(c.cdb), nil)) })
 	}
-	require.Equal(t, "5/21/00", b.run(cdb("9e 12 00 00 00 00 00 00 4e 20 00 00 00 18 00 00"), nil).outcome())
-	require.Equal(t, "5/21/00", b.run(cdb("9e 12 80 00 00 00 00 00 00 00 00 00 00 18 00 00"), nil).outcome())
-	require.Equal(t, "5/24/00", newBench(t, plainDisk).run(cdb("9e 12 00 00 00 00 00 00 00 00 00 00 00 18 00 00"), nil).outcome(), "a disk that cannot tell")
+	require.Equal(t, "5/21/00", b.run(cdb("9e 12 00 00 00 00 00 00 4e 20 00 00 00 18 00 00"),
+		nil).outcome())
+	require.Equal(t, "5/21/00", b.run(cdb("9e 12 80 00 00 00 00 00 00 00 00 00 00 18 00 00"),
+		nil).outcome())
+	require.Equal(t, "5/24/00", newBench(t, plainDisk).run(cdb("9e 12 00 00 00 00 00 00 00 00 00 "+
+		"00 00 18 00 00"), nil).outcome(), "a disk that cannot tell")
 }

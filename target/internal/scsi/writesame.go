@@ -6,8 +6,8 @@ import (
 	"kubevirt.io/disk/internal/rangelock"
 )
 
-// prepareWriteSame is WRITE SAME(10) and (16) (SBC-3 5.44, 5.45). A number of blocks of zero reaches to the end; that
-// too is limited by the MAXIMUM WRITE SAME LENGTH of VPD page B0h.
+// prepareWriteSame is WRITE SAME(10) and (16) (SBC-3 5.44, 5.45). A number of blocks of zero
+// reaches to the end; that too is limited by the MAXIMUM WRITE SAME LENGTH of VPD page B0h.
 func prepareWriteSame(t *Task) error {
 	if err := t.address(); err != nil {
 		return err
@@ -39,8 +39,8 @@ func finishWriteSame(t *Task) (Status, error) {
 	return finishWrite(t)
 }
 
-// writeSame fills the range with copies of block. With UNMAP, blocks are unmapped only where they then read as
-// what was asked for, which is zeros (SBC-3 5.44: LBPRZ).
+// writeSame fills the range with copies of block. With UNMAP, blocks are unmapped only where they
+// then read as what was asked for, which is zeros (SBC-3 5.44: LBPRZ).
 func (t *Task) writeSame(block *[BlockSize]byte) error {
 	u := t.unit
 	if err := t.lockRange(rangelock.Write, t.off(), t.length()); err != nil {

@@ -15,7 +15,8 @@ func prepareWriteAndVerify(t *Task) error {
 	return nil
 }
 
-// outWriteAndVerify reads back what it wrote, and with BYTCHK compares, before another write gets at the blocks.
+// outWriteAndVerify reads back what it wrote, and with BYTCHK compares, before another write gets
+// at the blocks.
 func outWriteAndVerify(t *Task, off int64, p []byte) error {
 	return t.writeOffered(t.off()+off, p, (*Task).writeAndVerify)
 }
