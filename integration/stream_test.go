@@ -271,6 +271,9 @@ func TestStreamWrongBytes(t *testing.T) {
 	lie(false)
 	r := <-read
 	require.Zero(t, r.status, "%s", r)
+	page := d.get("/metrics")
+	require.Regexp(t, `(?m)^kubevirt_disk_registry_wrong_chunks_total [1-9]`, page)
+	require.Regexp(t, `(?m)^kubevirt_disk_registry_fetched_bytes_total [1-9]`, page)
 }
 
 // TestStreamWithoutIndex serves what buildah has built, which is verified first.

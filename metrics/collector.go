@@ -43,6 +43,16 @@ var (
 		"lun", "image")
 	descFree = desc("lun_free_bytes", "Bytes that are free on the storage of a LUN's disk, "+
 		"for all who use it.", "lun", "image")
+	descFetched = desc("registry_fetched_bytes_total",
+		"Bytes of images that were fetched from registries.")
+	descChunks = desc("registry_fetched_chunks_total",
+		"Chunks of images that were fetched from registries.")
+	descWrong = desc("registry_wrong_chunks_total",
+		"Chunks that came from registries with wrong content, and were not served.")
+	descDamaged = desc("cache_damaged_chunks_total",
+		"Chunks of the cache that had other content than was stored, and were fetched again.")
+	descUnsaved = desc("cache_unsaved_chunks_total",
+		"Chunks that could not be stored in the cache.")
 	descReady = desc("ready", "Whether every LUN can be used.")
 )
 
@@ -55,7 +65,8 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 		descOperations, descErrors, descBytes, descDuration, descSessions, descAccepted,
 		descRefused, descEnded,
 		descRejected, descPanics, descSize, descFailed, descCopied, descData, descComplete,
-		descWaits, descUsed, descFree, descReady,
+		descWaits, descUsed, descFree, descFetched, descChunks, descWrong, descDamaged,
+		descUnsaved, descReady,
 	} {
 		ch <- d
 	}
@@ -84,7 +95,15 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	counter(descPanics, c.m.panics.Load())
 
-	disks, ready := c.m.current()
+	disks, fetched, ready := c.m.current()
+	if fetched != nil {
+		f := fetched()
+		counter(descFetched, uint64(f.Bytes))
+		counter(descChunks, uint64(f.Chunks))
+		counter(descWrong, uint64(f.Wrong))
+		counter(descDamaged, uint64(f.Damaged))
+		counter(descUnsaved, uint64(f.Unsaved))
+	}
 	for _, d := range disks {
 		lun, image := strconv.Itoa(int(d.LUN)), label(d.Image)
 		gauge(descSize, float64(d.Size), lun, image)

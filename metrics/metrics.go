@@ -34,6 +34,8 @@ type Metrics struct {
 	mu    sync.Mutex
 	disks []Disk              // guarded by mu
 	state func() (ready bool) // guarded by mu
+
+	fetched func() Fetched // guarded by mu; nil: nothing lies in registries
 }
 
 var _ target.Observer = (*Metrics)(nil)
@@ -107,10 +109,26 @@ func (m *Metrics) SetReady(ready func() bool) {
 	m.state = ready
 }
 
-func (m *Metrics) current() ([]Disk, func() bool) {
+// Fetched is what was fetched from registries since the start. Without images there, it has no
+// series.
+type Fetched struct {
+	Bytes, Chunks int64
+	Wrong         int64 // chunks that came with wrong content
+	Damaged       int64 // chunks of the cache that had other content than was stored
+	Unsaved       int64 // chunks that could not be stored in the cache
+}
+
+// SetFetched sets the function that tells what was fetched from registries.
+func (m *Metrics) SetFetched(fetched func() Fetched) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.disks, m.state
+	m.fetched = fetched
+}
+
+func (m *Metrics) current() ([]Disk, func() Fetched, func() bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.disks, m.fetched, m.state
 }
 
 // LoginAccepted counts a session that reached full feature phase.

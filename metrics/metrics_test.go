@@ -331,7 +331,19 @@ func full() *Metrics {
 	m.SessionEnded(target.SessionEvent{Initiator: initiatorA, Reason: "logout"})
 	m.PDURejected("protocol error")
 	m.PanicCaught()
+	m.SetFetched(func() Fetched {
+		return Fetched{Bytes: 5, Chunks: 4, Wrong: 3, Damaged: 2, Unsaved: 1}
+	})
 	return m
+}
+
+func TestFetched(t *testing.T) {
+	m := full()
+	requireValue(t, m, 5, "kubevirt_disk_registry_fetched_bytes_total", nil)
+	requireValue(t, m, 4, "kubevirt_disk_registry_fetched_chunks_total", nil)
+	requireValue(t, m, 3, "kubevirt_disk_registry_wrong_chunks_total", nil)
+	requireValue(t, m, 2, "kubevirt_disk_cache_damaged_chunks_total", nil)
+	requireValue(t, m, 1, "kubevirt_disk_cache_unsaved_chunks_total", nil)
 }
 
 func TestNamesFollowTheConventions(t *testing.T) {

@@ -112,8 +112,8 @@ func New(opt Options) (*Client, error) {
 		TLSHandshakeTimeout:   20 * time.Second,
 		ResponseHeaderTimeout: headerTimeout,
 		IdleConnTimeout:       60 * time.Second,
-		MaxIdleConnsPerHost:   8,
-		DisableCompression:    true, // blobs are what they are
+		MaxIdleConnsPerHost:   farReads, // those that fetch chunks
+		DisableCompression:    true,     // blobs are what they are
 		// Several connections bring more than several streams of one.
 		ForceAttemptHTTP2: false,
 		TLSClientConfig:   &tls.Config{MinVersion: tls.VersionTLS12},

@@ -13,6 +13,7 @@ import (
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/instance"
 	"kubevirt.io/disk/internal/problems"
+	"kubevirt.io/disk/metrics"
 	"kubevirt.io/disk/registry"
 	"kubevirt.io/disk/registry/cache"
 )
@@ -91,6 +92,12 @@ func (d *Daemon) findStreams(ctx context.Context) (found []foundImage, err error
 	if err != nil {
 		return nil, fmt.Errorf("%w; name another directory with %v", err, d.names.of(SettingCacheDir))
 	}
+	stats := d.streams.cache.Stats
+	d.metrics.SetFetched(func() metrics.Fetched {
+		s := stats()
+		return metrics.Fetched{Bytes: s.FetchedBytes, Chunks: s.Fetched, Wrong: s.Wrong,
+			Damaged: s.Damaged, Unsaved: s.Unsaved}
+	})
 	keep := d.opt.WorkDir
 	if d.opt.PersistentDir != "" {
 		keep = d.opt.PersistentDir
