@@ -2,6 +2,7 @@ package instance
 
 import (
 	"math/rand/v2"
+	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -49,4 +50,24 @@ func BenchmarkOverlay(b *testing.B) {
 			}
 		}
 	})
+}
+
+// BenchmarkClone copies images of this machine that are in memory.
+func BenchmarkClone(b *testing.B) {
+	const size = 256 << 20
+	dir := b.TempDir()
+	filetest.Put(b, dir, "a.raw", filetest.Sample(size, 9), 0)
+	filetest.QemuImg(b, dir, "convert", "-c", "-f", "raw", "-O", "qcow2", "a.raw", "a.qcow2")
+	for _, name := range []string{"a.raw", "a.qcow2"} {
+		b.Run(name, func(b *testing.B) {
+			b.SetBytes(size)
+			for b.Loop() {
+				img := openGood(b, filepath.Join(dir, name))
+				inst, err := Open(b.Context(), img, Options{WorkDir: b.TempDir()})
+				require.NoError(b, err)
+				inst.copies.done.Wait()
+				require.NoError(b, inst.Close())
+			}
+		})
+	}
 }
