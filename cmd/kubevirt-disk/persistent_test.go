@@ -143,7 +143,7 @@ func TestServeRemovesWhatIsLeftOfAnImageThatIsGone(t *testing.T) {
 	p = launch(t, binary(t), append(env, "LISTEN=127.0.0.2:0"), "serve")
 	p.untilReady(l)
 	p.until("it is kept", func() bool {
-		return p.logged("a disk in the work directory is of no image here, and is kept because "+
+		return p.logged("a disk in the work directory has no image here and is kept because "+
 			"another daemon may need it", "directory") != nil
 	})
 	require.Equal(t, exitDone, p.terminate())

@@ -17,8 +17,8 @@ import (
 	"kubevirt.io/disk/disk/overlay"
 )
 
-// background is what goes on beside an overlay that is served: its image is read once, so that it
-// is known again at the next start, and in mode clone it is copied until it is not needed any more.
+// background is the work beside an overlay in use. It reads the image once, so that the next start
+// recognises it. In mode clone it copies the image until the disk no longer needs it.
 type background struct {
 	over     *overlay.Disk
 	file     *rawfile.File // of over
@@ -28,12 +28,12 @@ type background struct {
 	progress *image.Progress
 	clone    bool
 	workers  *Workers
-	cancel   context.CancelFunc // ends the copying
-	abandon  context.CancelFunc // ends reading the image
-	retry    time.Duration      // how long it waits for an image that cannot be read
+	cancel   context.CancelFunc // stops copying
+	abandon  context.CancelFunc // stops reading the image
+	retry    time.Duration      // wait before the next try to read the image
 	done     sync.WaitGroup
 
-	// What identifies the image uses these, and after that what completes the disk.
+	// First identify uses these, then complete.
 	state   *state
 	unsaved bool // the file does not say all of it yet
 }
@@ -53,18 +53,17 @@ func startBackground(o *opening, over *overlay.Disk, file *rawfile.File, s *stat
 }
 
 const (
-	// scarceRetry is how long saving the state waits where there is no space for it, or no
-	// descriptor.
+	// scarceRetry is the wait before saving the state again after a lack of space or descriptors.
 	scarceRetry = time.Second
-	// readRetry is how long identifying an image waits that cannot be read.
+	// readRetry is the wait before reading the image again.
 	readRetry = 30 * time.Second
 )
 
-// identifyGrace is how long a stop waits for the image to be read, without which the next start may
-// not know it again.
+// identifyGrace is how long a stop waits until the image is read. Without that the next start may
+// not recognise it.
 const identifyGrace = 2 * time.Second
 
-// stop ends it, and waits.
+// stop ends the work and waits for it.
 func (b *background) stop() {
 	b.cancel()
 	grace := time.AfterFunc(identifyGrace, b.abandon)
@@ -85,7 +84,7 @@ func (b *background) run(ctx, identifying context.Context) error {
 	var identity sync.WaitGroup
 	identity.Go(func() {
 		if !b.clone {
-			_ = slots.Rest(identifying, overlay.FirstReads) // which copying does by itself
+			_ = slots.Rest(identifying, overlay.FirstReads) // copying has its own share
 		}
 		b.keepIdentifying(identifying, copying, contents)
 	})
@@ -111,7 +110,7 @@ func (b *background) run(ctx, identifying context.Context) error {
 	if err != nil {
 		return err
 	}
-	identity.Wait() // the state is its own until then
+	identity.Wait() // until then it owns the state
 	for err = b.workers.copying.Do(ctx, b.complete); isScarce(err); err = b.workers.copying.Do(ctx,
 		b.complete) {
 		b.progress.Wait(osfile.IsFull(err))
@@ -129,9 +128,9 @@ func (b *background) run(ctx, identifying context.Context) error {
 	return nil
 }
 
-// keepIdentifying identifies the image, also after errors of storage, which may be temporary. When
-// copying has ended it tries only once more, as a disk that is complete does not wait for an image
-// that nobody can read.
+// keepIdentifying identifies the image. It retries after errors of storage, which may be temporary.
+// When copying has ended it tries only once more: a complete disk does not wait for an image that
+// nobody can read.
 func (b *background) keepIdentifying(ctx, copying context.Context, contents []*image.Hash) {
 	for {
 		last := copying.Err() != nil
@@ -144,24 +143,23 @@ func (b *background) keepIdentifying(ctx, copying context.Context, contents []*i
 		case isScarce(err):
 			_ = slots.Rest(ctx, scarceRetry)
 		case unread && !last:
-			b.log.Warn("the image cannot be read now to know it again later, and is tried again",
+			b.log.Warn("cannot read the image to recognise it later: trying again",
 				zap.Error(err), zap.Duration("after", b.retry))
 			_ = slots.Rest(copying, b.retry)
 		default:
-			b.log.Warn("a later start will not know the image again", zap.Error(err))
+			b.log.Warn("a later start will not recognise the image", zap.Error(err))
 			return
 		}
 	}
 }
 
-// isScarce reports whether an error says that there is too little of something that others may give
-// back: space, or descriptors.
+// isScarce reports whether an error is about space or descriptors, which others may free again.
 func isScarce(err error) bool {
 	return osfile.IsFull(err) || errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE)
 }
 
-// identify adds the hash of the image's content to the state, unless it is there: then there are no
-// contents. It goes on where an earlier call has failed.
+// identify adds the hashes of the image's content to the state. Without contents the state has them
+// already. A later call continues where an earlier one has failed.
 func (b *background) identify(ctx context.Context, contents []*image.Hash) error {
 	if !image.Identified(b.state.Chain) {
 		chain, err := b.img.Fingerprint(ctx, contents, b.workers.hashing)
@@ -179,8 +177,8 @@ func (b *background) identify(ctx context.Context, contents []*image.Hash) error
 	return err
 }
 
-// complete makes the file the whole disk: everything is copied. The map is not needed any more
-// then, nor is the image.
+// complete records that the file is the whole disk, because everything is copied. The disk then
+// needs neither its map nor its image.
 func (b *background) complete() error {
 	if err := b.img.CheckUntouched(); err != nil {
 		return err

@@ -24,7 +24,7 @@ import (
 	"kubevirt.io/disk/disk/overlay"
 )
 
-// unreadable makes every read of a file that this process has open fail, until back is called.
+// unreadable makes every read of an open file of this process fail until back is called.
 func unreadable(t *testing.T, path string) (back func()) {
 	fd := -1
 	entries, err := os.ReadDir("/proc/self/fd")
@@ -49,7 +49,7 @@ func unreadable(t *testing.T, path string) (back func()) {
 	}
 }
 
-// identifying is what is to identify an image of one backing file, and what it logs.
+// identifying returns the work that identifies an image with one backing file, and its log.
 func identifying(t *testing.T) (*background, *observer.ObservedLogs) {
 	dir := t.TempDir()
 	content := filetest.Block('a', 3<<20)
@@ -64,8 +64,8 @@ func identifying(t *testing.T) (*background, *observer.ObservedLogs) {
 		workers: NewWorkers(), state: &state{Chain: img.Unhashed()}}, logs
 }
 
-// An image that cannot be read for a while is known at the next start all the same: otherwise the
-// disk is made again, or refused.
+// TestImageIsIdentifiedAfterErrors: if an image cannot be read for a while, the next start must
+// still recognise it. Otherwise the disk is made again, or refused.
 func TestImageIsIdentifiedAfterErrors(t *testing.T) {
 	b, logs := identifying(t)
 	want, err := b.img.Fingerprint(t.Context(), b.img.Hashes(nil), slots.New(2, slots.Options{}))
@@ -81,11 +81,12 @@ func TestImageIsIdentifiedAfterErrors(t *testing.T) {
 	<-done
 	require.Equal(t, want, b.state.Chain)
 	require.False(t, b.unsaved)
-	require.Zero(t, logs.FilterMessage("a later start will not know the image again").Len())
+	require.Zero(t, logs.FilterMessage("a later start will not recognise the image").Len())
 }
 
-// What is known of an image is saved also where there are no descriptors for a while, as when very
-// many connect: otherwise a later start makes the disk again, or refuses it.
+// TestImageIsIdentifiedWithoutDescriptors: the hashes of an image are saved even if descriptors run
+// out for a while, as when very many initiators connect. Otherwise a later start makes the disk
+// again, or refuses it.
 func TestImageIsIdentifiedWithoutDescriptors(t *testing.T) {
 	b, logs := identifying(t)
 	restore := limitDescriptors(t, 0)
@@ -105,8 +106,9 @@ func TestImageIsIdentifiedWithoutDescriptors(t *testing.T) {
 	require.FileExists(t, b.dir.state())
 }
 
-// A disk whose blocks are all copied has its maps until its state says that it is complete. That it
-// never does where the image was changed meanwhile: nobody can tell what was copied.
+// TestMapsStayUntilTheDiskIsComplete: a fully copied disk keeps its maps until its state says that
+// it is complete. If the image was changed meanwhile it never says so, because nobody can tell what
+// was copied.
 func TestMapsStayUntilTheDiskIsComplete(t *testing.T) {
 	path := filetest.Put(t, t.TempDir(), "a.raw", filetest.Sample(3<<20, 1), 0)
 	inst, _ := start(t, path, Options{PersistentDir: t.TempDir(), Mode: CopyOnWrite})
@@ -130,8 +132,8 @@ func TestMapsStayUntilTheDiskIsComplete(t *testing.T) {
 	incomplete()
 }
 
-// A disk that is copied is not kept from being complete by an image that cannot be read, as in a
-// part that holds nothing of the disk.
+// TestCompleteDiskDoesNotWaitForItsImage: a part of an image that cannot be read, and has no data
+// of the disk, does not keep the disk from being complete.
 func TestCompleteDiskDoesNotWaitForItsImage(t *testing.T) {
 	b, logs := identifying(t)
 	defer unreadable(t, filepath.Join(filepath.Dir(b.img.Path()), "base.raw"))()
@@ -147,13 +149,14 @@ func TestCompleteDiskDoesNotWaitForItsImage(t *testing.T) {
 	select {
 	case <-done:
 	case <-time.After(10 * time.Second):
-		t.Fatal("it goes on")
+		t.Fatal("the work goes on")
 	}
 	require.False(t, image.Identified(b.state.Chain))
-	require.Equal(t, 1, logs.FilterMessage("a later start will not know the image again").Len())
+	require.Equal(t, 1, logs.FilterMessage("a later start will not recognise the image").Len())
 }
 
-// A large clone is given the way past the page cache that its file has, until it is complete.
+// TestLargeCloneMayGoPastTheCache: a large clone uses its file's way past the page cache until it
+// is complete.
 func TestLargeCloneMayGoPastTheCache(t *testing.T) {
 	probe, err := rawfile.Open(filetest.Sparse(t, 1<<20).Name(), rawfile.Options{Private: true})
 	require.NoError(t, err)
@@ -174,7 +177,7 @@ func TestLargeCloneMayGoPastTheCache(t *testing.T) {
 	inst, _ := start(t, path, opt)
 	ways := func(n int) func() bool {
 		return func() bool {
-			open := openFiles(t, inst.path) // the map's files, too
+			open := openFiles(t, inst.path) // including the files of the map
 			other := func(name string) bool { return name != inst.path }
 			return len(slices.DeleteFunc(open, other)) == n
 		}
@@ -187,8 +190,8 @@ func TestLargeCloneMayGoPastTheCache(t *testing.T) {
 	require.True(t, ways(1)())
 }
 
-// A complete disk holds its own file and its lock open, and nothing that it does not need any
-// more: a process has a limit.
+// TestCompleteDiskHoldsTwoFiles: a complete disk has only its own file and its lock open. A process
+// may open only so many.
 func TestCompleteDiskHoldsTwoFiles(t *testing.T) {
 	for name, persistent := range map[string]bool{"ephemeral": false, "persistent": true} {
 		t.Run(name, func(t *testing.T) {
@@ -224,12 +227,12 @@ func TestCompleteDiskHoldsTwoFiles(t *testing.T) {
 	}
 }
 
-// openFiles is what this process has open below a directory.
+// openFiles returns the open files of this process below a directory.
 func openFiles(t *testing.T, dir string) (names []string) {
 	entries, err := os.ReadDir("/proc/self/fd")
 	require.NoError(t, err)
 	for _, e := range entries {
-		// The descriptor of the listing is gone by now.
+		// The descriptor that listed the directory is closed by now.
 		if name, err := os.Readlink(filepath.Join("/proc/self/fd", e.Name())); err == nil &&
 			strings.HasPrefix(name, dir) {
 			names = append(names, name)

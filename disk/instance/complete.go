@@ -7,9 +7,9 @@ import (
 	"kubevirt.io/disk/disk/internal/osfile"
 )
 
-// IsComplete reports whether the disk of an earlier start is there, is complete, and was made of
-// the image whose files have these digests, its own first: then it can be opened without the image.
-// The disk is the one that Open makes with the same WorkDir, PersistentDir and Name.
+// IsComplete reports whether Open needs no image: an earlier start left a complete disk that was
+// made of the image whose files have these digests, its own first. Open finds that disk with the
+// same WorkDir, PersistentDir and Name.
 func IsComplete(opt Options, digests []string) bool {
 	d := &diskDir{path: opt.PersistentDir, diskFile: PersistentName,
 		stateFile:  PersistentName + ".state",

@@ -14,8 +14,8 @@ import (
 	"kubevirt.io/disk/disk/image"
 )
 
-// A disk that is complete is opened again without its image, by the name that it was given; what
-// has another image, or is not complete, is not.
+// TestACompleteDiskNeedsNoImage opens a complete disk again without its image, by its name. A disk
+// of another image, or an incomplete one, does not count.
 func TestACompleteDiskNeedsNoImage(t *testing.T) {
 	content := filetest.Sample(3<<20, 1)
 	const digest, name = "sha256:0123", "registry.example.com/vm/a:1"
@@ -24,7 +24,7 @@ func TestACompleteDiskNeedsNoImage(t *testing.T) {
 		"persistent": {PersistentDir: t.TempDir(), Name: name},
 	} {
 		t.Run(what, func(t *testing.T) {
-			require.False(t, IsComplete(opt, []string{digest}), "there is none yet")
+			require.False(t, IsComplete(opt, []string{digest}), "there is no disk yet")
 			img, err := image.OpenSource(t.Context(), "a.raw",
 				func(context.Context, string) (image.Source, error) {
 					return sourcetest.New(content, sourcetest.Options{Digest: digest}), nil
@@ -35,7 +35,7 @@ func TestACompleteDiskNeedsNoImage(t *testing.T) {
 			inst, err := Open(t.Context(), img, incomplete)
 			require.NoError(t, err)
 			require.NoError(t, inst.Close())
-			require.False(t, IsComplete(opt, []string{digest}), "it is not complete")
+			require.False(t, IsComplete(opt, []string{digest}), "the disk is not complete")
 
 			img, err = image.OpenSource(t.Context(), "a.raw",
 				func(context.Context, string) (image.Source, error) {
@@ -50,8 +50,9 @@ func TestACompleteDiskNeedsNoImage(t *testing.T) {
 			require.NoError(t, inst.Close())
 
 			require.True(t, IsComplete(opt, []string{digest}))
-			require.False(t, IsComplete(opt, []string{"sha256:4567"}), "it is of another image")
-			require.False(t, IsComplete(opt, []string{digest, digest}), "it had no backing file")
+			require.False(t, IsComplete(opt, []string{"sha256:4567"}), "the disk has another image")
+			require.False(t, IsComplete(opt, []string{digest, digest}),
+				"the image had no backing file")
 			require.False(t, IsComplete(opt, nil))
 			if opt.PersistentDir == "" {
 				other := opt

@@ -16,23 +16,23 @@ import (
 )
 
 const (
-	// maxEscaped is the longest directory name that is made of an image's name as it is. Bytes.
+	// maxEscaped limits the length of a directory name made of an image's name, in bytes. Longer
+	// names are shortened.
 	maxEscaped = 200
 
-	// PersistentName is the file of a persistent disk: the one that a file-system volume holds.
+	// PersistentName is the file of a persistent disk, as on a file-system volume.
 	PersistentName = "disk.img"
 
 	diskName  = "disk.raw"
 	stateName = "state.json"
 )
 
-// unitInfix parts the name of the disk's file from the identifier of its content, in the name of a
-// store's directory.
+// unitInfix comes between the name of the disk's file and the identifier of its content, in the
+// directory name of a store.
 const unitInfix = ".unit-"
 
-// diskDir is the directory that one disk lives in, held by its lock. That of an ephemeral disk is
-// <work directory>/<image>, a persistent one has a directory of a volume. The names differ; the
-// files are
+// diskDir is the locked directory of one disk. An ephemeral disk is in <work directory>/<image>, a
+// persistent one in a directory of a volume. The names differ; the files are
 //
 //	lock                          who uses it
 //	disk.raw  disk.img            the disk's own file
@@ -42,18 +42,18 @@ const unitInfix = ".unit-"
 //	*.unit-*/                     what the logical unit keeps with the disk's content
 //	*.spare                       space for the next state, and in *.unit-*/ for what the unit keeps
 //
-// A name with the suffix ".partial" is being written; what a killed process left is removed at the
-// next start.
+// A file with the suffix ".partial" is being written. The next start removes what a killed process
+// left.
 type diskDir struct {
 	root       string // what the operator has named, links and all; "": path has none
 	path       string
 	lock       *os.File
-	diskFile   string // the names of the files
+	diskFile   string // names of the files
 	stateFile  string
 	persistent bool
 }
 
-// openWorkDir makes, locks and tidies the directory of an image's ephemeral disk.
+// openWorkDir makes, locks and cleans the directory of an image's ephemeral disk.
 func openWorkDir(root, image string, durable bool) (*diskDir, error) {
 	if root == "" {
 		return nil, errors.New("no work directory is set")
@@ -63,12 +63,12 @@ func openWorkDir(root, image string, durable bool) (*diskDir, error) {
 	return d, d.open("work directory", smallfile.LockName, durable)
 }
 
-// workDirOf is a directory in a work directory, which need not exist.
+// workDirOf returns a directory in a work directory. It need not exist.
 func workDirOf(root, name string) *diskDir {
 	return &diskDir{path: filepath.Join(root, name), diskFile: diskName, stateFile: stateName}
 }
 
-// openPersistentDir makes, locks and tidies the directory of a persistent disk.
+// openPersistentDir makes, locks and cleans the directory of a persistent disk.
 func openPersistentDir(path string) (*diskDir, error) {
 	d := &diskDir{path: path, diskFile: PersistentName, stateFile: PersistentName + ".state",
 		persistent: true}
@@ -100,7 +100,7 @@ func (d *diskDir) open(what, lock string, durable bool) error {
 	err := smallfile.ErrLockGone
 	for tries := 0; tries < 16 &&
 		(errors.Is(err, smallfile.ErrLockGone) || errors.Is(err, fs.ErrNotExist)); tries++ {
-		// Until it is locked, another process may sweep it away.
+		// Until it is locked, another process may sweep it.
 		if err = d.make(durable); errors.Is(err, fs.ErrNotExist) {
 			continue
 		} else if err != nil {
@@ -129,8 +129,8 @@ func (d *diskDir) open(what, lock string, durable bool) error {
 	return nil
 }
 
-// syncNames makes durable what the files are called, also those of units: a process that was killed
-// may have given a name that has not reached storage, and what is flushed from now on relies on it.
+// syncNames makes the file names durable, also those of units. A killed process may have renamed a
+// file without a sync of the directory, and later flushes rely on that name.
 func (d *diskDir) syncNames() error {
 	entries, err := os.ReadDir(d.path)
 	for _, e := range entries {
@@ -142,8 +142,8 @@ func (d *diskDir) syncNames() error {
 	return errors.Join(err, smallfile.SyncDir(d.path, (*os.File).Sync))
 }
 
-// make makes the directory. One that is there already must not be another user's, who could have
-// put there what he likes; that of a volume may be, as those who fill it may be others.
+// make makes the directory. An existing one must not belong to another user, who could have put
+// anything into it. On a volume it may, because other users may fill it.
 func (d *diskDir) make(durable bool) error {
 	if d.root == "" {
 		return makeDirs(d.path, durable)
@@ -170,9 +170,8 @@ func (d *diskDir) make(durable bool) error {
 	return there
 }
 
-// makeDirs makes a directory and those above it that are missing. With durable their names have
-// reached storage then, so that what is flushed in them can be found. fs.ErrNotExist: one was
-// removed at the same moment.
+// makeDirs makes a directory and its missing parents. With durable it also syncs their names, so
+// that flushed files can be found. fs.ErrNotExist says that one was removed at the same moment.
 func makeDirs(path string, durable bool) error {
 	err := os.Mkdir(path, 0o700)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -189,9 +188,9 @@ func makeDirs(path string, durable bool) error {
 	st, statErr := os.Stat(path)
 	switch {
 	case statErr == nil && st.IsDir():
-		return nil // also where the file system is read-only
+		return nil // also on a read-only file system
 	case errors.Is(statErr, fs.ErrNotExist) && errors.Is(err, fs.ErrExist):
-		return statErr // it was there a moment ago
+		return statErr // it existed a moment ago
 	case statErr == nil:
 		return &fs.PathError{Op: "mkdir", Path: path, Err: unix.ENOTDIR}
 	}
@@ -203,8 +202,7 @@ func (d *diskDir) state() string      { return filepath.Join(d.path, d.stateFile
 func (d *diskDir) liveMap() string    { return d.disk() + ".live" }
 func (d *diskDir) durableMap() string { return d.disk() + ".map" }
 
-// clear removes an ephemeral disk. Its state goes first: without it a disk is never taken for a
-// good one.
+// clear removes an ephemeral disk. It removes the state first: without it the disk does not count.
 func (d *diskDir) clear() error {
 	for _, name := range []string{d.state(), d.state() + smallfile.SpareSuffix, d.liveMap(),
 		d.durableMap(), d.disk()} {
@@ -215,12 +213,12 @@ func (d *diskDir) clear() error {
 	return d.clearUnits()
 }
 
-// removeMaps removes the maps of a disk that is complete.
+// removeMaps removes the maps of a complete disk.
 func (d *diskDir) removeMaps() error {
 	return errors.Join(osfile.Remove(d.liveMap()), osfile.Remove(d.durableMap()))
 }
 
-// syncContent makes durable what was written without that: the disk, and what its unit has kept
+// syncContent makes durable what was written without a sync: the disk, and what its unit has stored
 // with that content.
 func (d *diskDir) syncContent(content string) error {
 	if err := syncFile(d.disk()); err != nil {
@@ -237,7 +235,7 @@ func (d *diskDir) syncContent(content string) error {
 	return errors.Join(err, smallfile.SyncDir(unit, (*os.File).Sync), smallfile.SyncParent(unit))
 }
 
-// clearUnits removes what units have kept of a disk that is about to be replaced.
+// clearUnits removes what the units have stored about a disk that is about to be replaced.
 func (d *diskDir) clearUnits() error {
 	entries, err := os.ReadDir(d.path)
 	for _, e := range entries {
@@ -248,11 +246,11 @@ func (d *diskDir) clearUnits() error {
 	return err
 }
 
-// close frees the lock.
+// close releases the lock.
 func (d *diskDir) close() error { return d.lock.Close() }
 
-// escapeName makes a directory name of a file name, a different one for each: one that needs no
-// quoting, does not hide, and fits every file system.
+// escapeName makes a directory name of a file name. The result is unique, needs no quoting, is not
+// hidden and fits every file system.
 func escapeName(name string) string {
 	var b strings.Builder
 	for i := range len(name) {

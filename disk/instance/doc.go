@@ -1,12 +1,12 @@
-// Package instance makes a disk of an image, and knows it again.
+// Package instance makes a disk of an image and recognises it at the next start.
 //
-// Open takes an image and a copy mode, finds the disk of an earlier start or makes one, locks its
-// directory, and returns an Instance that can be served at once. It lays the disk over the image
-// (disk/overlay) until that is not needed any more. What has to be copied or hashed is done beside
-// the guest by Workers, which all disks of a server share. Close ends that and frees the directory.
-// Sweep removes what is left of images that are gone.
+// Open takes an image and a copy mode. It finds the disk of an earlier start or makes one, locks
+// its directory, and returns an Instance that can be served at once. It lays the disk over the
+// image (disk/overlay) for as long as the disk needs the image. All disks of a server share
+// Workers, which copy and hash beside the guests. Close ends that and releases the directory. Sweep
+// removes the disks of images that are gone.
 //
-// What it guarantees: a write that was acknowledged is there after a killed process, and what a
-// Flush acknowledged is there after a crash of the machine where the disk is durable. A persistent
-// disk is never given up: where it cannot be used, Open says why and changes nothing.
+// Guarantees: an acknowledged write survives the kill of the process. If the disk is durable, what
+// a Flush acknowledged survives a crash of the machine. A persistent disk is never discarded: if it
+// cannot be used, Open says why and changes nothing.
 package instance

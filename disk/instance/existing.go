@@ -17,17 +17,17 @@ import (
 	"kubevirt.io/disk/disk/internal/words"
 )
 
-// ImageChange says what becomes of a persistent disk whose image is another one now.
+// ImageChange says what to do with a persistent disk whose image has changed.
 type ImageChange string
 
 const (
 	// ImageChangeFail refuses to serve the disk. The default.
 	ImageChangeFail ImageChange = "fail"
-	// ImageChangeKeep serves the disk as it is, if it is complete without its image.
+	// ImageChangeKeep serves the disk as it is if it is complete.
 	ImageChangeKeep ImageChange = "keep"
 )
 
-// ParseImageChange reads a setting. An empty one is the default.
+// ParseImageChange parses a setting. An empty one is the default.
 func ParseImageChange(s string) (ImageChange, error) {
 	switch c := ImageChange(s); c {
 	case "":
@@ -38,29 +38,29 @@ func ParseImageChange(s string) (ImageChange, error) {
 	return "", fmt.Errorf("%q is unknown: use %s or %s", s, ImageChangeFail, ImageChangeKeep)
 }
 
-// verdict is what becomes of the disk that an earlier start has left.
+// verdict says what to do with the disk of an earlier start.
 type verdict struct {
 	what   outcome
-	state  *state // keep: what is known of the disk
-	reason string // remake: why the disk is not kept; empty where there is none
+	state  *state // keep: the state of the disk
+	reason string // remake: why the disk is not kept; empty if there is none
 	err    error  // refuse: why, and what to do about it
 }
 
 type outcome int
 
 const (
-	keep   outcome = iota // it is served again
-	remake                // it is made of the image
-	refuse                // it is left as it is, and not served
+	keep   outcome = iota // serve it again
+	remake                // make it of the image
+	refuse                // leave it alone and do not serve it
 )
 
-// Advice for a persistent disk that is refused.
+// Advice about a persistent disk that is refused.
 const (
 	beginAnew     = "remove " + PersistentName + "* in that directory to begin anew"
 	restoreVolume = "restore the volume from a backup, or " + beginAnew + " with the image"
 )
 
-// judge says what becomes of the disk that is there.
+// judge says what to do with the existing disk.
 func (o *opening) judge(ctx context.Context) verdict {
 	st, err := os.Lstat(o.dir.disk())
 	if errors.Is(err, fs.ErrNotExist) {
@@ -92,7 +92,7 @@ func (o *opening) judge(ctx context.Context) verdict {
 	return o.judgeImage(ctx, s)
 }
 
-// judgeImage says what becomes of a disk that only the image may not suit.
+// judgeImage says what to do with a disk that is fine, if its image is.
 func (o *opening) judgeImage(ctx context.Context, s *state) verdict {
 	reason, err := o.checkImage(ctx, s)
 	unsure := errors.Is(err, image.ErrNotIdentified)
@@ -105,7 +105,7 @@ func (o *opening) judgeImage(ctx context.Context, s *state) verdict {
 	case reason == "":
 		return verdict{what: keep, state: s}
 	case o.opt.OnImageChange == ImageChangeKeep && o.dir.persistent && (s.Complete || unsure):
-		o.log.Warn("the disk is kept although its image is or may be another one now",
+		o.log.Warn("keeping the disk although its image has or may have changed",
 			zap.String("reason", reason), zap.String("disk", o.dir.disk()))
 		return verdict{what: keep, state: s}
 	case s.Complete:
@@ -122,8 +122,8 @@ func (o *opening) judgeImage(ctx context.Context, s *state) verdict {
 			"or use another volume for the new image")
 }
 
-// unfit is the verdict on a disk that cannot be kept: an ephemeral one is made again for that
-// reason, and a persistent one is refused.
+// unfit is the verdict on a disk that cannot be kept. An ephemeral one is made again, a persistent
+// one is refused.
 func (o *opening) unfit(reason, refusal, action string) verdict {
 	if o.dir.persistent {
 		return verdict{what: refuse, err: o.refusal(refusal, action)}
@@ -131,7 +131,7 @@ func (o *opening) unfit(reason, refusal, action string) verdict {
 	return verdict{what: remake, reason: reason}
 }
 
-// unsuitable is why a state cannot be that of this disk, apart from the content of the image.
+// unsuitable says why a state cannot belong to this disk, apart from the content of the image.
 func (o *opening) unsuitable(s *state, fileSize int64) string {
 	switch {
 	case s.Image != storedName(o.name) && o.img != nil && !o.dir.persistent:
@@ -146,8 +146,8 @@ func (o *opening) unsuitable(s *state, fileSize int64) string {
 	return ""
 }
 
-// checkImage is why the image is not the one that the disk was made of; "" if it is, or if the disk
-// came without one.
+// checkImage says why the image is not the one that the disk was made of. "" means that it is, or
+// that the disk came without an image.
 func (o *opening) checkImage(ctx context.Context, s *state) (reason string, err error) {
 	switch {
 	case len(s.Chain) == 0:
@@ -161,7 +161,7 @@ func (o *opening) checkImage(ctx context.Context, s *state) (reason string, err 
 			o.img.Size(), s.ImageSize), nil
 	}
 	if s.Complete && o.opt.OnImageChange == ImageChangeKeep {
-		// it is served whatever is in the image, so that nobody need wait for it to be read
+		// it is served with any image, so do not wait until the image is read
 		return "", nil
 	}
 	if o.img.Touched(s.Chain) {
@@ -177,7 +177,7 @@ func (o *opening) checkImage(ctx context.Context, s *state) (reason string, err 
 	return "", nil
 }
 
-// adopt takes a file that came with the volume for a complete disk.
+// adopt accepts a file that came with the volume as a complete disk.
 func (o *opening) adopt(st fs.FileInfo) verdict {
 	for _, name := range []string{o.dir.liveMap(), o.dir.durableMap()} {
 		if _, err := os.Lstat(name); err == nil {
@@ -186,11 +186,11 @@ func (o *opening) adopt(st fs.FileInfo) verdict {
 		}
 	}
 	if st.Size() == 0 || st.Size()%disk.SectorSize != 0 {
-		reason := fmt.Sprintf("has a size of %d bytes, which is no positive multiple of %d",
+		reason := fmt.Sprintf("has a size of %d bytes, which is not a positive multiple of %d",
 			st.Size(), disk.SectorSize)
 		return verdict{what: refuse, err: o.refusal(reason, "make it a raw disk")}
 	}
-	o.log.Info("the volume has a disk already: it is served as it is, without the image",
+	o.log.Info("the volume already has a disk: serving it as it is, without the image",
 		zap.String("disk", o.dir.disk()))
 	s := &state{Version: stateVersion, Image: o.name, Mode: o.opt.Mode, Size: st.Size(),
 		Identity: newIdentity(), Created: time.Now().UTC(), Durable: true, Complete: true,
@@ -198,11 +198,11 @@ func (o *opening) adopt(st fs.FileInfo) verdict {
 	return verdict{what: keep, state: s}
 }
 
-// unread is the error for a disk of which the system does not let be read what it is. It is neither
-// made again, which would end what the guest has written, nor is that advised: the next start may
-// find it intact.
+// unread is the error for a disk that the system does not let us read now. Do not make it again and
+// do not advise that: it would lose the guest's writes, and the next start may find the disk
+// intact.
 func (o *opening) unread(err error) error {
-	return fmt.Errorf("the disk %q cannot be used now, and is left as it is: %w", o.dir.disk(), err)
+	return fmt.Errorf("the disk %q cannot be used now and is left as it is: %w", o.dir.disk(), err)
 }
 
 // refusal is the error for a persistent disk that cannot be used.

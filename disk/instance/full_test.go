@@ -37,7 +37,7 @@ func smallExt4(t *testing.T, size int64) string {
 	return dir
 }
 
-// copied puts a copy of the image in its place, as a container that is restarted finds.
+// copied replaces the image by a copy, as a restarted container finds it.
 func copied(t *testing.T, path string) {
 	t.Helper()
 	content, err := os.ReadFile(path)
@@ -45,12 +45,13 @@ func copied(t *testing.T, path string) {
 	moved(t, path, content)
 }
 
-// guestFills writes to a disk until there is no space, and returns what the guest then has.
+// guestFills writes to a disk until there is no space. It returns the content that the guest then
+// expects.
 func guestFills(t *testing.T, d disk.Disk, content []byte) []byte {
 	t.Helper()
 	content = append(bytes.Clone(content), make([]byte, d.Size()-int64(len(content)))...)
 	full := false
-	for _, n := range []int{64 << 10, 4 << 10} { // the last gaps, too
+	for _, n := range []int{64 << 10, 4 << 10} { // the last gaps too
 		p := filetest.Block('g', n)
 		full = false
 		for off := 0; off+n <= len(content) && !full; off += n {
@@ -61,7 +62,7 @@ func guestFills(t *testing.T, d disk.Disk, content []byte) []byte {
 			copy(content[off:], p[:written])
 			if full = err != nil; full {
 				require.ErrorIs(t, err, disk.ErrNoSpace)
-				// Nothing is promised about the rest of the range.
+				// A failed write promises nothing about the rest of its range.
 				_, err = d.ReadAt(content[off:off+n], int64(off))
 				require.NoError(t, err)
 			}
@@ -71,8 +72,8 @@ func guestFills(t *testing.T, d disk.Disk, content []byte) []byte {
 	return content
 }
 
-// A guest that has filled the volume of its ephemeral disk finds all it wrote after a restart, and
-// after the next one, whatever has to be saved at the start: only the guest can make room.
+// TestEphemeralDiskOnAFullVolume: a guest that has filled the volume of its ephemeral disk finds
+// all its data after two restarts, whatever each start has to save. Only the guest can make room.
 func TestEphemeralDiskOnAFullVolume(t *testing.T) {
 	for name, volume := range map[string]func(*testing.T) string{
 		"tmpfs": func(t *testing.T) string { return filetest.TinyFS(t, "6m") },
@@ -104,7 +105,7 @@ func TestEphemeralDiskOnAFullVolume(t *testing.T) {
 		} {
 			for _, spare := range []string{"spare", "no spare"} {
 				if name == "ext4" && spare == "no spare" {
-					continue // as in tmpfs, and a stop waits for space
+					continue // like tmpfs, and a stop waits for space
 				}
 				t.Run(name+"/"+change+"/"+spare, func(t *testing.T) {
 					t.Parallel()
@@ -115,7 +116,7 @@ func TestEphemeralDiskOnAFullVolume(t *testing.T) {
 					content, err := os.ReadFile(path)
 					require.NoError(t, err)
 					inst, _ := start(t, path, opt)
-					inst.copies.done.Wait() // the image is known by its content
+					inst.copies.done.Wait() // the content of the image is known
 					content = guestFills(t, inst, content)
 					require.NoError(t, inst.Close())
 					serial := inst.Identity.Serial
@@ -137,7 +138,7 @@ func TestEphemeralDiskOnAFullVolume(t *testing.T) {
 							filetest.FirstDifference(content,
 								filetest.ReadAll(t, again, int64(len(content)))))
 						_, err := again.WriteAt(filetest.Block('h', 4<<10), 0)
-						require.NoError(t, err, "what has its space")
+						require.NoError(t, err, "this part has its space")
 						copy(content, filetest.Block('h', 4<<10))
 						require.NoError(t, again.Close())
 					}

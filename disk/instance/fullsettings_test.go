@@ -8,7 +8,8 @@ import (
 	"kubevirt.io/disk/disk/disktest/filetest"
 )
 
-// A disk on a full volume is served also where its state has to say something else from now on.
+// TestFullVolumeWithOtherSettings: a disk on a full volume is served even if its state has to
+// change.
 func TestFullVolumeWithOtherSettings(t *testing.T) {
 	volume := filetest.TinyFS(t, "8m")
 	path := filetest.Put(t, t.TempDir(), "a.raw", filetest.Sample(1<<20, 1), 0)

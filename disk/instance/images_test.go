@@ -8,7 +8,7 @@ import (
 	"kubevirt.io/disk/disk/image"
 )
 
-// scanReasons scans a directory that cannot be served, and returns what is said of each file.
+// scanReasons scans a directory that cannot be served, and returns the reason for each file.
 func scanReasons(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	images, err := image.ScanDir(dir, image.Options{})
@@ -23,7 +23,7 @@ func scanReasons(t *testing.T, dir string) map[string]string {
 	return reasons
 }
 
-// openGood opens an image that has to be good, and closes it in the end.
+// openGood opens a valid image, and closes it at the end of the test.
 func openGood(t testing.TB, path string) *image.Image {
 	t.Helper()
 	img, err := image.Open(path, image.Options{})

@@ -15,7 +15,7 @@ import (
 	"kubevirt.io/disk/disk/internal/smallfile"
 )
 
-// inPlace serves a raw file itself. Its identity is kept in the work directory.
+// inPlace serves the raw file of the image itself. The disk's identity is in the work directory.
 func (o *opening) inPlace(context.Context) (*Instance, error) {
 	file, readOnly, err := o.openImageFile()
 	if err != nil {
@@ -57,11 +57,11 @@ func (o *opening) inPlace(context.Context) (*Instance, error) {
 		kept: kept, content: s.Map, durable: true}, nil
 }
 
-// recall brings the state of an earlier start to what is served now, and reports whether that is
-// the same file. Another one, as when an image in a container's own layer is there again as it was
-// built, must not get what the logical unit has kept with the content: reservations, or what an
-// interrupted write has to put back. A read-only start does not tell, as a file in a container may
-// be exchanged for a copy of it when it is opened for writing.
+// recall updates the state of an earlier start, and reports whether the same file is served again.
+// A different file, such as an image in a container's own layer that is back to its original, must
+// not get what the logical unit stored with the old content: reservations, and what an interrupted
+// write has to put back. A read-only start cannot tell: a container may replace the file by a copy
+// when it is opened for writing.
 func (o *opening) recall(s *state, kept bool, file *os.File, readOnly bool) (same bool, err error) {
 	id, which := o.identity(s.Identity), s.File
 	if !readOnly {
@@ -75,7 +75,7 @@ func (o *opening) recall(s *state, kept bool, file *os.File, readOnly bool) (sam
 	if same || !kept {
 		return same, o.spaceError(s.save(o.dir.state(), true))
 	}
-	o.log.Warn("the image file is another one than at the earlier start: what was kept with its " +
+	o.log.Warn("the image file has changed since the earlier start: what was kept with its " +
 		"content, as reservations, is dropped")
 	s.Map, s.Created = newMapID(), time.Now().UTC()
 	if err := o.spaceError(s.save(o.dir.state(), true)); err != nil {
@@ -84,8 +84,8 @@ func (o *opening) recall(s *state, kept bool, file *os.File, readOnly bool) (sam
 	return false, o.dir.clearUnits()
 }
 
-// openImageFile opens the image's own file for writing, and locks it: two daemons that write to one
-// file destroy it. Where it cannot be written it is opened read-only.
+// openImageFile opens the image's own file for writing and locks it: two daemons that write to one
+// file destroy it. If the file is not writable, it opens it read-only.
 func (o *opening) openImageFile() (file *os.File, readOnly bool, err error) {
 	readOnly = o.opt.ReadOnly
 	file, err = o.img.OpenRaw(!readOnly)
@@ -105,10 +105,10 @@ func (o *opening) openImageFile() (file *os.File, readOnly bool, err error) {
 		return nil, false, errors.Join(&os.PathError{Op: "flock", Path: o.img.Path(), Err: err},
 			file.Close())
 	}
-	// Where that cannot be, the disk is served all the same: a header that a guest writes may keep
-	// the next start from recognising it then, but is not followed to another file.
+	// If this fails, serve the disk all the same. If the guest writes a header, the next start may
+	// not recognise the disk, but does not follow the header to another file.
 	if err := o.img.RememberRaw(file); err != nil {
-		o.log.Warn("that the disk is raw cannot be remembered with its file: say so by \"format: "+
+		o.log.Warn("cannot remember with the file that the disk is raw: say so by \"format: "+
 			"raw\" "+
 			"for it under \"disks\" in the configuration file, or a later start goes by what a "+
 			"guest "+

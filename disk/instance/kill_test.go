@@ -19,7 +19,7 @@ import (
 	"kubevirt.io/disk/disk/disktest/filetest"
 )
 
-// The environment tells the test binary that it is the process to be killed, and what disk it
+// These variables tell the test binary that it is the process to be killed, and which disk it
 // writes to.
 const (
 	killedImage = "KUBEVIRT_DISK_TEST_IMAGE"
@@ -31,8 +31,8 @@ const (
 
 const killSize = 24 << 20
 
-// killWrite is where write number n goes and what it stores: some cover blocks, some only a part of
-// one.
+// killWrite returns the place and the content of write number n. Some writes cover blocks, some
+// only a part of one.
 func killWrite(n uint64) (off int64, p []byte) {
 	r := rand.New(rand.NewPCG(n, 3))
 	off = r.Int64N(killSize/disk.SectorSize-64) * disk.SectorSize
@@ -51,8 +51,8 @@ func killOptions(dir, mode string) Options {
 	return opt
 }
 
-// TestWriteUntilKilled is the process that TestKill kills: it writes, and says so once a write is
-// acknowledged.
+// TestWriteUntilKilled is the process that TestKill kills. It writes, and reports each acknowledged
+// write.
 func TestWriteUntilKilled(t *testing.T) {
 	if os.Getenv(killedImage) == "" {
 		t.Skip("is run by TestKill")
@@ -75,9 +75,9 @@ func TestWriteUntilKilled(t *testing.T) {
 	}
 }
 
-// TestKill ends a process that writes to a disk with SIGKILL, again and again, while its image is
-// being copied. The page cache survives that, so that every write that was acknowledged is there,
-// and the image everywhere else.
+// TestKill ends a process with SIGKILL, again and again, while it writes to a disk and copies its
+// image. The page cache survives that. So every acknowledged write is there, and the image
+// everywhere else.
 func TestKill(t *testing.T) {
 	rounds := 24
 	if n, err := strconv.Atoi(os.Getenv(killRounds)); err == nil {
@@ -104,7 +104,7 @@ func TestKill(t *testing.T) {
 					require.NoError(t, err)
 					require.True(t, inst.kept || last == 0)
 					got := filetest.ReadAll(t, inst, inst.Size())
-					// The write in flight may be there as a whole, in part, or not at all.
+					// The write in flight may be there, in part or not at all.
 					off, p := killWrite(next)
 					for i := 0; i < len(p); i += disk.SectorSize {
 						if at := int(off) +
@@ -124,8 +124,8 @@ func TestKill(t *testing.T) {
 	}
 }
 
-// killOnce runs the process for a random time, if asked from its first write on, however long it
-// takes to start, and returns the number of the last write that it was sure of.
+// killOnce runs the process for a random time and returns the number of its last acknowledged
+// write. If asked, the time starts at its first write.
 func killOnce(t *testing.T, image, dir string, mode CopyMode, first uint64,
 	writing bool) (last uint64) {
 	child := exec.Command(os.Args[0], "-test.run=^TestWriteUntilKilled$")

@@ -15,8 +15,8 @@ import (
 	"kubevirt.io/disk/disk/disktest/filetest"
 )
 
-// reboot makes a work directory look as if the machine had been restarted since: the live map is of
-// another boot.
+// reboot makes a work directory look as after a restart of the machine: the live map is of another
+// boot.
 func reboot(t *testing.T, inst *Instance) {
 	t.Helper()
 	require.NoError(t, inst.Close())
@@ -27,7 +27,7 @@ func reboot(t *testing.T, inst *Instance) {
 	rewriteMap(t, inst.dir.liveMap(), mapBoot, mapBootLength, "another")
 }
 
-// Where the header of a map file has what the tests change.
+// Offsets in the header of a map file that the tests change.
 const (
 	mapBoot, mapBootLength     = 40, 36
 	mapVolume, mapVolumeLength = 80, 48
@@ -35,7 +35,7 @@ const (
 	mapHeaderSize              = 4096
 )
 
-// rewriteMap makes a map file that of another boot or volume.
+// rewriteMap changes the boot or the volume in a map file.
 func rewriteMap(t *testing.T, path string, off, length int, value string) {
 	t.Helper()
 	content, err := os.ReadFile(path)
@@ -52,8 +52,8 @@ func rewriteMap(t *testing.T, path string, off, length int, value string) {
 	require.NoError(t, f.Close())
 }
 
-// The same raw image may be stored with a hole at one start and with zeros at the next, as when it
-// is copied to another machine. What the guest wrote there is on the disk all the same.
+// TestWritesWhereTheImageHadAHole: the same raw image may have a hole at one start and zeros at the
+// next, for example after it was copied to another machine. The guest's writes there must stay.
 func TestWritesWhereTheImageHadAHole(t *testing.T) {
 	const size = 4 << 20
 	content := make([]byte, size)
@@ -95,7 +95,8 @@ func TestWritesWhereTheImageHadAHole(t *testing.T) {
 	}
 }
 
-// What a large image does not store costs nothing, and a map that is intact is not written again.
+// TestMapsAreWrittenOnce: the holes of a large image cost nothing, and an intact map is not written
+// again.
 func TestMapsAreWrittenOnce(t *testing.T) {
 	const size = 1 << 40
 	dir, volume := t.TempDir(), t.TempDir()
@@ -144,8 +145,8 @@ func TestMapsAreWrittenOnce(t *testing.T) {
 	require.Equal(t, filetest.Block('x', 4096), p)
 }
 
-// A flush is also one of what an earlier process wrote that was killed: nobody can tell what of it
-// the guest still waits for.
+// TestFlushOfWhatAnEarlierProcessWrote: a flush covers the writes of an earlier, killed process
+// too, because nobody can tell which of them the guest still waits for.
 func TestFlushOfWhatAnEarlierProcessWrote(t *testing.T) {
 	path := filetest.Put(t, t.TempDir(), "disk.raw", filetest.Block('a', 1<<20), 0)
 	opt := Options{Mode: CopyOnWrite, PersistentDir: t.TempDir()}
@@ -164,7 +165,8 @@ func TestFlushOfWhatAnEarlierProcessWrote(t *testing.T) {
 	require.Equal(t, filetest.Block('w', 4096), p)
 }
 
-// A process that is killed after a clone was recorded as complete leaves its maps.
+// TestMapsOfACompleteDiskAreRemoved removes the maps of a process that was killed right after the
+// clone became complete.
 func TestMapsOfACompleteDiskAreRemoved(t *testing.T) {
 	path := filetest.Put(t, t.TempDir(), "disk.raw", filetest.Sample(3<<20, 1), 0)
 	opt := Options{PersistentDir: t.TempDir()}
@@ -185,8 +187,9 @@ func TestMapsOfACompleteDiskAreRemoved(t *testing.T) {
 		filetest.ReadAll(t, again, again.Size())))
 }
 
-// An incomplete disk that was flushed to storage is kept through a restart of the machine also
-// where it need not be flushed any more: what is on storage is read before that is recorded.
+// TestDiskThatStopsBeingDurable: an incomplete disk that was flushed survives a restart of the
+// machine, even if it need not be flushed any more. What is on storage is read before the state
+// says so.
 func TestDiskThatStopsBeingDurable(t *testing.T) {
 	path := filetest.Put(t, t.TempDir(), "disk.raw", filetest.Sample(3<<20, 1), 0)
 	opt := Options{WorkDir: t.TempDir(), Mode: CopyOnWrite, Durable: true}
@@ -208,12 +211,12 @@ func TestDiskThatStopsBeingDurable(t *testing.T) {
 	}
 	reboot(t, inst)
 	lost, logs := start(t, path, opt)
-	require.False(t, lost.kept, "it was not flushed this time")
+	require.False(t, lost.kept, "the disk was not flushed this time")
 	require.Contains(t, dropReason(logs), "restarted")
 }
 
-// An ephemeral disk is the same one wherever its directory is mounted by now. When it is durable
-// from then on, what a killed process has written counts on that mount.
+// TestEphemeralDiskOnAnotherMount: an ephemeral disk stays the same on another mount of its
+// directory. If it becomes durable there, the writes of a killed process count on that mount.
 func TestEphemeralDiskOnAnotherMount(t *testing.T) {
 	path := filetest.Put(t, t.TempDir(), "disk.raw", filetest.Block('a', 1<<20), 0)
 	opt := Options{Mode: CopyOnWrite, WorkDir: t.TempDir()}

@@ -17,7 +17,7 @@ import (
 	"kubevirt.io/disk/disk/internal/smallfile"
 )
 
-// foreign is a directory with files of somebody else, and a check that it is as it was.
+// foreign makes a directory with files of another user, and a check that they are unchanged.
 func foreign(t *testing.T, names ...string) (dir string, unchanged func()) {
 	t.Helper()
 	dir = t.TempDir()
@@ -37,7 +37,8 @@ func foreign(t *testing.T, names ...string) (dir string, unchanged func()) {
 	}
 }
 
-// A link in the place of a disk's directory leads nowhere, and says so.
+// TestDirectoryThatIsALink: a link in place of a disk's directory is not followed, and the error
+// says so.
 func TestDirectoryThatIsALink(t *testing.T) {
 	victim, unchanged := foreign(t, smallfile.LockName, diskName, stateName, PersistentName,
 		PersistentName+".lock")
@@ -59,8 +60,8 @@ func TestDirectoryThatIsALink(t *testing.T) {
 	unchanged()
 }
 
-// Whatever file of a disk is replaced by a link, symbolic or hard, the file of somebody else that
-// it leads to stays as it is.
+// TestFilesThatAreLinks replaces each file of a disk by a symbolic or hard link. The file of
+// another user that it leads to stays unchanged.
 func TestFilesThatAreLinks(t *testing.T) {
 	path := filetest.Put(t, t.TempDir(), "a.raw", filetest.Sample(1<<20, 1), 0)
 	for kind, link := range map[string]func(old, new string) error{"symbolic": os.Symlink,
@@ -88,7 +89,7 @@ func TestFilesThatAreLinks(t *testing.T) {
 						case strings.HasPrefix(name, "state"):
 							place = inst.dir.state() + strings.TrimPrefix(name, "state")
 						case name == "unit" && kind == "hard":
-							return // there are none of directories
+							return // there are no hard links to directories
 						case name == "unit":
 							place, target = store, victim
 						case base == "unit":
@@ -121,7 +122,8 @@ func TestFilesThatAreLinks(t *testing.T) {
 	}
 }
 
-// Who can rename the directory of a disk that is served does not get anything written elsewhere.
+// TestDirectoryThatIsExchanged: renaming the directory of a disk in use does not make us write
+// elsewhere.
 func TestDirectoryThatIsExchanged(t *testing.T) {
 	victim, unchanged := foreign(t, stateName, diskName)
 	path := filetest.Put(t, t.TempDir(), "a.raw", filetest.Sample(1<<20, 1), 0)
@@ -137,7 +139,8 @@ func TestDirectoryThatIsExchanged(t *testing.T) {
 	unchanged()
 }
 
-// What the operator has named may be a link, or lie behind one, as /var/run does.
+// TestLinksOfTheOperator: a path that the operator names may be a link or contain one, like
+// /var/run.
 func TestLinksOfTheOperator(t *testing.T) {
 	real, links := t.TempDir(), t.TempDir()
 	require.NoError(t, os.Mkdir(filepath.Join(real, "below"), 0o700))
@@ -166,8 +169,8 @@ func TestLinksOfTheOperator(t *testing.T) {
 	require.FileExists(t, filepath.Join(real, "out.raw"))
 }
 
-// An ephemeral disk is not made in a directory that somebody else has made, unless a group shares
-// it.
+// TestDirectoryOfAnother: an ephemeral disk is not made in a directory of another user, unless a
+// group shares it.
 func TestDirectoryOfAnother(t *testing.T) {
 	filetest.Needs(t, "root (to make a directory of another user)", os.Geteuid() == 0)
 	path := filetest.Put(t, t.TempDir(), "a.raw", filetest.Sample(1<<20, 1), 0)
@@ -203,7 +206,7 @@ func TestDirectoryOfAnother(t *testing.T) {
 	}
 }
 
-// A sweep does not reach through links, and leaves what is another user's.
+// TestSweepFollowsNoLinks: a sweep follows no links and leaves the files of another user alone.
 func TestSweepFollowsNoLinks(t *testing.T) {
 	victim, unchanged := foreign(t, "kept")
 	path, work := filetest.Put(t, t.TempDir(), "a.raw", filetest.Sample(1<<20, 1), 0), t.TempDir()
@@ -219,7 +222,7 @@ func TestSweepFollowsNoLinks(t *testing.T) {
 	require.NoError(t, os.Symlink(filepath.Join(elsewhere, "a.raw"), inst.dir.path))
 	left, _ := sweep(t, work, t.TempDir(), "us")
 	require.Equal(t, []string{"a.raw"}, left)
-	// As where it becomes a link after the names were read.
+	// It becomes a link after the names were read.
 	d := workDirOf(work, "a.raw")
 	require.NoError(t, d.sweep(t.TempDir(), nil, "us", zap.NewNop()))
 	require.FileExists(t, filepath.Join(elsewhere, "a.raw", diskName))

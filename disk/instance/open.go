@@ -16,54 +16,60 @@ import (
 	"kubevirt.io/disk/disk/internal/words"
 )
 
-// Options says how a disk is made of an image.
+// Options says how to make a disk of an image.
 type Options struct {
-	// Name is what the disk is called, and what an ephemeral one is known by in WorkDir. "": as its
-	// image, or where there is none PersistentName.
+	// Name is the name of the disk, and of an ephemeral one in WorkDir. "": the image's name, or
+	// PersistentName without an image.
 	Name    string
 	Mode    CopyMode // empty: CopyClone
 	WorkDir string   // holds ephemeral disks and their state; made if it is missing
-	// PersistentDir is the directory of a volume that holds the disk instead, as PersistentName; made if it is missing.
+	// PersistentDir is the directory of a volume. If it is set, the disk is there, as
+	// PersistentName. It is made if it is missing.
 	PersistentDir string
 	OnImageChange ImageChange
-	// Owner says who serves an ephemeral disk, in a way that stays the same over restarts: only the same owner's Sweep removes it.
+	// Owner identifies who serves an ephemeral disk, and stays the same over restarts. Only the
+	// same owner's Sweep removes the disk.
 	Owner string
-	Size  int64 // of the disk, bytes, at least the image's; 0: the image's, or what the disk has had so far
-	// Identity is what is to be used of it instead of a random one: a serial unless it is empty, an NAA unless it is zero.
+	// of the disk, bytes, at least the image's; 0: the image's, or what the disk has had so far
+	Size int64
+	// Identity replaces the random identity: its serial unless it is empty, its NAA unless it is
+	// zero.
 	Identity disk.Identity
 	ReadOnly bool // every write is refused
-	// Durable makes Flush of an ephemeral disk reach storage. That of a persistent one, or of one served in place, always does.
+	// Durable makes Flush of an ephemeral disk reach storage. The flush of a persistent disk, or of
+	// one served in place, always does.
 	Durable  bool
 	Log      *zap.Logger     // nil: none
 	Workers  *Workers        // nil: this disk has its own
-	Progress *image.Progress // nil: not wanted
+	Progress *image.Progress // nil: unused
 }
 
-// Instance is a disk that was made of an image. The optional interfaces are those of the embedded Disk.
+// Instance is a disk that was made of an image. The embedded Disk has the optional interfaces.
 type Instance struct {
 	disk.Disk
 	Identity   disk.Identity
 	ReadOnly   bool // writes are refused: as asked, or because the file cannot be written
-	Grown      bool // it is larger than it was at the earlier start
+	Grown      bool // it is larger than at the earlier start
 	Persistent bool // it survives the pod
 
 	path    string // of the raw file that holds the disk
-	kept    bool   // the disk of an earlier start, with what was written to it
+	kept    bool   // the disk of an earlier start, with its data
 	dir     *diskDir
-	content string       // identifies what is on the disk
+	content string       // identifies the content of the disk
 	durable bool         // a flush reaches storage
 	img     *image.Image // nil: served without one
 	copies  *background
 	closed  func() error // once
 }
 
-// Open makes a disk of an image. It returns when the disk can be used; in mode clone the image is copied meanwhile, and
-// is not needed any more when Progress is finished. The instance then owns the image and closes it; after an error the
-// caller still does. A nil image is the one of a disk that is complete without it: a persistent one, or
-// one of which IsComplete says so.
+// Open makes a disk of an image. It returns when the disk can be used. In mode clone the image is
+// still being copied then, and the disk needs it until Progress is finished. The instance owns the
+// image and closes it; after an error the caller still does. The image may be nil for a disk that
+// is complete without it: a persistent one, or one that IsComplete confirms.
 //
-// Errors: *UnsupportedModeError, *LockedError where another process uses the disk, *SpaceError where it does not fit,
-// *SizeError, and *PersistentError for a persistent disk that must not be used like that.
+// Errors: *UnsupportedModeError, *LockedError if another process uses the disk, *SpaceError if it
+// does not fit, *SizeError, and *PersistentError for a persistent disk that must not be used like
+// that.
 func Open(ctx context.Context, img *image.Image, opt Options) (*Instance, error) {
 	if opt.Mode == "" {
 		opt.Mode = CopyClone
@@ -127,7 +133,8 @@ func Open(ctx context.Context, img *image.Image, opt Options) (*Instance, error)
 	return inst, nil
 }
 
-// Close ends the copying, closes the disk and the image, and frees the directory. Calls after the first do nothing.
+// Close stops the copying, closes the disk and the image, and releases the directory. Later calls
+// do nothing.
 func (i *Instance) Close() error { return i.closed() }
 
 func (i *Instance) end() error {
@@ -141,15 +148,16 @@ func (i *Instance) end() error {
 	return errors.Join(append(errs, i.dir.close())...)
 }
 
-// Store is where the logical unit of this disk keeps what belongs to its content, and goes when that is replaced: saved mode
-// pages, reservations, what an interrupted write has to put back. It is as durable as the disk.
+// Store is where the logical unit keeps what belongs to the disk's content: saved mode pages,
+// reservations, what an interrupted write has to put back. It goes when the content is replaced,
+// and is as durable as the disk.
 func (i *Instance) Store() *smallfile.Store {
 	return smallfile.NewStore(i.dir.disk()+unitInfix+i.content, i.durable)
 }
 
 // opening is one call of Open, with the disk's directory locked.
 type opening struct {
-	img  *image.Image // nil: none, only for a disk that is complete
+	img  *image.Image // nil: none, only for a complete disk
 	name string
 	opt  Options
 	dir  *diskDir
@@ -164,17 +172,23 @@ func (o *opening) check() error {
 	case o.img == nil && o.opt.PersistentDir == "" && o.opt.Mode == CopyNone:
 		return errors.New("a disk that is served in place needs an image")
 	case o.opt.Mode == CopyNone && o.opt.PersistentDir != "":
-		return &UnsupportedModeError{Mode: CopyNone, Image: o.name, Reason: "serves the image itself, and a persistent disk is a copy of it",
-			Use: fmt.Sprintf("use %q, or leave the persistent directory out", string(CopyClone))}
+		return &UnsupportedModeError{Mode: CopyNone, Image: o.name,
+			Reason: "serves the image itself, and a persistent disk is a copy of it",
+			Use:    fmt.Sprintf("use %q, or leave the persistent directory out", string(CopyClone))}
 	case o.opt.Mode == CopyNone && o.opt.Size != 0 && o.opt.Size != o.img.Size():
-		return &UnsupportedModeError{Mode: CopyNone, Image: o.name, Reason: "serves the image file as it is, so the disk cannot have another size",
-			Use: fmt.Sprintf("use %q, or enlarge the file", string(CopyClone))}
+		return &UnsupportedModeError{Mode: CopyNone, Image: o.name,
+			Reason: "serves the image file as it is, so the disk cannot have another size",
+			Use:    fmt.Sprintf("use %q, or enlarge the file", string(CopyClone))}
 	case o.opt.Size < 0 || o.opt.Size%disk.SectorSize != 0:
-		return &SizeError{Image: o.name, Size: o.opt.Size, Reason: fmt.Sprintf("is not a multiple of %d bytes", disk.SectorSize)}
+		return &SizeError{Image: o.name, Size: o.opt.Size,
+			Reason: fmt.Sprintf("is not a multiple of %d bytes", disk.SectorSize)}
 	case o.img != nil && o.opt.Size != 0 && o.opt.Size < o.img.Size():
-		return &SizeError{Image: o.name, Size: o.opt.Size, Reason: fmt.Sprintf("is less than the %d bytes (%s) of the image", o.img.Size(), words.Bytes(o.img.Size()))}
+		return &SizeError{Image: o.name, Size: o.opt.Size,
+			Reason: fmt.Sprintf("is less than the %d bytes (%s) of the image", o.img.Size(),
+				words.Bytes(o.img.Size()))}
 	case o.opt.Identity.NAA != [8]byte{} && o.opt.Identity.NAA[0]>>4 != 3:
-		return fmt.Errorf("%q: the NAA identifier %x does not begin with 3 (locally assigned)", o.name, o.opt.Identity.NAA)
+		return fmt.Errorf("%q: the NAA identifier %x does not begin with 3 (locally assigned)",
+			o.name, o.opt.Identity.NAA)
 	}
 	return nil
 }
@@ -182,7 +196,7 @@ func (o *opening) check() error {
 // durable reports whether a flush reaches storage.
 func (o *opening) durable() bool { return o.dir.persistent || o.opt.Durable }
 
-// owner is what the state says of who serves the disk.
+// owner returns the owner for the state.
 func (o *opening) owner() string {
 	if o.dir.persistent {
 		return "" // nobody removes it, and it may go to another machine
@@ -190,7 +204,7 @@ func (o *opening) owner() string {
 	return o.opt.Owner
 }
 
-// identity is the given one, completed by another.
+// identity returns the given identity, completed by another one.
 func (o *opening) identity(or disk.Identity) disk.Identity {
 	id := o.opt.Identity
 	if id.Serial == "" {
@@ -202,10 +216,11 @@ func (o *opening) identity(or disk.Identity) disk.Identity {
 	return id
 }
 
-// spaceError explains an error of writing something small into the disk's directory.
+// spaceError explains an error of writing a small file in the disk's directory.
 func (o *opening) spaceError(err error) error {
 	if err == nil || !osfile.IsFull(err) {
 		return err
 	}
-	return &image.SpaceError{Dir: o.dir.path, What: "the state in " + filepath.Base(o.dir.path), Available: 0}
+	return &image.SpaceError{Dir: o.dir.path, What: "the state in " + filepath.Base(o.dir.path),
+		Available: 0}
 }

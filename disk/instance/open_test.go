@@ -21,7 +21,7 @@ import (
 	"kubevirt.io/disk/disk/internal/smallfile"
 )
 
-// start opens an image as a daemon does that starts, and returns the disk and what was logged.
+// start opens an image as a daemon does, and returns the disk and the log.
 func start(t *testing.T, path string, opt Options) (*Instance, *observer.ObservedLogs) {
 	t.Helper()
 	core, logs := observer.New(zap.DebugLevel)
@@ -43,7 +43,7 @@ func settle(t *testing.T, inst *Instance) {
 	require.True(t, s.Complete)
 }
 
-// dropReason is why the log says that an existing disk was not kept; "" if it says nothing.
+// dropReason returns why the log says that an existing disk was not kept, or "".
 func dropReason(logs *observer.ObservedLogs) string {
 	for _, e := range logs.FilterLevelExact(zapcore.WarnLevel).All() {
 		if reason, ok := e.ContextMap()["reason"].(string); ok {
@@ -61,7 +61,7 @@ func TestRestartKeepsTheDiskOfTheSameImage(t *testing.T) {
 
 	first, logs := start(t, path, opt)
 	require.False(t, first.kept)
-	require.Empty(t, dropReason(logs), "nothing was there")
+	require.Empty(t, dropReason(logs), "there was no disk")
 	require.Equal(t, 1, logs.FilterMessage("made a disk of the image").Len())
 	require.Equal(t, filepath.Join(work, "disk.raw", "disk.raw"), first.path)
 	require.Len(t, first.Identity.Serial, 20)
@@ -88,8 +88,8 @@ func TestRestartKeepsTheDiskOfTheSameImage(t *testing.T) {
 		"nothing is read")
 	require.NoError(t, again.Close())
 
-	// The same bytes under another inode and at another time, as a new container has them: still
-	// the same image.
+	// The same bytes with another inode and another time, as in a new container, are still the same
+	// image.
 	old, err := os.ReadFile(path)
 	require.NoError(t, err)
 	require.NoError(t, os.Remove(path))
@@ -97,7 +97,7 @@ func TestRestartKeepsTheDiskOfTheSameImage(t *testing.T) {
 	require.NoError(t, os.Chtimes(path, time.Unix(1, 0), time.Unix(1, 0)))
 	moved, logs := start(t, path, opt)
 	require.Equal(t, 1, logs.FilterMessageSnippet("checking whether the image").Len(),
-		"it takes its time")
+		"reading takes time")
 	require.True(t, moved.kept)
 	require.Equal(t, first.Identity, moved.Identity)
 	require.NoError(t, moved.Close())
@@ -226,8 +226,8 @@ func TestRestartNoticesAChangedBackingFile(t *testing.T) {
 	require.Contains(t, dropReason(logs), "0 backing files now, and had 1")
 }
 
-// kill -9 at any instant leaves temporary files, or a disk without its state, but never a partial
-// disk that is used.
+// TestStartAfterAKillInTheMiddle: kill -9 at any instant leaves temporary files, or a disk without
+// its state, but never a partial disk that is used.
 func TestStartAfterAKillInTheMiddle(t *testing.T) {
 	content := filetest.Sample(3<<20, 1)
 	for _, c := range []struct {
@@ -316,7 +316,7 @@ func TestModeNoneServesTheFileItself(t *testing.T) {
 	require.Equal(t, first.Identity, readOnly.Identity)
 	require.NoError(t, readOnly.Close())
 
-	// What a clone left is removed, and says so.
+	// The files of a clone are removed, and the log says so.
 	clone, _ := start(t, path, Options{WorkDir: work})
 	require.NotEqual(t, first.Identity, clone.Identity)
 	require.NoError(t, clone.Close())
@@ -402,7 +402,7 @@ func TestDurableDiskSurvivesARestartOfTheMachine(t *testing.T) {
 	dir, work := t.TempDir(), t.TempDir()
 	path := filetest.Put(t, dir, "disk.raw", []byte("data"), 1<<20)
 	for i, c := range []struct{ durable, kept bool }{
-		// what ran without flushing is not kept
+		// a run without flushes does not keep it
 		{true, false}, {true, true}, {false, true}, {false, false},
 	} {
 		inst, _ := start(t, path, Options{WorkDir: work, Durable: c.durable})
@@ -427,8 +427,8 @@ func TestEscapeName(t *testing.T) {
 	require.Equal(t, "fedora-40.x86_64.qcow2", escapeName("fedora-40.x86_64.qcow2"))
 }
 
-// A clone that is complete is its file alone: it needs neither its map nor the image, and any mode
-// goes on with it.
+// TestCompleteClone: a complete clone is just its file. It needs neither its map nor the image, and
+// any mode can continue with it.
 func TestCompleteClone(t *testing.T) {
 	dir, work := t.TempDir(), t.TempDir()
 	content := filetest.Sample(5<<20, 1)
@@ -453,7 +453,8 @@ func TestCompleteClone(t *testing.T) {
 	require.True(t, bytes.Equal(content, filetest.ReadAll(t, again, again.Size())))
 }
 
-// An overlay may change its mode: nothing that was written is lost on the way to a complete disk.
+// TestModesOfOneDisk: an overlay may change its mode without losing a write on the way to a
+// complete disk.
 func TestModesOfOneDisk(t *testing.T) {
 	dir, work := t.TempDir(), t.TempDir()
 	content := filetest.Sample(5<<20, 1)

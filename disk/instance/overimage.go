@@ -19,8 +19,8 @@ import (
 	"kubevirt.io/disk/disk/overlay"
 )
 
-// overImage makes the disk of every mode but CopyNone: the file of an earlier start where it is
-// still the right one, or a new one, with the image below it until it is complete.
+// overImage makes the disk of every mode except CopyNone. It uses the file of an earlier start if
+// that still fits, or a new one, over the image until the disk is complete.
 func (o *opening) overImage(ctx context.Context) (*Instance, error) {
 	switch v := o.judge(ctx); v.what {
 	case keep:
@@ -53,12 +53,12 @@ func (o *opening) resume(ctx context.Context, s *state) (*Instance, error) {
 	return inst, nil
 }
 
-// remake makes a new disk, in place of one that cannot be kept for that reason; empty where there
-// was none.
+// remake makes a new disk. Reason says why an existing one cannot be kept; it is empty if there was
+// none.
 func (o *opening) remake(ctx context.Context, reason string) (*Instance, error) {
 	begin := time.Now()
 	if reason != "" {
-		o.log.Warn("the existing disk is not kept, it is made of the image again",
+		o.log.Warn("the existing disk is not kept: making it of the image again",
 			zap.String("reason", reason), zap.String("disk", o.dir.disk()))
 	}
 	s, err := o.create(ctx)
@@ -76,8 +76,8 @@ func (o *opening) remake(ctx context.Context, reason string) (*Instance, error) 
 	return inst, nil
 }
 
-// assemble opens the file and, while the disk is not complete, lays it over the image. The file of
-// a new disk is made after its maps: without them it would be taken for one that has lost them.
+// assemble opens the file and, while the disk is not complete, lays it over the image. It makes the
+// maps of a new disk before the file: a file without maps looks like a disk that has lost them.
 func (o *opening) assemble(ctx context.Context, s *state, fresh bool) (*Instance, error) {
 	if s.Complete {
 		return o.assembleComplete(s)
@@ -105,7 +105,7 @@ func (o *opening) assemble(ctx context.Context, s *state, fresh bool) (*Instance
 	return inst, nil
 }
 
-// instance is what is served, of a disk and its state.
+// instance makes the Instance of a disk and its state.
 func (o *opening) instance(d disk.Disk, s *state) *Instance {
 	return &Instance{Disk: d, Identity: s.Identity, path: o.dir.disk(), ReadOnly: o.opt.ReadOnly,
 		content: s.Map, durable: o.durable()}
@@ -113,7 +113,7 @@ func (o *opening) instance(d disk.Disk, s *state) *Instance {
 
 // assembleComplete opens a file that is the whole disk.
 func (o *opening) assembleComplete(s *state) (*Instance, error) {
-	// A process that was killed after the disk was complete may have left them.
+	// A process killed after the disk was complete may have left the maps.
 	if err := o.dir.removeMaps(); err != nil {
 		o.log.Warn("the map of the complete disk could not be removed", zap.Error(err))
 	}
@@ -128,8 +128,8 @@ func (o *opening) assembleComplete(s *state) (*Instance, error) {
 	return o.instance(file, s), nil
 }
 
-// openMap opens the map of a disk, with its files. Where durability changes, the state says so
-// afterwards.
+// openMap opens the map of a disk and its files. If the durability changes, it saves that in the
+// state at the end.
 func (o *opening) openMap(ctx context.Context, s *state, fresh bool) (*overlay.Map, error) {
 	volume, err := volumeID(o.dir.path)
 	if err != nil {
@@ -159,13 +159,14 @@ func (o *opening) beginMap(ctx context.Context, m *overlay.Map, s *state, fresh 
 	if err := m.Begin(ctx, o.img); err != nil || s.Durable == o.durable() {
 		return err
 	}
-	// A disk that stops being durable has to say so before anything is written without a flush, and
-	// the live map has to be there by then, because nothing else is read any more.
+	// A disk that stops being durable must say so before anything is written without a flush.
+	// Before that, the live map must exist, because later starts read no other map.
 	s.Durable = o.durable()
 	return s.save(o.dir.state(), true)
 }
 
-// create makes the state of a new disk, which comes before everything else: a file without one is
+// create makes the state of a new disk. It comes first: a file without a state looks like a
+// complete disk.
 // taken for a complete disk.
 func (o *opening) create(ctx context.Context) (*state, error) {
 	if o.img == nil {
@@ -204,7 +205,7 @@ func (o *opening) createFile(s *state) error {
 	return err
 }
 
-// adjust brings a kept disk's state to what is asked for now: its size, identity, mode and
+// adjust updates the state of a kept disk to the current settings: size, identity, mode and
 // durability.
 func (o *opening) adjust(s *state) (grown bool, err error) {
 	before, was := *s, s.Size
@@ -212,8 +213,8 @@ func (o *opening) adjust(s *state) (grown bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	// Someone may have enlarged the file; the new part reads as zeros. A sector that it has only a
-	// part of is made a whole one below.
+	// Someone may have enlarged the file. The new part reads as zeros. A partial sector at the end
+	// is completed below.
 	s.Size = max(s.Size, (st.Size()+disk.SectorSize-1)/disk.SectorSize*disk.SectorSize)
 	if o.opt.Size != 0 {
 		if o.opt.Size < s.Size {
@@ -233,7 +234,7 @@ func (o *opening) adjust(s *state) (grown bool, err error) {
 	switch {
 	case !s.Complete: // openMap has more to do
 	case !o.durable():
-		s.Durable = false // whoever runs it without flushing makes it so
+		s.Durable = false // a run without flushes ends it
 	case !s.Durable:
 		if err := o.dir.syncContent(s.Map); err != nil {
 			return false, err
@@ -242,17 +243,17 @@ func (o *opening) adjust(s *state) (grown bool, err error) {
 	}
 	same := s.Mode == before.Mode && s.Owner == before.Owner && s.Identity == before.Identity &&
 		s.Size == before.Size && s.Durable == before.Durable
-	// The boot says nothing of a disk that is durable.
+	// A durable disk does not depend on the boot.
 	if same && (s.Durable || s.Boot == before.Boot) && !s.stale {
 		return false, nil
 	}
-	// A disk that stops being durable has to say so before anything is written without a flush.
+	// A disk that stops being durable must say so before anything is written without a flush.
 	err = s.save(o.dir.state(), s.Durable || before.Durable)
 	s.stale = err != nil
 	if osfile.IsFull(err) && s.Durable == before.Durable && len(s.Chain) > 0 {
-		// A volume that is not served stays full. What the file still says is true of the disk: the
-		// image is known again by its hash, the size by the file, and what is set is set at the
-		// next start, too. A disk without a chain may have no state yet.
+		// Without serving it, the volume stays full. The old state still fits the disk: the hash
+		// identifies the image, the file gives the size, and the next start has the settings too. A
+		// disk without a chain may have no state yet.
 		o.log.Warn("no space is left to save the disk's settings: it is served with them, and "+
 			"they are saved later",
 			zap.String("disk", o.dir.disk()), zap.Error(err))
@@ -261,21 +262,21 @@ func (o *opening) adjust(s *state) (grown bool, err error) {
 	return s.Size != was, o.spaceError(err)
 }
 
-// rememberOwn keeps with the disk's own file that it is raw, for whoever takes it for an image by
-// itself: inspect and convert, or a daemon that gets the volume as its directory of images. The
-// disk does not depend on it.
+// rememberOwn marks the disk's own file as raw. That is for others who take the file for an image:
+// inspect and convert, or a daemon that gets the volume as its directory of images. The disk does
+// not depend on it.
 func (o *opening) rememberOwn(file *os.File) {
 	beside := ""
 	if o.dir.persistent {
 		beside = o.dir.path
 	}
 	if err := image.MarkRaw(file, beside); err != nil {
-		o.log.Debug("that the disk is raw cannot be remembered with its file",
+		o.log.Debug("cannot remember with the file that the disk is raw",
 			zap.String("disk", file.Name()), zap.Error(err))
 	}
 }
 
-// growFile makes the file larger, by a hole.
+// growFile enlarges the file by a hole.
 func (o *opening) growFile(size int64) error {
 	f, err := osfile.OpenFile(o.dir.disk(), os.O_WRONLY, 0)
 	if err != nil {
@@ -288,8 +289,8 @@ func (o *opening) growFile(size int64) error {
 	return errors.Join(err, f.Close())
 }
 
-// resize gives the disk's file its size. What a file system admits is less than the space it has:
-// 16 TiB in ext4.
+// resize sets the size of the disk's file. A file system may limit it to less than its space: 16
+// TiB in ext4.
 func (o *opening) resize(f *os.File, size int64) error {
 	err := osfile.Retry(func() error { return f.Truncate(size) })
 	if errors.Is(err, unix.EFBIG) {
@@ -299,7 +300,7 @@ func (o *opening) resize(f *os.File, size int64) error {
 	return err
 }
 
-// syncFile makes a file durable that was written without that.
+// syncFile makes a file durable that was written without a sync.
 func syncFile(path string) error {
 	f, err := osfile.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
@@ -308,7 +309,7 @@ func syncFile(path string) error {
 	return errors.Join(osfile.Retry(f.Sync), f.Close())
 }
 
-// damaged is why a disk whose map cannot be read is not served.
+// damaged says why a disk whose map cannot be read is not served.
 func (o *opening) damaged(err error) error {
 	if damaged := new(overlay.DamagedError); !errors.As(err, &damaged) {
 		return o.unread(err)

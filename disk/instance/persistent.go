@@ -11,11 +11,10 @@ import (
 	"kubevirt.io/disk/disk/internal/osfile"
 )
 
-// PersistentDirs says which directory of a volume holds the disk of each image: the volume itself
-// for a single one, as a file-system volume holds one disk, and otherwise a directory for each. An
-// error is a *PersistentError, or one of the file system. The volume itself must be there: a
-// directory that was made in its place, because its name is a slip or nothing is mounted, would die
-// with the container, and what is written with it.
+// PersistentDirs returns the directory of each image's disk on a volume: the volume itself for a
+// single image, because a file-system volume holds one disk, and otherwise a directory for each. An
+// error is a *PersistentError or comes from the file system. The volume must exist. If its name is
+// wrong or nothing is mounted, a new directory would die with the container, and the data with it.
 func PersistentDirs(volume string, images []string) ([]string, error) {
 	switch st, err := os.Stat(volume); {
 	case err != nil:
@@ -23,7 +22,7 @@ func PersistentDirs(volume string, images []string) ([]string, error) {
 	case !st.IsDir():
 		return nil, &fs.PathError{Op: "stat", Path: volume, Err: unix.ENOTDIR}
 	}
-	volume, err := osfile.Resolved(volume) // below it no link is followed
+	volume, err := osfile.Resolved(volume) // links below it are not followed
 	if err != nil {
 		return nil, err
 	}
@@ -51,8 +50,8 @@ func PersistentDirs(volume string, images []string) ([]string, error) {
 		return nil, err
 	case single && several:
 		return nil, &PersistentError{Path: alone,
-			Reason: "is there, and so is " + filepath.Join(dirs[0], PersistentName) +
-				": it is not clear which one is meant",
+			Reason: "exists, and so does " + filepath.Join(dirs[0], PersistentName) +
+				": it is not clear which one to use",
 			Action: "move one of them away"}
 	case several:
 		return dirs, nil // there were several images before
@@ -60,14 +59,14 @@ func PersistentDirs(volume string, images []string) ([]string, error) {
 	return []string{volume}, nil
 }
 
-// HasPersistent reports whether a volume holds a disk that can be served without an image.
+// HasPersistent reports whether a volume holds a disk that needs no image.
 func HasPersistent(volume string) bool {
 	there, err := present(filepath.Join(volume, PersistentName))
 	return err == nil && there
 }
 
-// present reports whether there is something of that name other than a directory, which an image
-// may give its name to.
+// present reports whether the name exists and is not a directory. An image may give its name to a
+// directory.
 func present(path string) (bool, error) {
 	st, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {

@@ -19,8 +19,9 @@ func moved(t *testing.T, path string, content []byte) {
 	require.NoError(t, os.Rename(filepath.Join(filepath.Dir(path), "moved"), path))
 }
 
-// A disk that was stopped before its image was recognised needs somebody to vouch for an image in
-// another file; one that has changed is nobody's to vouch for.
+// TestImageThatWasNeverRead: a disk was stopped before its image was read. If the image is now
+// another file, a person must confirm that it is the same. If it has changed, no confirmation
+// helps.
 func TestImageThatWasNeverRead(t *testing.T) {
 	content := filetest.Sample(3<<20, 1)
 	path := filetest.Put(t, t.TempDir(), "a.raw", content, 0)
@@ -59,7 +60,8 @@ func TestImageThatWasNeverRead(t *testing.T) {
 	require.ErrorContains(t, err, "still needs the image")
 }
 
-// A complete disk that is kept whatever its image is does not wait for the image to be read.
+// TestKeptDiskDoesNotReadItsImage: a complete disk that is kept with any image does not wait until
+// the image is read.
 func TestKeptDiskDoesNotReadItsImage(t *testing.T) {
 	content := filetest.Sample(3<<20, 1)
 	path := filetest.Put(t, t.TempDir(), "a.raw", content, 0)
@@ -77,8 +79,8 @@ func TestKeptDiskDoesNotReadItsImage(t *testing.T) {
 	require.Equal(t, -1, filetest.FirstDifference(content, filetest.ReadAll(t, kept, kept.Size())))
 }
 
-// A volume without any space left is served after a restart of the machine, so that the guest can
-// make room.
+// TestFullVolumeIsServed: a full volume is served after a restart of the machine, so that the guest
+// can make room.
 func TestFullVolumeIsServed(t *testing.T) {
 	for _, mode := range []CopyMode{CopyOnWrite, CopyClone} {
 		t.Run(string(mode), func(t *testing.T) {

@@ -6,7 +6,7 @@ import (
 	"kubevirt.io/disk/disk/internal/words"
 )
 
-// UnsupportedModeError is a copy mode that an image cannot be served in.
+// UnsupportedModeError says that an image cannot be served in a copy mode.
 type UnsupportedModeError struct {
 	Mode   CopyMode
 	Image  string // empty: the mode is not supported for any image
@@ -22,21 +22,21 @@ func (e *UnsupportedModeError) Error() string {
 	return msg + ": " + e.Reason + "; " + e.Use
 }
 
-// SizeError is a size that a disk cannot have.
+// SizeError says that a disk cannot have a size.
 type SizeError struct {
 	Image  string
 	Size   int64  // bytes, as asked for
-	Reason string // what is wrong: completes the sentence "the size ..."
+	Reason string // completes "the size ..."
 }
 
 func (e *SizeError) Error() string {
 	return fmt.Sprintf("%s: the size of %d bytes %s", words.Name(e.Image), e.Size, e.Reason)
 }
 
-// PersistentError is a persistent disk that is not served, so that nothing on it is lost.
+// PersistentError says why a persistent disk is not served. Its data stays.
 type PersistentError struct {
 	Path   string // of the disk's file
-	Reason string // what is wrong: completes the sentence "the persistent disk ..."
+	Reason string // completes "the persistent disk ..."
 	Action string // what to do about it
 }
 

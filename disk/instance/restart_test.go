@@ -12,22 +12,24 @@ import (
 	"kubevirt.io/disk/disk/overlay"
 )
 
-// A disk that is not complete is nothing without its map. An ephemeral one is made again, as a new
-// one; a persistent one is left as it is for whoever has a backup, unless only that map is gone
-// which holds until the machine is restarted.
+// TestRestartWithADamagedMap: an incomplete disk is worthless without its map. An ephemeral one is
+// made again. A persistent one is left alone, because somebody may have a backup. The exception is
+// the live map, which only counts until the machine restarts.
 func TestRestartWithADamagedMap(t *testing.T) {
 	content := filetest.Sample(3<<20, 1)
 	damage := map[string]func(t *testing.T, path string){
 		"missing": func(t *testing.T, path string) { require.NoError(t, os.Remove(path)) },
-		"too short": func(t *testing.T,
-			path string) {
+		"too short": func(t *testing.T, path string) {
 			require.NoError(t, os.Truncate(path, mapHeaderSize-1))
 		},
 		"flipped": func(t *testing.T, path string) {
 			f, err := os.OpenFile(path, os.O_RDWR, 0)
 			require.NoError(t, err)
 			defer f.Close()
-			_, err = f.WriteAt([]byte{0x55}, 26)
+			var id [1]byte
+			_, err = f.ReadAt(id[:], 26)
+			require.NoError(t, err)
+			_, err = f.WriteAt([]byte{^id[0]}, 26)
 			require.NoError(t, err)
 		},
 	}
@@ -91,8 +93,7 @@ func TestRestartWithADamagedMap(t *testing.T) {
 	}
 }
 
-// A disk is as large as it has ever been, whether it or its file was made so, and is never made
-// smaller.
+// TestRestartWithAnotherSize: a disk, or its file, may be enlarged. It is never made smaller.
 func TestRestartWithAnotherSize(t *testing.T) {
 	path := filetest.Put(t, t.TempDir(), "a.raw", filetest.Sample(3<<20, 1), 0)
 	for _, mode := range []CopyMode{CopyOnWrite, CopyClone} {
@@ -126,8 +127,8 @@ func TestRestartWithAnotherSize(t *testing.T) {
 	}
 }
 
-// What is read is kept in one mode, and not in the other: it would fill the work directory of who
-// has chosen that to save space.
+// TestReadsAreKeptInOneMode: one mode keeps what is read. The other does not, because people choose
+// it to save space.
 func TestReadsAreKeptInOneMode(t *testing.T) {
 	path := filetest.Put(t, t.TempDir(), "a.raw", filetest.Block('a', 1<<20), 0)
 	for mode, kept := range map[CopyMode]int64{CopyOnRead: 64 << 10, CopyOnWrite: 0} {
@@ -139,7 +140,7 @@ func TestReadsAreKeptInOneMode(t *testing.T) {
 	}
 }
 
-// Only who copies everything needs space for everything.
+// TestLargeImageInASmallDirectory: only a mode that copies everything needs space for everything.
 func TestLargeImageInASmallDirectory(t *testing.T) {
 	path := filetest.Put(t, t.TempDir(), "a.raw", filetest.Sample(3<<20, 1), 0)
 	_, err := Open(t.Context(), openGood(t, path),
@@ -152,8 +153,8 @@ func TestLargeImageInASmallDirectory(t *testing.T) {
 	}
 }
 
-// A disk that somebody has put on the volume is served as it is. One that has lost its state is not
-// such a disk.
+// TestDiskThatIsOnTheVolumeAlready: a disk that somebody has put on the volume is served as it is.
+// A disk that has lost its state is not such a disk.
 func TestDiskThatIsOnTheVolumeAlready(t *testing.T) {
 	path := filetest.Put(t, t.TempDir(), "a.raw", filetest.Sample(3<<20, 1), 0)
 	content := filetest.Sample(2<<20, 2)
@@ -164,7 +165,7 @@ func TestDiskThatIsOnTheVolumeAlready(t *testing.T) {
 	require.Equal(t, -1, filetest.FirstDifference(content, filetest.ReadAll(t, inst, inst.Size())))
 	require.NoError(t, inst.Close())
 	again, _ := start(t, path, opt)
-	require.Equal(t, inst.Identity, again.Identity, "it is known from now on")
+	require.Equal(t, inst.Identity, again.Identity, "from now on it is known")
 	require.NoError(t, again.Close())
 
 	for _, left := range []func(*diskDir) string{(*diskDir).liveMap, (*diskDir).durableMap} {
@@ -180,12 +181,13 @@ func TestDiskThatIsOnTheVolumeAlready(t *testing.T) {
 		odd := Options{PersistentDir: t.TempDir()}
 		filetest.Put(t, odd.PersistentDir, PersistentName, nil, size)
 		_, err := Open(t.Context(), openGood(t, path), odd)
-		require.ErrorContains(t, err, "which is no positive multiple of 512")
+		require.ErrorContains(t, err, "which is not a positive multiple of 512")
 	}
 }
 
-// A complete disk that is not flushed any more says so, or a restart of the machine would keep what
-// only the page cache had.
+// TestCompleteDiskThatStopsBeingDurable: the state of a complete disk says when it is no longer
+// flushed. Otherwise a restart of the machine would keep a disk that has lost what was only in the
+// page cache.
 func TestCompleteDiskThatStopsBeingDurable(t *testing.T) {
 	content := filetest.Sample(1<<20, 1)
 	path := filetest.Put(t, t.TempDir(), "a.raw", content, 0)

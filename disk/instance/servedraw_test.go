@@ -20,7 +20,7 @@ import (
 
 const guestSize = 1 << 20
 
-// guestWrites are what a guest may write to its raw disk so that it looks like something else.
+// guestWrites are writes of a guest that make its raw disk look like something else.
 func guestWrites(t testing.TB) map[string]func(d disk.Disk) {
 	at := func(off int64, sector string) func(disk.Disk) {
 		return func(d disk.Disk) {
@@ -49,7 +49,7 @@ func guestWrites(t testing.TB) map[string]func(d disk.Disk) {
 	}
 }
 
-// startScanned serves a file of a directory as a daemon does: all of its files are validated first.
+// startScanned serves a file of a directory as a daemon does: it validates all files first.
 func startScanned(t *testing.T, dir, name string, images int, opt Options) *Instance {
 	t.Helper()
 	all, err := image.ScanDir(dir, image.Options{})
@@ -70,8 +70,8 @@ func startScanned(t *testing.T, dir, name string, images int, opt Options) *Inst
 	return inst
 }
 
-// What was served raw stays raw, whatever the guest has written to it, in every copy mode, also
-// after the work directory is lost, and under another name.
+// TestServedRawStaysRaw: a file that was served raw stays raw, whatever the guest writes, in every
+// copy mode, after the work directory is lost, and under another name.
 func TestServedRawStaysRaw(t *testing.T) {
 	for looks, write := range guestWrites(t) {
 		t.Run(looks, func(t *testing.T) {
@@ -106,7 +106,7 @@ func TestServedRawStaysRaw(t *testing.T) {
 			require.NoError(t, inst.Close())
 			require.NoError(t, os.Rename(filepath.Join(dir, "renamed"), filepath.Join(dir, name)))
 
-			// Another file of that name is one of which nothing is known.
+			// Nothing is known about another file of that name.
 			require.NoError(t, os.WriteFile(filepath.Join(dir, "new"), want, 0o644))
 			require.NoError(t, os.Rename(filepath.Join(dir, "new"), filepath.Join(dir, name)))
 			reason := scanReasons(t, dir)[name]
@@ -125,7 +125,8 @@ func TestServedRawStaysRaw(t *testing.T) {
 	}
 }
 
-// A file system without extended attributes keeps it beside the file.
+// TestServedRawWithoutAttributes: on a file system without extended attributes, the mark is a file
+// beside the image.
 func TestServedRawWithoutAttributes(t *testing.T) {
 	filetest.Needs(t, "root (to mount a file system)", os.Geteuid() == 0)
 	dir := t.TempDir()
@@ -158,7 +159,7 @@ func TestServedRawWithoutAttributes(t *testing.T) {
 	filetest.Put(t, dir, "b.raw", want, 0)
 	require.Contains(t, scanReasons(t, dir)["b.raw"], "LUKS")
 
-	// The disk of a volume keeps it there, too.
+	// The disk of a volume keeps its mark there too.
 	volume := filepath.Join(dir, "volume")
 	filetest.Put(t, volume, PersistentName, nil, guestSize)
 	inst, err = Open(t.Context(), nil, Options{PersistentDir: volume})
@@ -171,8 +172,8 @@ func TestServedRawWithoutAttributes(t *testing.T) {
 	require.True(t, bytes.Equal(want, filetest.ReadAll(t, img, guestSize)))
 }
 
-// Where nothing can be remembered, the disk is served, the log says what to do, and a header that
-// names another file is still not followed.
+// TestServedRawThatCannotBeRemembered: if the mark cannot be stored, the disk is served and the log
+// says what to do. A header that names another file is still not followed.
 func TestServedRawThatCannotBeRemembered(t *testing.T) {
 	filetest.Needs(t, "root (to mount a file system)", os.Geteuid() == 0)
 	from, dir := t.TempDir(), t.TempDir()
@@ -191,8 +192,8 @@ func TestServedRawThatCannotBeRemembered(t *testing.T) {
 	require.Contains(t, scanReasons(t, dir)["a.raw"], "is named as a raw disk")
 }
 
-// A disk that was written before anybody remembered, or a copy of one, does not read another file
-// of the directory.
+// TestHeaderOfAGuestIsNotFollowed: a disk without a mark, or a copy of one, does not read another
+// file of the directory.
 func TestHeaderOfAGuestIsNotFollowed(t *testing.T) {
 	dir := t.TempDir()
 	filetest.Put(t, dir, "secret.raw", filetest.Block('s', guestSize), 0)
@@ -218,8 +219,8 @@ func TestHeaderOfAGuestIsNotFollowed(t *testing.T) {
 	require.NoError(t, img.Close())
 }
 
-// What somebody says of an image must be so, and must not make a header that a guest may have
-// written count.
+// TestToldFormat: a format that a person gives must be true, and must not make a header count that
+// a guest may have written.
 func TestToldFormat(t *testing.T) {
 	dir := t.TempDir()
 	filetest.Put(t, dir, "plain.raw", nil, guestSize)
@@ -264,7 +265,7 @@ func TestToldFormat(t *testing.T) {
 	_, err := open("plain.raw", image.FormatQcow2)
 	require.ErrorContains(t, err, "was served raw before")
 
-	// In mode none it is served as it is said to be.
+	// In mode none it is served in the given format.
 	img, err := open("disk.vmdk", image.FormatRaw)
 	require.NoError(t, err)
 	inst, err = Open(t.Context(), img, Options{WorkDir: t.TempDir(), Mode: CopyNone})
@@ -272,8 +273,8 @@ func TestToldFormat(t *testing.T) {
 	require.NoError(t, inst.Close())
 }
 
-// TestServedRawAndOverwritten: a file keeps its mark when an image is copied over it, and an image
-// seldom has the size of a disk. The message says what the file is taken for, and why.
+// TestServedRawAndOverwritten: a file keeps its mark when an image is copied over it. An image
+// rarely has the size of a disk. So the message says how the file is read, and why.
 func TestServedRawAndOverwritten(t *testing.T) {
 	path := filetest.Put(t, t.TempDir(), "a.raw", nil, guestSize)
 	inst, _ := start(t, path, Options{WorkDir: t.TempDir(), Mode: CopyNone})
@@ -285,7 +286,7 @@ func TestServedRawAndOverwritten(t *testing.T) {
 	require.ErrorContains(t, err, "copy it to a new file")
 }
 
-// A disk that is only read stays what it is: nothing is remembered of it.
+// TestServedReadOnlyIsNotRemembered: a disk that is only read gets no mark.
 func TestServedReadOnlyIsNotRemembered(t *testing.T) {
 	path := filetest.Put(t, t.TempDir(), "a.raw", nil, guestSize)
 	inst, _ := start(t, path, Options{WorkDir: t.TempDir(), Mode: CopyNone, ReadOnly: true})
@@ -293,7 +294,7 @@ func TestServedReadOnlyIsNotRemembered(t *testing.T) {
 	require.Equal(t, image.SourceContent, openGood(t, path).Info().FormatSource)
 }
 
-// Below another image, too, what was served raw is raw.
+// TestServedRawAsBackingFile: a marked file is raw as a backing file too.
 func TestServedRawAsBackingFile(t *testing.T) {
 	dir := t.TempDir()
 	filetest.Put(t, dir, "base.raw", nil, guestSize)
@@ -315,8 +316,8 @@ func TestServedRawAsBackingFile(t *testing.T) {
 	require.ErrorContains(t, err, "it was served raw before")
 }
 
-// The files of disks of our own are raw for whoever looks at them later, also one that a volume has
-// brought along.
+// TestOwnDiskFilesAreRaw: our own disk files are raw for everybody who looks at them later,
+// including one that came with a volume.
 func TestOwnDiskFilesAreRaw(t *testing.T) {
 	path := filetest.Put(t, t.TempDir(), "image.raw", filetest.Block('i', guestSize), 0)
 	work, volume, brought := t.TempDir(), t.TempDir(), t.TempDir()
@@ -342,8 +343,8 @@ func TestOwnDiskFilesAreRaw(t *testing.T) {
 	}
 }
 
-// A volume may bring along a disk of which a guest has written the beginning elsewhere: it is raw
-// by where it lies.
+// TestBroughtDiskIsNotProbed: a guest may have written the beginning of a disk that came with a
+// volume. Its place says that it is raw.
 func TestBroughtDiskIsNotProbed(t *testing.T) {
 	for looks, write := range guestWrites(t) {
 		volume := t.TempDir()
@@ -362,7 +363,8 @@ func TestBroughtDiskIsNotProbed(t *testing.T) {
 	}
 }
 
-// A disk in a qcow2 image may begin like something else, too; its raw copy is known to be raw.
+// TestConvertedDiskIsRaw: a disk in a qcow2 image may begin like another format. Its raw copy has
+// the mark.
 func TestConvertedDiskIsRaw(t *testing.T) {
 	dir := t.TempDir()
 	filetest.Put(t, dir, "in.raw", []byte("LUKS\xba\xbe\x00\x02"), guestSize)
@@ -372,13 +374,12 @@ func TestConvertedDiskIsRaw(t *testing.T) {
 		nil))
 	require.Equal(t, image.SourceServed, openGood(t, out).Info().FormatSource)
 
-	// One that looks like a disk is recognised as ever, so that another image may be written over
-	// it.
+	// A copy that looks like a disk gets no mark, so that another image may be written over it.
 	plain := filetest.Put(t, dir, "plain.raw", nil, guestSize)
 	require.NoError(t, image.Convert(t.Context(), openGood(t, plain), out, nil))
 	require.Equal(t, image.SourceContent, openGood(t, out).Info().FormatSource)
 
-	// What a killed process left is not what is written in its place.
+	// The mark of a killed process does not stay on the new file.
 	left, err := os.OpenFile(out+smallfile.PartialSuffix, os.O_RDWR|os.O_CREATE, 0o644)
 	require.NoError(t, err)
 	require.NoError(t, left.Truncate(4096))

@@ -20,10 +20,10 @@ import (
 	"kubevirt.io/disk/disk/internal/smallfile"
 )
 
-// stateVersion is the format of the state file. Another one is not read.
+// stateVersion is the format of the state file. No other version is read.
 const stateVersion = 2
 
-// state is what is remembered of a disk between two starts, in the disk's work directory.
+// state is what one start tells the next about a disk. It is a file in the disk's directory.
 type state struct {
 	Version int    `json:"version"`
 	Image   string `json:"image"` // file name in the image directory
@@ -31,32 +31,32 @@ type state struct {
 	Owner string   `json:"owner,omitempty"`
 	Mode  CopyMode `json:"mode"`
 	Size  int64    `json:"size"` // of the disk, bytes
-	// virtual, bytes; 0 where the disk came without an image
+	// virtual, bytes; 0 if the disk came without an image
 	ImageSize int64         `json:"image_size"`
 	Identity  disk.Identity `json:"identity"`
 	Created   time.Time     `json:"created"`
-	Durable   bool          `json:"durable"` // what was flushed reached storage
+	Durable   bool          `json:"durable"` // a flush reaches storage
 	// the file is the whole disk, and there is no map
 	Complete bool `json:"complete"`
 	// identifier of the map files, 32 hexadecimal digits
 	Map  string `json:"map"`
 	Boot string `json:"boot"` // the running kernel's boot; see survivesBoot
-	// of the image; empty where the image is served in place
+	// of the image; empty if it is served in place
 	Chain []image.Fingerprint `json:"chain"`
-	// the one that is served in place, see fileInstance; "" where it is not known
+	// the file served in place, see fileInstance; "" if unknown
 	File string `json:"file"`
 
 	stale bool // the file does not say all of this yet
 }
 
-// sealed is a state in the file: the checksum is of the exact bytes of the body.
+// sealed is a state in the file. The checksum covers the exact bytes of the body.
 type sealed struct {
 	Checksum string          `json:"xxhash64"`
 	Body     json.RawMessage `json:"state"`
 }
 
-// newIdentity draws an identity from the system's random numbers, so that no two disks in the world
-// share one. Ten random bytes make a serial of 20 characters, as much as virtio-blk shows.
+// newIdentity draws a random identity, so that no two disks in the world share one. Ten random
+// bytes make a serial of 20 characters, as many as virtio-blk shows.
 func newIdentity() disk.Identity {
 	var random [18]byte
 	rand.Read(random[:]) // never fails
@@ -66,7 +66,7 @@ func newIdentity() disk.Identity {
 	return id
 }
 
-// save writes the state under its final name in one step. With durable it has reached storage then.
+// save writes the state and gives it its final name in one step. With durable it also syncs both.
 func (s *state) save(path string, durable bool) error {
 	body, err := json.Marshal(s)
 	if err != nil {
@@ -83,7 +83,7 @@ func (s *state) save(path string, durable bool) error {
 	return smallfile.Replace(path, append(text, '\n'), path+smallfile.SpareSuffix, sync)
 }
 
-// damagedError is a state file that is there but says nothing that can be relied on.
+// damagedError says that a state file cannot be used.
 type damagedError struct{ reason string }
 
 func (e *damagedError) Error() string { return "its state file " + e.reason }
@@ -92,8 +92,8 @@ func damagedState(format string, args ...any) error {
 	return &damagedError{fmt.Sprintf(format, args...)}
 }
 
-// loadState reads a state file: fs.ErrNotExist without one, *damagedError for one that is not
-// intact. After any other error it may be intact, and what it is of must not be given up.
+// loadState reads a state file. It returns fs.ErrNotExist if there is none, and a *damagedError if
+// it is damaged. After any other error it may be intact, and its disk must not be discarded.
 func loadState(path string) (*state, error) {
 	text, err := smallfile.Read(path)
 	switch {
@@ -107,7 +107,7 @@ func loadState(path string) (*state, error) {
 	return nil, damagedState("%v", err)
 }
 
-// decodeState checks and decodes the content of a state file. Errors are *damagedError.
+// decodeState checks and decodes a state file. Its errors are *damagedError.
 func decodeState(text []byte) (*state, error) {
 	var outer sealed
 	if err := json.Unmarshal(text, &outer); err != nil {
@@ -136,7 +136,7 @@ func decodeState(text []byte) (*state, error) {
 	return &s, nil
 }
 
-// mapID is the identifier of the map files, in bytes; empty if it is not intact.
+// mapID returns the identifier of the map files in bytes, or nothing if it is damaged.
 func (s *state) mapID() []byte {
 	id, err := hex.DecodeString(s.Map)
 	if err != nil {
@@ -154,15 +154,15 @@ func newMapID() string {
 
 func checksum(p []byte) string { return fmt.Sprintf("%016x", xxhash.Sum64(p)) }
 
-// survivesBoot reports whether the disk is intact although the machine may have been restarted
-// since: a disk that is not durable lost what only the page cache held.
+// survivesBoot reports whether the disk is intact after a possible restart of the machine. A disk
+// that is not durable may have lost what was only in the page cache.
 func (s *state) survivesBoot(boot string) bool {
 	return s.Durable || boot != "" && s.Boot == boot
 }
 
-// bootID identifies the running kernel's boot; "" where the kernel does not tell. It is asked once,
-// with the first disk: later there may be no descriptor left to ask it, and a disk would be taken
-// for one of another boot.
+// bootID identifies the running kernel's boot, or is "" if the kernel does not tell. It is read
+// once, with the first disk. Later there may be no descriptor left to read it, and a disk would
+// seem to be of another boot.
 var bootID = sync.OnceValue(func() string {
 	text, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
@@ -171,11 +171,11 @@ var bootID = sync.OnceValue(func() string {
 	return strings.TrimSpace(string(text))
 })
 
-// storedName is the name of an image as a state file has it after it was saved: JSON is text, in
-// which a byte that is no UTF-8 becomes U+FFFD.
+// storedName returns the name of an image as a state file has it: JSON is text, and an invalid
+// UTF-8 byte becomes U+FFFD.
 func storedName(image string) string { return string([]rune(image)) }
 
-// stateReason puts an error of loadState into words for the log.
+// stateReason explains an error of loadState in the log.
 func stateReason(err error) string {
 	if errors.Is(err, fs.ErrNotExist) {
 		return "its state file is missing: an earlier start did not finish"

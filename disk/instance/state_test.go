@@ -42,7 +42,7 @@ func TestStateRoundTrip(t *testing.T) {
 	require.ErrorAs(t, err, &damaged)
 }
 
-// Every single bit of the file counts.
+// TestStateDamageIsNoticed flips every bit of the file.
 func TestStateDamageIsNoticed(t *testing.T) {
 	want := exampleState()
 	path := filepath.Join(t.TempDir(), stateName)
@@ -53,7 +53,7 @@ func TestStateDamageIsNoticed(t *testing.T) {
 		flipped := append([]byte(nil), text...)
 		flipped[i/8] ^= 1 << (i % 8)
 		if got, err := decodeState(flipped); err == nil {
-			// a space or the case of a key, which JSON does not mind
+			// JSON ignores a space and the case of a key
 			require.Equal(t, want, got, "bit %d", i)
 		}
 	}

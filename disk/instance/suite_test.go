@@ -17,8 +17,8 @@ import (
 	"kubevirt.io/disk/disk/instance"
 )
 
-// Every disk that is laid over an image passes the suite of all disks, in each mode, ephemeral and
-// persistent, while it is copied in the background.
+// TestSuiteOverAnImage runs the suite of all disks over an image in each mode, ephemeral and
+// persistent, while the image is copied in the background.
 func TestSuiteOverAnImage(t *testing.T) {
 	dir := t.TempDir()
 	content := make([]byte, 10<<20+512) // ends within a block
@@ -57,7 +57,7 @@ func TestSuiteOverAnImage(t *testing.T) {
 	}
 }
 
-// What has to be decompressed says so, until it has been decoded or copied.
+// TestSlowReads: a range that must be decompressed says so until it is decoded or copied.
 func TestSlowReads(t *testing.T) {
 	dir := t.TempDir()
 	raw := filepath.Join(dir, "a.raw")

@@ -15,17 +15,17 @@ import (
 	"kubevirt.io/disk/disk/internal/smallfile"
 )
 
-// Sweep removes what is left in a work directory of images that are gone, and logs what it gave
-// back. Only a directory is touched that certainly is what the same owner has left: its state is
-// intact and names the owner and an image of which imageDir has no file any more and that is none
-// of others, and nobody holds its lock. Call it when the images of this run have been opened, so
-// that a directory of images that is not there is not taken for an empty one. Files in it that are
-// not the disk's stay. It ends early when ctx does, and goes on where it ended the next time.
+// Sweep removes the disks in a work directory whose images are gone, and logs the space it freed.
+// It touches only a directory that the same owner certainly left: its state is intact, it names the
+// owner and an image that is neither in imageDir nor among others, and nobody holds its lock. Call
+// Sweep after the images of this run were opened, so that a missing directory of images does not
+// look empty. Files that do not belong to a disk stay. When ctx ends, Sweep stops early; the next
+// call continues.
 func Sweep(ctx context.Context, workDir, imageDir string, others []string, owner string,
 	log *zap.Logger,
 ) {
 	entries, err := os.ReadDir(workDir)
-	// where all disks are on volumes there may be none
+	// if all disks are on volumes, there may be no work directory
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		log.Warn("the work directory was not searched for disks of images that are gone",
 			zap.Error(err))
@@ -51,7 +51,7 @@ func Sweep(ctx context.Context, workDir, imageDir string, others []string, owner
 	}
 }
 
-// orphaned reports whether the directory is what the owner has left of an image that is gone.
+// orphaned reports whether the owner left the directory for an image that is gone.
 func (d *diskDir) orphaned(imageDir string, others []string, owner string, log *zap.Logger) (
 	image string, gone bool,
 ) {
@@ -66,7 +66,7 @@ func (d *diskDir) orphaned(imageDir string, others []string, owner string, log *
 		return "", false
 	}
 	if s.Owner != owner {
-		log.Info("a disk in the work directory is of no image here, and is kept because another "+
+		log.Info("a disk in the work directory has no image here and is kept because another "+
 			"daemon may need it",
 			zap.String("directory", d.path), zap.String("last_served_by", s.Owner),
 			zap.String("this_is", owner))
@@ -77,7 +77,7 @@ func (d *diskDir) orphaned(imageDir string, others []string, owner string, log *
 
 func (d *diskDir) sweep(imageDir string, others []string, owner string, log *zap.Logger) error {
 	if _, gone := d.orphaned(imageDir, others, owner, log); !gone {
-		return nil // not locked: that would be in the way of whoever uses it
+		return nil // not locked: a lock would disturb whoever uses it
 	}
 	if err := osfile.CheckOwner(d.path); err != nil {
 		return err
@@ -96,13 +96,13 @@ func (d *diskDir) sweep(imageDir string, others []string, owner string, log *zap
 	if current, err := smallfile.HasName(lock, name); err != nil || !current {
 		return err
 	}
-	// It may have been used in between.
+	// Another process may have used it in between.
 	image, gone := d.orphaned(imageDir, others, owner, log)
 	if !gone {
 		return nil
 	}
 	before := usedIn(d.path)
-	// The state goes last: by that the next call knows the directory if this one is killed.
+	// The state goes last. If this call is killed, the next one recognises the directory by it.
 	err = d.clearUnits()
 	for _, file := range []string{d.disk(), d.liveMap(), d.durableMap(),
 		d.state() + smallfile.SpareSuffix, d.state()} {
@@ -113,8 +113,8 @@ func (d *diskDir) sweep(imageDir string, others []string, owner string, log *zap
 	if err != nil {
 		return err
 	}
-	// Whoever has opened the lock file meanwhile notices that it lost its name. The directory stays
-	// if it holds anything else.
+	// A process that has opened the lock file meanwhile notices that the file lost its name. If the
+	// directory holds anything else, it stays.
 	if err := osfile.Remove(name); err != nil {
 		return err
 	}
@@ -127,14 +127,14 @@ func (d *diskDir) sweep(imageDir string, others []string, owner string, log *zap
 	return nil
 }
 
-// usedIn is what the files in a directory take of the storage. Bytes.
+// usedIn returns how many bytes of storage the files in a directory use.
 func usedIn(dir string) (used int64) {
 	_ = filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
 		var st unix.Stat_t
 		if err == nil && unix.Lstat(path, &st) == nil {
 			used += st.Blocks * osfile.StatBlock
 		}
-		return nil // it is only for the log
+		return nil // only the log needs it
 	})
 	return used
 }

@@ -14,7 +14,7 @@ import (
 	"kubevirt.io/disk/disk/internal/smallfile"
 )
 
-// sweep runs Sweep and returns the directories that are left, and what was logged.
+// sweep runs Sweep, and returns the remaining directories and the log.
 func sweep(t *testing.T, work, images, owner string) (left []string, logs *observer.ObservedLogs) {
 	t.Helper()
 	core, logs := observer.New(zap.DebugLevel)
@@ -48,7 +48,7 @@ func TestSweepRemovesTheDiskOfAnImageThatIsGone(t *testing.T) {
 	filetest.Put(t, work, "control.sock", nil, 0)
 	all := []string{"control.sock", "gone%20one.raw", "in%20place.raw", "kept.raw"}
 	left, logs := sweep(t, work, images, "us")
-	require.Equal(t, all, left, "all images are there")
+	require.Equal(t, all, left, "all images exist")
 	require.Zero(t, logs.Len())
 
 	require.NoError(t, os.Remove(filepath.Join(images, "gone one.raw")))
@@ -65,7 +65,7 @@ func TestSweepRemovesTheDiskOfAnImageThatIsGone(t *testing.T) {
 	require.FileExists(t, filepath.Join(images, "kept.raw"))
 }
 
-// Whatever may be needed by anyone is left alone.
+// TestSweepKeeps: Sweep leaves alone what anybody may need.
 func TestSweepKeeps(t *testing.T) {
 	for name, prepare := range map[string]func(t *testing.T, inst *Instance, images string){
 		"a disk that is served": func(t *testing.T, inst *Instance, _ string) {},
@@ -109,7 +109,8 @@ func TestSweepKeeps(t *testing.T) {
 	}
 }
 
-// A volume whose disks survive may lie where ephemeral disks were.
+// TestSweepSaysNothingWithoutAWorkDirectory: if all disks are on volumes, there may be no work
+// directory.
 func TestSweepSaysNothingWithoutAWorkDirectory(t *testing.T) {
 	core, logs := observer.New(zap.DebugLevel)
 	Sweep(t.Context(), filepath.Join(t.TempDir(), "none"), t.TempDir(), nil, "us", zap.New(core))
@@ -152,7 +153,7 @@ func TestSweepNeverTouchesAPersistentDisk(t *testing.T) {
 	require.Equal(t, before, after)
 }
 
-// A process that is killed while it removes a disk leaves what the next one goes on with.
+// TestSweepGoesOn: the next process continues the removal of a killed one.
 func TestSweepGoesOn(t *testing.T) {
 	images, work := t.TempDir(), t.TempDir()
 	path := filetest.Put(t, images, "a.raw", filetest.Sample(1<<20, 1), 0)
@@ -168,7 +169,8 @@ func TestSweepGoesOn(t *testing.T) {
 	require.Empty(t, left)
 }
 
-// Who opens a disk while it is swept away either finds it in use, or has it for itself.
+// TestSweepBesideAStart: a process that opens a disk during a sweep either finds it in use, or has
+// it for itself.
 func TestSweepBesideAStart(t *testing.T) {
 	images, work, none := t.TempDir(), t.TempDir(), t.TempDir()
 	path := filetest.Put(t, images, "a.raw", []byte("data"), 1<<20)

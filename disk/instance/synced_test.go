@@ -17,16 +17,14 @@ import (
 	"kubevirt.io/disk/disk/internal/smallfile"
 )
 
-// tracedDir tells the test binary that it is the process whose system calls are looked at, and
-// where it works.
+// tracedDir tells the test binary that it is the traced process, and where it works.
 const tracedDir = "KUBEVIRT_DISK_TEST_TRACED"
 
-// What the process says to whoever reads its system calls, as the name of a file that is looked
-// for.
+// The process marks its progress in the trace: it looks for files with these names.
 const (
-	sayKept  = "kept: "  // all that there is has to be on storage
-	sayOwing = "owing: " // from now on nothing has to be, until the next promise
-	sayBound = "bound: " // from now on what the state says has to be true
+	sayKept  = "kept: "  // everything must be on storage
+	sayOwing = "owing: " // nothing has to be, until the next promise
+	sayBound = "bound: " // the state must be true from now on
 )
 
 func syncFilesOnly(f *os.File) error {
@@ -36,8 +34,8 @@ func syncFilesOnly(f *os.File) error {
 	return f.Sync()
 }
 
-// flushUnsyncedMap does what a flush does until it is killed before it syncs the map: the data is
-// on storage, and the durable map has what the live one has, in the page cache.
+// flushUnsyncedMap does what a flush does when it is killed before it syncs the map: the data is on
+// storage, and the durable map equals the live one, but only in the page cache.
 func flushUnsyncedMap(t *testing.T, inst *Instance) {
 	data, err := os.OpenFile(inst.dir.disk(), os.O_RDWR, 0)
 	require.NoError(t, err)
@@ -54,8 +52,8 @@ func flushUnsyncedMap(t *testing.T, inst *Instance) {
 
 func say(what string) { _ = unix.Access(what, unix.F_OK) }
 
-// TestKeepPromises is the process that TestPromisesReachStorage looks at: it makes disks durable in
-// every way that there is.
+// TestKeepPromises is the process that TestPromisesReachStorage traces. It makes disks durable in
+// every possible way.
 func TestKeepPromises(t *testing.T) {
 	dir := os.Getenv(tracedDir)
 	if dir == "" {
@@ -65,7 +63,7 @@ func TestKeepPromises(t *testing.T) {
 	use := func(promise string, opt Options, write bool) {
 		inst, _ := start(t, image, opt)
 		if inst.copies != nil {
-			inst.copies.done.Wait() // also where nothing is copied: the image is identified
+			inst.copies.done.Wait() // even if nothing is copied, the image is identified
 			if opt.Mode == CopyClone && promise != sayOwing {
 				say(sayKept + "a clone that is complete")
 			}
@@ -119,9 +117,9 @@ func TestKeepPromises(t *testing.T) {
 	}
 }
 
-// TestPromisesReachStorage looks at the system calls of a process that makes disks durable, as a
-// kernel does that loses power: what was written counts once the file was synced, and a name once
-// its directory was. No state is put in place before what it says is there.
+// TestPromisesReachStorage checks the system calls of a process that makes disks durable, as if the
+// power failed: a write counts once the file is synced, and a name once its directory is. Each
+// state must be true before it is put in place.
 func TestPromisesReachStorage(t *testing.T) {
 	strace, err := exec.LookPath("strace")
 	filetest.Needs(t, "strace", err == nil)
@@ -130,7 +128,7 @@ func TestPromisesReachStorage(t *testing.T) {
 	dir, err := filepath.EvalSymlinks(t.TempDir())
 	require.NoError(t, err)
 	filetest.Put(t, dir, "disk.raw", filetest.Sample(3<<20, 1), 0)
-	for _, mode := range []CopyMode{CopyOnWrite, CopyClone} { // directories that were there before
+	for _, mode := range []CopyMode{CopyOnWrite, CopyClone} { // the directories exist already
 		require.NoError(t, os.MkdirAll(filepath.Join(dir, string(mode), "disk.raw"), 0o700))
 	}
 	trace := filepath.Join(t.TempDir(), "trace")
@@ -164,11 +162,11 @@ func TestPromisesReachStorage(t *testing.T) {
 	require.Equal(t, 11, s.promises)
 }
 
-// syncedFiles is what is known of files below a directory by the system calls that change them.
+// syncedFiles tracks files below a directory by the system calls that change them.
 type syncedFiles struct {
 	t        *testing.T
 	dir      string
-	changes  map[string]int // of a file or of the names in a directory, so far
+	changes  map[string]int // of a file, or of the names in a directory
 	stored   map[string]int // how many of them are on storage
 	bound    bool
 	promises int
@@ -177,11 +175,11 @@ type syncedFiles struct {
 var (
 	calledOn = regexp.MustCompile(`^(\w+)\(\d+<([^>]*)>`)
 	failed   = regexp.MustCompile(`\) += -1 `)
-	// in a directory, which counts where the name is relative
+	// in a directory, which counts if the name is relative
 	named = regexp.MustCompile(`(?:<([^>]*)>, )?"([^"]*)"`)
 )
 
-// descriptor is the name of the file that a call is about, if it has one.
+// descriptor returns the file name of a call's descriptor, if it has one.
 func descriptor(call string) string {
 	if m := calledOn.FindStringSubmatch(call); m != nil {
 		return m[2]
@@ -189,8 +187,7 @@ func descriptor(call string) string {
 	return ""
 }
 
-// follow notes what a call has done. What a sync has brought to storage is what had been changed
-// before it began.
+// follow records a call. A sync stores the changes from before it began.
 func (s *syncedFiles) follow(call string, until int) {
 	name, _, _ := strings.Cut(call, "(")
 	var paths []string
@@ -235,8 +232,8 @@ func (s *syncedFiles) follow(call string, until int) {
 	}
 }
 
-// change notes a change of what matters: the live map is of no use once the machine was restarted,
-// nor is who has the lock, nor a spare.
+// change records a change that matters. The live map is worthless after a restart of the machine.
+// The lock and a spare never matter.
 func (s *syncedFiles) change(path string) {
 	if strings.HasPrefix(path, s.dir) && !strings.HasSuffix(path, smallfile.LockName) &&
 		!strings.Contains(path, ".live") && !strings.HasSuffix(path, smallfile.SpareSuffix) {
@@ -249,7 +246,7 @@ func (s *syncedFiles) forget(path string) {
 	delete(s.stored, path)
 }
 
-// rename notes that something has that name now, unless it is one that does not count yet.
+// rename records the new name of a file, unless that name does not count yet.
 func (s *syncedFiles) rename(path string) {
 	if !strings.HasSuffix(path, smallfile.LockName) && !strings.Contains(path, ".live") &&
 		!strings.HasSuffix(path, smallfile.PartialSuffix) &&
@@ -258,7 +255,7 @@ func (s *syncedFiles) rename(path string) {
 	}
 }
 
-// missing are the files of that name, or all of them, of which something would be lost.
+// missing returns the files of that name, or all files, that would lose something now.
 func (s *syncedFiles) missing(path string) (missing []string) {
 	for name, n := range s.changes {
 		if s.stored[name] < n &&
@@ -269,8 +266,8 @@ func (s *syncedFiles) missing(path string) (missing []string) {
 	return missing
 }
 
-// claimed are the files of which something would be lost that a state or a map says is there. Of a
-// disk with a map only the next flush says so, and of a state only itself.
+// claimed returns the files that would lose something a state or a map claims. For a disk with a
+// map only the next flush makes the claim. A state claims only itself.
 func (s *syncedFiles) claimed() []string {
 	return slices.DeleteFunc(s.missing(""),
 		func(name string) bool { return s.changes[name+".map"] > 0 || isState(name) })

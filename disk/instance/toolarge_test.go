@@ -15,7 +15,8 @@ import (
 	"kubevirt.io/disk/disk/image"
 )
 
-// What a file system admits as the size of a file has nothing to do with how much space is left.
+// TestFilesThatAreTooLarge: the largest file of a file system has nothing to do with its free
+// space.
 func TestFilesThatAreTooLarge(t *testing.T) {
 	const size = 40 << 40
 	dir, work := t.TempDir(), t.TempDir()
@@ -58,7 +59,7 @@ func TestFilesThatAreTooLarge(t *testing.T) {
 	require.False(t, again.Grown)
 }
 
-// A clone that cannot fit is refused before anything is made.
+// TestCloneThatDoesNotFit: a clone that cannot fit is refused before anything is made.
 func TestCloneThatDoesNotFit(t *testing.T) {
 	small := filetest.TinyFS(t, "1m")
 	img := openGood(t, filetest.Put(t, t.TempDir(), "disk.raw", filetest.Block(5, 3<<20), 0))
@@ -70,7 +71,7 @@ func TestCloneThatDoesNotFit(t *testing.T) {
 	require.Len(t, entries, 1, "only the directory with the lock")
 }
 
-// A start that is stopped leaves no disk.
+// TestCancelledStartLeavesNothing: a cancelled start leaves no disk.
 func TestCancelledStartLeavesNothing(t *testing.T) {
 	dir := t.TempDir()
 	img := openGood(t, filetest.Put(t, dir, "disk.raw", filetest.Sample(8<<20, 3), 0))

@@ -11,8 +11,8 @@ import (
 	"kubevirt.io/disk/disk/disktest/filetest"
 )
 
-// What a logical unit keeps belongs to the content of its disk: it stays while the disk is kept,
-// whatever it is called by then, and goes with it.
+// TestStoreGoesWithTheDisk: the store of a logical unit belongs to the content of its disk. It
+// stays while the disk is kept, under any name, and goes with it.
 func TestStoreGoesWithTheDisk(t *testing.T) {
 	dir, work := t.TempDir(), t.TempDir()
 	path := filetest.Put(t, dir, "disk.raw", filetest.Sample(1<<20, 1), 0)
@@ -53,8 +53,8 @@ func TestStoreIsAsDurableAsTheDisk(t *testing.T) {
 	}
 }
 
-// What a unit has kept of an image that is served in place is not applied to another file of its
-// name: an atomic write that was interrupted would put blocks of the one into the other.
+// TestStoreOfAnExchangedFile: the store of an image served in place does not apply to another file
+// of its name. An interrupted atomic write would put blocks of one file into the other.
 func TestStoreOfAnExchangedFile(t *testing.T) {
 	dir := t.TempDir()
 	path := filetest.Put(t, dir, "disk.raw", []byte("data"), 1<<20)
@@ -80,7 +80,7 @@ func TestStoreOfAnExchangedFile(t *testing.T) {
 		other, logs := start(t, path, opt)
 		require.Equal(t, i > 0, other.kept)
 		require.Equal(t, first.Identity, other.Identity)
-		require.Equal(t, 1-i, logs.FilterMessageSnippet("is another one").Len())
+		require.Equal(t, 1-i, logs.FilterMessageSnippet("has changed since").Len())
 		kept, err := other.Store().Load("kept")
 		require.NoError(t, err)
 		require.Empty(t, kept)

@@ -13,8 +13,7 @@ import (
 	"kubevirt.io/disk/disk/internal/smallfile"
 )
 
-// limitDescriptors lets the process have descriptors below limit only, until the function that it
-// returns is called.
+// limitDescriptors limits the descriptors of the process, until restore is called.
 func limitDescriptors(t *testing.T, limit uint64) (restore func()) {
 	t.Helper()
 	var before unix.Rlimit
@@ -24,9 +23,8 @@ func limitDescriptors(t *testing.T, limit uint64) (restore func()) {
 	return func() { require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &before)) }
 }
 
-// TestAStartShortOfDescriptorsKeepsTheDisk starts with as many descriptors as are open and one
-// more, and so on, until that is enough. Whatever it is that cannot be opened, the guest's writes
-// are there afterwards.
+// TestAStartShortOfDescriptorsKeepsTheDisk starts with one more descriptor than are open, then two,
+// until that is enough. Whatever cannot be opened, the guest's writes are there afterwards.
 func TestAStartShortOfDescriptorsKeepsTheDisk(t *testing.T) {
 	for _, mode := range []CopyMode{CopyOnWrite, CopyClone, CopyNone} {
 		for _, persistent := range []bool{false, true} {
@@ -87,8 +85,8 @@ func TestAStartShortOfDescriptorsKeepsTheDisk(t *testing.T) {
 	}
 }
 
-// Where no descriptor is left, neither the boot nor the volume becomes another one: what the guest
-// wrote would not count there.
+// TestBootAndVolumeAreTheSameWithoutDescriptors: without a descriptor, neither the boot nor the
+// volume may seem to have changed. The guest's writes would not count then.
 func TestBootAndVolumeAreTheSameWithoutDescriptors(t *testing.T) {
 	dir := t.TempDir()
 	boot := bootID()
@@ -99,7 +97,7 @@ func TestBootAndVolumeAreTheSameWithoutDescriptors(t *testing.T) {
 	volumeNow, err := volumeID(dir)
 	restore()
 	require.Equal(t, boot, bootNow)
-	if err == nil { // an overlay file system, of which nothing is asked
+	if err == nil { // an overlay file system has no identifier to ask for
 		require.Equal(t, volume, volumeNow)
 	} else {
 		require.ErrorIs(t, err, unix.EMFILE)
@@ -119,7 +117,8 @@ func TestWhatAUnitKeptIsNotToBeRemovedBecauseItCannotBeOpened(t *testing.T) {
 	require.ErrorContains(t, err, "remove")
 }
 
-// A file name is bytes, and the state file is text.
+// TestRestartKeepsTheDiskOfAnImageWhoseNameIsNoText: a file name is bytes, but the state file is
+// text.
 func TestRestartKeepsTheDiskOfAnImageWhoseNameIsNoText(t *testing.T) {
 	for _, mode := range []CopyMode{CopyClone, CopyNone} {
 		dir := t.TempDir()

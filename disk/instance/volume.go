@@ -10,12 +10,12 @@ import (
 	"kubevirt.io/disk/disk/internal/osfile"
 )
 
-// volumeID tells apart what one kernel has mounted, for as long as it is up: by the number of the
-// device, and as numbers are used again, by that of its attachment where it is a block device. A
-// copy of a volume, as from a snapshot, and a volume that was gone for a while have other ones. It
-// is empty where it says nothing: the file system of a container gets a new number with every
-// start, whatever lies below it. An error says that it could not be asked for now: half of the
-// answer would make another volume of it, on which the live map counts for nothing.
+// volumeID identifies a mounted volume for as long as the kernel is up: by its device number and,
+// because numbers are reused, by the sequence number of a block device. A copy of a volume, such as
+// a snapshot, has another identifier, and so has a volume that was gone for a while. The result is
+// empty if it would mean nothing: the file system of a container gets a new number at every start.
+// After an error the identifier is unknown for now. Half of it would look like another volume, and
+// the live map would not count.
 func volumeID(path string) (string, error) {
 	var st unix.Stat_t
 	var fs unix.Statfs_t
@@ -25,8 +25,8 @@ func volumeID(path string) (string, error) {
 		return "", nil
 	}
 	number := fmt.Sprintf("%d:%d", unix.Major(uint64(st.Dev)), unix.Minor(uint64(st.Dev)))
-	// A link to the device, or to a partition in the directory of its device. Cleaning the path
-	// would make another one of it.
+	// The link leads to the device, or to a partition in the directory of its device. Cleaning the
+	// path would change its meaning.
 	for _, name := range []string{"/diskseq", "/../diskseq"} {
 		text, err := os.ReadFile("/sys/dev/block/" + number + name)
 		if err == nil {

@@ -12,9 +12,8 @@ import (
 	"kubevirt.io/disk/disk/disktest/filetest"
 )
 
-// snapshot copies the files of a disk as a snapshot of its volume has them, which knows nothing of
-// what only memory holds: the map that is not flushed happens to be in it, and what was written in
-// the given range is not.
+// snapshot copies the files of a disk like a snapshot of its volume. It lacks what only memory
+// holds: it happens to have the unflushed map, but not what was written in the given range.
 func snapshot(t *testing.T, from, to string, off int64, length int) {
 	t.Helper()
 	entries, err := os.ReadDir(from)
@@ -29,9 +28,9 @@ func snapshot(t *testing.T, from, to string, off int64, length int) {
 	}
 }
 
-// A volume that is restored from a snapshot is used on the machine of the first one, within the
-// same boot. What was flushed is there, and elsewhere the image or what was written last, and never
-// zeros that nobody wrote.
+// TestSnapshotOfAVolumeOnTheSameMachine restores a volume from a snapshot on the machine of the
+// first one, within one boot. Flushed data is there. Elsewhere is the image or the last write,
+// never zeros that nobody wrote.
 func TestSnapshotOfAVolumeOnTheSameMachine(t *testing.T) {
 	content := make([]byte, 4<<20)
 	for i := range content {
@@ -65,7 +64,7 @@ func TestSnapshotOfAVolumeOnTheSameMachine(t *testing.T) {
 			copy(want[2<<20:], filetest.Block('c', 512))
 			require.NoError(t, clone.Close())
 
-			// A process that is killed loses nothing, there and on the first volume.
+			// The kill of a process loses nothing, there and on the first volume.
 			again, _ := start(t, path, opt)
 			require.Equal(t, -1,
 				filetest.FirstDifference(want, filetest.ReadAll(t, again, again.Size())))
@@ -80,7 +79,7 @@ func TestSnapshotOfAVolumeOnTheSameMachine(t *testing.T) {
 	}
 }
 
-// What a directory cannot be used for is not always who may write there.
+// TestDirectoryErrorsSayWhatToDo: an unusable directory is not always a matter of permissions.
 func TestDirectoryErrorsSayWhatToDo(t *testing.T) {
 	path := filetest.Put(t, t.TempDir(), "disk.raw", filetest.Block(1, 8192), 0)
 	full := filetest.TinyFS(t, "16k,nr_inodes=1")

@@ -5,16 +5,16 @@ import (
 	"kubevirt.io/disk/disk/overlay"
 )
 
-// Workers bound what goes on beside the guests of all disks that are opened with them: a daemon
-// makes one for all of its disks. Any number of goroutines.
+// Workers limit the work beside the guests of all disks that share them. A daemon makes one for all
+// of its disks. They are safe for concurrent use.
 type Workers struct {
-	copying *slots.Slots // of images into disks
-	far     *slots.Slots // the same for images that are far away
-	// of what identifies images; others, so that neither of the two waits for the other
+	copying *slots.Slots // copies images into disks
+	far     *slots.Slots // copies images that are far away
+	// hashes images; a separate limit, so that neither copying nor hashing waits for the other
 	hashing *slots.Slots
 }
 
-// NewWorkers makes workers for a machine of as many processors as this one.
+// NewWorkers returns Workers for this machine's number of processors.
 func NewWorkers() *Workers {
 	return &Workers{
 		copying: overlay.NewSlots(), far: overlay.NewFarSlots(),
