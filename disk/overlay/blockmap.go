@@ -11,21 +11,20 @@ import (
 )
 
 const (
-	// mapPageWords is how many words of 64 blocks a page of the map holds. A page is what is
-	// allocated, and 4 KiB in a file.
+	// mapPageWords is how many words of 64 blocks a page of the map holds. A page takes 4 KiB in
+	// memory and in a file.
 	mapPageWords  = 512
 	mapPageBlocks = mapPageWords * 64
 	mapPageSize   = mapPageWords * 8
 
-	// minGranule is the smallest block that the map distinguishes: what guests write at least.
-	// Bytes.
+	// minGranule is the smallest block of the map, in bytes: guests seldom write less.
 	minGranule = 4 << 10
-	// maxMapBlocks bounds the map of one disk: 32 MiB of bits. Larger images have larger blocks.
+	// maxMapBlocks limits the map of one disk to 32 MiB of bits. Larger images have larger blocks.
 	maxMapBlocks = 1 << 28
 )
 
-// granuleFor is the block size of the map of an image of that many bytes: 4 KiB up to 1 TiB, 64 KiB
-// at 16 TiB.
+// granuleFor returns the block size of the map for an image of that many bytes: 4 KiB up to 1 TiB,
+// 64 KiB at 16 TiB.
 func granuleFor(size int64) int64 {
 	granule := int64(minGranule)
 	for (size+granule-1)/granule > maxMapBlocks {
@@ -34,21 +33,20 @@ func granuleFor(size int64) int64 {
 	return granule
 }
 
-// fullWords is a page of which all blocks are set, as it is saved.
+// fullWords is a saved page with all blocks set.
 var fullWords = bytes.Repeat([]byte{0xff}, mapPageSize)
 
-// blockMap says for every block of an image who has its content: the disk's own file (set) or the
-// image (clear). A block is only ever set, never cleared, so whoever sees it set can rely on it
-// without a lock. All methods may be called from any number of goroutines; set calls for one block
-// must not overlap (blockLocks).
+// blockMap says for every block of an image where its content is: in the disk's own file (set) or
+// in the image (clear). A set block is never cleared, so readers need no lock. All methods are safe
+// for concurrent use, but set calls for one block must not overlap (blockLocks).
 type blockMap struct {
 	blocks int64
 	clear  atomic.Int64 // blocks that are clear
 	pages  []atomic.Pointer[mapPage]
-	full   *mapPage // stands for every page of which all blocks are set
+	full   *mapPage // stands for every page with all blocks set
 }
 
-// mapPage is a part of a map; bits past the end of the map are set.
+// mapPage is a part of a map. Bits past the end of the map are set.
 type mapPage struct {
 	mu    sync.Mutex // held while bits are set
 	words [mapPageWords]atomic.Uint64
@@ -65,15 +63,15 @@ func newBlockMap(blocks int64) *blockMap {
 	return m
 }
 
-// page returns a page to set bits of, allocated if it was all clear.
+// page returns a page to set bits in. If all of it was clear, page allocates it.
 func (m *blockMap) page(index int64) *mapPage {
 	for {
 		if p := m.pages[index].Load(); p != nil {
 			return p
 		}
 		p := &mapPage{unset: mapPageBlocks}
-		// memory that is read before it is written is mapped twice, and to exchange that interrupts
-		// all processors
+		// touch the memory now: a read before the first write would map it twice, and the exchange
+		// interrupts all processors
 		p.words[0].Store(0)
 		if rest := m.blocks - index*mapPageBlocks; rest < mapPageBlocks {
 			p.unset = int(rest)
@@ -87,7 +85,7 @@ func (m *blockMap) page(index int64) *mapPage {
 	}
 }
 
-// word returns 64 blocks of the map, bits of those past its end set.
+// word returns 64 blocks of the map. Bits past its end are set.
 func (m *blockMap) word(index int64) uint64 {
 	p := m.pages[index/mapPageWords].Load()
 	if p == nil {
@@ -113,9 +111,8 @@ func (m *blockMap) allSet(first, last int64) bool {
 	return true
 }
 
-// run describes the blocks from first on that are in the same state, as far as last: the first one
-// after them. Blocks may be set meanwhile, so that each word is looked at once: a run is never
-// empty.
+// run returns the state of block first and the end of the run of blocks in that state, up to last.
+// Blocks may be set meanwhile, so run reads each word once: a run is never empty.
 func (m *blockMap) run(first, last int64) (set bool, end int64) {
 	w := first / 64
 	word := m.word(w)
@@ -136,7 +133,7 @@ func (m *blockMap) run(first, last int64) (set bool, end int64) {
 	}
 }
 
-// nextClear is the first clear block from first on; m.blocks if there is none.
+// nextClear returns the first clear block from first on, or m.blocks if there is none.
 func (m *blockMap) nextClear(first int64) int64 {
 	for first < m.blocks {
 		switch m.pages[first/mapPageBlocks].Load() {
@@ -156,9 +153,9 @@ func (m *blockMap) nextClear(first int64) int64 {
 	return m.blocks
 }
 
-// set sets the blocks first to last. save is told of each page before its bits are set, with its
-// new words from the given one on; when it fails, these and the following blocks stay as they were.
-// nil: nothing is saved.
+// set sets the blocks first to last. Before it sets bits of a page, it calls save with the page's
+// new words from the given one on. If save fails, these blocks and the following ones stay clear.
+// If save is nil, nothing is saved.
 func (m *blockMap) set(first, last int64, save func(page, word int64, words []byte) error) error {
 	for first <= last {
 		end := min(last, (first/mapPageBlocks+1)*mapPageBlocks-1)
@@ -210,9 +207,9 @@ func (m *blockMap) setInPage(first, last int64,
 	return nil
 }
 
-// setPage sets all blocks of a page of which none is set. Nobody else sets any of it meanwhile, as
-// the calls would overlap. There is no page yet that snapshotPage could wait for, so both use the
-// lock of the full one.
+// setPage sets all blocks of a page that is all clear. Nobody else sets any of it meanwhile,
+// because calls must not overlap. There is no page yet whose lock snapshotPage could take, so both
+// use the lock of the full one.
 func (m *blockMap) setPage(index int64, save func(page, word int64, words []byte) error) error {
 	m.full.mu.Lock()
 	defer m.full.mu.Unlock()
@@ -227,14 +224,14 @@ func (m *blockMap) setPage(index int64, save func(page, word int64, words []byte
 	return nil
 }
 
-// copyPage writes a page as it is now to buf, of mapPageSize bytes.
+// copyPage copies the current page to buf, of mapPageSize bytes.
 func (m *blockMap) copyPage(index int64, buf []byte) {
 	for i := range int64(mapPageWords) {
 		binary.LittleEndian.PutUint64(buf[i*8:], m.word(index*mapPageWords+i))
 	}
 }
 
-// snapshotPage is copyPage without any set call half-way: what save was told of before is in it.
+// snapshotPage is copyPage, but waits for set calls: whatever save has seen is in the copy.
 func (m *blockMap) snapshotPage(index int64, buf []byte) {
 	p := m.pages[index].Load()
 	if p == nil {
@@ -245,8 +242,8 @@ func (m *blockMap) snapshotPage(index int64, buf []byte) {
 	m.copyPage(index, buf)
 }
 
-// mergePage sets the blocks that are set in buf, of mapPageSize bytes, and reports whether any was
-// not set before.
+// mergePage sets the blocks that are set in buf, of mapPageSize bytes. It reports whether any of
+// them is new.
 func (m *blockMap) mergePage(index int64, buf []byte) (news bool) {
 	p := m.page(index)
 	p.mu.Lock()
@@ -267,5 +264,5 @@ func (m *blockMap) mergePage(index int64, buf []byte) (news bool) {
 	return news
 }
 
-// mapBuffers holds what a page's words are encoded in before they are saved.
+// mapBuffers holds buffers to encode a page's words for save.
 var mapBuffers = sync.Pool{New: func() any { return new([mapPageSize]byte) }}

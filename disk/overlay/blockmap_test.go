@@ -11,8 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestRunWhileBlocksAreSet asks for the run of blocks around those that another goroutine is just
-// setting. A run has at least the block that it begins at: a reader takes its length from it.
+// TestRunWhileBlocksAreSet asks for the run around blocks that another goroutine is setting. A run
+// has at least its first block: a reader takes its length from it.
 func TestRunWhileBlocksAreSet(t *testing.T) {
 	const blocks = 4 * mapPageBlocks
 	m := newBlockMap(blocks)
@@ -45,8 +45,8 @@ func TestRunWhileBlocksAreSet(t *testing.T) {
 	}
 }
 
-// TestMapAgainstAModel sets ranges of every shape, whole pages and beyond among them, and compares
-// each bit, what the map counts, and what is saved.
+// TestMapAgainstAModel sets ranges of every shape, including whole pages and more. It compares each
+// bit, the counts, and what is saved.
 func TestMapAgainstAModel(t *testing.T) {
 	r := rand.New(rand.NewPCG(7, 1))
 	for range 40 {
@@ -65,7 +65,7 @@ func TestMapAgainstAModel(t *testing.T) {
 		for range 12 {
 			first := r.Int64N(blocks)
 			last := first + r.Int64N(blocks-first)
-			if r.IntN(2) == 0 { // pages, from their first block to their last
+			if r.IntN(2) == 0 { // whole pages
 				first = first / mapPageBlocks * mapPageBlocks
 				last = min(blocks, (last/mapPageBlocks+1)*mapPageBlocks) - 1
 			}
@@ -89,9 +89,9 @@ func TestMapAgainstAModel(t *testing.T) {
 	}
 }
 
-// A checkpoint that begins between saving a change of the map and making it gets the map with the
-// change: the page counts as saved after it, so that it would be missing from the durable map for
-// good, with all that the guest flushes there later.
+// TestSnapshotWaitsForWhatIsSaved: a checkpoint begins after a change was saved and before it is
+// made. It must get the map with the change: the page counts as saved after it. Otherwise the
+// durable map would never get the change, nor anything the guest flushes there later.
 func TestSnapshotWaitsForWhatIsSaved(t *testing.T) {
 	for name, last := range map[string]int64{"a part of a page": 99,
 		"a whole page": mapPageBlocks - 1} {

@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// change is what is done to a range.
+// change is an operation on a range.
 type change int
 
 const (
@@ -38,11 +38,11 @@ func (o *Disk) apply(op change, p []byte, off, length int64) error {
 	}
 }
 
-// change does op to a range of which blocks may not be marked yet, and marks them.
+// change does op to a range whose blocks may not be marked yet, and marks them.
 //
-// What the first and the last block have beside the range comes from the image. That is read before
-// the blocks are locked: it may take long, and whoever else wants blocks must not wait for it. The
-// image does not change meanwhile, and a block that was marked meanwhile needs nothing of it.
+// If the first or the last block is only partly in the range, the rest of it comes from the image.
+// It is read before the blocks are locked, because a read may take long and others must not wait
+// for it. The image does not change, and a block that is marked meanwhile needs nothing of it.
 func (o *Disk) change(ctx context.Context, op change, p []byte, off, length int64) error {
 	first, last := o.span(off, length)
 	end := off + length
@@ -79,7 +79,7 @@ func (o *Disk) change(ctx context.Context, op change, p []byte, off, length int6
 	}
 	if merge && inHead { // the block is written at once, with p in it
 		n := copy(head.content[off-headBegin:], p)
-		p, off, length = p[n:], off+int64(n), length-int64(n) // what lies behind the image
+		p, off, length = p[n:], off+int64(n), length-int64(n) // the part behind the image
 	}
 	if inHead {
 		if err := head.write(o); err != nil {
@@ -99,20 +99,20 @@ func (o *Disk) change(ctx context.Context, op change, p []byte, off, length int6
 	return o.mark(first, last)
 }
 
-// bounds is where a block begins and ends. The last one of the image may be shorter than the others
-// in the image, but the disk may be larger than the image.
+// bounds returns the begin and the end of a block. The last block of the image may end early, but
+// the disk may be larger than the image.
 func (o *Disk) bounds(block int64) (begin, end int64) {
 	return block * o.granule, min((block+1)*o.granule, o.Size())
 }
 
-// edge is a part of a block, as the image has it.
+// edge is a part of a block, with the image's content.
 type edge struct {
-	buf     *[]byte // of the disk's scratch; nil: none is used
-	content []byte  // nil: it was not read, or the image is not needed any more
+	buf     *[]byte // of the disk's scratch; nil: unused
+	content []byte  // nil: not read, or the disk no longer needs the image
 	off     int64
 }
 
-// read gets the edge from the image.
+// read reads the edge from the image.
 func (e *edge) read(ctx context.Context, o *Disk, begin, end int64) error {
 	e.buf, e.off = o.scratch.Get().(*[]byte), begin
 	n, err := o.readForGuest(ctx, (*e.buf)[:end-begin], begin)
@@ -122,7 +122,7 @@ func (e *edge) read(ctx context.Context, o *Disk, begin, end int64) error {
 	return err
 }
 
-// write brings the edge into the file.
+// write writes the edge to the file.
 func (e *edge) write(o *Disk) error {
 	_, err := o.file.WriteAt(e.content, e.off)
 	return err

@@ -8,12 +8,12 @@ import (
 	"kubevirt.io/disk/disk/internal/osfile"
 )
 
-// checkpointPages is how many pages of the map one checkpoint step copies: 1 MiB.
+// checkpointPages is how many pages of the map one step of a checkpoint copies: 1 MiB.
 const checkpointPages = 256
 
-// Flush makes what was written durable, if the disk is: the data first, then the map that says
-// where it is, each with its own barrier. Between the two a crash leaves blocks that are written
-// but not marked, which nobody was promised. Durability: as Disk.
+// Flush makes writes durable if the disk is durable: first the data, then the map that says where
+// it is, each with its own barrier. A crash between the two leaves blocks that are written but not
+// marked. Nobody was promised those. Durability: as Disk.
 func (o *Disk) Flush() error {
 	if o.failed.Load() {
 		return disk.ErrFailed
@@ -26,7 +26,7 @@ func (o *Disk) Flush() error {
 	switch {
 	case o.failed.Load():
 		return disk.ErrFailed
-	case o.mapless.Load(): // since then
+	case o.mapless.Load(): // since the last flush
 		return o.file.Flush()
 	}
 	err := o.checkpoint()
@@ -37,7 +37,7 @@ func (o *Disk) Flush() error {
 	return err
 }
 
-// Sync is Flush, and brings the data to storage also where Flush does not. See Syncer.
+// Sync is like Flush, but always brings the data to storage. See Syncer.
 func (o *Disk) Sync() error {
 	if err := o.Flush(); err != nil || o.maps.durable != nil {
 		return err
@@ -45,7 +45,7 @@ func (o *Disk) Sync() error {
 	return o.file.Sync()
 }
 
-// checkpoint makes the data durable, and then the map. After ErrFailed nobody can tell what was
+// checkpoint makes the data durable, and then the map. After ErrFailed nobody can tell what is
 // lost.
 func (o *Disk) checkpoint() error {
 	saved := false
@@ -65,7 +65,7 @@ func (o *Disk) checkpoint() error {
 	return nil
 }
 
-// savePages saves pages as they were before the data was flushed.
+// savePages saves pages that were copied before the flush of the data.
 func (o *Disk) savePages(pages []int64) error {
 	copies := make([]byte, len(pages)*mapPageSize)
 	for i, page := range pages {

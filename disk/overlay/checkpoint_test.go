@@ -15,7 +15,7 @@ import (
 	"kubevirt.io/disk/disk/disktest/filetest"
 )
 
-// flushing is a file whose flush something else comes in between.
+// flushing is a file that calls a function during its flush.
 type flushing struct {
 	*filetest.SimFile
 	during func()
@@ -27,8 +27,8 @@ func (f *flushing) Flush() error {
 	return err
 }
 
-// What the guest writes while the data is flushed is not on storage yet, so that the map that is
-// saved next must not speak of it.
+// TestCheckpointSpeaksOfFlushedDataOnly: what the guest writes during the flush of the data is not
+// on storage yet, so the map that is saved next must not include it.
 func TestCheckpointSpeaksOfFlushedDataOnly(t *testing.T) {
 	for seed := range uint64(10) { // a crash keeps some sectors
 		d := newSimDisk(t, seed, Options{})
@@ -49,8 +49,8 @@ func TestCheckpointSpeaksOfFlushedDataOnly(t *testing.T) {
 	}
 }
 
-// A flush that finds another one under way has to wait for it: that one has taken over what both
-// promise.
+// TestFlushWaitsForTheOneBefore: a flush that finds another one under way has to wait for it,
+// because that one is saving the changes of both.
 func TestFlushWaitsForTheOneBefore(t *testing.T) {
 	d := newSimDisk(t, 1, Options{})
 	_, err := d.over.WriteAt(filetest.Block('a', minGranule), minGranule)
@@ -77,8 +77,8 @@ func TestFlushWaitsForTheOneBefore(t *testing.T) {
 	require.NoError(t, <-second)
 }
 
-// Every page that has changed is saved once, and those that could not be saved are still to be
-// saved.
+// TestDirtyPagesAreSavedInBatches: every changed page is saved once. A page that could not be saved
+// stays dirty.
 func TestDirtyPagesAreSavedInBatches(t *testing.T) {
 	const pages = 20*64 + 5
 	s := newMapStore(pages)
@@ -106,8 +106,8 @@ func TestDirtyPagesAreSavedInBatches(t *testing.T) {
 		func([]int64) error { panic("nothing is left") }))
 }
 
-// A map file that is made of a map says the same, also of pages that are not stored in it because
-// they are full.
+// TestMapFileSaysWhatTheMapSays: a map file made of a map says the same, including full pages,
+// which it does not store.
 func TestMapFileSaysWhatTheMapSays(t *testing.T) {
 	const blocks = 3*mapPageBlocks + 70
 	m := newBlockMap(blocks)
@@ -132,7 +132,7 @@ func TestMapFileSaysWhatTheMapSays(t *testing.T) {
 	require.Equal(t, m.clear.Load(), again.clear.Load())
 }
 
-// pageWrites is a new file that notes what is written to it.
+// pageWrites is a new file that records its writes.
 type pageWrites struct {
 	content []byte
 	sizes   []int
@@ -143,15 +143,15 @@ func (w *pageWrites) WriteAt(p []byte, off int64) (int, error) {
 	return copy(w.content[off:], p), nil
 }
 
-// However pages that are clear, that are full and that are neither follow each other, each is
-// written once, or not at all, and neighbours together.
+// TestMapPagesAreWrittenTogether: clear, full and other pages may follow each other in any order.
+// Each is written once or not at all, and neighbours together.
 func TestMapPagesAreWrittenTogether(t *testing.T) {
 	const pages, blocks = 5*mapChunk/mapPageSize + 1, 5*mapChunk/mapPageSize*mapPageBlocks + 70
 	random := rand.New(rand.NewPCG(1, 1))
 	for range 200 {
 		m := newBlockMap(blocks)
 		var want []int
-		together := false // whether the next page goes with the one before
+		together := false // whether the next page joins the one before
 		for kind, page := 0, int64(0); page < pages; page++ {
 			if random.IntN(6) == 0 { // long runs
 				kind = random.IntN(3)

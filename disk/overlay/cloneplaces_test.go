@@ -10,8 +10,8 @@ import (
 	"kubevirt.io/disk/disk/internal/slots"
 )
 
-// What a clone is written with is told whether a guest is there, which allocating space beside it
-// would slow down.
+// TestClonePreallocates: the writer of a clone learns whether a guest is active, because allocating
+// space would slow the guest down.
 func TestClonePreallocates(t *testing.T) {
 	const size = writerFrom
 	d, err := rawfile.Open(filetest.Sparse(t, size).Name(), rawfile.Options{Private: true})

@@ -15,7 +15,7 @@ import (
 	"kubevirt.io/disk/disk/internal/slots"
 )
 
-// simDisk is an overlay on such files, and what its sectors may be after a crash.
+// simDisk is an overlay on simulated files, with the possible content of its sectors after a crash.
 type simDisk struct {
 	t        *testing.T
 	m        *filetest.Machine
@@ -26,7 +26,7 @@ type simDisk struct {
 	over     *Disk
 	hydrate  *hydration
 	expected []byte // what reads return now
-	// sectors: what a crash may leave of them: as of the last flush, or any later version
+	// sectors: what a crash may leave: the last flushed version, or any later one
 	allowed map[int64][][]byte
 	opt     Options
 }
@@ -57,7 +57,7 @@ func newSimDisk(t *testing.T, seed uint64, opt Options) *simDisk {
 	return d
 }
 
-// open starts with the files as they are, as after a crash: the live map counts for nothing then.
+// open starts with the current files, as after a crash: the live map does not count then.
 func (d *simDisk) open(m *filetest.Machine) {
 	blocks := newBlockMap(blocksOf(simSize))
 	require.NoError(d.t, readMap(d.durable, d.durable.Size(), simHeader(), blocks,
@@ -73,7 +73,7 @@ func (d *simDisk) open(m *filetest.Machine) {
 	d.hydrate.chunk, d.hydrate.retry = 3*minGranule, 0
 }
 
-// attempt notes what the disk may hold when a change of the range is cut off.
+// attempt records what the disk may hold if a change of the range is cut off.
 func (d *simDisk) attempt(p []byte, off int64) {
 	for i := int64(0); i < int64(len(p)); i += disk.SectorSize {
 		sector := (off + i) / disk.SectorSize
@@ -84,7 +84,7 @@ func (d *simDisk) attempt(p []byte, off int64) {
 	}
 }
 
-// operate does one random thing.
+// operate does one random operation.
 func (d *simDisk) operate() error {
 	r := d.m.Random
 	off := r.Int64N(simSize/disk.SectorSize) * disk.SectorSize
@@ -130,11 +130,12 @@ func (d *simDisk) operate() error {
 	return nil
 }
 
-// recover starts again after a crash. It returns the first sector that holds what it never may.
+// recover starts again after a crash. Its error names the first sector with content that must not
+// be there.
 func (d *simDisk) recover() error {
 	m := &filetest.Machine{Random: d.m.Random, CrashIn: -1}
 	d.file, d.durable = d.file.Crash(m), d.durable.Crash(m)
-	d.opt.CopyReads = false // reading is not to change anything here
+	d.opt.CopyReads = false // reading must not change anything here
 	before := d.allowed
 	d.open(m)
 	got := make([]byte, simSize)
@@ -160,8 +161,8 @@ func (d *simDisk) recover() error {
 	return nil
 }
 
-// killed is what another process reads that starts after this one was killed: everything that was
-// written to files is there.
+// killed returns what the next process reads after this one was killed: all writes to files are
+// there.
 func (d *simDisk) killed() []byte {
 	blocks := newBlockMap(blocksOf(simSize))
 	for _, f := range []*filetest.SimFile{d.durable, d.live} {
@@ -173,8 +174,8 @@ func (d *simDisk) killed() []byte {
 	return filetest.ReadAll(d.t, over, simSize)
 }
 
-// crashes lets a disk crash so many times, each time at a random call to storage, and returns what
-// was found wrong.
+// crashes lets a disk crash so many times, each time at a random call to storage. It returns the
+// first fault.
 func crashes(t *testing.T, seed uint64, opt Options, rounds int, prepare func(*simDisk)) error {
 	d := newSimDisk(t, seed, opt)
 	for range rounds {
@@ -195,8 +196,8 @@ func crashes(t *testing.T, seed uint64, opt Options, rounds int, prepare func(*s
 	return nil
 }
 
-// TestCrashPoints replays crashes of the machine that drop and tear what was not flushed. Whatever
-// was acknowledged and flushed is there, and every sector holds one thing that was once in it.
+// TestCrashPoints simulates crashes of the machine that drop and tear unflushed writes. All flushed
+// data is there, and every sector holds something that was once in it.
 func TestCrashPoints(t *testing.T) {
 	const seeds, rounds = 60, 25
 	for name, opt := range map[string]Options{
@@ -212,7 +213,7 @@ func TestCrashPoints(t *testing.T) {
 	}
 }
 
-// The harness finds what it is there for: storage that does not do what a flush asks of it loses
+// TestCrashPointsFindLostData checks that the simulation works: storage that ignores flushes loses
 // data.
 func TestCrashPointsFindLostData(t *testing.T) {
 	for name, lie := range map[string]func(*simDisk){
@@ -229,9 +230,8 @@ func TestCrashPointsFindLostData(t *testing.T) {
 	}
 }
 
-// TestFaultAtEveryCall fails each call to storage in turn. Whatever fails, reads return what was
-// written or what was there before, and when storage works again so does the disk, unless a flush
-// has failed.
+// TestFaultAtEveryCall fails each call to storage in turn. Reads still return the old or the new
+// content. When storage works again so does the disk, unless a flush has failed.
 func TestFaultAtEveryCall(t *testing.T) {
 	for _, cause := range []error{fmt.Errorf("%w: %w", disk.ErrNoSpace, unix.ENOSPC),
 		&disk.MediumError{Op: "write", Err: errors.New("input/output error")}} {
@@ -249,7 +249,7 @@ func TestFaultAtEveryCall(t *testing.T) {
 			for i := 0; i < 150 && calls < failing; i++ {
 				err = d.operate()
 			}
-			if err == nil { // the call was that of a read, which does not mind
+			if err == nil { // it was a call of a read, which ignores the error
 				require.Equal(t, d.expected, d.killed())
 				continue
 			}

@@ -22,7 +22,7 @@ import (
 	"kubevirt.io/disk/disk/image"
 )
 
-// farDisk is a disk over an image that lies far away.
+// farDisk is a disk over an image that is far away.
 type farDisk struct {
 	*Disk
 	served  disk.Disk
@@ -50,7 +50,7 @@ func newFarDisk(t *testing.T, name string, packed, content []byte, source source
 	return d
 }
 
-// newRawDisk is a disk over a raw image.
+// newRawDisk makes a disk over a raw image.
 func newRawDisk(t *testing.T, size int64, opt sourcetest.Options) *farDisk {
 	content := filetest.Sample(int(size), 3)
 	return newFarDisk(t, "a.raw", content, content, opt, Options{})
@@ -76,7 +76,7 @@ func TestOnlyFarImagesMakeDistantDisks(t *testing.T) {
 	}
 }
 
-// TestDiskOverAFarImage does random things to disks, and compares them with a model.
+// TestDiskOverAFarImage does random operations on disks and compares them with a model.
 func TestDiskOverAFarImage(t *testing.T) {
 	const size = 4 << 20
 	dir := t.TempDir()
@@ -133,9 +133,9 @@ func TestDiskOverAFarImage(t *testing.T) {
 	}
 }
 
-// TestOutOfReach has a source out of reach. What needs nothing of it is done without any waiting,
-// also in the block that somebody else waits for. What waits ends with its context and has changed
-// nothing.
+// TestOutOfReach uses a source that is out of reach. Calls that need nothing from it do not wait,
+// even in a block that another call waits for. Calls that wait end with their context and have
+// changed nothing.
 func TestOutOfReach(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newRawDisk(t, 4<<20, sourcetest.Options{})
@@ -188,7 +188,7 @@ func TestOutOfReach(t *testing.T) {
 		require.Equal(t, own, p)
 		_, err = other.WriteAt(part, 7*minGranule+512)
 		require.NoError(t, err)
-		// the last three are those that others wait for
+		// others wait for the last three
 		for _, at := range []int64{6, 8, 19, 20, 21} {
 			_, err = other.WriteAt(filetest.Block('w', minGranule), at*minGranule)
 			require.NoError(t, err)
@@ -199,7 +199,7 @@ func TestOutOfReach(t *testing.T) {
 		_, err = other.(disk.Extenter).Extent(0, 1<<20)
 		require.NoError(t, err)
 		require.False(t, other.(disk.Estimator).Slow(0))
-		require.Equal(t, now, time.Now(), "nothing of that waited")
+		require.Equal(t, now, time.Now(), "none of that waited")
 
 		waiting.Wait()
 		require.Zero(t, d.source.Waiting())
@@ -215,8 +215,8 @@ func TestOutOfReach(t *testing.T) {
 	})
 }
 
-// TestWriteThatWaitedForItsBlock has a block be written whole by one while another one waits to
-// write a part of it: both are there.
+// TestWriteThatWaitedForItsBlock: one write covers a whole block while another one waits to write a
+// part of it. Both writes are there.
 func TestWriteThatWaitedForItsBlock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newRawDisk(t, 1<<20, sourcetest.Options{})
@@ -240,8 +240,8 @@ func TestWriteThatWaitedForItsBlock(t *testing.T) {
 	})
 }
 
-// TestDetachingWhileSomebodyWaits lets go of an image that somebody still reads: nobody else waits
-// for that.
+// TestDetachingWhileSomebodyWaits detaches an image that a read still uses: no other call waits for
+// that.
 func TestDetachingWhileSomebodyWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newRawDisk(t, 1<<20, sourcetest.Options{})
@@ -262,7 +262,7 @@ func TestDetachingWhileSomebodyWaits(t *testing.T) {
 		synctest.Wait()
 		select {
 		case <-dropped:
-			t.Fatal("it did not wait")
+			t.Fatal("Detach did not wait")
 		default:
 		}
 		require.Equal(t, -1, filetest.FirstDifference(filetest.Block('w', 1<<20),
@@ -334,7 +334,7 @@ func TestCopyingEndsWhileItWaits(t *testing.T) {
 	})
 }
 
-// TestCopyingLeavesTheWayToTheGuest has a guest read all the time.
+// TestCopyingLeavesTheWayToTheGuest copies beside a guest that reads all the time.
 func TestCopyingLeavesTheWayToTheGuest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newRawDisk(t, 8<<20, sourcetest.Options{Delay: 100 * time.Millisecond})
@@ -349,14 +349,15 @@ func TestCopyingLeavesTheWayToTheGuest(t *testing.T) {
 		})
 		all.Go(func() { _ = d.Copy(ctx, CopyOptions{Slots: NewFarSlots()}) })
 		time.Sleep(2 * time.Second)
-		require.LessOrEqual(t, d.source.Stats().Most, 2, "the guest, and one that copies")
+		require.LessOrEqual(t, d.source.Stats().Most, 2, "the guest and one worker")
 		require.Greater(t, d.source.Stats().Reads, before+3)
 		cancel()
 		all.Wait()
 	})
 }
 
-// TestFarImageThatIsGone copies what can be had of an image, and does not ask much for what cannot.
+// TestFarImageThatIsGone copies the readable parts of an image, and does not ask often for the
+// rest.
 func TestFarImageThatIsGone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newRawDisk(t, 16<<20, sourcetest.Options{})
@@ -388,7 +389,7 @@ func TestFarImageThatIsGone(t *testing.T) {
 	})
 }
 
-// TestOutageOfManyDisks has no more reads under way, with a buffer each, than there are slots.
+// TestOutageOfManyDisks: there are no more reads, with a buffer each, than slots.
 func TestOutageOfManyDisks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := NewFarSlots()

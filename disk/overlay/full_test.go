@@ -17,8 +17,8 @@ import (
 	"kubevirt.io/disk/disk/internal/smallfile"
 )
 
-// Copying to a full volume leaves the guest, and what is kept beside the disk, the space that does
-// not suffice for a chunk.
+// TestCopyingToAFullVolumeTakesNothing: if the space is too small for a chunk, copying leaves it to
+// the guest and to the small files beside the disk.
 func TestCopyingToAFullVolumeTakesNothing(t *testing.T) {
 	const size = 4 << 20
 	full := filetest.TinyFS(t, "1536k")
@@ -57,8 +57,8 @@ func TestCopyingToAFullVolumeTakesNothing(t *testing.T) {
 	require.Equal(t, -1, filetest.FirstDifference(want, filetest.ReadAll(t, over, size)))
 }
 
-// Where an image is found to have more holes than at the last start, and that cannot be saved, the
-// disk is read as before.
+// TestHolesThatCannotBeSaved: the image has more holes than at the last start, and that cannot be
+// saved. The disk still reads as before.
 func TestHolesThatCannotBeSaved(t *testing.T) {
 	const size = 3 * mapPageBlocks * minGranule
 	img := openGood(t, filetest.Put(t, t.TempDir(), "a.raw", filetest.Block('a', 1<<20), size))

@@ -8,7 +8,7 @@ import (
 	"kubevirt.io/disk/disk/disktest/filetest"
 )
 
-// countedWays counts how chunks are written, and has a guest come with the first one.
+// countedWays counts how chunks are written. The guest becomes active with the first write.
 type countedWays struct {
 	*filetest.SimFile
 	guest             func()
@@ -28,12 +28,12 @@ func (w *countedWays) WriteThrough(p []byte, off int64) error {
 	return err
 }
 
-// A chunk of many runs lets a guest through that comes meanwhile, and may wait for a block of it:
-// the rest goes through the page cache.
+// TestGuestThatComesBackWaitsForOneWrite: a guest may come while a chunk of many runs is written,
+// and wait for a block of it. The rest of the chunk goes through the page cache.
 func TestGuestThatComesBackWaitsForOneWrite(t *testing.T) {
 	d := newSimDisk(t, 1, Options{})
 	out := &countedWays{SimFile: d.file, guest: d.over.watch.touch}
-	// with holes in it, and so of many runs
+	// with holes, and so with many runs
 	d.hydrate.chunk = simSize/minGranule*minGranule + minGranule
 	d.hydrate.out = out
 	first, last, ok := d.hydrate.next(t.Context())

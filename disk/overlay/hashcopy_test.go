@@ -16,7 +16,7 @@ import (
 	"kubevirt.io/disk/disk/internal/slots"
 )
 
-// seenChunks counts the whole chunks that a hydration has read in one.
+// seenChunks counts the whole chunks that a hydration has read at once.
 type seenChunks struct {
 	*image.ReadAlong
 	whole atomic.Int64
@@ -29,8 +29,8 @@ func (s *seenChunks) Saw(ctx context.Context, p []byte, off int64) {
 	s.ReadAlong.Saw(ctx, p, off)
 }
 
-// TestHydrationReadsForTheHash has an image be copied whose clusters lie in its file in one run:
-// every chunk of the file in that run is hashed on the way, and the hash is that of the file.
+// TestHydrationReadsForTheHash copies an image whose clusters are one run in its file. Every chunk
+// of the file in that run is hashed on the way, and the hash is that of the file.
 func TestHydrationReadsForTheHash(t *testing.T) {
 	const size = 8 << 20
 	dir := t.TempDir()

@@ -8,7 +8,7 @@ import (
 	"kubevirt.io/disk/disk/image"
 )
 
-// openGood opens an image that has to be good, and closes it in the end.
+// openGood opens a valid image, and closes it at the end of the test.
 func openGood(t testing.TB, path string) *image.Image {
 	t.Helper()
 	img, err := image.Open(path, image.Options{})

@@ -15,66 +15,66 @@ import (
 )
 
 const (
-	// checkpointEvery is how much is copied between two checkpoints of a durable disk: what a crash
-	// makes it copy again. Bytes.
+	// checkpointEvery is how much is copied between two checkpoints of a durable disk. After a
+	// crash, that much is copied again. Bytes.
 	checkpointEvery = 256 << 20
 	// hydrationChunk is what a worker copies at once, unless the image has larger clusters. The
 	// guest may have to wait for it. Bytes.
 	hydrationChunk = 1 << 20
-	// writerFrom is how much there has to be to copy for another way to write it to be worth
-	// opening. Bytes.
+	// writerFrom is how much must be left to copy to make a faster writer worth opening. Bytes.
 	writerFrom = 64 << 20
-	// spaceRetry and mediumRetry are how long hydration waits after an error before it tries again.
+	// spaceRetry and mediumRetry are the waits before hydration tries again after an error.
 	spaceRetry  = time.Second
 	mediumRetry = 30 * time.Second
 )
 
-// Of an image that is far away:
+// For an image that is far away:
 const (
-	// farPatience is how long a chunk may take to come. After that a single worker tries again, as
-	// what is out of reach is not reached sooner by asking for more of it.
+	// farPatience is how long a chunk may take to arrive. After that only one worker tries: asking
+	// more often does not bring the image back.
 	farPatience = 30 * time.Second
-	// farRetry is how long it leaves the image alone then.
+	// farRetry is the wait before that try.
 	farRetry = 5 * time.Second
-	// farPiece is the least that is read by itself where a chunk is lost. Bytes.
+	// farPiece is the smallest read when a chunk is lost. Bytes.
 	farPiece = 64 << 10
 )
 
-// hydration copies what a disk's file does not have yet, beside the guest: first what the guest
-// reads, then the rest in order. Its workers share slots with those of all other disks. One, the
-// leader, waits for them; the others only use what no other disk wants, and the guest does not.
+// hydration copies the blocks that a disk's file lacks, beside the guest: first what the guest
+// reads, then the rest in order. Its workers share slots with those of all other disks. One worker,
+// the leader, waits for a slot. The others take only slots that no other disk wants, and only while
+// the guest is idle.
 type hydration struct {
 	o        *Disk
 	log      *zap.Logger
-	progress Progress // nil: nobody is told
+	progress Progress // nil: unused
 	begun    time.Time
 	slots    *slots.Slots
-	chunk    int64 // bytes that are read at once, a multiple of the map's granule
+	chunk    int64 // bytes read at once, a multiple of the map's granule
 	workers  int
-	retry    time.Duration // how long it waits for space
+	retry    time.Duration // wait for space
 
 	mu     sync.Mutex
 	cursor int64 // guarded by mu; blocks before it were handed out
-	ahead  int64 // guarded by mu; the block after what the guest read last; -1: none
+	ahead  int64 // guarded by mu; the block after the guest's last read; -1: none
 
 	failMu  sync.Mutex
 	failure error // guarded by failMu; the first of this pass over the image
 
-	follower Follower   // nil: nobody wants to see what is read
-	writer   OpenWriter // nil: out is what there is
+	follower Follower   // nil: unused
+	writer   OpenWriter // nil: use out
 	out      chunkWriter
 	unsaved  atomic.Int64 // bytes since the last checkpoint
 	helpers  atomic.Int32 // workers beside the leader
-	paused   atomic.Bool  // no space is left
+	paused   atomic.Bool  // there is no space
 
 	far      bool         // the image is far away
-	late     atomic.Bool  // it cannot be had now
-	heldBack atomic.Int32 // of workers: how many may not help now
+	late     atomic.Bool  // the image is out of reach
+	heldBack atomic.Int32 // how many workers may not help now
 }
 
 // chunkWriter writes parts of chunks to the disk's file.
 type chunkWriter interface {
-	Write(p []byte, off int64) error        // as is fastest
+	Write(p []byte, off int64) error        // the fastest way
 	WriteThrough(p []byte, off int64) error // through the page cache
 }
 
@@ -93,8 +93,8 @@ func newHydration(o *Disk, opt CopyOptions) *hydration {
 		out: rawfile.NewServedWriter(o.file, nil, nil, rawfile.ServedWorth)}
 }
 
-// run returns nil when the file has every block, or when ctx ends: its error then. It goes on after
-// errors of storage, which may be temporary, and ends with the disk's failure.
+// run returns nil when the file has every block, or ctx's error when that ends. It retries after
+// errors of storage, which may be temporary, and returns the disk's failure.
 func (h *hydration) run(ctx context.Context) error {
 	h.begin(time.Now())
 	if h.writer != nil && h.o.blocks.clear.Load()*h.o.granule >= writerFrom {
@@ -113,7 +113,7 @@ func (h *hydration) run(ctx context.Context) error {
 			return nil
 		}
 		if failure != nil {
-			h.log.Warn("a part of the image cannot be copied now, and is tried again later",
+			h.log.Warn("a part of the image cannot be copied now: trying again later",
 				zap.Error(failure), zap.Duration("after", mediumRetry))
 			if err := slots.Rest(ctx, mediumRetry); err != nil {
 				return err
@@ -122,7 +122,7 @@ func (h *hydration) run(ctx context.Context) error {
 	}
 }
 
-// begin notes when copying begins, and lets it go slowly during the first reads.
+// begin records when copying begins, so that it is slow during the first reads.
 func (h *hydration) begin(now time.Time) {
 	h.begun = now
 	h.o.watch.activeAt.Store(now.Add(FirstReads - guestIdle).UnixNano())
@@ -155,7 +155,7 @@ func (h *hydration) pass(ctx context.Context) error {
 	return h.failure
 }
 
-// recruit lets more workers help that no other disk wants, unless they would be in the guest's way.
+// recruit lets more workers help if no other disk wants their slots and the guest is idle.
 func (h *hydration) recruit(ctx context.Context, group *sync.WaitGroup) {
 	for h.mayHelp() && !h.o.watch.active() && !h.paused.Load() && h.leaves() {
 		first := h.slots.TryAcquire()
@@ -185,15 +185,15 @@ func (h *hydration) mayHelp() bool {
 	return int(h.helpers.Load()) < h.workers-1-int(h.heldBack.Load())
 }
 
-// leaves reports whether more chunks are left than the one that the leader copies next.
+// leaves reports whether there are more chunks than the leader's next one.
 func (h *hydration) leaves() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.o.blocks.nextClear(h.cursor+h.chunk/h.o.granule) < h.o.blocks.blocks
 }
 
-// step copies one chunk, and tells whether there may be another one, and how long it is to wait
-// before that.
+// step copies one chunk. It reports whether there may be another one, and how long to wait before
+// that.
 func (h *hydration) step(ctx context.Context, slot *slots.Slot) (more bool, rest time.Duration) {
 	first, last, ok := h.next(ctx)
 	if !ok {
@@ -216,7 +216,7 @@ func (h *hydration) step(ctx context.Context, slot *slots.Slot) (more bool, rest
 			h.log.Warn("the image cannot be had now; copying goes on when it can", zap.Error(err))
 		}
 		h.heldBack.Store(int32(h.workers - 1))
-		return true, farRetry // and this chunk in the next pass
+		return true, farRetry // the next pass copies this chunk
 	case err != nil:
 		h.failMu.Lock()
 		if h.failure == nil || errors.Is(err, disk.ErrFailed) {
@@ -225,7 +225,7 @@ func (h *hydration) step(ctx context.Context, slot *slots.Slot) (more bool, rest
 		h.failMu.Unlock()
 		var medium *disk.MediumError
 		lost := errors.As(err, &medium)
-		if lost && h.far { // and perhaps all of it: who keeps it is not to be asked for it much
+		if lost && h.far { // perhaps all of it is lost: do not ask too often
 			h.heldBack.Store(int32(h.workers - 1))
 			return true, max(h.retry, 1)
 		}
@@ -243,7 +243,8 @@ func (h *hydration) step(ctx context.Context, slot *slots.Slot) (more bool, rest
 	return true, h.o.watch.rest(now.Sub(begin))
 }
 
-// arrived notes that a chunk has come of an image that is far away: one worker more may help now.
+// arrived records that a chunk of an image that is far away has arrived. One more worker may help
+// now.
 func (h *hydration) arrived() {
 	if h.late.Swap(false) {
 		h.log.Info("the image can be had again, and is being copied")
@@ -253,7 +254,7 @@ func (h *hydration) arrived() {
 	}
 }
 
-// pause notes whether space is missing, and reports whether that is news.
+// pause records whether space is missing, and reports whether that has changed.
 func (h *hydration) pause(scarce bool) bool {
 	if h.paused.Load() == scarce {
 		return false
@@ -267,14 +268,14 @@ func (h *hydration) pause(scarce bool) bool {
 	return news
 }
 
-// rewind makes blocks from one on be handed out again that were not copied.
+// rewind hands out the blocks from one on again if they were not copied.
 func (h *hydration) rewind(block int64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.cursor = min(h.cursor, block)
 }
 
-// next hands out the blocks of a chunk that has some to copy.
+// next hands out the blocks of a chunk with something to copy.
 func (h *hydration) next(ctx context.Context) (first, last int64, ok bool) {
 	perChunk := h.chunk / h.o.granule
 	h.mu.Lock()
@@ -294,7 +295,7 @@ func (h *hydration) next(ctx context.Context) (first, last int64, ok bool) {
 		}
 		last = min(first+perChunk, h.o.blocks.blocks) - 1
 		if !h.o.blocks.allSet(first, last) {
-			h.ahead = last + 1 // most reads go on
+			h.ahead = last + 1 // most guests read on
 			return first, last, true
 		}
 	}
@@ -305,7 +306,7 @@ func (h *hydration) next(ctx context.Context) (first, last int64, ok bool) {
 	}
 	first = max(block/perChunk*perChunk, h.cursor)
 	end := block/perChunk*perChunk + perChunk
-	if h.follower != nil && !h.far { // which might have to be waited for
+	if h.follower != nil && !h.far { // far away, it might have to wait
 		n := h.follower.UntilChunk(ctx, block*h.o.granule)
 		if n > 0 && n%h.o.granule == 0 && n <= h.chunk {
 			first, end = block, block+n/h.o.granule
@@ -316,7 +317,7 @@ func (h *hydration) next(ctx context.Context) (first, last int64, ok bool) {
 	return first, last, true
 }
 
-// copyChunk copies the blocks of a chunk that are still in the image.
+// copyChunk copies those blocks of a chunk that are still in the image.
 func (h *hydration) copyChunk(ctx context.Context, buf []byte, first, last int64) error {
 	var failure error
 	for first <= last {
@@ -335,15 +336,15 @@ func (h *hydration) copyChunk(ctx context.Context, buf []byte, first, last int64
 	return failure
 }
 
-// copyRun copies the blocks first to end-1. Where the image cannot be read it goes block by block,
-// or in pieces where it is far away, so that only what cannot be read is missing.
+// copyRun copies the blocks first to end-1. If the image cannot be read, it copies block by block,
+// or in pieces if the image is far away, so that only unreadable parts are missing.
 func (h *hydration) copyRun(ctx context.Context, buf []byte, first, end int64) error {
 	o := h.o
 	off := first * o.granule
 	p := buf[:min(end*o.granule, o.Size())-off]
 	if n, err := h.read(ctx, p, off); n < len(p) {
 		if err == nil {
-			return nil // the guest has changed or read it all in the meantime
+			return nil // meanwhile the guest has changed or read all of it
 		}
 		piece := int64(1)
 		if h.far {
@@ -364,7 +365,7 @@ func (h *hydration) copyRun(ctx context.Context, buf []byte, first, end int64) e
 		}
 		return failure
 	}
-	// beside a guest it takes too long to be waited for
+	// beside a guest it takes too long
 	if h.follower != nil && !h.o.watch.active() {
 		h.follower.Saw(ctx, p, off)
 	}
@@ -398,10 +399,9 @@ func (h *hydration) keep(p []byte, off int64) error {
 	return h.o.keep(p, off, h.write)
 }
 
-// write stores a part of a chunk. Beside an active guest that goes through the page cache: what it
-// has just read it soon reads again, and its own writes and reads have the storage for themselves.
-// Also one that came while a chunk of many parts is stored need not wait for the storage to take
-// each of them.
+// write stores a part of a chunk. Beside an active guest it writes through the page cache: the
+// guest soon reads again what it has just read, and has the storage for itself. A guest that comes
+// in the middle of a chunk of many parts does not wait for the storage either.
 func (h *hydration) write(p []byte, off int64) error {
 	if h.o.watch.active() {
 		return h.out.WriteThrough(p, off)

@@ -5,11 +5,11 @@ import (
 	"sync/atomic"
 )
 
-// imageUse is the image of a disk, as long as it is needed, and how many use it. A use may take as
-// long as content that is far away, so that nobody else waits for it but who lets go of the image.
+// imageUse counts the users of a disk's image until the image is dropped. Reading content that is
+// far away may take long, so only drop waits for users.
 type imageUse struct {
 	img   Image
-	users atomic.Int64  // and imageDropped, when the image is not needed any more
+	users atomic.Int64  // plus imageDropped when the disk no longer needs the image
 	idle  chan struct{} // of one element: the last user has gone
 }
 
@@ -17,7 +17,7 @@ const imageDropped = math.MinInt64 / 2
 
 func (u *imageUse) init(img Image) { u.img, u.idle = img, make(chan struct{}, 1) }
 
-// begin returns the image; end must follow. nil: it is not needed any more.
+// begin returns the image, and end must follow. nil: the disk no longer needs the image.
 func (u *imageUse) begin() Image {
 	if u.users.Add(1) < 0 {
 		u.end()
@@ -35,7 +35,8 @@ func (u *imageUse) end() {
 	}
 }
 
-// drop lets go of the image, when every block is in the file, and waits until nobody uses it. It is
+// drop releases the image when every block is in the file, and waits for its users. It is called
+// once.
 // called once.
 func (u *imageUse) drop() {
 	if u.users.Add(imageDropped) != imageDropped {

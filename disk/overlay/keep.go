@@ -6,8 +6,8 @@ import (
 	"kubevirt.io/disk/disk/internal/rawfile"
 )
 
-// readKeeping reads the image in whole units, and keeps them. That they cannot be kept, because
-// there is no space, does not concern the reader.
+// readKeeping reads the image in whole units and keeps them in the file. If that fails for lack of
+// space, the reader does not notice.
 func (o *Disk) readKeeping(ctx context.Context, p []byte, off int64) (int, error) {
 	o.watch.missed(off)
 	buf := o.scratch.Get().(*[]byte)
@@ -16,7 +16,7 @@ func (o *Disk) readKeeping(ctx context.Context, p []byte, off int64) (int, error
 	unit := (*buf)[:min(o.opt.Unit, min(o.mapped, o.Size())-begin)]
 	switch n, err := o.readForGuest(ctx, unit, begin); {
 	case err != nil:
-		// The range alone: the error may be elsewhere in the unit.
+		// Read only the range: the error may be elsewhere in the unit.
 		return o.readForGuest(ctx, p, off)
 	case n == 0:
 		return 0, nil
@@ -24,14 +24,14 @@ func (o *Disk) readKeeping(ctx context.Context, p []byte, off int64) (int, error
 	if !o.failed.Load() {
 		_ = o.keep(unit, begin, o.writeFile)
 	}
-	// The guest may have written in between; what was read is as good as what it wrote, as both
-	// were asked for at once.
+	// The guest may have written in between. The old content is just as right, because the two
+	// requests overlapped.
 	return copy(p, unit[off-begin:]), nil
 }
 
-// keep stores what was read from the image in the blocks that are still not marked: a guest's
-// change wins. The range begins at a block and ends at one or at the end of the image. What is not
-// zero goes to the file by write.
+// keep stores content of the image in those blocks that are still not marked: a guest's change
+// wins. The range begins at a block and ends at one or at the end of the image. write writes
+// everything but zeros to the file.
 func (o *Disk) keep(p []byte, off int64, write func(p []byte, off int64) error) error {
 	first, last := o.span(off, int64(len(p)))
 	held := o.locks.lock(first, last)
@@ -53,8 +53,7 @@ func (o *Disk) keep(p []byte, off int64, write func(p []byte, off int64) error) 
 	return nil
 }
 
-// store puts p into the file, zeros as holes. The file may hold something there that a lost write
-// left.
+// store writes p to the file, and zeros as holes. The file may hold the rest of a lost write there.
 func (o *Disk) store(p []byte, off int64, write func(p []byte, off int64) error) error {
 	for len(p) > 0 {
 		zero, n := rawfile.LeadingRun(p, off)
@@ -72,9 +71,8 @@ func (o *Disk) store(p []byte, off int64, write func(p []byte, off int64) error)
 	return nil
 }
 
-// giveBack frees what the file has taken below blocks that are not marked: what is left of a full
-// volume belongs to the guest, and to the small files beside the disk. Where that fails it only
-// takes longer.
+// giveBack frees the space of blocks that are not marked. The rest of a full volume is for the
+// guest, and for the small files beside the disk. If it fails, copying only takes longer.
 func (o *Disk) giveBack(first, last int64) {
 	held := o.locks.lock(first, last)
 	defer o.locks.unlock(held)
@@ -94,7 +92,7 @@ func (o *Disk) writeFile(p []byte, off int64) error {
 	return err
 }
 
-// punch makes a range of the file a hole that mostly is one: asking is cheaper than changing it.
+// punch makes a hole of a range that mostly is one: asking is cheaper than changing it.
 func (o *Disk) punch(off, length int64) error {
 	if e, err := o.file.Extent(off, length); err == nil && !e.Data && e.Length == length {
 		return nil

@@ -6,8 +6,8 @@ import (
 	"kubevirt.io/disk/internal/rangelock"
 )
 
-// blockLocks give exclusive use of ranges of blocks, first come, first served. The zero value is
-// ready to use.
+// blockLocks lock ranges of blocks. Waiters are served first in, first out. The zero value is ready
+// to use.
 type blockLocks struct{ table rangelock.Table }
 
 // holds are *rangelock.Hold.

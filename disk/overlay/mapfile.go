@@ -14,7 +14,7 @@ import (
 	"kubevirt.io/disk/disk/internal/smallfile"
 )
 
-// storage is a file that a map is kept in.
+// storage is a map file.
 type storage interface {
 	io.ReaderAt
 	io.WriterAt
@@ -22,7 +22,7 @@ type storage interface {
 	Sync() error
 }
 
-// mapHeaderSize is where the pages begin in a map file, page by page, sparse. Bytes.
+// mapHeaderSize is the offset of the pages in a map file. The file is sparse. Bytes.
 const mapHeaderSize = 4 << 10
 
 var mapMagic = [8]byte{'K', 'V', 'D', 'M', 'A', 'P', '1', '\n'}
@@ -70,12 +70,12 @@ func (h *mapHeader) encode(full []byte) []byte {
 	return buf
 }
 
-// anyVolume in a header that a file is compared with: that it is the same one does not matter.
+// anyVolume in an expected header accepts every volume.
 const anyVolume = "*"
 
-// readMap merges a file's pages into a map, and calls news for those that the map did not know as
-// they are: with stored for those that have a place of their own in the file. A file that is not
-// the one that header describes is a *DamagedError; other errors say nothing of it.
+// readMap merges a file's pages into a map, and calls news for each page with new bits. stored says
+// that the page has its own place in the file. A file that does not match header is a
+// *DamagedError. Other errors say nothing about the file.
 func readMap(f storage, size int64, header mapHeader, m *blockMap,
 	news func(page int64, stored bool)) error {
 	buf := make([]byte, mapHeaderSize)
@@ -102,7 +102,7 @@ func readMap(f storage, size int64, header mapHeader, m *blockMap,
 			clear(buf)
 			n, err := f.ReadAt(buf[:min(mapPageSize, size-off)], off)
 			if errors.Is(err, io.EOF) && n == 0 {
-				return &DamagedError{"has become shorter while it was read"}
+				return &DamagedError{"became shorter while it was read"}
 			} else if err != nil && !errors.Is(err, io.EOF) {
 				return err
 			}
@@ -119,8 +119,8 @@ func readMap(f storage, size int64, header mapHeader, m *blockMap,
 	return nil
 }
 
-// DamagedError is a map file that says nothing that can be relied on: it is missing, damaged, or
-// that of something else.
+// DamagedError says that a map file cannot be used: it is missing, damaged, or belongs to something
+// else.
 type DamagedError struct{ reason string }
 
 func (e *DamagedError) Error() string { return "its map file " + e.reason }
@@ -130,8 +130,8 @@ func isDamaged(err error) bool {
 	return errors.As(err, &damaged)
 }
 
-// createMap makes a map file with the content of a map, in place of an older one. With durable it
-// has reached storage.
+// createMap makes a map file with the content of a map and replaces an older one. With durable it
+// also syncs both.
 func createMap(path string, header mapHeader, m *blockMap, durable bool) (*os.File, error) {
 	out, err := smallfile.Create(path, 0o600)
 	if err != nil {
@@ -161,13 +161,13 @@ func createMap(path string, header mapHeader, m *blockMap, durable bool) (*os.Fi
 	return openMap(path)
 }
 
-// mapChunk is how much of a new map is written at once, bytes: a few system calls for a large
-// image, and not such large folios in the page cache that each later change of a few bytes would
-// have ext4 go through hundreds of blocks.
+// mapChunk is how much of a new map is written at once, in bytes. A large image needs only a few
+// system calls. Larger chunks would make such large folios in the page cache that ext4 goes through
+// hundreds of blocks for each later change of a few bytes.
 const mapChunk = 8 * mapPageSize
 
-// writeMapPages writes the pages of a map as they are now to a new file, neighbours together. One
-// that is all clear stays a hole, and one of which all blocks are set has its bit in full.
+// writeMapPages writes the current pages of a map to a new file, neighbours together. A page that
+// is all clear stays a hole. A page with all blocks set gets its bit in full instead.
 func writeMapPages(f io.WriterAt, m *blockMap) (full []byte, err error) {
 	full = make([]byte, mapFullLength)
 	chunk := make([]byte, 0, mapChunk)
@@ -178,7 +178,7 @@ func writeMapPages(f io.WriterAt, m *blockMap) (full []byte, err error) {
 		} else if p != nil {
 			chunk = chunk[:len(chunk)+mapPageSize]
 			m.copyPage(index, chunk[len(chunk)-mapPageSize:])
-			index++ // behind the chunk
+			index++ // after the chunk
 			if len(chunk) < mapChunk && index < int64(len(m.pages)) {
 				continue
 			}

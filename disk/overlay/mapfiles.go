@@ -11,20 +11,20 @@ import (
 	"kubevirt.io/disk/disk/internal/osfile"
 )
 
-// MapOptions say which disk map files belong to, and how they are kept.
+// MapOptions say which disk map files belong to, and how to keep them.
 type MapOptions struct {
 	Live, Durable string      // paths of the two files
 	ID            [16]byte    // of the disk's content
 	ImageSize     int64       // bytes
 	Boot          string      // of the kernel; "": unknown
 	Volume        string      // that the files are on; "": unknown
-	WasDurable    bool        // what a flush promised held so far: both files count
-	IsDurable     bool        // it holds from now on
+	WasDurable    bool        // so far a flush was durable: both files count
+	IsDurable     bool        // from now on a flush is durable
 	Log           *zap.Logger // nil: none
 }
 
-// Map is the map of a disk with its two files. NewMap or LoadMap, then Begin, then New, which takes
-// it over; a Map that is not given to New is closed by whoever has made it.
+// Map is the map of a disk with its two files. Call NewMap or LoadMap, then Begin, then New, which
+// takes the Map over. The caller closes a Map that it does not give to New.
 type Map struct {
 	opt     MapOptions
 	loaded  bool // of an existing disk
@@ -35,7 +35,7 @@ type Map struct {
 	current mapHeader // of the live one
 }
 
-// NewMap is the map of a new disk: all of its content is in the image.
+// NewMap returns the map of a new disk: all of its content is in the image.
 func NewMap(opt MapOptions) *Map {
 	if opt.Log == nil {
 		opt.Log = zap.NewNop()
@@ -49,9 +49,9 @@ func NewMap(opt MapOptions) *Map {
 }
 
 // LoadMap reads the map files of an existing disk. The live file counts only within one boot and
-// one volume: it is not flushed, so that it may be ahead of the data after a crash of the machine,
-// and in a snapshot of the volume. A file that cannot be relied on is a *DamagedError; other errors
-// say nothing of it.
+// one volume. It is not flushed, so after a crash of the machine, or in a snapshot of the volume,
+// it may be ahead of the data. A file that cannot be used is a *DamagedError. Other errors say
+// nothing about the file.
 func LoadMap(opt MapOptions) (*Map, error) {
 	m := NewMap(opt)
 	m.loaded = true
@@ -66,10 +66,10 @@ func (m *Map) Close() error { return m.files.close() }
 
 func (m *Map) load() error {
 	if m.opt.WasDurable {
-		// An earlier process may have been killed before it synced what it had written, or its sync
-		// may have failed. That is read all the same, and the kernel takes it for clean after such
-		// a failure: another sync would say that all is well, and only what is written again
-		// reaches storage.
+		// An earlier process may have been killed before it synced its writes, or its sync may have
+		// failed. The pages are read anyway. After a failed sync the kernel takes the pages for
+		// clean, and the next sync would report success. Only what is written again reaches
+		// storage.
 		durable, err := mergeMap(m.opt.Durable, m.header, m.blocks, func(page int64, stored bool) {
 			if stored {
 				m.files.taint(page)
@@ -81,12 +81,12 @@ func (m *Map) load() error {
 		m.files.durable = durable
 	}
 	if m.opt.Boot == "" && m.opt.WasDurable {
-		return nil // nobody can tell which boot the live file is of
+		return nil // nobody can tell the boot of the live file
 	}
 	current := m.current
 	if !m.opt.WasDurable {
-		// without the live file there is no disk, and nobody takes snapshots of one that dies with
-		// the pod
+		// without the live file there is no disk, and nobody takes snapshots of a disk that dies
+		// with the pod
 		current.volume = anyVolume
 	}
 	taint := func(page int64, _ bool) { m.files.taint(page) }
@@ -95,20 +95,20 @@ func (m *Map) load() error {
 	case err == nil && (m.opt.WasDurable || !m.opt.IsDurable):
 		m.files.live = live
 	case err == nil:
-		return live.Close() // it is made anew, as from now on its volume counts
+		return live.Close() // it is made anew, because its volume counts from now on
 	case m.opt.WasDurable && isDamaged(err):
 		err = nil // it is made anew
 	}
 	return err
 }
 
-// Begin adds the image's holes to the map, and makes the files that are missing, so that all say
-// the same. Where the disk is durable from now on and was not, what was written without a flush has
-// reached storage before. ctx is for what the image has to be asked.
+// Begin adds the image's holes to the map, and makes the missing files, so that all agree. If the
+// disk becomes durable, it first syncs what was written without a flush. ctx limits the calls of
+// the image.
 func (m *Map) Begin(ctx context.Context, img Image) (err error) {
 	save := m.files.save
 	if !m.loaded {
-		save = nil // both files will be made of the map as it is then
+		save = nil // both files are made of the map below
 	}
 	if m.stored, err = markHoles(ctx, img, m.blocks, save); err != nil {
 		return err
@@ -139,14 +139,14 @@ func (m *Map) Begin(ctx context.Context, img Image) (err error) {
 func (m *Map) makeLive() error {
 	live, err := createMap(m.opt.Live, m.current, m.blocks, false)
 	if err == nil {
-		m.files.live = live // not before: a typed nil pointer would not be a nil interface
+		m.files.live = live // only now: a typed nil pointer would not be a nil interface
 		return nil
 	}
 	if !osfile.IsFull(err) || m.files.durable == nil || !m.opt.IsDurable {
 		return err
 	}
-	// A full volume has to be served, or the guest could not make room. What another machine has
-	// left of its own map would count again when the disk comes back to it.
+	// A full volume must be served, or the guest could not make room. Remove the map of another
+	// machine: it would count again when the disk goes back there.
 	if err := osfile.Remove(m.opt.Live); err != nil {
 		return err
 	}
@@ -155,7 +155,7 @@ func (m *Map) makeLive() error {
 	return nil
 }
 
-// mergeMap opens a map file and reads it, see readMap; one that is not there is a *DamagedError.
+// mergeMap opens a map file and reads it, see readMap. A missing file is a *DamagedError.
 func mergeMap(path string, header mapHeader, m *blockMap,
 	news func(page int64, stored bool)) (*os.File, error) {
 	f, err := openMap(path)

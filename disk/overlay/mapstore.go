@@ -10,22 +10,21 @@ import (
 	"kubevirt.io/disk/disk/internal/osfile"
 )
 
-// mapStore keeps the map of a disk in files. The live file is written with every change and never
-// synced: what it says is true as long as the kernel runs, so that a process that is killed loses
-// nothing that it acknowledged. The durable file, which only a disk that must survive a crash of
-// the machine has, is written by a checkpoint, after the data that it speaks of has reached
-// storage.
+// mapStore keeps the map of a disk in files. The live file gets every change and is never synced.
+// It is right while the kernel runs, so the kill of a process loses no acknowledged write. Only a
+// disk that must survive a crash of the machine has the durable file. A checkpoint writes it after
+// the data has reached storage.
 type mapStore struct {
 	live    storage // nil: the map dies with the process
 	durable storage // nil: the disk dies with the machine
-	// save is what blockMap.set is to call, made once.
+	// save is the argument for blockMap.set, made once.
 	save func(page, word int64, words []byte) error
-	// dirty is the pages that the durable file does not have as they are, or perhaps only as the
-	// page cache has it, a bit for each.
+	// dirty has a bit for each page that the durable file lacks in its current form, or may have
+	// only in the page cache.
 	dirty []atomic.Uint64
 }
 
-// newMapStore makes the store of a map of that many pages, without files.
+// newMapStore makes the store for a map of that many pages, without files.
 func newMapStore(pages int) *mapStore {
 	s := &mapStore{dirty: make([]atomic.Uint64, (pages+63)/64)}
 	s.save = s.savePage
@@ -42,18 +41,19 @@ func (s *mapStore) savePage(page, word int64, words []byte) error {
 	return nil
 }
 
-// taint makes the next checkpoint save a page: the durable file may know less.
+// taint makes the next checkpoint save a page, because the durable file may lack bits of it.
 func (s *mapStore) taint(page int64) { s.dirty[page/64].Or(1 << (page % 64)) }
 
-// untaint is for a durable file that was made of the map as it is. Nobody marks blocks meanwhile.
+// untaint clears all bits after the durable file was made of the current map. Nobody may mark
+// blocks meanwhile.
 func (s *mapStore) untaint() {
 	for i := range s.dirty {
 		s.dirty[i].Store(0)
 	}
 }
 
-// distrust makes the next start go by the durable file alone: a flush has failed, so that what the
-// live file speaks of may be neither on storage nor, some time later, in the page cache.
+// distrust makes the next start use only the durable file. A flush has failed, so the data behind
+// the live file may be neither on storage nor, later, in the page cache.
 func (s *mapStore) distrust() error {
 	if s.live == nil {
 		return nil
@@ -64,7 +64,7 @@ func (s *mapStore) distrust() error {
 	return nil
 }
 
-// mapError is an error of writing a map file, for the guest.
+// mapError explains an error of writing a map file to the guest.
 func mapError(err error) error {
 	if osfile.IsFull(err) {
 		return fmt.Errorf("%w: %w", disk.ErrNoSpace, err)
@@ -72,7 +72,7 @@ func mapError(err error) error {
 	return fmt.Errorf("writing the map of the disk: %w", err)
 }
 
-// takeDirty calls f for the dirty pages, which are then no longer dirty, at most count at a time.
+// takeDirty calls f with dirty pages, at most count at a time, and makes them clean.
 func (s *mapStore) takeDirty(count int, f func(pages []int64) error) error {
 	pages := make([]int64, 0, count)
 	for i := range s.dirty {

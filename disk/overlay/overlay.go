@@ -11,23 +11,21 @@ import (
 	"kubevirt.io/disk/disk/internal/rawfile"
 )
 
-// Image is the read-only content that a disk lies over. It may be a disk.Estimator, too, and is
-// asked once.
+// Image is the read-only content below a disk. It may also be a disk.Estimator.
 type Image interface {
-	// ReadAtContext fills p or returns an error; it is not called past the end. If it has to wait
-	// for content that is far away, it does so until ctx ends, and returns disk.ErrNotNow then.
+	// ReadAtContext fills p or returns an error. It is not called past the end. For content that is
+	// far away it waits until ctx ends, and then returns disk.ErrNotNow.
 	ReadAtContext(ctx context.Context, p []byte, off int64) (int, error)
 	Size() int64
 	// Extent describes the run that begins at off, at most length bytes of it. A hole is what the
-	// image does not store. It waits as ReadAtContext does.
+	// image does not store. Extent waits like ReadAtContext.
 	Extent(ctx context.Context, off, length int64) (disk.Extent, error)
-	// Parallel is how many reads are worth having on their way at once, because the image is far
-	// away. 1: it is near, and never waited for.
+	// Parallel is how many reads to have on their way at once because the image is far away. 1
+	// means that it is near and nobody waits for it.
 	Parallel() int
 }
 
-// File is the disk's own content: a file, sparse, of the disk's size. It may be a disk.Accountant,
-// too.
+// File is the disk's own sparse file, of the disk's size. It may also be a disk.Accountant.
 type File interface {
 	disk.Disk
 	disk.Discarder
@@ -36,18 +34,18 @@ type File interface {
 	disk.Syncer
 }
 
-// Disk is a disk over a read-only image. A block of the map has its content either in the disk's
-// own file or, as long as nobody changed or copied it, in the image. It implements disk.Disk,
-// Discarder, Zeroer, Extenter, Syncer, Estimator and Accountant.
+// Disk is a disk over a read-only image. The content of a block is in the disk's own file, or in
+// the image as long as nobody changed or copied it. It implements disk.Disk, Discarder, Zeroer,
+// Extenter, Syncer, Estimator and Accountant.
 //
-// What holds it together: a block is marked in the map only after its whole content is in the file,
-// and is never unmarked. So a marked block needs no lock, and what a failed or lost write left in
-// the file below a block that is not marked is never seen.
+// Invariant: a block is marked in the map only after its whole content is in the file, and is never
+// unmarked. So a marked block needs no lock. What a failed or lost write left in the file below an
+// unmarked block is never seen.
 type Disk struct {
 	file    File
 	granule int64
-	// bytes that the map covers: the image's size, rounded up to blocks; what lies behind is in the
-	// file
+	// bytes that the map covers: the image's size, rounded up to blocks. Everything behind is in
+	// the file
 	mapped  int64
 	stored  int64 // bytes that the image stores, in whole blocks
 	opt     Options
@@ -56,11 +54,11 @@ type Disk struct {
 	locks   blockLocks
 	scratch sync.Pool // *[]byte of opt.Unit bytes
 	failed  atomic.Bool
-	// the disk is complete: the map's files are closed, and say nothing any more
+	// the disk is complete: the map's files are closed and no longer count
 	mapless atomic.Bool
 
-	estimate disk.Estimator  // of the image; nil: it is none
-	accounts disk.Accountant // of the file; nil: it is none
+	estimate disk.Estimator  // the image; nil: it is none
+	accounts disk.Accountant // the file; nil: it is none
 
 	base     imageUse
 	parallel int // of the image; more than 1: it is far away
@@ -72,9 +70,9 @@ type Disk struct {
 // Options say how a disk is used.
 type Options struct {
 	ReadOnly  bool // every write is refused
-	CopyReads bool // what is read from the image is kept in the file
-	// Unit is what of the image is decoded as a whole, and so kept as a whole. Bytes: a power of
-	// two. 0: a block of the map.
+	CopyReads bool // keep in the file what is read from the image
+	// Unit is how many bytes of the image are decoded, and so kept, together: a power of two. 0: a
+	// block of the map.
 	Unit int64
 }
 
@@ -88,14 +86,14 @@ var (
 	_ disk.Accountant = (*Disk)(nil)
 )
 
-// New puts a file over an image. The map has been begun with that image; from now on it is the
-// disk's to close. The image stays the caller's, who closes it after the disk, or after Detach.
+// New puts a file over an image. The map was begun with that image, and the disk closes it. The
+// caller closes the image after the disk, or after Detach.
 func New(file File, img Image, m *Map, opt Options) *Disk {
 	return newDisk(file, img, m.blocks, m.files, m.stored, opt)
 }
 
-// newDisk is New for a map in its parts. It knows what the file holds already, and what the image
-// does not store (markHoles), which leaves stored bytes of it.
+// newDisk is New for the parts of a map. The map knows what the file holds, and what the image does
+// not store (markHoles). stored is the rest, in bytes.
 func newDisk(file File, base Image, m *blockMap, maps *mapStore, stored int64, opt Options) *Disk {
 	o := &Disk{file: file, granule: granuleFor(base.Size()), stored: stored, opt: opt,
 		blocks: m, maps: maps, parallel: base.Parallel()}
@@ -111,20 +109,19 @@ func newDisk(file File, base Image, m *blockMap, maps *mapStore, stored int64, o
 	return o
 }
 
-// blocksOf is how many blocks the map of an image of that many bytes has.
+// blocksOf returns the number of blocks in the map of an image of that many bytes.
 func blocksOf(size int64) int64 {
 	granule := granuleFor(size)
 	return (size + granule - 1) / granule
 }
 
-// markHoles marks the blocks of which the image stores nothing, as a hole in the file reads the
-// same, and returns how many bytes the others have. What is marked has to be saved like any other
-// mark, because the guest may write there from now on: whether a raw file has a hole somewhere or
-// stores zeros can differ from one start to the next.
+// markHoles marks the blocks that the image does not store, because a hole in the file reads the
+// same. It returns the size of the others in bytes. These marks must be saved like all others,
+// because the guest may write there. A raw file may have a hole at one start and zeros at the next.
 func markHoles(ctx context.Context, base Image, m *blockMap,
 	save func(page, word int64, words []byte) error,
 ) (stored int64, err error) {
-	// hole: where the current one begins
+	// hole: where the current hole begins
 	size, granule, hole, holes := base.Size(), granuleFor(base.Size()), int64(0), int64(0)
 	mark := func(end int64) error {
 		first := (hole + granule - 1) / granule
@@ -140,7 +137,7 @@ func markHoles(ctx context.Context, base Image, m *blockMap,
 				return err
 			}
 		}
-		// a hole that cannot be saved for lack of space is read from the image as before
+		// a hole that cannot be saved for lack of space is still read from the image
 		for first <= last {
 			set, end := m.run(first, last)
 			if set {
@@ -167,15 +164,16 @@ func markHoles(ctx context.Context, base Image, m *blockMap,
 	return (m.blocks - holes) * granule, err
 }
 
-// Copied is how many of the bytes that the image stores the file has, in whole blocks, of how many.
+// Copied returns how much of the image's stored bytes the file has, in whole blocks, and their
+// total.
 func (o *Disk) Copied() (done, total int64) {
 	return o.stored - o.blocks.clear.Load()*o.granule, o.stored
 }
 
-// Size is that of the file, which may be larger than the image.
+// Size returns the size of the file, which may be larger than the image.
 func (o *Disk) Size() int64 { return o.file.Size() }
 
-// span is the blocks of the map that a range touches; first > last if none.
+// span returns the blocks of the map that a range touches. If there is none, first > last.
 func (o *Disk) span(off, length int64) (first, last int64) {
 	return off / o.granule, (min(off+length, o.mapped)+o.granule-1)/o.granule - 1
 }
@@ -186,8 +184,8 @@ func (o *Disk) owned(off, length int64) bool {
 	return length == 0 || first > last || o.blocks.allSet(first, last)
 }
 
-// run describes the bytes from off on that are all in the file or all in the image, at most length
-// of them.
+// run returns whether the bytes from off on are in the file or in the image, and how many are in
+// the same place, at most length.
 func (o *Disk) run(off, length int64) (own bool, n int64) {
 	if off >= o.mapped {
 		return true, length
@@ -195,12 +193,12 @@ func (o *Disk) run(off, length int64) (own bool, n int64) {
 	first, last := o.span(off, length)
 	own, end := o.blocks.run(first, last)
 	if end > last && own {
-		return true, length // with what lies behind the map
+		return true, length // including the part behind the map
 	}
 	return own, min(length, end*o.granule-off)
 }
 
-// ReadAt reads what the guest wrote, and the image where it wrote nothing. Concurrency: as Disk.
+// ReadAt returns the guest's writes, and the image where there are none. Concurrency: as Disk.
 func (o *Disk) ReadAt(p []byte, off int64) (int, error) {
 	return o.readAt(context.Background(), p, off)
 }
@@ -231,8 +229,8 @@ func (o *Disk) readAt(ctx context.Context, p []byte, off int64) (int, error) {
 	return len(p), nil
 }
 
-// readBase reads the image, whose blocks in the range were not marked a moment ago. It may return
-// less than asked for, without an error, when they all are by now.
+// readBase reads the image, whose blocks in the range were unmarked a moment ago. If all of them
+// are marked by now, it may return less than asked for without an error.
 func (o *Disk) readBase(ctx context.Context, p []byte, off int64) (int, error) {
 	o.watch.missed(off)
 	return o.readForGuest(ctx, p, off)
@@ -246,8 +244,8 @@ func (o *Disk) readForGuest(ctx context.Context, p []byte, off int64) (int, erro
 	return o.readImage(ctx, p, off)
 }
 
-// readImage fills p from the image: past its end there are zeros. When the image is not needed any
-// more, it returns 0 bytes without an error.
+// readImage fills p from the image, and with zeros past its end. If the disk no longer needs the
+// image, it returns 0 bytes without an error.
 func (o *Disk) readImage(ctx context.Context, p []byte, off int64) (int, error) {
 	base := o.base.begin()
 	if base == nil {
@@ -262,9 +260,9 @@ func (o *Disk) readImage(ctx context.Context, p []byte, off int64) (int, error) 
 	return len(p), nil
 }
 
-// WriteAt stores p in the file. Where it covers a block only in part, the rest comes from the image
-// first. A write of nothing only says whether the disk can be written: whoever watches asks so, and
-// that does not slow the copying down. Concurrency and durability: as Disk.
+// WriteAt stores p in the file. If p covers a block only in part, the rest of the block first comes
+// from the image. An empty write only checks whether the disk can be written. Monitoring uses it,
+// and it does not slow the copying down. Concurrency and durability: as Disk.
 func (o *Disk) WriteAt(p []byte, off int64) (int, error) {
 	return o.writeAt(context.Background(), p, off)
 }
@@ -349,7 +347,7 @@ func (o *Disk) Slow(off int64) bool {
 	return o.estimate.Slow(off)
 }
 
-// Close closes the file and the map. The image is the caller's to close.
+// Close closes the file and the map. The caller closes the image.
 func (o *Disk) Close() error {
 	if o.mapless.Load() {
 		return o.file.Close()
@@ -357,23 +355,22 @@ func (o *Disk) Close() error {
 	return errors.Join(o.file.Close(), o.maps.close())
 }
 
-// Detach lets go of the map and the image, when every block is in the file and the disk is known to
-// be complete without them. The image may be closed then. An error is one of closing the map.
+// Detach releases the map and the image, when every block is in the file and the disk is recorded
+// as complete. Then the image may be closed. An error comes from closing the map.
 func (o *Disk) Detach() error {
 	err := o.dropMaps()
 	o.base.drop()
 	return err
 }
 
-// Rest is how long what goes on beside the guest, and took so long for a step of its own, leaves
-// storage and processors to the guest before the next one: 0 where that does nothing.
+// Rest returns how long the work beside the guest must rest after a step that took so long. It
+// leaves storage and processors to the guest. If the guest is idle, it returns 0.
 func (o *Disk) Rest(took time.Duration) time.Duration { return o.watch.rest(took) }
 
-// dropMaps closes the map's files, when every block is marked and the disk is known to be complete
-// without them.
+// dropMaps closes the map's files, when every block is marked and the disk is recorded as complete.
 func (o *Disk) dropMaps() error {
-	// Who marks blocks that had been marked meanwhile may still be about to save that. Later ones
-	// save nothing: every page is full.
+	// A writer may still be about to save marks that were set meanwhile. Later writers save
+	// nothing, because every page is full.
 	held := o.locks.lock(0, o.blocks.blocks-1)
 	defer o.locks.unlock(held)
 	o.flushMu.Lock()
@@ -382,7 +379,7 @@ func (o *Disk) dropMaps() error {
 	return o.maps.close()
 }
 
-// writable returns why nothing can be written at all, or nil.
+// writable returns why nothing can be written, or nil.
 func (o *Disk) writable() error {
 	if o.opt.ReadOnly {
 		return disk.ErrReadOnly
@@ -396,8 +393,8 @@ func (o *Disk) writable() error {
 // mark records that the file has the blocks.
 func (o *Disk) mark(first, last int64) error { return o.blocks.set(first, last, o.maps.save) }
 
-// Usage is that of the disk's own file: what still lies in the image takes nothing of the storage
-// that the disk is on.
+// Usage returns the usage of the disk's own file. Blocks that are still in the image take nothing
+// of the disk's storage.
 func (o *Disk) Usage() (disk.Usage, error) {
 	if o.accounts == nil {
 		return disk.Usage{}, errors.ErrUnsupported

@@ -15,7 +15,7 @@ import (
 	"kubevirt.io/disk/disk/internal/slots"
 )
 
-// spoiled is an image of which one block cannot be read.
+// spoiled is an image with one unreadable block.
 type spoiled struct {
 	filetest.SimImage
 	block int64
@@ -31,9 +31,9 @@ func (s *spoiled) ReadAtContext(ctx context.Context, p []byte, off int64) (int, 
 	return s.SimImage.ReadAtContext(ctx, p, off)
 }
 
-// What the image cannot give is missing, and nothing else: not for reads beside it, nor for what
-// the guest writes there, nor for the copying, which completes when the image is readable again or
-// the guest has written the block.
+// TestUnreadableBlockOfTheImage: only the unreadable block is missing. Reads and writes beside it
+// work, and so does the copying. It completes when the image is readable again or the guest has
+// written the block.
 func TestUnreadableBlockOfTheImage(t *testing.T) {
 	for _, copyReads := range []bool{false, true} {
 		d := newSimDisk(t, 1, Options{CopyReads: copyReads, Unit: 4 * minGranule})
@@ -67,8 +67,8 @@ func TestUnreadableBlockOfTheImage(t *testing.T) {
 	}
 }
 
-// A write that covers whole blocks reads nothing of the image, one that does not reads only the
-// blocks at its ends.
+// TestWholeBlocksReadNothing: a write of whole blocks does not read the image. Any other write
+// reads only the blocks at its ends.
 func TestWholeBlocksReadNothing(t *testing.T) {
 	d := newSimDisk(t, 1, Options{})
 	counted := &counting{Image: d.image}
@@ -90,7 +90,7 @@ func (s stored) Extent(_ context.Context, _, length int64) (disk.Extent, error) 
 	return disk.Extent{Length: length, Data: true}, nil
 }
 
-// punching is a file that notes what is made a hole of it.
+// punching is a file that records its holes.
 type punching struct {
 	*filetest.SimFile
 	at []int64
@@ -101,14 +101,14 @@ func (p *punching) Discard(off, length int64) error {
 	return p.SimFile.Discard(off, length)
 }
 
-// Zeros of the image become holes of the file, also where it holds what a lost write left, and
-// nothing is done where it holds nothing.
+// TestHydrationPunchesWhatIsThere: zeros of the image become holes of the file, even over the rest
+// of a lost write. Where the file has nothing, nothing is done.
 func TestHydrationPunchesWhatIsThere(t *testing.T) {
 	content := newSimDisk(t, 1, Options{}).image
 	file := &punching{SimFile: filetest.NewSimFile(&filetest.Machine{CrashIn: -1},
 		make([]byte, simSize))}
 	clear(content.Content[9*minGranule : 10*minGranule])
-	// the end of a hole of the image, which has one at every fifth block
+	// the end of a hole of the image: every fifth block is one
 	_, err := file.WriteAt(filetest.Block('x', minGranule), 9*minGranule)
 	require.NoError(t, err)
 	blocks := newBlockMap(blocksOf(simSize))
@@ -121,12 +121,12 @@ func TestHydrationPunchesWhatIsThere(t *testing.T) {
 	require.Equal(t, []int64{8 * minGranule}, file.at)
 }
 
-// Whoever waits for a disk that is copied comes first: copying would take the processors that the
-// first read needs.
+// TestCopyingBeginsSlowly: the first reads of the guest come first, because copying would take the
+// processors that they need.
 func TestCopyingBeginsSlowly(t *testing.T) {
 	over := newSimDisk(t, 1, Options{}).over
 	h := newHydration(over, CopyOptions{Slots: slots.New(4, slots.Options{})})
-	// That is a minute in the future still, however slow this machine is.
+	// This is still a minute in the future, however slow this machine is.
 	h.begin(time.Now().Add(time.Minute - FirstReads))
 	require.True(t, h.o.watch.active())
 	h.begin(time.Now().Add(-FirstReads))
@@ -143,7 +143,8 @@ func (c *counting) ReadAtContext(ctx context.Context, p []byte, off int64) (int,
 	return c.Image.ReadAtContext(ctx, p, off)
 }
 
-// What the guest read last is copied first, and what follows it next.
+// TestHydrationFollowsTheGuest: the guest's last read is copied first, and the blocks after it
+// next.
 func TestHydrationFollowsTheGuest(t *testing.T) {
 	d := newSimDisk(t, 1, Options{})
 	d.hydrate.chunk = 2 * minGranule
@@ -163,7 +164,7 @@ func TestHydrationFollowsTheGuest(t *testing.T) {
 	require.Zero(t, d.over.blocks.clear.Load())
 }
 
-// Beside a guest no worker helps the first one.
+// TestHydrationLeavesProcessorsToTheGuest: beside a guest, only one worker copies.
 func TestHydrationLeavesProcessorsToTheGuest(t *testing.T) {
 	d := newSimDisk(t, 1, Options{})
 	d.hydrate.workers, d.hydrate.slots = 3, slots.New(3, slots.Options{})
@@ -179,8 +180,8 @@ func TestHydrationLeavesProcessorsToTheGuest(t *testing.T) {
 	require.Zero(t, d.over.blocks.clear.Load())
 }
 
-// What the guest does slows the copying down. Pages for monitoring ask whether the disk has failed
-// with a write of nothing, often: that is no guest.
+// TestWatchingTheDiskIsNoGuest: an active guest slows the copying down. Monitoring often asks with
+// an empty write whether the disk has failed; that does not count.
 func TestWatchingTheDiskIsNoGuest(t *testing.T) {
 	d := newSimDisk(t, 1, Options{})
 	_, err := d.over.WriteAt(nil, 0)
@@ -206,7 +207,8 @@ func TestWatchingTheDiskIsNoGuest(t *testing.T) {
 	}
 }
 
-// largerDisk is a disk that is larger than its image, which ends within a block, and what is on it.
+// largerDisk makes a disk that is larger than its image, which ends within a block. It returns the
+// disk's content too.
 func largerDisk(t *testing.T, opt Options) (over *Disk, want []byte) {
 	image := newSimDisk(t, 1, opt).image
 	want = append(bytes.Clone(image.Content), make([]byte, 6*minGranule-3*disk.SectorSize)...)
@@ -218,10 +220,10 @@ func largerDisk(t *testing.T, opt Options) (over *Disk, want []byte) {
 	return newDisk(file, image, blocks, maps, held, opt), want
 }
 
-// Around the end of the image, which the file has a block of only in part, the disk has what was
-// written to it, the image, and zeros behind that, whatever was in the buffers.
+// TestDiskLargerThanItsImage: the file has only a part of the image's last block. Around it the
+// disk has the writes, the image, and zeros behind that, whatever was in the buffers.
 func TestDiskLargerThanItsImage(t *testing.T) {
-	const last = 34 * minGranule // where the last block of the image begins
+	const last = 34 * minGranule // the begin of the image's last block
 	for _, opt := range []Options{{}, {CopyReads: true, Unit: 2 * minGranule}} {
 		for off := int64(last - disk.SectorSize); off <= last+minGranule; off += disk.SectorSize {
 			for _, length := range []int64{disk.SectorSize, 2 * disk.SectorSize, minGranule,
@@ -260,10 +262,10 @@ func TestDiskLargerThanItsImage(t *testing.T) {
 	}
 }
 
-// halves is an image of which each block stores only a half, as one of small clusters.
+// halves is an image that stores only half of each block, like one with small clusters.
 type halves struct {
 	filetest.SimImage
-	stored int64 // which one
+	stored int64 // which half
 }
 
 func (h halves) Extent(_ context.Context, off, length int64) (disk.Extent, error) {
@@ -271,7 +273,7 @@ func (h halves) Extent(_ context.Context, off, length int64) (disk.Extent, error
 	return disk.Extent{Length: min(length, end-off), Data: off/(minGranule/2)%2 == h.stored}, nil
 }
 
-// A block is in the file only if the image stores nothing of it at all.
+// TestHolesThatAreNoWholeBlocks: a block counts as copied only if the image stores nothing of it.
 func TestHolesThatAreNoWholeBlocks(t *testing.T) {
 	for half, want := range []int64{35, 34} { // the last block ends before its second half
 		blocks := newBlockMap(blocksOf(simSize))
@@ -283,8 +285,8 @@ func TestHolesThatAreNoWholeBlocks(t *testing.T) {
 	}
 }
 
-// What gives space back waits for a guest that is writing: its block is not marked yet. And it
-// leaves what is marked.
+// TestGivingBackSparesTheGuest: giveBack waits for a guest that is writing, because its block is
+// not marked yet. It leaves marked blocks alone.
 func TestGivingBackSparesTheGuest(t *testing.T) {
 	d := newSimDisk(t, 1, Options{})
 	_, err := d.over.WriteAt(filetest.Block('g', minGranule), 7*minGranule)
@@ -297,7 +299,7 @@ func TestGivingBackSparesTheGuest(t *testing.T) {
 	}()
 	select {
 	case <-done:
-		t.Fatal("it did not wait")
+		t.Fatal("giveBack did not wait")
 	case <-time.After(50 * time.Millisecond):
 	}
 	_, err = d.file.WriteAt(filetest.Block('g', minGranule), 5*minGranule)
@@ -313,8 +315,8 @@ func TestGivingBackSparesTheGuest(t *testing.T) {
 	}
 }
 
-// The files of the map are closed when nobody is about to save a change any more, who would else
-// fail.
+// TestMapsAreDroppedAfterTheLastChange: the files of the map are closed only when no write is about
+// to save a change, which would fail.
 func TestMapsAreDroppedAfterTheLastChange(t *testing.T) {
 	d := newSimDisk(t, 1, Options{})
 	held := d.over.locks.lock(3, 3)
@@ -322,14 +324,14 @@ func TestMapsAreDroppedAfterTheLastChange(t *testing.T) {
 	go func() { dropped <- d.over.dropMaps() }()
 	select {
 	case <-dropped:
-		t.Fatal("it did not wait")
+		t.Fatal("dropMaps did not wait")
 	case <-time.After(50 * time.Millisecond):
 	}
 	d.over.locks.unlock(held)
 	require.NoError(t, <-dropped)
 }
 
-// The map of the largest images stays small, and its bits add up.
+// TestMapsOfLargeImages: the map of the largest images stays small, and its bits add up.
 func TestMapsOfLargeImages(t *testing.T) {
 	for size, granule := range map[int64]int64{1 << 20: 4 << 10, 1 << 40: 4 << 10,
 		1<<40 + 1: 8 << 10, 16 << 40: 64 << 10, 64 << 40: 256 << 10} {
@@ -353,7 +355,8 @@ func TestMapsOfLargeImages(t *testing.T) {
 	require.Equal(t, m.blocks, m.nextClear(0))
 }
 
-// Beside a guest that does something, who took some time in storage rests three times as long.
+// TestGuestIsLeftItsStorage: beside an active guest, a worker rests three times as long as its step
+// took.
 func TestGuestIsLeftItsStorage(t *testing.T) {
 	guest := new(guestWatch)
 	require.Zero(t, guest.rest(time.Second))

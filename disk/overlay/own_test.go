@@ -9,7 +9,7 @@ import (
 	"kubevirt.io/disk/disk/disktest/filetest"
 )
 
-// instant is a file that takes no time.
+// instant is a file whose calls take no time.
 type instant struct{ size int64 }
 
 func (f instant) ReadAt(p []byte, _ int64) (int, error)  { return len(p), nil }
@@ -25,8 +25,7 @@ func (f instant) Extent(_, length int64) (disk.Extent, error) {
 	return disk.Extent{Length: length, Data: true}, nil
 }
 
-// ownBlocks is a disk of which the file has all blocks but some, so that no page of the map is
-// full.
+// ownBlocks makes a disk whose file has all blocks but some, so that no page of the map is full.
 func ownBlocks(tb testing.TB) (over *Disk, blocks int64) {
 	const size = 64 << 20
 	m := newBlockMap(blocksOf(size))
@@ -35,7 +34,7 @@ func ownBlocks(tb testing.TB) (over *Disk, blocks int64) {
 	return newDisk(instant{size}, img, m, newMapStore(len(m.pages)), size, Options{}), m.blocks / 2
 }
 
-// What the file has is read and written without anything being allocated.
+// TestOwnBlocksAllocateNothing: reading and writing blocks of the file allocates nothing.
 func TestOwnBlocksAllocateNothing(t *testing.T) {
 	over, blocks := ownBlocks(t)
 	p := make([]byte, 8*minGranule)
@@ -45,7 +44,7 @@ func TestOwnBlocksAllocateNothing(t *testing.T) {
 	}))
 }
 
-// BenchmarkOwnBlocks is what the map costs a read or write of what the file has.
+// BenchmarkOwnBlocks measures what the map costs a read or write of the file's blocks.
 func BenchmarkOwnBlocks(b *testing.B) {
 	over, blocks := ownBlocks(b)
 	p := make([]byte, minGranule)

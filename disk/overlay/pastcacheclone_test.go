@@ -32,8 +32,7 @@ func (c *counted) WriteAt(p []byte, off int64) (int, error) {
 	return n, err
 }
 
-// cloneGuest changes and reads a disk at random, in the runs of it that are its own, and knows what
-// has to be there.
+// cloneGuest changes and reads random places in its own runs of a disk, and knows their content.
 type cloneGuest struct {
 	t      *testing.T
 	over   *Disk
@@ -44,18 +43,18 @@ type cloneGuest struct {
 }
 
 const (
-	guestRun = 44 << 10 // not a divisor of what is copied at once
-	// at the end of the disk, so that something goes past the cache wherever the guests are quick
+	guestRun = 44 << 10 // not a divisor of the size of a copied chunk
+	// at the end of the disk, so that something goes past the cache however quick the guests are
 	guestsLeave = 16 << 20
 )
 
-// operate does something next to what is being copied, mostly behind it.
+// operate does something near the place that is being copied, mostly behind it.
 func (g *cloneGuest) operate(cursor int64) {
 	r, size := g.random, int64(len(g.want))
 	at := cursor - r.Int64N(2<<20)
 	switch r.IntN(64) {
 	case 0:
-		at = cursor + r.Int64N(6<<20) // where a region was not touched before
+		at = cursor + r.Int64N(6<<20) // a region that was not touched before
 	case 1:
 		at = r.Int64N(cursor + 1)
 	}
@@ -96,9 +95,9 @@ func (g *cloneGuest) operate(cursor int64) {
 	}
 }
 
-// A disk that is copied past the cache holds what the guest changed meanwhile, next to what is
-// copied, and the image everywhere else: for the guest all the while, and on storage after the last
-// flush.
+// TestCloneGoesPastTheCacheBesideGuests: a disk that is copied past the cache holds the guests'
+// changes near the copied place, and the image everywhere else. That is what the guest reads all
+// the time, and what is on storage after the last flush.
 func TestCloneGoesPastTheCacheBesideGuests(t *testing.T) {
 	const size, guests, copiers, opsPerChunk = 72<<20 + 3*disk.SectorSize, 2, 4, 8
 	d, err := rawfile.Open(filetest.Put(t, t.TempDir(), "disk.img", nil, size),
@@ -131,7 +130,7 @@ func TestCloneGoesPastTheCacheBesideGuests(t *testing.T) {
 	over := newDisk(d, image, blocks, maps, held, Options{})
 	h := newHydration(over, CopyOptions{Slots: slots.New(4, slots.Options{})})
 	direct := &counted{WriterAt: past}
-	// Past the cache, whatever the storage is like.
+	// Past the cache on any storage.
 	h.out = rawfile.NewServedWriter(d, direct, rawfile.NewPlaces(d.File, nil), 1e6)
 
 	want := bytes.Clone(content)
@@ -140,7 +139,7 @@ func TestCloneGoesPastTheCacheBesideGuests(t *testing.T) {
 	go func() {
 		defer close(flushed)
 		for {
-			if err := over.Flush(); err != nil { // tells of every conflict since the last one
+			if err := over.Flush(); err != nil { // returns every conflict since the last one
 				t.Error(err)
 				return
 			}

@@ -16,7 +16,7 @@ import (
 	"kubevirt.io/disk/disk/internal/rawfile"
 )
 
-// disks is where one durable disk lives, over several processes.
+// disks is one durable disk over several processes.
 type disks struct {
 	dir  string
 	img  Image
@@ -48,9 +48,9 @@ func (d *disks) start(t *testing.T) *Disk {
 	return New(file, d.img, m, d.opt)
 }
 
-// When a flush fails, the kernel forgets pages that it could not write. What was copied of the
-// image since the last flush is read from the image again after a restart, and not from where the
-// lost pages were.
+// TestRestartAfterAFailedFlush: when a flush fails, the kernel forgets pages that it could not
+// write. After a restart, everything copied since the last flush is read from the image again, not
+// from the lost pages.
 func TestRestartAfterAFailedFlush(t *testing.T) {
 	content := make([]byte, 3<<20)
 	for i := range content {
@@ -84,7 +84,7 @@ func TestRestartAfterAFailedFlush(t *testing.T) {
 	require.NoError(t, again.Close())
 }
 
-// unflushed is a disk's file that storage does not take.
+// unflushed is a disk's file whose flush fails.
 type unflushed struct{ File }
 
 func (unflushed) Flush() error { return fmt.Errorf("%w: %w", disk.ErrFailed, unix.EIO) }
@@ -94,7 +94,7 @@ type unsyncable struct{ storage }
 
 func (unsyncable) Sync() error { return unix.EIO }
 
-// onStorage is a map file, with what of it has reached storage: what was written since it was
+// onStorage is a map file that also keeps what has reached storage of the writes since it was
 // opened.
 type onStorage struct {
 	storage
@@ -108,8 +108,9 @@ func (f onStorage) WriteAt(p []byte, off int64) (int, error) {
 	return f.storage.WriteAt(p, off)
 }
 
-// When the sync of the map fails, the kernel takes for clean what has not reached storage. The next
-// process reads it like that, and what it then flushes survives the machine all the same.
+// TestFlushAfterTheMapCouldNotBeSynced: if the sync of the map fails, the kernel takes pages for
+// clean that are not on storage. The next process reads them like that. What it then flushes must
+// survive a crash of the machine.
 func TestFlushAfterTheMapCouldNotBeSynced(t *testing.T) {
 	img := filetest.SimImage{Content: filetest.Block('a', 1<<20)}
 	d := &disks{dir: t.TempDir(), img: img, boot: "a boot"}
@@ -141,7 +142,7 @@ func TestFlushAfterTheMapCouldNotBeSynced(t *testing.T) {
 	require.NoError(t, third.Close())
 }
 
-// A map is only that of the disk, the boot and the volume that it names.
+// TestMapOfAnotherDisk: a map counts only for the disk, the boot and the volume that it names.
 func TestMapOfAnotherDisk(t *testing.T) {
 	own := mapHeader{granule: minGranule, blocks: 100, id: [16]byte{1, 15: 2}, boot: "a boot",
 		volume: "a volume"}
@@ -182,7 +183,7 @@ func TestMapThatCannotBeWritten(t *testing.T) {
 	require.ErrorIs(t, err, unix.ENOSPC)
 }
 
-// failingReads is storage that fails.
+// failingReads is storage whose reads fail.
 type failingReads struct{ storage }
 
 func (failingReads) ReadAt([]byte, int64) (int, error) {

@@ -10,7 +10,7 @@ import (
 	"kubevirt.io/disk/disk/internal/rawfile"
 )
 
-// countedSyncs is a disk's file that counts what is brought to storage.
+// countedSyncs is a disk's file that counts its syncs.
 type countedSyncs struct {
 	*rawfile.File
 	calls int
@@ -19,7 +19,8 @@ type countedSyncs struct {
 
 func (c *countedSyncs) Sync() error { c.calls++; return c.err }
 
-// What is to be destroyed reaches storage whatever a flush promises.
+// TestSyncOfAnOverlayReachesStorage: Sync reaches storage whatever Flush promises. Destroying data
+// needs that.
 func TestSyncOfAnOverlayReachesStorage(t *testing.T) {
 	const size = 1 << 20
 	dir := t.TempDir()

@@ -18,7 +18,7 @@ import (
 	"kubevirt.io/disk/disk/internal/slots"
 )
 
-// watched is an image that counts who reads it at once, and lets a test hold a read up.
+// watched is an image that counts its concurrent readers. A test can hold a read up.
 type watched struct {
 	Image
 	now, most *atomic.Int32
@@ -54,7 +54,7 @@ func (f *full) WriteAt(p []byte, off int64) (int, error) {
 	}
 }
 
-// copying is the hydration of a small disk that shares its turns with others.
+// copying makes the hydration of a small disk that shares its slots with others.
 func copying(t *testing.T, shared *slots.Slots, base func(Image) Image) (*simDisk, *hydration) {
 	d := newSimDisk(t, 1, Options{})
 	if base != nil {
@@ -73,7 +73,8 @@ func requireCopied(t *testing.T, d *simDisk) {
 	require.Equal(t, d.expected, got)
 }
 
-// However many disks there are, no more workers than have a place read images, and have a buffer.
+// TestCopyingOfManyDisksIsBounded: with any number of disks, only workers with a slot read images
+// and have a buffer.
 func TestCopyingOfManyDisksIsBounded(t *testing.T) {
 	shared := slots.New(2, slots.Options{})
 	var now, most atomic.Int32
@@ -89,13 +90,13 @@ func TestCopyingOfManyDisksIsBounded(t *testing.T) {
 	}
 	group.Wait()
 	require.EqualValues(t, 2, most.Load())
-	require.Equal(t, 2, shared.Free(), "every place is free again")
+	require.Equal(t, 2, shared.Free(), "every slot is free again")
 	for _, d := range disks {
 		requireCopied(t, d)
 	}
 }
 
-// A disk that is alone has every place, until another one wants it.
+// TestOneDiskHasEveryPlace: a single disk has every slot, until another disk wants one.
 func TestOneDiskHasEveryPlace(t *testing.T) {
 	shared := slots.New(3, slots.Options{})
 	var now, most atomic.Int32
@@ -118,7 +119,7 @@ func TestOneDiskHasEveryPlace(t *testing.T) {
 	requireCopied(t, d)
 }
 
-// Storage that hangs below some images does not keep the others from being copied.
+// TestStalledImageKeepsNoPlace: if the storage of some images hangs, the others are still copied.
 func TestStalledImageKeepsNoPlace(t *testing.T) {
 	shared := slots.New(2, slots.Options{Stall: 10 * time.Millisecond})
 	var now, most atomic.Int32
@@ -144,7 +145,7 @@ func TestStalledImageKeepsNoPlace(t *testing.T) {
 	}
 }
 
-// While one disk waits for space or for an image that can be read, others are copied.
+// TestWaitingDiskKeepsNoPlace: while one disk waits for space or for its image, others are copied.
 func TestWaitingDiskKeepsNoPlace(t *testing.T) {
 	shared := slots.New(1, slots.Options{})
 	d, h := copying(t, shared, nil)
@@ -175,7 +176,7 @@ func TestWaitingDiskKeepsNoPlace(t *testing.T) {
 	requireCopied(t, d)
 }
 
-// Who waits for a place can be stopped.
+// TestWaitingForASlotEndsWithTheContext stops a worker that waits for a slot.
 func TestWaitingForASlotEndsWithTheContext(t *testing.T) {
 	shared := slots.New(1, slots.Options{})
 	held, err := shared.Acquire(t.Context())
@@ -186,13 +187,14 @@ func TestWaitingForASlotEndsWithTheContext(t *testing.T) {
 	go func() { ended <- h.run(ctx) }()
 	cancel()
 	require.ErrorIs(t, <-ended, context.Canceled)
-	require.Nil(t, shared.TryAcquire(), "the place is still held")
+	require.Nil(t, shared.TryAcquire(), "the slot is still held")
 	held.Release()
 	held.Release()
-	require.Equal(t, 1, shared.Free(), "it is given back once")
+	require.Equal(t, 1, shared.Free(), "the slot is released once")
 }
 
-// Of many disks that are copied the log is told no more often than of one.
+// TestProgressOfAllDisksIsLoggedOnce: the copying of many disks logs no more often than that of
+// one.
 func TestProgressOfAllDisksIsLoggedOnce(t *testing.T) {
 	core, logs := observer.New(zap.InfoLevel)
 	shared := slots.New(1, slots.Options{})
@@ -212,7 +214,8 @@ func TestProgressOfAllDisksIsLoggedOnce(t *testing.T) {
 	require.True(t, shared.MayLog(time.Now().Add(logEvery), logEvery))
 }
 
-// A buffer is no larger than the disk, so that small ones take little however many they are.
+// TestBuffersAreNoLargerThanTheDisk: a buffer is no larger than its disk, so many small disks take
+// little memory.
 func TestBuffersAreNoLargerThanTheDisk(t *testing.T) {
 	shared := slots.New(1, slots.Options{})
 	_, h := copying(t, shared, nil)

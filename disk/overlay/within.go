@@ -6,7 +6,7 @@ import (
 	"kubevirt.io/disk/disk"
 )
 
-// Served is the disk for whoever serves it: a disk.Distant, if the image is far away.
+// Served returns the disk to serve: a disk.Distant if the image is far away.
 func (o *Disk) Served() disk.Disk {
 	if o.parallel > 1 {
 		return distant{o}
@@ -28,9 +28,9 @@ var (
 	_ disk.Accountant = within{}
 )
 
-// Within returns the disk for one command. A read waits for the image until ctx ends, where the
-// file does not have the blocks; so do a write, a discard and a zeroing of a part of such a block,
-// before they change anything. While they wait they hold no lock.
+// Within returns the disk for one command. If the file lacks blocks, a read waits for the image
+// until ctx ends. A write, a discard or a zeroing of a part of such a block waits too, before it
+// changes anything. While they wait they hold no lock.
 func (d distant) Within(ctx context.Context) disk.Disk { return within{d.Disk, ctx} }
 
 // within is a disk for one command.
