@@ -10,8 +10,8 @@ type AccessMode string
 
 // The access modes. The empty mode is AccessWriteExclusive.
 const (
-	// AccessWriteExclusive admits one initiator name at a time: the first that accesses the medium
-	// owns the LUN until its last nexus is gone. The others' commands end with RESERVATION
+	// AccessWriteExclusive admits one initiator name at a time. The first one that accesses the
+	// medium owns the LUN until its last nexus is gone. Commands of all others end with RESERVATION
 	// CONFLICT.
 	AccessWriteExclusive AccessMode = "write-exclusive"
 	// AccessWriteShared admits every initiator to read and write.
@@ -20,7 +20,7 @@ const (
 	AccessReadShared AccessMode = "read-shared"
 )
 
-// ParseAccessMode reads the name of an access mode; the empty one is AccessWriteExclusive.
+// ParseAccessMode reads the name of an access mode. The empty name is AccessWriteExclusive.
 func ParseAccessMode(s string) (AccessMode, error) {
 	switch m := AccessMode(s); m {
 	case AccessWriteExclusive, AccessWriteShared, AccessReadShared:
@@ -32,12 +32,13 @@ func ParseAccessMode(s string) (AccessMode, error) {
 		AccessWriteShared, AccessReadShared)
 }
 
-// SetAccess changes who may use a LUN, and whether it can be written, while it is served. Commands
-// that were validated before go on; initiators are told of a write protection by a unit attention.
-// An error says why it cannot be, and nothing has changed. A LUN that was shared does not become
-// exclusive: several initiators may be writing, and of none is it known that it should be kept from
-// it. One that was write-protected from the beginning stays so, as its disk may have been opened
-// for reading only.
+// SetAccess changes who may use a served LUN and whether it can be written. Commands that were
+// validated before go on. A unit attention tells initiators of a changed write protection. On an
+// error nothing has changed.
+//
+// A shared LUN cannot become exclusive: several initiators may be writing, and nothing says which
+// one should stay. A LUN that was write-protected from the beginning stays so, because its disk may
+// have been opened for reading only.
 func (d *Device) SetAccess(lun uint16, mode AccessMode, readOnly bool) error {
 	u := d.luns.Load().at(lun)
 	if u == nil || !u.begin() {
@@ -45,7 +46,7 @@ func (d *Device) SetAccess(lun uint16, mode AccessMode, readOnly bool) error {
 	}
 	defer u.end()
 	exclusive, protected := mode == AccessWriteExclusive, readOnly || mode == AccessReadShared
-	u.persistent.mu.Lock() // a handover that is under way comes to its end
+	u.persistent.mu.Lock() // wait for a handover under way
 	defer u.persistent.mu.Unlock()
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -67,7 +68,7 @@ func (d *Device) SetAccess(lun uint16, mode AccessMode, readOnly bool) error {
 	return nil
 }
 
-// admits reports whether commands of the nexus are free of a conflict with the owner of the unit.
+// admits reports whether commands of the nexus have no conflict with the unit's owner.
 func (d *Device) admits(u *unit, n *Nexus) bool {
 	if u.owner.Load() == n.initiator || u.isGuest(n) {
 		return true
@@ -77,15 +78,15 @@ func (d *Device) admits(u *unit, n *Nexus) bool {
 	return d.releasedLocked(u, n)
 }
 
-// MayReset reports whether a nexus may end the commands of others at a logical unit, by a CLEAR
-// TASK SET or LOGICAL UNIT RESET: not where they would end with a conflict themselves, as those of
-// a machine that a handover has fenced. Reservations do not keep it from that.
+// MayReset reports whether a nexus may end the commands of others at a logical unit by CLEAR TASK
+// SET or LOGICAL UNIT RESET. It may not where its own commands would end with a conflict, for
+// example on a machine that a handover has fenced. Reservations do not matter here.
 func (d *Device) MayReset(lun uint64, n *Nexus) bool {
 	u := d.unit(lun)
 	return u == nil || d.mayReset(u, n)
 }
 
-// MayResetTarget is MayReset for all logical units, which a target reset is for.
+// MayResetTarget is MayReset for a target reset, which reaches all logical units.
 func (d *Device) MayResetTarget(n *Nexus) bool {
 	units := d.luns.Load().units
 	return !slices.ContainsFunc(units, func(u *unit) bool { return !d.mayReset(u, n) })
@@ -99,7 +100,7 @@ func (d *Device) mayReset(u *unit, n *Nexus) bool {
 	return false
 }
 
-// stillAdmitted is errConflict where the initiator was fenced off since the command was validated.
+// stillAdmitted returns errConflict if the initiator was fenced after its command was validated.
 func (t *Task) stillAdmitted() error {
 	if t.unit.exclusive.Load() && !t.dev.admits(t.unit, t.Nexus) {
 		return errConflict
@@ -111,7 +112,8 @@ func (d *Device) admitsLocked(u *unit, n *Nexus) bool {
 	return !u.exclusive.Load() || u.isGuest(n) || d.releasedLocked(u, n)
 }
 
-// claim makes the initiator of the nexus the owner of an exclusive unit, unless it is taken.
+// claim makes the initiator of the nexus the owner of an exclusive unit, unless another one owns
+// it.
 func (d *Device) claim(at *nexusUnit, n *Nexus) bool {
 	u := at.unit
 	if u.exclusive.Load() && u.owner.Load() != n.initiator && !u.isGuest(n) && !d.take(u, n) {
@@ -123,14 +125,14 @@ func (d *Device) claim(at *nexusUnit, n *Nexus) bool {
 	return true
 }
 
-// take is claim where the initiator is not known to have the unit.
+// take is the slow path of claim: the initiator is not yet known as owner or guest.
 func (d *Device) take(u *unit, n *Nexus) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if u.isGuest(n) {
-		return true // since a moment ago; it must not be the owner as well
+		return true // it was admitted a moment ago, and a guest must not become the owner
 	}
-	// A command that was under way while its session ended must not bring the claim back.
+	// A command that outlives its session must not bring the claim back.
 	if n.initiator.nexuses == 0 || !d.releasedLocked(u, n) {
 		return false
 	}
@@ -138,8 +140,8 @@ func (d *Device) take(u *unit, n *Nexus) bool {
 	return true
 }
 
-// releasedLocked reports whether n's initiator, who is no guest, may use a unit that another one
-// may have claimed.
+// releasedLocked reports whether n's initiator, which is not a guest, may use the unit: it is not
+// fenced, and no other initiator holds the claim.
 func (d *Device) releasedLocked(u *unit, n *Nexus) bool {
 	if u.isFenced(n) {
 		return false
@@ -148,24 +150,24 @@ func (d *Device) releasedLocked(u *unit, n *Nexus) bool {
 	return owner == nil || owner.name == n.initiator.name || !d.heldLocked(u, owner)
 }
 
-// heldLocked reports whether the owner of a unit still has its claim. That ends with the owner's
-// last nexus, but not before its writes have left the disk: one that is stuck there would otherwise
-// surface under the next owner. Nor while the unit is open to a guest, who is about to be the next
-// owner: in a live migration the first machine logs out before the LUN is handed over, and in a
-// restart both are gone.
+// heldLocked reports whether the owner of a unit still has its claim. The claim ends with the
+// owner's last nexus, but only after the owner's writes have left the disk: a write that is stuck
+// there could otherwise surface under the next owner. The claim also lasts while the unit is open
+// to a guest, which is about to become the owner. In a live migration the first machine logs out
+// before the LUN is handed over, and in a restart both are gone.
 func (d *Device) heldLocked(u *unit, owner *initiator) bool {
 	return owner.nexuses > 0 || u.handover.Load().Guest != "" || u.ranges.Writing(owner.name)
 }
 
-// Holders are who has an exclusive unit.
+// Holders says who has an exclusive unit.
 type Holders struct {
 	Owner string // "": nobody
-	Guest string // the initiator that the unit is open to beside its owner; "": nobody
-	// who is kept out since a handover, unless it is the guest again; not to be changed
+	Guest string // the initiator that may use the unit beside its owner; "": nobody
+	// Initiators that a handover has fenced, apart from a readmitted guest. Read-only.
 	Fenced []string
 }
 
-// Holders tells who has an exclusive unit; of other units it is nobody.
+// Holders tells who has an exclusive unit. Other units have no holders.
 func (d *Device) Holders(lun uint16) (h Holders) {
 	u := d.luns.Load().at(lun)
 	if u == nil {

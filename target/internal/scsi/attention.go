@@ -6,7 +6,7 @@ import (
 )
 
 // attention is a set of unit attention conditions (SAM-5 5.14), one bit each. The lowest bit is
-// reported first: the order of precedence of SAM-5 5.14.2.
+// reported first, which gives the order of precedence of SAM-5 5.14.2.
 type attention uint32
 
 const (
@@ -40,8 +40,8 @@ var attentionCodes = [...]additional{
 	ascLUNsChanged,
 }
 
-// attentions are the pending unit attentions of one nexus at one logical unit. The zero value is
-// ready; any number of goroutines.
+// attentions holds the pending unit attentions of one nexus at one logical unit. The zero value is
+// ready to use. Any number of goroutines may use it.
 type attentions struct{ pending atomic.Uint32 }
 
 func (a *attentions) raise(c attention) { a.pending.Or(uint32(c)) }
@@ -62,9 +62,9 @@ func (a *attentions) take() *senseError {
 	}
 }
 
-// PendingAttention is what QUERY ASYNCHRONOUS EVENT returns of a nexus at a logical unit (SAM-5 7):
-// whether a unit attention is pending, which stays so, and of the one that is reported next whether
-// it is alone, its sense key and additional sense code.
+// PendingAttention answers QUERY ASYNCHRONOUS EVENT for a nexus at a logical unit (SAM-5 7). It
+// says whether a unit attention is pending and leaves it pending. info describes the attention that
+// is reported next: whether it is the only one, its sense key and its additional sense code.
 func (d *Device) PendingAttention(lun uint64, n *Nexus) (info [3]byte, pending bool) {
 	const one, several = 0x10, 0x20 // UADE DEPTH
 	u := d.unit(lun)
@@ -87,8 +87,7 @@ func (d *Device) PendingAttention(lun uint64, n *Nexus) (info [3]byte, pending b
 	return [3]byte{depth | byte(UnitAttention), byte(code >> 8), byte(code)}, true
 }
 
-// raiseLocked establishes the condition for every nexus at the unit, except one (nil: no
-// exception).
+// raiseLocked raises the condition for every nexus at the unit except one (nil: for all).
 func (d *Device) raiseLocked(u *unit, c attention, except *Nexus) {
 	for n := range d.nexuses {
 		if n != except {
@@ -97,16 +96,16 @@ func (d *Device) raiseLocked(u *unit, c attention, except *Nexus) {
 	}
 }
 
-// raise establishes the condition for the nexus at a unit, unless that is removed.
+// raise raises the condition for the nexus at a unit. It does nothing if the unit is removed.
 func (n *Nexus) raise(u *unit, c attention) {
 	if at := n.at(u); at != nil {
 		at.raise(c)
 	}
 }
 
-// ResetLUN is what a LOGICAL UNIT RESET does to the device server (SAM-5 6.3.3): mode pages return
-// to what is saved, a reservation by RESERVE(6) and prevented removal end, and every nexus gets a
-// unit attention, also the one that asked. Persistent reservations stay (SPC-4 5.13.1).
+// ResetLUN does what a LOGICAL UNIT RESET asks of the device server (SAM-5 6.3.3). Mode pages
+// return to their saved values. A RESERVE(6) reservation and prevented removal end. Every nexus
+// gets a unit attention, including the one that asked. Persistent reservations stay (SPC-4 5.13.1).
 func (d *Device) ResetLUN(lun uint64) {
 	u := d.unit(lun)
 	if u == nil {
@@ -117,7 +116,7 @@ func (d *Device) ResetLUN(lun uint64) {
 	d.resetLocked(u)
 }
 
-// ResetTarget is what a target reset does to the device server (SAM-5 6.3.2): a reset of every
+// ResetTarget does what a target reset asks of the device server (SAM-5 6.3.2): it resets every
 // logical unit.
 func (d *Device) ResetTarget() {
 	d.mu.Lock()
@@ -136,8 +135,8 @@ func (d *Device) resetLocked(u *unit) {
 	d.raiseLocked(u, attnReset, nil)
 }
 
-// TasksCleared tells the nexuses whose commands were aborted by another one's CLEAR TASK SET
-// (2F/00, SAM-5 7.4); the transport has already dropped them.
+// TasksCleared raises the unit attention 2F/00 (SAM-5 7.4) for nexuses whose commands another nexus
+// aborted by CLEAR TASK SET. The transport has already dropped those commands.
 func (d *Device) TasksCleared(lun uint64, by *Nexus, affected []*Nexus) {
 	u := d.unit(lun)
 	if u == nil {

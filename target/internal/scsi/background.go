@@ -5,8 +5,7 @@ import (
 	"sync"
 )
 
-// background is the work of a device that outlives the command which began it. Begun by
-// newBackground.
+// background tracks work of a device that outlives the command which started it. Call init first.
 type background struct {
 	ctx    context.Context // ends when the device is closed
 	cancel context.CancelFunc
@@ -18,7 +17,7 @@ type background struct {
 
 func (b *background) init() { b.ctx, b.cancel = context.WithCancel(context.Background()) }
 
-// begin counts a goroutine that is about to start, or refuses it because the device is closed.
+// begin registers a goroutine that is about to start. It refuses if the device is closed.
 func (b *background) begin() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -31,8 +30,8 @@ func (b *background) begin() bool {
 
 func (b *background) end() { b.wg.Done() }
 
-// beginLonger counts a goroutine that is about to start and uses a unit's disk, or refuses it
-// because the device is closed or the unit removed.
+// beginLonger registers a goroutine that is about to start and uses a unit's disk. It refuses if
+// the device is closed or the unit removed.
 func (u *unit) beginLonger(d *Device) bool {
 	if !u.begin() {
 		return false
@@ -49,8 +48,8 @@ func (u *unit) endLonger(d *Device) {
 	u.end()
 }
 
-// Close stops what the device does on its own and waits until no disk call of that is in progress.
-// A sanitize operation that is interrupted ends as failed.
+// Close stops the device's background work and waits until none of its disk calls is in progress.
+// An interrupted sanitize operation counts as failed.
 func (d *Device) Close() {
 	b := &d.background
 	b.mu.Lock()

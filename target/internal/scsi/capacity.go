@@ -5,7 +5,7 @@ import (
 	"math"
 )
 
-// physicalExponent tells that a physical block has 2^3 logical blocks: 4 KiB, the page of the host.
+// physicalExponent says that a physical block has 2^3 logical blocks: 4 KiB, the page of the host.
 const physicalExponent = 3
 
 // prepareReadCapacity10 is READ CAPACITY(10) (SBC-3 5.15).

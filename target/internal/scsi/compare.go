@@ -2,8 +2,8 @@ package scsi
 
 import "kubevirt.io/disk/internal/rangelock"
 
-// prepareCompareAndWrite is COMPARE AND WRITE (SBC-3 5.2): the data are the blocks to compare,
-// followed by as many to write.
+// prepareCompareAndWrite is COMPARE AND WRITE (SBC-3 5.2). The data are the blocks to compare, then
+// the same number of blocks to write.
 func prepareCompareAndWrite(t *Task) error {
 	t.lba = lba16(&t.CDB)
 	t.count = uint64(t.CDB[13])
@@ -19,7 +19,7 @@ func prepareCompareAndWrite(t *Task) error {
 }
 
 // outCompareAndWrite holds the range exclusively, so that no other command sees or changes anything
-// between comparing and writing.
+// between the comparison and the write.
 func outCompareAndWrite(t *Task, _ int64, p []byte) error {
 	u := t.unit
 	buf := scratch.Get().(*[scratchSize]byte)
@@ -38,9 +38,9 @@ func outCompareAndWrite(t *Task, _ int64, p []byte) error {
 	return t.replaceCompared(p[len(medium):], medium)
 }
 
-// replaceCompared stores what comes after the comparison, or changes nothing where the command is
-// not held until it can: when it is sent again, the initiator would meet its own blocks, and take
-// them for another one's.
+// replaceCompared stores the blocks after a successful comparison. If the content cannot be had in
+// time, it undoes a partial write: the initiator sends the command again, and would otherwise find
+// its own blocks and take them for another initiator's.
 func (t *Task) replaceCompared(p, medium []byte) error {
 	n, err := t.writeAt(t.unit, p, t.off())
 	if n > 0 && notHeld(err) {

@@ -9,15 +9,15 @@ import (
 	"go.uber.org/zap"
 )
 
-// A guest that meets a reservation conflict sees an I/O error and nothing else, so the log says who
-// is in its way.
+// A guest sees a reservation conflict only as an I/O error, so the log says who is in its way.
 
 const (
-	// conflictInterval is the time after which a conflict that goes on is logged again: an
-	// initiator may meet it a thousand times a second.
+	// conflictInterval is how long the log stays quiet about a conflict that goes on. An initiator
+	// may meet it a thousand times a second.
 	conflictInterval = 10 * time.Minute
-	// maxConflicts is how many conflicts a unit remembers for that, and so how many lines there are
-	// in that time. Who has no credential chooses the names in them.
+	// maxConflicts is how many conflicts a unit remembers, and so the most lines it logs in one
+	// conflictInterval. It has to be bounded: anybody can log in with made-up names where no
+	// credentials are needed.
 	maxConflicts = 64
 )
 
@@ -31,8 +31,8 @@ const (
 	conflictKey        conflictCause = "the command does not fit the LUN's persistent reservations"
 )
 
-// conflictOf finds why a command of the nexus, or nil for a reset, has conflicted, and with whom.
-// The cause is empty where that is over.
+// conflictOf finds why a command of the nexus has conflicted, and with whom. cmd is nil for a
+// reset. The cause is empty if the conflict is over by now.
 func (d *Device) conflictOf(u *unit, n *Nexus, cmd *command) (cause conflictCause, with string) {
 	if u.exclusive.Load() && !d.admits(u, n) {
 		return conflictOwner, u.ownerName()
@@ -61,22 +61,21 @@ func (c conflictCause) advice(lun uint16, initiator string) string {
 	switch c {
 	case conflictOwner:
 		return fmt.Sprintf("shut the owner's guest down, so that its last session ends; for a "+
-			"live "+
-			"migration, handover --lun %d --to %s; for a cluster file system, access mode %s",
+			"live migration, handover --lun %d --to %s; for a cluster file system, access mode %s",
 			lun, initiator, AccessWriteShared)
 	case conflictReserve:
 		return "end the owner's session, or have it release the LUN"
 	case conflictPersistent:
 		return "register this initiator by the cluster software that has reserved the LUN, or " +
-			"have " +
-			"that release it; sg_persist --in --read-full-status shows all registrations"
+			"have that " +
+			"release it; sg_persist --in --read-full-status shows all registrations"
 	}
 	return "compare the command's key with the one that the initiator has registered: sg_persist " +
 		"--in --read-full-status"
 }
 
-// logConflict tells of a command, or nil of a reset, that a reservation or the owner of the unit
-// stands against.
+// logConflict logs that a reservation or the unit's owner stands against a command. cmd is nil for
+// a reset.
 func (d *Device) logConflict(u *unit, n *Nexus, cmd *command) {
 	if u.exclusive.Load() && u.isFenced(n) && !u.isGuest(n) {
 		d.logFenced(u, n)
@@ -106,28 +105,29 @@ func (d *Device) logConflict(u *unit, n *Nexus, cmd *command) {
 		append(fields, zap.String("try", cause.advice(u.number, name)))...)
 }
 
-// conflictNote is what a line of the log tells of: who met which conflict, and with whom.
+// conflictNote identifies a line of the log: who met which conflict, and with whom.
 type conflictNote struct {
 	initiator string
 	cause     conflictCause
 	with      string
 }
 
-// conflictTold is when a conflict was logged, and how often it was not since.
+// conflictTold says when a conflict was logged last, and how often it was suppressed since.
 type conflictTold struct {
 	at         time.Time
 	suppressed int64
 }
 
-// conflictLog remembers what conflicts were logged. The zero value is ready; any number of
-// goroutines.
+// conflictLog remembers which conflicts were logged. The zero value is ready to use. Any number of
+// goroutines may use it.
 type conflictLog struct {
 	mu   sync.Mutex
 	last map[conflictNote]*conflictTold // guarded by mu
 }
 
-// admit reports whether a conflict is to be logged, and how many of the same were not since the
-// last time. It is once in conflictInterval, and not while that many others have been told of.
+// admit reports whether to log a conflict, and how many of the same kind were suppressed since the
+// last time. Each conflict is logged once in conflictInterval. A new one is not logged while
+// maxConflicts others are remembered.
 func (l *conflictLog) admit(note conflictNote, now time.Time) (suppressed int64, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -148,8 +148,8 @@ func (l *conflictLog) admit(note conflictNote, now time.Time) (suppressed int64,
 	return suppressed, true
 }
 
-// makeRoomLocked forgets what was logged long ago, where there is no room for another conflict. It
-// says whether there is some.
+// makeRoomLocked reports whether there is room for another conflict. If there is none, it first
+// forgets what was logged long ago.
 func (l *conflictLog) makeRoomLocked(now time.Time) bool {
 	if len(l.last) < maxConflicts {
 		return true
@@ -160,15 +160,15 @@ func (l *conflictLog) makeRoomLocked(now time.Time) bool {
 	return len(l.last) < maxConflicts
 }
 
-// firstUse notes that a nexus uses the medium of a unit. It warns if one with the same initiator
-// name uses an exclusive unit from another address: two machines are one owner then. It is once for
-// each unit and name.
+// firstUse notes that a nexus uses the medium of a unit. It warns if the same initiator name uses
+// an exclusive unit from another address: two machines would then count as one owner. It warns once
+// for each unit and name.
 func (d *Device) firstUse(at *nexusUnit, n *Nexus) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	u := at.unit
 	if n.at(u) != at || at.used.Swap(true) {
-		return // the unit is removed, and the command comes to nothing
+		return // the unit is removed, so the command will fail
 	}
 	d.rememberTenantLocked(u, n)
 	if !u.exclusive.Load() || u.protected.Load() {
@@ -200,8 +200,6 @@ func (d *Device) warnSameNameLocked(u *unit, first, second *Nexus) {
 		zap.Uint16("lun", u.number), zap.String("initiator", name),
 		zap.Strings("addresses", []string{first.address, second.address}),
 		zap.String("try", "give each machine a name of its own, by QEMU's -iscsi initiator-name= "+
-			"or the "+
-			"library's InitiatorName: QEMU's default name comes from the domain's UUID, and is "+
-			"the same "+
-			"at both ends of a live migration"))
+			"or the library's InitiatorName: QEMU's default name comes from the domain's UUID, "+
+			"and is the same at both ends of a live migration"))
 }

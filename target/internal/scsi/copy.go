@@ -2,11 +2,11 @@ package scsi
 
 import "encoding/binary"
 
-// EXTENDED COPY copies blocks from one logical unit to another, or within one, without moving them
+// EXTENDED COPY copies blocks within a logical unit or from one to another, without moving them
 // through the initiator. It names the logical units by their designators of VPD page 83h. This file
-// has the command as a whole; copylist.go reads its parameter list, copysegment.go moves the
-// blocks, copystate.go keeps what RECEIVE COPY RESULTS (copyresults.go) tells, and copysense.go
-// says what has failed.
+// has the command as a whole. copylist.go reads its parameter list, copysegment.go moves the
+// blocks, copystate.go keeps the state that RECEIVE COPY RESULTS (copyresults.go) reports, and
+// copysense.go makes the sense data of failures.
 
 // The operation codes and service actions (SPC-4 annex).
 const (
@@ -19,9 +19,9 @@ const (
 	saCopyFailure      = 0x04
 )
 
-// copyCommands are those of the copy manager, which every logical unit has (SPC-4 5.17). They
-// conflict with every reservation of the unit that they are sent to; what a copy does to the units
-// that it names is asked of those.
+// copyCommands are the commands of the copy manager, which every logical unit has (SPC-4 5.17).
+// They conflict with every reservation of the unit that receives them. Each unit named in the copy
+// is then asked whether it allows its part (see copier.admit).
 func copyCommands() []command {
 	return []command{
 		{name: "EXTENDED COPY(LID1)", opcode: opExtendedCopy, hasAction: true,
@@ -39,31 +39,28 @@ func copyCommands() []command {
 	}
 }
 
-// copyUsage is the usage of these commands: a length, and the list identifier where there is one.
+// copyUsage is the usage map of these commands: a length, and for some a list identifier.
 func copyUsage(listID byte) []byte {
 	return []byte{0, 0, listID, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 0}
 }
 
-// Limits that RECEIVE COPY OPERATING PARAMETERS and VPD page 8Fh report, and that are enforced.
+// Limits that we report in RECEIVE COPY OPERATING PARAMETERS and VPD page 8Fh, and that we enforce.
 const (
-	// CSCD descriptors
-	maxCopyTargets = 8
-	// segment descriptors
-	maxCopySegments = 64
-	// of all descriptors, bytes
+	maxCopyTargets  = 8  // CSCD descriptors
+	maxCopySegments = 64 // segment descriptors
+	// bytes of all descriptors
 	maxCopyList      = maxCopyTargets*copyTargetLen + maxCopySegments*copySegmentLen
 	maxSegmentBlocks = 0xffff
-	// commands under way at once in the whole device: each has a buffer of scratchSize
+	// concurrent commands of the whole device; each has a buffer of scratchSize
 	maxCopies         = 16
 	maxCopyParameters = 64 << 10
 )
 
-// prepareExtendedCopy is EXTENDED COPY(LID1) (SPC-4 6.5). A parameter list of no bytes copies
-// nothing.
+// prepareExtendedCopy is EXTENDED COPY(LID1) (SPC-4 6.5). An empty parameter list copies nothing.
 func prepareExtendedCopy(t *Task) error {
 	n := int64(binary.BigEndian.Uint32(t.CDB[10:]))
-	// The descriptors' lengths are in the list, so that a list that is too long is refused when
-	// they are read, but memory is not given for just any length.
+	// parseCopyList refuses a list that is too long. This limit only bounds the memory it takes
+	// until then.
 	if n > 0 && n < copyHeaderLen || n > maxCopyParameters {
 		return errParameterLength
 	}
@@ -82,7 +79,7 @@ func outExtendedCopy(t *Task, _ int64, p []byte) error {
 	}
 	ended := false
 	defer func() {
-		if !ended { // a disk has panicked: the session ends, and the place is free again
+		if !ended { // a disk has panicked: the session ends, so free the place
 			t.Abort()
 			t.endCopy(op, nil)
 		}
@@ -96,8 +93,8 @@ func outExtendedCopy(t *Task, _ int64, p []byte) error {
 	return nil
 }
 
-// copySegments carries out the segment descriptors in their order, which STR asks for and its
-// absence allows.
+// copySegments executes the segment descriptors in order. STR asks for that order, and without STR
+// any order is allowed.
 func (t *Task) copySegments(op *copyOperation, list *copyList) *senseError {
 	c := copier{t: t, op: op, own: participant{unit: t.unit, resets: t.unit.resets.Load()}}
 	c.targets = make([]participant, len(list.targets))
@@ -118,8 +115,8 @@ func (t *Task) copySegments(op *copyOperation, list *copyList) *senseError {
 	return nil
 }
 
-// copyUnit finds the logical unit that a CSCD descriptor designates; nil if there is none here. own
-// is the one that the command was sent to.
+// copyUnit finds the logical unit that a CSCD descriptor designates; nil if there is none. own is
+// the unit that received the command.
 func (d *Device) copyUnit(own *unit, target *copyTarget) *unit {
 	switch {
 	case !target.isNAA:

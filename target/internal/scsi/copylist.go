@@ -21,7 +21,7 @@ const (
 	copyTargetIdentification = 0xe4
 	copySegmentBlocks        = 0x02
 
-	// ownTarget is the CSCD descriptor ID of the logical unit that the command was sent to.
+	// ownTarget is the CSCD descriptor ID of the logical unit that received the command.
 	ownTarget = 0xffff
 
 	maxDesignator = 20 // bytes in a CSCD descriptor
@@ -30,7 +30,7 @@ const (
 // Values of LIST ID USAGE (SPC-4 6.4.3.2).
 const (
 	listIDHold    = 0
-	listIDDiscard = 2 // the same to us: no segment descriptor that we have holds data
+	listIDDiscard = 2 // the same as listIDHold here: none of our segment descriptors holds data
 	listIDNone    = 3
 )
 
@@ -45,20 +45,20 @@ type copyList struct {
 // copyTarget is an identification CSCD descriptor (SPC-4 6.4.5.2).
 type copyTarget struct {
 	peripheral byte // peripheral device type
-	isNAA      bool // whether the designator is one that a logical unit of ours can have
+	isNAA      bool // one of our logical units may have this designator
 	naa        [8]byte
 }
 
-// copySegment is a block device to block device segment descriptor (SPC-4 6.4.6.4). DC says whose
-// logical blocks are counted, and CAT what becomes of a rest that fills no block: neither matters
-// where all blocks have one length.
+// copySegment is a block device to block device segment descriptor (SPC-4 6.4.6.4). We ignore DC,
+// which says whose logical blocks are counted, and CAT, which says what happens to a partial block:
+// all our blocks have the same length.
 type copySegment struct {
 	source, dest uint16 // CSCD descriptor IDs
 	blocks       uint64
 	from, to     uint64 // logical block addresses
 }
 
-// parseCopyList reads a parameter list of at least a header.
+// parseCopyList reads a parameter list. p has at least a header.
 func parseCopyList(p []byte) (copyList, error) {
 	be := binary.BigEndian
 	targets, segments, inline := uint64(be.Uint16(p[2:])), uint64(be.Uint32(p[8:])),
@@ -68,7 +68,7 @@ func parseCopyList(p []byte) (copyList, error) {
 	case targets+segments > maxCopyList:
 		return list, errParameterLength
 	case inline > 0:
-		// no segment descriptor of ours takes any
+		// none of our segment descriptors takes inline data
 		return list, copyListError(ascInlineDataLength, 12, 7)
 	case copyHeaderLen+targets+segments > uint64(len(p)):
 		return list, errParameterLength
@@ -103,12 +103,12 @@ func parseCopyList(p []byte) (copyList, error) {
 	return list, nil
 }
 
-// copyListError refuses a parameter list with an additional sense code of its own.
+// copyListError refuses a parameter list with a specific additional sense code.
 func copyListError(code additional, byteOffset, bit int) error {
 	return &senseError{key: IllegalRequest, code: code, sks: fieldPointer(0, byteOffset, bit)}
 }
 
-// parseCopyTarget reads the CSCD descriptor that begins p, at offset at of the list:
+// parseCopyTarget reads the CSCD descriptor at the start of p, which is at offset at of the list:
 //
 //	0       descriptor type
 //	1       LU ID TYPE (bits 7 and 6; no meaning in this type), peripheral device type (4 to 0)
@@ -130,10 +130,10 @@ func parseCopyTarget(p []byte, at int) (target copyTarget, err error) {
 	target.peripheral = p[1] & 0x1f
 	if target.peripheral == peripheralDisk &&
 		binary.BigEndian.Uint32(p[28:])&0xffffff != BlockSize {
-		// whoever has another block length in mind means other blocks
+		// an initiator that assumes another block length means other blocks
 		return target, invalidParameter(at+29, 7)
 	}
-	// Of the designators that we report the others are longer than fits into a descriptor.
+	// Our other designators are too long for a CSCD descriptor, so only NAA can match.
 	if p[4]&0x0f == codeSetBinary && p[5]&0x0f == designatorNAA && int(p[7]) == len(target.naa) {
 		target.isNAA = true
 		copy(target.naa[:], p[8:])
@@ -150,7 +150,8 @@ const (
 	segmentTo     = 20
 )
 
-// parseCopySegment reads the segment descriptor that begins p, at offset at of the list.
+// parseCopySegment reads the segment descriptor at the start of p, which is at offset at of the
+// list.
 func parseCopySegment(p []byte, at int) (s copySegment, err error) {
 	const dc, cat = 0x02, 0x01
 	be := binary.BigEndian

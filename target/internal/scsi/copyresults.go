@@ -12,8 +12,7 @@ const (
 	copyFailed     = 0x02
 )
 
-// prepareCopyStatus is RECEIVE COPY STATUS(LID1) (SPC-4). What it tells of a copy that has ended is
-// told once.
+// prepareCopyStatus is RECEIVE COPY STATUS(LID1) (SPC-4). It reports the end of a copy only once.
 func prepareCopyStatus(t *Task) error {
 	d := t.dev
 	d.mu.Lock()
@@ -33,7 +32,7 @@ func prepareCopyStatus(t *Task) error {
 		b[4] = copyGood
 	}
 	binary.BigEndian.PutUint16(b[5:], uint16(op.segments.Load()))
-	// TRANSFER COUNT UNITS is zero, which is bytes: all segments of a list together are below 4
+	// TRANSFER COUNT UNITS is zero, which means bytes: all segments of a list together are below 4
 	// GiB.
 	binary.BigEndian.PutUint32(b[8:], uint32(op.bytes.Load()))
 	if op.task == nil {
@@ -47,8 +46,8 @@ func prepareCopyStatus(t *Task) error {
 	return nil
 }
 
-// prepareCopyFailure is RECEIVE COPY FAILURE DETAILS(LID1) (SPC-4): status and sense data of a copy
-// that has failed, once; of any other nothing.
+// prepareCopyFailure is RECEIVE COPY FAILURE DETAILS(LID1) (SPC-4). It reports status and sense
+// data of a failed copy once, and an empty list for any other.
 func prepareCopyFailure(t *Task) error {
 	const header = 60
 	d := t.dev
@@ -73,11 +72,11 @@ func prepareCopyFailure(t *Task) error {
 	return nil
 }
 
-// copyDescriptors are the descriptor types that EXTENDED COPY takes, ascending.
+// copyDescriptors are the descriptor types that EXTENDED COPY accepts, in ascending order.
 var copyDescriptors = [...]byte{copySegmentBlocks, copyTargetIdentification}
 
-// prepareCopyParameters is RECEIVE COPY OPERATING PARAMETERS (SPC-4). The list identifier says
-// nothing.
+// prepareCopyParameters is RECEIVE COPY OPERATING PARAMETERS (SPC-4). The list identifier is
+// ignored.
 func prepareCopyParameters(t *Task) error {
 	var b [44]byte
 	be := binary.BigEndian

@@ -2,7 +2,7 @@ package scsi
 
 import "kubevirt.io/disk/internal/rangelock"
 
-// copier carries out one EXTENDED COPY.
+// copier executes one EXTENDED COPY.
 type copier struct {
 	t       *Task
 	op      *copyOperation
@@ -18,10 +18,10 @@ type copier struct {
 // participant is a logical unit that a copy reads or writes.
 type participant struct {
 	unit   *unit  // nil: there is none
-	resets uint32 // as the copy began: a reset ends what the copy manager has under way there
+	resets uint32 // unit.resets when the copy began: a reset ends the copy
 }
 
-// segment carries out one segment descriptor and returns the sense data of its failure, or nil.
+// segment executes one segment descriptor and returns the sense data of its failure, or nil.
 func (c *copier) segment(i int) *senseError {
 	s := &c.list.segments[i]
 	src, failure := c.find(i, s.source, segmentSource)
@@ -44,7 +44,8 @@ func (c *copier) segment(i int) *senseError {
 
 	from, to, total := int64(s.from)<<blockShift, int64(s.to)<<blockShift,
 		int64(s.blocks)<<blockShift
-	// Onto its own end a range is copied from its end, so that the blocks are what they were.
+	// If the destination overlaps the end of the source, copy from the end, so that no source block
+	// is overwritten before it is read.
 	backwards := src.unit == dst.unit && from < to && to < from+total
 	written := int64(0)
 	for written < total {
@@ -67,7 +68,8 @@ func (c *copier) segment(i int) *senseError {
 	return nil
 }
 
-// flush is for a unit that the copy was not sent to, which may be removed at any time.
+// flush flushes the destination. The copy may have been sent to another unit, so this one can be
+// removed at any time.
 func (u *unit) flush() error {
 	if !u.begin() {
 		return errLUNNotSupported
@@ -76,8 +78,8 @@ func (u *unit) flush() error {
 	return u.disk.Flush()
 }
 
-// find is the logical unit that a CSCD descriptor ID, whose field is at offset field of the segment
-// descriptor, stands for (SPC-4 6.4.6.1).
+// find returns the logical unit for a CSCD descriptor ID (SPC-4 6.4.6.1). field is the offset of
+// the ID in the segment descriptor.
 func (c *copier) find(segment int, id uint16, field int) (*participant, *senseError) {
 	switch {
 	case id == ownTarget:
@@ -92,8 +94,8 @@ func (c *copier) find(segment int, id uint16, field int) (*participant, *senseEr
 	return &c.targets[id], nil
 }
 
-// checkSegment refuses blocks that the unit does not have. No command is sent for them that could
-// fail, so the field pointer alone says what is wrong.
+// checkSegment refuses blocks that the unit does not have. No READ or WRITE fails here, so there is
+// no status of a unit to report: the field pointer alone says what is wrong.
 func checkSegment(segment int, u *unit, lba, count uint64, field int) *senseError {
 	if u.checkRange(lba, count) == nil {
 		return nil
@@ -104,20 +106,21 @@ func checkSegment(segment int, u *unit, lba, count uint64, field int) *senseErro
 	return copyAborted(ascNone, segment, field)
 }
 
-// copyCause is why a step has failed, at one of the units or at neither.
+// copyCause is why a step failed, and at which unit. Both units are nil if neither is to blame.
 type copyCause struct {
 	source, dest *unit
 	err          error
 }
 
-// step copies n bytes, at most scratchSize. Both ranges are held meanwhile, and what may stop the
-// copy is looked at afterwards: as a write of the same blocks waits for this step or this step for
-// it, nothing stale is written once an abort, a reset or a preemption has been answered. It is
-// looked at before, too: a SANITIZE holds all of its unit for hours, and the other one must not be
-// kept from everybody for so long.
+// step copies n bytes, at most scratchSize. It holds both ranges meanwhile.
+//
+// It checks for aborts, resets and preemptions once it holds the ranges. A write to the same blocks
+// waits for this step, or this step for the write. So the copy writes nothing stale once such an
+// event was answered. It also checks before: a SANITIZE holds its whole unit for hours, and the
+// copy must not block the other unit for that long.
 func (c *copier) step(src, dst *participant, from, to, n int64) *copyCause {
-	// A unit that is removed ends the copy as it ends a READ or WRITE, and its disk is not released
-	// in the midst of a step.
+	// A removed unit ends the copy as it ends a READ or WRITE. Its disk is not released in the
+	// middle of a step.
 	if !src.unit.begin() {
 		return &copyCause{source: src.unit, err: errLUNNotSupported}
 	}
@@ -152,7 +155,7 @@ func (c *copier) step(src, dst *participant, from, to, n int64) *copyCause {
 	return nil
 }
 
-// admitBoth tells why the copy cannot go on, if so.
+// admitBoth returns why the copy cannot go on, or nil.
 func (c *copier) admitBoth(src, dst *participant) *copyCause {
 	if err := c.t.wanted(); err != nil {
 		return &copyCause{err: err}
@@ -166,8 +169,8 @@ func (c *copier) admitBoth(src, dst *participant) *copyCause {
 	return nil
 }
 
-// lock holds both ranges. Of two units the first is locked first, by every copy, so that no two
-// wait for each other.
+// lock holds both ranges. Every copy locks units in the same order, so that no two copies wait for
+// each other.
 func (c *copier) lock(src, dst *unit, from, to, n int64) {
 	by := c.t.Nexus.initiator.name
 	c.read.Set(rangelock.Read, by, from, n)
@@ -189,7 +192,7 @@ func (c *copier) unlock(src, dst *unit) {
 	dst.ranges.Unlock(&c.write)
 }
 
-// admit asks what a READ or WRITE of the same initiator to the unit would be asked.
+// admit makes the same checks as a READ or WRITE of the same initiator to the unit.
 func (c *copier) admit(p *participant, writes bool) error {
 	d, u, n := c.t.dev, p.unit, c.t.Nexus
 	rights := duringWriteExclusive // a READ
@@ -221,17 +224,17 @@ func (c *copier) admit(p *participant, writes bool) error {
 	return nil
 }
 
-// maxCopyRuns bounds how finely a step follows the allocation of its source; behind it all counts
-// as data.
+// maxCopyRuns bounds how many runs of data and holes a step tells apart. The rest of the step
+// counts as data.
 const maxCopyRuns = 32
 
-// copyRun is a part of a step that is all data or all a hole.
+// copyRun is a part of a step that is either all data or a hole.
 type copyRun struct {
 	length int64 // bytes, whole blocks
 	data   bool
 }
 
-// readRuns fills p from off on, but for holes, and returns what is where.
+// readRuns reads the data at off into p, skips holes, and returns the runs of both.
 func (c *copier) readRuns(u *unit, p []byte, off int64, runs []copyRun) ([]copyRun, error) {
 	for at, n := int64(0), int64(len(p)); at < n; {
 		run := copyRun{length: n - at, data: true}
@@ -270,7 +273,7 @@ func (c *copier) readRuns(u *unit, p []byte, off int64, runs []copyRun) ([]copyR
 	return runs, nil
 }
 
-// writeRuns stores what readRuns has read. A hole becomes one here, if the disk can do that.
+// writeRuns stores what readRuns has read. A hole stays a hole if the disk can make one.
 func (c *copier) writeRuns(u *unit, p []byte, off int64, runs []copyRun) error {
 	for _, run := range runs {
 		part := p[:run.length]

@@ -2,7 +2,7 @@ package scsi
 
 import "encoding/binary"
 
-// Additional sense codes of EXTENDED COPY alone.
+// Additional sense codes that only EXTENDED COPY uses.
 const (
 	ascOperationInProgress additional = 0x0016
 	ascUnreachableTarget   additional = 0x0804
@@ -16,26 +16,25 @@ const (
 	ascInlineDataLength    additional = 0x260b
 )
 
-// copyFailure is what the sense data of a failed EXTENDED COPY says besides (SPC-4 6.4.1.3).
+// copyFailure is what the sense data of a failed EXTENDED COPY adds (SPC-4 6.4.1.3).
 type copyFailure struct {
 	segment uint16
-	// Status and sense data of the unit that failed, as it would have sent them to an initiator;
-	// nil: none.
+	// Status and sense data of the unit that failed, as an initiator would get them; nil: none.
 	source, dest []byte
 }
 
 // sksSegment is SD: the field pointer is relative to the segment descriptor (SPC-4 4.5.2.4.5).
 const sksSegment = 0x20
 
-// copyAborted ends a copy for a field of a segment descriptor.
+// copyAborted is the sense data of a copy that fails because of a field in a segment descriptor.
 func copyAborted(code additional, segment, field int) *senseError {
 	return &senseError{key: CopyAborted, code: code, sks: fieldPointer(sksSegment, field, 7),
 		failure: &copyFailure{segment: uint16(segment)}}
 }
 
-// failed makes the sense data of a segment that failed at one of the units after written of total
-// bytes. The residual counts blocks, up to the first that was not written, and is told only if
-// something was.
+// failed makes the sense data of a segment that failed after written of total bytes. The residual
+// counts the blocks from the first one that was not written. It is reported only if something was
+// written.
 func (c *copier) failed(segment int, cause *copyCause, written, total int64,
 	backwards bool) *senseError {
 	if cause.err == errAborted {
@@ -57,14 +56,14 @@ func (c *copier) failed(segment int, cause *copyCause, written, total int64,
 	return s
 }
 
-// delivered is the status byte and the sense data with which a unit fails.
+// delivered returns the status byte and the sense data with which a unit failed.
 func (c *copier) delivered(u *unit, err error) []byte {
 	status, sense := c.t.dev.Outcome(&Task{Nexus: c.t.Nexus, unit: u, cmd: c.t.cmd}, err, nil)
 	return append([]byte{byte(status)}, sense...)
 }
 
-// appendFixed completes fixed format sense data: the COMMAND-SPECIFIC INFORMATION field tells where
-// in it the status and sense data of source and destination begin, and the number of the segment.
+// appendFixed completes fixed format sense data. Its COMMAND-SPECIFIC INFORMATION field holds the
+// offsets where status and sense data of source and destination begin, and the segment number.
 func (f *copyFailure) appendFixed(s []byte) []byte {
 	if f.source != nil {
 		s[8] = byte(len(s))
@@ -80,7 +79,7 @@ func (f *copyFailure) appendFixed(s []byte) []byte {
 }
 
 // appendSegment appends the command-specific information descriptor (SPC-4 4.5.2.3), with the
-// number of the segment where the fixed format has it.
+// segment number at the same place as in the fixed format.
 func (f *copyFailure) appendSegment(b []byte) []byte {
 	b = append(b, 0x01, 0x0a, 0, 0, 0, 0)
 	b = binary.BigEndian.AppendUint16(b, f.segment)

@@ -5,27 +5,28 @@ import (
 	"sync/atomic"
 )
 
-// copyOperation is an EXTENDED COPY under way, or what is told of one that has ended.
+// copyOperation is an EXTENDED COPY under way, or the result of one that has ended.
 type copyOperation struct {
 	unit     *unit // the copy manager
 	id       byte
-	segments atomic.Uint32 // begun
-	bytes    atomic.Uint64 // written
+	segments atomic.Uint32 // how many have begun
+	bytes    atomic.Uint64 // how many are written
 
 	task   *Task  // guarded by Device.mu; nil: it has ended
 	failed bool   // guarded by Device.mu
-	status Status // guarded by Device.mu; with which it has ended
-	sense  []byte // guarded by Device.mu; until it was asked for
-	told   bool   // guarded by Device.mu; its end was asked for
+	status Status // guarded by Device.mu; how it ended
+	sense  []byte // guarded by Device.mu; nil once the initiator has fetched it
+	told   bool   // guarded by Device.mu; the initiator knows that it has ended
 }
 
-// maxCopiesTold bounds how many copies that have ended a nexus is told of.
+// maxCopiesTold bounds how many ended copies are remembered for a nexus.
 const maxCopiesTold = 32
 
 var errOperationInProgress = &senseError{key: IllegalRequest, code: ascOperationInProgress}
 
-// beginCopy takes a place for a copy. It refuses a list identifier that another copy of the same
-// nexus to the same unit has; it ends with BUSY if there are too many copies. endCopy must follow.
+// beginCopy registers a copy and takes a place for it; endCopy must follow. It refuses a list
+// identifier that another copy of the same nexus to the same unit has. It fails with BUSY if there
+// are too many copies.
 func (t *Task) beginCopy(list *copyList) (*copyOperation, error) {
 	d := t.dev
 	d.mu.Lock()
@@ -50,7 +51,7 @@ func (t *Task) beginCopy(list *copyList) (*copyOperation, error) {
 	return op, nil
 }
 
-// endCopy gives the place back and keeps what RECEIVE COPY RESULTS tells.
+// endCopy gives the place back and keeps the result for RECEIVE COPY RESULTS.
 func (t *Task) endCopy(op *copyOperation, failure *senseError) {
 	d, n := t.dev, t.Nexus
 	d.mu.Lock()
@@ -77,7 +78,7 @@ func (t *Task) endCopy(op *copyOperation, failure *senseError) {
 	}
 }
 
-// copyLocked finds a copy by its list identifier; nil if the unit knows none.
+// copyLocked finds a copy by its list identifier; nil if there is none.
 func (n *Nexus) copyLocked(u *unit, id byte) *copyOperation {
 	for _, op := range n.copies {
 		if op.unit == u && op.id == id {
@@ -91,8 +92,8 @@ func (n *Nexus) dropCopyLocked(op *copyOperation) {
 	n.copies = slices.DeleteFunc(n.copies, func(o *copyOperation) bool { return o == op })
 }
 
-// forgetCopiesLocked forgets the copies of a unit that have ended, as a reset does. Those under way
-// are aborted.
+// forgetCopiesLocked forgets the ended copies of a unit, as a reset does. Copies under way are
+// aborted elsewhere.
 func (d *Device) forgetCopiesLocked(u *unit) {
 	for n := range d.nexuses {
 		n.copies = slices.DeleteFunc(n.copies, func(op *copyOperation) bool {

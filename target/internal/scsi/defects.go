@@ -2,12 +2,12 @@ package scsi
 
 import "encoding/binary"
 
-// The bits of READ DEFECT DATA that its answer repeats: which lists were asked for, and in which
-// format (SBC-3 5.17).
+// The bits of READ DEFECT DATA that its answer repeats: the requested lists and their format (SBC-3
+// 5.17).
 const defectListBits = 0x1f
 
-// prepareDefectData10 is READ DEFECT DATA(10) (SBC-3 5.17): the lists are empty, as storage keeps
-// its defects to itself.
+// prepareDefectData10 is READ DEFECT DATA(10) (SBC-3 5.17). The lists are empty, because storage
+// hides its defects from us.
 func prepareDefectData10(t *Task) error {
 	t.data = append(t.data[:0], 0, t.CDB[2]&defectListBits, 0, 0)
 	t.reply(uint32(binary.BigEndian.Uint16(t.CDB[7:])))
