@@ -92,8 +92,8 @@ func (n *Nexus) dropCopyLocked(op *copyOperation) {
 	n.copies = slices.DeleteFunc(n.copies, func(o *copyOperation) bool { return o == op })
 }
 
-// forgetCopiesLocked forgets the ended copies of a unit, as a reset does. Copies under way are
-// aborted elsewhere.
+// forgetCopiesLocked forgets the ended copies of a unit, as a reset does. The reset aborts copies
+// under way.
 func (d *Device) forgetCopiesLocked(u *unit) {
 	for n := range d.nexuses {
 		n.copies = slices.DeleteFunc(n.copies, func(op *copyOperation) bool {

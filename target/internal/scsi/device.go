@@ -22,15 +22,15 @@ type Options struct {
 	TargetName     string // SCSI name string of the target device; empty: none is reported
 	PortalGroupTag uint16 // number of the target port group
 	Log            *zap.Logger
-	Panicked       func() // called when work of the device's own has panicked; nil: nobody is told
+	Panicked       func() // called when background work has panicked; nil: nobody is told
 
-	// Abort ends those commands of these nexuses that are meant, without an answer: it calls
-	// Task.Abort of each that executes, and does not wait for it. Nil: the transport has no other
-	// commands.
+	// Abort ends the commands of these nexuses for which meant returns true, without an answer. It
+	// calls Task.Abort for each one that executes and does not wait. Nil: the transport has no
+	// other commands.
 	Abort func(nexuses []*Nexus, meant func(*Task) bool)
 }
 
-// LUN is a disk and how it is presented.
+// LUN is a disk and how initiators see it.
 type LUN struct {
 	Number    uint16 // at most MaxLUN
 	Disk      disk.Disk
@@ -39,50 +39,50 @@ type LUN struct {
 	Removable bool
 	Access    AccessMode // empty: AccessWriteExclusive
 	Store     Store      // nil: nothing is kept
-	// a loss of power ends the disk: it keeps no reservations through one (APTPL)
+	// the disk does not survive a loss of power, so it keeps no reservations through one (APTPL)
 	Volatile bool
-	Grown    bool // larger than when initiators last saw it: they are told (2A/09)
+	Grown    bool // larger than when initiators last saw it, so tell them (2A/09)
 	Host     any  // what the transport keeps with the LUN; see Task.Host
 }
 
 // MaxLUN is the highest LUN that flat space addressing can name (SAM-5 4.7.8).
 const MaxLUN = 0x3fff
 
-// Device is a SCSI target device with its logical units. All methods may be called from any number
-// of goroutines at once.
+// Device is a SCSI target device with its logical units. Any number of goroutines may call its
+// methods at once.
 type Device struct {
 	opt    Options
 	log    *zap.Logger
 	faults faultLog
 	luns   atomic.Pointer[inventory] // never nil; written under mu
-	// orphans is what LUNs without a disk answer.
+	// orphans has the commands that LUNs without a disk answer.
 	orphans    *opcodeTable
 	background background
 
 	mu         sync.Mutex
 	nexuses    map[*Nexus]struct{}      // guarded by mu
 	initiators map[string]*initiator    // guarded by mu
-	known      map[InitiatorPort]uint64 // guarded by mu; changes as the port came or left last
+	known      map[InitiatorPort]uint64 // guarded by mu; changes when the port last came or left
 	copying    int                      // guarded by mu; EXTENDED COPY commands under way
-	changes    uint64                   // guarded by mu; of the inventory, and of the units' sizes
+	changes    uint64                   // guarded by mu; counts changes of inventory and unit sizes
 
-	enrolled uint64        // guarded by mu; units that there have been
-	slots    int           // guarded by mu; that nexuses have for units
+	enrolled uint64        // guarded by mu; how many units there have been
+	slots    int           // guarded by mu; how many slots nexuses have for units
 	vacated  []int         // guarded by mu; slots without a unit
-	leaving  []leavingUnit // guarded by mu; at least all removed units that are in use
+	leaving  []leavingUnit // guarded by mu; removed units, at least those still in use
 
-	// tenants is which disk a port has last used under a LUN. Guarded by mu.
+	// tenants says which disk a port last used under a LUN. Guarded by mu.
 	tenants map[uint16]map[InitiatorPort][8]byte
 }
 
 // unit is a logical unit.
 type unit struct {
 	number    uint16
-	slot      int    // in the nexuses' tables
-	order     uint64 // of all units that there have been; in which two of them are locked
+	slot      int    // index in nexusUnits
+	order     uint64 // unique; whoever locks two units locks the lower one first
 	host      any
 	identity  disk.Identity
-	sealed    bool // write-protected for good: its disk may be, too
+	sealed    bool // write-protected for good: its disk may be open for reading only
 	removable bool
 	protected atomic.Bool // write-protected; written under Device.mu
 	exclusive atomic.Bool // written under persistent.mu and Device.mu
@@ -97,39 +97,39 @@ type unit struct {
 	distance
 
 	table  *opcodeTable
-	resets atomic.Uint32 // how many it has had
+	resets atomic.Uint32 // counts resets
 	blocks atomic.Uint64 // capacity in logical blocks; written under resizing
 	owner  atomic.Pointer[initiator]
-	grown  bool // every initiator port is told so at its first nexus
+	grown  bool // tell every initiator port at its first nexus
 
 	resizing sync.Mutex
 	grownAt  uint64             // guarded by Device.mu; Device.changes when it last grew
 	ctx      context.Context    // ends when the unit is removed, or the device closed
 	cancel   context.CancelFunc // of ctx
-	// kept is the owner that keepOwner has dealt with last; written under persistent.mu.
+	// kept is the owner that keepOwner has handled last; written under persistent.mu.
 	kept atomic.Pointer[initiator]
-	// handover is who is admitted beside the owner, and who is fenced: never nil, written under
+	// handover says who is admitted beside the owner, and who is fenced. Never nil; written under
 	// persistent.mu and Device.mu.
 	handover atomic.Pointer[handoverState]
-	// reserved is the nexus that holds the RESERVE(6) reservation; written under Device.mu, and set
-	// only with persistent.mu too.
+	// reserved is the nexus that holds the RESERVE(6) reservation. Written under Device.mu; setting
+	// it also needs persistent.mu.
 	reserved   atomic.Pointer[Nexus]
 	persistent reservations
 	ejected    atomic.Bool // written under Device.mu
 	uses
-	// ranges orders the accesses to the medium that must not overtake each other, by bytes. A
-	// command can be aborted while its disk call still runs. So that its data never lands on top of
-	// a newer write, every write holds its range as long as its disk calls take. What must see and
-	// change the medium in one step, as COMPARE AND WRITE, holds its range exclusively: reads wait,
-	// too.
+	// ranges orders accesses to the medium that must not overtake each other. It counts in bytes. A
+	// command can be aborted while its disk call still runs. Every write holds its range until its
+	// disk calls have ended, so that its data never lands on top of a newer write. A command such
+	// as COMPARE AND WRITE, which reads and changes the medium in one step, holds its range
+	// exclusively: reads wait, too.
 	ranges     rangelock.Table
 	mode       modeState
 	faults     faultLog
 	refusals   conflictLog
-	sameNames  map[string]struct{} // guarded by Device.mu; what firstUse has warned of
+	sameNames  map[string]struct{} // guarded by Device.mu; names that firstUse has warned about
 	sanitizing sanitizeState
-	atomics    sync.Mutex  // held by a WRITE ATOMIC: there is one record of what to put back
-	atomicKept atomic.Bool // a record may be there that has to go; written under atomics
+	atomics    sync.Mutex  // held by a WRITE ATOMIC, because there is only one undo record
+	atomicKept atomic.Bool // a stale undo record may be stored; written under atomics
 }
 
 // NewDevice checks the options and makes the device. It asks each disk once for its optional
@@ -247,8 +247,8 @@ func printable(s string) bool {
 	return true
 }
 
-// decodeLUN reads the 8-byte LUN structure of a single-level logical unit number: peripheral device
-// addressing of bus 0 or flat space addressing (SAM-5 4.7).
+// decodeLUN reads the 8-byte LUN structure of a single-level logical unit number. It knows
+// peripheral device addressing of bus 0 and flat space addressing (SAM-5 4.7).
 func decodeLUN(lun uint64) (uint16, bool) {
 	if lun<<16 != 0 {
 		return 0, false
@@ -263,8 +263,8 @@ func decodeLUN(lun uint64) (uint16, bool) {
 	return 0, false
 }
 
-// EncodeLUN is the 8-byte LUN structure of a number: the shorter addressing method that can name
-// it.
+// EncodeLUN returns the 8-byte LUN structure of a number, by the shorter addressing method that can
+// express it.
 func EncodeLUN(number uint16) uint64 {
 	if number <= 0xff {
 		return uint64(number) << 48
@@ -281,8 +281,8 @@ func (d *Device) unit(lun uint64) *unit {
 	return d.luns.Load().at(number)
 }
 
-// SameUnit reports whether two 8-byte LUNs address the same logical unit: peripheral device and
-// flat space addressing are two ways to do so (SAM-5 4.7).
+// SameUnit reports whether two 8-byte LUNs address the same logical unit: both peripheral device
+// and flat space addressing can express it (SAM-5 4.7).
 func (d *Device) SameUnit(a, b uint64) bool {
 	if a == b {
 		return true

@@ -8,19 +8,19 @@ import (
 	"kubevirt.io/disk/disk"
 )
 
-// Content of a disk.Distant may lie far away. A command that needs it is held: it waits until the
-// content is there, nobody wants it any more, or nothing has come for so long that the transport
-// gives it up. Then it ends with BUSY, the status that asks an initiator to send the command again
-// later (SAM-5 5.3.1): nothing is lost, and the disk must not be given up.
+// Content of a disk.Distant may lie far away. A command that needs it is held until the content is
+// there, nobody wants it any more, or nothing has come for so long that the transport gives up.
+// Then the command ends with BUSY, the status that asks an initiator to send the command again
+// later (SAM-5 5.3.1): nothing is lost, and the initiator need not give up the disk.
 //
-// All calls by which a command uses content go through the methods of this file. Where the disk is
-// not distant they are plain calls. Where it is, a call first asks for what is at hand. Only if
-// that is not enough, the transport is told that the command waits, and the call is made with a
-// context by which that can be ended.
+// Commands read and write content only by the methods of this file. For a disk that is not distant
+// these are plain calls. For a distant disk, a call first asks for what is at hand. If that is not
+// enough, it tells the transport that the command waits, and calls again with a context that can
+// end the wait.
 
-// A disk may say ErrNotNow before its time. The command is held all the same, and the call made
-// again after a pause, which grows from firstPause to longestPause. An initiator that got these
-// answers would soon have used up its tries: QEMU has eight.
+// A disk may return ErrNotNow before the time is over. The command is still held, and the call
+// repeated after a pause that grows from firstPause to longestPause. An initiator that got these
+// answers would soon run out of tries: QEMU has eight.
 const (
 	firstPause   = 50 * time.Millisecond
 	longestPause = time.Second
@@ -28,17 +28,17 @@ const (
 
 // Executor is a goroutine that executes commands for the transport.
 type Executor interface {
-	// Waits is called by that goroutine when it is about to wait for content that lies far away,
-	// which may take long. It says for how long the command may be held while nothing comes. An
-	// error ends In, Out or Finish instead.
+	// Waits is called by that goroutine when it is about to wait for distant content, which may
+	// take long. It returns how long the command may be held while nothing comes. An error ends In,
+	// Out or Finish instead.
 	Waits() (patience time.Duration, err error)
 }
 
-// distance is what a unit has of a distant disk.
+// distance holds what a unit needs for a distant disk.
 type distance struct {
 	far   disk.Distant    // nil: the disk is not distant
-	near  disk.Disk       // has what is at hand
-	ended context.Context // has ended
+	near  disk.Disk       // the disk, limited to content at hand
+	ended context.Context // a context that has ended
 }
 
 func distanceOf(d disk.Disk) distance {
@@ -68,7 +68,7 @@ func (t *Task) writeAt(u *unit, p []byte, off int64) (stored int, err error) {
 	}
 	err = t.await(u, func(d disk.Disk) error {
 		n, err := d.WriteAt(p, off)
-		stored = max(stored, n) // by any of several tries
+		stored = max(stored, n) // the most that any try has stored
 		return err
 	})
 	return stored, err
@@ -101,8 +101,8 @@ func (t *Task) extent(u *unit, off, length int64) (e disk.Extent, err error) {
 	return e, err
 }
 
-// lock waits for the ranges of t.hold. Whoever has them may wait for content, and nobody should
-// wait for longer because of that than for content.
+// lock waits for the ranges of t.hold. Their holder may wait for distant content, so this wait has
+// the same limit as one for content.
 func (t *Task) lock() error {
 	u := t.unit
 	if u.far == nil {
@@ -120,8 +120,8 @@ func (t *Task) lock() error {
 	})
 }
 
-// await makes a call of the distant disk of a unit for the command, and holds the command while the
-// content cannot be had.
+// await makes a call to a unit's distant disk, and holds the command while the content is not
+// there.
 func (t *Task) await(u *unit, call func(disk.Disk) error) error {
 	if err := call(u.near); err == nil || !errors.Is(err, disk.ErrNotNow) {
 		return err
@@ -143,8 +143,8 @@ func (t *Task) await(u *unit, call func(disk.Disk) error) error {
 	})
 }
 
-// wait holds the command while f does, whose context ends when the command is aborted, the unit
-// removed, or the time over. Its error is disk.ErrNotNow only for the last of these.
+// wait holds the command while f runs. The context of f ends when the command is aborted, the unit
+// is removed, or the time is over. Only in the last case is the error disk.ErrNotNow.
 func (t *Task) wait(u *unit, f func(context.Context) error) error {
 	t.waited = true
 	ctx, cancel, err := t.patience(u)
@@ -154,7 +154,7 @@ func (t *Task) wait(u *unit, f func(context.Context) error) error {
 	defer cancel()
 	t.cancel.Store(&cancel)
 	defer t.cancel.Store(nil)
-	if t.aborted.Load() { // perhaps before it could be cancelled
+	if t.aborted.Load() { // perhaps before t.cancel was set
 		return errAborted
 	}
 	err = f(ctx)
@@ -169,15 +169,15 @@ func (t *Task) wait(u *unit, f func(context.Context) error) error {
 	return err
 }
 
-// notHeld reports whether an error of a method of this file says that the command is not held any
-// longer. A write has changed no more then than it says.
+// notHeld reports whether an error of these methods means that the command is not held any longer.
+// A write has then changed only as many bytes as it returned.
 func notHeld(err error) bool {
 	return errors.Is(err, disk.ErrNotNow) || err == errAborted || err == errLUNNotSupported
 }
 
-// patience is for how long the command waits. The time begins anew when content has come, so that a
-// long command ends only if nothing comes. What the device does on its own waits for as long as
-// there is the unit.
+// patience returns a context that limits how long the command waits. The time starts again whenever
+// content has come, so a long command ends only if nothing comes. Background work of the device
+// waits as long as the unit exists.
 func (t *Task) patience(u *unit) (context.Context, context.CancelFunc, error) {
 	if t.Executor == nil {
 		ctx, cancel := context.WithCancel(u.ctx)
@@ -194,9 +194,8 @@ func (t *Task) patience(u *unit) (context.Context, context.CancelFunc, error) {
 	return ctx, cancel, nil
 }
 
-// Waiting reports whether the command waits for content that lies far away. Any goroutine may call
-// it.
+// Waiting reports whether the command waits for distant content. Any goroutine may call it.
 func (t *Task) Waiting() bool { return t.cancel.Load() != nil }
 
-// Waited reports whether the command has done so.
+// Waited reports whether the command has ever waited for distant content.
 func (t *Task) Waited() bool { return t.waited }

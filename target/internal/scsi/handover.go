@@ -10,25 +10,25 @@ import (
 	"go.uber.org/zap"
 )
 
-// A live migration needs a LUN that only one initiator may use to be open to a second one for a
-// while: the machine that takes the guest over logs in and reads while the first one still writes.
-// Admit opens it, HandOver makes the second one the owner and fences the first, Withdraw closes it
-// again to the second. Who is fenced stays so until the LUN is opened to it again.
+// During a live migration two initiators use an exclusive LUN for a while: the machine that takes
+// the guest over logs in and reads while the first one still writes. Admit opens the LUN to the
+// second one. HandOver makes the second one the owner and fences the first. Withdraw closes the LUN
+// to the second one again. A fenced initiator stays fenced until the LUN is opened to it again.
 
-// ErrNotLoggedIn is why HandOver leaves a LUN with its owner where the initiator that it is open to
-// has no session.
+// ErrNotLoggedIn is the error of HandOver if the initiator that should become the owner has no
+// session. The LUN then stays with its owner.
 var ErrNotLoggedIn = errors.New("is not logged in")
 
-// Opening is a LUN that is open to an initiator beside its owner.
+// Opening is a LUN that a second initiator may use beside its owner.
 type Opening struct {
 	LUN   uint16
 	To    string
 	Until time.Time // zero: until HandOver or Withdraw
 }
 
-// Admit opens an exclusive LUN to an initiator beside its owner. An error says why it cannot be.
-// The device does not end that by itself: until is kept for who does, also after a restart (see
-// Openings).
+// Admit opens an exclusive LUN to an initiator beside its owner. The error says why that is
+// impossible. Admit does not close the LUN again by itself: it only keeps until, also over a
+// restart, for the caller that does (see Openings).
 func (d *Device) Admit(lun uint16, initiator string, until time.Time) error {
 	u, err := d.exclusiveUnit(lun)
 	if err != nil {
@@ -64,26 +64,27 @@ func (d *Device) Admit(lun uint16, initiator string, until time.Time) error {
 	return nil
 }
 
-// HandOver makes the initiator that was admitted the owner of the LUN. When it returns, no command
-// of another one can change the medium any more; what they send ends with RESERVATION CONFLICT.
-// What they have registered and reserved is gone, and the former owner is fenced, also after a
-// restart: its name is returned, or "" where nobody is known to have had the LUN. Nothing changes
-// unless the new owner is logged in and the LUN's store keeps that.
+// HandOver makes the admitted initiator the owner of the LUN. When it returns, no command of
+// another initiator can change the medium any more, and their commands end with RESERVATION
+// CONFLICT. Their registrations and reservations are gone. The former owner is fenced, also after a
+// restart. HandOver returns its name, or "" if the LUN had no known owner. Nothing changes unless
+// the new owner is logged in and the LUN's store has saved the change.
 func (d *Device) HandOver(lun uint16) (former string, err error) {
 	how, err := d.fenceOff(lun, d.heirLocked, func(name, heir string) bool { return name != heir },
 		func(u *unit, heir string) { u.owner.Store(d.initiators[heir]) })
 	return how.loser, err
 }
 
-// Withdraw closes a LUN to the initiator that Admit opened it to, as HandOver does to the owner,
-// and leaves it with its owner. It returns the name of the initiator that is fenced now.
+// Withdraw closes a LUN to the initiator that Admit opened it to, fences that initiator as HandOver
+// does with the owner, and leaves the LUN with its owner. It returns the name of the fenced
+// initiator.
 func (d *Device) Withdraw(lun uint16) (guest string, err error) {
 	how, err := d.fenceOff(lun, (*unit).withdrawal,
 		func(name, guest string) bool { return name == guest }, func(*unit, string) {})
 	return how.loser, err
 }
 
-// Openings are the LUNs that are open, as after a restart.
+// Openings lists the LUNs that are open to a second initiator, for use after a restart.
 func (d *Device) Openings() (openings []Opening) {
 	for _, u := range d.luns.Load().units {
 		if h := u.handover.Load(); h.Guest != "" {
@@ -93,17 +94,17 @@ func (d *Device) Openings() (openings []Opening) {
 	return openings
 }
 
-// ending is how the time ends that a unit is open.
+// ending is the outcome for a unit that was open to a guest.
 type ending struct {
-	guest string // whom it was open to
-	owner string // whose the unit is now; "": nobody's
-	loser string // who is fenced for good; "": nobody
+	guest string // the initiator that it was open to
+	owner string // the new owner; "": nobody
+	loser string // the initiator that is fenced; "": nobody
 }
 
-// fenceOff ends the time that a LUN is open to a guest: find tells how, or why it cannot be, with
-// Device.mu held, and commit follows from it. Initiators that are fenced then lose their
-// registrations and reservations, and prevent no removal of the medium: they could not take that
-// back any more, and those who may use the LUN would meet it.
+// fenceOff closes a LUN that is open to a guest. find decides the outcome, or why there can be
+// none; commit applies it. Both run with Device.mu held. Initiators for which fenced is true lose
+// their registrations and reservations and no longer prevent removal of the medium: they could not
+// undo these themselves any more, and whoever may use the LUN would run into them.
 func (d *Device) fenceOff(lun uint16, find func(*unit) (ending, error),
 	fenced func(name, guest string) bool, commit func(u *unit, guest string)) (ending, error) {
 	u, err := d.exclusiveUnit(lun)
@@ -136,8 +137,7 @@ func (d *Device) closeTo(u *unit, find func(*unit) (ending, error),
 	if err := r.save(u.number, &e.persistentState); err != nil {
 		return ending{}, nil, errors.Join(err, u.saveHandover(before))
 	}
-	// What a MODE SELECT or SANITIZE is saving comes into force before, and what comes later finds
-	// the fence.
+	// A MODE SELECT or SANITIZE that is being saved takes effect first. Later ones find the fence.
 	u.mode.change.Lock()
 	defer u.mode.change.Unlock()
 	u.sanitizing.mu.Lock()
@@ -166,7 +166,7 @@ func (d *Device) closeTo(u *unit, find func(*unit) (ending, error),
 		return how, nil
 	})
 	if err != nil {
-		r.unsaved = true // what is on storage has to be put back
+		r.unsaved = true // storage has the new state and needs the old one back
 		return ending{}, nil, errors.Join(err, r.save(u.number, r.state.Load()),
 			u.saveHandover(before))
 	}
@@ -180,7 +180,7 @@ func (d *Device) locked(u *unit, f func(*unit) (ending, error)) (ending, error) 
 	return f(u)
 }
 
-// withdrawal ends with the guest fenced.
+// withdrawal is the outcome of Withdraw: the guest is fenced.
 func (u *unit) withdrawal() (ending, error) {
 	guest := u.handover.Load().Guest
 	if guest == "" {
@@ -189,7 +189,7 @@ func (u *unit) withdrawal() (ending, error) {
 	return ending{guest: guest, owner: u.ownerName(), loser: guest}, nil
 }
 
-// heirLocked ends with the guest as the owner, if it can be, and the owner fenced.
+// heirLocked is the outcome of HandOver: the guest is the owner, and the former owner is fenced.
 func (d *Device) heirLocked(u *unit) (ending, error) {
 	how, err := u.withdrawal()
 	if err != nil {
@@ -202,7 +202,7 @@ func (d *Device) heirLocked(u *unit) (ending, error) {
 	return ending{guest: how.guest, owner: how.guest, loser: how.owner}, nil
 }
 
-// exclusiveUnit finds a unit that has an owner, and keeps its store until u.end.
+// exclusiveUnit finds a unit with exclusive access and keeps its store until u.end.
 func (d *Device) exclusiveUnit(lun uint16) (*unit, error) {
 	u := d.luns.Load().at(lun)
 	switch {
@@ -216,7 +216,7 @@ func (d *Device) exclusiveUnit(lun uint16) (*unit, error) {
 	return u, nil
 }
 
-// ownerName is who owns the unit, or did last.
+// ownerName is the name of the unit's owner or last owner.
 func (u *unit) ownerName() string {
 	if owner := u.owner.Load(); owner != nil {
 		return owner.name
@@ -224,16 +224,16 @@ func (u *unit) ownerName() string {
 	return ""
 }
 
-// isGuest reports whether the unit is open to the nexus' initiator beside its owner.
+// isGuest reports whether the nexus' initiator may use the unit beside its owner.
 func (u *unit) isGuest(n *Nexus) bool { return u.handover.Load().Guest == n.initiator.name }
 
-// isFenced reports whether the nexus' initiator is kept out since a handover. The owner never is.
+// isFenced reports whether a handover has fenced the nexus' initiator. The owner is never fenced.
 func (u *unit) isFenced(n *Nexus) bool {
 	return slices.Contains(u.handover.Load().Fenced, n.initiator.name)
 }
 
-// logFenced tells whoever wonders why a guest meets reservation conflicts, once for each session of
-// a fenced initiator and each fence.
+// logFenced logs why a guest meets reservation conflicts, once for each session of a fenced
+// initiator and each fence.
 func (d *Device) logFenced(u *unit, n *Nexus) {
 	if !u.exclusive.Load() || !u.isFenced(n) || u.isGuest(n) {
 		return

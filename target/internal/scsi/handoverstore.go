@@ -10,27 +10,27 @@ import (
 	"go.uber.org/zap"
 )
 
-// handoverState is what a write-exclusive unit must know of handovers after a restart. It is never
-// changed once it is published.
+// handoverState is what a write-exclusive unit must know about handovers after a restart. It never
+// changes once it is published.
 //
-// Who lost a handover stays out when the one who won it is gone, as in a restart, with its
-// connection or for good: its initiator comes back by itself and would write what is left of a
-// guest that runs elsewhere by now, or did. Only an operator knows that nothing is.
+// The loser of a handover stays fenced when the winner is gone, whether for a restart, with its
+// connection or for good. The loser's initiator logs in again by itself. It would write the remains
+// of a guest that runs elsewhere by now, or did. Only an operator knows that no such guest is left.
 type handoverState struct {
-	// whom the unit belonged to last, and whom the next handover fences; "": nobody
+	// the last owner, which the next handover fences; "": nobody
 	Owner string `json:"owner,omitempty"`
-	// the initiator that it is open to beside its owner; "": it is not open
+	// the initiator that may use it beside its owner; "": nobody
 	Guest  string    `json:"open_to,omitempty"`
 	Until  time.Time `json:"until,omitzero"`   // see Device.Admit
-	Fenced []string  `json:"fenced,omitempty"` // who is kept out, oldest first
+	Fenced []string  `json:"fenced,omitempty"` // fenced initiators, oldest first
 }
 
-// maxFenced bounds what a unit knows of initiators that are fenced: of more the oldest are
-// forgotten, as a disk may be handed over for years to names that never come back.
+// maxFenced bounds how many fenced initiators a unit remembers. Beyond that it forgets the oldest:
+// a disk may be handed over for years to names that never come back.
 const maxFenced = 1024
 
-// ended is the state after a handover: the loser, if any, is fenced, and the guest only if it is
-// that.
+// ended returns the state after a handover. The loser, if any, is fenced. The guest is not fenced
+// unless it is the loser.
 func (s *handoverState) ended(how ending) *handoverState {
 	fenced := slices.DeleteFunc(slices.Clone(s.Fenced),
 		func(name string) bool { return name == how.guest || name == how.loser })
@@ -40,7 +40,8 @@ func (s *handoverState) ended(how ending) *handoverState {
 	return &handoverState{Owner: how.owner, Fenced: fenced[max(0, len(fenced)-maxFenced):]}
 }
 
-// encode is what is kept of the state. It fails where Until is in no year that RFC 3339 can write.
+// encode returns what is stored of the state. It fails if RFC 3339 cannot express the year of
+// Until.
 func (s *handoverState) encode() ([]byte, error) {
 	if s.Owner == "" && s.Guest == "" && len(s.Fenced) == 0 {
 		return nil, nil
@@ -48,15 +49,14 @@ func (s *handoverState) encode() ([]byte, error) {
 	return json.Marshal(s)
 }
 
-// valid reports whether the names are such that an initiator can have.
+// valid reports whether an initiator could have each of the names.
 func (s *handoverState) valid() bool {
 	return (s.Owner == "" || validInitiatorName(s.Owner)) &&
 		(s.Guest == "" || validInitiatorName(s.Guest)) &&
 		!slices.ContainsFunc(s.Fenced, func(name string) bool { return !validInitiatorName(name) })
 }
 
-// saveHandover brings next to storage, ahead of what makes it the unit's own. The caller has
-// persistent.mu.
+// saveHandover stores next before the caller publishes it. The caller has persistent.mu.
 func (u *unit) saveHandover(next *handoverState) error {
 	data, err := next.encode()
 	if err == nil {
@@ -70,10 +70,10 @@ func (u *unit) saveHandover(next *handoverState) error {
 	return nil
 }
 
-// keepOwner brings the name of the unit's owner to storage, as long as another one is there: the
-// next handover has to fence him also where he has not been seen since a restart. It is called by
-// commands that have claimed the unit, before they are answered. Prepare, where they claim it,
-// waits for no storage. A failure ends no service: without a restart nothing is lost by it.
+// keepOwner stores the name of the unit's owner if it has changed. The next handover has to fence
+// that owner even if it has not been seen since a restart. Commands that have claimed the unit call
+// this before they are answered. They claim it in Prepare, which waits for no storage, so it cannot
+// happen there. If saving fails, service goes on: the name only matters after a restart.
 func (d *Device) keepOwner(u *unit) {
 	if !u.exclusive.Load() || u.store == nil || u.owner.Load() == u.kept.Load() {
 		return
@@ -88,7 +88,8 @@ func (d *Device) keepOwner(u *unit) {
 	next.Owner = owner.name
 	data, err := next.encode()
 	if err == nil {
-		err = u.store.Save(storedHandover, data) // if it is there in spite of an error, it is right
+		// If it is stored in spite of an error, that does no harm: it is right.
+		err = u.store.Save(storedHandover, data)
 	}
 	if err != nil {
 		d.log.Warn("who uses the LUN could not be saved: a handover fences this initiator only "+
@@ -102,9 +103,9 @@ func (d *Device) keepOwner(u *unit) {
 	u.handover.Store(&next)
 }
 
-// restoreHandover takes up what the store has kept of handovers. A unit that was open is so again.
-// It still belongs to its owner, who has no nexus yet: others can take it like one that he has
-// left, unless it is open.
+// restoreHandover loads the stored state. A unit that was open is open again. It still belongs to
+// its owner, which has no nexus yet. Unless the unit is open, others can claim it as if that owner
+// had left.
 func (u *unit) restoreHandover() error {
 	s := &handoverState{}
 	if u.store != nil && u.exclusive.Load() {
@@ -132,8 +133,8 @@ func (u *unit) restoreHandover() error {
 	return nil
 }
 
-// forgetReservationsOfFenced ends what a fence that was interrupted, as by a kill, has left of
-// them: it is saved who is fenced first.
+// forgetReservationsOfFenced finishes a fence that was interrupted, for example by a kill. The list
+// of fenced initiators is saved first, so their reservations may still be stored.
 func (u *unit) forgetReservationsOfFenced() {
 	s, r := u.handover.Load(), &u.persistent
 	before := r.state.Load()

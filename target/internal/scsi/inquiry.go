@@ -5,10 +5,10 @@ import "encoding/binary"
 // Peripheral qualifier and device type, byte 0 of all INQUIRY data (SPC-4 6.6.2).
 const (
 	peripheralDisk = 0x00
-	// LUN 0 without a disk: a logical unit could be here, but none is. Linux takes this combination
+	// LUN 0 without a disk: a logical unit could be here, but none is. Linux reads this combination
 	// as "target present, nothing at this LUN" and goes on to REPORT LUNS.
 	peripheralVacant = 0x3f
-	// Any other LUN without a disk: there cannot be one.
+	// Any other LUN without a disk: no logical unit can be here.
 	peripheralNone = 0x7f
 )
 
@@ -22,12 +22,12 @@ func (t *Task) peripheral() byte {
 	return peripheralNone
 }
 
-// versionDescriptors are the standards that we claim (SPC-4 table 146): SAM-5, SPC-4, SBC-3. That
-// of iSCSI follows.
+// versionDescriptors are the standards that we claim (SPC-4 table 146): SAM-5, SPC-4, SBC-3. The
+// descriptor of iSCSI follows them.
 var versionDescriptors = [...]uint16{0x00a0, 0x0460, 0x04c0}
 
-// versionISCSI is iSCSI without a version; the level that the session has negotiated is added (RFC
-// 7144 4.2).
+// versionISCSI is iSCSI without a version; the negotiated protocol level is added to it (RFC 7144
+// 4.2).
 const versionISCSI = 0x0960
 
 const (

@@ -10,12 +10,12 @@ import (
 	"sync/atomic"
 )
 
-// Logical units come and go while the device works. A command takes no lock for that: it loads the
-// inventory, and keeps the unit that it finds there, whatever has that number later. Everything
-// that belongs to a unit is in unit and in nexusUnit, so that nothing of it can reach the next unit
-// of that number.
+// Logical units come and go while the device works. A command takes no lock for that. It loads the
+// inventory once and keeps the unit that it finds there, even if the number gets another unit
+// later. All state of a unit is in unit and nexusUnit, so that none of it can reach the next unit
+// with the same number.
 
-// inventory is the logical units of a device. It is replaced, and never changed once it is
+// inventory holds the logical units of a device. A change replaces it; it never changes once it is
 // published.
 type inventory struct {
 	units []*unit // ascending by number
@@ -34,7 +34,7 @@ func newInventory(units []*unit) *inventory {
 	return inv
 }
 
-// at is the unit of this number; nil if there is none.
+// at returns the unit with this number; nil if there is none.
 func (inv *inventory) at(number uint16) *unit {
 	if int(number) >= len(inv.byLUN) {
 		return nil
@@ -42,18 +42,18 @@ func (inv *inventory) at(number uint16) *unit {
 	return inv.byLUN[number]
 }
 
-// removedUse is what a removed unit's count of uses begins at.
+// removedUse is added to the use count of a removed unit, which makes the count negative.
 const removedUse = math.MinInt64
 
-// uses counts what uses a unit's disk or store at the moment, so that they are released when
-// nothing does.
+// uses counts current users of a unit's disk and store, so that both are released when nothing uses
+// them.
 type uses struct {
 	n    atomic.Int64  // negative once the unit is removed
 	idle chan struct{} // closed when the unit is removed and nothing uses it
 	once sync.Once
 }
 
-// begin keeps disk and store until end. It refuses where the unit is removed.
+// begin keeps disk and store until end. It refuses if the unit is removed.
 func (s *uses) begin() bool {
 	if s.n.Add(1) > 0 {
 		return true
@@ -68,7 +68,7 @@ func (s *uses) end() {
 	}
 }
 
-// remove lets no use begin any more.
+// remove lets no new use begin.
 func (s *uses) remove() {
 	if s.n.Add(removedUse) == removedUse {
 		s.once.Do(func() { close(s.idle) })
@@ -77,17 +77,16 @@ func (s *uses) remove() {
 
 func (s *uses) removed() bool { return s.n.Load() < 0 }
 
-// leavingUnit is a unit that is removed, and whose disk is still in use.
+// leavingUnit is a removed unit whose disk may still be in use.
 type leavingUnit struct {
 	number uint16
 	naa    [8]byte
 	idle   chan struct{}
 }
 
-// Add puts a disk into the inventory. It may wait for the disk's store, and nothing else waits for
-// that. Every nexus gets unit attentions: REPORTED LUNS DATA HAS CHANGED at all units (SPC-4 6.33),
-// and POWER ON at the new one. It returns the nexuses that are also to be told by an asynchronous
-// event.
+// Add puts a disk into the inventory. It may wait for the disk's store; nothing else waits
+// meanwhile. Every nexus gets unit attentions: REPORTED LUNS DATA HAS CHANGED at all units (SPC-4
+// 6.33), and POWER ON at the new one. Add returns the nexuses that also need an asynchronous event.
 func (d *Device) Add(l LUN) (map[*Nexus]struct{}, error) {
 	if err := d.vacant(&l); err != nil { // before anything is done to the disk
 		return nil, err
@@ -117,8 +116,8 @@ func (d *Device) vacant(l *LUN) error {
 	return d.vacantLocked(l)
 }
 
-// vacantLocked refuses a LUN that is taken, and a disk that is here already: initiators would take
-// the two for paths to one disk.
+// vacantLocked refuses a LUN number that is taken and a disk that is already served: initiators
+// would take the two LUNs for paths to one disk.
 func (d *Device) vacantLocked(l *LUN) error {
 	inv := d.luns.Load()
 	if inv.at(l.Number) != nil {
@@ -145,7 +144,7 @@ func takenError(number uint16) error {
 	return fmt.Errorf("LUN %d is given to two disks; give each a number of its own", number)
 }
 
-// pruneLocked forgets the removed units whose disks are released.
+// pruneLocked forgets removed units whose disks are released.
 func (d *Device) pruneLocked() {
 	d.leaving = slices.DeleteFunc(d.leaving, func(u leavingUnit) bool {
 		select {
@@ -157,7 +156,7 @@ func (d *Device) pruneLocked() {
 	})
 }
 
-// enrolLocked gives a unit its place in the tables of the nexuses.
+// enrolLocked gives a unit its slot in the tables of the nexuses.
 func (d *Device) enrolLocked(u *unit) {
 	d.enrolled++
 	u.order = d.enrolled
@@ -173,14 +172,14 @@ func (d *Device) enrolLocked(u *unit) {
 
 // Removal is what Remove leaves to do.
 type Removal struct {
-	Released <-chan struct{}     // closed when nothing uses the disk and its store any more
-	Tell     map[*Nexus]struct{} // who is also to be told by an asynchronous event
+	Released <-chan struct{}     // closed when nothing uses the disk or its store any more
+	Tell     map[*Nexus]struct{} // nexuses that also need an asynchronous event
 	Host     any                 // LUN.Host
 }
 
-// Remove takes a unit out of the inventory. Commands to it that come later end with LOGICAL UNIT
-// NOT SUPPORTED (SPC-4 4.5.1, SAM-5 5.11), and so do those that are under way, when they are about
-// to use the disk next. Every nexus gets a unit attention at the units that are left.
+// Remove takes a unit out of the inventory. Later commands to it end with LOGICAL UNIT NOT
+// SUPPORTED (SPC-4 4.5.1, SAM-5 5.11). So do commands under way when they next use the disk. Every
+// nexus gets a unit attention at the remaining units.
 func (d *Device) Remove(number uint16) (*Removal, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -202,9 +201,10 @@ func (d *Device) Remove(number uint16) (*Removal, error) {
 	return &Removal{Released: u.idle, Tell: d.inventoryChangedLocked(), Host: u.host}, nil
 }
 
-// inventoryChangedLocked tells every nexus at every unit that the list of units is another one. Who
-// has been told by an asynchronous event, and has not asked for the list since, is not told so
-// again: one that ignores these events must not be sent any number of them.
+// inventoryChangedLocked raises a unit attention for every nexus at every unit, because the list of
+// units has changed. It returns the nexuses that also need an asynchronous event. A nexus that got
+// this event gets no other one until it asks for the list: an initiator that ignores these events
+// must not get any number of them.
 func (d *Device) inventoryChangedLocked() map[*Nexus]struct{} {
 	d.changes++
 	for _, u := range d.luns.Load().units {
@@ -219,7 +219,7 @@ func (d *Device) inventoryChangedLocked() map[*Nexus]struct{} {
 	return tell
 }
 
-// Resize takes up the size that a disk has by now, which can only have grown, and tells every nexus
+// Resize adopts the current size of a disk, which can only have grown, and tells every nexus
 // (2A/09, SBC-3 4.7).
 func (d *Device) Resize(number uint16) error {
 	u := d.luns.Load().at(number)
@@ -250,10 +250,11 @@ func (d *Device) Resize(number uint16) error {
 	return nil
 }
 
-// nexusUnits is what a nexus has of each unit, by unit.slot. A slot changes hands with its unit.
+// nexusUnits holds the state of a nexus at each unit, indexed by unit.slot. A new unit reuses the
+// slot of a removed one.
 type nexusUnits []atomic.Pointer[nexusUnit]
 
-// at is what the nexus has of a unit; nil where the unit is removed.
+// at returns the state of the nexus at a unit; nil if the unit is removed.
 func (n *Nexus) at(u *unit) *nexusUnit {
 	if slots := *n.slots.Load(); u.slot < len(slots) {
 		if p := slots[u.slot].Load(); p != nil && p.unit == u {
@@ -263,8 +264,8 @@ func (n *Nexus) at(u *unit) *nexusUnit {
 	return nil
 }
 
-// meetLocked makes what the nexus has of a unit that is about to be in the inventory. The caller
-// has Device.mu.
+// meetLocked creates the state of the nexus at a unit that is about to join the inventory. The
+// caller has Device.mu.
 func (n *Nexus) meetLocked(d *Device, u *unit) *nexusUnit {
 	slots := *n.slots.Load()
 	if u.slot >= len(slots) {
@@ -284,7 +285,7 @@ func (n *Nexus) meetLocked(d *Device, u *unit) *nexusUnit {
 	return p
 }
 
-// forgetLocked drops what the nexus has of a removed unit. The caller has Device.mu.
+// forgetLocked drops the state of the nexus at a removed unit. The caller has Device.mu.
 func (n *Nexus) forgetLocked(u *unit) {
 	(*n.slots.Load())[u.slot].Store(nil)
 	n.copies = slices.DeleteFunc(n.copies, func(op *copyOperation) bool {
@@ -292,18 +293,19 @@ func (n *Nexus) forgetLocked(u *unit) {
 	})
 }
 
-// maxTenants bounds for how many initiator ports it is known which disk they have used under a LUN.
+// maxTenants bounds for how many initiator ports a LUN remembers the disk they have used.
 const maxTenants = 256
 
-// Initiators go on by the number of a LUN, also after a unit attention: Linux sends the command
-// again that met it, to whatever disk has that number by then. So an initiator port that has used
-// one disk under a number meets LOGICAL UNIT NOT SUPPORTED where another disk has it, until it has
-// probed that: by the standard INQUIRY of 36 bytes with which initiators begin to set up a disk.
-// The tools of udev ask for more, of the disks that are set up, as often as somebody has closed
-// them, and keep the kernel from nothing. In a session that has begun since, any standard INQUIRY
-// will do.
+// Initiators go by the number of a LUN, even after a unit attention: Linux repeats the command that
+// met it, to whatever disk has that number by then. So a port that has used one disk under a number
+// gets LOGICAL UNIT NOT SUPPORTED when another disk has the number, until the port has probed the
+// new disk. A probe is the standard INQUIRY of 36 bytes with which initiators begin to set up a
+// disk. udev's tools ask for more than 36 bytes. They do so each time somebody closes a disk that
+// is set up, and the kernel learns nothing from it. In a session that began after the change, any
+// standard INQUIRY counts as a probe.
 
-// probeLen is the allocation length of that INQUIRY, bytes: what every device has had since SCSI-2.
+// probeLen is the allocation length of a probe in bytes: every device since SCSI-2 has that much
+// INQUIRY data.
 const probeLen = 36
 
 // probed is called for each standard INQUIRY.
@@ -313,7 +315,7 @@ func (t *Task) probed(allocation uint32) {
 	}
 }
 
-// rememberTenantLocked notes which disk the port uses under this number.
+// rememberTenantLocked notes which disk the port uses under the unit's number.
 func (d *Device) rememberTenantLocked(u *unit, n *Nexus) {
 	ports := d.tenants[u.number]
 	if ports == nil {
@@ -326,7 +328,7 @@ func (d *Device) rememberTenantLocked(u *unit, n *Nexus) {
 	ports[n.port] = u.identity.NAA
 }
 
-// evictTenantLocked makes room for another port: one without a session goes first.
+// evictTenantLocked makes room for another port. Ports without a session go first.
 func (d *Device) evictTenantLocked(ports map[InitiatorPort][8]byte) {
 	attached := make(map[InitiatorPort]struct{}, len(d.nexuses))
 	for n := range d.nexuses {
@@ -341,7 +343,7 @@ func (d *Device) evictTenantLocked(ports map[InitiatorPort][8]byte) {
 	delete(ports, victim)
 }
 
-// introduce lets a nexus use a unit that it was a stranger to.
+// introduce lets a nexus use a unit that replaced another one under the same number.
 func (d *Device) introduce(p *nexusUnit, n *Nexus) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

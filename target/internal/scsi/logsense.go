@@ -32,11 +32,11 @@ const (
 	scopeShared    = 0x02 // this logical unit may share it with others
 )
 
-// counts tells whether the unit reports the resources that its blocks take.
+// counts reports whether the unit knows how much space its blocks use.
 func (u *unit) counts() bool { return u.accounts != nil && u.discards != nil }
 
-// prepareLogSense is LOG SENSE (SPC-4 6.9). Nothing is counted against a threshold or saved: there
-// are cumulative values only.
+// prepareLogSense is LOG SENSE (SPC-4 6.9). Only cumulative values exist: there are no thresholds,
+// and nothing is saved.
 func prepareLogSense(t *Task) error {
 	control, page, subpage := t.CDB[2]>>6, t.CDB[2]&0x3f, t.CDB[3]
 	from := binary.BigEndian.Uint16(t.CDB[5:])
@@ -97,8 +97,8 @@ func inLogSense(t *Task, off int64, p []byte) error {
 	return nil
 }
 
-// fillProvisioning asks the disk what it takes. An allocation length that ends within a parameter
-// cuts off its end.
+// fillProvisioning asks the disk how much space it uses. A short allocation length may cut off a
+// parameter.
 func (t *Task) fillProvisioning() error {
 	if len(t.data) <= logHeaderLen {
 		return nil
@@ -109,7 +109,7 @@ func (t *Task) fillProvisioning() error {
 	}
 	page := t.data[:logHeaderLen+int(t.data[3])]
 	for at := logHeaderLen; at < len(page); at += resourceLen {
-		// What is used is rounded up, and what is available down.
+		// Round used space up and available space down.
 		sets, scope := (usage.Used+thresholdSize-1)/thresholdSize, byte(scopeUnit)
 		if binary.BigEndian.Uint16(page[at:]) == resourceAvailable {
 			sets, scope = usage.Available/thresholdSize, scopeShared

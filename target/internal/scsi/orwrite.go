@@ -1,7 +1,7 @@
 package scsi
 
-// outOrWrite is the data of ORWRITE(16) (SBC-3 5.7): every bit that is one is set on the medium.
-// Between reading and writing a block no other command changes it.
+// outOrWrite takes the data of ORWRITE(16) (SBC-3 5.7) and sets every one bit on the medium. No
+// other command changes a block between reading and writing it.
 func outOrWrite(t *Task, off int64, p []byte) error {
 	return t.writeOffered(t.off()+off, p, (*Task).orWrite)
 }
