@@ -41,7 +41,8 @@ var packageOf = map[string]string{
 	"xmllint": "libxml2-utils", "qemu-system-x86_64": "qemu-system-x86", "apt-get": "apt",
 	"bash": "bash", "dpkg-deb": "dpkg",
 	"buildah": "buildah", "podman": "podman", "runc": "runc", "e2fsck": "e2fsprogs",
-	"debugfs": "e2fsprogs", "docker-registry": "docker-registry", "losetup": "mount", "ip": "iproute2",
+	"debugfs": "e2fsprogs", "docker-registry": "docker-registry", "losetup": "mount",
+	"ip":           "iproute2",
 	"qemu-aarch64": "qemu-user", "qemu-x86_64": "qemu-user",
 }
 

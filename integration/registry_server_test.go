@@ -71,7 +71,8 @@ func startRegistry(t *testing.T, withTLS bool, auth string) *registryServer {
 	require.NoError(
 		t,
 		os.WriteFile(config, []byte(fmt.Sprintf("version: 0.1\nlog: {level: error}\n"+
-			"storage: {filesystem: {rootdirectory: %q}}\nhttp: {addr: %q%s}\n%s", filepath.Join(s.dir, "data"), s.address, tls, auth)), 0o644),
+			"storage: {filesystem: {rootdirectory: %q}}\nhttp: {addr: %q%s}\n%s",
+			filepath.Join(s.dir, "data"), s.address, tls, auth)), 0o644),
 	)
 	s.config = config
 	s.run(t)
@@ -203,7 +204,8 @@ func tokenAuth(t *testing.T) (settings string, issued func() int) {
 		}
 		signature := append(a.FillBytes(make([]byte, 32)), b.FillBytes(make([]byte, 32))...)
 		_ = json.NewEncoder(w).
-			Encode(map[string]any{"token": signed + "." + base64.RawURLEncoding.EncodeToString(signature), "expires_in": 60})
+			Encode(map[string]any{"token": signed + "." +
+				base64.RawURLEncoding.EncodeToString(signature), "expires_in": 60})
 	}))
 	t.Cleanup(server.Close)
 	realm := strings.Replace(server.URL, "127.0.0.1", "localhost", 1) + "/token"
@@ -237,7 +239,11 @@ func newLyingProxy(t *testing.T, registry string) *lyingProxy {
 	forward := &httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) {
 		r.SetURL(target)
 		r.Out.Host = r.In.Host
-	}, ModifyResponse: p.change, ErrorHandler: func(w http.ResponseWriter, _ *http.Request, _ error) { panic(http.ErrAbortHandler) }}
+	}, ModifyResponse: p.change,
+		ErrorHandler: func(w http.ResponseWriter, _ *http.Request,
+			_ error) {
+			panic(http.ErrAbortHandler)
+		}}
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if p.answer(w, r) {
 			return

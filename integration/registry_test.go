@@ -252,7 +252,8 @@ func TestRegistryBuildah(t *testing.T) {
 		e.ok(t, "buildah", "push", "--tls-verify=false", image)
 		sameFile(t, raw, pull(image))
 	}
-	for i, how := range []string{"--compression-format=zstd", "--compression-format=zstd:chunked", "--disable-compression"} {
+	for i, how := range []string{"--compression-format=zstd", "--compression-format=zstd:chunked",
+		"--disable-compression"} {
 		// Each has a layer of its own, or the registry would be known to have it compressed by
 		// gzip.
 		image := build(

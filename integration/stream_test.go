@@ -31,7 +31,10 @@ type watchedRegistry struct {
 func newWatchedRegistry(t *testing.T) *watchedRegistry {
 	w := &watchedRegistry{registryServer: startRegistry(t, false, ""), said: map[string]int{}}
 	forward := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: w.address})
-	forward.ErrorHandler = func(http.ResponseWriter, *http.Request, error) { panic(http.ErrAbortHandler) }
+	forward.ErrorHandler = func(http.ResponseWriter, *http.Request,
+		error) {
+		panic(http.ErrAbortHandler)
+	}
 	server := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		if r.Method == http.MethodGet && strings.Contains(r.URL.Path, "/blobs/") {
 			w.mu.Lock()
@@ -98,10 +101,10 @@ func push(t *testing.T, address string, files ...string) {
 	mustDisk(t, nil, append(args, address+"/vm/fedora:42")...)
 }
 
-// TestStream serves an image that was never pulled, as LUN 2 beside one of the directory. It kills the
-// registry while a client reads, which waits and goes on when the registry is back; and it kills the
-// daemon, after which nothing is fetched twice, and everything that was read is there without the
-// registry.
+// TestStream serves an image that was never pulled, as LUN 2 beside one of the directory. It kills
+// the registry while a client reads, which waits and goes on when the registry is back; and it
+// kills the daemon, after which nothing is fetched twice, and everything that was read is there
+// without the registry.
 func TestStream(t *testing.T) {
 	requireTools(t, "docker-registry", "qemu-img")
 	raw, qcow2 := newFullDisk(t)
@@ -122,7 +125,8 @@ func TestStream(t *testing.T) {
 			w.kill()
 			read := make(chan result, 1)
 			go func() {
-				read <- client(t, nil, "qemu-img", "compare", "-f", "raw", "-F", "raw", d.url(2), raw)
+				read <- client(t, nil, "qemu-img", "compare", "-f", "raw", "-F", "raw", d.url(2),
+					raw)
 			}()
 			require.Eventually(t, func() bool {
 				return strings.Contains(d.Output(), "a registry makes somebody wait")
@@ -148,8 +152,8 @@ func TestStream(t *testing.T) {
 	}
 }
 
-// TestStreamNothingTwice kills the daemon in the middle of reading, again and again: no chunk that came
-// is asked for once more, but those that were on their way.
+// TestStreamNothingTwice kills the daemon in the middle of reading, again and again: no chunk that
+// came is asked for once more, but those that were on their way.
 func TestStreamNothingTwice(t *testing.T) {
 	requireTools(t, "docker-registry", "qemu-img")
 	raw, qcow2 := newFullDisk(t)
@@ -215,8 +219,8 @@ func TestStreamClone(t *testing.T) {
 	}
 }
 
-// TestStreamShared has two daemons with one cache read the same image at the same time: the registry
-// is asked for each chunk once.
+// TestStreamShared has two daemons with one cache read the same image at the same time: the
+// registry is asked for each chunk once.
 func TestStreamShared(t *testing.T) {
 	requireTools(t, "docker-registry", "qemu-img")
 	raw, qcow2 := newFullDisk(t)
@@ -232,7 +236,8 @@ func TestStreamShared(t *testing.T) {
 	results := make([]result, len(daemons))
 	for i, d := range daemons {
 		all.Go(func() {
-			results[i] = client(t, nil, "qemu-img", "compare", "-f", "raw", "-F", "raw", d.url(1), raw)
+			results[i] = client(t, nil, "qemu-img", "compare", "-f", "raw", "-F", "raw", d.url(1),
+				raw)
 		})
 	}
 	all.Wait()
@@ -246,8 +251,8 @@ func TestStreamShared(t *testing.T) {
 	require.LessOrEqual(t, int64(n), (info.Size()+256<<10-1)/(256<<10)+2)
 }
 
-// TestStreamWrongBytes has a proxy change every chunk for a while: nothing of that is served, and the
-// log names it.
+// TestStreamWrongBytes has a proxy change every chunk for a while: nothing of that is served, and
+// the log names it.
 func TestStreamWrongBytes(t *testing.T) {
 	requireTools(t, "docker-registry", "qemu-img")
 	raw, qcow2 := newFullDisk(t)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks the whole tree with gofmt, go vet, staticcheck and shellcheck, and the width of Markdown.
+# Runs gofmt, the width of Go and Markdown, go vet, staticcheck and shellcheck over the whole tree; any finding fails.
 # Any finding fails.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -16,6 +16,9 @@ if [ -n "$unformatted" ]; then
 	echo "$unformatted"
 	found gofmt
 fi
+
+git ls-files -z --cached --others --exclude-standard '*.go' | xargs -0 -r "$go" run ./scripts/gowidth ||
+	found 'the width of Go (at most 100 columns)'
 
 # Counts characters, not bytes, thanks to C.UTF-8. Tables and code count, too.
 mapfile -d '' -t pages < <(git ls-files -z --cached --others --exclude-standard '*.md')

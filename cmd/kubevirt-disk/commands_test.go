@@ -55,15 +55,17 @@ func TestNoCommandIsWrongUsage(t *testing.T) {
 func TestVersion(t *testing.T) {
 	status, stdout, _ := run(t, nil, "version")
 	require.Equal(t, exitDone, status)
-	for _, part := range []string{"v0.0.0-test", "c0ffee", runtime.Version(), "linux/" + runtime.GOARCH} {
+	for _, part := range []string{"v0.0.0-test", "c0ffee", runtime.Version(),
+		"linux/" + runtime.GOARCH} {
 		require.Contains(t, stdout, part)
 	}
 	status, stdout, _ = run(t, nil, "version", "--json")
 	require.Equal(t, exitDone, status)
 	var b map[string]string
 	require.NoError(t, json.Unmarshal([]byte(stdout), &b))
-	require.Equal(t, map[string]string{"version": "v0.0.0-test", "commit": "c0ffee", "go_version": runtime.Version(),
-		"platform": "linux/" + runtime.GOARCH}, b)
+	require.Equal(t, map[string]string{"version": "v0.0.0-test", "commit": "c0ffee",
+		"go_version": runtime.Version(),
+		"platform":   "linux/" + runtime.GOARCH}, b)
 	status, _, _ = run(t, nil, "version", "now")
 	require.Equal(t, exitUsage, status)
 }
@@ -86,7 +88,8 @@ func TestInspect(t *testing.T) {
 	image := absolute(t, demoImage)
 	status, stdout, stderr := run(t, nil, "inspect", image)
 	require.Equal(t, exitDone, status, stderr)
-	for _, part := range []string{"demo.qcow2", "qcow2 version 3", "virtual size", "cluster size", "backing file", "servable        yes"} {
+	for _, part := range []string{"demo.qcow2", "qcow2 version 3", "virtual size", "cluster size",
+		"backing file", "servable        yes"} {
 		require.Contains(t, stdout, part)
 	}
 	status, stdout, _ = run(t, nil, "inspect", "--json", image)
@@ -96,7 +99,8 @@ func TestInspect(t *testing.T) {
 	require.Equal(t, true, info["servable"])
 	require.Equal(t, "qcow2", info["format"])
 	require.EqualValues(t, 3, info["version"])
-	for _, key := range []string{"virtual_size", "allocated_size", "cluster_size", "backing_chain"} {
+	for _, key := range []string{"virtual_size", "allocated_size", "cluster_size",
+		"backing_chain"} {
 		require.Contains(t, info, key)
 	}
 }
@@ -113,7 +117,8 @@ func TestInspectAndConvertSayWhatIsAssumed(t *testing.T) {
 	require.Contains(t, stdout, "or say --format raw (for serve, ")
 	status, stdout, stderr := run(t, nil, "inspect", "--format", "raw", image)
 	require.Equal(t, exitDone, status, stderr)
-	require.Contains(t, stdout, "format          raw\nknown by        --format; it looks like luks\n")
+	require.Contains(t, stdout, "format          raw\nknown by        --format; it looks like "+
+		"luks\n")
 	status, stdout, stderr = run(t, nil, "inspect", "--format", "raw", "--json", image)
 	require.Equal(t, exitDone, status, stderr)
 	require.Contains(t, stdout, `"format_source": "told"`)
@@ -174,13 +179,16 @@ func TestInspectWhatWouldNotBeServed(t *testing.T) {
 	require.Contains(t, stderr, "inspect IMAGE|DIRECTORY...")
 }
 
-// TestInspectShowsWhatApplies: an image with everything there is to show, and a file about which nothing is known.
+// TestInspectShowsWhatApplies: an image with everything there is to show, and a file about which
+// nothing is known.
 func TestInspectShowsWhatApplies(t *testing.T) {
 	var b bytes.Buffer
 	require.NoError(t, writeInfo(&b, image.Info{
-		Name: "top.qcow2", Format: image.FormatQcow2, Version: 3, VirtualSize: 10 << 30, AllocatedSize: 1 << 20, FileSize: 196616, ClusterSize: 64 << 10,
+		Name: "top.qcow2", Format: image.FormatQcow2, Version: 3, VirtualSize: 10 << 30,
+		AllocatedSize: 1 << 20, FileSize: 196616, ClusterSize: 64 << 10,
 		Compression: "zstd", Servable: true,
-		BackingChain: []image.BackingInfo{{Name: "a b.qcow2", Format: image.FormatQcow2, Version: 2, VirtualSize: 5 << 30}, {Name: "base", Format: image.FormatRaw, VirtualSize: 512}},
+		BackingChain: []image.BackingInfo{{Name: "a b.qcow2", Format: image.FormatQcow2, Version: 2,
+			VirtualSize: 5 << 30}, {Name: "base", Format: image.FormatRaw, VirtualSize: 512}},
 	}))
 	require.Equal(t, `image           "top.qcow2"
 format          qcow2 version 3
@@ -204,7 +212,8 @@ servable   no: it is strange
 `, b.String())
 
 	b.Reset()
-	require.NoError(t, writeInfo(&b, image.Info{Name: "x.raw", Format: image.FormatRaw, Servable: true}))
+	require.NoError(t, writeInfo(&b,
+		image.Info{Name: "x.raw", Format: image.FormatRaw, Servable: true}))
 	require.Contains(t, b.String(), "compression     none\nbacking file    none\n")
 }
 
@@ -226,7 +235,8 @@ func TestConvertInterrupted(t *testing.T) {
 	require.Error(t, ctx.Err())
 
 	require.NoError(t, os.Remove(destination))
-	require.EqualError(t, a.convert(ctx, source, destination, convertOptions{}), fmt.Sprintf("interrupted: %q was not written", destination))
+	require.EqualError(t, a.convert(ctx, source, destination, convertOptions{}),
+		fmt.Sprintf("interrupted: %q was not written", destination))
 	entries, err := os.ReadDir(dir)
 	require.NoError(t, err)
 	require.Len(t, entries, 1, "nothing is left beside the image")
@@ -234,8 +244,10 @@ func TestConvertInterrupted(t *testing.T) {
 
 func TestConvertWhereNothingCanBeWritten(t *testing.T) {
 	for _, cause := range []error{syscall.EACCES, syscall.EPERM, syscall.EROFS} {
-		err := explainWrite(&fs.PathError{Op: "open", Path: "/out/b.raw.partial", Err: cause}, "/out/b.raw")
-		require.ErrorContains(t, err, fmt.Sprintf(`"/out/b.raw" cannot be written by user %d: `, os.Geteuid()))
+		err := explainWrite(&fs.PathError{Op: "open", Path: "/out/b.raw.partial", Err: cause},
+			"/out/b.raw")
+		require.ErrorContains(t, err,
+			fmt.Sprintf(`"/out/b.raw" cannot be written by user %d: `, os.Geteuid()))
 		require.ErrorIs(t, err, cause)
 	}
 	require.NoError(t, explainWrite(nil, "/out/b.raw"))
@@ -287,19 +299,22 @@ func TestConvert(t *testing.T) {
 	status, _, stderr = run(t, nil, "convert", source, filepath.Join(source, "c.raw"))
 	require.Equal(t, exitFailed, status)
 	require.Contains(t, stderr, strconv.Quote(source)+" is no directory")
-	status, _, stderr = run(t, nil, "convert", filepath.Join(dir, "missing.raw"), filepath.Join(dir, "c.raw"))
+	status, _, stderr = run(t, nil, "convert", filepath.Join(dir, "missing.raw"),
+		filepath.Join(dir, "c.raw"))
 	require.Equal(t, exitFailed, status)
 	require.Contains(t, stderr, "missing.raw")
 	require.NoFileExists(t, filepath.Join(dir, "c.raw"))
 	for nowhere, want := range map[string]string{
-		filepath.Join(dir, "none", "c.raw"): "there is no directory " + strconv.Quote(filepath.Join(dir, "none")) + "; make it, or name another file",
-		filepath.Join(dir, "none") + "/":    "is the name of a directory: name the file in it",
+		filepath.Join(dir, "none", "c.raw"): "there is no directory " +
+			strconv.Quote(filepath.Join(dir, "none")) + "; make it, or name another file",
+		filepath.Join(dir, "none") + "/": "is the name of a directory: name the file in it",
 	} {
 		status, _, stderr = run(t, nil, "convert", source, nowhere)
 		require.Equal(t, exitFailed, status)
 		require.Contains(t, stderr, want)
 	}
-	for _, args := range [][]string{{source}, {source, ""}, {"", destination}} { // as variables that are not set leave them
+	// as variables that are not set leave them
+	for _, args := range [][]string{{source}, {source, ""}, {"", destination}} {
 		status, _, stderr = run(t, nil, append([]string{"convert"}, args...)...)
 		require.Equal(t, exitUsage, status)
 		require.Contains(t, stderr, "convert IMAGE DEST")
@@ -317,16 +332,24 @@ func TestConvertSaysWhatToNameInstead(t *testing.T) {
 	link := filepath.Join(dir, "link.raw")
 	require.NoError(t, os.Symlink(put("a.raw", strings.Repeat("data", 128)), link))
 	for path, want := range map[string]string{
-		put("notes.txt", "buy milk\n"):              "is a text file, not a disk image; name a disk image instead",
-		put("empty.raw", ""):                        "is empty; name a disk image instead",
-		put("program", "\x7fELF\x02"):               "is an ELF program or library; name a disk image instead",
-		put("disk", "\x01\x02\x03"):                 "name it .raw, .img or .iso if it is one, otherwise name a disk image instead",
-		put("a.raw.gz", "\x1f\x8b\x08"):             `unpack it with "gzip -d" first`,
-		put("a.zip", "PK\x03\x04"):                  "extract the disk image from it, and name that",
-		link:                                        "is a symbolic link, not a regular file; name the image file itself",
-		filepath.Join(dir, "missing.raw"):           "missing.raw\": does not exist; name a file that is there",
-		filepath.Join(dir, "nowhere", "a.raw"):      "a.raw\" cannot be opened: open " + filepath.Join(dir, "nowhere") + ": no such file or directory",
-		filepath.Join(dir, "notes.txt", "no-image"): "no-image\" cannot be opened: open " + filepath.Join(dir, "notes.txt") + ": not a directory",
+		put("notes.txt", "buy milk\n"): "is a text file, not a disk image; name a " +
+			"disk image instead",
+		put("empty.raw", ""): "is empty; name a disk image instead",
+		put("program", "\x7fELF\x02"): "is an ELF program or library; name a disk " +
+			"image instead",
+		put("disk", "\x01\x02\x03"): "name it .raw, .img or .iso if it is one, " +
+			"otherwise name a disk image instead",
+		put("a.raw.gz", "\x1f\x8b\x08"): `unpack it with "gzip -d" first`,
+		put("a.zip", "PK\x03\x04"): "extract the disk image from it, and name " +
+			"that",
+		link: "is a symbolic link, not a regular file; " +
+			"name the image file itself",
+		filepath.Join(dir, "missing.raw"): "missing.raw\": does not exist; name a file " +
+			"that is there",
+		filepath.Join(dir, "nowhere", "a.raw"): "a.raw\" cannot be opened: open " +
+			filepath.Join(dir, "nowhere") + ": no such file or directory",
+		filepath.Join(dir, "notes.txt", "no-image"): "no-image\" cannot be opened: open " +
+			filepath.Join(dir, "notes.txt") + ": not a directory",
 	} {
 		destination := filepath.Join(dir, "out.raw")
 		for _, args := range [][]string{{"convert", path, destination}, {"inspect", path}} {
@@ -353,7 +376,8 @@ func TestConvertWritesOutTheName(t *testing.T) {
 	require.NoError(t, os.WriteFile(source, make([]byte, 4096), 0o644))
 	status, _, stderr := run(t, nil, "convert", source, filepath.Join(dir, "out.raw"))
 	require.Equal(t, exitDone, status, stderr)
-	require.True(t, strings.HasPrefix(stderr, `a\x1b[2J\nb.raw: raw, known by its name`), "%q", stderr)
+	require.True(t, strings.HasPrefix(stderr, `a\x1b[2J\nb.raw: raw, known by its name`), "%q",
+		stderr)
 	require.Contains(t, stderr, "\n"+`a\x1b[2J\nb.raw: 4 KiB`)
 }
 
@@ -384,7 +408,8 @@ func TestCalledAsEntryPoint(t *testing.T) {
 	number, err := peers.FreePort()
 	require.NoError(t, err)
 	port := strconv.Itoa(number)
-	for name, args := range map[string][]string{"the port is the argument": {port}, "the port is in the environment": nil} {
+	for name, args := range map[string][]string{"the port is the argument": {port},
+		"the port is in the environment": nil} {
 		t.Run(name, func(t *testing.T) {
 			l := newPlace(t, "a.raw")
 			env := append(l.env, "LISTEN=", "PORT=1")

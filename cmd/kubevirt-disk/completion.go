@@ -17,7 +17,8 @@ var imageExtensions = []string{"qcow2", "raw", "img", "iso"}
 
 // choices are the values of flags that take one of a few words, for the shell.
 var choices = map[string][]string{
-	keyCopyMode: texts(instance.CopyClone, instance.CopyOnRead, instance.CopyOnWrite, instance.CopyNone),
+	keyCopyMode: texts(instance.CopyClone, instance.CopyOnRead, instance.CopyOnWrite,
+		instance.CopyNone),
 	keyAccessMode: texts(target.AccessWriteExclusive, target.AccessWriteShared,
 		target.AccessReadShared),
 	keyOnImageChange: texts(instance.ImageChangeFail, instance.ImageChangeKeep),
@@ -29,12 +30,14 @@ var choices = map[string][]string{
 
 	"bus":    texts(libvirt.BusVirtio, libvirt.BusSCSI, libvirt.BusSATA),
 	"device": texts(libvirt.KindDisk, libvirt.KindLUN),
-	"cache": texts(libvirt.CacheDefault, libvirt.CacheNone, libvirt.CacheWriteback, libvirt.CacheWritethrough,
+	"cache": texts(libvirt.CacheDefault, libvirt.CacheNone, libvirt.CacheWriteback,
+		libvirt.CacheWritethrough,
 		libvirt.CacheDirectsync, libvirt.CacheUnsafe),
 	"io":            texts(libvirt.IOThreads, libvirt.IONative, libvirt.IOUring),
 	"discard":       texts(libvirt.DiscardUnmap, libvirt.DiscardIgnore),
 	"detect-zeroes": texts(libvirt.ZeroesOff, libvirt.ZeroesOn, libvirt.ZeroesUnmap),
-	"error-policy":  texts(libvirt.ErrorStop, libvirt.ErrorReport, libvirt.ErrorIgnore, libvirt.ErrorNoSpace),
+	"error-policy": texts(libvirt.ErrorStop, libvirt.ErrorReport, libvirt.ErrorIgnore,
+		libvirt.ErrorNoSpace),
 	"rerror-policy": texts(libvirt.ErrorStop, libvirt.ErrorReport, libvirt.ErrorIgnore),
 }
 
@@ -77,7 +80,8 @@ func completionOf(flag string) cobra.CompletionFunc {
 	case slices.Contains(fileFlags, flag):
 		return cobra.FixedCompletions(nil, cobra.ShellCompDirectiveDefault)
 	case flag == flagConfig:
-		return cobra.FixedCompletions([]string{"yaml", "yml"}, cobra.ShellCompDirectiveFilterFileExt)
+		return cobra.FixedCompletions([]string{"yaml", "yml"},
+			cobra.ShellCompDirectiveFilterFileExt)
 	}
 	return cobra.NoFileCompletions
 }
@@ -88,7 +92,8 @@ func completeImages(*cobra.Command, []string, string) ([]string, cobra.ShellComp
 }
 
 // completeConvert is for an image and the file that is made of it.
-func completeConvert(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+func completeConvert(_ *cobra.Command, args []string, _ string) ([]string,
+	cobra.ShellCompDirective) {
 	switch len(args) {
 	case 0:
 		return imageExtensions, cobra.ShellCompDirectiveFilterFileExt

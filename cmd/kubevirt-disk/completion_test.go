@@ -36,8 +36,10 @@ func TestCompletionOfValues(t *testing.T) {
 		want      []string
 		directive string
 	}{
-		{[]string{"serve", "--copy-mode", ""}, []string{"clone", "copy-on-read", "copy-on-write", "none"}, noFiles},
-		{[]string{"serve", "--access-mode", ""}, []string{"write-exclusive", "write-shared", "read-shared"}, noFiles},
+		{[]string{"serve", "--copy-mode", ""},
+			[]string{"clone", "copy-on-read", "copy-on-write", "none"}, noFiles},
+		{[]string{"serve", "--access-mode", ""},
+			[]string{"write-exclusive", "write-shared", "read-shared"}, noFiles},
 		{[]string{"serve", "--on-image-change", ""}, []string{"fail", "keep"}, noFiles},
 		{[]string{"serve", "--log-level", ""}, []string{"debug", "info", "warn", "error"}, noFiles},
 		{[]string{"serve", "--log-format", ""}, []string{"console", "json"}, noFiles},
@@ -65,10 +67,12 @@ func TestCompletionOfValues(t *testing.T) {
 	}
 }
 
-// TestCompletionIsAccepted: whatever a shell fills in is a value, and what a message lists is filled in.
+// TestCompletionIsAccepted: whatever a shell fills in is a value, and what a message lists is
+// filled in.
 func TestCompletionIsAccepted(t *testing.T) {
 	cleanEnv(t)
-	for _, key := range []string{keyCopyMode, keyAccessMode, keyOnImageChange, keyLogLevel, keyLogFormat} {
+	for _, key := range []string{keyCopyMode, keyAccessMode, keyOnImageChange, keyLogLevel,
+		keyLogFormat} {
 		_, err := tryConfig("--"+key+"=nonsense", "--listen=127.0.0.1:0")
 		require.Error(t, err)
 		for _, value := range choices[key] {
@@ -92,7 +96,8 @@ func TestCompletionIsAccepted(t *testing.T) {
 			case keyOnImageChange, keyLogLevel, keyLogFormat:
 			case flagTargetFormat, flagCompress: // see TestConvertToQcow2
 			default: // those of xml
-				status, _, stderr := run(t, nil, "xml", "--host=10.0.0.1", "--lun=1", "--"+flag+"="+value, "--target-dev="+deviceFor(flag, value))
+				status, _, stderr := run(t, nil, "xml", "--host=10.0.0.1", "--lun=1",
+					"--"+flag+"="+value, "--target-dev="+deviceFor(flag, value))
 				require.Equal(t, exitDone, status, "--%s=%s: %s", flag, value, stderr)
 			}
 		}
@@ -118,15 +123,20 @@ func TestVersionFlag(t *testing.T) {
 // TestFlagsSpeakPlainly: nobody reads the words of the Go library that has not understood a value.
 func TestFlagsSpeakPlainly(t *testing.T) {
 	for want, args := range map[string][]string{
-		`--for: "3" is no duration: write it as 90s or 5m`:       {"handover", "--lun=1", "--to=iqn.2020-01.a", "--for=3"},
-		`--lun: "x" is no LUN: use 1 to 16383`:                   {"handover", "--lun=x", "--finish"},
-		`--lun: "65536" is no LUN: use 1 to 16383`:               {"handover", "--lun=65536", "--finish"},
+		`--for: "3" is no duration: write it as 90s or 5m`: {"handover", "--lun=1",
+			"--to=iqn.2020-01.a", "--for=3"},
+		`--lun: "x" is no LUN: use 1 to 16383`: {"handover", "--lun=x",
+			"--finish"},
+		`--lun: "65536" is no LUN: use 1 to 16383`: {"handover", "--lun=65536",
+			"--finish"},
 		`--lun: "one" is no LUN: use 1 to 16383`:                 {"xml", "--lun=one"},
 		`--timeout: "3" is no duration: write it as 90s or 5m`:   {"healthcheck", "--timeout=3"},
 		`--timeout: "3s5" is no duration: write it as 90s or 5m`: {"xml", "--timeout=3s5"},
 		`--boot-order: "-1" is no number: use one from 1`:        {"xml", "--boot-order=-1"},
-		`--force: "perhaps" is neither true nor false`:           {"convert", "--force=perhaps", "a", "b"},
-		`--insecure-no-auth: "perhaps" is neither true nor`:      {"serve", "--insecure-no-auth=perhaps"},
+		`--force: "perhaps" is neither true nor false`: {"convert", "--force=perhaps",
+			"a", "b"},
+		`--insecure-no-auth: "perhaps" is neither true nor`: {"serve",
+			"--insecure-no-auth=perhaps"},
 	} {
 		status, _, stderr := run(t, nil, args...)
 		require.Equal(t, exitUsage, status, args)

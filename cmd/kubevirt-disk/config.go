@@ -72,7 +72,8 @@ func loadConfig(flags *pflag.FlagSet, read fileReader, images ...string) (*confi
 		l.problems.Add(l.name(keyAccessMode), "%v", err)
 	}
 	c.controlSocket = l.controlSocket()
-	c.limits = target.Limits{Memory: l.bytes(keyMemory, parseMemory), MaxConnections: l.count(keyMaxSessions), MaxPerAddress: l.count(keyMaxPerAddress)}
+	c.limits = target.Limits{Memory: l.bytes(keyMemory, parseMemory),
+		MaxConnections: l.count(keyMaxSessions), MaxPerAddress: l.count(keyMaxPerAddress)}
 	if c.onImageChange, err = instance.ParseImageChange(l.text(keyOnImageChange)); err != nil {
 		l.problems.Add(l.name(keyOnImageChange), "%v", err)
 	}
@@ -106,8 +107,8 @@ func (c *config) hidePages() {
 	}
 }
 
-// owner tells this daemon from others that use the same work directory, by what stays the same over restarts. Daemons of one
-// pod differ in their portals, and pods in their host names.
+// owner tells this daemon from others that use the same work directory, by what stays the same over
+// restarts. Daemons of one pod differ in their portals, and pods in their host names.
 func (c *config) owner() string {
 	host, _ := os.Hostname()
 	dir := c.diskDir
@@ -121,8 +122,8 @@ func (c *config) owner() string {
 }
 
 // credentials finds the credentials of the environment, and says whether files have a part in them.
-// The name of a file stays out of errors, as package chap knows whether it can be shown: it may be a
-// secret that was put into the wrong variable.
+// The name of a file stays out of errors, as package chap knows whether it can be shown: it may be
+// a secret that was put into the wrong variable.
 func credentials(read fileReader) (c chap.Config, fromFiles bool, err error) {
 	c, err = chap.FromEnvironment(os.LookupEnv, func(path string) ([]byte, error) {
 		fromFiles = true
@@ -156,7 +157,8 @@ func (l *loader) controlSocket() string {
 func (l *loader) count(key string) int {
 	n, err := strconv.Atoi(l.text(key))
 	if err != nil || n < 1 || n > target.MostConnections {
-		l.problems.Add(l.name(key), "%q is no number from 1 to %d", l.text(key), target.MostConnections)
+		l.problems.Add(l.name(key), "%q is no number from 1 to %d", l.text(key),
+			target.MostConnections)
 	}
 	return n
 }
@@ -169,14 +171,16 @@ func (l *loader) size(key string) int64 {
 	return l.bytes(key, parseSize)
 }
 
-// minMemory lets the longest gathered write through (1 MiB) beside what receive buffers and stalled commands take, bytes. With less a
-// daemon would be ready, and some commands would be asked to try again for ever.
+// minMemory lets the longest gathered write through (1 MiB) beside what receive buffers and stalled
+// commands take, bytes. With less a daemon would be ready, and some commands would be asked to try
+// again for ever.
 const minMemory = 4 << 20
 
 func parseMemory(text string) (int64, error) {
 	n, err := parseBytes(text)
 	if err == nil && n < minMemory {
-		err = fmt.Errorf("%q is too little for the longest commands: use at least %dMi", text, minMemory>>20)
+		err = fmt.Errorf("%q is too little for the longest commands: use at least %dMi", text,
+			minMemory>>20)
 	}
 	return n, err
 }

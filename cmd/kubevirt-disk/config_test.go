@@ -20,7 +20,8 @@ const testSecret = "correct-horse-battery-staple"
 // cleanEnv removes every variable that a configuration is read from.
 func cleanEnv(t *testing.T) {
 	t.Helper()
-	names := []string{envConfig, "USERNAME", "PASSWORD", "USERNAME_BASE64", "PASSWORD_BASE64", "CHAP_USERNAME", "CHAP_PASSWORD",
+	names := []string{envConfig, "USERNAME", "PASSWORD", "USERNAME_BASE64", "PASSWORD_BASE64",
+		"CHAP_USERNAME", "CHAP_PASSWORD",
 		"CHAP_USERNAME_FILE", "CHAP_PASSWORD_FILE", "CHAP_MUTUAL_USERNAME", "CHAP_MUTUAL_PASSWORD",
 		"CHAP_INITIATOR_NAME", "CHAP_INITIATOR_NAME_FILE"}
 	for _, s := range settings {
@@ -69,50 +70,76 @@ func portalTexts(c *config) string {
 	return strings.Join(all, ",")
 }
 
-// settingCases has, for each setting, three values to tell its sources apart, the default, and what the
-// configuration makes of it.
+// settingCases has, for each setting, three values to tell its sources apart, the default, and what
+// the configuration makes of it.
 var settingCases = []struct {
 	key                        string
 	def, inFile, inEnv, asFlag string
 	got                        func(*config) string
-	also                       string // environment without which the values are refused: "NAME=value"
+	// environment without which the values are refused: "NAME=value"
+	also string
 }{
-	{key: keyDiskDir, def: "/disk", inFile: "/f", inEnv: "/e", asFlag: "/a", got: func(c *config) string { return c.diskDir }},
-	{key: keyWorkDir, def: "/var/lib/kubevirt-disk", inFile: "/f", inEnv: "/e", asFlag: "/a", got: func(c *config) string { return c.workDir }},
-	{key: keyListen, def: "127.0.0.1:3260", inFile: "127.0.0.2:1", inEnv: "127.0.0.3:2", asFlag: "[::1]:3", got: portalTexts},
+	{key: keyDiskDir, def: "/disk", inFile: "/f", inEnv: "/e", asFlag: "/a",
+		got: func(c *config) string { return c.diskDir }},
+	{key: keyWorkDir, def: "/var/lib/kubevirt-disk", inFile: "/f", inEnv: "/e", asFlag: "/a",
+		got: func(c *config) string { return c.workDir }},
+	{key: keyListen, def: "127.0.0.1:3260", inFile: "127.0.0.2:1", inEnv: "127.0.0.3:2",
+		asFlag: "[::1]:3", got: portalTexts},
 	{key: keyPort, def: "127.0.0.1:3260", inFile: "4001", inEnv: "4002", asFlag: "4003",
-		got: func(c *config) string { return strings.Replace(portalTexts(c), "127.0.0.1:400", "400", 1) }},
-	{key: keyTargetName, def: target.DefaultTargetName, inFile: "iqn.2020-01.f", inEnv: "iqn.2020-01.e", asFlag: "iqn.2020-01.a",
+		got: func(c *config) string {
+			return strings.Replace(portalTexts(c), "127.0.0.1:400", "400",
+				1)
+		}},
+	{key: keyTargetName, def: target.DefaultTargetName, inFile: "iqn.2020-01.f",
+		inEnv: "iqn.2020-01.e", asFlag: "iqn.2020-01.a",
 		got: func(c *config) string { return c.targetName }},
-	{key: keyCopyMode, def: "clone", inFile: "none", inEnv: "copy-on-write", asFlag: "copy-on-read", got: func(c *config) string { return string(c.common.CopyMode) }},
-	{key: keyAccessMode, def: "write-exclusive", inFile: "write-shared", inEnv: "read-shared", asFlag: "write-exclusive",
-		got: func(c *config) string { return string(c.common.AccessMode) }},
-	{key: keyMetricsListen, def: "127.0.0.1:9260", inFile: "127.0.0.1:1", inEnv: "127.0.0.1:2", asFlag: "127.0.0.1:3",
-		got: func(c *config) string { return c.metricsListen.String() }},
-	{key: keyReadyFile, def: "/tmp/healthy", inFile: "/f", inEnv: "/e", asFlag: "/a", got: func(c *config) string { return c.readyFile }},
-	{key: keyLogLevel, def: "info", inFile: "debug", inEnv: "warn", asFlag: "error", got: func(c *config) string { return c.log.level.String() }},
-	{key: keyLogFormat, def: "", inFile: "json", inEnv: "console", asFlag: "json", got: func(c *config) string { return c.log.format }},
-	{key: keyPersistentDir, def: "", inFile: "/f", inEnv: "/e", asFlag: "/a", got: func(c *config) string { return c.persistentDir }},
-	{key: keyOnImageChange, def: "fail", inFile: "keep", inEnv: "fail", asFlag: "keep", got: func(c *config) string { return string(c.onImageChange) }},
-	{key: keySize, def: "0", inFile: "1Ki", inEnv: "2Mi", asFlag: "3Gi", got: func(c *config) string {
-		return map[int64]string{0: "0", 1 << 10: "1Ki", 2 << 20: "2Mi", 3 << 30: "3Gi"}[c.common.Size]
-	}},
-	{key: keyEphemeralFlush, def: "false", inFile: "true", inEnv: "false", asFlag: "true", got: func(c *config) string { return fmt.Sprint(c.ephemeralFlush) }},
-	{key: keyControlSocket, def: "/var/lib/kubevirt-disk/control.sock", inFile: "/f", inEnv: "/e", asFlag: "/a", got: func(c *config) string { return c.controlSocket }},
-	{key: keyMemory, def: "67108864", inFile: "4194304", inEnv: "5000000", asFlag: "6000001", got: func(c *config) string { return fmt.Sprint(c.limits.Memory) }},
-	{key: keyMaxSessions, def: "1024", inFile: "1", inEnv: "2", asFlag: "3", got: func(c *config) string { return fmt.Sprint(c.limits.MaxConnections) }},
-	{key: keyMaxPerAddress, def: "256", inFile: "1", inEnv: "2", asFlag: "3", got: func(c *config) string { return fmt.Sprint(c.limits.MaxPerAddress) }},
-	{key: keyImage, def: "", inFile: "r.example/f:1", inEnv: "r.example/e:1", asFlag: "r.example/a:1", got: func(c *config) string {
-		var all []string
-		for _, ref := range c.streams.References {
-			all = append(all, ref.String())
-		}
-		return strings.Join(all, ",")
-	}},
-	{key: keyCacheDir, def: "/var/lib/kubevirt-disk/.cache", inFile: "/f", inEnv: "/e", asFlag: "/a",
-		got: func(c *config) string { return c.streams.CacheDir }},
-	{key: keyCacheSize, def: "10737418240", inFile: "300000000", inEnv: "400000000", asFlag: "500000000",
-		got: func(c *config) string { return fmt.Sprint(c.streams.CacheSize) }},
+	{key: keyCopyMode, def: "clone", inFile: "none", inEnv: "copy-on-write", asFlag: "copy-on-read",
+		got: func(c *config) string { return string(c.common.CopyMode) }},
+	{key: keyAccessMode, def: "write-exclusive", inFile: "write-shared", inEnv: "read-shared",
+		asFlag: "write-exclusive",
+		got:    func(c *config) string { return string(c.common.AccessMode) }},
+	{key: keyMetricsListen, def: "127.0.0.1:9260", inFile: "127.0.0.1:1", inEnv: "127.0.0.1:2",
+		asFlag: "127.0.0.1:3",
+		got:    func(c *config) string { return c.metricsListen.String() }},
+	{key: keyReadyFile, def: "/tmp/healthy", inFile: "/f", inEnv: "/e", asFlag: "/a",
+		got: func(c *config) string { return c.readyFile }},
+	{key: keyLogLevel, def: "info", inFile: "debug", inEnv: "warn", asFlag: "error",
+		got: func(c *config) string { return c.log.level.String() }},
+	{key: keyLogFormat, def: "", inFile: "json", inEnv: "console", asFlag: "json",
+		got: func(c *config) string { return c.log.format }},
+	{key: keyPersistentDir, def: "", inFile: "/f", inEnv: "/e", asFlag: "/a",
+		got: func(c *config) string { return c.persistentDir }},
+	{key: keyOnImageChange, def: "fail", inFile: "keep", inEnv: "fail", asFlag: "keep",
+		got: func(c *config) string { return string(c.onImageChange) }},
+	{key: keySize, def: "0", inFile: "1Ki", inEnv: "2Mi", asFlag: "3Gi",
+		got: func(c *config) string {
+			return map[int64]string{0: "0", 1 << 10: "1Ki", 2 << 20: "2Mi",
+				3 << 30: "3Gi"}[c.common.Size]
+		}},
+	{key: keyEphemeralFlush, def: "false", inFile: "true", inEnv: "false", asFlag: "true",
+		got: func(c *config) string { return fmt.Sprint(c.ephemeralFlush) }},
+	{key: keyControlSocket, def: "/var/lib/kubevirt-disk/control.sock", inFile: "/f", inEnv: "/e",
+		asFlag: "/a", got: func(c *config) string { return c.controlSocket }},
+	{key: keyMemory, def: "67108864", inFile: "4194304", inEnv: "5000000", asFlag: "6000001",
+		got: func(c *config) string { return fmt.Sprint(c.limits.Memory) }},
+	{key: keyMaxSessions, def: "1024", inFile: "1", inEnv: "2", asFlag: "3",
+		got: func(c *config) string { return fmt.Sprint(c.limits.MaxConnections) }},
+	{key: keyMaxPerAddress, def: "256", inFile: "1", inEnv: "2", asFlag: "3",
+		got: func(c *config) string { return fmt.Sprint(c.limits.MaxPerAddress) }},
+	{key: keyImage, def: "", inFile: "r.example/f:1", inEnv: "r.example/e:1",
+		asFlag: "r.example/a:1", got: func(c *config) string {
+			var all []string
+			for _, ref := range c.streams.References {
+				all = append(all, ref.String())
+			}
+			return strings.Join(all, ",")
+		}},
+	{key: keyCacheDir, def: "/var/lib/kubevirt-disk/.cache", inFile: "/f", inEnv: "/e",
+		asFlag: "/a",
+		got:    func(c *config) string { return c.streams.CacheDir }},
+	{key: keyCacheSize, def: "10737418240", inFile: "300000000", inEnv: "400000000",
+		asFlag: "500000000",
+		got:    func(c *config) string { return fmt.Sprint(c.streams.CacheSize) }},
 	{key: keyRegistryConfig, def: "", inFile: "/f", inEnv: "/e", asFlag: "/a",
 		got: func(c *config) string { return c.streams.Registry.Config }},
 	{key: keyRegistryCA, def: "", inFile: "/f", inEnv: "/e", asFlag: "/a",
@@ -121,12 +148,13 @@ var settingCases = []struct {
 		got: func(c *config) string { return strings.Join(c.streams.Registry.Mirrors, ",") }},
 	{key: keyInsecureRegistry, def: "", inFile: "f:1", inEnv: "e:1", asFlag: "a:1",
 		got: func(c *config) string { return strings.Join(c.streams.Registry.Insecure, ",") }},
-	{key: keyInsecureNoAuth, def: "false", inFile: "true", inEnv: "false", asFlag: "true", also: "LISTEN=0.0.0.0",
-		got: func(c *config) string { return fmt.Sprint(c != nil) }},
+	{key: keyInsecureNoAuth, def: "false", inFile: "true", inEnv: "false", asFlag: "true",
+		also: "LISTEN=0.0.0.0",
+		got:  func(c *config) string { return fmt.Sprint(c != nil) }},
 }
 
-// TestEverySourceOfEverySetting sets each setting in each combination of its sources: a flag wins over the
-// environment, that over the file, that over the default.
+// TestEverySourceOfEverySetting sets each setting in each combination of its sources: a flag wins
+// over the environment, that over the file, that over the default.
 func TestEverySourceOfEverySetting(t *testing.T) {
 	covered := map[string]bool{}
 	for _, c := range settingCases {
@@ -135,7 +163,8 @@ func TestEverySourceOfEverySetting(t *testing.T) {
 		for _, env := range row.env {
 			for sources := range 8 {
 				hasFile, hasEnv, hasFlag := sources&1 != 0, sources&2 != 0, sources&4 != 0
-				t.Run(fmt.Sprintf("%s/%s/file=%t,env=%t,flag=%t", c.key, env, hasFile, hasEnv, hasFlag), func(t *testing.T) {
+				t.Run(fmt.Sprintf("%s/%s/file=%t,env=%t,flag=%t", c.key, env, hasFile, hasEnv,
+					hasFlag), func(t *testing.T) {
 					cleanEnv(t)
 					if name, value, ok := strings.Cut(c.also, "="); ok {
 						t.Setenv(name, value)
@@ -191,15 +220,17 @@ func TestConfigFileByEnvironment(t *testing.T) {
 	cleanEnv(t)
 	t.Setenv(envConfig, yamlFile(t, "disk-dir: /by-env\n"))
 	require.Equal(t, "/by-env", mustConfig(t).diskDir)
-	require.Equal(t, "/by-flag", mustConfig(t, "--config", yamlFile(t, "disk-dir: /by-flag\n")).diskDir)
+	require.Equal(t, "/by-flag",
+		mustConfig(t, "--config", yamlFile(t, "disk-dir: /by-flag\n")).diskDir)
 }
 
 func TestConfigFileSpellings(t *testing.T) {
 	cleanEnv(t)
 	for name, c := range map[string]struct{ text, want string }{
-		"a number":                {"port: 4000", "127.0.0.1:4000"},
-		"not an octal number":     {"port: 03260", "127.0.0.1:3260"},
-		"a list":                  {"listen:\n  - 127.0.0.1:1\n  - '[::1]:2'\n", "127.0.0.1:1,[::1]:2"},
+		"a number":            {"port: 4000", "127.0.0.1:4000"},
+		"not an octal number": {"port: 03260", "127.0.0.1:3260"},
+		"a list": {"listen:\n  - 127.0.0.1:1\n  - '[::1]:2'\n",
+			"127.0.0.1:1,[::1]:2"},
 		"a text with commas":      {"listen: 127.0.0.1:1, ::1\nport: 1", "127.0.0.1:1,[::1]:1"},
 		"a list of one":           {"listen: ['127.0.0.1']\nport: 7", "127.0.0.1:7"},
 		"nothing":                 {"", "127.0.0.1:3260"},
@@ -253,7 +284,8 @@ func TestTheNamesOfTheTargetNameMayAgree(t *testing.T) {
 	t.Setenv("WWN", "iqn.2020-01.same")
 	require.Equal(t, "iqn.2020-01.same", mustConfig(t).targetName)
 	t.Setenv("WWN", "iqn.2020-01.different")
-	require.Equal(t, "iqn.2020-01.flag", mustConfig(t, "--target-name=iqn.2020-01.flag").targetName, "a flag decides")
+	require.Equal(t, "iqn.2020-01.flag", mustConfig(t, "--target-name=iqn.2020-01.flag").targetName,
+		"a flag decides")
 	t.Setenv("TARGET_NAME", "")
 	require.Equal(t, "iqn.2020-01.different", mustConfig(t).targetName)
 }

@@ -24,10 +24,10 @@ func (a *app) convertCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "convert IMAGE DEST",
 		Short: "Make a raw file or a qcow2 image of an image",
-		Long: `Makes a raw file of an image and its backing files, in which zeros are holes. If the name of
-DEST ends in .qcow2, it makes a compressed qcow2 image without backing files; of the same disk
-always the same image, bit by bit. The file is written under a temporary name beside DEST, which
-appears when it is complete. Where DEST is -, the disk goes to standard output: raw, zeros included,
+		Long: `Makes a raw file of an image and its backing files. Zeros are holes in it. If the
+name of DEST ends in .qcow2, it makes a compressed qcow2 image without backing files. The same disk
+always gives the same image, bit by bit. The file is written under a temporary name beside DEST and
+renamed when it is complete. Where DEST is -, the disk goes to standard output: raw with its zeros,
 or as qcow2, which lies in a temporary file first. Progress goes to standard error.`,
 		Args:              imageArgs(cobra.ExactArgs(2)),
 		ValidArgsFunction: completeConvert,
@@ -175,20 +175,24 @@ func (a *app) stream(
 	return nil
 }
 
-// explainWrite names the file that was asked for where it is its directory that cannot be written: until it is complete, it has another name.
+// explainWrite names the file that was asked for where it is its directory that cannot be written:
+// until it is complete, it has another name.
 func explainWrite(err error, destination string) error {
 	if errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) {
-		return fmt.Errorf("%q cannot be written by user %d: %w; name a file in a directory in which that user can make one",
+		return fmt.Errorf("%q cannot be written by user %d: %w; name a file in a directory in "+
+			"which that user can make one",
 			destination, os.Geteuid(), err)
 	}
 	return err
 }
 
-// checkDestination refuses to replace a file that nobody asked to replace, and a name that would tell a lie.
+// checkDestination refuses to replace a file that nobody asked to replace, and a name that would
+// tell a lie.
 func (a *app) checkDestination(destination string, o convertOptions) error {
 	if destination == standardStream {
 		if isTerminal(a.stdout) {
-			return errors.New(`standard output is a terminal, which the bytes of a disk would garble: redirect it (">disk.raw", "| ssh ...")`)
+			return errors.New(
+				`standard output is a terminal, which the bytes of a disk would garble: redirect it (">disk.raw", "| ssh ...")`)
 		}
 		return nil
 	}
@@ -201,7 +205,8 @@ func (a *app) checkDestination(destination string, o convertOptions) error {
 		if !image.HasRawExtension(stem) {
 			stem += ".raw"
 		}
-		return fmt.Errorf("the name %q says that it is %s, and what is written is a raw disk: name it %q, or keep the name by --%s=raw",
+		return fmt.Errorf("the name %q says that it is %s, and what is written is a raw disk: "+
+			"name it %q, or keep the name by --%s=raw",
 			destination, said, stem, flagTargetFormat)
 	}
 	info, err := os.Lstat(destination)
@@ -209,14 +214,18 @@ func (a *app) checkDestination(destination string, o convertOptions) error {
 	case errors.Is(err, fs.ErrNotExist):
 		dir := filepath.Dir(destination)
 		if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("%q cannot be written: there is no directory %q; make it, or name another file", destination, dir)
+			return fmt.Errorf("%q cannot be written: there is no directory %q; make it, or name "+
+				"another file", destination, dir)
 		}
 	case errors.Is(err, syscall.ENOTDIR):
-		return fmt.Errorf("%q cannot be written: %q is no directory; name another file", destination, filepath.Dir(destination))
+		return fmt.Errorf("%q cannot be written: %q is no directory; name another file",
+			destination, filepath.Dir(destination))
 	case err != nil:
 		return err
-	case !o.force && info.Mode().IsRegular(): // anything else is not replaced even so, as image.Convert says
-		return fmt.Errorf("%q is there already: name another file, or replace it with --force", destination)
+	case !o.force && info.Mode().IsRegular():
+		// anything else is not replaced even so, as image.Convert says
+		return fmt.Errorf("%q is there already: name another file, or replace it with --force",
+			destination)
 	}
 	return nil
 }
@@ -228,7 +237,8 @@ func hasExtension(name string, extensions []string) bool {
 // qcow2Extensions are what qcow2 images are called by.
 var qcow2Extensions = []string{".qcow2", ".qcow", ".qc2"}
 
-// otherFormats are the extensions by which people and programs take a file for something else than a raw disk.
+// otherFormats are the extensions by which people and programs take a file for something else than
+// a raw disk.
 var otherFormats = []struct {
 	what       string
 	extensions []string
@@ -242,7 +252,8 @@ var otherFormats = []struct {
 	{"a Parallels image", []string{".hdd", ".hds"}},
 	{"an Apple disk image", []string{".dmg"}},
 	{"an appliance", []string{".ova", ".ovf"}},
-	{"a compressed file", []string{".gz", ".tgz", ".xz", ".txz", ".zst", ".zstd", ".bz2", ".lz4", ".lzma", ".lz", ".lzo"}},
+	{"a compressed file", []string{".gz", ".tgz", ".xz", ".txz", ".zst", ".zstd", ".bz2", ".lz4",
+		".lzma", ".lz", ".lzo"}},
 	{"an archive", []string{".zip", ".7z", ".rar", ".tar", ".cpio"}},
 }
 

@@ -30,7 +30,8 @@ func TestInspectSeveral(t *testing.T) {
 	for _, args := range [][]string{{dir, demo}, {dir}} {
 		status, stdout, _ = run(t, nil, append([]string{"inspect", "--json"}, args...)...)
 		require.Equal(t, exitDone, status)
-		require.NoError(t, json.Unmarshal([]byte(stdout), &all), "an array, also of a directory alone")
+		require.NoError(t, json.Unmarshal([]byte(stdout), &all),
+			"an array, also of a directory alone")
 		require.Len(t, all, 1+len(args))
 		require.Equal(t, dir+"/a.raw", all[0]["path"])
 		require.Equal(t, "a.raw", all[0]["name"])
@@ -44,7 +45,8 @@ func TestInspectSeveral(t *testing.T) {
 	require.Equal(t, exitFailed, status)
 	require.Contains(t, stderr, "3 images would not be served:")
 	for _, part := range []string{
-		`"` + notes + `" is a text file, not a disk image; remove it`, `"` + dir + `/b.vmdk" is a VMDK image; convert it`, "missing.raw",
+		`"` + notes + `" is a text file, not a disk image; remove it`,
+		`"` + dir + `/b.vmdk" is a VMDK image; convert it`, "missing.raw",
 	} {
 		require.Contains(t, stderr, part)
 	}
@@ -64,14 +66,17 @@ func TestInspectSeveral(t *testing.T) {
 	require.JSONEq(t, "[]", stdout)
 }
 
-// TestInspectDirectoryAsServeDoes: backing files need no name of a raw disk, and one that is not beside the image is missed.
+// TestInspectDirectoryAsServeDoes: backing files need no name of a raw disk, and one that is not
+// beside the image is missed.
 func TestInspectDirectoryAsServeDoes(t *testing.T) {
 	if _, err := exec.LookPath("qemu-img"); err != nil {
 		t.Skip("needs qemu-img")
 	}
 	dir := t.TempDir()
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "base"), bytes.Repeat([]byte("data"), 1024), 0o644))
-	create := exec.Command("qemu-img", "create", "-q", "-f", "qcow2", "-b", "base", "-F", "raw", "top.qcow2")
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "base"), bytes.Repeat([]byte("data"), 1024),
+		0o644))
+	create := exec.Command("qemu-img", "create", "-q", "-f", "qcow2", "-b", "base", "-F", "raw",
+		"top.qcow2")
 	create.Dir = dir
 	require.NoError(t, create.Run())
 	status, stdout, stderr := run(t, nil, "inspect", dir)
@@ -86,7 +91,8 @@ func TestInspectDirectoryAsServeDoes(t *testing.T) {
 // TestStandardInputIsNoImage: an image is read in any order.
 func TestStandardInputIsNoImage(t *testing.T) {
 	out := filepath.Join(t.TempDir(), "out.raw")
-	for _, args := range [][]string{{"inspect", "-"}, {"inspect", demoImage, "-"}, {"convert", "-", out}} {
+	for _, args := range [][]string{{"inspect", "-"}, {"inspect", demoImage, "-"},
+		{"convert", "-", out}} {
 		status, _, stderr := run(t, nil, args...)
 		require.Equal(t, exitFailed, status, args)
 		require.Contains(t, stderr, "cannot be read from standard input", args)
@@ -97,7 +103,8 @@ func TestStandardInputIsNoImage(t *testing.T) {
 
 // TestCredentialsAreNoNamesOfFiles: what a variable would be set to is not repeated.
 func TestCredentialsAreNoNamesOfFiles(t *testing.T) {
-	for _, args := range [][]string{{"inspect", "CHAP_PASSWORD=geheim"}, {"convert", "CHAP_PASSWORD=geheim", "out.raw"}} {
+	for _, args := range [][]string{{"inspect", "CHAP_PASSWORD=geheim"},
+		{"convert", "CHAP_PASSWORD=geheim", "out.raw"}} {
 		status, _, stderr := run(t, nil, args...)
 		require.Equal(t, exitUsage, status)
 		require.Contains(t, stderr, "CHAP credentials come from the environment")
@@ -110,34 +117,41 @@ func TestConvertRefusesANameThatLies(t *testing.T) {
 	dir := t.TempDir()
 	source := absolute(t, demoImage)
 	for name, want := range map[string]string{
-		"out.VMDK":     `says that it is a VMDK image, and what is written is a raw disk: name it "` + dir + `/out.raw", or keep the name by --target-format=raw`,
-		"out.vhdx":     "a VHDX image",
-		"out.vdi":      "a VDI image",
-		"out.raw.gz":   `a compressed file, and what is written is a raw disk: name it "` + dir + `/out.raw"`,
+		"out.VMDK": `says that it is a VMDK image, and what is written is a raw disk: name it "` +
+			dir + `/out.raw", or keep the name by --target-format=raw`,
+		"out.vhdx": "a VHDX image",
+		"out.vdi":  "a VDI image",
+		"out.raw.gz": `a compressed file, and what is written is a raw disk: name it "` + dir +
+			`/out.raw"`,
 		"out.tar":      "an archive",
 		"a.b.img.zstd": `name it "` + dir + `/a.b.img"`,
 	} {
 		for _, flags := range [][]string{nil, {"--force"}} {
-			status, _, stderr := run(t, nil, append(append([]string{"convert"}, flags...), source, filepath.Join(dir, name))...)
+			status, _, stderr := run(t, nil,
+				append(append([]string{"convert"}, flags...), source, filepath.Join(dir, name))...)
 			require.Equal(t, exitFailed, status, name)
 			require.Contains(t, stderr, want)
 			require.NoFileExists(t, filepath.Join(dir, name))
 		}
 	}
-	for _, args := range [][]string{{"out.img"}, {"out"}, {"disk.1"}, {"out.raw", "--target-format=raw"}, {"out.qcow2", "--target-format", "raw"}} {
+	for _, args := range [][]string{{"out.img"}, {"out"}, {"disk.1"},
+		{"out.raw", "--target-format=raw"}, {"out.qcow2", "--target-format", "raw"}} {
 		args[0] = filepath.Join(dir, args[0])
 		status, _, stderr := run(t, nil, append([]string{"convert", source}, args...)...)
 		require.Equal(t, exitDone, status, stderr)
 		require.FileExists(t, args[0])
 	}
 	for _, format := range []string{"qcow", "", "RAW"} {
-		status, _, stderr := run(t, nil, "convert", source, filepath.Join(dir, "x.raw"), "--target-format="+format)
+		status, _, stderr := run(t, nil, "convert", source, filepath.Join(dir, "x.raw"),
+			"--target-format="+format)
 		require.Equal(t, exitUsage, status, stderr)
-		require.Contains(t, stderr, "--target-format: \""+format+"\" is no format that can be written: use raw or qcow2")
+		require.Contains(t, stderr, "--target-format: \""+format+"\" is no format that can be "+
+			"written: use raw or qcow2")
 	}
 }
 
-// TestConvertToStandardOutput writes the disk with its zeros into a pipe and into a file, and progress elsewhere.
+// TestConvertToStandardOutput writes the disk with its zeros into a pipe and into a file, and
+// progress elsewhere.
 func TestConvertToStandardOutput(t *testing.T) {
 	dir := t.TempDir()
 	raw := filepath.Join(dir, "disk.raw")
@@ -167,7 +181,8 @@ func TestConvertToStandardOutput(t *testing.T) {
 	require.Contains(t, progress.String(), "no space left")
 }
 
-// TestConvertToStandardOutputInterrupted: a reader that does not read keeps nobody from stopping it.
+// TestConvertToStandardOutputInterrupted: a reader that does not read keeps nobody from stopping
+// it.
 func TestConvertToStandardOutputInterrupted(t *testing.T) {
 	r, w, err := os.Pipe()
 	require.NoError(t, err)
@@ -212,7 +227,8 @@ func newTerminal(t *testing.T) (person, terminal *os.File) {
 	}
 	t.Cleanup(func() { person.Close() })
 	require.NoError(t, unix.IoctlSetPointerInt(int(person.Fd()), unix.TIOCSPTLCK, 0))
-	fd, _, errno := unix.Syscall(unix.SYS_IOCTL, person.Fd(), unix.TIOCGPTPEER, unix.O_RDWR|unix.O_NOCTTY)
+	fd, _, errno := unix.Syscall(unix.SYS_IOCTL, person.Fd(), unix.TIOCGPTPEER,
+		unix.O_RDWR|unix.O_NOCTTY)
 	if errno != 0 {
 		t.Skipf("needs a terminal: %v", errno)
 	}

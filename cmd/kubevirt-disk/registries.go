@@ -19,7 +19,8 @@ import (
 // registrySettings are how registries are reached, by serve and by the commands that push and pull.
 var registrySettings = []setting{
 	{key: keyRegistryConfig, env: []string{"REGISTRY_CONFIG"},
-		usage: "`file` of credentials: docker's config.json, a mounted pull secret, or a directory with one " +
+		usage: "`file` of credentials: docker's config.json, a mounted pull secret, or a " +
+			"directory with one " +
 			"(default where docker and podman look)"},
 	{key: keyRegistryCA, env: []string{"REGISTRY_CA"},
 		usage: "`file` of certificates (PEM) that are trusted beside the system's"},
@@ -39,11 +40,12 @@ const (
 	envRegistryPassword = "REGISTRY_PASSWORD"
 )
 
-const registryHelp = `A reference is REGISTRY/NAME:TAG, REGISTRY/NAME@sha256:DIGEST, oci:DIRECTORY[:TAG] or docker-archive:FILE.
+const registryHelp = `A reference is REGISTRY/NAME:TAG, REGISTRY/NAME@sha256:DIGEST,
+oci:DIRECTORY[:TAG] or docker-archive:FILE.
 
-Credentials come from --registry-config, from where docker and podman keep them (DOCKER_CONFIG, REGISTRY_AUTH_FILE), or
-from the environment: REGISTRY_USERNAME and REGISTRY_PASSWORD, or with the suffix _FILE from files, are for the registry
-of the reference only. They are never flags.`
+Credentials come from --registry-config, from where docker and podman keep them (DOCKER_CONFIG,
+REGISTRY_AUTH_FILE), or from the environment: REGISTRY_USERNAME and REGISTRY_PASSWORD, or with the
+suffix _FILE from files, are for the registry of the reference only. They are never flags.`
 
 func addRegistryFlags(flags *pflag.FlagSet) {
 	for _, s := range registrySettings {
@@ -143,8 +145,9 @@ func (l *loader) streams() (s daemon.Streams) {
 	}
 	if delete(hosts, ""); own.Username != "" {
 		if len(hosts) > 1 {
-			l.problems.Add(envRegistryUsername, "is the credential of one registry, and the images are of "+
-				"several: name a file with one for each by --%s", keyRegistryConfig)
+			l.problems.Add(envRegistryUsername,
+				"is the credential of one registry, and the images are of "+
+					"several: name a file with one for each by --%s", keyRegistryConfig)
 		}
 		s.Registry.Own, s.Registry.OwnHost = own, s.References[0].Host()
 		for host := range hosts {

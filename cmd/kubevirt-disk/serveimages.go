@@ -16,23 +16,27 @@ import (
 	"kubevirt.io/disk/pages"
 )
 
-// What a person at a terminal wants of "serve IMAGE..." is other than what a container wants of "serve": nothing of it shall stay, no
-// file of the machine shall be needed, and how to log in is to be read at once.
+// What a person at a terminal wants of "serve IMAGE..." is other than what a container wants of
+// "serve": nothing of it shall stay, no file of the machine shall be needed, and how to log in is
+// to be read at once.
 
 // useImages has the named images served instead of a directory's, with the defaults that fit that.
 func (l *loader) useImages(c *config, images []string) {
 	c.images = images
 	if l.flags.Changed(keyDiskDir) {
-		l.problems.Add("--"+keyDiskDir, "goes without images as arguments, such as %q: name either", images[0])
+		l.problems.Add("--"+keyDiskDir, "goes without images as arguments, such as %q: name either",
+			images[0])
 	}
 	for _, path := range images {
 		switch info, err := os.Stat(path); {
 		case path == standardStream:
 			l.problems.AddError(checkSource(path))
 		case errors.Is(err, fs.ErrNotExist):
-			l.problems.Add("serve", "%q does not exist: name images that are there, or their directory with --%s", path, keyDiskDir)
+			l.problems.Add("serve", "%q does not exist: name images that are there, or their "+
+				"directory with --%s", path, keyDiskDir)
 		case err == nil && info.IsDir():
-			l.problems.Add("serve", "%q is a directory: --%s=%s serves the images in it", path, keyDiskDir, path)
+			l.problems.Add("serve", "%q is a directory: --%s=%s serves the images in it", path,
+				keyDiskDir, path)
 		}
 	}
 	if l.source(keyReadyFile) == "" {
@@ -47,19 +51,23 @@ func (l *loader) useImages(c *config, images []string) {
 	}
 }
 
-// makeTemporary makes the work directory where none was named. remove does so with all that is in it.
+// makeTemporary makes the work directory where none was named. remove does so with all that is in
+// it.
 func (c *config) makeTemporary() (remove func() error, err error) {
 	if !c.temporary {
 		return func() error { return nil }, nil
 	}
 	dir, remove, err := temporaryDir()
 	if err != nil {
-		return nil, fmt.Errorf("a temporary work directory cannot be made: name one with %s: %w", nameOf(keyWorkDir), err)
+		return nil, fmt.Errorf("a temporary work directory cannot be made: name one with %s: %w",
+			nameOf(keyWorkDir), err)
 	}
-	if rel, err := filepath.Rel(c.workDir, c.controlSocket); err == nil && c.controlSocket != "" && filepath.IsLocal(rel) {
+	if rel, err := filepath.Rel(c.workDir, c.controlSocket); err == nil && c.controlSocket != "" &&
+		filepath.IsLocal(rel) {
 		c.controlSocket = filepath.Join(dir, rel)
 	}
-	if rel, err := filepath.Rel(c.workDir, c.streams.CacheDir); err == nil && filepath.IsLocal(rel) {
+	if rel, err := filepath.Rel(c.workDir, c.streams.CacheDir); err == nil &&
+		filepath.IsLocal(rel) {
 		c.streams.CacheDir = filepath.Join(dir, rel)
 	}
 	c.workDir = dir
@@ -68,8 +76,8 @@ func (c *config) makeTemporary() (remove func() error, err error) {
 
 const temporaryPrefix = "serve-"
 
-// temporaryDir is in the user's cache rather than in /tmp, which may be in memory and is of everybody. Only where there is no cache, or it
-// cannot be written, it is in /tmp.
+// temporaryDir is in the user's cache rather than in /tmp, which may be in memory and is of
+// everybody. Only where there is no cache, or it cannot be written, it is in /tmp.
 func temporaryDir() (dir string, remove func() error, err error) {
 	cache, err := os.UserCacheDir()
 	if err == nil {
@@ -113,8 +121,8 @@ func cachedDir(cache string) (dir string, remove func() error, err error) {
 	return work, remove, nil
 }
 
-// lockDir waits a moment for the lock of a directory, which keeps others from it until it is closed.
-// Where there are no locks, or somebody keeps one, that is no reason not to go on.
+// lockDir waits a moment for the lock of a directory, which keeps others from it until it is
+// closed. Where there are no locks, or somebody keeps one, that is no reason not to go on.
 func lockDir(dir *os.File) {
 	for end := time.Now().Add(2 * time.Second); time.Now().Before(end); {
 		err := unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB)
@@ -190,10 +198,13 @@ func (s *served) whatStays(luns []pages.LUNStatus) string {
 	case inPlace:
 		return "In copy mode none, what is written is in the images themselves."
 	case s.cfg.persistentDir != "":
-		return fmt.Sprintf("The images are not written. What is written stays in %q.", s.cfg.persistentDir)
+		return fmt.Sprintf("The images are not written. What is written stays in %q.",
+			s.cfg.persistentDir)
 	case s.cfg.temporary:
-		return fmt.Sprintf("The images are not written. What is written is in %q, and removed at the end; --%s=DIR keeps it.",
+		return fmt.Sprintf("The images are not written. What is written is in %q, and removed at "+
+			"the end; --%s=DIR keeps it.",
 			s.cfg.workDir, keyWorkDir)
 	}
-	return fmt.Sprintf("The images are not written. What is written stays in %q, for the next start with the same images.", s.cfg.workDir)
+	return fmt.Sprintf("The images are not written. What is written stays in %q, for the next "+
+		"start with the same images.", s.cfg.workDir)
 }

@@ -6,8 +6,9 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// setting is one row of the contract: a flag, its environment variables, and the key of the YAML file,
-// which is the flag's name. A flag wins over the environment, that over the file, that over the default.
+// setting is one row of the contract: a flag, its environment variables, and the key of the YAML
+// file, which is the flag's name. A flag wins over the environment, that over the file, that over
+// the default.
 type setting struct {
 	key   string   // flag and YAML key
 	env   []string // several: they may not disagree
@@ -66,21 +67,28 @@ var settings = append([]setting{
 	{key: keyWorkDir, env: []string{"WORK_DIR"}, def: "/var/lib/kubevirt-disk",
 		usage: "`directory` for what is copied and written of the disks, and for their state"},
 	{key: keyPersistentDir, env: []string{"PERSISTENT_DIR"}, empty: true,
-		usage: "`directory` of a mounted volume on which disks survive: disk.img for one image, a directory for each of several"},
+		usage: "`directory` of a mounted volume on which disks survive: disk.img for one image, " +
+			"a directory for each of several"},
 	{key: keyOnImageChange, env: []string{"ON_IMAGE_CHANGE"}, def: "fail",
-		usage: "what becomes of a persistent disk whose image is another one now: `action` fail, or keep (serve it as it is)"},
+		usage: "what becomes of a persistent disk whose image is another one now: `action` fail, " +
+			"or keep (serve it as it is)"},
 	{key: keyListen, env: []string{"LISTEN"}, kind: kindList,
-		usage: "`address` of a portal, IPv4 or [IPv6], repeatable; port 0 picks a free one (default 0.0.0.0:3260 with CHAP, 127.0.0.1:3260 without)"},
+		usage: "`address` of a portal, IPv4 or [IPv6], repeatable; port 0 picks a free one " +
+			"(default 0.0.0.0:3260 with CHAP, 127.0.0.1:3260 without)"},
 	{key: keyPort, env: []string{"PORT"},
 		usage: "`port` of the portals (default 3260)"},
-	{key: keyTargetName, env: []string{"TARGET_NAME", "WWN"}, def: "iqn.2017-01.io.kubevirt:wrapper",
+	{key: keyTargetName, env: []string{"TARGET_NAME", "WWN"},
+		def:   "iqn.2017-01.io.kubevirt:wrapper",
 		usage: "iSCSI `name` of the target"},
 	{key: keyCopyMode, env: []string{"COPY_MODE"}, def: "clone",
-		usage: "what is copied of an image: `mode` clone (everything, in the background), copy-on-read, copy-on-write, or none (raw image, served in place)"},
+		usage: "what is copied of an image: `mode` clone (everything, in the background), " +
+			"copy-on-read, copy-on-write, or none (raw image, served in place)"},
 	{key: keySize, env: []string{"SIZE"},
-		usage: "`bytes` of each disk, as 20Gi: at least the image's, never less than before (default the image's)"},
+		usage: "`bytes` of each disk, as 20Gi: at least the image's, never less than before " +
+			"(default the image's)"},
 	{key: keyEphemeralFlush, env: []string{"EPHEMERAL_FLUSH"}, def: "false", kind: kindBool,
-		usage: "let a flush of a disk that dies with the pod reach storage, so that it survives a crash of the machine"},
+		usage: "let a flush of a disk that dies with the pod reach storage, so that it survives " +
+			"a crash of the machine"},
 	{key: keyAccessMode, env: []string{"ACCESS_MODE"}, def: "write-exclusive",
 		usage: "who may use a LUN at once: `mode` write-exclusive, write-shared or read-shared"},
 	{key: keyMetricsListen, env: []string{"METRICS_LISTEN"}, def: ":9260", empty: true,
@@ -89,9 +97,11 @@ var settings = append([]setting{
 	{key: keyReadyFile, env: []string{"READY_FILE"}, def: "/tmp/healthy", empty: true,
 		usage: "`file` that exists while the LUNs can be used; empty: none"},
 	{key: keyControlSocket, env: []string{"CONTROL_SOCKET"}, def: "control.sock", empty: true,
-		usage: "`socket` for handover, sessions and kick, relative to the work directory; empty: none"},
+		usage: "`socket` for handover, sessions and kick, relative to the work directory; empty: " +
+			"none"},
 	{key: keyMemory, env: []string{"MEMORY"}, def: "64Mi",
-		usage: "`bytes` of data in flight of all sessions together, at least 4Mi; commands beyond it are asked to try again"},
+		usage: "`bytes` of data in flight of all sessions together, at least 4Mi; commands " +
+			"beyond it are asked to try again"},
 	{key: keyMaxSessions, env: []string{"MAX_SESSIONS"}, def: "1024",
 		usage: "`number` of sessions at once"},
 	{key: keyMaxPerAddress, env: []string{"MAX_SESSIONS_PER_ADDRESS"}, def: "256",
@@ -101,15 +111,19 @@ var settings = append([]setting{
 	{key: keyLogFormat, env: []string{"LOG_FORMAT"},
 		usage: "`format` of the log: console or json (default console on a terminal, else json)"},
 	{key: keyInsecureNoAuth, env: []string{"INSECURE_NO_AUTH"}, def: "false", kind: kindBool,
-		usage: "allow portals beyond loopback without CHAP: whoever reaches them can read and write every disk"},
+		usage: "allow portals beyond loopback without CHAP: whoever reaches them can read and " +
+			"write every disk"},
 	{key: keyImage, env: []string{"IMAGE"}, kind: kindList,
-		usage: "`reference` of an image in a registry: its disks are LUNs after those of the directory, " +
+		usage: "`reference` of an image in a registry: its disks are LUNs after those of the " +
+			"directory, " +
 			"and are fetched as they are read; repeatable"},
 	{key: keyCacheDir, env: []string{"CACHE_DIR"},
-		usage: "`directory` for what is fetched from registries, which the daemons of a node may share " +
+		usage: "`directory` for what is fetched from registries, which the daemons of a node may " +
+			"share " +
 			"(default .cache in the work directory)"},
 	{key: keyCacheSize, env: []string{"CACHE_SIZE"}, def: "10Gi",
-		usage: "`bytes` that the cache directory takes, at least 256Mi: what was used longest ago is removed"},
+		usage: "`bytes` that the cache directory takes, at least 256Mi: what was used longest " +
+			"ago is removed"},
 }, registrySettings...)
 
 // addFlags registers the flags of the given settings, all of them without keys, and --config.
@@ -126,7 +140,8 @@ func addFlags(flags *pflag.FlagSet, keys ...string) {
 			flags.String(s.key, s.def, usage)
 		}
 	}
-	flags.String(flagConfig, "", "YAML `file` with any of these settings, keyed by the flags' names ["+envConfig+"]")
+	flags.String(flagConfig, "", "YAML `file` with any of these settings, keyed by the flags' "+
+		"names ["+envConfig+"]")
 }
 
 // selectSettings returns the rows of the given keys, or all of them.
@@ -145,7 +160,8 @@ func selectSettings(keys []string) []setting {
 	return rows
 }
 
-// nameOf is a setting for messages about where to change it, as flag and as variable, for in a container it is mostly the latter.
+// nameOf is a setting for messages about where to change it, as flag and as variable, for in a
+// container it is mostly the latter.
 func nameOf(key string) string {
 	row := selectSettings([]string{key})[0]
 	return "--" + key + " (" + strings.Join(row.env, ", ") + ")"

@@ -42,7 +42,8 @@ func Convert(ctx context.Context, img *Image, dst string, p *Progress) error {
 
 // convert lets a file be written that is not called dst until it is complete.
 func convert(img *Image, dst string, write func(*os.File) error) error {
-	// What the user has named may lead through links; beside the file, nothing that was put there does.
+	// What the user has named may lead through links; beside the file, nothing that was put there
+	// does.
 	dir, err := osfile.Resolved(filepath.Dir(dst))
 	if err != nil {
 		return err
@@ -61,7 +62,8 @@ func convert(img *Image, dst string, write func(*os.File) error) error {
 	return out.Finish(write(out.File))
 }
 
-// checkDestination refuses what would be emptied or replaced: the image's own files, and anything that is no regular file.
+// checkDestination refuses what would be emptied or replaced: the image's own files, and anything
+// that is no regular file.
 func checkDestination(img *Image, dst string) error {
 	var st unix.Stat_t
 	err := osfile.Retry(func() error { return unix.Lstat(dst, &st) })
@@ -76,13 +78,15 @@ func checkDestination(img *Image, dst string) error {
 	}
 	img.top.chain(func(l *layer) {
 		if l.id() == (fileID{dev: uint64(st.Dev), ino: st.Ino}) {
-			err = fmt.Errorf("destination %q is the image %q itself or one of its backing files; name another file", dst, img.Name())
+			err = fmt.Errorf("destination %q is the image %q itself or one of its backing files; "+
+				"name another file", dst, img.Name())
 		}
 	})
 	return err
 }
 
-// CopyUnit is what is copied of the image at once: the largest cluster that is compressed as a whole. Bytes.
+// CopyUnit is what is copied of the image at once: the largest cluster that is compressed as a
+// whole. Bytes.
 func (m *Image) CopyUnit() int64 {
 	unit := int64(0)
 	m.top.chain(func(l *layer) {

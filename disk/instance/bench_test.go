@@ -10,12 +10,14 @@ import (
 	"kubevirt.io/disk/disk/disktest/filetest"
 )
 
-// BenchmarkOverlay reads what still lies in an image of this machine, and writes parts of blocks of it.
+// BenchmarkOverlay reads what still lies in an image of this machine, and writes parts of blocks of
+// it.
 func BenchmarkOverlay(b *testing.B) {
 	const size = 64 << 20
 	path := filetest.Put(b, b.TempDir(), "a.raw", filetest.Sample(size, 9), 0)
 	open := func(b *testing.B) *Instance {
-		inst, err := Open(b.Context(), openGood(b, path), Options{Mode: CopyOnWrite, WorkDir: b.TempDir()})
+		inst, err := Open(b.Context(), openGood(b, path),
+			Options{Mode: CopyOnWrite, WorkDir: b.TempDir()})
 		require.NoError(b, err)
 		b.Cleanup(func() { inst.Close() })
 		inst.copies.done.Wait()

@@ -11,8 +11,9 @@ import (
 // Options bound what an image may claim. The zero value works.
 type Options struct {
 	MaxVirtualSize int64 // bytes; 0: 64 TiB
-	// WillRead is told what of the file is read soon, one byte or more, so that storage can be asked for several things at once. nil: nobody wants to know.
-	// It is called by several goroutines, and should not wait.
+	// WillRead is told what of the file is read soon, one byte or more, so that storage can be
+	// asked for several things at once. nil: nobody wants to know. It is called by several
+	// goroutines, and should not wait.
 	WillRead func(off, length int64)
 	// Parallel is how many reads are worth having on their way at once, because the file is far
 	// away and each of them takes long however short it is. 0 or 1: it is near.
@@ -43,8 +44,8 @@ type Info struct {
 	Snapshots      int
 }
 
-// Image is an open, validated image. Its methods may be called from any number of goroutines at once, but for
-// SetBacking.
+// Image is an open, validated image. Its methods may be called from any number of goroutines at
+// once, but for SetBacking.
 type Image struct {
 	r        Reader
 	fileSize int64
@@ -53,8 +54,9 @@ type Image struct {
 	info     Info
 	runs     []uint64 // see runList; nil: not known
 	tables   cache    // L2 tables, by their index in the L1 table
-	passing  cache    // of those that nothing was read by, the few last ones whose extents were asked for
-	decoded  cache    // decoded clusters, by their guest cluster
+	// of those that nothing was read by, the few last ones whose extents were asked for
+	passing  cache
+	decoded  cache // decoded clusters, by their guest cluster
 	codec    codec
 	willRead func(off, length int64) // of Options, if the file is far away; else nil
 
@@ -74,7 +76,8 @@ func Open(ctx context.Context, r Reader, fileSize int64, opt Options) (*Image, e
 	if willRead == nil {
 		willRead = func(int64, int64) {}
 	}
-	if h.refTableLen > 0 { // there may be none, and to posix_fadvise(2) no length is all that follows
+	// there may be none, and to posix_fadvise(2) no length is all that follows
+	if h.refTableLen > 0 {
 		willRead(h.refTableOffset, h.refTableLen<<h.clusterBits)
 	}
 	im := &Image{r: r, fileSize: fileSize, hdr: h}
@@ -92,7 +95,8 @@ func Open(ctx context.Context, r Reader, fileSize int64, opt Options) (*Image, e
 	if err != nil {
 		return nil, err
 	}
-	im.info = Info{Version: h.version, ClusterSize: h.clusterSize(), VirtualSize: h.size, PlainSize: plain, CompressedSize: compressed,
+	im.info = Info{Version: h.version, ClusterSize: h.clusterSize(), VirtualSize: h.size,
+		PlainSize: plain, CompressedSize: compressed,
 		BackingFile: h.backingFile, BackingFormat: h.backingFormat,
 		ExtendedL2: h.extended(), LazyRefcounts: h.compatible&compatLazyRefcounts != 0,
 		Dirty: h.incompatible&incompatDirty != 0, Snapshots: h.snapshots}
@@ -129,8 +133,8 @@ func (im *Image) Size() int64 { return im.hdr.size }
 // Info describes the image.
 func (im *Image) Info() Info { return im.info }
 
-// SetBacking gives the image the content of its backing file; past its end the backing file reads as zeros. It
-// is called before the image is read.
+// SetBacking gives the image the content of its backing file; past its end the backing file reads
+// as zeros. It is called before the image is read.
 func (im *Image) SetBacking(r Reader, size int64) { im.backing, im.backingSize = r, size }
 
 // Kind is what an image says about a range of its guest.
@@ -166,8 +170,9 @@ type piece struct {
 	entry uint64 // KindCompressed: the L2 entry
 }
 
-// tableAt finds the L2 table of a guest offset, which has to be released, and cuts what is asked for at the table's end. A
-// table without data is none: everything there is unallocated. keep says that it will be wanted again.
+// tableAt finds the L2 table of a guest offset, which has to be released, and cuts what is asked
+// for at the table's end. A table without data is none: everything there is unallocated. keep says
+// that it will be wanted again.
 func (im *Image) tableAt(ctx context.Context, off, length int64, keep bool) (
 	table pinned, first, limit int64, err error,
 ) {
@@ -185,14 +190,17 @@ func (im *Image) tableAt(ctx context.Context, off, length int64, keep bool) (
 	return table, cluster % perTable, limit, err
 }
 
-// locate describes the run at off that is read in one go, at most length bytes of it and never beyond its L2 table.
+// locate describes the run at off that is read in one go, at most length bytes of it and never
+// beyond its L2 table.
 func (im *Image) locate(ctx context.Context, off, length int64) (piece, error) {
 	return im.join(ctx, off, length, func(p, q piece) bool {
-		return q.kind == p.kind && q.kind != KindCompressed && (q.kind != KindData || q.host == p.host+p.n)
+		return q.kind == p.kind && q.kind != KindCompressed &&
+			(q.kind != KindData || q.host == p.host+p.n)
 	})
 }
 
-// join describes the pieces at off that belong together, at most length bytes of them and never beyond their L2 table.
+// join describes the pieces at off that belong together, at most length bytes of them and never
+// beyond their L2 table.
 func (im *Image) join(ctx context.Context, off, length int64, together func(p, q piece) bool) (
 	piece, error,
 ) {
@@ -227,9 +235,9 @@ func (im *Image) join(ctx context.Context, off, length int64, together func(p, q
 	return p.clip(limit), nil
 }
 
-// sameKind describes the run of one kind at off, wherever it is stored, at most length bytes of it and never beyond its L2
-// table. Whole disks are gone through like that before they are served, so it looks at nothing but the kind, and does not
-// fill the memory with tables.
+// sameKind describes the run of one kind at off, wherever it is stored, at most length bytes of it
+// and never beyond its L2 table. Whole disks are gone through like that before they are served, so
+// it looks at nothing but the kind, and does not fill the memory with tables.
 func (im *Image) sameKind(ctx context.Context, off, length int64) (n int64, kind Kind, err error) {
 	h := im.hdr
 	if h.extended() {
@@ -317,8 +325,8 @@ func (h *header) subclusterPiece(bits uint64, host, within int64) piece {
 	return p
 }
 
-// Extent describes the run of one kind that begins at off, at most length bytes of it. off and length lie inside
-// the virtual size. It may have to read tables, as ReadAt does.
+// Extent describes the run of one kind that begins at off, at most length bytes of it. off and
+// length lie inside the virtual size. It may have to read tables, as ReadAt does.
 func (im *Image) Extent(ctx context.Context, off, length int64) (n int64, kind Kind, err error) {
 	if off < 0 || length <= 0 || off > im.hdr.size-length {
 		return 0, 0, fmt.Errorf("extent of %d bytes at %d is outside the image", length, off)
@@ -341,8 +349,9 @@ func (im *Image) Extent(ctx context.Context, off, length int64) (n int64, kind K
 	return n, kind, nil
 }
 
-// Stored tells where in the image's file the guest bytes at off lie, and how many of length lie there in one run, as they are; not ok
-// where they do not. It looks no further than an L2 table reaches, and may have to read that.
+// Stored tells where in the image's file the guest bytes at off lie, and how many of length lie
+// there in one run, as they are; not ok where they do not. It looks no further than an L2 table
+// reaches, and may have to read that.
 func (im *Image) Stored(ctx context.Context, off, length int64) (host, n int64, ok bool) {
 	if off < 0 || length <= 0 || off >= im.hdr.size {
 		return 0, 0, false
@@ -351,8 +360,9 @@ func (im *Image) Stored(ctx context.Context, off, length int64) (host, n int64, 
 	return p.host, p.n, err == nil && p.kind == KindData
 }
 
-// Decodes reports whether a read at off has to decompress a cluster, one that was not just decoded for another read; or whether that is
-// the backing file's to say. It does not wait for r: of a table that is not in memory it says neither.
+// Decodes reports whether a read at off has to decompress a cluster, one that was not just decoded
+// for another read; or whether that is the backing file's to say. It does not wait for r: of a
+// table that is not in memory it says neither.
 func (im *Image) Decodes(off int64) (decodes, below bool) {
 	h := im.hdr
 	if off < 0 || off >= h.size {
@@ -446,7 +456,8 @@ func (im *Image) readBacking(ctx context.Context, p []byte, off int64) error {
 	return nil
 }
 
-// readFull fills p from r at off. Where r ends before that, it became shorter since it was opened, which is not the end of the disk.
+// readFull fills p from r at off. Where r ends before that, it became shorter since it was opened,
+// which is not the end of the disk.
 func readFull(ctx context.Context, r Reader, p []byte, off int64) error {
 	n, err := r.ReadAt(ctx, p, off)
 	switch {

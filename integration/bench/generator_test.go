@@ -70,8 +70,8 @@ func TestGenerate(t *testing.T) {
 	require.Error(t, err)
 }
 
-// TestWireGetsTheRestAtOnce has the data of the last reply arrive in two parts, of which the first is
-// there before the client waits. No other data wakes it.
+// TestWireGetsTheRestAtOnce has the data of the last reply arrive in two parts, of which the first
+// is there before the client waits. No other data wakes it.
 func TestWireGetsTheRestAtOnce(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)

@@ -127,8 +127,8 @@ func (w *wire) wakeAt(n int) error {
 	return syscall.SetsockoptInt(w.fd, syscall.SOL_SOCKET, syscall.SO_RCVLOWAT, max(1, n))
 }
 
-// await waits until as many bytes have arrived as wakeAt wants. A read would take what is there, and
-// be woken only when as many are there again: with the last reply, that is never.
+// await waits until as many bytes have arrived as wakeAt wants. A read would take what is there,
+// and be woken only when as many are there again: with the last reply, that is never.
 func (w *wire) await() (arrived bool, err error) {
 	if w.low <= 1 {
 		return true, nil // the read waits

@@ -62,7 +62,8 @@ func (d *Daemon) find(ctx context.Context) (disks []Disk, err error) {
 	}
 	d.found = found
 	for i, f := range found {
-		disks = append(disks, Disk{Name: f.name, Image: f.image, Dir: dirs[i], DiskSettings: settings[i]})
+		disks = append(disks, Disk{Name: f.name, Image: f.image, Dir: dirs[i],
+			DiskSettings: settings[i]})
 	}
 	return disks, nil
 }

@@ -91,7 +91,8 @@ func (d *Daemon) settle(s Settings, found []foundImage) ([]DiskSettings, error) 
 	settings := d.settingsFor(s, found, &wrong)
 	for i, one := range settings {
 		if found[i].streamed != nil && one.CopyMode == instance.CopyNone {
-			wrong.Add(one.CopyModeSource, "%q lies in a registry, and cannot be served in place: use "+
+			wrong.Add(one.CopyModeSource, "%q lies in a registry, and cannot be served in place: "+
+				"use "+
 				"another copy mode, such as %q", found[i].name, string(instance.CopyClone))
 			continue
 		}

@@ -22,8 +22,9 @@ import (
 type Streams struct {
 	References []registry.Reference // in the order of their LUNs, each once
 	Registry   registry.Options     // Warn is the daemon's
-	CacheDir   string               // for what was fetched; may be shared by daemons; made if it is missing
-	CacheSize  int64                // bytes; 0: no limit
+	// for what was fetched; may be shared by daemons; made if it is missing
+	CacheDir  string
+	CacheSize int64 // bytes; 0: no limit
 }
 
 // keepName is the directory for what is known of images in registries, in that of the disks. No
@@ -58,7 +59,8 @@ func (d *Daemon) newStreams() error {
 	return err
 }
 
-// registryWarnings is how often a registry is complained of: many reads may wait for one that is away.
+// registryWarnings is how often a registry is complained of: many reads may wait for one that is
+// away.
 const registryWarnings = 5 * time.Second
 
 // warnOfRegistry logs what happens to requests, but not all of it.
@@ -90,7 +92,8 @@ func (d *Daemon) findStreams(ctx context.Context) (found []foundImage, err error
 	}
 	d.streams.cache, err = cache.Open(opt.CacheDir, cache.Options{Size: opt.CacheSize, Log: d.log})
 	if err != nil {
-		return nil, fmt.Errorf("%w; name another directory with %v", err, d.names.of(SettingCacheDir))
+		return nil, fmt.Errorf("%w; name another directory with %v", err,
+			d.names.of(SettingCacheDir))
 	}
 	stats := d.streams.cache.Stats
 	d.metrics.SetFetched(func() metrics.Fetched {

@@ -276,8 +276,8 @@ func TestNotNowAborted(t *testing.T) {
 	}
 }
 
-// TestNotNowImpatient aborts a command that is held. Its initiator has its answers earlier from then
-// on, and no other one has.
+// TestNotNowImpatient aborts a command that is held. Its initiator has its answers earlier from
+// then on, and no other one has.
 func TestNotNowImpatient(t *testing.T) {
 	for _, f := range []pdu.TMFunction{pdu.TMAbortTask, pdu.TMAbortTaskSet,
 		pdu.TMLogicalUnitReset, pdu.TMTargetWarmReset} {
