@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
 # Runs gofmt, the width of Go and Markdown, go vet, staticcheck and shellcheck over the whole tree; any finding fails.
-# Any finding fails.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
