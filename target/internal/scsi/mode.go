@@ -7,17 +7,18 @@ import (
 	"sync/atomic"
 )
 
-// modeState is what MODE SELECT can change about a logical unit. Any number of goroutines.
+// modeState holds what MODE SELECT can change about a logical unit. Any number of goroutines may
+// use it.
 type modeState struct {
 	bits  atomic.Uint32
-	saved atomic.Uint32 // what a reset returns to
+	saved atomic.Uint32 // a reset returns to these
 
-	// change is held by a MODE SELECT, also while it saves. Lock order: reservations.mu, change,
-	// sanitizeState.mu, Device.mu.
+	// change is held during a MODE SELECT, also while it saves. Lock order: reservations.mu,
+	// change, sanitizeState.mu, Device.mu.
 	change sync.Mutex
 
-	// guarded by Device.mu; how often the write cache has ended: the number of the flush that ends
-	// modeUnflushed
+	// guarded by Device.mu; counts how often the write cache was turned off, and so numbers the
+	// flush that ends modeUnflushed
 	flushes uint64
 }
 
@@ -26,9 +27,9 @@ const (
 	modeDSense             // sense data in descriptor format
 	modeSWP                // software write protect
 
-	// modeUnflushed is of no page: WCE is zero since a MODE SELECT or a reset, but what was
-	// acknowledged before that is not durable yet. As long as that is so the caching page says WCE,
-	// and whoever wants to be sure has to flush.
+	// modeUnflushed belongs to no page. A MODE SELECT or a reset has turned WCE off, but writes
+	// acknowledged before that are not durable yet. Until they are, the caching page still shows
+	// WCE, and an initiator that wants to be sure has to flush.
 	modeUnflushed
 
 	modeDefault = modeWCE
@@ -38,10 +39,10 @@ func (m *modeState) writeBack() bool         { return m.bits.Load()&modeWCE != 0
 func (m *modeState) descriptorSense() bool   { return m.bits.Load()&modeDSense != 0 }
 func (m *modeState) softwareProtected() bool { return m.bits.Load()&modeSWP != 0 }
 
-// cached reports whether something that was acknowledged may not be durable.
+// cached reports whether acknowledged writes may not be durable.
 func cached(state uint32) bool { return state&(modeWCE|modeUnflushed) != 0 }
 
-// shown is what MODE SENSE shows of a state.
+// shown returns the state that MODE SENSE shows.
 func shown(state uint32) uint32 {
 	if state&modeUnflushed != 0 {
 		state = state&^modeUnflushed | modeWCE
@@ -49,8 +50,8 @@ func shown(state uint32) uint32 {
 	return state
 }
 
-// enterLocked puts a state in force. Where that ends the write cache it returns the number of the
-// flush that has to follow, for cacheFlushed; else 0.
+// enterLocked puts a state in force. If that turns the write cache off, it returns the number of
+// the flush that must follow, for cacheFlushed; else 0.
 func (m *modeState) enterLocked(state uint32) (flush uint64) {
 	if !cached(state) && cached(m.bits.Load()) {
 		state |= modeUnflushed
@@ -61,9 +62,9 @@ func (m *modeState) enterLocked(state uint32) (flush uint64) {
 	return flush
 }
 
-// cacheFlushed ends modeUnflushed when the disk has flushed, unless the write cache was on again
-// since and has ended once more: that flush may have begun before what was written then. by, if
-// any, is who has asked for it.
+// cacheFlushed ends modeUnflushed after a flush of the disk. It does nothing if the write cache was
+// on and off again since: the flush may have begun before the latest writes. by is the nexus that
+// asked for the flush, or nil.
 func (d *Device) cacheFlushed(u *unit, flush uint64, by *Nexus) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -73,16 +74,16 @@ func (d *Device) cacheFlushed(u *unit, flush uint64, by *Nexus) {
 	}
 }
 
-// resetModeLocked returns the mode pages to what is saved. Where that ends the write cache, what it
-// holds is brought to storage: a reset is for a disk that hangs, perhaps, and does not wait for it.
+// resetModeLocked returns the mode pages to their saved values. If that turns the write cache off,
+// a flush runs in the background. The reset does not wait for it, because the disk may hang.
 func (d *Device) resetModeLocked(u *unit) {
 	if flush := u.mode.enterLocked(u.mode.saved.Load()); flush != 0 && u.beginLonger(d) {
 		go d.flushAfterReset(u, flush)
 	}
 }
 
-// flushAfterReset flushes the disk. If it cannot, modeUnflushed stays, as what was acknowledged may
-// be lost; the disk lets nothing else succeed from then on (disk.Disk).
+// flushAfterReset flushes the disk. If that fails, modeUnflushed stays, because acknowledged writes
+// may be lost. From then on the disk refuses everything else (disk.Disk).
 func (d *Device) flushAfterReset(u *unit, flush uint64) {
 	defer u.endLonger(d)
 	defer func() {
@@ -130,7 +131,7 @@ type modePage struct {
 	when    func(*unit) bool // nil: every unit has it
 }
 
-// length is what the page's header says.
+// length is the page length that the header states.
 func (p *modePage) length() int { return len(p.fixed) - p.header }
 
 // modePages is in ascending order.
@@ -142,8 +143,7 @@ var modePages = [...]modePage{
 		fields: []modeField{{2, 0x04, modeWCE}},
 	},
 	{
-		// QUEUE ALGORITHM MODIFIER 1: commands that are in flight together may be carried out in
-		// any order.
+		// QUEUE ALGORITHM MODIFIER 1: concurrent commands may be executed in any order.
 		code:   pageControl,
 		header: 2,
 		fixed:  []byte{pageControl, 10, 0, 0x10, 0, 0, 0, 0, 0, 0, 0, 0},
@@ -180,7 +180,7 @@ func (p *modePage) values(b []byte, state uint32, saveable bool) []byte {
 	return b
 }
 
-// mask appends the page with ones where it can be changed.
+// mask appends the page with a one for each changeable bit.
 func (p *modePage) mask(b []byte, saveable bool) []byte {
 	start := len(b)
 	b = p.values(b, 0, saveable)

@@ -24,7 +24,7 @@ func prepareModeSelect10(t *Task) error {
 
 func (t *Task) prepareModeSelect(n int64) error {
 	if n > 0 && t.CDB[1]&bitPF == 0 {
-		return invalidField(1, 4) // pages in a format of the vendor's, which we do not have
+		return invalidField(1, 4) // pages in a vendor format, which we do not have
 	}
 	t.expect(n, true)
 	return nil
@@ -37,7 +37,7 @@ func outModeSelect(t *Task, _ int64, p []byte) error {
 	})
 }
 
-// finishModeSelect also saves the pages where none are sent: SP alone keeps what is in force.
+// finishModeSelect handles a SELECT without pages, too: SP alone saves what is in force.
 func finishModeSelect(t *Task) (Status, error) {
 	if t.Length == 0 && t.CDB[1]&bitSP != 0 {
 		keep := func(state uint32) (uint32, error) { return state, nil }
@@ -55,9 +55,9 @@ func finishModeSelect(t *Task) (Status, error) {
 	return status, err
 }
 
-// changeMode puts in force what change makes of the mode state, and saves it before where the
-// command says so. A reset of the logical unit does not wait for the store: it counts as one after
-// the command, so that what is in force is what has been saved.
+// changeMode applies change to the mode state, and saves the result first if the command asks for
+// that. A reset of the logical unit does not wait for the store. If it happens meanwhile, it counts
+// as later than the command, and so what was saved is in force.
 func (t *Task) changeMode(change func(state uint32) (uint32, error)) (err error) {
 	d, u := t.dev, t.unit
 	u.mode.change.Lock()
@@ -66,7 +66,7 @@ func (t *Task) changeMode(change func(state uint32) (uint32, error)) (err error)
 		return err
 	}
 	evaluate := func() (uint32, error) {
-		if err := t.wanted(); err != nil { // while it waited for another one
+		if err := t.wanted(); err != nil { // it may have waited for another command
 			return 0, err
 		}
 		return change(u.mode.bits.Load() &^ modeUnflushed)
@@ -88,8 +88,8 @@ func (t *Task) changeMode(change func(state uint32) (uint32, error)) (err error)
 		}
 	}
 	before := u.mode.bits.Load()
-	// Without the write cache, what was acknowledged with it must be durable too; that there is
-	// none shows when it is.
+	// If the write cache goes off, everything acknowledged so far must become durable. Until then
+	// the caching page keeps showing WCE.
 	t.flushes = u.mode.enterLocked(after)
 	if shown(before) != shown(u.mode.bits.Load()) {
 		d.raiseLocked(u, attnModeChanged, t.Nexus)
@@ -97,8 +97,8 @@ func (t *Task) changeMode(change func(state uint32) (uint32, error)) (err error)
 	return nil
 }
 
-// parseModeSelect reads a mode parameter list (SPC-4 7.5.4) and returns the mode state that it
-// makes of state.
+// parseModeSelect reads a mode parameter list (SPC-4 7.5.4), applies it to state and returns the
+// new state.
 func (u *unit) parseModeSelect(p []byte, long bool, state uint32) (uint32, error) {
 	at, err := parseModeHeader(p, long, u.blocks.Load())
 	if err != nil {
@@ -108,8 +108,8 @@ func (u *unit) parseModeSelect(p []byte, long bool, state uint32) (uint32, error
 		if len(p)-at < 2 {
 			return 0, errParameterLength
 		}
-		// PS, the highest bit, is reserved here, but initiators send back what MODE SENSE gave
-		// them.
+		// PS, the highest bit, is reserved here, but initiators send back what they got from MODE
+		// SENSE.
 		page, err := u.findModePage(p, at)
 		if err != nil {
 			return 0, err
@@ -124,8 +124,8 @@ func (u *unit) parseModeSelect(p []byte, long bool, state uint32) (uint32, error
 	return state, nil
 }
 
-// findModePage tells which page begins at p[at], of which there are two bytes at least, and checks
-// that it is complete.
+// findModePage finds the page that begins at p[at] and checks that it is complete. p has at least
+// two bytes there.
 func (u *unit) findModePage(p []byte, at int) (*modePage, error) {
 	code, subpage, header, length := p[at]&0x3f, byte(0), 2, int(p[at+1])
 	if p[at]&bitSPF != 0 {
@@ -159,8 +159,8 @@ func (u *unit) findModePage(p []byte, at int) (*modePage, error) {
 	return nil, invalidParameter(at, 5)
 }
 
-// parse takes the changeable bits of a page into state. bad is the offset of a byte that differs
-// from the page in another bit, or negative.
+// parse copies the changeable bits of a page into state. bad is the offset of a byte that differs
+// from the page in any other bit, or negative.
 func (p *modePage) parse(b []byte, state uint32) (next uint32, bad int) {
 	for i := p.header; i < len(p.fixed); i++ {
 		value := b[i]
@@ -181,9 +181,9 @@ func (p *modePage) parse(b []byte, state uint32) (next uint32, bad int) {
 	return state, -1
 }
 
-// parseModeHeader checks the header and the block descriptor, which may only describe the unit as
-// it is, and returns the offset of the first page. MODE DATA LENGTH, WP and DPOFUA are reserved
-// here and not looked at.
+// parseModeHeader checks the header and the block descriptor, and returns the offset of the first
+// page. The block descriptor must describe the unit as it is. MODE DATA LENGTH, WP and DPOFUA are
+// reserved here and ignored.
 func parseModeHeader(p []byte, long bool, blocks uint64) (int, error) {
 	header, medium := modeHeader6Len, 1
 	if long {
@@ -219,7 +219,7 @@ func parseModeHeader(p []byte, long bool, blocks uint64) (int, error) {
 		count, size, sizeAt = binary.BigEndian.Uint64(d), binary.BigEndian.Uint32(d[12:]), 12
 		same = count == blocks
 	}
-	// SBC-3 6.5.2.2: zero leaves the number of blocks as it is.
+	// SBC-3 6.5.2.2: zero keeps the number of blocks.
 	if count != 0 && !same {
 		return 0, invalidParameter(header, 7)
 	}

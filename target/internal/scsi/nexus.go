@@ -16,9 +16,9 @@ type Nexus struct {
 	slots     atomic.Pointer[nexusUnits] // never nil; written under Device.mu
 	level     uint16                     // see SetProtocolLevel
 	address   string                     // see SetAddress
-	told      atomic.Bool                // by an asynchronous event, to ask for the list of units
+	told      atomic.Bool                // an asynchronous event said that the list has changed
 
-	copies []*copyOperation // guarded by Device.mu; in order of their beginning
+	copies []*copyOperation // guarded by Device.mu; in order of their start
 }
 
 // nexusUnit is what a logical unit keeps for a nexus: the I_T_L nexus (SAM-5 4.7).
@@ -27,17 +27,17 @@ type nexusUnit struct {
 	attentions
 	stranger atomic.Bool // it has used another disk under this number; written under Device.mu
 	sudden   bool        // the unit came while the nexus was there
-	// flags that a command needs because of a reservation; written under Device.mu
+	// flags that a command needs to pass the reservations; written under Device.mu
 	barred   atomic.Uint32
-	prevents bool        // guarded by Device.mu; medium removal
-	refused  atomic.Bool // the log has it that the initiator is fenced
+	prevents bool        // guarded by Device.mu; it prevents medium removal
+	refused  atomic.Bool // the log already says that the initiator is fenced
 	used     atomic.Bool // it has used the medium; written under Device.mu
 }
 
-// Port tells whose nexus it is.
+// Port returns the initiator port of the nexus.
 func (n *Nexus) Port() InitiatorPort { return n.port }
 
-// UsedBy are the LUNs whose medium a nexus has accessed, ascending.
+// UsedBy returns the LUNs whose medium a nexus has accessed, in ascending order.
 func (d *Device) UsedBy(n *Nexus) []uint16 {
 	used := []uint16{}
 	for _, u := range d.luns.Load().units {
@@ -51,27 +51,27 @@ func (d *Device) UsedBy(n *Nexus) []uint16 {
 // levelRFC7144 is the protocol level with the task management functions of RFC 7144.
 const levelRFC7144 = 2
 
-// SetProtocolLevel says what iSCSIProtocolLevel the session has negotiated, from 0 to 31 (RFC 7144
-// 7.1.1): INQUIRY and REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS tell it. To be called before the
+// SetProtocolLevel sets the iSCSIProtocolLevel that the session has negotiated, from 0 to 31 (RFC
+// 7144 7.1.1). INQUIRY and REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS report it. Call it before the
 // first command.
 func (n *Nexus) SetProtocolLevel(level int) { n.level = uint16(level) }
 
-// SetAddress says where the initiator's end of the nexus is, without what differs between
-// connections of one machine. To be called before the first command.
+// SetAddress sets the address of the initiator's machine, without parts that differ between its
+// connections. Call it before the first command.
 func (n *Nexus) SetAddress(address string) { n.address = address }
 
-// initiator is what the nexuses of one initiator name share.
+// initiator is the state that all nexuses of one initiator name share.
 type initiator struct {
 	name    string
 	nexuses int // guarded by Device.mu; 0: gone
 }
 
-// maxKnownPorts bounds the memory of initiator ports that were attached before.
+// maxKnownPorts bounds how many former initiator ports are remembered.
 const maxKnownPorts = 4096
 
-// Attach makes the nexus of a new session. The initiator is told at its first command to each
-// logical unit that it may have missed something: I_T NEXUS LOSS OCCURRED (29/07) if this port was
-// here before, or else POWER ON, RESET, OR BUS DEVICE RESET OCCURRED (29/00).
+// Attach creates the nexus of a new session. Its first command to each logical unit meets a unit
+// attention: I_T NEXUS LOSS OCCURRED (29/07) if this port was here before, else POWER ON, RESET, OR
+// BUS DEVICE RESET OCCURRED (29/00). So the initiator knows that it may have missed something.
 func (d *Device) Attach(p InitiatorPort) *Nexus {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -107,9 +107,9 @@ func (d *Device) Attach(p InitiatorPort) *Nexus {
 	return n
 }
 
-// Detach ends a nexus. What it has reserved by RESERVE(6) is free, and with the last nexus of an
-// initiator name end its exclusive claims; persistent reservations stay. Commands whose disk calls
-// still run may end later; a second call does nothing.
+// Detach ends a nexus. Its RESERVE(6) reservations end. When the last nexus of an initiator name is
+// gone, its exclusive claims end, too. Persistent reservations stay. Commands whose disk calls
+// still run may end later. A second call does nothing.
 func (d *Device) Detach(n *Nexus) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -126,8 +126,8 @@ func (d *Device) Detach(n *Nexus) {
 			d.reserveLocked(u, nil)
 		}
 		if len(d.nexuses) == 0 {
-			// Nobody is left who knows that the medium was ejected; whoever comes next expects a
-			// disk.
+			// Nobody is left who knows that the medium was ejected, and the next initiator expects
+			// a disk.
 			u.ejected.Store(false)
 		}
 	}

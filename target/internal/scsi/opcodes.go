@@ -62,18 +62,19 @@ const (
 	saReportManagement = 0x0d
 )
 
-// flags say under which conditions a command is carried out.
+// flags say under which conditions a command is executed.
 //
-// The rights are the table of SPC-4 5.13.3 (and SBC-3 4.17, SPC-2 5.5.1): which reservations of
-// somebody else let the command through. A command without any conflicts with all of them, as what
-// writes does. A registered nexus needs no right where the reservation is of a registrants type.
+// The rights follow the table of SPC-4 5.13.3 (and SBC-3 4.17, SPC-2 5.5.1): they say which
+// reservations of another nexus let the command through. A command without any right conflicts with
+// all of them, as commands that write do. A registered nexus needs no right if the reservation has
+// a registrants type.
 type flags uint16
 
 const (
 	duringAttention flags = 1 << iota // leaves unit attentions pending (SAM-5 5.14.1)
 	usesMedium                        // claims a write-exclusive unit
 	writesMedium                      // refused by a write-protected unit
-	needsMedium                       // refused while the medium is ejected, as is usesMedium
+	needsMedium                       // refused while the medium is ejected; so is usesMedium
 
 	duringClaim           // allowed while another initiator owns a write-exclusive unit
 	duringReserve         // allowed while another nexus holds the unit by RESERVE(6)
@@ -85,11 +86,11 @@ const (
 
 	duringPersistent  = duringWriteExclusive | duringExclusiveAccess
 	duringReservation = duringReserve | duringPersistent
-	// looks at nothing that could be somebody's own
+	// the command looks at nothing that another initiator may own
 	duringConflict = duringClaim | duringReservation
 )
 
-// layout says where a CDB has its address and transfer length.
+// layout says where a CDB holds its address and transfer length.
 type layout uint8
 
 const (
@@ -105,39 +106,39 @@ type command struct {
 	opcode    byte
 	hasAction bool
 	action    byte // service action, in byte 1
-	// usage has a one for every bit of the CDB that is evaluated, as REPORT SUPPORTED OPERATION
-	// CODES reports it (SPC-4 6.35.3); its length is that of the CDB. Byte 0 is the operation code,
-	// and the bits of the service action hold its value.
+	// usage has a one for every bit of the CDB that we evaluate, as REPORT SUPPORTED OPERATION
+	// CODES reports it (SPC-4 6.35.3). It is as long as the CDB. Byte 0 is the operation code. The
+	// bits of the service action hold its value.
 	usage  []byte
 	mask   [2]uint64 // the bits that may be set, as two big-endian words
 	flags  flags
 	op     Operation
 	layout layout
-	// seconds until an initiator should look what is wrong, for the command timeouts descriptor
+	// seconds after which an initiator should suspect a fault, for the command timeouts descriptor
 	timeout uint32
 
-	// harmless tells forms of the command that every reservation lets through; nil: flags say it
-	// all.
+	// harmless recognizes forms of the command that every reservation lets through; nil: flags
+	// alone decide.
 	harmless func(cdb *[16]byte) bool
 
-	// nil: nothing to validate; fills in direction and length
+	// validates the command and sets direction and length; nil: nothing to validate
 	prepare func(*Task) error
-	in      func(*Task, int64, []byte) error       // nil: the parameter data that prepare made
+	in      func(*Task, int64, []byte) error       // nil: returns the data that prepare made
 	out     func(*Task, int64, []byte) error       // nil: takes no data
 	finish  func(*Task) (status Status, err error) // nil: GOOD
 }
 
-// Times that an initiator should grant: a command that only looks at memory, one that moves blocks,
-// and one that may have to wait for storage to catch up. Seconds.
+// Times that an initiator should grant, in seconds: for a command that only looks at memory, for
+// one that moves blocks, and for one that may wait for storage to catch up.
 const (
 	quick = 10
 	moves = 60
 	drain = 120
-	// One that writes the whole disk, or gives it back.
+	// for a command that writes or frees the whole disk
 	erases = 24 * 3600
 )
 
-// addressed is the usage of the commands with an address and a length, by layout; b1 is that of
+// addressed is the usage map of commands with an address and a length, by layout. b1 is the map of
 // byte 1.
 func addressed(l layout, b1 byte) []byte {
 	const ff = 0xff
@@ -157,12 +158,12 @@ const (
 	bitFUA    = 0x08
 	bitBytchk = 0x06
 	bitImmed  = 0x02
-	bitSyncNV = 0x04 // obsolete; any flush is enough for it
+	bitSyncNV = 0x04 // obsolete; any flush satisfies it
 	bitUnmap  = 0x08
 	bitNDOB   = 0x01
 )
 
-// commonCommands are answered whatever the disk can do.
+// commonCommands do not depend on the abilities of the disk.
 func commonCommands(a abilities) []command {
 	selects := byte(bitPF)
 	if a.store {
@@ -195,8 +196,8 @@ func commonCommands(a abilities) []command {
 			flags: duringClaim | duringReserve | duringWriteExclusive, timeout: quick,
 			prepare: prepareReportManagement},
 
-		// Linux asks for the caching page once, when it finds the unit. Refused it takes the disk
-		// for write-through, and would go on without flushes when the unit has become its own.
+		// Linux reads the caching page once, when it finds the unit. If that were refused, Linux
+		// would assume write-through and send no flushes later when it owns the unit.
 		{name: "MODE SENSE(6)", opcode: opModeSense6, usage: []byte{0, 0x08, 0xff, 0xff, 0xff, 0},
 			flags: duringClaim | duringWriteExclusive, timeout: quick, prepare: prepareModeSense6},
 		{name: "MODE SENSE(10)", opcode: opModeSense10,
@@ -318,8 +319,8 @@ func mediumCommands(a abilities) []command {
 	}
 }
 
-// grouped adds the GROUP NUMBER to a usage map. It says under which number to count the command for
-// statistics that we do not keep.
+// grouped adds the GROUP NUMBER to a usage map. It assigns the command to a group for statistics,
+// which we do not keep.
 func grouped(usage []byte) []byte {
 	at := 6 // SBC-3 5.9
 	if len(usage) == 16 {
@@ -374,18 +375,18 @@ func extentCommands() []command {
 	}
 }
 
-// opcodeTable is what a logical unit supports, in ascending order of operation code and service
-// action, and by operation code.
+// opcodeTable is the list of commands that a logical unit supports. It is sorted by operation code
+// and service action, and indexed by operation code.
 type opcodeTable struct {
 	commands []command
 	// 1 + index into commands of the first command with this operation code; 0: none
 	first [256]uint16
 }
 
-// abilities are what decides which commands a unit supports.
+// abilities decide which commands a unit supports.
 type abilities struct{ discards, removable, store, extents bool }
 
-// opcodeTables are those that units share, by abilities: one takes 13 KiB, and there may be
+// opcodeTables holds the tables by abilities. Units share them: one takes 13 KiB, and there may be
 // thousands of units.
 var opcodeTables sync.Map
 
@@ -415,7 +416,7 @@ func newOpcodeTable(a abilities) *opcodeTable {
 	return indexCommands(commands)
 }
 
-// actionMask are the bits of byte 1 that hold a service action.
+// actionMask has the bits of byte 1 that hold a service action.
 const actionMask = 0x1f
 
 // indexCommands completes the rows and sorts them.
@@ -433,7 +434,7 @@ func indexCommands(commands []command) *opcodeTable {
 			c.timeout = moves
 		}
 		c.usage[0] = c.opcode
-		// The transport pads a CDB to 16 bytes; what lies beyond its length is not looked at.
+		// The transport pads a CDB to 16 bytes. Ignore what lies beyond its length.
 		mask := [16]byte{0xff}
 		for j := 1; j < len(mask); j++ {
 			mask[j] = 0xff
@@ -453,7 +454,7 @@ func indexCommands(commands []command) *opcodeTable {
 	return t
 }
 
-// lookup finds the command of a CDB, or tells why it is refused.
+// lookup finds the command of a CDB, or returns why it is refused.
 func (t *opcodeTable) lookup(cdb *[16]byte) (*command, error) {
 	i := int(t.first[cdb[0]])
 	if i == 0 {
@@ -468,7 +469,7 @@ func (t *opcodeTable) lookup(cdb *[16]byte) (*command, error) {
 	return nil, invalidField(1, 4)
 }
 
-// find looks a command with a service action up; nil if it is not supported.
+// find returns a command with a service action; nil if it is not supported.
 func (t *opcodeTable) find(opcode byte, action uint16) *command {
 	i := int(t.first[opcode])
 	if i == 0 {
@@ -482,7 +483,7 @@ func (t *opcodeTable) find(opcode byte, action uint16) *command {
 	return nil
 }
 
-// newOrphanTable has the commands that a LUN without a disk answers.
+// newOrphanTable makes the table of commands that a LUN without a disk answers.
 func newOrphanTable() *opcodeTable {
 	return indexCommands(slices.DeleteFunc(commonCommands(abilities{}), func(c command) bool {
 		return c.opcode != opInquiry && c.opcode != opReportLUNs && c.opcode != opRequestSense

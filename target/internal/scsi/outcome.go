@@ -13,9 +13,9 @@ import (
 )
 
 // Outcome turns the error of Prepare, In, Out or Finish into the status of the command and its
-// sense data, which it appends to buf without a length prefix. No other place makes sense data of
-// an error. What is not known here becomes HARDWARE ERROR, INTERNAL TARGET FAILURE with its cause
-// logged.
+// sense data. It appends the sense data to buf without a length prefix. No other place turns errors
+// into sense data. An unknown error becomes HARDWARE ERROR, INTERNAL TARGET FAILURE, and its cause
+// is logged.
 func (d *Device) Outcome(t *Task, err error, buf []byte) (Status, []byte) {
 	if err == nil {
 		return StatusGood, buf
@@ -44,7 +44,7 @@ func (d *Device) Outcome(t *Task, err error, buf []byte) (Status, []byte) {
 func (d *Device) diagnose(t *Task, err error) *senseError {
 	var medium *disk.MediumError
 	var store *storeError
-	failed := errors.Is(err, disk.ErrFailed) // whatever the cause of that was
+	failed := errors.Is(err, disk.ErrFailed) // takes precedence over its cause
 	switch {
 	case errors.As(err, &store):
 		d.logFault(t, faultReservations, "reservations could not be saved", err)
@@ -52,11 +52,11 @@ func (d *Device) diagnose(t *Task, err error) *senseError {
 			return errNoSpace
 		}
 		return errInternal
-	case errors.Is(err, disk.ErrNoSpace), !failed && disk.IsNoSpace(err): // also of a store
+	case errors.Is(err, disk.ErrNoSpace), !failed && disk.IsNoSpace(err): // also from a store
 		d.logFault(t, faultNoSpace, "disk is full: writes fail until space is freed", err)
 		return errNoSpace
 	case errors.Is(err, disk.ErrReadOnly), !failed && errors.Is(err,
-		syscall.EROFS): // of a unit that may be written
+		syscall.EROFS): // although the unit may be written
 		d.logFault(t, faultReadOnly, "storage has become read-only: writes fail until it is "+
 			"repaired", err)
 		return errWriteProtected
@@ -71,9 +71,9 @@ func (d *Device) diagnose(t *Task, err error) *senseError {
 			s.code, kind = ascWriteError, faultWrite
 		}
 		d.logFault(t, kind, "storage could not "+medium.Op+" a range of the disk", err)
-		// Linux takes all blocks before the one that is named for written (sd_completed_bytes). So
-		// it must not be the one that storage failed at, where the disk has stored less by then: it
-		// may have read around the write first.
+		// Linux assumes that all blocks before the named one are written (sd_completed_bytes).
+		// Storage may have failed while reading around the write, before anything was stored. So
+		// name the first block that was not stored, not the one where storage failed.
 		var write *writeError
 		if errors.As(err, &write) {
 			s.hasInfo, s.info = !write.durably, uint64(write.stored)>>blockShift
@@ -84,7 +84,7 @@ func (d *Device) diagnose(t *Task, err error) *senseError {
 	return errInternal
 }
 
-// fault is a cause of failing commands, as far as the log tells them apart.
+// fault is a cause of failing commands that the log tells apart.
 type fault int
 
 const (
@@ -100,19 +100,19 @@ const (
 	faultCount
 )
 
-// faultInterval is the time during which a cause is logged once: an initiator retries a failing
-// disk thousands of times a second.
+// faultInterval is how often a cause is logged at most: an initiator retries a failing disk
+// thousands of times a second.
 const faultInterval = time.Minute
 
-// faultLog remembers when each cause was logged last. The zero value is ready; any number of
-// goroutines.
+// faultLog remembers when each cause was logged last. The zero value is ready to use. Any number of
+// goroutines may use it.
 type faultLog struct {
 	last       [faultCount]atomic.Int64 // nanoseconds since 1970; 0 never
 	suppressed [faultCount]atomic.Int64
 }
 
-// admit reports whether the cause may be logged at the time now, and how many were not since the
-// last one.
+// admit reports whether the cause may be logged now, and how many times it was suppressed since the
+// last time.
 func (l *faultLog) admit(f fault, now time.Time) (suppressed int64, ok bool) {
 	last := l.last[f].Load()
 	if last != 0 && now.UnixNano()-last < int64(faultInterval) ||
@@ -149,7 +149,7 @@ func (d *Device) logFault(t *Task, f fault, msg string, err error) {
 	d.log.Log(level, msg, fields...)
 }
 
-// panicked records a panic of the device's own work.
+// panicked logs a panic in background work of the device.
 func (d *Device) panicked(p any) {
 	d.log.Error("internal error", zap.Any("panic", p), zap.ByteString("stack", debug.Stack()))
 	if d.opt.Panicked != nil {

@@ -19,12 +19,12 @@ const (
 // scopeLU is the only SCOPE that is not obsolete: the whole logical unit (SPC-4 6.15.3.3).
 const scopeLU = 0x0
 
-// reservationTypes is what each type does: the right that a command of somebody else needs, and
-// whom it admits.
+// reservationTypes says what each type does: which right a command of another nexus needs, and whom
+// the type admits.
 var reservationTypes = [...]struct {
 	right       flags // 0: no such type
-	registrants bool  // whoever is registered has access
-	shared      bool  // whoever is registered holds the reservation
+	registrants bool  // every registrant has access
+	shared      bool  // every registrant holds the reservation
 }{
 	typeWriteExclusive:        {right: duringWriteExclusive},
 	typeExclusiveAccess:       {right: duringExclusiveAccess},
@@ -44,26 +44,26 @@ func (r reservationType) shared() bool      { return reservationTypes[r].shared 
 // maxRegistrations bounds the registrations of a logical unit.
 const maxRegistrations = 1024
 
-// registration is the reservation key of an I_T nexus. There is one target port, so that the
-// initiator port names the nexus; it need not have a session.
+// registration is the reservation key of an I_T nexus. There is only one target port, so the
+// initiator port identifies the nexus. It need not have a session.
 type registration struct {
 	port     InitiatorPort
 	key      uint64
 	allPorts bool // registered with ALL_TG_PT
 }
 
-// persistentState is what a logical unit knows of persistent reservations. It is never changed once
+// persistentState is what a logical unit knows about persistent reservations. It never changes once
 // it is published.
 type persistentState struct {
-	generation    uint32 // PRGENERATION; begins at 0 with each start, whatever is kept
-	aptpl         bool   // what is below survives a loss of power
+	generation    uint32 // PRGENERATION; starts at 0 with each start, even with APTPL
+	aptpl         bool   // the fields below survive a loss of power
 	kind          reservationType
 	holder        InitiatorPort  // of a reservation that is not shared
 	registrations []registration // oldest first
 	index         map[InitiatorPort]int
 }
 
-// find is the registration of a port, or nil.
+// find returns the registration of a port, or nil.
 func (s *persistentState) find(p InitiatorPort) *registration {
 	if i, ok := s.index[p]; ok {
 		return &s.registrations[i]
@@ -82,12 +82,12 @@ func (s *persistentState) holds(p InitiatorPort) bool {
 	return s.holder == p
 }
 
-// admits reports whether the reservation, if any, does not restrict a port at all.
+// admits reports whether a port is free of any restriction by the reservation.
 func (s *persistentState) admits(p InitiatorPort) bool {
 	return s.kind == typeNone || s.holds(p) || s.kind.registrants() && s.find(p) != nil
 }
 
-// bars is the right that a command of this port needs, or 0.
+// bars returns the right that a command of this port needs, or 0.
 func (s *persistentState) bars(p InitiatorPort) flags {
 	if s.admits(p) {
 		return 0
@@ -95,7 +95,8 @@ func (s *persistentState) bars(p InitiatorPort) flags {
 	return reservationTypes[s.kind].right
 }
 
-// reservationKey is what READ RESERVATION shows: shared reservations have none (SPC-4 6.15.3.2).
+// reservationKey is the key that READ RESERVATION reports. Shared reservations have none (SPC-4
+// 6.15.3.2).
 func (s *persistentState) reservationKey() uint64 {
 	if r := s.find(s.holder); r != nil && !s.kind.shared() {
 		return r.key
@@ -103,12 +104,12 @@ func (s *persistentState) reservationKey() uint64 {
 	return 0
 }
 
-// persistentEdit builds the state that follows another one, and gathers who has to be told.
+// persistentEdit builds the next state and collects who needs a unit attention.
 type persistentEdit struct {
 	persistentState
-	by      InitiatorPort // whose command it is; it is told by the status
+	by      InitiatorPort // who sent the command; it learns the result from the status
 	notices map[InitiatorPort]attention
-	removed []InitiatorPort // whose registration was preempted, by's included
+	removed []InitiatorPort // ports whose registration was preempted, possibly by itself
 }
 
 // edit begins a change of s.
@@ -126,7 +127,7 @@ func (s *persistentState) reindex() {
 	}
 }
 
-// add registers a port that is not registered.
+// add registers a port that is not yet registered.
 func (e *persistentEdit) add(r registration) error {
 	if len(e.registrations) >= maxRegistrations {
 		return errRegistrationResources
@@ -136,8 +137,8 @@ func (e *persistentEdit) add(r registration) error {
 	return nil
 }
 
-// remove takes registrations away. A reservation that nobody holds any more ends without a word;
-// the caller knows who has to be told.
+// remove deletes registrations. If the reservation then has no holder, it ends too. No port is
+// notified: the caller does that.
 func (e *persistentEdit) remove(which func(*registration) bool) (gone []InitiatorPort) {
 	e.registrations = slices.DeleteFunc(e.registrations, func(r registration) bool {
 		if !which(&r) {
@@ -156,7 +157,7 @@ func (e *persistentEdit) remove(which func(*registration) bool) (gone []Initiato
 
 func (e *persistentEdit) release() { e.kind, e.holder = typeNone, InitiatorPort{} }
 
-// reserve makes the edit's own port the holder.
+// reserve makes the sender of the command the holder.
 func (e *persistentEdit) reserve(kind reservationType) {
 	e.kind, e.holder = kind, InitiatorPort{}
 	if !kind.shared() {
@@ -164,7 +165,7 @@ func (e *persistentEdit) reserve(kind reservationType) {
 	}
 }
 
-// tell establishes a unit attention for every registered port but the edit's own.
+// tell raises a unit attention for every registered port except the sender of the command.
 func (e *persistentEdit) tell(c attention) {
 	for i := range e.registrations {
 		if p := e.registrations[i].port; p != e.by {
@@ -173,8 +174,8 @@ func (e *persistentEdit) tell(c attention) {
 	}
 }
 
-// without is the state of a unit that some initiators are fenced off from: their registrations are
-// gone, and what they have reserved.
+// without returns the state after fencing initiators: it drops their registrations and
+// reservations.
 func (s *persistentState) without(fenced func(name string) bool) *persistentEdit {
 	e := s.edit(InitiatorPort{})
 	gone := e.remove(func(r *registration) bool { return fenced(r.port.Name) })

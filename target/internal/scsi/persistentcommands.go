@@ -17,9 +17,9 @@ const (
 	saRegisterAndMove = 0x07
 )
 
-// persistentCommands are the service actions of persistent reservations. Those of PERSISTENT
-// RESERVE OUT decide themselves who may use them (SPC-4 table 64), and initiators fill in fields
-// that a service action ignores.
+// persistentCommands are the service actions of persistent reservations. PERSISTENT RESERVE OUT
+// checks itself who may use it (SPC-4 table 64). Its usage map covers fields that a service action
+// ignores, because initiators fill them in.
 func persistentCommands() []command {
 	var commands []command
 	for _, c := range []command{

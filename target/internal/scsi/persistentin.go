@@ -2,8 +2,8 @@ package scsi
 
 import "encoding/binary"
 
-// preparePersistIn begins a PERSISTENT RESERVE IN (SPC-4 6.15). It is refused while anyone, the
-// initiator itself included, has the unit reserved by RESERVE(6) (SPC-2 5.5.1).
+// preparePersistIn begins a PERSISTENT RESERVE IN (SPC-4 6.15). It is refused while any nexus,
+// including this one, has reserved the unit by RESERVE(6) (SPC-2 5.5.1).
 func preparePersistIn(t *Task, parameters func(*Task, *persistentState, []byte) []byte) error {
 	if t.unit.reserved.Load() != nil {
 		return errConflict
@@ -13,20 +13,21 @@ func preparePersistIn(t *Task, parameters func(*Task, *persistentState, []byte) 
 	return nil
 }
 
-// appendGeneration appends PRGENERATION and the length of what follows, which the caller fills in
-// at offset 4.
+// appendGeneration appends PRGENERATION and an empty length field, which finishList fills in at
+// offset 4.
 func appendGeneration(b []byte, s *persistentState) []byte {
 	return append(binary.BigEndian.AppendUint32(b, s.generation), 0, 0, 0, 0)
 }
 
-// finishList fills in the ADDITIONAL LENGTH: of all that there is, however little of it is
-// transferred. omitted is what b does not have, bytes.
+// finishList fills in the ADDITIONAL LENGTH. It counts all existing data, even if less is
+// transferred. omitted is the number of bytes that are not in b.
 func finishList(b []byte, omitted int) []byte {
 	binary.BigEndian.PutUint32(b[4:], uint32(len(b)-8+omitted))
 	return b
 }
 
-// prepareReadKeys is READ KEYS (SPC-4 6.15.2): every reservation key, once for each registration.
+// prepareReadKeys is READ KEYS (SPC-4 6.15.2). It returns one reservation key for each
+// registration.
 func prepareReadKeys(t *Task) error {
 	return preparePersistIn(t, func(_ *Task, s *persistentState, b []byte) []byte {
 		b = appendGeneration(b, s)
@@ -54,12 +55,12 @@ const (
 	bitCRH   = 0x10 // RESERVE(6) and RELEASE(6) of holders and registrants are tolerated
 	bitSIPC  = 0x08 // SPEC_I_PT
 	bitATPC  = 0x04 // ALL_TG_PT
-	bitPTPLC = 0x01 // persist through power loss: can
+	bitPTPLC = 0x01 // persist through power loss: possible
 	bitTMV   = 0x80 // the type mask is valid
-	bitPTPLA = 0x01 // persist through power loss: is active
+	bitPTPLA = 0x01 // persist through power loss: active
 
-	// allowReady says that TEST UNIT READY passes every persistent reservation, and nothing of the
-	// other commands.
+	// allowReady says that TEST UNIT READY passes every persistent reservation. It says nothing
+	// about other commands.
 	allowReady = 0x10
 )
 
@@ -76,7 +77,8 @@ func prepareReportCapabilities(t *Task) error {
 		var types uint16
 		for kind := range reservationTypes {
 			if reservationType(kind).valid() {
-				// Types 0h to 7h are bits of the first byte, 8h and up of the second one.
+				// Types 0h to 7h are bits of the first byte, types from 8h on are bits of the
+				// second.
 				types |= 1 << ((kind + 8) % 16)
 			}
 		}
@@ -86,12 +88,12 @@ func prepareReportCapabilities(t *Task) error {
 	})
 }
 
-// maxPersistIn is the highest ALLOCATION LENGTH: what goes beyond it is never transferred, and
-// costs no memory. Bytes.
+// maxPersistIn is the highest ALLOCATION LENGTH in bytes. Data beyond it is never transferred, so
+// we do not keep it in memory.
 const maxPersistIn = 0xffff
 
-// prepareReadFullStatus is READ FULL STATUS (SPC-4 6.15.5): every registration, with the port that
-// it belongs to.
+// prepareReadFullStatus is READ FULL STATUS (SPC-4 6.15.5). It returns every registration with its
+// port.
 func prepareReadFullStatus(t *Task) error {
 	return preparePersistIn(t, func(_ *Task, s *persistentState, b []byte) []byte {
 		const allTargetPorts, reservationHolder = 0x02, 0x01

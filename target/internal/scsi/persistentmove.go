@@ -13,7 +13,7 @@ import "encoding/binary"
 //	24-    TransportID
 const bitUnreg = 0x02
 
-// parseMoveList reads the parameter list of REGISTER AND MOVE. Its one TransportID names an
+// parseMoveList reads the parameter list of REGISTER AND MOVE. Its only TransportID names an
 // initiator port.
 func parseMoveList(p []byte) (l persistList, err error) {
 	if len(p) < persistBasicLen ||
@@ -39,14 +39,14 @@ func parseMoveList(p []byte) (l persistList, err error) {
 	case persistBasicLen+n != len(p):
 		return l, errParameterLength
 	case id.node:
-		return l, invalidParameter(persistBasicLen, 7) // of a reservation one port is the holder
+		return l, invalidParameter(persistBasicLen, 7) // only a single port can be the holder
 	}
 	l.ids = []transportID{id}
 	return l, nil
 }
 
-// move is REGISTER AND MOVE (SPC-4 5.13.8): the holder makes another port, which need not be
-// registered or have a session, the holder in its place.
+// move is REGISTER AND MOVE (SPC-4 5.13.8). The holder makes another port the holder in its place.
+// That port need not be registered or have a session.
 func (e *persistentEdit) move(list *persistList) error {
 	to := list.ids[0].port
 	switch {

@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// The parameter list of PERSISTENT RESERVE OUT (SPC-4 6.16.3); that of REGISTER AND MOVE is another
-// one:
+// The parameter list of PERSISTENT RESERVE OUT (SPC-4 6.16.3). REGISTER AND MOVE has a different
+// one (see persistentmove.go).
 //
 //	0-7    RESERVATION KEY
 //	8-15   SERVICE ACTION RESERVATION KEY
@@ -18,8 +18,8 @@ import (
 //	28-    TransportIDs
 const (
 	persistBasicLen = 24
-	// maxPersistList is the longest parameter list that is accepted: room for 260 TransportIDs of
-	// the longest names, and for a thousand of usual ones. Bytes.
+	// maxPersistList is the longest parameter list that we accept, in bytes. It has room for 260
+	// TransportIDs with the longest names, or for a thousand usual ones.
 	maxPersistList = 64 << 10
 
 	bitSpecIPT = 0x08
@@ -105,8 +105,8 @@ func preparePersistOut(t *Task) error {
 func (t *Task) reservationType() reservationType { return reservationType(t.CDB[2] & 0x0f) }
 
 // outPersist executes a PERSISTENT RESERVE OUT. It changes everything or, after an error, nothing.
-// Whoever registers or reserves uses the unit, so that a write-exclusive one becomes its
-// initiator's.
+// An initiator that registers or reserves uses the unit, so it becomes the owner of a
+// write-exclusive one.
 func outPersist(t *Task, _ int64, p []byte) error {
 	list, err := parsePersistList(p, t.cmd.action)
 	if err != nil {
@@ -114,7 +114,7 @@ func outPersist(t *Task, _ int64, p []byte) error {
 	}
 	removed, err := t.dev.changeReservations(t.unit,
 		func(s *persistentState) (*persistentEdit, error) {
-			// While it waited for another one, it may have been aborted, or the unit may have been
+			// While the command waited for another one, it may have been aborted, or the unit
 			// handed over.
 			if err := t.wanted(); err != nil {
 				return nil, err
@@ -132,7 +132,7 @@ func outPersist(t *Task, _ int64, p []byte) error {
 	return err
 }
 
-// execute carries out the service action of the task.
+// execute executes the service action of the task.
 func (e *persistentEdit) execute(t *Task, list *persistList) error {
 	own := e.find(e.by)
 	cannotKeep := list.aptpl && t.unit.persistent.store == nil
@@ -195,7 +195,7 @@ func (e *persistentEdit) register(t *Task, own *registration, list *persistList)
 	}
 	for _, p := range ports {
 		if e.find(p) != nil {
-			continue // those that are registered already keep their key
+			continue // a registered port keeps its key
 		}
 		r := registration{port: p, key: list.actionKey, allPorts: list.allPorts}
 		if err := e.add(r); err != nil {
@@ -205,7 +205,7 @@ func (e *persistentEdit) register(t *Task, own *registration, list *persistList)
 	return nil
 }
 
-// unregister removes the edit's own registration. With it ends the reservation, unless others hold
+// unregister removes the sender's own registration. The reservation ends with it unless others hold
 // it too (SPC-4 5.13.11.3).
 func (e *persistentEdit) unregister() {
 	kind := e.kind
@@ -227,7 +227,7 @@ func (e *persistentEdit) reserveFor(kind reservationType) error {
 	return nil
 }
 
-// releaseOf is RELEASE (SPC-4 5.13.11.2). To release what one does not hold is no error.
+// releaseOf is RELEASE (SPC-4 5.13.11.2). It is no error if the sender holds no reservation.
 func (e *persistentEdit) releaseOf(t *Task) error {
 	if !e.holds(e.by) {
 		return nil
@@ -249,9 +249,9 @@ func (e *persistentEdit) clear() {
 	e.remove(func(*registration) bool { return true })
 }
 
-// preempt is PREEMPT and PREEMPT AND ABORT (SPC-4 5.13.11.4): it removes the registrations with a
-// key and, where that is the holder's, takes the reservation over. A shared reservation is taken
-// over by key zero, which stands for every other registration.
+// preempt is PREEMPT and PREEMPT AND ABORT (SPC-4 5.13.11.4). It removes all registrations with a
+// key. If the holder has that key, it takes over the reservation. To take over a shared
+// reservation, the key is zero, which stands for every other registration.
 func (e *persistentEdit) preempt(t *Task, key uint64) error {
 	takeOver := e.kind != typeNone && e.reservationKey() == key
 	if key == 0 && !takeOver {
@@ -269,7 +269,7 @@ func (e *persistentEdit) preempt(t *Task, key uint64) error {
 		return errConflict
 	}
 	e.generation++
-	// Who takes a reservation over keeps its own registration, whatever its key.
+	// The new holder keeps its own registration, whatever its key.
 	e.removed = e.remove(func(r *registration) bool {
 		return matches(r) &&
 			!(takeOver && r.port == e.by)

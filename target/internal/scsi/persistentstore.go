@@ -23,7 +23,7 @@ const (
 	storeNoHolder  = 0xffff
 )
 
-// encode is what has to be stored of the state: nothing where a loss of power ends everything
+// encode returns what is stored of the state. That is nothing if a loss of power ends everything
 // (SPC-4 5.13.5).
 func (s *persistentState) encode() []byte {
 	if !s.aptpl {
@@ -55,7 +55,7 @@ func boolByte(v bool) byte {
 
 var errStoreDamaged = errors.New("is damaged")
 
-// decodePersistent reads what encode has written. Nothing at all is a state without reservations.
+// decodePersistent reads what encode wrote. Empty data is a state without reservations.
 func decodePersistent(b []byte) (*persistentState, error) {
 	if len(b) == 0 {
 		return &persistentState{}, nil
@@ -97,7 +97,7 @@ func decodePersistent(b []byte) (*persistentState, error) {
 	return s, nil
 }
 
-// restoreReservations reads what the unit's store holds.
+// restoreReservations loads the state from the unit's store.
 func (u *unit) restoreReservations() error {
 	store, state := u.persistent.store, &persistentState{}
 	if store != nil {
@@ -108,15 +108,15 @@ func (u *unit) restoreReservations() error {
 		}
 		if state, err = decodePersistent(content); err != nil {
 			return fmt.Errorf("what is stored of its persistent reservations %w; who may write "+
-				"to the disk is unknown: "+
-				"remove %s to start without reservations", err, store.Where(storedReservations))
+				"to the disk is unknown: remove %s to start without reservations", err,
+				store.Where(storedReservations))
 		}
 	}
 	u.persistent.state.Store(state)
 	return nil
 }
 
-// portsOf are the initiator ports of this name that are known, in no order.
+// portsOf returns the known initiator ports of this name, in no order.
 func (d *Device) portsOf(name string) (ports []InitiatorPort) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -125,7 +125,7 @@ func (d *Device) portsOf(name string) (ports []InitiatorPort) {
 			ports = append(ports, p)
 		}
 	}
-	// d.known is bounded; a port that found no place in it may be here.
+	// d.known is bounded, so a current port may be missing from it.
 	for n := range d.nexuses {
 		if n.port.Name == name && !slices.Contains(ports, n.port) {
 			ports = append(ports, n.port)

@@ -2,8 +2,8 @@ package scsi
 
 import "slices"
 
-// abortPreempted ends the commands of the nexuses whose registrations a PREEMPT AND ABORT removed
-// (SPC-4 5.13.11.5). They do not prevent the removal of the medium any more (SPC-4 6.17).
+// abortPreempted ends the commands of nexuses whose registrations a PREEMPT AND ABORT removed
+// (SPC-4 5.13.11.5). These nexuses no longer prevent the removal of the medium (SPC-4 6.17).
 func (d *Device) abortPreempted(t *Task, removed []InitiatorPort) {
 	d.mu.Lock()
 	var nexuses []*Nexus
@@ -19,15 +19,15 @@ func (d *Device) abortPreempted(t *Task, removed []InitiatorPort) {
 	})
 }
 
-// fence ends the commands of nexuses at a unit, except one, and waits until no write of these
-// initiators can reach the disk any more: whoever fences another one off relies on that. No new
-// command of theirs is let through by now. Sessions that have ended leave writes behind that a slow
-// disk still works on, so that it is not the nexuses that are waited for.
+// fence ends the commands of nexuses at a unit, except one. It waits until no write of these
+// initiators can reach the disk any more, because whoever fences them relies on that. Their new
+// commands are already refused when it is called. Sessions that have ended may leave writes behind
+// that a slow disk still works on. So fence waits for writes by initiator name, not by nexus.
 func (d *Device) fence(u *unit, nexuses []*Nexus, except *Task, initiators func(name string) bool) {
 	if d.opt.Abort != nil && len(nexuses) > 0 {
 		d.opt.Abort(nexuses, func(t *Task) bool { return t.unit == u && t != except })
 	}
-	// What was aborted before it holds its blocks changes nothing when it does (see
-	// Task.lockRange).
+	// A command that was aborted before it holds its range changes nothing once it gets the range
+	// (see Task.lockRange).
 	u.ranges.Drain(initiators)
 }

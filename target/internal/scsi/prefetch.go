@@ -1,7 +1,6 @@
 package scsi
 
-// preparePrefetch is PRE-FETCH(10) and (16) (SBC-3 5.9). A number of blocks of zero reaches to the
-// end.
+// preparePrefetch is PRE-FETCH(10) and (16) (SBC-3 5.9). Zero blocks mean all blocks up to the end.
 func preparePrefetch(t *Task) error {
 	if err := t.address(); err != nil {
 		return err
@@ -12,9 +11,9 @@ func preparePrefetch(t *Task) error {
 	return nil
 }
 
-// finishPrefetch reads ahead what one command may transfer. The host's page cache may drop it again
-// at any time, and GOOD, unlike CONDITION MET, promises nothing. With IMMED the initiator does not
-// wait, so nothing is read.
+// finishPrefetch reads at most one transfer length ahead. It returns GOOD and not CONDITION MET,
+// which would promise something: the host's page cache may drop the data at any time. With IMMED
+// the initiator does not wait, so nothing is read.
 func finishPrefetch(t *Task) (Status, error) {
 	if t.CDB[1]&bitImmed != 0 {
 		return StatusGood, nil
