@@ -16,15 +16,15 @@ import (
 	"kubevirt.io/disk/disk/qcow2"
 )
 
-// Arrival writes the disk of an image whose file comes once, from its beginning to its end, as out
-// of the layer of a container image. Nothing is kept aside meanwhile.
+// Arrival writes the disk of an image whose file comes once, from its beginning to its end, such as
+// a file in a layer of a container image. It keeps no copy of the file meanwhile.
 //
 //	a := NewArrival(...)
 //	for !a.Done() { a.Pass(ctx, the file, from its beginning) }
 //
-// One pass is enough, but for qcow2 files that have tables behind what those map: these need two,
-// or three. What an image says is checked as it comes; a disk that is half written when that fails
-// is removed by Destination.Finish.
+// One pass is usually enough. A qcow2 file needs two or three if it has tables behind the clusters
+// that they map. The image is checked as it comes. If a check fails when the disk is half written,
+// Destination.Finish removes it.
 type Arrival struct {
 	name    string
 	size    int64 // of the file
@@ -36,30 +36,31 @@ type Arrival struct {
 	format  Format
 }
 
-// ArrivalOptions say what is made of the file.
+// ArrivalOptions say what to make of the file.
 type ArrivalOptions struct {
 	Options
 	// Original keeps the file as it is, whatever its format.
 	Original bool
-	// Raw is for a file that is known to be a raw disk, whatever it looks like.
+	// Raw means that the file is known to be a raw disk, whatever it looks like.
 	Raw bool
-	// Below is the arrival of its backing file, which is done, at the same destination. nil: an
-	// image that names one is refused by a *BackingError.
+	// Below is the arrival of the backing file. It is done and has the same destination. If it is
+	// nil, an image that names a backing file is refused with a *BackingError.
 	Below *Arrival
 }
 
-// BackingError is an image that needs another file before it: nothing was written.
+// BackingError says that an image needs another file first. Nothing was written.
 type BackingError struct {
 	Image string
-	File  string // its backing file, in the same directory tree; it never leads out of that
+	File  string // its backing file, always in the same directory tree
 }
 
 func (e *BackingError) Error() string {
 	return fmt.Sprintf("%q needs its backing file %q", e.Image, e.File)
 }
 
-// BackingOf is the backing file that an image names whose file begins with head, of qcow2.HeadSize
-// bytes or everything, resolved as serving it would. "": it names none, or is no image that could.
+// BackingOf returns the backing file that an image names, resolved in the same way as for serving.
+// head is the beginning of the image's file: qcow2.HeadSize bytes, or all of it if it is shorter.
+// BackingOf returns "" for a file that names none or cannot be such an image.
 func BackingOf(name string, head []byte, size int64) string {
 	if !qcow2.IsQcow2(head) {
 		return ""
@@ -79,8 +80,8 @@ func BackingOf(name string, head []byte, size int64) string {
 	return file
 }
 
-// NewArrival prepares to write what a file of that name and size contains. Where the size is not
-// known, -1, it can be a raw disk only.
+// NewArrival prepares to write the content of a file of that name and size. If the size is unknown
+// (-1), the file can only be a raw disk.
 func NewArrival(name string, size int64, to *Destination, opt ArrivalOptions) *Arrival {
 	return &Arrival{name: name, size: size, to: to, opt: opt}
 }
@@ -88,10 +89,10 @@ func NewArrival(name string, size int64, to *Destination, opt ArrivalOptions) *A
 // Done tells whether the disk is complete.
 func (a *Arrival) Done() bool { return a.done }
 
-// Format is what the file was, after a pass.
+// Format is the format of the file. It is known after a pass.
 func (a *Arrival) Format() Format { return a.format }
 
-// VirtualSize is the size of the disk, after a pass. Bytes.
+// VirtualSize is the size of the disk in bytes. It is known after a pass.
 func (a *Arrival) VirtualSize() int64 { return a.virtual }
 
 // Pass reads the file once.
@@ -133,7 +134,7 @@ func (a *Arrival) Pass(ctx context.Context, in io.Reader) error {
 	return nil
 }
 
-// guest is what takes the disk: zeros are holes, unless there is something of a backing file.
+// guest writes the disk. Zeros become holes if no backing file is below them.
 func (a *Arrival) guest(w *rawfile.Writer) qcow2.Guest {
 	if a.opt.Below == nil {
 		return qcow2.Guest{Write: func(p []byte, off int64) error {
@@ -150,7 +151,7 @@ func (a *Arrival) guest(w *rawfile.Writer) qcow2.Guest {
 	}
 }
 
-// recognise decides what the file is, by its beginning.
+// recognise decides by its beginning what the file is.
 func (a *Arrival) recognise(head []byte) error {
 	a.format, a.virtual = FormatRaw, a.size
 	m := detect(head[:min(len(head), headSize)], nil)
@@ -171,7 +172,7 @@ func (a *Arrival) recognise(head []byte) error {
 	return a.checkRawSize()
 }
 
-// checkRawSize is for a raw disk whose size is known.
+// checkRawSize checks the size of a raw disk. An unknown size passes.
 func (a *Arrival) checkRawSize() error {
 	if a.size%disk.SectorSize != 0 && a.size >= 0 {
 		return &Error{Name: a.name, Format: FormatRaw,
@@ -182,7 +183,7 @@ func (a *Arrival) checkRawSize() error {
 	return nil
 }
 
-// openQcow2 begins with an image of that format.
+// openQcow2 starts with a qcow2 image.
 func (a *Arrival) openQcow2(head []byte) error {
 	a.format = FormatQcow2
 	q, err := qcow2.NewArrival(head, a.size, qcow2.Options{MaxVirtualSize: a.opt.maxVirtualSize()})
@@ -209,7 +210,7 @@ func (a *Arrival) openQcow2(head []byte) error {
 	return nil
 }
 
-// checkBacking asks for the backing file, or checks the one that is there.
+// checkBacking asks for the backing file, or checks the one that was given.
 func (a *Arrival) checkBacking(claim string, format Format) error {
 	refuse := func(reason string, args ...any) error {
 		return &Error{Name: a.name, Format: FormatQcow2, Reason: fmt.Sprintf(reason, args...),
@@ -245,7 +246,7 @@ func (a *Arrival) begin(ctx context.Context) error {
 	return a.to.resize(a.virtual)
 }
 
-// copy writes a file as it is, without its zeros.
+// copy writes the file as it is and leaves out its zeros.
 func (a *Arrival) copy(ctx context.Context, in io.Reader) error {
 	w, done := a.to.writer(true)
 	defer done()

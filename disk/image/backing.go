@@ -15,10 +15,10 @@ import (
 	"kubevirt.io/disk/disk/internal/words"
 )
 
-// maxBackingDepth is how many backing files an image may stand on.
+// maxBackingDepth is the limit on the number of backing files in a chain.
 const maxBackingDepth = 8
 
-// fileUse is what a file is opened for, which decides what to do about one that will not do.
+// fileUse says why a file is opened. The advice in a message depends on it.
 type fileUse int
 
 const (
@@ -27,12 +27,12 @@ const (
 	useBacking                // a backing file of either
 )
 
-// advice is what to do, by the use.
+// advice picks what a person should do, depending on the use.
 func (u fileUse) advice(found, named, backing string) string {
 	return [...]string{useFound: found, useNamed: named, useBacking: backing}[u]
 }
 
-// another is what to do about a file that nothing makes an image of.
+// another is the advice for a file that cannot be turned into an image.
 func (u fileUse) another() string {
 	return u.advice("remove it from the image directory", "name a disk image instead",
 		"put a disk image in its place, or rebase the image that names it")
@@ -41,22 +41,21 @@ func (u fileUse) another() string {
 // opener opens one image and the backing files it needs.
 type opener struct {
 	dir *directory // nil: the files lie elsewhere
-	// How files are opened: the image, and by the names that images claim, its backing files. The
-	// file is nil if they are none of this machine.
+	// find opens the image. findBelow opens a backing file by the name that an image claims. The
+	// *os.File is nil if the file is not on this machine.
 	find, findBelow func(name string) (Source, *os.File, error)
 
 	edges []*edges // of the files that are far away
 
 	opt  Options
 	use  fileUse  // of the image itself
-	used []fileID // the image and its backing files, also those of an image that was then refused
+	used []fileID // the image and its backing files, even if the image was then refused
 
-	// if set: is told of a file that was recognised and then refused, while it is open
+	// if set, it is called with a file that was recognised and then refused, before it is closed
 	refused func(*layer)
 }
 
-// image opens a file of the directory as an image that can be served. Refused files are an
-// *ImageError.
+// image opens a file of the directory as an image that can be served. A refused file is an *Error.
 func (o *opener) image(ctx context.Context, name string) (*layer, error) {
 	l, head, err := o.open(ctx, name, o.find, o.use)
 	if err != nil {
@@ -71,7 +70,7 @@ func (o *opener) image(ctx context.Context, name string) (*layer, error) {
 	return l, nil
 }
 
-// checkImage applies the rules for a file that is to be a LUN, and opens what is below it.
+// checkImage applies the rules for a file that becomes a LUN, and opens its backing files.
 func (o *opener) checkImage(ctx context.Context, l *layer, head []byte) error {
 	named := l.source != SourceContent || HasRawExtension(l.name)
 	if l.format == FormatRaw && (!named || len(head) == 0) {
@@ -99,8 +98,8 @@ func (o *opener) checkImage(ctx context.Context, l *layer, head []byte) error {
 	return nil
 }
 
-// open opens a file by the given method and recognises its content. Nothing below it is opened yet.
-// head is what the content begins with.
+// open opens a file with find and recognises its content. It does not open backing files yet. head
+// is the beginning of the content.
 func (o *opener) open(ctx context.Context, name string,
 	find func(name string) (Source, *os.File, error), use fileUse,
 ) (l *layer, head []byte, err error) {
@@ -135,7 +134,7 @@ func (o *opener) open(ctx context.Context, name string,
 	return l, head, nil
 }
 
-// refuseUnread is what to tell about a file that could not be read, or that cannot be read now.
+// refuseUnread explains that a file cannot be read, or not now.
 func refuseUnread(name string, format Format, err error) error {
 	if errors.Is(err, disk.ErrNotNow) {
 		return fmt.Errorf("image %s: %w", words.Name(name), err)
@@ -144,8 +143,9 @@ func refuseUnread(name string, format Format, err error) error {
 	return &Error{Name: name, Format: format, Reason: reason, Err: err}
 }
 
-// recognise sets what a layer is, of which the content looks like m; nil: like nothing that is
-// known. What a guest owns by now says nothing.
+// recognise sets the format of a layer whose content looks like m. m is nil if the content looks
+// like nothing that is known. If the file was served raw before, a guest owns the content, so it
+// proves nothing.
 func (o *opener) recognise(l *layer, m *magic, use fileUse) error {
 	served, err := false, error(nil)
 	if l.local != nil {
@@ -193,7 +193,7 @@ func (o *opener) recognise(l *layer, m *magic, use fileUse) error {
 	return nil
 }
 
-// complete validates the layer's content and opens everything below it. depth counts the layers
+// complete validates the layer's content and opens its backing files. depth is the number of layers
 // above.
 func (o *opener) complete(ctx context.Context, l *layer, depth int) error {
 	limit := o.opt.maxVirtualSize()
@@ -214,8 +214,8 @@ func (o *opener) complete(ctx context.Context, l *layer, depth int) error {
 		return nil
 	}
 	if depth == 0 && l.source == SourceContent && HasRawExtension(l.name) {
-		// Its name makes it likely that it was a raw disk, of which nobody remembers that it was
-		// served, and that a guest wants to read other images.
+		// By its name it is probably a raw disk that was served before, although no mark says so.
+		// Then a guest has written this header, to read other images.
 		return &Error{Name: l.name, Format: l.format,
 			Reason: fmt.Sprintf("is named as a raw disk, and begins with a qcow2 header that "+
 				"names "+
@@ -232,8 +232,8 @@ func (o *opener) complete(ctx context.Context, l *layer, depth int) error {
 	return nil
 }
 
-// backing opens the backing file that a layer names: a claim of the image, so everything about it
-// is checked.
+// backing opens the backing file that a layer names. The name comes from the image, so everything
+// about it is checked.
 func (o *opener) backing(ctx context.Context, l *layer, depth int) (*layer, error) {
 	refuse := func(action, reason string, args ...any) (*layer, error) {
 		return nil, &Error{Name: l.name, Format: l.format, Reason: fmt.Sprintf(reason, args...),
@@ -294,9 +294,9 @@ func (o *opener) backing(ctx context.Context, l *layer, depth int) (*layer, erro
 	return below, nil
 }
 
-// backingName turns the name in an image's header into one relative to the image directory. Only
-// what is certainly a relative path to below the image's own directory passes; QEMU would take the
-// rest for other paths, protocols or JSON descriptions of whole block graphs.
+// backingName turns the name in an image's header into one relative to the image directory. It only
+// accepts what is certainly a relative path below the image's own directory. QEMU would take other
+// names for other paths, protocols or JSON descriptions of whole block graphs.
 func backingName(overlay, claim string) (string, error) {
 	switch {
 	case strings.HasPrefix(claim, "json:"):
@@ -306,7 +306,7 @@ func backingName(overlay, claim string) (string, error) {
 	case strings.ContainsRune(claim, 0):
 		return "", errors.New("the name contains a zero byte")
 	}
-	// As QEMU does it: a colon before the first slash makes a protocol.
+	// This is QEMU's rule: a colon before the first slash makes a protocol.
 	if i := strings.IndexAny(claim, ":/"); i >= 0 && claim[i] == ':' {
 		return "", fmt.Errorf("the protocol %q is not accepted", claim[:i])
 	}
@@ -316,7 +316,7 @@ func backingName(overlay, claim string) (string, error) {
 	return path.Join(path.Dir(overlay), claim), nil
 }
 
-// readEnds reads what detection looks at.
+// readEnds reads the beginning and the end, which detection looks at.
 func readEnds(r io.ReaderAt, size int64) (head, tail []byte, err error) {
 	head = make([]byte, min(size, headSize))
 	if err := osfile.ReadFull(r, head, 0); err != nil {

@@ -16,41 +16,40 @@ import (
 )
 
 const (
-	// fingerprintChunk is what is hashed at once. It is part of what the hash means. Bytes.
+	// fingerprintChunk is how many bytes are hashed at once. The hash depends on it. Bytes.
 	fingerprintChunk = 1 << 20
-	// offersLast is for how long after an offer more of them are waited for: storage may be slow.
+	// offersLast is how long to wait for the next offer. Storage may be slow.
 	offersLast = time.Second
-	// offersWorth is how much has to be offered in a second for offers to be waited for at all: a
-	// disk that is slow to copy to, or rests beside its guest, must not keep its image from being
-	// known soon. Bytes.
+	// offersWorth is how many bytes a second have to be offered to make waiting worthwhile. A copy
+	// may be slow, or pause for its guest. It must not delay for long that the image is identified.
 	offersWorth = 256 << 20
-	// fromStorage is how long a chunk takes that comes from storage slow enough to be fought for:
-	// 500 MB/s.
+	// fromStorage is the time to read a chunk from storage that is so slow that the guest and the
+	// hash compete for it: 500 MB/s.
 	fromStorage = 2 * time.Millisecond
 )
 
-// Hash hashes a file's chunks that are not all zeros, each with its offset, and adds the hashes up:
-// so a hole and zeros that are stored give the same result, a hole costs nothing, and the order is
-// free. Who reads the file for another reason offers what it has read, and the rest is read as soon
-// as there are no offers, or few: the storage then has to give everything once only.
+// Hash hashes each chunk of a file that is not all zeros, together with its offset, and adds the
+// hashes up. So holes and stored zeros give the same result, holes cost nothing, and the order does
+// not matter. Code that reads the file for another reason offers what it has read. Once the offers
+// end or become few, Hash reads the rest. So the storage has to read everything only once.
 type Hash struct {
 	bytes Source
 	size  int64
-	// pace is how long to leave the storage to the guest after a step that took so long; nil: there
-	// is no guest.
+	// pace says how long to leave the storage to the guest after a step that took that long. It is
+	// nil if there is no guest.
 	pace func(took time.Duration) time.Duration
 
 	sum     atomic.Uint64
 	noMore  chan struct{}
-	pending sync.WaitGroup // what was taken from offers and is not in sum yet
+	pending sync.WaitGroup // chunks that were taken from offers and are not in sum yet
 
 	mu      sync.Mutex
 	off     int64 // guarded by mu; everything before it was handed out
-	dataEnd int64 // guarded by mu; to there the file is known to store something
+	dataEnd int64 // guarded by mu; the file is known to store data up to here
 	// guarded by mu; chunks that were handed out and could not be read
 	again        []int64
 	offered      *rawfile.Regions // guarded by mu; the chunks that were offered; nil: none
-	offeredBytes int64            // guarded by mu; of these chunks
+	offeredBytes int64            // guarded by mu; the size of these chunks
 	first        time.Time        // guarded by mu; when the first of them came
 	last         time.Time        // guarded by mu; when the last one came
 }
@@ -59,9 +58,9 @@ func newHash(s Source) *Hash {
 	return &Hash{bytes: s, size: s.Size(), noMore: make(chan struct{})}
 }
 
-// run returns the hash, after so many workers with slots have read what nobody offers. A source
-// that is far away has as many as are worth it, which mostly wait, so that they have slots of their
-// own. After an error, one of unread unless it is ctx's, another call goes on.
+// run returns the hash. That many workers, with slots of s, read the chunks that nobody offers. A
+// source that is far away gets more workers, with slots of their own, since they mostly wait. run
+// can be called again after an error and then goes on. Errors are those of unread, or ctx's.
 func (c *Hash) run(ctx context.Context, workers int, s *slots.Slots) (string, error) {
 	if far := c.bytes.Parallel(); far > 1 {
 		workers, s = far, slots.New(far, slots.Options{})
@@ -95,12 +94,12 @@ func (c *Hash) run(ctx context.Context, workers int, s *slots.Slots) (string, er
 	if err := group.Wait(); err != nil {
 		return "", err
 	}
-	c.pending.Wait() // everything was handed out, so that no more is taken
+	c.pending.Wait() // all chunks are handed out, so none is taken any more
 	return fmt.Sprintf("%016x", c.sum.Load()), nil
 }
 
-// offer is for who has read len(p) bytes at off of the file; only whole chunks are of use. Any
-// number of goroutines, and not after endOffers.
+// offer takes len(p) bytes that were read at off of the file. Only whole chunks are of use. Any
+// number of goroutines may call it, but none after endOffers.
 func (c *Hash) offer(p []byte, off int64) {
 	if off%fingerprintChunk != 0 || len(p) != fingerprintChunk || off+fingerprintChunk > c.size {
 		return
@@ -111,10 +110,10 @@ func (c *Hash) offer(p []byte, off int64) {
 	}
 }
 
-// endOffers has the rest be read at once. It is called once.
+// endOffers makes run read the rest at once. It is called once.
 func (c *Hash) endOffers() { close(c.noMore) }
 
-// offersFor is for how long offers are to be waited for.
+// offersFor is how long to wait for offers.
 func (c *Hash) offersFor() time.Duration {
 	select {
 	case <-c.noMore:
@@ -131,7 +130,7 @@ func (c *Hash) offersFor() time.Duration {
 	return offersLast - now.Sub(c.last)
 }
 
-// waitForOffers returns when there are none any more, or with ctx's error when it ends before.
+// waitForOffers returns when there are no more offers, or with ctx's error if ctx ends first.
 func (c *Hash) waitForOffers(ctx context.Context) error {
 	for d := c.offersFor(); d > 0; d = c.offersFor() {
 		timer := time.NewTimer(d)
@@ -148,8 +147,8 @@ func (c *Hash) waitForOffers(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// readNext adds the next chunk, and tells whether there was one, and how long to leave the storage
-// to the guest then.
+// readNext adds the next chunk. more tells whether there was one. rest is how long to leave the
+// storage to the guest afterwards.
 func (c *Hash) readNext(ctx context.Context, buf []byte) (more bool, rest time.Duration,
 	err error) {
 	begin := time.Now()
@@ -173,8 +172,8 @@ func (c *Hash) readNext(ctx context.Context, buf []byte) (more bool, rest time.D
 	return true, c.rest(time.Since(begin)), nil
 }
 
-// rest is how long to leave the storage to the guest after a chunk that took so long. What is in
-// memory takes none of it, and is better done with soon.
+// rest is how long to leave the storage to the guest after a chunk that took that long. A chunk
+// that was in memory did not use the storage, so there is no pause.
 func (c *Hash) rest(took time.Duration) time.Duration {
 	if took < fromStorage || c.pace == nil {
 		return 0
@@ -190,9 +189,9 @@ func chunkHash(p []byte, off int64) uint64 {
 	return xxh3.HashSeed(p, uint64(off))
 }
 
-// take reports whether the chunk at off, which is offered now, is the caller's to hash, as nobody
-// else has it. Then it is pending. Also one that was read already tells that offers come: the
-// copying may be behind the reading, which would else stay ahead of it.
+// take reports whether the caller should hash the chunk at off, which is now offered, because
+// nobody else has it. The chunk is then pending. A chunk that was read already still counts as an
+// offer. Otherwise, reading that is ahead of the copying would always stay ahead of it.
 func (c *Hash) take(off int64, now time.Time) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -219,7 +218,7 @@ func (c *Hash) wasOfferedLocked(off int64) bool {
 	return c.offered != nil && c.offered.Covers(off, 1)
 }
 
-// next returns where a chunk begins that is to be read; size if there are no more.
+// next returns the offset of the next chunk to read, or size if there are no more.
 func (c *Hash) next() (int64, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -240,8 +239,8 @@ func (c *Hash) next() (int64, error) {
 	}
 }
 
-// storedLocked returns where the next chunk begins in which something is stored; size if there are
-// no more.
+// storedLocked returns the offset of the next chunk that stores something, or size if there are no
+// more.
 func (c *Hash) storedLocked() (int64, error) {
 	for c.off < c.size && c.off >= c.dataEnd {
 		e, err := c.bytes.Extent(c.off, c.size-c.off)
@@ -254,7 +253,7 @@ func (c *Hash) storedLocked() (int64, error) {
 		case end == c.size:
 			c.off = c.size
 		default:
-			if end/fingerprintChunk*fingerprintChunk <= c.off { // it ends inside of this chunk
+			if end/fingerprintChunk*fingerprintChunk <= c.off { // it ends inside this chunk
 				c.dataEnd = end
 			}
 			end = end / fingerprintChunk * fingerprintChunk
@@ -264,8 +263,7 @@ func (c *Hash) storedLocked() (int64, error) {
 	return c.off, nil
 }
 
-// ReadAlong offers what is copied of an image's disk to the hash of its file. It is the follower of
-// a hydration.
+// ReadAlong offers what a hydration copies of an image's disk to the hash of the image's file.
 type ReadAlong struct {
 	img     *Image
 	content *Hash
@@ -275,9 +273,9 @@ func NewReadAlong(img *Image, content *Hash) *ReadAlong {
 	return &ReadAlong{img: img, content: content}
 }
 
-// UntilChunk is how many bytes from off on are copied best at once: those to where a chunk of the
-// file begins, or of a whole chunk, if they lie there in one run with a whole chunk. 0: it does not
-// matter.
+// UntilChunk says how many bytes from off on are best copied at once, or 0 if it does not matter.
+// It is the distance to the next chunk of the file, or a whole chunk if off is at the beginning of
+// one. It is 0 unless the file stores these bytes and a whole chunk in one run.
 func (r *ReadAlong) UntilChunk(ctx context.Context, off int64) int64 {
 	at, n, ok := r.img.stored(ctx, off, 2*fingerprintChunk)
 	if !ok {
@@ -301,5 +299,5 @@ func (r *ReadAlong) Saw(ctx context.Context, p []byte, off int64) {
 	}
 }
 
-// End says that nothing more is copied.
+// End says that the copying is over.
 func (r *ReadAlong) End() { r.content.endOffers() }

@@ -14,9 +14,9 @@ import (
 	"kubevirt.io/disk/disk/internal/smallfile"
 )
 
-// Convert writes the image as a sparse raw file. The file appears under its name, in place of one
-// that was there, only when it is complete; until then it is dst with the suffix ".partial". It is
-// not flushed to storage. An image that is changed meanwhile is an error. p may be nil.
+// Convert writes the image as a sparse raw file. Until the file is complete, it is called dst with
+// the suffix ".partial". Then it gets its name and replaces a file that has it already. It is not
+// flushed to storage. If the image changes meanwhile, this is an error. p may be nil.
 func Convert(ctx context.Context, img *Image, dst string, p *Progress) error {
 	if p == nil {
 		p = new(Progress)
@@ -28,7 +28,7 @@ func Convert(ctx context.Context, img *Image, dst string, p *Progress) error {
 		if _, err := newCopier(img, f, p, 0).run(ctx); err != nil {
 			return err
 		}
-		// The end of a raw file that became shorter has been read as a hole.
+		// If a raw file became shorter, its end was read as a hole.
 		if err := img.CheckUntouched(); err != nil {
 			return err
 		}
@@ -40,10 +40,10 @@ func Convert(ctx context.Context, img *Image, dst string, p *Progress) error {
 	return err
 }
 
-// convert lets a file be written that is not called dst until it is complete.
+// convert calls write with a file that gets the name dst once it is complete.
 func convert(img *Image, dst string, write func(*os.File) error) error {
-	// What the user has named may lead through links; beside the file, nothing that was put there
-	// does.
+	// The user named the path of the directory, so it may contain links. Inside the directory, no
+	// link is followed.
 	dir, err := osfile.Resolved(filepath.Dir(dst))
 	if err != nil {
 		return err
@@ -62,8 +62,8 @@ func convert(img *Image, dst string, write func(*os.File) error) error {
 	return out.Finish(write(out.File))
 }
 
-// checkDestination refuses what would be emptied or replaced: the image's own files, and anything
-// that is no regular file.
+// checkDestination refuses to overwrite the image's own files, and anything that is not a regular
+// file.
 func checkDestination(img *Image, dst string) error {
 	var st unix.Stat_t
 	err := osfile.Retry(func() error { return unix.Lstat(dst, &st) })
@@ -85,8 +85,8 @@ func checkDestination(img *Image, dst string) error {
 	return err
 }
 
-// CopyUnit is what is copied of the image at once: the largest cluster that is compressed as a
-// whole. Bytes.
+// CopyUnit is the size of the image's largest compressed clusters in bytes, or 0 if it has none.
+// They are best copied whole.
 func (m *Image) CopyUnit() int64 {
 	unit := int64(0)
 	m.top.chain(func(l *layer) {

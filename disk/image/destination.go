@@ -17,17 +17,17 @@ import (
 	"kubevirt.io/disk/disk/internal/words"
 )
 
-// Destination is where an Arrival writes: a file that has another name until it is complete, or a
-// block device, which is overwritten in place.
+// Destination is where an Arrival writes. It is a file that has another name until it is complete,
+// or a block device, which is overwritten in place.
 type Destination struct {
 	file   *os.File
 	name   string
-	device int64 // size of a block device, bytes; 0: a regular file
+	device int64 // size of a block device in bytes; 0 for a regular file
 	finish func(err error) error
 }
 
-// CreateDestination begins a file. Until Finish it is called path with the suffix ".partial". A
-// file of the name is replaced then, if replace says so; otherwise one that is there is an error.
+// CreateDestination creates a file. Until Finish, it is called path with the suffix ".partial". If
+// the file exists, Finish replaces it if replace is set; otherwise this is an error.
 func CreateDestination(path string, replace bool) (*Destination, error) {
 	dir, err := osfile.Resolved(filepath.Dir(path))
 	if err != nil {
@@ -52,7 +52,8 @@ func CreateDestination(path string, replace bool) (*Destination, error) {
 	return &Destination{file: out.File, name: path, finish: out.Finish}, nil
 }
 
-// OpenDevice opens a block device, which nobody else may have opened exclusively, as a mount does.
+// OpenDevice opens a block device exclusively. It fails if somebody else has done so, such as a
+// mount.
 func OpenDevice(path string) (*Destination, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|unix.O_EXCL|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.EBUSY) {
@@ -77,7 +78,7 @@ func OpenDevice(path string) (*Destination, error) {
 	return &Destination{file: f, name: path, device: size, finish: finish}, nil
 }
 
-// Scratch is a destination without a name, for whoever reads it from File afterwards.
+// Scratch returns a destination without a name. Its content can be read from File.
 func Scratch(dir string) (*Destination, error) {
 	f, err := os.CreateTemp(dir, "kubevirt-disk-")
 	if err != nil {
@@ -90,11 +91,11 @@ func Scratch(dir string) (*Destination, error) {
 		finish: func(err error) error { return errors.Join(err, f.Close()) }}, nil
 }
 
-// File is what was written.
+// File is the file that is written.
 func (d *Destination) File() *os.File { return d.file }
 
-// Finish gives the file its name if err is nil, otherwise removes it. A block device keeps what it
-// has.
+// Finish closes the destination. If err is nil, the file gets its name, otherwise it is removed. A
+// block device keeps its content.
 func (d *Destination) Finish(err error) error { return d.finish(err) }
 
 // clear makes the destination a disk of that size that reads as zeros.
@@ -110,7 +111,7 @@ func (d *Destination) clear(ctx context.Context, size int64) error {
 		return fmt.Errorf("block device %q has %s, and the disk needs %s", d.name,
 			words.Bytes(d.device), words.Bytes(size))
 	}
-	const step = 256 << 20 // so that an interruption is noticed
+	const step = 256 << 20 // so that an interruption is noticed soon
 	for off := int64(0); off < size; off += step {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -122,7 +123,7 @@ func (d *Destination) clear(ctx context.Context, size int64) error {
 	return nil
 }
 
-// resize cuts off what is too much, and adds zeros.
+// resize changes the size of the disk. It cuts the end off or adds zeros.
 func (d *Destination) resize(size int64) error {
 	if d.device != 0 {
 		if size > d.device {
@@ -133,7 +134,7 @@ func (d *Destination) resize(size int64) error {
 	return d.explain(osfile.Retry(func() error { return d.file.Truncate(size) }), size)
 }
 
-// zero makes a range read as zeros, without writing them where that can be.
+// zero makes a range read as zeros. It writes them only if the file system cannot do it otherwise.
 func (d *Destination) zero(off, length int64) error {
 	fd := int(d.file.Fd())
 	for _, mode := range []uint32{unix.FALLOC_FL_PUNCH_HOLE, unix.FALLOC_FL_ZERO_RANGE} {
@@ -155,7 +156,8 @@ func (d *Destination) zero(off, length int64) error {
 	return nil
 }
 
-// writer writes in the fastest way. aligned says that no block of the file system is written twice.
+// writer picks the fastest way to write. aligned says that no block of the file system is written
+// twice.
 func (d *Destination) writer(aligned bool) (w *rawfile.Writer, done func()) {
 	if d.device != 0 {
 		return rawfile.NewWriter(d.file, nil), func() {}
@@ -172,7 +174,7 @@ func (d *Destination) writer(aligned bool) (w *rawfile.Writer, done func()) {
 	return w, done
 }
 
-// explain says what an error of writing means.
+// explain makes a message for a person of an error of writing.
 func (d *Destination) explain(err error, size int64) error {
 	dir := filepath.Dir(d.name)
 	switch {

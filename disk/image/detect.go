@@ -7,17 +7,17 @@ import (
 	"strings"
 )
 
-// Format is what a file's content is, by the name that people and qemu-img know it by.
+// Format is the format of a file's content, by the name that qemu-img uses for it.
 type Format string
 
 const (
 	FormatRaw   Format = "raw"
 	FormatQcow2 Format = "qcow2"
-	// FormatUnknown: nothing that is recognised, and no name that would make it raw.
+	// FormatUnknown is content that is not recognised, in a file whose name does not make it raw.
 	FormatUnknown Format = "unknown"
 )
 
-// ParseFormat reads what a person says that an image is. An empty text leaves it to the image.
+// ParseFormat parses a format that a person has set. An empty text means that the content decides.
 func ParseFormat(s string) (Format, error) {
 	switch f := Format(s); f {
 	case "", FormatRaw, FormatQcow2:
@@ -26,19 +26,20 @@ func ParseFormat(s string) (Format, error) {
 	return "", fmt.Errorf("format %q is unknown: use %s or %s", s, FormatRaw, FormatQcow2)
 }
 
-// FormatSource is how it is known what an image is.
+// FormatSource says how the format of an image is known.
 type FormatSource string
 
 const (
-	// SourceContent: by what the file contains, and as nothing tells a raw one, by its name.
+	// SourceContent means that the content decided. A raw disk has no magic, so there the name
+	// decided.
 	SourceContent FormatSource = "content"
-	// SourceServed: it was served raw, so that a guest may have written whatever it contains.
+	// SourceServed means that the file was served raw, so a guest may have written its content.
 	SourceServed FormatSource = "served"
-	// SourceTold: somebody has said so, by ImageOptions.Formats.
+	// SourceTold means that Options.Formats says so.
 	SourceTold FormatSource = "told"
 )
 
-// Reason is the source in words.
+// Reason explains the source to a person.
 func (s FormatSource) Reason() string {
 	switch s {
 	case SourceServed:
@@ -54,7 +55,7 @@ const (
 	tailSize = 512  // bytes of the end: formats with a footer
 )
 
-// rawExtensions are the file names by which a file without any magic is a raw disk.
+// rawExtensions are the extensions that make a file without a magic a raw disk.
 var rawExtensions = []string{".raw", ".img", ".iso"}
 
 // kind groups formats by what a person has to do about them.
@@ -67,21 +68,21 @@ const (
 	kindOther               // no disk at all
 )
 
-// magic is one way to recognise a format: data at an offset from the beginning, or from the end
-// where it is negative.
+// magic is one way to recognise a format: data at an offset from the beginning, or from the end if
+// the offset is negative.
 type magic struct {
 	format Format
-	title  string // as it stands in a message, with its article
+	title  string // as messages say it, with its article
 	kind   kind
 	offset int
 	data   string
-	// of kindPacked: what unpacks it; of kindImage: the name that qemu-img has for it, where that
-	// differs
+	// for kindPacked, the command that unpacks it; for kindImage, qemu-img's name for the format if
+	// that differs
 	tool string
 }
 
-// magics is searched in order: the first that matches decides. A partition table, a boot sector or
-// a file system is no format, since that is what a raw disk consists of.
+// magics is searched in order, and the first match decides. Partition tables, boot sectors and file
+// systems are not in it, because raw disks contain them.
 var magics = []magic{
 	{FormatQcow2, "a qcow2 image", kindImage, 0, "QFI\xfb", ""},
 	{"qed", "a QED image", kindImage, 0, "QED\x00", ""},
@@ -147,8 +148,8 @@ func (m *magic) match(head, tail []byte) bool {
 	return at >= 0 && at+len(m.data) <= len(data) && string(data[at:at+len(m.data)]) == m.data
 }
 
-// detect recognises a file by its first bytes (up to headSize) and its last ones (up to tailSize).
-// It returns nil for content that has no magic, which is a raw disk where the name says so.
+// detect recognises a file by its first headSize bytes and its last tailSize bytes. It returns nil
+// for content without a magic. That is a raw disk if the name says so.
 func detect(head, tail []byte) *magic {
 	for i := range magics {
 		if magics[i].match(head, tail) {
@@ -158,7 +159,7 @@ func detect(head, tail []byte) *magic {
 	return nil
 }
 
-// refuse is what to tell about a file whose format is recognised and not served.
+// refuse explains why a file of a known format is not served.
 func (m *magic) refuse(name string, use fileUse) *Error {
 	e := &Error{Name: name, Format: m.format, Reason: "is " + m.title}
 	stem := strings.TrimSuffix(name, path.Ext(name))
@@ -191,15 +192,15 @@ func (m *magic) refuse(name string, use fileUse) *Error {
 	return e
 }
 
-// sayRaw is how a person says that a file is a raw disk of which a guest has written what it looks
-// like.
+// sayRaw tells a person how to declare that a file is a raw disk and that a guest wrote what it
+// looks like.
 func sayRaw(use fileUse, what string) string {
 	how := use.advice(`set "format: raw" for it under "disks" in the configuration file`,
 		`say --format raw (for serve, "format: raw" under "disks" in the configuration file)`, "")
 	return how + " if it is a raw disk and a guest wrote " + what
 }
 
-// refuseUnknown is what to tell about a file that has no magic and no name of a raw disk.
+// refuseUnknown explains why a file without a magic is refused if its name does not make it raw.
 func refuseUnknown(name string, head []byte, use fileUse) *Error {
 	e := &Error{Name: name, Format: FormatUnknown}
 	switch ext := strings.ToLower(path.Ext(name)); {
@@ -219,8 +220,8 @@ func refuseUnknown(name string, head []byte, use fileUse) *Error {
 	return e
 }
 
-// HasRawExtension reports whether the name says that the file is a raw disk; ISO images often have
-// theirs in capitals.
+// HasRawExtension reports whether the name says that the file is a raw disk. Case does not matter,
+// because ISO images are often named in capitals.
 func HasRawExtension(name string) bool {
 	ext := strings.ToLower(path.Ext(name))
 	for _, e := range rawExtensions {
@@ -231,7 +232,7 @@ func HasRawExtension(name string) bool {
 	return false
 }
 
-// looksLikeText reports whether head has no control characters but those that text has. It only
+// looksLikeText reports whether head contains no control characters except those of texts. It only
 // improves a message.
 func looksLikeText(head []byte) bool {
 	return !bytes.ContainsFunc(head, func(r rune) bool {
@@ -240,7 +241,7 @@ func looksLikeText(head []byte) bool {
 	})
 }
 
-// shellWord quotes a file name for a command line that a person will copy, where it needs quoting.
+// shellWord quotes a file name, if necessary, for a command line that a person will copy.
 func shellWord(name string) string {
 	plain := strings.IndexFunc(name, func(r rune) bool {
 		return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' ||

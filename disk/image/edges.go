@@ -6,12 +6,12 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// edgesHead is how much of a far source's beginning is read at once. In an image that was written
-// in one go, as by qemu-img, the header and the first tables lie there. Bytes.
+// edgesHead is how much of a far source's beginning is read at once. If an image was written in one
+// go, as by qemu-img, its header and first tables are there. Bytes.
 const edgesHead = 512 << 10
 
-// edges is a source that is far away, with its beginning and its end in memory as long as an image
-// is being opened: these are looked at in many small pieces.
+// edges is a source that is far away. It keeps the beginning and the end in memory while an image
+// is opened, because opening reads many small pieces of them.
 type edges struct {
 	Source
 	head, tail []byte
@@ -34,7 +34,7 @@ func (e *edges) load(ctx context.Context) error {
 	return err
 }
 
-// forget frees the memory. Nothing is read at the same time.
+// forget frees the memory. It must not be called during a read.
 func (e *edges) forget() { e.head, e.tail = nil, nil }
 
 func (e *edges) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
