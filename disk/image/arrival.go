@@ -330,7 +330,7 @@ func (a *Arrival) copy(ctx context.Context, in io.Reader) error {
 	if a.format != FormatRaw || a.opt.Raw {
 		return nil
 	}
-	// Some formats say what they are at their end.
+	// Some formats can only be recognised by their end.
 	head, tail, err := readEnds(io.NewSectionReader(a.to.file, 0, a.size), a.size)
 	if err == nil {
 		if m := detect(head, tail); m != nil {
@@ -340,7 +340,7 @@ func (a *Arrival) copy(ctx context.Context, in io.Reader) error {
 	return err
 }
 
-// unexpected is what the end of a file means that should go on.
+// unexpected is the error for a file that ends too early.
 func unexpected(err error) error {
 	if err == io.EOF {
 		return io.ErrUnexpectedEOF
