@@ -8,10 +8,10 @@ const (
 	bitStart           = 0x01
 )
 
-// onlyStarts reports whether a START STOP UNIT at most makes the unit ready (SBC-3 4.17).
+// onlyStarts reports whether a START STOP UNIT does no more than make the unit ready (SBC-3 4.17).
 func onlyStarts(cdb *[16]byte) bool { return cdb[4]&(powerConditionMask|bitStart) == bitStart }
 
-// prepareStartStop is START STOP UNIT. Only a removable unit has something to load or eject.
+// prepareStartStop validates START STOP UNIT. Only a removable unit can load or eject.
 func prepareStartStop(t *Task) error {
 	if request := t.CDB[4]; request&powerConditionMask == 0 && request&bitLOEJ != 0 &&
 		!t.unit.removable {
@@ -20,9 +20,8 @@ func prepareStartStop(t *Task) error {
 	return nil
 }
 
-// finishStartStop is START STOP UNIT. With LOEJ it loads or ejects the medium. There is no
-// spindle and there are no power conditions, so that everything else leaves the unit as it is:
-// stopping it flushes.
+// finishStartStop is START STOP UNIT. With LOEJ it loads or ejects the medium. There is no spindle
+// and there are no power conditions, so nothing else changes the unit. Stopping it flushes.
 func finishStartStop(t *Task) (Status, error) {
 	request := t.CDB[4]
 	if request&powerConditionMask != 0 {
@@ -39,14 +38,14 @@ func finishStartStop(t *Task) (Status, error) {
 	d, u := t.dev, t.unit
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if err := t.wanted(); err != nil { // while it flushed
+	if err := t.wanted(); err != nil { // it may have been aborted during the flush
 		return StatusCheckCondition, err
 	}
 	if !d.admitsLocked(u, t.Nexus) {
 		return StatusReservationConflict, errConflict
 	}
-	// SPC-4 forbids removal; that loading is refused as well is what libiscsi's conformance suite
-	// wants (PreventAllow.Eject).
+	// SPC-4 forbids removal. We refuse loading as well, because libiscsi's conformance suite
+	// expects that (PreventAllow.Eject).
 	for n := range d.nexuses {
 		if at := n.at(u); at != nil && at.prevents {
 			return StatusCheckCondition, errRemovalPrevented
@@ -64,8 +63,8 @@ const bitPrevent = 0x01
 // allowsRemoval reports whether a PREVENT ALLOW MEDIUM REMOVAL prevents nothing (SPC-4 5.13.3).
 func allowsRemoval(cdb *[16]byte) bool { return cdb[4]&bitPrevent == 0 }
 
-// finishPreventAllow is PREVENT ALLOW MEDIUM REMOVAL (SPC-4 6.17): while any nexus prevents it,
-// nobody can eject.
+// finishPreventAllow is PREVENT ALLOW MEDIUM REMOVAL (SPC-4 6.17). Nobody can eject while any nexus
+// prevents it.
 func finishPreventAllow(t *Task) (Status, error) {
 	t.dev.mu.Lock()
 	defer t.dev.mu.Unlock()
@@ -73,13 +72,13 @@ func finishPreventAllow(t *Task) (Status, error) {
 		return StatusCheckCondition, err
 	}
 	if !t.dev.admitsLocked(t.unit, t.Nexus) {
-		return StatusReservationConflict, errConflict // it was fenced off meanwhile
+		return StatusReservationConflict, errConflict // it was fenced meanwhile
 	}
 	t.at.prevents = t.CDB[4]&bitPrevent != 0
 	return StatusGood, nil
 }
 
-// allowRemovalLocked forgets that nexuses prevent the removal of the medium.
+// allowRemovalLocked ends what nexuses do to prevent removal of the medium.
 func (d *Device) allowRemovalLocked(u *unit) {
 	for n := range d.nexuses {
 		if at := n.at(u); at != nil {

@@ -9,9 +9,9 @@ const (
 	selectAll         = 0x02
 )
 
-// prepareReportLUNs is REPORT LUNS (SPC-4 6.33). LUN 0 is listed only if a disk is there, and there
-// are no well-known logical units. Whoever has the list needs the news no more that it has changed,
-// of whichever unit.
+// prepareReportLUNs is REPORT LUNS (SPC-4 6.33). It lists LUN 0 only if a disk is there. There are
+// no well-known logical units. A nexus that gets the list no longer needs to hear that it has
+// changed, at any unit.
 func prepareReportLUNs(t *Task) error {
 	allocation := binary.BigEndian.Uint32(t.CDB[6:])
 	if allocation < 16 {
@@ -20,7 +20,7 @@ func prepareReportLUNs(t *Task) error {
 	units := []*unit(nil)
 	switch t.CDB[2] {
 	case selectAddressable, selectAll:
-		t.Nexus.listed() // before the list is made: a change that comes now is told
+		t.Nexus.listed() // before making the list, so that a change from now on is reported
 		units = t.dev.luns.Load().units
 	case selectWellKnown:
 	default:
@@ -35,8 +35,8 @@ func prepareReportLUNs(t *Task) error {
 	return nil
 }
 
-// listed ends the unit attentions that tell that the list of units has changed (SAM-5 5.14.1), and
-// what keeps from telling it once more by an asynchronous event.
+// listed clears the unit attentions about a changed list of units (SAM-5 5.14.1), and allows
+// another asynchronous event about it.
 func (n *Nexus) listed() {
 	n.told.Store(false)
 	slots := *n.slots.Load()

@@ -2,9 +2,9 @@ package scsi
 
 const bitDESC = 0x01
 
-// prepareRequestSense is REQUEST SENSE (SPC-4 6.39). We deliver sense data with the status of each
-// command, so that only unit attentions can be pending. It takes the pending one of highest
-// precedence, or else tells the progress of a sanitize operation.
+// prepareRequestSense is REQUEST SENSE (SPC-4 6.39). Each status carries its own sense data, so
+// only unit attentions can be pending. It takes the one with the highest precedence. If there is
+// none, it reports the progress of a sanitize operation.
 func prepareRequestSense(t *Task) error {
 	sense := &senseError{}
 	if t.unit == nil {

@@ -7,32 +7,32 @@ import (
 	"sync/atomic"
 )
 
-// reservations are the persistent reservations of a logical unit.
+// reservations holds the persistent reservations of a logical unit.
 //
-// What a command of a nexus needs because of a reservation, persistent or by RESERVE(6), is kept
-// with the nexus (nexusUnit.barred), so that a command costs one atomic load. It is worked out
-// again with every change.
+// Each nexus keeps the rights that its commands need because of a reservation, persistent or by
+// RESERVE(6) (nexusUnit.barred). So a check costs one atomic load. Every change computes the rights
+// again.
 //
 // Lock order: reservations.mu, Device.mu.
 type reservations struct {
-	store Store // nil: none survives a loss of power
+	store Store // nil: no reservation survives a loss of power
 
-	// mu is held for the whole of a change, which may have to wait for the store.
+	// mu is held for a whole change, which may wait for the store.
 	mu      sync.Mutex
 	unsaved bool // guarded by mu; the store failed, and may hold anything
 
 	state atomic.Pointer[persistentState] // never nil; written under mu and Device.mu
 }
 
-// changeReservations makes the state that change returns the unit's own: on storage first where it
-// has to survive, then in memory. It returns the ports whose registrations were preempted. After an
-// error nothing has changed.
+// changeReservations publishes the state that change returns. It stores the state first if it must
+// survive a loss of power. It returns the ports whose registrations were preempted. After an error
+// nothing has changed.
 func (d *Device) changeReservations(u *unit,
 	change func(*persistentState) (*persistentEdit, error)) ([]InitiatorPort, error) {
 	r := &u.persistent
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	// SPC-2 5.5.1: as long as anyone has the unit reserved by RESERVE(6).
+	// SPC-2 5.5.1: refused while any nexus has the unit reserved by RESERVE(6).
 	if u.reserved.Load() != nil {
 		return nil, errConflict
 	}
@@ -49,7 +49,7 @@ func (d *Device) changeReservations(u *unit,
 	return e.removed, nil
 }
 
-// publishLocked makes the result of an edit the unit's own state, and tells whom it concerns.
+// publishLocked publishes the result of an edit and raises its unit attentions.
 func (d *Device) publishLocked(u *unit, e *persistentEdit) {
 	next := e.persistentState
 	u.persistent.state.Store(&next)
@@ -61,7 +61,7 @@ func (d *Device) publishLocked(u *unit, e *persistentEdit) {
 	}
 }
 
-// save brings next to storage, unless what is there says the same. The caller has mu.
+// save stores next unless storage already has the same. The caller has mu.
 func (r *reservations) save(lun uint16, next *persistentState) (err error) {
 	p, before := next.encode(), r.state.Load().encode()
 	if !r.unsaved && bytes.Equal(p, before) {
@@ -74,13 +74,13 @@ func (r *reservations) save(lun uint16, next *persistentState) (err error) {
 	return nil
 }
 
-// storeError is a change that had to survive a loss of power and could not be saved. It is not
-// unwrapped: that a range of storage failed says nothing of the medium here.
+// storeError is a change that had to survive a loss of power and could not be saved. It does not
+// unwrap: a failed range of the store says nothing about the medium.
 type storeError struct{ err error }
 
 func (e *storeError) Error() string { return e.err.Error() }
 
-// barLocked works out what every nexus needs at the unit.
+// barLocked computes the rights that every nexus needs at the unit.
 func (d *Device) barLocked(u *unit) {
 	for n := range d.nexuses {
 		if at := n.at(u); at != nil {
@@ -89,7 +89,7 @@ func (d *Device) barLocked(u *unit) {
 	}
 }
 
-// barLocked works out what one nexus needs. The caller has Device.mu.
+// barLocked computes the rights that one nexus needs. The caller has Device.mu.
 func (at *nexusUnit) barLocked(n *Nexus) {
 	needs := at.unit.persistent.state.Load().bars(n.port)
 	if holder := at.unit.reserved.Load(); holder != nil && holder != n {
@@ -105,8 +105,8 @@ func (d *Device) reserveLocked(u *unit, n *Nexus) {
 	}
 }
 
-// conflicts reports whether a command that has these rights conflicts with a reservation or with
-// the owner of the unit.
+// conflicts reports whether a command with these rights conflicts with a reservation or with the
+// owner of the unit.
 func (d *Device) conflicts(at *nexusUnit, n *Nexus, rights flags) bool {
 	if flags(at.barred.Load())&^rights != 0 {
 		return true
@@ -114,7 +114,7 @@ func (d *Device) conflicts(at *nexusUnit, n *Nexus, rights flags) bool {
 	return rights&duringClaim == 0 && at.unit.exclusive.Load() && !d.admits(at.unit, n)
 }
 
-// rights are the command's, with those that only some of its forms have.
+// rights returns the command's rights, including those that only some of its forms have.
 func (c *command) rights(cdb *[16]byte) flags {
 	if c.harmless != nil && c.harmless(cdb) {
 		return c.flags | duringReservation
@@ -122,9 +122,9 @@ func (c *command) rights(cdb *[16]byte) flags {
 	return c.flags
 }
 
-// finishReserve is RESERVE(6) (SPC-2 7.21): the nexus alone may use the unit until it releases it,
-// ends or the unit is reset. A conflict has been found before, but another nexus may have been
-// faster since.
+// finishReserve is RESERVE(6) (SPC-2 7.21). Only this nexus may use the unit until it releases the
+// unit, ends, or the unit is reset. Prepare has already looked for conflicts, but another nexus may
+// have been faster since.
 func finishReserve(t *Task) (Status, error) {
 	d, u := t.dev, t.unit
 	u.persistent.mu.Lock()
@@ -134,7 +134,7 @@ func finishReserve(t *Task) (Status, error) {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if err := t.wanted(); err != nil { // while it waited; a reset has ended reservations by then
+	if err := t.wanted(); err != nil { // a reset may have ended reservations meanwhile
 		return StatusCheckCondition, err
 	}
 	holder := u.reserved.Load()
@@ -146,7 +146,7 @@ func finishReserve(t *Task) (Status, error) {
 	return StatusGood, nil
 }
 
-// finishRelease is RELEASE(6) (SPC-2 7.17). Releasing what one does not hold is no error.
+// finishRelease is RELEASE(6) (SPC-2 7.17). It is no error if the nexus holds no reservation.
 func finishRelease(t *Task) (Status, error) {
 	d, u := t.dev, t.unit
 	u.persistent.mu.Lock()
@@ -156,7 +156,7 @@ func finishRelease(t *Task) (Status, error) {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	// what it meant to release may have ended, and be another one now
+	// its reservation may have ended, and be a new one by now
 	if err := t.wanted(); err != nil {
 		return StatusCheckCondition, err
 	}
@@ -166,9 +166,9 @@ func finishRelease(t *Task) (Status, error) {
 	return StatusGood, nil
 }
 
-// persistentOverrides reports whether registrations decide how RESERVE(6) or RELEASE(6) ends, and
-// how. While there are any, these commands change nothing: they conflict (SPC-2 5.5.1), except for
-// those who have access by a persistent reservation (SPC-4 5.13.3, CRH).
+// persistentOverrides reports whether registrations decide the result of RESERVE(6) or RELEASE(6),
+// and what that is. While there are registrations, these commands change nothing. They conflict
+// (SPC-2 5.5.1) unless a persistent reservation gives the nexus access (SPC-4 5.13.3, CRH).
 func (t *Task) persistentOverrides() (over bool, err error) {
 	s := t.unit.persistent.state.Load()
 	if len(s.registrations) == 0 {

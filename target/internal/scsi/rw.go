@@ -6,8 +6,8 @@ import (
 	"kubevirt.io/disk/internal/rangelock"
 )
 
-// address reads address, length and flags of a CDB by its command's layout and checks them against
-// the capacity.
+// address reads address and length of a CDB by its command's layout and checks them against the
+// capacity.
 func (t *Task) address() error {
 	cdb := &t.CDB
 	switch t.cmd.layout {
@@ -33,7 +33,7 @@ func (t *Task) address() error {
 
 func (t *Task) inRange() error { return t.unit.checkRange(t.lba, t.count) }
 
-// checkRange refuses a range that is not inside the capacity. An empty one needs a valid address
+// checkRange refuses a range that is not inside the capacity. An empty range needs a valid address
 // too.
 func (u *unit) checkRange(lba, count uint64) error {
 	blocks := u.blocks.Load()
@@ -46,7 +46,7 @@ func (u *unit) checkRange(lba, count uint64) error {
 	return nil
 }
 
-// limited refuses more blocks than a limit of VPD page B0h.
+// limited refuses a command with more blocks than a limit of VPD page B0h.
 func (t *Task) limited(limit uint64) error {
 	if t.count <= limit {
 		return nil
@@ -79,9 +79,8 @@ func (t *Task) transfer() error {
 	return nil
 }
 
-// prepareRead is READ(6), (10), (12) and (16) (SBC-3 5.11 to 5.14). FUA asks for data that storage
-// has, or will have after a power loss; as reads always see what was written last, it changes
-// nothing.
+// prepareRead is READ(6), (10), (12) and (16) (SBC-3 5.11 to 5.14). FUA changes nothing: reads
+// always return the latest write anyway.
 func prepareRead(t *Task) error {
 	if err := t.transfer(); err != nil {
 		return err
@@ -94,11 +93,11 @@ func prepareRead(t *Task) error {
 
 func inRead(t *Task, off int64, p []byte) error { return t.readDisk(t.off()+off, p) }
 
-// readDisk reads from the disk, but not in the midst of an exclusive command on the same range.
+// readDisk reads from the disk. It waits for an exclusive command on the same range.
 func (t *Task) readDisk(off int64, p []byte) error {
 	u := t.unit
 	placed := u.ranges.EnterRead(&t.hold, t.Nexus.initiator.name, off, int64(len(p)))
-	defer u.ranges.LeaveRead(&t.hold, placed) // also where the disk panics: other sessions go on
+	defer u.ranges.LeaveRead(&t.hold, placed) // even if the disk panics: other sessions go on
 	_, err := t.readAt(u, p, off)
 	return err
 }
@@ -120,8 +119,8 @@ func outWrite(t *Task, off int64, p []byte) error {
 	if len(p)%BlockSize != 0 {
 		return t.writeOffered(off, p, (*Task).writeDisk)
 	}
-	// The same for whole blocks; nearly every write is this one, and a call through a function
-	// value shows in its time.
+	// This is writeOffered for whole blocks. Nearly every write comes here, and a call through a
+	// function value costs measurable time.
 	if err := t.lockRange(rangelock.Write, off, int64(len(p))); err != nil {
 		return err
 	}
@@ -129,9 +128,9 @@ func outWrite(t *Task, off int64, p []byte) error {
 	return t.writeDisk(p, off)
 }
 
-// writeOffered has write change the blocks at off, of the disk, while no other command does. write
-// gets whole blocks. The initiator may have expected a transfer that ends within a block: the rest
-// of that block is written as the medium has it.
+// writeOffered calls write for the blocks at byte off of the disk, and keeps other commands from
+// changing them meanwhile. write gets whole blocks. The initiator may have expected a transfer that
+// ends within a block: the rest of that block keeps its content.
 func (t *Task) writeOffered(off int64, p []byte, write func(*Task, []byte, int64) error) error {
 	whole := len(p) &^ (BlockSize - 1)
 	length := int64(whole)
@@ -153,7 +152,7 @@ func (t *Task) writeOffered(off int64, p []byte, write func(*Task, []byte, int64
 	return t.writeCut(off+int64(whole), p[whole:], write)
 }
 
-// writeCut has write change a block of which p is only the beginning; the caller holds it.
+// writeCut calls write for a block of which p is only the beginning. The caller holds the block.
 func (t *Task) writeCut(off int64, p []byte, write func(*Task, []byte, int64) error) error {
 	block := make([]byte, BlockSize)
 	if _, err := t.readAt(t.unit, block, off); err != nil {
@@ -163,7 +162,7 @@ func (t *Task) writeCut(off int64, p []byte, write func(*Task, []byte, int64) er
 	return write(t, block, off)
 }
 
-// writeDisk stores what the initiator sent; the caller holds the range.
+// writeDisk stores the initiator's data. The caller holds the range.
 func (t *Task) writeDisk(p []byte, off int64) error {
 	n, err := t.writeAt(t.unit, p, off)
 	if err == nil {
@@ -172,23 +171,23 @@ func (t *Task) writeDisk(p []byte, off int64) error {
 	return t.failedAt(off+int64(n), err)
 }
 
-// failedAt is the error of a write that has stored everything before that offset of the disk.
+// failedAt is the error of a write that has stored everything before byte off of the disk.
 func (t *Task) failedAt(off int64, err error) error {
 	return &writeError{err: err, stored: off, durably: t.writesThrough()}
 }
 
-// writeError is a write that has failed, be it that it could not read what it needs.
+// writeError is a write that failed, perhaps because it could not read what it needs.
 type writeError struct {
 	err     error
-	stored  int64 // the disk has what was to be written before that offset
-	durably bool  // the initiator wanted that to be durable, which it is not yet
+	stored  int64 // the disk has the new data before this offset
+	durably bool  // the initiator wanted durable data, and the new data is not durable yet
 }
 
 func (e *writeError) Error() string { return e.err.Error() }
 func (e *writeError) Unwrap() error { return e.err }
 
-// finishWrite makes a write durable where the initiator wants that before the status: with FUA, or
-// with the write cache turned off.
+// finishWrite makes a write durable if the initiator wants that before the status: with FUA, or
+// with the write cache off.
 func finishWrite(t *Task) (Status, error) {
 	if t.moved == 0 || !t.writesThrough() {
 		return StatusGood, nil

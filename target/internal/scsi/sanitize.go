@@ -28,23 +28,23 @@ const (
 	overwriteHeaderLen = 4
 )
 
-// sanitizePhase is where a logical unit is with sanitizing.
+// sanitizePhase is the state of a logical unit's sanitize operation.
 type sanitizePhase uint32
 
 const (
 	sanitizeNone       sanitizePhase = iota
 	sanitizeRunning                  // commands end with SANITIZE IN PROGRESS
 	sanitizeFailed                   // the medium is out of use until a SANITIZE succeeds
-	sanitizeFailedFree               // as sanitizeFailed, and EXIT FAILURE MODE ends it too
+	sanitizeFailedFree               // as sanitizeFailed, but EXIT FAILURE MODE also ends it
 )
 
-// sanitizeState is a logical unit's sanitize operation (SBC-4 4.11). It goes on whatever becomes of
-// the command and the nexus that began it, through resets too.
+// sanitizeState is a logical unit's sanitize operation (SBC-4 4.11). The operation goes on when its
+// command or nexus ends, and through resets.
 type sanitizeState struct {
 	phase    atomic.Uint32
 	progress atomic.Uint32 // in 65536ths
 
-	// also while the beginning is saved; for its place in the lock order see modeState
+	// mu is also held while the start is saved. For its place in the lock order see modeState.
 	mu      sync.Mutex
 	running *sanitizeRun // guarded by mu; nil when none is in progress
 }
@@ -52,16 +52,16 @@ type sanitizeState struct {
 // sanitizeRun is one operation.
 type sanitizeRun struct {
 	unit     *unit
-	task     *Task // uses the disk; waits for as long as there is the unit
+	task     *Task // uses the disk; may wait as long as the unit exists
 	action   byte
-	free     bool   // AUSE: a failure may be left by EXIT FAILURE MODE
+	free     bool   // AUSE: EXIT FAILURE MODE may end a failure
 	passes   int    // of an overwrite
 	invert   bool   // every other pass writes the pattern's complement
 	pattern  []byte // one logical block
 	done     chan struct{}
 	err      error // valid when done is closed
-	size     int64 // bytes of one pass: what the disk grows by meanwhile was never written
-	finished int64 // bytes, of all passes
+	size     int64 // bytes of one pass; space added meanwhile was never written
+	finished int64 // bytes done, in all passes
 }
 
 var (
@@ -78,8 +78,8 @@ func failedPhase(unrestricted bool) sanitizePhase {
 	return sanitizeFailed
 }
 
-// ready tells why the unit cannot carry out commands because of a sanitize operation, or nil.
-// access says that the command needs the medium.
+// ready returns why a sanitize operation keeps the unit from executing commands, or nil. access
+// says that the command needs the medium.
 func (s *sanitizeState) ready(access bool) error {
 	switch sanitizePhase(s.phase.Load()) {
 	case sanitizeRunning:
@@ -108,8 +108,7 @@ func sanitizeUsage() []byte {
 // prepareBlockErase is SANITIZE with BLOCK ERASE (SBC-4 5.30.3).
 func prepareBlockErase(t *Task) error { return t.withoutParameters() }
 
-// prepareCryptoErase is SANITIZE with CRYPTOGRAPHIC ERASE (SBC-4 5.30.4). See sanitizeRun.shred for
-// what is done.
+// prepareCryptoErase is SANITIZE with CRYPTOGRAPHIC ERASE (SBC-4 5.30.4). See sanitizeRun.shred.
 func prepareCryptoErase(t *Task) error { return t.withoutParameters() }
 
 // prepareExitFailureMode is SANITIZE with EXIT FAILURE MODE (SBC-4 5.30.5).
@@ -122,8 +121,8 @@ func (t *Task) withoutParameters() error {
 	return nil
 }
 
-// prepareOverwrite is SANITIZE with OVERWRITE (SBC-4 5.30.2). The parameter list has a header and
-// at least one byte of pattern, and at most a block of it.
+// prepareOverwrite is SANITIZE with OVERWRITE (SBC-4 5.30.2). The parameter list has a header and a
+// pattern of at least one byte and at most a block.
 func prepareOverwrite(t *Task) error {
 	n := int64(binary.BigEndian.Uint16(t.CDB[7:]))
 	if n <= overwriteHeaderLen || n > overwriteHeaderLen+BlockSize {
@@ -176,8 +175,8 @@ func (t *Task) sanitizeOnce(action byte) (Status, error) {
 	return StatusGood, nil
 }
 
-// finishExitFailureMode makes the medium of a failed operation usable again, where the initiator
-// that began it has allowed that.
+// finishExitFailureMode makes the medium usable again after a failed operation, if the initiator
+// that started the operation allowed that.
 func finishExitFailureMode(t *Task) (Status, error) {
 	s := &t.unit.sanitizing
 	s.mu.Lock()
@@ -197,7 +196,7 @@ func finishExitFailureMode(t *Task) (Status, error) {
 	return StatusGood, nil
 }
 
-// sanitize begins the operation, and waits for its end unless the initiator does not want to.
+// sanitize starts the operation. It waits for the end unless the initiator set IMMED.
 func (t *Task) sanitize(run *sanitizeRun) error {
 	run.unit, run.free, run.done = t.unit, t.CDB[1]&bitAUSE != 0, make(chan struct{})
 	if err := t.beginSanitize(run); err != nil {
@@ -211,8 +210,7 @@ func (t *Task) sanitize(run *sanitizeRun) error {
 }
 
 func (t *Task) beginSanitize(run *sanitizeRun) error {
-	// No range is needed yet, but whoever fences the initiator off waits for a beginning that is
-	// under way.
+	// This needs no range yet. But a fence waits for held ranges, and so for a start under way.
 	if err := t.lockRange(rangelock.Write, 0, 0); err != nil {
 		return err
 	}
@@ -244,9 +242,9 @@ func (t *Task) beginSanitize(run *sanitizeRun) error {
 	return nil
 }
 
-// runSanitize carries the operation out and publishes how it ended. The whole disk is held
-// exclusively: commands that were under way when the operation began end before it, and none that
-// slipped in touches the medium before it has ended.
+// runSanitize executes the operation and publishes its result. It holds the whole disk exclusively.
+// So commands under way at the start end first, and a command that slipped in touches the medium
+// only afterwards.
 func (d *Device) runSanitize(run *sanitizeRun) {
 	u := run.unit
 	s := &u.sanitizing

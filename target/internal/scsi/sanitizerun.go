@@ -7,12 +7,12 @@ import (
 	"kubevirt.io/disk/disk"
 )
 
-// eraseStep is how much is given back at once. Bytes.
+// eraseStep is how much is freed at once, in bytes.
 const eraseStep = 64 << 20
 
-// carryOut does to the medium what the service action asks for.
+// carryOut does what the service action asks for.
 func (r *sanitizeRun) carryOut(ctx context.Context) error {
-	if err := r.unit.forgetAtomic(); err != nil { // the next start would put former blocks back
+	if err := r.unit.forgetAtomic(); err != nil { // else the next start puts old blocks back
 		return err
 	}
 	switch r.action {
@@ -24,7 +24,7 @@ func (r *sanitizeRun) carryOut(ctx context.Context) error {
 	return r.overwrite(ctx)
 }
 
-// erase gives all blocks back, which then read as zeros.
+// erase frees all blocks, which then read as zeros.
 func (r *sanitizeRun) erase(ctx context.Context) error {
 	for at := int64(0); at < r.size; at += eraseStep {
 		if ctx.Err() != nil {
@@ -39,13 +39,13 @@ func (r *sanitizeRun) erase(ctx context.Context) error {
 	return r.unit.sync()
 }
 
-// shred does what a cryptographic erase is for: afterwards nothing that was stored can be read, or
-// deciphered, by whoever has the storage. The content is not enciphered, so there is no key to
-// change. In its place all that is allocated is overwritten once with random bytes, which no layer
-// below can fold into fewer blocks, that is brought to storage before the space is given back, and
-// giving back is brought to storage too. Blocks read as zeros then. It takes as long as writing
-// what is allocated, and as for an overwrite, storage that never writes in place may keep the
-// former blocks for a while.
+// shred reaches the goal of a cryptographic erase: afterwards nobody who has the storage can read
+// or decipher the former content. The content is not encrypted, so there is no key to change.
+//
+// Instead shred overwrites all allocated blocks once with random bytes, which no layer below can
+// deduplicate. It brings them to storage before it frees the space, and then brings that to storage
+// too. Blocks then read as zeros. It takes as long as writing what is allocated. As with an
+// overwrite, storage that never writes in place may keep the former blocks for a while.
 func (r *sanitizeRun) shred(ctx context.Context) error {
 	for at := int64(0); at < r.size; at += eraseStep {
 		n := min(eraseStep, r.size-at)
@@ -66,8 +66,8 @@ func (r *sanitizeRun) shred(ctx context.Context) error {
 	return r.unit.sync()
 }
 
-// scramble writes random bytes over what is allocated in the range, and tells whether there was
-// anything.
+// scramble writes random bytes over the allocated parts of the range. It reports whether there were
+// any.
 func (r *sanitizeRun) scramble(ctx context.Context, off, length int64) (written bool, err error) {
 	buf := scratch.Get().(*[scratchSize]byte)
 	defer scratch.Put(buf)
@@ -95,8 +95,8 @@ func (r *sanitizeRun) scramble(ctx context.Context, off, length int64) (written 
 	return written, nil
 }
 
-// overwrite writes the pattern to every block, as often as asked for, and each pass to storage
-// before the next begins.
+// overwrite writes the pattern to every block, as many times as requested. Each pass reaches
+// storage before the next one begins.
 func (r *sanitizeRun) overwrite(ctx context.Context) error {
 	buf := scratch.Get().(*[scratchSize]byte)
 	defer scratch.Put(buf)
@@ -132,8 +132,8 @@ func (r *sanitizeRun) advance(n int64) {
 	r.unit.sanitizing.progress.Store(uint32(65536 * (float64(r.finished) / total)))
 }
 
-// sync brings what was done to the medium to storage, also where a flush promises nothing because
-// the disk dies with its pod: what is to be destroyed must not outlive it below.
+// sync brings the changes to storage, even where a flush promises nothing because the disk dies
+// with its pod: data that is to be destroyed must not survive in a layer below.
 func (u *unit) sync() error {
 	if s, ok := u.disk.(disk.Syncer); ok {
 		return s.Sync()

@@ -97,7 +97,7 @@ const (
 	ascInternalFailure       additional = 0x4400
 	ascRemovalPrevented      additional = 0x5302
 
-	// Of persistent reservations.
+	// For persistent reservations.
 	ascInvalidRelease         additional = 0x2604
 	ascReservationsPreempted  additional = 0x2a03
 	ascReservationsReleased   additional = 0x2a04
@@ -105,7 +105,7 @@ const (
 	ascRegistrationResources  additional = 0x5504
 )
 
-// senseError is a CHECK CONDITION: the sense data that the initiator is sent.
+// senseError is a CHECK CONDITION with the sense data for the initiator.
 type senseError struct {
 	key     SenseKey
 	code    additional
@@ -126,7 +126,8 @@ func (e statusError) Error() string { return Status(e).String() }
 
 const errConflict = statusError(StatusReservationConflict)
 
-// What is refused often, or by untrusted initiators at will, costs no allocation.
+// These are allocated once: some refusals are frequent, and untrusted initiators can cause others
+// at will.
 var (
 	errInvalidOpcode     = &senseError{key: IllegalRequest, code: ascInvalidOpcode}
 	errLUNNotSupported   = &senseError{key: IllegalRequest, code: ascLUNNotSupported}
@@ -146,8 +147,8 @@ var (
 	errRegistrationResources = &senseError{key: IllegalRequest, code: ascRegistrationResources}
 )
 
-// CheckCondition is an error that Outcome turns into CHECK CONDITION with this sense data; for
-// conditions that only the transport can detect, such as missing or unexpected data.
+// CheckCondition is an error that Outcome turns into CHECK CONDITION with this sense data. It is
+// for conditions that only the transport can detect, such as missing or unexpected data.
 func CheckCondition(key SenseKey, asc, ascq uint8) error {
 	return &senseError{key: key, code: additional(asc)<<8 | additional(ascq)}
 }
@@ -162,14 +163,15 @@ const (
 // noBit marks a field pointer that names a byte, not a bit.
 const noBit = -1
 
-// invalidField refuses a CDB for the field at byte, whose highest bit is bit, or noBit.
+// invalidField refuses a CDB because of the field at byteOffset. bit is the field's highest bit, or
+// noBit.
 func invalidField(byteOffset, bit int) error {
 	return &senseError{key: IllegalRequest, code: ascInvalidFieldInCDB,
 		sks: fieldPointer(sksCDB, byteOffset, bit)}
 }
 
-// invalidParameter refuses a parameter list for the field at byte, whose highest bit is bit, or
-// noBit.
+// invalidParameter refuses a parameter list because of the field at byteOffset. bit is the field's
+// highest bit, or noBit.
 func invalidParameter(byteOffset, bit int) error {
 	return &senseError{key: IllegalRequest, code: ascInvalidFieldInList,
 		sks: fieldPointer(0, byteOffset, bit)}
@@ -184,22 +186,22 @@ func fieldPointer(flags byte, byteOffset, bit int) (p [3]byte) {
 	return p
 }
 
-// outOfRange refuses an address beyond the capacity and tells which (SBC-3 4.14.1).
+// outOfRange refuses an address beyond the capacity and reports that address (SBC-3 4.14.1).
 func outOfRange(lba uint64) error {
 	return &senseError{key: IllegalRequest, code: ascLBAOutOfRange, hasInfo: true, info: lba}
 }
 
-// miscompare tells the offset of the first differing byte within the data that was sent to be
-// compared (SBC-3 5.2).
+// miscompare reports the offset of the first differing byte within the data that was sent for
+// comparison (SBC-3 5.2).
 func miscompare(offset int64) error {
 	return &senseError{key: Miscompare, code: ascMiscompare, hasInfo: true, info: uint64(offset)}
 }
 
-// fixedSenseLen is the length of fixed format sense data, but for what a failed copy adds. Bytes.
+// fixedSenseLen is the length of fixed format sense data in bytes, without what a failed copy adds.
 const fixedSenseLen = 18
 
-// appendTo appends the sense data, in descriptor format if so asked (SPC-4 4.5.2) and in fixed
-// format otherwise (SPC-4 4.5.3).
+// appendTo appends the sense data in descriptor format (SPC-4 4.5.2) or in fixed format (SPC-4
+// 4.5.3).
 func (e *senseError) appendTo(buf []byte, descriptor bool) []byte {
 	if descriptor {
 		return e.appendDescriptors(buf)
@@ -210,7 +212,8 @@ func (e *senseError) appendTo(buf []byte, descriptor bool) []byte {
 	s[7] = fixedSenseLen - 8
 	s[12], s[13] = byte(e.code>>8), byte(e.code)
 	copy(s[15:], e.sks[:])
-	// The fixed format has 32 bits for INFORMATION; what does not fit is left out, with VALID zero.
+	// The fixed format has 32 bits for INFORMATION. Leave out a value that does not fit, with VALID
+	// zero.
 	if e.hasInfo && e.info <= math.MaxUint32 {
 		s[0] |= 0x80
 		binary.BigEndian.PutUint32(s[3:], uint32(e.info))

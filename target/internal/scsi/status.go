@@ -1,4 +1,4 @@
-// Package scsi is the SCSI device server behind the target: it takes command descriptor blocks
+// Package scsi is the SCSI device server behind the target. It takes command descriptor blocks
 // (CDBs) and answers with data, a status and sense data. It knows nothing of the transport.
 //
 // The standards are SAM-5 (architecture), SPC-4 (primary commands) and SBC-3 (block commands).
@@ -12,7 +12,7 @@
 //	Finish    what remains, such as a flush; the only source of the final status
 //	Outcome   turns the error of any of these into a status and sense data
 //
-// opcodes.go lists every command; each command family has a file of its own. A command that is not
+// opcodes.go lists every command. Each command family has a file of its own. A command that is not
 // listed there is refused, never acknowledged.
 package scsi
 

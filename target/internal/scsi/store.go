@@ -5,25 +5,26 @@ import (
 	"fmt"
 )
 
-// Store keeps what a logical unit must remember when the target is killed, and as far as its disk
-// survives that, over a loss of power. It belongs to the content of the disk: where that is
-// replaced, a store must begin empty. A name is a few lower case letters and hyphens. Methods may
-// be called from any number of goroutines.
+// Store keeps what a logical unit must remember when the target is killed and, as far as its disk
+// survives that, after a loss of power. It belongs to the content of the disk: when that is
+// replaced, the store must begin empty. A name is a few lower case letters and hyphens. Any number
+// of goroutines may call the methods.
 type Store interface {
-	// Load returns what was saved last under the name, or nil if nothing was. What is no longer as
-	// it was saved is an error.
+	// Load returns what was saved last under the name, or nil if nothing was saved. It returns an
+	// error if the data has changed since.
 	Load(name string) ([]byte, error)
-	// Save replaces what is kept under the name, completely or not at all. When it returns, that is
-	// as durable as what a Flush of the disk has stored. No data: forget it. It does not keep data.
+	// Save replaces the data under the name, completely or not at all. When it returns, the data is
+	// as durable as a Flush makes the disk's content. Empty data deletes the name. Save does not
+	// hold on to data.
 	Save(name string, data []byte) error
-	// Where tells a person where that is kept, to look at it or to remove it.
+	// Where tells a person where the data is, to look at it or to remove it.
 	Where(name string) string
 }
 
-// replaceStored brings next to storage in place of before, by which the unit goes until that has
-// succeeded. What a Save has refused may be there all the same, and the next start must not go by
-// it: before is saved again then. Where that fails too, either may be there: unsure. No store keeps
-// nothing.
+// replaceStored replaces before with next in the store. The unit uses before until that has
+// succeeded. A failed Save may still have stored next, and the next start must not use it, so
+// replaceStored then saves before again. If that fails too, unsure is true: the store may have
+// either. A nil store keeps nothing.
 func replaceStored(store Store, name string, next, before []byte) (unsure bool, err error) {
 	if store == nil {
 		return false, nil
@@ -44,7 +45,7 @@ const (
 	storedHandover     = "handover"
 )
 
-// savedMode is what is kept of the mode pages.
+// savedMode is the stored form of the mode pages.
 type savedMode struct {
 	WriteBack       bool `json:"write_cache_enabled"`
 	DescriptorSense bool `json:"descriptor_format_sense"`
@@ -70,7 +71,7 @@ func encodeMode(state uint32) []byte {
 	return data
 }
 
-// saveMode keeps the mode pages.
+// saveMode stores the mode pages.
 func (u *unit) saveMode(state uint32) error {
 	if _, err := replaceStored(u.store, storedMode, encodeMode(state),
 		encodeMode(u.mode.saved.Load())); err != nil {
@@ -80,12 +81,12 @@ func (u *unit) saveMode(state uint32) error {
 	return nil
 }
 
-// interruptedSanitize is what is kept while a sanitize operation runs or has failed.
+// interruptedSanitize is stored while a sanitize operation runs or has failed.
 type interruptedSanitize struct {
 	Unrestricted bool `json:"unrestricted"` // EXIT FAILURE MODE ends the failure
 }
 
-// encode is what is kept for the next start to find the unit in this phase.
+// encode returns what is stored so that the next start finds the unit in this phase.
 func (p sanitizePhase) encode() []byte {
 	if p == sanitizeNone {
 		return nil
@@ -95,8 +96,8 @@ func (p sanitizePhase) encode() []byte {
 	return data
 }
 
-// rememberSanitize keeps in which phase the next start finds the unit, in place of the phase that
-// it would have found before.
+// rememberSanitize stores the phase in which the next start finds the unit. before is the phase
+// that is stored now.
 func (u *unit) rememberSanitize(next, before sanitizePhase) error {
 	if _, err := replaceStored(u.store, storedSanitize, next.encode(),
 		before.encode()); err != nil {
@@ -105,8 +106,7 @@ func (u *unit) rememberSanitize(next, before sanitizePhase) error {
 	return nil
 }
 
-// restore takes up what the store has kept. A sanitize operation that did not end comes up as one
-// that has failed.
+// restore loads what the store has kept. A sanitize operation that did not end counts as failed.
 func (u *unit) restore() error {
 	u.mode.saved.Store(modeDefault)
 	if u.store != nil {

@@ -91,8 +91,8 @@ func appendOne(b []byte, c *command, timeouts bool) []byte {
 	return b
 }
 
-// appendTimeouts appends the command timeouts descriptor (SPC-4 6.35.4): no nominal time, and the
-// time after which something is wrong.
+// appendTimeouts appends the command timeouts descriptor (SPC-4 6.35.4). It has no nominal time,
+// only the time after which an initiator should suspect a fault.
 func (c *command) appendTimeouts(b []byte) []byte {
 	b = append(b, 0, 10, 0, 0, 0, 0, 0, 0)
 	return binary.BigEndian.AppendUint32(b, c.timeout)
@@ -100,8 +100,9 @@ func (c *command) appendTimeouts(b []byte) []byte {
 
 const bitREPD = 0x80
 
-// prepareReportManagement is REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS (SPC-4 6.36): what the
-// transport does of RFC 7143 11.5.1 and, where the session has negotiated it, of RFC 7144 6.3.
+// prepareReportManagement is REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS (SPC-4 6.36). It reports
+// the functions of RFC 7143 11.5.1 that the transport has and, if the session has negotiated them,
+// those of RFC 7144 6.3.
 func prepareReportManagement(t *Task) error {
 	allocation := binary.BigEndian.Uint32(t.CDB[6:])
 	if allocation < 4 {
