@@ -7,13 +7,13 @@ import (
 	"kubevirt.io/disk/disk/internal/words"
 )
 
-// Error is one file that is not served: what is wrong with it and what to do.
+// Error says why one file is not served, and what to do about it.
 type Error struct {
 	Name   string // of the file, relative to the image directory
 	Format Format // as far as it was recognised
 	Reason string // what is wrong: completes the sentence "<file> ..."
 	Action string // what to do about it; may be empty
-	Err    error  // the cause, where there is one
+	Err    error  // the cause, if there is one
 }
 
 func (e *Error) Error() string { return words.Name(e.Name) + ": " + e.Explain() }
@@ -28,7 +28,7 @@ func (e *Error) Explain() string {
 
 func (e *Error) Unwrap() error { return e.Err }
 
-// ScanError is an image directory that is not served, with every file that stands in the way.
+// ScanError says why an image directory is not served. It lists every file with a fault.
 type ScanError struct {
 	Dir   string
 	Files []*Error // in natural order, at least one
@@ -48,7 +48,7 @@ func (e *ScanError) Error() string {
 	return b.String()
 }
 
-// Unwrap gives errors.Is and errors.As every file's error.
+// Unwrap makes every file's error visible to errors.Is and errors.As.
 func (e *ScanError) Unwrap() []error {
 	errs := make([]error, len(e.Files))
 	for i, f := range e.Files {
@@ -57,7 +57,7 @@ func (e *ScanError) Unwrap() []error {
 	return errs
 }
 
-// NoImagesError is an image directory without any file.
+// NoImagesError says that an image directory contains no file.
 type NoImagesError struct {
 	Dir         string
 	Directories []string // subdirectories, which are not searched for images

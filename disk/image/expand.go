@@ -19,10 +19,9 @@ import (
 )
 
 const (
-	// chunkSize is what a worker reads at once, unless the image has larger clusters. Bytes.
+	// chunkSize is how many bytes a worker reads at once, unless the image has larger clusters.
 	chunkSize = 2 << 20
-	// farChunkSize is the same for an image that is far away, of which more are read at once.
-	// Bytes.
+	// farChunkSize is chunkSize for an image that is far away. More chunks of it are read at once.
 	farChunkSize = 1 << 20
 	// maxCopyBuffers bounds the memory of all workers' buffers. Bytes.
 	maxCopyBuffers = 16 << 20
@@ -45,11 +44,11 @@ type copier struct {
 type job struct {
 	off, length int64
 	data        int64 // bytes of it that the image stores
-	covered     int64 // bytes that are dealt with when it is done: with the hole before it
+	covered     int64 // bytes that are done with this job, including the hole before it
 }
 
-// newCopier prepares an expansion with at most that many workers, 0 for four more than processors:
-// those that write, or wait for storage, keep no processor from decoding.
+// newCopier prepares an expansion with at most that many workers. 0 means four more than
+// processors, so that the processors keep decoding while some workers write or wait for storage.
 func newCopier(img *Image, dst *os.File, p *Progress, workers int) *copier {
 	if workers <= 0 {
 		workers = runtime.GOMAXPROCS(0) + 4
@@ -70,7 +69,7 @@ func newCopier(img *Image, dst *os.File, p *Progress, workers int) *copier {
 	return c
 }
 
-// run copies everything. It returns how many bytes were written; the rest of the file is a hole.
+// run copies everything. It returns how many bytes it wrote. The rest of the file is a hole.
 func (c *copier) run(ctx context.Context) (written int64, err error) {
 	c.progress.Start(c.img.Size(), c.img.use.total())
 	store := rawfile.Count
@@ -107,7 +106,7 @@ func (c *copier) run(ctx context.Context) (written int64, err error) {
 	return c.written.Load(), err
 }
 
-// walk cuts what the image stores into jobs of at most one chunk.
+// walk cuts the stored data of the image into jobs of at most one chunk.
 func (c *copier) walk(ctx context.Context, hand func(job) error) error {
 	var pending job
 	covered := int64(0) // everything below is in a job that was handed out
@@ -173,7 +172,7 @@ func (c *copier) work(ctx context.Context, jobs <-chan job,
 	return nil
 }
 
-// writeError explains an error of writing the expanded disk.
+// writeError makes a message for a person of an error of writing.
 func (c *copier) writeError(err error) error {
 	if errors.Is(err, unix.EFBIG) {
 		return &SpaceError{Dir: c.dir, What: "the expanded disk of " + words.Name(c.img.Name()),
@@ -190,10 +189,11 @@ func (c *copier) writeError(err error) error {
 	return fmt.Errorf("expanding %q: %w", c.img.Name(), err)
 }
 
-// CheckSpace returns a *SpaceError where the directory has no room for the expanded image. Stored
-// zeros need no room, but telling them apart takes reading everything; that is done only where it
-// decides, and only for what is stored as it is and near: a compressed image could claim to hold
-// terabytes of zeros, and keep us busy for hours, as one that is far away would.
+// CheckSpace returns a *SpaceError if the directory has no room for the expanded image. Stored
+// zeros need no room, but only reading everything can find them. So it reads only if the answer
+// depends on it, and only an image that is near and not compressed. A compressed image could claim
+// to hold terabytes of zeros and keep the caller busy for hours. So could an image that is far
+// away.
 func CheckSpace(ctx context.Context, img *Image, dir string, workers int) error {
 	available, err := osfile.AvailableSpace(dir)
 	if err != nil {

@@ -13,25 +13,25 @@ import (
 	"kubevirt.io/disk/disk/internal/slots"
 )
 
-// Fingerprint identifies the content of one file of an image, by its digest where that is known
-// from the beginning, and otherwise by its hash.
+// Fingerprint identifies the content of one file of an image: by its digest if that is known from
+// the beginning, otherwise by its hash.
 type Fingerprint struct {
 	Name   string `json:"name"` // only for messages
 	Format Format `json:"format"`
 	Size   int64  `json:"size"`
-	Hash   string `json:"xxh3"` // "": not known, or not needed
+	Hash   string `json:"xxh3"` // "" if not known or not needed
 	Identity
 }
 
 // identified reports whether the fingerprint says what the content is.
 func (f *Fingerprint) identified() bool { return f.Hash != "" || f.Digest != "" }
 
-// untouched reports whether both describe one file at one moment. That is what the time of the last
-// change tells, where the kernel has set it: nobody else can. In read-only file systems that are
-// made of an archive (squashfs, EROFS, those that fetch an image as it is read) it is a time of the
-// archive, in whole seconds, and with builds that are reproducible all the other numbers of another
-// image are often the same, too. A time in whole seconds only counts where there is no hash to go
-// by.
+// untouched reports whether both describe the same file at the same moment. Usually the time of the
+// last change tells this, because only the kernel can set it. But some read-only file systems are
+// made from an archive: squashfs, EROFS, and those that fetch an image while it is read. There it
+// is a time of the archive, in whole seconds. With reproducible builds, all other numbers of
+// another image are often the same, too. So a time in whole seconds counts only if there is no
+// hash.
 func (f *Fingerprint) untouched(g *Fingerprint) bool {
 	if f.Digest != "" || g.Digest != "" {
 		return f.Digest == g.Digest && f.Size == g.Size
@@ -41,9 +41,9 @@ func (f *Fingerprint) untouched(g *Fingerprint) bool {
 	return same && (f.CTime%int64(time.Second) != 0 || f.Hash == "" && g.Hash == "")
 }
 
-// Hashes are the hashes of the image's files, top first, of which nothing has been read yet. pace
-// is how long to leave the storage to the guest after a step that took so long; nil: there is no
-// guest.
+// Hashes returns the hashes of the image's files, top first. Nothing has been read yet. pace says
+// how long to leave the storage to the guest after a step that took that long. It is nil if there
+// is no guest.
 func (m *Image) Hashes(pace func(took time.Duration) time.Duration) (all []*Hash) {
 	m.top.chain(func(l *layer) {
 		c := newHash(l.bytes)
@@ -53,14 +53,15 @@ func (m *Image) Hashes(pace func(took time.Duration) time.Duration) (all []*Hash
 	return all
 }
 
-// Fingerprint identifies the image by the content of every file of its chain, top first. What is in
-// the contents already is not read again, also after an error: one of reading is a *MediumError.
+// Fingerprint identifies the image by the content of every file of its chain, top first. It does
+// not read again what contents has already read, even after an error. A failed read is a
+// *disk.MediumError.
 func (m *Image) Fingerprint(ctx context.Context, contents []*Hash, s *slots.Slots) (
 	[]Fingerprint, error,
 ) {
 	prints := m.Unhashed()
 	group, ctx := errgroup.WithContext(ctx)
-	group.SetLimit(s.Count()) // no more goroutines than can have a slot
+	group.SetLimit(s.Count()) // no more goroutines than slots
 	for i, content := range contents {
 		if prints[i].identified() {
 			continue
@@ -79,7 +80,7 @@ func (m *Image) Fingerprint(ctx context.Context, contents []*Hash, s *slots.Slot
 	return prints, m.CheckUntouched()
 }
 
-// ErrNotIdentified is an image of which nobody can tell whether it is the one of the fingerprint.
+// ErrNotIdentified says that it is unknown whether an image matches the fingerprint.
 var ErrNotIdentified = errors.New("the disk was stopped before its image had been read once to " +
 	"recognise it, or the image could not be read")
 
@@ -88,7 +89,7 @@ func Identified(prints []Fingerprint) bool {
 	return !slices.ContainsFunc(prints, func(p Fingerprint) bool { return !p.identified() })
 }
 
-// Unhashed is the fingerprint of the image without hashes.
+// Unhashed returns the fingerprint of the image without hashes.
 func (m *Image) Unhashed() []Fingerprint {
 	var prints []Fingerprint
 	m.top.chain(func(l *layer) {
@@ -99,8 +100,8 @@ func (m *Image) Unhashed() []Fingerprint {
 	return prints
 }
 
-// CheckUntouched returns an error if a file of the image was changed after it was opened: then what
-// was read of it may be neither the old nor the new image.
+// CheckUntouched returns an error if a file of the image was changed after it was opened. Then the
+// data that was read may belong to neither the old nor the new image.
 func (m *Image) CheckUntouched() (err error) {
 	m.top.chain(func(l *layer) {
 		if changed := l.bytes.Check(); changed != nil {
@@ -110,16 +111,16 @@ func (m *Image) CheckUntouched() (err error) {
 	return err
 }
 
-// Touched reports whether a file of the image has to be read to know whether it is the one of the
+// Touched reports whether a file of the image has to be read to compare the image with the
 // fingerprint.
 func (m *Image) Touched(old []Fingerprint) bool {
 	return !slices.EqualFunc(m.Unhashed(), old,
 		func(now, before Fingerprint) bool { return now.untouched(&before) })
 }
 
-// Compare reports why the image is not the one of the fingerprint, or "" if it is. Then it also
-// returns the fingerprint as it is now. Only what may have changed is read. errNotIdentified: it
-// cannot be told.
+// Compare reports why the image does not match the fingerprint, or "" if it does. Then it also
+// returns the current fingerprint. It reads only what may have changed. It returns ErrNotIdentified
+// if it cannot tell.
 func (m *Image) Compare(ctx context.Context, old []Fingerprint) (reason string, now []Fingerprint,
 	err error) {
 	now = m.Unhashed()
@@ -137,7 +138,7 @@ func (m *Image) Compare(ctx context.Context, old []Fingerprint) (reason string, 
 				now[i].Name, now[i].Size, old[i].Size), nil, nil
 		}
 	}
-	// the start waits for it, and not for the copying of other disks
+	// The start waits for this, but not for the copying of other disks.
 	workers := runtime.GOMAXPROCS(0)
 	i := 0
 	m.top.chain(func(l *layer) {

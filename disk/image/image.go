@@ -14,16 +14,15 @@ import (
 	"kubevirt.io/disk/disk/internal/words"
 )
 
-// DefaultMaxVirtualSize is the largest virtual size that an image may claim, where nothing else is
-// set. Bytes.
+// DefaultMaxVirtualSize is the limit on an image's virtual size if none is set. Bytes.
 const DefaultMaxVirtualSize = 64 << 40
 
 // Options limits what is accepted as an image. The zero value has the documented defaults.
 type Options struct {
 	MaxVirtualSize int64 // bytes; 0: DefaultMaxVirtualSize
-	// Formats is what files are, by their names relative to the directory: FormatRaw, whatever they
-	// contain, or FormatQcow2. The content of a file that is not named decides, unless it was
-	// served raw before.
+	// Formats sets the formats of files by their names relative to the directory: FormatQcow2, or
+	// FormatRaw, whatever the file contains. The content decides for every other file, unless it
+	// was served raw before.
 	Formats map[string]Format
 }
 
@@ -34,28 +33,28 @@ func (o Options) maxVirtualSize() int64 {
 	return o.MaxVirtualSize
 }
 
-// Image is a validated, read-only disk image with its backing files. Its methods, except Close, may
-// be called by any number of goroutines.
+// Image is a validated, read-only disk image with its backing files. Any number of goroutines may
+// call its methods, except Close.
 type Image struct {
 	name     string
-	path     string // "": it is no file of this machine
+	path     string // "" if it is no file of this machine
 	dir      string
 	top      *layer
 	info     Info
 	use      usage
 	parallel int
 
-	close func() error // once
+	close func() error // works once
 }
 
-// usage is what an image takes when it is expanded, at most: zeros inside stored data take nothing.
+// usage is the most that an image takes when it is expanded. Zeros in stored data take nothing.
 // Bytes.
 type usage struct{ plain, compressed int64 }
 
 func (u usage) total() int64 { return u.plain + u.compressed }
 
-// Open opens and validates one image. Its backing files are looked for in its own directory only. A
-// file that is not accepted is an *ImageError.
+// Open opens and validates one image. It looks for backing files only in the image's own directory.
+// A file that is not accepted is an *Error.
 func Open(path string, opt Options) (*Image, error) {
 	o, err := openerOf(path, opt)
 	if err != nil {
@@ -65,14 +64,13 @@ func Open(path string, opt Options) (*Image, error) {
 	return o.openFile(filepath.Base(path))
 }
 
-// OpenSource opens and validates an image that lies elsewhere than in a directory of this machine.
-// open opens its files: the image by the given name, and its backing files by the names that images
-// claim. These are relative to where the image is, "base.qcow2" or "bases/x.raw", and never lead
-// out of there. An error of open that is fs.ErrNotExist is a file that is missing. The image closes
-// what was opened.
+// OpenSource opens and validates an image that is not in a directory of this machine. open opens
+// its files: the image by the given name, and backing files by the names that images claim. These
+// are relative to the place of the image, such as "base.qcow2" or "bases/x.raw", and never lead out
+// of it. If a file is missing, open returns fs.ErrNotExist. The image closes the sources.
 //
-// A file that is not accepted is an *Error. disk.ErrNotNow: ctx ended before everything could be
-// read.
+// A file that is not accepted is an *Error. The error is disk.ErrNotNow if ctx ended before
+// everything was read.
 func OpenSource(ctx context.Context, name string,
 	open func(ctx context.Context, name string) (Source, error), opt Options,
 ) (*Image, error) {
@@ -84,7 +82,7 @@ func OpenSource(ctx context.Context, name string,
 	return o.openImage(ctx, name)
 }
 
-// openerOf opens the directory of an image that a person has named. The caller closes it.
+// openerOf opens the directory of an image that a person named. The caller closes it.
 func openerOf(path string, opt Options) (*opener, error) {
 	dir, err := openDirectory(filepath.Dir(path))
 	if err != nil {
@@ -93,7 +91,7 @@ func openerOf(path string, opt Options) (*opener, error) {
 	return openerIn(dir, opt, useNamed), nil
 }
 
-// openerIn opens images of a directory, which stays the caller's.
+// openerIn opens images of a directory. The caller keeps the directory and closes it.
 func openerIn(dir *directory, opt Options, use fileUse) *opener {
 	return &opener{dir: dir, find: dir.open, findBelow: dir.openBeneath, opt: opt, use: use}
 }
@@ -107,7 +105,7 @@ func (o *opener) openFile(name string) (*Image, error) {
 	return img, err
 }
 
-// openImage makes an Image.
+// openImage opens and validates an image.
 func (o *opener) openImage(ctx context.Context, name string) (*Image, error) {
 	top, err := o.image(ctx, name)
 	if err != nil {
@@ -126,7 +124,7 @@ func (o *opener) openImage(ctx context.Context, name string) (*Image, error) {
 	return img, nil
 }
 
-// usage is what the layer takes, with everything of the layers below that it does not cover.
+// usage is what the layer takes, plus what shows through from the layers below.
 func (l *layer) usage(ctx context.Context) (u usage, err error) {
 	if l.content != nil && l.below == nil {
 		return l.content.usage(), nil
@@ -146,19 +144,19 @@ func (l *layer) usage(ctx context.Context) (u usage, err error) {
 // Name is the file's name in the image directory.
 func (m *Image) Name() string { return m.name }
 
-// Path is the image's file; "" if it is no file of this machine.
+// Path is the path of the image's file, or "" if it is no file of this machine.
 func (m *Image) Path() string { return m.path }
 
 // Size is the virtual size, a positive multiple of SectorSize.
 func (m *Image) Size() int64 { return m.top.size }
 
-// DataSize is what the image stores, bytes: zeros inside of that take nothing when it is expanded.
+// DataSize is how many bytes the image stores. Zeros among them take nothing when it is expanded.
 func (m *Image) DataSize() int64 { return m.use.total() }
 
 func (m *Image) Format() Format { return m.top.format }
 
-// Parallel is how many reads of the image are worth having on their way at once, because it is far
-// away; 1: it is near. Only reading one that is far away may have to wait for more than storage.
+// Parallel is how many reads of the image are worth having under way at once. It is 1 if the image
+// is near. Only reads of an image that is far away may wait for more than storage.
 func (m *Image) Parallel() int { return max(1, m.parallel) }
 
 // ReadAt is ReadAtContext with a context that never ends.
@@ -166,9 +164,9 @@ func (m *Image) ReadAt(p []byte, off int64) (int, error) {
 	return m.ReadAtContext(context.Background(), p, off)
 }
 
-// ReadAtContext reads the image as a disk, with its backing files. At the end it returns io.EOF
-// with what there is. Content that cannot be read or decoded is a *disk.MediumError.
-// disk.ErrNotNow: ctx ended before it could be read.
+// ReadAtContext reads the image as a disk, including its backing files. At the end it returns the
+// bytes that are left, and io.EOF. If content cannot be read or decoded, the error is a
+// *disk.MediumError. It is disk.ErrNotNow if ctx ended first.
 func (m *Image) ReadAtContext(ctx context.Context, p []byte, off int64) (int, error) {
 	if off < 0 {
 		return 0, &disk.MediumError{Op: "read", Off: off, Length: int64(len(p)),
@@ -195,9 +193,8 @@ func (m *Image) ReadAtContext(ctx context.Context, p []byte, off int64) (int, er
 	return n, nil
 }
 
-// Extent describes the run that begins at off, at most length bytes of it and not past the end: a
-// hole is what no file of the chain stores. A run may continue in the next one of the same state.
-// It waits as ReadAtContext does.
+// Extent describes the run at off, at most length bytes and not past the end. A hole is stored by
+// no file of the chain. The next run may be of the same kind. Extent waits as ReadAtContext does.
 func (m *Image) Extent(ctx context.Context, off, length int64) (disk.Extent, error) {
 	if off < 0 || length <= 0 || off >= m.top.size {
 		return disk.Extent{}, fmt.Errorf("image %q: extent of %d bytes at %d is outside of its "+
@@ -210,8 +207,8 @@ func (m *Image) Extent(ctx context.Context, off, length int64) (disk.Extent, err
 	return disk.Extent{Length: n, Data: kind != extentHole}, nil
 }
 
-// Slow reports whether a read at off has to be decompressed, in whichever file of the chain it is.
-// See Estimator.
+// Slow reports whether a read at off has to decompress, in whichever file of the chain. See
+// Estimator.
 func (m *Image) Slow(off int64) bool {
 	slow, below := false, true
 	for l := m.top; below && l != nil && l.content != nil && off < l.size; l = l.below {
@@ -220,13 +217,13 @@ func (m *Image) Slow(off int64) bool {
 	return slow
 }
 
-// Close closes every file of the image. Calls after the first do nothing.
+// Close closes every file of the image. Further calls do nothing.
 func (m *Image) Close() error {
 	return m.close()
 }
 
-// stored tells where the bytes at off lie in the image's own file, as they are and in one run, and
-// how many of length those are. Not ok: nowhere, or elsewhere.
+// stored tells where the bytes at off are in the image's own file, and how many of length bytes are
+// there unchanged and in one run. ok is false if they are nowhere or in another file.
 func (m *Image) stored(ctx context.Context, off, length int64) (at, n int64, ok bool) {
 	switch l := m.top; {
 	case off < 0 || off >= l.size:

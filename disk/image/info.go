@@ -11,19 +11,19 @@ import (
 type Info struct {
 	Name   string `json:"name"`
 	Format Format `json:"format"`
-	// FormatSource is how the format is known; "" where it is none that is served.
+	// FormatSource says how the format is known; "" if the format is not served.
 	FormatSource FormatSource `json:"format_source,omitempty"`
-	// LooksLike is what the content looks like, where that does not count.
+	// LooksLike is what the content looks like if something else decided the format.
 	LooksLike   Format `json:"looks_like,omitempty"`
 	Version     int    `json:"version,omitempty"` // of qcow2
 	VirtualSize int64  `json:"virtual_size"`      // what a guest sees
-	// of the virtual size, what the chain stores: a clone takes that at most
+	// the stored part of the virtual size; a clone takes that at most
 	AllocatedSize int64 `json:"allocated_size"`
 	FileSize      int64 `json:"file_size"`              // length of the file itself
 	ClusterSize   int64 `json:"cluster_size,omitempty"` // of qcow2
-	// "zlib" or "zstd", where a file of the chain has compressed clusters
+	// "zlib" or "zstd" if a file of the chain has compressed clusters
 	Compression string `json:"compression,omitempty"`
-	// from the image's own backing file down; empty without one
+	// from the image's own backing file down; empty if there is none
 	BackingChain []BackingInfo `json:"backing_chain"`
 	Servable     bool          `json:"servable"`
 	Reason       string        `json:"reason,omitempty"` // why it is not servable, and what to do
@@ -48,7 +48,7 @@ func (m *Image) Info() Info {
 	return info
 }
 
-// describe is what is known of an image by its files.
+// describe makes the Info of an image.
 func (l *layer) describe(use usage) Info {
 	info := Info{Name: l.name, VirtualSize: l.size, AllocatedSize: use.total(),
 		BackingChain: []BackingInfo{}}
@@ -73,8 +73,8 @@ func (l *layer) describe(use usage) Info {
 	return info
 }
 
-// Inspect describes a file, also one that is not servable; then Reason says why. The error is for
-// files that cannot be read at all.
+// Inspect describes a file, even one that cannot be served; Reason then says why. It returns an
+// error only if the file cannot be read at all.
 func Inspect(path string, opt Options) (Info, error) {
 	o, err := openerOf(path, opt)
 	if err != nil {
@@ -93,7 +93,7 @@ func Inspect(path string, opt Options) (Info, error) {
 	return f.info, nil
 }
 
-// unreadable reports whether the file's own content could not be read, rather than not be accepted.
+// unreadable reports that the file's own content could not be read, and not that it was refused.
 func (e *Error) unreadable() bool {
 	var errno unix.Errno
 	return errors.As(e.Err, &errno) && errno != unix.ELOOP

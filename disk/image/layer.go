@@ -19,36 +19,36 @@ type layer struct {
 	name    string // relative to the image directory
 	format  Format
 	source  FormatSource
-	looks   *magic // what the content looks like, where something else decided what it is
+	looks   *magic // what the content looks like, if something else decided the format
 	bytes   Source
-	local   *os.File // of bytes; nil: they are no file of this machine
+	local   *os.File // the file of bytes; nil if they are no file of this machine
 	size    int64    // virtual, bytes
 	content content  // nil: raw
 	header  header
 	below   *layer // the backing file, or nil
 }
 
-// content is the reader of a format that stores a disk in its own way.
+// content reads a format that stores a disk in its own way.
 type content interface {
-	// ReadAt reads the disk, with what the layer below holds.
+	// ReadAt reads the disk, including the layer below.
 	qcow2.Reader
 	Size() int64
-	// extent describes the run that begins at off, at most length bytes of it.
+	// extent describes the run at off, at most length bytes.
 	extent(ctx context.Context, off, length int64) (int64, extentKind, error)
 	// usage is what the layer itself stores.
 	usage() usage
-	// stored tells where the bytes at off lie in the layer's own file, as they are and in one run,
-	// and how many of length those are.
+	// stored tells where the bytes at off are in the layer's own file, and how many of length bytes
+	// are there unchanged and in one run.
 	stored(ctx context.Context, off, length int64) (at, n int64, ok bool)
-	// slow reports whether a read of the layer's own content at off has to be decompressed, or
-	// whether that is the layer's below to say. It does not wait for storage.
+	// slow reports whether a read of the layer's own content at off has to decompress. If below is
+	// set, ask the layer below instead. slow does not wait for storage.
 	slow(off int64) (slow, below bool)
 	setBelow(l *layer)
 	header() header
 }
 
-// header is what a format says about an image. The backing file's name and format come from the
-// image, so they are claims that are not to be trusted.
+// header is what a format says about an image. The name and the format of the backing file are
+// claims of the image, so do not trust them.
 type header struct {
 	version       int
 	clusterSize   int64  // bytes; 0: no clusters
@@ -57,18 +57,18 @@ type header struct {
 	backingFormat string
 }
 
-// extentKind is what a run of bytes costs to copy.
+// extentKind tells how much it costs to copy a run of bytes.
 type extentKind int
 
 const (
 	extentHole       extentKind = iota // reads as zeros, nothing is stored
 	extentPlain                        // stored as it is
-	extentCompressed                   // stored compressed: may be far smaller in the file
-	// what the layer below holds, or zeros; never returned by layer.extent
+	extentCompressed                   // stored compressed, perhaps far smaller
+	// in the layer below, or zeros; layer.extent never returns it
 	extentBelow
 )
 
-// known completes a sentence about the layer's format.
+// known says for a message how the layer's format is known.
 func (l *layer) known() string {
 	switch l.source {
 	case SourceServed:
@@ -79,7 +79,7 @@ func (l *layer) known() string {
 	return "its content is " + string(l.format)
 }
 
-// id tells whether two layers are one file.
+// id tells files apart: two layers with the same id are one file.
 func (l *layer) id() fileID {
 	id := l.bytes.Identity()
 	switch {
@@ -91,8 +91,7 @@ func (l *layer) id() fileID {
 	return fileID{name: l.name}
 }
 
-// ReadAt reads the layer as a disk: with what its backing files hold. Past the end it returns
-// io.EOF.
+// ReadAt reads the layer as a disk, including its backing files. Past the end it returns io.EOF.
 func (l *layer) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	switch {
 	case l.content != nil:
@@ -103,8 +102,7 @@ func (l *layer) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	return l.bytes.ReadAt(ctx, p, off)
 }
 
-// extent describes the run that begins at off, at most length bytes of it. The run need not be the
-// longest possible.
+// extent describes the run at off, at most length bytes. A longer run may be possible.
 func (l *layer) extent(ctx context.Context, off, length int64) (int64, extentKind, error) {
 	length = min(length, l.size-off)
 	if length <= 0 {
@@ -119,21 +117,22 @@ func (l *layer) extent(ctx context.Context, off, length int64) (int64, extentKin
 		return e.Length, extentHole, err
 	}
 	if l.below != nil {
-		// The layer would look as far as its own run goes, however short the ones below are.
+		// Otherwise, the layer would look to the end of its own run, even if the run below is
+		// short.
 		length = min(length, maxChainExtent)
 	}
 	n, kind, err := l.content.extent(ctx, off, length)
 	if err != nil || kind != extentBelow {
 		return n, kind, err
 	}
-	if l.below == nil || off >= l.below.size { // a shorter backing file reads as zeros past its end
+	if l.below == nil || off >= l.below.size { // past its end, a shorter backing file reads as zeros
 		return n, extentHole, nil
 	}
 	return l.below.extent(ctx, off, n)
 }
 
-// walk calls f for the runs of [off, end), in order and without gaps, each layer's tables read
-// once. Errors of reading are those of unread.
+// walk calls f for the runs of [off, end), in order and without gaps. It reads the tables of each
+// layer once. Errors of reading are those of unread.
 func (l *layer) walk(ctx context.Context, off, end int64,
 	f func(off, n int64, kind extentKind) error,
 ) error {
@@ -165,14 +164,14 @@ func (l *layer) walk(ctx context.Context, off, end int64,
 	return nil
 }
 
-// chain calls f for the layer and everything below it.
+// chain calls f for the layer and for every layer below it.
 func (l *layer) chain(f func(*layer)) {
 	for ; l != nil; l = l.below {
 		f(l)
 	}
 }
 
-// close closes the layer and everything below it.
+// close closes the layer and every layer below it.
 func (l *layer) close() error {
 	var errs []error
 	l.chain(func(l *layer) { errs = append(errs, l.bytes.Close()) })
