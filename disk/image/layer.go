@@ -125,7 +125,7 @@ func (l *layer) extent(ctx context.Context, off, length int64) (int64, extentKin
 	if err != nil || kind != extentBelow {
 		return n, kind, err
 	}
-	if l.below == nil || off >= l.below.size { // past its end, a shorter backing file reads as zeros
+	if l.below == nil || off >= l.below.size { // past its end, the file reads as zeros
 		return n, extentHole, nil
 	}
 	return l.below.extent(ctx, off, n)

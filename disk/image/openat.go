@@ -13,33 +13,32 @@ import (
 	"kubevirt.io/disk/disk/internal/osfile"
 )
 
-// resolveFlags keep a name inside the directory that it is resolved from, links and all.
+// resolveFlags keep the resolution of a name inside its directory and away from links.
 const resolveFlags = unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS
 
-// errNoOpenat2 is a name with a slash where it cannot be resolved safely.
+// errNoOpenat2 says that a name with a slash cannot be resolved safely here.
 var errNoOpenat2 = errors.New("is in a subdirectory, and the kernel or the container's seccomp " +
 	"profile lacks openat2, " +
 	"without which no subdirectory is opened")
 
-// fileID tells whether two names are one file: by its digest, by where it is on this machine, or
-// else by its name.
+// fileID identifies a file by its digest, by its place on this machine, or else by its name.
 type fileID struct {
 	digest   string
 	dev, ino uint64
 	name     string
 }
 
-// directory is the image directory, held open so that every name is resolved in the directory that
-// was scanned.
+// directory is the image directory. It is held open, so every name is resolved in the directory
+// that was scanned.
 type directory struct {
 	file *os.File
 	path string
-	// openat2 is the system call; a field because kernels before 5.6 and some seccomp profiles do
-	// not have it.
+	// openat2 is the system call. Kernels before 5.6 and some seccomp profiles do not have it, so
+	// tests can replace it.
 	openat2 func(dirfd int, path string, how *unix.OpenHow) (int, error)
 }
 
-// openDirectory opens the image directory. Its own path may contain links: the operator gave it.
+// openDirectory opens the image directory. Its path comes from the operator and may contain links.
 func openDirectory(path string) (*directory, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -50,12 +49,12 @@ func openDirectory(path string) (*directory, error) {
 
 func (d *directory) close() error { return d.file.Close() }
 
-// notRegularError is a name that is there and is no regular file.
+// notRegularError says that a name exists but is not a regular file.
 type notRegularError struct{ what string }
 
 func (e *notRegularError) Error() string { return "is " + e.what + ", not a regular file" }
 
-// open opens the regular file of that name in the directory itself.
+// open opens the regular file of that name, directly in the directory.
 func (d *directory) open(name string) (Source, *os.File, error) {
 	return asSource(d.openAs(name, unix.O_RDONLY))
 }
@@ -70,8 +69,8 @@ func asSource(f *os.File, st *unix.Stat_t, err error) (Source, *os.File, error) 
 // openAs is open with O_RDONLY or O_RDWR.
 func (d *directory) openAs(name string, access int) (*os.File, *unix.Stat_t, error) {
 	fd := int(d.file.Fd())
-	// Looked at first, because merely opening a device can have an effect. Should it be exchanged
-	// in between, openFlags and the second look make it harmless.
+	// Look first, because merely opening a device can have an effect. If the file is exchanged in
+	// between, OpenFlags and the second look prevent harm.
 	var st unix.Stat_t
 	if err := osfile.Retry(func() error {
 		return unix.Fstatat(fd, name, &st,
@@ -88,9 +87,8 @@ func (d *directory) openAs(name string, access int) (*os.File, *unix.Stat_t, err
 	})
 }
 
-// openBeneath opens the regular file that a relative path names, which never leaves the directory
-// and never goes through a link. Where openat2 is missing, only a name in the directory itself is
-// accepted.
+// openBeneath opens the regular file at a relative path. It never leaves the directory and never
+// follows a link. Without openat2, it accepts only a name directly in the directory.
 func (d *directory) openBeneath(name string) (Source, *os.File, error) {
 	probe, err := d.resolve(name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC)
 	if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EPERM) {
@@ -116,10 +114,10 @@ func (d *directory) openBeneath(name string) (Source, *os.File, error) {
 	}))
 }
 
-// resolve is openat2 with the rules for untrusted names.
+// resolve calls openat2 with the rules for untrusted names.
 func (d *directory) resolve(name string, flags uint64) (fd int, err error) {
 	how := &unix.OpenHow{Flags: flags, Resolve: resolveFlags}
-	// EAGAIN: the kernel could not rule out that a concurrent rename moved the path out of the
+	// With EAGAIN, the kernel says that a concurrent rename may have moved the path out of the
 	// directory.
 	for range 16 {
 		err = osfile.Retry(func() (err error) {
@@ -133,7 +131,7 @@ func (d *directory) resolve(name string, flags uint64) (fd int, err error) {
 	return fd, err
 }
 
-// finish opens by the given call and looks at what it got.
+// finish opens a file with open and checks what it got.
 func (d *directory) finish(name string, open func() (int, error)) (*os.File, *unix.Stat_t, error) {
 	var fd int
 	err := osfile.Retry(func() (err error) { fd, err = open(); return err })
@@ -154,7 +152,7 @@ func (d *directory) finish(name string, open func() (int, error)) (*os.File, *un
 	return os.NewFile(uintptr(fd), filepath.Join(d.path, name)), &st, nil
 }
 
-// checkRegular returns a *notRegularError for everything that is not a regular file.
+// checkRegular returns a *notRegularError for everything but a regular file.
 func checkRegular(st *unix.Stat_t) error {
 	switch st.Mode & unix.S_IFMT {
 	case unix.S_IFREG:
@@ -176,7 +174,7 @@ func checkRegular(st *unix.Stat_t) error {
 	}
 }
 
-// explainOpen turns an error of open or openBeneath into a reason and what to do.
+// explainOpen turns an error of open or openBeneath into a reason and an action.
 func explainOpen(err error, use fileUse) (reason, action string) {
 	var special *notRegularError
 	switch {

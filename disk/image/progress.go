@@ -7,18 +7,18 @@ import (
 	"go.uber.org/zap"
 )
 
-// Progress tells how much of an image has been copied: by an expansion while it runs, or into a
-// disk that is served meanwhile. The zero value is ready to use; every method may be called at any
-// time by any goroutine.
+// Progress tells how much of an image has been copied, by an expansion or into a disk that is
+// served meanwhile. The zero value is ready to use. Any goroutine may call every method at any
+// time.
 type Progress struct {
-	served              atomic.Pointer[followed] // nil: the counters below are what is known
+	served              atomic.Pointer[followed] // nil: use the counters below
 	total, done         atomic.Int64
 	dataTotal, dataDone atomic.Int64
 	finished            atomic.Bool
 	scarce              atomic.Bool // see Waiting
 }
 
-// Done is how many bytes of the virtual size are dealt with, holes included.
+// Done is how many bytes of the virtual size are finished, including holes.
 func (p *Progress) Done() int64 {
 	if served := p.served.Load(); served != nil {
 		done, data := (*served)()
@@ -27,11 +27,11 @@ func (p *Progress) Done() int64 {
 	return p.done.Load()
 }
 
-// Total is the virtual size in bytes; 0 before the expansion has begun.
+// Total is the virtual size in bytes, or 0 before the expansion has begun.
 func (p *Progress) Total() int64 { return p.total.Load() }
 
-// Data is how many of the bytes that the image stores have been copied, of how many: what the
-// remaining time depends on.
+// Data is how many bytes of the image's stored data have been copied, and how many there are. The
+// remaining time depends on that.
 func (p *Progress) Data() (done, total int64) {
 	if served := p.served.Load(); served != nil {
 		return (*served)()
@@ -42,21 +42,21 @@ func (p *Progress) Data() (done, total int64) {
 // Finished tells whether the disk is complete.
 func (p *Progress) Finished() bool { return p.finished.Load() }
 
-// Waiting tells whether the copying waits for space, as on a full volume. The disk is served
-// meanwhile.
+// Waiting tells whether the copying waits for space, as on a full volume. The disk is still served.
 func (p *Progress) Waiting() bool { return p.scarce.Load() }
 
-// Wait is called when the copying begins to wait for space, or goes on.
+// Wait is called with true when the copying begins to wait for space, and with false when it goes
+// on.
 func (p *Progress) Wait(scarce bool) {
 	if p != nil {
 		p.scarce.Store(scarce)
 	}
 }
 
-// followed tells how many bytes of the data of an image are in a disk that is served, of how many.
+// followed returns how much of an image's data a served disk has, and how much there is. Bytes.
 type followed = func() (done, data int64)
 
-// Follow makes it tell what has been copied of an image into a disk of that size.
+// Follow makes p report what has been copied of an image into a disk of that size.
 func (p *Progress) Follow(size int64, served followed) {
 	_, data := served()
 	p.Start(size, data)
@@ -86,7 +86,7 @@ func (p *Progress) Finish() {
 	p.served.Store(nil)
 }
 
-// Fields is the progress after the given time, for a log.
+// Fields returns the progress after the given time, for a log.
 func (p *Progress) Fields(elapsed time.Duration) []zap.Field {
 	done, total := p.Done(), p.Total()
 	percent := 100.0
@@ -104,5 +104,5 @@ func (p *Progress) Fields(elapsed time.Duration) []zap.Field {
 	return fields
 }
 
-// tenths rounds to one decimal place.
+// Tenths rounds to one decimal place.
 func Tenths(v float64) float64 { return float64(int64(v*10+0.5)) / 10 }

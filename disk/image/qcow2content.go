@@ -7,7 +7,7 @@ import (
 	"kubevirt.io/disk/disk/qcow2"
 )
 
-// qcow2Content is a qcow2 image as the content of a layer.
+// qcow2Content makes a qcow2 image the content of a layer.
 type qcow2Content struct{ *qcow2.Image }
 
 // openQcow2 validates a layer's file as a qcow2 image.
@@ -21,8 +21,8 @@ func openQcow2(ctx context.Context, l *layer, maxVirtualSize int64) (content, er
 	return qcow2Content{img}, nil
 }
 
-// refuseQcow2 is what to tell about an image that openQcow2 does not accept: it cannot be read, is
-// not supported, or is damaged.
+// refuseQcow2 explains why openQcow2 does not accept an image: it cannot be read, is not supported,
+// or is damaged.
 func refuseQcow2(name string, err error) error {
 	e := &Error{Name: name, Format: FormatQcow2, Err: err}
 	switch format := new(qcow2.FormatError); {

@@ -17,12 +17,11 @@ import (
 // ScanDir opens and validates every image of a directory, in natural order: disk2 comes before
 // disk10.
 //
-// Every file counts, a hidden one too: whatever lies there unnoticed would otherwise be neither
-// served nor missed. Subdirectories are not searched; they may hold backing files (and file systems
-// bring a lost+found). A file that another image uses as its backing file is no image of its own,
-// and may have any name.
+// Every file counts, even a hidden one. Otherwise, a file could lie there unnoticed, not served and
+// not missed. Subdirectories are not searched. They may hold backing files, and file systems have a
+// lost+found. A backing file of another image is not an image of its own and may have any name.
 //
-// A *NoImagesError means that there is no file, a *ScanError lists every file that cannot be
+// A *NoImagesError means that there is no file. A *ScanError lists every file that cannot be
 // served. Any other error is about the directory itself.
 func ScanDir(dir string, opt Options) (images []*Image, err error) {
 	found, subdirectories, err := scan(dir, opt)
@@ -47,9 +46,9 @@ func ScanDir(dir string, opt Options) (images []*Image, err error) {
 	return images, nil
 }
 
-// InspectDir describes every image that ScanDir finds in a directory, and what keeps the directory
-// from being served, in natural order. The error is about the directory itself, as that of ScanDir,
-// also a *NoImagesError.
+// InspectDir describes every image that ScanDir finds in a directory, and every file that keeps the
+// directory from being served, in natural order. Errors are about the directory itself, such as a
+// *NoImagesError.
 func InspectDir(dir string, opt Options) ([]Info, error) {
 	found, subdirectories, err := scan(dir, opt)
 	if err != nil {
@@ -66,7 +65,7 @@ func InspectDir(dir string, opt Options) ([]Info, error) {
 	return all, nil
 }
 
-// scanned is a file of an image directory: an image, or what is wrong with it.
+// scanned is a file of an image directory. It is either an image or refused.
 type scanned struct {
 	image   *Image
 	refused *Error
@@ -81,7 +80,7 @@ func closeAll(found []scanned) {
 	}
 }
 
-// scan looks at every file of a directory but those that are backing files of others.
+// scan looks at every file of a directory, except backing files of others.
 func scan(dir string, opt Options) (found []scanned, subdirectories []string, err error) {
 	d, err := openDirectory(dir)
 	if err != nil {
@@ -117,19 +116,19 @@ func scan(dir string, opt Options) (found []scanned, subdirectories []string, er
 			f.image.Close()
 			return true
 		}
-		// A file in a loop is its own backing file; leaving it out would leave out its error.
+		// A file in a loop is its own backing file. Its error must not be left out.
 		return f.refused.Format != FormatQcow2
 	}), subdirectories, nil
 }
 
-// scan opens an image and describes it, also one that is refused. The error is about the file being
-// unreadable otherwise.
+// scan opens an image and describes it, even if it is refused. It returns an error if the file
+// could not be read for another reason.
 func (o *opener) scan(name string) (f scanned, err error) {
 	f.info = Info{Name: name, BackingChain: []BackingInfo{}}
 	o.refused = func(l *layer) {
 		use, err := l.usage(context.Background())
 		if err != nil {
-			use = usage{} // it is refused already, so the size is all that is missing
+			use = usage{} // it is refused anyway, so only the size is missing
 		}
 		f.info = l.describe(use)
 	}
@@ -148,13 +147,13 @@ func (o *opener) scan(name string) (f scanned, err error) {
 	}
 	f.info.Format, f.info.Reason = f.refused.Format, f.refused.Explain()
 	if f.info.Format != FormatRaw && f.info.Version == 0 {
-		// Nothing has told them: they are those of the file, as of a raw image.
+		// Nothing has set the sizes. They are those of the file, as for a raw image.
 		f.info.VirtualSize, f.info.AllocatedSize = 0, 0
 	}
 	return f, nil
 }
 
-// list returns the names in the directory in natural order, subdirectories apart.
+// list returns the names in the directory in natural order, and the subdirectories separately.
 func (d *directory) list() (names, subdirectories []string, err error) {
 	entries, err := d.file.ReadDir(-1)
 	if err != nil {
@@ -174,8 +173,8 @@ func (d *directory) list() (names, subdirectories []string, err error) {
 	return names, subdirectories, nil
 }
 
-// naturalCompare orders names as people do: runs of digits by their value. Names of equal order are
-// ordered by bytes, so that the order is total and every start gives the same LUN numbers.
+// naturalCompare orders names as people do, with runs of digits by value. If two names are equal in
+// that order, their bytes decide, so every start gives the same LUN numbers.
 func naturalCompare(a, b string) int {
 	x, y := a, b
 	for x != "" && y != "" {
@@ -196,7 +195,7 @@ func naturalCompare(a, b string) int {
 	return cmp.Or(cmp.Compare(len(x), len(y)), cmp.Compare(a, b))
 }
 
-// digits is the length of the run of digits that s begins with.
+// digits returns the length of the run of digits at the beginning of s.
 func digits(s string) int {
 	n := 0
 	for n < len(s) && s[n] >= '0' && s[n] <= '9' {

@@ -13,18 +13,19 @@ import (
 	"kubevirt.io/disk/disk/internal/osfile"
 )
 
-// What was once served raw stays raw: from then on a guest owns the content, and may write there
-// whatever looks like another format. So it is remembered with the file itself, by an extended
-// attribute, which a rename keeps and a file that takes its place does not have. Where the file
-// system has none, an empty file in a subdirectory beside it says so, by the identity of the file.
+// A file that was once served raw stays raw. From then on, a guest owns the content and may write
+// what looks like another format. So the file itself gets a mark, an extended attribute. It
+// survives a rename, and a file that replaces this one does not have it. If the file system has no
+// attributes, the mark is an empty file in a subdirectory beside it, named by the identity of the
+// file.
 const (
 	rawAttribute = "user.kubevirt-disk.format"
 	rawValue     = "raw"
 	marksDir     = ".kubevirt-disk"
 )
 
-// servedRaw reports whether an open file of the directory was served raw. An error says that it
-// could not be asked: then the content must not decide either.
+// servedRaw reports whether an open file of the directory was served raw. An error means that this
+// is unknown. Then the content must not decide either.
 func (d *directory) servedRaw(file *os.File) (bool, error) {
 	marked, err := hasRawMark(file)
 	if marked || err != nil {
@@ -47,8 +48,8 @@ func (d *directory) servedRaw(file *os.File) (bool, error) {
 	return false, &os.PathError{Op: "stat", Path: path.Join(d.path, name), Err: err}
 }
 
-// rememberRaw keeps that an open file of the directory is served raw, durably. It is to be called
-// before a guest can write.
+// rememberRaw durably marks an open file of the directory as served raw. Call it before a guest can
+// write.
 func (d *directory) rememberRaw(file *os.File) error {
 	marked, err := d.servedRaw(file)
 	if marked || err != nil {
@@ -63,9 +64,9 @@ func (d *directory) rememberRaw(file *os.File) error {
 	return nil
 }
 
-// OpenRaw opens the file of a raw image once more, for writing too if so asked, and checks again
-// that it is raw: a guest is to own its content from then on. It is not compared by inode, as an
-// overlay file system may give the file another one when it is opened for writing.
+// OpenRaw opens the file of a raw image again, for writing too if write is set. It checks again
+// that the file is raw, because a guest owns its content from then on. It does not compare inodes:
+// an overlay file system may give the file another one when it is opened for writing.
 func (m *Image) OpenRaw(write bool) (*os.File, error) {
 	dir, err := openDirectory(m.dir)
 	if err != nil {
@@ -95,8 +96,8 @@ func (m *Image) OpenRaw(write bool) (*os.File, error) {
 	return file, nil
 }
 
-// RememberRaw keeps with the file of the image, which openRaw has opened, that it is served raw. It
-// is to be called before a guest can write.
+// RememberRaw marks the image's file as served raw. OpenRaw has opened file. Call it before a guest
+// can write.
 func (m *Image) RememberRaw(file *os.File) error {
 	dir, err := openDirectory(m.dir)
 	if err != nil {
@@ -105,8 +106,8 @@ func (m *Image) RememberRaw(file *os.File) error {
 	return errors.Join(dir.rememberRaw(file), dir.close())
 }
 
-// MarkRaw keeps with a file that it is raw: with the file itself, or where that cannot be in the
-// directory that it is in. No directory: not there.
+// MarkRaw marks a file as raw: in the file itself, or if that is impossible, in the directory
+// beside. If beside is "", the file itself is the only place.
 func MarkRaw(file *os.File, beside string) error {
 	marked, err := hasRawMark(file)
 	if marked {
@@ -128,9 +129,9 @@ func MarkRaw(file *os.File, beside string) error {
 	return errors.Join(err, dirErr)
 }
 
-// rememberCopy keeps with a raw copy that it is raw, where it looks like something else: a guest
-// has written that to the disk in the image. Where the file system cannot keep it, a person has to
-// say so, as for every file of which the history is not known.
+// rememberCopy marks a raw copy as raw if it looks like something else, because a guest wrote that
+// to the disk in the image. If the file system cannot keep the mark, a person has to say that the
+// copy is raw, as for every file whose history is unknown.
 func rememberCopy(file *os.File) error {
 	st, err := file.Stat()
 	if err != nil {
@@ -143,7 +144,7 @@ func rememberCopy(file *os.File) error {
 	return err
 }
 
-// hasRawMark reports whether the file itself says that it was served raw.
+// hasRawMark reports whether the file's own attribute says that it was served raw.
 func hasRawMark(file *os.File) (bool, error) {
 	value := make([]byte, len(rawValue)+1)
 	n := 0
@@ -160,8 +161,8 @@ func hasRawMark(file *os.File) (bool, error) {
 	return false, &os.PathError{Op: "getxattr", Path: file.Name(), Err: err}
 }
 
-// noAttribute reports whether an error of reading the attribute means that there is none: it is not
-// set, it is another program's, the file system has none, or a sandbox does not let them be used.
+// noAttribute reports whether an error of reading the attribute means that there is none. Then it
+// is not set, it is another program's, the file system has none, or a sandbox forbids them.
 func noAttribute(err error) bool {
 	none := []error{
 		unix.ENODATA, unix.ERANGE, unix.EOPNOTSUPP, unix.ENOSYS, unix.EPERM, unix.EACCES,
@@ -169,7 +170,7 @@ func noAttribute(err error) bool {
 	return slices.ContainsFunc(none, func(e error) bool { return errors.Is(err, e) })
 }
 
-// setRawMark makes the file itself say that it is raw.
+// setRawMark sets the file's own attribute, which says that it is raw.
 func setRawMark(file *os.File) error {
 	err := osfile.Retry(func() error {
 		return unix.Fsetxattr(int(file.Fd()), rawAttribute, []byte(rawValue), 0)
@@ -180,14 +181,15 @@ func setRawMark(file *os.File) error {
 	return nil
 }
 
-// markBeside makes the file that says it of a file whose file system has no attributes.
+// markBeside creates the mark of a file whose file system has no attributes.
 func (d *directory) markBeside(file *os.File) error {
 	var dir, st unix.Stat_t
 	err := errors.Join(unix.Fstat(int(d.file.Fd()), &dir), unix.Fstat(int(file.Fd()), &st))
 	if err != nil {
 		return err
 	}
-	// As that of a single file that is mounted into a container, which dies before the file.
+	// This happens with a single file that is mounted into a container. The directory is the
+	// container's and does not live as long as the file.
 	if dir.Dev != st.Dev {
 		return fmt.Errorf("%q is another file system than that of the file", d.path)
 	}
@@ -233,9 +235,9 @@ func (d *directory) openMarks() (*os.File, error) {
 	return os.NewFile(uintptr(fd), path.Join(d.path, marksDir)), nil
 }
 
-// markName is the name of the mark of a file: by its handle, which also tells files apart that got
-// the same inode one after the other, or where the file system has no handles, by what else does
-// so.
+// markName returns the name of a file's mark. It contains the file's handle, which differs even
+// between files that had the same inode one after the other. If the file system has no handles,
+// FileInstance takes its place.
 func markName(file *os.File) (string, error) {
 	var handle unix.FileHandle
 	err := osfile.Retry(func() (err error) {
@@ -252,8 +254,8 @@ func markName(file *os.File) (string, error) {
 	return path.Join(marksDir, "raw-"+id), nil
 }
 
-// FileInstance tells files of one name apart: by the number of the inode, and by when that was
-// made, as numbers are used again. "": it cannot be told.
+// FileInstance tells files of one name apart, by the inode's number and its time of birth, because
+// numbers are used again. It returns "" if it cannot tell.
 func FileInstance(f *os.File) string {
 	var st unix.Statx_t
 	err := osfile.Retry(func() error {

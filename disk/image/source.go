@@ -12,46 +12,46 @@ import (
 	"kubevirt.io/disk/disk/internal/osfile"
 )
 
-// Source is the bytes of one file of an image, wherever they lie: in a file of this machine, or far
-// away. It may be called by any number of goroutines. All offsets and lengths are bytes.
+// Source is the bytes of one file of an image, in a file of this machine or far away. Any number of
+// goroutines may call it. All offsets and lengths are bytes.
 type Source interface {
 	// ReadAt fills p from off on, or returns an error and how many bytes it has read. It waits for
-	// bytes that cannot be had now until ctx ends, and returns disk.ErrNotNow then, or before where
-	// waiting is of no use at the moment. A context that has ended already asks for what is at
-	// hand. After any other error the range is lost.
+	// bytes that are not at hand until ctx ends, and then returns disk.ErrNotNow. It may return
+	// that earlier if waiting is of no use at the moment. With a context that has already ended, it
+	// returns what is at hand. After any other error, the range is lost.
 	ReadAt(ctx context.Context, p []byte, off int64) (int, error)
 
-	// Size is how many bytes there are. It does not change, nor do the following two.
+	// Size is the number of bytes. It never changes, nor do Identity and Parallel.
 	Size() int64
 	Identity() Identity
 	// Parallel is how many reads are worth having on their way at once, because the source is far
 	// away: each of them takes long, however short it is. 0 or 1: it is near.
 	Parallel() int
 
-	// Extent describes the run that begins at off, at most length bytes of it. What is not known is
-	// data. It does not wait for what is far away.
+	// Extent describes the run at off, at most length bytes. An unknown range counts as data.
+	// Extent does not wait for anything that is far away.
 	Extent(off, length int64) (disk.Extent, error)
 
-	// WillRead is told what is read soon: length is at least 1. It does not wait.
+	// WillRead announces a read of length bytes, at least 1. It does not wait.
 	WillRead(off, length int64)
 
 	// Check returns an error if the bytes may not be those any more that were there when the source
 	// was opened. It completes the sentence "<file> ...", and does not wait for what is far away.
 	Check() error
 
-	// Close is called once, after every other call has returned.
+	// Close is called once, after all other calls have returned.
 	Close() error
 }
 
 // Identity tells sources apart.
 type Identity struct {
-	// Digest names the content, where it is known from the beginning, as that of a blob: if the
-	// digests of two sources are the same, so is the content. "": only reading all of it tells what
-	// it is.
+	// Digest identifies the content if it is known from the beginning, such as the digest of a
+	// blob. Sources with the same digest have the same content. "" means that only reading
+	// everything tells what the content is.
 	Digest string `json:"digest,omitempty"`
 
-	// These are of a file, and all zero for everything else. They only save reading a file again
-	// that has not been touched. Times are nanoseconds since 1970.
+	// These belong to a file and are all zero for every other source. With them, a file that was
+	// not touched need not be read again. Times are nanoseconds since 1970.
 	Dev   uint64 `json:"dev"`
 	Ino   uint64 `json:"ino"`
 	MTime int64  `json:"mtime"`
@@ -84,7 +84,7 @@ func (s *fileSource) Extent(off, length int64) (disk.Extent, error) {
 	return disk.Extent{Length: n, Data: data}, err
 }
 
-// WillRead makes the kernel read ahead. Where it does not, the file is read when it is needed.
+// WillRead asks the kernel to read ahead. If that fails, the file is read when it is needed.
 func (s *fileSource) WillRead(off, length int64) {
 	_ = unix.Fadvise(int(s.file.Fd()), off, length, unix.FADV_WILLNEED)
 }
@@ -102,13 +102,12 @@ func (s *fileSource) Check() error {
 
 func (s *fileSource) Close() error { return s.file.Close() }
 
-// readFull fills p from a source. One that has fewer bytes than it had when it was opened is an
-// error.
+// readFull fills p from a source. It fails if the source has become shorter since it was opened.
 func readFull(ctx context.Context, s Source, p []byte, off int64) error {
 	return osfile.ReadFull(within{ctx, s}, p, off)
 }
 
-// within is a source that is read for one reason.
+// within is a source whose reads share one context.
 type within struct {
 	ctx context.Context
 	Source
@@ -116,8 +115,8 @@ type within struct {
 
 func (w within) ReadAt(p []byte, off int64) (int, error) { return w.Source.ReadAt(w.ctx, p, off) }
 
-// unread is the error for a range of which less could be read than was asked for. It is
-// disk.ErrNotNow if the range can only not be had now, and otherwise a *disk.MediumError.
+// unread makes an error of a read that returned too little. It is disk.ErrNotNow if the range may
+// still come later, otherwise a *disk.MediumError.
 func unread(ctx context.Context, off, length int64, err error) error {
 	switch {
 	case errors.Is(err, disk.ErrNotNow):

@@ -7,14 +7,14 @@ import (
 	"kubevirt.io/disk/disk/internal/words"
 )
 
-// SpaceError is a directory that has no room for what is to be written into it.
+// SpaceError says that a directory has no room for what is to be written into it.
 type SpaceError struct {
 	Dir       string
 	What      string // what needs the space
-	Needed    int64  // bytes, in all; 0 where it is not known, as the disk filled up underway
+	Needed    int64  // bytes in all; 0 if unknown, because the disk filled up underway
 	Available int64  // bytes
-	// bytes: no file may be that large there, however much space is left; 0 where that is not what
-	// is wrong
+	// the size of a file that is larger than any file may be there, however much space is left; 0
+	// if that is not the fault; bytes
 	FileSize int64
 }
 
@@ -35,5 +35,5 @@ func (e *SpaceError) Error() string {
 		e.What, words.Bytes(e.Needed), e.Needed, e.Dir, words.Bytes(e.Available), e.Available)
 }
 
-// Is makes the error one of ErrNoSpace.
+// Is makes errors.Is(err, disk.ErrNoSpace) true.
 func (e *SpaceError) Is(target error) bool { return target == disk.ErrNoSpace }

@@ -14,7 +14,7 @@ import (
 	"kubevirt.io/disk/disk/qcow2"
 )
 
-// ConvertQcow2 is Convert to a qcow2 image, which has no backing file.
+// ConvertQcow2 is Convert to a qcow2 image without a backing file.
 func ConvertQcow2(
 	ctx context.Context, img *Image, dst string, c qcow2.Compression, p *Progress,
 ) error {
@@ -24,9 +24,10 @@ func ConvertQcow2(
 	})
 }
 
-// Store writes the image, with its backing files, as one qcow2 image into f, which is empty, and
-// returns its size in bytes: the same image for the same content, see qcow2.Write. f has a part of
-// it when an error is returned, as of an image that is changed meanwhile. p may be nil.
+// Store writes the image, with its backing files, as one qcow2 image into the empty file f. It
+// returns the size in bytes. The same content gives the same image; see qcow2.Write. If an error is
+// returned, f holds part of the image. If the image changes meanwhile, this is an error. p may be
+// nil.
 func Store(
 	ctx context.Context, img *Image, f *os.File, c qcow2.Compression, p *Progress,
 ) (int64, error) {
@@ -51,7 +52,7 @@ func Store(
 	return n, nil
 }
 
-// sourceDisk is an image that is stored in another one.
+// sourceDisk is an image that gets stored in another one.
 type sourceDisk struct{ *Image }
 
 func (d sourceDisk) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
@@ -67,11 +68,11 @@ func (d sourceDisk) Data(ctx context.Context, f func(off, n int64) error) error 
 	})
 }
 
-// storedFile is the file of an image that is written. It remembers what was wrong with it, so that
-// this is not taken for what was wrong with the source. Only one goroutine uses it.
+// storedFile is the file that an image is written to. It remembers its own errors, to tell them
+// from errors of the source. Only one goroutine uses it.
 type storedFile struct {
 	*os.File
-	end int64 // of what was to be written
+	end int64 // the end of what was to be written
 	err error
 }
 
@@ -84,7 +85,7 @@ func (f *storedFile) WriteAt(p []byte, off int64) (int, error) {
 	return n, err
 }
 
-// explain is the error that was remembered, in words.
+// explain makes a message for a person of the error that was remembered.
 func (f *storedFile) explain(image string) error {
 	what, dir := "the qcow2 image of "+words.Name(image), filepath.Dir(f.Name())
 	if errors.Is(f.err, unix.EFBIG) {

@@ -10,10 +10,10 @@ import (
 	"kubevirt.io/disk/disk/internal/words"
 )
 
-// Stream writes the image as a raw disk to w, from its beginning to its end and zeros included, for
-// a pipe that has no holes. What is compressed is decoded side by side, some chunks ahead of what
-// is written. An image that is changed meanwhile is an error, as is one that cannot be read; w has
-// a part of the disk then. p may be nil.
+// Stream writes the image as a raw disk to w, from beginning to end, including zeros: a pipe has no
+// holes. Several goroutines decode compressed data, some chunks ahead of the writing. If the image
+// cannot be read or changes meanwhile, this is an error, and w has received part of the disk. p may
+// be nil.
 func Stream(ctx context.Context, img *Image, w io.Writer, p *Progress) error {
 	c := newCopier(img, nil, p, 0)
 	c.progress.Start(img.Size(), img.use.total())
@@ -38,7 +38,7 @@ func Stream(ctx context.Context, img *Image, w io.Writer, p *Progress) error {
 		for part := range pieces {
 			select {
 			case <-part.ready:
-			case <-ctx.Done(): // perhaps because it could not be read
+			case <-ctx.Done(): // perhaps because a read failed
 				return ctx.Err()
 			}
 			if _, err := w.Write(part.content); err != nil {
@@ -62,12 +62,12 @@ func Stream(ctx context.Context, img *Image, w io.Writer, p *Progress) error {
 	return err
 }
 
-// piece is a part of the stream, which is read while the ones before it are written.
+// piece is a part of the stream. It is read while the pieces before it are written.
 type piece struct {
 	off, length int64
 	ready       chan struct{} // closed when the rest is there
 	content     []byte
-	data        int64 // bytes of it that the image stores
+	data        int64 // bytes of the piece that the image stores
 }
 
 func (p *piece) read(ctx context.Context, c *copier, unused <-chan []byte) error {
