@@ -12,23 +12,24 @@ import (
 	"kubevirt.io/disk/internal/rangelock"
 )
 
-// Task is one SCSI command on its way through the device server. The transport owns it and uses it
-// again after Reset. Its methods are not for concurrent use.
+// Task is one SCSI command in the device server. The transport owns it and reuses it after Reset.
+// Its methods are not for concurrent use, unless they say so.
 type Task struct {
 	// Set by the transport before Prepare.
 
 	Nexus   *Nexus
 	LUN     uint64   // the 8-byte LUN structure
-	CDB     [16]byte // the first bytes of a longer one, of which no command is known
+	CDB     [16]byte // the first bytes if the CDB is longer, which no known command is
 	Offered int64    // bytes that the initiator means to send
 
-	// Executor is who calls In, Out or Finish next; nil: the command may be held for ever.
+	// Executor is the goroutine that calls In, Out or Finish next; nil: the command may be held for
+	// ever.
 	Executor Executor
 
 	// Set by Prepare.
 
 	Dir    Direction
-	Length int64 // bytes that the CDB asks to transfer; of parameter data, what exists of it
+	Length int64 // bytes to transfer; of parameter data, at most what exists
 	Gather bool  // Out wants all Length bytes in one call
 
 	// Set by Device.Address, and never changed until Reset.
@@ -41,7 +42,7 @@ type Task struct {
 	lba   uint64
 	count uint64 // logical blocks
 	fua   bool
-	// flushes is the flush that a MODE SELECT has to wait for (see modeState); 0: none.
+	// flushes numbers the flush that a MODE SELECT has to wait for (see modeState); 0: none.
 	flushes uint64
 	moved   int64 // bytes that In or Out has handled
 	data    []byte
@@ -49,7 +50,7 @@ type Task struct {
 
 	aborted atomic.Bool
 
-	// Of a command that uses a distant disk; see distant.go.
+	// For a command that uses a distant disk; see distant.go.
 
 	waited bool
 	since  time.Time                          // it began to wait; zero: it has not, or content came
@@ -58,9 +59,9 @@ type Task struct {
 
 var errPastEnd = errors.New("transport moved data that the command does not have")
 
-// Address finds the logical unit that the command is for, by Nexus and LUN: it is settled then,
-// whatever happens to that number later. A transport of which other goroutines look for commands
-// calls it with the lock held under which they do.
+// Address finds the logical unit of the command by Nexus and LUN. From then on it is settled, even
+// if the number changes hands later. If other goroutines of the transport look for commands under a
+// lock, the transport must hold that lock when it calls Address.
 func (d *Device) Address(t *Task) {
 	t.dev = d
 	if u := d.unit(t.LUN); u != nil {
@@ -76,10 +77,10 @@ func (t *Task) For(lun uint64) bool {
 	return t.unit == u && (u != nil || t.LUN == lun)
 }
 
-// Removed reports whether the logical unit that the command was for is removed.
+// Removed reports whether the command's logical unit has been removed.
 func (t *Task) Removed() bool { return t.unit != nil && t.unit.removed() }
 
-// What the transport says besides of logical units that come and go.
+// Errors that the transport reports itself when logical units come and go.
 var (
 	ErrRemoved     error = errLUNNotSupported // ends a command whose logical unit is removed
 	ErrLUNsChanged error = &senseError{key: UnitAttention, code: ascLUNsChanged}
@@ -99,7 +100,7 @@ func (d *Device) Prepare(t *Task) error {
 	if t.at.stranger.Load() && (cmd == nil || cmd.flags&duringAttention == 0) {
 		return errLUNNotSupported
 	}
-	// SAM-5 5.14.1: a pending unit attention comes before anything else is said about the command.
+	// SAM-5 5.14.1: a pending unit attention precedes anything else about the command.
 	if t.at.pending.Load() != 0 && (cmd == nil || cmd.flags&duringAttention == 0) {
 		if sense := t.at.take(); sense != nil {
 			return sense
@@ -153,7 +154,7 @@ func (d *Device) prepareWithoutUnit(t *Task) error {
 	return cmd.prepare(t)
 }
 
-// writable tells why a unit refuses writes, or nil.
+// writable returns why a unit refuses writes, or nil.
 func (u *unit) writable() error {
 	switch {
 	case u.protected.Load():
@@ -164,8 +165,8 @@ func (u *unit) writable() error {
 	return nil
 }
 
-// check refuses a CDB with a bit that the command does not use, which covers reserved bits,
-// features that we do not have and the NACA bit of the control byte.
+// check refuses a CDB with a bit that the command does not use. That covers reserved bits, features
+// that we do not have and the NACA bit of the control byte.
 func (c *command) check(cdb *[16]byte) error {
 	if (binary.BigEndian.Uint64(cdb[:8])&^c.mask[0])|
 		(binary.BigEndian.Uint64(cdb[8:])&^c.mask[1]) == 0 {
@@ -179,13 +180,13 @@ func (c *command) check(cdb *[16]byte) error {
 	return nil
 }
 
-// In fills p with the command's data from byte off. Calls ascend; p ends at Length at the latest.
-// The disk's errors are returned as they are, for Outcome.
+// In fills p with the command's data from byte off. Calls come in ascending order, and p ends at
+// Length at the latest. It returns the disk's errors as they are, for Outcome.
 func (t *Task) In(off int64, p []byte) error {
 	if t.Dir != DirIn || off < 0 || off+int64(len(p)) > t.Length {
 		return errPastEnd
 	}
-	if t.cmd.in == nil { // the answer is there, and no disk is asked
+	if t.cmd.in == nil { // Prepare has made the answer, without the disk
 		t.moved = off + int64(len(p))
 		copy(p, t.data[off:])
 		return nil
@@ -198,9 +199,9 @@ func (t *Task) In(off int64, p []byte) error {
 	return t.cmd.in(t, off, p)
 }
 
-// Out takes the data that the initiator sent, from byte off. Calls ascend and do not overlap; each
-// ends at a block but the last. What the initiator did not send, because it expected a shorter
-// transfer, never comes; so the last may end within a block.
+// Out takes the initiator's data from byte off. Calls come in ascending order and do not overlap.
+// Each ends at a block boundary except the last: if the initiator expected a shorter transfer, its
+// data may end within a block.
 func (t *Task) Out(off int64, p []byte) error {
 	if t.Dir != DirOut || off < 0 || off+int64(len(p)) > t.Length {
 		return errPastEnd
@@ -216,7 +217,7 @@ func (t *Task) Out(off int64, p []byte) error {
 	return t.cmd.out(t, off, p)
 }
 
-// Finish executes what remains once the data has moved, and returns the status. It may wait for the
+// Finish does what remains after the data has moved, and returns the status. It may wait for the
 // disk.
 func (t *Task) Finish() (Status, error) {
 	if t.Gather && t.moved < t.Length {
@@ -232,9 +233,9 @@ func (t *Task) Finish() (Status, error) {
 	return t.cmd.finish(t)
 }
 
-// begin comes before everything that uses the disk or its store, and keeps them until unit.end.
-// Before the first access to the medium it sees to it that whoever has claimed the unit is
-// remembered, and asks whether the command may still go on. After an error nothing is kept.
+// begin precedes everything that uses the disk or its store, and keeps them until unit.end. Before
+// the first access to the medium it stores the owner of the unit, and checks whether the command
+// may still go on. After an error nothing is kept.
 func (t *Task) begin(first bool) error {
 	if !t.unit.begin() {
 		return errLUNNotSupported
@@ -253,8 +254,8 @@ func (t *Task) begin(first bool) error {
 	return nil
 }
 
-// overtaken tells that a sanitize operation has begun since the command was validated, as while it
-// waited for data.
+// overtaken returns an error if a sanitize operation has begun since the command was validated, for
+// example while it waited for data.
 func (t *Task) overtaken() error {
 	if t.cmd.flags&sanitizes != 0 {
 		return nil
@@ -262,8 +263,8 @@ func (t *Task) overtaken() error {
 	return t.unit.sanitizing.ready(true)
 }
 
-// maxKeptData is the capacity of parameter data that a task keeps when it is used again: that of
-// usual ones. An initiator can have each of its open commands keep so much. Bytes.
+// maxKeptData is how much memory for parameter data a task keeps for its next command, in bytes. It
+// suits usual commands. An initiator can make each of its open commands keep that much.
 const maxKeptData = 256
 
 // Reset makes the task ready for another command.
@@ -275,8 +276,8 @@ func (t *Task) Reset() {
 	*t = Task{data: data}
 }
 
-// Abort tells a command that executes that nobody wants its result any more: a long one stops at
-// the next step. Any goroutine may call it, until Reset.
+// Abort tells an executing command that nobody wants its result any more. A long command stops at
+// its next step. Any goroutine may call it, until Reset.
 func (t *Task) Abort() {
 	t.aborted.Store(true)
 	if cancel := t.cancel.Load(); cancel != nil {
@@ -284,11 +285,11 @@ func (t *Task) Abort() {
 	}
 }
 
-// errAborted ends a command that was aborted; nobody is told.
+// errAborted ends an aborted command. Nobody gets it as an answer.
 var errAborted = &senseError{key: AbortedCommand, code: ascNone}
 
-// wanted is an error once the command is aborted, or its unit removed. What takes many disk calls
-// asks before each.
+// wanted returns an error once the command is aborted or its unit removed. Code with many disk
+// calls asks before each one.
 func (t *Task) wanted() error {
 	if t.aborted.Load() {
 		return errAborted
@@ -299,17 +300,17 @@ func (t *Task) wanted() error {
 	return nil
 }
 
-// lockRange holds a range of the medium for what the command does to it; the caller unlocks t.hold.
-// After an error nothing is held: see lockHold.
+// lockRange holds a range of the medium for the command; the caller unlocks t.hold. After an error
+// nothing is held (see lockHold).
 func (t *Task) lockRange(mode rangelock.Mode, off, length int64) error {
 	t.hold.Set(mode, t.Nexus.initiator.name, off, length)
 	return t.lockHold()
 }
 
-// lockHold waits for the ranges that t.hold has. It fails once the command is aborted: whoever has
-// ended it may have been told so, and have written the same blocks since. So nothing that changes
-// the medium may look before it holds what it changes. Nor may it write what the next start would
-// undo.
+// lockHold waits for the ranges in t.hold. It fails once the command is aborted: another initiator
+// may already know that, and have written the same blocks since. So a command that changes the
+// medium may look at it only once it holds the range. It also must not write anything that the next
+// start would undo, so lockHold settles a kept atomic record first.
 func (t *Task) lockHold() error {
 	u := t.unit
 	for {
@@ -330,8 +331,7 @@ func (t *Task) lockHold() error {
 	}
 }
 
-// LUNNumber is the number of the logical unit that the command was sent to; false if no disk is
-// there.
+// LUNNumber returns the number of the command's logical unit; false if no disk is there.
 func (t *Task) LUNNumber() (uint16, bool) {
 	if t.unit == nil {
 		return 0, false
@@ -339,8 +339,7 @@ func (t *Task) LUNNumber() (uint16, bool) {
 	return t.unit.number, true
 }
 
-// Host is what the transport keeps with the logical unit that the command is for; nil where there
-// is none.
+// Host returns what the transport keeps with the command's logical unit; nil if there is none.
 func (t *Task) Host() any {
 	if t.unit == nil {
 		return nil
@@ -356,7 +355,8 @@ func (t *Task) Op() Operation {
 	return t.cmd.op
 }
 
-// Name is the command's name in its standard, or the operation code where it is unknown; for logs.
+// Name returns the command's name in its standard, or the operation code if it is unknown; for
+// logs.
 func (t *Task) Name() string {
 	if t.cmd == nil {
 		return unknownName(t.CDB[0])
@@ -364,7 +364,7 @@ func (t *Task) Name() string {
 	return t.cmd.name
 }
 
-// reply makes the parameter data in t.data the result, limited by the allocation length.
+// reply makes the parameter data in t.data the answer, cut to the allocation length.
 func (t *Task) reply(allocation uint32) {
 	t.data = t.data[:min(int64(len(t.data)), int64(allocation))]
 	t.Length = int64(len(t.data))
@@ -380,10 +380,10 @@ func (t *Task) expect(n int64, gather bool) {
 	}
 }
 
-// exactly refuses a command for which the initiator means to send more than the CDB asks for: 256
-// blocks in a field of one byte, or a buffer that is not one block. field is the CDB's length
-// field, which libiscsi's suite wants to see blamed. Less than that is refused where the command
-// ends.
+// exactly refuses a command if the initiator means to send more than the CDB asks for, such as 256
+// blocks in a field of one byte, or a buffer that is not one block. The error points to field, the
+// CDB's length field, because libiscsi's suite expects that. Too little data is refused at the end
+// of the command.
 func (t *Task) exactly(field int) error {
 	if t.Offered > t.Length {
 		return invalidField(field, 7)
@@ -391,7 +391,7 @@ func (t *Task) exactly(field int) error {
 	return nil
 }
 
-// Slow reports whether the READ is worth another processor, as the disk estimates it.
+// Slow reports whether the READ is worth another processor, by the disk's estimate.
 func (t *Task) Slow() bool {
 	if t.unit == nil || t.unit.estimate == nil || t.cmd == nil || t.cmd.op != OpRead ||
 		t.Dir != DirIn || !t.unit.begin() {
@@ -405,8 +405,7 @@ func (t *Task) Slow() bool {
 func (t *Task) off() int64    { return int64(t.lba) << blockShift }
 func (t *Task) length() int64 { return int64(t.count) << blockShift }
 
-// scratchSize is the size of the buffers for data that a command needs besides the initiator's.
-// Bytes.
+// scratchSize is the size in bytes of the buffers that commands need besides the initiator's data.
 const scratchSize = 256 << 10
 
 var scratch = sync.Pool{New: func() any { return new([scratchSize]byte) }}

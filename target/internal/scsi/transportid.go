@@ -24,7 +24,7 @@ const (
 	maxISCSIName       = 223 // bytes
 )
 
-// transportID is what a TransportID in a parameter list names.
+// transportID is the meaning of a TransportID in a parameter list.
 type transportID struct {
 	port InitiatorPort
 	node bool // any port of this name; the ISID means nothing
@@ -41,8 +41,8 @@ func appendTransportID(b []byte, p InitiatorPort) []byte {
 	return append(b, name...)
 }
 
-// parseTransportID reads the TransportID at the beginning of b, which is at offset at of the
-// parameter list, and returns its length.
+// parseTransportID reads the TransportID at the start of b, which is at offset at of the parameter
+// list, and returns its length.
 func parseTransportID(b []byte, at int) (id transportID, n int, err error) {
 	if len(b) < transportHeader {
 		return id, 0, errParameterLength
@@ -67,8 +67,7 @@ func parseTransportID(b []byte, at int) (id transportID, n int, err error) {
 	}
 	id.node = b[0]&^0x0f == transportOfNode
 	if !id.node {
-		// A name may contain anything that prints, so that the last separator is the one that
-		// counts.
+		// A name may contain anything printable, so only the last separator counts.
 		i := strings.LastIndex(text, transportSeparator)
 		if i < 0 {
 			return id, 0, invalidParameter(at+transportHeader, noBit)
@@ -80,7 +79,7 @@ func parseTransportID(b []byte, at int) (id transportID, n int, err error) {
 		copy(id.port.ISID[:], isid)
 		text = text[:i]
 	}
-	// RFC 7143 4.2.7.2: names are compared in lower case, and a login has made them so.
+	// RFC 7143 4.2.7.2: names are compared in lower case, and a login converts them.
 	id.port.Name = strings.ToLower(text)
 	if !validInitiatorName(id.port.Name) {
 		return id, 0, invalidParameter(at+transportHeader, noBit)

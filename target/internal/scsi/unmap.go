@@ -11,7 +11,7 @@ const (
 	unmapDescriptorLen = 16
 )
 
-// prepareUnmap is UNMAP (SBC-3 5.28). A parameter list of no bytes unmaps nothing.
+// prepareUnmap is UNMAP (SBC-3 5.28). An empty parameter list unmaps nothing.
 func prepareUnmap(t *Task) error {
 	n := int64(binary.BigEndian.Uint16(t.CDB[7:]))
 	if n > 0 && n < unmapHeaderLen {
@@ -32,7 +32,7 @@ func outUnmap(t *Task, _ int64, p []byte) error {
 	total := uint64(0)
 	for i, r := range ranges {
 		if r.count == 0 && r.lba <= u.blocks.Load() {
-			continue // SBC-3 5.28.2: it unmaps nothing, and is no error
+			continue // SBC-3 5.28.2: this unmaps nothing and is no error
 		}
 		if err := u.checkRange(r.lba, uint64(r.count)); err != nil {
 			return err
@@ -47,8 +47,8 @@ func outUnmap(t *Task, _ int64, p []byte) error {
 	if len(spans) == 0 {
 		return nil
 	}
-	// All ranges are held until the end: were the command aborted while the disk is stuck in one of
-	// them, the others must not be unmapped under data that is written meanwhile.
+	// Hold all ranges until the end. If the command is aborted while the disk is stuck in one of
+	// them, it must not unmap the others under data that is written meanwhile.
 	t.hold.SetSpans(rangelock.Write, t.Nexus.initiator.name, spans)
 	if err := t.lockHold(); err != nil {
 		return err
@@ -83,7 +83,7 @@ func parseUnmap(p []byte) ([]unmapRange, error) {
 	case unmapHeaderLen+descriptors > max(dataLen, unmapHeaderLen):
 		return nil, invalidParameter(2, 7)
 	}
-	// An incomplete descriptor at the end is ignored, as the standard says.
+	// The standard says to ignore an incomplete descriptor at the end.
 	n := descriptors / unmapDescriptorLen
 	if n > maxUnmapRanges {
 		return nil, invalidParameter(2, 7)

@@ -31,7 +31,7 @@ func prepareVerify(t *Task) error {
 		return invalidField(1, 2)
 	}
 	if t.Offered < t.Length {
-		return errShortTransfer // whether or not what is offered differs
+		return errShortTransfer // whether or not the offered data differs
 	}
 	return nil
 }
@@ -79,8 +79,7 @@ func (t *Task) forEachChunk(use func(at int64, chunk []byte) error) error {
 	return nil
 }
 
-// compareDisk compares p with the disk at off. base is the offset of p within the data that was
-// sent.
+// compareDisk compares p with the disk at off. base is the offset of p within the sent data.
 func (t *Task) compareDisk(off int64, p []byte, base int64) error {
 	buf := scratch.Get().(*[scratchSize]byte)
 	defer scratch.Put(buf)
@@ -97,7 +96,8 @@ func (t *Task) compareDisk(off int64, p []byte, base int64) error {
 	return nil
 }
 
-// differs tells where data, which begins at base of what was sent, differs from the medium.
+// differs returns a MISCOMPARE with the first difference between data and the medium. base is the
+// offset of data within the sent data.
 func differs(data, medium []byte, base int64) error {
 	if bytes.Equal(data, medium) {
 		return nil

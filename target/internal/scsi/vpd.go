@@ -20,7 +20,7 @@ const (
 // vpdPage is a row of the table of pages.
 type vpdPage struct {
 	code   byte
-	orphan bool                       // also where there is no disk
+	orphan bool                       // answers without a disk, too
 	when   func(*unit) bool           // nil: always
 	append func(*Task, []byte) []byte // appends what follows the page length
 }
@@ -60,7 +60,8 @@ func (t *Task) vitalProductData(code byte, allocation uint32) error {
 	return invalidField(2, 7)
 }
 
-// appendSupportedPages is page 00h (SPC-4 7.8.14): every page that answers, ascending.
+// appendSupportedPages is page 00h (SPC-4 7.8.14). It lists every page that answers, in ascending
+// order.
 func (t *Task) appendSupportedPages(b []byte) []byte {
 	pages := vpdPages()
 	for i := range pages {
@@ -96,7 +97,7 @@ const (
 // relativePort numbers our only target port.
 const relativePort = 1
 
-// appendIdentification is page 83h (SPC-4 7.8.6). The unit is named by its own NAA identifier and
+// appendIdentification is page 83h (SPC-4 7.8.6). The unit is named by its NAA identifier and
 // serial, the port and the device by the target's name.
 func appendIdentification(t *Task, b []byte) []byte {
 	opt := &t.dev.opt
@@ -157,8 +158,8 @@ const (
 	maxUnmapRanges     = 256 // descriptors
 )
 
-// appendBlockLimits is page B0h (SBC-4 6.6.4). WSNZ is zero: WRITE SAME of no blocks reaches to the
-// end.
+// appendBlockLimits is page B0h (SBC-4 6.6.4). WSNZ is zero: WRITE SAME of zero blocks covers all
+// blocks up to the end.
 func appendBlockLimits(t *Task, b []byte) []byte {
 	var p [60]byte
 	p[1] = maxCompareAndWrite
@@ -191,8 +192,8 @@ func appendCharacteristics(t *Task, b []byte) []byte {
 	return append(b, p[:]...)
 }
 
-// appendProvisioning is page B2h (SBC-3 6.6.6): thin provisioning by UNMAP and WRITE SAME, and what
-// has been unmapped reads as zeros.
+// appendProvisioning is page B2h (SBC-3 6.6.6). Thin provisioning works by UNMAP and WRITE SAME.
+// Unmapped blocks read as zeros.
 func appendProvisioning(t *Task, b []byte) []byte {
 	const lbpu, lbpws, lbpws10, lbprz = 0x80, 0x40, 0x20, 0x04
 	const thin = 0x02

@@ -9,15 +9,15 @@ import (
 	"kubevirt.io/disk/internal/rangelock"
 )
 
-// Limits of WRITE ATOMIC that VPD page B0h reports, in logical blocks: whole physical blocks, and
-// no more than one buffer.
+// Limits of WRITE ATOMIC that VPD page B0h reports, in logical blocks. Writes cover whole physical
+// blocks and fit one buffer.
 const (
 	maxAtomic         = 256
 	atomicGranularity = granularity
 )
 
-// prepareWriteAtomic is WRITE ATOMIC(16) (SBC-4 5.48). There is no atomic boundary: the write is
-// one. FUA changes nothing, as an atomic write is always flushed.
+// prepareWriteAtomic is WRITE ATOMIC(16) (SBC-4 5.48). The whole write is one atomic operation,
+// without an atomic boundary. FUA changes nothing, because an atomic write is always flushed.
 func prepareWriteAtomic(t *Task) error {
 	t.lba, t.count = lba16(&t.CDB), uint64(binary.BigEndian.Uint16(t.CDB[12:]))
 	if err := t.inRange(); err != nil {
@@ -33,16 +33,18 @@ func prepareWriteAtomic(t *Task) error {
 	return t.exactly(12)
 }
 
-// atomicRecord is the header of what is kept while a WRITE ATOMIC is under way: the offset of the
-// blocks in bytes. Their former content follows.
+// atomicRecord is the length of the header of the undo record, which is stored while a WRITE ATOMIC
+// is under way. The header is the offset of the blocks in bytes. Their former content follows.
 const atomicRecord = 8
 
-// outWriteAtomic writes all blocks or none (SBC-4 4.29). The range is held exclusively, so that no
-// other command sees a part of it. What was there is kept in the store until the new blocks are as
-// durable as the disk makes them: it is put back when the disk fails in the middle, or at the next
-// start when the target was killed or lost power. It is not kept any longer, even where the disk
-// refuses to take it back or to flush: that start would undo what was written in between. Only on a
-// disk that has failed for good it stays, as nothing can be written until then.
+// outWriteAtomic writes all blocks or none (SBC-4 4.29). It holds the range exclusively, so that no
+// other command sees a part of the write.
+//
+// The store keeps the former content until the new blocks are as durable as the disk makes them. It
+// is put back when the disk fails in the middle, or at the next start if the target was killed or
+// lost power. It is not kept any longer, even if the disk refuses to take it back or to flush: the
+// next start would undo later writes. It only stays on a disk that has failed for good, because
+// nothing can be written there until that start.
 func outWriteAtomic(t *Task, _ int64, p []byte) error {
 	u := t.unit
 	buf := scratch.Get().(*[scratchSize]byte)
@@ -57,20 +59,20 @@ func outWriteAtomic(t *Task, _ int64, p []byte) error {
 	if _, err := t.readAt(u, before, t.off()); err != nil {
 		return err
 	}
-	u.atomics.Lock() // not before: the content may lie far away
+	u.atomics.Lock() // not earlier: the read may wait for distant content
 	defer u.atomics.Unlock()
-	if err := t.wanted(); err != nil { // see Task.lockHold; what was kept is replaced here
+	if err := t.wanted(); err != nil { // see Task.lockHold; an old record is replaced below
 		return err
 	}
 	binary.BigEndian.PutUint64(record, uint64(t.off()))
-	kept := true // perhaps; also where the disk panics
+	kept := true // perhaps, and also if the disk panics
 	defer func() { u.atomicKept.Store(kept) }()
 	if err := u.store.Save(storedAtomic, record); err != nil {
 		return fmt.Errorf("keep what an atomic write replaces: %w", err)
 	}
 	err := t.replace(p, before)
 	if errors.Is(err, disk.ErrFailed) {
-		kept = false // nothing is written that would have to wait until it is forgotten
+		kept = false // the disk takes no writes, so none has to wait for forgetAtomic
 		return err
 	}
 	forget := u.forgetAtomic()
@@ -78,7 +80,7 @@ func outWriteAtomic(t *Task, _ int64, p []byte) error {
 	return errors.Join(err, forget)
 }
 
-// replace writes p and makes it durable, or else puts back what was there before.
+// replace writes p and makes it durable. If that fails, it puts back the former content.
 func (t *Task) replace(p, before []byte) error {
 	u, off := t.unit, t.off()
 	n, err := t.writeAt(u, p, off)
@@ -88,13 +90,13 @@ func (t *Task) replace(p, before []byte) error {
 	if err == nil || errors.Is(err, disk.ErrFailed) {
 		return err
 	}
-	if notHeld(err) { // no other blocks were changed, and these are at hand
+	if notHeld(err) { // only these blocks were changed, and they are at hand
 		const step = atomicGranularity * BlockSize
 		before = before[:min((n+step-1)/step*step, len(before))]
 	}
 	if undo := u.putBack(before, off); undo != nil {
 		undo = fmt.Errorf("the blocks that the atomic write has changed are lost: %w", undo)
-		if notHeld(err) { // to try it again is no answer to that
+		if notHeld(err) { // the initiator must not just try again
 			err = nil
 		}
 		err = errors.Join(err, undo)
@@ -102,12 +104,11 @@ func (t *Task) replace(p, before []byte) error {
 	return errors.Join(err, u.disk.Flush())
 }
 
-// errAtomicKept ends what has met a record that has to go and cannot wait for that.
+// errAtomicKept ends a command that has met a stale record and cannot wait until it is gone.
 var errAtomicKept = errors.New("what an atomic write has replaced is still kept")
 
-// settleAtomic forgets what a WRITE ATOMIC has kept and could not forget. Until that is done
-// nothing is written: the next start would put former blocks back over it. The caller holds no
-// range.
+// settleAtomic deletes a record that a WRITE ATOMIC could not delete. Nothing is written until that
+// is done: the next start would put the former blocks back over it. The caller holds no range.
 func (u *unit) settleAtomic() error {
 	if !u.atomicKept.Load() {
 		return nil
@@ -119,8 +120,8 @@ func (u *unit) settleAtomic() error {
 	return err
 }
 
-// putBack writes what was there before. Where there is no space for all of it, what was a hole
-// becomes one again.
+// putBack writes the former content. If there is no space for all of it, former holes become holes
+// again.
 func (u *unit) putBack(before []byte, off int64) error {
 	_, err := u.disk.WriteAt(before, off)
 	if err == nil || u.discards == nil {
@@ -141,7 +142,7 @@ func (u *unit) putBack(before []byte, off int64) error {
 	return nil
 }
 
-// undoAtomic puts back what a WRITE ATOMIC that did not end has replaced.
+// undoAtomic puts back what an interrupted WRITE ATOMIC has replaced.
 func (u *unit) undoAtomic() error {
 	if u.store == nil {
 		return nil
@@ -176,7 +177,7 @@ func (u *unit) undoAtomic() error {
 	return nil
 }
 
-// forgetAtomic gives up what a WRITE ATOMIC has kept: it has ended, or what it would put back must
+// forgetAtomic deletes the undo record: the WRITE ATOMIC has ended, or its former content must
 // never be seen again.
 func (u *unit) forgetAtomic() error {
 	if u.store == nil {

@@ -6,8 +6,8 @@ import (
 	"kubevirt.io/disk/internal/rangelock"
 )
 
-// prepareWriteSame is WRITE SAME(10) and (16) (SBC-3 5.44, 5.45). A number of blocks of zero
-// reaches to the end; that too is limited by the MAXIMUM WRITE SAME LENGTH of VPD page B0h.
+// prepareWriteSame is WRITE SAME(10) and (16) (SBC-3 5.44, 5.45). Zero blocks mean all blocks up to
+// the end, still limited by the MAXIMUM WRITE SAME LENGTH of VPD page B0h.
 func prepareWriteSame(t *Task) error {
 	if err := t.address(); err != nil {
 		return err
@@ -24,7 +24,7 @@ func prepareWriteSame(t *Task) error {
 	return t.exactly(t.cmd.layout.lengthField())
 }
 
-// withoutData reports NDOB: no data is sent, and the block is all zeros.
+// withoutData reports NDOB: the initiator sends no data, and the block is all zeros.
 func (t *Task) withoutData() bool { return t.cmd.layout == cdb16 && t.CDB[1]&bitNDOB != 0 }
 
 func outWriteSame(t *Task, _ int64, p []byte) error { return t.writeSame((*[BlockSize]byte)(p)) }
@@ -39,8 +39,8 @@ func finishWriteSame(t *Task) (Status, error) {
 	return finishWrite(t)
 }
 
-// writeSame fills the range with copies of block. With UNMAP, blocks are unmapped only where they
-// then read as what was asked for, which is zeros (SBC-3 5.44: LBPRZ).
+// writeSame fills the range with copies of block. With UNMAP it unmaps blocks only if block is all
+// zeros, because unmapped blocks read as zeros (SBC-3 5.44: LBPRZ).
 func (t *Task) writeSame(block *[BlockSize]byte) error {
 	u := t.unit
 	if err := t.lockRange(rangelock.Write, t.off(), t.length()); err != nil {
@@ -72,5 +72,5 @@ func (t *Task) writeSame(block *[BlockSize]byte) error {
 	return nil
 }
 
-// lba16 is the address of a 16-byte CDB.
+// lba16 returns the address in a 16-byte CDB.
 func lba16(cdb *[16]byte) uint64 { return binary.BigEndian.Uint64(cdb[2:]) }

@@ -8,15 +8,15 @@ func prepareWriteAndVerify(t *Task) error {
 	if t.bytchk() > verifyData {
 		return invalidField(1, 2)
 	}
-	t.fua = true // what was verified is on the medium
+	t.fua = true // verified data must be on the medium
 	if t.Length > 0 {
 		t.Dir = DirOut
 	}
 	return nil
 }
 
-// outWriteAndVerify reads back what it wrote, and with BYTCHK compares, before another write gets
-// at the blocks.
+// outWriteAndVerify reads back what it wrote before another write can change the blocks. With
+// BYTCHK it also compares.
 func outWriteAndVerify(t *Task, off int64, p []byte) error {
 	return t.writeOffered(t.off()+off, p, (*Task).writeAndVerify)
 }
