@@ -24,8 +24,8 @@ type Source interface {
 	// Size is the number of bytes. It never changes, nor do Identity and Parallel.
 	Size() int64
 	Identity() Identity
-	// Parallel is how many reads are worth having on their way at once, because the source is far
-	// away: each of them takes long, however short it is. 0 or 1: it is near.
+	// Parallel is how many reads are worth having under way at once. A source that is far away
+	// takes long for each read, however short the read is. 0 or 1 means that the source is near.
 	Parallel() int
 
 	// Extent describes the run at off, at most length bytes. An unknown range counts as data.
@@ -35,8 +35,8 @@ type Source interface {
 	// WillRead announces a read of length bytes, at least 1. It does not wait.
 	WillRead(off, length int64)
 
-	// Check returns an error if the bytes may not be those any more that were there when the source
-	// was opened. It completes the sentence "<file> ...", and does not wait for what is far away.
+	// Check returns an error if the bytes may have changed since the source was opened. The error
+	// completes the sentence "<file> ...". Check does not wait for anything that is far away.
 	Check() error
 
 	// Close is called once, after all other calls have returned.

@@ -16,22 +16,24 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// Guest takes what an Arrival finds. Both methods are called by several goroutines, for parts that
-// do not overlap.
+// Guest receives what an Arrival finds. Several goroutines call both methods, for ranges that do
+// not overlap.
 type Guest struct {
-	// Write is given stored data, which is not kept. It never goes past the virtual size.
+	// Write receives stored data and must not keep p. It never goes past the virtual size.
 	Write func(p []byte, off int64) error
-	// Zero is told of zeros that the image stores as such. nil: what is not written reads as zeros.
+	// Zero receives ranges that the image stores as zeros. nil: what is not written reads as zeros.
 	Zero func(off, length int64) error
 }
 
-// Arrival reads an image whose file comes once, from its beginning to its end, as out of a
-// compressed archive: each cluster goes to its place in the guest as it passes. That takes the
-// tables that say so. Most programs put a table before what it maps, so that one pass is enough.
-// What passes before its table is left for another pass of the same file, of which three are enough
-// for any image.
+// Arrival reads an image whose file comes once, from its beginning to its end, as from a compressed
+// archive. Each cluster goes to its place in the guest as it passes. For that, the table that maps
+// it must be known. Most programs put a table before the clusters that it maps, so one pass is
+// enough. Clusters that pass before their table need another pass of the same file. Three passes
+// are enough for any image.
 //
-// The header is checked as Open does, tables and entries as they come. Refcounts are not looked at,
+// The header is checked as Open does, and tables and entries are checked as they come. Arrival does
+// not look at refcounts, nor at whether data shares a cluster with them. The result is a disk and
+// no longer an image.
 // nor whether data shares a cluster with them: what is written is a disk, and no image any more.
 type Arrival struct {
 	hdr      *header
@@ -41,26 +43,25 @@ type Arrival struct {
 
 	passing    bool           // a pass has begun
 	now        arrivalQueue   // of this pass
-	later      arrivalQueue   // of the next one
+	later      arrivalQueue   // of the next pass
 	window     *window        // what can be read in this pass
-	starts     map[int64]bool // where data begins that is in the window, or was
+	starts     map[int64]bool // where data begins that is or was in the window
 	manyStarts int
 	metadata   map[int64]bool // clusters of the L2 tables
 	kept       int64          // bytes of the tables in memory
 	unused     sync.Pool      // of *arrivalJob
 }
 
-// lookBack is how much of what has passed is kept. Before the first cluster that a new L2 table
-// maps, qemu-img goes on in the cluster in which it last packed compressed data, and that lies
-// before the table.
+// lookBack is how much of the passed data is kept. After writing a new L2 table, qemu-img continues
+// in the cluster in which it last packed compressed data, and that cluster lies before the table.
 func (a *Arrival) lookBack() int64 { return max(1<<20, 2*a.hdr.clusterSize()) }
 
-// maxKeptTables is how much of the L2 tables is in memory at once, at most: of an image of 64 KiB
-// clusters with all of them at its front, they map 2 TiB. Bytes.
+// maxKeptTables bounds the L2 tables in memory. If an image with clusters of 64 KiB has all its
+// tables at the front, this is enough for 2 TiB. Bytes.
 const maxKeptTables = 256 << 20
 
-// NewArrival reads the header from the beginning of the file, of which head has at least as much as
-// HeadSize, or everything.
+// NewArrival reads the header from head, the beginning of the file. head has at least HeadSize
+// bytes, or the whole file.
 func NewArrival(head []byte, fileSize int64, opt Options) (*Arrival, error) {
 	h, err := readHeader(context.Background(), inMemory{bytes.NewReader(head)}, fileSize, opt)
 	if err != nil {
@@ -79,25 +80,26 @@ func (m inMemory) ReadAt(_ context.Context, p []byte, off int64) (int, error) {
 	return m.r.ReadAt(p, off)
 }
 
-// HeadSize is how much of a file's beginning NewArrival needs. Bytes.
+// HeadSize is how many bytes of a file's beginning NewArrival needs.
 const HeadSize = 1 << maxClusterBits
 
-// Size is the virtual size. Bytes.
+// Size is the virtual size in bytes.
 func (a *Arrival) Size() int64 { return a.hdr.size }
 
-// Backing is the backing file that the image names, and its format: a claim. "": none.
+// Backing returns the backing file that the image names, and its format. Both are claims; "" if
+// there is none.
 func (a *Arrival) Backing() (file, format string) { return a.hdr.backingFile, a.hdr.backingFormat }
 
 // Done tells whether everything has been found.
 func (a *Arrival) Done() bool { return a.passing && len(a.later) == 0 }
 
-// arrivalTask is something in the file that is wanted: a part of the L1 table, an L2 table, or the
-// next entry of an L2 table that has been read.
+// arrivalTask is something that is needed from the file: a part of the L1 table, an L2 table, or
+// the next entry of an L2 table that has been read.
 type arrivalTask struct {
 	off   int64 // in the file
 	index int64 // of the first L1 entry, or of the L2 table
 	table bool
-	raw   []byte  // the L2 table; nil: it is still to be read
+	raw   []byte  // the L2 table; nil: not read yet
 	order []int32 // its entries in the order of the file; the first is next
 }
 
@@ -113,7 +115,7 @@ func (q *arrivalQueue) Pop() any {
 	return last
 }
 
-// want puts a task into the queue of this pass, or of the next one where its place has passed.
+// want queues a task for this pass, or for the next one if its place has already passed.
 func (a *Arrival) want(t *arrivalTask) {
 	if t.off < a.window.base {
 		heap.Push(&a.later, t)
@@ -122,11 +124,11 @@ func (a *Arrival) want(t *arrivalTask) {
 	}
 }
 
-// ClusterSize is how much of the guest is stored as one. Bytes.
+// ClusterSize is the size of a cluster in bytes.
 func (a *Arrival) ClusterSize() int64 { return a.hdr.clusterSize() }
 
-// Pass reads the file once, and gives the guest what it finds. in is not read to its end where the
-// rest is not needed.
+// Pass reads the file once and gives the guest what it finds. It stops reading when it does not
+// need the rest.
 func (a *Arrival) Pass(ctx context.Context, in io.Reader, guest Guest) error {
 	a.passing, a.guest = true, guest
 	a.now, a.later = a.later, nil
@@ -145,16 +147,15 @@ func (a *Arrival) Pass(ctx context.Context, in io.Reader, guest Guest) error {
 }
 
 const (
-	// arrivalBatch is how much of the file goes to a worker at once, unless clusters are larger.
-	// Bytes.
+	// arrivalBatch is how many bytes of the file a worker gets at once, unless clusters are larger.
 	arrivalBatch = 1 << 20
-	// arrivalGap is how much lies between two parts of a batch, at most. Bytes.
+	// arrivalGap is the largest gap between two parts of a batch. Bytes.
 	arrivalGap = 64 << 10
-	// l1Part is how much of the L1 table is read at once. Bytes.
+	// l1Part is how many bytes of the L1 table are read at once.
 	l1Part = 64 << 10
 )
 
-// read goes through the file and hands out what passes.
+// read goes through the file and hands out the clusters that pass.
 func (a *Arrival) read(ctx context.Context, w *window, jobs chan<- *arrivalJob) error {
 	var batch *arrivalJob
 	flush := func() error {
@@ -215,7 +216,7 @@ func (a *Arrival) read(ctx context.Context, w *window, jobs chan<- *arrivalJob) 
 	return flush()
 }
 
-// loadL1 reads a part of the L1 table, and wants its L2 tables.
+// loadL1 reads a part of the L1 table and queues its L2 tables.
 func (a *Arrival) loadL1(w *window, t *arrivalTask) error {
 	need := a.hdr.l1Need()
 	raw, err := w.at(t.off, min((need-t.index)*8, l1Part))
@@ -252,7 +253,7 @@ func (a *Arrival) inL1(off int64) bool {
 		off+a.hdr.clusterSize() > a.hdr.l1Offset && off < a.hdr.l1Offset+int64(a.hdr.l1Size)*8
 }
 
-// loadL2 reads an L2 table, and wants what it maps.
+// loadL2 reads an L2 table and queues the clusters that it maps.
 func (a *Arrival) loadL2(w *window, t *arrivalTask) error {
 	h := a.hdr
 	first := t.index * h.l2Entries()
@@ -301,7 +302,7 @@ func (a *Arrival) loadL2(w *window, t *arrivalTask) error {
 	return nil
 }
 
-// hostOf is where in the file the data of an entry begins.
+// hostOf returns where in the file the data of an entry begins.
 func (a *Arrival) hostOf(e uint64) int64 {
 	if e&entryCompressed != 0 {
 		off, _ := a.hdr.compressedRange(e)
@@ -310,12 +311,12 @@ func (a *Arrival) hostOf(e uint64) int64 {
 	return int64(e & offsetMask)
 }
 
-// place is where the next entry of a table lies.
+// place returns where in the file the next entry's data begins.
 func (a *Arrival) place(t *arrivalTask) int64 {
 	return a.hostOf(binary.BigEndian.Uint64(t.raw[int64(t.order[0])*a.hdr.entrySize():]))
 }
 
-// check looks at an L2 entry, and tells whether it stores data.
+// check validates an L2 entry and tells whether it stores data.
 func (a *Arrival) check(raw []byte, i, cluster int64, e uint64) (stored bool, err error) {
 	h, guest := a.hdr, cluster<<a.hdr.clusterBits
 	sub := uint64(0)
@@ -357,7 +358,7 @@ func (a *Arrival) check(raw []byte, i, cluster int64, e uint64) (stored bool, er
 	return true, nil
 }
 
-// zeros tells the guest of the zeros of an entry that stores nothing.
+// zeros reports the zeros of an entry without data to the guest.
 func (a *Arrival) zeros(raw []byte, i, guest int64) error {
 	if a.guest.Zero == nil {
 		return nil
@@ -395,7 +396,8 @@ func (a *Arrival) item(t *arrivalTask) (arrivalItem, error) {
 		item.off = int64(e & offsetMask)
 		item.end = item.off + h.clusterSize()
 	}
-	// What has left the window cannot be used again, so that nothing can be expanded to any size.
+	// Data that has left the window cannot be used again. So a small file cannot expand to any
+	// size.
 	if a.starts[item.off] {
 		return item, bad("the data at %#x is used by more than one cluster", item.off)
 	}
@@ -407,6 +409,5 @@ func (a *Arrival) item(t *arrivalTask) (arrivalItem, error) {
 	return item, nil
 }
 
-// minStarts is how many starts are remembered, at least, before those that have passed are
-// forgotten.
+// minStarts is how many starts are remembered before those that have passed are forgotten.
 const minStarts = 1 << 16

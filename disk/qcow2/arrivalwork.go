@@ -5,14 +5,14 @@ import (
 	"io"
 )
 
-// arrivalJob is a part of the file with the data of some clusters, for a worker.
+// arrivalJob is a part of the file that contains the data of some clusters. A worker gets it.
 type arrivalJob struct {
 	begin, end int64 // in the file
 	data       []byte
 	items      []arrivalItem
 }
 
-// takes tells whether the item belongs into the batch.
+// takes tells whether the item fits into the batch.
 func (j *arrivalJob) takes(item arrivalItem) bool {
 	same := item.entry&entryCompressed == j.items[0].entry&entryCompressed
 	return same && item.off <= j.end+arrivalGap && item.end-j.begin <= arrivalBatch
@@ -23,7 +23,8 @@ func (j *arrivalJob) add(item arrivalItem) {
 	j.end = max(j.end, item.end)
 }
 
-// load takes the batch out of the file, which may end within its last cluster: the rest is zeros.
+// load copies the batch out of the file. If the file ends within the last cluster, the rest is
+// zeros.
 func (j *arrivalJob) load(w *window, fileSize int64) error {
 	there := min(j.end, fileSize) - j.begin
 	data, err := w.at(j.begin, there)
@@ -39,7 +40,7 @@ func (j *arrivalJob) load(w *window, fileSize int64) error {
 	return nil
 }
 
-// work writes what the reader hands out.
+// work writes the jobs that the reader hands out.
 func (a *Arrival) work(ctx context.Context, jobs <-chan *arrivalJob) error {
 	var buf []byte
 	for j := range jobs {
@@ -71,10 +72,10 @@ func (a *Arrival) write(p []byte, guest int64) error {
 	return a.guest.Write(p[:min(int64(len(p)), a.hdr.size-guest)], guest)
 }
 
-// unpack decodes clusters. What lies together in the guest is written together.
+// unpack decodes clusters. It writes neighbouring clusters of the guest together.
 func (a *Arrival) unpack(j *arrivalJob, buf []byte) error {
 	size := a.hdr.clusterSize()
-	n, first := int64(0), int64(0) // what is in buf, and where it belongs
+	n, first := int64(0), int64(0) // how much is in buf, and its guest offset
 	for _, item := range j.items {
 		if n > 0 && (item.guest != first+n || n+size > int64(len(buf))) {
 			if err := a.write(buf[:n], first); err != nil {
@@ -94,7 +95,7 @@ func (a *Arrival) unpack(j *arrivalJob, buf []byte) error {
 	return a.write(buf[:n], first)
 }
 
-// plain writes clusters that are stored as they are.
+// plain writes clusters that are stored uncompressed.
 func (a *Arrival) plain(j *arrivalJob) error {
 	for i := 0; i < len(j.items); {
 		first, last := j.items[i], j.items[i]
@@ -109,7 +110,7 @@ func (a *Arrival) plain(j *arrivalJob) error {
 	return nil
 }
 
-// pieces writes clusters of which each part is something of its own.
+// pieces writes clusters whose subclusters differ in kind.
 func (a *Arrival) pieces(j *arrivalJob) error {
 	for _, item := range j.items {
 		for within := int64(0); within < a.hdr.clusterSize() && item.guest+within < a.hdr.size; {
@@ -130,19 +131,19 @@ func (a *Arrival) pieces(j *arrivalJob) error {
 	return nil
 }
 
-// window is the part of a file that passes, and something of what has passed.
+// window is the part of a file that is passing, and some of what has passed.
 type window struct {
 	in   io.Reader
-	base int64 // of buf in the file: nothing before it can be read any more
+	base int64 // of buf in the file; nothing before it can be read any more
 	buf  []byte
-	keep int64 // how much of what has passed is kept, at least. Bytes.
+	keep int64 // how many passed bytes are kept at least
 }
 
-// windowSize is how much is read at once, unless more is asked for. Bytes.
+// windowSize is how many bytes are read at once, unless more are needed.
 const windowSize = 1 << 20
 
-// at is a part of the file, until the next call. What lies more than w.keep before it has passed
-// then.
+// at returns a part of the file. It is valid until the next call. Data more than w.keep before off
+// can no longer be read.
 func (w *window) at(off, length int64) ([]byte, error) {
 	if need := off - w.base + length; need > int64(len(w.buf)) {
 		if err := w.fill(off, length); err != nil {
@@ -152,7 +153,7 @@ func (w *window) at(off, length int64) ([]byte, error) {
 	return w.buf[off-w.base:][:length], nil
 }
 
-// fill reads on, until what is asked for is there.
+// fill reads on until the requested range is in the window.
 func (w *window) fill(off, length int64) error {
 	if gone := off - w.keep - w.base; gone > 0 {
 		if gone > int64(len(w.buf)) {
@@ -178,7 +179,7 @@ func (w *window) fill(off, length int64) error {
 	return nil
 }
 
-// short is what it means that a file ends where its header or a table says that it goes on.
+// short is the error for a file that ends although its header or a table says that it goes on.
 func short(err error) error {
 	if err == io.EOF {
 		return io.ErrUnexpectedEOF

@@ -14,25 +14,25 @@ const (
 	maxShards         = 16
 )
 
-// errNotLoaded is for those who waited for a block, the loading of which panicked.
+// errNotLoaded is for goroutines that waited for a block whose loading panicked.
 var errNotLoaded = errors.New("an internal error kept a cluster from being read")
 
-// cache keeps the blocks that were used last: clusters of decoded data or L2 tables, by their
-// number. What is being loaded is loaded once, and whoever wants it waits. Blocks of different
-// shards share no lock, and none is held while one is loaded or read. Memory is allocated when a
-// slot is used for the first time, and used again for other blocks.
+// cache keeps the most recently used blocks by number: decoded clusters or L2 tables. A block is
+// loaded once, and all its readers wait for that. Blocks in different shards share no lock, and no
+// lock is held while a block is loaded or read. The memory of a slot is allocated when the slot is
+// first used, and then reused for other blocks.
 //
-// Each reader waits only as long as its own context lasts. When that of the one who loads a block
-// ends, the next reader who waits for the block loads it.
+// Each reader waits only as long as its own context lasts. If the context of the loading reader
+// ends, the next waiting reader loads the block.
 type cache struct {
 	size   int64 // of a block, bytes
 	load   func(ctx context.Context, p []byte, at uint64) error
 	shards []shard
 
-	// What is loaded aside is not kept: more readers than slots, as large clusters have few. One
-	// for each processor keeps them all busy, and more would only take memory, of which an image
-	// could ask for a lot.
-	places  chan struct{} // full: no more
+	// A block is loaded aside, and not kept, if there are more readers than slots. Large clusters
+	// have few slots. One such block for each processor keeps all processors busy. More would only
+	// take memory, and an image could make us use a lot of it.
+	places  chan struct{} // full when no more may be loaded aside
 	buffers sync.Pool     // of *[]byte, for a block
 }
 
@@ -43,30 +43,30 @@ type shard struct {
 	slots  []slot // guarded by mu
 }
 
-// slot holds a block. Its data is written by whoever loads it, and not changed while it is pinned
-// after that.
+// slot holds a block. Only the loading goroutine writes its data. Afterwards, the data does not
+// change while the slot is pinned.
 type slot struct {
 	key     int64 // guarded by shard.mu; -1: none
 	used    int64 // guarded by shard.mu
-	pins    int   // guarded by shard.mu; who loads, waits for or reads it
+	pins    int   // guarded by shard.mu; goroutines that load it, wait for it or read it
 	loading bool  // guarded by shard.mu
-	valid   int64 // guarded by shard.mu; bytes of data, from the beginning, that are loaded
-	err     error // guarded by shard.mu; of loading
-	gaveUp  bool  // guarded by shard.mu; it was not loaded because the loader's context ended
+	valid   int64 // guarded by shard.mu; how many bytes from the beginning are loaded
+	err     error // guarded by shard.mu; the error of loading
+	gaveUp  bool  // guarded by shard.mu; not loaded because the loader's context ended
 	data    []byte
 }
 
-// pinned is a block that cannot go away until it is released.
+// pinned is a block that stays until it is released.
 type pinned struct {
 	data  []byte
 	slot  *slot // nil: it was loaded aside, or there is none
 	shard *shard
-	cache *cache  // that it was loaded aside for
-	aside *[]byte // nil: it was not
+	cache *cache  // the block was loaded aside for this cache
+	aside *[]byte // nil: not loaded aside
 }
 
-// init prepares a cache for blocks of size bytes. load fills p with a block, or its beginning, from
-// the place in the file that get is told.
+// init prepares a cache for blocks of size bytes. load fills p with a block, or with its beginning,
+// from the place in the file that was given to get.
 func (c *cache) init(size, memory int64,
 	load func(ctx context.Context, p []byte, at uint64) error,
 ) {
@@ -84,9 +84,9 @@ func (c *cache) init(size, memory int64,
 	}
 }
 
-// get returns a block, which is at the given place of the file, and has to be released. Its first
-// need bytes are there; a block of which more is wanted later is then loaded whole. A failure is
-// not kept.
+// get returns the block at the given place of the file. The caller releases it. At least its first
+// need bytes are loaded. If a later caller needs more, the whole block is loaded. Errors are not
+// cached.
 func (c *cache) get(ctx context.Context, key int64, at uint64, need int64) (pinned, error) {
 	s := &c.shards[uint64(key)%uint64(len(c.shards))]
 	s.mu.Lock()
@@ -103,11 +103,11 @@ func (c *cache) get(ctx context.Context, key int64, at uint64, need int64) (pinn
 		return pinned{data: b.data, slot: b, shard: s}, nil
 	default:
 		need = c.size
-		if b.pins--; b.pins > 0 { // it is not changed while it is read
+		if b.pins--; b.pins > 0 { // it must not change while it is read
 			b = nil
 		}
 	}
-	if b == nil { // more readers than slots, or of more than others want of it
+	if b == nil { // no free slot, or others still read the shorter block
 		s.mu.Unlock()
 		return c.loadAside(ctx, at)
 	}
@@ -121,9 +121,8 @@ func (c *cache) get(ctx context.Context, key int64, at uint64, need int64) (pinn
 	return pinned{data: b.data, slot: b, shard: s}, nil
 }
 
-// waitLocked returns the slot of a block, with a pin, when what is loaded of it is there; nil if it
-// is in none. It returns the error of whoever was loading the block, or ctx's when that ends
-// before.
+// waitLocked returns the slot of a block, pinned, once the block is loaded. It returns nil if no
+// slot has the block. It returns the loader's error, or ctx's if ctx ends first.
 func (s *shard) waitLocked(ctx context.Context, key int64) (*slot, error) {
 	for b := s.findLocked(key); b != nil; b = s.findLocked(key) {
 		b.pins++
@@ -153,8 +152,8 @@ func (s *shard) waitLocked(ctx context.Context, key int64) (*slot, error) {
 	return nil, nil
 }
 
-// fill loads a slot. Also where that panics, which ends no more than a session, whoever waits for
-// the block goes on, and the slot is free.
+// fill loads a slot. If loading panics, which ends only a session, the slot is still freed and the
+// waiting goroutines go on.
 func (c *cache) fill(ctx context.Context, s *shard, b *slot, at uint64, need int64) (err error) {
 	err = errNotLoaded
 	defer func() {
@@ -175,8 +174,8 @@ func (c *cache) fill(ctx context.Context, s *shard, b *slot, at uint64, need int
 	return err
 }
 
-// loadAside loads a whole block that is not kept. It may have to wait for others to release theirs,
-// so nobody asks for one who holds one of the same cache.
+// loadAside loads a whole block that is not kept. It may wait until others release theirs. So a
+// caller must not hold another such block of the same cache.
 func (c *cache) loadAside(ctx context.Context, at uint64) (p pinned, err error) {
 	select {
 	case c.places <- struct{}{}:
@@ -204,8 +203,7 @@ func (c *cache) loadAside(ctx context.Context, at uint64) (p pinned, err error) 
 	return p, err
 }
 
-// peek returns a block, which has to be released, if the whole of it is there. It waits for
-// nothing.
+// peek returns a block if all of it is loaded. The caller releases it. peek does not wait.
 func (c *cache) peek(key int64) (p pinned, ok bool) {
 	s := &c.shards[uint64(key)%uint64(len(c.shards))]
 	s.mu.Lock()
@@ -218,7 +216,7 @@ func (c *cache) peek(key int64) (p pinned, ok bool) {
 	return pinned{data: b.data, slot: b, shard: s}, true
 }
 
-// has reports whether the first need bytes of a block can be had without loading it.
+// has reports whether the first need bytes of a block are loaded.
 func (c *cache) has(key, need int64) bool {
 	s := &c.shards[uint64(key)%uint64(len(c.shards))]
 	s.mu.Lock()
@@ -249,7 +247,7 @@ func (s *shard) findLocked(key int64) *slot {
 	return nil
 }
 
-// freeLocked is the slot that nobody reads and that was not used for longest.
+// freeLocked returns the least recently used slot that is not pinned, or nil.
 func (s *shard) freeLocked() *slot {
 	var free *slot
 	for i := range s.slots {

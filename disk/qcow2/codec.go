@@ -11,12 +11,12 @@ import (
 	"kubevirt.io/disk/disk/qcow2/internal/inflate"
 )
 
-// maxZstdWindow is the largest window that a zstd frame may ask for, bytes: four of the largest
-// clusters.
+// maxZstdWindow is the largest window that a zstd frame may ask for: four of the largest clusters.
+// Bytes.
 const maxZstdWindow = 8 << 20
 
-// codec decodes compressed clusters. A cluster's data is one stream that yields exactly a cluster;
-// what follows it belongs to other clusters.
+// codec decodes compressed clusters. The data of a cluster is one stream that yields exactly one
+// cluster. Bytes after it belong to other clusters.
 type codec struct {
 	kind     uint8
 	decoders sync.Pool // of *inflate.Decoder or *zstdDecoder
@@ -32,12 +32,12 @@ func (c *codec) name() string {
 	return "zlib"
 }
 
-// stopsEarly reports whether decoding the beginning of a cluster takes less time than decoding it
-// whole. A zstd frame of a cluster is one block, whose parts the library does not give away.
+// stopsEarly reports whether decoding only the beginning of a cluster saves time. A zstd frame of a
+// cluster is one block, and the library returns no part of a block.
 func (c *codec) stopsEarly() bool { return c.kind == compressionZlib }
 
-// decode fills p, which is one cluster, or its beginning where that stopsEarly, from data, which
-// lies at off in the file.
+// decode fills p from data, which lies at off in the file. p is one cluster, or if stopsEarly, the
+// beginning of one.
 func (c *codec) decode(p, data []byte, off int64) (err error) {
 	if c.kind == compressionZstd {
 		err = c.zstd(p, data)
@@ -55,8 +55,8 @@ var (
 	errLong  = errors.New("it is more than a cluster")
 )
 
-// zlib decodes what the format calls so: raw deflate. As in QEMU, a stream that would go on is as
-// good as one that ends.
+// zlib decodes raw deflate, which the format calls zlib. As in QEMU, a stream may go on after the
+// cluster is full.
 func (c *codec) zlib(p, data []byte) error {
 	d, _ := c.decoders.Get().(*inflate.Decoder)
 	if d == nil {
@@ -70,9 +70,9 @@ func (c *codec) zlib(p, data []byte) error {
 	return err
 }
 
-// zstdSlack is the room behind the output, bytes, with which the library need not look after every
-// copy whether there is any: a block's largest output, and what a copy in large steps writes too
-// much. With it decoding is a third faster.
+// zstdSlack is the size of the room behind the output. With it, the library need not check after
+// every copy whether there is room: it is the largest output of a block plus what a copy in large
+// steps writes too much. This makes decoding a third faster. Bytes.
 const zstdSlack = 128<<10 + 64
 
 // zstdDecoder is a decoder with memory for a cluster and the slack.
@@ -88,7 +88,7 @@ func newZstdDecoder(cluster int) (*zstdDecoder, error) {
 	return &zstdDecoder{d, make([]byte, 0, cluster+zstdSlack)}, err
 }
 
-// zstd decodes one or more frames, which together have to be a cluster.
+// zstd decodes one or more frames that together make a cluster.
 func (c *codec) zstd(p, data []byte) error {
 	d, _ := c.decoders.Get().(*zstdDecoder)
 	if d == nil {
@@ -115,8 +115,9 @@ func (c *codec) zstd(p, data []byte) error {
 	return nil
 }
 
-// frameLength is how long the zstd frame is that data begins with: whoever decodes a whole one must
-// know where it ends, as other clusters' data may follow (RFC 8878, section 3.1.1).
+// frameLength returns the length of the zstd frame at the beginning of data. To decode a whole
+// frame, one must know where it ends, because data of other clusters may follow (RFC 8878, section
+// 3.1.1).
 func frameLength(data []byte) (int, error) {
 	var h zstd.Header
 	if err := h.Decode(data); err != nil {
@@ -149,7 +150,7 @@ func frameLength(data []byte) (int, error) {
 	return int(n), nil
 }
 
-// input is a buffer of n bytes for compressed data; release gives it back.
+// input returns a buffer of n bytes for compressed data. release gives it back.
 func (c *codec) input(n int64) *[]byte {
 	b, _ := c.inputs.Get().(*[]byte)
 	if b == nil {
@@ -164,7 +165,7 @@ func (c *codec) input(n int64) *[]byte {
 
 func (c *codec) release(b *[]byte) { c.inputs.Put(b) }
 
-// loadCluster fills p with the cluster that an L2 entry says is compressed, or its beginning.
+// loadCluster fills p with the compressed cluster of an L2 entry, or with its beginning.
 func (im *Image) loadCluster(ctx context.Context, p []byte, entry uint64) error {
 	begin, end := im.storedRange(entry)
 	b := im.codec.input(end - begin)

@@ -7,21 +7,21 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// zlibWindow is how far a match of a zlib cluster may reach back, bytes: QEMU decodes with a window
-// of 12 bits.
+// zlibWindow is how far back a match in a zlib cluster may reach: QEMU decodes with a window of 12
+// bits. Bytes.
 const zlibWindow = 1 << 12
 
-// compressor appends a compressed cluster to dst. What it makes of a cluster does not depend on
-// those before it. It is for one goroutine.
+// compressor appends a compressed cluster to dst. The result does not depend on earlier clusters.
+// Only one goroutine uses it.
 type compressor func(dst, cluster []byte) []byte
 
-// newCompressor makes a compressor; nil where clusters are not compressed.
+// newCompressor returns a compressor, or nil if clusters are not compressed.
 func newCompressor(compression Compression, clusterSize int64) (compressor, error) {
 	switch compression {
 	case CompressionZstd:
-		// Of the levels, the default one's output is about as large as that of libzstd's, which
-		// qemu-img uses. A checksum, and a window for more than a cluster, would only cost space
-		// and memory.
+		// At its default level, this library's output is about as large as that of libzstd, which
+		// qemu-img uses. A checksum would only cost space, and a window larger than a cluster only
+		// memory.
 		e, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedDefault),
 			zstd.WithEncoderCRC(false), zstd.WithEncoderConcurrency(1),
 			zstd.WithLowerEncoderMem(true), zstd.WithSingleSegment(true),
@@ -40,7 +40,7 @@ func newCompressor(compression Compression, clusterSize int64) (compressor, erro
 		return func(dst, cluster []byte) []byte {
 			out = *bytes.NewBuffer(dst)
 			f.Reset(&out)
-			// A buffer takes everything.
+			// A buffer takes everything, so these cannot fail.
 			_, _ = f.Write(cluster)
 			_ = f.Close()
 			return out.Bytes()
