@@ -7,7 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestAbortStopsLongCommands aborts commands of many disk calls in the midst of one: none follows.
+// TestAbortStopsLongCommands aborts commands during one of their many disk calls. No further call
+// follows.
 func TestAbortStopsLongCommands(t *testing.T) {
 	for _, c := range []struct {
 		name, method string
@@ -41,7 +42,7 @@ func TestAbortStopsLongCommands(t *testing.T) {
 	}
 }
 
-// carryOut gives a prepared command its data, if it takes any, and ends it.
+// carryOut gives a prepared command its data, if any, and ends it.
 func carryOut(t *Task, data []byte) error {
 	if len(data) > 0 {
 		if err := t.Out(0, data); err != nil {
@@ -111,7 +112,7 @@ func TestAbortedReservationComesToNothing(t *testing.T) {
 	require.Equal(t, "0:", strings.TrimSpace(b.keys()))
 }
 
-// selfCopy copies over what holes there are.
+// selfCopy copies over any holes.
 var selfCopy = copyParameters(1, 0, []string{ownNAA}, block(0, 0, 8, 0, 100),
 	block(0, 0, 8, 0, 200), block(0, 0, 8, 0, 300))
 

@@ -83,8 +83,8 @@ var storing = map[string]struct {
 	"WRITE ATOMIC": {"9c 00 00 00 00 00 00 00 00 00 00 00 00 08 00 00", pattern(8, 1)},
 }
 
-// TestOwnerReturnsWhileAWriteIsStuck has the owner come back, and go again, while a write of its
-// first session hangs in the disk: nobody else has the unit before that has left it.
+// TestOwnerReturnsWhileAWriteIsStuck lets the owner come back and leave again while a write of its
+// first session hangs in the disk. Nobody else gets the unit before that write is out.
 func TestOwnerReturnsWhileAWriteIsStuck(t *testing.T) {
 	const elsewhere = "28 00 00 00 10 00 00 00 01 00"
 	for name, c := range storing {

@@ -24,8 +24,8 @@ func TestNewNexusHasAttention(t *testing.T) {
 	require.Equal(t, "6/29/00", b.runAs(other, lun1, cdb(testReady), nil).outcome())
 }
 
-// TestAttentionAndCommands checks which commands report a unit attention, and which leave it (SAM-5
-// 5.14.1).
+// TestAttentionAndCommands checks which commands report a unit attention, and which leave it
+// pending (SAM-5 5.14.1).
 func TestAttentionAndCommands(t *testing.T) {
 	b := newBench(t)
 	for _, c := range []struct {

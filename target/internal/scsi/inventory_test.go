@@ -179,8 +179,8 @@ func TestUses(t *testing.T) {
 	require.False(t, u.begin(), "nor is it released twice")
 }
 
-// TestOvertakenOnlyAsks: whoever asks whether a sanitize operation has overtaken a command writes
-// nothing.
+// TestOvertakenOnlyAsks checks that asking whether a sanitize operation has overtaken a command
+// writes nothing.
 func TestOvertakenOnlyAsks(t *testing.T) {
 	saves := 0
 	b := newBench(t, exclusive, func(l *LUN) { l.Store = &keptStore{saving: func() { saves++ }} })
@@ -215,7 +215,7 @@ func TestSlotsAreUsedAgain(t *testing.T) {
 	require.Equal(t, "GOOD", b.runAs(late, lun1, cdb(testReady), nil).outcome())
 }
 
-// TestTenantsAreBounded: of initiators without a session it is forgotten which disk they had first.
+// TestTenantsAreBounded checks that the first disk of initiators without a session is forgotten.
 func TestTenantsAreBounded(t *testing.T) {
 	b := newBench(t)
 	b.good(cdb(writeOne), pattern(1, 1))

@@ -123,8 +123,8 @@ func TestCompareAndWriteWaitsForReads(t *testing.T) {
 	require.Equal(t, pattern(1, 2), b.read(0, 1))
 }
 
-// TestClaimEndsWithTheLastWrite holds a write in the disk while its session ends: the next owner
-// must not be admitted before it is out.
+// TestClaimEndsWithTheLastWrite holds a write in the disk while its session ends. The next owner is
+// not admitted before the write is out.
 func TestClaimEndsWithTheLastWrite(t *testing.T) {
 	b := newBench(t, exclusive)
 	second := b.attach("iqn.b", 0)

@@ -97,8 +97,8 @@ func TestWriteAtomicLeavesNothingBehindWhenTheDiskFails(t *testing.T) {
 	require.Equal(t, before, b.good(cdb("28 00 00 00 00 08 00 00 10 00"), nil))
 }
 
-// TestWriteAtomicThatWasCutOff lets the target be killed in the middle of a write: the next start
-// puts back what was there.
+// TestWriteAtomicThatWasCutOff kills the target in the middle of a write. The next start puts the
+// former content back.
 func TestWriteAtomicThatWasCutOff(t *testing.T) {
 	store := &keptStore{}
 	torn := &tornDisk{memDisk: newMemDisk(testBlocks * BlockSize), fail: errors.New("killed")}
@@ -235,8 +235,8 @@ func TestWriteAtomicThatCannotBeForgotten(t *testing.T) {
 	}
 }
 
-// TestWriteBehindAnAtomicOne waits for the blocks of an atomic write, which then cannot be
-// forgotten: the write is not acknowledged, as the next start would undo it.
+// TestWriteBehindAnAtomicOne lets a write wait for the blocks of an atomic write whose record then
+// cannot be deleted. The waiting write is not acknowledged, because the next start would undo it.
 func TestWriteBehindAnAtomicOne(t *testing.T) {
 	write := cdb("2a 00 00 00 00 08 00 00 10 00")
 	store := &unsureStore{}
