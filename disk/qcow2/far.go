@@ -12,18 +12,17 @@ import (
 )
 
 const (
-	// maxFarRead is how much of a file that is far away is read at once, unless a table has more.
-	// Bytes.
+	// maxFarRead is how many bytes of a far file are read at once, unless a table is larger.
 	maxFarRead = 1 << 20
-	// maxFarReads bounds how much is being read at once in all. Bytes.
+	// maxFarReads bounds how many bytes all reads under way have together.
 	maxFarReads = 16 << 20
 )
 
-// tableRun is L2 tables that lie behind each other in the file, by their entries of the L1 table.
+// tableRun is a run of L2 tables that are adjacent in the file, as indexes of the L1 table.
 type tableRun []int64
 
-// checkFar looks at all L2 tables of a file that is far away. As many reads are on their way as are
-// worth it, and tables that lie behind each other are read at once.
+// checkFar checks all L2 tables of a file that is far away. It keeps as many reads under way as are
+// worthwhile, and reads adjacent tables at once.
 func (v *validator) checkFar(ctx context.Context, checks []*tableCheck, parallel int) error {
 	type tables struct {
 		run     tableRun
@@ -72,7 +71,7 @@ func (v *validator) checkFar(ctx context.Context, checks []*tableCheck, parallel
 	return group.Wait()
 }
 
-// tableRuns is all L2 tables, by where they lie in the file.
+// tableRuns returns all L2 tables in the order of the file.
 func (v *validator) tableRuns() (runs []tableRun) {
 	place := func(entry int64) int64 { return int64(v.im.l1[entry] & offsetMask) }
 	var all []int64
@@ -101,8 +100,8 @@ func (v *validator) readRun(ctx context.Context, run tableRun) ([]byte, error) {
 	return content, nil
 }
 
-// announce tells what a read of the range reads of the file, but for the first piece, which is read
-// at once. Pieces that lie together are announced as one.
+// announce announces what a read of the range will read from the file. It leaves out the first
+// piece, which is read at once. It announces pieces that lie together as one.
 func (im *Image) announce(ctx context.Context, off, length int64) {
 	var begin, end int64 // of a piece that is not announced yet
 	pieces := 0
@@ -116,7 +115,7 @@ func (im *Image) announce(ctx context.Context, off, length int64) {
 	for limit := off + length; off < limit; {
 		run, err := im.locate(ctx, off, limit-off)
 		if err != nil {
-			return // the read meets it as well
+			return // the read will fail in the same way
 		}
 		off += run.n
 		from, to := run.host, min(run.host+run.n, im.fileSize)

@@ -1,9 +1,9 @@
 // Package qcow2 reads and writes disk images in QEMU's qcow2 format.
 //
-// Open reads versions 2 and 3 without trusting them. An image is validated completely when it is
-// opened; reading afterwards cannot leave the file, follow a table into other metadata, or cost
-// more memory than its caches. Write stores a disk as an image of version 3, compressed or not.
-// Neither opens a file by itself, and an image that is there is never changed.
+// Open reads versions 2 and 3 without trusting them. It validates the whole image. Later reads
+// cannot leave the file, follow a table into other metadata, or use more memory than the caches.
+// Write stores a disk as an image of version 3, compressed or not. The package opens no files
+// itself and never changes an existing image.
 //
 // The file is an array of clusters, all numbers big-endian:
 //
@@ -69,7 +69,7 @@ const (
 // FormatError says what is wrong with an image.
 type FormatError struct {
 	Why string
-	// what to do with an image that is intact and not supported; "": it is damaged, or no qcow2
+	// what to do with an image that is intact but not supported; "" if it is damaged, or no qcow2
 	// image
 	Action string
 }
@@ -85,7 +85,7 @@ func bad(format string, args ...any) error {
 	return &FormatError{Why: fmt.Sprintf(format, args...)}
 }
 
-// unsupported is an image that is as it should be, and cannot be served.
+// unsupported is the error for an image that is intact but cannot be served.
 func unsupported(action, format string, args ...any) error {
 	return &FormatError{Why: fmt.Sprintf(format, args...), Action: action}
 }
@@ -95,11 +95,10 @@ const (
 	actionDecrypt = "decrypt it with \"qemu-img convert\": a key cannot be given to the server"
 )
 
-// IsQcow2 says whether a file that begins with head is a qcow2 image; four bytes are enough to
-// tell.
+// IsQcow2 reports whether a file that begins with head is a qcow2 image. It looks at four bytes.
 func IsQcow2(head []byte) bool { return len(head) >= 4 && binary.BigEndian.Uint32(head) == magic }
 
-// header is what the header cluster says, validated on its own.
+// header is the content of the header cluster, validated on its own.
 type header struct {
 	version        int
 	clusterBits    uint
@@ -119,7 +118,7 @@ type header struct {
 func (h *header) clusterSize() int64 { return 1 << h.clusterBits }
 func (h *header) extended() bool     { return h.incompatible&incompatExtendedL2 != 0 }
 
-// entrySize is the length of an L2 entry, bytes.
+// entrySize is the length of an L2 entry in bytes.
 func (h *header) entrySize() int64 {
 	if h.extended() {
 		return 16
@@ -127,11 +126,11 @@ func (h *header) entrySize() int64 {
 	return 8
 }
 
-// l2Entries is how many guest clusters an L2 table maps.
+// l2Entries is the number of guest clusters that an L2 table maps.
 func (h *header) l2Entries() int64 { return h.clusterSize() / h.entrySize() }
 
-// l1Need is how many L1 entries the virtual size needs. An image may claim nearly 2^63 bytes where
-// the caller allows that, so nothing is added to it.
+// l1Need is the number of L1 entries that the virtual size needs. If the caller allows it, an image
+// may claim nearly 2^63 bytes, so adding to the size could overflow.
 func (h *header) l1Need() int64 { return (h.size-1)/(h.l2Entries()<<h.clusterBits) + 1 }
 
 func readHeader(ctx context.Context, r Reader, fileSize int64, opt Options) (*header, error) {
@@ -260,8 +259,8 @@ func (h *header) checkFeatures() error {
 	return nil
 }
 
-// table checks where a table lies: aligned, inside the file, not in the header cluster, at most
-// limit bytes.
+// table checks the place of a table. It must be aligned, inside the file, not in the header
+// cluster, and at most limit bytes long.
 func (h *header) table(what string, offset uint64, length, limit, fileSize int64) (int64, error) {
 	switch {
 	case length > limit:
@@ -279,7 +278,7 @@ func (h *header) table(what string, offset uint64, length, limit, fileSize int64
 	return int64(offset), nil
 }
 
-// readNames reads the header extensions and the backing file's name, all inside the first cluster.
+// readNames reads the header extensions and the backing file's name. Both are in the first cluster.
 func (h *header) readNames(ctx context.Context, r Reader, fileSize, headerLen int64,
 	nameOffset uint64, nameLen uint32,
 ) error {
@@ -331,24 +330,24 @@ func (h *header) readNames(ctx context.Context, r Reader, fileSize, headerLen in
 }
 
 const (
-	sectorBits = 9 // lengths of compressed data are counted in sectors
+	sectorBits = 9 // lengths of compressed data are in sectors
 	sectorSize = 1 << sectorBits
 )
 
-// lengthShift is where in an entry for compressed data the length begins, a bit's number; below it
-// is the offset.
+// lengthShift is the number of the bit at which the length begins in an entry for compressed data.
+// The offset is below it.
 func (h *header) lengthShift() uint { return lengthShift(h.clusterBits) }
 
 func lengthShift(clusterBits uint) uint { return 62 - (clusterBits - 8) }
 
-// compressedRange is where an entry's compressed data lies. The length is counted in sectors, so
-// that the last ones of a file may run past its end by less than a sector.
+// compressedRange returns where an entry's compressed data lies. The length is in sectors, so the
+// last data of a file may end up to a sector past the file's end.
 func (h *header) compressedRange(e uint64) (off,
 	length int64) {
 	return splitEntry(e, h.lengthShift())
 }
 
-// splitEntry is compressedRange for who knows lengthShift, as in a loop.
+// splitEntry is compressedRange for callers that already have lengthShift, such as loops.
 func splitEntry(e uint64, lengthShift uint) (off, length int64) {
 	off = int64(e & (1<<lengthShift - 1))
 	sectors := int64(e&(entryCompressed-1)>>lengthShift) + 1

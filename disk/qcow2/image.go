@@ -11,20 +11,20 @@ import (
 // Options bound what an image may claim. The zero value works.
 type Options struct {
 	MaxVirtualSize int64 // bytes; 0: 64 TiB
-	// WillRead is told what of the file is read soon, one byte or more, so that storage can be
-	// asked for several things at once. nil: nobody wants to know. It is called by several
-	// goroutines, and should not wait.
+	// WillRead is called with ranges of the file that will soon be read, at least one byte each. So
+	// storage can be asked for several things at once. Several goroutines call it, and it should
+	// not wait. It may be nil.
 	WillRead func(off, length int64)
-	// Parallel is how many reads are worth having on their way at once, because the file is far
-	// away and each of them takes long however short it is. 0 or 1: it is near.
+	// Parallel is how many reads are worth having under way at once. If the file is far away, each
+	// read takes long, however short it is. 0 or 1 means that the file is near.
 	Parallel int
 }
 
-// Reader is the file of an image, or the disk that its backing file holds. It may be called by any
-// number of goroutines.
+// Reader is the file of an image, or the disk in its backing file. Any number of goroutines may
+// call it.
 type Reader interface {
 	// ReadAt fills p, or returns an error and how many bytes it has read, as an io.ReaderAt does.
-	// One that has to wait for what is far away does so until ctx ends, and its error says so.
+	// If it has to wait for something far away, it waits until ctx ends. Its error then says so.
 	ReadAt(ctx context.Context, p []byte, off int64) (int, error)
 }
 
@@ -35,8 +35,8 @@ type Info struct {
 	VirtualSize    int64  // bytes
 	PlainSize      int64  // guest bytes that this file stores as they are
 	CompressedSize int64  // guest bytes that it stores compressed
-	Compression    string // "zlib" or "zstd": how they are compressed; "" if there are none
-	BackingFile    string // as the image names it: a claim, to be resolved by the caller
+	Compression    string // "zlib" or "zstd"; "" if nothing is compressed
+	BackingFile    string // a claim of the image; the caller resolves it
 	BackingFormat  string
 	ExtendedL2     bool
 	LazyRefcounts  bool
@@ -44,29 +44,29 @@ type Info struct {
 	Snapshots      int
 }
 
-// Image is an open, validated image. Its methods may be called from any number of goroutines at
-// once, but for SetBacking.
+// Image is an open, validated image. Any number of goroutines may call its methods, except
+// SetBacking.
 type Image struct {
 	r        Reader
 	fileSize int64
 	hdr      *header
 	l1       []uint64
 	info     Info
-	runs     []uint64 // see runList; nil: not known
+	runs     []uint64 // see runList; nil if unknown
 	tables   cache    // L2 tables, by their index in the L1 table
-	// of those that nothing was read by, the few last ones whose extents were asked for
+	// the last few tables whose extents were asked for, but that no read has used
 	passing  cache
 	decoded  cache // decoded clusters, by their guest cluster
 	codec    codec
-	willRead func(off, length int64) // of Options, if the file is far away; else nil
+	willRead func(off, length int64) // of Options if the file is far away, otherwise nil
 
 	backing     Reader
 	backingSize int64
 }
 
-// Open reads and validates an image of fileSize bytes: header, extensions, every table, and that no
-// two entries claim the same place. What it finds wrong is a *FormatError; other errors are those
-// of r. ctx is for opening alone.
+// Open reads and validates an image of fileSize bytes: the header, its extensions and every table.
+// It also checks that no two entries claim the same place. A fault of the image is a *FormatError.
+// Other errors are those of r. Only opening uses ctx.
 func Open(ctx context.Context, r Reader, fileSize int64, opt Options) (*Image, error) {
 	h, err := readHeader(ctx, r, fileSize, opt)
 	if err != nil {
@@ -76,7 +76,8 @@ func Open(ctx context.Context, r Reader, fileSize int64, opt Options) (*Image, e
 	if willRead == nil {
 		willRead = func(int64, int64) {}
 	}
-	// there may be none, and to posix_fadvise(2) no length is all that follows
+	// There may be no refcount table, and for posix_fadvise(2) the length 0 means the rest of the
+	// file.
 	if h.refTableLen > 0 {
 		willRead(h.refTableOffset, h.refTableLen<<h.clusterBits)
 	}
@@ -106,7 +107,7 @@ func Open(ctx context.Context, r Reader, fileSize int64, opt Options) (*Image, e
 	return im, nil
 }
 
-// readL1 loads the entries that the virtual size needs; more than that is never looked at.
+// readL1 loads the entries that the virtual size needs. Other entries are never used.
 func (im *Image) readL1(ctx context.Context) error {
 	raw := make([]byte, im.hdr.l1Need()*8)
 	if err := readFull(ctx, im.r, raw, im.hdr.l1Offset); err != nil {
@@ -127,22 +128,22 @@ func (im *Image) loadTable(ctx context.Context, p []byte, off uint64) error {
 	return nil
 }
 
-// Size is the virtual size, bytes.
+// Size is the virtual size in bytes.
 func (im *Image) Size() int64 { return im.hdr.size }
 
 // Info describes the image.
 func (im *Image) Info() Info { return im.info }
 
-// SetBacking gives the image the content of its backing file; past its end the backing file reads
-// as zeros. It is called before the image is read.
+// SetBacking sets the backing file. Past its end, the backing file reads as zeros. Call it before
+// the image is read.
 func (im *Image) SetBacking(r Reader, size int64) { im.backing, im.backingSize = r, size }
 
-// Kind is what an image says about a range of its guest.
+// Kind says how an image stores a range of its guest.
 type Kind uint8
 
 // The kinds.
 const (
-	KindUnallocated Kind = iota // the backing file's content, zeros without one
+	KindUnallocated Kind = iota // the backing file's content, or zeros without one
 	KindZero                    // zeros, whatever the backing file has
 	KindData                    // stored as it is
 	KindCompressed              // stored compressed
@@ -162,17 +163,17 @@ func (k Kind) String() string {
 	return fmt.Sprintf("%d", uint8(k))
 }
 
-// piece is a run of guest bytes of one kind; of data, contiguous in the file too.
+// piece is a run of guest bytes of one kind. Data is also contiguous in the file.
 type piece struct {
 	kind  Kind
 	n     int64
-	host  int64  // KindData: where it lies
+	host  int64  // KindData: the offset in the file
 	entry uint64 // KindCompressed: the L2 entry
 }
 
-// tableAt finds the L2 table of a guest offset, which has to be released, and cuts what is asked
-// for at the table's end. A table without data is none: everything there is unallocated. keep says
-// that it will be wanted again.
+// tableAt returns the L2 table of a guest offset. The caller releases it. limit is length, cut off
+// at the end of the table. If there is no table, table.data is nil and everything there is
+// unallocated. keep says that the table will be needed again.
 func (im *Image) tableAt(ctx context.Context, off, length int64, keep bool) (
 	table pinned, first, limit int64, err error,
 ) {
@@ -190,8 +191,8 @@ func (im *Image) tableAt(ctx context.Context, off, length int64, keep bool) (
 	return table, cluster % perTable, limit, err
 }
 
-// locate describes the run at off that is read in one go, at most length bytes of it and never
-// beyond its L2 table.
+// locate describes the run at off that one read can cover, at most length bytes and not past its L2
+// table.
 func (im *Image) locate(ctx context.Context, off, length int64) (piece, error) {
 	return im.join(ctx, off, length, func(p, q piece) bool {
 		return q.kind == p.kind && q.kind != KindCompressed &&
@@ -199,8 +200,8 @@ func (im *Image) locate(ctx context.Context, off, length int64) (piece, error) {
 	})
 }
 
-// join describes the pieces at off that belong together, at most length bytes of them and never
-// beyond their L2 table.
+// join describes the pieces at off that belong together, at most length bytes and not past their L2
+// table.
 func (im *Image) join(ctx context.Context, off, length int64, together func(p, q piece) bool) (
 	piece, error,
 ) {
@@ -229,15 +230,15 @@ func (im *Image) join(ctx context.Context, off, length int64, together func(p, q
 			p.n += q.n
 		}
 		if (within+q.n)&(h.clusterSize()-1) != 0 {
-			break // it ends inside the cluster, at a subcluster of another kind
+			break // it ends in the cluster, at another kind of subcluster
 		}
 	}
 	return p.clip(limit), nil
 }
 
-// sameKind describes the run of one kind at off, wherever it is stored, at most length bytes of it
-// and never beyond its L2 table. Whole disks are gone through like that before they are served, so
-// it looks at nothing but the kind, and does not fill the memory with tables.
+// sameKind describes the run of one kind at off, wherever it is stored, at most length bytes and
+// not past its L2 table. Before a disk is served, the whole disk is searched with it. So it looks
+// only at the kind and does not fill the cache with tables.
 func (im *Image) sameKind(ctx context.Context, off, length int64) (n int64, kind Kind, err error) {
 	h := im.hdr
 	if h.extended() {
@@ -264,12 +265,12 @@ func (p piece) clip(limit int64) piece {
 	return p
 }
 
-// entry is the first word of an L2 table's entry.
+// entry returns the first word of an L2 entry.
 func (h *header) entry(table []byte, i int64) uint64 {
 	return binary.BigEndian.Uint64(table[i*h.entrySize():])
 }
 
-// entryKind is what an entry without subclusters says.
+// entryKind is the kind of an entry without subclusters.
 func entryKind(e uint64) Kind {
 	switch {
 	case e == 0:
@@ -284,7 +285,7 @@ func entryKind(e uint64) Kind {
 	return KindData
 }
 
-// entryPiece describes the run within one cluster, from byte within.
+// entryPiece describes the run inside one cluster that begins at byte within.
 func (h *header) entryPiece(table []byte, i, within int64) piece {
 	e := h.entry(table, i)
 	rest := h.clusterSize() - within
@@ -302,7 +303,7 @@ func (h *header) entryPiece(table []byte, i, within int64) piece {
 	return p
 }
 
-// subclusterPiece is entryPiece where each of 32 subclusters has bits of its own.
+// subclusterPiece is entryPiece for a cluster with 32 subclusters, each with bits of its own.
 func (h *header) subclusterPiece(bits uint64, host, within int64) piece {
 	sub := h.clusterSize() / 32
 	kindOf := func(i int64) Kind {
@@ -325,8 +326,8 @@ func (h *header) subclusterPiece(bits uint64, host, within int64) piece {
 	return p
 }
 
-// Extent describes the run of one kind that begins at off, at most length bytes of it. off and
-// length lie inside the virtual size. It may have to read tables, as ReadAt does.
+// Extent describes the run of one kind at off, at most length bytes. off and length must be inside
+// the virtual size. It may have to read tables, as ReadAt does.
 func (im *Image) Extent(ctx context.Context, off, length int64) (n int64, kind Kind, err error) {
 	if off < 0 || length <= 0 || off > im.hdr.size-length {
 		return 0, 0, fmt.Errorf("extent of %d bytes at %d is outside the image", length, off)
@@ -349,9 +350,9 @@ func (im *Image) Extent(ctx context.Context, off, length int64) (n int64, kind K
 	return n, kind, nil
 }
 
-// Stored tells where in the image's file the guest bytes at off lie, and how many of length lie
-// there in one run, as they are; not ok where they do not. It looks no further than an L2 table
-// reaches, and may have to read that.
+// Stored returns where the guest bytes at off are in the image's file, and how many of length bytes
+// are there in one run, uncompressed. ok is false if they are not stored so. It looks at one L2
+// table only, and may have to read it.
 func (im *Image) Stored(ctx context.Context, off, length int64) (host, n int64, ok bool) {
 	if off < 0 || length <= 0 || off >= im.hdr.size {
 		return 0, 0, false
@@ -360,9 +361,9 @@ func (im *Image) Stored(ctx context.Context, off, length int64) (host, n int64, 
 	return p.host, p.n, err == nil && p.kind == KindData
 }
 
-// Decodes reports whether a read at off has to decompress a cluster, one that was not just decoded
-// for another read; or whether that is the backing file's to say. It does not wait for r: of a
-// table that is not in memory it says neither.
+// Decodes reports whether a read at off has to decompress a cluster that is not in the cache. below
+// says that the backing file decides. Decodes does not wait for r. If the table is not in memory,
+// both are false.
 func (im *Image) Decodes(off int64) (decodes, below bool) {
 	h := im.hdr
 	if off < 0 || off >= h.size {
@@ -383,10 +384,10 @@ func (im *Image) Decodes(off int64) (decodes, below bool) {
 	return kind == KindCompressed && !im.decoded.has(cluster, within+1), kind == KindUnallocated
 }
 
-// ReadAt reads guest bytes, from the backing file where the image has none. It reads len(p) bytes
-// or fails; reading across the end of the virtual size returns io.EOF with what there is. When ctx
-// ends, it does not wait any longer for what others are reading, and its error is ctx's or that of
-// the Reader. What others read at the same time goes on.
+// ReadAt reads guest bytes. What the image does not have comes from the backing file. It reads
+// len(p) bytes or fails. A read across the end of the virtual size returns the bytes before it, and
+// io.EOF. If ctx ends, it stops waiting for what other calls are loading, and its error is ctx's or
+// the Reader's. The other calls go on.
 func (im *Image) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	if off < 0 {
 		return 0, fmt.Errorf("read at %d", off)
@@ -431,7 +432,7 @@ func (im *Image) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	return done, short
 }
 
-// readHost reads stored bytes. The file may end within the last cluster, whose rest is zeros.
+// readHost reads stored bytes. If the file ends within the last cluster, the rest is zeros.
 func (im *Image) readHost(ctx context.Context, p []byte, host int64) error {
 	n := max(min(int64(len(p)), im.fileSize-host), 0)
 	clear(p[n:])
@@ -456,8 +457,8 @@ func (im *Image) readBacking(ctx context.Context, p []byte, off int64) error {
 	return nil
 }
 
-// readFull fills p from r at off. Where r ends before that, it became shorter since it was opened,
-// which is not the end of the disk.
+// readFull fills p from r at off. If r ends earlier, it has become shorter since it was opened.
+// That is not the end of the disk.
 func readFull(ctx context.Context, r Reader, p []byte, off int64) error {
 	n, err := r.ReadAt(ctx, p, off)
 	switch {

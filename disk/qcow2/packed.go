@@ -6,21 +6,21 @@ import (
 )
 
 const (
-	// maxPacked is how much compressed data is read at once, where one cluster's is not more.
-	// Bytes.
+	// maxPacked is how many bytes of compressed data are read at once, unless a single cluster has
+	// more.
 	maxPacked = 512 << 10
-	// maxPackedGap is what is rather read in vain, between two clusters' data, than read around.
-	// Bytes.
+	// maxPackedGap is the largest gap between the data of two clusters that is read along rather
+	// than skipped. Bytes.
 	maxPackedGap = 16 << 10
-	// maxPackedRun is how many clusters' data are read at once at most.
+	// maxPackedRun is the largest number of clusters whose data is read at once.
 	maxPackedRun = 64
 )
 
-// readCompressed reads from a compressed cluster, and from those after it as long as they are
-// wanted whole and lie together. It returns how many bytes it read. One that is wanted in part is
-// kept, so that reading on in small steps decodes it once. One that is read somewhere in its middle
-// is decoded as far as that, as whoever reads so reads elsewhere next; a second such read decodes
-// it whole.
+// readCompressed reads from a compressed cluster. It goes on with the next ones if they are wanted
+// whole and lie together. It returns how many bytes it read. A cluster that is wanted in part is
+// kept, so a series of small reads decodes it once. If the read begins in the middle of a cluster,
+// only the part up to its end is decoded, because such a reader usually goes on elsewhere. A second
+// such read decodes the whole cluster.
 func (im *Image) readCompressed(ctx context.Context, p []byte, off int64, entry uint64) (
 	int, error,
 ) {
@@ -42,8 +42,8 @@ func (im *Image) readCompressed(ctx context.Context, p []byte, off int64, entry 
 	return n, nil
 }
 
-// readPacked reads whole compressed clusters, the first one at off, with one read of the file.
-// Which ones lie behind it in the guest's order mostly lie so in the file.
+// readPacked reads whole compressed clusters from off on with one read of the file. Clusters that
+// follow each other in the guest mostly do so in the file.
 func (im *Image) readPacked(ctx context.Context, p []byte, off int64) (int, error) {
 	h := im.hdr
 	size := h.clusterSize()
@@ -73,9 +73,9 @@ func (im *Image) readPacked(ctx context.Context, p []byte, off int64) (int, erro
 	return run << h.clusterBits, nil
 }
 
-// packedRun fills entries with those of the guest cluster, which is compressed, and the ones after
-// it, up to the first that does not lie behind the others. It returns how many there are, at least
-// one.
+// packedRun fills entries with those of the guest cluster, which is compressed, and of the
+// following clusters. It stops before the first whose data does not lie behind the others. It
+// returns the number of entries, at least one.
 func (im *Image) packedRun(ctx context.Context, entries []uint64, cluster int64) (int, error) {
 	perTable := im.hdr.l2Entries()
 	index := cluster / perTable
@@ -103,9 +103,9 @@ func (im *Image) packedRun(ctx context.Context, entries []uint64, cluster int64)
 	return len(entries), nil
 }
 
-// storedRange is where an entry's compressed data lies in the file, which may end within its last
-// sector. A table that was read again may have been changed since it was validated: what would lie
-// behind the end is no data at all.
+// storedRange returns where an entry's compressed data lies in the file. The file may end within
+// the last sector of the data. A table that was read again may have changed since it was validated.
+// Data past the end of the file is then empty.
 func (im *Image) storedRange(entry uint64) (begin, end int64) {
 	off, length := im.hdr.compressedRange(entry)
 	return off, max(off, min(off+length, im.fileSize))

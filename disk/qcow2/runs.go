@@ -6,16 +6,16 @@ const (
 	noKind = ^Kind(0)
 
 	kindBits = 2
-	// maxRuns bounds what each of several goroutines notes of an image: 128 KiB. Of an image of
-	// more runs the tables are read again.
+	// maxRuns bounds how many runs each goroutine notes: 128 KiB. If an image has more, its tables
+	// are read again.
 	maxRuns = 16 << 10
 )
 
-// runList is where clusters of another kind begin, as it was found in the order of the guest: the
-// guest's cluster, and the kind in the lowest bits. The zero value is empty.
+// runList notes where runs of another kind begin, in the order of the guest. An entry is the guest
+// cluster, with the kind in the lowest bits. The zero value is empty.
 type runList struct {
 	starts []uint64
-	full   bool // there were more than are noted
+	full   bool // there were more runs than are noted
 }
 
 func (l *runList) begin(cluster int64, kind Kind) {
@@ -26,8 +26,8 @@ func (l *runList) begin(cluster int64, kind Kind) {
 	l.starts = append(l.starts, uint64(cluster)<<kindBits|uint64(kind))
 }
 
-// joinRuns makes one list of those of several goroutines, each of which looked at other tables; nil
-// if one of them is not complete.
+// joinRuns joins the lists of several goroutines that checked different tables. It returns nil if
+// one of the lists is incomplete.
 func joinRuns(lists ...runList) []uint64 {
 	var all []uint64
 	for _, l := range lists {
@@ -40,8 +40,8 @@ func joinRuns(lists ...runList) []uint64 {
 	return slices.CompactFunc(all, func(a, b uint64) bool { return (a^b)&(1<<kindBits-1) == 0 })
 }
 
-// runAt describes the run at off, at most length bytes of it, from what was noted when the image
-// was opened.
+// runAt describes the run at off, at most length bytes. It uses the runs that were noted when the
+// image was opened.
 func (im *Image) runAt(off, length int64) (n int64, kind Kind) {
 	cluster := uint64(off >> im.hdr.clusterBits)
 	next, _ := slices.BinarySearch(im.runs, (cluster+1)<<kindBits)

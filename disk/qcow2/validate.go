@@ -23,23 +23,22 @@ const (
 const (
 	maxChecks = 4 // each has a table of up to 2 MiB in memory
 
-	// tablesAhead is how many L2 tables storage is asked for before their turn comes: they lie far
-	// from each other, and waiting for one after the other is most of an open that finds nothing in
-	// memory.
+	// tablesAhead is how many L2 tables are announced to storage ahead of time. The tables lie far
+	// apart. If nothing is in memory, most of the time of opening would be spent waiting for one
+	// after the other.
 	tablesAhead = 32
-	// minAhead is the least size of a table for that, bytes: of smaller ones, the kernel reads
-	// several at once anyway.
+	// minAhead is the smallest table that is announced. The kernel reads several smaller ones at
+	// once anyway. Bytes.
 	minAhead = 4 << 10
 )
 
-// validator goes through all tables once and knows which clusters of the file are taken. The L2
-// tables, of which large images have hundreds, are looked at by several goroutines, as the start
-// waits for this.
+// validator goes through all tables once and records which clusters of the file are taken. Large
+// images have hundreds of L2 tables and the start waits for this, so several goroutines check them.
 type validator struct {
 	*header
 	im       *Image
 	willRead func(off, length int64)
-	metadata clusterSet // complete before the first entry of an L2 table is looked at
+	metadata clusterSet // complete before the first L2 entry is checked
 	data     clusterSet
 	packed   clusterSet // clusters that hold compressed data, which may share them
 	next     atomic.Int64
@@ -52,7 +51,7 @@ func newValidator(im *Image, willRead func(off, length int64)) *validator {
 		data: newClusterSet(clusters), packed: newClusterSet(clusters)}
 }
 
-// run returns how many guest bytes the file stores as they are, and how many compressed. parallel
+// run returns how many guest bytes the file stores uncompressed, and how many compressed. parallel
 // is that of Options.
 func (v *validator) run(ctx context.Context, parallel int) (plain, compressed int64, err error) {
 	v.metadata.add(0, 1) // the header
@@ -62,7 +61,7 @@ func (v *validator) run(ctx context.Context, parallel int) (plain, compressed in
 	if err := v.refcounts(ctx, parallel > 1); err != nil {
 		return 0, 0, err
 	}
-	var empty runList // parts of the guest that have no table
+	var empty runList // parts of the guest without a table
 	for i, e := range v.im.l1 {
 		if e&l1Reserved != 0 {
 			return 0, 0, bad("L1 entry %d has reserved bits set (%#x)", i, e)
@@ -102,7 +101,7 @@ func (v *validator) run(ctx context.Context, parallel int) (plain, compressed in
 	return plain, compressed, nil
 }
 
-// checkNear looks at all L2 tables. Each goroutine reads those that it looks at.
+// checkNear checks all L2 tables. Each goroutine reads the tables that it checks.
 func (v *validator) checkNear(ctx context.Context, checks []*tableCheck) error {
 	for i := range min(tablesAhead, int64(len(v.im.l1))) {
 		v.expect(i)
@@ -117,13 +116,13 @@ func (v *validator) checkNear(ctx context.Context, checks []*tableCheck) error {
 	return group.Wait()
 }
 
-// newCheck is called by the goroutine that uses it: what two of them make lies far from each other,
-// or their processors would wait for each other's cache lines.
+// newCheck is called by the goroutine that uses the result. Then the memory of two goroutines lies
+// far apart, and their processors do not wait for each other's cache lines.
 func (v *validator) newCheck() *tableCheck {
 	return &tableCheck{validator: v, starts: newStarts(v.im)}
 }
 
-// expect announces that the L2 table of an L1 entry will be read, if there are both.
+// expect announces that the L2 table of an L1 entry will be read, if both exist.
 func (v *validator) expect(entry int64) {
 	if entry >= int64(len(v.im.l1)) || v.clusterSize() < minAhead {
 		return
@@ -151,8 +150,8 @@ func (v *validator) claim(what string, off, length int64) error {
 	return nil
 }
 
-// refcounts takes the refcount table and its blocks, so that nothing else points there. What they
-// say is not needed.
+// refcounts takes the clusters of the refcount table and its blocks, so nothing else may point
+// there. The refcounts themselves are not needed.
 func (v *validator) refcounts(ctx context.Context, far bool) error {
 	length, atOnce := v.refTableLen<<v.clusterBits, int64(64<<10)
 	if far {

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// Compression is how Write stores clusters.
+// Compression says how Write stores clusters.
 type Compression string
 
 // The compressions.
@@ -25,21 +25,21 @@ type Source interface {
 	Reader
 	// Size is the virtual size in bytes, a positive multiple of 512.
 	Size() int64
-	// Data calls f for each run of bytes that may be something else than zeros, in order and
+	// Data calls f for each run of bytes that may contain something other than zeros, in order and
 	// without overlap. An error of f ends it and is returned.
 	Data(ctx context.Context, f func(off, n int64) error) error
 }
 
-// WriteOptions say how Write does its work. The zero value works.
+// WriteOptions are the options of Write. The zero value works.
 type WriteOptions struct {
 	Compression Compression // "": zstd
-	// Workers is how many goroutines read and compress, at most; 0: one for each processor. The
-	// image is the same with any number.
+	// Workers is the largest number of goroutines that read and compress. 0 means one for each
+	// processor. The image does not depend on it.
 	Workers int
-	// ReadUnit is what is best read of the source at once, such as its own cluster. Bytes.
+	// ReadUnit is how many bytes of the source are best read at once, such as its cluster size.
 	ReadUnit int64
-	// Progress is told, by one goroutine, what was done since it was last told: how many bytes of
-	// the disk, holes included, and how many of these were in runs of data. It may be nil.
+	// Progress is called by one goroutine with what was done since the last call: how many bytes of
+	// the disk, including holes, and how many of them were in runs of data. It may be nil.
 	Progress func(bytes, data int64)
 
 	clusterBits uint // 0: writtenClusterBits; tests use smaller ones
@@ -48,29 +48,28 @@ type WriteOptions struct {
 const (
 	writtenClusterBits = 16 // qemu-img's default
 
-	// writeUnit is how much of the disk a worker takes at once. Bytes.
+	// writeUnit is how many bytes of the disk a worker takes at once.
 	writeUnit = 256 << 10
-	// maxWriteBuffers bounds the memory for what is on its way from the source to the file. Bytes.
+	// maxWriteBuffers bounds the memory for data between the source and the file. Bytes.
 	maxWriteBuffers = 24 << 20
-	// maxWriteWorkers bounds the memory of compressors: each has tables of 1.3 MiB.
+	// maxWriteWorkers bounds the memory of the compressors. Each has tables of 1.3 MiB.
 	maxWriteWorkers = 16
 )
 
-// Write stores a disk as an image of version 3 in dst, which is empty, and returns the image's
-// size in bytes. The image depends on the disk's content and on the compression only: not on
-// where the source has holes, nor on the machine or the number of workers. A cluster of zeros is
-// not stored. All tables that a reader needs lie at the front, so that whoever fetches the head
-// of the image has all of them.
+// Write stores a disk as an image of version 3 in the empty dst, and returns the image's size in
+// bytes. The image depends only on the disk's content and on the compression, and not on the
+// source's holes, the machine or the number of workers. Clusters of zeros are not stored. All
+// tables that a reader needs are at the front, so they come with the head of the image.
 //
-// The header is written last: until then dst holds no image. An error of src or dst ends it, as
-// does ctx, and leaves a part of the image in dst.
+// The header is written last. Until then, dst holds no image. An error of src or dst, or the end of
+// ctx, ends Write and leaves a part of the image in dst.
 func Write(ctx context.Context, dst io.WriterAt, src Source, opt WriteOptions) (int64, error) {
 	w, err := newWriter(dst, src, opt)
 	if err != nil {
 		return 0, err
 	}
 	if err := w.run(ctx); err != nil {
-		if ctx.Err() != nil { // however a read that waited put it
+		if ctx.Err() != nil { // however a waiting read wrapped it
 			err = ctx.Err()
 		}
 		return 0, err
@@ -84,15 +83,15 @@ type writer struct {
 	size        int64
 	compression Compression
 	workers     int
-	unit        int64 // what a piece covers at most: whole clusters of one L2 table
+	unit        int64 // the most that a piece covers: whole clusters of one L2 table
 	progress    func(bytes, data int64)
 
-	// begins has for each L1 entry the first cluster of its part of the disk that is not all zeros,
-	// counted from 1; 0: there is none, and no L2 table.
+	// begins has for each L1 entry the first cluster in its part of the disk that is not all zeros,
+	// counted from 1. 0 means that there is none, and no L2 table.
 	begins []uint32
 	placement
 
-	unused chan *writePiece // who finds none waits for storeAll, so that memory is bounded
+	unused chan *writePiece // if it is empty, walk waits for storeAll; this bounds the memory
 	jobs   chan *writePiece // for the workers
 	order  chan *writePiece // the same pieces for storeAll, in the order of the disk
 }
@@ -129,8 +128,8 @@ func newWriter(dst io.WriterAt, src Source, opt WriteOptions) (*writer, error) {
 	if w.workers <= 0 {
 		w.workers = runtime.GOMAXPROCS(0)
 	}
-	// A worker has a piece, and another one waits for it. Each holds what was read, and what was
-	// made of it.
+	// Each worker has a piece, and another piece waits for it. A piece holds what was read and what
+	// it was compressed to.
 	w.workers = max(1, min(w.workers, maxWriteWorkers, int(maxWriteBuffers/(4*w.unit))))
 	if w.progress == nil {
 		w.progress = func(int64, int64) {}
@@ -160,8 +159,8 @@ func (w *writer) run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// findTables finds out which parts of the disk need an L2 table. It reads each up to its first
-// cluster that is not all zeros; what comes before that is not read again.
+// findTables finds the parts of the disk that need an L2 table. It reads each part up to the first
+// cluster that is not all zeros. What is before that is not read again.
 func (w *writer) findTables(ctx context.Context) error {
 	w.begins = make([]uint32, (w.size-1)/w.tableReach()+1)
 	var buf []byte
@@ -204,7 +203,8 @@ func isZero(p []byte) bool {
 	return bytes.Equal(p, zeros[:len(p)])
 }
 
-// firstNonZero is where the first sector of p that is not all zeros begins; -1: there is none.
+// firstNonZero returns the offset of the first sector of p that is not all zeros, or -1 if there is
+// none.
 func firstNonZero(p []byte) int {
 	for i := 0; i < len(p); i += sectorSize {
 		if !isZero(p[i:min(i+sectorSize, len(p))]) {

@@ -2,17 +2,17 @@ package qcow2
 
 import "io"
 
-// outputWindow is how much is written at once. Bytes.
+// outputWindow is how many bytes are written at once.
 const outputWindow = 1 << 20
 
-// output gathers into large writes what comes nearly in order. Gaps are written as zeros.
+// output joins pieces that come nearly in order into large writes. It writes gaps as zeros.
 type output struct {
 	dst    io.WriterAt
-	start  int64  // nothing from here on was written to dst
-	window []byte // what is to be written there
+	start  int64  // nothing from here on is in dst yet
+	window []byte // what will be written there
 }
 
-// write writes p at off. That may lie before what was written last, where a gap was left.
+// write writes p at off. off may lie before earlier pieces if a gap was left there.
 func (o *output) write(p []byte, off int64) error {
 	if o.window == nil {
 		o.window = make([]byte, outputWindow)
@@ -37,7 +37,7 @@ func (o *output) write(p []byte, off int64) error {
 	return nil
 }
 
-// finish writes everything up to end, behind which nothing was written.
+// finish writes everything up to end. Nothing may have been written behind end.
 func (o *output) finish(end int64) error {
 	for o.start < end {
 		if err := o.flush(min(outputWindow, end-o.start)); err != nil {
@@ -47,7 +47,7 @@ func (o *output) finish(end int64) error {
 	return nil
 }
 
-// flush writes the first n bytes of the window; the others are zeros.
+// flush writes the first n bytes of the window and clears them.
 func (o *output) flush(n int64) error {
 	if err := writeFull(o.dst, o.window[:n], o.start); err != nil {
 		return err
@@ -57,7 +57,7 @@ func (o *output) flush(n int64) error {
 	return nil
 }
 
-// writeFull is dst.WriteAt, and does not believe a dst that stores less and says nothing.
+// writeFull calls dst.WriteAt. It fails if dst stores less without an error.
 func writeFull(dst io.WriterAt, p []byte, off int64) error {
 	n, err := dst.WriteAt(p, off)
 	if err == nil && n < len(p) {

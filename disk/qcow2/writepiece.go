@@ -2,16 +2,16 @@ package qcow2
 
 import "context"
 
-// writePiece is a part of the disk on its way into the image: walk cuts it out, a worker reads and
-// compresses it, storeAll finds a place for it. Then it is used again.
+// writePiece is a part of the disk on its way into the image. walk cuts it out, a worker reads and
+// compresses it, and storeAll places it in the file. Then it is reused.
 type writePiece struct {
-	off, length int64 // of the disk; whole clusters, but for the end of the disk
+	off, length int64 // of the disk; whole clusters, except at the end of the disk
 	bytes, data int64 // for WriteOptions.Progress
 
-	ready    chan struct{} // gets one when the rest is there
+	ready    chan struct{} // receives a value when the rest is there
 	content  []byte        // whole clusters
-	packed   []byte        // what is compressed of them, one after the other
-	clusters []int         // of each cluster: the length in packed, or one of these
+	packed   []byte        // the compressed clusters, one after the other
+	clusters []int         // for each cluster, its length in packed or one of these constants
 }
 
 const (
@@ -19,7 +19,7 @@ const (
 	clusterPlain   = -1
 )
 
-// walk cuts the disk into pieces, and leaves out what is known to be zeros.
+// walk cuts the disk into pieces. It leaves out what is known to be zeros.
 func (w *writer) walk(ctx context.Context) error {
 	defer close(w.order)
 	defer close(w.jobs)
@@ -60,8 +60,8 @@ func (w *writer) walk(ctx context.Context) error {
 				p.off = off &^ (w.clusterSize() - 1)
 			}
 			stop := min(end, (off/w.unit+1)*w.unit)
-			// The content decides what is stored, so whole clusters are read, whatever holes they
-			// have.
+			// The content decides what is stored, so whole clusters are read, even if they contain
+			// holes.
 			p.length = min(w.roundUp(stop), w.size) - p.off
 			data += stop - off
 			off, seen = stop, stop
@@ -98,7 +98,7 @@ func (p *writePiece) make(ctx context.Context, w *writer, compress compressor) e
 		p.content = make([]byte, 0, w.unit)
 	}
 	p.content = p.content[:w.roundUp(p.length)]
-	clear(p.content[p.length:]) // a cluster that reaches past the end of the disk
+	clear(p.content[p.length:]) // for a cluster that reaches past the end of the disk
 	if err := readFull(ctx, w.src, p.content[:p.length], p.off); err != nil {
 		return err
 	}
@@ -110,7 +110,7 @@ func (p *writePiece) make(ctx context.Context, w *writer, compress compressor) e
 		} else if compress != nil {
 			before := len(p.packed)
 			p.packed = compress(p.packed, cluster)
-			// What is not smaller is stored as it is, which is faster to read.
+			// A cluster that does not shrink is stored uncompressed, which is faster to read.
 			if n := len(p.packed) - before; n < len(cluster) {
 				length = n
 			} else {
@@ -127,7 +127,7 @@ func (w *writer) storeAll(ctx context.Context) error {
 	for p := range w.order {
 		select {
 		case <-p.ready:
-		case <-ctx.Done(): // perhaps because it could not be read
+		case <-ctx.Done(): // perhaps because a read failed
 			return ctx.Err()
 		}
 		if err := w.store(p); err != nil {
