@@ -6,13 +6,13 @@ import (
 	"slices"
 )
 
-// No two clusters may share compressed data, or a small file could be decoded to any size. To sort
-// where all of it begins took longer than everything else that is looked at when an image is
-// opened. But of data that reaches beyond the place of the file in which it begins, a sector or
-// several, only one can begin there. So each goroutine has a bit for each place where such data
-// begins, and a list of what ends in the place in which it begins, as little does. Between the two
-// nothing is compared: what one entry says to end there and another not, may be used by both, and
-// by no third one.
+// No two clusters may share compressed data, or a small file could decode to any size. Sorting all
+// the places where it begins took longer than the rest of opening an image. Instead, the file is
+// divided into places of a sector or several. If data reaches beyond the place in which it begins,
+// no other such data can begin in that place. So each goroutine has one bit for each place in which
+// such data begins, and a list of the data that ends in its own place, which is rare. The two are
+// not compared with each other. If one entry says that data ends in its place and another says that
+// it does not, both may use it, but no third one.
 
 const (
 	startPageBits  = 18 // of a set: 32 KiB
@@ -20,7 +20,7 @@ const (
 	maxStartBits   = 1 << 26 // of a set: 8 MiB
 )
 
-// startSet is a set of places of the file, which are numbered from its beginning.
+// startSet is a set of places of the file, numbered from its beginning.
 type startSet struct {
 	shift uint // a place has 1<<shift bytes
 	pages []*startPage
@@ -28,8 +28,8 @@ type startSet struct {
 
 type startPage [startPageWords]uint64
 
-// newStartSet has places so large that few clusters of such an image are compressed to less: the
-// more memory is touched, the longer it takes.
+// newStartSet chooses places so large that few clusters compress to less than one. Touching more
+// memory takes longer.
 func newStartSet(im *Image) startSet {
 	s := startSet{shift: max(sectorBits, im.hdr.clusterBits-5)}
 	for im.fileSize>>s.shift >= maxStartBits {
@@ -39,19 +39,19 @@ func newStartSet(im *Image) startSet {
 	return s
 }
 
-// page is that of a place, to add it there.
+// page returns the page of a place, to add the place to it.
 func (s *startSet) page(n int64) *startPage {
 	page := &s.pages[n>>startPageBits]
 	if *page == nil {
 		*page = new(startPage)
-		// memory that is read before it is written is mapped twice, and to exchange that interrupts
-		// all processors
+		// Memory that is read before it is written is mapped twice, and exchanging the mapping
+		// interrupts all processors.
 		clear((*page)[:])
 	}
 	return *page
 }
 
-// add puts a place of the page into the set, and reports whether it was not there before.
+// add adds a place of the page to the set and reports whether it is new.
 func (p *startPage) add(n int64) (added bool) {
 	word, bit := &p[n>>6&(startPageWords-1)], uint64(1)<<(n&63)
 	added = *word&bit == 0
@@ -59,7 +59,7 @@ func (p *startPage) add(n int64) (added bool) {
 	return added
 }
 
-// has says whether the place of a byte is in the set; one past the end of the file never is.
+// has reports whether the place of a byte is in the set. A byte past the end of the file never is.
 func (s *startSet) has(off int64) bool {
 	n := off >> s.shift
 	if n>>startPageBits >= int64(len(s.pages)) {
@@ -69,7 +69,8 @@ func (s *startSet) has(off int64) bool {
 	return page != nil && page[n>>6&(startPageWords-1)]>>(n&63)&1 != 0
 }
 
-// any says whether a place from that of byte first to that of byte last is in the set.
+// any reports whether the set contains a place between those of the bytes first and last,
+// inclusive.
 func (s *startSet) any(first, last int64) bool {
 	for n, end := first>>s.shift, last>>s.shift; n <= end; {
 		page := s.pages[n>>startPageBits]
@@ -90,8 +91,8 @@ func (s *startSet) empty() bool {
 	return !slices.ContainsFunc(s.pages, func(page *startPage) bool { return page != nil })
 }
 
-// join puts everything of from, which is not used any more, into the set, and what was there before
-// into both.
+// join adds everything in from to the set, and everything that was in both already to both. from
+// must not be used afterwards.
 func (s *startSet) join(from, both *startSet) {
 	for i, page := range from.pages {
 		to := s.pages[i]
@@ -108,17 +109,17 @@ func (s *startSet) join(from, both *startSet) {
 	}
 }
 
-// starts is what a goroutine knows of where compressed data begins.
+// starts is what one goroutine knows about where compressed data begins.
 type starts struct {
-	small []int64  // of what ends in its place: bytes
-	large startSet // of all others
-	// places where more than one begins that is large, in an image that is bad or understands
-	// lengths in a way of its own
+	small []int64  // offsets of data that ends in its place
+	large startSet // places of all other data
+	// places in which several large ones begin; such an image is bad, or it has its own meaning of
+	// lengths
 	twice startSet
 	spans []startSpan
 }
 
-// startSpan is between which bytes of the file the compressed data of an L2 table begins.
+// startSpan is the first and the last offset at which compressed data of an L2 table begins.
 type startSpan struct {
 	entry       int64 // of the L1 table
 	first, last int64
@@ -155,8 +156,8 @@ func notTwice(list []int64) error {
 	return nil
 }
 
-// startsIn reads the tables again that may have data that begins at one of the places, and returns
-// where all of it begins, also what is small.
+// startsIn reads the tables again whose data may begin at one of the places. It returns all offsets
+// in these places where data begins, including small data.
 func (v *validator) startsIn(ctx context.Context, places *startSet, spans []startSpan) (
 	list []int64, err error,
 ) {

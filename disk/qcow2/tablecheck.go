@@ -7,11 +7,11 @@ import (
 	"math/bits"
 )
 
-// tableCheck looks at L2 tables, beside others that do.
+// tableCheck checks L2 tables. Several of them run at once.
 type tableCheck struct {
 	*validator
 	buf    []byte // of one cluster
-	table  []byte // the part of it that is looked at
+	table  []byte // the part of it that is checked
 	first  int64  // the guest cluster of its first entry
 	data   claims
 	packed claims
@@ -22,14 +22,14 @@ type tableCheck struct {
 	plainSize, compressedSize int64 // guest bytes
 }
 
-// claims are neighbouring clusters of the file that entries of the table take, which go into a set
+// claims are the clusters of one word of a set that the table's entries take. They go into the set
 // together.
 type claims struct {
 	word int64 // of the set
 	mask uint64
 }
 
-// run takes one table after the other, until there are none left or one is bad.
+// run checks one table after the other, until none are left or one is bad.
 func (c *tableCheck) run(ctx context.Context) error {
 	for !c.failed.Load() {
 		i := c.next.Add(1) - 1
@@ -52,7 +52,7 @@ func (c *tableCheck) run(ctx context.Context) error {
 	return nil
 }
 
-// load reads the L2 table of an entry of the L1 table, as much of it as is ever read.
+// load reads the L2 table of an L1 entry.
 func (c *tableCheck) load(ctx context.Context, entry int64) error {
 	if c.buf == nil {
 		c.buf = make([]byte, c.clusterSize())
@@ -61,7 +61,7 @@ func (c *tableCheck) load(ctx context.Context, entry int64) error {
 	return c.im.loadTable(ctx, c.buf, c.im.l1[entry]&offsetMask)
 }
 
-// begin makes the L2 table of an entry of the L1 table, which is in buf, the one to look at.
+// begin prepares for the check of the L2 table of an L1 entry. buf holds the table.
 func (c *tableCheck) begin(entry int64, buf []byte) {
 	c.first = entry * c.l2Entries()
 	clusters := (c.size + c.clusterSize() - 1) >> c.clusterBits
@@ -106,8 +106,8 @@ func (c *tableCheck) check() error {
 	return nil
 }
 
-// entryAt is the entry at byte at of the table: its two words, of which the second is zero where
-// there is only one.
+// entryAt returns the two words of the entry at byte at of the table. The second is zero if entries
+// have one word.
 func (c *tableCheck) entryAt(at int64) (e, sub uint64) {
 	e = binary.BigEndian.Uint64(c.table[at:])
 	if c.extended() {
@@ -116,14 +116,14 @@ func (c *tableCheck) entryAt(at int64) (e, sub uint64) {
 	return e, sub
 }
 
-// guestOf is the guest offset of the entry at byte at.
+// guestOf returns the guest offset of the entry at byte at.
 func (c *tableCheck) guestOf(at int64) int64 {
 	return (c.first + at/
 		c.entrySize()) << c.clusterBits
 }
 
-// nothing is how many bytes of entries without anything there are from byte at on, where one is;
-// perhaps not all of them.
+// nothing returns how many bytes of empty entries begin at byte at, where there is one. There may
+// be more.
 func (c *tableCheck) nothing(at int64) int64 {
 	const stride = 8
 	rest := c.table[at:]
@@ -139,9 +139,9 @@ func (c *tableCheck) nothing(at int64) int64 {
 	return max(c.entrySize(), int64(len(c.table))-at-int64(len(rest)))
 }
 
-// neighbours counts the entries from the one at byte at on, which is e, that differ only in that
-// each cluster lies behind the one before, inside the file: as most of an image that was written in
-// one go do. They need be looked at once.
+// neighbours counts the entries from e at byte at on whose clusters follow each other in the file,
+// inside the file, and that are otherwise equal. Most entries of an image that was written in one
+// go are like that. They need only one check.
 func (c *tableCheck) neighbours(at int64, e uint64) (n int64) {
 	limit := max(1, (c.im.fileSize-int64(e&offsetMask)+c.clusterSize()-1)>>c.clusterBits)
 	rest := c.table[at+8:]
@@ -152,7 +152,7 @@ func (c *tableCheck) neighbours(at int64, e uint64) (n int64) {
 	return n
 }
 
-// plain looks at an entry and the neighbours that go with it, n in all.
+// plain checks an entry together with its neighbours, n entries in all.
 func (c *tableCheck) plain(guest int64, e, sub uint64, n int64) error {
 	if e&l2Reserved != 0 || e&entryZero != 0 && (c.version == 2 || c.extended()) {
 		return bad("the L2 entry of guest offset %d has reserved bits set (%#x)", guest, e)
@@ -196,8 +196,8 @@ func (c *tableCheck) plain(guest int64, e, sub uint64, n int64) error {
 	return nil
 }
 
-// subclusterBytes is how much of a cluster's first rest bytes the subclusters with a bit in alloc
-// have.
+// subclusterBytes returns how many of a cluster's first rest bytes are in subclusters with a bit in
+// alloc.
 func (h *header) subclusterBytes(alloc uint32, rest int64) (n int64) {
 	sub := h.clusterSize() / 32
 	if rest >= h.clusterSize() {
@@ -215,8 +215,8 @@ func badTwice(host int64) error {
 	return bad("the cluster at %#x is used by more than one guest cluster", host)
 }
 
-// takeData puts what data claims into the set. That is done before the other set is looked at, here
-// and in takePacked, so that of two goroutines that claim the same cluster one sees the other.
+// takeData puts the claims of data into the set. Both takeData and takePacked do that before they
+// look at the other set. So if two goroutines claim the same cluster, one of them sees the other.
 func (c *tableCheck) takeData() error {
 	word, mask := c.data.word, c.data.mask
 	c.data.mask = 0
@@ -236,9 +236,9 @@ func (c *tableCheck) takeData() error {
 	return nil
 }
 
-// compressed looks at the entries from byte at on that say where compressed data is, and returns
-// where the first other one is. Images have hundreds of thousands of them: what is usual is done
-// here, everything else elsewhere.
+// compressed checks the run of entries for compressed data from byte at on. It returns where the
+// first other entry is. Images have hundreds of thousands of these entries, so the usual case is
+// handled here and everything else elsewhere.
 func (c *tableCheck) compressed(at int64) (next int64, err error) {
 	var (
 		step, shift, word, mask = c.entrySize(), c.clusterBits, c.packed.word, c.packed.mask
@@ -288,7 +288,7 @@ func (c *tableCheck) compressed(at int64) (next int64, err error) {
 	return next, nil
 }
 
-// pack claims the clusters first to last, which may lie in several words.
+// pack claims the clusters first to last, in one or more words.
 func (c *tableCheck) pack(first, last int64) error {
 	for first <= last {
 		mask, next := wordOf(first, last)
@@ -304,7 +304,7 @@ func (c *tableCheck) pack(first, last int64) error {
 	return nil
 }
 
-// badCompressed says what is wrong with the entry at byte at.
+// badCompressed returns what is wrong with the entry at byte at.
 func (c *tableCheck) badCompressed(at int64) error {
 	e, sub := c.entryAt(at)
 	off, length := c.compressedRange(e)
@@ -334,13 +334,13 @@ func (c *tableCheck) takePacked() error {
 	return nil
 }
 
-// host is the offset of the first cluster of a word that has a bit in mask.
+// host returns the offset of the first cluster of a word with a bit in mask.
 func (c *tableCheck) host(word int64, mask uint64) int64 {
 	return (word<<6 + int64(bits.TrailingZeros64(mask))) << c.clusterBits
 }
 
-// guest is the offset of the first entry of the table that takes the cluster at host, or a part of
-// it.
+// guest returns the guest offset of the table's first entry that takes a part of the cluster at
+// host.
 func (c *tableCheck) guest(host int64) int64 {
 	for at := int64(0); at < int64(len(c.table)); at += c.entrySize() {
 		e := binary.BigEndian.Uint64(c.table[at:])
@@ -352,7 +352,7 @@ func (c *tableCheck) guest(host int64) int64 {
 			return (c.first + at/c.entrySize()) << c.clusterBits
 		}
 	}
-	// Not reached, as an entry of this table took the cluster; the table itself is then as near as
-	// it gets.
+	// This is not reached, because an entry of this table took the cluster. The offset of the table
+	// is the closest answer.
 	return c.first << c.clusterBits
 }

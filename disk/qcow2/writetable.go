@@ -2,15 +2,16 @@ package qcow2
 
 import "encoding/binary"
 
-// placement decides where in the file everything lies:
+// placement decides where everything lies in the file:
 //
 //	header | refcount table | L1 table | L2 tables | clusters | refcount blocks
 //
-// The tables' places are known before the first cluster is: the L2 tables are those of the parts of
-// the disk that hold anything. How many refcount blocks there are is known last, so they are at the
-// end; no reader looks at them.
+// The places of the tables are known before the first cluster. There is an L2 table for each part
+// of the disk that is not all zeros. The number of refcount blocks is known last, so they are at
+// the end. No reader needs them.
 //
-// Compressed clusters are packed one behind the other. A plain one takes the next whole cluster of
+// Compressed clusters are packed one behind the other. A plain cluster takes the next whole cluster
+// of the file. A compressed one that no longer fits before it goes behind it.
 // the file, and a compressed one that no longer fits before it goes behind it.
 type placement struct {
 	clusterBits uint
@@ -29,15 +30,16 @@ type placement struct {
 
 func (w *placement) clusterSize() int64 { return 1 << w.clusterBits }
 
-// roundUp is the end of the cluster that has the byte before off.
+// roundUp returns the end of the cluster that contains the byte before off.
 func (w *placement) roundUp(off int64) int64 {
 	return (off + w.clusterSize() - 1) &^ (w.clusterSize() - 1)
 }
 
-// tableReach is how much of the disk one L2 table maps. Bytes.
+// tableReach is how many bytes of the disk one L2 table maps.
 func (w *placement) tableReach() int64 { return 1 << (2*w.clusterBits - 3) }
 
-// refBlockBits is the logarithm of how many clusters a refcount block counts: 16 bits each.
+// refBlockBits is the logarithm of the number of clusters that a refcount block counts, with 16
+// bits each.
 func (w *placement) refBlockBits() uint { return w.clusterBits - 1 }
 
 // layOut places the tables.
@@ -49,8 +51,8 @@ func (w *placement) layOut(begins []uint32) {
 		}
 	}
 	l1Length := w.roundUp(int64(len(begins)) * 8)
-	// No cluster of the disk takes more than one of the file. With twice as many refcount blocks as
-	// count these, there is room for the refcounts' own clusters.
+	// A cluster of the disk takes at most one of the file. Twice the refcount blocks that count
+	// these leave room for the refcounts' own clusters.
 	most := (w.clusterSize() + l1Length + tables*(w.clusterSize()+w.tableReach())) >> w.clusterBits
 	blocks := 2*(most>>w.refBlockBits()) + 2
 	w.refTable = w.clusterSize()
@@ -70,7 +72,7 @@ func (w *placement) layOut(begins []uint32) {
 	w.take(0, w.end)
 }
 
-// take counts one more use of the clusters that have the bytes from off to end.
+// take counts one more use of each cluster that has bytes from off to end.
 func (w *placement) take(off, end int64) {
 	last := (end - 1) >> w.clusterBits
 	for int64(len(w.refs)) <= last {
@@ -110,7 +112,7 @@ func (w *placement) storePacked(guest int64, packed []byte) error {
 	return w.out.write(packed, off)
 }
 
-// enter notes in its L2 table where a cluster of the disk lies.
+// enter notes in the L2 table where a cluster of the disk lies.
 func (w *placement) enter(guest int64, entry uint64) error {
 	perTable := w.clusterSize() / 8
 	if index := guest / perTable; index != w.l2Index {
@@ -123,7 +125,7 @@ func (w *placement) enter(guest int64, entry uint64) error {
 	return nil
 }
 
-// flushTable writes the L2 table that is complete now.
+// flushTable writes the L2 table that was being filled.
 func (w *placement) flushTable() error {
 	if w.l2Index < 0 {
 		return nil
@@ -133,7 +135,7 @@ func (w *placement) flushTable() error {
 	return err
 }
 
-// finish writes what is not written yet, the header last, and returns the length of the file.
+// finish writes the rest, the header last, and returns the length of the file.
 func (w *placement) finish(size int64, compression Compression) (int64, error) {
 	if err := w.flushTable(); err != nil {
 		return 0, err
@@ -173,7 +175,7 @@ func (w *placement) finish(size int64, compression Compression) (int64, error) {
 	return w.end, writeFull(w.out.dst, head[:w.clusterSize()], 0)
 }
 
-// putHeader fills in the header; the layout is in the comment of the package.
+// putHeader fills in the header. The package comment shows the layout.
 func (w *placement) putHeader(p []byte, size int64, compression Compression) {
 	be := binary.BigEndian
 	be.PutUint32(p[0:], magic)
@@ -192,7 +194,7 @@ func (w *placement) putHeader(p []byte, size int64, compression Compression) {
 	be.PutUint64(p[72:], incompatCompression)
 	be.PutUint32(p[100:], headerLenV3+8) // a multiple of 8
 	p[headerLenV3] = compressionZstd
-	// A QEMU that does not know zstd names in its message what it lacks.
+	// A QEMU without zstd names the missing feature in its message.
 	const bit, name = 3, "compression type"
 	names := p[headerLenV3+8:]
 	be.PutUint32(names[0:], extFeatureNames)

@@ -2,9 +2,10 @@ package inflate
 
 import "math/bits"
 
-// build makes the table of the codes of the given lengths, whose first part has 1<<width entries.
-// It is false where the codes are over-subscribed or incomplete; one single code of one bit may be,
-// and no codes at all, which is an error only where one is used.
+// build makes the table of the codes with the given lengths. The first part of the table has
+// 1<<width entries. build returns false if the codes are over-subscribed or incomplete. Two
+// incomplete sets are allowed: a single code of one bit, and no codes at all, which is an error
+// only if one is used.
 func (d *Decoder) build(t []uint32, width int, lengths []uint8, entries []uint32) bool {
 	var count, next [maxBits + 2]int
 	for _, n := range lengths {
@@ -39,8 +40,8 @@ func (d *Decoder) build(t []uint32, width int, lengths []uint8, entries []uint32
 		return true
 	}
 
-	// Codes are handed out in the order of their lengths, and stand in the input from their highest
-	// bit. The part of the table that codes so far decide doubles with each bit of length.
+	// Codes are assigned in the order of their lengths. In the input, their highest bit comes
+	// first. Each bit of length doubles the part of the table that the codes so far decide.
 	code, i := 0, 0
 	for n := 1; n <= width && i < used; n++ {
 		code <<= 1
@@ -59,7 +60,7 @@ func (d *Decoder) build(t []uint32, width int, lengths []uint8, entries []uint32
 	return true
 }
 
-// buildLong adds the subtables, for the codes from the i-th on, which are longer than width.
+// buildLong adds the subtables for the codes from the i-th on, which are longer than width.
 func (d *Decoder) buildLong(t []uint32, width int, lengths []uint8, entries []uint32,
 	count *[maxBits + 2]int, code, i int) {
 	begin, size := 1<<width, 0
@@ -89,5 +90,5 @@ func (d *Decoder) buildLong(t []uint32, width int, lengths []uint8, entries []ui
 	}
 }
 
-// reverse is the n lowest bits of code in reverse order.
+// reverse returns the n lowest bits of code in reverse order.
 func reverse(code, n int) int { return int(bits.Reverse16(uint16(code)) >> (16 - n)) }

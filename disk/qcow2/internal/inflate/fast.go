@@ -3,14 +3,14 @@ package inflate
 import "encoding/binary"
 
 const (
-	// What one turn of the fast loop may read and write at most: two loads of eight bytes, the
-	// second seven bytes on; two literals and a match, with what a copy of 32 bytes at first writes
-	// too much. Bytes.
+	// The most that one turn of the fast loop reads and writes. It reads eight bytes twice, the
+	// second time seven bytes further. It writes two literals and a match, and a copy of 32 bytes
+	// may at first write too much. Bytes.
 	turnIn  = 16
 	turnOut = 2 + 258 + 32
 )
 
-// fast decodes as long as there is plenty of input and of room. It tells whether the block ended.
+// fast decodes while there is plenty of input and of room. It tells whether the block ended.
 //
 // In here, only the lowest six bits of left count: entries are subtracted as they are.
 func (d *Decoder) fast(dst, src []byte) (ended bool, err error) {
@@ -43,7 +43,7 @@ func (d *Decoder) fast(dst, src []byte) (ended bool, err error) {
 				}
 			}
 		}
-		// At least 56-22 bits are at hand, and a length with its code has at most 20.
+		// At least 56-22 bits are available. A length with its code has at most 20.
 		if e&isSpecial != 0 {
 			if e&isLink != 0 {
 				bits >>= litLenBits
@@ -112,8 +112,8 @@ func (d *Decoder) fast(dst, src []byte) (ended bool, err error) {
 			}
 		default:
 			if distance < 8 {
-				// The first eight bytes one by one; then what was written a multiple of the
-				// distance before.
+				// Copy the first eight bytes one by one. Then copy from a multiple of the distance
+				// back.
 				for i := range 8 {
 					to[i] = source[i]
 				}
@@ -131,5 +131,5 @@ func (d *Decoder) fast(dst, src []byte) (ended bool, err error) {
 	return ended, err
 }
 
-// multiple is for each distance below 8 the smallest multiple of it that is at least 8.
+// multiple is the smallest multiple of each distance below 8 that is at least 8.
 var multiple = [8]uint8{2: 8, 3: 9, 4: 8, 5: 10, 6: 12, 7: 14}

@@ -1,9 +1,9 @@
-// Package inflate decodes raw deflate data (RFC 1951) in one call: the whole input and the whole
-// output are memory that the caller has at hand, so there is no window to keep and no state between
-// calls. That is what a compressed cluster of a disk image is, and it is decoded more than twice as
-// fast as by a streaming decoder.
+// Package inflate decodes raw deflate data (RFC 1951) in one call. The caller has the whole input
+// and output in memory, as for a compressed cluster of a disk image. So there is no window to keep
+// and no state between calls. This is more than twice as fast as a streaming decoder.
 //
-// What compress/flate refuses is refused here, and what it accepts is accepted, byte for byte; a
+// It accepts and refuses exactly what compress/flate does, byte for byte. A fuzz test compares the
+// two.
 // fuzz test holds the two together.
 package inflate
 
@@ -12,7 +12,7 @@ import (
 	"errors"
 )
 
-// What is wrong with the input.
+// The faults of an input.
 var (
 	ErrTruncated = errors.New("the deflate data ends too early")
 	ErrBlockType = errors.New("a deflate block has the reserved type 3")
@@ -24,13 +24,15 @@ var (
 	ErrDistance = errors.New("a deflate match begins before the output")
 )
 
-// Decoder has the tables of the block that is being decoded. The zero value is ready to use; it can
-// be used again and again, by one goroutine at a time, and then allocates nothing. About 25 KiB.
+// Decoder holds the tables of the block that is being decoded. The zero value is ready to use. One
+// goroutine at a time may use it, again and again, and it then allocates nothing. It takes about 25
+// KiB.
 type Decoder struct {
-	// the next bits of the input, the first one lowest; above those of left may be some that follow
+	// the next bits of the input, the first one lowest; above the lowest left bits may be some that
+	// follow
 	bits uint64
-	left uint // how many of them were taken from the input and are not used yet
-	pos  int  // in the input: what comes after those
+	left uint // how many of them were taken from the input and are unused
+	pos  int  // the next byte of the input
 	out  int  // bytes written to the output
 
 	tables  *tables // of the block: own, or those of fixed codes
@@ -40,12 +42,12 @@ type Decoder struct {
 	sorted  [numLitLen]uint16
 }
 
-// Decode fills dst from the deflate stream that src begins with, and ignores what follows in src.
-// It stops when dst is full, even where the stream would go on, and returns how many bytes it
-// wrote: fewer than len(dst), without an error, where the stream ends before. What dst has beyond
-// them may be overwritten too.
+// Decode fills dst from the deflate stream at the beginning of src, and ignores the rest of src. It
+// stops when dst is full, even if the stream goes on, and returns how many bytes it wrote. If the
+// stream ends earlier, n is less than len(dst), and this is no error. Decode may also overwrite the
+// bytes of dst after n.
 //
-// An error is one of this package's, and the bytes counted by n are right nevertheless.
+// An error is one of this package's. Even then, the n bytes are right.
 func (d *Decoder) Decode(dst, src []byte) (n int, err error) {
 	d.bits, d.left, d.pos, d.out = 0, 0, 0, 0
 	for last := false; !last && d.out < len(dst); {
@@ -74,8 +76,7 @@ func (d *Decoder) Decode(dst, src []byte) (n int, err error) {
 	return d.out, nil
 }
 
-// need makes sure that at least n bits are at hand, at most 56; it is false where the input has no
-// more.
+// need makes at least n bits available, at most 56. It returns false if the input has too few.
 func (d *Decoder) need(src []byte, n uint) bool {
 	if d.left >= n {
 		return true
@@ -94,7 +95,7 @@ func (d *Decoder) need(src []byte, n uint) bool {
 	return d.left >= n
 }
 
-// take removes n bits that are at hand.
+// take removes n available bits.
 func (d *Decoder) take(n uint) uint {
 	v := d.bits & (1<<(n&63) - 1)
 	d.bits >>= n & 63
@@ -104,7 +105,7 @@ func (d *Decoder) take(n uint) uint {
 
 // stored copies a block that is not compressed (RFC 1951, section 3.2.4).
 func (d *Decoder) stored(dst, src []byte) error {
-	d.pos -= int(d.left / 8) // back to the first byte that is not begun
+	d.pos -= int(d.left / 8) // back to the first unused byte
 	d.bits, d.left = 0, 0
 	if len(src)-d.pos < 4 {
 		return ErrTruncated
@@ -125,7 +126,7 @@ func (d *Decoder) stored(dst, src []byte) error {
 	return nil
 }
 
-// block decodes a compressed block with the tables that are set, to its end or until dst is full.
+// block decodes a compressed block with the current tables, until it ends or dst is full.
 func (d *Decoder) block(dst, src []byte) error {
 	ended, err := d.fast(dst, src)
 	for !ended && err == nil && d.out < len(dst) {

@@ -1,10 +1,10 @@
 package inflate
 
-// repeatCode says of the code length symbols 16 to 18 how many extra bits they have, and the
-// shortest repetition.
+// repeatCode gives the number of extra bits and the shortest repetition of the code length symbols
+// 16 to 18.
 var repeatCode = [3]struct{ extra, least uint }{{2, 3}, {3, 3}, {7, 11}}
 
-// codeOrder is the order in which the lengths of the code length code are stored.
+// codeOrder is the order in which the code length code's lengths are stored.
 var codeOrder = [19]uint8{16, 17, 18, 0, 8, 7, 9, 6, 10, 5, 11, 4, 12, 3, 13, 2, 14, 1, 15}
 
 // readTables makes the tables of a block with codes of its own (RFC 1951, section 3.2.7).

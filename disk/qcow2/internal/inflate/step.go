@@ -1,9 +1,9 @@
 package inflate
 
-// step decodes one literal or match, with an eye on every end. It tells whether the block ended.
-// dst is not full.
+// step decodes one literal or match and checks every bound. It tells whether the block ended. dst
+// must not be full.
 func (d *Decoder) step(dst, src []byte) (ended bool, err error) {
-	d.need(src, 48) // the longest match; there may be less
+	d.need(src, 48) // for the longest match; fewer may be available
 	e := d.tables.litlen[d.bits&(1<<litLenBits-1)]
 	if e&isLink != 0 && e&isLiteral == 0 {
 		e = d.follow(d.tables.litlen[:], e, litLenBits)
@@ -44,20 +44,20 @@ func (d *Decoder) step(dst, src []byte) (ended bool, err error) {
 	}
 	to := dst[d.out:min(d.out+length, len(dst))]
 	d.out += len(to)
-	for len(to) > 0 { // what is copied can be copied again, so each round doubles
+	for len(to) > 0 { // what was copied can be copied again, so each round doubles
 		n := copy(to, dst[d.out-len(to)-distance:d.out-len(to)])
 		to, distance = to[n:], distance+n
 	}
 	return false, nil
 }
 
-// follow is the entry of the code that begins with a link's index, as if there were no subtables.
+// follow returns the entry that a link leads to, as if there were no subtables.
 func (d *Decoder) follow(t []uint32, link uint32, width uint) uint32 {
 	index := d.bits >> width & (1<<(link>>codeAt&codeMask) - 1)
 	return t[(uint64(link>>valueAt&valueMask)+index)&uint64(len(t)-1)] + uint32(width)*oneBit
 }
 
-// value takes a length or a distance.
+// value removes the bits of a length or a distance and returns it.
 func (d *Decoder) value(e uint32) int {
 	extra := d.take(uint(e&takeMask)) >> (e >> codeAt & codeMask)
 	return int(e>>valueAt&valueMask) + int(extra)

@@ -13,16 +13,16 @@ const (
 	maxDist   = 30
 	endBlock  = 256
 
-	// A subtable of 2^s entries holds the codes that begin with one index of the first part, and
-	// complete codes of up to s bits are at least s+1: so 286 codes need less than 286/5*16 entries
-	// here behind the 2048, and 30 codes less than 30/7*64 behind the 512. Both fit, and masks keep
-	// any index inside.
+	// A subtable of 2^s entries holds the codes that begin with one index of the first part. If
+	// these codes are complete and have up to s bits, there are at least s+1 of them. So 286 codes
+	// need less than 286/5*16 entries behind the 2048, and 30 codes less than 30/7*64 behind the
+	// 512. Both fit, and masks keep any index inside.
 	litLenSize = 4096
 	distSize   = 1024
 )
 
-// tables are the codes of a block. Each is indexed by the input's next bits, and where a code is
-// longer, the entry found there is a link to a subtable, indexed by the bits that follow. An entry:
+// tables are the codes of a block. Each table is indexed by the next bits of the input. If a code
+// is longer, the entry links to a subtable, which is indexed by the bits that follow. An entry:
 //
 //	bits  0-5  how much input it takes, with a length's or distance's extra bits
 //	bits  8-22 the literal; the smallest length or distance; of a link, where the subtable begins
@@ -91,7 +91,7 @@ func makeCodeEntries() (e [19]uint32) {
 	return e
 }
 
-// fixedTables are those of fixed codes (RFC 1951, section 3.2.6).
+// fixedTables returns the tables of the fixed codes (RFC 1951, section 3.2.6).
 var fixedTables = sync.OnceValue(func() *tables {
 	var d Decoder
 	lengths := make([]uint8, numLitLen)
