@@ -17,5 +17,4 @@
 //
 // A file that was once served raw stays raw, whatever a guest has written into it: see
 // Image.OpenRaw and Image.RememberRaw.
-// Image.RememberRaw.
 package image

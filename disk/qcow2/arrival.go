@@ -34,7 +34,6 @@ type Guest struct {
 // The header is checked as Open does, and tables and entries are checked as they come. Arrival does
 // not look at refcounts, nor at whether data shares a cluster with them. The result is a disk and
 // no longer an image.
-// nor whether data shares a cluster with them: what is written is a disk, and no image any more.
 type Arrival struct {
 	hdr      *header
 	fileSize int64

@@ -12,7 +12,6 @@ import "encoding/binary"
 //
 // Compressed clusters are packed one behind the other. A plain cluster takes the next whole cluster
 // of the file. A compressed one that no longer fits before it goes behind it.
-// the file, and a compressed one that no longer fits before it goes behind it.
 type placement struct {
 	clusterBits uint
 	out         output

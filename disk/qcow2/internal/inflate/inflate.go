@@ -4,7 +4,6 @@
 //
 // It accepts and refuses exactly what compress/flate does, byte for byte. A fuzz test compares the
 // two.
-// fuzz test holds the two together.
 package inflate
 
 import (
