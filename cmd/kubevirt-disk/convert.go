@@ -105,7 +105,6 @@ func (a *app) convert(ctx context.Context, source, destination string, o convert
 	if err != nil {
 		return err
 	}
-	defer img.Close()
 	p := new(image.Progress)
 	name := strings.ReplaceAll(harmless(img.Name()), "\n", `\n`) // a bar is one line
 	info := img.Info()
@@ -114,20 +113,22 @@ func (a *app) convert(ctx context.Context, source, destination string, o convert
 	report := newReporter(a.stderr, isTerminal(a.stderr), name)
 	isQcow2 := o.target(destination) == image.FormatQcow2
 	compression := qcow2.Compression(o.compression)
-	switch {
-	case destination == standardStream && isQcow2:
+	if destination == standardStream {
 		return a.stream(ctx, p, report, func() error {
-			return storeTo(ctx, img, a.stdout, compression, p)
+			defer img.Close() // here, because an interrupted write may go on
+			if isQcow2 {
+				return storeTo(ctx, img, a.stdout, compression, p)
+			}
+			return image.Stream(ctx, img, a.stdout, p)
 		})
-	case destination == standardStream:
-		return a.stream(ctx, p, report, func() error { return image.Stream(ctx, img, a.stdout, p) })
-	case isQcow2:
-		err = report.while(p, func() error {
-			return image.ConvertQcow2(ctx, img, destination, compression, p)
-		})
-	default:
-		err = report.while(p, func() error { return image.Convert(ctx, img, destination, p) })
 	}
+	defer img.Close()
+	err = report.while(p, func() error {
+		if isQcow2 {
+			return image.ConvertQcow2(ctx, img, destination, compression, p)
+		}
+		return image.Convert(ctx, img, destination, p)
+	})
 	if err != nil && ctx.Err() != nil {
 		return fmt.Errorf("interrupted: %q was not written", destination)
 	}
