@@ -22,8 +22,7 @@ func smallExt4(t *testing.T, size int64) string {
 	_, err := exec.LookPath("mkfs.ext4")
 	filetest.Needs(t, "mkfs.ext4", err == nil)
 	device, dir := filetest.Put(t, t.TempDir(), "device", nil, size), t.TempDir()
-	run := func(args ...string) ([]byte,
-		error) {
+	run := func(args ...string) ([]byte, error) {
 		return exec.Command(args[0], args[1:]...).CombinedOutput()
 	}
 	out, err := run("mkfs.ext4", "-q", "-m", "0", device)
@@ -31,7 +30,8 @@ func smallExt4(t *testing.T, size int64) string {
 	out, err = run("mount", "-o", "loop", device, dir)
 	filetest.Needs(t, "a loop device (mount says "+string(out)+")", err == nil)
 	t.Cleanup(func() {
-		out, err := run("umount", dir)
+		// Lazily: a process that another test starts has this one's files for a moment.
+		out, err := run("umount", "--lazy", dir)
 		require.NoError(t, err, "%s", out)
 	})
 	return dir

@@ -114,7 +114,7 @@ func TestCacheOnAFullDisk(t *testing.T) {
 	}
 	dir := t.TempDir()
 	require.NoError(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "size=1m"))
-	t.Cleanup(func() { require.NoError(t, unix.Unmount(dir, 0)) })
+	t.Cleanup(func() { require.NoError(t, unix.Unmount(dir, unix.MNT_DETACH)) })
 	f := new(far)
 	c, err := Open(dir, Options{})
 	require.NoError(t, err)
