@@ -25,9 +25,9 @@ const beforeName = "before"
 type candidate struct {
 	name   string
 	dir    string
-	raws   []string // LUN 1 and up; alone in their directory
-	server string   // path of the program; "": package peers decides
-	target *peers.Target
+	server string // path of the program; "": package peers decides
+	luns   *luns
+	target *peers.Target // nil: it does not run
 
 	rest       float64              // anonymous memory in bytes after the start
 	small, all float64              // the maximum with loads of 4 KiB, and with all loads
@@ -38,17 +38,51 @@ type candidate struct {
 }
 
 func (c *candidate) start() error {
+	raws := c.luns.raws
 	var err error
 	switch c.name {
 	case "kubevirt-disk", beforeName:
-		c.target, err = peers.StartOurs(c.server, filepath.Join(c.dir, "state"), c.raws[0], nil)
+		c.target, err = peers.StartOurs(c.server, filepath.Join(c.dir, "state"), raws[0], nil)
 	case "tgtd":
-		c.target, err = peers.StartTgtd(c.raws...)
+		c.target, err = peers.StartTgtd(raws...)
 	case floorName:
-		c.target, err = peers.StartFloor(filepath.Join(c.dir, "state"), c.raws...)
+		c.target, err = peers.StartFloor(filepath.Join(c.dir, "state"), raws...)
 	case "gotgt":
-		c.target, err = peers.StartGotgt(c.server, filepath.Join(c.dir, "state"), c.raws...)
+		c.target, err = peers.StartGotgt(c.server, filepath.Join(c.dir, "state"), raws...)
 	}
+	return err
+}
+
+// luns are the raw files that all candidates serve: LUN 1 and up, alone in their directory. Files of
+// the same size differ in what they cost, by up to a third with commands of 256 KiB: it depends on
+// where their pages lie in the memory of this machine and its host.
+type luns struct {
+	raws   []string
+	holder *candidate // the build of ours that has locked them
+}
+
+// ready starts a target, unless it runs. Of our builds only one can have the files at a time.
+func (c *candidate) ready() error {
+	if c.name == "kubevirt-disk" || c.name == beforeName {
+		if h := c.luns.holder; h != nil && h != c {
+			if err := h.stop(); err != nil {
+				return err
+			}
+		}
+		c.luns.holder = c
+	}
+	if c.target != nil {
+		return nil
+	}
+	return c.start()
+}
+
+func (c *candidate) stop() error {
+	if c.target == nil {
+		return nil
+	}
+	err := c.target.Stop()
+	c.target = nil
 	return err
 }
 
@@ -65,7 +99,7 @@ type job struct {
 }
 
 // measureSCSI runs the jobs on all candidates. Each serves that many LUNs of size bytes.
-func measureSCSI(ctx context.Context, s settings, title string, jobs []job, luns int,
+func measureSCSI(ctx context.Context, s settings, title string, jobs []job, count int,
 	size int64) error {
 	if len(jobs) == 0 {
 		return nil
@@ -73,28 +107,27 @@ func measureSCSI(ctx context.Context, s settings, title string, jobs []job, luns
 	var all []*candidate
 	defer func() {
 		for _, c := range all {
-			if c.target != nil {
-				if err := c.target.Stop(); err != nil {
-					fmt.Fprintln(os.Stderr, "bench:", err)
-				}
+			if err := c.stop(); err != nil {
+				fmt.Fprintln(os.Stderr, "bench:", err)
 			}
 		}
 	}()
+	files := new(luns)
+	for n := range count {
+		raw := filepath.Join(s.cache, fmt.Sprintf("disk-%d", count),
+			fmt.Sprintf("lun-%03d.raw", n+1))
+		if err := errors.Join(makeContent(raw, size), fill(raw, s.folio<<10)); err != nil {
+			return err
+		}
+		files.raws = append(files.raws, raw)
+	}
 	for _, name := range s.targets {
-		c := &candidate{name: name, dir: filepath.Join(s.cache, name),
+		c := &candidate{name: name, dir: filepath.Join(s.cache, name), luns: files,
 			server: map[string]string{
 				"kubevirt-disk": s.server, beforeName: s.before, "gotgt": s.gotgt}[name],
 			rates: map[string][]float64{}, cpu: map[string][]float64{}, own: map[string][]float64{},
 			trouble: map[string]string{}}
-		for n := range luns {
-			raw := filepath.Join(c.dir, fmt.Sprintf("disk-%d", luns),
-				fmt.Sprintf("lun-%03d.raw", n+1))
-			if err := errors.Join(makeContent(raw, size), fill(raw, s.folio<<10)); err != nil {
-				return err
-			}
-			c.raws = append(c.raws, raw)
-		}
-		if err := c.start(); err != nil {
+		if err := c.ready(); err != nil {
 			return err
 		}
 		all = append(all, c)
@@ -128,6 +161,9 @@ func (c *candidate) measure(ctx context.Context, j job, length time.Duration) er
 	}
 	if c.trouble[j.name] != "" {
 		return nil
+	}
+	if err := c.ready(); err != nil {
+		return err
 	}
 	pid := c.target.PID()
 	expected := median(c.rates[j.name])
@@ -185,10 +221,10 @@ func (c *candidate) failed(ctx context.Context, j job, err error) error {
 	}
 	fmt.Fprintf(os.Stderr, "bench: %s %s at %s: %v\n", c.name, what, j.name, err)
 	c.trouble[j.name] = what
-	if err := c.target.Stop(); err != nil {
+	if err := c.stop(); err != nil {
 		return err
 	}
-	return c.start()
+	return c.ready()
 }
 
 func printSCSI(jobs []job, all []*candidate) {
