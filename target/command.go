@@ -250,7 +250,7 @@ func (c *conn) dropData(t *task, seg *segment, cause error) error {
 // only before it waits for the network, or when much is queued, which holds memory and keeps the
 // initiator waiting.
 func (c *conn) sent(run *runner) error {
-	if run.reading && run.queued < flushAt {
+	if run.reading && run.queued < c.flushAt() {
 		return nil
 	}
 	run.queued = 0

@@ -58,7 +58,7 @@ func newConn(s *Server, nc net.Conn) *conn {
 		gone: make(chan struct{})}
 	w := &plainWire{Conn: nc}
 	c.rx = receiver{buf: make([]byte, loginBuffer), beforeWait: c.beforeWait,
-		beforeMore: c.tx.relieve, clock: &s.clock, wire: w}
+		beforeMore: c.beforeMore, clock: &s.clock, wire: w}
 	c.tx.init(w, &s.clock, &window{}, &s.pool)
 	return c
 }
@@ -67,6 +67,17 @@ func newConn(s *Server, nc net.Conn) *conn {
 func (c *conn) beforeWait() error {
 	c.slowSince = 0
 	return c.tx.flush()
+}
+
+// beforeMore runs before the reader reads more of what has arrived.
+func (c *conn) beforeMore() error { return c.tx.relieve(c.flushAt()) }
+
+// flushAt is how many bytes the reader leaves in the queue while it has more commands.
+func (c *conn) flushAt() int {
+	if c.srv.working.Load() > 1 {
+		return flushBeside
+	}
+	return flushAlone
 }
 
 func (c *conn) session() *session { return c.sess.Load() }

@@ -54,7 +54,7 @@ func (c *conn) runRead(run *runner, t *task) error {
 		}
 		n := int(min(total-off, chunkSize))
 		b = nil
-		if run.queued < flushAt && run.reading {
+		if run.queued < c.flushAt() && run.reading {
 			b = c.srv.pool.get(n)
 		}
 		if b == nil {

@@ -30,6 +30,9 @@ func (s *Server) DataInUse() int64 {
 	return data
 }
 
+// Working returns the number of readers that do not wait for the network.
+func (s *Server) Working() int64 { return s.working.Load() }
+
 // Connections returns the number of all connections, and of those that have not logged in.
 func (s *Server) Connections() (all, pending int) {
 	s.mu.Lock()

@@ -229,7 +229,7 @@ func (d *loginDialog) complete(req *pdu.LoginRequest, resp *login.Response) (*se
 	}
 	c.rx.headerDigest, c.rx.dataDigest = res.Params.HeaderDigest, res.Params.DataDigest
 	c.tx.setDigests(res.Params.HeaderDigest, res.Params.DataDigest)
-	c.rx.grow(&c.srv.pool)
+	c.rx.grow(&c.srv.pool, &c.srv.working)
 	sess.open.Store(true)
 	if c.srv.isClosing() {
 		sess.requestLogout() // Shutdown may have looked before the session was open

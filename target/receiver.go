@@ -49,6 +49,10 @@ type receiver struct {
 	// beforeMore runs before the receiver reads more data that has arrived already: that may never
 	// end, so a long queue must go out then, too.
 	beforeWait, beforeMore func() error
+	// working counts the readers of all sessions that do not wait for the network; nil before the
+	// end of login. works says whether it counts this one.
+	working *atomic.Int64
+	works   bool
 	// pduSince is when the current PDU began to arrive, on the server's coarse clock; 0 between
 	// PDUs.
 	pduSince atomic.Int64
@@ -57,8 +61,10 @@ type receiver struct {
 	clock *atomic.Int64
 }
 
-// grow changes to a full buffer if there is memory, and keeps the received bytes.
-func (rx *receiver) grow(pool *buffers) {
+// grow changes to a full buffer if there is memory, and keeps the received bytes. From now on working
+// counts this reader.
+func (rx *receiver) grow(pool *buffers, working *atomic.Int64) {
+	rx.working = working
 	if rx.full = pool.receive(); rx.full != nil {
 		rx.w = copy(rx.full.b, rx.buf[rx.r:rx.w])
 		rx.r = 0
@@ -68,6 +74,7 @@ func (rx *receiver) grow(pool *buffers) {
 
 // release gives the buffer back. Nothing can be received any more.
 func (rx *receiver) release(pool *buffers) {
+	rx.setWorks(false)
 	pool.releaseReceive(rx.full)
 	rx.full, rx.buf, rx.r, rx.w = nil, nil, 0, 0
 }
@@ -86,13 +93,28 @@ func (rx *receiver) read(p, next []byte) (n int, err error) {
 		if err := rx.beforeWait(); err != nil {
 			return 0, err
 		}
+		rx.setWorks(false)
 		n, err = rx.wire.readv(p, next, true)
+		rx.setWorks(true)
 	}
 	rx.more = n == len(p)+len(next)
 	if n > 0 {
 		rx.heard.Store(rx.clock.Load())
 	}
 	return n, err
+}
+
+// setWorks counts the reader among those that work, or no longer.
+func (rx *receiver) setWorks(works bool) {
+	if rx.works == works || rx.working == nil {
+		return
+	}
+	rx.works = works
+	if works {
+		rx.working.Add(1)
+	} else {
+		rx.working.Add(-1)
+	}
 }
 
 // need makes n bytes available at buf[r:]. n is at most the buffer's size.

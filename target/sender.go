@@ -13,9 +13,12 @@ const (
 	// adds more must write them or wait for the writer.
 	maxQueued = 512 << 10
 
-	// flushAt is how many of them the reader leaves in the queue while it has more commands: half
+	// flushAlone is how many of them the reader leaves in the queue while it has more commands: half
 	// of depth 32 with 4 KiB, so that the initiator has work while the target reads the other half.
-	flushAt = 64 << 10
+	// While other readers work, it is flushBeside: the processors have work anyway, and fewer system
+	// calls cost less.
+	flushAlone  = 64 << 10
+	flushBeside = 256 << 10
 
 	// ackedShare and ackedCost are the weight of an acknowledged write: its bytes divided by
 	// ackedShare, plus ackedCost. So small writes are acknowledged sixteen at a time, and writes of
@@ -215,12 +218,12 @@ func (s *sender) flush() error {
 	return s.err
 }
 
-// relieve calls flush if much is queued or memory is exhausted.
-func (s *sender) relieve() error {
+// relieve calls flush if at least that many bytes are queued, or memory is exhausted.
+func (s *sender) relieve(at int) error {
 	s.mu.Lock()
 	queued := s.bytes
 	s.mu.Unlock()
-	if queued < flushAt && !s.pool.exhausted() {
+	if queued < at && !s.pool.exhausted() {
 		return nil
 	}
 	return s.flush()

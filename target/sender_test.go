@@ -106,21 +106,67 @@ func (w *countingWire) writev(data [][]byte) error {
 }
 
 // TestAnswersOfABusyReader checks that a reader that always has work still sends its answers,
-// several at a time, and sooner if the initiator waits for more of them. A goroutine that has lost
-// the reading role sends its answer at once.
+// several at a time, and sooner if the initiator waits for more of them, or if no other reader works.
+// A goroutine that has lost the reading role sends its answer at once.
 func TestAnswersOfABusyReader(t *testing.T) {
-	for acks, each := range map[int64]int{0: flushAt / pduCost, 4 << 10: 15, 256 << 10: 4} {
+	for _, c := range []struct {
+		working, acks int64
+		each          int
+	}{
+		{1, 0, flushAlone / pduCost}, {1, 4 << 10, 15}, {1, 256 << 10, 4},
+		{2, 0, flushBeside / pduCost}, {2, 4 << 10, 59}, {2, 256 << 10, 13},
+	} {
 		w, clock := new(countingWire), new(atomic.Int64)
-		c := new(conn)
-		c.tx.init(w, clock, new(window), &buffers{})
+		conn := &conn{srv: new(Server)}
+		conn.srv.working.Store(c.working)
+		conn.tx.init(w, clock, new(window), &buffers{})
 		run := &runner{reading: true}
-		for range 3*each + 1 {
-			run.queued = c.tx.respond(&pdu.SCSIResponse{}, acks, nil, nil)
-			require.NoError(t, c.sent(run))
+		for range 3*c.each + 1 {
+			run.queued = conn.tx.respond(&pdu.SCSIResponse{}, c.acks, nil, nil)
+			require.NoError(t, conn.sent(run))
 		}
-		require.Equal(t, []int{each, each, each}, w.calls, "answers to writes of %d bytes", acks)
+		require.Equal(t, []int{c.each, c.each, c.each}, w.calls, "%+v", c)
 		run.reading = false
-		require.NoError(t, c.sent(run))
-		require.Equal(t, []int{each, each, each, 1}, w.calls)
+		require.NoError(t, conn.sent(run))
+		require.Equal(t, []int{c.each, c.each, c.each, 1}, w.calls)
+	}
+}
+
+// noticingWire has data for whoever waits for it, and notes how many readers work meanwhile.
+type noticingWire struct {
+	countingWire
+	working  *atomic.Int64
+	meantime int64
+}
+
+func (w *noticingWire) readv(p, _ []byte, wait bool) (int, error) {
+	if !wait {
+		return 0, nil
+	}
+	w.meantime = w.working.Load()
+	return len(p), nil
+}
+
+// TestWorkingReaders counts the readers that do not wait.
+func TestWorkingReaders(t *testing.T) {
+	var working, clock atomic.Int64
+	w := &noticingWire{working: &working}
+	nothing := func() error { return nil }
+	rx := &receiver{wire: w, buf: make([]byte, 8), clock: &clock, beforeWait: nothing,
+		beforeMore: nothing}
+	require.NoError(t, rx.need(8))
+	require.Zero(t, working.Load(), "before login")
+	pool := &buffers{limit: 1 << 20}
+	rx.grow(pool, &working)
+	working.Add(3) // others
+	for range 2 {
+		rx.r = rx.w
+		require.NoError(t, rx.need(1))
+		require.EqualValues(t, 3, w.meantime)
+		require.EqualValues(t, 4, working.Load())
+	}
+	for range 2 {
+		rx.release(pool)
+		require.EqualValues(t, 3, working.Load())
 	}
 }

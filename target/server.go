@@ -39,6 +39,9 @@ type Server struct {
 	slow   penalties
 	clock  atomic.Int64 // coarse: nanoseconds since start, at least 1, at most one tick old
 
+	// working is how many readers do not wait for the network.
+	working atomic.Int64
+
 	start time.Time
 
 	ctx    context.Context // ends with the server

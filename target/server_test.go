@@ -87,6 +87,7 @@ func newServer(t *testing.T, change ...func(*target.Options)) *server {
 		require.NoError(t, srv.Close())
 		require.ErrorIs(t, <-served, target.ErrServerClosed)
 		require.Equal(t, s.bugs, s.seen.panics.Load(), "panics caught")
+		require.Zero(t, srv.Working(), "no reader is left")
 	})
 	return s
 }
