@@ -61,8 +61,8 @@ type receiver struct {
 	clock *atomic.Int64
 }
 
-// grow changes to a full buffer if there is memory, and keeps the received bytes. From now on working
-// counts this reader.
+// grow changes to a full buffer if there is memory, and keeps the received bytes. From now on
+// working counts this reader.
 func (rx *receiver) grow(pool *buffers, working *atomic.Int64) {
 	rx.working = working
 	if rx.full = pool.receive(); rx.full != nil {

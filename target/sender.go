@@ -13,10 +13,10 @@ const (
 	// adds more must write them or wait for the writer.
 	maxQueued = 512 << 10
 
-	// flushAlone is how many of them the reader leaves in the queue while it has more commands: half
-	// of depth 32 with 4 KiB, so that the initiator has work while the target reads the other half.
-	// While other readers work, it is flushBeside: the processors have work anyway, and fewer system
-	// calls cost less.
+	// flushAlone is how many of them the reader leaves in the queue while it has more commands:
+	// half of depth 32 with 4 KiB, so that the initiator has work while the target reads the other
+	// half. While other readers work, it is flushBeside: the processors have work anyway, and fewer
+	// system calls cost less.
 	flushAlone  = 64 << 10
 	flushBeside = 256 << 10
 

@@ -106,8 +106,8 @@ func (w *countingWire) writev(data [][]byte) error {
 }
 
 // TestAnswersOfABusyReader checks that a reader that always has work still sends its answers,
-// several at a time, and sooner if the initiator waits for more of them, or if no other reader works.
-// A goroutine that has lost the reading role sends its answer at once.
+// several at a time, and sooner if the initiator waits for more of them, or if no other reader
+// works. A goroutine that has lost the reading role sends its answer at once.
 func TestAnswersOfABusyReader(t *testing.T) {
 	for _, c := range []struct {
 		working, acks int64

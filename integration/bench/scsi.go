@@ -53,9 +53,9 @@ func (c *candidate) start() error {
 	return err
 }
 
-// luns are the raw files that all candidates serve: LUN 1 and up, alone in their directory. Files of
-// the same size differ in what they cost, by up to a third with commands of 256 KiB: it depends on
-// where their pages lie in the memory of this machine and its host.
+// luns are the raw files that all candidates serve: LUN 1 and up, alone in their directory. Files
+// of the same size differ in what they cost, by up to a third with commands of 256 KiB: it depends
+// on where their pages lie in the memory of this machine and its host.
 type luns struct {
 	raws   []string
 	holder *candidate // the build of ours that has locked them
