@@ -4,7 +4,8 @@ import (
 	"bytes"
 
 	"github.com/klauspost/compress/flate"
-	"github.com/klauspost/compress/zstd"
+
+	"kubevirt.io/disk/disk/qcow2/internal/zstdenc"
 )
 
 // zlibWindow is how far back a match in a zlib cluster may reach: QEMU decodes with a window of 12
@@ -16,21 +17,10 @@ const zlibWindow = 1 << 12
 type compressor func(dst, cluster []byte) []byte
 
 // newCompressor returns a compressor, or nil if clusters are not compressed.
-func newCompressor(compression Compression, clusterSize int64) (compressor, error) {
+func newCompressor(compression Compression) (compressor, error) {
 	switch compression {
 	case CompressionZstd:
-		// At its default level, this library's output is about as large as that of libzstd, which
-		// qemu-img uses. A checksum would only cost space, and a window larger than a cluster only
-		// memory.
-		e, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedDefault),
-			zstd.WithEncoderCRC(false), zstd.WithEncoderConcurrency(1),
-			zstd.WithLowerEncoderMem(true), zstd.WithSingleSegment(true),
-			zstd.WithAllLitEntropyCompression(true),
-			zstd.WithWindowSize(int(max(clusterSize, zstd.MinWindowSize))))
-		if err != nil {
-			return nil, err
-		}
-		return func(dst, cluster []byte) []byte { return e.EncodeAll(cluster, dst) }, nil
+		return new(zstdenc.Encoder).Encode, nil
 	case CompressionZlib:
 		var out bytes.Buffer
 		f, err := flate.NewWriterWindow(&out, zlibWindow)

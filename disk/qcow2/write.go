@@ -46,14 +46,13 @@ type WriteOptions struct {
 }
 
 const (
-	writtenClusterBits = 16 // qemu-img's default
+	writtenClusterBits = 16 // qemu-img's default, and the largest that zstdenc takes
 
 	// writeUnit is how many bytes of the disk a worker takes at once.
 	writeUnit = 256 << 10
-	// maxWriteBuffers bounds the memory for data between the source and the file. Bytes.
+	// maxWriteBuffers bounds the memory for data between the source and the file, and so the number of
+	// workers. Bytes.
 	maxWriteBuffers = 24 << 20
-	// maxWriteWorkers bounds the memory of the compressors. Each has tables of 1.3 MiB.
-	maxWriteWorkers = 16
 )
 
 // Write stores a disk as an image of version 3 in the empty dst, and returns the image's size in
@@ -130,7 +129,7 @@ func newWriter(dst io.WriterAt, src Source, opt WriteOptions) (*writer, error) {
 	}
 	// Each worker has a piece, and another piece waits for it. A piece holds what was read and what
 	// it was compressed to.
-	w.workers = max(1, min(w.workers, maxWriteWorkers, int(maxWriteBuffers/(4*w.unit))))
+	w.workers = max(1, min(w.workers, int(maxWriteBuffers/(4*w.unit))))
 	if w.progress == nil {
 		w.progress = func(int64, int64) {}
 	}

@@ -318,7 +318,7 @@ func TestWrittenDigests(t *testing.T) {
 	require.Equal(t, map[qcow2.Compression]string{
 		"none": "2202379bf860f3f740fce0ac1a49db88bb6e6cb8835878268275bbf2bcaa37cd",
 		"zlib": "1573611c9d402f3d755d90daf48a17f8e37e800039d48bbe750831c08c53c4d2",
-		"zstd": "d42ef8648c8436c10e674c52c0ae83e70c70e60b9bbdeb00f0a30840d95763b5",
+		"zstd": "0869e0f8b8a50a49404829e7b829b825af8d6e860234237d7cecebc545e95440",
 	}, got)
 }
 

@@ -75,7 +75,7 @@ func TestCompressorsForget(t *testing.T) {
 	r := rand.New(rand.NewPCG(17, 6))
 	for _, c := range []Compression{CompressionZstd, CompressionZlib} {
 		const size = 64 << 10
-		used, err := newCompressor(c, size)
+		used, err := newCompressor(c)
 		require.NoError(t, err)
 		for range 300 {
 			cluster := make([]byte, size)
@@ -86,7 +86,7 @@ func TestCompressorsForget(t *testing.T) {
 					cluster[i] = cluster[i-1-r.IntN(100)]
 				}
 			}
-			fresh, err := newCompressor(c, size)
+			fresh, err := newCompressor(c)
 			require.NoError(t, err)
 			require.True(t, bytes.Equal(fresh(nil, cluster), used(nil, cluster)), c)
 		}
@@ -96,7 +96,7 @@ func TestCompressorsForget(t *testing.T) {
 // QEMU decodes zlib clusters with a window of 4 KiB: no match may reach back further, however
 // well it would fit.
 func TestZlibStaysInItsWindow(t *testing.T) {
-	compress, err := newCompressor(CompressionZlib, 64<<10)
+	compress, err := newCompressor(CompressionZlib)
 	require.NoError(t, err)
 	r := rand.New(rand.NewPCG(17, 7))
 	for _, distance := range []int{1 << 10, 1<<12 - 1, 1<<12 + 1, 1 << 13, 1 << 15} {

@@ -76,7 +76,7 @@ func (w *writer) walk(ctx context.Context) error {
 
 // work reads and compresses pieces until there are none left.
 func (w *writer) work(ctx context.Context) error {
-	compress, err := newCompressor(w.compression, w.clusterSize())
+	compress, err := newCompressor(w.compression)
 	if err != nil {
 		return err
 	}
