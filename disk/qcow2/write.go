@@ -50,8 +50,8 @@ const (
 
 	// writeUnit is how many bytes of the disk a worker takes at once.
 	writeUnit = 256 << 10
-	// maxWriteBuffers bounds the memory for data between the source and the file, and so the number of
-	// workers. Bytes.
+	// maxWriteBuffers bounds the memory for data between the source and the file, and so the number
+	// of workers. Bytes.
 	maxWriteBuffers = 24 << 20
 )
 
