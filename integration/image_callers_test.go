@@ -64,7 +64,7 @@ func TestImageOriginalCallers(t *testing.T) {
 			r := c.exec(t, "kubevirt-disk", "healthcheck", "--live")
 			require.NotZero(t, r.status, "what the other container's daemon says is not about "+
 				"this one")
-			require.Contains(t, r.output, "no page of the daemon in this container")
+			require.Contains(t, r.output, "not a page of the daemon in this container")
 			require.Zero(t, first.stop(t))
 			require.Zero(t, c.exec(t, "kubevirt-disk", "healthcheck").status,
 				"not even if there is no page any more")
