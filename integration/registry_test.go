@@ -178,7 +178,9 @@ func TestRegistryLies(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := newLyingProxy(t, s.address)
+			p.mu.Lock()
 			set(p)
+			p.mu.Unlock()
 			dir := t.TempDir()
 			dest := filepath.Join(dir, "a.raw")
 			r := kubevirtDisk(
